@@ -286,7 +286,7 @@ where
     let books: Vec<_> = here.iter().map(|_| LedgerHistory::new(folder.clone())).collect();
     let _running = ActiveLaunch::new(engine.clone(), here.iter().copied().zip(books.iter().cloned()));
     let ledgers: Vec<_> = here.iter().zip(&books).map(|(rank, books)| books.open_at(*rank, &start)).collect();
-    let run = |(place, rank): (usize, usize), memory: Arc<memory::Home>| {
+    let run = |(place, rank): (usize, usize), memory: Arc<memory::HostMemoryPool>| {
         let home = Arc::new(RankContext { launch: engine.launch(), rank, outer: outer.clone() });
         // Whatever panics, also while the rank's pool is made, is the rank's end.
         let end = RankOutcome::of(|| match &ledgers[place] {
@@ -305,7 +305,7 @@ where
         end
     };
     // A rank's memory goes with it.
-    let homes = memory::Home::of_ranks(here.len(), cores);
+    let homes = memory::HostMemoryPool::of_ranks(here.len(), cores);
     let ends = thread::scope(|scope| {
         let spawn = |((place, rank), memory)| {
             let thread = thread::Builder::new().name(format!("launch {rank}"));
@@ -372,7 +372,7 @@ fn run_program<T>(program: impl Fn(&World) -> Result<T>, world: &World) -> RankO
 /// Runs `body` in a rayon pool of the rank's own, whose first thread is named after the rank. Of its threads it is known whose
 /// they are, and where their memory waits.
 fn in_own_pool<T: Send>(
-    (home, memory): (Arc<RankContext>, Arc<memory::Home>),
+    (home, memory): (Arc<RankContext>, Arc<memory::HostMemoryPool>),
     threads: usize,
     stack_size: usize,
     body: impl FnOnce() -> RankOutcome<T> + Send,
@@ -397,7 +397,7 @@ mod tests {
     #[test]
     fn threads_of_a_rank_share_a_home_of_memory_and_so_do_ranks_of_one_core() {
         let cores = cores();
-        let home = || Arc::as_ptr(&memory::Home::of_thread()).addr();
+        let home = || Arc::as_ptr(&memory::HostMemoryPool::of_thread()).addr();
         let of_ranks = launch(Launch::threads(2 * cores), |world| {
             world.barrier("all have one")?;
             Ok(home())

@@ -8,7 +8,7 @@ use burn::tensor::DType;
 
 use super::engine::{CallSignature, TensorSignature};
 use super::{Call, Op, ReduceOp};
-use crate::kernels::CutTensor;
+use crate::kernels::ShardedTensorSpec;
 use crate::placement::ShardSizes;
 
 /// What one collective does with a list of tensors of certain shapes: checked, described and laid out once, for all the
@@ -79,9 +79,9 @@ impl CollectivePlan {
     }
 
     /// The tensors, each with its element type.
-    pub(super) fn cut_tensors(&self) -> impl Iterator<Item = (DType, CutTensor)> {
+    pub(super) fn cut_tensors(&self) -> impl Iterator<Item = (DType, ShardedTensorSpec)> {
         self.tensors.iter().zip(&self.cuts).map(|(TensorSignature { shape, dtype, .. }, (dim, cut))| {
-            (*dtype, CutTensor { shape: shape.clone(), dim: *dim, cut: cut.clone() })
+            (*dtype, ShardedTensorSpec { shape: shape.clone(), dim: *dim, cut: cut.clone() })
         })
     }
 

@@ -5,7 +5,7 @@ use std::ops::Range;
 use burn::tensor::Shape;
 use smallvec::{SmallVec, smallvec};
 
-use super::copies::{Copies, Segment};
+use super::copies::{CopyPlan, StridedCopy};
 
 /// A dimension, or several that are walked as one: its length, and from one index to the next in source and target.
 #[derive(Debug, Clone, Copy)]
@@ -15,7 +15,7 @@ struct Level {
     to: usize,
 }
 
-impl Copies {
+impl CopyPlan {
     /// The blocks `ranges` of tensors of the shapes given, one after another along `dim`, as the only target.
     ///
     /// ```text
@@ -46,7 +46,7 @@ fn block(
     ranges: &[Range<usize>],
     target: &[usize],
     (dim, start): (usize, usize),
-    segments: &mut Vec<Segment>,
+    segments: &mut Vec<StridedCopy>,
 ) {
     let (mut from, mut to) = (0, 0);
     let mut levels: SmallVec<[Level; 4]> = smallvec![Level { len: 1, from: 1, to: 1 }];
@@ -77,6 +77,6 @@ fn block(
             let at = index % level.len;
             (index, from, to) = (index / level.len, from + at * level.from, to + at * level.to);
         }
-        Segment { source, target: 0, from, to, rows: rows.len, run, from_stride: rows.from, to_stride: rows.to }
+        StridedCopy { source, target: 0, from, to, rows: rows.len, run, from_stride: rows.from, to_stride: rows.to }
     }));
 }

@@ -9,7 +9,7 @@ use burn::tensor::Shape;
 /// target   to ->    x x x x x x              to_stride 3
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) struct Segment {
+pub(crate) struct StridedCopy {
     /// Which source.
     pub source: usize,
     /// Which target.
@@ -28,7 +28,7 @@ pub(crate) struct Segment {
     pub to_stride: usize,
 }
 
-impl Segment {
+impl StridedCopy {
     /// One run of `len` elements.
     pub fn run(source: usize, target: usize, from: usize, to: usize, len: usize) -> Self {
         Self { source, target, from, to, rows: 1, run: len, from_stride: len, to_stride: len }
@@ -51,7 +51,7 @@ impl Segment {
 
 /// Adjacent elements of a target that no segment writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) struct Gap {
+pub(crate) struct ZeroFill {
     /// Which target.
     pub target: usize,
     /// The first element.
@@ -67,25 +67,25 @@ pub(crate) struct Gap {
 /// 1. every segment lies inside its source and its target;
 /// 2. each element of a target belongs to one segment, or to one gap.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(crate) struct Copies {
+pub(crate) struct CopyPlan {
     /// What is read.
     pub(super) sources: Vec<Shape>,
     /// What is made.
     pub(super) targets: Vec<Shape>,
     /// None of them is empty.
-    pub(super) segments: Vec<Segment>,
+    pub(super) segments: Vec<StridedCopy>,
     /// What is zero.
-    pub(super) gaps: Vec<Gap>,
+    pub(super) gaps: Vec<ZeroFill>,
 }
 
 #[cfg_attr(not(feature = "testing"), allow(dead_code, reason = "the benchmark looks at them"))]
-impl Copies {
+impl CopyPlan {
     /// Of these segments, those without elements left out.
     ///
     /// # Panics
     /// If a segment leaves its source or its target. That two write one element is noticed where it leaves
     /// others unwritten, and in debug builds everywhere.
-    pub fn new(sources: Vec<Shape>, targets: Vec<Shape>, segments: Vec<Segment>) -> Self {
+    pub fn new(sources: Vec<Shape>, targets: Vec<Shape>, segments: Vec<StridedCopy>) -> Self {
         let mut segments = segments;
         segments.retain_mut(|segment| {
             *segment = segment.merged();
@@ -94,7 +94,7 @@ impl Copies {
         let lens = |shapes: &[Shape]| shapes.iter().map(Shape::num_elements).collect::<Vec<_>>();
         let (from, to) = (lens(&sources), lens(&targets));
         for segment in &segments {
-            let Segment { source, target, rows, run, from_stride, to_stride, .. } = *segment;
+            let StridedCopy { source, target, rows, run, from_stride, to_stride, .. } = *segment;
             let from_end = segment.from + (rows - 1) * from_stride + run;
             let to_end = segment.to + (rows - 1) * to_stride + run;
             assert!(from_end <= from[source] && to_end <= to[target], "{segment:?} leaves its source or its target");
@@ -115,12 +115,12 @@ impl Copies {
 
     /// Elements copied.
     pub fn copied(&self) -> usize {
-        self.segments.iter().map(Segment::len).sum()
+        self.segments.iter().map(StridedCopy::len).sum()
     }
 }
 
 /// What `segments` leave of targets of `lens` elements.
-fn gaps(lens: &[usize], segments: &[Segment]) -> Vec<Gap> {
+fn gaps(lens: &[usize], segments: &[StridedCopy]) -> Vec<ZeroFill> {
     let mut left = lens.to_vec();
     for segment in segments {
         let left = &mut left[segment.target];
@@ -129,7 +129,7 @@ fn gaps(lens: &[usize], segments: &[Segment]) -> Vec<Gap> {
     // A target that is full has no gaps, if no element of it is written twice.
     let open = |target: usize| left[target] > 0 || cfg!(debug_assertions);
     let written = segments.iter().filter(|segment| open(segment.target)).flat_map(|segment| {
-        let Segment { target, to, rows, run, to_stride, .. } = *segment;
+        let StridedCopy { target, to, rows, run, to_stride, .. } = *segment;
         (0..rows).map(move |row| (target, to + row * to_stride, run))
     });
     let ends = lens.iter().enumerate().filter(|(target, _)| open(*target)).map(|(target, len)| (target, *len, 0));
@@ -140,7 +140,7 @@ fn gaps(lens: &[usize], segments: &[Segment]) -> Vec<Gap> {
         let start = if end.0 == target { end.1 } else { 0 };
         assert!(start <= at, "element {at} of target {target} is written twice");
         if start < at {
-            gaps.push(Gap { target, at: start, len: at - start });
+            gaps.push(ZeroFill { target, at: start, len: at - start });
         }
         end = (target, at + run);
     }

@@ -2,12 +2,12 @@
 
 use burn::tensor::Shape;
 
-use super::copies::{Copies, Segment};
+use super::copies::{CopyPlan, StridedCopy};
 use crate::placement::ShardSizes;
 
 /// A tensor cut along one dimension over the ranks of a group.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(crate) struct CutTensor {
+pub(crate) struct ShardedTensorSpec {
     /// Of the whole.
     pub shape: Shape,
     /// The cut dimension.
@@ -16,7 +16,7 @@ pub(crate) struct CutTensor {
     pub cut: ShardSizes,
 }
 
-impl CutTensor {
+impl ShardedTensorSpec {
     /// How often a part is interrupted in the whole: the elements before the cut dimension.
     fn outer(&self) -> usize {
         self.shape[..self.dim].iter().product()
@@ -49,7 +49,7 @@ impl CutTensor {
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct FlatLayout {
     ranks: usize,
-    tensors: Vec<CutTensor>,
+    tensors: Vec<ShardedTensorSpec>,
     /// Where each tensor's part starts in a row.
     offsets: Vec<usize>,
     /// Elements of a row.
@@ -62,9 +62,9 @@ pub(crate) struct FlatLayout {
 )]
 impl FlatLayout {
     /// Of `tensors` over `ranks` ranks.
-    pub fn new(ranks: usize, tensors: Vec<CutTensor>, align: usize) -> Self {
+    pub fn new(ranks: usize, tensors: Vec<ShardedTensorSpec>, align: usize) -> Self {
         let mut row = 0;
-        let offset = |tensor: &CutTensor| {
+        let offset = |tensor: &ShardedTensorSpec| {
             let offset = row;
             let largest = (0..ranks).map(|rank| tensor.part(ranks, rank).num_elements()).max().unwrap_or(0);
             row += largest.next_multiple_of(align);
@@ -86,17 +86,17 @@ impl FlatLayout {
     }
 
     /// All-gather's copy-in: the parts of `rank` into its row.
-    pub fn pack_parts(&self, rank: usize) -> Copies {
-        let segments = self.parts(rank, |index, len| Segment::run(index, 0, 0, self.offsets[index], len));
+    pub fn pack_parts(&self, rank: usize) -> CopyPlan {
+        let segments = self.parts(rank, |index, len| StridedCopy::run(index, 0, 0, self.offsets[index], len));
         let sources = self.tensors.iter().map(|tensor| tensor.part(self.ranks, rank)).collect();
-        Copies::new(sources, vec![Shape::new([self.row])], segments)
+        CopyPlan::new(sources, vec![Shape::new([self.row])], segments)
     }
 
     /// Reduce-scatter's copy-out: the row of `rank` into its parts.
-    pub fn unpack_parts(&self, rank: usize) -> Copies {
-        let segments = self.parts(rank, |index, len| Segment::run(0, index, self.offsets[index], 0, len));
+    pub fn unpack_parts(&self, rank: usize) -> CopyPlan {
+        let segments = self.parts(rank, |index, len| StridedCopy::run(0, index, self.offsets[index], 0, len));
         let targets = self.tensors.iter().map(|tensor| tensor.part(self.ranks, rank)).collect();
-        Copies::new(vec![Shape::new([self.row])], targets, segments)
+        CopyPlan::new(vec![Shape::new([self.row])], targets, segments)
     }
 
     /// Where each of `rank`'s parts begins in its row, and its shape.
@@ -106,54 +106,54 @@ impl FlatLayout {
         self.offsets.iter().copied().zip(shapes).collect()
     }
 
-    fn parts(&self, rank: usize, segment: impl Fn(usize, usize) -> Segment) -> Vec<Segment> {
+    fn parts(&self, rank: usize, segment: impl Fn(usize, usize) -> StridedCopy) -> Vec<StridedCopy> {
         let lens = self.tensors.iter().map(|tensor| tensor.part(self.ranks, rank).num_elements());
         lens.enumerate().map(|(index, len)| segment(index, len)).collect()
     }
 
     /// Reduce-scatter's copy-in: the wholes into the rows of all ranks, one after another.
-    pub fn pack_wholes(&self) -> Copies {
+    pub fn pack_wholes(&self) -> CopyPlan {
         let segments = self.blocks(|index, rank, block| {
             let to = rank * self.row + self.offsets[index];
             let Block { at, rows, run, stride } = block;
-            Segment { source: index, target: 0, from: at, to, rows, run, from_stride: stride, to_stride: run }
+            StridedCopy { source: index, target: 0, from: at, to, rows, run, from_stride: stride, to_stride: run }
         });
         let sources = self.tensors.iter().map(|tensor| tensor.shape.clone()).collect();
-        Copies::new(sources, vec![Shape::new([self.ranks * self.row])], segments)
+        CopyPlan::new(sources, vec![Shape::new([self.ranks * self.row])], segments)
     }
 
     /// All-gather's copy-out: the rows of all ranks, one after another in one buffer, into the wholes.
-    pub fn unpack_wholes(&self) -> Copies {
+    pub fn unpack_wholes(&self) -> CopyPlan {
         let sources = vec![Shape::new([self.ranks * self.row])];
         self.wholes(sources, |index, rank| (0, rank * self.row + self.offsets[index]))
     }
 
     /// All-gather's copy-out where each rank's row is a buffer of its own.
-    pub fn unpack_rows(&self) -> Copies {
+    pub fn unpack_rows(&self) -> CopyPlan {
         let sources = vec![Shape::new([self.row]); self.ranks];
         self.wholes(sources, |index, rank| (rank, self.offsets[index]))
     }
 
     /// A whole all-gather, where every rank's parts can be read in place: those of rank 0, then of rank 1, ..
-    pub fn join_parts(&self) -> Copies {
+    pub fn join_parts(&self) -> CopyPlan {
         let parts = |rank| self.tensors.iter().map(move |tensor| tensor.part(self.ranks, rank));
         let sources = (0..self.ranks).flat_map(parts).collect();
         self.wholes(sources, |index, rank| (rank * self.tensors.len() + index, 0))
     }
 
     /// The parts of all tensors into wholes; `from` gives the source and the first element of a rank's part.
-    fn wholes(&self, sources: Vec<Shape>, from: impl Fn(usize, usize) -> (usize, usize)) -> Copies {
+    fn wholes(&self, sources: Vec<Shape>, from: impl Fn(usize, usize) -> (usize, usize)) -> CopyPlan {
         let segments = self.blocks(|index, rank, block| {
             let (source, from) = from(index, rank);
             let Block { at, rows, run, stride } = block;
-            Segment { source, target: index, from, to: at, rows, run, from_stride: run, to_stride: stride }
+            StridedCopy { source, target: index, from, to: at, rows, run, from_stride: run, to_stride: stride }
         });
-        Copies::new(sources, self.tensors.iter().map(|tensor| tensor.shape.clone()).collect(), segments)
+        CopyPlan::new(sources, self.tensors.iter().map(|tensor| tensor.shape.clone()).collect(), segments)
     }
 
     /// What `segment` makes of every tensor's block of every rank.
-    fn blocks(&self, segment: impl Fn(usize, usize, Block) -> Segment) -> Vec<Segment> {
-        let blocks = |(index, tensor): (usize, &CutTensor)| {
+    fn blocks(&self, segment: impl Fn(usize, usize, Block) -> StridedCopy) -> Vec<StridedCopy> {
+        let blocks = |(index, tensor): (usize, &ShardedTensorSpec)| {
             let (outer, inner) = (tensor.outer(), tensor.inner());
             let stride = tensor.shape[tensor.dim] * inner;
             let block = |rank| {

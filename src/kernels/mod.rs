@@ -31,8 +31,8 @@ mod layout;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use copies::{Copies, Segment};
-pub(crate) use layout::{CutTensor, FlatLayout};
+pub(crate) use copies::{CopyPlan, StridedCopy};
+pub(crate) use layout::{ShardedTensorSpec, FlatLayout};
 
 use burn::tensor::DType;
 

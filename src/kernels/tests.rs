@@ -3,11 +3,11 @@
 use burn::tensor::Shape;
 use itertools::Itertools;
 
-use super::{Copies, CutTensor, FlatLayout, Segment};
+use super::{CopyPlan, ShardedTensorSpec, FlatLayout, StridedCopy};
 use crate::placement::ShardSizes;
 
 /// Every target after `copies`, by element; `None` where nothing was written.
-pub(super) fn run<T: Clone>(copies: &Copies, sources: &[Vec<T>]) -> Vec<Vec<Option<T>>> {
+pub(super) fn run<T: Clone>(copies: &CopyPlan, sources: &[Vec<T>]) -> Vec<Vec<Option<T>>> {
     let lens = |shapes: &[Shape]| shapes.iter().map(Shape::num_elements).collect_vec();
     assert_eq!(lens(&copies.sources), sources.iter().map(Vec::len).collect_vec());
     let mut targets = lens(&copies.targets).into_iter().map(|len| vec![None; len]).collect_vec();
@@ -25,22 +25,22 @@ pub(super) fn run<T: Clone>(copies: &Copies, sources: &[Vec<T>]) -> Vec<Vec<Opti
 /// Elements are named by their tensor and their place in the whole.
 type Name = (usize, usize);
 
-fn whole(index: usize, tensor: &CutTensor) -> Vec<Name> {
+fn whole(index: usize, tensor: &ShardedTensorSpec) -> Vec<Name> {
     (0..tensor.shape.num_elements()).map(|at| (index, at)).collect()
 }
 
 /// The part of `rank`, element by element.
-fn part(index: usize, tensor: &CutTensor, ranks: usize, rank: usize) -> Vec<Name> {
+fn part(index: usize, tensor: &ShardedTensorSpec, ranks: usize, rank: usize) -> Vec<Name> {
     let range = tensor.cut.range(ranks, rank);
     let inner: usize = tensor.shape[tensor.dim + 1..].iter().product();
     let mine = |(_, at): &Name| range.contains(&(at / inner.max(1) % tensor.shape[tensor.dim].max(1)));
     whole(index, tensor).into_iter().filter(mine).collect()
 }
 
-fn layouts() -> impl Iterator<Item = (usize, Vec<CutTensor>, usize)> {
+fn layouts() -> impl Iterator<Item = (usize, Vec<ShardedTensorSpec>, usize)> {
     let tensor = |shape: &[usize], dim: usize, ragged: Option<&[usize]>| {
         let cut = ragged.map_or(ShardSizes::Chunked(shape[dim]), |lengths| ShardSizes::Uneven(lengths.into()));
-        CutTensor { shape: Shape::from(shape.to_vec()), dim, cut }
+        ShardedTensorSpec { shape: Shape::from(shape.to_vec()), dim, cut }
     };
     let lists = [1, 2, 3, 4].map(|ranks| {
         let ragged = |total: usize| {
@@ -99,7 +99,7 @@ fn parts_go_through_rows_to_wholes_and_back() {
 
 #[test]
 fn an_even_cut_of_dimension_0_is_one_run_a_rank() {
-    let tensor = CutTensor { shape: Shape::new([4, 3]), dim: 0, cut: ShardSizes::Chunked(4) };
+    let tensor = ShardedTensorSpec { shape: Shape::new([4, 3]), dim: 0, cut: ShardSizes::Chunked(4) };
     let copies = FlatLayout::new(2, vec![tensor], 1).unpack_wholes();
     assert_eq!(copies.segments.iter().map(|segment| (segment.rows, segment.run)).collect_vec(), [(1, 6), (1, 6)]);
 }
@@ -127,7 +127,7 @@ fn blocks_are_concatenated_along_any_dimension() {
 
             let sources = (0..3).map(|source| (0..shape.num_elements()).map(|at| (source, at)).collect_vec());
             let sources: Vec<Vec<Name>> = sources.collect();
-            let copied = run(&Copies::concat(&blocks, dim), &sources).remove(0);
+            let copied = run(&CopyPlan::concat(&blocks, dim), &sources).remove(0);
 
             let outer = common[..dim].iter().cloned().multi_cartesian_product().collect_vec();
             let flat = |index: &[usize]| index.iter().zip(&shape[..]).fold(0, |at, (index, len)| at * len + index);
@@ -146,8 +146,8 @@ fn blocks_are_concatenated_along_any_dimension() {
 #[test]
 fn what_no_segment_writes_is_a_gap() {
     let targets = vec![Shape::new([3, 4]), Shape::new([2]), Shape::new([0])];
-    let block = Segment { source: 0, target: 0, from: 0, to: 1, rows: 3, run: 2, from_stride: 2, to_stride: 4 };
-    let copies = Copies::new(vec![Shape::new([6])], targets, vec![block]);
+    let block = StridedCopy { source: 0, target: 0, from: 0, to: 1, rows: 3, run: 2, from_stride: 2, to_stride: 4 };
+    let copies = CopyPlan::new(vec![Shape::new([6])], targets, vec![block]);
     let gaps = copies.gaps.iter().map(|gap| (gap.target, gap.at, gap.len)).collect_vec();
     assert_eq!(gaps, [(0, 0, 1), (0, 3, 2), (0, 7, 2), (0, 11, 1), (1, 0, 2)]);
 }
@@ -155,13 +155,13 @@ fn what_no_segment_writes_is_a_gap() {
 #[test]
 #[should_panic(expected = "element 2 of target 0 is written twice")]
 fn two_segments_that_write_one_element_are_refused() {
-    let segments = [(0, 3), (2, 2)].map(|(to, len)| Segment::run(0, 0, 0, to, len));
-    Copies::new(vec![Shape::new([3])], vec![Shape::new([8])], segments.to_vec());
+    let segments = [(0, 3), (2, 2)].map(|(to, len)| StridedCopy::run(0, 0, 0, to, len));
+    CopyPlan::new(vec![Shape::new([3])], vec![Shape::new([8])], segments.to_vec());
 }
 
 #[test]
 #[should_panic(expected = "leaves its source or its target")]
 fn a_segment_beyond_its_source_is_refused() {
-    let block = Segment { source: 0, target: 0, from: 0, to: 0, rows: 2, run: 2, from_stride: 3, to_stride: 2 };
-    Copies::new(vec![Shape::new([4])], vec![Shape::new([4])], vec![block]);
+    let block = StridedCopy { source: 0, target: 0, from: 0, to: 0, rows: 2, run: 2, from_stride: 3, to_stride: 2 };
+    CopyPlan::new(vec![Shape::new([4])], vec![Shape::new([4])], vec![block]);
 }

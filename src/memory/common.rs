@@ -25,7 +25,7 @@ use burn_std::{AccessError, AccessPolicy, AllocationController, AllocationProper
 use memmap2::{MmapOptions, MmapRaw};
 use parking_lot::Mutex;
 
-use super::Raw;
+use super::UninitBytes;
 
 /// If this variable is `0` in any process, that one has no memory in common with others.
 pub(crate) const SWITCH: &str = "BURN_DTENSOR_COMMON_MEMORY";
@@ -38,7 +38,7 @@ const HEAD: usize = 4 << 10;
 
 /// Where the processes of a host find a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) struct Address {
+pub(crate) struct SharedMemoryHandle {
     /// Whose it is, by the number that the system has for it.
     pub process: u32,
     /// Its file there.
@@ -60,7 +60,7 @@ struct Head {
 /// A block, as this process has mapped it.
 #[derive(Debug)]
 struct Mapping {
-    address: Address,
+    address: SharedMemoryHandle,
     memory: MmapRaw,
     /// In the process that has made it.
     _file: Option<std::fs::File>,
@@ -81,15 +81,15 @@ impl Mapping {
     fn new(len: usize) -> io::Result<Self> {
         let file = nameless(len)?;
         let memory = MmapOptions::new().len(len).map_raw(&file)?;
-        let address = Address { process: std::process::id(), file: number_of(&file)?, number: random() };
+        let address = SharedMemoryHandle { process: std::process::id(), file: number_of(&file)?, number: random() };
         let mapping = Self { address, memory, _file: Some(file) };
         mapping.head().number.store(address.number, Ordering::Relaxed);
         Ok(mapping)
     }
 
     /// What is at `address`, of so many bytes in all.
-    fn at(address: Address, len: usize) -> io::Result<Self> {
-        let Address { process, file, number } = address;
+    fn at(address: SharedMemoryHandle, len: usize) -> io::Result<Self> {
+        let SharedMemoryHandle { process, file, number } = address;
         let file = std::fs::File::options().read(true).write(true).open(format!("/proc/{process}/fd/{file}"))?;
         // Behind the end of a file a read would end the process.
         if file.metadata()?.len() != len as u64 {
@@ -145,9 +145,9 @@ fn random() -> u64 {
 
 /// What a process has in common with others: blocks that it has made, and those of others that it has mapped.
 #[derive(Debug, Default)]
-pub(crate) struct Commons {
+pub(crate) struct SharedMemoryPool {
     made: Mutex<Made>,
-    mapped: Mutex<HashMap<Address, Arc<Mapping>>>,
+    mapped: Mutex<HashMap<SharedMemoryHandle, Arc<Mapping>>>,
     /// As if the system had no memory.
     #[cfg(test)]
     exhausted: AtomicBool,
@@ -175,7 +175,7 @@ impl Size {
     }
 }
 
-impl Commons {
+impl SharedMemoryPool {
     /// Those of the next launch.
     pub fn anew(&self) -> Self {
         Self {
@@ -187,7 +187,7 @@ impl Commons {
 
     /// Memory of this process's for so many `bytes`, for it and others: in all so many `users`, each of which has to
     /// [map](Self::map) it once. With whatever was written there before. `None` if the system has none.
-    pub fn take(&self, bytes: usize, users: u32) -> Option<Common> {
+    pub fn take(&self, bytes: usize, users: u32) -> Option<SharedMemoryBlock> {
         let len = HEAD.checked_add(bytes)?.checked_next_multiple_of(HEAD)?;
         let mut made = self.made.lock();
         // Of several the one that the caches may still hold.
@@ -199,22 +199,22 @@ impl Commons {
         made.retire(len);
         made.blocks.push(block.clone());
         block.head().users.store(users, Ordering::Relaxed);
-        Some(Common(block))
+        Some(SharedMemoryBlock(block))
     }
 
     /// What another process has taken: one use of it.
     ///
     /// # Errors
     /// If it cannot be mapped here.
-    pub fn map(&self, address: Address, bytes: usize) -> io::Result<Common> {
+    pub fn map(&self, address: SharedMemoryHandle, bytes: usize) -> io::Result<SharedMemoryBlock> {
         let mut mapped = self.mapped.lock();
         if let Some(block) = mapped.get(&address) {
-            return Ok(Common(block.clone()));
+            return Ok(SharedMemoryBlock(block.clone()));
         }
         mapped.retain(|_, block| !block.head().retired.load(Ordering::Relaxed));
         let block = Arc::new(self.mapping(|| Mapping::at(address, (HEAD + bytes).next_multiple_of(HEAD)))?);
         mapped.insert(address, block.clone());
-        Ok(Common(block))
+        Ok(SharedMemoryBlock(block))
     }
 
     fn mapping(&self, map: impl FnOnce() -> io::Result<Mapping>) -> io::Result<Mapping> {
@@ -227,7 +227,7 @@ impl Commons {
 }
 
 #[cfg(test)]
-impl Commons {
+impl SharedMemoryPool {
     /// From now on the system has no memory for other blocks.
     pub fn exhaust(&self) {
         self.exhausted.store(true, Ordering::Relaxed);
@@ -260,10 +260,10 @@ impl Made {
 
 /// One process's use of a block, until this is dropped.
 #[derive(Debug)]
-pub(crate) struct Common(Arc<Mapping>);
+pub(crate) struct SharedMemoryBlock(Arc<Mapping>);
 
-impl Common {
-    pub fn address(&self) -> Address {
+impl SharedMemoryBlock {
+    pub fn address(&self) -> SharedMemoryHandle {
         self.0.address
     }
 
@@ -292,7 +292,7 @@ impl Common {
     }
 }
 
-impl Drop for Common {
+impl Drop for SharedMemoryBlock {
     fn drop(&mut self) {
         self.0.head().users.fetch_sub(1, Ordering::Release);
     }
@@ -307,7 +307,7 @@ struct Read {
 
 enum Memory {
     /// From there on.
-    Common(Arc<Common>, usize),
+    Common(Arc<SharedMemoryBlock>, usize),
     /// Since they were written to.
     Own(Bytes),
 }
@@ -346,7 +346,7 @@ impl AllocationController for Read {
 
     unsafe fn memory_mut(&mut self, _: AccessPolicy) -> Result<&mut [MaybeUninit<u8>], AccessError> {
         if let Memory::Common(..) = self.memory {
-            let mut own = Raw::at(None, self.align, self.len / self.align);
+            let mut own = UninitBytes::at(None, self.align, self.len / self.align);
             own.bytes().write_copy_of_slice(self.bytes());
             // SAFETY: all of it was just written.
             self.memory = Memory::Own(unsafe { own.filled() });
@@ -364,18 +364,18 @@ mod tests {
     const MIB: usize = 1 << 20;
 
     /// As another process sees what was taken.
-    fn mapped(commons: &Commons, common: &Common, bytes: usize) -> Common {
+    fn mapped(commons: &SharedMemoryPool, common: &SharedMemoryBlock, bytes: usize) -> SharedMemoryBlock {
         commons.map(common.address(), bytes).unwrap()
     }
 
-    fn write(common: &Common, values: &[u32]) {
+    fn write(common: &SharedMemoryBlock, values: &[u32]) {
         // SAFETY: as many bytes are there, and nobody else is.
         unsafe { common.start().cast::<u32>().as_ptr().copy_from_nonoverlapping(values.as_ptr(), values.len()) };
     }
 
     #[test]
     fn what_one_writes_others_read() {
-        let [one, other] = [Commons::default(), Commons::default()];
+        let [one, other] = [SharedMemoryPool::default(), SharedMemoryPool::default()];
         let common = one.take(3 * MIB + 5, 2).unwrap();
         let there = mapped(&other, &common, 3 * MIB + 5);
         assert_ne!(common.start(), there.start(), "mapped a second time");
@@ -387,7 +387,7 @@ mod tests {
 
     #[test]
     fn a_block_is_taken_again_once_nobody_uses_it() {
-        let [one, other] = [Commons::default(), Commons::default()];
+        let [one, other] = [SharedMemoryPool::default(), SharedMemoryPool::default()];
         let common = one.take(MIB, 2).unwrap();
         let (address, there) = (common.address(), mapped(&other, &common, MIB));
         drop(common);
@@ -400,7 +400,7 @@ mod tests {
 
     #[test]
     fn what_waits_is_no_more_than_was_ever_in_use() {
-        let [one, other] = [Commons::default(), Commons::default()];
+        let [one, other] = [SharedMemoryPool::default(), SharedMemoryPool::default()];
         for mib in 1..=8 {
             let common = one.take(mib * MIB, 2).unwrap();
             drop(mapped(&other, &common, mib * MIB));
@@ -418,7 +418,7 @@ mod tests {
 
     #[test]
     fn a_few_blocks_wait_and_no_more_than_were_in_use() {
-        let commons = Commons::default();
+        let commons = SharedMemoryPool::default();
         let block = |pages: usize| commons.take(pages * HEAD, 1).unwrap();
         let _most = block(1000 * FEW);
         (1..=2 * FEW).for_each(|pages| drop(block(pages)));
@@ -431,7 +431,7 @@ mod tests {
 
     #[test]
     fn who_writes_to_a_tensor_writes_elsewhere() {
-        let commons = Commons::default();
+        let commons = SharedMemoryPool::default();
         let common = Arc::new(commons.take(MIB, 1).unwrap());
         write(&common, &[1, 2, 3, 4]);
         // SAFETY: written, and not again.
@@ -449,13 +449,13 @@ mod tests {
 
     #[test]
     fn what_is_not_there_is_not_mapped() {
-        let (one, other) = (Commons::default(), Commons::default());
+        let (one, other) = (SharedMemoryPool::default(), SharedMemoryPool::default());
         let common = one.take(MIB, 2).unwrap();
         let address = common.address();
         for (wrong, bytes) in [
-            (Address { number: address.number ^ 1, ..address }, MIB),
-            (Address { file: 1 << 30, ..address }, MIB),
-            (Address { process: u32::MAX, ..address }, MIB),
+            (SharedMemoryHandle { number: address.number ^ 1, ..address }, MIB),
+            (SharedMemoryHandle { file: 1 << 30, ..address }, MIB),
+            (SharedMemoryHandle { process: u32::MAX, ..address }, MIB),
             (address, 2 * MIB),
         ] {
             assert!(other.map(wrong, bytes).is_err(), "{wrong:?} of {bytes}");

@@ -22,7 +22,7 @@ use parking_lot::RwLock;
 static LENT: LazyLock<RwLock<HashSet<ManagedMemoryId>>> = LazyLock::new(RwLock::default);
 
 /// Whether the memory of `tensor` stays as it is for as long as a handle to it lives.
-pub(crate) fn is_lasting(tensor: &CubeTensor) -> bool {
+pub(crate) fn is_persistent(tensor: &CubeTensor) -> bool {
     !LENT.read().contains(&id(&tensor.handle))
 }
 
@@ -51,9 +51,9 @@ pub(crate) fn wrap(tensor: CubeTensor) -> DispatchTensor {
 }
 
 /// The same tensor, in memory that lasts.
-pub(crate) fn settle(tensor: DispatchTensor) -> DispatchTensor {
+pub(crate) fn ensure_persistent(tensor: DispatchTensor) -> DispatchTensor {
     match primitive(&tensor) {
-        Some(cube) if !is_lasting(cube) => wrap(cube.copy()),
+        Some(cube) if !is_persistent(cube) => wrap(cube.copy()),
         _ => tensor,
     }
 }
@@ -76,13 +76,13 @@ impl Place {
 
 /// A name whose memory comes and goes, until this is dropped: from then on it is as it is.
 #[derive(Debug)]
-pub(crate) struct Lent {
+pub(crate) struct EvictableAllocation {
     /// While the name has memory there are more than two handles with what the pool and any tensor hold, so that no
     /// operation computes in place.
     handle: Handle,
 }
 
-impl Lent {
+impl EvictableAllocation {
     /// The memory that `tensor` is in; `None` on runtimes that do not let it be taken.
     pub(crate) fn new(tensor: &CubeTensor) -> Option<Self> {
         let handle = tensor.handle.clone();
@@ -111,7 +111,7 @@ impl Lent {
     }
 }
 
-impl Drop for Lent {
+impl Drop for EvictableAllocation {
     fn drop(&mut self) {
         LENT.write().remove(&self.id());
     }

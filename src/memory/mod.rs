@@ -28,8 +28,8 @@ use burn::tensor::{Device, Slice};
 pub(crate) use crossing::{ToHost, bytes, copied_to};
 #[cfg(feature = "flex")]
 pub(crate) use digest::digests;
-pub(crate) use reused::Home;
-pub(crate) use space::Raw;
+pub(crate) use reused::HostMemoryPool;
+pub(crate) use space::UninitBytes;
 
 /// A digest of each tensor's elements: none are on the CPU.
 #[cfg(not(feature = "flex"))]
@@ -54,12 +54,12 @@ pub(crate) fn is_host(device: &Device) -> bool {
 }
 
 /// Whether the memory of a plain tensor stays as it is for as long as a handle to it lives.
-pub(crate) fn is_lasting(tensor: &DispatchTensor) -> bool {
+pub(crate) fn is_persistent(tensor: &DispatchTensor) -> bool {
     match &tensor.kind {
         #[cfg(feature = "flex")]
         DispatchTensorKind::Flex(BackendTensor::Float(tensor)) => flex::is_lasting(tensor),
         #[cfg(feature = "cube")]
-        DispatchTensorKind::Cube(_) => cube::primitive(tensor).is_none_or(cube::is_lasting),
+        DispatchTensorKind::Cube(_) => cube::primitive(tensor).is_none_or(cube::is_persistent),
         // A unit gathers floats.
         _ => true,
     }

@@ -34,25 +34,25 @@ const IDLE: Duration = Duration::from_secs(1);
 const WARM: usize = 256 << 20;
 
 thread_local! {
-    static HOME: RefCell<Arc<Home>> = RefCell::default();
+    static HOME: RefCell<Arc<HostMemoryPool>> = RefCell::default();
 }
 
 /// Memory that goes home when it is dropped, on whatever thread.
-pub(super) struct Block {
+pub(super) struct PooledMemory {
     /// Empty once it has gone home.
     memory: Option<MmapMut>,
-    home: Weak<Home>,
+    home: Weak<HostMemoryPool>,
     #[cfg(feature = "testing")]
     account: Option<usize>,
 }
 
-impl Block {
+impl PooledMemory {
     /// Bytes from which on memory is worth a call of the system's.
     pub const LEAST: usize = 64 << 10;
 
     /// Of `len` bytes or more, with whatever was written there before. `None` if the system has not as much, where there is
     /// no `MADV_FREE`, and where a sanitizer is to see when memory is given back.
-    pub fn take(home: &Arc<Home>, len: usize) -> Option<Self> {
+    pub fn take(home: &Arc<HostMemoryPool>, len: usize) -> Option<Self> {
         if !cfg!(target_os = "linux") || cfg!(sanitized) {
             return None;
         }
@@ -66,7 +66,7 @@ impl Block {
     }
 }
 
-impl Deref for Block {
+impl Deref for PooledMemory {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
@@ -74,7 +74,7 @@ impl Deref for Block {
     }
 }
 
-impl DerefMut for Block {
+impl DerefMut for PooledMemory {
     fn deref_mut(&mut self) -> &mut [u8] {
         self.memory.as_mut().expect(HERE)
     }
@@ -82,7 +82,7 @@ impl DerefMut for Block {
 
 const HERE: &str = "a block has memory until it is dropped";
 
-impl Drop for Block {
+impl Drop for PooledMemory {
     fn drop(&mut self) {
         let Some(memory) = self.memory.take() else { return };
         #[cfg(feature = "testing")]
@@ -97,7 +97,7 @@ impl Drop for Block {
 
 /// Where blocks wait, for as long as it is there.
 #[derive(Debug, Default)]
-pub(crate) struct Home(Mutex<Blocks>);
+pub(crate) struct HostMemoryPool(Mutex<Blocks>);
 
 #[derive(Debug, Default)]
 struct Blocks {
@@ -119,7 +119,7 @@ struct Waiting {
     since: Instant,
 }
 
-impl Home {
+impl HostMemoryPool {
     /// The calling thread's.
     pub(crate) fn of_thread() -> Arc<Self> {
         // A thread at its end has none any more.
@@ -217,11 +217,11 @@ mod tests {
     use super::*;
 
     /// Of the calling thread's home.
-    fn take(len: usize) -> Option<Block> {
-        Block::take(&Home::of_thread(), len)
+    fn take(len: usize) -> Option<PooledMemory> {
+        PooledMemory::take(&HostMemoryPool::of_thread(), len)
     }
 
-    fn address(block: &Block) -> usize {
+    fn address(block: &PooledMemory) -> usize {
         block.as_ptr().addr()
     }
 
@@ -248,7 +248,7 @@ mod tests {
         on_a_thread(|| {
             let sizes = (1..=20).map(|pages| 16 * pages * PAGE);
             sizes.for_each(|len| drop(take(len).unwrap()));
-            let home = Home::of_thread();
+            let home = HostMemoryPool::of_thread();
             let blocks = home.0.lock();
             assert_eq!((blocks.used, blocks.most), (0, 20 * 16 * PAGE));
             let waiting: Vec<_> = blocks.waiting.iter().map(|waiting| waiting.memory.len() / PAGE / 16).collect();
@@ -259,7 +259,7 @@ mod tests {
 
     #[test]
     fn the_system_is_told_of_what_has_waited_for_a_while() {
-        let (home, start) = (Home::default(), Instant::now());
+        let (home, start) = (HostMemoryPool::default(), Instant::now());
         let after = |millis| start + Duration::from_millis(millis);
         let told = || home.0.lock().told;
         let [first, second, third] = [1, 2, 3].map(|mib| home.take(mib << 20).unwrap());
@@ -296,7 +296,7 @@ mod tests {
 
     #[test]
     fn what_the_system_is_told_of_it_may_take() {
-        let (home, start) = (Home::default(), Instant::now());
+        let (home, start) = (HostMemoryPool::default(), Instant::now());
         let [mut first, second] = [1, 2].map(|mib| home.take(mib << 20).unwrap());
         first.fill(7);
         let address = first.as_ptr().addr();
@@ -312,7 +312,7 @@ mod tests {
 
     #[test]
     fn the_system_is_told_at_once_of_much_that_waits() {
-        let (home, now) = (Home::default(), Instant::now());
+        let (home, now) = (HostMemoryPool::default(), Instant::now());
         let blocks = [WARM / 2, WARM / 4, WARM / 4, PAGE].map(|len| home.take(len).unwrap());
         let told = blocks.map(|block| {
             home.give(block, now);
@@ -326,7 +326,7 @@ mod tests {
 
     #[test]
     fn what_leaves_is_no_longer_told_of() {
-        let (home, start) = (Home::default(), Instant::now());
+        let (home, start) = (HostMemoryPool::default(), Instant::now());
         let after = |millis| start + Duration::from_millis(millis);
         let [first, second, third] = [1, 2, 4].map(|mib| home.take(mib << 20).unwrap());
         home.give(first, start);
@@ -352,7 +352,7 @@ mod tests {
 
     #[test]
     fn ranks_of_one_core_take_each_others_blocks() {
-        let homes = Home::of_ranks(5, 2);
+        let homes = HostMemoryPool::of_ranks(5, 2);
         let after = |rank: usize| {
             let home = homes[rank].clone();
             on_a_thread(|| {
@@ -363,7 +363,7 @@ mod tests {
         let first = [0, 1].map(after);
         assert_ne!(first[0], first[1]);
         assert_eq!([2, 3, 4].map(after), [first[0], first[1], first[0]]);
-        assert_eq!(Home::of_ranks(2, 8).len(), 2);
+        assert_eq!(HostMemoryPool::of_ranks(2, 8).len(), 2);
     }
 
     #[test]

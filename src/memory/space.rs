@@ -8,24 +8,24 @@ use burn::tensor::Bytes;
 use burn_std::{AccessError, AccessPolicy, AllocationController, AllocationProperty};
 use bytemuck::Pod;
 
-use super::reused::{Block, Home};
+use super::reused::{PooledMemory, HostMemoryPool};
 
 /// New memory for elements, to be written. Large memory is [used again](super::reused).
-pub(crate) struct Space<E>(Memory<E>);
+pub(crate) struct UninitElements<E>(Memory<E>);
 
 enum Memory<E> {
     Heap(Box<[MaybeUninit<E>]>),
     /// In front of the block, so many elements.
-    Reused(Block, usize),
+    Reused(PooledMemory, usize),
 }
 
-impl<E: Pod + Send + Sync> Space<E> {
+impl<E: Pod + Send + Sync> UninitElements<E> {
     /// Large memory is `home`'s; without one, of that of the thread.
-    fn at(home: Option<&Arc<Home>>, count: usize) -> Self {
+    fn at(home: Option<&Arc<HostMemoryPool>>, count: usize) -> Self {
         if let Some(bytes) = count.checked_mul(size_of::<E>())
-            && bytes >= Block::LEAST
+            && bytes >= PooledMemory::LEAST
             && let Some(block) =
-                home.map_or_else(|| Block::take(&Home::of_thread(), bytes), |home| Block::take(home, bytes))
+                home.map_or_else(|| PooledMemory::take(&HostMemoryPool::of_thread(), bytes), |home| PooledMemory::take(home, bytes))
         {
             return Self(Memory::Reused(block, count));
         }
@@ -58,21 +58,21 @@ impl<E: Pod + Send + Sync> Space<E> {
 }
 
 /// The same for elements of which only the size is known.
-pub(crate) enum Raw {
-    Bytes(Space<u8>),
-    Pairs(Space<u16>),
-    Fours(Space<u32>),
-    Eights(Space<u64>),
+pub(crate) enum UninitBytes {
+    Bytes(UninitElements<u8>),
+    Pairs(UninitElements<u16>),
+    Fours(UninitElements<u32>),
+    Eights(UninitElements<u64>),
 }
 
-impl Raw {
+impl UninitBytes {
     /// Large memory is `home`'s; without one, of that of the thread.
-    pub(crate) fn at(home: Option<&Arc<Home>>, size: usize, count: usize) -> Self {
+    pub(crate) fn at(home: Option<&Arc<HostMemoryPool>>, size: usize, count: usize) -> Self {
         match size {
-            1 => Self::Bytes(Space::at(home, count)),
-            2 => Self::Pairs(Space::at(home, count)),
-            4 => Self::Fours(Space::at(home, count)),
-            8 => Self::Eights(Space::at(home, count)),
+            1 => Self::Bytes(UninitElements::at(home, count)),
+            2 => Self::Pairs(UninitElements::at(home, count)),
+            4 => Self::Fours(UninitElements::at(home, count)),
+            8 => Self::Eights(UninitElements::at(home, count)),
             size => unreachable!("no element has {size} bytes"),
         }
     }
@@ -109,7 +109,7 @@ impl Raw {
 
 /// A block that is a tensor's.
 struct Reused {
-    block: Block,
+    block: PooledMemory,
     len: usize,
     align: usize,
 }
@@ -146,7 +146,7 @@ mod tests {
     #[test]
     fn elements_are_the_bytes_whatever_their_number() {
         for count in [0, 1, 1000, 16_384, 16_385, 1 << 20] {
-            let mut space = Space::<u32>::at(None, count);
+            let mut space = UninitElements::<u32>::at(None, count);
             assert_eq!(space.elements().len(), count);
             space.elements().iter_mut().zip(0..).for_each(|(element, value)| _ = element.write(value));
             // SAFETY: all are written.

@@ -8,7 +8,7 @@ use burn_cubecl::tensor::CubeTensor;
 use crate::kernels::cube::CubePlan;
 #[cfg(feature = "flex")]
 use crate::kernels::flex::Sources;
-use crate::kernels::{Convert, Copies, CutTensor, FlatLayout};
+use crate::kernels::{Convert, CopyPlan, ShardedTensorSpec, FlatLayout};
 use crate::placement::ShardSizes;
 
 /// Which of the four, on the first rank.
@@ -26,12 +26,12 @@ pub enum UnitCopy {
 
 /// One of them, ready to run on any backend.
 #[derive(Debug)]
-pub struct UnitCopies(Copies);
+pub struct UnitCopies(CopyPlan);
 
 impl UnitCopies {
     /// Of wholes of `shapes`, cut in chunks along `dim` over `ranks` ranks.
     pub fn new(copy: UnitCopy, ranks: usize, shapes: Vec<Shape>, dim: usize) -> Self {
-        let tensor = |shape: Shape| CutTensor { cut: ShardSizes::Chunked(shape[dim]), shape, dim };
+        let tensor = |shape: Shape| ShardedTensorSpec { cut: ShardSizes::Chunked(shape[dim]), shape, dim };
         let layout = FlatLayout::new(ranks, shapes.into_iter().map(tensor).collect(), 1);
         Self(match copy {
             UnitCopy::GatherIn => layout.pack_parts(0),
@@ -101,7 +101,7 @@ pub struct CubeCopies {
 
 #[cfg(feature = "cube")]
 impl CubeCopies {
-    fn new(copies: &Copies, device: &burn::tensor::Device, from: DType, convert: Convert) -> Self {
+    fn new(copies: &CopyPlan, device: &burn::tensor::Device, from: DType, convert: Convert) -> Self {
         let burn::backend::DispatchDevice::Cube(device) = device.as_dispatch() else {
             panic!("{device:?} is no Cube device")
         };

@@ -70,7 +70,7 @@ impl Contribution {
         #[cfg(feature = "flex")]
         let tensors: Vec<_> = tensors.into_iter().map(flex::settle).collect();
         #[cfg(feature = "cube")]
-        let tensors = tensors.into_iter().map(crate::memory::cube::settle).collect();
+        let tensors = tensors.into_iter().map(crate::memory::cube::ensure_persistent).collect();
         Self {
             tensors,
             addressees: Vec::new(),

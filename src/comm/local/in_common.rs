@@ -27,7 +27,7 @@ use crate::comm::engine::{Backend, Failure};
 use crate::comm::process::header::SharedMemoryMessage;
 use crate::comm::process::layout::ContiguousLayout;
 use crate::comm::process::wholes::ResultBuffer;
-use crate::memory::common::{Address, Common, SWITCH};
+use crate::memory::common::{SharedMemoryHandle, SharedMemoryBlock, SWITCH};
 
 /// The member that takes memory.
 const OWNER: usize = 0;
@@ -45,7 +45,7 @@ pub(super) struct SharedMemoryResult {
 enum Place {
     Unknown,
     /// This rank has taken memory.
-    Taken(Common),
+    Taken(SharedMemoryBlock),
     Found(Arc<ResultBuffer>),
 }
 
@@ -85,7 +85,7 @@ impl SharedMemoryResult {
         Ok(wholes)
     }
 
-    fn map(&self, engine: &HostBackend, ticket: OpHandle, address: Address) -> Result<Common, CommError> {
+    fn map(&self, engine: &HostBackend, ticket: OpHandle, address: SharedMemoryHandle) -> Result<SharedMemoryBlock, CommError> {
         self.outlet.commons().map(address, ResultBuffer::bytes_in_common(&self.layouts)).map_err(|error| {
             let rank = engine.rendezvous.ranks(ticket.group)[OWNER];
             let problem = format!(

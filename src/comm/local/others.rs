@@ -19,13 +19,13 @@ use crate::comm::engine::{Failure, CallSignature};
 use crate::comm::process::header::{PayloadDesc, Header, LaunchId, ControlMessage, EncodedSignature};
 use crate::comm::process::wholes::ResultBuffer;
 use crate::comm::{CommError, RankReport};
-use crate::memory::Home;
-use crate::memory::common::Commons;
+use crate::memory::HostMemoryPool;
+use crate::memory::common::SharedMemoryPool;
 
 /// The other processes of a launch.
 pub(in crate::comm) struct PeerProcesses {
     courier: Arc<dyn Transport>,
-    commons: Arc<Commons>,
+    commons: Arc<SharedMemoryPool>,
     launch: LaunchId,
     /// Of every process.
     ranks: Vec<Range<usize>>,
@@ -40,7 +40,7 @@ pub(in crate::comm) struct PeerProcesses {
     /// Results in which parts land.
     pub(super) wholes: Mutex<HashMap<Collective, Weak<ResultBuffer>>>,
     /// Where their memory waits for the next ones, whichever thread needs them first: the rank's, the hands or the courier's.
-    pub(super) memory: Arc<Home>,
+    pub(super) memory: Arc<HostMemoryPool>,
     /// Who waits for whom, as far as the first process knows.
     chains: Mutex<WaitForGraph>,
     /// How ranks have ended, of all processes.
@@ -77,7 +77,7 @@ impl PeerProcesses {
     /// With so many ranks in each process.
     pub fn new(
         courier: Arc<dyn Transport>,
-        commons: Arc<Commons>,
+        commons: Arc<SharedMemoryPool>,
         launch: LaunchId,
         counts: &[usize],
         begin: Begin,
@@ -159,7 +159,7 @@ impl PeerProcesses {
     }
 
     /// What this process has in common with others.
-    pub fn commons(&self) -> &Commons {
+    pub fn commons(&self) -> &SharedMemoryPool {
         &self.commons
     }
 

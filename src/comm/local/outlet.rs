@@ -15,7 +15,7 @@ use crate::comm::process::header::{RemoteGroupId, PayloadDesc, SharedMemoryMessa
 use crate::comm::process::payload::payload;
 use crate::comm::process::wholes;
 use crate::comm::{CommError, TensorMeta};
-use crate::memory::common::Commons;
+use crate::memory::common::SharedMemoryPool;
 use crate::placement::ShardSizes;
 
 /// What the ranks of another process need of a deposit.
@@ -156,7 +156,7 @@ impl RemoteGroup {
     }
 
     /// What this process has in common with others.
-    pub fn commons(&self) -> &Commons {
+    pub fn commons(&self) -> &SharedMemoryPool {
         self.others.commons()
     }
 

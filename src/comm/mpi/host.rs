@@ -3,7 +3,7 @@
 use super::error::MpiError;
 use super::library::Library;
 use crate::comm::launcher::Place;
-use crate::memory::common::{Address, Commons, SWITCH};
+use crate::memory::common::{SharedMemoryHandle, SharedMemoryPool, SWITCH};
 
 /// Bytes of an address; all 0 where there is none.
 const LEN: usize = 16;
@@ -14,13 +14,13 @@ const LEN: usize = 16;
 /// Of all processes: each makes some, and maps that of all others.
 pub(super) fn shared_with(library: &Library, place: Place) -> Result<Box<[bool]>, MpiError> {
     let Place { processes, here } = place;
-    let commons = Commons::default();
+    let commons = SharedMemoryPool::default();
     let is_on = std::env::var_os(SWITCH).is_none_or(|value| value != "0");
     // Until all have tried.
     let own = is_on.then(|| commons.take(1, 1)).flatten();
     let all = library.all_gather(&own.as_ref().map_or([0; LEN], |own| written(own.address())))?;
     let is_seen =
-        |bytes: &[u8]| u8::from(own.is_some() && read(bytes).is_some_and(|at| Commons::default().map(at, 1).is_ok()));
+        |bytes: &[u8]| u8::from(own.is_some() && read(bytes).is_some_and(|at| SharedMemoryPool::default().map(at, 1).is_ok()));
     let seen: Vec<u8> = all.chunks_exact(LEN).map(is_seen).collect();
     let seen = library.all_gather(&seen)?;
     drop(own);
@@ -33,7 +33,7 @@ fn share(seen: &[u8], processes: usize, one: usize, other: usize) -> bool {
     see_each_other(one, other) && (0..processes).all(|third| see_each_other(one, third) == see_each_other(other, third))
 }
 
-fn written(address: Address) -> [u8; LEN] {
+fn written(address: SharedMemoryHandle) -> [u8; LEN] {
     let mut bytes = [0; LEN];
     bytes[..4].copy_from_slice(&address.process.to_le_bytes());
     bytes[4..8].copy_from_slice(&address.file.to_le_bytes());
@@ -42,12 +42,12 @@ fn written(address: Address) -> [u8; LEN] {
 }
 
 /// `None` where there is none: no process has the number 0.
-fn read(bytes: &[u8]) -> Option<Address> {
+fn read(bytes: &[u8]) -> Option<SharedMemoryHandle> {
     let (process, rest) = bytes.split_first_chunk()?;
     let (file, rest) = rest.split_first_chunk()?;
     let (process, file) = (u32::from_le_bytes(*process), u32::from_le_bytes(*file));
     let number = u64::from_le_bytes(rest.try_into().ok()?);
-    (process > 0).then_some(Address { process, file, number })
+    (process > 0).then_some(SharedMemoryHandle { process, file, number })
 }
 
 #[cfg(test)]
@@ -56,7 +56,7 @@ mod tests {
 
     #[test]
     fn addresses_are_read_as_they_were_written() {
-        let address = Address { process: 1 << 31, file: 7, number: u64::MAX - 1 };
+        let address = SharedMemoryHandle { process: 1 << 31, file: 7, number: u64::MAX - 1 };
         assert_eq!(read(&written(address)), Some(address));
         assert_eq!(read(&[0; LEN]), None);
     }

@@ -6,7 +6,7 @@ use super::wire::{Decode, Encode, wire_enum, wire_struct};
 use crate::comm::engine::{Failure, CallSignature};
 use crate::comm::local::{WaitForEdge, MembershipMessage};
 use crate::comm::{Digests, RankReport, TensorMeta};
-use crate::memory::common::Address;
+use crate::memory::common::SharedMemoryHandle;
 
 /// What one process says to another, about one launch.
 #[derive(Debug)]
@@ -103,7 +103,7 @@ pub(in crate::comm) struct PayloadDesc {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::comm) enum SharedMemoryMessage {
     /// It wants it, and here is memory for it.
-    At { address: Address },
+    At { address: SharedMemoryHandle },
     /// It wants it.
     Wanted {},
     /// It does not.
@@ -112,7 +112,7 @@ pub(in crate::comm) enum SharedMemoryMessage {
 
 impl SharedMemoryMessage {
     /// Where there is memory.
-    pub fn address(self) -> Option<Address> {
+    pub fn address(self) -> Option<SharedMemoryHandle> {
         match self {
             Self::At { address } => Some(address),
             Self::Wanted {} | Self::Unwanted {} => None,
@@ -181,7 +181,7 @@ wire_enum!(WaitForEdge {
 wire_struct!(RemoteGroupId { number, introduction });
 wire_struct!(RemoteGroupInfo { ranks, name, member });
 wire_struct!(PayloadDesc { addressees, tensors, common });
-wire_struct!(Address { process, file, number });
+wire_struct!(SharedMemoryHandle { process, file, number });
 wire_enum!(SharedMemoryMessage {
     0 At { address },
     1 Wanted {},

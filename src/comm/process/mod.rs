@@ -47,8 +47,8 @@ use parking_lot::Mutex;
 use super::courier::{MessageHandler, Transport, RecvBuffer};
 use super::engine::{Backend, ProcessOptions};
 use super::local::{Contribution, HostBackend, PeerProcesses, PayloadTarget};
-use crate::memory::Home;
-use crate::memory::common::Commons;
+use crate::memory::HostMemoryPool;
+use crate::memory::common::SharedMemoryPool;
 use header::{PayloadDesc, Header, LaunchId, ControlMessage};
 use late::Known;
 
@@ -77,9 +77,9 @@ pub struct ProcessJob {
     courier: Arc<dyn Transport>,
     state: Mutex<State>,
     /// Of what lands in memory of its own, whichever thread it lands by.
-    memory: Arc<Home>,
+    memory: Arc<HostMemoryPool>,
     /// What it has in common with others of its host, in its last launch.
-    commons: Mutex<Arc<Commons>>,
+    commons: Mutex<Arc<SharedMemoryPool>>,
     this: Weak<Self>,
 }
 
@@ -216,7 +216,7 @@ impl State {
         from: (usize, u64),
         header: &[u8],
         lengths: &[usize],
-        memory: &Arc<Home>,
+        memory: &Arc<HostMemoryPool>,
     ) -> Result<Vec<Box<dyn RecvBuffer>>, String> {
         let Some(Header { launch, mut word }) = Header::read(header) else {
             return Err(format!("header {} of {} bytes cannot be read", from.1, header.len()));

@@ -16,7 +16,7 @@ use crate::comm::courier::{RecvBuffer, Payload};
 use crate::comm::{TensorMeta, engine};
 #[cfg(feature = "flex")]
 use crate::memory::flex;
-use crate::memory::{self, Home, Raw};
+use crate::memory::{self, HostMemoryPool, UninitBytes};
 
 /// The elements of a row-major tensor.
 pub(in crate::comm) fn payload(tensor: &DispatchTensor) -> Payload {
@@ -47,7 +47,7 @@ impl AsRef<[u8]> for Host {
     }
 }
 
-impl RecvBuffer for Raw {
+impl RecvBuffer for UninitBytes {
     fn space(&mut self) -> &mut [MaybeUninit<u8>] {
         self.bytes()
     }
@@ -65,15 +65,15 @@ pub(in crate::comm) fn are_of(lengths: &[usize], tensors: &[TensorMeta]) -> bool
 }
 
 /// Space for the payloads of `tensors`, of the memory of `home`.
-pub(in crate::comm) fn spaces(tensors: &[TensorMeta], home: &Arc<Home>) -> Vec<Box<dyn RecvBuffer>> {
+pub(in crate::comm) fn spaces(tensors: &[TensorMeta], home: &Arc<HostMemoryPool>) -> Vec<Box<dyn RecvBuffer>> {
     let full = tensors.iter().filter(|meta| meta.shape.num_elements() > 0);
-    let space = |meta: &TensorMeta| Raw::at(Some(home), meta.dtype.size(), meta.shape.num_elements());
+    let space = |meta: &TensorMeta| UninitBytes::at(Some(home), meta.dtype.size(), meta.shape.num_elements());
     full.map(|meta| -> Box<dyn RecvBuffer> { Box::new(space(meta)) }).collect()
 }
 
 /// Space for payloads that are of no use.
 pub(in crate::comm) fn waste(lengths: &[usize]) -> Vec<Box<dyn RecvBuffer>> {
-    lengths.iter().map(|len| -> Box<dyn RecvBuffer> { Box::new(Raw::at(None, 1, *len)) }).collect()
+    lengths.iter().map(|len| -> Box<dyn RecvBuffer> { Box::new(UninitBytes::at(None, 1, *len)) }).collect()
 }
 
 /// The tensors whose elements have landed in their [`spaces`], on the host.
@@ -84,7 +84,7 @@ pub(in crate::comm) unsafe fn landed(tensors: Vec<TensorMeta>, landings: Vec<Box
     let (host, mut landings) = (memory::host(), landings.into_iter());
     let tensor = |meta: TensorMeta| {
         let space = match meta.shape.num_elements() {
-            0 => Raw::at(None, meta.dtype.size(), 0),
+            0 => UninitBytes::at(None, meta.dtype.size(), 0),
             _ => {
                 let landing: Box<dyn Any> = landings.next().expect("a payload for each tensor with elements");
                 *landing.downcast().expect("landings come back as they were given")

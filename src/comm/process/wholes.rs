@@ -34,8 +34,8 @@ use crate::comm::courier::{RecvBuffer, Payload};
 use crate::comm::engine;
 #[cfg(feature = "flex")]
 use crate::kernels::flex::stream;
-use crate::memory::common::Common;
-use crate::memory::{Home, Raw};
+use crate::memory::common::SharedMemoryBlock;
+use crate::memory::{HostMemoryPool, UninitBytes};
 use crate::placement::ShardSizes;
 
 /// Parts of fewer bytes are copied faster than their place is found.
@@ -65,13 +65,13 @@ enum Memory {
     /// In others, which there are as long as these.
     Of(Arc<ResultBuffer>),
     /// Other processes have it, too: until the result is taken.
-    Common(Mutex<Option<Arc<Common>>>),
+    Common(Mutex<Option<Arc<SharedMemoryBlock>>>),
 }
 
 /// Memory of wholes that are in no others.
 enum Own {
     /// Until the result is taken.
-    Spaces(Vec<Raw>),
+    Spaces(Vec<UninitBytes>),
     /// The result's. A handle of its own where parts are [sent](Wholes::sent): who writes to the result meanwhile, writes
     /// elsewhere.
     Taken(#[expect(dead_code, reason = "kept, not read")] Vec<DispatchTensor>),
@@ -86,10 +86,10 @@ unsafe impl Sync for Start {}
 
 impl ResultBuffer {
     /// Memory of `home` for them.
-    pub fn new(layouts: Vec<ContiguousLayout>, home: &Arc<Home>) -> Arc<Self> {
-        let space = |layout: &ContiguousLayout| Raw::at(Some(home), layout.dtype.size(), layout.shape.num_elements());
+    pub fn new(layouts: Vec<ContiguousLayout>, home: &Arc<HostMemoryPool>) -> Arc<Self> {
+        let space = |layout: &ContiguousLayout| UninitBytes::at(Some(home), layout.dtype.size(), layout.shape.num_elements());
         let mut spaces: Vec<_> = layouts.iter().map(space).collect();
-        let start = |space: &mut Raw| Start(NonNull::from(space.bytes()).cast());
+        let start = |space: &mut UninitBytes| Start(NonNull::from(space.bytes()).cast());
         let starts = spaces.iter_mut().map(start).collect();
         let memory = Memory::Own(Mutex::new(Own::Spaces(spaces)));
         Arc::new(Self { layouts, starts, memory, are_sent: AtomicBool::new(false) })
@@ -97,7 +97,7 @@ impl ResultBuffer {
 
     /// The same in memory that other processes have in common with this one, each of which puts its parts there: of
     /// [so many](Self::bytes_in_common) bytes.
-    pub fn in_common(layouts: Vec<ContiguousLayout>, common: Common) -> Arc<Self> {
+    pub fn in_common(layouts: Vec<ContiguousLayout>, common: SharedMemoryBlock) -> Arc<Self> {
         assert!(Self::bytes_in_common(&layouts) <= common.len(), "all have asked for as many");
         // SAFETY: inside of it.
         let start = |range: Range<usize>| Start(unsafe { common.start().add(range.start) });
@@ -227,7 +227,7 @@ impl ResultBuffer {
         let Own::Spaces(spaces) = mem::replace(&mut *own, Own::Taken(Vec::new())) else {
             unreachable!("a result is taken once")
         };
-        let whole = |(ContiguousLayout { shape, dtype, .. }, space): (&ContiguousLayout, Raw)| {
+        let whole = |(ContiguousLayout { shape, dtype, .. }, space): (&ContiguousLayout, UninitBytes)| {
             // SAFETY: the parts of all members are written, which is all there is.
             let bytes = unsafe { space.filled() };
             engine::from_data(TensorData::from_bytes(bytes, shape.clone(), *dtype), device)
@@ -322,7 +322,7 @@ mod tests {
     fn parts_of_large_wholes_are_put_where_they_belong() {
         let lens = [1_400_003, 0, 2_800_001];
         let layout = ContiguousLayout::new(Shape::from([4_200_004]), DType::F32, 0, lens).unwrap();
-        let (wholes, device) = (ResultBuffer::new(vec![layout], &Home::of_thread()), crate::memory::host());
+        let (wholes, device) = (ResultBuffer::new(vec![layout], &HostMemoryPool::of_thread()), crate::memory::host());
         let mut values = (0..4_200_004).map(|value| value as f32);
         for (member, len) in lens.into_iter().enumerate() {
             let part = TensorData::new(values.by_ref().take(len).collect(), [len]);
@@ -338,7 +338,7 @@ mod tests {
     #[test]
     fn parts_of_other_lengths_have_none() {
         let layout = ContiguousLayout::new(Shape::from([7, 2]), DType::F32, 0, [3, 3, 1]).unwrap();
-        let wholes = ResultBuffer::new(vec![layout], &Home::of_thread());
+        let wholes = ResultBuffer::new(vec![layout], &HostMemoryPool::of_thread());
         let part = |rows: usize| TensorMeta { shape: Shape::from([rows, 2]), dtype: DType::F32 };
         let lengths = |member: usize, parts: &[TensorMeta]| -> Option<Vec<usize>> {
             Some(wholes.regions(member, parts)?.iter_mut().map(|region| region.space().len()).collect())
@@ -370,7 +370,7 @@ mod tests {
     #[cfg(feature = "flex")]
     #[test]
     fn a_result_is_written_in_place_but_while_it_is_sent() {
-        let new = || ResultBuffer::new(vec![ContiguousLayout::of_row(8, DType::F32, [3, 5])], &Home::of_thread());
+        let new = || ResultBuffer::new(vec![ContiguousLayout::of_row(8, DType::F32, [3, 5])], &HostMemoryPool::of_thread());
         let (before, _, after) = add_one(&new());
         assert_eq!(before, after, "nobody else has it");
 

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use itertools::Itertools;
 
-use crate::kernels::{Copies, Segment};
+use crate::kernels::{CopyPlan, StridedCopy};
 
 /// What one place of every row of a [`Band`] is read from.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -52,7 +52,7 @@ impl Band {
     }
 
     /// Segments of equal rows that lie side by side, the first of them at `start`.
-    fn of(start: usize, segments: &[Segment]) -> Self {
+    fn of(start: usize, segments: &[StridedCopy]) -> Self {
         let first = segments[0];
         let stride = if first.rows == 1 { first.run } else { first.to_stride };
         let mut columns: Vec<Column> = Vec::new();
@@ -62,7 +62,7 @@ impl Band {
             if at > end {
                 columns.push(Column { start: end, source: None, from: 0, from_stride: 0 });
             }
-            let Segment { source, from, from_stride, .. } = *segment;
+            let StridedCopy { source, from, from_stride, .. } = *segment;
             columns.push(Column { start: at, source: Some(source), from, from_stride });
             end = at + segment.run;
         }
@@ -74,7 +74,7 @@ impl Band {
 }
 
 /// The bands of `copies` over `total` lanes, where target `i` lies from `offsets[i]` on.
-pub(super) fn bands(copies: &Copies, offsets: &[usize], total: usize) -> Vec<Band> {
+pub(super) fn bands(copies: &CopyPlan, offsets: &[usize], total: usize) -> Vec<Band> {
     let segments = copies.segments.iter().copied().sorted_by_key(|segment| (offsets[segment.target], segment.to));
     let by_target = segments.chunk_by(|segment| segment.target);
     let mut bands: Vec<Band> = Vec::new();
@@ -101,11 +101,11 @@ pub(super) fn bands(copies: &Copies, offsets: &[usize], total: usize) -> Vec<Ban
 }
 
 /// Segments of one target as bands, where those that interleave have equal rows.
-fn side_by_side(segments: &[Segment], offset: usize, len: usize) -> Option<Vec<Band>> {
+fn side_by_side(segments: &[StridedCopy], offset: usize, len: usize) -> Option<Vec<Band>> {
     let (mut bands, mut rest) = (Vec::new(), segments);
     while let Some(first) = rest.first() {
         let row = first.to + first.to_stride;
-        let beside = |segment: &Segment| {
+        let beside = |segment: &StridedCopy| {
             segment.rows == first.rows && segment.to_stride == first.to_stride && segment.to + segment.run <= row
         };
         let count = match first.rows {
@@ -124,11 +124,11 @@ fn side_by_side(segments: &[Segment], offset: usize, len: usize) -> Option<Vec<B
 }
 
 /// Every run as a band of its own: right for any copies.
-fn one_by_one(segments: &[Segment], offset: usize) -> Vec<Band> {
+fn one_by_one(segments: &[StridedCopy], offset: usize) -> Vec<Band> {
     let runs = segments.iter().flat_map(|segment| {
         let row = |row| {
             let (from, to) = (segment.from + row * segment.from_stride, segment.to + row * segment.to_stride);
-            Segment::run(segment.source, segment.target, from, to, segment.run)
+            StridedCopy::run(segment.source, segment.target, from, to, segment.run)
         };
         (0..segment.rows).map(row)
     });
@@ -184,11 +184,11 @@ mod tests {
     #[test]
     fn interleaved_parts_are_one_band_and_gaps_are_zeros() {
         let part =
-            |source, to, run| Segment { source, target: 0, from: 0, to, rows: 3, run, from_stride: run, to_stride: 5 };
-        let copies = Copies::new(
+            |source, to, run| StridedCopy { source, target: 0, from: 0, to, rows: 3, run, from_stride: run, to_stride: 5 };
+        let copies = CopyPlan::new(
             vec![Shape::new([9]), Shape::new([6])],
             vec![Shape::new([3, 5]), Shape::new([2])],
-            vec![part(1, 3, 2), part(0, 0, 3), Segment::run(0, 1, 4, 0, 2)],
+            vec![part(1, 3, 2), part(0, 0, 3), StridedCopy::run(0, 1, 4, 0, 2)],
         );
         let column = |start, source, from, from_stride| Column { start, source, from, from_stride };
         let first =
@@ -219,7 +219,7 @@ mod tests {
         for _ in 0..300 {
             let mut end = 0;
             let band = |source: usize| {
-                let band = Band::of(end, &[Segment::run(source, 0, 0, 0, rng.random_range(1..9))]);
+                let band = Band::of(end, &[StridedCopy::run(source, 0, 0, 0, rng.random_range(1..9))]);
                 end = band.end();
                 band
             };

@@ -8,7 +8,7 @@ use burn_cubecl::CubeDevice;
 use parking_lot::Mutex;
 
 use super::{CubeError, CubePlan};
-use crate::kernels::{Convert, Copies, FlatLayout};
+use crate::kernels::{Convert, CopyPlan, FlatLayout};
 
 /// Which of a [`FlatLayout`]'s copies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -24,7 +24,7 @@ pub(crate) enum Side {
 }
 
 impl Side {
-    fn copies(self, layout: &FlatLayout) -> Copies {
+    fn copies(self, layout: &FlatLayout) -> CopyPlan {
         match self {
             Self::PackParts(rank) => layout.pack_parts(rank),
             Self::UnpackRows => layout.unpack_rows(),
@@ -66,12 +66,12 @@ mod tests {
     use burn::tensor::Shape;
 
     use super::*;
-    use crate::kernels::CutTensor;
+    use crate::kernels::ShardedTensorSpec;
     use crate::kernels::cube::tests::device;
     use crate::placement::ShardSizes;
 
     fn layout(len: usize) -> FlatLayout {
-        FlatLayout::new(2, vec![CutTensor { shape: Shape::new([len]), dim: 0, cut: ShardSizes::Chunked(len) }], 8)
+        FlatLayout::new(2, vec![ShardedTensorSpec { shape: Shape::new([len]), dim: 0, cut: ShardSizes::Chunked(len) }], 8)
     }
 
     #[test]

@@ -8,7 +8,7 @@ use cubecl::ir::features::TypeUsage;
 
 use super::CubeError;
 use super::block::vector_lanes;
-use crate::kernels::{Convert, Copies, Segment};
+use crate::kernels::{Convert, CopyPlan, StridedCopy};
 
 /// What a kernel's vectors hold: elements, or words of 4 bytes where nothing is converted.
 #[derive(Debug, Clone, Copy)]
@@ -30,11 +30,11 @@ impl Lanes {
     /// What the device has no type for, or no arithmetic.
     pub fn of(
         client: &Client,
-        copies: &Copies,
+        copies: &CopyPlan,
         from: DType,
         convert: Convert,
         onto: bool,
-    ) -> Result<(Self, Copies), CubeError> {
+    ) -> Result<(Self, CopyPlan), CubeError> {
         let plain = from == convert.dtype && convert.scale == 1.0 && !onto;
         if plain && let Some(words) = in_words(copies, from.size()) {
             let word = dtype_to_storage_type(DType::U32);
@@ -68,17 +68,17 @@ impl Lanes {
 }
 
 /// The copies counted in words, if no word has elements of two runs.
-fn in_words(copies: &Copies, bytes: usize) -> Option<Copies> {
+fn in_words(copies: &CopyPlan, bytes: usize) -> Option<CopyPlan> {
     let words = |elements: usize| (elements * bytes).is_multiple_of(WORD).then_some(elements * bytes / WORD);
-    let segment = |segment: &Segment| {
-        let Segment { source, target, from, to, rows, run, from_stride, to_stride } = *segment;
+    let segment = |segment: &StridedCopy| {
+        let StridedCopy { source, target, from, to, rows, run, from_stride, to_stride } = *segment;
         let stride = |stride| if rows == 1 { Some(0) } else { words(stride) };
         let (from, to, run) = (words(from)?, words(to)?, words(run)?);
         let (from_stride, to_stride) = (stride(from_stride)?, stride(to_stride)?);
-        Some(Segment { source, target, from, to, rows, run, from_stride, to_stride })
+        Some(StridedCopy { source, target, from, to, rows, run, from_stride, to_stride })
     };
     let shape = |shape: &Shape| Shape::new([(shape.num_elements() * bytes).div_ceil(WORD)]);
     let shapes = |shapes: &[Shape]| shapes.iter().map(shape).collect();
     let segments = copies.segments.iter().map(segment).collect::<Option<_>>()?;
-    Some(Copies::new(shapes(&copies.sources), shapes(&copies.targets), segments))
+    Some(CopyPlan::new(shapes(&copies.sources), shapes(&copies.targets), segments))
 }

@@ -14,7 +14,7 @@ use super::kernel::{self, CUBE};
 use super::lanes::Lanes;
 use super::table::table;
 use super::{Block, BlockLayout, CubeError};
-use crate::kernels::{Convert, Copies};
+use crate::kernels::{Convert, CopyPlan};
 
 /// [`Copies`] with their tables on a device: each run is one launch, or the fewest that its bindings allow.
 pub(crate) struct CubePlan {
@@ -72,7 +72,7 @@ impl CubePlan {
     /// What the device's kernels cannot do: see [`CubeError`].
     pub fn new(
         device: &CubeDevice,
-        copies: &Copies,
+        copies: &CopyPlan,
         from: DType,
         convert: Convert,
         onto: bool,
@@ -84,7 +84,7 @@ impl CubePlan {
     pub fn within(
         limits: Limits,
         device: &CubeDevice,
-        copies: &Copies,
+        copies: &CopyPlan,
         from: DType,
         convert: Convert,
         onto: bool,

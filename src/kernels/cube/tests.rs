@@ -13,7 +13,7 @@ use rand::Rng;
 use rand::rngs::StdRng;
 
 use super::CubePlan;
-use crate::kernels::{Convert, Copies};
+use crate::kernels::{Convert, CopyPlan};
 
 /// The device of all tests.
 pub(super) fn device() -> CubeDevice {
@@ -47,7 +47,7 @@ fn random(len: usize, dtype: DType, rng: &mut StdRng) -> Vec<u8> {
 }
 
 /// What `copies` of elements of `size` bytes give.
-fn reference(copies: &Copies, sources: &[Vec<u8>], size: usize) -> Vec<Vec<u8>> {
+fn reference(copies: &CopyPlan, sources: &[Vec<u8>], size: usize) -> Vec<Vec<u8>> {
     let mut targets = copies.targets.iter().map(|shape| vec![0; shape.num_elements() * size]).collect_vec();
     for segment in &copies.segments {
         for (row, column) in (0..segment.rows).cartesian_product(0..segment.run) {
@@ -61,7 +61,7 @@ fn reference(copies: &Copies, sources: &[Vec<u8>], size: usize) -> Vec<Vec<u8>> 
 }
 
 /// Runs plain copies of random elements, and holds them to the reference.
-fn assert_copies(plan: &CubePlan, copies: &Copies, dtype: DType, rng: &mut StdRng) {
+fn assert_copies(plan: &CubePlan, copies: &CopyPlan, dtype: DType, rng: &mut StdRng) {
     let sources = copies.sources.iter().map(|shape| random(shape.num_elements(), dtype, rng)).collect_vec();
     let tensors = copies.sources.iter().zip(&sources).map(|(shape, bytes)| upload(bytes, shape, dtype)).collect_vec();
     let block = plan.run(&tensors, None);
@@ -72,6 +72,6 @@ fn assert_copies(plan: &CubePlan, copies: &Copies, dtype: DType, rng: &mut StdRn
 }
 
 /// A plan of plain copies.
-fn plain(copies: &Copies, dtype: DType) -> Result<CubePlan, super::CubeError> {
+fn plain(copies: &CopyPlan, dtype: DType) -> Result<CubePlan, super::CubeError> {
     CubePlan::new(&device(), copies, dtype, Convert::to(dtype), false)
 }

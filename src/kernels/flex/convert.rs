@@ -4,7 +4,7 @@ use std::marker::PhantomData;
 
 use super::float::{Float, Wide};
 use super::rows::Rows;
-use crate::kernels::Segment;
+use crate::kernels::StridedCopy;
 
 /// Elements converted at a time: few enough to stay in the first-level cache.
 const STRIP: usize = 512;
@@ -45,8 +45,8 @@ impl<S: Float<W>, T: Float<W>, W: Wide> Cast<S, T, W> {
     pub unsafe fn segments(
         &self,
         scratch: &mut Scratch<S, T, W>,
-        segments: &[Segment],
-        ends: impl Fn(&Segment) -> (*const S, *mut T),
+        segments: &[StridedCopy],
+        ends: impl Fn(&StridedCopy) -> (*const S, *mut T),
     ) {
         /// The same, compiled for registers twice as long as those that every x86-64 has.
         #[cfg(target_arch = "x86_64")]
@@ -54,8 +54,8 @@ impl<S: Float<W>, T: Float<W>, W: Wide> Cast<S, T, W> {
         unsafe fn by_avx2<S: Float<W>, T: Float<W>, W: Wide>(
             cast: &Cast<S, T, W>,
             scratch: &mut Scratch<S, T, W>,
-            segments: &[Segment],
-            ends: impl Fn(&Segment) -> (*const S, *mut T),
+            segments: &[StridedCopy],
+            ends: impl Fn(&StridedCopy) -> (*const S, *mut T),
         ) {
             // SAFETY: the caller's.
             unsafe { cast.each(scratch, segments, ends) }
@@ -76,8 +76,8 @@ impl<S: Float<W>, T: Float<W>, W: Wide> Cast<S, T, W> {
     unsafe fn each(
         &self,
         scratch: &mut Scratch<S, T, W>,
-        segments: &[Segment],
-        ends: impl Fn(&Segment) -> (*const S, *mut T),
+        segments: &[StridedCopy],
+        ends: impl Fn(&StridedCopy) -> (*const S, *mut T),
     ) {
         for segment in segments {
             let (from, to) = ends(segment);
@@ -93,11 +93,11 @@ impl<S: Float<W>, T: Float<W>, W: Wide> Cast<S, T, W> {
     /// # Safety
     /// As of [`segments`](Self::segments).
     #[inline(always)]
-    unsafe fn segment(&self, scratch: &mut Scratch<S, T, W>, segment: Segment, from: *const S, to: *mut T) {
+    unsafe fn segment(&self, scratch: &mut Scratch<S, T, W>, segment: StridedCopy, from: *const S, to: *mut T) {
         let (columns, rows) = (segment.run.min(STRIP), (STRIP / segment.run).max(1));
         for row in (0..segment.rows).step_by(rows) {
             for column in (0..segment.run).step_by(columns) {
-                let strip = Segment {
+                let strip = StridedCopy {
                     rows: rows.min(segment.rows - row),
                     run: columns.min(segment.run - column),
                     from: segment.from + row * segment.from_stride + column,
@@ -113,10 +113,10 @@ impl<S: Float<W>, T: Float<W>, W: Wide> Cast<S, T, W> {
     /// # Safety
     /// The same, of a segment of at most [`STRIP`] elements at `from` and `to`.
     #[inline(always)]
-    unsafe fn strip(&self, scratch: &mut Scratch<S, T, W>, strip: Segment, from: *const S, to: *mut T) {
+    unsafe fn strip(&self, scratch: &mut Scratch<S, T, W>, strip: StridedCopy, from: *const S, to: *mut T) {
         let len = strip.len();
-        let Segment { run, from_stride, to_stride, .. } = strip;
-        let together = |from_stride, to_stride, size| Rows::of(&Segment { from_stride, to_stride, ..strip }, size);
+        let StridedCopy { run, from_stride, to_stride, .. } = strip;
+        let together = |from_stride, to_stride, size| Rows::of(&StridedCopy { from_stride, to_stride, ..strip }, size);
         let elements = match strip.rows {
             // SAFETY: one run of initialized elements.
             1 => unsafe { std::slice::from_raw_parts(from, run) },

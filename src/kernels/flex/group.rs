@@ -14,7 +14,7 @@
 
 use super::rows::{Rows, Start};
 use super::{stream, tiles};
-use crate::kernels::Segment;
+use crate::kernels::StridedCopy;
 
 /// At most so many together: each is a stream of its own to the processor.
 const TOGETHER: usize = 16;
@@ -36,15 +36,15 @@ const HEIGHT: usize = 32;
 ///
 /// # Safety
 /// All runs of all segments lie in memory that may be read and written, and none overlaps another that is written.
-pub(super) unsafe fn copy(segments: &[Segment], size: usize, streams: bool, start: impl Fn(&Segment) -> Start) {
+pub(super) unsafe fn copy(segments: &[StridedCopy], size: usize, streams: bool, start: impl Fn(&StridedCopy) -> Start) {
     let mut rest = segments;
     while let [first, ..] = rest {
         let rows = Rows::of(first, size);
         let count = match rows.rows {
             1 => 1,
             _ => {
-                let are_side_by_side = |segment: &&Segment| segment.source == first.source || rows.to_stride > rows.run;
-                let are_alike = |segment: &&Segment| Rows::of(segment, size) == rows && are_side_by_side(segment);
+                let are_side_by_side = |segment: &&StridedCopy| segment.source == first.source || rows.to_stride > rows.run;
+                let are_alike = |segment: &&StridedCopy| Rows::of(segment, size) == rows && are_side_by_side(segment);
                 rest.iter().take(TOGETHER).take_while(are_alike).count()
             }
         };

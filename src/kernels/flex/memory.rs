@@ -8,15 +8,15 @@ use burn::tensor::{DType, Element, Shape};
 use bytemuck::Pod;
 use smallvec::SmallVec;
 
-use crate::kernels::Copies;
+use crate::kernels::CopyPlan;
 use crate::memory::flex::copied;
-use crate::memory::{Home, Raw};
+use crate::memory::{HostMemoryPool, UninitBytes};
 
 /// A new tensor of what is in `memory`.
 ///
 /// # Safety
 /// All of it is written, as elements of `dtype`.
-unsafe fn build(memory: Raw, shape: &Shape, dtype: DType) -> FlexTensor {
+unsafe fn build(memory: UninitBytes, shape: &Shape, dtype: DType) -> FlexTensor {
     // SAFETY: the caller says so.
     let bytes = unsafe { memory.filled() };
     debug_assert_eq!(bytes.len(), shape.num_elements() * dtype.size());
@@ -29,16 +29,16 @@ fn same(shape: &Shape) -> Shape {
 }
 
 /// New memory for tensors, written by whoever has its [`ends`](Self::ends).
-pub(crate) struct Targets(SmallVec<[Raw; 1]>);
+pub(crate) struct Targets(SmallVec<[UninitBytes; 1]>);
 
 impl Targets {
     /// For tensors of these shapes, whose elements have so many bytes; `home`'s, or the thread's.
-    pub fn new<'a>(home: Option<&Arc<Home>>, shapes: impl IntoIterator<Item = &'a Shape>, size: usize) -> Self {
-        Self(shapes.into_iter().map(|shape| Raw::at(home, size, shape.num_elements())).collect())
+    pub fn new<'a>(home: Option<&Arc<HostMemoryPool>>, shapes: impl IntoIterator<Item = &'a Shape>, size: usize) -> Self {
+        Self(shapes.into_iter().map(|shape| UninitBytes::at(home, size, shape.num_elements())).collect())
     }
 
     /// For those of `copies`, with zeros in their gaps.
-    pub fn of(home: Option<&Arc<Home>>, copies: &Copies, size: usize) -> Self {
+    pub fn of(home: Option<&Arc<HostMemoryPool>>, copies: &CopyPlan, size: usize) -> Self {
         let mut targets = Self::new(home, &copies.targets, size);
         for gap in &copies.gaps {
             targets.0[gap.target].bytes()[gap.at * size..(gap.at + gap.len) * size].fill(MaybeUninit::zeroed());
@@ -78,7 +78,7 @@ impl<E> Ends<E> {
     ///
     /// # Panics
     /// If they have not the shapes of the targets, or another dtype.
-    pub(super) fn of(copies: &Copies, tensors: &mut [FlexTensor], dtype: DType) -> Self
+    pub(super) fn of(copies: &CopyPlan, tensors: &mut [FlexTensor], dtype: DType) -> Self
     where
         E: Pod + Element,
     {

@@ -34,7 +34,7 @@ use burn::tensor::DType;
 use bytemuck::Pod;
 use half::{bf16, f16};
 
-use super::{Convert, Copies, Segment};
+use super::{Convert, CopyPlan, StridedCopy};
 use convert::Cast;
 use float::{Float, Wide};
 
@@ -50,7 +50,7 @@ pub(crate) use sources::{Kept, Sources};
 ///
 /// # Panics
 /// If the sources are not those of `copies`.
-pub(crate) fn run(copies: &Copies, sources: &Sources, convert: Convert) -> Vec<FlexTensor> {
+pub(crate) fn run(copies: &CopyPlan, sources: &Sources, convert: Convert) -> Vec<FlexTensor> {
     let dtype = dtype_of(copies, sources, convert.dtype);
     if !dtype.is_float() || (dtype == convert.dtype && convert.scale == 1.0) {
         return plain(copies, sources, dtype);
@@ -67,26 +67,26 @@ pub(crate) fn run(copies: &Copies, sources: &Sources, convert: Convert) -> Vec<F
 /// # Panics
 /// If the sources or `onto` are not those of `copies`.
 #[cfg_attr(not(feature = "testing"), allow(dead_code, reason = "the benchmark measures it"))]
-pub(crate) fn add(copies: &Copies, sources: &Sources, convert: Convert, onto: Vec<FlexTensor>) -> Vec<FlexTensor> {
+pub(crate) fn add(copies: &CopyPlan, sources: &Sources, convert: Convert, onto: Vec<FlexTensor>) -> Vec<FlexTensor> {
     let dtype = dtype_of(copies, sources, convert.dtype);
     by_dtype(copies, sources, dtype, convert, Some(onto))
 }
 
 /// The dtype of the sources; without any, `fallback`.
-fn dtype_of(copies: &Copies, sources: &Sources, fallback: DType) -> DType {
+fn dtype_of(copies: &CopyPlan, sources: &Sources, fallback: DType) -> DType {
     assert_eq!(sources.len(), copies.sources.len(), "one tensor for each source");
     sources.dtype().unwrap_or(fallback)
 }
 
 /// The elements of the sources, as many as `copies` say of each.
-fn read<'a, E: Pod>(copies: &Copies, sources: &Sources<'a>) -> Vec<&'a [E]> {
+fn read<'a, E: Pod>(copies: &CopyPlan, sources: &Sources<'a>) -> Vec<&'a [E]> {
     check(copies, sources, size_of::<E>());
     sources.elements().collect()
 }
 
 /// # Panics
 /// If there are not as many sources as `copies` say, or one has not as many elements of `size` bytes.
-fn check(copies: &Copies, sources: &Sources, size: usize) {
+fn check(copies: &CopyPlan, sources: &Sources, size: usize) {
     assert_eq!(sources.len(), copies.sources.len(), "one tensor for each source");
     for (bytes, shape) in sources.bytes().iter().zip(&copies.sources) {
         assert_eq!(bytes.len(), shape.num_elements() * size, "a source of shape {shape:?}");
@@ -94,7 +94,7 @@ fn check(copies: &Copies, sources: &Sources, size: usize) {
 }
 
 /// Elements moved by size alone.
-fn plain(copies: &Copies, sources: &Sources, dtype: DType) -> Vec<FlexTensor> {
+fn plain(copies: &CopyPlan, sources: &Sources, dtype: DType) -> Vec<FlexTensor> {
     let size = dtype.size();
     check(copies, sources, size);
     let mut targets = Targets::of(None, copies, size);
@@ -112,7 +112,7 @@ fn plain(copies: &Copies, sources: &Sources, dtype: DType) -> Vec<FlexTensor> {
 ///
 /// # Safety
 /// They lie in their sources, and in memory that begins where `to` says, where nobody else reads or writes.
-unsafe fn segments(segments: &[Segment], sources: &Sources, to: &Ends<u8>, size: usize, streams: bool) {
+unsafe fn segments(segments: &[StridedCopy], sources: &Sources, to: &Ends<u8>, size: usize, streams: bool) {
     let from = sources.bytes();
     share::each(
         segments,
@@ -131,7 +131,7 @@ unsafe fn segments(segments: &[Segment], sources: &Sources, to: &Ends<u8>, size:
 }
 
 fn by_dtype(
-    copies: &Copies,
+    copies: &CopyPlan,
     sources: &Sources,
     from: DType,
     convert: Convert,
@@ -169,7 +169,7 @@ fn by_dtype(
 
 /// Elements computed with in `W`.
 fn cast<S: Float<W>, T: Float<W>, W: Wide>(
-    copies: &Copies,
+    copies: &CopyPlan,
     sources: &Sources,
     convert: Convert,
     onto: Option<Vec<FlexTensor>>,
@@ -182,7 +182,7 @@ fn cast<S: Float<W>, T: Float<W>, W: Wide>(
             size,
             || cast.scratch(),
             |scratch, segments| {
-                let ends = |segment: &Segment| (from[segment.source].as_ptr(), to.start(segment.target));
+                let ends = |segment: &StridedCopy| (from[segment.source].as_ptr(), to.start(segment.target));
                 // SAFETY: as in `plain`; what is added to is initialized.
                 unsafe { cast.segments(scratch, segments, ends) }
             },

@@ -2,7 +2,7 @@
 
 use super::memory::Ends;
 use super::share::{PIECE, Place, cuts, piece};
-use super::{Copies, Segment, Sources, check, segments, stream};
+use super::{CopyPlan, StridedCopy, Sources, check, segments, stream};
 
 /// A copy of elements of one size, cut into pieces of nearly equal length, each of which a rank copies with its threads.
 #[derive(Debug)]
@@ -17,9 +17,9 @@ impl Pieces {
     ///
     /// # Panics
     /// If the sources are not those of `copies`, or nothing is copied.
-    pub fn new(copies: &Copies, sources: &Sources, size: usize, most: usize) -> Self {
+    pub fn new(copies: &CopyPlan, sources: &Sources, size: usize, most: usize) -> Self {
         check(copies, sources, size);
-        let total = copies.segments.iter().map(Segment::len).sum();
+        let total = copies.segments.iter().map(StridedCopy::len).sum();
         assert!(total > 0, "a copy without elements has no pieces");
         let count = total * size / (PIECE * rayon::current_num_threads());
         let places = cuts(&copies.segments, total, count.min(most).max(1));
@@ -35,7 +35,7 @@ impl Pieces {
     /// # Safety
     /// `copies` and `sources` are what it was made of, `to` is where targets of `copies` begin, and nobody reads them, or
     /// copies this piece, meanwhile.
-    pub unsafe fn copy(&self, index: usize, copies: &Copies, sources: &Sources, to: &Ends<u8>) {
+    pub unsafe fn copy(&self, index: usize, copies: &CopyPlan, sources: &Sources, to: &Ends<u8>) {
         piece(&copies.segments, self.places[index], self.places[index + 1], |part| {
             // SAFETY: a segment lies inside its source, which was checked, and inside its target, where it is the only one
             // to write (invariants 1 and 2 of `Copies`); so do parts of it, and no two pieces have a part in common.

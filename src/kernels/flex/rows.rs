@@ -1,7 +1,7 @@
 //! [`Rows`]: runs of bytes at equal distances.
 
 use super::prefetch::{LINE, prefetch};
-use crate::kernels::Segment;
+use crate::kernels::StridedCopy;
 
 /// Bytes that one instruction loads or stores, where registers are that long.
 const BLOCK: usize = 32;
@@ -36,8 +36,8 @@ pub(super) type Start = (*const u8, *mut u8);
 
 impl Rows {
     /// Of `segment` with elements of `size` bytes.
-    pub fn of(segment: &Segment, size: usize) -> Self {
-        let Segment { rows, run, from_stride, to_stride, .. } = *segment;
+    pub fn of(segment: &StridedCopy, size: usize) -> Self {
+        let StridedCopy { rows, run, from_stride, to_stride, .. } = *segment;
         Self { rows, run: run * size, from_stride: from_stride * size, to_stride: to_stride * size }
     }
 

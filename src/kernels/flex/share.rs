@@ -5,7 +5,7 @@ use std::ops::Range;
 use rayon::prelude::*;
 use smallvec::{SmallVec, smallvec};
 
-use crate::kernels::Segment;
+use crate::kernels::StridedCopy;
 
 /// The fewest bytes that are worth a thread.
 pub(super) const PIECE: usize = 512 << 10;
@@ -25,13 +25,13 @@ const LINE: usize = 64;
 /// The elements, in the order of the segments, are cut into pieces of nearly equal length: small segments share a
 /// piece, large ones are cut. On one thread, or with little to do, the caller does all of it.
 pub(super) fn each<S>(
-    segments: &[Segment],
+    segments: &[StridedCopy],
     size: usize,
     prepare: impl Fn() -> S + Sync,
-    work: impl Fn(&mut S, &[Segment]) + Sync,
+    work: impl Fn(&mut S, &[StridedCopy]) + Sync,
 ) {
     let threads = rayon::current_num_threads();
-    let total = if threads > 1 { segments.iter().map(Segment::len).sum() } else { 0 };
+    let total = if threads > 1 { segments.iter().map(StridedCopy::len).sum() } else { 0 };
     let count = (threads * PIECES).min(total * size / PIECE);
     if count < 2 {
         return work(&mut prepare(), segments);
@@ -47,7 +47,7 @@ pub(super) fn each<S>(
 pub(super) type Place = (usize, usize);
 
 /// Where `count` pieces of segments of `total` elements begin, and where the last one ends.
-pub(super) fn cuts(segments: &[Segment], total: usize, count: usize) -> Vec<Place> {
+pub(super) fn cuts(segments: &[StridedCopy], total: usize, count: usize) -> Vec<Place> {
     let (mut index, mut before) = (0, 0);
     let inner = (1..count).map(|piece| {
         let at = (total as u128 * piece as u128 / count as u128) as usize;
@@ -63,7 +63,7 @@ pub(super) fn cuts(segments: &[Segment], total: usize, count: usize) -> Vec<Plac
 }
 
 /// Calls `work` with the segments from one place to another.
-pub(super) fn piece(segments: &[Segment], from: Place, to: Place, mut work: impl FnMut(&[Segment])) {
+pub(super) fn piece(segments: &[StridedCopy], from: Place, to: Place, mut work: impl FnMut(&[StridedCopy])) {
     if from.0 == to.0 {
         return work(&part(segments[from.0], from.1..to.1));
     }
@@ -78,15 +78,15 @@ pub(super) fn piece(segments: &[Segment], from: Place, to: Place, mut work: impl
 }
 
 /// Elements `range` of a segment: the end of a run, whole runs, the start of another.
-fn part(segment: Segment, range: Range<usize>) -> SmallVec<[Segment; 3]> {
-    let Segment { run, from_stride, to_stride, .. } = segment;
+fn part(segment: StridedCopy, range: Range<usize>) -> SmallVec<[StridedCopy; 3]> {
+    let StridedCopy { run, from_stride, to_stride, .. } = segment;
     let rows = |row: usize, column: usize, rows: usize, run: usize| {
         let (from, to) = (segment.from + row * from_stride + column, segment.to + row * to_stride + column);
-        Segment { from, to, rows, run, ..segment }
+        StridedCopy { from, to, rows, run, ..segment }
     };
     let Range { start, end } = range;
     let (first, last) = (start.div_ceil(run), end / run);
-    let mut parts: SmallVec<[Segment; 3]> = if first > last {
+    let mut parts: SmallVec<[StridedCopy; 3]> = if first > last {
         smallvec![rows(last, start % run, 1, end - start)]
     } else {
         let head = rows(start / run, start % run, 1, first * run - start);
@@ -103,8 +103,8 @@ mod tests {
     use super::*;
 
     /// The elements of the target that a segment writes.
-    fn written(segment: Segment) -> Vec<(usize, usize)> {
-        let Segment { from, to, rows, run, from_stride, to_stride, .. } = segment;
+    fn written(segment: StridedCopy) -> Vec<(usize, usize)> {
+        let StridedCopy { from, to, rows, run, from_stride, to_stride, .. } = segment;
         let row = |row| (0..run).map(move |column| (from + row * from_stride + column, to + row * to_stride + column));
         (0..rows).flat_map(row).collect()
     }
@@ -112,7 +112,7 @@ mod tests {
     #[test]
     fn a_part_has_the_elements_of_its_range() {
         for (rows, run) in [(1, 7), (3, 1), (4, 3), (2, 5)] {
-            let segment = Segment { source: 0, target: 0, from: 2, to: 1, rows, run, from_stride: 9, to_stride: 8 };
+            let segment = StridedCopy { source: 0, target: 0, from: 2, to: 1, rows, run, from_stride: 9, to_stride: 8 };
             let all = written(segment);
             for start in 0..=all.len() {
                 for end in start..=all.len() {
@@ -126,14 +126,14 @@ mod tests {
     #[test]
     fn pieces_have_every_element_once() {
         let segment =
-            |to, rows, run| Segment { source: 0, target: 0, from: 0, to, rows, run, from_stride: run, to_stride: run };
+            |to, rows, run| StridedCopy { source: 0, target: 0, from: 0, to, rows, run, from_stride: run, to_stride: run };
         let lists = [
             vec![segment(0, 1, 100_000)],
             vec![segment(0, 3000, 7), segment(21_000, 2, 2000), segment(25_000, 1, 1)],
             (0..500).map(|index| segment(index * 10, 5, 2)).collect(),
         ];
         for segments in lists {
-            let total = segments.iter().map(Segment::len).sum();
+            let total = segments.iter().map(StridedCopy::len).sum();
             for count in [2, 3, 8, 13] {
                 let cuts = cuts(&segments, total, count);
                 let mut seen = Vec::new();

@@ -11,14 +11,14 @@ use rand::{Rng, SeedableRng};
 
 use super::{Sources, add, run};
 use crate::kernels::tests::run as run_by_element;
-use crate::kernels::{Convert, Copies, CutTensor, FlatLayout, Segment};
+use crate::kernels::{Convert, CopyPlan, ShardedTensorSpec, FlatLayout, StridedCopy};
 use crate::placement::ShardSizes;
 
 /// What a target is made of, by element: source and place there; `None` in gaps.
 type Origins = Vec<Vec<Option<(usize, usize)>>>;
 
 /// Copies drawn at random, and where their elements come from.
-fn draw(rng: &mut StdRng, longest: usize) -> (Copies, Origins) {
+fn draw(rng: &mut StdRng, longest: usize) -> (CopyPlan, Origins) {
     let copies = if rng.random() { of_blocks(rng, longest) } else { of_layout(rng) };
     let named = |(source, shape): (usize, &Shape)| (0..shape.num_elements()).map(|at| (source, at)).collect();
     let names: Vec<Vec<(usize, usize)>> = copies.sources().iter().enumerate().map(named).collect();
@@ -27,7 +27,7 @@ fn draw(rng: &mut StdRng, longest: usize) -> (Copies, Origins) {
 }
 
 /// Every target is cut into rows of blocks, in any order, some of them left out.
-fn of_blocks(rng: &mut StdRng, longest: usize) -> Copies {
+fn of_blocks(rng: &mut StdRng, longest: usize) -> CopyPlan {
     let mut lens = vec![0; rng.random_range(1..4)];
     let (mut segments, mut targets) = (Vec::new(), Vec::new());
     for target in 0..rng.random_range(1..4) {
@@ -44,7 +44,7 @@ fn of_blocks(rng: &mut StdRng, longest: usize) -> Copies {
             let source = rng.random_range(0..lens.len());
             let (from, from_stride) = (rng.random_range(0..5), run + [0, 0, 1, 5][rng.random_range(0..4)]);
             if rng.random_range(0..4) > 0 {
-                segments.push(Segment { source, target, from, to: start, rows, run, from_stride, to_stride: width });
+                segments.push(StridedCopy { source, target, from, to: start, rows, run, from_stride, to_stride: width });
                 lens[source] = lens[source].max(from + rows * from_stride + rng.random_range(0..3));
             }
             start += run;
@@ -54,18 +54,18 @@ fn of_blocks(rng: &mut StdRng, longest: usize) -> Copies {
     for place in (1..segments.len()).rev() {
         segments.swap(place, rng.random_range(0..=place));
     }
-    Copies::new(lens.iter().map(|len| Shape::new([*len])).collect(), targets, segments)
+    CopyPlan::new(lens.iter().map(|len| Shape::new([*len])).collect(), targets, segments)
 }
 
 /// One of the copies of a unit: with many ranks, single elements side by side.
-fn of_layout(rng: &mut StdRng) -> Copies {
+fn of_layout(rng: &mut StdRng) -> CopyPlan {
     let ranks = [1, 2, 3, 8, 19][rng.random_range(0..5)];
     let tensors = (0..rng.random_range(1..4)).map(|_| {
         let each = [rng.random_range(0..3), 1, rng.random_range(0..9)][rng.random_range(0..3)];
         let dim = rng.random_range(0..3);
         let mut shape = [rng.random_range(1..40), rng.random_range(1..40), rng.random_range(1..3)];
         shape[dim] = ranks * each + rng.random_range(0..2);
-        CutTensor { shape: Shape::new(shape), dim, cut: ShardSizes::Chunked(shape[dim]) }
+        ShardedTensorSpec { shape: Shape::new(shape), dim, cut: ShardSizes::Chunked(shape[dim]) }
     });
     let layout = FlatLayout::new(ranks, tensors.collect(), [1, 4][rng.random_range(0..2)]);
     let rank = rng.random_range(0..ranks);
@@ -103,7 +103,7 @@ fn on_one_thread_and_three(test: impl Fn(&mut StdRng, usize) + Sync) {
     }
 }
 
-fn filled<E>(rng: &mut StdRng, copies: &Copies, value: impl Fn(&mut StdRng) -> E) -> Vec<Vec<E>> {
+fn filled<E>(rng: &mut StdRng, copies: &CopyPlan, value: impl Fn(&mut StdRng) -> E) -> Vec<Vec<E>> {
     copies.sources().iter().map(|shape| (0..shape.num_elements()).map(|_| value(rng)).collect()).collect()
 }
 
@@ -114,7 +114,7 @@ fn views<E: Pod + Send + Sync>(rng: &mut StdRng, values: &[Vec<E>], dtype: DType
 /// That `targets` hold, element by element, what `expected` says, to the bit.
 fn assert_targets<E: Pod + Debug>(
     targets: &[FlexTensor],
-    copies: &Copies,
+    copies: &CopyPlan,
     origins: &Origins,
     dtype: DType,
     expected: impl Fn(usize, usize, Option<(usize, usize)>) -> E,
@@ -169,7 +169,7 @@ fn wholes_of_several_tiles_are_packed_and_unpacked() {
     for (rows, each, ranks) in [(9001, 1, 8), (2003, 25, 3), (7001, 600, 2), (1401, 3000, 2)] {
         let shape = Shape::new([rows, each * ranks]);
         let whole: Vec<u16> = (0..shape.num_elements()).map(|at| (at * 7 + at / 65_521) as u16).collect();
-        let tensor = CutTensor { shape: shape.clone(), dim: 1, cut: ShardSizes::Chunked(each * ranks) };
+        let tensor = ShardedTensorSpec { shape: shape.clone(), dim: 1, cut: ShardSizes::Chunked(each * ranks) };
         let layout = FlatLayout::new(ranks, vec![tensor], 1);
         let convert = Convert::to(DType::F16);
 
@@ -260,8 +260,8 @@ fn floats_are_cast_scaled_and_added_with_one_rounding() {
 
 #[test]
 fn what_is_added_to_is_written_in_place_if_it_is_ours_alone() {
-    let segments = vec![Segment::run(0, 0, 1, 2, 3)];
-    let copies = Copies::new(vec![Shape::new([4])], vec![Shape::new([6])], segments);
+    let segments = vec![StridedCopy::run(0, 0, 1, 2, 3)];
+    let copies = CopyPlan::new(vec![Shape::new([4])], vec![Shape::new([6])], segments);
     let source = view(&[1.0_f32, 2.0, 3.0, 4.0], 0, DType::F32);
     let onto = view(&[10.0_f32; 6], 0, DType::F32);
     let memory = onto.bytes().as_ptr();

@@ -11,12 +11,12 @@ use parking_lot::Mutex;
 use smallvec::SmallVec;
 
 use super::slots;
-use crate::memory::cube::{Lent, Place, id, primitive};
+use crate::memory::cube::{EvictableAllocation, Place, id, primitive};
 
 /// One allocation with gathered weights in it.
 #[derive(Debug)]
 pub(super) struct Slot {
-    memory: Lent,
+    memory: EvictableAllocation,
     /// Of the weights.
     places: Mutex<SmallVec<[Place; 1]>>,
     state: Mutex<State>,
@@ -43,7 +43,7 @@ impl Blocks {
             Some(slot) => slot.clone(),
             None => {
                 let (places, state) = (Mutex::default(), Mutex::new(State::Full));
-                let slot = Arc::new(Slot { memory: Lent::new(weight)?, places, state });
+                let slot = Arc::new(Slot { memory: EvictableAllocation::new(weight)?, places, state });
                 self.0.push(slot.clone());
                 slot
             }

@@ -71,7 +71,7 @@ use parking_lot::Mutex;
 use gathered::{After, StoredWeight};
 use gradients::Gradients;
 pub(super) use gradients::zeros_of;
-use placing::{StoragePlacer, lasting};
+use placing::{StoragePlacer, persistent_copy};
 use shared::FreedBy;
 pub(super) use shared::SharedWeights;
 use slots::{Refill, Slot};
@@ -372,7 +372,7 @@ impl UnshardedParams {
     /// Leaves the weights for the next forward from these shards.
     fn leave_unsharded(&self, shards: LocalShardsId, wholes: Vec<DispatchTensor>) {
         let wholes = self.source.unit.cut(&self.source.members, wholes);
-        self.source.unit.keep_unsharded(shards, Ahead::Left(wholes.into_iter().map(lasting).collect()));
+        self.source.unit.keep_unsharded(shards, Ahead::Left(wholes.into_iter().map(persistent_copy).collect()));
     }
 
     /// Nobody of the pass reads the weights any more. A view that the program keeps stays as it is.
@@ -427,7 +427,7 @@ impl UnshardedParams {
 
     /// An untracked tensor that outlives its unit: a copy, if its memory is a buffer's.
     pub(super) fn copy_out(tensor: DispatchTensor) -> DispatchTensor {
-        lasting(tensor)
+        persistent_copy(tensor)
     }
 }
 

@@ -11,7 +11,7 @@ use super::flex;
 use super::gathered::{InSlot, StoredWeight};
 use super::slots::{Refill, Slot};
 use crate::dtensor::own;
-use crate::memory::is_lasting;
+use crate::memory::is_persistent;
 
 /// Moves the weights of one unit into slots.
 pub(super) struct StoragePlacer {
@@ -52,13 +52,13 @@ impl StoragePlacer {
 }
 
 /// An untracked tensor in memory that lasts: a copy, if it is a slot's.
-pub(super) fn lasting(tensor: DispatchTensor) -> DispatchTensor {
+pub(super) fn persistent_copy(tensor: DispatchTensor) -> DispatchTensor {
     match &tensor.kind {
         DispatchTensorKind::Autodiff(_) if !Dispatch::is_tracked(&tensor) => {
             let autodiff = tensor.autodiff;
-            DispatchTensor { autodiff, ..Dispatch::from_inner(lasting(Dispatch::inner(tensor))) }
+            DispatchTensor { autodiff, ..Dispatch::from_inner(persistent_copy(Dispatch::inner(tensor))) }
         }
-        _ if !is_lasting(&tensor) => own(tensor),
+        _ if !is_persistent(&tensor) => own(tensor),
         _ => tensor,
     }
 }

@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 use smallvec::SmallVec;
 
 use super::gathered::StoredWeight;
-use super::placing::lasting;
+use super::placing::persistent_copy;
 use super::slots::{Refill, Slot};
 
 /// The weights of passes that are not over, for those that begin meanwhile.
@@ -24,7 +24,7 @@ pub(in super::super) struct SharedWeights {
 impl SharedWeights {
     /// The weights, in memory that lasts.
     pub(super) fn lasting(&self) -> Vec<DispatchTensor> {
-        self.weights.iter().map(|weight| lasting(weight.value().clone())).collect()
+        self.weights.iter().map(|weight| persistent_copy(weight.value().clone())).collect()
     }
 }
 

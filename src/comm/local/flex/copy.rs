@@ -13,8 +13,8 @@ use super::wrap;
 use crate::comm::CollectivePlan;
 use crate::comm::engine::ranges::Ranges;
 use crate::kernels::flex::{Ends, Kept, Pieces, Sources, Targets, run};
-use crate::kernels::{Convert, Copies, FlatLayout};
-use crate::memory::Home;
+use crate::kernels::{Convert, CopyPlan, FlatLayout};
+use crate::memory::HostMemoryPool;
 
 /// Where an all-gather's elements go: one copy for all tensors of a dtype. Kept with its [`Plan`].
 #[derive(Debug)]
@@ -26,7 +26,7 @@ struct Joint {
     dtype: DType,
     /// Which tensors these are.
     indices: Box<[usize]>,
-    copies: Copies,
+    copies: CopyPlan,
     /// Of the wholes.
     bytes: usize,
 }
@@ -88,7 +88,7 @@ struct Join<'a> {
 unsafe impl PartitionedJob for Join<'_> {
     type Cut = Pieces;
 
-    fn begin(&self, home: &Arc<Home>) -> (Targets, Pieces, usize) {
+    fn begin(&self, home: &Arc<HostMemoryPool>) -> (Targets, Pieces, usize) {
         let (copies, size) = (&self.joint.copies, self.joint.dtype.size());
         let pieces = Pieces::new(copies, &self.sources, size, self.ranks * together::PIECES);
         let count = pieces.count();
@@ -112,6 +112,6 @@ unsafe impl PartitionedJob for Join<'_> {
 pub(crate) fn concat(sources: &[(&FlexTensor, Ranges)], dim: usize) -> DispatchTensor {
     let blocks = sources.iter().map(|(tensor, ranges)| (tensor.layout().shape().clone(), &ranges[..])).collect_vec();
     let tensors = Sources::of(sources.iter().map(|(tensor, _)| *tensor));
-    let mut copy = run(&Copies::concat(&blocks, dim), &tensors, Convert::to(sources[0].0.dtype()));
+    let mut copy = run(&CopyPlan::concat(&blocks, dim), &tensors, Convert::to(sources[0].0.dtype()));
     wrap(copy.pop().expect("one target"))
 }

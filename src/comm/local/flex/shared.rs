@@ -22,7 +22,7 @@ use crate::comm::ReduceOp;
 use crate::comm::engine::ranges::{Ranges, full};
 use crate::comm::plan::offered;
 use crate::kernels::flex::{Ends, Kept, Sources, Targets, stream};
-use crate::memory::Home;
+use crate::memory::HostMemoryPool;
 use crate::placement::chunk;
 
 /// A part of the first member's deposit.
@@ -131,7 +131,7 @@ struct ReduceJob<'a> {
 unsafe impl PartitionedJob for ReduceJob<'_> {
     type Cut = Slices;
 
-    fn begin(&self, home: &Arc<Home>) -> (Targets, Slices, usize) {
+    fn begin(&self, home: &Arc<HostMemoryPool>) -> (Targets, Slices, usize) {
         let size = dtype_of(&self.terms).size();
         let bytes = self.shape.num_elements() * size;
         let worth = (bytes * self.terms.len() / READ).min(bytes / WRITTEN);

@@ -16,7 +16,7 @@ use burn::backend::flex::FlexTensor;
 use super::super::board::{GroupKey, OpHandle};
 use super::super::rendezvous::SpinPolicy;
 use super::super::sync::Mutex;
-use crate::memory::Home;
+use crate::memory::HostMemoryPool;
 
 /// What [`Shelf::patience`] is: many turns of a busy core.
 const PATIENCE: Duration = Duration::from_millis(250);
@@ -28,7 +28,7 @@ pub(in crate::comm::local) struct SharedResultCache {
     /// How long a rank waits for a piece of another's while none is made.
     pub(super) patience: Duration,
     /// Where the memory of results waits for the next ones, whichever rank begins them.
-    home: Arc<Home>,
+    home: Arc<HostMemoryPool>,
     /// Of each group the latest collective of which a bag is full, but for reductions.
     latest: Mutex<HashMap<GroupKey, (u64, Weak<CachedResults>)>>,
 }
@@ -89,7 +89,7 @@ pub(in crate::comm::local) struct Owner<'a> {
 
 impl Owner<'_> {
     /// Where their memory is from.
-    pub fn home(&self) -> &Arc<Home> {
+    pub fn home(&self) -> &Arc<HostMemoryPool> {
         &self.shelf.home
     }
 

@@ -25,7 +25,7 @@ use burn::tensor::{Bytes, DType};
 use super::super::sync::{Condvar, Mutex};
 use super::shelf::{Owner, SharedResultCache};
 use crate::kernels::flex::{Ends, Targets};
-use crate::memory::Home;
+use crate::memory::HostMemoryPool;
 
 /// Bytes that all ranks would move, were each to make its own result, from which on it pays to come to terms.
 pub(super) const WORTH: usize = 1 << 20;
@@ -42,7 +42,7 @@ pub(super) unsafe trait PartitionedJob {
     type Cut: Send + Sync;
 
     /// New memory, how the job is cut, and into how many pieces: at least one.
-    fn begin(&self, home: &Arc<Home>) -> (Targets, Self::Cut, usize);
+    fn begin(&self, home: &Arc<HostMemoryPool>) -> (Targets, Self::Cut, usize);
 
     /// Writes piece `index` of what begins where `to` says.
     ///
@@ -104,7 +104,7 @@ impl Held {
 }
 
 impl<C> Making<C> {
-    fn begin(job: &impl PartitionedJob<Cut = C>, home: &Arc<Home>) -> Arc<Self> {
+    fn begin(job: &impl PartitionedJob<Cut = C>, home: &Arc<HostMemoryPool>) -> Arc<Self> {
         let (targets, cut, count) = job.begin(home);
         let this = Arc::new(Self {
             cut,

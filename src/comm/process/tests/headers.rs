@@ -13,7 +13,7 @@ use crate::comm::local::MembershipMessage;
 use crate::comm::{
     Call, CollectiveId, CommError, Digests, Op, RankReport, ReduceOp, ReplicatedValue, ShardedModel, StartError, TensorMeta,
 };
-use crate::memory::common::Address;
+use crate::memory::common::SharedMemoryHandle;
 use crate::placement::ShardSizes;
 
 fn meta(shape: &[usize], dtype: DType) -> TensorMeta {
@@ -107,7 +107,7 @@ fn headers() -> Vec<Vec<u8>> {
         let introduction = RemoteGroupInfo { ranks: vec![0, 200, 3], name: "reduced".into(), member: 1 };
         RemoteGroupId { number: 128, introduction: is_new.then_some(introduction) }
     };
-    let at = SharedMemoryMessage::At { address: Address { process: 1 << 22, file: 7, number: u64::MAX - 1 } };
+    let at = SharedMemoryMessage::At { address: SharedMemoryHandle { process: 1 << 22, file: 7, number: u64::MAX - 1 } };
     let contents =
         PayloadDesc { addressees: vec![0, 0, 2], tensors: vec![meta(&[3, 5], DType::F64); 3], common: Some(at) };
     let mut headers = Vec::new();

@@ -8,16 +8,16 @@ use rand::{Rng, SeedableRng};
 
 use super::{device, download, upload};
 use crate::kernels::cube::{CubeError, CubePlan};
-use crate::kernels::{Convert, Copies, Segment};
+use crate::kernels::{Convert, CopyPlan, StridedCopy};
 
 /// Two sources into two targets, with a gap, odd lengths and unaligned places.
-fn copies() -> Copies {
+fn copies() -> CopyPlan {
     let segments = vec![
-        Segment { source: 0, target: 0, from: 0, to: 0, rows: 9, run: 7, from_stride: 7, to_stride: 12 },
-        Segment { source: 1, target: 0, from: 3, to: 7, rows: 9, run: 3, from_stride: 5, to_stride: 12 },
-        Segment::run(1, 1, 0, 0, 43),
+        StridedCopy { source: 0, target: 0, from: 0, to: 0, rows: 9, run: 7, from_stride: 7, to_stride: 12 },
+        StridedCopy { source: 1, target: 0, from: 3, to: 7, rows: 9, run: 3, from_stride: 5, to_stride: 12 },
+        StridedCopy::run(1, 1, 0, 0, 43),
     ];
-    Copies::new(vec![Shape::new([63]), Shape::new([48])], vec![Shape::new([9, 12]), Shape::new([43])], segments)
+    CopyPlan::new(vec![Shape::new([63]), Shape::new([48])], vec![Shape::new([9, 12]), Shape::new([43])], segments)
 }
 
 fn to_bytes(values: &[f32], dtype: DType) -> Vec<u8> {
@@ -35,7 +35,7 @@ fn to_values(bytes: &[u8], dtype: DType) -> Vec<f32> {
 }
 
 /// The reference in single precision: `None` where nothing is written.
-fn placed(copies: &Copies, sources: &[Vec<f32>]) -> Vec<Vec<Option<f32>>> {
+fn placed(copies: &CopyPlan, sources: &[Vec<f32>]) -> Vec<Vec<Option<f32>>> {
     let mut targets = copies.targets.iter().map(|shape| vec![None; shape.num_elements()]).collect_vec();
     for segment in &copies.segments {
         for (row, column) in (0..segment.rows).cartesian_product(0..segment.run) {

@@ -7,16 +7,16 @@ use rand::rngs::StdRng;
 
 use super::{assert_copies, device, plain, upload};
 use crate::kernels::cube::{CubeError, CubePlan, Limits, alignment};
-use crate::kernels::{Convert, Copies, CutTensor, FlatLayout, Segment};
+use crate::kernels::{Convert, CopyPlan, ShardedTensorSpec, FlatLayout, StridedCopy};
 use crate::placement::ShardSizes;
 
-fn within(limits: Limits, copies: &Copies) -> Result<CubePlan, CubeError> {
+fn within(limits: Limits, copies: &CopyPlan) -> Result<CubePlan, CubeError> {
     CubePlan::within(limits, &device(), copies, DType::F32, Convert::to(DType::F32), false)
 }
 
 /// Many tensors of two columns over three ranks.
 fn layout(dim: usize) -> FlatLayout {
-    let tensor = |rows| CutTensor { shape: Shape::new([rows, 6]), dim, cut: ShardSizes::Chunked([rows, 6][dim]) };
+    let tensor = |rows| ShardedTensorSpec { shape: Shape::new([rows, 6]), dim, cut: ShardSizes::Chunked([rows, 6][dim]) };
     FlatLayout::new(3, [5, 9, 33, 1, 12, 70, 3].map(tensor).to_vec(), 1)
 }
 
@@ -42,7 +42,7 @@ fn as_many_sources_as_the_device_binds_are_one_launch() {
     let mut rng = StdRng::seed_from_u64(3);
     let most = device().client().properties().hardware.max_bindings.min(200) as usize - 4;
     for (tensors, launches) in [(most, 1), (most + 1, 2)] {
-        let tensor = CutTensor { shape: Shape::new([6]), dim: 0, cut: ShardSizes::Chunked(6) };
+        let tensor = ShardedTensorSpec { shape: Shape::new([6]), dim: 0, cut: ShardSizes::Chunked(6) };
         let copies = FlatLayout::new(2, vec![tensor; tensors], 4).pack_parts(1);
         let limits = Limits { bindings: most + 4, cubes: 1000 };
         let plan = within(limits, &copies).unwrap();
@@ -60,7 +60,7 @@ fn a_row_of_more_sources_than_a_kernel_binds_is_an_error() {
 #[test]
 fn a_grid_wider_than_the_device_allows_has_rows() {
     let mut rng = StdRng::seed_from_u64(2);
-    let tensor = CutTensor { shape: Shape::new([4096 * 7 + 5]), dim: 0, cut: ShardSizes::Chunked(4096 * 7 + 5) };
+    let tensor = ShardedTensorSpec { shape: Shape::new([4096 * 7 + 5]), dim: 0, cut: ShardSizes::Chunked(4096 * 7 + 5) };
     let copies = FlatLayout::new(2, vec![tensor], 1).unpack_rows();
     let plan = within(Limits { bindings: 100, cubes: 3 }, &copies).unwrap();
     assert_copies(&plan, &copies, DType::F32, &mut rng);
@@ -84,13 +84,13 @@ fn results_are_views_of_one_block() {
 #[test]
 fn more_elements_than_32_bits_count_are_an_error() {
     let len = u32::MAX as usize + 8;
-    let copies = Copies::new(vec![Shape::new([len])], vec![Shape::new([1])], vec![Segment::run(0, 0, len - 1, 0, 1)]);
+    let copies = CopyPlan::new(vec![Shape::new([len])], vec![Shape::new([1])], vec![StridedCopy::run(0, 0, len - 1, 0, 1)]);
     assert_eq!(plain(&copies, DType::F32).err(), Some(CubeError::TooLarge { len }));
 }
 
 #[test]
 #[should_panic(expected = "sources have [4] elements")]
 fn other_sources_than_those_of_the_copies_are_refused() {
-    let copies = Copies::new(vec![Shape::new([4])], vec![Shape::new([4])], vec![Segment::run(0, 0, 0, 0, 4)]);
+    let copies = CopyPlan::new(vec![Shape::new([4])], vec![Shape::new([4])], vec![StridedCopy::run(0, 0, 0, 0, 4)]);
     plain(&copies, DType::F32).unwrap().run(&[upload(&[0; 12], &Shape::new([3]), DType::F32)], None);
 }

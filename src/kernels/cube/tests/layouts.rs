@@ -9,14 +9,14 @@ use rand::{Rng, SeedableRng};
 
 use super::{assert_copies, device, plain};
 use crate::kernels::cube::CubeError;
-use crate::kernels::{Copies, CutTensor, FlatLayout, Segment};
+use crate::kernels::{CopyPlan, ShardedTensorSpec, FlatLayout, StridedCopy};
 use crate::placement::ShardSizes;
 
 const DTYPES: [DType; 7] =
     [DType::F32, DType::I32, DType::I64, DType::Bool(BoolStore::U32), DType::F16, DType::BF16, DType::U8];
 
 /// Plain copies, unless the device has no such elements and the copies do not go by words.
-fn assert_copied(copies: &Copies, dtype: DType, rng: &mut StdRng) {
+fn assert_copied(copies: &CopyPlan, dtype: DType, rng: &mut StdRng) {
     let has = device().client().properties().supports_type(dtype_to_storage_type(dtype));
     match plain(copies, dtype) {
         Ok(plan) => assert_copies(&plan, copies, dtype, rng),
@@ -28,7 +28,7 @@ fn assert_copied(copies: &Copies, dtype: DType, rng: &mut StdRng) {
 }
 
 /// A tensor cut evenly, unevenly or raggedly along any dimension.
-fn cut_tensor(ranks: usize, rng: &mut StdRng) -> CutTensor {
+fn cut_tensor(ranks: usize, rng: &mut StdRng) -> ShardedTensorSpec {
     let dims = rng.random_range(1..=3);
     let lengths = [0, 1, 2, 3, 4, 5, 8, 12, 16, 24, 33];
     let shape = (0..dims).map(|_| *lengths.choose(rng).unwrap()).collect_vec();
@@ -41,7 +41,7 @@ fn cut_tensor(ranks: usize, rng: &mut StdRng) -> CutTensor {
         let lengths = ends.iter().scan(0, |last, end| Some(end - std::mem::replace(last, *end)));
         ShardSizes::Uneven(lengths.collect_vec().into())
     };
-    CutTensor { shape: Shape::from(shape), dim, cut }
+    ShardedTensorSpec { shape: Shape::from(shape), dim, cut }
 }
 
 #[test]
@@ -68,7 +68,7 @@ fn all_copies_of_random_layouts_in_every_dtype() {
 }
 
 /// Segments without overlap that no layout makes: rows of several lengths interleaved, gaps, any order.
-fn scattered(rng: &mut StdRng) -> Copies {
+fn scattered(rng: &mut StdRng) -> CopyPlan {
     let (sources, targets) = (rng.random_range(1..=3), rng.random_range(1..=3));
     let lens = (0..sources).map(|_| rng.random_range(300..600)).collect_vec();
     let mut segments = Vec::new();
@@ -80,17 +80,17 @@ fn scattered(rng: &mut StdRng) -> Copies {
         let (from_stride, to_stride) = (run + from_gap, run + to_gap);
         let from = rng.random_range(0..lens[source] - rows * from_stride);
         let to = ends[target] + rng.random_range(0..7);
-        segments.push(Segment { source, target, from, to, rows, run, from_stride, to_stride });
+        segments.push(StridedCopy { source, target, from, to, rows, run, from_stride, to_stride });
         ends[target] = to + (rows - 1) * to_stride + run;
         // In the gaps between its rows, others: as many rows, or fewer.
         if to_gap > 1 && rows > 1 {
             let rows = rng.random_range(1..rows);
             let (to, from) = (to + run, rng.random_range(0..200));
-            segments.push(Segment { source, target, from, to, rows, run: to_gap - 1, from_stride, to_stride });
+            segments.push(StridedCopy { source, target, from, to, rows, run: to_gap - 1, from_stride, to_stride });
         }
     }
     let targets = ends.iter().map(|end| Shape::new([end + rng.random_range(0..9)])).collect();
-    Copies::new(lens.iter().map(|len| Shape::new([*len])).collect(), targets, segments)
+    CopyPlan::new(lens.iter().map(|len| Shape::new([*len])).collect(), targets, segments)
 }
 
 #[test]
@@ -106,7 +106,7 @@ fn segments_in_any_place_and_gaps_of_zeros() {
 fn long_and_short_segments_in_one_launch() {
     let mut rng = StdRng::seed_from_u64(56);
     let lens = [700_001, 1, 3, 64, 0, 250_000, 7, 4096, 5, 1, 1, 2];
-    let tensors = lens.map(|len| CutTensor { shape: Shape::new([len, 2]), dim: 0, cut: ShardSizes::Chunked(len) });
+    let tensors = lens.map(|len| ShardedTensorSpec { shape: Shape::new([len, 2]), dim: 0, cut: ShardSizes::Chunked(len) });
     let layout = FlatLayout::new(3, tensors.to_vec(), 4);
     for copies in [layout.pack_parts(1), layout.unpack_rows(), layout.pack_wholes()] {
         let plan = plain(&copies, DType::F32).unwrap();
@@ -118,7 +118,7 @@ fn long_and_short_segments_in_one_launch() {
 #[test]
 fn a_matrix_of_odd_rows_cut_along_its_columns() {
     let mut rng = StdRng::seed_from_u64(78);
-    let tensor = |columns| CutTensor { shape: Shape::new([257, columns]), dim: 1, cut: ShardSizes::Chunked(columns) };
+    let tensor = |columns| ShardedTensorSpec { shape: Shape::new([257, columns]), dim: 1, cut: ShardSizes::Chunked(columns) };
     let layout = FlatLayout::new(3, vec![tensor(101), tensor(96), tensor(5)], 4);
     for copies in [layout.pack_wholes(), layout.unpack_rows(), layout.unpack_wholes()] {
         for dtype in [DType::F32, DType::F16] {
@@ -130,6 +130,6 @@ fn a_matrix_of_odd_rows_cut_along_its_columns() {
 #[test]
 fn nothing_to_copy_launches_one_kernel_of_zeros() {
     let mut rng = StdRng::seed_from_u64(90);
-    let empty = Copies::new(vec![Shape::new([0])], vec![Shape::new([0]), Shape::new([5])], Vec::new());
+    let empty = CopyPlan::new(vec![Shape::new([0])], vec![Shape::new([0]), Shape::new([5])], Vec::new());
     assert_copied(&empty, DType::F32, &mut rng);
 }

@@ -34,7 +34,7 @@ impl<F: Fn(usize)> Numbers<F> {
 unsafe impl<F: Fn(usize)> PartitionedJob for Numbers<F> {
     type Cut = ();
 
-    fn begin(&self, home: &Arc<Home>) -> (Targets, (), usize) {
+    fn begin(&self, home: &Arc<HostMemoryPool>) -> (Targets, (), usize) {
         self.begun.fetch_add(1, Ordering::SeqCst);
         (Targets::new(Some(home), [&self.shape()], size_of::<i64>()), (), self.pieces)
     }
