@@ -154,18 +154,18 @@ impl Drop for Changing {
 
 /// Until it is dropped, the forward of the module at the path that `module` says runs, if it has one.
 #[track_caller]
-pub(crate) fn entered(module: impl FnOnce() -> Option<Arc<str>>) -> Option<Entered> {
+pub(crate) fn entered(module: impl FnOnce() -> Option<Arc<str>>) -> Option<ModuleGuard> {
     let path = if is_on() { module()? } else { return None };
     let at = Location::caller();
     MODULES.with_borrow_mut(|modules| modules.push((path, at)));
-    Some(Entered)
+    Some(ModuleGuard)
 }
 
 /// A module whose forward runs.
 #[must_use]
-pub(crate) struct Entered;
+pub(crate) struct ModuleGuard;
 
-impl Drop for Entered {
+impl Drop for ModuleGuard {
     fn drop(&mut self) {
         MODULES.with_borrow_mut(|modules| modules.pop());
     }

@@ -107,7 +107,7 @@ trait GradStore {
 }
 
 /// Shared handle of an operation.
-pub(crate) type Op = Arc<dyn GraphOp>;
+pub(crate) type SharedGraphOp = Arc<dyn GraphOp>;
 
 thread_local! {
     /// The number of backwards of operations that run on this thread, one inside the other.
@@ -120,25 +120,25 @@ pub(crate) fn is_in_backward() -> bool {
 }
 
 /// Runs the backward of an operation.
-fn running(op: &Op, step: &mut BackwardStep<'_>) {
-    struct End;
-    impl Drop for End {
+fn running(op: &SharedGraphOp, step: &mut BackwardStep<'_>) {
+    struct BackwardEnd;
+    impl Drop for BackwardEnd {
         fn drop(&mut self) {
             RUNNING.set(RUNNING.get() - 1);
         }
     }
     RUNNING.set(RUNNING.get() + 1);
-    let _end = End;
+    let _end = BackwardEnd;
     op.backward(step);
 }
 
 /// Records `op` on one parent.
-pub(crate) fn unary(parent: DispatchTensor, op: Op) -> DispatchTensor {
+pub(crate) fn unary(parent: DispatchTensor, op: SharedGraphOp) -> DispatchTensor {
     <Dispatch as GraphOps>::graph_unary(parent, op)
 }
 
 /// Records `op` on two parents.
-pub(crate) fn binary(a: DispatchTensor, b: DispatchTensor, op: Op) -> DispatchTensor {
+pub(crate) fn binary(a: DispatchTensor, b: DispatchTensor, op: SharedGraphOp) -> DispatchTensor {
     <Dispatch as GraphOps>::graph_binary(a, b, op)
 }
 
@@ -184,8 +184,8 @@ pub(crate) fn is_supported(device: &Device) -> bool {
     Autodiff
 )]
 pub(crate) trait GraphOps: Backend {
-    fn graph_unary(parent: FloatTensor<Self>, op: Op) -> FloatTensor<Self>;
-    fn graph_binary(a: FloatTensor<Self>, b: FloatTensor<Self>, op: Op) -> FloatTensor<Self>;
+    fn graph_unary(parent: FloatTensor<Self>, op: SharedGraphOp) -> FloatTensor<Self>;
+    fn graph_binary(a: FloatTensor<Self>, b: FloatTensor<Self>, op: SharedGraphOp) -> FloatTensor<Self>;
     fn graph_node(tensor: FloatTensor<Self>) -> Option<NodeId>;
 }
 

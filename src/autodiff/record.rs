@@ -18,15 +18,15 @@ use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Autodiff, DispatchTensor};
 
-use super::{BackwardId, BackwardStep, GradStore, GraphOps, Op, Retain, Wrap, running};
+use super::{BackwardId, BackwardStep, GradStore, GraphOps, SharedGraphOp, Retain, Wrap, running};
 
 impl<B: Wrap + GraphOps, C: CheckpointStrategy> GraphOps for Autodiff<B, C> {
-    fn graph_unary(parent: FloatTensor<Self>, op: Op) -> FloatTensor<Self> {
+    fn graph_unary(parent: FloatTensor<Self>, op: SharedGraphOp) -> FloatTensor<Self> {
         let output = B::graph_unary(parent.primitive().clone(), op.clone());
         record::<B, C, 1>([parent], op, output)
     }
 
-    fn graph_binary(a: FloatTensor<Self>, b: FloatTensor<Self>, op: Op) -> FloatTensor<Self> {
+    fn graph_binary(a: FloatTensor<Self>, b: FloatTensor<Self>, op: SharedGraphOp) -> FloatTensor<Self> {
         let output = B::graph_binary(a.primitive().clone(), b.primitive().clone(), op.clone());
         record::<B, C, 2>([a, b], op, output)
     }
@@ -38,13 +38,13 @@ impl<B: Wrap + GraphOps, C: CheckpointStrategy> GraphOps for Autodiff<B, C> {
 
 fn record<B: Wrap, C: CheckpointStrategy, const N: usize>(
     parents: [FloatTensor<Autodiff<B, C>>; N],
-    op: Op,
+    op: SharedGraphOp,
     output: FloatTensor<B>,
 ) -> FloatTensor<Autodiff<B, C>> {
     let guards = parents.each_ref().map(|parent| parent.node());
     match op.retain() {
         Retain::Output => {
-            let prep = Backward::<B, N>::prepare::<C>(Node, guards).compute_bound();
+            let prep = Backward::<B, N>::prepare::<C>(RecordedNode, guards).compute_bound();
             match prep.stateful() {
                 OpsKind::Tracked(prep) => prep.finish(op, output),
                 OpsKind::UnTracked(prep) => prep.finish(output),
@@ -55,12 +55,12 @@ fn record<B: Wrap, C: CheckpointStrategy, const N: usize>(
         // parent there, and an untracked node cannot be made again at all.
         Retain::Recompute => {
             let tracked: Vec<_> = parents.iter().filter(|parent| parent.is_tracked()).collect();
-            let again = Again::<B> {
+            let again = RecomputeOutput::<B> {
                 parents: tracked.iter().map(|parent| parent.id()).collect(),
                 op: op.clone(),
                 backend: PhantomData,
             };
-            let prep = Backward::<B, N>::prepare::<BalancedCheckpointing>(Node, guards)
+            let prep = Backward::<B, N>::prepare::<BalancedCheckpointing>(RecordedNode, guards)
                 .memory_bound()
                 .retro_forward(again)
                 .parents(tracked);
@@ -74,12 +74,12 @@ fn record<B: Wrap, C: CheckpointStrategy, const N: usize>(
 
 /// The backward step of any [`GraphOp`](super::GraphOp).
 #[derive(Debug)]
-struct Node;
+struct RecordedNode;
 
-impl<B: Wrap, const N: usize> Backward<B, N> for Node {
-    type State = Op;
+impl<B: Wrap, const N: usize> Backward<B, N> for RecordedNode {
+    type State = SharedGraphOp;
 
-    fn backward(self, ops: Ops<Op, N>, grads: &mut Gradients, _: &mut Checkpointer) {
+    fn backward(self, ops: Ops<SharedGraphOp, N>, grads: &mut Gradients, _: &mut Checkpointer) {
         let parents = ops.parents.each_ref().map(|node| node.as_ref().map(|node| node.id));
         // The container is where it is from the first step to the last.
         let backward = BackwardId(std::ptr::from_mut(grads).addr());
@@ -90,7 +90,7 @@ impl<B: Wrap, const N: usize> Backward<B, N> for Node {
 }
 
 struct Store<'a, B, const N: usize> {
-    ops: &'a Ops<Op, N>,
+    ops: &'a Ops<SharedGraphOp, N>,
     grads: &'a mut Gradients,
     backend: PhantomData<B>,
 }
@@ -115,13 +115,13 @@ impl<B: Wrap, const N: usize> GradStore for Store<'_, B, N> {
 
 /// Makes an operation's output again during backward.
 #[derive(Debug)]
-struct Again<B> {
+struct RecomputeOutput<B> {
     parents: Vec<NodeId>,
-    op: Op,
+    op: SharedGraphOp,
     backend: PhantomData<fn() -> B>,
 }
 
-impl<B: Wrap> RetroForward for Again<B> {
+impl<B: Wrap> RetroForward for RecomputeOutput<B> {
     fn forward(&self, states: &mut BackwardStates, out_node: NodeId) {
         // Reading a state counts it down: every parent named to burn is read, used or not.
         let parents: Vec<_> = self.parents.iter().map(|id| B::wrap(states.get_state::<FloatTensor<B>>(id))).collect();

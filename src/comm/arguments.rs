@@ -48,11 +48,11 @@ pub(super) fn at_home<'a>(tensors: impl IntoIterator<Item = &'a DispatchTensor>,
 }
 
 /// A tensor of a list, and its cut.
-type Cutting<'a> = (usize, (&'a DispatchTensor, &'a (usize, ShardSizes)));
+type ShardArgument<'a> = (usize, (&'a DispatchTensor, &'a (usize, ShardSizes)));
 
 /// Prints of the wholes that these pieces are cut from.
 pub(super) fn pieces(tensors: &[DispatchTensor], cuts: &[(usize, ShardSizes)], group: &Group) -> Checked<Vec<TensorSignature>> {
-    let piece = |(i, (tensor, (dim, cut))): Cutting<'_>| {
+    let piece = |(i, (tensor, (dim, cut))): ShardArgument<'_>| {
         let mut print = whole_of(i, tensor, *dim, cut, group)?;
         let expected = cut.range(group.size(), group.rank()).len();
         let found = print.shape[*dim];
@@ -79,7 +79,7 @@ pub(super) fn wholes(
     op: ReduceOp,
     group: &Group,
 ) -> Checked<Vec<TensorSignature>> {
-    let whole = |(i, (tensor, (dim, cut))): Cutting<'_>| {
+    let whole = |(i, (tensor, (dim, cut))): ShardArgument<'_>| {
         let print = whole_of(i, tensor, *dim, cut, group)?;
         reducible(i, print.dtype, op)?;
         is_whole(i, &print.shape, *dim, cut)?;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use super::engine::Backend;
-use super::flight::{Recorder, Start};
+use super::flight::{Recorder, LaunchStart};
 use super::{Ledger, StartError};
 
 /// The ledgers of one rank of a launch, in the order in which it came to their worlds.
@@ -24,11 +24,11 @@ impl LedgerHistory {
 
     /// The ledger of what is rank `rank` of `engine`'s world, which begins now.
     pub fn open(&self, rank: usize, engine: &dyn Backend) -> Result<Arc<Ledger>, StartError> {
-        self.open_at(rank, &Start::new(engine.size(), engine.launch()))
+        self.open_at(rank, &LaunchStart::new(engine.size(), engine.launch()))
     }
 
     /// The same of a world that has begun.
-    pub fn open_at(&self, rank: usize, start: &Start) -> Result<Arc<Ledger>, StartError> {
+    pub fn open_at(&self, rank: usize, start: &LaunchStart) -> Result<Arc<Ledger>, StartError> {
         let ledger = Arc::new(Ledger::new(Recorder::new(rank, start, self.folder.as_deref())?));
         self.ledgers.lock().push(ledger.clone());
         Ok(ledger)

@@ -35,14 +35,14 @@ use super::{Call, CollectiveId, CommError, Group, Ledger, Op, Work, trace};
 /// rank at fault, the operation and its sequence number.
 #[derive(Debug, Clone)]
 pub struct Communicator {
-    shared: Arc<Shared>,
+    shared: Arc<CommunicatorInner>,
     /// How long one wait may last.
     deadline: Duration,
 }
 
 /// What the clones of a communicator share.
 #[derive(Debug)]
-struct Shared {
+struct CommunicatorInner {
     rank: Arc<Rank>,
     channel: Arc<dyn GroupBackend>,
     sequence: Arc<Sequence>,
@@ -59,7 +59,7 @@ impl Communicator {
         let member = GroupMember { group, device: rank.device.clone(), ledger: rank.ledger.clone() };
         let channel = rank.engine.channel(member, name);
         let (drawn, models, duplicates) = (AtomicU64::default(), AtomicU64::default(), Mutex::default());
-        Self { shared: Arc::new(Shared { rank, channel, sequence, forward_indices: drawn, models, duplicates }), deadline }
+        Self { shared: Arc::new(CommunicatorInner { rank, channel, sequence, forward_indices: drawn, models, duplicates }), deadline }
     }
 
     /// The ranks of this group and the caller's place among them.
@@ -170,7 +170,7 @@ impl Communicator {
         bytes: u64,
         begin: impl FnOnce(&dyn GroupBackend, CallContext) -> PostResult<T>,
     ) -> Work<T> {
-        let Shared { rank, channel, sequence, .. } = &*self.shared;
+        let CommunicatorInner { rank, channel, sequence, .. } = &*self.shared;
         if let Err(error) = rank.check_thread(print.op, &call.label) {
             return Work::failed(error);
         }

@@ -25,23 +25,23 @@ pub(super) fn at_exit(function: extern "C" fn()) {
     assert_eq!(atexit(function), 0, "the C library has room for at least 32 functions called at exit");
 }
 
-static LAUNCHES: Mutex<Vec<Arc<Ranks>>> = Mutex::new(Vec::new());
+static LAUNCHES: Mutex<Vec<Arc<LocalRanks>>> = Mutex::new(Vec::new());
 
 /// The ranks of a launch that are in this process.
-struct Ranks {
+struct LocalRanks {
     engine: Arc<dyn Backend>,
     books: Vec<(usize, Arc<LedgerHistory>)>,
 }
 
 /// A launch under way, for as long as this is there.
-pub(super) struct ActiveLaunch(Arc<Ranks>);
+pub(super) struct ActiveLaunch(Arc<LocalRanks>);
 
 impl ActiveLaunch {
     /// Of the ranks that have these books.
     pub fn new(engine: Arc<dyn Backend>, books: impl Iterator<Item = (usize, Arc<LedgerHistory>)>) -> Self {
         static REGISTERED: Once = Once::new();
         REGISTERED.call_once(|| at_exit(note));
-        let ranks = Arc::new(Ranks { engine, books: books.collect() });
+        let ranks = Arc::new(LocalRanks { engine, books: books.collect() });
         LAUNCHES.lock().push(ranks.clone());
         Self(ranks)
     }
@@ -63,7 +63,7 @@ pub(super) extern "C" fn note() {
     }
 }
 
-impl Ranks {
+impl LocalRanks {
     /// In every world that they were in. `by` is the rank whose program has ended the process, if one has.
     fn note(&self, by: Option<usize>) {
         for (rank, books) in &self.books {

@@ -11,7 +11,7 @@ use super::books::LedgerHistory;
 use super::end::RankOutcome;
 use super::engine::{RemoteOutcome, Backend, ProcessOptions, last, worlds};
 use super::exit::ActiveLaunch;
-use super::flight::{RankTrace, Start};
+use super::flight::{RankTrace, LaunchStart};
 use super::home::{self, RankContext};
 use super::launcher;
 use super::local::HostBackend;
@@ -23,7 +23,7 @@ use crate::{Error, Result, memory};
 /// Where the ranks of a program run.
 #[derive(Debug, Clone)]
 pub struct Launch {
-    ranks: Ranks,
+    ranks: RankBackend,
     deadline: Duration,
     devices: Devices,
     stack_size: usize,
@@ -59,7 +59,7 @@ impl Devices {
 
 /// What carries the collectives.
 #[derive(Debug, Clone)]
-enum Ranks {
+enum RankBackend {
     /// Threads, which hand each other tensors by reference.
     Threads(usize),
     /// As many threads in each of several processes.
@@ -75,7 +75,7 @@ impl Launch {
     /// If `ranks` is 0.
     pub fn threads(ranks: usize) -> Self {
         assert!(ranks > 0, "a launch needs at least one rank");
-        Self::new(Ranks::Threads(ranks))
+        Self::new(RankBackend::Threads(ranks))
     }
 
     /// `ranks` ranks, wherever the program is started: threads of this process; or, where a launcher has started several
@@ -106,10 +106,10 @@ impl Launch {
             if !ranks.is_multiple_of(processes) {
                 return Err(StartError::Uneven { ranks, processes, here: connected.here() });
             }
-            return Ok(Self::new(Ranks::Processes(connected, ranks / processes)));
+            return Ok(Self::new(RankBackend::Processes(connected, ranks / processes)));
         }
         #[cfg(not(feature = "mpi"))]
-        if let Some(launcher::Place { processes, here }) = launcher::place()? {
+        if let Some(launcher::ProcessRank { processes, here }) = launcher::place()? {
             return Err(StartError::NoMpi { processes, here });
         }
         Ok(Self::threads(ranks))
@@ -117,10 +117,10 @@ impl Launch {
 
     /// The ranks of `engine` that are in this process, each a thread.
     pub fn on_backend(engine: Arc<dyn Backend>) -> Self {
-        Self::new(Ranks::On(engine))
+        Self::new(RankBackend::On(engine))
     }
 
-    fn new(ranks: Ranks) -> Self {
+    fn new(ranks: RankBackend) -> Self {
         Self {
             ranks,
             deadline: Duration::from_secs(600),
@@ -152,10 +152,10 @@ impl Launch {
     pub fn with_devices(mut self, devices: impl IntoIterator<Item = Device>) -> Self {
         let devices: Vec<_> = devices.into_iter().map(Device::inner).collect();
         let ranks = match &self.ranks {
-            Ranks::Threads(ranks) => *ranks,
+            RankBackend::Threads(ranks) => *ranks,
             #[cfg(feature = "mpi")]
-            Ranks::Processes(_, ranks) => *ranks,
-            Ranks::On(engine) => engine.local_ranks().len(),
+            RankBackend::Processes(_, ranks) => *ranks,
+            RankBackend::On(engine) => engine.local_ranks().len(),
         };
         assert_eq!(devices.len(), ranks, "{} devices for {ranks} ranks: give each rank one", devices.len());
         self.devices = Devices::Each(devices);
@@ -273,16 +273,16 @@ where
     F: Fn(&World) -> Result<T> + Sync,
 {
     let engine: Arc<dyn Backend> = match config.ranks {
-        Ranks::Threads(size) => HostBackend::new(size, config.manner),
+        RankBackend::Threads(size) => HostBackend::new(size, config.manner),
         #[cfg(feature = "mpi")]
-        Ranks::Processes(processes, each) => processes.engine_of(each, config.manner),
-        Ranks::On(engine) => engine,
+        RankBackend::Processes(processes, each) => processes.engine_of(each, config.manner),
+        RankBackend::On(engine) => engine,
     };
     let here = engine.local_ranks();
     let (cores, outer) = (cores(), RankContext::current());
     let threads = (cores / here.len()).max(1);
     let folder = config.flight.or_else(|| env::var_os(FLIGHT).filter(|folder| !folder.is_empty()).map(PathBuf::from));
-    let start = Start::new(engine.size(), engine.launch());
+    let start = LaunchStart::new(engine.size(), engine.launch());
     let books: Vec<_> = here.iter().map(|_| LedgerHistory::new(folder.clone())).collect();
     let _running = ActiveLaunch::new(engine.clone(), here.iter().copied().zip(books.iter().cloned()));
     let ledgers: Vec<_> = here.iter().zip(&books).map(|(rank, books)| books.open_at(*rank, &start)).collect();

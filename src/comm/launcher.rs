@@ -17,7 +17,7 @@
 
 /// A process among those that were started together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct ProcessRank {
     /// How many there are: at least 2.
     pub processes: usize,
     /// Which of them this is, from 0.
@@ -140,17 +140,17 @@ const LAUNCHERS: [(&str, &str); 4] = [
 ];
 
 /// This process's place. `None`: it is alone.
-pub(crate) fn place() -> Result<Option<Place>, StartError> {
+pub(crate) fn place() -> Result<Option<ProcessRank>, StartError> {
     place_by(|name| std::env::var(name).ok())
 }
 
 /// By what `variable` says of the environment.
-fn place_by(variable: impl Fn(&str) -> Option<String>) -> Result<Option<Place>, StartError> {
+fn place_by(variable: impl Fn(&str) -> Option<String>) -> Result<Option<ProcessRank>, StartError> {
     let set = |&(size, rank): &(&'static str, &'static str)| Some((size, rank, variable(size)?, variable(rank)?));
     let Some((size, rank, processes, here)) = LAUNCHERS.iter().find_map(set) else { return Ok(None) };
     match (processes.parse(), here.parse()) {
         (Ok(1), Ok(0)) => Ok(None),
-        (Ok(processes), Ok(here)) if here < processes => Ok(Some(Place { processes, here })),
+        (Ok(processes), Ok(here)) if here < processes => Ok(Some(ProcessRank { processes, here })),
         _ => Err(StartError::Variables { size, rank, processes, here }),
     }
 }
@@ -187,19 +187,19 @@ pub(crate) fn is_bound() -> bool {
 mod tests {
     use super::*;
 
-    fn among(set: &[(&str, &str)]) -> Result<Option<Place>, StartError> {
+    fn among(set: &[(&str, &str)]) -> Result<Option<ProcessRank>, StartError> {
         place_by(|name| set.iter().find(|(set, _)| *set == name).map(|(_, value)| value.to_string()))
     }
 
     #[test]
     fn every_launcher_says_which_process_this_is() {
         for (size, rank) in LAUNCHERS {
-            assert_eq!(among(&[(size, "4"), (rank, "3")]), Ok(Some(Place { processes: 4, here: 3 })), "{size}");
+            assert_eq!(among(&[(size, "4"), (rank, "3")]), Ok(Some(ProcessRank { processes: 4, here: 3 })), "{size}");
         }
         // Open MPI's `mpirun` within an allocation of Slurm's, whose shell is one task.
         let nested = [("SLURM_STEP_NUM_TASKS", "1"), ("SLURM_PROCID", "0")];
         let nested = [&nested[..], &[("OMPI_COMM_WORLD_SIZE", "2"), ("OMPI_COMM_WORLD_RANK", "1")]].concat();
-        assert_eq!(among(&nested), Ok(Some(Place { processes: 2, here: 1 })));
+        assert_eq!(among(&nested), Ok(Some(ProcessRank { processes: 2, here: 1 })));
     }
 
     #[test]

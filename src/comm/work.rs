@@ -20,9 +20,9 @@ use super::{TransferTiming, CommError, OpTiming, trace};
 /// data. Works may be waited for in any order. Dropping one without waiting is allowed, and does not block: the rank has
 /// taken part, and the others get their results.
 #[must_use = "a collective's result is defined only after `wait`"]
-pub struct Work<T>(State<T>);
+pub struct Work<T>(WorkState<T>);
 
-enum State<T> {
+enum WorkState<T> {
     Ended(Result<T, CommError>),
     UnderWay(InFlightOp<T>),
 }
@@ -69,29 +69,29 @@ impl Drop for InFlightGuard {
 
 impl<T> Work<T> {
     pub(super) fn done(value: T) -> Self {
-        Self(State::Ended(Ok(value)))
+        Self(WorkState::Ended(Ok(value)))
     }
 
     pub(crate) fn failed(error: CommError) -> Self {
-        Self(State::Ended(Err(error)))
+        Self(WorkState::Ended(Err(error)))
     }
 
     pub(super) fn under_way(pending: Box<dyn Request<T>>, place: InFlightGuard) -> Self {
-        Self(State::UnderWay(InFlightOp { pending, place }))
+        Self(WorkState::UnderWay(InFlightOp { pending, place }))
     }
 
     /// Whether [`wait`](Self::wait) would return without blocking on other ranks.
     pub fn is_complete(&self) -> bool {
         match &self.0 {
-            State::Ended(_) => true,
-            State::UnderWay(work) => work.pending.is_complete(),
+            WorkState::Ended(_) => true,
+            WorkState::UnderWay(work) => work.pending.is_complete(),
         }
     }
 
     /// Has a collective that was posted [ahead](super::Call::ahead) of need begin to move, where the engine moves data while
     /// ranks compute. Does not block; [`wait`](Self::wait) does as much by itself.
     pub fn start(&mut self) {
-        if let State::UnderWay(work) = &mut self.0 {
+        if let WorkState::UnderWay(work) = &mut self.0 {
             work.pending.start();
         }
     }
@@ -111,8 +111,8 @@ impl<T> Work<T> {
     /// See [`Communicator`](super::Communicator).
     pub fn wait_with_timing(self) -> Result<(T, Option<OpTiming>), CommError> {
         let InFlightOp { pending, place } = match self.0 {
-            State::Ended(result) => return result.map(|value| (value, None)),
-            State::UnderWay(work) => work,
+            WorkState::Ended(result) => return result.map(|value| (value, None)),
+            WorkState::UnderWay(work) => work,
         };
         let InFlightGuard { rank, span, charge, posted, ahead, deadline, .. } = &place;
         rank.check_thread(charge.op, &charge.label)?;
@@ -140,7 +140,7 @@ impl<T> Work<T> {
     /// # Errors
     /// See [`Communicator`](super::Communicator).
     pub fn wait_timeout(mut self, deadline: Duration) -> Result<T, CommError> {
-        if let State::UnderWay(work) = &mut self.0 {
+        if let WorkState::UnderWay(work) = &mut self.0 {
             work.place.deadline = deadline;
         }
         self.wait()
@@ -152,9 +152,9 @@ impl<T> Work<T> {
         T: 'static,
     {
         Work(match self.0 {
-            State::Ended(result) => State::Ended(result.map(map)),
-            State::UnderWay(InFlightOp { pending, place }) => {
-                State::UnderWay(InFlightOp { pending: Box::new(Mapped { pending, map }), place })
+            WorkState::Ended(result) => WorkState::Ended(result.map(map)),
+            WorkState::UnderWay(InFlightOp { pending, place }) => {
+                WorkState::UnderWay(InFlightOp { pending: Box::new(Mapped { pending, map }), place })
             }
         })
     }

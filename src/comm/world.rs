@@ -24,10 +24,10 @@ use crate::{Error, Result};
 ///
 /// Displays as `rank 1 of launch 3`: the launches of a process are counted from 0.
 #[derive(Debug, Clone)]
-pub struct World(Arc<Inner>);
+pub struct World(Arc<WorldInner>);
 
 #[derive(Debug)]
-struct Inner {
+struct WorldInner {
     rank: Arc<Rank>,
     /// How long one wait may last.
     deadline: Duration,
@@ -66,7 +66,7 @@ impl World {
     }
 
     fn of(rank: Rank, deadline: Duration, before: Option<Before>) -> Self {
-        Self(Arc::new(Inner {
+        Self(Arc::new(WorldInner {
             rank: Arc::new(rank),
             deadline,
             before,

@@ -5,7 +5,7 @@ use std::fmt;
 use burn::module::Module;
 
 use super::page;
-use super::parameter::{Parameter, Place};
+use super::parameter::{HeldParameter, Holders};
 use crate::dtensor::visualize_sharding;
 use crate::param::{ScannedParam, ModelScan};
 
@@ -32,10 +32,10 @@ pub fn visualize_model<M: Module>(model: &M) -> ModelSharding {
     let parameter = |found: ScannedParam| {
         let path = found.path();
         let place = match &found.distributed {
-            Some(param) => Place::Distributed { spec: param.spec(found.dtype), unit: param.unit.label() },
-            None => Place::Own { shape: found.shape },
+            Some(param) => Holders::Distributed { spec: param.spec(found.dtype), unit: param.unit.label() },
+            None => Holders::Own { shape: found.shape },
         };
-        Parameter { path, place }
+        HeldParameter { path, place }
     };
     ModelSharding(ModelScan::of(model).params.into_iter().map(parameter).collect())
 }
@@ -58,7 +58,7 @@ pub fn visualize_model<M: Module>(model: &M) -> ModelSharding {
 /// empty: 3
 /// ```
 #[derive(Debug, Clone)]
-pub struct ModelSharding(Vec<Parameter>);
+pub struct ModelSharding(Vec<HeldParameter>);
 
 impl ModelSharding {
     /// A page for a browser, on its own: of each parameter a picture to scale, coloured by rank, and of each rank
@@ -70,11 +70,11 @@ impl ModelSharding {
 
 impl fmt::Display for ModelSharding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (at, Parameter { path, place }) in self.0.iter().enumerate() {
+        for (at, HeldParameter { path, place }) in self.0.iter().enumerate() {
             let separator = if at == 0 { "" } else { "\n" };
             match place {
-                Place::Distributed { spec, .. } => write!(f, "{separator}{path}: {}", visualize_sharding(spec))?,
-                Place::Own { shape } => writeln!(f, "{separator}{path}: {shape:?}, of every rank its own")?,
+                Holders::Distributed { spec, .. } => write!(f, "{separator}{path}: {}", visualize_sharding(spec))?,
+                Holders::Own { shape } => writeln!(f, "{separator}{path}: {shape:?}, of every rank its own")?,
             }
         }
         Ok(())

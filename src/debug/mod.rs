@@ -47,4 +47,4 @@ pub use counts::{CommCounts, CommCount};
 pub use layout::{ModelSharding, visualize_model};
 pub use overlap::Overlap;
 pub use timeline::{Timeline, chrome_trace, timeline_picture};
-pub use watched::{TracedLayoutChange, Collective, CommTrace, trace_comm};
+pub use watched::{TracedLayoutChange, TracedCollective, CommTrace, trace_comm};

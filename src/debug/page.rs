@@ -5,7 +5,7 @@ use std::fmt::Write;
 
 use itertools::Itertools;
 
-use super::parameter::{Parameter, Place};
+use super::parameter::{HeldParameter, Holders};
 use crate::dtensor::{DTensorSpec, Grid};
 
 /// Pixels of the longest side of a picture.
@@ -25,7 +25,7 @@ table { border-collapse: collapse; margin-bottom: 2em } td { padding: 0 1em 0 0 
 ";
 
 /// The page.
-pub(super) fn page(parameters: &[Parameter]) -> String {
+pub(super) fn page(parameters: &[HeldParameter]) -> String {
     let mut text = String::from(HEAD);
     let _ = writeln!(text, "<h1>Layout of a model</h1>\n<table>");
     let held = held(parameters);
@@ -40,14 +40,14 @@ pub(super) fn page(parameters: &[Parameter]) -> String {
         );
     }
     let _ = writeln!(text, "</table>");
-    for Parameter { path, place } in parameters {
+    for HeldParameter { path, place } in parameters {
         let _ = writeln!(text, "<section>\n<h2>{}</h2>", escaped(path));
         match place {
-            Place::Distributed { spec, unit } => {
+            Holders::Distributed { spec, unit } => {
                 let _ = writeln!(text, "<p>{}<br>unit {}</p>", escaped(&spec.to_string()), escaped(unit));
                 text += &drawing(spec, held.len());
             }
-            Place::Own { shape } => {
+            Holders::Own { shape } => {
                 let _ = writeln!(text, "<p>{shape:?}, of every rank its own</p>");
             }
         }
@@ -57,10 +57,10 @@ pub(super) fn page(parameters: &[Parameter]) -> String {
 }
 
 /// How many numbers each rank holds of what is distributed.
-fn held(parameters: &[Parameter]) -> BTreeMap<usize, usize> {
+fn held(parameters: &[HeldParameter]) -> BTreeMap<usize, usize> {
     let mut held = BTreeMap::new();
-    for Parameter { place, .. } in parameters {
-        let Place::Distributed { spec, .. } = place else { continue };
+    for HeldParameter { place, .. } in parameters {
+        let Holders::Distributed { spec, .. } = place else { continue };
         let mesh = spec.mesh();
         let coordinates = mesh.shape().iter().map(|&size| 0..size).multi_cartesian_product();
         for (&rank, coordinate) in mesh.ranks().iter().zip(coordinates) {

@@ -6,14 +6,14 @@ use crate::dtensor::DTensorSpec;
 
 /// A parameter of a model.
 #[derive(Debug, Clone)]
-pub(super) struct Parameter {
+pub(super) struct HeldParameter {
     pub path: String,
-    pub place: Place,
+    pub place: Holders,
 }
 
 /// Which ranks hold it.
 #[derive(Debug, Clone)]
-pub(super) enum Place {
+pub(super) enum Holders {
     Distributed {
         spec: Arc<DTensorSpec>,
         unit: Arc<str>,

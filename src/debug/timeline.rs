@@ -49,14 +49,14 @@ pub struct Timeline {
 /// Something that took a while. Times are microseconds since 1970.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 struct Span {
-    what: What,
+    what: SpanKind,
     unit: String,
     start: f64,
     end: f64,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-enum What {
+enum SpanKind {
     Forward,
     Backward,
     Gather,
@@ -65,7 +65,7 @@ enum What {
     ReduceReplicas,
 }
 
-impl What {
+impl SpanKind {
     fn is_communication(self) -> bool {
         !matches!(self, Self::Forward | Self::Backward)
     }
@@ -103,10 +103,10 @@ impl Timeline {
     pub fn of(rank: usize, events: &[Event]) -> Self {
         let (now, epoch) = (Instant::now(), SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default());
         let micros = |at: Instant| (epoch.saturating_sub(now.saturating_duration_since(at))).as_secs_f64() * 1e6;
-        let mut begun: HashMap<(What, &str), Vec<f64>> = HashMap::new();
+        let mut begun: HashMap<(SpanKind, &str), Vec<f64>> = HashMap::new();
         let mut spans = Vec::new();
         for event in events {
-            let Some((what, begins)) = What::of(event.kind) else { continue };
+            let Some((what, begins)) = SpanKind::of(event.kind) else { continue };
             let (unit, at) = (event.unit.to_string(), micros(event.at));
             let open = begun.entry((what, &*event.unit)).or_default();
             if begins {
@@ -283,7 +283,7 @@ mod tests {
             .map(|span| (span.what, &*span.unit, ((span.end - span.start) / 1e3).round() as u64))
             .collect();
         let expected =
-            [(What::Forward, "root", 10), (What::Gather, "root", 4), (What::Gather, "a", 5), (What::Forward, "a", 3)];
+            [(SpanKind::Forward, "root", 10), (SpanKind::Gather, "root", 4), (SpanKind::Gather, "a", 5), (SpanKind::Forward, "a", 3)];
         assert_eq!(lengths, expected);
     }
 

@@ -31,12 +31,12 @@ pub struct CommTrace(Log);
 pub struct TracedLayoutChange {
     change: Arc<LayoutChange>,
     /// What was sent for it, in order; nothing where each rank had what it needs.
-    pub collectives: Vec<Collective>,
+    pub collectives: Vec<TracedCollective>,
 }
 
 /// One collective.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Collective {
+pub struct TracedCollective {
     /// What it did.
     pub op: Op,
     /// Number of ranks in its group.
@@ -62,7 +62,7 @@ impl CommTrace {
                 .filter(|seen| seen.change.as_ref().is_some_and(|cause| Arc::ptr_eq(cause, change)));
             let step = |seen: &watch::Seen| {
                 let entry = &seen.entry;
-                Collective { op: entry.op, ranks: entry.group_size, bytes: entry.bytes }
+                TracedCollective { op: entry.op, ranks: entry.group_size, bytes: entry.bytes }
             };
             TracedLayoutChange { change: change.clone(), collectives: steps.map(step).collect() }
         };
@@ -100,7 +100,7 @@ impl fmt::Display for TracedLayoutChange {
         if !summed.is_empty() {
             write!(f, ", summed over {}", summed.join(", "))?;
         }
-        for (at, Collective { op, ranks, bytes }) in self.collectives.iter().enumerate() {
+        for (at, TracedCollective { op, ranks, bytes }) in self.collectives.iter().enumerate() {
             let separator = if at == 0 { ':' } else { ',' };
             write!(f, "{separator} {op} of {ranks} ranks, {bytes} bytes")?;
         }

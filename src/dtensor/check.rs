@@ -42,7 +42,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
 
 /// What one rank says of its part.
 #[derive(Debug, PartialEq)]
-struct Row {
+struct RankRow {
     rank: usize,
     coordinate: Vec<usize>,
     shape: Vec<usize>,
@@ -54,7 +54,7 @@ struct Row {
 
 struct Table {
     layout: Layout,
-    rows: Vec<Row>,
+    rows: Vec<RankRow>,
 }
 
 impl Table {
@@ -79,7 +79,7 @@ impl Table {
         }
         let values: Vec<i64> = rows.into_data().iter::<i64>().collect();
         let coordinates = mesh.shape().iter().map(|&size| 0..size).multi_cartesian_product();
-        let rows = values.chunks(fields).zip(coordinates).map(|(row, coordinate)| Row {
+        let rows = values.chunks(fields).zip(coordinates).map(|(row, coordinate)| RankRow {
             rank: row[D + 3] as usize,
             coordinate,
             shape: row[..D].iter().map(|&len| len as usize).collect(),
@@ -94,7 +94,7 @@ impl Table {
     fn global_shape<const D: usize>(&self) -> Shape {
         let len = |dim| {
             let cuts = self.layout.shard_order(dim);
-            let others_first = |row: &&Row| {
+            let others_first = |row: &&RankRow| {
                 let mut indices = row.coordinate.iter().enumerate();
                 indices.all(|(mesh_dim, &index)| index == 0 || cuts.contains(&mesh_dim))
             };
@@ -112,7 +112,7 @@ impl Table {
             }
             if row.require_grad != first.require_grad {
                 let remedy = "call `require_grad` on every rank or on none";
-                let text = |row: &Row| format!("require_grad = {}", row.require_grad);
+                let text = |row: &RankRow| format!("require_grad = {}", row.require_grad);
                 return Err(disagree("require_grad", first, row, text, remedy));
             }
         }
@@ -138,7 +138,7 @@ impl Table {
                 let twin = self.rows.iter().find(|row| row.coordinate == coordinate).unwrap_or(row);
                 if twin.hash != row.hash {
                     let remedy = "send one rank's values to all with `distribute_tensor`";
-                    let text = |row: &Row| format!("values #{:x}", row.hash);
+                    let text = |row: &RankRow| format!("values #{:x}", row.hash);
                     return Err(disagree("the values", twin, row, text, remedy));
                 }
             }
@@ -149,9 +149,9 @@ impl Table {
 
 fn disagree(
     what: &'static str,
-    row: &Row,
-    other: &Row,
-    text: impl Fn(&Row) -> String,
+    row: &RankRow,
+    other: &RankRow,
+    text: impl Fn(&RankRow) -> String,
     remedy: &'static str,
 ) -> DTensorError {
     let (found, other_found) = (text(row), text(other));

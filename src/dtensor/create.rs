@@ -4,7 +4,7 @@
 use burn::tensor::{Shape, Tensor};
 
 use super::spec::mesh_dim_name;
-use super::{DTensor, DTensorError, DTensorSpec, Dims, Kind};
+use super::{DTensor, DTensorError, DTensorSpec, MeshDims, Kind};
 use crate::Result;
 use crate::mesh::DeviceMesh;
 use crate::placement::{Layout, PartialOp, Placement};
@@ -107,9 +107,9 @@ impl<const D: usize> DTensor<D> {
 ///
 /// # Errors
 /// As [`to_local_with_grad_placements`](DTensor::to_local_with_grad_placements).
-pub(super) fn summed_dims(mesh: &DeviceMesh, forward: &[Placement], grads: &[Placement]) -> Result<Dims> {
+pub(super) fn summed_dims(mesh: &DeviceMesh, forward: &[Placement], grads: &[Placement]) -> Result<MeshDims> {
     Layout::new(mesh.shape(), grads)?;
-    let mut summed = Dims::new();
+    let mut summed = MeshDims::new();
     for (dim, (&forward, &grad)) in forward.iter().zip(grads).enumerate() {
         let natural = if forward.shard_dim().is_some() { forward } else { Placement::Replicate };
         // A shard of a sharded value is nobody else's: there is nothing to add up.

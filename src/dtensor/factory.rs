@@ -222,12 +222,12 @@ impl<const D: usize> DTensor<D, Int> {
 }
 
 /// The part of a tensor that a rank fills.
-pub(super) struct Part<'a> {
+pub(super) struct LocalRegion<'a> {
     global: &'a [usize],
     pub(super) slices: Vec<Range<usize>>,
 }
 
-impl Part<'_> {
+impl LocalRegion<'_> {
     pub(super) fn shape(&self) -> Shape {
         Shape::from(self.slices.iter().map(Range::len).collect::<Vec<_>>())
     }
@@ -238,7 +238,7 @@ pub(super) fn make<const D: usize, K: Kind>(
     shape: impl Into<Shape>,
     mesh: &DeviceMesh,
     placements: &[Placement],
-    local: impl FnOnce(Part<'_>) -> Tensor<D, K>,
+    local: impl FnOnce(LocalRegion<'_>) -> Tensor<D, K>,
 ) -> Result<DTensor<D, K>> {
     let layout = Layout::new(mesh.shape(), placements)?;
     check_no_partial(operation, mesh, &layout)?;
@@ -246,7 +246,7 @@ pub(super) fn make<const D: usize, K: Kind>(
     let shape = shape.into();
     let coordinate = mesh.member("hold a part of a DTensor")?;
     let slices = layout.local_slices(&shape, coordinate);
-    let local = local(Part { global: &shape, slices });
+    let local = local(LocalRegion { global: &shape, slices });
     let spec = DTensorSpec::new(mesh, layout, shape, local.dtype())?;
     Ok(DTensor::from_parts(local, spec.shared()))
 }

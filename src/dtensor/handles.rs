@@ -7,8 +7,8 @@ use parking_lot::Mutex;
 use smallvec::SmallVec;
 
 use super::local::{as_float, is_tracked};
-use super::pullback::Dims;
-use super::route::{Kept, RedistributePlan};
+use super::pullback::MeshDims;
+use super::route::{SavedForBackward, RedistributePlan};
 use super::{DTensorSpec, Kind};
 use crate::Result;
 
@@ -19,7 +19,7 @@ pub(super) struct RedistributeTarget {
     /// The way there.
     pub(super) route: Arc<RedistributePlan>,
     /// Mesh dimensions on which ranks compute different things with one replicated value.
-    pub(super) varying: Dims,
+    pub(super) varying: MeshDims,
     /// What asks for it.
     pub(super) operator: &'static str,
 }
@@ -60,7 +60,7 @@ impl RedistributeTarget {
             return Ok(Tensor::from_dispatch(known.into_dispatch()));
         }
         // No lock is held while this communicates.
-        let kept = Arc::new(Kept::default());
+        let kept = Arc::new(SavedForBackward::default());
         let (local, summed) = made.map_or((local, &self.varying[..]), |made| (made, &[][..]));
         let tensor = self.route.walk(local, from, summed, Arc::downgrade(&kept), self.operator)?;
         // Only floats vary or are cached: what else moves is an index, and small.
@@ -74,14 +74,14 @@ impl RedistributeTarget {
 
 /// The [`Handles`] that a tensor shares with its clones.
 #[derive(Debug)]
-pub(super) enum Shared<const D: usize> {
+pub(super) enum SharedCache<const D: usize> {
     /// A tensor that is no clone: made when it is first cloned or varied.
     Own(OnceLock<Arc<RedistributeCache<D>>>),
     /// A clone, or a tensor whose owner gave them: there from the start, without the cost of a lock.
     Of(Arc<RedistributeCache<D>>),
 }
 
-impl<const D: usize> Shared<D> {
+impl<const D: usize> SharedCache<D> {
     /// Those that there are.
     #[inline]
     pub(super) fn get(&self) -> Option<&Arc<RedistributeCache<D>>> {
@@ -101,13 +101,13 @@ impl<const D: usize> Shared<D> {
     }
 }
 
-impl<const D: usize> Default for Shared<D> {
+impl<const D: usize> Default for SharedCache<D> {
     fn default() -> Self {
         Self::Own(OnceLock::new())
     }
 }
 
-impl<const D: usize> Clone for Shared<D> {
+impl<const D: usize> Clone for SharedCache<D> {
     #[inline]
     fn clone(&self) -> Self {
         Self::Of(self.get_or_init().clone())
@@ -119,20 +119,20 @@ impl<const D: usize> Clone for Shared<D> {
 pub(super) struct RedistributeCache<const D: usize> {
     pub(super) made: Mutex<SmallVec<[RedistributeCacheEntry<D>; 1]>>,
     /// For the tensor as it is laid out, varying: made by an owner who sums its gradient.
-    pub(super) given: Option<Given<D>>,
+    pub(super) given: Option<VaryingRecipe<D>>,
 }
 
 /// Made by an owner, each time.
-pub(super) struct Given<const D: usize> {
+pub(super) struct VaryingRecipe<const D: usize> {
     /// The mesh dimensions, some or all, that the owner knows how to sum gradients over.
-    pub(super) varying: Dims,
+    pub(super) varying: MeshDims,
     pub(super) make: Arc<MakeVarying<D>>,
 }
 
 /// Makes a tensor that varies over these mesh dimensions.
 pub(crate) type MakeVarying<const D: usize> = dyn Fn(&[usize]) -> Tensor<D> + Send + Sync;
 
-impl<const D: usize> Given<D> {
+impl<const D: usize> VaryingRecipe<D> {
     /// Whether a tensor that goes this way, and then varies, may vary before.
     fn takes(&self, varying: &[usize], route: &RedistributePlan) -> bool {
         let stays = |dim: &usize| route.steps().iter().all(|(step, _)| step.mesh_dim() != *dim);
@@ -140,7 +140,7 @@ impl<const D: usize> Given<D> {
     }
 }
 
-impl<const D: usize> std::fmt::Debug for Given<D> {
+impl<const D: usize> std::fmt::Debug for VaryingRecipe<D> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Given").field("varying", &self.varying).finish_non_exhaustive()
     }
@@ -150,8 +150,8 @@ impl<const D: usize> std::fmt::Debug for Given<D> {
 #[derive(Debug)]
 pub(super) struct RedistributeCacheEntry<const D: usize> {
     spec: Arc<DTensorSpec>,
-    varying: Dims,
-    pub(super) kept: Arc<Kept<D>>,
+    varying: MeshDims,
+    pub(super) kept: Arc<SavedForBackward<D>>,
 }
 
 impl<const D: usize> RedistributeCache<D> {
@@ -164,7 +164,7 @@ impl<const D: usize> RedistributeCache<D> {
     }
 
     /// Where that is kept: for another node whose backward spends it.
-    pub(super) fn kept(&self, to: &Arc<DTensorSpec>) -> Weak<Kept<D>> {
+    pub(super) fn kept(&self, to: &Arc<DTensorSpec>) -> Weak<SavedForBackward<D>> {
         let made = self.made.lock();
         let there = made.iter().filter(|handle| handle.varying.is_empty() && handle.spec.layout() == to.layout());
         there.map(|handle| Arc::downgrade(&handle.kept)).next_back().unwrap_or_default()

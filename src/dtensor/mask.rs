@@ -3,7 +3,7 @@
 use burn::tensor::{Bool, Device, Shape, Tensor};
 
 use super::DTensor;
-use super::factory::{Part, make};
+use super::factory::{LocalRegion, make};
 use crate::Result;
 use crate::mesh::DeviceMesh;
 use crate::placement::Placement;
@@ -78,7 +78,7 @@ impl<const D: usize> DTensor<D, Bool> {
 
 /// The mask of one part: its diagonal is that of the whole, moved by where the part begins.
 fn mask<const D: usize>(
-    part: &Part<'_>,
+    part: &LocalRegion<'_>,
     offset: i64,
     device: &Device,
     local: impl FnOnce(Shape, i64, &Device) -> Tensor<D, Bool>,

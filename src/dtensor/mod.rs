@@ -86,7 +86,7 @@ pub use kind::Kind;
 pub(crate) use local::{as_float, is_tracked};
 pub(crate) use local::{associate, own};
 pub use picture::visualize_sharding;
-pub(crate) use pullback::Dims;
+pub(crate) use pullback::MeshDims;
 pub use request::{RedistributeOptions, RedistributeWork};
 pub use spec::DTensorSpec;
 pub(crate) use spec::RequiredPlacements;

@@ -10,12 +10,12 @@ use crate::comm::{Call, Communicator, ReduceOp, ShardedTensor};
 use crate::placement::{ShardSizes, PartialOp};
 
 /// Mesh dimensions.
-pub(crate) type Dims = SmallVec<[usize; 3]>;
+pub(crate) type MeshDims = SmallVec<[usize; 3]>;
 
 /// Takes the gradient of a step's result to the gradient of its input.
 #[derive(Debug)]
 pub(super) struct StepVjp<const D: usize> {
-    pub(super) mesh_dims: Dims,
+    pub(super) mesh_dims: MeshDims,
     /// Of the ranks along them.
     pub(super) comm: Communicator,
     /// Drawn in forward: see [`Call::drawn`].

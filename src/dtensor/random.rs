@@ -30,7 +30,7 @@ pub(super) fn fill<T: Clone + Default + Send>(
 ) -> Vec<T> {
     let key = [seed as u32, (seed >> 32) as u32];
     let words = |counter: u64| philox4x32([counter as u32, (counter >> 32) as u32, 0, 0], key);
-    let runs = Runs { shape, slices };
+    let runs = ContiguousRuns { shape, slices };
     let mut values = vec![T::default(); runs.len()];
     values.par_chunks_mut(GRAIN).enumerate().for_each(|(task, part)| {
         let mut done = 0;
@@ -81,12 +81,12 @@ pub(super) fn int(range: &Range<i64>, words: [u32; 4], lane: usize) -> i64 {
 }
 
 /// The contiguous runs of a rectangular part of a row-major tensor.
-struct Runs<'a> {
+struct ContiguousRuns<'a> {
     shape: &'a [usize],
     slices: &'a [Range<usize>],
 }
 
-impl Runs<'_> {
+impl ContiguousRuns<'_> {
     /// Number of elements in the part.
     fn len(&self) -> usize {
         self.slices.iter().map(Range::len).product()

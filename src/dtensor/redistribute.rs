@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 use super::handles::RedistributeTarget;
 use super::local::{as_float, is_tracked};
 use super::route::RedistributePlan;
-use super::{DTensor, Dims, Kind};
+use super::{DTensor, MeshDims, Kind};
 use crate::Result;
 use crate::error::OrUnwind;
 use crate::placement::{Layout, Placement};
@@ -106,7 +106,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         let (from, route, whole) = (self.spec.clone(), to.route.clone(), as_float(there.local.clone()));
         // Its own node may never run: gradients that arrive where it varies are all there are.
         let kept = handles.map(|handles| handles.kept(&there.spec)).unwrap_or_default();
-        let (local, known) = (as_float(self.local), Mutex::new(SmallVec::<[(Dims, Tensor<D>); 1]>::new()));
+        let (local, known) = (as_float(self.local), Mutex::new(SmallVec::<[(MeshDims, Tensor<D>); 1]>::new()));
         let origin = CallSite::new("style");
         let make = move |varying: &[usize]| {
             let mut known = known.lock();

@@ -40,12 +40,12 @@ use crate::watch::CallSite;
 /// ```
 #[derive(Debug, Clone)]
 pub struct RedistributeOptions {
-    to: Target,
+    to: RequestedTarget,
     casts: Casts,
 }
 
 #[derive(Debug, Clone)]
-enum Target {
+enum RequestedTarget {
     Placements(Placements),
     Layout(Layout),
 }
@@ -53,12 +53,12 @@ enum Target {
 impl RedistributeOptions {
     /// To these placements, cut into chunks in the order of the mesh dimensions.
     pub fn to(placements: &[Placement]) -> Self {
-        Self { to: Target::Placements(placements.into()), casts: Casts::default() }
+        Self { to: RequestedTarget::Placements(placements.into()), casts: Casts::default() }
     }
 
     /// To a layout with an order of cuts or lengths of its own.
     pub fn to_layout(layout: Layout) -> Self {
-        Self { to: Target::Layout(layout), casts: Casts::default() }
+        Self { to: RequestedTarget::Layout(layout), casts: Casts::default() }
     }
 
     /// The tensor is cast to `dtype` before it is sent, and stays so. Default: not cast.
@@ -102,8 +102,8 @@ impl RedistributeOptions {
     #[track_caller]
     pub fn start<const D: usize, K: Kind>(&self, x: DTensor<D, K>) -> Result<RedistributeWork<D, K>> {
         let layout = match &self.to {
-            Target::Placements(placements) => Layout::new(x.mesh().shape(), placements)?,
-            Target::Layout(layout) => layout.clone(),
+            RequestedTarget::Placements(placements) => Layout::new(x.mesh().shape(), placements)?,
+            RequestedTarget::Layout(layout) => layout.clone(),
         };
         let Casts { forward, backward } = self.casts;
         if !x.dtype().is_float() && self.casts != Casts::default() {
@@ -111,13 +111,13 @@ impl RedistributeOptions {
         }
         let own = |dtype: Option<DType>| dtype.is_none_or(|dtype| dtype == x.dtype());
         if *x.layout() == layout && own(forward) && own(backward) {
-            return Ok(RedistributeWork(State::There(Box::new(x))));
+            return Ok(RedistributeWork(RedistributeState::There(Box::new(x))));
         }
         let spec = x.spec.with_layout(layout)?.with_dtype(forward.unwrap_or(x.dtype()));
         let route = RedistributePlan::between(x.layout(), spec.layout())?;
         let casts = Some(self.casts).filter(|casts| *casts != Casts::default());
         let walk = route.start(x.local, &x.spec, &[], casts, CallSite::new("Redistribute"))?;
-        Ok(RedistributeWork(State::UnderWay(Box::new(walk), spec.shared())))
+        Ok(RedistributeWork(RedistributeState::UnderWay(Box::new(walk), spec.shared())))
     }
 }
 
@@ -127,10 +127,10 @@ impl RedistributeOptions {
 /// others get theirs. In backward no gradient comes from it, so ranks must all use it or none.
 #[derive(Debug)]
 #[must_use = "the tensor is what `wait` returns"]
-pub struct RedistributeWork<const D: usize, K: Kind = Float>(State<D, K>);
+pub struct RedistributeWork<const D: usize, K: Kind = Float>(RedistributeState<D, K>);
 
 #[derive(Debug)]
-enum State<const D: usize, K: Kind> {
+enum RedistributeState<const D: usize, K: Kind> {
     There(Box<DTensor<D, K>>),
     UnderWay(Box<Redistribution<D, K>>, Arc<DTensorSpec>),
 }
@@ -139,8 +139,8 @@ impl<const D: usize, K: Kind> RedistributeWork<D, K> {
     /// Whether [`wait`](Self::wait) would return without blocking on other ranks.
     pub fn is_complete(&self) -> bool {
         match &self.0 {
-            State::There(_) => true,
-            State::UnderWay(walk, _) => walk.is_complete(),
+            RedistributeState::There(_) => true,
+            RedistributeState::UnderWay(walk, _) => walk.is_complete(),
         }
     }
 
@@ -150,8 +150,8 @@ impl<const D: usize, K: Kind> RedistributeWork<D, K> {
     /// [`CommError`](crate::comm::CommError) if a collective fails.
     pub fn wait(self) -> Result<DTensor<D, K>> {
         match self.0 {
-            State::There(x) => Ok(*x),
-            State::UnderWay(walk, spec) => Ok(DTensor::from_parts(walk.finish(Weak::new())?, spec)),
+            RedistributeState::There(x) => Ok(*x),
+            RedistributeState::UnderWay(walk, spec) => Ok(DTensor::from_parts(walk.finish(Weak::new())?, spec)),
         }
     }
 }

@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use smallvec::SmallVec;
 
 use super::local::{associate, cast, is_tracked};
-use super::pullback::{Dims, StepVjp, all_reduce_sum};
+use super::pullback::{MeshDims, StepVjp, all_reduce_sum};
 use super::step::{PlannedStep, PendingStep};
 use super::{DTensorSpec, Kind};
 use crate::Result;
@@ -91,7 +91,7 @@ impl RedistributePlan {
         local: Tensor<D, K>,
         from: &Arc<DTensorSpec>,
         varying: &[usize],
-        kept: Weak<Kept<D>>,
+        kept: Weak<SavedForBackward<D>>,
         operator: &'static str,
     ) -> Result<Tensor<D, K>> {
         if self.steps.is_empty() && (varying.is_empty() || !is_tracked(&local)) {
@@ -115,7 +115,7 @@ impl RedistributePlan {
     ) -> Result<Redistribution<D, K>> {
         let tracked = is_tracked(&local);
         let is_walked = |dim: &usize| self.steps.iter().any(|(step, _)| step.mesh_dim() == *dim);
-        let (walked, stayed): (Dims, Dims) = varying.iter().copied().partition(is_walked);
+        let (walked, stayed): (MeshDims, MeshDims) = varying.iter().copied().partition(is_walked);
         let legs = self.legs(from, varying, tracked)?;
         let sum = match &stayed[..] {
             dims if dims.is_empty() || !tracked => None,
@@ -191,7 +191,7 @@ impl<const D: usize, K: Kind> Redistribution<D, K> {
     }
 
     /// The tensor at the end, in its graph.
-    pub(super) fn finish(self, kept: Weak<Kept<D>>) -> Result<Tensor<D, K>> {
+    pub(super) fn finish(self, kept: Weak<SavedForBackward<D>>) -> Result<Tensor<D, K>> {
         let (tracked, strategy) = (is_tracked(&self.local), self.local.gradient_checkpointing_strategy());
         let (rest, call) = (self.legs.len(), self.node.call.clone());
         let Self { local, at, mut node, .. } = self.take(rest, &call)?;
@@ -227,7 +227,7 @@ impl Casts {
 pub(super) struct Gathering<'a> {
     route: &'a Arc<RedistributePlan>,
     /// The mesh dimensions that it gathers over, ascending.
-    pub(super) mesh_dims: Dims,
+    pub(super) mesh_dims: MeshDims,
 }
 
 impl RedistributePlan {
@@ -237,7 +237,7 @@ impl RedistributePlan {
         if self.steps.is_empty() || !self.steps.iter().all(gathers) {
             return None;
         }
-        let mut mesh_dims: Dims = self.steps.iter().map(|(step, _)| step.mesh_dim()).collect();
+        let mut mesh_dims: MeshDims = self.steps.iter().map(|(step, _)| step.mesh_dim()).collect();
         mesh_dims.sort_unstable();
         Some(Gathering { route: self, mesh_dims })
     }
@@ -253,7 +253,7 @@ impl Gathering<'_> {
         from: &Arc<DTensorSpec>,
         whole: Tensor<D>,
         varying: &[usize],
-        kept: Weak<Kept<D>>,
+        kept: Weak<SavedForBackward<D>>,
         origin: CallSite,
     ) -> Result<Tensor<D>> {
         let legs = self.route.legs(from, varying, true)?;
@@ -279,7 +279,7 @@ fn label(from: &Layout, to: &Layout) -> Arc<str> {
 
 /// A tensor, until backward has run its node: that is spent, and with it the memory is let go. One
 /// that is not tracked stays.
-pub(super) type Kept<const D: usize> = Mutex<Option<Tensor<D>>>;
+pub(super) type SavedForBackward<const D: usize> = Mutex<Option<Tensor<D>>>;
 
 /// A change of layout in the graph.
 #[derive(Debug)]
@@ -290,19 +290,19 @@ struct RedistributeNode<const D: usize> {
     from: Arc<DTensorSpec>,
     pullbacks: Vec<StepVjp<D>>,
     /// Mesh dimensions over which the gradient is summed where their step is pulled back.
-    varying: Dims,
+    varying: MeshDims,
     /// The sum over all others.
     sum: Option<Sum>,
     call: Call,
     casts: Option<Casts>,
     origin: CallSite,
-    kept: Weak<Kept<D>>,
+    kept: Weak<SavedForBackward<D>>,
 }
 
 /// The ranks over which a gradient is summed: one group for all mesh dimensions.
 #[derive(Debug)]
 struct Sum {
-    mesh_dims: Dims,
+    mesh_dims: MeshDims,
     comm: Communicator,
     /// Drawn in forward: see [`Call::drawn`].
     place: u64,

@@ -4,7 +4,7 @@ use burn::tensor::Tensor;
 
 use super::collective::{Moving, all_gather, all_to_all};
 use super::local::{as_float, cut_dim, pad_dim, zeros};
-use super::pullback::{Dims, StepVjp, PullbackKind, ReductionVjp};
+use super::pullback::{MeshDims, StepVjp, PullbackKind, ReductionVjp};
 use super::{DTensorSpec, Kind};
 use crate::Result;
 use crate::comm::{Call, Communicator, ReduceOp, ShardedTensor};
@@ -13,7 +13,7 @@ use crate::placement::{ShardSizes, PartialOp, Step};
 /// A step, or several that are one, over the ranks along all their mesh dimensions.
 #[derive(Debug)]
 pub(super) struct PlannedStep {
-    mesh_dims: Dims,
+    mesh_dims: MeshDims,
     comm: Communicator,
     /// Of the gradient's collective: see [`Call::drawn`].
     place: Option<u64>,
@@ -47,7 +47,7 @@ impl PlannedStep {
     /// With `tracked`, a gradient comes back.
     pub fn new(
         step: Step,
-        mesh_dims: Dims,
+        mesh_dims: MeshDims,
         (before, after): (&DTensorSpec, &DTensorSpec),
         tracked: bool,
     ) -> Result<Self> {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use burn::tensor::{DType, Device, Float, Gradients, Shape, Tensor};
 
-use super::handles::Shared;
+use super::handles::SharedCache;
 use super::{DTensorSpec, Kind};
 use crate::mesh::DeviceMesh;
 use crate::placement::{Layout, Placement};
@@ -41,7 +41,7 @@ pub struct DTensor<const D: usize, K: Kind = Float> {
     pub(super) local: Tensor<D, K>,
     pub(super) spec: Arc<DTensorSpec>,
     /// Made by the first `clone` or `vary`.
-    pub(super) handles: Shared<D>,
+    pub(super) handles: SharedCache<D>,
 }
 
 impl<const D: usize, K: Kind> Clone for DTensor<D, K> {
@@ -54,7 +54,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     /// Joins a local tensor and its spec. The caller knows that they fit.
     pub(crate) fn from_parts(local: Tensor<D, K>, spec: Arc<DTensorSpec>) -> Self {
         debug_assert_eq!(local.shape(), spec.local_shape(), "{spec:?}");
-        Self { local, spec, handles: Shared::default() }
+        Self { local, spec, handles: SharedCache::default() }
     }
 
     /// What the local tensor is a part of.

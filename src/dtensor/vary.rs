@@ -11,8 +11,8 @@ use std::sync::Arc;
 
 use burn::tensor::Tensor;
 
-use super::handles::{Given, RedistributeCache, MakeVarying, Shared};
-use super::pullback::Dims;
+use super::handles::{VaryingRecipe, RedistributeCache, MakeVarying, SharedCache};
+use super::pullback::MeshDims;
 use super::spec::mesh_dim_name;
 use super::{DTensor, DTensorError, Kind};
 use crate::Result;
@@ -76,12 +76,12 @@ impl<const D: usize> DTensor<D> {
         self.destination(layout, dims, operator)?.redistribute(self.local.clone(), &self.spec, Some(handles))
     }
 
-    fn dims_of(&self, mesh_dims: &[usize]) -> Result<Dims> {
+    fn dims_of(&self, mesh_dims: &[usize]) -> Result<MeshDims> {
         let mesh = self.mesh();
         for &dim in mesh_dims {
             mesh.communicator(dim)?;
         }
-        let mut dims: Dims = mesh_dims.iter().copied().filter(|&dim| mesh.shape()[dim] > 1).collect();
+        let mut dims: MeshDims = mesh_dims.iter().copied().filter(|&dim| mesh.shape()[dim] > 1).collect();
         dims.sort_unstable();
         dims.dedup();
         Ok(dims)
@@ -94,8 +94,8 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     pub(crate) fn with_varied(self, mesh_dims: &[usize], make: Arc<MakeVarying<D>>) -> Self {
         let shape = self.mesh().shape();
         let varying = mesh_dims.iter().copied().filter(|&dim| shape[dim] > 1).collect();
-        let handles = RedistributeCache { given: Some(Given { varying, make }), ..Default::default() };
-        Self { handles: Shared::Of(Arc::new(handles)), ..self }
+        let handles = RedistributeCache { given: Some(VaryingRecipe { varying, make }), ..Default::default() };
+        Self { handles: SharedCache::Of(Arc::new(handles)), ..self }
     }
 }
 

@@ -2,16 +2,16 @@
 
 use itertools::Itertools;
 
-use super::plan::Planned;
+use super::plan::PlannedParam;
 use crate::dtensor::DTensorSpec;
 use crate::param::FsdpMeshInfo;
-use crate::placement::{ShardSizes, Rows, balanced};
+use crate::placement::{ShardSizes, TensorRows, balanced};
 
 /// Cuts parameters in chunks anew, so that the ranks that shard a unit hold as many bytes of it.
 ///
 /// Ranks of a tensor-parallel mesh must cut alike, and know their own part alone. So a parameter of which they have parts
 /// of unequal lengths stays in chunks.
-pub(super) fn balance<'a>(params: &mut [Planned], meshes: impl Iterator<Item = &'a FsdpMeshInfo>) {
+pub(super) fn balance<'a>(params: &mut [PlannedParam], meshes: impl Iterator<Item = &'a FsdpMeshInfo>) {
     let ranks = meshes.map(|data| data.mesh.size_of(data.shard)).collect_vec();
     let units = (0..params.len()).into_group_map_by(|&at| (params[at].unit.clone(), params[at].data));
     for ((_, data), members) in units {
@@ -37,13 +37,13 @@ pub(super) fn balance<'a>(params: &mut [Planned], meshes: impl Iterator<Item = &
 }
 
 /// Of the first tensor-parallel rank, on every one.
-fn rows(param: &Planned, dim: usize) -> Rows {
+fn rows(param: &PlannedParam, dim: usize) -> TensorRows {
     let shape = match &param.parallel {
         None => param.shape.clone(),
         Some(parallel) => shape_of_first(&parallel.spec),
     };
     let others: usize = shape.iter().enumerate().filter(|(at, _)| *at != dim).map(|(_, len)| len).product();
-    Rows { count: shape[dim], bytes: others * param.dtype.size() }
+    TensorRows { count: shape[dim], bytes: others * param.dtype.size() }
 }
 
 fn shape_of_first(spec: &DTensorSpec) -> Vec<usize> {
@@ -51,7 +51,7 @@ fn shape_of_first(spec: &DTensorSpec) -> Vec<usize> {
 }
 
 /// Whether all tensor-parallel ranks have parts of one length.
-fn is_even(param: &Planned, dim: usize) -> bool {
+fn is_even(param: &PlannedParam, dim: usize) -> bool {
     param.parallel.as_ref().is_none_or(|parallel| {
         let spec = &parallel.spec;
         spec.layout().min_local_shape(spec.shape())[dim] == shape_of_first(spec)[dim]

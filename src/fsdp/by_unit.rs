@@ -5,14 +5,14 @@ use crate::param::{ModelScan, ParamError, UnitName};
 use crate::pattern::PathPattern;
 
 /// A policy for each unit.
-pub(super) struct ByUnit<T> {
+pub(super) struct PerUnit<T> {
     /// Of the units that the patterns take; the last that matches counts.
     taken: Vec<(Vec<PathPattern>, T)>,
     /// Of all others.
     other: T,
 }
 
-impl<T> ByUnit<T> {
+impl<T> PerUnit<T> {
     /// # Errors
     /// [`ParamError::Pattern`], and what `read` finds.
     pub(super) fn new<P>(other: &P, taken: &[(Vec<String>, P)], read: impl Fn(&P) -> Result<T>) -> Result<Self> {

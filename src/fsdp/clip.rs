@@ -56,9 +56,9 @@ pub fn clip_grad_norm<M: Module>(model: &M, grads: &mut GradientsParams, max_nor
         let spec = visited.param.spec(visited.base.dtype());
         let sharded = (0..spec.mesh().ndim()).filter(|&dim| spec.placements()[dim].shard_dim().is_some());
         let groups = sharded.map(|dim| Ok(spec.mesh().communicator(dim)?.clone()));
-        Ok((visited.id, groups.collect::<Result<Groups>>()?))
+        Ok((visited.id, groups.collect::<Result<NormGroups>>()?))
     });
-    let mut measure = Measure { norm, grads, holders: holders.collect::<Result<_>>()?, parts: Vec::new() };
+    let mut measure = NormVisitor { norm, grads, holders: holders.collect::<Result<_>>()?, parts: Vec::new() };
     model.visit(&mut measure);
     let mut parts = measure.parts;
     let device = model.devices().into_iter().next().unwrap_or_default().inner();
@@ -85,7 +85,7 @@ pub fn clip_grad_norm<M: Module>(model: &M, grads: &mut GradientsParams, max_nor
     let total = norm.finish(&all);
     let scale = max_norm / (total + 1e-6);
     if scale < 1.0 || scale.is_nan() {
-        model.visit(&mut Scale { grads, scale });
+        model.visit(&mut ScaleVisitor { grads, scale });
     }
     Ok(total)
 }
@@ -157,20 +157,20 @@ fn scaled<const D: usize>(magnitude: Tensor<D>, p: f64, sum: f64) -> PowerSum {
 }
 
 /// The groups of the mesh dimensions that shard a parameter: together they hold it once.
-type Groups = SmallVec<[Communicator; 2]>;
+type NormGroups = SmallVec<[Communicator; 2]>;
 
 /// This rank's part of the norm of all parameters that the same groups share.
-struct Part {
+struct LocalNorm {
     /// Those over which the part is still to be summed.
-    groups: Groups,
+    groups: NormGroups,
     /// Those of the parameters.
-    holders: Groups,
+    holders: NormGroups,
     /// Whether one of them has double precision.
     double: bool,
     sum: PowerSum,
 }
 
-impl Part {
+impl LocalNorm {
     /// Takes `group` off those still to come, if it is one of them.
     fn leave(&mut self, group: &Communicator) -> Option<()> {
         let at = self.groups.iter().position(|other| other.is_same(group))?;
@@ -179,19 +179,19 @@ impl Part {
     }
 }
 
-struct Measure<'a> {
+struct NormVisitor<'a> {
     norm: NormType,
     grads: &'a GradientsParams,
-    holders: HashMap<ParamId, Groups>,
-    parts: Vec<Part>,
+    holders: HashMap<ParamId, NormGroups>,
+    parts: Vec<LocalNorm>,
 }
 
-impl ModuleVisitor for Measure<'_> {
+impl ModuleVisitor for NormVisitor<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         // A rank whose piece is empty, or who has no gradient, still takes part in the reduction.
         let sum = self.grads.get::<D>(param.id).map(|grad| self.norm.of(grad)).unwrap_or_default();
         let holders = self.holders.get(&param.id).cloned().unwrap_or_default();
-        let same = |part: &&mut Part| {
+        let same = |part: &&mut LocalNorm| {
             part.holders.len() == holders.len() && part.holders.iter().zip(&holders).all(|(a, b)| a.is_same(b))
         };
         let double = param.base().dtype() == DType::F64;
@@ -200,17 +200,17 @@ impl ModuleVisitor for Measure<'_> {
                 self.norm.join(&mut part.sum, &sum);
                 part.double |= double;
             }
-            None => self.parts.push(Part { groups: holders.clone(), holders, double, sum }),
+            None => self.parts.push(LocalNorm { groups: holders.clone(), holders, double, sum }),
         }
     }
 }
 
-struct Scale<'a> {
+struct ScaleVisitor<'a> {
     grads: &'a mut GradientsParams,
     scale: f64,
 }
 
-impl ModuleVisitor for Scale<'_> {
+impl ModuleVisitor for ScaleVisitor<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         if let Some(grad) = self.grads.remove::<D>(param.id) {
             self.grads.register(param.id, grad * self.scale);

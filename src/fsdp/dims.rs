@@ -9,7 +9,7 @@
 
 use crate::Result;
 use crate::comm::Communicator;
-use crate::dtensor::{DTensorSpec, Dims};
+use crate::dtensor::{DTensorSpec, MeshDims};
 use crate::mesh::DeviceMesh;
 use crate::param::FsdpMeshInfo;
 
@@ -20,11 +20,11 @@ use super::config::FullyShard;
 pub(super) struct FsdpMeshDims<'a> {
     mesh: &'a DeviceMesh,
     /// By index, those that shard unless a parameter's placement says otherwise.
-    shard: Dims,
+    shard: MeshDims,
     /// With those, ascending.
-    all: Dims,
+    all: MeshDims,
     /// What parameters have asked for.
-    made: Vec<(Dims, Dims, FsdpMeshInfo)>,
+    made: Vec<(MeshDims, MeshDims, FsdpMeshInfo)>,
 }
 
 impl<'a> FsdpMeshDims<'a> {
@@ -35,7 +35,7 @@ impl<'a> FsdpMeshDims<'a> {
         let (shard, replicate) = (&config.shard_over, &config.replicate_over);
         let (shard, mut all) = match (shard.is_empty(), replicate.is_empty()) {
             (true, true) if (1..=2).contains(&mesh.ndim()) => {
-                (Dims::from_slice(&[mesh.ndim() - 1]), (0..mesh.ndim()).collect())
+                (MeshDims::from_slice(&[mesh.ndim() - 1]), (0..mesh.ndim()).collect())
             }
             (true, true) => return Err(FsdpError::MeshDims { mesh: mesh.to_string() }.into()),
             (true, false) => return Err(FsdpError::NoShardDims { mesh: mesh.to_string() }.into()),
@@ -44,9 +44,9 @@ impl<'a> FsdpMeshDims<'a> {
                 if !replicate.is_empty() {
                     mesh.slice(replicate)?.concatenate(&[&sharding])?;
                 }
-                let dims = |names: &[String]| names.iter().map(|name| mesh.dim(name)).collect::<Result<Dims>>();
+                let dims = |names: &[String]| names.iter().map(|name| mesh.dim(name)).collect::<Result<MeshDims>>();
                 let (shard, replicate) = (dims(shard)?, dims(replicate)?);
-                let all: Dims = shard.iter().copied().chain(replicate).collect();
+                let all: MeshDims = shard.iter().copied().chain(replicate).collect();
                 (shard, all)
             }
         };
@@ -68,7 +68,7 @@ impl<'a> FsdpMeshDims<'a> {
     /// # Errors
     /// As [`all`](Self::all).
     pub(super) fn others(&self) -> Result<Option<Communicator>> {
-        let others: Dims = (0..self.mesh.ndim()).filter(|dim| !self.all.contains(dim)).collect();
+        let others: MeshDims = (0..self.mesh.ndim()).filter(|dim| !self.all.contains(dim)).collect();
         if others.is_empty() { Ok(None) } else { self.mesh.communicator_over(&others).map(Some) }
     }
 
@@ -88,7 +88,7 @@ impl<'a> FsdpMeshDims<'a> {
             }
             free.retain(|dim| *dim != mesh_dim);
         }
-        let shard: Dims = match over {
+        let shard: MeshDims = match over {
             None => self.shard.iter().copied().filter(|dim| free.contains(dim)).collect(),
             Some(names) => {
                 let not_free = |name: &&String| !free.iter().any(|&dim| mesh.names()[dim] == **name);
@@ -104,7 +104,7 @@ impl<'a> FsdpMeshDims<'a> {
         if shard.is_empty() {
             return Err(FsdpError::NoShardDimLeft { param: param.into(), mesh: mesh.to_string() }.into());
         }
-        let replicate: Dims = free.into_iter().filter(|dim| !shard.contains(dim)).collect();
+        let replicate: MeshDims = free.into_iter().filter(|dim| !shard.contains(dim)).collect();
         if let Some(known) = self.made.iter().position(|(a, b, _)| (a, b) == (&shard, &replicate)) {
             return Ok(known);
         }
@@ -121,7 +121,7 @@ impl<'a> FsdpMeshDims<'a> {
     }
 
     /// [`shared_with`](Self::shared_with), of the tensor-parallel mesh.
-    pub(super) fn data_dims(&self, placed: &DTensorSpec) -> Dims {
+    pub(super) fn data_dims(&self, placed: &DTensorSpec) -> MeshDims {
         self.shared_with(placed).into_iter().map(|(at, _)| at).collect()
     }
 

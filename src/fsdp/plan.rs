@@ -7,7 +7,7 @@ use burn::module::Module;
 use burn::tensor::DType;
 use itertools::Itertools;
 
-use super::by_unit::ByUnit;
+use super::by_unit::PerUnit;
 use super::config::{FullyShard, ParamInfo, ParamPlacement};
 use super::dims::FsdpMeshDims;
 use super::precision::Policy;
@@ -20,7 +20,7 @@ use crate::pattern::PathPattern;
 use crate::placement::{ShardSizes, Placement};
 
 /// A parameter to shard.
-pub(super) struct Planned {
+pub(super) struct PlannedParam {
     pub(super) path: String,
     /// Shape of what is cut: the parameter, or this rank's tensor-parallel shard of it.
     pub(super) shape: Vec<usize>,
@@ -39,13 +39,13 @@ pub(super) struct Planned {
 /// What a call of `fully_shard` does.
 pub(super) struct ShardingPlan {
     /// The parameters to shard.
-    pub(super) params: Vec<Planned>,
+    pub(super) params: Vec<PlannedParam>,
     /// Units made by earlier, inner calls, and their paths in this model.
     pub(super) adopted: Vec<(Arc<Unit>, UnitName)>,
     /// What it leaves out.
     pub(super) ignored: Arc<[PathPattern]>,
-    pub(super) precisions: ByUnit<Policy>,
-    pub(super) offloads: ByUnit<OffloadPolicy>,
+    pub(super) precisions: PerUnit<Policy>,
+    pub(super) offloads: PerUnit<OffloadPolicy>,
     /// Whether the values of some are not drawn yet.
     pub(super) lazy: bool,
     /// Paths of the parameters with adapters, if there are any to shard.
@@ -72,7 +72,7 @@ pub(super) fn plan<M: Module>(
     inventory.check_params(&ignored)?;
     let is_ignored = |path: &str| ignored.iter().any(|pattern| pattern.matches(path));
     inventory.check(is_ignored)?;
-    let offloads = ByUnit::new(&config.offload, &config.offload_for, |&offload| {
+    let offloads = PerUnit::new(&config.offload, &config.offload_for, |&offload| {
         if offload == OffloadPolicy::Cpu {
             check_host(memory::HAS_HOST)?;
         }
@@ -82,7 +82,7 @@ pub(super) fn plan<M: Module>(
     inventory.check_devices(mesh, is_ignored, |found| *offloads.of(&unit_of(found).0) == OffloadPolicy::Cpu)?;
     let adapted = inventory.adapted(is_ignored)?;
     let policy = |policy: &MixedPrecisionPolicy| Policy::new(policy, &inventory, mesh.device());
-    let precisions = ByUnit::new(&config.precision, &config.precision_for, policy)?;
+    let precisions = PerUnit::new(&config.precision, &config.precision_for, policy)?;
 
     let mut planned = Vec::new();
     let mut lazy = false;
@@ -110,7 +110,7 @@ pub(super) fn plan<M: Module>(
         let mut parallel = found.distributed.and_then(|param| param.info().parallel.clone());
         let data = dims.of(&path, over.as_deref(), parallel.as_ref().map(|parallel| &*parallel.spec))?;
         parallel.iter_mut().for_each(|parallel| parallel.data_dims = dims.data_dims(&parallel.spec));
-        planned.push(Planned { path, shape: found.shape, dtype: found.dtype, cut, data, unit, depth, parallel });
+        planned.push(PlannedParam { path, shape: found.shape, dtype: found.dtype, cut, data, unit, depth, parallel });
     }
     let of_modules = planned.iter().map(|param| &param.unit).filter(|unit| !unit.is_root());
     let of_modules = of_modules.flat_map(|unit| unit.modules()).map(ToString::to_string);

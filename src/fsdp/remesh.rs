@@ -57,7 +57,7 @@ pub fn remesh<M: Module>(model: M, mesh: &DeviceMesh) -> Result<M> {
     }
     let inventory = ModelScan::of(&model);
     inventory.check_not_replaced()?;
-    let sharded = inventory.params.into_iter().filter_map(Sharded::of);
+    let sharded = inventory.params.into_iter().filter_map(RemeshedParam::of);
     // By the unit and not by its module: of one module there may be several, made by several calls.
     let units = sharded.enumerate().into_group_map_by(|(_, param)| Arc::as_ptr(&param.before.unit));
     let mut attachments = Vec::new();
@@ -84,7 +84,7 @@ pub fn remesh<M: Module>(model: M, mesh: &DeviceMesh) -> Result<M> {
 }
 
 /// A sharded parameter.
-struct Sharded {
+struct RemeshedParam {
     path: String,
     dtype: DType,
     /// Path of its module that is in the unit.
@@ -92,7 +92,7 @@ struct Sharded {
     before: DistributedParameter,
 }
 
-impl Sharded {
+impl RemeshedParam {
     fn of(found: ScannedParam) -> Option<Self> {
         let (path, dtype) = (found.path(), found.dtype);
         let module = found.module(found.distributed.as_ref()?).unwrap_or_default();

@@ -11,7 +11,7 @@ use super::FsdpError;
 use super::balance::balance;
 use super::config::FullyShard;
 use super::dims::FsdpMeshDims;
-use super::plan::{ShardingPlan, Planned, plan};
+use super::plan::{ShardingPlan, PlannedParam, plan};
 use crate::comm::Communicator;
 use crate::mesh::DeviceMesh;
 use crate::param::{
@@ -122,7 +122,7 @@ pub fn fully_shard<M: Module>(model: M, mesh: &DeviceMesh, config: FullyShard) -
                 combined.map_err(|error| named(&param, mesh, error))?.shared()
             }
         };
-        let Planned { path, shape, cut, data, unit, depth, parallel, .. } = param;
+        let PlannedParam { path, shape, cut, data, unit, depth, parallel, .. } = param;
         let compute = precisions.of(&unit).compute(&path);
         Ok(((unit, data), UnitParam { path: path.into(), depth, shape, cut, spec, parallel, compute }))
     });
@@ -210,7 +210,7 @@ pub(super) fn data_parallel(
 }
 
 /// The error of lengths that do not fit, with the parameter that they are for.
-fn named(param: &Planned, mesh: &FsdpMeshInfo, error: Error) -> Error {
+fn named(param: &PlannedParam, mesh: &FsdpMeshInfo, error: Error) -> Error {
     match (error, &param.cut) {
         (
             Error::Placement(problem @ (PlacementError::ShardSizeCount { .. } | PlacementError::ShardSizeSum { .. })),

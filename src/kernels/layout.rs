@@ -115,7 +115,7 @@ impl FlatLayout {
     pub fn pack_wholes(&self) -> CopyPlan {
         let segments = self.blocks(|index, rank, block| {
             let to = rank * self.row + self.offsets[index];
-            let Block { at, rows, run, stride } = block;
+            let StridedBlock { at, rows, run, stride } = block;
             StridedCopy { source: index, target: 0, from: at, to, rows, run, from_stride: stride, to_stride: run }
         });
         let sources = self.tensors.iter().map(|tensor| tensor.shape.clone()).collect();
@@ -145,20 +145,20 @@ impl FlatLayout {
     fn wholes(&self, sources: Vec<Shape>, from: impl Fn(usize, usize) -> (usize, usize)) -> CopyPlan {
         let segments = self.blocks(|index, rank, block| {
             let (source, from) = from(index, rank);
-            let Block { at, rows, run, stride } = block;
+            let StridedBlock { at, rows, run, stride } = block;
             StridedCopy { source, target: index, from, to: at, rows, run, from_stride: run, to_stride: stride }
         });
         CopyPlan::new(sources, self.tensors.iter().map(|tensor| tensor.shape.clone()).collect(), segments)
     }
 
     /// What `segment` makes of every tensor's block of every rank.
-    fn blocks(&self, segment: impl Fn(usize, usize, Block) -> StridedCopy) -> Vec<StridedCopy> {
+    fn blocks(&self, segment: impl Fn(usize, usize, StridedBlock) -> StridedCopy) -> Vec<StridedCopy> {
         let blocks = |(index, tensor): (usize, &ShardedTensorSpec)| {
             let (outer, inner) = (tensor.outer(), tensor.inner());
             let stride = tensor.shape[tensor.dim] * inner;
             let block = |rank| {
                 let range = tensor.cut.range(self.ranks, rank);
-                let block = Block { at: range.start * inner, rows: outer, run: range.len() * inner, stride };
+                let block = StridedBlock { at: range.start * inner, rows: outer, run: range.len() * inner, stride };
                 segment(index, rank, block)
             };
             (0..self.ranks).map(block).collect::<Vec<_>>()
@@ -168,7 +168,7 @@ impl FlatLayout {
 }
 
 /// A rank's part inside the whole: `rows` runs, each `stride` elements after the one before.
-struct Block {
+struct StridedBlock {
     at: usize,
     rows: usize,
     run: usize,

@@ -146,7 +146,7 @@ fn random() -> u64 {
 /// What a process has in common with others: blocks that it has made, and those of others that it has mapped.
 #[derive(Debug, Default)]
 pub(crate) struct SharedMemoryPool {
-    made: Mutex<Made>,
+    made: Mutex<CreatedBlocks>,
     mapped: Mutex<HashMap<SharedMemoryHandle, Arc<Mapping>>>,
     /// As if the system had no memory.
     #[cfg(test)]
@@ -154,21 +154,21 @@ pub(crate) struct SharedMemoryPool {
 }
 
 #[derive(Debug, Default)]
-struct Made {
+struct CreatedBlocks {
     /// The one that was taken last at the end.
     blocks: Vec<Arc<Mapping>>,
     /// Most that ever were in use.
-    most: Size,
+    most: BlockTotals,
 }
 
 /// Of some blocks.
 #[derive(Debug, Default, Clone, Copy)]
-struct Size {
+struct BlockTotals {
     blocks: usize,
     bytes: usize,
 }
 
-impl Size {
+impl BlockTotals {
     fn add(&mut self, bytes: usize) {
         self.blocks += 1;
         self.bytes += bytes;
@@ -239,21 +239,21 @@ impl SharedMemoryPool {
     }
 }
 
-impl Made {
+impl CreatedBlocks {
     /// Now that a block of `len` bytes more is used, retires of what waits the oldest, until no more waits than was ever in use.
     fn retire(&mut self, len: usize) {
-        let (mut waiting, mut used) = (Size::default(), Size { blocks: 1, bytes: len });
+        let (mut waiting, mut used) = (BlockTotals::default(), BlockTotals { blocks: 1, bytes: len });
         self.blocks
             .iter()
             .for_each(|block| if block.is_used() { &mut used } else { &mut waiting }.add(block.memory.len()));
-        let Size { blocks, bytes } = self.most;
-        self.most = Size { blocks: blocks.max(used.blocks), bytes: bytes.max(used.bytes) };
+        let BlockTotals { blocks, bytes } = self.most;
+        self.most = BlockTotals { blocks: blocks.max(used.blocks), bytes: bytes.max(used.bytes) };
         while (waiting.bytes > self.most.bytes || waiting.blocks > self.most.blocks.max(FEW))
             && let Some(oldest) = self.blocks.iter().position(|block| !block.is_used())
         {
             let oldest = self.blocks.remove(oldest);
             oldest.head().retired.store(true, Ordering::Relaxed);
-            waiting = Size { blocks: waiting.blocks - 1, bytes: waiting.bytes - oldest.memory.len() };
+            waiting = BlockTotals { blocks: waiting.blocks - 1, bytes: waiting.bytes - oldest.memory.len() };
         }
     }
 }
@@ -286,7 +286,7 @@ impl SharedMemoryBlock {
     pub unsafe fn bytes(self: &Arc<Self>, range: std::ops::Range<usize>, align: usize) -> Bytes {
         assert!(range.end <= self.len() && range.start.is_multiple_of(align), "{range:?} of {} bytes", self.len());
         let len = range.len();
-        let read = Read { memory: Memory::Common(self.clone(), range.start), len, align };
+        let read = SharedBytes { memory: ReadMemory::Common(self.clone(), range.start), len, align };
         // SAFETY: it has as many bytes, and as the caller says they are written.
         unsafe { Bytes::from_controller(Box::new(read), len) }
     }
@@ -299,32 +299,32 @@ impl Drop for SharedMemoryBlock {
 }
 
 /// Bytes in common that are a tensor's.
-struct Read {
-    memory: Memory,
+struct SharedBytes {
+    memory: ReadMemory,
     len: usize,
     align: usize,
 }
 
-enum Memory {
+enum ReadMemory {
     /// From there on.
     Common(Arc<SharedMemoryBlock>, usize),
     /// Since they were written to.
     Own(Bytes),
 }
 
-impl Read {
+impl SharedBytes {
     fn bytes(&self) -> &[u8] {
         match &self.memory {
             // SAFETY: inside of what is mapped; they were written, and nobody writes there while it is used.
-            Memory::Common(common, from) => unsafe {
+            ReadMemory::Common(common, from) => unsafe {
                 slice::from_raw_parts(common.start().as_ptr().cast::<u8>().add(*from), self.len)
             },
-            Memory::Own(bytes) => bytes,
+            ReadMemory::Own(bytes) => bytes,
         }
     }
 }
 
-impl AllocationController for Read {
+impl AllocationController for SharedBytes {
     fn alloc_align(&self) -> usize {
         self.align
     }
@@ -345,13 +345,13 @@ impl AllocationController for Read {
     }
 
     unsafe fn memory_mut(&mut self, _: AccessPolicy) -> Result<&mut [MaybeUninit<u8>], AccessError> {
-        if let Memory::Common(..) = self.memory {
+        if let ReadMemory::Common(..) = self.memory {
             let mut own = UninitBytes::at(None, self.align, self.len / self.align);
             own.bytes().write_copy_of_slice(self.bytes());
             // SAFETY: all of it was just written.
-            self.memory = Memory::Own(unsafe { own.filled() });
+            self.memory = ReadMemory::Own(unsafe { own.filled() });
         }
-        let Memory::Own(bytes) = &mut self.memory else { unreachable!("they are its own now") };
+        let ReadMemory::Own(bytes) = &mut self.memory else { unreachable!("they are its own now") };
         // SAFETY: the caller only writes initialized bytes, as this function's contract says.
         Ok(unsafe { slice::from_raw_parts_mut(bytes.as_mut_ptr().cast(), bytes.len()) })
     }

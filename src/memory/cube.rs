@@ -65,9 +65,9 @@ pub(crate) fn id(handle: &Handle) -> ManagedMemoryId {
 
 /// Where in its allocation a tensor lies: the bytes before it, of the allocation, and behind it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Place([u64; 3]);
+pub(crate) struct AllocationOffset([u64; 3]);
 
-impl Place {
+impl AllocationOffset {
     pub(crate) fn of(tensor: &CubeTensor) -> Self {
         let handle = &tensor.handle;
         Self([handle.offset_start.unwrap_or(0), handle.size(), handle.offset_end.unwrap_or(0)])

@@ -97,12 +97,12 @@ impl Drop for PooledMemory {
 
 /// Where blocks wait, for as long as it is there.
 #[derive(Debug, Default)]
-pub(crate) struct HostMemoryPool(Mutex<Blocks>);
+pub(crate) struct HostMemoryPool(Mutex<FreeList>);
 
 #[derive(Debug, Default)]
-struct Blocks {
+struct FreeList {
     /// The latest last.
-    waiting: VecDeque<Waiting>,
+    waiting: VecDeque<FreeBlock>,
     /// Their bytes: no more than `most`.
     bytes: usize,
     /// Of how many the system has been told: the oldest.
@@ -114,7 +114,7 @@ struct Blocks {
 }
 
 #[derive(Debug)]
-struct Waiting {
+struct FreeBlock {
     memory: MmapMut,
     since: Instant,
 }
@@ -161,9 +161,9 @@ impl HostMemoryPool {
         let mut blocks = self.0.lock();
         blocks.used -= memory.len();
         blocks.bytes += memory.len();
-        blocks.waiting.push_back(Waiting { memory, since: now });
+        blocks.waiting.push_back(FreeBlock { memory, since: now });
         while blocks.bytes > blocks.most
-            && let Some(Waiting { memory: oldest, .. }) = blocks.waiting.pop_front()
+            && let Some(FreeBlock { memory: oldest, .. }) = blocks.waiting.pop_front()
         {
             blocks.told = blocks.told.saturating_sub(1);
             blocks.bytes -= oldest.len();
@@ -182,11 +182,11 @@ impl HostMemoryPool {
     }
 }
 
-impl Blocks {
+impl FreeList {
     /// Takes out those of which the system is to be told.
-    fn without_idle(&mut self, now: Instant) -> Vec<Waiting> {
+    fn without_idle(&mut self, now: Instant) -> Vec<FreeBlock> {
         let mut warm: usize = self.waiting.range(self.told..).map(|waiting| waiting.memory.len()).sum();
-        let is_idle = |waiting: &&Waiting| {
+        let is_idle = |waiting: &&FreeBlock| {
             let is_idle = warm > WARM || now.saturating_duration_since(waiting.since) >= IDLE;
             warm -= waiting.memory.len();
             is_idle

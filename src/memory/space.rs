@@ -11,9 +11,9 @@ use bytemuck::Pod;
 use super::reused::{PooledMemory, HostMemoryPool};
 
 /// New memory for elements, to be written. Large memory is [used again](super::reused).
-pub(crate) struct UninitElements<E>(Memory<E>);
+pub(crate) struct UninitElements<E>(ElementMemory<E>);
 
-enum Memory<E> {
+enum ElementMemory<E> {
     Heap(Box<[MaybeUninit<E>]>),
     /// In front of the block, so many elements.
     Reused(PooledMemory, usize),
@@ -27,16 +27,16 @@ impl<E: Pod + Send + Sync> UninitElements<E> {
             && let Some(block) =
                 home.map_or_else(|| PooledMemory::take(&HostMemoryPool::of_thread(), bytes), |home| PooledMemory::take(home, bytes))
         {
-            return Self(Memory::Reused(block, count));
+            return Self(ElementMemory::Reused(block, count));
         }
-        Self(Memory::Heap(Box::new_uninit_slice(count)))
+        Self(ElementMemory::Heap(Box::new_uninit_slice(count)))
     }
 
     fn elements(&mut self) -> &mut [MaybeUninit<E>] {
         match &mut self.0 {
-            Memory::Heap(elements) => elements,
+            ElementMemory::Heap(elements) => elements,
             // SAFETY: a block begins with a page, so it is aligned, and has the bytes that were asked for.
-            Memory::Reused(block, count) => unsafe { slice::from_raw_parts_mut(block.as_mut_ptr().cast(), *count) },
+            ElementMemory::Reused(block, count) => unsafe { slice::from_raw_parts_mut(block.as_mut_ptr().cast(), *count) },
         }
     }
 
@@ -47,8 +47,8 @@ impl<E: Pod + Send + Sync> UninitElements<E> {
     unsafe fn filled(self) -> Bytes {
         match self.0 {
             // SAFETY: the caller says so.
-            Memory::Heap(elements) => Bytes::from_elems(unsafe { elements.assume_init() }.into_vec()),
-            Memory::Reused(block, count) => {
+            ElementMemory::Heap(elements) => Bytes::from_elems(unsafe { elements.assume_init() }.into_vec()),
+            ElementMemory::Reused(block, count) => {
                 let len = count * size_of::<E>();
                 // SAFETY: the block has as many bytes, and as the caller says they are written.
                 unsafe { Bytes::from_controller(Box::new(Reused { block, len, align: align_of::<E>() }), len) }

@@ -33,14 +33,14 @@ thread_local! {
 /// Nothing takes the current mesh by itself: what a tensor or a model lies on is written where it is made.
 pub fn with_mesh<T>(mesh: &DeviceMesh, program: impl FnOnce() -> T) -> T {
     /// Ends the scope.
-    struct Scope;
-    impl Drop for Scope {
+    struct MeshScope;
+    impl Drop for MeshScope {
         fn drop(&mut self) {
             CURRENT.with_borrow_mut(Vec::pop);
         }
     }
     CURRENT.with_borrow_mut(|current| current.push(mesh.clone()));
-    let _scope = Scope;
+    let _scope = MeshScope;
     program()
 }
 

@@ -30,9 +30,9 @@ use crate::comm::{Communicator, World};
 /// dp 1     4  5  6  7
 /// ```
 #[derive(Clone)]
-pub struct DeviceMesh(Arc<Inner>);
+pub struct DeviceMesh(Arc<MeshInner>);
 
-struct Inner {
+struct MeshInner {
     world: World,
     shape: SmallVec<[usize; 3]>,
     names: Vec<String>,
@@ -133,7 +133,7 @@ impl DeviceMesh {
         of_world: bool,
     ) -> Self {
         let position = ranks.iter().position(|&rank| rank == world.rank());
-        Self(Arc::new(Inner {
+        Self(Arc::new(MeshInner {
             world: world.clone(),
             hash: identity_hash(world, &ranks, shape, &names, None),
             shape: shape.into(),
@@ -154,7 +154,7 @@ impl DeviceMesh {
     /// # Errors
     /// [`NotAMember`](MeshError::NotAMember) outside the mesh, and a failure of the world.
     pub(super) fn sub_mesh(&self, dims: Vec<MeshDim>) -> Result<Self> {
-        let Inner { world, shape, ranks, .. } = &*self.0;
+        let MeshInner { world, shape, ranks, .. } = &*self.0;
         let coordinate = self.member("slice it")?;
         let (names, made_of): (Vec<String>, Vec<RootDims>) =
             dims.into_iter().map(|dim| (dim.name, dim.made_of)).unzip();
@@ -165,7 +165,7 @@ impl DeviceMesh {
         let sizes: SmallVec<[usize; 3]> =
             made_of.iter().map(|dims| dims.iter().map(|&dim| shape[dim]).product()).collect();
         let communicators = made_of.iter().map(|dims| self.communicator_over(dims)).collect::<Result<_>>()?;
-        Ok(Self(Arc::new(Inner {
+        Ok(Self(Arc::new(MeshInner {
             hash: identity_hash(world, &ranks, &sizes, &names, Some(self)),
             world: world.clone(),
             shape: sizes,

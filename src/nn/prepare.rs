@@ -82,7 +82,7 @@ pub fn apply_io_layouts<M: Module, I: ModuleTensors, O: ModuleTensors>(
         Some(layouts) => (&*layouts.path, &layouts.inputs[..], &layouts.outputs[..]),
         None => ("", &[][..], &[][..]),
     };
-    let side = |what, edges| Side { module: module_path, mesh: mesh.as_ref(), what, edges };
+    let side = |what, edges| IoSide { module: module_path, mesh: mesh.as_ref(), what, edges };
     let inputs = side("input", ins).bring(inputs).or_unwind();
     side("output", outs).bring(forward(module, inputs)).or_unwind()
 }
@@ -122,7 +122,7 @@ pub trait ModuleTensors: Sized {
 
     /// Brings each to where it is desired; they are those from `at` on.
     #[doc(hidden)]
-    fn bring(self, side: &Side<'_>, at: &mut usize) -> Result<Self::Global>;
+    fn bring(self, side: &IoSide<'_>, at: &mut usize) -> Result<Self::Global>;
 
     /// This rank's parts.
     #[doc(hidden)]
@@ -132,14 +132,14 @@ pub trait ModuleTensors: Sized {
 /// The inputs or the outputs of a module.
 #[doc(hidden)]
 #[derive(Clone, Copy)]
-pub struct Side<'a> {
+pub struct IoSide<'a> {
     module: &'a str,
     mesh: Option<&'a DeviceMesh>,
     what: &'static str,
     edges: &'a [IoLayout<Vec<Option<Placement>>>],
 }
 
-impl Side<'_> {
+impl IoSide<'_> {
     fn bring<T: ModuleTensors>(self, tensors: T) -> Result<T::Global> {
         let (given, prepared) = (tensors.count(), self.edges.len());
         if apply_io_layouts > 0 && given != apply_io_layouts {
@@ -192,7 +192,7 @@ impl<const D: usize, K: Kind> ModuleTensors for DTensor<D, K> {
         1
     }
 
-    fn bring(self, side: &Side<'_>, at: &mut usize) -> Result<Self> {
+    fn bring(self, side: &IoSide<'_>, at: &mut usize) -> Result<Self> {
         *at += 1;
         side.bring_one(*at - 1, self)
     }
@@ -210,7 +210,7 @@ impl<const D: usize, K: Kind> ModuleTensors for Tensor<D, K> {
         1
     }
 
-    fn bring(self, side: &Side<'_>, at: &mut usize) -> Result<DTensor<D, K>> {
+    fn bring(self, side: &IoSide<'_>, at: &mut usize) -> Result<DTensor<D, K>> {
         side.enter(*at, self)?.bring(side, at)
     }
 
@@ -227,7 +227,7 @@ impl<T: ModuleTensors> ModuleTensors for Option<T> {
         self.as_ref().map_or(0, T::count)
     }
 
-    fn bring(self, side: &Side<'_>, at: &mut usize) -> Result<Self::Global> {
+    fn bring(self, side: &IoSide<'_>, at: &mut usize) -> Result<Self::Global> {
         self.map(|tensor| tensor.bring(side, at)).transpose()
     }
 
@@ -244,7 +244,7 @@ impl<T: ModuleTensors> ModuleTensors for Vec<T> {
         self.iter().map(T::count).sum()
     }
 
-    fn bring(self, side: &Side<'_>, at: &mut usize) -> Result<Self::Global> {
+    fn bring(self, side: &IoSide<'_>, at: &mut usize) -> Result<Self::Global> {
         self.into_iter().map(|tensor| tensor.bring(side, at)).collect()
     }
 

@@ -28,9 +28,9 @@ pub(super) fn clip_each<M: Module>(
     bounds: &Bounds,
     units: &[Arc<Unit>],
 ) -> Result<()> {
-    let mut measure = Measure { grads, bounds, sums: Vec::new(), faults: None };
+    let mut measure = GroupNormVisitor { grads, bounds, sums: Vec::new(), faults: None };
     model.visit(&mut measure);
-    let Measure { sums, faults, .. } = measure;
+    let GroupNormVisitor { sums, faults, .. } = measure;
     faults.map_or(Ok(()), Err)?;
     let mut factors = HashMap::new();
     for Sums { route, ids, squares } in sums {
@@ -49,7 +49,7 @@ pub(super) fn clip_each<M: Module>(
             factors.insert(id, norm.add_scalar(smallest).recip().mul_scalar(bounds[&id].0).clamp_max(1.0));
         }
     }
-    model.visit(&mut Scale { grads, factors });
+    model.visit(&mut GroupScaleVisitor { grads, factors });
     Ok(())
 }
 
@@ -61,14 +61,14 @@ struct Sums {
     squares: Vec<Tensor<1>>,
 }
 
-struct Measure<'a> {
+struct GroupNormVisitor<'a> {
     grads: &'a GradientsParams,
     bounds: &'a Bounds,
     sums: Vec<Sums>,
     faults: Option<crate::Error>,
 }
 
-impl Measure<'_> {
+impl GroupNormVisitor<'_> {
     fn sums(&mut self, spec: Option<DTensorSpec>, dtype: DType) -> Result<&mut Sums> {
         let like = |sums: &Sums| match (&sums.route, &spec) {
             (Some(route), Some(spec)) => route.takes(spec),
@@ -87,7 +87,7 @@ impl Measure<'_> {
     }
 }
 
-impl ModuleVisitor for Measure<'_> {
+impl ModuleVisitor for GroupNormVisitor<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         let Some((_, spec)) = self.bounds.get(&param.id) else { return };
         let Some(grad) = self.grads.get::<D>(param.id) else { return };
@@ -107,12 +107,12 @@ impl ModuleVisitor for Measure<'_> {
     }
 }
 
-struct Scale<'a> {
+struct GroupScaleVisitor<'a> {
     grads: &'a mut GradientsParams,
     factors: HashMap<ParamId, Tensor<1>>,
 }
 
-impl ModuleVisitor for Scale<'_> {
+impl ModuleVisitor for GroupScaleVisitor<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         let Some(factor) = self.factors.get(&param.id) else { return };
         if let Some(grad) = self.grads.remove::<D>(param.id) {

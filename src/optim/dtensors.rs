@@ -52,11 +52,11 @@ use crate::dtensor::{DTensor, DTensorSpec};
 pub struct DTensorOptimizer {
     optimizer: Arc<dyn DynOptimizer>,
     whole: bool,
-    states: BTreeMap<String, Kept>,
+    states: BTreeMap<String, ParamState>,
 }
 
 /// What is remembered of one parameter.
-struct Kept {
+struct ParamState {
     /// The parameter's, when it was stepped last.
     spec: Arc<DTensorSpec>,
     state: DynState,
@@ -101,7 +101,7 @@ impl DTensorOptimizer {
         let state = self.states.remove(path).map(|kept| kept.state);
         let (stepped, state) = self.optimizer.step_dyn(D, lr, tensor.into_bridge(), grad.into_bridge(), state);
         if let Some(state) = state {
-            self.states.insert(path.into(), Kept { spec: spec.clone(), state });
+            self.states.insert(path.into(), ParamState { spec: spec.clone(), state });
         }
         let mut stepped = Tensor::from_bridge(stepped);
         if self.whole {
@@ -121,7 +121,7 @@ impl DTensorOptimizer {
             return Err(OptimError::Gradient { path: path.into(), gradient, param });
         }
         match self.states.get(path) {
-            Some(Kept { spec, .. }) if spec != param.spec() => Err(layout_error(path, spec, param.spec())),
+            Some(ParamState { spec, .. }) if spec != param.spec() => Err(layout_error(path, spec, param.spec())),
             _ => Ok(()),
         }
     }
@@ -132,7 +132,7 @@ impl DTensorOptimizer {
     /// [`OptimError::Shape`] for an optimizer that looks at more than an element and was not
     /// [told so](Self::on_whole_parameters).
     pub fn state(&self) -> Result<OptimizerState> {
-        let of = |(path, kept): (&String, &Kept)| {
+        let of = |(path, kept): (&String, &ParamState)| {
             let state = ParameterState::new(path, &kept.spec, self.flat(&kept.state), self.whole)?;
             Ok((path.clone(), state))
         };
@@ -150,7 +150,7 @@ impl DTensorOptimizer {
     /// collective fails. The optimizer is then as it was.
     pub fn load(&mut self, state: OptimizerState) -> Result<()> {
         let load = |(path, state): (String, ParameterState)| {
-            let kept = Kept { state: self.loaded(&path, &state)?, spec: state.spec };
+            let kept = ParamState { state: self.loaded(&path, &state)?, spec: state.spec };
             Ok((path, kept))
         };
         self.states = state.params.into_iter().map(load).collect::<Result<_>>()?;

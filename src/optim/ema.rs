@@ -44,7 +44,7 @@ use crate::param::{Visited, check_not_replaced, walk_with_paths};
 /// [`ParamError::Replaced`](crate::param::ParamError::Replaced) if a parameter of either was replaced after it was
 /// distributed.
 pub fn ema<M: Module>(average: M, model: &M, decay: f64) -> Result<M> {
-    let (own, values) = (Values::of(&average)?, Values::of(model)?);
+    let (own, values) = (StoredValues::of(&average)?, StoredValues::of(model)?);
     let paths = own.0.keys().chain(values.0.keys());
     for path in paths {
         let [was, is] = [&own, &values].map(|values| values.0.get(path).map(|(laid_out, _)| laid_out));
@@ -58,9 +58,9 @@ pub fn ema<M: Module>(average: M, model: &M, decay: f64) -> Result<M> {
 }
 
 /// What a model stores by path, and how it lies.
-struct Values(BTreeMap<String, (String, DispatchTensor)>);
+struct StoredValues(BTreeMap<String, (String, DispatchTensor)>);
 
-impl Values {
+impl StoredValues {
     fn of<M: Module>(model: &M) -> Result<Self> {
         let walk = walk_with_paths(model);
         check_not_replaced(model, &walk)?;
@@ -97,7 +97,7 @@ impl ModuleVisitor for Visit {
 
 struct Average {
     path: Vec<String>,
-    values: Values,
+    values: StoredValues,
     decay: f64,
 }
 

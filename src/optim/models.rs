@@ -25,7 +25,7 @@ const RANK: &str = "__rank";
 /// # Errors
 /// As [`optimizer_state`].
 pub fn parameter_specs<M: Module>(model: &M) -> Result<BTreeMap<String, Arc<DTensorSpec>>> {
-    Ok(parameters(model)?.into_iter().map(|(path, Parameter { spec, .. })| (path, spec)).collect())
+    Ok(parameters(model)?.into_iter().map(|(path, ModelParameter { spec, .. })| (path, spec)).collect())
 }
 
 /// What burn's `optim` remembers of the distributed parameters of `model`, by path: of every optimizer whose state of a
@@ -38,9 +38,9 @@ pub fn parameter_specs<M: Module>(model: &M) -> Result<BTreeMap<String, Arc<DTen
 /// whole, as `Adafactor` does of a matrix; of a parameter that every rank holds whole there is no such thing. And
 /// [`ParamError::Replaced`](crate::param::ParamError::Replaced) as [`named_parameters`](crate::fsdp::named_parameters).
 pub fn optimizer_state<M: Module>(optim: &ModuleOptimizer, model: &M) -> Result<OptimizerState> {
-    let mut states = Record::of(optim)?.states;
+    let mut states = OptimizerRecord::of(optim)?.states;
     let mut params = BTreeMap::new();
-    for (path, Parameter { id, spec }) in parameters(model)? {
+    for (path, ModelParameter { id, spec }) in parameters(model)? {
         if let Some((_, sink)) = states.remove(&id) {
             let state = ParameterState::new(&path, &spec, sink, false)?;
             params.insert(path, state);
@@ -63,11 +63,11 @@ pub fn load_optimizer_state<M: Module>(
     state: OptimizerState,
 ) -> Result<ModuleOptimizer> {
     let parameters = parameters(model)?;
-    let mut record = Record::of(&optim)?;
+    let mut record = OptimizerRecord::of(&optim)?;
     parameters.values().for_each(|parameter| drop(record.states.remove(&parameter.id)));
     let find = |path: &String| parameters.get(path).ok_or_else(|| OptimError::no_parameter(path, parameters.keys()));
     for (path, state) in &state.params {
-        let Parameter { id, spec } = find(path)?;
+        let ModelParameter { id, spec } = find(path)?;
         if state.spec != *spec {
             return Err(layout_error(path, &state.spec, spec).into());
         }
@@ -78,7 +78,7 @@ pub fn load_optimizer_state<M: Module>(
     }
     let optim = optim.from_bytes(record.into_bytes()?)?;
     // burn leaves out what it cannot read.
-    let loaded = Record::of(&optim)?.states;
+    let loaded = OptimizerRecord::of(&optim)?.states;
     for (path, state) in &state.params {
         state.check_loaded(path, loaded.get(&parameters[path].id).map(|(_, sink)| sink))?;
     }
@@ -86,31 +86,31 @@ pub fn load_optimizer_state<M: Module>(
 }
 
 /// A distributed parameter of a model.
-struct Parameter {
+struct ModelParameter {
     /// burn's.
     id: u64,
     spec: Arc<DTensorSpec>,
 }
 
 /// By path.
-fn parameters<M: Module>(model: &M) -> Result<BTreeMap<String, Parameter>> {
+fn parameters<M: Module>(model: &M) -> Result<BTreeMap<String, ModelParameter>> {
     let walk = walk_with_paths(model);
     check_not_replaced(model, &walk)?;
     let parameter = |Visited { id, param, base, path, .. }: Visited| {
-        (path.expect("paths were asked for"), Parameter { id: id.val(), spec: param.spec(base.dtype()) })
+        (path.expect("paths were asked for"), ModelParameter { id: id.val(), spec: param.spec(base.dtype()) })
     };
     Ok(walk.distributed.into_iter().map(parameter).collect())
 }
 
 /// A record of burn's optimizer, opened: its fields are private, its bytes are not.
-struct Record {
+struct OptimizerRecord {
     /// Numbers of dimensions and states, by the parameter's id.
     states: BTreeMap<u64, (Scalar, StateSink)>,
     /// Paths by which burn knows the group of a parameter, by id.
     paths: BTreeMap<String, String>,
 }
 
-impl Record {
+impl OptimizerRecord {
     fn of(optim: &ModuleOptimizer) -> Result<Self> {
         let reader = Reader::from_bytes(optim.into_bytes()?).map_err(Error::other)?;
         let paths = reader.metadata().clone();

@@ -14,7 +14,7 @@ use itertools::Itertools;
 use super::clip::clip_each;
 use super::dtensors::plain;
 use super::exact::ExactOnShards;
-use super::muon::{Apply, Matrix, Stages, orthogonalized};
+use super::muon::{Apply, MuonMatrix, Stages, orthogonalized};
 use super::{OptimError, OptimizerState, load_optimizer_state, optimizer_state};
 use crate::Result;
 use crate::dtensor::DTensorSpec;
@@ -60,7 +60,7 @@ pub fn sharded<O: ExactOnShards>(optimizer: O) -> ShardedOptimizer {
         Some(by_value) => (optim.with_grad_clipping(by_value), None),
         None => (optim, None),
     };
-    ShardedOptimizer { optim, groups: vec![Group { params: ParamGroup::all(), max_norm, muon: None }] }
+    ShardedOptimizer { optim, groups: vec![OptimizerGroup { params: ParamGroup::all(), max_norm, muon: None }] }
 }
 
 /// burn's [`ModuleOptimizer`] of a distributed model; [`sharded`] makes it.
@@ -71,11 +71,11 @@ pub struct ShardedOptimizer {
     /// Of a parameter that is Muon's it knows the momentum.
     optim: ModuleOptimizer,
     /// Its groups, and what it does not know of them.
-    groups: Vec<Group>,
+    groups: Vec<OptimizerGroup>,
 }
 
 #[derive(Clone)]
-struct Group {
+struct OptimizerGroup {
     params: ParamGroup,
     /// Of each gradient apart.
     max_norm: Option<f32>,
@@ -92,7 +92,7 @@ impl ShardedOptimizer {
             by_value => (by_value, None),
         };
         self.optim = self.optim.with_group(params.clone(), optimizer, by_value);
-        self.groups.push(Group { params, max_norm, muon: None });
+        self.groups.push(OptimizerGroup { params, max_norm, muon: None });
         self
     }
 
@@ -108,7 +108,7 @@ impl ShardedOptimizer {
     pub fn with_muon(mut self, matrices: ParamGroup, config: MuonConfig) -> Self {
         let Stages { velocity, orthogonal, apply } = Stages::of(&config);
         self.optim = self.optim.with_group(matrices.clone(), velocity, None);
-        self.groups.push(Group { params: matrices, max_norm: None, muon: Some((orthogonal, apply)) });
+        self.groups.push(OptimizerGroup { params: matrices, max_norm: None, muon: Some((orthogonal, apply)) });
         self
     }
 
@@ -134,7 +134,7 @@ impl ShardedOptimizer {
             return Ok(self.optim.step(lr, model, grads));
         }
         let (members, units) = self.members(&model, &grads)?;
-        let bound = |member: &Member| Some((member.id, (self.groups[member.group].max_norm?, member.spec.clone())));
+        let bound = |member: &GroupParam| Some((member.id, (self.groups[member.group].max_norm?, member.spec.clone())));
         clip_each(&model, &mut grads, &members.iter().filter_map(bound).collect(), &units)?;
         let mut of_muon = GradientsParams::new();
         let steps = members.into_iter().filter(|member| self.groups[member.group].muon.is_some());
@@ -164,7 +164,7 @@ impl ShardedOptimizer {
     }
 
     /// Returns the parameters that have gradients and with which more is to be done than burn does, and the model's units.
-    fn members<M: Module>(&self, model: &M, grads: &GradientsParams) -> Result<(Vec<Member>, Vec<Arc<Unit>>)> {
+    fn members<M: Module>(&self, model: &M, grads: &GradientsParams) -> Result<(Vec<GroupParam>, Vec<Arc<Unit>>)> {
         let walk = walk(model);
         check_not_replaced(model, &walk)?;
         let units = walk.distributed.iter().map(|visited| visited.param.unit.clone()).unique_by(Arc::as_ptr).collect();
@@ -211,7 +211,7 @@ impl ShardedOptimizer {
 }
 
 /// A parameter that Muon steps, or that is clipped by norm.
-struct Member {
+struct GroupParam {
     id: ParamId,
     path: String,
     /// Number of its group.
@@ -221,11 +221,11 @@ struct Member {
 }
 
 struct Members<'a> {
-    groups: &'a [Group],
+    groups: &'a [OptimizerGroup],
     grads: &'a GradientsParams,
     specs: HashMap<ParamId, Arc<DTensorSpec>>,
     path: Vec<String>,
-    found: Vec<Member>,
+    found: Vec<GroupParam>,
     fault: Option<OptimError>,
 }
 
@@ -245,11 +245,11 @@ impl ModuleVisitor for Members<'_> {
         let (id, path) = (param.id, self.path.join("."));
         let group = self.groups.iter().rposition(|group| group.params.matches(&id, Some(&path)));
         let group = group.expect("the first has all parameters");
-        let Group { max_norm, muon, .. } = &self.groups[group];
+        let OptimizerGroup { max_norm, muon, .. } = &self.groups[group];
         if muon.is_some() && D != 2 {
             self.fault.get_or_insert(OptimError::NotAMatrix { path, dims: D });
         } else if muon.is_some() || max_norm.is_some() {
-            self.found.push(Member { id, path, group, spec: self.specs.get(&id).cloned() });
+            self.found.push(GroupParam { id, path, group, spec: self.specs.get(&id).cloned() });
         }
     }
 }
@@ -257,19 +257,19 @@ impl ModuleVisitor for Members<'_> {
 /// What Muon makes orthogonal of a model whose parameters are what momentum has made of gradients, with the numbers of
 /// the groups.
 struct Matrices<'a> {
-    groups: &'a [Group],
-    members: HashMap<ParamId, Member>,
+    groups: &'a [OptimizerGroup],
+    members: HashMap<ParamId, GroupParam>,
     lr: &'a ModuleLearningRate,
-    found: Vec<(usize, Matrix)>,
+    found: Vec<(usize, MuonMatrix)>,
 }
 
 impl ModuleVisitor for Matrices<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let Some(Member { id, path, group, spec }) = self.members.remove(&param.id) else { return };
+        let Some(GroupParam { id, path, group, spec }) = self.members.remove(&param.id) else { return };
         let lr = self.lr.lr_from_param(id, Some(&path));
         let (muon, _) = self.groups[group].muon.clone().expect("Muon's");
         let part = Tensor::<2>::from_dispatch(plain(&param.base()).into_dispatch());
         let spec = spec.map(|spec| spec.in_dtype(part.dtype()));
-        self.found.push((group, Matrix { id, path: path.into(), spec, part, lr, muon }));
+        self.found.push((group, MuonMatrix { id, path: path.into(), spec, part, lr, muon }));
     }
 }

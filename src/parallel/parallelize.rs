@@ -6,9 +6,9 @@ use std::sync::Arc;
 use burn::module::Module;
 
 use super::Plan;
-use super::resolve::{Planned, resolve};
+use super::resolve::{ParallelizedParam, resolve};
 use crate::Result;
-use crate::dtensor::{DTensorSpec, Dims};
+use crate::dtensor::{DTensorSpec, MeshDims};
 use crate::mesh::DeviceMesh;
 use crate::param::{
     ShardAssignment, ModelScan, LayerStyles, TpAfterFsdp, TpPlacement, UnitParam, attach_shards, in_turn, is_any_lazy, make_units,
@@ -83,11 +83,11 @@ pub fn parallelize<M: Module>(model: M, mesh: &DeviceMesh, plan: Plan) -> Result
     let planned = resolve(&plan, inventory, mesh)?;
     let (mut sharded, mut is_sharded) = (Vec::new(), HashSet::new());
     let params = planned.into_iter().map(|param| {
-        let Planned { path, shape, dtype, sharded: before, styles, placements, modules, unit, depth } = param;
+        let ParallelizedParam { path, shape, dtype, sharded: before, styles, placements, modules, unit, depth } = param;
         let layout = Layout::new(mesh.shape(), &placements)?;
         let spec = DTensorSpec::new(mesh, layout, shape.into(), dtype)?.shared();
         let styles = Arc::new(LayerStyles::new(styles));
-        let parallel = TpPlacement { spec: spec.clone(), styles, modules, data_dims: Dims::new() };
+        let parallel = TpPlacement { spec: spec.clone(), styles, modules, data_dims: MeshDims::new() };
         if let Some((before, module)) = before {
             is_sharded.insert(path.clone());
             sharded.push(TpAfterFsdp { path: path.clone(), module, before, parallel: parallel.clone() });

@@ -24,14 +24,14 @@ use super::{PrepareModuleInputOutput, Style};
 /// empty pattern is the model itself. One that matches nothing is an error.
 #[derive(Debug, Clone, Default)]
 pub struct Plan {
-    pub(super) styles: Vec<Entry<Style>>,
-    pub(super) modules: Vec<Entry<PrepareModuleInputOutput>>,
+    pub(super) styles: Vec<PatternEntry<Style>>,
+    pub(super) modules: Vec<PatternEntry<PrepareModuleInputOutput>>,
     pub(super) units: Vec<String>,
 }
 
 /// What a pattern is given on a mesh dimension.
 #[derive(Debug, Clone)]
-pub(super) struct Entry<T> {
+pub(super) struct PatternEntry<T> {
     /// `None` for the only one.
     pub(super) mesh_dim: Option<String>,
     pub(super) pattern: String,
@@ -50,7 +50,7 @@ impl Plan {
     /// counts: write the general before the particular.
     #[must_use]
     pub fn with_style(mut self, pattern: impl Into<String>, style: impl Into<Style>) -> Self {
-        self.styles.push(Entry { mesh_dim: None, pattern: pattern.into(), given: style.into() });
+        self.styles.push(PatternEntry { mesh_dim: None, pattern: pattern.into(), given: style.into() });
         self
     }
 
@@ -61,7 +61,7 @@ impl Plan {
     /// [`redistribute`](crate::dtensor::DTensor::redistribute).
     #[must_use]
     pub fn with_io(mut self, pattern: impl Into<String>, module: PrepareModuleInputOutput) -> Self {
-        self.modules.push(Entry { mesh_dim: None, pattern: pattern.into(), given: module });
+        self.modules.push(PatternEntry { mesh_dim: None, pattern: pattern.into(), given: module });
         self
     }
 
@@ -78,10 +78,10 @@ impl Plan {
     /// ```
     #[must_use]
     pub fn with_mesh_dim_plan(mut self, mesh_dim: impl Into<String>, plan: Self) -> Self {
-        fn named<T>(entries: Vec<Entry<T>>, name: &str) -> impl Iterator<Item = Entry<T>> {
+        fn named<T>(entries: Vec<PatternEntry<T>>, name: &str) -> impl Iterator<Item = PatternEntry<T>> {
             entries
                 .into_iter()
-                .map(move |entry| Entry { mesh_dim: entry.mesh_dim.or_else(|| Some(name.into())), ..entry })
+                .map(move |entry| PatternEntry { mesh_dim: entry.mesh_dim.or_else(|| Some(name.into())), ..entry })
         }
         let name = mesh_dim.into();
         self.styles.extend(named(plan.styles, &name));

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use burn::tensor::DType;
 use itertools::Itertools;
 
-use super::plan::Entry;
+use super::plan::PatternEntry;
 use super::{ParallelError, Plan, PrepareModuleInputOutput, Style};
 use crate::Result;
 use crate::mesh::DeviceMesh;
@@ -15,7 +15,7 @@ use crate::pattern::PathPattern;
 use crate::placement::{ShardSizes, Placement, Placements};
 
 /// A parameter to parallelize.
-pub(super) struct Planned {
+pub(super) struct ParallelizedParam {
     pub(super) path: String,
     /// Its global shape.
     pub(super) shape: Vec<usize>,
@@ -33,7 +33,7 @@ pub(super) struct Planned {
 }
 
 /// Decides what becomes of every parameter.
-pub(super) fn resolve(plan: &Plan, inventory: ModelScan, mesh: &DeviceMesh) -> Result<Vec<Planned>> {
+pub(super) fn resolve(plan: &Plan, inventory: ModelScan, mesh: &DeviceMesh) -> Result<Vec<ParallelizedParam>> {
     let styles = Entries::parse(&plan.styles, mesh)?;
     let modules = Entries::parse(&plan.modules, mesh)?;
     let units = PathPattern::parse_all(&plan.units)?;
@@ -54,9 +54,9 @@ pub(super) fn resolve(plan: &Plan, inventory: ModelScan, mesh: &DeviceMesh) -> R
 struct Entries<'a, T>(Vec<Vec<(PathPattern, &'a T)>>);
 
 impl<'a, T> Entries<'a, T> {
-    fn parse(entries: &'a [Entry<T>], mesh: &DeviceMesh) -> Result<Self> {
+    fn parse(entries: &'a [PatternEntry<T>], mesh: &DeviceMesh) -> Result<Self> {
         let mut by_dim: Vec<_> = (0..mesh.ndim()).map(|_| Vec::new()).collect();
-        for Entry { mesh_dim, pattern, given } in entries {
+        for PatternEntry { mesh_dim, pattern, given } in entries {
             let dim = match mesh_dim {
                 Some(name) => mesh.dim(name)?,
                 None if mesh.ndim() == 1 => 0,
@@ -86,7 +86,7 @@ impl Resolver<'_> {
         &self,
         found: ScannedParam,
         prepared: &mut HashMap<String, Arc<ModuleIoLayouts>>,
-    ) -> Result<Planned, ParallelError> {
+    ) -> Result<ParallelizedParam, ParallelError> {
         let path = found.path();
         let sharded = match &found.distributed {
             None => None,
@@ -130,7 +130,7 @@ impl Resolver<'_> {
         let modules = modules.collect();
         let is_unit = |module: &str| self.units.iter().any(|unit| unit.matches(module));
         let (unit, depth) = found.unit(|module| is_unit(module).then(|| UnitName::of(module)));
-        Ok(Planned { path, shape, dtype: found.dtype, sharded, styles, placements, modules, unit, depth })
+        Ok(ParallelizedParam { path, shape, dtype: found.dtype, sharded, styles, placements, modules, unit, depth })
     }
 
     /// What the plan's last entry that takes the parameter makes of it on a mesh dimension.

@@ -38,10 +38,10 @@ pub(crate) fn take_burns<M: Module>(
     if paths.is_empty() {
         return (model, HashMap::new());
     }
-    let mut probe = Probe { paths, path: Vec::new(), bases: HashMap::new(), factors: HashMap::new() };
+    let mut probe = AdapterProbe { paths, path: Vec::new(), bases: HashMap::new(), factors: HashMap::new() };
     let probed = model.map(&mut probe).materialize();
-    let Probe { bases, factors, .. } = probe;
-    let mut restore = Restore { path: Vec::new(), bases, factors, adapters: Adapters::new() };
+    let AdapterProbe { bases, factors, .. } = probe;
+    let mut restore = RestoreAdapters { path: Vec::new(), bases, factors, adapters: Adapters::new() };
     let model = probed.map(&mut restore);
     let (taken, stay): (Adapters, Adapters) = restore.adapters.into_iter().partition(|(path, _)| distributed(path));
     (put_burns(model, stay), taken.into_iter().collect())
@@ -104,7 +104,7 @@ pub(super) fn map<M: ModuleMapper>(adapter: LoraAdapter, around: &str, mapper: &
 pub(super) const REPARAMETERIZATION: &str = "Reparameterization";
 
 /// Puts small tensors in the place of adapted parameters and factors, and keeps these.
-struct Probe {
+struct AdapterProbe {
     /// Of the parameters that have adapters.
     paths: HashSet<String>,
     path: Vec<String>,
@@ -113,7 +113,7 @@ struct Probe {
     factors: HashMap<String, Param<Tensor<2>>>,
 }
 
-impl ModuleMapper for Probe {
+impl ModuleMapper for AdapterProbe {
     fn enter_module(&mut self, name: &str, _: &str) {
         self.path.push(name.into());
     }
@@ -152,14 +152,14 @@ fn exact<const D: usize>(number: f64, device: &Device) -> Tensor<D> {
 }
 
 /// Puts them back, without adapters, which it makes of what stands in the parameters' place now.
-struct Restore {
+struct RestoreAdapters {
     path: Vec<String>,
     bases: HashMap<String, Box<dyn Any + Send>>,
     factors: HashMap<String, Param<Tensor<2>>>,
     adapters: Adapters,
 }
 
-impl ModuleMapper for Restore {
+impl ModuleMapper for RestoreAdapters {
     fn enter_module(&mut self, name: &str, _: &str) {
         self.path.push(name.into());
     }

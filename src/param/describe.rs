@@ -17,11 +17,11 @@ use super::inventory::{ScannedParam, ModelScan};
 /// weight     [6, 16]  [S(0)]  [2, 16]  root  f32            96    32
 /// ```
 #[derive(Debug, Clone)]
-pub struct Description(Vec<Row>);
+pub struct Description(Vec<ParamRow>);
 
 /// One parameter.
 #[derive(Debug, Clone)]
-struct Row {
+struct ParamRow {
     path: String,
     global: Vec<usize>,
     local: Vec<usize>,
@@ -55,11 +55,11 @@ pub fn describe<M: Module>(model: &M) -> Description {
     let row = |found: ScannedParam| {
         let (path, dtype, local) = (found.path(), found.dtype, found.shape);
         let Some(param) = found.distributed else {
-            return Row { path, global: local.clone(), local, dtype, placed: None };
+            return ParamRow { path, global: local.clone(), local, dtype, placed: None };
         };
         let spec = param.spec(dtype);
         let placed = (spec.layout().to_string(), spec.mesh().to_string(), param.unit.label().to_string());
-        Row { path, global: spec.shape().to_vec(), local, dtype, placed: Some(placed) }
+        ParamRow { path, global: spec.shape().to_vec(), local, dtype, placed: Some(placed) }
     };
     Description(ModelScan::of(model).params.into_iter().map(row).collect())
 }
@@ -85,7 +85,7 @@ impl fmt::Display for Description {
         let meshes: Vec<_> = self.0.iter().filter_map(|row| Some(&row.placed.as_ref()?.1)).unique().collect();
         let mut lines =
             vec![["parameter", "global", "placed", "local", "unit", "dtype", "parameters", "here"].map(String::from)];
-        for Row { path, global, local, dtype, placed } in &self.0 {
+        for ParamRow { path, global, local, dtype, placed } in &self.0 {
             let (placements, mesh, unit) = match placed {
                 Some((placements, mesh, unit)) => (placements.as_str(), mesh.as_str(), unit.as_str()),
                 None => ("-", "", "-"),

@@ -12,7 +12,7 @@ use burn::module::{
 use burn::tensor::{DType, Device};
 
 use super::adapter;
-use super::states::{State, WeakState, is_copying};
+use super::states::{ParamStateHandle, WeakState, is_copying};
 use super::unit::{DataParallelGroups, Unit, UnitParam};
 use super::unit_path::UnitName;
 use crate::Result;
@@ -35,7 +35,7 @@ pub struct DistributedParameter {
     pub(crate) unit: Arc<Unit>,
     pub(super) index: usize,
     /// Which state of the parameter its shard is of.
-    pub(super) state: State,
+    pub(super) state: ParamStateHandle,
     /// LoRA of the whole weight.
     pub(super) adapter: Option<Box<LoraAdapter>>,
 }
@@ -64,12 +64,12 @@ pub(crate) fn make_units<K: Clone + Eq + Hash>(
     let units: HashMap<_, _> = units.collect::<Result<_>>()?;
     Ok(places
         .into_iter()
-        .map(|(key, index)| DistributedParameter::new(units[&key].clone(), index, State::default()))
+        .map(|(key, index)| DistributedParameter::new(units[&key].clone(), index, ParamStateHandle::default()))
         .collect())
 }
 
 impl DistributedParameter {
-    fn new(unit: Arc<Unit>, index: usize, state: State) -> Self {
+    fn new(unit: Arc<Unit>, index: usize, state: ParamStateHandle) -> Self {
         Self { unit, index, state, adapter: None }
     }
 

@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 
 use super::ParamError;
 use super::io::TensorTree;
-use super::open::{self, Member, UnitGuard};
+use super::open::{self, UnitEntry, UnitGuard};
 use super::precision::cast;
 use super::prefetch::prefetch;
 use super::replaced::check_not_replaced;
@@ -122,7 +122,7 @@ where
     let mut inside = Some(inside);
     let units: SmallVec<[Arc<Unit>; 1]> = own.iter().map(|(unit, _)| unit.clone()).collect();
     // One inside the other. A unit of several modules stays open when this one is left, so all of these come first.
-    let mut entered: SmallVec<[Entered; 1]> = SmallVec::new();
+    let mut entered: SmallVec<[EnteredUnit; 1]> = SmallVec::new();
     for (unit, shards) in own {
         open::close_read(&unit);
         let (next, tied) = enter(&unit, shards, &mut inside, input);
@@ -132,8 +132,8 @@ where
     let open: SmallVec<[UnitGuard; 1]> = entered
         .into_iter()
         .map(|entered| match entered {
-            Entered::Open(open) => open,
-            Entered::Member { at, shards } => UnitGuard::member(at, shards, inside.take().unwrap_or_default()),
+            EnteredUnit::Open(open) => open,
+            EnteredUnit::Member { at, shards } => UnitGuard::member(at, shards, inside.take().unwrap_or_default()),
         })
         .collect();
     let output = forward(module, input, &units);
@@ -141,7 +141,7 @@ where
 }
 
 /// A unit of a module that is entered.
-enum Entered {
+enum EnteredUnit {
     Open(UnitGuard),
     /// One of several modules, of a unit that is open at that place.
     Member {
@@ -156,20 +156,20 @@ fn enter<I: TensorTree>(
     shards: LocalShards,
     inside: &mut Option<Vec<(Arc<Unit>, LocalShards)>>,
     input: I,
-) -> (Entered, I) {
+) -> (EnteredUnit, I) {
     match open::member(unit, shards) {
-        Member::Joins { at, shards } => {
+        UnitEntry::Joins { at, shards } => {
             let dtype = unit.precision().inputs;
-            (Entered::Member { at, shards }, input.map_floats(&mut |tensor| cast(tensor, dtype)))
+            (EnteredUnit::Member { at, shards }, input.map_floats(&mut |tensor| cast(tensor, dtype)))
         }
-        Member::Opens { all, one } => {
+        UnitEntry::Opens { all, one } => {
             let (scope, input) = ForwardScope::open(unit, all, open::opening(unit), input).or_unwind();
             // Not when the first parameter is read: a rank that reads none must take part all the same.
             scope.pass.buffer.gather().or_unwind();
             let pass = (!scope.again).then(|| scope.pass.clone());
             let entered = match one {
-                Some(shards) => Entered::Member { at: open::begin(scope), shards },
-                None => Entered::Open(UnitGuard::new(Some(scope), inside.take().unwrap_or_default())),
+                Some(shards) => EnteredUnit::Member { at: open::begin(scope), shards },
+                None => EnteredUnit::Open(UnitGuard::new(Some(scope), inside.take().unwrap_or_default())),
             };
             if let Some(pass) = pass {
                 prefetch(unit);

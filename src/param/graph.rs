@@ -13,7 +13,7 @@ use super::pass::{UnitPass, Reduced};
 use super::precision::cast;
 use super::recompute::frame;
 use crate::autodiff::{self, BackwardStep, GraphOp, Retain};
-use crate::dtensor::Dims;
+use crate::dtensor::MeshDims;
 
 /// A tensor's metadata: enough to make zeros like it.
 #[derive(Debug)]
@@ -181,7 +181,7 @@ pub(super) struct PartialGradParamNode {
     pub(super) pass: Arc<UnitPass>,
     pub(super) position: usize,
     /// The mesh dimensions over which the gradients are summed.
-    pub(super) dims: Dims,
+    pub(super) dims: MeshDims,
     pub(super) retain: Retain,
     /// The gathered value, until the node is made.
     pub(super) value: Mutex<Option<DispatchTensor>>,

@@ -241,7 +241,7 @@ pub(super) fn close_read(unit: &Unit) {
 }
 
 /// What a module of a unit finds.
-pub(super) enum Member {
+pub(super) enum UnitEntry {
     /// Its unit, of several modules, is open `at` that place.
     Joins { at: usize, shards: LocalShards },
     /// The unit is to be opened with `all` of these, of which this `one` is a module's if there are others.
@@ -249,9 +249,9 @@ pub(super) enum Member {
 }
 
 /// What a module of `unit` finds, of which these are the shards.
-pub(super) fn member(unit: &Arc<Unit>, shards: LocalShards) -> Member {
+pub(super) fn member(unit: &Arc<Unit>, shards: LocalShards) -> UnitEntry {
     if !unit.is_group() {
-        return Member::Opens { all: shards, one: None };
+        return UnitEntry::Opens { all: shards, one: None };
     }
     let own = || shards.members.iter().zip(&shards.bases);
     let has = |all: &LocalShards| own().all(|(&member, base)| all.position(member, base).is_some());
@@ -265,10 +265,10 @@ pub(super) fn member(unit: &Arc<Unit>, shards: LocalShards) -> Member {
     });
     let all = || OPEN.with_borrow(|open| open.inside(unit, has));
     match at {
-        Some(at) => Member::Joins { at, shards },
+        Some(at) => UnitEntry::Joins { at, shards },
         None => match all() {
-            Some(all) => Member::Opens { all, one: Some(shards) },
-            None => Member::Opens { all: shards, one: None },
+            Some(all) => UnitEntry::Opens { all, one: Some(shards) },
+            None => UnitEntry::Opens { all: shards, one: None },
         },
     }
 }

@@ -24,10 +24,10 @@ use parking_lot::Mutex;
 /// `P` is a pass: here it is only held and handed back. What is held must not keep it alive: its nodes
 /// do, and if a backward is given up, they go, and it [leaves](Self::leave).
 #[derive(Debug)]
-pub(super) struct ReductionOrder<P>(Mutex<Places<P>>);
+pub(super) struct ReductionOrder<P>(Mutex<OrderedQueue<P>>);
 
 #[derive(Debug)]
-struct Places<P> {
+struct OrderedQueue<P> {
     next: u64,
     /// Tied passes that have not been reduced.
     tied: BTreeMap<u64, Tied<P>>,
@@ -58,7 +58,7 @@ pub(super) enum OrderKey {
 
 impl<P> Default for ReductionOrder<P> {
     fn default() -> Self {
-        Self(Mutex::new(Places { next: 0, tied: BTreeMap::new(), loose: BTreeMap::new(), last: None, padded: false }))
+        Self(Mutex::new(OrderedQueue { next: 0, tied: BTreeMap::new(), loose: BTreeMap::new(), last: None, padded: false }))
     }
 }
 
@@ -142,7 +142,7 @@ impl<P> ReductionOrder<P> {
     }
 }
 
-impl<P> Places<P> {
+impl<P> OrderedQueue<P> {
     /// The pass at `place` is reduced next.
     fn reduced(&mut self, place: OrderKey) {
         let last = self.last.replace(place);

@@ -18,7 +18,7 @@ use super::reduce::{Advanced, Issued, PutOff, GradReducer};
 use super::through::{Nodes, Through};
 use super::trained::Trained;
 use super::unit::Unit;
-use super::waiting::Stage;
+use super::waiting::GradStage;
 use crate::Error;
 use crate::autodiff::BackwardId;
 
@@ -214,14 +214,14 @@ pub(super) struct BackwardScheduler {
     /// The reductions that wait for a later backward: in one order on all ranks, also on one that has none of the gradients.
     put_off: Mutex<Vec<PutOff>>,
     /// Those that a backward may follow, in the order in which forward has left them.
-    left: Mutex<Vec<Left>>,
+    left: Mutex<Vec<FinishedForward>>,
     /// Those whose graphs are gone.
     through: Mutex<Through>,
 }
 
 /// A pass that forward has left.
 #[derive(Debug)]
-struct Left {
+struct FinishedForward {
     pass: Weak<UnitPass>,
     /// The leaf [of its own](super::sweep) in the graph, if it is in one.
     leaf: Option<DispatchTensor>,
@@ -305,7 +305,7 @@ impl BackwardScheduler {
                 let mut put_off = self.put_off.lock();
                 put_off.retain(PutOff::waits);
                 let first = |stage| put_off.iter().position(|put_off| put_off.stage == stage && is_due(put_off));
-                let at = first(Stage::Whole).or_else(|| first(Stage::Scattered));
+                let at = first(GradStage::Whole).or_else(|| first(GradStage::Scattered));
                 at.map(|at| put_off.remove(at))
             };
             next.into_iter().for_each(|next| self.add(GradReducer::issue_waiting(next), backward, pass));
@@ -317,7 +317,7 @@ impl BackwardScheduler {
     pub(super) fn left(&self, pass: &Arc<UnitPass>, leaf: Option<DispatchTensor>) {
         let mut left = self.left.lock();
         left.retain(|left| left.pass.strong_count() > 0);
-        left.push(Left { pass: Arc::downgrade(pass), leaf });
+        left.push(FinishedForward { pass: Arc::downgrade(pass), leaf });
         pass.is_left.store(true, Relaxed);
         pass.buffer.unit().left.fetch_add(1, Relaxed);
     }

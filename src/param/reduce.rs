@@ -97,11 +97,11 @@ pub(super) struct GradReducer {
     due: Option<u64>,
     /// What the replicas compare.
     replicate: Vec<Digests>,
-    stage: Stage,
+    stage: ReduceStage,
 }
 
 #[derive(Debug)]
-enum Stage {
+enum ReduceStage {
     /// There is nobody to reduce with.
     Alone(Vec<Option<DispatchTensor>>),
     /// Over the ranks that shard: gradients of parameters that are cut, and of those that every rank holds whole. The
@@ -129,7 +129,7 @@ fn done_with(unit: &Unit, op: Op, course: Option<OpTiming>) {
 /// A reduction that waits at this stage for a later backward.
 #[derive(Debug)]
 pub(super) struct PutOff {
-    pub(super) stage: waiting::Stage,
+    pub(super) stage: waiting::GradStage,
     pub(super) trained: Trained,
 }
 
@@ -145,7 +145,7 @@ impl PutOff {
             let control = self.trained.unit().control.lock();
             (control.sync, control.all_reduce)
         };
-        sync && (all_reduce || self.stage == waiting::Stage::Whole) && self.waits()
+        sync && (all_reduce || self.stage == waiting::GradStage::Whole) && self.waits()
     }
 }
 
@@ -173,7 +173,7 @@ impl GradReducer {
             (control.all_reduce, control.hook.clone())
         };
         let (call, members) = (trained.source.call(Phase::Backward), trained.members());
-        let (used, due, replicate, stage) = (Vec::new(), None, Vec::new(), Stage::Alone(Vec::new()));
+        let (used, due, replicate, stage) = (Vec::new(), None, Vec::new(), ReduceStage::Alone(Vec::new()));
         Self { trained, call, members, scale, all_reduce, hook, used, due, replicate, stage }
     }
 
@@ -183,7 +183,7 @@ impl GradReducer {
     /// # Collective
     /// Of the data-parallel ranks.
     pub(super) fn issue(trained: Trained, mut grads: Vec<Option<DispatchTensor>>) -> Issued {
-        let (unit, stage) = (trained.unit(), waiting::Stage::Whole);
+        let (unit, stage) = (trained.unit(), waiting::GradStage::Whole);
         if !unit.control.lock().sync {
             unit.waiting.add(stage, &trained.leaves, grads);
             return Issued::PutOff(PutOff { stage, trained });
@@ -198,11 +198,11 @@ impl GradReducer {
     /// Of the data-parallel ranks.
     pub(super) fn issue_waiting(PutOff { stage, trained }: PutOff) -> Issued {
         match stage {
-            waiting::Stage::Whole => {
+            waiting::GradStage::Whole => {
                 let none = vec![None; trained.leaves.len()];
                 Self::issue(trained, none)
             }
-            waiting::Stage::Scattered => Issued::UnderWay(Self::issue_scattered(trained).into()),
+            waiting::GradStage::Scattered => Issued::UnderWay(Self::issue_scattered(trained).into()),
         }
     }
 
@@ -215,12 +215,12 @@ impl GradReducer {
         let data = unit.data.as_ref().filter(|data| !grads.is_empty() && data.ranks() > 1);
         let own = |grads| Own::new(grads, |at| trained.zeros(at));
         (reduction.used, reduction.stage) = match data {
-            None if hook.is_some() => (Vec::new(), Stage::Alone(own(grads).grads.into_iter().map(Some).collect())),
-            None => (Vec::new(), Stage::Alone(grads)),
+            None if hook.is_some() => (Vec::new(), ReduceStage::Alone(own(grads).grads.into_iter().map(Some).collect())),
+            None => (Vec::new(), ReduceStage::Alone(grads)),
             Some(data) => {
                 let own = own(grads);
                 let stage = unit.scatter(data, call, members, &own, shard);
-                if let Stage::Scattering { cut, .. } = &stage {
+                if let ReduceStage::Scattering { cut, .. } = &stage {
                     issued(unit, scatter_op(cut.as_ref()));
                 }
                 (own.used, stage)
@@ -234,7 +234,7 @@ impl GradReducer {
         let mut reduction = Self::new(trained);
         let Self { trained, .. } = &reduction;
         let mut sums = vec![None; trained.leaves.len()];
-        let used = trained.unit().waiting.take(waiting::Stage::Scattered, &trained.leaves, &mut sums);
+        let used = trained.unit().waiting.take(waiting::GradStage::Scattered, &trained.leaves, &mut sums);
         let sum = |(at, sum): (usize, Option<_>)| sum.unwrap_or_else(|| trained.zeros_of_shard(at));
         let mut sums: Vec<_> = sums.into_iter().enumerate().map(sum).collect();
         sums.push(flags(&used, 1, 1.0, sums[0].device(), sums[0].dtype()));
@@ -248,13 +248,13 @@ impl GradReducer {
     }
 
     /// Reduces gradients and flags over the replicas.
-    fn replicate(&mut self, sums: Vec<DispatchTensor>) -> Stage {
+    fn replicate(&mut self, sums: Vec<DispatchTensor>) -> ReduceStage {
         let unit = self.trained.unit();
         let group = unit.data.as_ref().and_then(|data| data.replicate.as_ref()).expect("it has replicas");
         let call = self.call.clone().with_digests(std::mem::take(&mut self.replicate));
         let work = unit.exchange(UnitCollectiveKind::All, group, call, &self.members, sums);
         issued(unit, Op::AllReduce);
-        Stage::Replicating(work)
+        ReduceStage::Replicating(work)
     }
 
     /// Waits for what is under way, and issues what follows.
@@ -262,10 +262,10 @@ impl GradReducer {
     /// # Errors
     /// A collective's, or the hook's.
     pub(super) fn advance(mut self) -> crate::Result<Advanced> {
-        match std::mem::replace(&mut self.stage, Stage::Alone(Vec::new())) {
-            Stage::Alone(grads) => self.done(grads),
-            Stage::Scattering { cut, uncut } => self.scattered(cut, uncut),
-            Stage::Replicating(work) => {
+        match std::mem::replace(&mut self.stage, ReduceStage::Alone(Vec::new())) {
+            ReduceStage::Alone(grads) => self.done(grads),
+            ReduceStage::Scattering { cut, uncut } => self.scattered(cut, uncut),
+            ReduceStage::Replicating(work) => {
                 let (mut reduced, course) = work.wait_with_timing()?;
                 done_with(self.unit(), Op::AllReduce, course);
                 let flags = reduced.pop().expect("the flags were sent last");
@@ -275,7 +275,7 @@ impl GradReducer {
                 let grads = self.without_unused(reduced, flags);
                 self.done(grads)
             }
-            Stage::CopyingOut(copies, leaves) => Ok(Advanced::Done(for_leaves(leaves, copies.wait()))),
+            ReduceStage::CopyingOut(copies, leaves) => Ok(Advanced::Done(for_leaves(leaves, copies.wait()))),
         }
     }
 
@@ -317,11 +317,11 @@ impl GradReducer {
         let waiting = &self.unit().waiting;
         if !self.all_reduce {
             let grads = without_unused(reduced, flags, &self.used);
-            waiting.add(waiting::Stage::Scattered, &self.trained.leaves, grads);
-            return Ok(Advanced::PutOff(PutOff { stage: waiting::Stage::Scattered, trained: self.trained }));
+            waiting.add(waiting::GradStage::Scattered, &self.trained.leaves, grads);
+            return Ok(Advanced::PutOff(PutOff { stage: waiting::GradStage::Scattered, trained: self.trained }));
         }
         let mut sums: Vec<_> = reduced.into_iter().map(Some).collect();
-        let has_waited = waiting.take(waiting::Stage::Scattered, &self.trained.leaves, &mut sums);
+        let has_waited = waiting.take(waiting::GradStage::Scattered, &self.trained.leaves, &mut sums);
         reduced = sums.into_iter().flatten().collect();
         if has_waited.contains(&true) {
             let waited = self::flags(&has_waited, 1, 1.0, flags.device(), flags.dtype());
@@ -355,7 +355,7 @@ impl GradReducer {
         let Some(offloaded) = self.trained.source.copied_out() else {
             return Ok(Advanced::Done(for_leaves(leaves, grads)));
         };
-        self.stage = Stage::CopyingOut(offloaded.copy_out(&self.call.label, grads), leaves);
+        self.stage = ReduceStage::CopyingOut(offloaded.copy_out(&self.call.label, grads), leaves);
         Ok(Advanced::UnderWay(Box::new(self)))
     }
 }
@@ -374,7 +374,7 @@ impl Unit {
     }
 
     /// Reduces over the ranks that shard. The first reduction carries the flags and what is `compared`.
-    fn scatter(&self, data: &DataParallelGroups, call: &Call, members: &[usize], own: &Own, compared: Vec<Digests>) -> Stage {
+    fn scatter(&self, data: &DataParallelGroups, call: &Call, members: &[usize], own: &Own, compared: Vec<Digests>) -> ReduceStage {
         let group = &data.reduce;
         let (mut cut, mut uncut) = (self.cut(members, own.grads.clone()), self.uncut(members, own.grads.clone()));
         let first = call.clone().with_digests(compared);
@@ -382,12 +382,12 @@ impl Unit {
         if cut.is_empty() {
             uncut.push(own.flags(1, op));
             let uncut = Some(self.exchange(UnitCollectiveKind::Uncut, group, first, members, uncut));
-            return Stage::Scattering { cut: None, uncut };
+            return ReduceStage::Scattering { cut: None, uncut };
         }
         cut.push(own.flags(group.group().size(), op));
         let cut = Some(self.exchange(UnitCollectiveKind::Gradients, group, first, members, cut));
         let uncut = (!uncut.is_empty()).then(|| self.exchange(UnitCollectiveKind::Uncut, group, call.clone(), members, uncut));
-        Stage::Scattering { cut, uncut }
+        ReduceStage::Scattering { cut, uncut }
     }
 
     /// Adds up gradients of `members`, of which each tensor-parallel rank along the mesh dimensions `dims` has a

@@ -45,7 +45,7 @@ impl ModelScan {
     /// # Errors
     /// [`ParamError::Replaced`].
     pub(crate) fn check_not_replaced(&self) -> Result<(), ParamError> {
-        let calls = self.params.iter().filter_map(Call::of);
+        let calls = self.params.iter().filter_map(DistributeCall::of);
         let calls = calls.unique_by(|call| (call.around, call.inside, call.ignored.as_ptr())).collect_vec();
         let own = self.params.iter().filter(|found| found.distributed.is_none()).map(|found| &found.path);
         let lost = own.chain(self.foreign.iter().map(|(path, _)| path));
@@ -55,7 +55,7 @@ impl ModelScan {
 }
 
 /// A call that distributed a module, seen from another.
-struct Call<'a> {
+struct DistributeCall<'a> {
     /// Path of its module in this one.
     around: &'a [String],
     /// Path of this module in its one.
@@ -63,7 +63,7 @@ struct Call<'a> {
     ignored: &'a [PathPattern],
 }
 
-impl<'a> Call<'a> {
+impl<'a> DistributeCall<'a> {
     /// The one that distributed a parameter; `None` if it has been moved.
     fn of(found: &'a ScannedParam) -> Option<Self> {
         let param = found.distributed.as_ref()?;

@@ -43,12 +43,12 @@ pub(super) struct ForwardScope {
     /// Whether its pass was entered before, in forward: a checkpointed block reads it.
     pub(super) again: bool,
     /// Parameters read so far: a weight read twice is one node.
-    pub(super) read: Vec<Read>,
+    pub(super) read: Vec<ReadValue>,
 }
 
 /// What a parameter was read as so far.
 #[derive(Default)]
-pub(super) struct Read {
+pub(super) struct ReadValue {
     /// Gathered over the data-parallel ranks.
     value: OnceCell<DispatchTensor>,
     /// Gathered over the tensor-parallel ranks, too.
@@ -166,7 +166,7 @@ impl ForwardScope {
     }
 
     fn new(pass: Arc<UnitPass>, shards: LocalShards, token: Option<DispatchTensor>, backward: bool, again: bool) -> Self {
-        let read = shards.bases.iter().map(|_| Read::default()).collect();
+        let read = shards.bases.iter().map(|_| ReadValue::default()).collect();
         Self { pass, shards, token, stands_for_shards: None, own_leaf: None, backward, is_tracked: true, again, read }
     }
 

@@ -5,7 +5,7 @@ use burn::backend::{AutodiffBackend, Dispatch, DispatchAutodiffContext, Dispatch
 use itertools::Itertools;
 
 use super::recompute::leaves;
-use super::states::State;
+use super::states::ParamStateHandle;
 use crate::autodiff;
 use crate::memory;
 
@@ -16,18 +16,18 @@ pub(crate) struct LocalShards {
     pub(super) members: Vec<usize>,
     pub(super) bases: Vec<DispatchTensor>,
     /// Which states they are of.
-    pub(super) states: Vec<State>,
+    pub(super) states: Vec<ParamStateHandle>,
 }
 
 impl LocalShards {
     /// Of parameters of one unit, each with its index there.
-    pub(super) fn new(params: impl IntoIterator<Item = (usize, State, DispatchTensor)>) -> Self {
+    pub(super) fn new(params: impl IntoIterator<Item = (usize, ParamStateHandle, DispatchTensor)>) -> Self {
         let (members, states, bases) = params.into_iter().sorted_by_key(|(index, ..)| *index).multiunzip();
         Self { members, bases, states }
     }
 
     /// One parameter.
-    pub(super) fn one(index: usize, state: State, base: DispatchTensor) -> Self {
+    pub(super) fn one(index: usize, state: ParamStateHandle, base: DispatchTensor) -> Self {
         Self { members: vec![index], bases: vec![base], states: vec![state] }
     }
 

@@ -31,13 +31,13 @@ thread_local! {
 
 /// Maps modules in `copy` without changing the values of their shards, perhaps on one rank alone.
 pub(super) fn copying<T>(copy: impl FnOnce() -> T) -> T {
-    struct Restore(bool);
-    impl Drop for Restore {
+    struct RestoreGuard(bool);
+    impl Drop for RestoreGuard {
         fn drop(&mut self) {
             IS_COPYING.set(self.0);
         }
     }
-    let _restore = Restore(IS_COPYING.replace(true));
+    let _restore = RestoreGuard(IS_COPYING.replace(true));
     copy()
 }
 
@@ -48,7 +48,7 @@ pub(super) fn is_copying() -> bool {
 
 /// The state of one parameter.
 #[derive(Debug, Clone, Default)]
-pub(super) struct State(Arc<Named>);
+pub(super) struct ParamStateHandle(Arc<Named>);
 
 /// A [`State`] that does not count as a clone.
 #[derive(Debug, Clone)]
@@ -58,8 +58,8 @@ pub(super) struct WeakState(Weak<Named>);
 struct Named {
     name: OnceLock<u64>,
     /// What it was made from, and its number there, until it has a name; none of a parameter as it was sharded.
-    from: Mutex<Option<(State, u64)>>,
-    made: Mutex<Made>,
+    from: Mutex<Option<(ParamStateHandle, u64)>>,
+    made: Mutex<RestoredState>,
 }
 
 /// The number of a state among those made from one, the state, and its place.
@@ -67,7 +67,7 @@ type Other = (u64, Weak<Named>, Option<u32>);
 
 /// What was made from a state.
 #[derive(Debug, Default)]
-struct Made {
+struct RestoredState {
     count: u64,
     /// The last place that was given to any before the others.
     place: u32,
@@ -75,7 +75,7 @@ struct Made {
     others: SmallVec<[Other; 1]>,
 }
 
-impl State {
+impl ParamStateHandle {
     /// Returns the state of what is made of a parameter in this one.
     pub(super) fn mapped(self) -> Self {
         if is_copying() || self.0.name.get().is_none() && Arc::strong_count(&self.0) == 1 {
@@ -118,12 +118,12 @@ impl State {
 }
 
 impl WeakState {
-    pub(super) fn upgrade(&self) -> Option<State> {
-        self.0.upgrade().map(State)
+    pub(super) fn upgrade(&self) -> Option<ParamStateHandle> {
+        self.0.upgrade().map(ParamStateHandle)
     }
 }
 
-impl Made {
+impl RestoredState {
     /// Gives the state of this number its place.
     fn place_of(&mut self, number: u64) -> u32 {
         let mut place = self.place + 1;
@@ -165,12 +165,12 @@ mod tests {
 
     #[test]
     fn clones_are_in_one_state_until_one_of_them_is_mapped() {
-        let model = State::default();
+        let model = ParamStateHandle::default();
         let teacher = model.clone();
         assert_eq!(teacher.name(), model.name());
         let student = model.clone().mapped();
         let average = teacher.clone().mapped();
-        let names = [&model, &student, &average, &student.clone().mapped()].map(State::name);
+        let names = [&model, &student, &average, &student.clone().mapped()].map(ParamStateHandle::name);
         assert!((0..4).all(|a| (0..a).all(|b| names[a] != names[b])), "{names:?}");
         assert_eq!(teacher.name(), names[0]);
     }
@@ -178,7 +178,7 @@ mod tests {
     #[test]
     fn it_does_not_matter_which_clone_runs_first() {
         let fork = |student_first: bool| {
-            let model = State::default();
+            let model = ParamStateHandle::default();
             let student = model.clone().mapped();
             let teacher = model.mapped();
             let first = if student_first { &student } else { &teacher };
@@ -192,8 +192,8 @@ mod tests {
 
     #[test]
     fn what_one_rank_makes_and_never_runs_does_not_matter() {
-        let step = |clones: fn(&State)| {
-            let mut model = State::default();
+        let step = |clones: fn(&ParamStateHandle)| {
+            let mut model = ParamStateHandle::default();
             let mut names = Vec::new();
             for _ in 0..3 {
                 names.push(model.name());
@@ -210,14 +210,14 @@ mod tests {
 
     #[test]
     fn a_parameter_that_has_not_run_stays_in_its_state() {
-        let mapped = State::default().mapped().mapped();
-        assert_eq!(mapped.name(), State::default().name());
+        let mapped = ParamStateHandle::default().mapped().mapped();
+        assert_eq!(mapped.name(), ParamStateHandle::default().name());
         assert_ne!(mapped.clone().mapped().name(), mapped.name());
     }
 
     #[test]
     fn places_stay_apart_whatever_goes() {
-        let model = State::default();
+        let model = ParamStateHandle::default();
         let [a, b, c, d] = [(); 4].map(|()| model.clone().mapped());
         let second = b.name();
         drop(a);
@@ -232,11 +232,11 @@ mod tests {
 
     #[test]
     fn parameters_in_several_states_have_a_name_each() {
-        let model = [State::default(), State::default()];
-        assert_eq!(State::names(&model)[..], [0]);
+        let model = [ParamStateHandle::default(), ParamStateHandle::default()];
+        assert_eq!(ParamStateHandle::names(&model)[..], [0]);
         let stepped = model.each_ref().map(|state| state.clone().mapped());
-        assert_eq!(State::names(&stepped).len(), 1);
+        assert_eq!(ParamStateHandle::names(&stepped).len(), 1);
         let mixed = [model[0].clone(), stepped[1].clone()];
-        assert_eq!(State::names(&mixed)[..], [0, stepped[1].name()]);
+        assert_eq!(ParamStateHandle::names(&mixed)[..], [0, stepped[1].name()]);
     }
 }

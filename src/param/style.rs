@@ -32,11 +32,11 @@ enum Params {
     Colwise,
     Rowwise,
     Placed(Placement),
-    Custom(&'static str, Place),
+    Custom(&'static str, PlaceParam),
 }
 
 /// Places a parameter; `None` if it does not know the layer.
-type Place = fn(LayerParam<'_>) -> Option<Placement>;
+type PlaceParam = fn(LayerParam<'_>) -> Option<Placement>;
 
 /// A parameter of a layer, as a [style of one's own](Style::custom) sees it.
 #[derive(Debug, Clone, Copy)]

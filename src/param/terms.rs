@@ -4,7 +4,7 @@ use itertools::Itertools;
 
 use crate::Result;
 use crate::comm::Communicator;
-use crate::dtensor::Dims;
+use crate::dtensor::MeshDims;
 use crate::mesh::DeviceMesh;
 
 /// The sequence of the reductions that backward makes: they wait for nothing that forward makes.
@@ -16,7 +16,7 @@ pub(crate) const REDUCE: &str = "reduced";
 pub(super) struct PartialGradGroups {
     all: Communicator,
     /// By mesh dimensions, of more than one rank each.
-    along: Vec<(Dims, Communicator)>,
+    along: Vec<(MeshDims, Communicator)>,
 }
 
 impl PartialGradGroups {
@@ -28,7 +28,7 @@ impl PartialGradGroups {
         let along = longer.powerset().filter(|dims| !dims.is_empty());
         Ok(Self {
             all: over(&(0..mesh.ndim()).collect::<Vec<_>>())?,
-            along: along.map(|dims| Ok((Dims::from_slice(&dims), over(&dims)?))).collect::<Result<_>>()?,
+            along: along.map(|dims| Ok((MeshDims::from_slice(&dims), over(&dims)?))).collect::<Result<_>>()?,
         })
     }
 

@@ -17,7 +17,7 @@ use super::plans::PlanCache;
 use super::precision::{Precision, cast};
 use super::prepare::ModuleIoLayouts;
 use super::shards::LocalShards;
-use super::states::State;
+use super::states::ParamStateHandle;
 use super::style::LayerStyles;
 use super::terms::PartialGradGroups;
 use super::unit_path::UnitName;
@@ -26,7 +26,7 @@ use super::waiting::AccumulatedGrads;
 use super::{BufferSync, ParamError, ReshardAfterForward};
 use crate::Result;
 use crate::comm::{Communicator, ShardedModel};
-use crate::dtensor::{DTensorSpec, Dims};
+use crate::dtensor::{DTensorSpec, MeshDims};
 use crate::pattern::PathPattern;
 use crate::placement::ShardSizes;
 
@@ -62,7 +62,7 @@ pub(crate) struct TpPlacement {
     pub(crate) modules: Vec<(usize, Arc<ModuleIoLayouts>)>,
     /// The dimensions of its mesh that are data-parallel too, for other parameters: ranks along them have data of
     /// their own.
-    pub(crate) data_dims: Dims,
+    pub(crate) data_dims: MeshDims,
 }
 
 /// The data-parallel ranks of a unit: over these it is gathered and reduced.
@@ -411,7 +411,7 @@ impl Unit {
     /// Returns what ranks that run the unit with these shards must agree on, of those that shard it.
     pub(super) fn model(&self, shards: &LocalShards) -> Option<ShardedModel> {
         let model = &self.data.as_ref()?.model;
-        Some(ShardedModel { states: State::names(&shards.states), ..model.of(model.shard) })
+        Some(ShardedModel { states: ParamStateHandle::names(&shards.states), ..model.of(model.shard) })
     }
 
     /// Returns what ranks of `group` must agree on that make a collective for the model of these units; `None` if they are not

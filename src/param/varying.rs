@@ -10,7 +10,7 @@ use super::graph::PartialGradParamNode;
 use super::pass::UnitPass;
 use super::shards::plain;
 use crate::autodiff::{self, Retain};
-use crate::dtensor::Dims;
+use crate::dtensor::MeshDims;
 
 /// The value of a parameter that the ranks along some tensor-parallel mesh dimensions hold whole, with a node of
 /// its own in the graph for those along which computations differ, made when it is first asked for: the gradients
@@ -28,7 +28,7 @@ pub(super) struct Varying {
     pub(super) value: DispatchTensor,
     pub(super) retain: Retain,
     /// By the mesh dimensions along which computations differ.
-    pub(super) handles: Mutex<SmallVec<[(Dims, DispatchTensor); 1]>>,
+    pub(super) handles: Mutex<SmallVec<[(MeshDims, DispatchTensor); 1]>>,
 }
 
 impl Varying {

@@ -6,11 +6,11 @@ use burn::tensor::Tensor;
 
 use super::distributed::{DistributedParameter, take_visited};
 use super::read::value;
-use super::states::State;
+use super::states::ParamStateHandle;
 use crate::Result;
 
 /// Reads a parameter of a number of dimensions that is known no longer.
-type Read = fn(&DistributedParameter, DispatchTensor) -> Result<()>;
+type ReadFn = fn(&DistributedParameter, DispatchTensor) -> Result<()>;
 
 /// One distributed parameter of a visited module.
 pub(crate) struct Visited {
@@ -19,7 +19,7 @@ pub(crate) struct Visited {
     /// This rank's shard, as the optimizer sees it.
     pub(crate) base: DispatchTensor,
     /// Reads it, whole: by [`value`], in its number of dimensions.
-    pub(crate) read: Read,
+    pub(crate) read: ReadFn,
     /// Path parts from the visited module down to the parameter.
     pub(crate) depth: usize,
     /// Those parts, where asked for.
@@ -36,7 +36,7 @@ pub(crate) struct Walk {
 
 impl Visited {
     /// Its index in its unit, its state, and its shard.
-    pub(super) fn shard(self) -> (usize, State, DispatchTensor) {
+    pub(super) fn shard(self) -> (usize, ParamStateHandle, DispatchTensor) {
         (self.param.index, self.param.state, self.base)
     }
 }
@@ -62,7 +62,7 @@ struct Collect {
     depth: usize,
     path: Option<Vec<String>>,
     /// The tensor visited last: distributed, if its reparameterization follows.
-    last: Option<(ParamId, DispatchTensor, Read)>,
+    last: Option<(ParamId, DispatchTensor, ReadFn)>,
     floats: usize,
     found: Vec<Visited>,
 }

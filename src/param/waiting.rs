@@ -24,18 +24,18 @@ pub(super) struct AccumulatedGrads(Mutex<ByStage>);
 
 #[derive(Debug, Default)]
 struct ByStage {
-    whole: Grads,
-    scattered: Grads,
+    whole: GradsByLeaf,
+    scattered: GradsByLeaf,
     /// True if the optimizer has stepped since, though they were to be reduced.
     has_missed_step: bool,
 }
 
 /// `None` of a leaf whose reduction was put off, without a gradient on this rank: so ranks have the same leaves.
-type Grads = HashMap<NodeId, Option<DispatchTensor>>;
+type GradsByLeaf = HashMap<NodeId, Option<DispatchTensor>>;
 
 /// How far a gradient has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Stage {
+pub(super) enum GradStage {
     /// Not reduced.
     Whole,
     /// Reduced over the ranks that shard.
@@ -43,10 +43,10 @@ pub(super) enum Stage {
 }
 
 impl ByStage {
-    fn stage(&mut self, stage: Stage) -> &mut Grads {
+    fn stage(&mut self, stage: GradStage) -> &mut GradsByLeaf {
         match stage {
-            Stage::Whole => &mut self.whole,
-            Stage::Scattered => &mut self.scattered,
+            GradStage::Whole => &mut self.whole,
+            GradStage::Scattered => &mut self.scattered,
         }
     }
 
@@ -57,7 +57,7 @@ impl ByStage {
 
 impl AccumulatedGrads {
     /// Puts off the reduction of gradients of these leaves: adds them to those that wait.
-    pub(super) fn add(&self, stage: Stage, leaves: &[NodeId], grads: Vec<Option<DispatchTensor>>) {
+    pub(super) fn add(&self, stage: GradStage, leaves: &[NodeId], grads: Vec<Option<DispatchTensor>>) {
         let mut waiting = self.0.lock();
         let waiting = waiting.stage(stage);
         for (&leaf, grad) in leaves.iter().zip(grads) {
@@ -67,7 +67,7 @@ impl AccumulatedGrads {
     }
 
     /// Adds to gradients of these leaves what has waited for each; returns whether anything has.
-    pub(super) fn take(&self, stage: Stage, leaves: &[NodeId], grads: &mut [Option<DispatchTensor>]) -> Vec<bool> {
+    pub(super) fn take(&self, stage: GradStage, leaves: &[NodeId], grads: &mut [Option<DispatchTensor>]) -> Vec<bool> {
         let mut waiting = self.0.lock();
         let of_stage = waiting.stage(stage);
         let add = |(leaf, grad): (&NodeId, &mut Option<DispatchTensor>)| {
@@ -82,7 +82,7 @@ impl AccumulatedGrads {
     }
 
     /// Returns true if the reduction of one of these leaves was put off.
-    pub(super) fn has(&self, stage: Stage, leaves: &[NodeId]) -> bool {
+    pub(super) fn has(&self, stage: GradStage, leaves: &[NodeId]) -> bool {
         let mut waiting = self.0.lock();
         let waiting = waiting.stage(stage);
         leaves.iter().any(|leaf| waiting.contains_key(leaf))

@@ -17,7 +17,7 @@ use std::collections::BinaryHeap;
 
 /// Rows of a tensor, each of so many bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Rows {
+pub(crate) struct TensorRows {
     pub count: usize,
     pub bytes: usize,
 }
@@ -27,13 +27,13 @@ pub(crate) struct Rows {
 /// Large rows first, each to the rank that holds least, of several the first of them (longest processing time first, R. L.
 /// Graham, Bounds on multiprocessing timing anomalies, 1969). If ranks hold nothing besides, no two hold more than one
 /// row apart, the largest.
-pub(crate) fn balanced(tensors: &[Rows], held: &[usize]) -> Vec<Vec<usize>> {
+pub(crate) fn balanced(tensors: &[TensorRows], held: &[usize]) -> Vec<Vec<usize>> {
     let mut ranks: BinaryHeap<_> = held.iter().enumerate().map(|(rank, &bytes)| Reverse((bytes, rank))).collect();
     let mut lengths = vec![vec![0; held.len()]; tensors.len()];
     let mut order: Vec<_> = (0..tensors.len()).collect();
     order.sort_by_key(|&at| Reverse(tensors[at].bytes));
     for at in order {
-        let Rows { count, bytes } = tensors[at];
+        let TensorRows { count, bytes } = tensors[at];
         for _ in 0..count {
             let mut least = ranks.peek_mut().expect("a group has a rank");
             let Reverse((held, rank)) = &mut *least;
@@ -50,12 +50,12 @@ mod tests {
 
     use super::*;
 
-    fn rows(tensors: &[(usize, usize)]) -> Vec<Rows> {
-        tensors.iter().map(|&(count, bytes)| Rows { count, bytes }).collect()
+    fn rows(tensors: &[(usize, usize)]) -> Vec<TensorRows> {
+        tensors.iter().map(|&(count, bytes)| TensorRows { count, bytes }).collect()
     }
 
     /// What each rank holds.
-    fn loads(tensors: &[Rows], lengths: &[Vec<usize>], ranks: usize) -> Vec<usize> {
+    fn loads(tensors: &[TensorRows], lengths: &[Vec<usize>], ranks: usize) -> Vec<usize> {
         let of = |rank| tensors.iter().zip(lengths).map(|(rows, lengths)| rows.bytes * lengths[rank]).sum();
         (0..ranks).map(of).collect()
     }
@@ -108,7 +108,7 @@ mod tests {
         };
         for _ in 0..500 {
             let (ranks, count) = (1 + draw(9), draw(6));
-            let tensors: Vec<_> = (0..count).map(|_| Rows { count: draw(40), bytes: draw(60) }).collect();
+            let tensors: Vec<_> = (0..count).map(|_| TensorRows { count: draw(40), bytes: draw(60) }).collect();
             let lengths = balanced(&tensors, &vec![0; ranks]);
             for (tensor, lengths) in tensors.iter().zip(&lengths) {
                 assert_eq!(lengths.iter().sum::<usize>(), tensor.count);

@@ -59,7 +59,7 @@ mod strided;
 mod tests;
 mod unstride;
 
-pub(crate) use balanced::{Rows, balanced};
+pub(crate) use balanced::{TensorRows, balanced};
 pub use chunk::chunk;
 pub use cut::ShardSizes;
 pub use error::PlacementError;

@@ -65,12 +65,12 @@ pub(crate) fn plan_input(from: &Layout, to: &Layout) -> Result<Vec<(Step, Layout
 }
 
 /// Bytes sent, then number of steps.
-type Cost = (u64, usize);
+type PlanCost = (u64, usize);
 
 /// A layout reached, and how.
 struct Reached {
     layout: Layout,
-    cost: Cost,
+    cost: PlanCost,
     by: Option<(usize, Step)>,
 }
 

@@ -48,7 +48,7 @@ pub struct StridedLayout {
 }
 
 /// Ascending intervals of one tensor dimension, no two adjacent.
-type Runs = SmallVec<[Range<usize>; 2]>;
+type Intervals = SmallVec<[Range<usize>; 2]>;
 
 impl StridedLayout {
     /// The layout of these placements.
@@ -82,12 +82,12 @@ impl StridedLayout {
     /// # Panics
     /// If a shard's dimension is missing in `global`, or `coordinate` is outside the mesh.
     pub fn local_runs(&self, global: &[usize], coordinate: &[usize]) -> Vec<SmallVec<[Range<usize>; 2]>> {
-        let mut runs: Vec<Runs> = global.iter().map(|&len| merged(std::iter::once(0..len))).collect();
+        let mut runs: Vec<Intervals> = global.iter().map(|&len| merged(std::iter::once(0..len))).collect();
         for (mesh_dim, placement) in self.placements.iter().enumerate() {
             let Some((dim, split_factor)) = placement.shard() else { continue };
             let len = runs[dim].iter().map(ExactSizeIterator::len).sum();
             let parts = dealt(len, split_factor, self.mesh_shape[mesh_dim], coordinate[mesh_dim]);
-            runs[dim] = merged(parts.flat_map(|part| select(&runs[dim], part)).collect::<Runs>());
+            runs[dim] = merged(parts.flat_map(|part| select(&runs[dim], part)).collect::<Intervals>());
         }
         runs
     }
@@ -188,9 +188,9 @@ pub(super) fn dealt(len: usize, split_factor: usize, ranks: usize, rank: usize) 
 }
 
 /// The elements at positions `range` of `runs`.
-fn select(runs: &[Range<usize>], range: Range<usize>) -> Runs {
+fn select(runs: &[Range<usize>], range: Range<usize>) -> Intervals {
     let mut passed = 0;
-    let mut selected = Runs::new();
+    let mut selected = Intervals::new();
     for run in runs {
         let from = range.start.max(passed);
         let to = range.end.min(passed + run.len());
@@ -203,8 +203,8 @@ fn select(runs: &[Range<usize>], range: Range<usize>) -> Runs {
 }
 
 /// Drops empty intervals and joins adjacent ones.
-fn merged(runs: impl IntoIterator<Item = Range<usize>>) -> Runs {
-    let mut merged = Runs::new();
+fn merged(runs: impl IntoIterator<Item = Range<usize>>) -> Intervals {
+    let mut merged = Intervals::new();
     for run in runs.into_iter().filter(|run| !run.is_empty()) {
         match merged.last_mut() {
             Some(last) if last.end == run.start => last.end = run.end,

@@ -48,15 +48,15 @@ pub fn graph_depth<const D: usize, K: Kind>(x: DTensor<D, K>) -> (DTensor<D, K>,
         return (x, depth);
     }
     let spec = x.spec().clone();
-    let local = autodiff::unary(x.to_local().into_dispatch(), Arc::new(Probe(depth.clone())));
+    let local = autodiff::unary(x.to_local().into_dispatch(), Arc::new(DepthProbe(depth.clone())));
     (DTensor::from_parts(Tensor::from_dispatch(local), spec), depth)
 }
 
 /// Passes value and gradient on, and notes the depth of its parent.
 #[derive(Debug)]
-struct Probe(GraphDepth);
+struct DepthProbe(GraphDepth);
 
-impl GraphOp for Probe {
+impl GraphOp for DepthProbe {
     fn forward(&self, parents: &[DispatchTensor]) -> DispatchTensor {
         parents[0].clone()
     }

@@ -27,7 +27,7 @@ mod process_mesh_test;
 mod process_test;
 pub mod prove;
 
-pub use conformance::{Conformance, Report};
+pub use conformance::{Conformance, ConformanceReport};
 pub use full::{assert_full_close, assert_full_eq};
 pub use graph_depth::{GraphDepth, graph_depth};
 pub use mesh_test::MeshTest;

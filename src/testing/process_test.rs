@@ -152,7 +152,7 @@ impl ProcessTest {
         let test =
             thread.name().filter(|name| *name != "main").expect("the test runner names a test's thread after it");
         let start = || {
-            let run = Run::new().expect("a folder for what the launcher writes");
+            let run = ProcessRun::new().expect("a folder for what the launcher writes");
             run.wait(test, self).unwrap_or_else(|error| {
                 panic!("`{}` does not run: {error}; install an MPI library, or set MPIRUN", self.launcher.path())
             })
@@ -236,12 +236,12 @@ const UNCONNECTED: i32 = 75;
 const PANICKED: i32 = 101;
 
 /// Processes that are started together, and their files.
-struct Run {
+struct ProcessRun {
     name: String,
     folder: PathBuf,
 }
 
-impl Run {
+impl ProcessRun {
     fn new() -> io::Result<Self> {
         static RUNS: AtomicU32 = AtomicU32::new(0);
         let name = format!("burn-dtensor-{}-{}", process::id(), RUNS.fetch_add(1, Ordering::Relaxed));
@@ -313,7 +313,7 @@ impl Run {
     }
 }
 
-impl Drop for Run {
+impl Drop for ProcessRun {
     fn drop(&mut self) {
         // Also those of a run that could not be waited for.
         self.kill();
@@ -435,7 +435,7 @@ mod tests {
         if env::var_os(RUN).is_some() {
             return body();
         }
-        let run = Run::new().unwrap();
+        let run = ProcessRun::new().unwrap();
         let test = format!("{}::{test}", module_path!().split_once("::").unwrap().1);
         let (status, text) = run.wait(&test, &ProcessTest::new(2).with_deadline(deadline)).unwrap();
         look(status, &text);

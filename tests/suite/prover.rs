@@ -5,7 +5,7 @@ use burn_dtensor::Result;
 use burn_dtensor::dtensor::ops::{Operator, ShardingRule, Strategy, apply, strategy};
 use burn_dtensor::placement::{PartialOp, Placement};
 use burn_dtensor::testing::prove::{
-    Case, Combination, Effort, Input, OperatorReport, Plain, Sharded, What, Wrong, case, prove, prove_with,
+    Case, Combination, Effort, CaseInput, OperatorReport, PlainInput, ShardedInput, DifferenceKind, Wrong, case, prove, prove_with,
 };
 
 use Placement::{Partial, Shard as S};
@@ -41,7 +41,7 @@ fn claimed(
     let claim = Claim(placements.to_vec());
     Case::new(
         "claimed",
-        [Input::float("x", [3, 2])],
+        [CaseInput::float("x", [3, 2])],
         move |inputs| plain(inputs[0].tensor::<2, Float>()),
         move |inputs| apply(&claim, inputs[0].tensor::<2, Float>(), &local),
     )
@@ -85,7 +85,7 @@ fn a_reduction_that_must_not_go_through_is_a_wrong_value() {
     let wrong = &report.wrong[0];
     assert_eq!(wrong.combination.to_string(), "mesh [2]: x [3, 2] as [P(sum)]");
     assert_eq!(wrong.differences.len(), 1);
-    assert_eq!(wrong.differences[0].what, What::Output(0));
+    assert_eq!(wrong.differences[0].what, DifferenceKind::Output(0));
     assert!((wrong.differences[0].error - 1.0).abs() < 1e-4, "every rank adds its own 1: {report}");
     assert!(report.to_string().contains("output 0 is off by 1.00e0"), "{report}");
 }
@@ -98,7 +98,7 @@ fn a_gradient_that_loses_a_term_is_found_where_the_value_is_right() {
         |x, op| if op.input_range(0, 0).len() == 3 { x * 2 } else { x.clone() + x.detach() },
     );
     let mut differences = report.wrong.iter().flat_map(|wrong| &wrong.differences);
-    assert!(differences.all(|difference| difference.what == What::Gradient("x")), "{report}");
+    assert!(differences.all(|difference| difference.what == DifferenceKind::Gradient("x")), "{report}");
     assert_eq!(report.wrong[0].combination.to_string(), "mesh [2]: x [3, 2] as [S(0)]");
 }
 
@@ -141,13 +141,13 @@ fn a_rank_that_panics_is_named_and_the_others_are_tried() {
 fn outputs_of_another_number_or_type_are_found() {
     let more = Case::new(
         "more",
-        [Input::float("x", [3, 2])],
+        [CaseInput::float("x", [3, 2])],
         |inputs| inputs[0].tensor::<2, Float>(),
         |inputs| [inputs[0].tensor::<2, Float>(), inputs[0].tensor::<2, Float>()],
     );
     let other = Case::new(
         "other",
-        [Input::float("x", [3, 2])],
+        [CaseInput::float("x", [3, 2])],
         |inputs| inputs[0].tensor::<2, Float>().int(),
         |inputs| inputs[0].tensor::<2, Float>(),
     );
@@ -179,7 +179,7 @@ fn a_rank_that_records_more_nodes_than_another_is_found() {
     let report = proven(&[S(0)], |x| x, local);
     let first = &report.wrong[0];
     assert_eq!(first.combination.to_string(), "mesh [2]: x [3, 2] as [S(0)]");
-    assert_eq!(first.differences.iter().map(|difference| difference.what).collect::<Vec<_>>(), [What::Depth(0)]);
+    assert_eq!(first.differences.iter().map(|difference| difference.what).collect::<Vec<_>>(), [DifferenceKind::Depth(0)]);
     let text = report.to_string();
     assert!(
         text.contains("output 0 lies 2 nodes deep in the graph of rank 1, 0 nodes deep in that of rank 0"),
@@ -192,14 +192,14 @@ fn a_rank_that_records_more_nodes_than_another_is_found() {
 fn a_reduction_that_loses_a_nan_is_found() {
     let claim = Claim(vec![Partial(PartialOp::Max)]);
     let filled = |x: Tensor<2>| x.clone().mask_fill(x.is_nan(), 0);
-    let prove_on = |input: Input| {
+    let prove_on = |input: CaseInput| {
         let claim = claim.clone();
-        let plain = move |inputs: &[_]| filled(Plain::tensor::<2, Float>(&inputs[0]));
-        let local = move |inputs: &[_]| apply(&claim, Sharded::tensor::<2, Float>(&inputs[0]), |x, _| filled(x));
+        let plain = move |inputs: &[_]| filled(PlainInput::tensor::<2, Float>(&inputs[0]));
+        let local = move |inputs: &[_]| apply(&claim, ShardedInput::tensor::<2, Float>(&inputs[0]), |x, _| filled(x));
         prove(&[Case::new("claimed", [input], plain, local)]).operators.remove(0)
     };
-    let report = prove_on(Input::float("x", [3, 2]));
+    let report = prove_on(CaseInput::float("x", [3, 2]));
     assert!(report.wrong.is_empty(), "{report}");
-    let report = prove_on(Input::nan("x", [3, 2]));
+    let report = prove_on(CaseInput::nan("x", [3, 2]));
     assert_eq!(report.wrong[0].combination.to_string(), "mesh [2]: x [3, 2] as [P(max)]", "{report}");
 }

@@ -25,7 +25,7 @@ const MOST: usize = 4096;
 
 /// A channel as it is read.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Found {
+pub(super) struct GroupRecord {
     pub name: String,
     pub ranks: Vec<usize>,
     /// Collectives that the engine has taken.
@@ -65,7 +65,7 @@ pub(super) fn count(words: &[AtomicU64], posted: u64) {
 }
 
 /// The channels in the words that are used, by number from 1.
-pub(super) fn read(mut words: &[u64]) -> Vec<Found> {
+pub(super) fn read(mut words: &[u64]) -> Vec<GroupRecord> {
     std::iter::from_fn(|| {
         let &[check, bytes, posted] = words.first_chunk()?;
         let length = (bytes as usize).checked_add(7)? / 8;
@@ -86,7 +86,7 @@ pub(super) fn read(mut words: &[u64]) -> Vec<Found> {
         } else {
             (0..count).map(|_| rank()).collect::<Option<_>>()?
         };
-        Some(Found { name, ranks, posted })
+        Some(GroupRecord { name, ranks, posted })
     })
     .collect()
 }
@@ -111,7 +111,7 @@ mod tests {
             |used: usize| read(&words[..used].iter().map(|word| word.load(Ordering::Relaxed)).collect::<Vec<_>>());
         let found = read(used);
         assert_eq!(found.len(), groups.len());
-        for (at, (Found { name, ranks, posted }, group)) in found.iter().zip(groups).enumerate() {
+        for (at, (GroupRecord { name, ranks, posted }, group)) in found.iter().zip(groups).enumerate() {
             assert_eq!(((name.as_str(), &ranks[..]), *posted), (group, at as u64 * 3));
         }
         assert_eq!(read(used - 1).len(), 4, "of one that is not all there nothing is read");

@@ -71,5 +71,5 @@ pub use operation::Operation;
 pub use read::{GroupTrace, RankTrace, FlightError};
 pub use record::OpOutcome;
 pub(super) use record::{Peer, Posting};
-pub(super) use recorder::{Recorder, Sequence, Start};
+pub(super) use recorder::{Recorder, Sequence, LaunchStart};
 pub use shapes::Tensor;

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use itertools::Itertools;
 
-use super::record::{OpOutcome, REDUCTIONS, Record};
+use super::record::{OpOutcome, REDUCTIONS, FlightRecord};
 use super::shapes::Tensor;
 use crate::comm::{CollectiveId, Op, Phase};
 
@@ -52,8 +52,8 @@ pub struct Operation {
 
 impl Operation {
     /// Of a record, on a channel of this name and ranks.
-    pub(super) fn new(record: Record, channel: Arc<str>, ranks: Arc<[usize]>) -> Self {
-        let Record { index, posted, bytes, seq, op, phase, reduce, root, peer, agreement, label, .. } = record;
+    pub(super) fn new(record: FlightRecord, channel: Arc<str>, ranks: Arc<[usize]>) -> Self {
+        let FlightRecord { index, posted, bytes, seq, op, phase, reduce, root, peer, agreement, label, .. } = record;
         let posted = Duration::from_nanos(posted);
         let after = |nanos: u64| posted + Duration::from_nanos(nanos);
         Self {

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use super::channels::{self, Found};
+use super::channels::{self, GroupRecord};
 use super::ending::ProgramExit;
 use super::file;
 use super::identity::Identity;
@@ -137,10 +137,10 @@ impl RankTrace {
         let Identity { rank, size, launch, pid, process_start, started, host } = found;
         let used = (words[CHANNELS_USED] as usize).min(CHANNEL_WORDS);
         let channel =
-            |Found { name, ranks, posted }: Found| GroupTrace { ranks: ranks.into(), name: name.into(), taken: posted };
+            |GroupRecord { name, ranks, posted }: GroupRecord| GroupTrace { ranks: ranks.into(), name: name.into(), taken: posted };
         let channels: Vec<_> = channels::read(&words[CHANNELS..CHANNELS + used]).into_iter().map(channel).collect();
         let records = words[RECORDS..].as_chunks::<RECORD_WORDS>().0.iter().take(OPERATIONS);
-        let operation = |record: record::Record| {
+        let operation = |record: record::FlightRecord| {
             let channel = (record.channel as usize).checked_sub(1).and_then(|at| channels.get(at));
             let (name, ranks) = channel.map_or_else(Default::default, |of| (of.name.clone(), of.ranks.clone()));
             Operation::new(record, name, ranks)

@@ -85,7 +85,7 @@ pub(in crate::comm) struct Posting<'a> {
 
 /// An operation, as it is read.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Record {
+pub(super) struct FlightRecord {
     pub index: u64,
     /// Nanoseconds since the launch's start.
     pub posted: u64,
@@ -244,7 +244,7 @@ impl OpOutcome {
 }
 
 /// The operation in a record. `None`: there is none, or it was being written.
-pub(super) fn read(words: &[u64]) -> Option<Record> {
+pub(super) fn read(words: &[u64]) -> Option<FlightRecord> {
     let place = words[0];
     let index = (place / 2).checked_sub(1).filter(|_| place.is_multiple_of(2))?;
     let &[posted, bytes, seq, kinds, partners, agreement, lengths] = words[CALL..].first_chunk::<CALL_WORDS>()?;
@@ -267,7 +267,7 @@ pub(super) fn read(words: &[u64]) -> Option<Record> {
         let of_this = word >> VALUE_BITS == tag_of(index) >> VALUE_BITS;
         (word & ((1 << VALUE_BITS) - 1)).checked_sub(1).filter(|_| of_this)
     };
-    Some(Record {
+    Some(FlightRecord {
         index,
         posted,
         bytes,

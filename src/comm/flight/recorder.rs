@@ -34,7 +34,7 @@ type Key = (Arc<[usize]>, &'static str);
 
 /// When a launch began, and where: the same for its ranks in one process.
 #[derive(Debug, Clone)]
-pub(in crate::comm) struct Start {
+pub(in crate::comm) struct LaunchStart {
     at: Instant,
     /// Of the first rank.
     identity: Identity,
@@ -51,7 +51,7 @@ pub(in crate::comm) struct Sequence {
     messages: AtomicU64,
 }
 
-impl Start {
+impl LaunchStart {
     /// Now and here, of launch number `launch` of this process, with `size` ranks.
     pub fn new(size: usize, launch: u64) -> Self {
         Self { at: Instant::now(), identity: Identity::here(size, launch) }
@@ -73,7 +73,7 @@ impl Sequence {
 
 impl Recorder {
     /// Of a rank of a launch: in a file of the folder, if one is named.
-    pub fn new(rank: usize, start: &Start, folder: Option<&Path>) -> Result<Self, StartError> {
+    pub fn new(rank: usize, start: &LaunchStart, folder: Option<&Path>) -> Result<Self, StartError> {
         let identity = Identity { rank, ..start.identity.clone() };
         let words = match folder {
             Some(folder) => file::create(folder, &identity)?,

@@ -10,7 +10,7 @@ use burn::tensor::{DType, Shape};
 
 use super::layout::{OPERATIONS, RECORD_WORDS, RECORDS};
 use super::{
-    ProgramExit, FirstFailure, RankTrace, FlightError, LaunchTrace, ExitKind, ProcessState, OpOutcome, Posting, Recorder, Start, FaultKind, file, record,
+    ProgramExit, FirstFailure, RankTrace, FlightError, LaunchTrace, ExitKind, ProcessState, OpOutcome, Posting, Recorder, LaunchStart, FaultKind, file, record,
 };
 use crate::comm::engine::{CallSignature, TensorSignature};
 use crate::comm::{Group, Op, Phase, StartError};
@@ -31,7 +31,7 @@ impl Drop for Folder {
 }
 
 fn in_memory() -> Recorder {
-    Recorder::new(1, &Start::new(3, 0), None).unwrap()
+    Recorder::new(1, &LaunchStart::new(3, 0), None).unwrap()
 }
 
 /// A call with a label and tensors that say which it is.
@@ -154,7 +154,7 @@ fn a_torn_record_is_left_out() {
                 found.over.is_none_or(|over| Some(over) == whole.over),
             ];
             assert_eq!(marks, [true; 2], "a mark of another operation: {found:?}");
-            let unmarked = |found: &record::Record| record::Record { ended: None, over: None, ..found.clone() };
+            let unmarked = |found: &record::FlightRecord| record::FlightRecord { ended: None, over: None, ..found.clone() };
             assert_eq!(unmarked(&found), unmarked(whole));
         }
     }
@@ -172,7 +172,7 @@ fn a_torn_record_is_left_out() {
 
 /// Three ranks, each of which has made the calls that it is given, of a group of all; the last one it waits for.
 fn flights(calls: [u64; 3], lives: [ProcessState; 3]) -> LaunchTrace {
-    let start = Start::new(3, 0);
+    let start = LaunchStart::new(3, 0);
     let flight = |rank: usize| {
         let recorder = Recorder::new(rank, &start, None).unwrap();
         let sequence = recorder.sequence(&Group::new([0, 1, 2], rank), "");
@@ -246,7 +246,7 @@ fn a_program_ends_once() {
 #[test]
 fn a_file_is_read_while_its_rank_writes() {
     let folder = Folder::new("written");
-    let recorder = Recorder::new(0, &Start::new(1, 5), Some(&folder.0)).unwrap();
+    let recorder = Recorder::new(0, &LaunchStart::new(1, 5), Some(&folder.0)).unwrap();
     recorder.sequence(&Group::new([0], 0), "");
     let (is_over, path) = (AtomicBool::new(false), file::path(&folder.0, 5, 0));
     thread::scope(|scope| {
@@ -270,7 +270,7 @@ fn a_file_is_read_while_its_rank_writes() {
 #[test]
 fn a_file_holds_what_memory_does() {
     let folder = Folder::new("same");
-    let (start, at) = (Start::new(3, 7), Instant::now());
+    let (start, at) = (LaunchStart::new(3, 7), Instant::now());
     let [first, second] = [None, Some(&*folder.0)].map(|folder| {
         let recorder = Recorder::new(2, &start, folder).unwrap();
         recorder.sequence(&Group::new([0, 1, 2], 2), "");
@@ -299,9 +299,9 @@ fn a_file_holds_what_memory_does() {
 #[test]
 fn files_of_another_run_are_not_touched() {
     let folder = Folder::new("again");
-    let old = Recorder::new(0, &Start::new(2, 0), Some(&folder.0)).unwrap();
-    drop(Recorder::new(1, &Start::new(2, 0), Some(&folder.0)).unwrap());
-    let new = Recorder::new(0, &Start::new(1, 0), Some(&folder.0)).unwrap();
+    let old = Recorder::new(0, &LaunchStart::new(2, 0), Some(&folder.0)).unwrap();
+    drop(Recorder::new(1, &LaunchStart::new(2, 0), Some(&folder.0)).unwrap());
+    let new = Recorder::new(0, &LaunchStart::new(1, 0), Some(&folder.0)).unwrap();
     post(&old, Instant::now(), 0);
     post(&old, Instant::now(), 1);
     post(&new, Instant::now(), 0);
@@ -329,7 +329,7 @@ fn what_is_no_flight_file_is_an_error() {
     fs::write(&path, vec![0; 1 << 16]).unwrap();
     assert!(matches!(RankTrace::read(&path), Err(FlightError::NotBegun { .. })));
     assert!(LaunchTrace::read(&folder.0).unwrap().is_empty(), "its rank has not begun");
-    drop(Recorder::new(0, &Start::new(1, 0), Some(&folder.0)).unwrap());
+    drop(Recorder::new(0, &LaunchStart::new(1, 0), Some(&folder.0)).unwrap());
     let mut bytes = fs::read(&path).unwrap();
     bytes[8] = 9;
     fs::write(&path, &bytes).unwrap();
@@ -344,7 +344,7 @@ fn what_is_no_flight_file_is_an_error() {
 fn a_file_that_cannot_be_made_is_an_error_with_its_path() {
     let folder = Folder::new("refused");
     fs::write(&folder.0, "a file").unwrap();
-    let error = Recorder::new(4, &Start::new(5, 6), Some(&folder.0)).unwrap_err();
+    let error = Recorder::new(4, &LaunchStart::new(5, 6), Some(&folder.0)).unwrap_err();
     let StartError::Flight { rank: 4, path, .. } = &error else { panic!("{error}") };
     assert_eq!(*path, folder.0.join("launch-6-rank-4.flight"));
     assert!(error.to_string().contains("name a folder that the program may write"), "{error}");

@@ -45,9 +45,9 @@ impl std::iter::Sum for OffloadTraffic {
 
 /// By unit.
 #[derive(Debug, Default)]
-pub(super) struct ByUnit(pub(super) BTreeMap<Arc<str>, OffloadTraffic>);
+pub(super) struct TrafficByUnit(pub(super) BTreeMap<Arc<str>, OffloadTraffic>);
 
-impl ByUnit {
+impl TrafficByUnit {
     pub(super) fn add(&mut self, unit: &Arc<str>, way: CopyDirection, bytes: u64) {
         let known = self.0.len() < KEYS || self.0.contains_key(unit);
         let unit = if known { unit } else { &*OTHERS };
@@ -61,11 +61,11 @@ mod tests {
 
     use super::*;
     use crate::comm::Ledger;
-    use crate::comm::flight::{Recorder, Start};
+    use crate::comm::flight::{Recorder, LaunchStart};
 
     #[test]
     fn copies_between_host_and_device_are_told_by_unit() {
-        let ledger = Ledger::new(Recorder::new(0, &Start::new(2, 0), None).expect("it is in memory"));
+        let ledger = Ledger::new(Recorder::new(0, &LaunchStart::new(2, 0), None).expect("it is in memory"));
         assert!(!ledger.summary().to_string().contains("device"), "there are none");
         for (unit, way, bytes) in [("b", CopyDirection::ToDevice, 100), ("a", CopyDirection::ToHost, 7), ("b", CopyDirection::ToDevice, 20)] {
             ledger.crossed(&unit.into(), way, bytes);

@@ -26,7 +26,7 @@ pub(crate) use entry::listen;
 pub use histogram::Histogram;
 pub use host_copies::OffloadTraffic;
 pub(crate) use host_copies::CopyDirection;
-use queue::Queue;
+use queue::InFlightCount;
 pub use queue::QueueDepth;
 pub use summary::Summary;
 pub use totals::{LedgerKey, Snapshot, CallTotals};
@@ -61,7 +61,7 @@ pub use waits::{WaitBreakdown, Straggler, Waits};
 pub struct Ledger {
     recorder: Recorder,
     book: Mutex<Book>,
-    queue: Queue,
+    queue: InFlightCount,
 }
 
 #[derive(Debug, Default)]
@@ -74,14 +74,14 @@ struct Book {
     waits: Waits,
     moving: Duration,
     copied: PackStats,
-    host_copies: host_copies::ByUnit,
+    host_copies: host_copies::TrafficByUnit,
     devices: Vec<DispatchDevice>,
 }
 
 impl Ledger {
     /// Of a rank whose operations `recorder` notes.
     pub(super) fn new(recorder: Recorder) -> Self {
-        Self { recorder, book: Mutex::default(), queue: Queue::default() }
+        Self { recorder, book: Mutex::default(), queue: InFlightCount::default() }
     }
 
     /// What notes the rank's operations.
@@ -304,10 +304,10 @@ mod tests {
     use super::*;
     use crate::comm::Group;
     use crate::comm::engine::CallSignature;
-    use crate::comm::flight::{Posting, Start};
+    use crate::comm::flight::{Posting, LaunchStart};
 
     fn filled() -> Ledger {
-        let recorder = Recorder::new(0, &Start::new(2, 0), None).expect("it is in memory");
+        let recorder = Recorder::new(0, &LaunchStart::new(2, 0), None).expect("it is in memory");
         let sequence = recorder.sequence(&Group::new([0, 1], 0), "");
         let ledger = Ledger::new(recorder);
         let record = |op, bytes, label: &str, phase| {

@@ -13,12 +13,12 @@ pub struct QueueDepth {
 
 /// Counts the collectives under way.
 #[derive(Debug, Default)]
-pub(super) struct Queue {
+pub(super) struct InFlightCount {
     now: AtomicU64,
     most: AtomicU64,
 }
 
-impl Queue {
+impl InFlightCount {
     /// One is posted.
     pub fn enter(&self) {
         let before = self.now.fetch_add(1, Ordering::Relaxed);
@@ -46,7 +46,7 @@ mod tests {
 
     #[test]
     fn the_most_outlives_those_under_way_until_it_is_reset() {
-        let queue = Queue::default();
+        let queue = InFlightCount::default();
         (0..3).for_each(|_| queue.enter());
         (0..2).for_each(|_| queue.leave());
         queue.enter();

@@ -11,14 +11,14 @@ use super::HostBackend;
 use super::board::OpHandle;
 use super::data::Contribution;
 use super::in_common::SharedMemoryResult;
-use super::others::Collective;
+use super::others::CollectiveKey;
 use super::outlet::{RemoteGroup, OutgoingData};
 use crate::comm::TransferTiming;
 use crate::comm::process::header::{PayloadDesc, SharedMemoryMessage};
 
 /// Calls that were made ahead, and have not begun.
 #[derive(Debug, Default)]
-pub(super) struct DeferredGathers(Mutex<HashMap<Collective, Beginning>>);
+pub(super) struct DeferredGathers(Mutex<HashMap<CollectiveKey, Beginning>>);
 
 /// How one begins.
 #[derive(Debug)]

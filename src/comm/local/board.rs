@@ -39,7 +39,7 @@ use crate::comm::{CollectiveId, CommError, Divergence, Op};
 
 use mail::P2pQueue;
 pub(crate) use mail::{RemoteMessageHandle, RecvHandle, P2pMessage};
-use slot::{Places, MatchEntry};
+use slot::{Posts, MatchEntry};
 pub(crate) use waits::{StalledWait, Wait};
 
 /// What two ranks must agree on.
@@ -100,8 +100,8 @@ pub(crate) enum Poll<T> {
 }
 
 pub(crate) struct MatchTable<F, P> {
-    ranks: Vec<Rank>,
-    groups: Vec<Group<F, P>>,
+    ranks: Vec<RankState>,
+    groups: Vec<GroupState<F, P>>,
     /// By name and ranks.
     keys: HashMap<Cow<'static, str>, HashMap<Arc<[usize]>, GroupKey>>,
     failure: Option<Failure>,
@@ -124,7 +124,7 @@ pub(crate) struct MatchTable<F, P> {
 }
 
 #[derive(Default)]
-struct Rank {
+struct RankState {
     last: Option<CollectiveId>,
     waits: Vec<Wait>,
     /// Waits so far.
@@ -132,7 +132,7 @@ struct Rank {
     returned: bool,
 }
 
-struct Group<F, P> {
+struct GroupState<F, P> {
     ranks: Arc<[usize]>,
     next: Vec<u64>,
     /// How many of its ranks have returned.
@@ -141,7 +141,7 @@ struct Group<F, P> {
     base: u64,
     slots: VecDeque<MatchEntry<F, P>>,
     /// Empty places for the next collective: of many ranks they are much memory.
-    spare: Places<F, P>,
+    spare: Posts<F, P>,
     /// Of each member; nothing before the first message.
     mail: Vec<P2pQueue<F, P>>,
 }
@@ -149,7 +149,7 @@ struct Group<F, P> {
 impl<F: Signature, P> MatchTable<F, P> {
     pub fn new(ranks: usize, multithreaded: bool) -> Self {
         Self {
-            ranks: (0..ranks).map(|_| Rank::default()).collect(),
+            ranks: (0..ranks).map(|_| RankState::default()).collect(),
             groups: Vec::new(),
             keys: HashMap::new(),
             failure: None,
@@ -174,7 +174,7 @@ impl<F: Signature, P> MatchTable<F, P> {
         named.insert(Arc::clone(&ranks), key);
         let next = vec![0; ranks.len()];
         let left = ranks.iter().filter(|rank| self.ranks[**rank].returned).count();
-        self.groups.push(Group {
+        self.groups.push(GroupState {
             ranks,
             next,
             left,
@@ -411,7 +411,7 @@ impl<F: Signature, P> MatchTable<F, P> {
     }
 }
 
-impl<F: Signature, P> Group<F, P> {
+impl<F: Signature, P> GroupState<F, P> {
     fn id(&self, seq: u64, member: usize) -> CollectiveId {
         let (print, _) = self.slots[(seq - self.base) as usize].joined[member].as_ref().expect("the member has joined");
         CollectiveId { op: print.op(), seq, label: print.label(), ranks: self.ranks.clone() }

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use super::slot::{MatchEntry, Wanted};
-use super::{MatchTable, CollectiveId, CommError, Failure, Signature, GroupKey, StalledWait, Rank, OpHandle, Wait};
+use super::{MatchTable, CollectiveId, CommError, Failure, Signature, GroupKey, StalledWait, RankState, OpHandle, Wait};
 
 impl<F: Signature, P> MatchTable<F, P> {
     /// [`join`](Self::join)s for a rank of another process, whose deposit [comes later](Self::fill).
@@ -71,7 +71,7 @@ impl<F: Signature, P> MatchTable<F, P> {
 
     /// The number of the wait that a rank is in.
     pub fn wait_of(&self, rank: usize) -> Option<u64> {
-        let Rank { waits, begun, .. } = &self.ranks[rank];
+        let RankState { waits, begun, .. } = &self.ranks[rank];
         (!waits.is_empty()).then_some(*begun)
     }
 

@@ -30,10 +30,10 @@ pub(in crate::comm) enum WaitForEdge {
 
 /// What ranks are known to wait for, in their last waits.
 #[derive(Debug, Default)]
-pub(super) struct WaitForGraph(HashMap<usize, Waiting>);
+pub(super) struct WaitForGraph(HashMap<usize, WaitingRank>);
 
 #[derive(Debug)]
-struct Waiting {
+struct WaitingRank {
     number: u64,
     during: CollectiveId,
     /// By rank, the number of the wait that it is in.
@@ -46,7 +46,7 @@ type Cycle = Vec<(usize, CollectiveId, usize)>;
 impl WaitForGraph {
     /// A rank, in its wait of this number, needs another, which is in the wait `in_wait`. Returns a cycle, if that closes one.
     pub fn add(&mut self, rank: usize, number: u64, during: CollectiveId, other: usize, in_wait: u64) -> Option<Cycle> {
-        let new = || Waiting { number, during: during.clone(), needs: HashMap::new() };
+        let new = || WaitingRank { number, during: during.clone(), needs: HashMap::new() };
         let waiting = self.0.entry(rank).or_insert_with(new);
         if waiting.number < number {
             *waiting = new();

@@ -17,7 +17,7 @@ use super::halves;
 use super::hands;
 use super::open::Left;
 use super::outlet::{RemoteGroup, RecipientData, OutgoingData, DataMode};
-use super::pending::{RecvRequest, CollectiveRequest, Own, OpHandleGuard, SendRequest};
+use super::pending::{RecvRequest, CollectiveRequest, OwnShards, OpHandleGuard, SendRequest};
 use crate::comm::engine::{GroupBackend, GroupMember, ReceivedTensors, CallContext, PostResult, rows_for_each};
 use crate::comm::process::layout::ContiguousLayout;
 use crate::comm::{CollectivePlan, ReduceOp, ShardedTensor, TensorMeta};
@@ -78,7 +78,7 @@ impl HostGroupBackend {
         post: CallContext,
         deposit: Contribution,
         shares: Option<OutgoingData>,
-        mut own: Option<Own>,
+        mut own: Option<OwnShards>,
         finish: impl FnOnce(&CollectiveInputs) -> T + Send + 'static,
     ) -> PostResult<T> {
         self.note(&deposit);
@@ -122,14 +122,14 @@ impl HostGroupBackend {
         dim: usize,
         lengths: &[usize],
         part: impl FnOnce() -> DispatchTensor + Send + 'static,
-    ) -> Option<Own> {
+    ) -> Option<OwnShards> {
         let dtype = like.dtype();
         let bytes = (shape.num_elements() * dtype.size()) as u64;
         if !self.lands(bytes) || !memory::is_host(&Device::new(like.device())) {
             return None;
         }
         let layout = ContiguousLayout::new(shape, dtype, dim, lengths.iter().copied())?;
-        Some(Own::new(move || vec![part()], move || Some(vec![layout])))
+        Some(OwnShards::new(move || vec![part()], move || Some(vec![layout])))
     }
 
     /// Whether a result of so many `bytes` on `device` is made by whoever comes first, this rank or the engine's hands.
@@ -165,7 +165,7 @@ impl GroupBackend for HostGroupBackend {
         let own = self.lands(post.print.bytes()).then(|| {
             let (tensors, ranks) = (post.print.tensors.clone(), self.member.group.size());
             let parts = deposit.tensors.clone();
-            Own::new(move || parts, move || ContiguousLayout::of_wholes(&tensors, ranks))
+            OwnShards::new(move || parts, move || ContiguousLayout::of_wholes(&tensors, ranks))
         });
         self.join_with(post, deposit, shares, own, move |exchange| {
             if let Some(wholes) = exchange.landed() {

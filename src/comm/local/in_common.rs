@@ -37,12 +37,12 @@ const OWNER: usize = 0;
 pub(super) struct SharedMemoryResult {
     outlet: Arc<RemoteGroup>,
     layouts: Vec<ContiguousLayout>,
-    place: Mutex<Place>,
+    place: Mutex<ResultLocation>,
 }
 
 /// Where they are.
 #[derive(Debug)]
-enum Place {
+enum ResultLocation {
     Unknown,
     /// This rank has taken memory.
     Taken(SharedMemoryBlock),
@@ -51,7 +51,7 @@ enum Place {
 
 impl SharedMemoryResult {
     pub fn new(outlet: &Arc<RemoteGroup>, layouts: Vec<ContiguousLayout>) -> Arc<Self> {
-        Arc::new(Self { outlet: outlet.clone(), layouts, place: Mutex::new(Place::Unknown) })
+        Arc::new(Self { outlet: outlet.clone(), layouts, place: Mutex::new(ResultLocation::Unknown) })
     }
 
     /// What `member` says that wants them; one takes memory. Said once.
@@ -60,7 +60,7 @@ impl SharedMemoryResult {
         let take = || self.outlet.commons().take(bytes, self.outlet.processes() as u32);
         let Some(taken) = (member == OWNER).then(take).flatten() else { return SharedMemoryMessage::Wanted {} };
         let address = taken.address();
-        *self.place.lock() = Place::Taken(taken);
+        *self.place.lock() = ResultLocation::Taken(taken);
         SharedMemoryMessage::At { address }
     }
 
@@ -69,19 +69,19 @@ impl SharedMemoryResult {
     pub fn find(&self, engine: &HostBackend, ticket: OpHandle, said: &[Contribution]) -> Result<Arc<ResultBuffer>, CommError> {
         let mut place = self.place.lock();
         let there = || said.iter().find_map(|deposit| deposit.common.and_then(SharedMemoryMessage::address));
-        let common = match std::mem::replace(&mut *place, Place::Unknown) {
-            Place::Found(wholes) => {
-                *place = Place::Found(wholes.clone());
+        let common = match std::mem::replace(&mut *place, ResultLocation::Unknown) {
+            ResultLocation::Found(wholes) => {
+                *place = ResultLocation::Found(wholes.clone());
                 return Ok(wholes);
             }
-            Place::Taken(common) => Some(common),
-            Place::Unknown => there().map(|address| self.map(engine, ticket, address)).transpose()?,
+            ResultLocation::Taken(common) => Some(common),
+            ResultLocation::Unknown => there().map(|address| self.map(engine, ticket, address)).transpose()?,
         };
         let wholes = match common {
             Some(common) => ResultBuffer::in_common(self.layouts.clone(), common),
             None => ResultBuffer::new(self.layouts.clone(), &engine.others().memory),
         };
-        *place = Place::Found(wholes.clone());
+        *place = ResultLocation::Found(wholes.clone());
         Ok(wholes)
     }
 
@@ -98,7 +98,7 @@ impl SharedMemoryResult {
     /// Where they were [found](Self::find).
     pub fn found(&self) -> Arc<ResultBuffer> {
         match &*self.place.lock() {
-            Place::Found(wholes) => wholes.clone(),
+            ResultLocation::Found(wholes) => wholes.clone(),
             _ => unreachable!("a rank finds them before it brings its part"),
         }
     }

@@ -277,7 +277,7 @@ impl<F: Signature, P> MatchTable<F, P> {
     }
 }
 
-impl<F: Signature, P> super::Group<F, P> {
+impl<F: Signature, P> super::GroupState<F, P> {
     fn message(&self, seq: u64, print: &F) -> CollectiveId {
         CollectiveId { op: print.op(), seq, label: print.label(), ranks: self.ranks.clone() }
     }

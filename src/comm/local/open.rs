@@ -16,11 +16,11 @@ use crate::comm::panic::panic_text;
 pub(super) struct SharedRequest<T> {
     /// Whose it is.
     rank: usize,
-    state: Mutex<State<T>>,
+    state: Mutex<RequestState<T>>,
     finished: Condvar,
 }
 
-enum State<T> {
+enum RequestState<T> {
     /// Nobody finishes it yet.
     Open(Box<dyn Request<T>>),
     /// Somebody does, or has taken what it has become.
@@ -41,14 +41,14 @@ pub(super) trait CompletionTask: Send + Sync {
 impl<T> SharedRequest<T> {
     /// Of the global rank `rank`.
     pub fn new(rank: usize, pending: Box<dyn Request<T>>) -> Arc<Self> {
-        Arc::new(Self { rank, state: Mutex::new(State::Open(pending)), finished: Condvar::new() })
+        Arc::new(Self { rank, state: Mutex::new(RequestState::Open(pending)), finished: Condvar::new() })
     }
 
     /// The call, for the caller to finish; `None` if somebody else does.
     pub fn take(&self) -> Option<Box<dyn Request<T>>> {
         let mut state = self.state.lock();
-        match std::mem::replace(&mut *state, State::Taken) {
-            State::Open(pending) => Some(pending),
+        match std::mem::replace(&mut *state, RequestState::Taken) {
+            RequestState::Open(pending) => Some(pending),
             other => {
                 *state = other;
                 None
@@ -59,9 +59,9 @@ impl<T> SharedRequest<T> {
     /// Whether other ranks need not be waited for any more.
     pub fn is_complete(&self) -> bool {
         match &*self.state.lock() {
-            State::Open(pending) => pending.is_complete(),
+            RequestState::Open(pending) => pending.is_complete(),
             // The hands are at what is complete, and wait for nobody but who makes it with them.
-            State::Taken | State::Finished(_) => true,
+            RequestState::Taken | RequestState::Finished(_) => true,
         }
     }
 
@@ -74,7 +74,7 @@ impl<T> SharedRequest<T> {
     pub fn taken_by_hands(&self) -> Result<Completed<T>, CommError> {
         let mut state = self.state.lock();
         loop {
-            if let State::Finished(result) = std::mem::replace(&mut *state, State::Taken) {
+            if let RequestState::Finished(result) = std::mem::replace(&mut *state, RequestState::Taken) {
                 return result;
             }
             self.finished.wait(&mut state);
@@ -84,7 +84,7 @@ impl<T> SharedRequest<T> {
 
 impl<T: Send> CompletionTask for SharedRequest<T> {
     fn is_open(&self) -> bool {
-        matches!(*self.state.lock(), State::Open(_))
+        matches!(*self.state.lock(), RequestState::Open(_))
     }
 
     fn finish(&self, engine: &HostBackend) {
@@ -94,7 +94,7 @@ impl<T: Send> CompletionTask for SharedRequest<T> {
             Ok(result) => result.map(|waited| Completed { moving: Duration::ZERO, ..waited }),
             Err(panic) => Err(engine.fail(Failure::Panicked { rank: self.rank, message: panic_text(&*panic).into() })),
         };
-        *self.state.lock() = State::Finished(result);
+        *self.state.lock() = RequestState::Finished(result);
         self.finished.notify_all();
     }
 }

@@ -38,7 +38,7 @@ pub(in crate::comm) struct PeerProcesses {
     pub(super) offered: Mutex<HashMap<(usize, usize, u64), Offer>>,
     pub(super) hands: CompletionThread,
     /// Results in which parts land.
-    pub(super) wholes: Mutex<HashMap<Collective, Weak<ResultBuffer>>>,
+    pub(super) wholes: Mutex<HashMap<CollectiveKey, Weak<ResultBuffer>>>,
     /// Where their memory waits for the next ones, whichever thread needs them first: the rank's, the hands or the courier's.
     pub(super) memory: Arc<HostMemoryPool>,
     /// Who waits for whom, as far as the first process knows.
@@ -59,7 +59,7 @@ pub(super) enum Ended {
 pub(in crate::comm) type Begin = Arc<dyn Fn(LaunchId, &Arc<HostBackend>) + Send + Sync>;
 
 /// A group, and the sequence number of one of its collectives.
-pub(super) type Collective = (GroupKey, u64);
+pub(super) type CollectiveKey = (GroupKey, u64);
 
 /// What was offered: a description, and payloads.
 type Offer = (PayloadDesc, Vec<Payload>);

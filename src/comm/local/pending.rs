@@ -50,14 +50,14 @@ impl Drop for OpHandleGuard {
 }
 
 /// A rank's own parts of [`Wholes`], in which the others' land.
-pub(super) struct Own {
+pub(super) struct OwnShards {
     parts: Box<dyn FnOnce() -> Vec<DispatchTensor> + Send>,
     /// Until there are the wholes.
     layouts: Option<Box<dyn FnOnce() -> Option<Vec<ContiguousLayout>> + Send>>,
     wholes: Option<Arc<ResultBuffer>>,
 }
 
-impl Own {
+impl OwnShards {
     /// Of wholes of these layouts, if these are such that there may be some.
     pub fn new(
         parts: impl FnOnce() -> Vec<DispatchTensor> + Send + 'static,
@@ -88,7 +88,7 @@ impl Own {
 /// parts.
 pub(super) struct CollectiveRequest<F> {
     pub seat: OpHandleGuard,
-    pub own: Option<Own>,
+    pub own: Option<OwnShards>,
     /// Noted when other processes are told, if there are some.
     pub taken: Option<SendStamp>,
     pub device: Device,

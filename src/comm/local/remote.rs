@@ -8,7 +8,7 @@ use super::board::{RemoteMessageHandle, GroupKey, P2pMessage, OpHandle};
 use super::chains::WaitForEdge;
 use super::data::Contribution;
 use super::open::SharedRequest;
-use super::others::{Collective, Ended, PeerProcesses};
+use super::others::{CollectiveKey, Ended, PeerProcesses};
 use crate::comm::engine::{Backend, Failure, Request, CallSignature};
 use crate::comm::process::header::{RemoteGroupId, PayloadDesc, SharedMemoryMessage, RemoteGroupInfo, Said, DataMode, ControlMessage};
 use crate::comm::process::late::Known;
@@ -280,7 +280,7 @@ impl HostBackend {
 }
 
 /// Has `wholes` known as what one collective returns, for as long as they are there.
-fn keep(known: &mut HashMap<Collective, Weak<ResultBuffer>>, call: Collective, wholes: &Arc<ResultBuffer>) {
+fn keep(known: &mut HashMap<CollectiveKey, Weak<ResultBuffer>>, call: CollectiveKey, wholes: &Arc<ResultBuffer>) {
     known.retain(|_, other| other.strong_count() > 0);
     known.insert(call, Arc::downgrade(wholes));
 }

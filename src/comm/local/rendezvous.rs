@@ -27,7 +27,7 @@ use crate::comm::engine::Failure;
 pub(crate) use remote::{PeerEvent, PeerNotifier};
 
 pub(crate) struct Rendezvous<F, P> {
-    state: Mutex<State<F, P>>,
+    state: Mutex<RendezvousState<F, P>>,
     lingers: SpinPolicy,
     /// The other processes, if there are any.
     outside: Option<Arc<dyn PeerNotifier>>,
@@ -75,7 +75,7 @@ const LONGEST: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 /// How long a rank waits for ranks of other processes before it asks whether these wait, too.
 const PATIENCE: Duration = Duration::from_millis(500);
 
-struct State<F, P> {
+struct RendezvousState<F, P> {
     board: MatchTable<F, P>,
     bells: Vec<Arc<EventCount>>,
     /// Rung when the world has failed or a rank returned.
@@ -112,7 +112,7 @@ impl EventCount {
 impl<F: Signature, P> Rendezvous<F, P> {
     /// A world of `ranks` ranks.
     pub fn new(ranks: usize, lingers: SpinPolicy, multithreaded: bool) -> Self {
-        let state = State { board: MatchTable::new(ranks, multithreaded), bells: Vec::new(), end: Arc::default() };
+        let state = RendezvousState { board: MatchTable::new(ranks, multithreaded), bells: Vec::new(), end: Arc::default() };
         Self { state: Mutex::new(state), lingers, outside: None }
     }
 
@@ -167,7 +167,7 @@ impl<F: Signature, P> Rendezvous<F, P> {
     /// Wakes those whom `result` concerns, and unlocks.
     fn notify<T>(
         &self,
-        state: MutexGuard<'_, State<F, P>>,
+        state: MutexGuard<'_, RendezvousState<F, P>>,
         group: GroupKey,
         awaited: bool,
         result: Result<T, CommError>,
@@ -221,7 +221,7 @@ impl<F: Signature, P> Rendezvous<F, P> {
         wait: Wait,
         deadline: Duration,
         look: impl Fn(&mut MatchTable<F, P>) -> Poll<T>,
-    ) -> (MutexGuard<'_, State<F, P>>, Result<T, CommError>) {
+    ) -> (MutexGuard<'_, RendezvousState<F, P>>, Result<T, CommError>) {
         let mut state = self.state.lock();
         let rank = state.board.rank(wait);
         let (mut until, mut lingers) = (None, LINGERS);
@@ -364,7 +364,7 @@ impl<F: Signature, P> Rendezvous<F, P> {
     }
 
     /// Unlocks, and only then drops what has been freed, and tells others of a failure.
-    fn leave(&self, mut state: MutexGuard<'_, State<F, P>>) {
+    fn leave(&self, mut state: MutexGuard<'_, RendezvousState<F, P>>) {
         let freed = state.board.take_freed();
         let news = self.outside.as_ref().map(|outside| (outside, state.board.untold(), state.board.take_declined()));
         drop(state);
@@ -377,7 +377,7 @@ impl<F: Signature, P> Rendezvous<F, P> {
     }
 }
 
-impl<F: Signature, P> State<F, P> {
+impl<F: Signature, P> RendezvousState<F, P> {
     fn ring_all(&self) {
         for bell in &self.bells {
             bell.notify();

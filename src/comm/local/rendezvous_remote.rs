@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::super::board::{RemoteMessageHandle, Signature, GroupKey, P2pMessage, StalledWait, OpHandle, Wait};
 use super::super::sync::{Instant, MutexGuard, yield_now};
-use super::{CommError, Failure, LINGER, SpinPolicy, Rendezvous, State};
+use super::{CommError, Failure, LINGER, SpinPolicy, Rendezvous, RendezvousState};
 use crate::comm::CollectiveId;
 
 /// The other processes, as a rendezvous sees them. Called outside its lock.
@@ -116,9 +116,9 @@ impl<F: Signature, P> Rendezvous<F, P> {
     /// Asks others about a wait that takes long.
     pub(super) fn ask_about<'a>(
         &'a self,
-        state: MutexGuard<'a, State<F, P>>,
+        state: MutexGuard<'a, RendezvousState<F, P>>,
         wait: Wait,
-    ) -> MutexGuard<'a, State<F, P>> {
+    ) -> MutexGuard<'a, RendezvousState<F, P>> {
         let long = state.board.long_wait(wait);
         self.leave(state);
         if let Some((outside, long)) = self.outside.as_ref().zip(long)
@@ -199,7 +199,7 @@ impl<F: Signature, P> Rendezvous<F, P> {
     }
 
     /// Waits while it is open which failure is the first. Another process decides; none does for long.
-    pub(super) fn decided(&self) -> MutexGuard<'_, State<F, P>> {
+    pub(super) fn decided(&self) -> MutexGuard<'_, RendezvousState<F, P>> {
         let (mut state, until) = (self.state.lock(), Instant::now() + GRACE);
         while state.board.is_undecided() {
             let bell = state.end.clone();

@@ -12,10 +12,10 @@ pub(super) enum Wanted {
 }
 
 /// Of each member that has joined the print, and the deposit until it is handed out.
-pub(super) type Places<F, P> = Vec<Option<(F, Option<P>)>>;
+pub(super) type Posts<F, P> = Vec<Option<(F, Option<P>)>>;
 
 pub(super) struct MatchEntry<F, P> {
-    pub(super) joined: Places<F, P>,
+    pub(super) joined: Posts<F, P>,
     /// The first member that has joined, in group order.
     pub(super) first: usize,
     /// How many members have not joined.
@@ -36,7 +36,7 @@ pub(super) struct MatchEntry<F, P> {
 
 impl<F: Signature, P> MatchEntry<F, P> {
     /// For a group of `size`, of which `spare` are places that an earlier collective has left empty, or nothing.
-    pub(super) fn new(size: usize, spare: Places<F, P>) -> Self {
+    pub(super) fn new(size: usize, spare: Posts<F, P>) -> Self {
         let mut joined = spare;
         joined.resize_with(size, || None);
         Self {

@@ -11,7 +11,7 @@ use super::error::MpiError;
 use super::frame::{self, Frame};
 use super::library::Library;
 use super::transfers::{FRAME, IncomingMessage, PART, RequestTable};
-use super::{Limits, Shared};
+use super::{FragmentLimits, MpiShared};
 use crate::comm::courier::{MessageHandler, RecvBuffer, Message, SendStamp};
 use crate::comm::panic::panic_text;
 
@@ -19,8 +19,8 @@ use crate::comm::panic::panic_text;
 const AT_ONCE: usize = 64;
 
 pub(super) struct ProgressEngine {
-    shared: Arc<Shared>,
-    limits: Limits,
+    shared: Arc<MpiShared>,
+    limits: FragmentLimits,
     transfers: RequestTable,
     /// What comes from each process.
     senders: Vec<Sender>,
@@ -58,11 +58,11 @@ struct Sender {
     parcels: u64,
     /// Of which payloads are under way.
     incoming: usize,
-    end: End,
+    end: ShutdownState,
 }
 
 #[derive(Debug, Default, Clone, Copy, PartialEq, PartialOrd)]
-enum End {
+enum ShutdownState {
     /// More may come.
     #[default]
     Open,
@@ -87,7 +87,7 @@ pub(super) enum CarryError {
 }
 
 impl ProgressEngine {
-    pub fn new(shared: Arc<Shared>, library: Library, limits: Limits) -> Self {
+    pub fn new(shared: Arc<MpiShared>, library: Library, limits: FragmentLimits) -> Self {
         let senders = (0..shared.place.processes).map(|_| Sender::default()).collect();
         let transfers = RequestTable::new(library, shared.place.processes, limits.message);
         Self { shared, limits, transfers, senders, looked: Instant::now(), ending: false, problem: None }
@@ -138,7 +138,7 @@ impl ProgressEngine {
             moved |= self.find_lost(addressee)?;
         }
         let under_way = !self.transfers.is_empty();
-        if self.ending && !under_way && self.others().all(|other| self.senders[other].end >= End::Told) {
+        if self.ending && !under_way && self.others().all(|other| self.senders[other].end >= ShutdownState::Told) {
             return Ok(PollResult::Over);
         }
         Ok(if moved { PollResult::Moved } else { PollResult::Still { under_way } })
@@ -148,7 +148,7 @@ impl ProgressEngine {
     pub fn finalize(&mut self) -> Result<(), MpiError> {
         self.problem = Some("the process ends".into());
         // The end of MPI is one of all processes: without some it may not come.
-        let all_end = self.senders.iter().all(|sender| sender.end != End::Lost);
+        let all_end = self.senders.iter().all(|sender| sender.end != ShutdownState::Lost);
         if all_end { self.transfers.finalize() } else { Ok(()) }
     }
 
@@ -164,14 +164,14 @@ impl ProgressEngine {
         to: usize,
         send: impl FnOnce(&mut Self) -> Result<(), MpiError>,
     ) -> Result<(), MpiError> {
-        if self.senders[to].end == End::Lost {
+        if self.senders[to].end == ShutdownState::Lost {
             return Ok(());
         }
         let sent = send(self);
         if sent.is_err() {
             self.find_lost(addressee)?;
         }
-        if self.senders[to].end == End::Lost { Ok(()) } else { sent }
+        if self.senders[to].end == ShutdownState::Lost { Ok(()) } else { sent }
     }
 
     /// Looks for processes that have failed, where MPI goes on without them. Returns whether there is one more.
@@ -180,16 +180,16 @@ impl ProgressEngine {
         let mut found = false;
         for process in self.transfers.failed()? {
             let sender = &mut self.senders[process];
-            let was = mem::replace(&mut sender.end, End::Lost);
+            let was = mem::replace(&mut sender.end, ShutdownState::Lost);
             self.transfers.give_up(process);
             // One that has said that it ends may go before this one does.
-            if was < End::Told
+            if was < ShutdownState::Told
                 && let Some(addressee) = addressee
             {
                 let problem = format!("process {process} is gone: killed, crashed, or out of reach");
                 addressee.lost(Some(process), &problem);
             }
-            found |= was < End::Lost;
+            found |= was < ShutdownState::Lost;
         }
         Ok(found)
     }
@@ -227,14 +227,14 @@ impl ProgressEngine {
         let busy = done.sent + done.received > 0 || !done.frames.is_empty();
         for failed in done.failed {
             self.find_lost(Some(addressee))?;
-            if self.senders[failed.with].end != End::Lost {
+            if self.senders[failed.with].end != ShutdownState::Lost {
                 return Err(failed.error.into());
             }
             failed.free();
         }
         for IncomingMessage { from, number, landings, .. } in done.parcels {
             self.senders[from].incoming -= 1;
-            if self.senders[from].end == End::Lost {
+            if self.senders[from].end == ShutdownState::Lost {
                 // Some of it may never have come.
                 continue;
             }
@@ -255,18 +255,18 @@ impl ProgressEngine {
 
     /// Gives `addressee` the frames of a process that are whole, and its end.
     fn deliver(&mut self, from: usize, addressee: &dyn MessageHandler) -> Result<(), CarryError> {
-        if self.senders[from].end == End::Lost {
+        if self.senders[from].end == ShutdownState::Lost {
             return Ok(());
         }
         while let Some(bytes) = self.senders[from].next_frame() {
             match frame::read(&bytes).ok_or(CarryError::NoFrame { from })? {
                 Frame::Parcel { header, lengths, riders } => self.open(from, header, &lengths, &riders, addressee)?,
-                Frame::Last => self.senders[from].end = End::Last,
+                Frame::Last => self.senders[from].end = ShutdownState::Last,
             }
         }
         let sender = &mut self.senders[from];
-        if sender.end == End::Last && sender.incoming == 0 {
-            sender.end = End::Told;
+        if sender.end == ShutdownState::Last && sender.incoming == 0 {
+            sender.end = ShutdownState::Told;
             addressee.lost(Some(from), &format!("process {from} has ended"));
         }
         Ok(())

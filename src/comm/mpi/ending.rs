@@ -6,10 +6,10 @@ use std::thread::JoinHandle;
 
 use parking_lot::Mutex;
 
-use super::Shared;
+use super::MpiShared;
 use crate::comm::exit;
 
-static RUNNING: Mutex<Option<(Arc<Shared>, JoinHandle<()>)>> = Mutex::new(None);
+static RUNNING: Mutex<Option<(Arc<MpiShared>, JoinHandle<()>)>> = Mutex::new(None);
 
 thread_local! {
     /// On the communicating thread, which cannot wait for itself, and on one that helps it: that waits for the other.
@@ -17,7 +17,7 @@ thread_local! {
 }
 
 /// Has the process wait at exit until `thread` has sent and received everything.
-pub(super) fn at_exit(shared: Arc<Shared>, thread: JoinHandle<()>) {
+pub(super) fn at_exit(shared: Arc<MpiShared>, thread: JoinHandle<()>) {
     *RUNNING.lock() = Some((shared, thread));
     exit::at_exit(end);
 }

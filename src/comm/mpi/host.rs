@@ -2,7 +2,7 @@
 
 use super::error::MpiError;
 use super::library::Library;
-use crate::comm::launcher::Place;
+use crate::comm::launcher::ProcessRank;
 use crate::memory::common::{SharedMemoryHandle, SharedMemoryPool, SWITCH};
 
 /// Bytes of an address; all 0 where there is none.
@@ -12,8 +12,8 @@ const LEN: usize = 16;
 ///
 /// # Collective
 /// Of all processes: each makes some, and maps that of all others.
-pub(super) fn shared_with(library: &Library, place: Place) -> Result<Box<[bool]>, MpiError> {
-    let Place { processes, here } = place;
+pub(super) fn shared_with(library: &Library, place: ProcessRank) -> Result<Box<[bool]>, MpiError> {
+    let ProcessRank { processes, here } = place;
     let commons = SharedMemoryPool::default();
     let is_on = std::env::var_os(SWITCH).is_none_or(|value| value != "0");
     // Until all have tried.

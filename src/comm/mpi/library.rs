@@ -14,7 +14,7 @@ use mpi::ffi::{
 
 use super::error::{MpiError, check};
 use super::failures::Ulfm;
-use crate::comm::launcher::{Place, StartError};
+use crate::comm::launcher::{ProcessRank, StartError};
 
 /// MPI, for one thread at a time: the one that has initialized it, which also [ends](Self::finalize) it, or where it is
 /// [`serialized`](Self::is_serialized) any other.
@@ -35,11 +35,11 @@ pub(super) struct ProbedMessage {
 }
 
 /// A request that is over, by its place, and whether it has failed.
-pub(super) type Outcome = (usize, Result<(), MpiError>);
+pub(super) type FinishedRequest = (usize, Result<(), MpiError>);
 
 impl Library {
     /// Initializes MPI on the calling thread, where the launcher says that this process has `place`.
-    pub fn start(place: Place) -> Result<Self, StartError> {
+    pub fn start(place: ProcessRank) -> Result<Self, StartError> {
         let mut initialized = 0;
         // SAFETY: may be called at any time.
         check("MPI_Initialized", unsafe { MPI_Initialized(&mut initialized) })?;
@@ -169,7 +169,7 @@ impl Library {
     }
 
     /// Which of `requests` are done, ascending, or why one is not; all of them make progress.
-    pub fn done(&self, requests: &mut [MPI_Request]) -> Result<Vec<Outcome>, MpiError> {
+    pub fn done(&self, requests: &mut [MPI_Request]) -> Result<Vec<FinishedRequest>, MpiError> {
         let mut number = 0;
         let mut done = vec![0; requests.len()];
         let mut statuses = Vec::<MPI_Status>::with_capacity(requests.len());
@@ -210,8 +210,8 @@ pub(super) fn abort() {
     unsafe { MPI_Abort(RSMPI_COMM_WORLD, 1) };
 }
 
-fn check_place(place: Place, processes: usize, here: usize) -> Result<(), StartError> {
-    if place == (Place { processes, here }) {
+fn check_place(place: ProcessRank, processes: usize, here: usize) -> Result<(), StartError> {
+    if place == (ProcessRank { processes, here }) {
         return Ok(());
     }
     let (mpi_processes, mpi_here) = (processes, here);
@@ -246,7 +246,7 @@ mod tests {
     fn a_launcher_that_is_not_this_librarys_is_told() {
         // To MPI, the process is alone.
         ProcessTest::new(1).run(|| {
-            let error = Library::start(Place { processes: 4, here: 2 }).map(|_| ()).unwrap_err().to_string();
+            let error = Library::start(ProcessRank { processes: 4, here: 2 }).map(|_| ()).unwrap_err().to_string();
             let told = "the launcher has started process 2 of 4, which to MPI is process 0 of 1";
             assert!(error.starts_with(told), "{error}");
             assert!(mpi::environment::is_finalized());

@@ -53,12 +53,12 @@ use self::carrier::{ProgressEngine, PollResult};
 use self::library::Library;
 use self::rest::IdleBackoff;
 use super::courier::{MessageHandler, Transport, Message};
-use super::launcher::{self, Place, StartError};
+use super::launcher::{self, ProcessRank, StartError};
 use super::process::ProcessJob;
 
 /// The courier of a process that MPI connects with others.
 pub(crate) struct MpiTransport {
-    shared: Arc<Shared>,
+    shared: Arc<MpiShared>,
     /// Of whoever communicates.
     carrier: Arc<Mutex<ProgressEngine>>,
     /// Whether ranks may.
@@ -68,14 +68,14 @@ pub(crate) struct MpiTransport {
 
 /// How parcels are cut into messages: alike in all processes.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Limits {
+pub(crate) struct FragmentLimits {
     /// Bytes of one message: at most `i32::MAX`, as MPI counts.
     pub message: usize,
     /// Bytes of a payload that goes along with the header.
     pub riding: usize,
 }
 
-impl Default for Limits {
+impl Default for FragmentLimits {
     fn default() -> Self {
         // Large enough for bandwidth, small enough that messages are done all the time: then something is known to move.
         Self { message: 2 << 20, riding: 8 << 10 }
@@ -83,11 +83,11 @@ impl Default for Limits {
 }
 
 /// What ranks and whoever communicates have in common.
-struct Shared {
-    place: Place,
+struct MpiShared {
+    place: ProcessRank,
     /// The processes that this one can have memory in common with.
     common: Box<[bool]>,
-    queue: Mutex<Queue>,
+    queue: Mutex<SendQueue>,
     addressee: OnceLock<Arc<dyn MessageHandler>>,
     /// Bytes for each process.
     sent: Vec<AtomicU64>,
@@ -101,7 +101,7 @@ struct Shared {
 
 /// What ranks have left to be sent.
 #[derive(Default)]
-struct Queue {
+struct SendQueue {
     parcels: Vec<(usize, Message)>,
     /// The process ends.
     ended: bool,
@@ -117,12 +117,12 @@ impl MpiTransport {
     /// If the processes could not be connected; then at every call.
     pub fn of_process() -> Result<Option<Arc<Self>>, StartError> {
         static COURIER: OnceLock<Result<Option<Arc<MpiTransport>>, StartError>> = OnceLock::new();
-        let start = |place| Self::start(place, Limits::default()).map(Arc::new);
+        let start = |place| Self::start(place, FragmentLimits::default()).map(Arc::new);
         COURIER.get_or_init(|| launcher::place()?.map(start).transpose()).clone()
     }
 
     /// Starts the thread. Once a process, since MPI is initialized only once.
-    fn start(place: Place, limits: Limits) -> Result<Self, StartError> {
+    fn start(place: ProcessRank, limits: FragmentLimits) -> Result<Self, StartError> {
         let (tell, told) = mpsc::channel();
         let thread = thread::Builder::new().name("courier".into());
         let connect = move || {
@@ -136,7 +136,7 @@ impl MpiTransport {
                 let sent = (0..place.processes).map(|_| AtomicU64::new(0)).collect();
                 let (queue, addressee) = (Mutex::default(), OnceLock::new());
                 let [hurried, helped, sleeps] = [(); 3].map(|()| AtomicBool::new(false));
-                let shared = Arc::new(Shared { place, common, queue, addressee, sent, hurried, helped, sleeps });
+                let shared = Arc::new(MpiShared { place, common, queue, addressee, sent, hurried, helped, sleeps });
                 let may_help = library.is_serialized();
                 let carrier = Arc::new(Mutex::new(ProgressEngine::new(shared.clone(), library, limits)));
                 // The starter waits for it.
@@ -167,7 +167,7 @@ pub(super) fn processes() -> Result<Option<Arc<ProcessJob>>, StartError> {
 }
 
 /// Carries parcels until the process ends.
-fn run(shared: &Shared, carrier: &Mutex<ProgressEngine>) {
+fn run(shared: &MpiShared, carrier: &Mutex<ProgressEngine>) {
     ending::keep_off();
     let problem = match carry(shared, carrier) {
         Ok(()) => return,
@@ -186,7 +186,7 @@ fn run(shared: &Shared, carrier: &Mutex<ProgressEngine>) {
 }
 
 /// Returns at the end of MPI, or when nothing can be carried any more, with why.
-fn carry(shared: &Shared, carrier: &Mutex<ProgressEngine>) -> Result<(), String> {
+fn carry(shared: &MpiShared, carrier: &Mutex<ProgressEngine>) -> Result<(), String> {
     let mut rest = IdleBackoff::new();
     loop {
         // A rank that has it does the same.
@@ -215,7 +215,7 @@ fn carry(shared: &Shared, carrier: &Mutex<ProgressEngine>) -> Result<(), String>
     }
 }
 
-impl Shared {
+impl MpiShared {
     /// Has the thread sleep, and whoever leaves a parcel wake it where the pause is long.
     fn sleep(&self, pause: Duration) {
         let is_long = pause > rest::SHORT;
@@ -238,7 +238,7 @@ impl Transport for MpiTransport {
 
     /// Once the process ends, nothing is taken any more.
     fn send(&self, to: usize, parcel: Message) {
-        let Place { processes, here } = self.shared.place;
+        let ProcessRank { processes, here } = self.shared.place;
         assert!(to < processes && to != here, "process {here} of {processes} sends to process {to}");
         let mut queue = self.shared.queue.lock();
         if !queue.ended {

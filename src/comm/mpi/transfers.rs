@@ -25,7 +25,7 @@ pub(super) struct RequestTable {
     limit: usize,
     requests: Vec<MPI_Request>,
     /// Of each request.
-    held: Vec<Held>,
+    held: Vec<RequestMemory>,
     /// What each other process has announced.
     announced: Vec<Announced>,
     /// Receives that could not be begun.
@@ -57,15 +57,15 @@ const AT_ONCE: usize = 2;
 // SAFETY: of MPI at its thread level, see `Library`. Parcels, too, are shared here only, so all their handles move at once.
 unsafe impl Send for RequestTable {}
 
-struct Held {
+struct RequestMemory {
     /// The other process.
     with: usize,
     /// Freed when the request is done, and never otherwise.
-    memory: ManuallyDrop<Memory>,
+    memory: ManuallyDrop<RequestPayload>,
 }
 
 /// What MPI reads or writes.
-enum Memory {
+enum RequestPayload {
     Sent(Payload),
     Frame(ReceivedFrame),
     Parts(Rc<IncomingMessage>, usize),
@@ -105,7 +105,7 @@ pub(super) struct Failed {
     /// The other process.
     pub with: usize,
     pub error: MpiError,
-    memory: ManuallyDrop<Memory>,
+    memory: ManuallyDrop<RequestPayload>,
 }
 
 impl Failed {
@@ -146,7 +146,7 @@ impl RequestTable {
         for piece in (**payload).as_ref().chunks(self.limit) {
             // SAFETY: `held` has the payload, which is shared and so does not change, until the request is done.
             let request = unsafe { self.library.send(piece.as_ptr(), piece.len(), to, tag) }?;
-            self.hold(request, to, Memory::Sent(payload.clone()));
+            self.hold(request, to, RequestPayload::Sent(payload.clone()));
         }
         Ok(())
     }
@@ -161,7 +161,7 @@ impl RequestTable {
         let (from, mut bytes) = (message.from, vec![0; message.bytes]);
         // SAFETY: `held` has the bytes, which nobody reads or moves until the request is done.
         let request = unsafe { self.library.take(message, bytes.as_mut_ptr()) }?;
-        self.hold(request, from, Memory::Frame(ReceivedFrame { from, number, bytes }));
+        self.hold(request, from, RequestPayload::Frame(ReceivedFrame { from, number, bytes }));
         Ok(())
     }
 
@@ -185,7 +185,7 @@ impl RequestTable {
             let may_come = |next: &mut Fragment| *coming == 0 || *coming + next.length <= AT_ONCE * self.limit;
             let Some(Fragment { space, length, parcel }) = pieces.pop_front_if(may_come) else { return };
             *coming += length;
-            let memory = Memory::Parts(parcel, length);
+            let memory = RequestPayload::Parts(parcel, length);
             // SAFETY: what is held has the landing, which nobody asks for its space until the last request for the parcel
             // is done. The pieces do not overlap.
             match unsafe { self.library.receive(space, length, from, PART) } {
@@ -213,18 +213,18 @@ impl RequestTable {
         // From the end, where what takes the place of one that is done has been looked at.
         for (index, outcome) in self.library.done(&mut self.requests)?.into_iter().rev() {
             self.requests.swap_remove(index);
-            let Held { with, memory } = self.held.swap_remove(index);
+            let RequestMemory { with, memory } = self.held.swap_remove(index);
             if let Err(error) = outcome {
                 done.failed.push(Failed { with, error, memory });
                 continue;
             }
             match ManuallyDrop::into_inner(memory) {
-                Memory::Sent(payload) => {
+                RequestPayload::Sent(payload) => {
                     drop(payload);
                     done.sent += 1;
                 }
-                Memory::Frame(frame) => done.frames.push(frame),
-                Memory::Parts(parcel, length) => {
+                RequestPayload::Frame(frame) => done.frames.push(frame),
+                RequestPayload::Parts(parcel, length) => {
                     self.announced[with].coming -= length;
                     done.received += 1;
                     // Of a parcel's last message.
@@ -240,9 +240,9 @@ impl RequestTable {
         self.library.failed()
     }
 
-    fn hold(&mut self, request: MPI_Request, with: usize, memory: Memory) {
+    fn hold(&mut self, request: MPI_Request, with: usize, memory: RequestPayload) {
         self.requests.push(request);
-        self.held.push(Held { with, memory: ManuallyDrop::new(memory) });
+        self.held.push(RequestMemory { with, memory: ManuallyDrop::new(memory) });
     }
 
     /// Ends MPI.

@@ -75,7 +75,7 @@ use late::Known;
 #[derive(Debug)]
 pub struct ProcessJob {
     courier: Arc<dyn Transport>,
-    state: Mutex<State>,
+    state: Mutex<JobState>,
     /// Of what lands in memory of its own, whichever thread it lands by.
     memory: Arc<HostMemoryPool>,
     /// What it has in common with others of its host, in its last launch.
@@ -84,13 +84,13 @@ pub struct ProcessJob {
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct JobState {
     /// Launches made here. All processes make the same.
     made: u64,
     /// Those, and the worlds in which their ranks have gone on.
     engines: HashMap<LaunchId, Weak<HostBackend>>,
     /// What has come for launches that have not begun here, in order.
-    ahead: Vec<Ahead>,
+    ahead: Vec<EarlyHeader>,
     /// Headers so far, of each process.
     headers: Vec<u64>,
     /// What payloads are for that are on their way, by process and number of the header.
@@ -117,7 +117,7 @@ enum Goal {
 
 /// A header of a launch that has not begun.
 #[derive(Debug)]
-struct Ahead {
+struct EarlyHeader {
     launch: LaunchId,
     /// The process, and the number of the header.
     from: (usize, u64),
@@ -129,7 +129,7 @@ struct Ahead {
 impl ProcessJob {
     /// Those that `courier` connects.
     pub fn new(courier: Arc<dyn Transport>) -> Arc<Self> {
-        let state = State { headers: vec![0; courier.processes()], ..State::default() };
+        let state = JobState { headers: vec![0; courier.processes()], ..JobState::default() };
         let state = Mutex::new(state);
         let (carrier, memory, commons) = (courier.clone(), Arc::default(), Mutex::default());
         let this = Arc::new_cyclic(|this: &Weak<Self>| {
@@ -179,7 +179,7 @@ impl ProcessJob {
         let mut state = self.state.lock();
         let this = Arc::downgrade(engine);
         state.engines.insert(launch, this.clone());
-        for Ahead { from, word, deposit, .. } in
+        for EarlyHeader { from, word, deposit, .. } in
             state.ahead.extract_if(.., |ahead| ahead.launch == launch).collect::<Vec<_>>()
         {
             let place = engine.hear(from.0, word);
@@ -199,7 +199,7 @@ impl ProcessJob {
     }
 }
 
-impl State {
+impl JobState {
     fn next_launch(&mut self) -> LaunchId {
         self.made += 1;
         LaunchId::first(self.made - 1)
@@ -230,7 +230,7 @@ impl State {
         }
         let goal = match self.engines.get(&launch) {
             None => {
-                self.ahead.push(Ahead { launch, from, word, deposit: None });
+                self.ahead.push(EarlyHeader { launch, from, word, deposit: None });
                 Some(Goal::Ahead)
             }
             Some(engine) => {

@@ -53,15 +53,15 @@ pub(in crate::comm) fn pay(bytes: u64, ranks: usize) -> bool {
 pub(in crate::comm) struct ResultBuffer {
     layouts: Vec<ContiguousLayout>,
     /// Where each whole begins.
-    starts: Vec<Start>,
-    memory: Memory,
+    starts: Vec<BufferStart>,
+    memory: ResultMemory,
     /// Some parts are sent from there.
     are_sent: AtomicBool,
 }
 
 /// Where wholes are.
-enum Memory {
-    Own(Mutex<Own>),
+enum ResultMemory {
+    Own(Mutex<OwnMemory>),
     /// In others, which there are as long as these.
     Of(Arc<ResultBuffer>),
     /// Other processes have it, too: until the result is taken.
@@ -69,7 +69,7 @@ enum Memory {
 }
 
 /// Memory of wholes that are in no others.
-enum Own {
+enum OwnMemory {
     /// Until the result is taken.
     Spaces(Vec<UninitBytes>),
     /// The result's. A handle of its own where parts are [sent](Wholes::sent): who writes to the result meanwhile, writes
@@ -77,21 +77,21 @@ enum Own {
     Taken(#[expect(dead_code, reason = "kept, not read")] Vec<DispatchTensor>),
 }
 
-struct Start(NonNull<MaybeUninit<u8>>);
+struct BufferStart(NonNull<MaybeUninit<u8>>);
 
 // SAFETY: an address alone; whoever reads or writes there says why it may.
-unsafe impl Send for Start {}
+unsafe impl Send for BufferStart {}
 // SAFETY: as above.
-unsafe impl Sync for Start {}
+unsafe impl Sync for BufferStart {}
 
 impl ResultBuffer {
     /// Memory of `home` for them.
     pub fn new(layouts: Vec<ContiguousLayout>, home: &Arc<HostMemoryPool>) -> Arc<Self> {
         let space = |layout: &ContiguousLayout| UninitBytes::at(Some(home), layout.dtype.size(), layout.shape.num_elements());
         let mut spaces: Vec<_> = layouts.iter().map(space).collect();
-        let start = |space: &mut UninitBytes| Start(NonNull::from(space.bytes()).cast());
+        let start = |space: &mut UninitBytes| BufferStart(NonNull::from(space.bytes()).cast());
         let starts = spaces.iter_mut().map(start).collect();
-        let memory = Memory::Own(Mutex::new(Own::Spaces(spaces)));
+        let memory = ResultMemory::Own(Mutex::new(OwnMemory::Spaces(spaces)));
         Arc::new(Self { layouts, starts, memory, are_sent: AtomicBool::new(false) })
     }
 
@@ -100,9 +100,9 @@ impl ResultBuffer {
     pub fn in_common(layouts: Vec<ContiguousLayout>, common: SharedMemoryBlock) -> Arc<Self> {
         assert!(Self::bytes_in_common(&layouts) <= common.len(), "all have asked for as many");
         // SAFETY: inside of it.
-        let start = |range: Range<usize>| Start(unsafe { common.start().add(range.start) });
+        let start = |range: Range<usize>| BufferStart(unsafe { common.start().add(range.start) });
         let starts = ranges_in_common(&layouts).map(start).collect();
-        let memory = Memory::Common(Mutex::new(Some(Arc::new(common))));
+        let memory = ResultMemory::Common(Mutex::new(Some(Arc::new(common))));
         Arc::new(Self { layouts, starts, memory, are_sent: AtomicBool::new(false) })
     }
 
@@ -119,34 +119,34 @@ impl ResultBuffer {
             let layout = ContiguousLayout::of_row(range.len(), whole.dtype, (0..ranks).map(|rank| cut.range(ranks, rank).len()));
             // SAFETY: inside the whole.
             let start = unsafe { self.starts[*index].0.add(range.start * whole.dtype.size()) };
-            (layout, Start(start))
+            (layout, BufferStart(start))
         };
         let (layouts, starts) = ranges.iter().map(window).unzip();
-        Arc::new(Self { layouts, starts, memory: Memory::Of(self.clone()), are_sent: AtomicBool::new(false) })
+        Arc::new(Self { layouts, starts, memory: ResultMemory::Of(self.clone()), are_sent: AtomicBool::new(false) })
     }
 
     /// Whether other processes have them, too.
     pub fn are_common(&self) -> bool {
         match &self.memory {
-            Memory::Own(_) => false,
-            Memory::Of(wholes) => wholes.are_common(),
-            Memory::Common(_) => true,
+            ResultMemory::Own(_) => false,
+            ResultMemory::Of(wholes) => wholes.are_common(),
+            ResultMemory::Common(_) => true,
         }
     }
 
     /// Bytes of all wholes, and of those that they are in.
     pub fn bytes(&self) -> usize {
         match &self.memory {
-            Memory::Own(_) | Memory::Common(_) => self.layouts.iter().map(ContiguousLayout::len).sum(),
-            Memory::Of(wholes) => wholes.bytes(),
+            ResultMemory::Own(_) | ResultMemory::Common(_) => self.layouts.iter().map(ContiguousLayout::len).sum(),
+            ResultMemory::Of(wholes) => wholes.bytes(),
         }
     }
 
     /// Where the parts of `member` begin, and their bytes.
-    fn places(&self, member: usize) -> impl Iterator<Item = (Start, usize)> {
+    fn places(&self, member: usize) -> impl Iterator<Item = (BufferStart, usize)> {
         self.starts.iter().zip(&self.layouts).map(move |(start, layout)| {
             // SAFETY: inside the whole.
-            (Start(unsafe { start.0.add(layout.edges[member]) }), layout.bytes(member))
+            (BufferStart(unsafe { start.0.add(layout.edges[member]) }), layout.bytes(member))
         })
     }
 
@@ -160,7 +160,7 @@ impl ResultBuffer {
     /// # Safety
     /// They are written, and will not be again by those who have an address here; whoever takes the result takes it on the host.
     pub unsafe fn sent(self: &Arc<Self>, member: usize) -> (PayloadDesc, Vec<Payload>) {
-        let owner = if let Memory::Of(wholes) = &self.memory { wholes } else { self };
+        let owner = if let ResultMemory::Of(wholes) = &self.memory { wholes } else { self };
         owner.are_sent.store(true, Ordering::Relaxed);
         let meta = |layout: &ContiguousLayout| TensorMeta {
             shape: Shape::from([layout.bytes(member) / layout.dtype.size()]),
@@ -210,9 +210,9 @@ impl ResultBuffer {
     /// The parts of all members have landed, or were copied. Called once.
     pub unsafe fn take(&self, device: &Device) -> Vec<DispatchTensor> {
         let own = match &self.memory {
-            Memory::Own(own) => own,
-            Memory::Of(_) => unreachable!("a window is no result"),
-            Memory::Common(common) => {
+            ResultMemory::Own(own) => own,
+            ResultMemory::Of(_) => unreachable!("a window is no result"),
+            ResultMemory::Common(common) => {
                 let common = common.lock().take().expect("a result is taken once");
                 let wholes = self.layouts.iter().zip(ranges_in_common(&self.layouts));
                 let whole = |(ContiguousLayout { shape, dtype, .. }, range): (&ContiguousLayout, Range<usize>)| {
@@ -224,7 +224,7 @@ impl ResultBuffer {
             }
         };
         let mut own = own.lock();
-        let Own::Spaces(spaces) = mem::replace(&mut *own, Own::Taken(Vec::new())) else {
+        let OwnMemory::Spaces(spaces) = mem::replace(&mut *own, OwnMemory::Taken(Vec::new())) else {
             unreachable!("a result is taken once")
         };
         let whole = |(ContiguousLayout { shape, dtype, .. }, space): (&ContiguousLayout, UninitBytes)| {
@@ -240,7 +240,7 @@ impl ResultBuffer {
                 let stays = elements.is_empty() || std::ptr::eq(elements.as_ptr(), start.0.as_ptr().cast());
                 assert!(stays, "on the host a result is made of the memory that its parts were written to");
             }
-            *own = Own::Taken(wholes.clone());
+            *own = OwnMemory::Taken(wholes.clone());
         }
         wholes
     }
@@ -275,7 +275,7 @@ unsafe fn copy(piece: &[u8], at: *mut u8, bytes: usize) {
 
 /// Where one part lands.
 struct BufferRegion {
-    at: Start,
+    at: BufferStart,
     len: usize,
     wholes: Arc<ResultBuffer>,
 }

@@ -22,12 +22,12 @@ pub(super) fn dim_of(operator: &'static str, index: impl AsIndex, dims: usize) -
 }
 
 /// Dimensions of a tensor, ascending, each once.
-pub(super) type Dims = SmallVec<[usize; 4]>;
+pub(super) type TensorDims = SmallVec<[usize; 4]>;
 
 /// [`dim_of`] each of `indices`.
 #[track_caller]
-pub(super) fn dims_of(operator: &'static str, indices: &[impl AsIndex], dims: usize) -> Dims {
-    let mut found = Dims::new();
+pub(super) fn dims_of(operator: &'static str, indices: &[impl AsIndex], dims: usize) -> TensorDims {
+    let mut found = TensorDims::new();
     for &index in indices {
         found.push(dim_of(operator, index, dims));
     }

@@ -39,10 +39,10 @@ impl<const D: usize> DTensor<D> {
     note = "or take this rank's part of the DTensor, `to_local`, or the whole, `full_tensor`, and compute with plain \
             tensors"
 )]
-pub trait Number: ElementConversion {}
+pub trait Scalar: ElementConversion {}
 
 #[diagnostic::do_not_recommend]
-impl<E: ElementConversion> Number for E {}
+impl<E: ElementConversion> Scalar for E {}
 
 macro_rules! operators {
     ($($Trait:ident $method:ident $named:ident $scalar:ident);* $(;)?) => {$(

@@ -28,9 +28,9 @@ use itertools::Itertools;
 use smallvec::SmallVec;
 
 use super::cost_model::Times;
-use super::cutting::{Cutting, Dims, ragged};
+use super::cutting::{ShardingContext, Dims, ragged};
 use super::rule::Strategy;
-use super::weigh::{Cost, OperandInfo, Scale, TargetCosts, Infeasible, summary_cost};
+use super::weigh::{StrategyCost, OperandInfo, TransferScale, TargetCosts, Infeasible, summary_cost};
 use crate::placement::{Layout, Placement, Placements};
 
 /// Layouts to bring the inputs to, and what comes out.
@@ -61,7 +61,7 @@ pub(super) struct SelectionProblem<'a> {
 /// A product of rows, one per mesh dimension, that was weighed.
 pub(super) struct Weighed<'a> {
     pub(super) rows: Vec<&'a Strategy>,
-    pub(super) found: Result<(Cost, SelectedStrategy), Infeasible>,
+    pub(super) found: Result<(StrategyCost, SelectedStrategy), Infeasible>,
 }
 
 /// The cheapest way to run an operator; `None` if no row fits.
@@ -70,7 +70,7 @@ pub(super) struct Weighed<'a> {
 /// dimensions or in an order that an operand comes in, and into chunks or the lengths that an operand
 /// comes with. Parts without elements stay only if the operator takes them.
 pub(super) fn select_strategy(given: SelectionProblem<'_>) -> Option<SelectedStrategy> {
-    let mut best: Option<(Cost, SelectedStrategy)> = None;
+    let mut best: Option<(StrategyCost, SelectedStrategy)> = None;
     search(given, |rows, weigh| {
         // Planning is what takes time: not where it must cost more.
         let least = || given.operands.iter().enumerate().map(|(at, operand)| calls(operand, rows, at)).sum();
@@ -99,7 +99,7 @@ pub(super) fn weighed(given: SelectionProblem<'_>) -> Vec<Weighed<'_>> {
 /// where it is of no interest what costs as much.
 fn search<'a>(
     given: SelectionProblem<'a>,
-    mut visit: impl FnMut(&[&'a Strategy], &mut dyn FnMut(Option<Cost>) -> Result<(Cost, SelectedStrategy), Infeasible>) -> bool,
+    mut visit: impl FnMut(&[&'a Strategy], &mut dyn FnMut(Option<StrategyCost>) -> Result<(StrategyCost, SelectedStrategy), Infeasible>) -> bool,
 ) {
     let SelectionProblem { mesh_shape, operands, outputs, strategies, takes_empty_parts, times } = given;
     debug_assert!(
@@ -107,26 +107,26 @@ fn search<'a>(
         "{strategies:?}"
     );
     let asked: Vec<Vec<&Strategy>> = (0..mesh_shape.len()).map(|dim| asked_for(strategies, operands, dim)).collect();
-    let scales: SmallVec<[Scale<'_>; 3]> =
-        operands.iter().map(|operand| Scale::new(operand, operands, times)).collect();
+    let scales: SmallVec<[TransferScale<'_>; 3]> =
+        operands.iter().map(|operand| TransferScale::new(operand, operands, times)).collect();
     let shapes: SmallVec<[&Shape; 3]> = operands.iter().map(|operand| operand.shape).collect();
     let cuttings = mesh_orders(mesh_shape.len(), operands)
         .into_iter()
         .cartesian_product(ragged(operands.iter().map(|operand| operand.layout)));
     for (mesh_order, lengths) in cuttings {
-        let cutting = Cutting { mesh_shape, mesh_order: &mesh_order, lengths: &lengths };
+        let cutting = ShardingContext { mesh_shape, mesh_order: &mesh_order, lengths: &lengths };
         let targets = operands.iter().zip(&scales);
         let mut targets: Vec<_> = targets
             .enumerate()
             .map(|(at, (operand, scale))| TargetCosts::new(*operand, *scale, cutting, |dim| takes_empty_parts(at, dim)))
             .collect();
         for rows in asked.iter().map(|rows| rows.iter().copied()).multi_cartesian_product() {
-            let mut weigh = |known: Option<Cost>| {
+            let mut weigh = |known: Option<StrategyCost>| {
                 if !divides(mesh_shape, &rows) {
                     return Err(Infeasible::Divides);
                 }
                 let uneven = cutting.kept(&rows, &shapes, outputs);
-                let mut cost = Cost { forward: scattered(operands, &rows), ..Cost::default() };
+                let mut cost = StrategyCost { forward: scattered(operands, &rows), ..StrategyCost::default() };
                 for (at, (targets, operand)) in targets.iter_mut().zip(operands).enumerate() {
                     let placements: Placements = rows.iter().map(|row| row.inputs[at]).collect();
                     let varying = varying(mesh_shape, &placements, &rows);

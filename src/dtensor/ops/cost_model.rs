@@ -90,7 +90,7 @@ impl CostModel {
 
     /// Runs `f` with operators of the calling rank choosing by this model.
     pub fn run<T>(&self, f: impl FnOnce() -> T) -> T {
-        Scope { model: self.number(), ..Scope::current() }.run(f)
+        DecisionScope { model: self.number(), ..DecisionScope::current() }.run(f)
     }
 
     /// Its number among all that this thread has run, from 1.
@@ -119,7 +119,7 @@ fn checked(bytes_per_second: f64) -> f64 {
 
 /// What decisions of the calling thread depend on beside rule and inputs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Scope {
+pub(super) struct DecisionScope {
     /// Which [`CostModel`], counted from 1; 0 for none.
     pub(super) model: u32,
     /// Whether decisions are to be [explained](super::explain).
@@ -127,25 +127,25 @@ pub(super) struct Scope {
 }
 
 thread_local! {
-    static SCOPE: Cell<Scope> = const { Cell::new(Scope { model: 0, explained: false }) };
+    static SCOPE: Cell<DecisionScope> = const { Cell::new(DecisionScope { model: 0, explained: false }) };
     /// Few: a number stays one model's as long as the thread lives.
     static MODELS: RefCell<Vec<Arc<CostModel>>> = const { RefCell::new(Vec::new()) };
 }
 
-impl Scope {
+impl DecisionScope {
     #[inline(always)]
     pub(super) fn current() -> Self {
         SCOPE.get()
     }
 
     pub(super) fn run<T>(self, f: impl FnOnce() -> T) -> T {
-        struct Restore(Scope);
-        impl Drop for Restore {
+        struct RestoreScope(DecisionScope);
+        impl Drop for RestoreScope {
             fn drop(&mut self) {
                 SCOPE.set(self.0);
             }
         }
-        let _restore = Restore(SCOPE.replace(self));
+        let _restore = RestoreScope(SCOPE.replace(self));
         f()
     }
 

@@ -27,14 +27,14 @@ pub(super) fn ragged<'a>(operands: impl Iterator<Item = &'a Layout>) -> Vec<Leng
 
 /// How the cuts of all inputs and outputs are made.
 #[derive(Clone, Copy)]
-pub(super) struct Cutting<'a> {
+pub(super) struct ShardingContext<'a> {
     pub(super) mesh_shape: &'a [usize],
     /// The order of the mesh dimensions.
     pub(super) mesh_order: &'a [usize],
     pub(super) lengths: &'a Lengths,
 }
 
-impl Cutting<'_> {
+impl ShardingContext<'_> {
     /// The layout with these placements, of which those on the mesh dimensions `uneven` have their
     /// lengths.
     pub(super) fn layout(&self, placements: &[Placement], uneven: &[usize]) -> Option<Layout> {
@@ -112,7 +112,7 @@ mod tests {
     fn kept(rows: [Strategy; 2], inputs: &[[usize; 2]], output: [usize; 2]) -> Vec<usize> {
         // On mesh (2, 3): 4 rows as 1 + 3, 6 columns as 6 + 0 + 0.
         let lengths = Lengths::from_iter([(0, Arc::from([1, 3])), (1, Arc::from([6, 0, 0]))]);
-        let cutting = Cutting { mesh_shape: &[2, 3], mesh_order: &[0, 1], lengths: &lengths };
+        let cutting = ShardingContext { mesh_shape: &[2, 3], mesh_order: &[0, 1], lengths: &lengths };
         let inputs: Vec<Shape> = inputs.iter().map(|&shape| Shape::from(shape)).collect();
         let inputs: Vec<&Shape> = inputs.iter().collect();
         cutting.kept(&[&rows[0], &rows[1]], &inputs, &[Shape::from(output)]).to_vec()
@@ -147,7 +147,7 @@ mod tests {
     #[test]
     fn only_what_is_cut_is_ragged() {
         let lengths = Lengths::from_iter([(0, Arc::from([1, 3]))]);
-        let cutting = Cutting { mesh_shape: &[2], mesh_order: &[0], lengths: &lengths };
+        let cutting = ShardingContext { mesh_shape: &[2], mesh_order: &[0], lengths: &lengths };
         let layout = |placement, uneven: &[usize]| cutting.layout(&[placement], uneven).unwrap().to_string();
         assert_eq!(layout(S(0), &[0]), "[S(0); mesh dim 0 cuts 1 + 3]");
         assert_eq!(layout(S(0), &[]), "[S(0)]");

@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 
 use super::args::operand_error;
 use super::choose::{SelectedStrategy, SelectionProblem, select_strategy};
-use super::cost_model::Scope;
+use super::cost_model::DecisionScope;
 use super::cutting::Dims;
 use super::operand::Arg;
 use super::weigh::OperandInfo;
@@ -24,7 +24,7 @@ use crate::placement::{Layout, Placement, Step};
 #[derive(Debug)]
 pub(super) struct ResolvedSharding {
     pub(super) inputs: SmallVec<[RedistributeTarget; 3]>,
-    pub(super) outputs: SmallVec<[Output; 1]>,
+    pub(super) outputs: SmallVec<[ResolvedOutput; 1]>,
     /// What [`RedistributePolicy::Deny`](super::RedistributePolicy::Deny) says to it.
     pub(super) implicit: Option<Box<DTensorError>>,
     /// Whether there is nothing to compute, and the local operator cannot do that.
@@ -37,7 +37,7 @@ pub(super) struct ResolvedSharding {
 
 /// One output.
 #[derive(Debug)]
-pub(super) struct Output {
+pub(super) struct ResolvedOutput {
     pub(super) layout: Layout,
     pub(super) shape: Shape,
     pub(super) local: Shape,
@@ -92,7 +92,7 @@ pub(super) fn incoming<'a>(inputs: &[Arg<'a>], wanted: &'a [RequiredPlacements])
 }
 
 /// The decision, made anew.
-pub(super) fn resolve_sharding<R: ShardingRule>(rule: &R, inputs: &[Arg<'_>], scope: Scope) -> Result<ResolvedSharding> {
+pub(super) fn resolve_sharding<R: ShardingRule>(rule: &R, inputs: &[Arg<'_>], scope: DecisionScope) -> Result<ResolvedSharding> {
     let CandidateStrategies { outputs: output_shapes, rows, wanted, .. } = CandidateStrategies::new(rule, inputs)?;
     let first = inputs[0].spec;
     let incoming = incoming(inputs, &wanted);
@@ -119,9 +119,9 @@ pub(super) fn resolve_sharding<R: ShardingRule>(rule: &R, inputs: &[Arg<'_>], sc
     let terms = outputs.iter().any(Layout::has_partial).then(|| terms(inputs));
     let outputs = output_shapes.into_iter().zip(outputs).map(|(shape, layout)| {
         let local = Shape::from(layout.local_shape(&shape, first.coordinate()));
-        Output { layout, shape, local, terms: terms.clone(), spec: OnceCell::new() }
+        ResolvedOutput { layout, shape, local, terms: terms.clone(), spec: OnceCell::new() }
     });
-    let outputs: SmallVec<[Output; 1]> = outputs.collect();
+    let outputs: SmallVec<[ResolvedOutput; 1]> = outputs.collect();
     let implicit = implicit(rule, inputs, &destinations).map(Box::new);
     // Of the whole, so that it is the same on every rank.
     let has_nothing = outputs.iter().all(|output| output.shape.num_elements() == 0);

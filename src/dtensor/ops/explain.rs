@@ -6,7 +6,7 @@ use std::fmt::{self, Write};
 use itertools::Itertools;
 
 use super::choose::{SelectionProblem, Weighed, asked_for, select_strategy, weighed};
-use super::cost_model::Scope;
+use super::cost_model::DecisionScope;
 use super::decide::{CandidateStrategies, incoming};
 use super::operand::Arg;
 use super::weigh::{OperandTraffic, Infeasible, sends};
@@ -50,14 +50,14 @@ use crate::placement::{Layout, CommVolume};
 /// As `f`.
 pub fn explain<T>(f: impl FnOnce() -> T) -> (T, Explanation) {
     /// The explanations around this one go on after it, also if `f` unwinds.
-    struct Around(Vec<String>);
-    impl Drop for Around {
+    struct OuterExplanations(Vec<String>);
+    impl Drop for OuterExplanations {
         fn drop(&mut self) {
             RECORDED.replace(std::mem::take(&mut self.0));
         }
     }
-    let around = Around(RECORDED.take());
-    let result = Scope { explained: true, ..Scope::current() }.run(f);
+    let around = OuterExplanations(RECORDED.take());
+    let result = DecisionScope { explained: true, ..DecisionScope::current() }.run(f);
     let tables = RECORDED.take();
     drop(around);
     (result, Explanation { tables })
@@ -90,7 +90,7 @@ thread_local! {
 const LINES: usize = 12;
 
 /// Adds the table of `rule` on these inputs.
-pub(super) fn record<R: ShardingRule>(rule: &R, inputs: &[Arg<'_>], scope: Scope) -> Result<()> {
+pub(super) fn record<R: ShardingRule>(rule: &R, inputs: &[Arg<'_>], scope: DecisionScope) -> Result<()> {
     let CandidateStrategies { outputs, rows, wanted, out } = CandidateStrategies::new(rule, inputs)?;
     let mesh = inputs[0].spec.mesh();
     let operands = incoming(inputs, &wanted);

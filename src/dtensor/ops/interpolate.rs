@@ -33,7 +33,7 @@ pub fn interpolate(x: DTensor<4>, options: InterpolateOptions) -> DTensor<4> {
     let size = size.unwrap_or([height, width]);
     let rule = &const { EinsumRule::new("interpolate", "bc__ -> bcHW").with_partial_rules(LINEAR) };
     let rule = rule.lens(size);
-    let scales = std::array::from_fn(|at| Scale {
+    let scales = std::array::from_fn(|at| InterpolationScale {
         from: [height, width][at],
         to: size[at],
         is_linear: matches!(options.mode, InterpolateMode::Bilinear),
@@ -51,7 +51,7 @@ pub fn interpolate(x: DTensor<4>, options: InterpolateOptions) -> DTensor<4> {
 }
 
 /// Along the cut dimensions by what this rank has read, along the others by burn.
-fn by_dimension(x: Tensor<4>, halo: &Halo, scales: &[Scale; 2], mut options: InterpolateOptions) -> Tensor<4> {
+fn by_dimension(x: Tensor<4>, halo: &Halo, scales: &[InterpolationScale; 2], mut options: InterpolateOptions) -> Tensor<4> {
     let mut size = scales.map(|scale| scale.to);
     let x = halo.outputs().fold(x, |x, (dim, output)| {
         size[dim - SPATIAL] = output.len();
@@ -66,14 +66,14 @@ fn by_dimension(x: Tensor<4>, halo: &Halo, scales: &[Scale; 2], mut options: Int
 
 /// From one length of a dimension to another.
 #[derive(Debug, Clone, Copy)]
-struct Scale {
+struct InterpolationScale {
     from: usize,
     to: usize,
     is_linear: bool,
     align_corners: bool,
 }
 
-impl Scale {
+impl InterpolationScale {
     /// The element that `at` is made from, or the first of two, and how much of the second there is in it.
     fn source(self, at: usize) -> (usize, f64) {
         let (from, to, at) = (self.from as f64, self.to as f64, at as f64);

@@ -10,7 +10,7 @@ use burn::tensor::{AsIndex, ElementConversion, kind};
 pub use burn::linalg::Norm;
 pub use decompositions::{det, lu, qr, svd};
 
-use super::args::{Dims, dim_of, dims_of, operand_error};
+use super::args::{TensorDims, dim_of, dims_of, operand_error};
 use super::partials::MOVED;
 use super::{EinsumRule, apply, lookup};
 use crate::dtensor::{DTensor, Kind};

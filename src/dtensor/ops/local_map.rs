@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 use super::apply::{Boundary, Inputs, Outputs};
 use crate::Result;
 use crate::dtensor::create::summed_dims;
-use crate::dtensor::{DTensor, DTensorError, Dims, Kind};
+use crate::dtensor::{DTensor, DTensorError, MeshDims, Kind};
 use crate::error::OrUnwind;
 use crate::mesh::DeviceMesh;
 use crate::placement::{Layout, Placement, Placements};
@@ -43,14 +43,14 @@ use crate::placement::{Layout, Placement, Placements};
 /// the terms up.
 #[derive(Debug, Clone, Default)]
 pub struct LocalMap {
-    inputs: Vec<Input>,
-    outputs: Vec<Output>,
+    inputs: Vec<LocalMapInput>,
+    outputs: Vec<LocalMapOutput>,
     mesh: Option<DeviceMesh>,
     redistributes: bool,
 }
 
 #[derive(Debug, Clone, Default)]
-struct Input {
+struct LocalMapInput {
     /// `None` takes any.
     placements: Option<Placements>,
     /// Of its gradient.
@@ -58,7 +58,7 @@ struct Input {
 }
 
 #[derive(Debug, Clone)]
-struct Output {
+struct LocalMapOutput {
     placements: Placements,
     /// Global, if parts may be uneven.
     shape: Option<Shape>,
@@ -73,7 +73,7 @@ impl LocalMap {
     /// The next input must be placed like this. Of a map that says so of one, all inputs are listed, in their order.
     #[must_use]
     pub fn with_input(mut self, placements: impl AsRef<[Placement]>) -> Self {
-        self.inputs.push(Input { placements: Some(placements.as_ref().into()), grads: None });
+        self.inputs.push(LocalMapInput { placements: Some(placements.as_ref().into()), grads: None });
         self
     }
 
@@ -82,14 +82,14 @@ impl LocalMap {
     #[must_use]
     pub fn with_input_and_grad(mut self, placements: impl AsRef<[Placement]>, grads: impl AsRef<[Placement]>) -> Self {
         let placements = Some(placements.as_ref().into());
-        self.inputs.push(Input { placements, grads: Some(grads.as_ref().into()) });
+        self.inputs.push(LocalMapInput { placements, grads: Some(grads.as_ref().into()) });
         self
     }
 
     /// The next input may be placed in any way.
     #[must_use]
     pub fn with_any_input(mut self) -> Self {
-        self.inputs.push(Input::default());
+        self.inputs.push(LocalMapInput::default());
         self
     }
 
@@ -97,14 +97,14 @@ impl LocalMap {
     /// globally.
     #[must_use]
     pub fn with_output(mut self, placements: impl AsRef<[Placement]>) -> Self {
-        self.outputs.push(Output { placements: placements.as_ref().into(), shape: None });
+        self.outputs.push(LocalMapOutput { placements: placements.as_ref().into(), shape: None });
         self
     }
 
     /// The next output is placed like this and has this global shape, of parts that may be uneven or empty.
     #[must_use]
     pub fn with_output_of_shape(mut self, placements: impl AsRef<[Placement]>, shape: impl Into<Shape>) -> Self {
-        self.outputs.push(Output { placements: placements.as_ref().into(), shape: Some(shape.into()) });
+        self.outputs.push(LocalMapOutput { placements: placements.as_ref().into(), shape: Some(shape.into()) });
         self
     }
 
@@ -179,7 +179,7 @@ struct Running<'a> {
 
 impl Running<'_> {
     fn part<const D: usize, K: Kind>(&self, at: usize, tensor: DTensor<D, K>) -> Result<Tensor<D, K>> {
-        let Some(Input { placements: Some(placements), grads }) = self.map.inputs.get(at) else {
+        let Some(LocalMapInput { placements: Some(placements), grads }) = self.map.inputs.get(at) else {
             return Ok(tensor.local);
         };
         let layout = match tensor.placements() == &placements[..] {
@@ -192,9 +192,9 @@ impl Running<'_> {
         };
         let varying = match grads {
             Some(grads) => summed_dims(self.mesh, placements, grads)?,
-            None => Dims::new(),
+            None => MeshDims::new(),
         };
-        let varying: Dims = varying.into_iter().filter(|&dim| self.mesh.size_of(dim) > 1).collect();
+        let varying: MeshDims = varying.into_iter().filter(|&dim| self.mesh.size_of(dim) > 1).collect();
         let to = tensor.destination(&layout, &varying, "local_map")?;
         to.redistribute(tensor.local, &tensor.spec, tensor.handles.get().map(|handles| &**handles))
     }
@@ -208,7 +208,7 @@ impl Boundary for Running<'_> {
 
     #[track_caller]
     fn globalize<const D: usize, K: Kind>(&self, at: usize, local: Tensor<D, K>) -> DTensor<D, K> {
-        let Output { placements, shape } = &self.map.outputs[at];
+        let LocalMapOutput { placements, shape } = &self.map.outputs[at];
         match shape {
             Some(shape) => DTensor::from_local_with_shape(local, self.mesh, placements, shape.clone()),
             None => DTensor::from_local(local, self.mesh, placements),

@@ -243,7 +243,7 @@ mod windows;
 
 pub use apply::{Inputs, Outputs, apply};
 pub(crate) use args::operand_error;
-pub use arithmetic::Number;
+pub use arithmetic::Scalar;
 pub use axes::{EinsumRule, EinsumRuleAt};
 pub use cost_model::CostModel;
 pub(crate) use dropout::check_probability;

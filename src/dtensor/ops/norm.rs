@@ -73,9 +73,9 @@ pub fn rms_norm<const D: usize>(input: impl Into<Operand<D>>, gamma: DTensor<1>,
 /// Channels (dimension 1) are normalized in groups of equal size, together with all dimensions
 /// after them.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-struct Groups(usize);
+struct ChannelGroups(usize);
 
-impl ShardingRule for Groups {
+impl ShardingRule for ChannelGroups {
     fn name(&self) -> &'static str {
         "group_norm"
     }
@@ -116,7 +116,7 @@ pub fn group_norm<const D: usize>(
     num_groups: usize,
     epsilon: f64,
 ) -> DTensor<D> {
-    apply(&Groups(num_groups), (input.into(), gamma_beta), |(x, gamma_beta), op| {
+    apply(&ChannelGroups(num_groups), (input.into(), gamma_beta), |(x, gamma_beta), op| {
         let groups = num_groups * op.output_shape(0)[1] / op.input_spec(0).shape()[1].max(1);
         let normalized = normalized_groups(x, groups, epsilon);
         match gamma_beta {

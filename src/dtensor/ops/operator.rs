@@ -16,7 +16,7 @@ use hashbrown::{DefaultHashBuilder, HashTable};
 use smallvec::SmallVec;
 
 use super::ShardingRule;
-use super::cost_model::Scope;
+use super::cost_model::DecisionScope;
 use super::decide::{ResolvedSharding, resolve_sharding};
 use super::explain;
 use super::operand::{Arg, Operand, PlacementConstraint};
@@ -162,7 +162,7 @@ impl Operator {
     }
 }
 
-struct Entry {
+struct OperatorCacheEntry {
     hash: u64,
     rule: Box<dyn Any>,
     /// Alive as long as the entry, so that no other spec can have their addresses.
@@ -172,9 +172,9 @@ struct Entry {
     operator: Rc<Operator>,
 }
 
-impl Entry {
+impl OperatorCacheEntry {
     #[inline(always)]
-    fn is_of<R: ShardingRule>(&self, rule: &R, inputs: &[Arg<'_>], scope: Scope) -> bool {
+    fn is_of<R: ShardingRule>(&self, rule: &R, inputs: &[Arg<'_>], scope: DecisionScope) -> bool {
         let same = |((spec, pin), input): (&(Arc<DTensorSpec>, Option<PlacementConstraint>), &Arg<'_>)| {
             Arc::ptr_eq(spec, input.spec) && pin.as_ref() == input.pin
         };
@@ -189,7 +189,7 @@ impl Entry {
 #[derive(Default)]
 struct Decisions {
     hasher: DefaultHashBuilder,
-    entries: RefCell<HashTable<Entry>>,
+    entries: RefCell<HashTable<OperatorCacheEntry>>,
 }
 
 thread_local! {
@@ -197,7 +197,7 @@ thread_local! {
 }
 
 fn decision<R: ShardingRule>(rule: &R, inputs: &[Arg<'_>]) -> Result<Rc<Operator>> {
-    let scope = Scope::current();
+    let scope = DecisionScope::current();
     if scope.explained {
         explain::record(rule, inputs, scope)?;
     }
@@ -205,12 +205,12 @@ fn decision<R: ShardingRule>(rule: &R, inputs: &[Arg<'_>]) -> Result<Rc<Operator
 }
 
 impl Decisions {
-    fn of<R: ShardingRule>(&self, rule: &R, inputs: &[Arg<'_>], scope: Scope) -> Result<Rc<Operator>> {
+    fn of<R: ShardingRule>(&self, rule: &R, inputs: &[Arg<'_>], scope: DecisionScope) -> Result<Rc<Operator>> {
         let mut hasher = self.hasher.build_hasher();
         (TypeId::of::<R>(), rule).hash(&mut hasher);
         inputs.iter().for_each(|input| hasher.write_usize(Arc::as_ptr(input.spec).addr()));
         let hash = hasher.finish();
-        let same = |entry: &Entry| entry.is_of(rule, inputs, scope);
+        let same = |entry: &OperatorCacheEntry| entry.is_of(rule, inputs, scope);
         if let Some(known) = self.entries.borrow().find(hash, same) {
             return Ok(known.operator.clone());
         }
@@ -219,13 +219,13 @@ impl Decisions {
 
     /// Decides anew.
     #[cold]
-    fn add<R: ShardingRule>(&self, hash: u64, rule: &R, inputs: &[Arg<'_>], scope: Scope) -> Result<Rc<Operator>> {
+    fn add<R: ShardingRule>(&self, hash: u64, rule: &R, inputs: &[Arg<'_>], scope: DecisionScope) -> Result<Rc<Operator>> {
         let operator = Rc::new(Operator(resolve_sharding(rule, inputs, scope)?));
         // The specs of a finished launch are not shared, so the entry would never be found.
         if inputs[0].spec.mesh().world().is_finished() {
             return Ok(operator);
         }
-        let entry = Entry {
+        let entry = OperatorCacheEntry {
             hash,
             rule: Box::new(rule.clone()),
             inputs: inputs.iter().map(|input| (input.spec.clone(), input.pin.cloned())).collect(),

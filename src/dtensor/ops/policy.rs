@@ -31,13 +31,13 @@ impl RedistributePolicy {
     /// RedistributePolicy::Deny.run(|| assert_eq!(RedistributePolicy::current(), RedistributePolicy::Deny));
     /// ```
     pub fn run<T>(self, f: impl FnOnce() -> T) -> T {
-        struct Restore(RedistributePolicy);
-        impl Drop for Restore {
+        struct RestorePolicy(RedistributePolicy);
+        impl Drop for RestorePolicy {
             fn drop(&mut self) {
                 POLICY.set(self.0);
             }
         }
-        let _restore = Restore(POLICY.replace(self));
+        let _restore = RestorePolicy(POLICY.replace(self));
         f()
     }
 

@@ -56,7 +56,7 @@ pub fn replicated<I: Inputs, O: Outputs>(
     let operator = {
         let mut args = SmallVec::new();
         inputs.args(&mut args);
-        Operator::resolve(&Whole(name), &args).or_unwind()
+        Operator::resolve(&ReplicatedRule(name), &args).or_unwind()
     };
     let everywhere = Everywhere(&operator);
     let inputs = if operator.is_direct() { inputs.into_local() } else { inputs.localize(&everywhere, &mut 0) };
@@ -82,9 +82,9 @@ impl Boundary for Everywhere<'_> {
 /// The rule of an operator of which nothing is known but its name: the all-Replicate row, and results that
 /// only it can say.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-struct Whole(&'static str);
+struct ReplicatedRule(&'static str);
 
-impl ShardingRule for Whole {
+impl ShardingRule for ReplicatedRule {
     fn name(&self) -> &'static str {
         self.0
     }

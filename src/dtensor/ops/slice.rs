@@ -22,9 +22,9 @@ const SLICE_ASSIGN: EinsumRule = EinsumRule::new("slice_assign", "..D.., .._.. -
 ]));
 
 /// One slice per dimension. That of a whole dimension is [`Slice::full`], right for any part of it.
-struct Slices(SmallVec<[Slice; 4]>);
+struct SliceRule(SmallVec<[Slice; 4]>);
 
-impl Slices {
+impl SliceRule {
     fn new(slices: impl SliceArg, shape: &Shape) -> Self {
         let full = |(slice, &len): (Slice, &usize)| {
             let whole = slice.step == 1 && slice.to_range(len) == (0..len);
@@ -49,7 +49,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     #[must_use]
     #[track_caller]
     pub fn slice<S: SliceArg>(self, slices: S) -> Self {
-        let slices = Slices::new(slices, self.spec.shape());
+        let slices = SliceRule::new(slices, self.spec.shape());
         if slices.dims().next().is_none() {
             return self;
         }
@@ -99,7 +99,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     #[must_use]
     #[track_caller]
     pub fn slice_assign<S: SliceArg>(self, slices: S, values: Self) -> Self {
-        let (shape, slices) = (self.shape(), Slices::new(slices, self.spec.shape()));
+        let (shape, slices) = (self.shape(), SliceRule::new(slices, self.spec.shape()));
         if slices.lens(&shape).any(|len| len == 0) && shape.num_elements() > 0 {
             return self;
         }
@@ -116,7 +116,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     #[must_use]
     #[track_caller]
     pub fn slice_fill<S: SliceArg, E: Element>(self, slices: S, value: E) -> Self {
-        let slices = Slices::new(slices, self.spec.shape());
+        let slices = SliceRule::new(slices, self.spec.shape());
         let rule = if value.elem::<f64>() == 0.0 { &SLICE_FILL_WITH_ZERO } else { &SLICE_FILL };
         apply(&rule.at(slices.dims()), self, |x, _| x.slice_fill(&slices.0[..], value))
     }

@@ -44,13 +44,13 @@ impl Dim {
 }
 
 /// The dimensions of an input or output.
-pub(super) type Dims = SmallVec<[Dim; 6]>;
+pub(super) type SubscriptDims = SmallVec<[Dim; 6]>;
 
 /// One operand of a text.
 #[derive(Debug)]
 struct Pattern<'a> {
     text: &'a str,
-    parts: SmallVec<[Part; 4]>,
+    parts: SmallVec<[SubscriptToken; 4]>,
     /// `operand*`: any number of them.
     many: bool,
     /// `+ operand`: added to what the others make.
@@ -58,7 +58,7 @@ struct Pattern<'a> {
 }
 
 #[derive(Debug, Clone, Copy)]
-enum Part {
+enum SubscriptToken {
     Dim(Dim),
     Dots { repeats: bool },
 }
@@ -74,22 +74,22 @@ impl<'a> Pattern<'a> {
     fn new(text: &'a str, added: bool) -> Self {
         let many = text.ends_with('*');
         let text = text.trim_end_matches('*');
-        let mut parts: SmallVec<[Part; 4]> = SmallVec::new();
+        let mut parts: SmallVec<[SubscriptToken; 4]> = SmallVec::new();
         let mut signs = text.chars();
         while let Some(sign) = signs.next() {
             let part = match sign {
                 DOTS => {
                     signs.next();
-                    Part::Dots { repeats: false }
+                    SubscriptToken::Dots { repeats: false }
                 }
-                '_' => Part::Dim(Dim::Any),
-                '1' => Part::Dim(Dim::One),
+                '_' => SubscriptToken::Dim(Dim::Any),
+                '1' => SubscriptToken::Dim(Dim::One),
                 '?' => match parts.pop().expect("`?` comes after an axis") {
-                    Part::Dots { .. } => Part::Dots { repeats: true },
-                    Part::Dim(Dim::Axis { axis, .. }) => Part::Dim(Dim::Axis { axis, repeats: true }),
-                    Part::Dim(other) => Part::Dim(other),
+                    SubscriptToken::Dots { .. } => SubscriptToken::Dots { repeats: true },
+                    SubscriptToken::Dim(Dim::Axis { axis, .. }) => SubscriptToken::Dim(Dim::Axis { axis, repeats: true }),
+                    SubscriptToken::Dim(other) => SubscriptToken::Dim(other),
                 },
-                name => Part::Dim(Dim::Axis { axis: Axis { name, index: 0 }, repeats: false }),
+                name => SubscriptToken::Dim(Dim::Axis { axis: Axis { name, index: 0 }, repeats: false }),
             };
             parts.push(part);
         }
@@ -97,9 +97,9 @@ impl<'a> Pattern<'a> {
     }
 
     /// Whether it is `..d..`: dots around what stands at the operator's own dimensions.
-    fn around(&self) -> Option<(Part, bool)> {
+    fn around(&self) -> Option<(SubscriptToken, bool)> {
         match self.parts[..] {
-            [Part::Dots { repeats }, own @ Part::Dim(_), Part::Dots { .. }] => Some((own, repeats)),
+            [SubscriptToken::Dots { repeats }, own @ SubscriptToken::Dim(_), SubscriptToken::Dots { .. }] => Some((own, repeats)),
             _ => None,
         }
     }
@@ -110,7 +110,7 @@ impl<'a> Pattern<'a> {
             return rank.checked_sub(at.len()).filter(|_| at.iter().all(|&dim| dim < rank));
         }
         let dots = rank.checked_sub(self.letters())?;
-        let has_dots = self.parts.iter().any(|part| matches!(part, Part::Dots { .. }));
+        let has_dots = self.parts.iter().any(|part| matches!(part, SubscriptToken::Dots { .. }));
         (dots == 0 || has_dots).then_some(dots)
     }
 
@@ -124,18 +124,18 @@ impl<'a> Pattern<'a> {
     }
 
     fn letters(&self) -> usize {
-        self.parts.iter().filter(|part| matches!(part, Part::Dim(_))).count()
+        self.parts.iter().filter(|part| matches!(part, SubscriptToken::Dim(_))).count()
     }
 
     /// The dimensions, if its dots are so many. What several operands have of their own is told apart by
     /// `own`.
-    fn dims(&self, dots: usize, at: &[usize], own: usize) -> Dims {
+    fn dims(&self, dots: usize, at: &[usize], own: usize) -> SubscriptDims {
         let dotted = |index, repeats| Dim::Axis { axis: Axis { name: DOTS, index }, repeats };
         let indexed = |dim: Dim, index: usize| match dim {
             Dim::Axis { axis, repeats } => Dim::Axis { axis: Axis { index, ..axis }, repeats },
             other => other,
         };
-        if let Some((Part::Dim(dim), repeats)) = self.around() {
+        if let Some((SubscriptToken::Dim(dim), repeats)) = self.around() {
             let mut left = dots;
             return (0..dots + at.len())
                 .map(|place| match at.iter().position(|&at| at == place) {
@@ -147,11 +147,11 @@ impl<'a> Pattern<'a> {
                 })
                 .collect();
         }
-        let mut dims = Dims::new();
+        let mut dims = SubscriptDims::new();
         for part in &self.parts {
             match *part {
-                Part::Dim(dim) => dims.push(dim),
-                Part::Dots { repeats } => dims.extend((0..dots).rev().map(|index| dotted(index, repeats))),
+                SubscriptToken::Dim(dim) => dims.push(dim),
+                SubscriptToken::Dots { repeats } => dims.extend((0..dots).rev().map(|index| dotted(index, repeats))),
             }
         }
         dims
@@ -161,8 +161,8 @@ impl<'a> Pattern<'a> {
 /// The axes of every dimension of an operator's inputs and outputs.
 #[derive(Debug)]
 pub(super) struct Subscripts {
-    pub(super) inputs: SmallVec<[Dims; 4]>,
-    pub(super) outputs: SmallVec<[Dims; 2]>,
+    pub(super) inputs: SmallVec<[SubscriptDims; 4]>,
+    pub(super) outputs: SmallVec<[SubscriptDims; 2]>,
     /// The inputs that are added to what the others make.
     pub(super) added: SmallVec<[usize; 1]>,
 }
@@ -192,7 +192,7 @@ impl Subscripts {
                     return Err(format!("the {which} input is `{}`, of {wanted}; it has {rank}", pattern.text));
                 };
                 widest = widest.max(dots);
-                if pattern.parts.iter().any(|part| matches!(part, Part::Dots { repeats: false })) {
+                if pattern.parts.iter().any(|part| matches!(part, SubscriptToken::Dots { repeats: false })) {
                     let (first, as_many) = *strict.get_or_insert((input, dots));
                     if dots != as_many {
                         let (first, which) = (nth(first), nth(input));
@@ -229,15 +229,15 @@ impl Subscripts {
     /// # Errors
     /// Which inputs disagree, and the remedy.
     pub(super) fn len(&self, axis: Axis, shapes: &[Shape]) -> Result<Option<usize>, String> {
-        let mut known: Option<Found> = None;
+        let mut known: Option<FoundDim> = None;
         for (input, (dims, shape)) in self.inputs.iter().zip(shapes).enumerate() {
-            let mut own_first: Option<Found> = None;
+            let mut own_first: Option<FoundDim> = None;
             for (dim, &len) in shape.iter().enumerate() {
                 let Some(&Dim::Axis { axis: own, repeats }) = dims.get(dim) else { continue };
                 if own != axis {
                     continue;
                 }
-                let found = Found { input, dim, len, repeats };
+                let found = FoundDim { input, dim, len, repeats };
                 // The two dimensions of a diagonal are as long: neither repeats the other.
                 match own_first {
                     Some(first) if first.len != len => return Err(first.disagreement(axis, found)),
@@ -282,7 +282,7 @@ impl Subscripts {
             let missing = || format!("axis `{}` is the result's alone; say with `lens` how long it is", axis.name);
             own.get(at).copied().ok_or_else(missing)
         };
-        let shape = |dims: &Dims| dims.iter().map(|&dim| len(dim)).collect::<Result<Vec<_>, _>>().map(Shape::from);
+        let shape = |dims: &SubscriptDims| dims.iter().map(|&dim| len(dim)).collect::<Result<Vec<_>, _>>().map(Shape::from);
         self.outputs.iter().map(shape).collect()
     }
 
@@ -291,8 +291,8 @@ impl Subscripts {
         let cuttable = self.axes().into_iter().filter(|axis| !axis.name.is_uppercase());
         cuttable.filter_map(move |axis| {
             let len = self.len(axis, shapes).ok()??;
-            let place = |dims: &Dims| dims.iter().position(|dim| dim.axis() == Some(axis));
-            let is_diagonal = |dims: &Dims| dims.iter().filter(|dim| dim.axis() == Some(axis)).count() > 1;
+            let place = |dims: &SubscriptDims| dims.iter().position(|dim| dim.axis() == Some(axis));
+            let is_diagonal = |dims: &SubscriptDims| dims.iter().filter(|dim| dim.axis() == Some(axis)).count() > 1;
             // It stays whole.
             if self.inputs.iter().chain(&self.outputs).any(is_diagonal) {
                 return None;
@@ -336,14 +336,14 @@ impl Subscripts {
 
 /// A dimension of an input that has an axis.
 #[derive(Debug, Clone, Copy)]
-struct Found {
+struct FoundDim {
     input: usize,
     dim: usize,
     len: usize,
     repeats: bool,
 }
 
-impl Found {
+impl FoundDim {
     fn is_repeated_along(self, other: Self) -> bool {
         self.repeats && self.len == 1 && other.len != 1
     }

@@ -22,12 +22,12 @@ use crate::dtensor::DTensor;
 
 /// Letters that take channels for whole, and how many there are.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-struct Blocks {
+struct UnfoldRule {
     axes: EinsumRuleAt,
     channels: usize,
 }
 
-impl ShardingRule for Blocks {
+impl ShardingRule for UnfoldRule {
     fn name(&self) -> &'static str {
         self.axes.name()
     }
@@ -68,7 +68,7 @@ pub fn unfold4d(x: DTensor<4>, kernel_size: [usize; 2], options: UnfoldOptions) 
         operand_error("unfold4d", &[x.shape()], "the kernel is longer than the padded input").unwind()
     };
     let axes = &const { EinsumRule::new("unfold4d", "b___ -> bCL").with_partial_rules(LINEAR) };
-    let rule = Blocks { axes: axes.lens([channels * kernel_size[0] * kernel_size[1], blocks]), channels };
+    let rule = UnfoldRule { axes: axes.lens([channels * kernel_size[0] * kernel_size[1], blocks]), channels };
     apply(&rule, x, |x, _| module::unfold4d(x, kernel_size, options))
 }
 
@@ -94,6 +94,6 @@ pub fn fold4d(x: DTensor<3>, output_size: [usize; 2], kernel_size: [usize; 2], o
     }
     let axes = &const { EinsumRule::new("fold4d", "b__ -> bCHW").with_partial_rules(LINEAR) };
     let channels = columns / kernel;
-    let rule = Blocks { axes: axes.lens([channels, height, width]), channels };
+    let rule = UnfoldRule { axes: axes.lens([channels, height, width]), channels };
     apply(&rule, x, |x, _| module::fold4d(x, output_size, kernel_size, options))
 }

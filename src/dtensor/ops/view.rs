@@ -28,12 +28,12 @@ use crate::dtensor::local::reshape;
 use crate::dtensor::{DTensor, Kind};
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-struct View {
+struct ViewRule {
     name: &'static str,
     shape: Shape,
 }
 
-impl ShardingRule for View {
+impl ShardingRule for ViewRule {
     fn name(&self) -> &'static str {
         self.name
     }
@@ -108,7 +108,7 @@ fn view<const D: usize, const O: usize, K: Kind>(name: &'static str, x: DTensor<
         let why = format!("the result {shape} has {} dimensions, {O} are asked for", shape.num_dims());
         operand_error(name, &[x.shape()], why).unwind();
     }
-    apply(&View { name, shape }, x, |x, op| reshape(x, op.output_shape(0).clone()))
+    apply(&ViewRule { name, shape }, x, |x, op| reshape(x, op.output_shape(0).clone()))
 }
 
 impl<const D: usize, K: Kind> DTensor<D, K> {
@@ -249,7 +249,7 @@ mod tests {
     fn only_the_leftmost_member_keeps_a_shard() {
         let rows = |from: &[usize], to: &[usize]| {
             let (from, to) = (Shape::from(from.to_vec()), Shape::from(to.to_vec()));
-            let rule = View { name: "reshape", shape: to.clone() };
+            let rule = ViewRule { name: "reshape", shape: to.clone() };
             rule.strategies(&[from], &[to]).into_iter().take_while(|row| row.inputs[0] != SUM).collect::<Vec<_>>()
         };
         assert_eq!(rows(&[6, 4], &[24]), [strategy([S(0)], [S(0)]).if_divides(6)]);

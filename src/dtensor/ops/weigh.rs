@@ -7,7 +7,7 @@ use hashbrown::HashMap;
 use itertools::Itertools;
 
 use super::cost_model::Times;
-use super::cutting::{Cutting, Dims};
+use super::cutting::{ShardingContext, Dims};
 use super::rule::Strategy;
 use crate::dtensor::DTensorSpec;
 use crate::dtensor::route::RedistributePlan;
@@ -44,7 +44,7 @@ impl<'a> OperandInfo<'a> {
 
 /// What a choice costs; the fields are compared in this order.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Cost {
+pub(super) struct StrategyCost {
     /// Picoseconds, forward and backward; 0 without a [model](super::CostModel).
     pub(super) time: u128,
     /// Collectives in forward, also those that have to follow.
@@ -60,7 +60,7 @@ pub(super) struct Cost {
     pub(super) changed: usize,
 }
 
-impl Add for Cost {
+impl Add for StrategyCost {
     type Output = Self;
 
     fn add(self, other: Self) -> Self {
@@ -78,7 +78,7 @@ impl Add for Cost {
 
 /// How much a tensor counts, and the time it takes.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Scale<'a> {
+pub(super) struct TransferScale<'a> {
     /// How large it is taken to be beside the others, whatever its lengths: every dimension makes it 256
     /// times as large, but for those along which it is only repeated.
     nominal: u128,
@@ -86,7 +86,7 @@ pub(super) struct Scale<'a> {
     times: Option<&'a Times>,
 }
 
-impl<'a> Scale<'a> {
+impl<'a> TransferScale<'a> {
     pub(super) fn new(operand: &OperandInfo<'_>, operands: &[OperandInfo<'_>], times: Option<&'a Times>) -> Self {
         let dims = operand.shape.num_dims();
         let longer = |dim: usize| operands.iter().any(|other| other.shape.num_dims() == dims && other.shape[dim] > 1);
@@ -99,30 +99,30 @@ impl<'a> Scale<'a> {
         Self { nominal: (self.nominal >> 8).max(1), bytes, ..self }
     }
 
-    fn forward(self, sent: &CommVolume) -> Cost {
+    fn forward(self, sent: &CommVolume) -> StrategyCost {
         let time = self.times.map_or(0, |times| times.of(sent, self.bytes));
-        Cost { time, forward: 1, sent: u128::from(sent.share) * self.nominal, ..Cost::default() }
+        StrategyCost { time, forward: 1, sent: u128::from(sent.share) * self.nominal, ..StrategyCost::default() }
     }
 
-    fn backward(self, sent: &CommVolume) -> Cost {
+    fn backward(self, sent: &CommVolume) -> StrategyCost {
         let time = self.times.map_or(0, |times| times.of_backward(sent, self.bytes));
-        Cost { time, backward: 1, sent_back: u128::from(sent.share) * self.nominal, ..Cost::default() }
+        StrategyCost { time, backward: 1, sent_back: u128::from(sent.share) * self.nominal, ..StrategyCost::default() }
     }
 }
 
 /// The layouts that an operand may be brought to with cuts in one order, and what that costs.
 pub(super) struct TargetCosts<'a> {
     operand: OperandInfo<'a>,
-    scale: Scale<'a>,
-    cutting: Cutting<'a>,
+    scale: TransferScale<'a>,
+    cutting: ShardingContext<'a>,
     /// The dimensions along which parts without elements may stay, or other ranks have them: of an operand
     /// that comes with some. To one that comes without, none are made.
     may_be_empty: Dims,
-    known: HashMap<Target, Result<(Layout, Cost), Infeasible>>,
+    known: HashMap<CandidateTarget, Result<(Layout, StrategyCost), Infeasible>>,
 }
 
 /// Placements, and the mesh dimensions that are ragged, and that vary.
-type Target = (Placements, Dims, Dims);
+type CandidateTarget = (Placements, Dims, Dims);
 
 /// Why a product of rows is out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -140,8 +140,8 @@ pub(super) enum Infeasible {
 impl<'a> TargetCosts<'a> {
     pub(super) fn new(
         operand: OperandInfo<'a>,
-        scale: Scale<'a>,
-        cutting: Cutting<'a>,
+        scale: TransferScale<'a>,
+        cutting: ShardingContext<'a>,
         takes_empty_parts: impl Fn(usize) -> bool,
     ) -> Self {
         let comes_so = !left_empty(operand.shape, operand.layout).is_empty();
@@ -156,9 +156,9 @@ impl<'a> TargetCosts<'a> {
         placements: Placements,
         uneven: &Dims,
         varying: Dims,
-    ) -> Result<&(Layout, Cost), Infeasible> {
+    ) -> Result<&(Layout, StrategyCost), Infeasible> {
         let Self { operand, scale, cutting, may_be_empty, known } = self;
-        let make = |(placements, uneven, varying): &Target| {
+        let make = |(placements, uneven, varying): &CandidateTarget| {
             let layout = cutting.layout(placements, uneven).ok_or(Infeasible::NoWay)?;
             if !left_empty(operand.shape, &layout).iter().all(|dim| may_be_empty.contains(dim)) {
                 return Err(Infeasible::Empty);
@@ -178,25 +178,25 @@ fn left_empty(shape: &Shape, layout: &Layout) -> Dims {
     layout.min_local_shape(shape).iter().positions(|&len| len == 0).collect()
 }
 
-fn move_cost(operand: &OperandInfo<'_>, scale: Scale<'_>, target: &Layout, varying: &Dims) -> Option<Cost> {
+fn move_cost(operand: &OperandInfo<'_>, scale: TransferScale<'_>, target: &Layout, varying: &Dims) -> Option<StrategyCost> {
     if operand.layout == target && varying.is_empty() {
-        return Some(Cost::default());
+        return Some(StrategyCost::default());
     }
     let route = RedistributePlan::of_input(operand.layout, target).ok()?;
     let pairs = operand.layout.placements().iter().zip(target.placements());
     let changed = pairs.filter(|(from, to)| from != to).count();
-    let own = Cost { steps: route.steps().len(), changed, ..Cost::default() };
+    let own = StrategyCost { steps: route.steps().len(), changed, ..StrategyCost::default() };
     let moved = Traffic::along(operand.layout, &route, varying, operand);
     Some(own + moved.cost(scale))
 }
 
 /// What ranks tell each other of their parts of `operand`, the first, in `layout`.
-pub(super) fn summary_cost(operand: &OperandInfo<'_>, scale: Scale<'_>, layout: &Layout, rows: &[&Strategy]) -> Cost {
-    let Some(Slots { moved, bytes, parts }) = slots(operand, layout, rows) else { return Cost::default() };
+pub(super) fn summary_cost(operand: &OperandInfo<'_>, scale: TransferScale<'_>, layout: &Layout, rows: &[&Strategy]) -> StrategyCost {
+    let Some(Slots { moved, bytes, parts }) = slots(operand, layout, rows) else { return StrategyCost::default() };
     let scale = scale.of_slots(bytes);
     // As if nothing else were cut: no input is sliced for so little to be less.
     let sent = u128::from(CommVolume::WHOLE / parts * (parts - 1)) * scale.nominal;
-    Cost { sent, sent_back: if moved.backward.is_empty() { 0 } else { sent }, ..moved.cost(scale) }
+    StrategyCost { sent, sent_back: if moved.backward.is_empty() { 0 } else { sent }, ..moved.cost(scale) }
 }
 
 /// The collectives of a tensor that is moved.
@@ -219,9 +219,9 @@ impl Traffic {
         }
     }
 
-    fn cost(&self, scale: Scale<'_>) -> Cost {
+    fn cost(&self, scale: TransferScale<'_>) -> StrategyCost {
         let forward = self.forward.iter().map(|sent| scale.forward(sent));
-        forward.chain(self.backward.iter().map(|sent| scale.backward(sent))).fold(Cost::default(), Add::add)
+        forward.chain(self.backward.iter().map(|sent| scale.backward(sent))).fold(StrategyCost::default(), Add::add)
     }
 }
 

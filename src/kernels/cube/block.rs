@@ -42,20 +42,20 @@ impl BlockLayout {
     }
 
     /// Memory for the tensors, not written yet.
-    pub fn allocate(&self, client: &Client, device: &CubeDevice) -> Block {
+    pub fn allocate(&self, client: &Client, device: &CubeDevice) -> SharedAllocation {
         let memory = client.empty(self.size);
         let view = |(shape, offset): (&Shape, &usize)| {
             let handle = view(&memory, *offset, shape.num_elements() * self.dtype.size());
             CubeTensor::new_contiguous(client.clone(), device.clone(), shape.clone(), handle, self.dtype)
         };
         let tensors = self.shapes.iter().zip(&self.offsets).map(view).collect();
-        Block { memory, tensors }
+        SharedAllocation { memory, tensors }
     }
 }
 
 /// Tensors that share one block of memory, which stays while one of them does.
 #[derive(Debug, Clone)]
-pub(crate) struct Block {
+pub(crate) struct SharedAllocation {
     pub(super) memory: Handle,
     /// Views of the block.
     pub tensors: Vec<CubeTensor>,

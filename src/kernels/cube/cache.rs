@@ -12,7 +12,7 @@ use crate::kernels::{Convert, CopyPlan, FlatLayout};
 
 /// Which of a [`FlatLayout`]'s copies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) enum Side {
+pub(crate) enum CopySide {
     /// All-gather's copy-in, of this rank.
     PackParts(usize),
     /// All-gather's copy-out, from a buffer of each rank.
@@ -23,7 +23,7 @@ pub(crate) enum Side {
     PackWholes,
 }
 
-impl Side {
+impl CopySide {
     fn copies(self, layout: &FlatLayout) -> CopyPlan {
         match self {
             Self::PackParts(rank) => layout.pack_parts(rank),
@@ -34,10 +34,10 @@ impl Side {
     }
 }
 
-type Made = Result<Arc<CubePlan>, CubeError>;
+type PlanResult = Result<Arc<CubePlan>, CubeError>;
 
 /// By layout, so that one is found without a copy of its key.
-type Plans = HashMap<FlatLayout, HashMap<(CubeDevice, Side, DType), Made>>;
+type Plans = HashMap<FlatLayout, HashMap<(CubeDevice, CopySide, DType), PlanResult>>;
 
 /// How many layouts are kept: more than one for each unit of a large model and each direction.
 const LAYOUTS: usize = 1024;
@@ -48,7 +48,7 @@ static PLANS: LazyLock<Mutex<Plans>> = LazyLock::new(Mutex::default);
 ///
 /// # Errors
 /// What kernels cannot copy on the device: remembered like a plan.
-pub(crate) fn plan(device: &CubeDevice, layout: &FlatLayout, side: Side, dtype: DType) -> Made {
+pub(crate) fn plan(device: &CubeDevice, layout: &FlatLayout, side: CopySide, dtype: DType) -> PlanResult {
     let mut plans = PLANS.lock();
     if !plans.contains_key(layout) {
         if plans.len() == LAYOUTS {
@@ -77,18 +77,18 @@ mod tests {
     #[test]
     fn a_layouts_plans_are_made_once_for_each_side_and_dtype() {
         let made = |layout: &FlatLayout, side, dtype| plan(&device(), layout, side, dtype).unwrap();
-        let first = made(&layout(6), Side::PackParts(0), DType::F32);
-        assert!(Arc::ptr_eq(&first, &made(&layout(6), Side::PackParts(0), DType::F32)));
+        let first = made(&layout(6), CopySide::PackParts(0), DType::F32);
+        assert!(Arc::ptr_eq(&first, &made(&layout(6), CopySide::PackParts(0), DType::F32)));
         for other in [
-            made(&layout(7), Side::PackParts(0), DType::F32),
-            made(&layout(6), Side::PackParts(1), DType::F32),
-            made(&layout(6), Side::PackWholes, DType::F32),
-            made(&layout(6), Side::PackParts(0), DType::I32),
+            made(&layout(7), CopySide::PackParts(0), DType::F32),
+            made(&layout(6), CopySide::PackParts(1), DType::F32),
+            made(&layout(6), CopySide::PackWholes, DType::F32),
+            made(&layout(6), CopySide::PackParts(0), DType::I32),
         ] {
             assert!(!Arc::ptr_eq(&first, &other));
         }
         for len in 0..LAYOUTS {
-            made(&layout(1000 + len), Side::PackParts(0), DType::F32);
+            made(&layout(1000 + len), CopySide::PackParts(0), DType::F32);
         }
         assert!(PLANS.lock().len() <= LAYOUTS);
     }

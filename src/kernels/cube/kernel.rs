@@ -19,7 +19,7 @@ pub(super) const ZEROS: u32 = u32::MAX;
 
 /// Where a lane is read from.
 #[derive(CubeType, Clone, Copy)]
-struct Place {
+struct LaneSource {
     source: u32,
     lane: usize,
     /// Lanes from here on that follow one another in the source.
@@ -86,7 +86,7 @@ fn gather<S: Numeric, N: Size>(
 
 /// Looks up a lane of the target among bands `low..=high`.
 #[cube]
-fn locate(table: &[u32], lane: usize, low: usize, high: usize) -> Place {
+fn locate(table: &[u32], lane: usize, low: usize, high: usize) -> LaneSource {
     let bands = table[2] as usize;
     let columns = table[3] as usize;
     let band = bands + ENTRY * search(table, bands, lane, low, high);
@@ -102,7 +102,7 @@ fn locate(table: &[u32], lane: usize, low: usize, high: usize) -> Place {
         stop = table[entry + ENTRY] as usize;
     }
     let start = table[entry] as usize;
-    Place {
+    LaneSource {
         source: table[entry + 1],
         lane: table[entry + 2] as usize + row * table[entry + 3] as usize + (column - start),
         left: stop - column,

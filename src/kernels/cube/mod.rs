@@ -32,9 +32,9 @@ mod table;
 #[cfg(all(test, feature = "wgpu"))]
 mod tests;
 
-pub(crate) use block::{Block, BlockLayout, alignment, vector_lanes, vectors, view};
-pub(crate) use cache::{Side, plan};
+pub(crate) use block::{SharedAllocation, BlockLayout, alignment, vector_lanes, vectors, view};
+pub(crate) use cache::{CopySide, plan};
 pub(crate) use error::CubeError;
 pub(crate) use plan::CubePlan;
 #[cfg(all(test, feature = "wgpu"))]
-pub(crate) use plan::Limits;
+pub(crate) use plan::DeviceLimits;

@@ -13,7 +13,7 @@ use super::block::vectors;
 use super::kernel::{self, CUBE};
 use super::lanes::Lanes;
 use super::table::table;
-use super::{Block, BlockLayout, CubeError};
+use super::{SharedAllocation, BlockLayout, CubeError};
 use crate::kernels::{Convert, CopyPlan};
 
 /// [`Copies`] with their tables on a device: each run is one launch, or the fewest that its bindings allow.
@@ -31,14 +31,14 @@ pub(crate) struct CubePlan {
     lanes: Lanes,
     /// Lanes of a vector.
     width: usize,
-    limits: Limits,
-    launches: Vec<Launch>,
+    limits: DeviceLimits,
+    launches: Vec<KernelLaunch>,
     /// Elements copied, and elements set to zero.
     copied: usize,
     padding: usize,
 }
 
-struct Launch {
+struct KernelLaunch {
     sources: Vec<usize>,
     table: Handle,
     words: usize,
@@ -50,14 +50,14 @@ const OTHERS: usize = 4;
 
 /// What a device allows a launch.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Limits {
+pub(crate) struct DeviceLimits {
     /// Buffers of a kernel.
     pub bindings: usize,
     /// Cubes in one dimension of the grid.
     pub cubes: usize,
 }
 
-impl Limits {
+impl DeviceLimits {
     /// Those of the device.
     fn of(client: &Client) -> Self {
         let hardware = &client.properties().hardware;
@@ -77,12 +77,12 @@ impl CubePlan {
         convert: Convert,
         onto: bool,
     ) -> Result<Self, CubeError> {
-        Self::within(Limits::of(&device.client()), device, copies, from, convert, onto)
+        Self::within(DeviceLimits::of(&device.client()), device, copies, from, convert, onto)
     }
 
     /// The same, in launches of at most these `limits`.
     pub fn within(
-        limits: Limits,
+        limits: DeviceLimits,
         device: &CubeDevice,
         copies: &CopyPlan,
         from: DType,
@@ -104,7 +104,7 @@ impl CubePlan {
         let launch = |range| {
             let (words, pieces) = table(&bands, &range, width);
             let table = client.create_from_slice(bytemuck::cast_slice(&words));
-            Launch { sources: range.sources, table, words: words.len(), pieces }
+            KernelLaunch { sources: range.sources, table, words: words.len(), pieces }
         };
         let launches = ranges.into_iter().map(launch).collect();
         let copied = copies.copied();
@@ -132,7 +132,7 @@ impl CubePlan {
     ///
     /// # Panics
     /// If the sources are not those of the copies, or what they are added `onto` is no result of this plan.
-    pub fn run(&self, sources: &[CubeTensor], onto: Option<&Block>) -> Block {
+    pub fn run(&self, sources: &[CubeTensor], onto: Option<&SharedAllocation>) -> SharedAllocation {
         assert_eq!(self.onto, onto.is_some(), "a plan adds to a block or it does not");
         assert!(onto.is_none_or(|onto| onto.memory.size() >= self.layout.size() as u64), "a block of another plan");
         let lens = sources.iter().map(|source| source.meta.num_elements());
@@ -145,7 +145,7 @@ impl CubePlan {
         block
     }
 
-    fn launch(&self, launch: &Launch, sources: &[CubeTensor], onto: Option<&Block>, block: &Block) {
+    fn launch(&self, launch: &KernelLaunch, sources: &[CubeTensor], onto: Option<&SharedAllocation>, block: &SharedAllocation) {
         let Lanes { source, target, sum, bytes } = self.lanes;
         let read = |index: &usize| vectors(&into_contiguous(sources[*index].clone()).handle, self.width * bytes.0);
         let whole = |memory: &Handle| vectors(memory, self.width * bytes.1);

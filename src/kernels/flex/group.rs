@@ -12,7 +12,7 @@
 //!
 //! Where runs are of one element, that is a matrix transposed.
 
-use super::rows::{Rows, Start};
+use super::rows::{StridedRows, RowStart};
 use super::{stream, tiles};
 use crate::kernels::StridedCopy;
 
@@ -36,15 +36,15 @@ const HEIGHT: usize = 32;
 ///
 /// # Safety
 /// All runs of all segments lie in memory that may be read and written, and none overlaps another that is written.
-pub(super) unsafe fn copy(segments: &[StridedCopy], size: usize, streams: bool, start: impl Fn(&StridedCopy) -> Start) {
+pub(super) unsafe fn copy(segments: &[StridedCopy], size: usize, streams: bool, start: impl Fn(&StridedCopy) -> RowStart) {
     let mut rest = segments;
     while let [first, ..] = rest {
-        let rows = Rows::of(first, size);
+        let rows = StridedRows::of(first, size);
         let count = match rows.rows {
             1 => 1,
             _ => {
                 let are_side_by_side = |segment: &&StridedCopy| segment.source == first.source || rows.to_stride > rows.run;
-                let are_alike = |segment: &&StridedCopy| Rows::of(segment, size) == rows && are_side_by_side(segment);
+                let are_alike = |segment: &&StridedCopy| StridedRows::of(segment, size) == rows && are_side_by_side(segment);
                 rest.iter().take(TOGETHER).take_while(are_alike).count()
             }
         };
@@ -57,7 +57,7 @@ pub(super) unsafe fn copy(segments: &[StridedCopy], size: usize, streams: bool, 
             _ => (TILE / (count * rows.run)).max(1).next_multiple_of(HEIGHT),
         };
         for row in (0..rows.rows).step_by(height) {
-            let tile = Rows { rows: height.min(rows.rows - row), ..rows };
+            let tile = StridedRows { rows: height.min(rows.rows - row), ..rows };
             // SAFETY: the caller's, of some of the rows.
             unsafe {
                 let starts = group.iter().map(|segment| rows.start(start(segment), row));

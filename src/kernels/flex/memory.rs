@@ -29,9 +29,9 @@ fn same(shape: &Shape) -> Shape {
 }
 
 /// New memory for tensors, written by whoever has its [`ends`](Self::ends).
-pub(crate) struct Targets(SmallVec<[UninitBytes; 1]>);
+pub(crate) struct OutputBuffers(SmallVec<[UninitBytes; 1]>);
 
-impl Targets {
+impl OutputBuffers {
     /// For tensors of these shapes, whose elements have so many bytes; `home`'s, or the thread's.
     pub fn new<'a>(home: Option<&Arc<HostMemoryPool>>, shapes: impl IntoIterator<Item = &'a Shape>, size: usize) -> Self {
         Self(shapes.into_iter().map(|shape| UninitBytes::at(home, size, shape.num_elements())).collect())

@@ -38,11 +38,11 @@ use super::{Convert, CopyPlan, StridedCopy};
 use convert::Cast;
 use float::{Float, Wide};
 
-pub(crate) use memory::{Ends, Targets};
+pub(crate) use memory::{Ends, OutputBuffers};
 pub(crate) use pieces::Pieces;
 pub(crate) use prefetch::{LINE, prefetch};
 pub(crate) use round::{round_to_bf16, widen_bf16};
-pub(crate) use sources::{Kept, Sources};
+pub(crate) use sources::{PinnedSources, Sources};
 
 /// The targets of `copies`, each in memory of its own.
 ///
@@ -97,7 +97,7 @@ fn check(copies: &CopyPlan, sources: &Sources, size: usize) {
 fn plain(copies: &CopyPlan, sources: &Sources, dtype: DType) -> Vec<FlexTensor> {
     let size = dtype.size();
     check(copies, sources, size);
-    let mut targets = Targets::of(None, copies, size);
+    let mut targets = OutputBuffers::of(None, copies, size);
     let to = targets.ends();
     // SAFETY: a segment lies inside its source, which has as many elements as the plan says, and inside its target, where
     // it is the only one to write (invariants 1 and 2 of `Copies`); the target is new memory. Every element is in a gap,
@@ -190,7 +190,7 @@ fn cast<S: Float<W>, T: Float<W>, W: Wide>(
     };
     match onto {
         None => {
-            let mut targets = Targets::of(None, copies, size_of::<T>());
+            let mut targets = OutputBuffers::of(None, copies, size_of::<T>());
             run(Cast::new(convert.scale, false), targets.ends());
             // SAFETY: every element is in a gap, which are zero, or in a segment, which are all copied.
             unsafe { targets.finish(&copies.targets, convert.dtype).collect() }

@@ -1,13 +1,13 @@
 //! [`Pieces`]: a plain copy that several ranks make together.
 
 use super::memory::Ends;
-use super::share::{PIECE, Place, cuts, piece};
+use super::share::{PIECE, SplitPoint, cuts, piece};
 use super::{CopyPlan, StridedCopy, Sources, check, segments, stream};
 
 /// A copy of elements of one size, cut into pieces of nearly equal length, each of which a rank copies with its threads.
 #[derive(Debug)]
 pub(crate) struct Pieces {
-    places: Vec<Place>,
+    places: Vec<SplitPoint>,
     size: usize,
     streams: bool,
 }

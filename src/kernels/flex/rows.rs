@@ -21,7 +21,7 @@ const PAGE: usize = 4 << 10;
 
 /// Some runs of bytes, each a fixed distance after the one before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Rows {
+pub(super) struct StridedRows {
     pub rows: usize,
     /// Bytes of each run.
     pub run: usize,
@@ -32,9 +32,9 @@ pub(super) struct Rows {
 }
 
 /// Where the first run is read and written.
-pub(super) type Start = (*const u8, *mut u8);
+pub(super) type RowStart = (*const u8, *mut u8);
 
-impl Rows {
+impl StridedRows {
     /// Of `segment` with elements of `size` bytes.
     pub fn of(segment: &StridedCopy, size: usize) -> Self {
         let StridedCopy { rows, run, from_stride, to_stride, .. } = *segment;
@@ -45,7 +45,7 @@ impl Rows {
     ///
     /// # Safety
     /// There are more runs than that from `start`.
-    pub unsafe fn start(self, (from, to): Start, row: usize) -> Start {
+    pub unsafe fn start(self, (from, to): RowStart, row: usize) -> RowStart {
         // SAFETY: the caller's.
         unsafe { (from.add(row * self.from_stride), to.add(row * self.to_stride)) }
     }
@@ -60,11 +60,11 @@ impl Rows {
     /// From `start`, all runs lie in memory that may be read and written, and what is read and what is written do not
     /// overlap.
     #[inline]
-    pub unsafe fn copy(self, start: Start) {
+    pub unsafe fn copy(self, start: RowStart) {
         /// The same, compiled for registers twice as long as those that every x86-64 has.
         #[cfg(target_arch = "x86_64")]
         #[target_feature(enable = "avx2")]
-        unsafe fn by_avx2(rows: Rows, start: Start) {
+        unsafe fn by_avx2(rows: StridedRows, start: RowStart) {
             // SAFETY: the caller's.
             unsafe { rows.by_length(start) }
         }
@@ -83,7 +83,7 @@ impl Rows {
     /// # Safety
     /// As of [`copy`](Self::copy).
     #[inline(always)]
-    unsafe fn by_length(self, start: Start) {
+    unsafe fn by_length(self, start: RowStart) {
         // SAFETY: the caller's; each loop copies runs of the lengths that it is chosen for.
         unsafe {
             match self.run {
@@ -118,7 +118,7 @@ impl Rows {
     /// # Safety
     /// As of [`copy`](Self::copy); a run has no more bytes than the pieces, and more than all but one of them.
     #[inline(always)]
-    unsafe fn short<const COUNT: usize, const SIZE: usize>(self, start: Start) {
+    unsafe fn short<const COUNT: usize, const SIZE: usize>(self, start: RowStart) {
         let last = self.run - SIZE;
         // SAFETY: the caller's.
         self.each(start, |from, to| unsafe {
@@ -131,7 +131,7 @@ impl Rows {
 
     /// Calls `copy` with the start of every run.
     #[inline(always)]
-    fn each(self, start: Start, copy: impl Fn(*const u8, *mut u8)) {
+    fn each(self, start: RowStart, copy: impl Fn(*const u8, *mut u8)) {
         let (mut from, mut to) = start;
         for _ in 0..self.rows {
             copy(from, to);
@@ -178,8 +178,8 @@ pub(super) mod tests {
     use super::*;
 
     /// That `copy` writes the runs of `rows`, which begin at these bytes of source and target, and nothing else.
-    pub fn assert_copied(rows: Rows, (from, to): (usize, usize), copy: impl Fn(Rows, Start)) {
-        let Rows { run, from_stride, to_stride, .. } = rows;
+    pub fn assert_copied(rows: StridedRows, (from, to): (usize, usize), copy: impl Fn(StridedRows, RowStart)) {
+        let StridedRows { run, from_stride, to_stride, .. } = rows;
         let source: Vec<u8> =
             (0..from + rows.rows * from_stride + run).map(|at| (at * 7 + at / 251) as u8 | 1).collect();
         let mut target = vec![0; to + rows.rows * to_stride + run];
@@ -196,7 +196,7 @@ pub(super) mod tests {
     fn runs_of_every_length_are_copied_whole_and_nothing_beside_them() {
         for run in (0..=300).chain([1000, 4096, 5001, 65_535, 65_536, 100_003]) {
             for (from, to) in [(0, 0), (3, 1), (31, 32), (32, 31)] {
-                let rows = Rows { rows: 3, run, from_stride: run + 5, to_stride: run + 1 };
+                let rows = StridedRows { rows: 3, run, from_stride: run + 5, to_stride: run + 1 };
                 // SAFETY: the test's memory, which is long enough.
                 assert_copied(rows, (from, to), |rows, start| unsafe { rows.copy(start) });
                 // SAFETY: the same.
@@ -212,7 +212,7 @@ pub(super) mod tests {
         for beyond in [0, 1, 17, 63, 64, 4095] {
             let mut target = vec![0_u8; len + 2 * PAGE];
             let start = (source.as_ptr().addr() + beyond).wrapping_sub(target.as_ptr().addr()) % PAGE;
-            let rows = Rows { rows: 1, run: len, from_stride: len, to_stride: len };
+            let rows = StridedRows { rows: 1, run: len, from_stride: len, to_stride: len };
             // SAFETY: the test's memory, which is long enough.
             unsafe { rows.copy((source.as_ptr(), target[start..].as_mut_ptr())) };
             assert!(target[start..start + len] == source[..len], "{beyond} bytes beyond");

@@ -44,10 +44,10 @@ pub(super) fn each<S>(
 }
 
 /// A place between two elements: the segment, and how many of its elements lie before.
-pub(super) type Place = (usize, usize);
+pub(super) type SplitPoint = (usize, usize);
 
 /// Where `count` pieces of segments of `total` elements begin, and where the last one ends.
-pub(super) fn cuts(segments: &[StridedCopy], total: usize, count: usize) -> Vec<Place> {
+pub(super) fn cuts(segments: &[StridedCopy], total: usize, count: usize) -> Vec<SplitPoint> {
     let (mut index, mut before) = (0, 0);
     let inner = (1..count).map(|piece| {
         let at = (total as u128 * piece as u128 / count as u128) as usize;
@@ -63,7 +63,7 @@ pub(super) fn cuts(segments: &[StridedCopy], total: usize, count: usize) -> Vec<
 }
 
 /// Calls `work` with the segments from one place to another.
-pub(super) fn piece(segments: &[StridedCopy], from: Place, to: Place, mut work: impl FnMut(&[StridedCopy])) {
+pub(super) fn piece(segments: &[StridedCopy], from: SplitPoint, to: SplitPoint, mut work: impl FnMut(&[StridedCopy])) {
     if from.0 == to.0 {
         return work(&part(segments[from.0], from.1..to.1));
     }

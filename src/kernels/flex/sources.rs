@@ -68,7 +68,7 @@ fn of_one_dtype<'a>(tensor: &'a FlexTensor, dtype: &mut Option<DType>) -> &'a [u
 /// From a tensor to its elements it is several steps through memory. Where many threads read the same tensors, they
 /// are made once for all.
 #[derive(Debug)]
-pub(crate) struct Kept {
+pub(crate) struct PinnedSources {
     bytes: Few<&'static [u8]>,
     dtype: Option<DType>,
     /// What `bytes` are borrowed from.
@@ -78,7 +78,7 @@ pub(crate) struct Kept {
 /// One for each source: of a reduction over a few ranks, no memory of its own.
 type Few<T> = SmallVec<[T; 8]>;
 
-impl Kept {
+impl PinnedSources {
     /// Of `tensors`, anywhere in their memory.
     ///
     /// # Panics

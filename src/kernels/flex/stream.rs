@@ -4,7 +4,7 @@
 //! that is a third of the traffic, and for nothing.
 
 use super::prefetch::LINE;
-use super::rows::{Rows, Start};
+use super::rows::{StridedRows, RowStart};
 
 /// Copies that write fewer bytes may find them in the caches afterwards.
 const LARGE: usize = 16 << 20;
@@ -36,7 +36,7 @@ pub(crate) fn pays(bytes: usize) -> bool {
 }
 
 /// Whether the runs of `rows` are.
-pub(super) fn are_long(rows: &Rows) -> bool {
+pub(super) fn are_long(rows: &StridedRows) -> bool {
     let lie_apart = rows.rows > 1 && rows.run < rows.from_stride;
     rows.run >= if lie_apart { LONG_APART } else { LONG }
 }
@@ -50,7 +50,7 @@ pub(super) fn are_long(rows: &Rows) -> bool {
 ///
 /// # Safety
 /// As of [`Rows::copy`].
-pub(super) unsafe fn rows(rows: Rows, start: Start) {
+pub(super) unsafe fn rows(rows: StridedRows, start: RowStart) {
     let band = if rows.run < STRIPED { rows.rows / STRIPES } else { 0 };
     let ahead = if rows.run < rows.from_stride { AHEAD * rows.from_stride } else { 0 };
     // SAFETY: the caller's.
@@ -130,7 +130,7 @@ pub(crate) fn done() {
 /// # Safety
 /// As of [`copy`] for all of them.
 #[cfg(target_arch = "x86_64")]
-unsafe fn side_by_side<const N: usize>(runs: [Start; N], len: usize, ahead: usize) {
+unsafe fn side_by_side<const N: usize>(runs: [RowStart; N], len: usize, ahead: usize) {
     use std::arch::x86_64::{__m128i, _MM_HINT_T1, _mm_loadu_si128, _mm_prefetch, _mm_stream_si128};
     // From its head on the lines of a target are aligned.
     let heads = runs.map(|(_, to)| to.align_offset(LINE));
@@ -167,7 +167,7 @@ unsafe fn side_by_side<const N: usize>(runs: [Start; N], len: usize, ahead: usiz
 /// # Safety
 /// As of [`copy`] for all of them.
 #[cfg(not(target_arch = "x86_64"))]
-unsafe fn side_by_side<const N: usize>(runs: [Start; N], len: usize, _ahead: usize) {
+unsafe fn side_by_side<const N: usize>(runs: [RowStart; N], len: usize, _ahead: usize) {
     for (from, to) in runs {
         // SAFETY: the caller's.
         unsafe { from.copy_to_nonoverlapping(to, len) }
@@ -176,11 +176,11 @@ unsafe fn side_by_side<const N: usize>(runs: [Start; N], len: usize, _ahead: usi
 
 #[cfg(test)]
 mod tests {
-    use crate::kernels::flex::rows::{Rows, tests};
+    use crate::kernels::flex::rows::{StridedRows, tests};
 
     #[test]
     fn runs_that_lie_apart_in_the_source_are_long_later() {
-        let are_long = |rows, run, from_stride| super::are_long(&Rows { rows, run, from_stride, to_stride: 9999 });
+        let are_long = |rows, run, from_stride| super::are_long(&StridedRows { rows, run, from_stride, to_stride: 9999 });
         assert_eq!([511, 512].map(|run| are_long(9, run, run)), [false, true]);
         assert_eq!([2047, 2048].map(|run| are_long(9, run, run + 1)), [false, true]);
         assert!(are_long(1, 512, 9999), "one run lies apart from nothing");
@@ -191,7 +191,7 @@ mod tests {
         // Four side by side, and one more; one stripe, four of less than their longest, and of the longest and then some.
         for run in [512, 513, 767, 1024, 4095, 4096, 5003, 12_287, 12_351, 16_384, 100_001, 300_000] {
             for (from, to) in [(0, 0), (1, 2), (17, 1), (5, 63), (64, 33)] {
-                let rows = Rows { rows: 9, run, from_stride: run + 9, to_stride: run + 2 };
+                let rows = StridedRows { rows: 9, run, from_stride: run + 9, to_stride: run + 2 };
                 tests::assert_copied(rows, (from, to), |rows, start| {
                     // SAFETY: the test's memory, which is long enough.
                     unsafe { super::rows(rows, start) };

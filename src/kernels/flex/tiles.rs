@@ -2,7 +2,7 @@
 
 use smallvec::SmallVec;
 
-use super::rows::{Rows, Start};
+use super::rows::{StridedRows, RowStart};
 
 /// Copies runs as [`Rows::copy`] does; those of two and four bytes by tiles, where starts are side by side in the
 /// source or in the target, and what each leads to is adjacent on the other side.
@@ -10,7 +10,7 @@ use super::rows::{Rows, Start};
 /// # Safety
 /// As of [`Rows::copy`].
 #[inline(always)]
-pub(super) unsafe fn copy(rows: Rows, starts: impl Iterator<Item = Start>) {
+pub(super) unsafe fn copy(rows: StridedRows, starts: impl Iterator<Item = RowStart>) {
     // SAFETY: the caller's.
     unsafe {
         match rows.run {
@@ -31,9 +31,9 @@ type Tile<const N: usize> = unsafe fn([*const u8; N], [*mut u8; N]);
 /// As of [`Rows::copy`]; `N` elements are 16 bytes.
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
-unsafe fn by_tiles<const N: usize>(rows: Rows, starts: impl Iterator<Item = Start>, tile: Tile<N>) {
-    let starts: SmallVec<[Start; 16]> = starts.collect();
-    let Rows { run: size, from_stride, to_stride, .. } = rows;
+unsafe fn by_tiles<const N: usize>(rows: StridedRows, starts: impl Iterator<Item = RowStart>, tile: Tile<N>) {
+    let starts: SmallVec<[RowStart; 16]> = starts.collect();
+    let StridedRows { run: size, from_stride, to_stride, .. } = rows;
     let (tiles, rest) = starts.as_chunks::<N>();
     for starts in tiles {
         let (from, to) = (starts.map(|start| start.0), starts.map(|start| start.1));
@@ -55,7 +55,7 @@ unsafe fn by_tiles<const N: usize>(rows: Rows, starts: impl Iterator<Item = Star
         }
         if whole < rows.rows {
             // SAFETY: the rows behind the tiles.
-            let behind = Rows { rows: rows.rows - whole, ..rows };
+            let behind = StridedRows { rows: rows.rows - whole, ..rows };
             starts.iter().for_each(|start| unsafe { behind.copy(rows.start(*start, whole)) });
         }
     }

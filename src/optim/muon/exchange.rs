@@ -17,7 +17,7 @@ use crate::optim::route::Route;
 use crate::param::Unit;
 
 /// What is to be made orthogonal.
-pub(in crate::optim) struct Matrix {
+pub(in crate::optim) struct MuonMatrix {
     pub(in crate::optim) id: ParamId,
     pub(in crate::optim) path: Arc<str>,
     /// The parameter's, in the element type of the part; `None` if every rank has its own.
@@ -30,14 +30,14 @@ pub(in crate::optim) struct Matrix {
 }
 
 /// A parameter, and what is to be added to this rank's part of it.
-pub(in crate::optim) type Step = (ParamId, Tensor<2>);
+pub(in crate::optim) type MuonUpdate = (ParamId, Tensor<2>);
 
 /// The steps of all `matrices`, of the model of these units.
 ///
 /// # Collective
 /// Every rank of the parameters' meshes. In each round two all-to-alls along each mesh dimension that cuts the matrices;
 /// nothing for those that every rank has whole.
-pub(in crate::optim) fn orthogonalized(matrices: Vec<Matrix>, units: &[Arc<Unit>]) -> Result<Vec<Step>> {
+pub(in crate::optim) fn orthogonalized(matrices: Vec<MuonMatrix>, units: &[Arc<Unit>]) -> Result<Vec<MuonUpdate>> {
     let (mut routes, mut groups, mut steps) = (Vec::new(), Vec::new(), Vec::new());
     for matrix in matrices {
         let Some(spec) = matrix.spec.clone() else {
@@ -63,13 +63,13 @@ pub(in crate::optim) fn orthogonalized(matrices: Vec<Matrix>, units: &[Arc<Unit>
                 Owned { owner: route.place(owner), ..owned }
             };
             let matrices = round.into_iter().map(owned).collect_vec();
-            steps.extend(Round { route, matrices: &matrices, units }.run()?);
+            steps.extend(MuonRound { route, matrices: &matrices, units }.run()?);
         }
     }
     Ok(steps)
 }
 
-impl Matrix {
+impl MuonMatrix {
     /// What burn's optimizer adds to the parameter, of the whole matrix.
     fn step(&self, whole: Tensor<2>) -> Tensor<2> {
         // Added to nothing, which takes no memory.
@@ -80,24 +80,24 @@ impl Matrix {
 
 /// A matrix of several ranks, and where its owner is along each axis of the route.
 struct Owned {
-    matrix: Matrix,
+    matrix: MuonMatrix,
     spec: Arc<DTensorSpec>,
     owner: Vec<usize>,
 }
 
 /// What moves together.
-struct Round<'a> {
+struct MuonRound<'a> {
     route: &'a Route,
     matrices: &'a [Owned],
     units: &'a [Arc<Unit>],
 }
 
 /// Parts that this rank holds of a matrix, flat, in the order of [`Route::sources`].
-type Held<'a> = (&'a Owned, Vec<Tensor<1>>);
+type HeldShards<'a> = (&'a Owned, Vec<Tensor<1>>);
 
-impl<'a> Round<'a> {
-    fn run(&self) -> Result<Vec<Step>> {
-        let mut held: Vec<Held> = self.matrices.iter().map(|owned| (owned, vec![flat(&owned.matrix.part)])).collect();
+impl<'a> MuonRound<'a> {
+    fn run(&self) -> Result<Vec<MuonUpdate>> {
+        let mut held: Vec<HeldShards> = self.matrices.iter().map(|owned| (owned, vec![flat(&owned.matrix.part)])).collect();
         for axis in 0..self.route.axes() {
             held = self.to_owners(axis, held)?;
         }
@@ -105,7 +105,7 @@ impl<'a> Round<'a> {
         for axis in (0..self.route.axes()).rev() {
             held = self.back(axis, held)?;
         }
-        let part = |(owned, mut parts): Held| {
+        let part = |(owned, mut parts): HeldShards| {
             let part = shaped(parts.pop().expect("a rank's part is one"), owned.spec.local_shape().dims());
             // A view would keep the whole of the matrix that it is of.
             (owned.matrix.id, Tensor::from_dispatch(own(part.into_dispatch())))
@@ -125,7 +125,7 @@ impl<'a> Round<'a> {
     }
 
     /// Moves what is held along an axis, to the ranks that are where the owners are.
-    fn to_owners(&self, axis: usize, held: Vec<Held<'a>>) -> Result<Vec<Held<'a>>> {
+    fn to_owners(&self, axis: usize, held: Vec<HeldShards<'a>>) -> Result<Vec<HeldShards<'a>>> {
         let own = self.route.own(axis);
         let mut given = vec![Vec::new(); self.route.size(axis)];
         let mut stay = Vec::new();
@@ -142,7 +142,7 @@ impl<'a> Round<'a> {
     }
 
     /// Moves steps back along an axis, to the ranks that [`to_owners`](Self::to_owners) had the parts from.
-    fn back(&self, axis: usize, held: Vec<Held<'a>>) -> Result<Vec<Held<'a>>> {
+    fn back(&self, axis: usize, held: Vec<HeldShards<'a>>) -> Result<Vec<HeldShards<'a>>> {
         let each = self.route.sources_before(axis);
         let mut given = vec![Vec::new(); self.route.size(axis)];
         for (_, parts) in held {

@@ -24,5 +24,5 @@ mod join;
 mod rounds;
 mod shards;
 
-pub(super) use exchange::{Matrix, orthogonalized};
+pub(super) use exchange::{MuonMatrix, orthogonalized};
 pub(super) use shards::{Apply, Stages};

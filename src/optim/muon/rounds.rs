@@ -1,7 +1,7 @@
 //! Which rank makes which matrix orthogonal, and in which round.
 
 /// The owner of each of a round's matrices: pairs of a matrix and a rank.
-pub(super) type Round = Vec<(usize, usize)>;
+pub(super) type RoundOwners = Vec<(usize, usize)>;
 
 /// Spreads matrices of these shapes over `ranks`.
 ///
@@ -12,7 +12,7 @@ pub(super) type Round = Vec<(usize, usize)>;
 /// ```text
 /// 3 ranks, square matrices:   40  40  20  20  20  20        round 0   40 │ 40 │ 20 20 20 20
 /// ```
-pub(super) fn rounds(shapes: &[[usize; 2]], ranks: usize) -> Vec<Round> {
+pub(super) fn rounds(shapes: &[[usize; 2]], ranks: usize) -> Vec<RoundOwners> {
     let elements = |matrix: &usize| shapes[*matrix][0] * shapes[*matrix][1];
     let mut waiting: Vec<usize> = (0..shapes.len()).collect();
     // Stable: of matrices of one cost the first comes first, on every rank.
@@ -20,7 +20,7 @@ pub(super) fn rounds(shapes: &[[usize; 2]], ranks: usize) -> Vec<Round> {
     let room = waiting.iter().map(elements).max().unwrap_or(0);
     let mut rounds = Vec::new();
     while !waiting.is_empty() {
-        let (mut round, mut busy, mut held) = (Round::new(), vec![0; ranks], vec![0; ranks]);
+        let (mut round, mut busy, mut held) = (RoundOwners::new(), vec![0; ranks], vec![0; ranks]);
         waiting.retain(|matrix| {
             let fits = (0..ranks).filter(|&rank| held[rank] + elements(matrix) <= room);
             let Some(owner) = fits.min_by_key(|&rank| busy[rank]) else { return true };

@@ -11,19 +11,19 @@ use parking_lot::Mutex;
 use smallvec::SmallVec;
 
 use super::slots;
-use crate::memory::cube::{EvictableAllocation, Place, id, primitive};
+use crate::memory::cube::{EvictableAllocation, AllocationOffset, id, primitive};
 
 /// One allocation with gathered weights in it.
 #[derive(Debug)]
-pub(super) struct Slot {
+pub(super) struct CubeStorage {
     memory: EvictableAllocation,
     /// Of the weights.
-    places: Mutex<SmallVec<[Place; 1]>>,
-    state: Mutex<State>,
+    places: Mutex<SmallVec<[AllocationOffset; 1]>>,
+    state: Mutex<StorageState>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum State {
+enum StorageState {
     /// Forward's.
     Full,
     Empty,
@@ -32,33 +32,33 @@ enum State {
 
 /// The slots of one unit: weights that share an allocation share a slot.
 #[derive(Debug, Default)]
-pub(super) struct Blocks(SmallVec<[Arc<Slot>; 1]>);
+pub(super) struct UnitAllocations(SmallVec<[Arc<CubeStorage>; 1]>);
 
-impl Blocks {
+impl UnitAllocations {
     /// The slot of the memory that `weight` is in; `None` on a runtime that does not let it be taken.
-    pub(super) fn slot(&mut self, weight: &DispatchTensor) -> Option<Arc<Slot>> {
+    pub(super) fn slot(&mut self, weight: &DispatchTensor) -> Option<Arc<CubeStorage>> {
         let weight = primitive(weight)?;
         let memory = id(&weight.handle);
         let slot = match self.0.iter().find(|slot| slot.memory.id() == memory) {
             Some(slot) => slot.clone(),
             None => {
-                let (places, state) = (Mutex::default(), Mutex::new(State::Full));
-                let slot = Arc::new(Slot { memory: EvictableAllocation::new(weight)?, places, state });
+                let (places, state) = (Mutex::default(), Mutex::new(StorageState::Full));
+                let slot = Arc::new(CubeStorage { memory: EvictableAllocation::new(weight)?, places, state });
                 self.0.push(slot.clone());
                 slot
             }
         };
-        slot.places.lock().push(Place::of(weight));
+        slot.places.lock().push(AllocationOffset::of(weight));
         Some(slot)
     }
 }
 
-impl slots::Slot for Slot {
+impl slots::Storage for CubeStorage {
     fn release(&self) {
         let mut state = self.state.lock();
-        if *state == State::Full {
+        if *state == StorageState::Full {
             self.memory.take();
-            *state = State::Empty;
+            *state = StorageState::Empty;
         }
     }
 
@@ -70,24 +70,24 @@ impl slots::Slot for Slot {
     /// If several weights are laid out as they were not.
     fn fill(&self, whole: DispatchTensor) {
         let mut state = self.state.lock();
-        if *state != State::Empty {
+        if *state != StorageState::Empty {
             return;
         }
         let Some(cube) = primitive(&whole) else { unreachable!("a slot holds Cube floats, not {whole:?}") };
         let places = self.places.lock();
-        let is_as_it_was = |cube| places.contains(&Place::of(cube));
+        let is_as_it_was = |cube| places.contains(&AllocationOffset::of(cube));
         let cube = if is_as_it_was(cube) || places.len() > 1 { cube.clone() } else { cube.copy() };
         assert!(
             is_as_it_was(&cube),
             "a unit is gathered again as it was: {:?} is none of {places:?}",
-            Place::of(&cube)
+            AllocationOffset::of(&cube)
         );
         self.memory.give(cube);
-        *state = State::Again;
+        *state = StorageState::Again;
     }
 
     #[cfg(feature = "testing")]
     fn is_full(&self) -> bool {
-        *self.state.lock() != State::Empty
+        *self.state.lock() != StorageState::Empty
     }
 }

@@ -8,34 +8,34 @@ use burn::backend::{BackendTensor, DispatchAutodiffContext, DispatchTensor, Disp
 use burn::tensor::{Bytes, DType, Shape};
 use burn_std::{AccessError, AccessPolicy, AllocationController, AllocationProperty};
 
-use super::slot::{self, Memory, StorageReadError};
+use super::slot::{self, StorageMemory, StorageReadError};
 use super::slots::{self, Refill};
 use crate::memory::flex as memory;
 
 /// The memory of one gathered weight, there or not.
-pub(super) type Slot = slot::EvictableStorage<Arc<Bytes>, Whole>;
+pub(super) type FlexStorage = slot::EvictableStorage<Arc<Bytes>, WeightMeta>;
 
 /// What a gathered weight looks like.
-pub(super) struct Whole {
+pub(super) struct WeightMeta {
     len: usize,
     shape: Shape,
     dtype: DType,
 }
 
 /// Which ranks may have in common.
-impl Memory for Arc<Bytes> {
+impl StorageMemory for Arc<Bytes> {
     fn copy(&self) -> Self {
         Self::new(Bytes::clone(self))
     }
 }
 
-impl std::fmt::Debug for Slot {
+impl std::fmt::Debug for FlexStorage {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Slot").field("len", &self.layout.len).field("full", &self.is_full()).finish()
     }
 }
 
-impl slots::Slot for Slot {
+impl slots::Storage for FlexStorage {
     fn release(&self) {
         slot::EvictableStorage::evict(self);
     }
@@ -50,19 +50,19 @@ impl slots::Slot for Slot {
     }
 }
 
-impl Slot {
+impl FlexStorage {
     /// Moves a Flex tensor into a slot of its own.
     pub(super) fn place(tensor: DispatchTensor, source: Arc<dyn Refill>) -> Arc<Self> {
         let (shape, dtype) = (tensor.shape(), tensor.dtype());
         let bytes = bytes(tensor);
-        let whole = Whole { len: bytes.len(), shape, dtype };
+        let whole = WeightMeta { len: bytes.len(), shape, dtype };
         Self::new(bytes, whole, source)
     }
 
     /// A tensor that lives in this slot.
     pub(super) fn view(self: &Arc<Self>) -> DispatchTensor {
-        let Whole { len, shape, dtype } = &self.layout;
-        let view = View(slot::StorageView::new(self.clone()));
+        let WeightMeta { len, shape, dtype } = &self.layout;
+        let view = FlexView(slot::StorageView::new(self.clone()));
         // SAFETY: a view's memory has `len` bytes, all initialized: it is a weight's, or a copy.
         let bytes = unsafe { Bytes::from_controller(Box::new(view), *len) };
         let tensor = FlexTensor::new(bytes, Layout::contiguous(shape.clone()), *dtype);
@@ -83,7 +83,7 @@ fn bytes(tensor: DispatchTensor) -> Arc<Bytes> {
 }
 
 /// Bytes of a tensor that are a slot's.
-struct View(slot::StorageView<Arc<Bytes>, Whole>);
+struct FlexView(slot::StorageView<Arc<Bytes>, WeightMeta>);
 
 impl From<StorageReadError> for AccessError {
     fn from(unread: StorageReadError) -> Self {
@@ -97,7 +97,7 @@ impl From<StorageReadError> for AccessError {
 const GONE: &str = "a sharded parameter's value was read after its unit's forward or all-gather had failed: see the \
                     first error of the launch";
 
-impl AllocationController for View {
+impl AllocationController for FlexView {
     fn alloc_align(&self) -> usize {
         self.0.slot.layout.dtype.size()
     }
@@ -130,7 +130,7 @@ impl AllocationController for View {
 const _: fn() = || {
     // `Bytes` is both, whatever its controller.
     fn shared<T: Send + Sync>() {}
-    shared::<View>();
+    shared::<FlexView>();
 };
 
 #[cfg(test)]
@@ -147,7 +147,7 @@ mod tests {
     /// Refills one slot, and counts.
     #[derive(Default)]
     struct Source {
-        slot: Mutex<Weak<Slot>>,
+        slot: Mutex<Weak<FlexStorage>>,
         refills: AtomicUsize,
     }
 
@@ -164,9 +164,9 @@ mod tests {
         Tensor::<2>::from_data([[1.0, 2.0], [3.0, 4.0]], &Device::flex()).into_dispatch()
     }
 
-    fn slot() -> (Arc<Source>, Arc<Slot>) {
+    fn slot() -> (Arc<Source>, Arc<FlexStorage>) {
         let source = Arc::new(Source::default());
-        let slot = Slot::place(values(), source.clone());
+        let slot = FlexStorage::place(values(), source.clone());
         *source.slot.lock() = Arc::downgrade(&slot);
         (source, slot)
     }

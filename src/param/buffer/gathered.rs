@@ -31,10 +31,10 @@ use super::sync::Mutex;
 ///
 /// Views hold it, to be filled, and it holds views: until [`end`](Self::end), which whoever made it calls.
 #[derive(Debug)]
-pub struct UnshardState<G, S: ?Sized, T>(Mutex<State<G, S, T>>);
+pub struct UnshardState<G, S: ?Sized, T>(Mutex<PassState<G, S, T>>);
 
 #[derive(Debug)]
-enum State<G, S: ?Sized, T> {
+enum PassState<G, S: ?Sized, T> {
     /// This rank has its shards alone.
     Sharded,
     /// Forward computes with these.
@@ -45,7 +45,7 @@ enum State<G, S: ?Sized, T> {
     /// stays.
     UnderWay(G, Vec<Option<InSlot<S, T>>>),
     /// Gathered again.
-    Backward(Vec<Again<T>>),
+    Backward(Vec<BackwardWeight<T>>),
     /// The pass has ended without them.
     Kept(G, Vec<Option<Weak<S>>>),
     /// Nothing is gathered any more.
@@ -80,7 +80,7 @@ pub struct InSlot<S: ?Sized, T> {
 
 /// A weight in backward.
 #[derive(Debug)]
-enum Again<T> {
+enum BackwardWeight<T> {
     View(T),
     /// In no slot: given out once, so that its last reader frees it.
     Whole(Option<T>),
@@ -114,14 +114,14 @@ impl<S: ?Sized, T: Clone> Clone for StoredWeight<S, T> {
 
 impl<G, S: ?Sized, T: Clone> UnshardState<G, S, T> {
     pub fn new() -> Self {
-        Self(Mutex::new(State::Sharded))
+        Self(Mutex::new(PassState::Sharded))
     }
 
     /// Puts there what `gather` makes, unless forward has its weights. If that fails, nothing has happened.
     pub fn unshard<E>(&self, gather: impl FnOnce() -> Result<Vec<StoredWeight<S, T>>, E>) -> Result<(), E> {
         let mut state = self.0.lock();
-        if let State::Sharded = *state {
-            *state = State::Forward(gather()?);
+        if let PassState::Sharded = *state {
+            *state = PassState::Forward(gather()?);
         }
         Ok(())
     }
@@ -129,14 +129,14 @@ impl<G, S: ?Sized, T: Clone> UnshardState<G, S, T> {
     /// The weight at `position`, in forward.
     pub fn forward(&self, position: usize) -> Option<T> {
         match &*self.0.lock() {
-            State::Forward(weights) => Some(weights[position].value().clone()),
+            PassState::Forward(weights) => Some(weights[position].value().clone()),
             _ => None,
         }
     }
 
     /// Whether the weight at `position` is in a slot, in forward.
     pub fn is_in_slot(&self, position: usize) -> bool {
-        matches!(&*self.0.lock(), State::Forward(weights) if matches!(weights[position], StoredWeight::InSlot(_)))
+        matches!(&*self.0.lock(), PassState::Forward(weights) if matches!(weights[position], StoredWeight::InSlot(_)))
     }
 
     /// Forward is over: `after` says what becomes of its weights. Whoever finds a released slot empty finds what fills
@@ -144,37 +144,37 @@ impl<G, S: ?Sized, T: Clone> UnshardState<G, S, T> {
     pub fn leave(&self, after: impl FnOnce(&[StoredWeight<S, T>]) -> After<G>, release: impl Fn(&S)) {
         let mut state = self.0.lock();
         let after = match &*state {
-            State::Forward(weights) => after(weights),
+            PassState::Forward(weights) => after(weights),
             _ => after(&[]),
         };
-        let weights = match mem::replace(&mut *state, State::Done) {
-            State::Forward(weights) => weights,
+        let weights = match mem::replace(&mut *state, PassState::Done) {
+            PassState::Forward(weights) => weights,
             _ => Vec::new(),
         };
         *state = match after {
-            After::Keep => State::Whole(weights),
+            After::Keep => PassState::Whole(weights),
             After::Free => {
                 free(weights, release);
-                State::Done
+                PassState::Done
             }
-            After::Again(issued) => State::UnderWay(issued, free(weights, release)),
+            After::Again(issued) => PassState::UnderWay(issued, free(weights, release)),
         };
     }
 
     /// Frees weights that have stayed after forward: what `issue` makes is for backward.
     pub fn reshard(&self, issue: impl FnOnce() -> G, release: impl Fn(&S)) {
         let mut state = self.0.lock();
-        if let State::Whole(_) = *state
-            && let State::Whole(weights) = mem::replace(&mut *state, State::Done)
+        if let PassState::Whole(_) = *state
+            && let PassState::Whole(weights) = mem::replace(&mut *state, PassState::Done)
         {
-            *state = State::UnderWay(issue(), free(weights, release));
+            *state = PassState::UnderWay(issue(), free(weights, release));
         }
     }
 
     /// The weights that have stayed after forward.
     pub fn kept(&self) -> Option<Vec<StoredWeight<S, T>>> {
         match &*self.0.lock() {
-            State::Whole(weights) => Some(weights.clone()),
+            PassState::Whole(weights) => Some(weights.clone()),
             _ => None,
         }
     }
@@ -182,8 +182,8 @@ impl<G, S: ?Sized, T: Clone> UnshardState<G, S, T> {
     /// The weights that backward has computed with, if all are there.
     pub fn left(&self) -> Option<Vec<T>> {
         match &*self.0.lock() {
-            State::Whole(weights) => Some(weights.iter().map(|weight| weight.value().clone()).collect()),
-            State::Backward(again) => again.iter().map(Again::value).collect(),
+            PassState::Whole(weights) => Some(weights.iter().map(|weight| weight.value().clone()).collect()),
+            PassState::Backward(again) => again.iter().map(BackwardWeight::value).collect(),
             _ => None,
         }
     }
@@ -191,7 +191,7 @@ impl<G, S: ?Sized, T: Clone> UnshardState<G, S, T> {
     /// What `f` makes of what was issued and is not waited for.
     pub fn issued<R>(&self, f: impl FnOnce(&mut G) -> R) -> Option<R> {
         match &mut *self.0.lock() {
-            State::UnderWay(issued, _) => Some(f(issued)),
+            PassState::UnderWay(issued, _) => Some(f(issued)),
             _ => None,
         }
     }
@@ -214,29 +214,29 @@ impl<G, S: ?Sized, T: Clone> UnshardState<G, S, T> {
         state.refill(wait, fill);
         match &mut *state {
             // A backward inside the unit's own forward.
-            State::Forward(weights) | State::Whole(weights) => Some(weights[position].value().clone()),
-            State::Backward(again) => match &mut again[position] {
-                Again::View(view) => Some(view.clone()),
-                Again::Whole(whole) if shared => whole.clone(),
-                Again::Whole(whole) => whole.take(),
+            PassState::Forward(weights) | PassState::Whole(weights) => Some(weights[position].value().clone()),
+            PassState::Backward(again) => match &mut again[position] {
+                BackwardWeight::View(view) => Some(view.clone()),
+                BackwardWeight::Whole(whole) if shared => whole.clone(),
+                BackwardWeight::Whole(whole) => whole.take(),
             },
-            State::Sharded | State::UnderWay(..) | State::Kept(..) | State::Done => None,
+            PassState::Sharded | PassState::UnderWay(..) | PassState::Kept(..) | PassState::Done => None,
         }
     }
 
     /// Whether forward's or backward's weights are there.
     pub fn is_here(&self) -> bool {
-        matches!(&*self.0.lock(), State::Forward(_) | State::Whole(_) | State::Backward(_))
+        matches!(&*self.0.lock(), PassState::Forward(_) | PassState::Whole(_) | PassState::Backward(_))
     }
 
     /// Whether a weight that the pass holds is there.
     #[cfg(feature = "testing")]
     pub fn is_there(&self, is_full: impl Fn(&S) -> bool) -> bool {
         match &*self.0.lock() {
-            State::Forward(_) | State::Whole(_) => true,
-            State::UnderWay(_, in_slots) => in_slots.iter().flatten().any(|in_slot| is_full(&in_slot.slot)),
-            State::Backward(again) => again.iter().any(|again| !matches!(again, Again::Whole(None))),
-            State::Sharded | State::Kept(..) | State::Done => false,
+            PassState::Forward(_) | PassState::Whole(_) => true,
+            PassState::UnderWay(_, in_slots) => in_slots.iter().flatten().any(|in_slot| is_full(&in_slot.slot)),
+            PassState::Backward(again) => again.iter().any(|again| !matches!(again, BackwardWeight::Whole(None))),
+            PassState::Sharded | PassState::Kept(..) | PassState::Done => false,
         }
     }
 
@@ -244,11 +244,11 @@ impl<G, S: ?Sized, T: Clone> UnshardState<G, S, T> {
     pub fn end(&self) {
         let mut state = self.0.lock();
         let left = |in_slot: Option<InSlot<S, T>>| in_slot.map(|in_slot| Arc::downgrade(&in_slot.slot));
-        *state = match mem::replace(&mut *state, State::Done) {
-            State::Sharded | State::Forward(_) => State::Sharded,
-            State::UnderWay(issued, in_slots) => State::Kept(issued, in_slots.into_iter().map(left).collect()),
-            State::Kept(issued, slots) => State::Kept(issued, slots),
-            State::Whole(_) | State::Backward(_) | State::Done => State::Done,
+        *state = match mem::replace(&mut *state, PassState::Done) {
+            PassState::Sharded | PassState::Forward(_) => PassState::Sharded,
+            PassState::UnderWay(issued, in_slots) => PassState::Kept(issued, in_slots.into_iter().map(left).collect()),
+            PassState::Kept(issued, slots) => PassState::Kept(issued, slots),
+            PassState::Whole(_) | PassState::Backward(_) | PassState::Done => PassState::Done,
         };
     }
 }
@@ -260,7 +260,7 @@ fn free<S: ?Sized, T: Clone>(weights: Vec<StoredWeight<S, T>>, release: impl Fn(
     in_slots
 }
 
-impl<T: Clone> Again<T> {
+impl<T: Clone> BackwardWeight<T> {
     fn value(&self) -> Option<T> {
         match self {
             Self::View(view) => Some(view.clone()),
@@ -269,17 +269,17 @@ impl<T: Clone> Again<T> {
     }
 }
 
-impl<G, S: ?Sized, T> State<G, S, T> {
+impl<G, S: ?Sized, T> PassState<G, S, T> {
     /// The lock is held while the ranks are waited for: who comes then finds the slots full.
     fn refill(&mut self, wait: impl FnOnce(G) -> Vec<T>, fill: impl Fn(&S, T)) {
         *self = match mem::replace(self, Self::Done) {
             Self::UnderWay(issued, in_slots) => {
                 let in_slots = in_slots.into_iter().chain(std::iter::repeat_with(|| None));
                 let again = wait(issued).into_iter().zip(in_slots).map(|(whole, in_slot)| match in_slot {
-                    None => Again::Whole(Some(whole)),
+                    None => BackwardWeight::Whole(Some(whole)),
                     Some(InSlot { view, slot }) => {
                         fill(&slot, whole);
-                        Again::View(view)
+                        BackwardWeight::View(view)
                     }
                 });
                 Self::Backward(again.collect())

@@ -7,7 +7,7 @@ use burn::backend::{Dispatch, DispatchDevice, DispatchTensor, TensorMetadata};
 use burn::tensor::{DType, Tensor};
 use smallvec::SmallVec;
 
-use crate::dtensor::Dims;
+use crate::dtensor::MeshDims;
 
 /// Gradients of whole weights, by position.
 #[derive(Debug)]
@@ -23,12 +23,12 @@ pub(super) struct Gradients {
 #[derive(Debug, Clone)]
 struct Term {
     /// The mesh dimensions along which they differ.
-    dims: Dims,
+    dims: MeshDims,
     grad: Option<DispatchTensor>,
 }
 
 /// Terms that are summed over the ranks along some mesh dimensions, each with its position.
-pub(super) type Terms = BTreeMap<Dims, Vec<(usize, Option<DispatchTensor>)>>;
+pub(super) type Terms = BTreeMap<MeshDims, Vec<(usize, Option<DispatchTensor>)>>;
 
 impl Gradients {
     /// Of `n` weights.

@@ -74,7 +74,7 @@ pub(super) use gradients::zeros_of;
 use placing::{StoragePlacer, persistent_copy};
 use shared::FreedBy;
 pub(super) use shared::SharedWeights;
-use slots::{Refill, Slot};
+use slots::{Refill, Storage};
 pub(super) use source::ShardGatherer;
 
 use super::events::{EventKind, ShardedState, TrainingState, happened};
@@ -187,7 +187,7 @@ impl UnshardedParams {
         self.source.gathered.unshard(|| Ok(self.place(self.source.gather()?)))
     }
 
-    fn place(&self, wholes: Vec<DispatchTensor>) -> Vec<StoredWeight<dyn Slot, DispatchTensor>> {
+    fn place(&self, wholes: Vec<DispatchTensor>) -> Vec<StoredWeight<dyn Storage, DispatchTensor>> {
         let mut placing = StoragePlacer::new(match &self.freed_by {
             Some(freed_by) => freed_by.clone(),
             None => self.source.clone(),
@@ -416,7 +416,7 @@ impl UnshardedParams {
     /// Whether whole weights are in memory.
     #[cfg(feature = "testing")]
     pub(super) fn has_weights(&self) -> bool {
-        self.source.gathered.is_there(Slot::is_full)
+        self.source.gathered.is_there(Storage::is_full)
     }
 
     /// Whether whole gradients wait to be reduced.

@@ -9,7 +9,7 @@ use super::cube;
 #[cfg(feature = "flex")]
 use super::flex;
 use super::gathered::{InSlot, StoredWeight};
-use super::slots::{Refill, Slot};
+use super::slots::{Refill, Storage};
 use crate::dtensor::own;
 use crate::memory::is_persistent;
 
@@ -17,7 +17,7 @@ use crate::memory::is_persistent;
 pub(super) struct StoragePlacer {
     source: Arc<dyn Refill>,
     #[cfg(feature = "cube")]
-    blocks: cube::Blocks,
+    blocks: cube::UnitAllocations,
 }
 
 impl StoragePlacer {
@@ -26,19 +26,19 @@ impl StoragePlacer {
         Self {
             source,
             #[cfg(feature = "cube")]
-            blocks: cube::Blocks::default(),
+            blocks: cube::UnitAllocations::default(),
         }
     }
 
     /// Moves `tensor` into a slot; one without memory, or of a backend that has no slots, stays as it is.
-    pub(super) fn place(&mut self, tensor: DispatchTensor) -> StoredWeight<dyn Slot, DispatchTensor> {
+    pub(super) fn place(&mut self, tensor: DispatchTensor) -> StoredWeight<dyn Storage, DispatchTensor> {
         if tensor.shape().num_elements() == 0 {
             return StoredWeight::Own(tensor);
         }
         match &tensor.kind {
             #[cfg(feature = "flex")]
             DispatchTensorKind::Flex(_) => {
-                let slot = flex::Slot::place(tensor, self.source.clone());
+                let slot = flex::FlexStorage::place(tensor, self.source.clone());
                 StoredWeight::InSlot(InSlot { view: slot.view(), slot })
             }
             #[cfg(feature = "cube")]

@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 
 use super::gathered::StoredWeight;
 use super::placing::persistent_copy;
-use super::slots::{Refill, Slot};
+use super::slots::{Refill, Storage};
 
 /// The weights of passes that are not over, for those that begin meanwhile.
 ///
@@ -17,7 +17,7 @@ use super::slots::{Refill, Slot};
 /// to free them, and then the unit holds them no longer.
 #[derive(Debug, Clone)]
 pub(in super::super) struct SharedWeights {
-    pub(super) weights: Vec<StoredWeight<dyn Slot, DispatchTensor>>,
+    pub(super) weights: Vec<StoredWeight<dyn Storage, DispatchTensor>>,
     pub(super) freed_by: Arc<FreedBy>,
 }
 

@@ -10,7 +10,7 @@ use super::Refill;
 use super::sync::{OnceLock, RwLock, RwLockReadGuard, ThreadId, thread};
 
 /// Memory of a weight.
-pub trait Memory {
+pub trait StorageMemory {
     /// The same bytes, elsewhere.
     fn copy(&self) -> Self;
 }
@@ -104,7 +104,7 @@ pub enum StorageReadError {
     Gone,
 }
 
-impl<M: Memory, L> StorageView<M, L> {
+impl<M: StorageMemory, L> StorageView<M, L> {
     pub fn new(slot: Arc<EvictableStorage<M, L>>) -> Self {
         Self { slot, own: OnceLock::new() }
     }

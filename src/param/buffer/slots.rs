@@ -5,7 +5,7 @@ use std::fmt::Debug;
 use burn::backend::DispatchTensor;
 
 /// Memory of gathered weights, there or not.
-pub(super) trait Slot: Debug + Send + Sync {
+pub(super) trait Storage: Debug + Send + Sync {
     /// Takes back what forward gathered, under every view.
     fn release(&self);
 

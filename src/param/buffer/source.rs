@@ -8,7 +8,7 @@ use burn::tensor::{DType, Device};
 
 use super::gathered::UnshardState;
 use super::shared::FreedBy;
-use super::slots::{Refill, Slot};
+use super::slots::{Refill, Storage};
 use crate::comm::{Call, CommError, Op, Phase};
 use crate::error::OrUnwind;
 use crate::memory;
@@ -37,7 +37,7 @@ pub(in super::super) struct ShardGatherer {
     call: Call,
     /// If what is alike on several ranks is compared.
     pub(super) due: Option<CheckedPass>,
-    pub(super) gathered: UnshardState<PendingAllGather, dyn Slot, DispatchTensor>,
+    pub(super) gathered: UnshardState<PendingAllGather, dyn Storage, DispatchTensor>,
     /// Whether the all-gather for backward is wanted.
     started: AtomicBool,
     /// What fills its slots again, if passes share them.
@@ -214,7 +214,7 @@ impl ShardGatherer {
 
     /// The weight at `position`, gathered for backward: see [`Gathered::again`].
     pub(super) fn again(&self, position: usize, shared: bool) -> Option<DispatchTensor> {
-        self.gathered.again(position, shared, |issued| self.wholes_again(issued), Slot::fill)
+        self.gathered.again(position, shared, |issued| self.wholes_again(issued), Storage::fill)
     }
 }
 
@@ -227,12 +227,12 @@ impl Keeps for ShardGatherer {
             }
             self.gather_ahead(None)
         };
-        self.gathered.reshard(issue, Slot::release);
+        self.gathered.reshard(issue, Storage::release);
     }
 }
 
 impl Refill for ShardGatherer {
     fn refill(&self) {
-        self.gathered.refill(|issued| self.wholes_again(issued), Slot::fill);
+        self.gathered.refill(|issued| self.wholes_again(issued), Storage::fill);
     }
 }

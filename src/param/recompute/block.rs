@@ -108,7 +108,7 @@ impl RecomputeRegion {
         index: usize,
         value: DispatchTensor,
     ) -> DispatchTensor {
-        let output = Output { block: self.clone(), index, value: Mutex::new(Some(value)) };
+        let output = RegionOutput { block: self.clone(), index, value: Mutex::new(Some(value)) };
         autodiff::unary(gate.clone(), Arc::new(output))
     }
 
@@ -160,14 +160,14 @@ impl GraphOp for RecomputeNode {
 
 /// An output. Parent: the gate.
 #[derive(Debug)]
-struct Output {
+struct RegionOutput {
     block: Arc<RecomputeRegion>,
     index: usize,
     /// Until the node is made.
     value: Mutex<Option<DispatchTensor>>,
 }
 
-impl GraphOp for Output {
+impl GraphOp for RegionOutput {
     fn forward(&self, _: &[DispatchTensor]) -> DispatchTensor {
         self.value.lock().take().expect("a node of the graph is made once")
     }

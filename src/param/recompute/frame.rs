@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use burn::backend::DispatchTensor;
 
-use super::leaves::{Known, Leaves};
+use super::leaves::{KnownLeaves, Leaves};
 use crate::autodiff::BackwardId;
 use crate::param::pass::{UnitPass, Reduced};
 
@@ -23,11 +23,11 @@ struct RecomputeContext {
     /// The passes that were entered in it, or that are entered again.
     passes: RefCell<Vec<Arc<UnitPass>>>,
     /// `None` for the first time.
-    again: Option<Again>,
+    again: Option<RecomputePass>,
     around: Option<Rc<RecomputeContext>>,
 }
 
-struct Again {
+struct RecomputePass {
     /// How many passes were entered again.
     entered: Cell<usize>,
     /// A leaf of its graph.
@@ -125,7 +125,7 @@ impl RecomputeContext {
 /// A block computes as long as it lives.
 pub(super) struct RecomputeGuard {
     frame: Rc<RecomputeContext>,
-    _leaves: Known,
+    _leaves: KnownLeaves,
 }
 
 impl RecomputeGuard {
@@ -136,16 +136,16 @@ impl RecomputeGuard {
 
     /// Again, with these passes, on the graph of `anchor`, in `backward`.
     pub(super) fn again(passes: Vec<Arc<UnitPass>>, anchor: DispatchTensor, backward: BackwardId, leaves: Leaves) -> Self {
-        let again = Again { entered: Cell::new(0), anchor, backward, reduced: RefCell::default() };
+        let again = RecomputePass { entered: Cell::new(0), anchor, backward, reduced: RefCell::default() };
         Self::new(passes, Some(again), leaves)
     }
 
-    fn new(passes: Vec<Arc<UnitPass>>, again: Option<Again>, leaves: Leaves) -> Self {
+    fn new(passes: Vec<Arc<UnitPass>>, again: Option<RecomputePass>, leaves: Leaves) -> Self {
         let frame = FRAME.with_borrow_mut(|frame| {
             let inside = Rc::new(RecomputeContext { passes: RefCell::new(passes), again, around: frame.take() });
             frame.insert(inside).clone()
         });
-        Self { frame, _leaves: Known::new(leaves) }
+        Self { frame, _leaves: KnownLeaves::new(leaves) }
     }
 
     /// The passes that were entered.

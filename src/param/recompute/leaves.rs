@@ -34,16 +34,16 @@ fn leaf_of(copy: NodeId) -> Option<NodeId> {
 }
 
 /// These are copied as long as it lives.
-pub(super) struct Known;
+pub(super) struct KnownLeaves;
 
-impl Known {
+impl KnownLeaves {
     pub(super) fn new(leaves: Leaves) -> Self {
         COPIED.with_borrow_mut(|copied| copied.push(leaves));
         Self
     }
 }
 
-impl Drop for Known {
+impl Drop for KnownLeaves {
     fn drop(&mut self) {
         COPIED.with_borrow_mut(Vec::pop);
     }

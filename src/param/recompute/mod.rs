@@ -105,7 +105,7 @@ where
     O: TensorTree,
 {
     in_unit(module, input, |module, input, units| {
-        let (input, given) = Given::of(module, input);
+        let (input, given) = RegionInputs::of(module, input);
         let is_trained = given.trains || !given.tracked.is_empty();
         let random = given.device.clone().filter(|_| is_trained || frame::is_any()).map(SavedRngState::start);
         let is_on = units.iter().all(|unit| unit.control.lock().checkpoint);
@@ -118,7 +118,7 @@ where
 }
 
 /// What a block is given.
-struct Given {
+struct RegionInputs {
     /// The plain device that it computes on, if there is a float to tell.
     device: Option<Device>,
     /// Whether it trains a parameter.
@@ -129,7 +129,7 @@ struct Given {
     is_tracked: Vec<bool>,
 }
 
-impl Given {
+impl RegionInputs {
     fn of<M: Module, I: TensorTree>(module: &M, input: I) -> (I, Self) {
         let mut given = Self { device: None, trains: false, tracked: Vec::new(), is_tracked: Vec::new() };
         let input = input.map_floats(&mut |tensor| {
@@ -148,7 +148,7 @@ impl Given {
     }
 }
 
-impl ModuleVisitor for Given {
+impl ModuleVisitor for RegionInputs {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         if !param.is_initialized() {
             // Which draws nothing.
@@ -171,7 +171,7 @@ fn first<M, I, O, F>(
     module: &M,
     input: I,
     forward: F,
-    given: Given,
+    given: RegionInputs,
     random: Option<SavedRngState>,
     unit: Option<Arc<str>>,
 ) -> O
@@ -193,7 +193,7 @@ where
         let bases = shards.bases.iter().map(|base| copies.copy_of(base)).collect();
         (pass, LocalShards { bases, ..shards })
     });
-    let around = Around(around.collect());
+    let around = EnclosingUnits(around.collect());
     let is_inside = frame::is_any();
     let computing = RecomputeGuard::first(copies.leaves.clone());
     let in_block = InBlock::first(around.scopes(None));
@@ -210,7 +210,7 @@ where
         values.push(UnshardedParams::copy_out(plain(tensor.clone())));
         tensor
     });
-    let Given { tracked, is_tracked, device, .. } = given;
+    let RegionInputs { tracked, is_tracked, device, .. } = given;
     let device = device.expect("something is tracked");
     // Shards in host memory are no leaves of a graph of the device.
     let leaf = copies.first.clone().map(|leaf| match Device::new(leaf.device()).inner() == device {
@@ -220,7 +220,7 @@ where
     let leaf = leaf.or_else(frame::anchor);
     let like = tracked.first().or(leaf.as_ref()).expect("something is tracked").clone();
     let trains = passes.iter().any(|pass| pass.is_reduced());
-    let again = Again {
+    let again = RecomputeInputs {
         block,
         module,
         copies: copies.forget_leaves(),
@@ -259,9 +259,9 @@ fn run<M: Module, I, O>(module: &M, input: I, forward: impl Fn(&M, I) -> O) -> (
 }
 
 /// The units around a block that it reads, with copies of their shards.
-struct Around(Vec<(Arc<UnitPass>, LocalShards)>);
+struct EnclosingUnits(Vec<(Arc<UnitPass>, LocalShards)>);
 
-impl Around {
+impl EnclosingUnits {
     /// As the block reads them: without a graph, or on that of `anchor`.
     fn scopes(&self, anchor: Option<&DispatchTensor>) -> Vec<Rc<ForwardScope>> {
         let scope = |(pass, shards): &(_, LocalShards)| Rc::new(ForwardScope::around_block(pass, shards.clone(), anchor.cloned()));
@@ -270,7 +270,7 @@ impl Around {
 }
 
 /// What it takes to compute a block again.
-struct Again<M, I, F> {
+struct RecomputeInputs<M, I, F> {
     /// The unit, or the type of the module.
     block: Arc<str>,
     module: M,
@@ -282,13 +282,13 @@ struct Again<M, I, F> {
     is_tracked: Vec<bool>,
     /// Of the graph's kind.
     like: DispatchTensor,
-    around: Around,
+    around: EnclosingUnits,
     passes: Vec<Arc<UnitPass>>,
     /// Of the outputs, as forward has computed them.
     digests: Vec<Option<u64>>,
 }
 
-impl<M, I, O, F> Recompute for Again<M, I, F>
+impl<M, I, O, F> Recompute for RecomputeInputs<M, I, F>
 where
     M: Module + 'static,
     I: TensorTree + Send + 'static,

@@ -26,9 +26,9 @@ pub(in crate::param) fn unshared<M: Module>(model: M) -> Result<M> {
         return Ok(model);
     }
     let fresh = settled(&model);
-    let mut kept = Kept::default();
+    let mut kept = SavedParams::default();
     model.visit(&mut kept);
-    let mut restore = Restore { kept: kept.params, path: Vec::new(), failed: None };
+    let mut restore = RestoreParams { kept: kept.params, path: Vec::new(), failed: None };
     let model = copying(|| fresh.map(&mut restore));
     match (restore.failed, restore.kept.pop_front()) {
         (None, None) => Ok(model),
@@ -72,17 +72,17 @@ impl ModuleMapper for WithoutLazy {
 
 /// All that a visitor sees of a model, in burn's order.
 #[derive(Default)]
-struct Kept {
+struct SavedParams {
     params: VecDeque<(ParamId, Box<dyn Any>)>,
 }
 
-impl Kept {
+impl SavedParams {
     fn keep<T: ParameterValue + 'static>(&mut self, param: &Param<T>) {
         self.params.push_back((param.id, Box::new(param.clone())));
     }
 }
 
-impl ModuleVisitor for Kept {
+impl ModuleVisitor for SavedParams {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         self.keep(param);
     }
@@ -101,14 +101,14 @@ impl ModuleVisitor for Kept {
 }
 
 /// Puts it back.
-struct Restore {
+struct RestoreParams {
     kept: VecDeque<(ParamId, Box<dyn Any>)>,
     path: Vec<String>,
     /// Path of the first that was not visited.
     failed: Option<String>,
 }
 
-impl Restore {
+impl RestoreParams {
     fn restore<T: ParameterValue + 'static>(&mut self, param: Param<T>) -> Param<T> {
         let kept = self.kept.pop_front().filter(|(id, _)| *id == param.id);
         match kept.and_then(|(_, kept)| kept.downcast::<Param<T>>().ok()) {
@@ -121,7 +121,7 @@ impl Restore {
     }
 }
 
-impl ModuleMapper for Restore {
+impl ModuleMapper for RestoreParams {
     fn enter_module(&mut self, name: &str, _: &str) {
         self.path.push(name.into());
     }

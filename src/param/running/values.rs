@@ -16,7 +16,7 @@ use crate::param::states::copying;
 /// Reading a lazy value draws it. Where `draw` says not to, it is zeros.
 pub(super) fn read<M: Module>(model: &M, paths: &[String], draw: bool) -> Vec<DispatchTensor> {
     let wanted = paths.iter().map(String::as_str).collect();
-    let mut read = Read { wanted, draw, path: Vec::new(), values: Vec::new() };
+    let mut read = BufferReader { wanted, draw, path: Vec::new(), values: Vec::new() };
     model.visit(&mut read);
     read.values
 }
@@ -33,14 +33,14 @@ pub(super) fn meta(tensor: &DispatchTensor) -> TensorMeta {
     TensorMeta { shape: tensor.shape(), dtype: tensor.dtype() }
 }
 
-struct Read<'a> {
+struct BufferReader<'a> {
     wanted: HashSet<&'a str>,
     draw: bool,
     path: Vec<String>,
     values: Vec<DispatchTensor>,
 }
 
-impl Read<'_> {
+impl BufferReader<'_> {
     fn read<const D: usize, K: Kind>(&mut self, param: &Param<Tensor<D, K>>)
     where
         Tensor<D, K>: Parameter,
@@ -55,7 +55,7 @@ impl Read<'_> {
     }
 }
 
-impl ModuleVisitor for Read<'_> {
+impl ModuleVisitor for BufferReader<'_> {
     fn enter_module(&mut self, name: &str, _: &str) {
         self.path.push(name.into());
     }

@@ -4,7 +4,7 @@ use burn::tensor::{DType, Int, Tensor, TensorData};
 
 use super::cases::held;
 use super::plain::into_data;
-use super::scope::Scope;
+use super::scope::TestGroup;
 use crate::Result;
 use crate::comm::{Call, ReduceOp, ShardedTensor};
 use crate::placement::ShardSizes;
@@ -14,7 +14,7 @@ const LEN: usize = 61;
 
 /// Sums of terms of many sizes, to which other orders give other bits, and averages of numbers whose sum is none of their
 /// kind.
-pub(super) fn bits(scope: &Scope) -> Result<()> {
+pub(super) fn bits(scope: &TestGroup) -> Result<()> {
     for dtype in [DType::F32, DType::F64, DType::F16, DType::BF16] {
         for op in [ReduceOp::Sum, ReduceOp::Avg, ReduceOp::premul_sum(0.3)] {
             sums(scope, dtype, op)?;
@@ -24,7 +24,7 @@ pub(super) fn bits(scope: &Scope) -> Result<()> {
     greatest.into_iter().try_for_each(|(dtype, greatest)| averages(scope, dtype, greatest))
 }
 
-fn sums(scope: &Scope, dtype: DType, op: ReduceOp) -> Result<()> {
+fn sums(scope: &TestGroup, dtype: DType, op: ReduceOp) -> Result<()> {
     let (size, rank, len) = (scope.size(), scope.rank(), scope.length(LEN));
     let term = |rank: usize| TensorData::new((0..len).map(|i| value(rank, i)).collect(), [len]).convert_dtype(dtype);
     let terms: Vec<Vec<f64>> = (0..size).map(|rank| term(rank).iter().collect()).collect();
@@ -60,7 +60,7 @@ fn tree(terms: Vec<f64>, op: ReduceOp, dtype: DType) -> f64 {
     if op == ReduceOp::Avg { round(level[0] / count as f64) } else { level[0] }
 }
 
-fn averages(scope: &Scope, dtype: DType, greatest: i64) -> Result<()> {
+fn averages(scope: &TestGroup, dtype: DType, greatest: i64) -> Result<()> {
     let value = |rank: usize| greatest - rank as i64 % 3;
     let data = TensorData::new(vec![value(scope.rank()); 3], [3]).convert_dtype(dtype);
     let tensor = Tensor::<1, Int>::from_data(data, (&scope.device, dtype)).into_dispatch();

@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use burn::tensor::{BoolStore, DType};
 
-use super::plain::Plain;
-use super::scope::Scope;
+use super::plain::PlainTensor;
+use super::scope::TestGroup;
 use crate::comm::{ReduceOp, ShardedTensor};
 use crate::placement::ShardSizes;
 
@@ -30,7 +30,7 @@ const TINY: usize = 16;
 
 /// Reductions whose results are integers where the terms are, for tensors of `shape`; of few cases two, but for tensors of
 /// a few elements on a few ranks, on which all are tried.
-pub(super) fn ops(scope: &Scope, shape: &[usize]) -> Vec<ReduceOp> {
+pub(super) fn ops(scope: &TestGroup, shape: &[usize]) -> Vec<ReduceOp> {
     let is_tiny = shape.iter().product::<usize>() <= TINY && !scope.is_large();
     if scope.has_few() && !is_tiny {
         return vec![ReduceOp::Sum, ReduceOp::Max];
@@ -49,7 +49,7 @@ pub(super) fn ops(scope: &Scope, shape: &[usize]) -> Vec<ReduceOp> {
 }
 
 /// Whether `op` is one of `dtype`, and exact on so many ranks.
-pub(super) fn fits(op: ReduceOp, dtype: DType, scope: &Scope) -> bool {
+pub(super) fn fits(op: ReduceOp, dtype: DType, scope: &TestGroup) -> bool {
     match op {
         ReduceOp::Sum => !dtype.is_bool() && scope.sums_are_exact(dtype),
         // The averages of floats are no integers; held to others elsewhere.
@@ -89,13 +89,13 @@ pub(super) fn held(cut: &ShardSizes, parts: usize, index: usize) -> Range<usize>
 }
 
 /// The dtypes that are tried: all, of few cases one of each kind.
-pub(super) fn dtypes(scope: &Scope) -> Vec<DType> {
+pub(super) fn dtypes(scope: &TestGroup) -> Vec<DType> {
     let some = [DType::F32, DType::BF16, DType::I64, DType::Bool(BoolStore::Native)];
     if scope.has_few() { some.into() } else { DTYPES.into() }
 }
 
 /// Shapes with even, uneven and empty chunks for groups of up to 8; of few cases fewer, and longer ones, as if asked for those.
-pub(super) fn shapes(scope: &Scope) -> Vec<Vec<usize>> {
+pub(super) fn shapes(scope: &TestGroup) -> Vec<Vec<usize>> {
     if scope.is_long() {
         return vec![vec![4001], vec![70, 61]];
     }
@@ -106,7 +106,7 @@ pub(super) fn shapes(scope: &Scope) -> Vec<Vec<usize>> {
 }
 
 /// Every case: shape, cut dimension and dtype.
-pub(super) fn cases(scope: &Scope) -> impl Iterator<Item = (Vec<usize>, usize, DType)> {
+pub(super) fn cases(scope: &TestGroup) -> impl Iterator<Item = (Vec<usize>, usize, DType)> {
     let dtypes = dtypes(scope);
     shapes(scope).into_iter().flat_map(move |shape| {
         let dtypes = dtypes.clone();
@@ -118,7 +118,7 @@ pub(super) fn cases(scope: &Scope) -> impl Iterator<Item = (Vec<usize>, usize, D
 }
 
 /// This rank's piece of `whole`.
-pub(super) fn piece(whole: &Plain, dim: usize, cut: ShardSizes, dtype: DType, scope: &Scope) -> ShardedTensor {
+pub(super) fn piece(whole: &PlainTensor, dim: usize, cut: ShardSizes, dtype: DType, scope: &TestGroup) -> ShardedTensor {
     let range = held(&cut, scope.size(), scope.rank());
     ShardedTensor { tensor: whole.narrow(dim, range).tensor(dtype, &scope.device), dim, cut }
 }

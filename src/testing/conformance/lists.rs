@@ -5,26 +5,26 @@ use std::collections::BTreeMap;
 use burn::tensor::{DType, Float, Int, Tensor, TensorData};
 
 use super::cases::{dtypes, fits, ops};
-use super::plain::Plain;
-use super::scope::Scope;
+use super::plain::PlainTensor;
+use super::scope::TestGroup;
 use crate::Result;
 use crate::comm::Call;
 
 /// Every rank gets every tensor.
-pub(super) fn all_gather_list(scope: &Scope) -> Result<()> {
+pub(super) fn all_gather_list(scope: &TestGroup) -> Result<()> {
     let size = scope.size();
     for dtype in dtypes(scope) {
         for shape in [vec![5], vec![3, 0], vec![2, 3, 2]] {
             let of = |rank: usize| {
                 let mut shape = shape.clone();
                 shape[0] = scope.length(shape[0] + rank % 3);
-                Plain::sample(&shape, rank, dtype)
+                PlainTensor::sample(&shape, rank, dtype)
             };
             let all: Vec<_> = (0..size).map(of).collect();
             let metas = all.iter().map(|plain| plain.meta(dtype)).collect();
             let tensor = all[scope.rank()].tensor(dtype, &scope.device);
             let got = scope.comm.all_gather_list(Call::default(), tensor, metas).wait()?;
-            let got: Vec<_> = got.into_iter().map(|one| Plain::of(one, dtype)).collect();
+            let got: Vec<_> = got.into_iter().map(|one| PlainTensor::of(one, dtype)).collect();
             scope.same(got, all, || format!("{shape:?} {dtype:?}"));
         }
     }
@@ -32,41 +32,41 @@ pub(super) fn all_gather_list(scope: &Scope) -> Result<()> {
 }
 
 /// Rank `i` gets the reduction of part `i`, which is of another length for each.
-pub(super) fn reduce_scatter_list(scope: &Scope) -> Result<()> {
+pub(super) fn reduce_scatter_list(scope: &TestGroup) -> Result<()> {
     let (size, rank) = (scope.size(), scope.rank());
     for dtype in dtypes(scope) {
         for op in ops(scope, &[scope.length(3), 4]).into_iter().filter(|op| fits(*op, dtype, scope)) {
-            let part = |from: usize, to: usize| Plain::sample(&[scope.length(1 + to % 3), 4], from * size + to, dtype);
+            let part = |from: usize, to: usize| PlainTensor::sample(&[scope.length(1 + to % 3), 4], from * size + to, dtype);
             let parts = (0..size).map(|to| part(rank, to).tensor(dtype, &scope.device)).collect();
             let got = scope.comm.reduce_scatter_list(Call::default(), parts, op).wait()?;
             let terms: Vec<_> = (0..size).map(|from| part(from, rank)).collect();
-            scope.same(Plain::of(got, dtype), Plain::reduced(&terms, op, dtype), || format!("{dtype:?} {op:?}"));
+            scope.same(PlainTensor::of(got, dtype), PlainTensor::reduced(&terms, op, dtype), || format!("{dtype:?} {op:?}"));
         }
     }
     Ok(())
 }
 
 /// Every rank gets what each has for it, or nothing.
-pub(super) fn all_to_all_list(scope: &Scope) -> Result<()> {
+pub(super) fn all_to_all_list(scope: &TestGroup) -> Result<()> {
     let (size, rank) = (scope.size(), scope.rank());
     for dtype in dtypes(scope) {
         // As many rows as the pair says, down to none, and of some pairs no tensor at all.
         let part = |from: usize, to: usize| {
             let rows = scope.length((from + 2 * to) % 4);
             let shape = if (from + to).is_multiple_of(2) { vec![rows, 3] } else { vec![rows] };
-            ((from * to + from) % 3 < 2).then(|| Plain::sample(&shape, from * size + to, dtype))
+            ((from * to + from) % 3 < 2).then(|| PlainTensor::sample(&shape, from * size + to, dtype))
         };
         let parts = (0..size).map(|to| part(rank, to).map(|part| part.tensor(dtype, &scope.device)));
         let metas = (0..size).map(|from| part(from, rank).map(|part| part.meta(dtype)));
         let got = scope.comm.all_to_all_list(Call::default(), parts.collect(), metas.collect()).wait()?;
-        let got: Vec<_> = got.into_iter().map(|part| part.map(|part| Plain::of(part, dtype))).collect();
+        let got: Vec<_> = got.into_iter().map(|part| part.map(|part| PlainTensor::of(part, dtype))).collect();
         scope.same(got, (0..size).map(|from| part(from, rank)).collect(), || format!("{dtype:?}"));
     }
     Ok(())
 }
 
 /// Rows go where the splits say, equal ones and others, also where the receivers have to ask how many.
-pub(super) fn all_to_all_single(scope: &Scope) -> Result<()> {
+pub(super) fn all_to_all_single(scope: &TestGroup) -> Result<()> {
     let (size, rank) = (scope.size(), scope.rank());
     let splits: [fn(usize, usize) -> usize; 3] =
         [|_, _| 2, |from, to| (from + 2 * to) % 4, |from, to| from.min(to).min(8)];
@@ -76,22 +76,22 @@ pub(super) fn all_to_all_single(scope: &Scope) -> Result<()> {
             let given: Vec<_> = (0..size).map(|to| split(rank, to)).collect();
             let taken: Vec<_> = (0..size).map(|from| split(from, rank)).collect();
             scope.same(scope.comm.exchange_splits(Call::default(), &given).wait()?, taken.clone(), || "splits".into());
-            let rows_of = |from: usize| Plain::sample(&[(0..size).map(|to| split(from, to)).sum(), 3], from, dtype);
+            let rows_of = |from: usize| PlainTensor::sample(&[(0..size).map(|to| split(from, to)).sum(), 3], from, dtype);
             let tensor = rows_of(rank).tensor(dtype, &scope.device);
             let got = scope.comm.all_to_all_single(Call::default(), tensor, &given, &taken).wait()?;
-            let mut expected = Plain { shape: vec![taken.iter().sum(), 3], values: Vec::new() };
+            let mut expected = PlainTensor { shape: vec![taken.iter().sum(), 3], values: Vec::new() };
             for from in 0..size {
                 let start = (0..rank).map(|to| split(from, to)).sum::<usize>();
                 expected.values.extend(rows_of(from).narrow(0, start..start + split(from, rank)).values);
             }
-            scope.same(Plain::of(got, dtype), expected, || format!("splits {which}, {dtype:?}"));
+            scope.same(PlainTensor::of(got, dtype), expected, || format!("splits {which}, {dtype:?}"));
         }
     }
     Ok(())
 }
 
 /// Rows with indices: the union of the indices, and sums of the rows.
-pub(super) fn sparse(scope: &Scope) -> Result<()> {
+pub(super) fn sparse(scope: &TestGroup) -> Result<()> {
     let (size, device) = (scope.size(), &scope.device);
     for dtype in [DType::F32, DType::F64, DType::F16, DType::BF16, DType::I64, DType::I32] {
         for count in [0, 1, 5] {
@@ -121,8 +121,8 @@ pub(super) fn sparse(scope: &Scope) -> Result<()> {
             };
             let indices: Vec<i64> = indices.into_data().iter::<i64>().collect();
             scope.same(indices, sums.keys().copied().collect(), || format!("indices, {dtype:?}"));
-            let expected = Plain { shape: vec![sums.len(), 2], values: sums.into_values().flatten().collect() };
-            scope.same(Plain::of(values, dtype), expected, || format!("sums, {dtype:?}"));
+            let expected = PlainTensor { shape: vec![sums.len(), 2], values: sums.into_values().flatten().collect() };
+            scope.same(PlainTensor::of(values, dtype), expected, || format!("sums, {dtype:?}"));
         }
     }
     Ok(())

@@ -1,13 +1,13 @@
 //! Point-to-point messages.
 
 use super::cases::{dtypes, shapes};
-use super::plain::Plain;
-use super::scope::Scope;
+use super::plain::PlainTensor;
+use super::scope::TestGroup;
 use crate::Result;
 use crate::comm::{Call, Work};
 
 /// Between every two ranks, to oneself too; by tag, by order, of anybody; many at once; to nobody who waits.
-pub(super) fn messages(scope: &Scope) -> Result<()> {
+pub(super) fn messages(scope: &TestGroup) -> Result<()> {
     every_pair(scope)?;
     tags_and_order(scope)?;
     of_anybody(scope)?;
@@ -19,11 +19,11 @@ fn call() -> Call {
 }
 
 /// Sends first, then receives, in opposite order; described and not. Of few cases, with neighbours.
-fn every_pair(scope: &Scope) -> Result<()> {
+fn every_pair(scope: &TestGroup) -> Result<()> {
     let (size, rank, comm) = (scope.size(), scope.rank(), &scope.comm);
     let near = |other: usize| !scope.has_few() || (other + size - rank) % size < 3 || (rank + size - other) % size < 3;
     for (tag, dtype) in (0..).zip(dtypes(scope)) {
-        let plains = |from: usize| shapes(scope).into_iter().map(move |shape| Plain::sample(&shape, from, dtype));
+        let plains = |from: usize| shapes(scope).into_iter().map(move |shape| PlainTensor::sample(&shape, from, dtype));
         let sends: Vec<_> = (0..size)
             .filter(|to| near(*to))
             .map(|to| {
@@ -34,7 +34,7 @@ fn every_pair(scope: &Scope) -> Result<()> {
         for from in (0..size).rev().filter(|from| near(*from)) {
             let metas = (from % 2 == 0).then(|| plains(0).map(|plain| plain.meta(dtype)).collect());
             let message = comm.receive(call(), metas, from, tag).wait()?;
-            let got: Vec<_> = message.tensors.into_iter().map(|tensor| Plain::of(tensor, dtype)).collect();
+            let got: Vec<_> = message.tensors.into_iter().map(|tensor| PlainTensor::of(tensor, dtype)).collect();
             scope.same(message.from, from, || "sender".into());
             scope.same(got, plains(from * size + rank).collect(), || format!("{dtype:?} of {from}"));
         }
@@ -44,17 +44,17 @@ fn every_pair(scope: &Scope) -> Result<()> {
 }
 
 /// A number, in a message.
-pub(super) fn number(scope: &Scope, value: usize) -> Vec<burn::backend::DispatchTensor> {
-    let plain = Plain { shape: vec![1], values: vec![value as i64] };
+pub(super) fn number(scope: &TestGroup, value: usize) -> Vec<burn::backend::DispatchTensor> {
+    let plain = PlainTensor { shape: vec![1], values: vec![value as i64] };
     vec![plain.tensor(burn::tensor::DType::I32, &scope.device)]
 }
 
 pub(super) fn read(mut tensors: Vec<burn::backend::DispatchTensor>) -> usize {
-    Plain::of(tensors.remove(0), burn::tensor::DType::I32).values[0] as usize
+    PlainTensor::of(tensors.remove(0), burn::tensor::DType::I32).values[0] as usize
 }
 
 /// Of one tag in order; another tag's do not stand in the way.
-fn tags_and_order(scope: &Scope) -> Result<()> {
+fn tags_and_order(scope: &TestGroup) -> Result<()> {
     let (size, rank, comm) = (scope.size(), scope.rank(), &scope.comm);
     let (next, last) = ((rank + 1) % size, (rank + size - 1) % size);
     for value in 0..6 {
@@ -73,7 +73,7 @@ fn tags_and_order(scope: &Scope) -> Result<()> {
 }
 
 /// The first rank hears everybody, in whatever order, and of each in order.
-fn of_anybody(scope: &Scope) -> Result<()> {
+fn of_anybody(scope: &TestGroup) -> Result<()> {
     let (size, rank, comm) = (scope.size(), scope.rank(), &scope.comm);
     const EACH: usize = 5;
     if rank > 0 || size == 1 {
@@ -93,7 +93,7 @@ fn of_anybody(scope: &Scope) -> Result<()> {
 }
 
 /// A receive that is dropped takes its message all the same; one that nobody receives hinders nobody.
-fn given_up(scope: &Scope) -> Result<()> {
+fn given_up(scope: &TestGroup) -> Result<()> {
     let (size, rank, comm) = (scope.size(), scope.rank(), &scope.comm);
     let (next, last) = ((rank + 1) % size, (rank + size - 1) % size);
     drop(comm.receive(call(), None, last, 8));

@@ -34,10 +34,10 @@ use std::time::Duration;
 use crate::Result;
 use crate::comm::{Launch, launch};
 
-use scope::Scope;
+use scope::TestGroup;
 
 /// What one check does in one group.
-type Check = fn(&Scope) -> Result<()>;
+type Check = fn(&TestGroup) -> Result<()>;
 
 /// Every check of what ranks get, by name.
 const CHECKS: [(&str, Check); 22] = [
@@ -71,12 +71,12 @@ pub struct Conformance<L> {
     launch: L,
     ranks: Vec<usize>,
     deadline: Duration,
-    extent: Extent,
+    extent: TestExtent,
 }
 
 /// How much is tried.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-struct Extent {
+struct TestExtent {
     long: bool,
     brief: bool,
 }
@@ -84,7 +84,7 @@ struct Extent {
 impl<L: Fn(usize) -> Launch> Conformance<L> {
     /// Of what `launch` starts so many ranks on.
     pub fn of(launch: L) -> Self {
-        Self { launch, ranks: vec![2, 3, 4], deadline: Duration::from_secs(60), extent: Extent::default() }
+        Self { launch, ranks: vec![2, 3, 4], deadline: Duration::from_secs(60), extent: TestExtent::default() }
     }
 
     /// The sizes of worlds to try. Default: 2, 3 and 4.
@@ -141,17 +141,17 @@ impl<L: Fn(usize) -> Launch> Conformance<L> {
     ///
     /// # Panics
     /// As [`check`](Self::check) and [`misuse`](Self::misuse).
-    pub fn run(&self) -> Report {
+    pub fn run(&self) -> ConformanceReport {
         let mut cases: Vec<_> = Self::names().map(|name| (name, self.check(name))).collect();
         cases.push(("misuse", self.misuse()));
-        Report { cases }
+        ConformanceReport { cases }
     }
 
     fn on_world(&self, name: &str, ranks: usize, check: Check) -> usize {
         let (config, extent) = ((self.launch)(ranks).with_deadline(self.deadline), self.extent);
         let returned = launch(config, |world| {
             let mut cases = 0;
-            for scope in Scope::all(world, extent)? {
+            for scope in TestGroup::all(world, extent)? {
                 check(&scope)?;
                 cases += scope.cases();
             }
@@ -164,19 +164,19 @@ impl<L: Fn(usize) -> Launch> Conformance<L> {
 
 /// What was tried.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Report {
+pub struct ConformanceReport {
     /// Each check, and how many cases it tried.
     pub cases: Vec<(&'static str, usize)>,
 }
 
-impl Report {
+impl ConformanceReport {
     /// All cases.
     pub fn total(&self) -> usize {
         self.cases.iter().map(|(_, cases)| cases).sum()
     }
 }
 
-impl fmt::Display for Report {
+impl fmt::Display for ConformanceReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (name, cases) in &self.cases {
             writeln!(f, "{name:<22} {cases:>8}")?;

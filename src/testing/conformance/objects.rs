@@ -2,14 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use super::scope::Scope;
+use super::scope::TestGroup;
 use crate::Result;
 use crate::comm::Call;
 
 type Object = (String, BTreeMap<u8, Vec<f64>>, Option<bool>);
 
 /// Of another length on each rank, nothing at all and not-a-number among them.
-fn object(scope: &Scope, rank: usize) -> Object {
+fn object(scope: &TestGroup, rank: usize) -> Object {
     let row = |key: u8| (key, vec![f64::from(key) / 3.0, f64::INFINITY, -0.0]);
     (
         "r\u{e4}nk ".repeat(scope.length(rank % 5)),
@@ -19,7 +19,7 @@ fn object(scope: &Scope, rank: usize) -> Object {
 }
 
 /// Gathered, broadcast, scattered, sent.
-pub(super) fn objects(scope: &Scope) -> Result<()> {
+pub(super) fn objects(scope: &TestGroup) -> Result<()> {
     let (size, rank, comm) = (scope.size(), scope.rank(), &scope.comm);
     let call = || Call::new("object");
     let all: Vec<_> = (0..size).map(|rank| object(scope, rank)).collect();

@@ -1,12 +1,12 @@
 //! Calls that are not waited for one after another.
 
 use super::messages::{number, read};
-use super::scope::Scope;
+use super::scope::TestGroup;
 use crate::Result;
 use crate::comm::{Call, Communicator, ReduceOp, Work};
 
 /// Which calls meet does not depend on who waits for what, or waits at all; nobody is told what is not so.
-pub(super) fn order(scope: &Scope) -> Result<()> {
+pub(super) fn order(scope: &TestGroup) -> Result<()> {
     waited_for_backwards(scope)?;
     posted_on_several_channels(scope)?;
     given_up(scope)?;
@@ -18,17 +18,17 @@ fn call() -> Call {
 }
 
 /// The sum over the ranks of `value` and the rank.
-fn sum(scope: &Scope, comm: &Communicator, value: usize) -> Work<usize> {
+fn sum(scope: &TestGroup, comm: &Communicator, value: usize) -> Work<usize> {
     comm.all_reduce(call(), number(scope, value + scope.rank()), ReduceOp::Sum).then(read)
 }
 
 #[track_caller]
-fn is_sum(scope: &Scope, sum: usize, value: usize, case: &str) {
+fn is_sum(scope: &TestGroup, sum: usize, value: usize, case: &str) {
     scope.same(sum, (0..scope.size()).map(|rank| value + rank).sum(), || case.into());
 }
 
 /// By every other rank.
-fn waited_for_backwards(scope: &Scope) -> Result<()> {
+fn waited_for_backwards(scope: &TestGroup) -> Result<()> {
     let mut works: Vec<_> = (0..4).map(|value| (value, sum(scope, &scope.comm, value))).collect();
     if !scope.rank().is_multiple_of(2) {
         works.reverse();
@@ -40,8 +40,8 @@ fn waited_for_backwards(scope: &Scope) -> Result<()> {
 }
 
 /// In opposite order, of other names or of the same ranks in another order.
-fn posted_on_several_channels(scope: &Scope) -> Result<()> {
-    let Scope { comm, reversed, .. } = scope;
+fn posted_on_several_channels(scope: &TestGroup) -> Result<()> {
+    let TestGroup { comm, reversed, .. } = scope;
     let comms = [comm.duplicate("first"), comm.duplicate("second"), reversed.duplicate("first")];
     let mut works: Vec<_> = comms.iter().enumerate().collect();
     if !scope.rank().is_multiple_of(2) {
@@ -55,7 +55,7 @@ fn posted_on_several_channels(scope: &Scope) -> Result<()> {
 }
 
 /// By one rank: the others get their results, and nobody that of another call.
-fn given_up(scope: &Scope) -> Result<()> {
+fn given_up(scope: &TestGroup) -> Result<()> {
     for value in 0..scope.size().min(8) {
         let work = sum(scope, &scope.comm, value);
         if scope.rank() == value {
@@ -69,7 +69,7 @@ fn given_up(scope: &Scope) -> Result<()> {
 }
 
 /// The first rank comes when all others have seen that it has not.
-fn incomplete(scope: &Scope) -> Result<()> {
+fn incomplete(scope: &TestGroup) -> Result<()> {
     let (size, rank, comm) = (scope.size(), scope.rank(), &scope.comm);
     let barrier = if rank == 0 {
         for from in 1..size {

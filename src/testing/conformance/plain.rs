@@ -11,12 +11,12 @@ const PERIOD: usize = 30;
 
 /// A tensor as the reference sees it: small integers, which every dtype holds exactly.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Plain {
+pub(super) struct PlainTensor {
     pub shape: Vec<usize>,
     pub values: Vec<i64>,
 }
 
-impl Plain {
+impl PlainTensor {
     /// Values that differ between ranks and elements, and survive f16, bf16 and products.
     pub fn sample(shape: &[usize], rank: usize, dtype: DType) -> Self {
         let range = if dtype.is_bool() { 2 } else { 5 };
@@ -44,7 +44,7 @@ impl Plain {
 
     /// As a tensor whose elements are not adjacent, if it has several dimensions.
     pub fn tensor(&self, dtype: DType, device: &Device) -> DispatchTensor {
-        fn build<const D: usize>(plain: &Plain, dtype: DType, device: &Device) -> DispatchTensor {
+        fn build<const D: usize>(plain: &PlainTensor, dtype: DType, device: &Device) -> DispatchTensor {
             let (turned, last) = (plain.turned(), D - 1);
             let data = TensorData::new(turned.values, Shape::from(turned.shape)).convert_dtype(dtype);
             if dtype.is_bool() {

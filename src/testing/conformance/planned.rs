@@ -5,8 +5,8 @@ use burn::tensor::DType;
 use itertools::Itertools;
 
 use super::cases::{cases, cuts, fits, held};
-use super::plain::Plain;
-use super::scope::Scope;
+use super::plain::PlainTensor;
+use super::scope::TestGroup;
 use crate::Result;
 use crate::comm::{Call, ReduceOp, TensorMeta};
 use crate::placement::ShardSizes;
@@ -14,10 +14,10 @@ use crate::placement::ShardSizes;
 const ROUNDS: usize = 3;
 
 /// A whole, the dimension in which it is cut, and how.
-type Whole = (TensorMeta, usize, ShardSizes);
+type FullTensor = (TensorMeta, usize, ShardSizes);
 
 /// Lists of all shapes and cuts: of all dtypes, and of those that `op` takes.
-fn wholes(scope: &Scope, op: Option<ReduceOp>) -> Vec<Whole> {
+fn wholes(scope: &TestGroup, op: Option<ReduceOp>) -> Vec<FullTensor> {
     let fits = |dtype| op.is_none_or(|op| fits(op, dtype, scope));
     let whole = |(at, (shape, dim, dtype)): (usize, (Vec<usize>, usize, DType))| {
         let cut = cuts(shape[dim], scope.size())[at % 2].clone();
@@ -27,21 +27,21 @@ fn wholes(scope: &Scope, op: Option<ReduceOp>) -> Vec<Whole> {
 }
 
 /// What `rank` has in a round.
-fn sample((meta, _, _): &Whole, round: usize, rank: usize) -> Plain {
-    Plain::sample(&meta.shape[..], ROUNDS * rank + round, meta.dtype)
+fn sample((meta, _, _): &FullTensor, round: usize, rank: usize) -> PlainTensor {
+    PlainTensor::sample(&meta.shape[..], ROUNDS * rank + round, meta.dtype)
 }
 
-fn part(whole: &Plain, (_, dim, cut): &Whole, scope: &Scope) -> Plain {
+fn part(whole: &PlainTensor, (_, dim, cut): &FullTensor, scope: &TestGroup) -> PlainTensor {
     whole.narrow(*dim, held(cut, scope.size(), scope.rank()))
 }
 
-pub(super) fn planned(scope: &Scope) -> Result<()> {
-    let same = |what: &str, made: Vec<DispatchTensor>, wholes: &[Whole], expected: &dyn Fn(&Whole) -> Plain| {
+pub(super) fn planned(scope: &TestGroup) -> Result<()> {
+    let same = |what: &str, made: Vec<DispatchTensor>, wholes: &[FullTensor], expected: &dyn Fn(&FullTensor) -> PlainTensor| {
         for (made, whole) in made.into_iter().zip_eq(wholes) {
-            scope.same(Plain::of(made, whole.0.dtype), expected(whole), || format!("{what} {whole:?}"));
+            scope.same(PlainTensor::of(made, whole.0.dtype), expected(whole), || format!("{what} {whole:?}"));
         }
     };
-    let tensor = |plain: Plain, (meta, ..): &Whole| plain.tensor(meta.dtype, &scope.device);
+    let tensor = |plain: PlainTensor, (meta, ..): &FullTensor| plain.tensor(meta.dtype, &scope.device);
     let (all, summed) = (wholes(scope, None), wholes(scope, Some(ReduceOp::Sum)));
     let metas = summed.iter().map(|(meta, ..)| meta.clone()).collect_vec();
     let gather = scope.comm.plan_all_gather(all.clone())?;
@@ -53,9 +53,9 @@ pub(super) fn planned(scope: &Scope) -> Result<()> {
         same("gather", gathered, &all, &|whole| sample(whole, round, 0));
 
         let terms = || summed.iter().map(|whole| tensor(sample(whole, round, scope.rank()), whole)).collect();
-        let sum = |whole: &Whole| {
+        let sum = |whole: &FullTensor| {
             let terms = (0..scope.size()).map(|rank| sample(whole, round, rank)).collect_vec();
-            Plain::reduced(&terms, ReduceOp::Sum, whole.0.dtype)
+            PlainTensor::reduced(&terms, ReduceOp::Sum, whole.0.dtype)
         };
         let scattered = scope.comm.execute_plan(Call::new("scatter"), &scatter, terms()).wait()?;
         same("scatter", scattered, &summed, &|whole| part(&sum(whole), whole, scope));

@@ -1,70 +1,70 @@
 //! Collectives with a root, for every root.
 
 use super::cases::{cases, cuts, fits, held, ops};
-use super::plain::Plain;
-use super::scope::Scope;
+use super::plain::PlainTensor;
+use super::scope::TestGroup;
 use crate::Result;
 use crate::comm::Call;
 
 /// The roots that are tried: all, of many ranks the first, one in the middle and the last.
-fn roots(scope: &Scope) -> Vec<usize> {
+fn roots(scope: &TestGroup) -> Vec<usize> {
     let size = scope.size();
     if size <= 8 { (0..size).collect() } else { vec![0, size / 2, size - 1] }
 }
 
 /// Every rank gets the root's tensor.
-pub(super) fn broadcast(scope: &Scope) -> Result<()> {
+pub(super) fn broadcast(scope: &TestGroup) -> Result<()> {
     for (shape, _, dtype) in cases(scope) {
         for root in roots(scope) {
-            let whole = Plain::sample(&shape, root, dtype);
+            let whole = PlainTensor::sample(&shape, root, dtype);
             let tensors = (scope.rank() == root).then(|| vec![whole.tensor(dtype, &scope.device)]);
             let copy = scope.comm.broadcast(Call::default(), tensors, vec![whole.meta(dtype)], root).wait()?.remove(0);
-            scope.same(Plain::of(copy, dtype), whole, || format!("{shape:?} {dtype:?} of {root}"));
+            scope.same(PlainTensor::of(copy, dtype), whole, || format!("{shape:?} {dtype:?} of {root}"));
         }
     }
     Ok(())
 }
 
 /// Every rank gets its part of the root's tensor, or a tensor of its own.
-pub(super) fn scatter(scope: &Scope) -> Result<()> {
+pub(super) fn scatter(scope: &TestGroup) -> Result<()> {
     let (size, rank, comm) = (scope.size(), scope.rank(), &scope.comm);
     for (shape, dim, dtype) in cases(scope) {
         for root in roots(scope) {
-            let whole = Plain::sample(&shape, root, dtype);
+            let whole = PlainTensor::sample(&shape, root, dtype);
             for cut in cuts(shape[dim], size) {
                 let tensors = (rank == root).then(|| vec![whole.tensor(dtype, &scope.device)]);
                 let cuts = vec![(dim, cut.clone())];
                 let part =
                     comm.scatter(Call::default(), tensors, vec![whole.meta(dtype)], cuts, root).wait()?.remove(0);
                 let expected = whole.narrow(dim, held(&cut, size, rank));
-                scope.same(Plain::of(part, dtype), expected, || {
+                scope.same(PlainTensor::of(part, dtype), expected, || {
                     format!("{shape:?} dim {dim} {cut:?} {dtype:?} of {root}")
                 });
             }
             // Of another length for each.
-            let own = |rank: usize| Plain::sample(&[scope.length(rank % 3), 2], rank, dtype);
+            let own = |rank: usize| PlainTensor::sample(&[scope.length(rank % 3), 2], rank, dtype);
             let tensors =
                 (rank == root).then(|| (0..size).map(|rank| own(rank).tensor(dtype, &scope.device)).collect());
             let got = comm.scatter_list(Call::default(), tensors, own(rank).meta(dtype), root).wait()?;
-            scope.same(Plain::of(got, dtype), own(rank), || format!("list {dtype:?} of {root}"));
+            scope.same(PlainTensor::of(got, dtype), own(rank), || format!("list {dtype:?} of {root}"));
         }
     }
     Ok(())
 }
 
 /// The root gets the reduction, the others nothing.
-pub(super) fn reduce(scope: &Scope) -> Result<()> {
+pub(super) fn reduce(scope: &TestGroup) -> Result<()> {
     let (size, rank) = (scope.size(), scope.rank());
     for (shape, dim, dtype) in cases(scope).filter(|(_, dim, _)| *dim == 0) {
-        let all: Vec<_> = (0..size).map(|rank| Plain::sample(&shape, rank, dtype)).collect();
+        let all: Vec<_> = (0..size).map(|rank| PlainTensor::sample(&shape, rank, dtype)).collect();
         for op in ops(scope, &shape).into_iter().filter(|op| fits(*op, dtype, scope)) {
             for root in roots(scope) {
                 let tensor = || vec![all[rank].tensor(dtype, &scope.device)];
-                let expected = (rank == root).then(|| Plain::reduced(&all, op, dtype));
+                let expected = (rank == root).then(|| PlainTensor::reduced(&all, op, dtype));
                 // Twice, of which the second does not start from what the first has left.
                 for _ in 0..2 {
                     let reduced = scope.comm.reduce(Call::default(), tensor(), op, root).wait()?;
-                    let reduced = reduced.map(|mut reduced| Plain::of(reduced.remove(0), dtype));
+                    let reduced = reduced.map(|mut reduced| PlainTensor::of(reduced.remove(0), dtype));
                     scope.same(reduced.as_ref(), expected.as_ref(), || {
                         format!("{shape:?} {dim} {dtype:?} {op:?} on {root}")
                     });
@@ -76,19 +76,19 @@ pub(super) fn reduce(scope: &Scope) -> Result<()> {
 }
 
 /// The root gets every rank's tensor, of whatever shape, the others nothing.
-pub(super) fn gather(scope: &Scope) -> Result<()> {
+pub(super) fn gather(scope: &TestGroup) -> Result<()> {
     let (size, rank) = (scope.size(), scope.rank());
     for (mut shape, dim, dtype) in cases(scope) {
         for root in roots(scope) {
             let mut of = |rank: usize| {
                 shape[dim] = scope.length(rank % 4);
-                Plain::sample(&shape, rank, dtype)
+                PlainTensor::sample(&shape, rank, dtype)
             };
             let tensor = of(rank).tensor(dtype, &scope.device);
             let all = (rank == root).then(|| (0..size).map(of).collect::<Vec<_>>());
             let metas = all.as_ref().map(|all| all.iter().map(|plain| plain.meta(dtype)).collect());
             let gathered = scope.comm.gather(Call::default(), tensor, metas, root).wait()?;
-            let gathered = gathered.map(|all| all.into_iter().map(|one| Plain::of(one, dtype)).collect::<Vec<_>>());
+            let gathered = gathered.map(|all| all.into_iter().map(|one| PlainTensor::of(one, dtype)).collect::<Vec<_>>());
             scope.same(gathered, all, || format!("dim {dim} {dtype:?} on {root}"));
         }
     }

@@ -4,7 +4,7 @@ use std::cell::Cell;
 
 use burn::tensor::{DType, Device};
 
-use super::Extent;
+use super::TestExtent;
 use crate::Result;
 use crate::comm::{Communicator, World};
 use crate::mesh::DeviceMesh;
@@ -16,7 +16,7 @@ const LARGE: usize = 16;
 const LONG: usize = 400;
 
 /// A group, seen from one of its ranks.
-pub(super) struct Scope {
+pub(super) struct TestGroup {
     pub comm: Communicator,
     /// The same ranks in reverse order, which are another group.
     pub reversed: Communicator,
@@ -27,9 +27,9 @@ pub(super) struct Scope {
     cases: Cell<usize>,
 }
 
-impl Scope {
+impl TestGroup {
     /// Every scope of a world that this rank is in, in one order on all ranks.
-    pub fn all(world: &World, extent: Extent) -> Result<Vec<Self>> {
+    pub fn all(world: &World, extent: TestExtent) -> Result<Vec<Self>> {
         let size = world.size();
         let ranks = 0..size;
         let odd_and_even = [0, 1].map(|rest| ranks.clone().filter(|rank| rank % 2 == rest).collect::<Vec<_>>());
@@ -48,7 +48,7 @@ impl Scope {
         }
         let scope = |comm: Communicator| {
             let reversed = world.group(&comm.group().ranks().iter().rev().copied().collect::<Vec<_>>())?;
-            let Extent { long, brief } = extent;
+            let TestExtent { long, brief } = extent;
             let large = size > LARGE;
             let few = brief || large;
             Ok(Self { comm, reversed, device: world.device().clone(), few, large, long, cases: Cell::new(0) })

@@ -4,29 +4,29 @@ use burn::tensor::DType;
 use itertools::Itertools;
 
 use super::cases::{cases, cuts, dtypes, fits, held, ops, piece, shapes};
-use super::plain::Plain;
-use super::scope::Scope;
+use super::plain::PlainTensor;
+use super::scope::TestGroup;
 use crate::Result;
 use crate::comm::{Call, ReduceOp, ShardedTensor};
 
 /// Every rank gets the whole.
-pub(super) fn all_gather(scope: &Scope) -> Result<()> {
+pub(super) fn all_gather(scope: &TestGroup) -> Result<()> {
     for (shape, dim, dtype) in cases(scope) {
         for cut in cuts(shape[dim], scope.size()) {
-            let whole = Plain::sample(&shape, 0, dtype);
+            let whole = PlainTensor::sample(&shape, 0, dtype);
             let piece = piece(&whole, dim, cut.clone(), dtype, scope);
             let gathered = scope.comm.all_gather(Call::default(), vec![piece]).wait()?.remove(0);
-            scope.same(Plain::of(gathered, dtype), whole, || format!("{shape:?} dim {dim} {cut:?} {dtype:?}"));
+            scope.same(PlainTensor::of(gathered, dtype), whole, || format!("{shape:?} dim {dim} {cut:?} {dtype:?}"));
         }
     }
     Ok(())
 }
 
 /// A list of any shapes, dtypes, dimensions and cuts.
-pub(super) fn all_gather_coalesced(scope: &Scope) -> Result<()> {
+pub(super) fn all_gather_coalesced(scope: &TestGroup) -> Result<()> {
     let wholes: Vec<_> =
-        cases(scope).map(|(shape, dim, dtype)| (Plain::sample(&shape, 1, dtype), dim, dtype)).collect();
-    let shard = |(at, (whole, dim, dtype)): (usize, &(Plain, usize, _))| {
+        cases(scope).map(|(shape, dim, dtype)| (PlainTensor::sample(&shape, 1, dtype), dim, dtype)).collect();
+    let shard = |(at, (whole, dim, dtype)): (usize, &(PlainTensor, usize, _))| {
         let cut = cuts(whole.shape[*dim], scope.size())[at % 2].clone();
         piece(whole, *dim, cut, *dtype, scope)
     };
@@ -34,38 +34,38 @@ pub(super) fn all_gather_coalesced(scope: &Scope) -> Result<()> {
     let gathered = scope.comm.all_gather(Call::new("unit"), pieces).wait()?;
     scope.same(gathered.len(), wholes.len(), || "number of tensors".into());
     for (gathered, (whole, dim, dtype)) in gathered.into_iter().zip(wholes) {
-        scope.same(Plain::of(gathered, dtype), whole, || format!("dim {dim} {dtype:?}"));
+        scope.same(PlainTensor::of(gathered, dtype), whole, || format!("dim {dim} {dtype:?}"));
     }
     Ok(())
 }
 
 /// Every rank gets all, in a new first dimension.
-pub(super) fn all_gather_stacked(scope: &Scope) -> Result<()> {
+pub(super) fn all_gather_stacked(scope: &TestGroup) -> Result<()> {
     let all = || shapes(scope).into_iter().cartesian_product(dtypes(scope)).filter(|(shape, _)| shape.len() < 3);
-    let own = all().map(|(shape, dtype)| Plain::sample(&shape, scope.rank(), dtype).tensor(dtype, &scope.device));
+    let own = all().map(|(shape, dtype)| PlainTensor::sample(&shape, scope.rank(), dtype).tensor(dtype, &scope.device));
     let stacks = scope.comm.all_gather_stacked(Call::new("stack"), own.collect()).wait()?;
     scope.same(stacks.len(), all().count(), || "number of tensors".into());
     for (stack, (shape, dtype)) in stacks.into_iter().zip(all()) {
-        let values = (0..scope.size()).flat_map(|rank| Plain::sample(&shape, rank, dtype).values).collect();
-        let expected = Plain { shape: [&[scope.size()], &shape[..]].concat(), values };
-        scope.same(Plain::of(stack, dtype), expected, || format!("{shape:?} {dtype:?}"));
+        let values = (0..scope.size()).flat_map(|rank| PlainTensor::sample(&shape, rank, dtype).values).collect();
+        let expected = PlainTensor { shape: [&[scope.size()], &shape[..]].concat(), values };
+        scope.same(PlainTensor::of(stack, dtype), expected, || format!("{shape:?} {dtype:?}"));
     }
     Ok(())
 }
 
 /// Every rank gets its part of the reduction.
-pub(super) fn reduce_scatter(scope: &Scope) -> Result<()> {
+pub(super) fn reduce_scatter(scope: &TestGroup) -> Result<()> {
     let (size, rank) = (scope.size(), scope.rank());
     for (shape, dim, dtype) in cases(scope) {
-        let all: Vec<_> = (0..size).map(|rank| Plain::sample(&shape, rank, dtype)).collect();
+        let all: Vec<_> = (0..size).map(|rank| PlainTensor::sample(&shape, rank, dtype)).collect();
         for op in ops(scope, &shape).into_iter().filter(|op| fits(*op, dtype, scope)) {
-            let reduced = Plain::reduced(&all, op, dtype);
+            let reduced = PlainTensor::reduced(&all, op, dtype);
             for cut in cuts(shape[dim], size) {
                 let whole = ShardedTensor { tensor: all[rank].tensor(dtype, &scope.device), dim, cut: cut.clone() };
                 let part = scope.comm.reduce_scatter(Call::default(), vec![whole], op).wait()?.remove(0);
                 let expected = reduced.narrow(dim, held(&cut, size, rank));
                 let case = || format!("{shape:?} dim {dim} {cut:?} {dtype:?} {op:?}");
-                scope.same(Plain::of(part, dtype), expected, case);
+                scope.same(PlainTensor::of(part, dtype), expected, case);
             }
         }
     }
@@ -73,37 +73,37 @@ pub(super) fn reduce_scatter(scope: &Scope) -> Result<()> {
 }
 
 /// Every rank gets the reduction.
-pub(super) fn all_reduce(scope: &Scope) -> Result<()> {
+pub(super) fn all_reduce(scope: &TestGroup) -> Result<()> {
     let (size, rank) = (scope.size(), scope.rank());
     // Long enough that ranks may share the work.
     let long = [DType::F32, DType::BF16, DType::I32].map(|dtype| (vec![150, 300], dtype, vec![ReduceOp::Sum]));
     let all = shapes(scope).into_iter().cartesian_product(dtypes(scope));
     let all = all.map(|(shape, dtype)| (shape.clone(), dtype, ops(scope, &shape)));
     for (shape, dtype, ops) in all.chain(long.into_iter().filter(|_| !scope.has_few())) {
-        let all: Vec<_> = (0..size).map(|rank| Plain::sample(&shape, rank, dtype)).collect();
+        let all: Vec<_> = (0..size).map(|rank| PlainTensor::sample(&shape, rank, dtype)).collect();
         for op in ops.into_iter().filter(|op| fits(*op, dtype, scope)) {
             let tensor = all[rank].tensor(dtype, &scope.device);
             let reduced = scope.comm.all_reduce(Call::default(), vec![tensor], op).wait()?.remove(0);
-            let expected = Plain::reduced(&all, op, dtype);
-            scope.same(Plain::of(reduced, dtype), expected, || format!("{shape:?} {dtype:?} {op:?}"));
+            let expected = PlainTensor::reduced(&all, op, dtype);
+            scope.same(PlainTensor::of(reduced, dtype), expected, || format!("{shape:?} {dtype:?} {op:?}"));
         }
     }
     Ok(())
 }
 
 /// A list of every shape in every dtype is reduced as each of its tensors.
-pub(super) fn all_reduce_coalesced(scope: &Scope) -> Result<()> {
+pub(super) fn all_reduce_coalesced(scope: &TestGroup) -> Result<()> {
     let (size, rank) = (scope.size(), scope.rank());
     let pairs = || shapes(scope).into_iter().cartesian_product(dtypes(scope));
     for op in ops(scope, &[]) {
         let cases = || pairs().filter(|(shape, dtype)| ops(scope, shape).contains(&op) && fits(op, *dtype, scope));
-        let term = |rank: usize, shape: &[usize], dtype| Plain::sample(shape, rank, dtype);
+        let term = |rank: usize, shape: &[usize], dtype| PlainTensor::sample(shape, rank, dtype);
         let tensors = cases().map(|(shape, dtype)| term(rank, &shape, dtype).tensor(dtype, &scope.device)).collect();
         let reduced = scope.comm.all_reduce(Call::default(), tensors, op).wait()?;
         scope.same(reduced.len(), cases().count(), || format!("number of tensors, {op:?}"));
         for (reduced, (shape, dtype)) in reduced.into_iter().zip(cases()) {
             let all: Vec<_> = (0..size).map(|rank| term(rank, &shape, dtype)).collect();
-            scope.same(Plain::of(reduced, dtype), Plain::reduced(&all, op, dtype), || {
+            scope.same(PlainTensor::of(reduced, dtype), PlainTensor::reduced(&all, op, dtype), || {
                 format!("{shape:?} {dtype:?} {op:?}")
             });
         }
@@ -112,18 +112,18 @@ pub(super) fn all_reduce_coalesced(scope: &Scope) -> Result<()> {
 }
 
 /// The cut moves to another dimension.
-pub(super) fn all_to_all(scope: &Scope) -> Result<()> {
+pub(super) fn all_to_all(scope: &TestGroup) -> Result<()> {
     let (size, rank) = (scope.size(), scope.rank());
     for (shape, dim, dtype) in cases(scope) {
         for to_dim in (0..shape.len()).filter(|to_dim| *to_dim != dim) {
             let pairs = cuts(shape[dim], size).map(|cut| cuts(shape[to_dim], size).map(|to| (cut.clone(), to)));
             for (cut, to_cut) in pairs.into_iter().flatten() {
-                let whole = Plain::sample(&shape, 0, dtype);
+                let whole = PlainTensor::sample(&shape, 0, dtype);
                 let piece = piece(&whole, dim, cut.clone(), dtype, scope);
                 let recut = scope.comm.all_to_all(Call::default(), piece, to_dim, to_cut.clone()).wait()?;
                 let expected = whole.narrow(to_dim, held(&to_cut, size, rank));
                 let case = || format!("{shape:?} {dim} {cut:?} -> {to_dim} {to_cut:?} {dtype:?}");
-                scope.same(Plain::of(recut, dtype), expected, case);
+                scope.same(PlainTensor::of(recut, dtype), expected, case);
             }
         }
     }
@@ -131,7 +131,7 @@ pub(super) fn all_to_all(scope: &Scope) -> Result<()> {
 }
 
 /// Round after round, with messages that cross it; that nobody leaves early is `order`'s.
-pub(super) fn barrier(scope: &Scope) -> Result<()> {
+pub(super) fn barrier(scope: &TestGroup) -> Result<()> {
     let (size, rank) = (scope.size(), scope.rank());
     for round in 0..10 {
         scope.comm.send(Call::new("before"), vec![], (rank + 1) % size, round).wait()?;

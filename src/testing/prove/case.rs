@@ -7,31 +7,31 @@ use std::sync::Arc;
 use burn::backend::DispatchTensor;
 use burn::tensor::{Bool, BoolStore, DType, Device, Float, Gradients, Int, Tensor, TensorData};
 
-use super::output::{Outputs, Whole};
-use super::values::Values;
+use super::output::{CaseOutputs, FullOutput};
+use super::values::ValueKind;
 use crate::Result;
 use crate::dtensor::{DTensor, DTensorSpec, Kind};
 
-type Run<L> = Box<dyn Fn(&[L]) -> Result<Vec<Whole>> + Send + Sync>;
+type RunCase<L> = Box<dyn Fn(&[L]) -> Result<Vec<FullOutput>> + Send + Sync>;
 
 /// One operator on inputs of certain shapes; written with [`case!`](crate::case).
 ///
 /// Cases of one name are one operator: give it as many as it has shapes worth proving.
 pub struct Case {
     pub(super) name: &'static str,
-    pub(super) inputs: Vec<Input>,
-    pub(super) plain: Run<Plain>,
-    pub(super) sharded: Run<Sharded>,
+    pub(super) inputs: Vec<CaseInput>,
+    pub(super) plain: RunCase<PlainInput>,
+    pub(super) sharded: RunCase<ShardedInput>,
 }
 
 impl Case {
     /// The operator `name` on `inputs`: `plain` on ordinary tensors is the truth that `sharded`
     /// on DTensors is held to.
-    pub fn new<A: Outputs, B: Outputs>(
+    pub fn new<A: CaseOutputs, B: CaseOutputs>(
         name: &'static str,
-        inputs: impl Into<Vec<Input>>,
-        plain: impl Fn(&[Plain]) -> A + Send + Sync + 'static,
-        sharded: impl Fn(&[Sharded]) -> B + Send + Sync + 'static,
+        inputs: impl Into<Vec<CaseInput>>,
+        plain: impl Fn(&[PlainInput]) -> A + Send + Sync + 'static,
+        sharded: impl Fn(&[ShardedInput]) -> B + Send + Sync + 'static,
     ) -> Self {
         Self {
             name,
@@ -48,11 +48,11 @@ impl Case {
 
     /// That of its least precise input.
     pub(super) fn tolerance(&self) -> f64 {
-        self.inputs.iter().map(Input::tolerance).fold(0.0, f64::max)
+        self.inputs.iter().map(CaseInput::tolerance).fold(0.0, f64::max)
     }
 
     /// Its inputs.
-    pub fn inputs(&self) -> &[Input] {
+    pub fn inputs(&self) -> &[CaseInput] {
         &self.inputs
     }
 }
@@ -76,49 +76,49 @@ impl fmt::Debug for Case {
 
 /// One input of a [`Case`].
 #[derive(Debug, Clone)]
-pub struct Input {
+pub struct CaseInput {
     pub(super) name: &'static str,
     pub(super) shape: Vec<usize>,
-    pub(super) values: Values,
+    pub(super) values: ValueKind,
     dtype: DType,
     leaf: fn(TensorData, &Device) -> DispatchTensor,
     gradient: fn(DispatchTensor, &Gradients) -> Option<TensorData>,
 }
 
-impl Input {
+impl CaseInput {
     /// Floats without ties in `-2.0..2.0`.
     pub fn float<const D: usize>(name: &'static str, shape: [usize; D]) -> Self {
         let leaf = |data, device: &Device| leaf::<D, Float>(data, device).require_grad().into_dispatch();
         let gradient = |leaf, grads: &Gradients| Some(Tensor::<D>::from_dispatch(leaf).grad(grads)?.into_data());
-        let values = Values::Float(-2.0..2.0);
+        let values = ValueKind::Float(-2.0..2.0);
         Self { name, shape: shape.to_vec(), values, dtype: DType::F32, leaf, gradient }
     }
 
     /// Floats of which most are equal to another: `count` whole numbers around 0. Without gradients,
     /// which operators are free to give to any of the equal.
     pub fn tied<const D: usize>(name: &'static str, shape: [usize; D], count: usize) -> Self {
-        Self::constant::<D, Float>(name, shape, Values::Tied(count), DType::F32)
+        Self::constant::<D, Float>(name, shape, ValueKind::Tied(count), DType::F32)
     }
 
     /// Whole numbers, never equal to one of another input of the kind (of three); but ranks' parts of an extremum,
     /// which are not it, may be.
     pub fn meeting<const D: usize>(name: &'static str, shape: [usize; D]) -> Self {
-        Self { values: Values::Meeting, ..Self::float(name, shape) }
+        Self { values: ValueKind::Meeting, ..Self::float(name, shape) }
     }
 
     /// Floats in `-2.0..2.0`, but for every third, which is NaN. Without gradients.
     pub fn nan<const D: usize>(name: &'static str, shape: [usize; D]) -> Self {
-        Self::constant::<D, Float>(name, shape, Values::Nan(-2.0..2.0), DType::F32)
+        Self::constant::<D, Float>(name, shape, ValueKind::Nan(-2.0..2.0), DType::F32)
     }
 
     /// Integers of `range`, of 64 bits.
     pub fn int<const D: usize>(name: &'static str, shape: [usize; D], range: impl IntRange) -> Self {
-        Self::constant::<D, Int>(name, shape, Values::Int(range.range()), DType::I64)
+        Self::constant::<D, Int>(name, shape, ValueKind::Int(range.range()), DType::I64)
     }
 
     /// Booleans.
     pub fn bool<const D: usize>(name: &'static str, shape: [usize; D]) -> Self {
-        Self::constant::<D, Bool>(name, shape, Values::Bool, DType::Bool(BoolStore::Native))
+        Self::constant::<D, Bool>(name, shape, ValueKind::Bool, DType::Bool(BoolStore::Native))
     }
 
     /// Its global shape.
@@ -137,8 +137,8 @@ impl Input {
     /// If the input is not one of floats.
     #[must_use]
     pub fn with_range(mut self, range: Range<f64>) -> Self {
-        assert!(matches!(self.values, Values::Float(_)), "`{}` has no floats to keep in a range", self.name);
-        self.values = Values::Float(range);
+        assert!(matches!(self.values, ValueKind::Float(_)), "`{}` has no floats to keep in a range", self.name);
+        self.values = ValueKind::Float(range);
         self
     }
 
@@ -154,7 +154,7 @@ impl Input {
         self
     }
 
-    fn constant<const D: usize, K: Kind>(name: &'static str, shape: [usize; D], values: Values, dtype: DType) -> Self {
+    fn constant<const D: usize, K: Kind>(name: &'static str, shape: [usize; D], values: ValueKind, dtype: DType) -> Self {
         let leaf = |data, device: &Device| leaf::<D, K>(data, device).into_dispatch();
         Self { name, shape: shape.to_vec(), values, dtype, leaf, gradient: |_, _| None }
     }
@@ -225,9 +225,9 @@ impl IntRange for Range<i64> {
 
 /// An input as the plain operator takes it.
 #[derive(Debug)]
-pub struct Plain(pub(super) DispatchTensor);
+pub struct PlainInput(pub(super) DispatchTensor);
 
-impl Plain {
+impl PlainInput {
     /// The tensor.
     pub fn tensor<const D: usize, K: Kind>(&self) -> Tensor<D, K> {
         Tensor::from_dispatch(self.0.clone())
@@ -236,12 +236,12 @@ impl Plain {
 
 /// An input as the operator on DTensors takes it.
 #[derive(Debug)]
-pub struct Sharded {
+pub struct ShardedInput {
     pub(super) leaf: DispatchTensor,
     pub(super) spec: Arc<DTensorSpec>,
 }
 
-impl Sharded {
+impl ShardedInput {
     /// The tensor.
     pub fn tensor<const D: usize, K: Kind>(&self) -> DTensor<D, K> {
         DTensor::from_parts(Tensor::from_dispatch(self.leaf.clone()), self.spec.clone())

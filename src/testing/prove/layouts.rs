@@ -2,12 +2,12 @@
 
 use itertools::Itertools;
 
-use super::values::{Values, gcd};
+use super::values::{ValueKind, gcd};
 use crate::placement::{Layout, PartialOp, Placement};
 
 /// Every layout that an input of `ndim` dimensions may come in: all placements that can be
 /// combined and, where two mesh dimensions cut one tensor dimension, both orders of the cuts.
-pub(super) fn layouts(mesh_shape: &[usize], ndim: usize, values: &Values) -> Vec<Layout> {
+pub(super) fn layouts(mesh_shape: &[usize], ndim: usize, values: &ValueKind) -> Vec<Layout> {
     let partials = PartialOp::ALL.into_iter().filter(|&op| values.takes(op)).map(Placement::Partial);
     let one: Vec<_> =
         std::iter::once(Placement::Replicate).chain((0..ndim).map(Placement::Shard)).chain(partials).collect();
@@ -33,7 +33,7 @@ pub(super) fn layouts(mesh_shape: &[usize], ndim: usize, values: &Values) -> Vec
 /// ```text
 /// a dim of 5 over 3 ranks:   | 0 | 1 | 2 3 4 |    | | 0 | 1 2 3 4 |
 /// ```
-pub(super) fn ragged(mesh_shape: &[usize], shape: &[usize], values: &Values) -> Vec<Layout> {
+pub(super) fn ragged(mesh_shape: &[usize], shape: &[usize], values: &ValueKind) -> Vec<Layout> {
     let sum = Placement::Partial(PartialOp::Sum);
     let shards = (0..shape.len()).map(Placement::Shard);
     let one: Vec<_> = std::iter::once(Placement::Replicate)
@@ -109,10 +109,10 @@ mod tests {
 
     #[test]
     fn layouts_are_all_that_exist() {
-        let values = Values::Float(0.0..1.0);
+        let values = ValueKind::Float(0.0..1.0);
         assert_eq!(layouts(&[3], 2, &values).len(), 8);
-        assert_eq!(layouts(&[3], 2, &Values::Int(0..4)).len(), 7);
-        assert_eq!(layouts(&[3], 2, &Values::Bool).len(), 3);
+        assert_eq!(layouts(&[3], 2, &ValueKind::Int(0..4)).len(), 7);
+        assert_eq!(layouts(&[3], 2, &ValueKind::Bool).len(), 3);
         // 8 x 8, without the 18 pairs of reductions that do not commute, and two more orders.
         assert_eq!(layouts(&[2, 2], 2, &values).len(), 64 - 18 + 2);
     }
@@ -125,11 +125,11 @@ mod tests {
             layouts.iter().map(ToString::to_string).collect_vec()
         };
         let [none, some] = ["[S(0); mesh dim 0 cuts 0 + 1 + 4]", "[S(0); mesh dim 0 cuts 1 + 1 + 3]"];
-        assert_eq!(texts(&[3], &[5], Values::Bool), ["[R]", some, none, "[S(0)]"]);
+        assert_eq!(texts(&[3], &[5], ValueKind::Bool), ["[R]", some, none, "[S(0)]"]);
         let [none, some] = ["[S(0); mesh dim 0 cuts 0 + 1 + 0]", "[S(0); mesh dim 0 cuts 1 + 0 + 0]"];
-        assert_eq!(texts(&[3], &[1], Values::Int(0..4)), ["[R]", some, none, "[S(0)]", "[P(sum)]"]);
+        assert_eq!(texts(&[3], &[1], ValueKind::Int(0..4)), ["[R]", some, none, "[S(0)]", "[P(sum)]"]);
         // R, S(0), S(1), P on either; cuts of one dimension by both have one that is ragged.
-        let two = texts(&[2, 2], &[3, 4], Values::Int(0..4));
+        let two = texts(&[2, 2], &[3, 4], ValueKind::Int(0..4));
         assert!(two.contains(&"[S(0), S(0); mesh dim 0 cuts 1 + 2]".into()), "{two:?}");
         assert!(two.contains(&"[S(1), S(0); mesh dim 0 cuts 0 + 4; mesh dim 1 cuts 0 + 3]".into()), "{two:?}");
         assert_eq!(two.len(), 16 + 2 * 12);
@@ -137,7 +137,7 @@ mod tests {
 
     #[test]
     fn combinations_repeat_nothing_and_meet_every_layout_of_every_input() {
-        let one = layouts(&[2, 2], 2, &Values::Float(0.0..1.0));
+        let one = layouts(&[2, 2], 2, &ValueKind::Float(0.0..1.0));
         assert_eq!(combinations(&[one[..5].to_vec(), one[..3].to_vec()], 20), Vec::from_iter(0..15));
         let picked = combinations(&[one.clone(), one.clone()], 240);
         assert_eq!(picked.iter().unique().count(), 240);

@@ -54,11 +54,11 @@ use std::time::Instant;
 
 pub use crate::case;
 use crate::comm::{Launch, launch};
-pub use case::{Case, Input, IntRange, Plain, Sharded};
+pub use case::{Case, CaseInput, IntRange, PlainInput, ShardedInput};
 pub use macros::{plain, sharded};
-pub use output::{Outputs, Whole};
-pub use report::{Combination, Difference, LaidOut, OperatorReport, Report, What, Wrong};
-use run::Plan;
+pub use output::{CaseOutputs, FullOutput};
+pub use report::{Combination, Difference, LaidOut, OperatorReport, Report, DifferenceKind, Wrong};
+use run::ProofPlan;
 use truth::Truth;
 
 /// How much is tried.
@@ -77,7 +77,7 @@ pub enum Effort {
 const ALL: usize = usize::MAX;
 
 /// A mesh that cases are tried on.
-struct Extent {
+struct ProofExtent {
     mesh: &'static [usize],
     /// The number of combinations of a case at most, of one input and of several, of which there are thousands on a mesh of
     /// several dimensions.
@@ -87,12 +87,12 @@ struct Extent {
     brief: usize,
 }
 
-const fn on(mesh: &'static [usize], caps: [usize; 2], brief: usize) -> Extent {
-    Extent { mesh, caps, brief }
+const fn on(mesh: &'static [usize], caps: [usize; 2], brief: usize) -> ProofExtent {
+    ProofExtent { mesh, caps, brief }
 }
 
 /// The meshes that cases are tried on with even and uneven chunks.
-const MESHES: [Extent; 7] = [
+const MESHES: [ProofExtent; 7] = [
     on(&[2], [ALL, 128], 10),
     on(&[3], [ALL, 48], 3),
     on(&[4], [ALL, 24], 2),
@@ -103,7 +103,7 @@ const MESHES: [Extent; 7] = [
 ];
 
 /// The same for ragged cuts: between two ranks 3 elements are 1 and 2, which no chunks are.
-const RAGGED_MESHES: [Extent; 2] = [on(&[2], [ALL, 24], 4), on(&[2, 2], [8, 8], 2)];
+const RAGGED_MESHES: [ProofExtent; 2] = [on(&[2], [ALL, 24], 4), on(&[2, 2], [8, 8], 2)];
 
 /// Combinations of a case and mesh of several dimensions of the exhaustive proof; on others, all.
 const EXHAUSTIVE: usize = 1000;
@@ -135,16 +135,16 @@ pub fn prove_with(cases: &[Case], effort: Effort) -> Report {
     });
     let truths = truths.unwrap_or_else(|error| panic!("an unsharded operator failed: {error}")).remove(0).1;
     let (mut possible, mut tried) = (vec![0; cases.len()], Vec::new());
-    let chunks = MESHES.map(|extent| (extent, Plan::new as fn(_, _, _, _) -> _));
-    let ragged = RAGGED_MESHES.map(|extent| (extent, Plan::ragged as fn(_, _, _, _) -> _));
-    for (Extent { mesh, caps, brief }, plan) in chunks.into_iter().chain(ragged) {
+    let chunks = MESHES.map(|extent| (extent, ProofPlan::new as fn(_, _, _, _) -> _));
+    let ragged = RAGGED_MESHES.map(|extent| (extent, ProofPlan::ragged as fn(_, _, _, _) -> _));
+    for (ProofExtent { mesh, caps, brief }, plan) in chunks.into_iter().chain(ragged) {
         let caps = match effort {
             Effort::Brief => caps.map(|cap| cap.min(brief)),
             Effort::Test => caps,
             Effort::Exhaustive if mesh.len() == 1 => [ALL, ALL],
             Effort::Exhaustive => caps.map(|cap| cap.max(EXHAUSTIVE)),
         };
-        let plan: Plan = plan(mesh, cases, &truths[..], caps);
+        let plan: ProofPlan = plan(mesh, cases, &truths[..], caps);
         possible.iter_mut().zip(&plan.possible).for_each(|(sum, one)| *sum += one);
         tried.extend(plan.run());
     }

@@ -8,7 +8,7 @@ use crate::testing::{GraphDepth, graph_depth};
 
 /// One output of an operator, whole.
 #[derive(Debug)]
-pub struct Whole {
+pub struct FullOutput {
     pub(super) shape: Vec<usize>,
     pub(super) dtype: DType,
     pub(super) values: Vec<f64>,
@@ -20,26 +20,26 @@ pub struct Whole {
 
 /// What the operator of a [`Case`](super::Case) may return: a tensor or DTensor of any kind, or a
 /// tuple, array or `Vec` of such.
-pub trait Outputs {
+pub trait CaseOutputs {
     /// Every output, whole.
     ///
     /// # Errors
     /// If a DTensor's collectives fail.
-    fn wholes(self) -> Result<Vec<Whole>>;
+    fn wholes(self) -> Result<Vec<FullOutput>>;
 }
 
-impl<const D: usize, K: Kind> Outputs for Tensor<D, K> {
-    fn wholes(self) -> Result<Vec<Whole>> {
+impl<const D: usize, K: Kind> CaseOutputs for Tensor<D, K> {
+    fn wholes(self) -> Result<Vec<FullOutput>> {
         let (shape, dtype) = (self.shape(), self.dtype());
         let values = self.to_data().iter::<f64>().collect();
         let elements = shape.num_elements();
         let tracked = is_tracked(&self).then(|| as_float(self).reshape([elements]));
-        Ok(vec![Whole { shape: shape.to_vec(), dtype, values, tracked, depth: GraphDepth::default() }])
+        Ok(vec![FullOutput { shape: shape.to_vec(), dtype, values, tracked, depth: GraphDepth::default() }])
     }
 }
 
-impl<const D: usize, K: Kind> Outputs for DTensor<D, K> {
-    fn wholes(self) -> Result<Vec<Whole>> {
+impl<const D: usize, K: Kind> CaseOutputs for DTensor<D, K> {
+    fn wholes(self) -> Result<Vec<FullOutput>> {
         let shape = self.shape().to_vec();
         let (part, depth) = graph_depth(self);
         let mut wholes = part.full_tensor()?.wholes()?;
@@ -48,15 +48,15 @@ impl<const D: usize, K: Kind> Outputs for DTensor<D, K> {
     }
 }
 
-impl<T: Outputs> Outputs for Vec<T> {
-    fn wholes(self) -> Result<Vec<Whole>> {
-        let parts: Vec<Vec<Whole>> = self.into_iter().map(Outputs::wholes).collect::<Result<_>>()?;
+impl<T: CaseOutputs> CaseOutputs for Vec<T> {
+    fn wholes(self) -> Result<Vec<FullOutput>> {
+        let parts: Vec<Vec<FullOutput>> = self.into_iter().map(CaseOutputs::wholes).collect::<Result<_>>()?;
         Ok(parts.into_iter().flatten().collect())
     }
 }
 
-impl<T: Outputs, const N: usize> Outputs for [T; N] {
-    fn wholes(self) -> Result<Vec<Whole>> {
+impl<T: CaseOutputs, const N: usize> CaseOutputs for [T; N] {
+    fn wholes(self) -> Result<Vec<FullOutput>> {
         Vec::from(self).wholes()
     }
 }

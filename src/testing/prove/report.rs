@@ -65,7 +65,7 @@ pub struct Wrong {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Difference {
     /// What differs.
-    pub what: What,
+    pub what: DifferenceKind,
     /// The largest error among all ranks; infinite if it is not one of numbers.
     pub error: f64,
     /// In words, on the rank with the largest error.
@@ -74,7 +74,7 @@ pub struct Difference {
 
 /// What can come out wrong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum What {
+pub enum DifferenceKind {
     /// The value of an output.
     Output(usize),
     /// The gradient of the input of this name, as some rank holds it.
@@ -87,7 +87,7 @@ pub enum What {
 
 /// What became of a combination.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Outcome {
+pub(super) struct CombinationOutcome {
     pub(super) redistributed: bool,
     /// Of each output: how deep in the graph of this rank its part lies.
     pub(super) depths: Vec<Option<usize>>,
@@ -98,7 +98,7 @@ pub(super) struct Outcome {
 pub(super) struct Tried {
     pub(super) case: usize,
     pub(super) combination: Combination,
-    pub(super) outcome: Outcome,
+    pub(super) outcome: CombinationOutcome,
 }
 
 impl Report {
@@ -204,9 +204,9 @@ impl fmt::Display for Combination {
 impl fmt::Display for Difference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.what {
-            What::Output(at) | What::Depth(at) => write!(f, "output {at} {}", self.how),
-            What::Gradient(input) => write!(f, "gradient of `{input}` {}", self.how),
-            What::Failure => f.write_str(&self.how),
+            DifferenceKind::Output(at) | DifferenceKind::Depth(at) => write!(f, "output {at} {}", self.how),
+            DifferenceKind::Gradient(input) => write!(f, "gradient of `{input}` {}", self.how),
+            DifferenceKind::Failure => f.write_str(&self.how),
         }
     }
 }

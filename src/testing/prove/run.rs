@@ -8,10 +8,10 @@ use std::time::Duration;
 use burn::tensor::Device;
 use parking_lot::Mutex;
 
-use super::case::{Case, Input, Sharded};
+use super::case::{Case, CaseInput, ShardedInput};
 use super::layouts::{combinations, layouts, ragged};
-use super::output::Whole;
-use super::report::{Combination, Difference, LaidOut, Outcome, Tried, What};
+use super::output::FullOutput;
+use super::report::{Combination, Difference, LaidOut, CombinationOutcome, Tried, DifferenceKind};
 use super::truth::{Truth, furthest, loss};
 use crate::comm::{Launch, launch};
 use crate::dtensor::ops::RedistributePolicy;
@@ -35,7 +35,7 @@ const DEADLINE: Duration = Duration::from_secs(20);
 const FAILURES: usize = 10;
 
 /// Everything that is to be done on one mesh.
-pub(super) struct Plan<'a> {
+pub(super) struct ProofPlan<'a> {
     mesh_shape: &'a [usize],
     cases: &'a [Case],
     truths: &'a [Truth],
@@ -46,16 +46,16 @@ pub(super) struct Plan<'a> {
     pub(super) possible: Vec<usize>,
 }
 
-impl<'a> Plan<'a> {
+impl<'a> ProofPlan<'a> {
     /// At most `caps` combinations of a case: of one input, of several.
     pub(super) fn new(mesh_shape: &'a [usize], cases: &'a [Case], truths: &'a [Truth], caps: [usize; 2]) -> Self {
-        let of = |input: &Input| layouts(mesh_shape, input.shape.len(), &input.values);
+        let of = |input: &CaseInput| layouts(mesh_shape, input.shape.len(), &input.values);
         Self::of(mesh_shape, cases, truths, caps, of)
     }
 
     /// The same with ragged cuts.
     pub(super) fn ragged(mesh_shape: &'a [usize], cases: &'a [Case], truths: &'a [Truth], caps: [usize; 2]) -> Self {
-        let of = |input: &Input| ragged(mesh_shape, &input.shape, &input.values);
+        let of = |input: &CaseInput| ragged(mesh_shape, &input.shape, &input.values);
         Self::of(mesh_shape, cases, truths, caps, of)
     }
 
@@ -64,7 +64,7 @@ impl<'a> Plan<'a> {
         cases: &'a [Case],
         truths: &'a [Truth],
         caps: [usize; 2],
-        of: impl Fn(&Input) -> Vec<Layout>,
+        of: impl Fn(&CaseInput) -> Vec<Layout>,
     ) -> Self {
         let layouts: Vec<Vec<Vec<Layout>>> = cases.iter().map(|case| case.inputs.iter().map(&of).collect()).collect();
         let possible: Vec<usize> = layouts.iter().map(|inputs| inputs.iter().map(Vec::len).product()).collect();
@@ -109,7 +109,7 @@ impl<'a> Plan<'a> {
             let ended = launch(Launch::threads(board.ranks.len()).with_deadline(DEADLINE), |world| {
                 let names = ["a", "b", "c"];
                 let mesh = DeviceMesh::new(world, self.mesh_shape, &names[..self.mesh_shape.len()])?;
-                let mut rank = Rank { plan: self, mesh: &mesh, device: world.device().clone().autodiff(), held: None };
+                let mut rank = ProvingRank { plan: self, mesh: &mesh, device: world.device().clone().autodiff(), held: None };
                 for at in (start..self.jobs.len()).filter(|&at| !skip(at)) {
                     board.ranks[mesh.rank()].at.store(at, Ordering::Relaxed);
                     let outcome = rank.attempt(self.jobs[at])?;
@@ -129,7 +129,7 @@ impl<'a> Plan<'a> {
             let failure = failed.iter().find(|(failed, _)| *failed == at);
             let mut outcome = board.outcome(at);
             if let Some((_, message)) = failure {
-                let failure = Difference { what: What::Failure, error: f64::INFINITY, how: message.clone() };
+                let failure = Difference { what: DifferenceKind::Failure, error: f64::INFINITY, how: message.clone() };
                 outcome.get_or_insert_default().differences.push(failure);
             }
             Some(Tried { case: job.case, combination: self.combination(job), outcome: outcome? })
@@ -146,7 +146,7 @@ struct Board {
 struct RankBoard {
     /// The job it is at.
     at: AtomicUsize,
-    outcomes: Mutex<Vec<Option<Outcome>>>,
+    outcomes: Mutex<Vec<Option<CombinationOutcome>>>,
 }
 
 impl Board {
@@ -160,7 +160,7 @@ impl Board {
     }
 
     /// What all ranks together have found: of each thing that differs the largest difference.
-    fn outcome(&self, at: usize) -> Option<Outcome> {
+    fn outcome(&self, at: usize) -> Option<CombinationOutcome> {
         let found = self.ranks.iter().enumerate().filter_map(|(rank, board)| {
             let outcome = board.outcomes.lock()[at].clone()?;
             Some((rank, outcome))
@@ -172,7 +172,7 @@ impl Board {
                 let nodes = |depth: Option<usize>| depth.map_or("not".into(), |depth| format!("{depth} nodes deep"));
                 let (depth, known) = (nodes(depth), nodes(*known));
                 let how = format!("lies {depth} in the graph of rank {rank}, {known} in that of rank {first}");
-                Difference { what: What::Depth(output), error: f64::INFINITY, how }
+                Difference { what: DifferenceKind::Depth(output), error: f64::INFINITY, how }
             });
             let differences: Vec<_> = uneven.chain(one.differences).collect();
             for difference in differences {
@@ -189,17 +189,17 @@ impl Board {
 }
 
 /// One rank at work.
-struct Rank<'a> {
-    plan: &'a Plan<'a>,
+struct ProvingRank<'a> {
+    plan: &'a ProofPlan<'a>,
     mesh: &'a DeviceMesh,
     device: Device,
     /// The case it is at, and what it holds of its inputs, in each layout that it has met so far: of the many that there are
     /// on a mesh of several dimensions, few are tried.
-    held: Option<(usize, Vec<Vec<OnceCell<Part>>>)>,
+    held: Option<(usize, Vec<Vec<OnceCell<LocalInput>>>)>,
 }
 
 /// One input in one layout, as a rank holds it.
-struct Part {
+struct LocalInput {
     values: Vec<f64>,
     shape: Vec<usize>,
     layout: Layout,
@@ -207,9 +207,9 @@ struct Part {
     gradient: Vec<f64>,
 }
 
-impl Rank<'_> {
+impl ProvingRank<'_> {
     /// The part of every input in the layouts of `job`.
-    fn parts(&mut self, job: Job) -> Vec<&Part> {
+    fn parts(&mut self, job: Job) -> Vec<&LocalInput> {
         let case = job.case;
         if self.held.as_ref().is_none_or(|(held, _)| *held != case) {
             let layouts = self.plan.layouts[case].iter().map(Vec::len);
@@ -225,7 +225,7 @@ impl Rank<'_> {
                 let gradient = truth.gradients[at].as_deref();
                 let held = input.values.held(&truth.inputs[at], gradient, &input.shape, layout, coordinate);
                 let shape = layout.local_shape(&input.shape, coordinate);
-                Part { values: held.values, shape, layout: layout.clone(), gradient: held.gradient }
+                LocalInput { values: held.values, shape, layout: layout.clone(), gradient: held.gradient }
             })
         });
         parts.collect()
@@ -235,7 +235,7 @@ impl Rank<'_> {
     ///
     /// # Collective
     /// Every rank of the mesh.
-    fn attempt(&mut self, job: Job) -> Result<Outcome> {
+    fn attempt(&mut self, job: Job) -> Result<CombinationOutcome> {
         let (case, truth) = (&self.plan.cases[job.case], &self.plan.truths[job.case]);
         let tolerance = case.tolerance();
         let (mesh, device, rank) = (self.mesh, self.device.clone(), self.mesh.rank());
@@ -244,19 +244,19 @@ impl Rank<'_> {
             let leaf = input.leaf(&part.values, &part.shape, &device);
             let dtype = burn::backend::TensorMetadata::dtype(&leaf);
             let spec = DTensorSpec::new(mesh, part.layout.clone(), input.shape.clone().into(), dtype)?;
-            Ok(Sharded { leaf, spec: spec.shared() })
+            Ok(ShardedInput { leaf, spec: spec.shared() })
         });
         let sharded: Vec<_> = sharded.collect::<Result<_>>()?;
         let (wholes, redistributed) = run(case, &sharded)?;
         let mut differences = Vec::new();
         if wholes.len() != truth.outputs.len() {
             let how = format!("{} outputs, must be {}", wholes.len(), truth.outputs.len());
-            differences.push(Difference { what: What::Output(0), error: f64::INFINITY, how });
-            return Ok(Outcome { redistributed, depths: Vec::new(), differences });
+            differences.push(Difference { what: DifferenceKind::Output(0), error: f64::INFINITY, how });
+            return Ok(CombinationOutcome { redistributed, depths: Vec::new(), differences });
         }
         for (at, (found, expected)) in wholes.iter().zip(&truth.outputs).enumerate() {
             differences.extend(compare_outputs(found, expected, tolerance, rank).map(|(error, how)| Difference {
-                what: What::Output(at),
+                what: DifferenceKind::Output(at),
                 error,
                 how,
             }));
@@ -272,17 +272,17 @@ impl Rank<'_> {
                     compare((&shape, &values), (&part.shape, &part.gradient), tolerance, rank)
                 }
             };
-            let what = What::Gradient(input.name);
+            let what = DifferenceKind::Gradient(input.name);
             differences.extend(difference.map(|(error, how)| Difference { what, error, how }));
         }
         let depths = wholes.iter().map(|whole| whole.depth.get()).collect();
-        Ok(Outcome { redistributed, depths, differences })
+        Ok(CombinationOutcome { redistributed, depths, differences })
     }
 }
 
 /// The operator as written, and whether it had to redistribute: whether it is denied where that is
 /// forbidden.
-fn run(case: &Case, inputs: &[Sharded]) -> Result<(Vec<Whole>, bool)> {
+fn run(case: &Case, inputs: &[ShardedInput]) -> Result<(Vec<FullOutput>, bool)> {
     let denied = catch_unwind(AssertUnwindSafe(|| RedistributePolicy::Deny.run(|| (case.sharded)(inputs))));
     let payload = match denied {
         Ok(wholes) => return Ok((wholes?, false)),
@@ -294,7 +294,7 @@ fn run(case: &Case, inputs: &[Sharded]) -> Result<(Vec<Whole>, bool)> {
     }
 }
 
-fn compare_outputs(found: &Whole, expected: &Whole, tolerance: f64, rank: usize) -> Option<(f64, String)> {
+fn compare_outputs(found: &FullOutput, expected: &FullOutput, tolerance: f64, rank: usize) -> Option<(f64, String)> {
     if found.dtype != expected.dtype {
         return Some((f64::INFINITY, format!("is of {:?}, must be of {:?}", found.dtype, expected.dtype)));
     }

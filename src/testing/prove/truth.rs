@@ -2,8 +2,8 @@
 
 use burn::tensor::{Device, Tensor, TensorData};
 
-use super::case::{Case, Input, Plain};
-use super::output::Whole;
+use super::case::{Case, CaseInput, PlainInput};
+use super::output::FullOutput;
 use super::values::weight;
 use crate::Result;
 
@@ -11,20 +11,20 @@ use crate::Result;
 pub(super) struct Truth {
     /// Values of every input.
     pub(super) inputs: Vec<Vec<f64>>,
-    pub(super) outputs: Vec<Whole>,
+    pub(super) outputs: Vec<FullOutput>,
     /// Of every input the gradient of the [`loss`], where it has one.
     pub(super) gradients: Vec<Option<Vec<f64>>>,
 }
 
 impl Truth {
     pub(super) fn of(case: &Case, device: &Device) -> Result<Self> {
-        let values = |(at, input): (usize, &Input)| input.values.whole(at, input.shape.iter().product());
+        let values = |(at, input): (usize, &CaseInput)| input.values.whole(at, input.shape.iter().product());
         let inputs: Vec<_> = case.inputs.iter().enumerate().map(values).collect();
-        let leaf = |(input, values): (&Input, &Vec<f64>)| Plain(input.leaf(values, &input.shape, device));
+        let leaf = |(input, values): (&CaseInput, &Vec<f64>)| PlainInput(input.leaf(values, &input.shape, device));
         let leaves: Vec<_> = case.inputs.iter().zip(&inputs).map(leaf).collect();
         let mut outputs = (case.plain)(&leaves)?;
         let grads = loss(&outputs).map(|loss| loss.backward());
-        let gradient = |(input, leaf): (&Input, &Plain)| Some(input.gradient(&leaf.0, grads.as_ref()?)?.1);
+        let gradient = |(input, leaf): (&CaseInput, &PlainInput)| Some(input.gradient(&leaf.0, grads.as_ref()?)?.1);
         let gradients = case.inputs.iter().zip(&leaves).map(gradient).collect();
         outputs.iter_mut().for_each(|output| output.tracked = None);
         Ok(Self { inputs, outputs, gradients })
@@ -32,8 +32,8 @@ impl Truth {
 }
 
 /// The sum of all tracked outputs' elements, each with a weight of its own.
-pub(super) fn loss(outputs: &[Whole]) -> Option<Tensor<1>> {
-    let term = |(at, output): (usize, &Whole)| {
+pub(super) fn loss(outputs: &[FullOutput]) -> Option<Tensor<1>> {
+    let term = |(at, output): (usize, &FullOutput)| {
         let tracked = output.tracked.clone()?;
         let weights: Vec<f32> = (0..output.values.len()).map(|element| weight(at, element) as f32).collect();
         let weights = TensorData::new(weights, [output.values.len()]);

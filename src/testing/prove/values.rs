@@ -9,7 +9,7 @@ use crate::placement::{Layout, PartialOp, Placement};
 
 /// What the elements of an input are.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) enum Values {
+pub(super) enum ValueKind {
     /// Distinct, inside the range.
     Float(Range<f64>),
     /// The same, but for every third, which is NaN.
@@ -23,7 +23,7 @@ pub(super) enum Values {
     Bool,
 }
 
-impl Values {
+impl ValueKind {
     /// Whether a partial value by `op` makes sense for such elements.
     pub(super) fn takes(&self, op: PartialOp) -> bool {
         match self {
@@ -121,8 +121,8 @@ impl Values {
         shape: &[usize],
         layout: &Layout,
         coordinate: &[usize],
-    ) -> Held {
-        let mut held = Held { values: Vec::new(), gradient: Vec::new() };
+    ) -> LocalValues {
+        let mut held = LocalValues { values: Vec::new(), gradient: Vec::new() };
         for at in positions(shape, &layout.local_slices(shape, coordinate)) {
             let (mut value, mut derivative) = (whole[at], gradient.map_or(0.0, |gradient| gradient[at]));
             for (mesh_dim, placement) in layout.placements().iter().enumerate() {
@@ -141,7 +141,7 @@ impl Values {
 
 /// A rank's part of an input, in row-major order.
 #[derive(Debug)]
-pub(super) struct Held {
+pub(super) struct LocalValues {
     pub(super) values: Vec<f64>,
     pub(super) gradient: Vec<f64>,
 }
@@ -197,7 +197,7 @@ mod tests {
     #[test]
     fn floats_have_no_ties_and_stay_in_range() {
         for (input, len) in [(0, 1), (1, 6), (2, 24), (3, 125)] {
-            let mut values = Values::Float(-2.0..3.0).whole(input, len);
+            let mut values = ValueKind::Float(-2.0..3.0).whole(input, len);
             assert!(values.iter().all(|value| (-2.0..3.0).contains(value)));
             values.sort_by(f64::total_cmp);
             assert!(values.windows(2).all(|pair| pair[0] < pair[1]));
@@ -215,7 +215,7 @@ mod tests {
             PartialOp::Product => parts.iter().product(),
             PartialOp::Max => parts.iter().copied().fold(f64::NEG_INFINITY, f64::max),
         };
-        for values in [Values::Float(-1.0..2.0), Values::Int(0..5), Values::Int(-4..3)] {
+        for values in [ValueKind::Float(-1.0..2.0), ValueKind::Int(0..5), ValueKind::Int(-4..3)] {
             let whole = values.whole(0, 6);
             for (a, b) in OPS.into_iter().flat_map(|a| OPS.map(|b| (a, b))) {
                 let Ok(layout) = Layout::new(&mesh, &[Placement::Partial(a), Placement::Partial(b)]) else { continue };

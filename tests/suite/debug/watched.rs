@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use burn::tensor::Tensor;
 use burn::tensor::ops::ConvOptions;
 use burn_dtensor::comm::{Op, Phase, CallTotals};
-use burn_dtensor::debug::{TracedLayoutChange, Collective, trace_comm};
+use burn_dtensor::debug::{TracedLayoutChange, TracedCollective, trace_comm};
 use burn_dtensor::dtensor::ops::module::conv1d;
 use burn_dtensor::dtensor::{RedistributeOptions, CrossMeshRedistribute};
 use burn_dtensor::prelude::*;
@@ -42,8 +42,8 @@ fn a_change_of_layout_names_the_line_that_asked_for_it() {
         assert_eq!(changes[1].from.placements(), changes[0].to.placements());
         let bytes = 4 * 6 * 4;
         let of = |changed: &TracedLayoutChange| changed.collectives.clone();
-        assert_eq!(of(&changes[0]), [Collective { op: Op::AllToAll, ranks: 2, bytes: bytes / 2 }]);
-        assert_eq!(of(&changes[1]), [Collective { op: Op::AllGather, ranks: 2, bytes }]);
+        assert_eq!(of(&changes[0]), [TracedCollective { op: Op::AllToAll, ranks: 2, bytes: bytes / 2 }]);
+        assert_eq!(of(&changes[1]), [TracedCollective { op: Op::AllGather, ranks: 2, bytes }]);
         assert_eq!((of(&changes[2]), changes[2].bytes()), (vec![], 0), "a slice");
         let (_, watched) = trace_comm(|| whole.expect("no rank fails").sum().backward());
         let back: Vec<_> = watched.changes().iter().map(origin).collect();
@@ -70,7 +70,7 @@ fn a_sum_of_gradients_and_another_mesh_are_changes_too() {
         let (_, watched) = trace_comm(|| -> Result<_> { Ok(x.vary(&[0, 1])?.sum().backward()) });
         let changes = watched.changes();
         assert_eq!(changes[1].summed, ["dp", "tp"]);
-        assert_eq!(changes[1].collectives, [Collective { op: Op::AllReduce, ranks: 4, bytes: 96 }]);
+        assert_eq!(changes[1].collectives, [TracedCollective { op: Op::AllReduce, ranks: 4, bytes: 96 }]);
         assert!(changes[1].to_string().contains("[R, R], summed over dp, tp: all_reduce of 4 ranks"), "{}", changes[1]);
         let line = DeviceMesh::new(mesh.world(), [4], ["all"])?;
         let to = Layout::new(&[4], &[S(0)])?;
@@ -233,7 +233,7 @@ fn what_an_operator_exchanges_by_itself_is_filed_under_it_and_its_module() {
         let all = watched.changes();
         let filed: Vec<_> = all.iter().filter(|change| !change.collectives.is_empty()).collect();
         let said: Vec<_> = filed.iter().map(|change| (origin(change), &change.collectives[..])).collect();
-        let sent = |op, bytes| [Collective { op, ranks: 2, bytes }];
+        let sent = |op, bytes| [TracedCollective { op, ranks: 2, bytes }];
         // A row of 2 channels; a total of each of 2 rows and 2 ranks; a value beside a place of 32 bits.
         let (halo, totals) = (sent(Op::AllToAllList, 2 * 4), sent(Op::AllGather, 4 * 4));
         let (extrema, scattered) = (sent(Op::AllGather, 4 * (4 + 4)), sent(Op::ReduceScatter, 4 * 4));
@@ -245,7 +245,7 @@ fn what_an_operator_exchanges_by_itself_is_filed_under_it_and_its_module() {
             (("conv1d", line, Phase::Backward), &halo),
         ];
         let sorted = |mut all: Vec<_>| {
-            all.sort_by_key(|((_, line, phase), _): &((&str, u32, Phase), &[Collective])| (*phase, *line));
+            all.sort_by_key(|((_, line, phase), _): &((&str, u32, Phase), &[TracedCollective])| (*phase, *line));
             all
         };
         assert_eq!(sorted(said), sorted(expected.to_vec()));

@@ -4,7 +4,7 @@ use burn::nn::{PositionalEncodingConfig, RotaryEncodingConfig};
 use burn::tensor::ops::AttentionModuleOptions;
 use burn::tensor::{Device, Float};
 use burn_dtensor::nn::DTensorForward;
-use burn_dtensor::testing::prove::{Case, Input, case};
+use burn_dtensor::testing::prove::{Case, CaseInput, case};
 
 fn causal() -> AttentionModuleOptions {
     AttentionModuleOptions { is_causal: true, ..Default::default() }
@@ -42,7 +42,7 @@ fn rotary(shape: [usize; 3]) -> Case {
     let layer = move || RotaryEncodingConfig::new(shape[1], shape[2]).init(&Device::flex().autodiff());
     Case::new(
         "rotary_encoding",
-        [Input::float("x", shape)],
+        [CaseInput::float("x", shape)],
         move |inputs| layer().forward(inputs[0].tensor::<3, Float>()),
         move |inputs| layer().forward_dtensor(inputs[0].tensor::<3, Float>()),
     )
@@ -54,7 +54,7 @@ fn positional(shape: [usize; 3]) -> Case {
         move || PositionalEncodingConfig::new(shape[2]).with_max_sequence_size(shape[1] + 2).init(&Device::flex());
     Case::new(
         "positional_encoding",
-        [Input::float("x", shape)],
+        [CaseInput::float("x", shape)],
         move |inputs| layer().forward(inputs[0].tensor::<3, Float>()),
         move |inputs| layer().forward_dtensor(inputs[0].tensor::<3, Float>()),
     )

@@ -3,7 +3,7 @@
 use burn::linalg::{self as plain, Norm};
 use burn::tensor::Float;
 use burn_dtensor::dtensor::ops::linalg;
-use burn_dtensor::testing::prove::{Case, Input, case};
+use burn_dtensor::testing::prove::{Case, CaseInput, case};
 
 pub fn cases() -> Vec<Case> {
     [norms(), products(), decompositions()].into_iter().flatten().collect()
@@ -70,7 +70,7 @@ fn decompositions() -> Vec<Case> {
 fn singular_values<const D: usize, const D1: usize>(shape: [usize; D]) -> Case {
     Case::new(
         "svd",
-        [Input::float("x", shape)],
+        [CaseInput::float("x", shape)],
         |inputs| plain::svd::<D, D1>(inputs[0].tensor::<D, Float>().without_autodiff(), 10),
         |inputs| linalg::svd::<D, D1>((inputs[0].tensor::<D, Float>() * 1.0).detach(), 10),
     )

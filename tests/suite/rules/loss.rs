@@ -6,7 +6,7 @@ use burn_dtensor::dtensor::ops::loss::{
     CrossEntropyLoss, CrossEntropyLossConfig, Reduction, binary_cross_entropy_with_logits, cross_entropy, mse_loss,
     nll_loss,
 };
-use burn_dtensor::testing::prove::{Case, Input, case};
+use burn_dtensor::testing::prove::{Case, CaseInput, case};
 
 const WEIGHTS: [f32; 4] = [1.0, 0.5, 2.0, 1.5];
 
@@ -38,8 +38,8 @@ impl Reference {
     }
 }
 
-fn scored(samples: usize, classes: usize) -> [Input; 2] {
-    [Input::float("logits", [samples, classes]), Input::int("targets", [samples], classes as i64)]
+fn scored(samples: usize, classes: usize) -> [CaseInput; 2] {
+    [CaseInput::float("logits", [samples, classes]), CaseInput::int("targets", [samples], classes as i64)]
 }
 
 fn of(config: CrossEntropyLossConfig) -> CrossEntropyLoss {
@@ -105,7 +105,7 @@ pub fn cases() -> Vec<Case> {
         }),
         Case::new(
             "cross_entropy",
-            [Input::float("logits", [3, 4]).with_dtype(DType::BF16), Input::int("targets", [3], 4).with_dtype(DType::U8)],
+            [CaseInput::float("logits", [3, 4]).with_dtype(DType::BF16), CaseInput::int("targets", [3], 4).with_dtype(DType::U8)],
             |inputs| {
                 let loss = PlainConfig::new().init(&inputs[0].tensor::<2, Float>().device());
                 loss.forward(inputs[0].tensor::<2, Float>(), inputs[1].tensor::<1, Int>())
@@ -117,7 +117,7 @@ pub fn cases() -> Vec<Case> {
         }),
         Case::new(
             "cross_entropy",
-            [Input::float("logits", [2, 3, 4]), Input::int("targets", [2, 3], 4)],
+            [CaseInput::float("logits", [2, 3, 4]), CaseInput::int("targets", [2, 3], 4)],
             |inputs| {
                 let log_probs = activation::log_softmax(inputs[0].tensor::<3, Float>().reshape([6, 4]), 1);
                 Reference { ignored: 0, ..Reference::plain(4) }
@@ -145,7 +145,7 @@ pub fn cases() -> Vec<Case> {
         ),
         Case::new(
             "mse_loss",
-            [Input::float("x", [5, 3]), Input::float("target", [5, 3])],
+            [CaseInput::float("x", [5, 3]), CaseInput::float("target", [5, 3])],
             |inputs| {
                 MseLoss::new().forward(
                     inputs[0].tensor::<2, Float>(),
@@ -157,7 +157,7 @@ pub fn cases() -> Vec<Case> {
         ),
         Case::new(
             "binary_cross_entropy_with_logits",
-            [Input::float("logits", [3, 2]), Input::float("target", [3, 2]).with_range(0.0..1.0)],
+            [CaseInput::float("logits", [3, 2]), CaseInput::float("target", [3, 2]).with_range(0.0..1.0)],
             |inputs| {
                 let (x, target) = (inputs[0].tensor::<2, Float>(), inputs[1].tensor());
                 ((-x.clone()).exp().log1p() + x * (-target + 1.0)).sum()

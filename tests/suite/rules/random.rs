@@ -6,7 +6,7 @@ use burn_dtensor::dtensor::DTensor;
 use burn_dtensor::dtensor::ops::{module, random};
 use burn_dtensor::mesh::DeviceMesh;
 use burn_dtensor::placement::Placement;
-use burn_dtensor::testing::prove::{Case, Input};
+use burn_dtensor::testing::prove::{Case, CaseInput};
 
 /// What `make` gives of ones on a mesh of one rank.
 fn alone(shape: [usize; 2], make: impl Fn(DTensor<2>) -> DTensor<2> + Sync) -> Tensor<2> {
@@ -52,13 +52,13 @@ pub fn cases() -> Vec<Case> {
     vec![
         Case::new(
             "dropout",
-            [Input::float("x", [3, 6])],
+            [CaseInput::float("x", [3, 6])],
             |inputs| inputs[0].tensor::<2, Float>() * alone([3, 6], |ones| module::dropout(ones, 0.4, 9)),
             |inputs| module::dropout(inputs[0].tensor::<2, Float>(), 0.4, 9),
         ),
         Case::new(
             "categorical",
-            [Input::float("weights", [2, 3, 5]).with_range(0.1..4.0)],
+            [CaseInput::float("weights", [2, 3, 5]).with_range(0.1..4.0)],
             |inputs| drawn_by_hand(inputs[0].tensor::<3, Float>(), 4),
             |inputs| {
                 random::seed(11);
@@ -67,7 +67,7 @@ pub fn cases() -> Vec<Case> {
         ),
         Case::new(
             "random_like",
-            [Input::float("x", [3, 6])],
+            [CaseInput::float("x", [3, 6])],
             |_| alone([3, 6], |ones| drawn(&ones)),
             |inputs| drawn(&inputs[0].tensor::<2, Float>()),
         ),

@@ -7,7 +7,7 @@ use burn_dtensor::dtensor::DTensor;
 use burn_dtensor::dtensor::ops::signal;
 use burn_dtensor::mesh::DeviceMesh;
 use burn_dtensor::placement::Placement;
-use burn_dtensor::testing::prove::{Case, Input, case};
+use burn_dtensor::testing::prove::{Case, CaseInput, case};
 
 fn frames() -> StftOptions {
     StftOptions { hop_length: 2, ..StftOptions::new(4) }
@@ -65,7 +65,7 @@ fn times(
 ) -> Case {
     Case::new(
         name,
-        [Input::float("x", [size])],
+        [CaseInput::float("x", [size])],
         move |inputs| {
             let x = inputs[0].tensor::<1, Float>();
             plain(&x.device()) * x

@@ -27,7 +27,7 @@ use super::data::Contribution;
 use crate::comm::engine::GroupMember;
 use crate::comm::{PackStats, Ledger, CollectivePlan, ReduceOp};
 use crate::kernels::FlatLayout;
-use crate::kernels::cube::{CubePlan, Side, alignment, plan};
+use crate::kernels::cube::{CubePlan, CopySide, alignment, plan};
 use crate::memory::cube::{primitive, wrap};
 
 /// The copies around one collective of a list of tensors.
@@ -44,7 +44,7 @@ impl CoalescedCopies {
     pub fn pack_parts(ahead: bool, mut deposit: Contribution, plan: &CollectivePlan, member: &GroupMember) -> (Option<Self>, Contribution) {
         let fused = Self::new(&deposit.tensors, plan, member);
         let now = fused.as_ref().filter(|_| !ahead);
-        deposit.flat = now.and_then(|fused| fused.pack(Side::PackParts(fused.member), &deposit.tensors));
+        deposit.flat = now.and_then(|fused| fused.pack(CopySide::PackParts(fused.member), &deposit.tensors));
         (fused, deposit)
     }
 
@@ -52,7 +52,7 @@ impl CoalescedCopies {
     pub fn pack_wholes(mut deposit: Contribution, plan: &CollectivePlan, member: &GroupMember) -> (Option<Self>, Contribution) {
         let fused = Self::new(&deposit.tensors, plan, member);
         let fused = fused.filter(|fused| reduce::is_possible(&fused.device.client(), member.group.size(), fused.dtype));
-        deposit.flat = fused.as_ref().and_then(|fused| fused.pack(Side::PackWholes, &deposit.tensors));
+        deposit.flat = fused.as_ref().and_then(|fused| fused.pack(CopySide::PackWholes, &deposit.tensors));
         (fused, deposit)
     }
 
@@ -71,7 +71,7 @@ impl CoalescedCopies {
         Some(Self { layout, device, dtype, member: member.group.rank(), ledger })
     }
 
-    fn pack(&self, side: Side, tensors: &[DispatchTensor]) -> Option<CubeTensor> {
+    fn pack(&self, side: CopySide, tensors: &[DispatchTensor]) -> Option<CubeTensor> {
         let sources: Vec<_> = tensors.iter().map(|tensor| primitive(tensor).cloned()).collect::<Option<_>>()?;
         Some(self.run(side, &sources)?.remove(0))
     }
@@ -79,8 +79,8 @@ impl CoalescedCopies {
     /// The wholes of an all-gather, if every rank has brought its row, or parts that can be read here.
     pub fn gathered(&self, deposits: &[Contribution]) -> Option<Vec<DispatchTensor>> {
         let wholes = match self.flats(deposits) {
-            Some(rows) => self.run(Side::UnpackRows, &rows),
-            None => self.run(Side::JoinParts, &self.parts(deposits)?),
+            Some(rows) => self.run(CopySide::UnpackRows, &rows),
+            None => self.run(CopySide::JoinParts, &self.parts(deposits)?),
         };
         Some(wholes?.into_iter().map(wrap).collect())
     }
@@ -109,7 +109,7 @@ impl CoalescedCopies {
         deposits.iter().map(flat).collect()
     }
 
-    fn run(&self, side: Side, sources: &[CubeTensor]) -> Option<Vec<CubeTensor>> {
+    fn run(&self, side: CopySide, sources: &[CubeTensor]) -> Option<Vec<CubeTensor>> {
         let plan: Arc<CubePlan> = plan(&self.device, &self.layout, side, self.dtype).ok()?;
         self.count(plan.launches(), plan.copied(), plan.padding());
         Some(plan.run(sources, None).tensors)

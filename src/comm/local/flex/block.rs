@@ -20,13 +20,13 @@ fn strides(shape: &[usize]) -> SmallVec<[usize; 4]> {
 ///     elements[offset ..][.. block.run]
 /// ```
 #[derive(Debug)]
-pub(super) struct Block {
+pub(super) struct RunBlock {
     offsets: Offsets,
     /// Length of each run of adjacent elements.
     pub run: usize,
 }
 
-impl Block {
+impl RunBlock {
     /// The block `ranges` of a row-major tensor of `shape`.
     pub fn new(shape: &[usize], ranges: &[Range<usize>]) -> Self {
         let strides = strides(shape);
@@ -106,7 +106,7 @@ mod tests {
     }
 
     fn walked(shape: &[usize], ranges: &[Range<usize>]) -> Vec<usize> {
-        let block = Block::new(shape, ranges);
+        let block = RunBlock::new(shape, ranges);
         block.offsets().flat_map(|offset| offset..offset + block.run).collect()
     }
 
@@ -126,7 +126,7 @@ mod tests {
 
     #[test]
     fn a_full_block_is_one_run() {
-        let block = Block::new(&[4, 5, 6], &full(&[4, 5, 6]));
+        let block = RunBlock::new(&[4, 5, 6], &full(&[4, 5, 6]));
         assert_eq!((block.offsets().len(), block.run), (1, 120));
     }
 }

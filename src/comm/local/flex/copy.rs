@@ -12,7 +12,7 @@ use super::together::{self, PartitionedJob, CooperativeResult, WORTH};
 use super::wrap;
 use crate::comm::CollectivePlan;
 use crate::comm::engine::ranges::Ranges;
-use crate::kernels::flex::{Ends, Kept, Pieces, Sources, Targets, run};
+use crate::kernels::flex::{Ends, PinnedSources, Pieces, Sources, OutputBuffers, run};
 use crate::kernels::{Convert, CopyPlan, FlatLayout};
 use crate::memory::HostMemoryPool;
 
@@ -47,7 +47,7 @@ impl GatherCopyPlan {
     pub fn sources(&self, parts: &[Vec<&FlexTensor>]) -> GatherSources {
         let of_joint = |joint: &Joint| {
             let of_dtype = parts.iter().flat_map(|parts| joint.indices.iter().map(|index| parts[*index]));
-            (Kept::of(&of_dtype.collect_vec()), CooperativeResult::default())
+            (PinnedSources::of(&of_dtype.collect_vec()), CooperativeResult::default())
         };
         GatherSources { ranks: parts.len(), joints: self.0.iter().map(of_joint).collect() }
     }
@@ -74,7 +74,7 @@ impl GatherCopyPlan {
 #[derive(Debug)]
 pub(in crate::comm::local) struct GatherSources {
     ranks: usize,
-    joints: Box<[(Kept, CooperativeResult<Pieces>)]>,
+    joints: Box<[(PinnedSources, CooperativeResult<Pieces>)]>,
 }
 
 /// The parts of all ranks joined to wholes.
@@ -88,11 +88,11 @@ struct Join<'a> {
 unsafe impl PartitionedJob for Join<'_> {
     type Cut = Pieces;
 
-    fn begin(&self, home: &Arc<HostMemoryPool>) -> (Targets, Pieces, usize) {
+    fn begin(&self, home: &Arc<HostMemoryPool>) -> (OutputBuffers, Pieces, usize) {
         let (copies, size) = (&self.joint.copies, self.joint.dtype.size());
         let pieces = Pieces::new(copies, &self.sources, size, self.ranks * together::PIECES);
         let count = pieces.count();
-        (Targets::of(Some(home), copies, size), pieces, count)
+        (OutputBuffers::of(Some(home), copies, size), pieces, count)
     }
 
     unsafe fn make(&self, pieces: &Pieces, index: usize, to: &Ends<u8>) {
@@ -100,7 +100,7 @@ unsafe impl PartitionedJob for Join<'_> {
         unsafe { pieces.copy(index, &self.joint.copies, &self.sources, to) }
     }
 
-    unsafe fn finish(&self, targets: Targets) -> Vec<FlexTensor> {
+    unsafe fn finish(&self, targets: OutputBuffers) -> Vec<FlexTensor> {
         // SAFETY: the caller's.
         unsafe { targets.finish(self.joint.copies.targets(), self.joint.dtype).collect() }
     }

@@ -8,7 +8,7 @@ use half::{bf16, f16};
 use crate::kernels::flex::{round_to_bf16, widen_bf16};
 
 /// Arithmetic of a reduction.
-pub(super) trait Number: Copy + Default {
+pub(super) trait ReduceElement: Copy + Default {
     fn plus(self, other: Self) -> Self;
     fn times(self, other: Self) -> Self;
     /// The smaller one; NaN if either is.
@@ -57,7 +57,7 @@ int_number!(i64, u64);
 
 /// A stored element and the type it accumulates in. What is written is as long as the sources.
 pub(super) trait Element: bytemuck::Pod + Send + Sync {
-    type Sum: Number;
+    type Sum: ReduceElement;
 
     /// `source` in accumulation precision; `None` if it had to be converted, into `scratch`.
     fn widen<'a>(source: &'a [Self], scratch: &mut [Self::Sum]) -> Option<&'a [Self::Sum]>;

@@ -9,11 +9,11 @@ use burn::tensor::{DType, Shape};
 use half::{bf16, f16};
 use smallvec::SmallVec;
 
-use super::block::Block;
-use super::element::{Element, Number};
+use super::block::RunBlock;
+use super::element::{Element, ReduceElement};
 use crate::comm::ReduceOp;
 use crate::comm::engine::ranges::Ranges;
-use crate::kernels::flex::{LINE, Sources, Targets, prefetch, stream};
+use crate::kernels::flex::{LINE, Sources, OutputBuffers, prefetch, stream};
 
 /// Elements reduced at a time, so that partial results stay in the first-level cache.
 const STRIP: usize = 1024;
@@ -25,11 +25,11 @@ const SHORT_RUN: usize = 64;
 ///
 /// All sources are of `shape`; there are at least two.
 pub(super) fn reduce(sources: &Sources, shape: &Shape, ranges: &Ranges, op: ReduceOp) -> FlexTensor {
-    let block = Block::new(&shape[..], ranges);
+    let block = RunBlock::new(&shape[..], ranges);
     let mut cut = shape.clone();
     ranges.iter().enumerate().for_each(|(dim, range)| cut[dim] = range.len());
     let (dtype, bytes) = (dtype_of(sources), block.len() * dtype_of(sources).size());
-    let mut targets = Targets::new(None, [&cut], dtype.size());
+    let mut targets = OutputBuffers::new(None, [&cut], dtype.size());
     let out = targets.ends().start(0);
     // SAFETY: the memory is for as many elements as the block has.
     unsafe {
@@ -47,7 +47,7 @@ pub(super) unsafe fn reduce_flat(sources: &Sources, range: Range<usize>, op: Red
     // SAFETY: inside the whole, and as the caller says.
     unsafe {
         let out = whole.add(range.start * dtype_of(sources).size());
-        by_dtype(sources, op, &Block::new(&[range.end], &[range]), out, streams);
+        by_dtype(sources, op, &RunBlock::new(&[range.end], &[range]), out, streams);
     }
 }
 
@@ -57,7 +57,7 @@ pub(super) fn dtype_of(sources: &Sources) -> DType {
 
 /// # Safety
 /// There is room for as many elements as `block` has at `out`, where they are aligned, and nobody reads or writes.
-unsafe fn by_dtype(sources: &Sources, op: ReduceOp, block: &Block, out: *mut u8, streams: bool) {
+unsafe fn by_dtype(sources: &Sources, op: ReduceOp, block: &RunBlock, out: *mut u8, streams: bool) {
     let typed = match dtype_of(sources) {
         DType::F32 | DType::Flex32 => by_op::<f32>,
         DType::F64 => by_op::<f64>,
@@ -80,11 +80,11 @@ unsafe fn by_dtype(sources: &Sources, op: ReduceOp, block: &Block, out: *mut u8,
 
 /// # Safety
 /// As of [`by_dtype`].
-unsafe fn by_op<E: Element>(sources: &Sources, op: ReduceOp, block: &Block, out: *mut u8, streams: bool) {
+unsafe fn by_op<E: Element>(sources: &Sources, op: ReduceOp, block: &RunBlock, out: *mut u8, streams: bool) {
     /// The same, compiled for registers twice as long as those that every x86-64 has.
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "avx2")]
-    fn by_avx2<E: Element>(sources: &Sources, op: ReduceOp, block: &Block, out: &mut [MaybeUninit<E>], streams: bool) {
+    fn by_avx2<E: Element>(sources: &Sources, op: ReduceOp, block: &RunBlock, out: &mut [MaybeUninit<E>], streams: bool) {
         reduced(sources, op, block, out, streams);
     }
     // SAFETY: the caller's.
@@ -99,16 +99,16 @@ unsafe fn by_op<E: Element>(sources: &Sources, op: ReduceOp, block: &Block, out:
 
 /// All of `out` is written.
 #[inline(always)]
-fn reduced<E: Element>(sources: &Sources, op: ReduceOp, block: &Block, out: &mut [MaybeUninit<E>], streams: bool) {
+fn reduced<E: Element>(sources: &Sources, op: ReduceOp, block: &RunBlock, out: &mut [MaybeUninit<E>], streams: bool) {
     let slices: SmallVec<[&[E]; 8]> = sources.elements().collect();
     let count = slices.len();
     let strips = Strips { sources: &slices, block, streams };
     match op {
-        ReduceOp::Sum => strips.reduce(out, Number::plus, |sum| sum),
-        ReduceOp::Avg => strips.reduce(out, Number::plus, |sum: E::Sum| sum.over(count)),
-        ReduceOp::Min => strips.reduce(out, Number::least, |least| least),
-        ReduceOp::Max => strips.reduce(out, Number::greatest, |greatest| greatest),
-        ReduceOp::Product => strips.reduce(out, Number::times, |product| product),
+        ReduceOp::Sum => strips.reduce(out, ReduceElement::plus, |sum| sum),
+        ReduceOp::Avg => strips.reduce(out, ReduceElement::plus, |sum: E::Sum| sum.over(count)),
+        ReduceOp::Min => strips.reduce(out, ReduceElement::least, |least| least),
+        ReduceOp::Max => strips.reduce(out, ReduceElement::greatest, |greatest| greatest),
+        ReduceOp::Product => strips.reduce(out, ReduceElement::times, |product| product),
         ReduceOp::BitAnd | ReduceOp::BitOr | ReduceOp::BitXor | ReduceOp::PremulSum(_) => {
             unreachable!("{op:?} has no kernel")
         }
@@ -118,7 +118,7 @@ fn reduced<E: Element>(sources: &Sources, op: ReduceOp, block: &Block, out: &mut
 /// A block that the tree reduces strip by strip.
 struct Strips<'a, E> {
     sources: &'a [&'a [E]],
-    block: &'a Block,
+    block: &'a RunBlock,
     streams: bool,
 }
 
@@ -175,7 +175,7 @@ struct Tree<S, C, F> {
     partial: Vec<Box<[S]>>,
 }
 
-impl<S: Number, C: Fn(S, S) -> S + Copy, F: Fn(S) -> S + Copy> Tree<S, C, F> {
+impl<S: ReduceElement, C: Fn(S, S) -> S + Copy, F: Fn(S) -> S + Copy> Tree<S, C, F> {
     /// A tree over `ranks` sources, at least two.
     fn new(ranks: usize, combine: C, finish: F) -> Self {
         // Two sources are combined into the result. Of more, as many partial results wait as the number of pairs has digits,
@@ -249,7 +249,7 @@ impl<S: Number, C: Fn(S, S) -> S + Copy, F: Fn(S) -> S + Copy> Tree<S, C, F> {
 
 /// `left` becomes what it is combined with `right`.
 #[inline(always)]
-fn onto<S: Number>(left: &mut [S], right: &[S], combine: impl Fn(S, S) -> S) {
+fn onto<S: ReduceElement>(left: &mut [S], right: &[S], combine: impl Fn(S, S) -> S) {
     for (left, right) in left.iter_mut().zip(right) {
         *left = combine(*left, *right);
     }

@@ -21,7 +21,7 @@ use super::{primitive, wrap};
 use crate::comm::ReduceOp;
 use crate::comm::engine::ranges::{Ranges, full};
 use crate::comm::plan::offered;
-use crate::kernels::flex::{Ends, Kept, Sources, Targets, stream};
+use crate::kernels::flex::{Ends, PinnedSources, Sources, OutputBuffers, stream};
 use crate::memory::HostMemoryPool;
 use crate::placement::chunk;
 
@@ -64,9 +64,9 @@ impl CollectiveCache {
 /// Tensors of one shape and dtype, one of each rank, which are reduced.
 #[derive(Debug)]
 pub(in crate::comm::local) struct ReduceOperands {
-    terms: Kept,
+    terms: PinnedSources,
     shape: Shape,
-    whole: CooperativeResult<Slices>,
+    whole: CooperativeResult<ReduceSlices>,
 }
 
 impl ReduceOperands {
@@ -78,7 +78,7 @@ impl ReduceOperands {
 
     fn new(terms: &[&FlexTensor]) -> Self {
         let shape = terms[0].layout().shape().clone();
-        Self { terms: Kept::of(terms), shape, whole: CooperativeResult::default() }
+        Self { terms: PinnedSources::of(terms), shape, whole: CooperativeResult::default() }
     }
 
     /// The block `ranges` of every term, reduced.
@@ -111,7 +111,7 @@ impl ReduceOperands {
 
 /// How a reduction is cut: into slices of nearly equal length, which are past the caches if it streams.
 #[derive(Debug)]
-struct Slices {
+struct ReduceSlices {
     count: usize,
     streams: bool,
 }
@@ -129,23 +129,23 @@ struct ReduceJob<'a> {
 
 // SAFETY: slices of the elements, one after another.
 unsafe impl PartitionedJob for ReduceJob<'_> {
-    type Cut = Slices;
+    type Cut = ReduceSlices;
 
-    fn begin(&self, home: &Arc<HostMemoryPool>) -> (Targets, Slices, usize) {
+    fn begin(&self, home: &Arc<HostMemoryPool>) -> (OutputBuffers, ReduceSlices, usize) {
         let size = dtype_of(&self.terms).size();
         let bytes = self.shape.num_elements() * size;
         let worth = (bytes * self.terms.len() / READ).min(bytes / WRITTEN);
         let count = worth.clamp(1, self.terms.len() * together::PIECES);
-        (Targets::new(Some(home), [self.shape], size), Slices { count, streams: stream::pays(bytes) }, count)
+        (OutputBuffers::new(Some(home), [self.shape], size), ReduceSlices { count, streams: stream::pays(bytes) }, count)
     }
 
-    unsafe fn make(&self, slices: &Slices, index: usize, to: &Ends<u8>) {
+    unsafe fn make(&self, slices: &ReduceSlices, index: usize, to: &Ends<u8>) {
         let range = chunk(self.shape.num_elements(), slices.count, index);
         // SAFETY: the caller's; the terms have as many elements as the whole.
         unsafe { reduce_flat(&self.terms, range, self.op, to.start(0), slices.streams) }
     }
 
-    unsafe fn finish(&self, targets: Targets) -> Vec<FlexTensor> {
+    unsafe fn finish(&self, targets: OutputBuffers) -> Vec<FlexTensor> {
         // SAFETY: the caller's.
         unsafe { targets.finish([self.shape], dtype_of(&self.terms)).collect() }
     }

@@ -24,7 +24,7 @@ use burn::tensor::{Bytes, DType};
 
 use super::super::sync::{Condvar, Mutex};
 use super::shelf::{Owner, SharedResultCache};
-use crate::kernels::flex::{Ends, Targets};
+use crate::kernels::flex::{Ends, OutputBuffers};
 use crate::memory::HostMemoryPool;
 
 /// Bytes that all ranks would move, were each to make its own result, from which on it pays to come to terms.
@@ -42,7 +42,7 @@ pub(super) unsafe trait PartitionedJob {
     type Cut: Send + Sync;
 
     /// New memory, how the job is cut, and into how many pieces: at least one.
-    fn begin(&self, home: &Arc<HostMemoryPool>) -> (Targets, Self::Cut, usize);
+    fn begin(&self, home: &Arc<HostMemoryPool>) -> (OutputBuffers, Self::Cut, usize);
 
     /// Writes piece `index` of what begins where `to` says.
     ///
@@ -54,21 +54,21 @@ pub(super) unsafe trait PartitionedJob {
     ///
     /// # Safety
     /// All pieces are written.
-    unsafe fn finish(&self, targets: Targets) -> Vec<FlexTensor>;
+    unsafe fn finish(&self, targets: OutputBuffers) -> Vec<FlexTensor>;
 }
 
 /// Results of a [`Job`] whose cut is a `C`.
 pub(super) struct CooperativeResult<C> {
-    state: Mutex<State<C>>,
+    state: Mutex<BuildState<C>>,
     changed: Condvar,
 }
 
-enum State<C> {
+enum BuildState<C> {
     /// Nobody has begun, or somebody has failed.
     Open,
     Making(Arc<Making<C>>),
     /// For as long as they are there.
-    Made(Box<[Held]>),
+    Made(Box<[WeakTensor]>),
 }
 
 /// Results that are being made.
@@ -77,7 +77,7 @@ struct Making<C> {
     count: usize,
     /// Where the targets begin, which stay where they are until all is made.
     to: OnceLock<Ends<u8>>,
-    targets: Mutex<Option<Targets>>,
+    targets: Mutex<Option<OutputBuffers>>,
     /// The next piece that nobody has taken.
     next: AtomicUsize,
     /// Pieces that are not made.
@@ -87,13 +87,13 @@ struct Making<C> {
 }
 
 /// A tensor, if somebody has a handle.
-struct Held {
+struct WeakTensor {
     data: Weak<Bytes>,
     layout: Layout,
     dtype: DType,
 }
 
-impl Held {
+impl WeakTensor {
     fn of(tensor: &FlexTensor) -> Self {
         Self { data: Arc::downgrade(&tensor.data_arc()), layout: tensor.layout().clone(), dtype: tensor.dtype() }
     }
@@ -117,7 +117,7 @@ impl<C> Making<C> {
             has_failed: AtomicBool::new(false),
         });
         // Only now they are where they stay.
-        let to = this.targets.lock().as_mut().map(Targets::ends);
+        let to = this.targets.lock().as_mut().map(OutputBuffers::ends);
         this.to.get_or_init(|| to.expect("they are there until all is made"));
         this
     }
@@ -156,7 +156,7 @@ impl<C> Making<C> {
 
 impl<C> Default for CooperativeResult<C> {
     fn default() -> Self {
-        Self { state: Mutex::new(State::Open), changed: Condvar::default() }
+        Self { state: Mutex::new(BuildState::Open), changed: Condvar::default() }
     }
 }
 
@@ -196,27 +196,27 @@ impl<C> CooperativeResult<C> {
         let found: Vec<Option<FlexTensor>>;
         let mut state = self.state.lock();
         match &*state {
-            State::Making(making) => return Err(making.clone()),
-            State::Made(held) => {
-                found = held.iter().map(Held::get).collect();
+            BuildState::Making(making) => return Err(making.clone()),
+            BuildState::Made(held) => {
+                found = held.iter().map(WeakTensor::get).collect();
                 if found.iter().all(Option::is_some) {
                     return Ok(found.into_iter().flatten().collect());
                 }
             }
-            State::Open => {}
+            BuildState::Open => {}
         }
         owner.begin();
         let making = Making::begin(job, owner.home());
-        *state = State::Making(making.clone());
+        *state = BuildState::Making(making.clone());
         Err(making)
     }
 
     /// Has `made`, which all ranks have made, found from now on.
     fn put(&self, making: &Making<C>, made: Vec<FlexTensor>, owner: Owner) {
         owner.keep(&made);
-        let held = made.iter().map(Held::of).collect();
+        let held = made.iter().map(WeakTensor::of).collect();
         let _ = making.made.set(made);
-        *self.state.lock() = State::Made(held);
+        *self.state.lock() = BuildState::Made(held);
         self.changed.notify_all();
     }
 
@@ -259,8 +259,8 @@ struct Failing<'a, C> {
 impl<C> Drop for Failing<'_, C> {
     fn drop(&mut self) {
         let mut state = self.of.state.lock();
-        if matches!(&*state, State::Making(making) if Arc::ptr_eq(making, self.making)) {
-            *state = State::Open;
+        if matches!(&*state, BuildState::Making(making) if Arc::ptr_eq(making, self.making)) {
+            *state = BuildState::Open;
         }
         self.making.has_failed.store(true, Ordering::Release);
         drop(state);

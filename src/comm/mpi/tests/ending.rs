@@ -5,7 +5,7 @@ use super::*;
 /// Process 0 sends process 1 something large, and ends by `end` before its courier's thread, which process 1 has made wait,
 /// has seen it; process 1 gets it, and then is told.
 fn end_at_once(end: impl FnOnce()) {
-    let courier = start(Limits::default());
+    let courier = start(FragmentLimits::default());
     let large = || payload(0, 1, 32 << 20);
     let told = inbox(&courier);
     if courier.process_index() == 0 {
@@ -54,7 +54,7 @@ fn invariants_4_and_5_what_is_sent_arrives_when_main_panics() {
 #[test]
 fn invariant_4_a_process_that_never_asked_ends_what_is_sent_to_it() {
     ProcessTest::new(3).run(|| {
-        let courier = start(Limits::default());
+        let courier = start(FragmentLimits::default());
         others(&courier).for_each(|to| courier.send(to, parcel("unwanted", [payload(0, 0, 32 << 20)])));
     });
 }
@@ -62,7 +62,7 @@ fn invariant_4_a_process_that_never_asked_ends_what_is_sent_to_it() {
 #[test]
 fn invariant_6_a_panic_of_the_addressee_loses_all_and_aborts_the_job() {
     let text = ProcessTest::new(2).run_failing(|| {
-        let courier = start(Limits::default());
+        let courier = start(FragmentLimits::default());
         let told = inbox(&courier);
         if courier.process_index() == 0 {
             have_the_other_panic(&courier, &told);
@@ -82,7 +82,7 @@ fn invariant_6_a_panic_of_the_addressee_loses_all_and_aborts_the_job() {
 #[test]
 fn a_process_that_ends_on_the_couriers_thread_does_so_at_once() {
     let text = ProcessTest::new(2).run_failing(|| {
-        let courier = start(Limits::default());
+        let courier = start(FragmentLimits::default());
         let told = inbox(&courier);
         others(&courier).for_each(|to| courier.send(to, parcel("exit", [])));
         while told.recv().is_ok() {}

@@ -6,7 +6,7 @@ use super::*;
 #[test]
 fn whoever_helps_carries() {
     ProcessTest::new(2).run(|| {
-        let courier = start(Limits::default());
+        let courier = start(FragmentLimits::default());
         let (told, other) = (inbox(&courier), 1 - courier.process_index());
         let mut own = 0;
         for turn in 0..200_usize {
@@ -30,7 +30,7 @@ fn whoever_helps_carries() {
 #[test]
 fn invariant_7_a_panic_on_a_thread_that_helps_loses_all() {
     let text = ProcessTest::new(2).run_failing(|| {
-        let courier = start(Limits::default());
+        let courier = start(FragmentLimits::default());
         let told = inbox(&courier);
         if courier.process_index() == 0 {
             have_the_other_panic(&courier, &told);
@@ -50,7 +50,7 @@ fn invariant_7_a_panic_on_a_thread_that_helps_loses_all() {
 #[test]
 fn a_process_that_ends_on_a_thread_that_helps_does_so_at_once() {
     let text = ProcessTest::new(2).run_failing(|| {
-        let courier = start(Limits::default());
+        let courier = start(FragmentLimits::default());
         let _told = inbox(&courier);
         loop {
             // Some the courier's own thread may take.

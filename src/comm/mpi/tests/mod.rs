@@ -64,7 +64,7 @@ impl RecvBuffer for Space {
     }
 }
 
-fn start(limits: Limits) -> MpiTransport {
+fn start(limits: FragmentLimits) -> MpiTransport {
     let place = launcher::place().unwrap().expect("a launcher has started this");
     let courier = MpiTransport::start(place, limits).unwrap();
     assert_eq!((courier.processes(), courier.process_index()), (place.processes, place.here));

@@ -5,7 +5,7 @@ use crate::comm::Launch;
 use crate::testing::Conformance;
 
 /// Every process sends every other each of `lengths` by itself, then all in one parcel, and gets the like.
-fn all_pairs(limits: Limits, header: usize, lengths: &[usize]) {
+fn all_pairs(limits: FragmentLimits, header: usize, lengths: &[usize]) {
     let courier = start(limits);
     let told = inbox(&courier);
     let (here, header) = (courier.process_index(), "h".repeat(header));
@@ -50,28 +50,28 @@ fn all_pairs(limits: Limits, header: usize, lengths: &[usize]) {
 
 #[test]
 fn two_processes_exchange_parcels_of_every_size() {
-    ProcessTest::new(2).run(|| all_pairs(Limits::default(), 100, &[0, 8, 100 << 10, (64 << 20) + 1]));
+    ProcessTest::new(2).run(|| all_pairs(FragmentLimits::default(), 100, &[0, 8, 100 << 10, (64 << 20) + 1]));
 }
 
 #[test]
 fn three_processes_exchange_parcels_of_every_size() {
-    ProcessTest::new(3).run(|| all_pairs(Limits::default(), 0, &[0, 8, 100 << 10, (64 << 20) + 1]));
+    ProcessTest::new(3).run(|| all_pairs(FragmentLimits::default(), 0, &[0, 8, 100 << 10, (64 << 20) + 1]));
 }
 
 #[test]
 fn four_processes_exchange_parcels_of_every_size() {
-    ProcessTest::new(4).run(|| all_pairs(Limits::default(), 10_000, &[0, 8, 100 << 10, (64 << 20) + 1]));
+    ProcessTest::new(4).run(|| all_pairs(FragmentLimits::default(), 10_000, &[0, 8, 100 << 10, (64 << 20) + 1]));
 }
 
 #[test]
 fn invariant_3_what_is_longer_than_a_message_goes_in_pieces() {
-    let limits = Limits { message: 1000, riding: 1500 };
+    let limits = FragmentLimits { message: 1000, riding: 1500 };
     ProcessTest::new(3)
         .run(|| all_pairs(limits, 2500, &[0, 1, 999, 1000, 1001, 1500, 1501, 2000, 100 << 10, 1_000_000]));
 }
 
 /// Launches whose messages are of these limits.
-fn launches(limits: Limits) -> impl Fn(usize) -> Launch {
+fn launches(limits: FragmentLimits) -> impl Fn(usize) -> Launch {
     let processes = ProcessJob::new(Arc::new(start(limits)));
     move |ranks| Launch::on_backend(processes.engine(ranks / processes.count()))
 }
@@ -79,7 +79,7 @@ fn launches(limits: Limits) -> impl Fn(usize) -> Launch {
 #[test]
 fn invariant_3_every_collective_of_tensors_longer_than_a_message() {
     ProcessTest::new(2).with_deadline(Duration::from_secs(600)).run(|| {
-        let conformance = Conformance::of(launches(Limits { message: 1000, riding: 500 })).with_ranks([2]).with_large_tensors();
+        let conformance = Conformance::of(launches(FragmentLimits { message: 1000, riding: 500 })).with_ranks([2]).with_large_tensors();
         for check in Conformance::<fn(usize) -> Launch>::names() {
             assert!(conformance.check(check) > 0, "{check}");
         }
@@ -90,7 +90,7 @@ fn invariant_3_every_collective_of_tensors_longer_than_a_message() {
 #[test]
 fn invariant_3_the_conformance_suite_in_messages_of_64_bytes() {
     ProcessTest::new(2).with_deadline(Duration::from_secs(600)).run(|| {
-        let report = Conformance::of(launches(Limits { message: 64, riding: 0 })).with_ranks([2]).run();
+        let report = Conformance::of(launches(FragmentLimits { message: 64, riding: 0 })).with_ranks([2]).run();
         assert!(report.total() > 10_000, "{report}");
     });
 }
@@ -98,7 +98,7 @@ fn invariant_3_the_conformance_suite_in_messages_of_64_bytes() {
 #[test]
 fn headers_come_in_order_and_payloads_as_they_can() {
     ProcessTest::new(3).run(|| {
-        let courier = start(Limits::default());
+        let courier = start(FragmentLimits::default());
         let told = inbox(&courier);
         let here = courier.process_index();
         // Some so large that MPI receives the next before.
@@ -131,7 +131,7 @@ fn headers_come_in_order_and_payloads_as_they_can() {
 #[test]
 fn what_has_come_before_it_is_asked_for_is_kept() {
     ProcessTest::new(2).run(|| {
-        let courier = start(Limits::default());
+        let courier = start(FragmentLimits::default());
         for to in others(&courier) {
             courier.send(to, parcel("small", [payload(0, 0, 8)]));
             courier.send(to, parcel("large", [payload(0, 0, 1 << 20)]));
@@ -180,7 +180,7 @@ fn a_payload_waits_for_its_place_and_those_after_it_wait_for_it() {
         }
     }
     ProcessTest::new(2).run(|| {
-        let courier = start(Limits { message: 10_000, riding: 0 });
+        let courier = start(FragmentLimits { message: 10_000, riding: 0 });
         let (tell, told) = channel();
         let settled = Arc::new(AtomicBool::new(false));
         courier.set_handler(Arc::new(Late(Inbox(Mutex::new(tell)), settled.clone())));

@@ -53,7 +53,7 @@ fn what_comes_before_a_launch_begins_is_kept() {
             if process == 0 {
                 // A message and a term of each of two ranks of the other process.
                 let has_come =
-                    |state: &super::super::State| state.headers[1] >= 4 && (!landed || state.awaited.is_empty());
+                    |state: &super::super::JobState| state.headers[1] >= 4 && (!landed || state.awaited.is_empty());
                 while !has_come(&processes.state.lock()) {
                     thread::yield_now();
                 }

@@ -328,7 +328,7 @@ fn what_parts_come_down_to_counts_as_sent() {
         });
         let cost = |at: usize| found[at].found.as_ref().unwrap().0;
         assert_eq!((cost(0).forward, cost(0).backward), (1, 1));
-        assert_eq!(cost(1), Cost::default());
+        assert_eq!(cost(1), StrategyCost::default());
         // Forward and backward, a second and 768 bytes each.
         assert_eq!(cost(0).time, if times.is_some() { 2 * (1_000_000_000_000 + 768_000) } else { 0 });
     }

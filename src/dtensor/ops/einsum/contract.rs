@@ -14,7 +14,7 @@ use crate::dtensor::ops::subscripts::Axis;
 
 /// A local tensor and the axes of its dimensions. One without axes is a scalar of shape `[1]`.
 #[derive(Debug)]
-pub(super) struct Factor {
+pub(super) struct ContractionOperand {
     tensor: DispatchTensor,
     axes: Axes,
 }
@@ -27,7 +27,7 @@ macro_rules! either {
     }};
 }
 
-impl Factor {
+impl ContractionOperand {
     /// An operand with the dimensions `axes`, without those that only repeat it along an axis, and
     /// with its diagonal for an axis that it has twice.
     pub(super) fn new(tensor: DispatchTensor, axes: &[Axis], repeats: impl Fn(usize) -> bool) -> Self {

@@ -11,10 +11,10 @@ use burn::tensor::{Shape, Tensor, kind};
 use burn_einsum::{ELLIPSIS, parse};
 use smallvec::SmallVec;
 
-use self::contract::Factor;
+use self::contract::ContractionOperand;
 use super::args::operand_error;
 use super::placements::SUM;
-use super::subscripts::{Axis, DOTS, Dim, Dims, Subscripts};
+use super::subscripts::{Axis, DOTS, Dim, SubscriptDims, Subscripts};
 use super::{Arg, Operator, ShardingRule, Strategy, empty};
 use crate::Result;
 use crate::dtensor::{DTensor, Kind};
@@ -52,8 +52,8 @@ impl Einsum {
 }
 
 /// `labels` with the ellipsis spelled out as `dots` axes.
-fn spelled(labels: &[u8], dots: usize) -> Dims {
-    let mut dims = Dims::new();
+fn spelled(labels: &[u8], dots: usize) -> SubscriptDims {
+    let mut dims = SubscriptDims::new();
     // Small and capital letters are alike here, none is whole; labels count them, capital ones first.
     let axis = |name, index| Dim::Axis { axis: Axis { name, index }, repeats: true };
     for &label in labels {
@@ -66,7 +66,7 @@ fn spelled(labels: &[u8], dots: usize) -> Dims {
     dims
 }
 
-fn axes(dims: &Dims) -> Axes {
+fn axes(dims: &SubscriptDims) -> Axes {
     dims.iter().filter_map(|dim| dim.axis()).collect()
 }
 
@@ -91,7 +91,7 @@ impl ShardingRule for Einsum {
 
 /// An operand of [`DTensor::einsum`], of any rank: `tensor.into()`.
 #[derive(Debug)]
-pub struct EinsumOperand<K: Kind + kind::Numeric + 'static>(Box<dyn Operand<K>>);
+pub struct EinsumOperand<K: Kind + kind::Numeric + 'static>(Box<dyn ErasedOperand<K>>);
 
 impl<const D: usize, K: Kind + kind::Numeric + 'static> From<DTensor<D, K>> for EinsumOperand<K> {
     fn from(tensor: DTensor<D, K>) -> Self {
@@ -100,7 +100,7 @@ impl<const D: usize, K: Kind + kind::Numeric + 'static> From<DTensor<D, K>> for 
 }
 
 /// A DTensor whose rank is forgotten.
-trait Operand<K: Kind + kind::Numeric>: std::fmt::Debug {
+trait ErasedOperand<K: Kind + kind::Numeric>: std::fmt::Debug {
     fn arg(&self) -> Arg<'_>;
     /// The local operand.
     fn local(self: Box<Self>, op: &Operator, at: usize) -> DispatchTensor;
@@ -108,7 +108,7 @@ trait Operand<K: Kind + kind::Numeric>: std::fmt::Debug {
     fn nothing(self: Box<Self>, op: &Operator, at: usize) -> Tensor<1, K>;
 }
 
-impl<const D: usize, K: Kind + kind::Numeric + 'static> Operand<K> for DTensor<D, K> {
+impl<const D: usize, K: Kind + kind::Numeric + 'static> ErasedOperand<K> for DTensor<D, K> {
     fn arg(&self) -> Arg<'_> {
         self.into()
     }
@@ -162,7 +162,7 @@ impl<const D: usize, K: Kind + kind::Numeric + 'static> DTensor<D, K> {
             (subscripts.inputs.iter().map(axes).collect(), axes(&subscripts.outputs[0]));
         let mut factors = operands.map(|(at, operand)| {
             let repeats = |dim| shapes[at][dim] == 1 && subscripts.len(inputs[at][dim], &shapes) != Ok(Some(1));
-            Factor::new(operand.local(&op, at), &inputs[at], repeats)
+            ContractionOperand::new(operand.local(&op, at), &inputs[at], repeats)
         });
         let first = factors.next().expect("there is an operand");
         let product = factors.enumerate().fold(first, |product, (at, factor)| {

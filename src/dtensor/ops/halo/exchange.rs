@@ -16,7 +16,7 @@ use burn::tensor::{Shape, Slice, Tensor};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
-use super::plan::{Block, Plan};
+use super::plan::{HaloBlock, HaloPlan};
 use crate::Result;
 use crate::autodiff::{self, BackwardStep, GraphOp};
 use crate::comm::{Call, Communicator, Phase, TensorMeta};
@@ -28,7 +28,7 @@ use crate::watch::{self, LayoutChange, CallSite};
 /// What goes to whom, of dimensions `dims`, over the ranks of `comm`.
 #[derive(Debug)]
 pub(super) struct Exchange {
-    pub(super) plan: Plan,
+    pub(super) plan: HaloPlan,
     pub(super) dims: SmallVec<[usize; 2]>,
     pub(super) comm: Communicator,
     pub(super) call: Call,
@@ -61,7 +61,7 @@ impl Exchange {
             return Ok(associate(read, strategy));
         }
         let place = self.plan.moves.then(|| self.comm.next_forward_index());
-        let op = Node::<D> {
+        let op = HaloNode::<D> {
             output: Mutex::new(Some(read.into_dispatch())),
             part: local.shape(),
             place,
@@ -86,7 +86,7 @@ impl Exchange {
     }
 
     fn read<const D: usize>(&self, local: Tensor<D>, fill: f64) -> Result<Tensor<D>> {
-        let Plan { gives, takes, lens, .. } = &self.plan;
+        let HaloPlan { gives, takes, lens, .. } = &self.plan;
         let mut shape = local.shape();
         self.dims.iter().zip(lens).for_each(|(&dim, &len)| shape[dim] = len);
         let mut read = Tensor::<D>::full(shape, fill, (&local.device(), local.dtype()));
@@ -104,7 +104,7 @@ impl Exchange {
 
     /// The gradient of this rank's part, of `part` elements, from that of what it reads.
     fn pull<const D: usize>(&self, grad: Tensor<D>, part: Shape, place: Option<u64>) -> Result<Tensor<D>> {
-        let Plan { gives, takes, .. } = &self.plan;
+        let HaloPlan { gives, takes, .. } = &self.plan;
         let own = self.comm.group().rank();
         let mut sum = zeros(part, &grad);
         if let (Some(from), Some(to)) = (&gives[own], &takes[own]) {
@@ -124,14 +124,14 @@ impl Exchange {
         &self,
         call: Call,
         local: &Tensor<D>,
-        gives: &[Option<Block>],
-        takes: &[Option<Block>],
+        gives: &[Option<HaloBlock>],
+        takes: &[Option<HaloBlock>],
     ) -> Result<Vec<(usize, Tensor<D>)>> {
         if !self.plan.moves {
             return Ok(Vec::new());
         }
         let own = self.comm.group().rank();
-        let other = |(rank, block): (usize, &Option<Block>)| block.clone().filter(|_| rank != own);
+        let other = |(rank, block): (usize, &Option<HaloBlock>)| block.clone().filter(|_| rank != own);
         let given = gives.iter().enumerate().map(other).map(|block| {
             let block = local.clone().slice(self.slices::<D>(&block?));
             Some(block.into_dispatch())
@@ -146,7 +146,7 @@ impl Exchange {
         Ok(parts.filter_map(|(rank, part)| Some((rank, Tensor::from_dispatch(part?)))).collect())
     }
 
-    fn slices<const D: usize>(&self, block: &Block) -> [Slice; D] {
+    fn slices<const D: usize>(&self, block: &HaloBlock) -> [Slice; D] {
         let mut slices = [Slice::full(); D];
         self.dims.iter().zip(block).for_each(|(&dim, range): (_, &Range<usize>)| slices[dim] = range.clone().into());
         slices
@@ -155,7 +155,7 @@ impl Exchange {
 
 /// An exchange in the graph.
 #[derive(Debug)]
-struct Node<const D: usize> {
+struct HaloNode<const D: usize> {
     /// Made before the node, so that a failing collective is an error and not a panic.
     output: Mutex<Option<DispatchTensor>>,
     /// Shape of this rank's part.
@@ -166,7 +166,7 @@ struct Node<const D: usize> {
     origin: CallSite,
 }
 
-impl<const D: usize> GraphOp for Node<D> {
+impl<const D: usize> GraphOp for HaloNode<D> {
     fn forward(&self, _: &[DispatchTensor]) -> DispatchTensor {
         self.output.lock().take().expect("a node of the graph is made once")
     }

@@ -51,7 +51,7 @@ use crate::comm::Call;
 use crate::error::OrUnwind;
 use crop::crop;
 use exchange::Exchange;
-use plan::{Block, Part, Plan};
+use plan::{HaloBlock, HaloRange, HaloPlan};
 
 /// The first spatial dimension: before it are batch and channels.
 pub(super) const SPATIAL: usize = 2;
@@ -102,23 +102,23 @@ pub(super) struct Reach {
 #[derive(Debug)]
 pub(super) struct Halo {
     exchange: Arc<Exchange>,
-    own: Member,
+    own: HaloRank,
     /// Whether any rank makes more than it keeps.
     is_cropped: bool,
 }
 
 /// What one rank of the group does; all of the cut dimensions, ascending.
 #[derive(Debug)]
-struct Member {
-    part: Part,
+struct HaloRank {
+    part: HaloRange,
     /// Its interval of the output; where that is empty, one element.
-    output: Block,
+    output: HaloBlock,
     /// How much the local operator makes, and what of that it keeps.
-    made: Block,
-    kept: Block,
+    made: HaloBlock,
+    kept: HaloBlock,
 }
 
-impl Member {
+impl HaloRank {
     fn new(
         dims: &[usize],
         has: &[Range<usize>],
@@ -126,7 +126,7 @@ impl Member {
         reach: impl Fn(usize, Range<usize>) -> Reach,
     ) -> Self {
         let is_idle = makes.iter().any(Range::is_empty);
-        let output: Block =
+        let output: HaloBlock =
             dims.iter().map(|&dim| makes[dim].start..makes[dim].end.max(makes[dim].start + 1)).collect();
         let reaches: SmallVec<[Reach; 2]> =
             dims.iter().zip(&output).map(|(&dim, output)| reach(dim - SPATIAL, output.clone())).collect();
@@ -134,11 +134,11 @@ impl Member {
             let start = (makes[dim].start as isize - reach.made.start) as usize;
             start..start + makes[dim].len()
         };
-        let needs: Block = reaches.iter().map(|reach| reach.needs.clone()).collect();
+        let needs: HaloBlock = reaches.iter().map(|reach| reach.needs.clone()).collect();
         Self {
             kept: dims.iter().zip(&reaches).map(inside).collect(),
             made: reaches.iter().map(|reach| 0..reach.made.len()).collect(),
-            part: Part {
+            part: HaloRange {
                 has: dims.iter().map(|&dim| has[dim].clone()).collect(),
                 reads: reaches.into_iter().map(|reach| reach.input).collect(),
                 needs: Some(needs).filter(|needs| !is_idle && !needs.iter().any(Range::is_empty)),
@@ -171,14 +171,14 @@ impl Halo {
             let mut coordinate: SmallVec<[usize; 3]> = input.coordinate().into();
             cuts.iter().zip(at).for_each(|(&cut, at)| coordinate[cut] = at);
             let has = layout.local_slices(input.shape(), &coordinate);
-            Member::new(&dims, &has, &operator.output_slices(0, &coordinate), &reach)
+            HaloRank::new(&dims, &has, &operator.output_slices(0, &coordinate), &reach)
         };
         // In the order of the group.
-        let mut members: Vec<Member> =
+        let mut members: Vec<HaloRank> =
             cuts.iter().map(|&cut| 0..ranks[cut]).multi_cartesian_product().map(member).collect();
         let is_cropped = members.iter().any(|member| member.kept != member.made);
-        let parts: Vec<&Part> = members.iter().map(|member| &member.part).collect();
-        let plan = Plan::new(&parts, comm.group().rank());
+        let parts: Vec<&HaloRange> = members.iter().map(|member| &member.part).collect();
+        let plan = HaloPlan::new(&parts, comm.group().rank());
         let call = input.call_as(Call::new(format!("halo of {name} {layout}")), input.dtype());
         let own = members.swap_remove(comm.group().rank());
         let exchange = Exchange { plan, dims, comm, call, spec: input.clone(), name };

@@ -5,7 +5,7 @@ use std::ops::Range;
 use smallvec::SmallVec;
 
 /// An interval of each cut dimension.
-pub(in crate::dtensor::ops) type Block = SmallVec<[Range<usize>; 2]>;
+pub(in crate::dtensor::ops) type HaloBlock = SmallVec<[Range<usize>; 2]>;
 
 /// What one rank has, and what it reads.
 ///
@@ -15,15 +15,15 @@ pub(in crate::dtensor::ops) type Block = SmallVec<[Range<usize>; 2]>;
 /// reads -1..3: the halo is 0, 1   _ x x x
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Part {
-    pub(super) has: Block,
+pub(super) struct HaloRange {
+    pub(super) has: HaloBlock,
     /// May reach beyond the whole, where nothing is.
     pub(super) reads: SmallVec<[Range<isize>; 2]>,
     /// What of the whole that is, if anything.
-    pub(super) needs: Option<Block>,
+    pub(super) needs: Option<HaloBlock>,
 }
 
-impl Part {
+impl HaloRange {
     /// Whether it needs what other ranks have.
     fn is_in_need(&self) -> bool {
         self.needs.as_ref().is_some_and(|needs| meet(&self.has, needs).as_ref() != Some(needs))
@@ -40,11 +40,11 @@ impl Part {
 
 /// What a rank gives to each rank of its group and takes from each, itself among them.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Plan {
+pub(super) struct HaloPlan {
     /// By rank, the block of this rank's part that it needs.
-    pub(super) gives: Vec<Option<Block>>,
+    pub(super) gives: Vec<Option<HaloBlock>>,
     /// By rank, where what it has of what this rank reads goes in that.
-    pub(super) takes: Vec<Option<Block>>,
+    pub(super) takes: Vec<Option<HaloBlock>>,
     /// How much this rank reads.
     pub(super) lens: SmallVec<[usize; 2]>,
     /// Whether anything goes from one rank of the group to another.
@@ -53,14 +53,14 @@ pub(super) struct Plan {
     pub(super) is_identity: bool,
 }
 
-impl Plan {
+impl HaloPlan {
     /// That of rank `own` of these.
-    pub(super) fn new(parts: &[&Part], own: usize) -> Self {
-        let Part { has, reads, needs } = parts[own];
+    pub(super) fn new(parts: &[&HaloRange], own: usize) -> Self {
+        let HaloRange { has, reads, needs } = parts[own];
         let starts: SmallVec<[isize; 2]> = has.iter().map(|range| range.start as isize).collect();
-        let gives = |part: &&Part| Some(shifted(meet(has, part.needs.as_ref()?)?, &starts));
+        let gives = |part: &&HaloRange| Some(shifted(meet(has, part.needs.as_ref()?)?, &starts));
         let origin: SmallVec<[isize; 2]> = reads.iter().map(|range| range.start).collect();
-        let takes = |part: &&Part| Some(shifted(meet(&part.has, needs.as_ref()?)?, &origin));
+        let takes = |part: &&HaloRange| Some(shifted(meet(&part.has, needs.as_ref()?)?, &origin));
         Self {
             gives: parts.iter().map(gives).collect(),
             takes: parts.iter().map(takes).collect(),
@@ -72,14 +72,14 @@ impl Plan {
 }
 
 /// What two blocks share, if anything.
-fn meet(a: &Block, b: &Block) -> Option<Block> {
+fn meet(a: &HaloBlock, b: &HaloBlock) -> Option<HaloBlock> {
     let both = a.iter().zip(b).map(|(a, b)| a.start.max(b.start)..a.end.min(b.end));
-    let both: Block = both.collect();
+    let both: HaloBlock = both.collect();
     both.iter().all(|range| !range.is_empty()).then_some(both)
 }
 
 /// A block as seen from `origin`, which lies before it.
-fn shifted(block: Block, origin: &[isize]) -> Block {
+fn shifted(block: HaloBlock, origin: &[isize]) -> HaloBlock {
     let seen = |at: usize, origin: isize| (at as isize - origin) as usize;
     block.into_iter().zip(origin).map(|(range, &origin)| seen(range.start, origin)..seen(range.end, origin)).collect()
 }
@@ -91,16 +91,16 @@ mod tests {
     use super::*;
 
     /// Parts of lines: what each has, reads and needs.
-    fn plans(lines: &[(Range<usize>, Range<isize>, Range<usize>)]) -> Vec<Plan> {
-        let block = |range: &Range<usize>| Block::from_iter([range.clone()]);
-        let part = |(has, reads, needs): &(Range<usize>, Range<isize>, Range<usize>)| Part {
+    fn plans(lines: &[(Range<usize>, Range<isize>, Range<usize>)]) -> Vec<HaloPlan> {
+        let block = |range: &Range<usize>| HaloBlock::from_iter([range.clone()]);
+        let part = |(has, reads, needs): &(Range<usize>, Range<isize>, Range<usize>)| HaloRange {
             has: block(has),
             reads: [reads.clone()].into_iter().collect(),
             needs: (!needs.is_empty()).then(|| block(needs)),
         };
-        let parts: Vec<Part> = lines.iter().map(part).collect();
-        let parts: Vec<&Part> = parts.iter().collect();
-        (0..parts.len()).map(|own| Plan::new(&parts, own)).collect()
+        let parts: Vec<HaloRange> = lines.iter().map(part).collect();
+        let parts: Vec<&HaloRange> = parts.iter().collect();
+        (0..parts.len()).map(|own| HaloPlan::new(&parts, own)).collect()
     }
 
     /// Of 0..7 over ranks that have 3, 0, 3 and 1, every one wants every interval.

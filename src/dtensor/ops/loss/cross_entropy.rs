@@ -9,7 +9,7 @@ use super::super::args::operand_error;
 use super::super::lookup::holding;
 use super::super::placements::{MAX, R, SUM};
 use super::super::{EinsumRule, Operator, empty};
-use super::targets::Targets;
+use super::targets::ClassTargets;
 use super::{CrossEntropyLossConfig, Reduction};
 use crate::Result;
 use crate::dtensor::local::{associate, reshape};
@@ -151,7 +151,7 @@ impl CrossEntropyLoss {
         let strategy = scores.gradient_checkpointing_strategy();
         let rows = Shape::new([targets.shape().num_elements()]);
         let classes = op.input_spec(0).shape()[D - 1];
-        let targets = Targets {
+        let targets = ClassTargets {
             indices: associate(holding(reshape::<T, 1, Int>(targets, rows).inner(), classes), strategy),
             classes,
             weights: self.weights.as_ref().map(|weights| associate(weights.clone().cast(scores.dtype()), strategy)),
@@ -169,7 +169,7 @@ impl CrossEntropyLoss {
     }
 
     /// This rank's losses, flat.
-    fn losses<const D: usize>(&self, op: &Operator, scores: Tensor<D>, targets: &Targets) -> Result<Tensor<1>> {
+    fn losses<const D: usize>(&self, op: &Operator, scores: Tensor<D>, targets: &ClassTargets) -> Result<Tensor<1>> {
         let rows = targets.indices.dims()[0];
         let own = op.input_range(0, D - 1);
         let scores: Tensor<2> = reshape(scores, Shape::new([rows, own.len()]));
@@ -206,7 +206,7 @@ impl CrossEntropyLoss {
     }
 
     /// The losses of whole rows, from their terms.
-    fn combine(&self, terms: Tensor<2>, targets: &Targets) -> Tensor<1> {
+    fn combine(&self, terms: Tensor<2>, targets: &ClassTargets) -> Tensor<1> {
         let term = |at: usize| terms.clone().narrow(1, at, 1).squeeze_dim::<1>(1);
         let log_sum = (!self.log_probs).then(|| term(1).log());
         let mut losses = match &log_sum {
@@ -249,7 +249,7 @@ const TERMS: EinsumRule = EinsumRule::new("cross_entropy", "..c, .. -> ..T");
 /// Losses of this rank's samples, flat, and the spec of all of them in the targets' shape.
 struct Samples {
     losses: Tensor<1>,
-    targets: Targets,
+    targets: ClassTargets,
     spec: Arc<DTensorSpec>,
 }
 

@@ -7,7 +7,7 @@ use crate::dtensor::local::zeros;
 
 /// Class indices of this rank's samples, flat, in a type that
 /// [holds](super::super::lookup::holding) every class.
-pub(super) struct Targets {
+pub(super) struct ClassTargets {
     pub(super) indices: Tensor<1, Int>,
     /// How many classes there are on all ranks.
     pub(super) classes: usize,
@@ -16,7 +16,7 @@ pub(super) struct Targets {
     pub(super) ignored: Option<i64>,
 }
 
-impl Targets {
+impl ClassTargets {
     /// The score of each target, `[samples, 1]`, of scores that begin with class `start`: 0 where
     /// another rank has it. In the graph even if there are no classes: backward needs every rank.
     pub(super) fn picked(&self, scores: Tensor<2>, start: usize) -> Tensor<2> {

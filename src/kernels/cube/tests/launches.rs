@@ -6,11 +6,11 @@ use rand::SeedableRng;
 use rand::rngs::StdRng;
 
 use super::{assert_copies, device, plain, upload};
-use crate::kernels::cube::{CubeError, CubePlan, Limits, alignment};
+use crate::kernels::cube::{CubeError, CubePlan, DeviceLimits, alignment};
 use crate::kernels::{Convert, CopyPlan, ShardedTensorSpec, FlatLayout, StridedCopy};
 use crate::placement::ShardSizes;
 
-fn within(limits: Limits, copies: &CopyPlan) -> Result<CubePlan, CubeError> {
+fn within(limits: DeviceLimits, copies: &CopyPlan) -> Result<CubePlan, CubeError> {
     CubePlan::within(limits, &device(), copies, DType::F32, Convert::to(DType::F32), false)
 }
 
@@ -24,7 +24,7 @@ fn layout(dim: usize) -> FlatLayout {
 fn more_sources_than_a_kernel_binds_take_the_fewest_launches() {
     let mut rng = StdRng::seed_from_u64(1);
     // Of 8 buffers, 4 are sources.
-    let limits = Limits { bindings: 8, cubes: 1000 };
+    let limits = DeviceLimits { bindings: 8, cubes: 1000 };
     for (copies, launches) in [
         (layout(0).pack_parts(0), 2),
         (layout(0).join_parts(), 6),
@@ -44,7 +44,7 @@ fn as_many_sources_as_the_device_binds_are_one_launch() {
     for (tensors, launches) in [(most, 1), (most + 1, 2)] {
         let tensor = ShardedTensorSpec { shape: Shape::new([6]), dim: 0, cut: ShardSizes::Chunked(6) };
         let copies = FlatLayout::new(2, vec![tensor; tensors], 4).pack_parts(1);
-        let limits = Limits { bindings: most + 4, cubes: 1000 };
+        let limits = DeviceLimits { bindings: most + 4, cubes: 1000 };
         let plan = within(limits, &copies).unwrap();
         assert_eq!(plan.launches(), launches);
         assert_copies(&plan, &copies, DType::F32, &mut rng);
@@ -53,7 +53,7 @@ fn as_many_sources_as_the_device_binds_are_one_launch() {
 
 #[test]
 fn a_row_of_more_sources_than_a_kernel_binds_is_an_error() {
-    let error = within(Limits { bindings: 6, cubes: 1000 }, &layout(1).join_parts()).err().unwrap();
+    let error = within(DeviceLimits { bindings: 6, cubes: 1000 }, &layout(1).join_parts()).err().unwrap();
     assert_eq!(error, CubeError::Bindings { needed: 3, limit: 2 });
 }
 
@@ -62,7 +62,7 @@ fn a_grid_wider_than_the_device_allows_has_rows() {
     let mut rng = StdRng::seed_from_u64(2);
     let tensor = ShardedTensorSpec { shape: Shape::new([4096 * 7 + 5]), dim: 0, cut: ShardSizes::Chunked(4096 * 7 + 5) };
     let copies = FlatLayout::new(2, vec![tensor], 1).unpack_rows();
-    let plan = within(Limits { bindings: 100, cubes: 3 }, &copies).unwrap();
+    let plan = within(DeviceLimits { bindings: 100, cubes: 3 }, &copies).unwrap();
     assert_copies(&plan, &copies, DType::F32, &mut rng);
 }
 

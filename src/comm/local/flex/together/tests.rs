@@ -34,9 +34,9 @@ impl<F: Fn(usize)> Numbers<F> {
 unsafe impl<F: Fn(usize)> PartitionedJob for Numbers<F> {
     type Cut = ();
 
-    fn begin(&self, home: &Arc<HostMemoryPool>) -> (Targets, (), usize) {
+    fn begin(&self, home: &Arc<HostMemoryPool>) -> (OutputBuffers, (), usize) {
         self.begun.fetch_add(1, Ordering::SeqCst);
-        (Targets::new(Some(home), [&self.shape()], size_of::<i64>()), (), self.pieces)
+        (OutputBuffers::new(Some(home), [&self.shape()], size_of::<i64>()), (), self.pieces)
     }
 
     unsafe fn make(&self, (): &(), index: usize, to: &Ends<u8>) {
@@ -47,7 +47,7 @@ unsafe impl<F: Fn(usize)> PartitionedJob for Numbers<F> {
         }
     }
 
-    unsafe fn finish(&self, targets: Targets) -> Vec<FlexTensor> {
+    unsafe fn finish(&self, targets: OutputBuffers) -> Vec<FlexTensor> {
         // SAFETY: all pieces are written.
         unsafe { targets.finish([&self.shape()], DType::I64).collect() }
     }
