@@ -102,10 +102,10 @@ fn each_once(world: &World) -> Result<()> {
     let (all, rank, device) = (world.all(), world.rank(), world.device());
     let tensor = |shape: [usize; 2]| Tensor::<2>::ones(shape, device).into_dispatch();
     let meta = |shape: [usize; 2]| TensorMeta { shape: Shape::from(shape), dtype: DType::F32 };
-    let shard = || ShardedTensor { tensor: tensor([2, 3]), dim: 0, cut: ShardSizes::Chunked(6) };
+    let shard = || ShardedTensor { tensor: tensor([2, 3]), dim: 0, sizes: ShardSizes::Chunked(6) };
     let forward = Call::new("gather").with_phase(Phase::Forward);
     all.all_gather(forward, vec![shard(), shard()]).wait()?;
-    let whole = ShardedTensor { tensor: tensor([6, 3]), dim: 0, cut: ShardSizes::Chunked(6) };
+    let whole = ShardedTensor { tensor: tensor([6, 3]), dim: 0, sizes: ShardSizes::Chunked(6) };
     let backward = Call::new("reduce").with_phase(Phase::Backward);
     all.reduce_scatter(backward, vec![whole], ReduceOp::Sum).wait()?;
     all.all_reduce("sum".into(), vec![tensor([1, 1])], ReduceOp::Sum).wait()?;

@@ -42,7 +42,7 @@ fn part(bytes: usize, dim: usize, dtype: DType, world: &World) -> ShardedTensor 
     let mut shape = matrix(bytes, dtype);
     let cut = ShardSizes::Chunked(shape[dim]);
     shape[dim] = cut.range(world.size(), world.rank()).len();
-    ShardedTensor { tensor: Tensor::<2>::full(shape, 1.0, (world.device(), dtype)).into_dispatch(), dim, cut }
+    ShardedTensor { tensor: Tensor::<2>::full(shape, 1.0, (world.device(), dtype)).into_dispatch(), dim, sizes: cut }
 }
 
 /// An all-gather of a matrix of `bytes`.
@@ -87,6 +87,6 @@ pub fn scatter(bytes: usize, dim: usize, dtype: DType, world: &World) -> Step {
 pub fn post_scatter(bytes: usize, dim: usize, dtype: DType, world: &World) -> Post {
     let shape = matrix(bytes, dtype);
     let tensor = Tensor::<2>::full(shape, 1.0, (world.device(), dtype)).into_dispatch();
-    let (whole, comm) = (ShardedTensor { tensor, dim, cut: ShardSizes::Chunked(shape[dim]) }, world.all());
+    let (whole, comm) = (ShardedTensor { tensor, dim, sizes: ShardSizes::Chunked(shape[dim]) }, world.all());
     Box::new(move || comm.reduce_scatter("scatter".into(), vec![whole.clone()], ReduceOp::Sum))
 }

@@ -51,9 +51,9 @@ pub(super) fn at_home<'a>(tensors: impl IntoIterator<Item = &'a DispatchTensor>,
 type ShardArgument<'a> = (usize, (&'a DispatchTensor, &'a (usize, ShardSizes)));
 
 /// Prints of the wholes that these pieces are cut from.
-pub(super) fn pieces(tensors: &[DispatchTensor], cuts: &[(usize, ShardSizes)], group: &Group) -> Checked<Vec<TensorSignature>> {
+pub(super) fn check_shards(tensors: &[DispatchTensor], cuts: &[(usize, ShardSizes)], group: &Group) -> Checked<Vec<TensorSignature>> {
     let piece = |(i, (tensor, (dim, cut))): ShardArgument<'_>| {
-        let mut print = whole_of(i, tensor, *dim, cut, group)?;
+        let mut print = full_of(i, tensor, *dim, cut, group)?;
         let expected = cut.range(group.size(), group.rank()).len();
         let found = print.shape[*dim];
         if found != expected {
@@ -73,16 +73,16 @@ pub(super) fn pieces(tensors: &[DispatchTensor], cuts: &[(usize, ShardSizes)], g
 }
 
 /// Prints of these wholes, to be reduced and cut.
-pub(super) fn wholes(
+pub(super) fn check_full(
     tensors: &[DispatchTensor],
     cuts: &[(usize, ShardSizes)],
     op: ReduceOp,
     group: &Group,
 ) -> Checked<Vec<TensorSignature>> {
     let whole = |(i, (tensor, (dim, cut))): ShardArgument<'_>| {
-        let print = whole_of(i, tensor, *dim, cut, group)?;
+        let print = full_of(i, tensor, *dim, cut, group)?;
         reducible(i, print.dtype, op)?;
-        is_whole(i, &print.shape, *dim, cut)?;
+        check_total(i, &print.shape, *dim, cut)?;
         Ok(print)
     };
     tensors.iter().zip(cuts).enumerate().map(whole).collect()
@@ -100,8 +100,8 @@ pub(super) fn reduced(tensors: &[DispatchTensor], op: ReduceOp) -> Checked<Vec<T
 
 /// The print of a whole that is re-cut along `to_dim`.
 pub(super) fn recut(shard: &ShardedTensor, to_dim: usize, to_cut: &ShardSizes, group: &Group) -> Checked<TensorSignature> {
-    let ShardedTensor { tensor, dim, cut } = shard;
-    let mut print = pieces(std::slice::from_ref(tensor), &[(*dim, cut.clone())], group)?.remove(0);
+    let ShardedTensor { tensor, dim, sizes: cut } = shard;
+    let mut print = check_shards(std::slice::from_ref(tensor), &[(*dim, cut.clone())], group)?.remove(0);
     in_range(0, to_dim, &print.shape)?;
     if to_dim == shard.dim {
         return problem(
@@ -110,7 +110,7 @@ pub(super) fn recut(shard: &ShardedTensor, to_dim: usize, to_cut: &ShardSizes, g
         );
     }
     one_per_rank(0, to_cut, group)?;
-    is_whole(0, &print.shape, to_dim, to_cut)?;
+    check_total(0, &print.shape, to_dim, to_cut)?;
     print.to = Some(ShardSignature::new(to_dim, to_cut));
     Ok(print)
 }
@@ -252,19 +252,19 @@ pub(super) fn scattered(prints: &mut [TensorSignature], cuts: &[(usize, ShardSiz
     for (i, (print, (dim, cut))) in prints.iter_mut().zip(cuts).enumerate() {
         in_range(i, *dim, &print.shape)?;
         one_per_rank(i, cut, group)?;
-        is_whole(i, &print.shape, *dim, cut)?;
+        check_total(i, &print.shape, *dim, cut)?;
         print.cut = Some(ShardSignature::new(*dim, cut));
     }
     Ok(())
 }
 
 /// The print of `tensor`, with its cut checked.
-fn whole_of(i: usize, tensor: &DispatchTensor, dim: usize, cut: &ShardSizes, group: &Group) -> Checked<TensorSignature> {
-    cut_along(i, plain(i, tensor)?, dim, cut, group)
+fn full_of(i: usize, tensor: &DispatchTensor, dim: usize, cut: &ShardSizes, group: &Group) -> Checked<TensorSignature> {
+    sharded_along(i, plain(i, tensor)?, dim, cut, group)
 }
 
 /// A print with its cut, which is checked.
-fn cut_along(i: usize, mut print: TensorSignature, dim: usize, cut: &ShardSizes, group: &Group) -> Checked<TensorSignature> {
+fn sharded_along(i: usize, mut print: TensorSignature, dim: usize, cut: &ShardSizes, group: &Group) -> Checked<TensorSignature> {
     in_range(i, dim, &print.shape)?;
     one_per_rank(i, cut, group)?;
     print.cut = Some(ShardSignature::new(dim, cut));
@@ -272,10 +272,10 @@ fn cut_along(i: usize, mut print: TensorSignature, dim: usize, cut: &ShardSizes,
 }
 
 /// Prints of wholes that are known by their descriptions, and cut.
-pub(super) fn described_cut(wholes: &[(TensorMeta, usize, ShardSizes)], group: &Group) -> Checked<Vec<TensorSignature>> {
+pub(super) fn check_described(wholes: &[(TensorMeta, usize, ShardSizes)], group: &Group) -> Checked<Vec<TensorSignature>> {
     let whole = |(i, (meta, dim, cut)): (usize, &(TensorMeta, usize, ShardSizes))| {
-        let print = cut_along(i, described(meta), *dim, cut, group)?;
-        is_whole(i, &print.shape, *dim, cut)?;
+        let print = sharded_along(i, described(meta), *dim, cut, group)?;
+        check_total(i, &print.shape, *dim, cut)?;
         Ok(print)
     };
     wholes.iter().enumerate().map(whole).collect()
@@ -299,7 +299,7 @@ pub(super) fn as_planned(plan: &CollectivePlan, tensors: &[DispatchTensor], grou
     for (i, (tensor, of_plan)) in tensors.iter().zip(&*plan.tensors).enumerate() {
         let print = plain(i, tensor)?;
         let mut shape = of_plan.shape.clone();
-        if let Some((dim, cut)) = plan.cuts().get(i) {
+        if let Some((dim, cut)) = plan.shardings().get(i) {
             one_per_rank(i, cut, group)?;
             if plan.op() == Op::AllGather {
                 shape[*dim] = cut.range(group.size(), group.rank()).len();
@@ -350,7 +350,7 @@ fn one_per_rank(i: usize, cut: &ShardSizes, group: &Group) -> Checked<()> {
     })
 }
 
-fn is_whole(i: usize, shape: &Shape, dim: usize, cut: &ShardSizes) -> Checked<()> {
+fn check_total(i: usize, shape: &Shape, dim: usize, cut: &ShardSizes) -> Checked<()> {
     let (found, total) = (shape[dim], cut.total());
     if found == total {
         return Ok(());

@@ -36,7 +36,7 @@ pub struct CollectivePlan {
     pub(super) reduce: Option<ReduceOp>,
     /// The wholes.
     pub(super) tensors: Arc<[TensorSignature]>,
-    cuts: Box<[(usize, ShardSizes)]>,
+    shardings: Box<[(usize, ShardSizes)]>,
     /// In the group.
     pub(super) ranks: usize,
     kept: OnceLock<Box<dyn Any + Send + Sync>>,
@@ -47,10 +47,10 @@ impl CollectivePlan {
         op: Op,
         reduce: Option<ReduceOp>,
         tensors: Vec<TensorSignature>,
-        cuts: Vec<(usize, ShardSizes)>,
+        shardings: Vec<(usize, ShardSizes)>,
         ranks: usize,
     ) -> Self {
-        Self { op, reduce, tensors: tensors.into(), cuts: cuts.into(), ranks, kept: OnceLock::new() }
+        Self { op, reduce, tensors: tensors.into(), shardings: shardings.into(), ranks, kept: OnceLock::new() }
     }
 
     /// The operation.
@@ -64,8 +64,8 @@ impl CollectivePlan {
     }
 
     /// The dimension of each tensor that is cut over the group, and how; nothing for tensors that stay whole.
-    pub fn cuts(&self) -> &[(usize, ShardSizes)] {
-        &self.cuts
+    pub fn shardings(&self) -> &[(usize, ShardSizes)] {
+        &self.shardings
     }
 
     /// The element types of its tensors.
@@ -79,9 +79,9 @@ impl CollectivePlan {
     }
 
     /// The tensors, each with its element type.
-    pub(super) fn cut_tensors(&self) -> impl Iterator<Item = (DType, ShardedTensorSpec)> {
-        self.tensors.iter().zip(&self.cuts).map(|(TensorSignature { shape, dtype, .. }, (dim, cut))| {
-            (*dtype, ShardedTensorSpec { shape: shape.clone(), dim: *dim, cut: cut.clone() })
+    pub(super) fn sharded_tensors(&self) -> impl Iterator<Item = (DType, ShardedTensorSpec)> {
+        self.tensors.iter().zip(&self.shardings).map(|(TensorSignature { shape, dtype, .. }, (dim, cut))| {
+            (*dtype, ShardedTensorSpec { shape: shape.clone(), dim: *dim, sizes: cut.clone() })
         })
     }
 
@@ -113,7 +113,7 @@ pub(super) fn offered<T>(cell: &OnceLock<T>, make: impl FnOnce() -> T) -> &T {
 
 impl fmt::Debug for CollectivePlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { op, reduce, tensors, cuts, .. } = self;
+        let Self { op, reduce, tensors, shardings: cuts, .. } = self;
         let mut plan = f.debug_struct("Plan");
         plan.field("op", op).field("reduce", reduce).field("tensors", tensors).field("cuts", cuts).finish()
     }

@@ -75,5 +75,5 @@ pub struct ShardedTensor {
     /// The cut dimension.
     pub dim: usize,
     /// How the length of `dim` in the whole falls on the ranks.
-    pub cut: ShardSizes,
+    pub sizes: ShardSizes,
 }

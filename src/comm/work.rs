@@ -41,14 +41,14 @@ pub(super) struct InFlightGuard {
     /// The flight recorder has noted how it ended.
     is_over: Cell<bool>,
     /// Whether the ledger counts it when its result is taken.
-    ahead: bool,
+    is_deferred: bool,
     deadline: Duration,
 }
 
 impl InFlightGuard {
     pub fn new(rank: Arc<Rank>, span: Span, charge: Charge, posted: Instant, ahead: bool, deadline: Duration) -> Self {
         rank.ledger.posted();
-        Self { rank, span, charge, posted, is_over: Cell::new(false), ahead, deadline }
+        Self { rank, span, charge, posted, is_over: Cell::new(false), is_deferred: ahead, deadline }
     }
 
     /// The flight recorder notes how it is over.
@@ -114,7 +114,7 @@ impl<T> Work<T> {
             WorkState::Ended(result) => return result.map(|value| (value, None)),
             WorkState::UnderWay(work) => work,
         };
-        let InFlightGuard { rank, span, charge, posted, ahead, deadline, .. } = &place;
+        let InFlightGuard { rank, span, charge, posted, is_deferred: ahead, deadline, .. } = &place;
         rank.check_thread(charge.op, &charge.label)?;
         if *ahead {
             rank.ledger.record(charge);

@@ -23,7 +23,7 @@ pub struct Overlap {
     /// All-gathers of units that have one before them.
     pub gathers: usize,
     /// Those of them that were posted before that one began to compute.
-    pub ahead: usize,
+    pub prefetched: usize,
     /// Those of these that were complete after it began, and moved before the rank wanted them.
     pub hidden: usize,
     /// From when the rank wanted a result until all of it was there: of all gathers together, first units' too.
@@ -40,7 +40,7 @@ impl Overlap {
             let Some(before) = before(events, at) else { continue };
             let is_ahead = posted < before;
             overlap.gathers += 1;
-            overlap.ahead += usize::from(is_ahead);
+            overlap.prefetched += usize::from(is_ahead);
             overlap.hidden += usize::from(is_ahead && before < carried.complete && carried.begun < wanted);
         }
         overlap
@@ -66,7 +66,7 @@ impl Sum for Overlap {
     fn sum<I: Iterator<Item = Self>>(all: I) -> Self {
         all.fold(Self::default(), |sum, one| Self {
             gathers: sum.gathers + one.gathers,
-            ahead: sum.ahead + one.ahead,
+            prefetched: sum.prefetched + one.prefetched,
             hidden: sum.hidden + one.hidden,
             exposed: sum.exposed + one.exposed,
         })
@@ -76,7 +76,7 @@ impl Sum for Overlap {
 /// `of 14 all-gathers 14 were posted before the unit before them computed, and 13 moved while it did; 0.412 ms were waited for`
 impl fmt::Display for Overlap {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { gathers, ahead, hidden, exposed } = self;
+        let Self { gathers, prefetched: ahead, hidden, exposed } = self;
         write!(
             f,
             "of {gathers} all-gathers {ahead} were posted before the unit before them computed, and {hidden} moved \
@@ -129,7 +129,7 @@ mod tests {
     fn a_gather_is_hidden_if_it_moves_while_the_unit_before_computes() {
         for pass in [TrainingState::Forward, TrainingState::PreBackward] {
             let counts = |times| {
-                let Overlap { gathers, ahead, hidden, exposed } = overlap(pass, times);
+                let Overlap { gathers, prefetched: ahead, hidden, exposed } = overlap(pass, times);
                 (gathers, ahead, hidden, exposed.as_millis())
             };
             assert_eq!(counts([8, 11, 15, 18]), (1, 1, 1, 0), "{pass:?}");
@@ -157,7 +157,7 @@ mod tests {
         let overlap = Overlap::of(&events);
         assert_eq!(overlap, Overlap { exposed: Duration::from_millis(2), ..Overlap::default() });
         let both: Overlap =
-            [overlap, Overlap { gathers: 2, ahead: 1, hidden: 1, exposed: Duration::ZERO }].into_iter().sum();
+            [overlap, Overlap { gathers: 2, prefetched: 1, hidden: 1, exposed: Duration::ZERO }].into_iter().sum();
         assert_eq!(
             both.to_string(),
             "of 2 all-gathers 1 were posted before the unit before them computed, and 1 moved while it did; 2.000 ms \

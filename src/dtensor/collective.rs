@@ -47,7 +47,7 @@ pub(super) fn all_gather<const D: usize, K: Kind>(
     dim: usize,
     cut: ShardSizes,
 ) -> Moving<D, K> {
-    let piece = ShardedTensor { tensor: piece.into_dispatch(), dim, cut };
+    let piece = ShardedTensor { tensor: piece.into_dispatch(), dim, sizes: cut };
     Moving::Many(comm.all_gather(call, vec![piece]))
 }
 
@@ -59,6 +59,6 @@ pub(super) fn all_to_all<const D: usize, K: Kind>(
     (dim, cut): (usize, ShardSizes),
     (to_dim, to_cut): (usize, ShardSizes),
 ) -> Moving<D, K> {
-    let piece = ShardedTensor { tensor: piece.into_dispatch(), dim, cut };
+    let piece = ShardedTensor { tensor: piece.into_dispatch(), dim, sizes: cut };
     Moving::One(comm.all_to_all(call, piece, to_dim, to_cut))
 }

@@ -254,7 +254,7 @@ impl DTensorError {
     /// [`ImplicitRedistribution`](Self::ImplicitRedistribution) of an input between two layouts.
     pub(super) fn implicit(operator: &'static str, input: usize, from: &Layout, to: &Layout) -> Self {
         let placements = to.placements();
-        let write = if to.has_default_cuts() {
+        let write = if to.has_default_shard_sizes() {
             format!(".redistribute(&{placements:?})?")
         } else {
             let order: Vec<_> = to.orders().collect();

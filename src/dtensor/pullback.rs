@@ -140,7 +140,7 @@ impl<const D: usize> StepVjp<D> {
             PullbackKind::ReduceScatter { dim, cut, reduced } => {
                 let piece = |tensor: &Tensor<D>| {
                     let tensor = tensor.clone().into_dispatch();
-                    ShardedTensor { tensor, dim: *dim, cut: cut.clone() }
+                    ShardedTensor { tensor, dim: *dim, sizes: cut.clone() }
                 };
                 let mut wholes = vec![piece(&grad)];
                 if let ReductionVjp::Extremum(extremum) = reduced {
@@ -161,7 +161,7 @@ impl<const D: usize> StepVjp<D> {
         match &self.kind {
             // The sum's own slice is all that is needed: `S(dim)` -> varying.
             PullbackKind::Slice { dim, cut } => {
-                let grad = ShardedTensor { tensor: grad.into_dispatch(), dim: *dim, cut: cut.clone() };
+                let grad = ShardedTensor { tensor: grad.into_dispatch(), dim: *dim, sizes: cut.clone() };
                 Ok(self.comm.reduce_scatter(call.clone(), vec![grad], ReduceOp::Sum).single()?)
             }
             _ => {

@@ -36,7 +36,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     /// [`Error::unwind`](crate::Error::unwind).
     #[track_caller]
     pub fn redistribute(self, placements: &[Placement]) -> Result<Self> {
-        if self.placements() == placements && self.layout().has_default_cuts() {
+        if self.placements() == placements && self.layout().has_default_shard_sizes() {
             return Ok(self);
         }
         let layout = Layout::new(self.mesh().shape(), placements)?;

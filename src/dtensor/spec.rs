@@ -199,7 +199,7 @@ impl DTensorSpec {
 
     /// How `mesh_dims` cut their piece of the dimension that they shard, one inside the other.
     pub(super) fn cut(&self, mesh_dims: &[usize]) -> ShardSizes {
-        self.layout.cut_over(&self.shape, self.coordinate(), mesh_dims)
+        self.layout.shard_sizes_over(&self.shape, self.coordinate(), mesh_dims)
     }
 
     /// The same tensor in another element type.

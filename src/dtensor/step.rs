@@ -95,7 +95,7 @@ impl PlannedStep {
                 Moving::Many(comm.all_reduce(call, vec![local.into_dispatch()], reduce_op(*op)))
             }
             Action::ReduceScatter { dim, cut, op } => {
-                let whole = ShardedTensor { tensor: local.into_dispatch(), dim: *dim, cut: cut.clone() };
+                let whole = ShardedTensor { tensor: local.into_dispatch(), dim: *dim, sizes: cut.clone() };
                 Moving::Many(comm.reduce_scatter(call, vec![whole], reduce_op(*op)))
             }
             Action::AllToAll { from, to } => all_to_all(comm, call, local, from.clone(), to.clone()),

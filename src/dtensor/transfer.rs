@@ -16,7 +16,7 @@ use crate::autodiff::{self, BackwardStep, GraphOp};
 use crate::comm::{Call, Communicator, Phase, TensorMeta};
 use crate::error::OrUnwind;
 use crate::mesh::DeviceMesh;
-use crate::placement::{Layout, TensorBlock, Placement, pieces};
+use crate::placement::{Layout, TensorBlock, Placement, blocks};
 use crate::watch::{self, LayoutChange, CallSite};
 
 /// How tensors of one shape go from a layout on one mesh to a layout on another of the same world: of other
@@ -204,7 +204,7 @@ impl Moves {
             mesh.coordinate().map(|coordinate| layout.local_slices(shape, coordinate))
         };
         let (own, there) = (part(from), part(to));
-        let all = pieces((from.1, from.0.ranks()), (to.1, to.0.ranks()), shape);
+        let all = blocks((from.1, from.0.ranks()), (to.1, to.0.ranks()), shape);
         let inside = |block: &[Range<usize>], part: &Option<Vec<Range<usize>>>| {
             let part = part.as_ref().expect("a rank that holds something is in the mesh");
             block.iter().zip(part).map(|(block, part)| block.start - part.start..block.end - part.start).collect()

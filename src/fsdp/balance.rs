@@ -18,7 +18,7 @@ pub(super) fn balance<'a>(params: &mut [PlannedParam], meshes: impl Iterator<Ite
         let mut held = vec![0; ranks[data]];
         let mut free = Vec::new();
         for at in members {
-            let Some((dim, cut)) = &params[at].cut else { continue };
+            let Some((dim, cut)) = &params[at].sharding else { continue };
             let rows = rows(&params[at], *dim);
             match cut {
                 ShardSizes::Chunked(_) if is_even(&params[at], *dim) => free.push((at, *dim, rows)),
@@ -31,7 +31,7 @@ pub(super) fn balance<'a>(params: &mut [PlannedParam], meshes: impl Iterator<Ite
         }
         let lengths = balanced(&free.iter().map(|(.., rows)| *rows).collect_vec(), &held);
         for ((at, dim, _), lengths) in free.into_iter().zip(lengths) {
-            params[at].cut = Some((dim, ShardSizes::Uneven(lengths.into())));
+            params[at].sharding = Some((dim, ShardSizes::Uneven(lengths.into())));
         }
     }
 }

@@ -26,7 +26,7 @@ pub(super) struct PlannedParam {
     pub(super) shape: Vec<usize>,
     pub(super) dtype: DType,
     /// The cut dimension, and how it is cut; `None` to replicate.
-    pub(super) cut: Option<(usize, ShardSizes)>,
+    pub(super) sharding: Option<(usize, ShardSizes)>,
     /// Which mesh cuts it, of [`DataDims::meshes`].
     pub(super) data: usize,
     pub(super) unit: UnitName,
@@ -104,13 +104,13 @@ pub(super) fn plan<M: Module>(
         if is_ignored(&path) {
             continue;
         }
-        let (cut, over) = cut(config, &found, &path)?;
+        let (cut, over) = choose_sharding(config, &found, &path)?;
         lazy |= found.lazy;
         let (unit, depth) = unit_of(&found);
         let mut parallel = found.distributed.and_then(|param| param.info().parallel.clone());
         let data = dims.of(&path, over.as_deref(), parallel.as_ref().map(|parallel| &*parallel.spec))?;
         parallel.iter_mut().for_each(|parallel| parallel.data_dims = dims.data_dims(&parallel.spec));
-        planned.push(PlannedParam { path, shape: found.shape, dtype: found.dtype, cut, data, unit, depth, parallel });
+        planned.push(PlannedParam { path, shape: found.shape, dtype: found.dtype, sharding: cut, data, unit, depth, parallel });
     }
     let of_modules = planned.iter().map(|param| &param.unit).filter(|unit| !unit.is_root());
     let of_modules = of_modules.flat_map(|unit| unit.modules()).map(ToString::to_string);
@@ -222,7 +222,7 @@ impl StoredShape {
 /// How a parameter is cut, and over which mesh dimensions if its placement names them.
 type Chosen = (Option<(usize, ShardSizes)>, Option<Vec<String>>);
 
-fn cut(config: &FullyShard, found: &ScannedParam, path: &str) -> Result<Chosen, FsdpError> {
+fn choose_sharding(config: &FullyShard, found: &ScannedParam, path: &str) -> Result<Chosen, FsdpError> {
     let shape = &found.shape;
     let stored = StoredShape::of(found);
     let choice = config.placement.as_ref().and_then(|f| f(ParamInfo { path, shape }));

@@ -78,7 +78,7 @@ pub fn remesh<M: Module>(model: M, mesh: &DeviceMesh) -> Result<M> {
     attachments.sort_by_key(|(place, _)| *place);
     let attachments = attachments.into_iter().map(|(_, param)| {
         let path = param.info().path.clone();
-        ShardAssignment { path, param, gathered: None, cuts: Vec::new(), copies: None, again: true }
+        ShardAssignment { path, param, gathered: None, data_specs: Vec::new(), copies: None, again: true }
     });
     attach_shards(model, attachments, false, "remesh")
 }
@@ -101,13 +101,13 @@ impl RemeshedParam {
 
     /// What it is on `mesh`.
     fn on(self, mesh: &FsdpMeshInfo) -> Result<UnitParam> {
-        let UnitParam { depth, shape, cut, parallel, compute, .. } = self.before.info();
+        let UnitParam { depth, shape, sharding: cut, parallel, compute, .. } = self.before.info();
         if parallel.is_some() {
             return Err(FsdpError::Parallelized { param: self.path }.into());
         }
         let spec = data_spec(mesh, cut.as_ref(), shape, self.dtype)?.shared();
         let (path, shape, cut) = (self.path.into(), shape.clone(), cut.clone());
-        Ok(UnitParam { path, depth: *depth, shape, cut, spec, parallel: None, compute: *compute })
+        Ok(UnitParam { path, depth: *depth, shape, sharding: cut, spec, parallel: None, compute: *compute })
     }
 }
 

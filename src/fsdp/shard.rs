@@ -109,7 +109,7 @@ pub fn fully_shard<M: Module>(model: M, mesh: &DeviceMesh, config: FullyShard) -
     let data: Vec<_> = data.collect::<Result<_>>()?;
     let cuts = planned.iter().map(|param| {
         let mesh = &data[param.data].mesh;
-        let cut = data_spec(mesh, param.cut.as_ref(), &param.shape, param.dtype);
+        let cut = data_spec(mesh, param.sharding.as_ref(), &param.shape, param.dtype);
         Ok(cut.map_err(|error| named(param, mesh, error))?.shared())
     });
     let cuts: Vec<_> = cuts.collect::<Result<_>>()?;
@@ -118,13 +118,13 @@ pub fn fully_shard<M: Module>(model: M, mesh: &DeviceMesh, config: FullyShard) -
             None => cut.clone(),
             Some(parallel) => {
                 let mesh = &data[param.data].mesh;
-                let combined = combine(mesh, param.cut.as_ref(), &parallel.spec);
+                let combined = combine(mesh, param.sharding.as_ref(), &parallel.spec);
                 combined.map_err(|error| named(&param, mesh, error))?.shared()
             }
         };
-        let PlannedParam { path, shape, cut, data, unit, depth, parallel, .. } = param;
+        let PlannedParam { path, shape, sharding: cut, data, unit, depth, parallel, .. } = param;
         let compute = precisions.of(&unit).compute(&path);
-        Ok(((unit, data), UnitParam { path: path.into(), depth, shape, cut, spec, parallel, compute }))
+        Ok(((unit, data), UnitParam { path: path.into(), depth, shape, sharding: cut, spec, parallel, compute }))
     });
     let of_unit = |unit: &UnitName, &at: &usize| {
         let offloaded = (*offloads.of(unit) == OffloadPolicy::Cpu).then(|| CpuOffload::of(&data[at].shard));
@@ -143,7 +143,7 @@ pub fn fully_shard<M: Module>(model: M, mesh: &DeviceMesh, config: FullyShard) -
         let copies = others.clone().filter(|_| parallel.is_none());
         let (path, again) = (path.clone(), parallel.is_some());
         let param = param.adapted(adapters.remove(&*path));
-        ShardAssignment { path, gathered: None, cuts: vec![cut], copies, again, param }
+        ShardAssignment { path, gathered: None, data_specs: vec![cut], copies, again, param }
     });
     let lazy = is_any_lazy(mesh, "fully_shard", lazy)?;
     let place = || attach_shards(model, attachments, lazy, "fully_shard");
@@ -211,7 +211,7 @@ pub(super) fn data_parallel(
 
 /// The error of lengths that do not fit, with the parameter that they are for.
 fn named(param: &PlannedParam, mesh: &FsdpMeshInfo, error: Error) -> Error {
-    match (error, &param.cut) {
+    match (error, &param.sharding) {
         (
             Error::Placement(problem @ (PlacementError::ShardSizeCount { .. } | PlacementError::ShardSizeSum { .. })),
             Some((dim, _)),

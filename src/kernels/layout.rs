@@ -13,7 +13,7 @@ pub(crate) struct ShardedTensorSpec {
     /// The cut dimension.
     pub dim: usize,
     /// How its length falls on the ranks.
-    pub cut: ShardSizes,
+    pub sizes: ShardSizes,
 }
 
 impl ShardedTensorSpec {
@@ -30,7 +30,7 @@ impl ShardedTensorSpec {
     /// The shape of `rank`'s part.
     pub fn part(&self, ranks: usize, rank: usize) -> Shape {
         let mut shape = self.shape.clone();
-        shape[self.dim] = self.cut.range(ranks, rank).len();
+        shape[self.dim] = self.sizes.range(ranks, rank).len();
         shape
     }
 }
@@ -112,7 +112,7 @@ impl FlatLayout {
     }
 
     /// Reduce-scatter's copy-in: the wholes into the rows of all ranks, one after another.
-    pub fn pack_wholes(&self) -> CopyPlan {
+    pub fn pack_full(&self) -> CopyPlan {
         let segments = self.blocks(|index, rank, block| {
             let to = rank * self.row + self.offsets[index];
             let StridedBlock { at, rows, run, stride } = block;
@@ -123,26 +123,26 @@ impl FlatLayout {
     }
 
     /// All-gather's copy-out: the rows of all ranks, one after another in one buffer, into the wholes.
-    pub fn unpack_wholes(&self) -> CopyPlan {
+    pub fn unpack_full(&self) -> CopyPlan {
         let sources = vec![Shape::new([self.ranks * self.row])];
-        self.wholes(sources, |index, rank| (0, rank * self.row + self.offsets[index]))
+        self.copy_full(sources, |index, rank| (0, rank * self.row + self.offsets[index]))
     }
 
     /// All-gather's copy-out where each rank's row is a buffer of its own.
     pub fn unpack_rows(&self) -> CopyPlan {
         let sources = vec![Shape::new([self.row]); self.ranks];
-        self.wholes(sources, |index, rank| (rank, self.offsets[index]))
+        self.copy_full(sources, |index, rank| (rank, self.offsets[index]))
     }
 
     /// A whole all-gather, where every rank's parts can be read in place: those of rank 0, then of rank 1, ..
     pub fn join_parts(&self) -> CopyPlan {
         let parts = |rank| self.tensors.iter().map(move |tensor| tensor.part(self.ranks, rank));
         let sources = (0..self.ranks).flat_map(parts).collect();
-        self.wholes(sources, |index, rank| (rank * self.tensors.len() + index, 0))
+        self.copy_full(sources, |index, rank| (rank * self.tensors.len() + index, 0))
     }
 
     /// The parts of all tensors into wholes; `from` gives the source and the first element of a rank's part.
-    fn wholes(&self, sources: Vec<Shape>, from: impl Fn(usize, usize) -> (usize, usize)) -> CopyPlan {
+    fn copy_full(&self, sources: Vec<Shape>, from: impl Fn(usize, usize) -> (usize, usize)) -> CopyPlan {
         let segments = self.blocks(|index, rank, block| {
             let (source, from) = from(index, rank);
             let StridedBlock { at, rows, run, stride } = block;
@@ -157,7 +157,7 @@ impl FlatLayout {
             let (outer, inner) = (tensor.outer(), tensor.inner());
             let stride = tensor.shape[tensor.dim] * inner;
             let block = |rank| {
-                let range = tensor.cut.range(self.ranks, rank);
+                let range = tensor.sizes.range(self.ranks, rank);
                 let block = StridedBlock { at: range.start * inner, rows: outer, run: range.len() * inner, stride };
                 segment(index, rank, block)
             };

@@ -31,7 +31,7 @@ fn whole(index: usize, tensor: &ShardedTensorSpec) -> Vec<Name> {
 
 /// The part of `rank`, element by element.
 fn part(index: usize, tensor: &ShardedTensorSpec, ranks: usize, rank: usize) -> Vec<Name> {
-    let range = tensor.cut.range(ranks, rank);
+    let range = tensor.sizes.range(ranks, rank);
     let inner: usize = tensor.shape[tensor.dim + 1..].iter().product();
     let mine = |(_, at): &Name| range.contains(&(at / inner.max(1) % tensor.shape[tensor.dim].max(1)));
     whole(index, tensor).into_iter().filter(mine).collect()
@@ -40,7 +40,7 @@ fn part(index: usize, tensor: &ShardedTensorSpec, ranks: usize, rank: usize) -> 
 fn layouts() -> impl Iterator<Item = (usize, Vec<ShardedTensorSpec>, usize)> {
     let tensor = |shape: &[usize], dim: usize, ragged: Option<&[usize]>| {
         let cut = ragged.map_or(ShardSizes::Chunked(shape[dim]), |lengths| ShardSizes::Uneven(lengths.into()));
-        ShardedTensorSpec { shape: Shape::from(shape.to_vec()), dim, cut }
+        ShardedTensorSpec { shape: Shape::from(shape.to_vec()), dim, sizes: cut }
     };
     let lists = [1, 2, 3, 4].map(|ranks| {
         let ragged = |total: usize| {
@@ -81,10 +81,10 @@ fn parts_go_through_rows_to_wholes_and_back() {
         let rows = (0..ranks).map(|rank| run(&layout.pack_parts(rank), &parts(rank)).remove(0)).collect_vec();
         let named = |row: &Vec<Option<Name>>| row.iter().map(|name| name.unwrap_or((99, 99))).collect_vec();
         let gathered = rows.iter().map(named).collect_vec();
-        let copied = run(&layout.pack_wholes(), &wholes).remove(0);
+        let copied = run(&layout.pack_full(), &wholes).remove(0);
         assert_eq!(copied, rows.concat(), "{layout:?}");
         assert_eq!(run(&layout.unpack_rows(), &gathered), expected, "{layout:?}");
-        assert_eq!(run(&layout.unpack_wholes(), &[gathered.concat()]), expected, "{layout:?}");
+        assert_eq!(run(&layout.unpack_full(), &[gathered.concat()]), expected, "{layout:?}");
         let all = (0..ranks).flat_map(parts).collect_vec();
         assert_eq!(run(&layout.join_parts(), &all), expected, "{layout:?}");
         for rank in 0..ranks {
@@ -93,14 +93,14 @@ fn parts_go_through_rows_to_wholes_and_back() {
         }
         let padding = rows.iter().flatten().filter(|name| name.is_none()).count();
         assert_eq!(layout.padding(), padding, "{layout:?}");
-        assert_eq!(layout.pack_wholes().copied() + padding, ranks * layout.row());
+        assert_eq!(layout.pack_full().copied() + padding, ranks * layout.row());
     }
 }
 
 #[test]
 fn an_even_cut_of_dimension_0_is_one_run_a_rank() {
-    let tensor = ShardedTensorSpec { shape: Shape::new([4, 3]), dim: 0, cut: ShardSizes::Chunked(4) };
-    let copies = FlatLayout::new(2, vec![tensor], 1).unpack_wholes();
+    let tensor = ShardedTensorSpec { shape: Shape::new([4, 3]), dim: 0, sizes: ShardSizes::Chunked(4) };
+    let copies = FlatLayout::new(2, vec![tensor], 1).unpack_full();
     assert_eq!(copies.segments.iter().map(|segment| (segment.rows, segment.run)).collect_vec(), [(1, 6), (1, 6)]);
 }
 

@@ -177,7 +177,7 @@ impl BlockTotals {
 
 impl SharedMemoryPool {
     /// Those of the next launch.
-    pub fn anew(&self) -> Self {
+    pub fn reset(&self) -> Self {
         Self {
             #[cfg(test)]
             exhausted: AtomicBool::new(self.exhausted.load(Ordering::Relaxed)),

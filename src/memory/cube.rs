@@ -105,7 +105,7 @@ impl EvictableAllocation {
     pub(crate) fn give(&self, tensor: CubeTensor) {
         let tensor = match tensor.handle.stream == self.handle.stream {
             true => tensor,
-            false => beside(tensor, &self.handle),
+            false => in_memory_of(tensor, &self.handle),
         };
         rename(tensor.handle, self.handle.memory.clone());
     }
@@ -118,7 +118,7 @@ impl Drop for EvictableAllocation {
 }
 
 /// A copy of the whole allocation that `tensor` is in, in memory of the stream of `other`: each has pools of its own.
-fn beside(tensor: CubeTensor, other: &Handle) -> CubeTensor {
+fn in_memory_of(tensor: CubeTensor, other: &Handle) -> CubeTensor {
     let CubeTensor { mut client, handle: mut whole, device, dtype, .. } = tensor;
     // SAFETY: the stream only decides where the copy is and in which order it is made; the device's thread makes
     // streams wait for what they read of others, whichever thread asks.

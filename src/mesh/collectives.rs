@@ -119,7 +119,7 @@ impl DeviceMesh {
         to_dim: usize,
     ) -> Result<Tensor<D, K>> {
         let (cut, to_cut) = (chunks(&part, dim, self.size()), chunks(&part, to_dim, 1));
-        let shard = ShardedTensor { tensor: part.inner().into_dispatch(), dim, cut };
+        let shard = ShardedTensor { tensor: part.inner().into_dispatch(), dim, sizes: cut };
         Ok(Tensor::from_dispatch(self.all()?.all_to_all(self.call(), shard, to_dim, to_cut).wait()?))
     }
 
@@ -143,7 +143,7 @@ fn plain<const D: usize, K: kind::Autodiff>(tensor: Tensor<D, K>) -> Vec<Dispatc
 }
 
 fn sharded<const D: usize, K: kind::Autodiff>(tensor: Tensor<D, K>, dim: usize, cut: ShardSizes) -> Vec<ShardedTensor> {
-    vec![ShardedTensor { tensor: tensor.inner().into_dispatch(), dim, cut }]
+    vec![ShardedTensor { tensor: tensor.inner().into_dispatch(), dim, sizes }]
 }
 
 /// Chunks of `times` the length of `dim`. Of a dimension that is missing the communicator says so.

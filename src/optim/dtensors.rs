@@ -51,7 +51,7 @@ use crate::dtensor::{DTensor, DTensorSpec};
 /// ```
 pub struct DTensorOptimizer {
     optimizer: Arc<dyn DynOptimizer>,
-    whole: bool,
+    is_full: bool,
     states: BTreeMap<String, ParamState>,
 }
 
@@ -67,14 +67,14 @@ impl DTensorOptimizer {
     pub fn new<O: Optimizer>(optimizer: O) -> Self {
         let whole =
             [TypeId::of::<Lamb>(), TypeId::of::<Adafactor>(), TypeId::of::<Muon>()].contains(&TypeId::of::<O>());
-        Self { optimizer: Arc::new(optimizer), whole, states: BTreeMap::new() }
+        Self { optimizer: Arc::new(optimizer), is_full: whole, states: BTreeMap::new() }
     }
 
     /// Gathers every parameter and gradient before a step: for an optimizer of one's own that looks at more than an
     /// element.
     #[must_use]
     pub fn with_full_parameters(mut self) -> Self {
-        self.whole = true;
+        self.is_full = true;
         self
     }
 
@@ -97,14 +97,14 @@ impl DTensorOptimizer {
         self.check(path, &param, &grad)?;
         let spec = param.spec().clone();
         let [tensor, grad] =
-            if self.whole { [whole(&param)?, whole(&grad)?] } else { [plain(param.local()), plain(grad.local())] };
+            if self.is_full { [full_tensor_of(&param)?, full_tensor_of(&grad)?] } else { [plain(param.local()), plain(grad.local())] };
         let state = self.states.remove(path).map(|kept| kept.state);
         let (stepped, state) = self.optimizer.step_dyn(D, lr, tensor.into_bridge(), grad.into_bridge(), state);
         if let Some(state) = state {
             self.states.insert(path.into(), ParamState { spec: spec.clone(), state });
         }
         let mut stepped = Tensor::from_bridge(stepped);
-        if self.whole {
+        if self.is_full {
             stepped = DTensor::distribute_replicated_to(stepped, spec.mesh(), spec.layout().clone())?.to_local();
         }
         Ok(DTensor::from_parts(tracked_as(param.local(), stepped), spec))
@@ -133,7 +133,7 @@ impl DTensorOptimizer {
     /// [told so](Self::on_whole_parameters).
     pub fn state(&self) -> Result<OptimizerState> {
         let of = |(path, kept): (&String, &ParamState)| {
-            let state = ParameterState::new(path, &kept.spec, self.flat(&kept.state), self.whole)?;
+            let state = ParameterState::new(path, &kept.spec, self.flat(&kept.state), self.is_full)?;
             Ok((path.clone(), state))
         };
         Ok(OptimizerState { params: self.states.iter().map(of).collect::<Result<_>>()? })
@@ -159,7 +159,7 @@ impl DTensorOptimizer {
 
     fn loaded(&self, path: &str, state: &ParameterState) -> Result<DynState> {
         let ParameterState { spec, tensors, scalars } = state;
-        let data: Vec<_> = match self.whole {
+        let data: Vec<_> = match self.is_full {
             true => {
                 tensors.iter().map(|(field, tensor)| Ok((field.clone(), tensor.full_data()?))).collect::<Result<_>>()?
             }
@@ -186,7 +186,7 @@ pub(super) fn plain<const D: usize>(tensor: &Tensor<D>) -> Tensor<D> {
 }
 
 /// The whole, without autodiff.
-fn whole<const D: usize>(tensor: &DTensor<D>) -> Result<Tensor<D>> {
+fn full_tensor_of<const D: usize>(tensor: &DTensor<D>) -> Result<Tensor<D>> {
     DTensor::from_parts(plain(tensor.local()), tensor.spec().clone()).full_tensor()
 }
 

@@ -80,7 +80,7 @@ impl FullOptimizerState {
         let mut state = OptimizerState::default();
         for (name, data) in &self.tensors {
             let (path, spec, field) = owner(name)?;
-            state.of(path, spec).tensors.insert(field, StateTensor::cut(data.clone(), spec)?);
+            state.of(path, spec).tensors.insert(field, StateTensor::shard_of(data.clone(), spec)?);
         }
         for (name, scalar) in &self.scalars {
             let (path, spec, field) = owner(name)?;

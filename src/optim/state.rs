@@ -129,8 +129,8 @@ impl ParameterState {
     /// Of what a state was flattened to. `whole` says that it is of the whole parameter, not of this rank's part.
     pub(super) fn new(path: &str, spec: &Arc<DTensorSpec>, sink: StateSink, whole: bool) -> Result<Self> {
         let tensors = sink.tensors.into_iter().map(|(field, data)| {
-            let tensor = if whole || is_whole(spec) {
-                StateTensor::cut(data, spec)?
+            let tensor = if whole || is_unsharded(spec) {
+                StateTensor::shard_of(data, spec)?
             } else if data.shape() == &spec.local_shape() {
                 StateTensor::part(data, spec)
             } else {
@@ -153,7 +153,7 @@ impl ParameterState {
     pub(super) fn parts(&self, path: &str) -> Result<Vec<(String, TensorData)>, OptimError> {
         let part = |(field, tensor): (&String, &StateTensor)| {
             let laid_out = tensor.spec.layout() == self.spec.layout() && tensor.spec.shape() == self.spec.shape();
-            if laid_out || is_whole(&self.spec) && is_whole(&tensor.spec) {
+            if laid_out || is_unsharded(&self.spec) && is_unsharded(&tensor.spec) {
                 return Ok((field.clone(), tensor.local_data()));
             }
             let (found, expected) = (tensor.spec.local_shape().to_vec(), self.spec.local_shape().to_vec());
@@ -214,7 +214,7 @@ impl StateTensor {
     }
 
     /// A whole tensor, which every rank has, cut as the parameter of `spec` if it has its shape.
-    pub(super) fn cut(data: TensorData, spec: &DTensorSpec) -> Result<Self> {
+    pub(super) fn shard_of(data: TensorData, spec: &DTensorSpec) -> Result<Self> {
         let layout =
             if data.shape() == spec.shape() { spec.layout().clone() } else { Layout::replicate(spec.mesh().shape())? };
         with_dims!(data.shape().num_dims(), D => {
@@ -224,7 +224,7 @@ impl StateTensor {
 
     fn redistribute(self, spec: &DTensorSpec) -> Result<Self> {
         if self.spec.mesh() != spec.mesh() {
-            return Self::cut(self.full_data()?, spec);
+            return Self::shard_of(self.full_data()?, spec);
         }
         if self.spec.shape() != spec.shape() {
             return Ok(self);
@@ -243,7 +243,7 @@ impl StateTensor {
 }
 
 /// Whether every rank holds all of it, so that an optimizer sees the whole in what it takes for a part.
-fn is_whole(spec: &DTensorSpec) -> bool {
+fn is_unsharded(spec: &DTensorSpec) -> bool {
     spec.placements().iter().all(|placement| placement.is_replicate())
 }
 

@@ -95,7 +95,7 @@ pub fn parallelize<M: Module>(model: M, mesh: &DeviceMesh, plan: Plan) -> Result
         let shape = spec.local_shape().to_vec();
         Ok((
             (unit, ()),
-            UnitParam { path: path.into(), depth, shape, cut: None, spec, parallel: Some(parallel), compute: None },
+            UnitParam { path: path.into(), depth, shape, sharding: None, spec, parallel: Some(parallel), compute: None },
         ))
     });
     let params = make_units(params.collect::<Result<_>>()?, |_, ()| None)?;
@@ -106,7 +106,7 @@ pub fn parallelize<M: Module>(model: M, mesh: &DeviceMesh, plan: Plan) -> Result
     let units: Vec<_> = attached.map(|param| param.unit.clone()).collect();
     let attachments = params.into_iter().map(|param| {
         let UnitParam { path, spec, .. } = param.info();
-        ShardAssignment { path: path.clone(), gathered: None, cuts: vec![spec.clone()], copies: None, param, again: false }
+        ShardAssignment { path: path.clone(), gathered: None, data_specs: vec![spec.clone()], copies: None, param, again: false }
     });
     let all = mesh.communicator_over(&(0..mesh.ndim()).collect::<Vec<_>>())?;
     if !again.is_empty() {

@@ -107,7 +107,7 @@ impl Resolver<'_> {
             styled.collect::<Result<Vec<_>, ParallelError>>()?.into_iter().unzip();
         self.check(&found, &path, &shape, &styles, &placements)?;
         if let Some((param, _)) = &sharded
-            && let Some((dim, ShardSizes::Uneven(_))) = param.info().cut
+            && let Some((dim, ShardSizes::Uneven(_))) = param.info().sharding
             && let Some((mesh_dim, _)) = self.cutting(&placements, dim).find(|(_, size)| *size > 1)
         {
             return Err(ParallelError::Lengths { param: path, dim, mesh_dim: self.mesh.names()[mesh_dim].clone() });

@@ -25,7 +25,7 @@ pub(crate) struct ShardAssignment {
     pub(crate) gathered: Option<DistributedParameter>,
     /// How the value is cut, and over which ranks: the first of them has it. One cut after the other; none if it is this
     /// rank's part already.
-    pub(crate) cuts: Vec<Arc<DTensorSpec>>,
+    pub(crate) data_specs: Vec<Arc<DTensorSpec>>,
     /// Ranks that then have the part of the first of them.
     pub(crate) copies: Option<Communicator>,
     /// Whether it was distributed before.
@@ -124,27 +124,27 @@ impl Attach {
     }
 
     fn shard<const D: usize>(&self, next: &ShardAssignment, param: Param<Tensor<D>>) -> Result<Param<Tensor<D>>> {
-        if next.cuts.is_empty() {
+        if next.data_specs.is_empty() {
             let (part, require_grad) = (param.base().detach(), param.is_require_grad());
             return Ok(param.map(|_| part.set_require_grad(require_grad)));
         }
         let device = param.lazy_device();
         let mut held = next.gathered.as_ref().map(|before| stored(before, param.base())).transpose()?;
         let is_copy = next.copies.as_ref().is_some_and(|copies| copies.group().rank() > 0);
-        for cut in next.cuts.iter().filter(|_| !is_copy) {
+        for cut in next.data_specs.iter().filter(|_| !is_copy) {
             let first = vec![0; cut.coordinate().len()];
             // Reading a lazy parameter draws its values: only the rank they are taken from does.
             let is_first = *cut.coordinate() == *first;
             let whole = held.take().filter(|_| is_first).or_else(|| is_first.then(|| param.base().inner()));
             held = Some(self.part(whole, cut, &first, next)?);
         }
-        if let (Some(copies), Some(cut)) = (&next.copies, next.cuts.last()) {
+        if let (Some(copies), Some(cut)) = (&next.copies, next.data_specs.last()) {
             let metas = vec![TensorMeta { shape: cut.local_shape(), dtype: cut.dtype() }];
             let part = held.take().map(|part| vec![part.into_dispatch()]);
             held = Some(copies.broadcast(self.call(next), part, metas, 0).single()?);
         }
         let is_offloaded = next.param.unit.offloaded().is_some();
-        let home = if is_offloaded { memory::host() } else { next.cuts[0].mesh().device().clone() };
+        let home = if is_offloaded { memory::host() } else { next.data_specs[0].mesh().device().clone() };
         let mut shard = held.expect("a cut, or another rank's").to_device(&home);
 
         let strategy = Tensor::<1>::empty([0], &device).gradient_checkpointing_strategy();

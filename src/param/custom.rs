@@ -38,9 +38,9 @@ pub trait UnitCollectives: Send + Sync {
         group: &Communicator,
         call: Call,
         plan: &Arc<CollectivePlan>,
-        wholes: Vec<DispatchTensor>,
+        full_tensors: Vec<DispatchTensor>,
     ) -> Work<Vec<DispatchTensor>> {
-        group.execute_plan(call, plan, wholes)
+        group.execute_plan(call, plan, full_tensors)
     }
 
     /// Reduces shards over the replicas (HSDP), and gradients of parameters that every rank holds whole. The last tensor

@@ -59,16 +59,16 @@ impl Unit {
         let params = members.iter().map(|&member| &self.params[member]).filter(|param| is_of(exchange, param));
         let names = params.clone().map(|param| param.path.clone()).collect();
         let metas = tensors.iter().map(|tensor| TensorMeta { shape: tensor.shape(), dtype: tensor.dtype() });
-        let cuts = params.filter_map(|param| param.cut.clone());
+        let cuts = params.filter_map(|param| param.sharding.clone());
         let plan = match exchange {
-            UnitCollectiveKind::Shards => group.plan_all_gather(wholes(metas, cuts)),
+            UnitCollectiveKind::Shards => group.plan_all_gather(full_metas(metas, cuts)),
             UnitCollectiveKind::Parts => {
                 let cuts = cuts.map(|(dim, cut)| (dim, over_neighbours(&cut)));
-                group.plan_all_gather(wholes(metas, cuts))
+                group.plan_all_gather(full_metas(metas, cuts))
             }
             UnitCollectiveKind::Gradients => {
                 let flags = (0, ShardSizes::Chunked(group.group().size()));
-                group.plan_reduce_scatter(wholes(metas, cuts.chain([flags])), self.averaging().shard)
+                group.plan_reduce_scatter(full_metas(metas, cuts.chain([flags])), self.averaging().shard)
             }
             UnitCollectiveKind::Uncut => group.plan_all_reduce(&metas.collect_vec(), self.averaging().shard),
             UnitCollectiveKind::All => group.plan_all_reduce(&metas.collect_vec(), self.averaging().replicate),
@@ -80,7 +80,7 @@ impl Unit {
 }
 
 /// The wholes of tensors, whole or cut.
-fn wholes(
+fn full_metas(
     metas: impl Iterator<Item = TensorMeta>,
     cuts: impl Iterator<Item = (usize, ShardSizes)>,
 ) -> Vec<(TensorMeta, usize, ShardSizes)> {
@@ -93,8 +93,8 @@ fn wholes(
 
 fn is_of(exchange: UnitCollectiveKind, param: &UnitParam) -> bool {
     match exchange {
-        UnitCollectiveKind::Shards | UnitCollectiveKind::Parts | UnitCollectiveKind::Gradients => param.cut.is_some(),
-        UnitCollectiveKind::Uncut => param.cut.is_none(),
+        UnitCollectiveKind::Shards | UnitCollectiveKind::Parts | UnitCollectiveKind::Gradients => param.sharding.is_some(),
+        UnitCollectiveKind::Uncut => param.sharding.is_none(),
         UnitCollectiveKind::All => true,
     }
 }

@@ -41,7 +41,7 @@ impl Unit {
         shards: Vec<DispatchTensor>,
         offloaded: Option<&CpuOffload>,
     ) -> PendingAllGather {
-        let shards = self.cut(members, shards);
+        let shards = self.sharded_of(members, shards);
         if shards.is_empty() {
             return PendingAllGather::Done((Vec::new(), None));
         }
@@ -52,7 +52,7 @@ impl Unit {
     /// This rank's part of every whole, over the group of neighbours.
     pub(super) fn split(&self, members: &[usize], wholes: &[DispatchTensor]) -> Vec<DispatchTensor> {
         let group = self.neighbours().group();
-        let part = |(&member, whole): (&usize, &DispatchTensor)| match &self.params[member].cut {
+        let part = |(&member, whole): (&usize, &DispatchTensor)| match &self.params[member].sharding {
             None => whole.clone(),
             Some((dim, cut)) => copy_range(whole, *dim, over_neighbours(cut).range(group.size(), group.rank())),
         };

@@ -59,7 +59,7 @@ impl PendingAllGather {
     }
 
     /// The same, of which the wholes stay where the shards are.
-    pub(super) fn beside_shards(self) -> Self {
+    pub(super) fn in_separate_memory(self) -> Self {
         match self {
             Self::UnderWay(work, _) => Self::UnderWay(work, None),
             done @ Self::Done(_) => done,
@@ -72,7 +72,7 @@ impl PendingAllGather {
 pub(super) struct Unsharded {
     /// What they were gathered from: an optimizer step makes new shards.
     pub(super) shards: LocalShardsId,
-    pub(super) ahead: Ahead,
+    pub(super) prefetched: Ahead,
 }
 
 /// Where parameters are from that no forward had to gather.

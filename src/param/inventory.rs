@@ -75,7 +75,7 @@ impl ModelScan {
     }
 
     /// An int or bool parameter is here.
-    fn beside(&mut self) {
+    fn note_unowned(&mut self) {
         if self.owners.last().is_some_and(|owner| owner == ShardMarker::OWNER) {
             return;
         }
@@ -328,10 +328,10 @@ impl ModuleVisitor for ModelScan {
     }
 
     fn visit_int<const D: usize>(&mut self, _: &Param<Tensor<D, Int>>) {
-        self.beside();
+        self.note_unowned();
     }
 
     fn visit_bool<const D: usize>(&mut self, _: &Param<Tensor<D, Bool>>) {
-        self.beside();
+        self.note_unowned();
     }
 }

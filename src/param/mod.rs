@@ -32,7 +32,7 @@
 
 mod adapter;
 mod attach;
-mod beside;
+mod other_params;
 mod buffer;
 mod combine;
 mod control;
@@ -95,7 +95,7 @@ mod waiting;
 
 pub(crate) use adapter::take_burns;
 pub(crate) use attach::{ShardAssignment, attach_shards};
-pub(crate) use beside::move_beside;
+pub(crate) use other_params::move_beside;
 pub(crate) use combine::{combine, data_spec};
 pub use custom::{ReducedGradients, UnitCollectives};
 pub(crate) use data_mesh::FsdpMeshInfo;

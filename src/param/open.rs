@@ -232,7 +232,7 @@ pub(super) fn by_read(unit: &Arc<Unit>, holds: impl Fn(&LocalShards) -> bool) ->
 pub(super) fn close_read(unit: &Unit) {
     let done = |opened: &mut ActiveUnit| {
         let scope = opened.scope.as_ref().filter(|_| matches!(opened.by, OpenedBy::Read));
-        let stays = |opened: &Unit| opened.encloses(unit) || opened.is_beside(unit);
+        let stays = |opened: &Unit| opened.encloses(unit) || opened.is_sibling_of(unit);
         scope.is_some_and(|scope| !stays(scope.pass.buffer.unit()))
     };
     while let Some(closed) = OPEN.with_borrow_mut(|open| open.stack.pop_if(done)) {

@@ -305,7 +305,7 @@ impl BackwardScheduler {
                 let mut put_off = self.put_off.lock();
                 put_off.retain(PutOff::waits);
                 let first = |stage| put_off.iter().position(|put_off| put_off.stage == stage && is_due(put_off));
-                let at = first(GradStage::Whole).or_else(|| first(GradStage::Scattered));
+                let at = first(GradStage::Full).or_else(|| first(GradStage::Scattered));
                 at.map(|at| put_off.remove(at))
             };
             next.into_iter().for_each(|next| self.add(GradReducer::issue_waiting(next), backward, pass));

@@ -47,7 +47,7 @@ pub(super) fn value<const D: usize>(param: &DistributedParameter, base: Tensor<D
             None => value,
             Some(spec) => {
                 let placed = DTensor::from_parts(Tensor::<D>::from_dispatch(value), spec);
-                whole(placed, &param.info().parallel.as_ref().expect("it has a placement").data_dims)?.into_dispatch()
+                unshard_placed(placed, &param.info().parallel.as_ref().expect("it has a placement").data_dims)?.into_dispatch()
             }
         };
         Ok::<_, Error>(scope.read[position].full.get_or_init(|| full).clone())
@@ -57,7 +57,7 @@ pub(super) fn value<const D: usize>(param: &DistributedParameter, base: Tensor<D
 
 /// The whole of a weight on its tensor-parallel mesh. Ranks along `data_dims` have data of their own: their gradients of
 /// it are terms of a sum.
-fn whole<const D: usize>(placed: DTensor<D>, data_dims: &[usize]) -> Result<Tensor<D>> {
+fn unshard_placed<const D: usize>(placed: DTensor<D>, data_dims: &[usize]) -> Result<Tensor<D>> {
     if data_dims.is_empty() {
         return placed.full_tensor();
     }

@@ -47,7 +47,7 @@ pub(crate) fn apply_tp_after_fsdp(params: Vec<TpAfterFsdp>) -> Result<Vec<ShardA
         let mesh = &before.unit.data_parallel().expect("`fully_shard` cut it").mesh;
         let shape = parallel.spec.local_shape().to_vec();
         // Chunks are those of the rank's shard.
-        let cut = info.cut.as_ref().map(|(dim, cut)| match cut {
+        let cut = info.sharding.as_ref().map(|(dim, cut)| match cut {
             ShardSizes::Chunked(_) => (*dim, ShardSizes::Chunked(shape[*dim])),
             ShardSizes::Uneven(_) => (*dim, cut.clone()),
         });
@@ -58,7 +58,7 @@ pub(crate) fn apply_tp_after_fsdp(params: Vec<TpAfterFsdp>) -> Result<Vec<ShardA
             path: path.into(),
             depth: info.depth,
             shape,
-            cut,
+            sharding: cut,
             spec,
             parallel: Some(parallel),
             compute: info.compute,
@@ -79,7 +79,7 @@ pub(crate) fn apply_tp_after_fsdp(params: Vec<TpAfterFsdp>) -> Result<Vec<ShardA
         made.iter().for_each(|param| param.unit.join(&unit));
         for ((at, (before, cuts)), param) in before.into_iter().zip(made) {
             let path = param.info().path.clone();
-            attachments.push((at, ShardAssignment { path, param, gathered: Some(before), cuts, copies: None, again: true }));
+            attachments.push((at, ShardAssignment { path, param, gathered: Some(before), data_specs: cuts, copies: None, again: true }));
         }
     }
     attachments.sort_by_key(|(at, _)| *at);

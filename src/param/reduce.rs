@@ -145,7 +145,7 @@ impl PutOff {
             let control = self.trained.unit().control.lock();
             (control.sync, control.all_reduce)
         };
-        sync && (all_reduce || self.stage == waiting::GradStage::Whole) && self.waits()
+        sync && (all_reduce || self.stage == waiting::GradStage::Full) && self.waits()
     }
 }
 
@@ -183,7 +183,7 @@ impl GradReducer {
     /// # Collective
     /// Of the data-parallel ranks.
     pub(super) fn issue(trained: Trained, mut grads: Vec<Option<DispatchTensor>>) -> Issued {
-        let (unit, stage) = (trained.unit(), waiting::GradStage::Whole);
+        let (unit, stage) = (trained.unit(), waiting::GradStage::Full);
         if !unit.control.lock().sync {
             unit.waiting.add(stage, &trained.leaves, grads);
             return Issued::PutOff(PutOff { stage, trained });
@@ -198,7 +198,7 @@ impl GradReducer {
     /// Of the data-parallel ranks.
     pub(super) fn issue_waiting(PutOff { stage, trained }: PutOff) -> Issued {
         match stage {
-            waiting::GradStage::Whole => {
+            waiting::GradStage::Full => {
                 let none = vec![None; trained.leaves.len()];
                 Self::issue(trained, none)
             }
@@ -376,7 +376,7 @@ impl Unit {
     /// Reduces over the ranks that shard. The first reduction carries the flags and what is `compared`.
     fn scatter(&self, data: &DataParallelGroups, call: &Call, members: &[usize], own: &Own, compared: Vec<Digests>) -> ReduceStage {
         let group = &data.reduce;
-        let (mut cut, mut uncut) = (self.cut(members, own.grads.clone()), self.uncut(members, own.grads.clone()));
+        let (mut cut, mut uncut) = (self.sharded_of(members, own.grads.clone()), self.replicated_of(members, own.grads.clone()));
         let first = call.clone().with_digests(compared);
         let op = self.averaging().shard;
         if cut.is_empty() {

@@ -31,11 +31,11 @@ use crate::pattern::PathPattern;
 pub(crate) fn check_not_replaced<M: Module>(module: &M, walk: &Walk) -> Result<(), ParamError> {
     let Some(first) = walk.distributed.first() else { return Ok(()) };
     let key = [first.depth, walk.distributed.len(), walk.others];
-    if walk.others == 0 || first.param.unit.found_whole(key) {
+    if walk.others == 0 || first.param.unit.has_passed_check(key) {
         return Ok(());
     }
     ModelScan::of(module).check_not_replaced()?;
-    first.param.unit.note_whole(key);
+    first.param.unit.note_passed_check(key);
     Ok(())
 }
 

@@ -212,7 +212,7 @@ impl ForwardScope {
     fn retain(&self) -> Retain {
         match self.pass.buffer.kept() {
             _ if self.again => Retain::Output,
-            Kept::Whole => Retain::Output,
+            Kept::Full => Retain::Output,
             Kept::Part | Kept::Shard => Retain::Recompute,
         }
     }
@@ -271,7 +271,7 @@ fn enter(unit: &Arc<Unit>, shards: &LocalShards, opening: &ScopeOptions, backwar
     let stays = match backward {
         true => !unit.control.lock().reshard_after_backward,
         // What is kept for a backward serves the next forward where there is none.
-        false => opening.kept == Kept::Whole && !opening.lone && unit.is_gathered(),
+        false => opening.kept == Kept::Full && !opening.lone && unit.is_gathered(),
     };
     let stays = stays.then(|| LocalShardsId::of(shards));
     let source = ShardGatherer::new(unit.clone(), members.clone(), shards.plain(), opening.stored, call, due);

@@ -43,7 +43,7 @@ pub(crate) struct UnitParam {
     /// Shape of the whole.
     pub(crate) shape: Vec<usize>,
     /// The dimension cut over the data-parallel ranks, and how; `None` for a parameter each holds whole.
-    pub(crate) cut: Option<(usize, ShardSizes)>,
+    pub(crate) sharding: Option<(usize, ShardSizes)>,
     /// What the stored shard is a part of, over all mesh dimensions that place it.
     pub(crate) spec: Arc<DTensorSpec>,
     /// What `parallelize` made of it.
@@ -150,7 +150,7 @@ impl DataParallelGroups {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kept {
     /// The whole parameters.
-    Whole,
+    Full,
     /// A shard over a few neighbouring ranks.
     Part,
     /// Nothing beyond this rank's own shard.
@@ -172,7 +172,7 @@ pub(crate) struct Unit {
     /// The model that it is of: the origin of the call of `fully_shard` that was the last to be given it.
     root: RwLock<Option<Arc<str>>>,
     /// What modules around its parameters look like that were found to be whole.
-    whole: Mutex<SmallVec<[[usize; 3]; 2]>>,
+    checked_modules: Mutex<SmallVec<[[usize; 3]; 2]>>,
     pub(super) plans: PlanCache,
     pub(super) passed: Passed,
     /// What the program has it do from now on.
@@ -206,7 +206,7 @@ pub(super) struct Prefetches {
 pub(super) const FEW_PASSES: usize = 2;
 
 /// How many looks of modules a unit remembers.
-const MAX_WHOLE: usize = 16;
+const MAX_CHECKED_MODULES: usize = 16;
 
 /// The sequence of the all-gathers that backward makes: they wait neither for its
 /// [reductions](super::terms::REDUCE), nor for what forward makes.
@@ -243,7 +243,7 @@ impl Unit {
             data,
             tensor,
             path: RwLock::new(path),
-            whole: Mutex::default(),
+            checked_modules: Mutex::default(),
             plans: PlanCache::default(),
             control: Mutex::new(RuntimeOptions::new(reshard)),
             waiting: AccumulatedGrads::default(),
@@ -264,14 +264,14 @@ impl Unit {
     }
 
     /// Whether a module that looks like this was found to be whole.
-    pub(super) fn found_whole(&self, key: [usize; 3]) -> bool {
-        self.whole.lock().contains(&key)
+    pub(super) fn has_passed_check(&self, key: [usize; 3]) -> bool {
+        self.checked_modules.lock().contains(&key)
     }
 
     /// A module that looks like this is whole.
-    pub(super) fn note_whole(&self, key: [usize; 3]) {
-        let mut whole = self.whole.lock();
-        if whole.len() == MAX_WHOLE {
+    pub(super) fn note_passed_check(&self, key: [usize; 3]) {
+        let mut whole = self.checked_modules.lock();
+        if whole.len() == MAX_CHECKED_MODULES {
             whole.clear();
         }
         whole.push(key);
@@ -322,7 +322,7 @@ impl Unit {
     pub(super) fn computed(&self, cut: bool, members: &[usize], shards: Vec<DispatchTensor>) -> Vec<DispatchTensor> {
         let computed = |(&member, shard): (&usize, _)| {
             let param = &self.params[member];
-            cast(shard, param.compute.filter(|_| param.cut.is_some() == cut))
+            cast(shard, param.compute.filter(|_| param.sharding.is_some() == cut))
         };
         members.iter().zip(shards).map(computed).collect()
     }
@@ -370,7 +370,7 @@ impl Unit {
     }
 
     /// Whether it is of the same modules as `other`, whose parameters are on another mesh.
-    pub(super) fn is_beside(&self, other: &Self) -> bool {
+    pub(super) fn is_sibling_of(&self, other: &Self) -> bool {
         let mesh = |unit: &Self| unit.data.as_ref().map(|data| data.mesh.clone());
         mesh(self) != mesh(other) && *self.path.read() == *other.path.read()
     }
@@ -387,22 +387,22 @@ impl Unit {
     /// What is left of the gathered parameters after forward.
     pub(super) fn kept(&self) -> Kept {
         let root = self.path.read().is_root();
-        let Some(data) = &self.data else { return Kept::Whole };
+        let Some(data) = &self.data else { return Kept::Full };
         let size = data.shard.group().size();
         if !self.is_gathered() {
-            return Kept::Whole;
+            return Kept::Full;
         }
         match self.control.lock().reshard {
             ReshardAfterForward::Always => Kept::Shard,
-            ReshardAfterForward::Never => Kept::Whole,
+            ReshardAfterForward::Never => Kept::Full,
             ReshardAfterForward::Auto => {
                 if root {
-                    Kept::Whole
+                    Kept::Full
                 } else {
                     Kept::Shard
                 }
             }
-            ReshardAfterForward::Ranks(1) => Kept::Whole,
+            ReshardAfterForward::Ranks(1) => Kept::Full,
             ReshardAfterForward::Ranks(n) if n == size => Kept::Shard,
             ReshardAfterForward::Ranks(_) => Kept::Part,
         }
@@ -427,14 +427,14 @@ impl Unit {
     }
 
     /// The tensors of the cut parameters.
-    pub(super) fn cut(&self, members: &[usize], tensors: Vec<DispatchTensor>) -> Vec<DispatchTensor> {
-        let cut = |(&member, tensor): (&usize, DispatchTensor)| self.params[member].cut.is_some().then_some(tensor);
+    pub(super) fn sharded_of(&self, members: &[usize], tensors: Vec<DispatchTensor>) -> Vec<DispatchTensor> {
+        let cut = |(&member, tensor): (&usize, DispatchTensor)| self.params[member].sharding.is_some().then_some(tensor);
         members.iter().zip(tensors).filter_map(cut).collect()
     }
 
     /// The tensors of the parameters every rank holds whole.
-    pub(super) fn uncut(&self, members: &[usize], tensors: Vec<DispatchTensor>) -> Vec<DispatchTensor> {
-        let uncut = |(&member, tensor): (&usize, DispatchTensor)| self.params[member].cut.is_none().then_some(tensor);
+    pub(super) fn replicated_of(&self, members: &[usize], tensors: Vec<DispatchTensor>) -> Vec<DispatchTensor> {
+        let uncut = |(&member, tensor): (&usize, DispatchTensor)| self.params[member].sharding.is_none().then_some(tensor);
         members.iter().zip(tensors).filter_map(uncut).collect()
     }
 
@@ -442,11 +442,11 @@ impl Unit {
     pub(super) fn merge(
         &self,
         members: &[usize],
-        cut: Vec<DispatchTensor>,
+        sharding: Vec<DispatchTensor>,
         uncut: Vec<DispatchTensor>,
     ) -> Vec<DispatchTensor> {
-        let (mut cut, mut uncut) = (cut.into_iter(), uncut.into_iter());
-        let next = |&member: &usize| match self.params[member].cut {
+        let (mut cut, mut uncut) = (sharding.into_iter(), uncut.into_iter());
+        let next = |&member: &usize| match self.params[member].sharding {
             Some(_) => cut.next(),
             None => uncut.next(),
         };

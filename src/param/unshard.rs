@@ -68,7 +68,7 @@ pub fn reshard<M: Module>(module: &M) -> Result<()> {
 impl Unit {
     /// Starts gathering parameters ahead of their use, unless passes have left them.
     pub(super) fn unshard(&self, shards: LocalShards) {
-        let is_there = |unsharded: &Unsharded| unsharded.ahead.is_of_passes() && unsharded.shards.is_of(&shards);
+        let is_there = |unsharded: &Unsharded| unsharded.prefetched.is_of_passes() && unsharded.shards.is_of(&shards);
         if !self.unsharded.lock().as_ref().is_some_and(is_there) {
             let gathering = self.begin_unshard(&shards, Phase::Other, TrainingState::Idle);
             self.keep_unsharded(LocalShardsId::of(&shards), Ahead::Program(gathering));
@@ -88,7 +88,7 @@ impl Unit {
 
     /// Starts gathering what the forward that is under way will need, unless that has been done.
     pub(super) fn prefetch(&self, shards: LocalShards) {
-        let is_there = |unsharded: &Unsharded| !unsharded.ahead.is_posted() && unsharded.shards.is_of(&shards);
+        let is_there = |unsharded: &Unsharded| !unsharded.prefetched.is_posted() && unsharded.shards.is_of(&shards);
         if !self.unsharded.lock().as_ref().is_some_and(is_there) {
             let gathering = self.begin_unshard(&shards, Phase::Forward, TrainingState::Forward);
             self.keep_unsharded(LocalShardsId::of(&shards), Ahead::Prefetch(gathering));
@@ -97,8 +97,8 @@ impl Unit {
 
     /// What was posted of these shards, or an all-gather that is posted now.
     fn begin_gather(&self, shards: &LocalShards, phase: Phase) -> PendingAllGather {
-        let is_posted = |unsharded: &mut Unsharded| unsharded.ahead.is_posted() && unsharded.shards.is_of(shards);
-        if let Some(Unsharded { ahead: Ahead::Posted(posted), .. }) = self.unsharded.lock().take_if(is_posted) {
+        let is_posted = |unsharded: &mut Unsharded| unsharded.prefetched.is_posted() && unsharded.shards.is_of(shards);
+        if let Some(Unsharded { prefetched: Ahead::Posted(posted), .. }) = self.unsharded.lock().take_if(is_posted) {
             return posted;
         }
         let call = Call { model: self.model(shards), ..Call::new(self.label()).with_phase(phase) };
@@ -116,33 +116,33 @@ impl Unit {
 
     /// Keeps parameters for the next forward from these shards.
     pub(super) fn keep_unsharded(&self, shards: LocalShardsId, ahead: Ahead) {
-        *self.unsharded.lock() = Some(Unsharded { shards, ahead });
+        *self.unsharded.lock() = Some(Unsharded { shards, prefetched: ahead });
     }
 
     /// Drops what a forward that is over has gathered ahead in vain.
     pub(super) fn forget_prefetched(&self) {
-        self.unsharded.lock().take_if(|unsharded| unsharded.ahead.is_of_forward());
+        self.unsharded.lock().take_if(|unsharded| unsharded.prefetched.is_of_forward());
     }
 
     /// Drops what passes share: the last of them frees it.
     pub(super) fn forget_shared(&self) {
-        self.unsharded.lock().take_if(|unsharded| matches!(unsharded.ahead, Ahead::Shared(_)));
+        self.unsharded.lock().take_if(|unsharded| matches!(unsharded.prefetched, Ahead::Shared(_)));
     }
 
     /// Whether passes share what was gathered.
     pub(super) fn is_shared(&self) -> bool {
-        matches!(&*self.unsharded.lock(), Some(Unsharded { ahead: Ahead::Shared(_), .. }))
+        matches!(&*self.unsharded.lock(), Some(Unsharded { prefetched: Ahead::Shared(_), .. }))
     }
 
     /// Whether parameters gathered ahead are there.
     pub(super) fn is_unsharded(&self) -> bool {
-        self.unsharded.lock().as_ref().is_some_and(|unsharded| unsharded.ahead.is_there())
+        self.unsharded.lock().as_ref().is_some_and(|unsharded| unsharded.prefetched.is_there())
     }
 
     /// Waits for [`unshard`](Self::unshard), if one is under way.
     pub(super) fn wait_unsharded(&self) -> Result<(), CommError> {
         let mut unsharded = self.unsharded.lock();
-        let Some(Unsharded { ahead: Ahead::Program(gathering) | Ahead::Prefetch(gathering), .. }) = &mut *unsharded
+        let Some(Unsharded { prefetched: Ahead::Program(gathering) | Ahead::Prefetch(gathering), .. }) = &mut *unsharded
         else {
             return Ok(());
         };
@@ -160,15 +160,15 @@ impl Unit {
     /// The parameters gathered ahead, if they were gathered from these shards.
     pub(super) fn take_unsharded(&self, shards: &LocalShards) -> Option<Ahead> {
         let mut unsharded = self.unsharded.lock();
-        if let Some(Unsharded { shards: of, ahead: Ahead::Shared(weights) }) = &*unsharded
+        if let Some(Unsharded { shards: of, prefetched: Ahead::Shared(weights) }) = &*unsharded
             && of.is_of(shards)
         {
             return Some(Ahead::Shared(weights.clone()));
         }
         let taken = unsharded.take_if(|unsharded| unsharded.shards.is_of(shards));
         // What passes have left of other shards nobody waits for.
-        unsharded.take_if(|unsharded| unsharded.ahead.is_of_passes());
-        taken.map(|unsharded| unsharded.ahead)
+        unsharded.take_if(|unsharded| unsharded.prefetched.is_of_passes());
+        taken.map(|unsharded| unsharded.prefetched)
     }
 
     /// The pass keeps what forward has gathered.

@@ -49,7 +49,7 @@ impl Unit {
         wholes: impl Iterator<Item = &'a DispatchTensor>,
     ) {
         if self.data.as_ref().and_then(sharding).is_some() {
-            let cut = members.iter().zip(wholes).filter(|(member, _)| self.params[**member].cut.is_some());
+            let cut = members.iter().zip(wholes).filter(|(member, _)| self.params[**member].sharding.is_some());
             let _ = due.gathered.set(memory::digests(cut.map(|(_, whole)| whole)));
         }
     }
@@ -61,8 +61,8 @@ impl Unit {
         let mut carried = mem::take(&mut *data.verify.gradients.lock());
         if let Some(due) = due {
             carried.due = Some(due.step);
-            carried.replicate.extend(self.alike_on_replicas(ReplicatedValue::Weight, due.step, members, shards));
-            carried.shard.extend(self.alike_on_shards(ReplicatedValue::Weight, due.step, members, shards));
+            carried.replicate.extend(self.same_on_replicas(ReplicatedValue::Weight, due.step, members, shards));
+            carried.shard.extend(self.same_on_shards(ReplicatedValue::Weight, due.step, members, shards));
             carried.shard.extend(self.gathered(due, members));
         }
         carried
@@ -71,7 +71,7 @@ impl Unit {
     /// The `gradients` of the pass `step`, which is compared, are averaged over the ranks that shard.
     pub(super) fn compare_sharded(&self, step: u64, members: &[usize], gradients: &[DispatchTensor]) {
         if let Some(data) = &self.data {
-            let digests = self.alike_on_shards(ReplicatedValue::Gradient, step, members, gradients);
+            let digests = self.same_on_shards(ReplicatedValue::Gradient, step, members, gradients);
             data.verify.gradients.lock().shard.extend(digests);
         }
     }
@@ -79,13 +79,13 @@ impl Unit {
     /// They are averaged over all ranks.
     pub(super) fn compare_replicated(&self, step: u64, members: &[usize], gradients: &[DispatchTensor]) {
         if let Some(data) = &self.data {
-            let digests = self.alike_on_replicas(ReplicatedValue::Gradient, step, members, gradients);
+            let digests = self.same_on_replicas(ReplicatedValue::Gradient, step, members, gradients);
             data.verify.gradients.lock().replicate.extend(digests);
         }
     }
 
     /// Digests of `tensors`, one for each of `members`, if there are replicas that hold them alike.
-    fn alike_on_replicas(
+    fn same_on_replicas(
         &self,
         of: ReplicatedValue,
         step: u64,
@@ -98,7 +98,7 @@ impl Unit {
     }
 
     /// Of those that are not cut, if there are several ranks that shard.
-    fn alike_on_shards(
+    fn same_on_shards(
         &self,
         of: ReplicatedValue,
         step: u64,
@@ -107,7 +107,7 @@ impl Unit {
     ) -> Option<Digests> {
         sharding(self.data.as_ref()?)?;
         let params = members.iter().map(|&member| &self.params[member]);
-        let uncut = params.zip(tensors).filter(|(param, _)| param.cut.is_none());
+        let uncut = params.zip(tensors).filter(|(param, _)| param.sharding.is_none());
         let values = memory::digests(uncut.clone().map(|(_, tensor)| tensor));
         digests(of, step, uncut.map(|(param, _)| param), values)
     }
@@ -115,7 +115,7 @@ impl Unit {
     /// Of the gathered weights, which nobody knows who has left no forward.
     fn gathered(&self, due: &CheckedPass, members: &[usize]) -> Option<Digests> {
         sharding(self.data.as_ref()?)?;
-        let cut = members.iter().map(|&member| &self.params[member]).filter(|param| param.cut.is_some());
+        let cut = members.iter().map(|&member| &self.params[member]).filter(|param| param.sharding.is_some());
         let values = due.gathered.get().cloned().unwrap_or_else(|| vec![None; cut.clone().count()]);
         digests(ReplicatedValue::GatheredWeight, due.step, cut, values)
     }

@@ -24,7 +24,7 @@ pub(super) struct AccumulatedGrads(Mutex<ByStage>);
 
 #[derive(Debug, Default)]
 struct ByStage {
-    whole: GradsByLeaf,
+    full: GradsByLeaf,
     scattered: GradsByLeaf,
     /// True if the optimizer has stepped since, though they were to be reduced.
     has_missed_step: bool,
@@ -37,7 +37,7 @@ type GradsByLeaf = HashMap<NodeId, Option<DispatchTensor>>;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum GradStage {
     /// Not reduced.
-    Whole,
+    Full,
     /// Reduced over the ranks that shard.
     Scattered,
 }
@@ -45,13 +45,13 @@ pub(super) enum GradStage {
 impl ByStage {
     fn stage(&mut self, stage: GradStage) -> &mut GradsByLeaf {
         match stage {
-            GradStage::Whole => &mut self.whole,
+            GradStage::Full => &mut self.full,
             GradStage::Scattered => &mut self.scattered,
         }
     }
 
     fn is_empty(&self) -> bool {
-        self.whole.is_empty() && self.scattered.is_empty()
+        self.full.is_empty() && self.scattered.is_empty()
     }
 }
 
@@ -101,7 +101,7 @@ impl AccumulatedGrads {
     /// Returns true if a step has missed one, or if one waits for a leaf that is none of these.
     pub(super) fn is_too_late(&self, leaves: impl Fn(&NodeId) -> bool) -> bool {
         let waiting = self.0.lock();
-        waiting.has_missed_step || waiting.whole.keys().chain(waiting.scattered.keys()).any(|leaf| !leaves(leaf))
+        waiting.has_missed_step || waiting.full.keys().chain(waiting.scattered.keys()).any(|leaf| !leaves(leaf))
     }
 
     pub(super) fn clear(&self) {

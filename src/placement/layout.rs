@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 use super::{Placement, PlacementError, Placements};
 
 /// Mesh dimensions that cut one tensor dimension, outermost cut first.
-type Cuts = SmallVec<[usize; 3]>;
+type ShardOrder = SmallVec<[usize; 3]>;
 
 /// How a tensor lies on a mesh: a placement per mesh dimension, the order of the cuts, and the lengths
 /// of those that are ragged.
@@ -37,7 +37,7 @@ pub struct Layout {
     mesh_shape: SmallVec<[usize; 3]>,
     placements: Placements,
     /// Sharded tensor dimensions, ascending, each with its cuts.
-    shard_order: SmallVec<[(usize, Cuts); 2]>,
+    shard_order: SmallVec<[(usize, ShardOrder); 2]>,
     /// Mesh dimensions whose cut is ragged, ascending, each with the length that every rank holds.
     uneven_mesh_dims: SmallVec<[(usize, Arc<[usize]>); 1]>,
 }
@@ -67,7 +67,7 @@ impl Layout {
         }
         for mesh_dim in 0..layout.placements.len() {
             if let Placement::Shard(dim) = layout.placements[mesh_dim] {
-                layout.cuts_mut(dim).push(mesh_dim);
+                layout.shard_order_mut(dim).push(mesh_dim);
             }
         }
         Ok(layout)
@@ -92,14 +92,14 @@ impl Layout {
             if shard_order[..entry].iter().any(|&(earlier, _)| earlier == dim) {
                 return Err(PlacementError::OrderTwice { dim });
             }
-            let mut sorted: Cuts = cuts.into();
+            let mut sorted: ShardOrder = cuts.into();
             sorted.sort_unstable();
             if sorted.as_slice() != layout.shard_order(dim) {
                 let expected = layout.shard_order(dim).to_vec();
                 return Err(PlacementError::Order { dim, given: cuts.to_vec(), expected });
             }
             if !cuts.is_empty() {
-                *layout.cuts_mut(dim) = cuts.into();
+                *layout.shard_order_mut(dim) = cuts.into();
             }
         }
         Ok(layout)
@@ -173,7 +173,7 @@ impl Layout {
             let outside = |layout: &Self| {
                 let dim = layout.placements[mesh_dim].shard_dim()?;
                 let outside = layout.shard_order(dim).iter().take_while(|&&cut| cut != mesh_dim);
-                Some((dim, outside.copied().collect::<Cuts>()))
+                Some((dim, outside.copied().collect::<ShardOrder>()))
             };
             if outside(&replaced) == outside(self) {
                 replaced.set_lengths(mesh_dim, Some(lengths.clone()));
@@ -184,7 +184,7 @@ impl Layout {
 
     /// The same layout where every cut of `tensor_dim` is into chunks.
     pub(crate) fn in_chunks(mut self, tensor_dim: usize) -> Self {
-        let cuts: Cuts = self.shard_order(tensor_dim).into();
+        let cuts: ShardOrder = self.shard_order(tensor_dim).into();
         self.uneven_mesh_dims.retain(|(mesh_dim, _)| !cuts.contains(mesh_dim));
         self
     }
@@ -236,7 +236,7 @@ impl Layout {
     }
 
     /// Whether every tensor dimension is cut into chunks, in the order of the mesh dimensions.
-    pub fn has_default_cuts(&self) -> bool {
+    pub fn has_default_shard_sizes(&self) -> bool {
         self.has_default_order() && !self.is_uneven()
     }
 
@@ -270,13 +270,13 @@ impl Layout {
     pub(super) fn moved(&self, mesh_dim: usize, placement: Placement, lengths: Option<&Arc<[usize]>>) -> Option<Self> {
         let mut moved = self.clone();
         if let Placement::Shard(dim) = self.placements[mesh_dim] {
-            if moved.cuts_mut(dim).pop() != Some(mesh_dim) {
+            if moved.shard_order_mut(dim).pop() != Some(mesh_dim) {
                 return None;
             }
             moved.shard_order.retain(|(_, cuts)| !cuts.is_empty());
         }
         if let Placement::Shard(dim) = placement {
-            moved.cuts_mut(dim).push(mesh_dim);
+            moved.shard_order_mut(dim).push(mesh_dim);
         }
         moved.placements[mesh_dim] = placement;
         moved.set_lengths(mesh_dim, lengths.cloned());
@@ -308,10 +308,10 @@ impl Layout {
         }
     }
 
-    fn cuts_mut(&mut self, dim: usize) -> &mut Cuts {
+    fn shard_order_mut(&mut self, dim: usize) -> &mut ShardOrder {
         let at = self.shard_order.partition_point(|(other, _)| *other < dim);
         if self.shard_order.get(at).is_none_or(|(other, _)| *other != dim) {
-            self.shard_order.insert(at, (dim, Cuts::new()));
+            self.shard_order.insert(at, (dim, ShardOrder::new()));
         }
         &mut self.shard_order[at].1
     }

@@ -39,17 +39,17 @@
 
 mod balanced;
 mod chunk;
-mod cut;
+mod shard_sizes;
 mod error;
-mod joined;
+mod fused_step;
 mod kind;
 mod layout;
 #[cfg(test)]
 mod matrix;
 mod parse;
-mod pieces;
+mod blocks;
 mod plan;
-mod sent;
+mod comm_volume;
 mod shards;
 #[cfg(test)]
 mod simulation;
@@ -61,14 +61,14 @@ mod unstride;
 
 pub(crate) use balanced::{TensorRows, balanced};
 pub use chunk::chunk;
-pub use cut::ShardSizes;
+pub use shard_sizes::ShardSizes;
 pub use error::PlacementError;
-pub(crate) use joined::{FusedStep, fused_steps};
+pub(crate) use fused_step::{FusedStep, fused_steps};
 pub use kind::{PartialOp, Placement, Placements};
 pub use layout::Layout;
-pub(crate) use pieces::{TensorBlock, pieces};
+pub(crate) use blocks::{TensorBlock, blocks};
 pub use plan::plan;
 pub(crate) use plan::plan_input;
-pub(crate) use sent::{CommVolume, sent_backward, sent_forward};
+pub(crate) use comm_volume::{CommVolume, sent_backward, sent_forward};
 pub use step::Step;
 pub use strided::{StridedLayout, StridedPlacement};

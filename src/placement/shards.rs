@@ -70,7 +70,7 @@ impl Layout {
         for &mesh_dim in self.shard_order(dim) {
             let mut parts = SmallVec::new();
             for &piece in &pieces {
-                parts.extend(self.cut_of(dim, mesh_dim, piece)?.distinct(self.mesh_shape()[mesh_dim]));
+                parts.extend(self.shard_sizes_of(dim, mesh_dim, piece)?.distinct(self.mesh_shape()[mesh_dim]));
             }
             parts.sort_unstable();
             parts.dedup();
@@ -80,7 +80,7 @@ impl Layout {
     }
 
     /// How `mesh_dim` cuts a piece of dimension `dim`, `len` long.
-    fn cut_of(&self, dim: usize, mesh_dim: usize, len: usize) -> Result<ShardSizes, PlacementError> {
+    fn shard_sizes_of(&self, dim: usize, mesh_dim: usize, len: usize) -> Result<ShardSizes, PlacementError> {
         match self.uneven_sizes(mesh_dim) {
             None => Ok(ShardSizes::Chunked(len)),
             Some(lengths) if lengths.iter().sum::<usize>() == len => Ok(ShardSizes::Uneven(lengths.clone())),
@@ -110,7 +110,7 @@ impl Layout {
         let outer = self.shard_order(dim).iter().take_while(|&&cut| cut != mesh_dim);
         let len = *global.get(dim).unwrap_or_else(|| self.misfit(dim, global));
         let piece = self.nested(dim, len, outer, coordinate);
-        self.cut_of(dim, mesh_dim, piece.len()).unwrap_or_else(|error| panic!("{error}"))
+        self.shard_sizes_of(dim, mesh_dim, piece.len()).unwrap_or_else(|error| panic!("{error}"))
     }
 
     /// How `mesh_dims` together cut their piece, for the rank at `coordinate`: cuts of one tensor dimension that
@@ -122,7 +122,7 @@ impl Layout {
     ///
     /// # Panics
     /// As [`cut`](Self::cut), and without any `mesh_dims`.
-    pub(crate) fn cut_over(&self, global: &[usize], coordinate: &[usize], mesh_dims: &[usize]) -> ShardSizes {
+    pub(crate) fn shard_sizes_over(&self, global: &[usize], coordinate: &[usize], mesh_dims: &[usize]) -> ShardSizes {
         let piece = self.shard_sizes(global, coordinate, mesh_dims[0]);
         let Placement::Shard(dim) = self.placements()[mesh_dims[0]] else { unreachable!("it cuts something") };
         if mesh_dims.len() == 1 {
@@ -131,7 +131,7 @@ impl Layout {
         let lengths = mesh_dims.iter().fold(vec![piece.total()], |lengths, &mesh_dim| {
             let ranks = self.mesh_shape()[mesh_dim];
             let parts = |len: usize| {
-                let cut = self.cut_of(dim, mesh_dim, len).unwrap_or_else(|error| panic!("{error}"));
+                let cut = self.shard_sizes_of(dim, mesh_dim, len).unwrap_or_else(|error| panic!("{error}"));
                 (0..ranks).map(move |rank| cut.range(ranks, rank).len())
             };
             lengths.into_iter().flat_map(parts).collect()
@@ -148,7 +148,7 @@ impl Layout {
         coordinate: &[usize],
     ) -> Range<usize> {
         cuts.into_iter().fold(0..len, |piece, &mesh_dim| {
-            let cut = self.cut_of(dim, mesh_dim, piece.len()).unwrap_or_else(|error| panic!("{error}"));
+            let cut = self.shard_sizes_of(dim, mesh_dim, piece.len()).unwrap_or_else(|error| panic!("{error}"));
             let part = cut.range(self.mesh_shape()[mesh_dim], coordinate[mesh_dim]);
             piece.start + part.start..piece.start + part.end
         })

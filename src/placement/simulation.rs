@@ -161,7 +161,7 @@ fn layouts(mesh: &[usize], placements: &[Placement]) -> Vec<Layout> {
 
 /// These layouts and, wherever `lengths` of a mesh dimension fit a matrix of `shape`, the same with
 /// them: on any of its mesh dimensions.
-fn with_ragged(layouts: Vec<Layout>, shape: [usize; 2], lengths: &[(usize, &[usize])]) -> Vec<Layout> {
+fn with_uneven(layouts: Vec<Layout>, shape: [usize; 2], lengths: &[(usize, &[usize])]) -> Vec<Layout> {
     lengths.iter().fold(layouts, |mut layouts, &(mesh_dim, lengths)| {
         let free = layouts.iter().filter(|layout| layout.uneven_sizes(mesh_dim).is_none());
         let ragged = free.filter_map(|layout| layout.clone().with_uneven_sizes(mesh_dim, lengths).ok());
@@ -246,7 +246,7 @@ fn every_pair_on_three_mesh_dims() {
 #[test]
 fn every_pair_with_ragged_cuts() {
     // 5 rows and 3 columns; two ways to cut the rows, one with nothing on the first rank.
-    let one = with_ragged(
+    let one = with_uneven(
         layouts(&[3], &alphabet(&[Sum, Max])),
         [5, 3],
         &[(0, &[0, 4, 1]), (0, &[3, 0, 2]), (0, &[1, 2, 0])],
@@ -257,11 +257,11 @@ fn every_pair_with_ragged_cuts() {
     // Outermost on either mesh dim, with chunks or other lengths inside where all pieces are of 3 rows.
     let lengths: [(usize, &[usize]); 5] =
         [(0, &[1, 5]), (0, &[3, 3]), (1, &[4, 0, 2]), (1, &[0, 2, 1]), (1, &[0, 0, 4])];
-    let two = with_ragged(layouts(&[2, 3], &alphabet(&[Sum])), [6, 4], &lengths);
+    let two = with_uneven(layouts(&[2, 3], &alphabet(&[Sum])), [6, 4], &lengths);
     let nested = |layout: &&Layout| layout.uneven_sizes(0).is_some() && layout.shard_order(0) == [0, 1];
     assert_eq!(two.iter().filter(nested).filter(|layout| layout.uneven_sizes(1).is_some()).count(), 1);
     assert!(all_pairs_of(&two, &[[6, 4]]) > 1000, "{} layouts", two.len());
-    let three = with_ragged(layouts(&[2, 1, 2], &SHARDS), [5, 2], &[(0, &[5, 0]), (1, &[5]), (2, &[1, 1])]);
+    let three = with_uneven(layouts(&[2, 1, 2], &SHARDS), [5, 2], &[(0, &[5, 0]), (1, &[5]), (2, &[1, 1])]);
     assert!(all_pairs_of(&three, &[[5, 2]]) > 1000, "{} layouts", three.len());
 }
 
@@ -288,7 +288,7 @@ fn no_sequence_of_steps_is_cheaper_than_the_plan() {
         let layouts = layouts(mesh, &alphabet(&[Sum]));
         // Even lengths, so that parts are as large as chunks are, and yet other cuts.
         let layouts = match mesh {
-            [2, 3] => with_ragged(layouts, [144, 144], &[(0, &[72, 72]), (1, &[48, 48, 48])]),
+            [2, 3] => with_uneven(layouts, [144, 144], &[(0, &[72, 72]), (1, &[48, 48, 48])]),
             _ => layouts,
         };
         for from in layouts.iter().step_by(if mesh.len() == 3 { 7 } else { 1 }) {

@@ -169,13 +169,13 @@ impl Step {
     }
 
     /// The traffic unit: a whole tensor.
-    pub(super) const WHOLE: u64 = 1 << 40;
+    pub(super) const FULL_TENSOR: u64 = 1 << 40;
 }
 
 impl Layout {
     /// What a rank holds, in units of [`Step::WHOLE`]. Ragged parts count as even ones.
     pub(super) fn local_share(&self) -> u64 {
         let cuts = self.orders().flat_map(|(_, cuts)| cuts);
-        cuts.fold(Step::WHOLE, |local, &cut| local / self.mesh_shape()[cut] as u64)
+        cuts.fold(Step::FULL_TENSOR, |local, &cut| local / self.mesh_shape()[cut] as u64)
     }
 }

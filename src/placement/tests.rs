@@ -124,7 +124,7 @@ fn lengths_are_part_of_a_layout() {
     let both = ragged.clone().with_uneven_sizes(0, [1, 6]).unwrap();
     assert_eq!(both, plain.with_uneven_sizes(0, [1, 6]).unwrap().with_uneven_sizes(1, [3, 0, 2]).unwrap());
     assert_eq!(both.to_string(), "[S(1), S(0); mesh dim 0 cuts 1 + 6; mesh dim 1 cuts 3 + 0 + 2]");
-    assert!(both.has_default_order() && !both.has_default_cuts());
+    assert!(both.has_default_order() && !both.has_default_shard_sizes());
     assert_eq!(both.shard_sizes(&[5, 7], &[0, 0], 1).lengths().unwrap()[..], [3, 0, 2]);
     // With their cut they go, and with those outside it.
     let without = |gone: usize| both.replaced(|dim, own| if dim == gone { Replicate } else { own }).unwrap();

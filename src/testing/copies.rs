@@ -31,12 +31,12 @@ pub struct UnitCopies(CopyPlan);
 impl UnitCopies {
     /// Of wholes of `shapes`, cut in chunks along `dim` over `ranks` ranks.
     pub fn new(copy: UnitCopy, ranks: usize, shapes: Vec<Shape>, dim: usize) -> Self {
-        let tensor = |shape: Shape| ShardedTensorSpec { cut: ShardSizes::Chunked(shape[dim]), shape, dim };
+        let tensor = |shape: Shape| ShardedTensorSpec { sizes: ShardSizes::Chunked(shape[dim]), shape, dim };
         let layout = FlatLayout::new(ranks, shapes.into_iter().map(tensor).collect(), 1);
         Self(match copy {
             UnitCopy::GatherIn => layout.pack_parts(0),
-            UnitCopy::GatherOut => layout.unpack_wholes(),
-            UnitCopy::ScatterIn => layout.pack_wholes(),
+            UnitCopy::GatherOut => layout.unpack_full(),
+            UnitCopy::ScatterIn => layout.pack_full(),
             UnitCopy::ScatterOut => layout.unpack_parts(0),
         })
     }

@@ -52,7 +52,7 @@ fn sum(world: &World, label: &str, len: usize) -> Result<()> {
 fn under_way(world: &World) -> [Work<()>; 4] {
     let comm = world.all().duplicate("under way");
     let cut = || ShardSizes::Chunked(RANKS * LEN);
-    let sharded = |len| vec![ShardedTensor { tensor: ones(world, len), dim: 0, cut: cut() }];
+    let sharded = |len| vec![ShardedTensor { tensor: ones(world, len), dim: 0, sizes: cut() }];
     let next = (world.rank() + 1) % RANKS;
     let meta = TensorMeta { shape: [LEN].into(), dtype: DType::F32 };
     [

@@ -62,7 +62,7 @@ fn sums_follow_one_binary_tree() {
                 let sum = floats(all_reduce(&comm, tensor(all[world.rank()][..count].to_vec(), DType::F32, world))?);
                 assert!((0..count).all(|i| sum[i].to_bits() == tree(&all, i).to_bits()), "{count} on {ranks} ranks");
                 let whole = tensor(all[world.rank()][..count].to_vec(), DType::F32, world);
-                let shard = ShardedTensor { tensor: whole, dim: 0, cut: ShardSizes::Chunked(count) };
+                let shard = ShardedTensor { tensor: whole, dim: 0, sizes: ShardSizes::Chunked(count) };
                 let part = comm.reduce_scatter("part".into(), vec![shard], ReduceOp::Sum).wait()?.remove(0);
                 let chunk = count.div_ceil(ranks);
                 let start = (chunk * world.rank()).min(count);
@@ -177,7 +177,7 @@ fn an_uneven_model_is_gathered_on_128_ranks() {
                 let (count, range) = rows(shape, world.rank());
                 let mut piece = shape.clone();
                 piece[0] = count;
-                ShardedTensor { tensor: shaped(&whole[range], piece, dtype, world), dim: 0, cut: ShardSizes::Chunked(shape[0]) }
+                ShardedTensor { tensor: shaped(&whole[range], piece, dtype, world), dim: 0, sizes: ShardSizes::Chunked(shape[0]) }
             };
             let pieces = wholes.iter().zip(&shapes).map(piece).collect();
             let gathered = world.all().all_gather("model".into(), pieces).wait()?;
@@ -198,7 +198,7 @@ fn an_uneven_model_is_reduced_on_128_ranks() {
             let whole = |(values, shape): (&Vec<f32>, &Vec<usize>)| ShardedTensor {
                 tensor: shaped(values, shape.clone(), dtype, world),
                 dim: 0,
-                cut: ShardSizes::Chunked(shape[0]),
+                sizes: ShardSizes::Chunked(shape[0]),
             };
             let wholes = all[world.rank()].iter().zip(&shapes).map(whole).collect();
             let parts = world.all().reduce_scatter("model".into(), wholes, ReduceOp::Sum).wait()?;

@@ -27,7 +27,7 @@ fn provoke(wrong: impl Fn(&World, &Communicator) -> Result<(), Error> + Sync) ->
 
 fn gather(world: &World, comm: &Communicator, label: &str, dtype: DType, width: usize) -> Result<(), Error> {
     let tensor = Tensor::<2>::ones([2, width], world.device()).cast(dtype).into_dispatch();
-    comm.all_gather(label.into(), vec![ShardedTensor { tensor, dim: 0, cut: ShardSizes::Chunked(8) }]).wait()?;
+    comm.all_gather(label.into(), vec![ShardedTensor { tensor, dim: 0, sizes: ShardSizes::Chunked(8) }]).wait()?;
     Ok(())
 }
 
@@ -132,7 +132,7 @@ fn a_rank_uses_another_label() {
 fn a_rank_passes_a_piece_of_the_wrong_size() {
     let error = provoke(|world, comm| {
         let tensor = Tensor::<2>::ones([3, 9], world.device()).into_dispatch();
-        comm.all_gather("unit".into(), vec![ShardedTensor { tensor, dim: 0, cut: ShardSizes::Chunked(8) }]).wait()?;
+        comm.all_gather("unit".into(), vec![ShardedTensor { tensor, dim: 0, sizes: ShardSizes::Chunked(8) }]).wait()?;
         Ok(())
     });
     for error in of_the_others(&error) {
@@ -253,7 +253,7 @@ fn refused(wrong: impl Fn(&World, &Communicator) -> Result<(), CommError> + Sync
 fn arguments_are_checked_before_anyone_waits() {
     let matrix = |world: &World| Tensor::<2>::ones([2, 9], world.device()).into_dispatch();
     let meta = || vec![TensorMeta { shape: Shape::from([2, 9]), dtype: DType::F32 }];
-    let shard = |world: &World, dim, len| ShardedTensor { tensor: matrix(world), dim, cut: ShardSizes::Chunked(len) };
+    let shard = |world: &World, dim, len| ShardedTensor { tensor: matrix(world), dim, sizes: ShardSizes::Chunked(len) };
 
     let told = refused(|world, comm| comm.all_gather("x".into(), vec![shard(world, 2, 8)]).wait().map(drop));
     assert!(
@@ -265,7 +265,7 @@ fn arguments_are_checked_before_anyone_waits() {
     });
     assert!(told.contains("has length 2 in dimension 0, but its cut is of 8"), "{told}");
     let ragged = |world: &World, dim, lengths: &[usize]| {
-        vec![ShardedTensor { tensor: matrix(world), dim, cut: ShardSizes::Uneven(lengths.into()) }]
+        vec![ShardedTensor { tensor: matrix(world), dim, sizes: ShardSizes::Uneven(lengths.into()) }]
     };
     let told = refused(|world, comm| comm.all_gather("x".into(), ragged(world, 0, &[2, 2, 2])).wait().map(drop));
     assert!(told.contains("tensor 0 is cut into the 3 lengths [2, 2, 2] over 4 ranks; give one length"), "{told}");

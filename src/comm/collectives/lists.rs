@@ -58,7 +58,7 @@ impl Communicator {
         }
         let whole = |(rank, tensor): (usize, DispatchTensor)| {
             let (dim, cut) = all_for(rank, &tensor, size);
-            ShardedTensor { tensor, dim, cut }
+            ShardedTensor { tensor, dim, sizes: cut }
         };
         let wholes = parts.into_iter().enumerate().map(whole).collect();
         self.reduce_scatter(call, wholes, op).then(move |mut parts| parts.swap_remove(own))

@@ -20,7 +20,7 @@ impl Communicator {
     /// # Errors
     /// [`CommError::InvalidArgument`] if a cut does not fit.
     pub fn plan_all_gather(&self, wholes: Vec<(TensorMeta, usize, ShardSizes)>) -> Result<Arc<CollectivePlan>, CommError> {
-        let prints = arguments::described_cut(&wholes, self.group());
+        let prints = arguments::check_described(&wholes, self.group());
         self.planned_as(Op::AllGather, None, prints, wholes.into_iter().map(|(_, dim, cut)| (dim, cut)).collect())
     }
 
@@ -35,7 +35,7 @@ impl Communicator {
         wholes: Vec<(TensorMeta, usize, ShardSizes)>,
         op: ReduceOp,
     ) -> Result<Arc<CollectivePlan>, CommError> {
-        let prints = arguments::described_cut(&wholes, self.group());
+        let prints = arguments::check_described(&wholes, self.group());
         let prints = prints.and_then(|prints| arguments::all_reducible(&prints, op).map(|()| prints));
         let cuts = wholes.into_iter().map(|(_, dim, cut)| (dim, cut)).collect();
         self.planned_as(Op::ReduceScatter, Some(op), prints, cuts)
@@ -112,5 +112,5 @@ impl Communicator {
 
 /// Tensors and their cuts.
 pub(super) fn unpacked(shards: Vec<ShardedTensor>) -> (Vec<DispatchTensor>, Vec<(usize, ShardSizes)>) {
-    shards.into_iter().map(|ShardedTensor { tensor, dim, cut }| (tensor, (dim, cut))).unzip()
+    shards.into_iter().map(|ShardedTensor { tensor, dim, sizes: cut }| (tensor, (dim, cut))).unzip()
 }

@@ -11,7 +11,7 @@ impl Communicator {
     /// Concatenates every rank's piece: each rank gets the whole of every tensor.
     pub fn all_gather(&self, call: Call, shards: Vec<ShardedTensor>) -> Work<Vec<DispatchTensor>> {
         let (parts, cuts) = unpacked(shards);
-        let checked = arguments::pieces(&parts, &cuts, self.group());
+        let checked = arguments::check_shards(&parts, &cuts, self.group());
         match self.at_home(checked, &parts) {
             Ok(prints) => {
                 self.begin(call, &CollectivePlan::new(Op::AllGather, None, prints, cuts, self.group().size()).into(), parts)
@@ -27,7 +27,7 @@ impl Communicator {
         let shapes: Vec<_> = tensors.iter().map(|tensor| [&[size], &tensor.shape()[..]].concat()).collect();
         let shard = |tensor: DispatchTensor| {
             let cut = ShardSizes::Chunked(size * tensor.shape()[0]);
-            ShardedTensor { tensor, dim: 0, cut }
+            ShardedTensor { tensor, dim: 0, sizes: cut }
         };
         let work = self.all_gather(call, tensors.into_iter().map(shard).collect());
         work.then(|wholes| wholes.into_iter().zip(shapes).map(|(whole, shape)| reshaped(whole, shape.into())).collect())
@@ -36,7 +36,7 @@ impl Communicator {
     /// Reduces the wholes of all ranks; each rank gets its own part of every tensor.
     pub fn reduce_scatter(&self, call: Call, wholes: Vec<ShardedTensor>, op: ReduceOp) -> Work<Vec<DispatchTensor>> {
         let (wholes, cuts) = unpacked(wholes);
-        let checked = arguments::wholes(&wholes, &cuts, op, self.group());
+        let checked = arguments::check_full(&wholes, &cuts, op, self.group());
         match self.at_home(checked, &wholes) {
             Ok(prints) => self.begin(
                 call,

@@ -43,7 +43,7 @@ impl Communicator {
         }
         let cut = ShardSizes::Uneven(self.all_gather_numbers(call.clone(), &[rows])?.into());
         let shards = [indices.into_dispatch(), values.into_dispatch()];
-        let shards = shards.map(|tensor| ShardedTensor { tensor, dim: 0, cut: cut.clone() });
+        let shards = shards.map(|tensor| ShardedTensor { tensor, dim: 0, sizes: cut.clone() });
         let mut wholes = self.all_gather(call, shards.into()).wait()?.into_iter();
         let (indices, values) = (wholes.next().expect("the first of two"), wholes.next().expect("the second of two"));
         let dtype = indices.dtype();

@@ -36,7 +36,7 @@ pub(super) fn recut(
     to_dim: usize,
     to_cut: ShardSizes,
 ) -> PostResult<DispatchTensor> {
-    let ShardedTensor { tensor, dim, cut: from_cut } = shard;
+    let ShardedTensor { tensor, dim, sizes: from_cut } = shard;
     let (group, device) = (channel.member().group.clone(), Device::new(tensor.device()));
     let given = |rank: usize| vec![block(&tensor, to_dim, &to_cut, group.size(), rank, &device)];
     let taken = |rank: usize| {

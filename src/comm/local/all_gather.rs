@@ -19,7 +19,7 @@ use crate::comm::courier::SendStamp;
 use crate::comm::engine::{Request, CallContext, PostResult, CallSignature, Completed};
 use crate::comm::process::header::SharedMemoryMessage;
 use crate::comm::process::layout::ContiguousLayout;
-use crate::comm::process::wholes;
+use crate::comm::process::result_buffer;
 use crate::comm::{TransferTiming, CommError};
 
 /// Puts a rank's part, once all have begun.
@@ -68,7 +68,7 @@ impl HostGroupBackend {
     /// Whether what such a call gathers goes to memory in common: all ranks say the same.
     pub(super) fn gathers_in_common(&self, print: &CallSignature) -> bool {
         let ranks = self.member.group.size();
-        wholes::pay(print.bytes(), ranks) && ContiguousLayout::of_wholes(&print.tensors, ranks).is_some()
+        result_buffer::pay(print.bytes(), ranks) && ContiguousLayout::of_full(&print.tensors, ranks).is_some()
     }
 
     /// [`all_gather`](crate::comm::engine::Channel::all_gather) into memory that the ranks of the group have in common.
@@ -84,7 +84,7 @@ impl HostGroupBackend {
         self.note(&deposit);
         let parts = deposit.tensors;
         let device = self.member.home(&parts);
-        let layouts = ContiguousLayout::of_wholes(&post.print.tensors, ranks).expect("a part that goes there has a place");
+        let layouts = ContiguousLayout::of_full(&post.print.tensors, ranks).expect("a part that goes there has a place");
         let results = SharedMemoryResult::new(outlet, layouts);
         // What else is agreed on is by the first half.
         let agreed =

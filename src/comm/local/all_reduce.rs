@@ -18,7 +18,7 @@ use crate::comm::courier::SendStamp;
 use crate::comm::engine::{CallContext, PostResult, CallSignature, reshaped};
 use crate::comm::process::header::SharedMemoryMessage;
 use crate::comm::process::layout::ContiguousLayout;
-use crate::comm::process::wholes::{self, ResultBuffer};
+use crate::comm::process::result_buffer::{self, ResultBuffer};
 use crate::comm::{CommError, ReduceOp};
 
 /// Bytes of a segment for each rank, which it reduces.
@@ -51,14 +51,14 @@ impl HostGroupBackend {
         let row = |(tensor, shape): (DispatchTensor, &Shape)| reshaped(tensor, Shape::from([shape.num_elements()]));
         let rows: Arc<[_]> = Contribution::new(tensors.into_iter().zip(&shapes).map(row).collect()).tensors.into();
         // All ranks must agree on them: where each is alone in its process, which all know.
-        let segments = match outlet.processes() == ranks && wholes::pay(bytes, ranks) {
+        let segments = match outlet.processes() == ranks && result_buffer::pay(bytes, ranks) {
             true => Segment::several(&rows, SEGMENT * ranks),
             false => vec![Segment::of_all(&rows)],
         };
         let (device, engine) = (self.member.home(&rows), &self.engine);
         let layout = |row: &DispatchTensor| ContiguousLayout::of_row(row.shape().num_elements(), row.dtype(), []);
         let layouts = || rows.iter().map(layout).collect();
-        let pays = wholes::pay(bytes, ranks);
+        let pays = result_buffer::pay(bytes, ranks);
         let results = (pays && outlet.has_common_memory()).then(|| SharedMemoryResult::new(outlet, layouts()));
         let common = results.as_ref().map(|results| results.wanted(self.member.group.rank()));
         let Joinings { tickets, taken, later } = self.join_halves(outlet, post, &rows, &segments, common)?;

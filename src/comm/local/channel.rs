@@ -165,7 +165,7 @@ impl GroupBackend for HostGroupBackend {
         let own = self.lands(post.print.bytes()).then(|| {
             let (tensors, ranks) = (post.print.tensors.clone(), self.member.group.size());
             let parts = deposit.tensors.clone();
-            OwnShards::new(move || parts, move || ContiguousLayout::of_wholes(&tensors, ranks))
+            OwnShards::new(move || parts, move || ContiguousLayout::of_full(&tensors, ranks))
         });
         self.join_with(post, deposit, shares, own, move |exchange| {
             if let Some(wholes) = exchange.landed() {
@@ -189,7 +189,7 @@ impl GroupBackend for HostGroupBackend {
         let deposit = Contribution::new(wholes);
         #[cfg(feature = "cube")]
         let (fused, deposit) = CoalescedCopies::pack_wholes(deposit, &plan, &self.member);
-        let shares = self.shares(&deposit, RecipientData::Parts(plan.cuts()));
+        let shares = self.shares(&deposit, RecipientData::Parts(plan.shardings()));
         self.join(post, deposit, shares, move |exchange| {
             #[cfg(feature = "cube")]
             if let Some(parts) = fused.filter(|_| has_kernel(op)).and_then(|fused| fused.reduced(exchange.deposits, op))
@@ -197,7 +197,7 @@ impl GroupBackend for HostGroupBackend {
                 return parts;
             }
             let part = |(index, (dim, cut)): (usize, &(usize, ShardSizes))| exchange.reduce_part(index, *dim, cut, op);
-            plan.cuts().iter().enumerate().map(part).collect()
+            plan.shardings().iter().enumerate().map(part).collect()
         })
     }
 
@@ -265,7 +265,7 @@ impl GroupBackend for HostGroupBackend {
     /// In one pass.
     fn shard_dim_all_to_all(&self, post: CallContext, shard: ShardedTensor, to_dim: usize, to_cut: ShardSizes) -> PostResult<DispatchTensor> {
         let (ranks, rank) = (self.member.group.size(), self.member.group.rank());
-        let ShardedTensor { tensor, dim, cut } = shard;
+        let ShardedTensor { tensor, dim, sizes: cut } = shard;
         let mut shape = tensor.shape();
         let (deposit, cuts) = (Contribution::new(vec![tensor]), [(to_dim, to_cut)]);
         let shares = self.shares(&deposit, RecipientData::Parts(&cuts));

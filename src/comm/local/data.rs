@@ -17,7 +17,7 @@ use super::flex;
 use crate::comm::courier::SendStamp;
 use crate::comm::engine::ranges::{Ranges, cut, full};
 use crate::comm::process::header::SharedMemoryMessage;
-use crate::comm::process::wholes::ResultBuffer;
+use crate::comm::process::result_buffer::ResultBuffer;
 use crate::comm::{TransferTiming, CollectivePlan, ReduceOp, engine};
 use crate::placement::ShardSizes;
 
@@ -232,7 +232,7 @@ impl<'a> CollectiveInputs<'a> {
         let whole = |(index, (dim, _)): (usize, &(usize, ShardSizes))| {
             concat(self.sources(index, |tensor| full(&tensor.shape()[..])), *dim, &self.home(index))
         };
-        plan.cuts().iter().enumerate().map(whole).collect()
+        plan.shardings().iter().enumerate().map(whole).collect()
     }
 
     /// As many tensors, whole, of which every rank has a row.

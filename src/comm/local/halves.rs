@@ -40,7 +40,7 @@ use super::segments::Segment;
 use crate::comm::courier::SendStamp;
 use crate::comm::engine::{Request, Completed};
 use crate::comm::process::header::SharedMemoryMessage;
-use crate::comm::process::wholes::ResultBuffer;
+use crate::comm::process::result_buffer::ResultBuffer;
 use crate::comm::{TransferTiming, CommError, ReduceOp};
 use crate::placement::ShardSizes;
 

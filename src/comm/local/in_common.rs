@@ -26,7 +26,7 @@ use crate::comm::CommError;
 use crate::comm::engine::{Backend, Failure};
 use crate::comm::process::header::SharedMemoryMessage;
 use crate::comm::process::layout::ContiguousLayout;
-use crate::comm::process::wholes::ResultBuffer;
+use crate::comm::process::result_buffer::ResultBuffer;
 use crate::memory::common::{SharedMemoryHandle, SharedMemoryBlock, SWITCH};
 
 /// The member that takes memory.

@@ -17,7 +17,7 @@ use super::shrink::ShrinkState;
 use crate::comm::courier::{Transport, Message, Payload, SendStamp};
 use crate::comm::engine::{Failure, CallSignature};
 use crate::comm::process::header::{PayloadDesc, Header, LaunchId, ControlMessage, EncodedSignature};
-use crate::comm::process::wholes::ResultBuffer;
+use crate::comm::process::result_buffer::ResultBuffer;
 use crate::comm::{CommError, RankReport};
 use crate::memory::HostMemoryPool;
 use crate::memory::common::SharedMemoryPool;
@@ -114,7 +114,7 @@ impl PeerProcesses {
     pub fn of_those(&self, ranks: &[usize]) -> Self {
         let count = |range: &Range<usize>| ranks.iter().filter(|rank| range.contains(rank)).count();
         let counts: Vec<_> = self.ranks.iter().map(count).collect();
-        let commons = Arc::new(self.commons.anew());
+        let commons = Arc::new(self.commons.reset());
         Self::new(self.courier.clone(), commons, self.launch.next(), &counts, self.begin.clone())
     }
 

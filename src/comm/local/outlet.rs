@@ -13,7 +13,7 @@ use crate::comm::engine::{GroupMember, CallSignature};
 pub(super) use crate::comm::process::header::DataMode;
 use crate::comm::process::header::{RemoteGroupId, PayloadDesc, SharedMemoryMessage, RemoteGroupInfo, Said, ControlMessage, EncodedSignature};
 use crate::comm::process::payload::payload;
-use crate::comm::process::wholes;
+use crate::comm::process::result_buffer;
 use crate::comm::{CommError, TensorMeta};
 use crate::memory::common::SharedMemoryPool;
 use crate::placement::ShardSizes;
@@ -164,7 +164,7 @@ impl RemoteGroup {
     /// here.
     pub fn lands(&self, bytes: u64) -> bool {
         let size = self.member.group.size();
-        wholes::pay(bytes, size) && self.members.iter().map(|(_, places)| places.len()).sum::<usize>() + 1 == size
+        result_buffer::pay(bytes, size) && self.members.iter().map(|(_, places)| places.len()).sum::<usize>() + 1 == size
     }
 
     /// Whether member `to` of the group is in another process.

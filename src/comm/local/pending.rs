@@ -14,7 +14,7 @@ use crate::comm::CommError;
 use crate::comm::courier::SendStamp;
 use crate::comm::engine::{GroupMember, ReceivedTensors, Request, Completed};
 use crate::comm::process::layout::ContiguousLayout;
-use crate::comm::process::wholes::ResultBuffer;
+use crate::comm::process::result_buffer::ResultBuffer;
 
 /// A place in a collective; gives it up when dropped.
 #[derive(Debug)]

@@ -13,7 +13,7 @@ use crate::comm::engine::{Backend, Failure, Request, CallSignature};
 use crate::comm::process::header::{RemoteGroupId, PayloadDesc, SharedMemoryMessage, RemoteGroupInfo, Said, DataMode, ControlMessage};
 use crate::comm::process::late::Known;
 use crate::comm::process::layout::ContiguousLayout;
-use crate::comm::process::wholes::{self, ResultBuffer};
+use crate::comm::process::result_buffer::{self, ResultBuffer};
 use crate::comm::{CommError, Op, RankReport};
 
 /// What a deposit is awaited for.
@@ -38,7 +38,7 @@ impl HostBackend {
     pub(in crate::comm) fn regions(&self, place: PayloadTarget, contents: &PayloadDesc) -> Known {
         let PayloadTarget::Collective(ticket) = place else { return Known::Nowhere };
         let bytes: usize = contents.tensors.iter().map(|meta| meta.shape.num_elements() * meta.dtype.size()).sum();
-        if bytes < wholes::WORTH {
+        if bytes < result_buffer::WORTH {
             return Known::Nowhere;
         }
         let Some(print) = self.rendezvous.print(ticket) else { return Known::Nowhere };
@@ -48,11 +48,11 @@ impl HostBackend {
         let is_gathered = contents.addressees.is_empty() && print.op() == Op::AllGather;
         // Where else parts land, the rank says when it calls.
         let is_exchanged = match print.op() {
-            Op::AllToAll => ContiguousLayout::of_wholes(&print.tensors, ranks.len()).is_some(),
+            Op::AllToAll => ContiguousLayout::of_full(&print.tensors, ranks.len()).is_some(),
             op => op == Op::AllToAllList,
         };
         let has_called = !is_exchanged || self.rendezvous.has_joined(OpHandle { member, ..ticket });
-        let layouts = || is_gathered.then(|| ContiguousLayout::of_wholes(&print.tensors, ranks.len())).flatten();
+        let layouts = || is_gathered.then(|| ContiguousLayout::of_full(&print.tensors, ranks.len())).flatten();
         let regions = self.wholes(ticket, layouts).and_then(|wholes| wholes.regions(ticket.member, &contents.tensors));
         match regions {
             Some(regions) => Known::Placed(regions),

@@ -35,7 +35,7 @@ impl LaunchId {
 #[derive(Debug)]
 pub(in crate::comm) enum ControlMessage<P = CallSignature> {
     /// A rank has joined a collective.
-    Joined { channel: RemoteGroupId, seq: u64, print: Said<P>, digests: Beside, when: DataMode, contents: PayloadDesc },
+    Joined { channel: RemoteGroupId, seq: u64, print: Said<P>, digests: HeaderDigests, when: DataMode, contents: PayloadDesc },
     /// Whether what a rank offered in a call of a channel of the addressee is wanted.
     Pull { channel: usize, seq: u64, wanted: bool },
     /// What was offered, and asked for, or what comes later.
@@ -53,7 +53,7 @@ pub(in crate::comm) enum ControlMessage<P = CallSignature> {
 }
 
 /// The digests of a print: beside it, for they are new every time.
-type Beside = Option<Arc<[Digests]>>;
+type HeaderDigests = Option<Arc<[Digests]>>;
 
 /// When what others need of a call is sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -35,7 +35,7 @@ pub(super) mod payload;
 #[cfg(test)]
 mod tests;
 mod told;
-pub(super) mod wholes;
+pub(super) mod result_buffer;
 mod wire;
 
 use std::collections::HashMap;
@@ -165,7 +165,7 @@ impl ProcessJob {
         let counts = vec![each; self.count()];
         let commons = {
             let mut commons = self.commons.lock();
-            *commons = Arc::new(commons.anew());
+            *commons = Arc::new(commons.reset());
             commons.clone()
         };
         let others = PeerProcesses::new(self.courier.clone(), commons, launch, &counts, begin);
@@ -279,7 +279,7 @@ impl MessageHandler for ProcessJob {
         let landings: Vec<_> = landings.into_iter().map(late::settled).collect();
         let mut state = self.state.lock();
         let Some(Awaited { contents, goal, begun }) = state.awaited.remove(&(from, number)) else { return };
-        let deposit = match wholes::of_landings(&landings) {
+        let deposit = match result_buffer::of_landings(&landings) {
             Some(wholes) => Contribution::of_wholes(wholes),
             None => {
                 let PayloadDesc { addressees, tensors, common } = contents;

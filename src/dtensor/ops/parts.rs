@@ -171,7 +171,7 @@ impl<'a> ShardSummaries<'a> {
     ) -> Result<(Tensor<D, K>, Tensor<D, Int>)> {
         let strategies = (slots.gradient_checkpointing_strategy(), places.gradient_checkpointing_strategy());
         let len = self.count() * slots.dims()[self.dim];
-        let piece = |tensor| ShardedTensor { tensor, dim: self.dim, cut: ShardSizes::Chunked(len) };
+        let piece = |tensor| ShardedTensor { tensor, dim: self.dim, sizes: ShardSizes::Chunked(len) };
         let pieces = vec![piece(slots.clone().inner().into_dispatch()), piece(places.inner().into_dispatch())];
         let comm = self.spec.mesh().communicator_over(self.cuts())?;
         let call = Call::new(format!("parts of {} {}", self.name, self.spec.layout())).with_phase(Phase::Forward);

@@ -20,7 +20,7 @@ pub(crate) enum CopySide {
     /// All-gather without copy-in, from the parts of all ranks.
     JoinParts,
     /// Reduce-scatter's copy-in.
-    PackWholes,
+    PackFull,
 }
 
 impl CopySide {
@@ -29,7 +29,7 @@ impl CopySide {
             Self::PackParts(rank) => layout.pack_parts(rank),
             Self::UnpackRows => layout.unpack_rows(),
             Self::JoinParts => layout.join_parts(),
-            Self::PackWholes => layout.pack_wholes(),
+            Self::PackFull => layout.pack_full(),
         }
     }
 }
@@ -71,7 +71,7 @@ mod tests {
     use crate::placement::ShardSizes;
 
     fn layout(len: usize) -> FlatLayout {
-        FlatLayout::new(2, vec![ShardedTensorSpec { shape: Shape::new([len]), dim: 0, cut: ShardSizes::Chunked(len) }], 8)
+        FlatLayout::new(2, vec![ShardedTensorSpec { shape: Shape::new([len]), dim: 0, sizes: ShardSizes::Chunked(len) }], 8)
     }
 
     #[test]
@@ -82,7 +82,7 @@ mod tests {
         for other in [
             made(&layout(7), CopySide::PackParts(0), DType::F32),
             made(&layout(6), CopySide::PackParts(1), DType::F32),
-            made(&layout(6), CopySide::PackWholes, DType::F32),
+            made(&layout(6), CopySide::PackFull, DType::F32),
             made(&layout(6), CopySide::PackParts(0), DType::I32),
         ] {
             assert!(!Arc::ptr_eq(&first, &other));

@@ -6,7 +6,7 @@ use cubecl::prelude::*;
 pub(super) const CUBE: usize = 256;
 
 /// Vectors that a cube writes, whatever the lengths of segments: so long and short ones share the device evenly.
-pub(super) const PIECE: usize = 4 * CUBE;
+pub(super) const TASK_ELEMENTS: usize = 4 * CUBE;
 
 /// Words of a band, and of a column, in the table.
 pub(super) const ENTRY: usize = 4;
@@ -42,11 +42,11 @@ pub(super) fn copy<S: Numeric, O: Numeric, A: Numeric, N: Size>(
     #[define(S, O, A)] _dtypes: [ElemType; 3],
 ) {
     let end = table[1] as usize;
-    let begin = table[0] as usize + CUBE_POS * PIECE;
+    let begin = table[0] as usize + CUBE_POS * TASK_ELEMENTS;
     if begin < end {
         let low = table[HEADER + CUBE_POS] as usize;
         let high = table[HEADER + CUBE_POS + 1] as usize;
-        let stop = min(begin + PIECE, end);
+        let stop = min(begin + TASK_ELEMENTS, end);
         let mut at = begin + UNIT_POS as usize;
         while at < stop {
             let value = gather::<S, N>(&sources, table, at, low, high);

@@ -42,7 +42,7 @@ struct KernelLaunch {
     sources: Vec<usize>,
     table: Handle,
     words: usize,
-    pieces: usize,
+    tasks: usize,
 }
 
 /// Buffers of a kernel beside the sources: table, target, what is added to, and the arguments' own.
@@ -104,7 +104,7 @@ impl CubePlan {
         let launch = |range| {
             let (words, pieces) = table(&bands, &range, width);
             let table = client.create_from_slice(bytemuck::cast_slice(&words));
-            KernelLaunch { sources: range.sources, table, words: words.len(), pieces }
+            KernelLaunch { sources: range.sources, table, words: words.len(), tasks: pieces }
         };
         let launches = ranges.into_iter().map(launch).collect();
         let copied = copies.copied();
@@ -151,8 +151,8 @@ impl CubePlan {
         let whole = |memory: &Handle| vectors(memory, self.width * bytes.1);
         // SAFETY: tables have as many words as they were made of.
         let table = unsafe { BufferArg::from_raw_parts(launch.table.clone(), launch.words) };
-        let rows = launch.pieces.div_ceil(self.limits.cubes);
-        let count = CubeCount::Static(launch.pieces.div_ceil(rows) as u32, rows as u32, 1);
+        let rows = launch.tasks.div_ceil(self.limits.cubes);
+        let count = CubeCount::Static(launch.tasks.div_ceil(rows) as u32, rows as u32, 1);
         // SAFETY: the table's places lie inside the sources and the target, as `Copies` and `run` have made sure.
         unsafe {
             kernel::copy::launch_unchecked(

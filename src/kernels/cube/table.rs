@@ -1,18 +1,18 @@
 //! The tables that a [kernel](super::kernel) reads, as words.
 
 use super::bands::{Band, Range};
-use super::kernel::{ENTRY, HEADER, PIECE, ZEROS};
+use super::kernel::{ENTRY, HEADER, TASK_ELEMENTS, ZEROS};
 
 /// The table of one launch, of vectors of `lanes` lanes, and the number of its pieces.
 ///
 /// Sources are counted among those of the launch.
 pub(super) fn table(bands: &[Band], range: &Range, lanes: usize) -> (Vec<u32>, usize) {
-    let pieces = range.vectors.len().div_ceil(PIECE);
+    let pieces = range.vectors.len().div_ceil(TASK_ELEMENTS);
     let first = |vector: usize| bands.partition_point(|band| band.start <= vector * lanes) - 1;
     let last = bands.partition_point(|band| band.start < range.vectors.end * lanes) - 1;
     let begin = first(range.vectors.start);
     let used = &bands[begin..=last];
-    let starts = (0..pieces).map(|piece| first(range.vectors.start + piece * PIECE) - begin);
+    let starts = (0..pieces).map(|piece| first(range.vectors.start + piece * TASK_ELEMENTS) - begin);
     let bands_at = HEADER + pieces + 1;
     let columns_at = bands_at + ENTRY * used.len();
 

@@ -18,7 +18,7 @@ mod convert;
 mod float;
 mod group;
 mod memory;
-mod pieces;
+mod tasks;
 mod prefetch;
 mod round;
 mod rows;
@@ -39,7 +39,7 @@ use convert::Cast;
 use float::{Float, Wide};
 
 pub(crate) use memory::{Ends, OutputBuffers};
-pub(crate) use pieces::Pieces;
+pub(crate) use tasks::CopyTasks;
 pub(crate) use prefetch::{LINE, prefetch};
 pub(crate) use round::{round_to_bf16, widen_bf16};
 pub(crate) use sources::{PinnedSources, Sources};

@@ -14,7 +14,7 @@ const MEMCPY: usize = 64 << 10;
 
 /// Of runs from so many bytes on that lie apart in the source the next but one is prefetched: nothing else tells the processor
 /// where it is.
-const AHEAD: usize = 512;
+const PREFETCH_BYTES: usize = 512;
 
 /// Bytes of a page.
 const PAGE: usize = 4 << 10;
@@ -101,7 +101,7 @@ impl StridedRows {
                 33..=64 => self.short::<2, BLOCK>(start),
                 65..=96 => self.short::<3, BLOCK>(start),
                 97..=128 => self.short::<4, BLOCK>(start),
-                run @ AHEAD..MEMCPY if self.rows > 1 && self.from_stride > run => {
+                run @ PREFETCH_BYTES..MEMCPY if self.rows > 1 && self.from_stride > run => {
                     self.each(start, |from, to| long::<true>(from, to, run, 2 * self.from_stride));
                 }
                 run @ ..MEMCPY => self.each(start, |from, to| long::<false>(from, to, run, 0)),

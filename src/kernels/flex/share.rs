@@ -8,10 +8,10 @@ use smallvec::{SmallVec, smallvec};
 use crate::kernels::StridedCopy;
 
 /// The fewest bytes that are worth a thread.
-pub(super) const PIECE: usize = 512 << 10;
+pub(super) const TASK_BYTES: usize = 512 << 10;
 
 /// Pieces for each thread, so that one that is late delays little.
-const PIECES: usize = 4;
+const TASKS_PER_THREAD: usize = 4;
 
 /// Runs of at least so many elements may be cut, at multiples of [`LINE`].
 const LONG: usize = 1024;
@@ -32,14 +32,14 @@ pub(super) fn each<S>(
 ) {
     let threads = rayon::current_num_threads();
     let total = if threads > 1 { segments.iter().map(StridedCopy::len).sum() } else { 0 };
-    let count = (threads * PIECES).min(total * size / PIECE);
+    let count = (threads * TASKS_PER_THREAD).min(total * size / TASK_BYTES);
     if count < 2 {
         return work(&mut prepare(), segments);
     }
-    let cuts = cuts(segments, total, count);
+    let cuts = split_points(segments, total, count);
     cuts.par_windows(2).with_max_len(1).for_each(|cuts| {
         let mut state = prepare();
-        piece(segments, cuts[0], cuts[1], |segments| work(&mut state, segments));
+        for_range(segments, cuts[0], cuts[1], |segments| work(&mut state, segments));
     });
 }
 
@@ -47,7 +47,7 @@ pub(super) fn each<S>(
 pub(super) type SplitPoint = (usize, usize);
 
 /// Where `count` pieces of segments of `total` elements begin, and where the last one ends.
-pub(super) fn cuts(segments: &[StridedCopy], total: usize, count: usize) -> Vec<SplitPoint> {
+pub(super) fn split_points(segments: &[StridedCopy], total: usize, count: usize) -> Vec<SplitPoint> {
     let (mut index, mut before) = (0, 0);
     let inner = (1..count).map(|piece| {
         let at = (total as u128 * piece as u128 / count as u128) as usize;
@@ -63,7 +63,7 @@ pub(super) fn cuts(segments: &[StridedCopy], total: usize, count: usize) -> Vec<
 }
 
 /// Calls `work` with the segments from one place to another.
-pub(super) fn piece(segments: &[StridedCopy], from: SplitPoint, to: SplitPoint, mut work: impl FnMut(&[StridedCopy])) {
+pub(super) fn for_range(segments: &[StridedCopy], from: SplitPoint, to: SplitPoint, mut work: impl FnMut(&[StridedCopy])) {
     if from.0 == to.0 {
         return work(&part(segments[from.0], from.1..to.1));
     }
@@ -135,12 +135,12 @@ mod tests {
         for segments in lists {
             let total = segments.iter().map(StridedCopy::len).sum();
             for count in [2, 3, 8, 13] {
-                let cuts = cuts(&segments, total, count);
+                let cuts = split_points(&segments, total, count);
                 let mut seen = Vec::new();
                 let mut longest = 0;
                 for cuts in cuts.windows(2) {
                     let before = seen.len();
-                    piece(&segments, cuts[0], cuts[1], |part| {
+                    for_range(&segments, cuts[0], cuts[1], |part| {
                         seen.extend(part.iter().flat_map(|segment| written(*segment)).map(|at| at.1))
                     });
                     longest = longest.max(seen.len() - before);

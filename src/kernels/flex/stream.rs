@@ -22,7 +22,7 @@ const BLOCK: usize = 4 * LINE;
 const STRIPES: usize = 4;
 
 /// Rows that are asked for ahead where rows lie apart: nothing else tells the processor where the next one is.
-const AHEAD: usize = 2;
+const PREFETCH_LINES: usize = 2;
 
 /// Runs of so many bytes are cut into stripes, which are walked at once; of shorter ones, some are.
 const STRIPED: usize = 12 << 10;
@@ -52,7 +52,7 @@ pub(super) fn are_long(rows: &StridedRows) -> bool {
 /// As of [`Rows::copy`].
 pub(super) unsafe fn rows(rows: StridedRows, start: RowStart) {
     let band = if rows.run < STRIPED { rows.rows / STRIPES } else { 0 };
-    let ahead = if rows.run < rows.from_stride { AHEAD * rows.from_stride } else { 0 };
+    let ahead = if rows.run < rows.from_stride { PREFETCH_LINES * rows.from_stride } else { 0 };
     // SAFETY: the caller's.
     unsafe {
         for row in 0..band {

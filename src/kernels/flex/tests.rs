@@ -65,15 +65,15 @@ fn of_layout(rng: &mut StdRng) -> CopyPlan {
         let dim = rng.random_range(0..3);
         let mut shape = [rng.random_range(1..40), rng.random_range(1..40), rng.random_range(1..3)];
         shape[dim] = ranks * each + rng.random_range(0..2);
-        ShardedTensorSpec { shape: Shape::new(shape), dim, cut: ShardSizes::Chunked(shape[dim]) }
+        ShardedTensorSpec { shape: Shape::new(shape), dim, sizes: ShardSizes::Chunked(shape[dim]) }
     });
     let layout = FlatLayout::new(ranks, tensors.collect(), [1, 4][rng.random_range(0..2)]);
     let rank = rng.random_range(0..ranks);
     match rng.random_range(0..6) {
         0 => layout.pack_parts(rank),
         1 => layout.unpack_parts(rank),
-        2 => layout.pack_wholes(),
-        3 => layout.unpack_wholes(),
+        2 => layout.pack_full(),
+        3 => layout.unpack_full(),
         4 => layout.unpack_rows(),
         _ => layout.join_parts(),
     }
@@ -169,15 +169,15 @@ fn wholes_of_several_tiles_are_packed_and_unpacked() {
     for (rows, each, ranks) in [(9001, 1, 8), (2003, 25, 3), (7001, 600, 2), (1401, 3000, 2)] {
         let shape = Shape::new([rows, each * ranks]);
         let whole: Vec<u16> = (0..shape.num_elements()).map(|at| (at * 7 + at / 65_521) as u16).collect();
-        let tensor = ShardedTensorSpec { shape: shape.clone(), dim: 1, cut: ShardSizes::Chunked(each * ranks) };
+        let tensor = ShardedTensorSpec { shape: shape.clone(), dim: 1, sizes: ShardSizes::Chunked(each * ranks) };
         let layout = FlatLayout::new(ranks, vec![tensor], 1);
         let convert = Convert::to(DType::F16);
 
         let source = view(&whole, 3, DType::F16).reshape(shape);
-        let packed = run(&layout.pack_wholes(), &Sources::of([&source]), convert).remove(0);
+        let packed = run(&layout.pack_full(), &Sources::of([&source]), convert).remove(0);
         let part = |rank: usize| whole.chunks(each * ranks).flat_map(move |row| &row[rank * each..][..each]);
         assert!(elements::<u16>(&packed).iter().eq((0..ranks).flat_map(part)), "{rows} rows of {each} x {ranks}");
-        let unpacked = run(&layout.unpack_wholes(), &Sources::of([&packed]), convert).remove(0);
+        let unpacked = run(&layout.unpack_full(), &Sources::of([&packed]), convert).remove(0);
         assert!(elements::<u16>(&unpacked) == whole, "{rows} rows of {each} x {ranks}");
     }
 }

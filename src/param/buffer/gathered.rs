@@ -40,7 +40,7 @@ enum PassState<G, S: ?Sized, T> {
     /// Forward computes with these.
     Forward(Vec<StoredWeight<S, T>>),
     /// Forward is over, and its weights stay.
-    Whole(Vec<StoredWeight<S, T>>),
+    Unsharded(Vec<StoredWeight<S, T>>),
     /// Forward is over. Issued, and not waited for, is what backward needs; of a weight in a slot the view
     /// stays.
     UnderWay(G, Vec<Option<InSlot<S, T>>>),
@@ -83,7 +83,7 @@ pub struct InSlot<S: ?Sized, T> {
 enum BackwardWeight<T> {
     View(T),
     /// In no slot: given out once, so that its last reader frees it.
-    Whole(Option<T>),
+    Unsharded(Option<T>),
 }
 
 impl<S: ?Sized, T: Clone> StoredWeight<S, T> {
@@ -152,7 +152,7 @@ impl<G, S: ?Sized, T: Clone> UnshardState<G, S, T> {
             _ => Vec::new(),
         };
         *state = match after {
-            After::Keep => PassState::Whole(weights),
+            After::Keep => PassState::Unsharded(weights),
             After::Free => {
                 free(weights, release);
                 PassState::Done
@@ -164,8 +164,8 @@ impl<G, S: ?Sized, T: Clone> UnshardState<G, S, T> {
     /// Frees weights that have stayed after forward: what `issue` makes is for backward.
     pub fn reshard(&self, issue: impl FnOnce() -> G, release: impl Fn(&S)) {
         let mut state = self.0.lock();
-        if let PassState::Whole(_) = *state
-            && let PassState::Whole(weights) = mem::replace(&mut *state, PassState::Done)
+        if let PassState::Unsharded(_) = *state
+            && let PassState::Unsharded(weights) = mem::replace(&mut *state, PassState::Done)
         {
             *state = PassState::UnderWay(issue(), free(weights, release));
         }
@@ -174,7 +174,7 @@ impl<G, S: ?Sized, T: Clone> UnshardState<G, S, T> {
     /// The weights that have stayed after forward.
     pub fn kept(&self) -> Option<Vec<StoredWeight<S, T>>> {
         match &*self.0.lock() {
-            PassState::Whole(weights) => Some(weights.clone()),
+            PassState::Unsharded(weights) => Some(weights.clone()),
             _ => None,
         }
     }
@@ -182,7 +182,7 @@ impl<G, S: ?Sized, T: Clone> UnshardState<G, S, T> {
     /// The weights that backward has computed with, if all are there.
     pub fn left(&self) -> Option<Vec<T>> {
         match &*self.0.lock() {
-            PassState::Whole(weights) => Some(weights.iter().map(|weight| weight.value().clone()).collect()),
+            PassState::Unsharded(weights) => Some(weights.iter().map(|weight| weight.value().clone()).collect()),
             PassState::Backward(again) => again.iter().map(BackwardWeight::value).collect(),
             _ => None,
         }
@@ -214,11 +214,11 @@ impl<G, S: ?Sized, T: Clone> UnshardState<G, S, T> {
         state.refill(wait, fill);
         match &mut *state {
             // A backward inside the unit's own forward.
-            PassState::Forward(weights) | PassState::Whole(weights) => Some(weights[position].value().clone()),
+            PassState::Forward(weights) | PassState::Unsharded(weights) => Some(weights[position].value().clone()),
             PassState::Backward(again) => match &mut again[position] {
                 BackwardWeight::View(view) => Some(view.clone()),
-                BackwardWeight::Whole(whole) if shared => whole.clone(),
-                BackwardWeight::Whole(whole) => whole.take(),
+                BackwardWeight::Unsharded(whole) if shared => whole.clone(),
+                BackwardWeight::Unsharded(whole) => whole.take(),
             },
             PassState::Sharded | PassState::UnderWay(..) | PassState::Kept(..) | PassState::Done => None,
         }
@@ -226,16 +226,16 @@ impl<G, S: ?Sized, T: Clone> UnshardState<G, S, T> {
 
     /// Whether forward's or backward's weights are there.
     pub fn is_here(&self) -> bool {
-        matches!(&*self.0.lock(), PassState::Forward(_) | PassState::Whole(_) | PassState::Backward(_))
+        matches!(&*self.0.lock(), PassState::Forward(_) | PassState::Unsharded(_) | PassState::Backward(_))
     }
 
     /// Whether a weight that the pass holds is there.
     #[cfg(feature = "testing")]
     pub fn is_there(&self, is_full: impl Fn(&S) -> bool) -> bool {
         match &*self.0.lock() {
-            PassState::Forward(_) | PassState::Whole(_) => true,
+            PassState::Forward(_) | PassState::Unsharded(_) => true,
             PassState::UnderWay(_, in_slots) => in_slots.iter().flatten().any(|in_slot| is_full(&in_slot.slot)),
-            PassState::Backward(again) => again.iter().any(|again| !matches!(again, BackwardWeight::Whole(None))),
+            PassState::Backward(again) => again.iter().any(|again| !matches!(again, BackwardWeight::Unsharded(None))),
             PassState::Sharded | PassState::Kept(..) | PassState::Done => false,
         }
     }
@@ -248,7 +248,7 @@ impl<G, S: ?Sized, T: Clone> UnshardState<G, S, T> {
             PassState::Sharded | PassState::Forward(_) => PassState::Sharded,
             PassState::UnderWay(issued, in_slots) => PassState::Kept(issued, in_slots.into_iter().map(left).collect()),
             PassState::Kept(issued, slots) => PassState::Kept(issued, slots),
-            PassState::Whole(_) | PassState::Backward(_) | PassState::Done => PassState::Done,
+            PassState::Unsharded(_) | PassState::Backward(_) | PassState::Done => PassState::Done,
         };
     }
 }
@@ -264,7 +264,7 @@ impl<T: Clone> BackwardWeight<T> {
     fn value(&self) -> Option<T> {
         match self {
             Self::View(view) => Some(view.clone()),
-            Self::Whole(whole) => whole.clone(),
+            Self::Unsharded(whole) => whole.clone(),
         }
     }
 }
@@ -276,7 +276,7 @@ impl<G, S: ?Sized, T> PassState<G, S, T> {
             Self::UnderWay(issued, in_slots) => {
                 let in_slots = in_slots.into_iter().chain(std::iter::repeat_with(|| None));
                 let again = wait(issued).into_iter().zip(in_slots).map(|(whole, in_slot)| match in_slot {
-                    None => BackwardWeight::Whole(Some(whole)),
+                    None => BackwardWeight::Unsharded(Some(whole)),
                     Some(InSlot { view, slot }) => {
                         fill(&slot, whole);
                         BackwardWeight::View(view)

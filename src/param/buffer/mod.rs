@@ -176,7 +176,7 @@ impl UnshardedParams {
 
     /// Whether others may compute with the same memory: nobody frees it but by hand, and then for all.
     fn may_share(&self) -> bool {
-        self.in_slots && self.kept == Kept::Whole
+        self.in_slots && self.kept == Kept::Full
     }
 
     /// Gathers for forward, unless that has been done.
@@ -206,7 +206,7 @@ impl UnshardedParams {
     /// leaves this rank nothing, is in no slot, but those of the other ranks are.
     pub(super) fn costs_nothing_kept(&self, position: usize) -> bool {
         let is_empty = || self.source.unit.params[self.source.members[position]].shape.contains(&0);
-        self.kept == Kept::Whole
+        self.kept == Kept::Full
             || self.source.is_shard(position)
             || self.source.gathered.is_in_slot(position)
             || self.in_slots && is_empty()
@@ -235,7 +235,7 @@ impl UnshardedParams {
                 let wholes = weights.iter().map(StoredWeight::value);
                 self.source.unit.look_at_gathered(due, &self.source.members, wholes);
             }
-            if backward && self.kept == Kept::Whole {
+            if backward && self.kept == Kept::Full {
                 return After::Keep;
             }
             if !backward
@@ -258,7 +258,7 @@ impl UnshardedParams {
                 self.source.unit.split(&self.source.members, &wholes)
             });
             let unshard = self.recomputed.load(Relaxed) || self.source.unit.control.lock().unshard_in_backward;
-            if unshard { After::Again(self.source.gather_ahead(parts)) } else { After::Free }
+            if unshard { After::Again(self.source.post_all_gather(parts)) } else { After::Free }
         };
         // One that unwinds leaves to others what is theirs, too.
         let is_shared = matches!(*self.stays.lock(), Stays::Shared);
@@ -267,7 +267,7 @@ impl UnshardedParams {
                 slot.release()
             }
         });
-        if backward && self.kept == Kept::Whole {
+        if backward && self.kept == Kept::Full {
             let source: Arc<dyn Keeps> = self.source.clone();
             self.source.unit.keep(Arc::downgrade(&source));
             self.share();
@@ -371,7 +371,7 @@ impl UnshardedParams {
 
     /// Leaves the weights for the next forward from these shards.
     fn leave_unsharded(&self, shards: LocalShardsId, wholes: Vec<DispatchTensor>) {
-        let wholes = self.source.unit.cut(&self.source.members, wholes);
+        let wholes = self.source.unit.sharded_of(&self.source.members, wholes);
         self.source.unit.keep_unsharded(shards, Ahead::Left(wholes.into_iter().map(persistent_copy).collect()));
     }
 

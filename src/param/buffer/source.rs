@@ -103,7 +103,7 @@ impl ShardGatherer {
     /// Whether the weight at `position` is the stored shard itself: every rank holds it whole. Then there is nothing
     /// to free.
     pub(super) fn is_shard(&self, position: usize) -> bool {
-        let is_cut = self.unit.params[self.members[position]].cut.is_some();
+        let is_cut = self.unit.params[self.members[position]].sharding.is_some();
         !is_cut && self.offloaded().is_none() && self.dtype(position) == self.shards[position].dtype()
     }
 
@@ -131,13 +131,13 @@ impl ShardGatherer {
     }
 
     /// Whether its ranks have parts of weights.
-    fn is_cut(&self) -> bool {
-        self.unit.is_of_several() && self.members.iter().any(|&member| self.unit.params[member].cut.is_some())
+    fn is_sharded(&self) -> bool {
+        self.unit.is_of_several() && self.members.iter().any(|&member| self.unit.params[member].sharding.is_some())
     }
 
     /// Something happens to the weights, if they are not the shards.
     pub(super) fn happened(&self, kind: EventKind, during: TrainingState, state: ShardedState) {
-        if self.offloaded().is_some() || self.is_cut() {
+        if self.offloaded().is_some() || self.is_sharded() {
             happened(kind, || self.unit.label(), during, || state);
         }
     }
@@ -146,7 +146,7 @@ impl ShardGatherer {
     pub(super) fn gather(&self) -> Result<Vec<DispatchTensor>, CommError> {
         self.happened(EventKind::Unshard, TrainingState::Forward, ShardedState::Unsharded);
         let gathering = self.unit.all_gather(self.call(Phase::Forward), &self.members, self.sent(true));
-        let gathering = if self.stored { gathering.beside_shards() } else { gathering };
+        let gathering = if self.stored { gathering.in_separate_memory() } else { gathering };
         self.gathered_in(TrainingState::Forward, gathering)
     }
 
@@ -156,7 +156,7 @@ impl ShardGatherer {
         during: TrainingState,
         gathering: PendingAllGather,
     ) -> Result<Vec<DispatchTensor>, CommError> {
-        Ok(self.wholes(during, gathering.wait()?))
+        Ok(self.unsharded(during, gathering.wait()?))
     }
 
     /// Has the all-gather for backward begin, if it has not.
@@ -181,7 +181,7 @@ impl ShardGatherer {
     }
 
     /// Every weight of the pass, of what was gathered for backward.
-    fn wholes_again(&self, gathering: PendingAllGather) -> Vec<DispatchTensor> {
+    fn gather_again(&self, gathering: PendingAllGather) -> Vec<DispatchTensor> {
         if !self.started.swap(true, Relaxed) {
             self.happened(EventKind::Unshard, TrainingState::PreBackward, ShardedState::Unsharded);
         }
@@ -189,14 +189,14 @@ impl ShardGatherer {
     }
 
     /// Every weight of the pass, of what was gathered.
-    pub(super) fn wholes(&self, during: TrainingState, (gathered, course): GatheredTensors) -> Vec<DispatchTensor> {
-        let uncut = self.unit.uncut(&self.members, self.sent(false));
+    pub(super) fn unsharded(&self, during: TrainingState, (gathered, course): GatheredTensors) -> Vec<DispatchTensor> {
+        let uncut = self.unit.replicated_of(&self.members, self.sent(false));
         let uncut = match self.offloaded() {
             Some(offloaded) => offloaded.copy_in(&self.call.label, uncut),
             None => uncut,
         };
         let wholes = self.unit.merge(&self.members, gathered, uncut);
-        if self.is_cut() {
+        if self.is_sharded() {
             done(Op::AllGather, || self.unit.label(), during, ShardedState::Unsharded, course);
         }
         wholes
@@ -204,7 +204,7 @@ impl ShardGatherer {
 
     /// Issues the all-gather for backward: of `parts`, the shards over a few ranks, or else of the
     /// shards over all.
-    pub(super) fn gather_ahead(&self, parts: Option<Vec<DispatchTensor>>) -> PendingAllGather {
+    pub(super) fn post_all_gather(&self, parts: Option<Vec<DispatchTensor>>) -> PendingAllGather {
         let call = self.call(Phase::Backward).with_deferred();
         match parts {
             Some(parts) => self.unit.all_gather_parts(call, &self.members, parts),
@@ -214,7 +214,7 @@ impl ShardGatherer {
 
     /// The weight at `position`, gathered for backward: see [`Gathered::again`].
     pub(super) fn again(&self, position: usize, shared: bool) -> Option<DispatchTensor> {
-        self.gathered.again(position, shared, |issued| self.wholes_again(issued), Storage::fill)
+        self.gathered.again(position, shared, |issued| self.gather_again(issued), Storage::fill)
     }
 }
 
@@ -225,7 +225,7 @@ impl Keeps for ShardGatherer {
             if let Some(freed_by) = self.shared.get().and_then(Weak::upgrade) {
                 freed_by.add(self.clone());
             }
-            self.gather_ahead(None)
+            self.post_all_gather(None)
         };
         self.gathered.reshard(issue, Storage::release);
     }
@@ -233,6 +233,6 @@ impl Keeps for ShardGatherer {
 
 impl Refill for ShardGatherer {
     fn refill(&self) {
-        self.gathered.refill(|issued| self.wholes_again(issued), Storage::fill);
+        self.gathered.refill(|issued| self.gather_again(issued), Storage::fill);
     }
 }

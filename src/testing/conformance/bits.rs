@@ -35,7 +35,7 @@ fn sums(scope: &TestGroup, dtype: DType, op: ReduceOp) -> Result<()> {
     let part = expected[held(&cut, size, rank)].to_vec();
     let whole = scope.comm.all_reduce(Call::default(), vec![tensor.clone().into_dispatch()], op).wait()?.remove(0);
     scope.same(into_data(whole).iter().collect(), expected, || format!("all_reduce, {dtype:?} {op:?}"));
-    let shard = ShardedTensor { tensor: tensor.into_dispatch(), dim: 0, cut };
+    let shard = ShardedTensor { tensor: tensor.into_dispatch(), dim: 0, sizes: cut };
     let own = scope.comm.reduce_scatter(Call::default(), vec![shard], op).wait()?.remove(0);
     scope.same(into_data(own).iter().collect(), part, || format!("reduce_scatter, {dtype:?} {op:?}"));
     Ok(())
@@ -67,7 +67,7 @@ fn averages(scope: &TestGroup, dtype: DType, greatest: i64) -> Result<()> {
     let average = scope.comm.all_reduce(Call::default(), vec![tensor.clone()], ReduceOp::Avg).wait()?.remove(0);
     let expected = (0..scope.size()).map(value).sum::<i64>() / scope.size() as i64;
     scope.same(into_data(average).iter().collect(), vec![expected; 3], || format!("all_reduce, average of {dtype:?}"));
-    let shard = ShardedTensor { tensor, dim: 0, cut: ShardSizes::Chunked(3) };
+    let shard = ShardedTensor { tensor, dim: 0, sizes: ShardSizes::Chunked(3) };
     let own = scope.comm.reduce_scatter(Call::default(), vec![shard], ReduceOp::Avg).wait()?.remove(0);
     let own: Vec<i64> = into_data(own).iter().collect();
     let count = own.len();

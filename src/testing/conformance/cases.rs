@@ -71,7 +71,7 @@ fn chunk(len: usize, parts: usize, index: usize) -> Range<usize> {
 
 /// The cuts of a length that are tried: into chunks, and ragged, with nothing on the first of several
 /// ranks and most on the last.
-pub(super) fn cuts(len: usize, ranks: usize) -> [ShardSizes; 2] {
+pub(super) fn shard_sizes(len: usize, ranks: usize) -> [ShardSizes; 2] {
     let mut lengths: Vec<usize> = (0..ranks).map(|rank| usize::from(rank > 0 && rank <= len)).collect();
     lengths[ranks - 1] += len - lengths.iter().sum::<usize>();
     [ShardSizes::Chunked(len), ShardSizes::Uneven(lengths.into())]
@@ -118,7 +118,7 @@ pub(super) fn cases(scope: &TestGroup) -> impl Iterator<Item = (Vec<usize>, usiz
 }
 
 /// This rank's piece of `whole`.
-pub(super) fn piece(whole: &PlainTensor, dim: usize, cut: ShardSizes, dtype: DType, scope: &TestGroup) -> ShardedTensor {
+pub(super) fn shard(whole: &PlainTensor, dim: usize, cut: ShardSizes, dtype: DType, scope: &TestGroup) -> ShardedTensor {
     let range = held(&cut, scope.size(), scope.rank());
-    ShardedTensor { tensor: whole.narrow(dim, range).tensor(dtype, &scope.device), dim, cut }
+    ShardedTensor { tensor: whole.narrow(dim, range).tensor(dtype, &scope.device), dim, sizes: cut }
 }

@@ -10,7 +10,7 @@ use crate::comm::{Call, Work};
 pub(super) fn messages(scope: &TestGroup) -> Result<()> {
     every_pair(scope)?;
     tags_and_order(scope)?;
-    of_anybody(scope)?;
+    from_any_rank(scope)?;
     given_up(scope)
 }
 
@@ -73,7 +73,7 @@ fn tags_and_order(scope: &TestGroup) -> Result<()> {
 }
 
 /// The first rank hears everybody, in whatever order, and of each in order.
-fn of_anybody(scope: &TestGroup) -> Result<()> {
+fn from_any_rank(scope: &TestGroup) -> Result<()> {
     let (size, rank, comm) = (scope.size(), scope.rank(), &scope.comm);
     const EACH: usize = 5;
     if rank > 0 || size == 1 {

@@ -196,7 +196,7 @@ const MISUSES: [Misuse; 46] = [
     (
         "a dimension out of range",
         |w, c| {
-            let shard = ShardedTensor { tensor: ones(w, 2), dim: 1, cut: ShardSizes::Chunked(2 * w.size()) };
+            let shard = ShardedTensor { tensor: ones(w, 2), dim: 1, sizes: ShardSizes::Chunked(2 * w.size()) };
             drop_of(c.all_gather(call(), vec![shard]).wait())
         },
         "tensor 0 has 1 dimensions, so dimension 1 is out of range",
@@ -204,7 +204,7 @@ const MISUSES: [Misuse; 46] = [
     (
         "a piece of another length",
         |w, c| {
-            let shard = ShardedTensor { tensor: ones(w, 3), dim: 0, cut: ShardSizes::Chunked(2 * w.size()) };
+            let shard = ShardedTensor { tensor: ones(w, 3), dim: 0, sizes: ShardSizes::Chunked(2 * w.size()) };
             drop_of(c.all_gather(call(), vec![shard]).wait())
         },
         "tensor 0 has length 3 in dimension 0",
@@ -212,7 +212,7 @@ const MISUSES: [Misuse; 46] = [
     (
         "lengths for other ranks",
         |w, c| {
-            let whole = ShardedTensor { tensor: ones(w, 3), dim: 0, cut: ShardSizes::Uneven([3].into()) };
+            let whole = ShardedTensor { tensor: ones(w, 3), dim: 0, sizes: ShardSizes::Uneven([3].into()) };
             drop_of(c.reduce_scatter(call(), vec![whole], ReduceOp::Sum).wait())
         },
         "give one length per rank of the group",

@@ -4,7 +4,7 @@ use burn::backend::DispatchTensor;
 use burn::tensor::DType;
 use itertools::Itertools;
 
-use super::cases::{cases, cuts, fits, held};
+use super::cases::{cases, shard_sizes, fits, held};
 use super::plain::PlainTensor;
 use super::scope::TestGroup;
 use crate::Result;
@@ -17,10 +17,10 @@ const ROUNDS: usize = 3;
 type FullTensor = (TensorMeta, usize, ShardSizes);
 
 /// Lists of all shapes and cuts: of all dtypes, and of those that `op` takes.
-fn wholes(scope: &TestGroup, op: Option<ReduceOp>) -> Vec<FullTensor> {
+fn full_tensors(scope: &TestGroup, op: Option<ReduceOp>) -> Vec<FullTensor> {
     let fits = |dtype| op.is_none_or(|op| fits(op, dtype, scope));
     let whole = |(at, (shape, dim, dtype)): (usize, (Vec<usize>, usize, DType))| {
-        let cut = cuts(shape[dim], scope.size())[at % 2].clone();
+        let cut = shard_sizes(shape[dim], scope.size())[at % 2].clone();
         (TensorMeta { shape: shape.into(), dtype }, dim, cut)
     };
     cases(scope).filter(|(_, _, dtype)| fits(*dtype)).enumerate().map(whole).collect()
@@ -42,7 +42,7 @@ pub(super) fn planned(scope: &TestGroup) -> Result<()> {
         }
     };
     let tensor = |plain: PlainTensor, (meta, ..): &FullTensor| plain.tensor(meta.dtype, &scope.device);
-    let (all, summed) = (wholes(scope, None), wholes(scope, Some(ReduceOp::Sum)));
+    let (all, summed) = (full_tensors(scope, None), full_tensors(scope, Some(ReduceOp::Sum)));
     let metas = summed.iter().map(|(meta, ..)| meta.clone()).collect_vec();
     let gather = scope.comm.plan_all_gather(all.clone())?;
     let scatter = scope.comm.plan_reduce_scatter(summed.clone(), ReduceOp::Sum)?;

@@ -1,6 +1,6 @@
 //! Collectives with a root, for every root.
 
-use super::cases::{cases, cuts, fits, held, ops};
+use super::cases::{cases, shard_sizes, fits, held, ops};
 use super::plain::PlainTensor;
 use super::scope::TestGroup;
 use crate::Result;
@@ -31,7 +31,7 @@ pub(super) fn scatter(scope: &TestGroup) -> Result<()> {
     for (shape, dim, dtype) in cases(scope) {
         for root in roots(scope) {
             let whole = PlainTensor::sample(&shape, root, dtype);
-            for cut in cuts(shape[dim], size) {
+            for cut in shard_sizes(shape[dim], size) {
                 let tensors = (rank == root).then(|| vec![whole.tensor(dtype, &scope.device)]);
                 let cuts = vec![(dim, cut.clone())];
                 let part =

@@ -3,7 +3,7 @@
 use burn::tensor::DType;
 use itertools::Itertools;
 
-use super::cases::{cases, cuts, dtypes, fits, held, ops, piece, shapes};
+use super::cases::{cases, shard_sizes, dtypes, fits, held, ops, shard, shapes};
 use super::plain::PlainTensor;
 use super::scope::TestGroup;
 use crate::Result;
@@ -12,9 +12,9 @@ use crate::comm::{Call, ReduceOp, ShardedTensor};
 /// Every rank gets the whole.
 pub(super) fn all_gather(scope: &TestGroup) -> Result<()> {
     for (shape, dim, dtype) in cases(scope) {
-        for cut in cuts(shape[dim], scope.size()) {
+        for cut in shard_sizes(shape[dim], scope.size()) {
             let whole = PlainTensor::sample(&shape, 0, dtype);
-            let piece = piece(&whole, dim, cut.clone(), dtype, scope);
+            let piece = shard(&whole, dim, cut.clone(), dtype, scope);
             let gathered = scope.comm.all_gather(Call::default(), vec![piece]).wait()?.remove(0);
             scope.same(PlainTensor::of(gathered, dtype), whole, || format!("{shape:?} dim {dim} {cut:?} {dtype:?}"));
         }
@@ -27,8 +27,8 @@ pub(super) fn all_gather_coalesced(scope: &TestGroup) -> Result<()> {
     let wholes: Vec<_> =
         cases(scope).map(|(shape, dim, dtype)| (PlainTensor::sample(&shape, 1, dtype), dim, dtype)).collect();
     let shard = |(at, (whole, dim, dtype)): (usize, &(PlainTensor, usize, _))| {
-        let cut = cuts(whole.shape[*dim], scope.size())[at % 2].clone();
-        piece(whole, *dim, cut, *dtype, scope)
+        let cut = shard_sizes(whole.shape[*dim], scope.size())[at % 2].clone();
+        shard(whole, *dim, cut, *dtype, scope)
     };
     let pieces = wholes.iter().enumerate().map(shard).collect();
     let gathered = scope.comm.all_gather(Call::new("unit"), pieces).wait()?;
@@ -60,8 +60,8 @@ pub(super) fn reduce_scatter(scope: &TestGroup) -> Result<()> {
         let all: Vec<_> = (0..size).map(|rank| PlainTensor::sample(&shape, rank, dtype)).collect();
         for op in ops(scope, &shape).into_iter().filter(|op| fits(*op, dtype, scope)) {
             let reduced = PlainTensor::reduced(&all, op, dtype);
-            for cut in cuts(shape[dim], size) {
-                let whole = ShardedTensor { tensor: all[rank].tensor(dtype, &scope.device), dim, cut: cut.clone() };
+            for cut in shard_sizes(shape[dim], size) {
+                let whole = ShardedTensor { tensor: all[rank].tensor(dtype, &scope.device), dim, sizes: cut.clone() };
                 let part = scope.comm.reduce_scatter(Call::default(), vec![whole], op).wait()?.remove(0);
                 let expected = reduced.narrow(dim, held(&cut, size, rank));
                 let case = || format!("{shape:?} dim {dim} {cut:?} {dtype:?} {op:?}");
@@ -116,10 +116,10 @@ pub(super) fn all_to_all(scope: &TestGroup) -> Result<()> {
     let (size, rank) = (scope.size(), scope.rank());
     for (shape, dim, dtype) in cases(scope) {
         for to_dim in (0..shape.len()).filter(|to_dim| *to_dim != dim) {
-            let pairs = cuts(shape[dim], size).map(|cut| cuts(shape[to_dim], size).map(|to| (cut.clone(), to)));
+            let pairs = shard_sizes(shape[dim], size).map(|cut| shard_sizes(shape[to_dim], size).map(|to| (cut.clone(), to)));
             for (cut, to_cut) in pairs.into_iter().flatten() {
                 let whole = PlainTensor::sample(&shape, 0, dtype);
-                let piece = piece(&whole, dim, cut.clone(), dtype, scope);
+                let piece = shard(&whole, dim, cut.clone(), dtype, scope);
                 let recut = scope.comm.all_to_all(Call::default(), piece, to_dim, to_cut.clone()).wait()?;
                 let expected = whole.narrow(to_dim, held(&to_cut, size, rank));
                 let case = || format!("{shape:?} {dim} {cut:?} -> {to_dim} {to_cut:?} {dtype:?}");

@@ -36,8 +36,8 @@ impl Case {
         Self {
             name,
             inputs: inputs.into(),
-            plain: Box::new(move |inputs| plain(inputs).wholes()),
-            sharded: Box::new(move |inputs| sharded(inputs).wholes()),
+            plain: Box::new(move |inputs| plain(inputs).full_outputs()),
+            sharded: Box::new(move |inputs| sharded(inputs).full_outputs()),
         }
     }
 

@@ -33,7 +33,7 @@ pub(super) fn layouts(mesh_shape: &[usize], ndim: usize, values: &ValueKind) -> 
 /// ```text
 /// a dim of 5 over 3 ranks:   | 0 | 1 | 2 3 4 |    | | 0 | 1 2 3 4 |
 /// ```
-pub(super) fn ragged(mesh_shape: &[usize], shape: &[usize], values: &ValueKind) -> Vec<Layout> {
+pub(super) fn uneven(mesh_shape: &[usize], shape: &[usize], values: &ValueKind) -> Vec<Layout> {
     let sum = Placement::Partial(PartialOp::Sum);
     let shards = (0..shape.len()).map(Placement::Shard);
     let one: Vec<_> = std::iter::once(Placement::Replicate)
@@ -120,7 +120,7 @@ mod tests {
     #[test]
     fn ragged_layouts_deal_out_the_shape() {
         let texts = |mesh: &[usize], shape: &[usize], values| {
-            let layouts = ragged(mesh, shape, &values);
+            let layouts = uneven(mesh, shape, &values);
             layouts.iter().for_each(|layout| layout.check_shape(shape).unwrap());
             layouts.iter().map(ToString::to_string).collect_vec()
         };

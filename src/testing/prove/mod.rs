@@ -103,7 +103,7 @@ const MESHES: [ProofExtent; 7] = [
 ];
 
 /// The same for ragged cuts: between two ranks 3 elements are 1 and 2, which no chunks are.
-const RAGGED_MESHES: [ProofExtent; 2] = [on(&[2], [ALL, 24], 4), on(&[2, 2], [8, 8], 2)];
+const UNEVEN_MESHES: [ProofExtent; 2] = [on(&[2], [ALL, 24], 4), on(&[2, 2], [8, 8], 2)];
 
 /// Combinations of a case and mesh of several dimensions of the exhaustive proof; on others, all.
 const EXHAUSTIVE: usize = 1000;
@@ -136,7 +136,7 @@ pub fn prove_with(cases: &[Case], effort: Effort) -> Report {
     let truths = truths.unwrap_or_else(|error| panic!("an unsharded operator failed: {error}")).remove(0).1;
     let (mut possible, mut tried) = (vec![0; cases.len()], Vec::new());
     let chunks = MESHES.map(|extent| (extent, ProofPlan::new as fn(_, _, _, _) -> _));
-    let ragged = RAGGED_MESHES.map(|extent| (extent, ProofPlan::ragged as fn(_, _, _, _) -> _));
+    let ragged = UNEVEN_MESHES.map(|extent| (extent, ProofPlan::uneven as fn(_, _, _, _) -> _));
     for (ProofExtent { mesh, caps, brief }, plan) in chunks.into_iter().chain(ragged) {
         let caps = match effort {
             Effort::Brief => caps.map(|cap| cap.min(brief)),

@@ -25,11 +25,11 @@ pub trait CaseOutputs {
     ///
     /// # Errors
     /// If a DTensor's collectives fail.
-    fn wholes(self) -> Result<Vec<FullOutput>>;
+    fn full_outputs(self) -> Result<Vec<FullOutput>>;
 }
 
 impl<const D: usize, K: Kind> CaseOutputs for Tensor<D, K> {
-    fn wholes(self) -> Result<Vec<FullOutput>> {
+    fn full_outputs(self) -> Result<Vec<FullOutput>> {
         let (shape, dtype) = (self.shape(), self.dtype());
         let values = self.to_data().iter::<f64>().collect();
         let elements = shape.num_elements();
@@ -39,25 +39,25 @@ impl<const D: usize, K: Kind> CaseOutputs for Tensor<D, K> {
 }
 
 impl<const D: usize, K: Kind> CaseOutputs for DTensor<D, K> {
-    fn wholes(self) -> Result<Vec<FullOutput>> {
+    fn full_outputs(self) -> Result<Vec<FullOutput>> {
         let shape = self.shape().to_vec();
         let (part, depth) = graph_depth(self);
-        let mut wholes = part.full_tensor()?.wholes()?;
+        let mut wholes = part.full_tensor()?.full_outputs()?;
         (wholes[0].shape, wholes[0].depth) = (shape, depth);
         Ok(wholes)
     }
 }
 
 impl<T: CaseOutputs> CaseOutputs for Vec<T> {
-    fn wholes(self) -> Result<Vec<FullOutput>> {
-        let parts: Vec<Vec<FullOutput>> = self.into_iter().map(CaseOutputs::wholes).collect::<Result<_>>()?;
+    fn full_outputs(self) -> Result<Vec<FullOutput>> {
+        let parts: Vec<Vec<FullOutput>> = self.into_iter().map(CaseOutputs::full_outputs).collect::<Result<_>>()?;
         Ok(parts.into_iter().flatten().collect())
     }
 }
 
 impl<T: CaseOutputs, const N: usize> CaseOutputs for [T; N] {
-    fn wholes(self) -> Result<Vec<FullOutput>> {
-        Vec::from(self).wholes()
+    fn full_outputs(self) -> Result<Vec<FullOutput>> {
+        Vec::from(self).full_outputs()
     }
 }
 

@@ -9,7 +9,7 @@ use burn::tensor::Device;
 use parking_lot::Mutex;
 
 use super::case::{Case, CaseInput, ShardedInput};
-use super::layouts::{combinations, layouts, ragged};
+use super::layouts::{combinations, layouts, uneven};
 use super::output::FullOutput;
 use super::report::{Combination, Difference, LaidOut, CombinationOutcome, Tried, DifferenceKind};
 use super::truth::{Truth, furthest, loss};
@@ -54,8 +54,8 @@ impl<'a> ProofPlan<'a> {
     }
 
     /// The same with ragged cuts.
-    pub(super) fn ragged(mesh_shape: &'a [usize], cases: &'a [Case], truths: &'a [Truth], caps: [usize; 2]) -> Self {
-        let of = |input: &CaseInput| ragged(mesh_shape, &input.shape, &input.values);
+    pub(super) fn uneven(mesh_shape: &'a [usize], cases: &'a [Case], truths: &'a [Truth], caps: [usize; 2]) -> Self {
+        let of = |input: &CaseInput| uneven(mesh_shape, &input.shape, &input.values);
         Self::of(mesh_shape, cases, truths, caps, of)
     }
 

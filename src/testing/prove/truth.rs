@@ -18,7 +18,7 @@ pub(super) struct Truth {
 
 impl Truth {
     pub(super) fn of(case: &Case, device: &Device) -> Result<Self> {
-        let values = |(at, input): (usize, &CaseInput)| input.values.whole(at, input.shape.iter().product());
+        let values = |(at, input): (usize, &CaseInput)| input.values.full_values(at, input.shape.iter().product());
         let inputs: Vec<_> = case.inputs.iter().enumerate().map(values).collect();
         let leaf = |(input, values): (&CaseInput, &Vec<f64>)| PlainInput(input.leaf(values, &input.shape, device));
         let leaves: Vec<_> = case.inputs.iter().zip(&inputs).map(leaf).collect();

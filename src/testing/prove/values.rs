@@ -37,7 +37,7 @@ impl ValueKind {
     ///
     /// Floats are a shuffled ramp with some jitter: no two are equal, none is near a multiple of
     /// the step, where operators have their kinks.
-    pub(super) fn whole(&self, input: usize, len: usize) -> Vec<f64> {
+    pub(super) fn full_values(&self, input: usize, len: usize) -> Vec<f64> {
         let value = |at: usize| match self {
             Self::Float(range) => {
                 let step = (range.end - range.start) / len as f64;
@@ -45,7 +45,7 @@ impl ValueKind {
                 single(range.start + step * (shuffled(at, len) as f64 + offset))
             }
             Self::Nan(_) if at % 3 == 1 => f64::NAN,
-            Self::Nan(range) => Self::Float(range.clone()).whole(input, len)[at],
+            Self::Nan(range) => Self::Float(range.clone()).full_values(input, len)[at],
             Self::Meeting => (3 * (bits([input, at, 2]) % 3) + input as u64 % 3) as f64,
             Self::Tied(count) => (bits([input, at, 2]) % *count as u64) as f64 - (*count / 2) as f64,
             Self::Int(range) => (range.start + (bits([input, at, 2]) % range.end.abs_diff(range.start)) as i64) as f64,
@@ -197,7 +197,7 @@ mod tests {
     #[test]
     fn floats_have_no_ties_and_stay_in_range() {
         for (input, len) in [(0, 1), (1, 6), (2, 24), (3, 125)] {
-            let mut values = ValueKind::Float(-2.0..3.0).whole(input, len);
+            let mut values = ValueKind::Float(-2.0..3.0).full_values(input, len);
             assert!(values.iter().all(|value| (-2.0..3.0).contains(value)));
             values.sort_by(f64::total_cmp);
             assert!(values.windows(2).all(|pair| pair[0] < pair[1]));
@@ -216,7 +216,7 @@ mod tests {
             PartialOp::Max => parts.iter().copied().fold(f64::NEG_INFINITY, f64::max),
         };
         for values in [ValueKind::Float(-1.0..2.0), ValueKind::Int(0..5), ValueKind::Int(-4..3)] {
-            let whole = values.whole(0, 6);
+            let whole = values.full_values(0, 6);
             for (a, b) in OPS.into_iter().flat_map(|a| OPS.map(|b| (a, b))) {
                 let Ok(layout) = Layout::new(&mesh, &[Placement::Partial(a), Placement::Partial(b)]) else { continue };
                 if !values.takes(a) || !values.takes(b) {

@@ -96,7 +96,7 @@ fn step(_: &World, comm: &Communicator) -> Vec<Work<()>> {
 fn gather(label: &str, dtype: DType, width: usize) -> impl Fn(&World, &Communicator) -> Vec<Work<()>> {
     move |world, comm| {
         let tensor = Tensor::<2>::ones([2, width], world.device()).cast(dtype).into_dispatch();
-        let shard = ShardedTensor { tensor, dim: 0, cut: ShardSizes::Chunked(6) };
+        let shard = ShardedTensor { tensor, dim: 0, sizes: ShardSizes::Chunked(6) };
         vec![comm.all_gather(label.into(), vec![shard]).then(drop)]
     }
 }
@@ -153,7 +153,7 @@ fn an_exit() {
 fn an_argument_that_cannot_be_right() {
     let wrong = |world: &World, comm: &Communicator| {
         let tensor = Tensor::<2>::ones([3, 3], world.device()).into_dispatch();
-        comm.all_gather("rows".into(), vec![ShardedTensor { tensor, dim: 0, cut: ShardSizes::Chunked(6) }]).wait()?;
+        comm.all_gather("rows".into(), vec![ShardedTensor { tensor, dim: 0, sizes: ShardSizes::Chunked(6) }]).wait()?;
         Ok(())
     };
     blames(FaultKind::Failed, &["length 3 in dimension 0"], provoke(step, wrong));

@@ -12,17 +12,17 @@ fn the_ledger_counts_payload() {
         let (comm, device) = (world.all(), world.device());
         let tensor = |shape: [usize; 2]| Tensor::<2>::ones(shape, device).into_dispatch();
         let forward = Call::new("block").with_phase(Phase::Forward);
-        comm.all_gather(forward, vec![ShardedTensor { tensor: tensor([2, 3]), dim: 0, cut: ShardSizes::Chunked(8) }]).wait()?;
+        comm.all_gather(forward, vec![ShardedTensor { tensor: tensor([2, 3]), dim: 0, sizes: ShardSizes::Chunked(8) }]).wait()?;
         comm.reduce_scatter(
             "block".into(),
-            vec![ShardedTensor { tensor: tensor([8, 3]), dim: 0, cut: ShardSizes::Chunked(8) }],
+            vec![ShardedTensor { tensor: tensor([8, 3]), dim: 0, sizes: ShardSizes::Chunked(8) }],
             ReduceOp::Sum,
         )
         .wait()?;
         comm.all_reduce("norm".into(), vec![tensor([1, 1]), tensor([2, 2])], ReduceOp::Sum).wait()?;
         comm.all_to_all(
             "a2a".into(),
-            ShardedTensor { tensor: tensor([2, 3]), dim: 0, cut: ShardSizes::Chunked(8) },
+            ShardedTensor { tensor: tensor([2, 3]), dim: 0, sizes: ShardSizes::Chunked(8) },
             1,
             ShardSizes::Chunked(3),
         )
@@ -59,7 +59,7 @@ fn the_ledger_names_the_backends_that_ran() {
     run(2, |world| {
         assert!(world.ledger().backends().is_empty());
         let tensor = || Tensor::<1>::ones([2], world.device()).into_dispatch();
-        let shards = vec![ShardedTensor { tensor: tensor(), dim: 0, cut: ShardSizes::Chunked(4) }; 2];
+        let shards = vec![ShardedTensor { tensor: tensor(), dim: 0, sizes: ShardSizes::Chunked(4) }; 2];
         world.all().all_gather("gather".into(), shards).wait()?;
         assert_eq!(world.ledger().backends().into_iter().collect::<Vec<_>>(), ["flex"]);
         assert_eq!(world.ledger().copied(), PackStats::default(), "kernels copy on Cube backends alone");

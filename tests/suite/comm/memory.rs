@@ -19,7 +19,7 @@ fn strided_inputs_are_read_as_they_look() {
         let sum = comm.all_reduce("sum".into(), vec![tensor.clone()], ReduceOp::Sum).wait()?.remove(0);
         assert_eq!(into_data(sum).try_to_vec::<f32>().unwrap(), expected);
         let gathered =
-            comm.all_gather("gather".into(), vec![ShardedTensor { tensor, dim: 0, cut: ShardSizes::Chunked(18) }]).wait()?.remove(0);
+            comm.all_gather("gather".into(), vec![ShardedTensor { tensor, dim: 0, sizes: ShardSizes::Chunked(18) }]).wait()?.remove(0);
         let expected = Tensor::cat(vec![view(0), view(1), view(2)], 0).into_data();
         assert_eq!(into_data(gathered), expected);
         Ok(())
@@ -39,7 +39,7 @@ fn a_rank_that_writes_leaves_alone_what_its_peers_have() {
             let tensor = |len: usize| Tensor::<1>::full([len], rank as f32, world.device()).into_dispatch();
             let metas = vec![TensorMeta { shape: Shape::from([LEN]), dtype: DType::F32 }];
             let root = (rank == 1).then(|| vec![tensor(LEN)]);
-            let shard = ShardedTensor { tensor: tensor(LEN / 3), dim: 0, cut: ShardSizes::Chunked(LEN) };
+            let shard = ShardedTensor { tensor: tensor(LEN / 3), dim: 0, sizes: ShardSizes::Chunked(LEN) };
             let results = [
                 (comm.broadcast("one's".into(), root, metas, 1).wait()?, [1.0; 3]),
                 (comm.all_gather("all of it".into(), vec![shard]).wait()?, [0.0, 1.0, 2.0]),

@@ -148,7 +148,7 @@ fn a_failed_collective_leaves_the_queue() {
 /// Some collectives of several kinds.
 fn some(world: &World, comm: &Communicator) -> Result<(), CommError> {
     let tensor = |rows: usize| Tensor::<2>::ones([rows, 3], world.device()).into_dispatch();
-    let shard = ShardedTensor { tensor: tensor(1), dim: 0, cut: ShardSizes::Chunked(2) };
+    let shard = ShardedTensor { tensor: tensor(1), dim: 0, sizes: ShardSizes::Chunked(2) };
     let forward = Call::new("block").with_phase(Phase::Forward);
     comm.all_gather(forward.clone(), vec![shard.clone()]).wait()?;
     comm.all_gather(forward, vec![shard]).wait()?;

@@ -61,7 +61,7 @@ fn collectives(ranks: usize, list: &[Whole], ragged: bool, dtype: DType, op: Red
                 let cut = cut(shape[dim], ranks, ragged);
                 let tensor = whole(*whole_of, seed + index as u64, dtype, world.device());
                 let tensor = if piece { part(tensor, dim, &cut, world) } else { tensor };
-                ShardedTensor { tensor: tensor.into_dispatch(), dim, cut }
+                ShardedTensor { tensor: tensor.into_dispatch(), dim, sizes: cut }
             };
             list.iter().enumerate().map(tensor).collect()
         };
@@ -110,7 +110,7 @@ fn strided_tensors_are_gathered_as_they_look() {
     run(2, &wgpu(), |world| {
         let of_rank = |rank: usize| (0..6).map(|i| (10 * rank + i) as f32).collect::<Vec<_>>();
         let rows = Tensor::<2>::from_data(TensorData::new(of_rank(world.rank()), [2, 3]), world.device());
-        let shard = ShardedTensor { tensor: rows.transpose().into_dispatch(), dim: 0, cut: ShardSizes::Chunked(6) };
+        let shard = ShardedTensor { tensor: rows.transpose().into_dispatch(), dim: 0, sizes: ShardSizes::Chunked(6) };
         let wholes = world.all().all_gather("strided".into(), vec![shard; 2]).wait()?;
         for whole in wholes {
             let values: Vec<i32> = Tensor::<2>::from_dispatch(whole).into_data().iter::<i32>().collect();
@@ -126,14 +126,14 @@ fn a_list_takes_one_kernel_before_the_ranks_meet_and_one_after() {
     run(3, &wgpu(), |world| {
         let comm = world.all();
         let tensor = |rows: usize| Tensor::<2>::ones([rows, 2], world.device()).into_dispatch();
-        let shards = [1, 2, 5].map(|rows| ShardedTensor { tensor: tensor(rows), dim: 0, cut: ShardSizes::Chunked(3 * rows) });
+        let shards = [1, 2, 5].map(|rows| ShardedTensor { tensor: tensor(rows), dim: 0, sizes: ShardSizes::Chunked(3 * rows) });
         comm.all_gather("gather".into(), shards.to_vec()).wait()?;
         let PackStats { launches, bytes, padding } = world.ledger().copied();
         // 8 rows of 2 floats go in, 24 come out; each part is padded to the device's alignment.
         assert_eq!((launches, bytes), (2, (8 + 24) * 8));
         assert!(padding > 0 && padding.is_multiple_of(8), "{padding}");
 
-        let wholes = [4, 6].map(|rows| ShardedTensor { tensor: tensor(rows), dim: 0, cut: ShardSizes::Chunked(rows) });
+        let wholes = [4, 6].map(|rows| ShardedTensor { tensor: tensor(rows), dim: 0, sizes: ShardSizes::Chunked(rows) });
         comm.reduce_scatter("reduce".into(), wholes.to_vec(), ReduceOp::Sum).wait()?;
         assert_eq!(world.ledger().copied().launches, 4);
         assert_eq!(world.ledger().calls(Op::AllGather), 1);
@@ -149,7 +149,7 @@ fn what_kernels_do_not_copy_goes_through_burns_operations() {
         let comm = world.all();
         let start = 2 * world.rank() as i64;
         let ints = Tensor::<1, Int>::arange(start..start + 2, world.device());
-        let shard = |tensor: DispatchTensor| ShardedTensor { tensor, dim: 0, cut: ShardSizes::Chunked(4) };
+        let shard = |tensor: DispatchTensor| ShardedTensor { tensor, dim: 0, sizes: ShardSizes::Chunked(4) };
 
         let alone = vec![shard(ints.clone().float().into_dispatch())];
         let whole = comm.all_gather("alone".into(), alone).wait()?.remove(0);

@@ -69,7 +69,7 @@ impl UnitCollectives for Substitute {
                     _ => Tensor::<2>::from_dispatch(sum).slice_dim(*dim, range).into_dispatch(),
                 }
             };
-            sums.into_iter().zip(plan.cuts()).map(part).collect()
+            sums.into_iter().zip(plan.shardings()).map(part).collect()
         })
     }
 }

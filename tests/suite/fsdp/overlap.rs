@@ -144,7 +144,7 @@ fn program(world: &World, width: usize) -> Result<()> {
         let (forward, backward, starts) = pass(&model, &comm, is_observed, x());
         let enough = |overlap: Overlap| {
             assert_eq!(overlap.gathers, BLOCKS - 1);
-            are_enough(overlap.ahead) && are_enough(overlap.hidden)
+            are_enough(overlap.prefetched) && are_enough(overlap.hidden)
         };
         if is_observed {
             let behind = |(at, event): &(usize, &Event)| *at > 0 && is_behind(event, starts[*at - 1]);

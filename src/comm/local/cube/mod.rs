@@ -52,7 +52,7 @@ impl CoalescedCopies {
     pub fn pack_wholes(mut deposit: Contribution, plan: &CollectivePlan, member: &GroupMember) -> (Option<Self>, Contribution) {
         let fused = Self::new(&deposit.tensors, plan, member);
         let fused = fused.filter(|fused| reduce::is_possible(&fused.device.client(), member.group.size(), fused.dtype));
-        deposit.flat = fused.as_ref().and_then(|fused| fused.pack(CopySide::PackWholes, &deposit.tensors));
+        deposit.flat = fused.as_ref().and_then(|fused| fused.pack(CopySide::PackFull, &deposit.tensors));
         (fused, deposit)
     }
 
@@ -65,7 +65,7 @@ impl CoalescedCopies {
         if !all_alike || !matches!(dtype, DType::F64 | DType::F32 | DType::F16 | DType::BF16) {
             return None;
         }
-        let tensors = plan.cut_tensors().map(|(_, tensor)| tensor).collect();
+        let tensors = plan.sharded_tensors().map(|(_, tensor)| tensor).collect();
         let layout = FlatLayout::new(member.group.size(), tensors, alignment(client) / dtype.size());
         let (device, dtype, ledger) = (device.clone(), *dtype, member.ledger.clone());
         Some(Self { layout, device, dtype, member: member.group.rank(), ledger })

@@ -12,7 +12,7 @@ use super::together::{self, PartitionedJob, CooperativeResult, WORTH};
 use super::wrap;
 use crate::comm::CollectivePlan;
 use crate::comm::engine::ranges::Ranges;
-use crate::kernels::flex::{Ends, PinnedSources, Pieces, Sources, OutputBuffers, run};
+use crate::kernels::flex::{Ends, PinnedSources, CopyTasks, Sources, OutputBuffers, run};
 use crate::kernels::{Convert, CopyPlan, FlatLayout};
 use crate::memory::HostMemoryPool;
 
@@ -35,7 +35,7 @@ impl GatherCopyPlan {
     /// Of what is planned, over `ranks` ranks: in one order, whoever makes it.
     pub fn new(plan: &CollectivePlan, ranks: usize) -> Self {
         let joint = |dtype: DType| {
-            let tensors = plan.cut_tensors().enumerate().filter(|(_, (of, _))| *of == dtype);
+            let tensors = plan.sharded_tensors().enumerate().filter(|(_, (of, _))| *of == dtype);
             let (indices, tensors): (Vec<_>, _) = tensors.map(|(index, (_, tensor))| (index, tensor)).unzip();
             let copies = FlatLayout::new(ranks, tensors, 1).join_parts();
             Joint { dtype, indices: indices.into(), bytes: copies.copied() * dtype.size(), copies }
@@ -74,7 +74,7 @@ impl GatherCopyPlan {
 #[derive(Debug)]
 pub(in crate::comm::local) struct GatherSources {
     ranks: usize,
-    joints: Box<[(PinnedSources, CooperativeResult<Pieces>)]>,
+    joints: Box<[(PinnedSources, CooperativeResult<CopyTasks>)]>,
 }
 
 /// The parts of all ranks joined to wholes.
@@ -86,16 +86,16 @@ struct Join<'a> {
 
 // SAFETY: pieces of one copy, which has every element of its targets once.
 unsafe impl PartitionedJob for Join<'_> {
-    type Cut = Pieces;
+    type Cut = CopyTasks;
 
-    fn begin(&self, home: &Arc<HostMemoryPool>) -> (OutputBuffers, Pieces, usize) {
+    fn begin(&self, home: &Arc<HostMemoryPool>) -> (OutputBuffers, CopyTasks, usize) {
         let (copies, size) = (&self.joint.copies, self.joint.dtype.size());
-        let pieces = Pieces::new(copies, &self.sources, size, self.ranks * together::PIECES);
+        let pieces = CopyTasks::new(copies, &self.sources, size, self.ranks * together::PIECES);
         let count = pieces.count();
         (OutputBuffers::of(Some(home), copies, size), pieces, count)
     }
 
-    unsafe fn make(&self, pieces: &Pieces, index: usize, to: &Ends<u8>) {
+    unsafe fn make(&self, pieces: &CopyTasks, index: usize, to: &Ends<u8>) {
         // SAFETY: the caller's.
         unsafe { pieces.copy(index, &self.joint.copies, &self.sources, to) }
     }

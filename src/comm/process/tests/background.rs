@@ -32,14 +32,14 @@ const CALLS: [Make; 7] = [
         one(comm.all_to_all_single("rows".into(), tensor.into_dispatch(), &splits, &splits))
     },
     |comm, tensor| {
-        let whole = ShardedTensor { tensor: tensor.into_dispatch(), dim: 0, cut: ShardSizes::Chunked(SHAPE[0]) };
+        let whole = ShardedTensor { tensor: tensor.into_dispatch(), dim: 0, sizes: ShardSizes::Chunked(SHAPE[0]) };
         comm.reduce_scatter("parts".into(), vec![whole], ReduceOp::Avg)
     },
     |comm, tensor| comm.all_reduce("halves".into(), vec![tensor.into_dispatch()], ReduceOp::Sum),
 ];
 
 fn shard(comm: &Communicator, tensor: Tensor<2>, dim: usize) -> ShardedTensor {
-    ShardedTensor { tensor: tensor.into_dispatch(), dim, cut: ShardSizes::Chunked(SHAPE[dim] * comm.group().size()) }
+    ShardedTensor { tensor: tensor.into_dispatch(), dim, sizes: ShardSizes::Chunked(SHAPE[dim] * comm.group().size()) }
 }
 
 fn one(work: Work<DispatchTensor>) -> Work<Vec<DispatchTensor>> {

@@ -54,7 +54,7 @@ fn reductions_are_those_of_threads_to_the_bit() {
                     let tensor = || Tensor::<2>::from_data(data.clone(), (world.device(), *dtype)).into_dispatch();
                     let empty = Tensor::<2>::empty([0, 3], world.device()).into_dispatch();
                     got.extend(comm.all_reduce("whole".into(), vec![empty, tensor()], op).wait()?);
-                    let shard = |dim: usize| ShardedTensor { tensor: tensor(), dim, cut: ShardSizes::Chunked(130 + 2770 * dim) };
+                    let shard = |dim: usize| ShardedTensor { tensor: tensor(), dim, sizes: ShardSizes::Chunked(130 + 2770 * dim) };
                     got.extend(comm.reduce_scatter("parts".into(), vec![shard(0), shard(1)], op).wait()?);
                 }
             }
@@ -105,7 +105,7 @@ fn gathers_of_large_parts_are_those_of_threads() {
                 let shape = [before, cut.range(ranks, rank).len(), inner];
                 let data = TensorData::new(values(world.rank(), shape.iter().product()), shape);
                 let tensor = Tensor::<3>::from_data(data, world.device()).cast(dtype).into_dispatch();
-                ShardedTensor { tensor, dim: 1, cut }
+                ShardedTensor { tensor, dim: 1, sizes: cut }
             };
             let even = || shard(1, ShardSizes::Chunked(400), 180, DType::F32);
             let uneven = || shard(1, ShardSizes::Uneven(lengths.clone().into()), 180, DType::BF16);

@@ -18,7 +18,7 @@ fn program(world: &World) -> Result<Vec<TensorData>> {
     };
     let shard = |rows: usize, dim: usize| {
         let len = if dim == 0 { 4 * size } else { 6 };
-        ShardedTensor { tensor: tensor(rows), dim, cut: ShardSizes::Chunked(len) }
+        ShardedTensor { tensor: tensor(rows), dim, sizes: ShardSizes::Chunked(len) }
     };
     let meta = TensorMeta { shape: [4, 6].into(), dtype: DType::F32 };
     let mut got = comm.all_gather(Call::new("gather"), vec![shard(4, 0), shard(4, 0)]).wait()?;

@@ -23,7 +23,7 @@ fn gather(world: &World, call: Call, seed: usize) -> Work<Vec<DispatchTensor>> {
         let cut = ShardSizes::Uneven(lengths.into());
         let part = whole(seed + index, len)[cut.range(ranks, rank)].to_vec();
         let tensor = Tensor::<1>::from_data(TensorData::new(part.clone(), [part.len()]), world.device());
-        ShardedTensor { tensor: tensor.into_dispatch(), dim: 0, cut }
+        ShardedTensor { tensor: tensor.into_dispatch(), dim: 0, sizes: cut }
     };
     world.all().all_gather(call, LENS.into_iter().enumerate().map(shard).collect())
 }

@@ -47,7 +47,7 @@ fn given(comm: &Communicator, shape: [usize; 2]) -> Tensor<2> {
 fn shard(comm: &Communicator, dim: usize, lengths: [usize; 2]) -> ShardedTensor {
     let mut shape = [4000, COLUMNS];
     shape[dim] = lengths[comm.group().rank()];
-    ShardedTensor { tensor: given(comm, shape).into_dispatch(), dim, cut: ShardSizes::Uneven(lengths.into()) }
+    ShardedTensor { tensor: given(comm, shape).into_dispatch(), dim, sizes: ShardSizes::Uneven(lengths.into()) }
 }
 
 /// `given[i][j]` rows of rank `i` for rank `j`.

@@ -14,7 +14,7 @@ use rand::{Rng, SeedableRng};
 
 use super::super::ProcessJob;
 use super::super::late::settled;
-use super::super::wholes::of_landings;
+use super::super::result_buffer::of_landings;
 use crate::comm::courier::{MessageHandler, Transport, RecvBuffer, Message, Payload, SendStamp};
 
 /// The connections of one process. Headers of one sender arrive in order; payloads late, and in an order of a seed's.

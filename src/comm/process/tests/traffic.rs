@@ -35,7 +35,7 @@ fn a_mesh_dimension_inside_a_process_sends_nothing() {
                 let comm = mesh.communicator(dim)?;
                 let tensor = Tensor::<1>::random([64], Distribution::Default, world.device()).into_dispatch();
                 comm.all_reduce("sum".into(), vec![tensor.clone()], ReduceOp::Sum).wait()?;
-                let shard = || ShardedTensor { tensor: tensor.clone(), dim: 0, cut: ShardSizes::Chunked(128) };
+                let shard = || ShardedTensor { tensor: tensor.clone(), dim: 0, sizes: ShardSizes::Chunked(128) };
                 comm.all_gather("gather".into(), vec![shard()]).wait()?;
                 comm.barrier("barrier".into()).wait()?;
                 comm.send("to".into(), vec![tensor.clone()], 1 - comm.group().rank(), 0).wait()?;
@@ -67,11 +67,11 @@ fn the_other_process_gets_what_its_ranks_need_and_once() {
             let metas = || vec![meta(FLOATS)];
             let counted = [
                 sent(&job, world, || {
-                    let shard = ShardedTensor { tensor: shard.clone(), dim: 0, cut: cut.clone() };
+                    let shard = ShardedTensor { tensor: shard.clone(), dim: 0, sizes: cut.clone() };
                     Ok(comm.all_gather("".into(), vec![shard]).wait().map(|_| ())?)
                 })?,
                 sent(&job, world, || {
-                    let whole = ShardedTensor { tensor: whole.clone(), dim: 0, cut: cut.clone() };
+                    let whole = ShardedTensor { tensor: whole.clone(), dim: 0, sizes: cut.clone() };
                     Ok(comm.reduce_scatter("".into(), vec![whole], ReduceOp::Sum).wait().map(|_| ())?)
                 })?,
                 sent(&job, world, || {
@@ -146,7 +146,7 @@ fn what_is_gathered_ahead_is_sent_when_it_is_wanted_and_not_before() {
                 let gather = |value: usize| {
                     let tensor = shard(10 * value + world.rank()).into_dispatch();
                     let cut = ShardSizes::Chunked(world.size() * FLOATS);
-                    comm.all_gather(Call::new("unit").with_deferred(), vec![ShardedTensor { tensor, dim: 0, cut }])
+                    comm.all_gather(Call::new("unit").with_deferred(), vec![ShardedTensor { tensor, dim: 0, sizes }])
                 };
                 let mut works: Vec<_> = (0..6).map(gather).collect();
                 world.barrier("all have called")?;
@@ -186,7 +186,7 @@ fn what_nobody_wants_is_given_back() {
         let ends = launch(Launch::on_backend(processes.engine(2)), |world| {
             let comm = world.all();
             let tensor = Tensor::<1>::ones([1 << 10], world.device());
-            let shard = ShardedTensor { tensor: tensor.clone().into_dispatch(), dim: 0, cut: ShardSizes::Chunked(4 << 10) };
+            let shard = ShardedTensor { tensor: tensor.clone().into_dispatch(), dim: 0, sizes: ShardSizes::Chunked(4 << 10) };
             let work = comm.all_gather(Call::new("unit").with_deferred(), vec![shard]);
             assert!(!tensor.can_mut());
             drop(work);
@@ -211,7 +211,7 @@ fn a_long_print_is_sent_once() {
                 let names = (0..100).map(|at| format!("blocks.{at}.attention.query.weight").into());
                 let shard = |_| {
                     let tensor = Tensor::<2>::ones([0, width], world.device()).into_dispatch();
-                    ShardedTensor { tensor, dim: 0, cut: ShardSizes::Chunked(0) }
+                    ShardedTensor { tensor, dim: 0, sizes: ShardSizes::Chunked(0) }
                 };
                 let wholes = comm.all_gather(Call::new("unit").with_names(names), (0..100).map(shard).collect()).wait()?;
                 assert_eq!(wholes[99].shape()[1], width);

@@ -16,7 +16,7 @@ fn within(limits: DeviceLimits, copies: &CopyPlan) -> Result<CubePlan, CubeError
 
 /// Many tensors of two columns over three ranks.
 fn layout(dim: usize) -> FlatLayout {
-    let tensor = |rows| ShardedTensorSpec { shape: Shape::new([rows, 6]), dim, cut: ShardSizes::Chunked([rows, 6][dim]) };
+    let tensor = |rows| ShardedTensorSpec { shape: Shape::new([rows, 6]), dim, sizes: ShardSizes::Chunked([rows, 6][dim]) };
     FlatLayout::new(3, [5, 9, 33, 1, 12, 70, 3].map(tensor).to_vec(), 1)
 }
 
@@ -29,7 +29,7 @@ fn more_sources_than_a_kernel_binds_take_the_fewest_launches() {
         (layout(0).pack_parts(0), 2),
         (layout(0).join_parts(), 6),
         (layout(1).join_parts(), 7),
-        (layout(1).unpack_wholes(), 1),
+        (layout(1).unpack_full(), 1),
     ] {
         let plan = within(limits, &copies).unwrap();
         assert_eq!(plan.launches(), launches);
@@ -42,7 +42,7 @@ fn as_many_sources_as_the_device_binds_are_one_launch() {
     let mut rng = StdRng::seed_from_u64(3);
     let most = device().client().properties().hardware.max_bindings.min(200) as usize - 4;
     for (tensors, launches) in [(most, 1), (most + 1, 2)] {
-        let tensor = ShardedTensorSpec { shape: Shape::new([6]), dim: 0, cut: ShardSizes::Chunked(6) };
+        let tensor = ShardedTensorSpec { shape: Shape::new([6]), dim: 0, sizes: ShardSizes::Chunked(6) };
         let copies = FlatLayout::new(2, vec![tensor; tensors], 4).pack_parts(1);
         let limits = DeviceLimits { bindings: most + 4, cubes: 1000 };
         let plan = within(limits, &copies).unwrap();
@@ -60,7 +60,7 @@ fn a_row_of_more_sources_than_a_kernel_binds_is_an_error() {
 #[test]
 fn a_grid_wider_than_the_device_allows_has_rows() {
     let mut rng = StdRng::seed_from_u64(2);
-    let tensor = ShardedTensorSpec { shape: Shape::new([4096 * 7 + 5]), dim: 0, cut: ShardSizes::Chunked(4096 * 7 + 5) };
+    let tensor = ShardedTensorSpec { shape: Shape::new([4096 * 7 + 5]), dim: 0, sizes: ShardSizes::Chunked(4096 * 7 + 5) };
     let copies = FlatLayout::new(2, vec![tensor], 1).unpack_rows();
     let plan = within(DeviceLimits { bindings: 100, cubes: 3 }, &copies).unwrap();
     assert_copies(&plan, &copies, DType::F32, &mut rng);
@@ -68,7 +68,7 @@ fn a_grid_wider_than_the_device_allows_has_rows() {
 
 #[test]
 fn results_are_views_of_one_block() {
-    let copies = layout(0).unpack_wholes();
+    let copies = layout(0).unpack_full();
     let source = upload(&vec![1; copies.sources[0].num_elements() * 4], &copies.sources[0], DType::F32);
     let plan = plain(&copies, DType::F32).unwrap();
     let block = plan.run(&[source], None);
@@ -77,7 +77,7 @@ fn results_are_views_of_one_block() {
     let align = alignment(&device().client()) as u64;
     assert!(block.tensors.iter().all(|tensor| tensor.handle.offset_start.unwrap_or(0).is_multiple_of(align)));
     assert_eq!((plan.copied(), plan.padding()), (copies.copied() * 4, 0));
-    let packed = layout(0).pack_wholes();
+    let packed = layout(0).pack_full();
     assert_eq!(plain(&packed, DType::F32).unwrap().padding(), layout(0).padding() * 4);
 }
 

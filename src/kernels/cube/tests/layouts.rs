@@ -41,7 +41,7 @@ fn cut_tensor(ranks: usize, rng: &mut StdRng) -> ShardedTensorSpec {
         let lengths = ends.iter().scan(0, |last, end| Some(end - std::mem::replace(last, *end)));
         ShardSizes::Uneven(lengths.collect_vec().into())
     };
-    ShardedTensorSpec { shape: Shape::from(shape), dim, cut }
+    ShardedTensorSpec { shape: Shape::from(shape), dim, sizes: cut }
 }
 
 #[test]
@@ -57,8 +57,8 @@ fn all_copies_of_random_layouts_in_every_dtype() {
         for copies in [
             layout.pack_parts(rank),
             layout.unpack_parts(rank),
-            layout.pack_wholes(),
-            layout.unpack_wholes(),
+            layout.pack_full(),
+            layout.unpack_full(),
             layout.unpack_rows(),
             layout.join_parts(),
         ] {
@@ -106,9 +106,9 @@ fn segments_in_any_place_and_gaps_of_zeros() {
 fn long_and_short_segments_in_one_launch() {
     let mut rng = StdRng::seed_from_u64(56);
     let lens = [700_001, 1, 3, 64, 0, 250_000, 7, 4096, 5, 1, 1, 2];
-    let tensors = lens.map(|len| ShardedTensorSpec { shape: Shape::new([len, 2]), dim: 0, cut: ShardSizes::Chunked(len) });
+    let tensors = lens.map(|len| ShardedTensorSpec { shape: Shape::new([len, 2]), dim: 0, sizes: ShardSizes::Chunked(len) });
     let layout = FlatLayout::new(3, tensors.to_vec(), 4);
-    for copies in [layout.pack_parts(1), layout.unpack_rows(), layout.pack_wholes()] {
+    for copies in [layout.pack_parts(1), layout.unpack_rows(), layout.pack_full()] {
         let plan = plain(&copies, DType::F32).unwrap();
         assert_eq!(plan.launches(), 1);
         assert_copies(&plan, &copies, DType::F32, &mut rng);
@@ -118,9 +118,9 @@ fn long_and_short_segments_in_one_launch() {
 #[test]
 fn a_matrix_of_odd_rows_cut_along_its_columns() {
     let mut rng = StdRng::seed_from_u64(78);
-    let tensor = |columns| ShardedTensorSpec { shape: Shape::new([257, columns]), dim: 1, cut: ShardSizes::Chunked(columns) };
+    let tensor = |columns| ShardedTensorSpec { shape: Shape::new([257, columns]), dim: 1, sizes: ShardSizes::Chunked(columns) };
     let layout = FlatLayout::new(3, vec![tensor(101), tensor(96), tensor(5)], 4);
-    for copies in [layout.pack_wholes(), layout.unpack_rows(), layout.unpack_wholes()] {
+    for copies in [layout.pack_full(), layout.unpack_rows(), layout.unpack_full()] {
         for dtype in [DType::F32, DType::F16] {
             assert_copied(&copies, dtype, &mut rng);
         }

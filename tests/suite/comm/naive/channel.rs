@@ -98,7 +98,7 @@ impl GroupBackend for NaiveChannel {
     fn all_gather(&self, post: CallContext, plan: Arc<CollectivePlan>, tensors: Vec<DispatchTensor>) -> PostResult<Vec<DispatchTensor>> {
         let device = self.device();
         self.call(post, vec![read(tensors); self.size()], move |parts| {
-            let wholes = plan.cuts().iter().enumerate().map(|(at, (dim, _))| concat(&column(&parts, at), *dim));
+            let wholes = plan.shardings().iter().enumerate().map(|(at, (dim, _))| concat(&column(&parts, at), *dim));
             write(wholes.collect(), &device)
         })
     }
@@ -113,7 +113,7 @@ impl GroupBackend for NaiveChannel {
         let (device, size, count) = (self.device(), self.size(), wholes.len());
         let wholes = read(wholes);
         let part = |rank: usize, (whole, (dim, cut)): (_, &(usize, ShardSizes))| narrow(whole, *dim, cut.range(size, rank));
-        let parts_of = |rank: usize| wholes.iter().zip(plan.cuts()).map(|whole| part(rank, whole)).collect();
+        let parts_of = |rank: usize| wholes.iter().zip(plan.shardings()).map(|whole| part(rank, whole)).collect();
         self.call(post, (0..size).map(parts_of).collect(), move |terms| {
             write((0..count).map(|at| reduce(&column(&terms, at), op)).collect(), &device)
         })

@@ -32,7 +32,7 @@ pub(crate) struct TensorBlock {
 ///
 /// # Panics
 /// If a layout has a partial placement, or a tensor of that shape cannot lie so.
-pub(crate) fn pieces(from: (&Layout, &[usize]), to: (&Layout, &[usize]), global: &[usize]) -> Vec<TensorBlock> {
+pub(crate) fn blocks(from: (&Layout, &[usize]), to: (&Layout, &[usize]), global: &[usize]) -> Vec<TensorBlock> {
     assert!(!from.0.has_partial() && !to.0.has_partial(), "terms of a sum are no pieces of a tensor");
     let mut holders: Vec<(Vec<Range<usize>>, Vec<usize>)> = Vec::new();
     for (rank, slices) in held(from, global) {
@@ -105,7 +105,7 @@ mod tests {
         for ((mesh, ranks), (other_mesh, other_ranks)) in sources.iter().cartesian_product(&targets) {
             for (from, to) in layouts(mesh).iter().cartesian_product(&layouts(other_mesh)) {
                 for shape in [[5, 3], [1, 4], [0, 2]] {
-                    let pieces = pieces((from, ranks), (to, other_ranks), &shape);
+                    let pieces = blocks((from, ranks), (to, other_ranks), &shape);
                     let holds: BTreeMap<_, _> = held((from, ranks), &shape).collect();
                     for TensorBlock { from, block, to } in &pieces {
                         let slices = &holds[from];
@@ -127,7 +127,7 @@ mod tests {
     #[test]
     fn copies_share_the_load() {
         let (copies, rows) = (Layout::replicate(&[3]).unwrap(), Layout::new(&[6], &[S(0)]).unwrap());
-        let pieces = pieces((&copies, &[0, 1, 2]), (&rows, &[3, 4, 5, 6, 7, 8]), &[12, 2]);
+        let pieces = blocks((&copies, &[0, 1, 2]), (&rows, &[3, 4, 5, 6, 7, 8]), &[12, 2]);
         assert_eq!(
             pieces.iter().map(|piece| (piece.from, piece.to)).collect_vec(),
             [(0, 3), (1, 4), (2, 5), (0, 6), (1, 7), (2, 8)]

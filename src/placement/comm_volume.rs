@@ -2,7 +2,7 @@
 
 use smallvec::SmallVec;
 
-use super::joined::fused_steps;
+use super::fused_step::fused_steps;
 use super::{Layout, Step};
 
 /// A collective, and what a rank sends in it, whatever the size of the tensor.

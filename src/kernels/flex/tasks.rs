@@ -6,13 +6,13 @@ use super::{CopyPlan, StridedCopy, Sources, check, segments, stream};
 
 /// A copy of elements of one size, cut into pieces of nearly equal length, each of which a rank copies with its threads.
 #[derive(Debug)]
-pub(crate) struct Pieces {
+pub(crate) struct CopyTasks {
     places: Vec<SplitPoint>,
     size: usize,
     streams: bool,
 }
 
-impl Pieces {
+impl CopyTasks {
     /// At most `most` of `copies`, of elements of `size` bytes: fewer where they would be too short for a rank's threads.
     ///
     /// # Panics
