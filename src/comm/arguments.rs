@@ -3,7 +3,7 @@
 use burn::backend::{DispatchAutodiffContext, DispatchTensor, TensorMetadata};
 use burn::tensor::{DType, Device, Shape};
 
-use super::engine::{ShardSignature, PairwiseSignature, TensorSignature, whole};
+use super::engine::{ShardSignature, PairwiseSignature, TensorSignature, tensor_text};
 use super::{Group, Op, CollectivePlan, ReduceOp, ShardedTensor, TensorMeta};
 use crate::memory;
 use crate::placement::ShardSizes;
@@ -135,7 +135,7 @@ pub(super) fn listed(
     let given: Vec<_> = parts.iter().enumerate().map(meta).collect::<Checked<_>>()?;
     if given[member] != metas[member] {
         return problem(
-            format!("its own part is {}, but `metas` says {}", whole(&given[member]), whole(&metas[member])),
+            format!("its own part is {}, but `metas` says {}", tensor_text(&given[member]), tensor_text(&metas[member])),
             "describe the part that the rank keeps as it is",
         );
     }
@@ -181,7 +181,7 @@ pub(super) fn rooted(
 
 /// The print of a tensor that is known by its description.
 pub(super) fn described(meta: &TensorMeta) -> TensorSignature {
-    TensorSignature { shape: meta.shape.clone(), dtype: meta.dtype, cut: None, to: None }
+    TensorSignature { shape: meta.shape.clone(), dtype: meta.dtype, sharding: None, to: None }
 }
 
 /// Prints of tensors that go as they are.
@@ -253,7 +253,7 @@ pub(super) fn scattered(prints: &mut [TensorSignature], cuts: &[(usize, ShardSiz
         in_range(i, *dim, &print.shape)?;
         one_per_rank(i, cut, group)?;
         check_total(i, &print.shape, *dim, cut)?;
-        print.cut = Some(ShardSignature::new(*dim, cut));
+        print.sharding = Some(ShardSignature::new(*dim, cut));
     }
     Ok(())
 }
@@ -267,7 +267,7 @@ fn full_of(i: usize, tensor: &DispatchTensor, dim: usize, cut: &ShardSizes, grou
 fn sharded_along(i: usize, mut print: TensorSignature, dim: usize, cut: &ShardSizes, group: &Group) -> Checked<TensorSignature> {
     in_range(i, dim, &print.shape)?;
     one_per_rank(i, cut, group)?;
-    print.cut = Some(ShardSignature::new(dim, cut));
+    print.sharding = Some(ShardSignature::new(dim, cut));
     Ok(print)
 }
 
@@ -306,7 +306,7 @@ pub(super) fn as_planned(plan: &CollectivePlan, tensors: &[DispatchTensor], grou
             }
         }
         if print.dtype != of_plan.dtype || print.shape != shape {
-            let says = |shape, dtype| whole(&Some(TensorMeta { shape, dtype }));
+            let says = |shape, dtype| tensor_text(&Some(TensorMeta { shape, dtype }));
             let (found, expected) = (says(print.shape, print.dtype), says(shape, of_plan.dtype));
             return problem(format!("tensor {i} is {found}, but the plan is for {expected}"), REPLAN);
         }
@@ -327,7 +327,7 @@ fn plain(i: usize, tensor: &DispatchTensor) -> Checked<TensorSignature> {
     if matches!(dtype, DType::QFloat(_)) {
         return problem(format!("tensor {i} is quantized"), "dequantize it first");
     }
-    Ok(TensorSignature { shape: tensor.shape(), dtype, cut: None, to: None })
+    Ok(TensorSignature { shape: tensor.shape(), dtype, sharding: None, to: None })
 }
 
 fn in_range(i: usize, dim: usize, shape: &Shape) -> Checked<()> {

@@ -189,7 +189,7 @@ impl Communicator {
         if !ahead {
             rank.ledger.record(&charge);
         }
-        match span.in_scope(|| begin(&**channel, CallContext { print, ahead })) {
+        match span.in_scope(|| begin(&**channel, CallContext { print, is_deferred: ahead })) {
             Ok(pending) => {
                 recorder.taken(sequence, op, seq);
                 Work::under_way(pending, InFlightGuard::new(rank.clone(), span, charge, posted, ahead, self.deadline))

@@ -6,7 +6,7 @@ use std::time::Duration;
 use tracing::field::Empty;
 use tracing::{Span, debug_span};
 
-use super::engine::{CallSignature, whole};
+use super::engine::{CallSignature, tensor_text};
 use super::{Group, Phase, TensorMeta};
 
 /// The span of a collective that `rank` posts; none where nobody listens.
@@ -50,7 +50,7 @@ impl fmt::Display for Tensors<'_> {
         let metas = tensors.iter().map(|tensor| Some(TensorMeta { shape: tensor.shape.clone(), dtype: tensor.dtype }));
         for (index, meta) in metas.chain(given).enumerate() {
             let separator = if index == 0 { "" } else { ", " };
-            write!(f, "{separator}{}", whole(&meta))?;
+            write!(f, "{separator}{}", tensor_text(&meta))?;
         }
         Ok(())
     }

@@ -11,7 +11,7 @@
 use burn::tensor::{Shape, Tensor};
 use smallvec::SmallVec;
 
-use super::local::{as_float, associate, cut, is_require_grad, is_tracked};
+use super::local::{as_float, associate, slice, is_require_grad, is_tracked};
 use super::spec::mesh_dim_name;
 use super::{DTensor, DTensorError, DTensorSpec, Kind};
 use crate::Result;
@@ -98,7 +98,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         let spec = DTensorSpec::new(mesh, layout, full.shape(), full.dtype())?;
         leaves("distribute_local", full, spec, |full, spec| {
             let ranges = spec.layout().local_slices(spec.shape(), spec.coordinate());
-            Ok(cut(full, &ranges))
+            Ok(slice(full, &ranges))
         })
     }
 }
@@ -138,14 +138,14 @@ pub(crate) fn send_parts<const D: usize, K: Kind>(
     call: &Call,
 ) -> Result<Tensor<D, K>> {
     let coordinate = spec.coordinate();
-    let sequence = cut_sequence(spec.layout());
+    let sequence = sharding_sequence(spec.layout());
     let mut shape: [usize; D] = spec.shape().dims();
     let mut held = whole;
     for (at, &mesh_dim) in sequence.iter().enumerate() {
         let mut later = sequence[at + 1..].iter();
         let taking_part = later.all(|&later| coordinate[later] == source[later]);
         let comm = spec.mesh().communicator(mesh_dim)?;
-        let shard = spec.placements()[mesh_dim].shard_dim().map(|dim| (dim, spec.cut(&[mesh_dim])));
+        let shard = spec.placements()[mesh_dim].shard_dim().map(|dim| (dim, spec.shard_sizes(&[mesh_dim])));
         if taking_part {
             let metas = vec![TensorMeta { shape: Shape::from(shape), dtype: spec.dtype() }];
             let whole = held.take().map(|whole| vec![whole.into_dispatch()]);
@@ -180,7 +180,7 @@ pub(super) fn check_no_partial(
 
 /// The mesh dimensions in an order that makes every cut after the cuts outside it: left to right
 /// where nothing else is asked for. What is not cut comes last, when there are parts to copy, and not the whole.
-fn cut_sequence(layout: &Layout) -> SmallVec<[usize; 3]> {
+fn sharding_sequence(layout: &Layout) -> SmallVec<[usize; 3]> {
     let mut sequence: SmallVec<[usize; 3]> = SmallVec::new();
     let placements = layout.placements();
     while sequence.len() < placements.len() {
@@ -205,8 +205,8 @@ mod tests {
     fn cuts_come_after_those_outside_them() {
         let (r, s) = (Placement::Replicate, Placement::Shard(0));
         let plain = Layout::new(&[2, 2, 2], &[s, r, s]).unwrap();
-        assert_eq!(cut_sequence(&plain).as_slice(), [0, 2, 1]);
+        assert_eq!(sharding_sequence(&plain).as_slice(), [0, 2, 1]);
         let turned = Layout::with_shard_order(&[2, 2, 2], &[s, r, s], &[(0, &[2, 0])]).unwrap();
-        assert_eq!(cut_sequence(&turned).as_slice(), [2, 0, 1]);
+        assert_eq!(sharding_sequence(&turned).as_slice(), [2, 0, 1]);
     }
 }

@@ -16,7 +16,7 @@ use crate::memory::flex as memory;
 
 /// The part of `tensor` inside `ranges`, in memory of its own: a view would keep the whole buffer
 /// alive. A part that is the whole stays as it is.
-pub(super) fn cut<const D: usize, K: Kind>(tensor: Tensor<D, K>, ranges: &[Range<usize>]) -> Tensor<D, K> {
+pub(super) fn slice<const D: usize, K: Kind>(tensor: Tensor<D, K>, ranges: &[Range<usize>]) -> Tensor<D, K> {
     let whole = tensor.dims().iter().zip(ranges).all(|(&len, range)| *range == (0..len));
     if whole {
         return tensor;
@@ -26,10 +26,10 @@ pub(super) fn cut<const D: usize, K: Kind>(tensor: Tensor<D, K>, ranges: &[Range
 }
 
 /// [`cut`] along one dimension.
-pub(super) fn cut_dim<const D: usize, K: Kind>(tensor: Tensor<D, K>, dim: usize, range: Range<usize>) -> Tensor<D, K> {
+pub(super) fn slice_dim<const D: usize, K: Kind>(tensor: Tensor<D, K>, dim: usize, range: Range<usize>) -> Tensor<D, K> {
     let mut ranges: Vec<_> = tensor.dims().iter().map(|&len| 0..len).collect();
     ranges[dim] = range;
-    cut(tensor, &ranges)
+    slice(tensor, &ranges)
 }
 
 /// `tensor` at `range` of `dim` in a tensor of zeros whose `dim` has length `len`.

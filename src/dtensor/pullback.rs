@@ -4,7 +4,7 @@ use burn::tensor::Tensor;
 use smallvec::SmallVec;
 
 use super::collective::{all_gather, all_to_all};
-use super::local::cut_dim;
+use super::local::slice_dim;
 use crate::Result;
 use crate::comm::{Call, Communicator, ReduceOp, ShardedTensor};
 use crate::placement::{ShardSizes, PartialOp};
@@ -133,7 +133,7 @@ impl<const D: usize> StepVjp<D> {
             PullbackKind::Nothing => Ok(grad),
             PullbackKind::Slice { dim, cut } => {
                 let own = cut.range(comm.group().size(), comm.group().rank());
-                Ok(cut_dim(grad, *dim, own))
+                Ok(slice_dim(grad, *dim, own))
             }
             PullbackKind::AllGather { dim, cut } => all_gather(comm, call.clone(), grad, *dim, cut.clone()).wait(),
             PullbackKind::AllReduce { reduced } => reduced.derivative(comm, call, grad, None),

@@ -122,7 +122,7 @@ fn open_unit(word: u32) -> f64 {
 mod tests {
     use super::*;
 
-    fn whole(distribution: Distribution, seed: u64, shape: &[usize]) -> Vec<f32> {
+    fn full(distribution: Distribution, seed: u64, shape: &[usize]) -> Vec<f32> {
         let slices: Vec<_> = shape.iter().map(|&len| 0..len).collect();
         part(distribution, seed, shape, &slices)
     }
@@ -135,7 +135,7 @@ mod tests {
     fn a_part_equals_the_same_part_of_the_whole() {
         let shape = [5, 7, 6];
         for distribution in [Distribution::Default, Distribution::Normal(1.0, 2.0)] {
-            let all = whole(distribution, 3, &shape);
+            let all = full(distribution, 3, &shape);
             for slices in [[0..5, 0..7, 0..6], [1..4, 2..7, 3..5], [4..5, 0..0, 1..6], [2..3, 6..7, 5..6]] {
                 let part = part(distribution, 3, &shape, &slices);
                 let mut expected = Vec::new();
@@ -153,7 +153,7 @@ mod tests {
 
     #[test]
     fn a_part_longer_than_one_task_equals_the_whole() {
-        let all = whole(Distribution::Default, 9, &[3 * GRAIN]);
+        let all = full(Distribution::Default, 9, &[3 * GRAIN]);
         let own = 17..2 * GRAIN + 30;
         let part = part(Distribution::Default, 9, &[3 * GRAIN], std::slice::from_ref(&own));
         assert_eq!(part, all[own]);
@@ -163,7 +163,7 @@ mod tests {
     fn moments_are_those_of_the_distribution() {
         let n = 200_000;
         let moments = |distribution| {
-            let values = whole(distribution, 11, &[n]);
+            let values = full(distribution, 11, &[n]);
             let mean = values.iter().map(|&v| f64::from(v)).sum::<f64>() / n as f64;
             let var = values.iter().map(|&v| (f64::from(v) - mean).powi(2)).sum::<f64>() / n as f64;
             (mean, var)
@@ -184,13 +184,13 @@ mod tests {
     #[test]
     fn uniform_excludes_its_upper_end_after_rounding() {
         let one_ulp = f64::from(1.0f32.next_up());
-        let values = whole(Distribution::Uniform(1.0, one_ulp), 1, &[1000]);
+        let values = full(Distribution::Uniform(1.0, one_ulp), 1, &[1000]);
         assert!(values.iter().all(|&value| value == 1.0));
     }
 
     #[test]
     fn seeds_and_neighbours_differ() {
-        let (a, b) = (whole(Distribution::Default, 1, &[64]), whole(Distribution::Default, 2, &[64]));
+        let (a, b) = (full(Distribution::Default, 1, &[64]), full(Distribution::Default, 2, &[64]));
         assert!(a.iter().zip(&b).all(|(a, b)| a != b));
         assert!(a.windows(2).all(|pair| pair[0] != pair[1]));
     }

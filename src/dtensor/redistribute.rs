@@ -57,7 +57,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         if self.layout() == layout {
             return Ok(self);
         }
-        self.brought_to(layout, "redistribute")
+        self.redistributed_to(layout, "redistribute")
     }
 
     /// The whole tensor, on every rank. Its gradient is replicated; see
@@ -71,12 +71,12 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     #[track_caller]
     pub fn full_tensor(self) -> Result<Tensor<D, K>> {
         let replicate = Layout::replicate(self.mesh().shape())?;
-        Ok(self.brought_to(&replicate, "full_tensor")?.local)
+        Ok(self.redistributed_to(&replicate, "full_tensor")?.local)
     }
 
     /// For `operator`.
     #[track_caller]
-    fn brought_to(self, layout: &Layout, operator: &'static str) -> Result<Self> {
+    fn redistributed_to(self, layout: &Layout, operator: &'static str) -> Result<Self> {
         let spec = self.spec.with_layout(layout.clone())?;
         let route = RedistributePlan::between(self.layout(), layout)?;
         let local = route.walk(self.local, &self.spec, &[], Weak::new(), operator)?;

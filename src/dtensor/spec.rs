@@ -198,7 +198,7 @@ impl DTensorSpec {
     }
 
     /// How `mesh_dims` cut their piece of the dimension that they shard, one inside the other.
-    pub(super) fn cut(&self, mesh_dims: &[usize]) -> ShardSizes {
+    pub(super) fn shard_sizes(&self, mesh_dims: &[usize]) -> ShardSizes {
         self.layout.shard_sizes_over(&self.shape, self.coordinate(), mesh_dims)
     }
 

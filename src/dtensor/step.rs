@@ -3,7 +3,7 @@
 use burn::tensor::Tensor;
 
 use super::collective::{Moving, all_gather, all_to_all};
-use super::local::{as_float, cut_dim, pad_dim, zeros};
+use super::local::{as_float, slice_dim, pad_dim, zeros};
 use super::pullback::{MeshDims, StepVjp, PullbackKind, ReductionVjp};
 use super::{DTensorSpec, Kind};
 use crate::Result;
@@ -53,15 +53,15 @@ impl PlannedStep {
     ) -> Result<Self> {
         let comm = before.mesh().communicator_over(&mesh_dims)?;
         let action = match step {
-            Step::AllGather { dim, .. } => Action::AllGather { dim, cut: before.cut(&mesh_dims) },
-            Step::Slice { dim, .. } => Action::Slice { dim, cut: after.cut(&mesh_dims) },
+            Step::AllGather { dim, .. } => Action::AllGather { dim, cut: before.shard_sizes(&mesh_dims) },
+            Step::Slice { dim, .. } => Action::Slice { dim, cut: after.shard_sizes(&mesh_dims) },
             Step::AllReduce { op, .. } => Action::AllReduce { op },
-            Step::ReduceScatter { dim, op, .. } => Action::ReduceScatter { dim, cut: after.cut(&mesh_dims), op },
+            Step::ReduceScatter { dim, op, .. } => Action::ReduceScatter { dim, cut: after.shard_sizes(&mesh_dims), op },
             Step::AllToAll { from, to, .. } => {
-                Action::AllToAll { from: (from, before.cut(&mesh_dims)), to: (to, after.cut(&mesh_dims)) }
+                Action::AllToAll { from: (from, before.shard_sizes(&mesh_dims)), to: (to, after.shard_sizes(&mesh_dims)) }
             }
             Step::ReplicateToPartial { .. } => Action::ZeroOthers,
-            Step::ShardToPartial { dim, .. } => Action::ZeroPad { dim, cut: before.cut(&mesh_dims) },
+            Step::ShardToPartial { dim, .. } => Action::ZeroPad { dim, cut: before.shard_sizes(&mesh_dims) },
         };
         let place = tracked.then(|| comm.next_forward_index());
         Ok(Self { mesh_dims, comm, place, action })
@@ -90,7 +90,7 @@ impl PlannedStep {
         let kept = (reduces && self.place.is_some()).then(|| as_float(local.clone()));
         let moving = match &self.action {
             Action::AllGather { dim, cut } => all_gather(comm, call, local, *dim, cut.clone()),
-            Action::Slice { dim, cut } => Moving::There(cut_dim(local, *dim, own(cut))),
+            Action::Slice { dim, cut } => Moving::There(slice_dim(local, *dim, own(cut))),
             Action::AllReduce { op } => {
                 Moving::Many(comm.all_reduce(call, vec![local.into_dispatch()], reduce_op(*op)))
             }

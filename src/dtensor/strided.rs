@@ -6,7 +6,7 @@ use burn::tensor::{Shape, Tensor};
 
 use super::collective::all_gather;
 use super::distribute::leaves;
-use super::local::cut_dim;
+use super::local::slice_dim;
 use super::{DTensor, DTensorError, DTensorSpec, Kind};
 use crate::Result;
 use crate::comm::Call;
@@ -122,8 +122,8 @@ fn picked<const D: usize, K: Kind>(tensor: Tensor<D, K>, dim: usize, elements: V
         }
     }
     match &runs[..] {
-        [] => cut_dim(tensor, dim, 0..0),
-        [run] => cut_dim(tensor, dim, run.clone()),
+        [] => slice_dim(tensor, dim, 0..0),
+        [run] => slice_dim(tensor, dim, run.clone()),
         _ => Tensor::cat(runs.into_iter().map(|run| tensor.clone().slice_dim(dim, run)).collect(), dim),
     }
 }

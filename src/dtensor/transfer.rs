@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 
 use super::distribute::check_no_partial;
 use super::kind::is_of_kind;
-use super::local::{associate, cut, is_tracked};
+use super::local::{associate, slice, is_tracked};
 use super::{DTensor, DTensorError, DTensorSpec, Kind};
 use crate::Result;
 use crate::autodiff::{self, BackwardStep, GraphOp};
@@ -234,7 +234,7 @@ impl Moves {
         let (mut parts, mut metas) = (vec![None; comm.group().size()], vec![None; comm.group().size()]);
         for (member, ranges) in &self.gives {
             let local = local.clone().expect("a rank that gives something has a part");
-            parts[*member] = Some(cut(local, ranges).into_dispatch());
+            parts[*member] = Some(slice(local, ranges).into_dispatch());
         }
         for (member, ranges) in &self.gets {
             let shape = Shape::from(ranges.iter().map(ExactSizeIterator::len).collect::<Vec<_>>());

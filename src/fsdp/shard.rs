@@ -17,7 +17,7 @@ use crate::mesh::DeviceMesh;
 use crate::param::{
     AGAIN, ShardAssignment, FsdpMeshInfo, DataParallelGroups, ModelNumbers, OffloadPolicy, CpuOffload, Precision, REDUCE,
     ReshardAfterForward, UnitParam, UnitName, ReplicaCheck, attach_shards, combine, data_spec, in_turn, is_any_lazy, make_units,
-    move_beside, own_buffers, take_burns,
+    move_other_params, own_buffers, take_burns,
 };
 use crate::pattern::PathPattern;
 use crate::placement::PlacementError;
@@ -150,7 +150,7 @@ pub fn fully_shard<M: Module>(model: M, mesh: &DeviceMesh, config: FullyShard) -
     let model = if lazy { in_turn(mesh, "fully_shard, in turn", place)? } else { place()? };
     let model = own_buffers(model, &units, &all, "fully_shard")?;
     let is_offloaded = units.iter().any(|unit| unit.offloaded().is_some());
-    Ok(if is_offloaded { move_beside(model, mesh.device()) } else { model })
+    Ok(if is_offloaded { move_other_params(model, mesh.device()) } else { model })
 }
 
 /// Returns what messages say of a model of type `M` that was sharded there: `Linear, sharded at src/main.rs:17`.

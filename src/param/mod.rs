@@ -95,7 +95,7 @@ mod waiting;
 
 pub(crate) use adapter::take_burns;
 pub(crate) use attach::{ShardAssignment, attach_shards};
-pub(crate) use other_params::move_beside;
+pub(crate) use other_params::move_other_params;
 pub(crate) use combine::{combine, data_spec};
 pub use custom::{ReducedGradients, UnitCollectives};
 pub(crate) use data_mesh::FsdpMeshInfo;

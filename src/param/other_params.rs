@@ -13,7 +13,7 @@ use super::states::copying;
 /// and boolean parameters, and tensors in fields that are no parameters, such as a positional encoding's.
 ///
 /// burn moves fields that it shows nobody with the whole module alone. So the parameters are taken out for that long.
-pub(crate) fn move_beside<M: Module>(model: M, device: &Device) -> M {
+pub(crate) fn move_other_params<M: Module>(model: M, device: &Device) -> M {
     let paths = ModelScan::of(&model).paths().into_iter().collect();
     let mut parameters = Parameters { path: Vec::new(), paths, taken: HashMap::new() };
     let model = copying(|| model.map(&mut parameters)).to_device(device);

@@ -18,12 +18,12 @@ pub(crate) struct CommVolume {
 
 impl CommVolume {
     /// The unit: a whole tensor.
-    pub(crate) const WHOLE: u64 = Step::WHOLE;
+    pub(crate) const FULL_TENSOR: u64 = Step::WHOLE;
 
     /// The bytes that a rank sends of a tensor of `bytes`.
     pub(crate) fn bytes(&self, bytes: u64) -> u64 {
         let sent = u128::from(self.share) * u128::from(bytes);
-        ((sent + u128::from(Self::WHOLE / 2)) / u128::from(Self::WHOLE)) as u64
+        ((sent + u128::from(Self::FULL_TENSOR / 2)) / u128::from(Self::FULL_TENSOR)) as u64
     }
 }
 

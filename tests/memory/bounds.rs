@@ -48,7 +48,7 @@ const UNIT: usize = 2 * (WIDTH * WIDTH + WIDTH) * 4;
 const DEPTHS: [usize; 2] = [4, 32];
 
 /// Bytes of a whole model.
-fn whole(blocks: usize) -> usize {
+fn full(blocks: usize) -> usize {
     blocks * UNIT + (WIDTH * CLASSES + CLASSES) * 4
 }
 
@@ -159,8 +159,8 @@ impl Case {
             Ok(taken)
         });
         let most = peaks.unwrap().into_iter().map(|(_, taken)| taken).max().expect("a rank");
-        let shards = whole(blocks) / self.mesh[self.mesh.len() - 1];
-        let grads = if self.batches > 1 { whole(blocks) } else { shards };
+        let shards = full(blocks) / self.mesh[self.mesh.len() - 1];
+        let grads = if self.batches > 1 { full(blocks) } else { shards };
         (most as f64 - grads as f64) / UNIT as f64
     }
 

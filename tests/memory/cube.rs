@@ -23,7 +23,7 @@ const RANKS: usize = 2;
 const BLOCKS: usize = 8;
 const WIDTH: usize = 256;
 /// Bytes of one block's weight.
-const WHOLE: u64 = (WIDTH * WIDTH * 4) as u64;
+const FULL: u64 = (WIDTH * WIDTH * 4) as u64;
 
 /// Three-dimensional inputs: burn's `linear` reshapes its weight for them, and the graph keeps that view.
 fn forward(net: &Net, x: Tensor<3>) -> Tensor<3> {
@@ -64,7 +64,7 @@ fn steps(reshard: ReshardAfterForward) -> Vec<[u64; 3]> {
 #[test]
 fn gathered_weights_are_taken_back_under_the_views_that_a_graph_keeps() {
     let _alone = alone();
-    let all = (RANKS * BLOCKS) as u64 * WHOLE;
+    let all = (RANKS * BLOCKS) as u64 * FULL;
     let (taken, kept) = (steps(ReshardAfterForward::Always), steps(ReshardAfterForward::Never));
 
     for [before, between, _] in &kept {
@@ -72,9 +72,9 @@ fn gathered_weights_are_taken_back_under_the_views_that_a_graph_keeps() {
     }
     for [before, between, after] in &taken {
         // Activations of four rows, and nothing as large as one weight a rank.
-        assert!(between - before < RANKS as u64 * WHOLE, "{taken:?}");
+        assert!(between - before < RANKS as u64 * FULL, "{taken:?}");
         // The shards' gradients are as much as one whole model.
-        assert!(after - before < all / RANKS as u64 + RANKS as u64 * WHOLE, "{taken:?}");
+        assert!(after - before < all / RANKS as u64 + RANKS as u64 * FULL, "{taken:?}");
     }
 }
 
@@ -115,13 +115,13 @@ fn trained(ranks: usize, offload: OffloadPolicy) -> (u64, [u64; 2]) {
 fn the_device_has_open_units_alone_where_shards_are_offloaded() {
     let _alone = alone();
     for ranks in [1, RANKS] {
-        let all = BLOCKS as u64 * WHOLE;
+        let all = BLOCKS as u64 * FULL;
         let (kept, (most, after)) = (trained(ranks, OffloadPolicy::Never), trained(ranks, OffloadPolicy::Cpu));
         // Parameters and AdamW's two moments.
         assert!(kept.1.iter().all(|after| *after >= 3 * all), "{kept:?}");
         // Nothing as large as one weight.
-        assert!(after.iter().all(|after| *after < WHOLE), "{after:?}");
+        assert!(after.iter().all(|after| *after < FULL), "{after:?}");
         // A rank has the weights of a unit and of the one before it, gradients of both, and parts that are on their way.
-        assert!(most < ranks as u64 * 5 * WHOLE, "{most}");
+        assert!(most < ranks as u64 * 5 * FULL, "{most}");
     }
 }

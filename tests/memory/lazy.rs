@@ -16,7 +16,7 @@ const WIDTH: usize = 512;
 const WEIGHT: usize = WIDTH * WIDTH * 4;
 const MODEL: usize = LAYERS * (WEIGHT + WIDTH * 4);
 /// Bookkeeping of the model's units, its graph and its collectives.
-const BESIDE: usize = 256 << 10;
+const OTHER: usize = 256 << 10;
 
 #[derive(Module, Debug)]
 struct Net {
@@ -50,7 +50,7 @@ fn beyond_shards(shape: &[usize]) -> Vec<usize> {
         drop(shard(&device)?);
         let (_net, held, most) = measured(world.rank(), || shard(&device))?;
         let shards = MODEL / shape[shape.len() - 1];
-        assert!((shards..shards + BESIDE).contains(&held), "{held} bytes of shards of {shards}");
+        assert!((shards..shards + OTHER).contains(&held), "{held} bytes of shards of {shards}");
         Ok(most - shards)
     });
     beyond.unwrap().into_iter().map(|(_, beyond)| beyond).collect()
@@ -64,9 +64,9 @@ fn the_first_rank_holds_one_parameter_and_the_others_parts() {
         // Where there are replicas, the part that is copied for them.
         let part = if shape.len() == 2 { WEIGHT / shape[1] } else { 0 };
         let first = beyond[0];
-        assert!((WEIGHT..=WEIGHT + part + BESIDE).contains(&first), "{first} bytes on the first rank");
+        assert!((WEIGHT..=WEIGHT + part + OTHER).contains(&first), "{first} bytes on the first rank");
         for &beyond in &beyond[1..] {
-            assert!(beyond <= part + BESIDE, "{beyond} bytes on another rank");
+            assert!(beyond <= part + OTHER, "{beyond} bytes on another rank");
         }
     }
 }
@@ -126,6 +126,6 @@ fn a_sharded_model_is_parallelized_with_one_parameter_gathered() {
     });
     for (rank, beyond) in beyond.unwrap() {
         println!("{beyond} bytes beyond the shards on rank {rank}, of parameters of {WEIGHT} bytes");
-        assert!(beyond <= 2 * WEIGHT + BESIDE, "{beyond} bytes on rank {rank}");
+        assert!(beyond <= 2 * WEIGHT + OTHER, "{beyond} bytes on rank {rank}");
     }
 }

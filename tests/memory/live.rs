@@ -21,7 +21,7 @@ static PEAK: AtomicUsize = AtomicUsize::new(0);
 /// What is live that was allocated for each rank, and for none, whoever frees it.
 static OF_RANK: [Account; MAX_RANKS + 1] = [const { Account::new() }; MAX_RANKS + 1];
 /// The account of threads that are no rank's.
-const NOBODY: usize = MAX_RANKS;
+const NO_RANK: usize = MAX_RANKS;
 const MAX_RANKS: usize = 4;
 
 struct Account {
@@ -37,7 +37,7 @@ impl Account {
 
 thread_local! {
     static ALLOCATIONS: Cell<usize> = const { Cell::new(0) };
-    static ACCOUNT: Cell<usize> = const { Cell::new(NOBODY) };
+    static ACCOUNT: Cell<usize> = const { Cell::new(NO_RANK) };
 }
 
 /// Room before what is allocated, for the number of an account.

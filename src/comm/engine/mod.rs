@@ -39,12 +39,12 @@
 
 mod failure;
 mod generic;
-mod manner;
-mod pending;
-mod print;
+mod process_options;
+mod request;
+mod signature;
 mod provided;
 pub(crate) mod ranges;
-mod successor;
+mod shrunk_world;
 
 use std::fmt::Debug;
 use std::panic::Location;
@@ -61,14 +61,14 @@ use crate::placement::ShardSizes;
 
 pub use failure::Failure;
 pub(crate) use generic::{concat, from_data, into_data, reduce, reshaped, rows};
-pub use manner::ProcessOptions;
-pub(super) use pending::Mapped;
-pub use pending::{Request, Completed};
-pub use print::CallSignature;
-pub(crate) use print::{ShardSignature, PairwiseSignature, TensorSignature, whole};
+pub use process_options::ProcessOptions;
+pub(super) use request::Mapped;
+pub use request::{Request, Completed};
+pub use signature::CallSignature;
+pub(crate) use signature::{ShardSignature, PairwiseSignature, TensorSignature, tensor_text};
 pub(super) use provided::rows_for_each;
-pub use successor::ShrunkWorld;
-pub(super) use successor::{last, worlds};
+pub use shrunk_world::ShrunkWorld;
+pub(super) use shrunk_world::{last, worlds};
 
 /// The ranks of one [`launch`](super::launch), and what connects them.
 pub trait Backend: Debug + Send + Sync {
@@ -170,7 +170,7 @@ pub struct CallContext {
     /// What ranks must agree on.
     pub print: CallSignature,
     /// The result is wanted later.
-    pub ahead: bool,
+    pub is_deferred: bool,
 }
 
 /// What one rank has sent another.

@@ -3,8 +3,8 @@
 use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::Device;
 
-use super::pending::Mapped;
-use super::ranges::{cut, full};
+use super::request::Mapped;
+use super::ranges::{slice, full};
 use super::{GroupBackend, Request, CallContext, PostResult, concat, reduce, rows};
 use crate::comm::{ReduceOp, ShardedTensor, TensorMeta};
 use crate::placement::ShardSizes;
@@ -112,7 +112,7 @@ pub(super) fn scatter(
 
 /// A copy of `rank`'s part.
 fn block(tensor: &DispatchTensor, dim: usize, of: &ShardSizes, ranks: usize, rank: usize, device: &Device) -> DispatchTensor {
-    concat(&[(tensor, cut(&tensor.shape()[..], dim, of.range(ranks, rank)))], 0, device)
+    concat(&[(tensor, slice(&tensor.shape()[..], dim, of.range(ranks, rank)))], 0, device)
 }
 
 fn meta(tensor: &DispatchTensor) -> TensorMeta {

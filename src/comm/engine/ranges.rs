@@ -13,7 +13,7 @@ pub(crate) fn full(shape: &[usize]) -> Ranges {
 }
 
 /// `shape` cut to `range` in `dim`.
-pub(crate) fn cut(shape: &[usize], dim: usize, range: Range<usize>) -> Ranges {
+pub(crate) fn slice(shape: &[usize], dim: usize, range: Range<usize>) -> Ranges {
     let mut ranges = full(shape);
     ranges[dim] = range;
     ranges

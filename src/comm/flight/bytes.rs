@@ -17,7 +17,7 @@ pub(super) fn unpack(words: &[u64], count: usize) -> Vec<u8> {
 }
 
 /// As much of a text as fits into `most` bytes, whole characters.
-pub(super) fn cut(text: &str, most: usize) -> &str {
+pub(super) fn truncate(text: &str, most: usize) -> &str {
     &text[..text.floor_char_boundary(most)]
 }
 
@@ -96,7 +96,7 @@ mod tests {
 
     #[test]
     fn texts_are_cut_between_characters() {
-        assert_eq!([cut("äöü", 4), cut("äöü", 3), cut("ab", 9)], ["äö", "ä", "ab"]);
+        assert_eq!([truncate("äöü", 4), truncate("äöü", 3), truncate("ab", 9)], ["äö", "ä", "ab"]);
         let words: Vec<_> = pack(b"flight recorder").collect();
         assert_eq!((words.len(), unpack(&words, 15)), (2, b"flight recorder".to_vec()));
     }

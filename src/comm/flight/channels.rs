@@ -11,7 +11,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::bytes::{Room, cut, pack, take_number, unpack};
+use super::bytes::{Room, truncate, pack, take_number, unpack};
 use super::fold::Fold;
 
 /// Words before the text.
@@ -46,7 +46,7 @@ pub(super) fn write(words: &[AtomicU64], name: &str, ranks: &[usize]) -> Option<
 
 fn text(name: &str, ranks: &[usize]) -> Option<Room<MOST>> {
     let mut text = Room::new();
-    let name = cut(name, 200);
+    let name = truncate(name, 200);
     let apart = match ranks {
         [first, second, ..] => second.checked_sub(*first),
         _ => None,

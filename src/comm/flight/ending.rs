@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use super::bytes::{cut, pack, unpack};
+use super::bytes::{truncate, pack, unpack};
 use super::fold::Fold;
 use super::layout::END_WORDS;
 
@@ -55,9 +55,9 @@ const TEXT: usize = (END_WORDS - HEAD) / 2 * 8;
 impl ProgramExit {
     /// Writes it, once.
     pub(super) fn write(&self, words: &[AtomicU64]) {
-        let text = cut(&self.text, TEXT);
+        let text = truncate(&self.text, TEXT);
         let failure = self.failure.as_ref();
-        let first = failure.map_or("", |failure| cut(&failure.text, TEXT));
+        let first = failure.map_or("", |failure| truncate(&failure.text, TEXT));
         let flag = |is: fn(&FirstFailure) -> bool, bit: u32| u64::from(failure.is_some_and(is)) << bit;
         let flags = flag(|failure| failure.is_own, 8) | flag(|failure| failure.is_difference, 9);
         let kind = self.how as u64 | flags | (text.len() as u64) << 16 | (first.len() as u64) << 32;

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use super::bytes::{cut, pack, unpack};
+use super::bytes::{truncate, pack, unpack};
 use super::fold::Fold;
 use super::layout::header::{CHECK, FIXED, HOST};
 use super::layout::{MAGIC, VERSION};
@@ -35,7 +35,7 @@ impl Identity {
     }
 
     pub(super) fn write(&self, words: &[AtomicU64]) {
-        let host = cut(&self.host, (HOST - 1) * 8);
+        let host = truncate(&self.host, (HOST - 1) * 8);
         let numbers = [
             MAGIC,
             VERSION,

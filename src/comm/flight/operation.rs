@@ -45,7 +45,7 @@ pub struct Operation {
     /// Of all that ranks must agree on.
     pub(super) agreement: u64,
     pub(super) is_of_pairs: bool,
-    pub(super) whole_label: bool,
+    pub(super) is_label_complete: bool,
     /// The how-manieth that the ledger counted.
     pub(in crate::comm) counted: Option<u64>,
 }
@@ -72,7 +72,7 @@ impl Operation {
             over: record.ended.map(after).zip(record.over),
             agreement,
             is_of_pairs: record.is_of_pairs,
-            whole_label: record.whole_label,
+            is_label_complete: record.is_label_complete,
             counted: record.counted,
         }
     }
@@ -126,7 +126,7 @@ impl Operation {
 impl fmt::Display for Operation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.id)?;
-        if !self.whole_label {
+        if !self.is_label_complete {
             f.write_str(" (label cut)")?;
         }
         if !self.channel.is_empty() {

@@ -15,7 +15,7 @@
 use std::hash::{Hash, Hasher};
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
-use super::bytes::{Room, cut, pack, unpack};
+use super::bytes::{Room, truncate, pack, unpack};
 use super::fold::Fold;
 use super::layout::RECORD_WORDS;
 use super::shapes;
@@ -34,7 +34,7 @@ const TEXT_BYTES: usize = (RECORD_WORDS - TEXT) * WORD;
 const LABEL: usize = 72;
 
 /// Nobody, where a rank may be named.
-const NOBODY: u32 = u32::MAX;
+const NO_RANK: u32 = u32::MAX;
 
 /// What happened to an operation after it was posted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -101,7 +101,7 @@ pub(super) struct FlightRecord {
     pub agreement: u64,
     pub label: String,
     /// Whether that is all of it.
-    pub whole_label: bool,
+    pub is_label_complete: bool,
     pub tensors: Vec<shapes::Tensor>,
     /// How many tensors there are.
     pub count: usize,
@@ -154,12 +154,12 @@ fn reduction(reduce: Option<ReduceOp>) -> u64 {
 pub(super) fn write(words: &[AtomicU64], index: u64, posted: u64, posting: &Posting<'_>) {
     let Posting { channel, seq, print, phase, bytes, peer } = *posting;
     let mut text = Room::<TEXT_BYTES>::new();
-    let label = cut(&print.label, LABEL);
+    let label = truncate(&print.label, LABEL);
     text.push(label.as_bytes());
     let count = shapes::push(print, &mut text);
     let (op, phase) = (print.op as u64, phase as u64);
     let kinds = op | phase << 8 | reduction(print.reduce) << 16 | u64::from(print.is_of_pairs()) << 24;
-    let rank = |rank: Option<usize>| rank.map_or(NOBODY, |rank| rank as u32);
+    let rank = |rank: Option<usize>| rank.map_or(NO_RANK, |rank| rank as u32);
     // Of a message the peer, of a collective the root; which one the operation says.
     let (partner, tag) = peer.map_or((rank(print.root), 0), |peer| (rank(peer.rank), peer.tag));
     let lengths = label.len() | (text.bytes().len() << 8) | (usize::from(label.len() == print.label.len()) << 16);
@@ -187,7 +187,7 @@ pub(super) fn write(words: &[AtomicU64], index: u64, posted: u64, posting: &Post
 
 /// What every rank must agree on.
 fn agreement(print: &CallSignature) -> u64 {
-    let CallSignature { op, label, reduce, root, model, drawn, whole, terms, names, tensors, any: _, pairs: _, digests: _ } =
+    let CallSignature { op, label, reduce, root, model, drawn, global_tensor: whole, terms, names, tensors, any: _, pairs: _, digests: _ } =
         print;
     let mut fold = Fold::default();
     (op, label, reduce, root, model, drawn, whole, terms, names, tensors).hash(&mut fold);
@@ -257,7 +257,7 @@ pub(super) fn read(words: &[u64]) -> Option<FlightRecord> {
     if words[1] != Fold::of([place].into_iter().chain(call).chain(pack(&text))) {
         return None;
     }
-    let rank = |rank: u32| Some(rank as usize).filter(|_| rank != NOBODY);
+    let rank = |rank: u32| Some(rank as usize).filter(|_| rank != NO_RANK);
     let (label, tensors) = text.split_at(label_bytes);
     let op = *OPS.get(kinds as usize & 0xff)?;
     let partner = rank((partners >> 32) as u32);
@@ -280,7 +280,7 @@ pub(super) fn read(words: &[u64]) -> Option<FlightRecord> {
         peer: op.is_message().then_some(Peer { rank: partner, tag: partners as u32 }),
         agreement,
         label: String::from_utf8_lossy(label).into_owned(),
-        whole_label: lengths >> 16 & 1 == 1,
+        is_label_complete: lengths >> 16 & 1 == 1,
         tensors: shapes::read(tensors),
         count: (lengths >> 32) as usize,
         is_of_pairs,

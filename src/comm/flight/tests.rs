@@ -38,7 +38,7 @@ fn in_memory() -> Recorder {
 fn print(index: u64) -> CallSignature {
     let length = index as usize % 5;
     let tensor =
-        |at: usize| TensorSignature { shape: Shape::from([at, index as usize]), dtype: DType::F32, cut: None, to: None };
+        |at: usize| TensorSignature { shape: Shape::from([at, index as usize]), dtype: DType::F32, sharding: None, to: None };
     let call = format!("call {index}{}", "!".repeat(length)).as_str().into();
     CallSignature::new(Op::AllReduce, &call, (0..length).map(tensor).collect::<Vec<_>>())
 }
@@ -52,7 +52,7 @@ fn post(recorder: &Recorder, at: Instant, index: u64) {
 }
 
 /// What is read is a call that [`post`] has made, all of it.
-fn is_whole(flight: &RankTrace) -> bool {
+fn is_complete(flight: &RankTrace) -> bool {
     flight.operations.iter().all(|operation| {
         let (index, expected) = (operation.index, print(operation.index));
         let tensors = expected.tensors.iter().map(|tensor| format!("{:?} f32", &tensor.shape[..]));
@@ -74,7 +74,7 @@ fn the_last_operations_are_kept() {
     let flight = read(&recorder);
     assert_eq!((flight.posted, flight.operations.len()), (count, OPERATIONS));
     assert!(flight.operations.iter().map(|operation| operation.index).eq(5..count));
-    assert!(is_whole(&flight));
+    assert!(is_complete(&flight));
     // One whose record another has taken is not marked.
     recorder.over(4, Duration::ZERO, OpOutcome::Failed);
     recorder.over(5, Duration::from_nanos(7), OpOutcome::Done(Some(2)));
@@ -103,7 +103,7 @@ fn what_does_not_fit_is_cut_and_still_compared() {
     let recorder = in_memory();
     let tensors = |last: usize| {
         let shape = |at: usize| Shape::from([1000, if at == 99 { last } else { 1 << 20 }]);
-        let tensor = |at| TensorSignature { shape: shape(at), dtype: DType::BF16, cut: None, to: None };
+        let tensor = |at| TensorSignature { shape: shape(at), dtype: DType::BF16, sharding: None, to: None };
         (0..100).map(tensor).collect::<Vec<_>>()
     };
     let label = "ü".repeat(50);
@@ -257,7 +257,7 @@ fn a_file_is_read_while_its_rank_writes() {
         let mut last = 0;
         while !is_over.load(Ordering::Acquire) {
             for flight in [RankTrace::read(&path).unwrap(), read(&recorder)] {
-                assert!(is_whole(&flight), "{flight:?}");
+                assert!(is_complete(&flight), "{flight:?}");
                 assert!(flight.posted >= last);
                 last = flight.posted;
             }
@@ -287,7 +287,7 @@ fn a_file_holds_what_memory_does() {
     assert_eq!(of_file.channels[1].taken, 5);
     assert_eq!((&*of_file.channels[1].name, &*of_file.channels[1].ranks), ("reduced", &[2, 0][..]));
     assert_eq!(of_file.operations[0].id.ranks, [0, 1, 2].into());
-    assert!(is_whole(&of_file));
+    assert!(is_complete(&of_file));
     // A file's words are the recorder's own, and the rest of its ring is empty.
     let bytes = fs::read(file::path(&folder.0, 7, 2)).unwrap();
     let words: Vec<_> = bytes.as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word)).collect();

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use burn::backend::DispatchTensor;
 
-use super::ahead::{self, DeferredGather};
+use super::deferred_gather::{self, DeferredGather};
 use super::board::OpHandle;
 use super::channel::HostGroupBackend;
 use super::data::{Contribution, CollectiveInputs};
@@ -53,11 +53,11 @@ impl Request<()> for SharedMemoryGather {
             unsafe { wholes.put(ticket.member, &parts, || engine.carry()) };
             let shares = match wholes.are_common() {
                 true => later.nothing(),
-                false => later.shares(&Contribution::new(parts), RecipientData::Whole),
+                false => later.shares(&Contribution::new(parts), RecipientData::Full),
             };
             later.bring(second.seq, shares);
             engine.carry();
-            engine.fill_and_finish(second, Contribution::of_wholes(wholes).there(None));
+            engine.fill_and_finish(second, Contribution::of_result_buffer(wholes).there(None));
         });
         let carried = Contribution::carried(&said, Some(&taken)).map(|carried| TransferTiming { begun, ..carried });
         Ok(Completed { last: Some(last), carried, ..placed })
@@ -78,7 +78,7 @@ impl HostGroupBackend {
         post: CallContext,
         parts: Vec<DispatchTensor>,
     ) -> PostResult<Vec<DispatchTensor>> {
-        let (engine, rendezvous, is_ahead) = (&self.engine, &self.engine.rendezvous, post.ahead);
+        let (engine, rendezvous, is_ahead) = (&self.engine, &self.engine.rendezvous, post.is_deferred);
         let (member, ranks) = (self.member.group.rank(), self.member.group.size());
         let deposit = Contribution::new(parts);
         self.note(&deposit);
@@ -88,17 +88,17 @@ impl HostGroupBackend {
         let results = SharedMemoryResult::new(outlet, layouts);
         // What else is agreed on is by the first half.
         let agreed =
-            CallSignature { tensors: Arc::new([]), names: None, whole: None, terms: None, digests: None, ..post.print.clone() };
+            CallSignature { tensors: Arc::new([]), names: None, global_tensor: None, terms: None, digests: None, ..post.print.clone() };
 
         let mut second = self.second.lock();
         let (key, later) = second.get_or_insert_with(|| self.second_halves());
         let (first, taken) = match is_ahead {
             true => {
-                let join = |print| rendezvous.join_ahead(self.key, member, print);
+                let join = |print| rendezvous.post_deferred(self.key, member, print);
                 outlet.joined(post.print, outlet.nothing(), DataMode::Later, join)?
             }
             false => {
-                let (shares, deposit) = ahead::said(outlet, results.wanted(member));
+                let (shares, deposit) = deferred_gather::said(outlet, results.wanted(member));
                 let join = |print| rendezvous.join(self.key, member, print, deposit);
                 outlet.joined(post.print, shares, DataMode::Now, join)?
             }
@@ -124,6 +124,6 @@ impl HostGroupBackend {
         let placing = SharedMemoryGather { seat: seat(first), second, later, taken, results, parts };
         let firsts = vec![engine.leave_open(first, Box::new(placing))];
         let finish = |mut gathered: Vec<Vec<DispatchTensor>>| gathered.remove(0);
-        Ok(Box::new(TwoPhaseAllReduce { ahead, firsts, seconds, finish }))
+        Ok(Box::new(TwoPhaseAllReduce { deferred: ahead, firsts, seconds, finish }))
     }
 }

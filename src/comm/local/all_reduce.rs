@@ -25,7 +25,7 @@ use crate::comm::{CommError, ReduceOp};
 const SEGMENT: usize = 2 << 20;
 
 /// First halves that are on their way at once.
-const AHEAD: usize = 2;
+const SEGMENTS_IN_FLIGHT: usize = 2;
 
 /// Where a rank has joined the halves of an all-reduce.
 struct Joinings {
@@ -67,7 +67,7 @@ impl HostGroupBackend {
         let owed = |segment: &Segment, ticket| DeferredContribution { ticket, rows: rows.clone(), segment: segment.clone(), common };
         let pairs = segments.iter().zip(tickets);
         let mut rest = pairs.clone().skip(1).map(|(segment, (ticket, _))| owed(segment, ticket));
-        let begun: Vec<_> = rest.by_ref().take(AHEAD - 1).collect();
+        let begun: Vec<_> = rest.by_ref().take(SEGMENTS_IN_FLIGHT - 1).collect();
         let (mut firsts, mut seconds, mut taken) = (Vec::new(), Vec::new(), Some(taken));
         for (segment, (ticket, second)) in pairs {
             let sums = match (&results, &whole) {
@@ -80,8 +80,8 @@ impl HostGroupBackend {
             }
             seconds.push(Left(self.second_half(second, segment.ranges().len(), sums.clone(), &rows)));
             let (seat, outlet, device) = (OpHandleGuard::new(engine.clone(), ticket, false), later.clone(), device.clone());
-            let (taken, cuts, next) = (taken.take(), segment.cuts(), rest.next());
-            firsts.push((ticket, ReduceScatterPhase { seat, second, outlet, taken, op, cuts, sums, device, next }));
+            let (taken, cuts, next) = (taken.take(), segment.shardings(), rest.next());
+            firsts.push((ticket, ReduceScatterPhase { seat, second, outlet, taken, op, shardings: cuts, sums, device, next }));
         }
         let leave_open = |(ticket, first)| engine.leave_open(ticket, Box::new(first));
         let firsts = firsts.into_iter().map(leave_open).collect();
@@ -92,7 +92,7 @@ impl HostGroupBackend {
             let wholes = whole.map_or_else(|| parts.remove(0), |whole| unsafe { whole.take(&device) });
             wholes.into_iter().zip(shapes).map(|(whole, shape)| reshaped(whole, shape)).collect::<Vec<_>>()
         };
-        Ok(Box::new(TwoPhaseAllReduce { ahead: None, firsts, seconds, finish }))
+        Ok(Box::new(TwoPhaseAllReduce { deferred: None, firsts, seconds, finish }))
     }
 
     /// Joins both halves of every segment of `rows`, the first of them with what others need of it: all at once, so that the
@@ -105,11 +105,11 @@ impl HostGroupBackend {
         segments: &[Segment],
         common: Option<SharedMemoryMessage>,
     ) -> Result<Joinings, CommError> {
-        let deposit = Contribution::new(segments[0].cut_from(rows)).saying(common).there(None);
+        let deposit = Contribution::new(segments[0].segments_of(rows)).saying(common).there(None);
         self.note(&deposit);
-        let shares = outlet.shares(&deposit, RecipientData::Parts(&segments[0].cuts()));
+        let shares = outlet.shares(&deposit, RecipientData::Parts(&segments[0].shardings()));
         // What else is agreed on is by the first half of the first.
-        let agreed = CallSignature { names: None, whole: None, terms: None, digests: None, ..post.print.clone() };
+        let agreed = CallSignature { names: None, global_tensor: None, terms: None, digests: None, ..post.print.clone() };
         let prints = segments.iter().map(|segment| CallSignature { tensors: segment.prints(rows), ..agreed.clone() });
         // Of each segment, but for the half that is called with the deposit.
         let late: Vec<_> = prints.flat_map(|print| [print.clone(), print]).skip(1).collect();

@@ -26,7 +26,7 @@ impl<F: Signature, P> MatchTable<F, P> {
 
     /// [`join`](Self::join)s for a rank of this process, whose deposit [comes](Self::fill) once it wants the result, or another
     /// [asks](Self::ask_for) for it.
-    pub fn join_ahead(&mut self, group: GroupKey, member: usize, print: F) -> Result<OpHandle, CommError> {
+    pub fn post_deferred(&mut self, group: GroupKey, member: usize, print: F) -> Result<OpHandle, CommError> {
         let (ticket, _) = self.join_with(group, member, print, None)?;
         Ok(ticket)
     }

@@ -83,10 +83,10 @@ impl HostGroupBackend {
     ) -> PostResult<T> {
         self.note(&deposit);
         let (place, device) = (self.member.group.rank(), self.member.home(&deposit.tensors));
-        let is_open = !post.ahead && self.is_worth_hands(post.print.bytes(), &device);
+        let is_open = !post.is_deferred && self.is_worth_hands(post.print.bytes(), &device);
         let mut join = |print, deposit| {
             let ticket = self.engine.rendezvous.join(self.key, place, print, deposit)?;
-            if let Some(own) = own.as_mut().filter(|_| !post.ahead) {
+            if let Some(own) = own.as_mut().filter(|_| !post.is_deferred) {
                 own.await_others(&self.engine, ticket);
             }
             Ok(ticket)
@@ -94,16 +94,16 @@ impl HostGroupBackend {
         let (ticket, taken) = match (&self.outlet, shares) {
             (Some(outlet), Some(shares)) => {
                 let deposit = deposit.there(None);
-                let when = if post.ahead { DataMode::Pull } else { DataMode::Now };
+                let when = if post.is_deferred { DataMode::Pull } else { DataMode::Now };
                 let (ticket, taken) = outlet.joined(post.print, shares, when, |print| join(print, deposit))?;
-                if !post.ahead {
+                if !post.is_deferred {
                     self.engine.ask(self.engine.rendezvous.want(ticket));
                 }
                 (ticket, Some(taken))
             }
             _ => (join(post.print, deposit)?, None),
         };
-        let seat = OpHandleGuard::new(self.engine.clone(), ticket, self.outlet.is_some() && post.ahead);
+        let seat = OpHandleGuard::new(self.engine.clone(), ticket, self.outlet.is_some() && post.is_deferred);
         let joined = Box::new(CollectiveRequest { seat, own, taken, device, finish });
         Ok(if is_open { Box::new(Left(self.engine.leave_open(ticket, joined))) } else { joined })
     }
@@ -160,8 +160,8 @@ impl GroupBackend for HostGroupBackend {
         }
         let deposit = Contribution::planned(parts, plan.clone());
         #[cfg(feature = "cube")]
-        let (fused, deposit) = CoalescedCopies::pack_parts(post.ahead, deposit, &plan, &self.member);
-        let shares = self.shares(&deposit, RecipientData::Whole);
+        let (fused, deposit) = CoalescedCopies::pack_parts(post.is_deferred, deposit, &plan, &self.member);
+        let shares = self.shares(&deposit, RecipientData::Full);
         let own = self.lands(post.print.bytes()).then(|| {
             let (tensors, ranks) = (post.print.tensors.clone(), self.member.group.size());
             let parts = deposit.tensors.clone();
@@ -188,7 +188,7 @@ impl GroupBackend for HostGroupBackend {
     ) -> PostResult<Vec<DispatchTensor>> {
         let deposit = Contribution::new(wholes);
         #[cfg(feature = "cube")]
-        let (fused, deposit) = CoalescedCopies::pack_wholes(deposit, &plan, &self.member);
+        let (fused, deposit) = CoalescedCopies::pack_full(deposit, &plan, &self.member);
         let shares = self.shares(&deposit, RecipientData::Parts(plan.shardings()));
         self.join(post, deposit, shares, move |exchange| {
             #[cfg(feature = "cube")]
@@ -221,13 +221,13 @@ impl GroupBackend for HostGroupBackend {
         root: usize,
     ) -> PostResult<Vec<DispatchTensor>> {
         let deposit = Contribution::new(tensors);
-        let shares = self.shares(&deposit, RecipientData::Whole);
+        let shares = self.shares(&deposit, RecipientData::Full);
         self.join(post, deposit, shares, move |exchange| exchange.of_root(root))
     }
 
     fn barrier(&self, post: CallContext) -> PostResult<()> {
         let deposit = Contribution::new(Vec::new());
-        let shares = self.shares(&deposit, RecipientData::Whole);
+        let shares = self.shares(&deposit, RecipientData::Full);
         self.join(post, deposit, shares, |_| ())
     }
 
@@ -256,9 +256,9 @@ impl GroupBackend for HostGroupBackend {
         }
         let count = tensors.len();
         let deposit = Contribution::new(tensors);
-        let shares = self.shares(&deposit, RecipientData::Whole);
+        let shares = self.shares(&deposit, RecipientData::Full);
         self.join(post, deposit, shares, move |exchange| {
-            (0..count).map(|index| exchange.reduce_whole(index, op)).collect()
+            (0..count).map(|index| exchange.reduce_full(index, op)).collect()
         })
     }
 

@@ -15,7 +15,7 @@ use super::board::OpHandle;
 #[cfg(feature = "flex")]
 use super::flex;
 use crate::comm::courier::SendStamp;
-use crate::comm::engine::ranges::{Ranges, cut, full};
+use crate::comm::engine::ranges::{Ranges, slice, full};
 use crate::comm::process::header::SharedMemoryMessage;
 use crate::comm::process::result_buffer::ResultBuffer;
 use crate::comm::{TransferTiming, CollectivePlan, ReduceOp, engine};
@@ -52,7 +52,7 @@ pub(crate) struct Contribution {
     plan: Option<Arc<CollectivePlan>>,
     origin: ContributionSource,
     /// The results in which this is, if it is there and not in `tensors`.
-    wholes: Option<Arc<ResultBuffer>>,
+    result_buffer: Option<Arc<ResultBuffer>>,
     pub common: Option<SharedMemoryMessage>,
     /// Of ranks in several processes.
     came: Option<Arrival>,
@@ -76,7 +76,7 @@ impl Contribution {
             addressees: Vec::new(),
             plan: None,
             origin: ContributionSource::Here,
-            wholes: None,
+            result_buffer: None,
             common: None,
             came: None,
             #[cfg(feature = "cube")]
@@ -105,8 +105,8 @@ impl Contribution {
     }
 
     /// What is in what the only rank here gets.
-    pub fn of_wholes(wholes: Arc<ResultBuffer>) -> Self {
-        Self { wholes: Some(wholes), ..Self::landed(Vec::new(), Vec::new()) }
+    pub fn of_result_buffer(wholes: Arc<ResultBuffer>) -> Self {
+        Self { result_buffer: Some(wholes), ..Self::landed(Vec::new(), Vec::new()) }
     }
 
     /// What has come from another process for a rank that is the only one here.
@@ -133,12 +133,12 @@ impl Contribution {
     }
 
     /// Tensor `index` of a rank that cuts wholes: `Ok` if it is this one's part already, and nothing else came.
-    fn cut_for(&self, member: usize, index: usize) -> Result<&DispatchTensor, &DispatchTensor> {
+    fn shard_for(&self, member: usize, index: usize) -> Result<&DispatchTensor, &DispatchTensor> {
         if self.addressees.is_empty() { Err(&self.tensors[index]) } else { Ok(&self.parts_for(member)[index]) }
     }
 
     /// What there is for the results of `member`.
-    fn for_whole(&self, member: usize) -> &[DispatchTensor] {
+    fn for_result(&self, member: usize) -> &[DispatchTensor] {
         if self.addressees.is_empty() { &self.tensors } else { self.parts_for(member) }
     }
 
@@ -159,14 +159,14 @@ pub(super) struct CollectiveInputs<'a> {
     /// Where a tensor goes that the rank has no counterpart of.
     pub device: &'a Device,
     /// Results in which this rank's own parts are.
-    pub wholes: Option<&'a ResultBuffer>,
+    pub result_buffer: Option<&'a ResultBuffer>,
     /// How long the rank has waited for others that make its result with it.
     pub waited: Cell<Duration>,
 }
 
 impl<'a> CollectiveInputs<'a> {
     pub fn new(deposits: &'a [Contribution], engine: &'a HostBackend, ticket: OpHandle, device: &'a Device) -> Self {
-        Self { deposits, engine, ticket, device, wholes: None, waited: Cell::default() }
+        Self { deposits, engine, ticket, device, result_buffer: None, waited: Cell::default() }
     }
 
     /// What has come from other processes in its place, with what is not there yet.
@@ -174,8 +174,8 @@ impl<'a> CollectiveInputs<'a> {
         if !self.are_some_elsewhere() {
             return None;
         }
-        let in_deposits = || self.deposits.iter().find_map(|deposit| deposit.wholes.as_deref());
-        let wholes = self.wholes.or_else(in_deposits)?;
+        let in_deposits = || self.deposits.iter().find_map(|deposit| deposit.result_buffer.as_deref());
+        let wholes = self.result_buffer.or_else(in_deposits)?;
         self.land(wholes);
         // SAFETY: all are there now.
         Some(unsafe { wholes.take(self.device) })
@@ -202,10 +202,10 @@ impl<'a> CollectiveInputs<'a> {
             return;
         }
         for (member, deposit) in self.deposits.iter().enumerate() {
-            let is_there = deposit.wholes.is_some() || (member == self.ticket.member && self.wholes.is_some());
+            let is_there = deposit.result_buffer.is_some() || (member == self.ticket.member && self.result_buffer.is_some());
             if !is_there {
                 // SAFETY: the deposits are complete, and this one's tensors are here.
-                unsafe { wholes.put(member, deposit.for_whole(self.ticket.member), || ()) };
+                unsafe { wholes.put(member, deposit.for_result(self.ticket.member), || ()) };
             }
         }
     }
@@ -226,7 +226,7 @@ impl<'a> CollectiveInputs<'a> {
             let parts = |deposit: &'a Contribution| deposit.tensors.iter().map(flex::primitive).collect();
             let parts = first.shared.gathered(joints, || self.deposits.iter().map(parts).collect());
             if let Some(parts) = parts {
-                return joints.wholes(parts, self.owner(flex::ResultRetention::Latest));
+                return joints.full_tensors(parts, self.owner(flex::ResultRetention::Latest));
             }
         }
         let whole = |(index, (dim, _)): (usize, &(usize, ShardSizes))| {
@@ -243,7 +243,7 @@ impl<'a> CollectiveInputs<'a> {
 
     /// This rank's part, along `to_dim`, of tensor 0 of all ranks, one after another along `dim`.
     pub fn recut(&self, dim: usize, to_dim: usize, to_cut: &ShardSizes) -> DispatchTensor {
-        let blocks = self.deposits.iter().map(|deposit| self.cut(deposit, 0, to_dim, to_cut));
+        let blocks = self.deposits.iter().map(|deposit| self.shard_of(deposit, 0, to_dim, to_cut));
         self.landed_one().unwrap_or_else(|| concat(blocks.collect(), dim, &self.home(0)))
     }
 
@@ -284,32 +284,32 @@ impl<'a> CollectiveInputs<'a> {
     /// This rank's part, along `dim`, of tensor `index` of `root`.
     pub fn part(&self, index: usize, root: usize, dim: usize, whole: &ShardSizes) -> DispatchTensor {
         let root = &self.deposits[root];
-        match root.cut_for(self.ticket.member, index) {
+        match root.shard_for(self.ticket.member, index) {
             Ok(part) => self.own(root, part),
-            Err(_) => concat(vec![self.cut(root, index, dim, whole)], 0, &self.home(index)),
+            Err(_) => concat(vec![self.shard_of(root, index, dim, whole)], 0, &self.home(index)),
         }
     }
 
     /// Where this rank's part, along `dim`, of tensor `index` of a deposit is.
-    fn cut<'b>(&self, deposit: &'b Contribution, index: usize, dim: usize, whole: &ShardSizes) -> (&'b DispatchTensor, Ranges) {
-        match deposit.cut_for(self.ticket.member, index) {
+    fn shard_of<'b>(&self, deposit: &'b Contribution, index: usize, dim: usize, whole: &ShardSizes) -> (&'b DispatchTensor, Ranges) {
+        match deposit.shard_for(self.ticket.member, index) {
             Ok(part) => (part, full(&part.shape()[..])),
-            Err(tensor) => (tensor, cut(&tensor.shape()[..], dim, self.mine(whole))),
+            Err(tensor) => (tensor, slice(&tensor.shape()[..], dim, self.mine(whole))),
         }
     }
 
     /// This rank's part, along `dim`, of the reduction of tensor `index`.
     pub fn reduce_part(&self, index: usize, dim: usize, whole: &ShardSizes, op: ReduceOp) -> DispatchTensor {
         if self.are_some_elsewhere() && self.deposits.iter().any(|deposit| !deposit.addressees.is_empty()) {
-            return self.reduce_cut(index, dim, whole, op);
+            return self.reduce_shard(index, dim, whole, op);
         }
         let shape = self.deposits[0].tensors[index].shape();
-        self.reduce(index, &cut(&shape[..], dim, self.mine(whole)), op)
+        self.reduce(index, &slice(&shape[..], dim, self.mine(whole)), op)
     }
 
     /// The same where ranks of other processes have sent no more than this rank's parts.
-    fn reduce_cut(&self, index: usize, dim: usize, whole: &ShardSizes, op: ReduceOp) -> DispatchTensor {
-        let terms = self.cut_terms(index, dim, whole);
+    fn reduce_shard(&self, index: usize, dim: usize, whole: &ShardSizes, op: ReduceOp) -> DispatchTensor {
+        let terms = self.operands_of_shard(index, dim, whole);
         let ranges = full(&terms[0].shape()[..]);
         #[cfg(feature = "flex")]
         if has_kernel(op)
@@ -321,8 +321,8 @@ impl<'a> CollectiveInputs<'a> {
     }
 
     /// Its terms: this rank's part of every rank's.
-    fn cut_terms(&self, index: usize, dim: usize, whole: &ShardSizes) -> Vec<DispatchTensor> {
-        let term = |deposit: &Contribution| match deposit.cut_for(self.ticket.member, index) {
+    fn operands_of_shard(&self, index: usize, dim: usize, whole: &ShardSizes) -> Vec<DispatchTensor> {
+        let term = |deposit: &Contribution| match deposit.shard_for(self.ticket.member, index) {
             Ok(part) => part.clone(),
             Err(tensor) => part(tensor, dim, self.mine(whole)),
         };
@@ -338,7 +338,7 @@ impl<'a> CollectiveInputs<'a> {
         #[cfg(feature = "flex")]
         if has_kernel(op) {
             let terms =
-                |(index, (dim, cut)): (usize, &(usize, ShardSizes))| flex::ReduceOperands::of(&self.cut_terms(index, *dim, cut));
+                |(index, (dim, cut)): (usize, &(usize, ShardSizes))| flex::ReduceOperands::of(&self.operands_of_shard(index, *dim, cut));
             if let Some(terms) = cuts.iter().enumerate().map(terms).collect::<Option<Vec<_>>>() {
                 for (terms, at) in terms.iter().zip(wholes.starts(member)) {
                     // SAFETY: the caller's.
@@ -352,12 +352,12 @@ impl<'a> CollectiveInputs<'a> {
     }
 
     /// The reduction of tensor `index`.
-    pub fn reduce_whole(&self, index: usize, op: ReduceOp) -> DispatchTensor {
+    pub fn reduce_full(&self, index: usize, op: ReduceOp) -> DispatchTensor {
         #[cfg(feature = "flex")]
         if has_kernel(op)
             && let Some(terms) = self.terms(index)
         {
-            return terms.reduce_whole(op, self.owner(flex::ResultRetention::All));
+            return terms.reduce_full(op, self.owner(flex::ResultRetention::All));
         }
         self.reduce(index, &full(&self.deposits[0].tensors[index].shape()[..]), op)
     }
@@ -408,7 +408,7 @@ pub(super) fn part(tensor: &DispatchTensor, dim: usize, range: Range<usize>) -> 
     if let Some(part) = flex::adjacent(tensor, dim, range.clone()) {
         return part;
     }
-    concat(vec![(tensor, cut(&tensor.shape()[..], dim, range))], 0, &Device::new(tensor.device()))
+    concat(vec![(tensor, slice(&tensor.shape()[..], dim, range))], 0, &Device::new(tensor.device()))
 }
 
 fn concat(sources: Vec<(&DispatchTensor, Ranges)>, dim: usize, device: &Device) -> DispatchTensor {

@@ -28,7 +28,7 @@ use burn::backend::DispatchTensor;
 use burn::tensor::Device;
 
 use super::HostBackend;
-use super::ahead::DeferredGather;
+use super::deferred_gather::DeferredGather;
 use super::board::OpHandle;
 use super::data::{Contribution, CollectiveInputs};
 use super::in_common::SharedMemoryResult;
@@ -69,7 +69,7 @@ pub(super) struct ReduceScatterPhase {
     pub taken: Option<SendStamp>,
     pub op: ReduceOp,
     /// How the rows are cut over the ranks.
-    pub cuts: Vec<(usize, ShardSizes)>,
+    pub shardings: Vec<(usize, ShardSizes)>,
     pub sums: ReductionTarget,
     pub device: Device,
     /// What is brought next.
@@ -116,7 +116,7 @@ impl Request<()> for ReduceScatterPhase {
 
     /// Waits for the other ranks' parts of the first half, and brings this rank's to the second.
     fn wait(self: Box<Self>, deadline: Duration) -> Result<Completed<()>, CommError> {
-        let Self { mut seat, second, outlet, taken, op, cuts, sums, device, next } = *self;
+        let Self { mut seat, second, outlet, taken, op, shardings: cuts, sums, device, next } = *self;
         let (ticket, engine) = (seat.take(), &seat.engine);
         let Matched { parts, last } = engine.rendezvous.wait(ticket, deadline)?;
         let window = sums.find(engine, ticket, &parts)?;
@@ -132,16 +132,16 @@ impl Request<()> for ReduceScatterPhase {
                         // SAFETY: as above.
                         unsafe { window.put(second.member, &parts(), || engine.carry()) };
                     }
-                    (outlet.nothing(), Contribution::of_wholes(window))
+                    (outlet.nothing(), Contribution::of_result_buffer(window))
                 }
                 Some(window) if reduce(&window) => {
                     // SAFETY: it was written; of Flex tensors the result is one.
                     let share = unsafe { window.sent(second.member) };
-                    (outlet.alike(share), Contribution::of_wholes(window))
+                    (outlet.same_for_all(share), Contribution::of_result_buffer(window))
                 }
                 _ => {
                     let deposit = Contribution::new(parts());
-                    (outlet.shares(&deposit, RecipientData::Whole), deposit)
+                    (outlet.shares(&deposit, RecipientData::Full), deposit)
                 }
             };
             outlet.bring(second.seq, shares);
@@ -169,8 +169,8 @@ pub(super) struct DeferredContribution {
 
 impl DeferredContribution {
     pub fn bring(self, engine: &HostBackend, outlet: &RemoteGroup) {
-        let deposit = Contribution::new(self.segment.cut_from(&self.rows)).saying(self.common).there(None);
-        outlet.bring(self.ticket.seq, outlet.shares(&deposit, RecipientData::Parts(&self.segment.cuts())));
+        let deposit = Contribution::new(self.segment.segments_of(&self.rows)).saying(self.common).there(None);
+        outlet.bring(self.ticket.seq, outlet.shares(&deposit, RecipientData::Parts(&self.segment.shardings())));
         engine.fill_and_finish(self.ticket, deposit);
     }
 }
@@ -178,7 +178,7 @@ impl DeferredContribution {
 /// An all-reduce, or a gather [in common](super::in_common), that this rank has joined.
 pub(super) struct TwoPhaseAllReduce<F> {
     /// If the rank may not want it yet.
-    pub ahead: Option<DeferredGather>,
+    pub deferred: Option<DeferredGather>,
     /// Given up by nobody: the others need them.
     pub firsts: Vec<Arc<SharedRequest<()>>>,
     pub seconds: Vec<Left<Vec<DispatchTensor>>>,
@@ -191,15 +191,15 @@ where
     F: FnOnce(Vec<Vec<DispatchTensor>>) -> Vec<DispatchTensor> + Send,
 {
     fn is_complete(&self) -> bool {
-        self.ahead.as_ref().is_some_and(DeferredGather::is_all) || self.seconds.iter().all(Left::is_complete)
+        self.deferred.as_ref().is_some_and(DeferredGather::is_all) || self.seconds.iter().all(Left::is_complete)
     }
 
     fn start(&mut self) {
-        self.ahead.iter().for_each(DeferredGather::begin);
+        self.deferred.iter().for_each(DeferredGather::begin);
     }
 
     fn wait(self: Box<Self>, deadline: Duration) -> Result<Completed<Vec<DispatchTensor>>, CommError> {
-        let Self { ahead, firsts, seconds, finish } = *self;
+        let Self { deferred: ahead, firsts, seconds, finish } = *self;
         let start = Instant::now();
         let left = || deadline.saturating_sub(start.elapsed());
         // All at once: what completes them then wakes nobody else for it.

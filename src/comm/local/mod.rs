@@ -15,7 +15,7 @@
 //!
 //! On Cube devices a list of tensors goes through one flat buffer a rank, `cube`, which kernels fill and read.
 
-mod ahead;
+mod deferred_gather;
 mod all_gather;
 mod all_reduce;
 mod board;
@@ -29,7 +29,7 @@ mod flex;
 mod halves;
 mod hands;
 mod in_common;
-mod muster;
+mod membership;
 mod open;
 mod others;
 mod outlet;
@@ -53,7 +53,7 @@ use crate::Error;
 use board::OpHandle;
 pub(super) use chains::WaitForEdge;
 pub(super) use data::Contribution;
-pub(super) use muster::MembershipMessage;
+pub(super) use membership::MembershipMessage;
 pub(super) use others::PeerProcesses;
 pub(super) use remote::PayloadTarget;
 use rendezvous::{LINGER, SpinPolicy, PeerNotifier};
@@ -69,7 +69,7 @@ pub(super) struct HostBackend {
     /// The other processes, if there are any.
     others: Option<Arc<PeerProcesses>>,
     /// What ranks here have called ahead of need, until somebody wants it.
-    ahead: ahead::DeferredGathers,
+    deferred_gathers: deferred_gather::DeferredGathers,
     /// Tells the launches of a process apart: 0, 1, ..
     launch: u64,
     /// Ranks whose programs are over.
@@ -127,7 +127,7 @@ impl HostBackend {
             size,
             here: 0..size,
             others: None,
-            ahead: ahead::DeferredGathers::default(),
+            deferred_gathers: deferred_gather::DeferredGathers::default(),
             launch: launch_number(),
             left: AtomicUsize::new(0),
             manner,
@@ -152,7 +152,7 @@ impl HostBackend {
             manner,
             going_on: others.going_on(),
             others: Some(others),
-            ahead: ahead::DeferredGathers::default(),
+            deferred_gathers: deferred_gather::DeferredGathers::default(),
             #[cfg(feature = "flex")]
             shelf: shelf(manner, SpinPolicy::Yielding(YIELDS, LINGER), before),
             this: this.clone(),

@@ -11,7 +11,7 @@ use super::HostBackend;
 use super::board::{GroupKey, StalledWait, OpHandle};
 use super::chains::{WaitForEdge, WaitForGraph};
 use super::hands::CompletionThread;
-use super::muster::MembershipMessage;
+use super::membership::MembershipMessage;
 use super::rendezvous::{PeerEvent, PeerNotifier};
 use super::shrink::ShrinkState;
 use crate::comm::courier::{Transport, Message, Payload, SendStamp};
@@ -38,7 +38,7 @@ pub(in crate::comm) struct PeerProcesses {
     pub(super) offered: Mutex<HashMap<(usize, usize, u64), Offer>>,
     pub(super) hands: CompletionThread,
     /// Results in which parts land.
-    pub(super) wholes: Mutex<HashMap<CollectiveKey, Weak<ResultBuffer>>>,
+    pub(super) result_buffers: Mutex<HashMap<CollectiveKey, Weak<ResultBuffer>>>,
     /// Where their memory waits for the next ones, whichever thread needs them first: the rank's, the hands or the courier's.
     pub(super) memory: Arc<HostMemoryPool>,
     /// Who waits for whom, as far as the first process knows.
@@ -102,7 +102,7 @@ impl PeerProcesses {
             channels,
             offered,
             hands,
-            wholes,
+            result_buffers: wholes,
             memory,
             chains,
             ended,

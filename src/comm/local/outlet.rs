@@ -21,7 +21,7 @@ use crate::placement::ShardSizes;
 /// What the ranks of another process need of a deposit.
 pub(super) enum RecipientData<'a> {
     /// All of it.
-    Whole,
+    Full,
     /// Their parts, by dimension and cut.
     Parts(&'a [(usize, ShardSizes)]),
     /// What is addressed to them.
@@ -141,7 +141,7 @@ impl RemoteGroup {
 
     /// What other processes get of a deposit that is not there yet.
     pub fn nothing(&self) -> OutgoingData {
-        self.alike(Default::default())
+        self.same_for_all(Default::default())
     }
 
     /// Number of processes that ranks of the group are in.
@@ -196,16 +196,16 @@ impl RemoteGroup {
     }
 
     /// What each other process gets, where all get this.
-    pub fn alike(&self, share: (PayloadDesc, Vec<Payload>)) -> OutgoingData {
+    pub fn same_for_all(&self, share: (PayloadDesc, Vec<Payload>)) -> OutgoingData {
         vec![share; self.members.len()]
     }
 
     /// What each other process needs of `deposit`.
     pub fn shares(&self, deposit: &Contribution, share: RecipientData<'_>) -> OutgoingData {
         let ranks = self.member.group.size();
-        if let RecipientData::Whole = share {
+        if let RecipientData::Full = share {
             // Once for all.
-            return self.alike(contents(Vec::new(), &deposit.tensors, deposit.common));
+            return self.same_for_all(contents(Vec::new(), &deposit.tensors, deposit.common));
         }
         let parts = |member: usize| -> Vec<DispatchTensor> {
             match share {
@@ -215,7 +215,7 @@ impl RemoteGroup {
                     };
                     deposit.tensors.iter().zip(cuts).map(part).collect()
                 }
-                RecipientData::Whole | RecipientData::Addressed => deposit.parts_for(member).to_vec(),
+                RecipientData::Full | RecipientData::Addressed => deposit.parts_for(member).to_vec(),
             }
         };
         let of_process = |(_, members): &(usize, Vec<usize>)| {

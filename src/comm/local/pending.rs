@@ -22,12 +22,12 @@ pub(super) struct OpHandleGuard {
     pub engine: Arc<HostBackend>,
     ticket: Option<OpHandle>,
     /// What ranks of other processes have is not asked for yet.
-    ahead: bool,
+    is_deferred: bool,
 }
 
 impl OpHandleGuard {
     pub fn new(engine: Arc<HostBackend>, ticket: OpHandle, ahead: bool) -> Self {
-        Self { engine, ticket: Some(ticket), ahead }
+        Self { engine, ticket: Some(ticket), is_deferred: ahead }
     }
 
     /// The place, which is given up by nobody from now on.
@@ -54,7 +54,7 @@ pub(super) struct OwnShards {
     parts: Box<dyn FnOnce() -> Vec<DispatchTensor> + Send>,
     /// Until there are the wholes.
     layouts: Option<Box<dyn FnOnce() -> Option<Vec<ContiguousLayout>> + Send>>,
-    wholes: Option<Arc<ResultBuffer>>,
+    result_buffer: Option<Arc<ResultBuffer>>,
 }
 
 impl OwnShards {
@@ -63,20 +63,20 @@ impl OwnShards {
         parts: impl FnOnce() -> Vec<DispatchTensor> + Send + 'static,
         layouts: impl FnOnce() -> Option<Vec<ContiguousLayout>> + Send + 'static,
     ) -> Self {
-        Self { parts: Box::new(parts), layouts: Some(Box::new(layouts)), wholes: None }
+        Self { parts: Box::new(parts), layouts: Some(Box::new(layouts)), result_buffer: None }
     }
 
     /// Has what others send land in the wholes of the collective of `ticket` from now on.
     pub fn await_others(&mut self, engine: &HostBackend, ticket: OpHandle) {
         if let Some(layouts) = self.layouts.take() {
-            self.wholes = engine.wholes(ticket, layouts);
+            self.result_buffer = engine.result_buffer(ticket, layouts);
         }
     }
 
     /// The wholes of the collective of `ticket`, with these parts.
     fn put(mut self, engine: &HostBackend, ticket: OpHandle) -> Option<Arc<ResultBuffer>> {
         self.await_others(engine, ticket);
-        let wholes = self.wholes?;
+        let wholes = self.result_buffer?;
         // What was just said here is on its way first, and what others send lands meanwhile.
         // SAFETY: they are here, and nobody else has them.
         unsafe { wholes.put(ticket.member, &(self.parts)(), || engine.carry()) };
@@ -104,7 +104,7 @@ where
     }
 
     fn start(&mut self) {
-        let OpHandleGuard { engine, ticket, ahead } = &mut self.seat;
+        let OpHandleGuard { engine, ticket, is_deferred: ahead } = &mut self.seat;
         if let (Some(ticket), true) = (*ticket, *ahead) {
             *ahead = false;
             engine.ask(engine.rendezvous.want(ticket));
@@ -114,14 +114,14 @@ where
     fn wait(self: Box<Self>, deadline: Duration) -> Result<Completed<T>, CommError> {
         let Self { mut seat, own, taken, device, finish } = *self;
         let ticket = seat.take();
-        if seat.ahead {
+        if seat.is_deferred {
             seat.engine.ask(seat.engine.rendezvous.want_and_next(ticket));
         }
         // While the others' parts are on their way.
         let put = Completed::timed(|| own.and_then(|own| own.put(&seat.engine, ticket)));
         let Matched { parts, last } = seat.engine.rendezvous.wait(ticket, deadline)?;
         let exchange = CollectiveInputs::new(&parts, &seat.engine, ticket, &device);
-        let exchange = CollectiveInputs { wholes: put.value.as_deref(), ..exchange };
+        let exchange = CollectiveInputs { result_buffer: put.value.as_deref(), ..exchange };
         let finished = Completed::timed(|| finish(&exchange));
         let moving = put.moving + finished.moving.saturating_sub(exchange.waited.get());
         // Where there are no other processes, every rank would look through the deposits of all, for nothing.

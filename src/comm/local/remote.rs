@@ -53,7 +53,7 @@ impl HostBackend {
         };
         let has_called = !is_exchanged || self.rendezvous.has_joined(OpHandle { member, ..ticket });
         let layouts = || is_gathered.then(|| ContiguousLayout::of_full(&print.tensors, ranks.len())).flatten();
-        let regions = self.wholes(ticket, layouts).and_then(|wholes| wholes.regions(ticket.member, &contents.tensors));
+        let regions = self.result_buffer(ticket, layouts).and_then(|wholes| wholes.regions(ticket.member, &contents.tensors));
         match regions {
             Some(regions) => Known::Placed(regions),
             None if has_called => Known::Nowhere,
@@ -63,8 +63,8 @@ impl HostBackend {
 
     /// What the collective of `ticket` returns to the only rank here, while others' parts land in it: of these layouts, if
     /// nobody has asked before.
-    pub(super) fn wholes(&self, ticket: OpHandle, layouts: impl FnOnce() -> Option<Vec<ContiguousLayout>>) -> Option<Arc<ResultBuffer>> {
-        let (call, mut known) = ((ticket.group, ticket.seq), self.others().wholes.lock());
+    pub(super) fn result_buffer(&self, ticket: OpHandle, layouts: impl FnOnce() -> Option<Vec<ContiguousLayout>>) -> Option<Arc<ResultBuffer>> {
+        let (call, mut known) = ((ticket.group, ticket.seq), self.others().result_buffers.lock());
         if let Some(wholes) = known.get(&call).and_then(Weak::upgrade) {
             return Some(wholes);
         }
@@ -75,7 +75,7 @@ impl HostBackend {
 
     /// What others bring to the collective of `ticket` lands in `wholes`.
     pub(super) fn place(&self, ticket: OpHandle, wholes: &Arc<ResultBuffer>) {
-        keep(&mut self.others().wholes.lock(), (ticket.group, ticket.seq), wholes);
+        keep(&mut self.others().result_buffers.lock(), (ticket.group, ticket.seq), wholes);
     }
 
     /// What payloads hold that were awaited.
@@ -83,7 +83,7 @@ impl HostBackend {
         match place {
             PayloadTarget::Collective(ticket) => {
                 if let Some(SharedMemoryMessage::At { .. } | SharedMemoryMessage::Wanted {}) = deposit.common {
-                    self.begin_ahead(ticket);
+                    self.begin_deferred(ticket);
                 }
                 let is_here = |rank: &usize| self.here.contains(rank);
                 let ranks = self.rendezvous.ranks(ticket.group);

@@ -147,9 +147,9 @@ impl<F: Signature, P> Rendezvous<F, P> {
     }
 
     /// [`join`](Self::join)s for a rank that is here, whose deposit comes once its result is wanted.
-    pub fn join_ahead(&self, group: GroupKey, member: usize, print: F) -> Result<OpHandle, CommError> {
+    pub fn post_deferred(&self, group: GroupKey, member: usize, print: F) -> Result<OpHandle, CommError> {
         let mut state = self.state.lock();
-        let joined = state.board.join_ahead(group, member, print);
+        let joined = state.board.post_deferred(group, member, print);
         self.notify(state, group, false, joined).map_err(|error| self.counted(group, member, error))
     }
 

@@ -25,11 +25,11 @@ impl Segment {
 
     /// The elements of `rows` in order, in segments of no more than `most` bytes.
     pub fn several(rows: &[DispatchTensor], most: usize) -> Vec<Self> {
-        Self::cut(rows.iter().map(|row| (row.dtype().size(), row.shape().num_elements())), most)
+        Self::split(rows.iter().map(|row| (row.dtype().size(), row.shape().num_elements())), most)
     }
 
     /// The same, of so many elements of so many bytes each.
-    fn cut(rows: impl IntoIterator<Item = (usize, usize)>, most: usize) -> Vec<Self> {
+    fn split(rows: impl IntoIterator<Item = (usize, usize)>, most: usize) -> Vec<Self> {
         let (mut all, mut room) = (vec![Self(Vec::new())], most);
         for (index, (size, len)) in rows.into_iter().enumerate() {
             let mut start = 0;
@@ -53,7 +53,7 @@ impl Segment {
     }
 
     /// Its elements of `rows`: where they are, if that may be.
-    pub fn cut_from(&self, rows: &[DispatchTensor]) -> Vec<DispatchTensor> {
+    pub fn segments_of(&self, rows: &[DispatchTensor]) -> Vec<DispatchTensor> {
         let cut = |(index, range): &(usize, Range<usize>)| match &rows[*index] {
             row if row.shape()[..] == [range.len()] => row.clone(),
             row => data::part(row, 0, range.clone()),
@@ -62,7 +62,7 @@ impl Segment {
     }
 
     /// How it is cut over the ranks.
-    pub fn cuts(&self) -> Vec<(usize, ShardSizes)> {
+    pub fn shardings(&self) -> Vec<(usize, ShardSizes)> {
         self.0.iter().map(|(_, range)| (0, ShardSizes::Chunked(range.len()))).collect()
     }
 
@@ -71,10 +71,10 @@ impl Segment {
         let print = |((index, range), (dim, cut)): (&(usize, Range<usize>), (usize, ShardSizes))| TensorSignature {
             shape: Shape::from([range.len()]),
             dtype: rows[*index].dtype(),
-            cut: Some(ShardSignature::new(dim, &cut)),
+            sharding: Some(ShardSignature::new(dim, &cut)),
             to: None,
         };
-        self.0.iter().zip(self.cuts()).map(print).collect()
+        self.0.iter().zip(self.shardings()).map(print).collect()
     }
 }
 
@@ -86,7 +86,7 @@ mod tests {
     fn segments_have_all_elements_in_order_and_no_more_bytes_than_they_may() {
         for most in [8, 9, 24, 100] {
             let rows = [(4, 5), (1, 0), (8, 3), (2, 1), (1, 17)];
-            let segments = Segment::cut(rows, most);
+            let segments = Segment::split(rows, most);
             let elements = |segment: &Segment| -> Vec<_> {
                 segment.ranges().iter().flat_map(|(row, range)| range.clone().map(|at| (*row, at))).collect()
             };
@@ -99,6 +99,6 @@ mod tests {
 
     #[test]
     fn nothing_is_one_segment() {
-        assert_eq!(Segment::cut([(4, 0)], 8), [Segment(Vec::new())]);
+        assert_eq!(Segment::split([(4, 0)], 8), [Segment(Vec::new())]);
     }
 }

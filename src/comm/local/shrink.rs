@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use super::HostBackend;
-use super::muster::{MembershipAgreement, MembershipMessage};
+use super::membership::{MembershipAgreement, MembershipMessage};
 use super::sync::{Condvar, Instant, Mutex};
 use crate::comm::CommError;
 use crate::comm::engine::{Backend, Failure, ShrunkWorld};

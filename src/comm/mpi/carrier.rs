@@ -120,7 +120,7 @@ impl ProgressEngine {
         let addressee: Option<&dyn MessageHandler> = match shared.addressee.get() {
             Some(addressee) => Some(&**addressee),
             // Others end only once what they have sent is received.
-            None => self.ending.then_some(&Nobody),
+            None => self.ending.then_some(&NoHandler),
         };
         for (to, parcel) in parcels {
             self.unless_lost(addressee, to, |carrier| carrier.send(to, &parcel))?;
@@ -317,7 +317,7 @@ impl Sender {
             } else {
                 self.begun.extend(bytes);
             }
-            if frame::is_whole(&self.begun) {
+            if frame::is_complete(&self.begun) {
                 return Some(mem::take(&mut self.begun));
             }
         }
@@ -326,9 +326,9 @@ impl Sender {
 }
 
 /// Gets what comes to a process that ends without ever having asked for it.
-struct Nobody;
+struct NoHandler;
 
-impl MessageHandler for Nobody {
+impl MessageHandler for NoHandler {
     fn header(&self, _: usize, _: Vec<u8>, lengths: &[usize]) -> Vec<Box<dyn RecvBuffer>> {
         lengths.iter().map(|length| Box::new(Discarded(Box::new_uninit_slice(*length))) as Box<dyn RecvBuffer>).collect()
     }

@@ -55,7 +55,7 @@ pub(super) enum Frame<'f> {
 }
 
 /// Whether `bytes`, of which more may come, are a whole frame.
-pub(super) fn is_whole(bytes: &[u8]) -> bool {
+pub(super) fn is_complete(bytes: &[u8]) -> bool {
     word(bytes, 0).is_some_and(|size| bytes.len() as u64 >= size)
 }
 
@@ -113,16 +113,16 @@ mod tests {
     fn a_frame_is_whole_with_its_last_byte() {
         let frame = framed(&[b"four"]);
         for bytes in 0..frame.len() {
-            assert!(!is_whole(&frame[..bytes]), "{bytes}");
+            assert!(!is_complete(&frame[..bytes]), "{bytes}");
         }
-        assert!(is_whole(&frame));
+        assert!(is_complete(&frame));
     }
 
     #[test]
     fn the_last_frame_is_no_parcel() {
         let frame = last();
         assert_eq!(read((*frame).as_ref()), Some(Frame::Last));
-        assert!(is_whole((*frame).as_ref()));
+        assert!(is_complete((*frame).as_ref()));
     }
 
     #[test]

@@ -37,7 +37,7 @@ pub(super) struct RequestTable {
 struct Announced {
     parcels: VecDeque<IncomingMessage>,
     /// Of the parcels before, messages that are not being received yet.
-    pieces: VecDeque<Fragment>,
+    fragments: VecDeque<Fragment>,
     /// Bytes of those that are.
     coming: usize,
 }
@@ -117,7 +117,7 @@ impl Failed {
 
 impl IncomingMessage {
     /// The messages of at most `limit` bytes that it comes in.
-    fn into_pieces(mut self, limit: usize) -> Vec<Fragment> {
+    fn into_fragments(mut self, limit: usize) -> Vec<Fragment> {
         let mut places = Vec::new();
         for (landing, length) in self.landings.iter_mut().zip(&self.lengths) {
             let Some(length) = length else { continue };
@@ -137,7 +137,7 @@ impl RequestTable {
     }
 
     pub fn is_empty(&self) -> bool {
-        let nothing_comes = |of: &Announced| of.parcels.is_empty() && of.pieces.is_empty();
+        let nothing_comes = |of: &Announced| of.parcels.is_empty() && of.fragments.is_empty();
         self.requests.is_empty() && self.failed.is_empty() && self.announced.iter().all(nothing_comes)
     }
 
@@ -176,11 +176,11 @@ impl RequestTable {
     /// Begins to receive what process `from` has announced, if not too much is coming already.
     fn begin_receives(&mut self, from: usize) {
         loop {
-            let Announced { parcels, pieces, coming } = &mut self.announced[from];
+            let Announced { parcels, fragments: pieces, coming } = &mut self.announced[from];
             if pieces.is_empty() {
                 let is_settled = |next: &mut IncomingMessage| next.landings.iter_mut().all(|landing| landing.is_settled());
                 let Some(parcel) = parcels.pop_front_if(is_settled) else { return };
-                pieces.extend(parcel.into_pieces(self.limit));
+                pieces.extend(parcel.into_fragments(self.limit));
             }
             let may_come = |next: &mut Fragment| *coming == 0 || *coming + next.length <= AT_ONCE * self.limit;
             let Some(Fragment { space, length, parcel }) = pieces.pop_front_if(may_come) else { return };
@@ -198,7 +198,7 @@ impl RequestTable {
     /// Expects nothing more of a process that is gone.
     pub fn give_up(&mut self, process: usize) {
         // What is being received fails by itself.
-        self.announced[process].pieces.clear();
+        self.announced[process].fragments.clear();
         self.announced[process].parcels.clear();
     }
 

@@ -5,7 +5,7 @@ use crate::comm::engine::{ShardSignature, Failure, PairwiseSignature, CallSignat
 use crate::comm::{CollectiveId, CommError, Digests, Op, ReduceOp, ReplicatedValue, ShardedModel, TensorMeta};
 
 // Of many prints digests are all that is new, so that they travel beside.
-wire_struct!(CallSignature { op, label, reduce, root, model, drawn, whole, terms, names, tensors, any, pairs } but { digests });
+wire_struct!(CallSignature { op, label, reduce, root, model, drawn, global_tensor, terms, names, tensors, any, pairs } but { digests });
 wire_struct!(ShardedModel { number, states, origin });
 wire_struct!(Digests { of, step, names, values });
 wire_enum!(ReplicatedValue {
@@ -14,7 +14,7 @@ wire_enum!(ReplicatedValue {
     2 Gradient {},
 });
 wire_struct!(PairwiseSignature { member, given, taken });
-wire_struct!(TensorSignature { shape, dtype, cut, to });
+wire_struct!(TensorSignature { shape, dtype, sharding, to });
 wire_struct!(ShardSignature { dim, lengths });
 wire_struct!(TensorMeta { shape, dtype });
 wire_struct!(CollectiveId { op, seq, label, ranks });

@@ -90,7 +90,7 @@ struct JobState {
     /// Those, and the worlds in which their ranks have gone on.
     engines: HashMap<LaunchId, Weak<HostBackend>>,
     /// What has come for launches that have not begun here, in order.
-    ahead: Vec<EarlyHeader>,
+    early: Vec<EarlyHeader>,
     /// Headers so far, of each process.
     headers: Vec<u64>,
     /// What payloads are for that are on their way, by process and number of the header.
@@ -112,7 +112,7 @@ struct Awaited {
 enum Goal {
     Place(Weak<HostBackend>, PayloadTarget),
     /// Of a launch that has not begun.
-    Ahead,
+    Early,
 }
 
 /// A header of a launch that has not begun.
@@ -180,7 +180,7 @@ impl ProcessJob {
         let this = Arc::downgrade(engine);
         state.engines.insert(launch, this.clone());
         for EarlyHeader { from, word, deposit, .. } in
-            state.ahead.extract_if(.., |ahead| ahead.launch == launch).collect::<Vec<_>>()
+            state.early.extract_if(.., |ahead| ahead.launch == launch).collect::<Vec<_>>()
         {
             let place = engine.hear(from.0, word);
             match (place, deposit) {
@@ -230,8 +230,8 @@ impl JobState {
         }
         let goal = match self.engines.get(&launch) {
             None => {
-                self.ahead.push(EarlyHeader { launch, from, word, deposit: None });
-                Some(Goal::Ahead)
+                self.early.push(EarlyHeader { launch, from, word, deposit: None });
+                Some(Goal::Early)
             }
             Some(engine) => {
                 let place = engine.upgrade().and_then(|there| there.hear(from.0, word));
@@ -280,7 +280,7 @@ impl MessageHandler for ProcessJob {
         let mut state = self.state.lock();
         let Some(Awaited { contents, goal, begun }) = state.awaited.remove(&(from, number)) else { return };
         let deposit = match result_buffer::of_landings(&landings) {
-            Some(wholes) => Contribution::of_wholes(wholes),
+            Some(wholes) => Contribution::of_result_buffer(wholes),
             None => {
                 let PayloadDesc { addressees, tensors, common } = contents;
                 // SAFETY: the caller has written them all.
@@ -296,8 +296,8 @@ impl MessageHandler for ProcessJob {
                     engine.fill(place, deposit);
                 }
             }
-            Goal::Ahead => {
-                if let Some(ahead) = state.ahead.iter_mut().find(|ahead| ahead.from == (from, number)) {
+            Goal::Early => {
+                if let Some(ahead) = state.early.iter_mut().find(|ahead| ahead.from == (from, number)) {
                     ahead.deposit = Some(deposit);
                 }
             }

@@ -42,7 +42,7 @@ use crate::placement::ShardSizes;
 pub(in crate::comm) const WORTH: usize = 64 << 10;
 
 /// Bytes that are copied between looks at what others send.
-const PIECE: usize = 1 << 20;
+const FRAGMENT: usize = 1 << 20;
 
 /// Whether wholes of so many `bytes` have parts large enough to land in them, over `ranks` ranks.
 pub(in crate::comm) fn pay(bytes: u64, ranks: usize) -> bool {
@@ -166,7 +166,7 @@ impl ResultBuffer {
             shape: Shape::from([layout.bytes(member) / layout.dtype.size()]),
             dtype: layout.dtype,
         };
-        let region = |(at, len)| -> Payload { Arc::new(Sent(BufferRegion { at, len, wholes: self.clone() })) };
+        let region = |(at, len)| -> Payload { Arc::new(Sent(BufferRegion { at, len, buffer: self.clone() })) };
         let payloads = self.places(member).filter(|(_, len)| *len > 0).map(region).collect();
         (PayloadDesc { tensors: self.layouts.iter().map(meta).collect(), ..PayloadDesc::default() }, payloads)
     }
@@ -177,7 +177,7 @@ impl ResultBuffer {
         if !self.layouts.iter().map(|layout| layout.bytes(member)).eq(bytes) {
             return None;
         }
-        let region = |(at, len)| -> Box<dyn RecvBuffer> { Box::new(BufferRegion { at, len, wholes: self.clone() }) };
+        let region = |(at, len)| -> Box<dyn RecvBuffer> { Box::new(BufferRegion { at, len, buffer: self.clone() }) };
         Some(self.places(member).filter(|(_, len)| *len > 0).map(region).collect())
     }
 
@@ -193,7 +193,7 @@ impl ResultBuffer {
             let elements = (*part).as_ref();
             assert_eq!(elements.len(), len, "what ranks have agreed on");
             let mut at = at.0.as_ptr().cast::<u8>();
-            for piece in elements.chunks(PIECE) {
+            for piece in elements.chunks(FRAGMENT) {
                 meanwhile();
                 // SAFETY: inside the whole, where only this member's part is; there is as much as there are elements.
                 unsafe {
@@ -277,7 +277,7 @@ unsafe fn copy(piece: &[u8], at: *mut u8, bytes: usize) {
 struct BufferRegion {
     at: BufferStart,
     len: usize,
-    wholes: Arc<ResultBuffer>,
+    buffer: Arc<ResultBuffer>,
 }
 
 impl RecvBuffer for BufferRegion {
@@ -302,7 +302,7 @@ impl AsRef<[u8]> for Sent {
 /// The wholes that `landings` are regions of, if they are.
 pub(in crate::comm) fn of_landings(landings: &[Box<dyn RecvBuffer>]) -> Option<Arc<ResultBuffer>> {
     let first: &dyn Any = &**landings.first()?;
-    first.downcast_ref::<BufferRegion>().map(|region| region.wholes.clone())
+    first.downcast_ref::<BufferRegion>().map(|region| region.buffer.clone())
 }
 
 impl fmt::Debug for ResultBuffer {

@@ -101,8 +101,8 @@ pub fn batch_norm_train<const D: usize>(
         let why = "gamma and beta need one element per channel, dimension 1 of the input";
         operand_error("batch_norm_train", &shapes, why).unwind();
     }
-    let mean = whole(apply(&MEAN, input.clone(), |x, op| term_of_mean(in_single(x), op)));
-    let variance = whole(apply(&VARIANCE, (input.clone(), mean.clone()), |(x, mean), op| {
+    let mean = replicated(apply(&MEAN, input.clone(), |x, op| term_of_mean(in_single(x), op)));
+    let variance = replicated(apply(&VARIANCE, (input.clone(), mean.clone()), |(x, mean), op| {
         term_of_mean((in_single(x) - per_channel(mean)).square(), op)
     }));
     BatchNormTrainOutput {
@@ -121,7 +121,7 @@ fn term_of_mean<const D: usize>(x: Tensor<D>, op: &Operator) -> Tensor<1> {
 }
 
 /// `statistics` of the whole batch, not this rank's terms of them.
-fn whole<const D: usize>(statistics: DTensor<D>) -> DTensor<D> {
+fn replicated<const D: usize>(statistics: DTensor<D>) -> DTensor<D> {
     let spec = statistics.reduced_spec();
     statistics.redistribute_to(spec.layout()).or_unwind()
 }

@@ -28,7 +28,7 @@ use itertools::Itertools;
 use smallvec::SmallVec;
 
 use super::cost_model::Times;
-use super::cutting::{ShardingContext, Dims, ragged};
+use super::cutting::{ShardingContext, Dims, uneven_sizes};
 use super::rule::Strategy;
 use super::weigh::{StrategyCost, OperandInfo, TransferScale, TargetCosts, Infeasible, summary_cost};
 use crate::placement::{Layout, Placement, Placements};
@@ -112,7 +112,7 @@ fn search<'a>(
     let shapes: SmallVec<[&Shape; 3]> = operands.iter().map(|operand| operand.shape).collect();
     let cuttings = mesh_orders(mesh_shape.len(), operands)
         .into_iter()
-        .cartesian_product(ragged(operands.iter().map(|operand| operand.layout)));
+        .cartesian_product(uneven_sizes(operands.iter().map(|operand| operand.layout)));
     for (mesh_order, lengths) in cuttings {
         let cutting = ShardingContext { mesh_shape, mesh_order: &mesh_order, lengths: &lengths };
         let targets = operands.iter().zip(&scales);

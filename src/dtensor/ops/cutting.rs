@@ -18,7 +18,7 @@ pub(super) type Lengths = SmallVec<[(usize, Arc<[usize]>); 1]>;
 
 /// The lengths in which cuts may be made: none, so that all are into chunks, and those that each
 /// operand comes with.
-pub(super) fn ragged<'a>(operands: impl Iterator<Item = &'a Layout>) -> Vec<Lengths> {
+pub(super) fn uneven_sizes<'a>(operands: impl Iterator<Item = &'a Layout>) -> Vec<Lengths> {
     let of = |layout: &Layout| -> Lengths {
         layout.uneven_mesh_dims().map(|(mesh_dim, lengths)| (mesh_dim, lengths.clone())).collect()
     };

@@ -117,7 +117,7 @@ impl ShardingRule for ScatterNd {
 }
 
 /// The indexed dimensions of the tensor that are cut, and where.
-fn cuts(op: &Operator, indexed: usize) -> SmallVec<[(usize, Range<usize>); 2]> {
+fn sharded_ranges(op: &Operator, indexed: usize) -> SmallVec<[(usize, Range<usize>); 2]> {
     (0..indexed).filter_map(|dim| Some((dim, lookup::part(op, 0, dim)?))).collect()
 }
 
@@ -171,7 +171,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         }
         check_numbers("gather_nd", &self);
         apply(&GatherNd, (self, indices), |(x, indices), op| {
-            let (indices, elsewhere) = match &cuts(op, indexed)[..] {
+            let (indices, elsewhere) = match &sharded_ranges(op, indexed)[..] {
                 [] => (indices, None),
                 cuts => localize(indices, cuts, op, |_| 0),
             };
@@ -204,7 +204,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         }
         check_numbers("scatter_nd", &self);
         apply(&ScatterNd { update }, (self, indices, values), |(mut x, indices, values), op| {
-            let cuts = cuts(op, indexed);
+            let cuts = sharded_ranges(op, indexed);
             if cuts.is_empty() {
                 return x.scatter_nd(indices, values, update);
             }

@@ -54,17 +54,17 @@ impl<'a> ShardSummaries<'a> {
 
     /// How many there are.
     fn count(&self) -> usize {
-        self.cuts().iter().map(|&mesh_dim| self.spec.mesh().shape()[mesh_dim]).product()
+        self.sharding_dims().iter().map(|&mesh_dim| self.spec.mesh().shape()[mesh_dim]).product()
     }
 
     /// Which one is this rank's, in their order along the dimension.
     fn index(&self) -> usize {
         let (sizes, coordinate) = (self.spec.mesh().shape(), self.spec.coordinate());
-        self.cuts().iter().fold(0, |index, &mesh_dim| index * sizes[mesh_dim] + coordinate[mesh_dim])
+        self.sharding_dims().iter().fold(0, |index, &mesh_dim| index * sizes[mesh_dim] + coordinate[mesh_dim])
     }
 
     /// The mesh dimensions that cut it, outermost first.
-    fn cuts(&self) -> &[usize] {
+    fn sharding_dims(&self) -> &[usize] {
         self.spec.layout().shard_order(self.dim)
     }
 
@@ -143,7 +143,7 @@ impl<'a> ShardSummaries<'a> {
         shape[self.dim] = self.count() * slots.dims()[self.dim];
         let layout = spec.layout().clone().in_chunks(self.dim);
         let cut = DTensorSpec::decided(spec.mesh(), layout, shape, slots.dtype()).with_terms(spec.terms().cloned());
-        self.gathered(slots, &cut.shared(), self.cuts())
+        self.gathered(slots, &cut.shared(), self.sharding_dims())
     }
 
     /// `local`, laid out as `from`, with the dimension whole, to vary over the mesh dimensions `varying`.
@@ -153,13 +153,13 @@ impl<'a> ShardSummaries<'a> {
         from: &Arc<DTensorSpec>,
         varying: &[usize],
     ) -> Result<Tensor<D, K>> {
-        let route = RedistributePlan::between(from.layout(), &self.whole(from.layout())?)?;
+        let route = RedistributePlan::between(from.layout(), &self.unsharded(from.layout())?)?;
         route.start(local, from, varying, None, CallSite::called(self.name, self.at))?.finish(Weak::new())
     }
 
     /// `layout` with the dimension whole.
-    fn whole(&self, layout: &Layout) -> Result<Layout> {
-        let whole = |mesh_dim, own| if self.cuts().contains(&mesh_dim) { Placement::Replicate } else { own };
+    fn unsharded(&self, layout: &Layout) -> Result<Layout> {
+        let whole = |mesh_dim, own| if self.sharding_dims().contains(&mesh_dim) { Placement::Replicate } else { own };
         Ok(layout.replaced(whole)?)
     }
 
@@ -173,9 +173,9 @@ impl<'a> ShardSummaries<'a> {
         let len = self.count() * slots.dims()[self.dim];
         let piece = |tensor| ShardedTensor { tensor, dim: self.dim, sizes: ShardSizes::Chunked(len) };
         let pieces = vec![piece(slots.clone().inner().into_dispatch()), piece(places.inner().into_dispatch())];
-        let comm = self.spec.mesh().communicator_over(self.cuts())?;
+        let comm = self.spec.mesh().communicator_over(self.sharding_dims())?;
         let call = Call::new(format!("parts of {} {}", self.name, self.spec.layout())).with_phase(Phase::Forward);
-        let (from, to) = (self.spec.layout(), self.whole(self.spec.layout())?);
+        let (from, to) = (self.spec.layout(), self.unsharded(self.spec.layout())?);
         let _changing = watch::changing(|| LayoutChange {
             origin: CallSite::called(self.name, self.at),
             from: from.clone(),

@@ -34,7 +34,7 @@ impl<const D: usize, K: Kind + kind::Numeric> DTensor<D, K> {
     pub fn mean(self) -> DTensor<1, K> {
         let all: [usize; D] = std::array::from_fn(|dim| dim);
         let local = |x, op: &Operator| share(x, op, &all, Tensor::mean);
-        if is_rounded::<K>() { apply(&WHOLE_MEAN.at(all), self, local) } else { apply(&MEAN, self, local) }
+        if is_rounded::<K>() { apply(&FULL_MEAN.at(all), self, local) } else { apply(&MEAN, self, local) }
     }
 
     /// The mean along `dim`, which stays with length 1, as burn's [`mean_dim`](Tensor::mean_dim).
@@ -57,7 +57,7 @@ impl<const D: usize, K: Kind + kind::Numeric> DTensor<D, K> {
 }
 
 const MEAN: EinsumRule = EinsumRule::new("mean", ".. -> 1").with_partial_rules(LINEAR);
-const WHOLE_MEAN: EinsumRule = EinsumRule::new("mean", "..D.. -> 1");
+const FULL_MEAN: EinsumRule = EinsumRule::new("mean", "..D.. -> 1");
 
 /// Of integers a mean is rounded: it needs its dimensions whole.
 const fn is_rounded<K: Kind>() -> bool {

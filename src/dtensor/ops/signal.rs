@@ -43,7 +43,7 @@ pub fn irfft<const D: usize>(
     n: Option<usize>,
 ) -> DTensor<D> {
     let dim = dim_of("irfft", dim, D);
-    alike("irfft", &spectrum_re, &spectrum_im);
+    check_same_layout("irfft", &spectrum_re, &spectrum_im);
     let len = n.unwrap_or(2 * spectrum_re.dims()[dim].saturating_sub(1));
     let len = length("irfft", &spectrum_re, len);
     apply(&IRFFT.at([dim]).lens([len]), (spectrum_re, spectrum_im), |(re, im), _| local::irfft(re, im, dim, n))
@@ -60,7 +60,7 @@ pub fn cfft<const D: usize>(
     n: Option<usize>,
 ) -> (DTensor<D>, DTensor<D>) {
     let dim = dim_of("cfft", dim, D);
-    alike("cfft", &signal_re, &signal_im);
+    check_same_layout("cfft", &signal_re, &signal_im);
     let len = length("cfft", &signal_re, n.unwrap_or(signal_re.dims()[dim]));
     apply(&CFFT.at([dim]).lens([len]), (signal_re, signal_im), |(re, im), _| local::cfft(re, im, dim, n))
 }
@@ -142,7 +142,7 @@ fn length<const D: usize>(operator: &'static str, signal: &DTensor<D>, len: usiz
 }
 
 #[track_caller]
-fn alike<const D: usize>(operator: &'static str, re: &DTensor<D>, im: &DTensor<D>) {
+fn check_same_layout<const D: usize>(operator: &'static str, re: &DTensor<D>, im: &DTensor<D>) {
     if re.dims() != im.dims() {
         operand_error(operator, &[re.shape(), im.shape()], "real and imaginary parts must have one shape").unwind();
     }

@@ -8,12 +8,12 @@ use super::partials::MOVED;
 use super::{EinsumRule, ShardingRule, apply};
 use crate::dtensor::{DTensor, Kind};
 
-const SPLIT: EinsumRule = pieces("split");
-const CHUNK: EinsumRule = pieces("chunk");
-const ITER_DIM: EinsumRule = pieces("iter_dim");
-const SPLIT_WITH_SIZES: EinsumRule = pieces("split_with_sizes");
+const SPLIT: EinsumRule = chunks("split");
+const CHUNK: EinsumRule = chunks("chunk");
+const ITER_DIM: EinsumRule = chunks("iter_dim");
+const SPLIT_WITH_SIZES: EinsumRule = chunks("split_with_sizes");
 
-const fn pieces(name: &'static str) -> EinsumRule {
+const fn chunks(name: &'static str) -> EinsumRule {
     EinsumRule::new(name, ".._.. -> ..D..*").with_partial_rules(MOVED)
 }
 
@@ -25,7 +25,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     #[must_use]
     #[track_caller]
     pub fn split(self, split_size: usize, dim: impl AsIndex) -> Vec<Self> {
-        self.pieces(&SPLIT, split_size, dim_of("split", dim, D))
+        self.chunks(&SPLIT, split_size, dim_of("split", dim, D))
     }
 
     /// At most `chunks` equal pieces along `dim`, the last perhaps shorter, as burn's
@@ -35,14 +35,14 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     pub fn chunk(self, chunks: usize, dim: impl AsIndex) -> Vec<Self> {
         let dim = dim_of("chunk", dim, D);
         let size = if chunks == 0 { 0 } else { self.dims()[dim].div_ceil(chunks).max(1) };
-        self.pieces(&CHUNK, size, dim)
+        self.chunks(&CHUNK, size, dim)
     }
 
     /// The slices of length 1 along `dim`, as burn's [`iter_dim`](burn::tensor::Tensor::iter_dim).
     #[must_use]
     #[track_caller]
     pub fn iter_dim(self, dim: impl AsIndex) -> std::vec::IntoIter<Self> {
-        self.pieces(&ITER_DIM, 1, dim_of("iter_dim", dim, D)).into_iter()
+        self.chunks(&ITER_DIM, 1, dim_of("iter_dim", dim, D)).into_iter()
     }
 
     /// Pieces of these sizes along `dim`, without those of size 0, as burn's
@@ -56,7 +56,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     }
 
     #[track_caller]
-    fn pieces(self, rule: &'static EinsumRule, size: usize, dim: usize) -> Vec<Self> {
+    fn chunks(self, rule: &'static EinsumRule, size: usize, dim: usize) -> Vec<Self> {
         let len = self.dims()[dim];
         if size == 0 {
             operand_error(rule.name(), &[self.shape()], "there are no pieces of length 0; ask for at least 1").unwind();

@@ -195,7 +195,7 @@ pub(super) fn summary_cost(operand: &OperandInfo<'_>, scale: TransferScale<'_>, 
     let Some(Slots { moved, bytes, parts }) = slots(operand, layout, rows) else { return StrategyCost::default() };
     let scale = scale.of_slots(bytes);
     // As if nothing else were cut: no input is sliced for so little to be less.
-    let sent = u128::from(CommVolume::WHOLE / parts * (parts - 1)) * scale.nominal;
+    let sent = u128::from(CommVolume::FULL_TENSOR / parts * (parts - 1)) * scale.nominal;
     StrategyCost { sent, sent_back: if moved.backward.is_empty() { 0 } else { sent }, ..moved.cost(scale) }
 }
 

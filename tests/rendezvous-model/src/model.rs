@@ -40,12 +40,12 @@ pub const CHECKS: [(&str, fn(Schedules)); 18] = [
     ("an_early_return_wakes_those_who_need_the_rank", an_early_return_wakes_those_who_need_the_rank),
     ("an_early_return_leaves_what_the_rank_took_part_in", an_early_return_leaves_what_the_rank_took_part_in),
     ("a_mismatch_reaches_everyone", a_mismatch_reaches_everyone),
-    ("a_cycle_of_waits_is_found_by_whoever_closes_it", a_cycle_of_waits_is_found_by_whoever_closes_it),
+    ("a_cycle_of_waits_is_found_by_whoever_closes_it", a_cycle_of_waits_is_found_by_the_rank_that_closes_it),
     ("a_deadline_wakes_those_whose_own_is_far", a_deadline_wakes_those_whose_own_is_far),
     ("a_rank_just_in_time_is_in_time_for_everyone", a_rank_just_in_time_is_in_time_for_everyone),
     ("threads_of_a_rank_wait_at_once_where_declared", threads_of_a_rank_wait_at_once_where_declared),
     ("threads_of_a_rank_that_wait_at_once_are_told", threads_of_a_rank_that_wait_at_once_are_told),
-    ("every_deposit_goes_once_nobody_needs_it", every_deposit_goes_once_nobody_needs_it),
+    ("every_deposit_goes_once_nobody_needs_it", every_contribution_is_freed_once_no_rank_needs_it),
     ("a_failure_frees_every_deposit", a_failure_frees_every_deposit),
     ("messages_wake_who_waits_for_them", messages_wake_who_waits_for_them),
     ("deposits_of_another_process_wake_who_waits_for_them", deposits_of_another_process_wake_who_waits_for_them),
@@ -203,7 +203,7 @@ fn a_mismatch_reaches_everyone(schedules: Schedules) {
     });
 }
 
-fn a_cycle_of_waits_is_found_by_whoever_closes_it(schedules: Schedules) {
+fn a_cycle_of_waits_is_found_by_the_rank_that_closes_it(schedules: Schedules) {
     schedules.check(3, |rank, world, _| {
         let pairs = [[0, 1], [1, 2], [2, 0]];
         let error = meet(world, world.group(&pairs[rank], ""), 0, "right", 0).unwrap_err();
@@ -268,7 +268,7 @@ fn threads_of_a_rank_that_wait_at_once_are_told(schedules: Schedules) {
     });
 }
 
-fn every_deposit_goes_once_nobody_needs_it(schedules: Schedules) {
+fn every_contribution_is_freed_once_no_rank_needs_it(schedules: Schedules) {
     schedules.check(2, |rank, world, group| {
         let mine: [Arc<()>; 3] = Default::default();
         let [held, waited, dropped] =

@@ -36,7 +36,7 @@ pub const CHECKS: [(&str, Check); 13] = [
 
 const WEIGHT: Values = [1, 2];
 /// Of the parameter beside it, which is in no slot.
-const BESIDE: Values = [3, 4];
+const OTHER: Values = [3, 4];
 
 type Slot = slot::Slot<Bytes, ()>;
 type View = slot::View<Bytes, ()>;
@@ -75,7 +75,7 @@ impl Gathering {
         // The other ranks take their time.
         AtomicBool::new(false).load(SeqCst);
         assert_eq!(self.waits.fetch_add(1, SeqCst), 0, "waited for twice");
-        [WEIGHT, BESIDE].map(|values| Tensor::Own(Arc::new(Bytes::new(&self.heap, values)))).into()
+        [WEIGHT, OTHER].map(|values| Tensor::Own(Arc::new(Bytes::new(&self.heap, values)))).into()
     }
 }
 
@@ -123,7 +123,7 @@ impl Pass {
         let slot = Slot::new(memory, (), source.clone());
         let Ok(()) = source.gathered.unshard(|| {
             let view = Tensor::View(Arc::new(View::new(slot.clone())));
-            let beside = Tensor::Own(Arc::new(Bytes::new(heap, BESIDE)));
+            let beside = Tensor::Own(Arc::new(Bytes::new(heap, OTHER)));
             Ok::<_, Infallible>(vec![Weight::InSlot(InSlot { view, slot: slot.clone() }), Weight::Own(beside)])
         });
         Self { source, slot, forward }
@@ -256,7 +256,7 @@ fn backward_gathers_while_another_thread_reads(pass: Pass) {
     pass.source.refill();
     read(&pass.view());
     assert!([true, false].iter().all(|&shared| pass.source.again(0, shared).expect("a view").slice().read() == WEIGHT));
-    assert!([true, false].iter().all(|&shared| pass.source.again(1, shared).expect("whole").slice().read() == BESIDE));
+    assert!([true, false].iter().all(|&shared| pass.source.again(1, shared).expect("whole").slice().read() == OTHER));
     assert!(pass.source.again(1, false).is_none(), "given out once");
     join([elsewhere]);
     assert_eq!(pass.waits(), 1);
@@ -299,7 +299,7 @@ fn what_was_gathered_again_is_not_taken_back(pass: Pass) {
     let reads = slice(&here);
     pass.slot().release();
     // Nor is it filled twice.
-    pass.slot().put_back(Bytes::new(&pass.source.heap, BESIDE));
+    pass.slot().put_back(Bytes::new(&pass.source.heap, OTHER));
     assert_eq!(reads.read(), WEIGHT);
     read(&here);
     join([elsewhere]);
@@ -308,14 +308,14 @@ fn what_was_gathered_again_is_not_taken_back(pass: Pass) {
 fn who_writes_has_a_copy(pass: Pass) {
     let (here, mut elsewhere) = (pass.view(), pass.view());
     let writer = thread::spawn(move || {
-        elsewhere.write(true).expect("a weight").write(BESIDE);
-        assert_eq!(slice(&elsewhere).read(), BESIDE);
+        elsewhere.write(true).expect("a weight").write(OTHER);
+        assert_eq!(slice(&elsewhere).read(), OTHER);
     });
     read(&here);
     pass.leave();
     read(&here);
     let mut own = pass.view();
-    own.write(true).expect("a weight").write(BESIDE);
+    own.write(true).expect("a weight").write(OTHER);
     read(&here);
     join([writer]);
 }

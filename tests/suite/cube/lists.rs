@@ -10,16 +10,16 @@ use rand::{Rng, SeedableRng};
 use super::{run, wgpu};
 
 /// A list's tensor: its shape, and the cut dimension.
-type Whole = ([usize; 2], usize);
+type FullTensor = ([usize; 2], usize);
 
-const LISTS: [&[Whole]; 3] = [
+const LISTS: [&[FullTensor]; 3] = [
     &[([8, 12], 0), ([12, 8], 1)],
     &[([7, 3], 0), ([5, 11], 1), ([1, 1], 0), ([300, 13], 0), ([0, 4], 0)],
     &[([2, 64], 0), ([1, 7], 1), ([64, 33], 1), ([9, 2], 0)],
 ];
 
 /// Even or as even as can be, or ragged: everything but one element on the last rank.
-fn cut(len: usize, ranks: usize, ragged: bool) -> ShardSizes {
+fn shard_sizes(len: usize, ranks: usize, ragged: bool) -> ShardSizes {
     if !ragged || len == 0 {
         return ShardSizes::Chunked(len);
     }
@@ -34,7 +34,7 @@ fn values(count: usize, seed: u64) -> Vec<f32> {
     (0..count).map(|_| rng.random_range(-1.0f32..1.0) * 10f32.powi(rng.random_range(-3..3))).collect()
 }
 
-fn whole(([rows, columns], _): Whole, seed: u64, dtype: DType, device: &Device) -> Tensor<2> {
+fn full(([rows, columns], _): FullTensor, seed: u64, dtype: DType, device: &Device) -> Tensor<2> {
     let data = TensorData::new(values(rows * columns, seed), Shape::new([rows, columns])).convert_dtype(dtype);
     Tensor::from_data(data, (device, dtype))
 }
@@ -52,14 +52,14 @@ fn floats(tensor: DispatchTensor) -> (Vec<usize>, Vec<u32>) {
 type Found = Vec<(Vec<usize>, Vec<u32>)>;
 
 /// What every rank has after an all-gather of a list, twice over, and then a reduce-scatter.
-fn collectives(ranks: usize, list: &[Whole], ragged: bool, dtype: DType, op: ReduceOp, device: &Device) -> Vec<Found> {
+fn collectives(ranks: usize, list: &[FullTensor], ragged: bool, dtype: DType, op: ReduceOp, device: &Device) -> Vec<Found> {
     run(ranks, device, |world| {
         let comm = world.all();
         let sharded = |seed: u64, piece: bool| -> Vec<_> {
-            let tensor = |(index, whole_of): (usize, &Whole)| {
+            let tensor = |(index, whole_of): (usize, &FullTensor)| {
                 let (shape, dim) = *whole_of;
-                let cut = cut(shape[dim], ranks, ragged);
-                let tensor = whole(*whole_of, seed + index as u64, dtype, world.device());
+                let cut = shard_sizes(shape[dim], ranks, ragged);
+                let tensor = full(*whole_of, seed + index as u64, dtype, world.device());
                 let tensor = if piece { part(tensor, dim, &cut, world) } else { tensor };
                 ShardedTensor { tensor: tensor.into_dispatch(), dim, sizes: cut }
             };

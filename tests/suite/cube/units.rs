@@ -116,7 +116,7 @@ impl WithAside {
 }
 
 /// The gradients of this rank's shards of weights.
-fn step_beside_what_is_unheard(device: &Device, frozen: bool, is_checkpointed: bool) -> Vec<Vec<Vec<f32>>> {
+fn step_with_unused_output(device: &Device, frozen: bool, is_checkpointed: bool) -> Vec<Vec<Vec<f32>>> {
     run(2, device, |world| {
         let mesh = DeviceMesh::new(world, [2], ["shard"])?;
         let device = world.device().clone().autodiff();
@@ -186,7 +186,7 @@ fn gradients_are_those_of_flex_where_the_program_does_not_open_units() {
 #[test]
 fn gradients_are_those_of_flex_where_no_loss_hears_of_a_unit_around_another() {
     for (frozen, is_checkpointed) in itertools::iproduct!([true, false], [false, true]) {
-        let step = |device| step_beside_what_is_unheard(device, frozen, is_checkpointed);
+        let step = |device| step_with_unused_output(device, frozen, is_checkpointed);
         for (found, expected) in step(&wgpu()).iter().zip(&step(&Device::flex())) {
             let has_gradient = expected.iter().map(|grad| !grad.is_empty());
             assert!(has_gradient.eq([true, false, false, true]), "zeros of unheard weights are none");

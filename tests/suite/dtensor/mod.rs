@@ -19,7 +19,7 @@ mod nan;
 mod narrow;
 mod ops;
 mod parts;
-mod ragged;
+mod uneven;
 mod random;
 mod refused;
 mod replicated;

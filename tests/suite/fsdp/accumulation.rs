@@ -11,7 +11,7 @@ use burn_dtensor::fsdp::{FullyShard, ReshardAfterForward, full_model, fully_shar
 use burn_dtensor::mesh::DeviceMesh;
 use burn_dtensor::param::ParamError;
 
-use super::collectives::{BLOCKS, Stack, WIDTH, stack};
+use super::collective_counts::{BLOCKS, Stack, WIDTH, stack};
 use super::support::{Holder, max_diff, mean, on_device, tensor, values};
 use crate::launched;
 

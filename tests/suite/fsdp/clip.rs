@@ -70,7 +70,7 @@ fn double_precision_gradients_have_a_norm_of_double_precision() {
 }
 
 /// Elements of a gradient of this shape, the same on every rank.
-fn whole(seed: u64, shape: [usize; 2], (device, dtype): (&Device, DType)) -> Tensor<2> {
+fn full(seed: u64, shape: [usize; 2], (device, dtype): (&Device, DType)) -> Tensor<2> {
     tensor::<2>(seed, shape, device).cast(DType::F64).mul_scalar(3.0).cast(dtype)
 }
 
@@ -83,7 +83,7 @@ fn norms(ranks: usize, dtypes: &[DType], norm: NormType) -> Vec<[f64; 3]> {
         let model = fully_shard(layers, mesh, FullyShard::new())?;
         let (mut grads, mut elements) = (GradientsParams::new(), Vec::new());
         for (seed, (layer, &dtype)) in (1..).zip(model.iter().zip(dtypes)) {
-            let grad = whole(seed, WIDE, (mesh.device(), dtype));
+            let grad = full(seed, WIDE, (mesh.device(), dtype));
             elements.extend(grad.clone().into_data().iter::<f64>());
             let rows = layer.weight.shard().expect("it is sharded").spec().local_range(0);
             grads.register(layer.weight.id, grad.slice([rows]));
@@ -245,7 +245,7 @@ fn an_ordinary_norm_is_that_without_scaling_to_the_bit() {
             let (mut grads, mut sum) = (GradientsParams::new(), 0.0);
             for (seed, layer) in (1..).zip(&model) {
                 let rows = layer.weight.shard().expect("it is sharded").spec().local_range(0);
-                let grad = whole(seed, WIDE, (mesh.device(), dtype)).slice([rows]);
+                let grad = full(seed, WIDE, (mesh.device(), dtype)).slice([rows]);
                 let magnitude = grad.clone().abs();
                 let powers = match p {
                     1.0 => magnitude,

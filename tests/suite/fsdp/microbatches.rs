@@ -11,7 +11,7 @@ use burn_dtensor::comm::{Launch, Op, World, launch};
 use burn_dtensor::fsdp::{FullyShard, ReshardAfterForward, full_model, fully_shard, unit, units, unshard};
 use burn_dtensor::mesh::DeviceMesh;
 
-use super::collectives::{BLOCKS, Stack, WIDTH, stack};
+use super::collective_counts::{BLOCKS, Stack, WIDTH, stack};
 use super::support::{Holder, max_diff, mean, on_device, tensor, values};
 use crate::launched;
 

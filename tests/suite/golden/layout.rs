@@ -68,7 +68,7 @@ impl Case {
 
     /// Returns the elements of each dimension that the rank at `coordinate` holds of a tensor of `shape`, where the mesh
     /// dimensions cut one after another, each into pieces and every piece into one chunk per rank.
-    fn cut(&self, shape: &[usize], cuts: &[(usize, usize)], coordinate: &[usize]) -> Vec<Vec<usize>> {
+    fn slice(&self, shape: &[usize], cuts: &[(usize, usize)], coordinate: &[usize]) -> Vec<Vec<usize>> {
         let mut elements: Vec<Vec<usize>> = shape.iter().map(|&len| (0..len).collect()).collect();
         let chunk = |elements: &[usize], chunks: usize, at: usize| {
             let size = elements.len().div_ceil(chunks);
@@ -92,13 +92,13 @@ impl Case {
     }
 
     /// Whether mesh dimensions that cut in this order leave the same elements on every rank as the placements do.
-    fn is_cut_so(&self, shape: &[usize], order: &[usize]) -> bool {
+    fn is_sharded_so(&self, shape: &[usize], order: &[usize]) -> bool {
         let strided: Vec<_> = (0..self.mesh.len())
             .map(|mesh_dim| (mesh_dim, self.shard(mesh_dim).map_or(1, |(_, pieces)| pieces)))
             .collect();
         let order: Vec<_> = order.iter().map(|&mesh_dim| (mesh_dim, 1)).collect();
         let cut = |cuts: &[(usize, usize)]| {
-            super::coordinates(&self.mesh).iter().map(|at| self.cut(shape, cuts, at)).collect::<Vec<_>>()
+            super::coordinates(&self.mesh).iter().map(|at| self.slice(shape, cuts, at)).collect::<Vec<_>>()
         };
         cut(&order) == cut(&strided)
     }
@@ -110,7 +110,7 @@ impl Case {
         let pieces = mesh_dims.clone().filter_map(|mesh_dim| Some(self.shard(mesh_dim)?.1)).product::<usize>();
         let even = vec![pieces * self.mesh.iter().product::<usize>(); self.shape.len()];
         let count = mesh_dims.len();
-        mesh_dims.permutations(count).filter(|order| self.is_cut_so(&even, order)).collect()
+        mesh_dims.permutations(count).filter(|order| self.is_sharded_so(&even, order)).collect()
     }
 
     /// The whole tensor from the parts and the parts from it; whether an order of cuts did not do.
@@ -135,7 +135,7 @@ impl Case {
         let read = DTensor::from_strided(local.clone(), mesh, strided.placements(), self.shape.clone())?;
         let sent = ledger.total(|_| true).calls > 0;
         // Elements move only where no order of cuts has them where they are.
-        let in_place = self.orders().iter().any(|order| self.is_cut_so(&self.shape, order));
+        let in_place = self.orders().iter().any(|order| self.is_sharded_so(&self.shape, order));
         assert_eq!(sent, !in_place, "{self:?}: {read}");
         assert_eq!(read.full_tensor()?.into_data(), whole.to_data(), "{self:?}");
         let plain: Vec<Placement> = mesh.shape().iter().map(|_| Placement::Shard(0)).collect();
@@ -197,7 +197,7 @@ fn golden_strided_shards_are_orders_of_cuts() {
             let (by_layout, by_strides) = (case.by_layout(&layout, coordinate), case.by_strides(&strided, coordinate));
             (by_layout.0, by_layout.2) == (by_strides.0, by_strides.2)
         });
-        let expected = orders.iter().any(|order| case.is_cut_so(&case.shape, order));
+        let expected = orders.iter().any(|order| case.is_sharded_so(&case.shape, order));
         assert_eq!(same, expected, "{case:?}, read as {layout}");
         agreed += usize::from(same);
         decoded += 1;

@@ -27,7 +27,7 @@ fn state<const D: usize>(seed: u64, shape: [usize; D], device: &Device) -> Tenso
     tensor(seed, shape, device)
 }
 
-fn whole<const D: usize>(seed: u64, shape: [usize; D], x: &DTensor<3>) -> DTensor<D> {
+fn replicated<const D: usize>(seed: u64, shape: [usize; D], x: &DTensor<3>) -> DTensor<D> {
     DTensor::distribute_replicated(state(seed, shape, &x.local().device()), x.mesh(), &[R]).expect("replicated")
 }
 
@@ -54,7 +54,7 @@ fn rnns_equal_burns() {
                 layer.forward(x, Some(RnnState::new(first))).1.hidden
             },
             |layer, x| {
-                let first = whole(7, [BATCH, HIDDEN], &x);
+                let first = replicated(7, [BATCH, HIDDEN], &x);
                 layer.forward_dtensor((x, Some(first))).1
             };
     }
@@ -68,7 +68,7 @@ fn rnns_equal_burns() {
                 layer.forward(x, Some(RnnState::new(first))).1.hidden
             },
             |layer, x| {
-                let first = whole(8, [2, BATCH, HIDDEN], &x);
+                let first = replicated(8, [2, BATCH, HIDDEN], &x);
                 layer.forward_dtensor((x, Some(first))).1
             };
     }
@@ -87,7 +87,7 @@ fn grus_equal_burns() {
                 layer.forward(x, Some(first))
             },
             |layer, x| {
-                let first = whole(7, [BATCH, HIDDEN], &x);
+                let first = replicated(7, [BATCH, HIDDEN], &x);
                 layer.forward_dtensor((x, Some(first)))
             };
     }
@@ -100,7 +100,7 @@ fn grus_equal_burns() {
                 Tensor::cat(vec![all.flatten::<1>(0, 2), last.flatten::<1>(0, 2)], 0)
             },
             |layer, x| {
-                let first = whole(8, [2, BATCH, HIDDEN], &x);
+                let first = replicated(8, [2, BATCH, HIDDEN], &x);
                 let (all, last) = layer.forward_dtensor((x, Some(first)));
                 DTensor::cat(vec![all.flatten::<1>(0, 2), last.flatten::<1>(0, 2)], 0)
             };
@@ -125,7 +125,7 @@ fn lstms_equal_burns() {
                 last.cell + last.hidden
             },
             |layer, x| {
-                let [cell, hidden] = [7, 8].map(|seed| whole(seed, [BATCH, HIDDEN], &x));
+                let [cell, hidden] = [7, 8].map(|seed| replicated(seed, [BATCH, HIDDEN], &x));
                 let last = layer.forward_dtensor((x, Some(LstmState { cell, hidden }))).1;
                 last.cell + last.hidden
             };
@@ -139,7 +139,7 @@ fn lstms_equal_burns() {
                 Tensor::cat(vec![all.flatten::<1>(0, 2), (last.cell + last.hidden).flatten::<1>(0, 2)], 0)
             },
             |layer, x| {
-                let [cell, hidden] = [7, 8].map(|seed| whole(seed, [2, BATCH, HIDDEN], &x));
+                let [cell, hidden] = [7, 8].map(|seed| replicated(seed, [2, BATCH, HIDDEN], &x));
                 let (all, last) = layer.forward_dtensor((x, Some(LstmState { cell, hidden })));
                 DTensor::cat(vec![all.flatten::<1>(0, 2), (last.cell + last.hidden).flatten::<1>(0, 2)], 0)
             };

@@ -69,7 +69,7 @@ fn masks(device: &Device) -> (Tensor<2, Bool>, Tensor<3, Bool>) {
     (padded, Tensor::<2, Bool>::tril_mask([SEQ, SEQ], 0, device).unsqueeze::<3>().repeat_dim(0, ROWS))
 }
 
-fn whole<const D: usize>(mask: Tensor<D, Bool>, mesh: &DeviceMesh) -> DTensor<D, Bool> {
+fn replicated<const D: usize>(mask: Tensor<D, Bool>, mesh: &DeviceMesh) -> DTensor<D, Bool> {
     DTensor::distribute_replicated(mask, mesh, &[R]).expect("replicated")
 }
 
@@ -98,7 +98,7 @@ fn encoders_equal_burns_with_and_without_masks() {
                     let (mesh, (pad, attn)) = (x.mesh().clone(), masks(x.mesh().device()));
                     let input = TransformerEncoderInput::new(x);
                     let masks = |input: TransformerEncoderInput| {
-                        input.mask_pad(whole(pad, &mesh)).mask_attn(whole(attn, &mesh))
+                        input.mask_pad(replicated(pad, &mesh)).mask_attn(replicated(attn, &mesh))
                     };
                     layer.forward_dtensor(if masked { masks(input) } else { input })
                 },
@@ -129,7 +129,7 @@ fn decoders_equal_burns_with_and_without_masks() {
                 },
                 |layer, x| {
                     let (mesh, (pad, attn)) = (x.mesh().clone(), masks(x.mesh().device()));
-                    let (pad, attn) = (whole(pad, &mesh), whole(attn, &mesh));
+                    let (pad, attn) = (replicated(pad, &mesh), replicated(attn, &mesh));
                     let input = TransformerDecoderInput::new(x.clone(), x.square() - 0.2);
                     layer.forward_dtensor(match masked {
                         true => input
@@ -167,7 +167,7 @@ fn cross_attention_equals_burns_whose_records_it_has() {
         for (plan, ranks) in [(Plan::new(), 3), (heads(), 2), (heads(), 1)] {
             MeshTest::new([ranks], ["tp"]).run(|mesh| {
                 let model = parallelize(Only { layer: layer.clone() }, mesh, plan.clone())?;
-                let mask = masked.then(|| whole(pad(mesh.device()), mesh));
+                let mask = masked.then(|| replicated(pad(mesh.device()), mesh));
                 let place = |x: &Tensor<3>| DTensor::distribute_replicated(x.clone(), mesh, &[R]);
                 let y = model.layer.forward_dtensor((place(&x)?, place(&context)?, mask));
                 near(&floats(y.full_tensor()?), &expected, || format!("{ranks} ranks"));

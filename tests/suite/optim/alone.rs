@@ -21,7 +21,7 @@ pub struct Case {
     pub name: &'static str,
     pub make: fn() -> (DTensorOptimizer, Arc<dyn DynOptimizer>),
     /// Looks at parameters as a whole.
-    pub whole: bool,
+    pub is_full: bool,
 }
 
 macro_rules! case {
@@ -60,7 +60,7 @@ pub fn cases() -> Vec<Case> {
         Case {
             name: "an optimizer of one's own",
             make: || (DTensorOptimizer::new(RowScaled).with_full_parameters(), Arc::new(RowScaled)),
-            whole: true,
+            is_full: true,
         },
     ]
 }

@@ -27,19 +27,19 @@ fn on_mesh<T: Send>(shape: &[usize], body: impl Fn(&DeviceMesh) -> Result<T> + S
     MeshTest::new(shape, ["a", "b"][..shape.len()].to_vec()).run(body)
 }
 
-fn cut(data: TensorData, mesh: &DeviceMesh, placements: &[Placement]) -> Result<DTensor<2>> {
+fn shard(data: TensorData, mesh: &DeviceMesh, placements: &[Placement]) -> Result<DTensor<2>> {
     let whole = Tensor::<2>::from_data(data, &mesh.device().clone().autodiff());
     DTensor::distribute_replicated(whole.require_grad(), mesh, placements)
 }
 
 fn params(start: &[TensorData], mesh: &DeviceMesh, placements: &[Placement]) -> Result<Vec<DTensor<2>>> {
-    start.iter().map(|data| cut(data.clone(), mesh, placements)).collect()
+    start.iter().map(|data| shard(data.clone(), mesh, placements)).collect()
 }
 
 fn train(optim: &mut DTensorOptimizer, params: Vec<DTensor<2>>, steps: Range<usize>) -> Result<Vec<DTensor<2>>> {
     let stepped = params.into_iter().enumerate().map(|(index, mut param)| {
         for step in steps.clone() {
-            let grad = cut(gradient(index, step), param.mesh(), param.placements())?.detach();
+            let grad = shard(gradient(index, step), param.mesh(), param.placements())?.detach();
             param = optim.step(LR, PARAMS[index].0, param, grad)?;
         }
         Ok(param)
@@ -74,7 +74,7 @@ fn every_optimizer_steps_as_on_one_device_and_keeps_its_state_as_the_parameters_
                 let before = sent();
                 let stepped = train(&mut optim, begun, 0..4)?;
                 let state = optim.state()?;
-                if !case.whole {
+                if !case.is_full {
                     assert_eq!(sent(), before, "{name} sends nothing");
                 }
                 for (param, (path, shape)) in stepped.iter().zip(PARAMS) {
@@ -100,7 +100,7 @@ fn a_parameter_that_is_not_stepped_has_no_state() {
     on_mesh(&[2], |mesh| {
         let mut optim = (cases().remove(2).make)().0;
         let params = params(&starts(), mesh, &[S(0)])?;
-        let grad = cut(gradient(1, 0), mesh, &[S(0)])?.detach();
+        let grad = shard(gradient(1, 0), mesh, &[S(0)])?.detach();
         optim.step(LR, PARAMS[1].0, params[1].clone(), grad)?;
         assert!(optim.state()?.paths().eq([PARAMS[1].0]));
         Ok(())
@@ -192,7 +192,7 @@ fn a_state_follows_its_parameters_to_another_layout_and_mesh() {
             optim.load(moved)?;
             params = train(&mut optim, params, 2..4)?;
             let flat = DeviceMesh::new(mesh.world(), [4], ["all"])?;
-            params = full(&params)?.into_iter().map(|data| cut(data, &flat, &[S(0)])).collect::<Result<_>>()?;
+            params = full(&params)?.into_iter().map(|data| shard(data, &flat, &[S(0)])).collect::<Result<_>>()?;
             let moved = optim.state()?.redistribute(specs(&params))?;
             optim.load(moved)?;
             params = train(&mut optim, params, 4..6)?;

@@ -55,7 +55,7 @@ fn matrices() -> ParamGroup {
 }
 
 /// burn's own, for one device.
-fn whole(config: &MuonConfig) -> ModuleOptimizer {
+fn unsharded(config: &MuonConfig) -> ModuleOptimizer {
     AdamWConfig::new().init().with_group(matrices(), config.build(), None)
 }
 
@@ -98,7 +98,7 @@ fn distribute(model: Vec<Linear>, mesh: &DeviceMesh, config: FullyShard) -> Resu
 /// How far the weights of ten steps on the mesh are from those of one device.
 fn apart(test: &MeshTest, config: &MuonConfig, shard: impl Fn() -> FullyShard + Sync) -> f64 {
     let model = layers();
-    let expected = values(&alone(&mut whole(config), on_device(&model, &Device::flex().autodiff()), 0..STEPS), None);
+    let expected = values(&alone(&mut unsharded(config), on_device(&model, &Device::flex().autodiff()), 0..STEPS), None);
     assert!(max_diff(&expected, &values(&model, None)) > 1e-2, "it has stepped");
     let apart = test.run(|mesh| {
         let plain = on_device(&model, &mesh.device().clone().autodiff());
@@ -174,7 +174,7 @@ fn trains(mesh: &DeviceMesh) -> Result<()> {
     let mut model = fully_shard(plain.clone(), mesh, FullyShard::new().with_units(["*"]))?;
     let mut expected = plain;
     let config = MuonConfig::new();
-    let (mut optim, mut own) = (on_shards(&config), whole(&config));
+    let (mut optim, mut own) = (on_shards(&config), unsharded(&config));
     for step in 0..STEPS {
         let grads = GradientsParams::from_grads(loss(&model, batch(step, mesh.rank())).backward(), &model);
         model = optim.step(0.02, model, grads)?;
@@ -237,7 +237,7 @@ fn collectives_and_bytes_are_those_of_the_formula() {
 #[test]
 fn its_state_is_burns_by_path_on_any_mesh() {
     let (model, [config, ..]) = (layers(), configurations());
-    let mut own = whole(&config);
+    let mut own = unsharded(&config);
     let half = alone(&mut own, on_device(&model, &Device::flex().autodiff()), 0..4);
     let expected = recorded(&own, &half);
     let end = values(&alone(&mut own, half, 4..STEPS), None);
@@ -271,7 +271,7 @@ fn its_state_is_burns_by_path_on_any_mesh() {
     MeshTest::new([1], ["shard"]).run(|mesh| {
         let model = fully_shard(alone_again.clone(), mesh, FullyShard::new())?;
         let state = saved[0].1.distribute(parameter_specs(&model)?)?;
-        let mut own = load_optimizer_state(whole(&config), &model, state)?;
+        let mut own = load_optimizer_state(unsharded(&config), &model, state)?;
         assert_eq!(optimizer_state(&own, &model)?.full()?, saved[0].1);
         assert_eq!(values(&full_model(&alone(&mut own, model, 4..STEPS))?, None), end);
         Ok(())
@@ -293,7 +293,7 @@ fn what_has_no_gradient_stays_and_what_is_not_sharded_is_stepped_where_it_is() {
     };
     let plain = on_device(&model, &Device::flex().autodiff());
     let grads = step(&plain);
-    let expected = values(&whole(&config).step(0.1, plain, grads), None);
+    let expected = values(&unsharded(&config).step(0.1, plain, grads), None);
     MeshTest::new([2], ["shard"]).run(|mesh| {
         let plain = on_device(&model, &mesh.device().clone().autodiff());
         let model = fully_shard(plain, mesh, FullyShard::new().with_ignored(["4.weight"]))?;

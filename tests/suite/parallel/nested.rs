@@ -20,7 +20,7 @@ fn steps() -> usize {
 }
 
 /// Parameters of a block that are cut.
-const CUT: u64 = 12;
+const SHARD: u64 = 12;
 
 fn optimizer() -> AdamWConfig {
     AdamWConfig::new().with_epsilon(1e-5)
@@ -91,7 +91,7 @@ fn train_hybrid(model: &Net, mesh: &DeviceMesh, expected: &BTreeMap<String, Vec<
     let block = block(tp_coordinate(mesh));
     assert_eq!(sent(&entries, Op::AllGather, Phase::Forward), [(2, block)], "{mesh}");
     assert_eq!(sent(&entries, Op::AllGather, Phase::Backward), [(2, block)], "{mesh}");
-    let flags = 4 * (CUT + 1);
+    let flags = 4 * (SHARD + 1);
     assert_eq!(sent(&entries, Op::ReduceScatter, Phase::Backward), [(2, block + 2 * flags)], "{mesh}");
     // Over the ranks that shard that of the norm; over the replicas all.
     let all_reduces = sent(&entries, Op::AllReduce, Phase::Backward);
@@ -127,7 +127,7 @@ fn train_over_few(model: &Net, mesh: &DeviceMesh, expected: &BTreeMap<String, Ve
     let block = block(tp_coordinate(mesh));
     assert_eq!(sent(&entries, Op::AllGather, Phase::Forward), [(4, block)], "{mesh}");
     assert_eq!(sent(&entries, Op::AllGather, Phase::Backward), [(2, block)], "{mesh}");
-    let flags = 4 * (CUT + 1);
+    let flags = 4 * (SHARD + 1);
     assert_eq!(sent(&entries, Op::ReduceScatter, Phase::Backward), [(4, block + 4 * flags)], "{mesh}");
     assert_eq!(sent(&entries, Op::AllReduce, Phase::Backward), [(4, NORM)], "{mesh}");
     Ok(())

@@ -16,7 +16,7 @@ use crate::fsdp::support::{on_device, values};
 use Placement::{Replicate as R, Shard as S};
 
 /// The dimension that the plan splits, and that `fully_shard` cuts.
-fn cuts(path: &str) -> (Option<usize>, Option<usize>) {
+fn sharded_dims(path: &str) -> (Option<usize>, Option<usize>) {
     let layer = |names: &[&str]| names.iter().any(|name| path.contains(name));
     let tp = match (path.rsplit('.').next(), path) {
         (_, "embedding.weight") => Some(0),
@@ -30,7 +30,7 @@ fn cuts(path: &str) -> (Option<usize>, Option<usize>) {
 }
 
 /// The `index`-th of `parts` pieces of `range`, all `ceil` long but the last.
-fn piece(range: Range<usize>, parts: usize, index: usize) -> Range<usize> {
+fn chunk(range: Range<usize>, parts: usize, index: usize) -> Range<usize> {
     let size = range.len().div_ceil(parts);
     let at = |index: usize| (range.start + index * size).min(range.end);
     at(index)..at(index + 1)
@@ -54,10 +54,10 @@ fn shards_are_the_pieces_of_pieces() {
             assert_eq!(named.iter().map(|param| &param.path).collect::<Vec<_>>().len(), whole.len());
             for param in named {
                 let mut ranges: Vec<_> = param.spec.shape().iter().map(|&len| 0..len).collect();
-                let (tp, shard) = cuts(&param.path);
+                let (tp, shard) = sharded_dims(&param.path);
                 for (name, dim) in [("tp", tp), ("shard", shard)] {
                     if let (Some(dim), Some((size, index))) = (dim, position(name)) {
-                        ranges[dim] = piece(ranges[dim].clone(), size, index);
+                        ranges[dim] = chunk(ranges[dim].clone(), size, index);
                     }
                 }
                 assert_eq!(param.spec.layout().local_slices(param.spec.shape(), param.spec.coordinate()), ranges);

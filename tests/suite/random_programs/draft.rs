@@ -138,7 +138,7 @@ impl Draft {
     fn redistribution(&mut self, id: Id) -> Step {
         let data = &self.known[id].data;
         let layout = layouts::target(&mut self.rng, &self.program.mesh, data.shape.len(), data.kind);
-        let layout = layouts::ragged(layout, &data.shape, self.program.seed ^ (id as u64) << 32);
+        let layout = layouts::uneven(layout, &data.shape, self.program.seed ^ (id as u64) << 32);
         let text = format!("\"{layout}\"");
         let redistribute = move |operands: Vec<Value>| {
             let moved = operands.into_iter().map(|value| value.redistributed(&layout));
@@ -201,7 +201,7 @@ impl Draft {
         let real = catch_unwind(AssertUnwindSafe(run)).ok()?;
         let first = self.known.len();
         for (data, real) in results.into_iter().zip(&real) {
-            let real = real.whole().expect("nothing is sent");
+            let real = real.full().expect("nothing is sent");
             if data.kind != ElementKind::Float && data.values != real.values {
                 self.known.truncate(first);
                 return None;
@@ -223,7 +223,7 @@ impl Draft {
         let wide = |data: &Data| Data { dtype: self.program.profile.wide().dtype(data.kind), ..data.clone() };
         let leaves: Vec<Value> = inputs.iter().map(|data| wide(data).tensor(&self.device)).collect();
         let results = (step.plain)(leaves.iter().map(|leaf| leaf.share()).collect());
-        let whole = results.iter().map(|value| value.whole().expect("nothing is sent")).collect();
+        let whole = results.iter().map(|value| value.full().expect("nothing is sent")).collect();
         let rows = results.iter().enumerate().filter_map(|(at, value)| Some((at, value.tracked().ok()??)));
         let terms = rows.map(|(at, row)| weighed(at, row, self.program.profile.is_exact()));
         let grads = terms.reduce(|a: Tensor<1>, b| a + b).map(|loss| loss.backward());
@@ -276,7 +276,7 @@ impl Draft {
         let leaves: Vec<Value> = program.leaves.iter().map(|leaf| wide(leaf).tensor(&self.device)).collect();
         let ends =
             program.run(&leaves, |step, operands| (step.plain)(operands), |_, _| Ok(())).expect("nothing is sent");
-        let mut all: Vec<Data> = ends.iter().map(|(_, value)| value.whole().expect("nothing is sent")).collect();
+        let mut all: Vec<Data> = ends.iter().map(|(_, value)| value.full().expect("nothing is sent")).collect();
         if let Some(grads) = program.backward(&ends).expect("nothing is sent") {
             all.extend(leaves.iter().filter_map(|leaf| leaf.gradient(&grads)));
         }
@@ -429,7 +429,7 @@ impl Draft {
         let data = Data { kind, dtype, shape: shape.to_vec(), values };
         let layout: Layout = layouts::any(&mut self.rng, &self.program.mesh, shape.len(), kind, &self.program.profile);
         let id = self.known.len();
-        let layout = layouts::ragged(layout, shape, self.program.seed ^ (id as u64) << 40);
+        let layout = layouts::uneven(layout, shape, self.program.seed ^ (id as u64) << 40);
         self.known.push(Known { data: data.clone(), usable: true });
         self.program.leaves.push(Leaf { id, data, layout });
         id

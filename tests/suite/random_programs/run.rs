@@ -36,7 +36,7 @@ impl Truth {
             |step, operands| (step.plain)(operands),
             |step, values| {
                 for (&id, value) in step.results.iter().zip(values) {
-                    results.push((id, value.whole()?));
+                    results.push((id, value.full()?));
                 }
                 Ok(())
             },
@@ -154,7 +154,7 @@ impl Rank<'_> {
         if local != part {
             self.differs(&what, &format!("holds {local:?} as {layout}, must hold {part:?}"));
         }
-        let found = value.whole()?;
+        let found = value.full()?;
         self.compare(&what, &found, expected);
         Ok(())
     }

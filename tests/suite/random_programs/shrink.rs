@@ -104,7 +104,7 @@ fn values(program: &Program) -> Vec<(usize, Data)> {
         |step, operands| (step.plain)(operands),
         |step, results| {
             for (&id, value) in step.results.iter().zip(results) {
-                all.push((id, value.whole()?));
+                all.push((id, value.full()?));
             }
             Ok(())
         },

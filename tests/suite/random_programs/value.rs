@@ -130,7 +130,7 @@ pub trait Erased: Any {
     fn share(&self) -> Value;
 
     /// The whole tensor, outside the graph. Collective, of a distributed one.
-    fn whole(&self) -> Result<Data>;
+    fn full(&self) -> Result<Data>;
 
     /// The whole tensor in one row, in the graph, if it is part of one. Collective, of a
     /// distributed one.
@@ -176,7 +176,7 @@ impl<const D: usize, K: Kind> Erased for Tensor<D, K> {
         Value::new(self.clone())
     }
 
-    fn whole(&self) -> Result<Data> {
+    fn full(&self) -> Result<Data> {
         Ok(data(self.clone()))
     }
 
@@ -207,7 +207,7 @@ impl<const D: usize, K: Kind> Erased for DTensor<D, K> {
         Value::new(self.clone())
     }
 
-    fn whole(&self) -> Result<Data> {
+    fn full(&self) -> Result<Data> {
         Ok(match (self as &dyn Any).downcast_ref::<DTensor<D>>() {
             Some(tensor) => data(tensor.clone().detach().full_tensor()?),
             None => data(self.clone().full_tensor()?),

@@ -34,7 +34,7 @@ pub struct Node {
     /// It has a factor in single precision beside its layer.
     pub narrow: bool,
     /// Every data-parallel rank holds its layer's weight whole.
-    pub whole: bool,
+    pub full: bool,
     /// The way in which tensor-parallel ranks share the layer, if there are such.
     pub split: Split,
     /// Tensor-parallel ranks compute its layer with the whole weights, each by itself.
@@ -123,7 +123,7 @@ impl Node {
             tail,
             captures,
             narrow: false,
-            whole: false,
+            full: false,
             split: Split::None,
             local: false,
             kept: false,
@@ -204,7 +204,7 @@ impl Node {
         add(|node| node.unheard = false, self.unheard);
         add(|node| node.captures = false, self.captures);
         add(|node| node.narrow = false, self.narrow);
-        add(|node| node.whole = false, self.whole);
+        add(|node| node.full = false, self.full);
         add(|node| node.kept = false, self.kept);
         add(|node| node.local = false, self.local);
         add(|node| node.split = Split::None, self.split != Split::None);

@@ -41,9 +41,9 @@ pub struct Plan {
     /// The first two of the tree's children that are units are one.
     pub grouped: bool,
     /// Every rank holds biases whole.
-    pub whole_biases: bool,
+    pub full_biases: bool,
     /// Every rank holds the table of embeddings whole.
-    pub whole_table: bool,
+    pub full_table: bool,
     /// Shards are in host memory.
     pub offloaded: bool,
     pub evaluated: Evaluated,
@@ -97,8 +97,8 @@ impl Plan {
             table_unit: rng.random_bool(0.5),
             tied: rng.random_bool(0.3),
             given,
-            whole_biases: rng.random_bool(0.3),
-            whole_table: rng.random_bool(0.1),
+            full_biases: rng.random_bool(0.3),
+            full_table: rng.random_bool(0.1),
             offloaded: rng.random_bool(0.2),
             evaluated: Evaluated::draw(&mut rng),
             scaling: Scaling::draw(&mut rng, precision),
@@ -122,7 +122,7 @@ impl Plan {
             self.tree.change_all(&mut |node| node.narrow = rng.random_bool(0.4));
         }
         if rng.random_bool(0.3) {
-            self.tree.change_all(&mut |node| node.whole = rng.random_bool(0.4));
+            self.tree.change_all(&mut |node| node.full = rng.random_bool(0.4));
         }
         if rng.random_bool(0.3) {
             let batches = self.steps * self.batches_a_step;
@@ -196,15 +196,15 @@ impl Plan {
         let policy = if self.precision.computes_in_half() { policy.with_param_dtype(DType::F16) } else { policy };
         let policy = if self.precision.reduces_in_half() { policy.with_reduce_dtype(DType::F16) } else { policy };
         let config = config.with_mixed_precision(policy);
-        let mut whole = self.tree.paths("tree", |node| node.whole);
+        let mut whole = self.tree.paths("tree", |node| node.full);
         whole.iter_mut().for_each(|path| path.push_str(".layer.weight"));
-        if self.whole_table {
+        if self.full_table {
             whole.push("table.weight".into());
         }
-        if whole.is_empty() && !self.whole_biases {
+        if whole.is_empty() && !self.full_biases {
             return config;
         }
-        let biases = self.whole_biases;
+        let biases = self.full_biases;
         config.with_shard_placement_fn(move |param: ParamInfo<'_>| {
             let is_whole = biases && param.path.ends_with("bias") || whole.iter().any(|path| path == param.path);
             is_whole.then_some(Placement::Replicate)
@@ -262,8 +262,8 @@ impl Plan {
         add(|plan| plan.grouped = false, self.grouped);
         add(|plan| plan.tied = false, self.tied);
         add(|plan| plan.given = Used::Everywhere, self.given != Used::Everywhere);
-        add(|plan| plan.whole_biases = false, self.whole_biases);
-        add(|plan| plan.whole_table = false, self.whole_table);
+        add(|plan| plan.full_biases = false, self.full_biases);
+        add(|plan| plan.full_table = false, self.full_table);
         add(|plan| plan.offloaded = false, self.offloaded);
         add(|plan| plan.checkpointing = false, self.checkpointing);
         add(|plan| plan.table_unit = false, self.table_unit);

@@ -38,7 +38,7 @@ const MACHINERY: [&str; 27] = [
 ];
 
 /// Functions beside operators: methods of a loss and of its configuration, seeds and streams, plain random tensors.
-const BESIDE: [&str; 10] = [
+const EXTRA: [&str; 10] = [
     "forward",
     "forward_no_reduction",
     "fold_in",
@@ -80,7 +80,7 @@ pub fn operators() -> BTreeSet<String> {
             }
         }
     }
-    for other in BESIDE.into_iter().chain(LOCAL) {
+    for other in EXTRA.into_iter().chain(LOCAL) {
         assert!(names.remove(other), "`{other}` is gone from the sources: take it off the list of exceptions");
     }
     names

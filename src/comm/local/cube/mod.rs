@@ -49,7 +49,7 @@ impl CoalescedCopies {
     }
 
     /// A reduce-scatter: adds rows for all ranks to its deposit, if the device can reduce them.
-    pub fn pack_wholes(mut deposit: Contribution, plan: &CollectivePlan, member: &GroupMember) -> (Option<Self>, Contribution) {
+    pub fn pack_full(mut deposit: Contribution, plan: &CollectivePlan, member: &GroupMember) -> (Option<Self>, Contribution) {
         let fused = Self::new(&deposit.tensors, plan, member);
         let fused = fused.filter(|fused| reduce::is_possible(&fused.device.client(), member.group.size(), fused.dtype));
         deposit.flat = fused.as_ref().and_then(|fused| fused.pack(CopySide::PackFull, &deposit.tensors));

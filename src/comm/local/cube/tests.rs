@@ -7,7 +7,7 @@ use itertools::Itertools;
 
 use super::*;
 use crate::comm::engine;
-use crate::comm::engine::ranges::cut;
+use crate::comm::engine::ranges::slice;
 
 const OPS: [ReduceOp; 5] = [ReduceOp::Sum, ReduceOp::Avg, ReduceOp::Min, ReduceOp::Max, ReduceOp::Product];
 
@@ -41,7 +41,7 @@ fn reduces_like_burns_operations() {
         let flats = flats(ranks, row, dtype);
         let primitives = flats.iter().map(|flat| primitive(flat).unwrap().clone()).collect_vec();
         for op in OPS {
-            let ranges = cut(&[ranks * row], 0, rank * row..(rank + 1) * row);
+            let ranges = slice(&[ranks * row], 0, rank * row..(rank + 1) * row);
             let expected = engine::reduce(&flats.iter().collect_vec(), &ranges, op, &device());
             let found = wrap(reduce::reduce_row(&primitives, rank, op, dtype, 1.0));
             assert_eq!(bits(found), bits(expected), "{dtype:?} {ranks} ranks {op:?}");

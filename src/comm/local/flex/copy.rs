@@ -53,7 +53,7 @@ impl GatherCopyPlan {
     }
 
     /// The wholes; large ones are in common, where they have an `owner`.
-    pub fn wholes(&self, gathered: &GatherSources, owner: Option<Owner>) -> Vec<DispatchTensor> {
+    pub fn full_tensors(&self, gathered: &GatherSources, owner: Option<Owner>) -> Vec<DispatchTensor> {
         let mut wholes = Vec::with_capacity(self.0.iter().map(|joint| joint.indices.len()).sum());
         for (joint, (parts, together)) in self.0.iter().zip(&gathered.joints) {
             let sources = parts.get();
@@ -86,11 +86,11 @@ struct Join<'a> {
 
 // SAFETY: pieces of one copy, which has every element of its targets once.
 unsafe impl PartitionedJob for Join<'_> {
-    type Cut = CopyTasks;
+    type Partition = CopyTasks;
 
     fn begin(&self, home: &Arc<HostMemoryPool>) -> (OutputBuffers, CopyTasks, usize) {
         let (copies, size) = (&self.joint.copies, self.joint.dtype.size());
-        let pieces = CopyTasks::new(copies, &self.sources, size, self.ranks * together::PIECES);
+        let pieces = CopyTasks::new(copies, &self.sources, size, self.ranks * together::PARTS_PER_RANK);
         let count = pieces.count();
         (OutputBuffers::of(Some(home), copies, size), pieces, count)
     }

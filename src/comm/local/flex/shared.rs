@@ -66,7 +66,7 @@ impl CollectiveCache {
 pub(in crate::comm::local) struct ReduceOperands {
     terms: PinnedSources,
     shape: Shape,
-    whole: CooperativeResult<ReduceSlices>,
+    full: CooperativeResult<ReduceSlices>,
 }
 
 impl ReduceOperands {
@@ -78,7 +78,7 @@ impl ReduceOperands {
 
     fn new(terms: &[&FlexTensor]) -> Self {
         let shape = terms[0].layout().shape().clone();
-        Self { terms: PinnedSources::of(terms), shape, whole: CooperativeResult::default() }
+        Self { terms: PinnedSources::of(terms), shape, full: CooperativeResult::default() }
     }
 
     /// The block `ranges` of every term, reduced.
@@ -96,12 +96,12 @@ impl ReduceOperands {
     }
 
     /// The reduction, whole; a large one is in common, where it has an `owner`.
-    pub fn reduce_whole(&self, op: ReduceOp, owner: Option<Owner>) -> DispatchTensor {
+    pub fn reduce_full(&self, op: ReduceOp, owner: Option<Owner>) -> DispatchTensor {
         let (terms, elements) = (self.terms.get(), self.shape.num_elements());
         match owner.filter(|_| elements * dtype_of(&terms).size() * terms.len() >= WORTH) {
             Some(owner) => {
                 // SAFETY: all ranks have the terms of one collective, and agree on the operation.
-                let mut whole = unsafe { self.whole.get(&ReduceJob { terms, shape: &self.shape, op }, owner) };
+                let mut whole = unsafe { self.full.get(&ReduceJob { terms, shape: &self.shape, op }, owner) };
                 wrap(whole.pop().expect("one whole"))
             }
             None => self.reduce(&full(&self.shape[..]), op),
@@ -129,13 +129,13 @@ struct ReduceJob<'a> {
 
 // SAFETY: slices of the elements, one after another.
 unsafe impl PartitionedJob for ReduceJob<'_> {
-    type Cut = ReduceSlices;
+    type Partition = ReduceSlices;
 
     fn begin(&self, home: &Arc<HostMemoryPool>) -> (OutputBuffers, ReduceSlices, usize) {
         let size = dtype_of(&self.terms).size();
         let bytes = self.shape.num_elements() * size;
         let worth = (bytes * self.terms.len() / READ).min(bytes / WRITTEN);
-        let count = worth.clamp(1, self.terms.len() * together::PIECES);
+        let count = worth.clamp(1, self.terms.len() * together::PARTS_PER_RANK);
         (OutputBuffers::new(Some(home), [self.shape], size), ReduceSlices { count, streams: stream::pays(bytes) }, count)
     }
 

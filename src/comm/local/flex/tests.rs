@@ -7,7 +7,7 @@ use std::thread;
 use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::{Bool, DType, Device, Distribution, Int, Shape, Tensor, TensorData};
 
-use crate::comm::engine::ranges::{Ranges, cut, full};
+use crate::comm::engine::ranges::{Ranges, slice, full};
 use crate::comm::engine::{ShardSignature, CallSignature, TensorSignature, concat, reduce};
 use crate::comm::local::board::{MatchTable, OpHandle};
 use crate::comm::local::flex;
@@ -70,9 +70,9 @@ fn reduces_like_the_kernels() {
                 }
                 for ranges in [
                     full(&[4, 70, 3]),
-                    cut(&[4, 70, 3], 1, 10..45),
-                    cut(&[4, 70, 3], 2, 1..2),
-                    cut(&[4, 70, 3], 1, 70..70),
+                    slice(&[4, 70, 3], 1, 10..45),
+                    slice(&[4, 70, 3], 2, 1..2),
+                    slice(&[4, 70, 3], 1, 70..70),
                 ] {
                     let generic = data(reduce(&sources, &ranges, op, &device));
                     let kernel = data(terms.reduce(&ranges, op));
@@ -108,7 +108,7 @@ fn reduces_large_tensors_like_the_kernels() {
                 Tensor::<2>::from_data(TensorData::new(values, [rows, 4099]), &device)
             };
             let tensors: Vec<_> = (0..ranks).map(|_| random().cast(dtype).into_dispatch()).collect();
-            assert_summed_like_the_kernels::<2>(&tensors, &cut(&[rows, 4099], 1, 3..2058));
+            assert_summed_like_the_kernels::<2>(&tensors, &slice(&[rows, 4099], 1, 3..2058));
         }
     }
 }
@@ -120,7 +120,7 @@ fn concatenates_like_the_kernels() {
         let tensors: Vec<_> = (0..3).map(|rank| random(rank, dtype, &device)).collect();
         for dim in 0..3 {
             for (to_dim, range) in [(0, 1..3), (1, 1..3), (2, 1..3), (1, 7..7)] {
-                let ranges = cut(&[4, 70, 3], to_dim, range);
+                let ranges = slice(&[4, 70, 3], to_dim, range);
                 let sources: Vec<_> = tensors.iter().map(|tensor| (tensor, ranges.clone())).collect();
                 let flexes: Vec<_> =
                     tensors.iter().filter_map(flex::primitive).map(|flex| (flex, ranges.clone())).collect();
@@ -143,7 +143,7 @@ fn the_parts_of_all_ranks_are_looked_up_once_a_gather() {
         let mut shape = Shape::from([4, 70, 3]);
         shape[dim] *= 3;
         let cut = ShardSizes::Chunked(shape[dim]);
-        (TensorSignature { shape, dtype, cut: Some(ShardSignature::new(dim, &cut)), to: None }, (dim, cut))
+        (TensorSignature { shape, dtype, sharding: Some(ShardSignature::new(dim, &cut)), to: None }, (dim, cut))
     };
     let (prints, cuts) = dtypes.into_iter().enumerate().map(print).unzip();
     let plan = CollectivePlan::new(Op::AllGather, None, prints, cuts, 3);
@@ -153,7 +153,7 @@ fn the_parts_of_all_ranks_are_looked_up_once_a_gather() {
             looked += 1;
             parts.iter().map(|parts| parts.iter().map(flex::primitive).collect()).collect()
         });
-        for (index, whole) in joints.wholes(gathered.expect("all are Flex"), None).into_iter().enumerate() {
+        for (index, whole) in joints.full_tensors(gathered.expect("all are Flex"), None).into_iter().enumerate() {
             let sources: Vec<_> = parts.iter().map(|parts| (&parts[index], full(&[4, 70, 3]))).collect();
             assert_eq!(data(whole), data(concat(&sources, index, &device)), "tensor {index}");
         }
@@ -175,7 +175,7 @@ fn reduces_several_strips_of_many_ranks_like_the_kernels() {
         for dtype in [DType::F32, DType::BF16] {
             let random = || Tensor::<1>::random([2500], Distribution::Uniform(-4.0, 4.0), &device).cast(dtype);
             let tensors: Vec<_> = (0..ranks).map(|_| random().into_dispatch()).collect();
-            assert_summed_like_the_kernels::<1>(&tensors, &cut(&[2500], 0, 3..2499));
+            assert_summed_like_the_kernels::<1>(&tensors, &slice(&[2500], 0, 3..2499));
         }
     }
 }
@@ -186,17 +186,17 @@ fn reduces_several_strips_of_many_ranks_like_the_kernels() {
 fn wholes_in_common_are_like_the_kernels() {
     // The larger ones are written past the caches.
     for (rows, columns) in [(1031, 257), (2053, 2111)] {
-        wholes_in_common(rows, columns);
+        shared_results(rows, columns);
     }
 }
 
-fn wholes_in_common(rows: usize, columns: usize) {
+fn shared_results(rows: usize, columns: usize) {
     let (device, ranks) = (Device::flex(), 3);
     let whole = [(0, DType::F32), (1, DType::F32), (0, DType::I64)];
     let print = |(dim, dtype): (usize, DType)| {
         let shape = Shape::from([rows, columns]);
         let cut = ShardSizes::Chunked(shape[dim]);
-        (TensorSignature { shape, dtype, cut: Some(ShardSignature::new(dim, &cut)), to: None }, (dim, cut))
+        (TensorSignature { shape, dtype, sharding: Some(ShardSignature::new(dim, &cut)), to: None }, (dim, cut))
     };
     let (prints, cuts): (Vec<_>, Vec<_>) = whole.into_iter().map(print).unzip();
     let part = |rank: usize, (dim, cut): &(usize, ShardSizes), dtype: DType| {
@@ -224,7 +224,7 @@ fn wholes_in_common(rows: usize, columns: usize) {
         .collect();
     let get = || {
         let waited = Cell::default();
-        joints.wholes(gathered, Some(shared.owner(&shelf, ticket, flex::ResultRetention::Latest, &waited)))
+        joints.full_tensors(gathered, Some(shared.owner(&shelf, ticket, flex::ResultRetention::Latest, &waited)))
     };
     let all: Vec<_> = thread::scope(|scope| {
         [(); 3].map(|()| scope.spawn(get)).map(|rank| rank.join().unwrap()).into_iter().collect()
@@ -266,7 +266,7 @@ fn a_reduction_in_common_is_like_the_kernels() {
         let generic = Tensor::<1>::from_dispatch(generic).into_data();
         let get = || {
             let waited = Cell::default();
-            terms().reduce_whole(ReduceOp::Avg, Some(shared.owner(&shelf, ticket, flex::ResultRetention::All, &waited)))
+            terms().reduce_full(ReduceOp::Avg, Some(shared.owner(&shelf, ticket, flex::ResultRetention::All, &waited)))
         };
         let all: Vec<_> = thread::scope(|scope| {
             [(); 2].map(|()| scope.spawn(get)).map(|rank| rank.join().unwrap()).into_iter().collect()

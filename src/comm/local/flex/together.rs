@@ -31,7 +31,7 @@ use crate::memory::HostMemoryPool;
 pub(super) const WORTH: usize = 1 << 20;
 
 /// Pieces for each rank, so that one that is late delays little.
-pub(super) const PIECES: usize = 4;
+pub(super) const PARTS_PER_RANK: usize = 4;
 
 /// How results are made, piece by piece.
 ///
@@ -39,16 +39,16 @@ pub(super) const PIECES: usize = 4;
 /// The pieces are all of the results, and no two have an element in common.
 pub(super) unsafe trait PartitionedJob {
     /// How it is cut into pieces.
-    type Cut: Send + Sync;
+    type Partition: Send + Sync;
 
     /// New memory, how the job is cut, and into how many pieces: at least one.
-    fn begin(&self, home: &Arc<HostMemoryPool>) -> (OutputBuffers, Self::Cut, usize);
+    fn begin(&self, home: &Arc<HostMemoryPool>) -> (OutputBuffers, Self::Partition, usize);
 
     /// Writes piece `index` of what begins where `to` says.
     ///
     /// # Safety
     /// `cut` and `to` are of one [`begin`](Self::begin), nobody else writes this piece, and nobody reads.
-    unsafe fn make(&self, cut: &Self::Cut, index: usize, to: &Ends<u8>);
+    unsafe fn make(&self, cut: &Self::Partition, index: usize, to: &Ends<u8>);
 
     /// The results.
     ///
@@ -73,7 +73,7 @@ enum BuildState<C> {
 
 /// Results that are being made.
 struct Making<C> {
-    cut: C,
+    partition: C,
     count: usize,
     /// Where the targets begin, which stay where they are until all is made.
     to: OnceLock<Ends<u8>>,
@@ -104,10 +104,10 @@ impl WeakTensor {
 }
 
 impl<C> Making<C> {
-    fn begin(job: &impl PartitionedJob<Cut = C>, home: &Arc<HostMemoryPool>) -> Arc<Self> {
+    fn begin(job: &impl PartitionedJob<Partition = C>, home: &Arc<HostMemoryPool>) -> Arc<Self> {
         let (targets, cut, count) = job.begin(home);
         let this = Arc::new(Self {
-            cut,
+            partition: cut,
             count,
             to: OnceLock::new(),
             targets: Mutex::new(Some(targets)),
@@ -132,10 +132,10 @@ impl<C> Making<C> {
     ///
     /// # Safety
     /// Only the caller has taken it, of what this job, or another rank's same one, has begun.
-    unsafe fn make(&self, job: &impl PartitionedJob<Cut = C>, index: usize) -> bool {
+    unsafe fn make(&self, job: &impl PartitionedJob<Partition = C>, index: usize) -> bool {
         let to = self.to.get().expect("known since it was begun");
         // SAFETY: the caller's; nobody has the results before all pieces are made.
-        unsafe { job.make(&self.cut, index, to) };
+        unsafe { job.make(&self.partition, index, to) };
         self.left.fetch_sub(1, Ordering::AcqRel) == 1
     }
 
@@ -143,7 +143,7 @@ impl<C> Making<C> {
     ///
     /// # Safety
     /// All pieces are made, of what this job, or another rank's same one, has begun.
-    unsafe fn finish(&self, job: &impl PartitionedJob<Cut = C>) -> Vec<FlexTensor> {
+    unsafe fn finish(&self, job: &impl PartitionedJob<Partition = C>) -> Vec<FlexTensor> {
         let targets = self.targets.lock().take().expect("the last piece is made once");
         // SAFETY: the caller's.
         unsafe { job.finish(targets) }
@@ -165,7 +165,7 @@ impl<C> CooperativeResult<C> {
     ///
     /// # Safety
     /// All jobs that it is called with make the same.
-    pub unsafe fn get(&self, job: &impl PartitionedJob<Cut = C>, owner: Owner) -> Vec<FlexTensor> {
+    pub unsafe fn get(&self, job: &impl PartitionedJob<Partition = C>, owner: Owner) -> Vec<FlexTensor> {
         loop {
             let making = match self.find(job, owner) {
                 Ok(made) => return made,
@@ -191,7 +191,7 @@ impl<C> CooperativeResult<C> {
     }
 
     /// The results, if they are there; otherwise those that are being made, from now on at least.
-    fn find(&self, job: &impl PartitionedJob<Cut = C>, owner: Owner) -> Result<Vec<FlexTensor>, Arc<Making<C>>> {
+    fn find(&self, job: &impl PartitionedJob<Partition = C>, owner: Owner) -> Result<Vec<FlexTensor>, Arc<Making<C>>> {
         // Of several tensors some may be there, until this is the last handle: to be dropped without the lock.
         let found: Vec<Option<FlexTensor>>;
         let mut state = self.state.lock();
@@ -241,7 +241,7 @@ impl<C> CooperativeResult<C> {
 }
 
 /// The results of `job` for this rank alone.
-fn alone<C>(job: &impl PartitionedJob<Cut = C>, owner: Owner) -> Vec<FlexTensor> {
+fn alone<C>(job: &impl PartitionedJob<Partition = C>, owner: Owner) -> Vec<FlexTensor> {
     let making = Making::begin(job, owner.home());
     // SAFETY: each piece is made here, once.
     unsafe {

@@ -21,20 +21,20 @@ fn gather(world: &World, call: Call, seed: usize) -> Work<Vec<DispatchTensor>> {
         lengths[ranks - 2] = 0;
         lengths[0] = len - lengths[1..].iter().sum::<usize>();
         let cut = ShardSizes::Uneven(lengths.into());
-        let part = whole(seed + index, len)[cut.range(ranks, rank)].to_vec();
+        let part = full(seed + index, len)[cut.range(ranks, rank)].to_vec();
         let tensor = Tensor::<1>::from_data(TensorData::new(part.clone(), [part.len()]), world.device());
         ShardedTensor { tensor: tensor.into_dispatch(), dim: 0, sizes: cut }
     };
     world.all().all_gather(call, LENS.into_iter().enumerate().map(shard).collect())
 }
 
-fn whole(seed: usize, len: usize) -> Vec<f32> {
+fn full(seed: usize, len: usize) -> Vec<f32> {
     values(seed, len)
 }
 
 fn check(gathered: Vec<DispatchTensor>, seed: usize) {
     for (index, (tensor, len)) in gathered.into_iter().zip(LENS).enumerate() {
-        assert!(into_data(tensor).iter::<f32>().eq(whole(seed + index, len)), "tensor {index} of {seed}");
+        assert!(into_data(tensor).iter::<f32>().eq(full(seed + index, len)), "tensor {index} of {seed}");
     }
 }
 
@@ -89,7 +89,7 @@ fn who_writes_to_a_result_writes_to_its_own() {
             let changed: Vec<_> =
                 gathered.into_iter().map(|whole| Tensor::<1>::from_dispatch(whole).mul_scalar(2.0)).collect();
             world.barrier("changed")?;
-            let doubled = |index: usize| whole(7 + index, LENS[index]).into_iter().map(|x| 2.0 * x);
+            let doubled = |index: usize| full(7 + index, LENS[index]).into_iter().map(|x| 2.0 * x);
             for (index, changed) in changed.into_iter().enumerate() {
                 assert_ne!(addresses(&[changed.clone().into_dispatch()])[0], before[index]);
                 assert!(changed.into_data().iter::<f32>().eq(doubled(index)));

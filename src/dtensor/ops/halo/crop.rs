@@ -7,14 +7,14 @@ use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::{Shape, Slice, Tensor};
 
 use crate::autodiff::{self, BackwardStep, GraphOp};
-use crate::dtensor::local::{associate, cut, is_tracked, zeros};
+use crate::dtensor::local::{associate, slice, is_tracked, zeros};
 
 /// `local` inside `ranges`, of every dimension one. Recorded also where that is all of it, and where it is
 /// nothing: burn answers the latter outside the graph.
 pub(super) fn crop<const D: usize>(local: Tensor<D>, ranges: [Range<usize>; D]) -> Tensor<D> {
     if !is_tracked(&local) {
         let strategy = local.gradient_checkpointing_strategy();
-        return associate(cut(local.inner(), &ranges), strategy);
+        return associate(slice(local.inner(), &ranges), strategy);
     }
     let op = Crop { whole: local.shape(), ranges };
     Tensor::from_dispatch(autodiff::unary(local.into_dispatch(), Arc::new(op)))
@@ -30,7 +30,7 @@ impl<const D: usize> GraphOp for Crop<D> {
     fn forward(&self, parents: &[DispatchTensor]) -> DispatchTensor {
         let [whole] = parents else { unreachable!("it is recorded on one parent") };
         debug_assert_eq!(whole.shape(), self.whole);
-        cut(Tensor::<D>::from_dispatch(whole.clone()), &self.ranges).into_dispatch()
+        slice(Tensor::<D>::from_dispatch(whole.clone()), &self.ranges).into_dispatch()
     }
 
     fn backward(&self, step: &mut BackwardStep<'_>) {

@@ -234,7 +234,7 @@ impl CrossEntropyLoss {
         let sum = losses.clone().sum();
         let loss = match self.reduction {
             Reduction::Sum => sum,
-            Reduction::Mean if targets.count_alike() => sum.div_scalar(spec.shape().num_elements() as f64),
+            Reduction::Mean if targets.have_equal_weights() => sum.div_scalar(spec.shape().num_elements() as f64),
             // Replicated, and without gradients: no rank's own.
             Reduction::Mean => sum / total(targets.weight(&losses))?.full_tensor()?,
         };

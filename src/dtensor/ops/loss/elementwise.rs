@@ -18,7 +18,7 @@ use crate::dtensor::DTensor;
 #[must_use]
 #[track_caller]
 pub fn mse_loss<const D: usize>(x: DTensor<D>, target: DTensor<D>, reduction: Reduction) -> DTensor<1> {
-    check_alike("mse_loss", &x, &target);
+    check_same_layout("mse_loss", &x, &target);
     let rule = const { EinsumRule::pointwise("mse_loss", NO_PARTIAL) };
     reduced(apply(&rule, (x, target), |(x, target), _| (x - target).square()), reduction)
 }
@@ -39,7 +39,7 @@ pub fn binary_cross_entropy_with_logits<const D: usize>(
     reduction: Reduction,
 ) -> DTensor<1> {
     let name = "binary_cross_entropy_with_logits";
-    check_alike(name, &logits, &target);
+    check_same_layout(name, &logits, &target);
     let rule = const { EinsumRule::pointwise("binary_cross_entropy_with_logits", NO_PARTIAL) };
     let losses = apply(&rule, (logits, target), |(x, target), _| (target.neg() + 1.0) * x.clone() - log_sigmoid(x));
     reduced(losses, reduction)
@@ -53,7 +53,7 @@ fn reduced<const D: usize>(losses: DTensor<D>, reduction: Reduction) -> DTensor<
 }
 
 #[track_caller]
-fn check_alike<const D: usize>(operator: &'static str, x: &DTensor<D>, target: &DTensor<D>) {
+fn check_same_layout<const D: usize>(operator: &'static str, x: &DTensor<D>, target: &DTensor<D>) {
     if x.dims() != target.dims() {
         let why = "an element needs a target: make the shapes equal";
         operand_error(operator, &[x.shape(), target.shape()], why).unwind()

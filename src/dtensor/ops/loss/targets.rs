@@ -44,7 +44,7 @@ impl ClassTargets {
     }
 
     /// Whether every sample weighs 1.
-    pub(super) fn count_alike(&self) -> bool {
+    pub(super) fn have_equal_weights(&self) -> bool {
         self.weights.is_none() && self.ignored.is_none()
     }
 

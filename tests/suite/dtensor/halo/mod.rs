@@ -14,7 +14,7 @@ use burn_dtensor::placement::{Layout, Placement};
 use itertools::iproduct;
 
 use super::{R, S, on_mesh};
-use trial::{Trial, alike};
+use trial::{Trial, same_on_all};
 
 fn window(kernel: usize, stride: usize, padding: usize, dilation: usize) -> impl Fn(usize) -> Vec<isize> {
     move |o| (0..kernel).map(|k| (o * stride + k * dilation) as isize - padding as isize).collect()
@@ -93,7 +93,7 @@ fn a_convolution_of_a_cut_length_gets_its_halo_alone() {
             }
             Ok(did)
         });
-        let did = alike(did);
+        let did = same_on_all(did);
         // Aligned: what a rank needs is its own.
         assert!(did.iter().any(|did| did.calls == 0) && did.iter().any(|did| did.calls == 1));
     }
@@ -134,7 +134,7 @@ fn a_transposed_convolution_of_a_cut_length_gets_its_halo_alone() {
             }
             Ok(did)
         });
-        let did = alike(did);
+        let did = same_on_all(did);
         assert!(did.iter().any(|did| did.calls == 0) && did.iter().any(|did| did.calls == 1));
     }
 }
@@ -177,7 +177,7 @@ fn images_may_be_cut_both_ways() {
         }
         Ok(did)
     });
-    alike(did);
+    same_on_all(did);
 }
 
 #[test]
@@ -219,7 +219,7 @@ fn volumes_may_be_cut_along_any_of_three_dimensions() {
         }
         Ok(did)
     });
-    alike(did);
+    same_on_all(did);
 }
 
 #[test]
@@ -267,7 +267,7 @@ fn pools_of_a_cut_length_get_their_halo_alone() {
             }
             Ok(did)
         });
-        alike(did);
+        same_on_all(did);
     }
 }
 
@@ -302,7 +302,7 @@ fn pools_of_images_may_be_cut_both_ways() {
         }
         Ok(did)
     });
-    alike(did);
+    same_on_all(did);
 }
 
 /// Where an element of the output lies in the input, by burn's documented mapping.
@@ -345,7 +345,7 @@ fn interpolation_of_cut_images_gets_its_halo_alone() {
             }
             Ok(did)
         });
-        alike(did);
+        same_on_all(did);
     }
 }
 
@@ -378,7 +378,7 @@ fn a_ragged_cut_stays_ragged() {
         }
         Ok(did)
     });
-    alike(did);
+    same_on_all(did);
 }
 
 /// 5 / 3 is no number of single precision.

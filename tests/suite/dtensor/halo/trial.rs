@@ -136,7 +136,7 @@ impl<const D: usize> Trial<'_, D> {
 }
 
 /// Every rank recorded as many nodes and made as many calls.
-pub fn alike(did: Vec<Vec<Did>>) -> Vec<Did> {
+pub fn same_on_all(did: Vec<Vec<Did>>) -> Vec<Did> {
     for other in &did[1..] {
         assert_eq!(*other, did[0]);
     }

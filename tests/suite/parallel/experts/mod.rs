@@ -27,8 +27,8 @@ fn steps() -> usize {
 type Values = BTreeMap<String, Vec<f32>>;
 
 /// What an unsharded step has: gradients of the mean loss of all data-parallel ranks.
-fn whole_grads(model: &Net, step: usize, data_ranks: usize, device: &Device) -> GradientsParams {
-    let losses = (0..data_ranks).map(|rank| model.loss_on(step, rank, Read::Whole, device));
+fn full_grads(model: &Net, step: usize, data_ranks: usize, device: &Device) -> GradientsParams {
+    let losses = (0..data_ranks).map(|rank| model.loss_on(step, rank, Read::Full, device));
     let loss = losses.reduce(|a, b| a + b).expect("a rank") / data_ranks as f32;
     GradientsParams::from_grads(loss.backward(), model)
 }
@@ -40,7 +40,7 @@ fn trained(model: &Net, data_ranks: usize) -> (Values, Values) {
     let mut optim = AdamWConfig::new().with_epsilon(1e-5).init();
     let mut first = None;
     for step in 0..steps() {
-        let grads = whole_grads(&model, step, data_ranks, &device);
+        let grads = full_grads(&model, step, data_ranks, &device);
         first.get_or_insert_with(|| values(&model, Some(&grads)));
         model = optim.step(1e-2, model, grads);
     }
@@ -126,8 +126,8 @@ fn experts_train_in_whatever_units_they_are() {
 /// Each rank reads all experts for its own tokens: their gradients are summed over the ranks along `ep`.
 #[test]
 fn experts_that_are_read_whole_have_the_gradients_of_all_ranks() {
-    trains(&MeshTest::new([2, 2], ["efsdp", "ep"]), &blocks(), Read::Whole);
-    trains(&MeshTest::new([1, 2, 2], ["efsdp", "ep", "tp"]), &blocks(), Read::Whole);
+    trains(&MeshTest::new([2, 2], ["efsdp", "ep"]), &blocks(), Read::Full);
+    trains(&MeshTest::new([1, 2, 2], ["efsdp", "ep", "tp"]), &blocks(), Read::Full);
 }
 
 /// A parameter's own mesh without tensor parallelism: cut over fewer ranks, and replicated over the others.
@@ -154,7 +154,7 @@ fn parameters_are_cut_over_the_dimensions_that_the_placement_function_says() {
         assert!(layout("blocks.0.experts.down").starts_with("[S(0)] on DeviceMesh(node_local=4"));
         let mut optim = AdamWConfig::new().with_epsilon(1e-5).init();
         for step in 0..steps() {
-            let grads = GradientsParams::from_grads(net.loss_on(step, rank, Read::Whole, &device).backward(), &net);
+            let grads = GradientsParams::from_grads(net.loss_on(step, rank, Read::Full, &device).backward(), &net);
             net = optim.step(1e-2, net, grads);
         }
         let diff = max_diff(&values(&full_model(&net)?, None), &expected);

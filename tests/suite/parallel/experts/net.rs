@@ -42,7 +42,7 @@ pub struct Experts {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Read {
     /// Whole, by every rank.
-    Whole,
+    Full,
     /// Where they lie.
     Placed,
 }
@@ -98,7 +98,7 @@ impl Block {
         // `[experts, tokens, dim]`, zeros where a token goes to another.
         let sent = to_experts(chosen) * h.unsqueeze_dim::<3>(0);
         let computed = match read {
-            Read::Whole => self.experts.forward(sent),
+            Read::Full => self.experts.forward(sent),
             Read::Placed => self.experts.parallel(sent).unwrap_or_else(|error| error.unwind()),
         };
         x + (to_experts(weight) * computed).sum_dim(0).squeeze_dim::<2>(0)

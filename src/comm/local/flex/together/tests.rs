@@ -15,28 +15,28 @@ const SLEEPS: SpinPolicy = SpinPolicy::Spinning(0);
 
 /// Numbers from 0 in pieces of 100, before each of which something happens.
 struct Numbers<F> {
-    pieces: usize,
+    tasks: usize,
     begun: AtomicUsize,
     before: F,
 }
 
 impl<F: Fn(usize)> Numbers<F> {
     fn new(pieces: usize, before: F) -> Self {
-        Self { pieces, begun: AtomicUsize::new(0), before }
+        Self { tasks: pieces, begun: AtomicUsize::new(0), before }
     }
 
     fn shape(&self) -> Shape {
-        Shape::from([100 * self.pieces])
+        Shape::from([100 * self.tasks])
     }
 }
 
 // SAFETY: a hundred numbers each, one after another.
 unsafe impl<F: Fn(usize)> PartitionedJob for Numbers<F> {
-    type Cut = ();
+    type Partition = ();
 
     fn begin(&self, home: &Arc<HostMemoryPool>) -> (OutputBuffers, (), usize) {
         self.begun.fetch_add(1, Ordering::SeqCst);
-        (OutputBuffers::new(Some(home), [&self.shape()], size_of::<i64>()), (), self.pieces)
+        (OutputBuffers::new(Some(home), [&self.shape()], size_of::<i64>()), (), self.tasks)
     }
 
     unsafe fn make(&self, (): &(), index: usize, to: &Ends<u8>) {
@@ -79,7 +79,7 @@ impl Call {
     }
 
     /// What a rank gets, and how long it waited for others.
-    fn get(&self, job: &impl PartitionedJob<Cut = ()>, shelf: &SharedResultCache) -> (Vec<FlexTensor>, Duration) {
+    fn get(&self, job: &impl PartitionedJob<Partition = ()>, shelf: &SharedResultCache) -> (Vec<FlexTensor>, Duration) {
         let (Self { ticket, keep, bag, .. }, waited) = (self, Cell::default());
         let owner = Owner { shelf, ticket: *ticket, bag, keep: *keep, waited: &waited };
         // SAFETY: one job for each in these tests.

@@ -16,7 +16,7 @@ use burn_dtensor::placement::ShardSizes;
 use burn_dtensor::{Error, Result};
 use parking_lot::Mutex;
 
-use super::collectives::{BLOCKS, Stack, WIDTH, stack};
+use super::collective_counts::{BLOCKS, Stack, WIDTH, stack};
 use super::support::{Holder, on_device, tensor, values};
 use crate::launched;
 

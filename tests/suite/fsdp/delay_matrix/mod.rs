@@ -15,7 +15,7 @@
 //! data parallelism by hand ([`by_hand`]), whose reductions add in the same tree; and of that, in single precision, one device
 //! that sees the batches of all ranks.
 
-mod late;
+mod delays;
 mod net;
 #[cfg(feature = "mpi")]
 mod processes;
@@ -28,9 +28,9 @@ use burn_dtensor::testing::MeshTest;
 use itertools::Itertools;
 
 use super::support::{furthest, max_diff};
-use late::{Late, Place, Whom};
+use delays::{Late, Place, Whom};
 use net::Net;
-use train::{Ahead, Cell, Precision, Trained, alone, by_hand, steps};
+use train::{PrefetchMode, Cell, Precision, Trained, alone, by_hand, steps};
 
 /// Nobody is late, and these ranks are, wherever.
 fn delays(of: &[Whom]) -> Vec<Option<Late>> {
@@ -61,13 +61,13 @@ fn to_the_bit(net: &Net, mesh: &DeviceMesh, cells: &[Cell]) -> Result<Trained> {
 }
 
 /// Every combination of these.
-fn cells(precision: Precision, modes: &[ReshardAfterForward], ahead: Ahead, late: &[Option<Late>]) -> Vec<Cell> {
+fn cells(precision: Precision, modes: &[ReshardAfterForward], ahead: PrefetchMode, late: &[Option<Late>]) -> Vec<Cell> {
     let pairs = modes.iter().copied().cartesian_product(late.iter().copied());
-    pairs.map(|(reshard, late)| Cell { precision, reshard, ahead, late }).collect()
+    pairs.map(|(reshard, late)| Cell { precision, reshard, prefetch: ahead, late }).collect()
 }
 
 /// On ranks that are threads, in every precision and mode; in single precision as one device trains, too.
-fn train_on(shape: &[usize], ahead: Ahead, late: fn(Precision) -> Vec<Option<Late>>) {
+fn train_on(shape: &[usize], ahead: PrefetchMode, late: fn(Precision) -> Vec<Option<Late>>) {
     let net = Net::new();
     for precision in Precision::ALL {
         let late = late(precision);
@@ -113,46 +113,46 @@ fn of_one(precision: Precision) -> Vec<Option<Late>> {
 
 #[test]
 fn one_rank_trains_as_by_hand() {
-    for ahead in [Ahead::Nothing, Ahead::NextTwo, Ahead::Everything] {
+    for ahead in [PrefetchMode::Nothing, PrefetchMode::NextTwo, PrefetchMode::Everything] {
         train_on(&[1], ahead, |_| vec![None]);
     }
 }
 
 #[test]
 fn no_delay_changes_a_bit_on_two_ranks() {
-    train_on(&[2], Ahead::Nothing, of_one_and_all);
+    train_on(&[2], PrefetchMode::Nothing, of_one_and_all);
 }
 
 #[test]
 fn no_delay_changes_a_bit_on_three_ranks() {
-    train_on(&[3], Ahead::Nothing, of_one_and_all);
+    train_on(&[3], PrefetchMode::Nothing, of_one_and_all);
 }
 
 #[test]
 fn no_delay_changes_a_bit_on_four_ranks() {
-    train_on(&[4], Ahead::Nothing, of_one_and_all);
+    train_on(&[4], PrefetchMode::Nothing, of_one_and_all);
 }
 
 #[test]
 fn no_delay_changes_a_bit_on_eight_ranks() {
-    train_on(&[8], Ahead::Nothing, of_one);
+    train_on(&[8], PrefetchMode::Nothing, of_one);
 }
 
 #[test]
 fn no_delay_changes_a_bit_with_replicas() {
-    train_on(&[2, 2], Ahead::Nothing, of_one);
+    train_on(&[2, 2], PrefetchMode::Nothing, of_one);
 }
 
 #[test]
 fn no_delay_changes_a_bit_where_the_next_two_units_are_gathered_ahead() {
     for shape in [[2], [3]] {
-        train_on(&shape, Ahead::NextTwo, of_one);
+        train_on(&shape, PrefetchMode::NextTwo, of_one);
     }
 }
 
 #[test]
 fn no_delay_changes_a_bit_where_every_unit_is_gathered_before_forward() {
     for shape in [[2], [3]] {
-        train_on(&shape, Ahead::Everything, of_one);
+        train_on(&shape, PrefetchMode::Everything, of_one);
     }
 }

@@ -14,7 +14,7 @@ use burn_dtensor::mesh::DeviceMesh;
 use burn_dtensor::param::ParamError;
 use burn_dtensor::{Error, Result};
 
-use super::collectives::{BLOCKS, Stack, WIDTH, stack};
+use super::collective_counts::{BLOCKS, Stack, WIDTH, stack};
 use super::hook::in_backward;
 use super::support::{Holder, max_diff, mean, on_device, tensor, values};
 use crate::launched;

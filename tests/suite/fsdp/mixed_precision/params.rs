@@ -147,7 +147,7 @@ fn parameters_of_several_stored_types_are_one_unit() {
             let whole = full_model(&sharded.clone().map(&mut Holder(&mut grads)))?;
             let by_hand = match policy {
                 None => plain,
-                Some(dtype) => super::by_hand::with_weights_in(plain, |_| Some(dtype)),
+                Some(dtype) => super::reference::with_weights_in(plain, |_| Some(dtype)),
             };
             let expected = by_hand.clone().map(&mut Holder(&mut grads_of(&by_hand, &device)));
             for (found, expected) in [(&whole.wide, &expected.wide), (&whole.narrow, &expected.narrow)] {

@@ -1,6 +1,6 @@
 //! What a host has silently changed: the error names it.
 
-mod alarms;
+mod no_false_alarm;
 
 use burn::module::{Module, ModuleMapper, Param};
 use burn::optim::{AdamWConfig, GradientsParams};
@@ -171,32 +171,32 @@ mesh_test!(a_bit_of_a_shard_of_one_of_three_replicas, [3, 1], ["replicate", "sha
 });
 
 /// In a unit with other parameters that are cut, whose reduction comes first.
-const WHOLE: Case = Case { param: "blocks.0.bias", group: shards, during: Op::ReduceScatter, ..NEXT };
+const REPLICATED: Case = Case { param: "blocks.0.bias", group: shards, during: Op::ReduceScatter, ..NEXT };
 
 /// In a unit of its own: all that is reduced is whole.
 const ALONE: Case = Case {
     config: || replicated().with_units(["first"]).with_shard_placement_fn(|_| Some(Placement::Replicate)).with_replica_check_every(1),
     param: "scale",
     during: Op::AllReduce,
-    ..WHOLE
+    ..REPLICATED
 };
 
 #[test]
 fn a_bit_of_a_parameter_that_every_rank_holds_whole_is_told_between_shards() {
     for shape in [[1, 2], [1, 3], [1, 4], [2, 3]] {
-        for case in [WHOLE, ALONE] {
+        for case in [REPLICATED, ALONE] {
             for culprit in 0..shape[0] * shape[1] {
                 mesh_of(shape).run(|mesh| is_told(mesh, &Case { culprit, ..case }));
             }
         }
     }
     for culprit in 0..3 {
-        MeshTest::new([3], ["shard"]).run(|mesh| is_told(mesh, &Case { culprit, ..WHOLE }));
+        MeshTest::new([3], ["shard"]).run(|mesh| is_told(mesh, &Case { culprit, ..REPLICATED }));
     }
 }
 
 mesh_test!(a_bit_of_a_parameter_that_four_ranks_hold_whole, [4], ["shard"], |mesh| {
-    is_told(mesh, &Case { culprit: 3, ..WHOLE })
+    is_told(mesh, &Case { culprit: 3, ..REPLICATED })
 });
 
 #[test]

@@ -17,7 +17,7 @@ use burn_dtensor::param::ParamError;
 use burn_dtensor::{Error, Result};
 
 use super::support::{Holder, elements, max_diff, mean, on_device, tensor, values};
-use super::traces::trace;
+use super::events::trace;
 use crate::launched;
 
 const WIDTH: usize = 5;
@@ -84,7 +84,7 @@ fn grads(model: &Net, rank: usize, device: &Device) -> GradientsParams {
     GradientsParams::from_grads(model.forward(batch(rank, device)).square().sum().backward(), model)
 }
 
-fn whole(model: &Net, mut grads: GradientsParams) -> Result<BTreeMap<String, Vec<f32>>> {
+fn full(model: &Net, mut grads: GradientsParams) -> Result<BTreeMap<String, Vec<f32>>> {
     Ok(values(&full_model(&model.clone().map(&mut Holder(&mut grads)))?, None))
 }
 
@@ -114,7 +114,7 @@ fn gradients_are_those_of_the_unsharded_model() {
                     if ranks > 1 {
                         assert_eq!((calls(Op::AllGather), calls(Op::ReduceScatter)), (2 * units, units), "{groups:?}");
                     }
-                    whole(&model, grads)
+                    full(&model, grads)
                 });
                 for grads in launched::values(all.unwrap()) {
                     let diff = max_diff(&grads, &expected);
@@ -164,7 +164,7 @@ fn with_nothing_around_them_modules_gather_their_own() {
         let own = step(&model);
         assert_eq!((world.ledger().calls(Op::AllGather), world.ledger().calls(Op::ReduceScatter)), (4, 2));
         let plain = on_device(&net, &device);
-        Ok((whole(&model, own)?, values(&plain, Some(&step(&plain)))))
+        Ok((full(&model, own)?, values(&plain, Some(&step(&plain)))))
     });
     for (grads, expected) in launched::values(all.unwrap()) {
         assert!(max_diff(&grads, &expected) < 1e-6);
@@ -215,7 +215,7 @@ fn modules_run_as_the_program_likes() {
         let model = sharded(&net, world, &device, config(FAR))?;
         let plain = on_device(&net, &device);
         let grads = step(&model);
-        Ok((whole(&model, grads)?, values(&plain, Some(&step(&plain)))))
+        Ok((full(&model, grads)?, values(&plain, Some(&step(&plain)))))
     });
     for (grads, expected) in launched::values(all.unwrap()) {
         let diff = max_diff(&grads, &expected);

@@ -42,7 +42,7 @@ impl Beginning {
 /// What others get of a word, and what is deposited here.
 pub(super) fn said(outlet: &RemoteGroup, word: SharedMemoryMessage) -> (OutgoingData, Contribution) {
     let common = Some(word);
-    let shares = outlet.alike((PayloadDesc { common, ..PayloadDesc::default() }, Vec::new()));
+    let shares = outlet.same_for_all((PayloadDesc { common, ..PayloadDesc::default() }, Vec::new()));
     (shares, Contribution::new(Vec::new()).saying(common).there(None))
 }
 
@@ -60,7 +60,7 @@ impl DeferredGather {
     /// it, it does.
     pub fn new(engine: &Arc<HostBackend>, first: OpHandle, outlet: &Arc<RemoteGroup>, results: &Arc<SharedMemoryResult>) -> Self {
         let (outlet, results) = (outlet.clone(), results.clone());
-        engine.ahead.0.lock().insert((first.group, first.seq), Beginning { first, outlet, results });
+        engine.deferred_gathers.0.lock().insert((first.group, first.seq), Beginning { first, outlet, results });
         // Who asks from now on finds it there.
         if engine.rendezvous.is_asked_for(first) {
             engine.begin_called(first, true);
@@ -82,7 +82,7 @@ impl DeferredGather {
 
     /// Whether it has not begun, and no rank has to be waited for once it does.
     pub fn is_all(&self) -> bool {
-        let has_begun = !self.engine.ahead.0.lock().contains_key(&(self.first.group, self.first.seq));
+        let has_begun = !self.engine.deferred_gathers.0.lock().contains_key(&(self.first.group, self.first.seq));
         !has_begun && self.engine.rendezvous.have_all_called(self.first)
     }
 }
@@ -95,14 +95,14 @@ impl Drop for DeferredGather {
 
 impl HostBackend {
     /// Another rank has begun the collective of `ticket`, which one here may have called ahead.
-    pub(super) fn begin_ahead(&self, ticket: OpHandle) {
+    pub(super) fn begin_deferred(&self, ticket: OpHandle) {
         self.rendezvous.ask_for(ticket);
         self.begin_called(ticket, true);
     }
 
     /// Begins what was called ahead, if nothing has begun it before.
     fn begin_called(&self, ticket: OpHandle, wanted: bool) {
-        let beginning = self.ahead.0.lock().remove(&(ticket.group, ticket.seq));
+        let beginning = self.deferred_gathers.0.lock().remove(&(ticket.group, ticket.seq));
         if let Some(beginning) = beginning {
             beginning.begin(self, wanted);
         }

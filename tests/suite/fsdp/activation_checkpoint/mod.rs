@@ -1,12 +1,12 @@
 //! Blocks that compute again in backward: as if they had kept their activations, to the bit.
 
-mod alone;
+mod unsharded;
 mod misuse;
 mod parity;
-mod programs;
-mod random;
+mod composition;
+mod rng;
 mod tensor_parallel;
-mod traces;
+mod event_order;
 
 use std::collections::BTreeMap;
 

@@ -10,7 +10,7 @@ use burn_dtensor::fsdp::{
 };
 use burn_dtensor::mesh::DeviceMesh;
 
-use super::collectives::{BLOCKS, Stack, WIDTH, stack};
+use super::collective_counts::{BLOCKS, Stack, WIDTH, stack};
 use super::support::{on_device, tensor};
 
 /// `U0` for the first block unsharded, `R` for resharded, `B` for its post-backward, `U` alone for the root's; a unit of

@@ -9,7 +9,7 @@ use burn::tensor::{DType, Device, Tensor};
 use burn_dtensor::fsdp::{FullyShard, MixedPrecisionPolicy, full_model, fully_shard, unit};
 use burn_dtensor::testing::MeshTest;
 
-use super::by_hand::{average, with_weights_in};
+use super::reference::{average, with_weights_in};
 use crate::fsdp::support::{Holder, on_device, tensor, values};
 
 const WIDTH: usize = 5;

@@ -17,7 +17,7 @@ pub struct CallSignature {
     pub(crate) root: Option<usize>,
     pub(crate) model: Option<ShardedModel>,
     pub(crate) drawn: Option<u64>,
-    pub(crate) whole: Option<TensorMeta>,
+    pub(crate) global_tensor: Option<TensorMeta>,
     pub(crate) terms: Option<Arc<str>>,
     /// Of the first tensors, one each.
     pub(crate) names: Option<Arc<[Arc<str>]>>,
@@ -50,8 +50,8 @@ impl PairwiseSignature {
     fn difference(&self, other: &Self) -> Option<String> {
         let says = |from: usize, to: usize| format!("tensor of group rank {from} for group rank {to}");
         let (own, its) = (self.member, other.member);
-        differ(&says(own, its), &self.given[its], &other.taken[own], whole)
-            .or_else(|| differ(&says(its, own), &self.taken[its], &other.given[own], whole))
+        differ(&says(own, its), &self.given[its], &other.taken[own], tensor_text)
+            .or_else(|| differ(&says(its, own), &self.taken[its], &other.given[own], tensor_text))
     }
 }
 
@@ -62,7 +62,7 @@ pub(crate) struct TensorSignature {
     pub shape: Shape,
     pub dtype: DType,
     /// How it is cut.
-    pub cut: Option<ShardSignature>,
+    pub sharding: Option<ShardSignature>,
     /// How it is cut afterwards (all-to-all).
     pub to: Option<ShardSignature>,
 }
@@ -112,7 +112,7 @@ impl CallSignature {
             root: None,
             model,
             drawn,
-            whole,
+            global_tensor: whole,
             terms,
             names,
             tensors,
@@ -145,7 +145,7 @@ impl CallSignature {
             .or_else(|| differ("reduction", &self.reduce, &other.reduce, some))
             .or_else(|| differ("root", &self.root, &other.root, some))
             .or_else(|| differ("place in forward", &self.drawn, &other.drawn, some))
-            .or_else(|| differ("global tensor", &self.whole, &other.whole, whole))
+            .or_else(|| differ("global tensor", &self.global_tensor, &other.global_tensor, tensor_text))
             .or_else(|| {
                 differ("reduction of", &self.terms, &other.terms, |terms| terms.as_deref().unwrap_or("none").into())
             })
@@ -243,8 +243,8 @@ impl TensorSignature {
     fn difference(&self, other: &Self) -> Option<String> {
         differ("shape", &self.shape, &other.shape, |shape| format!("{:?}", &shape[..]))
             .or_else(|| differ("dtype", &self.dtype, &other.dtype, |dtype| dtype.name().to_string()))
-            .or_else(|| differ("cut dimension", &self.cut, &other.cut, cut))
-            .or_else(|| differ("new cut dimension", &self.to, &other.to, cut))
+            .or_else(|| differ("cut dimension", &self.sharding, &other.sharding, sharding_text))
+            .or_else(|| differ("new cut dimension", &self.to, &other.to, sharding_text))
     }
 }
 
@@ -256,11 +256,11 @@ fn some<T: Debug>(value: &Option<T>) -> String {
     value.as_ref().map_or("none".into(), |value| format!("{value:?}"))
 }
 
-fn cut(print: &Option<ShardSignature>) -> String {
+fn sharding_text(print: &Option<ShardSignature>) -> String {
     print.as_ref().map_or("none".into(), ShardSignature::to_string)
 }
 
-pub(crate) fn whole(meta: &Option<TensorMeta>) -> String {
+pub(crate) fn tensor_text(meta: &Option<TensorMeta>) -> String {
     meta.as_ref().map_or("none".into(), |TensorMeta { shape, dtype }| format!("{:?} {}", &shape[..], dtype.name()))
 }
 
@@ -271,7 +271,7 @@ mod tests {
 
     fn print() -> CallSignature {
         let cut = Some(ShardSignature::new(0, &ShardSizes::Chunked(4)));
-        let tensor = TensorSignature { shape: Shape::from([4, 8]), dtype: DType::F32, cut, to: None };
+        let tensor = TensorSignature { shape: Shape::from([4, 8]), dtype: DType::F32, sharding: cut, to: None };
         CallSignature {
             op: Op::AllGather,
             label: "a".into(),
@@ -279,7 +279,7 @@ mod tests {
             root: None,
             model: None,
             drawn: None,
-            whole: None,
+            global_tensor: None,
             terms: None,
             names: None,
             tensors: [tensor].into(),
@@ -301,7 +301,7 @@ mod tests {
         assert_eq!(says(|p| p.label = "b".into()), "label `a` vs `b`");
         assert_eq!(says(|p| p.reduce = Some(ReduceOp::Sum)), "reduction none vs Sum");
         assert_eq!(says(|p| p.drawn = Some(3)), "place in forward none vs 3");
-        let whole = |p: &mut CallSignature| p.whole = Some(TensorMeta { shape: Shape::from([4, 8]), dtype: DType::F32 });
+        let whole = |p: &mut CallSignature| p.global_tensor = Some(TensorMeta { shape: Shape::from([4, 8]), dtype: DType::F32 });
         assert_eq!(says(whole), "global tensor none vs [4, 8] f32");
         assert_eq!(says(|p| p.terms = Some("[4, 2]".into())), "reduction of none vs [4, 2]");
         fn tensor(print: &mut CallSignature) -> &mut TensorSignature {
@@ -310,9 +310,9 @@ mod tests {
         assert_eq!(says(|p| p.tensors = [].into()), "number of tensors 1 vs 0");
         assert_eq!(says(|p| tensor(p).shape = Shape::from([4, 9])), "tensor 0: shape [4, 8] vs [4, 9]");
         assert_eq!(says(|p| tensor(p).dtype = DType::F16), "tensor 0: dtype f32 vs f16");
-        let along = |p: &mut CallSignature| tensor(p).cut = Some(ShardSignature::new(1, &ShardSizes::Chunked(8)));
+        let along = |p: &mut CallSignature| tensor(p).sharding = Some(ShardSignature::new(1, &ShardSizes::Chunked(8)));
         assert_eq!(says(along), "tensor 0: cut dimension 0 vs 1");
-        let ragged = |p: &mut CallSignature| tensor(p).cut = Some(ShardSignature::new(0, &ShardSizes::Uneven([3, 1].into())));
+        let ragged = |p: &mut CallSignature| tensor(p).sharding = Some(ShardSignature::new(0, &ShardSizes::Uneven([3, 1].into())));
         assert_eq!(says(ragged), "tensor 0: cut dimension 0 vs 0 into [3, 1]");
         let again = |p: &mut CallSignature| tensor(p).to = Some(ShardSignature::new(1, &ShardSizes::Chunked(8)));
         assert_eq!(says(again), "tensor 0: new cut dimension none vs 1");

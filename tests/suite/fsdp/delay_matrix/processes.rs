@@ -2,15 +2,15 @@
 
 use burn_dtensor::fsdp::ReshardAfterForward;
 
-use super::late::{Late, Place, Whom};
+use super::delays::{Late, Place, Whom};
 use super::net::Net;
-use super::train::{Ahead, Cell, Precision, Trained, by_hand};
+use super::train::{PrefetchMode, Cell, Precision, Trained, by_hand};
 use super::{cells, test, to_the_bit};
 
 /// Nobody is late, or one everywhere, whatever is gathered ahead.
 fn some(precision: Precision) -> Vec<Cell> {
     let late = [None, Some(Late { place: Place::Everywhere, whom: Whom::One })];
-    let ahead = [Ahead::Nothing, Ahead::NextTwo, Ahead::Everything];
+    let ahead = [PrefetchMode::Nothing, PrefetchMode::NextTwo, PrefetchMode::Everything];
     ahead.into_iter().flat_map(|ahead| cells(precision, &[ReshardAfterForward::Always], ahead, &late)).collect()
 }
 

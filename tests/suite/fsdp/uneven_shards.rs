@@ -27,7 +27,7 @@ fn uneven(len: usize, ranks: usize, first: bool) -> Vec<usize> {
 
 /// Every parameter whose stored shape no layer reads, along a dimension that tensor parallelism leaves
 /// or cuts evenly: of 11 tokens and 13 hidden values two ranks have unequal parts.
-fn ragged(ranks: usize) -> impl Fn(ParamInfo<'_>) -> Option<ParamPlacement> + Send + Sync + 'static {
+fn uneven(ranks: usize) -> impl Fn(ParamInfo<'_>) -> Option<ParamPlacement> + Send + Sync + 'static {
     move |param| {
         if ["gamma", "up.bias", "head.bias"].iter().any(|end| param.path.ends_with(end)) {
             return None;
@@ -39,7 +39,7 @@ fn ragged(ranks: usize) -> impl Fn(ParamInfo<'_>) -> Option<ParamPlacement> + Se
 }
 
 fn config(ranks: usize, reshard: ReshardAfterForward) -> FullyShard {
-    FullyShard::new().with_units(["blocks.*"]).with_reshard_after_forward(reshard).with_shard_placement_fn(ragged(ranks))
+    FullyShard::new().with_units(["blocks.*"]).with_reshard_after_forward(reshard).with_shard_placement_fn(uneven(ranks))
 }
 
 /// Alone, replicated, and after tensor parallelism, which cuts the same dimensions first.

@@ -10,7 +10,7 @@ use burn_dtensor::fsdp::units;
 use burn_dtensor::prelude::*;
 use burn_dtensor::testing::MeshTest;
 
-use super::super::parity::AllReduce;
+use super::super::ddp_fsdp_hsdp_parity::AllReduce;
 use super::super::support::{max_diff, on_device, values};
 use super::{Drops, How, KEPT, Tower, WAYS, batch, config};
 

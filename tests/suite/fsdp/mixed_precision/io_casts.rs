@@ -8,7 +8,7 @@ use burn_dtensor::fsdp::{FullyShard, MixedPrecisionPolicy, fully_shard, unit};
 use burn_dtensor::mesh::DeviceMesh;
 use burn_dtensor::testing::MeshTest;
 
-use super::by_hand::with_weights_in;
+use super::reference::with_weights_in;
 use crate::fsdp::support::{on_device, tensor};
 
 const WIDTH: usize = 5;

@@ -14,15 +14,15 @@ use super::{R, S, SUM, error_of, on_mesh, part, ramp, values};
 const SHAPE: [usize; 2] = [6, 4];
 
 /// With lengths for some mesh dimensions.
-fn ragged(mesh: &[usize], placements: &[Placement], lengths: &[(usize, &[usize])]) -> Layout {
+fn uneven(mesh: &[usize], placements: &[Placement], lengths: &[(usize, &[usize])]) -> Layout {
     let layout = Layout::new(mesh, placements).unwrap();
     lengths.iter().fold(layout, |layout, &(mesh_dim, lengths)| layout.with_uneven_sizes(mesh_dim, lengths).unwrap())
 }
 
 /// Of tensors of [`SHAPE`]: ragged and not, on three ranks.
 fn on_three() -> Vec<Layout> {
-    let one = |placement, lengths: &[usize]| ragged(&[3], &[placement], &[(0, lengths)]);
-    let plain = [R, S(0), S(1)].map(|placement| ragged(&[3], &[placement], &[]));
+    let one = |placement, lengths: &[usize]| uneven(&[3], &[placement], &[(0, lengths)]);
+    let plain = [R, S(0), S(1)].map(|placement| uneven(&[3], &[placement], &[]));
     let given = [one(S(0), &[1, 3, 2]), one(S(0), &[0, 5, 1]), one(S(1), &[0, 0, 4]), one(S(1), &[1, 2, 1])];
     plain.into_iter().chain(given).collect()
 }
@@ -32,14 +32,14 @@ fn on_two_by_three() -> Vec<Layout> {
     let mesh = [2, 3];
     let turned = Layout::with_shard_order(&mesh, &[S(0), S(0)], &[(0, &[1, 0])]).unwrap();
     vec![
-        ragged(&mesh, &[S(0), S(1)], &[]),
-        ragged(&mesh, &[S(0), S(1)], &[(0, &[4, 2]), (1, &[3, 0, 1])]),
-        ragged(&mesh, &[S(0), S(0)], &[(0, &[1, 5])]),
-        ragged(&mesh, &[S(0), S(0)], &[(1, &[0, 1, 2])]),
-        ragged(&mesh, &[S(0), S(0)], &[(0, &[3, 3]), (1, &[2, 0, 1])]),
+        uneven(&mesh, &[S(0), S(1)], &[]),
+        uneven(&mesh, &[S(0), S(1)], &[(0, &[4, 2]), (1, &[3, 0, 1])]),
+        uneven(&mesh, &[S(0), S(0)], &[(0, &[1, 5])]),
+        uneven(&mesh, &[S(0), S(0)], &[(1, &[0, 1, 2])]),
+        uneven(&mesh, &[S(0), S(0)], &[(0, &[3, 3]), (1, &[2, 0, 1])]),
         turned.with_uneven_sizes(1, [1, 0, 5]).unwrap(),
-        ragged(&mesh, &[R, S(1)], &[(1, &[0, 2, 2])]),
-        ragged(&mesh, &[S(1), R], &[]),
+        uneven(&mesh, &[R, S(1)], &[(1, &[0, 2, 2])]),
+        uneven(&mesh, &[S(1), R], &[]),
     ]
 }
 
@@ -49,7 +49,7 @@ fn on_two_by_three() -> Vec<Layout> {
 fn parts_are_as_long_as_they_were_told() {
     on_mesh(&[3], |world, mesh| {
         for lengths in [[1, 3, 2], [0, 5, 1], [6, 0, 0], [2, 2, 2]] {
-            let layout = || ragged(&[3], &[S(0)], &[(0, &lengths)]);
+            let layout = || uneven(&[3], &[S(0)], &[(0, &lengths)]);
             let whole = || ramp(SHAPE, 1.0, &Device::flex().autodiff()).require_grad();
             let start: usize = lengths[..world.rank()].iter().sum();
             let expected = (start * 4..(start + lengths[world.rank()]) * 4).map(|i| i as f32 + 1.0);
@@ -99,10 +99,10 @@ fn redistribution_moves_values_and_gradients() {
 #[test]
 fn placements_without_lengths_are_chunks() {
     on_mesh(&[3], |world, mesh| {
-        let layout = ragged(&[3], &[S(0)], &[(0, &[1, 3, 2])]);
+        let layout = uneven(&[3], &[S(0)], &[(0, &[1, 3, 2])]);
         let x = DTensor::distribute_replicated_to(ramp(SHAPE, 1.0, &Device::flex()), mesh, layout)?;
         let even = x.redistribute(&[S(0)])?;
-        assert_eq!(even.layout(), &ragged(&[3], &[S(0)], &[]));
+        assert_eq!(even.layout(), &uneven(&[3], &[S(0)], &[]));
         let first = world.rank() as f32 * 8.0 + 1.0;
         assert_eq!(values(even.local().clone()), Vec::from_iter((0..8).map(|i| first + i as f32)));
         Ok(())
@@ -117,7 +117,7 @@ fn a_partial_sum_is_reduced_into_the_lengths() {
             let device = Device::flex().autodiff();
             let term = ramp(SHAPE, world.rank() as f32, &device).require_grad();
             let sum = DTensor::from_local(term.clone(), mesh, &[SUM])?;
-            let cut = sum.redistribute_to(&ragged(&[3], &[S(0)], &[(0, &lengths)]))?;
+            let cut = sum.redistribute_to(&uneven(&[3], &[S(0)], &[(0, &lengths)]))?;
             let whole = ramp(SHAPE, 1.0, &device) * 3.0;
             assert_eq!(values(cut.local().clone()), part(whole, &cut));
             let weights = ramp(SHAPE, 0.5, &device);
@@ -132,9 +132,9 @@ fn a_partial_sum_is_reduced_into_the_lengths() {
 #[test]
 fn operators_keep_the_lengths() {
     let rows: [(&[usize], Layout); 3] = [
-        (&[3], ragged(&[3], &[S(0)], &[(0, &[1, 3, 2])])),
-        (&[2, 3], ragged(&[2, 3], &[S(0), R], &[(0, &[5, 1])])),
-        (&[2, 3], ragged(&[2, 3], &[S(0), S(0)], &[(0, &[3, 3]), (1, &[1, 1, 1])])),
+        (&[3], uneven(&[3], &[S(0)], &[(0, &[1, 3, 2])])),
+        (&[2, 3], uneven(&[2, 3], &[S(0), R], &[(0, &[5, 1])])),
+        (&[2, 3], uneven(&[2, 3], &[S(0), S(0)], &[(0, &[3, 3]), (1, &[1, 1, 1])])),
     ];
     for (shape, layout) in rows {
         on_mesh(shape, |_, mesh| {
@@ -194,7 +194,7 @@ fn operands_of_other_lengths_are_brought_together() {
 #[test]
 fn what_every_rank_has_is_cut_into_the_lengths() {
     on_mesh(&[3], |world, mesh| {
-        let layout = ragged(&[3], &[S(0)], &[(0, &[1, 3, 2])]);
+        let layout = uneven(&[3], &[S(0)], &[(0, &[1, 3, 2])]);
         let whole = || ramp(SHAPE, 1.0, &Device::flex());
         let x = DTensor::distribute_replicated_to(whole(), mesh, layout.clone())?;
         let y = DTensor::distribute_replicated(whole(), mesh, &[R])?;
@@ -211,7 +211,7 @@ fn what_every_rank_has_is_cut_into_the_lengths() {
 #[test]
 fn what_does_not_keep_the_dimension_gathers() {
     on_mesh(&[3], |_, mesh| {
-        let layout = ragged(&[3], &[S(0)], &[(0, &[1, 3, 2])]);
+        let layout = uneven(&[3], &[S(0)], &[(0, &[1, 3, 2])]);
         let device = Device::flex().autodiff();
         let x = DTensor::distribute_replicated_to(ramp(SHAPE, 1.0, &device).require_grad(), mesh, layout)?;
         let flat: DTensor<1> = x.clone().reshape([24]);
@@ -229,7 +229,7 @@ fn what_does_not_keep_the_dimension_gathers() {
 #[test]
 fn lengths_that_do_not_fit_are_typed_errors_on_every_rank() {
     on_mesh(&[3], |_, mesh| {
-        let layout = || ragged(&[3], &[S(0)], &[(0, &[1, 3, 1])]);
+        let layout = || uneven(&[3], &[S(0)], &[(0, &[1, 3, 1])]);
         let whole = || ramp(SHAPE, 1.0, &Device::flex());
         let x = DTensor::distribute_replicated(whole(), mesh, &[S(0)])?;
         for error in [
@@ -253,12 +253,12 @@ fn ranks_that_disagree_on_lengths_are_told() {
         let x = DTensor::distribute_replicated_to(
             ramp(SHAPE, 1.0, &Device::flex()),
             &mesh,
-            ragged(&[2], &[S(0)], &[(0, &lengths)]),
+            uneven(&[2], &[S(0)], &[(0, &lengths)]),
         )?;
         let other = [[1, 5], [5, 1]][world.rank()];
         // The label holds both layouts, so it is what differs first.
         let x = x.redistribute(&[R])?;
-        let y = x.redistribute_to(&ragged(&[2], &[S(0)], &[(0, &other)]))?;
+        let y = x.redistribute_to(&uneven(&[2], &[S(0)], &[(0, &other)]))?;
         y.redistribute(&[R]).map(drop)
     })
     .expect_err("they disagree");
@@ -271,7 +271,7 @@ fn ranks_that_disagree_on_lengths_are_told() {
 #[test]
 fn a_denied_move_names_the_lengths() {
     on_mesh(&[2], |_, mesh| {
-        let layout = |lengths: [usize; 2]| ragged(&[2], &[S(0)], &[(0, &lengths)]);
+        let layout = |lengths: [usize; 2]| uneven(&[2], &[S(0)], &[(0, &lengths)]);
         let own = |lengths| DTensor::distribute_replicated_to(ramp(SHAPE, 1.0, &Device::flex()), mesh, layout(lengths));
         let (x, y) = (own([1, 5])?, own([4, 2])?);
         let error = RedistributePolicy::Deny.run(|| {

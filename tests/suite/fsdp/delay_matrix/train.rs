@@ -9,9 +9,9 @@ use burn_dtensor::comm::{Op, Phase};
 use burn_dtensor::fsdp::{ParamInfo, units, unshard};
 use burn_dtensor::prelude::*;
 
-use super::late::{Delays, Late, Place};
+use super::delays::{Delays, Late, Place};
 use super::net::Net;
-use crate::fsdp::precision::by_hand::{average, with_weights_in};
+use crate::fsdp::mixed_precision::reference::{average, with_weights_in};
 use crate::fsdp::support::{on_device, values};
 
 /// Returns the number of steps of a run. What one leaves for the next is there in 6 several times.
@@ -30,7 +30,7 @@ pub enum Precision {
 
 /// What is gathered before forward comes to it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Ahead {
+pub enum PrefetchMode {
     /// What units gather of themselves.
     Nothing,
     /// With each unit the two that come next, forward and back.
@@ -44,7 +44,7 @@ pub enum Ahead {
 pub struct Cell {
     pub precision: Precision,
     pub reshard: ReshardAfterForward,
-    pub ahead: Ahead,
+    pub prefetch: PrefetchMode,
     pub late: Option<Late>,
 }
 
@@ -74,7 +74,7 @@ impl Precision {
     }
 }
 
-impl Ahead {
+impl PrefetchMode {
     fn set(self, net: &Net) -> Result<()> {
         let Self::NextTwo = self else { return Ok(()) };
         let root = units(net)?.own();
@@ -118,11 +118,11 @@ impl Cell {
     pub fn train(&self, net: &Net, mesh: &DeviceMesh) -> Result<Trained> {
         let (ranks, ledger) = (mesh.size(), mesh.world().ledger());
         let net = fully_shard(on_device(net, &mesh.device().clone().autodiff()), mesh, self.config())?;
-        self.ahead.set(&net)?;
+        self.prefetch.set(&net)?;
         ledger.reset();
         let delays = Arc::new(Delays::new(self.late, mesh.rank(), ranks));
         let (net, losses) = tracing::subscriber::with_default(delays.clone(), || self.steps(net, mesh, &delays))?;
-        let by_program = if let Ahead::Everything = self.ahead { steps() * (1 + net.blocks.len() as u64) } else { 0 };
+        let by_program = if let PrefetchMode::Everything = self.prefetch { steps() * (1 + net.blocks.len() as u64) } else { 0 };
         let is_cut = u64::from(ranks > 1);
         assert_eq!(ledger.calls_in(Op::AllGather, Phase::Other), is_cut * by_program, "{self:?}");
         let slept = mesh.all_reduce(delays.slept() as f64, ReduceOp::Sum)?;
@@ -135,7 +135,7 @@ impl Cell {
         let (mut optim, mut losses) = (optimizer(), Vec::new());
         for step in 0..steps() {
             delays.begin(step);
-            self.ahead.gather(&net)?;
+            self.prefetch.gather(&net)?;
             let loss = net.loss(step, mesh.rank(), &device, || delays.at(Place::InForward));
             losses.push(loss.clone().into_scalar());
             let grads = GradientsParams::from_grads(loss.backward(), &net);

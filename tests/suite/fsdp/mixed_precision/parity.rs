@@ -10,8 +10,8 @@ use burn_dtensor::fsdp::{FullyShard, MixedPrecisionPolicy, ReshardAfterForward, 
 use burn_dtensor::mesh::DeviceMesh;
 use burn_dtensor::testing::MeshTest;
 
-use super::by_hand::{average, with_weights_in};
-use crate::fsdp::parity::{batch, gpt};
+use super::reference::{average, with_weights_in};
+use crate::fsdp::ddp_fsdp_hsdp_parity::{batch, gpt};
 use crate::fsdp::support::values;
 use crate::models::Gpt;
 

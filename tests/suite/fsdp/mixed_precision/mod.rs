@@ -1,9 +1,9 @@
 //! Mixed precision, against the unsharded model cast by hand.
 
-pub mod by_hand;
-mod edges;
+pub mod reference;
+mod io_casts;
 mod parity;
 mod policies;
 mod reductions;
-mod scaler;
-mod weights;
+mod grad_scaler;
+mod params;

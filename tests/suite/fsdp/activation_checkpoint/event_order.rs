@@ -27,7 +27,7 @@ fn trace(events: &[Event]) -> String {
 }
 
 /// Which units are gathered ahead in backward.
-type Ahead = fn(&Tower) -> Result<()>;
+type SetPrefetch = fn(&Tower) -> Result<()>;
 
 fn own(block: &super::Block) -> Result<FsdpModule> {
     Ok(units(block)?.own())
@@ -61,7 +61,7 @@ fn units_do_what_they_do_without() {
     let automatic = "U2 Uf2 U1 Rf2 Bf2 R2 B2 Uf1 U0 Rf1 Bf1 R1 B1 Uf0 Rf0 Bf0 R0 B0 R B";
     let explicit = "U2 Uf2 U1 Rf2 Bf2 R2 B2 Uf1 U0 Rf1 Bf1 R1 B1 Uf0 Rf0 Bf0 R0 B0 R B";
     let inside = "U2 Uf2 U1 Uf1 Rf2 Bf2 R2 B2 U0 Uf0 Rf1 Bf1 R1 B1 Rf0 Bf0 R0 B0 R B";
-    let nothing: Ahead = |_| Ok(());
+    let nothing: SetPrefetch = |_| Ok(());
     let (auto, never) = (ReshardAfterForward::Auto, ReshardAfterForward::Never);
     for (reshard, ahead, forward, backward) in [
         (auto, nothing, forward, automatic),
