@@ -129,11 +129,13 @@ struct Cost {
 fn measure(cli: &Cli, world: &World) -> Result<[Cost; 3]> {
     let device = world.device().clone().autodiff();
     let mesh = DeviceMesh::new(world, [RANKS], ["shard"])?;
-    let config = FullyShard::new().with_units(["encoder.layers.*"]).with_reshard_after_forward(ReshardAfterForward::Always);
+    let config =
+        FullyShard::new().with_units(["encoder.layers.*"]).with_reshard_after_forward(ReshardAfterForward::Always);
     let mut kinds = Vec::new();
     for (_, sharded, forward) in KINDS {
         let model = Model::new(cli, &device);
-        let model = if sharded { fully_shard(model, &mesh, config.clone().strict())? } else { model };
+        let model =
+            if sharded { fully_shard(model, &mesh, config.clone().with_implicit_unshard(false))? } else { model };
         let optim: ModuleOptimizer = AdamWConfig::new().init();
         kinds.push((Some(model), optim, forward));
     }

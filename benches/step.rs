@@ -205,7 +205,10 @@ fn measure(cli: &Cli, world: &World) -> Result<Vec<Measured>> {
         false => DeviceMesh::new(world, [RANKS], ["shard"])?,
         true => DeviceMesh::new(world, [RANKS, 1], ["replicate", "shard"])?,
     };
-    let fsdp = FullyShard::new().with_units(["blocks.*"]).with_reshard_after_forward(cli.reshard.into()).with_replica_check_every(cli.verify);
+    let fsdp = FullyShard::new()
+        .with_units(["blocks.*"])
+        .with_reshard_after_forward(cli.reshard.into())
+        .with_replica_check_every(cli.verify);
     let mut sharded = Training::new(fully_shard(config.init(&device), &mesh, fsdp)?);
     let mut unsharded = Training::new(config.init(&device));
     let mut rng = StdRng::seed_from_u64(world.rank() as u64);

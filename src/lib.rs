@@ -112,8 +112,9 @@ pub mod prelude {
     pub use crate::dtensor::ops::{RedistributePolicy, activation, loss, module};
     pub use crate::dtensor::{DTensor, DTensorSpec};
     pub use crate::fsdp::{
-        BufferSync, FullyShard, GradScaler, MixedPrecisionPolicy, NormType, ParamExt, ReshardAfterForward, checkpoint_activations,
-        clip_grad_norm, describe, full_model, fully_shard, named_parameters, sync_buffers, unit,
+        BufferSync, FullyShard, GradScaler, MixedPrecisionPolicy, NormType, ParamExt, ReshardAfterForward,
+        checkpoint_activations, clip_grad_norm, describe, full_model, fully_shard, named_parameters, sync_buffers,
+        unit,
     };
     pub use crate::mesh::{DeviceMesh, with_mesh};
     pub use crate::nn::{DTensorForward, GroupedQueryAttention, GroupedQueryAttentionConfig, MhaInput, apply_style};

@@ -5,7 +5,7 @@ use std::time::Duration;
 use burn::module::{ModuleVisitor, Param};
 use burn::prelude::*;
 use burn::tensor::DType;
-use burn_dtensor::comm::{OffloadTraffic, Op, Phase, CallTotals};
+use burn_dtensor::comm::{CallTotals, OffloadTraffic, Op, Phase};
 use burn_dtensor::prelude::*;
 
 use crate::cli::Settings;

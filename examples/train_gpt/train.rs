@@ -8,7 +8,7 @@ use burn::prelude::*;
 use burn::tensor::DType;
 use burn_dtensor::comm::{OffloadTraffic, Snapshot};
 use burn_dtensor::debug::Timeline;
-use burn_dtensor::fsdp::{OffloadPolicy, FsdpModule, record_events, units};
+use burn_dtensor::fsdp::{FsdpModule, OffloadPolicy, record_events};
 use burn_dtensor::prelude::*;
 
 use crate::cli::Settings;
@@ -47,7 +47,8 @@ pub fn train(settings: &Settings, initial: &Gpt, world: &World) -> Result<Outcom
     let names = &names[names.len() - settings.mesh.len()..];
     let mesh = DeviceMesh::new(world, &settings.mesh, names)?;
     let device = world.device().clone().autodiff();
-    let policy = MixedPrecisionPolicy::new().with_param_dtype(settings.param_dtype).with_reduce_dtype(settings.reduce_dtype);
+    let policy =
+        MixedPrecisionPolicy::new().with_param_dtype(settings.param_dtype).with_reduce_dtype(settings.reduce_dtype);
     let config = FullyShard::new()
         .with_units(["blocks.*"])
         .with_reshard_after_forward(settings.reshard)
@@ -131,7 +132,7 @@ pub fn train_step(
     settings: &Settings,
 ) -> Result<(Gpt, Tensor<1>, bool)> {
     let count = batches.len();
-    let units = units(&model).ok();
+    let units = FsdpModule::of(&model).ok();
     let (mut sum, mut total) = (GradientsAccumulator::new(), None);
     for (at, (tokens, targets)) in batches.into_iter().enumerate() {
         // What waits is reduced with the gradients of the last batch.

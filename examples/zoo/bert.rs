@@ -102,7 +102,8 @@ impl Bert {
             let x = bert.token.forward(tokens) + bert.position.forward(positions);
             let x = bert.norm.forward(x);
             let layers = bert.encoder.layers.iter();
-            let x = layers.fold(x, |x, layer| checkpoint_activations(layer, x, |layer, x| layer.forward(x, None, None)));
+            let x =
+                layers.fold(x, |x, layer| checkpoint_activations(layer, x, |layer, x| layer.forward(x, None, None)));
             let x = bert.head_norm.forward(bert.gelu.forward(bert.transform.forward(x)));
             linear(x, bert.token.weight.val().transpose(), Some(bert.bias.val()))
         })

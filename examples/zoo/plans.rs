@@ -19,7 +19,10 @@ pub fn bert(model: Bert, mesh: &DeviceMesh) -> Result<Bert> {
 /// Shards of equal bytes: of few channels chunks would leave the last ranks nothing. The first stage's, whose images are
 /// the largest, are in host memory.
 pub fn resnet(model: ResNet, mesh: &DeviceMesh) -> Result<ResNet> {
-    let config = FullyShard::new().with_units(["stages.*.*"]).with_balanced_bytes().with_offload_for(["stages.0.*"], OffloadPolicy::Cpu);
+    let config = FullyShard::new()
+        .with_units(["stages.*.*"])
+        .with_balanced_bytes()
+        .with_offload_for(["stages.0.*"], OffloadPolicy::Cpu);
     fully_shard(model, mesh, config.with_reshard_after_forward(ReshardAfterForward::Always))
 }
 
@@ -30,12 +33,15 @@ pub fn moe(mut model: Moe, mesh: &DeviceMesh) -> Result<Moe> {
         .with_style("up", Style::placed(Placement::Shard(2)))
         .with_style("gate", Style::placed(Placement::Shard(2)))
         .with_style("down", Style::placed(Placement::Shard(1)));
-    let plan = Plan::new().with_mesh_dim_plan("ep", Plan::new().with_style("*", Style::placed(Placement::Shard(0)))).with_mesh_dim_plan("tp", split);
+    let plan = Plan::new()
+        .with_mesh_dim_plan("ep", Plan::new().with_style("*", Style::placed(Placement::Shard(0))))
+        .with_mesh_dim_plan("tp", split);
     for block in &mut model.blocks {
         block.experts = parallelize(block.experts.clone(), &mesh.slice(["ep", "tp"])?, plan.clone())?;
     }
     let near = ReshardAfterForward::Ranks(mesh.size_of(0));
-    let config = FullyShard::new().with_units(["blocks.*"]).with_shard_dims(["shard", "ep"]).with_reshard_after_forward(near);
+    let config =
+        FullyShard::new().with_units(["blocks.*"]).with_shard_dims(["shard", "ep"]).with_reshard_after_forward(near);
     fully_shard(model, mesh, config.with_offload(OffloadPolicy::Cpu))
 }
 

@@ -51,7 +51,7 @@ pub fn train<T: Task>(settings: &Settings, data: &T::Data, initial: &T, world: &
         let (mut sum, mut total) = (GradientsAccumulator::new(), 0.0);
         for batch in 0..settings.accumulate {
             // Gradients of all but the last batch stay with their rank, and are reduced with those of the last.
-            units(&model)?.set_requires_gradient_sync(batch + 1 == settings.accumulate);
+            FsdpModule::of(&model)?.set_requires_gradient_sync(batch + 1 == settings.accumulate);
             let number = step * settings.accumulate + batch;
             let loss = model.loss(data, (settings.seed, number), rows.clone(), &device) / settings.accumulate as f64;
             total += loss.clone().into_scalar::<f32>();

@@ -192,10 +192,10 @@ pub(crate) trait GraphOps: Backend {
 macro_rules! plain_backend {
     ($backend:ty) => {
         impl GraphOps for $backend {
-            fn graph_unary(parent: FloatTensor<Self>, op: Op) -> FloatTensor<Self> {
+            fn graph_unary(parent: FloatTensor<Self>, op: SharedGraphOp) -> FloatTensor<Self> {
                 Self::unwrap(op.forward(&[Self::wrap(parent)]))
             }
-            fn graph_binary(a: FloatTensor<Self>, b: FloatTensor<Self>, op: Op) -> FloatTensor<Self> {
+            fn graph_binary(a: FloatTensor<Self>, b: FloatTensor<Self>, op: SharedGraphOp) -> FloatTensor<Self> {
                 Self::unwrap(op.forward(&[Self::wrap(a), Self::wrap(b)]))
             }
             fn graph_node(_: FloatTensor<Self>) -> Option<NodeId> {

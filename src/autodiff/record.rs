@@ -18,7 +18,7 @@ use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Autodiff, DispatchTensor};
 
-use super::{BackwardId, BackwardStep, GradStore, GraphOps, SharedGraphOp, Retain, Wrap, running};
+use super::{BackwardId, BackwardStep, GradStore, GraphOps, Retain, SharedGraphOp, Wrap, running};
 
 impl<B: Wrap + GraphOps, C: CheckpointStrategy> GraphOps for Autodiff<B, C> {
     fn graph_unary(parent: FloatTensor<Self>, op: SharedGraphOp) -> FloatTensor<Self> {

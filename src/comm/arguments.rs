@@ -3,8 +3,8 @@
 use burn::backend::{DispatchAutodiffContext, DispatchTensor, TensorMetadata};
 use burn::tensor::{DType, Device, Shape};
 
-use super::engine::{ShardSignature, PairwiseSignature, TensorSignature, tensor_text};
-use super::{Group, Op, CollectivePlan, ReduceOp, ShardedTensor, TensorMeta};
+use super::engine::{PairwiseSignature, ShardSignature, TensorSignature, tensor_text};
+use super::{CollectivePlan, Group, Op, ReduceOp, ShardedTensor, TensorMeta};
 use crate::memory;
 use crate::placement::ShardSizes;
 
@@ -51,7 +51,11 @@ pub(super) fn at_home<'a>(tensors: impl IntoIterator<Item = &'a DispatchTensor>,
 type ShardArgument<'a> = (usize, (&'a DispatchTensor, &'a (usize, ShardSizes)));
 
 /// Prints of the wholes that these pieces are cut from.
-pub(super) fn check_shards(tensors: &[DispatchTensor], cuts: &[(usize, ShardSizes)], group: &Group) -> Checked<Vec<TensorSignature>> {
+pub(super) fn check_shards(
+    tensors: &[DispatchTensor],
+    cuts: &[(usize, ShardSizes)],
+    group: &Group,
+) -> Checked<Vec<TensorSignature>> {
     let piece = |(i, (tensor, (dim, cut))): ShardArgument<'_>| {
         let mut print = full_of(i, tensor, *dim, cut, group)?;
         let expected = cut.range(group.size(), group.rank()).len();
@@ -99,7 +103,12 @@ pub(super) fn reduced(tensors: &[DispatchTensor], op: ReduceOp) -> Checked<Vec<T
 }
 
 /// The print of a whole that is re-cut along `to_dim`.
-pub(super) fn recut(shard: &ShardedTensor, to_dim: usize, to_cut: &ShardSizes, group: &Group) -> Checked<TensorSignature> {
+pub(super) fn recut(
+    shard: &ShardedTensor,
+    to_dim: usize,
+    to_cut: &ShardSizes,
+    group: &Group,
+) -> Checked<TensorSignature> {
     let ShardedTensor { tensor, dim, sizes: cut } = shard;
     let mut print = check_shards(std::slice::from_ref(tensor), &[(*dim, cut.clone())], group)?.remove(0);
     in_range(0, to_dim, &print.shape)?;
@@ -135,7 +144,11 @@ pub(super) fn listed(
     let given: Vec<_> = parts.iter().enumerate().map(meta).collect::<Checked<_>>()?;
     if given[member] != metas[member] {
         return problem(
-            format!("its own part is {}, but `metas` says {}", tensor_text(&given[member]), tensor_text(&metas[member])),
+            format!(
+                "its own part is {}, but `metas` says {}",
+                tensor_text(&given[member]),
+                tensor_text(&metas[member])
+            ),
             "describe the part that the rank keeps as it is",
         );
     }
@@ -221,7 +234,12 @@ pub(super) fn one_each(name: &str, count: usize, group: &Group) -> Checked<()> {
 }
 
 /// That the rows of `tensor` are what the ranks are given of it.
-pub(super) fn split(tensor: &DispatchTensor, given: &[usize], taken: &[usize], group: &Group) -> Checked<TensorSignature> {
+pub(super) fn split(
+    tensor: &DispatchTensor,
+    given: &[usize],
+    taken: &[usize],
+    group: &Group,
+) -> Checked<TensorSignature> {
     let print = plain(0, tensor)?;
     one_each("splits given", given.len(), group)?;
     one_each("splits taken", taken.len(), group)?;
@@ -264,7 +282,13 @@ fn full_of(i: usize, tensor: &DispatchTensor, dim: usize, cut: &ShardSizes, grou
 }
 
 /// A print with its cut, which is checked.
-fn sharded_along(i: usize, mut print: TensorSignature, dim: usize, cut: &ShardSizes, group: &Group) -> Checked<TensorSignature> {
+fn sharded_along(
+    i: usize,
+    mut print: TensorSignature,
+    dim: usize,
+    cut: &ShardSizes,
+    group: &Group,
+) -> Checked<TensorSignature> {
     in_range(i, dim, &print.shape)?;
     one_per_rank(i, cut, group)?;
     print.sharding = Some(ShardSignature::new(dim, cut));
@@ -272,7 +296,10 @@ fn sharded_along(i: usize, mut print: TensorSignature, dim: usize, cut: &ShardSi
 }
 
 /// Prints of wholes that are known by their descriptions, and cut.
-pub(super) fn check_described(wholes: &[(TensorMeta, usize, ShardSizes)], group: &Group) -> Checked<Vec<TensorSignature>> {
+pub(super) fn check_described(
+    wholes: &[(TensorMeta, usize, ShardSizes)],
+    group: &Group,
+) -> Checked<Vec<TensorSignature>> {
     let whole = |(i, (meta, dim, cut)): (usize, &(TensorMeta, usize, ShardSizes))| {
         let print = sharded_along(i, described(meta), *dim, cut, group)?;
         check_total(i, &print.shape, *dim, cut)?;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use super::engine::Backend;
-use super::flight::{Recorder, LaunchStart};
+use super::flight::{LaunchStart, Recorder};
 use super::{Ledger, StartError};
 
 /// The ledgers of one rank of a launch, in the order in which it came to their worlds.

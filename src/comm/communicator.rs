@@ -10,7 +10,7 @@ use burn::tensor::Device;
 use parking_lot::Mutex;
 
 use super::arguments::{self, Problem};
-use super::engine::{GroupBackend, GroupMember, CallContext, PostResult, CallSignature, TensorSignature};
+use super::engine::{CallContext, CallSignature, GroupBackend, GroupMember, PostResult, TensorSignature};
 use super::flight::{OpOutcome, Peer, Posting, Sequence};
 use super::ledger::Charge;
 use super::rank::Rank;
@@ -59,7 +59,10 @@ impl Communicator {
         let member = GroupMember { group, device: rank.device.clone(), ledger: rank.ledger.clone() };
         let channel = rank.engine.channel(member, name);
         let (drawn, models, duplicates) = (AtomicU64::default(), AtomicU64::default(), Mutex::default());
-        Self { shared: Arc::new(CommunicatorInner { rank, channel, sequence, forward_indices: drawn, models, duplicates }), deadline }
+        Self {
+            shared: Arc::new(CommunicatorInner { rank, channel, sequence, forward_indices: drawn, models, duplicates }),
+            deadline,
+        }
     }
 
     /// The ranks of this group and the caller's place among them.

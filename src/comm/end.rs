@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, Location, catch_unwind};
 use std::sync::Arc;
 
 use super::engine::{Backend, Failure, worlds};
-use super::flight::{ProgramExit, FirstFailure, ExitKind, Recorder};
+use super::flight::{ExitKind, FirstFailure, ProgramExit, Recorder};
 use super::panic::{error_behind, panic_text};
 use super::{CommError, home};
 use crate::Error;

@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use super::books::LedgerHistory;
 use super::end::first;
 use super::engine::{Backend, worlds};
-use super::flight::{ProgramExit, FirstFailure, ExitKind};
+use super::flight::{ExitKind, FirstFailure, ProgramExit};
 use super::home;
 
 unsafe extern "C" {

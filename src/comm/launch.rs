@@ -9,9 +9,9 @@ use burn::tensor::Device;
 
 use super::books::LedgerHistory;
 use super::end::RankOutcome;
-use super::engine::{RemoteOutcome, Backend, ProcessOptions, last, worlds};
+use super::engine::{Backend, ProcessOptions, RemoteOutcome, last, worlds};
 use super::exit::ActiveLaunch;
-use super::flight::{RankTrace, LaunchStart};
+use super::flight::{LaunchStart, RankTrace};
 use super::home::{self, RankContext};
 use super::launcher;
 use super::local::HostBackend;

@@ -82,7 +82,7 @@ mod world;
 pub use call::{Call, Phase, ShardedModel};
 pub use communicator::Communicator;
 pub use copied::PackStats;
-pub use course::{TransferTiming, OpTiming};
+pub use course::{OpTiming, TransferTiming};
 pub use digests::{Digests, Divergence};
 pub use engine::ReceivedTensors;
 pub use error::CommError;
@@ -91,7 +91,8 @@ pub(crate) use home::{is_rank, note_unwinding, rank_of_thread};
 pub use launch::{Launch, launch};
 pub use launcher::StartError;
 pub use ledger::{
-    LedgerEntry, Histogram, OffloadTraffic, LedgerKey, Ledger, QueueDepth, Snapshot, WaitBreakdown, Straggler, Summary, CallTotals, Waits,
+    CallTotals, Histogram, Ledger, LedgerEntry, LedgerKey, OffloadTraffic, QueueDepth, Snapshot, Straggler, Summary,
+    WaitBreakdown, Waits,
 };
 pub(crate) use ledger::{CopyDirection, listen};
 pub use op::{CollectiveId, Op};

@@ -8,11 +8,11 @@ use burn::backend::DispatchTensor;
 use burn::tensor::{Tensor, kind};
 use tracing::Span;
 
-use super::engine::{Mapped, Request, Completed};
+use super::engine::{Completed, Mapped, Request};
 use super::flight::OpOutcome;
 use super::ledger::Charge;
 use super::rank::Rank;
-use super::{TransferTiming, CommError, OpTiming, trace};
+use super::{CommError, OpTiming, TransferTiming, trace};
 
 /// A collective under way; its result is defined only after [`wait`](Self::wait).
 ///
@@ -129,7 +129,8 @@ impl<T> Work<T> {
         let waiting = end.saturating_duration_since(start).saturating_sub(moving);
         rank.ledger.waited(waiting, moving, last.filter(|last| *last != rank.rank));
         trace::waited(span, waiting, moving, last);
-        let here = || TransferTiming { taken: Some(*posted), begun: end.checked_sub(moving).unwrap_or(start), complete: end };
+        let here =
+            || TransferTiming { taken: Some(*posted), begun: end.checked_sub(moving).unwrap_or(start), complete: end };
         let carried = carried.unwrap_or_else(here);
         Ok((value, Some(OpTiming { posted: *posted, carried, wanted: start })))
     }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use itertools::Itertools;
 use serde_json::json;
 
-use crate::comm::{Op, Phase, CallTotals};
+use crate::comm::{CallTotals, Op, Phase};
 use crate::watch::Seen;
 
 /// What one kind of collective came to.

@@ -7,7 +7,7 @@ use burn::module::Module;
 use super::page;
 use super::parameter::{HeldParameter, Holders};
 use crate::dtensor::visualize_sharding;
-use crate::param::{ScannedParam, ModelScan};
+use crate::param::{ModelScan, ScannedParam};
 
 /// Which rank holds which part of each parameter of `model`, to be looked at. Local: no parameter is gathered
 /// or drawn.

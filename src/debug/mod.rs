@@ -42,9 +42,9 @@ mod parameter;
 mod timeline;
 mod watched;
 
-pub use crate::watch::{LayoutChange, CallSite};
-pub use counts::{CommCounts, CommCount};
+pub use crate::watch::{CallSite, LayoutChange};
+pub use counts::{CommCount, CommCounts};
 pub use layout::{ModelSharding, visualize_model};
 pub use overlap::Overlap;
 pub use timeline::{Timeline, chrome_trace, timeline_picture};
-pub use watched::{TracedLayoutChange, TracedCollective, CommTrace, trace_comm};
+pub use watched::{CommTrace, TracedCollective, TracedLayoutChange, trace_comm};

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use crate::comm::{OpTiming, Op};
+use crate::comm::{Op, OpTiming};
 use crate::fsdp::{Event, EventKind, TrainingState};
 
 /// How many all-gathers of a rank's units went on while it computed, in both passes.
@@ -152,7 +152,14 @@ mod tests {
             (EventKind::Done(Op::AllGather), TrainingState::PreBackward),
         ] {
             let course = course.filter(|_| kind == EventKind::Done(Op::AllGather));
-            events.push(Event { kind, unit: "a".into(), training_state: during, state: ShardedState::Unsharded, at, timing: course });
+            events.push(Event {
+                kind,
+                unit: "a".into(),
+                training_state: during,
+                state: ShardedState::Unsharded,
+                at,
+                timing: course,
+            });
         }
         let overlap = Overlap::of(&events);
         assert_eq!(overlap, Overlap { exposed: Duration::from_millis(2), ..Overlap::default() });

@@ -239,7 +239,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::comm::{TransferTiming, OpTiming};
+    use crate::comm::{OpTiming, TransferTiming};
     use crate::fsdp::{ShardedState, TrainingState};
 
     fn events(list: &[(EventKind, &str, u64)]) -> Vec<Event> {
@@ -282,8 +282,12 @@ mod tests {
             .iter()
             .map(|span| (span.what, &*span.unit, ((span.end - span.start) / 1e3).round() as u64))
             .collect();
-        let expected =
-            [(SpanKind::Forward, "root", 10), (SpanKind::Gather, "root", 4), (SpanKind::Gather, "a", 5), (SpanKind::Forward, "a", 3)];
+        let expected = [
+            (SpanKind::Forward, "root", 10),
+            (SpanKind::Gather, "root", 4),
+            (SpanKind::Gather, "a", 5),
+            (SpanKind::Forward, "a", 3),
+        ];
         assert_eq!(lengths, expected);
     }
 

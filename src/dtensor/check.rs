@@ -10,7 +10,7 @@ use super::{DTensor, DTensorError, DTensorSpec, Kind};
 use crate::Result;
 use crate::comm::Call;
 use crate::mesh::DeviceMesh;
-use crate::placement::{ShardSizes, Layout, Placement};
+use crate::placement::{Layout, Placement, ShardSizes};
 
 impl<const D: usize, K: Kind> DTensor<D, K> {
     /// [`from_local`](Self::from_local), with all ranks' parts compared. The global shape is found

@@ -4,7 +4,7 @@
 use burn::tensor::{Shape, Tensor};
 
 use super::spec::mesh_dim_name;
-use super::{DTensor, DTensorError, DTensorSpec, MeshDims, Kind};
+use super::{DTensor, DTensorError, DTensorSpec, Kind, MeshDims};
 use crate::Result;
 use crate::mesh::DeviceMesh;
 use crate::placement::{Layout, PartialOp, Placement};

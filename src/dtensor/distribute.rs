@@ -11,7 +11,7 @@
 use burn::tensor::{Shape, Tensor};
 use smallvec::SmallVec;
 
-use super::local::{as_float, associate, slice, is_require_grad, is_tracked};
+use super::local::{as_float, associate, is_require_grad, is_tracked, slice};
 use super::spec::mesh_dim_name;
 use super::{DTensor, DTensorError, DTensorSpec, Kind};
 use crate::Result;

@@ -260,7 +260,8 @@ impl DTensorError {
             let order: Vec<_> = to.orders().collect();
             let layout =
                 format!("Layout::with_order(mesh.shape(), &{placements:?}, &{order:?})?").replace(", [", ", &[");
-            let lengths = to.uneven_mesh_dims().map(|(mesh_dim, lengths)| format!(".with_lengths({mesh_dim}, {lengths:?})?"));
+            let lengths =
+                to.uneven_mesh_dims().map(|(mesh_dim, lengths)| format!(".with_lengths({mesh_dim}, {lengths:?})?"));
             format!(".redistribute_to(&{layout}{})?", lengths.collect::<String>())
         };
         Self::ImplicitRedistribution { operator, input, from: from.to_string(), to: to.to_string(), write }

@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 
 use super::local::{as_float, is_tracked};
 use super::pullback::MeshDims;
-use super::route::{SavedForBackward, RedistributePlan};
+use super::route::{RedistributePlan, SavedForBackward};
 use super::{DTensorSpec, Kind};
 use crate::Result;
 

@@ -26,7 +26,11 @@ pub(super) fn slice<const D: usize, K: Kind>(tensor: Tensor<D, K>, ranges: &[Ran
 }
 
 /// [`cut`] along one dimension.
-pub(super) fn slice_dim<const D: usize, K: Kind>(tensor: Tensor<D, K>, dim: usize, range: Range<usize>) -> Tensor<D, K> {
+pub(super) fn slice_dim<const D: usize, K: Kind>(
+    tensor: Tensor<D, K>,
+    dim: usize,
+    range: Range<usize>,
+) -> Tensor<D, K> {
     let mut ranges: Vec<_> = tensor.dims().iter().map(|&len| 0..len).collect();
     ranges[dim] = range;
     slice(tensor, &ranges)

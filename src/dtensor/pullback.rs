@@ -7,7 +7,7 @@ use super::collective::{all_gather, all_to_all};
 use super::local::slice_dim;
 use crate::Result;
 use crate::comm::{Call, Communicator, ReduceOp, ShardedTensor};
-use crate::placement::{ShardSizes, PartialOp};
+use crate::placement::{PartialOp, ShardSizes};
 
 /// Mesh dimensions.
 pub(crate) type MeshDims = SmallVec<[usize; 3]>;

@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 use super::handles::RedistributeTarget;
 use super::local::{as_float, is_tracked};
 use super::route::RedistributePlan;
-use super::{DTensor, MeshDims, Kind};
+use super::{DTensor, Kind, MeshDims};
 use crate::Result;
 use crate::error::OrUnwind;
 use crate::placement::{Layout, Placement};
@@ -131,6 +131,11 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     ) -> Result<RedistributeTarget> {
         let spec =
             if self.layout() == layout { self.spec.clone() } else { self.spec.with_layout(layout.clone())?.shared() };
-        Ok(RedistributeTarget { spec, route: RedistributePlan::between(self.layout(), layout)?, varying: varying.into(), operator })
+        Ok(RedistributeTarget {
+            spec,
+            route: RedistributePlan::between(self.layout(), layout)?,
+            varying: varying.into(),
+            operator,
+        })
     }
 }

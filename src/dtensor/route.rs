@@ -12,14 +12,14 @@ use smallvec::SmallVec;
 
 use super::local::{associate, cast, is_tracked};
 use super::pullback::{MeshDims, StepVjp, all_reduce_sum};
-use super::step::{PlannedStep, PendingStep};
+use super::step::{PendingStep, PlannedStep};
 use super::{DTensorSpec, Kind};
 use crate::Result;
 use crate::autodiff::{self, BackwardStep, GraphOp};
 use crate::comm::{Call, Communicator, Phase};
 use crate::error::OrUnwind;
 use crate::placement::{FusedStep, Layout, Step, fused_steps, plan, plan_input};
-use crate::watch::{self, LayoutChange, CallSite};
+use crate::watch::{self, CallSite, LayoutChange};
 
 /// The steps from one layout to another, and what the collectives on the way are called.
 #[derive(Debug)]

@@ -13,7 +13,7 @@ use super::DTensorError;
 use crate::Result;
 use crate::comm::{Call, TensorMeta};
 use crate::mesh::DeviceMesh;
-use crate::placement::{ShardSizes, Layout, Placement};
+use crate::placement::{Layout, Placement, ShardSizes};
 
 /// A placement for each mesh dimension; `None` for one that is as it may be.
 pub(crate) type RequiredPlacements = SmallVec<[Option<Placement>; 3]>;

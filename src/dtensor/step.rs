@@ -3,12 +3,12 @@
 use burn::tensor::Tensor;
 
 use super::collective::{Moving, all_gather, all_to_all};
-use super::local::{as_float, slice_dim, pad_dim, zeros};
-use super::pullback::{MeshDims, StepVjp, PullbackKind, ReductionVjp};
+use super::local::{as_float, pad_dim, slice_dim, zeros};
+use super::pullback::{MeshDims, PullbackKind, ReductionVjp, StepVjp};
 use super::{DTensorSpec, Kind};
 use crate::Result;
 use crate::comm::{Call, Communicator, ReduceOp, ShardedTensor};
-use crate::placement::{ShardSizes, PartialOp, Step};
+use crate::placement::{PartialOp, ShardSizes, Step};
 
 /// A step, or several that are one, over the ranks along all their mesh dimensions.
 #[derive(Debug)]
@@ -56,10 +56,13 @@ impl PlannedStep {
             Step::AllGather { dim, .. } => Action::AllGather { dim, cut: before.shard_sizes(&mesh_dims) },
             Step::Slice { dim, .. } => Action::Slice { dim, cut: after.shard_sizes(&mesh_dims) },
             Step::AllReduce { op, .. } => Action::AllReduce { op },
-            Step::ReduceScatter { dim, op, .. } => Action::ReduceScatter { dim, cut: after.shard_sizes(&mesh_dims), op },
-            Step::AllToAll { from, to, .. } => {
-                Action::AllToAll { from: (from, before.shard_sizes(&mesh_dims)), to: (to, after.shard_sizes(&mesh_dims)) }
+            Step::ReduceScatter { dim, op, .. } => {
+                Action::ReduceScatter { dim, cut: after.shard_sizes(&mesh_dims), op }
             }
+            Step::AllToAll { from, to, .. } => Action::AllToAll {
+                from: (from, before.shard_sizes(&mesh_dims)),
+                to: (to, after.shard_sizes(&mesh_dims)),
+            },
             Step::ReplicateToPartial { .. } => Action::ZeroOthers,
             Step::ShardToPartial { dim, .. } => Action::ZeroPad { dim, cut: before.shard_sizes(&mesh_dims) },
         };

@@ -9,15 +9,15 @@ use parking_lot::Mutex;
 
 use super::distribute::check_no_partial;
 use super::kind::is_of_kind;
-use super::local::{associate, slice, is_tracked};
+use super::local::{associate, is_tracked, slice};
 use super::{DTensor, DTensorError, DTensorSpec, Kind};
 use crate::Result;
 use crate::autodiff::{self, BackwardStep, GraphOp};
 use crate::comm::{Call, Communicator, Phase, TensorMeta};
 use crate::error::OrUnwind;
 use crate::mesh::DeviceMesh;
-use crate::placement::{Layout, TensorBlock, Placement, blocks};
-use crate::watch::{self, LayoutChange, CallSite};
+use crate::placement::{Layout, Placement, TensorBlock, blocks};
+use crate::watch::{self, CallSite, LayoutChange};
 
 /// How tensors of one shape go from a layout on one mesh to a layout on another of the same world: of other
 /// shape, with other ranks, or some of the same.

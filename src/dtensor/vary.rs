@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use burn::tensor::Tensor;
 
-use super::handles::{VaryingRecipe, RedistributeCache, MakeVarying, SharedCache};
+use super::handles::{MakeVarying, RedistributeCache, SharedCache, VaryingRecipe};
 use super::pullback::MeshDims;
 use super::spec::mesh_dim_name;
 use super::{DTensor, DTensorError, Kind};

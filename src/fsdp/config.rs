@@ -82,7 +82,7 @@ pub struct FullyShard {
     pub(super) groups: Vec<Vec<String>>,
     pub(super) ignored: Vec<String>,
     pub(super) reshard: ReshardAfterForward,
-    pub(super) strict: bool,
+    pub(super) implicit_unshard: bool,
     pub(super) buffer_sync: BufferSync,
     pub(super) placement: Option<PlacementFn>,
     /// Names of mesh dimensions.
@@ -105,7 +105,7 @@ impl Default for FullyShard {
             groups: Vec::new(),
             ignored: Vec::new(),
             reshard: ReshardAfterForward::default(),
-            strict: false,
+            implicit_unshard: true,
             buffer_sync: BufferSync::default(),
             placement: None,
             shard_over: Vec::new(),
@@ -219,8 +219,8 @@ impl FullyShard {
     /// Makes it an error to read a parameter outside its unit ([`unit`](fn@super::unit) says what that is):
     /// [`ParamError::ReadOutside`](crate::param::ParamError::ReadOutside), on every rank that does. Without it
     /// such parameters are gathered and reduced one by one, and a warning names the first of each unit.
-    pub fn strict(mut self) -> Self {
-        self.strict = true;
+    pub fn with_implicit_unshard(mut self, implicit: bool) -> Self {
+        self.implicit_unshard = implicit;
         self
     }
 
@@ -308,7 +308,11 @@ impl FullyShard {
     }
 
     /// Sets those of the units whose module's path matches a pattern; of several calls that take a unit, the last counts.
-    pub fn with_offload_for<S: Into<String>>(mut self, patterns: impl IntoIterator<Item = S>, offload: OffloadPolicy) -> Self {
+    pub fn with_offload_for<S: Into<String>>(
+        mut self,
+        patterns: impl IntoIterator<Item = S>,
+        offload: OffloadPolicy,
+    ) -> Self {
         self.offload_for.push((patterns.into_iter().map(Into::into).collect(), offload));
         self
     }
@@ -353,7 +357,7 @@ impl fmt::Debug for FullyShard {
             .field("shard_over", &self.shard_over)
             .field("replicate_over", &self.replicate_over)
             .field("reshard_after_forward", &self.reshard)
-            .field("strict", &self.strict)
+            .field("implicit_unshard", &self.implicit_unshard)
             .field("buffers", &self.buffer_sync)
             .field("balanced", &self.balanced)
             .field("verify_every", &self.verify_every)

@@ -21,7 +21,7 @@
 //!    ([`parallel`](crate::parallel), invariant 3). A
 //!    reduction carries one number per parameter beside the gradients: whether the rank has used it. What several ranks
 //!    hold alike is [compared](FullyShard::verify_every) by digests in the fingerprints of reductions.
-//! 3. Gradients are averages over all data-parallel ranks, unless [`units`] has set another divisor, or has them wait for a
+//! 3. Gradients are averages over all data-parallel ranks, unless [`FsdpModule`] has set another divisor, or has them wait for a
 //!    later backward. On power-of-two groups data parallel,
 //!    FSDP and HSDP agree to the bit.
 //! 4. A parameter that some ranks do not use counts as zeros there; one that no rank uses has no
@@ -155,8 +155,8 @@ pub use shard::fully_shard;
 
 #[doc(no_inline)]
 pub use crate::param::{
-    BufferSync, Description, DistributedParameter, Event, EventKind, FloatMapFn, Grads, NoSync, OffloadPolicy, ParamExt, Prefetch,
-    ReducedGradients, ReshardAfterForward, ShardedState, TrainingState, UnitCollectives, TensorTree, FsdpModule,
-    UnshardHandle, checkpoint_activations, describe, full_model, full_model_on, record_events, reshard, sync_buffers, unit,
-    units, unshard,
+    BufferSync, Description, DistributedParameter, Event, EventKind, FloatMapFn, FsdpModule, Grads, NoSync,
+    OffloadPolicy, ParamExt, Prefetch, ReducedGradients, ReshardAfterForward, ShardedState, TensorTree, TrainingState,
+    UnitCollectives, UnshardHandle, checkpoint_activations, describe, full_model, full_model_on, record_events,
+    reshard, sync_buffers, unit, unshard,
 };

@@ -15,9 +15,9 @@ use super::{FsdpError, MixedPrecisionPolicy};
 use crate::Result;
 use crate::memory;
 use crate::mesh::DeviceMesh;
-use crate::param::{ScannedParam, ModelScan, OffloadPolicy, TpPlacement, Unit, UnitName};
+use crate::param::{ModelScan, OffloadPolicy, ScannedParam, TpPlacement, Unit, UnitName};
 use crate::pattern::PathPattern;
-use crate::placement::{ShardSizes, Placement};
+use crate::placement::{Placement, ShardSizes};
 
 /// A parameter to shard.
 pub(super) struct PlannedParam {
@@ -110,7 +110,16 @@ pub(super) fn plan<M: Module>(
         let mut parallel = found.distributed.and_then(|param| param.info().parallel.clone());
         let data = dims.of(&path, over.as_deref(), parallel.as_ref().map(|parallel| &*parallel.spec))?;
         parallel.iter_mut().for_each(|parallel| parallel.data_dims = dims.data_dims(&parallel.spec));
-        planned.push(PlannedParam { path, shape: found.shape, dtype: found.dtype, sharding: cut, data, unit, depth, parallel });
+        planned.push(PlannedParam {
+            path,
+            shape: found.shape,
+            dtype: found.dtype,
+            sharding: cut,
+            data,
+            unit,
+            depth,
+            parallel,
+        });
     }
     let of_modules = planned.iter().map(|param| &param.unit).filter(|unit| !unit.is_root());
     let of_modules = of_modules.flat_map(|unit| unit.modules()).map(ToString::to_string);

@@ -13,8 +13,8 @@ use crate::Result;
 use crate::comm::Group;
 use crate::mesh::DeviceMesh;
 use crate::param::{
-    ShardAssignment, FsdpMeshInfo, DataParallelGroups, DistributedParameter, ScannedParam, ModelScan, CpuOffload, UnitParam, UnitName, attach_shards,
-    data_spec, make_units,
+    CpuOffload, DataParallelGroups, DistributedParameter, FsdpMeshInfo, ModelScan, ScannedParam, ShardAssignment,
+    UnitName, UnitParam, attach_shards, data_spec, make_units,
 };
 
 /// The model of [`fully_shard`](super::fully_shard) on another mesh, of which every rank has the same shards: what ranks
@@ -24,7 +24,7 @@ use crate::param::{
 /// among these; over how many it replicates may change. Of a 2-D mesh the dimension of the name shards that did before, or
 /// else the second. Of what an abandoned step has left nothing remains: no weight that
 /// was gathered, no gradient, no collective under way. The optimizer's states belong to the shards, and are right as they
-/// are. Units do what they did when they were made: what [`units`](super::units) has set is to be set again.
+/// are. Units do what they did when they were made: what [`FsdpModule`] has set is to be set again.
 ///
 /// ```no_run
 /// # use burn_dtensor::prelude::*;
@@ -124,7 +124,8 @@ fn data(before: &DistributedParameter, mesh: &DeviceMesh) -> Result<DataParallel
         return Err(FsdpError::IncompatibleMesh { unit, mesh, was: shard(was), is: shard(is) }.into());
     }
     let config = FullyShard::new().with_reshard_after_forward(data.reshard).with_buffer_sync(data.buffers);
-    let config = FullyShard { strict: data.strict, ..config.with_replica_check_every(data.verify.passes()) };
+    let config =
+        FullyShard { implicit_unshard: data.implicit_unshard, ..config.with_replica_check_every(data.verify.passes()) };
     let all = mesh.mesh.communicator_over(&(0..mesh.mesh.ndim()).collect::<Vec<_>>())?;
     let groups = data_parallel(mesh, &all, &config, data.ignored.clone(), &data.model.origin)?;
     let offloaded = data.offloaded.as_ref().map(|_| CpuOffload::of(&groups.shard));

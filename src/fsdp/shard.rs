@@ -11,13 +11,13 @@ use super::FsdpError;
 use super::balance::balance;
 use super::config::FullyShard;
 use super::dims::FsdpMeshDims;
-use super::plan::{ShardingPlan, PlannedParam, plan};
+use super::plan::{PlannedParam, ShardingPlan, plan};
 use crate::comm::Communicator;
 use crate::mesh::DeviceMesh;
 use crate::param::{
-    AGAIN, ShardAssignment, FsdpMeshInfo, DataParallelGroups, ModelNumbers, OffloadPolicy, CpuOffload, Precision, REDUCE,
-    ReshardAfterForward, UnitParam, UnitName, ReplicaCheck, attach_shards, combine, data_spec, in_turn, is_any_lazy, make_units,
-    move_other_params, own_buffers, take_burns,
+    AGAIN, CpuOffload, DataParallelGroups, FsdpMeshInfo, ModelNumbers, OffloadPolicy, Precision, REDUCE, ReplicaCheck,
+    ReshardAfterForward, ShardAssignment, UnitName, UnitParam, attach_shards, combine, data_spec, in_turn, is_any_lazy,
+    make_units, move_other_params, own_buffers, take_burns,
 };
 use crate::pattern::PathPattern;
 use crate::placement::PlacementError;
@@ -170,7 +170,7 @@ pub(super) fn data_parallel(
     ignored: Arc<[PathPattern]>,
     origin: &Arc<str>,
 ) -> Result<DataParallelGroups> {
-    let FullyShard { reshard, strict, buffer_sync: buffers, verify_every, .. } = *config;
+    let FullyShard { reshard, implicit_unshard, buffer_sync: buffers, verify_every, .. } = *config;
     let (shard, replicate) = (mesh.shard_group()?.clone(), mesh.replicate_group()?);
     let neighbours = match reshard {
         ReshardAfterForward::Ranks(ranks) => {
@@ -193,7 +193,7 @@ pub(super) fn data_parallel(
     Ok(DataParallelGroups {
         ignored,
         reshard,
-        strict,
+        implicit_unshard,
         buffers,
         precision,
         offloaded: None,

@@ -32,7 +32,7 @@ mod layout;
 mod tests;
 
 pub(crate) use copies::{CopyPlan, StridedCopy};
-pub(crate) use layout::{ShardedTensorSpec, FlatLayout};
+pub(crate) use layout::{FlatLayout, ShardedTensorSpec};
 
 use burn::tensor::DType;
 

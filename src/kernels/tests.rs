@@ -3,7 +3,7 @@
 use burn::tensor::Shape;
 use itertools::Itertools;
 
-use super::{CopyPlan, ShardedTensorSpec, FlatLayout, StridedCopy};
+use super::{CopyPlan, FlatLayout, ShardedTensorSpec, StridedCopy};
 use crate::placement::ShardSizes;
 
 /// Every target after `copies`, by element; `None` where nothing was written.

@@ -8,7 +8,7 @@ use burn::tensor::Bytes;
 use burn_std::{AccessError, AccessPolicy, AllocationController, AllocationProperty};
 use bytemuck::Pod;
 
-use super::reused::{PooledMemory, HostMemoryPool};
+use super::reused::{HostMemoryPool, PooledMemory};
 
 /// New memory for elements, to be written. Large memory is [used again](super::reused).
 pub(crate) struct UninitElements<E>(ElementMemory<E>);
@@ -24,8 +24,10 @@ impl<E: Pod + Send + Sync> UninitElements<E> {
     fn at(home: Option<&Arc<HostMemoryPool>>, count: usize) -> Self {
         if let Some(bytes) = count.checked_mul(size_of::<E>())
             && bytes >= PooledMemory::LEAST
-            && let Some(block) =
-                home.map_or_else(|| PooledMemory::take(&HostMemoryPool::of_thread(), bytes), |home| PooledMemory::take(home, bytes))
+            && let Some(block) = home.map_or_else(
+                || PooledMemory::take(&HostMemoryPool::of_thread(), bytes),
+                |home| PooledMemory::take(home, bytes),
+            )
         {
             return Self(ElementMemory::Reused(block, count));
         }
@@ -36,7 +38,9 @@ impl<E: Pod + Send + Sync> UninitElements<E> {
         match &mut self.0 {
             ElementMemory::Heap(elements) => elements,
             // SAFETY: a block begins with a page, so it is aligned, and has the bytes that were asked for.
-            ElementMemory::Reused(block, count) => unsafe { slice::from_raw_parts_mut(block.as_mut_ptr().cast(), *count) },
+            ElementMemory::Reused(block, count) => unsafe {
+                slice::from_raw_parts_mut(block.as_mut_ptr().cast(), *count)
+            },
         }
     }
 

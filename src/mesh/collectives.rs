@@ -142,7 +142,11 @@ fn plain<const D: usize, K: kind::Autodiff>(tensor: Tensor<D, K>) -> Vec<Dispatc
     vec![tensor.inner().into_dispatch()]
 }
 
-fn sharded<const D: usize, K: kind::Autodiff>(tensor: Tensor<D, K>, dim: usize, cut: ShardSizes) -> Vec<ShardedTensor> {
+fn sharded<const D: usize, K: kind::Autodiff>(
+    tensor: Tensor<D, K>,
+    dim: usize,
+    sizes: ShardSizes,
+) -> Vec<ShardedTensor> {
     vec![ShardedTensor { tensor: tensor.inner().into_dispatch(), dim, sizes }]
 }
 

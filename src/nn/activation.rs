@@ -60,7 +60,7 @@ macro_rules! any_of {
             fn forward_dtensor(&self, x: DTensor<D>) -> DTensor<D> {
                 match self {
                     $(Self::$Layer(layer) => layer.forward_dtensor(x),)*
-                    _ => misfit("activation", &[x.shape()], "this layer has no forward over DTensors").unwind(),
+                    _ => operand_error("activation", &[x.shape()], "this layer has no forward over DTensors").unwind(),
                 }
             }
         }

@@ -4,7 +4,7 @@ use burn::module::RunningState;
 use burn::nn::BatchNorm;
 use burn::tensor::Tensor;
 
-use super::{DTensorForward, read, apply_style};
+use super::{DTensorForward, apply_style, read};
 use crate::Result;
 use crate::dtensor::DTensor;
 use crate::dtensor::ops::module::{self, BatchNormTrainOutput};

@@ -7,9 +7,9 @@ use burn::nn::conv::{Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, C
 use burn::tensor::ops::{ConvOptions, ConvTransposeOptions, DeformConvOptions};
 
 use super::padding::Padding;
-use super::{DTensorForward, read, apply_style};
+use super::{DTensorForward, apply_style, read};
 use crate::dtensor::DTensor;
-use crate::dtensor::ops::{operand_error, module};
+use crate::dtensor::ops::{module, operand_error};
 
 /// Layers whose fields are numbers in one dimension, and arrays of them in several.
 macro_rules! convolutions {
@@ -22,7 +22,7 @@ macro_rules! convolutions {
                 let [kernel, stride, dilation] = convolutions!(@arrays $each self: kernel_size, stride, dilation);
                 let padding = self.padding.pairs(lens, kernel, stride);
                 let options = ConvOptions::new_with_padding(stride, padding, dilation, self.groups);
-                styled(&self.weight, x, |x, weight| module::$conv(x, weight, self.bias.as_ref().map(read), options))
+                apply_style(&self.weight, x, |x, weight| module::$conv(x, weight, self.bias.as_ref().map(read), options))
             }
         }
     )*};
@@ -46,7 +46,7 @@ macro_rules! transposed {
                 let [stride, padding, padding_out, dilation] =
                     convolutions!(@arrays $each self: stride, padding, padding_out, dilation);
                 let options = ConvTransposeOptions::new(stride, padding, padding_out, dilation, self.groups);
-                styled(&self.weight, x, |x, weight| module::$conv(x, weight, self.bias.as_ref().map(read), options))
+                apply_style(&self.weight, x, |x, weight| module::$conv(x, weight, self.bias.as_ref().map(read), options))
             }
         }
     )*};

@@ -3,7 +3,7 @@
 use burn::nn::Linear;
 use burn::nn::activation::SwiGlu;
 
-use super::{DTensorForward, read, apply_style};
+use super::{DTensorForward, apply_style, read};
 use crate::dtensor::DTensor;
 use crate::dtensor::ops::{activation, module};
 

@@ -5,9 +5,9 @@ use burn::nn::norm::Normalization;
 use burn::nn::{GroupNorm, InstanceNorm, LayerNorm, LocalResponseNorm, RmsNorm};
 use burn::tensor::Tensor;
 
-use super::{DTensorForward, read, apply_style};
+use super::{DTensorForward, apply_style, read};
 use crate::dtensor::DTensor;
-use crate::dtensor::ops::{EinsumRule, apply, operand_error, module};
+use crate::dtensor::ops::{EinsumRule, apply, module, operand_error};
 
 /// Across channels.
 const LOCAL_RESPONSE: EinsumRule = EinsumRule::new("local_response_norm", "bC.. -> bC..");
@@ -86,7 +86,8 @@ impl<const D: usize> DTensorForward<DTensor<D>> for LocalResponseNorm {
 
     fn forward_dtensor(&self, x: DTensor<D>) -> DTensor<D> {
         if D < 3 {
-            operand_error("local_response_norm", &[x.shape()], "the input needs dimensions behind its channels").unwind();
+            operand_error("local_response_norm", &[x.shape()], "the input needs dimensions behind its channels")
+                .unwind();
         }
         apply(&LOCAL_RESPONSE, x, |x, _| self.forward(x))
     }

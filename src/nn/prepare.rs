@@ -142,9 +142,9 @@ pub struct IoSide<'a> {
 impl IoSide<'_> {
     fn bring<T: ModuleTensors>(self, tensors: T) -> Result<T::Global> {
         let (given, prepared) = (tensors.count(), self.edges.len());
-        if apply_io_layouts > 0 && given != apply_io_layouts {
+        if prepared > 0 && given != prepared {
             let (module, what) = (self.module.into(), self.what);
-            return Err(ParallelError::Count { module, what, given, apply_io_layouts }.into());
+            return Err(ParallelError::Count { module, what, given, prepared }.into());
         }
         tensors.bring(&self, &mut 0)
     }
@@ -265,7 +265,7 @@ macro_rules! tuples {
                 0 $(+ $name.count())+
             }
 
-            fn bring(self, side: &Side<'_>, at: &mut usize) -> Result<Self::Global> {
+            fn bring(self, side: &IoSide<'_>, at: &mut usize) -> Result<Self::Global> {
                 let ($($name,)+) = self;
                 Ok(($($name.bring(side, at)?,)+))
             }

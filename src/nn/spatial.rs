@@ -7,7 +7,7 @@ use burn::tensor::ops::{InterpolateOptions, UnfoldOptions};
 
 use super::DTensorForward;
 use crate::dtensor::DTensor;
-use crate::dtensor::ops::{operand_error, module};
+use crate::dtensor::ops::{module, operand_error};
 
 impl DTensorForward<DTensor<4>> for PixelShuffle {
     type Output = DTensor<4>;

@@ -96,8 +96,11 @@ impl DTensorOptimizer {
     ) -> Result<DTensor<D>> {
         self.check(path, &param, &grad)?;
         let spec = param.spec().clone();
-        let [tensor, grad] =
-            if self.is_full { [full_tensor_of(&param)?, full_tensor_of(&grad)?] } else { [plain(param.local()), plain(grad.local())] };
+        let [tensor, grad] = if self.is_full {
+            [full_tensor_of(&param)?, full_tensor_of(&grad)?]
+        } else {
+            [plain(param.local()), plain(grad.local())]
+        };
         let state = self.states.remove(path).map(|kept| kept.state);
         let (stepped, state) = self.optimizer.step_dyn(D, lr, tensor.into_bridge(), grad.into_bridge(), state);
         if let Some(state) = state {

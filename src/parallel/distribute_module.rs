@@ -74,7 +74,8 @@ pub fn distribute_module<M: Module, S: Into<Styles>>(
             return Err(ParallelError::Styles { param, given: styles.len(), mesh: mesh.to_string() }.into());
         }
         let named = mesh.names().iter().zip(styles);
-        plan = named.fold(plan, |plan, (name, style)| plan.with_mesh_dim_plan(name, Plan::new().with_style(&param, style)));
+        plan = named
+            .fold(plan, |plan, (name, style)| plan.with_mesh_dim_plan(name, Plan::new().with_style(&param, style)));
     }
     parallelize(module, mesh, plan)
 }

@@ -11,8 +11,8 @@ use crate::Result;
 use crate::dtensor::{DTensorSpec, MeshDims};
 use crate::mesh::DeviceMesh;
 use crate::param::{
-    ShardAssignment, ModelScan, LayerStyles, TpAfterFsdp, TpPlacement, UnitParam, attach_shards, in_turn, is_any_lazy, make_units,
-    own_buffers, apply_tp_after_fsdp, sync_buffers,
+    LayerStyles, ModelScan, ShardAssignment, TpAfterFsdp, TpPlacement, UnitParam, apply_tp_after_fsdp, attach_shards,
+    in_turn, is_any_lazy, make_units, own_buffers, sync_buffers,
 };
 use crate::placement::Layout;
 
@@ -95,7 +95,15 @@ pub fn parallelize<M: Module>(model: M, mesh: &DeviceMesh, plan: Plan) -> Result
         let shape = spec.local_shape().to_vec();
         Ok((
             (unit, ()),
-            UnitParam { path: path.into(), depth, shape, sharding: None, spec, parallel: Some(parallel), compute: None },
+            UnitParam {
+                path: path.into(),
+                depth,
+                shape,
+                sharding: None,
+                spec,
+                parallel: Some(parallel),
+                compute: None,
+            },
         ))
     });
     let params = make_units(params.collect::<Result<_>>()?, |_, ()| None)?;
@@ -106,7 +114,14 @@ pub fn parallelize<M: Module>(model: M, mesh: &DeviceMesh, plan: Plan) -> Result
     let units: Vec<_> = attached.map(|param| param.unit.clone()).collect();
     let attachments = params.into_iter().map(|param| {
         let UnitParam { path, spec, .. } = param.info();
-        ShardAssignment { path: path.clone(), gathered: None, data_specs: vec![spec.clone()], copies: None, param, again: false }
+        ShardAssignment {
+            path: path.clone(),
+            gathered: None,
+            data_specs: vec![spec.clone()],
+            copies: None,
+            param,
+            again: false,
+        }
     });
     let all = mesh.communicator_over(&(0..mesh.ndim()).collect::<Vec<_>>())?;
     if !again.is_empty() {

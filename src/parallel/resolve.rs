@@ -10,9 +10,9 @@ use super::plan::PatternEntry;
 use super::{ParallelError, Plan, PrepareModuleInputOutput, Style};
 use crate::Result;
 use crate::mesh::DeviceMesh;
-use crate::param::{DistributedParameter, ScannedParam, ModelScan, LayerParam, ModuleIoLayouts, UnitName};
+use crate::param::{DistributedParameter, LayerParam, ModelScan, ModuleIoLayouts, ScannedParam, UnitName};
 use crate::pattern::PathPattern;
-use crate::placement::{ShardSizes, Placement, Placements};
+use crate::placement::{Placement, Placements, ShardSizes};
 
 /// A parameter to parallelize.
 pub(super) struct ParallelizedParam {

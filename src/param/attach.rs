@@ -54,7 +54,9 @@ pub(crate) fn attach_shards<M: Module>(
     let model = copying(|| model.apply_reparameterization(&mut attach));
     match (attach.failed, attach.queue.pop_front()) {
         (Some(error), _) => Err(error),
-        (None, Some(ShardAssignment { path: param, .. })) => Err(ParamError::ParamNotVisited { param: param.to_string() }.into()),
+        (None, Some(ShardAssignment { path: param, .. })) => {
+            Err(ParamError::ParamNotVisited { param: param.to_string() }.into())
+        }
         (None, None) => Ok(model),
     }
 }

@@ -6,7 +6,7 @@ use super::ParamError;
 use super::data_mesh::FsdpMeshInfo;
 use crate::Result;
 use crate::dtensor::DTensorSpec;
-use crate::placement::{ShardSizes, Layout, Placement};
+use crate::placement::{Layout, Placement, ShardSizes};
 
 /// How data parallelism on `data` cuts what has this shape: a parameter, or this rank's tensor-parallel
 /// shard of it.
@@ -39,7 +39,11 @@ pub(crate) fn data_spec(
 ///
 /// # Errors
 /// [`ParamError::Meshes`] unless both meshes are slices of one, along different dimensions.
-pub(crate) fn combine(data: &FsdpMeshInfo, cut: Option<&(usize, ShardSizes)>, tensor: &DTensorSpec) -> Result<DTensorSpec> {
+pub(crate) fn combine(
+    data: &FsdpMeshInfo,
+    cut: Option<&(usize, ShardSizes)>,
+    tensor: &DTensorSpec,
+) -> Result<DTensorSpec> {
     let dim = cut.map(|(dim, _)| *dim);
     let tp = tensor.mesh();
     let meshes = |_| ParamError::Meshes { data: data.mesh.to_string(), tensor: tp.to_string() };

@@ -92,7 +92,11 @@ mod tests {
     }
 
     /// What each of `ranks` ranks' gradients of 1 become.
-    fn of_ones(GradientDivideFactors { shard, replicate, scale }: GradientDivideFactors, sharding: usize, ranks: usize) -> f64 {
+    fn of_ones(
+        GradientDivideFactors { shard, replicate, scale }: GradientDivideFactors,
+        sharding: usize,
+        ranks: usize,
+    ) -> f64 {
         let reduced = |op, value: f64, ranks: usize| match op {
             ReduceOp::Sum => value * ranks as f64,
             ReduceOp::Avg => value,

@@ -12,7 +12,7 @@ use super::ParamError;
 use super::plans::UnitCollectiveKind;
 use super::shards::plain;
 use crate::Result;
-use crate::comm::{Call, Communicator, CollectivePlan, Work};
+use crate::comm::{Call, CollectivePlan, Communicator, Work};
 
 /// Collectives of units in the place of those of their groups: to count or delay them, to send less, or over another
 /// network. See [`Units::set_collectives`](super::Units::set_collectives).

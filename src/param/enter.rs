@@ -63,7 +63,7 @@ use crate::watch;
 ///
 /// A parameter read outside its unit with no module around that is open is right too, but is gathered and
 /// reduced by itself: reading it is collective then. A warning says so, or an error, as
-/// [`strict`](crate::fsdp::FullyShard::strict) has it. Inside its unit the same happens, without a word, to one
+/// [`strict`](crate::fsdp::FullyShard::with_implicit_unshard) has it. Inside its unit the same happens, without a word, to one
 /// whose shard is not the scope's (a stepped or frozen clone of the module). Reading one that was kept past its
 /// unit may be collective too: it waits for what the unit gathers for backward.
 ///
@@ -236,7 +236,8 @@ impl Scoped {
                 None => units.push((visited.param.unit.clone(), vec![visited])),
             }
         }
-        let shards = |(unit, members): (_, Vec<Visited>)| (unit, LocalShards::new(members.into_iter().map(Visited::shard)));
+        let shards =
+            |(unit, members): (_, Vec<Visited>)| (unit, LocalShards::new(members.into_iter().map(Visited::shard)));
         let mut inside: Vec<_> = units.into_iter().map(shards).collect();
         let own = own.iter().filter_map(|own| {
             let at = inside.iter().position(|(unit, _)| Arc::ptr_eq(unit, own))?;

@@ -145,7 +145,7 @@ pub enum ParamError {
         /// The mesh given to `parallelize`.
         tensor: String,
     },
-    /// A parameter of a [strict](crate::fsdp::FullyShard::strict) model was read outside its unit.
+    /// A parameter of a [strict](crate::fsdp::FullyShard::with_implicit_unshard) model was read outside its unit.
     #[error(
         "parameter `{param}` is read outside its unit `{unit}`, which would gather and reduce it by itself; write \
          `unit(module, input, ..)` around the forward of the unit's module, or of one around it"
@@ -210,9 +210,9 @@ pub enum ParamError {
     /// Gradients of backwards that did not reduce them wait, and the optimizer has stepped without them.
     #[error(
         "gradients of unit `{unit}` wait to be reduced, and the optimizer has stepped without them. They were computed by a \
-         backward without gradient synchronization. Call units(&model)?.set_requires_gradient_sync(true) before the last \
+         backward without gradient synchronization. Call FsdpModule::of(&model)?.set_requires_gradient_sync(true) before the last \
          backward of a step, which must enter a unit of the same model, sharded by one call of `fully_shard` or inside it; \
-         or drop them with units(&model)?.reset_iter_state()"
+         or drop them with FsdpModule::of(&model)?.reset_iter_state()"
     )]
     PendingGradients {
         /// The unit.
@@ -232,7 +232,7 @@ pub enum ParamError {
     #[error(
         "unit `{unit}` is of several modules, and `unshard` was given one: they are gathered together as the model's forward \
          comes to the first; have another unit gather it ahead, \
-         units(&model)?.matching([..])?.set_forward_prefetch([units(&module)?])"
+         FsdpModule::of(&model)?.matching([..])?.set_forward_prefetch([FsdpModule::of(&module)?])"
     )]
     UnshardOnGroupUnit {
         /// The unit.

@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::comm::{OpTiming, Op};
+use crate::comm::{Op, OpTiming};
 
 /// What a unit has done.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -152,7 +152,8 @@ fn tell(
     if !is_traced && !is_recorded {
         return;
     }
-    let event = Event { kind, unit: unit(), training_state: during, state: state(), at: Instant::now(), timing: course };
+    let event =
+        Event { kind, unit: unit(), training_state: during, state: state(), at: Instant::now(), timing: course };
     if is_traced {
         let Event { unit, training_state: during, state, .. } = &event;
         tracing::trace!(target: TARGET, %kind, unit = &**unit, ?during, ?state);

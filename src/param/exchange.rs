@@ -4,7 +4,7 @@ use burn::backend::{DispatchTensor, TensorMetadata};
 use itertools::Itertools;
 
 use super::gather::over_neighbours;
-use super::plans::{UnitCollectiveKind, CachedPlan};
+use super::plans::{CachedPlan, UnitCollectiveKind};
 use super::unit::{Unit, UnitParam};
 use crate::comm::{Call, CommError, Communicator, ShardedModel, TensorMeta, Work};
 use crate::placement::ShardSizes;
@@ -93,7 +93,9 @@ fn full_metas(
 
 fn is_of(exchange: UnitCollectiveKind, param: &UnitParam) -> bool {
     match exchange {
-        UnitCollectiveKind::Shards | UnitCollectiveKind::Parts | UnitCollectiveKind::Gradients => param.sharding.is_some(),
+        UnitCollectiveKind::Shards | UnitCollectiveKind::Parts | UnitCollectiveKind::Gradients => {
+            param.sharding.is_some()
+        }
         UnitCollectiveKind::Uncut => param.sharding.is_none(),
         UnitCollectiveKind::All => true,
     }

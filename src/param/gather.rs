@@ -23,12 +23,22 @@ impl Unit {
     }
 
     /// [`all_gather`](Self::all_gather) for backward, on a sequence of its own.
-    pub(super) fn all_gather_again(&self, call: Call, members: &[usize], shards: Vec<DispatchTensor>) -> PendingAllGather {
+    pub(super) fn all_gather_again(
+        &self,
+        call: Call,
+        members: &[usize],
+        shards: Vec<DispatchTensor>,
+    ) -> PendingAllGather {
         self.gather(UnitCollectiveKind::Shards, |data| &data.again, call, members, shards, self.offloaded())
     }
 
     /// The same, from the parts [`split`](Self::split) left where the ranks compute.
-    pub(super) fn all_gather_parts(&self, call: Call, members: &[usize], parts: Vec<DispatchTensor>) -> PendingAllGather {
+    pub(super) fn all_gather_parts(
+        &self,
+        call: Call,
+        members: &[usize],
+        parts: Vec<DispatchTensor>,
+    ) -> PendingAllGather {
         self.gather(UnitCollectiveKind::Parts, |_| self.neighbours(), call, members, parts, None)
     }
 

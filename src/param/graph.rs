@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use smallvec::SmallVec;
 
 use super::buffer::UnshardedParams;
-use super::pass::{UnitPass, Reduced};
+use super::pass::{Reduced, UnitPass};
 use super::precision::cast;
 use super::recompute::frame;
 use crate::autodiff::{self, BackwardStep, GraphOp, Retain};

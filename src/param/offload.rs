@@ -16,7 +16,7 @@ use std::sync::Arc;
 use burn::backend::DispatchTensor;
 use burn::tensor::Device;
 
-use crate::comm::{Communicator, Ledger, CopyDirection};
+use crate::comm::{Communicator, CopyDirection, Ledger};
 use crate::memory::{self, ToHost};
 
 /// Where a unit's shards are, and with them their gradients and what an optimizer remembers of them.

@@ -19,7 +19,7 @@ use super::io::TensorTree;
 use super::pass::UnitPass;
 use super::precision::cast;
 use super::recompute::frame;
-use super::scope::{ScopeOptions, ForwardScope};
+use super::scope::{ForwardScope, ScopeOptions};
 use super::shards::LocalShards;
 use super::unit::Unit;
 use crate::autodiff;
@@ -100,7 +100,12 @@ impl UnitStack {
         &self.stack[self.around_block.as_ref().map_or(0, |around| around.depth)..]
     }
 
-    fn push(&mut self, scope: Option<ForwardScope>, inside: Vec<(Arc<Unit>, LocalShards)>, by: OpenedBy) -> Option<Rc<ForwardScope>> {
+    fn push(
+        &mut self,
+        scope: Option<ForwardScope>,
+        inside: Vec<(Arc<Unit>, LocalShards)>,
+        by: OpenedBy,
+    ) -> Option<Rc<ForwardScope>> {
         scope.iter().for_each(|scope| self.enter(scope));
         let scope = scope.map(Rc::new);
         self.stack.push(ActiveUnit { scope: scope.clone(), inside, by });

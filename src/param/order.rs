@@ -58,7 +58,13 @@ pub(super) enum OrderKey {
 
 impl<P> Default for ReductionOrder<P> {
     fn default() -> Self {
-        Self(Mutex::new(OrderedQueue { next: 0, tied: BTreeMap::new(), loose: BTreeMap::new(), last: None, padded: false }))
+        Self(Mutex::new(OrderedQueue {
+            next: 0,
+            tied: BTreeMap::new(),
+            loose: BTreeMap::new(),
+            last: None,
+            padded: false,
+        }))
     }
 }
 

@@ -16,7 +16,7 @@ impl Unit {
     /// Unwinds with [`ParamError::ReadOutside`] if the unit is strict.
     pub(super) fn read_outside(&self, index: usize) {
         let Some(data) = &self.data else { return };
-        if data.strict {
+        if !data.implicit_unshard {
             let (param, unit) = (self.params[index].path.to_string(), self.label().to_string());
             Error::from(ParamError::ReadOutsideUnit { param, unit }).unwind();
         }

@@ -12,9 +12,9 @@ use smallvec::SmallVec;
 
 use super::buffer::UnshardedParams;
 use super::events::{EventKind, TrainingState};
-use super::order::{ReductionOrder, OrderKey};
+use super::order::{OrderKey, ReductionOrder};
 use super::progress::Progress;
-use super::reduce::{Advanced, Issued, PutOff, GradReducer};
+use super::reduce::{Advanced, GradReducer, Issued, PutOff};
 use super::through::{Nodes, Through};
 use super::trained::Trained;
 use super::unit::Unit;

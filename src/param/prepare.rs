@@ -50,7 +50,11 @@ impl PrepareModuleInputOutput {
 
     /// The next output: where the module leaves it, and where it is brought.
     #[must_use]
-    pub fn with_output(mut self, declared: impl Into<Option<Placement>>, desired: impl Into<Option<Placement>>) -> Self {
+    pub fn with_output(
+        mut self,
+        declared: impl Into<Option<Placement>>,
+        desired: impl Into<Option<Placement>>,
+    ) -> Self {
         self.outputs.push(IoLayout { declared: declared.into(), desired: desired.into() });
         self
     }
@@ -72,8 +76,9 @@ impl ModuleIoLayouts {
         let edges = |of: fn(&PrepareModuleInputOutput) -> &[IoLayout<Option<Placement>>]| {
             let count = dims.iter().flatten().map(|dim| of(dim).len()).max().unwrap_or(0);
             let edge = |at: usize| {
-                let said =
-                    |dim: &Option<&PrepareModuleInputOutput>| dim.and_then(|dim| of(dim).get(at)).cloned().unwrap_or_default();
+                let said = |dim: &Option<&PrepareModuleInputOutput>| {
+                    dim.and_then(|dim| of(dim).get(at)).cloned().unwrap_or_default()
+                };
                 let said: Vec<_> = dims.iter().map(said).collect();
                 IoLayout {
                     declared: said.iter().map(|edge| edge.declared).collect(),

@@ -9,7 +9,7 @@ use burn::tensor::Tensor;
 use super::distributed::DistributedParameter;
 use super::open::{self, UnitGuard};
 use super::prefetch::prefetch;
-use super::scope::{ScopeOptions, ForwardScope, sweep_passes};
+use super::scope::{ForwardScope, ScopeOptions, sweep_passes};
 use super::shards::LocalShards;
 use super::unit::{Kept, Unit};
 use crate::dtensor::{DTensor, DTensorSpec};
@@ -47,7 +47,8 @@ pub(super) fn value<const D: usize>(param: &DistributedParameter, base: Tensor<D
             None => value,
             Some(spec) => {
                 let placed = DTensor::from_parts(Tensor::<D>::from_dispatch(value), spec);
-                unshard_placed(placed, &param.info().parallel.as_ref().expect("it has a placement").data_dims)?.into_dispatch()
+                unshard_placed(placed, &param.info().parallel.as_ref().expect("it has a placement").data_dims)?
+                    .into_dispatch()
             }
         };
         Ok::<_, Error>(scope.read[position].full.get_or_init(|| full).clone())
@@ -121,7 +122,8 @@ fn read<T>(param: &DistributedParameter, base: DispatchTensor, f: impl FnOnce(&F
     let label = format!("{} (outside its unit)", param.info().path).into();
     let opening = ScopeOptions { kept, lone: true, label, ..open::opening(&param.unit) };
     let (scope, ()) =
-        ForwardScope::open(&param.unit, LocalShards::one(param.index, param.state.clone(), base), opening, ()).or_unwind();
+        ForwardScope::open(&param.unit, LocalShards::one(param.index, param.state.clone(), base), opening, ())
+            .or_unwind();
     open::follow(&scope);
     if !scope.again {
         scope.pass.begin();
@@ -148,7 +150,8 @@ pub(super) fn stored<const D: usize>(param: &DistributedParameter, base: Tensor<
 /// # Errors
 /// Those of [`Scope::open`], and of the all-gather.
 pub(super) fn open_gathered(unit: &Arc<Unit>, shards: LocalShards) -> Result<UnitGuard> {
-    let opening = ScopeOptions { stored: true, kept: Kept::Shard, tracked: false, earlier: None, ..open::opening(unit) };
+    let opening =
+        ScopeOptions { stored: true, kept: Kept::Shard, tracked: false, earlier: None, ..open::opening(unit) };
     let (scope, ()) = ForwardScope::open(unit, shards, opening, ())?;
     scope.pass.buffer.gather()?;
     scope.pass.begin();

@@ -79,7 +79,10 @@ pub(crate) fn apply_tp_after_fsdp(params: Vec<TpAfterFsdp>) -> Result<Vec<ShardA
         made.iter().for_each(|param| param.unit.join(&unit));
         for ((at, (before, cuts)), param) in before.into_iter().zip(made) {
             let path = param.info().path.clone();
-            attachments.push((at, ShardAssignment { path, param, gathered: Some(before), data_specs: cuts, copies: None, again: true }));
+            attachments.push((
+                at,
+                ShardAssignment { path, param, gathered: Some(before), data_specs: cuts, copies: None, again: true },
+            ));
         }
     }
     attachments.sort_by_key(|(at, _)| *at);

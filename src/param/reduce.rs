@@ -26,7 +26,7 @@ use super::trained::Trained;
 use super::unit::{DataParallelGroups, Unit};
 use super::verifier::PendingDigests;
 use super::waiting;
-use crate::comm::{Call, CommError, OpTiming, Digests, Op, Phase, ReduceOp, Work};
+use crate::comm::{Call, CommError, Digests, Op, OpTiming, Phase, ReduceOp, Work};
 use crate::memory::ToHost;
 
 /// Gradients of some of a unit's parameters, as this rank has them: `None` for a parameter that it
@@ -215,7 +215,9 @@ impl GradReducer {
         let data = unit.data.as_ref().filter(|data| !grads.is_empty() && data.ranks() > 1);
         let own = |grads| Own::new(grads, |at| trained.zeros(at));
         (reduction.used, reduction.stage) = match data {
-            None if hook.is_some() => (Vec::new(), ReduceStage::Alone(own(grads).grads.into_iter().map(Some).collect())),
+            None if hook.is_some() => {
+                (Vec::new(), ReduceStage::Alone(own(grads).grads.into_iter().map(Some).collect()))
+            }
             None => (Vec::new(), ReduceStage::Alone(grads)),
             Some(data) => {
                 let own = own(grads);
@@ -374,9 +376,17 @@ impl Unit {
     }
 
     /// Reduces over the ranks that shard. The first reduction carries the flags and what is `compared`.
-    fn scatter(&self, data: &DataParallelGroups, call: &Call, members: &[usize], own: &Own, compared: Vec<Digests>) -> ReduceStage {
+    fn scatter(
+        &self,
+        data: &DataParallelGroups,
+        call: &Call,
+        members: &[usize],
+        own: &Own,
+        compared: Vec<Digests>,
+    ) -> ReduceStage {
         let group = &data.reduce;
-        let (mut cut, mut uncut) = (self.sharded_of(members, own.grads.clone()), self.replicated_of(members, own.grads.clone()));
+        let (mut cut, mut uncut) =
+            (self.sharded_of(members, own.grads.clone()), self.replicated_of(members, own.grads.clone()));
         let first = call.clone().with_digests(compared);
         let op = self.averaging().shard;
         if cut.is_empty() {
@@ -386,7 +396,8 @@ impl Unit {
         }
         cut.push(own.flags(group.group().size(), op));
         let cut = Some(self.exchange(UnitCollectiveKind::Gradients, group, first, members, cut));
-        let uncut = (!uncut.is_empty()).then(|| self.exchange(UnitCollectiveKind::Uncut, group, call.clone(), members, uncut));
+        let uncut =
+            (!uncut.is_empty()).then(|| self.exchange(UnitCollectiveKind::Uncut, group, call.clone(), members, uncut));
         ReduceStage::Scattering { cut, uncut }
     }
 

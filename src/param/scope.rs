@@ -11,9 +11,9 @@ use parking_lot::Mutex;
 use super::ParamError;
 use super::buffer::{ShardGatherer, UnshardedParams};
 use super::events::{EventKind, TrainingState};
-use super::graph::{UnitInput, RootPostBackward, PostBackward, UnshardedParamNode, one_graph};
+use super::graph::{PostBackward, RootPostBackward, UnitInput, UnshardedParamNode, one_graph};
 use super::io::TensorTree;
-use super::pass::{UnitPass, BackwardScheduler};
+use super::pass::{BackwardScheduler, UnitPass};
 use super::precision::cast;
 use super::recompute::frame::{self, Next};
 use super::recompute::leaves;
@@ -165,7 +165,13 @@ impl ForwardScope {
         Ok((scope, input))
     }
 
-    fn new(pass: Arc<UnitPass>, shards: LocalShards, token: Option<DispatchTensor>, backward: bool, again: bool) -> Self {
+    fn new(
+        pass: Arc<UnitPass>,
+        shards: LocalShards,
+        token: Option<DispatchTensor>,
+        backward: bool,
+        again: bool,
+    ) -> Self {
         let read = shards.bases.iter().map(|_| ReadValue::default()).collect();
         Self { pass, shards, token, stands_for_shards: None, own_leaf: None, backward, is_tracked: true, again, read }
     }
@@ -195,7 +201,11 @@ impl ForwardScope {
         match self.token.as_ref().filter(|_| self.is_tracked) {
             Some(token) if !frozen => {
                 let retain = self.retain();
-                autodiff::binary(self.parent(position), token.clone(), Arc::new(UnshardedParamNode { pass, position, retain }))
+                autodiff::binary(
+                    self.parent(position),
+                    token.clone(),
+                    Arc::new(UnshardedParamNode { pass, position, retain }),
+                )
             }
             _ if pass.buffer.is_offloaded() => autodiff::constant(pass.buffer.view(position), base),
             // Untracked: the graph cannot make the weight again.
@@ -252,7 +262,13 @@ impl ForwardScope {
 }
 
 /// A pass through `unit`, in forward.
-fn enter(unit: &Arc<Unit>, shards: &LocalShards, opening: &ScopeOptions, backward: bool, has_inputs: bool) -> Result<Arc<UnitPass>> {
+fn enter(
+    unit: &Arc<Unit>,
+    shards: &LocalShards,
+    opening: &ScopeOptions,
+    backward: bool,
+    has_inputs: bool,
+) -> Result<Arc<UnitPass>> {
     let LocalShards { members, bases, .. } = shards;
     let trained = |base| leaves::trained(base).filter(|_| opening.tracked);
     let leaves: Vec<_> = bases.iter().map(trained).collect();
@@ -344,7 +360,9 @@ fn token(
     let earlier = earlier.map(|earlier| (0..deeper).fold(earlier, link));
     // A checkpointed block has one for all passes inside, in the graph around it.
     let flush = match own_leaf {
-        Some(own) if pass.is_reduced() => autodiff::binary(parent, own, Arc::new(RootPostBackward::new([pass.clone()]))),
+        Some(own) if pass.is_reduced() => {
+            autodiff::binary(parent, own, Arc::new(RootPostBackward::new([pass.clone()])))
+        }
         Some(own) => own,
         None => parent,
     };

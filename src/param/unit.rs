@@ -71,8 +71,8 @@ pub(crate) struct DataParallelGroups {
     /// The parameters that the call left out.
     pub(crate) ignored: Arc<[PathPattern]>,
     pub(crate) reshard: ReshardAfterForward,
-    /// Whether a parameter read outside its unit is an error.
-    pub(crate) strict: bool,
+    /// True if parameters may be read outside their unit.
+    pub(crate) implicit_unshard: bool,
     pub(crate) buffers: BufferSync,
     pub(crate) precision: Precision,
     /// If its shards are in host memory.
@@ -428,13 +428,15 @@ impl Unit {
 
     /// The tensors of the cut parameters.
     pub(super) fn sharded_of(&self, members: &[usize], tensors: Vec<DispatchTensor>) -> Vec<DispatchTensor> {
-        let cut = |(&member, tensor): (&usize, DispatchTensor)| self.params[member].sharding.is_some().then_some(tensor);
+        let cut =
+            |(&member, tensor): (&usize, DispatchTensor)| self.params[member].sharding.is_some().then_some(tensor);
         members.iter().zip(tensors).filter_map(cut).collect()
     }
 
     /// The tensors of the parameters every rank holds whole.
     pub(super) fn replicated_of(&self, members: &[usize], tensors: Vec<DispatchTensor>) -> Vec<DispatchTensor> {
-        let uncut = |(&member, tensor): (&usize, DispatchTensor)| self.params[member].sharding.is_none().then_some(tensor);
+        let uncut =
+            |(&member, tensor): (&usize, DispatchTensor)| self.params[member].sharding.is_none().then_some(tensor);
         members.iter().zip(tensors).filter_map(uncut).collect()
     }
 

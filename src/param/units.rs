@@ -29,7 +29,7 @@ use crate::pattern::PathPattern;
 /// let model = fully_shard(LinearConfig::new(4, 3).init(&device), &mesh, FullyShard::new())?;
 /// for (at, x) in batches.into_iter().enumerate() {
 ///     // Gradients of all batches but the last stay with their rank, and are reduced with those of the last.
-///     units(&model)?.set_requires_gradient_sync(at == 1);
+///     FsdpModule::of(&model)?.set_requires_gradient_sync(at == 1);
 ///     let grads = model.forward(x).sum().backward();
 ///     assert_eq!(model.weight.shard_grad(&grads).is_some(), at == 1);
 /// }
@@ -47,24 +47,24 @@ pub struct FsdpModule {
     own: usize,
 }
 
-/// The units of `module` and of the modules inside it.
-///
-/// # Errors
-/// [`ParamError::NotSharded`] if there are none, [`ParamError::Replaced`].
-pub fn units<M: Module>(module: &M) -> Result<FsdpModule> {
-    let Scoped { own, inside } = Scoped::of(module)?.ok_or(ParamError::NotSharded)?;
-    let own: Vec<_> = own.into_iter().map(|(unit, _)| unit).filter(|unit| unit.is_data_parallel()).collect();
-    let count = own.len();
-    let mut units: Vec<Arc<Unit>> = Vec::new();
-    for unit in own.into_iter().chain(inside.into_iter().map(|(unit, _)| unit)) {
-        if !units.iter().any(|known| Arc::ptr_eq(known, &unit)) {
-            units.push(unit);
-        }
-    }
-    if units.is_empty() { Err(ParamError::NotSharded.into()) } else { Ok(FsdpModule { units, own: count }) }
-}
-
 impl FsdpModule {
+    /// Returns the units of `module` and of the modules inside it.
+    ///
+    /// # Errors
+    /// [`ParamError::NotSharded`] if there are none, [`ParamError::Replaced`].
+    pub fn of<M: Module>(module: &M) -> Result<Self> {
+        let Scoped { own, inside } = Scoped::of(module)?.ok_or(ParamError::NotSharded)?;
+        let own: Vec<_> = own.into_iter().map(|(unit, _)| unit).filter(|unit| unit.is_data_parallel()).collect();
+        let count = own.len();
+        let mut units: Vec<Arc<Unit>> = Vec::new();
+        for unit in own.into_iter().chain(inside.into_iter().map(|(unit, _)| unit)) {
+            if !units.iter().any(|known| Arc::ptr_eq(known, &unit)) {
+                units.push(unit);
+            }
+        }
+        if units.is_empty() { Err(ParamError::NotSharded.into()) } else { Ok(Self { units, own: count }) }
+    }
+
     /// That of the module itself, without those inside; empty if it is none. Of parameters on different meshes, such as
     /// experts beside others, it has one for each.
     #[must_use]
@@ -197,7 +197,7 @@ impl FsdpModule {
     /// # let mesh = DeviceMesh::new(world, [2], ["shard"])?;
     /// # let device = world.device().clone().autodiff();
     /// let model = fully_shard(LinearConfig::new(4, 3).init(&device), &mesh, FullyShard::new())?;
-    /// units(&model)?.set_all_reduce_hook(|grads| Ok(grads.shards.into_iter().map(|shard| shard.clamp(-1.0, 1.0)).collect()));
+    /// FsdpModule::of(&model)?.set_all_reduce_hook(|grads| Ok(grads.shards.into_iter().map(|shard| shard.clamp(-1.0, 1.0)).collect()));
     /// # let grads = model.forward(Tensor::<2>::full([1, 4], 9.0, &device)).sum().backward();
     /// # assert!(model.weight.shard_grad(&grads).unwrap().local().clone().max().into_scalar::<f32>() == 1.0);
     /// # Ok(())

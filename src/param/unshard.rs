@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 use super::ParamError;
 use super::enter::units_of;
 use super::events::{EventKind, ShardedState, TrainingState, happened};
-use super::gathering::{Ahead, PendingAllGather, Keeps, Unsharded};
+use super::gathering::{Ahead, Keeps, PendingAllGather, Unsharded};
 use super::shards::{LocalShards, LocalShardsId};
 use super::unit::Unit;
 use crate::Result;
@@ -142,7 +142,8 @@ impl Unit {
     /// Waits for [`unshard`](Self::unshard), if one is under way.
     pub(super) fn wait_unsharded(&self) -> Result<(), CommError> {
         let mut unsharded = self.unsharded.lock();
-        let Some(Unsharded { prefetched: Ahead::Program(gathering) | Ahead::Prefetch(gathering), .. }) = &mut *unsharded
+        let Some(Unsharded { prefetched: Ahead::Program(gathering) | Ahead::Prefetch(gathering), .. }) =
+            &mut *unsharded
         else {
             return Ok(());
         };

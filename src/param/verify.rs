@@ -19,7 +19,7 @@ use std::sync::atomic::Ordering;
 use burn::backend::DispatchTensor;
 
 use super::unit::{DataParallelGroups, Unit, UnitParam};
-use super::verifier::{PendingDigests, CheckedPass};
+use super::verifier::{CheckedPass, PendingDigests};
 use crate::comm::{Communicator, Digests, ReplicatedValue};
 use crate::memory;
 
@@ -55,7 +55,12 @@ impl Unit {
     }
 
     /// What the reductions of a pass compare, of this rank's `shards` of `members` if it is due.
-    pub(super) fn carried(&self, due: Option<&CheckedPass>, members: &[usize], shards: &[DispatchTensor]) -> PendingDigests {
+    pub(super) fn carried(
+        &self,
+        due: Option<&CheckedPass>,
+        members: &[usize],
+        shards: &[DispatchTensor],
+    ) -> PendingDigests {
         let Some(data) = &self.data else { return PendingDigests::default() };
         // First, for a gradient that differs makes weights differ.
         let mut carried = mem::take(&mut *data.verify.gradients.lock());

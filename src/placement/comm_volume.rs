@@ -12,13 +12,13 @@ pub(crate) struct CommVolume {
     pub mesh_dims: SmallVec<[usize; 3]>,
     /// Its name, such as `all-gather`.
     pub collective: &'static str,
-    /// In units of [`WHOLE`](Self::WHOLE) per tensor.
+    /// In units of [`FULL_TENSOR`](Self::FULL_TENSOR) per tensor.
     pub share: u64,
 }
 
 impl CommVolume {
     /// The unit: a whole tensor.
-    pub(crate) const FULL_TENSOR: u64 = Step::WHOLE;
+    pub(crate) const FULL_TENSOR: u64 = Step::FULL_TENSOR;
 
     /// The bytes that a rank sends of a tensor of `bytes`.
     pub(crate) fn bytes(&self, bytes: u64) -> u64 {

@@ -35,7 +35,9 @@ pub(crate) fn fused_steps<'a>(
     can_fuse_with: bool,
 ) -> impl Iterator<Item = FusedStep<'a>> + 'a {
     let varies = |step: &Step| varying.contains(&step.mesh_dim());
-    let one = move |(a, _): &(Step, Layout), (b, _): &(Step, Layout)| can_fuse_with && a.can_fuse_with(*b) && varies(a) == varies(b);
+    let one = move |(a, _): &(Step, Layout), (b, _): &(Step, Layout)| {
+        can_fuse_with && a.can_fuse_with(*b) && varies(a) == varies(b)
+    };
     steps.chunk_by(one).scan(from, move |before, steps| {
         let (step, after) = steps.last()?;
         let mut mesh_dims: SmallVec<[usize; 3]> = steps.iter().map(|(step, _)| step.mesh_dim()).collect();

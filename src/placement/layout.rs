@@ -61,7 +61,8 @@ impl Layout {
             return Err(PlacementError::EmptyMesh { mesh_dim, mesh_shape: mesh_shape.to_vec() });
         }
         let (mesh_shape, placements) = (mesh_shape.into(), placements.into());
-        let mut layout = Self { mesh_shape, placements, shard_order: SmallVec::new(), uneven_mesh_dims: SmallVec::new() };
+        let mut layout =
+            Self { mesh_shape, placements, shard_order: SmallVec::new(), uneven_mesh_dims: SmallVec::new() };
         if let Some(error) = layout.mixed_partial() {
             return Err(error);
         }
@@ -126,7 +127,11 @@ impl Layout {
     ///
     /// # Panics
     /// If the mesh has no dimension `mesh_dim`.
-    pub fn with_uneven_sizes(mut self, mesh_dim: usize, lengths: impl Into<Arc<[usize]>>) -> Result<Self, PlacementError> {
+    pub fn with_uneven_sizes(
+        mut self,
+        mesh_dim: usize,
+        lengths: impl Into<Arc<[usize]>>,
+    ) -> Result<Self, PlacementError> {
         let (lengths, ranks) = (lengths.into(), self.mesh_shape[mesh_dim]);
         let placement = self.placements[mesh_dim];
         if placement.shard_dim().is_none() {

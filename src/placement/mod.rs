@@ -38,8 +38,9 @@
 //!    other cuts: from one to another leads an all-gather and a slice.
 
 mod balanced;
+mod blocks;
 mod chunk;
-mod shard_sizes;
+mod comm_volume;
 mod error;
 mod fused_step;
 mod kind;
@@ -47,9 +48,8 @@ mod layout;
 #[cfg(test)]
 mod matrix;
 mod parse;
-mod blocks;
 mod plan;
-mod comm_volume;
+mod shard_sizes;
 mod shards;
 #[cfg(test)]
 mod simulation;
@@ -60,15 +60,15 @@ mod tests;
 mod unstride;
 
 pub(crate) use balanced::{TensorRows, balanced};
+pub(crate) use blocks::{TensorBlock, blocks};
 pub use chunk::chunk;
-pub use shard_sizes::ShardSizes;
+pub(crate) use comm_volume::{CommVolume, sent_backward, sent_forward};
 pub use error::PlacementError;
 pub(crate) use fused_step::{FusedStep, fused_steps};
 pub use kind::{PartialOp, Placement, Placements};
 pub use layout::Layout;
-pub(crate) use blocks::{TensorBlock, blocks};
 pub use plan::plan;
 pub(crate) use plan::plan_input;
-pub(crate) use comm_volume::{CommVolume, sent_backward, sent_forward};
+pub use shard_sizes::ShardSizes;
 pub use step::Step;
 pub use strided::{StridedLayout, StridedPlacement};

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use smallvec::{SmallVec, smallvec};
 
-use super::{ShardSizes, Layout, Placement, PlacementError};
+use super::{Layout, Placement, PlacementError, ShardSizes};
 
 impl Layout {
     /// Checks that a tensor of shape `global` can lie this way.

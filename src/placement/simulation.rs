@@ -150,11 +150,13 @@ fn layouts(mesh: &[usize], placements: &[Placement]) -> Vec<Layout> {
     let choices = mesh.iter().map(|_| placements.iter().copied()).multi_cartesian_product();
     let valid = choices.filter_map(|placements| Some((Layout::new(mesh, &placements).ok()?, placements)));
     let ordered = valid.flat_map(|(layout, placements)| {
-        let orders = |dim| layout.shard_order(dim).iter().copied().permutations(layout.shard_order(dim).len()).collect_vec();
+        let orders =
+            |dim| layout.shard_order(dim).iter().copied().permutations(layout.shard_order(dim).len()).collect_vec();
         let both = orders(0).into_iter().cartesian_product(orders(1)).collect_vec();
         let mesh = mesh.to_vec();
-        both.into_iter()
-            .map(move |(rows, columns)| Layout::with_shard_order(&mesh, &placements, &[(0, &rows), (1, &columns)]).unwrap())
+        both.into_iter().map(move |(rows, columns)| {
+            Layout::with_shard_order(&mesh, &placements, &[(0, &rows), (1, &columns)]).unwrap()
+        })
     });
     ordered.collect()
 }

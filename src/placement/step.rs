@@ -137,7 +137,10 @@ impl Step {
             Self::ReduceScatter { op: PartialOp::Min | PartialOp::Max, .. } => undone.push(("all-gather", 2 * part)),
             Self::Slice { .. } | Self::ReduceScatter { .. } => undone.push(("all-gather", part)),
             Self::AllToAll { .. } => undone.push(("all-to-all", part)),
-            Self::AllGather { .. } | Self::AllReduce { .. } | Self::ReplicateToPartial { .. } | Self::ShardToPartial { .. } => {}
+            Self::AllGather { .. }
+            | Self::AllReduce { .. }
+            | Self::ReplicateToPartial { .. }
+            | Self::ShardToPartial { .. } => {}
         }
         // The derivative of what is no sum asks for the other ranks' values.
         match self {

@@ -7,7 +7,7 @@ use std::str::FromStr;
 
 use smallvec::{SmallVec, smallvec};
 
-use super::{ShardSizes, Layout, Placement, PlacementError, Placements};
+use super::{Layout, Placement, PlacementError, Placements, ShardSizes};
 
 /// A placement as PyTorch writes it, where a shard may be strided: `SS(dim, split_factor)`.
 ///

@@ -8,7 +8,7 @@ use burn_cubecl::tensor::CubeTensor;
 use crate::kernels::cube::CubePlan;
 #[cfg(feature = "flex")]
 use crate::kernels::flex::Sources;
-use crate::kernels::{Convert, CopyPlan, ShardedTensorSpec, FlatLayout};
+use crate::kernels::{Convert, CopyPlan, FlatLayout, ShardedTensorSpec};
 use crate::placement::ShardSizes;
 
 /// Which of the four, on the first rank.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use burn::backend::DispatchTensor;
 use burn::backend::flex::FlexTensor;
 use burn::tensor::{DType, Shape, Tensor, TensorData};
-use burn_dtensor::comm::{Communicator, CollectivePlan, ReduceOp, TensorMeta};
+use burn_dtensor::comm::{CollectivePlan, Communicator, ReduceOp, TensorMeta};
 use burn_dtensor::placement::ShardSizes;
 use burn_dtensor::prelude::*;
 

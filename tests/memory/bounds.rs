@@ -151,7 +151,7 @@ impl Case {
                 let rest = own();
                 restart_peak();
                 for batch in 1..=self.batches {
-                    units(&net)?.set_requires_gradient_sync(batch == self.batches);
+                    FsdpModule::of(&net)?.set_requires_gradient_sync(batch == self.batches);
                     drop(GradientsParams::from_grads(net.loss(world, pace).backward(), &net));
                 }
                 taken = own_peak() - rest;

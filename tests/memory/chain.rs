@@ -109,7 +109,9 @@ fn measure_on(
             model.blocks = model.blocks.no_grad();
         }
         if tp > 1 {
-            let plan = Plan::new().with_style("blocks.*.first", Style::colwise()).with_style("blocks.*.second", Style::rowwise());
+            let plan = Plan::new()
+                .with_style("blocks.*.first", Style::colwise())
+                .with_style("blocks.*.second", Style::rowwise());
             model = parallelize(model, &mesh.slice("tp")?, plan)?;
         }
         fully_shard(model, &mesh.slice("shard")?, config.clone())

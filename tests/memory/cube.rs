@@ -7,7 +7,7 @@ use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::{AdamWConfig, GradientsParams};
 use burn::tensor::{Device, DeviceKind, Tensor};
-use burn_dtensor::fsdp::{FullyShard, OffloadPolicy, ReshardAfterForward, fully_shard, unit, units};
+use burn_dtensor::fsdp::{FsdpModule, FullyShard, OffloadPolicy, ReshardAfterForward, fully_shard, unit};
 use burn_dtensor::mesh::DeviceMesh;
 use burn_dtensor::testing::MeshTest;
 use burn_dtensor::{Error, Result};
@@ -98,7 +98,7 @@ fn trained(ranks: usize, offload: OffloadPolicy) -> (u64, [u64; 2]) {
         (_, net) = step(net)?;
         let most = Arc::new(AtomicU64::new(0));
         let (seen, of) = (most.clone(), mesh.device().clone());
-        units(&net)?.set_all_reduce_hook(move |reduced| {
+        FsdpModule::of(&net)?.set_all_reduce_hook(move |reduced| {
             of.sync().expect("the device works");
             seen.fetch_max(of.memory_pool_usage().expect("a Cube device knows").bytes_in_use, Relaxed);
             Ok(reduced.shards)

@@ -115,7 +115,8 @@ fn a_sharded_model_is_parallelized_with_one_parameter_gathered() {
         let mesh = DeviceMesh::new(world, [2, 2], ["dp", "tp"])?;
         let device = world.device().clone().autodiff();
         let plan = || Plan::new().with_style("layers.*", Style::colwise());
-        let sharded = || fully_shard(Net::lazy(&device), &mesh.slice("dp")?, FullyShard::new().with_units(["layers.*"]));
+        let sharded =
+            || fully_shard(Net::lazy(&device), &mesh.slice("dp")?, FullyShard::new().with_units(["layers.*"]));
         drop(parallelize(sharded()?, &mesh.slice("tp")?, plan())?);
         allocates_for(world.rank());
         let net = sharded()?;

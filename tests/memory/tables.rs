@@ -54,7 +54,10 @@ fn one_work_that_is_not_waited_for_keeps_no_later_deposits() {
         let all = world.all();
         let gather = |tensor: Tensor<1>| {
             let len = 2 * tensor.dims()[0];
-            all.all_gather("x".into(), vec![ShardedTensor { tensor: tensor.into_dispatch(), dim: 0, sizes: ShardSizes::Chunked(len) }])
+            all.all_gather(
+                "x".into(),
+                vec![ShardedTensor { tensor: tensor.into_dispatch(), dim: 0, sizes: ShardSizes::Chunked(len) }],
+            )
         };
         let ones = |len| Tensor::<1>::ones([len], world.device());
         let held = gather(ones(1));

@@ -45,7 +45,9 @@ impl Net {
                 unit(self, x, |net, x| unit(&net.frozen, unit(&net.inner, net.own.forward(x), layer), layer))
             }
             Entered::Apart => unit(&self.frozen, unit(&self.inner, x, layer), layer),
-            Entered::Checkpointed => unit(self, x, |net, x| checkpoint_activations(&net.inner, net.own.forward(x), layer)),
+            Entered::Checkpointed => {
+                unit(self, x, |net, x| checkpoint_activations(&net.inner, net.own.forward(x), layer))
+            }
             Entered::Never => self.frozen.forward(self.inner.forward(self.own.forward(x))),
         }
     }

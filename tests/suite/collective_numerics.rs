@@ -177,7 +177,11 @@ fn an_uneven_model_is_gathered_on_128_ranks() {
                 let (count, range) = rows(shape, world.rank());
                 let mut piece = shape.clone();
                 piece[0] = count;
-                ShardedTensor { tensor: shaped(&whole[range], piece, dtype, world), dim: 0, sizes: ShardSizes::Chunked(shape[0]) }
+                ShardedTensor {
+                    tensor: shaped(&whole[range], piece, dtype, world),
+                    dim: 0,
+                    sizes: ShardSizes::Chunked(shape[0]),
+                }
             };
             let pieces = wholes.iter().zip(&shapes).map(piece).collect();
             let gathered = world.all().all_gather("model".into(), pieces).wait()?;

@@ -280,11 +280,13 @@ fn arguments_are_checked_before_anyone_waits() {
         comm.scatter("x".into(), None, meta(), vec![cut], 0).wait().map(drop)
     });
     assert!(told.contains("cut into the 2 lengths [4, 5] over 4 ranks"), "{told}");
-    let told =
-        refused(|world, comm| comm.all_to_all("x".into(), shard(world, 0, 8), 1, ShardSizes::Chunked(8)).wait().map(drop));
+    let told = refused(|world, comm| {
+        comm.all_to_all("x".into(), shard(world, 0, 8), 1, ShardSizes::Chunked(8)).wait().map(drop)
+    });
     assert!(told.contains("has length 9 in dimension 1, but its cut is of 8"), "{told}");
-    let told =
-        refused(|world, comm| comm.all_to_all("x".into(), shard(world, 0, 8), 0, ShardSizes::Chunked(8)).wait().map(drop));
+    let told = refused(|world, comm| {
+        comm.all_to_all("x".into(), shard(world, 0, 8), 0, ShardSizes::Chunked(8)).wait().map(drop)
+    });
     assert!(told.contains("`to_dim` is 0, which is the cut dimension already"), "{told}");
     let told = refused(|_, comm| comm.broadcast("x".into(), None, meta(), 4).wait().map(drop));
     assert!(told.contains("root 4 is outside a group of 4 ranks"), "{told}");

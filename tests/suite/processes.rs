@@ -9,7 +9,7 @@ use burn::module::{Module, Param};
 use burn::nn::{Dropout, DropoutConfig, Linear, LinearConfig};
 use burn::optim::{AdamWConfig, GradientsParams};
 use burn::tensor::{Distribution, Tensor};
-use burn_dtensor::comm::flight::{LaunchTrace, FaultKind};
+use burn_dtensor::comm::flight::{FaultKind, LaunchTrace};
 use burn_dtensor::fsdp::full_model;
 use burn_dtensor::prelude::*;
 use burn_dtensor::testing::{Conformance, MeshTest, ProcessTest};

@@ -5,7 +5,8 @@ use burn_dtensor::Result;
 use burn_dtensor::dtensor::ops::{Operator, ShardingRule, Strategy, apply, strategy};
 use burn_dtensor::placement::{PartialOp, Placement};
 use burn_dtensor::testing::prove::{
-    Case, Combination, Effort, CaseInput, OperatorReport, PlainInput, ShardedInput, DifferenceKind, Wrong, case, prove, prove_with,
+    Case, CaseInput, Combination, DifferenceKind, Effort, OperatorReport, PlainInput, ShardedInput, Wrong, case, prove,
+    prove_with,
 };
 
 use Placement::{Partial, Shard as S};
@@ -179,7 +180,10 @@ fn a_rank_that_records_more_nodes_than_another_is_found() {
     let report = proven(&[S(0)], |x| x, local);
     let first = &report.wrong[0];
     assert_eq!(first.combination.to_string(), "mesh [2]: x [3, 2] as [S(0)]");
-    assert_eq!(first.differences.iter().map(|difference| difference.what).collect::<Vec<_>>(), [DifferenceKind::Depth(0)]);
+    assert_eq!(
+        first.differences.iter().map(|difference| difference.what).collect::<Vec<_>>(),
+        [DifferenceKind::Depth(0)]
+    );
     let text = report.to_string();
     assert!(
         text.contains("output 0 lies 2 nodes deep in the graph of rank 1, 0 nodes deep in that of rank 0"),

@@ -26,7 +26,9 @@ fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
 /// Launches two ranks on a mesh of their own.
 fn pair<T: Send>(program: impl Fn(&World, &DeviceMesh) -> Result<T> + Sync) -> Vec<T> {
     let program = |world: &World| program(world, &DeviceMesh::new(world, [2], ["x"])?);
-    launch(Launch::threads(2).with_deadline(FAR), program).map(launched::values).unwrap_or_else(|error| panic!("{error}"))
+    launch(Launch::threads(2).with_deadline(FAR), program)
+        .map(launched::values)
+        .unwrap_or_else(|error| panic!("{error}"))
 }
 
 #[test]

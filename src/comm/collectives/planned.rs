@@ -7,7 +7,7 @@ use burn::backend::{DispatchTensor, TensorMetadata};
 use crate::comm::arguments::{self, Problem};
 use crate::comm::engine::ranges::full;
 use crate::comm::engine::{TensorSignature, reduce};
-use crate::comm::{Call, CommError, Communicator, Op, CollectivePlan, ReduceOp, ShardedTensor, TensorMeta, Work};
+use crate::comm::{Call, CollectivePlan, CommError, Communicator, Op, ReduceOp, ShardedTensor, TensorMeta, Work};
 use crate::placement::ShardSizes;
 
 impl Communicator {
@@ -19,7 +19,10 @@ impl Communicator {
     ///
     /// # Errors
     /// [`CommError::InvalidArgument`] if a cut does not fit.
-    pub fn plan_all_gather(&self, wholes: Vec<(TensorMeta, usize, ShardSizes)>) -> Result<Arc<CollectivePlan>, CommError> {
+    pub fn plan_all_gather(
+        &self,
+        wholes: Vec<(TensorMeta, usize, ShardSizes)>,
+    ) -> Result<Arc<CollectivePlan>, CommError> {
         let prints = arguments::check_described(&wholes, self.group());
         self.planned_as(Op::AllGather, None, prints, wholes.into_iter().map(|(_, dim, cut)| (dim, cut)).collect())
     }
@@ -59,7 +62,12 @@ impl Communicator {
     /// # Errors
     /// The work's: [`CommError::InvalidArgument`] if the tensors are not those of the plan, or the group is of another
     /// size; [`CommError::Mismatch`] if the plans of the ranks differ.
-    pub fn execute_plan(&self, call: Call, plan: &Arc<CollectivePlan>, tensors: Vec<DispatchTensor>) -> Work<Vec<DispatchTensor>> {
+    pub fn execute_plan(
+        &self,
+        call: Call,
+        plan: &Arc<CollectivePlan>,
+        tensors: Vec<DispatchTensor>,
+    ) -> Work<Vec<DispatchTensor>> {
         match self.at_home(arguments::as_planned(plan, &tensors, self.group()), &tensors) {
             Ok(()) => self.begin(call, plan, tensors),
             Err(problem) => self.refuse(plan.op(), &call, problem),

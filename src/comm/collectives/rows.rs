@@ -3,7 +3,7 @@
 use burn::backend::DispatchTensor;
 use burn::tensor::{DType, Int, Tensor, TensorData};
 
-use crate::comm::engine::{PairwiseSignature, CallSignature};
+use crate::comm::engine::{CallSignature, PairwiseSignature};
 use crate::comm::{Call, CommError, Communicator, Op, ShardedTensor, TensorMeta, Work, arguments};
 use crate::placement::ShardSizes;
 
@@ -53,7 +53,8 @@ impl Communicator {
         let [given_metas, taken_metas] = [given, taken].map(|counts| counts.iter().map(rows).collect());
         let pairs = PairwiseSignature { member, given: given_metas, taken: taken_metas };
         let bytes = pairs.bytes();
-        let print = CallSignature { pairs: Some(pairs.into()), ..CallSignature::new(Op::AllToAllList, &call, Vec::new()) };
+        let print =
+            CallSignature { pairs: Some(pairs.into()), ..CallSignature::new(Op::AllToAllList, &call, Vec::new()) };
         self.post(call, print, bytes, |channel, post| channel.all_to_all_v(post, tensor, given, taken))
     }
 

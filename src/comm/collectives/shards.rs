@@ -4,7 +4,7 @@ use burn::backend::{DispatchTensor, TensorMetadata};
 
 use super::planned::unpacked;
 use crate::comm::engine::{CallSignature, reshaped};
-use crate::comm::{Call, Communicator, Op, CollectivePlan, ReduceOp, ShardedTensor, Work, arguments};
+use crate::comm::{Call, CollectivePlan, Communicator, Op, ReduceOp, ShardedTensor, Work, arguments};
 use crate::placement::ShardSizes;
 
 impl Communicator {
@@ -13,9 +13,11 @@ impl Communicator {
         let (parts, cuts) = unpacked(shards);
         let checked = arguments::check_shards(&parts, &cuts, self.group());
         match self.at_home(checked, &parts) {
-            Ok(prints) => {
-                self.begin(call, &CollectivePlan::new(Op::AllGather, None, prints, cuts, self.group().size()).into(), parts)
-            }
+            Ok(prints) => self.begin(
+                call,
+                &CollectivePlan::new(Op::AllGather, None, prints, cuts, self.group().size()).into(),
+                parts,
+            ),
             Err(problem) => self.refuse(Op::AllGather, &call, problem),
         }
     }
@@ -63,7 +65,13 @@ impl Communicator {
     ///
     /// `shard` is the rank's own piece, whole along `to_dim`; the result is whole along `shard.dim`
     /// and holds the rank's part of `to_dim`.
-    pub fn all_to_all(&self, call: Call, shard: ShardedTensor, to_dim: usize, to_cut: ShardSizes) -> Work<DispatchTensor> {
+    pub fn all_to_all(
+        &self,
+        call: Call,
+        shard: ShardedTensor,
+        to_dim: usize,
+        to_cut: ShardSizes,
+    ) -> Work<DispatchTensor> {
         let checked = arguments::recut(&shard, to_dim, &to_cut, self.group());
         let whole = match self.at_home(checked, [&shard.tensor]) {
             Ok(whole) => whole,

@@ -40,11 +40,11 @@
 mod failure;
 mod generic;
 mod process_options;
-mod request;
-mod signature;
 mod provided;
 pub(crate) mod ranges;
+mod request;
 mod shrunk_world;
+mod signature;
 
 use std::fmt::Debug;
 use std::panic::Location;
@@ -55,20 +55,20 @@ use std::time::Duration;
 use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::Device;
 
-use super::{CommError, Group, Ledger, CollectivePlan, RankReport, ReduceOp, ShardedTensor, TensorMeta};
+use super::{CollectivePlan, CommError, Group, Ledger, RankReport, ReduceOp, ShardedTensor, TensorMeta};
 use crate::Error;
 use crate::placement::ShardSizes;
 
 pub use failure::Failure;
 pub(crate) use generic::{concat, from_data, into_data, reduce, reshaped, rows};
 pub use process_options::ProcessOptions;
-pub(super) use request::Mapped;
-pub use request::{Request, Completed};
-pub use signature::CallSignature;
-pub(crate) use signature::{ShardSignature, PairwiseSignature, TensorSignature, tensor_text};
 pub(super) use provided::rows_for_each;
+pub(super) use request::Mapped;
+pub use request::{Completed, Request};
 pub use shrunk_world::ShrunkWorld;
 pub(super) use shrunk_world::{last, worlds};
+pub use signature::CallSignature;
+pub(crate) use signature::{PairwiseSignature, ShardSignature, TensorSignature, tensor_text};
 
 /// The ranks of one [`launch`](super::launch), and what connects them.
 pub trait Backend: Debug + Send + Sync {
@@ -201,7 +201,12 @@ pub trait GroupBackend: Debug + Send + Sync {
     }
 
     /// The wholes of tensors of which every rank has a part, cut as `plan` says.
-    fn all_gather(&self, post: CallContext, plan: Arc<CollectivePlan>, parts: Vec<DispatchTensor>) -> PostResult<Vec<DispatchTensor>>;
+    fn all_gather(
+        &self,
+        post: CallContext,
+        plan: Arc<CollectivePlan>,
+        parts: Vec<DispatchTensor>,
+    ) -> PostResult<Vec<DispatchTensor>>;
 
     /// This rank's parts, cut as `plan` says, of the reductions of wholes.
     fn reduce_scatter(
@@ -237,19 +242,36 @@ pub trait GroupBackend: Debug + Send + Sync {
     fn send(&self, post: CallContext, tensors: Vec<DispatchTensor>, to: usize, tag: u32) -> PostResult<()>;
 
     /// The next message with `tag` of `from`, or of whoever comes first: as `metas` say, where they are given.
-    fn receive(&self, post: CallContext, from: Option<usize>, tag: u32, metas: Option<Vec<TensorMeta>>) -> PostResult<ReceivedTensors>;
+    fn receive(
+        &self,
+        post: CallContext,
+        from: Option<usize>,
+        tag: u32,
+        metas: Option<Vec<TensorMeta>>,
+    ) -> PostResult<ReceivedTensors>;
 
     /// The reductions of tensors of one shape on all ranks.
     ///
     /// Provided: every rank gets all terms and reduces them.
-    fn all_reduce(&self, post: CallContext, tensors: Vec<DispatchTensor>, op: ReduceOp) -> PostResult<Vec<DispatchTensor>> {
+    fn all_reduce(
+        &self,
+        post: CallContext,
+        tensors: Vec<DispatchTensor>,
+        op: ReduceOp,
+    ) -> PostResult<Vec<DispatchTensor>> {
         provided::all_reduce(self, post, tensors, op)
     }
 
     /// A tensor cut along `shard.dim`, cut along `to_dim` instead.
     ///
     /// Provided: an all-to-all of blocks.
-    fn shard_dim_all_to_all(&self, post: CallContext, shard: ShardedTensor, to_dim: usize, to_cut: ShardSizes) -> PostResult<DispatchTensor> {
+    fn shard_dim_all_to_all(
+        &self,
+        post: CallContext,
+        shard: ShardedTensor,
+        to_dim: usize,
+        to_cut: ShardSizes,
+    ) -> PostResult<DispatchTensor> {
         provided::recut(self, post, shard, to_dim, to_cut)
     }
 

@@ -3,9 +3,9 @@
 use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::Device;
 
+use super::ranges::{full, slice};
 use super::request::Mapped;
-use super::ranges::{slice, full};
-use super::{GroupBackend, Request, CallContext, PostResult, concat, reduce, rows};
+use super::{CallContext, GroupBackend, PostResult, Request, concat, reduce, rows};
 use crate::comm::{ReduceOp, ShardedTensor, TensorMeta};
 use crate::placement::ShardSizes;
 
@@ -111,7 +111,14 @@ pub(super) fn scatter(
 }
 
 /// A copy of `rank`'s part.
-fn block(tensor: &DispatchTensor, dim: usize, of: &ShardSizes, ranks: usize, rank: usize, device: &Device) -> DispatchTensor {
+fn block(
+    tensor: &DispatchTensor,
+    dim: usize,
+    of: &ShardSizes,
+    ranks: usize,
+    rank: usize,
+    device: &Device,
+) -> DispatchTensor {
     concat(&[(tensor, slice(&tensor.shape()[..], dim, of.range(ranks, rank)))], 0, device)
 }
 

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::comm::{TransferTiming, CommError};
+use crate::comm::{CommError, TransferTiming};
 
 /// A call that an engine has begun.
 pub trait Request<T>: Send {

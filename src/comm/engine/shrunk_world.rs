@@ -21,7 +21,10 @@ impl ShrunkWorld {
 }
 
 /// The worlds that `rank` of `engine` has been in, and its rank there: this one, and those that it has gone on in.
-pub(in crate::comm) fn worlds(engine: Arc<dyn Backend>, rank: usize) -> impl Iterator<Item = (Arc<dyn Backend>, usize)> {
+pub(in crate::comm) fn worlds(
+    engine: Arc<dyn Backend>,
+    rank: usize,
+) -> impl Iterator<Item = (Arc<dyn Backend>, usize)> {
     std::iter::successors(Some((engine, rank)), |(engine, rank)| {
         let successor = engine.successor()?;
         let place = successor.place_of(*rank)?;

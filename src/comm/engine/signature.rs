@@ -104,7 +104,16 @@ impl CallSignature {
     /// Of a `call` of `op`.
     pub(crate) fn new(op: Op, call: &Call, tensors: impl Into<Arc<[TensorSignature]>>) -> Self {
         let tensors = tensors.into();
-        let Call { label, model, forward_index: drawn, global_tensor: whole, operand_shapes: terms, names, digests, .. } = call.clone();
+        let Call {
+            label,
+            model,
+            forward_index: drawn,
+            global_tensor: whole,
+            operand_shapes: terms,
+            names,
+            digests,
+            ..
+        } = call.clone();
         Self {
             op,
             label,
@@ -134,7 +143,8 @@ impl CallSignature {
 
     /// Bytes of the wholes, and of what is given to others.
     pub(crate) fn bytes(&self) -> u64 {
-        self.tensors.iter().map(TensorSignature::bytes).sum::<u64>() + self.pairs.as_ref().map_or(0, |pairs| pairs.bytes())
+        self.tensors.iter().map(TensorSignature::bytes).sum::<u64>()
+            + self.pairs.as_ref().map_or(0, |pairs| pairs.bytes())
     }
 
     /// What differs, this one's value first; `None` if nothing does.
@@ -301,7 +311,9 @@ mod tests {
         assert_eq!(says(|p| p.label = "b".into()), "label `a` vs `b`");
         assert_eq!(says(|p| p.reduce = Some(ReduceOp::Sum)), "reduction none vs Sum");
         assert_eq!(says(|p| p.drawn = Some(3)), "place in forward none vs 3");
-        let whole = |p: &mut CallSignature| p.global_tensor = Some(TensorMeta { shape: Shape::from([4, 8]), dtype: DType::F32 });
+        let whole = |p: &mut CallSignature| {
+            p.global_tensor = Some(TensorMeta { shape: Shape::from([4, 8]), dtype: DType::F32 })
+        };
         assert_eq!(says(whole), "global tensor none vs [4, 8] f32");
         assert_eq!(says(|p| p.terms = Some("[4, 2]".into())), "reduction of none vs [4, 2]");
         fn tensor(print: &mut CallSignature) -> &mut TensorSignature {
@@ -312,7 +324,9 @@ mod tests {
         assert_eq!(says(|p| tensor(p).dtype = DType::F16), "tensor 0: dtype f32 vs f16");
         let along = |p: &mut CallSignature| tensor(p).sharding = Some(ShardSignature::new(1, &ShardSizes::Chunked(8)));
         assert_eq!(says(along), "tensor 0: cut dimension 0 vs 1");
-        let ragged = |p: &mut CallSignature| tensor(p).sharding = Some(ShardSignature::new(0, &ShardSizes::Uneven([3, 1].into())));
+        let ragged = |p: &mut CallSignature| {
+            tensor(p).sharding = Some(ShardSignature::new(0, &ShardSizes::Uneven([3, 1].into())))
+        };
         assert_eq!(says(ragged), "tensor 0: cut dimension 0 vs 0 into [3, 1]");
         let again = |p: &mut CallSignature| tensor(p).to = Some(ShardSignature::new(1, &ShardSizes::Chunked(8)));
         assert_eq!(says(again), "tensor 0: new cut dimension none vs 1");
@@ -339,8 +353,12 @@ mod tests {
     fn says_which_values_only_one_compares() {
         let comparing = |step, names: &[&str], values: &[u64]| {
             let names = names.iter().map(|&name| name.into()).collect();
-            let digests =
-                Digests { of: ReplicatedValue::Weight, step, names, values: values.iter().copied().map(Some).collect() };
+            let digests = Digests {
+                of: ReplicatedValue::Weight,
+                step,
+                names,
+                values: values.iter().copied().map(Some).collect(),
+            };
             CallSignature { digests: Some([digests].into()), ..print() }
         };
         let both = comparing(10, &["a", "b"], &[1, 2]);

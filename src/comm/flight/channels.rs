@@ -11,7 +11,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::bytes::{Room, truncate, pack, take_number, unpack};
+use super::bytes::{Room, pack, take_number, truncate, unpack};
 use super::fold::Fold;
 
 /// Words before the text.

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use super::bytes::{truncate, pack, unpack};
+use super::bytes::{pack, truncate, unpack};
 use super::fold::Fold;
 use super::layout::END_WORDS;
 
@@ -85,7 +85,8 @@ impl ProgramExit {
             is_difference: kind >> 9 & 1 == 1,
             text: read(&words[HEAD + text.div_ceil(8)..], first),
         });
-        let how = *[ExitKind::Returned, ExitKind::Failed, ExitKind::Panicked, ExitKind::Exited].get(kind as usize & 0xff)?;
+        let how =
+            *[ExitKind::Returned, ExitKind::Failed, ExitKind::Panicked, ExitKind::Exited].get(kind as usize & 0xff)?;
         Some(Self { how, at: Duration::from_nanos(at), text: read(&words[HEAD..], text), failure })
     }
 }

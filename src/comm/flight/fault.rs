@@ -17,9 +17,9 @@ use std::fmt;
 
 use itertools::Itertools;
 
-use super::ending::{ProgramExit, ExitKind};
+use super::ending::{ExitKind, ProgramExit};
 use super::life::ProcessState;
-use super::merge::{LaunchTrace, CollectiveTrace, BlockedWait};
+use super::merge::{BlockedWait, CollectiveTrace, LaunchTrace};
 use super::operation::Operation;
 
 /// The rank at fault; displays as a line that names it.
@@ -208,7 +208,9 @@ impl LaunchTrace {
         let last = last.map_or(", before any operation".into(), |operation| format!(", after {}", operation.id));
         let pid = self.rank(rank).map_or(0, |flight| flight.pid);
         let (why, text) = match (self.rank(rank), self.life(rank)) {
-            (None, _) => (FaultKind::Absent, "has no file: its process has not begun the launch, or writes elsewhere".into()),
+            (None, _) => {
+                (FaultKind::Absent, "has no file: its process has not begun the launch, or writes elsewhere".into())
+            }
             (Some(flight), ProcessState::Gone) if flight.ending.is_none() => {
                 (FaultKind::Gone, format!("is gone, with its process {pid}{last}"))
             }

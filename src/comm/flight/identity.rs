@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use super::bytes::{truncate, pack, unpack};
+use super::bytes::{pack, truncate, unpack};
 use super::fold::Fold;
 use super::layout::header::{CHECK, FIXED, HOST};
 use super::layout::{MAGIC, VERSION};

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::ending::ExitKind;
 use super::fault::Fault;
 use super::life::ProcessState;
-use super::merge::{LaunchTrace, BlockedWait};
+use super::merge::{BlockedWait, LaunchTrace};
 use super::operation::Operation;
 use super::read::RankTrace;
 use super::record::OpOutcome;

@@ -10,7 +10,7 @@ use itertools::Itertools;
 use super::file;
 use super::life::ProcessState;
 use super::operation::Operation;
-use super::read::{RankTrace, FlightError};
+use super::read::{FlightError, RankTrace};
 use super::record::OpOutcome;
 use crate::comm::Op;
 

@@ -63,13 +63,13 @@ mod tests;
 mod text;
 mod words;
 
-pub use ending::{ProgramExit, FirstFailure, ExitKind};
+pub use ending::{ExitKind, FirstFailure, ProgramExit};
 pub use fault::{Fault, FaultKind};
 pub use life::ProcessState;
-pub use merge::{LaunchTrace, CollectiveTrace, BlockedWait};
+pub use merge::{BlockedWait, CollectiveTrace, LaunchTrace};
 pub use operation::Operation;
-pub use read::{GroupTrace, RankTrace, FlightError};
+pub use read::{FlightError, GroupTrace, RankTrace};
 pub use record::OpOutcome;
 pub(super) use record::{Peer, Posting};
-pub(super) use recorder::{Recorder, Sequence, LaunchStart};
+pub(super) use recorder::{LaunchStart, Recorder, Sequence};
 pub use shapes::Tensor;

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use itertools::Itertools;
 
-use super::record::{OpOutcome, REDUCTIONS, FlightRecord};
+use super::record::{FlightRecord, OpOutcome, REDUCTIONS};
 use super::shapes::Tensor;
 use crate::comm::{CollectiveId, Op, Phase};
 

@@ -136,8 +136,11 @@ impl RankTrace {
         let found = Identity::read(words).filter(|_| words.len() >= RECORDS).ok_or("its beginning is incomplete")?;
         let Identity { rank, size, launch, pid, process_start, started, host } = found;
         let used = (words[CHANNELS_USED] as usize).min(CHANNEL_WORDS);
-        let channel =
-            |GroupRecord { name, ranks, posted }: GroupRecord| GroupTrace { ranks: ranks.into(), name: name.into(), taken: posted };
+        let channel = |GroupRecord { name, ranks, posted }: GroupRecord| GroupTrace {
+            ranks: ranks.into(),
+            name: name.into(),
+            taken: posted,
+        };
         let channels: Vec<_> = channels::read(&words[CHANNELS..CHANNELS + used]).into_iter().map(channel).collect();
         let records = words[RECORDS..].as_chunks::<RECORD_WORDS>().0.iter().take(OPERATIONS);
         let operation = |record: record::FlightRecord| {

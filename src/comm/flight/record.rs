@@ -15,7 +15,7 @@
 use std::hash::{Hash, Hasher};
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
-use super::bytes::{Room, truncate, pack, unpack};
+use super::bytes::{Room, pack, truncate, unpack};
 use super::fold::Fold;
 use super::layout::RECORD_WORDS;
 use super::shapes;
@@ -187,8 +187,21 @@ pub(super) fn write(words: &[AtomicU64], index: u64, posted: u64, posting: &Post
 
 /// What every rank must agree on.
 fn agreement(print: &CallSignature) -> u64 {
-    let CallSignature { op, label, reduce, root, model, drawn, global_tensor: whole, terms, names, tensors, any: _, pairs: _, digests: _ } =
-        print;
+    let CallSignature {
+        op,
+        label,
+        reduce,
+        root,
+        model,
+        drawn,
+        global_tensor: whole,
+        terms,
+        names,
+        tensors,
+        any: _,
+        pairs: _,
+        digests: _,
+    } = print;
     let mut fold = Fold::default();
     (op, label, reduce, root, model, drawn, whole, terms, names, tensors).hash(&mut fold);
     fold.finish()

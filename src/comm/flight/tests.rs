@@ -10,7 +10,8 @@ use burn::tensor::{DType, Shape};
 
 use super::layout::{OPERATIONS, RECORD_WORDS, RECORDS};
 use super::{
-    ProgramExit, FirstFailure, RankTrace, FlightError, LaunchTrace, ExitKind, ProcessState, OpOutcome, Posting, Recorder, LaunchStart, FaultKind, file, record,
+    ExitKind, FaultKind, FirstFailure, FlightError, LaunchStart, LaunchTrace, OpOutcome, Posting, ProcessState,
+    ProgramExit, RankTrace, Recorder, file, record,
 };
 use crate::comm::engine::{CallSignature, TensorSignature};
 use crate::comm::{Group, Op, Phase, StartError};
@@ -37,8 +38,12 @@ fn in_memory() -> Recorder {
 /// A call with a label and tensors that say which it is.
 fn print(index: u64) -> CallSignature {
     let length = index as usize % 5;
-    let tensor =
-        |at: usize| TensorSignature { shape: Shape::from([at, index as usize]), dtype: DType::F32, sharding: None, to: None };
+    let tensor = |at: usize| TensorSignature {
+        shape: Shape::from([at, index as usize]),
+        dtype: DType::F32,
+        sharding: None,
+        to: None,
+    };
     let call = format!("call {index}{}", "!".repeat(length)).as_str().into();
     CallSignature::new(Op::AllReduce, &call, (0..length).map(tensor).collect::<Vec<_>>())
 }
@@ -154,7 +159,8 @@ fn a_torn_record_is_left_out() {
                 found.over.is_none_or(|over| Some(over) == whole.over),
             ];
             assert_eq!(marks, [true; 2], "a mark of another operation: {found:?}");
-            let unmarked = |found: &record::FlightRecord| record::FlightRecord { ended: None, over: None, ..found.clone() };
+            let unmarked =
+                |found: &record::FlightRecord| record::FlightRecord { ended: None, over: None, ..found.clone() };
             assert_eq!(unmarked(&found), unmarked(whole));
         }
     }

@@ -57,7 +57,8 @@ impl LaunchTrace {
     }
 
     fn is_over(&self) -> bool {
-        let returned = |flight: &RankTrace| flight.ending.as_ref().is_some_and(|ending| ending.how == ExitKind::Returned);
+        let returned =
+            |flight: &RankTrace| flight.ending.as_ref().is_some_and(|ending| ending.how == ExitKind::Returned);
         self.ranks.len() == self.size && self.ranks.iter().all(returned)
     }
 }

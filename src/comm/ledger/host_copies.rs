@@ -61,13 +61,15 @@ mod tests {
 
     use super::*;
     use crate::comm::Ledger;
-    use crate::comm::flight::{Recorder, LaunchStart};
+    use crate::comm::flight::{LaunchStart, Recorder};
 
     #[test]
     fn copies_between_host_and_device_are_told_by_unit() {
         let ledger = Ledger::new(Recorder::new(0, &LaunchStart::new(2, 0), None).expect("it is in memory"));
         assert!(!ledger.summary().to_string().contains("device"), "there are none");
-        for (unit, way, bytes) in [("b", CopyDirection::ToDevice, 100), ("a", CopyDirection::ToHost, 7), ("b", CopyDirection::ToDevice, 20)] {
+        for (unit, way, bytes) in
+            [("b", CopyDirection::ToDevice, 100), ("a", CopyDirection::ToHost, 7), ("b", CopyDirection::ToDevice, 20)]
+        {
             ledger.crossed(&unit.into(), way, bytes);
         }
         let (twice, once) = (CallTotals { calls: 2, bytes: 120 }, CallTotals { calls: 1, bytes: 7 });

@@ -6,7 +6,7 @@ use std::time::Duration;
 use itertools::Itertools;
 use serde_json::{Value, json};
 
-use super::{OffloadTraffic, LedgerKey, Ledger, QueueDepth, Straggler, Summary, CallTotals, Waits};
+use super::{CallTotals, Ledger, LedgerKey, OffloadTraffic, QueueDepth, Straggler, Summary, Waits};
 use crate::comm::PackStats;
 
 impl Ledger {

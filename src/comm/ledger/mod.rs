@@ -18,19 +18,19 @@ use std::time::Duration;
 use burn::backend::{Backend, Dispatch, DispatchDevice};
 use parking_lot::Mutex;
 
-use super::flight::{RankTrace, Operation, Recorder};
-use super::{PackStats, Op, Phase};
+use super::flight::{Operation, RankTrace, Recorder};
+use super::{Op, PackStats, Phase};
 pub(super) use entry::Charge;
 pub use entry::LedgerEntry;
 pub(crate) use entry::listen;
 pub use histogram::Histogram;
-pub use host_copies::OffloadTraffic;
 pub(crate) use host_copies::CopyDirection;
+pub use host_copies::OffloadTraffic;
 use queue::InFlightCount;
 pub use queue::QueueDepth;
 pub use summary::Summary;
-pub use totals::{LedgerKey, Snapshot, CallTotals};
-pub use waits::{WaitBreakdown, Straggler, Waits};
+pub use totals::{CallTotals, LedgerKey, Snapshot};
+pub use waits::{Straggler, WaitBreakdown, Waits};
 
 /// The collectives one rank has issued: calls and bytes by operation, phase and label.
 ///
@@ -304,7 +304,7 @@ mod tests {
     use super::*;
     use crate::comm::Group;
     use crate::comm::engine::CallSignature;
-    use crate::comm::flight::{Posting, LaunchStart};
+    use crate::comm::flight::{LaunchStart, Posting};
 
     fn filled() -> Ledger {
         let recorder = Recorder::new(0, &LaunchStart::new(2, 0), None).expect("it is in memory");

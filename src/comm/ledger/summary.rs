@@ -3,7 +3,7 @@
 use std::fmt;
 
 use super::units::{ByteSize, Time};
-use super::{OffloadTraffic, QueueDepth, WaitBreakdown, CallTotals, Waits};
+use super::{CallTotals, OffloadTraffic, QueueDepth, WaitBreakdown, Waits};
 
 /// A ledger in one line:
 ///
@@ -26,13 +26,24 @@ pub struct Summary {
 
 impl fmt::Display for Summary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { total: CallTotals { calls, bytes }, spent: WaitBreakdown { waiting, local_work: moving }, queue, waits, host_copies } = self;
+        let Self {
+            total: CallTotals { calls, bytes },
+            spent: WaitBreakdown { waiting, local_work: moving },
+            queue,
+            waits,
+            host_copies,
+        } = self;
         let plural = if *calls == 1 { "" } else { "s" };
         write!(f, "{calls} collective{plural}, {}; ", ByteSize(*bytes))?;
         write!(f, "waiting {}, moving {}; {} under way at most", Time(*waiting), Time(*moving), queue.most)?;
         if *host_copies != OffloadTraffic::default() {
             let OffloadTraffic { to_device, to_host } = host_copies;
-            write!(f, "; copied {} to the device and {} to the host", ByteSize(to_device.bytes), ByteSize(to_host.bytes))?;
+            write!(
+                f,
+                "; copied {} to the device and {} to the host",
+                ByteSize(to_device.bytes),
+                ByteSize(to_host.bytes)
+            )?;
         }
         waits.sentence().map_or(Ok(()), |sentence| write!(f, "; {sentence}"))
     }

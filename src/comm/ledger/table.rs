@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::{OffloadTraffic, LedgerKey, Ledger, CallTotals};
+use super::{CallTotals, Ledger, LedgerKey, OffloadTraffic};
 
 impl fmt::Display for Ledger {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -5,22 +5,22 @@ use std::time::{Duration, Instant};
 
 use burn::backend::DispatchTensor;
 
-use super::deferred_gather::{self, DeferredGather};
-use super::board::OpHandle;
 use super::channel::HostGroupBackend;
-use super::data::{Contribution, CollectiveInputs};
+use super::data::{CollectiveInputs, Contribution};
+use super::deferred_gather::{self, DeferredGather};
 use super::halves::TwoPhaseAllReduce;
 use super::in_common::SharedMemoryResult;
+use super::match_table::OpHandle;
 use super::open::{Left, SharedRequest};
-use super::outlet::{RemoteGroup, RecipientData, DataMode};
+use super::outlet::{DataMode, RecipientData, RemoteGroup};
 use super::pending::{CollectiveRequest, OpHandleGuard};
 use super::rendezvous::Matched;
 use crate::comm::courier::SendStamp;
-use crate::comm::engine::{Request, CallContext, PostResult, CallSignature, Completed};
+use crate::comm::engine::{CallContext, CallSignature, Completed, PostResult, Request};
 use crate::comm::process::header::SharedMemoryMessage;
 use crate::comm::process::layout::ContiguousLayout;
 use crate::comm::process::result_buffer;
-use crate::comm::{TransferTiming, CommError};
+use crate::comm::{CommError, TransferTiming};
 
 /// Puts a rank's part, once all have begun.
 struct SharedMemoryGather {
@@ -84,11 +84,18 @@ impl HostGroupBackend {
         self.note(&deposit);
         let parts = deposit.tensors;
         let device = self.member.home(&parts);
-        let layouts = ContiguousLayout::of_full(&post.print.tensors, ranks).expect("a part that goes there has a place");
+        let layouts =
+            ContiguousLayout::of_full(&post.print.tensors, ranks).expect("a part that goes there has a place");
         let results = SharedMemoryResult::new(outlet, layouts);
         // What else is agreed on is by the first half.
-        let agreed =
-            CallSignature { tensors: Arc::new([]), names: None, global_tensor: None, terms: None, digests: None, ..post.print.clone() };
+        let agreed = CallSignature {
+            tensors: Arc::new([]),
+            names: None,
+            global_tensor: None,
+            terms: None,
+            digests: None,
+            ..post.print.clone()
+        };
 
         let mut second = self.second.lock();
         let (key, later) = second.get_or_insert_with(|| self.second_halves());

@@ -5,17 +5,17 @@ use std::sync::Arc;
 use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::Shape;
 
-use super::board::OpHandle;
 use super::channel::HostGroupBackend;
-use super::data::{Contribution, CollectiveInputs};
-use super::halves::{ReduceScatterPhase, TwoPhaseAllReduce, DeferredContribution, ReductionTarget};
+use super::data::{CollectiveInputs, Contribution};
+use super::halves::{DeferredContribution, ReduceScatterPhase, ReductionTarget, TwoPhaseAllReduce};
 use super::in_common::SharedMemoryResult;
+use super::match_table::OpHandle;
 use super::open::{Left, SharedRequest};
-use super::outlet::{RemoteGroup, RecipientData, DataMode};
+use super::outlet::{DataMode, RecipientData, RemoteGroup};
 use super::pending::{CollectiveRequest, OpHandleGuard};
 use super::segments::Segment;
 use crate::comm::courier::SendStamp;
-use crate::comm::engine::{CallContext, PostResult, CallSignature, reshaped};
+use crate::comm::engine::{CallContext, CallSignature, PostResult, reshaped};
 use crate::comm::process::header::SharedMemoryMessage;
 use crate::comm::process::layout::ContiguousLayout;
 use crate::comm::process::result_buffer::{self, ResultBuffer};
@@ -64,7 +64,12 @@ impl HostGroupBackend {
         let Joinings { tickets, taken, later } = self.join_halves(outlet, post, &rows, &segments, common)?;
         let lands = results.is_none() && outlet.lands(bytes);
         let whole = lands.then(|| ResultBuffer::new(layouts(), &engine.others().memory));
-        let owed = |segment: &Segment, ticket| DeferredContribution { ticket, rows: rows.clone(), segment: segment.clone(), common };
+        let owed = |segment: &Segment, ticket| DeferredContribution {
+            ticket,
+            rows: rows.clone(),
+            segment: segment.clone(),
+            common,
+        };
         let pairs = segments.iter().zip(tickets);
         let mut rest = pairs.clone().skip(1).map(|(segment, (ticket, _))| owed(segment, ticket));
         let begun: Vec<_> = rest.by_ref().take(SEGMENTS_IN_FLIGHT - 1).collect();
@@ -79,9 +84,13 @@ impl HostGroupBackend {
                 engine.place(second, window);
             }
             seconds.push(Left(self.second_half(second, segment.ranges().len(), sums.clone(), &rows)));
-            let (seat, outlet, device) = (OpHandleGuard::new(engine.clone(), ticket, false), later.clone(), device.clone());
+            let (seat, outlet, device) =
+                (OpHandleGuard::new(engine.clone(), ticket, false), later.clone(), device.clone());
             let (taken, cuts, next) = (taken.take(), segment.shardings(), rest.next());
-            firsts.push((ticket, ReduceScatterPhase { seat, second, outlet, taken, op, shardings: cuts, sums, device, next }));
+            firsts.push((
+                ticket,
+                ReduceScatterPhase { seat, second, outlet, taken, op, shardings: cuts, sums, device, next },
+            ));
         }
         let leave_open = |(ticket, first)| engine.leave_open(ticket, Box::new(first));
         let firsts = firsts.into_iter().map(leave_open).collect();
@@ -109,7 +118,8 @@ impl HostGroupBackend {
         self.note(&deposit);
         let shares = outlet.shares(&deposit, RecipientData::Parts(&segments[0].shardings()));
         // What else is agreed on is by the first half of the first.
-        let agreed = CallSignature { names: None, global_tensor: None, terms: None, digests: None, ..post.print.clone() };
+        let agreed =
+            CallSignature { names: None, global_tensor: None, terms: None, digests: None, ..post.print.clone() };
         let prints = segments.iter().map(|segment| CallSignature { tensors: segment.prints(rows), ..agreed.clone() });
         // Of each segment, but for the half that is called with the deposit.
         let late: Vec<_> = prints.flat_map(|print| [print.clone(), print]).skip(1).collect();

@@ -7,18 +7,18 @@ use burn::tensor::{Device, Shape};
 use parking_lot::Mutex;
 
 use super::HostBackend;
-use super::board::{GroupKey, P2pMessage};
 #[cfg(feature = "cube")]
 use super::cube::CoalescedCopies;
 #[cfg(feature = "cube")]
 use super::data::has_kernel;
-use super::data::{self, Contribution, CollectiveInputs};
+use super::data::{self, CollectiveInputs, Contribution};
 use super::halves;
 use super::hands;
+use super::match_table::{GroupKey, P2pMessage};
 use super::open::Left;
-use super::outlet::{RemoteGroup, RecipientData, OutgoingData, DataMode};
-use super::pending::{RecvRequest, CollectiveRequest, OwnShards, OpHandleGuard, SendRequest};
-use crate::comm::engine::{GroupBackend, GroupMember, ReceivedTensors, CallContext, PostResult, rows_for_each};
+use super::outlet::{DataMode, OutgoingData, RecipientData, RemoteGroup};
+use super::pending::{CollectiveRequest, OpHandleGuard, OwnShards, RecvRequest, SendRequest};
+use crate::comm::engine::{CallContext, GroupBackend, GroupMember, PostResult, ReceivedTensors, rows_for_each};
 use crate::comm::process::layout::ContiguousLayout;
 use crate::comm::{CollectivePlan, ReduceOp, ShardedTensor, TensorMeta};
 use crate::memory;
@@ -40,7 +40,8 @@ pub(super) struct HostGroupBackend {
 impl HostGroupBackend {
     pub fn new(engine: Arc<HostBackend>, member: GroupMember, name: &'static str) -> Self {
         let key = engine.rendezvous.group(member.group.ranks(), name);
-        let outlet = engine.others.as_ref().and_then(|others| RemoteGroup::new(others, &member, name.into())).map(Arc::new);
+        let outlet =
+            engine.others.as_ref().and_then(|others| RemoteGroup::new(others, &member, name.into())).map(Arc::new);
         Self { engine, member, key, name, outlet, second: Mutex::default() }
     }
 
@@ -152,7 +153,12 @@ impl GroupBackend for HostGroupBackend {
         self.outlet.is_some()
     }
 
-    fn all_gather(&self, post: CallContext, plan: Arc<CollectivePlan>, parts: Vec<DispatchTensor>) -> PostResult<Vec<DispatchTensor>> {
+    fn all_gather(
+        &self,
+        post: CallContext,
+        plan: Arc<CollectivePlan>,
+        parts: Vec<DispatchTensor>,
+    ) -> PostResult<Vec<DispatchTensor>> {
         if let Some(outlet) = self.outlet.as_ref().filter(|outlet| outlet.has_common_memory())
             && self.gathers_in_common(&post.print)
         {
@@ -242,13 +248,24 @@ impl GroupBackend for HostGroupBackend {
         Ok(Box::new(SendRequest))
     }
 
-    fn receive(&self, post: CallContext, from: Option<usize>, tag: u32, _metas: Option<Vec<TensorMeta>>) -> PostResult<ReceivedTensors> {
+    fn receive(
+        &self,
+        post: CallContext,
+        from: Option<usize>,
+        tag: u32,
+        _metas: Option<Vec<TensorMeta>>,
+    ) -> PostResult<ReceivedTensors> {
         let claim = self.engine.rendezvous.receive(self.key, self.member.group.rank(), from, tag, post.print)?;
         Ok(Box::new(RecvRequest::new(self.engine.clone(), claim, self.member.clone())))
     }
 
     /// Every rank reads the terms where they are; of large ones each reduces a share for all.
-    fn all_reduce(&self, post: CallContext, tensors: Vec<DispatchTensor>, op: ReduceOp) -> PostResult<Vec<DispatchTensor>> {
+    fn all_reduce(
+        &self,
+        post: CallContext,
+        tensors: Vec<DispatchTensor>,
+        op: ReduceOp,
+    ) -> PostResult<Vec<DispatchTensor>> {
         if let Some(outlet) = &self.outlet
             && halves::pay(post.print.bytes(), self.member.group.size(), outlet.processes())
         {
@@ -263,7 +280,13 @@ impl GroupBackend for HostGroupBackend {
     }
 
     /// In one pass.
-    fn shard_dim_all_to_all(&self, post: CallContext, shard: ShardedTensor, to_dim: usize, to_cut: ShardSizes) -> PostResult<DispatchTensor> {
+    fn shard_dim_all_to_all(
+        &self,
+        post: CallContext,
+        shard: ShardedTensor,
+        to_dim: usize,
+        to_cut: ShardSizes,
+    ) -> PostResult<DispatchTensor> {
         let (ranks, rank) = (self.member.group.size(), self.member.group.rank());
         let ShardedTensor { tensor, dim, sizes: cut } = shard;
         let mut shape = tensor.shape();

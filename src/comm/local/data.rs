@@ -11,14 +11,14 @@ use burn::tensor::Device;
 use burn_cubecl::tensor::CubeTensor;
 
 use super::HostBackend;
-use super::board::OpHandle;
 #[cfg(feature = "flex")]
 use super::flex;
+use super::match_table::OpHandle;
 use crate::comm::courier::SendStamp;
-use crate::comm::engine::ranges::{Ranges, slice, full};
+use crate::comm::engine::ranges::{Ranges, full, slice};
 use crate::comm::process::header::SharedMemoryMessage;
 use crate::comm::process::result_buffer::ResultBuffer;
-use crate::comm::{TransferTiming, CollectivePlan, ReduceOp, engine};
+use crate::comm::{CollectivePlan, ReduceOp, TransferTiming, engine};
 use crate::placement::ShardSizes;
 
 /// Where a deposit comes from, which says whose its memory is.
@@ -202,7 +202,8 @@ impl<'a> CollectiveInputs<'a> {
             return;
         }
         for (member, deposit) in self.deposits.iter().enumerate() {
-            let is_there = deposit.result_buffer.is_some() || (member == self.ticket.member && self.result_buffer.is_some());
+            let is_there =
+                deposit.result_buffer.is_some() || (member == self.ticket.member && self.result_buffer.is_some());
             if !is_there {
                 // SAFETY: the deposits are complete, and this one's tensors are here.
                 unsafe { wholes.put(member, deposit.for_result(self.ticket.member), || ()) };
@@ -275,7 +276,8 @@ impl<'a> CollectiveInputs<'a> {
         let is_shared = self.engine.shelf.is_some() && flex::is_alone(tensor);
         #[cfg(not(feature = "flex"))]
         let is_shared = false;
-        if (deposit.origin == ContributionSource::ForOne || is_shared) && tensor.device() == *self.device.as_dispatch() {
+        if (deposit.origin == ContributionSource::ForOne || is_shared) && tensor.device() == *self.device.as_dispatch()
+        {
             return tensor.clone();
         }
         concat(vec![(tensor, full(&tensor.shape()[..]))], 0, self.device)
@@ -291,7 +293,13 @@ impl<'a> CollectiveInputs<'a> {
     }
 
     /// Where this rank's part, along `dim`, of tensor `index` of a deposit is.
-    fn shard_of<'b>(&self, deposit: &'b Contribution, index: usize, dim: usize, whole: &ShardSizes) -> (&'b DispatchTensor, Ranges) {
+    fn shard_of<'b>(
+        &self,
+        deposit: &'b Contribution,
+        index: usize,
+        dim: usize,
+        whole: &ShardSizes,
+    ) -> (&'b DispatchTensor, Ranges) {
         match deposit.shard_for(self.ticket.member, index) {
             Ok(part) => (part, full(&part.shape()[..])),
             Err(tensor) => (tensor, slice(&tensor.shape()[..], dim, self.mine(whole))),
@@ -334,11 +342,18 @@ impl<'a> CollectiveInputs<'a> {
     ///
     /// # Safety
     /// Nobody reads or writes there meanwhile. The parts are as long as there.
-    pub unsafe fn reduce_into(&self, wholes: &ResultBuffer, member: usize, cuts: &[(usize, ShardSizes)], op: ReduceOp) -> bool {
+    pub unsafe fn reduce_into(
+        &self,
+        wholes: &ResultBuffer,
+        member: usize,
+        cuts: &[(usize, ShardSizes)],
+        op: ReduceOp,
+    ) -> bool {
         #[cfg(feature = "flex")]
         if has_kernel(op) {
-            let terms =
-                |(index, (dim, cut)): (usize, &(usize, ShardSizes))| flex::ReduceOperands::of(&self.operands_of_shard(index, *dim, cut));
+            let terms = |(index, (dim, cut)): (usize, &(usize, ShardSizes))| {
+                flex::ReduceOperands::of(&self.operands_of_shard(index, *dim, cut))
+            };
             if let Some(terms) = cuts.iter().enumerate().map(terms).collect::<Option<Vec<_>>>() {
                 for (terms, at) in terms.iter().zip(wholes.starts(member)) {
                     // SAFETY: the caller's.

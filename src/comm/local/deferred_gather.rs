@@ -8,11 +8,11 @@ use std::time::Instant;
 use parking_lot::Mutex;
 
 use super::HostBackend;
-use super::board::OpHandle;
 use super::data::Contribution;
 use super::in_common::SharedMemoryResult;
+use super::match_table::OpHandle;
 use super::others::CollectiveKey;
-use super::outlet::{RemoteGroup, OutgoingData};
+use super::outlet::{OutgoingData, RemoteGroup};
 use crate::comm::TransferTiming;
 use crate::comm::process::header::{PayloadDesc, SharedMemoryMessage};
 
@@ -58,7 +58,12 @@ pub(super) struct DeferredGather {
 impl DeferredGather {
     /// A rank has called the collective of `first`, to which it has yet to bring that it begins. If another has asked for
     /// it, it does.
-    pub fn new(engine: &Arc<HostBackend>, first: OpHandle, outlet: &Arc<RemoteGroup>, results: &Arc<SharedMemoryResult>) -> Self {
+    pub fn new(
+        engine: &Arc<HostBackend>,
+        first: OpHandle,
+        outlet: &Arc<RemoteGroup>,
+        results: &Arc<SharedMemoryResult>,
+    ) -> Self {
         let (outlet, results) = (outlet.clone(), results.clone());
         engine.deferred_gathers.0.lock().insert((first.group, first.seq), Beginning { first, outlet, results });
         // Who asks from now on finds it there.

@@ -28,20 +28,20 @@ use burn::backend::DispatchTensor;
 use burn::tensor::Device;
 
 use super::HostBackend;
+use super::data::{CollectiveInputs, Contribution};
 use super::deferred_gather::DeferredGather;
-use super::board::OpHandle;
-use super::data::{Contribution, CollectiveInputs};
 use super::in_common::SharedMemoryResult;
+use super::match_table::OpHandle;
 use super::open::{Left, SharedRequest};
-use super::outlet::{RemoteGroup, RecipientData};
+use super::outlet::{RecipientData, RemoteGroup};
 use super::pending::OpHandleGuard;
 use super::rendezvous::Matched;
 use super::segments::Segment;
 use crate::comm::courier::SendStamp;
-use crate::comm::engine::{Request, Completed};
+use crate::comm::engine::{Completed, Request};
 use crate::comm::process::header::SharedMemoryMessage;
 use crate::comm::process::result_buffer::ResultBuffer;
-use crate::comm::{TransferTiming, CommError, ReduceOp};
+use crate::comm::{CommError, ReduceOp, TransferTiming};
 use crate::placement::ShardSizes;
 
 /// What is copied in the time that a second message takes, in bytes.
@@ -89,7 +89,12 @@ pub(super) enum ReductionTarget {
 
 impl ReductionTarget {
     /// Where they are put, as ranks have `said` in the call of `ticket`.
-    fn find(&self, engine: &HostBackend, ticket: OpHandle, said: &[Contribution]) -> Result<Option<Arc<ResultBuffer>>, CommError> {
+    fn find(
+        &self,
+        engine: &HostBackend,
+        ticket: OpHandle,
+        said: &[Contribution],
+    ) -> Result<Option<Arc<ResultBuffer>>, CommError> {
         Ok(match self {
             Self::Apart => None,
             Self::Window(window) => Some(window.clone()),
@@ -216,7 +221,10 @@ where
         for (own, second) in seconds {
             let second = own.map_or_else(|| second.taken_by_hands(), |own| own.wait(left()))?;
             moving += second.moving;
-            let complete = |(first, second): (TransferTiming, TransferTiming)| TransferTiming { complete: second.complete, ..first };
+            let complete = |(first, second): (TransferTiming, TransferTiming)| TransferTiming {
+                complete: second.complete,
+                ..first
+            };
             carried = carried.zip(second.carried).map(complete);
             parts.push(second.value);
         }

@@ -22,7 +22,7 @@ use std::sync::{Arc, OnceLock, Weak};
 use parking_lot::Mutex;
 
 use super::HostBackend;
-use super::board::{GroupKey, OpHandle};
+use super::match_table::{GroupKey, OpHandle};
 use super::open::CompletionTask;
 
 /// Results of fewer bytes are made faster than a thread is woken.

@@ -19,15 +19,15 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use super::HostBackend;
-use super::board::OpHandle;
 use super::data::Contribution;
+use super::match_table::OpHandle;
 use super::outlet::RemoteGroup;
 use crate::comm::CommError;
 use crate::comm::engine::{Backend, Failure};
 use crate::comm::process::header::SharedMemoryMessage;
 use crate::comm::process::layout::ContiguousLayout;
 use crate::comm::process::result_buffer::ResultBuffer;
-use crate::memory::common::{SharedMemoryHandle, SharedMemoryBlock, SWITCH};
+use crate::memory::common::{SWITCH, SharedMemoryBlock, SharedMemoryHandle};
 
 /// The member that takes memory.
 const OWNER: usize = 0;
@@ -66,7 +66,12 @@ impl SharedMemoryResult {
 
     /// Where they are by what ranks have `said` in the call of `ticket`; in memory of this rank's own, if there is none in
     /// common.
-    pub fn find(&self, engine: &HostBackend, ticket: OpHandle, said: &[Contribution]) -> Result<Arc<ResultBuffer>, CommError> {
+    pub fn find(
+        &self,
+        engine: &HostBackend,
+        ticket: OpHandle,
+        said: &[Contribution],
+    ) -> Result<Arc<ResultBuffer>, CommError> {
         let mut place = self.place.lock();
         let there = || said.iter().find_map(|deposit| deposit.common.and_then(SharedMemoryMessage::address));
         let common = match std::mem::replace(&mut *place, ResultLocation::Unknown) {
@@ -85,7 +90,12 @@ impl SharedMemoryResult {
         Ok(wholes)
     }
 
-    fn map(&self, engine: &HostBackend, ticket: OpHandle, address: SharedMemoryHandle) -> Result<SharedMemoryBlock, CommError> {
+    fn map(
+        &self,
+        engine: &HostBackend,
+        ticket: OpHandle,
+        address: SharedMemoryHandle,
+    ) -> Result<SharedMemoryBlock, CommError> {
         self.outlet.commons().map(address, ResultBuffer::bytes_in_common(&self.layouts)).map_err(|error| {
             let rank = engine.rendezvous.ranks(ticket.group)[OWNER];
             let problem = format!(

@@ -108,9 +108,15 @@ impl MembershipAgreement {
         }
         match notice {
             MembershipMessage::Came { rank } if self.processes[from].ranks.contains(&rank) => self.came(rank),
-            MembershipMessage::Gone { ranks } if ranks.iter().all(is_known) => ranks.into_iter().for_each(|rank| self.gone(rank)),
-            MembershipMessage::Missed { process } if process < self.processes.len() => self.processes[from].missed[process] = true,
-            MembershipMessage::Roster { ranks } if !ranks.is_empty() && ranks.is_sorted() && ranks.iter().all(is_known) => {
+            MembershipMessage::Gone { ranks } if ranks.iter().all(is_known) => {
+                ranks.into_iter().for_each(|rank| self.gone(rank))
+            }
+            MembershipMessage::Missed { process } if process < self.processes.len() => {
+                self.processes[from].missed[process] = true
+            }
+            MembershipMessage::Roster { ranks }
+                if !ranks.is_empty() && ranks.is_sorted() && ranks.iter().all(is_known) =>
+            {
                 if self.roster.is_none() {
                     self.roster = Some(ranks.clone().into());
                     return Ok(Some(MembershipMessage::Roster { ranks }));
@@ -151,5 +157,5 @@ impl MembershipAgreement {
 }
 
 #[cfg(test)]
-#[path = "muster_tests.rs"]
+#[path = "membership_tests.rs"]
 mod tests;

@@ -15,20 +15,20 @@
 //!
 //! On Cube devices a list of tensors goes through one flat buffer a rank, `cube`, which kernels fill and read.
 
-mod deferred_gather;
 mod all_gather;
 mod all_reduce;
-mod board;
 mod chains;
 mod channel;
 #[cfg(feature = "cube")]
 mod cube;
 mod data;
+mod deferred_gather;
 #[cfg(feature = "flex")]
 mod flex;
 mod halves;
 mod hands;
 mod in_common;
+mod match_table;
 mod membership;
 mod open;
 mod others;
@@ -46,17 +46,20 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use super::engine::{GroupBackend, RemoteOutcome, Backend, Failure, ProcessOptions, GroupMember, CallSignature, ShrunkWorld, launch_number};
+use super::engine::{
+    Backend, CallSignature, Failure, GroupBackend, GroupMember, ProcessOptions, RemoteOutcome, ShrunkWorld,
+    launch_number,
+};
 use super::{CommError, Divergence, Op, RankReport};
 use crate::Error;
 
-use board::OpHandle;
 pub(super) use chains::WaitForEdge;
 pub(super) use data::Contribution;
+use match_table::OpHandle;
 pub(super) use membership::MembershipMessage;
 pub(super) use others::PeerProcesses;
 pub(super) use remote::PayloadTarget;
-use rendezvous::{LINGER, SpinPolicy, PeerNotifier};
+use rendezvous::{LINGER, PeerNotifier, SpinPolicy};
 use shrink::ShrinkState;
 
 /// What the ranks of one [`launch`](super::launch) in one process share.
@@ -248,7 +251,7 @@ impl Backend for HostBackend {
     }
 }
 
-impl board::Signature for CallSignature {
+impl match_table::Signature for CallSignature {
     fn op(&self) -> Op {
         self.op()
     }

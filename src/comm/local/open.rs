@@ -9,7 +9,7 @@ use parking_lot::{Condvar, Mutex};
 
 use super::HostBackend;
 use crate::comm::CommError;
-use crate::comm::engine::{Backend, Failure, Request, Completed};
+use crate::comm::engine::{Backend, Completed, Failure, Request};
 use crate::comm::panic::panic_text;
 
 /// A call of a rank's, which may be finished by another thread.

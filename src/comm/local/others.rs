@@ -8,15 +8,15 @@ use std::sync::{Arc, Weak};
 use parking_lot::Mutex;
 
 use super::HostBackend;
-use super::board::{GroupKey, StalledWait, OpHandle};
 use super::chains::{WaitForEdge, WaitForGraph};
 use super::hands::CompletionThread;
+use super::match_table::{GroupKey, OpHandle, StalledWait};
 use super::membership::MembershipMessage;
 use super::rendezvous::{PeerEvent, PeerNotifier};
 use super::shrink::ShrinkState;
-use crate::comm::courier::{Transport, Message, Payload, SendStamp};
-use crate::comm::engine::{Failure, CallSignature};
-use crate::comm::process::header::{PayloadDesc, Header, LaunchId, ControlMessage, EncodedSignature};
+use crate::comm::courier::{Message, Payload, SendStamp, Transport};
+use crate::comm::engine::{CallSignature, Failure};
+use crate::comm::process::header::{ControlMessage, EncodedSignature, Header, LaunchId, PayloadDesc};
 use crate::comm::process::result_buffer::ResultBuffer;
 use crate::comm::{CommError, RankReport};
 use crate::memory::HostMemoryPool;
@@ -180,7 +180,13 @@ impl PeerProcesses {
     }
 
     /// The same, noted when it is `taken` up.
-    pub fn send_noted(&self, to: usize, word: ControlMessage<&EncodedSignature>, payloads: Vec<Payload>, taken: Option<SendStamp>) {
+    pub fn send_noted(
+        &self,
+        to: usize,
+        word: ControlMessage<&EncodedSignature>,
+        payloads: Vec<Payload>,
+        taken: Option<SendStamp>,
+    ) {
         self.courier.send(to, Message { header: Header { launch: self.launch, word }.write(), payloads, taken });
     }
 
@@ -273,7 +279,11 @@ impl PeerNotifier for PeerProcesses {
                             return Some(deadlock);
                         }
                     } else if process != self.courier.process_index() {
-                        self.send(process, ControlMessage::Waits(WaitForEdge::Needs { rank, number, other }), Vec::new());
+                        self.send(
+                            process,
+                            ControlMessage::Waits(WaitForEdge::Needs { rank, number, other }),
+                            Vec::new(),
+                        );
                     }
                 }
             }

@@ -9,9 +9,11 @@ use parking_lot::Mutex;
 use super::data::{self, Contribution};
 use super::others::PeerProcesses;
 use crate::comm::courier::{Payload, SendStamp};
-use crate::comm::engine::{GroupMember, CallSignature};
+use crate::comm::engine::{CallSignature, GroupMember};
 pub(super) use crate::comm::process::header::DataMode;
-use crate::comm::process::header::{RemoteGroupId, PayloadDesc, SharedMemoryMessage, RemoteGroupInfo, Said, ControlMessage, EncodedSignature};
+use crate::comm::process::header::{
+    ControlMessage, EncodedSignature, PayloadDesc, RemoteGroupId, RemoteGroupInfo, Said, SharedMemoryMessage,
+};
 use crate::comm::process::payload::payload;
 use crate::comm::process::result_buffer;
 use crate::comm::{CommError, TensorMeta};
@@ -164,7 +166,8 @@ impl RemoteGroup {
     /// here.
     pub fn lands(&self, bytes: u64) -> bool {
         let size = self.member.group.size();
-        result_buffer::pay(bytes, size) && self.members.iter().map(|(_, places)| places.len()).sum::<usize>() + 1 == size
+        result_buffer::pay(bytes, size)
+            && self.members.iter().map(|(_, places)| places.len()).sum::<usize>() + 1 == size
     }
 
     /// Whether member `to` of the group is in another process.
@@ -227,7 +230,11 @@ impl RemoteGroup {
     }
 }
 
-fn contents(addressees: Vec<usize>, tensors: &[DispatchTensor], common: Option<SharedMemoryMessage>) -> (PayloadDesc, Vec<Payload>) {
+fn contents(
+    addressees: Vec<usize>,
+    tensors: &[DispatchTensor],
+    common: Option<SharedMemoryMessage>,
+) -> (PayloadDesc, Vec<Payload>) {
     let meta = |tensor: &DispatchTensor| TensorMeta { shape: tensor.shape(), dtype: tensor.dtype() };
     let full = tensors.iter().filter(|tensor| tensor.shape().num_elements() > 0);
     let tensors = tensors.iter().map(meta).collect();

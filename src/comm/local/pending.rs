@@ -7,12 +7,12 @@ use burn::backend::DispatchTensor;
 use burn::tensor::Device;
 
 use super::HostBackend;
-use super::board::{RecvHandle, OpHandle};
-use super::data::{Contribution, CollectiveInputs};
+use super::data::{CollectiveInputs, Contribution};
+use super::match_table::{OpHandle, RecvHandle};
 use super::rendezvous::Matched;
 use crate::comm::CommError;
 use crate::comm::courier::SendStamp;
-use crate::comm::engine::{GroupMember, ReceivedTensors, Request, Completed};
+use crate::comm::engine::{Completed, GroupMember, ReceivedTensors, Request};
 use crate::comm::process::layout::ContiguousLayout;
 use crate::comm::process::result_buffer::ResultBuffer;
 

@@ -4,13 +4,15 @@ use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 
 use super::HostBackend;
-use super::board::{RemoteMessageHandle, GroupKey, P2pMessage, OpHandle};
 use super::chains::WaitForEdge;
 use super::data::Contribution;
+use super::match_table::{GroupKey, OpHandle, P2pMessage, RemoteMessageHandle};
 use super::open::SharedRequest;
 use super::others::{CollectiveKey, Ended, PeerProcesses};
-use crate::comm::engine::{Backend, Failure, Request, CallSignature};
-use crate::comm::process::header::{RemoteGroupId, PayloadDesc, SharedMemoryMessage, RemoteGroupInfo, Said, DataMode, ControlMessage};
+use crate::comm::engine::{Backend, CallSignature, Failure, Request};
+use crate::comm::process::header::{
+    ControlMessage, DataMode, PayloadDesc, RemoteGroupId, RemoteGroupInfo, Said, SharedMemoryMessage,
+};
 use crate::comm::process::late::Known;
 use crate::comm::process::layout::ContiguousLayout;
 use crate::comm::process::result_buffer::{self, ResultBuffer};
@@ -53,7 +55,8 @@ impl HostBackend {
         };
         let has_called = !is_exchanged || self.rendezvous.has_joined(OpHandle { member, ..ticket });
         let layouts = || is_gathered.then(|| ContiguousLayout::of_full(&print.tensors, ranks.len())).flatten();
-        let regions = self.result_buffer(ticket, layouts).and_then(|wholes| wholes.regions(ticket.member, &contents.tensors));
+        let regions =
+            self.result_buffer(ticket, layouts).and_then(|wholes| wholes.regions(ticket.member, &contents.tensors));
         match regions {
             Some(regions) => Known::Placed(regions),
             None if has_called => Known::Nowhere,
@@ -63,7 +66,11 @@ impl HostBackend {
 
     /// What the collective of `ticket` returns to the only rank here, while others' parts land in it: of these layouts, if
     /// nobody has asked before.
-    pub(super) fn result_buffer(&self, ticket: OpHandle, layouts: impl FnOnce() -> Option<Vec<ContiguousLayout>>) -> Option<Arc<ResultBuffer>> {
+    pub(super) fn result_buffer(
+        &self,
+        ticket: OpHandle,
+        layouts: impl FnOnce() -> Option<Vec<ContiguousLayout>>,
+    ) -> Option<Arc<ResultBuffer>> {
         let (call, mut known) = ((ticket.group, ticket.seq), self.others().result_buffers.lock());
         if let Some(wholes) = known.get(&call).and_then(Weak::upgrade) {
             return Some(wholes);
@@ -102,7 +109,11 @@ impl HostBackend {
     }
 
     /// Has `pending` finished once the collective of `ticket` is complete, if its rank does not come first.
-    pub(super) fn leave_open<T: Send + 'static>(&self, ticket: OpHandle, pending: Box<dyn Request<T>>) -> Arc<SharedRequest<T>> {
+    pub(super) fn leave_open<T: Send + 'static>(
+        &self,
+        ticket: OpHandle,
+        pending: Box<dyn Request<T>>,
+    ) -> Arc<SharedRequest<T>> {
         let (hands, rank) = (&self.others().hands, self.rendezvous.ranks(ticket.group)[ticket.member]);
         let open = SharedRequest::new(rank, pending);
         hands.keep(ticket, open.clone());

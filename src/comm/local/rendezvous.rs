@@ -19,7 +19,7 @@ use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::board::{MatchTable, RecvHandle, Signature, GroupKey, P2pMessage, Parts, Poll, OpHandle, Wait};
+use super::match_table::{GroupKey, MatchTable, OpHandle, P2pMessage, Parts, Poll, RecvHandle, Signature, Wait};
 use super::sync::{AtomicU64, Condvar, Instant, Mutex, MutexGuard, Ordering, spin_loop, yield_now};
 use crate::comm::CommError;
 use crate::comm::engine::Failure;
@@ -85,7 +85,7 @@ struct RendezvousState<F, P> {
 /// Rung whenever a waiter of the group should look again; what it will see is set under the lock before.
 #[derive(Default)]
 struct EventCount {
-    sleepers: Condvar,
+    condvar: Condvar,
     /// How many there are: to wake nobody costs a call of the system's.
     sleepers: AtomicU64,
     epoch: AtomicU64,
@@ -96,14 +96,14 @@ impl EventCount {
         self.epoch.fetch_add(1, Ordering::Release);
         // Whoever rings has had the lock since then, under which whoever sleeps was counted.
         if self.sleepers.load(Ordering::Relaxed) > 0 {
-            self.sleepers.notify_all();
+            self.condvar.notify_all();
         }
     }
 
     /// Sleeps until it rings, or until `deadline`: true, if it has passed.
     fn sleep<'a, T>(&self, guard: MutexGuard<'a, T>, deadline: Instant) -> (MutexGuard<'a, T>, bool) {
         self.sleepers.fetch_add(1, Ordering::Relaxed);
-        let woken = self.sleepers.wait_until(guard, deadline);
+        let woken = self.condvar.wait_until(guard, deadline);
         self.sleepers.fetch_sub(1, Ordering::Relaxed);
         woken
     }
@@ -112,7 +112,8 @@ impl EventCount {
 impl<F: Signature, P> Rendezvous<F, P> {
     /// A world of `ranks` ranks.
     pub fn new(ranks: usize, lingers: SpinPolicy, multithreaded: bool) -> Self {
-        let state = RendezvousState { board: MatchTable::new(ranks, multithreaded), bells: Vec::new(), end: Arc::default() };
+        let state =
+            RendezvousState { board: MatchTable::new(ranks, multithreaded), bells: Vec::new(), end: Arc::default() };
         Self { state: Mutex::new(state), lingers, outside: None }
     }
 

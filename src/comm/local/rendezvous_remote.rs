@@ -4,9 +4,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::super::board::{RemoteMessageHandle, Signature, GroupKey, P2pMessage, StalledWait, OpHandle, Wait};
+use super::super::match_table::{GroupKey, OpHandle, P2pMessage, RemoteMessageHandle, Signature, StalledWait, Wait};
 use super::super::sync::{Instant, MutexGuard, yield_now};
-use super::{CommError, Failure, LINGER, SpinPolicy, Rendezvous, RendezvousState};
+use super::{CommError, Failure, LINGER, Rendezvous, RendezvousState, SpinPolicy};
 use crate::comm::CollectiveId;
 
 /// The other processes, as a rendezvous sees them. Called outside its lock.
@@ -169,7 +169,12 @@ impl<F: Signature, P> Rendezvous<F, P> {
     }
 
     /// Sends a message of another process, whose contents come later.
-    pub fn announce_letter(&self, group: GroupKey, to: usize, letter: P2pMessage<F, ()>) -> Result<RemoteMessageHandle, CommError> {
+    pub fn announce_letter(
+        &self,
+        group: GroupKey,
+        to: usize,
+        letter: P2pMessage<F, ()>,
+    ) -> Result<RemoteMessageHandle, CommError> {
         let mut state = self.state.lock();
         let announced = state.board.announce_letter(group, to, letter);
         self.notify(state, group, false, announced)

@@ -12,7 +12,7 @@ use super::frame::{self, Frame};
 use super::library::Library;
 use super::transfers::{FRAME, IncomingMessage, PART, RequestTable};
 use super::{FragmentLimits, MpiShared};
-use crate::comm::courier::{MessageHandler, RecvBuffer, Message, SendStamp};
+use crate::comm::courier::{Message, MessageHandler, RecvBuffer, SendStamp};
 use crate::comm::panic::panic_text;
 
 /// How many messages of frames are taken in before what has come with others is looked at.
@@ -330,7 +330,10 @@ struct NoHandler;
 
 impl MessageHandler for NoHandler {
     fn header(&self, _: usize, _: Vec<u8>, lengths: &[usize]) -> Vec<Box<dyn RecvBuffer>> {
-        lengths.iter().map(|length| Box::new(Discarded(Box::new_uninit_slice(*length))) as Box<dyn RecvBuffer>).collect()
+        lengths
+            .iter()
+            .map(|length| Box::new(Discarded(Box::new_uninit_slice(*length))) as Box<dyn RecvBuffer>)
+            .collect()
     }
 
     unsafe fn arrived(&self, _: usize, _: u64, _: Vec<Box<dyn RecvBuffer>>) {}

@@ -3,7 +3,7 @@
 use super::error::MpiError;
 use super::library::Library;
 use crate::comm::launcher::ProcessRank;
-use crate::memory::common::{SharedMemoryHandle, SharedMemoryPool, SWITCH};
+use crate::memory::common::{SWITCH, SharedMemoryHandle, SharedMemoryPool};
 
 /// Bytes of an address; all 0 where there is none.
 const LEN: usize = 16;
@@ -19,8 +19,9 @@ pub(super) fn shared_with(library: &Library, place: ProcessRank) -> Result<Box<[
     // Until all have tried.
     let own = is_on.then(|| commons.take(1, 1)).flatten();
     let all = library.all_gather(&own.as_ref().map_or([0; LEN], |own| written(own.address())))?;
-    let is_seen =
-        |bytes: &[u8]| u8::from(own.is_some() && read(bytes).is_some_and(|at| SharedMemoryPool::default().map(at, 1).is_ok()));
+    let is_seen = |bytes: &[u8]| {
+        u8::from(own.is_some() && read(bytes).is_some_and(|at| SharedMemoryPool::default().map(at, 1).is_ok()))
+    };
     let seen: Vec<u8> = all.chunks_exact(LEN).map(is_seen).collect();
     let seen = library.all_gather(&seen)?;
     drop(own);

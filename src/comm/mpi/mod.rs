@@ -49,10 +49,10 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use self::carrier::{ProgressEngine, PollResult};
+use self::carrier::{PollResult, ProgressEngine};
 use self::library::Library;
 use self::rest::IdleBackoff;
-use super::courier::{MessageHandler, Transport, Message};
+use super::courier::{Message, MessageHandler, Transport};
 use super::launcher::{self, ProcessRank, StartError};
 use super::process::ProcessJob;
 

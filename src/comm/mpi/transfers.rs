@@ -12,7 +12,7 @@ use mpi::ffi::MPI_Request;
 
 use super::error::MpiError;
 use super::library::{Library, ProbedMessage};
-use crate::comm::courier::{RecvBuffer, Payload};
+use crate::comm::courier::{Payload, RecvBuffer};
 
 /// Tag of messages of frames.
 pub(super) const FRAME: c_int = 0;
@@ -178,7 +178,8 @@ impl RequestTable {
         loop {
             let Announced { parcels, fragments: pieces, coming } = &mut self.announced[from];
             if pieces.is_empty() {
-                let is_settled = |next: &mut IncomingMessage| next.landings.iter_mut().all(|landing| landing.is_settled());
+                let is_settled =
+                    |next: &mut IncomingMessage| next.landings.iter_mut().all(|landing| landing.is_settled());
                 let Some(parcel) = parcels.pop_front_if(is_settled) else { return };
                 pieces.extend(parcel.into_fragments(self.limit));
             }

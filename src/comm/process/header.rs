@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use super::wire::{Decode, Encode, wire_enum, wire_struct};
-use crate::comm::engine::{Failure, CallSignature};
-use crate::comm::local::{WaitForEdge, MembershipMessage};
+use crate::comm::engine::{CallSignature, Failure};
+use crate::comm::local::{MembershipMessage, WaitForEdge};
 use crate::comm::{Digests, RankReport, TensorMeta};
 use crate::memory::common::SharedMemoryHandle;
 
@@ -35,7 +35,14 @@ impl LaunchId {
 #[derive(Debug)]
 pub(in crate::comm) enum ControlMessage<P = CallSignature> {
     /// A rank has joined a collective.
-    Joined { channel: RemoteGroupId, seq: u64, print: Said<P>, digests: HeaderDigests, when: DataMode, contents: PayloadDesc },
+    Joined {
+        channel: RemoteGroupId,
+        seq: u64,
+        print: Said<P>,
+        digests: HeaderDigests,
+        when: DataMode,
+        contents: PayloadDesc,
+    },
     /// Whether what a rank offered in a call of a channel of the addressee is wanted.
     Pull { channel: usize, seq: u64, wanted: bool },
     /// What was offered, and asked for, or what comes later.

@@ -82,7 +82,9 @@ fn landings_until(
 ) -> Vec<Box<dyn RecvBuffer>> {
     let all = All { ask: Box::new(ask), spaces: Box::new(spaces), until, landings: None };
     let all = Arc::new(Mutex::new(all));
-    (0..count).map(|index| -> Box<dyn RecvBuffer> { Box::new(Late { landing: None, index, all: all.clone() }) }).collect()
+    (0..count)
+        .map(|index| -> Box<dyn RecvBuffer> { Box::new(Late { landing: None, index, all: all.clone() }) })
+        .collect()
 }
 
 /// What `landing` is in the end.

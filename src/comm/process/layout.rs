@@ -44,7 +44,8 @@ impl ContiguousLayout {
     /// Of wholes that are cut over `ranks` ranks as they say. `None` if a part of one is in several pieces.
     pub fn of_full(prints: &[TensorSignature], ranks: usize) -> Option<Vec<Self>> {
         let layout = |print: &TensorSignature| {
-            let cut = print.sharding.as_ref().filter(|cut| cut.lengths.as_ref().is_none_or(|all| all.len() == ranks))?;
+            let cut =
+                print.sharding.as_ref().filter(|cut| cut.lengths.as_ref().is_none_or(|all| all.len() == ranks))?;
             let of = cut.of(*print.shape.get(cut.dim)?);
             let lengths = (0..ranks).map(|member| of.range(ranks, member).len());
             Self::new(print.shape.clone(), print.dtype, cut.dim, lengths)

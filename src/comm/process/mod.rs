@@ -32,10 +32,10 @@ pub(super) mod header;
 pub(super) mod late;
 pub(super) mod layout;
 pub(super) mod payload;
+pub(super) mod result_buffer;
 #[cfg(test)]
 mod tests;
 mod told;
-pub(super) mod result_buffer;
 mod wire;
 
 use std::collections::HashMap;
@@ -44,12 +44,12 @@ use std::time::Instant;
 
 use parking_lot::Mutex;
 
-use super::courier::{MessageHandler, Transport, RecvBuffer};
+use super::courier::{MessageHandler, RecvBuffer, Transport};
 use super::engine::{Backend, ProcessOptions};
-use super::local::{Contribution, HostBackend, PeerProcesses, PayloadTarget};
+use super::local::{Contribution, HostBackend, PayloadTarget, PeerProcesses};
 use crate::memory::HostMemoryPool;
 use crate::memory::common::SharedMemoryPool;
-use header::{PayloadDesc, Header, LaunchId, ControlMessage};
+use header::{ControlMessage, Header, LaunchId, PayloadDesc};
 use late::Known;
 
 /// The processes of a job, as one of them sees the others: what makes the engines of its launches.

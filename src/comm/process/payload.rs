@@ -12,7 +12,7 @@ use burn::backend::DispatchTensor;
 use burn::backend::flex::FlexTensor;
 use burn::tensor::TensorData;
 
-use crate::comm::courier::{RecvBuffer, Payload};
+use crate::comm::courier::{Payload, RecvBuffer};
 use crate::comm::{TensorMeta, engine};
 #[cfg(feature = "flex")]
 use crate::memory::flex;
@@ -80,7 +80,10 @@ pub(in crate::comm) fn waste(lengths: &[usize]) -> Vec<Box<dyn RecvBuffer>> {
 ///
 /// # Safety
 /// All bytes of the landings are written.
-pub(in crate::comm) unsafe fn landed(tensors: Vec<TensorMeta>, landings: Vec<Box<dyn RecvBuffer>>) -> Vec<DispatchTensor> {
+pub(in crate::comm) unsafe fn landed(
+    tensors: Vec<TensorMeta>,
+    landings: Vec<Box<dyn RecvBuffer>>,
+) -> Vec<DispatchTensor> {
     let (host, mut landings) = (memory::host(), landings.into_iter());
     let tensor = |meta: TensorMeta| {
         let space = match meta.shape.num_elements() {

@@ -30,7 +30,7 @@ use super::header::PayloadDesc;
 use super::layout::ContiguousLayout;
 use super::payload::payload;
 use crate::comm::TensorMeta;
-use crate::comm::courier::{RecvBuffer, Payload};
+use crate::comm::courier::{Payload, RecvBuffer};
 use crate::comm::engine;
 #[cfg(feature = "flex")]
 use crate::kernels::flex::stream;
@@ -87,7 +87,8 @@ unsafe impl Sync for BufferStart {}
 impl ResultBuffer {
     /// Memory of `home` for them.
     pub fn new(layouts: Vec<ContiguousLayout>, home: &Arc<HostMemoryPool>) -> Arc<Self> {
-        let space = |layout: &ContiguousLayout| UninitBytes::at(Some(home), layout.dtype.size(), layout.shape.num_elements());
+        let space =
+            |layout: &ContiguousLayout| UninitBytes::at(Some(home), layout.dtype.size(), layout.shape.num_elements());
         let mut spaces: Vec<_> = layouts.iter().map(space).collect();
         let start = |space: &mut UninitBytes| BufferStart(NonNull::from(space.bytes()).cast());
         let starts = spaces.iter_mut().map(start).collect();
@@ -116,7 +117,8 @@ impl ResultBuffer {
         let window = |(index, range): &(usize, Range<usize>)| {
             let (whole, cut) = (&self.layouts[*index], ShardSizes::Chunked(range.len()));
             assert!(whole.shape[..] == [whole.shape.num_elements()] && range.end <= whole.shape[0], "a part of a row");
-            let layout = ContiguousLayout::of_row(range.len(), whole.dtype, (0..ranks).map(|rank| cut.range(ranks, rank).len()));
+            let layout =
+                ContiguousLayout::of_row(range.len(), whole.dtype, (0..ranks).map(|rank| cut.range(ranks, rank).len()));
             // SAFETY: inside the whole.
             let start = unsafe { self.starts[*index].0.add(range.start * whole.dtype.size()) };
             (layout, BufferStart(start))
@@ -370,7 +372,8 @@ mod tests {
     #[cfg(feature = "flex")]
     #[test]
     fn a_result_is_written_in_place_but_while_it_is_sent() {
-        let new = || ResultBuffer::new(vec![ContiguousLayout::of_row(8, DType::F32, [3, 5])], &HostMemoryPool::of_thread());
+        let new =
+            || ResultBuffer::new(vec![ContiguousLayout::of_row(8, DType::F32, [3, 5])], &HostMemoryPool::of_thread());
         let (before, _, after) = add_one(&new());
         assert_eq!(before, after, "nobody else has it");
 

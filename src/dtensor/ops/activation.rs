@@ -31,8 +31,8 @@ use crate::dtensor::local::reshape;
 use crate::error::OrUnwind;
 
 macro_rules! elementwise {
-    (@rule $name:ident() $partials:expr) => { &const { Axes::pointwise(stringify!($name), $partials) } };
-    (@rule $name:ident($($arg:ident),+) $partials:expr) => { &Axes::pointwise(stringify!($name), $partials) };
+    (@rule $name:ident() $partials:expr) => { &const { EinsumRule::pointwise(stringify!($name), $partials) } };
+    (@rule $name:ident($($arg:ident),+) $partials:expr) => { &EinsumRule::pointwise(stringify!($name), $partials) };
     ($($name:ident($($arg:ident),*): $partials:expr),* $(,)?) => {$(
         #[doc = concat!("Elementwise, as burn's [`", stringify!($name), "`](local::", stringify!($name), ").")]
         #[must_use]
@@ -89,8 +89,8 @@ macro_rules! softmaxes {
         #[track_caller]
         pub fn $name<const D: usize>(tensor: DTensor<D>, dim: impl AsIndex) -> DTensor<D> {
             let (dim, at) = (dim_of(stringify!($name), dim, D), Location::caller());
-            let axes = &const { Axes::new(stringify!($name), "..d.. -> ..d..") };
-            apply(&axes.at([dim]).with_slots(2), tensor, |$x, op| match Parts::of(op, dim, at) {
+            let axes = &const { EinsumRule::new(stringify!($name), "..d.. -> ..d..") };
+            apply(&axes.at([dim]).with_slots(2), tensor, |$x, op| match ShardSummaries::of(op, dim, at) {
                 Some(parts) => {
                     let dtype = $x.dtype();
                     let [$shifted, $max, $sum] = parts.exponentials($of).or_unwind();
@@ -125,7 +125,8 @@ pub fn glu<const D: usize>(tensor: DTensor<D>, dim: impl AsIndex) -> DTensor<D> 
     let dim = dim_of("glu", dim, D);
     let len = tensor.dims()[dim];
     if len % 2 == 1 {
-        operand_error("glu", &[tensor.shape()], format!("dimension {dim} must have two halves, its length is {len}")).unwind();
+        operand_error("glu", &[tensor.shape()], format!("dimension {dim} must have two halves, its length is {len}"))
+            .unwind();
     }
     apply(&GLU.at([dim]).lens([len / 2]), tensor, |x, _| local::glu(x, dim))
 }

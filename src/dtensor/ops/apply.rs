@@ -147,7 +147,7 @@ macro_rules! tensors {
                 by.localize(*at - 1, self$(.$tensor)?)
             }
 
-            fn see(local: &Self::Local, blank: &mut Blank) {
+            fn see(local: &Self::Local, blank: &mut EmptyOutput) {
                 blank.see(local);
             }
         }
@@ -176,7 +176,7 @@ macro_rules! collections {
                 $each(self, |input: I| input.localize(by, at))
             }
 
-            fn see(local: &Self::Local, blank: &mut Blank) {
+            fn see(local: &Self::Local, blank: &mut EmptyOutput) {
                 local.iter().for_each(|input| I::see(input, blank));
             }
         }
@@ -274,7 +274,7 @@ macro_rules! tuples {
                 ($($name.localize(by, at),)+)
             }
 
-            fn see(local: &Self::Local, blank: &mut Blank) {
+            fn see(local: &Self::Local, blank: &mut EmptyOutput) {
                 let ($($name,)+) = local;
                 $($name::see($name, blank);)+
             }
@@ -285,7 +285,7 @@ macro_rules! tuples {
         impl<$($name: Outputs),+> Outputs for ($($name,)+) {
             type Global = ($($name::Global,)+);
 
-            fn blank(blank: &Blank, operator: &Operator, at: &mut usize) -> Self {
+            fn blank(blank: &EmptyOutput, operator: &Operator, at: &mut usize) -> Self {
                 ($($name::blank(blank, operator, at),)+)
             }
 

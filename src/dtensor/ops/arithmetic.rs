@@ -55,7 +55,7 @@ macro_rules! operators {
             }
         }
 
-        impl<const D: usize, K: Kind + kind::Numeric, E: Number> $Trait<E> for DTensor<D, K> {
+        impl<const D: usize, K: Kind + kind::Numeric, E: Scalar> $Trait<E> for DTensor<D, K> {
             type Output = Self;
 
             #[track_caller]

@@ -28,9 +28,9 @@ use itertools::Itertools;
 use smallvec::SmallVec;
 
 use super::cost_model::Times;
-use super::cutting::{ShardingContext, Dims, uneven_sizes};
+use super::cutting::{Dims, ShardingContext, uneven_sizes};
 use super::rule::Strategy;
-use super::weigh::{StrategyCost, OperandInfo, TransferScale, TargetCosts, Infeasible, summary_cost};
+use super::weigh::{Infeasible, OperandInfo, StrategyCost, TargetCosts, TransferScale, summary_cost};
 use crate::placement::{Layout, Placement, Placements};
 
 /// Layouts to bring the inputs to, and what comes out.
@@ -99,7 +99,10 @@ pub(super) fn weighed(given: SelectionProblem<'_>) -> Vec<Weighed<'_>> {
 /// where it is of no interest what costs as much.
 fn search<'a>(
     given: SelectionProblem<'a>,
-    mut visit: impl FnMut(&[&'a Strategy], &mut dyn FnMut(Option<StrategyCost>) -> Result<(StrategyCost, SelectedStrategy), Infeasible>) -> bool,
+    mut visit: impl FnMut(
+        &[&'a Strategy],
+        &mut dyn FnMut(Option<StrategyCost>) -> Result<(StrategyCost, SelectedStrategy), Infeasible>,
+    ) -> bool,
 ) {
     let SelectionProblem { mesh_shape, operands, outputs, strategies, takes_empty_parts, times } = given;
     debug_assert!(

@@ -43,7 +43,8 @@ impl ShardingContext<'_> {
             .lengths
             .iter()
             .filter(|(mesh_dim, _)| uneven.contains(mesh_dim) && placements[*mesh_dim].shard_dim().is_some());
-        lengths.try_fold(layout, |layout, (mesh_dim, lengths)| layout.with_uneven_sizes(*mesh_dim, lengths.clone()).ok())
+        lengths
+            .try_fold(layout, |layout, (mesh_dim, lengths)| layout.with_uneven_sizes(*mesh_dim, lengths.clone()).ok())
     }
 
     /// [`layout`](Self::layout) of an output of `shape`: by rows that are [in

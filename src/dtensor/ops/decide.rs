@@ -67,7 +67,8 @@ impl CandidateStrategies {
         let shapes: Vec<Shape> = inputs.iter().map(|input| input.spec.shape().clone()).collect();
         let outputs = rule.outputs(&shapes)?;
         let dtypes: Vec<DType> = inputs.iter().map(|input| input.spec.dtype()).collect();
-        let wanted: Vec<RequiredPlacements> = inputs.iter().map(|input| wanted(rule, input, &shapes)).collect::<Result<_>>()?;
+        let wanted: Vec<RequiredPlacements> =
+            inputs.iter().map(|input| wanted(rule, input, &shapes)).collect::<Result<_>>()?;
         let incoming = incoming(inputs, &wanted);
         let mesh_dims = 0..first.mesh().ndim();
         let mut out = Vec::new();
@@ -92,7 +93,11 @@ pub(super) fn incoming<'a>(inputs: &[Arg<'a>], wanted: &'a [RequiredPlacements])
 }
 
 /// The decision, made anew.
-pub(super) fn resolve_sharding<R: ShardingRule>(rule: &R, inputs: &[Arg<'_>], scope: DecisionScope) -> Result<ResolvedSharding> {
+pub(super) fn resolve_sharding<R: ShardingRule>(
+    rule: &R,
+    inputs: &[Arg<'_>],
+    scope: DecisionScope,
+) -> Result<ResolvedSharding> {
     let CandidateStrategies { outputs: output_shapes, rows, wanted, .. } = CandidateStrategies::new(rule, inputs)?;
     let first = inputs[0].spec;
     let incoming = incoming(inputs, &wanted);
@@ -154,7 +159,11 @@ fn wanted<R: ShardingRule>(rule: &R, input: &Arg<'_>, shapes: &[Shape]) -> Resul
 
 /// The first input that is moved though the caller did not ask for it. What becomes a term of a sum by
 /// itself, without a word between ranks, is none.
-fn implicit<R: ShardingRule>(rule: &R, inputs: &[Arg<'_>], destinations: &[RedistributeTarget]) -> Option<DTensorError> {
+fn implicit<R: ShardingRule>(
+    rule: &R,
+    inputs: &[Arg<'_>],
+    destinations: &[RedistributeTarget],
+) -> Option<DTensorError> {
     let is_term = |step: &Step| matches!(step, Step::ReplicateToPartial { .. } | Step::ShardToPartial { .. });
     let mut moved = inputs.iter().zip(destinations).enumerate().filter(|(_, (input, _))| input.pin.is_none());
     moved.find_map(|(at, (input, to))| {

@@ -45,7 +45,8 @@ impl ShardingRule for Expand {
     }
 }
 
-const REPEAT_DIM: EinsumRule = EinsumRule::new("repeat_dim", ".._.. -> ..D..").with_partial_rules(MOVED).with_empty_shards();
+const REPEAT_DIM: EinsumRule =
+    EinsumRule::new("repeat_dim", ".._.. -> ..D..").with_partial_rules(MOVED).with_empty_shards();
 
 impl<const D: usize, K: Kind> DTensor<D, K> {
     /// Dimensions of length 1, and new ones in front, to the lengths of `shape`, as burn's

@@ -9,10 +9,10 @@ use super::choose::{SelectionProblem, Weighed, asked_for, select_strategy, weigh
 use super::cost_model::DecisionScope;
 use super::decide::{CandidateStrategies, incoming};
 use super::operand::Arg;
-use super::weigh::{OperandTraffic, Infeasible, sends};
+use super::weigh::{Infeasible, OperandTraffic, sends};
 use super::{ShardingRule, Strategy};
 use crate::Result;
-use crate::placement::{Layout, CommVolume};
+use crate::placement::{CommVolume, Layout};
 
 /// Runs `f`, and says of every operator in it, also of those decided on before, which layouts were weighed.
 ///

@@ -51,7 +51,12 @@ pub fn interpolate(x: DTensor<4>, options: InterpolateOptions) -> DTensor<4> {
 }
 
 /// Along the cut dimensions by what this rank has read, along the others by burn.
-fn by_dimension(x: Tensor<4>, halo: &Halo, scales: &[InterpolationScale; 2], mut options: InterpolateOptions) -> Tensor<4> {
+fn by_dimension(
+    x: Tensor<4>,
+    halo: &Halo,
+    scales: &[InterpolationScale; 2],
+    mut options: InterpolateOptions,
+) -> Tensor<4> {
     let mut size = scales.map(|scale| scale.to);
     let x = halo.outputs().fold(x, |x, (dim, output)| {
         size[dim - SPATIAL] = output.len();

@@ -37,7 +37,7 @@ macro_rules! norms {
             $($p: f64,)?
             dims: &[I],
         ) -> DTensor<D $(, $K)?> {
-            let dims: Dims = dims_of(stringify!($dims), dims, D);
+            let dims: TensorDims = dims_of(stringify!($dims), dims, D);
             $norm(x, &dims, $($p)?)
         }
     )*};

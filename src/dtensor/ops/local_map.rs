@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 use super::apply::{Boundary, Inputs, Outputs};
 use crate::Result;
 use crate::dtensor::create::summed_dims;
-use crate::dtensor::{DTensor, DTensorError, MeshDims, Kind};
+use crate::dtensor::{DTensor, DTensorError, Kind, MeshDims};
 use crate::error::OrUnwind;
 use crate::mesh::DeviceMesh;
 use crate::placement::{Layout, Placement, Placements};

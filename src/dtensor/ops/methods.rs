@@ -7,7 +7,7 @@ macro_rules! mapped {
         #[must_use]
         #[track_caller]
         pub fn $name$(<$E: $Bound>)?(self $(, $arg: $E)?) -> $Output {
-            apply(&const { Axes::pointwise(stringify!($name), $partials) }, self, |x, _| x.$name($($arg)?))
+            apply(&const { EinsumRule::pointwise(stringify!($name), $partials) }, self, |x, _| x.$name($($arg)?))
         }
     )*};
 }
@@ -19,7 +19,7 @@ macro_rules! zipped {
         #[must_use]
         #[track_caller]
         pub fn $name(self, other: Self) -> $Output {
-            apply(&const { Axes::pointwise(stringify!($name), $partials) }, (self, other), |(a, b), _| a.$name(b))
+            apply(&const { EinsumRule::pointwise(stringify!($name), $partials) }, (self, other), |(a, b), _| a.$name(b))
         }
     )*};
 }
@@ -32,14 +32,14 @@ macro_rules! along {
         #[track_caller]
         pub fn $name<I: AsIndex>(self, dim: I) -> $Output {
             let dim = dim_of(stringify!($name), dim, D);
-            apply(&(&const { Axes::new(stringify!($name), $text)$(.$($more)+)? }).at([dim]), self, |x, _| x.$name(dim))
+            apply(&(&const { EinsumRule::new(stringify!($name), $text)$(.$($more)+)? }).at([dim]), self, |x, _| x.$name(dim))
         }
     )*};
 }
 
 /// Reductions: of all elements, along one dimension, over several.
 macro_rules! reductions {
-    (@rule $name:ident $text:literal [$($rule:tt)+]) => { (&const { Axes::new(stringify!($name), $text).$($rule)+ }) };
+    (@rule $name:ident $text:literal [$($rule:tt)+]) => { (&const { EinsumRule::new(stringify!($name), $text).$($rule)+ }) };
     ($($full:ident $dim:ident $($dims:ident)? -> $K:ty: $rule:tt);* $(;)?) => {$(
         #[doc = concat!("Of all elements, as burn's [`", stringify!($full), "`](Tensor::", stringify!($full), "): `[1]`.")]
         #[must_use]

@@ -219,7 +219,13 @@ impl Decisions {
 
     /// Decides anew.
     #[cold]
-    fn add<R: ShardingRule>(&self, hash: u64, rule: &R, inputs: &[Arg<'_>], scope: DecisionScope) -> Result<Rc<Operator>> {
+    fn add<R: ShardingRule>(
+        &self,
+        hash: u64,
+        rule: &R,
+        inputs: &[Arg<'_>],
+        scope: DecisionScope,
+    ) -> Result<Rc<Operator>> {
         let operator = Rc::new(Operator(resolve_sharding(rule, inputs, scope)?));
         // The specs of a finished launch are not shared, so the entry would never be found.
         if inputs[0].spec.mesh().world().is_finished() {

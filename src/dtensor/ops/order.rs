@@ -29,8 +29,8 @@ macro_rules! scans {
         #[track_caller]
         pub fn $name<I: AsIndex>(self, dim: I) -> Self {
             let (dim, at) = (dim_of(stringify!($name), dim, D), Location::caller());
-            let axes = &const { Axes::new(stringify!($name), "..d.. -> ..d..").through($partials) };
-            apply(&axes.at([dim]).with_slots(1), self, |x, op| match Parts::of(op, dim, at) {
+            let axes = &const { EinsumRule::new(stringify!($name), "..d.. -> ..d..").with_partial_rules($partials) };
+            apply(&axes.at([dim]).with_slots(1), self, |x, op| match ShardSummaries::of(op, dim, at) {
                 Some(parts) => parts.scan(x, $start, |x| x.$name(dim)).or_unwind(),
                 None => x.$name(dim),
             })
@@ -50,8 +50,8 @@ macro_rules! extrema {
         #[track_caller]
         pub fn $with_indices<I: AsIndex>(self, dim: I) -> (Self, DTensor<D, Int>) {
             let (dim, at) = (dim_of(stringify!($with_indices), dim, D), Location::caller());
-            let axes = &const { Axes::new(stringify!($with_indices), "..d.. -> ..1.., ..1..") };
-            apply(&axes.at([dim]).with_slots(2), self, |x, op| match Parts::of(op, dim, at) {
+            let axes = &const { EinsumRule::new(stringify!($with_indices), "..d.. -> ..1.., ..1..") };
+            apply(&axes.at([dim]).with_slots(2), self, |x, op| match ShardSummaries::of(op, dim, at) {
                 Some(parts) => parts.pick(x, 1, |x| x.$with_indices(dim)).or_unwind(),
                 None => x.$with_indices(dim),
             })
@@ -65,8 +65,8 @@ macro_rules! extrema {
         #[track_caller]
         pub fn $indices(self, dim: impl AsIndex) -> DTensor<D, Int> {
             let (dim, at) = (dim_of(stringify!($indices), dim, D), Location::caller());
-            let axes = &const { Axes::new(stringify!($indices), "..d.. -> ..1..") };
-            apply(&axes.at([dim]).with_slots(2), self, |x, op| match Parts::of(op, dim, at) {
+            let axes = &const { EinsumRule::new(stringify!($indices), "..d.. -> ..1..") };
+            apply(&axes.at([dim]).with_slots(2), self, |x, op| match ShardSummaries::of(op, dim, at) {
                 Some(parts) => parts.pick(untracked(&x), 1, |x| x.$with_indices(dim)).or_unwind().1,
                 None => x.$indices(dim),
             })

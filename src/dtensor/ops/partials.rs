@@ -123,7 +123,8 @@ pub const SHIFT: PartialRules = PartialRules::same_for_all(&[AVG]);
 /// `a + b` and `a - b`; of extrema as [`SHIFT`].
 pub const ADDITION: PartialRules = LINEAR.and(&[(&[AVG, R], AVG), (&[R, AVG], AVG)]);
 /// `a * b`.
-pub const BILINEAR: PartialRules = PartialRules::new(&[(&[SUM, R], SUM), (&[R, SUM], SUM), (&[AVG, R], AVG), (&[R, AVG], AVG)]);
+pub const BILINEAR: PartialRules =
+    PartialRules::new(&[(&[SUM, R], SUM), (&[R, SUM], SUM), (&[AVG, R], AVG), (&[R, AVG], AVG)]);
 /// `x / c`. A quotient of integers is rounded.
 pub const QUOTIENT: PartialRules = NO_PARTIAL.of_floats(&[(&[SUM], SUM), (&[AVG], AVG)]);
 /// `a / b`. A quotient of integers is rounded.

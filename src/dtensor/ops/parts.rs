@@ -31,8 +31,8 @@ use crate::comm::{Call, Phase, ShardedTensor};
 use crate::dtensor::local::{associate, cast, in_single};
 use crate::dtensor::route::RedistributePlan;
 use crate::dtensor::{DTensorSpec, Kind};
-use crate::placement::{ShardSizes, Layout, Placement};
-use crate::watch::{self, LayoutChange, CallSite};
+use crate::placement::{Layout, Placement, ShardSizes};
+use crate::watch::{self, CallSite, LayoutChange};
 
 /// The parts of one input along a dimension that is cut.
 pub(super) struct ShardSummaries<'a> {

@@ -49,9 +49,9 @@ impl<const N: usize> Windows<N> {
         });
         let count = |at: usize| {
             let window: &Window = &windows[at];
-            window
-                .count(x.dims()[SPATIAL + at], kernel[at], ceil)
-                .unwrap_or_else(|| operand_error(name, &[x.shape()], "the kernel is longer than the padded input").unwind())
+            window.count(x.dims()[SPATIAL + at], kernel[at], ceil).unwrap_or_else(|| {
+                operand_error(name, &[x.shape()], "the kernel is longer than the padded input").unwind()
+            })
         };
         let counts = std::array::from_fn(count);
         Self { windows, kernel, counts }
@@ -161,7 +161,7 @@ macro_rules! with_indices {
         #[must_use]
         #[track_caller]
         pub fn $name(x: DTensor<$D>, options: MaxPoolOptions<$N>) -> (DTensor<$D>, DTensor<$D, Int>) {
-            let rule = &const { Axes::new(stringify!($name), $text).through(NOTHING) };
+            let rule = &const { EinsumRule::new(stringify!($name), $text).with_partial_rules(NO_PARTIAL) };
             let counts = Windows::of_max(stringify!($name), &x, &options).counts;
             apply(&rule.lens(counts), x, |x, _| module::$name(x, options))
         }

@@ -120,8 +120,8 @@ pub fn rng_state() -> RngState {
 ///
 /// As with [`seed`], every rank that holds a part of one DTensor must do so with the same stream, but for what it has
 /// counted of tensors of the ranks' own.
-pub fn set_rng_state(stream: RngState) {
-    STREAM.set(Some(rng_state));
+pub fn set_rng_state(state: RngState) {
+    STREAM.set(Some(state));
 }
 
 /// The calling thread's stream, if it has been started.
@@ -130,16 +130,16 @@ pub(crate) fn started() -> Option<RngState> {
 }
 
 /// Goes back to where the calling thread's stream was [`started`], or not started.
-pub(crate) fn restart(stream: Option<RngState>) {
-    STREAM.set(rng_state);
+pub(crate) fn restart(state: Option<RngState>) {
+    STREAM.set(state);
 }
 
 /// The next seed, of the rank's own, for the random state of a device.
 pub(crate) fn next_device_seed() -> u64 {
     // A thread that is no rank's own has nothing else to draw from, and gives no tensors of a rank's own.
-    let stream = of_rank().unwrap_or(RngState { common: true, ..RngState::new(0) });
-    STREAM.set(Some(RngState { own: rng_state.own + 1, ..rng_state }));
-    fold_in(derived(rng_state.seed, rng_state.own, Purpose::Device), comm::rank_of_thread().unwrap_or(0) as u64)
+    let state = of_rank().unwrap_or(RngState { common: true, ..RngState::new(0) });
+    STREAM.set(Some(RngState { own: state.own + 1, ..state }));
+    fold_in(derived(state.seed, state.own, Purpose::Device), comm::rank_of_thread().unwrap_or(0) as u64)
 }
 
 /// The next seed of the calling thread's stream, for an operator or a factory that takes one.
@@ -179,8 +179,8 @@ pub fn tensor<const D: usize>(
 
 /// The next seed that is the rank's own.
 fn next_own_seed() -> u64 {
-    let stream @ RngState { seed, own, .. } = of_rank().filter(|stream| !rng_state.common).unwrap_or_else(unseeded);
-    STREAM.set(Some(RngState { own: own + 1, ..rng_state }));
+    let state @ RngState { seed, own, .. } = of_rank().filter(|state| !state.common).unwrap_or_else(unseeded);
+    STREAM.set(Some(RngState { own: own + 1, ..state }));
     // Outside of a launch there is one rank.
     let rank = comm::rank_of_thread().unwrap_or(0);
     fold_in(derived(seed, own, Purpose::Own), rank as u64)
@@ -219,9 +219,9 @@ fn of_thread(mesh: &DeviceMesh) -> RngState {
     RngState { common: true, ..RngState::new(derived(group, number.or_unwind(), Purpose::Thread)) }
 }
 
-fn next(stream: RngState) -> u64 {
-    STREAM.set(Some(RngState { shared: rng_state.shared + 1, ..rng_state }));
-    derived(rng_state.seed, rng_state.shared, Purpose::Draw)
+fn next(state: RngState) -> u64 {
+    STREAM.set(Some(RngState { shared: state.shared + 1, ..state }));
+    derived(state.seed, state.shared, Purpose::Draw)
 }
 
 /// A seed made of another and a number: a step, a layer, a replica.

@@ -17,8 +17,8 @@ use crate::placement::PartialOp;
 
 impl<const D: usize, K: Kind + kind::Numeric> DTensor<D, K> {
     reductions! {
-        sum sum_dim sum_dims -> K: [through(LINEAR)];
-        prod prod_dim prod_dims -> K: [reduced_by(PartialOp::Product).through(PartialRules::same_for_all(&[PRODUCT]))];
+        sum sum_dim sum_dims -> K: [with_partial_rules(LINEAR)];
+        prod prod_dim prod_dims -> K: [reduced_by(PartialOp::Product).with_partial_rules(PartialRules::same_for_all(&[PRODUCT]))];
     }
 
     /// The sum over `dims`, without them, as burn's [`sum_dims_squeeze`](Tensor::sum_dims_squeeze).
@@ -91,8 +91,8 @@ fn share<const D: usize, const O: usize, K: Kind + kind::Numeric>(
 
 impl<const D: usize, K: Kind + kind::Ordered> DTensor<D, K> {
     reductions! {
-        max max_dim max_dims -> K: [reduced_by(PartialOp::Max).through(INCREASING_TO)];
-        min min_dim min_dims -> K: [reduced_by(PartialOp::Min).through(INCREASING_FROM)];
+        max max_dim max_dims -> K: [reduced_by(PartialOp::Max).with_partial_rules(INCREASING_TO)];
+        min min_dim min_dims -> K: [reduced_by(PartialOp::Min).with_partial_rules(INCREASING_FROM)];
         max_abs max_abs_dim max_abs_dims -> K: [reduced_by(PartialOp::Max)];
     }
 }
@@ -100,8 +100,8 @@ impl<const D: usize, K: Kind + kind::Ordered> DTensor<D, K> {
 impl<const D: usize, K: Kind> DTensor<D, K> {
     // What is yet to be made a maximum is only one of truth values.
     reductions! {
-        any any_dim -> Bool: [reduced_by(PartialOp::Max).through(if is_bool::<K>() { INCREASING_TO } else { NO_PARTIAL })];
-        all all_dim -> Bool: [reduced_by(PartialOp::Min).through(if is_bool::<K>() { INCREASING_FROM } else { NO_PARTIAL })];
+        any any_dim -> Bool: [reduced_by(PartialOp::Max).with_partial_rules(if is_bool::<K>() { INCREASING_TO } else { NO_PARTIAL })];
+        all all_dim -> Bool: [reduced_by(PartialOp::Min).with_partial_rules(if is_bool::<K>() { INCREASING_FROM } else { NO_PARTIAL })];
     }
 }
 

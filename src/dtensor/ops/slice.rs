@@ -12,14 +12,15 @@ use crate::dtensor::{DTensor, Kind};
 const SLICE: EinsumRule = EinsumRule::new("slice", ".._.. -> ..D..").with_partial_rules(MOVED);
 const SLICE_FILL: EinsumRule = EinsumRule::new("slice_fill", "..D.. -> ..D..").with_partial_rules(MOVED_WITH_CONSTANT);
 const SLICE_FILL_WITH_ZERO: EinsumRule = SLICE_FILL.with_partial_rules(MOVED);
-const SLICE_ASSIGN: EinsumRule = EinsumRule::new("slice_assign", "..D.., .._.. -> ..D..").with_partial_rules(MOVED.and(&[
-    (&[AVG, R], AVG),
-    (&[R, AVG], AVG),
-    (&[MAX, R], MAX),
-    (&[R, MAX], MAX),
-    (&[MIN, R], MIN),
-    (&[R, MIN], MIN),
-]));
+const SLICE_ASSIGN: EinsumRule =
+    EinsumRule::new("slice_assign", "..D.., .._.. -> ..D..").with_partial_rules(MOVED.and(&[
+        (&[AVG, R], AVG),
+        (&[R, AVG], AVG),
+        (&[MAX, R], MAX),
+        (&[R, MAX], MAX),
+        (&[MIN, R], MIN),
+        (&[R, MIN], MIN),
+    ]));
 
 /// One slice per dimension. That of a whole dimension is [`Slice::full`], right for any part of it.
 struct SliceRule(SmallVec<[Slice; 4]>);

@@ -86,7 +86,9 @@ impl<'a> Pattern<'a> {
                 '1' => SubscriptToken::Dim(Dim::One),
                 '?' => match parts.pop().expect("`?` comes after an axis") {
                     SubscriptToken::Dots { .. } => SubscriptToken::Dots { repeats: true },
-                    SubscriptToken::Dim(Dim::Axis { axis, .. }) => SubscriptToken::Dim(Dim::Axis { axis, repeats: true }),
+                    SubscriptToken::Dim(Dim::Axis { axis, .. }) => {
+                        SubscriptToken::Dim(Dim::Axis { axis, repeats: true })
+                    }
                     SubscriptToken::Dim(other) => SubscriptToken::Dim(other),
                 },
                 name => SubscriptToken::Dim(Dim::Axis { axis: Axis { name, index: 0 }, repeats: false }),
@@ -99,7 +101,9 @@ impl<'a> Pattern<'a> {
     /// Whether it is `..d..`: dots around what stands at the operator's own dimensions.
     fn around(&self) -> Option<(SubscriptToken, bool)> {
         match self.parts[..] {
-            [SubscriptToken::Dots { repeats }, own @ SubscriptToken::Dim(_), SubscriptToken::Dots { .. }] => Some((own, repeats)),
+            [SubscriptToken::Dots { repeats }, own @ SubscriptToken::Dim(_), SubscriptToken::Dots { .. }] => {
+                Some((own, repeats))
+            }
             _ => None,
         }
     }
@@ -282,7 +286,8 @@ impl Subscripts {
             let missing = || format!("axis `{}` is the result's alone; say with `lens` how long it is", axis.name);
             own.get(at).copied().ok_or_else(missing)
         };
-        let shape = |dims: &SubscriptDims| dims.iter().map(|&dim| len(dim)).collect::<Result<Vec<_>, _>>().map(Shape::from);
+        let shape =
+            |dims: &SubscriptDims| dims.iter().map(|&dim| len(dim)).collect::<Result<Vec<_>, _>>().map(Shape::from);
         self.outputs.iter().map(shape).collect()
     }
 

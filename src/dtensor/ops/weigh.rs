@@ -7,11 +7,11 @@ use hashbrown::HashMap;
 use itertools::Itertools;
 
 use super::cost_model::Times;
-use super::cutting::{ShardingContext, Dims};
+use super::cutting::{Dims, ShardingContext};
 use super::rule::Strategy;
 use crate::dtensor::DTensorSpec;
 use crate::dtensor::route::RedistributePlan;
-use crate::placement::{Layout, Placement, Placements, CommVolume, sent_backward, sent_forward};
+use crate::placement::{CommVolume, Layout, Placement, Placements, sent_backward, sent_forward};
 
 /// An input as it comes.
 #[derive(Debug, Clone, Copy)]
@@ -178,7 +178,12 @@ fn left_empty(shape: &Shape, layout: &Layout) -> Dims {
     layout.min_local_shape(shape).iter().positions(|&len| len == 0).collect()
 }
 
-fn move_cost(operand: &OperandInfo<'_>, scale: TransferScale<'_>, target: &Layout, varying: &Dims) -> Option<StrategyCost> {
+fn move_cost(
+    operand: &OperandInfo<'_>,
+    scale: TransferScale<'_>,
+    target: &Layout,
+    varying: &Dims,
+) -> Option<StrategyCost> {
     if operand.layout == target && varying.is_empty() {
         return Some(StrategyCost::default());
     }
@@ -191,7 +196,12 @@ fn move_cost(operand: &OperandInfo<'_>, scale: TransferScale<'_>, target: &Layou
 }
 
 /// What ranks tell each other of their parts of `operand`, the first, in `layout`.
-pub(super) fn summary_cost(operand: &OperandInfo<'_>, scale: TransferScale<'_>, layout: &Layout, rows: &[&Strategy]) -> StrategyCost {
+pub(super) fn summary_cost(
+    operand: &OperandInfo<'_>,
+    scale: TransferScale<'_>,
+    layout: &Layout,
+    rows: &[&Strategy],
+) -> StrategyCost {
     let Some(Slots { moved, bytes, parts }) = slots(operand, layout, rows) else { return StrategyCost::default() };
     let scale = scale.of_slots(bytes);
     // As if nothing else were cut: no input is sliced for so little to be less.
@@ -267,7 +277,12 @@ impl OperandTraffic {
 }
 
 /// All that is sent of `operand`, which goes to `layout`; of the first operand also what its parts come down to.
-pub(super) fn sends(operand: &OperandInfo<'_>, layout: &Layout, varying: &Dims, first: Option<&[&Strategy]>) -> OperandTraffic {
+pub(super) fn sends(
+    operand: &OperandInfo<'_>,
+    layout: &Layout,
+    varying: &Dims,
+    first: Option<&[&Strategy]>,
+) -> OperandTraffic {
     let mut sends = OperandTraffic::default();
     let Ok(route) = RedistributePlan::of_input(operand.layout, layout) else { return sends };
     sends.add(Traffic::along(operand.layout, &route, varying, operand), operand.bytes);

@@ -183,8 +183,16 @@ mod tests {
 
     #[test]
     fn interleaved_parts_are_one_band_and_gaps_are_zeros() {
-        let part =
-            |source, to, run| StridedCopy { source, target: 0, from: 0, to, rows: 3, run, from_stride: run, to_stride: 5 };
+        let part = |source, to, run| StridedCopy {
+            source,
+            target: 0,
+            from: 0,
+            to,
+            rows: 3,
+            run,
+            from_stride: run,
+            to_stride: 5,
+        };
         let copies = CopyPlan::new(
             vec![Shape::new([9]), Shape::new([6])],
             vec![Shape::new([3, 5]), Shape::new([2])],

@@ -71,7 +71,11 @@ mod tests {
     use crate::placement::ShardSizes;
 
     fn layout(len: usize) -> FlatLayout {
-        FlatLayout::new(2, vec![ShardedTensorSpec { shape: Shape::new([len]), dim: 0, sizes: ShardSizes::Chunked(len) }], 8)
+        FlatLayout::new(
+            2,
+            vec![ShardedTensorSpec { shape: Shape::new([len]), dim: 0, sizes: ShardSizes::Chunked(len) }],
+            8,
+        )
     }
 
     #[test]

@@ -32,7 +32,7 @@ mod table;
 #[cfg(all(test, feature = "wgpu"))]
 mod tests;
 
-pub(crate) use block::{SharedAllocation, BlockLayout, alignment, vector_lanes, vectors, view};
+pub(crate) use block::{BlockLayout, SharedAllocation, alignment, vector_lanes, vectors, view};
 pub(crate) use cache::{CopySide, plan};
 pub(crate) use error::CubeError;
 pub(crate) use plan::CubePlan;

@@ -13,7 +13,7 @@ use super::block::vectors;
 use super::kernel::{self, CUBE};
 use super::lanes::Lanes;
 use super::table::table;
-use super::{SharedAllocation, BlockLayout, CubeError};
+use super::{BlockLayout, CubeError, SharedAllocation};
 use crate::kernels::{Convert, CopyPlan};
 
 /// [`Copies`] with their tables on a device: each run is one launch, or the fewest that its bindings allow.
@@ -145,7 +145,13 @@ impl CubePlan {
         block
     }
 
-    fn launch(&self, launch: &KernelLaunch, sources: &[CubeTensor], onto: Option<&SharedAllocation>, block: &SharedAllocation) {
+    fn launch(
+        &self,
+        launch: &KernelLaunch,
+        sources: &[CubeTensor],
+        onto: Option<&SharedAllocation>,
+        block: &SharedAllocation,
+    ) {
         let Lanes { source, target, sum, bytes } = self.lanes;
         let read = |index: &usize| vectors(&into_contiguous(sources[*index].clone()).handle, self.width * bytes.0);
         let whole = |memory: &Handle| vectors(memory, self.width * bytes.1);

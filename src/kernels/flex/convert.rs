@@ -116,7 +116,8 @@ impl<S: Float<W>, T: Float<W>, W: Wide> Cast<S, T, W> {
     unsafe fn strip(&self, scratch: &mut Scratch<S, T, W>, strip: StridedCopy, from: *const S, to: *mut T) {
         let len = strip.len();
         let StridedCopy { run, from_stride, to_stride, .. } = strip;
-        let together = |from_stride, to_stride, size| StridedRows::of(&StridedCopy { from_stride, to_stride, ..strip }, size);
+        let together =
+            |from_stride, to_stride, size| StridedRows::of(&StridedCopy { from_stride, to_stride, ..strip }, size);
         let elements = match strip.rows {
             // SAFETY: one run of initialized elements.
             1 => unsafe { std::slice::from_raw_parts(from, run) },

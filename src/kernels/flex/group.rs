@@ -12,7 +12,7 @@
 //!
 //! Where runs are of one element, that is a matrix transposed.
 
-use super::rows::{StridedRows, RowStart};
+use super::rows::{RowStart, StridedRows};
 use super::{stream, tiles};
 use crate::kernels::StridedCopy;
 
@@ -36,15 +36,22 @@ const HEIGHT: usize = 32;
 ///
 /// # Safety
 /// All runs of all segments lie in memory that may be read and written, and none overlaps another that is written.
-pub(super) unsafe fn copy(segments: &[StridedCopy], size: usize, streams: bool, start: impl Fn(&StridedCopy) -> RowStart) {
+pub(super) unsafe fn copy(
+    segments: &[StridedCopy],
+    size: usize,
+    streams: bool,
+    start: impl Fn(&StridedCopy) -> RowStart,
+) {
     let mut rest = segments;
     while let [first, ..] = rest {
         let rows = StridedRows::of(first, size);
         let count = match rows.rows {
             1 => 1,
             _ => {
-                let are_side_by_side = |segment: &&StridedCopy| segment.source == first.source || rows.to_stride > rows.run;
-                let are_alike = |segment: &&StridedCopy| StridedRows::of(segment, size) == rows && are_side_by_side(segment);
+                let are_side_by_side =
+                    |segment: &&StridedCopy| segment.source == first.source || rows.to_stride > rows.run;
+                let are_alike =
+                    |segment: &&StridedCopy| StridedRows::of(segment, size) == rows && are_side_by_side(segment);
                 rest.iter().take(TOGETHER).take_while(are_alike).count()
             }
         };

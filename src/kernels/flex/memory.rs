@@ -33,7 +33,11 @@ pub(crate) struct OutputBuffers(SmallVec<[UninitBytes; 1]>);
 
 impl OutputBuffers {
     /// For tensors of these shapes, whose elements have so many bytes; `home`'s, or the thread's.
-    pub fn new<'a>(home: Option<&Arc<HostMemoryPool>>, shapes: impl IntoIterator<Item = &'a Shape>, size: usize) -> Self {
+    pub fn new<'a>(
+        home: Option<&Arc<HostMemoryPool>>,
+        shapes: impl IntoIterator<Item = &'a Shape>,
+        size: usize,
+    ) -> Self {
         Self(shapes.into_iter().map(|shape| UninitBytes::at(home, size, shape.num_elements())).collect())
     }
 

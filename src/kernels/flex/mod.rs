@@ -18,13 +18,13 @@ mod convert;
 mod float;
 mod group;
 mod memory;
-mod tasks;
 mod prefetch;
 mod round;
 mod rows;
 mod share;
 mod sources;
 pub(crate) mod stream;
+mod tasks;
 #[cfg(test)]
 mod tests;
 mod tiles;
@@ -39,10 +39,10 @@ use convert::Cast;
 use float::{Float, Wide};
 
 pub(crate) use memory::{Ends, OutputBuffers};
-pub(crate) use tasks::CopyTasks;
 pub(crate) use prefetch::{LINE, prefetch};
 pub(crate) use round::{round_to_bf16, widen_bf16};
 pub(crate) use sources::{PinnedSources, Sources};
+pub(crate) use tasks::CopyTasks;
 
 /// The targets of `copies`, each in memory of its own.
 ///

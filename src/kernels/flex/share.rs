@@ -63,7 +63,12 @@ pub(super) fn split_points(segments: &[StridedCopy], total: usize, count: usize)
 }
 
 /// Calls `work` with the segments from one place to another.
-pub(super) fn for_range(segments: &[StridedCopy], from: SplitPoint, to: SplitPoint, mut work: impl FnMut(&[StridedCopy])) {
+pub(super) fn for_range(
+    segments: &[StridedCopy],
+    from: SplitPoint,
+    to: SplitPoint,
+    mut work: impl FnMut(&[StridedCopy]),
+) {
     if from.0 == to.0 {
         return work(&part(segments[from.0], from.1..to.1));
     }
@@ -125,8 +130,16 @@ mod tests {
 
     #[test]
     fn pieces_have_every_element_once() {
-        let segment =
-            |to, rows, run| StridedCopy { source: 0, target: 0, from: 0, to, rows, run, from_stride: run, to_stride: run };
+        let segment = |to, rows, run| StridedCopy {
+            source: 0,
+            target: 0,
+            from: 0,
+            to,
+            rows,
+            run,
+            from_stride: run,
+            to_stride: run,
+        };
         let lists = [
             vec![segment(0, 1, 100_000)],
             vec![segment(0, 3000, 7), segment(21_000, 2, 2000), segment(25_000, 1, 1)],

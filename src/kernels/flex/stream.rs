@@ -4,7 +4,7 @@
 //! that is a third of the traffic, and for nothing.
 
 use super::prefetch::LINE;
-use super::rows::{StridedRows, RowStart};
+use super::rows::{RowStart, StridedRows};
 
 /// Copies that write fewer bytes may find them in the caches afterwards.
 const LARGE: usize = 16 << 20;
@@ -180,7 +180,8 @@ mod tests {
 
     #[test]
     fn runs_that_lie_apart_in_the_source_are_long_later() {
-        let are_long = |rows, run, from_stride| super::are_long(&StridedRows { rows, run, from_stride, to_stride: 9999 });
+        let are_long =
+            |rows, run, from_stride| super::are_long(&StridedRows { rows, run, from_stride, to_stride: 9999 });
         assert_eq!([511, 512].map(|run| are_long(9, run, run)), [false, true]);
         assert_eq!([2047, 2048].map(|run| are_long(9, run, run + 1)), [false, true]);
         assert!(are_long(1, 512, 9999), "one run lies apart from nothing");

@@ -1,8 +1,8 @@
 //! [`Pieces`]: a plain copy that several ranks make together.
 
 use super::memory::Ends;
-use super::share::{PIECE, SplitPoint, cuts, piece};
-use super::{CopyPlan, StridedCopy, Sources, check, segments, stream};
+use super::share::{SplitPoint, TASK_BYTES, for_range, split_points};
+use super::{CopyPlan, Sources, StridedCopy, check, segments, stream};
 
 /// A copy of elements of one size, cut into pieces of nearly equal length, each of which a rank copies with its threads.
 #[derive(Debug)]
@@ -21,8 +21,8 @@ impl CopyTasks {
         check(copies, sources, size);
         let total = copies.segments.iter().map(StridedCopy::len).sum();
         assert!(total > 0, "a copy without elements has no pieces");
-        let count = total * size / (PIECE * rayon::current_num_threads());
-        let places = cuts(&copies.segments, total, count.min(most).max(1));
+        let count = total * size / (TASK_BYTES * rayon::current_num_threads());
+        let places = split_points(&copies.segments, total, count.min(most).max(1));
         Self { places, size, streams: stream::pays(total * size) }
     }
 
@@ -36,7 +36,7 @@ impl CopyTasks {
     /// `copies` and `sources` are what it was made of, `to` is where targets of `copies` begin, and nobody reads them, or
     /// copies this piece, meanwhile.
     pub unsafe fn copy(&self, index: usize, copies: &CopyPlan, sources: &Sources, to: &Ends<u8>) {
-        piece(&copies.segments, self.places[index], self.places[index + 1], |part| {
+        for_range(&copies.segments, self.places[index], self.places[index + 1], |part| {
             // SAFETY: a segment lies inside its source, which was checked, and inside its target, where it is the only one
             // to write (invariants 1 and 2 of `Copies`); so do parts of it, and no two pieces have a part in common.
             unsafe { segments(part, sources, to, self.size, self.streams) }

@@ -11,7 +11,7 @@ use rand::{Rng, SeedableRng};
 
 use super::{Sources, add, run};
 use crate::kernels::tests::run as run_by_element;
-use crate::kernels::{Convert, CopyPlan, ShardedTensorSpec, FlatLayout, StridedCopy};
+use crate::kernels::{Convert, CopyPlan, FlatLayout, ShardedTensorSpec, StridedCopy};
 use crate::placement::ShardSizes;
 
 /// What a target is made of, by element: source and place there; `None` in gaps.
@@ -44,7 +44,16 @@ fn of_blocks(rng: &mut StdRng, longest: usize) -> CopyPlan {
             let source = rng.random_range(0..lens.len());
             let (from, from_stride) = (rng.random_range(0..5), run + [0, 0, 1, 5][rng.random_range(0..4)]);
             if rng.random_range(0..4) > 0 {
-                segments.push(StridedCopy { source, target, from, to: start, rows, run, from_stride, to_stride: width });
+                segments.push(StridedCopy {
+                    source,
+                    target,
+                    from,
+                    to: start,
+                    rows,
+                    run,
+                    from_stride,
+                    to_stride: width,
+                });
                 lens[source] = lens[source].max(from + rows * from_stride + rng.random_range(0..3));
             }
             start += run;

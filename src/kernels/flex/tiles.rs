@@ -2,7 +2,7 @@
 
 use smallvec::SmallVec;
 
-use super::rows::{StridedRows, RowStart};
+use super::rows::{RowStart, StridedRows};
 
 /// Copies runs as [`Rows::copy`] does; those of two and four bytes by tiles, where starts are side by side in the
 /// source or in the target, and what each leads to is adjacent on the other side.

@@ -97,7 +97,8 @@ type HeldShards<'a> = (&'a Owned, Vec<Tensor<1>>);
 
 impl<'a> MuonRound<'a> {
     fn run(&self) -> Result<Vec<MuonUpdate>> {
-        let mut held: Vec<HeldShards> = self.matrices.iter().map(|owned| (owned, vec![flat(&owned.matrix.part)])).collect();
+        let mut held: Vec<HeldShards> =
+            self.matrices.iter().map(|owned| (owned, vec![flat(&owned.matrix.part)])).collect();
         for axis in 0..self.route.axes() {
             held = self.to_owners(axis, held)?;
         }

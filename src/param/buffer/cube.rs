@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use smallvec::SmallVec;
 
 use super::slots;
-use crate::memory::cube::{EvictableAllocation, AllocationOffset, id, primitive};
+use crate::memory::cube::{AllocationOffset, EvictableAllocation, id, primitive};
 
 /// One allocation with gathered weights in it.
 #[derive(Debug)]

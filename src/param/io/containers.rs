@@ -88,9 +88,9 @@ without_floats!(
 
 macro_rules! tuples {
     ($first:ident $($rest:ident)*) => {
-        impl<$first: UnitTensors, $($rest: UnitTensors),*> UnitTensors for ($first, $($rest,)*) {
+        impl<$first: TensorTree, $($rest: TensorTree),*> TensorTree for ($first, $($rest,)*) {
             #[allow(non_snake_case)]
-            fn map_floats(self, f: FloatMap<'_>) -> Self {
+            fn map_floats(self, f: FloatMapFn<'_>) -> Self {
                 let ($first, $($rest,)*) = self;
                 ($first.map_floats(f), $($rest.map_floats(f),)*)
             }

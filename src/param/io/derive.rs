@@ -61,7 +61,7 @@ macro_rules! unit_tensors {
     () => {};
     ($([$($generics:tt)*])? struct $name:ident $(<$($argument:tt),*>)? { $($field:ident,)+ .. } $($rest:tt)*) => {
         $crate::unit_tensors!(@impl [$($($generics)*)?] $name $(<$($argument),*>)?, self, f, Self {
-            $($field: UnitTensors::map_floats(self.$field, f),)+
+            $($field: TensorTree::map_floats(self.$field, f),)+
             ..self
         });
         $crate::unit_tensors! { $($rest)* }
@@ -69,14 +69,14 @@ macro_rules! unit_tensors {
     ($([$($generics:tt)*])? struct $name:ident $(<$($argument:tt),*>)? { $($field:ident),* $(,)? } $($rest:tt)*) => {
         $crate::unit_tensors!(@impl [$($($generics)*)?] $name $(<$($argument),*>)?, self, f, {
             let Self { $($field),* } = self;
-            Self { $($field: UnitTensors::map_floats($field, f)),* }
+            Self { $($field: TensorTree::map_floats($field, f)),* }
         });
         $crate::unit_tensors! { $($rest)* }
     };
     ($([$($generics:tt)*])? struct $name:ident $(<$($argument:tt),*>)? ( $($field:ident),* $(,)? ); $($rest:tt)*) => {
         $crate::unit_tensors!(@impl [$($($generics)*)?] $name $(<$($argument),*>)?, self, f, {
             let Self($($field),*) = self;
-            Self($(UnitTensors::map_floats($field, f)),*)
+            Self($(TensorTree::map_floats($field, f)),*)
         });
         $crate::unit_tensors! { $($rest)* }
     };
@@ -85,19 +85,19 @@ macro_rules! unit_tensors {
     } $($rest:tt)*) => {
         $crate::unit_tensors!(@impl [$($($generics)*)?] $name $(<$($argument),*>)?, self, f, match self {
             $(Self::$variant $(($($value),*))? $({ $($field),* })? =>
-                Self::$variant $(($(UnitTensors::map_floats($value, f)),*))?
-                    $({ $($field: UnitTensors::map_floats($field, f)),* })?,)*
+                Self::$variant $(($(TensorTree::map_floats($value, f)),*))?
+                    $({ $($field: TensorTree::map_floats($field, f)),* })?,)*
         });
         $crate::unit_tensors! { $($rest)* }
     };
     (@impl [$($generics:tt)*] $name:ident $(<$($argument:tt),*>)?, $self:ident, $f:ident, $body:expr) => {
         const _: () = {
             #[allow(unused_imports)]
-            use $crate::param::{FloatMap, UnitTensors};
+            use $crate::param::{FloatMapFn, TensorTree};
 
-            impl<$($generics)*> UnitTensors for $name $(<$($argument),*>)? {
+            impl<$($generics)*> TensorTree for $name $(<$($argument),*>)? {
                 #[allow(unused_variables)]
-                fn map_floats($self, $f: FloatMap<'_>) -> Self {
+                fn map_floats($self, $f: FloatMapFn<'_>) -> Self {
                     $body
                 }
             }

@@ -78,8 +78,8 @@ impl<const D: usize> TensorTree for DTensor<D> {
 /// Types without floats to map.
 macro_rules! without_floats {
     ($([$($generics:tt)*] $ty:ty),* $(,)?) => {$(
-        impl<$($generics)*> $crate::param::UnitTensors for $ty {
-            fn map_floats(self, _: $crate::param::io::FloatMap<'_>) -> Self {
+        impl<$($generics)*> $crate::param::TensorTree for $ty {
+            fn map_floats(self, _: $crate::param::io::FloatMapFn<'_>) -> Self {
                 self
             }
         }

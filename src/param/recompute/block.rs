@@ -17,8 +17,8 @@ use burn::backend::{AutodiffBackend, Dispatch, DispatchTensor};
 use parking_lot::Mutex;
 
 use crate::autodiff::{self, BackwardId, BackwardStep, GraphOp};
-use crate::param::graph::{RootPostBackward, Like, give, nothing, one_graph, reduce};
-use crate::param::pass::{UnitPass, Reduced};
+use crate::param::graph::{Like, RootPostBackward, give, nothing, one_graph, reduce};
+use crate::param::pass::{Reduced, UnitPass};
 use crate::param::scope::pad;
 use crate::param::sweep::own_leaf;
 

@@ -17,7 +17,7 @@ use burn::backend::DispatchTensor;
 
 use super::leaves::{KnownLeaves, Leaves};
 use crate::autodiff::BackwardId;
-use crate::param::pass::{UnitPass, Reduced};
+use crate::param::pass::{Reduced, UnitPass};
 
 struct RecomputeContext {
     /// The passes that were entered in it, or that are entered again.
@@ -135,7 +135,12 @@ impl RecomputeGuard {
     }
 
     /// Again, with these passes, on the graph of `anchor`, in `backward`.
-    pub(super) fn again(passes: Vec<Arc<UnitPass>>, anchor: DispatchTensor, backward: BackwardId, leaves: Leaves) -> Self {
+    pub(super) fn again(
+        passes: Vec<Arc<UnitPass>>,
+        anchor: DispatchTensor,
+        backward: BackwardId,
+        leaves: Leaves,
+    ) -> Self {
         let again = RecomputePass { entered: Cell::new(0), anchor, backward, reduced: RefCell::default() };
         Self::new(passes, Some(again), leaves)
     }

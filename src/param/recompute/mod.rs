@@ -37,7 +37,7 @@ use crate::Error;
 use crate::autodiff::{self, BackwardId};
 use crate::error::OrUnwind;
 use crate::memory::digests;
-use block::{RecomputeRegion, Recompute, Recomputed, backward_from};
+use block::{Recompute, RecomputeRegion, Recomputed, backward_from};
 use copies::{DetachedModule, leaf, untracked};
 use frame::RecomputeGuard;
 use random::SavedRngState;
@@ -264,7 +264,9 @@ struct EnclosingUnits(Vec<(Arc<UnitPass>, LocalShards)>);
 impl EnclosingUnits {
     /// As the block reads them: without a graph, or on that of `anchor`.
     fn scopes(&self, anchor: Option<&DispatchTensor>) -> Vec<Rc<ForwardScope>> {
-        let scope = |(pass, shards): &(_, LocalShards)| Rc::new(ForwardScope::around_block(pass, shards.clone(), anchor.cloned()));
+        let scope = |(pass, shards): &(_, LocalShards)| {
+            Rc::new(ForwardScope::around_block(pass, shards.clone(), anchor.cloned()))
+        };
         self.0.iter().map(scope).collect()
     }
 }
@@ -312,7 +314,8 @@ where
             _ => tensor,
         });
         let (output, last) = run(&module, input, forward);
-        let differs = |differs| Error::from(ParamError::NondeterministicRecompute { block: block.to_string(), differs }).unwind();
+        let differs =
+            |differs| Error::from(ParamError::NondeterministicRecompute { block: block.to_string(), differs }).unwind();
         if !computing.has_entered_all() {
             differs("enters fewer units");
         }

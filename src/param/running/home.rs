@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use burn::module::Module;
 
 use crate::param::distributed::DistributedParameter;
-use crate::param::inventory::{Buffer, ScannedParam, ModelScan};
+use crate::param::inventory::{Buffer, ModelScan, ScannedParam};
 
 /// A buffer and the parameter that it goes with.
 pub(super) struct BufferOwner {

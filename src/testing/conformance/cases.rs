@@ -118,7 +118,13 @@ pub(super) fn cases(scope: &TestGroup) -> impl Iterator<Item = (Vec<usize>, usiz
 }
 
 /// This rank's piece of `whole`.
-pub(super) fn shard(whole: &PlainTensor, dim: usize, cut: ShardSizes, dtype: DType, scope: &TestGroup) -> ShardedTensor {
+pub(super) fn shard(
+    whole: &PlainTensor,
+    dim: usize,
+    cut: ShardSizes,
+    dtype: DType,
+    scope: &TestGroup,
+) -> ShardedTensor {
     let range = held(&cut, scope.size(), scope.rank());
     ShardedTensor { tensor: whole.narrow(dim, range).tensor(dtype, &scope.device), dim, sizes: cut }
 }

@@ -36,11 +36,14 @@ pub(super) fn reduce_scatter_list(scope: &TestGroup) -> Result<()> {
     let (size, rank) = (scope.size(), scope.rank());
     for dtype in dtypes(scope) {
         for op in ops(scope, &[scope.length(3), 4]).into_iter().filter(|op| fits(*op, dtype, scope)) {
-            let part = |from: usize, to: usize| PlainTensor::sample(&[scope.length(1 + to % 3), 4], from * size + to, dtype);
+            let part =
+                |from: usize, to: usize| PlainTensor::sample(&[scope.length(1 + to % 3), 4], from * size + to, dtype);
             let parts = (0..size).map(|to| part(rank, to).tensor(dtype, &scope.device)).collect();
             let got = scope.comm.reduce_scatter_list(Call::default(), parts, op).wait()?;
             let terms: Vec<_> = (0..size).map(|from| part(from, rank)).collect();
-            scope.same(PlainTensor::of(got, dtype), PlainTensor::reduced(&terms, op, dtype), || format!("{dtype:?} {op:?}"));
+            scope.same(PlainTensor::of(got, dtype), PlainTensor::reduced(&terms, op, dtype), || {
+                format!("{dtype:?} {op:?}")
+            });
         }
     }
     Ok(())
@@ -76,7 +79,8 @@ pub(super) fn all_to_all_single(scope: &TestGroup) -> Result<()> {
             let given: Vec<_> = (0..size).map(|to| split(rank, to)).collect();
             let taken: Vec<_> = (0..size).map(|from| split(from, rank)).collect();
             scope.same(scope.comm.exchange_splits(Call::default(), &given).wait()?, taken.clone(), || "splits".into());
-            let rows_of = |from: usize| PlainTensor::sample(&[(0..size).map(|to| split(from, to)).sum(), 3], from, dtype);
+            let rows_of =
+                |from: usize| PlainTensor::sample(&[(0..size).map(|to| split(from, to)).sum(), 3], from, dtype);
             let tensor = rows_of(rank).tensor(dtype, &scope.device);
             let got = scope.comm.all_to_all_single(Call::default(), tensor, &given, &taken).wait()?;
             let mut expected = PlainTensor { shape: vec![taken.iter().sum(), 3], values: Vec::new() };

@@ -310,7 +310,10 @@ const MISUSES: [Misuse; 46] = [
     (
         "a plan for more tensors",
         |w, c| {
-            drop_of(c.execute_plan(call(), &c.plan_all_reduce(&[meta(2), meta(2)], ReduceOp::Sum)?, vec![ones(w, 2)]).wait())
+            drop_of(
+                c.execute_plan(call(), &c.plan_all_reduce(&[meta(2), meta(2)], ReduceOp::Sum)?, vec![ones(w, 2)])
+                    .wait(),
+            )
         },
         "1 tensors, but a plan for 2",
     ),
@@ -354,7 +357,8 @@ pub(super) fn all(config: impl Fn() -> Launch) -> usize {
         assert!(cause.contains(text), "{name}: expected `{text}`, got `{error}`");
         // What an engine finds is joint: whoever did not succeed ended with that, and not with word that a rank has failed.
         use CommError::{DeadlineExceeded, Diverged, Mismatch, RankReturned};
-        if let Error::Comm(Mismatch { .. } | Diverged { .. } | RankReturned { .. } | DeadlineExceeded { .. }) = error.cause
+        if let Error::Comm(Mismatch { .. } | Diverged { .. } | RankReturned { .. } | DeadlineExceeded { .. }) =
+            error.cause
         {
             for other in &error.others {
                 let joint = other.error.as_ref().is_none_or(|error| error.to_string() == cause);

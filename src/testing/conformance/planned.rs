@@ -4,7 +4,7 @@ use burn::backend::DispatchTensor;
 use burn::tensor::DType;
 use itertools::Itertools;
 
-use super::cases::{cases, shard_sizes, fits, held};
+use super::cases::{cases, fits, held, shard_sizes};
 use super::plain::PlainTensor;
 use super::scope::TestGroup;
 use crate::Result;
@@ -36,7 +36,10 @@ fn part(whole: &PlainTensor, (_, dim, cut): &FullTensor, scope: &TestGroup) -> P
 }
 
 pub(super) fn planned(scope: &TestGroup) -> Result<()> {
-    let same = |what: &str, made: Vec<DispatchTensor>, wholes: &[FullTensor], expected: &dyn Fn(&FullTensor) -> PlainTensor| {
+    let same = |what: &str,
+                made: Vec<DispatchTensor>,
+                wholes: &[FullTensor],
+                expected: &dyn Fn(&FullTensor) -> PlainTensor| {
         for (made, whole) in made.into_iter().zip_eq(wholes) {
             scope.same(PlainTensor::of(made, whole.0.dtype), expected(whole), || format!("{what} {whole:?}"));
         }

@@ -1,6 +1,6 @@
 //! Collectives with a root, for every root.
 
-use super::cases::{cases, shard_sizes, fits, held, ops};
+use super::cases::{cases, fits, held, ops, shard_sizes};
 use super::plain::PlainTensor;
 use super::scope::TestGroup;
 use crate::Result;
@@ -88,7 +88,8 @@ pub(super) fn gather(scope: &TestGroup) -> Result<()> {
             let all = (rank == root).then(|| (0..size).map(of).collect::<Vec<_>>());
             let metas = all.as_ref().map(|all| all.iter().map(|plain| plain.meta(dtype)).collect());
             let gathered = scope.comm.gather(Call::default(), tensor, metas, root).wait()?;
-            let gathered = gathered.map(|all| all.into_iter().map(|one| PlainTensor::of(one, dtype)).collect::<Vec<_>>());
+            let gathered =
+                gathered.map(|all| all.into_iter().map(|one| PlainTensor::of(one, dtype)).collect::<Vec<_>>());
             scope.same(gathered, all, || format!("dim {dim} {dtype:?} on {root}"));
         }
     }

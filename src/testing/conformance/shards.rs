@@ -3,7 +3,7 @@
 use burn::tensor::DType;
 use itertools::Itertools;
 
-use super::cases::{cases, shard_sizes, dtypes, fits, held, ops, shard, shapes};
+use super::cases::{cases, dtypes, fits, held, ops, shapes, shard, shard_sizes};
 use super::plain::PlainTensor;
 use super::scope::TestGroup;
 use crate::Result;
@@ -116,7 +116,8 @@ pub(super) fn all_to_all(scope: &TestGroup) -> Result<()> {
     let (size, rank) = (scope.size(), scope.rank());
     for (shape, dim, dtype) in cases(scope) {
         for to_dim in (0..shape.len()).filter(|to_dim| *to_dim != dim) {
-            let pairs = shard_sizes(shape[dim], size).map(|cut| shard_sizes(shape[to_dim], size).map(|to| (cut.clone(), to)));
+            let pairs =
+                shard_sizes(shape[dim], size).map(|cut| shard_sizes(shape[to_dim], size).map(|to| (cut.clone(), to)));
             for (cut, to_cut) in pairs.into_iter().flatten() {
                 let whole = PlainTensor::sample(&shape, 0, dtype);
                 let piece = shard(&whole, dim, cut.clone(), dtype, scope);

@@ -154,7 +154,12 @@ impl CaseInput {
         self
     }
 
-    fn constant<const D: usize, K: Kind>(name: &'static str, shape: [usize; D], values: ValueKind, dtype: DType) -> Self {
+    fn constant<const D: usize, K: Kind>(
+        name: &'static str,
+        shape: [usize; D],
+        values: ValueKind,
+        dtype: DType,
+    ) -> Self {
         let leaf = |data, device: &Device| leaf::<D, K>(data, device).into_dispatch();
         Self { name, shape: shape.to_vec(), values, dtype, leaf, gradient: |_, _| None }
     }

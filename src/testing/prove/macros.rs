@@ -59,31 +59,31 @@ macro_rules! case {
         )
     };
     (@input $input:ident $d:literal ($shape:expr)) => {
-        $crate::testing::prove::Input::float::<$d>(stringify!($input), $shape)
+        $crate::testing::prove::CaseInput::float::<$d>(stringify!($input), $shape)
     };
     (@input $input:ident $d:literal ($shape:expr) positive) => {
-        $crate::testing::prove::Input::float::<$d>(stringify!($input), $shape).within(0.1..4.0)
+        $crate::testing::prove::CaseInput::float::<$d>(stringify!($input), $shape).within(0.1..4.0)
     };
     (@input $input:ident $d:literal ($shape:expr) within($range:expr $(, $dtype:ident)?)) => {
-        $crate::testing::prove::Input::float::<$d>(stringify!($input), $shape).within($range)$(.of($crate::case!(@dtype $dtype)))?
+        $crate::testing::prove::CaseInput::float::<$d>(stringify!($input), $shape).within($range)$(.of($crate::case!(@dtype $dtype)))?
     };
     (@input $input:ident $d:literal ($shape:expr) float($dtype:ident)) => {
-        $crate::testing::prove::Input::float::<$d>(stringify!($input), $shape).of($crate::case!(@dtype $dtype))
+        $crate::testing::prove::CaseInput::float::<$d>(stringify!($input), $shape).of($crate::case!(@dtype $dtype))
     };
     (@input $input:ident $d:literal ($shape:expr) nan) => {
-        $crate::testing::prove::Input::nan::<$d>(stringify!($input), $shape)
+        $crate::testing::prove::CaseInput::nan::<$d>(stringify!($input), $shape)
     };
     (@input $input:ident $d:literal ($shape:expr) meeting) => {
-        $crate::testing::prove::Input::meeting::<$d>(stringify!($input), $shape)
+        $crate::testing::prove::CaseInput::meeting::<$d>(stringify!($input), $shape)
     };
     (@input $input:ident $d:literal ($shape:expr) tied($count:expr)) => {
-        $crate::testing::prove::Input::tied::<$d>(stringify!($input), $shape, $count)
+        $crate::testing::prove::CaseInput::tied::<$d>(stringify!($input), $shape, $count)
     };
     (@input $input:ident $d:literal ($shape:expr) int($range:expr $(, $dtype:ident)?)) => {
-        $crate::testing::prove::Input::int::<$d>(stringify!($input), $shape, $range)$(.of($crate::case!(@dtype $dtype)))?
+        $crate::testing::prove::CaseInput::int::<$d>(stringify!($input), $shape, $range)$(.of($crate::case!(@dtype $dtype)))?
     };
     (@input $input:ident $d:literal ($shape:expr) bool) => {
-        $crate::testing::prove::Input::bool::<$d>(stringify!($input), $shape)
+        $crate::testing::prove::CaseInput::bool::<$d>(stringify!($input), $shape)
     };
     (@kind) => { $crate::testing::prove::plain::Float };
     (@kind positive) => { $crate::testing::prove::plain::Float };

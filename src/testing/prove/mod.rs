@@ -57,7 +57,7 @@ use crate::comm::{Launch, launch};
 pub use case::{Case, CaseInput, IntRange, PlainInput, ShardedInput};
 pub use macros::{plain, sharded};
 pub use output::{CaseOutputs, FullOutput};
-pub use report::{Combination, Difference, LaidOut, OperatorReport, Report, DifferenceKind, Wrong};
+pub use report::{Combination, Difference, DifferenceKind, LaidOut, OperatorReport, Report, Wrong};
 use run::ProofPlan;
 use truth::Truth;
 

@@ -63,12 +63,12 @@ impl<T: CaseOutputs, const N: usize> CaseOutputs for [T; N] {
 
 macro_rules! tuples {
     ($(($($part:ident)+))+) => {$(
-        impl<$($part: Outputs),+> Outputs for ($($part,)+) {
+        impl<$($part: CaseOutputs),+> CaseOutputs for ($($part,)+) {
             #[allow(non_snake_case)] // the parts are named as their types
-            fn wholes(self) -> Result<Vec<Whole>> {
+            fn full_outputs(self) -> Result<Vec<FullOutput>> {
                 let ($($part,)+) = self;
                 let mut all = Vec::new();
-                $(all.extend($part.wholes()?);)+
+                $(all.extend($part.full_outputs()?);)+
                 Ok(all)
             }
         }

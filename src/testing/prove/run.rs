@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use super::case::{Case, CaseInput, ShardedInput};
 use super::layouts::{combinations, layouts, uneven};
 use super::output::FullOutput;
-use super::report::{Combination, Difference, LaidOut, CombinationOutcome, Tried, DifferenceKind};
+use super::report::{Combination, CombinationOutcome, Difference, DifferenceKind, LaidOut, Tried};
 use super::truth::{Truth, furthest, loss};
 use crate::comm::{Launch, launch};
 use crate::dtensor::ops::RedistributePolicy;
@@ -109,7 +109,8 @@ impl<'a> ProofPlan<'a> {
             let ended = launch(Launch::threads(board.ranks.len()).with_deadline(DEADLINE), |world| {
                 let names = ["a", "b", "c"];
                 let mesh = DeviceMesh::new(world, self.mesh_shape, &names[..self.mesh_shape.len()])?;
-                let mut rank = ProvingRank { plan: self, mesh: &mesh, device: world.device().clone().autodiff(), held: None };
+                let mut rank =
+                    ProvingRank { plan: self, mesh: &mesh, device: world.device().clone().autodiff(), held: None };
                 for at in (start..self.jobs.len()).filter(|&at| !skip(at)) {
                     board.ranks[mesh.rank()].at.store(at, Ordering::Relaxed);
                     let outcome = rank.attempt(self.jobs[at])?;

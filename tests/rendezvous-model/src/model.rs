@@ -7,7 +7,7 @@ use shuttle::scheduler::{PctScheduler, RandomScheduler};
 use shuttle::{Runner, thread};
 
 use crate::comm::engine::Failure;
-use crate::comm::local::board::{Fingerprint, GroupKey, Letter};
+use crate::comm::local::match_table::{Fingerprint, GroupKey, Letter};
 use crate::comm::local::rendezvous::{LINGER, Lingers, Met, Rendezvous};
 use crate::comm::local::sync::FAR;
 use crate::comm::{CommError, Op};

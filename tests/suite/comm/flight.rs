@@ -7,7 +7,7 @@ use std::time::Duration;
 use std::{env, fs};
 
 use burn::tensor::{DType, Tensor};
-use burn_dtensor::comm::flight::{RankTrace, LaunchTrace, ExitKind, OpOutcome, FaultKind};
+use burn_dtensor::comm::flight::{ExitKind, FaultKind, LaunchTrace, OpOutcome, RankTrace};
 use burn_dtensor::comm::{CommError, Communicator, Launch, LaunchError, Op, StartError, Work, World, launch};
 use burn_dtensor::comm::{ReduceOp, ShardedTensor};
 use burn_dtensor::placement::ShardSizes;
@@ -307,7 +307,11 @@ fn late(then: impl Fn(&World) -> Result<()> + Sync) -> (LaunchError, LaunchTrace
 fn a_deadline() {
     let ended = late(|world| world.barrier("step"));
     assert!(matches!(ended.0.cause, Error::Comm(CommError::DeadlineExceeded { .. })), "{}", ended.0);
-    blames(FaultKind::Absent, &["has not come, after barrier #0 `start`", "wait for it, first in barrier #1 `step`"], ended);
+    blames(
+        FaultKind::Absent,
+        &["has not come, after barrier #0 `start`", "wait for it, first in barrier #1 `step`"],
+        ended,
+    );
 }
 
 /// What a rank calls when it has heard of a failure proves nothing.

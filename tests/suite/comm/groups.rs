@@ -49,7 +49,10 @@ fn enumerated_groups_are_checked_and_hold_who_they_name() {
         assert_eq!(ranks, [Some(vec![2, 0]), None, Some(vec![2, 0]), Some(vec![3])][world.rank()]);
         if let Some(group) = group {
             assert_eq!(group.group().group_rank_of(world.rank()), Some(group.group().rank()));
-            assert_eq!((group.group().group_rank_of(1), group.group().ranks()[group.group().rank()]), (None, world.rank()));
+            assert_eq!(
+                (group.group().group_rank_of(1), group.group().ranks()[group.group().rank()]),
+                (None, world.rank())
+            );
         }
         let problem = |groups: &[&[usize]]| of(groups).unwrap_err().to_string();
         assert!(problem(&[&[0, 4]]).contains("rank 4 is outside a world of 4 ranks"));

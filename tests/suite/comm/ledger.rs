@@ -1,7 +1,7 @@
 //! What the ledger counts.
 
 use burn::tensor::{DType, Shape, Tensor};
-use burn_dtensor::comm::{Call, PackStats, Op, Phase, ReduceOp, ShardedTensor, TensorMeta};
+use burn_dtensor::comm::{Call, Op, PackStats, Phase, ReduceOp, ShardedTensor, TensorMeta};
 use burn_dtensor::placement::ShardSizes;
 
 use super::run;
@@ -12,7 +12,8 @@ fn the_ledger_counts_payload() {
         let (comm, device) = (world.all(), world.device());
         let tensor = |shape: [usize; 2]| Tensor::<2>::ones(shape, device).into_dispatch();
         let forward = Call::new("block").with_phase(Phase::Forward);
-        comm.all_gather(forward, vec![ShardedTensor { tensor: tensor([2, 3]), dim: 0, sizes: ShardSizes::Chunked(8) }]).wait()?;
+        comm.all_gather(forward, vec![ShardedTensor { tensor: tensor([2, 3]), dim: 0, sizes: ShardSizes::Chunked(8) }])
+            .wait()?;
         comm.reduce_scatter(
             "block".into(),
             vec![ShardedTensor { tensor: tensor([8, 3]), dim: 0, sizes: ShardSizes::Chunked(8) }],

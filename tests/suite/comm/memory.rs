@@ -18,8 +18,10 @@ fn strided_inputs_are_read_as_they_look() {
         let tensor = view(world.rank()).into_dispatch();
         let sum = comm.all_reduce("sum".into(), vec![tensor.clone()], ReduceOp::Sum).wait()?.remove(0);
         assert_eq!(into_data(sum).try_to_vec::<f32>().unwrap(), expected);
-        let gathered =
-            comm.all_gather("gather".into(), vec![ShardedTensor { tensor, dim: 0, sizes: ShardSizes::Chunked(18) }]).wait()?.remove(0);
+        let gathered = comm
+            .all_gather("gather".into(), vec![ShardedTensor { tensor, dim: 0, sizes: ShardSizes::Chunked(18) }])
+            .wait()?
+            .remove(0);
         let expected = Tensor::cat(vec![view(0), view(1), view(2)], 0).into_data();
         assert_eq!(into_data(gathered), expected);
         Ok(())

@@ -87,7 +87,12 @@ fn a_backward_inside_is_an_error_on_all_ranks() {
     });
     let Error::Comm(CommError::CollectiveInRunOn { rank: 0, called }) = &error.cause else { panic!("{error}") };
     assert_eq!((called.op, &*called.label), (Op::ReduceScatter, "root"));
-    assert!(error.others.iter().all(|report| matches!(report.error, Some(Error::Comm(CommError::CollectiveInRunOn { .. })))));
+    assert!(
+        error
+            .others
+            .iter()
+            .all(|report| matches!(report.error, Some(Error::Comm(CommError::CollectiveInRunOn { .. }))))
+    );
 }
 
 /// The rank's other threads do not communicate meanwhile either: nobody could tell whose call it is.

@@ -1,7 +1,7 @@
 //! The handle of a collective under way: waited for, asked, or dropped.
 
 use burn::tensor::Tensor;
-use burn_dtensor::comm::{Call, TransferTiming, OpTiming, ReduceOp};
+use burn_dtensor::comm::{Call, OpTiming, ReduceOp, TransferTiming};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 

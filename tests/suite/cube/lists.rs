@@ -2,7 +2,7 @@
 
 use burn::backend::DispatchTensor;
 use burn::tensor::{DType, Device, Int, Shape, Tensor, TensorData};
-use burn_dtensor::comm::{PackStats, Op, ReduceOp, ShardedTensor, World};
+use burn_dtensor::comm::{Op, PackStats, ReduceOp, ShardedTensor, World};
 use burn_dtensor::placement::ShardSizes;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -52,7 +52,14 @@ fn floats(tensor: DispatchTensor) -> (Vec<usize>, Vec<u32>) {
 type Found = Vec<(Vec<usize>, Vec<u32>)>;
 
 /// What every rank has after an all-gather of a list, twice over, and then a reduce-scatter.
-fn collectives(ranks: usize, list: &[FullTensor], ragged: bool, dtype: DType, op: ReduceOp, device: &Device) -> Vec<Found> {
+fn collectives(
+    ranks: usize,
+    list: &[FullTensor],
+    ragged: bool,
+    dtype: DType,
+    op: ReduceOp,
+    device: &Device,
+) -> Vec<Found> {
     run(ranks, device, |world| {
         let comm = world.all();
         let sharded = |seed: u64, piece: bool| -> Vec<_> {
@@ -126,14 +133,16 @@ fn a_list_takes_one_kernel_before_the_ranks_meet_and_one_after() {
     run(3, &wgpu(), |world| {
         let comm = world.all();
         let tensor = |rows: usize| Tensor::<2>::ones([rows, 2], world.device()).into_dispatch();
-        let shards = [1, 2, 5].map(|rows| ShardedTensor { tensor: tensor(rows), dim: 0, sizes: ShardSizes::Chunked(3 * rows) });
+        let shards =
+            [1, 2, 5].map(|rows| ShardedTensor { tensor: tensor(rows), dim: 0, sizes: ShardSizes::Chunked(3 * rows) });
         comm.all_gather("gather".into(), shards.to_vec()).wait()?;
         let PackStats { launches, bytes, padding } = world.ledger().copied();
         // 8 rows of 2 floats go in, 24 come out; each part is padded to the device's alignment.
         assert_eq!((launches, bytes), (2, (8 + 24) * 8));
         assert!(padding > 0 && padding.is_multiple_of(8), "{padding}");
 
-        let wholes = [4, 6].map(|rows| ShardedTensor { tensor: tensor(rows), dim: 0, sizes: ShardSizes::Chunked(rows) });
+        let wholes =
+            [4, 6].map(|rows| ShardedTensor { tensor: tensor(rows), dim: 0, sizes: ShardSizes::Chunked(rows) });
         comm.reduce_scatter("reduce".into(), wholes.to_vec(), ReduceOp::Sum).wait()?;
         assert_eq!(world.ledger().copied().launches, 4);
         assert_eq!(world.ledger().calls(Op::AllGather), 1);

@@ -9,8 +9,8 @@ use burn::optim::{AdamWConfig, GradientsAccumulator, GradientsParams, ModuleOpti
 use burn::tensor::{DType, Device, Int, Tensor};
 use burn_dtensor::comm::{CommError, ReduceOp};
 use burn_dtensor::fsdp::{
-    FullyShard, GradScaler, MixedPrecisionPolicy, NormType, OffloadPolicy, ParamExt, ReshardAfterForward, clip_grad_norm,
-    full_model, fully_shard, named_parameters, unit, units,
+    FsdpModule, FullyShard, GradScaler, MixedPrecisionPolicy, NormType, OffloadPolicy, ParamExt, ReshardAfterForward,
+    clip_grad_norm, full_model, fully_shard, named_parameters, unit,
 };
 use burn_dtensor::mesh::DeviceMesh;
 use burn_dtensor::optim::{load_optimizer_state, optimizer_state};
@@ -178,15 +178,21 @@ fn what_reads_shards_and_gradients_gives_the_same_on_the_cpu() {
         MeshTest::new([2, 2], ["replicate", "shard"]).with_device(wgpu()).run(|mesh| {
             let device = mesh.device().clone().autodiff();
             let config = config(ReshardAfterForward::Ranks(2)).with_offload(offload).with_replica_check_every(1);
-            let half = MixedPrecisionPolicy::new().with_param_dtype(DType::F16).with_reduce_dtype(DType::F32).with_output_dtype(DType::F32);
-            let config =
-                if device.supports_dtype(DType::F16) { config.with_mixed_precision_for(["blocks.*"], half) } else { config };
+            let half = MixedPrecisionPolicy::new()
+                .with_param_dtype(DType::F16)
+                .with_reduce_dtype(DType::F32)
+                .with_output_dtype(DType::F32);
+            let config = if device.supports_dtype(DType::F16) {
+                config.with_mixed_precision_for(["blocks.*"], half)
+            } else {
+                config
+            };
             let model = fully_shard(made(mesh.device()), mesh, config)?;
             let mut scaler = GradScaler::new().with_init_scale(8.0);
             let mut sum = GradientsAccumulator::new();
             for batch in 0..3 {
-                units(&model)?.set_requires_gradient_sync(batch != 0);
-                units(&model)?.set_requires_all_reduce(batch != 1);
+                FsdpModule::of(&model)?.set_requires_gradient_sync(batch != 0);
+                FsdpModule::of(&model)?.set_requires_all_reduce(batch != 1);
                 let loss = scaler.scale(model.loss(tokens(0, 3 * mesh.rank() + batch, &device)));
                 sum.accumulate(&model, GradientsParams::from_grads(loss.backward(), &model));
             }
@@ -215,8 +221,9 @@ fn what_reads_shards_and_gradients_gives_the_same_on_the_cpu() {
 #[test]
 fn what_is_beside_the_shards_goes_to_the_device() {
     MeshTest::new([2], ["shard"]).with_device(wgpu()).run(|mesh| {
-        let placed =
-            config(ReshardAfterForward::Auto).with_ignored(["frozen.*", "norm.*"]).with_offload_for(["blocks.2"], OffloadPolicy::Cpu);
+        let placed = config(ReshardAfterForward::Auto)
+            .with_ignored(["frozen.*", "norm.*"])
+            .with_offload_for(["blocks.2"], OffloadPolicy::Cpu);
         let model = fully_shard(made(&Device::flex()), mesh, placed)?;
         let own = mesh.device();
         assert_eq!(model.norm.running_mean.value().device(), *own);
@@ -292,7 +299,11 @@ fn collectives_of_tensors_on_the_cpu_stay_there() {
 
 /// The gradients of the whole weight and bias of a layer that rank 1 does not use, which `moved` has made of the sharded
 /// one, and whether they are on the CPU.
-fn half_used(device: Device, offload: OffloadPolicy, moved: fn(Linear, &Device) -> Linear) -> Vec<(bool, [Vec<f32>; 2])> {
+fn half_used(
+    device: Device,
+    offload: OffloadPolicy,
+    moved: fn(Linear, &Device) -> Linear,
+) -> Vec<(bool, [Vec<f32>; 2])> {
     MeshTest::new([2], ["shard"]).with_device(device).run(|mesh| {
         let device = mesh.device().clone().autodiff();
         let head = on_device(&NET.head, &device);

@@ -16,7 +16,8 @@ fn layer(device: &Device) -> Linear {
 }
 
 fn config(param: DType) -> FullyShard {
-    let policy = MixedPrecisionPolicy::new().with_param_dtype(param).with_reduce_dtype(DType::F32).with_output_dtype(DType::F32);
+    let policy =
+        MixedPrecisionPolicy::new().with_param_dtype(param).with_reduce_dtype(DType::F32).with_output_dtype(DType::F32);
     FullyShard::new().with_reshard_after_forward(ReshardAfterForward::Always).with_mixed_precision(policy)
 }
 

@@ -4,10 +4,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use burn::tensor::Tensor;
 use burn::tensor::ops::ConvOptions;
-use burn_dtensor::comm::{Op, Phase, CallTotals};
-use burn_dtensor::debug::{TracedLayoutChange, TracedCollective, trace_comm};
+use burn_dtensor::comm::{CallTotals, Op, Phase};
+use burn_dtensor::debug::{TracedCollective, TracedLayoutChange, trace_comm};
 use burn_dtensor::dtensor::ops::module::conv1d;
-use burn_dtensor::dtensor::{RedistributeOptions, CrossMeshRedistribute};
+use burn_dtensor::dtensor::{CrossMeshRedistribute, RedistributeOptions};
 use burn_dtensor::prelude::*;
 use burn_dtensor::testing::MeshTest;
 
@@ -158,8 +158,9 @@ fn a_watch_sees_what_is_its_own() {
     MeshTest::new([2], ["tp"]).run(|mesh| {
         let x = DTensor::<1>::ones([6], mesh, &[S(0)], mesh.device())?;
         let gather = || x.clone().full_tensor().expect("no rank fails");
-        let calls =
-            |watched: &burn_dtensor::debug::CommTrace| (watched.counts().total(|_| true).calls, watched.changes().len());
+        let calls = |watched: &burn_dtensor::debug::CommTrace| {
+            (watched.counts().total(|_| true).calls, watched.changes().len())
+        };
         gather();
         let (inner, outer) = trace_comm(|| {
             gather();

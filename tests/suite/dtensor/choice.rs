@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use burn::tensor::Tensor;
-use burn_dtensor::comm::{CommError, LedgerEntry, Launch, Op, Phase, launch};
+use burn_dtensor::comm::{CommError, Launch, LedgerEntry, Op, Phase, launch};
 use burn_dtensor::dtensor::DTensor;
 use burn_dtensor::dtensor::ops::{CostModel, Explanation, explain};
 use burn_dtensor::mesh::DeviceMesh;

@@ -93,8 +93,8 @@ fn an_operator_of_a_tensor_without_elements_is_in_its_graph() {
         for placement in [R, S(0), S(1)] {
             on_mesh(&[2], |_, mesh| {
                 let device = Device::flex().autodiff();
-                let leaf =
-                    DTensor::distribute_replicated(Tensor::<2>::zeros([0, 3], &device), mesh, &[placement])?.require_grad();
+                let leaf = DTensor::distribute_replicated(Tensor::<2>::zeros([0, 3], &device), mesh, &[placement])?
+                    .require_grad();
                 let y = operator(leaf.clone());
                 assert_eq!(y.dims(), shape, "{name} of {placement}");
                 let grads = y.full_tensor()?.sum().backward();

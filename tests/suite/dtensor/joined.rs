@@ -96,7 +96,9 @@ fn nested_cuts_are_gathered_scattered_and_reduced_at_once() {
                     let term = ramp(SHAPE, 0.0, device).slice([ranges[0].clone(), ranges[1].clone()]).div_scalar(terms);
                     DTensor::from_local_with_layout(term.detach().require_grad(), mesh, from.clone(), SHAPE)?
                 }
-                false => DTensor::distribute_replicated_to(ramp(SHAPE, 0.0, device).require_grad(), mesh, from.clone())?,
+                false => {
+                    DTensor::distribute_replicated_to(ramp(SHAPE, 0.0, device).require_grad(), mesh, from.clone())?
+                }
             };
             world.ledger().reset();
             let y = x.clone().redistribute_to(&to)?;

@@ -82,7 +82,8 @@ fn any_number_and_kind_of_tensors_go_in_and_out() {
         let device = world.device();
         let x = DTensor::distribute_replicated(ramp([4, 2], 0.0, device), mesh, &[S(0)])?;
         let tokens = DTensor::<1, Int>::zeros([4], mesh, &[S(0)], device)?;
-        let map = LocalMap::new().with_any_input().with_any_input().with_input([S(0)]).with_output([S(0)]).with_output([R]);
+        let map =
+            LocalMap::new().with_any_input().with_any_input().with_input([S(0)]).with_output([S(0)]).with_output([R]);
         let (doubled, counts) = map.run((vec![x.clone(), x.clone()], Some(tokens)), |(xs, tokens)| {
             let [a, b] = <[Tensor<2>; 2]>::try_from(xs).expect("two");
             (a + b, tokens.expect("some").ones_like().sum())
@@ -92,8 +93,10 @@ fn any_number_and_kind_of_tensors_go_in_and_out() {
         assert_eq!(counts.to_local().into_scalar::<i64>(), 2);
         // Without inputs the mesh is named.
         let none = Vec::<DTensor<2>>::new();
-        let rank =
-            LocalMap::new().with_mesh(mesh).with_output([S(0)]).run(none, |_| Tensor::<1>::full([1], mesh.rank() as f32, device));
+        let rank = LocalMap::new()
+            .with_mesh(mesh)
+            .with_output([S(0)])
+            .run(none, |_| Tensor::<1>::full([1], mesh.rank() as f32, device));
         assert_eq!(values(rank.full_tensor()?), [0.0, 1.0]);
         Ok(())
     });
@@ -133,7 +136,8 @@ fn what_a_map_does_not_list_is_a_typed_error() {
         let other = DeviceMesh::new(world, [2], ["other"])?;
         let error = run(LocalMap::new().with_mesh(&other).with_output([S(0)]));
         assert!(matches!(&error, Error::DTensor(DTensorError::MeshMismatch { .. })), "{error}");
-        let error = refused(|| LocalMap::new().with_output([R]).run(Vec::<DTensor<2>>::new(), |_| ramp([1], 0.0, device)));
+        let error =
+            refused(|| LocalMap::new().with_output([R]).run(Vec::<DTensor<2>>::new(), |_| ramp([1], 0.0, device)));
         assert!(matches!(&error, Error::DTensor(DTensorError::MapMesh)), "{error}");
         said(error, &[".on(&mesh)"]);
         Ok(())

@@ -19,7 +19,6 @@ mod nan;
 mod narrow;
 mod ops;
 mod parts;
-mod uneven;
 mod random;
 mod refused;
 mod replicated;
@@ -29,6 +28,7 @@ mod stream;
 mod strided;
 mod text;
 mod transfer;
+mod uneven;
 mod vary;
 
 use burn::tensor::{Device, Tensor, TensorData};

@@ -221,7 +221,8 @@ fn a_grouped_conv1d_whose_stride_leaves_elements_over_has_the_gradient_of_its_we
                 let device = mesh.device().clone().autodiff();
                 let x = Tensor::<3>::from_data([[[1.0, 2.0, 40.0], [3.0, 5.0, 70.0]]], &device);
                 let x = DTensor::distribute_replicated(x, mesh, &placements[..1])?.require_grad();
-                let weight = DTensor::distribute_replicated(Tensor::<3>::ones([6, 1, 2], &device), mesh, &placements[1..])?;
+                let weight =
+                    DTensor::distribute_replicated(Tensor::<3>::ones([6, 1, 2], &device), mesh, &placements[1..])?;
                 let weight = weight.require_grad();
                 let mut options = ConvOptions::new([2], [0], [1], 2);
                 options.padding = [padding];
@@ -267,7 +268,8 @@ fn a_grouped_conv1d_whose_only_window_sees_padding_alone_is_that_of_burn() {
             let expected = burn::tensor::module::conv1d(x.clone(), weight.clone(), None, options());
             for placements in [[R, R], [S(1), S(0)]] {
                 let cut = |tensor: &Tensor<3>, placement| {
-                    DTensor::distribute_replicated(tensor.clone().detach(), mesh, &[placement]).map(DTensor::require_grad)
+                    DTensor::distribute_replicated(tensor.clone().detach(), mesh, &[placement])
+                        .map(DTensor::require_grad)
                 };
                 let (own_x, own_weight) = (cut(&x, placements[0])?, cut(&weight, placements[1])?);
                 let y = module::conv1d(own_x.clone(), own_weight.clone(), None, options()).full_tensor()?;

@@ -28,7 +28,12 @@ fn kept((x, mask, factors): (Tensor<2>, Tensor<1, Bool>, Vec<Tensor<1>>)) -> Mad
 fn what_has_no_rule_gives_what_it_gives_on_whole_tensors() {
     let case = Case::new(
         "kept",
-        [CaseInput::float("x", [5, 3]), CaseInput::bool("mask", [5]), CaseInput::float("a", [5]), CaseInput::float("b", [5])],
+        [
+            CaseInput::float("x", [5, 3]),
+            CaseInput::bool("mask", [5]),
+            CaseInput::float("a", [5]),
+            CaseInput::float("b", [5]),
+        ],
         |inputs| {
             let factors = vec![inputs[2].tensor::<1, Float>(), inputs[3].tensor()];
             kept((inputs[0].tensor(), inputs[1].tensor(), factors))

@@ -113,8 +113,11 @@ fn reductions_have_their_derivative_in_other_types() {
 #[test]
 fn what_is_there_already_costs_nothing_but_the_cast() {
     on_mesh(&[2], |world, mesh| {
-        let x =
-            DTensor::distribute_replicated(thirds(0.0, &world.device().clone().autodiff()).require_grad(), mesh, &[S(0)])?;
+        let x = DTensor::distribute_replicated(
+            thirds(0.0, &world.device().clone().autodiff()).require_grad(),
+            mesh,
+            &[S(0)],
+        )?;
         world.ledger().reset();
         let same = RedistributeOptions::to(&[S(0)]).with_forward_dtype(FloatDType::F32).start(x.clone())?;
         assert!(same.is_complete());
@@ -131,7 +134,10 @@ fn what_is_there_already_costs_nothing_but_the_cast() {
 fn integers_have_no_type_to_be_sent_in() {
     on_mesh(&[2], |world, mesh| {
         let x = DTensor::<1, Int>::arange(0..6, mesh, &[S(0)], world.device())?;
-        assert_eq!(values(RedistributeOptions::to(&[R]).run(x.clone())?.to_local().float()), [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]);
+        assert_eq!(
+            values(RedistributeOptions::to(&[R]).run(x.clone())?.to_local().float()),
+            [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
+        );
         let error = error_of(RedistributeOptions::to(&[R]).with_backward_dtype(FloatDType::F16).run(x));
         assert!(
             matches!(error, Error::DTensor(DTensorError::NotFloat { dtype: DType::I64 | DType::I32, .. })),
@@ -210,8 +216,8 @@ fn the_gradient_of_a_tensor_is_a_tensor_laid_out_alike() {
                 let partial = |own: &Placement| if *own == SUM { R } else { *own };
                 let whole_there: Vec<_> = placements.iter().map(partial).collect();
                 // The first rank of a partial mesh dimension has the value, the others have zeros.
-                let x =
-                    DTensor::distribute_replicated(thirds(-3.0, device), mesh, &whole_there)?.redistribute(&placements)?;
+                let x = DTensor::distribute_replicated(thirds(-3.0, device), mesh, &whole_there)?
+                    .redistribute(&placements)?;
                 let x = x.detach().require_grad();
                 let y = x.clone().full_tensor()?;
                 let grad = x.grad(&loss(y).backward()).expect("a leaf");
@@ -219,7 +225,8 @@ fn the_gradient_of_a_tensor_is_a_tensor_laid_out_alike() {
                 assert!(!grad.local().device().is_autodiff());
                 assert_eq!(values(grad.full_tensor()?), values(reference.clone()), "{placements:?}");
             }
-            let unused = DTensor::distribute_replicated(whole.clone().detach().require_grad(), mesh, &vec![R; mesh.ndim()])?;
+            let unused =
+                DTensor::distribute_replicated(whole.clone().detach().require_grad(), mesh, &vec![R; mesh.ndim()])?;
             assert!(unused.grad(&loss(whole.clone()).backward()).is_none());
             assert_eq!(world.ledger().calls(Op::Barrier), 0);
             Ok(())

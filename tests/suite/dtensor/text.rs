@@ -13,7 +13,13 @@ fn a_tensor_and_its_spec_say_what_they_are() {
         let spec = x.spec().with_layout(Layout::new(&[2, 2], &[S(0), S(1)])?)?;
         let line = Layout::new(&[2, 2], &[S(0), S(0)])?;
         let line = DTensorSpec::new(mesh, line, Shape::from([5]), DType::I64)?;
-        Ok((x.to_string(), format!("{x:?}"), visualize_sharding(&spec), visualize_sharding(x.spec()), visualize_sharding(&line)))
+        Ok((
+            x.to_string(),
+            format!("{x:?}"),
+            visualize_sharding(&spec),
+            visualize_sharding(x.spec()),
+            visualize_sharding(&line),
+        ))
     });
     let (display, debug, cells, rows, line) = &text[0];
     assert_eq!(display, "DTensor[8, 16] f32 on DeviceMesh(a=2, b=2; ranks 0..4): [S(0), R], local [4, 16]");

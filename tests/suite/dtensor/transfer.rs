@@ -2,7 +2,7 @@
 
 use burn::tensor::{DType, Int, Tensor};
 use burn_dtensor::comm::{CommError, Launch, Op, Phase, World, launch};
-use burn_dtensor::dtensor::{DTensor, DTensorError, CrossMeshRedistribute};
+use burn_dtensor::dtensor::{CrossMeshRedistribute, DTensor, DTensorError};
 use burn_dtensor::mesh::DeviceMesh;
 use burn_dtensor::placement::{Layout, Placement};
 use burn_dtensor::{Error, Result};
@@ -105,7 +105,8 @@ fn gradients_come_back_between_meshes_of_the_same_ranks() {
                 let full = ramp(SHAPE, -9.0, &device).div_scalar(10.0).require_grad();
                 let x = DTensor::distribute_replicated_to(full, a, from.clone())?;
                 let doubled = DTensor::from_local_with_layout(x.local().clone() * 2.0, a, from.clone(), SHAPE)?;
-                let y = CrossMeshRedistribute::new(SHAPE, DType::F32, (a, from), (b, to.clone()))?.run(Some(doubled))?;
+                let y =
+                    CrossMeshRedistribute::new(SHAPE, DType::F32, (a, from), (b, to.clone()))?.run(Some(doubled))?;
                 let y = y.expect("every rank is in both");
                 let w = DTensor::distribute_replicated_to(ramp(SHAPE, 1.0, &device), b, to)?;
                 world.ledger().reset();
@@ -127,7 +128,9 @@ fn terms_of_a_sum_are_added_up_on_their_own_mesh() {
         let (from, to) = (Layout::new(&[2, 2], &[SUM, S(1)])?, Layout::new(&[4], &[S(0)])?);
         let local = Tensor::<2>::full([5, 2], 1.0 + world.rank() as f32, device).require_grad();
         let x = DTensor::from_local(local, &a, &[SUM, S(1)])?;
-        let y = CrossMeshRedistribute::new(SHAPE, DType::F32, (&a, from), (&b, to))?.run(Some(x.clone()))?.expect("in both");
+        let y = CrossMeshRedistribute::new(SHAPE, DType::F32, (&a, from), (&b, to))?
+            .run(Some(x.clone()))?
+            .expect("in both");
         // 1 + 3 on the left, 2 + 4 on the right.
         let rows = y.local().dims()[0];
         assert_eq!(values(y.local().clone()), [4.0, 4.0, 6.0, 6.0].repeat(rows));

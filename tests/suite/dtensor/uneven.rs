@@ -141,8 +141,9 @@ fn operators_keep_the_lengths() {
             let device = Device::flex().autodiff();
             let leaf = |offset| ramp(SHAPE, offset, &device).div_scalar(10.0).detach().require_grad();
             let (a, b, w) = (leaf(1.0), leaf(-7.0), ramp([4, 2], -3.0, &device).require_grad());
-            let own =
-                |x: &Tensor<2>| DTensor::distribute_replicated_to(x.clone().detach().require_grad(), mesh, layout.clone());
+            let own = |x: &Tensor<2>| {
+                DTensor::distribute_replicated_to(x.clone().detach().require_grad(), mesh, layout.clone())
+            };
             let (own_a, own_b) = (own(&a)?, own(&b)?);
             let own_w = DTensor::distribute_replicated(w.clone().detach().require_grad(), mesh, &vec![R; shape.len()])?;
             let plain = activation::softmax(a.clone().exp() * b.clone() + a.clone(), 1).matmul(w.clone());

@@ -4,7 +4,7 @@
 use std::process::{self, Command};
 use std::time::{Duration, Instant};
 
-use burn_dtensor::comm::flight::{LaunchTrace, ProcessState, FaultKind};
+use burn_dtensor::comm::flight::{FaultKind, LaunchTrace, ProcessState};
 use burn_dtensor::comm::{CommError, Launch, World, launch};
 use burn_dtensor::testing::ProcessTest;
 use burn_dtensor::{Error, Result};

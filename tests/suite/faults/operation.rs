@@ -56,7 +56,8 @@ impl Operation {
         let tensor = |rows: usize| Tensor::<2>::ones([rows, width], world.device()).cast(dtype).into_dispatch();
         let meta = |rows: usize| TensorMeta { shape: Shape::from([rows, width]), dtype };
         let (whole, of_root) = (2 * size, rank == 0);
-        let shard = |rows: usize| vec![ShardedTensor { tensor: tensor(rows), dim: 0, sizes: ShardSizes::Chunked(whole) }];
+        let shard =
+            |rows: usize| vec![ShardedTensor { tensor: tensor(rows), dim: 0, sizes: ShardSizes::Chunked(whole) }];
         let call = label.into();
         match self {
             Self::AllGather => comm.all_gather(call, shard(2)).wait().map(drop),

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 use std::{fmt, fs};
 
-use burn_dtensor::comm::flight::{Fault, LaunchTrace, FaultKind};
+use burn_dtensor::comm::flight::{Fault, FaultKind, LaunchTrace};
 use burn_dtensor::comm::{CommError, Launch, LaunchError, World, launch};
 use burn_dtensor::{Error, Result};
 

@@ -7,7 +7,7 @@ use burn::optim::{GradientsAccumulator, GradientsParams};
 use burn::tensor::{Device, Tensor};
 use burn_dtensor::Result;
 use burn_dtensor::comm::{Launch, Op, World, launch};
-use burn_dtensor::fsdp::{FullyShard, ReshardAfterForward, full_model, fully_shard, units};
+use burn_dtensor::fsdp::{FsdpModule, FullyShard, ReshardAfterForward, full_model, fully_shard};
 use burn_dtensor::mesh::DeviceMesh;
 use burn_dtensor::param::ParamError;
 
@@ -137,7 +137,7 @@ fn accumulation_by_count_and_by_value() {
                         world.ledger().reset();
                         let mut grads = step(&model, world.rank(), &device, |is_last| {
                             if let Keeps::All = keeps {
-                                units(&model)?.set_reshard_after_backward(is_last);
+                                FsdpModule::of(&model)?.set_reshard_after_backward(is_last);
                             }
                             waits.set(&model, is_last)
                         })?;
@@ -169,7 +169,7 @@ fn what_waits_is_added_up_before_it_is_averaged() {
         let sharded = fully_shard(plain.clone(), &mesh(world, false)?, FullyShard::new().with_units(["blocks.*"]))?;
         let own = values(&plain, Some(&step(&plain, world.rank(), &device, |_| Ok(()))?));
         let waits = |is_last| {
-            units(&sharded)?.set_requires_gradient_sync(is_last);
+            FsdpModule::of(&sharded)?.set_requires_gradient_sync(is_last);
             Ok(())
         };
         let mut grads = step(&sharded, world.rank(), &device, waits)?;
@@ -192,9 +192,9 @@ fn a_guard_holds_gradients_back_while_it_lives() {
         };
         let all = BLOCKS as u64 + 1;
         {
-            let _held = units(&model)?.no_sync();
+            let _held = FsdpModule::of(&model)?.no_sync();
             assert_eq!(reduces(), (0, false));
-            let _twice = units(&model)?.own().no_sync();
+            let _twice = FsdpModule::of(&model)?.own().no_sync();
         }
         assert_eq!(reduces(), (all, true));
         Ok(())
@@ -208,7 +208,7 @@ fn gradients_that_were_never_reduced_are_told() {
         let device = world.device().clone().autodiff();
         let model = fully_shard(stack(&device), &mesh(world, false)?, FullyShard::new().with_units(["blocks.*"]))?;
         let backward = |model: &Stack| drop(model.forward(batch(0, 0, &device)).sum().backward());
-        units(&model)?.set_requires_gradient_sync(false);
+        FsdpModule::of(&model)?.set_requires_gradient_sync(false);
         backward(&model);
         let stepped = model.clone().map(&mut super::support::Shift);
         let caught = burn_dtensor::Error::catch(|| {
@@ -216,7 +216,7 @@ fn gradients_that_were_never_reduced_are_told() {
             Ok(())
         });
         let error = caught.expect_err("gradients wait");
-        units(&stepped)?.reset_iter_state();
+        FsdpModule::of(&stepped)?.reset_iter_state();
         backward(&stepped);
         Ok(error)
     });

@@ -64,7 +64,8 @@ fn compare(title: &str, loss: fn(&Net, Tensor<2>) -> Tensor<1>) {
             let device = world.device().clone().autodiff();
             let device = if checkpointing { device.gradient_checkpointing() } else { device };
             let mesh = DeviceMesh::new(world, [2], ["shard"])?;
-            let config = FullyShard::new().with_units(["a", "b"]).with_reshard_after_forward(ReshardAfterForward::Always);
+            let config =
+                FullyShard::new().with_units(["a", "b"]).with_reshard_after_forward(ReshardAfterForward::Always);
             let net = fully_shard(net(&device), &mesh, config)?;
             let x = tensor(3, [2, WIDTH], &device);
             world.ledger().reset();

@@ -59,12 +59,13 @@ fn ranks_hold_the_bytes_of_a_unit_but_for_one_row() {
 fn what_the_placement_function_says_is_kept() {
     let model = Net::new(&Device::flex());
     let all = MeshTest::new([2], ["shard"]).run(|mesh| {
-        let config = FullyShard::new().with_balanced_bytes().with_shard_placement_fn(|param: ParamInfo<'_>| match param.path {
-            "head.weight" => Some(ParamPlacement::uneven(0, [8, 0])),
-            "embedding.weight" => Some(Placement::Shard(1).into()),
-            "norm.beta" => Some(Placement::Replicate.into()),
-            _ => None,
-        });
+        let config =
+            FullyShard::new().with_balanced_bytes().with_shard_placement_fn(|param: ParamInfo<'_>| match param.path {
+                "head.weight" => Some(ParamPlacement::uneven(0, [8, 0])),
+                "embedding.weight" => Some(Placement::Shard(1).into()),
+                "norm.beta" => Some(Placement::Replicate.into()),
+                _ => None,
+            });
         let sharded = fully_shard(on_device(&model, mesh.device()), mesh, config.with_units(["blocks.*"]))?;
         assert_eq!(sharded.head.weight.base().dims(), [[8, 11], [0, 11]][mesh.rank()]);
         assert_eq!(sharded.embedding.weight.base().dims()[0], 11, "cut along the second dimension");
@@ -94,7 +95,8 @@ fn balanced_shards_train_as_the_whole_model_and_send_its_bytes() {
                 true => distribute_with(on_device(&model, &device), mesh, plan(), config),
                 false => fully_shard(on_device(&model, &device), mesh, config),
             };
-            let config = FullyShard::new().with_units(["blocks.*"]).with_reshard_after_forward(ReshardAfterForward::Always);
+            let config =
+                FullyShard::new().with_units(["blocks.*"]).with_reshard_after_forward(ReshardAfterForward::Always);
             let sent = |net: &Net| {
                 mesh.world().ledger().reset();
                 net.loss_on(0, rank, &device).backward();

@@ -324,7 +324,9 @@ fn buffers_of_ignored_modules_are_left_alone() {
         for norm in model.norms_mut() {
             norm.running_mean = RunningState::new(Tensor::full([WIDTH], rank, device));
         }
-        let config = FullyShard::new().with_ignored(["blocks.0.**", "blocks.1.norm.gamma"]).with_buffer_sync(BufferSync::Average);
+        let config = FullyShard::new()
+            .with_ignored(["blocks.0.**", "blocks.1.norm.gamma"])
+            .with_buffer_sync(BufferSync::Average);
         let model = fully_shard(model, mesh, config)?;
         let means = |model: &Net| model.norms().map(|norm| norm.running_mean.value().max().into_scalar()).collect_vec();
         let taken: Vec<f32> = means(&model);

@@ -10,7 +10,7 @@ use burn::nn::{Embedding, EmbeddingConfig, LayerNorm, LayerNormConfig, Linear, L
 use burn::optim::{AdamWConfig, GradientsParams};
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use burn_dtensor::comm::Op;
-use burn_dtensor::fsdp::{MixedPrecisionPolicy, units};
+use burn_dtensor::fsdp::{FsdpModule, MixedPrecisionPolicy};
 use burn_dtensor::prelude::*;
 use burn_dtensor::testing::MeshTest;
 
@@ -74,7 +74,7 @@ impl Lm {
     /// Chunk by chunk, each with a backward of its own, which leaves the head's gradients with its units but for the last.
     /// Then the trunk's, by what the chunks have made of its output.
     fn chunked(&self, [words, next]: [Tensor<2, Int>; 2]) -> Result<GradientsParams> {
-        let tail = [units(&self.norm)?, units(&self.head)?];
+        let tail = [FsdpModule::of(&self.norm)?, FsdpModule::of(&self.head)?];
         for units in &tail {
             units.set_reshard_after_forward(ReshardAfterForward::Never)?;
             units.set_reshard_after_backward(false);
@@ -229,7 +229,7 @@ fn a_part_of_a_group_runs_alone() {
             &|lm| head(lm, &x) + partial(lm, &x).sum(),
         ];
         for reshard in [ReshardAfterForward::Always, ReshardAfterForward::Never, ReshardAfterForward::Always] {
-            units(&sharded)?.set_reshard_after_forward(reshard)?;
+            FsdpModule::of(&sharded)?.set_reshard_after_forward(reshard)?;
             for (at, loss) in ways.iter().enumerate() {
                 let expected = GradientsParams::from_grads(loss(&plain).backward(), &plain);
                 let expected: Values = values(&plain, Some(&expected));

@@ -8,8 +8,8 @@ use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::module::Module;
 use burn::optim::GradientsParams;
 use burn::tensor::{Device, Tensor};
-use burn_dtensor::comm::{Call, Communicator, Launch, Op, CollectivePlan, ReduceOp, Work, World, launch};
-use burn_dtensor::fsdp::{FullyShard, UnitCollectives, full_model, fully_shard, units};
+use burn_dtensor::comm::{Call, CollectivePlan, Communicator, Launch, Op, ReduceOp, Work, World, launch};
+use burn_dtensor::fsdp::{FsdpModule, FullyShard, UnitCollectives, full_model, fully_shard};
 use burn_dtensor::mesh::DeviceMesh;
 use burn_dtensor::param::ParamError;
 use burn_dtensor::placement::ShardSizes;
@@ -81,12 +81,12 @@ fn collectives_of_the_program_take_the_place_of_the_groups() {
         let sharded = sharded(&model, world, &DeviceMesh::new(world, [3], ["shard"])?)?;
         let expected = step(&sharded, world)?;
         let calls = Arc::new(Mutex::default());
-        units(&sharded)?.set_collectives(Substitute(calls.clone()));
+        FsdpModule::of(&sharded)?.set_collectives(Substitute(calls.clone()));
         world.ledger().reset();
         let grads = step(&sharded, world)?;
         let reduced = (world.ledger().calls(Op::ReduceScatter), world.ledger().calls(Op::AllReduce));
         assert_eq!(reduced, (0, BLOCKS as u64 + 1));
-        units(&sharded)?.remove_collectives();
+        FsdpModule::of(&sharded)?.remove_collectives();
         assert_eq!(step(&sharded, world)?, expected);
         let calls = std::mem::take(&mut *calls.lock());
         Ok((grads, expected, calls))
@@ -149,7 +149,7 @@ fn units_ask_for_sums_while_they_are_forced() {
             let mesh = DeviceMesh::new(world, shape, &["replicate", "shard"][2 - shape.len()..])?;
             let sharded = sharded(&model, world, &mesh)?;
             let reductions = Arc::new(Mutex::default());
-            units(&sharded)?.set_collectives(Reductions(reductions.clone()));
+            FsdpModule::of(&sharded)?.set_collectives(Reductions(reductions.clone()));
             let reduced = || {
                 let grads = step(&sharded, world)?;
                 let reductions: Vec<(Op, ReduceOp)> = std::mem::take(&mut *reductions.lock());
@@ -162,7 +162,7 @@ fn units_ask_for_sums_while_they_are_forced() {
             let (before, grads) = reduced()?;
             assert_eq!(before, each(ReduceOp::Avg), "{shape:?}");
             for (force, reduce) in [(true, ReduceOp::Sum), (false, ReduceOp::Avg)] {
-                units(&sharded)?.set_force_sum_reduction(force);
+                FsdpModule::of(&sharded)?.set_force_sum_reduction(force);
                 // To the bit: the number of ranks is a power of two.
                 assert_eq!(reduced()?, (each(reduce), grads.clone()), "{shape:?}, forced: {force}");
             }
@@ -182,14 +182,14 @@ fn a_hook_that_reduces_over_replicas_makes_hsdp() {
         let one_dim = sharded(&model, world, &mesh.slice("shard")?)?;
         assert_ne!(step(&one_dim, world)?, expected);
         let replicas = mesh.communicator(0)?.duplicate("hook");
-        units(&one_dim)?.set_all_reduce_hook(move |grads| {
+        FsdpModule::of(&one_dim)?.set_all_reduce_hook(move |grads| {
             assert_eq!(grads.params.len(), grads.shards.len());
             let shards = grads.shards.into_iter().map(Tensor::into_dispatch).collect();
             let averages = replicas.all_reduce(Call::new(grads.unit), shards, ReduceOp::Avg).wait()?;
             Ok(averages.into_iter().map(Tensor::from_dispatch).collect())
         });
         let grads = step(&one_dim, world)?;
-        units(&one_dim)?.remove_all_reduce_hook();
+        FsdpModule::of(&one_dim)?.remove_all_reduce_hook();
         Ok((grads, expected))
     });
     for (grads, expected) in launched::values(all.unwrap()) {
@@ -209,9 +209,9 @@ fn a_hook_sees_averages() {
                     _ => DeviceMesh::new(world, [replicas, ranks / replicas], ["replicate", "shard"])?,
                 };
                 let sharded = sharded(&model, world, &mesh)?;
-                units(&sharded)?.set_force_sum_reduction(force_sum);
+                FsdpModule::of(&sharded)?.set_force_sum_reduction(force_sum);
                 let expected = step(&sharded, world)?;
-                units(&sharded)?
+                FsdpModule::of(&sharded)?
                     .set_all_reduce_hook(|grads| Ok(grads.shards.into_iter().map(|shard| shard * 2.0).collect()));
                 Ok((step(&sharded, world)?, expected))
             });
@@ -232,13 +232,13 @@ fn gradients_without_a_hook_come_back_when_it_is_removed() {
         let expected = step(&sharded, world)?;
         let calls = Arc::new(AtomicUsize::new(0));
         let counted = calls.clone();
-        units(&sharded)?.set_all_reduce_hook(move |grads| {
+        FsdpModule::of(&sharded)?.set_all_reduce_hook(move |grads| {
             counted.fetch_add(1, Relaxed);
             Ok(grads.shards.into_iter().map(|shard| shard + 1.0).collect())
         });
         assert_ne!(step(&sharded, world)?, expected);
         assert_eq!(calls.load(Relaxed), BLOCKS + 1);
-        units(&sharded)?.remove_all_reduce_hook();
+        FsdpModule::of(&sharded)?.remove_all_reduce_hook();
         assert_eq!((step(&sharded, world)?, calls.load(Relaxed)), (expected, BLOCKS + 1));
         Ok(())
     })
@@ -255,7 +255,7 @@ fn a_hook_that_returns_something_else_is_told() {
     for (hook, reason) in hooks {
         let error = launch(Launch::threads(2), |world| {
             let sharded = sharded(&stack(&Device::flex()), world, &DeviceMesh::new(world, [2], ["shard"])?)?;
-            units(&sharded)?.set_all_reduce_hook(move |grads| Ok(hook(grads.shards)));
+            FsdpModule::of(&sharded)?.set_all_reduce_hook(move |grads| Ok(hook(grads.shards)));
             Error::catch(|| step(&sharded, world)).map(drop)
         });
         let text = error.expect_err("the hook is wrong").to_string();

@@ -6,7 +6,8 @@ use burn::tensor::{Device, Tensor};
 use burn_dtensor::Result;
 use burn_dtensor::comm::{Launch, World, launch};
 use burn_dtensor::fsdp::{
-    Event, EventKind, FullyShard, ReshardAfterForward, FsdpModule, checkpoint_activations, fully_shard, record_events, unit, units,
+    Event, EventKind, FsdpModule, FullyShard, ReshardAfterForward, checkpoint_activations, fully_shard, record_events,
+    unit,
 };
 use burn_dtensor::mesh::DeviceMesh;
 
@@ -165,7 +166,8 @@ fn frozen_units_are_freed_as_backward_passes_them() {
             }
             let freeze = |(block, frozen): (Linear, bool)| if frozen { block.no_grad() } else { block };
             model.blocks = model.blocks.into_iter().zip(frozen).map(freeze).collect();
-            let config = FullyShard::new().with_units(["blocks.*"]).with_reshard_after_forward(ReshardAfterForward::Always);
+            let config =
+                FullyShard::new().with_units(["blocks.*"]).with_reshard_after_forward(ReshardAfterForward::Always);
             let model = fully_shard(model, &DeviceMesh::new(world, [2], ["shard"])?, config)?;
             for _ in 0..2 {
                 let x = differentiable(1, &device).set_require_grad(is_input_tracked);

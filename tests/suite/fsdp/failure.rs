@@ -243,7 +243,11 @@ fn sync_buffers_returns_an_error_of_a_model_that_has_buffers() {
     for buffers in [BufferSync::FirstRank, BufferSync::Average] {
         let norm = |world: &World| {
             let mesh = DeviceMesh::new(world, [2], ["shard"])?;
-            fully_shard(BatchNormConfig::new(4).init(world.device()), &mesh, FullyShard::new().with_buffer_sync(buffers))
+            fully_shard(
+                BatchNormConfig::new(4).init(world.device()),
+                &mesh,
+                FullyShard::new().with_buffer_sync(buffers),
+            )
         };
         assert_returns("sync_buffers", left_alone(norm, |norm| sync_buffers(&norm)));
         assert_returns("full_model", left_alone(norm, |norm| full_model(&norm).map(drop)));

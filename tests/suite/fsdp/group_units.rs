@@ -8,16 +8,16 @@ use burn::optim::GradientsParams;
 use burn::tensor::{DType, Device, Tensor};
 use burn_dtensor::comm::{Launch, Op, World, launch};
 use burn_dtensor::fsdp::{
-    FsdpError, FullyShard, MixedPrecisionPolicy, ReshardAfterForward, full_model, fully_shard, named_parameters,
-    record_events, remesh, unit, units, unshard,
+    FsdpError, FsdpModule, FullyShard, MixedPrecisionPolicy, ReshardAfterForward, full_model, fully_shard,
+    named_parameters, record_events, remesh, unit, unshard,
 };
 use burn_dtensor::mesh::DeviceMesh;
 use burn_dtensor::parallel::{Plan, parallelize};
 use burn_dtensor::param::ParamError;
 use burn_dtensor::{Error, Result};
 
-use super::support::{Holder, elements, max_diff, mean, on_device, tensor, values};
 use super::events::trace;
+use super::support::{Holder, elements, max_diff, mean, on_device, tensor, values};
 use crate::launched;
 
 const WIDTH: usize = 5;
@@ -229,8 +229,12 @@ fn a_policy_casts_at_each_module() {
     let net = Net::init();
     let all = launch(Launch::threads(2), |world| {
         let device = world.device().clone().autodiff();
-        let policy =
-            || MixedPrecisionPolicy::new().with_param_dtype(DType::BF16).with_reduce_dtype(DType::F32).with_output_dtype(DType::F32);
+        let policy = || {
+            MixedPrecisionPolicy::new()
+                .with_param_dtype(DType::BF16)
+                .with_reduce_dtype(DType::F32)
+                .with_output_dtype(DType::F32)
+        };
         let step = |config: FullyShard| {
             let model = sharded(&net, world, &device, config.with_mixed_precision_for(["embed", "head"], policy()))?;
             let output = model.forward(batch(world.rank(), &device));
@@ -273,7 +277,7 @@ fn a_group_stays_one_on_other_meshes() {
         // An inner call's group is called by its paths in the model around it.
         let inner = fully_shard(on_device(&Net::init(), &device), &mesh.slice("dp")?, config(FAR))?;
         let outer = fully_shard(vec![inner], &mesh.slice("dp")?, FullyShard::new())?;
-        assert!(units(&outer)?.paths().contains(&"0.embed, 0.head".to_string()));
+        assert!(FsdpModule::of(&outer)?.paths().contains(&"0.embed, 0.head".to_string()));
         Ok(())
     })
     .unwrap();
@@ -284,7 +288,9 @@ fn wrong_groups_are_typed_errors() {
     launch(Launch::threads(2), |world| {
         let device = world.device().clone().autodiff();
         let refused = |config: FullyShard| sharded(&Net::init(), world, &device, config).expect_err("it is wrong");
-        for config in [FullyShard::new().with_units(["head"]).with_group_unit(["embed", "head"]), config(&[FAR[0], NEAR[0]])] {
+        for config in
+            [FullyShard::new().with_units(["head"]).with_group_unit(["embed", "head"]), config(&[FAR[0], NEAR[0]])]
+        {
             let error = refused(config);
             let is_told = matches!(&error, Error::Fsdp(FsdpError::ModuleInTwoUnits { module, .. }) if module == "head");
             assert!(is_told, "{error}");
@@ -293,9 +299,12 @@ fn wrong_groups_are_typed_errors() {
         assert!(matches!(&error, Error::Param(ParamError::NoMatch { pattern, .. }) if pattern == "haed"), "{error}");
         let model = sharded(&Net::init(), world, &device, config(FAR))?;
         let error = unshard(&model.head).expect_err("the others are not at hand");
-        assert!(matches!(&error, Error::Param(ParamError::UnshardOnGroupUnit { unit }) if unit == "embed, head"), "{error}");
+        assert!(
+            matches!(&error, Error::Param(ParamError::UnshardOnGroupUnit { unit }) if unit == "embed, head"),
+            "{error}"
+        );
         // What the error says.
-        units(&model)?.own().set_forward_prefetch([units(&model.head)?]);
+        FsdpModule::of(&model)?.own().set_forward_prefetch([FsdpModule::of(&model.head)?]);
         let (_, events) = record_events(|| model.forward(batch(0, &device)));
         assert_eq!(trace(&events), "U Ueh U0 R0 U1 R1 Reh R");
         Ok(())

@@ -212,7 +212,10 @@ fn a_weight_kept_past_the_next_unit_stays_right() {
         x.matmul(first).tanh().matmul(second)
     };
     assert_eq!(
-        check(FullyShard::new().with_units(["blocks.*"]).with_reshard_after_forward(ReshardAfterForward::Always), forward),
+        check(
+            FullyShard::new().with_units(["blocks.*"]).with_reshard_after_forward(ReshardAfterForward::Always),
+            forward
+        ),
         4
     );
 }
@@ -237,7 +240,7 @@ fn a_unit_stays_open_while_those_inside_it_are_read() {
 fn a_strict_model_refuses_what_is_read_outside_its_unit() {
     let start = net(&Device::flex());
     let error = launch(Launch::threads(2), |world| {
-        let strict = FullyShard::new().with_units(["blocks.*"]).strict();
+        let strict = FullyShard::new().with_units(["blocks.*"]).with_implicit_unshard(false);
         let model = fully_shard(start.clone(), &mesh(world)?, strict)?;
         let x = tensor(1, [4, WIDTH], world.device());
         // Inside the model's own unit all others are opened by reads.

@@ -5,7 +5,7 @@ use burn::nn::{Linear, LinearConfig};
 use burn::optim::GradientsParams;
 use burn::tensor::{Device, Tensor};
 use burn_dtensor::comm::Op;
-use burn_dtensor::fsdp::{ParamInfo, ParamPlacement, checkpoint_activations, units};
+use burn_dtensor::fsdp::{FsdpModule, ParamInfo, ParamPlacement, checkpoint_activations};
 use burn_dtensor::prelude::*;
 use burn_dtensor::testing::MeshTest;
 
@@ -58,11 +58,11 @@ fn accumulates(
     MeshTest::new([RANKS], ["shard"]).run(|mesh| {
         let device = mesh.device().clone().autodiff();
         let net = fully_shard(on_device(net, &device), mesh, config())?;
-        units(&net)?.set_reshard_after_backward(false);
+        FsdpModule::of(&net)?.set_reshard_after_backward(false);
         mesh.world().ledger().reset();
         let mut grads = None;
         for at in 0..BATCHES {
-            units(&net)?.set_requires_gradient_sync(at + 1 == BATCHES);
+            FsdpModule::of(&net)?.set_requires_gradient_sync(at + 1 == BATCHES);
             let loss = forward(&net, batch(mesh.rank(), at, &device), mesh.rank(), at).square().sum();
             grads = Some(GradientsParams::from_grads(loss.backward(), &net));
         }
@@ -78,7 +78,9 @@ fn a_unit_stays_that_has_a_matrix_on_every_rank_which_one_leaves_unused() {
     let placed =
         |param: ParamInfo<'_>| (param.path == "second.weight").then(|| ParamPlacement::from(Placement::Replicate));
     for skipped in [None, Some(0), Some(1)] {
-        let config = || FullyShard::new().with_reshard_after_forward(ReshardAfterForward::Always).with_shard_placement_fn(placed);
+        let config = || {
+            FullyShard::new().with_reshard_after_forward(ReshardAfterForward::Always).with_shard_placement_fn(placed)
+        };
         // Each forward's own for backward, and the first forward's.
         accumulates(&Net::new(false), config, 1 + BATCHES as u64, |net, x, rank, at| {
             unit(net, x, |net, x| {
@@ -109,7 +111,8 @@ fn a_frozen_unit_stays_whose_input_one_rank_does_not_track() {
 #[test]
 fn a_unit_stays_whose_output_one_rank_does_not_use() {
     for dropped in [None, Some(0), Some(1)] {
-        let config = || FullyShard::new().with_units(["second"]).with_reshard_after_forward(ReshardAfterForward::Always);
+        let config =
+            || FullyShard::new().with_units(["second"]).with_reshard_after_forward(ReshardAfterForward::Always);
         accumulates(&Net::new(false), config, 2 * (1 + BATCHES as u64), |net, x, rank, at| {
             unit(net, x, |net, x| {
                 let x = net.first.forward(x);
@@ -124,12 +127,17 @@ fn a_unit_stays_whose_output_one_rank_does_not_use() {
 #[test]
 fn a_unit_stays_of_a_block_that_no_loss_hears_and_one_rank_does_not_use() {
     for unused in [None, Some(0), Some(1)] {
-        let config = || FullyShard::new().with_units(["second"]).with_reshard_after_forward(ReshardAfterForward::Always);
+        let config =
+            || FullyShard::new().with_units(["second"]).with_reshard_after_forward(ReshardAfterForward::Always);
         accumulates(&Net::new(false), config, 2 * (1 + BATCHES as u64), |net, x, rank, at| {
             unit(net, x, |net, x| {
                 let x = net.first.forward(x);
                 let is_used = rank == 0 || Some(at) != unused;
-                checkpoint_activations(&net.second, x.clone(), move |second, x| if is_used { second.forward(x) } else { x });
+                checkpoint_activations(
+                    &net.second,
+                    x.clone(),
+                    move |second, x| if is_used { second.forward(x) } else { x },
+                );
                 x
             })
         });

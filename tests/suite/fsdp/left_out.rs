@@ -8,7 +8,7 @@ use burn::nn::{Initializer, Linear, LinearConfig};
 use burn::optim::{GradientsParams, SgdConfig};
 use burn::tensor::{Device, Gradients, Tensor};
 use burn_dtensor::comm::Op;
-use burn_dtensor::fsdp::{checkpoint_activations, units};
+use burn_dtensor::fsdp::{FsdpModule, checkpoint_activations};
 use burn_dtensor::param::ParamError;
 use burn_dtensor::prelude::*;
 use burn_dtensor::testing::MeshTest;
@@ -191,7 +191,7 @@ fn a_backward_leaves_gradients_of_other_models_where_they_wait() {
         let device = mesh.device().clone().autodiff();
         let [a, b] = [(); 2].map(|()| fully_shard(layer(&device), mesh, FullyShard::new()));
         let (a, b) = (a?, b?);
-        let waiting = units(&a)?.no_sync();
+        let waiting = FsdpModule::of(&a)?.no_sync();
         backward(&a);
         drop(waiting);
         let grads = backward(&b);
@@ -206,8 +206,9 @@ fn units_of_earlier_calls_are_of_the_model_around_them() {
     MeshTest::new([2], ["shard"]).run(|mesh| {
         let device = mesh.device().clone().autodiff();
         let sharded = || fully_shard(layer(&device), mesh, FullyShard::new());
-        let model = fully_shard(vec![sharded()?, sharded()?, layer(&device)], mesh, FullyShard::new().with_units(["2"]))?;
-        let waiting = units(&model)?.no_sync();
+        let model =
+            fully_shard(vec![sharded()?, sharded()?, layer(&device)], mesh, FullyShard::new().with_units(["2"]))?;
+        let waiting = FsdpModule::of(&model)?.no_sync();
         backward(&model[0]);
         drop(waiting);
         let grads = backward(&model[1]);
@@ -229,7 +230,7 @@ fn each_unit_that_was_left_out_is_reduced_once() {
                 entered.iter().for_each(|&at| drop(backward(&model[at])));
                 ledger.calls(Op::ReduceScatter)
             };
-            let waiting = units(&model)?.no_sync();
+            let waiting = FsdpModule::of(&model)?.no_sync();
             let before = reduced(&[2, 0, 2]);
             drop(waiting);
             assert_eq!([before, reduced(&[1]), reduced(&[1])], calls);

@@ -2,7 +2,7 @@
 
 use burn::module::{Module, Param};
 use burn::tensor::{DType, Device, Tensor};
-use burn_dtensor::comm::{LedgerEntry, Launch, Op, Phase, launch};
+use burn_dtensor::comm::{Launch, LedgerEntry, Op, Phase, launch};
 use burn_dtensor::fsdp::{FullyShard, ReshardAfterForward, fully_shard, unit, unshard};
 use burn_dtensor::mesh::DeviceMesh;
 

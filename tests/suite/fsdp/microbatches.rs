@@ -8,7 +8,7 @@ use burn::optim::{AdamWConfig, GradientsAccumulator, GradientsParams};
 use burn::tensor::{Device, Tensor};
 use burn_dtensor::Result;
 use burn_dtensor::comm::{Launch, Op, World, launch};
-use burn_dtensor::fsdp::{FullyShard, ReshardAfterForward, full_model, fully_shard, unit, units, unshard};
+use burn_dtensor::fsdp::{FsdpModule, FullyShard, ReshardAfterForward, full_model, fully_shard, unit, unshard};
 use burn_dtensor::mesh::DeviceMesh;
 
 use super::collective_counts::{BLOCKS, Stack, WIDTH, stack};
@@ -122,7 +122,7 @@ fn microbatches_in_turns_train_as_one_after_the_other() {
 
                     let held_back = |turn| {
                         let is_last = turn == Turn::Backward(MICROBATCHES - 1);
-                        units(&other)?.set_requires_gradient_sync(is_last);
+                        FsdpModule::of(&other)?.set_requires_gradient_sync(is_last);
                         Ok(())
                     };
                     let grads = step(&other, (world.rank(), number), &in_order, held_back)?;
@@ -166,7 +166,7 @@ fn weights_that_are_shared_are_freed_by_hand() {
             world.ledger().reset();
             let mut grads = step(&model, (world.rank(), 0), &turns, |turn| {
                 if is_freed && turn == freed {
-                    units(&model)?.reshard();
+                    FsdpModule::of(&model)?.reshard();
                 }
                 staged(&model, turn)
             })?;
@@ -186,7 +186,7 @@ fn weights_that_are_shared_are_freed_by_hand() {
 fn stepped_shards_are_gathered_anew() {
     launch(Launch::threads(2), |world| {
         let model = sharded(&stack(&Device::flex()), world, 1)?;
-        units(&model)?.set_reshard_after_backward(false);
+        FsdpModule::of(&model)?.set_reshard_after_backward(false);
         let device = world.device().clone().autodiff();
         let x = || tensor(1, [2, WIDTH], &device);
         let kept = model.forward(x());
@@ -209,7 +209,7 @@ fn a_weight_that_was_shared_and_freed_can_still_be_read() {
     let read = launch(Launch::threads(2), |world| {
         let device = world.device().clone().autodiff();
         let model = sharded(&plain, world, 1)?;
-        units(&model)?.set_reshard_after_backward(false);
+        FsdpModule::of(&model)?.set_reshard_after_backward(false);
         let forward = |seed| model.forward(tensor(seed, [2, WIDTH], &device)).sum();
         let first = forward(1);
         let (second, kept) = unit(&model.blocks[0], tensor(2, [2, WIDTH], &device), |block, x| {
@@ -217,7 +217,7 @@ fn a_weight_that_was_shared_and_freed_can_still_be_read() {
             (block.forward(x), kept.inner())
         });
         drop(first.backward());
-        units(&model)?.reshard();
+        FsdpModule::of(&model)?.reshard();
         let kept = kept.into_data().try_to_vec::<f32>().expect("it is there");
         drop(second.sum().backward());
         Ok(kept)

@@ -7,10 +7,10 @@ use burn::module::Module;
 use burn::optim::{AdamWConfig, GradientsAccumulator, GradientsParams, ModuleOptimizer};
 use burn::store::ModuleRecord;
 use burn::tensor::{DType, Device, Tensor};
-use burn_dtensor::comm::{OffloadTraffic, CallTotals};
+use burn_dtensor::comm::{CallTotals, OffloadTraffic};
 use burn_dtensor::fsdp::{
-    EventKind, FullyShard, GradScaler, MixedPrecisionPolicy, NormType, OffloadPolicy, ReshardAfterForward, clip_grad_norm,
-    full_model, fully_shard, record_events, remesh, reshard, units, unshard,
+    EventKind, FsdpModule, FullyShard, GradScaler, MixedPrecisionPolicy, NormType, OffloadPolicy, ReshardAfterForward,
+    clip_grad_norm, full_model, fully_shard, record_events, remesh, reshard, unshard,
 };
 use burn_dtensor::mesh::DeviceMesh;
 use burn_dtensor::mesh_test;
@@ -42,13 +42,13 @@ fn trained(mesh: &DeviceMesh, config: FullyShard) -> Result<BTreeMap<String, Vec
         let mut sum = GradientsAccumulator::new();
         for batch in 0..2 {
             match step % 3 {
-                0 => units(&model)?.set_requires_gradient_sync(batch == 1),
-                1 => units(&model)?.set_requires_all_reduce(batch == 1),
+                0 => FsdpModule::of(&model)?.set_requires_gradient_sync(batch == 1),
+                1 => FsdpModule::of(&model)?.set_requires_all_reduce(batch == 1),
                 _ => {}
             }
             let loss = scaler.scale(loss(&model, 2 * step + batch, mesh.rank(), &device));
             if step == 4 {
-                units(&model)?.reshard();
+                FsdpModule::of(&model)?.reshard();
             }
             sum.accumulate(&model, GradientsParams::from_grads(loss.backward(), &model));
         }
@@ -126,7 +126,8 @@ fn copies_are_what_is_gathered_and_what_is_reduced() {
     ] {
         MeshTest::new([ranks], ["shard"]).run(|mesh| {
             let device = mesh.device().clone().autodiff();
-            let config = config().with_reshard_after_forward(mode).with_offload_for(["blocks.[12]"], OffloadPolicy::Cpu);
+            let config =
+                config().with_reshard_after_forward(mode).with_offload_for(["blocks.[12]"], OffloadPolicy::Cpu);
             let config = config.with_offload(OffloadPolicy::Never);
             let part = fully_shard(net(&device), mesh, config.clone())?;
             let _ = loss(&part, 0, mesh.rank(), &device).backward();
@@ -163,7 +164,10 @@ fn copies_are_what_is_gathered_and_what_is_reduced() {
 fn what_is_not_cut_is_copied_and_gradients_as_they_are_reduced() {
     MeshTest::new([2], ["shard"]).run(|mesh| {
         let device = mesh.device().clone().autodiff();
-        let half = MixedPrecisionPolicy::new().with_param_dtype(DType::BF16).with_reduce_dtype(DType::BF16).with_output_dtype(DType::F32);
+        let half = MixedPrecisionPolicy::new()
+            .with_param_dtype(DType::BF16)
+            .with_reduce_dtype(DType::BF16)
+            .with_output_dtype(DType::F32);
         let config = FullyShard::new().with_mixed_precision(half).with_offload(OffloadPolicy::Cpu);
         let config = config.with_shard_placement_fn(|_| Some(Placement::Replicate));
         let model = fully_shard(net(&device), mesh, config)?;
@@ -185,7 +189,8 @@ fn a_rank_alone_frees_its_weights_between_forward_and_backward() {
     MeshTest::new([1], ["shard"]).run(|mesh| {
         let device = mesh.device().clone().autodiff();
         let happened = |config: FullyShard| {
-            let model = fully_shard(net(&device), mesh, config.with_reshard_after_forward(ReshardAfterForward::Always))?;
+            let model =
+                fully_shard(net(&device), mesh, config.with_reshard_after_forward(ReshardAfterForward::Always))?;
             let (_, events) = record_events(|| loss(&model, 0, 0, &device).backward());
             let of_block = events.iter().filter(|event| &*event.unit == "blocks.0").map(|event| event.kind);
             Ok::<_, Error>(of_block.filter(|kind| [EventKind::Unshard, EventKind::Reshard].contains(kind)).collect())

@@ -17,10 +17,10 @@ use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::Tensor;
 use burn_dtensor::Result;
-use burn_dtensor::comm::{TransferTiming, Communicator, OpTiming, Launch, Op, World, launch};
+use burn_dtensor::comm::{Communicator, Launch, Op, OpTiming, TransferTiming, World, launch};
 use burn_dtensor::debug::{Overlap, Timeline};
 use burn_dtensor::fsdp::{
-    Event, EventKind, FullyShard, ReshardAfterForward, TrainingState, FsdpModule, fully_shard, record_events, unit, units,
+    Event, EventKind, FsdpModule, FullyShard, ReshardAfterForward, TrainingState, fully_shard, record_events, unit,
 };
 use burn_dtensor::mesh::DeviceMesh;
 use burn_dtensor::testing::ProcessTest;
@@ -71,8 +71,9 @@ fn await_gathered(units: &FsdpModule) {
 
 /// All-gathers of blocks that have one before them, in the order in which they were done: of each the block.
 fn gathers(events: &[Event], during: TrainingState) -> impl Iterator<Item = (usize, &Event)> {
-    let done =
-        events.iter().filter(move |event| event.kind == EventKind::Done(Op::AllGather) && event.training_state == during);
+    let done = events
+        .iter()
+        .filter(move |event| event.kind == EventKind::Done(Op::AllGather) && event.training_state == during);
     done.map(|event| (event.unit.strip_prefix("blocks.").unwrap().parse().unwrap(), event))
 }
 
@@ -88,7 +89,8 @@ fn starts_of_backward(events: &[Event]) -> Vec<Instant> {
 /// Whether the thread that communicates has taken an all-gather up before a unit computes, and moved all of it since, before
 /// the rank wanted it.
 fn is_behind(event: &Event, computes: Instant) -> bool {
-    let OpTiming { carried: TransferTiming { taken, begun, complete }, wanted, .. } = event.timing.expect("several ranks");
+    let OpTiming { carried: TransferTiming { taken, begun, complete }, wanted, .. } =
+        event.timing.expect("several ranks");
     taken.is_some_and(|taken| taken < computes) && [computes, begun, complete, wanted].is_sorted()
 }
 

@@ -364,7 +364,8 @@ fn clones_of_one_parameter_are_refused() {
         };
         let plain = on_device(&tied(), &device);
         let whole = Net { blocks: vec![plain.first.clone(), plain.blocks[1].clone()], ..plain };
-        let ignored = fully_shard(whole.clone(), &mesh(world)?, FullyShard::new().with_ignored(["first.*", "blocks.0.*"]))?;
+        let ignored =
+            fully_shard(whole.clone(), &mesh(world)?, FullyShard::new().with_ignored(["first.*", "blocks.0.*"]))?;
         assert!(ignored.blocks[1].weight.shard().is_some());
         assert_eq!(grad(&ignored).unwrap().into_data(), grad(&whole).unwrap().into_data());
         Ok(())

@@ -8,7 +8,8 @@ use burn::optim::GradientsParams;
 use burn::tensor::Device;
 use burn_dtensor::comm::{Launch, Op, Phase, World, launch};
 use burn_dtensor::fsdp::{
-    Event, EventKind, FullyShard, ReshardAfterForward, full_model, fully_shard, record_events, unit, units, unshard,
+    Event, EventKind, FsdpModule, FullyShard, ReshardAfterForward, full_model, fully_shard, record_events, unit,
+    unshard,
 };
 use burn_dtensor::mesh::DeviceMesh;
 use burn_dtensor::param::ParamError;
@@ -24,7 +25,11 @@ const ALL: u64 = BLOCKS as u64 + 1;
 fn sharded(world: &World, model: &Stack, reshard: ReshardAfterForward) -> Result<Stack> {
     let device = world.device().clone().autodiff();
     let mesh = DeviceMesh::new(world, [world.size()], ["shard"])?;
-    fully_shard(on_device(model, &device), &mesh, FullyShard::new().with_units(["blocks.*"]).with_reshard_after_forward(reshard))
+    fully_shard(
+        on_device(model, &device),
+        &mesh,
+        FullyShard::new().with_units(["blocks.*"]).with_reshard_after_forward(reshard),
+    )
 }
 
 /// The gradients of one batch, whole, and how many all-gathers its backward has made; `between` forward and backward.
@@ -53,7 +58,7 @@ fn what_forward_keeps_is_freed_by_hand_and_gathered_again() {
                 let model = sharded(world, &on_device(&model, &device), reshard)?;
                 let (expected, kept) = step(world, &model, || Ok(()))?;
                 let (grads, gathers) = step(world, &model, || {
-                    units(&model)?.reshard();
+                    FsdpModule::of(&model)?.reshard();
                     Ok(())
                 })?;
                 assert_eq!(grads, expected, "{reshard:?}");
@@ -78,7 +83,7 @@ fn another_reshard_mode_at_run_time() {
         launch(Launch::threads(2), |world| {
             for (recursive, expected) in [(true, all), (false, root)] {
                 let model = sharded(world, &model, from)?;
-                let units = units(&model)?;
+                let units = FsdpModule::of(&model)?;
                 if recursive { units } else { units.own() }.set_reshard_after_forward(to)?;
                 let (_, gathers) = step(world, &model, || Ok(()))?;
                 assert_eq!(gathers, expected, "{from:?} to {to:?}, all {recursive}");
@@ -93,19 +98,19 @@ fn another_reshard_mode_at_run_time() {
 fn groups_that_were_not_made_are_told() {
     launch(Launch::threads(4), |world| {
         let model = sharded(world, &stack(&Device::flex()), ReshardAfterForward::Always)?;
-        let error = units(&model)?.set_reshard_after_forward(ReshardAfterForward::Ranks(2)).unwrap_err();
+        let error = FsdpModule::of(&model)?.set_reshard_after_forward(ReshardAfterForward::Ranks(2)).unwrap_err();
         assert!(
             matches!(&error, Error::Param(ParamError::ReshardRanks { ranks: 2, unit }) if unit == "root"),
             "{error}"
         );
         for factor in [0.0, -1.0, f64::NAN, f64::INFINITY, 1e39, 1e38, 1e-39] {
-            let error = units(&model)?.set_gradient_divide_factor(factor).unwrap_err();
+            let error = FsdpModule::of(&model)?.set_gradient_divide_factor(factor).unwrap_err();
             assert!(matches!(error, Error::Param(ParamError::DivideFactor { .. })), "{error}");
         }
-        let error = units(&model)?.matching(["blocks.7"]).unwrap_err();
+        let error = FsdpModule::of(&model)?.matching(["blocks.7"]).unwrap_err();
         assert!(error.to_string().contains("blocks.0"), "{error}");
-        assert_eq!(units(&model)?.matching(["blocks.[12]"])?.paths(), ["blocks.1", "blocks.2"]);
-        assert_eq!(units(&model)?.own().paths(), ["root"]);
+        assert_eq!(FsdpModule::of(&model)?.matching(["blocks.[12]"])?.paths(), ["blocks.1", "blocks.2"]);
+        assert_eq!(FsdpModule::of(&model)?.own().paths(), ["root"]);
         Ok(())
     })
     .unwrap();
@@ -124,8 +129,8 @@ fn gradients_are_divided_by_a_factor() {
                     let names = ["replicate", "shard"];
                     let mesh = DeviceMesh::new(world, &shape, &names[2 - shape.len()..])?;
                     let sharded = fully_shard(plain.clone(), &mesh, FullyShard::new().with_units(["blocks.*"]))?;
-                    units(&sharded)?.set_gradient_divide_factor(factor)?;
-                    units(&sharded)?.set_force_sum_reduction(force_sum);
+                    FsdpModule::of(&sharded)?.set_gradient_divide_factor(factor)?;
+                    FsdpModule::of(&sharded)?.set_force_sum_reduction(force_sum);
                     let loss = plain.forward(tensor(world.rank() as u64 + 1, [2, WIDTH], &device)).square().sum();
                     let own = values(&plain, Some(&GradientsParams::from_grads(loss.backward(), &plain)));
                     Ok((own, step(world, &sharded, || Ok(()))?.0))
@@ -177,9 +182,9 @@ fn whatever_is_gathered_ahead_values_are_the_same() {
             launch(Launch::threads(2), |world| {
                 let model = sharded(world, &model, reshard)?;
                 let (expected, _) = step(world, &model, || Ok(()))?;
-                let blocks = next.iter().map(|&at| units(&model.blocks[at])).collect::<Result<Vec<_>>>()?;
-                units(&model)?.own().set_forward_prefetch(blocks.clone());
-                units(&model)?.set_backward_prefetch(blocks);
+                let blocks = next.iter().map(|&at| FsdpModule::of(&model.blocks[at])).collect::<Result<Vec<_>>>()?;
+                FsdpModule::of(&model)?.own().set_forward_prefetch(blocks.clone());
+                FsdpModule::of(&model)?.set_backward_prefetch(blocks);
                 for _ in 0..2 {
                     let (result, events) = record_events(|| step(world, &model, || Ok(())));
                     assert_eq!(result?.0, expected, "{reshard:?}, {next:?}");
@@ -201,7 +206,7 @@ fn what_was_gathered_ahead_in_vain_is_dropped_with_forward() {
     let model = stack(&Device::flex());
     launch(Launch::threads(2), |world| {
         let model = sharded(world, &model, ReshardAfterForward::Always)?;
-        units(&model)?.own().set_forward_prefetch([units(&model.blocks[2])?]);
+        FsdpModule::of(&model)?.own().set_forward_prefetch([FsdpModule::of(&model.blocks[2])?]);
         let device = world.device().clone().autodiff();
         let only_first = || unit(&model, tensor(1, [2, WIDTH], &device), |model, x| model.first.forward(x));
         for _ in 0..2 {
@@ -311,7 +316,7 @@ fn an_iteration_that_was_given_up_leaves_nothing() {
             let model = sharded(world, &model, ReshardAfterForward::Auto)?;
             let (expected, _) = step(world, &model, || Ok(()))?;
             let x = || tensor::<2>(3, [2, WIDTH], &device);
-            units(&model)?.set_requires_gradient_sync(false);
+            FsdpModule::of(&model)?.set_requires_gradient_sync(false);
             drop(model.forward(x()).sum().backward());
             let given_up = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
                 unit(&model, x(), |model, x| {
@@ -323,8 +328,8 @@ fn an_iteration_that_was_given_up_leaves_nothing() {
                 })
             }));
             assert!(given_up.is_err());
-            units(&model)?.reset_iter_state();
-            units(&model)?.set_requires_gradient_sync(true);
+            FsdpModule::of(&model)?.reset_iter_state();
+            FsdpModule::of(&model)?.set_requires_gradient_sync(true);
             assert_eq!(step(world, &model, || Ok(()))?.0, expected, "{ranks} ranks");
             Ok(())
         })

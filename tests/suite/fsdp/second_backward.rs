@@ -131,7 +131,8 @@ fn losses_that_share_no_node_have_backwards_of_their_own() {
 #[cfg(feature = "mpi")]
 #[test]
 fn losses_that_share_no_node_have_backwards_of_their_own_in_processes() {
-    let _ = MeshTest::new([3], ["shard"]).with_processes(3).run(|mesh| gradients_are_those_of_one_device(mesh, &config()));
+    let _ =
+        MeshTest::new([3], ["shard"]).with_processes(3).run(|mesh| gradients_are_those_of_one_device(mesh, &config()));
 }
 
 /// Two losses of a forward that share something, and the unit that a second backward is told to have come to.

@@ -148,8 +148,13 @@ fn buffers_made_equal_in_another_order_are_of_the_models_named() {
     for policy in [BufferSync::FirstRank, BufferSync::Average] {
         let op = if policy == BufferSync::Average { Op::AllReduce } else { Op::Broadcast };
         are_told_apart(&meshes()[0], op, &["model ", " (BatchNorm, sharded at "], |mesh| {
-            let shard =
-                || fully_shard(BatchNormConfig::new(2).init(mesh.device()), mesh, FullyShard::new().with_buffer_sync(policy));
+            let shard = || {
+                fully_shard(
+                    BatchNormConfig::new(2).init(mesh.device()),
+                    mesh,
+                    FullyShard::new().with_buffer_sync(policy),
+                )
+            };
             let models: [BatchNorm; 2] = [shard()?, shard()?];
             let order = if mesh.rank() == 0 { [0, 1] } else { [1, 0] };
             order.into_iter().try_for_each(|i| sync_buffers(&models[i]))?;

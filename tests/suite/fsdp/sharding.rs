@@ -95,8 +95,9 @@ fn parameters_are_dtensors() {
     launch(Launch::threads(4), |world| {
         let model = on_device(&model, &world.device().clone().autodiff());
         let mesh = DeviceMesh::new(world, [2, 2], ["replicate", "shard"])?;
-        let config = config()
-            .with_shard_placement_fn(|param: ParamInfo| param.path.ends_with("1.weight").then_some(Placement::Shard(1)));
+        let config = config().with_shard_placement_fn(|param: ParamInfo| {
+            param.path.ends_with("1.weight").then_some(Placement::Shard(1))
+        });
         let sharded = fully_shard(model.clone(), &mesh, config)?;
         let weight = sharded.blocks[0].weight.shard().expect("sharded");
         assert_eq!(weight.placements(), [Placement::Replicate, Placement::Shard(0)]);

@@ -39,7 +39,10 @@ fn uneven(ranks: usize) -> impl Fn(ParamInfo<'_>) -> Option<ParamPlacement> + Se
 }
 
 fn config(ranks: usize, reshard: ReshardAfterForward) -> FullyShard {
-    FullyShard::new().with_units(["blocks.*"]).with_reshard_after_forward(reshard).with_shard_placement_fn(uneven(ranks))
+    FullyShard::new()
+        .with_units(["blocks.*"])
+        .with_reshard_after_forward(reshard)
+        .with_shard_placement_fn(uneven(ranks))
 }
 
 /// Alone, replicated, and after tensor parallelism, which cuts the same dimensions first.

@@ -6,7 +6,9 @@ use burn::optim::{GradientsParams, SgdConfig};
 use burn::tensor::{Device, Tensor};
 use burn_dtensor::Error;
 use burn_dtensor::comm::{CommError, Launch, Op, Phase, launch};
-use burn_dtensor::fsdp::{FullyShard, ReshardAfterForward, full_model, fully_shard, reshard, unit, units, unshard};
+use burn_dtensor::fsdp::{
+    FsdpModule, FullyShard, ReshardAfterForward, full_model, fully_shard, reshard, unit, unshard,
+};
 use burn_dtensor::param::ParamError;
 
 use super::net::{Net, WIDTH, config, mesh, net, with_units};
@@ -52,7 +54,7 @@ fn wait_returns_when_nothing_is_pending() {
     launch(Launch::threads(2), |world| {
         let device = world.device().clone().autodiff();
         let sharded = fully_shard(on_device(&net(&Device::flex()), &device), &mesh(world)?, config())?;
-        let block = units(&sharded.blocks[0])?.own();
+        let block = FsdpModule::of(&sharded.blocks[0])?.own();
         if world.rank() == 1 {
             is_seen.lock().unwrap().recv().unwrap();
         }

@@ -6,7 +6,7 @@ use burn::module::Module;
 use burn::tensor::Tensor;
 use burn_dtensor::Result;
 use burn_dtensor::comm::{Launch, launch};
-use burn_dtensor::fsdp::{Event, EventKind, FullyShard, TrainingState, FsdpModule, fully_shard, record_events, unit, units};
+use burn_dtensor::fsdp::{Event, EventKind, FsdpModule, FullyShard, TrainingState, fully_shard, record_events, unit};
 use burn_dtensor::mesh::DeviceMesh;
 use serde::Deserialize;
 use serde_json::Value;

@@ -67,7 +67,8 @@ fn steps<const D: usize>(model: &Only<BatchNorm>, shape: [usize; D], layout: &La
         (gamma.mesh().clone(), gamma.local().device())
     };
     let step = |step| {
-        let x = DTensor::distribute_replicated_to(batch(step, shape, &mesh_device), &mesh, layout.clone())?.require_grad();
+        let x =
+            DTensor::distribute_replicated_to(batch(step, shape, &mesh_device), &mesh, layout.clone())?.require_grad();
         let leaf = x.local().clone();
         let y = unit(model, x, |model, x| model.layer.forward_dtensor(x)).full_tensor()?;
         let grads = loss(y.clone()).backward();
@@ -277,8 +278,11 @@ fn outside_of_training_the_running_statistics_normalize() {
             let y = valid.layer.forward_dtensor(DTensor::distribute_replicated(x.clone(), mesh, &[placement])?);
             near(&floats(y.full_tensor()?), &expected, what);
             let frozen = model.clone().freeze();
-            let y =
-                frozen.layer.forward_dtensor(DTensor::distribute_replicated(batch(1, shape, &device), mesh, &[placement])?);
+            let y = frozen.layer.forward_dtensor(DTensor::distribute_replicated(
+                batch(1, shape, &device),
+                mesh,
+                &[placement],
+            )?);
             near(&floats(y.full_tensor()?.inner()), &expected, what);
             assert_eq!(running(&model.layer), before, "what is frozen follows no batch");
         }

@@ -58,8 +58,11 @@ fn every_layer_brings_its_input_and_output_as_its_style_says() {
             let device = mesh.device().clone().autodiff();
             let name = std::any::type_name::<L>();
             let placed = |style| {
-                let model =
-                    parallelize(Only { layer: on_device(&layer, &device) }, mesh, Plan::new().with_style("layer", style))?;
+                let model = parallelize(
+                    Only { layer: on_device(&layer, &device) },
+                    mesh,
+                    Plan::new().with_style("layer", style),
+                )?;
                 let x = DTensor::distribute_replicated(x(&device), mesh, &[R])?;
                 Ok::<_, Error>(forward(&model.layer, x).placements().to_vec())
             };
@@ -162,7 +165,8 @@ fn embedding_equals_burns_by_vocabulary_and_by_feature() {
             [1],
             |layer, x| forward(x.clone(), layer.forward(tokens(&x.device()))),
             |layer, x| {
-                let tokens = DTensor::distribute_replicated(tokens(x.mesh().device()), x.mesh(), &[R]).expect("replicated");
+                let tokens =
+                    DTensor::distribute_replicated(tokens(x.mesh().device()), x.mesh(), &[R]).expect("replicated");
                 let x = x.redistribute(&[R]).expect("a vector").reshape([1, 1, 1]);
                 layer.forward_dtensor(tokens) * x
             },

@@ -6,7 +6,7 @@ use burn::optim::GradientsParams;
 use burn::tensor::{Device, Tensor};
 use burn_dtensor::comm::{Op, Phase};
 use burn_dtensor::dtensor::DTensorError;
-use burn_dtensor::nn::{local_heads, apply_io_layouts, apply_io_layouts_local};
+use burn_dtensor::nn::{apply_io_layouts, apply_io_layouts_local, local_heads};
 use burn_dtensor::parallel::{ParallelError, PrepareModuleInputOutput};
 use burn_dtensor::prelude::*;
 use burn_dtensor::testing::MeshTest;
@@ -60,15 +60,20 @@ impl Block {
 }
 
 fn split() -> Plan {
-    let columns =
-        |plan: Plan, layer: &str| plan.with_style(format!("{layer}.weight"), S(1)).with_style(format!("{layer}.bias"), S(0));
+    let columns = |plan: Plan, layer: &str| {
+        plan.with_style(format!("{layer}.weight"), S(1)).with_style(format!("{layer}.bias"), S(0))
+    };
     let plan = columns(columns(Plan::new(), "block.up"), "block.gate");
     plan.with_style("block.down.weight", S(0))
 }
 
 /// Between shards of the sequence.
 fn between_shards() -> PrepareModuleInputOutput {
-    PrepareModuleInputOutput::new().with_input(S(1), R).with_input(None, S(2)).with_output(None, S(1)).with_output(S(2), None)
+    PrepareModuleInputOutput::new()
+        .with_input(S(1), R)
+        .with_input(None, S(2))
+        .with_output(None, S(1))
+        .with_output(S(2), None)
 }
 
 const SHAPE: [usize; 3] = [2, 4, 6];
@@ -134,7 +139,11 @@ fn a_block_over_dtensors_stands_in_an_ordinary_model() {
             let device = mesh.device().clone().autodiff();
             let tp = mesh.slice("tp")?;
             // Plain inputs, replicated, and whole outputs.
-            let prepare = PrepareModuleInputOutput::new().with_input(R, None).with_input(None, S(2)).with_output(None, R).with_output(None, None);
+            let prepare = PrepareModuleInputOutput::new()
+                .with_input(R, None)
+                .with_input(None, S(2))
+                .with_output(None, R)
+                .with_output(None, None);
             let mut model = parallelize(on_device(&plain, &device), &tp, split().with_io("block", prepare))?;
             if names.contains(&"shard") {
                 model = fully_shard(model, &mesh.slice("shard")?, FullyShard::new().with_units(["block"]))?;
@@ -160,9 +169,12 @@ fn a_block_over_dtensors_stands_in_an_ordinary_model() {
 fn a_plan_prepares_on_each_mesh_dimension_and_the_last_entry_counts() {
     let plain = net();
     MeshTest::new([2, 2], ["cp", "tp"]).run(|mesh| {
-        let tp = split().with_io("block", PrepareModuleInputOutput::new().with_input(S(0), S(0))).with_io("bl*", between_shards());
+        let tp = split()
+            .with_io("block", PrepareModuleInputOutput::new().with_input(S(0), S(0)))
+            .with_io("bl*", between_shards());
         let cp = Plan::new().with_io("block", PrepareModuleInputOutput::new().with_input(None, S(0)));
-        let model = parallelize(plain.clone(), mesh, Plan::new().with_mesh_dim_plan("tp", tp).with_mesh_dim_plan("cp", cp))?;
+        let model =
+            parallelize(plain.clone(), mesh, Plan::new().with_mesh_dim_plan("tp", tp).with_mesh_dim_plan("cp", cp))?;
         let (x, scale) = inputs(mesh.device());
         let x = DTensor::distribute_replicated(x, mesh, &[R, S(1)])?;
         let scale = DTensor::distribute_replicated(scale, mesh, &[R, R])?;
@@ -189,8 +201,9 @@ fn a_module_that_the_plan_does_not_prepare_is_left_alone() {
         });
         assert_eq!(found.placements(), [S(0)]);
         // A plain tensor is one on the mesh of its parameters.
-        let whole =
-            apply_io_layouts_local(&model.last, tensor(1, SHAPE, mesh.device()), |last, x: DTensor<3>| last.forward_dtensor(x));
+        let whole = apply_io_layouts_local(&model.last, tensor(1, SHAPE, mesh.device()), |last, x: DTensor<3>| {
+            last.forward_dtensor(x)
+        });
         near(&floats(found.full_tensor()?), &floats(whole), || "last".into());
         Ok(())
     });
@@ -204,8 +217,9 @@ fn tensors_that_are_not_as_declared() {
         let (x, scale) = inputs(mesh.device());
         let of = |tensor: &Tensor<3>, placement| DTensor::distribute_replicated(tensor.clone(), mesh, &[placement]);
         let (shards, whole, scale) = (of(&x, S(1))?, of(&x, R)?, of(&scale, R)?);
-        let run =
-            |x: DTensor<3>| apply_io_layouts(&model.block, (x, scale.clone()), |block, (x, scale)| block.parallel(x, scale));
+        let run = |x: DTensor<3>| {
+            apply_io_layouts(&model.block, (x, scale.clone()), |block, (x, scale)| block.parallel(x, scale))
+        };
         let error = refused(|| run(whole.clone()));
         assert!(matches!(&error, Error::Parallel(ParallelError::Layout { what: "input", at: 0, .. })), "{error}");
         let text = error.to_string();

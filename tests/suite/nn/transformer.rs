@@ -43,7 +43,8 @@ fn split(path: &str, attentions: &[&str], between: Placement) -> Plan {
             .with_style(format!("{path}.{attention}.output"), out.with_heads(HEADS))
     };
     let plan = attentions.iter().fold(Plan::new(), split).with_units([path]);
-    let plan = plan.with_style(format!("{path}.pwff.linear_inner"), into).with_style(format!("{path}.pwff.linear_outer"), out);
+    let plan =
+        plan.with_style(format!("{path}.pwff.linear_inner"), into).with_style(format!("{path}.pwff.linear_outer"), out);
     if between == R { plan } else { plan.with_style(format!("{path}.norm_?"), Style::sequence_parallel()) }
 }
 
@@ -76,8 +77,11 @@ fn replicated<const D: usize>(mask: Tensor<D, Bool>, mesh: &DeviceMesh) -> DTens
 #[test]
 fn feed_forward_equals_burns() {
     let layer = PositionWiseFeedForwardConfig::new(6, 7).with_dropout(0.0).init(&Device::flex());
-    let split =
-        || Plan::new().with_style("layer.linear_inner", Style::colwise()).with_style("layer.linear_outer", Style::rowwise());
+    let split = || {
+        Plan::new()
+            .with_style("layer.linear_inner", Style::colwise())
+            .with_style("layer.linear_outer", Style::rowwise())
+    };
     same_under!(layer.clone(), [3, 5, 6], [Plan::new(), split()]);
 }
 

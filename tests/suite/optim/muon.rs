@@ -98,7 +98,8 @@ fn distribute(model: Vec<Linear>, mesh: &DeviceMesh, config: FullyShard) -> Resu
 /// How far the weights of ten steps on the mesh are from those of one device.
 fn apart(test: &MeshTest, config: &MuonConfig, shard: impl Fn() -> FullyShard + Sync) -> f64 {
     let model = layers();
-    let expected = values(&alone(&mut unsharded(config), on_device(&model, &Device::flex().autodiff()), 0..STEPS), None);
+    let expected =
+        values(&alone(&mut unsharded(config), on_device(&model, &Device::flex().autodiff()), 0..STEPS), None);
     assert!(max_diff(&expected, &values(&model, None)) > 1e-2, "it has stepped");
     let apart = test.run(|mesh| {
         let plain = on_device(&model, &mesh.device().clone().autodiff());

@@ -183,7 +183,11 @@ fn heads_stay_whole_over_all_dimensions_that_cut_them() {
         let colwise = || Plan::new().with_style("down", Style::colwise().with_heads(2));
         // Over two ranks two heads can; over four they cannot.
         parallelize(plain.clone(), mesh, Plan::new().with_mesh_dim_plan("a", colwise()))?;
-        match parallelize(plain.clone(), mesh, Plan::new().with_mesh_dim_plan("a", colwise()).with_mesh_dim_plan("b", colwise())) {
+        match parallelize(
+            plain.clone(),
+            mesh,
+            Plan::new().with_mesh_dim_plan("a", colwise()).with_mesh_dim_plan("b", colwise()),
+        ) {
             Err(Error::Parallel(error @ ParallelError::Heads { heads: 2, len: 6, size: 4, .. })) => {
                 assert!(error.to_string().contains("`a`, `b`"), "{error}");
             }

@@ -121,7 +121,9 @@ fn nested_units() {
             let (data, tp) = slices(mesh)?;
             let inner = |mut net: Net| -> Result<_> {
                 let block = net.blocks.remove(0);
-                let config = FullyShard::new().with_ignored(["up.weight"]).with_reshard_after_forward(ReshardAfterForward::Never);
+                let config = FullyShard::new()
+                    .with_ignored(["up.weight"])
+                    .with_reshard_after_forward(ReshardAfterForward::Never);
                 net.blocks.insert(0, fully_shard(block, &mesh.slice("shard")?, config)?);
                 Ok(net)
             };

@@ -124,8 +124,11 @@ fn unshard_and_reshard_of_a_parallelized_unit() {
         unshard(&model.blocks[1])?.wait()?;
         let local = unit(&model.blocks[1], (), |block, ()| up(block));
         assert_eq!(gathers(), 1, "gathered ahead");
-        let expected =
-            DTensor::distribute_replicated(plain.blocks[1].up.weight.val(), &mesh.slice("tp")?, &[Placement::Shard(1)])?;
+        let expected = DTensor::distribute_replicated(
+            plain.blocks[1].up.weight.val(),
+            &mesh.slice("tp")?,
+            &[Placement::Shard(1)],
+        )?;
         assert_eq!(local.into_data(), expected.to_local().into_data());
         unshard(&model.blocks[1])?.wait()?;
         reshard(&model.blocks[1])?;

@@ -75,7 +75,8 @@ pub fn reachable(from: &Layout, target: &Layout) -> Layout {
     let layout =
         Layout::with_shard_order(target.mesh_shape(), &placements, &orders).expect("the cuts are those of the target");
     let mut lengths = target.uneven_mesh_dims();
-    let layout = lengths.try_fold(layout, |layout, (mesh_dim, lengths)| layout.with_uneven_sizes(mesh_dim, lengths.clone()));
+    let layout =
+        lengths.try_fold(layout, |layout, (mesh_dim, lengths)| layout.with_uneven_sizes(mesh_dim, lengths.clone()));
     layout.expect("the cuts are those of the target")
 }
 

@@ -7,7 +7,7 @@ use burn::optim::{AdamWConfig, GradientsAccumulator, GradientsParams, ModuleOpti
 use burn::tensor::{DType, Device, Tensor};
 use burn_dtensor::Result;
 use burn_dtensor::comm::World;
-use burn_dtensor::fsdp::{full_model, fully_shard, units};
+use burn_dtensor::fsdp::{FsdpModule, full_model, fully_shard};
 use burn_dtensor::mesh::DeviceMesh;
 use burn_dtensor::parallel::parallelize;
 

@@ -105,7 +105,10 @@ pub fn cases() -> Vec<Case> {
         }),
         Case::new(
             "cross_entropy",
-            [CaseInput::float("logits", [3, 4]).with_dtype(DType::BF16), CaseInput::int("targets", [3], 4).with_dtype(DType::U8)],
+            [
+                CaseInput::float("logits", [3, 4]).with_dtype(DType::BF16),
+                CaseInput::int("targets", [3], 4).with_dtype(DType::U8),
+            ],
             |inputs| {
                 let loss = PlainConfig::new().init(&inputs[0].tensor::<2, Float>().device());
                 loss.forward(inputs[0].tensor::<2, Float>(), inputs[1].tensor::<1, Int>())

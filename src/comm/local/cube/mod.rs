@@ -25,9 +25,9 @@ use burn_cubecl::tensor::CubeTensor;
 
 use super::data::Contribution;
 use crate::comm::engine::GroupMember;
-use crate::comm::{PackStats, Ledger, CollectivePlan, ReduceOp};
+use crate::comm::{CollectivePlan, Ledger, PackStats, ReduceOp};
 use crate::kernels::FlatLayout;
-use crate::kernels::cube::{CubePlan, CopySide, alignment, plan};
+use crate::kernels::cube::{CopySide, CubePlan, alignment, plan};
 use crate::memory::cube::{primitive, wrap};
 
 /// The copies around one collective of a list of tensors.
@@ -41,7 +41,12 @@ pub(super) struct CoalescedCopies {
 
 impl CoalescedCopies {
     /// An all-gather: adds this rank's row to its deposit, unless it is issued `ahead` of need.
-    pub fn pack_parts(ahead: bool, mut deposit: Contribution, plan: &CollectivePlan, member: &GroupMember) -> (Option<Self>, Contribution) {
+    pub fn pack_parts(
+        ahead: bool,
+        mut deposit: Contribution,
+        plan: &CollectivePlan,
+        member: &GroupMember,
+    ) -> (Option<Self>, Contribution) {
         let fused = Self::new(&deposit.tensors, plan, member);
         let now = fused.as_ref().filter(|_| !ahead);
         deposit.flat = now.and_then(|fused| fused.pack(CopySide::PackParts(fused.member), &deposit.tensors));
@@ -49,7 +54,11 @@ impl CoalescedCopies {
     }
 
     /// A reduce-scatter: adds rows for all ranks to its deposit, if the device can reduce them.
-    pub fn pack_full(mut deposit: Contribution, plan: &CollectivePlan, member: &GroupMember) -> (Option<Self>, Contribution) {
+    pub fn pack_full(
+        mut deposit: Contribution,
+        plan: &CollectivePlan,
+        member: &GroupMember,
+    ) -> (Option<Self>, Contribution) {
         let fused = Self::new(&deposit.tensors, plan, member);
         let fused = fused.filter(|fused| reduce::is_possible(&fused.device.client(), member.group.size(), fused.dtype));
         deposit.flat = fused.as_ref().and_then(|fused| fused.pack(CopySide::PackFull, &deposit.tensors));

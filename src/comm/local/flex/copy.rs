@@ -8,11 +8,11 @@ use burn::tensor::DType;
 use itertools::Itertools;
 
 use super::shelf::Owner;
-use super::together::{self, PartitionedJob, CooperativeResult, WORTH};
+use super::together::{self, CooperativeResult, PartitionedJob, WORTH};
 use super::wrap;
 use crate::comm::CollectivePlan;
 use crate::comm::engine::ranges::Ranges;
-use crate::kernels::flex::{Ends, PinnedSources, CopyTasks, Sources, OutputBuffers, run};
+use crate::kernels::flex::{CopyTasks, Ends, OutputBuffers, PinnedSources, Sources, run};
 use crate::kernels::{Convert, CopyPlan, FlatLayout};
 use crate::memory::HostMemoryPool;
 

@@ -20,7 +20,7 @@ pub(super) trait ReduceElement: Copy + Default {
 
 macro_rules! float_number {
     ($($float:ty),*) => {$(
-        impl Number for $float {
+        impl ReduceElement for $float {
             #[inline(always)]
             fn plus(self, other: Self) -> Self { self + other }
             #[inline(always)]
@@ -37,7 +37,7 @@ macro_rules! float_number {
 
 macro_rules! int_number {
     ($($int:ty),*) => {$(
-        impl Number for $int {
+        impl ReduceElement for $int {
             #[inline(always)]
             fn plus(self, other: Self) -> Self { self.wrapping_add(other) }
             #[inline(always)]

@@ -21,7 +21,7 @@ use crate::memory::flex as memory;
 pub(super) use crate::memory::flex::primitive;
 pub(super) use copy::{GatherCopyPlan, concat};
 pub(super) use shared::{CollectiveCache, ReduceOperands};
-pub(super) use shelf::{ResultRetention, Owner, SharedResultCache};
+pub(super) use shelf::{Owner, ResultRetention, SharedResultCache};
 
 /// The same tensor with adjacent elements, in memory that stays while a handle does: so that peers
 /// can read it as a slice.

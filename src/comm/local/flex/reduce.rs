@@ -13,7 +13,7 @@ use super::block::RunBlock;
 use super::element::{Element, ReduceElement};
 use crate::comm::ReduceOp;
 use crate::comm::engine::ranges::Ranges;
-use crate::kernels::flex::{LINE, Sources, OutputBuffers, prefetch, stream};
+use crate::kernels::flex::{LINE, OutputBuffers, Sources, prefetch, stream};
 
 /// Elements reduced at a time, so that partial results stay in the first-level cache.
 const STRIP: usize = 1024;
@@ -84,7 +84,13 @@ unsafe fn by_op<E: Element>(sources: &Sources, op: ReduceOp, block: &RunBlock, o
     /// The same, compiled for registers twice as long as those that every x86-64 has.
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "avx2")]
-    fn by_avx2<E: Element>(sources: &Sources, op: ReduceOp, block: &RunBlock, out: &mut [MaybeUninit<E>], streams: bool) {
+    fn by_avx2<E: Element>(
+        sources: &Sources,
+        op: ReduceOp,
+        block: &RunBlock,
+        out: &mut [MaybeUninit<E>],
+        streams: bool,
+    ) {
         reduced(sources, op, block, out, streams);
     }
     // SAFETY: the caller's.

@@ -12,16 +12,16 @@ use burn::backend::flex::FlexTensor;
 use burn::tensor::Shape;
 use smallvec::SmallVec;
 
-use super::super::board::OpHandle;
-use super::copy::{GatherSources, GatherCopyPlan};
+use super::super::match_table::OpHandle;
+use super::copy::{GatherCopyPlan, GatherSources};
 use super::reduce::{dtype_of, reduce, reduce_flat};
-use super::shelf::{CachedResults, ResultRetention, Owner, SharedResultCache};
-use super::together::{self, PartitionedJob, CooperativeResult, WORTH};
+use super::shelf::{CachedResults, Owner, ResultRetention, SharedResultCache};
+use super::together::{self, CooperativeResult, PartitionedJob, WORTH};
 use super::{primitive, wrap};
 use crate::comm::ReduceOp;
 use crate::comm::engine::ranges::{Ranges, full};
 use crate::comm::plan::offered;
-use crate::kernels::flex::{Ends, PinnedSources, Sources, OutputBuffers, stream};
+use crate::kernels::flex::{Ends, OutputBuffers, PinnedSources, Sources, stream};
 use crate::memory::HostMemoryPool;
 use crate::placement::chunk;
 
@@ -37,7 +37,13 @@ pub(in crate::comm::local) struct CollectiveCache {
 
 impl CollectiveCache {
     /// Where results in common of the collective of `ticket` belong, whose rank has `waited` for others.
-    pub fn owner<'a>(&'a self, shelf: &'a SharedResultCache, ticket: OpHandle, keep: ResultRetention, waited: &'a Cell<Duration>) -> Owner<'a> {
+    pub fn owner<'a>(
+        &'a self,
+        shelf: &'a SharedResultCache,
+        ticket: OpHandle,
+        keep: ResultRetention,
+        waited: &'a Cell<Duration>,
+    ) -> Owner<'a> {
         Owner { shelf, ticket, bag: self.bag.get_or_init(Arc::default), keep, waited }
     }
 
@@ -136,7 +142,11 @@ unsafe impl PartitionedJob for ReduceJob<'_> {
         let bytes = self.shape.num_elements() * size;
         let worth = (bytes * self.terms.len() / READ).min(bytes / WRITTEN);
         let count = worth.clamp(1, self.terms.len() * together::PARTS_PER_RANK);
-        (OutputBuffers::new(Some(home), [self.shape], size), ReduceSlices { count, streams: stream::pays(bytes) }, count)
+        (
+            OutputBuffers::new(Some(home), [self.shape], size),
+            ReduceSlices { count, streams: stream::pays(bytes) },
+            count,
+        )
     }
 
     unsafe fn make(&self, slices: &ReduceSlices, index: usize, to: &Ends<u8>) {

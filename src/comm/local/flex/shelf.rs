@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use burn::backend::flex::FlexTensor;
 
-use super::super::board::{GroupKey, OpHandle};
+use super::super::match_table::{GroupKey, OpHandle};
 use super::super::rendezvous::SpinPolicy;
 use super::super::sync::Mutex;
 use crate::memory::HostMemoryPool;

@@ -7,12 +7,12 @@ use std::thread;
 use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::{Bool, DType, Device, Distribution, Int, Shape, Tensor, TensorData};
 
-use crate::comm::engine::ranges::{Ranges, slice, full};
-use crate::comm::engine::{ShardSignature, CallSignature, TensorSignature, concat, reduce};
-use crate::comm::local::board::{MatchTable, OpHandle};
+use crate::comm::engine::ranges::{Ranges, full, slice};
+use crate::comm::engine::{CallSignature, ShardSignature, TensorSignature, concat, reduce};
 use crate::comm::local::flex;
+use crate::comm::local::match_table::{MatchTable, OpHandle};
 use crate::comm::local::rendezvous::SpinPolicy;
-use crate::comm::{Op, CollectivePlan, ReduceOp};
+use crate::comm::{CollectivePlan, Op, ReduceOp};
 use crate::placement::ShardSizes;
 
 const OPS: [ReduceOp; 5] = [ReduceOp::Sum, ReduceOp::Avg, ReduceOp::Min, ReduceOp::Max, ReduceOp::Product];
@@ -250,7 +250,8 @@ fn a_reduction_in_common_is_like_the_kernels() {
             .map(|rank| Tensor::<1>::random([elements], Distribution::Uniform(-4.0, 4.0), &device) + rank as f32)
             .map(Tensor::into_dispatch)
             .collect();
-        let (shared, shelf) = (flex::CollectiveCache::default(), flex::SharedResultCache::new(SpinPolicy::Spinning(0), None).patient());
+        let (shared, shelf) =
+            (flex::CollectiveCache::default(), flex::SharedResultCache::new(SpinPolicy::Spinning(0), None).patient());
         let ticket = ticket(ranks);
         let looked = AtomicUsize::new(0);
         let terms = || {

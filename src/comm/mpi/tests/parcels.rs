@@ -79,7 +79,9 @@ fn launches(limits: FragmentLimits) -> impl Fn(usize) -> Launch {
 #[test]
 fn invariant_3_every_collective_of_tensors_longer_than_a_message() {
     ProcessTest::new(2).with_deadline(Duration::from_secs(600)).run(|| {
-        let conformance = Conformance::of(launches(FragmentLimits { message: 1000, riding: 500 })).with_ranks([2]).with_large_tensors();
+        let conformance = Conformance::of(launches(FragmentLimits { message: 1000, riding: 500 }))
+            .with_ranks([2])
+            .with_large_tensors();
         for check in Conformance::<fn(usize) -> Launch>::names() {
             assert!(conformance.check(check) > 0, "{check}");
         }

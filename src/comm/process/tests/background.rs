@@ -9,7 +9,9 @@ use burn::tensor::{Tensor, TensorData};
 use super::bits::values;
 use super::loopback::Job;
 use crate::comm::engine::into_data;
-use crate::comm::{TransferTiming, CommError, Communicator, OpTiming, Launch, ReduceOp, ShardedTensor, Work, World, launch};
+use crate::comm::{
+    CommError, Communicator, Launch, OpTiming, ReduceOp, ShardedTensor, TransferTiming, Work, World, launch,
+};
 use crate::placement::ShardSizes;
 use crate::{Error, Result};
 

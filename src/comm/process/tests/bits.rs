@@ -19,7 +19,8 @@ fn everywhere<T: Send + std::fmt::Debug + PartialEq>(program: impl Fn(&World) ->
     let expected = launch(Launch::threads(4), &program).unwrap_or_else(|error| panic!("{error}"));
     let jobs = [(Job::new(1, 11), 4), (Job::new(2, 11), 2), (Job::new(4, 11), 1), (Job::on_one_host(4, 11), 1)];
     for (job, each) in jobs {
-        let run = |_, processes: &super::super::ProcessJob| launch(Launch::on_backend(processes.engine(each)), &program);
+        let run =
+            |_, processes: &super::super::ProcessJob| launch(Launch::on_backend(processes.engine(each)), &program);
         let got = job.run(run).into_iter().flat_map(|end| end.unwrap_or_else(|error| panic!("{error}")));
         assert_eq!(got.collect::<Vec<_>>(), expected, "{} processes of {each}", job.processes());
     }
@@ -54,7 +55,11 @@ fn reductions_are_those_of_threads_to_the_bit() {
                     let tensor = || Tensor::<2>::from_data(data.clone(), (world.device(), *dtype)).into_dispatch();
                     let empty = Tensor::<2>::empty([0, 3], world.device()).into_dispatch();
                     got.extend(comm.all_reduce("whole".into(), vec![empty, tensor()], op).wait()?);
-                    let shard = |dim: usize| ShardedTensor { tensor: tensor(), dim, sizes: ShardSizes::Chunked(130 + 2770 * dim) };
+                    let shard = |dim: usize| ShardedTensor {
+                        tensor: tensor(),
+                        dim,
+                        sizes: ShardSizes::Chunked(130 + 2770 * dim),
+                    };
                     got.extend(comm.reduce_scatter("parts".into(), vec![shard(0), shard(1)], op).wait()?);
                 }
             }

@@ -41,7 +41,8 @@ fn program(world: &World) -> Result<Vec<TensorData>> {
 #[test]
 fn collectives_of_another_device_are_those_of_threads() {
     let device = Device::wgpu(DeviceKind::DefaultDevice);
-    let expected = launch(Launch::threads(4).with_device(device.clone()), program).unwrap_or_else(|error| panic!("{error}"));
+    let expected =
+        launch(Launch::threads(4).with_device(device.clone()), program).unwrap_or_else(|error| panic!("{error}"));
     for (processes, each) in [(2, 2), (4, 1)] {
         let job = Job::new(processes, 22);
         let run = |_, processes: &super::super::ProcessJob| {

@@ -6,9 +6,11 @@ use std::time::Duration;
 use burn::tensor::Tensor;
 
 use super::super::ProcessJob;
-use super::super::header::{RemoteGroupId, PayloadDesc, Header, RemoteGroupInfo, LaunchId, Said, DataMode, ControlMessage, EncodedSignature};
+use super::super::header::{
+    ControlMessage, DataMode, EncodedSignature, Header, LaunchId, PayloadDesc, RemoteGroupId, RemoteGroupInfo, Said,
+};
 use super::loopback::Job;
-use crate::comm::courier::{Transport, Message};
+use crate::comm::courier::{Message, Transport};
 use crate::comm::engine::CallSignature;
 use crate::comm::{Call, CommError, Communicator, Launch, LaunchError, Op, RankReport, ReduceOp, World, launch};
 use crate::{Error, Result};
@@ -231,7 +233,10 @@ fn a_header_that_cannot_be_right_is_an_error() {
         (join(Some(of(&[0, 9], 1)), 0), "of a group of ranks [0, 9]"),
         (join(Some(of(&[1, 0], 0)), 5), "it says call 5 of a group where call 0 is next"),
         (known, "it has not said what print 3 is"),
-        (write(ControlMessage::Pull { channel: 0, seq: 7, wanted: true }), "it asks for what was not offered in call 7"),
+        (
+            write(ControlMessage::Pull { channel: 0, seq: 7, wanted: true }),
+            "it asks for what was not offered in call 7",
+        ),
         (
             write(ControlMessage::Data { channel: 1000, seq: 0, contents: PayloadDesc::default() }),
             "it has not said what channel 1000 is",

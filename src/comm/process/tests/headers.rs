@@ -6,12 +6,16 @@ use std::time::Duration;
 
 use burn::tensor::{BoolStore, DType, Shape};
 
-use super::super::header::{RemoteGroupId, PayloadDesc, Header, SharedMemoryMessage, RemoteGroupInfo, LaunchId, Said, DataMode, ControlMessage, EncodedSignature};
+use super::super::header::{
+    ControlMessage, DataMode, EncodedSignature, Header, LaunchId, PayloadDesc, RemoteGroupId, RemoteGroupInfo, Said,
+    SharedMemoryMessage,
+};
 use crate::Error;
-use crate::comm::engine::{ShardSignature, Failure, PairwiseSignature, CallSignature, TensorSignature};
+use crate::comm::engine::{CallSignature, Failure, PairwiseSignature, ShardSignature, TensorSignature};
 use crate::comm::local::MembershipMessage;
 use crate::comm::{
-    Call, CollectiveId, CommError, Digests, Op, RankReport, ReduceOp, ReplicatedValue, ShardedModel, StartError, TensorMeta,
+    Call, CollectiveId, CommError, Digests, Op, RankReport, ReduceOp, ReplicatedValue, ShardedModel, StartError,
+    TensorMeta,
 };
 use crate::memory::common::SharedMemoryHandle;
 use crate::placement::ShardSizes;
@@ -30,7 +34,8 @@ fn tensor(shape: &[usize], dtype: DType) -> TensorSignature {
 fn prints() -> Vec<CallSignature> {
     let call = Call::new("blocks.3").with_forward_index(1 << 40).with_names(["a".into(), "b".into()]);
     let model = Some(ShardedModel { number: 3, states: [0, 1 << 50].into(), origin: "Linear".into() });
-    let call = Call { model, global_tensor: Some(meta(&[4, 0], DType::F32)), operand_shapes: Some("[4, 8]".into()), ..call };
+    let call =
+        Call { model, global_tensor: Some(meta(&[4, 0], DType::F32)), operand_shapes: Some("[4, 8]".into()), ..call };
     let tensors = vec![tensor(&[4, 8], DType::BF16), tensor(&[], DType::Bool(BoolStore::Native))];
     let full = CallSignature {
         root: Some(200),
@@ -107,7 +112,8 @@ fn headers() -> Vec<Vec<u8>> {
         let introduction = RemoteGroupInfo { ranks: vec![0, 200, 3], name: "reduced".into(), member: 1 };
         RemoteGroupId { number: 128, introduction: is_new.then_some(introduction) }
     };
-    let at = SharedMemoryMessage::At { address: SharedMemoryHandle { process: 1 << 22, file: 7, number: u64::MAX - 1 } };
+    let at =
+        SharedMemoryMessage::At { address: SharedMemoryHandle { process: 1 << 22, file: 7, number: u64::MAX - 1 } };
     let contents =
         PayloadDesc { addressees: vec![0, 0, 2], tensors: vec![meta(&[3, 5], DType::F64); 3], common: Some(at) };
     let mut headers = Vec::new();
@@ -146,7 +152,12 @@ fn headers() -> Vec<Vec<u8>> {
         MembershipMessage::Roster { ranks: vec![0, 300] },
     ];
     headers.extend(notices.map(|notice| write(ControlMessage::Membership(notice))));
-    headers.push(write(ControlMessage::RankExited(RankReport { rank: 9, doing: "computing".into(), error: None, at: None })));
+    headers.push(write(ControlMessage::RankExited(RankReport {
+        rank: 9,
+        doing: "computing".into(),
+        error: None,
+        at: None,
+    })));
     let mut failures: Vec<_> = errors().into_iter().map(Failure::Collective).collect();
     failures.push(Failure::Panicked { rank: 0, message: "boom".into() });
     failures.push(Failure::Failed { rank: 0, message: String::new() });
@@ -176,7 +187,8 @@ fn a_header_is_read_as_it_was_written() {
     }
     let mut errors = errors().into_iter();
     for header in headers() {
-        if let ControlMessage::Failed { failure: Failure::Collective(error), decided: true } = Header::read(&header).unwrap().word
+        if let ControlMessage::Failed { failure: Failure::Collective(error), decided: true } =
+            Header::read(&header).unwrap().word
         {
             assert_eq!(Some(error), errors.next());
         }
@@ -209,7 +221,10 @@ fn how_a_rank_ended_arrives_with_the_sources_of_its_error() {
     struct NoBatch(#[source] std::fmt::Error);
     let there = |error: Error| {
         let report = RankReport { rank: 9, doing: "computing".into(), error: Some(error), at: Some("a.rs:1:2".into()) };
-        let ControlMessage::RankExited(report) = Header::read(&write(ControlMessage::RankExited(report))).unwrap().word else { panic!("another word") };
+        let ControlMessage::RankExited(report) = Header::read(&write(ControlMessage::RankExited(report))).unwrap().word
+        else {
+            panic!("another word")
+        };
         assert_eq!((report.rank, &report.doing[..], report.at.as_deref()), (9, "computing", Some("a.rs:1:2")));
         report.error.expect("there was one")
     };

@@ -30,7 +30,11 @@ const CASES: [Case; 6] = [
         1600 * 100,
         true,
     ),
-    (|comm| one(comm.all_to_all("columns".into(), shard(comm, 1, [30, 20]), 0, ShardSizes::Chunked(4000))), 2000 * 80, false),
+    (
+        |comm| one(comm.all_to_all("columns".into(), shard(comm, 1, [30, 20]), 0, ShardSizes::Chunked(4000))),
+        2000 * 80,
+        false,
+    ),
     (|comm| comm.all_gather("rows".into(), vec![shard(comm, 0, [900, 1600])]), 1600 * 200, true),
     (|comm| comm.all_gather("columns".into(), vec![shard(comm, 1, [30, 20])]), 4000 * 80, false),
 ];

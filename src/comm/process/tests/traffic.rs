@@ -186,7 +186,8 @@ fn what_nobody_wants_is_given_back() {
         let ends = launch(Launch::on_backend(processes.engine(2)), |world| {
             let comm = world.all();
             let tensor = Tensor::<1>::ones([1 << 10], world.device());
-            let shard = ShardedTensor { tensor: tensor.clone().into_dispatch(), dim: 0, sizes: ShardSizes::Chunked(4 << 10) };
+            let shard =
+                ShardedTensor { tensor: tensor.clone().into_dispatch(), dim: 0, sizes: ShardSizes::Chunked(4 << 10) };
             let work = comm.all_gather(Call::new("unit").with_deferred(), vec![shard]);
             assert!(!tensor.can_mut());
             drop(work);
@@ -213,7 +214,8 @@ fn a_long_print_is_sent_once() {
                     let tensor = Tensor::<2>::ones([0, width], world.device()).into_dispatch();
                     ShardedTensor { tensor, dim: 0, sizes: ShardSizes::Chunked(0) }
                 };
-                let wholes = comm.all_gather(Call::new("unit").with_names(names), (0..100).map(shard).collect()).wait()?;
+                let wholes =
+                    comm.all_gather(Call::new("unit").with_names(names), (0..100).map(shard).collect()).wait()?;
                 assert_eq!(wholes[99].shape()[1], width);
                 Ok(())
             };

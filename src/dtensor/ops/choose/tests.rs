@@ -18,7 +18,14 @@ fn choice(mesh: &[usize], operands: &[(&[usize], Layout)], rows: &[Strategy]) ->
 
 /// In single precision.
 fn float<'a>(layout: &'a Layout, shape: &'a Shape) -> OperandInfo<'a> {
-    OperandInfo { layout, shape, bytes: 4 * shape.num_elements() as u64, differentiable: true, wanted: &[], joins: true }
+    OperandInfo {
+        layout,
+        shape,
+        bytes: 4 * shape.num_elements() as u64,
+        differentiable: true,
+        wanted: &[],
+        joins: true,
+    }
 }
 
 fn chosen(
@@ -300,7 +307,11 @@ fn with_times_what_is_sent_in_backward_counts_and_lengths_decide() {
 #[test]
 fn a_collective_takes_its_call_and_its_bytes() {
     let times = Times { call: 1e-6, bandwidths: vec![1e9, 1e8], backward: 0.5 };
-    let sent = |dims: &[usize]| CommVolume { mesh_dims: dims.into(), collective: "all-gather", share: CommVolume::FULL_TENSOR / 4 };
+    let sent = |dims: &[usize]| CommVolume {
+        mesh_dims: dims.into(),
+        collective: "all-gather",
+        share: CommVolume::FULL_TENSOR / 4,
+    };
     assert_eq!([times.of(&sent(&[0]), 4000), times.of(&sent(&[1]), 4000)], [2_000_000, 11_000_000]);
     assert_eq!(times.of(&sent(&[0, 1]), 4000), 11_000_000, "as fast as the slower");
     assert_eq!(times.of_backward(&sent(&[1]), 4000), 5_500_000);

@@ -7,7 +7,7 @@ use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::{Shape, Slice, Tensor};
 
 use crate::autodiff::{self, BackwardStep, GraphOp};
-use crate::dtensor::local::{associate, slice, is_tracked, zeros};
+use crate::dtensor::local::{associate, is_tracked, slice, zeros};
 
 /// `local` inside `ranges`, of every dimension one. Recorded also where that is all of it, and where it is
 /// nothing: burn answers the latter outside the graph.

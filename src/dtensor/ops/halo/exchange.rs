@@ -23,7 +23,7 @@ use crate::comm::{Call, Communicator, Phase, TensorMeta};
 use crate::dtensor::DTensorSpec;
 use crate::dtensor::local::{associate, is_tracked, zeros};
 use crate::error::OrUnwind;
-use crate::watch::{self, LayoutChange, CallSite};
+use crate::watch::{self, CallSite, LayoutChange};
 
 /// What goes to whom, of dimensions `dims`, over the ranks of `comm`.
 #[derive(Debug)]

@@ -51,7 +51,7 @@ use crate::comm::Call;
 use crate::error::OrUnwind;
 use crop::crop;
 use exchange::Exchange;
-use plan::{HaloBlock, HaloRange, HaloPlan};
+use plan::{HaloBlock, HaloPlan, HaloRange};
 
 /// The first spatial dimension: before it are batch and channels.
 pub(super) const SPATIAL: usize = 2;

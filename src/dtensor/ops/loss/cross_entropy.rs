@@ -159,7 +159,8 @@ impl CrossEntropyLoss {
         };
         if let Some(weights) = targets.weights.as_ref().filter(|weights| weights.dims() != [targets.classes]) {
             let why = format!("the loss has weights for {} classes; give one for each", weights.dims()[0]);
-            operand_error("cross_entropy", &[op.input_spec(0).shape().clone(), op.input_spec(1).shape().clone()], why).unwind()
+            operand_error("cross_entropy", &[op.input_spec(0).shape().clone(), op.input_spec(1).shape().clone()], why)
+                .unwind()
         }
         let losses = self.losses(&op, scores, &targets).or_unwind();
         let shape = Shape::from(op.input_spec(1).shape().to_vec());

@@ -7,7 +7,7 @@ use rand::rngs::StdRng;
 
 use super::{assert_copies, device, plain, upload};
 use crate::kernels::cube::{CubeError, CubePlan, DeviceLimits, alignment};
-use crate::kernels::{Convert, CopyPlan, ShardedTensorSpec, FlatLayout, StridedCopy};
+use crate::kernels::{Convert, CopyPlan, FlatLayout, ShardedTensorSpec, StridedCopy};
 use crate::placement::ShardSizes;
 
 fn within(limits: DeviceLimits, copies: &CopyPlan) -> Result<CubePlan, CubeError> {
@@ -16,7 +16,8 @@ fn within(limits: DeviceLimits, copies: &CopyPlan) -> Result<CubePlan, CubeError
 
 /// Many tensors of two columns over three ranks.
 fn layout(dim: usize) -> FlatLayout {
-    let tensor = |rows| ShardedTensorSpec { shape: Shape::new([rows, 6]), dim, sizes: ShardSizes::Chunked([rows, 6][dim]) };
+    let tensor =
+        |rows| ShardedTensorSpec { shape: Shape::new([rows, 6]), dim, sizes: ShardSizes::Chunked([rows, 6][dim]) };
     FlatLayout::new(3, [5, 9, 33, 1, 12, 70, 3].map(tensor).to_vec(), 1)
 }
 
@@ -60,7 +61,8 @@ fn a_row_of_more_sources_than_a_kernel_binds_is_an_error() {
 #[test]
 fn a_grid_wider_than_the_device_allows_has_rows() {
     let mut rng = StdRng::seed_from_u64(2);
-    let tensor = ShardedTensorSpec { shape: Shape::new([4096 * 7 + 5]), dim: 0, sizes: ShardSizes::Chunked(4096 * 7 + 5) };
+    let tensor =
+        ShardedTensorSpec { shape: Shape::new([4096 * 7 + 5]), dim: 0, sizes: ShardSizes::Chunked(4096 * 7 + 5) };
     let copies = FlatLayout::new(2, vec![tensor], 1).unpack_rows();
     let plan = within(DeviceLimits { bindings: 100, cubes: 3 }, &copies).unwrap();
     assert_copies(&plan, &copies, DType::F32, &mut rng);
@@ -84,7 +86,8 @@ fn results_are_views_of_one_block() {
 #[test]
 fn more_elements_than_32_bits_count_are_an_error() {
     let len = u32::MAX as usize + 8;
-    let copies = CopyPlan::new(vec![Shape::new([len])], vec![Shape::new([1])], vec![StridedCopy::run(0, 0, len - 1, 0, 1)]);
+    let copies =
+        CopyPlan::new(vec![Shape::new([len])], vec![Shape::new([1])], vec![StridedCopy::run(0, 0, len - 1, 0, 1)]);
     assert_eq!(plain(&copies, DType::F32).err(), Some(CubeError::TooLarge { len }));
 }
 

@@ -9,7 +9,7 @@ use rand::{Rng, SeedableRng};
 
 use super::{assert_copies, device, plain};
 use crate::kernels::cube::CubeError;
-use crate::kernels::{CopyPlan, ShardedTensorSpec, FlatLayout, StridedCopy};
+use crate::kernels::{CopyPlan, FlatLayout, ShardedTensorSpec, StridedCopy};
 use crate::placement::ShardSizes;
 
 const DTYPES: [DType; 7] =
@@ -106,7 +106,8 @@ fn segments_in_any_place_and_gaps_of_zeros() {
 fn long_and_short_segments_in_one_launch() {
     let mut rng = StdRng::seed_from_u64(56);
     let lens = [700_001, 1, 3, 64, 0, 250_000, 7, 4096, 5, 1, 1, 2];
-    let tensors = lens.map(|len| ShardedTensorSpec { shape: Shape::new([len, 2]), dim: 0, sizes: ShardSizes::Chunked(len) });
+    let tensors =
+        lens.map(|len| ShardedTensorSpec { shape: Shape::new([len, 2]), dim: 0, sizes: ShardSizes::Chunked(len) });
     let layout = FlatLayout::new(3, tensors.to_vec(), 4);
     for copies in [layout.pack_parts(1), layout.unpack_rows(), layout.pack_full()] {
         let plan = plain(&copies, DType::F32).unwrap();
@@ -118,7 +119,8 @@ fn long_and_short_segments_in_one_launch() {
 #[test]
 fn a_matrix_of_odd_rows_cut_along_its_columns() {
     let mut rng = StdRng::seed_from_u64(78);
-    let tensor = |columns| ShardedTensorSpec { shape: Shape::new([257, columns]), dim: 1, sizes: ShardSizes::Chunked(columns) };
+    let tensor =
+        |columns| ShardedTensorSpec { shape: Shape::new([257, columns]), dim: 1, sizes: ShardSizes::Chunked(columns) };
     let layout = FlatLayout::new(3, vec![tensor(101), tensor(96), tensor(5)], 4);
     for copies in [layout.pack_full(), layout.unpack_rows(), layout.unpack_full()] {
         for dtype in [DType::F32, DType::F16] {

@@ -1,4 +1,4 @@
-#[path = "../../../../src/comm/engine/failure.rs"]
+#[path = "../../../../src/comm/backend/failure.rs"]
 mod failure;
 
 pub use failure::Failure;

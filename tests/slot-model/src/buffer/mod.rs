@@ -1,10 +1,10 @@
-#[path = "../../../../src/param/buffer/gathered.rs"]
+#[path = "../../../../src/param/storage/gathered.rs"]
 pub mod gathered;
-#[path = "../../../../src/param/buffer/slot.rs"]
+#[path = "../../../../src/param/storage/slot.rs"]
 pub mod slot;
 mod sync;
 
-/// As in `src/param/buffer/mod.rs`.
+/// As in `src/param/storage/mod.rs`.
 pub trait Refill: Send + Sync {
     fn refill(&self);
 }

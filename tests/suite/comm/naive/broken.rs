@@ -8,8 +8,10 @@ use std::time::Duration;
 use burn::backend::DispatchTensor;
 use burn::tensor::{Device, TensorData};
 use burn_dtensor::Error;
-use burn_dtensor::comm::engine::{GroupBackend, Backend, Failure, GroupMember, ReceivedTensors, Request, CallContext, PostResult, Completed};
-use burn_dtensor::comm::{CommError, Op, CollectivePlan, ReduceOp, TensorMeta};
+use burn_dtensor::comm::engine::{
+    Backend, CallContext, Completed, Failure, GroupBackend, GroupMember, PostResult, ReceivedTensors, Request,
+};
+use burn_dtensor::comm::{CollectivePlan, CommError, Op, ReduceOp, TensorMeta};
 
 use super::{Naive, host};
 
@@ -118,7 +120,12 @@ impl GroupBackend for BrokenChannel {
         self.channel.member()
     }
 
-    fn all_gather(&self, post: CallContext, plan: Arc<CollectivePlan>, parts: Vec<DispatchTensor>) -> PostResult<Vec<DispatchTensor>> {
+    fn all_gather(
+        &self,
+        post: CallContext,
+        plan: Arc<CollectivePlan>,
+        parts: Vec<DispatchTensor>,
+    ) -> PostResult<Vec<DispatchTensor>> {
         self.through(post, |post| self.channel.all_gather(post, plan, parts))
     }
 
@@ -132,7 +139,12 @@ impl GroupBackend for BrokenChannel {
         self.through(post, |post| self.channel.reduce_scatter(post, plan, wholes, op))
     }
 
-    fn all_reduce(&self, post: CallContext, tensors: Vec<DispatchTensor>, op: ReduceOp) -> PostResult<Vec<DispatchTensor>> {
+    fn all_reduce(
+        &self,
+        post: CallContext,
+        tensors: Vec<DispatchTensor>,
+        op: ReduceOp,
+    ) -> PostResult<Vec<DispatchTensor>> {
         self.through(post, |post| self.channel.all_reduce(post, tensors, op))
     }
 
@@ -163,7 +175,13 @@ impl GroupBackend for BrokenChannel {
         self.channel.send(post, tensors, to, tag)
     }
 
-    fn receive(&self, post: CallContext, from: Option<usize>, tag: u32, metas: Option<Vec<TensorMeta>>) -> PostResult<ReceivedTensors> {
+    fn receive(
+        &self,
+        post: CallContext,
+        from: Option<usize>,
+        tag: u32,
+        metas: Option<Vec<TensorMeta>>,
+    ) -> PostResult<ReceivedTensors> {
         self.channel.receive(post, from, tag, metas)
     }
 }

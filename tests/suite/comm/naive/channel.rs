@@ -6,8 +6,10 @@ use std::time::Duration;
 
 use burn::backend::DispatchTensor;
 use burn::tensor::{Device, TensorData};
-use burn_dtensor::comm::engine::{GroupBackend, GroupMember, ReceivedTensors, Request, CallContext, PostResult, CallSignature, Completed};
-use burn_dtensor::comm::{CollectiveId, CommError, CollectivePlan, ReduceOp, TensorMeta};
+use burn_dtensor::comm::engine::{
+    CallContext, CallSignature, Completed, GroupBackend, GroupMember, PostResult, ReceivedTensors, Request,
+};
+use burn_dtensor::comm::{CollectiveId, CollectivePlan, CommError, ReduceOp, TensorMeta};
 use burn_dtensor::placement::ShardSizes;
 
 use super::Naive;
@@ -95,7 +97,12 @@ impl GroupBackend for NaiveChannel {
         &self.member
     }
 
-    fn all_gather(&self, post: CallContext, plan: Arc<CollectivePlan>, tensors: Vec<DispatchTensor>) -> PostResult<Vec<DispatchTensor>> {
+    fn all_gather(
+        &self,
+        post: CallContext,
+        plan: Arc<CollectivePlan>,
+        tensors: Vec<DispatchTensor>,
+    ) -> PostResult<Vec<DispatchTensor>> {
         let device = self.device();
         self.call(post, vec![read(tensors); self.size()], move |parts| {
             let wholes = plan.shardings().iter().enumerate().map(|(at, (dim, _))| concat(&column(&parts, at), *dim));
@@ -112,7 +119,8 @@ impl GroupBackend for NaiveChannel {
     ) -> PostResult<Vec<DispatchTensor>> {
         let (device, size, count) = (self.device(), self.size(), wholes.len());
         let wholes = read(wholes);
-        let part = |rank: usize, (whole, (dim, cut)): (_, &(usize, ShardSizes))| narrow(whole, *dim, cut.range(size, rank));
+        let part =
+            |rank: usize, (whole, (dim, cut)): (_, &(usize, ShardSizes))| narrow(whole, *dim, cut.range(size, rank));
         let parts_of = |rank: usize| wholes.iter().zip(plan.shardings()).map(|whole| part(rank, whole)).collect();
         self.call(post, (0..size).map(parts_of).collect(), move |terms| {
             write((0..count).map(|at| reduce(&column(&terms, at), op)).collect(), &device)
@@ -155,7 +163,13 @@ impl GroupBackend for NaiveChannel {
         Ok(Box::new(Sent))
     }
 
-    fn receive(&self, post: CallContext, from: Option<usize>, tag: u32, _metas: Option<Vec<TensorMeta>>) -> PostResult<ReceivedTensors> {
+    fn receive(
+        &self,
+        post: CallContext,
+        from: Option<usize>,
+        tag: u32,
+        _metas: Option<Vec<TensorMeta>>,
+    ) -> PostResult<ReceivedTensors> {
         let called = self.enter(post, &self.messages)?;
         let (channel, number) = (called.channel.clone(), called.id.seq);
         called.desk(|desk| desk.receive(Receive { channel, number, from, tag, message: None }));
@@ -204,7 +218,8 @@ impl Called {
     /// Blames whom fewer agree with. Every rank compares with every other: it needs no one to stand for others.
     fn disagreement(&self, came: &[&Envelope]) -> Option<CommError> {
         let other = came.iter().find(|envelope| self.print.difference(&envelope.print).is_some())?;
-        let agree = |print: &CallSignature| came.iter().filter(|envelope| print.difference(&envelope.print).is_none()).count();
+        let agree =
+            |print: &CallSignature| came.iter().filter(|envelope| print.difference(&envelope.print).is_none()).count();
         let (own, its) = ((self.place, &self.print), (other.from, &other.print));
         let (blamed, other) = if agree(own.1) < agree(its.1) { (own, its) } else { (its, own) };
         Some(CommError::Mismatch {

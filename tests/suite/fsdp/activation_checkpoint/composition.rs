@@ -153,7 +153,11 @@ impl Tied {
             let head = |tied: &Self, x: Tensor<2>| x.tanh().matmul(tied.table.val().transpose());
             let inside = |tied: &Self, x: Tensor<2>| unit(&tied.block, x, |block, x| x + block.scale.val().unsqueeze());
             match again {
-                true => checkpoint_activations(tied, checkpoint_activations(tied, checkpoint_activations(tied, x, embed), inside), head),
+                true => checkpoint_activations(
+                    tied,
+                    checkpoint_activations(tied, checkpoint_activations(tied, x, embed), inside),
+                    head,
+                ),
                 false => unit(tied, unit(tied, unit(tied, x, embed), inside), head),
             }
         })
@@ -224,7 +228,7 @@ fn gradients_that_wait_are_those_without() {
         let device = mesh.device().clone().autodiff();
         let model = fully_shard(Tower::new(&device), mesh, config())?;
         let grads = |how| {
-            let guard = burn_dtensor::fsdp::units(&model)?.no_sync();
+            let guard = burn_dtensor::fsdp::FsdpModule::of(&model)?.no_sync();
             model.forward(batch(mesh.rank() as u64, &device), how).sum().backward();
             drop(guard);
             full_grads(&model, model.forward(batch(9 + mesh.rank() as u64, &device), how).square().sum())

@@ -2,7 +2,7 @@
 
 use burn::tensor::Tensor;
 use burn_dtensor::comm::{Op, Phase};
-use burn_dtensor::fsdp::{Event, EventKind, FsdpModule, record_events, units};
+use burn_dtensor::fsdp::{Event, EventKind, FsdpModule, record_events};
 use burn_dtensor::prelude::*;
 use burn_dtensor::testing::MeshTest;
 
@@ -37,8 +37,8 @@ fn own(block: &super::Block) -> Result<FsdpModule> {
 fn both(tower: &Tower) -> Result<()> {
     for (at, block) in tower.blocks.iter().enumerate() {
         let before = tower.blocks[..at].last().map(own).transpose()?;
-        own(block)?.set_backward_prefetch([units(&block.feed)?].into_iter().chain(before));
-        units(&block.feed)?.set_backward_prefetch([]);
+        own(block)?.set_backward_prefetch([FsdpModule::of(&block.feed)?].into_iter().chain(before));
+        FsdpModule::of(&block.feed)?.set_backward_prefetch([]);
     }
     Ok(())
 }
@@ -47,9 +47,9 @@ fn both(tower: &Tower) -> Result<()> {
 fn from_inside(tower: &Tower) -> Result<()> {
     for (at, block) in tower.blocks.iter().enumerate() {
         let before = tower.blocks[..at].last();
-        let before = before.map(|block| Ok::<_, Error>([own(block)?, units(&block.feed)?])).transpose()?;
+        let before = before.map(|block| Ok::<_, Error>([own(block)?, FsdpModule::of(&block.feed)?])).transpose()?;
         own(block)?.set_backward_prefetch([]);
-        units(&block.feed)?.set_backward_prefetch(before.into_iter().flatten());
+        FsdpModule::of(&block.feed)?.set_backward_prefetch(before.into_iter().flatten());
     }
     Ok(())
 }
@@ -151,7 +151,7 @@ fn patterns_say_which_units_compute_again() {
     MeshTest::new([2], ["shard"]).run(|mesh| {
         let device = mesh.device().clone().autodiff();
         let model = fully_shard(Tower::new(&device), mesh, config())?;
-        units(&model)?.matching(["blocks.[02]"])?.set_activation_checkpointing(false);
+        FsdpModule::of(&model)?.matching(["blocks.[02]"])?.set_activation_checkpointing(false);
         let computed = [(); BLOCKS].map(|()| Arc::new(AtomicUsize::new(0)));
         let through = |x: Tensor<2>| {
             model.blocks.iter().zip(&computed).fold(x, |x, (block, count)| {
@@ -165,7 +165,7 @@ fn patterns_say_which_units_compute_again() {
         let counts = || computed.iter().map(|count| count.load(Relaxed)).collect::<Vec<_>>();
         through(batch(1, &device)).sum().backward();
         assert_eq!(counts(), [1, 2, 1]);
-        units(&model)?.set_activation_checkpointing(true);
+        FsdpModule::of(&model)?.set_activation_checkpointing(true);
         through(batch(1, &device)).sum().backward();
         assert_eq!(counts(), [3, 4, 3]);
         Ok(())

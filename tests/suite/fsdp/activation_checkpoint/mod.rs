@@ -1,12 +1,12 @@
 //! Blocks that compute again in backward: as if they had kept their activations, to the bit.
 
-mod unsharded;
+mod composition;
+mod event_order;
 mod misuse;
 mod parity;
-mod composition;
 mod rng;
 mod tensor_parallel;
-mod event_order;
+mod unsharded;
 
 use std::collections::BTreeMap;
 

@@ -33,7 +33,7 @@ fn train(
     if let Some(config) = config {
         model = fully_shard(model, mesh, config)?;
         // The weights of a block that computes again are gathered all the same.
-        units(&model)?.matching(["blocks.*", "blocks.*.feed"])?.set_unshard_in_backward(!how.checkpointed);
+        FsdpModule::of(&model)?.matching(["blocks.*", "blocks.*.feed"])?.set_unshard_in_backward(!how.checkpointed);
     }
     let mut optim = AdamWConfig::new().with_epsilon(1e-5).init();
     random::seed(7);

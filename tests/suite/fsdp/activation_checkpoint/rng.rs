@@ -17,7 +17,7 @@ fn burns_dropout_drops_the_same_again() {
             let device = mesh.device().clone().autodiff();
             let model = fully_shard(Tower::new(&device), mesh, config())?;
             let run = |on: bool, how| {
-                units(&model)?.set_activation_checkpointing(on);
+                FsdpModule::of(&model)?.set_activation_checkpointing(on);
                 mesh.device().seed(11);
                 let grads = full_grads(&model, model.forward(batch(1, &device), how).square().sum())?;
                 Ok::<_, Error>(grads)

@@ -30,7 +30,7 @@ use itertools::Itertools;
 use super::support::{furthest, max_diff};
 use delays::{Late, Place, Whom};
 use net::Net;
-use train::{PrefetchMode, Cell, Precision, Trained, alone, by_hand, steps};
+use train::{Cell, Precision, PrefetchMode, Trained, alone, by_hand, steps};
 
 /// Nobody is late, and these ranks are, wherever.
 fn delays(of: &[Whom]) -> Vec<Option<Late>> {

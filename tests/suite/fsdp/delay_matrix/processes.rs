@@ -4,7 +4,7 @@ use burn_dtensor::fsdp::ReshardAfterForward;
 
 use super::delays::{Late, Place, Whom};
 use super::net::Net;
-use super::train::{PrefetchMode, Cell, Precision, Trained, by_hand};
+use super::train::{Cell, Precision, PrefetchMode, Trained, by_hand};
 use super::{cells, test, to_the_bit};
 
 /// Nobody is late, or one everywhere, whatever is gathered ahead.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer};
 use burn::tensor::{DType, Device};
 use burn_dtensor::comm::{Op, Phase};
-use burn_dtensor::fsdp::{ParamInfo, units, unshard};
+use burn_dtensor::fsdp::{FsdpModule, ParamInfo, unshard};
 use burn_dtensor::prelude::*;
 
 use super::delays::{Delays, Late, Place};
@@ -104,11 +104,15 @@ impl PrefetchMode {
 impl Cell {
     fn config(&self) -> FullyShard {
         let whole = |param: ParamInfo| (param.path == "gain").then_some(Placement::Replicate);
-        let config =
-            FullyShard::new().with_units(["blocks.*"]).with_reshard_after_forward(self.reshard).with_shard_placement_fn(whole);
+        let config = FullyShard::new()
+            .with_units(["blocks.*"])
+            .with_reshard_after_forward(self.reshard)
+            .with_shard_placement_fn(whole);
         let Some(param) = self.precision.param() else { return config };
         let policy = MixedPrecisionPolicy::new().with_param_dtype(param).with_reduce_dtype(self.precision.reduce());
-        config.with_mixed_precision(policy.clone().with_output_dtype(DType::F32)).with_mixed_precision_for(["blocks.*"], policy)
+        config
+            .with_mixed_precision(policy.clone().with_output_dtype(DType::F32))
+            .with_mixed_precision_for(["blocks.*"], policy)
     }
 
     /// Trains the sharded model.
@@ -122,7 +126,8 @@ impl Cell {
         ledger.reset();
         let delays = Arc::new(Delays::new(self.late, mesh.rank(), ranks));
         let (net, losses) = tracing::subscriber::with_default(delays.clone(), || self.steps(net, mesh, &delays))?;
-        let by_program = if let PrefetchMode::Everything = self.prefetch { steps() * (1 + net.blocks.len() as u64) } else { 0 };
+        let by_program =
+            if let PrefetchMode::Everything = self.prefetch { steps() * (1 + net.blocks.len() as u64) } else { 0 };
         let is_cut = u64::from(ranks > 1);
         assert_eq!(ledger.calls_in(Op::AllGather, Phase::Other), is_cut * by_program, "{self:?}");
         let slept = mesh.all_reduce(delays.slept() as f64, ReduceOp::Sum)?;

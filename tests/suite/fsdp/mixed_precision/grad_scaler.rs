@@ -73,7 +73,11 @@ fn the_scale_grows_after_2000_good_steps_and_shrinks_at_a_bad_one() {
 #[test]
 fn factors_and_interval_may_be_set_and_an_infinite_scale_is_none() {
     on_three(|_, layer| {
-        let scaler = GradScaler::new().with_init_scale(8.0).with_growth_factor(4.0).with_backoff_factor(0.25).with_growth_interval(2);
+        let scaler = GradScaler::new()
+            .with_init_scale(8.0)
+            .with_growth_factor(4.0)
+            .with_backoff_factor(0.25)
+            .with_growth_interval(2);
         let scales = |mut scaler: GradScaler, odd: &[bool]| -> Vec<f32> {
             let mut scale = |&odd: &bool| {
                 scaler.unscale(layer, grads(layer, 1.0, odd.then_some(f32::NAN))).unwrap();
@@ -107,7 +111,8 @@ fn one_rank_that_overflows_has_all_skip_the_step() {
 #[test]
 fn good_gradients_are_unscaled() {
     on_three(|_, layer| {
-        let grads = GradScaler::new().with_init_scale(8.0).unscale(layer, grads(layer, 3.0, None)).unwrap().expect("finite");
+        let grads =
+            GradScaler::new().with_init_scale(8.0).unscale(layer, grads(layer, 3.0, None)).unwrap().expect("finite");
         let grad = layer.weight.shard_grad(&grads).expect("a gradient").local().clone();
         assert_eq!(grad.clone().into_data(), grad.full_like(0.375).into_data());
     });
@@ -134,7 +139,10 @@ fn small_gradients_of_half_precision_survive() {
     let _ = values(&plain, None);
     MeshTest::new([2], ["shard"]).run(|mesh| {
         let device = mesh.device().clone().autodiff();
-        let half = MixedPrecisionPolicy::new().with_param_dtype(DType::F16).with_reduce_dtype(DType::F32).with_output_dtype(DType::F32);
+        let half = MixedPrecisionPolicy::new()
+            .with_param_dtype(DType::F16)
+            .with_reduce_dtype(DType::F32)
+            .with_output_dtype(DType::F32);
         let sharded = fully_shard(on_device(&plain, &device), mesh, FullyShard::new().with_mixed_precision(half))?;
         let loss = || {
             let x = tensor::<2>(1, [2, WIDTH], &device);
@@ -162,7 +170,10 @@ fn training_that_overflows_at_first_goes_on_with_a_smaller_scale() {
     let _ = values(&plain, None);
     MeshTest::new([2], ["shard"]).run(|mesh| {
         let device = mesh.device().clone().autodiff();
-        let half = MixedPrecisionPolicy::new().with_param_dtype(DType::F16).with_reduce_dtype(DType::F32).with_output_dtype(DType::F32);
+        let half = MixedPrecisionPolicy::new()
+            .with_param_dtype(DType::F16)
+            .with_reduce_dtype(DType::F32)
+            .with_output_dtype(DType::F32);
         let mut model = fully_shard(on_device(&plain, &device), mesh, FullyShard::new().with_mixed_precision(half))?;
         let mut reference = model.clone();
         let (mut optim, mut own) = (AdamWConfig::new().init(), AdamWConfig::new().init());

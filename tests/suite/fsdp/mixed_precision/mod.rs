@@ -1,9 +1,9 @@
 //! Mixed precision, against the unsharded model cast by hand.
 
-pub mod reference;
+mod grad_scaler;
 mod io_casts;
+mod params;
 mod parity;
 mod policies;
 mod reductions;
-mod grad_scaler;
-mod params;
+pub mod reference;

@@ -8,8 +8,8 @@ use burn_dtensor::Error;
 use burn_dtensor::comm::{Op, Phase};
 use burn_dtensor::dtensor::DTensor;
 use burn_dtensor::fsdp::{
-    FsdpError, FullyShard, MixedPrecisionPolicy, ParamExt, ParamInfo, ReshardAfterForward, full_model, fully_shard, remesh,
-    unit, unshard,
+    FsdpError, FullyShard, MixedPrecisionPolicy, ParamExt, ParamInfo, ReshardAfterForward, full_model, fully_shard,
+    remesh, unit, unshard,
 };
 use burn_dtensor::mesh::DeviceMesh;
 use burn_dtensor::parallel::{Plan, Style, parallelize};
@@ -73,7 +73,8 @@ fn what_is_sent_has_the_types_of_the_policy() {
         MeshTest::new([2, 2], ["replicate", "shard"]).run(|mesh| {
             let device = mesh.device().clone().autodiff();
             let policy = reduce.into_iter().fold(half(), MixedPrecisionPolicy::with_reduce_dtype);
-            let config = FullyShard::new().with_reshard_after_forward(ReshardAfterForward::Always).with_mixed_precision(policy);
+            let config =
+                FullyShard::new().with_reshard_after_forward(ReshardAfterForward::Always).with_mixed_precision(policy);
             let sharded = fully_shard(on_device(&plain, &device), mesh, config)?;
             let ledger = mesh.world().ledger();
             ledger.reset();
@@ -165,7 +166,8 @@ fn a_replicated_weight_is_cast_too() {
     MeshTest::new([2], ["shard"]).run(|mesh| {
         let device = mesh.device().clone().autodiff();
         let device = device.gradient_checkpointing();
-        let config = FullyShard::new().with_reshard_after_forward(ReshardAfterForward::Always).with_mixed_precision(half());
+        let config =
+            FullyShard::new().with_reshard_after_forward(ReshardAfterForward::Always).with_mixed_precision(half());
         let replicated = |param: ParamInfo<'_>| (param.path == "weight").then_some(Placement::Replicate);
         let x = || tensor::<2>(1, [3, WIDTH], &device);
         let [whole, cut] = [config.clone().with_shard_placement_fn(replicated), config].map(|config| {
@@ -215,7 +217,8 @@ fn tensor_parallel_parts_have_the_types_of_the_policy() {
             let plan = Plan::new().with_style("weight", Style::placed(Placement::Shard(1)));
             parallelize(layer, &mesh.slice("tp")?, plan)
         };
-        let shard = |layer: Linear| fully_shard(layer, &mesh.slice("dp")?, FullyShard::new().with_mixed_precision(half()));
+        let shard =
+            |layer: Linear| fully_shard(layer, &mesh.slice("dp")?, FullyShard::new().with_mixed_precision(half()));
         for layer in [shard(place(plain.clone())?)?, place(shard(plain.clone())?)?] {
             let x = tensor::<2>(1, [3, WIDTH], mesh.device());
             let x = DTensor::distribute_replicated(x, &mesh.slice("tp")?, &[Placement::Replicate])?;

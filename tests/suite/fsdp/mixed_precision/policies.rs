@@ -59,9 +59,12 @@ struct Policies {
 
 impl Policies {
     fn config(&self) -> FullyShard {
-        let config = FullyShard::new().with_units(["blocks.*"]).with_mixed_precision(self.root.mixed().with_excluded(["scale"]));
+        let config =
+            FullyShard::new().with_units(["blocks.*"]).with_mixed_precision(self.root.mixed().with_excluded(["scale"]));
         let blocks = self.blocks.iter().enumerate();
-        blocks.fold(config, |config, (i, policy)| config.with_mixed_precision_for([format!("blocks.{i}")], policy.mixed()))
+        blocks.fold(config, |config, (i, policy)| {
+            config.with_mixed_precision_for([format!("blocks.{i}")], policy.mixed())
+        })
     }
 
     fn of(&self, path: &str) -> Policy {

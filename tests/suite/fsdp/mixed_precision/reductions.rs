@@ -5,7 +5,7 @@ use burn::nn::{Linear, LinearConfig};
 use burn::tensor::{DType, Device, Gradients, Tensor, TensorData};
 use burn_dtensor::Result;
 use burn_dtensor::comm::Op;
-use burn_dtensor::fsdp::{FullyShard, MixedPrecisionPolicy, ParamExt, fully_shard, unit, units};
+use burn_dtensor::fsdp::{FsdpModule, FullyShard, MixedPrecisionPolicy, ParamExt, fully_shard, unit};
 use burn_dtensor::mesh::DeviceMesh;
 use burn_dtensor::testing::MeshTest;
 use half::bf16;
@@ -28,7 +28,11 @@ fn layer() -> Linear {
 fn sharded(layer: &Linear, mesh: &DeviceMesh, reduce: Option<DType>) -> Result<Linear> {
     let policy = MixedPrecisionPolicy::new().with_param_dtype(DType::BF16);
     let policy = reduce.into_iter().fold(policy, MixedPrecisionPolicy::with_reduce_dtype);
-    fully_shard(on_device(layer, &mesh.device().clone().autodiff()), mesh, FullyShard::new().with_mixed_precision(policy))
+    fully_shard(
+        on_device(layer, &mesh.device().clone().autodiff()),
+        mesh,
+        FullyShard::new().with_mixed_precision(policy),
+    )
 }
 
 /// The gradient of the weight's elements in a row, of one batch of a rank: a number that `bf16` has. The sum of the first
@@ -97,9 +101,9 @@ fn a_factor_divides_gradients_in_mixed_precision() {
         for (set, reduce) in POLICIES {
             let model = sharded(layer, mesh, set)?;
             for factor in [1, ranks, 2 * ranks] {
-                units(&model)?.set_gradient_divide_factor(factor as f64)?;
+                FsdpModule::of(&model)?.set_gradient_divide_factor(factor as f64)?;
                 for force_sum in [false, true] {
-                    units(&model)?.set_force_sum_reduction(force_sum);
+                    FsdpModule::of(&model)?.set_force_sum_reduction(force_sum);
                     let expected = by_hand(shape, 1, factor as f32, reduce);
                     let found = full(&model, &backward(&model, mesh, 0))?;
                     assert_eq!(found, expected, "{shape:?}, {set:?}, by {factor}, force {force_sum}");
@@ -115,7 +119,7 @@ fn batches_without_sync_are_added_up_in_the_type_of_the_reduction() {
     on_meshes(|shape, mesh, layer| {
         for (set, reduce) in POLICIES {
             let model = sharded(layer, mesh, set)?;
-            let waiting = units(&model)?.no_sync();
+            let waiting = FsdpModule::of(&model)?.no_sync();
             assert!(model.weight.full_grad(&backward(&model, mesh, 0))?.is_none());
             drop(waiting);
             let expected = by_hand(shape, 2, mesh.size() as f32, reduce);
@@ -143,13 +147,16 @@ fn ranks_differ_in_what_they_use(shape: &[usize], reduce: DType, factor: f64, ba
         let device = mesh.device().clone().autodiff();
         let weight = || Param::from_tensor(Tensor::ones([WIDTH, WIDTH], &device));
         let model = Weights { of_all: weight(), of_one: weight(), unused: weight() };
-        let policy = MixedPrecisionPolicy::new().with_param_dtype(reduce).with_reduce_dtype(reduce).with_output_dtype(DType::F32);
+        let policy = MixedPrecisionPolicy::new()
+            .with_param_dtype(reduce)
+            .with_reduce_dtype(reduce)
+            .with_output_dtype(DType::F32);
         let model = fully_shard(model, mesh, FullyShard::new().with_mixed_precision(policy))?;
-        units(&model)?.set_gradient_divide_factor(factor)?;
-        units(&model)?.set_force_sum_reduction(sums);
+        FsdpModule::of(&model)?.set_gradient_divide_factor(factor)?;
+        FsdpModule::of(&model)?.set_force_sum_reduction(sums);
         let mut grads = None;
         for batch in 0..batches {
-            units(&model)?.set_requires_all_reduce(batch + 1 == batches);
+            FsdpModule::of(&model)?.set_requires_all_reduce(batch + 1 == batches);
             let y = unit(&model, Tensor::<2>::ones([WIDTH, WIDTH], &device), |model, x| {
                 let y = x.clone() * model.of_all.val();
                 if (mesh.rank(), batch) == (0, 0) { y + x * model.of_one.val() } else { y }

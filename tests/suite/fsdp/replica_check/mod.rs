@@ -175,7 +175,12 @@ const REPLICATED: Case = Case { param: "blocks.0.bias", group: shards, during: O
 
 /// In a unit of its own: all that is reduced is whole.
 const ALONE: Case = Case {
-    config: || replicated().with_units(["first"]).with_shard_placement_fn(|_| Some(Placement::Replicate)).with_replica_check_every(1),
+    config: || {
+        replicated()
+            .with_units(["first"])
+            .with_shard_placement_fn(|_| Some(Placement::Replicate))
+            .with_replica_check_every(1)
+    },
     param: "scale",
     during: Op::AllReduce,
     ..REPLICATED
@@ -225,7 +230,8 @@ fn parameters_that_are_read_outside_their_unit_are_compared_each() {
     for param in ["spare.weight", "spare.bias"] {
         mesh_of([2, 1]).run(|mesh| {
             let device = mesh.device().clone().autodiff();
-            let mut net = fully_shard(on_device(&net(&Device::flex()), &device), mesh, config().with_replica_check_every(2))?;
+            let mut net =
+                fully_shard(on_device(&net(&Device::flex()), &device), mesh, config().with_replica_check_every(2))?;
             let step = |net: &Net| {
                 let (weight, bias) = (net.spare.weight.val(), net.spare.bias.as_ref().expect("it has one").val());
                 let _ = (weight.square().sum() + bias.square().sum()).backward();

@@ -2,7 +2,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use burn_dtensor::comm::{Phase, CallTotals};
+use burn_dtensor::comm::{CallTotals, Phase};
 use burn_dtensor::mesh::DeviceMesh;
 use burn_dtensor::placement::Layout;
 use burn_dtensor::{Error, Result};

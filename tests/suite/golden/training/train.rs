@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use burn::optim::{AdamWConfig, GradientsParams};
 use burn_dtensor::Result;
 use burn_dtensor::comm::{Op, World};
-use burn_dtensor::fsdp::{NormType, clip_grad_norm, full_model, fully_shard, units};
+use burn_dtensor::fsdp::{FsdpModule, NormType, clip_grad_norm, full_model, fully_shard};
 use burn_dtensor::mesh::DeviceMesh;
 use burn_dtensor::parallel::parallelize;
 use serde_json::Value;
@@ -36,7 +36,7 @@ pub fn train<M: Task>(golden: &Golden, run: &Run, world: &World) -> Result<Train
         model = fully_shard(model, mesh, config(run))?;
     }
     let local_shapes = values(&model, None).0;
-    let units = data.as_ref().map(|_| units(&model)).transpose()?;
+    let units = data.as_ref().map(|_| FsdpModule::of(&model)).transpose()?;
     if let Some(units) = &units {
         units.set_gradient_divide_factor(run.rest.get("divf").and_then(Value::as_f64))?;
         units.set_force_sum_reduction(run.is("force_sum"));

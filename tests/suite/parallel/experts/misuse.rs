@@ -76,7 +76,8 @@ fn placements_over_dimensions_that_are_taken_or_have_no_part() {
         let error = refused(fully_shard(placed.clone(), mesh, over(&[])));
         assert!(matches!(error, Error::Mesh(MeshError::NoNames { .. })), "{error}");
         // Experts are placed over `ep`, and nothing else shards.
-        let error = refused(fully_shard(placed, mesh, FullyShard::new().with_shard_dims("ep").with_replicate_dims("efsdp")));
+        let error =
+            refused(fully_shard(placed, mesh, FullyShard::new().with_shard_dims("ep").with_replicate_dims("efsdp")));
         assert!(matches!(error, Error::Fsdp(FsdpError::NoShardDimLeft { .. })), "{error}");
         says(&error, &["`blocks.0.experts.up`", "add one of size 1"]);
         assert_eq!(calls(), before);

@@ -11,7 +11,7 @@ use burn::optim::{AdamWConfig, GradientsParams};
 use burn::store::ModuleRecord;
 use burn::tensor::{Device, Tensor};
 use burn_dtensor::comm::Op;
-use burn_dtensor::fsdp::{ParamInfo, ParamPlacement, describe, reshard, units, unshard};
+use burn_dtensor::fsdp::{FsdpModule, ParamInfo, ParamPlacement, describe, reshard, unshard};
 use burn_dtensor::prelude::*;
 use burn_dtensor::testing::MeshTest;
 
@@ -194,8 +194,8 @@ fn a_module_whose_experts_are_on_another_mesh_is_two_units() {
     MeshTest::new([2, 2], ["efsdp", "ep"]).run(|mesh| {
         let (device, (rank, _)) = (mesh.device().clone().autodiff(), data_rank(mesh));
         let net = distribute(on_device(&model, &device), mesh, blocks())?;
-        assert_eq!(units(&net)?.paths().len(), 1 + 2 * BLOCKS);
-        let block = units(&net.blocks[1])?.own();
+        assert_eq!(FsdpModule::of(&net)?.paths().len(), 1 + 2 * BLOCKS);
+        let block = FsdpModule::of(&net.blocks[1])?.own();
         assert_eq!(block.paths(), ["blocks.1", "blocks.1"]);
         let gathers = || mesh.world().ledger().calls(Op::AllGather);
         mesh.world().ledger().reset();

@@ -129,9 +129,9 @@ impl Experts {
 pub fn place_experts(mut net: Net, mesh: &DeviceMesh) -> Result<Net> {
     let plan = |name: &str| match name {
         "ep" => Plan::new().with_style("*", Style::placed(Placement::Shard(0))),
-        _ => {
-            Plan::new().with_style("up", Style::placed(Placement::Shard(2))).with_style("down", Style::placed(Placement::Shard(1)))
-        }
+        _ => Plan::new()
+            .with_style("up", Style::placed(Placement::Shard(2)))
+            .with_style("down", Style::placed(Placement::Shard(1))),
     };
     let names: Vec<_> = mesh.names().iter().filter(|name| ["ep", "tp"].contains(&name.as_str())).collect();
     let tensor = mesh.slice(&names)?;

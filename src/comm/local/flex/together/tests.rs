@@ -8,7 +8,7 @@ use burn::tensor::Shape;
 use super::super::super::rendezvous::SpinPolicy;
 use super::super::shelf::{CachedResults, ResultRetention, SharedResultCache};
 use super::*;
-use crate::comm::local::board::{MatchTable, OpHandle};
+use crate::comm::local::match_table::{MatchTable, OpHandle};
 
 const SPINS: SpinPolicy = SpinPolicy::Spinning(1000);
 const SLEEPS: SpinPolicy = SpinPolicy::Spinning(0);
@@ -139,7 +139,8 @@ fn who_comes_later_takes_a_handle() {
 #[test]
 fn ranks_that_are_ahead_keep_the_latest_of_a_group_alone() {
     let (shelf, job) = (shelf(SPINS), Numbers::new(2, |_| ()));
-    let [early, beside, late] = [(0, 0), (1, 0), (0, 1)].map(|(group, seq)| Call::new(group, seq, ResultRetention::Latest));
+    let [early, beside, late] =
+        [(0, 0), (1, 0), (0, 1)].map(|(group, seq)| Call::new(group, seq, ResultRetention::Latest));
     let begun = |call: &Call| {
         let before = job.begun.load(Ordering::SeqCst);
         assert!(are_numbers(&call.get(&job, &shelf).0));

@@ -36,7 +36,8 @@ pub fn rows() -> Vec<Row> {
             op(|x: F2| {
                 let ([n, _], device) = (x.dims(), x.mesh().device().clone().autodiff());
                 let replicate = vec![Replicate; x.mesh().ndim()];
-                let one = DTensor::distribute_replicated(Tensor::eye(n, &device), x.mesh(), &replicate).expect("a layout");
+                let one =
+                    DTensor::distribute_replicated(Tensor::eye(n, &device), x.mesh(), &replicate).expect("a layout");
                 let matrix = x.clone().matmul(x.transpose()) + one.clone();
                 let mut rows = DTensor::cat(vec![matrix, one.clone()], 1);
                 for k in 0..n {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{MatchTable, CommError, Signature, GroupKey, P2pMessage, P2pQueue, Posted};
+use super::{CommError, GroupKey, MatchTable, P2pMessage, P2pQueue, Posted, Signature};
 
 /// A message of which the contents come later.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

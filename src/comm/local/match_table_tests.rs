@@ -287,7 +287,9 @@ fn invariant_2_what_all_hold_alike_is_compared_when_the_last_has_joined() {
             assert!(!complete && board.failure().is_none());
             let error = board.post(group, last, holds(last), ()).unwrap_err();
             let told = error.to_string();
-            let CommError::Diverged { rank, other, param, of: ReplicatedValue::Weight, step: 3, majority: true, .. } = error
+            let CommError::Diverged {
+                rank, other, param, of: ReplicatedValue::Weight, step: 3, majority: true, ..
+            } = error
             else {
                 panic!("{error}")
             };

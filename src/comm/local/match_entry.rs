@@ -1,6 +1,6 @@
 //! [`Slot`]: one collective of a group, until every rank has taken its result.
 
-use super::{Signature, Parts};
+use super::{Parts, Signature};
 
 /// When the ranks here want a result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

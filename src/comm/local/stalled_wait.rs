@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use super::{MatchTable, RecvHandle, CollectiveId, CommError, Failure, Signature, GroupKey, OpHandle};
+use super::{CollectiveId, CommError, Failure, GroupKey, MatchTable, OpHandle, RecvHandle, Signature};
 
 /// What a rank waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

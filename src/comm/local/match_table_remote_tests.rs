@@ -65,7 +65,8 @@ fn invariant_7_what_all_hold_alike_is_compared_with_those_elsewhere() {
         let group = board.group(&[0, 1, 2], "");
         let elsewhere = board.post_remote(group, 2, Holds::of(8)).unwrap();
         let (here, _) = board.post(group, 0, Holds::of(7), ()).unwrap();
-        let Err(CommError::Diverged { rank: 2, other: 0, majority: true, .. }) = board.post_remote_on_demand(group, 1, Holds::of(7))
+        let Err(CommError::Diverged { rank: 2, other: 0, majority: true, .. }) =
+            board.post_remote_on_demand(group, 1, Holds::of(7))
         else {
             panic!()
         };
@@ -264,7 +265,9 @@ fn invariant_6_an_offer_is_declined_once_all_have_given_up() {
 fn a_deposit_that_nobody_awaits_changes_nothing() {
     let (mut board, group) = board(2);
     let (ticket, _) = board.post(group, 0, Name("x"), 0).unwrap();
-    for stray in [ticket, OpHandle { member: 1, ..ticket }, OpHandle { seq: 9, ..ticket }, OpHandle { member: 9, ..ticket }] {
+    for stray in
+        [ticket, OpHandle { member: 1, ..ticket }, OpHandle { seq: 9, ..ticket }, OpHandle { member: 9, ..ticket }]
+    {
         assert!(!board.provide_data(stray, 7));
     }
     assert_eq!(board.take_freed().len(), 4);

@@ -21,14 +21,14 @@
 //! Messages between two ranks are the [`Mail`]'s; what ranks wait for, and in vain, is in `waits.rs`, what
 //! other processes have a part in in `board_remote.rs`.
 
-#[path = "mail.rs"] // also where the model of the rendezvous includes this file
-mod mail;
-#[path = "board_remote.rs"]
+#[path = "match_entry.rs"]
+mod match_entry;
+#[path = "p2p_queue.rs"] // also where the model of the rendezvous includes this file
+mod p2p_queue;
+#[path = "match_table_remote.rs"]
 mod remote;
-#[path = "slot.rs"]
-mod slot;
-#[path = "waits.rs"]
-mod waits;
+#[path = "stalled_wait.rs"]
+mod stalled_wait;
 
 use std::borrow::Cow;
 use std::collections::{HashMap, VecDeque};
@@ -37,10 +37,10 @@ use std::sync::Arc;
 use crate::comm::engine::Failure;
 use crate::comm::{CollectiveId, CommError, Divergence, Op};
 
-use mail::P2pQueue;
-pub(crate) use mail::{RemoteMessageHandle, RecvHandle, P2pMessage};
-use slot::{Posts, MatchEntry};
-pub(crate) use waits::{StalledWait, Wait};
+use match_entry::{MatchEntry, Posts};
+use p2p_queue::P2pQueue;
+pub(crate) use p2p_queue::{P2pMessage, RecvHandle, RemoteMessageHandle};
+pub(crate) use stalled_wait::{StalledWait, Wait};
 
 /// What two ranks must agree on.
 pub(crate) trait Signature {
@@ -376,7 +376,11 @@ impl<F: Signature, P> MatchTable<F, P> {
     }
 
     /// The global ranks of members of an incomplete collective.
-    fn members(&self, ticket: OpHandle, which: impl Fn(&Option<(F, Option<P>)>) -> bool) -> impl Iterator<Item = usize> {
+    fn members(
+        &self,
+        ticket: OpHandle,
+        which: impl Fn(&Option<(F, Option<P>)>) -> bool,
+    ) -> impl Iterator<Item = usize> {
         let (g, slot) = (&self.groups[ticket.group.0], self.slot(ticket));
         let joined = if slot.absent == 0 { &[] } else { &slot.joined[..] };
         g.ranks.iter().zip(joined).filter(move |(_, joined)| which(joined)).map(|(rank, _)| *rank)
@@ -440,13 +444,13 @@ impl<F: Signature, P> GroupState<F, P> {
 }
 
 #[cfg(test)]
-#[path = "board_tests.rs"] // also where the model of the rendezvous includes this file
+#[path = "match_table_tests.rs"] // also where the model of the rendezvous includes this file
 mod tests;
 
 #[cfg(test)]
-#[path = "board_remote_tests.rs"] // also where the model of the rendezvous includes this file
+#[path = "match_table_remote_tests.rs"] // also where the model of the rendezvous includes this file
 mod remote_tests;
 
 #[cfg(test)]
-#[path = "board_waits_tests.rs"] // also where the model of the rendezvous includes this file
+#[path = "match_table_waits_tests.rs"] // also where the model of the rendezvous includes this file
 mod waits_tests;

@@ -3,8 +3,10 @@
 
 use std::sync::Arc;
 
-use super::slot::{MatchEntry, Wanted};
-use super::{MatchTable, CollectiveId, CommError, Failure, Signature, GroupKey, StalledWait, RankState, OpHandle, Wait};
+use super::match_entry::{MatchEntry, Wanted};
+use super::{
+    CollectiveId, CommError, Failure, GroupKey, MatchTable, OpHandle, RankState, Signature, StalledWait, Wait,
+};
 
 impl<F: Signature, P> MatchTable<F, P> {
     /// [`join`](Self::join)s for a rank of another process, whose deposit [comes later](Self::fill).
@@ -82,7 +84,12 @@ impl<F: Signature, P> MatchTable<F, P> {
     }
 
     /// [`announce`](Self::announce)s a rank whose deposit comes only if it is asked for. True: it is.
-    pub fn post_remote_on_demand(&mut self, group: GroupKey, member: usize, print: F) -> Result<(OpHandle, bool), CommError> {
+    pub fn post_remote_on_demand(
+        &mut self,
+        group: GroupKey,
+        member: usize,
+        print: F,
+    ) -> Result<(OpHandle, bool), CommError> {
         let (ticket, _) = self.join_with(group, member, print, None)?;
         let slot = self.slot_mut(ticket);
         let asked = slot.wanted != Wanted::Later;

@@ -130,8 +130,13 @@ fn of_a_lost_process_nothing_counts() {
 #[test]
 fn what_cannot_be_right_is_said() {
     let [mut first, ..] = three();
-    for wrong in [came(2), MembershipMessage::Gone { ranks: vec![6] }, MembershipMessage::Missed { process: 3 }, roster(&[]), roster(&[1, 0])]
-    {
+    for wrong in [
+        came(2),
+        MembershipMessage::Gone { ranks: vec![6] },
+        MembershipMessage::Missed { process: 3 },
+        roster(&[]),
+        roster(&[1, 0]),
+    ] {
         assert!(first.hear(2, wrong.clone()).is_err(), "{wrong:?}");
     }
 }

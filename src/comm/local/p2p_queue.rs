@@ -9,13 +9,13 @@
 //! 4. A message from another process is announced, which is all that counts in 1 and 2, and its contents come later: until
 //!    then it has not arrived.
 
-#[path = "mail_remote.rs"] // also where the model of the rendezvous includes this file
+#[path = "p2p_queue_remote.rs"] // also where the model of the rendezvous includes this file
 mod remote;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use super::{MatchTable, Failure, Signature, GroupKey, Poll};
+use super::{Failure, GroupKey, MatchTable, Poll, Signature};
 use crate::comm::{CollectiveId, CommError};
 
 pub(crate) use remote::RemoteMessageHandle;
@@ -284,5 +284,5 @@ impl<F: Signature, P> super::GroupState<F, P> {
 }
 
 #[cfg(test)]
-#[path = "mail_tests.rs"] // also where the model of the rendezvous includes this file
+#[path = "p2p_queue_tests.rs"] // also where the model of the rendezvous includes this file
 mod tests;
