@@ -14,7 +14,7 @@ mod rules;
 use std::time::Duration;
 
 use burn_dtensor::dtensor::DTensor;
-use burn_dtensor::dtensor::ops::partials::SHIFT;
+use burn_dtensor::dtensor::ops::partial_rules::SHIFT;
 use burn_dtensor::dtensor::ops::{EinsumRule, apply};
 use burn_dtensor::testing::prove::{Case, Effort, Report, case, prove_with};
 use clap::Parser;

@@ -3,7 +3,7 @@
 use burn::backend::{DispatchAutodiffContext, DispatchTensor, TensorMetadata};
 use burn::tensor::{DType, Device, Shape};
 
-use super::engine::{PairwiseSignature, ShardSignature, TensorSignature, tensor_text};
+use super::backend::{PairwiseSignature, ShardSignature, TensorSignature, tensor_text};
 use super::{CollectivePlan, Group, Op, ReduceOp, ShardedTensor, TensorMeta};
 use crate::memory;
 use crate::placement::ShardSizes;

@@ -10,7 +10,7 @@ use burn::tensor::Device;
 use parking_lot::Mutex;
 
 use super::arguments::{self, Problem};
-use super::engine::{CallContext, CallSignature, GroupBackend, GroupMember, PostResult, TensorSignature};
+use super::backend::{CallContext, CallSignature, GroupBackend, GroupMember, PostResult, TensorSignature};
 use super::flight::{OpOutcome, Peer, Posting, Sequence};
 use super::ledger::Charge;
 use super::rank::Rank;

@@ -7,12 +7,12 @@ use std::{env, thread};
 
 use burn::tensor::Device;
 
-use super::books::LedgerHistory;
-use super::end::RankOutcome;
-use super::engine::{Backend, ProcessOptions, RemoteOutcome, last, worlds};
-use super::exit::ActiveLaunch;
+use super::ledger_history::LedgerHistory;
+use super::rank_outcome::RankOutcome;
+use super::backend::{Backend, ProcessOptions, RemoteOutcome, last, worlds};
+use super::active_launch::ActiveLaunch;
 use super::flight::{LaunchStart, RankTrace};
-use super::home::{self, RankContext};
+use super::rank_context::{self, RankContext};
 use super::launcher;
 use super::local::HostBackend;
 #[cfg(feature = "mpi")]
@@ -364,7 +364,7 @@ fn cores() -> usize {
 }
 
 fn run_program<T>(program: impl Fn(&World) -> Result<T>, world: &World) -> RankOutcome<T> {
-    home::become_rank();
+    rank_context::become_rank();
     // Here, on the rank's own thread, it is known where the program unwound.
     RankOutcome::of(|| program(world).map_or_else(RankOutcome::failed, RankOutcome::Done))
 }

@@ -44,22 +44,22 @@
 //! | `waiting_ns`, `moving_ns`, `last` | once waited for: how long, then making the result, and the rank that came last |
 
 mod arguments;
-mod books;
+mod ledger_history;
 mod call;
 mod collectives;
 mod communicator;
-mod copied;
-pub mod courier;
-mod course;
+mod pack_stats;
+pub mod transport;
+mod timing;
 mod digests;
-mod end;
-pub mod engine;
+mod rank_outcome;
+pub mod backend;
 mod error;
-mod exit;
+mod active_launch;
 pub mod flight;
 mod group;
 mod groups;
-mod home;
+mod rank_context;
 mod launch;
 mod launcher;
 mod ledger;
@@ -81,13 +81,13 @@ mod world;
 
 pub use call::{Call, Phase, ShardedModel};
 pub use communicator::Communicator;
-pub use copied::PackStats;
-pub use course::{OpTiming, TransferTiming};
+pub use pack_stats::PackStats;
+pub use timing::{OpTiming, TransferTiming};
 pub use digests::{Digests, Divergence};
-pub use engine::ReceivedTensors;
+pub use backend::ReceivedTensors;
 pub use error::CommError;
 pub use group::Group;
-pub(crate) use home::{is_rank, note_unwinding, rank_of_thread};
+pub(crate) use rank_context::{is_rank, note_unwinding, rank_of_thread};
 pub use launch::{Launch, launch};
 pub use launcher::StartError;
 pub use ledger::{

@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 
 use burn::tensor::DType;
 
-use super::engine::{CallSignature, TensorSignature};
+use super::backend::{CallSignature, TensorSignature};
 use super::{Call, Op, ReduceOp};
 use crate::kernels::ShardedTensorSpec;
 use crate::placement::ShardSizes;

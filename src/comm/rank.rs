@@ -5,9 +5,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use burn::tensor::Device;
 
-use super::books::LedgerHistory;
-use super::engine::{Backend, Failure};
-use super::home::RankContext;
+use super::ledger_history::LedgerHistory;
+use super::backend::{Backend, Failure};
+use super::rank_context::RankContext;
 use super::{CommError, Ledger, Op};
 
 /// One rank of a launch.

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use itertools::Itertools;
 
-use super::engine::Failure;
+use super::backend::Failure;
 use super::{CollectiveId, CommError};
 use crate::Error;
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use tracing::field::Empty;
 use tracing::{Span, debug_span};
 
-use super::engine::{CallSignature, tensor_text};
+use super::backend::{CallSignature, tensor_text};
 use super::{Group, Phase, TensorMeta};
 
 /// The span of a collective that `rank` posts; none where nobody listens.

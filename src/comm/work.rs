@@ -8,7 +8,7 @@ use burn::backend::DispatchTensor;
 use burn::tensor::{Tensor, kind};
 use tracing::Span;
 
-use super::engine::{Completed, Mapped, Request};
+use super::backend::{Completed, Mapped, Request};
 use super::flight::OpOutcome;
 use super::ledger::Charge;
 use super::rank::Rank;

@@ -6,9 +6,9 @@ use burn::tensor::Tensor;
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
-use super::handles::RedistributeTarget;
+use super::redistribute_cache::RedistributeTarget;
 use super::local::{as_float, is_tracked};
-use super::route::RedistributePlan;
+use super::redistribute_plan::RedistributePlan;
 use super::{DTensor, Kind, MeshDims};
 use crate::Result;
 use crate::error::OrUnwind;

@@ -4,7 +4,7 @@ use burn::tensor::Tensor;
 
 use super::collective::{Moving, all_gather, all_to_all};
 use super::local::{as_float, pad_dim, slice_dim, zeros};
-use super::pullback::{MeshDims, PullbackKind, ReductionVjp, StepVjp};
+use super::vjp::{MeshDims, PullbackKind, ReductionVjp, StepVjp};
 use super::{DTensorSpec, Kind};
 use crate::Result;
 use crate::comm::{Call, Communicator, ReduceOp, ShardedTensor};

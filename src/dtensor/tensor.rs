@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use burn::tensor::{DType, Device, Float, Gradients, Shape, Tensor};
 
-use super::handles::SharedCache;
+use super::redistribute_cache::SharedCache;
 use super::{DTensorSpec, Kind};
 use crate::mesh::DeviceMesh;
 use crate::placement::{Layout, Placement};

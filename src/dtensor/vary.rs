@@ -11,8 +11,8 @@ use std::sync::Arc;
 
 use burn::tensor::Tensor;
 
-use super::handles::{MakeVarying, RedistributeCache, SharedCache, VaryingRecipe};
-use super::pullback::MeshDims;
+use super::redistribute_cache::{MakeVarying, RedistributeCache, SharedCache, VaryingRecipe};
+use super::vjp::MeshDims;
 use super::spec::mesh_dim_name;
 use super::{DTensor, DTensorError, Kind};
 use crate::Result;

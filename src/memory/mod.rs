@@ -4,7 +4,7 @@
 //! memory which its unit takes back and fills again. What outlives the operation at hand, or is read by other
 //! ranks, is in memory that lasts.
 
-pub(crate) mod common;
+pub(crate) mod shared_memory;
 #[cfg(feature = "testing")]
 pub(crate) mod counted;
 mod crossing;
@@ -16,8 +16,8 @@ mod digest;
 pub(crate) mod flex;
 #[cfg(feature = "cube")]
 mod reading;
-mod reused;
-mod space;
+mod host_pool;
+mod uninit;
 
 #[cfg(feature = "flex")]
 use burn::backend::BackendTensor;
@@ -28,8 +28,8 @@ use burn::tensor::{Device, Slice};
 pub(crate) use crossing::{ToHost, bytes, copied_to};
 #[cfg(feature = "flex")]
 pub(crate) use digest::digests;
-pub(crate) use reused::HostMemoryPool;
-pub(crate) use space::UninitBytes;
+pub(crate) use host_pool::HostMemoryPool;
+pub(crate) use uninit::UninitBytes;
 
 /// A digest of each tensor's elements: none are on the CPU.
 #[cfg(not(feature = "flex"))]

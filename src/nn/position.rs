@@ -4,7 +4,7 @@ use burn::nn::{PositionalEncoding, RotaryEncoding};
 
 use super::DTensorForward;
 use crate::dtensor::DTensor;
-use crate::dtensor::ops::partials::SHIFT;
+use crate::dtensor::ops::partial_rules::SHIFT;
 use crate::dtensor::ops::{EinsumRule, apply, operand_error};
 
 /// Rotates pairs of the last dimension by an angle that grows along the one before.

@@ -9,7 +9,7 @@ use burn::tensor::{DType, Shape, Tensor};
 use itertools::Itertools;
 
 use super::ParamError;
-use super::plans::UnitCollectiveKind;
+use super::plan_cache::UnitCollectiveKind;
 use super::shards::plain;
 use crate::Result;
 use crate::comm::{Call, CollectivePlan, Communicator, Work};

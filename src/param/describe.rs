@@ -6,7 +6,7 @@ use burn::module::Module;
 use burn::tensor::DType;
 use itertools::Itertools;
 
-use super::inventory::{ModelScan, ScannedParam};
+use super::model_scan::{ModelScan, ScannedParam};
 
 /// A model's parameters, as a table: printed, it shows what burn's own `{model}` and
 /// [`num_params`](Module::num_params) cannot, which see this rank's shards alone.

@@ -6,7 +6,7 @@ use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::Device;
 
 use super::distributed::DistributedParameter;
-use super::inventory::ScannedParam;
+use super::model_scan::ScannedParam;
 use super::unit::Unit;
 use super::{ModelScan, ParamError};
 use crate::mesh::DeviceMesh;

@@ -14,7 +14,7 @@ use burn::tensor::{DType, Device};
 use super::adapter;
 use super::states::{ParamStateHandle, WeakState, is_copying};
 use super::unit::{DataParallelGroups, Unit, UnitParam};
-use super::unit_path::UnitName;
+use super::unit_name::UnitName;
 use crate::Result;
 use crate::dtensor::DTensorSpec;
 

@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 
 use super::ParamError;
 use super::io::TensorTree;
-use super::open::{self, UnitEntry, UnitGuard};
+use super::unit_stack::{self, UnitEntry, UnitGuard};
 use super::precision::cast;
 use super::prefetch::prefetch;
 use super::replaced::check_not_replaced;
@@ -106,7 +106,7 @@ where
     let Some(Scoped { own, inside }) = Scoped::of(module).or_unwind() else {
         return forward(module, input, &[]);
     };
-    if !open::is_any() {
+    if !unit_stack::is_any() {
         sweep_passes(own.iter().chain(&inside).map(|(unit, _)| unit));
     }
     let Some((first, _)) = own.first() else {
@@ -124,7 +124,7 @@ where
     // One inside the other. A unit of several modules stays open when this one is left, so all of these come first.
     let mut entered: SmallVec<[EnteredUnit; 1]> = SmallVec::new();
     for (unit, shards) in own {
-        open::close_read(&unit);
+        unit_stack::close_read(&unit);
         let (next, tied) = enter(&unit, shards, &mut inside, input);
         input = tied;
         entered.push(next);
@@ -157,18 +157,18 @@ fn enter<I: TensorTree>(
     inside: &mut Option<Vec<(Arc<Unit>, LocalShards)>>,
     input: I,
 ) -> (EnteredUnit, I) {
-    match open::member(unit, shards) {
+    match unit_stack::member(unit, shards) {
         UnitEntry::Joins { at, shards } => {
             let dtype = unit.precision().inputs;
             (EnteredUnit::Member { at, shards }, input.map_floats(&mut |tensor| cast(tensor, dtype)))
         }
         UnitEntry::Opens { all, one } => {
-            let (scope, input) = ForwardScope::open(unit, all, open::opening(unit), input).or_unwind();
+            let (scope, input) = ForwardScope::open(unit, all, unit_stack::opening(unit), input).or_unwind();
             // Not when the first parameter is read: a rank that reads none must take part all the same.
             scope.pass.buffer.gather().or_unwind();
             let pass = (!scope.again).then(|| scope.pass.clone());
             let entered = match one {
-                Some(shards) => EnteredUnit::Member { at: open::begin(scope), shards },
+                Some(shards) => EnteredUnit::Member { at: unit_stack::begin(scope), shards },
                 None => EnteredUnit::Open(UnitGuard::new(Some(scope), inside.take().unwrap_or_default())),
             };
             if let Some(pass) = pass {

@@ -4,7 +4,7 @@ use burn::backend::{DispatchTensor, TensorMetadata};
 use itertools::Itertools;
 
 use super::gather::over_neighbours;
-use super::plans::{CachedPlan, UnitCollectiveKind};
+use super::plan_cache::{CachedPlan, UnitCollectiveKind};
 use super::unit::{Unit, UnitParam};
 use crate::comm::{Call, CommError, Communicator, ShardedModel, TensorMeta, Work};
 use crate::placement::ShardSizes;

@@ -6,9 +6,9 @@ use burn::backend::ops::FloatTensorOps;
 use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
 use burn::tensor::Slice;
 
-use super::gathering::{CopyIn, PendingAllGather};
+use super::pending_all_gather::{CopyIn, PendingAllGather};
 use super::offload::CpuOffload;
-use super::plans::UnitCollectiveKind;
+use super::plan_cache::UnitCollectiveKind;
 use super::unit::{DataParallelGroups, Unit};
 use crate::comm::{Call, Communicator};
 use crate::dtensor::own;

@@ -6,7 +6,7 @@ use burn::backend::DispatchTensor;
 use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::{Device, Shape, Tensor};
 
-use super::inventory::ModelScan;
+use super::model_scan::ModelScan;
 use super::states::copying;
 
 /// The model with everything on `device` but its float parameters, which stay where they are: running statistics, integer

@@ -12,7 +12,7 @@
 
 use std::sync::{Arc, Weak};
 
-use super::open;
+use super::unit_stack;
 use super::unit::Unit;
 
 /// `unit` is gathered for forward: gathers what comes next.
@@ -21,11 +21,11 @@ pub(super) fn prefetch(unit: &Arc<Unit>) {
     let next = match named {
         Some(units) => units,
         None if unit.moves_meanwhile() => unit.follower().into_iter().collect(),
-        None if open::is_first() => return post_followers(unit),
+        None if unit_stack::is_first() => return post_followers(unit),
         None => return,
     };
     for next in next.iter().filter_map(Weak::upgrade) {
-        if let Some(shards) = open::shards_inside(&next) {
+        if let Some(shards) = unit_stack::shards_inside(&next) {
             next.prefetch(shards);
         }
     }
@@ -36,7 +36,7 @@ pub(super) fn prefetch(unit: &Arc<Unit>) {
 fn post_followers(unit: &Unit) {
     let mut next = unit.follower();
     while let Some(unit) = next.as_ref().and_then(Weak::upgrade)
-        && let Some(shards) = open::shards_inside(&unit)
+        && let Some(shards) = unit_stack::shards_inside(&unit)
         && unit.post(shards)
     {
         next = unit.follower();

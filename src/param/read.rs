@@ -7,7 +7,7 @@ use burn::module::Reparameterization;
 use burn::tensor::Tensor;
 
 use super::distributed::DistributedParameter;
-use super::open::{self, UnitGuard};
+use super::unit_stack::{self, UnitGuard};
 use super::prefetch::prefetch;
 use super::scope::{ForwardScope, ScopeOptions, sweep_passes};
 use super::shards::LocalShards;
@@ -92,7 +92,7 @@ pub(super) fn dtensor<const D: usize>(param: &DistributedParameter, base: Tensor
 
 /// Reads a parameter with `f` in its unit's open scope, or in one of its own.
 fn read<T>(param: &DistributedParameter, base: DispatchTensor, f: impl FnOnce(&ForwardScope, usize) -> T) -> T {
-    let open = open::find(|scope| {
+    let open = unit_stack::find(|scope| {
         let same = Arc::ptr_eq(scope.pass.buffer.unit(), &param.unit);
         let position = same.then(|| scope.shards.position(param.index, &base))??;
         Some((scope.clone(), position))
@@ -101,7 +101,7 @@ fn read<T>(param: &DistributedParameter, base: DispatchTensor, f: impl FnOnce(&F
         return f(&scope, position);
     }
     let position = |shards: &LocalShards| shards.position(param.index, &base);
-    if let Some(scope) = open::by_read(&param.unit, |shards| position(shards).is_some()) {
+    if let Some(scope) = unit_stack::by_read(&param.unit, |shards| position(shards).is_some()) {
         if !scope.again {
             prefetch(&param.unit);
             scope.pass.begin();
@@ -109,10 +109,10 @@ fn read<T>(param: &DistributedParameter, base: DispatchTensor, f: impl FnOnce(&F
         return f(&scope, position(&scope.shards).expect("it was opened for these shards"));
     }
     // Other backends than Flex cannot tell whether untracked shards are those of the unit that is open.
-    if open::find(|scope| Arc::ptr_eq(scope.pass.buffer.unit(), &param.unit).then_some(())).is_none() {
+    if unit_stack::find(|scope| Arc::ptr_eq(scope.pass.buffer.unit(), &param.unit).then_some(())).is_none() {
         param.unit.read_outside(param.index);
     }
-    if !open::is_any() {
+    if !unit_stack::is_any() {
         sweep_passes(std::iter::once(&param.unit));
     }
     let kept = match param.unit.kept() {
@@ -120,11 +120,11 @@ fn read<T>(param: &DistributedParameter, base: DispatchTensor, f: impl FnOnce(&F
         kept => kept,
     };
     let label = format!("{} (outside its unit)", param.info().path).into();
-    let opening = ScopeOptions { kept, lone: true, label, ..open::opening(&param.unit) };
+    let opening = ScopeOptions { kept, lone: true, label, ..unit_stack::opening(&param.unit) };
     let (scope, ()) =
         ForwardScope::open(&param.unit, LocalShards::one(param.index, param.state.clone(), base), opening, ())
             .or_unwind();
-    open::follow(&scope);
+    unit_stack::follow(&scope);
     if !scope.again {
         scope.pass.begin();
     }
@@ -151,7 +151,7 @@ pub(super) fn stored<const D: usize>(param: &DistributedParameter, base: Tensor<
 /// Those of [`Scope::open`], and of the all-gather.
 pub(super) fn open_gathered(unit: &Arc<Unit>, shards: LocalShards) -> Result<UnitGuard> {
     let opening =
-        ScopeOptions { stored: true, kept: Kept::Shard, tracked: false, earlier: None, ..open::opening(unit) };
+        ScopeOptions { stored: true, kept: Kept::Shard, tracked: false, earlier: None, ..unit_stack::opening(unit) };
     let (scope, ()) = ForwardScope::open(unit, shards, opening, ())?;
     scope.pass.buffer.gather()?;
     scope.pass.begin();

@@ -20,12 +20,12 @@ use burn::tensor::{DType, Device, Scalar, Tensor, TensorData};
 use super::control::GradientDivideFactors;
 use super::custom::AllReduceHook;
 use super::events::{EventKind, ShardedState, TrainingState, done, happened};
-use super::plans::UnitCollectiveKind;
+use super::plan_cache::UnitCollectiveKind;
 use super::precision::cast;
 use super::trained::Trained;
 use super::unit::{DataParallelGroups, Unit};
-use super::verifier::PendingDigests;
-use super::waiting;
+use super::replica_check::PendingDigests;
+use super::accumulated_grads;
 use crate::comm::{Call, CommError, Digests, Op, OpTiming, Phase, ReduceOp, Work};
 use crate::memory::ToHost;
 
@@ -129,7 +129,7 @@ fn done_with(unit: &Unit, op: Op, course: Option<OpTiming>) {
 /// A reduction that waits at this stage for a later backward.
 #[derive(Debug)]
 pub(super) struct PutOff {
-    pub(super) stage: waiting::GradStage,
+    pub(super) stage: accumulated_grads::GradStage,
     pub(super) trained: Trained,
 }
 
@@ -145,7 +145,7 @@ impl PutOff {
             let control = self.trained.unit().control.lock();
             (control.sync, control.all_reduce)
         };
-        sync && (all_reduce || self.stage == waiting::GradStage::Full) && self.waits()
+        sync && (all_reduce || self.stage == accumulated_grads::GradStage::Full) && self.waits()
     }
 }
 
@@ -183,7 +183,7 @@ impl GradReducer {
     /// # Collective
     /// Of the data-parallel ranks.
     pub(super) fn issue(trained: Trained, mut grads: Vec<Option<DispatchTensor>>) -> Issued {
-        let (unit, stage) = (trained.unit(), waiting::GradStage::Full);
+        let (unit, stage) = (trained.unit(), accumulated_grads::GradStage::Full);
         if !unit.control.lock().sync {
             unit.waiting.add(stage, &trained.leaves, grads);
             return Issued::PutOff(PutOff { stage, trained });
@@ -198,11 +198,11 @@ impl GradReducer {
     /// Of the data-parallel ranks.
     pub(super) fn issue_waiting(PutOff { stage, trained }: PutOff) -> Issued {
         match stage {
-            waiting::GradStage::Full => {
+            accumulated_grads::GradStage::Full => {
                 let none = vec![None; trained.leaves.len()];
                 Self::issue(trained, none)
             }
-            waiting::GradStage::Scattered => Issued::UnderWay(Self::issue_scattered(trained).into()),
+            accumulated_grads::GradStage::Scattered => Issued::UnderWay(Self::issue_scattered(trained).into()),
         }
     }
 
@@ -236,7 +236,7 @@ impl GradReducer {
         let mut reduction = Self::new(trained);
         let Self { trained, .. } = &reduction;
         let mut sums = vec![None; trained.leaves.len()];
-        let used = trained.unit().waiting.take(waiting::GradStage::Scattered, &trained.leaves, &mut sums);
+        let used = trained.unit().waiting.take(accumulated_grads::GradStage::Scattered, &trained.leaves, &mut sums);
         let sum = |(at, sum): (usize, Option<_>)| sum.unwrap_or_else(|| trained.zeros_of_shard(at));
         let mut sums: Vec<_> = sums.into_iter().enumerate().map(sum).collect();
         sums.push(flags(&used, 1, 1.0, sums[0].device(), sums[0].dtype()));
@@ -319,11 +319,11 @@ impl GradReducer {
         let waiting = &self.unit().waiting;
         if !self.all_reduce {
             let grads = without_unused(reduced, flags, &self.used);
-            waiting.add(waiting::GradStage::Scattered, &self.trained.leaves, grads);
-            return Ok(Advanced::PutOff(PutOff { stage: waiting::GradStage::Scattered, trained: self.trained }));
+            waiting.add(accumulated_grads::GradStage::Scattered, &self.trained.leaves, grads);
+            return Ok(Advanced::PutOff(PutOff { stage: accumulated_grads::GradStage::Scattered, trained: self.trained }));
         }
         let mut sums: Vec<_> = reduced.into_iter().map(Some).collect();
-        let has_waited = waiting.take(waiting::GradStage::Scattered, &self.trained.leaves, &mut sums);
+        let has_waited = waiting.take(accumulated_grads::GradStage::Scattered, &self.trained.leaves, &mut sums);
         reduced = sums.into_iter().flatten().collect();
         if has_waited.contains(&true) {
             let waited = self::flags(&has_waited, 1, 1.0, flags.device(), flags.dtype());

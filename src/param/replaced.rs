@@ -17,7 +17,7 @@ use burn::module::Module;
 use itertools::Itertools;
 
 use super::ParamError;
-use super::inventory::{ModelScan, ScannedParam};
+use super::model_scan::{ModelScan, ScannedParam};
 use super::visit::Walk;
 use crate::pattern::PathPattern;
 

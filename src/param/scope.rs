@@ -11,11 +11,11 @@ use parking_lot::Mutex;
 use super::ParamError;
 use super::buffer::{ShardGatherer, UnshardedParams};
 use super::events::{EventKind, TrainingState};
-use super::graph::{PostBackward, RootPostBackward, UnitInput, UnshardedParamNode, one_graph};
+use super::backward_nodes::{PostBackward, RootPostBackward, UnitInput, UnshardedParamNode, one_graph};
 use super::io::TensorTree;
-use super::pass::{BackwardScheduler, UnitPass};
+use super::unit_pass::{BackwardScheduler, UnitPass};
 use super::precision::cast;
-use super::recompute::frame::{self, Next};
+use super::recompute::context::{self, Next};
 use super::recompute::leaves;
 use super::shards::{LocalShards, LocalShardsId};
 use super::sweep;
@@ -93,13 +93,13 @@ impl ForwardScope {
         opening: ScopeOptions,
         input: I,
     ) -> Result<(Self, I)> {
-        if frame::is_any()
+        if context::is_any()
             && let Some(at) = shards.bases.iter().position(Dispatch::is_tracked)
         {
             let block = unit.params[shards.members[at]].path.to_string();
             return Err(ParamError::CapturedTrackedTensor { block }.into());
         }
-        let pass = match frame::next() {
+        let pass = match context::next() {
             Next::New => None,
             Next::Recorded(pass) if pass.buffer.is_of(unit, &shards.members) => Some(pass),
             Next::Recorded(_) | Next::None => {
@@ -120,7 +120,7 @@ impl ForwardScope {
         let first = bases.iter().find(trained);
         let tracked = first.is_some() || !inputs.is_empty();
         // A checkpointed block computes without a graph for the first time.
-        let without_graph = frame::is_first();
+        let without_graph = context::is_first();
         // Whether an input is tracked is a rank's own affair where a unit around it has weights that the
         // rank need not use: there neither the order nor what is issued may depend on it (rules 5 and 9).
         let backward = tracked || without_graph || opening.tracked && opening.earlier.is_some();
@@ -133,19 +133,19 @@ impl ForwardScope {
             pass.buffer.start_again();
         } else if without_graph {
             pass.buffer.will_be_recomputed();
-            frame::record(&pass);
+            context::record(&pass);
         }
         // Where other ranks track an input, the pass has to end here too, in the same place of backward (rule 7).
         let parent = first.or(bases.first()).filter(|_| backward && !without_graph);
         // Shards are no leaves of the graph of a block that computes again, nor of one on another device.
         let offloaded = unit.offloaded().filter(|_| !opening.stored);
         let leaf = |parent| Some(autodiff::leaf(offloaded?.device(), parent, first.is_some()));
-        let stands_for_shards = parent.and_then(|parent| frame::anchor().or_else(|| leaf(parent)));
+        let stands_for_shards = parent.and_then(|parent| context::anchor().or_else(|| leaf(parent)));
         let parent = stands_for_shards.as_ref().or(parent);
         let earlier = parent.and_then(|parent| opening.earlier.filter(|last| one_graph(last, parent)));
         let deeper = if opening.by_read { DEEPER } else { 0 };
         // The graph of a block that computes again lasts no longer than that.
-        let own_leaf = parent.filter(|_| frame::anchor().is_none()).map(sweep::own_leaf);
+        let own_leaf = parent.filter(|_| context::anchor().is_none()).map(sweep::own_leaf);
         let token = parent.map(|parent| token(&pass, parent.clone(), own_leaf.clone(), &inputs, earlier, deeper));
         let mut number = 0;
         let input = input.map_floats(&mut |tensor| match &token {
@@ -336,7 +336,7 @@ pub(super) fn is_gathered_again(unit: &Arc<Unit>) -> bool {
 
 /// Frees the passes of this thread through these units that no backward reaches: see [`sweep`](super::sweep).
 pub(super) fn sweep_passes<'a>(units: impl Iterator<Item = &'a Arc<Unit>>) {
-    if !frame::is_any() && !autodiff::is_in_backward() {
+    if !context::is_any() && !autodiff::is_in_backward() {
         PASSES.with(|passes| sweep::sweep(passes, units));
     }
 }

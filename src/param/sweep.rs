@@ -20,8 +20,8 @@ use std::sync::atomic::Ordering::Relaxed;
 use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::{Device, Tensor};
 
-use super::graph::nothing;
-use super::pass::BackwardScheduler;
+use super::backward_nodes::nothing;
+use super::unit_pass::BackwardScheduler;
 use super::unit::{FEW_PASSES, Unit};
 use crate::autodiff::{self, BackwardStep, GraphOp};
 

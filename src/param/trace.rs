@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::sync::{Arc, Weak};
 
-use super::pass::UnitPass;
+use super::unit_pass::UnitPass;
 
 /// A node of a unit whose backward has run, and what units hold after it.
 #[derive(Debug, Clone, PartialEq, Eq)]

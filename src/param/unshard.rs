@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 use super::ParamError;
 use super::enter::units_of;
 use super::events::{EventKind, ShardedState, TrainingState, happened};
-use super::gathering::{Ahead, Keeps, PendingAllGather, Unsharded};
+use super::pending_all_gather::{Ahead, Keeps, PendingAllGather, Unsharded};
 use super::shards::{LocalShards, LocalShardsId};
 use super::unit::Unit;
 use crate::Result;

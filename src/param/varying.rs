@@ -6,8 +6,8 @@ use burn::backend::DispatchTensor;
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
-use super::graph::PartialGradParamNode;
-use super::pass::UnitPass;
+use super::backward_nodes::PartialGradParamNode;
+use super::unit_pass::UnitPass;
 use super::shards::plain;
 use crate::autodiff::{self, Retain};
 use crate::dtensor::MeshDims;

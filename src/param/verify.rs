@@ -19,7 +19,7 @@ use std::sync::atomic::Ordering;
 use burn::backend::DispatchTensor;
 
 use super::unit::{DataParallelGroups, Unit, UnitParam};
-use super::verifier::{CheckedPass, PendingDigests};
+use super::replica_check::{CheckedPass, PendingDigests};
 use crate::comm::{Communicator, Digests, ReplicatedValue};
 use crate::memory;
 

@@ -2,7 +2,7 @@
 
 use burn::backend::{DispatchTensor, TensorMetadata};
 
-use crate::comm::engine::{CallSignature, PairwiseSignature};
+use crate::comm::backend::{CallSignature, PairwiseSignature};
 use crate::comm::{Call, Communicator, Op, ReduceOp, ShardedTensor, TensorMeta, Work, arguments};
 use crate::placement::ShardSizes;
 

@@ -3,7 +3,7 @@
 use burn::backend::DispatchTensor;
 
 use crate::comm::communicator::bytes;
-use crate::comm::engine::{CallSignature, ReceivedTensors};
+use crate::comm::backend::{CallSignature, ReceivedTensors};
 use crate::comm::flight::Peer;
 use crate::comm::{Call, Communicator, Op, TensorMeta, Work, arguments};
 

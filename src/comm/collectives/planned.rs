@@ -5,8 +5,8 @@ use std::sync::Arc;
 use burn::backend::{DispatchTensor, TensorMetadata};
 
 use crate::comm::arguments::{self, Problem};
-use crate::comm::engine::ranges::full;
-use crate::comm::engine::{TensorSignature, reduce};
+use crate::comm::backend::ranges::full;
+use crate::comm::backend::{TensorSignature, reduce};
 use crate::comm::{Call, CollectivePlan, CommError, Communicator, Op, ReduceOp, ShardedTensor, TensorMeta, Work};
 use crate::placement::ShardSizes;
 

@@ -6,7 +6,7 @@ use burn::backend::DispatchTensor;
 
 use super::lists::all_for;
 use crate::comm::communicator::bytes;
-use crate::comm::engine::CallSignature;
+use crate::comm::backend::CallSignature;
 use crate::comm::{Call, CollectivePlan, Communicator, Op, ReduceOp, TensorMeta, Work, arguments};
 use crate::placement::ShardSizes;
 

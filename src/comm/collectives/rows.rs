@@ -3,7 +3,7 @@
 use burn::backend::DispatchTensor;
 use burn::tensor::{DType, Int, Tensor, TensorData};
 
-use crate::comm::engine::{CallSignature, PairwiseSignature};
+use crate::comm::backend::{CallSignature, PairwiseSignature};
 use crate::comm::{Call, CommError, Communicator, Op, ShardedTensor, TensorMeta, Work, arguments};
 use crate::placement::ShardSizes;
 

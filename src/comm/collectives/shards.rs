@@ -3,7 +3,7 @@
 use burn::backend::{DispatchTensor, TensorMetadata};
 
 use super::planned::unpacked;
-use crate::comm::engine::{CallSignature, reshaped};
+use crate::comm::backend::{CallSignature, reshaped};
 use crate::comm::{Call, CollectivePlan, Communicator, Op, ReduceOp, ShardedTensor, Work, arguments};
 use crate::placement::ShardSizes;
 

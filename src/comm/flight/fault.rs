@@ -17,8 +17,8 @@ use std::fmt;
 
 use itertools::Itertools;
 
-use super::ending::{ExitKind, ProgramExit};
-use super::life::ProcessState;
+use super::program_exit::{ExitKind, ProgramExit};
+use super::process_state::ProcessState;
 use super::merge::{BlockedWait, CollectiveTrace, LaunchTrace};
 use super::operation::Operation;
 

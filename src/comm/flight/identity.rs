@@ -7,7 +7,7 @@ use super::bytes::{pack, truncate, unpack};
 use super::fold::Fold;
 use super::layout::header::{CHECK, FIXED, HOST};
 use super::layout::{MAGIC, VERSION};
-use super::life;
+use super::process_state;
 
 /// The rank of a launch, and its process.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -29,9 +29,9 @@ impl Identity {
     /// Of the first rank of a launch that begins now, in this process.
     pub fn here(size: usize, launch: u64) -> Self {
         let pid = std::process::id();
-        let process_start = life::process_start(pid).unwrap_or(0);
+        let process_start = process_state::process_start(pid).unwrap_or(0);
         let started = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos() as u64;
-        Self { rank: 0, size, launch, pid, process_start, started, host: life::host() }
+        Self { rank: 0, size, launch, pid, process_start, started, host: process_state::host() }
     }
 
     pub(super) fn write(&self, words: &[AtomicU64]) {

@@ -5,9 +5,9 @@ use std::time::{Duration, UNIX_EPOCH};
 use itertools::Itertools;
 use serde_json::{Value, json};
 
-use super::ending::ExitKind;
+use super::program_exit::ExitKind;
 use super::fault::Fault;
-use super::life::ProcessState;
+use super::process_state::ProcessState;
 use super::merge::{BlockedWait, LaunchTrace};
 use super::operation::Operation;
 use super::read::RankTrace;

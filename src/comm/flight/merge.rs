@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime};
 use itertools::Itertools;
 
 use super::file;
-use super::life::ProcessState;
+use super::process_state::ProcessState;
 use super::operation::Operation;
 use super::read::{FlightError, RankTrace};
 use super::record::OpOutcome;

@@ -44,14 +44,14 @@
 
 mod bytes;
 mod channels;
-mod ending;
+mod program_exit;
 mod fault;
 mod file;
 mod fold;
 mod identity;
 mod json;
 mod layout;
-mod life;
+mod process_state;
 mod merge;
 mod operation;
 mod read;
@@ -63,9 +63,9 @@ mod tests;
 mod text;
 mod words;
 
-pub use ending::{ExitKind, FirstFailure, ProgramExit};
+pub use program_exit::{ExitKind, FirstFailure, ProgramExit};
 pub use fault::{Fault, FaultKind};
-pub use life::ProcessState;
+pub use process_state::ProcessState;
 pub use merge::{BlockedWait, CollectiveTrace, LaunchTrace};
 pub use operation::Operation;
 pub use read::{FlightError, GroupTrace, RankTrace};

@@ -20,7 +20,7 @@ use super::fold::Fold;
 use super::layout::RECORD_WORDS;
 use super::shapes;
 use super::words::WORD;
-use crate::comm::engine::CallSignature;
+use crate::comm::backend::CallSignature;
 use crate::comm::{Op, Phase, ReduceOp};
 
 /// Words of the call: time, bytes, number, channel and kinds, partners, fingerprint, lengths.

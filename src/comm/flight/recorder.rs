@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 use super::channels;
-use super::ending::ProgramExit;
+use super::program_exit::ProgramExit;
 use super::file;
 use super::identity::Identity;
 use super::layout::header::{CHANNELS as CHANNELS_USED, POSTED};

@@ -13,7 +13,7 @@ use burn::tensor::DType;
 
 use super::bytes::{Room, take_number};
 use crate::comm::TensorMeta;
-use crate::comm::engine::CallSignature;
+use crate::comm::backend::CallSignature;
 
 /// Shape and dtype of one tensor of an operation; displays as `[4, 8] f32`.
 #[derive(Debug, Clone, PartialEq, Eq)]

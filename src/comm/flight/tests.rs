@@ -13,7 +13,7 @@ use super::{
     ExitKind, FaultKind, FirstFailure, FlightError, LaunchStart, LaunchTrace, OpOutcome, Posting, ProcessState,
     ProgramExit, RankTrace, Recorder, file, record,
 };
-use crate::comm::engine::{CallSignature, TensorSignature};
+use crate::comm::backend::{CallSignature, TensorSignature};
 use crate::comm::{Group, Op, Phase, StartError};
 
 /// A folder that is gone when this is.

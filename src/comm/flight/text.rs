@@ -3,8 +3,8 @@
 use std::fmt::{self, Write};
 use std::time::{Duration, SystemTime};
 
-use super::ending::ExitKind;
-use super::life::ProcessState;
+use super::program_exit::ExitKind;
+use super::process_state::ProcessState;
 use super::merge::LaunchTrace;
 use super::operation::Operation;
 use super::read::RankTrace;

@@ -303,7 +303,7 @@ mod tests {
 
     use super::*;
     use crate::comm::Group;
-    use crate::comm::engine::CallSignature;
+    use crate::comm::backend::CallSignature;
     use crate::comm::flight::{LaunchStart, Posting};
 
     fn filled() -> Ledger {

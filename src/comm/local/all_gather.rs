@@ -6,19 +6,19 @@ use std::time::{Duration, Instant};
 use burn::backend::DispatchTensor;
 
 use super::channel::HostGroupBackend;
-use super::data::{CollectiveInputs, Contribution};
+use super::contribution::{CollectiveInputs, Contribution};
 use super::deferred_gather::{self, DeferredGather};
-use super::halves::TwoPhaseAllReduce;
-use super::in_common::SharedMemoryResult;
+use super::two_phase_all_reduce::TwoPhaseAllReduce;
+use super::shared_memory::SharedMemoryResult;
 use super::match_table::OpHandle;
-use super::open::{Left, SharedRequest};
-use super::outlet::{DataMode, RecipientData, RemoteGroup};
-use super::pending::{CollectiveRequest, OpHandleGuard};
+use super::shared_request::{Left, SharedRequest};
+use super::remote_group::{DataMode, RecipientData, RemoteGroup};
+use super::requests::{CollectiveRequest, OpHandleGuard};
 use super::rendezvous::Matched;
-use crate::comm::courier::SendStamp;
-use crate::comm::engine::{CallContext, CallSignature, Completed, PostResult, Request};
+use crate::comm::transport::SendStamp;
+use crate::comm::backend::{CallContext, CallSignature, Completed, PostResult, Request};
 use crate::comm::process::header::SharedMemoryMessage;
-use crate::comm::process::layout::ContiguousLayout;
+use crate::comm::process::contiguous_layout::ContiguousLayout;
 use crate::comm::process::result_buffer;
 use crate::comm::{CommError, TransferTiming};
 

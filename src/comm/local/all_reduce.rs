@@ -6,18 +6,18 @@ use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::Shape;
 
 use super::channel::HostGroupBackend;
-use super::data::{CollectiveInputs, Contribution};
-use super::halves::{DeferredContribution, ReduceScatterPhase, ReductionTarget, TwoPhaseAllReduce};
-use super::in_common::SharedMemoryResult;
+use super::contribution::{CollectiveInputs, Contribution};
+use super::two_phase_all_reduce::{DeferredContribution, ReduceScatterPhase, ReductionTarget, TwoPhaseAllReduce};
+use super::shared_memory::SharedMemoryResult;
 use super::match_table::OpHandle;
-use super::open::{Left, SharedRequest};
-use super::outlet::{DataMode, RecipientData, RemoteGroup};
-use super::pending::{CollectiveRequest, OpHandleGuard};
+use super::shared_request::{Left, SharedRequest};
+use super::remote_group::{DataMode, RecipientData, RemoteGroup};
+use super::requests::{CollectiveRequest, OpHandleGuard};
 use super::segments::Segment;
-use crate::comm::courier::SendStamp;
-use crate::comm::engine::{CallContext, CallSignature, PostResult, reshaped};
+use crate::comm::transport::SendStamp;
+use crate::comm::backend::{CallContext, CallSignature, PostResult, reshaped};
 use crate::comm::process::header::SharedMemoryMessage;
-use crate::comm::process::layout::ContiguousLayout;
+use crate::comm::process::contiguous_layout::ContiguousLayout;
 use crate::comm::process::result_buffer::{self, ResultBuffer};
 use crate::comm::{CommError, ReduceOp};
 

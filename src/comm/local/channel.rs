@@ -8,18 +8,18 @@ use parking_lot::Mutex;
 
 use super::HostBackend;
 #[cfg(feature = "cube")]
-use super::cube::CoalescedCopies;
+use super::device::CoalescedCopies;
 #[cfg(feature = "cube")]
-use super::data::has_kernel;
-use super::data::{self, CollectiveInputs, Contribution};
-use super::halves;
-use super::hands;
+use super::contribution::has_kernel;
+use super::contribution::{self, CollectiveInputs, Contribution};
+use super::two_phase_all_reduce;
+use super::completion_thread;
 use super::match_table::{GroupKey, P2pMessage};
-use super::open::Left;
-use super::outlet::{DataMode, OutgoingData, RecipientData, RemoteGroup};
-use super::pending::{CollectiveRequest, OpHandleGuard, OwnShards, RecvRequest, SendRequest};
-use crate::comm::engine::{CallContext, GroupBackend, GroupMember, PostResult, ReceivedTensors, rows_for_each};
-use crate::comm::process::layout::ContiguousLayout;
+use super::shared_request::Left;
+use super::remote_group::{DataMode, OutgoingData, RecipientData, RemoteGroup};
+use super::requests::{CollectiveRequest, OpHandleGuard, OwnShards, RecvRequest, SendRequest};
+use crate::comm::backend::{CallContext, GroupBackend, GroupMember, PostResult, ReceivedTensors, rows_for_each};
+use crate::comm::process::contiguous_layout::ContiguousLayout;
 use crate::comm::{CollectivePlan, ReduceOp, ShardedTensor, TensorMeta};
 use crate::memory;
 use crate::placement::ShardSizes;
@@ -135,7 +135,7 @@ impl HostGroupBackend {
 
     /// Whether a result of so many `bytes` on `device` is made by whoever comes first, this rank or the engine's hands.
     pub fn is_worth_hands(&self, bytes: u64, device: &Device) -> bool {
-        self.outlet.is_some() && bytes >= hands::WORTH && memory::is_host(device)
+        self.outlet.is_some() && bytes >= completion_thread::WORTH && memory::is_host(device)
     }
 
     /// What other processes need of a deposit, if there are any.
@@ -267,7 +267,7 @@ impl GroupBackend for HostGroupBackend {
         op: ReduceOp,
     ) -> PostResult<Vec<DispatchTensor>> {
         if let Some(outlet) = &self.outlet
-            && halves::pay(post.print.bytes(), self.member.group.size(), outlet.processes())
+            && two_phase_all_reduce::pay(post.print.bytes(), self.member.group.size(), outlet.processes())
         {
             return self.all_reduce_in_halves(outlet, post, tensors, op);
         }
@@ -297,7 +297,7 @@ impl GroupBackend for HostGroupBackend {
         (shape[dim], shape[to_dim]) = (lengths.iter().sum(), to_cut.range(ranks, rank).len());
         let (tensor, range) = (deposit.tensors[0].clone(), to_cut.range(ranks, rank));
         let like = tensor.clone();
-        let part = move || data::part(&tensor, to_dim, range);
+        let part = move || contribution::part(&tensor, to_dim, range);
         let own = self.placed(shape, &like, dim, &lengths, part);
         self.join_with(post, deposit, shares, own, move |exchange| exchange.recut(dim, to_dim, &to_cut))
     }

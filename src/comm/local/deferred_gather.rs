@@ -8,11 +8,11 @@ use std::time::Instant;
 use parking_lot::Mutex;
 
 use super::HostBackend;
-use super::data::Contribution;
-use super::in_common::SharedMemoryResult;
+use super::contribution::Contribution;
+use super::shared_memory::SharedMemoryResult;
 use super::match_table::OpHandle;
-use super::others::CollectiveKey;
-use super::outlet::{OutgoingData, RemoteGroup};
+use super::peer_processes::CollectiveKey;
+use super::remote_group::{OutgoingData, RemoteGroup};
 use crate::comm::TransferTiming;
 use crate::comm::process::header::{PayloadDesc, SharedMemoryMessage};
 

@@ -34,7 +34,7 @@ use std::borrow::Cow;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
-use crate::comm::engine::Failure;
+use crate::comm::backend::Failure;
 use crate::comm::{CollectiveId, CommError, Divergence, Op};
 
 use match_entry::{MatchEntry, Posts};

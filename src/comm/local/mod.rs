@@ -17,23 +17,23 @@
 
 mod all_gather;
 mod all_reduce;
-mod chains;
+mod wait_for_graph;
 mod channel;
 #[cfg(feature = "cube")]
-mod cube;
-mod data;
+mod device;
+mod contribution;
 mod deferred_gather;
 #[cfg(feature = "flex")]
-mod flex;
-mod halves;
-mod hands;
-mod in_common;
+mod host;
+mod two_phase_all_reduce;
+mod completion_thread;
+mod shared_memory;
 mod match_table;
 mod membership;
-mod open;
-mod others;
-mod outlet;
-mod pending;
+mod shared_request;
+mod peer_processes;
+mod remote_group;
+mod requests;
 mod remote;
 mod rendezvous;
 mod segments;
@@ -46,18 +46,18 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use super::engine::{
+use super::backend::{
     Backend, CallSignature, Failure, GroupBackend, GroupMember, ProcessOptions, RemoteOutcome, ShrunkWorld,
     launch_number,
 };
 use super::{CommError, Divergence, Op, RankReport};
 use crate::Error;
 
-pub(super) use chains::WaitForEdge;
-pub(super) use data::Contribution;
+pub(super) use wait_for_graph::WaitForEdge;
+pub(super) use contribution::Contribution;
 use match_table::OpHandle;
 pub(super) use membership::MembershipMessage;
-pub(super) use others::PeerProcesses;
+pub(super) use peer_processes::PeerProcesses;
 pub(super) use remote::PayloadTarget;
 use rendezvous::{LINGER, PeerNotifier, SpinPolicy};
 use shrink::ShrinkState;
@@ -81,7 +81,7 @@ pub(super) struct HostBackend {
     going_on: ShrinkState,
     /// Of what ranks here get alike, unless each has memory of its own.
     #[cfg(feature = "flex")]
-    shelf: Option<flex::SharedResultCache>,
+    shelf: Option<host::SharedResultCache>,
     this: Weak<Self>,
 }
 
@@ -110,9 +110,9 @@ fn lingers(ranks: usize) -> SpinPolicy {
 
 /// Of what ranks have in common, if they may.
 #[cfg(feature = "flex")]
-fn shelf(manner: ProcessOptions, lingers: SpinPolicy, before: Option<&HostBackend>) -> Option<flex::SharedResultCache> {
+fn shelf(manner: ProcessOptions, lingers: SpinPolicy, before: Option<&HostBackend>) -> Option<host::SharedResultCache> {
     let before = before.and_then(|engine| engine.shelf.as_ref());
-    (!manner.separate_memory).then(|| flex::SharedResultCache::new(lingers, before))
+    (!manner.separate_memory).then(|| host::SharedResultCache::new(lingers, before))
 }
 
 impl HostBackend {

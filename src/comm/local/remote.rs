@@ -4,17 +4,17 @@ use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 
 use super::HostBackend;
-use super::chains::WaitForEdge;
-use super::data::Contribution;
+use super::wait_for_graph::WaitForEdge;
+use super::contribution::Contribution;
 use super::match_table::{GroupKey, OpHandle, P2pMessage, RemoteMessageHandle};
-use super::open::SharedRequest;
-use super::others::{CollectiveKey, Ended, PeerProcesses};
-use crate::comm::engine::{Backend, CallSignature, Failure, Request};
+use super::shared_request::SharedRequest;
+use super::peer_processes::{CollectiveKey, Ended, PeerProcesses};
+use crate::comm::backend::{Backend, CallSignature, Failure, Request};
 use crate::comm::process::header::{
     ControlMessage, DataMode, PayloadDesc, RemoteGroupId, RemoteGroupInfo, Said, SharedMemoryMessage,
 };
 use crate::comm::process::late::Known;
-use crate::comm::process::layout::ContiguousLayout;
+use crate::comm::process::contiguous_layout::ContiguousLayout;
 use crate::comm::process::result_buffer::{self, ResultBuffer};
 use crate::comm::{CommError, Op, RankReport};
 

@@ -22,7 +22,7 @@ use std::time::Duration;
 use super::match_table::{GroupKey, MatchTable, OpHandle, P2pMessage, Parts, Poll, RecvHandle, Signature, Wait};
 use super::sync::{AtomicU64, Condvar, Instant, Mutex, MutexGuard, Ordering, spin_loop, yield_now};
 use crate::comm::CommError;
-use crate::comm::engine::Failure;
+use crate::comm::backend::Failure;
 
 pub(crate) use remote::{PeerEvent, PeerNotifier};
 

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::Shape;
 
-use super::data;
-use crate::comm::engine::{ShardSignature, TensorSignature};
+use super::contribution;
+use crate::comm::backend::{ShardSignature, TensorSignature};
 use crate::placement::ShardSizes;
 
 /// Elements of some rows, which are tensors of one dimension.
@@ -56,7 +56,7 @@ impl Segment {
     pub fn segments_of(&self, rows: &[DispatchTensor]) -> Vec<DispatchTensor> {
         let cut = |(index, range): &(usize, Range<usize>)| match &rows[*index] {
             row if row.shape()[..] == [range.len()] => row.clone(),
-            row => data::part(row, 0, range.clone()),
+            row => contribution::part(row, 0, range.clone()),
         };
         self.0.iter().map(cut).collect()
     }

@@ -9,7 +9,7 @@ use super::HostBackend;
 use super::membership::{MembershipAgreement, MembershipMessage};
 use super::sync::{Condvar, Instant, Mutex};
 use crate::comm::CommError;
-use crate::comm::engine::{Backend, Failure, ShrunkWorld};
+use crate::comm::backend::{Backend, Failure, ShrunkWorld};
 
 /// Who goes on, and in which world.
 pub(super) struct ShrinkState {

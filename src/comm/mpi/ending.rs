@@ -7,7 +7,7 @@ use std::thread::JoinHandle;
 use parking_lot::Mutex;
 
 use super::MpiShared;
-use crate::comm::exit;
+use crate::comm::active_launch;
 
 static RUNNING: Mutex<Option<(Arc<MpiShared>, JoinHandle<()>)>> = Mutex::new(None);
 
@@ -19,7 +19,7 @@ thread_local! {
 /// Has the process wait at exit until `thread` has sent and received everything.
 pub(super) fn at_exit(shared: Arc<MpiShared>, thread: JoinHandle<()>) {
     *RUNNING.lock() = Some((shared, thread));
-    exit::at_exit(end);
+    active_launch::at_exit(end);
 }
 
 /// Should the calling thread end the process, it does so at once: `MPI_Abort` may.
@@ -39,7 +39,7 @@ extern "C" fn end() {
     if KEPT_OFF.get() {
         return;
     }
-    exit::note();
+    active_launch::note();
     let running = RUNNING.lock().take();
     if let Some((shared, thread)) = running {
         shared.queue.lock().ended = true;

@@ -10,7 +10,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::comm::courier::{Message, Payload};
+use crate::comm::transport::{Message, Payload};
 
 const WORD: usize = size_of::<u64>();
 const LAST: u64 = u64::MAX;

@@ -3,7 +3,7 @@
 use super::error::MpiError;
 use super::library::Library;
 use crate::comm::launcher::ProcessRank;
-use crate::memory::common::{SWITCH, SharedMemoryHandle, SharedMemoryPool};
+use crate::memory::shared_memory::{SWITCH, SharedMemoryHandle, SharedMemoryPool};
 
 /// Bytes of an address; all 0 where there is none.
 const LEN: usize = 16;

@@ -13,7 +13,7 @@ use mpi::ffi::{
 };
 
 use super::error::{MpiError, check};
-use super::failures::Ulfm;
+use super::ulfm::Ulfm;
 use crate::comm::launcher::{ProcessRank, StartError};
 
 /// MPI, for one thread at a time: the one that has initialized it, which also [ends](Self::finalize) it, or where it is

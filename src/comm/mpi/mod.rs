@@ -28,17 +28,17 @@
 //! 7. An error of MPI's, or a panic while something is carried, loses all processes: nothing is carried any more, and at exit the
 //!    job is aborted, for other processes may wait in MPI for this one.
 
-mod carrier;
+mod progress_engine;
 mod ending;
 mod error;
-mod failures;
+mod ulfm;
 mod frame;
 mod host;
 mod library;
-mod rest;
+mod idle_backoff;
 #[cfg(test)]
 mod tests;
-mod transfers;
+mod request_table;
 
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -49,10 +49,10 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use self::carrier::{PollResult, ProgressEngine};
+use self::progress_engine::{PollResult, ProgressEngine};
 use self::library::Library;
-use self::rest::IdleBackoff;
-use super::courier::{Message, MessageHandler, Transport};
+use self::idle_backoff::IdleBackoff;
+use super::transport::{Message, MessageHandler, Transport};
 use super::launcher::{self, ProcessRank, StartError};
 use super::process::ProcessJob;
 
@@ -218,7 +218,7 @@ fn carry(shared: &MpiShared, carrier: &Mutex<ProgressEngine>) -> Result<(), Stri
 impl MpiShared {
     /// Has the thread sleep, and whoever leaves a parcel wake it where the pause is long.
     fn sleep(&self, pause: Duration) {
-        let is_long = pause > rest::SHORT;
+        let is_long = pause > idle_backoff::SHORT;
         self.sleeps.store(is_long, Ordering::SeqCst);
         if !is_long || self.queue.lock().parcels.is_empty() {
             thread::park_timeout(pause);

@@ -1,7 +1,7 @@
 //! [`Print`]s and [`Failure`]s as bytes: what ranks of several processes must agree on, and why their world has ended.
 
 use super::wire::{Decode, Encode, wire_enum, wire_struct};
-use crate::comm::engine::{CallSignature, Failure, PairwiseSignature, ShardSignature, TensorSignature};
+use crate::comm::backend::{CallSignature, Failure, PairwiseSignature, ShardSignature, TensorSignature};
 use crate::comm::{CollectiveId, CommError, Digests, Op, ReduceOp, ReplicatedValue, ShardedModel, TensorMeta};
 
 // Of many prints digests are all that is new, so that they travel beside.

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use super::wire::{Decode, Encode, wire_enum, wire_struct};
-use crate::comm::engine::{CallSignature, Failure};
+use crate::comm::backend::{CallSignature, Failure};
 use crate::comm::local::{MembershipMessage, WaitForEdge};
 use crate::comm::{Digests, RankReport, TensorMeta};
-use crate::memory::common::SharedMemoryHandle;
+use crate::memory::shared_memory::SharedMemoryHandle;
 
 /// What one process says to another, about one launch.
 #[derive(Debug)]

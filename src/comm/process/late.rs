@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use crate::comm::courier::RecvBuffer;
+use crate::comm::transport::RecvBuffer;
 
 /// Bytes that are copied in a nanosecond.
 const COPIED: usize = 8;

@@ -30,12 +30,12 @@
 mod agreement;
 pub(super) mod header;
 pub(super) mod late;
-pub(super) mod layout;
+pub(super) mod contiguous_layout;
 pub(super) mod payload;
 pub(super) mod result_buffer;
 #[cfg(test)]
 mod tests;
-mod told;
+mod remote_error;
 mod wire;
 
 use std::collections::HashMap;
@@ -44,11 +44,11 @@ use std::time::Instant;
 
 use parking_lot::Mutex;
 
-use super::courier::{MessageHandler, RecvBuffer, Transport};
-use super::engine::{Backend, ProcessOptions};
+use super::transport::{MessageHandler, RecvBuffer, Transport};
+use super::backend::{Backend, ProcessOptions};
 use super::local::{Contribution, HostBackend, PayloadTarget, PeerProcesses};
 use crate::memory::HostMemoryPool;
-use crate::memory::common::SharedMemoryPool;
+use crate::memory::shared_memory::SharedMemoryPool;
 use header::{ControlMessage, Header, LaunchId, PayloadDesc};
 use late::Known;
 

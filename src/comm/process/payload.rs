@@ -12,8 +12,8 @@ use burn::backend::DispatchTensor;
 use burn::backend::flex::FlexTensor;
 use burn::tensor::TensorData;
 
-use crate::comm::courier::{Payload, RecvBuffer};
-use crate::comm::{TensorMeta, engine};
+use crate::comm::transport::{Payload, RecvBuffer};
+use crate::comm::{TensorMeta, backend};
 #[cfg(feature = "flex")]
 use crate::memory::flex;
 use crate::memory::{self, HostMemoryPool, UninitBytes};
@@ -24,7 +24,7 @@ pub(in crate::comm) fn payload(tensor: &DispatchTensor) -> Payload {
     if let Some(flex) = flex::primitive(tensor) {
         return Arc::new(Elements(flex.clone()));
     }
-    Arc::new(Host(engine::into_data(tensor.clone())))
+    Arc::new(Host(backend::into_data(tensor.clone())))
 }
 
 /// Those of a Flex tensor, where they are.
@@ -95,7 +95,7 @@ pub(in crate::comm) unsafe fn landed(
         };
         // SAFETY: the caller has written it.
         let bytes = unsafe { space.filled() };
-        engine::from_data(TensorData::from_bytes(bytes, meta.shape, meta.dtype), &host)
+        backend::from_data(TensorData::from_bytes(bytes, meta.shape, meta.dtype), &host)
     };
     tensors.into_iter().map(tensor).collect()
 }

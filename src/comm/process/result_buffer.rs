@@ -27,14 +27,14 @@ use burn::tensor::{Device, Shape, TensorData};
 use parking_lot::Mutex;
 
 use super::header::PayloadDesc;
-use super::layout::ContiguousLayout;
+use super::contiguous_layout::ContiguousLayout;
 use super::payload::payload;
 use crate::comm::TensorMeta;
-use crate::comm::courier::{Payload, RecvBuffer};
-use crate::comm::engine;
+use crate::comm::transport::{Payload, RecvBuffer};
+use crate::comm::backend;
 #[cfg(feature = "flex")]
 use crate::kernels::flex::stream;
-use crate::memory::common::SharedMemoryBlock;
+use crate::memory::shared_memory::SharedMemoryBlock;
 use crate::memory::{HostMemoryPool, UninitBytes};
 use crate::placement::ShardSizes;
 
@@ -220,7 +220,7 @@ impl ResultBuffer {
                 let whole = |(ContiguousLayout { shape, dtype, .. }, range): (&ContiguousLayout, Range<usize>)| {
                     // SAFETY: the parts of all members are written, and nobody writes there before all have let go.
                     let bytes = unsafe { common.bytes(range, dtype.size()) };
-                    engine::from_data(TensorData::from_bytes(bytes, shape.clone(), *dtype), device)
+                    backend::from_data(TensorData::from_bytes(bytes, shape.clone(), *dtype), device)
                 };
                 return wholes.map(whole).collect();
             }
@@ -232,7 +232,7 @@ impl ResultBuffer {
         let whole = |(ContiguousLayout { shape, dtype, .. }, space): (&ContiguousLayout, UninitBytes)| {
             // SAFETY: the parts of all members are written, which is all there is.
             let bytes = unsafe { space.filled() };
-            engine::from_data(TensorData::from_bytes(bytes, shape.clone(), *dtype), device)
+            backend::from_data(TensorData::from_bytes(bytes, shape.clone(), *dtype), device)
         };
         let wholes: Vec<_> = self.layouts.iter().zip(spaces).map(whole).collect();
         if self.are_sent.load(Ordering::Relaxed) {

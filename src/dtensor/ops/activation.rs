@@ -23,8 +23,8 @@ use std::panic::Location;
 use burn::tensor::{AsIndex, Shape, activation as local};
 
 use super::args::{dim_of, operand_error};
-use super::partials::{INCREASING, INCREASING_TO, NO_PARTIAL, PartialRules};
-use super::parts::ShardSummaries;
+use super::partial_rules::{INCREASING, INCREASING_TO, NO_PARTIAL, PartialRules};
+use super::shard_summaries::ShardSummaries;
 use super::{EinsumRule, Operand, apply};
 use crate::dtensor::DTensor;
 use crate::dtensor::local::reshape;

@@ -5,7 +5,7 @@ use std::ops::{Add, Div, Mul, Neg, Rem, Sub};
 use burn::tensor::{ElementConversion, kind};
 
 use super::methods::zipped;
-use super::partials::{ADDITION, BILINEAR, LINEAR_IN_FIRST, MAXIMUM, MINIMUM, NO_PARTIAL};
+use super::partial_rules::{ADDITION, BILINEAR, LINEAR_IN_FIRST, MAXIMUM, MINIMUM, NO_PARTIAL};
 use super::{EinsumRule, apply};
 use crate::dtensor::{DTensor, Kind};
 

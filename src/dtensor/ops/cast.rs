@@ -13,7 +13,7 @@
 use burn::tensor::kind::{self, TensorKind};
 use burn::tensor::{Bool, Cast, DType, Float, Int};
 
-use super::partials::{INCREASING, NO_PARTIAL, PartialRules};
+use super::partial_rules::{INCREASING, NO_PARTIAL, PartialRules};
 use super::placements::{AVG, MAX, MIN, SUM};
 use super::{EinsumRule, apply};
 use crate::dtensor::{DTensor, Kind};

@@ -3,7 +3,7 @@
 use burn::tensor::{AsIndex, Tensor};
 
 use super::args::{dim_of, operand_error};
-use super::partials::MOVED;
+use super::partial_rules::MOVED;
 use super::{EinsumRule, apply};
 use crate::dtensor::{DTensor, Kind};
 

@@ -7,7 +7,7 @@
 use burn::tensor::{Bool, Element, ElementConversion, kind};
 
 use super::methods::{mapped, zipped};
-use super::partials::{NO_PARTIAL, PartialRules};
+use super::partial_rules::{NO_PARTIAL, PartialRules};
 use super::placements::{MAX, MIN};
 use super::{EinsumRule, apply};
 use crate::dtensor::{DTensor, Kind};

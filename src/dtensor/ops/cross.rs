@@ -3,7 +3,7 @@
 use burn::tensor::{AsIndex, kind};
 
 use super::args::{dim_of, operand_error};
-use super::partials::BILINEAR;
+use super::partial_rules::BILINEAR;
 use super::{EinsumRule, apply};
 use crate::dtensor::{DTensor, Kind};
 

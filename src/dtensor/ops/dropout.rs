@@ -5,7 +5,7 @@
 
 use burn::tensor::Distribution;
 
-use super::partials::LINEAR;
+use super::partial_rules::LINEAR;
 use super::{EinsumRule, apply, random};
 use crate::Error;
 use crate::dtensor::{DTensor, DTensorError};

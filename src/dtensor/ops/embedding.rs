@@ -4,7 +4,7 @@
 
 use burn::tensor::{Int, module};
 
-use super::partials::MOVED_BY;
+use super::partial_rules::MOVED_BY;
 use super::{EinsumRule, Operand, apply, lookup};
 use crate::dtensor::DTensor;
 use crate::dtensor::local::reshape;

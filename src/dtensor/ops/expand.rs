@@ -8,7 +8,7 @@
 use burn::tensor::{AsIndex, BroadcastArgs, Shape};
 
 use super::args::{dim_of, operand_error};
-use super::partials::MOVED;
+use super::partial_rules::MOVED;
 use super::placements::S;
 use super::{EinsumRule, ShardingRule, Strategy, apply, strategy};
 use crate::Result;

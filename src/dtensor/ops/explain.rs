@@ -5,11 +5,11 @@ use std::fmt::{self, Write};
 
 use itertools::Itertools;
 
-use super::choose::{SelectionProblem, Weighed, asked_for, select_strategy, weighed};
+use super::select_strategy::{SelectionProblem, Weighed, asked_for, select_strategy, weighed};
 use super::cost_model::DecisionScope;
-use super::decide::{CandidateStrategies, incoming};
+use super::resolve_sharding::{CandidateStrategies, incoming};
 use super::operand::Arg;
-use super::weigh::{Infeasible, OperandTraffic, sends};
+use super::strategy_cost::{Infeasible, OperandTraffic, sends};
 use super::{ShardingRule, Strategy};
 use crate::Result;
 use crate::placement::{CommVolume, Layout};

@@ -4,7 +4,7 @@ use burn::tensor::AsIndex;
 use smallvec::SmallVec;
 
 use super::args::{dim_of, operand_error};
-use super::partials::MOVED;
+use super::partial_rules::MOVED;
 use super::{EinsumRule, apply};
 use crate::dtensor::{DTensor, Kind};
 

@@ -4,7 +4,7 @@
 use burn::tensor::{AsIndex, IndexingUpdateOp, Int, Tensor};
 
 use super::args::dim_of;
-use super::partials::MOVED_BY;
+use super::partial_rules::MOVED_BY;
 use super::update::Update;
 use super::{EinsumRule, apply, lookup};
 use crate::dtensor::{DTensor, Kind};

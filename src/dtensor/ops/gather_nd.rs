@@ -25,7 +25,7 @@ use burn::tensor::{Bool, IndexingUpdateOp, Int, Shape, Tensor};
 use smallvec::SmallVec;
 
 use super::args::operand_error;
-use super::partials::MOVED_BY;
+use super::partial_rules::MOVED_BY;
 use super::placements::{R, S, SUM};
 use super::update::through;
 use super::{Operator, ShardingRule, Strategy, apply, lookup, strategy};

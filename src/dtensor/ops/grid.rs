@@ -5,7 +5,7 @@ use burn::tensor::ops::GridSampleOptions;
 use burn::tensor::{Shape, grid};
 
 use super::args::operand_error;
-use super::partials::LINEAR;
+use super::partial_rules::LINEAR;
 use super::{EinsumRule, apply};
 use crate::dtensor::{DTensor, Kind};
 

@@ -8,7 +8,7 @@ use burn::tensor::ops::{InterpolateMode, InterpolateOptions};
 use burn::tensor::{Int, Tensor, module};
 
 use super::halo::{Halo, Reach, SPATIAL, Spatial};
-use super::partials::LINEAR;
+use super::partial_rules::LINEAR;
 use super::{EinsumRule, apply};
 use crate::dtensor::DTensor;
 

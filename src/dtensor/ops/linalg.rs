@@ -11,7 +11,7 @@ pub use burn::linalg::Norm;
 pub use decompositions::{det, lu, qr, svd};
 
 use super::args::{TensorDims, dim_of, dims_of, operand_error};
-use super::partials::MOVED;
+use super::partial_rules::MOVED;
 use super::{EinsumRule, apply, lookup};
 use crate::dtensor::{DTensor, Kind};
 

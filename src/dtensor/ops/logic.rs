@@ -8,7 +8,7 @@ use std::ops::{BitAnd, BitOr, BitXor, Not};
 use burn::tensor::{Bool, ElementConversion, Int};
 
 use super::methods::{mapped, zipped};
-use super::partials::{CONJUNCTION, DECREASING, DISJUNCTION, NO_PARTIAL};
+use super::partial_rules::{CONJUNCTION, DECREASING, DISJUNCTION, NO_PARTIAL};
 use super::{EinsumRule, apply};
 use crate::dtensor::DTensor;
 

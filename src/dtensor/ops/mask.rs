@@ -13,7 +13,7 @@
 use burn::tensor::{Bool, ElementConversion};
 
 use super::args::operand_error;
-use super::partials::PartialRules;
+use super::partial_rules::PartialRules;
 use super::placements::{AVG, MAX, MIN, PRODUCT, R, SUM};
 use super::{EinsumRule, apply, replicated};
 use crate::dtensor::{DTensor, Kind};

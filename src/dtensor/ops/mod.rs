@@ -162,19 +162,19 @@
 
 // Deciding and running.
 mod apply;
-mod axes;
-mod choose;
+mod einsum_rule;
+mod select_strategy;
 mod cost_model;
-mod cutting;
-mod decide;
+mod sharding_context;
+mod resolve_sharding;
 mod explain;
 mod operand;
 mod operator;
 mod policy;
 mod rule;
 mod subscripts;
-mod table;
-mod weigh;
+mod table_rule;
+mod strategy_cost;
 
 // What rules share.
 mod args;
@@ -183,8 +183,8 @@ mod halo;
 mod local_map;
 mod lookup;
 mod methods;
-pub mod partials;
-mod parts;
+pub mod partial_rules;
+mod shard_summaries;
 mod placements;
 mod product;
 mod update;
@@ -244,7 +244,7 @@ mod windows;
 pub use apply::{Inputs, Outputs, apply};
 pub(crate) use args::operand_error;
 pub use arithmetic::Scalar;
-pub use axes::{EinsumRule, EinsumRuleAt};
+pub use einsum_rule::{EinsumRule, EinsumRuleAt};
 pub use cost_model::CostModel;
 pub(crate) use dropout::check_probability;
 pub use einsum::EinsumOperand;
@@ -255,4 +255,4 @@ pub use operator::Operator;
 pub use policy::RedistributePolicy;
 pub use replicated::replicated;
 pub use rule::{ShardingRule, Strategy, strategy};
-pub use table::TableRule;
+pub use table_rule::TableRule;

@@ -17,7 +17,7 @@ use smallvec::SmallVec;
 
 use super::ShardingRule;
 use super::cost_model::DecisionScope;
-use super::decide::{ResolvedSharding, resolve_sharding};
+use super::resolve_sharding::{ResolvedSharding, resolve_sharding};
 use super::explain;
 use super::operand::{Arg, Operand, PlacementConstraint};
 use super::policy::RedistributePolicy;

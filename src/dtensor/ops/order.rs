@@ -10,8 +10,8 @@ use burn::tensor::{AsIndex, Int, Tensor, kind};
 
 use super::args::{dim_of, operand_error};
 use super::methods::along;
-use super::partials::{INCREASING_FROM, INCREASING_TO, LINEAR, PartialRules};
-use super::parts::{ShardSummaries, untracked};
+use super::partial_rules::{INCREASING_FROM, INCREASING_TO, LINEAR, PartialRules};
+use super::shard_summaries::{ShardSummaries, untracked};
 use super::placements::PRODUCT;
 use super::{EinsumRule, apply};
 use crate::dtensor::{DTensor, Kind};

@@ -4,7 +4,7 @@ use burn::tensor::ops::PadMode;
 use burn::tensor::{IntoPadding, kind};
 
 use super::args::operand_error;
-use super::partials::{MOVED, MOVED_WITH_CONSTANT};
+use super::partial_rules::{MOVED, MOVED_WITH_CONSTANT};
 use super::{EinsumRule, apply};
 use crate::dtensor::{DTensor, Kind};
 

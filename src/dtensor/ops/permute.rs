@@ -10,7 +10,7 @@ use std::array::from_fn;
 use burn::tensor::{AsIndex, MovedimArgs, Shape};
 
 use super::args::{dim_of, operand_error};
-use super::partials::MOVED;
+use super::partial_rules::MOVED;
 use super::placements::S;
 use super::{ShardingRule, Strategy, apply, strategy};
 use crate::Result;

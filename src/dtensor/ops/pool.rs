@@ -8,7 +8,7 @@ use burn::tensor::{Int, Tensor, module};
 
 use super::args::operand_error;
 use super::halo::{Halo, SPATIAL, Spatial};
-use super::partials::{INCREASING_TO, LINEAR, NO_PARTIAL, PartialRules};
+use super::partial_rules::{INCREASING_TO, LINEAR, NO_PARTIAL, PartialRules};
 use super::window::Window;
 use super::{EinsumRule, ShardingRule, apply};
 use crate::dtensor::DTensor;

@@ -9,7 +9,7 @@ use burn::tensor::{AsIndex, Bool, Tensor, kind};
 
 use super::args::{dim_of, dims_of, operand_error};
 use super::methods::reductions;
-use super::partials::{INCREASING_FROM, INCREASING_TO, LINEAR, NO_PARTIAL, PartialRules};
+use super::partial_rules::{INCREASING_FROM, INCREASING_TO, LINEAR, NO_PARTIAL, PartialRules};
 use super::placements::PRODUCT;
 use super::{EinsumRule, Operator, apply};
 use crate::dtensor::{DTensor, Kind};

@@ -4,7 +4,7 @@
 use burn::tensor::{AsIndex, Bool, IndexingUpdateOp, Int, Shape, Tensor};
 
 use super::args::{dim_of, operand_error};
-use super::partials::MOVED_BY;
+use super::partial_rules::MOVED_BY;
 use super::update::Update;
 use super::{EinsumRule, apply, lookup};
 use crate::dtensor::local::reshape;

@@ -8,7 +8,7 @@ use burn::signal::StftOptions;
 use burn::tensor::{AsIndex, Tensor, TensorCreationOptions};
 
 use super::args::{dim_of, operand_error};
-use super::partials::LINEAR;
+use super::partial_rules::LINEAR;
 use super::{EinsumRule, apply};
 use crate::Result;
 use crate::dtensor::DTensor;

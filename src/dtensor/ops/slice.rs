@@ -4,7 +4,7 @@ use burn::tensor::{AsIndex, Element, Shape, Slice, SliceArg};
 use smallvec::SmallVec;
 
 use super::args::{dim_of, operand_error};
-use super::partials::{MOVED, MOVED_WITH_CONSTANT};
+use super::partial_rules::{MOVED, MOVED_WITH_CONSTANT};
 use super::placements::{AVG, MAX, MIN, R};
 use super::{EinsumRule, apply};
 use crate::dtensor::{DTensor, Kind};

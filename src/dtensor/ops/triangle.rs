@@ -3,7 +3,7 @@
 
 use burn::tensor::kind;
 
-use super::partials::MOVED;
+use super::partial_rules::MOVED;
 use super::{EinsumRule, Operator, apply};
 use crate::dtensor::{DTensor, Kind};
 

@@ -3,7 +3,7 @@
 use burn::tensor::{ElementConversion, Int, kind};
 
 use super::methods::mapped;
-use super::partials::{INCREASING, INCREASING_FROM, INCREASING_TO, LINEAR, NEGATION, NO_PARTIAL, QUOTIENT, SHIFT};
+use super::partial_rules::{INCREASING, INCREASING_FROM, INCREASING_TO, LINEAR, NEGATION, NO_PARTIAL, QUOTIENT, SHIFT};
 use super::{EinsumRule, apply};
 use crate::dtensor::{DTensor, Kind};
 

@@ -12,8 +12,8 @@ use burn::tensor::ops::UnfoldOptions;
 use burn::tensor::{Shape, module};
 
 use super::args::operand_error;
-use super::axes::EinsumRuleAt;
-use super::partials::LINEAR;
+use super::einsum_rule::EinsumRuleAt;
+use super::partial_rules::LINEAR;
 use super::placements::S;
 use super::window::Window;
 use super::{EinsumRule, ShardingRule, Strategy, apply, strategy};

@@ -17,8 +17,8 @@
 
 use burn::tensor::{IndexingUpdateOp, Shape};
 
-use super::axes::EinsumRuleAt;
-use super::partials::{PartialRules, PlacementList};
+use super::einsum_rule::EinsumRuleAt;
+use super::partial_rules::{PartialRules, PlacementList};
 use super::placements::{AVG, MAX, MIN, PRODUCT, R, S, SUM};
 use super::{ShardingRule, Strategy, strategy};
 use crate::Result;

@@ -5,7 +5,7 @@
 use burn::tensor::{AsIndex, Shape};
 
 use super::args::{dim_of, operand_error};
-use super::partials::MOVED;
+use super::partial_rules::MOVED;
 use super::placements::S;
 use super::{ShardingRule, Strategy, apply, strategy};
 use crate::Result;

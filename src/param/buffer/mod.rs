@@ -78,7 +78,7 @@ use slots::{Refill, Storage};
 pub(super) use source::ShardGatherer;
 
 use super::events::{EventKind, ShardedState, TrainingState, happened};
-use super::gathering::{Ahead, Keeps, PendingAllGather};
+use super::pending_all_gather::{Ahead, Keeps, PendingAllGather};
 use super::precision::cast;
 use super::shards::LocalShardsId;
 use super::unit::{Kept, Unit};

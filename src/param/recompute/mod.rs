@@ -9,11 +9,11 @@
 //! of parameters that no unit gathers, and of gathered weights, whose gradients go to their units as any. Units inside the
 //! block are entered once: what is recorded of them in forward is found again.
 
-mod block;
-mod copies;
-pub(in crate::param) mod frame;
+mod region;
+mod detached;
+pub(in crate::param) mod context;
 pub(in crate::param) mod leaves;
-mod random;
+mod rng;
 
 use std::any::type_name;
 use std::rc::Rc;
@@ -25,10 +25,10 @@ use burn::tensor::{Device, Tensor};
 
 use super::buffer::UnshardedParams;
 use super::enter::{Scoped, in_unit};
-use super::graph::nothing;
+use super::backward_nodes::nothing;
 use super::io::TensorTree;
-use super::open::{self, InBlock, UnitGuard};
-use super::pass::UnitPass;
+use super::unit_stack::{self, InBlock, UnitGuard};
+use super::unit_pass::UnitPass;
 use super::scope::ForwardScope;
 use super::shards::{LocalShards, plain};
 use super::visit::walk;
@@ -37,10 +37,10 @@ use crate::Error;
 use crate::autodiff::{self, BackwardId};
 use crate::error::OrUnwind;
 use crate::memory::digests;
-use block::{Recompute, RecomputeRegion, Recomputed, backward_from};
-use copies::{DetachedModule, leaf, untracked};
-use frame::RecomputeGuard;
-use random::SavedRngState;
+use region::{Recompute, RecomputeRegion, Recomputed, backward_from};
+use detached::{DetachedModule, leaf, untracked};
+use context::RecomputeGuard;
+use rng::SavedRngState;
 
 /// [`unit`](fn@super::unit) with activation checkpointing: of what `forward` computes only the input is kept, and backward
 /// computes it again.
@@ -107,10 +107,10 @@ where
     in_unit(module, input, |module, input, units| {
         let (input, given) = RegionInputs::of(module, input);
         let is_trained = given.trains || !given.tracked.is_empty();
-        let random = given.device.clone().filter(|_| is_trained || frame::is_any()).map(SavedRngState::start);
+        let random = given.device.clone().filter(|_| is_trained || context::is_any()).map(SavedRngState::start);
         let is_on = units.iter().all(|unit| unit.control.lock().checkpoint);
         // Inside another block there is no graph to keep anything yet.
-        if !is_trained || !is_on || frame::is_first() {
+        if !is_trained || !is_on || context::is_first() {
             return forward(module, input);
         }
         first(module, input, forward, given, random, units.first().map(|unit| unit.label()))
@@ -188,13 +188,13 @@ where
         DispatchAutodiffContext::Enabled(_) => UnshardedParams::copy_out(untracked(tensor)),
     });
     let units: Vec<_> = walk(&module).distributed.into_iter().map(|visited| visited.param.unit).collect();
-    let around = open::passes_of(&units).into_iter().map(|(pass, shards)| {
+    let around = unit_stack::passes_of(&units).into_iter().map(|(pass, shards)| {
         pass.buffer.will_be_recomputed();
         let bases = shards.bases.iter().map(|base| copies.copy_of(base)).collect();
         (pass, LocalShards { bases, ..shards })
     });
     let around = EnclosingUnits(around.collect());
-    let is_inside = frame::is_any();
+    let is_inside = context::is_any();
     let computing = RecomputeGuard::first(copies.leaves.clone());
     let in_block = InBlock::first(around.scopes(None));
     let output = run(&module, kept.clone(), &forward).0;
@@ -217,7 +217,7 @@ where
         true => leaf,
         false => autodiff::leaf(&device, &leaf, true),
     });
-    let leaf = leaf.or_else(frame::anchor);
+    let leaf = leaf.or_else(context::anchor);
     let like = tracked.first().or(leaf.as_ref()).expect("something is tracked").clone();
     let trains = passes.iter().any(|pass| pass.is_reduced());
     let again = RecomputeInputs {
@@ -234,9 +234,9 @@ where
         digests: digests(values.iter()),
     };
     let block = RecomputeRegion::new(Box::new(again), &tracked, values.len(), passes);
-    let gate = block.gate(leaf, tracked, open::last_token(), !is_inside);
+    let gate = block.gate(leaf, tracked, unit_stack::last_token(), !is_inside);
     if trains {
-        open::set_last_token(gate.clone());
+        unit_stack::set_last_token(gate.clone());
     }
     let mut values = values.into_iter().enumerate();
     output.map_floats(&mut |tensor| {
@@ -255,7 +255,7 @@ fn run<M: Module, I, O>(module: &M, input: I, forward: impl Fn(&M, I) -> O) -> (
     };
     let _open = UnitGuard::new(None, inside);
     let output = forward(module, input);
-    (output, open::last_token())
+    (output, unit_stack::last_token())
 }
 
 /// The units around a block that it reads, with copies of their shards.
@@ -301,7 +301,7 @@ where
         let Self { block, module, copies, input, forward, random, is_tracked, like, around, passes, digests } = *self;
         let _random = random.map(SavedRngState::replay);
         let anchor = leaf(like);
-        let computing = RecomputeGuard::again(passes, anchor.clone(), frame::backward(backward), copies.leaves.clone());
+        let computing = RecomputeGuard::again(passes, anchor.clone(), context::backward(backward), copies.leaves.clone());
         let _in_block = InBlock::again(around.scopes(Some(&anchor)));
         let (module, grown) = copies.with_leaves(module).or_unwind();
         let mut inputs = Vec::new();

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use burn::module::Module;
 
-use super::home::{BufferOwner, homes};
+use super::buffer_owner::{BufferOwner, homes};
 use super::unshare::unshared;
 use super::values::{meta, read, write};
 use crate::Result;

@@ -17,7 +17,7 @@
 //! | what distributing a model, and the policy, send | `first`, `sync` |
 
 mod first;
-mod home;
+mod buffer_owner;
 mod policy;
 mod sync;
 mod unshare;

@@ -3,7 +3,7 @@
 use burn::module::Module;
 
 use super::BufferSync;
-use super::home::{BufferOwner, homes};
+use super::buffer_owner::{BufferOwner, homes};
 use super::unshare::settled;
 use super::values::{meta, read, write};
 use crate::Result;

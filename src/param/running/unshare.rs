@@ -8,7 +8,7 @@ use burn::tensor::{Bool, Int, Shape, Tensor};
 
 use crate::Result;
 use crate::param::ParamError;
-use crate::param::inventory::ModelScan;
+use crate::param::model_scan::ModelScan;
 use crate::param::states::copying;
 
 /// The model with buffers of its own: everything else is as it was, lazy parameters too.

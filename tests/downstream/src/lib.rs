@@ -3,7 +3,7 @@
 use burn::module::{Module, Param};
 use burn::tensor::{Tensor, activation};
 use burn_dtensor::dtensor::DTensor;
-use burn_dtensor::dtensor::ops::partials::NO_PARTIAL;
+use burn_dtensor::dtensor::ops::partial_rules::NO_PARTIAL;
 use burn_dtensor::dtensor::ops::{EinsumRule, TableRule, apply, module, strategy};
 use burn_dtensor::nn::apply_style;
 use burn_dtensor::parallel::{LayerParam, Style};

@@ -9,7 +9,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
 use super::*;
-use crate::comm::courier::{Payload, RecvBuffer};
+use crate::comm::transport::{Payload, RecvBuffer};
 use crate::testing::ProcessTest;
 
 /// What an addressee was told.

@@ -8,7 +8,7 @@ use burn::tensor::{Tensor, TensorData};
 
 use super::bits::values;
 use super::loopback::Job;
-use crate::comm::engine::into_data;
+use crate::comm::backend::into_data;
 use crate::comm::{
     CommError, Communicator, Launch, OpTiming, ReduceOp, ShardedTensor, TransferTiming, Work, World, launch,
 };

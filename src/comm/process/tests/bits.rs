@@ -7,7 +7,7 @@ use burn::tensor::{DType, Tensor, TensorData};
 
 use super::loopback::Job;
 use crate::Result;
-use crate::comm::engine::{ReceivedTensors, into_data};
+use crate::comm::backend::{ReceivedTensors, into_data};
 use crate::comm::{Launch, ReduceOp, ShardedTensor, TensorMeta, World, launch};
 use crate::fsdp::{FullyShard, full_model, fully_shard};
 use crate::mesh::DeviceMesh;

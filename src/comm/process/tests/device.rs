@@ -5,7 +5,7 @@ use burn::tensor::{DType, Device, DeviceKind, Tensor, TensorData};
 
 use super::loopback::Job;
 use crate::Result;
-use crate::comm::engine::into_data;
+use crate::comm::backend::into_data;
 use crate::comm::{Call, Launch, ReduceOp, ShardedTensor, TensorMeta, World, launch};
 use crate::placement::ShardSizes;
 

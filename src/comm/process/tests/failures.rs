@@ -10,8 +10,8 @@ use super::super::header::{
     ControlMessage, DataMode, EncodedSignature, Header, LaunchId, PayloadDesc, RemoteGroupId, RemoteGroupInfo, Said,
 };
 use super::loopback::Job;
-use crate::comm::courier::{Message, Transport};
-use crate::comm::engine::CallSignature;
+use crate::comm::transport::{Message, Transport};
+use crate::comm::backend::CallSignature;
 use crate::comm::{Call, CommError, Communicator, Launch, LaunchError, Op, RankReport, ReduceOp, World, launch};
 use crate::{Error, Result};
 

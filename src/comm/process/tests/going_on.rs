@@ -8,7 +8,7 @@ use burn::tensor::Tensor;
 
 use super::super::ProcessJob;
 use super::loopback::Job;
-use crate::comm::courier::Transport;
+use crate::comm::transport::Transport;
 use crate::comm::{Launch, LaunchError, ReduceOp, World, launch};
 use crate::{Error, Result};
 

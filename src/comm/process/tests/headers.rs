@@ -11,13 +11,13 @@ use super::super::header::{
     SharedMemoryMessage,
 };
 use crate::Error;
-use crate::comm::engine::{CallSignature, Failure, PairwiseSignature, ShardSignature, TensorSignature};
+use crate::comm::backend::{CallSignature, Failure, PairwiseSignature, ShardSignature, TensorSignature};
 use crate::comm::local::MembershipMessage;
 use crate::comm::{
     Call, CollectiveId, CommError, Digests, Op, RankReport, ReduceOp, ReplicatedValue, ShardedModel, StartError,
     TensorMeta,
 };
-use crate::memory::common::SharedMemoryHandle;
+use crate::memory::shared_memory::SharedMemoryHandle;
 use crate::placement::ShardSizes;
 
 fn meta(shape: &[usize], dtype: DType) -> TensorMeta {

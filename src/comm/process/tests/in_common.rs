@@ -6,7 +6,7 @@ use burn::tensor::{Tensor, TensorData};
 use super::bits::values;
 use super::loopback::Job;
 use crate::Result;
-use crate::comm::engine::{Backend, into_data};
+use crate::comm::backend::{Backend, into_data};
 use crate::comm::{Call, CommError, Launch, ReduceOp, ShardedTensor, Work, World, launch};
 use crate::memory::flex;
 use crate::placement::ShardSizes;

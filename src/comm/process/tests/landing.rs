@@ -10,7 +10,7 @@ use burn::tensor::{Tensor, TensorData};
 use super::bits::values;
 use super::loopback::Job;
 use crate::Result;
-use crate::comm::engine::{Backend, into_data};
+use crate::comm::backend::{Backend, into_data};
 use crate::comm::{Communicator, Launch, ShardedTensor, Work, World, launch};
 #[cfg(all(feature = "flex", target_os = "linux", not(sanitized)))]
 use crate::memory::flex;

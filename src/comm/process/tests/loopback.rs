@@ -15,7 +15,7 @@ use rand::{Rng, SeedableRng};
 use super::super::ProcessJob;
 use super::super::late::settled;
 use super::super::result_buffer::of_landings;
-use crate::comm::courier::{Message, MessageHandler, Payload, RecvBuffer, SendStamp, Transport};
+use crate::comm::transport::{Message, MessageHandler, Payload, RecvBuffer, SendStamp, Transport};
 
 /// The connections of one process. Headers of one sender arrive in order; payloads late, and in an order of a seed's.
 pub struct Loopback {

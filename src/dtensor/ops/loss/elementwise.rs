@@ -3,7 +3,7 @@
 use burn::tensor::activation::log_sigmoid;
 
 use super::super::args::operand_error;
-use super::super::partials::NO_PARTIAL;
+use super::super::partial_rules::NO_PARTIAL;
 use super::super::{EinsumRule, apply};
 use super::Reduction;
 use crate::dtensor::DTensor;

@@ -8,7 +8,7 @@ use std::time::Duration;
 use burn::backend::DispatchTensor;
 use burn::tensor::{Device, TensorData};
 use burn_dtensor::Error;
-use burn_dtensor::comm::engine::{
+use burn_dtensor::comm::backend::{
     Backend, CallContext, Completed, Failure, GroupBackend, GroupMember, PostResult, ReceivedTensors, Request,
 };
 use burn_dtensor::comm::{CollectivePlan, CommError, Op, ReduceOp, TensorMeta};

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use burn::backend::DispatchTensor;
 use burn::tensor::{Device, TensorData};
-use burn_dtensor::comm::engine::{
+use burn_dtensor::comm::backend::{
     CallContext, CallSignature, Completed, GroupBackend, GroupMember, PostResult, ReceivedTensors, Request,
 };
 use burn_dtensor::comm::{CollectiveId, CollectivePlan, CommError, ReduceOp, TensorMeta};

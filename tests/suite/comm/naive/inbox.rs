@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use burn::tensor::TensorData;
 use burn_dtensor::comm::CommError;
-use burn_dtensor::comm::engine::CallSignature;
+use burn_dtensor::comm::backend::CallSignature;
 use parking_lot::{Condvar, Mutex};
 
 /// A group's ranks, and the channel's name.

@@ -15,7 +15,7 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use burn_dtensor::Error;
-use burn_dtensor::comm::engine::{Backend, Failure, GroupBackend, GroupMember, launch_number};
+use burn_dtensor::comm::backend::{Backend, Failure, GroupBackend, GroupMember, launch_number};
 use burn_dtensor::comm::{CollectiveId, CommError};
 use parking_lot::Mutex;
 

@@ -1,0 +1,131 @@
+//! Collectives of lists of tensors on one Cube device: whatever the number of tensors, one kernel before the ranks
+//! meet and one after.
+//!
+//! ```text
+//! all-gather        parts  --copy-in-->  a row of each rank   --copy-out-->  wholes
+//! issued ahead      parts  ----------------------------------------------->  wholes
+//! reduce-scatter    wholes --copy-in-->  rows for all ranks   --reduce-->    parts, views of the reduced row
+//! ```
+//!
+//! Tensors go from rank to rank by handle, without a trip through the host: ranks are streams of the device, which
+//! wait for each other's kernels by themselves. What is issued ahead of need, as backward's gathers are in forward, has
+//! no row: it would take as much memory as the shards until then. A deposit keeps the tensors beside the flat buffer, so
+//! that ranks on different devices, one of which cannot do this, still meet on burn's own operations.
+
+mod reduce;
+#[cfg(all(test, feature = "wgpu"))]
+mod tests;
+
+use std::sync::Arc;
+
+use burn::backend::DispatchTensor;
+use burn::tensor::DType;
+use burn_cubecl::CubeDevice;
+use burn_cubecl::tensor::CubeTensor;
+
+use super::contribution::Contribution;
+use crate::comm::backend::GroupMember;
+use crate::comm::{CollectivePlan, Ledger, PackStats, ReduceOp};
+use crate::kernels::FlatLayout;
+use crate::kernels::cube::{CopySide, CubePlan, alignment, plan};
+use crate::memory::cube::{primitive, wrap};
+
+/// The copies around one collective of a list of tensors.
+pub(super) struct CoalescedCopies {
+    layout: FlatLayout,
+    device: CubeDevice,
+    dtype: DType,
+    member: usize,
+    ledger: Arc<Ledger>,
+}
+
+impl CoalescedCopies {
+    /// An all-gather: adds this rank's row to its deposit, unless it is issued `ahead` of need.
+    pub fn pack_parts(
+        ahead: bool,
+        mut deposit: Contribution,
+        plan: &CollectivePlan,
+        member: &GroupMember,
+    ) -> (Option<Self>, Contribution) {
+        let fused = Self::new(&deposit.tensors, plan, member);
+        let now = fused.as_ref().filter(|_| !ahead);
+        deposit.flat = now.and_then(|fused| fused.pack(CopySide::PackParts(fused.member), &deposit.tensors));
+        (fused, deposit)
+    }
+
+    /// A reduce-scatter: adds rows for all ranks to its deposit, if the device can reduce them.
+    pub fn pack_full(
+        mut deposit: Contribution,
+        plan: &CollectivePlan,
+        member: &GroupMember,
+    ) -> (Option<Self>, Contribution) {
+        let fused = Self::new(&deposit.tensors, plan, member);
+        let fused = fused.filter(|fused| reduce::is_possible(&fused.device.client(), member.group.size(), fused.dtype));
+        deposit.flat = fused.as_ref().and_then(|fused| fused.pack(CopySide::PackFull, &deposit.tensors));
+        (fused, deposit)
+    }
+
+    /// For at least two float tensors of one dtype on one Cube device.
+    fn new(tensors: &[DispatchTensor], plan: &CollectivePlan, member: &GroupMember) -> Option<Self> {
+        let [first, _, ..] = tensors else { return None };
+        let CubeTensor { device, dtype, client, .. } = primitive(first)?;
+        let alike = |tensor: &CubeTensor| tensor.device == *device && tensor.dtype == *dtype;
+        let all_alike = tensors.iter().all(|tensor| primitive(tensor).is_some_and(alike));
+        if !all_alike || !matches!(dtype, DType::F64 | DType::F32 | DType::F16 | DType::BF16) {
+            return None;
+        }
+        let tensors = plan.sharded_tensors().map(|(_, tensor)| tensor).collect();
+        let layout = FlatLayout::new(member.group.size(), tensors, alignment(client) / dtype.size());
+        let (device, dtype, ledger) = (device.clone(), *dtype, member.ledger.clone());
+        Some(Self { layout, device, dtype, member: member.group.rank(), ledger })
+    }
+
+    fn pack(&self, side: CopySide, tensors: &[DispatchTensor]) -> Option<CubeTensor> {
+        let sources: Vec<_> = tensors.iter().map(|tensor| primitive(tensor).cloned()).collect::<Option<_>>()?;
+        Some(self.run(side, &sources)?.remove(0))
+    }
+
+    /// The wholes of an all-gather, if every rank has brought its row, or parts that can be read here.
+    pub fn gathered(&self, deposits: &[Contribution]) -> Option<Vec<DispatchTensor>> {
+        let wholes = match self.flats(deposits) {
+            Some(rows) => self.run(CopySide::UnpackRows, &rows),
+            None => self.run(CopySide::JoinParts, &self.parts(deposits)?),
+        };
+        Some(wholes?.into_iter().map(wrap).collect())
+    }
+
+    /// The parts of all ranks, if they are here.
+    fn parts(&self, deposits: &[Contribution]) -> Option<Vec<CubeTensor>> {
+        let parts = deposits.iter().flat_map(|deposit| &deposit.tensors);
+        let part = |part| primitive(part).filter(|part| part.device == self.device).cloned();
+        parts.map(part).collect()
+    }
+
+    /// This rank's parts of a reduce-scatter, if every rank has brought its rows.
+    pub fn reduced(&self, deposits: &[Contribution], op: ReduceOp) -> Option<Vec<DispatchTensor>> {
+        let flats = self.flats(deposits)?;
+        let bytes = self.layout.row() * self.dtype.size();
+        let row = reduce::reduce_row(&flats, self.member, op, self.dtype, 1.0);
+        let parts = self.layout.parts_in_row(self.member);
+        let copied: usize = parts.iter().map(|(_, shape)| shape.num_elements() * self.dtype.size()).sum();
+        self.count(usize::from(bytes > 0), copied, bytes - copied);
+        Some(parts.into_iter().map(|(offset, shape)| wrap(reduce::view_of(&row, offset, shape))).collect())
+    }
+
+    /// The flat buffers of all ranks, if they are there and here.
+    fn flats(&self, deposits: &[Contribution]) -> Option<Vec<CubeTensor>> {
+        let flat = |deposit: &Contribution| deposit.flat.clone().filter(|flat| flat.device == self.device);
+        deposits.iter().map(flat).collect()
+    }
+
+    fn run(&self, side: CopySide, sources: &[CubeTensor]) -> Option<Vec<CubeTensor>> {
+        let plan: Arc<CubePlan> = plan(&self.device, &self.layout, side, self.dtype).ok()?;
+        self.count(plan.launches(), plan.copied(), plan.padding());
+        Some(plan.run(sources, None).tensors)
+    }
+
+    fn count(&self, launches: usize, bytes: usize, padding: usize) {
+        let [launches, bytes, padding] = [launches, bytes, padding].map(|count| count as u64);
+        self.ledger.copied_by(PackStats { launches, bytes, padding });
+    }
+}

@@ -1,0 +1,221 @@
+use std::cell::Cell;
+use std::sync::{Barrier, mpsc};
+use std::thread;
+use std::time::Duration;
+
+use burn::tensor::Shape;
+
+use super::super::super::rendezvous::SpinPolicy;
+use super::super::result_cache::{CachedResults, ResultRetention, SharedResultCache};
+use super::*;
+use crate::comm::local::match_table::{MatchTable, OpHandle};
+
+const SPINS: SpinPolicy = SpinPolicy::Spinning(1000);
+const SLEEPS: SpinPolicy = SpinPolicy::Spinning(0);
+
+/// Numbers from 0 in pieces of 100, before each of which something happens.
+struct Numbers<F> {
+    tasks: usize,
+    begun: AtomicUsize,
+    before: F,
+}
+
+impl<F: Fn(usize)> Numbers<F> {
+    fn new(pieces: usize, before: F) -> Self {
+        Self { tasks: pieces, begun: AtomicUsize::new(0), before }
+    }
+
+    fn shape(&self) -> Shape {
+        Shape::from([100 * self.tasks])
+    }
+}
+
+// SAFETY: a hundred numbers each, one after another.
+unsafe impl<F: Fn(usize)> PartitionedJob for Numbers<F> {
+    type Partition = ();
+
+    fn begin(&self, home: &Arc<HostMemoryPool>) -> (OutputBuffers, (), usize) {
+        self.begun.fetch_add(1, Ordering::SeqCst);
+        (OutputBuffers::new(Some(home), [&self.shape()], size_of::<i64>()), (), self.tasks)
+    }
+
+    unsafe fn make(&self, (): &(), index: usize, to: &Ends<u8>) {
+        (self.before)(index);
+        for number in 100 * index..100 * (index + 1) {
+            // SAFETY: inside, in this piece's place.
+            unsafe { to.start(0).cast::<i64>().add(number).write(number as i64) };
+        }
+    }
+
+    unsafe fn finish(&self, targets: OutputBuffers) -> Vec<FlexTensor> {
+        // SAFETY: all pieces are written.
+        unsafe { targets.finish([&self.shape()], DType::I64).collect() }
+    }
+}
+
+/// Of ranks that wait for one another, however busy the machine is.
+fn shelf(lingers: SpinPolicy) -> SharedResultCache {
+    SharedResultCache::new(lingers, None).patient()
+}
+
+/// Collectives of two groups, by group and number.
+fn ticket(group: usize, seq: u64) -> OpHandle {
+    let mut board = MatchTable::<crate::comm::backend::CallSignature, ()>::new(2, false);
+    let groups = ["a", "b"].map(|name| board.group(&[0, 1], name));
+    OpHandle { group: groups[group], member: 0, seq }
+}
+
+/// One collective, seen by any of its ranks.
+struct Call {
+    ticket: OpHandle,
+    keep: ResultRetention,
+    together: CooperativeResult<()>,
+    bag: Arc<CachedResults>,
+}
+
+impl Call {
+    fn new(group: usize, seq: u64, keep: ResultRetention) -> Self {
+        Self { ticket: ticket(group, seq), keep, together: CooperativeResult::default(), bag: Arc::default() }
+    }
+
+    /// What a rank gets, and how long it waited for others.
+    fn get(&self, job: &impl PartitionedJob<Partition = ()>, shelf: &SharedResultCache) -> (Vec<FlexTensor>, Duration) {
+        let (Self { ticket, keep, bag, .. }, waited) = (self, Cell::default());
+        let owner = Owner { shelf, ticket: *ticket, bag, keep: *keep, waited: &waited };
+        // SAFETY: one job for each in these tests.
+        let got = unsafe { self.together.get(job, owner) };
+        (got, waited.get())
+    }
+}
+
+fn numbers(tensors: &[FlexTensor]) -> &[i64] {
+    tensors[0].storage()
+}
+
+fn are_numbers(tensors: &[FlexTensor]) -> bool {
+    let numbers = numbers(tensors);
+    numbers.iter().copied().eq(0..numbers.len() as i64)
+}
+
+#[test]
+fn ranks_that_wait_make_it_together_and_have_one() {
+    for lingers in [SPINS, SLEEPS, SpinPolicy::Yielding(100, Duration::from_millis(1))] {
+        let (call, shelf) = (Call::new(0, 0, ResultRetention::Latest), shelf(lingers));
+        // Neither rank gets on without the other: they make two pieces at once, twice.
+        let both = Barrier::new(2);
+        let makers = Mutex::new(Vec::new());
+        let job = Numbers::new(4, |_| {
+            both.wait();
+            makers.lock().push(thread::current().id());
+        });
+        let get = || call.get(&job, &shelf).0;
+        let [one, other] = thread::scope(|scope| [scope.spawn(get), scope.spawn(get)].map(|rank| rank.join().unwrap()));
+        assert!(are_numbers(&one) && numbers(&one).len() == 400);
+        assert_eq!(numbers(&one).as_ptr(), numbers(&other).as_ptr());
+        assert_eq!(job.begun.load(Ordering::SeqCst), 1);
+        let mut makers = mem::take(&mut *makers.lock());
+        makers.dedup();
+        assert!(makers.len() > 1, "{makers:?}");
+    }
+}
+
+#[test]
+fn who_comes_later_takes_a_handle() {
+    let (call, shelf) = (Call::new(0, 0, ResultRetention::Latest), shelf(SPINS));
+    let job = Numbers::new(2, |_| ());
+    let get = || call.get(&job, &shelf).0;
+    let address = numbers(&get()).as_ptr().addr();
+    // The bag has one while nobody else does.
+    assert_eq!(numbers(&get()).as_ptr().addr(), address);
+    assert_eq!(job.begun.load(Ordering::SeqCst), 1);
+    // Whoever has the only handle may write in place.
+    let mut last = get();
+    drop(call);
+    assert!(last[0].is_unique());
+    last[0].storage_mut::<i64>()[0] = 7;
+    assert_eq!((numbers(&last)[0], numbers(&last).as_ptr().addr()), (7, address));
+}
+
+#[test]
+fn ranks_that_are_ahead_keep_the_latest_of_a_group_alone() {
+    let (shelf, job) = (shelf(SPINS), Numbers::new(2, |_| ()));
+    let [early, beside, late] =
+        [(0, 0), (1, 0), (0, 1)].map(|(group, seq)| Call::new(group, seq, ResultRetention::Latest));
+    let begun = |call: &Call| {
+        let before = job.begun.load(Ordering::SeqCst);
+        assert!(are_numbers(&call.get(&job, &shelf).0));
+        job.begun.load(Ordering::SeqCst) - before
+    };
+    assert_eq!([&early, &beside, &early, &beside].map(begun), [1, 1, 0, 0], "those of two groups stay");
+    assert_eq!([&late, &early, &early].map(begun), [1, 1, 1], "gone, and made again");
+    assert_eq!([&late, &beside].map(begun), [0, 0], "for which nothing later went");
+    let held = early.get(&job, &shelf).0;
+    assert_eq!(begun(&early), 0, "what a rank holds is there");
+    drop(held);
+}
+
+#[test]
+fn what_was_there_before_makes_room_for_what_is_made() {
+    let (shelf, job) = (shelf(SPINS), Numbers::new(1000, |_| ()));
+    let address = |call: &Call| numbers(&call.get(&job, &shelf).0).as_ptr().addr();
+    let [early, late] = [0, 1].map(|seq| Call::new(0, seq, ResultRetention::Latest));
+    let before = address(&early);
+    // Where a sanitizer looks nothing is used again.
+    assert!(cfg!(sanitized) || !cfg!(target_os = "linux") || address(&late) == before);
+}
+
+#[test]
+fn what_is_reduced_is_made_once_however_late_a_rank_comes() {
+    let (shelf, job) = (shelf(SPINS), Numbers::new(2, |_| ()));
+    let [early, late] = [0, 1].map(|seq| Call::new(0, seq, ResultRetention::All));
+    for call in [&early, &late, &early, &late] {
+        assert!(are_numbers(&call.get(&job, &shelf).0));
+    }
+    assert_eq!(job.begun.load(Ordering::SeqCst), 2);
+}
+
+#[test]
+fn where_one_panics_others_begin_anew() {
+    let (call, shelf) = (Call::new(0, 0, ResultRetention::Latest), shelf(SLEEPS));
+    // The first piece is taken while the second one is made, and panics when that is done.
+    let (both, first) = (Barrier::new(2), AtomicBool::new(true));
+    let job = Numbers::new(2, |index| {
+        let is_first = first.load(Ordering::SeqCst);
+        if is_first {
+            both.wait();
+            if index == 0 {
+                first.store(false, Ordering::SeqCst);
+                panic!("a rank's own mistake");
+            }
+        }
+    });
+    let get = || call.get(&job, &shelf).0;
+    let ranks = thread::scope(|scope| [scope.spawn(get), scope.spawn(get)].map(thread::ScopedJoinHandle::join));
+    let made: Vec<_> = ranks.into_iter().filter_map(Result::ok).collect();
+    assert_eq!(made.len(), 1, "the other has panicked");
+    assert!(are_numbers(&made[0]));
+    assert_eq!(job.begun.load(Ordering::SeqCst), 2);
+}
+
+#[test]
+fn nobody_waits_for_ever_for_a_piece_that_another_has_taken() {
+    let (call, shelf) = (Call::new(0, 0, ResultRetention::Latest), SharedResultCache::new(SLEEPS, None));
+    let ((tell, taken), (go, told)) = (mpsc::channel(), mpsc::channel());
+    let (is_first, told) = (AtomicBool::new(true), Mutex::new(told));
+    let job = Numbers::new(2, |_| {
+        if is_first.swap(false, Ordering::SeqCst) {
+            tell.send(()).unwrap();
+            told.lock().recv().unwrap();
+        }
+    });
+    let get = || call.get(&job, &shelf);
+    thread::scope(|scope| {
+        let late = scope.spawn(get);
+        taken.recv().unwrap();
+        let (alone, waited) = get();
+        assert!(are_numbers(&alone) && waited >= shelf.patience, "{waited:?}");
+        go.send(()).unwrap();
+        let (late, _) = late.join().unwrap();
+        assert!(are_numbers(&late) && numbers(&late).as_ptr() != numbers(&alone).as_ptr());
+    });
+}

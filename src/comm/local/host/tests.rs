@@ -1,0 +1,280 @@
+//! The kernels beside burn's own operations: the same bits.
+
+use std::cell::Cell;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+
+use burn::backend::{DispatchTensor, TensorMetadata};
+use burn::tensor::{Bool, DType, Device, Distribution, Int, Shape, Tensor, TensorData};
+
+use crate::comm::backend::ranges::{Ranges, full, slice};
+use crate::comm::backend::{CallSignature, ShardSignature, TensorSignature, concat, reduce};
+use crate::comm::local::host;
+use crate::comm::local::match_table::{MatchTable, OpHandle};
+use crate::comm::local::rendezvous::SpinPolicy;
+use crate::comm::{CollectivePlan, Op, ReduceOp};
+use crate::placement::ShardSizes;
+
+const OPS: [ReduceOp; 5] = [ReduceOp::Sum, ReduceOp::Avg, ReduceOp::Min, ReduceOp::Max, ReduceOp::Product];
+
+fn random(seed: usize, dtype: DType, device: &Device) -> DispatchTensor {
+    let tensor = Tensor::<3>::random([4, 70, 3], Distribution::Uniform(-4.0, 4.0), device);
+    let tensor = tensor + seed as f32 * 0.01;
+    if dtype.is_float() {
+        tensor.cast(dtype).into_dispatch()
+    } else if dtype.is_bool() {
+        tensor.greater_scalar(0.0).into_dispatch()
+    } else {
+        // So large that sums and products of bytes wrap around, and none of 64 bits, where burn
+        // multiplies: a debug build checks those.
+        let scale = if dtype.size() < 8 { 31 } else { 1 };
+        let ints = tensor.mul_scalar(scale).int();
+        let ints = if dtype.is_uint() { ints.abs() } else { ints };
+        ints.cast(dtype).into_dispatch()
+    }
+}
+
+fn data(tensor: DispatchTensor) -> TensorData {
+    let dtype = tensor.dtype();
+    if dtype.is_float() {
+        Tensor::<3>::from_dispatch(tensor).into_data()
+    } else if dtype.is_bool() {
+        Tensor::<3, Bool>::from_dispatch(tensor).into_data()
+    } else {
+        Tensor::<3, Int>::from_dispatch(tensor).into_data()
+    }
+}
+
+fn dtypes(device: &Device) -> Vec<DType> {
+    let bool = random(0, DType::Bool(burn::tensor::BoolStore::Native), device).dtype();
+    let ints = [DType::I64, DType::I32, DType::I16, DType::I8, DType::U64, DType::U32, DType::U16, DType::U8];
+    [DType::F32, DType::F64, DType::F16, DType::BF16].into_iter().chain(ints).chain([bool]).collect()
+}
+
+#[test]
+fn reduces_like_the_kernels() {
+    let device = Device::flex();
+    for dtype in dtypes(&device) {
+        for ranks in [2, 3, 4, 5, 6, 7, 8, 11, 13] {
+            let tensors: Vec<_> = (0..ranks).map(|rank| random(rank, dtype, &device)).collect();
+            let sources: Vec<_> = tensors.iter().collect();
+            let shared = host::CollectiveCache::default();
+            let terms = shared.terms((0, 1), || tensors.iter().map(host::primitive).collect()).expect("all are Flex");
+            for op in OPS {
+                if dtype.is_bool() && matches!(op, ReduceOp::Sum | ReduceOp::Avg) {
+                    continue;
+                }
+                // Of more, burn's own products leave 64 bits.
+                if ranks > 8 && op == ReduceOp::Product {
+                    continue;
+                }
+                for ranges in [
+                    full(&[4, 70, 3]),
+                    slice(&[4, 70, 3], 1, 10..45),
+                    slice(&[4, 70, 3], 2, 1..2),
+                    slice(&[4, 70, 3], 1, 70..70),
+                ] {
+                    let generic = data(reduce(&sources, &ranges, op, &device));
+                    let kernel = data(terms.reduce(&ranges, op));
+                    assert_eq!(generic, kernel, "{dtype:?} {ranks} ranks {op:?} {ranges:?}");
+                }
+            }
+        }
+    }
+}
+
+/// That the sum of `ranges` of all has the bits of burn's own operations.
+fn assert_summed_like_the_kernels<const D: usize>(tensors: &[DispatchTensor], ranges: &Ranges) {
+    let sources: Vec<_> = tensors.iter().collect();
+    let shared = host::CollectiveCache::default();
+    let terms = shared.terms((0, 1), || tensors.iter().map(host::primitive).collect()).expect("all are Flex");
+    let [generic, kernel] =
+        [reduce(&sources, ranges, ReduceOp::Sum, &Device::flex()), terms.reduce(ranges, ReduceOp::Sum)]
+            .map(|reduced| Tensor::<D>::from_dispatch(reduced).into_data());
+    assert!(generic == kernel, "{:?} of {} ranks", tensors[0].dtype(), tensors.len());
+}
+
+/// Results of 16 MiB and more are written past the caches, in strips that begin anywhere in a line of them.
+#[test]
+fn reduces_large_tensors_like_the_kernels() {
+    let device = Device::flex();
+    for (dtype, rows) in [(DType::F32, 2062), (DType::BF16, 4124)] {
+        for ranks in [2, 3] {
+            let random = || {
+                // Those that are drawn are repeated: a prime number of them, so that rows differ.
+                let drawn = Tensor::<1>::random([10_007], Distribution::Uniform(-4.0, 4.0), &device);
+                let mut values = drawn.into_data().try_to_vec::<f32>().unwrap().repeat(rows * 4099 / 10_007 + 1);
+                values.truncate(rows * 4099);
+                Tensor::<2>::from_data(TensorData::new(values, [rows, 4099]), &device)
+            };
+            let tensors: Vec<_> = (0..ranks).map(|_| random().cast(dtype).into_dispatch()).collect();
+            assert_summed_like_the_kernels::<2>(&tensors, &slice(&[rows, 4099], 1, 3..2058));
+        }
+    }
+}
+
+#[test]
+fn concatenates_like_the_kernels() {
+    let device = Device::flex();
+    for dtype in dtypes(&device) {
+        let tensors: Vec<_> = (0..3).map(|rank| random(rank, dtype, &device)).collect();
+        for dim in 0..3 {
+            for (to_dim, range) in [(0, 1..3), (1, 1..3), (2, 1..3), (1, 7..7)] {
+                let ranges = slice(&[4, 70, 3], to_dim, range);
+                let sources: Vec<_> = tensors.iter().map(|tensor| (tensor, ranges.clone())).collect();
+                let flexes: Vec<_> =
+                    tensors.iter().filter_map(host::primitive).map(|flex| (flex, ranges.clone())).collect();
+                assert_eq!(data(concat(&sources, dim, &device)), data(host::concat(&flexes, dim)));
+            }
+        }
+    }
+}
+
+/// Whatever the number of ranks that take part, who comes later uses what the first has looked up; also where tensors
+/// of two dtypes take turns.
+#[test]
+fn the_parts_of_all_ranks_are_looked_up_once_a_gather() {
+    let device = Device::flex();
+    let dtypes = [DType::F32, DType::I64, DType::F32];
+    let parts: Vec<Vec<_>> = (0..3)
+        .map(|rank| dtypes.iter().enumerate().map(|(i, of)| random(7 * rank + i, *of, &device)).collect())
+        .collect();
+    let print = |(dim, dtype): (usize, DType)| {
+        let mut shape = Shape::from([4, 70, 3]);
+        shape[dim] *= 3;
+        let cut = ShardSizes::Chunked(shape[dim]);
+        (TensorSignature { shape, dtype, sharding: Some(ShardSignature::new(dim, &cut)), to: None }, (dim, cut))
+    };
+    let (prints, cuts) = dtypes.into_iter().enumerate().map(print).unzip();
+    let plan = CollectivePlan::new(Op::AllGather, None, prints, cuts, 3);
+    let (shared, joints, mut looked) = (host::CollectiveCache::default(), host::GatherCopyPlan::new(&plan, 3), 0);
+    for _ in 0..3 {
+        let gathered = shared.gathered(&joints, || {
+            looked += 1;
+            parts.iter().map(|parts| parts.iter().map(host::primitive).collect()).collect()
+        });
+        for (index, whole) in joints.full_tensors(gathered.expect("all are Flex"), None).into_iter().enumerate() {
+            let sources: Vec<_> = parts.iter().map(|parts| (&parts[index], full(&[4, 70, 3]))).collect();
+            assert_eq!(data(whole), data(concat(&sources, index, &device)), "tensor {index}");
+        }
+    }
+    assert_eq!(looked, 1);
+}
+
+/// Of the first collective of so many ranks.
+fn ticket(ranks: usize) -> OpHandle {
+    let group = MatchTable::<CallSignature, ()>::new(ranks, false).group(&(0..ranks).collect::<Vec<_>>(), "");
+    OpHandle { group, member: 0, seq: 0 }
+}
+
+/// The tree of any number of ranks, over several strips and the end of one.
+#[test]
+fn reduces_several_strips_of_many_ranks_like_the_kernels() {
+    let device = Device::flex();
+    for ranks in (3..=17).chain([31, 32, 33]) {
+        for dtype in [DType::F32, DType::BF16] {
+            let random = || Tensor::<1>::random([2500], Distribution::Uniform(-4.0, 4.0), &device).cast(dtype);
+            let tensors: Vec<_> = (0..ranks).map(|_| random().into_dispatch()).collect();
+            assert_summed_like_the_kernels::<1>(&tensors, &slice(&[2500], 0, 3..2499));
+        }
+    }
+}
+
+/// A group's ranks that wait at once, of wholes that are large enough to be in common, cut along either dimension, of two
+/// dtypes: what burn's own operations join.
+#[test]
+fn wholes_in_common_are_like_the_kernels() {
+    // The larger ones are written past the caches.
+    for (rows, columns) in [(1031, 257), (2053, 2111)] {
+        shared_results(rows, columns);
+    }
+}
+
+fn shared_results(rows: usize, columns: usize) {
+    let (device, ranks) = (Device::flex(), 3);
+    let whole = [(0, DType::F32), (1, DType::F32), (0, DType::I64)];
+    let print = |(dim, dtype): (usize, DType)| {
+        let shape = Shape::from([rows, columns]);
+        let cut = ShardSizes::Chunked(shape[dim]);
+        (TensorSignature { shape, dtype, sharding: Some(ShardSignature::new(dim, &cut)), to: None }, (dim, cut))
+    };
+    let (prints, cuts): (Vec<_>, Vec<_>) = whole.into_iter().map(print).unzip();
+    let part = |rank: usize, (dim, cut): &(usize, ShardSizes), dtype: DType| {
+        let mut shape = [rows, columns];
+        shape[*dim] = cut.range(ranks, rank).len();
+        let values = Tensor::<2>::random(shape, Distribution::Uniform(-99.0, 99.0), &device);
+        if dtype.is_float() { values.into_dispatch() } else { values.int().cast(dtype).into_dispatch() }
+    };
+    let parts: Vec<Vec<_>> =
+        (0..ranks).map(|rank| cuts.iter().zip(whole).map(|(cut, (_, of))| part(rank, cut, of)).collect()).collect();
+    let plan = CollectivePlan::new(Op::AllGather, None, prints, cuts.clone(), ranks);
+    let (shared, shelf, joints) = (
+        host::CollectiveCache::default(),
+        host::SharedResultCache::new(SpinPolicy::Spinning(1000), None).patient(),
+        host::GatherCopyPlan::new(&plan, ranks),
+    );
+    let ticket = ticket(ranks);
+    let sources = || parts.iter().map(|parts| parts.iter().map(host::primitive).collect()).collect();
+    let gathered = shared.gathered(&joints, sources).expect("all are Flex");
+    let generic: Vec<_> = (cuts.iter().enumerate())
+        .map(|(index, (dim, _))| {
+            let tensors = parts.iter().map(|parts| &parts[index]);
+            concat(&tensors.map(|part| (part, full(&part.shape()[..]))).collect::<Vec<_>>(), *dim, &device)
+        })
+        .collect();
+    let get = || {
+        let waited = Cell::default();
+        joints.full_tensors(gathered, Some(shared.owner(&shelf, ticket, host::ResultRetention::Latest, &waited)))
+    };
+    let all: Vec<_> = thread::scope(|scope| {
+        [(); 3].map(|()| scope.spawn(get)).map(|rank| rank.join().unwrap()).into_iter().collect()
+    });
+    let bytes = |tensor: &DispatchTensor| host::primitive(tensor).unwrap().bytes().to_vec();
+    for of_rank in &all {
+        assert_eq!(of_rank.len(), 3);
+        for ((own, first), generic) in of_rank.iter().zip(&all[0]).zip(&generic) {
+            assert_eq!((own.shape(), own.dtype()), (generic.shape(), generic.dtype()));
+            assert!(bytes(own) == bytes(generic));
+            let address = |tensor: &DispatchTensor| host::primitive(tensor).unwrap().bytes().as_ptr();
+            assert_eq!(address(own), address(first));
+        }
+    }
+}
+
+/// Slices that ranks reduce for all; small wholes, and empty ones, each for itself.
+#[test]
+fn a_reduction_in_common_is_like_the_kernels() {
+    let device = Device::flex();
+    for (elements, ranks) in [(150_001, 2), (150_001, 3), (150_001, 7), (400, 3), (0, 3)] {
+        let tensors: Vec<_> = (0..ranks)
+            .map(|rank| Tensor::<1>::random([elements], Distribution::Uniform(-4.0, 4.0), &device) + rank as f32)
+            .map(Tensor::into_dispatch)
+            .collect();
+        let (shared, shelf) =
+            (host::CollectiveCache::default(), host::SharedResultCache::new(SpinPolicy::Spinning(0), None).patient());
+        let ticket = ticket(ranks);
+        let looked = AtomicUsize::new(0);
+        let terms = || {
+            let terms = shared.terms((1, 2), || {
+                looked.fetch_add(1, Ordering::SeqCst);
+                tensors.iter().map(host::primitive).collect()
+            });
+            terms.expect("all are Flex")
+        };
+        // Ranks that come at once may both look.
+        terms();
+        let generic = reduce(&tensors.iter().collect::<Vec<_>>(), &full(&[elements]), ReduceOp::Avg, &device);
+        let generic = Tensor::<1>::from_dispatch(generic).into_data();
+        let get = || {
+            let waited = Cell::default();
+            terms().reduce_full(ReduceOp::Avg, Some(shared.owner(&shelf, ticket, host::ResultRetention::All, &waited)))
+        };
+        let all: Vec<_> = thread::scope(|scope| {
+            [(); 2].map(|()| scope.spawn(get)).map(|rank| rank.join().unwrap()).into_iter().collect()
+        });
+        let address = |tensor: &DispatchTensor| host::primitive(tensor).unwrap().bytes().as_ptr();
+        assert_eq!(address(&all[0]) == address(&all[1]), elements > 1000 || elements == 0);
+        all.into_iter().for_each(|own| assert_eq!(Tensor::<1>::from_dispatch(own).into_data(), generic));
+        assert_eq!(looked.into_inner(), 1);
+    }
+}

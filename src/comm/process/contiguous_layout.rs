@@ -1,0 +1,86 @@
+//! [`Layout`]: where in a tensor the part of each rank is.
+
+use burn::tensor::{DType, Shape};
+
+use crate::comm::backend::TensorSignature;
+
+/// A tensor of which every rank has a part that is in one piece: cut along the first dimension, or behind dimensions of one
+/// index.
+///
+/// ```text
+/// | of rank 0 | of rank 1 | of rank 2 |
+/// 0 = edges[0]  edges[1]    edges[2]    edges[3]
+/// ```
+#[derive(Debug, Clone, PartialEq)]
+pub(in crate::comm) struct ContiguousLayout {
+    pub shape: Shape,
+    pub dtype: DType,
+    /// Where each rank's part begins, in bytes, and where the last one ends.
+    pub edges: Vec<usize>,
+}
+
+impl ContiguousLayout {
+    /// Of a tensor of which the ranks have so many indices of `dim`, in order. `None` if a part is in several pieces.
+    pub fn new(shape: Shape, dtype: DType, dim: usize, lengths: impl IntoIterator<Item = usize>) -> Option<Self> {
+        let (before, rest) = shape.split_at(dim);
+        let (_, inner) = rest.split_first()?;
+        if before.iter().product::<usize>() != 1 {
+            return None;
+        }
+        let (mut end, row) = (0, inner.iter().product::<usize>() * dtype.size());
+        let ends = lengths.into_iter().map(|len| {
+            end += len * row;
+            end
+        });
+        let edges = std::iter::once(0).chain(ends).collect();
+        Some(Self { shape, dtype, edges })
+    }
+
+    /// Of `len` elements in a row, of which the ranks have so many, in order.
+    pub fn of_row(len: usize, dtype: DType, lengths: impl IntoIterator<Item = usize>) -> Self {
+        Self::new(Shape::from([len]), dtype, 0, lengths).expect("parts of a row are in one piece")
+    }
+
+    /// Of wholes that are cut over `ranks` ranks as they say. `None` if a part of one is in several pieces.
+    pub fn of_full(prints: &[TensorSignature], ranks: usize) -> Option<Vec<Self>> {
+        let layout = |print: &TensorSignature| {
+            let cut =
+                print.sharding.as_ref().filter(|cut| cut.lengths.as_ref().is_none_or(|all| all.len() == ranks))?;
+            let of = cut.of(*print.shape.get(cut.dim)?);
+            let lengths = (0..ranks).map(|member| of.range(ranks, member).len());
+            Self::new(print.shape.clone(), print.dtype, cut.dim, lengths)
+        };
+        prints.iter().map(layout).collect()
+    }
+
+    /// Bytes of the tensor.
+    pub fn len(&self) -> usize {
+        self.shape.num_elements() * self.dtype.size()
+    }
+
+    /// Bytes of the part of `member`.
+    pub fn bytes(&self, member: usize) -> usize {
+        self.edges[member + 1] - self.edges[member]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::comm::backend::ShardSignature;
+    use crate::placement::ShardSizes;
+
+    fn edges_of<const D: usize>(shape: [usize; D], dim: usize, cut: &ShardSizes) -> Option<Vec<usize>> {
+        let cut = Some(ShardSignature::new(dim, cut));
+        let print = TensorSignature { shape: Shape::from(shape), dtype: DType::F32, sharding: cut, to: None };
+        Some(ContiguousLayout::of_full(&[print], 3)?.remove(0).edges)
+    }
+
+    #[test]
+    fn parts_in_one_piece_have_a_place() {
+        assert_eq!(edges_of([7, 2], 0, &ShardSizes::Chunked(7)), Some(vec![0, 24, 48, 56]));
+        assert_eq!(edges_of([1, 1, 5], 2, &ShardSizes::Uneven([3, 0, 2].into())), Some(vec![0, 12, 12, 20]));
+        assert_eq!(edges_of([2, 6], 1, &ShardSizes::Chunked(6)), None, "each part is in two pieces");
+        assert_eq!(edges_of([5], 0, &ShardSizes::Uneven([3, 2].into())), None, "lengths of two ranks");
+    }
+}

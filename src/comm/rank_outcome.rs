@@ -1,0 +1,120 @@
+//! [`End`]: how a rank's program ended.
+
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, Location, catch_unwind};
+use std::sync::Arc;
+
+use super::backend::{Backend, Failure, worlds};
+use super::flight::{ExitKind, FirstFailure, ProgramExit, Recorder};
+use super::panic::{error_behind, panic_text};
+use super::{CommError, rank_context};
+use crate::Error;
+
+/// How a rank's program ended.
+pub(super) enum RankOutcome<T> {
+    Done(T),
+    Failed {
+        error: Error,
+        /// Where the program unwound with it.
+        at: Option<&'static Location<'static>>,
+    },
+    Panicked(String),
+}
+
+impl<T> RankOutcome<T> {
+    /// What `body` ends with; its panic, if it panics.
+    pub fn of(body: impl FnOnce() -> Self) -> Self {
+        catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(Self::from_panic)
+    }
+
+    /// Never panics itself, whatever the payload does when it is dropped.
+    pub fn from_panic(payload: Box<dyn Any + Send>) -> Self {
+        let end = match error_behind(&*payload) {
+            Some(error) => Self::Failed { error, at: rank_context::unwound_at() },
+            None => Self::Panicked(panic_text(&*payload).into()),
+        };
+        // A payload that panics when dropped may leave one that does the same.
+        if let Err(another) = catch_unwind(AssertUnwindSafe(|| drop(payload))) {
+            std::mem::forget(another);
+        }
+        end
+    }
+
+    /// Tells the other ranks of a failure, in every world that it was in: some may be waiting for this one.
+    pub fn tell(&self, rank: usize, engine: &Arc<dyn Backend>) {
+        for (engine, rank) in worlds(engine.clone(), rank) {
+            match self {
+                Self::Done(_) => {}
+                Self::Failed { error, .. } => {
+                    engine.fail(Failure::Failed { rank, message: error.to_string() });
+                }
+                Self::Panicked(message) => {
+                    engine.fail(Failure::Panicked { rank, message: message.clone() });
+                }
+            }
+        }
+    }
+
+    /// The rank's program is over, in every world that it was in. What is to be found once the launch is over everywhere
+    /// is [noted](Self::note) before: other processes wait for this.
+    pub fn leave(&self, rank: usize, engine: &Arc<dyn Backend>) {
+        for (engine, rank) in worlds(engine.clone(), rank) {
+            engine.rank_exited(rank, self.error(rank), self.unwound_at());
+        }
+    }
+
+    /// Notes it, and the first failure of the launch, as far as that is known.
+    pub fn note(&self, rank: usize, engine: &dyn Backend, recorder: &Recorder) {
+        let (how, text) = match self {
+            Self::Done(_) => (ExitKind::Returned, String::new()),
+            Self::Failed { error, .. } => (ExitKind::Failed, error.to_string()),
+            Self::Panicked(message) => (ExitKind::Panicked, message.clone()),
+        };
+        let failure = engine.failure().map(|failure| first(&failure, rank));
+        recorder.ended(|at| ProgramExit { how, at, text, failure });
+    }
+
+    pub fn is_done(&self) -> bool {
+        matches!(self, Self::Done(_))
+    }
+
+    pub fn done(self) -> Option<T> {
+        match self {
+            Self::Done(value) => Some(value),
+            _ => None,
+        }
+    }
+
+    pub fn unwound_at(&self) -> Option<&'static Location<'static>> {
+        match self {
+            Self::Failed { at, .. } => *at,
+            _ => None,
+        }
+    }
+
+    /// The program returned it.
+    pub fn failed(error: Error) -> Self {
+        Self::Failed { error, at: None }
+    }
+
+    pub fn error(&self, rank: usize) -> Option<Error> {
+        match self {
+            Self::Done(_) => None,
+            Self::Failed { error, .. } => Some(error.clone()),
+            Self::Panicked(message) => {
+                Some(CommError::RankPanicked { rank, message: message.clone(), during: None }.into())
+            }
+        }
+    }
+}
+
+/// The first failure of a launch, as `rank` sees it.
+pub(super) fn first(failure: &Failure, rank: usize) -> FirstFailure {
+    let error = failure.error(None);
+    let is_own = match failure {
+        Failure::Panicked { .. } | Failure::Failed { .. } => true,
+        Failure::Collective(error) => error.is_of_program(),
+    };
+    let is_difference = matches!(error, CommError::Mismatch { .. } | CommError::Diverged { .. });
+    FirstFailure { rank: error.rank(), is_own: is_own && error.rank() == rank, is_difference, text: error.to_string() }
+}

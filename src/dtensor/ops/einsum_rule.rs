@@ -1,0 +1,258 @@
+//! [`Axes`]: a rule in einsum's letters.
+
+use std::hash::{Hash, Hasher};
+use std::ptr;
+
+use burn::tensor::Shape;
+use smallvec::SmallVec;
+
+use super::args::operand_error;
+use super::partial_rules::{NO_PARTIAL, PartialRules};
+use super::placements::SUM;
+use super::subscripts::Subscripts;
+use super::{ShardingRule, Strategy};
+use crate::Result;
+use crate::placement::{PartialOp, Placement};
+
+/// The rule of an operator, as letters for the dimensions of its inputs and outputs.
+///
+/// | in the text | the dimension |
+/// |---|---|
+/// | a small letter | an axis that may be cut: `S` where an input has it, `R` where not. The output is `S` too, or `P(sum)` if it lacks the axis |
+/// | a capital | an axis that is whole on every rank |
+/// | `..` | all dimensions that the letters leave, each an axis of its own, lined up from the right |
+/// | `..d..` | `d` stands at the operator's own dimensions, given with [`at`](Self::at); the dots are all others |
+/// | `?` | after an axis: its length may be 1 here, and is then repeated |
+/// | `_`, `1` | whole, of any length; of length 1 |
+/// | `operand*` | any number of such operands |
+/// | `+ operand` | is added to what the others make: where that is a partial sum, it becomes a term of it |
+///
+/// Inputs must agree on the length of an axis. A capital that no input has is as long as
+/// [`lens`](Self::lens) say.
+///
+/// Of `..i, io + o* -> ..o`, the linear layer, follow the rows
+///
+/// ```
+/// # use burn::tensor::Shape;
+/// # use burn_dtensor::dtensor::ops::{Axes, Rule};
+/// const LINEAR: Axes = Axes::new("linear", "..i, io + o* -> ..o").linear(&[0, 1]);
+/// let inputs = [Shape::new([8, 6]), Shape::new([6, 4]), Shape::new([4])];
+/// let outputs = LINEAR.outputs(&inputs)?;
+/// assert_eq!(outputs, [Shape::new([8, 4])]);
+/// let rows: Vec<_> = LINEAR.strategies(&inputs, &outputs).iter().map(ToString::to_string).collect();
+/// assert_eq!(rows, [
+///     "S(1), S(0), P(sum) -> P(sum)", // i: nobody has all of it
+///     "R, S(1), S(0) -> S(1)", // o
+///     "S(0), R, R -> S(0)", // ..
+///     "P(sum), R, P(sum) -> P(sum)", // linear in the first input
+///     "P(avg), R, R -> P(avg)",
+///     "P(avg), R, P(avg) -> P(avg)",
+///     "R, P(sum), P(sum) -> P(sum)", // and in the second
+///     "R, P(avg), R -> P(avg)",
+///     "R, P(avg), P(avg) -> P(avg)",
+/// ]);
+/// # Ok::<_, burn_dtensor::Error>(())
+/// ```
+#[derive(Debug, Clone, Copy)]
+pub struct EinsumRule {
+    name: &'static str,
+    text: &'static str,
+    linear: &'static [usize],
+    partials: PartialRules,
+    reduced: Placement,
+    empty_parts: bool,
+}
+
+impl EinsumRule {
+    /// The operator `name`, whose dimensions are `text`. No partial input goes through it.
+    ///
+    /// # Panics
+    /// If `text` has no `->`; of a `const` that is an error of the compiler.
+    pub const fn new(name: &'static str, text: &'static str) -> Self {
+        let (bytes, mut at) = (text.as_bytes(), 1);
+        while at < bytes.len() && !(bytes[at - 1] == b'-' && bytes[at] == b'>') {
+            at += 1;
+        }
+        assert!(at < bytes.len(), "a rule's text is `inputs -> outputs`");
+        Self { name, text, linear: &[], partials: NO_PARTIAL, reduced: SUM, empty_parts: false }
+    }
+
+    /// The elementwise operator `name`, of inputs that broadcast.
+    pub const fn pointwise(name: &'static str, partials: PartialRules) -> Self {
+        // Read once: activations with parameters make their rule anew at every call.
+        const POINTWISE: EinsumRule = EinsumRule::new("", "..?* -> ..").with_empty_shards();
+        Self { name, partials, ..POINTWISE }
+    }
+
+    /// It is linear in each of these inputs.
+    #[must_use]
+    pub const fn linear(self, inputs: &'static [usize]) -> Self {
+        Self { linear: inputs, ..self }
+    }
+
+    /// How partial inputs go through it.
+    #[must_use]
+    pub const fn with_partial_rules(self, partials: PartialRules) -> Self {
+        Self { partials, ..self }
+    }
+
+    /// What makes the whole of the results that ranks find along an axis that the output lacks.
+    /// Default: their sum.
+    #[must_use]
+    pub const fn reduced_by(self, op: PartialOp) -> Self {
+        Self { reduced: Placement::Partial(op), ..self }
+    }
+
+    /// The local operator goes by itself with [parts without elements](Rule::takes_empty_parts).
+    #[must_use]
+    pub const fn with_empty_shards(self) -> Self {
+        Self { empty_parts: true, ..self }
+    }
+
+    /// The rule of the operator along its own dimensions `dims`, in any order, where the text says `..d..`.
+    ///
+    /// # Panics
+    /// If a dimension is 64 or more.
+    #[must_use]
+    pub fn at(&'static self, dims: impl IntoIterator<Item = usize>) -> EinsumRuleAt {
+        let at = dims.into_iter().fold(0, |at, dim| {
+            assert!(dim < 64, "dimension {dim} is past the 64th");
+            at | 1 << dim
+        });
+        EinsumRuleAt { axes: self, at, lens: SmallVec::new(), slots: 0 }
+    }
+
+    /// The rule of the operator whose result has axes that no input has, of lengths `lens`: of those at the
+    /// operator's own dimensions, ascending. Of a result `operand*` there are as many as lengths.
+    #[must_use]
+    pub fn lens(&'static self, lens: impl IntoIterator<Item = usize>) -> EinsumRuleAt {
+        EinsumRuleAt { axes: self, at: 0, lens: lens.into_iter().collect(), slots: 0 }
+    }
+
+    fn subscripts(&self, at: &[usize], inputs: &[Shape], outputs: usize) -> Result<Subscripts> {
+        Subscripts::new(self.text, at, inputs, outputs).map_err(|why| operand_error(self.name, inputs, why))
+    }
+
+    fn outputs_at(&self, at: &[usize], lens: &[usize], inputs: &[Shape]) -> Result<Vec<Shape>> {
+        let subscripts = self.subscripts(at, inputs, lens.len())?;
+        let explained = |why| operand_error(self.name, inputs, format!("of `{}`, {why}", self.text));
+        subscripts.shapes(inputs, lens).map_err(explained)
+    }
+
+    fn strategies_at(&self, at: &[usize], inputs: &[Shape], outputs: usize, reduced: Placement) -> Vec<Strategy> {
+        let Ok(subscripts) = self.subscripts(at, inputs, outputs) else { return Vec::new() };
+        let rows = subscripts.rows(inputs, reduced).chain(subscripts.linear(self.linear));
+        rows.chain(self.partials.rows(inputs.len(), outputs)).collect()
+    }
+}
+
+/// The same operator, by address.
+impl PartialEq for EinsumRule {
+    fn eq(&self, other: &Self) -> bool {
+        ptr::eq(self.name, other.name)
+            && ptr::eq(self.text, other.text)
+            && ptr::eq(self.linear, other.linear)
+            && self.partials == other.partials
+            && self.reduced == other.reduced
+            && self.empty_parts == other.empty_parts
+    }
+}
+
+impl Eq for EinsumRule {}
+
+impl Hash for EinsumRule {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        state.write_usize(self.name.as_ptr().addr());
+        state.write_usize(self.text.as_ptr().addr());
+    }
+}
+
+impl ShardingRule for EinsumRule {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn outputs(&self, inputs: &[Shape]) -> Result<Vec<Shape>> {
+        self.outputs_at(&[], &[], inputs)
+    }
+
+    fn strategies(&self, inputs: &[Shape], outputs: &[Shape]) -> Vec<Strategy> {
+        self.strategies_at(&[], inputs, outputs.len(), self.reduced)
+    }
+
+    fn supports_empty_shards(&self) -> bool {
+        self.empty_parts
+    }
+}
+
+/// [`Axes`] of an operator along dimensions of its own, or to lengths of its own.
+#[derive(Debug, Clone)]
+pub struct EinsumRuleAt {
+    axes: &'static EinsumRule,
+    /// A bit per dimension.
+    at: u64,
+    lens: SmallVec<[usize; 2]>,
+    slots: usize,
+}
+
+impl EinsumRuleAt {
+    /// The next axes that no input has are as long as this.
+    #[must_use]
+    pub fn lens(mut self, lens: impl IntoIterator<Item = usize>) -> Self {
+        self.lens.extend(lens);
+        self
+    }
+
+    /// Along the operator's own dimension, where that is cut, each rank tells all this many elements of its
+    /// part ([`Parts`](super::parts::Parts)): results that lack it are whole. As many for equal lengths.
+    #[must_use]
+    pub(super) fn with_slots(mut self, slots: usize) -> Self {
+        self.slots = slots;
+        self
+    }
+
+    fn dims(&self) -> SmallVec<[usize; 4]> {
+        (0..64).filter(|dim| self.at & 1 << dim != 0).collect()
+    }
+}
+
+/// The same operator, by address.
+impl PartialEq for EinsumRuleAt {
+    fn eq(&self, other: &Self) -> bool {
+        ptr::eq(self.axes, other.axes) && self.at == other.at && self.lens == other.lens
+    }
+}
+
+impl Eq for EinsumRuleAt {}
+
+impl Hash for EinsumRuleAt {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        state.write_usize(ptr::from_ref(self.axes).addr());
+        state.write_u64(self.at);
+        self.lens.iter().for_each(|&len| state.write_usize(len));
+    }
+}
+
+impl ShardingRule for EinsumRuleAt {
+    fn name(&self) -> &'static str {
+        self.axes.name
+    }
+
+    fn outputs(&self, inputs: &[Shape]) -> Result<Vec<Shape>> {
+        self.axes.outputs_at(&self.dims(), &self.lens, inputs)
+    }
+
+    fn strategies(&self, inputs: &[Shape], outputs: &[Shape]) -> Vec<Strategy> {
+        let dims = self.dims();
+        if self.slots == 0 {
+            return self.axes.strategies_at(&dims, inputs, outputs.len(), self.axes.reduced);
+        }
+        let rows = self.axes.strategies_at(&dims, inputs, outputs.len(), Placement::Replicate);
+        let cuts = |row: &Strategy| row.inputs[0].shard_dim().is_some_and(|dim| dims.contains(&dim));
+        rows.into_iter().map(|row| if cuts(&row) { row.with_slots(self.slots) } else { row }).collect()
+    }
+
+    fn supports_empty_shards(&self) -> bool {
+        self.axes.empty_parts
+    }
+}

@@ -1,0 +1,184 @@
+//! Deciding a rule for inputs of certain specs: rows, the cheapest of them, and what follows.
+
+use std::cell::OnceCell;
+use std::iter::repeat_n;
+use std::sync::Arc;
+
+use burn::tensor::{DType, Shape};
+use smallvec::SmallVec;
+
+use super::args::operand_error;
+use super::select_strategy::{SelectedStrategy, SelectionProblem, select_strategy};
+use super::cost_model::DecisionScope;
+use super::sharding_context::Dims;
+use super::operand::Arg;
+use super::strategy_cost::OperandInfo;
+use super::{ShardingRule, Strategy, strategy};
+use crate::Result;
+use crate::dtensor::redistribute_cache::RedistributeTarget;
+use crate::dtensor::redistribute_plan::RedistributePlan;
+use crate::dtensor::{DTensorError, DTensorSpec, RequiredPlacements};
+use crate::placement::{Layout, Placement, Step};
+
+/// What is decided of an operator on inputs of certain specs.
+#[derive(Debug)]
+pub(super) struct ResolvedSharding {
+    pub(super) inputs: SmallVec<[RedistributeTarget; 3]>,
+    pub(super) outputs: SmallVec<[ResolvedOutput; 1]>,
+    /// What [`RedistributePolicy::Deny`](super::RedistributePolicy::Deny) says to it.
+    pub(super) implicit: Option<Box<DTensorError>>,
+    /// Whether there is nothing to compute, and the local operator cannot do that.
+    pub(super) is_blank: bool,
+    /// Whether all inputs are where it wants them.
+    pub(super) is_direct: bool,
+    /// Whether this rank's part of an input has no elements.
+    pub(super) has_empty_part: bool,
+}
+
+/// One output.
+#[derive(Debug)]
+pub(super) struct ResolvedOutput {
+    pub(super) layout: Layout,
+    pub(super) shape: Shape,
+    pub(super) local: Shape,
+    pub(super) terms: Option<Arc<str>>,
+    /// Made when the first local result shows its element type.
+    pub(super) spec: OnceCell<Arc<DTensorSpec>>,
+}
+
+/// The rows that hold for inputs of certain specs.
+pub(super) struct CandidateStrategies {
+    pub(super) outputs: Vec<Shape>,
+    pub(super) rows: Vec<Strategy>,
+    /// Where callers want each input on each mesh dimension.
+    pub(super) wanted: Vec<RequiredPlacements>,
+    /// Rows that an input is pinned away from, or whose partial inputs are not of these element types.
+    pub(super) out: Vec<(Strategy, &'static str)>,
+}
+
+impl CandidateStrategies {
+    pub(super) fn new<R: ShardingRule>(rule: &R, inputs: &[Arg<'_>]) -> Result<Self> {
+        let Some(Arg { spec: first, .. }) = inputs.first() else {
+            return Err(operand_error(rule.name(), &[], "there is no input; give at least one"));
+        };
+        for other in &inputs[1..] {
+            first.check_same_mesh(other.spec)?;
+        }
+        let shapes: Vec<Shape> = inputs.iter().map(|input| input.spec.shape().clone()).collect();
+        let outputs = rule.outputs(&shapes)?;
+        let dtypes: Vec<DType> = inputs.iter().map(|input| input.spec.dtype()).collect();
+        let wanted: Vec<RequiredPlacements> =
+            inputs.iter().map(|input| wanted(rule, input, &shapes)).collect::<Result<_>>()?;
+        let incoming = incoming(inputs, &wanted);
+        let mesh_dims = 0..first.mesh().ndim();
+        let mut out = Vec::new();
+        let mut rows = rows(rule, &shapes, &outputs);
+        rows.retain(|row| {
+            let takes = |mesh_dim| incoming.iter().zip(&row.inputs).all(|(input, &to)| input.takes(mesh_dim, to));
+            let why = match row {
+                row if !row.takes(&dtypes) => "not of this element type",
+                _ if !mesh_dims.clone().any(takes) => "an input is pinned elsewhere",
+                _ => return true,
+            };
+            out.push((row.clone(), why));
+            false
+        });
+        Ok(Self { outputs, rows, wanted, out })
+    }
+}
+
+/// The inputs as they come, and where they are wanted.
+pub(super) fn incoming<'a>(inputs: &[Arg<'a>], wanted: &'a [RequiredPlacements]) -> Vec<OperandInfo<'a>> {
+    inputs.iter().zip(wanted).map(|(input, wanted)| OperandInfo::new(input.spec, wanted)).collect()
+}
+
+/// The decision, made anew.
+pub(super) fn resolve_sharding<R: ShardingRule>(
+    rule: &R,
+    inputs: &[Arg<'_>],
+    scope: DecisionScope,
+) -> Result<ResolvedSharding> {
+    let CandidateStrategies { outputs: output_shapes, rows, wanted, .. } = CandidateStrategies::new(rule, inputs)?;
+    let first = inputs[0].spec;
+    let incoming = incoming(inputs, &wanted);
+    let choice = select_strategy(SelectionProblem {
+        mesh_shape: first.mesh().shape(),
+        operands: &incoming,
+        outputs: &output_shapes,
+        strategies: &rows,
+        takes_empty_parts: &|input, dim| rule.takes_empty_parts_along(input, dim),
+        times: scope.times(first.mesh()).as_ref(),
+    });
+    let SelectedStrategy { inputs: targets, outputs, varying } = choice.ok_or_else(|| DTensorError::NoStrategy {
+        operator: rule.name(),
+        inputs: inputs.iter().map(|input| input.spec.layout().to_string()).collect(),
+    })?;
+    let destinations = inputs.iter().zip(targets).zip(varying).map(|((input, target), varying)| {
+        let (spec, route) = (input.spec, RedistributePlan::of_input(input.spec.layout(), &target)?);
+        let spec = if *spec.layout() == target { spec.clone() } else { spec.with_layout(target)?.shared() };
+        // Only floats have gradients to sum.
+        let varying = if spec.dtype().is_float() { varying } else { Dims::new() };
+        Ok(RedistributeTarget { spec, route, varying, operator: rule.name() })
+    });
+    let destinations: SmallVec<[RedistributeTarget; 3]> = destinations.collect::<Result<_>>()?;
+    let terms = outputs.iter().any(Layout::has_partial).then(|| terms(inputs));
+    let outputs = output_shapes.into_iter().zip(outputs).map(|(shape, layout)| {
+        let local = Shape::from(layout.local_shape(&shape, first.coordinate()));
+        ResolvedOutput { layout, shape, local, terms: terms.clone(), spec: OnceCell::new() }
+    });
+    let outputs: SmallVec<[ResolvedOutput; 1]> = outputs.collect();
+    let implicit = implicit(rule, inputs, &destinations).map(Box::new);
+    // Of the whole, so that it is the same on every rank.
+    let has_nothing = outputs.iter().all(|output| output.shape.num_elements() == 0);
+    let is_blank = has_nothing && !rule.supports_empty_shards();
+    let is_direct = destinations.iter().all(RedistributeTarget::is_here);
+    let has_empty_part = destinations.iter().any(|input| input.spec.local_shape().num_elements() == 0);
+    Ok(ResolvedSharding { inputs: destinations, outputs, implicit, is_blank, is_direct, has_empty_part })
+}
+
+/// The rule's table, with the all-Replicate row in front.
+fn rows<R: ShardingRule>(rule: &R, inputs: &[Shape], outputs: &[Shape]) -> Vec<Strategy> {
+    let replicate = |n| repeat_n(Placement::Replicate, n);
+    let mut rows = vec![strategy(replicate(inputs.len()), replicate(outputs.len()))];
+    rows.extend(rule.strategies(inputs, outputs));
+    rows
+}
+
+/// Where the caller wants `input` on each mesh dimension; whole, where it has not an element for every rank.
+fn wanted<R: ShardingRule>(rule: &R, input: &Arg<'_>, shapes: &[Shape]) -> Result<RequiredPlacements> {
+    let Some(pin) = input.pin else { return Ok(RequiredPlacements::new()) };
+    let wanted = pin.on(input.spec.mesh().ndim());
+    let lacks = |placement: &&Placement| placement.shard_dim().is_some_and(|dim| dim >= input.spec.shape().num_dims());
+    if let Some(placement) = wanted.iter().flatten().find(lacks) {
+        let why =
+            format!("the style or pin of an input wants it as {placement}, along a dimension that it does not have");
+        return Err(operand_error(rule.name(), shapes, why));
+    }
+    Ok(input.spec.with_elements(wanted))
+}
+
+/// The first input that is moved though the caller did not ask for it. What becomes a term of a sum by
+/// itself, without a word between ranks, is none.
+fn implicit<R: ShardingRule>(
+    rule: &R,
+    inputs: &[Arg<'_>],
+    destinations: &[RedistributeTarget],
+) -> Option<DTensorError> {
+    let is_term = |step: &Step| matches!(step, Step::ReplicateToPartial { .. } | Step::ShardToPartial { .. });
+    let mut moved = inputs.iter().zip(destinations).enumerate().filter(|(_, (input, _))| input.pin.is_none());
+    moved.find_map(|(at, (input, to))| {
+        let (_, to) = to.route.steps().iter().rfind(|(step, _)| !is_term(step))?;
+        Some(DTensorError::implicit(rule.name(), at, input.spec.layout(), to))
+    })
+}
+
+/// What the terms of a partial output come from: where those of the inputs do, or else the inputs.
+///
+/// Of several the least, so that a sum that grows from step to step does not grow here as well.
+fn terms(inputs: &[Arg<'_>]) -> Arc<str> {
+    if let Some(terms) = inputs.iter().filter_map(|input| input.spec.terms()).min() {
+        return terms.clone();
+    }
+    let shape = |spec: &DTensorSpec| format!("{:?}", &spec.shape()[..]);
+    inputs.iter().map(|input| shape(input.spec)).collect::<Vec<_>>().join(" and ").into()
+}

@@ -1,0 +1,293 @@
+//! [`Cost`]: what it costs to bring an operator's operands to where rows want them.
+
+use std::ops::Add;
+
+use burn::tensor::Shape;
+use hashbrown::HashMap;
+use itertools::Itertools;
+
+use super::cost_model::Times;
+use super::sharding_context::{Dims, ShardingContext};
+use super::rule::Strategy;
+use crate::dtensor::DTensorSpec;
+use crate::dtensor::redistribute_plan::RedistributePlan;
+use crate::placement::{CommVolume, Layout, Placement, Placements, sent_backward, sent_forward};
+
+/// An input as it comes.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct OperandInfo<'a> {
+    pub(super) layout: &'a Layout,
+    pub(super) shape: &'a Shape,
+    /// Of the whole.
+    pub(super) bytes: u64,
+    /// Whether it can have a gradient.
+    pub(super) differentiable: bool,
+    /// Where its caller wants it on each mesh dimension; nothing if it does not care.
+    pub(super) wanted: &'a [Option<Placement>],
+    /// Whether steps of one kind over several mesh dimensions are one collective.
+    pub(super) joins: bool,
+}
+
+impl<'a> OperandInfo<'a> {
+    pub(super) fn new(spec: &'a DTensorSpec, wanted: &'a [Option<Placement>]) -> Self {
+        let (shape, dtype) = (spec.shape(), spec.dtype());
+        let bytes = (shape.num_elements() * dtype.size()) as u64;
+        let joins = spec.mesh().joins_dims();
+        Self { layout: spec.layout(), shape, bytes, differentiable: dtype.is_float(), wanted, joins }
+    }
+
+    /// Whether its caller has it as `placement` on `mesh_dim`.
+    pub(super) fn takes(&self, mesh_dim: usize, placement: Placement) -> bool {
+        self.wanted.get(mesh_dim).copied().flatten().is_none_or(|wanted| wanted == placement)
+    }
+}
+
+/// What a choice costs; the fields are compared in this order.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct StrategyCost {
+    /// Picoseconds, forward and backward; 0 without a [model](super::CostModel).
+    pub(super) time: u128,
+    /// Collectives in forward, also those that have to follow.
+    pub(super) forward: usize,
+    /// What a rank sends in forward, of tensors of a nominal size.
+    pub(super) sent: u128,
+    /// Collectives in backward.
+    pub(super) backward: usize,
+    /// What a rank sends in backward.
+    pub(super) sent_back: u128,
+    pub(super) steps: usize,
+    /// Placements.
+    pub(super) changed: usize,
+}
+
+impl Add for StrategyCost {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self {
+            time: self.time + other.time,
+            forward: self.forward + other.forward,
+            sent: self.sent + other.sent,
+            backward: self.backward + other.backward,
+            sent_back: self.sent_back + other.sent_back,
+            steps: self.steps + other.steps,
+            changed: self.changed + other.changed,
+        }
+    }
+}
+
+/// How much a tensor counts, and the time it takes.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct TransferScale<'a> {
+    /// How large it is taken to be beside the others, whatever its lengths: every dimension makes it 256
+    /// times as large, but for those along which it is only repeated.
+    nominal: u128,
+    bytes: u64,
+    times: Option<&'a Times>,
+}
+
+impl<'a> TransferScale<'a> {
+    pub(super) fn new(operand: &OperandInfo<'_>, operands: &[OperandInfo<'_>], times: Option<&'a Times>) -> Self {
+        let dims = operand.shape.num_dims();
+        let longer = |dim: usize| operands.iter().any(|other| other.shape.num_dims() == dims && other.shape[dim] > 1);
+        let own = (0..dims).filter(|&dim| operand.shape[dim] > 1 || !longer(dim)).count();
+        Self { nominal: 1 << (8 * own.min(10)), bytes: operand.bytes, times }
+    }
+
+    /// Of a few elements of each part, so many bytes in all.
+    fn of_slots(self, bytes: u64) -> Self {
+        Self { nominal: (self.nominal >> 8).max(1), bytes, ..self }
+    }
+
+    fn forward(self, sent: &CommVolume) -> StrategyCost {
+        let time = self.times.map_or(0, |times| times.of(sent, self.bytes));
+        StrategyCost { time, forward: 1, sent: u128::from(sent.share) * self.nominal, ..StrategyCost::default() }
+    }
+
+    fn backward(self, sent: &CommVolume) -> StrategyCost {
+        let time = self.times.map_or(0, |times| times.of_backward(sent, self.bytes));
+        StrategyCost { time, backward: 1, sent_back: u128::from(sent.share) * self.nominal, ..StrategyCost::default() }
+    }
+}
+
+/// The layouts that an operand may be brought to with cuts in one order, and what that costs.
+pub(super) struct TargetCosts<'a> {
+    operand: OperandInfo<'a>,
+    scale: TransferScale<'a>,
+    cutting: ShardingContext<'a>,
+    /// The dimensions along which parts without elements may stay, or other ranks have them: of an operand
+    /// that comes with some. To one that comes without, none are made.
+    may_be_empty: Dims,
+    known: HashMap<CandidateTarget, Result<(Layout, StrategyCost), Infeasible>>,
+}
+
+/// Placements, and the mesh dimensions that are ragged, and that vary.
+type CandidateTarget = (Placements, Dims, Dims);
+
+/// Why a product of rows is out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Infeasible {
+    /// A rank would have no elements.
+    Empty,
+    /// No steps lead to an input's layout, or there is none.
+    NoWay,
+    /// Pieces of the first output are no whole rows of what the row asks for.
+    Divides,
+    /// It costs no less than what is known.
+    Dearer,
+}
+
+impl<'a> TargetCosts<'a> {
+    pub(super) fn new(
+        operand: OperandInfo<'a>,
+        scale: TransferScale<'a>,
+        cutting: ShardingContext<'a>,
+        takes_empty_parts: impl Fn(usize) -> bool,
+    ) -> Self {
+        let comes_so = !left_empty(operand.shape, operand.layout).is_empty();
+        let may_be_empty = (0..operand.shape.num_dims()).filter(|&dim| comes_so && takes_empty_parts(dim)).collect();
+        Self { operand, scale, cutting, may_be_empty, known: HashMap::new() }
+    }
+
+    /// The layout with these placements, and what it costs to get there, and to sum the gradient of what is then
+    /// the same on all ranks of the mesh dimensions `varying`, where they compute different things with it.
+    pub(super) fn get(
+        &mut self,
+        placements: Placements,
+        uneven: &Dims,
+        varying: Dims,
+    ) -> Result<&(Layout, StrategyCost), Infeasible> {
+        let Self { operand, scale, cutting, may_be_empty, known } = self;
+        let make = |(placements, uneven, varying): &CandidateTarget| {
+            let layout = cutting.layout(placements, uneven).ok_or(Infeasible::NoWay)?;
+            if !left_empty(operand.shape, &layout).iter().all(|dim| may_be_empty.contains(dim)) {
+                return Err(Infeasible::Empty);
+            }
+            let cost = move_cost(operand, *scale, &layout, varying).ok_or(Infeasible::NoWay)?;
+            Ok((layout, cost))
+        };
+        known.entry((placements, uneven.clone(), varying)).or_insert_with_key(make).as_ref().map_err(|unfit| *unfit)
+    }
+}
+
+/// The dimensions along which `layout` leaves a rank without elements of a tensor that has some.
+fn left_empty(shape: &Shape, layout: &Layout) -> Dims {
+    if shape.num_elements() == 0 {
+        return Dims::new();
+    }
+    layout.min_local_shape(shape).iter().positions(|&len| len == 0).collect()
+}
+
+fn move_cost(
+    operand: &OperandInfo<'_>,
+    scale: TransferScale<'_>,
+    target: &Layout,
+    varying: &Dims,
+) -> Option<StrategyCost> {
+    if operand.layout == target && varying.is_empty() {
+        return Some(StrategyCost::default());
+    }
+    let route = RedistributePlan::of_input(operand.layout, target).ok()?;
+    let pairs = operand.layout.placements().iter().zip(target.placements());
+    let changed = pairs.filter(|(from, to)| from != to).count();
+    let own = StrategyCost { steps: route.steps().len(), changed, ..StrategyCost::default() };
+    let moved = Traffic::along(operand.layout, &route, varying, operand);
+    Some(own + moved.cost(scale))
+}
+
+/// What ranks tell each other of their parts of `operand`, the first, in `layout`.
+pub(super) fn summary_cost(
+    operand: &OperandInfo<'_>,
+    scale: TransferScale<'_>,
+    layout: &Layout,
+    rows: &[&Strategy],
+) -> StrategyCost {
+    let Some(Slots { moved, bytes, parts }) = slots(operand, layout, rows) else { return StrategyCost::default() };
+    let scale = scale.of_slots(bytes);
+    // As if nothing else were cut: no input is sliced for so little to be less.
+    let sent = u128::from(CommVolume::FULL_TENSOR / parts * (parts - 1)) * scale.nominal;
+    StrategyCost { sent, sent_back: if moved.backward.is_empty() { 0 } else { sent }, ..moved.cost(scale) }
+}
+
+/// The collectives of a tensor that is moved.
+#[derive(Debug)]
+struct Traffic {
+    forward: Vec<CommVolume>,
+    backward: Vec<CommVolume>,
+}
+
+impl Traffic {
+    /// Along `route`, on the mesh of `operand`, to where it varies.
+    fn along(from: &Layout, route: &RedistributePlan, varying: &[usize], operand: &OperandInfo<'_>) -> Self {
+        let (steps, joins) = (route.steps(), operand.joins);
+        // Only floats have gradients to sum.
+        let varying = if operand.differentiable { varying } else { &[] };
+        let back = operand.differentiable.then(|| sent_backward(from, steps, varying, joins));
+        Self {
+            forward: sent_forward(from, steps, varying, joins).collect(),
+            backward: back.into_iter().flatten().collect(),
+        }
+    }
+
+    fn cost(&self, scale: TransferScale<'_>) -> StrategyCost {
+        let forward = self.forward.iter().map(|sent| scale.forward(sent));
+        forward.chain(self.backward.iter().map(|sent| scale.backward(sent))).fold(StrategyCost::default(), Add::add)
+    }
+}
+
+/// What ranks tell each other of their parts along one dimension.
+struct Slots {
+    moved: Traffic,
+    /// Of the slots of all parts.
+    bytes: u64,
+    parts: u64,
+}
+
+fn slots(operand: &OperandInfo<'_>, layout: &Layout, rows: &[&Strategy]) -> Option<Slots> {
+    let mut told = rows.iter().zip(layout.placements()).filter(|(row, _)| row.slots > 0);
+    let (row, dim) = told.find_map(|(row, placement)| Some((row, placement.shard_dim()?)))?;
+    let cuts = layout.shard_order(dim);
+    let parts: usize = cuts.iter().map(|&cut| layout.mesh_shape()[cut]).product();
+    if parts == 1 {
+        return None;
+    }
+    let in_chunks = layout.clone().in_chunks(dim);
+    let whole = in_chunks.replaced(|dim, own| if cuts.contains(&dim) { Placement::Replicate } else { own }).ok()?;
+    let route = RedistributePlan::between(&in_chunks, &whole).ok()?;
+    // What is the same on all ranks is gathered at once, outside the graph.
+    let back = operand.differentiable && row.outputs[0].shard_dim().is_some();
+    let joins = operand.joins || row.outputs[0].shard_dim().is_none();
+    let moved = Traffic::along(&in_chunks, &route, cuts, &OperandInfo { differentiable: back, joins, ..*operand });
+    let bytes = operand.bytes / operand.shape[dim].max(1) as u64 * (row.slots * parts) as u64;
+    Some(Slots { moved, bytes, parts: parts as u64 })
+}
+
+/// The collectives of one operand, each with the bytes of the tensor that it is on.
+#[derive(Debug, Default)]
+pub(super) struct OperandTraffic {
+    pub(super) forward: Vec<(CommVolume, u64)>,
+    pub(super) backward: Vec<(CommVolume, u64)>,
+}
+
+impl OperandTraffic {
+    fn add(&mut self, moved: Traffic, bytes: u64) {
+        self.forward.extend(moved.forward.into_iter().map(|sent| (sent, bytes)));
+        self.backward.extend(moved.backward.into_iter().map(|sent| (sent, bytes)));
+    }
+}
+
+/// All that is sent of `operand`, which goes to `layout`; of the first operand also what its parts come down to.
+pub(super) fn sends(
+    operand: &OperandInfo<'_>,
+    layout: &Layout,
+    varying: &Dims,
+    first: Option<&[&Strategy]>,
+) -> OperandTraffic {
+    let mut sends = OperandTraffic::default();
+    let Ok(route) = RedistributePlan::of_input(operand.layout, layout) else { return sends };
+    sends.add(Traffic::along(operand.layout, &route, varying, operand), operand.bytes);
+    if let Some(Slots { moved, bytes, .. }) = first.and_then(|rows| slots(operand, layout, rows)) {
+        sends.add(moved, bytes);
+    }
+    sends
+}

@@ -1,0 +1,379 @@
+//! [`Route`]: from one layout to another by a plan's steps, and one node of the graph that pulls gradients
+//! back.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::sync::{Arc, Weak};
+
+use burn::backend::DispatchTensor;
+use burn::tensor::{DType, Tensor};
+use parking_lot::Mutex;
+use smallvec::SmallVec;
+
+use super::local::{associate, cast, is_tracked};
+use super::vjp::{MeshDims, StepVjp, all_reduce_sum};
+use super::step::{PendingStep, PlannedStep};
+use super::{DTensorSpec, Kind};
+use crate::Result;
+use crate::autodiff::{self, BackwardStep, GraphOp};
+use crate::comm::{Call, Communicator, Phase};
+use crate::error::OrUnwind;
+use crate::placement::{FusedStep, Layout, Step, fused_steps, plan, plan_input};
+use crate::watch::{self, CallSite, LayoutChange};
+
+/// The steps from one layout to another, and what the collectives on the way are called.
+#[derive(Debug)]
+pub(super) struct RedistributePlan {
+    steps: Vec<(Step, Layout)>,
+    label: Arc<str>,
+}
+
+/// Routes kept per thread; past that many planning starts anew.
+const CAPACITY: usize = 1 << 10;
+
+thread_local! {
+    /// A rank walks the same few routes in every training step, and planning one is a search.
+    static ROUTES: RefCell<HashMap<Layout, HashMap<Layout, Arc<RedistributePlan>>>> = RefCell::default();
+}
+
+impl RedistributePlan {
+    /// The steps, each with the layout after it.
+    pub(super) fn steps(&self) -> &[(Step, Layout)] {
+        &self.steps
+    }
+
+    /// The planned route, from this thread's cache.
+    pub(super) fn between(from: &Layout, to: &Layout) -> Result<Arc<Self>> {
+        let known = ROUTES.with_borrow(|routes| routes.get(from)?.get(to).cloned());
+        if let Some(route) = known {
+            return Ok(route);
+        }
+        let steps = plan(from, to)?;
+        let route = Arc::new(Self { steps, label: label(from, to) });
+        ROUTES.with_borrow_mut(|routes| {
+            if routes.values().map(HashMap::len).sum::<usize>() >= CAPACITY {
+                routes.clear();
+            }
+            let from = routes.entry(from.clone()).or_default();
+            from.insert(to.clone(), route.clone());
+        });
+        Ok(route)
+    }
+
+    /// The way of an operator's input, which may become a term of a sum whatever it comes as.
+    pub(super) fn of_input(from: &Layout, to: &Layout) -> Result<Arc<Self>> {
+        Self::between(from, to).or_else(|_| Ok(Arc::new(Self { steps: plan_input(from, to)?, label: label(from, to) })))
+    }
+
+    /// The legs on `from`'s mesh.
+    fn legs(&self, from: &DTensorSpec, varying: &[usize], tracked: bool) -> Result<Legs> {
+        let mut legs = Legs::new();
+        let mut before = None;
+        for FusedStep { step, mesh_dims, after, .. } in
+            fused_steps(from.layout(), &self.steps, varying, from.mesh().joins_dims())
+        {
+            let after = from.with_layout(after.clone())?;
+            legs.push(PlannedStep::new(step, mesh_dims, (before.as_ref().unwrap_or(from), &after), tracked)?);
+            before = Some(after);
+        }
+        Ok(legs)
+    }
+
+    /// Walks it with a tensor laid out as `from`, then lets the tensor vary over the mesh dimensions
+    /// `varying`: its gradient is summed over them. Records one node if anything happens and `local`
+    /// is tracked; when its backward has run, what is `kept` of it is let go. `operator` is what asks for it.
+    ///
+    /// # Collective
+    /// Every rank of the mesh.
+    #[track_caller]
+    pub(super) fn walk<const D: usize, K: Kind>(
+        self: &Arc<Self>,
+        local: Tensor<D, K>,
+        from: &Arc<DTensorSpec>,
+        varying: &[usize],
+        kept: Weak<SavedForBackward<D>>,
+        operator: &'static str,
+    ) -> Result<Tensor<D, K>> {
+        if self.steps.is_empty() && (varying.is_empty() || !is_tracked(&local)) {
+            return Ok(local);
+        }
+        self.start(local, from, varying, None, CallSite::new(operator))?.finish(kept)
+    }
+
+    /// [`walk`](Self::walk), but the last collective is issued and not waited for: all that remains after it is
+    /// local. The tensor and its gradient are cast as `casts` says.
+    ///
+    /// # Collective
+    /// Every rank of the mesh.
+    pub(super) fn start<const D: usize, K: Kind>(
+        self: &Arc<Self>,
+        local: Tensor<D, K>,
+        from: &Arc<DTensorSpec>,
+        varying: &[usize],
+        casts: Option<Casts>,
+        origin: CallSite,
+    ) -> Result<Redistribution<D, K>> {
+        let tracked = is_tracked(&local);
+        let is_walked = |dim: &usize| self.steps.iter().any(|(step, _)| step.mesh_dim() == *dim);
+        let (walked, stayed): (MeshDims, MeshDims) = varying.iter().copied().partition(is_walked);
+        let legs = self.legs(from, varying, tracked)?;
+        let sum = match &stayed[..] {
+            dims if dims.is_empty() || !tracked => None,
+            dims => {
+                let comm = from.mesh().communicator_over(dims)?;
+                Some(Sum { place: comm.next_forward_index(), mesh_dims: dims.into(), comm })
+            }
+        };
+        let tensor = casts.map_or_else(|| local.clone().inner(), |casts| casts.forward(local.clone().inner()));
+        let call = from.call_as(Call::new(self.label.clone()), tensor.dtype());
+        let node = RedistributeNode {
+            output: Mutex::new(None),
+            route: self.clone(),
+            from: from.clone(),
+            pullbacks: Vec::new(),
+            varying: walked,
+            sum,
+            call: call.clone().with_phase(Phase::Backward),
+            casts,
+            origin,
+            kept: Weak::new(),
+        };
+        let walk = Redistribution { local, at: At::There(tensor), legs: legs.into_iter(), node };
+        let issued = walk.legs.as_slice().iter().rposition(PlannedStep::is_collective).map_or(0, |last| last + 1);
+        let call = call.with_phase(Phase::Forward);
+        let _changing = watch::changing(|| walk.node.change(Phase::Forward));
+        walk.take(issued, &call)
+    }
+
+    /// Where it leads to from `from`.
+    fn end<'a>(&'a self, from: &'a Layout) -> &'a Layout {
+        self.steps.last().map_or(from, |(_, layout)| layout)
+    }
+}
+
+type Legs = SmallVec<[PlannedStep; 2]>;
+
+/// A tensor under way: all collectives are issued, of which the last may not be through.
+#[derive(Debug)]
+pub(super) struct Redistribution<const D: usize, K: Kind> {
+    /// As it was, in its graph.
+    local: Tensor<D, K>,
+    at: At<D, K>,
+    legs: smallvec::IntoIter<[PlannedStep; 2]>,
+    node: RedistributeNode<D>,
+}
+
+/// Where a tensor under way is.
+#[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "it is on the stack for as long as a collective takes")]
+enum At<const D: usize, K: Kind> {
+    There(Tensor<D, K>),
+    Between(PendingStep<D, K>),
+}
+
+impl<const D: usize, K: Kind> Redistribution<D, K> {
+    /// The next `legs`, of which the last is started.
+    fn take(mut self, legs: usize, call: &Call) -> Result<Self> {
+        for _ in 0..legs {
+            let Some(leg) = self.legs.next() else { break };
+            let tensor = self.node.arrive(self.at)?;
+            self.at = At::Between(leg.start(tensor, call.clone()));
+        }
+        Ok(self)
+    }
+
+    /// Whether the end is reached without waiting for other ranks.
+    pub(super) fn is_complete(&self) -> bool {
+        match &self.at {
+            At::There(_) => true,
+            At::Between(started) => started.is_complete(),
+        }
+    }
+
+    /// The tensor at the end, in its graph.
+    pub(super) fn finish(self, kept: Weak<SavedForBackward<D>>) -> Result<Tensor<D, K>> {
+        let (tracked, strategy) = (is_tracked(&self.local), self.local.gradient_checkpointing_strategy());
+        let (rest, call) = (self.legs.len(), self.node.call.clone());
+        let Self { local, at, mut node, .. } = self.take(rest, &call)?;
+        let tensor = node.arrive(at)?;
+        if !tracked {
+            return Ok(associate(tensor, strategy));
+        }
+        node.output = Mutex::new(Some(tensor.into_dispatch()));
+        node.kept = kept;
+        Ok(Tensor::from_dispatch(autodiff::unary(local.into_dispatch(), Arc::new(node))))
+    }
+}
+
+/// The element types that a tensor and its gradient are sent in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct Casts {
+    /// Of the tensor, and what it is afterwards; its own, if `None`.
+    pub(super) forward: Option<DType>,
+    /// Of the gradient; that of the tensor before, if `None`.
+    pub(super) backward: Option<DType>,
+}
+
+impl Casts {
+    fn forward<const D: usize, K: Kind>(self, tensor: Tensor<D, K>) -> Tensor<D, K> {
+        match self.forward {
+            Some(dtype) => cast(tensor, dtype),
+            None => tensor,
+        }
+    }
+}
+
+/// A route that only gathers.
+pub(super) struct Gathering<'a> {
+    route: &'a Arc<RedistributePlan>,
+    /// The mesh dimensions that it gathers over, ascending.
+    pub(super) mesh_dims: MeshDims,
+}
+
+impl RedistributePlan {
+    /// The route, if it takes steps and all of them gather.
+    pub(super) fn gathering(self: &Arc<Self>) -> Option<Gathering<'_>> {
+        let gathers = |(step, _): &(Step, Layout)| matches!(step, Step::AllGather { .. });
+        if self.steps.is_empty() || !self.steps.iter().all(gathers) {
+            return None;
+        }
+        let mut mesh_dims: MeshDims = self.steps.iter().map(|(step, _)| step.mesh_dim()).collect();
+        mesh_dims.sort_unstable();
+        Some(Gathering { route: self, mesh_dims })
+    }
+}
+
+impl Gathering<'_> {
+    /// What `local` was gathered to, `whole`, with a second node in the graph: there its gradient is summed over the
+    /// mesh dimensions `varying`, some of those gathered. When backward has run that node, what is `kept` is let go.
+    /// Local: no communication.
+    pub(super) fn varying<const D: usize>(
+        &self,
+        local: Tensor<D>,
+        from: &Arc<DTensorSpec>,
+        whole: Tensor<D>,
+        varying: &[usize],
+        kept: Weak<SavedForBackward<D>>,
+        origin: CallSite,
+    ) -> Result<Tensor<D>> {
+        let legs = self.route.legs(from, varying, true)?;
+        let op = RedistributeNode {
+            output: Mutex::new(Some(whole.inner().into_dispatch())),
+            route: self.route.clone(),
+            from: from.clone(),
+            pullbacks: legs.into_iter().filter_map(PlannedStep::gather_pullback::<D>).collect(),
+            varying: varying.into(),
+            sum: None,
+            call: from.call_as(Call::new(self.route.label.clone()), from.dtype()).with_phase(Phase::Backward),
+            casts: None,
+            origin,
+            kept,
+        };
+        Ok(Tensor::from_dispatch(autodiff::unary(local.into_dispatch(), Arc::new(op))))
+    }
+}
+
+fn label(from: &Layout, to: &Layout) -> Arc<str> {
+    format!("redistribute {from} -> {to}").into()
+}
+
+/// A tensor, until backward has run its node: that is spent, and with it the memory is let go. One
+/// that is not tracked stays.
+pub(super) type SavedForBackward<const D: usize> = Mutex<Option<Tensor<D>>>;
+
+/// A change of layout in the graph.
+#[derive(Debug)]
+struct RedistributeNode<const D: usize> {
+    /// Made before the node, so that a failing collective is an error and not a panic.
+    output: Mutex<Option<DispatchTensor>>,
+    route: Arc<RedistributePlan>,
+    from: Arc<DTensorSpec>,
+    pullbacks: Vec<StepVjp<D>>,
+    /// Mesh dimensions over which the gradient is summed where their step is pulled back.
+    varying: MeshDims,
+    /// The sum over all others.
+    sum: Option<Sum>,
+    call: Call,
+    casts: Option<Casts>,
+    origin: CallSite,
+    kept: Weak<SavedForBackward<D>>,
+}
+
+/// The ranks over which a gradient is summed: one group for all mesh dimensions.
+#[derive(Debug)]
+struct Sum {
+    mesh_dims: MeshDims,
+    comm: Communicator,
+    /// Drawn in forward: see [`Call::drawn`].
+    place: u64,
+}
+
+impl<const D: usize> GraphOp for RedistributeNode<D> {
+    fn forward(&self, _: &[DispatchTensor]) -> DispatchTensor {
+        self.output.lock().take().expect("a node of the graph is made once")
+    }
+
+    fn backward(&self, step: &mut BackwardStep<'_>) {
+        if let Some(kept) = self.kept.upgrade() {
+            kept.lock().take();
+        }
+        let grad = Tensor::from_dispatch(step.take());
+        let _changing = watch::changing(|| self.change(Phase::Backward));
+        let grad = self.pull_cast(grad).or_unwind();
+        step.give(0, || grad.into_dispatch());
+    }
+}
+
+impl<const D: usize> RedistributeNode<D> {
+    /// The tensor after the leg that it is in.
+    fn arrive<K: Kind>(&mut self, at: At<D, K>) -> Result<Tensor<D, K>> {
+        match at {
+            At::There(tensor) => Ok(tensor),
+            At::Between(started) => {
+                let (tensor, pullback) = started.wait()?;
+                self.pullbacks.push(pullback);
+                Ok(tensor)
+            }
+        }
+    }
+
+    /// [`pull`](Self::pull), in the element type that gradients are sent in.
+    fn pull_cast(&self, grad: Tensor<D>) -> Result<Tensor<D>> {
+        let Some(casts) = self.casts else { return self.pull(grad) };
+        let (own, sent) = (self.from.dtype(), casts.backward.unwrap_or(self.from.dtype()));
+        Ok(cast(self.pull(cast(grad, sent))?, own))
+    }
+
+    /// The gradient of the input, from the gradient of the output.
+    fn pull(&self, mut grad: Tensor<D>) -> Result<Tensor<D>> {
+        let call = &self.from.call_as(self.call.clone(), grad.dtype());
+        for (at, pullback) in self.pullbacks.iter().enumerate().rev() {
+            // A mesh dimension that takes two steps varies after the last.
+            let later = &self.pullbacks[at + 1..];
+            let is_last = !later.iter().any(|later| later.mesh_dims.iter().any(|dim| pullback.mesh_dims.contains(dim)));
+            let varying = is_last && pullback.mesh_dims.iter().all(|dim| self.varying.contains(dim));
+            grad = pullback.apply(call, grad, varying)?;
+        }
+        if let Some(Sum { comm, place, .. }) = &self.sum {
+            grad = all_reduce_sum(comm, &call.clone().with_forward_index(*place), grad)?;
+        }
+        Ok(grad)
+    }
+
+    /// For a watch.
+    fn change(&self, phase: Phase) -> LayoutChange {
+        let (from, to) = (self.from.layout(), self.route.end(self.from.layout()));
+        let backward = phase == Phase::Backward;
+        let (from, to) = if backward { (to, from) } else { (from, to) };
+        let names = self.from.mesh().names();
+        let summed = self.varying.iter().chain(self.sum.iter().flat_map(|sum| &sum.mesh_dims));
+        LayoutChange {
+            origin: self.origin.clone(),
+            from: from.clone(),
+            to: to.clone(),
+            summed: summed.filter(|_| backward).map(|&dim| names[dim].clone()).collect(),
+            shape: self.from.shape().to_vec(),
+            phase,
+        }
+    }
+}

@@ -1,0 +1,337 @@
+//! [`Inventory`]: every parameter of a model, found before any of them is placed, and what is beside them.
+
+use std::collections::{HashMap, HashSet};
+
+use burn::module::{Module, ModuleVisitor, Param, ParamId, Reparameterization, Reparameterizer};
+use burn::tensor::{Bool, DType, Device, Int, Tensor};
+use itertools::Itertools;
+
+use super::ParamError;
+use super::adapter;
+use super::distributed::{DistributedParameter, take_visited};
+use super::lazy::undrawn;
+use super::shard_marker::ShardMarker;
+use super::states::copying;
+use super::unit_name::UnitName;
+use crate::pattern::PathPattern;
+
+/// The float parameters of a model, and its buffers, in burn's order.
+#[derive(Default)]
+pub(crate) struct ModelScan {
+    path: Vec<String>,
+    /// For each part of the path, the type of the module it is a field of.
+    owners: Vec<String>,
+    /// The tensor visited last: a parameter if a reparameterization follows, else a buffer.
+    last: Option<ScannedParam>,
+    pub(crate) params: Vec<ScannedParam>,
+    pub(crate) buffers: Vec<Buffer>,
+    /// Parameters with a reparameterization of another kind, and its name.
+    pub(super) foreign: Vec<(Vec<String>, String)>,
+}
+
+/// What is beside the float parameters.
+pub(crate) struct Buffer {
+    pub(crate) path: Vec<String>,
+    /// Whether it is a `RunningState`, which is written in place and shared by clones; else it is an int or
+    /// bool parameter.
+    pub(crate) running: bool,
+}
+
+/// A float parameter.
+pub(crate) struct ScannedParam {
+    id: ParamId,
+    pub(crate) path: Vec<String>,
+    owners: Vec<String>,
+    /// Shape of the stored value.
+    pub(crate) shape: Vec<usize>,
+    pub(crate) dtype: DType,
+    pub(super) device: Device,
+    /// Whether its values are not drawn yet.
+    pub(crate) lazy: bool,
+    /// How an earlier call distributed it.
+    pub(crate) distributed: Option<DistributedParameter>,
+    /// Whether it has an adapter (LoRA).
+    pub(crate) adapted: bool,
+}
+
+impl ModelScan {
+    pub(crate) fn of<M: Module>(model: &M) -> Self {
+        let mut inventory = Self::default();
+        take_visited();
+        copying(|| model.clone().apply_reparameterization(Marker)).visit(&mut inventory);
+        inventory.replace_last(None);
+        inventory
+    }
+
+    /// Whether the model has `RunningState`s.
+    pub(crate) fn has_running(&self) -> bool {
+        self.buffers.iter().any(|buffer| buffer.running)
+    }
+
+    /// Makes `next` the tensor visited last: no reparameterization has followed the one before.
+    fn replace_last(&mut self, next: Option<ScannedParam>) {
+        let before = std::mem::replace(&mut self.last, next);
+        self.buffers.extend(before.map(|ScannedParam { path, .. }| Buffer { path, running: true }));
+    }
+
+    /// An int or bool parameter is here.
+    fn note_unowned(&mut self) {
+        if self.owners.last().is_some_and(|owner| owner == ShardMarker::OWNER) {
+            return;
+        }
+        self.replace_last(None);
+        self.buffers.push(Buffer { path: self.path.clone(), running: false });
+    }
+
+    /// Paths of the modules that hold parameters.
+    pub(crate) fn modules(&self) -> Vec<String> {
+        let outermost_first = |found: &ScannedParam| found.modules().collect_vec().into_iter().rev();
+        self.params.iter().flat_map(outermost_first).unique().collect()
+    }
+
+    /// Checks that all parameters but those `ignored` can be distributed.
+    ///
+    /// # Errors
+    /// [`ParamError::Tied`] for two that are clones of one, unless both are ignored;
+    /// [`ParamError::Reparameterized`].
+    pub(crate) fn check(&self, ignored: impl Fn(&str) -> bool) -> Result<(), ParamError> {
+        let mut first = HashMap::new();
+        let pairs = self.params.iter().filter_map(|found| {
+            let other = first.insert(found.id, found)?;
+            Some((other.path(), found.path()))
+        });
+        if let Some((param, other)) = pairs.into_iter().find(|(one, other)| !(ignored(one) && ignored(other))) {
+            return Err(ParamError::Tied { param, other });
+        }
+        let mut foreign = self.foreign.iter().map(|(path, name)| (path.join("."), name.clone()));
+        match foreign.find(|(path, _)| !ignored(path)) {
+            Some((param, name)) => Err(ParamError::Reparameterized { param, name }),
+            None => Ok(()),
+        }
+    }
+
+    /// Checks that no parameter has an adapter.
+    ///
+    /// # Errors
+    /// [`ParamError::Reparameterized`].
+    pub(crate) fn check_not_adapted(&self) -> Result<(), ParamError> {
+        match self.params.iter().find(|found| found.adapted) {
+            Some(found) => Err(found.reparameterized()),
+            None => Ok(()),
+        }
+    }
+
+    /// Checks that adapters can be distributed with their parameters, but for those of parameters that are `ignored`.
+    /// Returns the paths of all that have one, if there are any to distribute.
+    ///
+    /// # Errors
+    /// [`ParamError::Reparameterized`] for an adapter of a quantized parameter, and [`ParamError::AdaptedBeside`] where
+    /// something else than burn's adapters is attached to parameters.
+    pub(crate) fn adapted(&self, ignored: impl Fn(&str) -> bool) -> Result<HashSet<String>, ParamError> {
+        // What is distributed has its adapter where it belongs.
+        let burns = self.params.iter().filter(|found| found.adapted && found.distributed.is_none()).collect_vec();
+        let Some(first) = burns.iter().find(|found| !ignored(&found.path())) else { return Ok(HashSet::new()) };
+        if let Some(quantized) = burns.iter().find(|found| !found.dtype.is_float() && !ignored(&found.path())) {
+            return Err(quantized.reparameterized());
+        }
+        let mut distributed = self.params.iter().filter(|found| found.distributed.is_some());
+        let other = self.foreign.first().map(|(path, name)| (path.join("."), name.clone()));
+        let other = other.or_else(|| Some((distributed.next()?.path(), DistributedParameter::NAME.into())));
+        match other {
+            Some((other, name)) => Err(ParamError::AdapterConflict { param: first.path(), other, name }),
+            None => Ok(burns.iter().map(|found| found.path()).collect()),
+        }
+    }
+
+    /// Checks that every pattern matches a module.
+    ///
+    /// # Errors
+    /// [`ParamError::NoMatch`].
+    pub(crate) fn check_modules<'a>(
+        &self,
+        patterns: impl IntoIterator<Item = &'a PathPattern>,
+    ) -> Result<(), ParamError> {
+        matched(patterns, "module", &self.modules())
+    }
+
+    /// Checks that every pattern matches a parameter.
+    ///
+    /// # Errors
+    /// [`ParamError::NoMatch`].
+    pub(crate) fn check_params(&self, patterns: &[PathPattern]) -> Result<(), ParamError> {
+        matched(patterns, "parameter", &self.paths())
+    }
+
+    /// Checks that every pattern matches a module or a parameter; the empty one is the model.
+    ///
+    /// # Errors
+    /// [`ParamError::NoMatch`].
+    pub(crate) fn check_any<'a>(&self, patterns: impl IntoIterator<Item = &'a PathPattern>) -> Result<(), ParamError> {
+        let named = patterns.into_iter().filter(|pattern| !pattern.matches(""));
+        matched(named, "module or parameter", &[self.modules(), self.paths()].concat())
+    }
+
+    /// Checks that every pattern matches one of the paths of what there is.
+    ///
+    /// # Errors
+    /// [`ParamError::NoMatch`].
+    pub(crate) fn check_paths<'a>(
+        patterns: impl IntoIterator<Item = &'a PathPattern>,
+        what: &'static str,
+        present: &[String],
+    ) -> Result<(), ParamError> {
+        matched(patterns, what, present)
+    }
+
+    /// Paths of the parameters, those that cannot be distributed too.
+    pub(super) fn paths(&self) -> Vec<String> {
+        self.foreign.iter().map(|(path, _)| path.join(".")).chain(self.params.iter().map(ScannedParam::path)).collect()
+    }
+}
+
+impl ScannedParam {
+    fn reparameterized(&self) -> ParamError {
+        ParamError::Reparameterized { param: self.path(), name: adapter::NAME.into() }
+    }
+
+    pub(crate) fn path(&self) -> String {
+        self.path.join(".")
+    }
+
+    /// Shape of the parameter, of which a part may be stored.
+    pub(crate) fn global_shape(&self) -> &[usize] {
+        self.distributed.as_ref().map_or(&self.shape, |param| &param.info().shape)
+    }
+
+    /// Path of what is so many parts above it: 0 is the parameter, 1 its layer.
+    pub(crate) fn ancestor(&self, above: usize) -> String {
+        self.path[..self.path.len() - above].join(".")
+    }
+
+    /// Paths of the modules that hold it, innermost first, without the model itself.
+    fn modules(&self) -> impl Iterator<Item = String> + '_ {
+        (1..self.path.len()).map(|above| self.ancestor(above))
+    }
+
+    /// The type of the struct that holds what is `above` parts above the parameter as a field: of
+    /// 0 its layer, of 1 the module around the layer.
+    pub(crate) fn owner(&self, above: usize) -> Option<&str> {
+        let at = self.owners.len().checked_sub(above + 1)?;
+        self.owners[at].strip_prefix("Struct:")
+    }
+
+    /// Path of the module of the unit it is in, being distributed as `param`; `None` if that module is not in
+    /// the model, but around it.
+    pub(crate) fn module(&self, param: &DistributedParameter) -> Option<String> {
+        let module = self.path.len().checked_sub(param.info().depth)?;
+        Some(self.path[..module].join("."))
+    }
+
+    /// The unit of the innermost module that is in one, or else that of the model; and the path parts from that module
+    /// down to the parameter.
+    pub(crate) fn unit(&self, unit_of: impl Fn(&str) -> Option<UnitName>) -> (UnitName, usize) {
+        let taken = self.modules().find_map(|module| Some((unit_of(&module)?, module)));
+        let (unit, module) = taken.unwrap_or_else(|| (UnitName::of(""), String::new()));
+        let depth = self.path.len() - module.split('.').filter(|part| !part.is_empty()).count();
+        (unit, depth)
+    }
+}
+
+/// Checks that every pattern matches one of `present`.
+fn matched<'a>(
+    patterns: impl IntoIterator<Item = &'a PathPattern>,
+    what: &'static str,
+    present_paths: &[String],
+) -> Result<(), ParamError> {
+    let mut patterns = patterns.into_iter();
+    let Some(pattern) = patterns.find(|pattern| !present_paths.iter().any(|path| pattern.matches(path))) else {
+        return Ok(());
+    };
+    let list = present_paths.iter().map(|path| format!("`{path}`")).join(", ");
+    let present = if list.is_empty() { "none".into() } else { list };
+    let near_path = pattern.nearest(present_paths).cloned();
+    Err(ParamError::NoMatch { pattern: pattern.text().into(), what, near_path, present })
+}
+
+/// Marks parameters. burn shows visitors buffers (`RunningState`) and parameters alike, but only a
+/// parameter keeps a reparameterization.
+#[derive(Module, Debug)]
+struct Marker;
+
+impl Reparameterization for Marker {
+    const NAME: &'static str = "parameter";
+
+    fn apply<const D: usize>(&self, base: Tensor<D>) -> Tensor<D> {
+        base
+    }
+}
+
+impl Reparameterizer for Marker {
+    type Reparam = Marker;
+
+    fn reparameterize<const D: usize>(
+        &mut self,
+        _: &str,
+        param: Param<Tensor<D>>,
+    ) -> (Param<Tensor<D>>, Option<Marker>) {
+        (param, Some(Marker))
+    }
+}
+
+impl ModuleVisitor for ModelScan {
+    fn enter_module(&mut self, name: &str, owner: &str) {
+        // What follows a parameter is its own reparameterization, and nothing else is of this type.
+        if owner == adapter::REPARAMETERIZATION {
+            match (self.last.take(), name) {
+                (Some(param), Marker::NAME | DistributedParameter::NAME) => self.params.push(param),
+                (Some(param), adapter::NAME) => self.params.push(ScannedParam { adapted: true, ..param }),
+                (Some(param), _) => self.foreign.push((param.path, name.into())),
+                // Of a distributed parameter it comes after what distributes it.
+                (None, adapter::NAME) => {
+                    self.params.iter_mut().last().into_iter().for_each(|param| param.adapted = true)
+                }
+                (None, _) => {}
+            }
+        }
+        self.path.push(name.into());
+        self.owners.push(owner.into());
+    }
+
+    fn exit_module(&mut self, name: &str, owner: &str) {
+        self.path.pop();
+        self.owners.pop();
+        if (name, owner) == (DistributedParameter::NAME, adapter::REPARAMETERIZATION)
+            && let (Some(param), Some(visited)) = (self.params.last_mut(), take_visited())
+        {
+            param.distributed = Some(visited);
+        }
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let value = match param.is_initialized() {
+            true => param.base(),
+            // Reading it would draw its values.
+            false => undrawn(param.clone()).base(),
+        };
+        let (path, owners) = (self.path.clone(), self.owners.clone());
+        self.replace_last(Some(ScannedParam {
+            id: param.id,
+            path,
+            owners,
+            shape: value.shape().to_vec(),
+            dtype: value.dtype(),
+            device: value.device(),
+            lazy: !param.is_initialized(),
+            distributed: None,
+            adapted: false,
+        }));
+    }
+
+    fn visit_int<const D: usize>(&mut self, _: &Param<Tensor<D, Int>>) {
+        self.note_unowned();
+    }
+
+    fn visit_bool<const D: usize>(&mut self, _: &Param<Tensor<D, Bool>>) {
+        self.note_unowned();
+    }
+}
