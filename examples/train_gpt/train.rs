@@ -101,10 +101,10 @@ pub fn train(settings: &Settings, initial: &Gpt, world: &World) -> Result<Outcom
 
 /// Gathers so many blocks before they are needed: of each, those after it in forward, and those before it in backward.
 fn prefetch(model: &Gpt, blocks: usize) -> Result<()> {
-    let all: Vec<FsdpModule> = model.blocks().iter().map(units).collect::<Result<_>>()?;
+    let all: Vec<FsdpModule> = model.blocks().iter().map(FsdpModule::of).collect::<Result<_>>()?;
     let after = |at: usize| all[at..].iter().take(blocks).cloned();
     // The first ones follow the embeddings, which are the root's.
-    units(model)?.own().set_forward_prefetch(after(0));
+    FsdpModule::of(model)?.own().set_forward_prefetch(after(0));
     for (at, block) in all.iter().enumerate() {
         block.set_forward_prefetch(after(at + 1));
         block.set_backward_prefetch(all[..at].iter().rev().take(blocks).cloned());

@@ -4,7 +4,7 @@ use burn::lr_scheduler::cosine::CosineAnnealingLrSchedulerConfig;
 use burn::lr_scheduler::module_lr_scheduler::ModuleLrScheduler;
 use burn::optim::{GradientsAccumulator, GradientsParams};
 use burn::prelude::*;
-use burn_dtensor::fsdp::units;
+use burn_dtensor::fsdp::FsdpModule;
 use burn_dtensor::optim::ema;
 use burn_dtensor::prelude::*;
 

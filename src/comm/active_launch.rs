@@ -9,11 +9,11 @@ use std::sync::{Arc, Once};
 
 use parking_lot::Mutex;
 
-use super::ledger_history::LedgerHistory;
-use super::rank_outcome::first;
 use super::backend::{Backend, worlds};
 use super::flight::{ExitKind, FirstFailure, ProgramExit};
+use super::ledger_history::LedgerHistory;
 use super::rank_context;
+use super::rank_outcome::first;
 
 unsafe extern "C" {
     /// Of C's standard library: calls `function` on the thread that ends the process, while all others run.

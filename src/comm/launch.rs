@@ -7,16 +7,16 @@ use std::{env, thread};
 
 use burn::tensor::Device;
 
-use super::ledger_history::LedgerHistory;
-use super::rank_outcome::RankOutcome;
-use super::backend::{Backend, ProcessOptions, RemoteOutcome, last, worlds};
 use super::active_launch::ActiveLaunch;
+use super::backend::{Backend, ProcessOptions, RemoteOutcome, last, worlds};
 use super::flight::{LaunchStart, RankTrace};
-use super::rank_context::{self, RankContext};
 use super::launcher;
+use super::ledger_history::LedgerHistory;
 use super::local::HostBackend;
 #[cfg(feature = "mpi")]
 use super::process::ProcessJob;
+use super::rank_context::{self, RankContext};
+use super::rank_outcome::RankOutcome;
 use super::{LaunchError, RankReport, StartError, World};
 use crate::{Error, Result, memory};
 

@@ -43,51 +43,48 @@
 //! | `rank`, `seq` | this rank, and the place among the group's collectives |
 //! | `waiting_ns`, `moving_ns`, `last` | once waited for: how long, then making the result, and the rank that came last |
 
+mod active_launch;
 mod arguments;
-mod ledger_history;
+pub mod backend;
 mod call;
 mod collectives;
 mod communicator;
-mod pack_stats;
-pub mod transport;
-mod timing;
 mod digests;
-mod rank_outcome;
-pub mod backend;
 mod error;
-mod active_launch;
 pub mod flight;
 mod group;
 mod groups;
-mod rank_context;
 mod launch;
 mod launcher;
 mod ledger;
+mod ledger_history;
 mod local;
 #[cfg(feature = "mpi")]
 mod mpi;
 mod op;
+mod pack_stats;
 mod panic;
 mod plan;
 mod process;
 mod rank;
+mod rank_context;
+mod rank_outcome;
 mod replicated;
 mod report;
 mod tensors;
+mod timing;
 mod trace;
+pub mod transport;
 mod turn;
 mod work;
 mod world;
 
+pub use backend::ReceivedTensors;
 pub use call::{Call, Phase, ShardedModel};
 pub use communicator::Communicator;
-pub use pack_stats::PackStats;
-pub use timing::{OpTiming, TransferTiming};
 pub use digests::{Digests, Divergence};
-pub use backend::ReceivedTensors;
 pub use error::CommError;
 pub use group::Group;
-pub(crate) use rank_context::{is_rank, note_unwinding, rank_of_thread};
 pub use launch::{Launch, launch};
 pub use launcher::StartError;
 pub use ledger::{
@@ -96,12 +93,15 @@ pub use ledger::{
 };
 pub(crate) use ledger::{CopyDirection, listen};
 pub use op::{CollectiveId, Op};
+pub use pack_stats::PackStats;
 pub(crate) use panic::{error_behind, explain_panics_by};
 pub use plan::CollectivePlan;
 pub use process::ProcessJob;
+pub(crate) use rank_context::{is_rank, note_unwinding, rank_of_thread};
 pub use replicated::ReplicatedValue;
 pub use report::{LaunchError, RankReport};
 pub use tensors::{Factor, ReduceOp, ShardedTensor, TensorMeta};
+pub use timing::{OpTiming, TransferTiming};
 pub(crate) use turn::in_turn;
 pub use work::Work;
 pub use world::World;

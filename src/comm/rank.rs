@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use burn::tensor::Device;
 
-use super::ledger_history::LedgerHistory;
 use super::backend::{Backend, Failure};
+use super::ledger_history::LedgerHistory;
 use super::rank_context::RankContext;
 use super::{CommError, Ledger, Op};
 

@@ -8,8 +8,8 @@ use std::time::Duration;
 use burn::tensor::Device;
 use parking_lot::Mutex;
 
-use super::ledger_history::LedgerHistory;
 use super::backend::{Backend, ShrunkWorld};
+use super::ledger_history::LedgerHistory;
 use super::rank::Rank;
 use super::{Call, CommError, Communicator, Group, Ledger, in_turn};
 use crate::{Error, Result};

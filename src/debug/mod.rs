@@ -34,17 +34,17 @@
 //! | how many all-gathers went on meanwhile | [`Timeline::overlap`] |
 //! | all collectives of a rank, watched or not | [`Ledger`](crate::comm::Ledger) |
 
-mod counts;
-mod layout;
+mod comm_counts;
+mod comm_trace;
+mod model_sharding;
 mod overlap;
 mod page;
 mod parameter;
 mod timeline;
-mod watched;
 
 pub use crate::watch::{CallSite, LayoutChange};
-pub use counts::{CommCount, CommCounts};
-pub use layout::{ModelSharding, visualize_model};
+pub use comm_counts::{CommCount, CommCounts};
+pub use comm_trace::{CommTrace, TracedCollective, TracedLayoutChange, trace_comm};
+pub use model_sharding::{ModelSharding, visualize_model};
 pub use overlap::Overlap;
 pub use timeline::{Timeline, chrome_trace, timeline_picture};
-pub use watched::{CommTrace, TracedCollective, TracedLayoutChange, trace_comm};

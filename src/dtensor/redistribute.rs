@@ -6,8 +6,8 @@ use burn::tensor::Tensor;
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
-use super::redistribute_cache::RedistributeTarget;
 use super::local::{as_float, is_tracked};
+use super::redistribute_cache::RedistributeTarget;
 use super::redistribute_plan::RedistributePlan;
 use super::{DTensor, Kind, MeshDims};
 use crate::Result;

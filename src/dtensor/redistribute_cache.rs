@@ -7,8 +7,8 @@ use parking_lot::Mutex;
 use smallvec::SmallVec;
 
 use super::local::{as_float, is_tracked};
-use super::vjp::MeshDims;
 use super::redistribute_plan::{RedistributePlan, SavedForBackward};
+use super::vjp::MeshDims;
 use super::{DTensorSpec, Kind};
 use crate::Result;
 

@@ -23,7 +23,7 @@ use crate::watch::CallSite;
 /// launch(Launch::threads(2), |world| {
 ///     let mesh = DeviceMesh::new(world, [2], ["dp"])?;
 ///     let x = Tensor::<2>::ones([4, 3], &world.device().clone().autodiff()).require_grad();
-///     let x = DTensor::distribute_local(x, &mesh, &[Shard(0)])?;
+///     let x = DTensor::distribute_replicated(x, &mesh, &[Shard(0)])?;
 ///     // Half the bytes both ways; gradients are f32 again at their end.
 ///     let whole = Redistribute::to(&[Replicate])
 ///         .forward_dtype(FloatDType::BF16)

@@ -11,8 +11,8 @@ use parking_lot::Mutex;
 use smallvec::SmallVec;
 
 use super::local::{associate, cast, is_tracked};
-use super::vjp::{MeshDims, StepVjp, all_reduce_sum};
 use super::step::{PendingStep, PlannedStep};
+use super::vjp::{MeshDims, StepVjp, all_reduce_sum};
 use super::{DTensorSpec, Kind};
 use crate::Result;
 use crate::autodiff::{self, BackwardStep, GraphOp};

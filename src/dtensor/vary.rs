@@ -12,8 +12,8 @@ use std::sync::Arc;
 use burn::tensor::Tensor;
 
 use super::redistribute_cache::{MakeVarying, RedistributeCache, SharedCache, VaryingRecipe};
-use super::vjp::MeshDims;
 use super::spec::mesh_dim_name;
+use super::vjp::MeshDims;
 use super::{DTensor, DTensorError, Kind};
 use crate::Result;
 use crate::placement::{Layout, Placement};

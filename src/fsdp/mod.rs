@@ -81,7 +81,7 @@
 //! # #[derive(Module, Debug)]
 //! # struct Block { router: Linear, experts: Experts }
 //! fn shard(mut block: Block, mesh: &DeviceMesh) -> Result<Block> {
-//!     let by_expert = Plan::new().with("*", Style::placed(Placement::Shard(0)));
+//!     let by_expert = Plan::new().with_style("*", Style::placed(Placement::Shard(0)));
 //!     block.experts = parallelize(block.experts, &mesh.slice("ep")?, by_expert)?;
 //!     fully_shard(block, mesh, FullyShard::new().shard_over(["efsdp", "ep"]))
 //! }

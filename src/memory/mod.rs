@@ -4,7 +4,6 @@
 //! memory which its unit takes back and fills again. What outlives the operation at hand, or is read by other
 //! ranks, is in memory that lasts.
 
-pub(crate) mod shared_memory;
 #[cfg(feature = "testing")]
 pub(crate) mod counted;
 mod crossing;
@@ -14,9 +13,10 @@ pub(crate) mod cube;
 mod digest;
 #[cfg(feature = "flex")]
 pub(crate) mod flex;
+mod host_pool;
 #[cfg(feature = "cube")]
 mod reading;
-mod host_pool;
+pub(crate) mod shared_memory;
 mod uninit;
 
 #[cfg(feature = "flex")]

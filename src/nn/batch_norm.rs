@@ -35,7 +35,7 @@ use crate::placement::Placement;
 ///     let norm: BatchNorm = parallelize(BatchNormConfig::new(1).init(&device), &mesh, Plan::new())?;
 ///     // Three rows: two on the first rank, one on the other.
 ///     let x = Tensor::<2>::from_floats([[1.0], [2.0], [6.0]], &device);
-///     let y = norm.forward_dtensor(DTensor::distribute_local(x, &mesh, &[Placement::Shard(0)])?);
+///     let y = norm.forward_dtensor(DTensor::distribute_replicated(x, &mesh, &[Placement::Shard(0)])?);
 ///     assert_eq!(y.placements(), [Placement::Shard(0)]);
 ///     let mean = norm.running_mean.value_sync().into_scalar::<f32>();
 ///     assert!((mean - 0.3).abs() < 1e-6); // momentum 0.1, of the mean of all three

@@ -26,7 +26,7 @@
 //!     let mesh = DeviceMesh::new(world, [2], ["tp"])?;
 //!     let device = world.device().clone().autodiff();
 //!     let mlp = Mlp { up: LinearConfig::new(8, 32).init(&device), down: LinearConfig::new(32, 8).init(&device) };
-//!     let plan = Plan::new().with("up", Style::colwise()).with("down", Style::rowwise());
+//!     let plan = Plan::new().with_style("up", Style::colwise()).with("down", Style::rowwise());
 //!     let mlp = parallelize(mlp, &mesh, plan)?;
 //!     let x = DTensor::ones([4, 5, 8], &mesh, &[Placement::Replicate], &device)?;
 //!     let y = mlp.forward(x); // one all-reduce

@@ -55,7 +55,7 @@ use crate::placement::Layout;
 ///     let mesh = DeviceMesh::new(world, [2, 2], ["dp", "tp"])?;
 ///     let device = world.device().clone().autodiff();
 ///     let mlp = Mlp { up: LinearConfig::new(8, 32).init(&device), down: LinearConfig::new(32, 8).init(&device) };
-///     let plan = Plan::new().with("up", Style::colwise()).with("down", Style::rowwise());
+///     let plan = Plan::new().with_style("up", Style::colwise()).with("down", Style::rowwise());
 ///     let mlp = parallelize(mlp, &mesh.slice("tp")?, plan)?;
 ///     assert_eq!(mlp.up.weight.base().dims(), [8, 16]);
 ///     let mlp = fully_shard(mlp, &mesh.slice("dp")?, FullyShard::new())?;

@@ -72,8 +72,8 @@ impl Plan {
     /// use burn_dtensor::parallel::{Plan, Style};
     ///
     /// // The sequence is cut over `cp`, features over `tp`: for a mesh such as (cp=2, tp=4).
-    /// let tensor = Plan::new().with("**.up", Style::colwise()).with("**.down", Style::rowwise());
-    /// let context = Plan::new().with("**", Style::sequence_parallel());
+    /// let tensor = Plan::new().with_style("**.up", Style::colwise()).with("**.down", Style::rowwise());
+    /// let context = Plan::new().with_style("**", Style::sequence_parallel());
     /// let plan = Plan::new().on("tp", tensor).on("cp", context);
     /// ```
     #[must_use]

@@ -8,10 +8,10 @@ use burn::tensor::{DType, Shape};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
-use super::buffer::UnshardedParams;
-use super::unit_pass::{Reduced, UnitPass};
 use super::precision::cast;
 use super::recompute::context;
+use super::storage::UnshardedParams;
+use super::unit_pass::{Reduced, UnitPass};
 use crate::autodiff::{self, BackwardStep, GraphOp, Retain};
 use crate::dtensor::MeshDims;
 

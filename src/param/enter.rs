@@ -7,13 +7,13 @@ use smallvec::SmallVec;
 
 use super::ParamError;
 use super::io::TensorTree;
-use super::unit_stack::{self, UnitEntry, UnitGuard};
 use super::precision::cast;
 use super::prefetch::prefetch;
 use super::replaced::check_not_replaced;
 use super::scope::{ForwardScope, sweep_passes};
 use super::shards::LocalShards;
 use super::unit::Unit;
+use super::unit_stack::{self, UnitEntry, UnitGuard};
 use super::visit::{Visited, walk};
 use crate::Result;
 use crate::error::OrUnwind;

@@ -5,9 +5,9 @@ use std::sync::{Arc, Weak};
 use burn::module::Module;
 use burn::tensor::Tensor;
 
-use super::control::RuntimeOptions;
 use super::custom::{AllReduceHook, Collectives, ReducedGradients, UnitCollectives};
 use super::enter::Scoped;
+use super::runtime_options::RuntimeOptions;
 use super::scope::{give_up_backward, is_gathered_again};
 use super::unit::Unit;
 use super::{ParamError, ReshardAfterForward};

@@ -7,9 +7,9 @@ use itertools::Itertools;
 
 use super::ParamError;
 use super::adapter;
+use super::buffers::{sync_buffers, unshared};
 use super::read::open_gathered;
 use super::replaced::check_not_replaced;
-use super::running::{sync_buffers, unshared};
 use super::shards::LocalShards;
 use super::visit::{Visited, walk};
 use crate::Result;

@@ -6,8 +6,8 @@ use burn::backend::ops::FloatTensorOps;
 use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
 use burn::tensor::Slice;
 
-use super::pending_all_gather::{CopyIn, PendingAllGather};
 use super::offload::CpuOffload;
+use super::pending_all_gather::{CopyIn, PendingAllGather};
 use super::plan_cache::UnitCollectiveKind;
 use super::unit::{DataParallelGroups, Unit};
 use crate::comm::{Call, Communicator};

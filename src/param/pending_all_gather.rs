@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use burn::backend::DispatchTensor;
 
-use super::buffer::SharedWeights;
 use super::offload::CpuOffload;
 use super::shards::LocalShardsId;
+use super::storage::SharedWeights;
 use crate::comm::{CommError, OpTiming, Work};
 
 /// The result of an all-gather, there or on its way.

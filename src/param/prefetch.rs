@@ -12,8 +12,8 @@
 
 use std::sync::{Arc, Weak};
 
-use super::unit_stack;
 use super::unit::Unit;
+use super::unit_stack;
 
 /// `unit` is gathered for forward: gathers what comes next.
 pub(super) fn prefetch(unit: &Arc<Unit>) {

@@ -7,11 +7,11 @@ use burn::module::Reparameterization;
 use burn::tensor::Tensor;
 
 use super::distributed::DistributedParameter;
-use super::unit_stack::{self, UnitGuard};
 use super::prefetch::prefetch;
 use super::scope::{ForwardScope, ScopeOptions, sweep_passes};
 use super::shards::LocalShards;
 use super::unit::{Kept, Unit};
+use super::unit_stack::{self, UnitGuard};
 use crate::dtensor::{DTensor, DTensorSpec};
 use crate::error::OrUnwind;
 use crate::placement::Placement;

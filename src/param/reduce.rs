@@ -17,15 +17,15 @@ use burn::backend::ops::FloatTensorOps;
 use burn::backend::{Dispatch, DispatchDevice, DispatchTensor, TensorMetadata};
 use burn::tensor::{DType, Device, Scalar, Tensor, TensorData};
 
-use super::control::GradientDivideFactors;
+use super::accumulated_grads;
 use super::custom::AllReduceHook;
 use super::events::{EventKind, ShardedState, TrainingState, done, happened};
 use super::plan_cache::UnitCollectiveKind;
 use super::precision::cast;
+use super::replica_check::PendingDigests;
+use super::runtime_options::GradientDivideFactors;
 use super::trained::Trained;
 use super::unit::{DataParallelGroups, Unit};
-use super::replica_check::PendingDigests;
-use super::accumulated_grads;
 use crate::comm::{Call, CommError, Digests, Op, OpTiming, Phase, ReduceOp, Work};
 use crate::memory::ToHost;
 
@@ -320,7 +320,10 @@ impl GradReducer {
         if !self.all_reduce {
             let grads = without_unused(reduced, flags, &self.used);
             waiting.add(accumulated_grads::GradStage::Scattered, &self.trained.leaves, grads);
-            return Ok(Advanced::PutOff(PutOff { stage: accumulated_grads::GradStage::Scattered, trained: self.trained }));
+            return Ok(Advanced::PutOff(PutOff {
+                stage: accumulated_grads::GradStage::Scattered,
+                trained: self.trained,
+            }));
         }
         let mut sums: Vec<_> = reduced.into_iter().map(Some).collect();
         let has_waited = waiting.take(accumulated_grads::GradStage::Scattered, &self.trained.leaves, &mut sums);

@@ -21,8 +21,8 @@ use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::{Device, Tensor};
 
 use super::backward_nodes::nothing;
-use super::unit_pass::BackwardScheduler;
 use super::unit::{FEW_PASSES, Unit};
+use super::unit_pass::BackwardScheduler;
 use crate::autodiff::{self, BackwardStep, GraphOp};
 
 /// A node of which only the backward counts. Parent: a pass's own leaf.

@@ -6,7 +6,7 @@ use burn::backend::autodiff::NodeId;
 use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::DType;
 
-use super::buffer::{ShardGatherer, zeros_of};
+use super::storage::{ShardGatherer, zeros_of};
 use super::unit::Unit;
 
 /// The trained parameters of one forward through a unit.

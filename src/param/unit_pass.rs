@@ -10,15 +10,15 @@ use burn::backend::autodiff::NodeId;
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
-use super::buffer::UnshardedParams;
+use super::accumulated_grads::GradStage;
 use super::events::{EventKind, TrainingState};
-use super::reduction_order::{OrderKey, ReductionOrder};
 use super::progress::Progress;
 use super::reduce::{Advanced, GradReducer, Issued, PutOff};
+use super::reduction_order::{OrderKey, ReductionOrder};
+use super::storage::UnshardedParams;
 use super::through::{Nodes, Through};
 use super::trained::Trained;
 use super::unit::Unit;
-use super::accumulated_grads::GradStage;
 use crate::Error;
 use crate::autodiff::BackwardId;
 

@@ -13,15 +13,15 @@ use std::thread;
 
 use burn::backend::{Dispatch, DispatchAutodiffContext, DispatchTensor, TensorMetadata};
 
-use super::buffer::UnshardedParams;
 use super::backward_nodes::{PreBackward, one_graph};
 use super::io::TensorTree;
-use super::unit_pass::UnitPass;
 use super::precision::cast;
 use super::recompute::context;
 use super::scope::{ForwardScope, ScopeOptions};
 use super::shards::LocalShards;
+use super::storage::UnshardedParams;
 use super::unit::Unit;
+use super::unit_pass::UnitPass;
 use crate::autodiff;
 use crate::error::OrUnwind;
 

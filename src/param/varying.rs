@@ -7,8 +7,8 @@ use parking_lot::Mutex;
 use smallvec::SmallVec;
 
 use super::backward_nodes::PartialGradParamNode;
-use super::unit_pass::UnitPass;
 use super::shards::plain;
+use super::unit_pass::UnitPass;
 use crate::autodiff::{self, Retain};
 use crate::dtensor::MeshDims;
 

@@ -18,8 +18,8 @@ use std::sync::atomic::Ordering;
 
 use burn::backend::DispatchTensor;
 
-use super::unit::{DataParallelGroups, Unit, UnitParam};
 use super::replica_check::{CheckedPass, PendingDigests};
+use super::unit::{DataParallelGroups, Unit, UnitParam};
 use crate::comm::{Communicator, Digests, ReplicatedValue};
 use crate::memory;
 

@@ -47,7 +47,7 @@ macro_rules! __mesh_test_on_processes {
         fn processes() {
             let test = $crate::testing::MeshTest::new($shape, $names);
             let ranks = test.ranks();
-            test.processes(ranks).run($body);
+            test.with_processes(ranks).run($body);
         }
     };
 }

@@ -34,7 +34,7 @@ impl GraphDepth {
 ///
 /// let depths = MeshTest::new([2], ["dp"]).run(|mesh| {
 ///     let leaf = Tensor::<2>::ones([3, 4], &mesh.device().clone().autodiff()).require_grad();
-///     let x = DTensor::distribute_local(leaf, mesh, &[Shard(0)])?;
+///     let x = DTensor::distribute_replicated(leaf, mesh, &[Shard(0)])?;
 ///     let (y, depth) = graph_depth(x.exp().log());
 ///     assert_eq!(depth.get(), None);
 ///     y.sum().full_tensor()?.backward();

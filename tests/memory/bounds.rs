@@ -20,7 +20,7 @@ use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::GradientsParams;
 use burn::tensor::{DType, Device, Tensor};
-use burn_dtensor::fsdp::units;
+use burn_dtensor::fsdp::FsdpModule;
 use burn_dtensor::prelude::*;
 
 use crate::hook::in_backward;
@@ -122,8 +122,8 @@ const FSDP: Case = Case {
 
 /// Has each unit name the two that come next, forward and back.
 fn prefetch_two(net: &Net) -> Result<()> {
-    let blocks = net.blocks.iter().map(units).collect::<Result<Vec<_>>>()?;
-    let order: Vec<_> = std::iter::once(units(net)?.own()).chain(blocks).collect();
+    let blocks = net.blocks.iter().map(FsdpModule::of).collect::<Result<Vec<_>>>()?;
+    let order: Vec<_> = std::iter::once(FsdpModule::of(net)?.own()).chain(blocks).collect();
     for (at, unit) in order.iter().enumerate() {
         unit.set_forward_prefetch(order[at + 1..].iter().take(2).cloned().collect::<Vec<_>>());
         // Backward comes to the root first.

@@ -2,8 +2,8 @@
 
 use burn::backend::DispatchTensor;
 
-use crate::comm::communicator::bytes;
 use crate::comm::backend::{CallSignature, ReceivedTensors};
+use crate::comm::communicator::bytes;
 use crate::comm::flight::Peer;
 use crate::comm::{Call, Communicator, Op, TensorMeta, Work, arguments};
 

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use burn::backend::DispatchTensor;
 
 use super::lists::all_for;
-use crate::comm::communicator::bytes;
 use crate::comm::backend::CallSignature;
+use crate::comm::communicator::bytes;
 use crate::comm::{Call, CollectivePlan, Communicator, Op, ReduceOp, TensorMeta, Work, arguments};
 use crate::placement::ShardSizes;
 

@@ -17,10 +17,10 @@ use std::fmt;
 
 use itertools::Itertools;
 
-use super::program_exit::{ExitKind, ProgramExit};
-use super::process_state::ProcessState;
 use super::merge::{BlockedWait, CollectiveTrace, LaunchTrace};
 use super::operation::Operation;
+use super::process_state::ProcessState;
+use super::program_exit::{ExitKind, ProgramExit};
 
 /// The rank at fault; displays as a line that names it.
 #[derive(Debug, Clone, PartialEq, Eq)]

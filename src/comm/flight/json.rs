@@ -5,11 +5,11 @@ use std::time::{Duration, UNIX_EPOCH};
 use itertools::Itertools;
 use serde_json::{Value, json};
 
-use super::program_exit::ExitKind;
 use super::fault::Fault;
-use super::process_state::ProcessState;
 use super::merge::{BlockedWait, LaunchTrace};
 use super::operation::Operation;
+use super::process_state::ProcessState;
+use super::program_exit::ExitKind;
 use super::read::RankTrace;
 use super::record::OpOutcome;
 

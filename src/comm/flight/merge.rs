@@ -8,8 +8,8 @@ use std::time::{Duration, SystemTime};
 use itertools::Itertools;
 
 use super::file;
-use super::process_state::ProcessState;
 use super::operation::Operation;
+use super::process_state::ProcessState;
 use super::read::{FlightError, RankTrace};
 use super::record::OpOutcome;
 use crate::comm::Op;

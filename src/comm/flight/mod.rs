@@ -44,16 +44,16 @@
 
 mod bytes;
 mod channels;
-mod program_exit;
 mod fault;
 mod file;
 mod fold;
 mod identity;
 mod json;
 mod layout;
-mod process_state;
 mod merge;
 mod operation;
+mod process_state;
+mod program_exit;
 mod read;
 mod record;
 mod recorder;
@@ -63,11 +63,11 @@ mod tests;
 mod text;
 mod words;
 
-pub use program_exit::{ExitKind, FirstFailure, ProgramExit};
 pub use fault::{Fault, FaultKind};
-pub use process_state::ProcessState;
 pub use merge::{BlockedWait, CollectiveTrace, LaunchTrace};
 pub use operation::Operation;
+pub use process_state::ProcessState;
+pub use program_exit::{ExitKind, FirstFailure, ProgramExit};
 pub use read::{FlightError, GroupTrace, RankTrace};
 pub use record::OpOutcome;
 pub(super) use record::{Peer, Posting};

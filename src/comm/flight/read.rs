@@ -6,13 +6,13 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use super::channels::{self, GroupRecord};
-use super::program_exit::ProgramExit;
 use super::file;
 use super::identity::Identity;
 use super::layout::header::{CHANNELS as CHANNELS_USED, CHECK, POSTED};
 use super::layout::{CHANNEL_WORDS, CHANNELS, END, END_WORDS, MAGIC, OPERATIONS, RECORD_WORDS, RECORDS, VERSION};
-use super::process_state::ProcessState;
 use super::operation::Operation;
+use super::process_state::ProcessState;
+use super::program_exit::ProgramExit;
 use super::record;
 use crate::comm::CollectiveId;
 

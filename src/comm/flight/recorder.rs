@@ -9,11 +9,11 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 use super::channels;
-use super::program_exit::ProgramExit;
 use super::file;
 use super::identity::Identity;
 use super::layout::header::{CHANNELS as CHANNELS_USED, POSTED};
 use super::layout::{CHANNEL_WORDS, CHANNELS, END, END_WORDS, OPERATIONS, RECORD_WORDS, RECORDS, WORDS};
+use super::program_exit::ProgramExit;
 use super::record::{self, Mark, OpOutcome, Posting};
 use super::words::Words;
 use crate::comm::{Group, Op, StartError};

@@ -3,10 +3,10 @@
 use std::fmt::{self, Write};
 use std::time::{Duration, SystemTime};
 
-use super::program_exit::ExitKind;
-use super::process_state::ProcessState;
 use super::merge::LaunchTrace;
 use super::operation::Operation;
+use super::process_state::ProcessState;
+use super::program_exit::ExitKind;
 use super::read::RankTrace;
 use super::record::OpOutcome;
 

@@ -8,18 +8,18 @@ use burn::backend::DispatchTensor;
 use super::channel::HostGroupBackend;
 use super::contribution::{CollectiveInputs, Contribution};
 use super::deferred_gather::{self, DeferredGather};
-use super::two_phase_all_reduce::TwoPhaseAllReduce;
-use super::shared_memory::SharedMemoryResult;
 use super::match_table::OpHandle;
-use super::shared_request::{Left, SharedRequest};
 use super::remote_group::{DataMode, RecipientData, RemoteGroup};
-use super::requests::{CollectiveRequest, OpHandleGuard};
 use super::rendezvous::Matched;
-use crate::comm::transport::SendStamp;
+use super::requests::{CollectiveRequest, OpHandleGuard};
+use super::shared_memory::SharedMemoryResult;
+use super::shared_request::{Left, SharedRequest};
+use super::two_phase_all_reduce::TwoPhaseAllReduce;
 use crate::comm::backend::{CallContext, CallSignature, Completed, PostResult, Request};
-use crate::comm::process::header::SharedMemoryMessage;
 use crate::comm::process::contiguous_layout::ContiguousLayout;
+use crate::comm::process::header::SharedMemoryMessage;
 use crate::comm::process::result_buffer;
+use crate::comm::transport::SendStamp;
 use crate::comm::{CommError, TransferTiming};
 
 /// Puts a rank's part, once all have begun.
@@ -102,18 +102,18 @@ impl HostGroupBackend {
         let (first, taken) = match is_ahead {
             true => {
                 let join = |print| rendezvous.post_deferred(self.key, member, print);
-                outlet.joined(post.print, outlet.nothing(), DataMode::Later, join)?
+                outlet.joined(post.print, outlet.nothing(), DataMode::Deferred, join)?
             }
             false => {
                 let (shares, deposit) = deferred_gather::said(outlet, results.wanted(member));
-                let join = |print| rendezvous.join(self.key, member, print, deposit);
-                outlet.joined(post.print, shares, DataMode::Now, join)?
+                let join = |print| rendezvous.post(self.key, member, print, deposit);
+                outlet.joined(post.print, shares, DataMode::Eager, join)?
             }
         };
         let ahead = is_ahead.then(|| DeferredGather::new(engine, first, outlet, &results));
 
         let join = |print| rendezvous.join_late(*key, member, print);
-        let joined = later.joined(agreed, later.nothing(), DataMode::Later, join);
+        let joined = later.joined(agreed, later.nothing(), DataMode::Deferred, join);
         let (second, _) = joined.inspect_err(|_| rendezvous.release(first))?;
         let later = later.clone();
         let finish = {

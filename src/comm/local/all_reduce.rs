@@ -7,18 +7,18 @@ use burn::tensor::Shape;
 
 use super::channel::HostGroupBackend;
 use super::contribution::{CollectiveInputs, Contribution};
-use super::two_phase_all_reduce::{DeferredContribution, ReduceScatterPhase, ReductionTarget, TwoPhaseAllReduce};
-use super::shared_memory::SharedMemoryResult;
 use super::match_table::OpHandle;
-use super::shared_request::{Left, SharedRequest};
 use super::remote_group::{DataMode, RecipientData, RemoteGroup};
 use super::requests::{CollectiveRequest, OpHandleGuard};
 use super::segments::Segment;
-use crate::comm::transport::SendStamp;
+use super::shared_memory::SharedMemoryResult;
+use super::shared_request::{Left, SharedRequest};
+use super::two_phase_all_reduce::{DeferredContribution, ReduceScatterPhase, ReductionTarget, TwoPhaseAllReduce};
 use crate::comm::backend::{CallContext, CallSignature, PostResult, reshaped};
-use crate::comm::process::header::SharedMemoryMessage;
 use crate::comm::process::contiguous_layout::ContiguousLayout;
+use crate::comm::process::header::SharedMemoryMessage;
 use crate::comm::process::result_buffer::{self, ResultBuffer};
+use crate::comm::transport::SendStamp;
 use crate::comm::{CommError, ReduceOp};
 
 /// Bytes of a segment for each rank, which it reduces.
@@ -127,12 +127,12 @@ impl HostGroupBackend {
         let mut second = self.second.lock();
         let (key, later) = second.get_or_insert_with(|| self.second_halves());
         let (member, rendezvous) = (self.member.group.rank(), &self.engine.rendezvous);
-        let join = |print| rendezvous.join(self.key, member, print, deposit);
-        let (ticket, taken) = outlet.joined(post.print, shares, DataMode::Now, join)?;
+        let join = |print| rendezvous.post(self.key, member, print, deposit);
+        let (ticket, taken) = outlet.joined(post.print, shares, DataMode::Eager, join)?;
         let mut tickets = vec![ticket];
         for print in late {
             let join = |print| rendezvous.join_late(*key, member, print);
-            match later.joined(print, later.nothing(), DataMode::Later, join) {
+            match later.joined(print, later.nothing(), DataMode::Deferred, join) {
                 Ok((ticket, _)) => tickets.push(ticket),
                 Err(error) => {
                     tickets.into_iter().for_each(|ticket| rendezvous.release(ticket));

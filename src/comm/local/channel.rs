@@ -7,17 +7,17 @@ use burn::tensor::{Device, Shape};
 use parking_lot::Mutex;
 
 use super::HostBackend;
-#[cfg(feature = "cube")]
-use super::device::CoalescedCopies;
+use super::completion_thread;
 #[cfg(feature = "cube")]
 use super::contribution::has_kernel;
 use super::contribution::{self, CollectiveInputs, Contribution};
-use super::two_phase_all_reduce;
-use super::completion_thread;
+#[cfg(feature = "cube")]
+use super::device::CoalescedCopies;
 use super::match_table::{GroupKey, P2pMessage};
-use super::shared_request::Left;
 use super::remote_group::{DataMode, OutgoingData, RecipientData, RemoteGroup};
 use super::requests::{CollectiveRequest, OpHandleGuard, OwnShards, RecvRequest, SendRequest};
+use super::shared_request::Left;
+use super::two_phase_all_reduce;
 use crate::comm::backend::{CallContext, GroupBackend, GroupMember, PostResult, ReceivedTensors, rows_for_each};
 use crate::comm::process::contiguous_layout::ContiguousLayout;
 use crate::comm::{CollectivePlan, ReduceOp, ShardedTensor, TensorMeta};
@@ -86,7 +86,7 @@ impl HostGroupBackend {
         let (place, device) = (self.member.group.rank(), self.member.home(&deposit.tensors));
         let is_open = !post.is_deferred && self.is_worth_hands(post.print.bytes(), &device);
         let mut join = |print, deposit| {
-            let ticket = self.engine.rendezvous.join(self.key, place, print, deposit)?;
+            let ticket = self.engine.rendezvous.post(self.key, place, print, deposit)?;
             if let Some(own) = own.as_mut().filter(|_| !post.is_deferred) {
                 own.await_others(&self.engine, ticket);
             }
@@ -95,7 +95,7 @@ impl HostGroupBackend {
         let (ticket, taken) = match (&self.outlet, shares) {
             (Some(outlet), Some(shares)) => {
                 let deposit = deposit.there(None);
-                let when = if post.is_deferred { DataMode::Pull } else { DataMode::Now };
+                let when = if post.is_deferred { DataMode::OnDemand } else { DataMode::Eager };
                 let (ticket, taken) = outlet.joined(post.print, shares, when, |print| join(print, deposit))?;
                 if !post.is_deferred {
                     self.engine.ask(self.engine.rendezvous.want(ticket));

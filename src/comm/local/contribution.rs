@@ -14,10 +14,10 @@ use super::HostBackend;
 #[cfg(feature = "flex")]
 use super::host;
 use super::match_table::OpHandle;
-use crate::comm::transport::SendStamp;
 use crate::comm::backend::ranges::{Ranges, full, slice};
 use crate::comm::process::header::SharedMemoryMessage;
 use crate::comm::process::result_buffer::ResultBuffer;
+use crate::comm::transport::SendStamp;
 use crate::comm::{CollectivePlan, ReduceOp, TransferTiming, backend};
 use crate::placement::ShardSizes;
 
@@ -25,11 +25,11 @@ use crate::placement::ShardSizes;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ContributionSource {
     /// A rank of this process.
-    Here,
+    Local,
     /// A rank of another one, for several of this.
-    Elsewhere,
+    RemoteShared,
     /// A rank of another one, for one of this: that may have the memory.
-    ForOne,
+    RemoteExclusive,
 }
 
 /// When a deposit came.
@@ -75,7 +75,7 @@ impl Contribution {
             tensors,
             addressees: Vec::new(),
             plan: None,
-            origin: ContributionSource::Here,
+            origin: ContributionSource::Local,
             result_buffer: None,
             common: None,
             came: None,
@@ -100,7 +100,8 @@ impl Contribution {
 
     /// What has come from a rank of another process: all of it, or the parts of these members.
     pub fn landed(addressees: Vec<usize>, tensors: Vec<DispatchTensor>) -> Self {
-        let origin = if addressees.is_empty() { ContributionSource::Elsewhere } else { ContributionSource::ForOne };
+        let origin =
+            if addressees.is_empty() { ContributionSource::RemoteShared } else { ContributionSource::RemoteExclusive };
         Self { addressees, origin, ..Self::new(tensors) }
     }
 
@@ -111,7 +112,7 @@ impl Contribution {
 
     /// What has come from another process for a rank that is the only one here.
     pub fn for_one(self) -> Self {
-        Self { origin: ContributionSource::ForOne, ..self }
+        Self { origin: ContributionSource::RemoteExclusive, ..self }
     }
 
     /// This deposit, and what its rank says of a result in common.
@@ -166,7 +167,7 @@ pub(super) struct CollectiveInputs<'a> {
 
 impl<'a> CollectiveInputs<'a> {
     pub fn new(deposits: &'a [Contribution], engine: &'a HostBackend, ticket: OpHandle, device: &'a Device) -> Self {
-        Self { deposits, backend, ticket, device, result_buffer: None, waited: Cell::default() }
+        Self { deposits, engine, ticket, device, result_buffer: None, waited: Cell::default() }
     }
 
     /// What has come from other processes in its place, with what is not there yet.
@@ -191,7 +192,7 @@ impl<'a> CollectiveInputs<'a> {
     #[cfg(feature = "flex")]
     fn owner(&self, keep: host::ResultRetention) -> Option<host::Owner<'_>> {
         let shelf = self.engine.shelf.as_ref()?;
-        let here = self.deposits.iter().filter(|deposit| deposit.origin == ContributionSource::Here);
+        let here = self.deposits.iter().filter(|deposit| deposit.origin == ContributionSource::Local);
         (here.take(2).count() == 2).then(|| self.deposits[0].shared.owner(shelf, self.ticket, keep, &self.waited))
     }
 
@@ -276,7 +277,8 @@ impl<'a> CollectiveInputs<'a> {
         let is_shared = self.engine.shelf.is_some() && host::is_alone(tensor);
         #[cfg(not(feature = "flex"))]
         let is_shared = false;
-        if (deposit.origin == ContributionSource::ForOne || is_shared) && tensor.device() == *self.device.as_dispatch()
+        if (deposit.origin == ContributionSource::RemoteExclusive || is_shared)
+            && tensor.device() == *self.device.as_dispatch()
         {
             return tensor.clone();
         }

@@ -9,10 +9,10 @@ use parking_lot::Mutex;
 
 use super::HostBackend;
 use super::contribution::Contribution;
-use super::shared_memory::SharedMemoryResult;
 use super::match_table::OpHandle;
 use super::peer_processes::CollectiveKey;
 use super::remote_group::{OutgoingData, RemoteGroup};
+use super::shared_memory::SharedMemoryResult;
 use crate::comm::TransferTiming;
 use crate::comm::process::header::{PayloadDesc, SharedMemoryMessage};
 

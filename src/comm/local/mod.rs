@@ -17,28 +17,28 @@
 
 mod all_gather;
 mod all_reduce;
-mod wait_for_graph;
 mod channel;
-#[cfg(feature = "cube")]
-mod device;
+mod completion_thread;
 mod contribution;
 mod deferred_gather;
+#[cfg(feature = "cube")]
+mod device;
 #[cfg(feature = "flex")]
 mod host;
-mod two_phase_all_reduce;
-mod completion_thread;
-mod shared_memory;
 mod match_table;
 mod membership;
-mod shared_request;
 mod peer_processes;
-mod remote_group;
-mod requests;
 mod remote;
+mod remote_group;
 mod rendezvous;
+mod requests;
 mod segments;
+mod shared_memory;
+mod shared_request;
 mod shrink;
 mod sync;
+mod two_phase_all_reduce;
+mod wait_for_graph;
 
 use std::ops::Range;
 use std::panic::Location;
@@ -53,7 +53,6 @@ use super::backend::{
 use super::{CommError, Divergence, Op, RankReport};
 use crate::Error;
 
-pub(super) use wait_for_graph::WaitForEdge;
 pub(super) use contribution::Contribution;
 use match_table::OpHandle;
 pub(super) use membership::MembershipMessage;
@@ -61,6 +60,7 @@ pub(super) use peer_processes::PeerProcesses;
 pub(super) use remote::PayloadTarget;
 use rendezvous::{LINGER, PeerNotifier, SpinPolicy};
 use shrink::ShrinkState;
+pub(super) use wait_for_graph::WaitForEdge;
 
 /// What the ranks of one [`launch`](super::launch) in one process share.
 pub(super) struct HostBackend {

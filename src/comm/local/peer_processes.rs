@@ -8,16 +8,16 @@ use std::sync::{Arc, Weak};
 use parking_lot::Mutex;
 
 use super::HostBackend;
-use super::wait_for_graph::{WaitForEdge, WaitForGraph};
 use super::completion_thread::CompletionThread;
 use super::match_table::{GroupKey, OpHandle, StalledWait};
 use super::membership::MembershipMessage;
 use super::rendezvous::{PeerEvent, PeerNotifier};
 use super::shrink::ShrinkState;
-use crate::comm::transport::{Message, Payload, SendStamp, Transport};
+use super::wait_for_graph::{WaitForEdge, WaitForGraph};
 use crate::comm::backend::{CallSignature, Failure};
 use crate::comm::process::header::{ControlMessage, EncodedSignature, Header, LaunchId, PayloadDesc};
 use crate::comm::process::result_buffer::ResultBuffer;
+use crate::comm::transport::{Message, Payload, SendStamp, Transport};
 use crate::comm::{CommError, RankReport};
 use crate::memory::HostMemoryPool;
 use crate::memory::shared_memory::SharedMemoryPool;

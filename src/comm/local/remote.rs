@@ -4,17 +4,17 @@ use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 
 use super::HostBackend;
-use super::wait_for_graph::WaitForEdge;
 use super::contribution::Contribution;
 use super::match_table::{GroupKey, OpHandle, P2pMessage, RemoteMessageHandle};
-use super::shared_request::SharedRequest;
 use super::peer_processes::{CollectiveKey, Ended, PeerProcesses};
+use super::shared_request::SharedRequest;
+use super::wait_for_graph::WaitForEdge;
 use crate::comm::backend::{Backend, CallSignature, Failure, Request};
+use crate::comm::process::contiguous_layout::ContiguousLayout;
 use crate::comm::process::header::{
     ControlMessage, DataMode, PayloadDesc, RemoteGroupId, RemoteGroupInfo, Said, SharedMemoryMessage,
 };
 use crate::comm::process::late::Known;
-use crate::comm::process::contiguous_layout::ContiguousLayout;
 use crate::comm::process::result_buffer::{self, ResultBuffer};
 use crate::comm::{CommError, Op, RankReport};
 
@@ -103,7 +103,7 @@ impl HostBackend {
 
     /// Adds the deposit of `ticket`; what ranks here have left open is finished, if that completes the collective.
     pub(super) fn fill_and_finish(&self, ticket: OpHandle, deposit: Contribution) {
-        if self.rendezvous.fill(ticket, deposit) {
+        if self.rendezvous.provide_data(ticket, deposit) {
             self.others().hands.finish(ticket, &self.this);
         }
     }
@@ -166,10 +166,10 @@ impl HostBackend {
                 let print = CallSignature { digests, ..self.print((from, channel.number), print)? };
                 let (group, member) = self.channel(from, channel)?;
                 let announced = match when {
-                    DataMode::Now | DataMode::Later => {
-                        self.rendezvous.announce(group, member, print).map(|ticket| (ticket, false))
+                    DataMode::Eager | DataMode::Deferred => {
+                        self.rendezvous.post_remote(group, member, print).map(|ticket| (ticket, false))
                     }
-                    DataMode::Pull => self.rendezvous.offer(group, member, print),
+                    DataMode::OnDemand => self.rendezvous.post_remote_on_demand(group, member, print),
                 };
                 let Ok((ticket, asked)) = announced else { return Ok(None) };
                 if ticket.seq != seq {
@@ -178,7 +178,7 @@ impl HostBackend {
                 if asked {
                     others.answer(vec![ticket], true);
                 }
-                Ok((when == DataMode::Now).then_some(PayloadTarget::Collective(ticket)))
+                Ok((when == DataMode::Eager).then_some(PayloadTarget::Collective(ticket)))
             }
             ControlMessage::Pull { channel, seq, wanted } => {
                 let offered = others.offered.lock().remove(&(from, channel, seq));

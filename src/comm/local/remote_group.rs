@@ -8,7 +8,6 @@ use parking_lot::Mutex;
 
 use super::contribution::{self, Contribution};
 use super::peer_processes::PeerProcesses;
-use crate::comm::transport::{Payload, SendStamp};
 use crate::comm::backend::{CallSignature, GroupMember};
 pub(super) use crate::comm::process::header::DataMode;
 use crate::comm::process::header::{
@@ -16,6 +15,7 @@ use crate::comm::process::header::{
 };
 use crate::comm::process::payload::payload;
 use crate::comm::process::result_buffer;
+use crate::comm::transport::{Payload, SendStamp};
 use crate::comm::{CommError, TensorMeta};
 use crate::memory::shared_memory::SharedMemoryPool;
 use crate::placement::ShardSizes;
@@ -119,10 +119,10 @@ impl RemoteGroup {
         let (print, taken) = (told.say(&written), SendStamp::default());
         for (at, (contents, payloads)) in shares.into_iter().enumerate() {
             let (channel, to) = (self.channel(&mut told, at), self.members[at].0);
-            let when = if when == DataMode::Pull && payloads.is_empty() { DataMode::Now } else { when };
+            let when = if when == DataMode::OnDemand && payloads.is_empty() { DataMode::Eager } else { when };
             let (contents, payloads) = match when {
-                DataMode::Now | DataMode::Later => (contents, payloads),
-                DataMode::Pull => {
+                DataMode::Eager | DataMode::Deferred => (contents, payloads),
+                DataMode::OnDemand => {
                     self.others.keep((to, self.number, seq), contents, payloads);
                     Default::default()
                 }

@@ -133,7 +133,7 @@ impl<F: Signature, P> Rendezvous<F, P> {
     }
 
     /// Joins `member`'s next collective of `group` with `part`. Never blocks.
-    pub fn join(&self, group: GroupKey, member: usize, print: F, part: P) -> Result<OpHandle, CommError> {
+    pub fn post(&self, group: GroupKey, member: usize, print: F, part: P) -> Result<OpHandle, CommError> {
         let mut state = self.state.lock();
         let joined = state.board.post(group, member, print, part);
         let complete = matches!(joined, Ok((_, true)));

@@ -68,14 +68,19 @@ impl<F: Signature, P> Rendezvous<F, P> {
     }
 
     /// Joins the next collective of `member`, a rank of another process, whose deposit comes later.
-    pub fn announce(&self, group: GroupKey, member: usize, print: F) -> Result<OpHandle, CommError> {
+    pub fn post_remote(&self, group: GroupKey, member: usize, print: F) -> Result<OpHandle, CommError> {
         let mut state = self.state.lock();
         let announced = state.board.post_remote(group, member, print);
         self.notify(state, group, false, announced)
     }
 
     /// The same of one whose deposit comes only if it is asked for. True: it is.
-    pub fn offer(&self, group: GroupKey, member: usize, print: F) -> Result<(OpHandle, bool), CommError> {
+    pub fn post_remote_on_demand(
+        &self,
+        group: GroupKey,
+        member: usize,
+        print: F,
+    ) -> Result<(OpHandle, bool), CommError> {
         let mut state = self.state.lock();
         let offered = state.board.post_remote_on_demand(group, member, print);
         self.notify(state, group, false, offered)
@@ -105,7 +110,7 @@ impl<F: Signature, P> Rendezvous<F, P> {
     }
 
     /// Adds the deposit of a rank that was announced, or joined for later. True: now complete.
-    pub fn fill(&self, ticket: OpHandle, part: P) -> bool {
+    pub fn provide_data(&self, ticket: OpHandle, part: P) -> bool {
         let mut state = self.state.lock();
         let complete = state.board.provide_data(ticket, part);
         let rung = self.notify(state, ticket.group, complete, Ok(()));

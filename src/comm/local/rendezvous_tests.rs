@@ -42,7 +42,7 @@ fn every_rank_gets_every_deposit_round_after_round() {
     for lingers in [SpinPolicy::Spinning(0), SpinPolicy::Spinning(100), SpinPolicy::Yielding(10, LINGER)] {
         run(5, lingers, |rank, rendezvous, group| {
             for round in 0..2000 {
-                let ticket = rendezvous.join(group, rank, Same, 10 * round + rank).unwrap();
+                let ticket = rendezvous.post(group, rank, Same, 10 * round + rank).unwrap();
                 let Matched { parts, .. } = rendezvous.wait(ticket, FAR).unwrap();
                 assert!(parts.iter().copied().eq((0..5).map(|rank| 10 * round + rank)));
             }
@@ -60,7 +60,7 @@ fn a_failure_wakes_the_waiters_of_every_group() {
             }
             // Ranks 0 and 1 wait for rank 3, rank 2 in a group of its own with it.
             let (group, member) = if rank < 2 { (group, rank) } else { (rendezvous.group(&[2, 3], ""), 0) };
-            let result = rendezvous.join(group, member, Same, 0).and_then(|ticket| rendezvous.wait(ticket, FAR));
+            let result = rendezvous.post(group, member, Same, 0).and_then(|ticket| rendezvous.wait(ticket, FAR));
             assert!(matches!(result, Err(CommError::RankPanicked { rank: 3, .. })));
         });
     }
@@ -70,7 +70,7 @@ fn a_failure_wakes_the_waiters_of_every_group() {
 fn a_deadline_names_who_is_missing() {
     run(3, SpinPolicy::Spinning(0), |rank, rendezvous, group| {
         if rank != 1 {
-            let result = rendezvous.join(group, rank, Same, 0);
+            let result = rendezvous.post(group, rank, Same, 0);
             let result = result.and_then(|ticket| rendezvous.wait(ticket, Duration::from_millis(20)));
             assert!(matches!(result, Err(CommError::DeadlineExceeded { missing, .. }) if missing == [1]));
         }

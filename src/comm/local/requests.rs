@@ -11,10 +11,10 @@ use super::contribution::{CollectiveInputs, Contribution};
 use super::match_table::{OpHandle, RecvHandle};
 use super::rendezvous::Matched;
 use crate::comm::CommError;
-use crate::comm::transport::SendStamp;
 use crate::comm::backend::{Completed, GroupMember, ReceivedTensors, Request};
 use crate::comm::process::contiguous_layout::ContiguousLayout;
 use crate::comm::process::result_buffer::ResultBuffer;
+use crate::comm::transport::SendStamp;
 
 /// A place in a collective; gives it up when dropped.
 #[derive(Debug)]

@@ -24,8 +24,8 @@ use super::match_table::OpHandle;
 use super::remote_group::RemoteGroup;
 use crate::comm::CommError;
 use crate::comm::backend::{Backend, Failure};
-use crate::comm::process::header::SharedMemoryMessage;
 use crate::comm::process::contiguous_layout::ContiguousLayout;
+use crate::comm::process::header::SharedMemoryMessage;
 use crate::comm::process::result_buffer::ResultBuffer;
 use crate::memory::shared_memory::{SWITCH, SharedMemoryBlock, SharedMemoryHandle};
 

@@ -28,17 +28,17 @@
 //! 7. An error of MPI's, or a panic while something is carried, loses all processes: nothing is carried any more, and at exit the
 //!    job is aborted, for other processes may wait in MPI for this one.
 
-mod progress_engine;
 mod ending;
 mod error;
-mod ulfm;
 mod frame;
 mod host;
-mod library;
 mod idle_backoff;
+mod library;
+mod progress_engine;
+mod request_table;
 #[cfg(test)]
 mod tests;
-mod request_table;
+mod ulfm;
 
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -49,12 +49,12 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use self::progress_engine::{PollResult, ProgressEngine};
-use self::library::Library;
 use self::idle_backoff::IdleBackoff;
-use super::transport::{Message, MessageHandler, Transport};
+use self::library::Library;
+use self::progress_engine::{PollResult, ProgressEngine};
 use super::launcher::{self, ProcessRank, StartError};
 use super::process::ProcessJob;
+use super::transport::{Message, MessageHandler, Transport};
 
 /// The courier of a process that MPI connects with others.
 pub(crate) struct MpiTransport {

@@ -12,8 +12,8 @@ use super::frame::{self, Frame};
 use super::library::Library;
 use super::request_table::{FRAME, IncomingMessage, PART, RequestTable};
 use super::{FragmentLimits, MpiShared};
-use crate::comm::transport::{Message, MessageHandler, RecvBuffer, SendStamp};
 use crate::comm::panic::panic_text;
+use crate::comm::transport::{Message, MessageHandler, RecvBuffer, SendStamp};
 
 /// How many messages of frames are taken in before what has come with others is looked at.
 const AT_ONCE: usize = 64;

@@ -66,11 +66,11 @@ type HeaderDigests = Option<Arc<[Digests]>>;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::comm) enum DataMode {
     /// With word of it.
-    Now,
+    Eager,
     /// If they ask: it is offered.
-    Pull,
+    OnDemand,
     /// Once it is there.
-    Later,
+    Deferred,
 }
 
 /// A print, which may be long, and the same in every step: then it is said once, and known by its number on the channel.
@@ -236,7 +236,7 @@ impl Encode for DataMode {
 impl Decode for DataMode {
     fn decode(input: &mut &[u8]) -> Option<Self> {
         let said = u8::decode(input)?;
-        [Self::Now, Self::Pull, Self::Later].into_iter().find(|when| *when as u8 == said)
+        [Self::Eager, Self::OnDemand, Self::Deferred].into_iter().find(|when| *when as u8 == said)
     }
 }
 

@@ -28,14 +28,14 @@
 //! one to print it.
 
 mod agreement;
+pub(super) mod contiguous_layout;
 pub(super) mod header;
 pub(super) mod late;
-pub(super) mod contiguous_layout;
 pub(super) mod payload;
+mod remote_error;
 pub(super) mod result_buffer;
 #[cfg(test)]
 mod tests;
-mod remote_error;
 mod wire;
 
 use std::collections::HashMap;
@@ -44,9 +44,9 @@ use std::time::Instant;
 
 use parking_lot::Mutex;
 
-use super::transport::{MessageHandler, RecvBuffer, Transport};
 use super::backend::{Backend, ProcessOptions};
 use super::local::{Contribution, HostBackend, PayloadTarget, PeerProcesses};
+use super::transport::{MessageHandler, RecvBuffer, Transport};
 use crate::memory::HostMemoryPool;
 use crate::memory::shared_memory::SharedMemoryPool;
 use header::{ControlMessage, Header, LaunchId, PayloadDesc};

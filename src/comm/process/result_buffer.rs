@@ -26,12 +26,12 @@ use burn::backend::DispatchTensor;
 use burn::tensor::{Device, Shape, TensorData};
 use parking_lot::Mutex;
 
-use super::header::PayloadDesc;
 use super::contiguous_layout::ContiguousLayout;
+use super::header::PayloadDesc;
 use super::payload::payload;
 use crate::comm::TensorMeta;
-use crate::comm::transport::{Payload, RecvBuffer};
 use crate::comm::backend;
+use crate::comm::transport::{Payload, RecvBuffer};
 #[cfg(feature = "flex")]
 use crate::kernels::flex::stream;
 use crate::memory::shared_memory::SharedMemoryBlock;

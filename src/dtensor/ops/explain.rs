@@ -5,10 +5,10 @@ use std::fmt::{self, Write};
 
 use itertools::Itertools;
 
-use super::select_strategy::{SelectionProblem, Weighed, asked_for, select_strategy, weighed};
 use super::cost_model::DecisionScope;
-use super::resolve_sharding::{CandidateStrategies, incoming};
 use super::operand::Arg;
+use super::resolve_sharding::{CandidateStrategies, incoming};
+use super::select_strategy::{SelectionProblem, Weighed, asked_for, select_strategy, weighed};
 use super::strategy_cost::{Infeasible, OperandTraffic, sends};
 use super::{ShardingRule, Strategy};
 use crate::Result;

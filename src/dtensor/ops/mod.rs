@@ -66,7 +66,7 @@
 //! fn add(x: DTensor<2>, plain: Tensor<2>) -> Result<DTensor<2>> {
 //!     // The same on every rank.
 //!     let everywhere = vec![Placement::Replicate; x.mesh().ndim()];
-//!     let plain = DTensor::distribute_local(plain, x.mesh(), &everywhere)?;
+//!     let plain = DTensor::distribute_replicated(plain, x.mesh(), &everywhere)?;
 //!     Ok(x + plain)
 //! }
 //! ```
@@ -162,19 +162,19 @@
 
 // Deciding and running.
 mod apply;
-mod einsum_rule;
-mod select_strategy;
 mod cost_model;
-mod sharding_context;
-mod resolve_sharding;
+mod einsum_rule;
 mod explain;
 mod operand;
 mod operator;
 mod policy;
+mod resolve_sharding;
 mod rule;
+mod select_strategy;
+mod sharding_context;
+mod strategy_cost;
 mod subscripts;
 mod table_rule;
-mod strategy_cost;
 
 // What rules share.
 mod args;
@@ -184,9 +184,9 @@ mod local_map;
 mod lookup;
 mod methods;
 pub mod partial_rules;
-mod shard_summaries;
 mod placements;
 mod product;
+mod shard_summaries;
 mod update;
 mod window;
 
@@ -244,10 +244,10 @@ mod windows;
 pub use apply::{Inputs, Outputs, apply};
 pub(crate) use args::operand_error;
 pub use arithmetic::Scalar;
-pub use einsum_rule::{EinsumRule, EinsumRuleAt};
 pub use cost_model::CostModel;
 pub(crate) use dropout::check_probability;
 pub use einsum::EinsumOperand;
+pub use einsum_rule::{EinsumRule, EinsumRuleAt};
 pub use explain::{Explanation, explain};
 pub use local_map::LocalMap;
 pub use operand::{Arg, Operand};

@@ -17,10 +17,10 @@ use smallvec::SmallVec;
 
 use super::ShardingRule;
 use super::cost_model::DecisionScope;
-use super::resolve_sharding::{ResolvedSharding, resolve_sharding};
 use super::explain;
 use super::operand::{Arg, Operand, PlacementConstraint};
 use super::policy::RedistributePolicy;
+use super::resolve_sharding::{ResolvedSharding, resolve_sharding};
 use crate::Result;
 use crate::dtensor::spec::CAPACITY;
 use crate::dtensor::{DTensor, DTensorSpec, Kind};

@@ -8,10 +8,10 @@ use burn::tensor::{DType, Shape};
 use smallvec::SmallVec;
 
 use super::args::operand_error;
-use super::select_strategy::{SelectedStrategy, SelectionProblem, select_strategy};
 use super::cost_model::DecisionScope;
-use super::sharding_context::Dims;
 use super::operand::Arg;
+use super::select_strategy::{SelectedStrategy, SelectionProblem, select_strategy};
+use super::sharding_context::Dims;
 use super::strategy_cost::OperandInfo;
 use super::{ShardingRule, Strategy, strategy};
 use crate::Result;

@@ -28,8 +28,8 @@ use itertools::Itertools;
 use smallvec::SmallVec;
 
 use super::cost_model::Times;
-use super::sharding_context::{Dims, ShardingContext, uneven_sizes};
 use super::rule::Strategy;
+use super::sharding_context::{Dims, ShardingContext, uneven_sizes};
 use super::strategy_cost::{Infeasible, OperandInfo, StrategyCost, TargetCosts, TransferScale, summary_cost};
 use crate::placement::{Layout, Placement, Placements};
 

@@ -7,8 +7,8 @@ use hashbrown::HashMap;
 use itertools::Itertools;
 
 use super::cost_model::Times;
-use super::sharding_context::{Dims, ShardingContext};
 use super::rule::Strategy;
+use super::sharding_context::{Dims, ShardingContext};
 use crate::dtensor::DTensorSpec;
 use crate::dtensor::redistribute_plan::RedistributePlan;
 use crate::placement::{CommVolume, Layout, Placement, Placements, sent_backward, sent_forward};

@@ -16,8 +16,8 @@ use burn::tensor::Tensor;
 use super::leaves::Leaves;
 use crate::Result;
 use crate::autodiff::{self, node_id};
+use crate::param::buffers::unshared;
 use crate::param::distributed::DistributedParameter;
-use crate::param::running::unshared;
 use crate::param::states::copying;
 
 /// An untracked tensor of the same memory, on the same device.

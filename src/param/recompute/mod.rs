@@ -9,10 +9,10 @@
 //! of parameters that no unit gathers, and of gathered weights, whose gradients go to their units as any. Units inside the
 //! block are entered once: what is recorded of them in forward is found again.
 
-mod region;
-mod detached;
 pub(in crate::param) mod context;
+mod detached;
 pub(in crate::param) mod leaves;
+mod region;
 mod rng;
 
 use std::any::type_name;
@@ -23,23 +23,23 @@ use burn::backend::{AutodiffBackend, Dispatch, DispatchAutodiffContext, Dispatch
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{Device, Tensor};
 
-use super::buffer::UnshardedParams;
-use super::enter::{Scoped, in_unit};
 use super::backward_nodes::nothing;
+use super::enter::{Scoped, in_unit};
 use super::io::TensorTree;
-use super::unit_stack::{self, InBlock, UnitGuard};
-use super::unit_pass::UnitPass;
 use super::scope::ForwardScope;
 use super::shards::{LocalShards, plain};
+use super::storage::UnshardedParams;
+use super::unit_pass::UnitPass;
+use super::unit_stack::{self, InBlock, UnitGuard};
 use super::visit::walk;
 use super::{DistributedParameter, ParamError};
 use crate::Error;
 use crate::autodiff::{self, BackwardId};
 use crate::error::OrUnwind;
 use crate::memory::digests;
-use region::{Recompute, RecomputeRegion, Recomputed, backward_from};
-use detached::{DetachedModule, leaf, untracked};
 use context::RecomputeGuard;
+use detached::{DetachedModule, leaf, untracked};
+use region::{Recompute, RecomputeRegion, Recomputed, backward_from};
 use rng::SavedRngState;
 
 /// [`unit`](fn@super::unit) with activation checkpointing: of what `forward` computes only the input is kept, and backward
@@ -301,7 +301,8 @@ where
         let Self { block, module, copies, input, forward, random, is_tracked, like, around, passes, digests } = *self;
         let _random = random.map(SavedRngState::replay);
         let anchor = leaf(like);
-        let computing = RecomputeGuard::again(passes, anchor.clone(), context::backward(backward), copies.leaves.clone());
+        let computing =
+            RecomputeGuard::again(passes, anchor.clone(), context::backward(backward), copies.leaves.clone());
         let _in_block = InBlock::again(around.scopes(Some(&anchor)));
         let (module, grown) = copies.with_leaves(module).or_unwind();
         let mut inputs = Vec::new();

@@ -18,9 +18,9 @@ use parking_lot::Mutex;
 
 use crate::autodiff::{self, BackwardId, BackwardStep, GraphOp};
 use crate::param::backward_nodes::{Like, RootPostBackward, give, nothing, one_graph, reduce};
-use crate::param::unit_pass::{Reduced, UnitPass};
 use crate::param::scope::pad;
 use crate::param::sweep::own_leaf;
+use crate::param::unit_pass::{Reduced, UnitPass};
 
 /// What computes a block again.
 pub(super) trait Recompute: Send {

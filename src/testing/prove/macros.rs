@@ -62,13 +62,13 @@ macro_rules! case {
         $crate::testing::prove::CaseInput::float::<$d>(stringify!($input), $shape)
     };
     (@input $input:ident $d:literal ($shape:expr) positive) => {
-        $crate::testing::prove::CaseInput::float::<$d>(stringify!($input), $shape).within(0.1..4.0)
+        $crate::testing::prove::CaseInput::float::<$d>(stringify!($input), $shape).with_range(0.1..4.0)
     };
     (@input $input:ident $d:literal ($shape:expr) within($range:expr $(, $dtype:ident)?)) => {
-        $crate::testing::prove::CaseInput::float::<$d>(stringify!($input), $shape).within($range)$(.of($crate::case!(@dtype $dtype)))?
+        $crate::testing::prove::CaseInput::float::<$d>(stringify!($input), $shape).with_range($range)$(.with_dtype($crate::case!(@dtype $dtype)))?
     };
     (@input $input:ident $d:literal ($shape:expr) float($dtype:ident)) => {
-        $crate::testing::prove::CaseInput::float::<$d>(stringify!($input), $shape).of($crate::case!(@dtype $dtype))
+        $crate::testing::prove::CaseInput::float::<$d>(stringify!($input), $shape).with_dtype($crate::case!(@dtype $dtype))
     };
     (@input $input:ident $d:literal ($shape:expr) nan) => {
         $crate::testing::prove::CaseInput::nan::<$d>(stringify!($input), $shape)
@@ -80,7 +80,7 @@ macro_rules! case {
         $crate::testing::prove::CaseInput::tied::<$d>(stringify!($input), $shape, $count)
     };
     (@input $input:ident $d:literal ($shape:expr) int($range:expr $(, $dtype:ident)?)) => {
-        $crate::testing::prove::CaseInput::int::<$d>(stringify!($input), $shape, $range)$(.of($crate::case!(@dtype $dtype)))?
+        $crate::testing::prove::CaseInput::int::<$d>(stringify!($input), $shape, $range)$(.with_dtype($crate::case!(@dtype $dtype)))?
     };
     (@input $input:ident $d:literal ($shape:expr) bool) => {
         $crate::testing::prove::CaseInput::bool::<$d>(stringify!($input), $shape)

@@ -6,15 +6,15 @@ use std::time::Duration;
 use shuttle::scheduler::{PctScheduler, RandomScheduler};
 use shuttle::{Runner, thread};
 
-use crate::comm::engine::Failure;
-use crate::comm::local::match_table::{Fingerprint, GroupKey, Letter};
-use crate::comm::local::rendezvous::{LINGER, Lingers, Met, Rendezvous};
+use crate::comm::backend::Failure;
+use crate::comm::local::match_table::{Signature, GroupKey, P2pMessage};
+use crate::comm::local::rendezvous::{LINGER, SpinPolicy, Matched, Rendezvous};
 use crate::comm::local::sync::FAR;
 use crate::comm::{CommError, Op};
 
 struct Label(&'static str);
 
-impl Fingerprint for Label {
+impl Signature for Label {
     fn op(&self) -> Op {
         Op::Barrier
     }
@@ -80,7 +80,7 @@ impl Schedules {
     }
 
     fn check_world(self, ranks: usize, multithreaded: bool, program: fn(usize, &Arc<World>, GroupKey)) {
-        for lingers in [Lingers::Spinning(0), Lingers::Yielding(2, LINGER)] {
+        for lingers in [SpinPolicy::Spinning(0), SpinPolicy::Yielding(2, LINGER)] {
             let run = move || {
                 let world = Arc::new(World::new(ranks, lingers, multithreaded));
                 let all: Vec<_> = (0..ranks).collect();
@@ -119,7 +119,7 @@ fn meet_until(
     label: &'static str,
     part: usize,
 ) -> Result<Vec<usize>, CommError> {
-    let ticket = world.join(group, member, Label(label), Part(part, Arc::default()))?;
+    let ticket = world.post(group, member, Label(label), Part(part, Arc::default()))?;
     Ok(world.wait(ticket, deadline)?.parts.iter().map(|part| part.0).collect())
 }
 
@@ -133,20 +133,20 @@ fn all_meet_round_after_round(schedules: Schedules) {
 
 fn all_are_told_of_one_that_came_last(schedules: Schedules) {
     schedules.check(3, |rank, world, group| {
-        let ticket = world.join(group, rank, Label("x"), Part(0, Arc::default())).unwrap();
-        let Met { last, .. } = world.wait(ticket, FAR).unwrap();
+        let ticket = world.post(group, rank, Label("x"), Part(0, Arc::default())).unwrap();
+        let Matched { last, .. } = world.wait(ticket, FAR).unwrap();
         assert_eq!(meet(world, group, rank, "y", last).unwrap(), [last; 3]);
     });
 }
 
 fn works_in_flight_may_be_waited_for_in_any_order_or_dropped(schedules: Schedules) {
     schedules.check(2, |rank, world, group| {
-        let issue = |part| world.join(group, rank, Label("x"), Part(part + rank, Arc::default())).unwrap();
+        let issue = |part| world.post(group, rank, Label("x"), Part(part + rank, Arc::default())).unwrap();
         let [a, b, c] = [10, 20, 30].map(issue);
         let (first, second) = if rank == 0 { (a, c) } else { (c, a) };
         world.release(b);
         for ticket in [first, second] {
-            let Met { parts, .. } = world.wait(ticket, FAR).unwrap();
+            let Matched { parts, .. } = world.wait(ticket, FAR).unwrap();
             assert_eq!(parts[1].0, parts[0].0 + 1);
         }
     });
@@ -172,7 +172,7 @@ fn an_early_return_wakes_those_who_need_the_rank(schedules: Schedules) {
             world.returned(rank);
         } else {
             let error = meet(world, group, rank, "x", 0).unwrap_err();
-            assert!(matches!(error, CommError::RankLeft { rank: 1, .. }), "{error}");
+            assert!(matches!(error, CommError::RankReturned { rank: 1, .. }), "{error}");
         }
     });
 }
@@ -182,7 +182,7 @@ fn an_early_return_leaves_what_the_rank_took_part_in(schedules: Schedules) {
     schedules.check(3, |rank, world, group| {
         let first = meet(world, group, rank, "x", rank);
         assert_eq!(first.unwrap(), [0, 1, 2]);
-        let (pair, last) = (world.group(&[0, 1], ""), world.join(group, rank, Label("y"), Part(rank, Arc::default())));
+        let (pair, last) = (world.group(&[0, 1], ""), world.post(group, rank, Label("y"), Part(rank, Arc::default())));
         match rank {
             // Takes part, and does not wait.
             2 => world.release(last.unwrap()),
@@ -272,7 +272,7 @@ fn every_contribution_is_freed_once_no_rank_needs_it(schedules: Schedules) {
     schedules.check(2, |rank, world, group| {
         let mine: [Arc<()>; 3] = Default::default();
         let [held, waited, dropped] =
-            mine.each_ref().map(|part| world.join(group, rank, Label("x"), Part(rank, part.clone())).unwrap());
+            mine.each_ref().map(|part| world.post(group, rank, Label("x"), Part(rank, part.clone())).unwrap());
         assert_eq!(world.wait(waited, FAR).unwrap().parts.len(), 2);
         world.release(dropped);
         // The first is not waited for; the later ones go all the same, when the other rank is done too.
@@ -288,7 +288,7 @@ fn a_failure_frees_every_deposit(schedules: Schedules) {
         let mine: Arc<()> = Default::default();
         if rank == 2 {
             world.fail(Failure::Panicked { rank, message: String::new() });
-        } else if let Ok(ticket) = world.join(group, rank, Label("x"), Part(rank, mine.clone())) {
+        } else if let Ok(ticket) = world.post(group, rank, Label("x"), Part(rank, mine.clone())) {
             // Never waited for and never released, as by a program that leaks it.
             let _ = ticket;
             meet(world, group, rank, "y", 0).unwrap_err();
@@ -303,7 +303,7 @@ fn a_failure_frees_every_deposit(schedules: Schedules) {
 fn messages_wake_who_waits_for_them(schedules: Schedules) {
     schedules.check(3, |rank, world, group| {
         let send = |to: usize, part: usize| {
-            let letter = Letter { from: rank, tag: 0, print: Label("x"), part: Part(part, Arc::default()) };
+            let letter = P2pMessage { from: rank, tag: 0, print: Label("x"), part: Part(part, Arc::default()) };
             world.send(group, to, letter).unwrap();
         };
         let receive = |from: Option<usize>| world.receive(group, rank, from, 0, Label("x")).unwrap();
@@ -335,10 +335,10 @@ fn deposits_of_another_process_wake_who_waits_for_them(schedules: Schedules) {
             }
             return;
         }
-        let announced = [0, 1, 2].map(|round| (round, world.announce(group, 2, Label("x")).unwrap()));
+        let announced = [0, 1, 2].map(|round| (round, world.post_remote(group, 2, Label("x")).unwrap()));
         let [first, second, third] = announced;
         for (round, ticket) in [second, first, third] {
-            world.fill(ticket, Part(round, Arc::default()));
+            world.provide_data(ticket, Part(round, Arc::default()));
         }
     });
 }
@@ -352,7 +352,7 @@ fn messages_of_another_process_wake_who_waits_for_them(schedules: Schedules) {
             }
             return;
         }
-        let letter = || Letter { from: 1, tag: 0, print: Label("x"), part: () };
+        let letter = || P2pMessage { from: 1, tag: 0, print: Label("x"), part: () };
         let [first, second] = [0, 1].map(|_| world.announce_letter(group, 0, letter()).unwrap());
         world.fill_letter(second, Part(1, Arc::default()));
         world.fill_letter(first, Part(0, Arc::default()));

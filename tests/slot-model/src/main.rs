@@ -1,4 +1,4 @@
-//! The sources of what gathered weights live in, `burn_dtensor::param::buffer`, compiled against shuttle's primitives.
+//! The sources of what gathered weights live in, `burn_dtensor::param::storage`, compiled against shuttle's primitives.
 //!
 //! Shuttle runs a program under many schedules. A weight's memory is overwritten when it is freed, so
 //! that a read of freed memory shows. Run with `cargo test --manifest-path
@@ -9,7 +9,7 @@
 
 use std::hash::{BuildHasher, RandomState};
 
-mod buffer;
+mod storage;
 mod memory;
 mod model;
 

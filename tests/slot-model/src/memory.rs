@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering::SeqCst};
 
 use shuttle::sync::atomic::AtomicBool;
 
-use crate::buffer::slot::Memory;
+use crate::storage::slot::StorageMemory;
 
 /// A weight, or what was written over it.
 pub type Values = [u8; 2];
@@ -47,7 +47,7 @@ impl Bytes {
     }
 }
 
-impl Memory for Bytes {
+impl StorageMemory for Bytes {
     fn copy(&self) -> Self {
         Self::new(&self.heap, self.slice().read())
     }

@@ -9,9 +9,9 @@ use shuttle::scheduler::{PctScheduler, RandomScheduler, Scheduler};
 use shuttle::thread::{self, JoinHandle};
 use shuttle::{Runner, sync::atomic::AtomicBool};
 
-use crate::buffer::Refill;
-use crate::buffer::gathered::{After, Gathered, InSlot, Weight};
-use crate::buffer::slot::{self, Unread};
+use crate::storage::Refill;
+use crate::storage::gathered::{After, UnshardState, InSlot, StoredWeight};
+use crate::storage::slot::{self, StorageReadError};
 use crate::memory::{Bytes, Heap, Slice, Values};
 
 /// A program of the thread that gathered, and of those that it starts.
@@ -38,19 +38,19 @@ const WEIGHT: Values = [1, 2];
 /// Of the parameter beside it, which is in no slot.
 const OTHER: Values = [3, 4];
 
-type Slot = slot::Slot<Bytes, ()>;
-type View = slot::View<Bytes, ()>;
+type EvictableStorage = slot::EvictableStorage<Bytes, ()>;
+type StorageView = slot::StorageView<Bytes, ()>;
 
 /// A unit's weights: one in a slot that was gathered on this thread, and one beside it.
 pub struct Pass {
     source: Arc<Source>,
-    slot: Arc<Slot>,
+    slot: Arc<EvictableStorage>,
     /// Forward's memory of the first.
     forward: Slice,
 }
 
 struct Source {
-    gathered: Gathered<Gathering, Slot, Tensor>,
+    gathered: UnshardState<Gathering, EvictableStorage, Tensor>,
     heap: Heap,
     /// How often the all-gather was waited for.
     waits: Arc<AtomicUsize>,
@@ -59,7 +59,7 @@ struct Source {
 /// A weight as operations get it.
 #[derive(Clone)]
 enum Tensor {
-    View(Arc<View>),
+    StorageView(Arc<StorageView>),
     Own(Arc<Bytes>),
 }
 
@@ -83,17 +83,17 @@ impl Tensor {
     /// Where an operation reads.
     fn slice(&self) -> Slice {
         match self {
-            Self::View(view) => slice(view),
+            Self::StorageView(view) => slice(view),
             Self::Own(bytes) => bytes.slice(),
         }
     }
 }
 
-impl Slot {
+impl EvictableStorage {
     fn fill(&self, tensor: Tensor) {
         match tensor {
-            Tensor::Own(bytes) => self.put_back(Arc::into_inner(bytes).expect("the only handle")),
-            Tensor::View(_) => unreachable!("an all-gather makes no views"),
+            Tensor::Own(bytes) => self.restore(Arc::into_inner(bytes).expect("the only handle")),
+            Tensor::StorageView(_) => unreachable!("an all-gather makes no views"),
         }
     }
 }
@@ -105,41 +105,41 @@ impl Source {
 
     /// What backward computes with.
     fn again(&self, position: usize, shared: bool) -> Option<Tensor> {
-        self.gathered.again(position, shared, Gathering::wait, Slot::fill)
+        self.gathered.again(position, shared, Gathering::wait, EvictableStorage::fill)
     }
 }
 
 impl Refill for Source {
     fn refill(&self) {
-        self.gathered.refill(Gathering::wait, Slot::fill);
+        self.gathered.refill(Gathering::wait, EvictableStorage::fill);
     }
 }
 
 impl Pass {
     fn gather(heap: &Heap) -> Self {
-        let source = Arc::new(Source { gathered: Gathered::new(), heap: heap.clone(), waits: Arc::default() });
+        let source = Arc::new(Source { gathered: UnshardState::new(), heap: heap.clone(), waits: Arc::default() });
         let memory = Bytes::new(heap, WEIGHT);
         let forward = memory.slice();
-        let slot = Slot::new(memory, (), source.clone());
+        let slot = EvictableStorage::new(memory, (), source.clone());
         let Ok(()) = source.gathered.unshard(|| {
-            let view = Tensor::View(Arc::new(View::new(slot.clone())));
+            let view = Tensor::StorageView(Arc::new(StorageView::new(slot.clone())));
             let beside = Tensor::Own(Arc::new(Bytes::new(heap, OTHER)));
-            Ok::<_, Infallible>(vec![Weight::InSlot(InSlot { view, slot: slot.clone() }), Weight::Own(beside)])
+            Ok::<_, Infallible>(vec![StoredWeight::InSlot(InSlot { view, slot: slot.clone() }), StoredWeight::Own(beside)])
         });
         Self { source, slot, forward }
     }
 
-    fn slot(&self) -> Arc<Slot> {
+    fn slot(&self) -> Arc<EvictableStorage> {
         self.slot.clone()
     }
 
-    fn view(&self) -> View {
-        View::new(self.slot())
+    fn view(&self) -> StorageView {
+        StorageView::new(self.slot())
     }
 
     /// The end of forward.
     fn leave(&self) {
-        self.source.gathered.leave(|_| After::Again(self.source.issue()), Slot::release);
+        self.source.gathered.leave(|_| After::Again(self.source.issue()), EvictableStorage::evict);
         assert!(self.forward.is_freed(), "taken back when forward has ended");
     }
 
@@ -155,15 +155,15 @@ impl Drop for Pass {
 }
 
 /// Where an operation reads: the lock is let go of, as a tensor's bytes have no room for a guard.
-fn slice(view: &View) -> Slice {
+fn slice(view: &StorageView) -> Slice {
     view.read(true).expect("a weight").slice()
 }
 
-fn read(view: &View) {
+fn read(view: &StorageView) {
     assert_eq!(slice(view).read(), WEIGHT);
 }
 
-fn reader(view: View) -> JoinHandle<()> {
+fn reader(view: StorageView) -> JoinHandle<()> {
     thread::spawn(move || read(&view))
 }
 
@@ -216,7 +216,7 @@ fn readers_meet_the_end_of_forward(pass: Pass) {
 
 fn another_thread_takes_nothing_back(pass: Pass) {
     let slot = pass.slot();
-    let other = thread::spawn(move || slot.release());
+    let other = thread::spawn(move || slot.evict());
     let view = pass.view();
     read(&view);
     join([other]);
@@ -297,9 +297,9 @@ fn what_was_gathered_again_is_not_taken_back(pass: Pass) {
     let (here, elsewhere) = (pass.view(), reader(pass.view()));
     pass.leave();
     let reads = slice(&here);
-    pass.slot().release();
+    pass.slot().evict();
     // Nor is it filled twice.
-    pass.slot().put_back(Bytes::new(&pass.source.heap, OTHER));
+    pass.slot().restore(Bytes::new(&pass.source.heap, OTHER));
     assert_eq!(reads.read(), WEIGHT);
     read(&here);
     join([elsewhere]);
@@ -326,9 +326,9 @@ fn who_may_not_copy_is_told(pass: Pass) {
         match elsewhere.read(false) {
             // Gathered again, which is read in place.
             Ok(place) => assert_eq!(place.slice().read(), WEIGHT),
-            Err(unread) => assert!(matches!(unread, Unread::WouldCopy)),
+            Err(unread) => assert!(matches!(unread, StorageReadError::WouldCopy)),
         }
-        assert!(matches!(elsewhere.write(false), Err(Unread::WouldCopy)));
+        assert!(matches!(elsewhere.write(false), Err(StorageReadError::WouldCopy)));
     });
     assert_eq!(here.read(false).expect("in place").slice().read(), WEIGHT);
     pass.leave();
@@ -340,9 +340,9 @@ fn who_may_not_copy_is_told(pass: Pass) {
 fn what_is_kept_is_freed_by_hand(pass: Pass) {
     let (here, elsewhere) = (pass.view(), pass.view());
     let other = reader(elsewhere);
-    pass.source.gathered.leave(|_| After::Keep, Slot::release);
+    pass.source.gathered.leave(|_| After::Keep, EvictableStorage::evict);
     read(&here);
-    pass.source.gathered.reshard(|| pass.source.issue(), Slot::release);
+    pass.source.gathered.reshard(|| pass.source.issue(), EvictableStorage::evict);
     read(&here);
     join([other]);
 }
@@ -352,9 +352,9 @@ fn a_forward_that_failed_is_told(pass: Pass) {
     let (here, elsewhere) = (pass.view(), pass.view());
     let other = thread::spawn(move || match elsewhere.read(true) {
         Ok(place) => assert_eq!(place.slice().read(), WEIGHT),
-        Err(unread) => assert!(matches!(unread, Unread::Gone)),
+        Err(unread) => assert!(matches!(unread, StorageReadError::Gone)),
     });
-    pass.source.gathered.leave(|_| After::Free, Slot::release);
-    assert!(matches!(here.read(true), Err(Unread::Gone)));
+    pass.source.gathered.leave(|_| After::Free, EvictableStorage::evict);
+    assert!(matches!(here.read(true), Err(StorageReadError::Gone)));
     join([other]);
 }

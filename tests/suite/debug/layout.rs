@@ -13,7 +13,7 @@ fn a_models_layout_shows_each_parameter_on_its_ranks() {
     let pages = MeshTest::new([2, 2], ["dp", "tp"]).run(|mesh| {
         let mlp = Mlp::on(mesh, mesh.device())?;
         let layout = visualize_model(&mlp);
-        Ok((visualize_model.to_string(), visualize_model.to_html()))
+        Ok((layout.to_string(), layout.to_html()))
     });
     let (text, html) = &pages[0];
     // By columns over tp, then by rows over dp.

@@ -36,7 +36,7 @@ fn the_gradient_of_a_greatest_element_is_its_own_also_where_the_others_become_wh
     macro_rules! check {
         ($device:ident $mesh:ident $values:expr, $gradient:expr; $(|$x:ident| $rounded:expr),* $(,)?) => {$(
             let leaf = || Tensor::<1>::from_floats($values, &$device).require_grad();
-            let (whole, cut) = (leaf(), DTensor::distribute_local(leaf(), $mesh, &[S(0)])?);
+            let (whole, cut) = (leaf(), DTensor::distribute_replicated(leaf(), $mesh, &[S(0)])?);
             let $x = whole.clone().max();
             let expected = values(whole.grad(&$rounded.sum().backward()).expect("a leaf"));
             assert_eq!(expected, $gradient);

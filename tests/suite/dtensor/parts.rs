@@ -62,7 +62,7 @@ macro_rules! check {
                         use burn::tensor::activation::*;
                         $body
                     };
-                    let own = DTensor::distribute_local_to(leaf(), mesh, layout)?;
+                    let own = DTensor::distribute_replicated_to(leaf(), mesh, layout)?;
                     let $x = own.clone();
                     let found = {
                         #[allow(unused_imports)]

@@ -43,14 +43,14 @@ impl Waits {
     }
 
     fn set(self, model: &Stack, is_last: bool) -> Result<()> {
-        let all = units(model)?;
+        let all = FsdpModule::of(model)?;
         match self {
             Self::None => {}
             Self::All => all.set_requires_gradient_sync(is_last),
             Self::Root => all.own().set_requires_gradient_sync(is_last),
             Self::Some(blocks) => {
                 for block in &model.blocks[..blocks] {
-                    units(block)?.set_requires_gradient_sync(is_last);
+                    FsdpModule::of(block)?.set_requires_gradient_sync(is_last);
                 }
             }
             Self::Replicas => all.set_requires_all_reduce(is_last),

@@ -69,7 +69,7 @@ fn one_forward_and_its_backward() {
                 let device = world.device().clone().autodiff();
                 let device = if checkpointing { device.gradient_checkpointing() } else { device };
                 let model = sharded(world, reshard, &device)?;
-                let blocks: Vec<FsdpModule> = model.blocks.iter().map(units).collect::<Result<_>>()?;
+                let blocks: Vec<FsdpModule> = model.blocks.iter().map(FsdpModule::of).collect::<Result<_>>()?;
                 for (at, block) in blocks.iter().enumerate().filter(|_| prefetch > 0) {
                     block.set_forward_prefetch(blocks[at + 1..].iter().take(prefetch).cloned());
                     block.set_backward_prefetch(blocks[..at].iter().rev().take(prefetch).cloned());

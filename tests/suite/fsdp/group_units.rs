@@ -259,7 +259,7 @@ fn a_group_stays_one_on_other_meshes() {
         let model = fully_shard(on_device(&Net::init(), &device), &mesh.slice("dp")?, config(FAR))?;
         let paths = ["embed, head", "blocks.0", "blocks.1", "root"];
         let sorted = |model: &Net| {
-            let mut paths = units(model)?.paths();
+            let mut paths = FsdpModule::of(model)?.paths();
             paths.sort();
             Ok::<_, Error>(paths)
         };

@@ -53,7 +53,7 @@ enum Entered {
 
 impl Waits {
     fn set(self, model: &Experts, at: usize, is_last: bool) -> Result<()> {
-        let units = units(model)?;
+        let units = FsdpModule::of(model)?;
         units.set_requires_gradient_sync(is_last || self == Self::Scattered || self == Self::Both && at > 0);
         units.set_requires_all_reduce(is_last || self == Self::Unreduced);
         Ok(())
@@ -246,7 +246,7 @@ fn gradients_that_miss_a_step_are_told() {
         let device = mesh.device().clone().autodiff();
         let sharded = || fully_shard(layer(&device), mesh, FullyShard::new());
         let mut experts = vec![sharded()?, sharded()?];
-        let all = |experts: &[Linear]| experts.iter().map(units).collect::<Result<Vec<_>>>();
+        let all = |experts: &[Linear]| experts.iter().map(FsdpModule::of).collect::<Result<Vec<_>>>();
         let waiting: Vec<_> = all(&experts)?.iter().map(|units| units.no_sync()).collect();
         backward(&experts[0]);
         drop(waiting);

@@ -67,7 +67,7 @@ fn step(
 
 /// A stage whose weights stay from the first forward to the last backward, and whose gradients are reduced there.
 fn staged(model: &Stack, turn: Turn) -> Result<()> {
-    let units = units(model)?;
+    let units = FsdpModule::of(model)?;
     match turn {
         Turn::Forward(0) => units.set_reshard_after_backward(false),
         Turn::Backward(at) => {

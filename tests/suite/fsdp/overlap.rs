@@ -37,7 +37,7 @@ struct Stack {
 
 impl Stack {
     fn units(&self) -> Vec<FsdpModule> {
-        self.blocks.iter().map(|block| units(block).unwrap()).collect()
+        self.blocks.iter().map(|block| FsdpModule::of(block).unwrap()).collect()
     }
 
     /// Calls `before` each block, and `inside` it. Backward of each waits for the one before.

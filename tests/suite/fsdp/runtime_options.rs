@@ -158,7 +158,7 @@ fn backward_gathers_no_unit_that_was_told_not_to() {
         // Nothing before the first block asks for the gradient of its input, so its weight is not read in backward.
         let device = world.device().clone().autodiff();
         let block = &model.blocks[0];
-        units(block)?.set_unshard_in_backward(false);
+        FsdpModule::of(block)?.set_unshard_in_backward(false);
         let x = tensor::<2>(1, [2, WIDTH], &device);
         let before = world.ledger().calls(Op::AllGather);
         let grads = unit(block, x, |block, x| block.forward(x)).sum().backward();

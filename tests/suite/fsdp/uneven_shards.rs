@@ -27,7 +27,7 @@ fn uneven(len: usize, ranks: usize, first: bool) -> Vec<usize> {
 
 /// Every parameter whose stored shape no layer reads, along a dimension that tensor parallelism leaves
 /// or cuts evenly: of 11 tokens and 13 hidden values two ranks have unequal parts.
-fn uneven(ranks: usize) -> impl Fn(ParamInfo<'_>) -> Option<ParamPlacement> + Send + Sync + 'static {
+fn uneven_placement(ranks: usize) -> impl Fn(ParamInfo<'_>) -> Option<ParamPlacement> + Send + Sync + 'static {
     move |param| {
         if ["gamma", "up.bias", "head.bias"].iter().any(|end| param.path.ends_with(end)) {
             return None;
@@ -42,7 +42,7 @@ fn config(ranks: usize, reshard: ReshardAfterForward) -> FullyShard {
     FullyShard::new()
         .with_units(["blocks.*"])
         .with_reshard_after_forward(reshard)
-        .with_shard_placement_fn(uneven(ranks))
+        .with_shard_placement_fn(uneven_placement(ranks))
 }
 
 /// Alone, replicated, and after tensor parallelism, which cuts the same dimensions first.

@@ -83,7 +83,8 @@ fn root_last(mut events: Vec<[String; 3]>) -> Vec<[String; 3]> {
 
 /// Gathers `by` layers ahead: of each, those after it in forward, and those before it in backward, nearest first.
 fn prefetch(model: &Stack, run: &Run) -> Result<()> {
-    let layers: Vec<FsdpModule> = model.layers.iter().map(|layer| Ok(units(layer)?.own())).collect::<Result<_>>()?;
+    let layers: Vec<FsdpModule> =
+        model.layers.iter().map(|layer| Ok(FsdpModule::of(layer)?.own())).collect::<Result<_>>()?;
     for (at, layer) in layers.iter().enumerate() {
         if run.fp > 0 {
             layer.set_forward_prefetch(layers[at + 1..].iter().take(run.fp).cloned());

@@ -101,7 +101,8 @@ fn each_style_sends_what_its_placements_need() {
         macro_rules! of {
             ($placement:expr) => {
                 |mesh, device| {
-                    Ok(DTensor::distribute_local(tensor(1, [2, 4, 8], device), mesh, &[$placement])?.require_grad())
+                    Ok(DTensor::distribute_replicated(tensor(1, [2, 4, 8], device), mesh, &[$placement])?
+                        .require_grad())
                 }
             };
         }

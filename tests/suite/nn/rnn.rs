@@ -35,7 +35,7 @@ fn replicated<const D: usize>(seed: u64, shape: [usize; D], x: &DTensor<3>) -> D
 macro_rules! recurrent {
     ($gates:literal; $($layer:expr, |$plain:ident, $x:ident| $forward:expr, |$parallel:ident, $dx:ident| $forward_dtensor:expr);* $(;)?) => {$(
         for split in [false, true] {
-            let plan = || if split { Plan::new().with($gates, Style::colwise()) } else { Plan::new() };
+            let plan = || if split { Plan::new().with_style($gates, Style::colwise()) } else { Plan::new() };
             same($layer, &plan, [BATCH, SEQ, INPUT], |$plain, $x| $forward, |$parallel, $dx| $forward_dtensor);
         }
     )*};

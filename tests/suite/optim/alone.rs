@@ -29,7 +29,7 @@ macro_rules! case {
         Case {
             name: $name,
             make: || (DTensorOptimizer::new($config.build()), Arc::new($config.build())),
-            whole: $whole,
+            is_full: $whole,
         }
     };
 }

@@ -134,7 +134,7 @@ fn backward(order: Backwards, nets: &[Net], losses: Vec<Tensor<1>>) -> Vec<Gradi
 
 /// Says what becomes of sums of gradients.
 fn scale(plan: &Plan, net: &Net) -> Result<()> {
-    let units = units(net)?;
+    let units = FsdpModule::of(net)?;
     if plan.scaling.sums_forced {
         units.set_force_sum_reduction(true);
     }
@@ -143,17 +143,17 @@ fn scale(plan: &Plan, net: &Net) -> Result<()> {
 
 /// Says which units stay gathered after the backwards of a step.
 fn keep(plan: &Plan, net: &Net, kept: Kept) -> Result<()> {
-    units(net)?.set_reshard_after_backward(kept != Kept::All);
+    FsdpModule::of(net)?.set_reshard_after_backward(kept != Kept::All);
     let some = plan.tree.paths("tree", |node| node.unit && node.kept);
     if kept == Kept::Some && !some.is_empty() {
-        units(net)?.matching(some)?.set_reshard_after_backward(false);
+        FsdpModule::of(net)?.matching(some)?.set_reshard_after_backward(false);
     }
     Ok(())
 }
 
 /// Says where the gradients of a micro-batch go.
 fn wait(waits: Waits, net: &Net, is_last: bool) -> Result<()> {
-    let units = units(net)?;
+    let units = FsdpModule::of(net)?;
     match waits {
         Waits::Unreduced => units.set_requires_gradient_sync(is_last),
         Waits::Scattered => units.set_requires_all_reduce(is_last),

@@ -13,10 +13,10 @@ use burn::tensor::Shape;
 use smallvec::SmallVec;
 
 use super::super::match_table::OpHandle;
+use super::cooperative::{self, CooperativeResult, PartitionedJob, WORTH};
 use super::copy::{GatherCopyPlan, GatherSources};
 use super::reduce::{dtype_of, reduce, reduce_flat};
 use super::result_cache::{CachedResults, Owner, ResultRetention, SharedResultCache};
-use super::cooperative::{self, CooperativeResult, PartitionedJob, WORTH};
 use super::{primitive, wrap};
 use crate::comm::ReduceOp;
 use crate::comm::backend::ranges::{Ranges, full};

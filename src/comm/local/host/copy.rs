@@ -7,8 +7,8 @@ use burn::backend::flex::FlexTensor;
 use burn::tensor::DType;
 use itertools::Itertools;
 
-use super::result_cache::Owner;
 use super::cooperative::{self, CooperativeResult, PartitionedJob, WORTH};
+use super::result_cache::Owner;
 use super::wrap;
 use crate::comm::CollectivePlan;
 use crate::comm::backend::ranges::Ranges;

@@ -2,14 +2,14 @@
 //! of them.
 
 mod block;
+mod collective_cache;
+mod cooperative;
 mod copy;
 mod element;
 mod reduce;
-mod collective_cache;
 mod result_cache;
 #[cfg(test)]
 mod tests;
-mod cooperative;
 
 use std::ops::Range;
 
@@ -19,8 +19,8 @@ use burn::backend::{BackendTensor, DispatchAutodiffContext, DispatchTensor, Disp
 use crate::memory::flex as memory;
 
 pub(super) use crate::memory::flex::primitive;
-pub(super) use copy::{GatherCopyPlan, concat};
 pub(super) use collective_cache::{CollectiveCache, ReduceOperands};
+pub(super) use copy::{GatherCopyPlan, concat};
 pub(super) use result_cache::{Owner, ResultRetention, SharedResultCache};
 
 /// The same tensor with adjacent elements, in memory that stays while a handle does: so that peers

@@ -10,8 +10,8 @@ use super::super::header::{
     ControlMessage, DataMode, EncodedSignature, Header, LaunchId, PayloadDesc, RemoteGroupId, RemoteGroupInfo, Said,
 };
 use super::loopback::Job;
-use crate::comm::transport::{Message, Transport};
 use crate::comm::backend::CallSignature;
+use crate::comm::transport::{Message, Transport};
 use crate::comm::{Call, CommError, Communicator, Launch, LaunchError, Op, RankReport, ReduceOp, World, launch};
 use crate::{Error, Result};
 
@@ -205,7 +205,7 @@ fn a_header_that_cannot_be_right_is_an_error() {
         let print = print();
         let print = Said::Full { number: None, print: &print };
         let contents = PayloadDesc::default();
-        let (channel, when) = (channel(introduction), DataMode::Now);
+        let (channel, when) = (channel(introduction), DataMode::Eager);
         let word = ControlMessage::Joined { channel, seq, print, digests: None, when, contents };
         Header { launch: LaunchId::first(0), word }.write()
     };
@@ -221,7 +221,7 @@ fn a_header_that_cannot_be_right_is_an_error() {
         seq: 0,
         print: Said::Known { number: 3 },
         digests: None,
-        when: DataMode::Now,
+        when: DataMode::Eager,
         contents: PayloadDesc::default(),
     });
     let wrong = [

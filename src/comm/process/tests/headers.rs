@@ -124,7 +124,7 @@ fn headers() -> Vec<Vec<u8>> {
             seq: 1 << 33,
             print: Said::Full { number: Some(5), print },
             digests: Some(digests()),
-            when: DataMode::Pull,
+            when: DataMode::OnDemand,
             contents: contents.clone(),
         }));
         headers.push(write(ControlMessage::Sent { channel: channel(false), to: 2, tag: u32::MAX, print, contents }));
@@ -136,7 +136,7 @@ fn headers() -> Vec<Vec<u8>> {
         seq: 0,
         print,
         digests: None,
-        when: DataMode::Now,
+        when: DataMode::Eager,
         contents: contents_of,
     }));
     headers.push(write(ControlMessage::Pull { channel: 300, seq: 1 << 33, wanted: true }));

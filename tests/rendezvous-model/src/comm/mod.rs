@@ -1,6 +1,6 @@
 #[path = "../../../../src/comm/digests.rs"]
 mod digests;
-pub(crate) mod engine;
+pub(crate) mod backend;
 #[path = "../../../../src/comm/error.rs"]
 mod error;
 pub(crate) mod local;
@@ -14,4 +14,4 @@ pub use digests::Digests;
 pub use digests::Divergence;
 pub use error::CommError;
 pub use op::{CollectiveId, Op};
-pub use replicated::Replicated;
+pub use replicated::ReplicatedValue;

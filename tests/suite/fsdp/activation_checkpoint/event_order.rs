@@ -30,7 +30,7 @@ fn trace(events: &[Event]) -> String {
 type SetPrefetch = fn(&Tower) -> Result<()>;
 
 fn own(block: &super::Block) -> Result<FsdpModule> {
-    Ok(units(block)?.own())
+    Ok(FsdpModule::of(block)?.own())
 }
 
 /// With each block its inner unit and the block before; the inner units nothing.

@@ -77,8 +77,8 @@ impl Precision {
 impl PrefetchMode {
     fn set(self, net: &Net) -> Result<()> {
         let Self::NextTwo = self else { return Ok(()) };
-        let root = units(net)?.own();
-        let blocks = net.blocks.iter().map(units).collect::<Result<Vec<_>>>()?;
+        let root = FsdpModule::of(net)?.own();
+        let blocks = net.blocks.iter().map(FsdpModule::of).collect::<Result<Vec<_>>>()?;
         let forward: Vec<_> = std::iter::once(root).chain(blocks).collect();
         for (at, unit) in forward.iter().enumerate() {
             let after = forward[at + 1..].iter().take(2).cloned();

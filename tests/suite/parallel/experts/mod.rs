@@ -27,7 +27,7 @@ fn steps() -> usize {
 type Values = BTreeMap<String, Vec<f32>>;
 
 /// What an unsharded step has: gradients of the mean loss of all data-parallel ranks.
-fn full_grads(model: &Net, step: usize, data_ranks: usize, device: &Device) -> GradientsParams {
+fn expected_grads(model: &Net, step: usize, data_ranks: usize, device: &Device) -> GradientsParams {
     let losses = (0..data_ranks).map(|rank| model.loss_on(step, rank, Read::Full, device));
     let loss = losses.reduce(|a, b| a + b).expect("a rank") / data_ranks as f32;
     GradientsParams::from_grads(loss.backward(), model)
@@ -40,7 +40,7 @@ fn trained(model: &Net, data_ranks: usize) -> (Values, Values) {
     let mut optim = AdamWConfig::new().with_epsilon(1e-5).init();
     let mut first = None;
     for step in 0..steps() {
-        let grads = full_grads(&model, step, data_ranks, &device);
+        let grads = expected_grads(&model, step, data_ranks, &device);
         first.get_or_insert_with(|| values(&model, Some(&grads)));
         model = optim.step(1e-2, model, grads);
     }

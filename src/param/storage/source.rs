@@ -13,10 +13,10 @@ use crate::comm::{Call, CommError, Op, Phase};
 use crate::error::OrUnwind;
 use crate::memory;
 use crate::param::events::{EventKind, ShardedState, TrainingState, done, happened};
-use crate::param::pending_all_gather::{GatheredTensors, Keeps, PendingAllGather};
 use crate::param::offload::CpuOffload;
-use crate::param::unit::Unit;
+use crate::param::pending_all_gather::{GatheredTensors, Keeps, PendingAllGather};
 use crate::param::replica_check::{CheckedPass, PendingDigests};
+use crate::param::unit::Unit;
 
 /// The shards that a pass started from, and what is gathered of them.
 ///

@@ -16,8 +16,8 @@
 //! | reading and writing them by path | `values` |
 //! | what distributing a model, and the policy, send | `first`, `sync` |
 
-mod first;
 mod buffer_owner;
+mod first;
 mod policy;
 mod sync;
 mod unshare;
