@@ -260,11 +260,11 @@ fn plain(block: &[u8], lens: &[usize], threads: usize) -> Vec<Vec<u8>> {
         if threads == 1 {
             room.write_copy_of_slice(from);
         } else {
-            let piece = len.div_ceil(4 * threads).max(128 << 10);
+            let chunk = len.div_ceil(4 * threads).max(128 << 10);
             let copy = |(to, from): (&mut [MaybeUninit<u8>], &[u8])| {
                 to.write_copy_of_slice(from);
             };
-            room.par_chunks_mut(piece).zip(from.par_chunks(piece)).for_each(copy);
+            room.par_chunks_mut(chunk).zip(from.par_chunks(chunk)).for_each(copy);
         }
         // SAFETY: all of them were written.
         unsafe { to.set_len(*len) };

@@ -102,8 +102,8 @@ fn bystander(world: &World) -> Result<(), Error> {
 fn table(world: &World, device: &Device, title: &str, peer: &Value) -> Result<(), Error> {
     let mesh = &DeviceMesh::new(world, [2], ["tp"])?;
     println!("\n{title:<26} {:>9} {:>11} {:>12} {:>14}", "local ns", "overhead ns", "allocations", "of PyTorch's");
-    let whole = || Tensor::<2>::random([8, 8], Distribution::Default, device);
-    let place = |placement| DTensor::distribute_replicated(whole(), mesh, &[placement]);
+    let full = || Tensor::<2>::random([8, 8], Distribution::Default, device);
+    let place = |placement| DTensor::distribute_replicated(full(), mesh, &[placement]);
     let track = |x: DTensor<2>| if device.is_autodiff() { x.require_grad() } else { x };
     let (x, y, w) = (track(place(S(0))?), track(place(S(0))?), track(place(R)?));
     let ones = Tensor::<1>::ones([8], device);

@@ -105,9 +105,9 @@ fn each_once(world: &World) -> Result<()> {
     let shard = || ShardedTensor { tensor: tensor([2, 3]), dim: 0, sizes: ShardSizes::Chunked(6) };
     let forward = Call::new("gather").with_phase(Phase::Forward);
     all.all_gather(forward, vec![shard(), shard()]).wait()?;
-    let whole = ShardedTensor { tensor: tensor([6, 3]), dim: 0, sizes: ShardSizes::Chunked(6) };
+    let full = ShardedTensor { tensor: tensor([6, 3]), dim: 0, sizes: ShardSizes::Chunked(6) };
     let backward = Call::new("reduce").with_phase(Phase::Backward);
-    all.reduce_scatter(backward, vec![whole], ReduceOp::Sum).wait()?;
+    all.reduce_scatter(backward, vec![full], ReduceOp::Sum).wait()?;
     all.all_reduce("sum".into(), vec![tensor([1, 1])], ReduceOp::Sum).wait()?;
     all.all_to_all("swap".into(), shard(), 1, ShardSizes::Chunked(3)).wait()?;
     // To the next rank alone.
@@ -177,11 +177,11 @@ fn a_span_lasts_until_the_result_is_there_or_is_dropped() {
     profiled(2, |world| {
         let closed = || spans().iter().map(|seen| seen.closed).collect::<Vec<_>>();
         let [first, second] = ["a", "b"].map(|label| world.all().barrier(label.into()));
-        let ahead = world.all().barrier(Call::new("c").with_deferred()).then(|()| 7);
+        let deferred = world.all().barrier(Call::new("c").with_deferred()).then(|()| 7);
         assert_eq!(closed(), [false; 3]);
         drop(second);
         assert_eq!(closed(), [false, true, false]);
-        assert_eq!(ahead.wait()?, 7);
+        assert_eq!(deferred.wait()?, 7);
         assert_eq!(closed(), [false, true, true]);
         first.wait()?;
         assert_eq!(closed(), [true; 3]);

@@ -26,7 +26,7 @@ struct Case {
 
 fn cases() -> Vec<Case> {
     let part = |bytes, ranks| bytes / ranks;
-    let whole = |bytes, _| bytes;
+    let full = |bytes, _| bytes;
     let copied = || -> OfBytes { Box::new(|bytes, world, _| copy_fresh(bytes, world)) };
     let part_copied = || -> OfBytes { Box::new(|bytes, world, _| copy_fresh(bytes / world.size(), world)) };
     let mut cases = Vec::new();
@@ -37,7 +37,7 @@ fn cases() -> Vec<Case> {
         for dim in [0, 1] {
             case(
                 &format!("all-gather dim {dim}"),
-                whole,
+                full,
                 Box::new(move |bytes, world, _| gather(bytes, dim, dtype, world)),
                 copied(),
                 Box::new(move |bytes, world, hands| by_hand::gather(bytes, dim, dtype, world, hands)),
@@ -66,7 +66,7 @@ fn cases() -> Vec<Case> {
         );
         case(
             "all-reduce",
-            whole,
+            full,
             Box::new(move |bytes, world, _| all_reduce(bytes, dtype, world)),
             Box::new(move |bytes, world, _| reduce_fresh(bytes, dtype, world)),
             Box::new(move |bytes, world, hands| by_hand::all_reduce(bytes, dtype, world, hands)),

@@ -40,9 +40,9 @@ pub fn matrix(bytes: usize, dtype: DType) -> [usize; 2] {
 /// This rank's part of it, cut along `dim`.
 fn part(bytes: usize, dim: usize, dtype: DType, world: &World) -> ShardedTensor {
     let mut shape = matrix(bytes, dtype);
-    let cut = ShardSizes::Chunked(shape[dim]);
-    shape[dim] = cut.range(world.size(), world.rank()).len();
-    ShardedTensor { tensor: Tensor::<2>::full(shape, 1.0, (world.device(), dtype)).into_dispatch(), dim, sizes: cut }
+    let sizes = ShardSizes::Chunked(shape[dim]);
+    shape[dim] = sizes.range(world.size(), world.rank()).len();
+    ShardedTensor { tensor: Tensor::<2>::full(shape, 1.0, (world.device(), dtype)).into_dispatch(), dim, sizes: sizes }
 }
 
 /// An all-gather of a matrix of `bytes`.
@@ -59,9 +59,9 @@ pub fn post_gather(bytes: usize, dim: usize, dtype: DType, world: &World) -> Pos
 /// A matrix of `bytes`, cut along `dim`, is cut along the other dimension.
 pub fn all_to_all(bytes: usize, dim: usize, dtype: DType, world: &World) -> Step {
     let (shard, comm) = (part(bytes, dim, dtype, world), world.all());
-    let cut = ShardSizes::Chunked(matrix(bytes, dtype)[1 - dim]);
+    let sizes = ShardSizes::Chunked(matrix(bytes, dtype)[1 - dim]);
     Box::new(move || {
-        let work = comm.all_to_all("cut anew".into(), shard.clone(), 1 - dim, cut.clone());
+        let work = comm.all_to_all("cut anew".into(), shard.clone(), 1 - dim, sizes.clone());
         drop(black_box(work.wait().expect("all ranks exchange")));
     })
 }
@@ -87,6 +87,6 @@ pub fn scatter(bytes: usize, dim: usize, dtype: DType, world: &World) -> Step {
 pub fn post_scatter(bytes: usize, dim: usize, dtype: DType, world: &World) -> Post {
     let shape = matrix(bytes, dtype);
     let tensor = Tensor::<2>::full(shape, 1.0, (world.device(), dtype)).into_dispatch();
-    let (whole, comm) = (ShardedTensor { tensor, dim, sizes: ShardSizes::Chunked(shape[dim]) }, world.all());
-    Box::new(move || comm.reduce_scatter("scatter".into(), vec![whole.clone()], ReduceOp::Sum))
+    let (complete, comm) = (ShardedTensor { tensor, dim, sizes: ShardSizes::Chunked(shape[dim]) }, world.all());
+    Box::new(move || comm.reduce_scatter("scatter".into(), vec![complete.clone()], ReduceOp::Sum))
 }

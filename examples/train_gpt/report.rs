@@ -48,8 +48,8 @@ impl Collectives {
         let shards = settings.mesh[settings.mesh.len() - 1];
         let replicas = settings.ranks() / shards;
         let units = settings.model.layers as u64 + 1;
-        let whole = params(&settings.model, device);
-        let blocks = whole - params(&GptConfig { layers: 0, ..settings.model }, device);
+        let full = params(&settings.model, device);
+        let blocks = full - params(&GptConfig { layers: 0, ..settings.model }, device);
         let shard = outcome.local_params as u64;
         // A reduction carries one number per parameter and rank: whether the rank has a gradient of it.
         let used = tensors(&settings.model, device);
@@ -59,7 +59,7 @@ impl Collectives {
         let (again, again_params, again_formula) = match settings.reshard {
             ReshardAfterForward::Never | ReshardAfterForward::Ranks(1) => (0, 0, "0: kept since forward"),
             ReshardAfterForward::Auto => (units - 1, blocks, "steps x blocks: the root is kept"),
-            ReshardAfterForward::Always | ReshardAfterForward::Ranks(_) => (units, whole, all),
+            ReshardAfterForward::Always | ReshardAfterForward::Ranks(_) => (units, full, all),
         };
         let (norms, scaled) = (u64::from(settings.clip.is_some()), u64::from(settings.param_dtype == DType::F16));
         let [weight, gradient] = [settings.param_dtype, settings.reduce_dtype].map(|dtype| dtype.size() as u64);
@@ -86,9 +86,9 @@ impl Collectives {
             ..row(Op::AllReduce, Phase::Other, 1, 0, 0, "the norm with --clip, overflow in f16")
         };
         let mut rows = vec![
-            row(Op::AllGather, Phase::Forward, shards, units, whole * weight, all),
+            row(Op::AllGather, Phase::Forward, shards, units, full * weight, all),
             row(Op::AllGather, Phase::Backward, shards, again, again_params * weight, again_formula),
-            row(Op::ReduceScatter, Phase::Backward, shards, units, (whole + used * shards as u64) * gradient, reduced),
+            row(Op::ReduceScatter, Phase::Backward, shards, units, (full + used * shards as u64) * gradient, reduced),
             row(
                 Op::AllReduce,
                 Phase::Backward,
@@ -109,7 +109,7 @@ impl Collectives {
                 let expected = CallTotals { calls: steps * calls, bytes: steps * bytes };
                 Row { operation: operation.into(), phase: "".into(), counted, expected, formula: formula.into() }
             };
-            let bytes = (whole + again_params) * weight;
+            let bytes = (full + again_params) * weight;
             rows.extend([
                 copy("to device", to_device, batches * (units + again), batches * bytes, "what was gathered"),
                 copy("to host", to_host, units, shard * gradient, "steps x (blocks + root): the shards'"),

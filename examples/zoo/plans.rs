@@ -60,6 +60,6 @@ pub fn momentum() -> (ShardedOptimizer, ModuleOptimizer) {
 /// Muon for the matrices of attention, AdamW for all else.
 pub fn muon() -> (ShardedOptimizer, ModuleOptimizer) {
     let (matrices, config) = (ParamGroup::from_predicates(vec!["attention.", "weight"]), MuonConfig::new());
-    let (shards, whole) = adamw();
-    (shards.with_muon(matrices.clone(), config.clone()), whole.with_group(matrices, config.build(), None))
+    let (shards, full) = adamw();
+    (shards.with_muon(matrices.clone(), config.clone()), full.with_group(matrices, config.build(), None))
 }

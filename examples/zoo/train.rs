@@ -106,9 +106,9 @@ fn schedule(settings: &Settings) -> Result<ModuleLrScheduler> {
 
 /// Which of how many data-parallel ranks `rank` is: ranks along the last dimension have the same rows if that is `tp`.
 fn data_rank<T: Task>(settings: &Settings, rank: usize) -> (usize, usize) {
-    let alike = match T::DIMS.last() {
+    let same = match T::DIMS.last() {
         Some(&"tp") => settings.mesh[settings.mesh.len() - 1],
         _ => 1,
     };
-    (rank / alike, settings.ranks() / alike)
+    (rank / same, settings.ranks() / same)
 }

@@ -53,15 +53,15 @@ type ShardArgument<'a> = (usize, (&'a DispatchTensor, &'a (usize, ShardSizes)));
 /// Prints of the wholes that these pieces are cut from.
 pub(super) fn check_shards(
     tensors: &[DispatchTensor],
-    cuts: &[(usize, ShardSizes)],
+    shardings: &[(usize, ShardSizes)],
     group: &Group,
 ) -> Checked<Vec<TensorSignature>> {
-    let piece = |(i, (tensor, (dim, cut))): ShardArgument<'_>| {
-        let mut print = full_of(i, tensor, *dim, cut, group)?;
-        let expected = cut.range(group.size(), group.rank()).len();
+    let block = |(i, (tensor, (dim, sizes))): ShardArgument<'_>| {
+        let mut print = full_of(i, tensor, *dim, sizes, group)?;
+        let expected = sizes.range(group.size(), group.rank()).len();
         let found = print.shape[*dim];
         if found != expected {
-            let part = match cut {
+            let part = match sizes {
                 ShardSizes::Chunked(len) => format!("chunk {} of {len} over {} ranks has", group.rank(), group.size()),
                 ShardSizes::Uneven(lengths) => format!("length {} of {lengths:?} is", group.rank()),
             };
@@ -70,26 +70,26 @@ pub(super) fn check_shards(
                 "cut the whole with `placement::Cut`",
             );
         }
-        print.shape[*dim] = cut.total();
+        print.shape[*dim] = sizes.total();
         Ok(print)
     };
-    tensors.iter().zip(cuts).enumerate().map(piece).collect()
+    tensors.iter().zip(shardings).enumerate().map(block).collect()
 }
 
 /// Prints of these wholes, to be reduced and cut.
 pub(super) fn check_full(
     tensors: &[DispatchTensor],
-    cuts: &[(usize, ShardSizes)],
+    shardings: &[(usize, ShardSizes)],
     op: ReduceOp,
     group: &Group,
 ) -> Checked<Vec<TensorSignature>> {
-    let whole = |(i, (tensor, (dim, cut))): ShardArgument<'_>| {
-        let print = full_of(i, tensor, *dim, cut, group)?;
+    let full = |(i, (tensor, (dim, sizes))): ShardArgument<'_>| {
+        let print = full_of(i, tensor, *dim, sizes, group)?;
         reducible(i, print.dtype, op)?;
-        check_total(i, &print.shape, *dim, cut)?;
+        check_total(i, &print.shape, *dim, sizes)?;
         Ok(print)
     };
-    tensors.iter().zip(cuts).enumerate().map(whole).collect()
+    tensors.iter().zip(shardings).enumerate().map(full).collect()
 }
 
 /// Prints of tensors that are reduced whole.
@@ -106,11 +106,11 @@ pub(super) fn reduced(tensors: &[DispatchTensor], op: ReduceOp) -> Checked<Vec<T
 pub(super) fn recut(
     shard: &ShardedTensor,
     to_dim: usize,
-    to_cut: &ShardSizes,
+    to_sizes: &ShardSizes,
     group: &Group,
 ) -> Checked<TensorSignature> {
-    let ShardedTensor { tensor, dim, sizes: cut } = shard;
-    let mut print = check_shards(std::slice::from_ref(tensor), &[(*dim, cut.clone())], group)?.remove(0);
+    let ShardedTensor { tensor, dim, sizes: sizes } = shard;
+    let mut print = check_shards(std::slice::from_ref(tensor), &[(*dim, sizes.clone())], group)?.remove(0);
     in_range(0, to_dim, &print.shape)?;
     if to_dim == shard.dim {
         return problem(
@@ -118,9 +118,9 @@ pub(super) fn recut(
             "name another dimension, or leave the tensor as it is",
         );
     }
-    one_per_rank(0, to_cut, group)?;
-    check_total(0, &print.shape, to_dim, to_cut)?;
-    print.to = Some(ShardSignature::new(to_dim, to_cut));
+    one_per_rank(0, to_sizes, group)?;
+    check_total(0, &print.shape, to_dim, to_sizes)?;
+    print.to = Some(ShardSignature::new(to_dim, to_sizes));
     Ok(print)
 }
 
@@ -263,22 +263,22 @@ pub(super) fn rows_of(dims: &[usize], indices: usize) -> Checked<()> {
 }
 
 /// Adds the cuts that a scatter makes.
-pub(super) fn scattered(prints: &mut [TensorSignature], cuts: &[(usize, ShardSizes)], group: &Group) -> Checked<()> {
-    if prints.len() != cuts.len() {
-        return problem(format!("{} tensors, but {} `cuts`", prints.len(), cuts.len()), "give one cut a tensor");
+pub(super) fn scattered(prints: &mut [TensorSignature], shardings: &[(usize, ShardSizes)], group: &Group) -> Checked<()> {
+    if prints.len() != shardings.len() {
+        return problem(format!("{} tensors, but {} `cuts`", prints.len(), shardings.len()), "give one cut a tensor");
     }
-    for (i, (print, (dim, cut))) in prints.iter_mut().zip(cuts).enumerate() {
+    for (i, (print, (dim, sizes))) in prints.iter_mut().zip(shardings).enumerate() {
         in_range(i, *dim, &print.shape)?;
-        one_per_rank(i, cut, group)?;
-        check_total(i, &print.shape, *dim, cut)?;
-        print.sharding = Some(ShardSignature::new(*dim, cut));
+        one_per_rank(i, sizes, group)?;
+        check_total(i, &print.shape, *dim, sizes)?;
+        print.sharding = Some(ShardSignature::new(*dim, sizes));
     }
     Ok(())
 }
 
 /// The print of `tensor`, with its cut checked.
-fn full_of(i: usize, tensor: &DispatchTensor, dim: usize, cut: &ShardSizes, group: &Group) -> Checked<TensorSignature> {
-    sharded_along(i, plain(i, tensor)?, dim, cut, group)
+fn full_of(i: usize, tensor: &DispatchTensor, dim: usize, sizes: &ShardSizes, group: &Group) -> Checked<TensorSignature> {
+    sharded_along(i, plain(i, tensor)?, dim, sizes, group)
 }
 
 /// A print with its cut, which is checked.
@@ -286,26 +286,26 @@ fn sharded_along(
     i: usize,
     mut print: TensorSignature,
     dim: usize,
-    cut: &ShardSizes,
+    sizes: &ShardSizes,
     group: &Group,
 ) -> Checked<TensorSignature> {
     in_range(i, dim, &print.shape)?;
-    one_per_rank(i, cut, group)?;
-    print.sharding = Some(ShardSignature::new(dim, cut));
+    one_per_rank(i, sizes, group)?;
+    print.sharding = Some(ShardSignature::new(dim, sizes));
     Ok(print)
 }
 
 /// Prints of wholes that are known by their descriptions, and cut.
 pub(super) fn check_described(
-    wholes: &[(TensorMeta, usize, ShardSizes)],
+    full_tensors: &[(TensorMeta, usize, ShardSizes)],
     group: &Group,
 ) -> Checked<Vec<TensorSignature>> {
-    let whole = |(i, (meta, dim, cut)): (usize, &(TensorMeta, usize, ShardSizes))| {
-        let print = sharded_along(i, described(meta), *dim, cut, group)?;
-        check_total(i, &print.shape, *dim, cut)?;
+    let full = |(i, (meta, dim, sizes)): (usize, &(TensorMeta, usize, ShardSizes))| {
+        let print = sharded_along(i, described(meta), *dim, sizes, group)?;
+        check_total(i, &print.shape, *dim, sizes)?;
         Ok(print)
     };
-    wholes.iter().enumerate().map(whole).collect()
+    full_tensors.iter().enumerate().map(full).collect()
 }
 
 /// That all can be reduced.
@@ -326,10 +326,10 @@ pub(super) fn as_planned(plan: &CollectivePlan, tensors: &[DispatchTensor], grou
     for (i, (tensor, of_plan)) in tensors.iter().zip(&*plan.tensors).enumerate() {
         let print = plain(i, tensor)?;
         let mut shape = of_plan.shape.clone();
-        if let Some((dim, cut)) = plan.shardings().get(i) {
-            one_per_rank(i, cut, group)?;
+        if let Some((dim, sizes)) = plan.shardings().get(i) {
+            one_per_rank(i, sizes, group)?;
             if plan.op() == Op::AllGather {
-                shape[*dim] = cut.range(group.size(), group.rank()).len();
+                shape[*dim] = sizes.range(group.size(), group.rank()).len();
             }
         }
         if print.dtype != of_plan.dtype || print.shape != shape {
@@ -367,8 +367,8 @@ fn in_range(i: usize, dim: usize, shape: &Shape) -> Checked<()> {
     )
 }
 
-fn one_per_rank(i: usize, cut: &ShardSizes, group: &Group) -> Checked<()> {
-    let lengths = cut.lengths().filter(|lengths| lengths.len() != group.size());
+fn one_per_rank(i: usize, sizes: &ShardSizes, group: &Group) -> Checked<()> {
+    let lengths = sizes.lengths().filter(|lengths| lengths.len() != group.size());
     lengths.map_or(Ok(()), |lengths| {
         problem(
             format!("tensor {i} is cut into the {} lengths {lengths:?} over {} ranks", lengths.len(), group.size()),
@@ -377,8 +377,8 @@ fn one_per_rank(i: usize, cut: &ShardSizes, group: &Group) -> Checked<()> {
     })
 }
 
-fn check_total(i: usize, shape: &Shape, dim: usize, cut: &ShardSizes) -> Checked<()> {
-    let (found, total) = (shape[dim], cut.total());
+fn check_total(i: usize, shape: &Shape, dim: usize, sizes: &ShardSizes) -> Checked<()> {
+    let (found, total) = (shape[dim], sizes.total());
     if found == total {
         return Ok(());
     }

@@ -184,18 +184,18 @@ impl Communicator {
             return Work::failed(rank.fail(CommError::CollectiveInRunOn { rank: rank.rank, called }));
         }
         let span = trace::posted(rank.rank, self.group(), seq, &print, call.phase, bytes);
-        let Call { label, phase, deferred: ahead, .. } = call;
+        let Call { label, phase, deferred: is_deferred, .. } = call;
         let (posted, recorder) = (Instant::now(), rank.ledger.recorder());
         let posting = Posting { channel: sequence.number(), seq, print: &print, phase, bytes, peer };
         let noted = recorder.posted(posted, &posting);
         let charge = Charge { noted, op, group_size, bytes, label, phase };
-        if !ahead {
+        if !is_deferred {
             rank.ledger.record(&charge);
         }
-        match span.in_scope(|| begin(&**channel, CallContext { print, is_deferred: ahead })) {
+        match span.in_scope(|| begin(&**channel, CallContext { print, is_deferred: is_deferred })) {
             Ok(pending) => {
                 recorder.taken(sequence, op, seq);
-                Work::under_way(pending, InFlightGuard::new(rank.clone(), span, charge, posted, ahead, self.deadline))
+                Work::under_way(pending, InFlightGuard::new(rank.clone(), span, charge, posted, is_deferred, self.deadline))
             }
             Err(error) => {
                 recorder.over(noted, posted.elapsed(), OpOutcome::Refused);

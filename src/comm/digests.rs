@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_is_outside_the_majority_is_named() {
+    fn ranks_outside_the_majority_are_named() {
         assert_eq!(of(&[7; 5]), None);
         for culprit in 0..3 {
             let mut held = [7; 3];
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn of_two_or_of_halves_nobody_is() {
+    fn of_two_or_of_halves_no_rank_is() {
         assert_eq!(of(&[7, 8]), Some((1, 0, false)));
         assert_eq!(of(&[7, 7, 8, 8]), Some((2, 0, false)));
         assert_eq!(of(&[7, 8, 9]), Some((1, 0, false)));

@@ -80,8 +80,8 @@ impl CollectivePlan {
 
     /// The tensors, each with its element type.
     pub(super) fn sharded_tensors(&self) -> impl Iterator<Item = (DType, ShardedTensorSpec)> {
-        self.tensors.iter().zip(&self.shardings).map(|(TensorSignature { shape, dtype, .. }, (dim, cut))| {
-            (*dtype, ShardedTensorSpec { shape: shape.clone(), dim: *dim, sizes: cut.clone() })
+        self.tensors.iter().zip(&self.shardings).map(|(TensorSignature { shape, dtype, .. }, (dim, sizes))| {
+            (*dtype, ShardedTensorSpec { shape: shape.clone(), dim: *dim, sizes: sizes.clone() })
         })
     }
 
@@ -113,8 +113,8 @@ pub(super) fn offered<T>(cell: &OnceLock<T>, make: impl FnOnce() -> T) -> &T {
 
 impl fmt::Debug for CollectivePlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { op, reduce, tensors, shardings: cuts, .. } = self;
+        let Self { op, reduce, tensors, shardings: shardings, .. } = self;
         let mut plan = f.debug_struct("Plan");
-        plan.field("op", op).field("reduce", reduce).field("tensors", tensors).field("cuts", cuts).finish()
+        plan.field("op", op).field("reduce", reduce).field("tensors", tensors).field("cuts", shardings).finish()
     }
 }

@@ -46,9 +46,9 @@ pub(super) struct InFlightGuard {
 }
 
 impl InFlightGuard {
-    pub fn new(rank: Arc<Rank>, span: Span, charge: Charge, posted: Instant, ahead: bool, deadline: Duration) -> Self {
+    pub fn new(rank: Arc<Rank>, span: Span, charge: Charge, posted: Instant, deferred: bool, deadline: Duration) -> Self {
         rank.ledger.posted();
-        Self { rank, span, charge, posted, is_over: Cell::new(false), is_deferred: ahead, deadline }
+        Self { rank, span, charge, posted, is_over: Cell::new(false), is_deferred: deferred, deadline }
     }
 
     /// The flight recorder notes how it is over.
@@ -114,9 +114,9 @@ impl<T> Work<T> {
             WorkState::Ended(result) => return result.map(|value| (value, None)),
             WorkState::UnderWay(work) => work,
         };
-        let InFlightGuard { rank, span, charge, posted, is_deferred: ahead, deadline, .. } = &place;
+        let InFlightGuard { rank, span, charge, posted, is_deferred: deferred, deadline, .. } = &place;
         rank.check_thread(charge.op, &charge.label)?;
-        if *ahead {
+        if *deferred {
             rank.ledger.record(charge);
         }
         let _inside = span.enter();

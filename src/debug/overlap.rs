@@ -38,10 +38,10 @@ impl Overlap {
             let Some(OpTiming { posted, carried, wanted }) = event.timing else { continue };
             overlap.exposed += carried.complete.saturating_duration_since(wanted);
             let Some(before) = before(events, at) else { continue };
-            let is_ahead = posted < before;
+            let is_prefetched = posted < before;
             overlap.gathers += 1;
-            overlap.prefetched += usize::from(is_ahead);
-            overlap.hidden += usize::from(is_ahead && before < carried.complete && carried.begun < wanted);
+            overlap.prefetched += usize::from(is_prefetched);
+            overlap.hidden += usize::from(is_prefetched && before < carried.complete && carried.begun < wanted);
         }
         overlap
     }
@@ -76,10 +76,10 @@ impl Sum for Overlap {
 /// `of 14 all-gathers 14 were posted before the unit before them computed, and 13 moved while it did; 0.412 ms were waited for`
 impl fmt::Display for Overlap {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { gathers, prefetched: ahead, hidden, exposed } = self;
+        let Self { gathers, prefetched: deferred, hidden, exposed } = self;
         write!(
             f,
-            "of {gathers} all-gathers {ahead} were posted before the unit before them computed, and {hidden} moved \
+            "of {gathers} all-gathers {deferred} were posted before the unit before them computed, and {hidden} moved \
              while it did; {:.3} ms were waited for",
             exposed.as_secs_f64() * 1e3
         )
@@ -129,8 +129,8 @@ mod tests {
     fn a_gather_is_hidden_if_it_moves_while_the_unit_before_computes() {
         for pass in [TrainingState::Forward, TrainingState::PreBackward] {
             let counts = |times| {
-                let Overlap { gathers, prefetched: ahead, hidden, exposed } = overlap(pass, times);
-                (gathers, ahead, hidden, exposed.as_millis())
+                let Overlap { gathers, prefetched: deferred, hidden, exposed } = overlap(pass, times);
+                (gathers, deferred, hidden, exposed.as_millis())
             };
             assert_eq!(counts([8, 11, 15, 18]), (1, 1, 1, 0), "{pass:?}");
             assert_eq!(counts([8, 11, 19, 16]), (1, 1, 1, 3), "{pass:?}: a part of it");

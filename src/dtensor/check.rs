@@ -93,10 +93,10 @@ impl Table {
     /// A sharded dimension is as long as the pieces of the ranks that are first everywhere else.
     fn global_shape<const D: usize>(&self) -> Shape {
         let len = |dim| {
-            let cuts = self.layout.shard_order(dim);
+            let shardings = self.layout.shard_order(dim);
             let others_first = |row: &&RankRow| {
                 let mut indices = row.coordinate.iter().enumerate();
-                indices.all(|(mesh_dim, &index)| index == 0 || cuts.contains(&mesh_dim))
+                indices.all(|(mesh_dim, &index)| index == 0 || shardings.contains(&mesh_dim))
             };
             self.rows.iter().filter(others_first).map(|row| row.shape[dim]).sum::<usize>()
         };

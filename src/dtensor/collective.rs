@@ -43,22 +43,22 @@ impl<const D: usize, K: Kind> Moving<D, K> {
 pub(super) fn all_gather<const D: usize, K: Kind>(
     comm: &Communicator,
     call: Call,
-    piece: Tensor<D, K>,
+    block: Tensor<D, K>,
     dim: usize,
-    cut: ShardSizes,
+    sizes: ShardSizes,
 ) -> Moving<D, K> {
-    let piece = ShardedTensor { tensor: piece.into_dispatch(), dim, sizes: cut };
-    Moving::Many(comm.all_gather(call, vec![piece]))
+    let block = ShardedTensor { tensor: block.into_dispatch(), dim, sizes: sizes };
+    Moving::Many(comm.all_gather(call, vec![block]))
 }
 
 /// Re-cuts from pieces of one dimension to pieces of another: each with its cut.
 pub(super) fn all_to_all<const D: usize, K: Kind>(
     comm: &Communicator,
     call: Call,
-    piece: Tensor<D, K>,
-    (dim, cut): (usize, ShardSizes),
-    (to_dim, to_cut): (usize, ShardSizes),
+    block: Tensor<D, K>,
+    (dim, sizes): (usize, ShardSizes),
+    (to_dim, to_sizes): (usize, ShardSizes),
 ) -> Moving<D, K> {
-    let piece = ShardedTensor { tensor: piece.into_dispatch(), dim, sizes: cut };
-    Moving::One(comm.all_to_all(call, piece, to_dim, to_cut))
+    let block = ShardedTensor { tensor: block.into_dispatch(), dim, sizes: sizes };
+    Moving::One(comm.all_to_all(call, block, to_dim, to_sizes))
 }

@@ -25,8 +25,8 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         let layout = Layout::new(mesh.shape(), placements)?;
         layout.check(D)?;
         let mut dims = local.dims();
-        for (dim, cuts) in layout.orders() {
-            dims[dim] *= cuts.iter().map(|&cut| mesh.shape()[cut]).product::<usize>();
+        for (dim, shardings) in layout.orders() {
+            dims[dim] *= shardings.iter().map(|&sizes| mesh.shape()[sizes]).product::<usize>();
         }
         let spec = DTensorSpec::new(mesh, layout, Shape::from(dims), local.dtype())?;
         Ok(Self::from_parts(local, spec.shared()))

@@ -107,8 +107,8 @@ impl CrossMeshRedistribute {
         ranks.dedup();
         let is_member = ranks.binary_search(&from.rank()).is_ok();
         let comm = if is_member { Some(from.world().group(&ranks)?) } else { None };
-        let whole = |_, own: Placement| if own.partial_op().is_some() { Placement::Replicate } else { own };
-        let reduced = from_layout.replaced(whole)?;
+        let full = |_, own: Placement| if own.partial_op().is_some() { Placement::Replicate } else { own };
+        let reduced = from_layout.replaced(full)?;
         let (a, b) = ((from, &reduced), (to, &to_layout));
         let there = Moves::new(a, b, &ranks, &shape);
         let back = Arc::new(Moves::new(b, a, &ranks, &shape));
@@ -137,8 +137,8 @@ impl CrossMeshRedistribute {
             return Err(DTensorError::TransferTracked { from, to }.into());
         }
         let origin = CallSite::new("Transfer");
-        let whole = |_, own: Placement| if own.partial_op().is_some() { Placement::Replicate } else { own };
-        let x = x.map(|x| x.redistribute_to(&self.from.1.replaced(whole)?)).transpose()?;
+        let full = |_, own: Placement| if own.partial_op().is_some() { Placement::Replicate } else { own };
+        let x = x.map(|x| x.redistribute_to(&self.from.1.replaced(full)?)).transpose()?;
         let meta = TensorMeta { shape: self.shape.clone(), dtype: self.dtype };
         let call = Call { global_tensor: Some(meta), ..Call::new(self.label.clone()) };
         let local = x.as_ref().map(|x| x.local.clone().inner());
@@ -219,7 +219,7 @@ impl Moves {
             }
         }
         let part = there.map(|there| Shape::from(there.iter().map(ExactSizeIterator::len).collect::<Vec<_>>()));
-        Self { communicates: all.iter().any(|piece| piece.from != piece.to), gives, gets, part }
+        Self { communicates: all.iter().any(|fragment| fragment.from != fragment.to), gives, gets, part }
     }
 
     /// The part that this rank gets, if any, for the one that it has.
@@ -242,17 +242,17 @@ impl Moves {
         }
         let mut got = if self.communicates { comm.all_to_all_list(call, parts, metas).wait()? } else { parts };
         let Some(part) = &self.part else { return Ok(None) };
-        let mut piece = |member: usize| Tensor::from_dispatch(got[member].take().expect("it was promised"));
+        let mut fragment = |member: usize| Tensor::from_dispatch(got[member].take().expect("it was promised"));
         if let [(member, _)] = self.gets[..] {
-            return Ok(Some(piece(member)));
+            return Ok(Some(fragment(member)));
         }
         let device = local.map_or_else(|| mesh.device().clone(), |local| local.device());
         let empty = Tensor::<D, K>::empty(part.clone(), (&device, dtype));
-        let whole = self.gets.iter().fold(empty, |whole, (member, ranges)| {
+        let full = self.gets.iter().fold(empty, |full, (member, ranges)| {
             let slices: Vec<Slice> = ranges.iter().cloned().map(Slice::from).collect();
-            whole.slice_assign(slices.as_slice(), piece(*member))
+            full.slice_assign(slices.as_slice(), fragment(*member))
         });
-        Ok(Some(whole))
+        Ok(Some(full))
     }
 }
 

@@ -132,7 +132,7 @@ pub(super) fn leaves<const D: usize, K: Kind>(
 /// # Collective
 /// Every rank of the mesh.
 pub(crate) fn send_parts<const D: usize, K: Kind>(
-    whole: Option<Tensor<D, K>>,
+    full: Option<Tensor<D, K>>,
     spec: &DTensorSpec,
     source: &[usize],
     call: &Call,
@@ -140,7 +140,7 @@ pub(crate) fn send_parts<const D: usize, K: Kind>(
     let coordinate = spec.coordinate();
     let sequence = sharding_sequence(spec.layout());
     let mut shape: [usize; D] = spec.shape().dims();
-    let mut held = whole;
+    let mut held = full;
     for (at, &mesh_dim) in sequence.iter().enumerate() {
         let mut later = sequence[at + 1..].iter();
         let taking_part = later.all(|&later| coordinate[later] == source[later]);
@@ -148,16 +148,16 @@ pub(crate) fn send_parts<const D: usize, K: Kind>(
         let shard = spec.placements()[mesh_dim].shard_dim().map(|dim| (dim, spec.shard_sizes(&[mesh_dim])));
         if taking_part {
             let metas = vec![TensorMeta { shape: Shape::from(shape), dtype: spec.dtype() }];
-            let whole = held.take().map(|whole| vec![whole.into_dispatch()]);
+            let full = held.take().map(|full| vec![full.into_dispatch()]);
             let work = match shard.clone() {
-                Some(cut) => comm.scatter(call.clone(), whole, metas, vec![cut], source[mesh_dim]),
-                None => comm.broadcast(call.clone(), whole, metas, source[mesh_dim]),
+                Some(sizes) => comm.scatter(call.clone(), full, metas, vec![sizes], source[mesh_dim]),
+                None => comm.broadcast(call.clone(), full, metas, source[mesh_dim]),
             };
             held = Some(work.single()?);
         }
-        if let Some((dim, cut)) = shard {
+        if let Some((dim, sizes)) = shard {
             let group = comm.group();
-            shape[dim] = cut.range(group.size(), group.rank()).len();
+            shape[dim] = sizes.range(group.size(), group.rank()).len();
         }
     }
     Ok(held.expect("after the last mesh dimension every rank has taken part"))
@@ -186,12 +186,12 @@ fn sharding_sequence(layout: &Layout) -> SmallVec<[usize; 3]> {
     while sequence.len() < placements.len() {
         let ready = |mesh_dim: &usize| {
             let outside = placements[*mesh_dim].shard_dim().map_or(&[][..], |dim| layout.shard_order(dim));
-            let mut outside = outside.iter().take_while(|cut| *cut != mesh_dim);
-            !sequence.contains(mesh_dim) && outside.all(|cut| sequence.contains(cut))
+            let mut outside = outside.iter().take_while(|sizes| *sizes != mesh_dim);
+            !sequence.contains(mesh_dim) && outside.all(|sizes| sequence.contains(sizes))
         };
-        let is_cut = |mesh_dim: &usize| placements[*mesh_dim].shard_dim().is_some();
+        let is_sharded = |mesh_dim: &usize| placements[*mesh_dim].shard_dim().is_some();
         let mut left = (0..placements.len()).filter(ready);
-        let next = left.clone().find(is_cut).or_else(|| left.next());
+        let next = left.clone().find(is_sharded).or_else(|| left.next());
         sequence.push(next.expect("an order of cuts has an outermost cut"));
     }
     sequence
@@ -202,7 +202,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn cuts_come_after_those_outside_them() {
+    fn inner_dimensions_shard_after_outer_ones() {
         let (r, s) = (Placement::Replicate, Placement::Shard(0));
         let plain = Layout::new(&[2, 2, 2], &[s, r, s]).unwrap();
         assert_eq!(sharding_sequence(&plain).as_slice(), [0, 2, 1]);

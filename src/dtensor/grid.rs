@@ -22,8 +22,8 @@ pub(crate) struct Grid {
 impl Grid {
     /// Of the first two dimensions that are cut, or else the first ones; `None` where more than two are cut.
     pub fn of(spec: &DTensorSpec) -> Option<Self> {
-        let cut = spec.layout().orders().map(|(dim, _)| dim);
-        let mut dims: Vec<usize> = cut.chain(0..spec.shape().num_dims()).unique().collect();
+        let sizes = spec.layout().orders().map(|(dim, _)| dim);
+        let mut dims: Vec<usize> = sizes.chain(0..spec.shape().num_dims()).unique().collect();
         if spec.layout().orders().count() > 2 {
             return None;
         }

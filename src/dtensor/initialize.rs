@@ -85,8 +85,8 @@ impl<const D: usize> DTensor<D> {
         let (q, r) = linalg::qr::<2>(if wide { drawn.transpose() } else { drawn }, true);
         let signs = linalg::diag::<2, 1, _>(r).sign().unsqueeze();
         let q: Tensor<2> = q * signs;
-        let whole = if wide { q.transpose() } else { q };
-        Self::distribute_replicated(whole.reshape(shape).mul_scalar(gain), mesh, placements)
+        let full = if wide { q.transpose() } else { q };
+        Self::distribute_replicated(full.reshape(shape).mul_scalar(gain), mesh, placements)
     }
 }
 

@@ -17,8 +17,8 @@ use crate::memory::flex as memory;
 /// The part of `tensor` inside `ranges`, in memory of its own: a view would keep the whole buffer
 /// alive. A part that is the whole stays as it is.
 pub(super) fn slice<const D: usize, K: Kind>(tensor: Tensor<D, K>, ranges: &[Range<usize>]) -> Tensor<D, K> {
-    let whole = tensor.dims().iter().zip(ranges).all(|(&len, range)| *range == (0..len));
-    if whole {
+    let full = tensor.dims().iter().zip(ranges).all(|(&len, range)| *range == (0..len));
+    if full {
         return tensor;
     }
     let slices: Vec<Slice> = ranges.iter().cloned().map(Slice::from).collect();

@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn a_part_equals_the_same_part_of_the_whole() {
+    fn a_shard_equals_the_same_shard_of_the_full_tensor() {
         let shape = [5, 7, 6];
         for distribution in [Distribution::Default, Distribution::Normal(1.0, 2.0)] {
             let all = full(distribution, 3, &shape);
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn a_part_longer_than_one_task_equals_the_whole() {
+    fn a_shard_longer_than_one_task_equals_the_full_tensor() {
         let all = full(Distribution::Default, 9, &[3 * GRAIN]);
         let own = 17..2 * GRAIN + 30;
         let part = part(Distribution::Default, 9, &[3 * GRAIN], std::slice::from_ref(&own));

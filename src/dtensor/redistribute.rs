@@ -103,7 +103,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         let there = Self::from_parts(to.redistribute(local, &self.spec, handles)?, to.spec);
         let Some(gathering) = to.route.gathering().filter(|_| is_tracked(&self.local)) else { return Ok(there) };
         let mesh_dims = gathering.mesh_dims;
-        let (from, route, whole) = (self.spec.clone(), to.route.clone(), as_float(there.local.clone()));
+        let (from, route, full) = (self.spec.clone(), to.route.clone(), as_float(there.local.clone()));
         // Its own node may never run: gradients that arrive where it varies are all there are.
         let kept = handles.map(|handles| handles.kept(&there.spec)).unwrap_or_default();
         let (local, known) = (as_float(self.local), Mutex::new(SmallVec::<[(MeshDims, Tensor<D>); 1]>::new()));
@@ -114,7 +114,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
                 return tensor.clone();
             }
             let gathering = route.gathering().expect("it gathered when it was walked");
-            let tensor = gathering.varying(local.clone(), &from, whole.clone(), varying, kept.clone(), origin.clone());
+            let tensor = gathering.varying(local.clone(), &from, full.clone(), varying, kept.clone(), origin.clone());
             let tensor = tensor.or_unwind();
             known.push((varying.into(), tensor.clone()));
             tensor

@@ -251,14 +251,14 @@ impl Gathering<'_> {
         &self,
         local: Tensor<D>,
         from: &Arc<DTensorSpec>,
-        whole: Tensor<D>,
+        full: Tensor<D>,
         varying: &[usize],
         kept: Weak<SavedForBackward<D>>,
         origin: CallSite,
     ) -> Result<Tensor<D>> {
         let legs = self.route.legs(from, varying, true)?;
         let op = RedistributeNode {
-            output: Mutex::new(Some(whole.inner().into_dispatch())),
+            output: Mutex::new(Some(full.inner().into_dispatch())),
             route: self.route.clone(),
             from: from.clone(),
             pullbacks: legs.into_iter().filter_map(PlannedStep::gather_pullback::<D>).collect(),

@@ -74,8 +74,8 @@ impl DTensorSpec {
 
     /// `call`, of this tensor or a part of it, sent in this element type.
     pub(super) fn call_as(&self, call: Call, dtype: DType) -> Call {
-        let whole = TensorMeta { shape: self.shape.clone(), dtype };
-        Call { global_tensor: Some(whole), operand_shapes: self.terms.clone(), ..call }
+        let full = TensorMeta { shape: self.shape.clone(), dtype };
+        Call { global_tensor: Some(full), operand_shapes: self.terms.clone(), ..call }
     }
 
     /// The one shared copy of this spec that the calling thread has: equal specs of equal terms are the
@@ -166,11 +166,11 @@ impl DTensorSpec {
     /// stays, would leave a rank without elements of a tensor that has some.
     pub(crate) fn with_elements(&self, mut wanted: RequiredPlacements) -> RequiredPlacements {
         let fits = |layout: &Layout| layout.check(self.shape.num_dims()).is_ok();
-        if let Ok(cut) = self.layout.replaced(|mesh_dim, own| wanted[mesh_dim].unwrap_or(own))
-            && fits(&cut)
+        if let Ok(sizes) = self.layout.replaced(|mesh_dim, own| wanted[mesh_dim].unwrap_or(own))
+            && fits(&sizes)
             && self.shape.num_elements() > 0
         {
-            let shortest = cut.min_local_shape(&self.shape);
+            let shortest = sizes.min_local_shape(&self.shape);
             let leaves_a_rank_empty =
                 |placement: &&mut Placement| placement.shard_dim().is_some_and(|dim| shortest[dim] == 0);
             wanted

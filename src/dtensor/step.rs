@@ -23,13 +23,13 @@ pub(super) struct PlannedStep {
 /// A [`Step`], with its cuts.
 #[derive(Debug)]
 enum Action {
-    AllGather { dim: usize, cut: ShardSizes },
-    Slice { dim: usize, cut: ShardSizes },
+    AllGather { dim: usize, sizes: ShardSizes },
+    Slice { dim: usize, sizes: ShardSizes },
     AllReduce { op: PartialOp },
-    ReduceScatter { dim: usize, cut: ShardSizes, op: PartialOp },
+    ReduceScatter { dim: usize, sizes: ShardSizes, op: PartialOp },
     AllToAll { from: (usize, ShardSizes), to: (usize, ShardSizes) },
     ZeroOthers,
-    ZeroPad { dim: usize, cut: ShardSizes },
+    ZeroPad { dim: usize, sizes: ShardSizes },
 }
 
 /// A leg whose collective, if it is one, is issued.
@@ -53,18 +53,18 @@ impl PlannedStep {
     ) -> Result<Self> {
         let comm = before.mesh().communicator_over(&mesh_dims)?;
         let action = match step {
-            Step::AllGather { dim, .. } => Action::AllGather { dim, cut: before.shard_sizes(&mesh_dims) },
-            Step::Slice { dim, .. } => Action::Slice { dim, cut: after.shard_sizes(&mesh_dims) },
+            Step::AllGather { dim, .. } => Action::AllGather { dim, sizes: before.shard_sizes(&mesh_dims) },
+            Step::Slice { dim, .. } => Action::Slice { dim, sizes: after.shard_sizes(&mesh_dims) },
             Step::AllReduce { op, .. } => Action::AllReduce { op },
             Step::ReduceScatter { dim, op, .. } => {
-                Action::ReduceScatter { dim, cut: after.shard_sizes(&mesh_dims), op }
+                Action::ReduceScatter { dim, sizes: after.shard_sizes(&mesh_dims), op }
             }
             Step::AllToAll { from, to, .. } => Action::AllToAll {
                 from: (from, before.shard_sizes(&mesh_dims)),
                 to: (to, after.shard_sizes(&mesh_dims)),
             },
             Step::ReplicateToPartial { .. } => Action::ZeroOthers,
-            Step::ShardToPartial { dim, .. } => Action::ZeroPad { dim, cut: before.shard_sizes(&mesh_dims) },
+            Step::ShardToPartial { dim, .. } => Action::ZeroPad { dim, sizes: before.shard_sizes(&mesh_dims) },
         };
         let place = tracked.then(|| comm.next_forward_index());
         Ok(Self { mesh_dims, comm, place, action })
@@ -78,8 +78,8 @@ impl PlannedStep {
     /// How a gradient is pulled back through it, if it gathers.
     pub fn gather_pullback<const D: usize>(self) -> Option<StepVjp<D>> {
         let Self { mesh_dims, comm, place, action } = self;
-        let Action::AllGather { dim, cut } = action else { return None };
-        Some(StepVjp { mesh_dims, comm, place, kind: PullbackKind::Slice { dim, cut } })
+        let Action::AllGather { dim, sizes } = action else { return None };
+        Some(StepVjp { mesh_dims, comm, place, kind: PullbackKind::Slice { dim, sizes } })
     }
 
     /// Starts with a `local` tensor. If a gradient comes back, what it depends on is kept.
@@ -88,23 +88,23 @@ impl PlannedStep {
     /// Over its mesh dimensions.
     pub fn start<const D: usize, K: Kind>(self, local: Tensor<D, K>, call: Call) -> PendingStep<D, K> {
         let comm = &self.comm;
-        let own = |cut: &ShardSizes| cut.range(comm.group().size(), comm.group().rank());
+        let own = |sizes: &ShardSizes| sizes.range(comm.group().size(), comm.group().rank());
         let reduces = matches!(self.action, Action::AllReduce { .. } | Action::ReduceScatter { .. });
         let kept = (reduces && self.place.is_some()).then(|| as_float(local.clone()));
         let moving = match &self.action {
-            Action::AllGather { dim, cut } => all_gather(comm, call, local, *dim, cut.clone()),
-            Action::Slice { dim, cut } => Moving::There(slice_dim(local, *dim, own(cut))),
+            Action::AllGather { dim, sizes } => all_gather(comm, call, local, *dim, sizes.clone()),
+            Action::Slice { dim, sizes } => Moving::There(slice_dim(local, *dim, own(sizes))),
             Action::AllReduce { op } => {
                 Moving::Many(comm.all_reduce(call, vec![local.into_dispatch()], reduce_op(*op)))
             }
-            Action::ReduceScatter { dim, cut, op } => {
-                let whole = ShardedTensor { tensor: local.into_dispatch(), dim: *dim, sizes: cut.clone() };
-                Moving::Many(comm.reduce_scatter(call, vec![whole], reduce_op(*op)))
+            Action::ReduceScatter { dim, sizes, op } => {
+                let full = ShardedTensor { tensor: local.into_dispatch(), dim: *dim, sizes: sizes.clone() };
+                Moving::Many(comm.reduce_scatter(call, vec![full], reduce_op(*op)))
             }
             Action::AllToAll { from, to } => all_to_all(comm, call, local, from.clone(), to.clone()),
             Action::ZeroOthers if comm.group().rank() == 0 => Moving::There(local),
             Action::ZeroOthers => Moving::There(zeros(local.shape(), &local)),
-            Action::ZeroPad { dim, cut } => Moving::There(pad_dim(local, *dim, own(cut), cut.total())),
+            Action::ZeroPad { dim, sizes } => Moving::There(pad_dim(local, *dim, own(sizes), sizes.total())),
         };
         PendingStep { leg: self, moving, local: kept }
     }
@@ -120,13 +120,13 @@ impl<const D: usize, K: Kind> PendingStep<D, K> {
     pub fn wait(self) -> Result<(Tensor<D, K>, StepVjp<D>)> {
         let Self { leg: PlannedStep { mesh_dims, comm, place, action }, moving, local } = self;
         let there = moving.wait()?;
-        let whole = local.is_some().then(|| as_float(there.clone()));
+        let full = local.is_some().then(|| as_float(there.clone()));
         let kind = match action {
-            Action::AllGather { dim, cut } | Action::ZeroPad { dim, cut } => PullbackKind::Slice { dim, cut },
-            Action::Slice { dim, cut } => PullbackKind::AllGather { dim, cut },
-            Action::AllReduce { op } => PullbackKind::AllReduce { reduced: ReductionVjp::new(op, local, whole) },
-            Action::ReduceScatter { dim, cut, op } => {
-                PullbackKind::ReduceScatter { dim, cut, reduced: ReductionVjp::new(op, local, whole) }
+            Action::AllGather { dim, sizes } | Action::ZeroPad { dim, sizes } => PullbackKind::Slice { dim, sizes },
+            Action::Slice { dim, sizes } => PullbackKind::AllGather { dim, sizes },
+            Action::AllReduce { op } => PullbackKind::AllReduce { reduced: ReductionVjp::new(op, local, full) },
+            Action::ReduceScatter { dim, sizes, op } => {
+                PullbackKind::ReduceScatter { dim, sizes, reduced: ReductionVjp::new(op, local, full) }
             }
             Action::AllToAll { from, to } => PullbackKind::AllToAll { from: to, to: from },
             Action::ZeroOthers => PullbackKind::Nothing,

@@ -75,8 +75,8 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         leaves("from_strided", local, spec, |mut held, spec| {
             for mesh_dim in undone {
                 let dealt = strided.dealt(spec.shape(), spec.coordinate(), mesh_dim);
-                let (comm, cut) = (mesh.communicator(mesh_dim)?, ShardSizes::Uneven(dealt.lengths.into()));
-                held = all_gather(comm, call.clone(), held, dealt.dim, cut).wait()?;
+                let (comm, sizes) = (mesh.communicator(mesh_dim)?, ShardSizes::Uneven(dealt.lengths.into()));
+                held = all_gather(comm, call.clone(), held, dealt.dim, sizes).wait()?;
                 held = picked(held, dealt.dim, dealt.places);
             }
             Ok(held)
@@ -101,8 +101,8 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         let starts = layout.local_slices(spec.shape(), spec.coordinate()).into_iter().map(|slice| slice.start);
         let runs = strided.local_runs(spec.shape(), spec.coordinate()).into_iter().zip(starts);
         let elements = runs.map(|(runs, start)| runs.into_iter().flatten().map(|element| element - start).collect());
-        let whole = plain.redistribute_to(&layout)?.local;
-        Ok(elements.enumerate().fold(whole, |part, (dim, elements)| picked(part, dim, elements)))
+        let full = plain.redistribute_to(&layout)?.local;
+        Ok(elements.enumerate().fold(full, |part, (dim, elements)| picked(part, dim, elements)))
     }
 }
 

@@ -126,8 +126,8 @@ impl<const D: usize> DTensor<D> {
     /// Local: no communication.
     pub fn grad(&self, grads: &Gradients) -> Option<Self> {
         let grad = self.local.grad(grads)?;
-        let whole = |_, own: Placement| if own.partial_op().is_some() { Placement::Replicate } else { own };
-        let layout = self.layout().replaced(whole).expect("there is no partial placement");
+        let full = |_, own: Placement| if own.partial_op().is_some() { Placement::Replicate } else { own };
+        let layout = self.layout().replaced(full).expect("there is no partial placement");
         let spec = self.spec.with_layout(layout).expect("its cuts are those of the tensor").with_dtype(grad.dtype());
         Some(Self::from_parts(grad, spec.shared()))
     }

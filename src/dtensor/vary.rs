@@ -140,13 +140,13 @@ mod tests {
             let mesh = DeviceMesh::new(world, [2], ["tp"])?;
             let leaf = Tensor::<2>::ones([4, 2], &world.device().clone().autodiff()).require_grad();
             let x = DTensor::distribute_replicated(leaf, &mesh, &[Shard(0)])?;
-            let whole = x.clone().redistribute_each(&[Some(Replicate)])?;
+            let full = x.clone().redistribute_each(&[Some(Replicate)])?;
             let kept = || {
                 let made = x.handles.get().expect("it has a clone").made.lock();
                 made.iter().filter(|handle| handle.kept.lock().is_some()).count()
             };
             assert_eq!(kept(), 1);
-            let grads = whole.vary(&[0])?.sum().backward();
+            let grads = full.vary(&[0])?.sum().backward();
             assert_eq!(kept(), 0, "before anything else is asked of the leaf");
             assert!(x.local().grad(&grads).is_some());
             Ok(())

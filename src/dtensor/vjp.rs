@@ -29,13 +29,13 @@ pub(super) enum PullbackKind<const D: usize> {
     /// `R` -> `P(sum)`.
     Nothing,
     /// `S(dim)` -> `R` and `S(dim)` -> `P(sum)`.
-    Slice { dim: usize, cut: ShardSizes },
+    Slice { dim: usize, sizes: ShardSizes },
     /// `R` -> `S(dim)`.
-    AllGather { dim: usize, cut: ShardSizes },
+    AllGather { dim: usize, sizes: ShardSizes },
     /// `P(op)` -> `R`.
     AllReduce { reduced: ReductionVjp<D> },
     /// `P(op)` -> `S(dim)`.
-    ReduceScatter { dim: usize, cut: ShardSizes, reduced: ReductionVjp<D> },
+    ReduceScatter { dim: usize, sizes: ShardSizes, reduced: ReductionVjp<D> },
     /// `S(to)` -> `S(from)`: each dimension with its cut.
     AllToAll { from: (usize, ShardSizes), to: (usize, ShardSizes) },
 }
@@ -131,25 +131,25 @@ impl<const D: usize> StepVjp<D> {
         let comm = &self.comm;
         match &self.kind {
             PullbackKind::Nothing => Ok(grad),
-            PullbackKind::Slice { dim, cut } => {
-                let own = cut.range(comm.group().size(), comm.group().rank());
+            PullbackKind::Slice { dim, sizes } => {
+                let own = sizes.range(comm.group().size(), comm.group().rank());
                 Ok(slice_dim(grad, *dim, own))
             }
-            PullbackKind::AllGather { dim, cut } => all_gather(comm, call.clone(), grad, *dim, cut.clone()).wait(),
+            PullbackKind::AllGather { dim, sizes } => all_gather(comm, call.clone(), grad, *dim, sizes.clone()).wait(),
             PullbackKind::AllReduce { reduced } => reduced.derivative(comm, call, grad, None),
-            PullbackKind::ReduceScatter { dim, cut, reduced } => {
-                let piece = |tensor: &Tensor<D>| {
+            PullbackKind::ReduceScatter { dim, sizes, reduced } => {
+                let block = |tensor: &Tensor<D>| {
                     let tensor = tensor.clone().into_dispatch();
-                    ShardedTensor { tensor, dim: *dim, sizes: cut.clone() }
+                    ShardedTensor { tensor, dim: *dim, sizes: sizes.clone() }
                 };
-                let mut wholes = vec![piece(&grad)];
+                let mut full_tensors = vec![block(&grad)];
                 if let ReductionVjp::Extremum(extremum) = reduced {
-                    wholes.push(piece(&extremum.reduced));
+                    full_tensors.push(block(&extremum.reduced));
                 }
-                let wholes = comm.all_gather(call.clone(), wholes).wait()?;
-                let mut wholes = wholes.into_iter().map(Tensor::from_dispatch);
-                let grad = wholes.next().expect("the gradient was gathered");
-                reduced.derivative(comm, call, grad, wholes.next())
+                let full_tensors = comm.all_gather(call.clone(), full_tensors).wait()?;
+                let mut full_tensors = full_tensors.into_iter().map(Tensor::from_dispatch);
+                let grad = full_tensors.next().expect("the gradient was gathered");
+                reduced.derivative(comm, call, grad, full_tensors.next())
             }
             PullbackKind::AllToAll { from, to } => {
                 all_to_all(comm, call.clone(), grad, from.clone(), to.clone()).wait()
@@ -160,8 +160,8 @@ impl<const D: usize> StepVjp<D> {
     fn apply_varying(&self, call: &Call, grad: Tensor<D>) -> Result<Tensor<D>> {
         match &self.kind {
             // The sum's own slice is all that is needed: `S(dim)` -> varying.
-            PullbackKind::Slice { dim, cut } => {
-                let grad = ShardedTensor { tensor: grad.into_dispatch(), dim: *dim, sizes: cut.clone() };
+            PullbackKind::Slice { dim, sizes } => {
+                let grad = ShardedTensor { tensor: grad.into_dispatch(), dim: *dim, sizes: sizes.clone() };
                 Ok(self.comm.reduce_scatter(call.clone(), vec![grad], ReduceOp::Sum).single()?)
             }
             _ => {

@@ -18,12 +18,12 @@ pub(super) fn balance<'a>(params: &mut [PlannedParam], meshes: impl Iterator<Ite
         let mut held = vec![0; ranks[data]];
         let mut free = Vec::new();
         for at in members {
-            let Some((dim, cut)) = &params[at].sharding else { continue };
+            let Some((dim, sharding)) = &params[at].sharding else { continue };
             let rows = rows(&params[at], *dim);
-            match cut {
+            match sharding {
                 ShardSizes::Chunked(_) if is_even(&params[at], *dim) => free.push((at, *dim, rows)),
-                cut => {
-                    let of_rank = |rank| cut.range(held.len(), rank).len() * rows.bytes;
+                sharding => {
+                    let of_rank = |rank| sharding.range(held.len(), rank).len() * rows.bytes;
                     let more = (0..held.len()).map(of_rank).collect_vec();
                     held.iter_mut().zip(more).for_each(|(held, more)| *held += more);
                 }

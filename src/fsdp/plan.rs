@@ -63,10 +63,10 @@ pub(super) fn plan<M: Module>(
     let inventory = ModelScan::of(model);
     // Parts of a sharded model may stand beside parameters of another, which this call shards; what has lost its
     // tensor-parallel placements it cannot place.
-    let whole = inventory.check_not_replaced();
+    let full = inventory.check_not_replaced();
     let is_parallel = |found: &ScannedParam| found.distributed.as_ref().is_some_and(|param| !param.is_data_parallel());
     if inventory.params.iter().any(is_parallel) {
-        whole.clone()?;
+        full.clone()?;
     }
     let units = UnitsOf::new(config, &inventory)?;
     inventory.check_params(&ignored)?;
@@ -95,7 +95,7 @@ pub(super) fn plan<M: Module>(
                 Some(module) if !module.is_empty() => adopted.add(&sharded.unit, module),
                 _ => {
                     // What was replaced may be why it is called again.
-                    whole?;
+                    full?;
                     return Err(FsdpError::AlreadySharded { unit: sharded.unit.label().to_string() }.into());
                 }
             }
@@ -104,7 +104,7 @@ pub(super) fn plan<M: Module>(
         if is_ignored(&path) {
             continue;
         }
-        let (cut, over) = choose_sharding(config, &found, &path)?;
+        let (sharding, over) = choose_sharding(config, &found, &path)?;
         lazy |= found.lazy;
         let (unit, depth) = unit_of(&found);
         let mut parallel = found.distributed.and_then(|param| param.info().parallel.clone());
@@ -114,7 +114,7 @@ pub(super) fn plan<M: Module>(
             path,
             shape: found.shape,
             dtype: found.dtype,
-            sharding: cut,
+            sharding: sharding,
             data,
             unit,
             depth,

@@ -107,24 +107,24 @@ pub fn fully_shard<M: Module>(model: M, mesh: &DeviceMesh, config: FullyShard) -
     let (all, others) = (dims.all()?, dims.others()?);
     let data = dims.meshes().map(|mesh| data_parallel(mesh, &all, &config, ignored.clone(), &origin));
     let data: Vec<_> = data.collect::<Result<_>>()?;
-    let cuts = planned.iter().map(|param| {
+    let data_specs = planned.iter().map(|param| {
         let mesh = &data[param.data].mesh;
-        let cut = data_spec(mesh, param.sharding.as_ref(), &param.shape, param.dtype);
-        Ok(cut.map_err(|error| named(param, mesh, error))?.shared())
+        let sharding = data_spec(mesh, param.sharding.as_ref(), &param.shape, param.dtype);
+        Ok(sharding.map_err(|error| named(param, mesh, error))?.shared())
     });
-    let cuts: Vec<_> = cuts.collect::<Result<_>>()?;
-    let params = planned.into_iter().zip(&cuts).map(|(param, cut)| {
+    let data_specs: Vec<_> = data_specs.collect::<Result<_>>()?;
+    let params = planned.into_iter().zip(&data_specs).map(|(param, sharding)| {
         let spec = match &param.parallel {
-            None => cut.clone(),
+            None => sharding.clone(),
             Some(parallel) => {
                 let mesh = &data[param.data].mesh;
                 let combined = combine(mesh, param.sharding.as_ref(), &parallel.spec);
                 combined.map_err(|error| named(&param, mesh, error))?.shared()
             }
         };
-        let PlannedParam { path, shape, sharding: cut, data, unit, depth, parallel, .. } = param;
+        let PlannedParam { path, shape, sharding: sharding, data, unit, depth, parallel, .. } = param;
         let compute = precisions.of(&unit).compute(&path);
-        Ok(((unit, data), UnitParam { path: path.into(), depth, shape, sharding: cut, spec, parallel, compute }))
+        Ok(((unit, data), UnitParam { path: path.into(), depth, shape, sharding: sharding, spec, parallel, compute }))
     });
     let of_unit = |unit: &UnitName, &at: &usize| {
         let offloaded = (*offloads.of(unit) == OffloadPolicy::Cpu).then(|| CpuOffload::of(&data[at].shard));
@@ -138,12 +138,12 @@ pub fn fully_shard<M: Module>(model: M, mesh: &DeviceMesh, config: FullyShard) -
     let units: Vec<_> = params.iter().map(|param| param.unit.clone()).collect();
     let sharded: HashSet<_> = params.iter().map(|param| param.info().path.clone()).collect();
     let (model, mut adapters) = take_burns(model, adapted, |path| sharded.contains(path));
-    let attachments = params.into_iter().zip(cuts).map(|(param, cut)| {
+    let attachments = params.into_iter().zip(data_specs).map(|(param, sharding)| {
         let UnitParam { path, parallel, .. } = param.info();
         let copies = others.clone().filter(|_| parallel.is_none());
         let (path, again) = (path.clone(), parallel.is_some());
         let param = param.adapted(adapters.remove(&*path));
-        ShardAssignment { path, gathered: None, data_specs: vec![cut], copies, again, param }
+        ShardAssignment { path, gathered: None, data_specs: vec![sharding], copies, again, param }
     });
     let lazy = is_any_lazy(mesh, "fully_shard", lazy)?;
     let place = || attach_shards(model, attachments, lazy, "fully_shard");

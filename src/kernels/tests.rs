@@ -25,7 +25,7 @@ pub(super) fn run<T: Clone>(copies: &CopyPlan, sources: &[Vec<T>]) -> Vec<Vec<Op
 /// Elements are named by their tensor and their place in the whole.
 type Name = (usize, usize);
 
-fn whole(index: usize, tensor: &ShardedTensorSpec) -> Vec<Name> {
+fn full(index: usize, tensor: &ShardedTensorSpec) -> Vec<Name> {
     (0..tensor.shape.num_elements()).map(|at| (index, at)).collect()
 }
 
@@ -34,16 +34,16 @@ fn part(index: usize, tensor: &ShardedTensorSpec, ranks: usize, rank: usize) -> 
     let range = tensor.sizes.range(ranks, rank);
     let inner: usize = tensor.shape[tensor.dim + 1..].iter().product();
     let mine = |(_, at): &Name| range.contains(&(at / inner.max(1) % tensor.shape[tensor.dim].max(1)));
-    whole(index, tensor).into_iter().filter(mine).collect()
+    full(index, tensor).into_iter().filter(mine).collect()
 }
 
 fn layouts() -> impl Iterator<Item = (usize, Vec<ShardedTensorSpec>, usize)> {
-    let tensor = |shape: &[usize], dim: usize, ragged: Option<&[usize]>| {
-        let cut = ragged.map_or(ShardSizes::Chunked(shape[dim]), |lengths| ShardSizes::Uneven(lengths.into()));
-        ShardedTensorSpec { shape: Shape::from(shape.to_vec()), dim, sizes: cut }
+    let tensor = |shape: &[usize], dim: usize, uneven: Option<&[usize]>| {
+        let sizes = uneven.map_or(ShardSizes::Chunked(shape[dim]), |lengths| ShardSizes::Uneven(lengths.into()));
+        ShardedTensorSpec { shape: Shape::from(shape.to_vec()), dim, sizes: sizes }
     };
     let lists = [1, 2, 3, 4].map(|ranks| {
-        let ragged = |total: usize| {
+        let uneven = |total: usize| {
             let mut lengths = vec![0; ranks];
             (lengths[ranks - 1], lengths[0]) = (total - total / 3, lengths[0] + total / 3);
             if ranks == 1 {
@@ -53,7 +53,7 @@ fn layouts() -> impl Iterator<Item = (usize, Vec<ShardedTensorSpec>, usize)> {
         };
         let shapes: [&[usize]; 7] = [&[1], &[7], &[4, 3], &[5, 1, 3], &[2, 6, 2], &[0, 3], &[3, 0]];
         let all = shapes.iter().flat_map(|shape| {
-            let of = move |dim| [tensor(shape, dim, None), tensor(shape, dim, Some(&ragged(shape[dim])))];
+            let of = move |dim| [tensor(shape, dim, None), tensor(shape, dim, Some(&uneven(shape[dim])))];
             (0..shape.len()).flat_map(of)
         });
         (ranks, all.collect_vec())
@@ -69,19 +69,19 @@ fn layouts() -> impl Iterator<Item = (usize, Vec<ShardedTensorSpec>, usize)> {
 }
 
 #[test]
-fn parts_go_through_rows_to_wholes_and_back() {
+fn shards_go_through_rows_to_full_tensors_and_back() {
     for (ranks, tensors, align) in layouts() {
         let layout = FlatLayout::new(ranks, tensors.clone(), align);
-        let wholes = tensors.iter().enumerate().map(|(index, tensor)| whole(index, tensor)).collect_vec();
+        let full_tensors = tensors.iter().enumerate().map(|(index, tensor)| full(index, tensor)).collect_vec();
         let parts = |rank| tensors.iter().enumerate().map(move |(i, tensor)| (i, tensor, rank));
         let parts = |rank| parts(rank).map(|(i, tensor, rank)| part(i, tensor, ranks, rank)).collect_vec();
         let filled = |names: &[Name]| names.iter().copied().map(Some).collect_vec();
-        let expected = wholes.iter().map(|names| filled(names)).collect_vec();
+        let expected = full_tensors.iter().map(|names| filled(names)).collect_vec();
 
         let rows = (0..ranks).map(|rank| run(&layout.pack_parts(rank), &parts(rank)).remove(0)).collect_vec();
         let named = |row: &Vec<Option<Name>>| row.iter().map(|name| name.unwrap_or((99, 99))).collect_vec();
         let gathered = rows.iter().map(named).collect_vec();
-        let copied = run(&layout.pack_full(), &wholes).remove(0);
+        let copied = run(&layout.pack_full(), &full_tensors).remove(0);
         assert_eq!(copied, rows.concat(), "{layout:?}");
         assert_eq!(run(&layout.unpack_rows(), &gathered), expected, "{layout:?}");
         assert_eq!(run(&layout.unpack_full(), &[gathered.concat()]), expected, "{layout:?}");
@@ -98,7 +98,7 @@ fn parts_go_through_rows_to_wholes_and_back() {
 }
 
 #[test]
-fn an_even_cut_of_dimension_0_is_one_run_a_rank() {
+fn even_shards_of_dimension_0_are_one_run_a_rank() {
     let tensor = ShardedTensorSpec { shape: Shape::new([4, 3]), dim: 0, sizes: ShardSizes::Chunked(4) };
     let copies = FlatLayout::new(2, vec![tensor], 1).unpack_full();
     assert_eq!(copies.segments.iter().map(|segment| (segment.rows, segment.run)).collect_vec(), [(1, 6), (1, 6)]);
@@ -110,15 +110,15 @@ fn blocks_are_concatenated_along_any_dimension() {
     for (shape, seed) in shapes.iter().cartesian_product(0..40_usize) {
         for dim in 0..shape.len() {
             // Blocks of one shape but for `dim`, which begin and end anywhere.
-            let cut = |at: usize, mix: usize| {
+            let sizes = |at: usize, mix: usize| {
                 let len = shape[at];
                 let start = (seed * 7 + mix) % (len + 1);
                 start..start + (seed * 3 + mix / 2) % (len + 1 - start)
             };
-            let common = (0..shape.len()).map(|at| cut(at, at * 5)).collect_vec();
+            let common = (0..shape.len()).map(|at| sizes(at, at * 5)).collect_vec();
             let ranges = (0..3).map(|source| {
                 let mut ranges = common.clone();
-                ranges[dim] = cut(dim, source * 11 + 1);
+                ranges[dim] = sizes(dim, source * 11 + 1);
                 ranges
             });
             let ranges = ranges.collect_vec();

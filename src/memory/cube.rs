@@ -119,13 +119,13 @@ impl Drop for EvictableAllocation {
 
 /// A copy of the whole allocation that `tensor` is in, in memory of the stream of `other`: each has pools of its own.
 fn in_memory_of(tensor: CubeTensor, other: &Handle) -> CubeTensor {
-    let CubeTensor { mut client, handle: mut whole, device, dtype, .. } = tensor;
+    let CubeTensor { mut client, handle: mut full, device, dtype, .. } = tensor;
     // SAFETY: the stream only decides where the copy is and in which order it is made; the device's thread makes
     // streams wait for what they read of others, whichever thread asks.
     unsafe { client.set_stream(other.stream) };
-    (whole.offset_start, whole.offset_end) = (None, None);
-    let len = whole.size() as usize / dtype.size();
-    CubeTensor::new_contiguous(client, device, [len].into(), whole, dtype).copy()
+    (full.offset_start, full.offset_end) = (None, None);
+    let len = full.size() as usize / dtype.size();
+    CubeTensor::new_contiguous(client, device, [len].into(), full, dtype).copy()
 }
 
 #[cfg(feature = "wgpu")]

@@ -135,26 +135,26 @@ pub(crate) mod tests {
 
     #[test]
     fn row_major_elements_are_seen_in_place() {
-        let whole = foreign(3);
+        let full = foreign(3);
         let bytes = |tensor: &FlexTensor| elements(tensor).map(|elements| elements.as_ptr_range());
-        let all = whole.bytes().as_ptr_range();
-        assert_eq!(bytes(&whole), Some(all.clone()));
-        assert_eq!(bytes(&whole.narrow(0, 1, 2)), Some(all.start.wrapping_add(16)..all.end));
-        assert_eq!(bytes(&whole.narrow(0, 2, 1).transpose(0, 1)), Some(all.start.wrapping_add(32)..all.end));
-        assert_eq!(elements(&whole.narrow(1, 1, 0)), Some(&[][..]));
-        assert_eq!(elements(&whole.narrow(1, 0, 3)), None);
-        assert_eq!(elements(&whole.transpose(0, 1)), None);
+        let all = full.bytes().as_ptr_range();
+        assert_eq!(bytes(&full), Some(all.clone()));
+        assert_eq!(bytes(&full.narrow(0, 1, 2)), Some(all.start.wrapping_add(16)..all.end));
+        assert_eq!(bytes(&full.narrow(0, 2, 1).transpose(0, 1)), Some(all.start.wrapping_add(32)..all.end));
+        assert_eq!(elements(&full.narrow(1, 1, 0)), Some(&[][..]));
+        assert_eq!(elements(&full.narrow(1, 0, 3)), None);
+        assert_eq!(elements(&full.transpose(0, 1)), None);
     }
 
     #[test]
     fn a_copy_has_its_elements_alone() {
-        let whole = foreign(3);
-        assert!(!is_lasting(&whole));
+        let full = foreign(3);
+        assert!(!is_lasting(&full));
         for (tensor, expected) in [
-            (whole.clone(), vec![0.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0, 2.0, 2.0, 2.0, 2.0]),
-            (whole.narrow(0, 1, 1), vec![1.0; 4]),
-            (whole.transpose(0, 1), [0.0, 1.0, 2.0].repeat(4)),
-            (whole.narrow(0, 1, 0), vec![]),
+            (full.clone(), vec![0.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0, 2.0, 2.0, 2.0, 2.0]),
+            (full.narrow(0, 1, 1), vec![1.0; 4]),
+            (full.transpose(0, 1), [0.0, 1.0, 2.0].repeat(4)),
+            (full.narrow(0, 1, 0), vec![]),
         ] {
             let copy = copied(&tensor);
             assert!(is_lasting(&copy) && copy.bytes().len() == 4 * expected.len());

@@ -386,7 +386,7 @@ mod tests {
     }
 
     #[test]
-    fn a_block_is_taken_again_once_nobody_uses_it() {
+    fn a_block_is_taken_again_once_no_tensor_uses_it() {
         let [one, other] = [SharedMemoryPool::default(), SharedMemoryPool::default()];
         let common = one.take(MIB, 2).unwrap();
         let (address, there) = (common.address(), mapped(&other, &common, MIB));

@@ -63,12 +63,12 @@ impl DeviceMesh {
     /// As [all of these](#collectives-of-plain-tensors).
     pub fn scatter<const D: usize, K: kind::Autodiff>(
         &self,
-        whole: Tensor<D, K>,
+        full: Tensor<D, K>,
         dim: usize,
         source: usize,
     ) -> Result<Tensor<D, K>> {
-        let (metas, cuts) = (vec![meta(&whole)], vec![(dim, chunks(&whole, dim, 1))]);
-        Ok(self.all()?.scatter(self.call(), Some(plain(whole)), metas, cuts, source).single()?)
+        let (metas, shardings) = (vec![meta(&full)], vec![(dim, chunks(&full, dim, 1))]);
+        Ok(self.all()?.scatter(self.call(), Some(plain(full)), metas, shardings, source).single()?)
     }
 
     /// The parts of all ranks, of one shape, joined along `dim`.
@@ -83,8 +83,8 @@ impl DeviceMesh {
         part: Tensor<D, K>,
         dim: usize,
     ) -> Result<Tensor<D, K>> {
-        let cut = chunks(&part, dim, self.size());
-        Ok(self.all()?.all_gather(self.call(), sharded(part, dim, cut)).single()?)
+        let sizes = chunks(&part, dim, self.size());
+        Ok(self.all()?.all_gather(self.call(), sharded(part, dim, sizes)).single()?)
     }
 
     /// This rank's [chunk](crate::placement::chunk) of dimension `dim` of what all ranks' tensors reduce to.
@@ -96,12 +96,12 @@ impl DeviceMesh {
     /// As [all of these](#collectives-of-plain-tensors).
     pub fn reduce_scatter<const D: usize, K: kind::Autodiff>(
         &self,
-        whole: Tensor<D, K>,
+        full: Tensor<D, K>,
         dim: usize,
         op: ReduceOp,
     ) -> Result<Tensor<D, K>> {
-        let cut = chunks(&whole, dim, 1);
-        Ok(self.all()?.reduce_scatter(self.call(), sharded(whole, dim, cut), op).single()?)
+        let sizes = chunks(&full, dim, 1);
+        Ok(self.all()?.reduce_scatter(self.call(), sharded(full, dim, sizes), op).single()?)
     }
 
     /// From parts of `dim`, of one shape, to [chunks](crate::placement::chunk) of `to_dim`: the result is whole
@@ -118,9 +118,9 @@ impl DeviceMesh {
         dim: usize,
         to_dim: usize,
     ) -> Result<Tensor<D, K>> {
-        let (cut, to_cut) = (chunks(&part, dim, self.size()), chunks(&part, to_dim, 1));
-        let shard = ShardedTensor { tensor: part.inner().into_dispatch(), dim, sizes: cut };
-        Ok(Tensor::from_dispatch(self.all()?.all_to_all(self.call(), shard, to_dim, to_cut).wait()?))
+        let (sizes, to_sizes) = (chunks(&part, dim, self.size()), chunks(&part, to_dim, 1));
+        let shard = ShardedTensor { tensor: part.inner().into_dispatch(), dim, sizes: sizes };
+        Ok(Tensor::from_dispatch(self.all()?.all_to_all(self.call(), shard, to_dim, to_sizes).wait()?))
     }
 
     /// The communicator of all ranks of the mesh.

@@ -109,12 +109,12 @@ pub(super) fn join(x: DTensor<4>) -> DTensor<3> {
 
 /// Ranks that share the features of `y` must share whole heads.
 fn check_heads(y: &DTensor<3>, layer: &Linear, heads: usize) -> Result<()> {
-    let cuts = y.placements().iter().enumerate().filter(|(_, placement)| **placement == Placement::Shard(2));
-    let cuts: Vec<usize> = cuts.map(|(dim, _)| dim).collect();
-    let (size, len) = (cuts.iter().map(|&dim| y.mesh().size_of(dim)).product(), y.dims()[2]);
+    let shardings = y.placements().iter().enumerate().filter(|(_, placement)| **placement == Placement::Shard(2));
+    let shardings: Vec<usize> = shardings.map(|(dim, _)| dim).collect();
+    let (size, len) = (shardings.iter().map(|&dim| y.mesh().size_of(dim)).product(), y.dims()[2]);
     if heads.is_multiple_of(size) {
         return Ok(());
     }
-    let mesh_dim = cuts.iter().map(|&dim| &*y.mesh().names()[dim]).collect::<Vec<_>>().join("`, `");
+    let mesh_dim = shardings.iter().map(|&dim| &*y.mesh().names()[dim]).collect::<Vec<_>>().join("`, `");
     Err(ParallelError::Heads { param: path(&layer.weight), heads, len, size, mesh_dim }.into())
 }

@@ -32,12 +32,12 @@ use crate::placement::Placement;
 #[track_caller]
 pub fn local_heads<const D: usize>(x: &DTensor<D>, heads: usize) -> usize {
     let last = D - 1;
-    let is_ragged = x.layout().shard_order(last).iter().any(|&mesh_dim| x.layout().uneven_sizes(mesh_dim).is_some());
-    let cuts = x.placements().iter().zip(x.mesh().shape()).zip(x.mesh().names());
-    let cuts = cuts.filter(|((placement, _), _)| **placement == Placement::Shard(last));
-    let (sizes, names): (Vec<_>, Vec<_>) = cuts.map(|((_, &size), name)| (size, format!("`{name}`"))).unzip();
+    let is_uneven = x.layout().shard_order(last).iter().any(|&mesh_dim| x.layout().uneven_sizes(mesh_dim).is_some());
+    let shardings = x.placements().iter().zip(x.mesh().shape()).zip(x.mesh().names());
+    let shardings = shardings.filter(|((placement, _), _)| **placement == Placement::Shard(last));
+    let (sizes, names): (Vec<_>, Vec<_>) = shardings.map(|((_, &size), name)| (size, format!("`{name}`"))).unzip();
     let (ranks, features) = (sizes.iter().product::<usize>(), x.dims()[last]);
-    if heads == 0 || !heads.is_multiple_of(ranks) || !features.is_multiple_of(heads) || is_ragged {
+    if heads == 0 || !heads.is_multiple_of(ranks) || !features.is_multiple_of(heads) || is_uneven {
         let why = format!(
             "{features} features in {heads} heads cannot stay whole over the {ranks} ranks of mesh dimension {}: the \
              number of heads must divide by that of ranks, and the features, cut evenly, by that of heads",

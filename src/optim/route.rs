@@ -113,6 +113,6 @@ impl Route {
 
 /// The mesh dimensions that cut a tensor.
 fn cutting(spec: &DTensorSpec) -> impl Iterator<Item = usize> {
-    let cuts = |(dim, placement): (usize, &Placement)| placement.shard_dim().map(|_| dim);
-    spec.placements().iter().enumerate().filter_map(cuts)
+    let shardings = |(dim, placement): (usize, &Placement)| placement.shard_dim().map(|_| dim);
+    spec.placements().iter().enumerate().filter_map(shardings)
 }

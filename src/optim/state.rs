@@ -127,9 +127,9 @@ impl OptimizerState {
 
 impl ParameterState {
     /// Of what a state was flattened to. `whole` says that it is of the whole parameter, not of this rank's part.
-    pub(super) fn new(path: &str, spec: &Arc<DTensorSpec>, sink: StateSink, whole: bool) -> Result<Self> {
+    pub(super) fn new(path: &str, spec: &Arc<DTensorSpec>, sink: StateSink, full: bool) -> Result<Self> {
         let tensors = sink.tensors.into_iter().map(|(field, data)| {
-            let tensor = if whole || is_unsharded(spec) {
+            let tensor = if full || is_unsharded(spec) {
                 StateTensor::shard_of(data, spec)?
             } else if data.shape() == &spec.local_shape() {
                 StateTensor::part(data, spec)

@@ -133,15 +133,15 @@ impl Attach {
         let device = param.lazy_device();
         let mut held = next.gathered.as_ref().map(|before| stored(before, param.base())).transpose()?;
         let is_copy = next.copies.as_ref().is_some_and(|copies| copies.group().rank() > 0);
-        for cut in next.data_specs.iter().filter(|_| !is_copy) {
-            let first = vec![0; cut.coordinate().len()];
+        for data_spec in next.data_specs.iter().filter(|_| !is_copy) {
+            let first = vec![0; data_spec.coordinate().len()];
             // Reading a lazy parameter draws its values: only the rank they are taken from does.
-            let is_first = *cut.coordinate() == *first;
-            let whole = held.take().filter(|_| is_first).or_else(|| is_first.then(|| param.base().inner()));
-            held = Some(self.part(whole, cut, &first, next)?);
+            let is_first = *data_spec.coordinate() == *first;
+            let full = held.take().filter(|_| is_first).or_else(|| is_first.then(|| param.base().inner()));
+            held = Some(self.part(full, data_spec, &first, next)?);
         }
-        if let (Some(copies), Some(cut)) = (&next.copies, next.data_specs.last()) {
-            let metas = vec![TensorMeta { shape: cut.local_shape(), dtype: cut.dtype() }];
+        if let (Some(copies), Some(data_spec)) = (&next.copies, next.data_specs.last()) {
+            let metas = vec![TensorMeta { shape: data_spec.local_shape(), dtype: data_spec.dtype() }];
             let part = held.take().map(|part| vec![part.into_dispatch()]);
             held = Some(copies.broadcast(self.call(next), part, metas, 0).single()?);
         }
@@ -167,16 +167,16 @@ impl Attach {
     /// This rank's part of what the rank at `first` has.
     fn part<const D: usize>(
         &self,
-        whole: Option<Tensor<D>>,
-        cut: &DTensorSpec,
+        full: Option<Tensor<D>>,
+        data_spec: &DTensorSpec,
         first: &[usize],
         next: &ShardAssignment,
     ) -> Result<Tensor<D>> {
         let call = self.call(next);
-        let part = send_parts(whole, cut, first, &call)?;
+        let part = send_parts(full, data_spec, first, &call)?;
         if self.one_by_one {
             // Ranks read their parts where the whole is, which then goes.
-            let mesh = cut.mesh();
+            let mesh = data_spec.mesh();
             mesh.communicator_over(&(0..mesh.ndim()).collect::<Vec<_>>())?.barrier(call).wait()?;
         }
         Ok(part)

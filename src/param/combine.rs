@@ -12,17 +12,17 @@ use crate::placement::{Layout, Placement, ShardSizes};
 /// shard of it.
 pub(crate) fn data_spec(
     data: &FsdpMeshInfo,
-    cut: Option<&(usize, ShardSizes)>,
+    sharding: Option<&(usize, ShardSizes)>,
     shape: &[usize],
     dtype: DType,
 ) -> Result<DTensorSpec> {
     let (mesh, shard) = (&data.mesh, data.shard);
     let mut placements = vec![Placement::Replicate; mesh.ndim()];
-    if let Some((dim, _)) = cut {
+    if let Some((dim, _)) = sharding {
         placements[shard] = Placement::Shard(*dim);
     }
     let mut layout = Layout::new(mesh.shape(), &placements)?;
-    if let Some((_, ShardSizes::Uneven(lengths))) = cut {
+    if let Some((_, ShardSizes::Uneven(lengths))) = sharding {
         layout = layout.with_uneven_sizes(shard, lengths.clone())?;
     }
     DTensorSpec::new(mesh, layout, shape.to_vec().into(), dtype)
@@ -41,10 +41,10 @@ pub(crate) fn data_spec(
 /// [`ParamError::Meshes`] unless both meshes are slices of one, along different dimensions.
 pub(crate) fn combine(
     data: &FsdpMeshInfo,
-    cut: Option<&(usize, ShardSizes)>,
+    sharding: Option<&(usize, ShardSizes)>,
     tensor: &DTensorSpec,
 ) -> Result<DTensorSpec> {
-    let dim = cut.map(|(dim, _)| *dim);
+    let dim = sharding.map(|(dim, _)| *dim);
     let tp = tensor.mesh();
     let meshes = |_| ParamError::Meshes { data: data.mesh.to_string(), tensor: tp.to_string() };
     let mesh = data.mesh.concatenate(&[tp]).map_err(meshes)?;
@@ -61,12 +61,12 @@ pub(crate) fn combine(
     let outer = dim.map_or(&[][..], |dim| tensor.layout().shard_order(dim));
     let mut layout = match dim {
         Some(dim) if !outer.is_empty() => {
-            let order: Vec<_> = outer.iter().map(|&cut| of_tensor[cut]).chain([shard]).collect();
+            let order: Vec<_> = outer.iter().map(|&sharding| of_tensor[sharding]).chain([shard]).collect();
             Layout::with_shard_order(mesh.shape(), &placements, &[(dim, &order)])?
         }
         _ => Layout::new(mesh.shape(), &placements)?,
     };
-    if let Some((_, ShardSizes::Uneven(lengths))) = cut {
+    if let Some((_, ShardSizes::Uneven(lengths))) = sharding {
         layout = layout.with_uneven_sizes(shard, lengths.clone())?;
     }
     DTensorSpec::new(&mesh, layout, tensor.shape().clone(), tensor.dtype())

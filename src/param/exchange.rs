@@ -59,16 +59,16 @@ impl Unit {
         let params = members.iter().map(|&member| &self.params[member]).filter(|param| is_of(exchange, param));
         let names = params.clone().map(|param| param.path.clone()).collect();
         let metas = tensors.iter().map(|tensor| TensorMeta { shape: tensor.shape(), dtype: tensor.dtype() });
-        let cuts = params.filter_map(|param| param.sharding.clone());
+        let shardings = params.filter_map(|param| param.sharding.clone());
         let plan = match exchange {
-            UnitCollectiveKind::Shards => group.plan_all_gather(full_metas(metas, cuts)),
+            UnitCollectiveKind::Shards => group.plan_all_gather(full_metas(metas, shardings)),
             UnitCollectiveKind::Parts => {
-                let cuts = cuts.map(|(dim, cut)| (dim, over_neighbours(&cut)));
-                group.plan_all_gather(full_metas(metas, cuts))
+                let shardings = shardings.map(|(dim, sharding)| (dim, over_neighbours(&sharding)));
+                group.plan_all_gather(full_metas(metas, shardings))
             }
             UnitCollectiveKind::Gradients => {
                 let flags = (0, ShardSizes::Chunked(group.group().size()));
-                group.plan_reduce_scatter(full_metas(metas, cuts.chain([flags])), self.averaging().shard)
+                group.plan_reduce_scatter(full_metas(metas, shardings.chain([flags])), self.averaging().shard)
             }
             UnitCollectiveKind::Uncut => group.plan_all_reduce(&metas.collect_vec(), self.averaging().shard),
             UnitCollectiveKind::All => group.plan_all_reduce(&metas.collect_vec(), self.averaging().replicate),
@@ -82,13 +82,13 @@ impl Unit {
 /// The wholes of tensors, whole or cut.
 fn full_metas(
     metas: impl Iterator<Item = TensorMeta>,
-    cuts: impl Iterator<Item = (usize, ShardSizes)>,
+    shardings: impl Iterator<Item = (usize, ShardSizes)>,
 ) -> Vec<(TensorMeta, usize, ShardSizes)> {
-    let whole = |(mut meta, (dim, cut)): (TensorMeta, (usize, ShardSizes))| {
-        meta.shape[dim] = cut.total();
-        (meta, dim, cut)
+    let full = |(mut meta, (dim, sharding)): (TensorMeta, (usize, ShardSizes))| {
+        meta.shape[dim] = sharding.total();
+        (meta, dim, sharding)
     };
-    metas.zip_eq(cuts).map(whole).collect()
+    metas.zip_eq(shardings).map(full).collect()
 }
 
 fn is_of(exchange: UnitCollectiveKind, param: &UnitParam) -> bool {

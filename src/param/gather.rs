@@ -60,13 +60,13 @@ impl Unit {
     }
 
     /// This rank's part of every whole, over the group of neighbours.
-    pub(super) fn split(&self, members: &[usize], wholes: &[DispatchTensor]) -> Vec<DispatchTensor> {
+    pub(super) fn split(&self, members: &[usize], unsharded: &[DispatchTensor]) -> Vec<DispatchTensor> {
         let group = self.neighbours().group();
-        let part = |(&member, whole): (&usize, &DispatchTensor)| match &self.params[member].sharding {
-            None => whole.clone(),
-            Some((dim, cut)) => copy_range(whole, *dim, over_neighbours(cut).range(group.size(), group.rank())),
+        let part = |(&member, full): (&usize, &DispatchTensor)| match &self.params[member].sharding {
+            None => full.clone(),
+            Some((dim, sharding)) => copy_range(full, *dim, over_neighbours(sharding).range(group.size(), group.rank())),
         };
-        members.iter().zip(wholes).map(part).collect()
+        members.iter().zip(unsharded).map(part).collect()
     }
 
     fn neighbours(&self) -> &Communicator {
@@ -76,8 +76,8 @@ impl Unit {
 
 /// How a whole falls on the ranks of [`ReshardAfterForward::Ranks`]: evenly, however ragged the shards
 /// are that it was gathered from.
-pub(super) fn over_neighbours(cut: &ShardSizes) -> ShardSizes {
-    ShardSizes::Chunked(cut.total())
+pub(super) fn over_neighbours(sharding: &ShardSizes) -> ShardSizes {
+    ShardSizes::Chunked(sharding.total())
 }
 
 /// A copy of `range` of `dim`.

@@ -47,14 +47,14 @@ impl PendingAllGather {
     pub(super) fn wait(self) -> Result<GatheredTensors, CommError> {
         match self {
             Self::UnderWay(work, copy_in) => {
-                let (wholes, course) = work.wait_with_timing()?;
-                let wholes = match copy_in {
-                    Some(copy_in) => copy_in.offloaded.copy_in(&copy_in.label, wholes),
-                    None => wholes,
+                let (unsharded, course) = work.wait_with_timing()?;
+                let unsharded = match copy_in {
+                    Some(copy_in) => copy_in.offloaded.copy_in(&copy_in.label, unsharded),
+                    None => unsharded,
                 };
-                Ok((wholes, course))
+                Ok((unsharded, course))
             }
-            Self::Done(wholes) => Ok(wholes),
+            Self::Done(unsharded) => Ok(unsharded),
         }
     }
 
@@ -72,12 +72,12 @@ impl PendingAllGather {
 pub(super) struct Unsharded {
     /// What they were gathered from: an optimizer step makes new shards.
     pub(super) shards: LocalShardsId,
-    pub(super) prefetched: Ahead,
+    pub(super) prefetched: Prefetched,
 }
 
 /// Where parameters are from that no forward had to gather.
 #[derive(Debug)]
-pub(super) enum Ahead {
+pub(super) enum Prefetched {
     /// The program has gathered them.
     Program(PendingAllGather),
     /// A unit before it has, in the forward that is under way.
@@ -90,7 +90,7 @@ pub(super) enum Ahead {
     Shared(SharedWeights),
 }
 
-impl Ahead {
+impl Prefetched {
     /// Whether other ranks need not be waited for.
     pub(super) fn is_there(&self) -> bool {
         match self {

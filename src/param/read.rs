@@ -21,10 +21,10 @@ impl Reparameterization for DistributedParameter {
     const NAME: &'static str = "distributed";
 
     fn apply<const D: usize>(&self, base: Tensor<D>) -> Tensor<D> {
-        let whole = value(self, base).or_unwind();
+        let unsharded = value(self, base).or_unwind();
         match &self.adapter {
-            None => whole,
-            Some(adapter) => adapter.apply(whole),
+            None => unsharded,
+            Some(adapter) => adapter.apply(unsharded),
         }
     }
 }

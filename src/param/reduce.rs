@@ -106,7 +106,7 @@ enum ReduceStage {
     Alone(Vec<Option<DispatchTensor>>),
     /// Over the ranks that shard: gradients of parameters that are cut, and of those that every rank holds whole. The
     /// flags are the last tensor of the first.
-    Scattering { cut: Option<Work<Vec<DispatchTensor>>>, uncut: Option<Work<Vec<DispatchTensor>>> },
+    Scattering { sharded: Option<Work<Vec<DispatchTensor>>>, replicated: Option<Work<Vec<DispatchTensor>>> },
     /// Over those that replicate: all, with the flags.
     Replicating(Work<Vec<DispatchTensor>>),
     /// Nobody any more: they are on their way to host memory, for leaves in these element types.
@@ -114,8 +114,8 @@ enum ReduceStage {
 }
 
 /// What reduces over the ranks that shard: of parameters that are not cut, all-reduces alone.
-fn scatter_op(cut: Option<&Work<Vec<DispatchTensor>>>) -> Op {
-    if cut.is_some() { Op::ReduceScatter } else { Op::AllReduce }
+fn scatter_op(sharded: Option<&Work<Vec<DispatchTensor>>>) -> Op {
+    if sharded.is_some() { Op::ReduceScatter } else { Op::AllReduce }
 }
 
 fn issued(unit: &Unit, op: Op) {
@@ -222,8 +222,8 @@ impl GradReducer {
             Some(data) => {
                 let own = own(grads);
                 let stage = unit.scatter(data, call, members, &own, shard);
-                if let ReduceStage::Scattering { cut, .. } = &stage {
-                    issued(unit, scatter_op(cut.as_ref()));
+                if let ReduceStage::Scattering { sharded, .. } = &stage {
+                    issued(unit, scatter_op(sharded.as_ref()));
                 }
                 (own.used, stage)
             }
@@ -266,7 +266,7 @@ impl GradReducer {
     pub(super) fn advance(mut self) -> crate::Result<Advanced> {
         match std::mem::replace(&mut self.stage, ReduceStage::Alone(Vec::new())) {
             ReduceStage::Alone(grads) => self.done(grads),
-            ReduceStage::Scattering { cut, uncut } => self.scattered(cut, uncut),
+            ReduceStage::Scattering { sharded, replicated } => self.scattered(sharded, replicated),
             ReduceStage::Replicating(work) => {
                 let (mut reduced, course) = work.wait_with_timing()?;
                 done_with(self.unit(), Op::AllReduce, course);
@@ -292,8 +292,8 @@ impl GradReducer {
     /// The ranks that shard are through.
     fn scattered(
         mut self,
-        cut: Option<Work<Vec<DispatchTensor>>>,
-        uncut: Option<Work<Vec<DispatchTensor>>>,
+        sharded: Option<Work<Vec<DispatchTensor>>>,
+        replicated: Option<Work<Vec<DispatchTensor>>>,
     ) -> crate::Result<Advanced> {
         let (mut flags, mut first) = (None, None);
         let mut wait = |work: Option<Work<Vec<DispatchTensor>>>| -> Result<_, CommError> {
@@ -304,11 +304,11 @@ impl GradReducer {
             }
             Ok(tensors)
         };
-        let op = scatter_op(cut.as_ref());
-        let (cut, uncut) = (wait(cut)?, wait(uncut)?);
+        let op = scatter_op(sharded.as_ref());
+        let (sharded, replicated) = (wait(sharded)?, wait(replicated)?);
         done_with(self.unit(), op, first);
         let mut flags = flags.expect("a parameter is cut or uncut");
-        let mut reduced = self.unit().merge(&self.members, cut, uncut);
+        let mut reduced = self.unit().merge(&self.members, sharded, replicated);
         if let Some(step) = self.due {
             self.unit().compare_sharded(step, &self.members, &reduced);
         }
@@ -388,20 +388,20 @@ impl Unit {
         compared: Vec<Digests>,
     ) -> ReduceStage {
         let group = &data.reduce;
-        let (mut cut, mut uncut) =
+        let (mut sharded, mut replicated) =
             (self.sharded_of(members, own.grads.clone()), self.replicated_of(members, own.grads.clone()));
         let first = call.clone().with_digests(compared);
         let op = self.averaging().shard;
-        if cut.is_empty() {
-            uncut.push(own.flags(1, op));
-            let uncut = Some(self.exchange(UnitCollectiveKind::Uncut, group, first, members, uncut));
-            return ReduceStage::Scattering { cut: None, uncut };
+        if sharded.is_empty() {
+            replicated.push(own.flags(1, op));
+            let replicated = Some(self.exchange(UnitCollectiveKind::Uncut, group, first, members, replicated));
+            return ReduceStage::Scattering { sharded: None, replicated };
         }
-        cut.push(own.flags(group.group().size(), op));
-        let cut = Some(self.exchange(UnitCollectiveKind::Gradients, group, first, members, cut));
-        let uncut =
-            (!uncut.is_empty()).then(|| self.exchange(UnitCollectiveKind::Uncut, group, call.clone(), members, uncut));
-        ReduceStage::Scattering { cut, uncut }
+        sharded.push(own.flags(group.group().size(), op));
+        let sharded = Some(self.exchange(UnitCollectiveKind::Gradients, group, first, members, sharded));
+        let replicated =
+            (!replicated.is_empty()).then(|| self.exchange(UnitCollectiveKind::Uncut, group, call.clone(), members, replicated));
+        ReduceStage::Scattering { sharded, replicated }
     }
 
     /// Adds up gradients of `members`, of which each tensor-parallel rank along the mesh dimensions `dims` has a

@@ -303,7 +303,7 @@ fn enter(
     // What was gathered ahead is for a forward.
     let is_as_stored = || unit.offloaded().is_none() && !members.iter().zip(bases).any(is_cast);
     if !opening.stored || is_as_stored() {
-        unit.take_unsharded(shards).into_iter().try_for_each(|ahead| pass.buffer.copy_in(ahead))?;
+        unit.take_unsharded(shards).into_iter().try_for_each(|prefetched| pass.buffer.copy_in(prefetched))?;
     }
     Ok(pass)
 }

@@ -270,11 +270,11 @@ impl Unit {
 
     /// A module that looks like this is whole.
     pub(super) fn note_passed_check(&self, key: [usize; 3]) {
-        let mut whole = self.checked_modules.lock();
-        if whole.len() == MAX_CHECKED_MODULES {
-            whole.clear();
+        let mut full = self.checked_modules.lock();
+        if full.len() == MAX_CHECKED_MODULES {
+            full.clear();
         }
-        whole.push(key);
+        full.push(key);
     }
 
     /// Whether `fully_shard` made it.
@@ -319,10 +319,10 @@ impl Unit {
 
     /// Shards of `members`, of which those that are cut (or else the others) are in the element types that they are
     /// computed with in.
-    pub(super) fn computed(&self, cut: bool, members: &[usize], shards: Vec<DispatchTensor>) -> Vec<DispatchTensor> {
+    pub(super) fn computed(&self, sharded: bool, members: &[usize], shards: Vec<DispatchTensor>) -> Vec<DispatchTensor> {
         let computed = |(&member, shard): (&usize, _)| {
             let param = &self.params[member];
-            cast(shard, param.compute.filter(|_| param.sharding.is_some() == cut))
+            cast(shard, param.compute.filter(|_| param.sharding.is_some() == sharded))
         };
         members.iter().zip(shards).map(computed).collect()
     }
@@ -428,16 +428,16 @@ impl Unit {
 
     /// The tensors of the cut parameters.
     pub(super) fn sharded_of(&self, members: &[usize], tensors: Vec<DispatchTensor>) -> Vec<DispatchTensor> {
-        let cut =
+        let sharded =
             |(&member, tensor): (&usize, DispatchTensor)| self.params[member].sharding.is_some().then_some(tensor);
-        members.iter().zip(tensors).filter_map(cut).collect()
+        members.iter().zip(tensors).filter_map(sharded).collect()
     }
 
     /// The tensors of the parameters every rank holds whole.
     pub(super) fn replicated_of(&self, members: &[usize], tensors: Vec<DispatchTensor>) -> Vec<DispatchTensor> {
-        let uncut =
+        let replicated =
             |(&member, tensor): (&usize, DispatchTensor)| self.params[member].sharding.is_none().then_some(tensor);
-        members.iter().zip(tensors).filter_map(uncut).collect()
+        members.iter().zip(tensors).filter_map(replicated).collect()
     }
 
     /// Puts tensors of the cut parameters and of the others back into the order of `members`.
@@ -445,12 +445,12 @@ impl Unit {
         &self,
         members: &[usize],
         sharding: Vec<DispatchTensor>,
-        uncut: Vec<DispatchTensor>,
+        replicated: Vec<DispatchTensor>,
     ) -> Vec<DispatchTensor> {
-        let (mut cut, mut uncut) = (sharding.into_iter(), uncut.into_iter());
+        let (mut sharded, mut replicated) = (sharding.into_iter(), replicated.into_iter());
         let next = |&member: &usize| match self.params[member].sharding {
-            Some(_) => cut.next(),
-            None => uncut.next(),
+            Some(_) => sharded.next(),
+            None => replicated.next(),
         };
         members.iter().filter_map(next).collect()
     }

@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 use super::ParamError;
 use super::enter::units_of;
 use super::events::{EventKind, ShardedState, TrainingState, happened};
-use super::pending_all_gather::{Ahead, Keeps, PendingAllGather, Unsharded};
+use super::pending_all_gather::{Prefetched, Keeps, PendingAllGather, Unsharded};
 use super::shards::{LocalShards, LocalShardsId};
 use super::unit::Unit;
 use crate::Result;
@@ -71,7 +71,7 @@ impl Unit {
         let is_there = |unsharded: &Unsharded| unsharded.prefetched.is_of_passes() && unsharded.shards.is_of(&shards);
         if !self.unsharded.lock().as_ref().is_some_and(is_there) {
             let gathering = self.begin_unshard(&shards, Phase::Other, TrainingState::Idle);
-            self.keep_unsharded(LocalShardsId::of(&shards), Ahead::Program(gathering));
+            self.keep_unsharded(LocalShardsId::of(&shards), Prefetched::Program(gathering));
         }
     }
 
@@ -82,7 +82,7 @@ impl Unit {
             return false;
         }
         let posted = self.begin_gather(&shards, Phase::Forward);
-        self.keep_unsharded(LocalShardsId::of(&shards), Ahead::Posted(posted));
+        self.keep_unsharded(LocalShardsId::of(&shards), Prefetched::Posted(posted));
         true
     }
 
@@ -91,14 +91,14 @@ impl Unit {
         let is_there = |unsharded: &Unsharded| !unsharded.prefetched.is_posted() && unsharded.shards.is_of(&shards);
         if !self.unsharded.lock().as_ref().is_some_and(is_there) {
             let gathering = self.begin_unshard(&shards, Phase::Forward, TrainingState::Forward);
-            self.keep_unsharded(LocalShardsId::of(&shards), Ahead::Prefetch(gathering));
+            self.keep_unsharded(LocalShardsId::of(&shards), Prefetched::Prefetch(gathering));
         }
     }
 
     /// What was posted of these shards, or an all-gather that is posted now.
     fn begin_gather(&self, shards: &LocalShards, phase: Phase) -> PendingAllGather {
         let is_posted = |unsharded: &mut Unsharded| unsharded.prefetched.is_posted() && unsharded.shards.is_of(shards);
-        if let Some(Unsharded { prefetched: Ahead::Posted(posted), .. }) = self.unsharded.lock().take_if(is_posted) {
+        if let Some(Unsharded { prefetched: Prefetched::Posted(posted), .. }) = self.unsharded.lock().take_if(is_posted) {
             return posted;
         }
         let call = Call { model: self.model(shards), ..Call::new(self.label()).with_phase(phase) };
@@ -115,8 +115,8 @@ impl Unit {
     }
 
     /// Keeps parameters for the next forward from these shards.
-    pub(super) fn keep_unsharded(&self, shards: LocalShardsId, ahead: Ahead) {
-        *self.unsharded.lock() = Some(Unsharded { shards, prefetched: ahead });
+    pub(super) fn keep_unsharded(&self, shards: LocalShardsId, prefetched: Prefetched) {
+        *self.unsharded.lock() = Some(Unsharded { shards, prefetched: prefetched });
     }
 
     /// Drops what a forward that is over has gathered ahead in vain.
@@ -126,12 +126,12 @@ impl Unit {
 
     /// Drops what passes share: the last of them frees it.
     pub(super) fn forget_shared(&self) {
-        self.unsharded.lock().take_if(|unsharded| matches!(unsharded.prefetched, Ahead::Shared(_)));
+        self.unsharded.lock().take_if(|unsharded| matches!(unsharded.prefetched, Prefetched::Shared(_)));
     }
 
     /// Whether passes share what was gathered.
     pub(super) fn is_shared(&self) -> bool {
-        matches!(&*self.unsharded.lock(), Some(Unsharded { prefetched: Ahead::Shared(_), .. }))
+        matches!(&*self.unsharded.lock(), Some(Unsharded { prefetched: Prefetched::Shared(_), .. }))
     }
 
     /// Whether parameters gathered ahead are there.
@@ -142,14 +142,14 @@ impl Unit {
     /// Waits for [`unshard`](Self::unshard), if one is under way.
     pub(super) fn wait_unsharded(&self) -> Result<(), CommError> {
         let mut unsharded = self.unsharded.lock();
-        let Some(Unsharded { prefetched: Ahead::Program(gathering) | Ahead::Prefetch(gathering), .. }) =
+        let Some(Unsharded { prefetched: Prefetched::Program(gathering) | Prefetched::Prefetch(gathering), .. }) =
             &mut *unsharded
         else {
             return Ok(());
         };
         let waited = mem::replace(gathering, PendingAllGather::Done((Vec::new(), None))).wait();
         match waited {
-            Ok(wholes) => *gathering = PendingAllGather::Done(wholes),
+            Ok(gathered) => *gathering = PendingAllGather::Done(gathered),
             Err(error) => {
                 *unsharded = None;
                 return Err(error);
@@ -159,12 +159,12 @@ impl Unit {
     }
 
     /// The parameters gathered ahead, if they were gathered from these shards.
-    pub(super) fn take_unsharded(&self, shards: &LocalShards) -> Option<Ahead> {
+    pub(super) fn take_unsharded(&self, shards: &LocalShards) -> Option<Prefetched> {
         let mut unsharded = self.unsharded.lock();
-        if let Some(Unsharded { shards: of, prefetched: Ahead::Shared(weights) }) = &*unsharded
+        if let Some(Unsharded { shards: of, prefetched: Prefetched::Shared(weights) }) = &*unsharded
             && of.is_of(shards)
         {
-            return Some(Ahead::Shared(weights.clone()));
+            return Some(Prefetched::Shared(weights.clone()));
         }
         let taken = unsharded.take_if(|unsharded| unsharded.shards.is_of(shards));
         // What passes have left of other shards nobody waits for.

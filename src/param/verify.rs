@@ -46,11 +46,11 @@ impl Unit {
         &self,
         due: &CheckedPass,
         members: &[usize],
-        wholes: impl Iterator<Item = &'a DispatchTensor>,
+        unsharded: impl Iterator<Item = &'a DispatchTensor>,
     ) {
         if self.data.as_ref().and_then(sharding).is_some() {
-            let cut = members.iter().zip(wholes).filter(|(member, _)| self.params[**member].sharding.is_some());
-            let _ = due.gathered.set(memory::digests(cut.map(|(_, whole)| whole)));
+            let sharded = members.iter().zip(unsharded).filter(|(member, _)| self.params[**member].sharding.is_some());
+            let _ = due.gathered.set(memory::digests(sharded.map(|(_, full)| full)));
         }
     }
 
@@ -112,17 +112,17 @@ impl Unit {
     ) -> Option<Digests> {
         sharding(self.data.as_ref()?)?;
         let params = members.iter().map(|&member| &self.params[member]);
-        let uncut = params.zip(tensors).filter(|(param, _)| param.sharding.is_none());
-        let values = memory::digests(uncut.clone().map(|(_, tensor)| tensor));
-        digests(of, step, uncut.map(|(param, _)| param), values)
+        let replicated = params.zip(tensors).filter(|(param, _)| param.sharding.is_none());
+        let values = memory::digests(replicated.clone().map(|(_, tensor)| tensor));
+        digests(of, step, replicated.map(|(param, _)| param), values)
     }
 
     /// Of the gathered weights, which nobody knows who has left no forward.
     fn gathered(&self, due: &CheckedPass, members: &[usize]) -> Option<Digests> {
         sharding(self.data.as_ref()?)?;
-        let cut = members.iter().map(|&member| &self.params[member]).filter(|param| param.sharding.is_some());
-        let values = due.gathered.get().cloned().unwrap_or_else(|| vec![None; cut.clone().count()]);
-        digests(ReplicatedValue::GatheredWeight, due.step, cut, values)
+        let sharded = members.iter().map(|&member| &self.params[member]).filter(|param| param.sharding.is_some());
+        let values = due.gathered.get().cloned().unwrap_or_else(|| vec![None; sharded.clone().count()]);
+        digests(ReplicatedValue::GatheredWeight, due.step, sharded, values)
     }
 }
 

@@ -42,7 +42,7 @@ pub(crate) fn blocks(from: (&Layout, &[usize]), to: (&Layout, &[usize]), global:
         }
     }
     let mut given: BTreeMap<usize, usize> = BTreeMap::new();
-    let mut pieces = Vec::new();
+    let mut found = Vec::new();
     for (to, wanted) in held(to, global) {
         for (slices, ranks) in &holders {
             let block: Vec<_> =
@@ -58,10 +58,10 @@ pub(crate) fn blocks(from: (&Layout, &[usize]), to: (&Layout, &[usize]), global:
                 *given.entry(from).or_default() += block.iter().map(ExactSizeIterator::len).product::<usize>();
                 from
             };
-            pieces.push(TensorBlock { from, to, block });
+            found.push(TensorBlock { from, to, block });
         }
     }
-    pieces
+    found
 }
 
 /// What each rank holds, of those that hold something.
@@ -105,20 +105,20 @@ mod tests {
         for ((mesh, ranks), (other_mesh, other_ranks)) in sources.iter().cartesian_product(&targets) {
             for (from, to) in layouts(mesh).iter().cartesian_product(&layouts(other_mesh)) {
                 for shape in [[5, 3], [1, 4], [0, 2]] {
-                    let pieces = blocks((from, ranks), (to, other_ranks), &shape);
+                    let found = blocks((from, ranks), (to, other_ranks), &shape);
                     let holds: BTreeMap<_, _> = held((from, ranks), &shape).collect();
-                    for TensorBlock { from, block, to } in &pieces {
+                    for TensorBlock { from, block, to } in &found {
                         let slices = &holds[from];
                         assert!(block.iter().zip(slices).all(|(a, b)| b.start <= a.start && a.end <= b.end));
                         assert!(from == to || !holds.get(to).is_some_and(|own| own == slices), "it has that itself");
                     }
                     for (rank, slices) in held((to, other_ranks), &shape) {
-                        let got = pieces.iter().filter(|piece| piece.to == rank);
-                        let got = got.flat_map(|piece| elements(&piece.block)).sorted().collect_vec();
+                        let got = found.iter().filter(|own_block| own_block.to == rank);
+                        let got = got.flat_map(|own_block| elements(&own_block.block)).sorted().collect_vec();
                         assert_eq!(got, elements(&slices), "{from} -> {to}, rank {rank}");
                     }
                     let wanted = held((to, other_ranks), &shape).map(|(rank, _)| rank).collect_vec();
-                    assert!(pieces.iter().all(|piece| wanted.contains(&piece.to)));
+                    assert!(found.iter().all(|own_block| wanted.contains(&own_block.to)));
                 }
             }
         }
@@ -127,9 +127,9 @@ mod tests {
     #[test]
     fn copies_share_the_load() {
         let (copies, rows) = (Layout::replicate(&[3]).unwrap(), Layout::new(&[6], &[S(0)]).unwrap());
-        let pieces = blocks((&copies, &[0, 1, 2]), (&rows, &[3, 4, 5, 6, 7, 8]), &[12, 2]);
+        let found = blocks((&copies, &[0, 1, 2]), (&rows, &[3, 4, 5, 6, 7, 8]), &[12, 2]);
         assert_eq!(
-            pieces.iter().map(|piece| (piece.from, piece.to)).collect_vec(),
+            found.iter().map(|own_block| (own_block.from, own_block.to)).collect_vec(),
             [(0, 3), (1, 4), (2, 5), (0, 6), (1, 7), (2, 8)]
         );
     }

@@ -89,18 +89,18 @@ impl Layout {
         shard_order: &[(usize, &[usize])],
     ) -> Result<Self, PlacementError> {
         let mut layout = Self::new(mesh_shape, placements)?;
-        for (entry, &(dim, cuts)) in shard_order.iter().enumerate() {
+        for (entry, &(dim, sharding_dims)) in shard_order.iter().enumerate() {
             if shard_order[..entry].iter().any(|&(earlier, _)| earlier == dim) {
                 return Err(PlacementError::OrderTwice { dim });
             }
-            let mut sorted: ShardOrder = cuts.into();
+            let mut sorted: ShardOrder = sharding_dims.into();
             sorted.sort_unstable();
             if sorted.as_slice() != layout.shard_order(dim) {
                 let expected = layout.shard_order(dim).to_vec();
-                return Err(PlacementError::Order { dim, given: cuts.to_vec(), expected });
+                return Err(PlacementError::Order { dim, given: sharding_dims.to_vec(), expected });
             }
-            if !cuts.is_empty() {
-                *layout.shard_order_mut(dim) = cuts.into();
+            if !sharding_dims.is_empty() {
+                *layout.shard_order_mut(dim) = sharding_dims.into();
             }
         }
         Ok(layout)
@@ -155,9 +155,9 @@ impl Layout {
         mesh_order: &[usize],
     ) -> Result<Self, PlacementError> {
         let mut layout = Self::new(mesh_shape, placements)?;
-        let place = |cut: &usize| mesh_order.iter().position(|mesh_dim| mesh_dim == cut);
-        for (_, cuts) in &mut layout.shard_order {
-            cuts.sort_by_key(place);
+        let place = |sharding_dim: &usize| mesh_order.iter().position(|mesh_dim| mesh_dim == sharding_dim);
+        for (_, sharding_dims) in &mut layout.shard_order {
+            sharding_dims.sort_by_key(place);
         }
         Ok(layout)
     }
@@ -170,14 +170,14 @@ impl Layout {
     pub(crate) fn replaced(&self, by: impl Fn(usize, Placement) -> Placement) -> Result<Self, PlacementError> {
         let placements: Placements = self.placements.iter().enumerate().map(|(dim, &own)| by(dim, own)).collect();
         let mut replaced = Self::new(&self.mesh_shape, &placements)?;
-        for (dim, cuts) in &mut replaced.shard_order {
+        for (dim, sharding_dims) in &mut replaced.shard_order {
             let known = self.shard_order(*dim);
-            cuts.sort_by_key(|cut| known.iter().position(|other| other == cut).unwrap_or(known.len()));
+            sharding_dims.sort_by_key(|sharding_dim| known.iter().position(|other| other == sharding_dim).unwrap_or(known.len()));
         }
         for (mesh_dim, lengths) in self.uneven_mesh_dims() {
             let outside = |layout: &Self| {
                 let dim = layout.placements[mesh_dim].shard_dim()?;
-                let outside = layout.shard_order(dim).iter().take_while(|&&cut| cut != mesh_dim);
+                let outside = layout.shard_order(dim).iter().take_while(|&&sharding_dim| sharding_dim != mesh_dim);
                 Some((dim, outside.copied().collect::<ShardOrder>()))
             };
             if outside(&replaced) == outside(self) {
@@ -189,8 +189,8 @@ impl Layout {
 
     /// The same layout where every cut of `tensor_dim` is into chunks.
     pub(crate) fn in_chunks(mut self, tensor_dim: usize) -> Self {
-        let cuts: ShardOrder = self.shard_order(tensor_dim).into();
-        self.uneven_mesh_dims.retain(|(mesh_dim, _)| !cuts.contains(mesh_dim));
+        let sharding_dims: ShardOrder = self.shard_order(tensor_dim).into();
+        self.uneven_mesh_dims.retain(|(mesh_dim, _)| !sharding_dims.contains(mesh_dim));
         self
     }
 
@@ -216,23 +216,23 @@ impl Layout {
     /// The mesh dimensions that shard `tensor_dim`, outermost cut first; empty if none does.
     pub fn shard_order(&self, tensor_dim: usize) -> &[usize] {
         let found = self.shard_order.iter().find(|(dim, _)| *dim == tensor_dim);
-        found.map_or(&[], |(_, cuts)| cuts)
+        found.map_or(&[], |(_, sharding_dims)| sharding_dims)
     }
 
     /// The sharded tensor dimensions, ascending, each with its mesh dimensions, outermost first.
     pub fn orders(&self) -> impl Iterator<Item = (usize, &[usize])> {
-        self.shard_order.iter().map(|(dim, cuts)| (*dim, cuts.as_slice()))
+        self.shard_order.iter().map(|(dim, sharding_dims)| (*dim, sharding_dims.as_slice()))
     }
 
     /// Whether every tensor dimension is cut in the order of the mesh dimensions.
     pub fn has_default_order(&self) -> bool {
-        self.shard_order.iter().all(|(_, cuts)| cuts.is_sorted())
+        self.shard_order.iter().all(|(_, sharding_dims)| sharding_dims.is_sorted())
     }
 
     /// The lengths that `mesh_dim` cuts into, one per rank; `None` of one that cuts into chunks or
     /// nothing.
     pub fn uneven_sizes(&self, mesh_dim: usize) -> Option<&Arc<[usize]>> {
-        self.uneven_mesh_dims.iter().find(|(ragged, _)| *ragged == mesh_dim).map(|(_, lengths)| lengths)
+        self.uneven_mesh_dims.iter().find(|(uneven, _)| *uneven == mesh_dim).map(|(_, lengths)| lengths)
     }
 
     /// The mesh dimensions whose cuts are ragged, ascending, each with its lengths.
@@ -278,7 +278,7 @@ impl Layout {
             if moved.shard_order_mut(dim).pop() != Some(mesh_dim) {
                 return None;
             }
-            moved.shard_order.retain(|(_, cuts)| !cuts.is_empty());
+            moved.shard_order.retain(|(_, sharding_dims)| !sharding_dims.is_empty());
         }
         if let Placement::Shard(dim) = placement {
             moved.shard_order_mut(dim).push(mesh_dim);
@@ -297,18 +297,18 @@ impl Layout {
                 *placement = Placement::Replicate;
             }
         }
-        for (_, cuts) in &mut plain.shard_order {
-            cuts.retain(|cut| self.mesh_shape[*cut] > 1);
+        for (_, sharding_dims) in &mut plain.shard_order {
+            sharding_dims.retain(|sharding_dim| self.mesh_shape[*sharding_dim] > 1);
         }
-        plain.shard_order.retain(|(_, cuts)| !cuts.is_empty());
+        plain.shard_order.retain(|(_, sharding_dims)| !sharding_dims.is_empty());
         plain.uneven_mesh_dims.retain(|(mesh_dim, _)| self.mesh_shape[*mesh_dim] > 1);
         plain
     }
 
     fn set_lengths(&mut self, mesh_dim: usize, lengths: Option<Arc<[usize]>>) {
-        self.uneven_mesh_dims.retain(|(ragged, _)| *ragged != mesh_dim);
+        self.uneven_mesh_dims.retain(|(uneven, _)| *uneven != mesh_dim);
         if let Some(lengths) = lengths {
-            let at = self.uneven_mesh_dims.partition_point(|(ragged, _)| *ragged < mesh_dim);
+            let at = self.uneven_mesh_dims.partition_point(|(uneven, _)| *uneven < mesh_dim);
             self.uneven_mesh_dims.insert(at, (mesh_dim, lengths));
         }
     }
@@ -335,8 +335,8 @@ impl fmt::Display for Layout {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let list = |items: &mut dyn Iterator<Item = String>| items.collect::<Vec<_>>().join(", ");
         write!(f, "[{}", list(&mut self.placements.iter().map(ToString::to_string)))?;
-        for (dim, cuts) in self.orders().filter(|(_, cuts)| !cuts.is_sorted()) {
-            write!(f, "; dim {dim} cut by mesh dims {}", list(&mut cuts.iter().map(ToString::to_string)))?;
+        for (dim, sharding_dims) in self.orders().filter(|(_, sharding_dims)| !sharding_dims.is_sorted()) {
+            write!(f, "; dim {dim} cut by mesh dims {}", list(&mut sharding_dims.iter().map(ToString::to_string)))?;
         }
         for (mesh_dim, lengths) in self.uneven_mesh_dims() {
             let lengths: Vec<_> = lengths.iter().map(ToString::to_string).collect();

@@ -132,10 +132,10 @@ fn settled(layout: &Layout, to: &Layout, mesh_dim: usize) -> bool {
         return false;
     }
     let Placement::Shard(dim) = placement else { return true };
-    let mut cuts = layout.shard_order(dim).iter().zip(to.shard_order(dim));
-    let found = cuts.find_map(|(cut, wanted)| {
-        let same = cut == wanted && layout.uneven_sizes(*cut) == to.uneven_sizes(*cut);
-        (!same || *cut == mesh_dim).then_some(same)
+    let mut sharding_dims = layout.shard_order(dim).iter().zip(to.shard_order(dim));
+    let found = sharding_dims.find_map(|(sharding_dim, wanted)| {
+        let same = sharding_dim == wanted && layout.uneven_sizes(*sharding_dim) == to.uneven_sizes(*sharding_dim);
+        (!same || *sharding_dim == mesh_dim).then_some(same)
     });
     found == Some(true)
 }

@@ -78,18 +78,18 @@ mod tests {
 
     /// All ways to deal up to 4 elements to up to 4 ranks, one element after another.
     #[test]
-    fn a_ragged_cut_deals_the_elements_in_order() {
+    fn uneven_sizes_deal_the_elements_in_order() {
         for lengths in (1..=4).flat_map(|ranks| (0..ranks).map(|_| 0..=4).multi_cartesian_product()) {
             let owners = lengths.iter().enumerate().flat_map(|(rank, &len)| vec![rank; len]).collect_vec();
-            let cut = ShardSizes::Uneven(lengths.clone().into());
-            assert_eq!(cut.total(), owners.len());
-            let mut held = lengths.iter().enumerate().map(|(rank, _)| cut.range(lengths.len(), rank)).collect_vec();
+            let sizes = ShardSizes::Uneven(lengths.clone().into());
+            assert_eq!(sizes.total(), owners.len());
+            let mut held = lengths.iter().enumerate().map(|(rank, _)| sizes.range(lengths.len(), rank)).collect_vec();
             for (element, &owner) in owners.iter().enumerate() {
                 let holders = held.iter().positions(|range| range.contains(&element)).collect_vec();
                 assert_eq!(holders, [owner], "element {element} of {lengths:?}");
             }
             held.dedup_by_key(|range| range.len());
-            assert!(held.iter().all(|range| cut.distinct(lengths.len()).contains(&range.len())), "{lengths:?}");
+            assert!(held.iter().all(|range| sizes.distinct(lengths.len()).contains(&range.len())), "{lengths:?}");
         }
     }
 

@@ -38,9 +38,9 @@ impl Layout {
     /// the mesh.
     pub fn local_slices(&self, global: &[usize], coordinate: &[usize]) -> Vec<Range<usize>> {
         let mut slices: Vec<_> = global.iter().map(|&len| 0..len).collect();
-        for (dim, cuts) in self.orders() {
+        for (dim, sharding_dims) in self.orders() {
             let slice = slices.get_mut(dim).unwrap_or_else(|| self.misfit(dim, global));
-            *slice = self.nested(dim, slice.len(), cuts, coordinate);
+            *slice = self.nested(dim, slice.len(), sharding_dims, coordinate);
         }
         slices
     }
@@ -65,18 +65,18 @@ impl Layout {
 
     /// The lengths of the parts that ranks have of dimension `dim`, `len` long: each once, ascending.
     fn parts(&self, dim: usize, len: usize) -> Result<SmallVec<[usize; 4]>, PlacementError> {
-        let mut pieces: SmallVec<[usize; 4]> = smallvec![len];
+        let mut blocks: SmallVec<[usize; 4]> = smallvec![len];
         // Which piece leaves the shortest part is only known after the last cut.
         for &mesh_dim in self.shard_order(dim) {
             let mut parts = SmallVec::new();
-            for &piece in &pieces {
-                parts.extend(self.shard_sizes_of(dim, mesh_dim, piece)?.distinct(self.mesh_shape()[mesh_dim]));
+            for &block in &blocks {
+                parts.extend(self.shard_sizes_of(dim, mesh_dim, block)?.distinct(self.mesh_shape()[mesh_dim]));
             }
             parts.sort_unstable();
             parts.dedup();
-            pieces = parts;
+            blocks = parts;
         }
-        Ok(pieces)
+        Ok(blocks)
     }
 
     /// How `mesh_dim` cuts a piece of dimension `dim`, `len` long.
@@ -107,10 +107,10 @@ impl Layout {
         let Placement::Shard(dim) = self.placements()[mesh_dim] else {
             panic!("mesh dim {mesh_dim} of {self} cuts nothing");
         };
-        let outer = self.shard_order(dim).iter().take_while(|&&cut| cut != mesh_dim);
+        let outer = self.shard_order(dim).iter().take_while(|&&sharding_dim| sharding_dim != mesh_dim);
         let len = *global.get(dim).unwrap_or_else(|| self.misfit(dim, global));
-        let piece = self.nested(dim, len, outer, coordinate);
-        self.shard_sizes_of(dim, mesh_dim, piece.len()).unwrap_or_else(|error| panic!("{error}"))
+        let block = self.nested(dim, len, outer, coordinate);
+        self.shard_sizes_of(dim, mesh_dim, block.len()).unwrap_or_else(|error| panic!("{error}"))
     }
 
     /// How `mesh_dims` together cut their piece, for the rank at `coordinate`: cuts of one tensor dimension that
@@ -123,16 +123,16 @@ impl Layout {
     /// # Panics
     /// As [`cut`](Self::cut), and without any `mesh_dims`.
     pub(crate) fn shard_sizes_over(&self, global: &[usize], coordinate: &[usize], mesh_dims: &[usize]) -> ShardSizes {
-        let piece = self.shard_sizes(global, coordinate, mesh_dims[0]);
+        let block = self.shard_sizes(global, coordinate, mesh_dims[0]);
         let Placement::Shard(dim) = self.placements()[mesh_dims[0]] else { unreachable!("it cuts something") };
         if mesh_dims.len() == 1 {
-            return piece;
+            return block;
         }
-        let lengths = mesh_dims.iter().fold(vec![piece.total()], |lengths, &mesh_dim| {
+        let lengths = mesh_dims.iter().fold(vec![block.total()], |lengths, &mesh_dim| {
             let ranks = self.mesh_shape()[mesh_dim];
             let parts = |len: usize| {
-                let cut = self.shard_sizes_of(dim, mesh_dim, len).unwrap_or_else(|error| panic!("{error}"));
-                (0..ranks).map(move |rank| cut.range(ranks, rank).len())
+                let sharding_dim = self.shard_sizes_of(dim, mesh_dim, len).unwrap_or_else(|error| panic!("{error}"));
+                (0..ranks).map(move |rank| sharding_dim.range(ranks, rank).len())
             };
             lengths.into_iter().flat_map(parts).collect()
         });
@@ -144,13 +144,13 @@ impl Layout {
         &self,
         dim: usize,
         len: usize,
-        cuts: impl IntoIterator<Item = &'a usize>,
+        sharding_dims: impl IntoIterator<Item = &'a usize>,
         coordinate: &[usize],
     ) -> Range<usize> {
-        cuts.into_iter().fold(0..len, |piece, &mesh_dim| {
-            let cut = self.shard_sizes_of(dim, mesh_dim, piece.len()).unwrap_or_else(|error| panic!("{error}"));
-            let part = cut.range(self.mesh_shape()[mesh_dim], coordinate[mesh_dim]);
-            piece.start + part.start..piece.start + part.end
+        sharding_dims.into_iter().fold(0..len, |block, &mesh_dim| {
+            let sharding_dim = self.shard_sizes_of(dim, mesh_dim, block.len()).unwrap_or_else(|error| panic!("{error}"));
+            let part = sharding_dim.range(self.mesh_shape()[mesh_dim], coordinate[mesh_dim]);
+            block.start + part.start..block.start + part.end
         })
     }
 

@@ -85,7 +85,7 @@ fn execute(step: Step, to_layout: &Layout, locals: &[Matrix]) -> Vec<Matrix> {
 fn distribute(layout: &Layout, shape: [usize; 2]) -> (Vec<Matrix>, Matrix) {
     let mesh = layout.mesh_shape();
     // Each rank's summand: equal on ranks that differ along a replicated or sharded mesh dim only.
-    let wholes = coordinates(mesh).into_iter().map(|coordinate| {
+    let full_tensors = coordinates(mesh).into_iter().map(|coordinate| {
         let mut seed = 7;
         for (c, placement) in coordinate.iter().zip(layout.placements()) {
             seed = seed * 5 + if placement.partial_op().is_some() { *c as i128 } else { 0 };
@@ -95,10 +95,10 @@ fn distribute(layout: &Layout, shape: [usize; 2]) -> (Vec<Matrix>, Matrix) {
             mixed * mesh.iter().product::<usize>() as i128
         })
     });
-    let wholes = wholes.collect_vec();
-    let locals = wholes.iter().zip(coordinates(mesh)).map(|(whole, coordinate)| shard(layout, whole, &coordinate));
+    let full_tensors = full_tensors.collect_vec();
+    let locals = full_tensors.iter().zip(coordinates(mesh)).map(|(full, coordinate)| shard(layout, full, &coordinate));
     let locals = locals.collect();
-    (locals, reduce_partials(layout, wholes).swap_remove(0))
+    (locals, reduce_partials(layout, full_tensors).swap_remove(0))
 }
 
 /// Reduces every partial mesh dimension.
@@ -119,7 +119,7 @@ fn check_distributed(
     from: &Layout,
     to: &Layout,
     shape: [usize; 2],
-    (mut locals, whole): (Vec<Matrix>, Matrix),
+    (mut locals, full): (Vec<Matrix>, Matrix),
 ) -> Vec<(Step, Layout)> {
     let steps = plan(from, to).unwrap_or_else(|error| panic!("{from} -> {to}: {error}"));
     let mesh = from.mesh_shape();
@@ -139,7 +139,7 @@ fn check_distributed(
     assert_eq!(steps.last().map_or(to, |(_, last)| last), to);
     let settled = reduce_partials(to, locals);
     for (local, coordinate) in settled.iter().zip(coordinates(mesh)) {
-        let target = shard(to, &whole, &coordinate);
+        let target = shard(to, &full, &coordinate);
         assert_eq!(*local, target, "{from} -> {to} on {mesh:?}, {shape:?}: rank {coordinate:?}; steps {steps:?}");
     }
     steps
@@ -166,9 +166,9 @@ fn layouts(mesh: &[usize], placements: &[Placement]) -> Vec<Layout> {
 fn with_uneven(layouts: Vec<Layout>, shape: [usize; 2], lengths: &[(usize, &[usize])]) -> Vec<Layout> {
     lengths.iter().fold(layouts, |mut layouts, &(mesh_dim, lengths)| {
         let free = layouts.iter().filter(|layout| layout.uneven_sizes(mesh_dim).is_none());
-        let ragged = free.filter_map(|layout| layout.clone().with_uneven_sizes(mesh_dim, lengths).ok());
-        let ragged = ragged.filter(|layout| layout.check_shape(&shape).is_ok()).collect_vec();
-        layouts.extend(ragged);
+        let uneven = free.filter_map(|layout| layout.clone().with_uneven_sizes(mesh_dim, lengths).ok());
+        let uneven = uneven.filter(|layout| layout.check_shape(&shape).is_ok()).collect_vec();
+        layouts.extend(uneven);
         layouts
     })
 }
@@ -246,7 +246,7 @@ fn every_pair_on_three_mesh_dims() {
 }
 
 #[test]
-fn every_pair_with_ragged_cuts() {
+fn every_pair_with_uneven_shards() {
     // 5 rows and 3 columns; two ways to cut the rows, one with nothing on the first rank.
     let one = with_uneven(
         layouts(&[3], &alphabet(&[Sum, Max])),
@@ -313,9 +313,9 @@ fn cheapest(from: &Layout, layouts: &[Layout]) -> Vec<(usize, usize)> {
     let mut cheapest = layouts.iter().map(start).collect_vec();
     let given = layouts.iter().flat_map(|layout| layout.uneven_mesh_dims().map(|(m, lengths)| (m, lengths.clone())));
     let shards = given.unique().cartesian_product([0, 1].map(Placement::Shard));
-    let ragged = shards.map(|((mesh_dim, lengths), shard)| (mesh_dim, shard, Some(lengths)));
+    let uneven = shards.map(|((mesh_dim, lengths), shard)| (mesh_dim, shard, Some(lengths)));
     let plain = (0..from.mesh_shape().len()).cartesian_product(alphabet(&[Sum]));
-    let ways = plain.map(|(mesh_dim, placement)| (mesh_dim, placement, None)).chain(ragged).collect_vec();
+    let ways = plain.map(|(mesh_dim, placement)| (mesh_dim, placement, None)).chain(uneven).collect_vec();
     loop {
         let before = cheapest.clone();
         for (at, layout) in layouts.iter().enumerate().filter(|(at, _)| before[*at].0 < usize::MAX) {
@@ -379,14 +379,14 @@ fn other_lengths_are_gathered_and_sliced() {
     };
     let text =
         |from: &Layout, to: &Layout| check(from, to, [6, 2]).iter().map(|(_, after)| after.to_string()).join(" ");
-    let (chunks, ragged) = (rows(&[2], &[0], &[]), rows(&[2], &[0], &[(0, &[1, 5])]));
-    assert_eq!(text(&chunks, &ragged), "[R] [S(0); mesh dim 0 cuts 1 + 5]");
-    assert_eq!(text(&ragged, &chunks), "[R] [S(0)]");
+    let (chunks, uneven) = (rows(&[2], &[0], &[]), rows(&[2], &[0], &[(0, &[1, 5])]));
+    assert_eq!(text(&chunks, &uneven), "[R] [S(0); mesh dim 0 cuts 1 + 5]");
+    assert_eq!(text(&uneven, &chunks), "[R] [S(0)]");
     let columns = Layout::new(&[2], &[Placement::Shard(1)]).unwrap();
-    assert_eq!(text(&ragged, &columns), "[S(1)]");
+    assert_eq!(text(&uneven, &columns), "[S(1)]");
     // What is inside such a cut is gathered before it, and cut again after it.
-    let (chunks, ragged) = (rows(&[2, 2], &[0, 1], &[]), rows(&[2, 2], &[0, 1], &[(0, &[4, 2])]));
-    assert_eq!(check(&chunks, &ragged, [6, 2]).iter().filter(|(step, _)| step.is_collective()).count(), 2);
+    let (chunks, uneven) = (rows(&[2, 2], &[0, 1], &[]), rows(&[2, 2], &[0, 1], &[(0, &[4, 2])]));
+    assert_eq!(check(&chunks, &uneven, [6, 2]).iter().filter(|(step, _)| step.is_collective()).count(), 2);
     // What is outside it stays.
     let (inner, other) = (rows(&[2, 2], &[0, 1], &[(1, &[3, 0])]), rows(&[2, 2], &[0, 1], &[(1, &[1, 2])]));
     assert_eq!(text(&inner, &other), "[S(0), R] [S(0), S(0); mesh dim 1 cuts 1 + 2]");

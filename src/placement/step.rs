@@ -178,7 +178,7 @@ impl Step {
 impl Layout {
     /// What a rank holds, in units of [`Step::WHOLE`]. Ragged parts count as even ones.
     pub(super) fn local_share(&self) -> u64 {
-        let cuts = self.orders().flat_map(|(_, cuts)| cuts);
-        cuts.fold(Step::FULL_TENSOR, |local, &cut| local / self.mesh_shape()[cut] as u64)
+        let sharding_dims = self.orders().flat_map(|(_, sharding_dims)| sharding_dims);
+        sharding_dims.fold(Step::FULL_TENSOR, |local, &sharding_dim| local / self.mesh_shape()[sharding_dim] as u64)
     }
 }

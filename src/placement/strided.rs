@@ -108,18 +108,18 @@ impl StridedLayout {
                 orders.push((dim, smallvec![]));
                 orders.len() - 1
             });
-            let cuts = &mut orders[at].1;
-            let factors: Vec<usize> = (0..=cuts.len())
-                .map(|before| cuts[..before].iter().map(|&cut| self.mesh_shape[cut]).product())
+            let sharding_dims = &mut orders[at].1;
+            let factors: Vec<usize> = (0..=sharding_dims.len())
+                .map(|before| sharding_dims[..before].iter().map(|&sharding_dim| self.mesh_shape[sharding_dim]).product())
                 .collect();
             match factors.iter().position(|factor| *factor == split_factor) {
-                Some(place) => cuts.insert(place, mesh_dim),
+                Some(place) => sharding_dims.insert(place, mesh_dim),
                 // A single rank holds every piece, however many there are.
-                None if self.mesh_shape[mesh_dim] == 1 => cuts.insert(0, mesh_dim),
+                None if self.mesh_shape[mesh_dim] == 1 => sharding_dims.insert(0, mesh_dim),
                 None => return Err(PlacementError::Strided { mesh_dim, dim, split_factor, allowed: factors }),
             }
         }
-        let orders: Vec<(usize, &[usize])> = orders.iter().map(|(dim, cuts)| (*dim, cuts.as_slice())).collect();
+        let orders: Vec<(usize, &[usize])> = orders.iter().map(|(dim, sharding_dims)| (*dim, sharding_dims.as_slice())).collect();
         Layout::with_shard_order(&self.mesh_shape, &plain, &orders)
     }
 
@@ -132,8 +132,8 @@ impl StridedLayout {
     pub(super) fn encode(layout: &Layout) -> SmallVec<[StridedPlacement; 3]> {
         let strided = layout.placements().iter().enumerate().map(|(mesh_dim, &placement)| {
             let Placement::Shard(dim) = placement else { return StridedPlacement::Plain(placement) };
-            let before = layout.shard_order(dim).iter().take_while(|&&cut| cut != mesh_dim);
-            match before.filter(|&&cut| cut > mesh_dim).map(|&cut| layout.mesh_shape()[cut]).product() {
+            let before = layout.shard_order(dim).iter().take_while(|&&sharding_dim| sharding_dim != mesh_dim);
+            match before.filter(|&&sharding_dim| sharding_dim > mesh_dim).map(|&sharding_dim| layout.mesh_shape()[sharding_dim]).product() {
                 1 => StridedPlacement::Plain(placement),
                 split_factor => StridedPlacement::Strided { dim, split_factor },
             }
@@ -180,10 +180,10 @@ impl Hash for StridedPlacement {
 
 /// The intervals of a length that rank `rank` of `ranks` holds of a strided shard.
 pub(super) fn dealt(len: usize, split_factor: usize, ranks: usize, rank: usize) -> impl Iterator<Item = Range<usize>> {
-    (0..split_factor).map(move |piece| {
-        let piece = ShardSizes::Chunked(len).range(split_factor, piece);
-        let part = ShardSizes::Chunked(piece.len()).range(ranks, rank);
-        piece.start + part.start..piece.start + part.end
+    (0..split_factor).map(move |block| {
+        let block = ShardSizes::Chunked(len).range(split_factor, block);
+        let part = ShardSizes::Chunked(block.len()).range(ranks, rank);
+        block.start + part.start..block.start + part.end
     })
 }
 

@@ -8,7 +8,7 @@ use super::{Layout, PartialOp, Placement, PlacementError, StridedLayout, Strided
 use Placement::{Partial, Replicate, Shard};
 
 #[test]
-fn the_first_cut_is_outermost() {
+fn the_first_mesh_dimension_is_outermost() {
     // The picture in the doc of `Layout`, written out.
     let held = |order: &[usize]| {
         let layout = Layout::with_shard_order(&[2, 2], &[Shard(0), Shard(0)], &[(0, order)]).unwrap();
@@ -19,7 +19,7 @@ fn the_first_cut_is_outermost() {
 }
 
 #[test]
-fn a_piece_is_what_the_cuts_before_left() {
+fn a_block_is_what_the_dimensions_before_left() {
     // 7 rows: mesh dim 2 cuts 4 + 3, mesh dim 0 then 2 + 2 and 2 + 1.
     let layout = Layout::with_shard_order(&[2, 3, 2], &[Shard(0), Shard(1), Shard(0)], &[(0, &[2, 0])]).unwrap();
     assert_eq!(layout.shard_order(0), [2, 0]);
@@ -76,7 +76,7 @@ fn the_shortest_part_is_that_of_some_rank_and_no_rank_has_a_shorter_one() {
 /// Layouts of one tensor dimension on a mesh (2, 3), in both orders, with any lengths on either mesh
 /// dimension, against rows dealt one by one.
 #[test]
-fn ragged_cuts_deal_what_the_cuts_before_them_left() {
+fn uneven_sizes_divide_what_the_dimensions_before_left() {
     let two = (0..=6).map(|len| Some(vec![len, 6 - len])).chain([None, Some(vec![2, 0]), Some(vec![1, 1])]);
     let three: [Option<Vec<usize>>; 5] =
         [None, Some(vec![4, 0, 2]), Some(vec![0, 0, 6]), Some(vec![0, 3, 0]), Some(vec![1, 1, 1])];
@@ -97,7 +97,7 @@ fn ragged_cuts_deal_what_the_cuts_before_them_left() {
             None => layout,
         });
         let outer = deal(&[0, 1, 2, 3, 4, 5], given[order[0]], [2, 3][order[0]]);
-        let inner = |piece: &Vec<usize>| deal(piece, given[order[1]], [2, 3][order[1]]);
+        let inner = |block: &Vec<usize>| deal(block, given[order[1]], [2, 3][order[1]]);
         let dealt: Option<Vec<Vec<Vec<usize>>>> = outer.and_then(|outer| outer.iter().map(inner).collect());
         assert_eq!(layout.check_shape(&[6]).is_ok(), dealt.is_some(), "{layout}");
         let Some(dealt) = dealt else { continue };
@@ -118,10 +118,10 @@ fn ragged_cuts_deal_what_the_cuts_before_them_left() {
 #[test]
 fn lengths_are_part_of_a_layout() {
     let plain = Layout::new(&[2, 3], &[Shard(1), Shard(0)]).unwrap();
-    let ragged = plain.clone().with_uneven_sizes(1, [3, 0, 2]).unwrap();
-    assert_ne!(plain, ragged);
-    assert_ne!(ragged, plain.clone().with_uneven_sizes(1, [2, 0, 3]).unwrap());
-    let both = ragged.clone().with_uneven_sizes(0, [1, 6]).unwrap();
+    let uneven = plain.clone().with_uneven_sizes(1, [3, 0, 2]).unwrap();
+    assert_ne!(plain, uneven);
+    assert_ne!(uneven, plain.clone().with_uneven_sizes(1, [2, 0, 3]).unwrap());
+    let both = uneven.clone().with_uneven_sizes(0, [1, 6]).unwrap();
     assert_eq!(both, plain.with_uneven_sizes(0, [1, 6]).unwrap().with_uneven_sizes(1, [3, 0, 2]).unwrap());
     assert_eq!(both.to_string(), "[S(1), S(0); mesh dim 0 cuts 1 + 6; mesh dim 1 cuts 3 + 0 + 2]");
     assert!(both.has_default_order() && !both.has_default_shard_sizes());
@@ -224,14 +224,14 @@ fn a_tensor_without_the_sharded_dim_panics() {
 
 #[test]
 #[should_panic(expected = "mesh dim 0 of [R] cuts nothing")]
-fn a_mesh_dim_that_cuts_nothing_has_no_piece() {
+fn a_mesh_dim_that_shards_nothing_has_no_block() {
     Layout::new(&[2], &[Replicate]).unwrap().shard_sizes(&[4], &[0], 0);
 }
 
 /// Torch's rule: the split factor of a shard is the product of the mesh dims to its right that cut
 /// the same dim before it.
 fn split_factors(mesh: &[usize], order: &[usize]) -> Vec<usize> {
-    let place = |mesh_dim| order.iter().position(|&cut| cut == mesh_dim);
+    let place = |mesh_dim| order.iter().position(|&sharding_dim| sharding_dim == mesh_dim);
     let before = |m| (m + 1..mesh.len()).filter(move |&right| place(right) < place(m));
     (0..mesh.len()).map(|m| before(m).map(|right| mesh[right]).product()).collect()
 }
@@ -266,7 +266,7 @@ fn an_order_is_decoded_exactly_where_there_is_one() {
 }
 
 #[test]
-fn strided_shards_equal_their_order_where_cuts_are_even() {
+fn strided_shards_equal_their_order_where_sizes_are_even() {
     for mesh in [&[2, 3][..], &[3, 2, 2]] {
         for order in (0..mesh.len()).permutations(mesh.len()) {
             let placements = strided(&split_factors(mesh, &order));
@@ -281,7 +281,7 @@ fn strided_shards_equal_their_order_where_cuts_are_even() {
 }
 
 #[test]
-fn a_strided_shard_holds_a_chunk_of_every_piece() {
+fn a_strided_shard_holds_a_chunk_of_every_block() {
     // 10 elements in 2 pieces, each cut in 2: 3 + 2 of either piece; what adjoins is joined.
     let runs = |mesh: &[usize], coordinate: &[usize]| {
         let placement = StridedPlacement::Strided { dim: 0, split_factor: 2 };

@@ -42,8 +42,8 @@ fn of(
 ) -> usize {
     let counts = launch(Launch::threads(2), |world| {
         let comm = world.all();
-        let whole = (TensorMeta { shape: Shape::from(FULL), dtype: DType::F32 }, 0, ShardSizes::Chunked(FULL[0]));
-        let plan = plan(&comm, vec![whole; tensors])?;
+        let full = (TensorMeta { shape: Shape::from(FULL), dtype: DType::F32 }, 0, ShardSizes::Chunked(FULL[0]));
+        let plan = plan(&comm, vec![full; tensors])?;
         let own: Vec<_> = (0..tensors).map(|_| Tensor::<2>::ones(own, world.device()).into_dispatch()).collect();
         of_call(&comm, &plan, &own)
     });
@@ -56,8 +56,8 @@ fn of(
 fn a_planned_collective_allocates_its_results_and_a_handful() {
     let _alone = alone();
     let (_tensor, of_result) = allocations(|| FlexTensor::from_data(TensorData::new(vec![1f32; 64], FULL)));
-    let gather = |count| of(count, [4, 8], |comm, wholes| Ok(comm.plan_all_gather(wholes)?));
-    let scatter = |count| of(count, FULL, |comm, wholes| Ok(comm.plan_reduce_scatter(wholes, ReduceOp::Avg)?));
+    let gather = |count| of(count, [4, 8], |comm, full_tensors| Ok(comm.plan_all_gather(full_tensors)?));
+    let scatter = |count| of(count, FULL, |comm, full_tensors| Ok(comm.plan_reduce_scatter(full_tensors, ReduceOp::Avg)?));
     for (what, few, many) in [("gather", gather(20), gather(60)), ("scatter", scatter(20), scatter(60))] {
         // Who comes when the other is not there may make one or two more, of any number of tensors.
         let more = (many - few).abs_diff(40 * of_result);

@@ -200,7 +200,7 @@ fn bf16_parameters_reduced_in_f32() {
 }
 
 #[test]
-fn two_units_gathered_ahead() {
+fn two_prefetched_units() {
     Case { name: "prefetch 2", set: prefetch_two, ..FSDP }.check();
 }
 

@@ -216,7 +216,7 @@ fn blocks_that_reads_open_take_no_more() {
 }
 
 #[test]
-fn frozen_blocks_are_freed_after_forward_whoever_opens_them() {
+fn frozen_blocks_are_freed_after_forward_wherever_they_are_entered() {
     let _alone = alone();
     for forward in [Net::forward as Forward, Net::forward_by_read] {
         let m = measure_on(1, 8, false, config(ReshardAfterForward::Always), true, forward);
@@ -245,7 +245,7 @@ fn after_forward_only_shards_of_tensor_parallel_shards_are_live() {
 }
 
 #[test]
-fn without_resharding_the_whole_model_stays() {
+fn without_resharding_the_full_model_stays() {
     let _alone = alone();
     let blocks = 4;
     let m = measure(blocks, false, ReshardAfterForward::Never);

@@ -51,8 +51,8 @@ fn sum(world: &World, label: &str, len: usize) -> Result<()> {
 /// Calls that are under way while the world fails: the rank at fault makes none of them.
 fn under_way(world: &World) -> [Work<()>; 4] {
     let comm = world.all().duplicate("under way");
-    let cut = || ShardSizes::Chunked(RANKS * LEN);
-    let sharded = |len| vec![ShardedTensor { tensor: ones(world, len), dim: 0, sizes: cut() }];
+    let sizes = || ShardSizes::Chunked(RANKS * LEN);
+    let sharded = |len| vec![ShardedTensor { tensor: ones(world, len), dim: 0, sizes: sizes() }];
     let next = (world.rank() + 1) % RANKS;
     let meta = TensorMeta { shape: [LEN].into(), dtype: DType::F32 };
     [

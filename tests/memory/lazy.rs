@@ -73,7 +73,7 @@ fn the_first_rank_holds_one_parameter_and_the_others_parts() {
 
 /// As the first rank draws one, nobody reads the one before any more.
 #[test]
-fn no_other_parameter_is_whole_while_one_is_drawn() {
+fn no_other_parameter_is_unsharded_while_one_is_drawn() {
     let _alone = alone();
     for _ in 0..4 {
         let most = Arc::new(AtomicUsize::new(0));

@@ -61,8 +61,8 @@ fn sums_follow_one_binary_tree() {
             for count in COUNTS {
                 let sum = floats(all_reduce(&comm, tensor(all[world.rank()][..count].to_vec(), DType::F32, world))?);
                 assert!((0..count).all(|i| sum[i].to_bits() == tree(&all, i).to_bits()), "{count} on {ranks} ranks");
-                let whole = tensor(all[world.rank()][..count].to_vec(), DType::F32, world);
-                let shard = ShardedTensor { tensor: whole, dim: 0, sizes: ShardSizes::Chunked(count) };
+                let full = tensor(all[world.rank()][..count].to_vec(), DType::F32, world);
+                let shard = ShardedTensor { tensor: full, dim: 0, sizes: ShardSizes::Chunked(count) };
                 let part = comm.reduce_scatter("part".into(), vec![shard], ReduceOp::Sum).wait()?.remove(0);
                 let chunk = count.div_ceil(ranks);
                 let start = (chunk * world.rank()).min(count);
@@ -98,7 +98,7 @@ fn half_precision_rounds_once() {
 }
 
 #[test]
-fn runs_are_repeatable_whoever_comes_first() {
+fn runs_are_repeatable_whichever_rank_is_first() {
     let first = run(4, |world| arrive_and_sum(world, 0));
     assert!(first.iter().all(|sum| *sum == first[0]), "all ranks have the same bits");
     for seed in 1..20 {
@@ -172,21 +172,21 @@ fn rows(shape: &[usize], rank: usize) -> (usize, std::ops::Range<usize>) {
 fn an_uneven_model_is_gathered_on_128_ranks() {
     for dtype in [DType::F32, DType::F16] {
         run(128, |world| {
-            let (wholes, shapes) = (model(0), uneven_model());
-            let piece = |(whole, shape): (&Vec<f32>, &Vec<usize>)| {
+            let (full_tensors, shapes) = (model(0), uneven_model());
+            let chunk = |(full, shape): (&Vec<f32>, &Vec<usize>)| {
                 let (count, range) = rows(shape, world.rank());
-                let mut piece = shape.clone();
-                piece[0] = count;
+                let mut chunk = shape.clone();
+                chunk[0] = count;
                 ShardedTensor {
-                    tensor: shaped(&whole[range], piece, dtype, world),
+                    tensor: shaped(&full[range], chunk, dtype, world),
                     dim: 0,
                     sizes: ShardSizes::Chunked(shape[0]),
                 }
             };
-            let pieces = wholes.iter().zip(&shapes).map(piece).collect();
-            let gathered = world.all().all_gather("model".into(), pieces).wait()?;
-            for ((tensor, whole), shape) in gathered.into_iter().zip(wholes).zip(shapes) {
-                assert_eq!(flat(tensor, shape.len()), whole);
+            let chunks = full_tensors.iter().zip(&shapes).map(chunk).collect();
+            let gathered = world.all().all_gather("model".into(), chunks).wait()?;
+            for ((tensor, full), shape) in gathered.into_iter().zip(full_tensors).zip(shapes) {
+                assert_eq!(flat(tensor, shape.len()), full);
             }
             Ok(())
         });
@@ -199,13 +199,13 @@ fn an_uneven_model_is_reduced_on_128_ranks() {
     for dtype in [DType::F32, DType::F16] {
         run(128, |world| {
             let shapes = uneven_model();
-            let whole = |(values, shape): (&Vec<f32>, &Vec<usize>)| ShardedTensor {
+            let full = |(values, shape): (&Vec<f32>, &Vec<usize>)| ShardedTensor {
                 tensor: shaped(values, shape.clone(), dtype, world),
                 dim: 0,
                 sizes: ShardSizes::Chunked(shape[0]),
             };
-            let wholes = all[world.rank()].iter().zip(&shapes).map(whole).collect();
-            let parts = world.all().reduce_scatter("model".into(), wholes, ReduceOp::Sum).wait()?;
+            let full_tensors = all[world.rank()].iter().zip(&shapes).map(full).collect();
+            let parts = world.all().reduce_scatter("model".into(), full_tensors, ReduceOp::Sum).wait()?;
             for (index, (part, shape)) in parts.into_iter().zip(shapes).enumerate() {
                 let (_, range) = rows(&shape, world.rank());
                 let expected: Vec<f32> = range.map(|i| all.iter().map(|model| model[index][i]).sum()).collect();

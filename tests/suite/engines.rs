@@ -23,26 +23,26 @@ fn own(mesh: &DeviceMesh) -> Tensor<1> {
 
 mesh_test!(a_tensor_moves_between_all_layouts, [2, 2], ["dp", "tp"], |mesh| {
     // Odd lengths, which leave ranks with other numbers of rows and columns.
-    let whole = Tensor::<2>::from_data([[0.0, 1.0, 2.0], [3.0, 4.0, 5.0], [6.0, 7.0, 8.0]], mesh.device());
+    let full = Tensor::<2>::from_data([[0.0, 1.0, 2.0], [3.0, 4.0, 5.0], [6.0, 7.0, 8.0]], mesh.device());
     let layouts = || [Replicate, Shard(0), Shard(1)].into_iter().cartesian_product([Replicate, Shard(0), Shard(1)]);
     for ((from_dp, from_tp), (to_dp, to_tp)) in layouts().cartesian_product(layouts()) {
-        let tensor = DTensor::distribute_tensor(whole.clone(), mesh, &[from_dp, from_tp])?;
-        assert_full_eq(&tensor.redistribute(&[to_dp, to_tp])?, whole.to_data());
+        let tensor = DTensor::distribute_tensor(full.clone(), mesh, &[from_dp, from_tp])?;
+        assert_full_eq(&tensor.redistribute(&[to_dp, to_tp])?, full.to_data());
     }
-    let terms = DTensor::from_local(whole.clone(), mesh, &[Partial(PartialOp::Sum), Replicate])?;
-    assert_full_eq(&terms.redistribute(&[Shard(1), Shard(0)])?, (whole * 2.0).to_data());
+    let terms = DTensor::from_local(full.clone(), mesh, &[Partial(PartialOp::Sum), Replicate])?;
+    assert_full_eq(&terms.redistribute(&[Shard(1), Shard(0)])?, (full * 2.0).to_data());
     Ok(())
 });
 
 mesh_test!(products_and_their_gradients_are_those_of_one_device, [3], ["tp"], |mesh| {
     let device = mesh.device().clone().autodiff();
     let x = || Tensor::<2>::from_data([[1.0, -2.0, 3.0, 0.5], [0.0, 4.0, -1.0, 2.0]], &device).require_grad();
-    let (one, cut) = (x(), DTensor::distribute_replicated(x(), mesh, &[Shard(1)])?.require_grad());
+    let (one, sizes) = (x(), DTensor::distribute_replicated(x(), mesh, &[Shard(1)])?.require_grad());
     let expected = one.clone().matmul(one.clone().transpose());
-    let product = cut.clone().matmul(cut.clone().transpose());
+    let product = sizes.clone().matmul(sizes.clone().transpose());
     assert_full_close(&product, expected.to_data(), Tolerance::default());
     let expected = one.grad(&expected.square().sum().backward()).expect("a gradient");
-    let grad = cut.grad(&product.square().sum().full_tensor()?.backward()).expect("a gradient");
+    let grad = sizes.grad(&product.square().sum().full_tensor()?.backward()).expect("a gradient");
     assert_full_close(&grad, expected.into_data(), Tolerance::default());
     Ok(())
 });
@@ -52,17 +52,17 @@ mesh_test!(a_model_trains_as_on_one_device, [2, 2], ["shard", "tp"], |mesh| {
     let model = mesh.world().run_seeded(5, || Net::new(mesh.device()))?;
     let (rank, ranks) = data_rank(mesh);
     let mut sharded = distribute(on_device(&model, &device), mesh, plan(), ReshardAfterForward::Auto)?;
-    let mut whole = on_device(&model, &Device::flex().autodiff());
+    let mut full = on_device(&model, &Device::flex().autodiff());
     let mut optims = [0, 1].map(|_| AdamWConfig::new().with_epsilon(1e-5).init());
     for step in 0..3 {
-        let losses = (0..ranks).map(|rank| whole.loss_on(step, rank, &device)).reduce(|a, b| a + b).expect("a rank");
-        let grads = GradientsParams::from_grads((losses / ranks as f32).backward(), &whole);
-        whole = optims[0].step(1e-2, whole, grads);
+        let losses = (0..ranks).map(|rank| full.loss_on(step, rank, &device)).reduce(|a, b| a + b).expect("a rank");
+        let grads = GradientsParams::from_grads((losses / ranks as f32).backward(), &full);
+        full = optims[0].step(1e-2, full, grads);
         let mut grads = GradientsParams::from_grads(sharded.loss_on(step, rank, &device).backward(), &sharded);
         clip_grad_norm(&sharded, &mut grads, 1e9, NormType::L2)?;
         sharded = optims[1].step(1e-2, sharded, grads);
     }
-    let diff = max_diff(&values(&full_model(&sharded)?, None), &values(&whole, None));
+    let diff = max_diff(&values(&full_model(&sharded)?, None), &values(&full, None));
     assert!(diff < 1e-4, "weights part by {diff}");
     Ok(())
 });

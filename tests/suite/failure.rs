@@ -129,7 +129,7 @@ fn a_rank_uses_another_label() {
 }
 
 #[test]
-fn a_rank_passes_a_piece_of_the_wrong_size() {
+fn a_rank_passes_a_shard_of_the_wrong_size() {
     let error = provoke(|world, comm| {
         let tensor = Tensor::<2>::ones([3, 9], world.device()).into_dispatch();
         comm.all_gather("unit".into(), vec![ShardedTensor { tensor, dim: 0, sizes: ShardSizes::Chunked(8) }]).wait()?;
@@ -264,20 +264,20 @@ fn arguments_are_checked_before_anyone_waits() {
         comm.reduce_scatter("x".into(), vec![shard(world, 0, 8)], ReduceOp::Sum).wait().map(drop)
     });
     assert!(told.contains("has length 2 in dimension 0, but its cut is of 8"), "{told}");
-    let ragged = |world: &World, dim, lengths: &[usize]| {
+    let uneven = |world: &World, dim, lengths: &[usize]| {
         vec![ShardedTensor { tensor: matrix(world), dim, sizes: ShardSizes::Uneven(lengths.into()) }]
     };
-    let told = refused(|world, comm| comm.all_gather("x".into(), ragged(world, 0, &[2, 2, 2])).wait().map(drop));
+    let told = refused(|world, comm| comm.all_gather("x".into(), uneven(world, 0, &[2, 2, 2])).wait().map(drop));
     assert!(told.contains("tensor 0 is cut into the 3 lengths [2, 2, 2] over 4 ranks; give one length"), "{told}");
-    let told = refused(|world, comm| comm.all_gather("x".into(), ragged(world, 0, &[2, 2, 3, 1])).wait().map(drop));
+    let told = refused(|world, comm| comm.all_gather("x".into(), uneven(world, 0, &[2, 2, 3, 1])).wait().map(drop));
     assert!(told.contains("has length 2 in dimension 0, but length 2 of [2, 2, 3, 1] is 3"), "{told}");
     let told = refused(|world, comm| {
-        comm.reduce_scatter("x".into(), ragged(world, 1, &[2, 2, 3, 1]), ReduceOp::Sum).wait().map(drop)
+        comm.reduce_scatter("x".into(), uneven(world, 1, &[2, 2, 3, 1]), ReduceOp::Sum).wait().map(drop)
     });
     assert!(told.contains("has length 9 in dimension 1, but its cut is of 8"), "{told}");
     let told = refused(|_, comm| {
-        let cut = (1, ShardSizes::Uneven([4, 5].into()));
-        comm.scatter("x".into(), None, meta(), vec![cut], 0).wait().map(drop)
+        let sizes = (1, ShardSizes::Uneven([4, 5].into()));
+        comm.scatter("x".into(), None, meta(), vec![sizes], 0).wait().map(drop)
     });
     assert!(told.contains("cut into the 2 lengths [4, 5] over 4 ranks"), "{told}");
     let told = refused(|world, comm| {
@@ -381,7 +381,7 @@ fn one_panic_ends_128_ranks() {
 }
 
 #[test]
-fn ranks_that_fared_alike_share_a_line() {
+fn ranks_with_the_same_outcome_share_a_line() {
     let word = CommError::RankFailed { rank: 0, message: "first".into(), during: None };
     let report =
         |rank, doing: &str, error: Error| RankReport { rank, doing: doing.into(), error: Some(error), at: None };

@@ -200,7 +200,7 @@ fn burns_own_dropout_repeats_where_a_rank_has_its_process_to_itself() {
 }
 
 #[test]
-fn ranks_that_are_no_whole_number_for_each_process_are_an_error_that_one_prints() {
+fn ranks_that_do_not_divide_evenly_over_processes_are_an_error_that_one_prints() {
     let text = ProcessTest::new(3).run_failing(|| {
         let error = Error::from(Launch::from_env(4).unwrap_err());
         if !error.is_reported_by_other_process() {

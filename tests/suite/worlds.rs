@@ -96,12 +96,12 @@ fn tensors_of_two_launches_do_not_mix() {
 #[test]
 fn meshes_of_one_array_mix_whatever_they_were_sliced_from() {
     pair(|world, alone| {
-        let whole = DeviceMesh::new(world, [1, 2], ["y", "x"])?;
-        let slice = whole.slice("x")?;
+        let full = DeviceMesh::new(world, [1, 2], ["y", "x"])?;
+        let slice = full.slice("x")?;
         let ones = |mesh| DTensor::<1>::ones([4], mesh, &[Shard(0)], world.device());
         // In this order `alone` is the first mesh of this spec that the thread sees.
         let (first, second) = (ones(alone)?, ones(&slice)?);
-        assert_eq!((first.mesh().root(), second.mesh().root()), (alone, &whole));
+        assert_eq!((first.mesh().root(), second.mesh().root()), (alone, &full));
         assert_eq!(values((first + second).full_tensor()?), [2.0; 4]);
         Ok(())
     });

@@ -213,7 +213,7 @@ pub trait GroupBackend: Debug + Send + Sync {
         &self,
         post: CallContext,
         plan: Arc<CollectivePlan>,
-        wholes: Vec<DispatchTensor>,
+        full_tensors: Vec<DispatchTensor>,
         op: ReduceOp,
     ) -> PostResult<Vec<DispatchTensor>>;
 
@@ -270,9 +270,9 @@ pub trait GroupBackend: Debug + Send + Sync {
         post: CallContext,
         shard: ShardedTensor,
         to_dim: usize,
-        to_cut: ShardSizes,
+        to_sizes: ShardSizes,
     ) -> PostResult<DispatchTensor> {
-        provided::recut(self, post, shard, to_dim, to_cut)
+        provided::recut(self, post, shard, to_dim, to_sizes)
     }
 
     /// What each rank has for this one, one after another along the first dimension: the first `given[0]` rows of `tensor`
@@ -297,9 +297,9 @@ pub trait GroupBackend: Debug + Send + Sync {
         post: CallContext,
         tensors: Vec<DispatchTensor>,
         metas: Vec<TensorMeta>,
-        cuts: Vec<(usize, ShardSizes)>,
+        shardings: Vec<(usize, ShardSizes)>,
         root: usize,
     ) -> PostResult<Vec<DispatchTensor>> {
-        provided::scatter(self, post, tensors, metas, cuts, root)
+        provided::scatter(self, post, tensors, metas, shardings, root)
     }
 }

@@ -34,15 +34,15 @@ pub(super) fn recut(
     post: CallContext,
     shard: ShardedTensor,
     to_dim: usize,
-    to_cut: ShardSizes,
+    to_sizes: ShardSizes,
 ) -> PostResult<DispatchTensor> {
-    let ShardedTensor { tensor, dim, sizes: from_cut } = shard;
+    let ShardedTensor { tensor, dim, sizes: from_sizes } = shard;
     let (group, device) = (channel.member().group.clone(), Device::new(tensor.device()));
-    let given = |rank: usize| vec![block(&tensor, to_dim, &to_cut, group.size(), rank, &device)];
+    let given = |rank: usize| vec![block(&tensor, to_dim, &to_sizes, group.size(), rank, &device)];
     let taken = |rank: usize| {
         let mut meta = meta(&tensor);
-        meta.shape[to_dim] = to_cut.range(group.size(), group.rank()).len();
-        meta.shape[dim] = from_cut.range(group.size(), rank).len();
+        meta.shape[to_dim] = to_sizes.range(group.size(), group.rank()).len();
+        meta.shape[dim] = from_sizes.range(group.size(), rank).len();
         vec![meta]
     };
     let ranks = 0..group.size();
@@ -90,22 +90,22 @@ pub(super) fn scatter(
     post: CallContext,
     tensors: Vec<DispatchTensor>,
     metas: Vec<TensorMeta>,
-    cuts: Vec<(usize, ShardSizes)>,
+    shardings: Vec<(usize, ShardSizes)>,
     root: usize,
 ) -> PostResult<Vec<DispatchTensor>> {
     let (group, device) = (channel.member().group.clone(), channel.member().home(&tensors));
     let given = |rank: usize| {
-        let part = |(tensor, (dim, cut)): (&DispatchTensor, &(usize, ShardSizes))| {
-            block(tensor, *dim, cut, group.size(), rank, &device)
+        let part = |(tensor, (dim, sizes)): (&DispatchTensor, &(usize, ShardSizes))| {
+            block(tensor, *dim, sizes, group.size(), rank, &device)
         };
-        tensors.iter().zip(&cuts).map(part).collect()
+        tensors.iter().zip(&shardings).map(part).collect()
     };
-    let part = |(mut meta, (dim, cut)): (TensorMeta, &(usize, ShardSizes))| {
-        meta.shape[*dim] = cut.range(group.size(), group.rank()).len();
+    let part = |(mut meta, (dim, sizes)): (TensorMeta, &(usize, ShardSizes))| {
+        meta.shape[*dim] = sizes.range(group.size(), group.rank()).len();
         meta
     };
     let mut taken = vec![Vec::new(); group.size()];
-    taken[root] = metas.into_iter().zip(&cuts).map(part).collect();
+    taken[root] = metas.into_iter().zip(&shardings).map(part).collect();
     let parts = channel.all_to_all(post, (0..group.size()).map(given).collect(), taken)?;
     Ok(mapped(parts, move |mut parts| parts.swap_remove(root)))
 }

@@ -76,8 +76,8 @@ pub(crate) struct ShardSignature {
 }
 
 impl ShardSignature {
-    pub fn new(dim: usize, cut: &ShardSizes) -> Self {
-        Self { dim, lengths: cut.lengths().cloned() }
+    pub fn new(dim: usize, sizes: &ShardSizes) -> Self {
+        Self { dim, lengths: sizes.lengths().cloned() }
     }
 
     /// The cut, of a dimension of this length.
@@ -108,7 +108,7 @@ impl CallSignature {
             label,
             model,
             forward_index: drawn,
-            global_tensor: whole,
+            global_tensor: full,
             operand_shapes: terms,
             names,
             digests,
@@ -121,7 +121,7 @@ impl CallSignature {
             root: None,
             model,
             drawn,
-            global_tensor: whole,
+            global_tensor: full,
             terms,
             names,
             tensors,
@@ -280,8 +280,8 @@ mod tests {
     use crate::comm::ReplicatedValue;
 
     fn print() -> CallSignature {
-        let cut = Some(ShardSignature::new(0, &ShardSizes::Chunked(4)));
-        let tensor = TensorSignature { shape: Shape::from([4, 8]), dtype: DType::F32, sharding: cut, to: None };
+        let sizes = Some(ShardSignature::new(0, &ShardSizes::Chunked(4)));
+        let tensor = TensorSignature { shape: Shape::from([4, 8]), dtype: DType::F32, sharding: sizes, to: None };
         CallSignature {
             op: Op::AllGather,
             label: "a".into(),
@@ -311,10 +311,10 @@ mod tests {
         assert_eq!(says(|p| p.label = "b".into()), "label `a` vs `b`");
         assert_eq!(says(|p| p.reduce = Some(ReduceOp::Sum)), "reduction none vs Sum");
         assert_eq!(says(|p| p.drawn = Some(3)), "place in forward none vs 3");
-        let whole = |p: &mut CallSignature| {
+        let full = |p: &mut CallSignature| {
             p.global_tensor = Some(TensorMeta { shape: Shape::from([4, 8]), dtype: DType::F32 })
         };
-        assert_eq!(says(whole), "global tensor none vs [4, 8] f32");
+        assert_eq!(says(full), "global tensor none vs [4, 8] f32");
         assert_eq!(says(|p| p.terms = Some("[4, 2]".into())), "reduction of none vs [4, 2]");
         fn tensor(print: &mut CallSignature) -> &mut TensorSignature {
             &mut Arc::get_mut(&mut print.tensors).expect("it is new")[0]
@@ -324,10 +324,10 @@ mod tests {
         assert_eq!(says(|p| tensor(p).dtype = DType::F16), "tensor 0: dtype f32 vs f16");
         let along = |p: &mut CallSignature| tensor(p).sharding = Some(ShardSignature::new(1, &ShardSizes::Chunked(8)));
         assert_eq!(says(along), "tensor 0: cut dimension 0 vs 1");
-        let ragged = |p: &mut CallSignature| {
+        let uneven = |p: &mut CallSignature| {
             tensor(p).sharding = Some(ShardSignature::new(0, &ShardSizes::Uneven([3, 1].into())))
         };
-        assert_eq!(says(ragged), "tensor 0: cut dimension 0 vs 0 into [3, 1]");
+        assert_eq!(says(uneven), "tensor 0: cut dimension 0 vs 0 into [3, 1]");
         let again = |p: &mut CallSignature| tensor(p).to = Some(ShardSignature::new(1, &ShardSizes::Chunked(8)));
         assert_eq!(says(again), "tensor 0: new cut dimension none vs 1");
     }

@@ -56,12 +56,12 @@ impl Communicator {
         if let Err(problem) = arguments::one_each("parts", parts.len(), self.group()) {
             return self.refuse(Op::ReduceScatter, &call, problem);
         }
-        let whole = |(rank, tensor): (usize, DispatchTensor)| {
-            let (dim, cut) = all_for(rank, &tensor, size);
-            ShardedTensor { tensor, dim, sizes: cut }
+        let full = |(rank, tensor): (usize, DispatchTensor)| {
+            let (dim, sizes) = all_for(rank, &tensor, size);
+            ShardedTensor { tensor, dim, sizes: sizes }
         };
-        let wholes = parts.into_iter().enumerate().map(whole).collect();
-        self.reduce_scatter(call, wholes, op).then(move |mut parts| parts.swap_remove(own))
+        let full_tensors = parts.into_iter().enumerate().map(full).collect();
+        self.reduce_scatter(call, full_tensors, op).then(move |mut parts| parts.swap_remove(own))
     }
 
     /// What each rank gives each rank of the group, and takes of it.

@@ -21,10 +21,10 @@ impl Communicator {
     /// [`CommError::InvalidArgument`] if a cut does not fit.
     pub fn plan_all_gather(
         &self,
-        wholes: Vec<(TensorMeta, usize, ShardSizes)>,
+        full_tensors: Vec<(TensorMeta, usize, ShardSizes)>,
     ) -> Result<Arc<CollectivePlan>, CommError> {
-        let prints = arguments::check_described(&wholes, self.group());
-        self.planned_as(Op::AllGather, None, prints, wholes.into_iter().map(|(_, dim, cut)| (dim, cut)).collect())
+        let prints = arguments::check_described(&full_tensors, self.group());
+        self.planned_as(Op::AllGather, None, prints, full_tensors.into_iter().map(|(_, dim, sizes)| (dim, sizes)).collect())
     }
 
     /// A plan to [`reduce_scatter`](Self::reduce_scatter) these wholes. Local.
@@ -35,13 +35,13 @@ impl Communicator {
     /// [`CommError::InvalidArgument`] if a cut does not fit, or there is no such reduction of a dtype.
     pub fn plan_reduce_scatter(
         &self,
-        wholes: Vec<(TensorMeta, usize, ShardSizes)>,
+        full_tensors: Vec<(TensorMeta, usize, ShardSizes)>,
         op: ReduceOp,
     ) -> Result<Arc<CollectivePlan>, CommError> {
-        let prints = arguments::check_described(&wholes, self.group());
+        let prints = arguments::check_described(&full_tensors, self.group());
         let prints = prints.and_then(|prints| arguments::all_reducible(&prints, op).map(|()| prints));
-        let cuts = wholes.into_iter().map(|(_, dim, cut)| (dim, cut)).collect();
-        self.planned_as(Op::ReduceScatter, Some(op), prints, cuts)
+        let shardings = full_tensors.into_iter().map(|(_, dim, sizes)| (dim, sizes)).collect();
+        self.planned_as(Op::ReduceScatter, Some(op), prints, shardings)
     }
 
     /// A plan to [`all_reduce`](Self::all_reduce) tensors like these. Local.
@@ -79,10 +79,10 @@ impl Communicator {
         op: Op,
         reduce: Option<ReduceOp>,
         prints: Result<Vec<TensorSignature>, Problem>,
-        cuts: Vec<(usize, ShardSizes)>,
+        shardings: Vec<(usize, ShardSizes)>,
     ) -> Result<Arc<CollectivePlan>, CommError> {
         match prints {
-            Ok(prints) => Ok(CollectivePlan::new(op, reduce, prints, cuts, self.group().size()).into()),
+            Ok(prints) => Ok(CollectivePlan::new(op, reduce, prints, shardings, self.group().size()).into()),
             Err(problem) => Err(self.refusal(op, "plan", problem)),
         }
     }
@@ -120,5 +120,5 @@ impl Communicator {
 
 /// Tensors and their cuts.
 pub(super) fn unpacked(shards: Vec<ShardedTensor>) -> (Vec<DispatchTensor>, Vec<(usize, ShardSizes)>) {
-    shards.into_iter().map(|ShardedTensor { tensor, dim, sizes: cut }| (tensor, (dim, cut))).unzip()
+    shards.into_iter().map(|ShardedTensor { tensor, dim, sizes: sizes }| (tensor, (dim, sizes))).unzip()
 }

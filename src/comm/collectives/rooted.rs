@@ -42,11 +42,11 @@ impl Communicator {
         call: Call,
         tensors: Option<Vec<DispatchTensor>>,
         metas: Vec<TensorMeta>,
-        cuts: Vec<(usize, ShardSizes)>,
+        shardings: Vec<(usize, ShardSizes)>,
         root: usize,
     ) -> Work<Vec<DispatchTensor>> {
         let checked = arguments::rooted(tensors.as_deref(), &metas, root, self.group()).and_then(|mut prints| {
-            arguments::scattered(&mut prints, &cuts, self.group())?;
+            arguments::scattered(&mut prints, &shardings, self.group())?;
             Ok(prints)
         });
         let tensors = tensors.filter(|_| self.group().rank() == root).unwrap_or_default();
@@ -59,7 +59,7 @@ impl Communicator {
         }
         let bytes = bytes(&prints);
         let print = CallSignature { root: Some(root), ..CallSignature::new(Op::Scatter, &call, prints) };
-        self.post(call, print, bytes, |channel, post| channel.scatter(post, tensors, metas, cuts, root))
+        self.post(call, print, bytes, |channel, post| channel.scatter(post, tensors, metas, shardings, root))
     }
 
     /// Reduces tensors of one shape over the ranks: group rank `root` gets the result, the others get `None`.
@@ -79,8 +79,8 @@ impl Communicator {
             return Work::done(Some(self.of_one(tensors, op)));
         }
         let (size, is_root) = (self.group().size(), self.group().rank() == root);
-        let cuts = tensors.iter().map(|tensor| all_for(root, tensor, size)).collect();
-        let plan = Arc::new(CollectivePlan::new(Op::Reduce, Some(op), prints, cuts, size));
+        let shardings = tensors.iter().map(|tensor| all_for(root, tensor, size)).collect();
+        let plan = Arc::new(CollectivePlan::new(Op::Reduce, Some(op), prints, shardings, size));
         let print = CallSignature { root: Some(root), ..plan.print(&call) };
         let bytes = plan.bytes();
         let work = self.post(call, print, bytes, |channel, post| channel.reduce_scatter(post, plan, tensors, op));

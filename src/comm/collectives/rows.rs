@@ -37,17 +37,17 @@ impl Communicator {
         taken: &[usize],
     ) -> Work<DispatchTensor> {
         let checked = arguments::split(&tensor, given, taken, self.group());
-        let whole = match self.at_home(checked, [&tensor]) {
-            Ok(whole) => whole,
+        let full = match self.at_home(checked, [&tensor]) {
+            Ok(full) => full,
             Err(problem) => return self.refuse(Op::AllToAllList, &call, problem),
         };
         if self.is_alone() {
             return Work::done(tensor);
         }
         let rows = |count: &usize| {
-            let mut shape = whole.shape.clone();
+            let mut shape = full.shape.clone();
             shape[0] = *count;
-            Some(TensorMeta { shape, dtype: whole.dtype })
+            Some(TensorMeta { shape, dtype: full.dtype })
         };
         let member = self.group().rank();
         let [given_metas, taken_metas] = [given, taken].map(|counts| counts.iter().map(rows).collect());
@@ -74,8 +74,8 @@ impl Communicator {
 impl Communicator {
     /// The numbers of all ranks, as many of each, in group order.
     pub(in crate::comm) fn all_gather_numbers(&self, call: Call, own: &[usize]) -> Result<Vec<usize>, CommError> {
-        let cut = ShardSizes::Chunked(WORDS * own.len() * self.group().size());
-        let shard = ShardedTensor { tensor: numbers(own, self), dim: 0, sizes: cut };
+        let sizes = ShardSizes::Chunked(WORDS * own.len() * self.group().size());
+        let shard = ShardedTensor { tensor: numbers(own, self), dim: 0, sizes: sizes };
         Ok(read_numbers(self.all_gather(call, vec![shard]).wait()?.remove(0)))
     }
 

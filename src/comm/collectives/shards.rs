@@ -10,12 +10,12 @@ use crate::placement::ShardSizes;
 impl Communicator {
     /// Concatenates every rank's piece: each rank gets the whole of every tensor.
     pub fn all_gather(&self, call: Call, shards: Vec<ShardedTensor>) -> Work<Vec<DispatchTensor>> {
-        let (parts, cuts) = unpacked(shards);
-        let checked = arguments::check_shards(&parts, &cuts, self.group());
+        let (parts, shardings) = unpacked(shards);
+        let checked = arguments::check_shards(&parts, &shardings, self.group());
         match self.at_home(checked, &parts) {
             Ok(prints) => self.begin(
                 call,
-                &CollectivePlan::new(Op::AllGather, None, prints, cuts, self.group().size()).into(),
+                &CollectivePlan::new(Op::AllGather, None, prints, shardings, self.group().size()).into(),
                 parts,
             ),
             Err(problem) => self.refuse(Op::AllGather, &call, problem),
@@ -28,22 +28,22 @@ impl Communicator {
         let size = self.group().size();
         let shapes: Vec<_> = tensors.iter().map(|tensor| [&[size], &tensor.shape()[..]].concat()).collect();
         let shard = |tensor: DispatchTensor| {
-            let cut = ShardSizes::Chunked(size * tensor.shape()[0]);
-            ShardedTensor { tensor, dim: 0, sizes: cut }
+            let sizes = ShardSizes::Chunked(size * tensor.shape()[0]);
+            ShardedTensor { tensor, dim: 0, sizes: sizes }
         };
         let work = self.all_gather(call, tensors.into_iter().map(shard).collect());
-        work.then(|wholes| wholes.into_iter().zip(shapes).map(|(whole, shape)| reshaped(whole, shape.into())).collect())
+        work.then(|full_tensors| full_tensors.into_iter().zip(shapes).map(|(full, shape)| reshaped(full, shape.into())).collect())
     }
 
     /// Reduces the wholes of all ranks; each rank gets its own part of every tensor.
-    pub fn reduce_scatter(&self, call: Call, wholes: Vec<ShardedTensor>, op: ReduceOp) -> Work<Vec<DispatchTensor>> {
-        let (wholes, cuts) = unpacked(wholes);
-        let checked = arguments::check_full(&wholes, &cuts, op, self.group());
-        match self.at_home(checked, &wholes) {
+    pub fn reduce_scatter(&self, call: Call, full_tensors: Vec<ShardedTensor>, op: ReduceOp) -> Work<Vec<DispatchTensor>> {
+        let (full_tensors, shardings) = unpacked(full_tensors);
+        let checked = arguments::check_full(&full_tensors, &shardings, op, self.group());
+        match self.at_home(checked, &full_tensors) {
             Ok(prints) => self.begin(
                 call,
-                &CollectivePlan::new(Op::ReduceScatter, Some(op), prints, cuts, self.group().size()).into(),
-                wholes,
+                &CollectivePlan::new(Op::ReduceScatter, Some(op), prints, shardings, self.group().size()).into(),
+                full_tensors,
             ),
             Err(problem) => self.refuse(Op::ReduceScatter, &call, problem),
         }
@@ -70,19 +70,19 @@ impl Communicator {
         call: Call,
         shard: ShardedTensor,
         to_dim: usize,
-        to_cut: ShardSizes,
+        to_sizes: ShardSizes,
     ) -> Work<DispatchTensor> {
-        let checked = arguments::recut(&shard, to_dim, &to_cut, self.group());
-        let whole = match self.at_home(checked, [&shard.tensor]) {
-            Ok(whole) => whole,
+        let checked = arguments::recut(&shard, to_dim, &to_sizes, self.group());
+        let full = match self.at_home(checked, [&shard.tensor]) {
+            Ok(full) => full,
             Err(problem) => return self.refuse(Op::AllToAll, &call, problem),
         };
         if self.is_alone() {
             return Work::done(shard.tensor);
         }
-        let piece = (shard.tensor.shape().num_elements() * shard.tensor.dtype().size()) as u64;
-        let print = CallSignature::new(Op::AllToAll, &call, vec![whole]);
-        self.post(call, print, piece, |channel, post| channel.shard_dim_all_to_all(post, shard, to_dim, to_cut))
+        let block = (shard.tensor.shape().num_elements() * shard.tensor.dtype().size()) as u64;
+        let print = CallSignature::new(Op::AllToAll, &call, vec![full]);
+        self.post(call, print, block, |channel, post| channel.shard_dim_all_to_all(post, shard, to_dim, to_sizes))
     }
 
     /// Returns once every rank of the group has called it.

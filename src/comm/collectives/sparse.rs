@@ -41,11 +41,11 @@ impl Communicator {
         if let Err(problem) = arguments::rows_of(&values.dims(), rows) {
             return Ok(self.refuse(Op::AllReduce, &call, problem).wait()?);
         }
-        let cut = ShardSizes::Uneven(self.all_gather_numbers(call.clone(), &[rows])?.into());
+        let sizes = ShardSizes::Uneven(self.all_gather_numbers(call.clone(), &[rows])?.into());
         let shards = [indices.into_dispatch(), values.into_dispatch()];
-        let shards = shards.map(|tensor| ShardedTensor { tensor, dim: 0, sizes: cut.clone() });
-        let mut wholes = self.all_gather(call, shards.into()).wait()?.into_iter();
-        let (indices, values) = (wholes.next().expect("the first of two"), wholes.next().expect("the second of two"));
+        let shards = shards.map(|tensor| ShardedTensor { tensor, dim: 0, sizes: sizes.clone() });
+        let mut full_tensors = self.all_gather(call, shards.into()).wait()?.into_iter();
+        let (indices, values) = (full_tensors.next().expect("the first of two"), full_tensors.next().expect("the second of two"));
         let dtype = indices.dtype();
         let of_rows: Vec<i64> = Tensor::<1, Int>::from_dispatch(indices).into_data().iter::<i64>().collect();
         let mut union = of_rows.clone();

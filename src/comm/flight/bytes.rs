@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn texts_are_cut_between_characters() {
+    fn texts_are_truncated_between_characters() {
         assert_eq!([truncate("äöü", 4), truncate("äöü", 3), truncate("ab", 9)], ["äö", "ä", "ab"]);
         let words: Vec<_> = pack(b"flight recorder").collect();
         assert_eq!((words.len(), unpack(&words, 15)), (2, b"flight recorder".to_vec()));

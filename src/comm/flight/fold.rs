@@ -54,15 +54,15 @@ mod tests {
     #[test]
     fn every_bit_of_every_word_counts() {
         let words = [0, 1, u64::MAX, 7, 0, 0];
-        let whole = Fold::of(words);
+        let full = Fold::of(words);
         for at in 0..words.len() {
             for bit in 0..64 {
                 let mut other = words;
                 other[at] ^= 1 << bit;
-                assert_ne!(Fold::of(other), whole, "bit {bit} of word {at}");
+                assert_ne!(Fold::of(other), full, "bit {bit} of word {at}");
             }
         }
-        assert_ne!(Fold::of(words[..5].iter().copied()), whole);
+        assert_ne!(Fold::of(words[..5].iter().copied()), full);
         assert_ne!(Fold::of([]), 0);
     }
 }

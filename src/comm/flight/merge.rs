@@ -183,9 +183,9 @@ impl LaunchTrace {
 impl<'a> CollectiveTrace<'a> {
     /// The call of most ranks, of as many the first.
     pub fn agreed(&self) -> (usize, &'a Operation) {
-        let alike = |of: &Operation| self.called.iter().filter(|(_, other)| of.difference(other).is_none()).count();
+        let same = |of: &Operation| self.called.iter().filter(|(_, other)| of.difference(other).is_none()).count();
         // Of several that are as many, `max_by_key` takes the last.
-        *self.called.iter().rev().max_by_key(|(_, operation)| alike(operation)).expect("somebody has called")
+        *self.called.iter().rev().max_by_key(|(_, operation)| same(operation)).expect("somebody has called")
     }
 
     /// Each rank that calls otherwise than most, and what differs, its value first.

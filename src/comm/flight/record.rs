@@ -194,7 +194,7 @@ fn agreement(print: &CallSignature) -> u64 {
         root,
         model,
         drawn,
-        global_tensor: whole,
+        global_tensor: full,
         terms,
         names,
         tensors,
@@ -203,7 +203,7 @@ fn agreement(print: &CallSignature) -> u64 {
         digests: _,
     } = print;
     let mut fold = Fold::default();
-    (op, label, reduce, root, model, drawn, whole, terms, names, tensors).hash(&mut fold);
+    (op, label, reduce, root, model, drawn, full, terms, names, tensors).hash(&mut fold);
     fold.finish()
 }
 

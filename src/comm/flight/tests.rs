@@ -104,7 +104,7 @@ fn of_an_operation_the_first_end_counts() {
 }
 
 #[test]
-fn what_does_not_fit_is_cut_and_still_compared() {
+fn what_does_not_fit_is_truncated_and_still_compared() {
     let recorder = in_memory();
     let tensors = |last: usize| {
         let shape = |at: usize| Shape::from([1000, if at == 99 { last } else { 1 << 20 }]);
@@ -153,15 +153,15 @@ fn a_torn_record_is_left_out() {
                 torn += 1;
                 continue;
             };
-            let whole = if found.index == old.index { &old } else { &new };
+            let full = if found.index == old.index { &old } else { &new };
             let marks = [
-                found.ended.is_none_or(|ended| Some(ended) == whole.ended),
-                found.over.is_none_or(|over| Some(over) == whole.over),
+                found.ended.is_none_or(|ended| Some(ended) == full.ended),
+                found.over.is_none_or(|over| Some(over) == full.over),
             ];
             assert_eq!(marks, [true; 2], "a mark of another operation: {found:?}");
             let unmarked =
                 |found: &record::FlightRecord| record::FlightRecord { ended: None, over: None, ..found.clone() };
-            assert_eq!(unmarked(&found), unmarked(whole));
+            assert_eq!(unmarked(&found), unmarked(full));
         }
     }
     assert!(torn > 50, "{torn}");

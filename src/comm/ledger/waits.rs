@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rank_that_is_always_last_itself_waits_for_nobody() {
+    fn a_rank_that_is_always_last_waits_for_no_other() {
         let waits = waits(&[(3, None), (0, None)]);
         assert_eq!((waits.count(), waits.stragglers(), waits.straggler()), (2, vec![], None));
         assert_eq!(waits.to_string(), "waited from     waits\n0 ns                1\n2.0 us              1");

@@ -44,20 +44,20 @@ impl Request<()> for SharedMemoryGather {
         let (ticket, engine) = (seat.take(), &seat.engine);
         let Matched { parts: said, last } = engine.rendezvous.wait(ticket, deadline)?;
         let is_unwanted = said.iter().all(|deposit| deposit.common == Some(SharedMemoryMessage::Unwanted {}));
-        let wholes = if is_unwanted { None } else { Some(results.find(engine, ticket, &said)?) };
+        let full_tensors = if is_unwanted { None } else { Some(results.find(engine, ticket, &said)?) };
         // What was said has moved nothing.
         let begun = Instant::now();
         let placed = Completed::timed(|| {
-            let Some(wholes) = wholes else { return };
+            let Some(full_tensors) = full_tensors else { return };
             // SAFETY: it is here, and nobody else has it.
-            unsafe { wholes.put(ticket.member, &parts, || engine.carry()) };
-            let shares = match wholes.are_common() {
+            unsafe { full_tensors.put(ticket.member, &parts, || engine.carry()) };
+            let shares = match full_tensors.are_common() {
                 true => later.nothing(),
                 false => later.shares(&Contribution::new(parts), RecipientData::Full),
             };
             later.bring(second.seq, shares);
             engine.carry();
-            engine.fill_and_finish(second, Contribution::of_result_buffer(wholes).there(None));
+            engine.fill_and_finish(second, Contribution::of_result_buffer(full_tensors).there(None));
         });
         let carried = Contribution::carried(&said, Some(&taken)).map(|carried| TransferTiming { begun, ..carried });
         Ok(Completed { last: Some(last), carried, ..placed })
@@ -78,7 +78,7 @@ impl HostGroupBackend {
         post: CallContext,
         parts: Vec<DispatchTensor>,
     ) -> PostResult<Vec<DispatchTensor>> {
-        let (engine, rendezvous, is_ahead) = (&self.engine, &self.engine.rendezvous, post.is_deferred);
+        let (engine, rendezvous, is_deferred) = (&self.engine, &self.engine.rendezvous, post.is_deferred);
         let (member, ranks) = (self.member.group.rank(), self.member.group.size());
         let deposit = Contribution::new(parts);
         self.note(&deposit);
@@ -99,7 +99,7 @@ impl HostGroupBackend {
 
         let mut second = self.second.lock();
         let (key, later) = second.get_or_insert_with(|| self.second_halves());
-        let (first, taken) = match is_ahead {
+        let (first, taken) = match is_deferred {
             true => {
                 let join = |print| rendezvous.post_deferred(self.key, member, print);
                 outlet.joined(post.print, outlet.nothing(), DataMode::Deferred, join)?
@@ -110,7 +110,7 @@ impl HostGroupBackend {
                 outlet.joined(post.print, shares, DataMode::Eager, join)?
             }
         };
-        let ahead = is_ahead.then(|| DeferredGather::new(engine, first, outlet, &results));
+        let deferred = is_deferred.then(|| DeferredGather::new(engine, first, outlet, &results));
 
         let join = |print| rendezvous.join_late(*key, member, print);
         let joined = later.joined(agreed, later.nothing(), DataMode::Deferred, join);
@@ -119,10 +119,10 @@ impl HostGroupBackend {
         let finish = {
             let results = results.clone();
             move |exchange: &CollectiveInputs| {
-                let wholes = results.found();
-                exchange.land(&wholes);
+                let full_tensors = results.found();
+                exchange.land(&full_tensors);
                 // SAFETY: all ranks have put their parts, or they were put here.
-                unsafe { wholes.take(exchange.device) }
+                unsafe { full_tensors.take(exchange.device) }
             }
         };
         let seat = |ticket| OpHandleGuard::new(engine.clone(), ticket, false);
@@ -131,6 +131,6 @@ impl HostGroupBackend {
         let placing = SharedMemoryGather { seat: seat(first), second, later, taken, results, parts };
         let firsts = vec![engine.leave_open(first, Box::new(placing))];
         let finish = |mut gathered: Vec<Vec<DispatchTensor>>| gathered.remove(0);
-        Ok(Box::new(TwoPhaseAllReduce { deferred: ahead, firsts, seconds, finish }))
+        Ok(Box::new(TwoPhaseAllReduce { deferred: deferred, firsts, seconds, finish }))
     }
 }

@@ -63,7 +63,7 @@ impl HostGroupBackend {
         let common = results.as_ref().map(|results| results.wanted(self.member.group.rank()));
         let Joinings { tickets, taken, later } = self.join_halves(outlet, post, &rows, &segments, common)?;
         let lands = results.is_none() && outlet.lands(bytes);
-        let whole = lands.then(|| ResultBuffer::new(layouts(), &engine.others().memory));
+        let full = lands.then(|| ResultBuffer::new(layouts(), &engine.others().memory));
         let owed = |segment: &Segment, ticket| DeferredContribution {
             ticket,
             rows: rows.clone(),
@@ -75,9 +75,9 @@ impl HostGroupBackend {
         let begun: Vec<_> = rest.by_ref().take(SEGMENTS_IN_FLIGHT - 1).collect();
         let (mut firsts, mut seconds, mut taken) = (Vec::new(), Vec::new(), Some(taken));
         for (segment, (ticket, second)) in pairs {
-            let sums = match (&results, &whole) {
+            let sums = match (&results, &full) {
                 (Some(results), _) => ReductionTarget::Common(results.clone(), segment.clone()),
-                (None, Some(whole)) => ReductionTarget::Window(whole.window(segment.ranges(), ranks)),
+                (None, Some(full)) => ReductionTarget::Window(full.window(segment.ranges(), ranks)),
                 (None, None) => ReductionTarget::Apart,
             };
             if let ReductionTarget::Window(window) = &sums {
@@ -86,20 +86,20 @@ impl HostGroupBackend {
             seconds.push(Left(self.second_half(second, segment.ranges().len(), sums.clone(), &rows)));
             let (seat, outlet, device) =
                 (OpHandleGuard::new(engine.clone(), ticket, false), later.clone(), device.clone());
-            let (taken, cuts, next) = (taken.take(), segment.shardings(), rest.next());
+            let (taken, shardings, next) = (taken.take(), segment.shardings(), rest.next());
             firsts.push((
                 ticket,
-                ReduceScatterPhase { seat, second, outlet, taken, op, shardings: cuts, sums, device, next },
+                ReduceScatterPhase { seat, second, outlet, taken, op, shardings: shardings, sums, device, next },
             ));
         }
         let leave_open = |(ticket, first)| engine.leave_open(ticket, Box::new(first));
         let firsts = firsts.into_iter().map(leave_open).collect();
         begun.into_iter().for_each(|owed| owed.bring(engine, &later));
         let finish = move |mut parts: Vec<Vec<DispatchTensor>>| {
-            let whole = whole.or_else(|| results.map(|results| results.found()));
+            let full = full.or_else(|| results.map(|results| results.found()));
             // SAFETY: the windows are all of it, and what lands in them is complete.
-            let wholes = whole.map_or_else(|| parts.remove(0), |whole| unsafe { whole.take(&device) });
-            wholes.into_iter().zip(shapes).map(|(whole, shape)| reshaped(whole, shape)).collect::<Vec<_>>()
+            let full_tensors = full.map_or_else(|| parts.remove(0), |full| unsafe { full.take(&device) });
+            full_tensors.into_iter().zip(shapes).map(|(full, shape)| reshaped(full, shape)).collect::<Vec<_>>()
         };
         Ok(Box::new(TwoPhaseAllReduce { deferred: None, firsts, seconds, finish }))
     }

@@ -174,12 +174,12 @@ impl GroupBackend for HostGroupBackend {
             OwnShards::new(move || parts, move || ContiguousLayout::of_full(&tensors, ranks))
         });
         self.join_with(post, deposit, shares, own, move |exchange| {
-            if let Some(wholes) = exchange.landed() {
-                return wholes;
+            if let Some(full_tensors) = exchange.landed() {
+                return full_tensors;
             }
             #[cfg(feature = "cube")]
-            if let Some(wholes) = fused.and_then(|fused| fused.gathered(exchange.deposits)) {
-                return wholes;
+            if let Some(full_tensors) = fused.and_then(|fused| fused.gathered(exchange.deposits)) {
+                return full_tensors;
             }
             exchange.gather(&plan)
         })
@@ -189,10 +189,10 @@ impl GroupBackend for HostGroupBackend {
         &self,
         post: CallContext,
         plan: Arc<CollectivePlan>,
-        wholes: Vec<DispatchTensor>,
+        full_tensors: Vec<DispatchTensor>,
         op: ReduceOp,
     ) -> PostResult<Vec<DispatchTensor>> {
-        let deposit = Contribution::new(wholes);
+        let deposit = Contribution::new(full_tensors);
         #[cfg(feature = "cube")]
         let (fused, deposit) = CoalescedCopies::pack_full(deposit, &plan, &self.member);
         let shares = self.shares(&deposit, RecipientData::Parts(plan.shardings()));
@@ -202,7 +202,7 @@ impl GroupBackend for HostGroupBackend {
             {
                 return parts;
             }
-            let part = |(index, (dim, cut)): (usize, &(usize, ShardSizes))| exchange.reduce_part(index, *dim, cut, op);
+            let part = |(index, (dim, sizes)): (usize, &(usize, ShardSizes))| exchange.reduce_part(index, *dim, sizes, op);
             plan.shardings().iter().enumerate().map(part).collect()
         })
     }
@@ -285,21 +285,21 @@ impl GroupBackend for HostGroupBackend {
         post: CallContext,
         shard: ShardedTensor,
         to_dim: usize,
-        to_cut: ShardSizes,
+        to_sizes: ShardSizes,
     ) -> PostResult<DispatchTensor> {
         let (ranks, rank) = (self.member.group.size(), self.member.group.rank());
-        let ShardedTensor { tensor, dim, sizes: cut } = shard;
+        let ShardedTensor { tensor, dim, sizes: sizes } = shard;
         let mut shape = tensor.shape();
-        let (deposit, cuts) = (Contribution::new(vec![tensor]), [(to_dim, to_cut)]);
-        let shares = self.shares(&deposit, RecipientData::Parts(&cuts));
-        let [(to_dim, to_cut)] = cuts;
-        let lengths: Vec<_> = (0..ranks).map(|rank| cut.range(ranks, rank).len()).collect();
-        (shape[dim], shape[to_dim]) = (lengths.iter().sum(), to_cut.range(ranks, rank).len());
-        let (tensor, range) = (deposit.tensors[0].clone(), to_cut.range(ranks, rank));
+        let (deposit, shardings) = (Contribution::new(vec![tensor]), [(to_dim, to_sizes)]);
+        let shares = self.shares(&deposit, RecipientData::Parts(&shardings));
+        let [(to_dim, to_sizes)] = shardings;
+        let lengths: Vec<_> = (0..ranks).map(|rank| sizes.range(ranks, rank).len()).collect();
+        (shape[dim], shape[to_dim]) = (lengths.iter().sum(), to_sizes.range(ranks, rank).len());
+        let (tensor, range) = (deposit.tensors[0].clone(), to_sizes.range(ranks, rank));
         let like = tensor.clone();
         let part = move || contribution::part(&tensor, to_dim, range);
         let own = self.placed(shape, &like, dim, &lengths, part);
-        self.join_with(post, deposit, shares, own, move |exchange| exchange.recut(dim, to_dim, &to_cut))
+        self.join_with(post, deposit, shares, own, move |exchange| exchange.recut(dim, to_dim, &to_sizes))
     }
 
     /// Every rank reads its rows where they are.
@@ -325,14 +325,14 @@ impl GroupBackend for HostGroupBackend {
         post: CallContext,
         tensors: Vec<DispatchTensor>,
         _metas: Vec<TensorMeta>,
-        cuts: Vec<(usize, ShardSizes)>,
+        shardings: Vec<(usize, ShardSizes)>,
         root: usize,
     ) -> PostResult<Vec<DispatchTensor>> {
         let deposit = Contribution::new(tensors);
-        let shares = self.shares(&deposit, RecipientData::Parts(&cuts));
+        let shares = self.shares(&deposit, RecipientData::Parts(&shardings));
         self.join(post, deposit, shares, move |exchange| {
-            let part = |(index, (dim, cut)): (usize, &(usize, ShardSizes))| exchange.part(index, root, *dim, cut);
-            cuts.iter().enumerate().map(part).collect()
+            let part = |(index, (dim, sizes)): (usize, &(usize, ShardSizes))| exchange.part(index, root, *dim, sizes);
+            shardings.iter().enumerate().map(part).collect()
         })
     }
 }

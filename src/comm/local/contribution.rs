@@ -106,8 +106,8 @@ impl Contribution {
     }
 
     /// What is in what the only rank here gets.
-    pub fn of_result_buffer(wholes: Arc<ResultBuffer>) -> Self {
-        Self { result_buffer: Some(wholes), ..Self::landed(Vec::new(), Vec::new()) }
+    pub fn of_result_buffer(full_tensors: Arc<ResultBuffer>) -> Self {
+        Self { result_buffer: Some(full_tensors), ..Self::landed(Vec::new(), Vec::new()) }
     }
 
     /// What has come from another process for a rank that is the only one here.
@@ -176,10 +176,10 @@ impl<'a> CollectiveInputs<'a> {
             return None;
         }
         let in_deposits = || self.deposits.iter().find_map(|deposit| deposit.result_buffer.as_deref());
-        let wholes = self.result_buffer.or_else(in_deposits)?;
-        self.land(wholes);
+        let full_tensors = self.result_buffer.or_else(in_deposits)?;
+        self.land(full_tensors);
         // SAFETY: all are there now.
-        Some(unsafe { wholes.take(self.device) })
+        Some(unsafe { full_tensors.take(self.device) })
     }
 
     /// Whether ranks of the world are in other processes. Where they are not, nobody looks at every deposit for what may have
@@ -197,8 +197,8 @@ impl<'a> CollectiveInputs<'a> {
     }
 
     /// Has all be in `wholes`, in which some may have landed.
-    pub fn land(&self, wholes: &ResultBuffer) {
-        if wholes.are_common() {
+    pub fn land(&self, full_tensors: &ResultBuffer) {
+        if full_tensors.are_common() {
             // Every rank has put its own.
             return;
         }
@@ -207,14 +207,14 @@ impl<'a> CollectiveInputs<'a> {
                 deposit.result_buffer.is_some() || (member == self.ticket.member && self.result_buffer.is_some());
             if !is_there {
                 // SAFETY: the deposits are complete, and this one's tensors are here.
-                unsafe { wholes.put(member, deposit.for_result(self.ticket.member), || ()) };
+                unsafe { full_tensors.put(member, deposit.for_result(self.ticket.member), || ()) };
             }
         }
     }
 
     /// [`landed`](Self::landed), of one tensor.
     fn landed_one(&self) -> Option<DispatchTensor> {
-        self.landed().map(|mut wholes| wholes.pop().expect("a whole"))
+        self.landed().map(|mut full_tensors| full_tensors.pop().expect("a whole"))
     }
 
     /// Every tensor, whole, from the parts that all ranks have.
@@ -231,21 +231,21 @@ impl<'a> CollectiveInputs<'a> {
                 return joints.full_tensors(parts, self.owner(host::ResultRetention::Latest));
             }
         }
-        let whole = |(index, (dim, _)): (usize, &(usize, ShardSizes))| {
+        let unsplit = |(index, (dim, _)): (usize, &(usize, ShardSizes))| {
             concat(self.sources(index, |tensor| full(&tensor.shape()[..])), *dim, &self.home(index))
         };
-        plan.shardings().iter().enumerate().map(whole).collect()
+        plan.shardings().iter().enumerate().map(unsplit).collect()
     }
 
     /// As many tensors, whole, of which every rank has a row.
     pub fn joined(&self, count: usize) -> Vec<DispatchTensor> {
-        let whole = |index| concat(self.sources(index, |tensor| full(&tensor.shape()[..])), 0, self.device);
-        self.landed().unwrap_or_else(|| (0..count).map(whole).collect())
+        let unsplit = |index| concat(self.sources(index, |tensor| full(&tensor.shape()[..])), 0, self.device);
+        self.landed().unwrap_or_else(|| (0..count).map(unsplit).collect())
     }
 
     /// This rank's part, along `to_dim`, of tensor 0 of all ranks, one after another along `dim`.
-    pub fn recut(&self, dim: usize, to_dim: usize, to_cut: &ShardSizes) -> DispatchTensor {
-        let blocks = self.deposits.iter().map(|deposit| self.shard_of(deposit, 0, to_dim, to_cut));
+    pub fn recut(&self, dim: usize, to_dim: usize, to_sizes: &ShardSizes) -> DispatchTensor {
+        let blocks = self.deposits.iter().map(|deposit| self.shard_of(deposit, 0, to_dim, to_sizes));
         self.landed_one().unwrap_or_else(|| concat(blocks.collect(), dim, &self.home(0)))
     }
 
@@ -286,11 +286,11 @@ impl<'a> CollectiveInputs<'a> {
     }
 
     /// This rank's part, along `dim`, of tensor `index` of `root`.
-    pub fn part(&self, index: usize, root: usize, dim: usize, whole: &ShardSizes) -> DispatchTensor {
+    pub fn part(&self, index: usize, root: usize, dim: usize, unsplit: &ShardSizes) -> DispatchTensor {
         let root = &self.deposits[root];
         match root.shard_for(self.ticket.member, index) {
             Ok(part) => self.own(root, part),
-            Err(_) => concat(vec![self.shard_of(root, index, dim, whole)], 0, &self.home(index)),
+            Err(_) => concat(vec![self.shard_of(root, index, dim, unsplit)], 0, &self.home(index)),
         }
     }
 
@@ -300,26 +300,26 @@ impl<'a> CollectiveInputs<'a> {
         deposit: &'b Contribution,
         index: usize,
         dim: usize,
-        whole: &ShardSizes,
+        unsplit: &ShardSizes,
     ) -> (&'b DispatchTensor, Ranges) {
         match deposit.shard_for(self.ticket.member, index) {
             Ok(part) => (part, full(&part.shape()[..])),
-            Err(tensor) => (tensor, slice(&tensor.shape()[..], dim, self.mine(whole))),
+            Err(tensor) => (tensor, slice(&tensor.shape()[..], dim, self.mine(unsplit))),
         }
     }
 
     /// This rank's part, along `dim`, of the reduction of tensor `index`.
-    pub fn reduce_part(&self, index: usize, dim: usize, whole: &ShardSizes, op: ReduceOp) -> DispatchTensor {
+    pub fn reduce_part(&self, index: usize, dim: usize, unsplit: &ShardSizes, op: ReduceOp) -> DispatchTensor {
         if self.are_some_elsewhere() && self.deposits.iter().any(|deposit| !deposit.addressees.is_empty()) {
-            return self.reduce_shard(index, dim, whole, op);
+            return self.reduce_shard(index, dim, unsplit, op);
         }
         let shape = self.deposits[0].tensors[index].shape();
-        self.reduce(index, &slice(&shape[..], dim, self.mine(whole)), op)
+        self.reduce(index, &slice(&shape[..], dim, self.mine(unsplit)), op)
     }
 
     /// The same where ranks of other processes have sent no more than this rank's parts.
-    fn reduce_shard(&self, index: usize, dim: usize, whole: &ShardSizes, op: ReduceOp) -> DispatchTensor {
-        let terms = self.operands_of_shard(index, dim, whole);
+    fn reduce_shard(&self, index: usize, dim: usize, unsplit: &ShardSizes, op: ReduceOp) -> DispatchTensor {
+        let terms = self.operands_of_shard(index, dim, unsplit);
         let ranges = full(&terms[0].shape()[..]);
         #[cfg(feature = "flex")]
         if has_kernel(op)
@@ -331,10 +331,10 @@ impl<'a> CollectiveInputs<'a> {
     }
 
     /// Its terms: this rank's part of every rank's.
-    fn operands_of_shard(&self, index: usize, dim: usize, whole: &ShardSizes) -> Vec<DispatchTensor> {
+    fn operands_of_shard(&self, index: usize, dim: usize, unsplit: &ShardSizes) -> Vec<DispatchTensor> {
         let term = |deposit: &Contribution| match deposit.shard_for(self.ticket.member, index) {
             Ok(part) => part.clone(),
-            Err(tensor) => part(tensor, dim, self.mine(whole)),
+            Err(tensor) => part(tensor, dim, self.mine(unsplit)),
         };
         self.deposits.iter().map(term).collect()
     }
@@ -346,25 +346,25 @@ impl<'a> CollectiveInputs<'a> {
     /// Nobody reads or writes there meanwhile. The parts are as long as there.
     pub unsafe fn reduce_into(
         &self,
-        wholes: &ResultBuffer,
+        full_tensors: &ResultBuffer,
         member: usize,
-        cuts: &[(usize, ShardSizes)],
+        shardings: &[(usize, ShardSizes)],
         op: ReduceOp,
     ) -> bool {
         #[cfg(feature = "flex")]
         if has_kernel(op) {
-            let terms = |(index, (dim, cut)): (usize, &(usize, ShardSizes))| {
-                host::ReduceOperands::of(&self.operands_of_shard(index, *dim, cut))
+            let terms = |(index, (dim, sizes)): (usize, &(usize, ShardSizes))| {
+                host::ReduceOperands::of(&self.operands_of_shard(index, *dim, sizes))
             };
-            if let Some(terms) = cuts.iter().enumerate().map(terms).collect::<Option<Vec<_>>>() {
-                for (terms, at) in terms.iter().zip(wholes.starts(member)) {
+            if let Some(terms) = shardings.iter().enumerate().map(terms).collect::<Option<Vec<_>>>() {
+                for (terms, at) in terms.iter().zip(full_tensors.starts(member)) {
                     // SAFETY: the caller's.
-                    unsafe { terms.reduce_into(op, at, wholes.bytes()) };
+                    unsafe { terms.reduce_into(op, at, full_tensors.bytes()) };
                 }
                 return true;
             }
         }
-        let _ = (wholes, member, cuts, op);
+        let _ = (full_tensors, member, shardings, op);
         false
     }
 
@@ -403,8 +403,8 @@ impl<'a> CollectiveInputs<'a> {
     }
 
     /// The interval that this rank holds.
-    fn mine(&self, whole: &ShardSizes) -> Range<usize> {
-        whole.range(self.deposits.len(), self.ticket.member)
+    fn mine(&self, unsplit: &ShardSizes) -> Range<usize> {
+        unsplit.range(self.deposits.len(), self.ticket.member)
     }
 
     /// Where tensor `index` of this rank lives.

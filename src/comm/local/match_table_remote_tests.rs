@@ -43,7 +43,7 @@ fn invariant_6_nothing_is_complete_without_the_deposits_of_those_elsewhere() {
 #[test]
 fn invariant_6_who_has_called_owes_its_deposit_to_those_who_have_yet_to_take_the_result() {
     let (mut board, group) = board(3);
-    let [elsewhere, ahead] = [2, 1].map(|member| board.post_remote(group, member, Name("x")).unwrap());
+    let [elsewhere, deferred] = [2, 1].map(|member| board.post_remote(group, member, Name("x")).unwrap());
     let owing = |board: &Plain| [0, 1, 2].map(|rank| board.owes(rank));
     assert_eq!(owing(&board), [false, true, true], "to the one who has yet to call");
     let (here, _) = board.post(group, 0, Name("x"), 0).unwrap();
@@ -51,12 +51,12 @@ fn invariant_6_who_has_called_owes_its_deposit_to_those_who_have_yet_to_take_the
     assert_eq!(owing(&board), [false, true, false]);
     board.release(here);
     assert_eq!(owing(&board), [false; 3], "nobody wants it");
-    board.provide_data(ahead, 1);
+    board.provide_data(deferred, 1);
 }
 
 /// Of whom their deposits are on their way, and of one that is offered.
 #[test]
-fn invariant_7_what_all_hold_alike_is_compared_with_those_elsewhere() {
+fn invariant_7_replicated_values_are_compared_with_remote_ones() {
     for defers in [false, true] {
         let mut board = MatchTable::new(3, false);
         if defers {
@@ -212,7 +212,7 @@ fn invariant_7_without_a_decision_the_process_decides_by_itself() {
 }
 
 #[test]
-fn invariant_6_an_offer_is_asked_for_once_somebody_wants_it() {
+fn invariant_6_data_on_demand_is_pulled_once_a_rank_needs_it() {
     let (mut board, group) = board(3);
     let (first, asked) = board.post_remote_on_demand(group, 2, Name("x")).unwrap();
     assert!(!asked);
@@ -262,7 +262,7 @@ fn invariant_6_an_offer_is_declined_once_all_have_given_up() {
 
 /// As by a process that sends what nobody has asked it for.
 #[test]
-fn a_deposit_that_nobody_awaits_changes_nothing() {
+fn a_contribution_that_no_rank_awaits_changes_nothing() {
     let (mut board, group) = board(2);
     let (ticket, _) = board.post(group, 0, Name("x"), 0).unwrap();
     for stray in

@@ -275,7 +275,7 @@ impl Signature for Holds {
 
 /// Whoever comes first and last: only then is it known who is at fault.
 #[test]
-fn invariant_2_what_all_hold_alike_is_compared_when_the_last_has_joined() {
+fn invariant_2_replicated_values_are_compared_when_the_last_has_posted() {
     for order in [[0, 1, 2], [1, 2, 0], [2, 0, 1]] {
         for culprit in 0..3 {
             let mut board = MatchTable::new(4, false);

@@ -42,7 +42,7 @@ fn who_is_gone_does_not_come_and_who_has_come_does_not_go() {
 }
 
 #[test]
-fn nobody_is_no_world() {
+fn an_empty_set_of_survivors_is_no_world() {
     let mut muster = alone(0..2);
     muster.gone(0);
     muster.gone(1);
@@ -107,7 +107,7 @@ fn a_roster_that_one_has_heard_of_counts_for_all() {
 
 /// Invariant 5.
 #[test]
-fn nobody_waits_for_a_process_without_ranks() {
+fn no_rank_waits_for_a_process_without_ranks() {
     let mut second = MembershipAgreement::new([0..0, 0..1, 1..2, 2..2], 1);
     second.came(0);
     second.gone(1);

@@ -121,8 +121,8 @@ fn a_cycle_of_waits_may_go_through_a_receive() {
     let (mut board, group) = board(3);
     let (ticket, _) = board.post(group, 1, Name("x"), 0).unwrap();
     board.begin_wait(Wait::All(ticket));
-    let anybody = receive(&mut board, group, 2, None, 0);
-    board.begin_wait(Wait::Message(anybody));
+    let any_rank = receive(&mut board, group, 2, None, 0);
+    board.begin_wait(Wait::Message(any_rank));
     assert!(board.failure().is_none(), "rank 0 may send to it, and come");
     let claim = receive(&mut board, group, 0, Some(1), 0);
     board.begin_wait(Wait::Message(claim));

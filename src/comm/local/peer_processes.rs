@@ -89,7 +89,7 @@ impl PeerProcesses {
         let ranks = ends.zip(counts).map(|(end, count)| end - count..end).collect();
         let (numbers, channels) = (AtomicUsize::default(), Mutex::default());
         let (offered, hands) = (Mutex::default(), CompletionThread::default());
-        let (wholes, memory) = (Mutex::default(), Arc::default());
+        let (full_tensors, memory) = (Mutex::default(), Arc::default());
         let (chains, ended) = (Mutex::default(), Mutex::default());
         let first_is_lost = AtomicBool::new(false);
         Self {
@@ -102,7 +102,7 @@ impl PeerProcesses {
             channels,
             offered,
             hands,
-            result_buffers: wholes,
+            result_buffers: full_tensors,
             memory,
             chains,
             ended,

@@ -56,7 +56,7 @@ impl HostBackend {
         let has_called = !is_exchanged || self.rendezvous.has_joined(OpHandle { member, ..ticket });
         let layouts = || is_gathered.then(|| ContiguousLayout::of_full(&print.tensors, ranks.len())).flatten();
         let regions =
-            self.result_buffer(ticket, layouts).and_then(|wholes| wholes.regions(ticket.member, &contents.tensors));
+            self.result_buffer(ticket, layouts).and_then(|full_tensors| full_tensors.regions(ticket.member, &contents.tensors));
         match regions {
             Some(regions) => Known::Placed(regions),
             None if has_called => Known::Nowhere,
@@ -72,17 +72,17 @@ impl HostBackend {
         layouts: impl FnOnce() -> Option<Vec<ContiguousLayout>>,
     ) -> Option<Arc<ResultBuffer>> {
         let (call, mut known) = ((ticket.group, ticket.seq), self.others().result_buffers.lock());
-        if let Some(wholes) = known.get(&call).and_then(Weak::upgrade) {
-            return Some(wholes);
+        if let Some(full_tensors) = known.get(&call).and_then(Weak::upgrade) {
+            return Some(full_tensors);
         }
-        let wholes = ResultBuffer::new(layouts()?, &self.others().memory);
-        keep(&mut known, call, &wholes);
-        Some(wholes)
+        let full_tensors = ResultBuffer::new(layouts()?, &self.others().memory);
+        keep(&mut known, call, &full_tensors);
+        Some(full_tensors)
     }
 
     /// What others bring to the collective of `ticket` lands in `wholes`.
-    pub(super) fn place(&self, ticket: OpHandle, wholes: &Arc<ResultBuffer>) {
-        keep(&mut self.others().result_buffers.lock(), (ticket.group, ticket.seq), wholes);
+    pub(super) fn place(&self, ticket: OpHandle, full_tensors: &Arc<ResultBuffer>) {
+        keep(&mut self.others().result_buffers.lock(), (ticket.group, ticket.seq), full_tensors);
     }
 
     /// What payloads hold that were awaited.
@@ -139,15 +139,15 @@ impl HostBackend {
             self.rendezvous.decide_here();
         }
         let has_returned = |rank: &usize| self.rendezvous.has_returned(*rank);
-        let cut_off: Vec<_> = others.of(process).filter(|rank| !has_returned(rank)).collect();
+        let interrupted: Vec<_> = others.of(process).filter(|rank| !has_returned(rank)).collect();
         // A rank may return before it has brought its part of what it has dropped, which one here may still wait for.
         let is_owed =
             || !others.here().all(|rank| has_returned(&rank)) && others.of(process).any(|r| self.rendezvous.owes(r));
-        if cut_off.is_empty() && !is_owed() {
+        if interrupted.is_empty() && !is_owed() {
             return;
         }
         self.misunderstood(process, problem.into());
-        for rank in cut_off {
+        for rank in interrupted {
             let error = CommError::Disconnected { rank, problem: problem.into() };
             let report = RankReport { rank, doing: self.activity(rank), error: Some(error.into()), at: None };
             others.ended.lock().insert(rank, Ended::Lost(report));
@@ -291,7 +291,7 @@ impl HostBackend {
 }
 
 /// Has `wholes` known as what one collective returns, for as long as they are there.
-fn keep(known: &mut HashMap<CollectiveKey, Weak<ResultBuffer>>, call: CollectiveKey, wholes: &Arc<ResultBuffer>) {
+fn keep(known: &mut HashMap<CollectiveKey, Weak<ResultBuffer>>, call: CollectiveKey, full_tensors: &Arc<ResultBuffer>) {
     known.retain(|_, other| other.strong_count() > 0);
-    known.insert(call, Arc::downgrade(wholes));
+    known.insert(call, Arc::downgrade(full_tensors));
 }

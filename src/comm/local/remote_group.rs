@@ -212,11 +212,11 @@ impl RemoteGroup {
         }
         let parts = |member: usize| -> Vec<DispatchTensor> {
             match share {
-                RecipientData::Parts(cuts) => {
-                    let part = |(tensor, (dim, cut)): (&DispatchTensor, &(usize, ShardSizes))| {
-                        contribution::part(tensor, *dim, cut.range(ranks, member))
+                RecipientData::Parts(shardings) => {
+                    let part = |(tensor, (dim, sizes)): (&DispatchTensor, &(usize, ShardSizes))| {
+                        contribution::part(tensor, *dim, sizes.range(ranks, member))
                     };
-                    deposit.tensors.iter().zip(cuts).map(part).collect()
+                    deposit.tensors.iter().zip(shardings).map(part).collect()
                 }
                 RecipientData::Full | RecipientData::Addressed => deposit.parts_for(member).to_vec(),
             }

@@ -26,8 +26,8 @@ pub(super) struct OpHandleGuard {
 }
 
 impl OpHandleGuard {
-    pub fn new(engine: Arc<HostBackend>, ticket: OpHandle, ahead: bool) -> Self {
-        Self { engine, ticket: Some(ticket), is_deferred: ahead }
+    pub fn new(engine: Arc<HostBackend>, ticket: OpHandle, deferred: bool) -> Self {
+        Self { engine, ticket: Some(ticket), is_deferred: deferred }
     }
 
     /// The place, which is given up by nobody from now on.
@@ -76,11 +76,11 @@ impl OwnShards {
     /// The wholes of the collective of `ticket`, with these parts.
     fn put(mut self, engine: &HostBackend, ticket: OpHandle) -> Option<Arc<ResultBuffer>> {
         self.await_others(engine, ticket);
-        let wholes = self.result_buffer?;
+        let full_tensors = self.result_buffer?;
         // What was just said here is on its way first, and what others send lands meanwhile.
         // SAFETY: they are here, and nobody else has them.
-        unsafe { wholes.put(ticket.member, &(self.parts)(), || engine.carry()) };
-        Some(wholes)
+        unsafe { full_tensors.put(ticket.member, &(self.parts)(), || engine.carry()) };
+        Some(full_tensors)
     }
 }
 
@@ -104,9 +104,9 @@ where
     }
 
     fn start(&mut self) {
-        let OpHandleGuard { engine, ticket, is_deferred: ahead } = &mut self.seat;
-        if let (Some(ticket), true) = (*ticket, *ahead) {
-            *ahead = false;
+        let OpHandleGuard { engine, ticket, is_deferred: deferred } = &mut self.seat;
+        if let (Some(ticket), true) = (*ticket, *deferred) {
+            *deferred = false;
             engine.ask(engine.rendezvous.want(ticket));
         }
     }

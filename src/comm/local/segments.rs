@@ -54,11 +54,11 @@ impl Segment {
 
     /// Its elements of `rows`: where they are, if that may be.
     pub fn segments_of(&self, rows: &[DispatchTensor]) -> Vec<DispatchTensor> {
-        let cut = |(index, range): &(usize, Range<usize>)| match &rows[*index] {
+        let sizes = |(index, range): &(usize, Range<usize>)| match &rows[*index] {
             row if row.shape()[..] == [range.len()] => row.clone(),
             row => contribution::part(row, 0, range.clone()),
         };
-        self.0.iter().map(cut).collect()
+        self.0.iter().map(sizes).collect()
     }
 
     /// How it is cut over the ranks.
@@ -68,10 +68,10 @@ impl Segment {
 
     /// What the ranks agree on.
     pub fn prints(&self, rows: &[DispatchTensor]) -> Arc<[TensorSignature]> {
-        let print = |((index, range), (dim, cut)): (&(usize, Range<usize>), (usize, ShardSizes))| TensorSignature {
+        let print = |((index, range), (dim, sizes)): (&(usize, Range<usize>), (usize, ShardSizes))| TensorSignature {
             shape: Shape::from([range.len()]),
             dtype: rows[*index].dtype(),
-            sharding: Some(ShardSignature::new(dim, &cut)),
+            sharding: Some(ShardSignature::new(dim, &sizes)),
             to: None,
         };
         self.0.iter().zip(self.shardings()).map(print).collect()

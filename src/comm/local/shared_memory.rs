@@ -75,19 +75,19 @@ impl SharedMemoryResult {
         let mut place = self.place.lock();
         let there = || said.iter().find_map(|deposit| deposit.common.and_then(SharedMemoryMessage::address));
         let common = match std::mem::replace(&mut *place, ResultLocation::Unknown) {
-            ResultLocation::Found(wholes) => {
-                *place = ResultLocation::Found(wholes.clone());
-                return Ok(wholes);
+            ResultLocation::Found(full_tensors) => {
+                *place = ResultLocation::Found(full_tensors.clone());
+                return Ok(full_tensors);
             }
             ResultLocation::Taken(common) => Some(common),
             ResultLocation::Unknown => there().map(|address| self.map(engine, ticket, address)).transpose()?,
         };
-        let wholes = match common {
+        let full_tensors = match common {
             Some(common) => ResultBuffer::in_common(self.layouts.clone(), common),
             None => ResultBuffer::new(self.layouts.clone(), &engine.others().memory),
         };
-        *place = ResultLocation::Found(wholes.clone());
-        Ok(wholes)
+        *place = ResultLocation::Found(full_tensors.clone());
+        Ok(full_tensors)
     }
 
     fn map(
@@ -108,7 +108,7 @@ impl SharedMemoryResult {
     /// Where they were [found](Self::find).
     pub fn found(&self) -> Arc<ResultBuffer> {
         match &*self.place.lock() {
-            ResultLocation::Found(wholes) => wholes.clone(),
+            ResultLocation::Found(full_tensors) => full_tensors.clone(),
             _ => unreachable!("a rank finds them before it brings its part"),
         }
     }

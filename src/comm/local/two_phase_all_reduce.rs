@@ -121,16 +121,16 @@ impl Request<()> for ReduceScatterPhase {
 
     /// Waits for the other ranks' parts of the first half, and brings this rank's to the second.
     fn wait(self: Box<Self>, deadline: Duration) -> Result<Completed<()>, CommError> {
-        let Self { mut seat, second, outlet, taken, op, shardings: cuts, sums, device, next } = *self;
+        let Self { mut seat, second, outlet, taken, op, shardings: shardings, sums, device, next } = *self;
         let (ticket, engine) = (seat.take(), &seat.engine);
         let Matched { parts, last } = engine.rendezvous.wait(ticket, deadline)?;
         let window = sums.find(engine, ticket, &parts)?;
         let reduced = Completed::timed(|| {
             let exchange = CollectiveInputs::new(&parts, engine, ticket, &device);
-            let part = |(index, (dim, cut)): (usize, &(usize, ShardSizes))| exchange.reduce_part(index, *dim, cut, op);
-            let parts = || cuts.iter().enumerate().map(part).collect::<Vec<_>>();
+            let part = |(index, (dim, sizes)): (usize, &(usize, ShardSizes))| exchange.reduce_part(index, *dim, sizes, op);
+            let parts = || shardings.iter().enumerate().map(part).collect::<Vec<_>>();
             // SAFETY: the place of this rank's part, which nobody has: the second half is complete only with it.
-            let reduce = |window: &Arc<ResultBuffer>| unsafe { exchange.reduce_into(window, second.member, &cuts, op) };
+            let reduce = |window: &Arc<ResultBuffer>| unsafe { exchange.reduce_into(window, second.member, &shardings, op) };
             let (shares, deposit) = match window {
                 Some(window) if window.are_common() => {
                     if !reduce(&window) {
@@ -204,13 +204,13 @@ where
     }
 
     fn wait(self: Box<Self>, deadline: Duration) -> Result<Completed<Vec<DispatchTensor>>, CommError> {
-        let Self { deferred: ahead, firsts, seconds, finish } = *self;
+        let Self { deferred: deferred, firsts, seconds, finish } = *self;
         let start = Instant::now();
         let left = || deadline.saturating_sub(start.elapsed());
         // All at once: what completes them then wakes nobody else for it.
         let seconds: Vec<_> = seconds.iter().map(|second| (second.0.take(), &second.0)).collect();
         let firsts: Vec<_> = firsts.iter().map(|first| (first.take(), first)).collect();
-        ahead.iter().for_each(DeferredGather::begin);
+        deferred.iter().for_each(DeferredGather::begin);
         let (mut moving, mut last, mut carried, mut parts) = (Duration::ZERO, None, None, Vec::new());
         for (own, first) in firsts {
             let first = own.map_or_else(|| first.taken_by_hands(), |own| own.wait(left()))?;
@@ -228,7 +228,7 @@ where
             carried = carried.zip(second.carried).map(complete);
             parts.push(second.value);
         }
-        let carried = carried.map(|carried| ahead.as_ref().map_or(carried, |ahead| ahead.seen(carried)));
+        let carried = carried.map(|carried| deferred.as_ref().map_or(carried, |deferred| deferred.seen(carried)));
         let finished = Completed::timed(|| finish(parts));
         Ok(Completed { moving: moving + finished.moving, last, carried, ..finished })
     }

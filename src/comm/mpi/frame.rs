@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_is_whole_with_its_last_byte() {
+    fn a_frame_is_complete_with_its_last_byte() {
         let frame = framed(&[b"four"]);
         for bytes in 0..frame.len() {
             assert!(!is_complete(&frame[..bytes]), "{bytes}");

@@ -123,7 +123,7 @@ impl IncomingMessage {
             let Some(length) = length else { continue };
             let space = landing.space();
             assert_eq!(space.len(), *length, "a landing has the payload's length");
-            places.extend(space.chunks_mut(limit).map(|piece| (piece.as_mut_ptr().cast(), piece.len())));
+            places.extend(space.chunks_mut(limit).map(|fragment| (fragment.as_mut_ptr().cast(), fragment.len())));
         }
         let parcel = Rc::new(self);
         places.into_iter().map(|(space, length)| Fragment { space, length, parcel: parcel.clone() }).collect()
@@ -143,9 +143,9 @@ impl RequestTable {
 
     /// Begins to send `payload`, in as many messages as it takes.
     pub fn send(&mut self, to: usize, tag: c_int, payload: &Payload) -> Result<(), MpiError> {
-        for piece in (**payload).as_ref().chunks(self.limit) {
+        for fragment in (**payload).as_ref().chunks(self.limit) {
             // SAFETY: `held` has the payload, which is shared and so does not change, until the request is done.
-            let request = unsafe { self.library.send(piece.as_ptr(), piece.len(), to, tag) }?;
+            let request = unsafe { self.library.send(fragment.as_ptr(), fragment.len(), to, tag) }?;
             self.hold(request, to, RequestPayload::Sent(payload.clone()));
         }
         Ok(())
@@ -176,15 +176,15 @@ impl RequestTable {
     /// Begins to receive what process `from` has announced, if not too much is coming already.
     fn begin_receives(&mut self, from: usize) {
         loop {
-            let Announced { parcels, fragments: pieces, coming } = &mut self.announced[from];
-            if pieces.is_empty() {
+            let Announced { parcels, fragments: fragments, coming } = &mut self.announced[from];
+            if fragments.is_empty() {
                 let is_settled =
                     |next: &mut IncomingMessage| next.landings.iter_mut().all(|landing| landing.is_settled());
                 let Some(parcel) = parcels.pop_front_if(is_settled) else { return };
-                pieces.extend(parcel.into_fragments(self.limit));
+                fragments.extend(parcel.into_fragments(self.limit));
             }
             let may_come = |next: &mut Fragment| *coming == 0 || *coming + next.length <= AT_ONCE * self.limit;
-            let Some(Fragment { space, length, parcel }) = pieces.pop_front_if(may_come) else { return };
+            let Some(Fragment { space, length, parcel }) = fragments.pop_front_if(may_come) else { return };
             *coming += length;
             let memory = RequestPayload::Parts(parcel, length);
             // SAFETY: what is held has the landing, which nobody asks for its space until the last request for the parcel

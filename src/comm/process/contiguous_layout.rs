@@ -44,11 +44,11 @@ impl ContiguousLayout {
     /// Of wholes that are cut over `ranks` ranks as they say. `None` if a part of one is in several pieces.
     pub fn of_full(prints: &[TensorSignature], ranks: usize) -> Option<Vec<Self>> {
         let layout = |print: &TensorSignature| {
-            let cut =
-                print.sharding.as_ref().filter(|cut| cut.lengths.as_ref().is_none_or(|all| all.len() == ranks))?;
-            let of = cut.of(*print.shape.get(cut.dim)?);
+            let sizes =
+                print.sharding.as_ref().filter(|sizes| sizes.lengths.as_ref().is_none_or(|all| all.len() == ranks))?;
+            let of = sizes.of(*print.shape.get(sizes.dim)?);
             let lengths = (0..ranks).map(|member| of.range(ranks, member).len());
-            Self::new(print.shape.clone(), print.dtype, cut.dim, lengths)
+            Self::new(print.shape.clone(), print.dtype, sizes.dim, lengths)
         };
         prints.iter().map(layout).collect()
     }
@@ -70,14 +70,14 @@ mod tests {
     use crate::comm::backend::ShardSignature;
     use crate::placement::ShardSizes;
 
-    fn edges_of<const D: usize>(shape: [usize; D], dim: usize, cut: &ShardSizes) -> Option<Vec<usize>> {
-        let cut = Some(ShardSignature::new(dim, cut));
-        let print = TensorSignature { shape: Shape::from(shape), dtype: DType::F32, sharding: cut, to: None };
+    fn edges_of<const D: usize>(shape: [usize; D], dim: usize, sizes: &ShardSizes) -> Option<Vec<usize>> {
+        let sizes = Some(ShardSignature::new(dim, sizes));
+        let print = TensorSignature { shape: Shape::from(shape), dtype: DType::F32, sharding: sizes, to: None };
         Some(ContiguousLayout::of_full(&[print], 3)?.remove(0).edges)
     }
 
     #[test]
-    fn parts_in_one_piece_have_a_place() {
+    fn contiguous_shards_have_an_offset() {
         assert_eq!(edges_of([7, 2], 0, &ShardSizes::Chunked(7)), Some(vec![0, 24, 48, 56]));
         assert_eq!(edges_of([1, 1, 5], 2, &ShardSizes::Uneven([3, 0, 2].into())), Some(vec![0, 12, 12, 20]));
         assert_eq!(edges_of([2, 6], 1, &ShardSizes::Chunked(6)), None, "each part is in two pieces");

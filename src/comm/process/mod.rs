@@ -180,7 +180,7 @@ impl ProcessJob {
         let this = Arc::downgrade(engine);
         state.engines.insert(launch, this.clone());
         for EarlyHeader { from, word, deposit, .. } in
-            state.early.extract_if(.., |ahead| ahead.launch == launch).collect::<Vec<_>>()
+            state.early.extract_if(.., |deferred| deferred.launch == launch).collect::<Vec<_>>()
         {
             let place = engine.hear(from.0, word);
             match (place, deposit) {
@@ -280,7 +280,7 @@ impl MessageHandler for ProcessJob {
         let mut state = self.state.lock();
         let Some(Awaited { contents, goal, begun }) = state.awaited.remove(&(from, number)) else { return };
         let deposit = match result_buffer::of_landings(&landings) {
-            Some(wholes) => Contribution::of_result_buffer(wholes),
+            Some(results) => Contribution::of_result_buffer(results),
             None => {
                 let PayloadDesc { addressees, tensors, common } = contents;
                 // SAFETY: the caller has written them all.
@@ -297,8 +297,8 @@ impl MessageHandler for ProcessJob {
                 }
             }
             Goal::Early => {
-                if let Some(ahead) = state.early.iter_mut().find(|ahead| ahead.from == (from, number)) {
-                    ahead.deposit = Some(deposit);
+                if let Some(deferred) = state.early.iter_mut().find(|deferred| deferred.from == (from, number)) {
+                    deferred.deposit = Some(deposit);
                 }
             }
         }

@@ -115,12 +115,12 @@ impl ResultBuffer {
     /// Elements of some of these, each a row, as wholes that are cut over `ranks` ranks.
     pub fn window(self: &Arc<Self>, ranges: &[(usize, Range<usize>)], ranks: usize) -> Arc<Self> {
         let window = |(index, range): &(usize, Range<usize>)| {
-            let (whole, cut) = (&self.layouts[*index], ShardSizes::Chunked(range.len()));
-            assert!(whole.shape[..] == [whole.shape.num_elements()] && range.end <= whole.shape[0], "a part of a row");
+            let (full, sizes) = (&self.layouts[*index], ShardSizes::Chunked(range.len()));
+            assert!(full.shape[..] == [full.shape.num_elements()] && range.end <= full.shape[0], "a part of a row");
             let layout =
-                ContiguousLayout::of_row(range.len(), whole.dtype, (0..ranks).map(|rank| cut.range(ranks, rank).len()));
+                ContiguousLayout::of_row(range.len(), full.dtype, (0..ranks).map(|rank| sizes.range(ranks, rank).len()));
             // SAFETY: inside the whole.
-            let start = unsafe { self.starts[*index].0.add(range.start * whole.dtype.size()) };
+            let start = unsafe { self.starts[*index].0.add(range.start * full.dtype.size()) };
             (layout, BufferStart(start))
         };
         let (layouts, starts) = ranges.iter().map(window).unzip();
@@ -131,7 +131,7 @@ impl ResultBuffer {
     pub fn are_common(&self) -> bool {
         match &self.memory {
             ResultMemory::Own(_) => false,
-            ResultMemory::Of(wholes) => wholes.are_common(),
+            ResultMemory::Of(results) => results.are_common(),
             ResultMemory::Common(_) => true,
         }
     }
@@ -140,7 +140,7 @@ impl ResultBuffer {
     pub fn bytes(&self) -> usize {
         match &self.memory {
             ResultMemory::Own(_) | ResultMemory::Common(_) => self.layouts.iter().map(ContiguousLayout::len).sum(),
-            ResultMemory::Of(wholes) => wholes.bytes(),
+            ResultMemory::Of(results) => results.bytes(),
         }
     }
 
@@ -162,7 +162,7 @@ impl ResultBuffer {
     /// # Safety
     /// They are written, and will not be again by those who have an address here; whoever takes the result takes it on the host.
     pub unsafe fn sent(self: &Arc<Self>, member: usize) -> (PayloadDesc, Vec<Payload>) {
-        let owner = if let ResultMemory::Of(wholes) = &self.memory { wholes } else { self };
+        let owner = if let ResultMemory::Of(results) = &self.memory { results } else { self };
         owner.are_sent.store(true, Ordering::Relaxed);
         let meta = |layout: &ContiguousLayout| TensorMeta {
             shape: Shape::from([layout.bytes(member) / layout.dtype.size()]),
@@ -195,12 +195,12 @@ impl ResultBuffer {
             let elements = (*part).as_ref();
             assert_eq!(elements.len(), len, "what ranks have agreed on");
             let mut at = at.0.as_ptr().cast::<u8>();
-            for piece in elements.chunks(FRAGMENT) {
+            for fragment in elements.chunks(FRAGMENT) {
                 meanwhile();
                 // SAFETY: inside the whole, where only this member's part is; there is as much as there are elements.
                 unsafe {
-                    copy(piece, at, bytes);
-                    at = at.add(piece.len());
+                    copy(fragment, at, bytes);
+                    at = at.add(fragment.len());
                 }
             }
         }
@@ -216,35 +216,35 @@ impl ResultBuffer {
             ResultMemory::Of(_) => unreachable!("a window is no result"),
             ResultMemory::Common(common) => {
                 let common = common.lock().take().expect("a result is taken once");
-                let wholes = self.layouts.iter().zip(ranges_in_common(&self.layouts));
-                let whole = |(ContiguousLayout { shape, dtype, .. }, range): (&ContiguousLayout, Range<usize>)| {
+                let results = self.layouts.iter().zip(ranges_in_common(&self.layouts));
+                let full = |(ContiguousLayout { shape, dtype, .. }, range): (&ContiguousLayout, Range<usize>)| {
                     // SAFETY: the parts of all members are written, and nobody writes there before all have let go.
                     let bytes = unsafe { common.bytes(range, dtype.size()) };
                     backend::from_data(TensorData::from_bytes(bytes, shape.clone(), *dtype), device)
                 };
-                return wholes.map(whole).collect();
+                return results.map(full).collect();
             }
         };
         let mut own = own.lock();
         let OwnMemory::Spaces(spaces) = mem::replace(&mut *own, OwnMemory::Taken(Vec::new())) else {
             unreachable!("a result is taken once")
         };
-        let whole = |(ContiguousLayout { shape, dtype, .. }, space): (&ContiguousLayout, UninitBytes)| {
+        let full = |(ContiguousLayout { shape, dtype, .. }, space): (&ContiguousLayout, UninitBytes)| {
             // SAFETY: the parts of all members are written, which is all there is.
             let bytes = unsafe { space.filled() };
             backend::from_data(TensorData::from_bytes(bytes, shape.clone(), *dtype), device)
         };
-        let wholes: Vec<_> = self.layouts.iter().zip(spaces).map(whole).collect();
+        let results: Vec<_> = self.layouts.iter().zip(spaces).map(full).collect();
         if self.are_sent.load(Ordering::Relaxed) {
-            for (whole, start) in wholes.iter().zip(&self.starts) {
-                let elements = payload(whole);
+            for (full, start) in results.iter().zip(&self.starts) {
+                let elements = payload(full);
                 let elements = (*elements).as_ref();
                 let stays = elements.is_empty() || std::ptr::eq(elements.as_ptr(), start.0.as_ptr().cast());
                 assert!(stays, "on the host a result is made of the memory that its parts were written to");
             }
-            *own = OwnMemory::Taken(wholes.clone());
+            *own = OwnMemory::Taken(results.clone());
         }
-        wholes
+        results
     }
 }
 
@@ -263,16 +263,16 @@ fn ranges_in_common(layouts: &[ContiguousLayout]) -> impl Iterator<Item = Range<
 ///
 /// # Safety
 /// As many bytes may be written at `at`.
-unsafe fn copy(piece: &[u8], at: *mut u8, bytes: usize) {
+unsafe fn copy(fragment: &[u8], at: *mut u8, bytes: usize) {
     #[cfg(feature = "flex")]
     if stream::pays(bytes) {
         // SAFETY: the caller's; nobody else has the memory.
-        unsafe { stream::copy(piece.as_ptr(), at, piece.len()) };
+        unsafe { stream::copy(fragment.as_ptr(), at, fragment.len()) };
         return stream::done();
     }
     let _ = bytes;
     // SAFETY: as above.
-    unsafe { at.copy_from_nonoverlapping(piece.as_ptr(), piece.len()) }
+    unsafe { at.copy_from_nonoverlapping(fragment.as_ptr(), fragment.len()) }
 }
 
 /// Where one part lands.
@@ -321,29 +321,29 @@ mod tests {
 
     /// Past the caches, in pieces that begin anywhere.
     #[test]
-    fn parts_of_large_wholes_are_put_where_they_belong() {
+    fn parts_of_large_results_are_put_where_they_belong() {
         let lens = [1_400_003, 0, 2_800_001];
         let layout = ContiguousLayout::new(Shape::from([4_200_004]), DType::F32, 0, lens).unwrap();
-        let (wholes, device) = (ResultBuffer::new(vec![layout], &HostMemoryPool::of_thread()), crate::memory::host());
+        let (results, device) = (ResultBuffer::new(vec![layout], &HostMemoryPool::of_thread()), crate::memory::host());
         let mut values = (0..4_200_004).map(|value| value as f32);
         for (member, len) in lens.into_iter().enumerate() {
             let part = TensorData::new(values.by_ref().take(len).collect(), [len]);
             // SAFETY: here alone.
-            unsafe { wholes.put(member, &[Tensor::<1>::from_data(part, &device).into_dispatch()], || {}) };
+            unsafe { results.put(member, &[Tensor::<1>::from_data(part, &device).into_dispatch()], || {}) };
         }
         // SAFETY: all are put.
-        let whole = unsafe { wholes.take(&device) }.pop().unwrap();
-        let whole = Tensor::<1>::from_dispatch(whole).into_data();
-        assert!(whole.iter::<f32>().eq((0..4_200_004).map(|value| value as f32)));
+        let full = unsafe { results.take(&device) }.pop().unwrap();
+        let full = Tensor::<1>::from_dispatch(full).into_data();
+        assert!(full.iter::<f32>().eq((0..4_200_004).map(|value| value as f32)));
     }
 
     #[test]
     fn parts_of_other_lengths_have_none() {
         let layout = ContiguousLayout::new(Shape::from([7, 2]), DType::F32, 0, [3, 3, 1]).unwrap();
-        let wholes = ResultBuffer::new(vec![layout], &HostMemoryPool::of_thread());
+        let results = ResultBuffer::new(vec![layout], &HostMemoryPool::of_thread());
         let part = |rows: usize| TensorMeta { shape: Shape::from([rows, 2]), dtype: DType::F32 };
         let lengths = |member: usize, parts: &[TensorMeta]| -> Option<Vec<usize>> {
-            Some(wholes.regions(member, parts)?.iter_mut().map(|region| region.space().len()).collect())
+            Some(results.regions(member, parts)?.iter_mut().map(|region| region.space().len()).collect())
         };
         assert_eq!(lengths(1, &[part(3)]), Some(vec![24]));
         assert_eq!(lengths(2, &[part(1)]), Some(vec![8]));
@@ -352,19 +352,19 @@ mod tests {
 
     /// Of 8 elements, 3 and 5 of two members: the address of the result, and what becomes of it, whose own one may be the same.
     #[cfg(feature = "flex")]
-    fn add_one(wholes: &ResultBuffer) -> (usize, Tensor<1>, usize) {
+    fn add_one(results: &ResultBuffer) -> (usize, Tensor<1>, usize) {
         use crate::memory::flex;
         let address = |tensor: &DispatchTensor| flex::primitive(tensor).unwrap().bytes().as_ptr().addr();
         let device = crate::memory::host();
         for (member, part) in [vec![0.0, 1.0, 2.0], vec![3.0, 4.0, 5.0, 6.0, 7.0_f32]].into_iter().enumerate() {
             let part = Tensor::<1>::from_floats(&part[..], &device).into_dispatch();
             // SAFETY: here alone.
-            unsafe { wholes.put(member, &[part], || {}) };
+            unsafe { results.put(member, &[part], || {}) };
         }
         // SAFETY: all are put.
-        let whole = unsafe { wholes.take(&device) }.pop().unwrap();
-        let before = address(&whole);
-        let changed = Tensor::<1>::from_dispatch(whole).add_scalar(1.0);
+        let full = unsafe { results.take(&device) }.pop().unwrap();
+        let before = address(&full);
+        let changed = Tensor::<1>::from_dispatch(full).add_scalar(1.0);
         let after = address(&changed.clone().into_dispatch());
         (before, changed, after)
     }
@@ -377,13 +377,13 @@ mod tests {
         let (before, _, after) = add_one(&new());
         assert_eq!(before, after, "nobody else has it");
 
-        let wholes = new();
-        let window = wholes.window(&[(0, 0..8)], 2);
+        let results = new();
+        let window = results.window(&[(0, 0..8)], 2);
         // SAFETY: written before they are read; on the host.
         let (contents, payloads) = unsafe { window.sent(1) };
         assert_eq!((&contents.tensors[0].shape[..], payloads.len()), (&[4][..], 1), "halves");
-        let (before, changed, after) = add_one(&wholes);
-        drop((wholes, window));
+        let (before, changed, after) = add_one(&results);
+        drop((results, window));
         assert_ne!(before, after, "others read it");
         assert_eq!((*payloads[0]).as_ref(), bytemuck::cast_slice::<f32, u8>(&[4.0, 5.0, 6.0, 7.0]));
         assert!(changed.into_data().iter::<f32>().eq((1..9).map(|value| value as f32)));

@@ -248,8 +248,8 @@ impl ShardingRule for EinsumRuleAt {
             return self.axes.strategies_at(&dims, inputs, outputs.len(), self.axes.reduced);
         }
         let rows = self.axes.strategies_at(&dims, inputs, outputs.len(), Placement::Replicate);
-        let cuts = |row: &Strategy| row.inputs[0].shard_dim().is_some_and(|dim| dims.contains(&dim));
-        rows.into_iter().map(|row| if cuts(&row) { row.with_slots(self.slots) } else { row }).collect()
+        let sharding_dims = |row: &Strategy| row.inputs[0].shard_dim().is_some_and(|dim| dims.contains(&dim));
+        rows.into_iter().map(|row| if sharding_dims(&row) { row.with_slots(self.slots) } else { row }).collect()
     }
 
     fn supports_empty_shards(&self) -> bool {

@@ -125,7 +125,7 @@ fn sharded_ranges(op: &Operator, indexed: usize) -> SmallVec<[(usize, Range<usiz
 /// tuples these are, `[.., 1]`.
 fn localize<const M: usize>(
     indices: Tensor<M, Int>,
-    cuts: &[(usize, Range<usize>)],
+    sharding_dims: &[(usize, Range<usize>)],
     op: &Operator,
     other: impl Fn(&Range<usize>) -> usize,
 ) -> (Tensor<M, Int>, Option<Tensor<M, Bool>>) {
@@ -134,7 +134,7 @@ fn localize<const M: usize>(
     let longest = shape[..indexed].iter().copied().max().unwrap_or(0);
     let mut columns = lookup::holding(indices, longest).split(1, M - 1);
     let mut elsewhere: Option<Tensor<M, Bool>> = None;
-    for (dim, range) in cuts {
+    for (dim, range) in sharding_dims {
         let (column, away) = lookup::localize(columns[*dim].clone(), range, shape[*dim], other(range));
         columns[*dim] = column;
         elsewhere = Some(match elsewhere {
@@ -173,7 +173,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         apply(&GatherNd, (self, indices), |(x, indices), op| {
             let (indices, elsewhere) = match &sharded_ranges(op, indexed)[..] {
                 [] => (indices, None),
-                cuts => localize(indices, cuts, op, |_| 0),
+                sharding_dims => localize(indices, sharding_dims, op, |_| 0),
             };
             match elsewhere {
                 Some(elsewhere) => {
@@ -204,16 +204,16 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         }
         check_numbers("scatter_nd", &self);
         apply(&ScatterNd { update }, (self, indices, values), |(mut x, indices, values), op| {
-            let cuts = sharded_ranges(op, indexed);
-            if cuts.is_empty() {
+            let sharding_dims = sharded_ranges(op, indexed);
+            if sharding_dims.is_empty() {
                 return x.scatter_nd(indices, values, update);
             }
-            let (indices, _) = localize(indices, &cuts, op, Range::len);
-            for (dim, _) in &cuts {
+            let (indices, _) = localize(indices, &sharding_dims, op, Range::len);
+            for (dim, _) in &sharding_dims {
                 x = lookup::with_extra_row(x, *dim);
             }
             x = x.scatter_nd(indices, values, update);
-            for (dim, range) in cuts {
+            for (dim, range) in sharding_dims {
                 x = x.slice_dim(dim, 0..range.len());
             }
             x

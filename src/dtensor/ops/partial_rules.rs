@@ -31,8 +31,8 @@ impl PartialRules {
     }
 
     /// Of inputs that are all partial in one of these ways the result is too.
-    pub const fn same_for_all(alike: &'static [Placement]) -> Self {
-        Self { same_for_all: alike, ..NO_PARTIAL }
+    pub const fn same_for_all(same: &'static [Placement]) -> Self {
+        Self { same_for_all: same, ..NO_PARTIAL }
     }
 
     /// Of a first input that is partial in one of these ways, and others that are `R`, the result is too.
@@ -64,11 +64,11 @@ impl PartialRules {
     /// The rows, of an operator of so many inputs, and outputs that are placed alike.
     pub(super) fn rows(self, inputs: usize, outputs: usize) -> impl Iterator<Item = Strategy> {
         let to = move |inputs: &mut dyn Iterator<Item = Placement>, output| strategy(inputs, repeat_n(output, outputs));
-        let alike = self.same_for_all.iter().map(move |&one| to(&mut repeat_n(one, inputs), one));
+        let same = self.same_for_all.iter().map(move |&one| to(&mut repeat_n(one, inputs), one));
         let first = move |&one| to(&mut std::iter::once(one).chain(repeat_n(R, inputs - 1)), one);
         let row = move |(inputs, output): &PlacementList| to(&mut inputs.iter().copied(), *output);
         let of_floats = self.of_floats.iter().map(move |of_floats| row(of_floats).if_floats());
-        alike.chain(self.first.iter().map(first)).chain(self.rows.iter().map(row)).chain(of_floats)
+        same.chain(self.first.iter().map(first)).chain(self.rows.iter().map(row)).chain(of_floats)
     }
 }
 

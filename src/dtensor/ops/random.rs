@@ -172,8 +172,8 @@ pub fn tensor<const D: usize>(
 ) -> Tensor<D> {
     check_distribution(distribution).unwrap_or_else(|error| Error::from(error).unwind());
     let shape = shape.into();
-    let whole: Vec<_> = shape.iter().map(|&len| 0..len).collect();
-    let values = fill(next_own_seed(), &shape, &whole, |words, lane| float(distribution, words, lane));
+    let full: Vec<_> = shape.iter().map(|&len| 0..len).collect();
+    let values = fill(next_own_seed(), &shape, &full, |words, lane| float(distribution, words, lane));
     Tensor::from_data(TensorData::new(values, shape), options)
 }
 

@@ -73,8 +73,8 @@ impl Boundary for Everywhere<'_> {
     }
 
     fn globalize<const D: usize, K: Kind>(&self, _: usize, local: Tensor<D, K>) -> DTensor<D, K> {
-        let whole = self.0.input_spec(0);
-        let spec = DTensorSpec::decided(whole.mesh(), whole.layout().clone(), local.shape(), local.dtype());
+        let full = self.0.input_spec(0);
+        let spec = DTensorSpec::decided(full.mesh(), full.layout().clone(), local.shape(), local.dtype());
         DTensor::from_parts(local, spec.shared())
     }
 }

@@ -167,12 +167,12 @@ fn search<'a>(
 fn mesh_orders(mesh_dims: usize, operands: &[OperandInfo<'_>]) -> Vec<Dims> {
     let of = |operand: &OperandInfo<'_>| {
         let mut mesh_order: Dims = (0..mesh_dims).collect();
-        for (_, cuts) in operand.layout.orders() {
+        for (_, sharding_dims) in operand.layout.orders() {
             // The positions these mesh dimensions have among all stay; only their order changes.
-            let mut places: Dims = (0..mesh_dims).filter(|&at| cuts.contains(&mesh_order[at])).collect();
+            let mut places: Dims = (0..mesh_dims).filter(|&at| sharding_dims.contains(&mesh_order[at])).collect();
             places.sort_unstable();
-            for (place, &cut) in places.into_iter().zip(cuts) {
-                mesh_order[place] = cut;
+            for (place, &sizes) in places.into_iter().zip(sharding_dims) {
+                mesh_order[place] = sizes;
             }
         }
         mesh_order
@@ -184,8 +184,8 @@ fn mesh_orders(mesh_dims: usize, operands: &[OperandInfo<'_>]) -> Vec<Dims> {
 fn divides(mesh_shape: &[usize], rows: &[&Strategy]) -> bool {
     rows.iter().all(|row| {
         let (Some(len), Some(Placement::Shard(dim))) = (row.divides, row.outputs.first()) else { return true };
-        let cuts = rows.iter().zip(mesh_shape).filter(|(row, _)| row.outputs[0] == Placement::Shard(*dim));
-        len % cuts.map(|(_, &size)| size).product::<usize>() == 0
+        let sharding_dims = rows.iter().zip(mesh_shape).filter(|(row, _)| row.outputs[0] == Placement::Shard(*dim));
+        len % sharding_dims.map(|(_, &size)| size).product::<usize>() == 0
     })
 }
 

@@ -142,8 +142,8 @@ impl<'a> ShardSummaries<'a> {
         let mut shape = spec.shape().clone();
         shape[self.dim] = self.count() * slots.dims()[self.dim];
         let layout = spec.layout().clone().in_chunks(self.dim);
-        let cut = DTensorSpec::decided(spec.mesh(), layout, shape, slots.dtype()).with_terms(spec.terms().cloned());
-        self.gathered(slots, &cut.shared(), self.sharding_dims())
+        let sizes = DTensorSpec::decided(spec.mesh(), layout, shape, slots.dtype()).with_terms(spec.terms().cloned());
+        self.gathered(slots, &sizes.shared(), self.sharding_dims())
     }
 
     /// `local`, laid out as `from`, with the dimension whole, to vary over the mesh dimensions `varying`.
@@ -159,8 +159,8 @@ impl<'a> ShardSummaries<'a> {
 
     /// `layout` with the dimension whole.
     fn unsharded(&self, layout: &Layout) -> Result<Layout> {
-        let whole = |mesh_dim, own| if self.sharding_dims().contains(&mesh_dim) { Placement::Replicate } else { own };
-        Ok(layout.replaced(whole)?)
+        let full = |mesh_dim, own| if self.sharding_dims().contains(&mesh_dim) { Placement::Replicate } else { own };
+        Ok(layout.replaced(full)?)
     }
 
     /// The slots of all parts and where they are, outside the graph: both in one collective.
@@ -171,8 +171,8 @@ impl<'a> ShardSummaries<'a> {
     ) -> Result<(Tensor<D, K>, Tensor<D, Int>)> {
         let strategies = (slots.gradient_checkpointing_strategy(), places.gradient_checkpointing_strategy());
         let len = self.count() * slots.dims()[self.dim];
-        let piece = |tensor| ShardedTensor { tensor, dim: self.dim, sizes: ShardSizes::Chunked(len) };
-        let pieces = vec![piece(slots.clone().inner().into_dispatch()), piece(places.inner().into_dispatch())];
+        let chunk = |tensor| ShardedTensor { tensor, dim: self.dim, sizes: ShardSizes::Chunked(len) };
+        let chunks = vec![chunk(slots.clone().inner().into_dispatch()), chunk(places.inner().into_dispatch())];
         let comm = self.spec.mesh().communicator_over(self.sharding_dims())?;
         let call = Call::new(format!("parts of {} {}", self.name, self.spec.layout())).with_phase(Phase::Forward);
         let (from, to) = (self.spec.layout(), self.unsharded(self.spec.layout())?);
@@ -184,8 +184,8 @@ impl<'a> ShardSummaries<'a> {
             shape: self.spec.shape().to_vec(),
             phase: Phase::Forward,
         });
-        let wholes = comm.all_gather(self.spec.call_as(call, self.spec.dtype()), pieces).wait()?;
-        let [slots, places] = <[_; 2]>::try_from(wholes).expect("a collective returns as many tensors as it takes");
+        let full_tensors = comm.all_gather(self.spec.call_as(call, self.spec.dtype()), chunks).wait()?;
+        let [slots, places] = <[_; 2]>::try_from(full_tensors).expect("a collective returns as many tensors as it takes");
         Ok((
             associate(Tensor::from_dispatch(slots), strategies.0),
             associate(Tensor::from_dispatch(places), strategies.1),

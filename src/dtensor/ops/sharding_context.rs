@@ -79,7 +79,7 @@ impl ShardingContext<'_> {
         };
         // Outermost first: a cut outside another leaves the pieces that this one cuts.
         for &mesh_dim in self.mesh_order {
-            if rows[mesh_dim].divides.is_some() || !self.lengths.iter().any(|(ragged, _)| *ragged == mesh_dim) {
+            if rows[mesh_dim].divides.is_some() || !self.lengths.iter().any(|(uneven, _)| *uneven == mesh_dim) {
                 continue;
             }
             kept.push(mesh_dim);
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn lengths_stay_where_all_that_is_cut_is_as_long() {
+    fn sizes_stay_where_all_sharded_dimensions_are_as_long() {
         let unary = |dim: usize| strategy([S(dim)], [S(dim)]);
         assert_eq!(kept([unary(0), unary(1)], &[[4, 6]], [4, 6]), [0, 1]);
         // An input or an output of other lengths.
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_cut_is_ragged() {
+    fn only_sharded_dimensions_are_uneven() {
         let lengths = Lengths::from_iter([(0, Arc::from([1, 3]))]);
         let cutting = ShardingContext { mesh_shape: &[2], mesh_order: &[0], lengths: &lengths };
         let layout = |placement, uneven: &[usize]| cutting.layout(&[placement], uneven).unwrap().to_string();

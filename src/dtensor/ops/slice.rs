@@ -28,8 +28,8 @@ struct SliceRule(SmallVec<[Slice; 4]>);
 impl SliceRule {
     fn new(slices: impl SliceArg, shape: &Shape) -> Self {
         let full = |(slice, &len): (Slice, &usize)| {
-            let whole = slice.step == 1 && slice.to_range(len) == (0..len);
-            if whole { Slice::full() } else { slice }
+            let entire = slice.step == 1 && slice.to_range(len) == (0..len);
+            if entire { Slice::full() } else { slice }
         };
         Self(slices.into_slices(shape).into_iter().zip(shape.iter()).map(full).collect())
     }

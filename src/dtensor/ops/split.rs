@@ -76,12 +76,12 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         let rule = rule.at([dim]).lens(sizes.iter().copied());
         apply(&rule, self, |x, _| {
             let mut start = 0;
-            let mut pieces = Vec::with_capacity(sizes.len());
+            let mut parts = Vec::with_capacity(sizes.len());
             for size in sizes {
-                pieces.push(x.clone().slice_dim(dim, start..start + size));
+                parts.push(x.clone().slice_dim(dim, start..start + size));
                 start += size;
             }
-            pieces
+            parts
         })
     }
 }

@@ -246,18 +246,18 @@ struct Slots {
 fn slots(operand: &OperandInfo<'_>, layout: &Layout, rows: &[&Strategy]) -> Option<Slots> {
     let mut told = rows.iter().zip(layout.placements()).filter(|(row, _)| row.slots > 0);
     let (row, dim) = told.find_map(|(row, placement)| Some((row, placement.shard_dim()?)))?;
-    let cuts = layout.shard_order(dim);
-    let parts: usize = cuts.iter().map(|&cut| layout.mesh_shape()[cut]).product();
+    let sharding_dims = layout.shard_order(dim);
+    let parts: usize = sharding_dims.iter().map(|&sizes| layout.mesh_shape()[sizes]).product();
     if parts == 1 {
         return None;
     }
     let in_chunks = layout.clone().in_chunks(dim);
-    let whole = in_chunks.replaced(|dim, own| if cuts.contains(&dim) { Placement::Replicate } else { own }).ok()?;
-    let route = RedistributePlan::between(&in_chunks, &whole).ok()?;
+    let full = in_chunks.replaced(|dim, own| if sharding_dims.contains(&dim) { Placement::Replicate } else { own }).ok()?;
+    let route = RedistributePlan::between(&in_chunks, &full).ok()?;
     // What is the same on all ranks is gathered at once, outside the graph.
     let back = operand.differentiable && row.outputs[0].shard_dim().is_some();
     let joins = operand.joins || row.outputs[0].shard_dim().is_none();
-    let moved = Traffic::along(&in_chunks, &route, cuts, &OperandInfo { differentiable: back, joins, ..*operand });
+    let moved = Traffic::along(&in_chunks, &route, sharding_dims, &OperandInfo { differentiable: back, joins, ..*operand });
     let bytes = operand.bytes / operand.shape[dim].max(1) as u64 * (row.slots * parts) as u64;
     Some(Slots { moved, bytes, parts: parts as u64 })
 }

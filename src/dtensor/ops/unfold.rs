@@ -84,8 +84,8 @@ pub fn unfold4d(x: DTensor<4>, kernel_size: [usize; 2], options: UnfoldOptions) 
 #[track_caller]
 pub fn fold4d(x: DTensor<3>, output_size: [usize; 2], kernel_size: [usize; 2], options: UnfoldOptions) -> DTensor<4> {
     let ([_, columns, count], [height, width], kernel) = (x.dims(), output_size, kernel_size[0] * kernel_size[1]);
-    let whole = kernel > 0 && columns % kernel == 0;
-    if !whole || blocks(output_size, kernel_size, &options) != Some(count) {
+    let full = kernel > 0 && columns % kernel == 0;
+    if !full || blocks(output_size, kernel_size, &options) != Some(count) {
         let why = format!(
             "it must be {kernel} elements of a block for each channel, and one column for each block of an image of \
              {height} x {width}"

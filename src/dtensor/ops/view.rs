@@ -52,9 +52,9 @@ impl ShardingRule for ViewRule {
 
     fn strategies(&self, inputs: &[Shape], outputs: &[Shape]) -> Vec<Strategy> {
         let (from, to) = (&inputs[0], &outputs[0]);
-        let row = |(i, o): (usize, usize), whole: bool| {
+        let row = |(i, o): (usize, usize), full: bool| {
             let row = strategy([S(i)], [S(o)]);
-            if whole { row } else { row.if_divides(gcd(from[i], to[o])) }
+            if full { row } else { row.if_divides(gcd(from[i], to[o])) }
         };
         let sharded = groups(from, to).into_iter().filter_map(|(left, right)| {
             let (mut left, mut right) = (significant(from, left), significant(to, right));

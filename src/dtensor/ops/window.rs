@@ -33,8 +33,8 @@ impl Window {
 
     /// How long what `len` elements are spread to is.
     pub(super) fn spread(self, len: usize, kernel: usize) -> Option<usize> {
-        let whole = len.checked_sub(1)? * self.stride + self.extent(kernel)? + self.padding_out;
-        whole.checked_sub(self.padding.0 + self.padding.1)
+        let full = len.checked_sub(1)? * self.stride + self.extent(kernel)? + self.padding_out;
+        full.checked_sub(self.padding.0 + self.padding.1)
     }
 
     /// What the windows `output`, at least one, read of `len` elements.

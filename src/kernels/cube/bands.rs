@@ -105,12 +105,12 @@ fn side_by_side(segments: &[StridedCopy], offset: usize, len: usize) -> Option<V
     let (mut bands, mut rest) = (Vec::new(), segments);
     while let Some(first) = rest.first() {
         let row = first.to + first.to_stride;
-        let beside = |segment: &StridedCopy| {
+        let other = |segment: &StridedCopy| {
             segment.rows == first.rows && segment.to_stride == first.to_stride && segment.to + segment.run <= row
         };
         let count = match first.rows {
             1 => 1,
-            _ => rest.iter().take_while(|segment| beside(segment)).count(),
+            _ => rest.iter().take_while(|segment| other(segment)).count(),
         };
         let (together, after) = rest.split_at(count);
         let band = Band::of(offset + first.to, together);

@@ -102,9 +102,9 @@ impl CubePlan {
         let (width, limit) = (lanes.per_vector(&client), limits.bindings.saturating_sub(OTHERS).max(1));
         let ranges = ranges(&bands, width, limit).map_err(|needed| CubeError::Bindings { needed, limit })?;
         let launch = |range| {
-            let (words, pieces) = table(&bands, &range, width);
+            let (words, tasks) = table(&bands, &range, width);
             let table = client.create_from_slice(bytemuck::cast_slice(&words));
-            KernelLaunch { sources: range.sources, table, words: words.len(), tasks: pieces }
+            KernelLaunch { sources: range.sources, table, words: words.len(), tasks: tasks }
         };
         let launches = ranges.into_iter().map(launch).collect();
         let copied = copies.copied();
@@ -154,7 +154,7 @@ impl CubePlan {
     ) {
         let Lanes { source, target, sum, bytes } = self.lanes;
         let read = |index: &usize| vectors(&into_contiguous(sources[*index].clone()).handle, self.width * bytes.0);
-        let whole = |memory: &Handle| vectors(memory, self.width * bytes.1);
+        let full = |memory: &Handle| vectors(memory, self.width * bytes.1);
         // SAFETY: tables have as many words as they were made of.
         let table = unsafe { BufferArg::from_raw_parts(launch.table.clone(), launch.words) };
         let rows = launch.tasks.div_ceil(self.limits.cubes);
@@ -167,9 +167,9 @@ impl CubePlan {
                 CubeDim::new_1d(CUBE as u32),
                 self.width,
                 launch.sources.iter().map(read).collect(),
-                onto.iter().map(|onto| whole(&onto.memory)).collect(),
+                onto.iter().map(|onto| full(&onto.memory)).collect(),
                 table,
-                whole(&block.memory),
+                full(&block.memory),
                 InputScalar::new(self.convert.scale, sum),
                 self.convert.scale != 1.0,
                 [source, target, sum],

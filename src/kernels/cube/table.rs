@@ -7,13 +7,13 @@ use super::kernel::{ENTRY, HEADER, TASK_ELEMENTS, ZEROS};
 ///
 /// Sources are counted among those of the launch.
 pub(super) fn table(bands: &[Band], range: &Range, lanes: usize) -> (Vec<u32>, usize) {
-    let pieces = range.vectors.len().div_ceil(TASK_ELEMENTS);
+    let tasks = range.vectors.len().div_ceil(TASK_ELEMENTS);
     let first = |vector: usize| bands.partition_point(|band| band.start <= vector * lanes) - 1;
     let last = bands.partition_point(|band| band.start < range.vectors.end * lanes) - 1;
     let begin = first(range.vectors.start);
     let used = &bands[begin..=last];
-    let starts = (0..pieces).map(|piece| first(range.vectors.start + piece * TASK_ELEMENTS) - begin);
-    let bands_at = HEADER + pieces + 1;
+    let starts = (0..tasks).map(|task| first(range.vectors.start + task * TASK_ELEMENTS) - begin);
+    let bands_at = HEADER + tasks + 1;
     let columns_at = bands_at + ENTRY * used.len();
 
     let mut words = vec![range.vectors.start, range.vectors.end, bands_at, columns_at];
@@ -30,7 +30,7 @@ pub(super) fn table(bands: &[Band], range: &Range, lanes: usize) -> (Vec<u32>, u
         let source = local.map_or(ZEROS, word);
         words.extend([word(column.start), source, word(column.from), word(column.from_stride)]);
     }
-    (words, pieces)
+    (words, tasks)
 }
 
 fn word(value: usize) -> u32 {

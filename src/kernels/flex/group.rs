@@ -50,9 +50,9 @@ pub(super) unsafe fn copy(
             _ => {
                 let are_side_by_side =
                     |segment: &&StridedCopy| segment.source == first.source || rows.to_stride > rows.run;
-                let are_alike =
+                let are_same =
                     |segment: &&StridedCopy| StridedRows::of(segment, size) == rows && are_side_by_side(segment);
-                rest.iter().take(TOGETHER).take_while(are_alike).count()
+                rest.iter().take(TOGETHER).take_while(are_same).count()
             }
         };
         let (group, behind) = rest.split_at(count);

@@ -122,8 +122,8 @@ impl StridedRows {
         let last = self.run - SIZE;
         // SAFETY: the caller's.
         self.each(start, |from, to| unsafe {
-            for piece in 0..COUNT - 1 {
-                bytes::<SIZE>(from.add(piece * SIZE), to.add(piece * SIZE));
+            for task in 0..COUNT - 1 {
+                bytes::<SIZE>(from.add(task * SIZE), to.add(task * SIZE));
             }
             bytes::<SIZE>(from.add(last), to.add(last));
         })
@@ -147,14 +147,14 @@ impl StridedRows {
 /// # Safety
 /// As of [`Rows::copy`], of one run.
 #[inline(always)]
-unsafe fn long<const PREFETCHES: bool>(from: *const u8, to: *mut u8, len: usize, ahead: usize) {
+unsafe fn long<const PREFETCHES: bool>(from: *const u8, to: *mut u8, len: usize, distance: usize) {
     // SAFETY: the caller's.
     unsafe {
         bytes::<BLOCK>(from, to);
         let mut at = BLOCK - to.addr() % BLOCK;
         while at + BLOCKS < len {
             if PREFETCHES {
-                (0..BLOCKS).step_by(LINE).for_each(|line| prefetch(from.wrapping_add(at + ahead + line)));
+                (0..BLOCKS).step_by(LINE).for_each(|line| prefetch(from.wrapping_add(at + distance + line)));
             }
             bytes::<BLOCKS>(from.add(at), to.add(at));
             at += BLOCKS;
@@ -193,7 +193,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn runs_of_every_length_are_copied_whole_and_nothing_beside_them() {
+    fn runs_of_every_length_are_copied_completely_and_nothing_else() {
         for run in (0..=300).chain([1000, 4096, 5001, 65_535, 65_536, 100_003]) {
             for (from, to) in [(0, 0), (3, 1), (31, 32), (32, 31)] {
                 let rows = StridedRows { rows: 3, run, from_stride: run + 5, to_stride: run + 1 };
@@ -206,7 +206,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn very_long_runs_are_copied_whole_wherever_source_and_target_lie_within_a_page() {
+    fn very_long_runs_are_copied_completely_wherever_source_and_target_lie_within_a_page() {
         let len = MEMCPY + 100;
         let source: Vec<u8> = (0..len + PAGE).map(|at| (at * 7 + at / 251) as u8 | 1).collect();
         for beyond in [0, 1, 17, 63, 64, 4095] {

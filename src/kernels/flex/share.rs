@@ -36,10 +36,10 @@ pub(super) fn each<S>(
     if count < 2 {
         return work(&mut prepare(), segments);
     }
-    let cuts = split_points(segments, total, count);
-    cuts.par_windows(2).with_max_len(1).for_each(|cuts| {
+    let shardings = split_points(segments, total, count);
+    shardings.par_windows(2).with_max_len(1).for_each(|shardings| {
         let mut state = prepare();
-        for_range(segments, cuts[0], cuts[1], |segments| work(&mut state, segments));
+        for_range(segments, shardings[0], shardings[1], |segments| work(&mut state, segments));
     });
 }
 
@@ -49,8 +49,8 @@ pub(super) type SplitPoint = (usize, usize);
 /// Where `count` pieces of segments of `total` elements begin, and where the last one ends.
 pub(super) fn split_points(segments: &[StridedCopy], total: usize, count: usize) -> Vec<SplitPoint> {
     let (mut index, mut before) = (0, 0);
-    let inner = (1..count).map(|piece| {
-        let at = (total as u128 * piece as u128 / count as u128) as usize;
+    let inner = (1..count).map(|task| {
+        let at = (total as u128 * task as u128 / count as u128) as usize;
         while before + segments[index].len() <= at {
             before += segments[index].len();
             index += 1;
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn pieces_have_every_element_once() {
+    fn tasks_have_every_element_once() {
         let segment = |to, rows, run| StridedCopy {
             source: 0,
             target: 0,
@@ -148,12 +148,12 @@ mod tests {
         for segments in lists {
             let total = segments.iter().map(StridedCopy::len).sum();
             for count in [2, 3, 8, 13] {
-                let cuts = split_points(&segments, total, count);
+                let shardings = split_points(&segments, total, count);
                 let mut seen = Vec::new();
                 let mut longest = 0;
-                for cuts in cuts.windows(2) {
+                for shardings in shardings.windows(2) {
                     let before = seen.len();
-                    for_range(&segments, cuts[0], cuts[1], |part| {
+                    for_range(&segments, shardings[0], shardings[1], |part| {
                         seen.extend(part.iter().flat_map(|segment| written(*segment)).map(|at| at.1))
                     });
                     longest = longest.max(seen.len() - before);

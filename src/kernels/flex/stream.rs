@@ -52,12 +52,12 @@ pub(super) fn are_long(rows: &StridedRows) -> bool {
 /// As of [`Rows::copy`].
 pub(super) unsafe fn rows(rows: StridedRows, start: RowStart) {
     let band = if rows.run < STRIPED { rows.rows / STRIPES } else { 0 };
-    let ahead = if rows.run < rows.from_stride { PREFETCH_LINES * rows.from_stride } else { 0 };
+    let distance = if rows.run < rows.from_stride { PREFETCH_LINES * rows.from_stride } else { 0 };
     // SAFETY: the caller's.
     unsafe {
         for row in 0..band {
             let runs = std::array::from_fn(|stripe| rows.start(start, row + stripe * band));
-            side_by_side::<STRIPES>(runs, rows.run, ahead);
+            side_by_side::<STRIPES>(runs, rows.run, distance);
         }
         for row in STRIPES * band..rows.rows {
             let (from, to) = rows.start(start, row);
@@ -130,7 +130,7 @@ pub(crate) fn done() {
 /// # Safety
 /// As of [`copy`] for all of them.
 #[cfg(target_arch = "x86_64")]
-unsafe fn side_by_side<const N: usize>(runs: [RowStart; N], len: usize, ahead: usize) {
+unsafe fn side_by_side<const N: usize>(runs: [RowStart; N], len: usize, distance: usize) {
     use std::arch::x86_64::{__m128i, _MM_HINT_T1, _mm_loadu_si128, _mm_prefetch, _mm_stream_si128};
     // From its head on the lines of a target are aligned.
     let heads = runs.map(|(_, to)| to.align_offset(LINE));
@@ -145,8 +145,8 @@ unsafe fn side_by_side<const N: usize>(runs: [RowStart; N], len: usize, ahead: u
         for at in (0..inside).step_by(BLOCK) {
             for (from, to) in runs {
                 for line in (at..inside.min(at + BLOCK)).step_by(LINE) {
-                    if ahead > 0 {
-                        _mm_prefetch::<_MM_HINT_T1>(from.wrapping_add(line + ahead).cast());
+                    if distance > 0 {
+                        _mm_prefetch::<_MM_HINT_T1>(from.wrapping_add(line + distance).cast());
                     }
                     let (from, to) = (from.add(line).cast::<__m128i>(), to.add(line).cast::<__m128i>());
                     let parts = [0, 1, 2, 3].map(|part| _mm_loadu_si128(from.add(part)));
@@ -167,7 +167,7 @@ unsafe fn side_by_side<const N: usize>(runs: [RowStart; N], len: usize, ahead: u
 /// # Safety
 /// As of [`copy`] for all of them.
 #[cfg(not(target_arch = "x86_64"))]
-unsafe fn side_by_side<const N: usize>(runs: [RowStart; N], len: usize, _ahead: usize) {
+unsafe fn side_by_side<const N: usize>(runs: [RowStart; N], len: usize, _distance: usize) {
     for (from, to) in runs {
         // SAFETY: the caller's.
         unsafe { from.copy_to_nonoverlapping(to, len) }
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn runs_are_streamed_whole_wherever_they_begin_and_nothing_beside_them() {
+    fn runs_are_streamed_completely_wherever_they_begin_and_nothing_else() {
         // Four side by side, and one more; one stripe, four of less than their longest, and of the longest and then some.
         for run in [512, 513, 767, 1024, 4095, 4096, 5003, 12_287, 12_351, 16_384, 100_001, 300_000] {
             for (from, to) in [(0, 0), (1, 2), (17, 1), (5, 63), (64, 33)] {

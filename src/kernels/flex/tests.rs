@@ -92,8 +92,8 @@ fn of_layout(rng: &mut StdRng) -> CopyPlan {
 fn view<E: Pod + Send + Sync>(values: &[E], before: usize, dtype: DType) -> FlexTensor {
     let memory = [&vec![E::zeroed(); before][..], values].concat();
     let len = memory.len();
-    let whole = FlexTensor::new(Bytes::from_elems(memory), Layout::contiguous(Shape::new([len])), dtype);
-    whole.narrow(0, before, values.len())
+    let full = FlexTensor::new(Bytes::from_elems(memory), Layout::contiguous(Shape::new([len])), dtype);
+    full.narrow(0, before, values.len())
 }
 
 /// Calls `test` in a pool of one thread and in one of three, with seeds of its own.
@@ -173,21 +173,21 @@ fn elements_of_every_dtype_arrive_where_the_segments_lead() {
 }
 
 #[test]
-fn wholes_of_several_tiles_are_packed_and_unpacked() {
+fn full_tensors_of_several_tiles_are_packed_and_unpacked() {
     // Single elements side by side, short runs, and runs that go past the caches.
     for (rows, each, ranks) in [(9001, 1, 8), (2003, 25, 3), (7001, 600, 2), (1401, 3000, 2)] {
         let shape = Shape::new([rows, each * ranks]);
-        let whole: Vec<u16> = (0..shape.num_elements()).map(|at| (at * 7 + at / 65_521) as u16).collect();
+        let full: Vec<u16> = (0..shape.num_elements()).map(|at| (at * 7 + at / 65_521) as u16).collect();
         let tensor = ShardedTensorSpec { shape: shape.clone(), dim: 1, sizes: ShardSizes::Chunked(each * ranks) };
         let layout = FlatLayout::new(ranks, vec![tensor], 1);
         let convert = Convert::to(DType::F16);
 
-        let source = view(&whole, 3, DType::F16).reshape(shape);
+        let source = view(&full, 3, DType::F16).reshape(shape);
         let packed = run(&layout.pack_full(), &Sources::of([&source]), convert).remove(0);
-        let part = |rank: usize| whole.chunks(each * ranks).flat_map(move |row| &row[rank * each..][..each]);
+        let part = |rank: usize| full.chunks(each * ranks).flat_map(move |row| &row[rank * each..][..each]);
         assert!(elements::<u16>(&packed).iter().eq((0..ranks).flat_map(part)), "{rows} rows of {each} x {ranks}");
         let unpacked = run(&layout.unpack_full(), &Sources::of([&packed]), convert).remove(0);
-        assert!(elements::<u16>(&unpacked) == whole, "{rows} rows of {each} x {ranks}");
+        assert!(elements::<u16>(&unpacked) == full, "{rows} rows of {each} x {ranks}");
     }
 }
 

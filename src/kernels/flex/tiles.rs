@@ -37,11 +37,11 @@ unsafe fn by_tiles<const N: usize>(rows: StridedRows, starts: impl Iterator<Item
     let (tiles, rest) = starts.as_chunks::<N>();
     for starts in tiles {
         let (from, to) = (starts.map(|start| start.0), starts.map(|start| start.1));
-        let beside = |at: &dyn Fn(usize) -> usize| (1..N).all(|start| at(start) == at(0) + start * size);
-        let gathers = from_stride == size && beside(&|start| to[start].addr());
-        let spreads = to_stride == size && beside(&|start| from[start].addr());
-        let whole = if gathers || spreads { rows.rows / N * N } else { 0 };
-        for row in (0..whole).step_by(N) {
+        let other = |at: &dyn Fn(usize) -> usize| (1..N).all(|start| at(start) == at(0) + start * size);
+        let gathers = from_stride == size && other(&|start| to[start].addr());
+        let spreads = to_stride == size && other(&|start| from[start].addr());
+        let full = if gathers || spreads { rows.rows / N * N } else { 0 };
+        for row in (0..full).step_by(N) {
             // SAFETY: the elements of `N` rows from each start are those of the tile, adjacent in its rows and columns.
             unsafe {
                 if gathers {
@@ -53,10 +53,10 @@ unsafe fn by_tiles<const N: usize>(rows: StridedRows, starts: impl Iterator<Item
                 }
             }
         }
-        if whole < rows.rows {
+        if full < rows.rows {
             // SAFETY: the rows behind the tiles.
-            let behind = StridedRows { rows: rows.rows - whole, ..rows };
-            starts.iter().for_each(|start| unsafe { behind.copy(rows.start(*start, whole)) });
+            let behind = StridedRows { rows: rows.rows - full, ..rows };
+            starts.iter().for_each(|start| unsafe { behind.copy(rows.start(*start, full)) });
         }
     }
     // SAFETY: the caller's.

@@ -36,11 +36,11 @@ impl DTensorForward<(DTensor<3>, Option<LstmState<3>>)> for BiLstm {
             let (cells, hidden) = state.map(|state| (state.cell, state.hidden)).unzip();
             let both = directions(cells).into_iter().zip(directions(hidden));
             let mut states = both.map(|(cell, hidden)| Some(LstmState { cell: cell?, hidden: hidden? }));
-            let (ahead, last) = run(&self.forward, x.clone(), states.next().flatten(), false);
+            let (deferred, last) = run(&self.forward, x.clone(), states.next().flatten(), false);
             let (back, first) = run(&self.reverse, x, states.next().flatten(), true);
             let cell = DTensor::stack(vec![last.cell, first.cell], 0);
             let hidden = DTensor::stack(vec![last.hidden, first.hidden], 0);
-            (DTensor::cat(vec![ahead, back], 2), LstmState { cell, hidden })
+            (DTensor::cat(vec![deferred, back], 2), LstmState { cell, hidden })
         })
     }
 }

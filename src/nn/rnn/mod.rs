@@ -80,9 +80,9 @@ fn both_ways(
     state: Option<DTensor<3>>,
     run: impl Fn(bool, DTensor<3>, Option<DTensor<2>>) -> (DTensor<3>, DTensor<2>),
 ) -> (DTensor<3>, DTensor<3>) {
-    let [ahead, back] = directions(state);
-    let ((ahead, last), (back, first)) = (run(false, x.clone(), ahead), run(true, x, back));
-    (DTensor::cat(vec![ahead, back], 2), DTensor::stack(vec![last, first], 0))
+    let [deferred, back] = directions(state);
+    let ((deferred, last), (back, first)) = (run(false, x.clone(), deferred), run(true, x, back));
+    (DTensor::cat(vec![deferred, back], 2), DTensor::stack(vec![last, first], 0))
 }
 
 /// The states of both directions, of `[2, batch, d_hidden]`.

@@ -71,10 +71,10 @@ pub(in crate::optim) fn orthogonalized(matrices: Vec<MuonMatrix>, units: &[Arc<U
 
 impl MuonMatrix {
     /// What burn's optimizer adds to the parameter, of the whole matrix.
-    fn step(&self, whole: Tensor<2>) -> Tensor<2> {
+    fn step(&self, full: Tensor<2>) -> Tensor<2> {
         // Added to nothing, which takes no memory.
-        let nothing = Tensor::<2>::zeros([1, 1], (&whole.device(), whole.dtype())).expand(whole.dims());
-        self.muon.step(self.lr, nothing, whole, None).0
+        let nothing = Tensor::<2>::zeros([1, 1], (&full.device(), full.dtype())).expand(full.dims());
+        self.muon.step(self.lr, nothing, full, None).0
     }
 }
 

@@ -68,12 +68,12 @@ impl slots::Storage for CubeStorage {
     ///
     /// # Panics
     /// If several weights are laid out as they were not.
-    fn fill(&self, whole: DispatchTensor) {
+    fn fill(&self, full: DispatchTensor) {
         let mut state = self.state.lock();
         if *state != StorageState::Empty {
             return;
         }
-        let Some(cube) = primitive(&whole) else { unreachable!("a slot holds Cube floats, not {whole:?}") };
+        let Some(cube) = primitive(&full) else { unreachable!("a slot holds Cube floats, not {full:?}") };
         let places = self.places.lock();
         let is_as_it_was = |cube| places.contains(&AllocationOffset::of(cube));
         let cube = if is_as_it_was(cube) || places.len() > 1 { cube.clone() } else { cube.copy() };

@@ -40,8 +40,8 @@ impl slots::Storage for FlexStorage {
         slot::EvictableStorage::evict(self);
     }
 
-    fn fill(&self, whole: DispatchTensor) {
-        self.restore(bytes(whole));
+    fn fill(&self, full: DispatchTensor) {
+        self.restore(bytes(full));
     }
 
     #[cfg(feature = "testing")]
@@ -55,8 +55,8 @@ impl FlexStorage {
     pub(super) fn place(tensor: DispatchTensor, source: Arc<dyn Refill>) -> Arc<Self> {
         let (shape, dtype) = (tensor.shape(), tensor.dtype());
         let bytes = bytes(tensor);
-        let whole = WeightMeta { len: bytes.len(), shape, dtype };
-        Self::new(bytes, whole, source)
+        let full = WeightMeta { len: bytes.len(), shape, dtype };
+        Self::new(bytes, full, source)
     }
 
     /// A tensor that lives in this slot.

@@ -89,7 +89,7 @@ enum BackwardWeight<T> {
 impl<S: ?Sized, T: Clone> StoredWeight<S, T> {
     pub fn value(&self) -> &T {
         match self {
-            Self::Own(whole) => whole,
+            Self::Own(full) => full,
             Self::InSlot(InSlot { view, .. }) => view,
         }
     }
@@ -106,7 +106,7 @@ impl<S: ?Sized, T: Clone> StoredWeight<S, T> {
 impl<S: ?Sized, T: Clone> Clone for StoredWeight<S, T> {
     fn clone(&self) -> Self {
         match self {
-            Self::Own(whole) => Self::Own(whole.clone()),
+            Self::Own(full) => Self::Own(full.clone()),
             Self::InSlot(InSlot { view, slot }) => Self::InSlot(InSlot { view: view.clone(), slot: slot.clone() }),
         }
     }
@@ -217,8 +217,8 @@ impl<G, S: ?Sized, T: Clone> UnshardState<G, S, T> {
             PassState::Forward(weights) | PassState::Unsharded(weights) => Some(weights[position].value().clone()),
             PassState::Backward(again) => match &mut again[position] {
                 BackwardWeight::View(view) => Some(view.clone()),
-                BackwardWeight::Unsharded(whole) if shared => whole.clone(),
-                BackwardWeight::Unsharded(whole) => whole.take(),
+                BackwardWeight::Unsharded(full) if shared => full.clone(),
+                BackwardWeight::Unsharded(full) => full.take(),
             },
             PassState::Sharded | PassState::UnderWay(..) | PassState::Kept(..) | PassState::Done => None,
         }
@@ -264,7 +264,7 @@ impl<T: Clone> BackwardWeight<T> {
     fn value(&self) -> Option<T> {
         match self {
             Self::View(view) => Some(view.clone()),
-            Self::Unsharded(whole) => whole.clone(),
+            Self::Unsharded(full) => full.clone(),
         }
     }
 }
@@ -275,19 +275,19 @@ impl<G, S: ?Sized, T> PassState<G, S, T> {
         *self = match mem::replace(self, Self::Done) {
             Self::UnderWay(issued, in_slots) => {
                 let in_slots = in_slots.into_iter().chain(std::iter::repeat_with(|| None));
-                let again = wait(issued).into_iter().zip(in_slots).map(|(whole, in_slot)| match in_slot {
-                    None => BackwardWeight::Unsharded(Some(whole)),
+                let again = wait(issued).into_iter().zip(in_slots).map(|(full, in_slot)| match in_slot {
+                    None => BackwardWeight::Unsharded(Some(full)),
                     Some(InSlot { view, slot }) => {
-                        fill(&slot, whole);
+                        fill(&slot, full);
                         BackwardWeight::View(view)
                     }
                 });
                 Self::Backward(again.collect())
             }
             Self::Kept(issued, slots) => {
-                for (whole, slot) in wait(issued).into_iter().zip(slots) {
+                for (full, slot) in wait(issued).into_iter().zip(slots) {
                     if let Some(slot) = slot.and_then(|slot| slot.upgrade()) {
-                        fill(&slot, whole);
+                        fill(&slot, full);
                     }
                 }
                 Self::Done

@@ -78,7 +78,7 @@ use slots::{Refill, Storage};
 pub(super) use source::ShardGatherer;
 
 use super::events::{EventKind, ShardedState, TrainingState, happened};
-use super::pending_all_gather::{Ahead, Keeps, PendingAllGather};
+use super::pending_all_gather::{Prefetched, Keeps, PendingAllGather};
 use super::precision::cast;
 use super::shards::LocalShardsId;
 use super::unit::{Kept, Unit};
@@ -152,25 +152,25 @@ impl UnshardedParams {
     ///
     /// # Errors
     /// That of the all-gather.
-    pub(super) fn copy_in(&self, ahead: Ahead) -> Result<(), CommError> {
+    pub(super) fn copy_in(&self, prefetched: Prefetched) -> Result<(), CommError> {
         let gathered = &self.source.gathered;
         let copy = |gathering| {
             gathered.unshard(|| Ok(self.place(self.source.gathered_in(TrainingState::Forward, gathering)?)))
         };
-        match ahead {
-            Ahead::Program(gathering) | Ahead::Prefetch(gathering) => copy(gathering),
-            Ahead::Posted(gathering) => {
+        match prefetched {
+            Prefetched::Program(gathering) | Prefetched::Prefetch(gathering) => copy(gathering),
+            Prefetched::Posted(gathering) => {
                 self.source.happened(EventKind::Unshard, TrainingState::Forward, ShardedState::Unsharded);
                 copy(gathering)
             }
-            Ahead::Left(wholes) => copy(PendingAllGather::Done((wholes, None))),
-            Ahead::Shared(shared) if self.may_share() => {
+            Prefetched::Left(unsharded) => copy(PendingAllGather::Done((unsharded, None))),
+            Prefetched::Shared(shared) if self.may_share() => {
                 self.source.shares(&shared.freed_by);
                 gathered.unshard(|| Ok::<_, CommError>(shared.weights))?;
                 *self.stays.lock() = Stays::Shared;
                 Ok(())
             }
-            Ahead::Shared(shared) => gathered.unshard(|| Ok(self.place(shared.lasting()))),
+            Prefetched::Shared(shared) => gathered.unshard(|| Ok(self.place(shared.lasting()))),
         }
     }
 
@@ -187,16 +187,16 @@ impl UnshardedParams {
         self.source.gathered.unshard(|| Ok(self.place(self.source.gather()?)))
     }
 
-    fn place(&self, wholes: Vec<DispatchTensor>) -> Vec<StoredWeight<dyn Storage, DispatchTensor>> {
+    fn place(&self, unsharded: Vec<DispatchTensor>) -> Vec<StoredWeight<dyn Storage, DispatchTensor>> {
         let mut placing = StoragePlacer::new(match &self.freed_by {
             Some(freed_by) => freed_by.clone(),
             None => self.source.clone(),
         });
-        let place = |(position, whole)| match self.in_slots && !self.source.is_shard(position) {
-            true => placing.place(whole),
-            false => StoredWeight::Own(whole),
+        let place = |(position, full)| match self.in_slots && !self.source.is_shard(position) {
+            true => placing.place(full),
+            false => StoredWeight::Own(full),
         };
-        wholes.into_iter().enumerate().map(place).collect()
+        unsharded.into_iter().enumerate().map(place).collect()
     }
 
     /// Returns true if the graph may keep the weight at `position` at no cost: where the unit keeps it, in a slot, or as the
@@ -232,8 +232,8 @@ impl UnshardedParams {
     pub(super) fn take_back(&self, backward: bool) {
         let after = |weights: &[StoredWeight<_, DispatchTensor>]| {
             if let Some(due) = self.source.due.as_ref().filter(|_| backward && !weights.is_empty()) {
-                let wholes = weights.iter().map(StoredWeight::value);
-                self.source.unit.look_at_gathered(due, &self.source.members, wholes);
+                let unsharded = weights.iter().map(StoredWeight::value);
+                self.source.unit.look_at_gathered(due, &self.source.members, unsharded);
             }
             if backward && self.kept == Kept::Full {
                 return After::Keep;
@@ -254,8 +254,8 @@ impl UnshardedParams {
                 return After::Free;
             }
             let parts = (self.kept == Kept::Part && !weights.is_empty()).then(|| {
-                let wholes: Vec<_> = weights.iter().map(|weight| weight.value().clone()).collect();
-                self.source.unit.split(&self.source.members, &wholes)
+                let unsharded: Vec<_> = weights.iter().map(|weight| weight.value().clone()).collect();
+                self.source.unit.split(&self.source.members, &unsharded)
             });
             let unshard = self.recomputed.load(Relaxed) || self.source.unit.control.lock().unshard_in_backward;
             if unshard { After::Again(self.source.post_all_gather(parts)) } else { After::Free }
@@ -281,7 +281,7 @@ impl UnshardedParams {
         if let Stays::For(shards) = mem::replace(&mut *self.stays.lock(), Stays::Shared) {
             self.source.shares(freed_by);
             let shared = SharedWeights { weights, freed_by: freed_by.clone() };
-            self.source.unit.keep_unsharded(shards, Ahead::Shared(shared));
+            self.source.unit.keep_unsharded(shards, Prefetched::Shared(shared));
         }
     }
 
@@ -357,8 +357,8 @@ impl UnshardedParams {
             Stays::For(shards) if !is_freed => {
                 // All ranks keep the weights, or none: also a rank whose backward has read none of them.
                 self.source.refill();
-                if let Some(wholes) = self.source.gathered.left() {
-                    self.leave_unsharded(shards, wholes);
+                if let Some(unsharded) = self.source.gathered.left() {
+                    self.leave_unsharded(shards, unsharded);
                 }
             }
             Stays::No | Stays::For(_) | Stays::Shared => {
@@ -370,9 +370,9 @@ impl UnshardedParams {
     }
 
     /// Leaves the weights for the next forward from these shards.
-    fn leave_unsharded(&self, shards: LocalShardsId, wholes: Vec<DispatchTensor>) {
-        let wholes = self.source.unit.sharded_of(&self.source.members, wholes);
-        self.source.unit.keep_unsharded(shards, Ahead::Left(wholes.into_iter().map(persistent_copy).collect()));
+    fn leave_unsharded(&self, shards: LocalShardsId, unsharded: Vec<DispatchTensor>) {
+        let unsharded = self.source.unit.sharded_of(&self.source.members, unsharded);
+        self.source.unit.keep_unsharded(shards, Prefetched::Left(unsharded.into_iter().map(persistent_copy).collect()));
     }
 
     /// Nobody of the pass reads the weights any more. A view that the program keeps stays as it is.

@@ -11,7 +11,7 @@ pub(super) trait Storage: Debug + Send + Sync {
 
     /// Gives memory back, with the same values: that of `whole`, which nobody writes to. A slot that was filled
     /// again stays as it is.
-    fn fill(&self, whole: DispatchTensor);
+    fn fill(&self, full: DispatchTensor);
 
     #[cfg(feature = "testing")]
     fn is_full(&self) -> bool;

@@ -89,9 +89,9 @@ impl ShardGatherer {
     }
 
     /// The shards, of which those that are cut (or else the others) are in the element types of the weights.
-    fn sent(&self, cut: bool) -> Vec<DispatchTensor> {
+    fn sent(&self, sharding: bool) -> Vec<DispatchTensor> {
         let shards = self.shards.clone();
-        if self.stored { shards } else { self.unit.computed(cut, &self.members, shards) }
+        if self.stored { shards } else { self.unit.computed(sharding, &self.members, shards) }
     }
 
     /// The element type of the weight at `position`.
@@ -103,8 +103,8 @@ impl ShardGatherer {
     /// Whether the weight at `position` is the stored shard itself: every rank holds it whole. Then there is nothing
     /// to free.
     pub(super) fn is_shard(&self, position: usize) -> bool {
-        let is_cut = self.unit.params[self.members[position]].sharding.is_some();
-        !is_cut && self.offloaded().is_none() && self.dtype(position) == self.shards[position].dtype()
+        let is_sharded = self.unit.params[self.members[position]].sharding.is_some();
+        !is_sharded && self.offloaded().is_none() && self.dtype(position) == self.shards[position].dtype()
     }
 
     /// How weights come to where the rank computes, if the shards are in host memory. Weights as they are stored stay
@@ -195,11 +195,11 @@ impl ShardGatherer {
             Some(offloaded) => offloaded.copy_in(&self.call.label, uncut),
             None => uncut,
         };
-        let wholes = self.unit.merge(&self.members, gathered, uncut);
+        let unsharded = self.unit.merge(&self.members, gathered, uncut);
         if self.is_sharded() {
             done(Op::AllGather, || self.unit.label(), during, ShardedState::Unsharded, course);
         }
-        wholes
+        unsharded
     }
 
     /// Issues the all-gather for backward: of `parts`, the shards over a few ranks, or else of the

@@ -31,11 +31,11 @@ fn sums(scope: &TestGroup, dtype: DType, op: ReduceOp) -> Result<()> {
     let reduced = (0..len).map(|i| tree(terms.iter().map(|term| term[i]).collect(), op, dtype)).collect();
     let expected: Vec<f64> = TensorData::new(reduced, [len]).convert_dtype(dtype).iter().collect();
 
-    let (tensor, cut) = (Tensor::<1>::from_data(term(rank), (&scope.device, dtype)), ShardSizes::Chunked(len));
-    let part = expected[held(&cut, size, rank)].to_vec();
-    let whole = scope.comm.all_reduce(Call::default(), vec![tensor.clone().into_dispatch()], op).wait()?.remove(0);
-    scope.same(into_data(whole).iter().collect(), expected, || format!("all_reduce, {dtype:?} {op:?}"));
-    let shard = ShardedTensor { tensor: tensor.into_dispatch(), dim: 0, sizes: cut };
+    let (tensor, sizes) = (Tensor::<1>::from_data(term(rank), (&scope.device, dtype)), ShardSizes::Chunked(len));
+    let part = expected[held(&sizes, size, rank)].to_vec();
+    let full = scope.comm.all_reduce(Call::default(), vec![tensor.clone().into_dispatch()], op).wait()?.remove(0);
+    scope.same(into_data(full).iter().collect(), expected, || format!("all_reduce, {dtype:?} {op:?}"));
+    let shard = ShardedTensor { tensor: tensor.into_dispatch(), dim: 0, sizes: sizes };
     let own = scope.comm.reduce_scatter(Call::default(), vec![shard], op).wait()?.remove(0);
     scope.same(into_data(own).iter().collect(), part, || format!("reduce_scatter, {dtype:?} {op:?}"));
     Ok(())

@@ -78,8 +78,8 @@ pub(super) fn shard_sizes(len: usize, ranks: usize) -> [ShardSizes; 2] {
 }
 
 /// What a rank holds, by the definition.
-pub(super) fn held(cut: &ShardSizes, parts: usize, index: usize) -> Range<usize> {
-    match cut {
+pub(super) fn held(sizes: &ShardSizes, parts: usize, index: usize) -> Range<usize> {
+    match sizes {
         ShardSizes::Chunked(len) => chunk(*len, parts, index),
         ShardSizes::Uneven(lengths) => {
             let before = lengths.iter().take(index).sum::<usize>();
@@ -119,12 +119,12 @@ pub(super) fn cases(scope: &TestGroup) -> impl Iterator<Item = (Vec<usize>, usiz
 
 /// This rank's piece of `whole`.
 pub(super) fn shard(
-    whole: &PlainTensor,
+    full: &PlainTensor,
     dim: usize,
-    cut: ShardSizes,
+    sizes: ShardSizes,
     dtype: DType,
     scope: &TestGroup,
 ) -> ShardedTensor {
-    let range = held(&cut, scope.size(), scope.rank());
-    ShardedTensor { tensor: whole.narrow(dim, range).tensor(dtype, &scope.device), dim, sizes: cut }
+    let range = held(&sizes, scope.size(), scope.rank());
+    ShardedTensor { tensor: full.narrow(dim, range).tensor(dtype, &scope.device), dim, sizes: sizes }
 }

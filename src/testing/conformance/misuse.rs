@@ -212,8 +212,8 @@ const MISUSES: [Misuse; 46] = [
     (
         "lengths for other ranks",
         |w, c| {
-            let whole = ShardedTensor { tensor: ones(w, 3), dim: 0, sizes: ShardSizes::Uneven([3].into()) };
-            drop_of(c.reduce_scatter(call(), vec![whole], ReduceOp::Sum).wait())
+            let full = ShardedTensor { tensor: ones(w, 3), dim: 0, sizes: ShardSizes::Uneven([3].into()) };
+            drop_of(c.reduce_scatter(call(), vec![full], ReduceOp::Sum).wait())
         },
         "give one length per rank of the group",
     ),

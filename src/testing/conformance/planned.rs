@@ -19,11 +19,11 @@ type FullTensor = (TensorMeta, usize, ShardSizes);
 /// Lists of all shapes and cuts: of all dtypes, and of those that `op` takes.
 fn full_tensors(scope: &TestGroup, op: Option<ReduceOp>) -> Vec<FullTensor> {
     let fits = |dtype| op.is_none_or(|op| fits(op, dtype, scope));
-    let whole = |(at, (shape, dim, dtype)): (usize, (Vec<usize>, usize, DType))| {
-        let cut = shard_sizes(shape[dim], scope.size())[at % 2].clone();
-        (TensorMeta { shape: shape.into(), dtype }, dim, cut)
+    let full = |(at, (shape, dim, dtype)): (usize, (Vec<usize>, usize, DType))| {
+        let sizes = shard_sizes(shape[dim], scope.size())[at % 2].clone();
+        (TensorMeta { shape: shape.into(), dtype }, dim, sizes)
     };
-    cases(scope).filter(|(_, _, dtype)| fits(*dtype)).enumerate().map(whole).collect()
+    cases(scope).filter(|(_, _, dtype)| fits(*dtype)).enumerate().map(full).collect()
 }
 
 /// What `rank` has in a round.
@@ -31,17 +31,17 @@ fn sample((meta, _, _): &FullTensor, round: usize, rank: usize) -> PlainTensor {
     PlainTensor::sample(&meta.shape[..], ROUNDS * rank + round, meta.dtype)
 }
 
-fn part(whole: &PlainTensor, (_, dim, cut): &FullTensor, scope: &TestGroup) -> PlainTensor {
-    whole.narrow(*dim, held(cut, scope.size(), scope.rank()))
+fn part(full: &PlainTensor, (_, dim, sizes): &FullTensor, scope: &TestGroup) -> PlainTensor {
+    full.narrow(*dim, held(sizes, scope.size(), scope.rank()))
 }
 
 pub(super) fn planned(scope: &TestGroup) -> Result<()> {
     let same = |what: &str,
                 made: Vec<DispatchTensor>,
-                wholes: &[FullTensor],
+                all: &[FullTensor],
                 expected: &dyn Fn(&FullTensor) -> PlainTensor| {
-        for (made, whole) in made.into_iter().zip_eq(wholes) {
-            scope.same(PlainTensor::of(made, whole.0.dtype), expected(whole), || format!("{what} {whole:?}"));
+        for (made, full) in made.into_iter().zip_eq(all) {
+            scope.same(PlainTensor::of(made, full.0.dtype), expected(full), || format!("{what} {full:?}"));
         }
     };
     let tensor = |plain: PlainTensor, (meta, ..): &FullTensor| plain.tensor(meta.dtype, &scope.device);
@@ -51,17 +51,17 @@ pub(super) fn planned(scope: &TestGroup) -> Result<()> {
     let scatter = scope.comm.plan_reduce_scatter(summed.clone(), ReduceOp::Sum)?;
     let reduce = scope.comm.plan_all_reduce(&metas, ReduceOp::Sum)?;
     for round in 0..ROUNDS {
-        let parts = all.iter().map(|whole| tensor(part(&sample(whole, round, 0), whole, scope), whole));
+        let parts = all.iter().map(|full| tensor(part(&sample(full, round, 0), full, scope), full));
         let gathered = scope.comm.execute_plan(Call::new("gather"), &gather, parts.collect()).wait()?;
-        same("gather", gathered, &all, &|whole| sample(whole, round, 0));
+        same("gather", gathered, &all, &|full| sample(full, round, 0));
 
-        let terms = || summed.iter().map(|whole| tensor(sample(whole, round, scope.rank()), whole)).collect();
-        let sum = |whole: &FullTensor| {
-            let terms = (0..scope.size()).map(|rank| sample(whole, round, rank)).collect_vec();
-            PlainTensor::reduced(&terms, ReduceOp::Sum, whole.0.dtype)
+        let terms = || summed.iter().map(|full| tensor(sample(full, round, scope.rank()), full)).collect();
+        let sum = |full: &FullTensor| {
+            let terms = (0..scope.size()).map(|rank| sample(full, round, rank)).collect_vec();
+            PlainTensor::reduced(&terms, ReduceOp::Sum, full.0.dtype)
         };
         let scattered = scope.comm.execute_plan(Call::new("scatter"), &scatter, terms()).wait()?;
-        same("scatter", scattered, &summed, &|whole| part(&sum(whole), whole, scope));
+        same("scatter", scattered, &summed, &|full| part(&sum(full), full, scope));
         let reduced = scope.comm.execute_plan(Call::new("reduce"), &reduce, terms()).wait()?;
         same("reduce", reduced, &summed, &sum);
     }

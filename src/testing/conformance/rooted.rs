@@ -16,10 +16,10 @@ fn roots(scope: &TestGroup) -> Vec<usize> {
 pub(super) fn broadcast(scope: &TestGroup) -> Result<()> {
     for (shape, _, dtype) in cases(scope) {
         for root in roots(scope) {
-            let whole = PlainTensor::sample(&shape, root, dtype);
-            let tensors = (scope.rank() == root).then(|| vec![whole.tensor(dtype, &scope.device)]);
-            let copy = scope.comm.broadcast(Call::default(), tensors, vec![whole.meta(dtype)], root).wait()?.remove(0);
-            scope.same(PlainTensor::of(copy, dtype), whole, || format!("{shape:?} {dtype:?} of {root}"));
+            let full = PlainTensor::sample(&shape, root, dtype);
+            let tensors = (scope.rank() == root).then(|| vec![full.tensor(dtype, &scope.device)]);
+            let copy = scope.comm.broadcast(Call::default(), tensors, vec![full.meta(dtype)], root).wait()?.remove(0);
+            scope.same(PlainTensor::of(copy, dtype), full, || format!("{shape:?} {dtype:?} of {root}"));
         }
     }
     Ok(())
@@ -30,15 +30,15 @@ pub(super) fn scatter(scope: &TestGroup) -> Result<()> {
     let (size, rank, comm) = (scope.size(), scope.rank(), &scope.comm);
     for (shape, dim, dtype) in cases(scope) {
         for root in roots(scope) {
-            let whole = PlainTensor::sample(&shape, root, dtype);
-            for cut in shard_sizes(shape[dim], size) {
-                let tensors = (rank == root).then(|| vec![whole.tensor(dtype, &scope.device)]);
-                let cuts = vec![(dim, cut.clone())];
+            let full = PlainTensor::sample(&shape, root, dtype);
+            for sizes in shard_sizes(shape[dim], size) {
+                let tensors = (rank == root).then(|| vec![full.tensor(dtype, &scope.device)]);
+                let shardings = vec![(dim, sizes.clone())];
                 let part =
-                    comm.scatter(Call::default(), tensors, vec![whole.meta(dtype)], cuts, root).wait()?.remove(0);
-                let expected = whole.narrow(dim, held(&cut, size, rank));
+                    comm.scatter(Call::default(), tensors, vec![full.meta(dtype)], shardings, root).wait()?.remove(0);
+                let expected = full.narrow(dim, held(&sizes, size, rank));
                 scope.same(PlainTensor::of(part, dtype), expected, || {
-                    format!("{shape:?} dim {dim} {cut:?} {dtype:?} of {root}")
+                    format!("{shape:?} dim {dim} {sizes:?} {dtype:?} of {root}")
                 });
             }
             // Of another length for each.

@@ -12,11 +12,11 @@ use crate::comm::{Call, ReduceOp, ShardedTensor};
 /// Every rank gets the whole.
 pub(super) fn all_gather(scope: &TestGroup) -> Result<()> {
     for (shape, dim, dtype) in cases(scope) {
-        for cut in shard_sizes(shape[dim], scope.size()) {
-            let whole = PlainTensor::sample(&shape, 0, dtype);
-            let piece = shard(&whole, dim, cut.clone(), dtype, scope);
-            let gathered = scope.comm.all_gather(Call::default(), vec![piece]).wait()?.remove(0);
-            scope.same(PlainTensor::of(gathered, dtype), whole, || format!("{shape:?} dim {dim} {cut:?} {dtype:?}"));
+        for sizes in shard_sizes(shape[dim], scope.size()) {
+            let full = PlainTensor::sample(&shape, 0, dtype);
+            let block = shard(&full, dim, sizes.clone(), dtype, scope);
+            let gathered = scope.comm.all_gather(Call::default(), vec![block]).wait()?.remove(0);
+            scope.same(PlainTensor::of(gathered, dtype), full, || format!("{shape:?} dim {dim} {sizes:?} {dtype:?}"));
         }
     }
     Ok(())
@@ -24,17 +24,17 @@ pub(super) fn all_gather(scope: &TestGroup) -> Result<()> {
 
 /// A list of any shapes, dtypes, dimensions and cuts.
 pub(super) fn all_gather_coalesced(scope: &TestGroup) -> Result<()> {
-    let wholes: Vec<_> =
+    let full_tensors: Vec<_> =
         cases(scope).map(|(shape, dim, dtype)| (PlainTensor::sample(&shape, 1, dtype), dim, dtype)).collect();
-    let shard = |(at, (whole, dim, dtype)): (usize, &(PlainTensor, usize, _))| {
-        let cut = shard_sizes(whole.shape[*dim], scope.size())[at % 2].clone();
-        shard(whole, *dim, cut, *dtype, scope)
+    let shard = |(at, (full, dim, dtype)): (usize, &(PlainTensor, usize, _))| {
+        let sizes = shard_sizes(full.shape[*dim], scope.size())[at % 2].clone();
+        shard(full, *dim, sizes, *dtype, scope)
     };
-    let pieces = wholes.iter().enumerate().map(shard).collect();
-    let gathered = scope.comm.all_gather(Call::new("unit"), pieces).wait()?;
-    scope.same(gathered.len(), wholes.len(), || "number of tensors".into());
-    for (gathered, (whole, dim, dtype)) in gathered.into_iter().zip(wholes) {
-        scope.same(PlainTensor::of(gathered, dtype), whole, || format!("dim {dim} {dtype:?}"));
+    let blocks = full_tensors.iter().enumerate().map(shard).collect();
+    let gathered = scope.comm.all_gather(Call::new("unit"), blocks).wait()?;
+    scope.same(gathered.len(), full_tensors.len(), || "number of tensors".into());
+    for (gathered, (full, dim, dtype)) in gathered.into_iter().zip(full_tensors) {
+        scope.same(PlainTensor::of(gathered, dtype), full, || format!("dim {dim} {dtype:?}"));
     }
     Ok(())
 }
@@ -60,11 +60,11 @@ pub(super) fn reduce_scatter(scope: &TestGroup) -> Result<()> {
         let all: Vec<_> = (0..size).map(|rank| PlainTensor::sample(&shape, rank, dtype)).collect();
         for op in ops(scope, &shape).into_iter().filter(|op| fits(*op, dtype, scope)) {
             let reduced = PlainTensor::reduced(&all, op, dtype);
-            for cut in shard_sizes(shape[dim], size) {
-                let whole = ShardedTensor { tensor: all[rank].tensor(dtype, &scope.device), dim, sizes: cut.clone() };
-                let part = scope.comm.reduce_scatter(Call::default(), vec![whole], op).wait()?.remove(0);
-                let expected = reduced.narrow(dim, held(&cut, size, rank));
-                let case = || format!("{shape:?} dim {dim} {cut:?} {dtype:?} {op:?}");
+            for sizes in shard_sizes(shape[dim], size) {
+                let full = ShardedTensor { tensor: all[rank].tensor(dtype, &scope.device), dim, sizes: sizes.clone() };
+                let part = scope.comm.reduce_scatter(Call::default(), vec![full], op).wait()?.remove(0);
+                let expected = reduced.narrow(dim, held(&sizes, size, rank));
+                let case = || format!("{shape:?} dim {dim} {sizes:?} {dtype:?} {op:?}");
                 scope.same(PlainTensor::of(part, dtype), expected, case);
             }
         }
@@ -117,13 +117,13 @@ pub(super) fn all_to_all(scope: &TestGroup) -> Result<()> {
     for (shape, dim, dtype) in cases(scope) {
         for to_dim in (0..shape.len()).filter(|to_dim| *to_dim != dim) {
             let pairs =
-                shard_sizes(shape[dim], size).map(|cut| shard_sizes(shape[to_dim], size).map(|to| (cut.clone(), to)));
-            for (cut, to_cut) in pairs.into_iter().flatten() {
-                let whole = PlainTensor::sample(&shape, 0, dtype);
-                let piece = shard(&whole, dim, cut.clone(), dtype, scope);
-                let recut = scope.comm.all_to_all(Call::default(), piece, to_dim, to_cut.clone()).wait()?;
-                let expected = whole.narrow(to_dim, held(&to_cut, size, rank));
-                let case = || format!("{shape:?} {dim} {cut:?} -> {to_dim} {to_cut:?} {dtype:?}");
+                shard_sizes(shape[dim], size).map(|sizes| shard_sizes(shape[to_dim], size).map(|to| (sizes.clone(), to)));
+            for (sizes, to_sizes) in pairs.into_iter().flatten() {
+                let full = PlainTensor::sample(&shape, 0, dtype);
+                let block = shard(&full, dim, sizes.clone(), dtype, scope);
+                let recut = scope.comm.all_to_all(Call::default(), block, to_dim, to_sizes.clone()).wait()?;
+                let expected = full.narrow(to_dim, held(&to_sizes, size, rank));
+                let case = || format!("{shape:?} {dim} {sizes:?} -> {to_dim} {to_sizes:?} {dtype:?}");
                 scope.same(PlainTensor::of(recut, dtype), expected, case);
             }
         }

@@ -45,12 +45,12 @@ pub(super) fn uneven(mesh_shape: &[usize], shape: &[usize], values: &ValueKind) 
         let layout = Layout::new(mesh_shape, &placements).expect("sums commute");
         for nothing in [0, 1] {
             let outermost =
-                layout.orders().map(|(dim, cuts)| (cuts[0], lengths(shape[dim], mesh_shape[cuts[0]], nothing)));
-            let ragged =
+                layout.orders().map(|(dim, shardings)| (shardings[0], lengths(shape[dim], mesh_shape[shardings[0]], nothing)));
+            let uneven =
                 outermost.collect::<Vec<_>>().into_iter().fold(layout.clone(), |layout, (mesh_dim, lengths)| {
                     layout.with_uneven_sizes(mesh_dim, lengths).expect("a cut has as many lengths as ranks")
                 });
-            all.push(ragged);
+            all.push(uneven);
         }
         all.push(layout);
     }
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn ragged_layouts_deal_out_the_shape() {
+    fn uneven_layouts_deal_out_the_shape() {
         let texts = |mesh: &[usize], shape: &[usize], values| {
             let layouts = uneven(mesh, shape, &values);
             layouts.iter().for_each(|layout| layout.check_shape(shape).unwrap());

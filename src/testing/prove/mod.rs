@@ -136,8 +136,8 @@ pub fn prove_with(cases: &[Case], effort: Effort) -> Report {
     let truths = truths.unwrap_or_else(|error| panic!("an unsharded operator failed: {error}")).remove(0).1;
     let (mut possible, mut tried) = (vec![0; cases.len()], Vec::new());
     let chunks = MESHES.map(|extent| (extent, ProofPlan::new as fn(_, _, _, _) -> _));
-    let ragged = UNEVEN_MESHES.map(|extent| (extent, ProofPlan::uneven as fn(_, _, _, _) -> _));
-    for (ProofExtent { mesh, caps, brief }, plan) in chunks.into_iter().chain(ragged) {
+    let uneven_plan = UNEVEN_MESHES.map(|extent| (extent, ProofPlan::uneven as fn(_, _, _, _) -> _));
+    for (ProofExtent { mesh, caps, brief }, plan) in chunks.into_iter().chain(uneven_plan) {
         let caps = match effort {
             Effort::Brief => caps.map(|cap| cap.min(brief)),
             Effort::Test => caps,

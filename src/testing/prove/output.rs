@@ -42,9 +42,9 @@ impl<const D: usize, K: Kind> CaseOutputs for DTensor<D, K> {
     fn full_outputs(self) -> Result<Vec<FullOutput>> {
         let shape = self.shape().to_vec();
         let (part, depth) = graph_depth(self);
-        let mut wholes = part.full_tensor()?.full_outputs()?;
-        (wholes[0].shape, wholes[0].depth) = (shape, depth);
-        Ok(wholes)
+        let mut full_tensors = part.full_tensor()?.full_outputs()?;
+        (full_tensors[0].shape, full_tensors[0].depth) = (shape, depth);
+        Ok(full_tensors)
     }
 }
 

@@ -248,21 +248,21 @@ impl ProvingRank<'_> {
             Ok(ShardedInput { leaf, spec: spec.shared() })
         });
         let sharded: Vec<_> = sharded.collect::<Result<_>>()?;
-        let (wholes, redistributed) = run(case, &sharded)?;
+        let (full_tensors, redistributed) = run(case, &sharded)?;
         let mut differences = Vec::new();
-        if wholes.len() != truth.outputs.len() {
-            let how = format!("{} outputs, must be {}", wholes.len(), truth.outputs.len());
+        if full_tensors.len() != truth.outputs.len() {
+            let how = format!("{} outputs, must be {}", full_tensors.len(), truth.outputs.len());
             differences.push(Difference { what: DifferenceKind::Output(0), error: f64::INFINITY, how });
             return Ok(CombinationOutcome { redistributed, depths: Vec::new(), differences });
         }
-        for (at, (found, expected)) in wholes.iter().zip(&truth.outputs).enumerate() {
+        for (at, (found, expected)) in full_tensors.iter().zip(&truth.outputs).enumerate() {
             differences.extend(compare_outputs(found, expected, tolerance, rank).map(|(error, how)| Difference {
                 what: DifferenceKind::Output(at),
                 error,
                 how,
             }));
         }
-        let grads = loss(&wholes).map(|loss| loss.backward());
+        let grads = loss(&full_tensors).map(|loss| loss.backward());
         for (at, ((input, part), sharded)) in case.inputs.iter().zip(parts).zip(&sharded).enumerate() {
             let found = grads.as_ref().and_then(|grads| input.gradient(&sharded.leaf, grads));
             let difference = match (found, &truth.gradients[at]) {
@@ -276,7 +276,7 @@ impl ProvingRank<'_> {
             let what = DifferenceKind::Gradient(input.name);
             differences.extend(difference.map(|(error, how)| Difference { what, error, how }));
         }
-        let depths = wholes.iter().map(|whole| whole.depth.get()).collect();
+        let depths = full_tensors.iter().map(|full| full.depth.get()).collect();
         Ok(CombinationOutcome { redistributed, depths, differences })
     }
 }
@@ -286,7 +286,7 @@ impl ProvingRank<'_> {
 fn run(case: &Case, inputs: &[ShardedInput]) -> Result<(Vec<FullOutput>, bool)> {
     let denied = catch_unwind(AssertUnwindSafe(|| RedistributePolicy::Deny.run(|| (case.sharded)(inputs))));
     let payload = match denied {
-        Ok(wholes) => return Ok((wholes?, false)),
+        Ok(full_tensors) => return Ok((full_tensors?, false)),
         Err(payload) => payload,
     };
     match payload.downcast_ref() {

@@ -116,7 +116,7 @@ impl ValueKind {
     /// by it, where `gradient` is that by the whole.
     pub(super) fn held(
         &self,
-        whole: &[f64],
+        complete: &[f64],
         gradient: Option<&[f64]>,
         shape: &[usize],
         layout: &Layout,
@@ -124,7 +124,7 @@ impl ValueKind {
     ) -> LocalValues {
         let mut held = LocalValues { values: Vec::new(), gradient: Vec::new() };
         for at in positions(shape, &layout.local_slices(shape, coordinate)) {
-            let (mut value, mut derivative) = (whole[at], gradient.map_or(0.0, |gradient| gradient[at]));
+            let (mut value, mut derivative) = (complete[at], gradient.map_or(0.0, |gradient| gradient[at]));
             for (mesh_dim, placement) in layout.placements().iter().enumerate() {
                 if let Placement::Partial(op) = *placement {
                     let size = layout.mesh_shape()[mesh_dim];
@@ -206,7 +206,7 @@ mod tests {
 
     /// Brute force over all ranks, in both orders of the mesh dimensions.
     #[test]
-    fn parts_reduce_to_the_whole_and_differ() {
+    fn partial_values_reduce_to_the_full_one_and_differ() {
         let (shape, mesh) = ([3, 2], [2, 3]);
         let reduce = |op, parts: &[f64]| match op {
             PartialOp::Sum => parts.iter().sum(),
@@ -216,14 +216,14 @@ mod tests {
             PartialOp::Max => parts.iter().copied().fold(f64::NEG_INFINITY, f64::max),
         };
         for values in [ValueKind::Float(-1.0..2.0), ValueKind::Int(0..5), ValueKind::Int(-4..3)] {
-            let whole = values.full_values(0, 6);
+            let complete = values.full_values(0, 6);
             for (a, b) in OPS.into_iter().flat_map(|a| OPS.map(|b| (a, b))) {
                 let Ok(layout) = Layout::new(&mesh, &[Placement::Partial(a), Placement::Partial(b)]) else { continue };
                 if !values.takes(a) || !values.takes(b) {
                     continue;
                 }
-                let held = |x, y| values.held(&whole, None, &shape, &layout, &[x, y]).values;
-                for (at, expected) in whole.iter().enumerate() {
+                let held = |x, y| values.held(&complete, None, &shape, &layout, &[x, y]).values;
+                for (at, expected) in complete.iter().enumerate() {
                     let value = |x, y| held(x, y)[at];
                     let inner = [0, 1].map(|x| reduce(b, &[value(x, 0), value(x, 1), value(x, 2)]));
                     let outer = [0, 1, 2].map(|y| reduce(a, &[value(0, y), value(1, y)]));

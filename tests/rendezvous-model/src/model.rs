@@ -314,10 +314,10 @@ fn messages_wake_who_waits_for_them(schedules: Schedules) {
             return;
         }
         // Of each in order, whoever is first; one posted ahead, one given up.
-        let (ahead, given_up) = (receive(None), receive(Some(2)));
+        let (deferred, given_up) = (receive(None), receive(Some(2)));
         world.give_up(given_up);
         let mut heard = [0; 3];
-        for claim in [ahead, receive(Some(1))] {
+        for claim in [deferred, receive(Some(1))] {
             let (from, part) = take(claim);
             assert!(part >= heard[from]);
             heard[from] = part + 1;

@@ -123,8 +123,8 @@ impl Pass {
         let slot = EvictableStorage::new(memory, (), source.clone());
         let Ok(()) = source.gathered.unshard(|| {
             let view = Tensor::StorageView(Arc::new(StorageView::new(slot.clone())));
-            let beside = Tensor::Own(Arc::new(Bytes::new(heap, OTHER)));
-            Ok::<_, Infallible>(vec![StoredWeight::InSlot(InSlot { view, slot: slot.clone() }), StoredWeight::Own(beside)])
+            let other = Tensor::Own(Arc::new(Bytes::new(heap, OTHER)));
+            Ok::<_, Infallible>(vec![StoredWeight::InSlot(InSlot { view, slot: slot.clone() }), StoredWeight::Own(other)])
         });
         Self { source, slot, forward }
     }

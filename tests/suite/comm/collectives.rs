@@ -37,12 +37,12 @@ fn checks_hold_on_128_ranks() {
 }
 
 #[test]
-fn all_gather_restores_the_whole() {
+fn all_gather_restores_the_full_tensor() {
     threads("all_gather");
 }
 
 #[test]
-fn a_list_of_any_dtypes_dimensions_and_cuts_is_gathered_at_once() {
+fn a_list_of_any_dtypes_dimensions_and_shard_sizes_is_gathered_at_once() {
     threads("all_gather_coalesced");
 }
 
@@ -82,7 +82,7 @@ fn a_list_is_reduced_as_each_of_its_tensors() {
 }
 
 #[test]
-fn all_to_all_moves_the_cut_to_another_dimension() {
+fn all_to_all_moves_the_sharding_to_another_dimension() {
     threads("all_to_all");
 }
 
@@ -127,7 +127,7 @@ fn objects_are_equal_where_they_arrive() {
 }
 
 #[test]
-fn messages_arrive_by_tag_in_order_and_of_anybody() {
+fn messages_arrive_by_tag_in_order_and_from_any_rank() {
     threads("messages");
 }
 

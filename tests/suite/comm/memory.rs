@@ -69,13 +69,13 @@ fn a_rank_that_writes_leaves_alone_what_its_peers_have() {
 /// A message, and what one rank has for another, is handed over: of a tensor that the sender has no more, the receiver is
 /// the only one who has it, where it was; of a part of a larger one there is a copy.
 #[test]
-fn what_is_sent_whole_is_there_by_reference() {
+fn full_tensors_are_sent_by_reference() {
     run(2, |world| {
         let (comm, other) = (world.all(), 1 - world.rank());
-        let whole = Tensor::<1>::full([6], world.rank() as f32, world.device());
-        comm.send("kept".into(), vec![whole.clone().into_dispatch()], other, 0).wait()?;
-        comm.send("part".into(), vec![whole.clone().narrow(0, 1, 3).into_dispatch()], other, 1).wait()?;
-        comm.send("given".into(), vec![(whole.clone() + 1.0).into_dispatch()], other, 2).wait()?;
+        let complete = Tensor::<1>::full([6], world.rank() as f32, world.device());
+        comm.send("kept".into(), vec![complete.clone().into_dispatch()], other, 0).wait()?;
+        comm.send("part".into(), vec![complete.clone().narrow(0, 1, 3).into_dispatch()], other, 1).wait()?;
+        comm.send("given".into(), vec![(complete.clone() + 1.0).into_dispatch()], other, 2).wait()?;
         let labels = ["kept", "part", "given"];
         let mut got = Vec::new();
         for (tag, label) in labels.into_iter().enumerate() {
@@ -88,7 +88,7 @@ fn what_is_sent_whole_is_there_by_reference() {
         let from = other as f32;
         assert_eq!(values, [vec![from; 6], vec![from; 3], vec![from + 1.0; 6]]);
         world.barrier("all have looked")?;
-        drop(whole);
+        drop(complete);
         Ok(())
     });
 }

@@ -22,7 +22,7 @@ fn it_runs_on_that_rank_and_no_other() {
 }
 
 #[test]
-fn a_collective_of_one_rank_needs_nobody() {
+fn a_collective_of_one_rank_needs_no_other() {
     run(2, |world| {
         let own = world.group(&[world.rank()])?;
         world.run_on(0, || own.barrier("own".into()).wait()).transpose()?;

@@ -113,12 +113,12 @@ fn the_queue_holds_what_is_neither_waited_for_nor_dropped() {
         third.wait()?;
         assert_eq!(depth(world), (2, 3));
         // Ahead: counted from its wait on, under way from now on; mapped: still one.
-        let ahead = sum(Call::new("d").with_deferred()).then(|sums| sums.len()).then(|sums| sums + 1);
+        let deferred = sum(Call::new("d").with_deferred()).then(|sums| sums.len()).then(|sums| sums + 1);
         let list = comm.all_to_all_list("e".into(), vec![None; 2], vec![None; 2]);
         assert_eq!((depth(world), world.ledger().summary().total.calls), ((4, 4), 4));
         drop(second);
         assert_eq!(depth(world), (3, 4));
-        assert_eq!(ahead.wait()?, 2);
+        assert_eq!(deferred.wait()?, 2);
         list.wait()?;
         assert_eq!((depth(world), world.ledger().summary().total.calls), ((1, 4), 5));
         world.ledger().reset();

@@ -53,7 +53,7 @@ fn a_work_says_when_all_have_joined() {
 }
 
 #[test]
-fn among_threads_whoever_waits_moves() {
+fn among_threads_the_rank_that_waits_copies() {
     run(2, |world| {
         let tensor = Tensor::<1>::ones([3], world.device()).into_dispatch();
         let (_, course) = world.all().all_reduce(Call::default(), vec![tensor], ReduceOp::Sum).wait_with_timing()?;

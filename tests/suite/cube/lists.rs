@@ -19,8 +19,8 @@ const LISTS: [&[FullTensor]; 3] = [
 ];
 
 /// Even or as even as can be, or ragged: everything but one element on the last rank.
-fn shard_sizes(len: usize, ranks: usize, ragged: bool) -> ShardSizes {
-    if !ragged || len == 0 {
+fn shard_sizes(len: usize, ranks: usize, uneven: bool) -> ShardSizes {
+    if !uneven || len == 0 {
         return ShardSizes::Chunked(len);
     }
     let mut lengths = vec![0; ranks];
@@ -39,8 +39,8 @@ fn full(([rows, columns], _): FullTensor, seed: u64, dtype: DType, device: &Devi
     Tensor::from_data(data, (device, dtype))
 }
 
-fn part(tensor: Tensor<2>, dim: usize, cut: &ShardSizes, world: &World) -> Tensor<2> {
-    tensor.slice_dim(dim, cut.range(world.size(), world.rank()))
+fn part(tensor: Tensor<2>, dim: usize, sizes: &ShardSizes, world: &World) -> Tensor<2> {
+    tensor.slice_dim(dim, sizes.range(world.size(), world.rank()))
 }
 
 fn floats(tensor: DispatchTensor) -> (Vec<usize>, Vec<u32>) {
@@ -55,20 +55,20 @@ type Found = Vec<(Vec<usize>, Vec<u32>)>;
 fn collectives(
     ranks: usize,
     list: &[FullTensor],
-    ragged: bool,
+    uneven: bool,
     dtype: DType,
     op: ReduceOp,
     device: &Device,
 ) -> Vec<Found> {
     run(ranks, device, |world| {
         let comm = world.all();
-        let sharded = |seed: u64, piece: bool| -> Vec<_> {
-            let tensor = |(index, whole_of): (usize, &FullTensor)| {
-                let (shape, dim) = *whole_of;
-                let cut = shard_sizes(shape[dim], ranks, ragged);
-                let tensor = full(*whole_of, seed + index as u64, dtype, world.device());
-                let tensor = if piece { part(tensor, dim, &cut, world) } else { tensor };
-                ShardedTensor { tensor: tensor.into_dispatch(), dim, sizes: cut }
+        let sharded = |seed: u64, chunk: bool| -> Vec<_> {
+            let tensor = |(index, full_of): (usize, &FullTensor)| {
+                let (shape, dim) = *full_of;
+                let sizes = shard_sizes(shape[dim], ranks, uneven);
+                let tensor = full(*full_of, seed + index as u64, dtype, world.device());
+                let tensor = if chunk { part(tensor, dim, &sizes, world) } else { tensor };
+                ShardedTensor { tensor: tensor.into_dispatch(), dim, sizes: sizes }
             };
             list.iter().enumerate().map(tensor).collect()
         };
@@ -86,8 +86,8 @@ fn lists_are_those_of_flex() {
     for ranks in [2, 3, 4] {
         for (index, list) in LISTS.iter().enumerate() {
             let op = [ReduceOp::Sum, ReduceOp::Max, ReduceOp::Min][index];
-            let ragged = (ranks + index).is_multiple_of(2);
-            let of = |device: &Device| collectives(ranks, list, ragged, DType::F32, op, device);
+            let uneven = (ranks + index).is_multiple_of(2);
+            let of = |device: &Device| collectives(ranks, list, uneven, DType::F32, op, device);
             assert_eq!(of(&wgpu()), of(&Device::flex()), "{ranks} ranks, {list:?}");
         }
     }
@@ -118,9 +118,9 @@ fn strided_tensors_are_gathered_as_they_look() {
         let of_rank = |rank: usize| (0..6).map(|i| (10 * rank + i) as f32).collect::<Vec<_>>();
         let rows = Tensor::<2>::from_data(TensorData::new(of_rank(world.rank()), [2, 3]), world.device());
         let shard = ShardedTensor { tensor: rows.transpose().into_dispatch(), dim: 0, sizes: ShardSizes::Chunked(6) };
-        let wholes = world.all().all_gather("strided".into(), vec![shard; 2]).wait()?;
-        for whole in wholes {
-            let values: Vec<i32> = Tensor::<2>::from_dispatch(whole).into_data().iter::<i32>().collect();
+        let full_tensors = world.all().all_gather("strided".into(), vec![shard; 2]).wait()?;
+        for full in full_tensors {
+            let values: Vec<i32> = Tensor::<2>::from_dispatch(full).into_data().iter::<i32>().collect();
             assert_eq!(values, [0, 3, 1, 4, 2, 5, 10, 13, 11, 14, 12, 15]);
         }
         assert_eq!(world.ledger().copied().launches, 2);
@@ -141,9 +141,9 @@ fn a_list_takes_one_kernel_before_the_ranks_meet_and_one_after() {
         assert_eq!((launches, bytes), (2, (8 + 24) * 8));
         assert!(padding > 0 && padding.is_multiple_of(8), "{padding}");
 
-        let wholes =
+        let full_tensors =
             [4, 6].map(|rows| ShardedTensor { tensor: tensor(rows), dim: 0, sizes: ShardSizes::Chunked(rows) });
-        comm.reduce_scatter("reduce".into(), wholes.to_vec(), ReduceOp::Sum).wait()?;
+        comm.reduce_scatter("reduce".into(), full_tensors.to_vec(), ReduceOp::Sum).wait()?;
         assert_eq!(world.ledger().copied().launches, 4);
         assert_eq!(world.ledger().calls(Op::AllGather), 1);
         let backends = world.ledger().backends();
@@ -161,13 +161,13 @@ fn what_kernels_do_not_copy_goes_through_burns_operations() {
         let shard = |tensor: DispatchTensor| ShardedTensor { tensor, dim: 0, sizes: ShardSizes::Chunked(4) };
 
         let alone = vec![shard(ints.clone().float().into_dispatch())];
-        let whole = comm.all_gather("alone".into(), alone).wait()?.remove(0);
-        let values: Vec<i32> = Tensor::<1>::from_dispatch(whole).into_data().iter::<i32>().collect();
+        let full = comm.all_gather("alone".into(), alone).wait()?.remove(0);
+        let values: Vec<i32> = Tensor::<1>::from_dispatch(full).into_data().iter::<i32>().collect();
         assert_eq!(values, [0, 1, 2, 3]);
 
         let mixed = vec![shard(ints.clone().float().into_dispatch()), shard(ints.into_dispatch())];
-        let whole = comm.all_gather("mixed".into(), mixed).wait()?.remove(1);
-        let values: Vec<i32> = Tensor::<1, Int>::from_dispatch(whole).into_data().iter::<i32>().collect();
+        let full = comm.all_gather("mixed".into(), mixed).wait()?.remove(1);
+        let values: Vec<i32> = Tensor::<1, Int>::from_dispatch(full).into_data().iter::<i32>().collect();
         assert_eq!(values, [0, 1, 2, 3]);
         assert_eq!(world.ledger().copied(), PackStats::default());
         Ok(())

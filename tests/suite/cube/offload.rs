@@ -167,7 +167,7 @@ fn ten_steps_are_those_of_the_unsharded_model_on_the_cpu() {
 }
 
 #[test]
-fn replicas_train_alike_and_compare_their_shards() {
+fn replicas_train_identically_and_compare_their_shards() {
     is_as_unsharded(&MeshTest::new([2, 2], ["replicate", "shard"]), &Device::flex(), ReshardAfterForward::Never);
 }
 
@@ -199,17 +199,17 @@ fn what_reads_shards_and_gradients_gives_the_same_on_the_cpu() {
             let mut grads = scaler.unscale(&model, sum.grads())?.expect("nothing overflows");
             let norm = clip_grad_norm(&model, &mut grads, 0.1, NormType::L2)?;
             let weight = &model.blocks[1].weight;
-            let whole = weight.full_grad(&grads)?.expect("a gradient");
+            let full = weight.full_grad(&grads)?.expect("a gradient");
             let named = named_parameters(&model)?;
             let shard = named[0].shard::<2>().expect("a matrix").full_tensor()?;
-            assert_eq!(is_on_cpu(&whole), offload == OffloadPolicy::Cpu);
+            assert_eq!(is_on_cpu(&full), offload == OffloadPolicy::Cpu);
             assert_eq!(is_on_cpu(&shard), offload == OffloadPolicy::Cpu);
             let floats = |tensor: Tensor<2>| tensor.into_data().iter::<f32>().collect::<Vec<_>>();
             // In validation, too, and a weight read by itself.
             let valid = model.valid();
             let output = f32(valid.loss(tokens(1, 0, mesh.device())));
             let alone = floats(model.blocks[2].weight.val().inner());
-            Ok([floats(whole), floats(shard.inner()), alone, vec![output, norm as f32]])
+            Ok([floats(full), floats(shard.inner()), alone, vec![output, norm as f32]])
         })
     };
     for (found, expected) in run(OffloadPolicy::Cpu).iter().flatten().zip(run(OffloadPolicy::Never).iter().flatten()) {
@@ -219,7 +219,7 @@ fn what_reads_shards_and_gradients_gives_the_same_on_the_cpu() {
 
 /// Whatever is no parameter is where the rank computes, wherever the model was made; what is ignored stays.
 #[test]
-fn what_is_beside_the_shards_goes_to_the_device() {
+fn other_tensors_go_to_the_device() {
     MeshTest::new([2], ["shard"]).with_device(wgpu()).run(|mesh| {
         let placed = config(ReshardAfterForward::Auto)
             .with_ignored(["frozen.*", "norm.*"])

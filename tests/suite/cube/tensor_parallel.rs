@@ -69,9 +69,9 @@ fn columns_and_rows_train_as_on_one_cpu() {
             }
             Ok((losses, values(&full_model(&net)?, None).into_values().flatten().collect::<Vec<f32>>()))
         });
-        for (found, whole) in &trained {
+        for (found, full) in &trained {
             assert!(furthest(found, &losses) < 1e-4, "{found:?} {losses:?}");
-            assert!(furthest(whole, &weights) < 1e-3, "{}", furthest(whole, &weights));
+            assert!(furthest(full, &weights) < 1e-3, "{}", furthest(full, &weights));
         }
     }
 }

@@ -74,9 +74,9 @@ fn step(
         let gradients = net.blocks.iter().chain([&net.head]).map(of_layer).collect();
         let ledger = world.ledger();
         // What backward gathers was issued ahead, and is read where it is.
-        let ahead = ledger.calls_in(Op::AllGather, Phase::Backward);
+        let deferred = ledger.calls_in(Op::AllGather, Phase::Backward);
         let collectives = ledger.calls(Op::AllGather) + ledger.calls(Op::ReduceScatter);
-        Ok((gradients, ledger.copied().launches + ahead, collectives))
+        Ok((gradients, ledger.copied().launches + deferred, collectives))
     })
 }
 

@@ -48,9 +48,9 @@ fn what_was_gathered_of_older_shards_is_not_used() {
         let device = mesh.device().clone();
         let model = fully_shard(on_device(&*NET, &device), mesh, FullyShard::new())?;
         let before = output(&model, &device);
-        let _ahead = unshard(&model)?;
+        let _prefetched = unshard(&model)?;
         assert_eq!(output(&model, &device), before, "gathered ahead of the same shards");
-        let _ahead = unshard(&model)?;
+        let _prefetched = unshard(&model)?;
         let stepped = model.map(&mut Shift);
         let after = output(&stepped, &device);
         assert!(shifted(&before, &after), "{before:?} {after:?}");

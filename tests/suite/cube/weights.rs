@@ -100,8 +100,8 @@ fn five_sharded_steps_agree_with_one_cpu() {
         let mean = |step: usize| trained.iter().map(|(losses, _)| losses[step]).sum::<f32>() / ranks as f32;
         let means: Vec<f32> = (0..5).map(mean).collect();
         assert!(furthest(&means, &losses) < 1e-4, "{means:?} {losses:?}");
-        for (_, whole) in &trained {
-            assert!(furthest(whole, &weights) < 1e-3, "{}", furthest(whole, &weights));
+        for (_, full) in &trained {
+            assert!(furthest(full, &weights) < 1e-3, "{}", furthest(full, &weights));
         }
     }
 }
@@ -142,7 +142,7 @@ fn a_weight_that_was_taken_back_is_an_error_and_after_backward_what_it_was() {
 /// One rank holds all of a parameter of one row. What is gathered of it is no memory of that rank's shard, or it would
 /// be taken back with the unit.
 #[test]
-fn a_shard_that_is_the_whole_outlives_its_unit() {
+fn a_shard_that_is_the_full_parameter_outlives_its_unit() {
     MeshTest::new([2], ["shard"]).with_device(wgpu()).run(|mesh| {
         let device = mesh.device().clone().autodiff();
         let row = LinearConfig::new(1, 3).with_bias(false).init(&device);
@@ -186,10 +186,10 @@ fn another_thread_may_run_backward() {
         let expected = grads(&plain, loss(&plain, tokens.clone()));
         let sharded = loss(&model, tokens);
         let found = std::thread::scope(|scope| scope.spawn(|| grads(&model, sharded)).join().expect("backward"));
-        let whole = plain.blocks[2].weight.clone();
-        let whole = expected.get::<2>(whole.id).expect("trained");
+        let full = plain.blocks[2].weight.clone();
+        let full = expected.get::<2>(full.id).expect("trained");
         let rank = mesh.world().rank();
-        let part = whole.slice_dim(0, rank * WIDTH / 2..(rank + 1) * WIDTH / 2);
+        let part = full.slice_dim(0, rank * WIDTH / 2..(rank + 1) * WIDTH / 2);
         let found = found.get::<2>(model.blocks[2].weight.id).expect("trained");
         let far = (found - part).abs().max().into_scalar::<f32>();
         assert!(far < 1e-6, "{far}");

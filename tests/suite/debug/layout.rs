@@ -67,8 +67,8 @@ dim 0 down, dim 2 across
 empty: 2
 ";
         assert_eq!(visualize_sharding(x.spec()), text);
-        let whole = DTensor::<3>::ones([2, 1, 4], mesh, &[R], mesh.device())?;
-        assert!(visualize_sharding(whole.spec()).contains("dim 0 down, dim 1 across"));
+        let full = DTensor::<3>::ones([2, 1, 4], mesh, &[R], mesh.device())?;
+        assert!(visualize_sharding(full.spec()).contains("dim 0 down, dim 1 across"));
         Ok(())
     });
     MeshTest::new([1, 1, 1], ["a", "b", "c"]).run(|mesh| {

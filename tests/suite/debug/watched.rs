@@ -27,10 +27,10 @@ fn a_change_of_layout_names_the_line_that_asked_for_it() {
         let leaf = |placement| Ok::<_, Error>(DTensor::<2>::ones([4, 6], mesh, &[placement], &device)?.require_grad());
         let (a, b) = (leaf(S(1))?, leaf(S(0))?);
         let first = line!() + 2;
-        let (whole, watched) = trace_comm(|| -> Result<_> {
+        let (full, watched) = trace_comm(|| -> Result<_> {
             let both = a.clone() + b.clone();
-            let whole = both.redistribute(&[R])?;
-            Ok(RedistributeOptions::to(&[S(0)]).run(whole)?.to_local())
+            let full = both.redistribute(&[R])?;
+            Ok(RedistributeOptions::to(&[S(0)]).run(full)?.to_local())
         });
         let changes = watched.changes();
         let named: Vec<_> = changes.iter().map(origin).collect();
@@ -45,7 +45,7 @@ fn a_change_of_layout_names_the_line_that_asked_for_it() {
         assert_eq!(of(&changes[0]), [TracedCollective { op: Op::AllToAll, ranks: 2, bytes: bytes / 2 }]);
         assert_eq!(of(&changes[1]), [TracedCollective { op: Op::AllGather, ranks: 2, bytes }]);
         assert_eq!((of(&changes[2]), changes[2].bytes()), (vec![], 0), "a slice");
-        let (_, watched) = trace_comm(|| whole.expect("no rank fails").sum().backward());
+        let (_, watched) = trace_comm(|| full.expect("no rank fails").sum().backward());
         let back: Vec<_> = watched.changes().iter().map(origin).collect();
         let backward = Phase::Backward;
         assert_eq!(

@@ -136,8 +136,8 @@ fn says_what_happens(mesh: &DeviceMesh, operator: Two, [a, b]: [&[Placement]; 2]
     let leaf = |placements: &[Placement]| {
         let device = mesh.device().clone().autodiff();
         let lens: [usize; 2] = std::array::from_fn(|dim| {
-            let cuts = placements.iter().zip(mesh.shape()).filter(|(own, _)| **own == S(dim));
-            12 / cuts.map(|(_, &size)| size).product::<usize>()
+            let shardings = placements.iter().zip(mesh.shape()).filter(|(own, _)| **own == S(dim));
+            12 / shardings.map(|(_, &size)| size).product::<usize>()
         });
         let own = Tensor::<2>::ones(lens, &device).require_grad();
         DTensor::from_local(own, mesh, placements)
@@ -184,8 +184,8 @@ fn an_explanation_counts_steps_that_are_one_collective_as_one() {
                 }
                 let (a, b) = (&layouts[a], &layouts[b]);
                 says_what_happens(&mesh, operator, [a, b])?;
-                let whole = shape.iter().product::<usize>();
-                let of_all = mesh.world().ledger().recent().into_iter().filter(|entry| entry.group_size == whole);
+                let full = shape.iter().product::<usize>();
+                let of_all = mesh.world().ledger().recent().into_iter().filter(|entry| entry.group_size == full);
                 joined.extend(of_all.map(|entry| entry.op));
             }
             Ok(joined)

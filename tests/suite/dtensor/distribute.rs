@@ -24,13 +24,13 @@ fn distribute_and_full_round_trip_on_every_mesh() {
                     let own = ramp(*shape, 100.0 * world.rank() as f32, &device);
                     let sent = DTensor::distribute_tensor(own, mesh, &placements)?;
                     let first = ramp(*shape, 0.0, &device);
-                    let cut = DTensor::distribute_replicated(first.clone(), mesh, &placements)?;
+                    let sizes = DTensor::distribute_replicated(first.clone(), mesh, &placements)?;
                     let expected = sent.layout().local_shape(shape, mesh.coordinate().unwrap());
                     assert_eq!(sent.local().dims().to_vec(), expected);
-                    assert_eq!(sent.local().to_data(), cut.local().to_data());
+                    assert_eq!(sent.local().to_data(), sizes.local().to_data());
                     assert_eq!(sent.local().device().is_autodiff(), device.is_autodiff());
                     assert_eq!(sent.full_tensor()?.into_data(), first.clone().into_data(), "{placements:?}");
-                    assert_eq!(cut.full_tensor()?.into_data(), first.into_data(), "{placements:?}");
+                    assert_eq!(sizes.full_tensor()?.into_data(), first.into_data(), "{placements:?}");
                 }
             }
             Ok(())
@@ -80,7 +80,7 @@ fn distributed_parts_are_leaves_of_their_own() {
 }
 
 #[test]
-fn a_shard_does_not_keep_the_whole_buffer_alive() {
+fn a_shard_does_not_keep_the_full_storage_alive() {
     use burn::backend::Flex;
     on_mesh(&[2], |_, mesh| {
         let bytes = |part: DTensor<2>| {
@@ -90,8 +90,8 @@ fn a_shard_does_not_keep_the_whole_buffer_alive() {
         for device in devices() {
             let full = ramp([8, 4], 0.0, &device);
             for dim in [0, 1] {
-                let cut = DTensor::distribute_replicated(full.clone(), mesh, &[S(dim)])?;
-                assert_eq!(bytes(cut), 64);
+                let sizes = DTensor::distribute_replicated(full.clone(), mesh, &[S(dim)])?;
+                assert_eq!(bytes(sizes), 64);
                 let replicated = DTensor::from_local(full.clone(), mesh, &[R])?;
                 assert_eq!(bytes(replicated.redistribute(&[S(dim)])?), 64);
             }
@@ -119,15 +119,15 @@ fn distribute_sends_no_more_than_its_plan() {
 }
 
 #[test]
-fn an_order_of_cuts_is_followed() {
+fn a_shard_order_is_followed() {
     on_mesh(&[2, 2], |_, mesh| {
         let full = ramp([8, 1], 0.0, &Device::flex());
         let layout = Layout::with_shard_order(&[2, 2], &[S(0), S(0)], &[(0, &[1, 0])])?;
         let sent = DTensor::distribute_tensor_to(full.clone(), mesh, layout.clone())?;
-        let cut = DTensor::distribute_replicated_to(full.clone(), mesh, layout)?;
+        let sizes = DTensor::distribute_replicated_to(full.clone(), mesh, layout)?;
         let expected = [[0.0, 1.0], [4.0, 5.0], [2.0, 3.0], [6.0, 7.0]][mesh.rank()];
         assert_eq!(values(sent.local().clone()), expected);
-        assert_eq!(values(cut.local().clone()), expected);
+        assert_eq!(values(sizes.local().clone()), expected);
         assert_eq!(sent.full_tensor()?.into_data(), full.into_data());
         Ok(())
     });

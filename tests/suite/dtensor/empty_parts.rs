@@ -18,8 +18,8 @@ fn leaves<const D: usize>(
     mesh: &DeviceMesh,
     placements: &[Placement],
 ) -> Result<(Tensor<D>, DTensor<D>)> {
-    let whole = || ramp(shape, 1.0, &Device::flex().autodiff()).require_grad();
-    Ok((whole(), DTensor::distribute_replicated(whole(), mesh, placements)?))
+    let full = || ramp(shape, 1.0, &Device::flex().autodiff()).require_grad();
+    Ok((full(), DTensor::distribute_replicated(full(), mesh, placements)?))
 }
 
 #[test]
@@ -41,12 +41,12 @@ fn a_rank_in_the_middle_without_elements_spoils_no_reduction() {
 fn a_rank_in_the_middle_without_elements_stays_in_step() {
     let depths = on_mesh(&[2, 3], |_, mesh| {
         let ((x, own_x), (y, own_y)) = (leaves([7], mesh, &[S(0), S(0)])?, leaves([7, 2], mesh, &[S(0), S(0)])?);
-        let whole = x.clone().flip([0]).slice_fill(s![1..2], 0.0).square().sum() + y.clone().sort(1).triu(0).sum();
-        let expected = whole.clone().backward();
+        let full = x.clone().flip([0]).slice_fill(s![1..2], 0.0).square().sum() + y.clone().sort(1).triu(0).sum();
+        let expected = full.clone().backward();
         let (left, left_depth) = graph_depth(own_x.clone().flip([0]).slice_fill(s![1..2], 0.0));
         let (right, right_depth) = graph_depth(own_y.clone().sort(1).triu(0));
         let own = (left.square().sum() + right.sum()).full_tensor()?;
-        assert_eq!(values(own.clone()), values(whole));
+        assert_eq!(values(own.clone()), values(full));
         let grads = own.backward();
         assert_eq!(values(own_x.local().grad(&grads).unwrap()), part(x.grad(&expected).unwrap(), &own_x));
         assert_eq!(values(own_y.local().grad(&grads).unwrap()), part(y.grad(&expected).unwrap(), &own_y));

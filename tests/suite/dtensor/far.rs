@@ -59,9 +59,9 @@ fn terms_far_from_the_extremum_do_not_show() {
         let (rank, leaf) =
             (mesh.rank(), |values| Tensor::<1>::from_data(TensorData::new(values, [3]), &device).require_grad());
         for (name, function) in FUNCTIONS {
-            let whole = leaf(extremum.to_vec());
-            let full = function(DTensor::from_local(whole.clone(), mesh, &[Placement::Replicate])?).full_tensor()?;
-            let grad = values(whole.grad(&full.clone().sum().backward()).expect("a gradient"));
+            let complete = leaf(extremum.to_vec());
+            let full = function(DTensor::from_local(complete.clone(), mesh, &[Placement::Replicate])?).full_tensor()?;
+            let grad = values(complete.grad(&full.clone().sum().backward()).expect("a gradient"));
             for (op, towards) in [(PartialOp::Max, -1.0), (PartialOp::Min, 1.0)] {
                 for far in [200.0, 1e30, f32::INFINITY] {
                     let local = leaf(if rank == 0 { extremum.to_vec() } else { vec![towards * far; 3] });

@@ -25,8 +25,8 @@ fn leaves<const D: usize>(
     mesh: &DeviceMesh,
     dim: usize,
 ) -> burn_dtensor::Result<(Tensor<D>, DTensor<D>)> {
-    let whole = || ramp(shape, 0.5, &device()).div_scalar(10.0).detach().require_grad();
-    Ok((whole(), DTensor::distribute_replicated(whole(), mesh, &[S(dim)])?))
+    let full = || ramp(shape, 0.5, &device()).div_scalar(10.0).detach().require_grad();
+    Ok((full(), DTensor::distribute_replicated(full(), mesh, &[S(dim)])?))
 }
 
 /// Both branches are redistributed between the same layouts, so that crossed collectives sum one

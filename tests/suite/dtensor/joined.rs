@@ -69,13 +69,13 @@ fn cases() -> Vec<Case> {
 }
 
 fn layout(mesh: &DeviceMesh, placements: &[Placement], order: &[usize]) -> Layout {
-    let cuts: Vec<_> = order.iter().copied().filter(|&cut| placements[cut] == S(0)).collect();
-    Layout::with_shard_order(mesh.shape(), placements, &[(0, &cuts)]).unwrap()
+    let shardings: Vec<_> = order.iter().copied().filter(|&sizes| placements[sizes] == S(0)).collect();
+    Layout::with_shard_order(mesh.shape(), placements, &[(0, &shardings)]).unwrap()
 }
 
 /// The whole `loss = sum(w * x)`: values of burn's own slices, the gradient `w`.
 #[test]
-fn nested_cuts_are_gathered_scattered_and_reduced_at_once() {
+fn nested_shards_are_gathered_scattered_and_reduced_at_once() {
     for Case { mesh: shape, from, to, order, forward, backward } in cases() {
         on_mesh(shape, |world, mesh| {
             let name = format!("{from:?} -> {to:?} on {shape:?}, cut by {order:?}");
@@ -136,9 +136,9 @@ fn gathered_and_varied_at_once_is_scattered_at_once() {
                 let y = match varying {
                     [0, 1] => x.clone().all_gather_varying(varying)?,
                     _ => {
-                        let whole = x.clone().redistribute(&[R, R])?;
+                        let full = x.clone().redistribute(&[R, R])?;
                         world.ledger().reset();
-                        whole.vary(varying)?
+                        full.vary(varying)?
                     }
                 };
                 let w: Tensor<2> = ramp(SHAPE, 1.0, device).mul_scalar((world.rank() + 1) as f32);
@@ -174,8 +174,8 @@ fn a_mesh_with_a_deadline_of_its_own_joins_no_steps() {
             let x = DTensor::distribute_replicated(ramp(SHAPE, 0.0, mesh.device()), mesh, &[S(0), S(0)])?;
             let ledger = mesh.world().ledger();
             ledger.reset();
-            let whole = x.full_tensor()?;
-            assert_eq!(values(whole), values(ramp(SHAPE, 0.0, mesh.device())));
+            let full = x.full_tensor()?;
+            assert_eq!(values(full), values(ramp(SHAPE, 0.0, mesh.device())));
             assert_eq!(ledger.recent().iter().map(|entry| entry.group_size).collect::<Vec<_>>(), groups);
         }
         Ok(())

@@ -14,7 +14,7 @@ type Pair = (Tensor<2>, Tensor<2>);
 
 /// Of rows that ranks share by a weight that all hold: forward is local, and the weight's gradient a sum.
 #[test]
-fn values_and_gradients_are_those_of_the_whole() {
+fn values_and_gradients_are_those_of_the_full_tensor() {
     for shape in [&[2][..], &[3], &[2, 2], &[2, 3]] {
         on_mesh(shape, |_, mesh| {
             for device in tracked_devices() {
@@ -25,14 +25,14 @@ fn values_and_gradients_are_those_of_the_whole() {
                 let y = compute(x.clone(), w.clone());
                 let grads = (y.clone() * ramp([7, 3], 0.0, &device)).sum().backward();
 
-                let (by_rows, whole) = (vec![S(0); mesh.ndim()], vec![R; mesh.ndim()]);
+                let (by_rows, full) = (vec![S(0); mesh.ndim()], vec![R; mesh.ndim()]);
                 let (rows, weight) = (
                     DTensor::distribute_replicated(rows(), mesh, &by_rows)?,
-                    DTensor::distribute_replicated(weight(), mesh, &whole)?,
+                    DTensor::distribute_replicated(weight(), mesh, &full)?,
                 );
                 let map = LocalMap::new()
                     .with_input(&by_rows)
-                    .with_input_and_grad(&whole, vec![SUM; mesh.ndim()])
+                    .with_input_and_grad(&full, vec![SUM; mesh.ndim()])
                     .with_output_of_shape(&by_rows, [7, 3]);
                 let found = map.run((rows.clone(), weight.clone()), |(x, w): Pair| compute(x, w));
                 assert_eq!(mesh.world().ledger().total(|key| key.phase == Phase::Forward).calls, 0);

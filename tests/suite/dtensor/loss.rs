@@ -60,7 +60,7 @@ fn sharded_samples_leave_the_loss_partial() {
 /// Whatever the number of mesh dimensions: two all-reduces over all that cut classes, and one more for what samples
 /// count. Values are burn's on the whole.
 #[test]
-fn classes_cut_over_several_mesh_dimensions_send_no_more() {
+fn classes_sharded_over_several_mesh_dimensions_send_no_more() {
     let weights = [1.0, 0.5, 2.0, 1.5, 0.25];
     let meshes: [(&[usize], &[Placement]); 4] = [
         (&[2, 2], &[S(1), S(1)]),
@@ -79,20 +79,20 @@ fn classes_cut_over_several_mesh_dimensions_send_no_more() {
                 .cartesian_product([Reduction::Mean, Reduction::Sum])
                 .map(|((a, b), c)| (a, b, c))
             {
-                let whole = (ramp([7, 5], 0.0, &device) * 0.1).sin().require_grad();
+                let full = (ramp([7, 5], 0.0, &device) * 0.1).sin().require_grad();
                 let targets = Tensor::<1, Int>::from_ints([0, 4, 2, 1, 3, 4, 2], &device);
                 let soft =
                     targets.clone().one_hot::<2>(5).float() * (1.0 - f64::from(smoothing)) + f64::from(smoothing) / 5.0;
                 let weights = if weighted { weights } else { [1.0; 5] };
                 let class_weights = Tensor::<1>::from_floats(weights, &device);
-                let losses = (soft * class_weights.clone().unsqueeze() * log_softmax(whole.clone(), 1)).sum().neg();
+                let losses = (soft * class_weights.clone().unsqueeze() * log_softmax(full.clone(), 1)).sum().neg();
                 let expected = match reduction {
                     Reduction::Mean => losses / class_weights.select(0, targets.clone()).sum(),
                     Reduction::Sum => losses,
                 };
-                let expected_grad = whole.grad(&expected.clone().backward()).expect("a leaf");
+                let expected_grad = full.grad(&expected.clone().backward()).expect("a leaf");
 
-                let logits = DTensor::distribute_replicated(whole.detach(), mesh, placements)?.require_grad();
+                let logits = DTensor::distribute_replicated(full.detach(), mesh, placements)?.require_grad();
                 let targets = DTensor::distribute_replicated(targets, mesh, &by_samples)?;
                 let mut config = CrossEntropyLossConfig::new().with_smoothing(smoothing).with_reduction(reduction);
                 if weighted {

@@ -31,10 +31,10 @@ fn every_misuse_is_a_typed_error_with_its_remedy() {
             |error| matches!(error, Error::Placement(PlacementError::DimOutOfRange { mesh_dim: 1, dim: 2, ndim: 2 })),
             &["S(2)", "mesh dim 1"],
         );
-        let whole = DTensor::from_local(x(), mesh, &[R, R])?;
+        let full = DTensor::from_local(x(), mesh, &[R, R])?;
         for target in [AVG, MAX, PRODUCT] {
             check(
-                error_of(whole.clone().redistribute(&[R, target])),
+                error_of(full.clone().redistribute(&[R, target])),
                 |error| matches!(error, Error::Placement(PlacementError::PartialTarget { mesh_dim: 1, .. })),
                 &["only P(sum)"],
             );
@@ -46,7 +46,7 @@ fn every_misuse_is_a_typed_error_with_its_remedy() {
         );
         let other = Layout::new(&[4, 1], &[R, R])?;
         check(
-            error_of(whole.clone().redistribute_to(&other)),
+            error_of(full.clone().redistribute_to(&other)),
             |error| matches!(error, Error::DTensor(DTensorError::LayoutMesh { .. })),
             &["[4, 1]", "this mesh's `shape()`"],
         );
@@ -114,7 +114,7 @@ fn every_misuse_is_a_typed_error_with_its_remedy() {
         );
         let line = DeviceMesh::new(mesh.world(), [4], ["line"])?;
         let on_line = DTensor::from_local(x(), &line, &[R])?;
-        let mismatch = whole.spec().check_same_mesh(on_line.spec()).unwrap_err();
+        let mismatch = full.spec().check_same_mesh(on_line.spec()).unwrap_err();
         check(
             mismatch.into(),
             |error| matches!(error, Error::DTensor(DTensorError::MeshMismatch { .. })),
@@ -245,8 +245,8 @@ fn a_rank_that_leaves_before_backward_is_named_by_those_that_wait() {
 fn unequal_rows(rows: [usize; 2], program: impl Fn(DTensor<2>) -> Result<(), Error> + Sync) -> String {
     let error = launch(Launch::threads(2), |world| {
         let mesh = DeviceMesh::new(world, [2], ["x"])?;
-        let whole = Tensor::<2>::ones([rows[world.rank()], 2], world.device());
-        program(DTensor::distribute_replicated(whole, &mesh, &[S(0)])?)
+        let full = Tensor::<2>::ones([rows[world.rank()], 2], world.device());
+        program(DTensor::distribute_replicated(full, &mesh, &[S(0)])?)
     });
     let cause = error.unwrap_err().cause;
     let Error::Comm(CommError::Mismatch { differs, .. }) = cause else { panic!("{cause}") };

@@ -41,9 +41,9 @@ fn a_split_moves_its_input_once() {
         let x = DTensor::<1, Int>::arange(0..6, mesh, &[S(0)], mesh.device())?;
         let ledger = mesh.world().ledger();
         ledger.reset();
-        let pieces = x.chunk(3, 0);
+        let chunks = x.chunk(3, 0);
         assert_eq!(ledger.calls(Op::AllGather), 1);
-        assert_full_eq(&pieces[1], [2, 3]);
+        assert_full_eq(&chunks[1], [2, 3]);
         Ok(())
     });
 }

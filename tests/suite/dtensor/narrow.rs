@@ -33,9 +33,9 @@ fn bytes_find_their_rows_in_every_half_of_a_vocabulary() {
             for dtype in [IntDType::U8, IntDType::U16, IntDType::I16, IntDType::I64] {
                 let tokens = ints(&tokens, [2, 3], dtype, device);
                 let expected = values(plain::embedding(weights.clone(), tokens.clone()));
-                let cut = DTensor::distribute_replicated(weights.clone(), mesh, &[S(0)])?;
+                let sizes = DTensor::distribute_replicated(weights.clone(), mesh, &[S(0)])?;
                 let tokens = DTensor::distribute_replicated(tokens, mesh, &[R])?;
-                assert_eq!(values(module::embedding(cut, tokens).full_tensor()?), expected, "{dtype:?}");
+                assert_eq!(values(module::embedding(sizes, tokens).full_tensor()?), expected, "{dtype:?}");
             }
             Ok(())
         });
@@ -43,26 +43,26 @@ fn bytes_find_their_rows_in_every_half_of_a_vocabulary() {
 }
 
 #[test]
-fn bytes_index_every_part_of_a_cut_dimension() {
+fn bytes_index_every_shard_of_a_dimension() {
     on_mesh(&[2], |_, mesh| {
         let device = mesh.device();
         let x = ramp([300], 1.0, device);
-        let cut = || DTensor::distribute_replicated(x.clone(), mesh, &[S(0)]);
+        let sizes = || DTensor::distribute_replicated(x.clone(), mesh, &[S(0)]);
         for (at, dtype) in
             [([0, 151, 255], IntDType::U8), ([0, 100, 127], IntDType::I8), ([9, 299, 150], IntDType::U16)]
         {
             let plain = ints(&at, [3], dtype, device);
             let indices = || DTensor::distribute_replicated(plain.clone(), mesh, &[R]);
             let expected = values(x.clone().select(0, plain.clone()));
-            assert_eq!(values(cut()?.select(0, indices()?).full_tensor()?), expected, "select by {dtype:?}");
-            assert_eq!(values(cut()?.gather(0, indices()?).full_tensor()?), expected, "gather by {dtype:?}");
-            assert_eq!(values(cut()?.take::<1, 1>(0, indices()?).full_tensor()?), expected, "take by {dtype:?}");
+            assert_eq!(values(sizes()?.select(0, indices()?).full_tensor()?), expected, "select by {dtype:?}");
+            assert_eq!(values(sizes()?.gather(0, indices()?).full_tensor()?), expected, "gather by {dtype:?}");
+            assert_eq!(values(sizes()?.take::<1, 1>(0, indices()?).full_tensor()?), expected, "take by {dtype:?}");
             let (add, tens) = (IndexingUpdateOp::Add, Tensor::full([3], 10.0, device));
             let values_of = || DTensor::distribute_replicated(tens.clone(), mesh, &[R]);
             let expected = values(x.clone().select_assign(0, plain.clone(), tens.clone(), add));
-            let found = cut()?.select_assign(0, indices()?, values_of()?, add);
+            let found = sizes()?.select_assign(0, indices()?, values_of()?, add);
             assert_eq!(values(found.full_tensor()?), expected, "select_assign by {dtype:?}");
-            let found = cut()?.scatter(0, indices()?, values_of()?, add);
+            let found = sizes()?.scatter(0, indices()?, values_of()?, add);
             assert_eq!(values(found.full_tensor()?), expected, "scatter by {dtype:?}");
         }
         Ok(())

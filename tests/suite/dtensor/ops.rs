@@ -56,7 +56,7 @@ fn deny_names_the_redistribution_to_write() {
 
 /// `.redistribute` would cut the other way round, and be denied again.
 #[test]
-fn deny_names_the_order_of_cuts_to_write() {
+fn deny_names_the_shard_order_to_write() {
     MeshTest::new([2, 2], ["dp", "tp"]).run(|mesh| {
         let turned = Layout::with_shard_order(&[2, 2], &[S(0), S(0)], &[(0, &[1, 0])])?;
         let x = DTensor::<1>::ones([8], mesh, &[R, R], mesh.device())?;
@@ -75,7 +75,7 @@ fn deny_names_the_order_of_cuts_to_write() {
 
 /// A bias cut by tensor parallelism first, then by FSDP, where a third mesh dimension sums.
 #[test]
-fn a_bias_that_joins_a_sum_keeps_its_order_of_cuts() {
+fn a_bias_that_joins_a_sum_keeps_its_shard_order() {
     MeshTest::new([2, 2, 2], ["dp", "tp", "cp"]).run(|mesh| {
         let ones = |shape: [usize; 2], layout: &Layout| {
             DTensor::<2>::ones(shape, mesh, &[R, R, R], mesh.device())?.redistribute_to(layout)
@@ -83,9 +83,9 @@ fn a_bias_that_joins_a_sum_keeps_its_order_of_cuts() {
         let x = ones([2, 4], &Layout::new(mesh.shape(), &[R, R, S(1)])?)?;
         let columns = Layout::with_shard_order(mesh.shape(), &[S(1), S(1), S(0)], &[(1, &[1, 0])])?;
         let weight = ones([4, 8], &columns)?;
-        let cut = Layout::with_shard_order(mesh.shape(), &[S(0), S(0), R], &[(0, &[1, 0])])?;
+        let sizes = Layout::with_shard_order(mesh.shape(), &[S(0), S(0), R], &[(0, &[1, 0])])?;
         let bias = Tensor::<1, Int>::arange(0..8, mesh.device()).float();
-        let bias = DTensor::distribute_replicated(bias, mesh, &[R, R, R])?.redistribute_to(&cut)?;
+        let bias = DTensor::distribute_replicated(bias, mesh, &[R, R, R])?.redistribute_to(&sizes)?;
         mesh.world().ledger().reset();
         let y = module::linear(x, weight, Some(bias));
         assert_eq!(mesh.world().ledger().total(|_| true).calls, 0);
@@ -160,7 +160,7 @@ fn operators_say_what_is_wrong_with_their_arguments() {
 
 /// The mean, and in backward its gradient: three numbers each, where the rows have three hundred.
 #[test]
-fn a_variance_over_cut_rows_sends_no_rows() {
+fn a_variance_over_sharded_rows_sends_no_rows() {
     MeshTest::new([2], ["dp"]).run(|mesh| {
         let device = mesh.device().clone().autodiff();
         let x = DTensor::distribute_replicated(Tensor::<2>::ones([100, 3], &device), mesh, &[S(0)])?.require_grad();
@@ -179,7 +179,7 @@ fn a_variance_over_cut_rows_sends_no_rows() {
 
 /// Running statistics are made of them, rank by rank.
 #[test]
-fn the_statistics_of_a_cut_batch_are_whole_on_every_rank() {
+fn the_statistics_of_a_sharded_batch_are_replicated() {
     MeshTest::new([2], ["dp"]).run(|mesh| {
         let device = mesh.device().clone().autodiff();
         let rows = Tensor::<2>::from_data([[1.0, 2.0], [3.0, 4.0], [8.0, 0.0]], &device);
@@ -267,23 +267,23 @@ fn a_grouped_conv1d_whose_only_window_sees_padding_alone_is_that_of_burn() {
             let weight = Tensor::<3>::from_floats([[[7.0, 11.0]], [[13.0, 17.0]]], &device).require_grad();
             let expected = burn::tensor::module::conv1d(x.clone(), weight.clone(), None, options());
             for placements in [[R, R], [S(1), S(0)]] {
-                let cut = |tensor: &Tensor<3>, placement| {
+                let sizes = |tensor: &Tensor<3>, placement| {
                     DTensor::distribute_replicated(tensor.clone().detach(), mesh, &[placement])
                         .map(DTensor::require_grad)
                 };
-                let (own_x, own_weight) = (cut(&x, placements[0])?, cut(&weight, placements[1])?);
+                let (own_x, own_weight) = (sizes(&x, placements[0])?, sizes(&weight, placements[1])?);
                 let y = module::conv1d(own_x.clone(), own_weight.clone(), None, options()).full_tensor()?;
                 assert_eq!(y.to_data(), expected.to_data(), "padding {padding}");
                 // The kernel's second element lies on the first of each row where the padding is 1.
                 let seen = if padding == 1 { 1.0 } else { 0.0 };
                 let grads = y.sum().backward();
-                let whole = |found: Tensor<3>, of: &DTensor<3>| {
+                let full = |found: Tensor<3>, of: &DTensor<3>| {
                     let grad = DTensor::from_local(found, mesh, of.placements())?;
                     grad.full_tensor().map(|grad| grad.into_data().iter::<f32>().collect::<Vec<_>>())
                 };
-                let of_x = whole(own_x.local().grad(&grads).expect("a leaf"), &own_x)?;
+                let of_x = full(own_x.local().grad(&grads).expect("a leaf"), &own_x)?;
                 assert_eq!(of_x, [11.0 * seen, 0.0, 17.0 * seen, 0.0], "padding {padding}");
-                let of_weight = whole(own_weight.local().grad(&grads).expect("a leaf"), &own_weight)?;
+                let of_weight = full(own_weight.local().grad(&grads).expect("a leaf"), &own_weight)?;
                 assert_eq!(of_weight, [0.0, seen, 0.0, 3.0 * seen], "padding {padding}");
             }
         }

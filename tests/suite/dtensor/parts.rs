@@ -18,10 +18,10 @@ const ROWS: usize = 2;
 /// mesh dimensions in either order, also beside a cut of the first.
 fn layouts(mesh: &[usize], len: usize) -> Vec<Layout> {
     let layout = |placements: &[_]| Layout::new(mesh, placements).unwrap();
-    let ragged = |layout: Layout, lengths: &[usize]| layout.with_uneven_sizes(0, lengths).unwrap();
+    let uneven = |layout: Layout, lengths: &[usize]| layout.with_uneven_sizes(0, lengths).unwrap();
     match mesh {
-        [2] => vec![layout(&[S(1)]), ragged(layout(&[S(1)]), &[1, len - 1]), ragged(layout(&[S(1)]), &[len, 0])],
-        [3] => vec![layout(&[S(1)]), ragged(layout(&[S(1)]), &[2, len - 3, 1])],
+        [2] => vec![layout(&[S(1)]), uneven(layout(&[S(1)]), &[1, len - 1]), uneven(layout(&[S(1)]), &[len, 0])],
+        [3] => vec![layout(&[S(1)]), uneven(layout(&[S(1)]), &[2, len - 3, 1])],
         _ => vec![
             layout(&[S(1), S(1)]),
             Layout::with_shard_order(mesh, &[S(1), S(1)], &[(1, &[1, 0])]).unwrap(),
@@ -55,8 +55,8 @@ macro_rules! check {
                     let data = TensorData::new(rows.clone(), [ROWS, len]);
                     let leaf = || Tensor::<2>::from_data(data.clone(), &device).require_grad();
                     let what = format!("{} of {rows:?} {layout}", stringify!($body));
-                    let whole = leaf();
-                    let $x = whole.clone();
+                    let full = leaf();
+                    let $x = full.clone();
                     let expected = {
                         #[allow(unused_imports)]
                         use burn::tensor::activation::*;
@@ -76,7 +76,7 @@ macro_rules! check {
                         let expected = (expected * weights.clone()).sum().backward();
                         let found = (found * weights).sum().backward();
                         let found = values(own.local().grad(&found).expect("a leaf"));
-                        assert_close(&found, &part(whole.grad(&expected).expect("a leaf"), &own), &what);
+                        assert_close(&found, &part(full.grad(&expected).expect("a leaf"), &own), &what);
                     }
                 }
                 Ok(())
@@ -97,7 +97,7 @@ fn rows(values: [f32; 7]) -> Vec<f32> {
 }
 
 #[test]
-fn what_accumulates_is_that_of_the_whole() {
+fn accumulations_are_those_of_the_full_tensor() {
     for values in [[3.0, -1.0, 2.0, 2.0, 5.0, 5.0, -4.0], [0.5, 0.0, 3.0, 3.0, 0.0, 1.0, 2.0], [1.0; 7]] {
         check!(rows(values), true, |x| x.cumsum(1));
         check!(rows(values), true, |x| x.cumprod(1));
@@ -107,7 +107,7 @@ fn what_accumulates_is_that_of_the_whole() {
 }
 
 #[test]
-fn what_accumulates_is_no_number_where_that_of_the_whole_is_none() {
+fn accumulations_are_nan_where_those_of_the_full_tensor_are() {
     let (inf, nan) = (f32::INFINITY, f32::NAN);
     let cases = [[1.0, nan, 3.0, 9.0, 0.0, 1.0, 2.0], [1.0, 2.0, inf, 0.0, 4.0, -inf, 7.0], [-inf; 7], [inf; 7]];
     for values in cases {
@@ -141,7 +141,7 @@ fn extrema_are_the_first_of_equal_ones_and_no_number_comes_before_all() {
 /// Of 24: the largest of four parts are few enough for `k` of 2, and those of six for 1; else the dimension is
 /// gathered.
 #[test]
-fn the_largest_are_those_of_the_whole() {
+fn the_largest_are_those_of_the_full_tensor() {
     let shuffled: Vec<f32> = (0..48).map(|i| ((i * 29 + 7) % 48) as f32).collect();
     let with_nan: Vec<f32> = shuffled.iter().map(|&x| if x == 20.0 || x == 3.0 { f32::NAN } else { x }).collect();
     for values in [shuffled, with_nan] {
@@ -159,12 +159,12 @@ fn the_largest_are_those_of_the_whole() {
 fn the_largest_of_equal_ones_are_where_they_are_said_to_be() {
     let tied: Vec<f32> = (0..64).map(|i| (i * 7 % 5) as f32).collect();
     on_mesh(&[4], |_, mesh| {
-        let whole = Tensor::<1>::from_floats(&tied[..], mesh.device());
-        let x = DTensor::distribute_replicated(whole.clone(), mesh, &[S(0)])?;
+        let full = Tensor::<1>::from_floats(&tied[..], mesh.device());
+        let x = DTensor::distribute_replicated(full.clone(), mesh, &[S(0)])?;
         let (found, places) = x.topk_with_indices(5, 0);
         let (found, places) = (values(found.full_tensor()?), places.full_tensor()?);
         assert_eq!(found, [4.0; 5]);
-        assert_eq!(values(whole.gather(0, places.clone())), found);
+        assert_eq!(values(full.gather(0, places.clone())), found);
         let mut places: Vec<i64> = places.into_data().iter::<i64>().collect();
         places.sort_unstable();
         places.dedup();
@@ -174,7 +174,7 @@ fn the_largest_of_equal_ones_are_where_they_are_said_to_be() {
 }
 
 #[test]
-fn softmaxes_are_those_of_the_whole_also_where_parts_are_masked() {
+fn softmaxes_are_those_of_the_full_tensor_also_where_shards_are_masked() {
     let inf = f32::INFINITY;
     let cases = [
         [3.0, -1.0, 2.0, 2.5, 80.0, -80.0, -4.0],
@@ -192,7 +192,7 @@ fn softmaxes_are_those_of_the_whole_also_where_parts_are_masked() {
 }
 
 #[test]
-fn softmaxes_are_no_number_where_those_of_the_whole_are_none() {
+fn softmaxes_are_nan_where_those_of_the_full_tensor_are() {
     let (inf, nan) = (f32::INFINITY, f32::NAN);
     for values in [[-inf; 7], [1.0, 2.0, nan, 3.0, 4.0, 5.0, 6.0], [1.0, 2.0, 3.0, inf, 4.0, 5.0, 6.0]] {
         check!(rows(values), false, |x| softmax(x, 1));
@@ -220,13 +220,13 @@ fn integers_accumulate_and_are_found_in_their_own_type() {
     for dtype in [IntDType::I64, IntDType::I32, IntDType::U8] {
         on_mesh(&[2], |_, mesh| {
             let numbers: Vec<i64> = vec![3, 9, 9, 0, 2, 9, 1];
-            let whole =
+            let full =
                 || Tensor::<1, Int>::from_data(TensorData::new(numbers.clone(), [7]), mesh.device()).cast(dtype);
-            let cut = || DTensor::distribute_replicated(whole(), mesh, &[S(0)]);
-            assert_eq!(cut()?.cumsum(0).full_tensor()?.into_data(), whole().cumsum(0).into_data());
-            assert_eq!(cut()?.cummax(0).full_tensor()?.into_data(), whole().cummax(0).into_data());
-            assert_eq!(cut()?.argmax(0).full_tensor()?.into_data(), whole().argmax(0).into_data());
-            let (found, expected) = (cut()?.min_dim_with_indices(0), whole().min_dim_with_indices(0));
+            let sizes = || DTensor::distribute_replicated(full(), mesh, &[S(0)]);
+            assert_eq!(sizes()?.cumsum(0).full_tensor()?.into_data(), full().cumsum(0).into_data());
+            assert_eq!(sizes()?.cummax(0).full_tensor()?.into_data(), full().cummax(0).into_data());
+            assert_eq!(sizes()?.argmax(0).full_tensor()?.into_data(), full().argmax(0).into_data());
+            let (found, expected) = (sizes()?.min_dim_with_indices(0), full().min_dim_with_indices(0));
             assert_eq!(found.0.full_tensor()?.into_data(), expected.0.into_data());
             assert_eq!(found.1.full_tensor()?.into_data(), expected.1.into_data());
             Ok(())
@@ -242,8 +242,8 @@ fn sent(
     [rows, len]: [usize; 2],
     run: impl Fn(DTensor<2>) -> DTensor<2>,
 ) -> Result<[(u64, u64); 3]> {
-    let whole = super::ramp([rows, len], 1.0, &Device::flex().autodiff()).require_grad();
-    let x = DTensor::distribute_replicated_to(whole, mesh, layout.clone())?;
+    let full = super::ramp([rows, len], 1.0, &Device::flex().autodiff()).require_grad();
+    let x = DTensor::distribute_replicated_to(full, mesh, layout.clone())?;
     let ledger = mesh.world().ledger();
     ledger.reset();
     let y = RedistributePolicy::Deny.run(|| run(x));
@@ -302,7 +302,7 @@ fn the_largest_are_on_every_rank_however_they_were_found() {
 
 /// What has to be whole to be sorted goes to another cut, and each rank sends a part.
 #[test]
-fn sorting_a_cut_dimension_exchanges_parts() {
+fn sorting_a_sharded_dimension_exchanges_shards() {
     on_mesh(&[4], |_, mesh| {
         let ledger = mesh.world().ledger();
         let sorts: [fn(DTensor<2>) -> DTensor<2>; 3] = [|x| x.sort(1), |x| x.argsort(1).float(), |x| x.median(1)];
@@ -319,7 +319,7 @@ fn sorting_a_cut_dimension_exchanges_parts() {
 
 /// Cutting the rows as well would make what is sent less, and the gradient's way back longer.
 #[test]
-fn what_is_cut_along_the_dimension_alone_stays_so() {
+fn what_is_sharded_along_the_dimension_alone_stays_so() {
     on_mesh(&[2, 2], |_, mesh| {
         for placements in [[S(1), R], [R, S(1)], [S(0), S(1)]] {
             let x = || DTensor::<2>::ones([4, 64], mesh, &placements, mesh.device());

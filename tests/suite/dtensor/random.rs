@@ -59,7 +59,7 @@ fn initialization_is_bitwise_the_same_on_every_mesh() {
 
 /// What is kept whole and what is cut, at once: rows over the first mesh dimension.
 #[test]
-fn replicas_draw_alike_and_shards_differ() {
+fn replicas_draw_the_same_and_shards_differ() {
     let draw = |like: bool, distribution| {
         on_mesh(&[2, 2], |_, mesh| {
             random::seed(4);
@@ -122,7 +122,7 @@ fn a_pending_sum_passes_dropout() {
 }
 
 #[test]
-fn seeds_are_a_stream_that_starts_alike_on_every_rank() {
+fn seeds_are_a_stream_that_starts_equally_on_every_rank() {
     let drawn = on_mesh(&[4], |_, _| {
         let first: [u64; 3] = std::array::from_fn(|_| random::next_seed());
         random::seed(0);
@@ -171,11 +171,11 @@ fn data_parallel_groups_drop_different_elements_and_the_ranks_of_one_the_same() 
     assert_eq!(run([3, 2], S(1)), masks);
     assert_eq!(run([3, 1], R), masks.iter().step_by(2).cloned().collect_vec());
     // A mesh of one group is as one that is no slice.
-    let whole = on_mesh(&[2], |_, mesh| {
+    let full = on_mesh(&[2], |_, mesh| {
         let x = DTensor::<2>::ones(SHAPE, mesh, &[S(0)], &mesh.device().clone().autodiff())?;
         Ok(bits(DropoutConfig::new(0.5).init().forward_dtensor(x).full_tensor()?))
     });
-    assert_eq!(&whole, &masks[..2]);
+    assert_eq!(&full, &masks[..2]);
 }
 
 #[test]
@@ -223,10 +223,10 @@ fn threads_whose_first_tensors_are_on_other_groups_of_ranks_draw_from_other_stre
         Ok([on_a_new_thread(&mesh)?, on_a_new_thread(&tp)?])
     });
     let masks = masks.map(launched::values).unwrap_or_else(|error| panic!("{error}"));
-    for [whole, tp] in &masks {
-        assert_ne!(whole, tp);
+    for [full, tp] in &masks {
+        assert_ne!(full, tp);
     }
-    assert!(masks.iter().map(|[whole, _]| whole).all_equal());
+    assert!(masks.iter().map(|[full, _]| full).all_equal());
     assert_eq!(masks[0][1], masks[1][1]);
     assert_eq!(masks[2][1], masks[3][1]);
     assert_ne!(masks[0][1], masks[2][1]);

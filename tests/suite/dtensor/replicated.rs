@@ -25,7 +25,7 @@ fn kept((x, mask, factors): (Tensor<2>, Tensor<1, Bool>, Vec<Tensor<1>>)) -> Mad
 /// On meshes of one, two and three dimensions, of partial inputs too, and of several numbers of dimensions and
 /// kinds: values, gradients, and how deep in the graph they lie.
 #[test]
-fn what_has_no_rule_gives_what_it_gives_on_whole_tensors() {
+fn operators_without_a_rule_equal_those_on_full_tensors() {
     let case = Case::new(
         "kept",
         [
@@ -49,12 +49,12 @@ fn what_has_no_rule_gives_what_it_gives_on_whole_tensors() {
 }
 
 #[test]
-fn what_it_gathers_is_in_the_ledger_and_what_is_whole_costs_nothing() {
+fn gathers_are_in_the_ledger_and_replicated_inputs_cost_nothing() {
     on_mesh(&[3], |world, mesh| {
         let device = mesh.device().clone().autodiff();
-        let whole = ramp([5, 2], 0.0, &device);
-        let x = DTensor::distribute_replicated(whole.clone(), mesh, &[S(0)])?.require_grad();
-        let term = DTensor::from_local(whole.clone(), mesh, &[SUM])?.require_grad();
+        let full = ramp([5, 2], 0.0, &device);
+        let x = DTensor::distribute_replicated(full.clone(), mesh, &[S(0)])?.require_grad();
+        let term = DTensor::from_local(full.clone(), mesh, &[SUM])?.require_grad();
         let ledger = world.ledger();
         ledger.reset();
         let product = |(x, y): (Tensor<2>, Tensor<2>)| x * y;
@@ -70,8 +70,8 @@ fn what_it_gathers_is_in_the_ledger_and_what_is_whole_costs_nothing() {
             .sum();
         assert_eq!(sent, 0, "a whole gradient is there already");
         let of_x = x.local().grad(&grads).expect("a leaf");
-        assert_eq!(values(of_x), super::part(whole.clone().inner() * 3.0, &x));
-        assert_eq!(values(term.local().grad(&grads).expect("a leaf")), values(whole.inner()));
+        assert_eq!(values(of_x), super::part(full.clone().inner() * 3.0, &x));
+        assert_eq!(values(term.local().grad(&grads).expect("a leaf")), values(full.inner()));
         drop(again);
         Ok(())
     });

@@ -25,8 +25,8 @@ fn a_tensor_is_cast_before_it_is_sent_and_stays_so() {
         on_mesh(mesh_shape, |world, mesh| {
             let all = placements_of(mesh.ndim(), 2);
             for (from, to) in all.iter().cartesian_product(&all) {
-                let whole = thirds(-3.0, world.device());
-                let x = DTensor::distribute_replicated(whole.clone(), mesh, from)?;
+                let full = thirds(-3.0, world.device());
+                let x = DTensor::distribute_replicated(full.clone(), mesh, from)?;
                 world.ledger().reset();
                 x.clone().redistribute(to)?;
                 let bytes = world.ledger().total(|_| true).bytes;
@@ -34,7 +34,7 @@ fn a_tensor_is_cast_before_it_is_sent_and_stays_so() {
                 let y = RedistributeOptions::to(to).with_forward_dtype(FloatDType::BF16).run(x)?;
                 assert_eq!(world.ledger().total(|_| true).bytes, bytes / 2, "{from:?} -> {to:?}");
                 assert_eq!((y.dtype(), y.local().dtype(), y.placements()), (DType::BF16, DType::BF16, &to[..]));
-                assert_eq!(values(y.local().clone()), part(rounded(whole), &y), "{from:?} -> {to:?}");
+                assert_eq!(values(y.local().clone()), part(rounded(full), &y), "{from:?} -> {to:?}");
             }
             // Terms are cast, then added up in f32, and rounded once.
             let term = |rank: usize| rounded(thirds(rank as f32, world.device()));
@@ -79,8 +79,8 @@ fn a_gradient_is_sent_in_the_backward_dtype_and_comes_back_in_the_tensors_own() 
                 }
                 let grad = x.grad(&grads).expect("a leaf");
                 assert_eq!(grad.dtype(), DType::F32);
-                let whole = thirds(1.0, &device).inner();
-                assert_eq!(values(grad.local().clone()), part(rounded(whole), &x), "{from} -> {to}");
+                let full = thirds(1.0, &device).inner();
+                assert_eq!(values(grad.local().clone()), part(rounded(full), &x), "{from} -> {to}");
             }
             Ok(())
         });
@@ -205,29 +205,29 @@ fn ranks_that_forget_to_wait_stay_in_step() {
 
 /// Invariant 1, of `loss = sum(w * tanh(x))`.
 #[test]
-fn the_gradient_of_a_tensor_is_a_tensor_laid_out_alike() {
+fn the_gradient_of_a_tensor_has_its_layout() {
     for mesh_shape in [&[2][..], &[3], &[2, 2], &[2, 3]] {
         on_mesh(mesh_shape, |world, mesh| {
             let device = &tracked_devices()[0];
-            let whole = thirds(-3.0, device).require_grad();
+            let full = thirds(-3.0, device).require_grad();
             let loss = |x: Tensor<2>| (x.tanh() * ramp([5, 4], 1.0, device)).sum();
-            let reference = whole.grad(&loss(whole.clone()).backward()).expect("a leaf");
+            let reference = full.grad(&loss(full.clone()).backward()).expect("a leaf");
             for placements in (0..mesh.ndim()).map(|_| [R, S(0), S(1), SUM]).multi_cartesian_product() {
                 let partial = |own: &Placement| if *own == SUM { R } else { *own };
-                let whole_there: Vec<_> = placements.iter().map(partial).collect();
+                let full_there: Vec<_> = placements.iter().map(partial).collect();
                 // The first rank of a partial mesh dimension has the value, the others have zeros.
-                let x = DTensor::distribute_replicated(thirds(-3.0, device), mesh, &whole_there)?
+                let x = DTensor::distribute_replicated(thirds(-3.0, device), mesh, &full_there)?
                     .redistribute(&placements)?;
                 let x = x.detach().require_grad();
                 let y = x.clone().full_tensor()?;
                 let grad = x.grad(&loss(y).backward()).expect("a leaf");
-                assert_eq!(grad.placements(), whole_there);
+                assert_eq!(grad.placements(), full_there);
                 assert!(!grad.local().device().is_autodiff());
                 assert_eq!(values(grad.full_tensor()?), values(reference.clone()), "{placements:?}");
             }
             let unused =
-                DTensor::distribute_replicated(whole.clone().detach().require_grad(), mesh, &vec![R; mesh.ndim()])?;
-            assert!(unused.grad(&loss(whole.clone()).backward()).is_none());
+                DTensor::distribute_replicated(full.clone().detach().require_grad(), mesh, &vec![R; mesh.ndim()])?;
+            assert!(unused.grad(&loss(full.clone()).backward()).is_none());
             assert_eq!(world.ledger().calls(Op::Barrier), 0);
             Ok(())
         });

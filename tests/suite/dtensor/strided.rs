@@ -22,8 +22,8 @@ fn held(len: usize, mesh: &[usize], coordinate: &[usize], factors: &[usize]) -> 
         if left.is_empty() {
             break;
         }
-        let pieces = left.chunks(left.len().div_ceil(factor));
-        let own = pieces.flat_map(|piece| piece.chunks(piece.len().div_ceil(ranks)).nth(rank).unwrap_or(&[]).to_vec());
+        let blocks = left.chunks(left.len().div_ceil(factor));
+        let own = blocks.flat_map(|chunk| chunk.chunks(chunk.len().div_ceil(ranks)).nth(rank).unwrap_or(&[]).to_vec());
         left = own.collect();
     }
     left
@@ -37,7 +37,7 @@ fn any_split_factor_on_any_mesh_dimension_is_read_and_written() {
             for factors in (0..mesh.ndim()).map(|_| 1..=4).multi_cartesian_product() {
                 let placements: Vec<_> = factors.iter().map(|&factor| ss(0, factor)).collect();
                 for len in [0, 1, 5, 7, 12] {
-                    let whole = Tensor::<1, Int>::arange(0..len as i64, &Device::flex());
+                    let full = Tensor::<1, Int>::arange(0..len as i64, &Device::flex());
                     let own = held(len, mesh_shape, coordinate, &factors);
                     let shift =
                         |tensor: Tensor<1, Int>| tensor.into_data().iter::<i64>().map(|x| x as usize).collect_vec();
@@ -50,8 +50,8 @@ fn any_split_factor_on_any_mesh_dimension_is_read_and_written() {
                     let read = DTensor::from_strided(local, mesh, &placements, [len])?;
                     assert_eq!(shift(read.clone().full_tensor()?), (0..len).collect_vec(), "{factors:?} of {len}");
                     assert_eq!(shift(read.to_strided(&placements)?), own, "{factors:?} of {len}");
-                    let ragged = DTensor::distribute_replicated(whole, mesh, &vec![S(0); mesh.ndim()])?;
-                    assert_eq!(shift(ragged.to_strided(&placements)?), own, "{factors:?} of {len}");
+                    let uneven = DTensor::distribute_replicated(full, mesh, &vec![S(0); mesh.ndim()])?;
+                    assert_eq!(shift(uneven.to_strided(&placements)?), own, "{factors:?} of {len}");
                 }
             }
             Ok(())
@@ -63,25 +63,25 @@ fn any_split_factor_on_any_mesh_dimension_is_read_and_written() {
 #[test]
 fn what_is_not_strided_is_not_moved() {
     on_mesh(&[2, 2, 2], |world, mesh| {
-        let whole = ramp([6, 8], 0.0, &Device::flex());
+        let full = ramp([6, 8], 0.0, &Device::flex());
         let placements = [S(0).into(), ss(1, 4), R.into()];
         let runs = |rank: usize| [[0, 2, 4, 6], [1, 3, 5, 7]][rank / 2 % 2];
         let columns = Tensor::<1, Int>::from_data(runs(world.rank()), &Device::flex());
         let rows = 3 * (world.rank() / 4);
-        let local = whole.clone().narrow(0, rows, 3).select(1, columns);
+        let local = full.clone().narrow(0, rows, 3).select(1, columns);
         world.ledger().reset();
         let read = DTensor::from_strided(local.clone(), mesh, &placements, [6, 8])?;
         assert_eq!(read.placements(), [S(0), R, R]);
         let total = world.ledger().total(|_| true);
         // The rows of this rank, whole.
         assert_eq!((world.ledger().calls(Op::AllGather), total.calls, total.bytes), (1, 1, 3 * 8 * 4));
-        assert_eq!(read.clone().full_tensor()?.into_data(), whole.to_data());
+        assert_eq!(read.clone().full_tensor()?.into_data(), full.to_data());
         world.ledger().reset();
         assert_eq!(read.to_strided(&placements)?.into_data(), local.to_data());
         assert_eq!(world.ledger().total(|_| true).calls, 0);
         let bools: Tensor<2, Bool> = local.greater_elem(20);
         let read = DTensor::from_strided(bools, mesh, &placements, [6, 8])?;
-        assert_eq!(read.full_tensor()?.into_data(), whole.greater_elem(20).into_data());
+        assert_eq!(read.full_tensor()?.into_data(), full.greater_elem(20).into_data());
         Ok(())
     });
 }
@@ -126,8 +126,8 @@ fn strided_shards_that_do_not_fit_are_typed_errors() {
         let error = read(&[ss(0, 2)], [12]);
         assert!(matches!(error, Error::DTensor(DTensorError::LocalShape { .. })), "{error:?}");
         assert!(error.to_string().contains("[SS(0,2)]"), "{error}");
-        let whole = DTensor::distribute_replicated(ramp([8], 0.0, &Device::flex()), mesh, &[R])?;
-        let error = whole.to_strided(&[ss(2, 2)]).expect_err("must be refused");
+        let full = DTensor::distribute_replicated(ramp([8], 0.0, &Device::flex()), mesh, &[R])?;
+        let error = full.to_strided(&[ss(2, 2)]).expect_err("must be refused");
         assert!(matches!(error, Error::Placement(PlacementError::DimOutOfRange { dim: 2, .. })), "{error:?}");
         Ok(())
     });

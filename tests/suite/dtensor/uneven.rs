@@ -50,14 +50,14 @@ fn parts_are_as_long_as_they_were_told() {
     on_mesh(&[3], |world, mesh| {
         for lengths in [[1, 3, 2], [0, 5, 1], [6, 0, 0], [2, 2, 2]] {
             let layout = || uneven(&[3], &[S(0)], &[(0, &lengths)]);
-            let whole = || ramp(SHAPE, 1.0, &Device::flex().autodiff()).require_grad();
+            let full = || ramp(SHAPE, 1.0, &Device::flex().autodiff()).require_grad();
             let start: usize = lengths[..world.rank()].iter().sum();
             let expected = (start * 4..(start + lengths[world.rank()]) * 4).map(|i| i as f32 + 1.0);
             let expected: Vec<f32> = expected.collect();
-            let local = DTensor::distribute_replicated_to(whole(), mesh, layout())?;
-            let sent = DTensor::distribute_tensor_to(whole() * 1.0, mesh, layout());
+            let local = DTensor::distribute_replicated_to(full(), mesh, layout())?;
+            let sent = DTensor::distribute_tensor_to(full() * 1.0, mesh, layout());
             assert!(matches!(sent, Err(Error::DTensor(DTensorError::NotALeaf { .. }))));
-            let sent = DTensor::distribute_tensor_to(whole(), mesh, layout())?;
+            let sent = DTensor::distribute_tensor_to(full(), mesh, layout())?;
             let held = Tensor::<2>::from_data(
                 burn::tensor::TensorData::new(expected.clone(), [lengths[world.rank()], 4]),
                 &Device::flex().autodiff(),
@@ -66,7 +66,7 @@ fn parts_are_as_long_as_they_were_told() {
             for x in [local, sent, read] {
                 assert_eq!(values(x.local().clone()), expected, "{lengths:?}");
                 assert_eq!(x.spec().local_shape().to_vec(), [lengths[world.rank()], 4]);
-                assert_eq!(values(x.full_tensor()?), values(whole()), "{lengths:?}");
+                assert_eq!(values(x.full_tensor()?), values(full()), "{lengths:?}");
             }
         }
         Ok(())
@@ -117,11 +117,11 @@ fn a_partial_sum_is_reduced_into_the_lengths() {
             let device = Device::flex().autodiff();
             let term = ramp(SHAPE, world.rank() as f32, &device).require_grad();
             let sum = DTensor::from_local(term.clone(), mesh, &[SUM])?;
-            let cut = sum.redistribute_to(&uneven(&[3], &[S(0)], &[(0, &lengths)]))?;
-            let whole = ramp(SHAPE, 1.0, &device) * 3.0;
-            assert_eq!(values(cut.local().clone()), part(whole, &cut));
+            let sizes = sum.redistribute_to(&uneven(&[3], &[S(0)], &[(0, &lengths)]))?;
+            let full = ramp(SHAPE, 1.0, &device) * 3.0;
+            assert_eq!(values(sizes.local().clone()), part(full, &sizes));
             let weights = ramp(SHAPE, 0.5, &device);
-            let grads = (cut.full_tensor()? * weights.clone()).sum().backward();
+            let grads = (sizes.full_tensor()? * weights.clone()).sum().backward();
             assert_eq!(values(term.grad(&grads).unwrap()), values(weights));
             Ok(())
         });
@@ -161,8 +161,8 @@ fn operators_keep_the_lengths() {
             close(values(result.local().clone()), part(plain.clone(), &result));
             let expected = (plain.clone() * plain).sum().backward();
             let grads = (result.clone() * result).sum().full_tensor()?.backward();
-            for (whole, own) in [(&a, &own_a), (&b, &own_b), (&w, &own_w)] {
-                close(values(own.local().grad(&grads).unwrap()), part(whole.grad(&expected).unwrap(), own));
+            for (full, own) in [(&a, &own_a), (&b, &own_b), (&w, &own_w)] {
+                close(values(own.local().grad(&grads).unwrap()), part(full.grad(&expected).unwrap(), own));
             }
             Ok(())
         });
@@ -171,7 +171,7 @@ fn operators_keep_the_lengths() {
 
 /// The lengths of one operand, or of neither, where two disagree.
 #[test]
-fn operands_of_other_lengths_are_brought_together() {
+fn operands_of_other_shard_sizes_are_redistributed() {
     let layouts = on_three();
     on_mesh(&[3], |_, mesh| {
         let device = Device::flex().autodiff();
@@ -181,8 +181,8 @@ fn operands_of_other_lengths_are_brought_together() {
             };
             let (x, y) = (own(1.0, left)?, own(2.0, right)?);
             let product = x.clone() * y.clone();
-            let whole = ramp(SHAPE, 1.0, &device) * ramp(SHAPE, 2.0, &device);
-            assert_eq!(values(product.local().clone()), part(whole, &product), "{left} {right}");
+            let full = ramp(SHAPE, 1.0, &device) * ramp(SHAPE, 2.0, &device);
+            assert_eq!(values(product.local().clone()), part(full, &product), "{left} {right}");
             let grads = product.sum().full_tensor()?.backward();
             assert_eq!(values(x.local().grad(&grads).unwrap()), part(ramp(SHAPE, 2.0, &device), &x), "{left} {right}");
             assert_eq!(values(y.local().grad(&grads).unwrap()), part(ramp(SHAPE, 1.0, &device), &y), "{left} {right}");
@@ -193,17 +193,17 @@ fn operands_of_other_lengths_are_brought_together() {
 
 /// A replicated operand is sliced as the other is cut; nothing is sent.
 #[test]
-fn what_every_rank_has_is_cut_into_the_lengths() {
+fn replicated_operands_are_split_into_the_shard_sizes() {
     on_mesh(&[3], |world, mesh| {
         let layout = uneven(&[3], &[S(0)], &[(0, &[1, 3, 2])]);
-        let whole = || ramp(SHAPE, 1.0, &Device::flex());
-        let x = DTensor::distribute_replicated_to(whole(), mesh, layout.clone())?;
-        let y = DTensor::distribute_replicated(whole(), mesh, &[R])?;
+        let full = || ramp(SHAPE, 1.0, &Device::flex());
+        let x = DTensor::distribute_replicated_to(full(), mesh, layout.clone())?;
+        let y = DTensor::distribute_replicated(full(), mesh, &[R])?;
         world.ledger().reset();
         let sum = y + x;
         assert_eq!(world.ledger().total(|_| true).calls, 0);
         assert_eq!(sum.layout(), &layout);
-        assert_eq!(values(sum.full_tensor()?), values(whole() * 2.0));
+        assert_eq!(values(sum.full_tensor()?), values(full() * 2.0));
         Ok(())
     });
 }
@@ -231,12 +231,12 @@ fn what_does_not_keep_the_dimension_gathers() {
 fn lengths_that_do_not_fit_are_typed_errors_on_every_rank() {
     on_mesh(&[3], |_, mesh| {
         let layout = || uneven(&[3], &[S(0)], &[(0, &[1, 3, 1])]);
-        let whole = || ramp(SHAPE, 1.0, &Device::flex());
-        let x = DTensor::distribute_replicated(whole(), mesh, &[S(0)])?;
+        let full = || ramp(SHAPE, 1.0, &Device::flex());
+        let x = DTensor::distribute_replicated(full(), mesh, &[S(0)])?;
         for error in [
-            error_of(DTensor::distribute_tensor_to(whole(), mesh, layout())),
-            error_of(DTensor::distribute_replicated_to(whole(), mesh, layout())),
-            error_of(DTensor::from_local_with_layout(whole(), mesh, layout(), SHAPE)),
+            error_of(DTensor::distribute_tensor_to(full(), mesh, layout())),
+            error_of(DTensor::distribute_replicated_to(full(), mesh, layout())),
+            error_of(DTensor::from_local_with_layout(full(), mesh, layout(), SHAPE)),
             error_of(x.redistribute_to(&layout())),
         ] {
             let expected = PlacementError::ShardSizeSum { mesh_dim: 0, dim: 0, lengths: vec![1, 3, 1], len: 6 };

@@ -165,7 +165,7 @@ fn reductions_over_two_mesh_dimensions_are_one_collective() {
             let leaf = terms(world.rank()).require_grad();
             let x = DTensor::from_local(leaf.clone(), mesh, &[partial, partial])?;
             world.ledger().reset();
-            let whole = x.full_tensor()?;
+            let complete = x.full_tensor()?;
             assert_eq!(world.ledger().total(|key| key.phase == Phase::Forward).calls, 1);
             let all: Vec<Tensor<2>> = (0..6).map(|rank| terms(rank).inner()).collect();
             let fold = |by: fn(Tensor<2>, Tensor<2>) -> Tensor<2>| all.iter().cloned().reduce(by).expect("six");
@@ -184,11 +184,11 @@ fn reductions_over_two_mesh_dimensions_are_one_collective() {
                 }
                 _ => (fold(|a, b| a * b), w * others.reduce(|a, b| a * b).expect("five")),
             };
-            let grads = (whole.clone() * weights.clone()).sum().backward();
+            let grads = (complete.clone() * weights.clone()).sum().backward();
             let close = |found: Tensor<2>, expected: Tensor<2>| {
                 found.into_data().assert_approx_eq::<f32>(&expected.into_data(), Tolerance::default());
             };
-            close(whole.inner(), value);
+            close(complete.inner(), value);
             close(leaf.grad(&grads).expect("a leaf"), grad);
             Ok(())
         });

@@ -55,13 +55,13 @@ impl Operation {
         let (rank, size) = (comm.group().rank(), comm.group().size());
         let tensor = |rows: usize| Tensor::<2>::ones([rows, width], world.device()).cast(dtype).into_dispatch();
         let meta = |rows: usize| TensorMeta { shape: Shape::from([rows, width]), dtype };
-        let (whole, of_root) = (2 * size, rank == 0);
+        let (full, of_root) = (2 * size, rank == 0);
         let shard =
-            |rows: usize| vec![ShardedTensor { tensor: tensor(rows), dim: 0, sizes: ShardSizes::Chunked(whole) }];
+            |rows: usize| vec![ShardedTensor { tensor: tensor(rows), dim: 0, sizes: ShardSizes::Chunked(full) }];
         let call = label.into();
         match self {
             Self::AllGather => comm.all_gather(call, shard(2)).wait().map(drop),
-            Self::ReduceScatter => comm.reduce_scatter(call, shard(whole), ReduceOp::Sum).wait().map(drop),
+            Self::ReduceScatter => comm.reduce_scatter(call, shard(full), ReduceOp::Sum).wait().map(drop),
             Self::AllReduce => comm.all_reduce(call, vec![tensor(5)], ReduceOp::Sum).wait().map(drop),
             Self::AllToAll => comm.all_to_all(call, shard(2).remove(0), 1, ShardSizes::Chunked(width)).wait().map(drop),
             Self::AllToAllList => {
@@ -71,8 +71,8 @@ impl Operation {
                 comm.broadcast(call, of_root.then(|| vec![tensor(4)]), vec![meta(4)], 0).wait().map(drop)
             }
             Self::Scatter => {
-                let cuts = vec![(0, ShardSizes::Chunked(whole))];
-                comm.scatter(call, of_root.then(|| vec![tensor(whole)]), vec![meta(whole)], cuts, 0).wait().map(drop)
+                let shardings = vec![(0, ShardSizes::Chunked(full))];
+                comm.scatter(call, of_root.then(|| vec![tensor(full)]), vec![meta(full)], shardings, 0).wait().map(drop)
             }
             Self::Reduce => comm.reduce(call, vec![tensor(4)], ReduceOp::Max, 0).wait().map(drop),
             Self::Gather => comm.gather(call, tensor(2), of_root.then(|| vec![meta(2); size]), 0).wait().map(drop),

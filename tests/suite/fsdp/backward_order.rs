@@ -68,8 +68,8 @@ fn compare_units(units: &[&str], ranks: usize, prepare: fn(Net) -> Net, losses: 
                 let plain_grads: Vec<GradientsParams> = run(&plain);
                 let grads: Vec<GradientsParams> = run(&sharded);
                 let expected = plain_grads.iter().map(|grads| values(&plain, Some(grads))).collect::<Vec<_>>();
-                let whole = |mut grads| Ok(values(&full_model(&sharded.clone().map(&mut Holder(&mut grads)))?, None));
-                Ok((grads.into_iter().map(whole).collect::<Result<Vec<_>>>()?, expected))
+                let full = |mut grads| Ok(values(&full_model(&sharded.clone().map(&mut Holder(&mut grads)))?, None));
+                Ok((grads.into_iter().map(full).collect::<Result<Vec<_>>>()?, expected))
             });
             let context = format!("{ranks} ranks, {reshard:?}, checkpointing {checkpointing}");
             let results = results.map(launched::values).unwrap_or_else(|error| panic!("{context}: {error}"));
@@ -121,7 +121,7 @@ fn two_towers_under_a_root_unit_with_unequal_batches() {
 }
 
 #[test]
-fn a_unit_that_a_rank_does_not_use_beside_another_tower() {
+fn a_unit_that_a_rank_does_not_use_next_to_another_tower() {
     for more in 0..3 {
         let losses: Losses = match more {
             0 => |net, x, rank| skipping(net, x, rank, 0),

@@ -19,10 +19,10 @@ fn held(params: &[NamedParameter]) -> BTreeMap<String, (usize, usize)> {
     let mut units: BTreeMap<String, (usize, usize)> = BTreeMap::new();
     for param in params {
         let Some(dim) = param.spec.placements()[0].shard_dim() else { continue };
-        let (local, whole) = (param.spec.local_shape(), param.spec.shape());
+        let (local, full) = (param.spec.local_shape(), param.spec.shape());
         let (held, largest) = units.entry(param.unit.to_string()).or_default();
         *held += 4 * local.num_elements();
-        *largest = (4 * whole.num_elements() / whole[dim]).max(*largest);
+        *largest = (4 * full.num_elements() / full[dim]).max(*largest);
     }
     units
 }
@@ -79,7 +79,7 @@ fn what_the_placement_function_says_is_kept() {
 
 /// Alone, replicated, and after tensor parallelism, some of whose parts are of unequal lengths.
 #[test]
-fn balanced_shards_train_as_the_whole_model_and_send_its_bytes() {
+fn balanced_shards_train_as_the_full_model_and_send_its_bytes() {
     let model = Net::new(&Device::flex());
     for (shape, names) in [
         (&[3][..], &["shard"][..]),

@@ -162,7 +162,7 @@ fn trains_as_one_device(lm: &Lm, mesh: &DeviceMesh) -> Result<()> {
 }
 
 #[test]
-fn a_chunked_loss_trains_as_the_loss_in_one_piece() {
+fn a_chunked_loss_trains_as_the_unchunked_one() {
     let lm = Lm::init();
     for ranks in [1, 2, 3, 4, 8] {
         MeshTest::new([ranks], ["shard"]).run(|mesh| trains_as_one_device(&lm, mesh));
@@ -172,7 +172,7 @@ fn a_chunked_loss_trains_as_the_loss_in_one_piece() {
 
 #[cfg(feature = "mpi")]
 #[test]
-fn a_chunked_loss_trains_as_the_loss_in_one_piece_in_processes() {
+fn a_chunked_loss_trains_as_the_unchunked_one_in_processes() {
     let lm = Lm::init();
     let lm = lm.map(&mut Same);
     let _ = MeshTest::new([2], ["shard"]).with_processes(2).run(|mesh| trains_as_one_device(&lm, mesh));
@@ -267,7 +267,7 @@ fn inputs_of_each_module_of_a_group_are_cast() {
 
 /// In one piece, too: the tail is a part of the model's forward.
 #[test]
-fn the_loss_in_one_piece_has_the_gradients_of_one_device() {
+fn the_unchunked_loss_has_the_gradients_of_one_device() {
     let lm = Lm::init();
     for group in [false, true] {
         MeshTest::new([2], ["shard"]).run(|mesh| {

@@ -160,8 +160,8 @@ fn by_hand(elements: &[f64], norm: NormType) -> f64 {
 fn norms_of(mesh: &MeshTest, like: [f64; 3], dtype: DType, norm: NormType, spoil: Option<f64>) -> Vec<(f64, Vec<f64>)> {
     mesh.run(|mesh| {
         let layers: Vec<_> = like.iter().map(|_| only(1.0, dtype, &mesh.device().clone().autodiff())).collect();
-        let whole = |param: ParamInfo| param.path.starts_with('2').then_some(Placement::Replicate);
-        let model = fully_shard(layers, mesh, FullyShard::new().with_shard_placement_fn(whole))?;
+        let full = |param: ParamInfo| param.path.starts_with('2').then_some(Placement::Replicate);
+        let model = fully_shard(layers, mesh, FullyShard::new().with_shard_placement_fn(full))?;
         let (mut grads, mut elements) = (GradientsParams::new(), Vec::new());
         for (at, (layer, value)) in model.iter().zip(like).enumerate() {
             let mut grad: Vec<f64> = (0..16).map(|k| value * (1.0 + f64::from(k) / 16.0)).collect();

@@ -56,14 +56,14 @@ impl UnitCollectives for Substitute {
         group: &Communicator,
         call: Call,
         plan: &Arc<CollectivePlan>,
-        wholes: Vec<DispatchTensor>,
+        full_tensors: Vec<DispatchTensor>,
     ) -> Work<Vec<DispatchTensor>> {
         self.0.lock().push(format!("{} {}", plan.op(), call.label));
         let (plan, ranks, rank) = (plan.clone(), group.group().size(), group.group().rank());
         let op = plan.reduce().expect("it reduces");
-        group.all_reduce(call, wholes, op).then(move |sums| {
-            let part = |(sum, (dim, cut)): (DispatchTensor, &(usize, ShardSizes))| {
-                let range = cut.range(ranks, rank);
+        group.all_reduce(call, full_tensors, op).then(move |sums| {
+            let part = |(sum, (dim, sizes)): (DispatchTensor, &(usize, ShardSizes))| {
+                let range = sizes.range(ranks, rank);
                 match sum.shape().num_dims() {
                     1 => Tensor::<1>::from_dispatch(sum).slice_dim(*dim, range).into_dispatch(),
                     _ => Tensor::<2>::from_dispatch(sum).slice_dim(*dim, range).into_dispatch(),
@@ -124,9 +124,9 @@ impl UnitCollectives for Reductions {
         group: &Communicator,
         call: Call,
         plan: &Arc<CollectivePlan>,
-        wholes: Vec<DispatchTensor>,
+        full_tensors: Vec<DispatchTensor>,
     ) -> Work<Vec<DispatchTensor>> {
-        self.planned(group, call, plan, wholes)
+        self.planned(group, call, plan, full_tensors)
     }
 
     fn all_reduce(

@@ -387,8 +387,8 @@ fn other_shards_are_refused() {
     launch(Launch::threads(4), |world| {
         let mesh = DeviceMesh::new(world, [2, 2], ["replicate", "shard"])?;
         let net = fully_shard(on_device(&model, &world.device().clone().autodiff()), &mesh, config())?;
-        let whole = DeviceMesh::new(world, [4], ["shard"])?;
-        let told = remesh(net.clone(), &whole).unwrap_err();
+        let full = DeviceMesh::new(world, [4], ["shard"])?;
+        let told = remesh(net.clone(), &full).unwrap_err();
         assert!(
             matches!(&told, Error::Fsdp(FsdpError::IncompatibleMesh { was, is, .. })
             if *was == format!("{} of 2", world.rank() % 2) && *is == format!("{} of 4", world.rank())),

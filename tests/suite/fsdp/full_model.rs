@@ -50,14 +50,14 @@ fn one_rank_has_the_model_that_was_distributed() {
 }
 
 #[test]
-fn a_rank_that_has_no_part_and_a_model_that_is_whole_are_refused() {
+fn a_rank_without_a_shard_and_an_unsharded_model_are_refused() {
     let model = Net::new(&Device::flex());
     MeshTest::new([2], ["shard"]).run(|mesh| {
         let sharded = fully_shard(model.clone(), mesh, FullyShard::new())?;
         let outside = full_model_on(&sharded, 2).map(|_| ());
         assert!(matches!(outside, Err(Error::Param(ParamError::NotOfMesh { rank: 2, .. }))), "{outside:?}");
-        let whole = full_model_on(&model.clone().no_grad(), 0).map(|_| ());
-        assert!(matches!(whole, Err(Error::Param(ParamError::NotSharded))), "{whole:?}");
+        let full = full_model_on(&model.clone().no_grad(), 0).map(|_| ());
+        assert!(matches!(full, Err(Error::Param(ParamError::NotSharded))), "{full:?}");
         Ok(())
     });
 }

@@ -304,7 +304,7 @@ fn one_warning_a_unit_names_the_first_parameter_read_outside() {
 
 /// A copy that is frozen has leaves of its own: a unit is opened for each.
 #[test]
-fn a_frozen_copy_beside_its_module_is_a_unit_of_its_own() {
+fn a_frozen_copy_next_to_its_module_is_a_separate_unit() {
     let start = net(&Device::flex());
     launch(Launch::threads(2), |world| {
         let device = world.device().clone().autodiff();

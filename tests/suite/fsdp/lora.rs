@@ -135,8 +135,8 @@ fn what_is_done_to_a_model_is_done_to_its_adapters() {
         assert_eq!(outputs[0], outputs[1]);
         // And the whole's is that of burn's model.
         let full = full_model(&trained)?;
-        let whole = plain.load_record(full.clone().into_record());
-        assert_eq!(values(&whole, None), values(&full, None));
+        let complete = plain.load_record(full.clone().into_record());
+        assert_eq!(values(&complete, None), values(&full, None));
         // On one rank, and sharded again.
         let on_one = full_model_on(&trained, 1)?;
         assert_eq!(on_one.map(|one| values(&one, None)), (mesh.rank() == 1).then(|| values(&full, None)));
@@ -203,8 +203,8 @@ fn tensor_parallel_weights_take_merged_adapters() {
         let error = parallelize(sharded, mesh, Plan::new()).expect_err("nor sharded ones");
         assert!(matches!(error, Error::Param(ParamError::Reparameterized { .. })), "{error}");
         let merged = model.clone().materialize();
-        let whole = full_model(&parallelize(merged.clone(), mesh, Plan::new())?)?;
-        assert_eq!(values(&whole, None), values(&merged, None));
+        let complete = full_model(&parallelize(merged.clone(), mesh, Plan::new())?)?;
+        assert_eq!(values(&complete, None), values(&merged, None));
         Ok(())
     });
 }
@@ -296,7 +296,7 @@ fn frozen_base(layer: Linear) -> Linear {
 }
 
 #[test]
-fn adapters_beside_what_burn_shows_nobody_are_refused_with_the_remedy() {
+fn adapters_next_to_what_burn_hides_are_refused_with_the_remedy() {
     let model = adapted();
     MeshTest::new([2], ["shard"]).run(|mesh| {
         let refused = |model: Net, config: FullyShard| {

@@ -51,7 +51,7 @@ fn eight_sizes_on_128_ranks() {
             if dtype == DType::F16 {
                 unshard(&sharded)?.wait()?;
             }
-            let ahead = world.ledger().calls(Op::AllGather);
+            let prefetch = world.ledger().calls(Op::AllGather);
             let loss = unit(&sharded, (), |group, ()| {
                 let read = |param: &Param<Tensor<2>>| param.val().into_data();
                 assert!(group.matrices.iter().map(read).eq(plain.matrices.iter().map(read)));
@@ -59,7 +59,7 @@ fn eight_sizes_on_128_ranks() {
                 assert!(group.vectors.iter().map(read).eq(plain.vectors.iter().map(read)));
                 squares(group)
             });
-            assert_eq!(world.ledger().calls(Op::AllGather), 1, "{ahead} of them ahead");
+            assert_eq!(world.ledger().calls(Op::AllGather), 1, "{prefetch} of them ahead");
             let grads = loss.backward();
             let is_gather = |entry: &&LedgerEntry| (entry.op, entry.phase) == (Op::AllGather, Phase::Backward);
             let gathers: Vec<_> =
@@ -67,9 +67,9 @@ fn eight_sizes_on_128_ranks() {
             assert_eq!(gathers, [again]);
             assert_eq!(world.ledger().calls(Op::ReduceScatter), 1);
             // Every rank has the same gradient, twice the weight: so has the average of them.
-            for (param, whole) in sharded.matrices.iter().zip(&plain.matrices) {
+            for (param, full) in sharded.matrices.iter().zip(&plain.matrices) {
                 let grad = param.base().grad(&grads).expect("a gradient shard");
-                assert_eq!(grad.into_data(), (param.base() * 2.0).into_data(), "{:?}", whole.base().dims());
+                assert_eq!(grad.into_data(), (param.base() * 2.0).into_data(), "{:?}", full.base().dims());
             }
             for param in &sharded.vectors {
                 let grad = param.base().grad(&grads).expect("a gradient shard");
@@ -77,13 +77,13 @@ fn eight_sizes_on_128_ranks() {
             }
             // The shards are the chunks of the originals.
             let rank = world.rank();
-            for (param, whole) in sharded.matrices.iter().zip(&plain.matrices) {
-                let [rows, cols] = whole.base().dims();
+            for (param, full) in sharded.matrices.iter().zip(&plain.matrices) {
+                let [rows, cols] = full.base().dims();
                 let chunk = rows.div_ceil(128);
                 let (start, end) = ((rank * chunk).min(rows), ((rank + 1) * chunk).min(rows));
                 assert_eq!(param.base().dims(), [end - start, cols]);
                 if start < end {
-                    let expected = whole.base().inner().narrow(0, start, end - start).into_data();
+                    let expected = full.base().inner().narrow(0, start, end - start).into_data();
                     assert_eq!(param.base().into_data(), expected);
                 }
             }

@@ -183,7 +183,7 @@ fn weights_that_are_shared_are_freed_by_hand() {
 
 /// What is shared has the values of its own shards alone.
 #[test]
-fn stepped_shards_are_gathered_anew() {
+fn stepped_shards_are_gathered_again() {
     launch(Launch::threads(2), |world| {
         let model = sharded(&stack(&Device::flex()), world, 1)?;
         FsdpModule::of(&model)?.set_reshard_after_backward(false);

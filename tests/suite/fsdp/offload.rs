@@ -146,8 +146,8 @@ fn copies_are_what_is_gathered_and_what_is_reduced() {
             };
             let width = WIDTH as u64;
             let block = shard(width, width) + shard(width, 1);
-            let expected = |whole: u64, part: u64, again: u64| OffloadTraffic {
-                to_device: CallTotals { calls: 1 + again, bytes: (1 + again) * whole },
+            let expected = |full: u64, part: u64, again: u64| OffloadTraffic {
+                to_device: CallTotals { calls: 1 + again, bytes: (1 + again) * full },
                 to_host: CallTotals { calls: 1, bytes: part },
             };
             for at in 0..3 {
@@ -161,7 +161,7 @@ fn copies_are_what_is_gathered_and_what_is_reduced() {
 
 /// One that every rank holds whole is a copy too, and so are gradients that travel in another element type.
 #[test]
-fn what_is_not_cut_is_copied_and_gradients_as_they_are_reduced() {
+fn replicated_parameters_are_copied_and_gradients_as_they_are_reduced() {
     MeshTest::new([2], ["shard"]).run(|mesh| {
         let device = mesh.device().clone().autodiff();
         let half = MixedPrecisionPolicy::new()
@@ -173,9 +173,9 @@ fn what_is_not_cut_is_copied_and_gradients_as_they_are_reduced() {
         let model = fully_shard(net(&device), mesh, config)?;
         let grads = loss(&model, 0, mesh.rank(), &device).backward();
         let used = 4 * (WIDTH * WIDTH + WIDTH) + WIDTH;
-        let whole = used + WIDTH * WIDTH + WIDTH;
+        let full = used + WIDTH * WIDTH + WIDTH;
         let copies = mesh.world().ledger().host_copies()["root"];
-        assert_eq!(copies.to_device, CallTotals { calls: 1, bytes: 2 * whole as u64 });
+        assert_eq!(copies.to_device, CallTotals { calls: 1, bytes: 2 * full as u64 });
         assert_eq!(copies.to_host, CallTotals { calls: 1, bytes: 2 * used as u64 });
         let grad = model.scale.base().grad(&grads).expect("a gradient");
         assert_eq!(grad.dtype(), DType::F32);
@@ -205,7 +205,7 @@ fn a_rank_alone_frees_its_weights_between_forward_and_backward() {
 
 /// Clones share units and shards; one in validation has shards without a graph.
 #[test]
-fn a_teacher_and_a_validated_clone_compute_beside_the_student() {
+fn a_teacher_and_a_validated_clone_compute_next_to_the_student() {
     MeshTest::new([2], ["shard"]).run(|mesh| {
         let device = mesh.device().clone().autodiff();
         let run = |config: FullyShard| {

@@ -84,7 +84,7 @@ fn decay() -> Option<WeightDecayConfig> {
 }
 
 #[test]
-fn what_works_element_by_element_steps_shards_as_the_whole() {
+fn elementwise_optimizers_step_shards_as_full_parameters() {
     for (name, configurations) in EQUAL {
         for (at, init) in configurations.iter().enumerate() {
             for ranks in [2, 3] {
@@ -143,9 +143,9 @@ fn stepped(ranks: usize, bias: bool, step: impl Fn(Vec<Linear>) -> Vec<Linear> +
     let apart = MeshTest::new([ranks], ["shard"]).run(|mesh| {
         let plain = on_device(&model, &mesh.device().clone().autodiff());
         let sharded = step(fully_shard(plain.clone(), mesh, FullyShard::new())?);
-        let (sharded, whole) = (values(&full_model(&sharded)?, None), values(&step(plain.clone()), None));
-        assert!(max_diff(&whole, &values(&plain, None)) > 1e-3, "it has stepped");
-        Ok(max_diff(&sharded, &whole))
+        let (sharded, full) = (values(&full_model(&sharded)?, None), values(&step(plain.clone()), None));
+        assert!(max_diff(&full, &values(&plain, None)) > 1e-3, "it has stepped");
+        Ok(max_diff(&sharded, &full))
     });
     apart.into_iter().fold(0.0, |a, b| if b > a || b.is_nan() { b } else { a })
 }
@@ -195,9 +195,9 @@ impl ModuleVisitor for Grads {
         let grad = match self.parts.get(&self.path.join(".")) {
             None => tensor(seed, param.base().dims(), &device),
             Some((shape, ranges)) => {
-                let whole: Tensor<D> = tensor(seed, shape.as_slice().try_into().expect("D dimensions"), &device);
+                let full: Tensor<D> = tensor(seed, shape.as_slice().try_into().expect("D dimensions"), &device);
                 let slices: Vec<_> = ranges.iter().cloned().map(Slice::from).collect();
-                whole.slice(slices.as_slice())
+                full.slice(slices.as_slice())
             }
         };
         self.grads.register(param.id, grad);

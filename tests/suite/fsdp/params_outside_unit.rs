@@ -145,7 +145,7 @@ fn one_rank_may_print_a_kept_weight() {
 fn a_frozen_weight_with_a_captured_shallower_activation() {
     let frozen = |net: Net| Net { blocks: net.blocks.into_iter().map(Module::no_grad).collect(), ..net };
     type Forward = fn(&Linear, Tensor<2>) -> Tensor<2>;
-    let whole: Forward = |block, context| block.forward(context);
+    let full: Forward = |block, context| block.forward(context);
     let detached: Forward = |block, context| context.matmul(block.weight.val().detach());
     let run = |net: &Net, x: Tensor<2>, forward: Forward, alone: bool| {
         let context = net.first.forward(x);
@@ -160,7 +160,7 @@ fn a_frozen_weight_with_a_captured_shallower_activation() {
         let loss = if alone { captured.expect("set in forward") } else { both };
         GradientsParams::from_grads(loss.sum().backward(), net)
     };
-    for (prepare, forward) in [(frozen as fn(Net) -> Net, whole), (|net| net, detached)] {
+    for (prepare, forward) in [(frozen as fn(Net) -> Net, full), (|net| net, detached)] {
         for alone in [false, true] {
             sharded(
                 prepare,
@@ -363,11 +363,11 @@ fn clones_of_one_parameter_are_refused() {
             GradientsParams::from_grads(y.square().mean().backward(), net).get::<2>(net.first.weight.id)
         };
         let plain = on_device(&tied(), &device);
-        let whole = Net { blocks: vec![plain.first.clone(), plain.blocks[1].clone()], ..plain };
+        let full = Net { blocks: vec![plain.first.clone(), plain.blocks[1].clone()], ..plain };
         let ignored =
-            fully_shard(whole.clone(), &mesh(world)?, FullyShard::new().with_ignored(["first.*", "blocks.0.*"]))?;
+            fully_shard(full.clone(), &mesh(world)?, FullyShard::new().with_ignored(["first.*", "blocks.0.*"]))?;
         assert!(ignored.blocks[1].weight.shard().is_some());
-        assert_eq!(grad(&ignored).unwrap().into_data(), grad(&whole).unwrap().into_data());
+        assert_eq!(grad(&ignored).unwrap().into_data(), grad(&full).unwrap().into_data());
         Ok(())
     })
     .unwrap();

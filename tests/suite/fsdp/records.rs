@@ -36,7 +36,7 @@ fn distribute(model: Linear, mesh: &DeviceMesh) -> Result<Linear> {
 }
 
 /// Each rank loads every rank's record: those of the same parts, and no others.
-fn exchanged(shape: &[usize], names: &[&'static str], alike: impl Fn(usize, usize) -> bool + Sync) {
+fn exchanged(shape: &[usize], names: &[&'static str], same: impl Fn(usize, usize) -> bool + Sync) {
     let (trained, fresh) = (even(1), even(2));
     let test = MeshTest::new(shape, names.to_vec());
     let records = test.run(|mesh| bytes(&distribute(on_device(&trained, mesh.device()), mesh)?));
@@ -46,11 +46,11 @@ fn exchanged(shape: &[usize], names: &[&'static str], alike: impl Fn(usize, usiz
         for (other, record) in records.iter().enumerate() {
             match load(model.clone(), record) {
                 Ok(loaded) => {
-                    assert!(alike(mesh.rank(), other), "rank {} has loaded the record of rank {other}", mesh.rank());
+                    assert!(same(mesh.rank(), other), "rank {} has loaded the record of rank {other}", mesh.rank());
                     assert_eq!(values(&loaded, None), values(&expected, None));
                     assert_eq!(named_parameters(&loaded)?.len(), 2);
                 }
-                Err(error) => assert!(!alike(mesh.rank(), other), "rank {} of rank {other}: {error}", mesh.rank()),
+                Err(error) => assert!(!same(mesh.rank(), other), "rank {} of rank {other}: {error}", mesh.rank()),
             }
         }
         Ok(())
@@ -97,7 +97,7 @@ fn the_error_says_which_part_is_missing() {
 
 /// One rank holds the whole: its records are those of the ordinary model.
 #[test]
-fn a_record_of_the_whole_is_an_ordinary_one() {
+fn a_record_of_the_full_model_is_an_ordinary_one() {
     let (trained, fresh) = (even(1), even(2));
     MeshTest::new([1], ["shard"]).run(|mesh| {
         let sharded = distribute(fresh.clone(), mesh)?;

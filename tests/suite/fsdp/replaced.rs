@@ -110,9 +110,9 @@ fn a_parameter_of_the_gathered_model_is_replaced_and_sharded_again() {
         let sharded = fully_shard(on_device(&model, &device), mesh, config())?;
         let error = fully_shard(sharded.clone(), mesh, config()).expect_err("it is sharded").to_string();
         assert!(error.contains("fully_shard(full_model(&model)?, ..)"), "{error}");
-        let mut whole = full_model(&sharded)?;
-        whole.first = LinearConfig::new(WIDTH, 7).init(&device);
-        let again = fully_shard(whole, mesh, config())?;
+        let mut full = full_model(&sharded)?;
+        full.first = LinearConfig::new(WIDTH, 7).init(&device);
+        let again = fully_shard(full, mesh, config())?;
         assert_eq!(named_parameters(&again)?[0].spec.shape().as_slice(), [WIDTH, 7]);
         Ok(())
     });
@@ -179,9 +179,9 @@ fn units_of_one_model_may_stand_in_another() {
     let model = net(&Device::flex());
     MeshTest::new([2], ["shard"]).run(|mesh| {
         let device = mesh.device().clone().autodiff();
-        let whole = on_device(&model, &device);
+        let full = on_device(&model, &device);
         let head = LinearConfig::new(WIDTH, 2).init(&device);
-        let sharded = fully_shard(whole.clone(), mesh, config())?;
+        let sharded = fully_shard(full.clone(), mesh, config())?;
         let tuned = fully_shard(Tuned { blocks: sharded.blocks, head }, mesh, FullyShard::new())?;
         let x = || tensor::<2>(1, [4, WIDTH], &device);
         let forward = |tuned: &Tuned, x| tuned.head.forward(tuned.blocks[1].forward(x));
@@ -189,7 +189,7 @@ fn units_of_one_model_may_stand_in_another() {
         let expected = forward(&full_model(&tuned)?, x());
         assert_eq!(output.to_data(), expected.to_data());
         let block = |net: &Tuned| net.blocks[1].weight.val().to_data();
-        assert_eq!(block(&full_model(&tuned)?), whole.blocks[1].weight.val().to_data());
+        assert_eq!(block(&full_model(&tuned)?), full.blocks[1].weight.val().to_data());
         assert_eq!(tuned.head.weight.shard().expect("sharded").placements(), [Placement::Shard(0)]);
         Ok(())
     });

@@ -175,7 +175,7 @@ fn count(events: &[Event], kind: EventKind) -> usize {
 
 /// Any order of units, some of them never entered: the same values, and nothing is left.
 #[test]
-fn whatever_is_gathered_ahead_values_are_the_same() {
+fn whatever_is_prefetched_values_are_the_same() {
     let model = stack(&Device::flex());
     for reshard in [ReshardAfterForward::Always, ReshardAfterForward::Never] {
         for next in [vec![1, 2], vec![2], vec![2, 1, 0], vec![0]] {
@@ -202,7 +202,7 @@ fn whatever_is_gathered_ahead_values_are_the_same() {
 }
 
 #[test]
-fn what_was_gathered_ahead_in_vain_is_dropped_with_forward() {
+fn what_was_prefetched_in_vain_is_dropped_with_forward() {
     let model = stack(&Device::flex());
     launch(Launch::threads(2), |world| {
         let model = sharded(world, &model, ReshardAfterForward::Always)?;
@@ -225,7 +225,7 @@ fn what_was_gathered_ahead_in_vain_is_dropped_with_forward() {
 
 /// Once the units' order is known, from a forward: the late rank has posted all that others need for the next.
 #[test]
-fn a_rank_that_is_late_in_forward_holds_up_nobody() {
+fn a_rank_that_is_late_in_forward_holds_up_no_other() {
     let model = stack(&Device::flex());
     let (is_through, wait_until) = mpsc::channel();
     let (is_through, wait_until) = (Mutex::new(is_through), Mutex::new(wait_until));

@@ -64,12 +64,12 @@ const RIGHT: [fn(&Net, Tensor<2>) -> Vec<Gradients>; 4] = [
     // The later one first, and the trunk by the gradients that both have of its output.
     |net, x| {
         let hidden = unit(&net.trunk, x, through);
-        let cut = hidden.clone().detach().require_grad();
-        let [left, right] = heads(net, &cut);
+        let sizes = hidden.clone().detach().require_grad();
+        let [left, right] = heads(net, &sizes);
         let mut grads = vec![right.backward(), left.backward()];
-        let of_cut = grads.iter().map(|grads| cut.grad(grads).expect("it is in both losses").into_data());
-        let of_cut = of_cut.map(|grad| Tensor::<2>::from_data(grad, &cut.device())).reduce(|a, b| a + b).expect("two");
-        grads.push((hidden * of_cut).sum().backward());
+        let of_shard = grads.iter().map(|grads| sizes.grad(grads).expect("it is in both losses").into_data());
+        let of_shard = of_shard.map(|grad| Tensor::<2>::from_data(grad, &sizes.device())).reduce(|a, b| a + b).expect("two");
+        grads.push((hidden * of_shard).sum().backward());
         grads
     },
     // Each through a trunk of its own: the unit is run twice.
@@ -85,10 +85,10 @@ const RIGHT: [fn(&Net, Tensor<2>) -> Vec<Gradients>; 4] = [
 ];
 
 /// All gradients of a way to train, added up; by path.
-fn sum(net: &Net, grads: Vec<Gradients>, whole: impl Fn(GradientsParams) -> Result<Values>) -> Result<Values> {
+fn sum(net: &Net, grads: Vec<Gradients>, full: impl Fn(GradientsParams) -> Result<Values>) -> Result<Values> {
     let mut sum = Values::new();
     for grads in grads {
-        for (path, grad) in whole(GradientsParams::from_grads(grads, net))? {
+        for (path, grad) in full(GradientsParams::from_grads(grads, net))? {
             let sum = sum.entry(path).or_insert_with(|| vec![0.0; grad.len()]);
             sum.iter_mut().zip(grad).for_each(|(sum, grad)| *sum += grad);
         }
@@ -102,8 +102,8 @@ fn gradients_are_those_of_one_device(mesh: &DeviceMesh, config: &FullyShard) -> 
     let sharded = fully_shard(Net::init(&device), mesh, config.clone())?;
     for train in RIGHT {
         let grads = train(&sharded, batch(mesh.rank(), &device));
-        let whole = |mut grads| Ok(values(&full_model(&sharded.clone().map(&mut Holder(&mut grads)))?, None));
-        let found = sum(&sharded, grads, whole)?;
+        let full = |mut grads| Ok(values(&full_model(&sharded.clone().map(&mut Holder(&mut grads)))?, None));
+        let found = sum(&sharded, grads, full)?;
         let mut expected = Values::new();
         for rank in 0..mesh.size() {
             let of_rank = sum(&plain, train(&plain, batch(rank, &device)), |grads| Ok(values(&plain, Some(&grads))))?;

@@ -80,7 +80,7 @@ fn models_run_in_another_order_are_named_on_every_rank() {
 }
 
 #[test]
-fn models_gathered_ahead_in_another_order_are_named() {
+fn models_prefetched_in_another_order_are_named() {
     are_told_apart(&meshes()[0], Op::AllGather, &MODELS, |mesh| {
         let [a, b] = pair(mesh, mesh.device(), ReshardAfterForward::Always)?;
         in_order(mesh, [&a, &b]).into_iter().try_for_each(|model| unshard(model)?.wait())?;
@@ -89,7 +89,7 @@ fn models_gathered_ahead_in_another_order_are_named() {
 }
 
 #[test]
-fn models_gathered_whole_in_another_order_are_named() {
+fn models_gathered_completely_in_another_order_are_named() {
     are_told_apart(&meshes()[0], Op::AllGather, &MODELS, |mesh| {
         let [a, b] = pair(mesh, mesh.device(), ReshardAfterForward::Always)?;
         let [first, second] = in_order(mesh, [&a, &b]);

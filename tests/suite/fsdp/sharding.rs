@@ -114,8 +114,8 @@ fn parameters_are_dtensors() {
         let second = named.iter().find(|param| param.path == "blocks.1.weight").expect("listed");
         assert_eq!((&*second.unit, second.id), ("blocks.1", sharded.blocks[1].weight.id));
         assert!(second.shard::<1>().is_none());
-        let whole = second.shard::<2>().expect("a matrix").full_tensor()?;
-        assert_eq!(whole.into_data(), model.blocks[1].weight.val().into_data());
+        let full = second.shard::<2>().expect("a matrix").full_tensor()?;
+        assert_eq!(full.into_data(), model.blocks[1].weight.val().into_data());
         assert_eq!(&*named[0].unit, "root");
         Ok(())
     })
@@ -124,7 +124,7 @@ fn parameters_are_dtensors() {
 
 /// Against shapes and counts by hand.
 #[test]
-fn a_model_is_described_whole_and_as_it_is_here() {
+fn a_model_is_described_with_global_and_local_shapes() {
     let start = net(&Device::flex());
     let tables = launch(Launch::threads(2), |world| {
         let config = FullyShard::new().with_units(["blocks.*"]).with_ignored(["spare.*"]);

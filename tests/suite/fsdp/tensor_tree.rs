@@ -94,8 +94,8 @@ fn containers_hand_out_every_float_once_and_keep_the_rest() {
 
     let (tensor, mut cache) = (x(), vec![x()]);
     let data = TensorData::from([1.0f32]);
-    let (count, beside) = numbered((&tensor, &mut cache, 3u8, 'c', 0..4, data.clone(), "text", (), Source("text").0));
-    assert_eq!((count, first(beside.0), beside.4, beside.5), (0, 1.0, 0..4, data));
+    let (count, other) = numbered((&tensor, &mut cache, 3u8, 'c', 0..4, data.clone(), "text", (), Source("text").0));
+    assert_eq!((count, first(other.0), other.4, other.5), (0, 1.0, 0..4, data));
 }
 
 #[test]

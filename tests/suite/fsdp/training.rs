@@ -83,7 +83,7 @@ fn largest(param: ParamInfo) -> Option<Placement> {
 }
 
 #[test]
-fn one_unit_trains_as_one_device_whichever_dimension_is_cut() {
+fn one_unit_trains_as_one_device_whichever_dimension_is_sharded() {
     let model = Mlp::new();
     for ranks in [2, 3, 4] {
         let (expected, losses) = alone(&model, ranks, &Device::flex().autodiff());
@@ -91,14 +91,14 @@ fn one_unit_trains_as_one_device_whichever_dimension_is_cut() {
         assert!(apart(&expected, &values(&model, None)) > 1e-2, "it has learned");
         // A weight is of the features that it takes by those that it makes.
         let (rows, columns) = ([Placement::Shard(0)], [Placement::Shard(1)]);
-        for (config, cuts) in
+        for (config, shardings) in
             [(FullyShard::new(), [rows, rows]), (FullyShard::new().with_shard_placement_fn(largest), [columns, rows])]
         {
             MeshTest::new([ranks], ["shard"]).run(|mesh| {
                 let device = mesh.device().clone().autodiff();
                 let sharded = fully_shard(on_device(&model, &device), mesh, config.clone())?;
-                for (layer, cut) in sharded.layers.iter().zip(cuts) {
-                    assert_eq!(layer.weight.shard().expect("it is sharded").placements(), cut);
+                for (layer, sizes) in sharded.layers.iter().zip(shardings) {
+                    assert_eq!(layer.weight.shard().expect("it is sharded").placements(), sizes);
                 }
                 let own = |model: &Mlp, step| Ok(loss(model.forward(batch(step, mesh.rank(), &device))));
                 let (trained, own) = train(sharded, own)?;
@@ -157,7 +157,7 @@ fn training_on_another_engine_is_the_same_to_the_bit() {
 
 /// In the middle of forward all ranks agree on a scale; what comes after it is gathered meanwhile.
 #[test]
-fn units_gathered_ahead_around_a_collective_of_the_program() {
+fn units_prefetched_around_a_collective_of_the_program() {
     let model = Mlp::new();
     let front = |model: &Mlp, x| unit(&model.layers[0], x, |layer, x| layer.forward(x).tanh());
     let back = |model: &Mlp, x: Tensor<2>, scale: f64| {
@@ -165,12 +165,12 @@ fn units_gathered_ahead_around_a_collective_of_the_program() {
     };
     let size = |x: &Tensor<2>| x.clone().abs().mean().into_scalar::<f64>();
     let device = Device::flex().autodiff();
-    let whole = |model: &Mlp, step| {
+    let full = |model: &Mlp, step| {
         let fronts = [0, 1, 2].map(|rank| front(model, batch(step, rank, &device)));
         let scale = fronts.iter().map(size).sum::<f64>() / 3.0;
         Ok(fronts.map(|x| loss(back(model, x, scale))).into_iter().reduce(|a, b| a + b).expect("three") / 3.0)
     };
-    let (expected, _) = train(on_device(&model, &device), whole).unwrap_or_else(|error| panic!("{error}"));
+    let (expected, _) = train(on_device(&model, &device), full).unwrap_or_else(|error| panic!("{error}"));
     MeshTest::new([3], ["shard"]).run(|mesh| {
         let device = mesh.device().clone().autodiff();
         let sharded = fully_shard(on_device(&model, &device), mesh, FullyShard::new().with_units(["layers.*"]))?;
@@ -178,11 +178,11 @@ fn units_gathered_ahead_around_a_collective_of_the_program() {
         let own = |model: &Mlp, step| {
             let before = gathers();
             let first = unshard(&model.layers[0])?;
-            let ahead = model.layers[1..].iter().map(unshard).collect::<Result<Vec<_>>>()?;
+            let prefetch = model.layers[1..].iter().map(unshard).collect::<Result<Vec<_>>>()?;
             first.wait()?;
             let x = front(model, batch(step, mesh.rank(), &device));
             let scale = mesh.all_reduce(size(&x), ReduceOp::Avg)?;
-            for handle in ahead.into_iter().rev() {
+            for handle in prefetch.into_iter().rev() {
                 handle.wait()?;
             }
             let loss = loss(back(model, x, scale));
@@ -209,10 +209,10 @@ fn a_sharded_model_may_be_cast() {
     let model = Mlp::new();
     let double = |step, rank, device: &Device| batch(step, rank, device).cast(DType::F64);
     let device = Device::flex().autodiff();
-    let whole = |model: &Mlp, step| {
+    let full = |model: &Mlp, step| {
         Ok((loss(model.forward(double(step, 0, &device))) + loss(model.forward(double(step, 1, &device)))) / 2.0)
     };
-    let (expected, _) = train(on_device(&model, &device).map(&mut Cast(DType::F64)), whole).unwrap();
+    let (expected, _) = train(on_device(&model, &device).map(&mut Cast(DType::F64)), full).unwrap();
     MeshTest::new([2], ["shard"]).run(|mesh| {
         let device = mesh.device().clone().autodiff();
         let config = FullyShard::new().with_units(["layers.*"]).with_reshard_after_forward(ReshardAfterForward::Always);
@@ -251,14 +251,14 @@ fn a_parameter_stores_its_shard_before_and_after_every_pass() {
             let sharded = fully_shard(plain.clone(), mesh, config)?;
             let stored = || -> Result<()> {
                 for (layer, plain) in sharded.layers.iter().zip(&plain.layers) {
-                    let (whole, base) = (plain.weight.val(), layer.weight.base());
+                    let (full, base) = (plain.weight.val(), layer.weight.base());
                     let shard = layer.weight.shard().expect("it is sharded");
                     assert_eq!(shard.placements(), [Placement::Shard(0)]);
-                    assert_eq!(shard.dims(), whole.dims());
-                    let expected = DTensor::distribute_replicated(whole.clone(), mesh, &[Placement::Shard(0)])?;
+                    assert_eq!(shard.dims(), full.dims());
+                    let expected = DTensor::distribute_replicated(full.clone(), mesh, &[Placement::Shard(0)])?;
                     assert_eq!(shard.local().clone().into_data(), expected.to_local().into_data());
                     assert_eq!(base.into_data(), shard.to_local().into_data());
-                    assert_eq!(layer.weight.val().into_data(), whole.into_data());
+                    assert_eq!(layer.weight.val().into_data(), full.into_data());
                 }
                 Ok(())
             };
@@ -276,7 +276,7 @@ fn a_parameter_stores_its_shard_before_and_after_every_pass() {
 }
 
 #[test]
-fn shards_wholes_and_gradients_of_any_cut_are_contiguous() {
+fn shards_parameters_and_gradients_of_any_sharding_are_contiguous() {
     fn is_contiguous<const D: usize>(tensor: Tensor<D>) -> bool {
         let tensor = if tensor.is_autodiff() { tensor.inner() } else { tensor };
         tensor.try_into_primitive::<Flex>().expect("a tensor of Flex").is_contiguous()

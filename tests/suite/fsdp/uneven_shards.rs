@@ -64,7 +64,7 @@ fn distributed(model: Net, mesh: &DeviceMesh, config: FullyShard) -> Result<Net>
 }
 
 #[test]
-fn a_model_of_ragged_shards_trains_as_the_whole_one() {
+fn a_model_of_uneven_shards_trains_as_the_full_one() {
     let model = Net::new(&Device::flex());
     for (mesh_test, ranks) in meshes() {
         mesh_test.run(|mesh| {
@@ -76,14 +76,14 @@ fn a_model_of_ragged_shards_trains_as_the_whole_one() {
                 for step in 0..STEPS {
                     let losses = (0..data_ranks).map(|rank| plain.loss_on(step, rank, &device));
                     let loss = losses.reduce(|a, b| a + b).expect("a rank") / data_ranks as f32;
-                    let whole = GradientsParams::from_grads(loss.backward(), &plain);
+                    let full = GradientsParams::from_grads(loss.backward(), &plain);
                     let mut grads = GradientsParams::from_grads(own.loss_on(step, rank, &device).backward(), &own);
-                    let expected = values(&plain, Some(&whole));
+                    let expected = values(&plain, Some(&full));
                     assert!(max_diff(&full_grads(&own, &grads)?, &expected) < 1e-5, "step {step} on {mesh}");
                     let norm = expected.values().flatten().map(|x| f64::from(*x).powi(2)).sum::<f64>().sqrt();
                     let found = clip_grad_norm(&own, &mut grads, f64::MAX, NormType::L2)?;
                     assert!((norm - found).abs() < 1e-4 * norm, "step {step} on {mesh}: {found} for {norm}");
-                    plain = plain_optim.step(1e-3, plain, whole);
+                    plain = plain_optim.step(1e-3, plain, full);
                     own = optim.step(1e-3, own, grads);
                 }
                 let diff = max_diff(&values(&full_model(&own)?, None), &values(&plain, None));
@@ -96,7 +96,7 @@ fn a_model_of_ragged_shards_trains_as_the_whole_one() {
 
 /// To the bit, since every element is averaged over the same ranks in the same order.
 #[test]
-fn ragged_shards_hold_what_even_ones_do_whenever_units_are_freed() {
+fn uneven_shards_hold_what_even_ones_do_whenever_units_are_freed() {
     let model = Net::new(&Device::flex());
     MeshTest::new([4], ["shard"]).run(|mesh| {
         let (rank, _) = data_rank(mesh);

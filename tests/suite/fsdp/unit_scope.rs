@@ -106,10 +106,10 @@ fn a_backward_inside_its_units_own_forward() {
                 let own = x.grad_remove(&mut grads).expect("tracked").into_data();
                 (own, GradientsParams::from_grads(grads, model))
             };
-            let ((found, mut shards), (expected, whole)) = (grads(&sharded), grads(&plain));
+            let ((found, mut shards), (expected, full)) = (grads(&sharded), grads(&plain));
             found.assert_approx_eq::<f32>(&expected, Tolerance::default());
             let found = values(&full_model(&sharded.map(&mut Holder(&mut shards)))?, None);
-            assert!(max_diff(&found, &values(&plain, Some(&whole))) < 1e-6, "{placement} {checkpointing}");
+            assert!(max_diff(&found, &values(&plain, Some(&full))) < 1e-6, "{placement} {checkpointing}");
         }
         Ok(())
     })
@@ -118,7 +118,7 @@ fn a_backward_inside_its_units_own_forward() {
 
 /// Tied to the graph wherever they are: the unit before is gathered again, and both are reduced.
 #[test]
-fn tensors_in_a_result_a_box_and_beside_text_are_inputs_and_outputs() {
+fn tensors_in_a_result_a_box_and_next_to_text_are_inputs_and_outputs() {
     fn forward(net: &Net, x: Tensor<2>, _: usize) -> Tensor<2> {
         unit(net, x, |net, x| {
             let x = unit(&net.blocks[0], (Box::new(x), "tanh", String::new()), |block, (x, name, _)| match name {

@@ -15,7 +15,7 @@ use super::net::{Net, WIDTH, config, mesh, net, with_units};
 use super::support::{Holder, Shift, furthest, max_diff, on_device, tensor, values};
 
 #[test]
-fn unshard_gathers_ahead_and_reshard_lets_go() {
+fn unshard_prefetches_and_reshard_frees() {
     let model = net(&Device::flex());
     launch(Launch::threads(2), |world| {
         let device = world.device().clone().autodiff();

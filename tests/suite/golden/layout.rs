@@ -68,17 +68,17 @@ impl Case {
 
     /// Returns the elements of each dimension that the rank at `coordinate` holds of a tensor of `shape`, where the mesh
     /// dimensions cut one after another, each into pieces and every piece into one chunk per rank.
-    fn slice(&self, shape: &[usize], cuts: &[(usize, usize)], coordinate: &[usize]) -> Vec<Vec<usize>> {
+    fn slice(&self, shape: &[usize], shardings: &[(usize, usize)], coordinate: &[usize]) -> Vec<Vec<usize>> {
         let mut elements: Vec<Vec<usize>> = shape.iter().map(|&len| (0..len).collect()).collect();
         let chunk = |elements: &[usize], chunks: usize, at: usize| {
             let size = elements.len().div_ceil(chunks);
             elements.iter().copied().skip(at * size).take(size).collect::<Vec<_>>()
         };
-        for &(mesh_dim, pieces) in cuts {
+        for &(mesh_dim, blocks) in shardings {
             let Some((dim, _)) = self.shard(mesh_dim) else { continue };
-            let piece = |at| chunk(&elements[dim], pieces, at);
+            let block = |at| chunk(&elements[dim], blocks, at);
             elements[dim] =
-                (0..pieces).flat_map(|at| chunk(&piece(at), self.mesh[mesh_dim], coordinate[mesh_dim])).collect();
+                (0..blocks).flat_map(|at| chunk(&block(at), self.mesh[mesh_dim], coordinate[mesh_dim])).collect();
         }
         elements
     }
@@ -94,21 +94,21 @@ impl Case {
     /// Whether mesh dimensions that cut in this order leave the same elements on every rank as the placements do.
     fn is_sharded_so(&self, shape: &[usize], order: &[usize]) -> bool {
         let strided: Vec<_> = (0..self.mesh.len())
-            .map(|mesh_dim| (mesh_dim, self.shard(mesh_dim).map_or(1, |(_, pieces)| pieces)))
+            .map(|mesh_dim| (mesh_dim, self.shard(mesh_dim).map_or(1, |(_, blocks)| blocks)))
             .collect();
         let order: Vec<_> = order.iter().map(|&mesh_dim| (mesh_dim, 1)).collect();
-        let cut = |cuts: &[(usize, usize)]| {
-            super::coordinates(&self.mesh).iter().map(|at| self.slice(shape, cuts, at)).collect::<Vec<_>>()
+        let sizes = |shardings: &[(usize, usize)]| {
+            super::coordinates(&self.mesh).iter().map(|at| self.slice(shape, shardings, at)).collect::<Vec<_>>()
         };
-        cut(&order) == cut(&strided)
+        sizes(&order) == sizes(&strided)
     }
 
     /// The orders of cuts that the placements stand for: those that leave the same elements on every rank of a tensor that
     /// all cuts divide evenly.
     fn orders(&self) -> Vec<Vec<usize>> {
         let mesh_dims = 0..self.mesh.len();
-        let pieces = mesh_dims.clone().filter_map(|mesh_dim| Some(self.shard(mesh_dim)?.1)).product::<usize>();
-        let even = vec![pieces * self.mesh.iter().product::<usize>(); self.shape.len()];
+        let blocks = mesh_dims.clone().filter_map(|mesh_dim| Some(self.shard(mesh_dim)?.1)).product::<usize>();
+        let even = vec![blocks * self.mesh.iter().product::<usize>(); self.shape.len()];
         let count = mesh_dims.len();
         mesh_dims.permutations(count).filter(|order| self.is_sharded_so(&even, order)).collect()
     }
@@ -118,7 +118,7 @@ impl Case {
         let device = mesh.device();
         // From values, since burn reshapes nothing to a shape with a dimension of length 0.
         let elements: Vec<f32> = (0..self.shape.iter().product()).map(|element: usize| element as f32).collect();
-        let whole = Tensor::<D>::from_data(TensorData::new(elements, self.shape.clone()), device);
+        let full = Tensor::<D>::from_data(TensorData::new(elements, self.shape.clone()), device);
         let strided = self.strided();
         let runs = strided.local_runs(&self.shape, mesh.coordinate().expect("a member"));
         // Where torch crashed, what its other ranks lack.
@@ -137,9 +137,9 @@ impl Case {
         // Elements move only where no order of cuts has them where they are.
         let in_place = self.orders().iter().any(|order| self.is_sharded_so(&self.shape, order));
         assert_eq!(sent, !in_place, "{self:?}: {read}");
-        assert_eq!(read.full_tensor()?.into_data(), whole.to_data(), "{self:?}");
+        assert_eq!(read.full_tensor()?.into_data(), full.to_data(), "{self:?}");
         let plain: Vec<Placement> = mesh.shape().iter().map(|_| Placement::Shard(0)).collect();
-        let written = DTensor::distribute_replicated(whole, mesh, &plain)?.to_strided(strided.placements())?;
+        let written = DTensor::distribute_replicated(full, mesh, &plain)?.to_strided(strided.placements())?;
         assert_eq!(written.into_data(), local.into_data(), "{self:?}");
         Ok(sent)
     }
@@ -172,7 +172,7 @@ fn golden_shard_layout() {
 /// Strided placements are read as an order of cuts exactly where they stand for one. The layout with that order holds what
 /// torch's ranks do where that order of cuts does, and is written back as placements that mean the same.
 #[test]
-fn golden_strided_shards_are_orders_of_cuts() {
+fn golden_strided_shards_are_shard_orders() {
     let cases: Vec<Case> = super::cases("1_shard_layout.json");
     let (mut decoded, mut refused, mut agreed) = (0, 0, 0);
     for case in cases.iter().filter(|case| case.placements.iter().any(|text| text.starts_with("SS"))) {

@@ -74,10 +74,10 @@ fn relocated(ranks: &Ranks, mesh: &[usize], placements: &[String], shape: &[usiz
     let shards = |placement: &String| placement.starts_with('S');
     let array = |own: &Vec<usize>| {
         // Ranks that differ from this one along sharded mesh dimensions only.
-        let alike = |other: &Vec<usize>| (0..mesh.len()).all(|dim| own[dim] == other[dim] || shards(&placements[dim]));
-        let alike: Vec<_> = (0..held.len()).filter(|&rank| alike(&coordinates[rank])).collect();
+        let same = |other: &Vec<usize>| (0..mesh.len()).all(|dim| own[dim] == other[dim] || shards(&placements[dim]));
+        let same: Vec<_> = (0..held.len()).filter(|&rank| same(&coordinates[rank])).collect();
         let value = |element: Vec<usize>| {
-            alike.iter().find_map(|&rank| held[rank].get(&element)).copied().expect("some rank holds every element")
+            same.iter().find_map(|&rank| held[rank].get(&element)).copied().expect("some rank holds every element")
         };
         let slices = layout.local_slices(shape, own);
         let lens = slices.iter().map(ExactSizeIterator::len).collect();

@@ -48,8 +48,8 @@ fn an_array_communicates_over_the_groups_it_was_given() {
         }
         assert_eq!(mesh.slice("tp")?.all_reduce(world.rank() as f64, ReduceOp::Sum)?, (9 * row + 3) as f64);
         assert_eq!(mesh.flatten(["dp", "tp"])?.all_reduce(1.0, ReduceOp::Sum)?, 6.0);
-        let whole = super::tensor([5], (0..5).map(|x| x as f32).collect(), world);
-        let x = DTensor::distribute_tensor(whole, &mesh, &[Replicate, Shard(0)])?;
+        let full = super::tensor([5], (0..5).map(|x| x as f32).collect(), world);
+        let x = DTensor::distribute_tensor(full, &mesh, &[Replicate, Shard(0)])?;
         assert_eq!(values(x.clone().full_tensor()?), [0.0, 1.0, 2.0, 3.0, 4.0]);
         // Over other communicators it is another mesh: a collective on one never meets one on the other.
         let own = DeviceMesh::new(world, [2, 3], ["dp", "tp"])?;

@@ -65,10 +65,10 @@ fn all_ranks_make_the_mesh_and_its_own_ranks_compute_on_it() {
         assert_eq!(mesh.coordinate().is_some(), member);
         assert_eq!((mesh.rank(), mesh.size()), (world.rank(), 4));
         if member {
-            let whole = tensor([5, 2], (0..10).map(|x| x as f32).collect(), world);
-            let x = DTensor::distribute_tensor(whole.clone(), &mesh, &[R, S(0)])?;
+            let full = tensor([5, 2], (0..10).map(|x| x as f32).collect(), world);
+            let x = DTensor::distribute_tensor(full.clone(), &mesh, &[R, S(0)])?;
             let y = x.clone().matmul(x.transpose());
-            assert_eq!(values(y.full_tensor()?), values(whole.clone().matmul(whole.transpose())));
+            assert_eq!(values(y.full_tensor()?), values(full.clone().matmul(full.transpose())));
             for (name, result) in everything(&mesh) {
                 assert!(result.is_ok(), "{name}: {:?}", result.err());
             }

@@ -44,7 +44,7 @@ fn activations_and_gates_equal_burns() {
 
 /// A slope a channel, cut with the channels.
 #[test]
-fn slopes_may_be_cut_with_their_channels() {
+fn slopes_may_be_sharded_with_their_channels() {
     let layer = PReluConfig::new().with_num_parameters(5).init(&Device::flex());
     let split = || Plan::new().with_style("layer", Style::placed(S(0)).with_input(S(1)));
     same_under!(layer, [3, 5, 2], [split()]);

@@ -292,16 +292,16 @@ fn outside_of_training_the_running_statistics_normalize() {
 
 /// The gathered model is an ordinary one.
 #[test]
-fn the_gathered_layer_has_the_statistics_of_the_whole_batch() {
+fn the_gathered_layer_has_the_statistics_of_the_full_batch() {
     let (model, shape) = (layer(3), [5, 3]);
     let expected = expected(&model, shape).pop().expect("a step");
     MeshTest::new([2], ["batch"]).run(|mesh| {
         let device = mesh.device().clone().autodiff();
         let model = parallelize(on_device(&model, &device), mesh, Plan::new())?;
         steps(&model, shape, &Layout::new(mesh.shape(), &[S(0)])?)?;
-        let whole = full_model(&model)?.valid();
-        near(&floats(whole.layer.running_mean.value()), &expected[4], || "running mean".into());
-        near(&floats(whole.layer.running_var.value()), &expected[5], || "running variance".into());
+        let full = full_model(&model)?.valid();
+        near(&floats(full.layer.running_mean.value()), &expected[4], || "running mean".into());
+        near(&floats(full.layer.running_var.value()), &expected[5], || "running variance".into());
         Ok(())
     });
 }

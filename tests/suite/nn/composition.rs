@@ -176,11 +176,11 @@ fn the_gradients_of_all_views_of_a_weight_add_up() {
                 let model = fully_shard(model, &shard, FullyShard::new().with_reshard_after_forward(Always))?;
                 let clone = model.clone();
                 let found = unit(&model, x.clone(), |model, x| {
-                    let whole = model.layer.forward(x.clone()).tanh().sum();
+                    let full = model.layer.forward(x.clone()).tanh().sum();
                     let x = DTensor::from_local(x, &tp, &[R]).expect("replicated").redistribute(&[S(0)]).expect("cut");
                     let part = model.layer.forward_dtensor(x.clone()).square().sum();
                     let sum = part + clone.layer.forward_dtensor(x).sum();
-                    whole + sum.full_tensor().expect("gathered")
+                    full + sum.full_tensor().expect("gathered")
                 });
                 near(&floats(found.clone().inner()), &floats(expected.clone().inner()), || style.to_string());
                 let grads = GradientsParams::from_grads(found.backward(), &model);

@@ -85,7 +85,7 @@ fn every_layer_brings_its_input_and_output_as_its_style_says() {
 /// Decoding: of one, three or five tokens one of four ranks has none. Styles of long sequences hold,
 /// and nothing moves but for them.
 #[test]
-fn a_sequence_of_which_a_rank_would_have_nothing_is_whole_where_a_style_wants_it_cut() {
+fn a_sequence_too_short_to_shard_is_replicated_where_a_style_shards_it() {
     let device = Device::flex().autodiff();
     for tokens in [1, 3, 5] {
         let model = (
@@ -115,7 +115,7 @@ fn rotary_encoding_turns_each_part_by_its_place_in_the_sequence() {
 }
 
 #[test]
-fn positions_are_those_in_the_whole_sequence() {
+fn positions_are_those_in_the_full_sequence() {
     let layer = PositionalEncodingConfig::new(4).with_max_sequence_size(9).init(&Device::flex());
     same_under!(layer, [2, 7, 4], [Plan::new()]);
     MeshTest::new([2], ["tp"]).run(|mesh| {

@@ -110,11 +110,11 @@ fn a_block_between_shards_of_the_sequence_gathers_once_and_scatters_once_each_wa
         near(&floats(y_found.detach().full_tensor()?.inner()), &floats(y.clone()), || "y".into());
         near(&floats(h_found.detach().full_tensor()?.inner()), &floats(h.clone()), || "h".into());
 
-        let whole = device.clone();
-        let (x_whole, scale) = inputs(&whole);
-        let x_whole = x_whole.require_grad();
-        let (y, h) = on_device(&plain, &whole).block.plain(x_whole.clone(), scale);
-        let expected = x_whole.grad(&(y.square().sum() + h.sum()).backward()).expect("a leaf");
+        let full = device.clone();
+        let (x_full, scale) = inputs(&full);
+        let x_full = x_full.require_grad();
+        let (y, h) = on_device(&plain, &full).block.plain(x_full.clone(), scale);
+        let expected = x_full.grad(&(y.square().sum() + h.sum()).backward()).expect("a leaf");
         let found = x.local().grad(&grads).expect("a leaf");
         near(&floats(DTensor::from_local(found, mesh, &[S(1)])?.full_tensor()?), &floats(expected), || "x".into());
         Ok(())
@@ -201,10 +201,10 @@ fn a_module_that_the_plan_does_not_prepare_is_left_alone() {
         });
         assert_eq!(found.placements(), [S(0)]);
         // A plain tensor is one on the mesh of its parameters.
-        let whole = apply_io_layouts_local(&model.last, tensor(1, SHAPE, mesh.device()), |last, x: DTensor<3>| {
+        let full = apply_io_layouts_local(&model.last, tensor(1, SHAPE, mesh.device()), |last, x: DTensor<3>| {
             last.forward_dtensor(x)
         });
-        near(&floats(found.full_tensor()?), &floats(whole), || "last".into());
+        near(&floats(found.full_tensor()?), &floats(full), || "last".into());
         Ok(())
     });
 }
@@ -216,11 +216,11 @@ fn tensors_that_are_not_as_declared() {
         let model = parallelize(plain.clone(), mesh, split().with_io("block", between_shards()))?;
         let (x, scale) = inputs(mesh.device());
         let of = |tensor: &Tensor<3>, placement| DTensor::distribute_replicated(tensor.clone(), mesh, &[placement]);
-        let (shards, whole, scale) = (of(&x, S(1))?, of(&x, R)?, of(&scale, R)?);
+        let (shards, full, scale) = (of(&x, S(1))?, of(&x, R)?, of(&scale, R)?);
         let run = |x: DTensor<3>| {
             apply_io_layouts(&model.block, (x, scale.clone()), |block, (x, scale)| block.parallel(x, scale))
         };
-        let error = refused(|| run(whole.clone()));
+        let error = refused(|| run(full.clone()));
         assert!(matches!(&error, Error::Parallel(ParallelError::Layout { what: "input", at: 0, .. })), "{error}");
         let text = error.to_string();
         assert!(["`block`", "`tp`", "is R", "declares S(1)"].iter().all(|part| text.contains(part)), "{text}");
@@ -263,12 +263,12 @@ fn local_parts_have_the_heads_of_their_features() {
         assert_eq!(local_heads(&x(24, &[S(2), S(0)])?, 8), 4);
         assert_eq!(local_heads(&x(24, &[R, S(1)])?, 3), 3);
         // Ragged batches cut no head; features of given lengths may.
-        let ragged = |placements: &[Placement], lengths: [usize; 2]| {
+        let uneven = |placements: &[Placement], lengths: [usize; 2]| {
             let layout = Layout::new(mesh.shape(), placements)?.with_uneven_sizes(0, lengths)?;
             DTensor::distribute_replicated_to(Tensor::<3>::ones([4, 3, 24], mesh.device()), mesh, layout)
         };
-        assert_eq!(local_heads(&ragged(&[S(0), S(2)], [1, 3])?, 8), 4);
-        let error = refused(|| local_heads(&ragged(&[S(2), R], [9, 15]).expect("it can be cut so"), 8));
+        assert_eq!(local_heads(&uneven(&[S(0), S(2)], [1, 3])?, 8), 4);
+        let error = refused(|| local_heads(&uneven(&[S(2), R], [9, 15]).expect("it can be cut so"), 8));
         assert!(matches!(&error, Error::DTensor(DTensorError::Operands { operator: "local_heads", .. })), "{error}");
         for (features, heads) in [(24, 2), (24, 6), (20, 8), (24, 0)] {
             let x = x(features, &[S(2), S(2)])?;

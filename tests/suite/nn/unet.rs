@@ -167,7 +167,7 @@ fn formula(rank: usize) -> [u64; 2] {
 }
 
 #[test]
-fn a_u_net_of_cut_images_trains_equal_and_sends_its_halos() {
+fn a_u_net_of_sharded_images_trains_equal_and_sends_its_halos() {
     let model = UNet::new(&Device::flex());
     let (expected, weights) = trained(&model);
     MeshTest::new([RANKS], "height").run(|mesh| {

@@ -146,7 +146,7 @@ fn shuffled_and_resized_images_equal_burns() {
 
 /// Each rank computes its images, and nothing is sent.
 #[test]
-fn a_batch_that_is_cut_stays_with_its_ranks() {
+fn a_batch_that_is_sharded_stays_with_its_ranks() {
     fn stays<L, const D: usize>(layer: L, shape: [usize; D])
     where
         L: Module + ModuleDisplay + Sync + DTensorForward<DTensor<D>, Output = DTensor<D>>,

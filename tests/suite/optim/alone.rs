@@ -25,11 +25,11 @@ pub struct Case {
 }
 
 macro_rules! case {
-    ($whole:literal, $name:literal, $config:expr) => {
+    ($full:literal, $name:literal, $config:expr) => {
         Case {
             name: $name,
             make: || (DTensorOptimizer::new($config.build()), Arc::new($config.build())),
-            is_full: $whole,
+            is_full: $full,
         }
     };
 }

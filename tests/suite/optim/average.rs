@@ -100,7 +100,7 @@ fn as_on_one_device(mesh: &DeviceMesh) -> Result<()> {
     Ok(())
 }
 
-mesh_test!(a_teacher_beside_its_student_is_that_of_one_device, [2, 2], ["replicate", "shard"], as_on_one_device);
+mesh_test!(a_teacher_next_to_its_student_is_that_of_one_device, [2, 2], ["replicate", "shard"], as_on_one_device);
 
 #[test]
 fn a_teacher_on_any_number_of_ranks() {

@@ -112,7 +112,7 @@ fn a_state_of_no_parameter_is_refused() {
 }
 
 #[test]
-fn a_state_that_is_no_part_of_the_wholes_is_refused() {
+fn a_state_that_is_no_shard_of_the_parameters_is_refused() {
     MeshTest::new([2], ["tp"]).run(|mesh| {
         // Told nothing: its state of a rank's columns says nothing of the rows.
         let mut optim = DTensorOptimizer::new(RowScaled);

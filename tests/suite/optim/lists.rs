@@ -28,8 +28,8 @@ fn on_mesh<T: Send>(shape: &[usize], body: impl Fn(&DeviceMesh) -> Result<T> + S
 }
 
 fn shard(data: TensorData, mesh: &DeviceMesh, placements: &[Placement]) -> Result<DTensor<2>> {
-    let whole = Tensor::<2>::from_data(data, &mesh.device().clone().autodiff());
-    DTensor::distribute_replicated(whole.require_grad(), mesh, placements)
+    let complete = Tensor::<2>::from_data(data, &mesh.device().clone().autodiff());
+    DTensor::distribute_replicated(complete.require_grad(), mesh, placements)
 }
 
 fn params(start: &[TensorData], mesh: &DeviceMesh, placements: &[Placement]) -> Result<Vec<DTensor<2>>> {
@@ -128,7 +128,7 @@ fn names_are_paths_and_burns_fields() {
 
 /// `w.bias` is a parameter, not a field of `w`.
 #[test]
-fn of_paths_that_begin_alike_the_longest_counts() {
+fn of_paths_with_one_prefix_the_longest_counts() {
     on_mesh(&[2], |mesh| {
         let of = |shape: [usize; 2]| {
             Ok::<_, Error>(DTensor::<2>::zeros(shape, mesh, &[S(0)], mesh.device())?.spec().clone())
@@ -205,7 +205,7 @@ fn a_state_follows_its_parameters_to_another_layout_and_mesh() {
 
 /// Parameter and gradient; of the result each rank takes its part.
 #[test]
-fn an_optimizer_that_looks_at_the_whole_gathers_twice_a_parameter() {
+fn an_optimizer_of_full_parameters_gathers_each_twice() {
     let lamb = cases().into_iter().find(|case| case.name == "Lamb").expect("listed");
     on_mesh(&[3], |mesh| {
         let mut optim = (lamb.make)().0;

@@ -218,13 +218,13 @@ fn what_does_not_fit_is_a_typed_error() {
 
 /// burn's means over rows and columns, which are of the whole.
 #[test]
-fn a_state_of_the_whole_is_refused_where_the_parameter_is_cut() {
+fn a_full_state_is_refused_where_the_parameter_is_sharded() {
     let plain = layers(true);
     let mut alone = AdafactorConfig::new().init();
-    let whole = recorded(&alone_after(&mut alone, &plain), &plain);
+    let full = recorded(&alone_after(&mut alone, &plain), &plain);
     MeshTest::new([2], ["shard"]).run(|mesh| {
         let sharded = distribute(on_device(&plain, &mesh.device().clone().autodiff()), mesh)?;
-        let state = whole.clone().distribute(parameter_specs(&sharded)?)?;
+        let state = full.clone().distribute(parameter_specs(&sharded)?)?;
         let Err(Error::Optim(error)) = load_optimizer_state(AdafactorConfig::new().init(), &sharded, state) else {
             panic!("no part of the whole's")
         };
@@ -237,7 +237,7 @@ fn a_state_of_the_whole_is_refused_where_the_parameter_is_cut() {
 }
 
 #[test]
-fn a_state_of_the_whole_is_taken_and_loaded_where_every_rank_has_the_whole() {
+fn a_full_state_is_taken_and_loaded_where_parameters_are_replicated() {
     let plain = layers(true);
     let mut alone = AdafactorConfig::new().init();
     let half = recorded(&alone_after(&mut alone, &plain), &plain);

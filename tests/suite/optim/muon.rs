@@ -110,7 +110,7 @@ fn apart(test: &MeshTest, config: &MuonConfig, shard: impl Fn() -> FullyShard + 
 }
 
 #[test]
-fn it_makes_of_shards_what_burn_makes_of_the_whole_to_the_bit() {
+fn on_shards_it_equals_burns_on_full_parameters_to_the_bit() {
     for config in configurations() {
         for ranks in [1, 2, 3, 4, 8] {
             let test = MeshTest::new([ranks], ["shard"]);
@@ -120,7 +120,7 @@ fn it_makes_of_shards_what_burn_makes_of_the_whole_to_the_bit() {
 }
 
 #[test]
-fn replicas_step_alike_and_tensor_parallel_parts_as_one() {
+fn replicas_take_the_same_step_and_tensor_parallel_shards_one() {
     let [config, ..] = configurations();
     for shape in [[2, 2], [1, 3], [2, 3]] {
         for names in [["replicate", "shard"], ["shard", "tp"]] {
@@ -131,11 +131,11 @@ fn replicas_step_alike_and_tensor_parallel_parts_as_one() {
 }
 
 #[test]
-fn cuts_of_columns_ragged_ones_and_none_make_no_difference() {
+fn column_shards_uneven_shards_and_none_make_no_difference() {
     let [config, ..] = configurations();
     let columns =
         || FullyShard::new().with_shard_placement_fn(|param| (param.shape.len() == 2).then_some(Placement::Shard(1)));
-    let ragged = || {
+    let uneven_rows = || {
         FullyShard::new().with_shard_placement_fn(|param: ParamInfo| {
             let rows = param.shape[0];
             Some(ParamPlacement::uneven(0, [rows / 3, 0, rows - rows / 3]))
@@ -150,7 +150,7 @@ fn cuts_of_columns_ragged_ones_and_none_make_no_difference() {
     };
     let test = MeshTest::new([3], ["shard"]);
     assert_eq!(apart(&test, &config, columns), 0.0);
-    assert_eq!(apart(&test, &config, ragged), 0.0);
+    assert_eq!(apart(&test, &config, uneven_rows), 0.0);
     assert_eq!(apart(&test, &config, mixed), 0.0);
     let both = MeshTest::new([3, 2], ["shard", "tp"]);
     assert_eq!(apart(&both, &config, columns), 0.0);

@@ -128,7 +128,7 @@ fn a_group_has_its_own_optimizer_and_clipping() {
 
 /// Of each gradient apart, as burn clips. Below one norm, above the other: the bias of the last layer stays.
 #[test]
-fn clipping_by_norm_is_by_that_of_the_whole_gradient() {
+fn clipping_by_norm_is_by_that_of_the_full_gradient() {
     let everywhere: Pair = (
         || SgdConfig::new().with_gradient_clipping(by_norm(1.2)).init(),
         || sharded(SgdConfig::new().with_gradient_clipping(by_norm(1.2))),
@@ -204,8 +204,8 @@ fn scheduled(mesh: &DeviceMesh) -> Result<()> {
         let (mut own, mut optim) = (AdamWConfig::new().init(), sharded(AdamWConfig::new()));
         let (mut expected, mut model) = (plain.clone(), fully_shard(plain.clone(), mesh, FullyShard::new())?);
         for step in 0..6 {
-            let whole_grads = grads(&expected, step);
-            expected = own.step(alone.step(), expected, whole_grads);
+            let full_grads = grads(&expected, step);
+            expected = own.step(alone.step(), expected, full_grads);
             let shard_grads = grads(&model, step);
             model = optim.step(together.step(), model, shard_grads)?;
         }
@@ -219,7 +219,7 @@ mesh_test!(schedulers_of_burn_set_the_rates_of_shards, [3], ["shard"], scheduled
 
 /// burn's accumulator adds up shards: of three backwards, each reduced, as of the whole model's.
 #[test]
-fn accumulated_gradients_of_shards_are_those_of_the_whole() {
+fn accumulated_gradients_of_shards_are_those_of_the_full_model() {
     for ranks in [1, 2, 3, 4] {
         MeshTest::new([ranks], ["shard"]).run(|mesh| {
             let device = mesh.device().clone().autodiff();
@@ -240,8 +240,8 @@ fn accumulated_gradients_of_shards_are_those_of_the_whole() {
             let (mut expected, mut model) = (plain.clone(), fully_shard(plain, mesh, FullyShard::new())?);
             let (mut own, mut optim) = (AdamWConfig::new().init(), sharded(AdamWConfig::new()));
             for step in 0..10 {
-                let whole_grads = accumulated(&expected, step);
-                expected = own.step(1e-2, expected, whole_grads);
+                let full_grads = accumulated(&expected, step);
+                expected = own.step(1e-2, expected, full_grads);
                 let shard_grads = accumulated(&model, step);
                 model = optim.step(1e-2, model, shard_grads)?;
             }

@@ -126,8 +126,8 @@ fn gradients_equal(mesh_test: &MeshTest, reshard: ReshardAfterForward, in_units:
             let model = distribute(on_device(&model, &device), mesh, plan(), reshard)?;
             for _ in 0..2 {
                 let loss = model.parallel_loss(input(rank, &device), mesh, in_units)?;
-                let whole = stack_loss(&model, rank, &device)?;
-                assert!((loss.clone() - whole).abs().into_scalar::<f32>() < 1e-4);
+                let full = stack_loss(&model, rank, &device)?;
+                assert!((loss.clone() - full).abs().into_scalar::<f32>() < 1e-4);
                 let grads = GradientsParams::from_grads(loss.backward(), &model);
                 let diff = max_diff(&full_grads(&model, &grads)?, &expected);
                 assert!(diff < 1e-4, "gradients part by {diff} on {mesh}, {reshard:?}, units {in_units}");
@@ -271,12 +271,12 @@ fn both_kinds_of_gradient_add() {
 #[test]
 fn operators_leave_terms_to_the_unit() {
     let model = stack(&Device::flex()).blocks.remove(0).down;
-    let whole: Tensor<2> = tensor(3, [ROWS, HIDDEN], &Device::flex());
+    let full: Tensor<2> = tensor(3, [ROWS, HIDDEN], &Device::flex());
     for mesh in meshes() {
         mesh.run(|mesh| {
             let tp = mesh.slice("tp")?;
             for device in devices(mesh) {
-                let x = || Tensor::<2>::from_data(whole.to_data(), &device);
+                let x = || Tensor::<2>::from_data(full.to_data(), &device);
                 let plain = on_device(&model, &device);
                 let grads = plain.forward(x()).square().sum().backward();
                 let expected = values(&plain, Some(&GradientsParams::from_grads(grads, &plain)));

@@ -73,11 +73,11 @@ fn close(left: &[f32], right: &[f32]) {
 /// Of one device: the output, and the gradients of `up.weight` and `norm.gamma`.
 fn alone() -> [Vec<f32>; 3] {
     let device = Device::flex().autodiff();
-    let whole = Mlp::new(&device);
-    let y = whole.plain(input(&device));
-    let grads = GradientsParams::from_grads(y.clone().square().sum().backward(), &whole);
-    let weight = grads.get::<2>(whole.up.weight.id).unwrap().into_data();
-    let gamma = grads.get::<1>(whole.norm.gamma.id).unwrap().into_data();
+    let full = Mlp::new(&device);
+    let y = full.plain(input(&device));
+    let grads = GradientsParams::from_grads(y.clone().square().sum().backward(), &full);
+    let weight = grads.get::<2>(full.up.weight.id).unwrap().into_data();
+    let gamma = grads.get::<1>(full.norm.gamma.id).unwrap().into_data();
     [y.into_data(), weight, gamma].map(|data| data.iter::<f32>().collect())
 }
 

@@ -52,8 +52,8 @@ fn check<const D: usize>(
     close(shard.local().clone(), part.local().clone());
     close(param.full_grad(grads)?.expect("a trained parameter"), expected.clone());
     // The optimizer's are burn's.
-    let whole = param.full_grad(of_optimizer)?.expect("a trained parameter");
-    assert_eq!(whole.into_data(), param.full_grad(grads)?.expect("a trained parameter").into_data());
+    let full = param.full_grad(of_optimizer)?.expect("a trained parameter");
+    assert_eq!(full.into_data(), param.full_grad(grads)?.expect("a trained parameter").into_data());
     Ok(())
 }
 
@@ -61,7 +61,7 @@ fn equal_the_unsharded(mesh: &MeshTest, config: impl Fn() -> FullyShard + Sync) 
     let model = Net::new(&Device::flex());
     mesh.run(|mesh| {
         let (rank, ranks) = data_rank(mesh);
-        let (whole, expected) = on_one_rank(&model, ranks);
+        let (full, expected) = on_one_rank(&model, ranks);
         let device = mesh.device().clone().autodiff();
         let model = on_device(&model, &device);
         let model = match mesh.names().iter().any(|name| name == "tp") {
@@ -71,11 +71,11 @@ fn equal_the_unsharded(mesh: &MeshTest, config: impl Fn() -> FullyShard + Sync) 
         // burn gives the same gradients from one backward as from another.
         let grads = model.loss_on(0, rank, &device).backward();
         let of_optimizer = GradientsParams::from_grads(model.loss_on(0, rank, &device).backward(), &model);
-        for (param, whole) in matrices(&model).into_iter().zip(matrices(&whole)) {
-            check(param, whole.grad(&expected).expect("trained"), &grads, &of_optimizer)?;
+        for (param, full) in matrices(&model).into_iter().zip(matrices(&full)) {
+            check(param, full.grad(&expected).expect("trained"), &grads, &of_optimizer)?;
         }
-        for (param, whole) in vectors(&model).into_iter().zip(vectors(&whole)) {
-            check(param, whole.grad(&expected).expect("trained"), &grads, &of_optimizer)?;
+        for (param, full) in vectors(&model).into_iter().zip(vectors(&full)) {
+            check(param, full.grad(&expected).expect("trained"), &grads, &of_optimizer)?;
         }
         Ok(())
     });
@@ -101,7 +101,7 @@ fn gradients_equal_those_of_one_rank_on_every_mesh() {
 
 /// A rank that stores nothing of a parameter has an empty shard of its gradient, and gets it whole.
 #[test]
-fn gradients_of_ragged_and_empty_shards_equal_those_of_one_rank() {
+fn gradients_of_uneven_and_empty_shards_equal_those_of_one_rank() {
     equal_the_unsharded(&MeshTest::new([3], ["shard"]), || {
         units().with_shard_placement_fn(|param| {
             let last = param.shape[param.shape.len() - 1];

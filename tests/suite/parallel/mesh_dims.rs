@@ -135,7 +135,7 @@ fn features_over_both_dimensions() {
 
 /// Invariant 2: tensor parallelism cuts first, here over two dimensions.
 #[test]
-fn a_dimension_is_cut_by_all_tensor_parallel_dimensions_before_the_data_parallel_one() {
+fn a_dimension_is_sharded_by_all_tensor_parallel_dimensions_before_the_data_parallel_one() {
     let plain = block();
     MeshTest::new([2, 2, 2], ["a", "shard", "b"]).run(|mesh| {
         let plan = Plan::new().with_mesh_dim_plan("a", features()).with_mesh_dim_plan("b", features());
@@ -177,7 +177,7 @@ fn terms_over_the_same_ranks_are_added_up_at_once() {
 }
 
 #[test]
-fn heads_stay_whole_over_all_dimensions_that_cut_them() {
+fn heads_are_not_split_over_any_dimension_that_shards_them() {
     let plain = block();
     MeshTest::new([2, 2], ["a", "b"]).run(|mesh| {
         let colwise = || Plan::new().with_style("down", Style::colwise().with_heads(2));

@@ -62,7 +62,7 @@ fn plans_that_do_not_fit_the_model() {
 }
 
 #[test]
-fn heads_stay_whole() {
+fn heads_are_not_split() {
     let model = Net::new(&Device::flex());
     MeshTest::new([3], ["tp"]).run(|mesh| {
         let refused = |style: Style| {

@@ -10,7 +10,7 @@ use super::support::{Net, data_rank, devices, distribute, full_grads, meshes, pl
 use crate::fsdp::support::{max_diff, on_device, values};
 
 #[test]
-fn the_norm_is_that_of_the_whole_gradients() {
+fn the_norm_is_that_of_the_full_gradients() {
     let model = Net::new(&Device::flex());
     for (mesh, dims) in meshes().into_iter().zip([1, 2, 2, 2]) {
         for (norm, p) in [(NormType::L2, 2.0), (NormType::L1, 1.0), (NormType::Inf, f64::INFINITY)] {
@@ -20,8 +20,8 @@ fn the_norm_is_that_of_the_whole_gradients() {
                 let plain = on_device(&model, &device);
                 let losses = (0..ranks).map(|rank| plain.loss_on(0, rank, &device));
                 let loss = losses.reduce(|a, b| a + b).expect("a rank") / ranks as f32;
-                let whole = values(&plain, Some(&GradientsParams::from_grads(loss.backward(), &plain)));
-                let elements = whole.values().flatten().map(|x| x.abs() as f64);
+                let full = values(&plain, Some(&GradientsParams::from_grads(loss.backward(), &plain)));
+                let elements = full.values().flatten().map(|x| x.abs() as f64);
                 let expected = match p {
                     f64::INFINITY => elements.fold(0.0, f64::max),
                     p => elements.map(|x| x.powf(p)).sum::<f64>().powf(1.0 / p),
@@ -29,7 +29,7 @@ fn the_norm_is_that_of_the_whole_gradients() {
                 let model = distribute(plain, mesh, plan(), ReshardAfterForward::Auto)?;
                 let loss = model.loss_on(0, rank, &device);
                 let mut grads = GradientsParams::from_grads(loss.backward(), &model);
-                assert!(max_diff(&full_grads(&model, &grads)?, &whole) < 1e-5);
+                assert!(max_diff(&full_grads(&model, &grads)?, &full) < 1e-5);
                 let ledger = mesh.world().ledger();
                 ledger.reset();
                 let max_norm = expected / 4.0;

@@ -38,9 +38,9 @@ fn chunk(range: Range<usize>, parts: usize, index: usize) -> Range<usize> {
 
 /// Invariants 1 and 2: tensor parallelism cuts first, whatever the order of the mesh dimensions.
 #[test]
-fn shards_are_the_pieces_of_pieces() {
+fn shards_are_chunks_of_chunks() {
     let model = Net::new(&Device::flex());
-    let whole = values(&model, None);
+    let full = values(&model, None);
     for mesh in meshes() {
         mesh.run(|mesh| {
             let [device, _] = devices(mesh);
@@ -51,7 +51,7 @@ fn shards_are_the_pieces_of_pieces() {
                 Some((mesh.size_of(dim), mesh.coordinate().expect("a member")[dim]))
             };
             let named = named_parameters(&model)?;
-            assert_eq!(named.iter().map(|param| &param.path).collect::<Vec<_>>().len(), whole.len());
+            assert_eq!(named.iter().map(|param| &param.path).collect::<Vec<_>>().len(), full.len());
             for param in named {
                 let mut ranges: Vec<_> = param.spec.shape().iter().map(|&len| 0..len).collect();
                 let (tp, shard) = sharded_dims(&param.path);
@@ -64,7 +64,7 @@ fn shards_are_the_pieces_of_pieces() {
                 let columns = param.spec.shape().get(1).copied().unwrap_or(1);
                 let columns_held = ranges.get(1).cloned().unwrap_or(0..1);
                 let rows = ranges[0].clone().flat_map(|row| columns_held.clone().map(move |col| row * columns + col));
-                let expected: Vec<f32> = rows.map(|at| whole[&param.path][at]).collect();
+                let expected: Vec<f32> = rows.map(|at| full[&param.path][at]).collect();
                 assert_eq!(stored[&param.path], expected, "{param} on {mesh}");
             }
             Ok(())
@@ -79,23 +79,23 @@ fn a_parameter_has_three_views() {
         let [device, _] = devices(mesh);
         let plain = on_device(&model, &device);
         let model = distribute(plain.clone(), mesh, plan(), ReshardAfterForward::Auto)?;
-        let (down, whole) = (&model.blocks[1].down, &plain.blocks[1].down);
+        let (down, full) = (&model.blocks[1].down, &plain.blocks[1].down);
 
         let shard = down.weight.shard().expect("distributed");
         assert_eq!(shard.mesh(), mesh);
         assert_eq!(shard.layout().to_string(), "[R, S(0), S(0); dim 0 cut by mesh dims 2, 1]");
         assert_eq!(shard.dims(), [13, 8]);
-        assert_eq!(shard.full_tensor()?.into_data(), whole.weight.val().into_data());
+        assert_eq!(shard.full_tensor()?.into_data(), full.weight.val().into_data());
 
         let view = down.weight.dtensor()?;
         assert_eq!(view.mesh(), &mesh.slice("tp")?);
         assert_eq!((view.placements(), view.dims()), (&[S(0)][..], [13, 8]));
-        assert_eq!(view.full_tensor()?.into_data(), whole.weight.val().into_data());
-        assert_eq!(down.weight.val().into_data(), whole.weight.val().into_data());
+        assert_eq!(view.full_tensor()?.into_data(), full.weight.val().into_data());
+        assert_eq!(down.weight.val().into_data(), full.weight.val().into_data());
 
         let bias = down.bias.as_ref().expect("a bias");
         assert_eq!(bias.dtensor()?.placements(), [R]);
-        assert_eq!(bias.val().into_data(), whole.bias.as_ref().expect("a bias").val().into_data());
+        assert_eq!(bias.val().into_data(), full.bias.as_ref().expect("a bias").val().into_data());
         let [style] = model.blocks[1].up.weight.styles() else { panic!("parallelized on one dimension") };
         assert_eq!((style.input(), style.output()), (Some(R), None));
         let [style] = bias.styles() else { panic!("parallelized on one dimension") };

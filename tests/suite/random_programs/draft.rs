@@ -223,11 +223,11 @@ impl Draft {
         let wide = |data: &Data| Data { dtype: self.program.profile.wide().dtype(data.kind), ..data.clone() };
         let leaves: Vec<Value> = inputs.iter().map(|data| wide(data).tensor(&self.device)).collect();
         let results = (step.plain)(leaves.iter().map(|leaf| leaf.share()).collect());
-        let whole = results.iter().map(|value| value.full().expect("nothing is sent")).collect();
+        let full = results.iter().map(|value| value.full().expect("nothing is sent")).collect();
         let rows = results.iter().enumerate().filter_map(|(at, value)| Some((at, value.tracked().ok()??)));
         let terms = rows.map(|(at, row)| weighed(at, row, self.program.profile.is_exact()));
         let grads = terms.reduce(|a: Tensor<1>, b| a + b).map(|loss| loss.backward());
-        (whole, leaves.iter().map(|leaf| leaf.gradient(grads.as_ref()?)).collect())
+        (full, leaves.iter().map(|leaf| leaf.gradient(grads.as_ref()?)).collect())
     }
 
     /// The floats, each a little off; and as much off to the other side: of elements that tie, another is

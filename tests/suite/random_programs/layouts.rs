@@ -36,7 +36,7 @@ fn one(
     partial: impl Fn(&mut StdRng) -> Placement,
 ) -> Layout {
     loop {
-        let mut cut = rng.random_range(0..ndim);
+        let mut sizes = rng.random_range(0..ndim);
         let placement = |_| {
             if rng.random_bool(share) {
                 return partial(rng);
@@ -46,20 +46,20 @@ fn one(
             }
             // Often the dimension that is cut already.
             if rng.random_bool(0.6) {
-                cut = rng.random_range(0..ndim);
+                sizes = rng.random_range(0..ndim);
             }
-            Placement::Shard(cut)
+            Placement::Shard(sizes)
         };
         let placements: Vec<_> = mesh.iter().map(placement).collect();
         // Reductions that do not commute are no layout.
         let Ok(layout) = Layout::new(mesh, &placements) else { continue };
         let turned: Vec<(usize, Vec<usize>)> = layout
             .orders()
-            .map(|(dim, cuts)| {
-                (dim, if rng.random_bool(0.5) { cuts.to_vec() } else { cuts.iter().rev().copied().collect() })
+            .map(|(dim, shardings)| {
+                (dim, if rng.random_bool(0.5) { shardings.to_vec() } else { shardings.iter().rev().copied().collect() })
             })
             .collect();
-        let turned: Vec<(usize, &[usize])> = turned.iter().map(|(dim, cuts)| (*dim, &cuts[..])).collect();
+        let turned: Vec<(usize, &[usize])> = turned.iter().map(|(dim, shardings)| (*dim, &shardings[..])).collect();
         return Layout::with_shard_order(mesh, &placements, &turned).expect("the cuts are those of the placements");
     }
 }
@@ -87,7 +87,7 @@ pub fn uneven(layout: Layout, shape: &[usize], salt: u64) -> Layout {
     if !rng.random_bool(1.0 / 3.0) {
         return layout;
     }
-    let outermost: Vec<_> = layout.orders().map(|(dim, cuts)| (dim, cuts[0])).collect();
+    let outermost: Vec<_> = layout.orders().map(|(dim, shardings)| (dim, shardings[0])).collect();
     outermost.into_iter().fold(layout, |layout, (dim, mesh_dim)| {
         let mut ends: Vec<usize> =
             (1..layout.mesh_shape()[mesh_dim]).map(|_| rng.random_range(0..=shape[dim])).collect();
@@ -114,20 +114,20 @@ pub struct Held {
 }
 
 /// What the rank at `coordinate` holds of `whole`, where `gradient` is the loss's by the whole.
-pub fn held(whole: &Data, gradient: Option<&Data>, layout: &Layout, coordinate: &[usize], profile: &Profile) -> Held {
-    let ranges = layout.local_slices(&whole.shape, coordinate);
-    let positions = ranges.iter().zip(&whole.shape).fold(vec![0], |outer, (range, len)| {
+pub fn held(full: &Data, gradient: Option<&Data>, layout: &Layout, coordinate: &[usize], profile: &Profile) -> Held {
+    let ranges = layout.local_slices(&full.shape, coordinate);
+    let positions = ranges.iter().zip(&full.shape).fold(vec![0], |outer, (range, len)| {
         outer.iter().flat_map(|&outer| range.clone().map(move |at| outer * len + at)).collect()
     });
-    let shape = layout.local_shape(&whole.shape, coordinate);
-    let mut values = Data { shape: shape.clone(), values: Vec::new(), ..whole.clone() };
+    let shape = layout.local_shape(&full.shape, coordinate);
+    let mut values = Data { shape: shape.clone(), values: Vec::new(), ..full.clone() };
     let mut held = gradient.map(|gradient| Data { shape, values: Vec::new(), ..gradient.clone() });
     for at in positions {
-        let (mut value, mut factor) = (whole.values[at], 1.0);
+        let (mut value, mut factor) = (full.values[at], 1.0);
         for (mesh_dim, placement) in layout.placements().iter().enumerate() {
             if let Placement::Partial(op) = *placement {
                 let place = Place { at, mesh_dim, size: layout.mesh_shape()[mesh_dim] };
-                let (part, derivative) = place.part(op, value, coordinate[mesh_dim], whole.kind, profile);
+                let (part, derivative) = place.part(op, value, coordinate[mesh_dim], full.kind, profile);
                 (value, factor) = (part, factor * derivative);
             }
         }
@@ -150,13 +150,13 @@ impl Place {
     /// What rank `index` holds of `value`, and the derivative of the reduced value by it. The same
     /// on every rank that asks: a function of the place.
     fn part(&self, op: PartialOp, value: f64, index: usize, kind: ElementKind, profile: &Profile) -> (f64, f64) {
-        let whole_numbers = kind == ElementKind::Int || profile.is_exact();
+        let integers = kind == ElementKind::Int || profile.is_exact();
         let last = index + 1 == self.size;
-        let far = |salt: usize| if whole_numbers { 1.0 + self.below(salt, 3) } else { 0.2 + self.unit(salt) };
+        let far = |salt: usize| if integers { 1.0 + self.below(salt, 3) } else { 0.2 + self.unit(salt) };
         match op {
             PartialOp::Sum if kind == ElementKind::Int => (self.share(value, index), 1.0),
             PartialOp::Sum => {
-                let term = |index| if whole_numbers { self.below(index, 5) - 2.0 } else { self.unit(index) - 0.4 };
+                let term = |index| if integers { self.below(index, 5) - 2.0 } else { self.unit(index) - 0.4 };
                 let others: f64 = (0..self.size - 1).map(term).sum();
                 (if last { value - others } else { term(index) }, 1.0)
             }
@@ -178,7 +178,7 @@ impl Place {
             PartialOp::Product => {
                 let factor = |index: usize| match kind {
                     ElementKind::Int => 1.0,
-                    _ if whole_numbers => {
+                    _ if integers => {
                         if self.below(index, 2) == 0.0 {
                             1.0
                         } else {

@@ -117,10 +117,10 @@ impl Program {
 }
 
 /// The sum of the elements of `row`, each with a weight of its own.
-pub fn weighed(id: Id, row: Tensor<1>, whole_numbers: bool) -> Tensor<1> {
+pub fn weighed(id: Id, row: Tensor<1>, integers: bool) -> Tensor<1> {
     let weight = |at: usize| {
         let bits = (id * 31 + at + 1).wrapping_mul(0x9e37_79b9) >> 7 & 0xff;
-        if whole_numbers { (1 + bits % 2) as f64 } else { 0.5 + bits as f64 / 256.0 }
+        if integers { (1 + bits % 2) as f64 } else { 0.5 + bits as f64 / 256.0 }
     };
     let weights: Vec<f64> = (0..row.shape().num_elements()).map(weight).collect();
     let weights = TensorData::new(weights, row.shape());

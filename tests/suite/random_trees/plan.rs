@@ -196,18 +196,18 @@ impl Plan {
         let policy = if self.precision.computes_in_half() { policy.with_param_dtype(DType::F16) } else { policy };
         let policy = if self.precision.reduces_in_half() { policy.with_reduce_dtype(DType::F16) } else { policy };
         let config = config.with_mixed_precision(policy);
-        let mut whole = self.tree.paths("tree", |node| node.full);
-        whole.iter_mut().for_each(|path| path.push_str(".layer.weight"));
+        let mut full = self.tree.paths("tree", |node| node.full);
+        full.iter_mut().for_each(|path| path.push_str(".layer.weight"));
         if self.full_table {
-            whole.push("table.weight".into());
+            full.push("table.weight".into());
         }
-        if whole.is_empty() && !self.full_biases {
+        if full.is_empty() && !self.full_biases {
             return config;
         }
         let biases = self.full_biases;
         config.with_shard_placement_fn(move |param: ParamInfo<'_>| {
-            let is_whole = biases && param.path.ends_with("bias") || whole.iter().any(|path| path == param.path);
-            is_whole.then_some(Placement::Replicate)
+            let is_full = biases && param.path.ends_with("bias") || full.iter().any(|path| path == param.path);
+            is_full.then_some(Placement::Replicate)
         })
     }
 

@@ -33,7 +33,7 @@ const ROOMS: [&[&str]; 12] = [
 const ERROR: &str = "error";
 
 /// A module's path from the root of the crate, which is empty.
-type Module = Vec<String>;
+pub type Module = Vec<String>;
 
 #[test]
 fn rooms_use_those_above_them_and_no_files_each_other() {
@@ -63,13 +63,13 @@ fn a_circle_and_a_room_that_uses_one_below_it_are_found() {
     assert_eq!(planted(&circle), ["a circle: mesh/a, mesh/b, mesh/c"]);
 }
 
-/// The sources of a crate.
-struct Tree {
+/// The sources of a crate, without modules that only tests have.
+pub struct Tree {
     files: BTreeMap<Module, File>,
 }
 
 impl Tree {
-    fn read(root: &Path) -> Self {
+    pub fn read(root: &Path) -> Self {
         let (mut paths, mut open) = (Vec::new(), vec![root.to_path_buf()]);
         while let Some(folder) = open.pop() {
             for entry in fs::read_dir(&folder).expect("a folder of sources") {
@@ -89,7 +89,7 @@ impl Tree {
     }
 
     /// Of paths such as `mesh/mod.rs`, and texts.
-    fn new<'a>(sources: impl IntoIterator<Item = (&'a str, String)>) -> Self {
+    pub fn new<'a>(sources: impl IntoIterator<Item = (&'a str, String)>) -> Self {
         let module = |path: &str| -> Module {
             let parts = path.trim_end_matches(".rs").split('/').map(String::from);
             parts.filter(|part| !["mod", "lib"].contains(&part.as_str())).collect()
@@ -99,6 +99,11 @@ impl Tree {
         let tests: Vec<Module> = tree.files.iter().flat_map(|(module, file)| tests(module, file)).collect();
         tree.files.retain(|module, _| !tests.iter().any(|test| module.starts_with(test)));
         tree
+    }
+
+    /// Returns each file with its module.
+    pub fn files(&self) -> impl Iterator<Item = (&Module, &File)> {
+        self.files.iter()
     }
 
     /// What is wrong, in words.
@@ -196,7 +201,7 @@ fn tests(module: &Module, file: &File) -> Vec<Module> {
     file.items.iter().filter_map(only).collect()
 }
 
-fn is_test(attributes: &[Attribute]) -> bool {
+pub fn is_test(attributes: &[Attribute]) -> bool {
     let is_test = |attribute: &Attribute| {
         attribute.path().is_ident("cfg") && attribute.parse_args::<syn::Path>().is_ok_and(|cfg| cfg.is_ident("test"))
     };

@@ -1,12 +1,15 @@
 //! Checks of the project's files as text. They need neither burn nor the crate, so they are built in seconds.
 //!
 //! - `layers`: modules of the crate use only modules of lower layers, and no files use each other in a cycle.
+//! - `names`: a type's name stands for one type, and names and words that were replaced do not come back.
 //! - `parity`: every row of `docs/parity.md` names tests that exist, and says which features they need.
 //! - `planted`: every planted error names a test that exists.
 //! - [`programs`]: the tests of each test program. The program of this package prints them for the scripts of `.ci`.
 
 #[cfg(test)]
 mod layers;
+#[cfg(test)]
+mod names;
 #[cfg(test)]
 mod parity;
 #[cfg(test)]

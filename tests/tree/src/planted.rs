@@ -23,15 +23,15 @@ fn planted_errors_are_found_by_tests_that_exist() {
 
 #[test]
 fn filters_that_match_no_test_are_found() {
-    assert_eq!(fault_of("An error.\nfound by: suite fsdp::control\n"), None);
+    assert_eq!(fault_of("An error.\nfound by: suite fsdp::runtime_options\n"), None);
     assert_eq!(fault_of("An error.\nfound by: rendezvous-model\n"), None);
     for (header, fault) in [
         ("An error.\n", "0 lines `found by: ..`, expected 1"),
         ("found by: suite fsdp\nfound by: lib comm\n", "2 lines `found by: ..`, expected 1"),
         ("found by: suite no_such_test\n", "no test of `suite` matches `no_such_test`"),
         (
-            "found by: lib fsdp::control::gradients_are_divided\n",
-            "no test of `lib` matches `fsdp::control::gradients_are_divided`",
+            "found by: lib fsdp::runtime_options::gradients_are_divided\n",
+            "no test of `lib` matches `fsdp::runtime_options::gradients_are_divided`",
         ),
         ("found by: gone-model\n", "there is no tests/gone-model"),
         ("found by: luck\n", "`luck` names no program of tests"),

@@ -36,7 +36,7 @@ pub struct Test {
     pub program: &'static str,
     /// The file that defines it, from the root of the repository.
     pub file: PathBuf,
-    /// Its path as the test harness prints it: `fsdp::control::factors`.
+    /// Its path as the test harness prints it: `fsdp::runtime_options::factors`.
     pub path: String,
     /// The name of its function, or of the `mesh_test!` that defines it.
     pub name: String,

@@ -42,13 +42,13 @@ pub(super) struct CoalescedCopies {
 impl CoalescedCopies {
     /// An all-gather: adds this rank's row to its deposit, unless it is issued `ahead` of need.
     pub fn pack_parts(
-        ahead: bool,
+        deferred: bool,
         mut deposit: Contribution,
         plan: &CollectivePlan,
         member: &GroupMember,
     ) -> (Option<Self>, Contribution) {
         let fused = Self::new(&deposit.tensors, plan, member);
-        let now = fused.as_ref().filter(|_| !ahead);
+        let now = fused.as_ref().filter(|_| !deferred);
         deposit.flat = now.and_then(|fused| fused.pack(CopySide::PackParts(fused.member), &deposit.tensors));
         (fused, deposit)
     }
@@ -69,9 +69,9 @@ impl CoalescedCopies {
     fn new(tensors: &[DispatchTensor], plan: &CollectivePlan, member: &GroupMember) -> Option<Self> {
         let [first, _, ..] = tensors else { return None };
         let CubeTensor { device, dtype, client, .. } = primitive(first)?;
-        let alike = |tensor: &CubeTensor| tensor.device == *device && tensor.dtype == *dtype;
-        let all_alike = tensors.iter().all(|tensor| primitive(tensor).is_some_and(alike));
-        if !all_alike || !matches!(dtype, DType::F64 | DType::F32 | DType::F16 | DType::BF16) {
+        let same = |tensor: &CubeTensor| tensor.device == *device && tensor.dtype == *dtype;
+        let all_same = tensors.iter().all(|tensor| primitive(tensor).is_some_and(same));
+        if !all_same || !matches!(dtype, DType::F64 | DType::F32 | DType::F16 | DType::BF16) {
             return None;
         }
         let tensors = plan.sharded_tensors().map(|(_, tensor)| tensor).collect();
@@ -87,11 +87,11 @@ impl CoalescedCopies {
 
     /// The wholes of an all-gather, if every rank has brought its row, or parts that can be read here.
     pub fn gathered(&self, deposits: &[Contribution]) -> Option<Vec<DispatchTensor>> {
-        let wholes = match self.flats(deposits) {
+        let full_tensors = match self.flats(deposits) {
             Some(rows) => self.run(CopySide::UnpackRows, &rows),
             None => self.run(CopySide::JoinParts, &self.parts(deposits)?),
         };
-        Some(wholes?.into_iter().map(wrap).collect())
+        Some(full_tensors?.into_iter().map(wrap).collect())
     }
 
     /// The parts of all ranks, if they are here.

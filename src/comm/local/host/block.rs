@@ -113,10 +113,10 @@ mod tests {
     #[test]
     fn walks_every_block_in_row_major_order() {
         let shape = [2, 3, 4];
-        let cuts = |len: usize| (0..=len).flat_map(move |a| (a..=len).map(move |b| a..b));
-        for a in cuts(2) {
-            for b in cuts(3) {
-                for c in cuts(4) {
+        let shardings = |len: usize| (0..=len).flat_map(move |a| (a..=len).map(move |b| a..b));
+        for a in shardings(2) {
+            for b in shardings(3) {
+                for c in shardings(4) {
                     let ranges = [a.clone(), b.clone(), c];
                     assert_eq!(walked(&shape, &ranges), expected(&shape, &ranges), "{ranges:?}");
                 }

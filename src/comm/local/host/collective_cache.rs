@@ -107,8 +107,8 @@ impl ReduceOperands {
         match owner.filter(|_| elements * dtype_of(&terms).size() * terms.len() >= WORTH) {
             Some(owner) => {
                 // SAFETY: all ranks have the terms of one collective, and agree on the operation.
-                let mut whole = unsafe { self.full.get(&ReduceJob { terms, shape: &self.shape, op }, owner) };
-                wrap(whole.pop().expect("one whole"))
+                let mut complete = unsafe { self.full.get(&ReduceJob { terms, shape: &self.shape, op }, owner) };
+                wrap(complete.pop().expect("one whole"))
             }
             None => self.reduce(&full(&self.shape[..]), op),
         }

@@ -48,7 +48,7 @@ pub(super) unsafe trait PartitionedJob {
     ///
     /// # Safety
     /// `cut` and `to` are of one [`begin`](Self::begin), nobody else writes this piece, and nobody reads.
-    unsafe fn make(&self, cut: &Self::Partition, index: usize, to: &Ends<u8>);
+    unsafe fn make(&self, sizes: &Self::Partition, index: usize, to: &Ends<u8>);
 
     /// The results.
     ///
@@ -105,9 +105,9 @@ impl WeakTensor {
 
 impl<C> Making<C> {
     fn begin(job: &impl PartitionedJob<Partition = C>, home: &Arc<HostMemoryPool>) -> Arc<Self> {
-        let (targets, cut, count) = job.begin(home);
+        let (targets, sizes, count) = job.begin(home);
         let this = Arc::new(Self {
-            partition: cut,
+            partition: sizes,
             count,
             to: OnceLock::new(),
             targets: Mutex::new(Some(targets)),

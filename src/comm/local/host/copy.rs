@@ -54,7 +54,7 @@ impl GatherCopyPlan {
 
     /// The wholes; large ones are in common, where they have an `owner`.
     pub fn full_tensors(&self, gathered: &GatherSources, owner: Option<Owner>) -> Vec<DispatchTensor> {
-        let mut wholes = Vec::with_capacity(self.0.iter().map(|joint| joint.indices.len()).sum());
+        let mut full_tensors = Vec::with_capacity(self.0.iter().map(|joint| joint.indices.len()).sum());
         for (joint, (parts, together)) in self.0.iter().zip(&gathered.joints) {
             let sources = parts.get();
             let ranks = gathered.ranks;
@@ -63,10 +63,10 @@ impl GatherCopyPlan {
                 Some(owner) => unsafe { together.get(&Join { joint, sources, ranks }, owner) },
                 None => run(&joint.copies, &sources, Convert::to(joint.dtype)),
             };
-            wholes.extend(joint.indices.iter().zip(of_joint));
+            full_tensors.extend(joint.indices.iter().zip(of_joint));
         }
-        wholes.sort_unstable_by_key(|(index, _)| **index);
-        wholes.into_iter().map(|(_, whole)| wrap(whole)).collect()
+        full_tensors.sort_unstable_by_key(|(index, _)| **index);
+        full_tensors.into_iter().map(|(_, full)| wrap(full)).collect()
     }
 }
 
@@ -90,14 +90,14 @@ unsafe impl PartitionedJob for Join<'_> {
 
     fn begin(&self, home: &Arc<HostMemoryPool>) -> (OutputBuffers, CopyTasks, usize) {
         let (copies, size) = (&self.joint.copies, self.joint.dtype.size());
-        let pieces = CopyTasks::new(copies, &self.sources, size, self.ranks * cooperative::PARTS_PER_RANK);
-        let count = pieces.count();
-        (OutputBuffers::of(Some(home), copies, size), pieces, count)
+        let blocks = CopyTasks::new(copies, &self.sources, size, self.ranks * cooperative::PARTS_PER_RANK);
+        let count = blocks.count();
+        (OutputBuffers::of(Some(home), copies, size), blocks, count)
     }
 
-    unsafe fn make(&self, pieces: &CopyTasks, index: usize, to: &Ends<u8>) {
+    unsafe fn make(&self, blocks: &CopyTasks, index: usize, to: &Ends<u8>) {
         // SAFETY: the caller's.
-        unsafe { pieces.copy(index, &self.joint.copies, &self.sources, to) }
+        unsafe { blocks.copy(index, &self.joint.copies, &self.sources, to) }
     }
 
     unsafe fn finish(&self, targets: OutputBuffers) -> Vec<FlexTensor> {

@@ -26,15 +26,15 @@ const SHORT_RUN: usize = 64;
 /// All sources are of `shape`; there are at least two.
 pub(super) fn reduce(sources: &Sources, shape: &Shape, ranges: &Ranges, op: ReduceOp) -> FlexTensor {
     let block = RunBlock::new(&shape[..], ranges);
-    let mut cut = shape.clone();
-    ranges.iter().enumerate().for_each(|(dim, range)| cut[dim] = range.len());
+    let mut sizes = shape.clone();
+    ranges.iter().enumerate().for_each(|(dim, range)| sizes[dim] = range.len());
     let (dtype, bytes) = (dtype_of(sources), block.len() * dtype_of(sources).size());
-    let mut targets = OutputBuffers::new(None, [&cut], dtype.size());
+    let mut targets = OutputBuffers::new(None, [&sizes], dtype.size());
     let out = targets.ends().start(0);
     // SAFETY: the memory is for as many elements as the block has.
     unsafe {
         by_dtype(sources, op, &block, out, stream::pays(bytes));
-        targets.finish([&cut], dtype).next().expect("one target")
+        targets.finish([&sizes], dtype).next().expect("one target")
     }
 }
 
@@ -43,10 +43,10 @@ pub(super) fn reduce(sources: &Sources, shape: &Shape, ranges: &Ranges, op: Redu
 ///
 /// # Safety
 /// Nobody reads or writes them there.
-pub(super) unsafe fn reduce_flat(sources: &Sources, range: Range<usize>, op: ReduceOp, whole: *mut u8, streams: bool) {
+pub(super) unsafe fn reduce_flat(sources: &Sources, range: Range<usize>, op: ReduceOp, full: *mut u8, streams: bool) {
     // SAFETY: inside the whole, and as the caller says.
     unsafe {
-        let out = whole.add(range.start * dtype_of(sources).size());
+        let out = full.add(range.start * dtype_of(sources).size());
         by_dtype(sources, op, &RunBlock::new(&[range.end], &[range]), out, streams);
     }
 }

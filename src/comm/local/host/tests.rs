@@ -142,20 +142,20 @@ fn the_parts_of_all_ranks_are_looked_up_once_a_gather() {
     let print = |(dim, dtype): (usize, DType)| {
         let mut shape = Shape::from([4, 70, 3]);
         shape[dim] *= 3;
-        let cut = ShardSizes::Chunked(shape[dim]);
-        (TensorSignature { shape, dtype, sharding: Some(ShardSignature::new(dim, &cut)), to: None }, (dim, cut))
+        let sizes = ShardSizes::Chunked(shape[dim]);
+        (TensorSignature { shape, dtype, sharding: Some(ShardSignature::new(dim, &sizes)), to: None }, (dim, sizes))
     };
-    let (prints, cuts) = dtypes.into_iter().enumerate().map(print).unzip();
-    let plan = CollectivePlan::new(Op::AllGather, None, prints, cuts, 3);
+    let (prints, shardings) = dtypes.into_iter().enumerate().map(print).unzip();
+    let plan = CollectivePlan::new(Op::AllGather, None, prints, shardings, 3);
     let (shared, joints, mut looked) = (host::CollectiveCache::default(), host::GatherCopyPlan::new(&plan, 3), 0);
     for _ in 0..3 {
         let gathered = shared.gathered(&joints, || {
             looked += 1;
             parts.iter().map(|parts| parts.iter().map(host::primitive).collect()).collect()
         });
-        for (index, whole) in joints.full_tensors(gathered.expect("all are Flex"), None).into_iter().enumerate() {
+        for (index, complete) in joints.full_tensors(gathered.expect("all are Flex"), None).into_iter().enumerate() {
             let sources: Vec<_> = parts.iter().map(|parts| (&parts[index], full(&[4, 70, 3]))).collect();
-            assert_eq!(data(whole), data(concat(&sources, index, &device)), "tensor {index}");
+            assert_eq!(data(complete), data(concat(&sources, index, &device)), "tensor {index}");
         }
     }
     assert_eq!(looked, 1);
@@ -183,7 +183,7 @@ fn reduces_several_strips_of_many_ranks_like_the_kernels() {
 /// A group's ranks that wait at once, of wholes that are large enough to be in common, cut along either dimension, of two
 /// dtypes: what burn's own operations join.
 #[test]
-fn wholes_in_common_are_like_the_kernels() {
+fn shared_results_are_like_the_kernels() {
     // The larger ones are written past the caches.
     for (rows, columns) in [(1031, 257), (2053, 2111)] {
         shared_results(rows, columns);
@@ -192,22 +192,22 @@ fn wholes_in_common_are_like_the_kernels() {
 
 fn shared_results(rows: usize, columns: usize) {
     let (device, ranks) = (Device::flex(), 3);
-    let whole = [(0, DType::F32), (1, DType::F32), (0, DType::I64)];
+    let complete = [(0, DType::F32), (1, DType::F32), (0, DType::I64)];
     let print = |(dim, dtype): (usize, DType)| {
         let shape = Shape::from([rows, columns]);
-        let cut = ShardSizes::Chunked(shape[dim]);
-        (TensorSignature { shape, dtype, sharding: Some(ShardSignature::new(dim, &cut)), to: None }, (dim, cut))
+        let sizes = ShardSizes::Chunked(shape[dim]);
+        (TensorSignature { shape, dtype, sharding: Some(ShardSignature::new(dim, &sizes)), to: None }, (dim, sizes))
     };
-    let (prints, cuts): (Vec<_>, Vec<_>) = whole.into_iter().map(print).unzip();
-    let part = |rank: usize, (dim, cut): &(usize, ShardSizes), dtype: DType| {
+    let (prints, shardings): (Vec<_>, Vec<_>) = complete.into_iter().map(print).unzip();
+    let part = |rank: usize, (dim, sizes): &(usize, ShardSizes), dtype: DType| {
         let mut shape = [rows, columns];
-        shape[*dim] = cut.range(ranks, rank).len();
+        shape[*dim] = sizes.range(ranks, rank).len();
         let values = Tensor::<2>::random(shape, Distribution::Uniform(-99.0, 99.0), &device);
         if dtype.is_float() { values.into_dispatch() } else { values.int().cast(dtype).into_dispatch() }
     };
     let parts: Vec<Vec<_>> =
-        (0..ranks).map(|rank| cuts.iter().zip(whole).map(|(cut, (_, of))| part(rank, cut, of)).collect()).collect();
-    let plan = CollectivePlan::new(Op::AllGather, None, prints, cuts.clone(), ranks);
+        (0..ranks).map(|rank| shardings.iter().zip(complete).map(|(sizes, (_, of))| part(rank, sizes, of)).collect()).collect();
+    let plan = CollectivePlan::new(Op::AllGather, None, prints, shardings.clone(), ranks);
     let (shared, shelf, joints) = (
         host::CollectiveCache::default(),
         host::SharedResultCache::new(SpinPolicy::Spinning(1000), None).patient(),
@@ -216,7 +216,7 @@ fn shared_results(rows: usize, columns: usize) {
     let ticket = ticket(ranks);
     let sources = || parts.iter().map(|parts| parts.iter().map(host::primitive).collect()).collect();
     let gathered = shared.gathered(&joints, sources).expect("all are Flex");
-    let generic: Vec<_> = (cuts.iter().enumerate())
+    let generic: Vec<_> = (shardings.iter().enumerate())
         .map(|(index, (dim, _))| {
             let tensors = parts.iter().map(|parts| &parts[index]);
             concat(&tensors.map(|part| (part, full(&part.shape()[..]))).collect::<Vec<_>>(), *dim, &device)

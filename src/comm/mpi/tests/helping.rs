@@ -4,7 +4,7 @@ use super::*;
 
 /// Two processes send each other parcels by turns, and each lends its thread while it waits.
 #[test]
-fn whoever_helps_carries() {
+fn a_thread_that_helps_makes_progress() {
     ProcessTest::new(2).run(|| {
         let courier = start(FragmentLimits::default());
         let (told, other) = (inbox(&courier), 1 - courier.process_index());

@@ -64,7 +64,7 @@ fn four_processes_exchange_parcels_of_every_size() {
 }
 
 #[test]
-fn invariant_3_what_is_longer_than_a_message_goes_in_pieces() {
+fn invariant_3_long_payloads_go_in_fragments() {
     let limits = FragmentLimits { message: 1000, riding: 1500 };
     ProcessTest::new(3)
         .run(|| all_pairs(limits, 2500, &[0, 1, 999, 1000, 1001, 1500, 1501, 2000, 100 << 10, 1_000_000]));

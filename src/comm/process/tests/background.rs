@@ -34,8 +34,8 @@ const CALLS: [Make; 7] = [
         one(comm.all_to_all_single("rows".into(), tensor.into_dispatch(), &splits, &splits))
     },
     |comm, tensor| {
-        let whole = ShardedTensor { tensor: tensor.into_dispatch(), dim: 0, sizes: ShardSizes::Chunked(SHAPE[0]) };
-        comm.reduce_scatter("parts".into(), vec![whole], ReduceOp::Avg)
+        let full = ShardedTensor { tensor: tensor.into_dispatch(), dim: 0, sizes: ShardSizes::Chunked(SHAPE[0]) };
+        comm.reduce_scatter("parts".into(), vec![full], ReduceOp::Avg)
     },
     |comm, tensor| comm.all_reduce("halves".into(), vec![tensor.into_dispatch()], ReduceOp::Sum),
 ];
@@ -185,17 +185,17 @@ fn a_failure_spares_what_is_made() {
 fn a_course_says_when_what_others_bring_came() {
     let ends = Job::new(2, 32).run(|_, processes| {
         launch(Launch::on_backend(processes.engine(1)), |world| {
-            let (all, beside) = (world.all(), world.all().duplicate("beside"));
+            let (all, other) = (world.all(), world.all().duplicate("beside"));
             for (seed, call) in CALLS.iter().enumerate() {
                 let tensor = given(world, seed);
                 if world.rank() == 1 {
-                    beside.barrier("0 has posted".into()).wait()?;
+                    other.barrier("0 has posted".into()).wait()?;
                     call(&all, tensor).wait()?;
                     continue;
                 }
                 let work = call(&all, tensor);
                 let moment = Instant::now();
-                beside.barrier("0 has posted".into()).wait()?;
+                other.barrier("0 has posted".into()).wait()?;
                 await_complete(&work);
                 let (_, course) = work.wait_with_timing()?;
                 let course = course.expect("there are two ranks");

@@ -106,17 +106,17 @@ fn gathers_of_large_parts_are_those_of_threads() {
         for comm in [world.all(), world.group(&[2, 0, 3, 1])?, world.subgroup([vec![0, 2, 3], vec![1]])?.unwrap()] {
             let (ranks, rank) = (comm.group().size(), comm.group().rank());
             let lengths: Vec<usize> = (0..ranks).map(|rank| [400, 0, 1, 333][rank]).collect();
-            let shard = |before: usize, cut: ShardSizes, inner: usize, dtype: DType| {
-                let shape = [before, cut.range(ranks, rank).len(), inner];
+            let shard = |before: usize, sizes: ShardSizes, inner: usize, dtype: DType| {
+                let shape = [before, sizes.range(ranks, rank).len(), inner];
                 let data = TensorData::new(values(world.rank(), shape.iter().product()), shape);
                 let tensor = Tensor::<3>::from_data(data, world.device()).cast(dtype).into_dispatch();
-                ShardedTensor { tensor, dim: 1, sizes: cut }
+                ShardedTensor { tensor, dim: 1, sizes: sizes }
             };
             let even = || shard(1, ShardSizes::Chunked(400), 180, DType::F32);
             let uneven = || shard(1, ShardSizes::Uneven(lengths.clone().into()), 180, DType::BF16);
-            let pieces = || shard(3, ShardSizes::Chunked(401), 60, DType::F32);
+            let fragments = || shard(3, ShardSizes::Chunked(401), 60, DType::F32);
             drop(comm.all_gather("dropped".into(), vec![even()]));
-            for shards in [vec![even()], vec![uneven(), even()], vec![even(), pieces()]] {
+            for shards in [vec![even()], vec![uneven(), even()], vec![even(), fragments()]] {
                 got.extend(comm.all_gather("large".into(), shards).wait()?);
             }
         }

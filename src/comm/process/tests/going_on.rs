@@ -93,7 +93,7 @@ fn ranks_go_on_without_others_of_their_process() {
 
 /// A process that has none left is still there, and says nothing in the world of the others.
 #[test]
-fn ranks_go_on_once_more_beside_a_process_without_any() {
+fn ranks_survive_once_more_next_to_a_process_without_any() {
     for [first, second] in [[0, 1], [0, 2], [1, 0], [2, 0], [1, 2]] {
         let job = Job::new(3, 22);
         let ends = job.run(|_, processes| {
@@ -180,7 +180,7 @@ fn ranks_go_on_without_the_process_that_decides_which_failure_is_the_first() {
 
 /// One process after another is lost, at any time, those that decide who goes on first.
 #[test]
-fn whoever_is_lost_while_ranks_go_on_the_others_do() {
+fn ranks_survive_whichever_is_lost_during_a_shrink() {
     for seed in 0..40 {
         let job = Job::new(4, seed);
         let ends = job.run(|process, processes| {

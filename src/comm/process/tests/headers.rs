@@ -25,9 +25,9 @@ fn meta(shape: &[usize], dtype: DType) -> TensorMeta {
 }
 
 fn tensor(shape: &[usize], dtype: DType) -> TensorSignature {
-    let cut = Some(ShardSignature::new(0, &ShardSizes::Chunked(4)));
+    let sizes = Some(ShardSignature::new(0, &ShardSizes::Chunked(4)));
     let to = Some(ShardSignature::new(1, &ShardSizes::Uneven([1, 300, 0].into())));
-    TensorSignature { shape: Shape::from(shape.to_vec()), dtype, sharding: cut, to }
+    TensorSignature { shape: Shape::from(shape.to_vec()), dtype, sharding: sizes, to }
 }
 
 /// Prints that between them have every field, operation and reduction.

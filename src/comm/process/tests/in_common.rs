@@ -20,10 +20,10 @@ fn gather(world: &World, call: Call, seed: usize) -> Work<Vec<DispatchTensor>> {
         let mut lengths = vec![len / ranks; ranks];
         lengths[ranks - 2] = 0;
         lengths[0] = len - lengths[1..].iter().sum::<usize>();
-        let cut = ShardSizes::Uneven(lengths.into());
-        let part = full(seed + index, len)[cut.range(ranks, rank)].to_vec();
+        let sizes = ShardSizes::Uneven(lengths.into());
+        let part = full(seed + index, len)[sizes.range(ranks, rank)].to_vec();
         let tensor = Tensor::<1>::from_data(TensorData::new(part.clone(), [part.len()]), world.device());
-        ShardedTensor { tensor: tensor.into_dispatch(), dim: 0, sizes: cut }
+        ShardedTensor { tensor: tensor.into_dispatch(), dim: 0, sizes: sizes }
     };
     world.all().all_gather(call, LENS.into_iter().enumerate().map(shard).collect())
 }
@@ -87,7 +87,7 @@ fn who_writes_to_a_result_writes_to_its_own() {
         if world.rank() == 0 {
             let before = addresses(&gathered);
             let changed: Vec<_> =
-                gathered.into_iter().map(|whole| Tensor::<1>::from_dispatch(whole).mul_scalar(2.0)).collect();
+                gathered.into_iter().map(|complete| Tensor::<1>::from_dispatch(complete).mul_scalar(2.0)).collect();
             world.barrier("changed")?;
             let doubled = |index: usize| full(7 + index, LENS[index]).into_iter().map(|x| 2.0 * x);
             for (index, changed) in changed.into_iter().enumerate() {
@@ -104,7 +104,7 @@ fn who_writes_to_a_result_writes_to_its_own() {
 
 /// Each way round: the first of the group takes memory.
 #[test]
-fn a_rank_that_has_called_ahead_puts_its_part_when_another_wants_it() {
+fn a_deferred_call_contributes_when_another_rank_needs_it() {
     for eager in [0, 1, 2] {
         run(&Job::on_one_host(3, 7), |world| {
             let first = gather(world, Call::new("first").with_deferred(), 1);
@@ -173,8 +173,8 @@ fn sums_are_put_where_all_have_them() {
     assert_eq!(made(&job), [1, 0]);
     assert!(steps.iter().all(|steps| steps.iter().all(|addresses| *addresses == steps[0])), "{steps:?}");
     // A rank sends the other its part, and no sums.
-    let (whole, sent) = (4 * LEN as u64, job.sent(0) + job.sent(1));
-    assert!(sent < ops.len() as u64 * whole * 11 / 10, "{sent} bytes");
+    let (complete, sent) = (4 * LEN as u64, job.sent(0) + job.sent(1));
+    assert!(sent < ops.len() as u64 * complete * 11 / 10, "{sent} bytes");
 }
 
 #[test]
@@ -184,9 +184,9 @@ fn where_the_system_has_no_memory_in_common_parts_are_sent() {
     job.processes[0].commons.lock().exhaust();
     run(&job, |world| {
         check(gather(world, "weights".into(), 5).wait()?, 5);
-        let ahead = gather(world, Call::new("ahead").with_deferred(), 6);
+        let deferred = gather(world, Call::new("ahead").with_deferred(), 6);
         world.barrier("all have called")?;
-        check(ahead.wait()?, 6);
+        check(deferred.wait()?, 6);
         let own = Tensor::<1>::from_data(TensorData::new(values(world.rank(), LEN), [LEN]), world.device());
         let reduced = world.all().all_reduce("sums".into(), vec![own.into_dispatch()], ReduceOp::Max).wait()?;
         let largest = |at: usize, all: &[Vec<f32>]| all.iter().map(|own| own[at]).reduce(f32::max).unwrap();
@@ -228,7 +228,7 @@ fn a_rank_that_cannot_map_what_it_is_to_have_in_common_says_so_to_all() {
 }
 
 #[test]
-fn what_nobody_wants_is_not_gathered() {
+fn what_no_rank_needs_is_not_gathered() {
     let job = Job::on_one_host(3, 11);
     run(&job, |world| {
         drop(gather(world, Call::new("in vain").with_deferred(), 1));
@@ -296,7 +296,7 @@ fn what_a_launch_has_not_given_back_does_not_stay_in_use() {
 }
 
 #[test]
-fn what_is_called_ahead_and_not_begun_is_nothing_to_wait_for() {
+fn a_deferred_call_that_is_not_begun_is_nothing_to_wait_for() {
     run(&Job::on_one_host(2, 15), |world| {
         let gathered = gather(world, Call::new("ahead").with_deferred(), 4);
         world.barrier("all have called")?;

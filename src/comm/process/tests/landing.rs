@@ -144,15 +144,15 @@ fn what_comes_before_its_rank_has_called_lands_in_its_result() {
 
 #[cfg(all(feature = "flex", target_os = "linux", not(sanitized)))]
 #[test]
-fn results_take_each_others_memory_whoever_needs_it_first() {
+fn results_take_each_others_memory_whichever_is_first() {
     let (job, called) = (Job::new(2, 50), AtomicBool::new(false));
     let ends = job.run(|_, processes| {
         launch(Launch::on_backend(processes.engine(1)), |world| {
             let comm = world.all();
             let gather = || comm.all_gather("rows".into(), vec![shard(&comm, 0, [1600, 900])]);
             let address = |work: Work<Vec<DispatchTensor>>| -> Result<usize> {
-                let whole = work.wait()?.remove(0);
-                let flex = flex::primitive(&whole).expect("a CPU's tensor");
+                let full = work.wait()?.remove(0);
+                let flex = flex::primitive(&full).expect("a CPU's tensor");
                 Ok(flex::elements(flex).expect("row-major").as_ptr().addr())
             };
             let until = |there: &dyn Fn() -> bool| {

@@ -59,28 +59,28 @@ fn the_other_process_gets_what_its_ranks_need_and_once() {
     let job = Job::new(2, 13);
     let ends = job.run(|_, processes| {
         launch(Launch::on_backend(processes.engine(2)), |world| {
-            let (comm, cut) = (world.all(), ShardSizes::Chunked(FLOATS));
+            let (comm, shard_sizes) = (world.all(), ShardSizes::Chunked(FLOATS));
             let tensor = |len: usize| Tensor::<1>::ones([len], world.device()).into_dispatch();
-            let (shard, whole) = (tensor(FLOATS / 4), tensor(FLOATS));
+            let (shard, complete) = (tensor(FLOATS / 4), tensor(FLOATS));
             let is_root = world.rank() == 0;
             let meta = |len: usize| TensorMeta { shape: [len].into(), dtype: DType::F32 };
             let metas = || vec![meta(FLOATS)];
             let counted = [
                 sent(&job, world, || {
-                    let shard = ShardedTensor { tensor: shard.clone(), dim: 0, sizes: cut.clone() };
+                    let shard = ShardedTensor { tensor: shard.clone(), dim: 0, sizes: shard_sizes.clone() };
                     Ok(comm.all_gather("".into(), vec![shard]).wait().map(|_| ())?)
                 })?,
                 sent(&job, world, || {
-                    let whole = ShardedTensor { tensor: whole.clone(), dim: 0, sizes: cut.clone() };
-                    Ok(comm.reduce_scatter("".into(), vec![whole], ReduceOp::Sum).wait().map(|_| ())?)
+                    let complete = ShardedTensor { tensor: complete.clone(), dim: 0, sizes: shard_sizes.clone() };
+                    Ok(comm.reduce_scatter("".into(), vec![complete], ReduceOp::Sum).wait().map(|_| ())?)
                 })?,
                 sent(&job, world, || {
-                    let tensors = is_root.then(|| vec![whole.clone()]);
+                    let tensors = is_root.then(|| vec![complete.clone()]);
                     Ok(comm.broadcast("".into(), tensors, metas(), 0).wait().map(|_| ())?)
                 })?,
                 sent(&job, world, || {
-                    let tensors = is_root.then(|| vec![whole.clone()]);
-                    Ok(comm.scatter("".into(), tensors, metas(), vec![(0, cut.clone())], 0).wait().map(|_| ())?)
+                    let tensors = is_root.then(|| vec![complete.clone()]);
+                    Ok(comm.scatter("".into(), tensors, metas(), vec![(0, shard_sizes.clone())], 0).wait().map(|_| ())?)
                 })?,
                 sent(&job, world, || {
                     let parts = vec![Some(shard.clone()); 4];
@@ -135,7 +135,7 @@ fn of_an_all_reduce_parts_are_sent_and_nothing_twice() {
 /// Backward's gathers are all called in forward: what belongs to others is here no earlier than one call before it is
 /// waited for, in the order of backward.
 #[test]
-fn what_is_gathered_ahead_is_sent_when_it_is_wanted_and_not_before() {
+fn a_deferred_gather_is_sent_when_it_is_needed_and_not_before() {
     const FLOATS: usize = 1 << 14;
     for each in [1, 2] {
         let job = Job::new(2, 18);
@@ -145,8 +145,8 @@ fn what_is_gathered_ahead_is_sent_when_it_is_wanted_and_not_before() {
                 let shard = |value: usize| Tensor::<1>::full([FLOATS], value as f32, world.device());
                 let gather = |value: usize| {
                     let tensor = shard(10 * value + world.rank()).into_dispatch();
-                    let cut = ShardSizes::Chunked(world.size() * FLOATS);
-                    comm.all_gather(Call::new("unit").with_deferred(), vec![ShardedTensor { tensor, dim: 0, sizes }])
+                    let shard_sizes = ShardSizes::Chunked(world.size() * FLOATS);
+                    comm.all_gather(Call::new("unit").with_deferred(), vec![ShardedTensor { tensor, dim: 0, sizes: shard_sizes }])
                 };
                 let mut works: Vec<_> = (0..6).map(gather).collect();
                 world.barrier("all have called")?;
@@ -157,10 +157,10 @@ fn what_is_gathered_ahead_is_sent_when_it_is_wanted_and_not_before() {
                 let not_waited_for = works.remove(3);
                 while let Some(work) = works.pop() {
                     let value = if works.len() >= 3 { works.len() + 1 } else { works.len() };
-                    let whole =
+                    let complete =
                         Tensor::<1>::from_dispatch(work.wait()?.remove(0)).into_data().try_to_vec::<f32>().unwrap();
                     let expected = (0..world.size()).flat_map(|rank| vec![(10 * value + rank) as f32; FLOATS]);
-                    assert!(whole.into_iter().eq(expected), "call {value}");
+                    assert!(complete.into_iter().eq(expected), "call {value}");
                     world.barrier("all have it")?;
                     sent.push(job.sent(process));
                     world.barrier("all have looked")?;
@@ -180,7 +180,7 @@ fn what_is_gathered_ahead_is_sent_when_it_is_wanted_and_not_before() {
 
 /// What was offered is held for those who may ask, and no longer.
 #[test]
-fn what_nobody_wants_is_given_back() {
+fn what_no_rank_needs_is_returned() {
     let job = Job::new(2, 19);
     job.run(|_, processes| {
         let ends = launch(Launch::on_backend(processes.engine(2)), |world| {
@@ -214,9 +214,9 @@ fn a_long_print_is_sent_once() {
                     let tensor = Tensor::<2>::ones([0, width], world.device()).into_dispatch();
                     ShardedTensor { tensor, dim: 0, sizes: ShardSizes::Chunked(0) }
                 };
-                let wholes =
+                let results =
                     comm.all_gather(Call::new("unit").with_names(names), (0..100).map(shard).collect()).wait()?;
-                assert_eq!(wholes[99].shape()[1], width);
+                assert_eq!(results[99].shape()[1], width);
                 Ok(())
             };
             let mut bytes = Vec::new();

@@ -16,28 +16,28 @@ pub(super) fn crop<const D: usize>(local: Tensor<D>, ranges: [Range<usize>; D]) 
         let strategy = local.gradient_checkpointing_strategy();
         return associate(slice(local.inner(), &ranges), strategy);
     }
-    let op = Crop { whole: local.shape(), ranges };
+    let op = Crop { full: local.shape(), ranges };
     Tensor::from_dispatch(autodiff::unary(local.into_dispatch(), Arc::new(op)))
 }
 
 #[derive(Debug)]
 struct Crop<const D: usize> {
-    whole: Shape,
+    full: Shape,
     ranges: [Range<usize>; D],
 }
 
 impl<const D: usize> GraphOp for Crop<D> {
     fn forward(&self, parents: &[DispatchTensor]) -> DispatchTensor {
-        let [whole] = parents else { unreachable!("it is recorded on one parent") };
-        debug_assert_eq!(whole.shape(), self.whole);
-        slice(Tensor::<D>::from_dispatch(whole.clone()), &self.ranges).into_dispatch()
+        let [full] = parents else { unreachable!("it is recorded on one parent") };
+        debug_assert_eq!(full.shape(), self.full);
+        slice(Tensor::<D>::from_dispatch(full.clone()), &self.ranges).into_dispatch()
     }
 
     fn backward(&self, step: &mut BackwardStep<'_>) {
         let grad = Tensor::<D>::from_dispatch(step.take());
         let slices: Vec<Slice> = self.ranges.iter().cloned().map(Slice::from).collect();
         step.give(0, || {
-            let zeros: Tensor<D> = zeros(self.whole.clone(), &grad);
+            let zeros: Tensor<D> = zeros(self.full.clone(), &grad);
             zeros.slice_assign(slices.as_slice(), grad).into_dispatch()
         });
     }

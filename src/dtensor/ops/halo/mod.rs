@@ -159,23 +159,23 @@ impl Halo {
     ) -> Option<Self> {
         let input = operator.input_spec(0);
         let (layout, ranks) = (input.layout(), input.mesh().shape());
-        let cuts = |dim: usize| layout.shard_order(dim).iter().copied().filter(|&cut| ranks[cut] > 1);
+        let sharding_dims = |dim: usize| layout.shard_order(dim).iter().copied().filter(|&sizes| ranks[sizes] > 1);
         let dims: SmallVec<[usize; 2]> =
-            (SPATIAL..input.shape().num_dims()).filter(|&dim| cuts(dim).next().is_some()).collect();
+            (SPATIAL..input.shape().num_dims()).filter(|&dim| sharding_dims(dim).next().is_some()).collect();
         if dims.is_empty() {
             return None;
         }
-        let cuts: SmallVec<[usize; 3]> = dims.iter().flat_map(|&dim| cuts(dim)).sorted().collect();
-        let comm = input.mesh().communicator_over(&cuts).or_unwind();
+        let sharding_dims: SmallVec<[usize; 3]> = dims.iter().flat_map(|&dim| sharding_dims(dim)).sorted().collect();
+        let comm = input.mesh().communicator_over(&sharding_dims).or_unwind();
         let member = |at: Vec<usize>| {
             let mut coordinate: SmallVec<[usize; 3]> = input.coordinate().into();
-            cuts.iter().zip(at).for_each(|(&cut, at)| coordinate[cut] = at);
+            sharding_dims.iter().zip(at).for_each(|(&sizes, at)| coordinate[sizes] = at);
             let has = layout.local_slices(input.shape(), &coordinate);
             HaloRank::new(&dims, &has, &operator.output_slices(0, &coordinate), &reach)
         };
         // In the order of the group.
         let mut members: Vec<HaloRank> =
-            cuts.iter().map(|&cut| 0..ranks[cut]).multi_cartesian_product().map(member).collect();
+            sharding_dims.iter().map(|&sizes| 0..ranks[sizes]).multi_cartesian_product().map(member).collect();
         let is_cropped = members.iter().any(|member| member.kept != member.made);
         let parts: Vec<&HaloRange> = members.iter().map(|member| &member.part).collect();
         let plan = HaloPlan::new(&parts, comm.group().rank());

@@ -198,8 +198,8 @@ impl CrossEntropyLoss {
             reshape(Tensor::cat(terms, 1), op.output_shape(0).clone())
         };
         let terms: DTensor<D> = op.output(0, terms);
-        let whole = with_sums(terms.layout(), R)?;
-        let terms = reshape(terms.redistribute_to(&whole)?.local, Shape::new([rows, op.output_shape(0)[D - 1]]));
+        let full = with_sums(terms.layout(), R)?;
+        let terms = reshape(terms.redistribute_to(&full)?.local, Shape::new([rows, op.output_shape(0)[D - 1]]));
         if rows == 0 {
             return Ok(empty::spread(empty::nothing::<2, _>(terms), Shape::new([0])));
         }
@@ -266,8 +266,8 @@ fn largest<const D: usize>(op: &Operator, scores: Tensor<2>) -> Result<Tensor<2>
     let spec =
         DTensorSpec::decided(op.input_spec(0).mesh(), with_sums(op.output_layout(0), MAX)?, shape, local.dtype());
     let local = reshape::<2, D, Float>(local, spec.local_shape());
-    let whole = with_sums(op.output_layout(0), R)?;
-    let largest = DTensor::from_parts(local, spec.shared()).redistribute_to(&whole)?;
+    let full = with_sums(op.output_layout(0), R)?;
+    let largest = DTensor::from_parts(local, spec.shared()).redistribute_to(&full)?;
     Ok(associate(reshape(largest.local, column), strategy))
 }
 

@@ -97,13 +97,13 @@ fn what_is_only_repeated_moves_rather_than_what_it_is_added_to() {
 #[test]
 fn collectives_in_backward_decide_where_those_in_forward_are_as_many() {
     let rows = [strategy([R, R], [R]), strategy([R, S(0)], [S(0)]), strategy([S(0), R], [SUM])];
-    let (cut, shape) = (layout(&[2], &[S(0)]), Shape::from([8, 8]));
-    let brought = |differentiable: [bool; 2]| {
-        let operands = differentiable.map(|differentiable| OperandInfo { differentiable, ..float(&cut, &shape) });
+    let (sizes, shape) = (layout(&[2], &[S(0)]), Shape::from([8, 8]));
+    let moved = |differentiable: [bool; 2]| {
+        let operands = differentiable.map(|differentiable| OperandInfo { differentiable, ..float(&sizes, &shape) });
         placements(&chosen(&[2], &operands, &rows, true, None).unwrap().inputs)
     };
-    assert_eq!(brought([true, false]), [[S(0)], [R]]);
-    assert_eq!(brought([false, true]), [[R], [S(0)]]);
+    assert_eq!(moved([true, false]), [[S(0)], [R]]);
+    assert_eq!(moved([false, true]), [[R], [S(0)]]);
 }
 
 /// All pairs of layouts, of a product and of a sum: lengths that the ranks divide alike.
@@ -140,7 +140,7 @@ fn a_replicated_operand_is_sliced_for_free() {
 }
 
 #[test]
-fn cuts_keep_the_order_they_come_in() {
+fn shards_keep_their_order() {
     let mesh = [2, 2];
     let turned = Layout::with_shard_order(&mesh, &[S(0), S(0)], &[(0, &[1, 0])]).unwrap();
     let found = choice(&mesh, &[(&[8, 4], turned.clone()), (&[4, 4], layout(&mesh, &[R, R]))], &product()).unwrap();
@@ -164,7 +164,7 @@ fn reductions_that_do_not_commute_are_never_left_pending() {
 }
 
 #[test]
-fn a_dimension_shorter_than_the_mesh_is_cut_only_if_it_comes_so() {
+fn a_dimension_shorter_than_the_mesh_is_sharded_only_if_its_input_is() {
     let rows = [strategy([S(0), S(0)], [S(0)]), strategy([R, R], [R])];
     let of = |first, second| {
         let operands = [(&[3, 9][..], layout(&[4], &[first])), (&[3, 9][..], layout(&[4], &[second]))];
@@ -175,7 +175,7 @@ fn a_dimension_shorter_than_the_mesh_is_cut_only_if_it_comes_so() {
 }
 
 #[test]
-fn pieces_over_all_mesh_dimensions_divide_what_the_rows_ask_for() {
+fn shards_over_all_mesh_dimensions_divide_what_the_strategies_require() {
     let mesh = [2, 2];
     let of = |heads: usize| {
         let rows = [strategy([R], [R]), strategy([S(0)], [S(0)]).if_divides(heads)];
@@ -272,15 +272,15 @@ fn nothing_is_cheaper() {
 }
 
 #[test]
-fn a_sum_is_scattered_where_something_is_cut_and_nowhere_else() {
+fn a_sum_is_scattered_where_an_input_is_sharded_and_nowhere_else() {
     let rows = [strategy([R, R], [R]), strategy([S(0), S(0)], [S(0)])];
-    let brought = |len: usize, other| {
+    let moved = |len: usize, other| {
         let operands: [(&[usize], Layout); 2] = [(&[len], layout(&[4], &[SUM])), (&[len], layout(&[4], &[other]))];
         placements(&choice(&[4], &operands, &rows).unwrap().inputs)[0].clone()
     };
     for len in [1 << 10, 1 << 30] {
-        assert_eq!(brought(len, R), [R]);
-        assert_eq!(brought(len, S(0)), [S(0)]);
+        assert_eq!(moved(len, R), [R]);
+        assert_eq!(moved(len, S(0)), [S(0)]);
     }
 }
 
@@ -288,19 +288,19 @@ fn a_sum_is_scattered_where_something_is_cut_and_nowhere_else() {
 /// costs comes in backward, when its gradient is gathered.
 #[test]
 fn with_times_what_is_sent_in_backward_counts_and_lengths_decide() {
-    let brought = |rows: usize, times: Option<&Times>| {
+    let moved = |rows: usize, times: Option<&Times>| {
         let (x, w) = (Shape::from([rows, 512]), Shape::from([512, 512]));
-        let (cut, whole) = (layout(&[4], &[S(1)]), layout(&[4], &[R]));
-        placements(&chosen(&[4], &[float(&cut, &x), float(&whole, &w)], &product(), true, times).unwrap().inputs)
+        let (sizes, full) = (layout(&[4], &[S(1)]), layout(&[4], &[R]));
+        placements(&chosen(&[4], &[float(&sizes, &x), float(&full, &w)], &product(), true, times).unwrap().inputs)
     };
     let times = Times { call: 1e-6, bandwidths: vec![1e9], backward: 1.0 };
     let inference = Times { backward: 0.0, bandwidths: vec![1e9], ..times };
     for rows in [8, 1 << 16] {
-        assert_eq!(brought(rows, None), [[S(1)], [S(0)]]);
-        assert_eq!(brought(rows, Some(&inference)), [[S(1)], [S(0)]]);
+        assert_eq!(moved(rows, None), [[S(1)], [S(0)]]);
+        assert_eq!(moved(rows, Some(&inference)), [[S(1)], [S(0)]]);
     }
-    assert_eq!(brought(8, Some(&times)), [[R], [R]]);
-    assert_eq!(brought(1 << 16, Some(&times)), [[S(1)], [S(0)]]);
+    assert_eq!(moved(8, Some(&times)), [[R], [R]]);
+    assert_eq!(moved(1 << 16, Some(&times)), [[S(1)], [S(0)]]);
 }
 
 /// A microsecond a call, and a byte takes ten times as long along the second mesh dimension.
@@ -319,15 +319,15 @@ fn a_collective_takes_its_call_and_its_bytes() {
 
 #[test]
 fn what_parts_come_down_to_counts_as_sent() {
-    let (cut, shape) = (layout(&[4], &[S(0)]), Shape::from([64, 64]));
+    let (sizes, shape) = (layout(&[4], &[S(0)]), Shape::from([64, 64]));
     let told = strategy([S(0)], [S(0)]).with_slots(1);
     // A collective beside a collective: the one that sends less, of a dimension less.
     let rows = [strategy([S(1)], [S(1)]), told.clone()];
-    assert_eq!(placements(&chosen(&[4], &[float(&cut, &shape)], &rows, true, None).unwrap().inputs), [[S(0)]]);
+    assert_eq!(placements(&chosen(&[4], &[float(&sizes, &shape)], &rows, true, None).unwrap().inputs), [[S(0)]]);
     // Beside none.
     let rows = [told, strategy([S(0)], [S(0)])];
     let free = Times { call: 1.0, bandwidths: vec![1e9], backward: 1.0 };
-    let operands = [float(&cut, &shape)];
+    let operands = [float(&sizes, &shape)];
     for times in [None, Some(&free)] {
         let found = weighed(SelectionProblem {
             mesh_shape: &[4],

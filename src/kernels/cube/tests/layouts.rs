@@ -28,12 +28,12 @@ fn assert_copied(copies: &CopyPlan, dtype: DType, rng: &mut StdRng) {
 }
 
 /// A tensor cut evenly, unevenly or raggedly along any dimension.
-fn cut_tensor(ranks: usize, rng: &mut StdRng) -> ShardedTensorSpec {
+fn sharded_tensor(ranks: usize, rng: &mut StdRng) -> ShardedTensorSpec {
     let dims = rng.random_range(1..=3);
     let lengths = [0, 1, 2, 3, 4, 5, 8, 12, 16, 24, 33];
     let shape = (0..dims).map(|_| *lengths.choose(rng).unwrap()).collect_vec();
     let dim = rng.random_range(0..dims);
-    let cut = if rng.random() {
+    let sizes = if rng.random() {
         ShardSizes::Chunked(shape[dim])
     } else {
         let mut ends = (1..ranks).map(|_| rng.random_range(0..=shape[dim])).sorted().collect_vec();
@@ -41,7 +41,7 @@ fn cut_tensor(ranks: usize, rng: &mut StdRng) -> ShardedTensorSpec {
         let lengths = ends.iter().scan(0, |last, end| Some(end - std::mem::replace(last, *end)));
         ShardSizes::Uneven(lengths.collect_vec().into())
     };
-    ShardedTensorSpec { shape: Shape::from(shape), dim, sizes: cut }
+    ShardedTensorSpec { shape: Shape::from(shape), dim, sizes: sizes }
 }
 
 #[test]
@@ -50,7 +50,7 @@ fn all_copies_of_random_layouts_in_every_dtype() {
     for round in 0..28 {
         let ranks = rng.random_range(1..=4);
         let count = [1, 3, 6][round % 3];
-        let tensors = (0..count).map(|_| cut_tensor(ranks, &mut rng)).collect_vec();
+        let tensors = (0..count).map(|_| sharded_tensor(ranks, &mut rng)).collect_vec();
         let layout = FlatLayout::new(ranks, tensors, [1, 4, 64][rng.random_range(0..3)]);
         let rank = rng.random_range(0..ranks);
         let dtype = DTYPES[round % DTYPES.len()];
@@ -117,7 +117,7 @@ fn long_and_short_segments_in_one_launch() {
 }
 
 #[test]
-fn a_matrix_of_odd_rows_cut_along_its_columns() {
+fn a_matrix_of_odd_rows_sharded_along_its_columns() {
     let mut rng = StdRng::seed_from_u64(78);
     let tensor =
         |columns| ShardedTensorSpec { shape: Shape::new([257, columns]), dim: 1, sizes: ShardSizes::Chunked(columns) };

@@ -133,10 +133,10 @@ impl GroupBackend for BrokenChannel {
         &self,
         post: CallContext,
         plan: Arc<CollectivePlan>,
-        wholes: Vec<DispatchTensor>,
+        full_tensors: Vec<DispatchTensor>,
         op: ReduceOp,
     ) -> PostResult<Vec<DispatchTensor>> {
-        self.through(post, |post| self.channel.reduce_scatter(post, plan, wholes, op))
+        self.through(post, |post| self.channel.reduce_scatter(post, plan, full_tensors, op))
     }
 
     fn all_reduce(

@@ -105,8 +105,8 @@ impl GroupBackend for NaiveChannel {
     ) -> PostResult<Vec<DispatchTensor>> {
         let device = self.device();
         self.call(post, vec![read(tensors); self.size()], move |parts| {
-            let wholes = plan.shardings().iter().enumerate().map(|(at, (dim, _))| concat(&column(&parts, at), *dim));
-            write(wholes.collect(), &device)
+            let full_tensors = plan.shardings().iter().enumerate().map(|(at, (dim, _))| concat(&column(&parts, at), *dim));
+            write(full_tensors.collect(), &device)
         })
     }
 
@@ -114,14 +114,14 @@ impl GroupBackend for NaiveChannel {
         &self,
         post: CallContext,
         plan: Arc<CollectivePlan>,
-        wholes: Vec<DispatchTensor>,
+        full_tensors: Vec<DispatchTensor>,
         op: ReduceOp,
     ) -> PostResult<Vec<DispatchTensor>> {
-        let (device, size, count) = (self.device(), self.size(), wholes.len());
-        let wholes = read(wholes);
+        let (device, size, count) = (self.device(), self.size(), full_tensors.len());
+        let full_tensors = read(full_tensors);
         let part =
-            |rank: usize, (whole, (dim, cut)): (_, &(usize, ShardSizes))| narrow(whole, *dim, cut.range(size, rank));
-        let parts_of = |rank: usize| wholes.iter().zip(plan.shardings()).map(|whole| part(rank, whole)).collect();
+            |rank: usize, (full, (dim, sizes)): (_, &(usize, ShardSizes))| narrow(full, *dim, sizes.range(size, rank));
+        let parts_of = |rank: usize| full_tensors.iter().zip(plan.shardings()).map(|full| part(rank, full)).collect();
         self.call(post, (0..size).map(parts_of).collect(), move |terms| {
             write((0..count).map(|at| reduce(&column(&terms, at), op)).collect(), &device)
         })

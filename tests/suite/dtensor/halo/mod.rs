@@ -46,7 +46,7 @@ fn layout(mesh: &DeviceMesh, placements: &[Placement]) -> Layout {
 }
 
 #[test]
-fn a_convolution_of_a_cut_length_gets_its_halo_alone() {
+fn a_convolution_of_a_sharded_length_gets_its_halo_alone() {
     for ranks in [2, 3, 4] {
         let did = on_mesh(&[ranks], |_, mesh| {
             let mut did = Vec::new();
@@ -100,15 +100,15 @@ fn a_convolution_of_a_cut_length_gets_its_halo_alone() {
 }
 
 #[test]
-fn a_transposed_convolution_of_a_cut_length_gets_its_halo_alone() {
+fn a_transposed_convolution_of_a_sharded_length_gets_its_halo_alone() {
     for ranks in [2, 3, 4] {
         let did = on_mesh(&[ranks], |_, mesh| {
             let mut did = Vec::new();
             let cases = iproduct!([1, 2, 3, 5], 1..=3, 0..=2, 1..=2, LENS);
             for (kernel, stride, padding, dilation, len) in some(cases, ranks) {
                 let padding_out = (stride - 1).min(1);
-                let whole = (len - 1) * stride + dilation * (kernel - 1) + 1 + padding_out;
-                if whole <= 2 * padding {
+                let full = (len - 1) * stride + dilation * (kernel - 1) + 1 + padding_out;
+                if full <= 2 * padding {
                     continue;
                 }
                 let groups = 1 + (kernel + stride + len) % 2;
@@ -140,7 +140,7 @@ fn a_transposed_convolution_of_a_cut_length_gets_its_halo_alone() {
 }
 
 #[test]
-fn images_may_be_cut_both_ways() {
+fn images_may_be_sharded_both_ways() {
     let did = on_mesh(&[2, 2], |_, mesh| {
         let mut did = Vec::new();
         let placements = [[S(2), S(3)], [S(3), S(2)], [S(2), S(2)], [R, S(3)], [S(0), S(2)], [S(3), S(3)]];
@@ -181,7 +181,7 @@ fn images_may_be_cut_both_ways() {
 }
 
 #[test]
-fn volumes_may_be_cut_along_any_of_three_dimensions() {
+fn volumes_may_be_sharded_along_any_of_three_dimensions() {
     let did = on_mesh(&[2, 2], |_, mesh| {
         let mut did = Vec::new();
         for placements in [[S(2), S(3)], [S(4), S(2)], [S(3), S(3)], [S(4), R]] {
@@ -223,7 +223,7 @@ fn volumes_may_be_cut_along_any_of_three_dimensions() {
 }
 
 #[test]
-fn pools_of_a_cut_length_get_their_halo_alone() {
+fn pools_of_a_sharded_length_get_their_halo_alone() {
     for ranks in [2, 3, 4] {
         let did = on_mesh(&[ranks], |_, mesh| {
             let mut did = Vec::new();
@@ -272,7 +272,7 @@ fn pools_of_a_cut_length_get_their_halo_alone() {
 }
 
 #[test]
-fn pools_of_images_may_be_cut_both_ways() {
+fn pools_of_images_may_be_sharded_both_ways() {
     let did = on_mesh(&[2, 2], |_, mesh| {
         let mut did = Vec::new();
         for (placements, size) in iproduct!([[S(2), S(3)], [S(2), S(2)], [R, S(3)]], [[5, 4], [7, 3], [2, 9]]) {
@@ -318,7 +318,7 @@ fn sources(mode: &InterpolateMode, align: bool, from: usize, to: usize, o: usize
 }
 
 #[test]
-fn interpolation_of_cut_images_gets_its_halo_alone() {
+fn interpolation_of_sharded_images_gets_its_halo_alone() {
     for (ranks, placements) in
         [(vec![3], vec![S(2)]), (vec![2], vec![S(3)]), (vec![2, 2], vec![S(2), S(3)]), (vec![4], vec![S(2)])]
     {
@@ -351,7 +351,7 @@ fn interpolation_of_cut_images_gets_its_halo_alone() {
 
 /// As unequal devices ask for: the output is cut in proportion.
 #[test]
-fn a_ragged_cut_stays_ragged() {
+fn uneven_shards_stay_uneven() {
     let did = on_mesh(&[3], |_, mesh| {
         let mut did = Vec::new();
         for (lengths, stride, expected) in [
@@ -388,9 +388,9 @@ fn averages_without_padding_are_of_double_precision_where_the_input_is() {
         || AvgPoolOptions::new([5]).with_stride([1]).with_padding_pairs([(2, 2)]).with_count_include_pad(false);
     for ranks in [2, 3] {
         on_mesh(&[ranks], |_, mesh| {
-            let whole = Tensor::<3>::from_data([[[1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0]]], (mesh.device(), DType::F64));
-            let expected = module::avg_pool1d(whole.clone(), options()).into_data().try_to_vec::<f64>().unwrap();
-            let x = DTensor::distribute_replicated(whole, mesh, &[S(2)])?;
+            let full = Tensor::<3>::from_data([[[1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0]]], (mesh.device(), DType::F64));
+            let expected = module::avg_pool1d(full.clone(), options()).into_data().try_to_vec::<f64>().unwrap();
+            let x = DTensor::distribute_replicated(full, mesh, &[S(2)])?;
             let found = sharded::avg_pool1d(x, options());
             assert_eq!(found.placements(), [S(2)]);
             let found = found.full_tensor()?.into_data().try_to_vec::<f64>().unwrap();

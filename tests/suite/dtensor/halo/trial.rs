@@ -69,8 +69,8 @@ fn halo_bytes<const D: usize>(
     let own = mesh.coordinate().unwrap();
     // Along other mesh dimensions others do the same.
     let is_spatial = |mesh_dim: usize| input.placements()[mesh_dim].shard_dim().is_some_and(|dim| dim >= 2);
-    let beside = |at: &Vec<usize>| (0..own.len()).all(|dim| is_spatial(dim) || at[dim] == own[dim]);
-    let others = || coordinates().filter(|at| at != own).filter(beside);
+    let other = |at: &Vec<usize>| (0..own.len()).all(|dim| is_spatial(dim) || at[dim] == own[dim]);
+    let others = || coordinates().filter(|at| at != own).filter(other);
     let given: u64 = others().map(|at| shared(&has(own), &needs(&at))).sum();
     let taken: u64 = others().map(|at| shared(&has(&at), &needs(own))).sum();
     [4 * given, 4 * taken]
@@ -96,12 +96,12 @@ impl<const D: usize> Trial<'_, D> {
         let factors = sample(expected.dims(), &Device::flex()).add_scalar(0.1);
         let grads = (expected.clone() * Tensor::from_inner(factors.clone())).sum().backward();
 
-        let whole = Layout::replicate(mesh.shape())?;
+        let full = Layout::replicate(mesh.shape())?;
         let own_x = DTensor::distribute_replicated_to(sample(self.x, &device).require_grad(), mesh, layout.clone())?;
         let own_params = match &params {
             Some((weight, bias)) => Some((
-                DTensor::distribute_replicated_to(weight.clone().detach().require_grad(), mesh, whole.clone())?,
-                DTensor::distribute_replicated_to(bias.clone().detach().require_grad(), mesh, whole)?,
+                DTensor::distribute_replicated_to(weight.clone().detach().require_grad(), mesh, full.clone())?,
+                DTensor::distribute_replicated_to(bias.clone().detach().require_grad(), mesh, full)?,
             )),
             None => None,
         };

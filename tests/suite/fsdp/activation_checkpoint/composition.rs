@@ -82,7 +82,7 @@ fn towers_that_ranks_use_or_not() {
 }
 
 #[test]
-fn frozen_parts_beside_trained_ones() {
+fn frozen_parameters_next_to_trained_ones() {
     let freeze = |mut tower: Tower| {
         tower.blocks[1] = tower.blocks[1].clone().no_grad();
         tower.blocks[2].feed = tower.blocks[2].feed.clone().no_grad();

@@ -63,7 +63,7 @@ fn units_do_what_they_do_without() {
     let inside = "U2 Uf2 U1 Uf1 Rf2 Bf2 R2 B2 U0 Uf0 Rf1 Bf1 R1 B1 Rf0 Bf0 R0 B0 R B";
     let nothing: SetPrefetch = |_| Ok(());
     let (auto, never) = (ReshardAfterForward::Auto, ReshardAfterForward::Never);
-    for (reshard, ahead, forward, backward) in [
+    for (reshard, prefetch, forward, backward) in [
         (auto, nothing, forward, automatic),
         (auto, both, forward, explicit),
         (auto, from_inside, forward, inside),
@@ -72,7 +72,7 @@ fn units_do_what_they_do_without() {
         MeshTest::new([2], ["shard"]).run(|mesh| {
             let device = mesh.device().clone().autodiff();
             let model = fully_shard(Tower::new(&device), mesh, config().with_reshard_after_forward(reshard))?;
-            ahead(&model)?;
+            prefetch(&model)?;
             for how in [KEPT].into_iter().chain(WAYS) {
                 let (loss, events) = record_events(|| model.forward(batch(1, &device).require_grad(), how).sum());
                 assert_eq!(trace(&events), forward, "{reshard:?}, {how:?}");

@@ -6,7 +6,7 @@ use burn::module::Module;
 use burn::optim::{AdamWConfig, GradientsParams};
 use burn::tensor::Device;
 use burn_dtensor::dtensor::ops::random;
-use burn_dtensor::fsdp::units;
+use burn_dtensor::fsdp::FsdpModule;
 use burn_dtensor::prelude::*;
 use burn_dtensor::testing::MeshTest;
 

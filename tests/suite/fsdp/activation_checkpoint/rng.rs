@@ -1,7 +1,7 @@
 //! Random numbers: those of forward, again. Burn's state is the process's, so that these tests have one each.
 
 use burn::tensor::{Device, Distribution, Tensor};
-use burn_dtensor::fsdp::units;
+use burn_dtensor::fsdp::FsdpModule;
 use burn_dtensor::param::ParamError;
 use burn_dtensor::prelude::*;
 use burn_dtensor::testing::MeshTest;

@@ -61,20 +61,20 @@ fn to_the_bit(net: &Net, mesh: &DeviceMesh, cells: &[Cell]) -> Result<Trained> {
 }
 
 /// Every combination of these.
-fn cells(precision: Precision, modes: &[ReshardAfterForward], ahead: PrefetchMode, late: &[Option<Late>]) -> Vec<Cell> {
+fn cells(precision: Precision, modes: &[ReshardAfterForward], prefetch: PrefetchMode, late: &[Option<Late>]) -> Vec<Cell> {
     let pairs = modes.iter().copied().cartesian_product(late.iter().copied());
-    pairs.map(|(reshard, late)| Cell { precision, reshard, prefetch: ahead, late }).collect()
+    pairs.map(|(reshard, late)| Cell { precision, reshard, prefetch: prefetch, late }).collect()
 }
 
 /// On ranks that are threads, in every precision and mode; in single precision as one device trains, too.
-fn train_on(shape: &[usize], ahead: PrefetchMode, late: fn(Precision) -> Vec<Option<Late>>) {
+fn train_on(shape: &[usize], prefetch: PrefetchMode, late: fn(Precision) -> Vec<Option<Late>>) {
     let net = Net::new();
     for precision in Precision::ALL {
         let late = late(precision);
         let every = if shape == [2] || late.len() < 3 || crate::is_long() { 1 } else { 3 };
         let late: Vec<_> = late.into_iter().step_by(every).collect();
         let modes = modes(shape[shape.len() - 1]);
-        let mut cells = cells(precision, &modes, ahead, &late);
+        let mut cells = cells(precision, &modes, prefetch, &late);
         if !crate::is_long() {
             let mut at = 0..;
             let is_tried = |mode: usize, delay: usize| {
@@ -113,8 +113,8 @@ fn of_one(precision: Precision) -> Vec<Option<Late>> {
 
 #[test]
 fn one_rank_trains_as_by_hand() {
-    for ahead in [PrefetchMode::Nothing, PrefetchMode::NextTwo, PrefetchMode::Everything] {
-        train_on(&[1], ahead, |_| vec![None]);
+    for prefetch in [PrefetchMode::Nothing, PrefetchMode::NextTwo, PrefetchMode::Everything] {
+        train_on(&[1], prefetch, |_| vec![None]);
     }
 }
 
@@ -144,7 +144,7 @@ fn no_delay_changes_a_bit_with_replicas() {
 }
 
 #[test]
-fn no_delay_changes_a_bit_where_the_next_two_units_are_gathered_ahead() {
+fn no_delay_changes_a_bit_where_the_next_two_units_are_prefetched() {
     for shape in [[2], [3]] {
         train_on(&shape, PrefetchMode::NextTwo, of_one);
     }

@@ -10,8 +10,8 @@ use super::{cells, test, to_the_bit};
 /// Nobody is late, or one everywhere, whatever is gathered ahead.
 fn some(precision: Precision) -> Vec<Cell> {
     let late = [None, Some(Late { place: Place::Everywhere, whom: Whom::One })];
-    let ahead = [PrefetchMode::Nothing, PrefetchMode::NextTwo, PrefetchMode::Everything];
-    ahead.into_iter().flat_map(|ahead| cells(precision, &[ReshardAfterForward::Always], ahead, &late)).collect()
+    let prefetch = [PrefetchMode::Nothing, PrefetchMode::NextTwo, PrefetchMode::Everything];
+    prefetch.into_iter().flat_map(|prefetch| cells(precision, &[ReshardAfterForward::Always], prefetch, &late)).collect()
 }
 
 fn bits(rank: usize, precision: Precision, trained: &Trained) -> String {

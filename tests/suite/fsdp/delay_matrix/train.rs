@@ -103,11 +103,11 @@ impl PrefetchMode {
 
 impl Cell {
     fn config(&self) -> FullyShard {
-        let whole = |param: ParamInfo| (param.path == "gain").then_some(Placement::Replicate);
+        let full = |param: ParamInfo| (param.path == "gain").then_some(Placement::Replicate);
         let config = FullyShard::new()
             .with_units(["blocks.*"])
             .with_reshard_after_forward(self.reshard)
-            .with_shard_placement_fn(whole);
+            .with_shard_placement_fn(full);
         let Some(param) = self.precision.param() else { return config };
         let policy = MixedPrecisionPolicy::new().with_param_dtype(param).with_reduce_dtype(self.precision.reduce());
         config
@@ -128,8 +128,8 @@ impl Cell {
         let (net, losses) = tracing::subscriber::with_default(delays.clone(), || self.steps(net, mesh, &delays))?;
         let by_program =
             if let PrefetchMode::Everything = self.prefetch { steps() * (1 + net.blocks.len() as u64) } else { 0 };
-        let is_cut = u64::from(ranks > 1);
-        assert_eq!(ledger.calls_in(Op::AllGather, Phase::Other), is_cut * by_program, "{self:?}");
+        let is_sharded = u64::from(ranks > 1);
+        assert_eq!(ledger.calls_in(Op::AllGather, Phase::Other), is_sharded * by_program, "{self:?}");
         let slept = mesh.all_reduce(delays.slept() as f64, ReduceOp::Sum)?;
         assert_eq!(slept, self.late.map_or(0, |late| late.count(steps(), ranks)) as f64, "{self:?}");
         Ok(Trained { losses, weights: values(&full_model(&net)?, None) })

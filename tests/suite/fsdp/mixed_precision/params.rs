@@ -39,7 +39,7 @@ fn run(layer: &Linear, x: Tensor<2>) -> Tensor<2> {
 }
 
 #[test]
-fn shards_records_and_the_whole_model_keep_what_is_stored() {
+fn shards_records_and_the_full_model_keep_what_is_stored() {
     let plain = layer();
     MeshTest::new([2], ["shard"]).run(|mesh| {
         let device = mesh.device().clone().autodiff();
@@ -145,13 +145,13 @@ fn parameters_of_several_stored_types_are_one_unit() {
             assert_eq!(ledger.bytes(Op::ReduceScatter), sent, "{policy:?}");
             let of = |layer: &Linear| layer.weight.shard_grad(&grads).expect("it is used").dtype();
             assert_eq!([of(&sharded.wide), of(&sharded.narrow)], [DType::F32, DType::F16]);
-            let whole = full_model(&sharded.clone().map(&mut Holder(&mut grads)))?;
+            let full = full_model(&sharded.clone().map(&mut Holder(&mut grads)))?;
             let by_hand = match policy {
                 None => plain,
                 Some(dtype) => super::reference::with_weights_in(plain, |_| Some(dtype)),
             };
             let expected = by_hand.clone().map(&mut Holder(&mut grads_of(&by_hand, &device)));
-            for (found, expected) in [(&whole.wide, &expected.wide), (&whole.narrow, &expected.narrow)] {
+            for (found, expected) in [(&full.wide, &expected.wide), (&full.narrow, &expected.narrow)] {
                 assert_eq!(found.weight.base().into_data(), expected.weight.base().into_data(), "{policy:?}");
             }
             Ok(())
@@ -170,7 +170,7 @@ fn a_replicated_weight_is_cast_too() {
             FullyShard::new().with_reshard_after_forward(ReshardAfterForward::Always).with_mixed_precision(half());
         let replicated = |param: ParamInfo<'_>| (param.path == "weight").then_some(Placement::Replicate);
         let x = || tensor::<2>(1, [3, WIDTH], &device);
-        let [whole, cut] = [config.clone().with_shard_placement_fn(replicated), config].map(|config| {
+        let [full, sizes] = [config.clone().with_shard_placement_fn(replicated), config].map(|config| {
             let model = fully_shard(on_device(&plain, &device), mesh, config).unwrap();
             let output = run(&model, x());
             let grads = output.clone().cast(DType::F32).sum().backward();
@@ -178,7 +178,7 @@ fn a_replicated_weight_is_cast_too() {
             assert_eq!(grad.dtype(), DType::F32);
             (output.into_data(), grad.into_data())
         });
-        assert_eq!(whole, cut);
+        assert_eq!(full, sizes);
         Ok(())
     });
 }
@@ -225,8 +225,8 @@ fn tensor_parallel_parts_have_the_types_of_the_policy() {
             unit(&layer, x, |_, x| assert_eq!([x.dtype(), x.local().dtype()], [DType::BF16; 2]));
             let part = layer.weight.dtensor()?;
             assert_eq!([part.dtype(), part.local().dtype()], [DType::BF16; 2]);
-            let whole = layer.weight.val();
-            assert_eq!(whole.into_data(), plain.weight.val().cast(DType::BF16).into_data());
+            let full = layer.weight.val();
+            assert_eq!(full.into_data(), plain.weight.val().cast(DType::BF16).into_data());
             assert_eq!(layer.weight.shard().expect("it is sharded").dtype(), DType::F32);
             assert_eq!(values(&full_model(&layer)?, None), values(&plain, None));
         }

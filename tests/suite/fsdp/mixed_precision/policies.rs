@@ -150,11 +150,11 @@ fn passes_to_the_bit(policies: Policies, opened: bool) {
                 (dtype, numbers(output), numbers(grad), GradientsParams::from_grads(grads, model))
             };
             let (dtype, output, input, mut grads) = pass(&sharded, None);
-            let whole = values(&full_model(&sharded.clone().map(&mut Holder(&mut grads)))?, None);
+            let full = values(&full_model(&sharded.clone().map(&mut Holder(&mut grads)))?, None);
             let (dtype_by_hand, output_by_hand, input_by_hand, grads) = pass(&by_hand, Some(&policies));
             let grads = average(&by_hand, grads, mesh, |path| policies.reduce(path));
             let expected: Passed = (output_by_hand, input_by_hand, values(&by_hand, Some(&grads)));
-            assert_eq!((output, input, whole), expected, "{policies:?}");
+            assert_eq!((output, input, full), expected, "{policies:?}");
             assert_eq!(dtype, dtype_by_hand, "{policies:?}");
             Ok(())
         });

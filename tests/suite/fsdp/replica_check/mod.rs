@@ -137,8 +137,8 @@ fn is_told(mesh: &DeviceMesh, case: &Case) -> Result<()> {
     assert_eq!((&*param, of, during.op), (case.param, ReplicatedValue::Weight, case.during), "{text}");
     assert_eq!((step, &during.ranks[..]), (case.told_in as u64, &group[..]), "{text}");
     // Word of it may reach others when they have ended the step.
-    let ahead = (made + 1).checked_sub(case.told_in);
-    assert!(ahead == Some(0) || ahead == Some(1) && !group.contains(&mesh.rank()), "{text}, after step {made}");
+    let prefetch = (made + 1).checked_sub(case.told_in);
+    assert!(prefetch == Some(0) || prefetch == Some(1) && !group.contains(&mesh.rank()), "{text}, after step {made}");
     match group.len() {
         2 => assert!(!majority && rank.min(other) == group[0] && rank.max(other) == group[1], "{text}"),
         _ => assert!(majority && rank == case.culprit && rank != other && group.contains(&other), "{text}"),
@@ -187,7 +187,7 @@ const ALONE: Case = Case {
 };
 
 #[test]
-fn a_bit_of_a_parameter_that_every_rank_holds_whole_is_told_between_shards() {
+fn a_bit_of_a_replicated_parameter_is_found_between_shards() {
     for shape in [[1, 2], [1, 3], [1, 4], [2, 3]] {
         for case in [REPLICATED, ALONE] {
             for culprit in 0..shape[0] * shape[1] {
@@ -200,7 +200,7 @@ fn a_bit_of_a_parameter_that_every_rank_holds_whole_is_told_between_shards() {
     }
 }
 
-mesh_test!(a_bit_of_a_parameter_that_four_ranks_hold_whole, [4], ["shard"], |mesh| {
+mesh_test!(a_bit_of_a_parameter_that_four_ranks_replicate, [4], ["shard"], |mesh| {
     is_told(mesh, &Case { culprit: 3, ..REPLICATED })
 });
 

@@ -65,7 +65,7 @@ mesh_test!(processes_that_differ_in_all_they_may_are_told_nothing, [2, 2], ["rep
 
 /// That is no fault of a host's.
 #[test]
-fn what_is_no_number_is_alike_on_all_ranks() {
+fn nan_is_the_same_on_all_ranks() {
     for shape in [[2, 2], [3, 1], [1, 3]] {
         mesh_of(shape).run(|mesh| steps(mesh, 1, ReshardAfterForward::Auto, 2));
     }

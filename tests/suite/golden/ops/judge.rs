@@ -38,7 +38,7 @@ pub struct Verdict {
 pub fn judge(operator: &Operator, case: &Case, truth: &Truth, ranks: &[&Result<Outcome>]) -> Result<Verdict, String> {
     let mut verdict = Verdict::default();
     let coordinates = super::super::coordinates(&case.mesh);
-    let (mut placed_alike, mut terms_differ) = (0, false);
+    let (mut same_placements, mut terms_differ) = (0, false);
     for (rank, outcome) in ranks.iter().enumerate() {
         let outcome = outcome.as_ref().map_err(|error| format!("rank {rank}: {error}"))?;
         if outcome.outs.len() != truth.outs.len() {
@@ -58,7 +58,7 @@ pub fn judge(operator: &Operator, case: &Case, truth: &Truth, ranks: &[&Result<O
                     Err(_) if out.layout.has_partial() => terms_differ = true,
                     result => result.map_err(|why| format!("rank {rank}: local output {k}: {why}"))?,
                 }
-                placed_alike += usize::from(rank == 0);
+                same_placements += usize::from(rank == 0);
             }
         }
         if truth.grads.is_empty() {
@@ -82,9 +82,9 @@ pub fn judge(operator: &Operator, case: &Case, truth: &Truth, ranks: &[&Result<O
     verdict.local_outs = truth.no_outs;
     verdict.local_gradients = verdict.gradients && truth.no_grads;
     if terms_differ {
-        verdict.terms_differ = placed_alike;
+        verdict.terms_differ = same_placements;
     } else {
-        verdict.locals = placed_alike;
+        verdict.locals = same_placements;
     }
     verdict.sent = ranks[0].as_ref().ok().map(|outcome| outcome.sent).filter(|_| !case.torch_fails_forward());
     Ok(verdict)

@@ -45,10 +45,10 @@ fn mixed_precision(config: FullyShard, run: &Run) -> FullyShard {
         other => panic!("unknown element type {other}"),
     };
     let policy = MixedPrecisionPolicy::new().with_param_dtype(dtype(param)).with_reduce_dtype(dtype(reduce));
-    let whole = policy.clone().with_output_dtype(DType::F32);
+    let full = policy.clone().with_output_dtype(DType::F32);
     match run.model.as_str() {
-        "mlp" => config.with_mixed_precision(whole),
-        _ => config.with_mixed_precision(whole).with_mixed_precision_for(["layers.*"], policy),
+        "mlp" => config.with_mixed_precision(full),
+        _ => config.with_mixed_precision(full).with_mixed_precision_for(["layers.*"], policy),
     }
 }
 

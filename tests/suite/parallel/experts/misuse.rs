@@ -83,9 +83,9 @@ fn placements_over_dimensions_that_are_taken_or_have_no_part() {
         assert_eq!(calls(), before);
         // All of the model over `ep`, where most of it is whole.
         let plan = Plan::new().with_style("blocks.*.experts.*", Style::placed(Placement::Shard(0)));
-        let whole = parallelize(Net::new(), &mesh.slice("ep")?, plan)?;
+        let full = parallelize(Net::new(), &mesh.slice("ep")?, plan)?;
         let before = calls();
-        let error = refused(fully_shard(whole, mesh, FullyShard::new().with_shard_dims(["efsdp", "ep"])));
+        let error = refused(fully_shard(full, mesh, FullyShard::new().with_shard_dims(["efsdp", "ep"])));
         assert!(matches!(error, Error::Fsdp(FsdpError::ReplicatedOverDataDim { .. })), "{error}");
         says(&error, &["`first.weight`", "`ep`", "parallelize the modules alone"]);
         assert_eq!(calls(), before);

@@ -125,14 +125,14 @@ fn experts_train_in_whatever_units_they_are() {
 
 /// Each rank reads all experts for its own tokens: their gradients are summed over the ranks along `ep`.
 #[test]
-fn experts_that_are_read_whole_have_the_gradients_of_all_ranks() {
+fn experts_that_are_read_unsharded_have_the_gradients_of_all_ranks() {
     trains(&MeshTest::new([2, 2], ["efsdp", "ep"]), &blocks(), Read::Full);
     trains(&MeshTest::new([1, 2, 2], ["efsdp", "ep", "tp"]), &blocks(), Read::Full);
 }
 
 /// A parameter's own mesh without tensor parallelism: cut over fewer ranks, and replicated over the others.
 #[test]
-fn parameters_are_cut_over_the_dimensions_that_the_placement_function_says() {
+fn parameters_are_sharded_over_the_dimensions_that_the_placement_function_says() {
     let model = Net::new();
     let (expected, _) = trained(&model, 4);
     MeshTest::new([2, 2], ["node", "local"]).run(|mesh| {
@@ -213,7 +213,7 @@ fn a_module_whose_experts_are_on_another_mesh_is_two_units() {
 
 /// Without `unit` in the model's blocks, reads open both, each once.
 #[test]
-fn units_beside_each_other_that_reads_open_are_gathered_once() {
+fn sibling_units_that_reads_open_are_gathered_once() {
     let model = Net::new();
     MeshTest::new([2, 2], ["efsdp", "ep"]).run(|mesh| {
         let (device, (rank, _)) = (mesh.device().clone().autodiff(), data_rank(mesh));

@@ -2,7 +2,7 @@
 
 use super::{Operator, operator, step};
 
-macro_rules! whole {
+macro_rules! full {
     ($($name:literal $draw:ident $kind:ident => |$x:ident| $expr:expr;)*) => {
         vec![$(operator!($name, D in [1 2], |d| {
             let $x = d.$draw::<D>();
@@ -45,7 +45,7 @@ macro_rules! spread {
 }
 
 pub fn operators() -> Vec<Operator> {
-    let mut all = whole! {
+    let mut all = full! {
         "sum" any Float => |x| x.sum();
         "mean" any Float => |x| x.mean();
         "prod" any Float => |x| x.prod();

@@ -29,11 +29,11 @@ pub mod sharded {
 
     pub fn windowed(x: DTensor<1>, window: usize, periodic: bool) -> DTensor<1> {
         let (size, options) = (x.dims()[0], (&x.device(), x.dtype()));
-        let (mesh, whole) = (x.mesh(), vec![Placement::Replicate; x.mesh().ndim()]);
+        let (mesh, full) = (x.mesh(), vec![Placement::Replicate; x.mesh().ndim()]);
         let window = match window {
-            0 => signal::hann_window(size, periodic, mesh, &whole, options),
-            1 => signal::hamming_window(size, periodic, mesh, &whole, options),
-            _ => signal::blackman_window(size, periodic, mesh, &whole, options),
+            0 => signal::hann_window(size, periodic, mesh, &full, options),
+            1 => signal::hamming_window(size, periodic, mesh, &full, options),
+            _ => signal::blackman_window(size, periodic, mesh, &full, options),
         };
         window.unwrap_or_else(|error| error.unwind()) * x
     }

@@ -21,8 +21,8 @@ struct Numbers<F> {
 }
 
 impl<F: Fn(usize)> Numbers<F> {
-    fn new(pieces: usize, before: F) -> Self {
-        Self { tasks: pieces, begun: AtomicUsize::new(0), before }
+    fn new(blocks: usize, before: F) -> Self {
+        Self { tasks: blocks, begun: AtomicUsize::new(0), before }
     }
 
     fn shape(&self) -> Shape {
@@ -137,18 +137,18 @@ fn who_comes_later_takes_a_handle() {
 }
 
 #[test]
-fn ranks_that_are_ahead_keep_the_latest_of_a_group_alone() {
+fn fast_ranks_keep_only_the_latest_result_of_a_group() {
     let (shelf, job) = (shelf(SPINS), Numbers::new(2, |_| ()));
-    let [early, beside, late] =
+    let [early, other, late] =
         [(0, 0), (1, 0), (0, 1)].map(|(group, seq)| Call::new(group, seq, ResultRetention::Latest));
     let begun = |call: &Call| {
         let before = job.begun.load(Ordering::SeqCst);
         assert!(are_numbers(&call.get(&job, &shelf).0));
         job.begun.load(Ordering::SeqCst) - before
     };
-    assert_eq!([&early, &beside, &early, &beside].map(begun), [1, 1, 0, 0], "those of two groups stay");
+    assert_eq!([&early, &other, &early, &other].map(begun), [1, 1, 0, 0], "those of two groups stay");
     assert_eq!([&late, &early, &early].map(begun), [1, 1, 1], "gone, and made again");
-    assert_eq!([&late, &beside].map(begun), [0, 0], "for which nothing later went");
+    assert_eq!([&late, &other].map(begun), [0, 0], "for which nothing later went");
     let held = early.get(&job, &shelf).0;
     assert_eq!(begun(&early), 0, "what a rank holds is there");
     drop(held);
@@ -175,7 +175,7 @@ fn what_is_reduced_is_made_once_however_late_a_rank_comes() {
 }
 
 #[test]
-fn where_one_panics_others_begin_anew() {
+fn where_one_panics_others_start_from_scratch() {
     let (call, shelf) = (Call::new(0, 0, ResultRetention::Latest), shelf(SLEEPS));
     // The first piece is taken while the second one is made, and panics when that is done.
     let (both, first) = (Barrier::new(2), AtomicBool::new(true));
@@ -198,7 +198,7 @@ fn where_one_panics_others_begin_anew() {
 }
 
 #[test]
-fn nobody_waits_for_ever_for_a_piece_that_another_has_taken() {
+fn no_rank_waits_for_ever_for_a_task_that_another_has_taken() {
     let (call, shelf) = (Call::new(0, 0, ResultRetention::Latest), SharedResultCache::new(SLEEPS, None));
     let ((tell, taken), (go, told)) = (mpsc::channel(), mpsc::channel());
     let (is_first, told) = (AtomicBool::new(true), Mutex::new(told));

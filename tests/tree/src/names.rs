@@ -1,0 +1,211 @@
+//! Names: a type's name stands for one type, and names that the field has better ones for do not come back.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use itertools::Itertools;
+use proc_macro2::{TokenStream, TokenTree};
+use syn::visit::{self, Visit};
+use syn::{File, Ident, ItemEnum, ItemFn, ItemMod, ItemStruct, ItemTrait, ItemType, ItemUnion};
+
+use crate::layers::{Tree, is_test};
+
+/// Type names that several modules define, and why: at most 15.
+const SHARED_TYPE_NAMES: [(&str, &str); 1] =
+    [("Sealed", "the idiom for a trait that only this crate implements; no other module names it")];
+
+/// Words that identifiers do not contain, with what to write instead.
+const RETIRED_WORDS: [(&str, &str); 16] = [
+    ("ahead", "deferred, prefetched"),
+    ("alike", "identical, same"),
+    ("anew", "again, from scratch"),
+    ("anybody", "any rank"),
+    ("beside", "except, next to, other"),
+    ("brought", "contributed, received"),
+    ("cut", "shard, split, shard sizes"),
+    ("cuts", "shards, splits, shard sizes"),
+    ("nobody", "no rank"),
+    ("piece", "shard, block, fragment, task"),
+    ("pieces", "shards, blocks, fragments, tasks"),
+    ("ragged", "uneven"),
+    ("somebody", "a rank, another process"),
+    ("whoever", "the rank that"),
+    ("whole", "full, unsharded, complete"),
+    ("wholes", "full tensors, unsharded parameters"),
+];
+
+/// Names that nothing is called any more.
+const RETIRED_NAMES: &str = include_str!("retired_names.txt");
+
+/// Files of `src` that still contain such words and names, and are going to be replaced.
+const EXCEPTIONS: [&str; 0] = [];
+
+#[test]
+fn a_type_name_stands_for_one_type() {
+    let tree = Tree::read(&crate::root().join("src"));
+    assert_eq!(shared(&tree, &SHARED_TYPE_NAMES), [""; 0]);
+    assert!(SHARED_TYPE_NAMES.len() <= 15, "{} type names stand for several types", SHARED_TYPE_NAMES.len());
+}
+
+#[test]
+fn retired_names_do_not_come_back() {
+    let root = crate::root();
+    let mut found = Vec::new();
+    for path in ["src", "tests", "examples", "benches"].iter().flat_map(|folder| sources(&root.join(folder))) {
+        let name = path.strip_prefix(&root).expect("inside").display().to_string();
+        let faults = retired(&fs::read_to_string(&path).expect("a source"));
+        match EXCEPTIONS.contains(&name.as_str()) {
+            true if faults.is_empty() => found.push(format!("{name} contains none: remove it from the exceptions")),
+            true => {}
+            false => found.extend(faults.into_iter().map(|fault| format!("{name}: {fault}"))),
+        }
+    }
+    assert_eq!(found, [""; 0]);
+}
+
+#[test]
+fn two_types_of_one_name_are_found() {
+    let sources = [
+        ("mesh/a.rs", "struct State; fn f() { enum Local {} }"),
+        ("mesh/b.rs", "mod inner { type State = u32; } #[cfg(test)] mod tests { struct Local; }"),
+        ("mesh/c.rs", "trait Sealed {} impl Iterator for A { type Item = u32; }"),
+        ("mesh/d.rs", "trait Sealed {} impl Iterator for B { type Item = u32; } enum Local {}"),
+    ];
+    let tree = Tree::new(sources.map(|(path, text)| (path, text.to_owned())));
+    let sealed = [("Sealed", "an idiom")];
+    assert_eq!(shared(&tree, &sealed), ["Local: mesh/a, mesh/d", "State: mesh/a, mesh/b"]);
+    assert_eq!(shared(&tree, &[("Gone", "")])[1..], ["Sealed: mesh/c, mesh/d", "State: mesh/a, mesh/b", "Gone: one type or none"]);
+}
+
+#[test]
+fn retired_words_and_names_are_found_in_identifiers_alone() {
+    let text = "/// The whole.\nfn whole_grads(wholesome: &str) -> PackWholes { \"a piece\"; CUT; cutting; Muster }";
+    let whole = "write full, unsharded, complete for `whole`";
+    let expected = [
+        format!("whole_grads: {whole}"),
+        "PackWholes: write full tensors, unsharded parameters for `wholes`".to_owned(),
+        "CUT: write shard, split, shard sizes for `cut`".to_owned(),
+        "Muster: retired".to_owned(),
+    ];
+    assert_eq!(retired(text), expected);
+}
+
+/// Returns the type names outside tests that several modules define and `allowed` does not list, and those that it lists
+/// in vain.
+fn shared(tree: &Tree, allowed: &[(&str, &str)]) -> Vec<String> {
+    let mut modules: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for (module, file) in tree.files() {
+        let mut types = Types::default();
+        types.visit_file(file);
+        for (at, name) in types.0.into_iter().enumerate() {
+            // Twice in one file is as bad.
+            let place = module.join("/");
+            let names = modules.entry(name).or_default();
+            if !names.insert(place.clone()) {
+                names.insert(format!("{place} ({at})"));
+            }
+        }
+    }
+    let is_shared = |name: &str| modules.get(name).is_some_and(|modules| modules.len() > 1);
+    let is_allowed = |name: &str| allowed.iter().any(|(allowed, _)| *allowed == name);
+    let faults = modules.iter().filter(|(name, _)| is_shared(name) && !is_allowed(name));
+    let faults = faults.map(|(name, modules)| format!("{name}: {}", modules.iter().join(", ")));
+    let in_vain = allowed.iter().filter(|(name, _)| !is_shared(name));
+    faults.chain(in_vain.map(|(name, _)| format!("{name}: one type or none"))).collect()
+}
+
+/// Returns the identifiers of a source that contain retired words or are retired names, once each.
+fn retired(text: &str) -> Vec<String> {
+    let mut idents = Vec::new();
+    collect(text.parse().expect("Rust"), &mut idents);
+    let fault = |ident: String| {
+        let words = words(&ident);
+        let word = RETIRED_WORDS.iter().find(|(word, _)| words.iter().any(|found| found == word));
+        if let Some((word, instead)) = word {
+            return Some(format!("{ident}: write {instead} for `{word}`"));
+        }
+        RETIRED_NAMES.lines().any(|name| name == ident).then(|| format!("{ident}: retired"))
+    };
+    idents.into_iter().unique().filter_map(fault).collect()
+}
+
+/// Splits `_` and capitals: `PackWholes` and `pack_wholes` are `pack` and `wholes`.
+fn words(ident: &str) -> Vec<String> {
+    let mut words = vec![String::new()];
+    let mut before = ' ';
+    for letter in ident.chars() {
+        if letter == '_' || letter.is_uppercase() && !before.is_uppercase() {
+            words.push(String::new());
+        }
+        if letter != '_' {
+            words.last_mut().expect("one to begin with").extend(letter.to_lowercase());
+        }
+        before = letter;
+    }
+    words
+}
+
+/// Identifiers, also inside macros; comments are none, nor is what strings say.
+fn collect(tokens: TokenStream, idents: &mut Vec<String>) {
+    for token in tokens {
+        match token {
+            TokenTree::Ident(ident) => idents.push(ident.to_string()),
+            TokenTree::Group(group) => collect(group.stream(), idents),
+            TokenTree::Punct(_) | TokenTree::Literal(_) => {}
+        }
+    }
+}
+
+/// The Rust files below `folder`, without build outputs.
+fn sources(folder: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(folder).expect("a folder of sources").map(|entry| entry.expect("an entry").path());
+    let (folders, files): (Vec<_>, Vec<_>) = entries.sorted().partition(|path| path.is_dir());
+    let below = folders.iter().filter(|folder| !folder.ends_with("target")).flat_map(|folder| sources(folder));
+    below.chain(files.into_iter().filter(|file| file.extension().is_some_and(|extension| extension == "rs"))).collect()
+}
+
+/// Names of the types that a file defines outside tests.
+#[derive(Default)]
+struct Types(Vec<String>);
+
+impl Types {
+    fn add(&mut self, ident: &Ident) {
+        self.0.push(ident.to_string());
+    }
+}
+
+impl Visit<'_> for Types {
+    fn visit_item_mod(&mut self, item: &ItemMod) {
+        if !is_test(&item.attrs) {
+            visit::visit_item_mod(self, item);
+        }
+    }
+
+    fn visit_item_fn(&mut self, item: &ItemFn) {
+        if !is_test(&item.attrs) {
+            visit::visit_item_fn(self, item);
+        }
+    }
+
+    fn visit_item_struct(&mut self, item: &ItemStruct) {
+        self.add(&item.ident);
+    }
+
+    fn visit_item_enum(&mut self, item: &ItemEnum) {
+        self.add(&item.ident);
+    }
+
+    fn visit_item_union(&mut self, item: &ItemUnion) {
+        self.add(&item.ident);
+    }
+
+    fn visit_item_trait(&mut self, item: &ItemTrait) {
+        self.add(&item.ident);
+        visit::visit_item_trait(self, item);
+    }
+
+    fn visit_item_type(&mut self, item: &ItemType) {
+        self.add(&item.ident);
+    }
+}
