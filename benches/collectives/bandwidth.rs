@@ -6,13 +6,13 @@ use std::time::Instant;
 use burn::tensor::DType;
 use burn_dtensor::comm::{Launch, World, launch};
 
-use crate::by_hand::{self, Hands};
+use crate::by_hand::{self, HandWritten};
 use crate::peers::{add_part, copy_fresh, reduce_fresh};
 use crate::steps::{Step, all_reduce, all_to_all, barrier, gather, rows_to_all, scatter};
 use crate::{MIB, SIZES, repeats, size_text};
 
 /// What makes a rank's step of a whole of so many bytes.
-type OfBytes = Box<dyn Fn(usize, &World, &Arc<Hands>) -> Step + Sync>;
+type OfBytes = Box<dyn Fn(usize, &World, &Arc<HandWritten>) -> Step + Sync>;
 
 /// A collective, and what it is beside.
 struct Case {
@@ -80,7 +80,7 @@ fn cases() -> Vec<Case> {
 pub fn bandwidth(ranks: usize, separate: bool, only: &str) {
     let threads = Launch::threads(ranks);
     let threads = if separate { threads.with_separate_memory() } else { threads };
-    let measure = |bytes: usize, prepare: &(dyn Fn(usize, &World, &Arc<Hands>) -> Step + Sync)| {
+    let measure = |bytes: usize, prepare: &(dyn Fn(usize, &World, &Arc<HandWritten>) -> Step + Sync)| {
         measure(bytes, ranks, &threads, prepare)
     };
     let barrier = measure(MIB, &|_, world, _| barrier(world));
@@ -112,9 +112,9 @@ fn measure(
     bytes: usize,
     ranks: usize,
     threads: &Launch,
-    prepare: &(dyn Fn(usize, &World, &Arc<Hands>) -> Step + Sync),
+    prepare: &(dyn Fn(usize, &World, &Arc<HandWritten>) -> Step + Sync),
 ) -> f64 {
-    let (repeats, hands) = (repeats(bytes), Arc::new(Hands::new(ranks)));
+    let (repeats, hands) = (repeats(bytes), Arc::new(HandWritten::new(ranks)));
     best_of((4096 * MIB / (bytes * repeats)).clamp(16, 4000), repeats, threads, |world| prepare(bytes, world, &hands))
 }
 

@@ -15,14 +15,14 @@ use crate::peers::{add_fresh, add_part, copy_fresh};
 use crate::steps::{Step, matrix};
 
 /// What the threads share.
-pub struct Hands {
-    meeting: Meeting,
+pub struct HandWritten {
+    meeting: StepBarrier,
     parts: Box<[OnceLock<Vec<u8>>]>,
 }
 
-impl Hands {
+impl HandWritten {
     pub fn new(ranks: usize) -> Self {
-        Self { meeting: Meeting::new(ranks), parts: (0..ranks).map(|_| OnceLock::new()).collect() }
+        Self { meeting: StepBarrier::new(ranks), parts: (0..ranks).map(|_| OnceLock::new()).collect() }
     }
 
     /// Every rank brings a part of so many bytes, and copies these runs of all into new memory.
@@ -49,13 +49,13 @@ impl Hands {
 }
 
 /// Where all wait for the last.
-enum Meeting {
+enum StepBarrier {
     /// Each has a core of its own: how often one has come, and how many they are.
     Spinning(AtomicUsize, usize),
     Sleeping(Barrier),
 }
 
-impl Meeting {
+impl StepBarrier {
     fn new(ranks: usize) -> Self {
         match std::thread::available_parallelism() {
             Ok(cores) if cores.get() >= ranks => Self::Spinning(AtomicUsize::new(0), ranks),
@@ -107,7 +107,7 @@ impl Runs {
     }
 }
 
-pub fn gather(bytes: usize, dim: usize, dtype: DType, world: &World, hands: &Arc<Hands>) -> Step {
+pub fn gather(bytes: usize, dim: usize, dtype: DType, world: &World, hands: &Arc<HandWritten>) -> Step {
     let ([rows, columns], part) = (matrix(bytes, dtype), bytes / world.size());
     let run = columns * dtype.size() / world.size();
     let runs = match dim {
@@ -117,7 +117,7 @@ pub fn gather(bytes: usize, dim: usize, dtype: DType, world: &World, hands: &Arc
     hands.copy(part, runs, world)
 }
 
-pub fn all_to_all(bytes: usize, dim: usize, dtype: DType, world: &World, hands: &Arc<Hands>) -> Step {
+pub fn all_to_all(bytes: usize, dim: usize, dtype: DType, world: &World, hands: &Arc<HandWritten>) -> Step {
     let [rows, columns] = matrix(bytes, dtype);
     let (rows, row) = (rows / world.size(), columns * dtype.size());
     let run = row / world.size();
@@ -128,17 +128,17 @@ pub fn all_to_all(bytes: usize, dim: usize, dtype: DType, world: &World, hands: 
     hands.copy(bytes / world.size(), runs, world)
 }
 
-pub fn rows_to_all(bytes: usize, world: &World, hands: &Arc<Hands>) -> Step {
+pub fn rows_to_all(bytes: usize, world: &World, hands: &Arc<HandWritten>) -> Step {
     let part = bytes / world.size();
     let run = part / world.size();
     hands.copy(part, Runs::one(run, world.rank() * run), world)
 }
 
-pub fn scatter(bytes: usize, dim: usize, dtype: DType, world: &World, hands: &Arc<Hands>) -> Step {
+pub fn scatter(bytes: usize, dim: usize, dtype: DType, world: &World, hands: &Arc<HandWritten>) -> Step {
     hands.met(vec![add_part(bytes, dim, dtype, world)])
 }
 
-pub fn all_reduce(bytes: usize, dtype: DType, world: &World, hands: &Arc<Hands>) -> Step {
+pub fn all_reduce(bytes: usize, dtype: DType, world: &World, hands: &Arc<HandWritten>) -> Step {
     hands.met(match world.size() {
         2 => vec![add_fresh(bytes, dtype, world)],
         ranks => vec![add_fresh(bytes / ranks, dtype, world), copy_fresh(bytes, world)],

@@ -263,7 +263,11 @@ pub(super) fn rows_of(dims: &[usize], indices: usize) -> Checked<()> {
 }
 
 /// Adds the cuts that a scatter makes.
-pub(super) fn scattered(prints: &mut [TensorSignature], shardings: &[(usize, ShardSizes)], group: &Group) -> Checked<()> {
+pub(super) fn scattered(
+    prints: &mut [TensorSignature],
+    shardings: &[(usize, ShardSizes)],
+    group: &Group,
+) -> Checked<()> {
     if prints.len() != shardings.len() {
         return problem(format!("{} tensors, but {} `cuts`", prints.len(), shardings.len()), "give one cut a tensor");
     }
@@ -277,7 +281,13 @@ pub(super) fn scattered(prints: &mut [TensorSignature], shardings: &[(usize, Sha
 }
 
 /// The print of `tensor`, with its cut checked.
-fn full_of(i: usize, tensor: &DispatchTensor, dim: usize, sizes: &ShardSizes, group: &Group) -> Checked<TensorSignature> {
+fn full_of(
+    i: usize,
+    tensor: &DispatchTensor,
+    dim: usize,
+    sizes: &ShardSizes,
+    group: &Group,
+) -> Checked<TensorSignature> {
     sharded_along(i, plain(i, tensor)?, dim, sizes, group)
 }
 

@@ -195,7 +195,10 @@ impl Communicator {
         match span.in_scope(|| begin(&**channel, CallContext { print, is_deferred: is_deferred })) {
             Ok(pending) => {
                 recorder.taken(sequence, op, seq);
-                Work::under_way(pending, InFlightGuard::new(rank.clone(), span, charge, posted, is_deferred, self.deadline))
+                Work::under_way(
+                    pending,
+                    InFlightGuard::new(rank.clone(), span, charge, posted, is_deferred, self.deadline),
+                )
             }
             Err(error) => {
                 recorder.over(noted, posted.elapsed(), OpOutcome::Refused);

@@ -46,7 +46,14 @@ pub(super) struct InFlightGuard {
 }
 
 impl InFlightGuard {
-    pub fn new(rank: Arc<Rank>, span: Span, charge: Charge, posted: Instant, deferred: bool, deadline: Duration) -> Self {
+    pub fn new(
+        rank: Arc<Rank>,
+        span: Span,
+        charge: Charge,
+        posted: Instant,
+        deferred: bool,
+        deadline: Duration,
+    ) -> Self {
         rank.ledger.posted();
         Self { rank, span, charge, posted, is_over: Cell::new(false), is_deferred: deferred, deadline }
     }

@@ -142,7 +142,7 @@ impl<const D: usize> VaryingRecipe<D> {
 
 impl<const D: usize> std::fmt::Debug for VaryingRecipe<D> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Given").field("varying", &self.varying).finish_non_exhaustive()
+        f.debug_struct("VaryingRecipe").field("varying", &self.varying).finish_non_exhaustive()
     }
 }
 

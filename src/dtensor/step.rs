@@ -28,8 +28,8 @@ enum Action {
     AllReduce { op: PartialOp },
     ReduceScatter { dim: usize, sizes: ShardSizes, op: PartialOp },
     AllToAll { from: (usize, ShardSizes), to: (usize, ShardSizes) },
-    ZeroOthers,
-    ZeroPad { dim: usize, sizes: ShardSizes },
+    ReplicateToPartial,
+    ShardToPartial { dim: usize, sizes: ShardSizes },
 }
 
 /// A leg whose collective, if it is one, is issued.
@@ -63,8 +63,8 @@ impl PlannedStep {
                 from: (from, before.shard_sizes(&mesh_dims)),
                 to: (to, after.shard_sizes(&mesh_dims)),
             },
-            Step::ReplicateToPartial { .. } => Action::ZeroOthers,
-            Step::ShardToPartial { dim, .. } => Action::ZeroPad { dim, sizes: before.shard_sizes(&mesh_dims) },
+            Step::ReplicateToPartial { .. } => Action::ReplicateToPartial,
+            Step::ShardToPartial { dim, .. } => Action::ShardToPartial { dim, sizes: before.shard_sizes(&mesh_dims) },
         };
         let place = tracked.then(|| comm.next_forward_index());
         Ok(Self { mesh_dims, comm, place, action })
@@ -72,7 +72,7 @@ impl PlannedStep {
 
     /// Whether it communicates.
     pub fn is_collective(&self) -> bool {
-        !matches!(self.action, Action::Slice { .. } | Action::ZeroOthers | Action::ZeroPad { .. })
+        !matches!(self.action, Action::Slice { .. } | Action::ReplicateToPartial | Action::ShardToPartial { .. })
     }
 
     /// How a gradient is pulled back through it, if it gathers.
@@ -102,9 +102,9 @@ impl PlannedStep {
                 Moving::Many(comm.reduce_scatter(call, vec![full], reduce_op(*op)))
             }
             Action::AllToAll { from, to } => all_to_all(comm, call, local, from.clone(), to.clone()),
-            Action::ZeroOthers if comm.group().rank() == 0 => Moving::There(local),
-            Action::ZeroOthers => Moving::There(zeros(local.shape(), &local)),
-            Action::ZeroPad { dim, sizes } => Moving::There(pad_dim(local, *dim, own(sizes), sizes.total())),
+            Action::ReplicateToPartial if comm.group().rank() == 0 => Moving::There(local),
+            Action::ReplicateToPartial => Moving::There(zeros(local.shape(), &local)),
+            Action::ShardToPartial { dim, sizes } => Moving::There(pad_dim(local, *dim, own(sizes), sizes.total())),
         };
         PendingStep { leg: self, moving, local: kept }
     }
@@ -122,14 +122,14 @@ impl<const D: usize, K: Kind> PendingStep<D, K> {
         let there = moving.wait()?;
         let full = local.is_some().then(|| as_float(there.clone()));
         let kind = match action {
-            Action::AllGather { dim, sizes } | Action::ZeroPad { dim, sizes } => PullbackKind::Slice { dim, sizes },
+            Action::AllGather { dim, sizes } | Action::ShardToPartial { dim, sizes } => PullbackKind::Slice { dim, sizes },
             Action::Slice { dim, sizes } => PullbackKind::AllGather { dim, sizes },
             Action::AllReduce { op } => PullbackKind::AllReduce { reduced: ReductionVjp::new(op, local, full) },
             Action::ReduceScatter { dim, sizes, op } => {
                 PullbackKind::ReduceScatter { dim, sizes, reduced: ReductionVjp::new(op, local, full) }
             }
             Action::AllToAll { from, to } => PullbackKind::AllToAll { from: to, to: from },
-            Action::ZeroOthers => PullbackKind::Nothing,
+            Action::ReplicateToPartial => PullbackKind::Nothing,
         };
         Ok((there, StepVjp { mesh_dims, comm, place, kind }))
     }

@@ -65,8 +65,7 @@ struct ParamState {
 impl DTensorOptimizer {
     /// The optimizer that a burn configuration's `build` makes.
     pub fn new<O: Optimizer>(optimizer: O) -> Self {
-        let full =
-            [TypeId::of::<Lamb>(), TypeId::of::<Adafactor>(), TypeId::of::<Muon>()].contains(&TypeId::of::<O>());
+        let full = [TypeId::of::<Lamb>(), TypeId::of::<Adafactor>(), TypeId::of::<Muon>()].contains(&TypeId::of::<O>());
         Self { optimizer: Arc::new(optimizer), is_full: full, states: BTreeMap::new() }
     }
 

@@ -163,7 +163,8 @@ impl Resolver<'_> {
 
     /// The mesh dimensions that cut dimension `dim`, with their sizes.
     fn cutting<'a>(&'a self, placements: &'a [Placement], dim: usize) -> impl Iterator<Item = (usize, usize)> + 'a {
-        let shardings = placements.iter().enumerate().filter(move |(_, placement)| **placement == Placement::Shard(dim));
+        let shardings =
+            placements.iter().enumerate().filter(move |(_, placement)| **placement == Placement::Shard(dim));
         shardings.map(|(mesh_dim, _)| (mesh_dim, self.mesh.size_of(mesh_dim)))
     }
 

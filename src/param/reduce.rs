@@ -399,8 +399,8 @@ impl Unit {
         }
         sharded.push(own.flags(group.group().size(), op));
         let sharded = Some(self.exchange(UnitCollectiveKind::Gradients, group, first, members, sharded));
-        let replicated =
-            (!replicated.is_empty()).then(|| self.exchange(UnitCollectiveKind::Uncut, group, call.clone(), members, replicated));
+        let replicated = (!replicated.is_empty())
+            .then(|| self.exchange(UnitCollectiveKind::Uncut, group, call.clone(), members, replicated));
         ReduceStage::Scattering { sharded, replicated }
     }
 

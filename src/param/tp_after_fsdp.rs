@@ -81,7 +81,14 @@ pub(crate) fn apply_tp_after_fsdp(params: Vec<TpAfterFsdp>) -> Result<Vec<ShardA
             let path = param.info().path.clone();
             attachments.push((
                 at,
-                ShardAssignment { path, param, gathered: Some(before), data_specs: shardings, copies: None, again: true },
+                ShardAssignment {
+                    path,
+                    param,
+                    gathered: Some(before),
+                    data_specs: shardings,
+                    copies: None,
+                    again: true,
+                },
             ));
         }
     }

@@ -319,7 +319,12 @@ impl Unit {
 
     /// Shards of `members`, of which those that are cut (or else the others) are in the element types that they are
     /// computed with in.
-    pub(super) fn computed(&self, sharded: bool, members: &[usize], shards: Vec<DispatchTensor>) -> Vec<DispatchTensor> {
+    pub(super) fn computed(
+        &self,
+        sharded: bool,
+        members: &[usize],
+        shards: Vec<DispatchTensor>,
+    ) -> Vec<DispatchTensor> {
         let computed = |(&member, shard): (&usize, _)| {
             let param = &self.params[member];
             cast(shard, param.compute.filter(|_| param.sharding.is_some() == sharded))

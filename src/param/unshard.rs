@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 use super::ParamError;
 use super::enter::units_of;
 use super::events::{EventKind, ShardedState, TrainingState, happened};
-use super::pending_all_gather::{Prefetched, Keeps, PendingAllGather, Unsharded};
+use super::pending_all_gather::{Keeps, PendingAllGather, Prefetched, Unsharded};
 use super::shards::{LocalShards, LocalShardsId};
 use super::unit::Unit;
 use crate::Result;
@@ -98,7 +98,8 @@ impl Unit {
     /// What was posted of these shards, or an all-gather that is posted now.
     fn begin_gather(&self, shards: &LocalShards, phase: Phase) -> PendingAllGather {
         let is_posted = |unsharded: &mut Unsharded| unsharded.prefetched.is_posted() && unsharded.shards.is_of(shards);
-        if let Some(Unsharded { prefetched: Prefetched::Posted(posted), .. }) = self.unsharded.lock().take_if(is_posted) {
+        if let Some(Unsharded { prefetched: Prefetched::Posted(posted), .. }) = self.unsharded.lock().take_if(is_posted)
+        {
             return posted;
         }
         let call = Call { model: self.model(shards), ..Call::new(self.label()).with_phase(phase) };

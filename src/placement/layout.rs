@@ -172,7 +172,9 @@ impl Layout {
         let mut replaced = Self::new(&self.mesh_shape, &placements)?;
         for (dim, sharding_dims) in &mut replaced.shard_order {
             let known = self.shard_order(*dim);
-            sharding_dims.sort_by_key(|sharding_dim| known.iter().position(|other| other == sharding_dim).unwrap_or(known.len()));
+            sharding_dims.sort_by_key(|sharding_dim| {
+                known.iter().position(|other| other == sharding_dim).unwrap_or(known.len())
+            });
         }
         for (mesh_dim, lengths) in self.uneven_mesh_dims() {
             let outside = |layout: &Self| {

@@ -148,7 +148,8 @@ impl Layout {
         coordinate: &[usize],
     ) -> Range<usize> {
         sharding_dims.into_iter().fold(0..len, |block, &mesh_dim| {
-            let sharding_dim = self.shard_sizes_of(dim, mesh_dim, block.len()).unwrap_or_else(|error| panic!("{error}"));
+            let sharding_dim =
+                self.shard_sizes_of(dim, mesh_dim, block.len()).unwrap_or_else(|error| panic!("{error}"));
             let part = sharding_dim.range(self.mesh_shape()[mesh_dim], coordinate[mesh_dim]);
             block.start + part.start..block.start + part.end
         })

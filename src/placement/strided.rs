@@ -110,7 +110,9 @@ impl StridedLayout {
             });
             let sharding_dims = &mut orders[at].1;
             let factors: Vec<usize> = (0..=sharding_dims.len())
-                .map(|before| sharding_dims[..before].iter().map(|&sharding_dim| self.mesh_shape[sharding_dim]).product())
+                .map(|before| {
+                    sharding_dims[..before].iter().map(|&sharding_dim| self.mesh_shape[sharding_dim]).product()
+                })
                 .collect();
             match factors.iter().position(|factor| *factor == split_factor) {
                 Some(place) => sharding_dims.insert(place, mesh_dim),
@@ -119,7 +121,8 @@ impl StridedLayout {
                 None => return Err(PlacementError::Strided { mesh_dim, dim, split_factor, allowed: factors }),
             }
         }
-        let orders: Vec<(usize, &[usize])> = orders.iter().map(|(dim, sharding_dims)| (*dim, sharding_dims.as_slice())).collect();
+        let orders: Vec<(usize, &[usize])> =
+            orders.iter().map(|(dim, sharding_dims)| (*dim, sharding_dims.as_slice())).collect();
         Layout::with_shard_order(&self.mesh_shape, &plain, &orders)
     }
 
@@ -133,7 +136,11 @@ impl StridedLayout {
         let strided = layout.placements().iter().enumerate().map(|(mesh_dim, &placement)| {
             let Placement::Shard(dim) = placement else { return StridedPlacement::Plain(placement) };
             let before = layout.shard_order(dim).iter().take_while(|&&sharding_dim| sharding_dim != mesh_dim);
-            match before.filter(|&&sharding_dim| sharding_dim > mesh_dim).map(|&sharding_dim| layout.mesh_shape()[sharding_dim]).product() {
+            match before
+                .filter(|&&sharding_dim| sharding_dim > mesh_dim)
+                .map(|&sharding_dim| layout.mesh_shape()[sharding_dim])
+                .product()
+            {
                 1 => StridedPlacement::Plain(placement),
                 split_factor => StridedPlacement::Strided { dim, split_factor },
             }

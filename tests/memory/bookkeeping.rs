@@ -57,7 +57,8 @@ fn a_planned_collective_allocates_its_results_and_a_handful() {
     let _alone = alone();
     let (_tensor, of_result) = allocations(|| FlexTensor::from_data(TensorData::new(vec![1f32; 64], FULL)));
     let gather = |count| of(count, [4, 8], |comm, full_tensors| Ok(comm.plan_all_gather(full_tensors)?));
-    let scatter = |count| of(count, FULL, |comm, full_tensors| Ok(comm.plan_reduce_scatter(full_tensors, ReduceOp::Avg)?));
+    let scatter =
+        |count| of(count, FULL, |comm, full_tensors| Ok(comm.plan_reduce_scatter(full_tensors, ReduceOp::Avg)?));
     for (what, few, many) in [("gather", gather(20), gather(60)), ("scatter", scatter(20), scatter(60))] {
         // Who comes when the other is not there may make one or two more, of any number of tensors.
         let more = (many - few).abs_diff(40 * of_result);

@@ -105,14 +105,7 @@ impl CallSignature {
     pub(crate) fn new(op: Op, call: &Call, tensors: impl Into<Arc<[TensorSignature]>>) -> Self {
         let tensors = tensors.into();
         let Call {
-            label,
-            model,
-            forward_index: drawn,
-            global_tensor: full,
-            operand_shapes: terms,
-            names,
-            digests,
-            ..
+            label, model, forward_index: drawn, global_tensor: full, operand_shapes: terms, names, digests, ..
         } = call.clone();
         Self {
             op,

@@ -24,7 +24,12 @@ impl Communicator {
         full_tensors: Vec<(TensorMeta, usize, ShardSizes)>,
     ) -> Result<Arc<CollectivePlan>, CommError> {
         let prints = arguments::check_described(&full_tensors, self.group());
-        self.planned_as(Op::AllGather, None, prints, full_tensors.into_iter().map(|(_, dim, sizes)| (dim, sizes)).collect())
+        self.planned_as(
+            Op::AllGather,
+            None,
+            prints,
+            full_tensors.into_iter().map(|(_, dim, sizes)| (dim, sizes)).collect(),
+        )
     }
 
     /// A plan to [`reduce_scatter`](Self::reduce_scatter) these wholes. Local.

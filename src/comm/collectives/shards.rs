@@ -32,11 +32,18 @@ impl Communicator {
             ShardedTensor { tensor, dim: 0, sizes: sizes }
         };
         let work = self.all_gather(call, tensors.into_iter().map(shard).collect());
-        work.then(|full_tensors| full_tensors.into_iter().zip(shapes).map(|(full, shape)| reshaped(full, shape.into())).collect())
+        work.then(|full_tensors| {
+            full_tensors.into_iter().zip(shapes).map(|(full, shape)| reshaped(full, shape.into())).collect()
+        })
     }
 
     /// Reduces the wholes of all ranks; each rank gets its own part of every tensor.
-    pub fn reduce_scatter(&self, call: Call, full_tensors: Vec<ShardedTensor>, op: ReduceOp) -> Work<Vec<DispatchTensor>> {
+    pub fn reduce_scatter(
+        &self,
+        call: Call,
+        full_tensors: Vec<ShardedTensor>,
+        op: ReduceOp,
+    ) -> Work<Vec<DispatchTensor>> {
         let (full_tensors, shardings) = unpacked(full_tensors);
         let checked = arguments::check_full(&full_tensors, &shardings, op, self.group());
         match self.at_home(checked, &full_tensors) {

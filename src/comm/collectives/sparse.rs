@@ -45,7 +45,8 @@ impl Communicator {
         let shards = [indices.into_dispatch(), values.into_dispatch()];
         let shards = shards.map(|tensor| ShardedTensor { tensor, dim: 0, sizes: sizes.clone() });
         let mut full_tensors = self.all_gather(call, shards.into()).wait()?.into_iter();
-        let (indices, values) = (full_tensors.next().expect("the first of two"), full_tensors.next().expect("the second of two"));
+        let (indices, values) =
+            (full_tensors.next().expect("the first of two"), full_tensors.next().expect("the second of two"));
         let dtype = indices.dtype();
         let of_rows: Vec<i64> = Tensor::<1, Int>::from_dispatch(indices).into_data().iter::<i64>().collect();
         let mut union = of_rows.clone();

@@ -202,7 +202,8 @@ impl GroupBackend for HostGroupBackend {
             {
                 return parts;
             }
-            let part = |(index, (dim, sizes)): (usize, &(usize, ShardSizes))| exchange.reduce_part(index, *dim, sizes, op);
+            let part =
+                |(index, (dim, sizes)): (usize, &(usize, ShardSizes))| exchange.reduce_part(index, *dim, sizes, op);
             plan.shardings().iter().enumerate().map(part).collect()
         })
     }

@@ -75,6 +75,6 @@ fn start(engine: Weak<HostBackend>) -> Sender<Arc<dyn CompletionTask>> {
 
 impl std::fmt::Debug for CompletionThread {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Hands").field("open", &self.open.lock().len()).finish()
+        f.debug_struct("CompletionThread").field("open", &self.open.lock().len()).finish()
     }
 }

@@ -279,6 +279,6 @@ impl match_table::Signature for CallSignature {
 
 impl std::fmt::Debug for HostBackend {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("LocalEngine").field("launch", &self.launch).field("size", &self.size).finish()
+        f.debug_struct("HostBackend").field("launch", &self.launch).field("size", &self.size).finish()
     }
 }

@@ -55,8 +55,9 @@ impl HostBackend {
         };
         let has_called = !is_exchanged || self.rendezvous.has_joined(OpHandle { member, ..ticket });
         let layouts = || is_gathered.then(|| ContiguousLayout::of_full(&print.tensors, ranks.len())).flatten();
-        let regions =
-            self.result_buffer(ticket, layouts).and_then(|full_tensors| full_tensors.regions(ticket.member, &contents.tensors));
+        let regions = self
+            .result_buffer(ticket, layouts)
+            .and_then(|full_tensors| full_tensors.regions(ticket.member, &contents.tensors));
         match regions {
             Some(regions) => Known::Placed(regions),
             None if has_called => Known::Nowhere,

@@ -44,11 +44,11 @@ pub(super) struct RemoteGroup {
     members: Vec<(usize, Vec<usize>)>,
     common: bool,
     /// Locked while a call is made here and told there: they hear of calls in the order in which they are made.
-    told: Mutex<Told>,
+    told: Mutex<SentState>,
 }
 
 /// What the other processes know.
-struct Told {
+struct SentState {
     /// Collectives so far.
     calls: u64,
     /// Which of them know the channel.
@@ -63,7 +63,7 @@ const LONG: usize = 256;
 /// The most long prints of one channel that are said once. A model has as many as it has units, or a few times that.
 const MOST: usize = 1024;
 
-impl Told {
+impl SentState {
     /// What is said of a print.
     fn say<'a>(&mut self, print: &'a EncodedSignature) -> Said<&'a EncodedSignature> {
         if print.bytes().len() < LONG {
@@ -95,7 +95,7 @@ impl RemoteGroup {
         if members.is_empty() {
             return None;
         }
-        let told = Told { calls: 0, introduced: vec![false; members.len()], prints: HashMap::new() };
+        let told = SentState { calls: 0, introduced: vec![false; members.len()], prints: HashMap::new() };
         let (others, member, number) = (others.clone(), member.clone(), others.number());
         let common = members.len() + 1 == member.group.size()
             && others.have_in_common(members.iter().map(|(process, _)| *process));
@@ -190,7 +190,7 @@ impl RemoteGroup {
         self.members.iter().position(|(_, places)| places.contains(&to))
     }
 
-    fn channel(&self, told: &mut Told, at: usize) -> RemoteGroupId {
+    fn channel(&self, told: &mut SentState, at: usize) -> RemoteGroupId {
         let group = &self.member.group;
         let is_new = !std::mem::replace(&mut told.introduced[at], true);
         let introduce =
@@ -243,6 +243,6 @@ fn contents(
 
 impl std::fmt::Debug for RemoteGroup {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Outlet").field("number", &self.number).field("members", &self.members).finish()
+        f.debug_struct("RemoteGroup").field("number", &self.number).field("members", &self.members).finish()
     }
 }

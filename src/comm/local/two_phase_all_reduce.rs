@@ -127,10 +127,12 @@ impl Request<()> for ReduceScatterPhase {
         let window = sums.find(engine, ticket, &parts)?;
         let reduced = Completed::timed(|| {
             let exchange = CollectiveInputs::new(&parts, engine, ticket, &device);
-            let part = |(index, (dim, sizes)): (usize, &(usize, ShardSizes))| exchange.reduce_part(index, *dim, sizes, op);
+            let part =
+                |(index, (dim, sizes)): (usize, &(usize, ShardSizes))| exchange.reduce_part(index, *dim, sizes, op);
             let parts = || shardings.iter().enumerate().map(part).collect::<Vec<_>>();
             // SAFETY: the place of this rank's part, which nobody has: the second half is complete only with it.
-            let reduce = |window: &Arc<ResultBuffer>| unsafe { exchange.reduce_into(window, second.member, &shardings, op) };
+            let reduce =
+                |window: &Arc<ResultBuffer>| unsafe { exchange.reduce_into(window, second.member, &shardings, op) };
             let (shares, deposit) = match window {
                 Some(window) if window.are_common() => {
                     if !reduce(&window) {

@@ -44,7 +44,7 @@ pub(super) fn last() -> Payload {
 /// A frame that has come.
 #[derive(Debug, PartialEq)]
 pub(super) enum Frame<'f> {
-    Parcel {
+    Message {
         header: &'f [u8],
         /// Of all payloads.
         lengths: Vec<usize>,
@@ -82,7 +82,7 @@ pub(super) fn read(bytes: &[u8]) -> Option<Frame<'_>> {
         riders.push(if length & RIDES == 0 { None } else { Some(take(length & !RIDES)?) });
     }
     let lengths = lengths.into_iter().map(|length| usize::try_from(length & !RIDES).ok()).collect::<Option<_>>()?;
-    (at == bytes.len()).then_some(Frame::Parcel { header, lengths, riders })
+    (at == bytes.len()).then_some(Frame::Message { header, lengths, riders })
 }
 
 fn word(bytes: &[u8], index: u64) -> Option<u64> {
@@ -105,7 +105,7 @@ mod tests {
         let frame = framed(&[b"", b"four", b"large", b"4321"]);
         let lengths = vec![0, 4, 5, 4];
         let riders = vec![Some(&b""[..]), Some(b"four"), None, Some(b"4321")];
-        assert_eq!(read(&frame), Some(Frame::Parcel { header: b"all_reduce", lengths, riders }));
+        assert_eq!(read(&frame), Some(Frame::Message { header: b"all_reduce", lengths, riders }));
         assert_eq!(frame.len(), 7 * WORD + 10 + 8);
     }
 

@@ -69,7 +69,7 @@ enum ShutdownState {
     /// The last frame has come, and payloads may.
     Last,
     /// Everything has.
-    Told,
+    Notified,
     /// MPI has lost it.
     Lost,
 }
@@ -138,7 +138,7 @@ impl ProgressEngine {
             moved |= self.find_lost(addressee)?;
         }
         let under_way = !self.transfers.is_empty();
-        if self.ending && !under_way && self.others().all(|other| self.senders[other].end >= ShutdownState::Told) {
+        if self.ending && !under_way && self.others().all(|other| self.senders[other].end >= ShutdownState::Notified) {
             return Ok(PollResult::Over);
         }
         Ok(if moved { PollResult::Moved } else { PollResult::Still { under_way } })
@@ -183,7 +183,7 @@ impl ProgressEngine {
             let was = mem::replace(&mut sender.end, ShutdownState::Lost);
             self.transfers.give_up(process);
             // One that has said that it ends may go before this one does.
-            if was < ShutdownState::Told
+            if was < ShutdownState::Notified
                 && let Some(addressee) = addressee
             {
                 let problem = format!("process {process} is gone: killed, crashed, or out of reach");
@@ -260,13 +260,13 @@ impl ProgressEngine {
         }
         while let Some(bytes) = self.senders[from].next_frame() {
             match frame::read(&bytes).ok_or(CarryError::NoFrame { from })? {
-                Frame::Parcel { header, lengths, riders } => self.open(from, header, &lengths, &riders, addressee)?,
+                Frame::Message { header, lengths, riders } => self.open(from, header, &lengths, &riders, addressee)?,
                 Frame::Last => self.senders[from].end = ShutdownState::Last,
             }
         }
         let sender = &mut self.senders[from];
         if sender.end == ShutdownState::Last && sender.incoming == 0 {
-            sender.end = ShutdownState::Told;
+            sender.end = ShutdownState::Notified;
             addressee.lost(Some(from), &format!("process {from} has ended"));
         }
         Ok(())

@@ -117,8 +117,11 @@ impl ResultBuffer {
         let window = |(index, range): &(usize, Range<usize>)| {
             let (full, sizes) = (&self.layouts[*index], ShardSizes::Chunked(range.len()));
             assert!(full.shape[..] == [full.shape.num_elements()] && range.end <= full.shape[0], "a part of a row");
-            let layout =
-                ContiguousLayout::of_row(range.len(), full.dtype, (0..ranks).map(|rank| sizes.range(ranks, rank).len()));
+            let layout = ContiguousLayout::of_row(
+                range.len(),
+                full.dtype,
+                (0..ranks).map(|rank| sizes.range(ranks, rank).len()),
+            );
             // SAFETY: inside the whole.
             let start = unsafe { self.starts[*index].0.add(range.start * full.dtype.size()) };
             (layout, BufferStart(start))
@@ -309,7 +312,7 @@ pub(in crate::comm) fn of_landings(landings: &[Box<dyn RecvBuffer>]) -> Option<A
 
 impl fmt::Debug for ResultBuffer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Wholes").field("layouts", &self.layouts).finish_non_exhaustive()
+        f.debug_struct("ResultBuffer").field("layouts", &self.layouts).finish_non_exhaustive()
     }
 }
 

@@ -185,7 +185,8 @@ impl<'a> ShardSummaries<'a> {
             phase: Phase::Forward,
         });
         let full_tensors = comm.all_gather(self.spec.call_as(call, self.spec.dtype()), chunks).wait()?;
-        let [slots, places] = <[_; 2]>::try_from(full_tensors).expect("a collective returns as many tensors as it takes");
+        let [slots, places] =
+            <[_; 2]>::try_from(full_tensors).expect("a collective returns as many tensors as it takes");
         Ok((
             associate(Tensor::from_dispatch(slots), strategies.0),
             associate(Tensor::from_dispatch(places), strategies.1),

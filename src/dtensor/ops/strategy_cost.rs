@@ -252,12 +252,14 @@ fn slots(operand: &OperandInfo<'_>, layout: &Layout, rows: &[&Strategy]) -> Opti
         return None;
     }
     let in_chunks = layout.clone().in_chunks(dim);
-    let full = in_chunks.replaced(|dim, own| if sharding_dims.contains(&dim) { Placement::Replicate } else { own }).ok()?;
+    let full =
+        in_chunks.replaced(|dim, own| if sharding_dims.contains(&dim) { Placement::Replicate } else { own }).ok()?;
     let route = RedistributePlan::between(&in_chunks, &full).ok()?;
     // What is the same on all ranks is gathered at once, outside the graph.
     let back = operand.differentiable && row.outputs[0].shard_dim().is_some();
     let joins = operand.joins || row.outputs[0].shard_dim().is_none();
-    let moved = Traffic::along(&in_chunks, &route, sharding_dims, &OperandInfo { differentiable: back, joins, ..*operand });
+    let moved =
+        Traffic::along(&in_chunks, &route, sharding_dims, &OperandInfo { differentiable: back, joins, ..*operand });
     let bytes = operand.bytes / operand.shape[dim].max(1) as u64 * (row.slots * parts) as u64;
     Some(Slots { moved, bytes, parts: parts as u64 })
 }

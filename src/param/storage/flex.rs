@@ -31,7 +31,7 @@ impl StorageMemory for Arc<Bytes> {
 
 impl std::fmt::Debug for FlexStorage {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Slot").field("len", &self.layout.len).field("full", &self.is_full()).finish()
+        f.debug_struct("EvictableStorage").field("len", &self.layout.len).field("full", &self.is_full()).finish()
     }
 }
 

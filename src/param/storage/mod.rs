@@ -78,7 +78,7 @@ use slots::{Refill, Storage};
 pub(super) use source::ShardGatherer;
 
 use super::events::{EventKind, ShardedState, TrainingState, happened};
-use super::pending_all_gather::{Prefetched, Keeps, PendingAllGather};
+use super::pending_all_gather::{Keeps, PendingAllGather, Prefetched};
 use super::precision::cast;
 use super::shards::LocalShardsId;
 use super::unit::{Kept, Unit};

@@ -36,14 +36,12 @@ fn part(full: &PlainTensor, (_, dim, sizes): &FullTensor, scope: &TestGroup) -> 
 }
 
 pub(super) fn planned(scope: &TestGroup) -> Result<()> {
-    let same = |what: &str,
-                made: Vec<DispatchTensor>,
-                all: &[FullTensor],
-                expected: &dyn Fn(&FullTensor) -> PlainTensor| {
-        for (made, full) in made.into_iter().zip_eq(all) {
-            scope.same(PlainTensor::of(made, full.0.dtype), expected(full), || format!("{what} {full:?}"));
-        }
-    };
+    let same =
+        |what: &str, made: Vec<DispatchTensor>, all: &[FullTensor], expected: &dyn Fn(&FullTensor) -> PlainTensor| {
+            for (made, full) in made.into_iter().zip_eq(all) {
+                scope.same(PlainTensor::of(made, full.0.dtype), expected(full), || format!("{what} {full:?}"));
+            }
+        };
     let tensor = |plain: PlainTensor, (meta, ..): &FullTensor| plain.tensor(meta.dtype, &scope.device);
     let (all, summed) = (full_tensors(scope, None), full_tensors(scope, Some(ReduceOp::Sum)));
     let metas = summed.iter().map(|(meta, ..)| meta.clone()).collect_vec();

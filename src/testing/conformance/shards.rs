@@ -116,8 +116,8 @@ pub(super) fn all_to_all(scope: &TestGroup) -> Result<()> {
     let (size, rank) = (scope.size(), scope.rank());
     for (shape, dim, dtype) in cases(scope) {
         for to_dim in (0..shape.len()).filter(|to_dim| *to_dim != dim) {
-            let pairs =
-                shard_sizes(shape[dim], size).map(|sizes| shard_sizes(shape[to_dim], size).map(|to| (sizes.clone(), to)));
+            let pairs = shard_sizes(shape[dim], size)
+                .map(|sizes| shard_sizes(shape[to_dim], size).map(|to| (sizes.clone(), to)));
             for (sizes, to_sizes) in pairs.into_iter().flatten() {
                 let full = PlainTensor::sample(&shape, 0, dtype);
                 let block = shard(&full, dim, sizes.clone(), dtype, scope);

@@ -44,8 +44,9 @@ pub(super) fn uneven(mesh_shape: &[usize], shape: &[usize], values: &ValueKind) 
     for placements in mesh_shape.iter().map(|_| one.iter().copied()).multi_cartesian_product() {
         let layout = Layout::new(mesh_shape, &placements).expect("sums commute");
         for nothing in [0, 1] {
-            let outermost =
-                layout.orders().map(|(dim, shardings)| (shardings[0], lengths(shape[dim], mesh_shape[shardings[0]], nothing)));
+            let outermost = layout
+                .orders()
+                .map(|(dim, shardings)| (shardings[0], lengths(shape[dim], mesh_shape[shardings[0]], nothing)));
             let uneven =
                 outermost.collect::<Vec<_>>().into_iter().fold(layout.clone(), |layout, (mesh_dim, lengths)| {
                     layout.with_uneven_sizes(mesh_dim, lengths).expect("a cut has as many lengths as ranks")

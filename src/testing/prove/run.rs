@@ -100,7 +100,7 @@ impl<'a> ProofPlan<'a> {
 
     /// Runs all jobs, in as few launches as possible: one, and one more after every failure.
     pub(super) fn run(&self) -> Vec<Tried> {
-        let board = Board::new(self.mesh_shape.iter().product(), self.jobs.len());
+        let board = JobResults::new(self.mesh_shape.iter().product(), self.jobs.len());
         let mut failed: Vec<(usize, String)> = Vec::new();
         let mut given_up: Vec<usize> = Vec::new();
         loop {
@@ -140,7 +140,7 @@ impl<'a> ProofPlan<'a> {
 }
 
 /// What each rank has found so far; it outlives a launch that fails.
-struct Board {
+struct JobResults {
     ranks: Vec<RankBoard>,
 }
 
@@ -150,7 +150,7 @@ struct RankBoard {
     outcomes: Mutex<Vec<Option<CombinationOutcome>>>,
 }
 
-impl Board {
+impl JobResults {
     fn new(ranks: usize, jobs: usize) -> Self {
         let rank = |_| RankBoard { at: AtomicUsize::new(0), outcomes: Mutex::new(vec![None; jobs]) };
         Self { ranks: (0..ranks).map(rank).collect() }

@@ -53,7 +53,7 @@ fn an_ordinary_model_is_every_ranks_own() {
 
 /// Of three dimensions those that are cut are drawn; ranks without elements are named.
 #[test]
-fn more_than_two_dimensions_are_drawn_where_they_are_cut() {
+fn more_than_two_dimensions_are_drawn_where_they_are_sharded() {
     MeshTest::new([3], ["tp"]).run(|mesh| {
         let x = DTensor::<3>::ones([2, 4, 4], mesh, &[S(2)], mesh.device())?;
         let text = "\

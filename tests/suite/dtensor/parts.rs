@@ -220,8 +220,7 @@ fn integers_accumulate_and_are_found_in_their_own_type() {
     for dtype in [IntDType::I64, IntDType::I32, IntDType::U8] {
         on_mesh(&[2], |_, mesh| {
             let numbers: Vec<i64> = vec![3, 9, 9, 0, 2, 9, 1];
-            let full =
-                || Tensor::<1, Int>::from_data(TensorData::new(numbers.clone(), [7]), mesh.device()).cast(dtype);
+            let full = || Tensor::<1, Int>::from_data(TensorData::new(numbers.clone(), [7]), mesh.device()).cast(dtype);
             let sizes = || DTensor::distribute_replicated(full(), mesh, &[S(0)]);
             assert_eq!(sizes()?.cumsum(0).full_tensor()?.into_data(), full().cumsum(0).into_data());
             assert_eq!(sizes()?.cummax(0).full_tensor()?.into_data(), full().cummax(0).into_data());

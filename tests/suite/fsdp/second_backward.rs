@@ -68,7 +68,8 @@ const RIGHT: [fn(&Net, Tensor<2>) -> Vec<Gradients>; 4] = [
         let [left, right] = heads(net, &sizes);
         let mut grads = vec![right.backward(), left.backward()];
         let of_shard = grads.iter().map(|grads| sizes.grad(grads).expect("it is in both losses").into_data());
-        let of_shard = of_shard.map(|grad| Tensor::<2>::from_data(grad, &sizes.device())).reduce(|a, b| a + b).expect("two");
+        let of_shard =
+            of_shard.map(|grad| Tensor::<2>::from_data(grad, &sizes.device())).reduce(|a, b| a + b).expect("two");
         grads.push((hidden * of_shard).sum().backward());
         grads
     },

@@ -8,8 +8,7 @@ use std::{env, fs};
 /// The libraries of this name beside this test, the newest first.
 fn built(name: &str) -> Vec<PathBuf> {
     let test = env::current_exe().expect("it runs");
-    let other =
-        fs::read_dir(test.parent().expect("a folder")).expect("it is read").flatten().map(|entry| entry.path());
+    let other = fs::read_dir(test.parent().expect("a folder")).expect("it is read").flatten().map(|entry| entry.path());
     let is = |path: &PathBuf| {
         let file = path.file_name().and_then(|file| file.to_str()).unwrap_or_default();
         file.starts_with(&format!("lib{name}-")) && file.ends_with(".rlib")

@@ -205,8 +205,9 @@ fn shared_results(rows: usize, columns: usize) {
         let values = Tensor::<2>::random(shape, Distribution::Uniform(-99.0, 99.0), &device);
         if dtype.is_float() { values.into_dispatch() } else { values.int().cast(dtype).into_dispatch() }
     };
-    let parts: Vec<Vec<_>> =
-        (0..ranks).map(|rank| shardings.iter().zip(complete).map(|(sizes, (_, of))| part(rank, sizes, of)).collect()).collect();
+    let parts: Vec<Vec<_>> = (0..ranks)
+        .map(|rank| shardings.iter().zip(complete).map(|(sizes, (_, of))| part(rank, sizes, of)).collect())
+        .collect();
     let plan = CollectivePlan::new(Op::AllGather, None, prints, shardings.clone(), ranks);
     let (shared, shelf, joints) = (
         host::CollectiveCache::default(),

@@ -40,7 +40,7 @@ struct Inbox {
 }
 
 enum Event {
-    Parcel(usize, Message),
+    Message(usize, Message),
     /// This process is gone.
     Lost(usize),
     /// The job is over.
@@ -75,7 +75,7 @@ impl Transport for Loopback {
         assert_ne!(to, self.here, "no process sends to itself");
         let payloads: usize = parcel.payloads.iter().map(|payload| payload.as_ref().as_ref().len()).sum();
         self.sent[to].fetch_add((parcel.header.len() + payloads) as u64, Ordering::SeqCst);
-        self.inboxes[to].put(Event::Parcel(self.here, parcel));
+        self.inboxes[to].put(Event::Message(self.here, parcel));
     }
 
     fn poll_now(&self) {
@@ -116,8 +116,8 @@ impl Loopback {
             };
             match event {
                 // Nothing more comes from there, though it may not know.
-                Some(Event::Parcel(from, _)) if lost.contains(&from) => {}
-                Some(Event::Parcel(from, Message { header, payloads, taken })) => {
+                Some(Event::Message(from, _)) if lost.contains(&from) => {}
+                Some(Event::Message(from, Message { header, payloads, taken })) => {
                     taken.iter().for_each(SendStamp::note);
                     let lengths: Vec<_> = payloads.iter().map(|payload| payload.as_ref().as_ref().len()).collect();
                     let landings = self.addressee().header(from, header, &lengths);

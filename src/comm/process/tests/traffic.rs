@@ -80,7 +80,10 @@ fn the_other_process_gets_what_its_ranks_need_and_once() {
                 })?,
                 sent(&job, world, || {
                     let tensors = is_root.then(|| vec![complete.clone()]);
-                    Ok(comm.scatter("".into(), tensors, metas(), vec![(0, shard_sizes.clone())], 0).wait().map(|_| ())?)
+                    Ok(comm
+                        .scatter("".into(), tensors, metas(), vec![(0, shard_sizes.clone())], 0)
+                        .wait()
+                        .map(|_| ())?)
                 })?,
                 sent(&job, world, || {
                     let parts = vec![Some(shard.clone()); 4];
@@ -146,7 +149,10 @@ fn a_deferred_gather_is_sent_when_it_is_needed_and_not_before() {
                 let gather = |value: usize| {
                     let tensor = shard(10 * value + world.rank()).into_dispatch();
                     let shard_sizes = ShardSizes::Chunked(world.size() * FLOATS);
-                    comm.all_gather(Call::new("unit").with_deferred(), vec![ShardedTensor { tensor, dim: 0, sizes: shard_sizes }])
+                    comm.all_gather(
+                        Call::new("unit").with_deferred(),
+                        vec![ShardedTensor { tensor, dim: 0, sizes: shard_sizes }],
+                    )
                 };
                 let mut works: Vec<_> = (0..6).map(gather).collect();
                 world.barrier("all have called")?;

@@ -105,7 +105,8 @@ impl GroupBackend for NaiveChannel {
     ) -> PostResult<Vec<DispatchTensor>> {
         let device = self.device();
         self.call(post, vec![read(tensors); self.size()], move |parts| {
-            let full_tensors = plan.shardings().iter().enumerate().map(|(at, (dim, _))| concat(&column(&parts, at), *dim));
+            let full_tensors =
+                plan.shardings().iter().enumerate().map(|(at, (dim, _))| concat(&column(&parts, at), *dim));
             write(full_tensors.collect(), &device)
         })
     }

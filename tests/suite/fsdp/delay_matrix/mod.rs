@@ -61,7 +61,12 @@ fn to_the_bit(net: &Net, mesh: &DeviceMesh, cells: &[Cell]) -> Result<Trained> {
 }
 
 /// Every combination of these.
-fn cells(precision: Precision, modes: &[ReshardAfterForward], prefetch: PrefetchMode, late: &[Option<Late>]) -> Vec<Cell> {
+fn cells(
+    precision: Precision,
+    modes: &[ReshardAfterForward],
+    prefetch: PrefetchMode,
+    late: &[Option<Late>],
+) -> Vec<Cell> {
     let pairs = modes.iter().copied().cartesian_product(late.iter().copied());
     pairs.map(|(reshard, late)| Cell { precision, reshard, prefetch: prefetch, late }).collect()
 }

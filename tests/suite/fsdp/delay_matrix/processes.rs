@@ -11,7 +11,10 @@ use super::{cells, test, to_the_bit};
 fn some(precision: Precision) -> Vec<Cell> {
     let late = [None, Some(Late { place: Place::Everywhere, whom: Whom::One })];
     let prefetch = [PrefetchMode::Nothing, PrefetchMode::NextTwo, PrefetchMode::Everything];
-    prefetch.into_iter().flat_map(|prefetch| cells(precision, &[ReshardAfterForward::Always], prefetch, &late)).collect()
+    prefetch
+        .into_iter()
+        .flat_map(|prefetch| cells(precision, &[ReshardAfterForward::Always], prefetch, &late))
+        .collect()
 }
 
 fn bits(rank: usize, precision: Precision, trained: &Trained) -> String {
