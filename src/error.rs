@@ -102,7 +102,7 @@ impl Error {
     ///     match train() {
     ///         Ok(()) => ExitCode::SUCCESS,
     ///         Err(error) => {
-    ///             if !error.is_told_elsewhere() {
+    ///             if !error.is_reported_by_other_process() {
     ///                 eprintln!("error: {error}");
     ///             }
     ///             ExitCode::FAILURE

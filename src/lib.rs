@@ -44,7 +44,7 @@
 //!         blocks: (0..2).map(|_| LinearConfig::new(16, 16).init(&device)).collect(),
 //!         head: LinearConfig::new(16, 1).init(&device),
 //!     };
-//!     let mut net = fully_shard(net, &mesh, FullyShard::new().units(["blocks.*"]))?;
+//!     let mut net = fully_shard(net, &mesh, FullyShard::new().with_units(["blocks.*"]))?;
 //!     assert_eq!(net.head.weight.base().dims(), [4, 1]); // this rank's shard of [16, 1]
 //!
 //!     let mut optim = AdamWConfig::new().init();

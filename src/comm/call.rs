@@ -35,7 +35,7 @@ pub struct Call {
     pub label: Arc<str>,
     /// The pass it runs in.
     pub phase: Phase,
-    /// Of a collective that the graph runs in backward: the place that [`Communicator::draw`](super::Communicator::draw) gave it
+    /// Of a collective that the graph runs in backward: the place that [`Communicator::next_forward_index`](super::Communicator::next_forward_index) gave it
     /// in forward. The graph's order may differ between ranks; a collective that meets one drawn
     /// elsewhere in forward is then an error, where it could be a wrong sum. The ledger leaves it out.
     pub forward_index: Option<u64>,

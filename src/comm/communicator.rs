@@ -78,7 +78,7 @@ impl Communicator {
     /// The next place in this rank's forward: 0, 1, .. on this communicator. Local.
     ///
     /// Ranks that run the same forward draw the same places, in whatever order their backward passes
-    /// come to use them: see [`Call::drawn`].
+    /// come to use them: see [`Call::forward_indices`].
     pub fn next_forward_index(&self) -> u64 {
         self.shared.forward_indices.fetch_add(1, Ordering::Relaxed)
     }
@@ -102,7 +102,7 @@ impl Communicator {
     }
 
     /// The same ranks with the same sequence of calls, where this rank waits `deadline` for the others and not
-    /// [`Launch::deadline`](super::Launch::deadline). Local.
+    /// [`Launch::with_deadline`](super::Launch::with_deadline). Local.
     pub fn with_deadline(&self, deadline: Duration) -> Self {
         Self { deadline, ..self.clone() }
     }

@@ -31,7 +31,7 @@ pub struct Launch {
     flight: Option<PathBuf>,
 }
 
-/// The environment variable that names the folder of flight files, where [`Launch::flight_recorder`] does not.
+/// The environment variable that names the folder of flight files, where [`Launch::with_flight_recorder`] does not.
 const FLIGHT: &str = "BURN_DTENSOR_FLIGHT";
 
 /// How many operations of the rank at fault a failed launch names.
@@ -187,12 +187,12 @@ impl Launch {
     ///
     /// Each thread needs a group of its own, since ranks of a group make the same calls in the same order.
     /// A rank that waits may then still call elsewhere, so ranks that wait for each other are no longer
-    /// told at once: the [`deadline`](Self::deadline) ends their waits.
+    /// told at once: the [`with_deadline`](Self::with_deadline) ends their waits.
     ///
     /// Of all threads of a rank, one may touch a graph of burn's: backward holds the graph's lock while it
     /// communicates, and whoever else records on that graph stops every rank of the process.
     ///
-    /// An engine that the launch is [on](Self::on) has its own [manner](super::engine::Manner).
+    /// An engine that the launch is [on](Self::on_backend) has its own [manner](super::engine::ProcessOptions).
     pub fn with_multithreaded_ranks(mut self) -> Self {
         self.manner.multithreaded = true;
         self
@@ -205,8 +205,8 @@ impl Launch {
     /// Values are the same either way: a tensor is a handle, and whoever writes to memory that others have, too, gets memory
     /// of its own.
     ///
-    /// Reductions on many ranks take longer so: each makes the whole by itself. An engine that the launch is [on](Self::on)
-    /// has its own [manner](super::engine::Manner).
+    /// Reductions on many ranks take longer so: each makes the whole by itself. An engine that the launch is [on](Self::on_backend)
+    /// has its own [manner](super::engine::ProcessOptions).
     ///
     /// ```
     /// use burn::tensor::{DType, Tensor};
@@ -226,7 +226,7 @@ impl Launch {
     ///     ranks.map(|ranks| ranks.into_iter().map(|(_, is_alone)| is_alone).collect::<Vec<_>>())
     /// };
     /// assert_eq!(are_alone(Launch::threads(2))?, [false, false]);
-    /// assert_eq!(are_alone(Launch::threads(2).separate_memory())?, [true, true]);
+    /// assert_eq!(are_alone(Launch::threads(2).with_separate_memory())?, [true, true]);
     /// # Ok::<_, burn_dtensor::Error>(())
     /// ```
     pub fn with_separate_memory(mut self) -> Self {
@@ -238,7 +238,7 @@ impl Launch {
 /// Runs `program` on every rank and returns this process's ranks, ascending, each with what its program returned.
 ///
 /// Where ranks are threads, the process has all of them; on other engines it has some, and nothing says that rank 0 is
-/// among them. What all should know, or one should print, belongs into the program: [`World::only`], a collective.
+/// among them. What all should know, or one should print, belongs into the program: [`World::run_on`], a collective.
 ///
 /// Every rank has a rayon pool of its own (its share of the cores, at least one thread), so that
 /// ranks do not wait for each other's tensor operations; they wait for what they make together, such as
@@ -265,7 +265,7 @@ impl Launch {
 /// # Errors
 /// If any rank panicked or returned an error, also in another process, and others have not [gone on](World::shrink)
 /// without it: the first failure, and what every other rank was doing at that moment and ended with. Every process has the error, and one is to print it:
-/// [`Error::is_told_elsewhere`](crate::Error::is_told_elsewhere).
+/// [`Error::is_reported_by_other_process`](crate::Error::is_reported_by_other_process).
 #[expect(clippy::result_large_err, reason = "made once per program")]
 pub fn launch<T, F>(config: Launch, program: F) -> Result<Vec<(usize, T)>, LaunchError>
 where

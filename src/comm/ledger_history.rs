@@ -1,4 +1,4 @@
-//! [`Books`]: the ledgers of one rank, of each world that it has been in.
+//! [`LedgerHistory`]: the ledgers of one rank, of each world that it has been in.
 
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! [`Copied`]: what kernels do around collectives.
+//! [`PackStats`]: what kernels do around collectives.
 
 /// What kernels have copied around a rank's collectives, where tensors of a list travel in one buffer.
 ///

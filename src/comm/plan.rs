@@ -1,4 +1,4 @@
-//! [`Plan`]: the tensors of a collective that is made again and again.
+//! [`CollectivePlan`]: the tensors of a collective that is made again and again.
 
 use std::any::Any;
 use std::fmt;
@@ -17,14 +17,14 @@ use crate::placement::ShardSizes;
 /// ```
 /// use burn::tensor::{DType, Shape, Tensor};
 /// use burn_dtensor::comm::{Call, Launch, TensorMeta, launch};
-/// use burn_dtensor::placement::Cut;
+/// use burn_dtensor::placement::ShardSizes;
 ///
 /// launch(Launch::threads(2), |world| {
 ///     let whole = TensorMeta { shape: Shape::from([4, 3]), dtype: DType::F32 };
-///     let plan = world.all().plan_all_gather(vec![(whole, 0, Cut::Chunks(4))])?;
+///     let plan = world.all().plan_all_gather(vec![(whole, 0, ShardSizes::Chunks(4))])?;
 ///     for step in 0..3 {
 ///         let part = Tensor::<2>::full([2, 3], step as f32, world.device());
-///         let wholes = world.all().planned("step".into(), &plan, vec![part.into_dispatch()]).wait()?;
+///         let wholes = world.all().execute_plan("step".into(), &plan, vec![part.into_dispatch()]).wait()?;
 ///         assert_eq!(Tensor::<2>::from_dispatch(wholes[0].clone()).dims(), [4, 3]);
 ///     }
 ///     Ok(())

@@ -1,4 +1,4 @@
-//! [`End`]: how a rank's program ended.
+//! [`RankOutcome`]: how a rank's program ended.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, Location, catch_unwind};

@@ -1,4 +1,4 @@
-//! [`Replicated`]: what several ranks hold alike.
+//! [`ReplicatedValue`]: what several ranks hold alike.
 
 use std::fmt;
 

@@ -25,7 +25,7 @@ pub struct LaunchError {
     /// What the rank at fault took part in last, oldest first: a few operations, where its [flight recorder](super::flight)
     /// can be read. Of ranks in several processes it is read from its file, so that all have the same error.
     pub last: Vec<CollectiveId>,
-    /// The folder of the ranks' flight recorders, if they have files: `Flights::read` says more.
+    /// The folder of the ranks' flight recorders, if they have files: `LaunchTrace::read` says more.
     pub flight: Option<PathBuf>,
     /// Whether another process has the same error and tells it: where ranks are in several processes, process 0 does.
     pub is_told_elsewhere: bool,

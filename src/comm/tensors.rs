@@ -1,4 +1,4 @@
-//! What travels, and what becomes of it: [`Sharded`], [`TensorMeta`], [`ReduceOp`].
+//! What travels, and what becomes of it: [`ShardedTensor`], [`TensorMeta`], [`ReduceOp`].
 
 use burn::backend::DispatchTensor;
 use burn::tensor::{DType, Shape};
@@ -64,10 +64,10 @@ pub struct TensorMeta {
     pub dtype: DType,
 }
 
-/// One tensor cut along `dim` over the group: rank `r` holds the `r`-th part of `cut`.
+/// One tensor cut along `dim` over the group: rank `r` holds the `r`-th part of `sizes`.
 ///
 /// In an all-gather `tensor` is the rank's own piece (possibly empty); in a reduce-scatter it is
-/// the whole. `cut` is the same on every rank, so that every rank knows every piece.
+/// the whole. `sizes` is the same on every rank, so that every rank knows every piece.
 #[derive(Debug, Clone)]
 pub struct ShardedTensor {
     /// The piece or the whole; plain (no autodiff), any kind.

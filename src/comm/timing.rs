@@ -1,4 +1,4 @@
-//! [`Course`]: when a call was posted, when what it moves moved, and when its rank wanted that.
+//! [`OpTiming`]: when a call was posted, when what it moves moved, and when its rank wanted that.
 
 use std::time::Instant;
 

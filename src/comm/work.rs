@@ -95,7 +95,7 @@ impl<T> Work<T> {
         }
     }
 
-    /// Has a collective that was posted [ahead](super::Call::ahead) of need begin to move, where the engine moves data while
+    /// Has a collective that was posted [ahead](super::Call::is_deferred) of need begin to move, where the engine moves data while
     /// ranks compute. Does not block; [`wait`](Self::wait) does as much by itself.
     pub fn start(&mut self) {
         if let WorkState::UnderWay(work) = &mut self.0 {

@@ -18,8 +18,8 @@ use crate::{Error, Result};
 ///
 /// One thread of a rank at a time calls collectives, and waits for them: the order of calls is part of
 /// what ranks must agree on. Which thread does not matter, but for those of other ranks, which are refused
-/// ([`CommError::OtherRank`]); for more at a time see
-/// [`Launch::multithreaded`](super::Launch::multithreaded). A forward and its backward belong on one thread:
+/// ([`CommError::ForeignRankObject`]); for more at a time see
+/// [`Launch::with_multithreaded_ranks`](super::Launch::with_multithreaded_ranks). A forward and its backward belong on one thread:
 /// backward holds the lock of burn's graph while it communicates.
 ///
 /// Displays as `rank 1 of launch 3`: the launches of a process are counted from 0.
@@ -163,14 +163,14 @@ impl World {
     ///     // Every rank has a part in what is printed ..
     ///     let loss = mesh.all_reduce(0.5 + world.rank() as f64, ReduceOp::Avg)?;
     ///     // .. and one prints it.
-    ///     world.only(0, || println!("loss {loss}"));
+    ///     world.run_on(0, || println!("loss {loss}"));
     ///     Ok(())
     /// })?;
     /// # Ok::<_, burn_dtensor::Error>(())
     /// ```
     ///
     /// The others are not there for a collective inside `program`, whether it is called, belongs to a unit's
-    /// forward or to a backward pass: it is an error at once, [`CommError::InsideOnly`], on all ranks. So is,
+    /// forward or to a backward pass: it is an error at once, [`CommError::CollectiveInRunOn`], on all ranks. So is,
     /// while `program` runs, one on another thread of the rank.
     ///
     /// # Panics
@@ -192,7 +192,7 @@ impl World {
     ///
     /// A rank goes on by calling this; one whose program is over, or whose process is lost, does not. All that is left
     /// meet here: so this is for what a rank does with the error of a collective, in the place of returning it. Where
-    /// nothing has failed yet it ends this world itself, with [`CommError::GivenUp`] for the others.
+    /// nothing has failed yet it ends this world itself, with [`CommError::Revoked`] for the others.
     ///
     /// Meshes, communicators and sharded models belong to their world, and are made anew:
     /// [`DeviceMesh::survivors`](crate::mesh::DeviceMesh::survivors), [`remesh`](crate::fsdp::remesh). An abandoned step
@@ -222,7 +222,7 @@ impl World {
     /// Of all ranks that go on. Waits for the others until their programs are over, or for the launch's deadline.
     ///
     /// # Errors
-    /// [`CommError::LeftBehind`] if the others have gone on without this rank, and [`CommError::CannotShrink`] if the
+    /// [`CommError::ExcludedFromShrink`] if the others have gone on without this rank, and [`CommError::CannotShrink`] if the
     /// launch's [engine](super::engine) does not support it.
     pub fn shrink(&self) -> Result<Self> {
         let mut next = self.0.next.lock();
@@ -269,7 +269,7 @@ impl World {
     ///
     /// let drawn = launch(Launch::threads(3), |world| {
     ///     let draw = || Tensor::<1>::random([4], Distribution::Default, world.device());
-    ///     Ok(world.seeded(7, draw)?.into_data())
+    ///     Ok(world.run_seeded(7, draw)?.into_data())
     /// })?;
     /// let (_, first) = &drawn[0];
     /// assert!(drawn.iter().all(|(_, values)| values == first));

@@ -1,4 +1,4 @@
-//! [`Counts`]: collectives by module and operator.
+//! [`CommCounts`]: collectives by module and operator.
 
 use std::collections::BTreeMap;
 use std::fmt;

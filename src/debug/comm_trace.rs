@@ -1,4 +1,4 @@
-//! [`watch`]: a part of a program, and what it sent.
+//! [`trace_comm`]: a part of a program, and what it sent.
 
 use std::fmt;
 use std::ops::Deref;
@@ -23,7 +23,7 @@ pub fn trace_comm<T>(program: impl FnOnce() -> T) -> (T, CommTrace) {
 #[derive(Debug, Clone)]
 pub struct CommTrace(Log);
 
-/// A tensor that changed its layout, or whose gradient did; derefs to what is said of the [`Change`].
+/// A tensor that changed its layout, or whose gradient did; derefs to what is said of the [`LayoutChange`].
 ///
 /// Displays as `src/main.rs:12 matmul in blocks.0.up, forward: [4, 8] [S(0)] -> [R]: all_gather of 2 ranks, 128
 /// bytes`.

@@ -1,6 +1,6 @@
 //! Watching from outside: what a program sends and why, and which rank holds what.
 //!
-//! [`watch`] runs a part of a program on this rank and says what it sent meanwhile: counted by module and
+//! [`trace_comm`] runs a part of a program on this rank and says what it sent meanwhile: counted by module and
 //! operator, and every tensor that changed its layout with the line of the program that asked for it. The
 //! program is the same, watched or not.
 //!
@@ -17,7 +17,7 @@
 //!     let changes = watched.changes();
 //!     assert_eq!(changes[0].origin.operator, "redistribute");
 //!     assert_eq!(changes[0].bytes(), 4 * 6 * 4);
-//!     world.only(0, || println!("{watched}"));
+//!     world.run_on(0, || println!("{watched}"));
 //!     Ok(())
 //! })?;
 //! # Ok::<_, burn_dtensor::Error>(())
@@ -25,10 +25,10 @@
 //!
 //! | to see | call |
 //! |---|---|
-//! | collectives by module and operator, as a table or JSON | [`Watched::counts`] |
-//! | what changed its layout, and why | [`Watched::changes`] |
+//! | collectives by module and operator, as a table or JSON | [`CommTrace::counts`] |
+//! | what changed its layout, and why | [`CommTrace::changes`] |
 //! | one tensor's layout | [`picture`](crate::dtensor::picture) |
-//! | a model's, as text or a page | [`layout`] |
+//! | a model's, as text or a page | [`visualize_model`] |
 //! | parameters in a table | [`describe`](crate::fsdp::describe) |
 //! | when units computed, and when their parameters moved | [`Timeline`], [`chrome_trace`], [`timeline_picture`] |
 //! | how many all-gathers went on meanwhile | [`Timeline::overlap`] |

@@ -1,4 +1,4 @@
-//! [`layout`]: which rank holds what of a model's parameters.
+//! [`visualize_model`]: which rank holds what of a model's parameters.
 
 use std::fmt;
 
@@ -19,7 +19,7 @@ use crate::param::{ModelScan, ScannedParam};
 ///     let mesh = DeviceMesh::new(world, [4], ["shard"])?;
 ///     let model = fully_shard(LinearConfig::new(6, 16).init(world.device()), &mesh, FullyShard::new())?;
 ///     let layout = layout(&model);
-///     world.only(0, || -> Result<()> {
+///     world.run_on(0, || -> Result<()> {
 ///         println!("{layout}");
 ///         std::fs::write(std::env::temp_dir().join("layout.html"), layout.to_html())?;
 ///         Ok(())
@@ -42,7 +42,7 @@ pub fn visualize_model<M: Module>(model: &M) -> ModelSharding {
 
 /// Where a model's parameters lie.
 ///
-/// Displays as a [`picture`] of each:
+/// Displays as a [`visualize_sharding`] of each:
 ///
 /// ```text
 /// weight: [6, 16] f32 on DeviceMesh(shard=4; ranks 0..4): [S(0)]

@@ -1,4 +1,4 @@
-//! [`Parameter`]: where a parameter lies.
+//! [`HeldParameter`]: where a parameter lies.
 
 use std::sync::Arc;
 

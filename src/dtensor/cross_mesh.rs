@@ -1,4 +1,4 @@
-//! [`Transfer`]: from one mesh to another.
+//! [`CrossMeshRedistribute`]: from one mesh to another.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -29,7 +29,7 @@ use crate::watch::{self, CallSite, LayoutChange};
 ///
 /// ```
 /// use burn::tensor::{DType, Tensor};
-/// use burn_dtensor::dtensor::Transfer;
+/// use burn_dtensor::dtensor::CrossMeshRedistribute;
 /// use burn_dtensor::prelude::*;
 /// use burn_dtensor::placement::Placement::{Replicate, Shard};
 ///
@@ -37,7 +37,7 @@ use crate::watch::{self, CallSite, LayoutChange};
 ///     let first = DeviceMesh::from_ranks(world, [0, 1], [2], ["stage 0"])?;
 ///     let second = DeviceMesh::from_ranks(world, [2, 3], [2], ["stage 1"])?;
 ///     let (rows, columns) = (Layout::new(&[2], &[Shard(0)])?, Layout::new(&[2], &[Shard(1)])?);
-///     let transfer = Transfer::new([6, 4], DType::F32, (&first, rows), (&second, columns))?;
+///     let transfer = CrossMeshRedistribute::new([6, 4], DType::F32, (&first, rows), (&second, columns))?;
 ///     // A part on the ranks of the first mesh ..
 ///     let x = match world.rank() < 2 {
 ///         true => Some(DTensor::ones([6, 4], &first, &[Shard(0)], world.device())?),

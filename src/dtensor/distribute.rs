@@ -1,5 +1,5 @@
 //! From a whole tensor to its parts: [`distribute_tensor`](DTensor::distribute_tensor) sends them
-//! from one rank, [`distribute_local`](DTensor::distribute_local) has every rank cut its own copy.
+//! from one rank, [`distribute_replicated`](DTensor::distribute_replicated) has every rank cut its own copy.
 //!
 //! On a mesh (2, 2) with `[S(0), R]`, from the first rank, a row per mesh dimension; ranks not named wait:
 //!
@@ -46,7 +46,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     ///
     /// # Errors
     /// As [`distribute_tensor`](Self::distribute_tensor), [`DTensorError::LayoutMesh`] for a layout of
-    /// another mesh shape, and [`LengthSum`](crate::placement::PlacementError::LengthSum) for lengths that
+    /// another mesh shape, and [`LengthSum`](crate::placement::PlacementError::ShardSizeSum) for lengths that
     /// are not the tensor's.
     pub fn distribute_tensor_to(full: Tensor<D, K>, mesh: &DeviceMesh, layout: Layout) -> Result<Self> {
         Self::distribute_tensor_from(full, mesh, layout, 0)
@@ -88,11 +88,11 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         Self::distribute_replicated_to(full, mesh, Layout::new(mesh.shape(), placements)?)
     }
 
-    /// [`distribute_local`](Self::distribute_local) with an order of cuts, or lengths.
+    /// [`distribute_replicated`](Self::distribute_replicated) with an order of cuts, or lengths.
     ///
     /// # Errors
-    /// As [`distribute_local`](Self::distribute_local), [`DTensorError::LayoutMesh`] for a layout of
-    /// another mesh shape, and [`LengthSum`](crate::placement::PlacementError::LengthSum) for lengths that
+    /// As [`distribute_replicated`](Self::distribute_replicated), [`DTensorError::LayoutMesh`] for a layout of
+    /// another mesh shape, and [`LengthSum`](crate::placement::PlacementError::ShardSizeSum) for lengths that
     /// are not the tensor's.
     pub fn distribute_replicated_to(full: Tensor<D, K>, mesh: &DeviceMesh, layout: Layout) -> Result<Self> {
         let spec = DTensorSpec::new(mesh, layout, full.shape(), full.dtype())?;

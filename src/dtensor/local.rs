@@ -25,7 +25,7 @@ pub(super) fn slice<const D: usize, K: Kind>(tensor: Tensor<D, K>, ranges: &[Ran
     Tensor::from_dispatch(own(tensor.slice(slices.as_slice()).into_dispatch()))
 }
 
-/// [`cut`] along one dimension.
+/// [`slice`] along one dimension.
 pub(super) fn slice_dim<const D: usize, K: Kind>(
     tensor: Tensor<D, K>,
     dim: usize,

@@ -30,7 +30,7 @@
 //! | from plain tensors to DTensors | `create`, `distribute`, `check` |
 //! | DTensors of no tensor: constants, random values, parameters, masks | `factory`, `random` by `philox`, `initialize`, `mask` |
 //! | from and to PyTorch's strided shards | `strided` |
-//! | a tensor in words, and drawn | `display`; `picture` of the cells that are `grid`'s |
+//! | a tensor in words, and drawn | `display`; `visualize_sharding` of the cells that are `grid`'s |
 //! | how [`debug::watch`](crate::debug::watch) hears of what is sent, and which line asked for it | `src/watch.rs` |
 //! | operators | [`ops`] |
 //!

@@ -21,7 +21,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     /// Differentiable (the table of [this module](super)); placements that do not change cost
     /// nothing. The steps are those of [`plan`](crate::placement::plan); those that follow each other and are of
     /// one kind are one collective, over the ranks of all their mesh dimensions. With other element types, or
-    /// not waited for at once: [`Redistribute`](super::Redistribute).
+    /// not waited for at once: [`RedistributeOptions`](super::RedistributeOptions).
     ///
     /// # Collective
     /// Every rank of the mesh.
@@ -51,7 +51,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     /// # Errors
     /// As [`redistribute`](Self::redistribute), [`LayoutMesh`](super::DTensorError::LayoutMesh) for a
     /// layout of another mesh shape, and
-    /// [`LengthSum`](crate::placement::PlacementError::LengthSum) for lengths that are not the tensor's.
+    /// [`LengthSum`](crate::placement::PlacementError::ShardSizeSum) for lengths that are not the tensor's.
     #[track_caller]
     pub fn redistribute_to(self, layout: &Layout) -> Result<Self> {
         if self.layout() == layout {

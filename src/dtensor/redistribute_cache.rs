@@ -1,4 +1,4 @@
-//! [`Destination`] and [`Handles`]: what a tensor is redistributed to, and what it already was redistributed to.
+//! [`RedistributeTarget`] and [`RedistributeCache`]: what a tensor is redistributed to, and what it already was redistributed to.
 
 use std::sync::{Arc, OnceLock, Weak};
 
@@ -72,7 +72,7 @@ impl RedistributeTarget {
     }
 }
 
-/// The [`Handles`] that a tensor shares with its clones.
+/// The [`RedistributeCache`] that a tensor shares with its clones.
 #[derive(Debug)]
 pub(super) enum SharedCache<const D: usize> {
     /// A tensor that is no clone: made when it is first cloned or varied.

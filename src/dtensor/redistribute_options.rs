@@ -1,4 +1,4 @@
-//! [`Redistribute`]: a redistribution with options, and [`Redistributing`], one under way.
+//! [`RedistributeOptions`]: a redistribution with options, and [`RedistributeWork`], one under way.
 
 use std::sync::{Arc, Weak};
 
@@ -16,7 +16,7 @@ use crate::watch::CallSite;
 ///
 /// ```
 /// use burn::tensor::{DType, FloatDType, Tensor};
-/// use burn_dtensor::dtensor::Redistribute;
+/// use burn_dtensor::dtensor::RedistributeOptions;
 /// use burn_dtensor::prelude::*;
 /// use burn_dtensor::placement::Placement::{Replicate, Shard};
 ///
@@ -25,9 +25,9 @@ use crate::watch::CallSite;
 ///     let x = Tensor::<2>::ones([4, 3], &world.device().clone().autodiff()).require_grad();
 ///     let x = DTensor::distribute_replicated(x, &mesh, &[Shard(0)])?;
 ///     // Half the bytes both ways; gradients are f32 again at their end.
-///     let whole = Redistribute::to(&[Replicate])
-///         .forward_dtype(FloatDType::BF16)
-///         .backward_dtype(FloatDType::BF16)
+///     let whole = RedistributeOptions::to(&[Replicate])
+///         .with_forward_dtype(FloatDType::BF16)
+///         .with_backward_dtype(FloatDType::BF16)
 ///         .start(x.clone())?;
 ///     // .. what needs it not yet ..
 ///     let whole = whole.wait()?;
@@ -88,7 +88,7 @@ impl RedistributeOptions {
         self.start(x)?.wait()
     }
 
-    /// Starts to redistribute `x`, which [`Redistributing::wait`] returns.
+    /// Starts to redistribute `x`, which [`RedistributeWork::wait`] returns.
     ///
     /// All collectives are issued before this returns, so ranks stay in step whenever each of them waits, and
     /// if one never does. The last is not waited for; most redistributions have but one.
@@ -121,7 +121,7 @@ impl RedistributeOptions {
     }
 }
 
-/// A tensor being [redistributed](Redistribute::start).
+/// A tensor being [redistributed](RedistributeOptions::start).
 ///
 /// Dropped without [`wait`](Self::wait), the tensor is lost and nothing else: the rank has taken part, and the
 /// others get theirs. In backward no gradient comes from it, so ranks must all use it or none.

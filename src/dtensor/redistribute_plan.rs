@@ -1,4 +1,4 @@
-//! [`Route`]: from one layout to another by a plan's steps, and one node of the graph that pulls gradients
+//! [`RedistributePlan`]: from one layout to another by a plan's steps, and one node of the graph that pulls gradients
 //! back.
 
 use std::cell::RefCell;
@@ -304,7 +304,7 @@ struct RedistributeNode<const D: usize> {
 struct Sum {
     mesh_dims: MeshDims,
     comm: Communicator,
-    /// Drawn in forward: see [`Call::drawn`].
+    /// Drawn in forward: see [`Call::with_forward_index`].
     place: u64,
 }
 

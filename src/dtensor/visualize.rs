@@ -1,4 +1,4 @@
-//! [`picture`]: which rank holds what, drawn.
+//! [`visualize_sharding`]: which rank holds what, drawn.
 
 use std::fmt::Write;
 

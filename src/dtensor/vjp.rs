@@ -18,7 +18,7 @@ pub(super) struct StepVjp<const D: usize> {
     pub(super) mesh_dims: MeshDims,
     /// Of the ranks along them.
     pub(super) comm: Communicator,
-    /// Drawn in forward: see [`Call::drawn`].
+    /// Drawn in forward: see [`Call::forward_index`].
     pub(super) place: Option<u64>,
     pub(super) kind: PullbackKind<D>,
 }

@@ -1,4 +1,4 @@
-//! [`balance`]: [`FullyShard::balanced`](super::FullyShard::balanced).
+//! [`balance`]: [`FullyShard::with_balanced_bytes`](super::FullyShard::with_balanced_bytes).
 
 use itertools::Itertools;
 

@@ -1,4 +1,4 @@
-//! [`ByUnit`]: policies of units, by patterns of their modules' paths.
+//! [`PerUnit`]: policies of units, by patterns of their modules' paths.
 
 use crate::Result;
 use crate::param::{ModelScan, ParamError, UnitName};

@@ -19,7 +19,7 @@ pub struct ParamInfo<'a> {
 
 /// How a parameter lies on the ranks that shard: what a shard-placement function returns.
 ///
-/// Any [`Placement`] is one. [`ragged`](Self::ragged) says beside it what each rank holds, [`over`](Self::over) which
+/// Any [`Placement`] is one. [`uneven`](Self::uneven) says beside it what each rank holds, [`with_mesh_dims`](Self::with_mesh_dims) which
 /// ranks shard.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ParamPlacement {
@@ -44,7 +44,7 @@ impl ParamPlacement {
     /// # use burn_dtensor::fsdp::{FullyShard, ParamInfo, ParamPlacement};
     /// # use burn_dtensor::placement::Placement;
     /// // Embeddings lie on every node, cut over its ranks; all else is cut over all ranks.
-    /// let config = FullyShard::new().shard_over(["node", "local"]).shard_placement_fn(|param: ParamInfo| {
+    /// let config = FullyShard::new().with_shard_dims(["node", "local"]).with_shard_placement_fn(|param: ParamInfo| {
     ///     param.path.starts_with("embedding").then(|| ParamPlacement::from(Placement::Shard(0)).over("local"))
     /// });
     /// ```
@@ -72,8 +72,8 @@ type PlacementFn = Arc<dyn Fn(ParamInfo<'_>) -> Option<ParamPlacement> + Send + 
 /// ```
 /// # use burn_dtensor::fsdp::{FullyShard, ReshardAfterForward};
 /// let config = FullyShard::new()
-///     .units(["blocks.*"])
-///     .reshard_after_forward(ReshardAfterForward::Always);
+///     .with_units(["blocks.*"])
+///     .with_reshard_after_forward(ReshardAfterForward::Always);
 /// ```
 #[derive(Clone)]
 pub struct FullyShard {
@@ -122,7 +122,7 @@ impl Default for FullyShard {
 
 impl FullyShard {
     /// One unit holding every parameter, [`ReshardAfterForward::Auto`], placement `Shard(0)`,
-    /// [`Buffers::FirstRank`], [`verify_every(10)`](Self::verify_every).
+    /// [`BufferSync::FirstRank`], [`with_replica_check_every(10)`](Self::with_replica_check_every).
     pub fn new() -> Self {
         Self::default()
     }
@@ -146,7 +146,7 @@ impl FullyShard {
     ///
     /// ```
     /// # use burn_dtensor::fsdp::FullyShard;
-    /// let config = FullyShard::new().units(["blocks.*"]).unit_of(["norm", "head"]);
+    /// let config = FullyShard::new().with_units(["blocks.*"]).with_group_unit(["norm", "head"]);
     /// ```
     pub fn with_group_unit<S: Into<String>>(mut self, modules: impl IntoIterator<Item = S>) -> Self {
         self.groups.push(modules.into_iter().map(Into::into).collect());
@@ -175,7 +175,7 @@ impl FullyShard {
     ///     // Data parallel over `dp`, context parallel over `cp`: both have tokens of their own.
     ///     let mesh = DeviceMesh::new(world, [2, 2, 2], ["dp", "cp", "tp"])?;
     ///     let layer = LinearConfig::new(8, 8).init(world.device());
-    ///     let layer = fully_shard(layer, &mesh, FullyShard::new().shard_over(["dp", "cp"]))?;
+    ///     let layer = fully_shard(layer, &mesh, FullyShard::new().with_shard_dims(["dp", "cp"]))?;
     ///     assert_eq!(layer.weight.base().dims(), [2, 8]);
     ///     Ok(())
     /// })?;
@@ -186,7 +186,7 @@ impl FullyShard {
         self
     }
 
-    /// Replicates over these dimensions of the mesh (HSDP), beside those that [`shard_over`](Self::shard_over) names.
+    /// Replicates over these dimensions of the mesh (HSDP), beside those that [`with_shard_dims`](Self::with_shard_dims) names.
     /// Dimensions that neither names have no part.
     pub fn with_replicate_dims(mut self, dims: impl DimNames) -> Self {
         self.replicate_over = owned(dims);
@@ -203,7 +203,7 @@ impl FullyShard {
     /// balanced                                    2 + 2 + 1          1 + 0 + 3    7 + 6 + 6
     /// ```
     ///
-    /// Rows are along the dimension that the placement cuts, [`ParamPlacement::ragged`] stays as it is. So does a parameter
+    /// Rows are along the dimension that the placement cuts, [`ParamPlacement::uneven`] stays as it is. So does a parameter
     /// along a dimension of which tensor-parallel ranks have parts of unequal lengths.
     pub fn with_balanced_bytes(mut self) -> Self {
         self.balanced = true;
@@ -217,7 +217,7 @@ impl FullyShard {
     }
 
     /// Makes it an error to read a parameter outside its unit ([`unit`](fn@super::unit) says what that is):
-    /// [`ParamError::ReadOutside`](crate::param::ParamError::ReadOutside), on every rank that does. Without it
+    /// [`ParamError::ReadOutsideUnit`](crate::param::ParamError::ReadOutsideUnit), on every rank that does. Without it
     /// such parameters are gathered and reduced one by one, and a warning names the first of each unit.
     pub fn with_implicit_unshard(mut self, implicit: bool) -> Self {
         self.implicit_unshard = implicit;
@@ -241,7 +241,7 @@ impl FullyShard {
     /// Steps are a unit's passes, however many are made before the optimizer steps, counted from 1 as forward begins with
     /// autodiff.
     ///
-    /// On devices other than the CPU values are not looked at; [offloaded](Self::offload) shards are. Optimizers that multiply matrices or sum up, such as Muon
+    /// On devices other than the CPU values are not looked at; [offloaded](Self::with_offload) shards are. Optimizers that multiply matrices or sum up, such as Muon
     /// and Lamb, give equal bits on processors of one kind with one number of threads alone: where replicas have others,
     /// say 0.
     pub fn with_replica_check_every(mut self, steps: u64) -> Self {
@@ -250,7 +250,7 @@ impl FullyShard {
     }
 
     /// Sets the element types that units compute and reduce in: of all that
-    /// [`mixed_precision_for`](Self::mixed_precision_for) does not take. Must be equal on all ranks.
+    /// [`with_mixed_precision_for`](Self::with_mixed_precision_for) does not take. Must be equal on all ranks.
     ///
     /// Inputs and outputs are cast where a unit's forward begins and ends, so where the program opens it by
     /// [`unit`](fn@super::unit). A unit that a read opens has no such place: its weights and gradients follow the
@@ -275,9 +275,9 @@ impl FullyShard {
         self
     }
 
-    /// Sets where shards are, of all units that [`offload_for`](Self::offload_for) does not take. Must be equal on all ranks.
+    /// Sets where shards are, of all units that [`with_offload_for`](Self::with_offload_for) does not take. Must be equal on all ranks.
     ///
-    /// With [`Offload::Cpu`] shards, their gradients and so what an optimizer remembers are in host memory, and the device
+    /// With [`OffloadPolicy::Cpu`] shards, their gradients and so what an optimizer remembers are in host memory, and the device
     /// holds the weights of open units and activations alone. A unit's shards are gathered there, and its weights copied
     /// to the device, in forward and again in backward; reduced gradients are copied back while the next ones are computed.
     /// A rank alone copies its weights in and frees them, too.
@@ -285,7 +285,7 @@ impl FullyShard {
     /// it: what it reads is, and what is written by way of pinned memory if it is small.
     ///
     /// The model may be made on the rank's device, or on the CPU where it is too large for that. Everything beside its
-    /// float parameters then goes to the device, but for parameters that are [ignored](Self::ignore), which stay where they
+    /// float parameters then goes to the device, but for parameters that are [ignored](Self::with_ignored), which stay where they
     /// are. What reads stored values is on the CPU with them: [`full_model`](super::full_model), shards and gradients of
     /// parameters, records, [`clip_grad_norm`](super::clip_grad_norm), [`GradScaler`](super::GradScaler), and the
     /// [states](crate::optim) of optimizers.
@@ -294,9 +294,9 @@ impl FullyShard {
     /// as with a device. That shows what a program would copy, and saves nothing.
     ///
     /// ```
-    /// # use burn_dtensor::fsdp::{FullyShard, Offload};
+    /// # use burn_dtensor::fsdp::{FullyShard, OffloadPolicy};
     /// // The first blocks alone.
-    /// let config = FullyShard::new().units(["blocks.*"]).offload_for(["blocks.[0-3]"], Offload::Cpu);
+    /// let config = FullyShard::new().with_units(["blocks.*"]).with_offload_for(["blocks.[0-3]"], OffloadPolicy::Cpu);
     /// ```
     ///
     /// # Errors
@@ -326,17 +326,17 @@ impl FullyShard {
 
     /// Chooses the dimension each parameter is cut along, and how.
     ///
-    /// `Shard(dim)` on any dimension, even or not; [`ParamPlacement::ragged`], where each rank is told
+    /// `Shard(dim)` on any dimension, even or not; [`ParamPlacement::uneven`], where each rank is told
     /// what it holds; or `Replicate`, for a parameter every rank keeps whole and whose gradient is
-    /// all-reduced; each over other mesh dimensions too ([`ParamPlacement::over`]). Every rank must return the same. `None` is `Shard(0)`, but for the parameters whose
+    /// all-reduced; each over other mesh dimensions too ([`ParamPlacement::with_mesh_dims`]). Every rank must return the same. `None` is `Shard(0)`, but for the parameters whose
     /// stored shape burn's layers read in forward: `Replicate` for `gamma` of `BatchNorm` and
     /// `RmsNorm`, `Shard(1)` for `linear_inner.weight` of `PositionWiseFeedForward`.
     ///
     /// ```
     /// # use burn_dtensor::fsdp::{FullyShard, ParamInfo, ParamPlacement};
     /// // The second of three ranks has less memory.
-    /// let config = FullyShard::new().shard_placement_fn(|param: ParamInfo| {
-    ///     (param.shape[0] == 100).then(|| ParamPlacement::ragged(0, [40, 20, 40]))
+    /// let config = FullyShard::new().with_shard_placement_fn(|param: ParamInfo| {
+    ///     (param.shape[0] == 100).then(|| ParamPlacement::uneven(0, [40, 20, 40]))
     /// });
     /// ```
     pub fn with_shard_placement_fn<P: Into<ParamPlacement>>(

@@ -1,10 +1,10 @@
-//! [`DataDims`]: which dimensions of a mesh shard each parameter, and which replicate it.
+//! [`FsdpMeshDims`]: which dimensions of a mesh shard each parameter, and which replicate it.
 //!
 //! ```text
 //!   mesh             efsdp   ep     tp
 //!   a parameter      S(0) over both  -       shard_over(["efsdp", "ep"])
 //!   expert weights   S(0)    -      -        placed over `ep` by `parallelize`
-//!   placed by hand   R       S(0)   -        ParamPlacement::over("ep")
+//!   placed by hand   R       S(0)   -        ParamPlacement::with_mesh_dims("ep")
 //! ```
 
 use crate::Result;
@@ -76,7 +76,7 @@ impl<'a> FsdpMeshDims<'a> {
     /// `placed` by `parallelize`.
     ///
     /// # Errors
-    /// [`FsdpError::PlacedWhole`], [`FsdpError::NotFree`], [`FsdpError::NoDimLeft`], and the mesh's own for names that come
+    /// [`FsdpError::ReplicatedOverDataDim`], [`FsdpError::MeshDimInUse`], [`FsdpError::NoShardDimLeft`], and the mesh's own for names that come
     /// twice or in another order.
     pub(super) fn of(&mut self, param: &str, over: Option<&[String]>, placed: Option<&DTensorSpec>) -> Result<usize> {
         let mesh = self.mesh;

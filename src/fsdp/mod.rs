@@ -20,7 +20,7 @@
 //!    ranks if these have terms of its gradients, for each set of mesh dimensions whose ranks do
 //!    ([`parallel`](crate::parallel), invariant 3). A
 //!    reduction carries one number per parameter beside the gradients: whether the rank has used it. What several ranks
-//!    hold alike is [compared](FullyShard::verify_every) by digests in the fingerprints of reductions.
+//!    hold alike is [compared](FullyShard::with_replica_check_every) by digests in the fingerprints of reductions.
 //! 3. Gradients are averages over all data-parallel ranks, unless [`FsdpModule`] has set another divisor, or has them wait for a
 //!    later backward. On power-of-two groups data parallel,
 //!    FSDP and HSDP agree to the bit.
@@ -64,10 +64,10 @@
 //! of `Muon`. What they remember, by path and for any mesh, is [`optim`](crate::optim)'s business too.
 //!
 //! # Meshes of several dimensions
-//! [`FullyShard::shard_over`] and [`FullyShard::replicate_over`] name the dimensions of a mesh that shard and replicate, each
+//! [`FullyShard::with_shard_dims`] and [`FullyShard::with_replicate_dims`] name the dimensions of a mesh that shard and replicate, each
 //! perhaps several: their ranks together, as over one dimension. Tensor parallelism has others, in any order.
 //!
-//! A parameter may be on a mesh of its own: cut over fewer dimensions ([`ParamPlacement::over`]), the others replicating it;
+//! A parameter may be on a mesh of its own: cut over fewer dimensions ([`ParamPlacement::with_mesh_dims`]), the others replicating it;
 //! or placed over some of them already. Experts are: [`parallelize`](crate::parallel::parallelize) places the stacked
 //! weights of all, `Shard(0)` over a dimension `ep` of the data-parallel ones, and `fully_shard` cuts them over the rest:
 //!
@@ -83,7 +83,7 @@
 //! fn shard(mut block: Block, mesh: &DeviceMesh) -> Result<Block> {
 //!     let by_expert = Plan::new().with_style("*", Style::placed(Placement::Shard(0)));
 //!     block.experts = parallelize(block.experts, &mesh.slice("ep")?, by_expert)?;
-//!     fully_shard(block, mesh, FullyShard::new().shard_over(["efsdp", "ep"]))
+//!     fully_shard(block, mesh, FullyShard::new().with_shard_dims(["efsdp", "ep"]))
 //! }
 //! # launch(Launch::threads(4), |world| {
 //! # let device = world.device().clone();
@@ -110,7 +110,7 @@
 //! that are read whole, by [`val`](burn::module::Param::val), have the same gradient: it is reduced over `ep`, too.
 //!
 //! # Mixed precision
-//! [`FullyShard::mixed_precision`] has units compute in `bf16` or `f16` and reduce in `f32`, while the optimizer steps
+//! [`FullyShard::with_mixed_precision`] has units compute in `bf16` or `f16` and reduce in `f32`, while the optimizer steps
 //! `f32` shards; [`GradScaler`] scales the loss of those that compute in `f16`, whose small gradients would vanish.
 //!
 //! # What stays in memory
@@ -122,7 +122,7 @@
 //! parallelized weight that is read by [`val`](burn::module::Param::val): to compute with the rank's
 //! part is what [`dtensor`](ParamExt::dtensor) is for.
 //!
-//! With [`FullyShard::offload`] the shards themselves are in host memory, and with them gradients and what an optimizer
+//! With [`FullyShard::with_offload`] the shards themselves are in host memory, and with them gradients and what an optimizer
 //! remembers: a device has the weights of open units, and activations.
 //!
 //! To keep that order a rank may have to hold gradients back. Inside a unit that encloses others it

@@ -27,7 +27,7 @@ pub(super) struct PlannedParam {
     pub(super) dtype: DType,
     /// The cut dimension, and how it is cut; `None` to replicate.
     pub(super) sharding: Option<(usize, ShardSizes)>,
-    /// Which mesh cuts it, of [`DataDims::meshes`].
+    /// Which mesh cuts it, of [`FsdpMeshDims::meshes`].
     pub(super) data: usize,
     pub(super) unit: UnitName,
     /// Path parts from the unit's module to the parameter.
@@ -168,7 +168,7 @@ struct UnitsOf {
 impl UnitsOf {
     /// # Errors
     /// [`ParamError::Pattern`](crate::param::ParamError::Pattern), [`ParamError::NoMatch`](crate::param::ParamError::NoMatch),
-    /// [`FsdpError::TwoUnits`].
+    /// [`FsdpError::ModuleInTwoUnits`].
     fn new(config: &FullyShard, inventory: &ModelScan) -> Result<Self> {
         let single = PathPattern::parse_all(&config.units)?;
         inventory.check_modules(&single)?;

@@ -1,4 +1,4 @@
-//! [`MixedPrecision`]: which element types units compute and reduce in.
+//! [`MixedPrecisionPolicy`]: which element types units compute and reduce in.
 
 use burn::tensor::{DType, Device};
 
@@ -21,12 +21,12 @@ use crate::pattern::PathPattern;
 ///
 /// ```
 /// # use burn::tensor::DType;
-/// # use burn_dtensor::fsdp::{FullyShard, MixedPrecision};
-/// let half = MixedPrecision::new().param_dtype(DType::BF16).reduce_dtype(DType::F32);
+/// # use burn_dtensor::fsdp::{FullyShard, MixedPrecisionPolicy};
+/// let half = MixedPrecisionPolicy::new().with_param_dtype(DType::BF16).with_reduce_dtype(DType::F32);
 /// let config = FullyShard::new()
-///     .units(["blocks.*"])
-///     .mixed_precision(half.clone().output_dtype(DType::F32)) // of the model: logits are f32
-///     .mixed_precision_for(["blocks.*"], half);
+///     .with_units(["blocks.*"])
+///     .with_mixed_precision(half.clone().with_output_dtype(DType::F32)) // of the model: logits are f32
+///     .with_mixed_precision_for(["blocks.*"], half);
 /// ```
 #[derive(Debug, Clone)]
 pub struct MixedPrecisionPolicy {
@@ -66,26 +66,26 @@ impl MixedPrecisionPolicy {
     /// of HSDP, and of tensor parallelism, what is sent has this type.
     ///
     /// The default is the element type that each parameter is stored in, as in PyTorch 2.15: gradients of `f32`
-    /// parameters are reduced in `f32`, also where [`param_dtype`](Self::param_dtype) is `bf16`. Gradients travel in
-    /// `bf16` only where this is `bf16`, which may equal `param_dtype`.
+    /// parameters are reduced in `f32`, also where [`with_param_dtype`](Self::with_param_dtype) is `bf16`. Gradients travel in
+    /// `bf16` only where this is `bf16`, which may equal `with_param_dtype`.
     ///
     /// A unit makes one reduce-scatter. By default each gradient in it has the stored type of its parameter, so that
     /// one call may carry several types. A type set here is that of all the unit's gradients, including those of
-    /// parameters that [`keep`](Self::keep) takes.
+    /// parameters that [`with_excluded`](Self::with_excluded) takes.
     pub fn with_reduce_dtype(mut self, dtype: DType) -> Self {
         self.reduce_dtype = Some(dtype);
         self
     }
 
     /// Sets the element type of the float tensors that a unit's forward returns, whatever they are in
-    /// ([`UnitTensors`](super::UnitTensors)). Their gradients are cast back.
+    /// ([`TensorTree`](super::TensorTree)). Their gradients are cast back.
     pub fn with_output_dtype(mut self, dtype: DType) -> Self {
         self.output_dtype = Some(dtype);
         self
     }
 
     /// Sets whether the float tensors that a unit's forward is given, whatever they are in
-    /// ([`UnitTensors`](super::UnitTensors)), are cast to [`param_dtype`](Self::param_dtype), and their gradients back.
+    /// ([`TensorTree`](super::TensorTree)), are cast to [`with_param_dtype`](Self::with_param_dtype), and their gradients back.
     /// Default: they are. Tensors of integers and of booleans never are.
     pub fn with_cast_forward_inputs(mut self, cast: bool) -> Self {
         self.cast_forward_inputs = cast;
@@ -131,7 +131,7 @@ impl Policy {
     /// Of ranks that compute on `device`.
     ///
     /// # Errors
-    /// As [`MixedPrecision`]'s check, and [`ParamError::NoMatch`](crate::param::ParamError::NoMatch) for a pattern that takes no
+    /// As [`MixedPrecisionPolicy`]'s check, and [`ParamError::NoMatch`](crate::param::ParamError::NoMatch) for a pattern that takes no
     /// parameter.
     pub(super) fn new(policy: &MixedPrecisionPolicy, inventory: &ModelScan, device: &Device) -> Result<Self> {
         policy.check(device)?;

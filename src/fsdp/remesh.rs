@@ -47,7 +47,7 @@ use crate::param::{
 /// ```
 ///
 /// # Errors
-/// [`FsdpError::MeshDims`] and [`FsdpError::OtherShards`] for a mesh with other shards,
+/// [`FsdpError::MeshDims`] and [`FsdpError::IncompatibleMesh`] for a mesh with other shards,
 /// [`FsdpError::Parallelized`] for a parameter that is tensor parallel too,
 /// [`MeshError::NotAMember`](crate::mesh::MeshError::NotAMember) on a rank outside the mesh,
 /// [`ParamError::Replaced`](crate::param::ParamError::Replaced) if a parameter was replaced after `fully_shard`.

@@ -25,8 +25,8 @@ use crate::param::{check_not_replaced, walk};
 /// launch(Launch::threads(2), |world| {
 ///     let mesh = DeviceMesh::new(world, [2], ["shard"])?;
 ///     let device = world.device().clone().autodiff();
-///     let half = MixedPrecision::new().param_dtype(DType::F16).reduce_dtype(DType::F32).output_dtype(DType::F32);
-///     let config = FullyShard::new().mixed_precision(half);
+///     let half = MixedPrecisionPolicy::new().with_param_dtype(DType::F16).with_reduce_dtype(DType::F32).with_output_dtype(DType::F32);
+///     let config = FullyShard::new().with_mixed_precision(half);
 ///     let mut layer = fully_shard(LinearConfig::new(4, 1).init(&device), &mesh, config)?;
 ///     let (mut optim, mut scaler) = (AdamWConfig::new().init(), GradScaler::new());
 ///     for _ in 0..2 {
@@ -71,7 +71,7 @@ impl GradScaler {
         self
     }
 
-    /// Sets by what the scale is multiplied after [`growth_interval`](Self::growth_interval) good steps in a row. One
+    /// Sets by what the scale is multiplied after [`with_growth_interval`](Self::with_growth_interval) good steps in a row. One
     /// that would become infinite stays as it is.
     pub fn with_growth_factor(mut self, factor: f32) -> Self {
         self.growth_factor = factor;
@@ -95,7 +95,7 @@ impl GradScaler {
         self.scale
     }
 
-    /// The loss to go backward from. It is best in `f32` ([`output_dtype`](super::MixedPrecision::output_dtype)): in
+    /// The loss to go backward from. It is best in `f32` ([`output_dtype`](super::MixedPrecisionPolicy::output_dtype)): in
     /// `f16` the scale to begin with is infinite.
     pub fn scale<const D: usize>(&self, loss: Tensor<D>) -> Tensor<D> {
         loss * self.scale

@@ -31,7 +31,7 @@ use crate::{Error, Result};
 ///
 /// A 1-D mesh shards over its dimension: placements `[S(0)]`. A 2-D mesh replicates over the first
 /// and shards over the second (HSDP): `[R, S(0)]`. Of a mesh of more, or in another order,
-/// [`shard_over`](FullyShard::shard_over) and [`replicate_over`](FullyShard::replicate_over) name the dimensions; the
+/// [`shard_over`](FullyShard::with_shard_dims) and [`replicate_over`](FullyShard::with_replicate_dims) name the dimensions; the
 /// [room's page](super#meshes-of-several-dimensions) has experts on a mesh of their own. Values are those of the mesh's
 /// first rank.
 ///
@@ -45,12 +45,12 @@ use crate::{Error, Result};
 /// ([`describe`](super::describe) shows the whole), and a layer of your own that asks for
 /// `self.weight.dims()`, whose numbers are then silently others (a scale of `1 / sqrt(d)`). It asks the value,
 /// `self.weight.val().dims()`, or the parameter is placed `Replicate`. burn's own layers that do are known to
-/// [`FullyShard::shard_placement_fn`].
+/// [`FullyShard::with_shard_placement_fn`].
 ///
 /// Buffers are that rank's too: running statistics, int and bool parameters. No clone shares them from then
 /// on, so one model may be built before `launch` and cloned on every rank. In training each rank's running
 /// statistics follow its own batches; [`sync_buffers`](super::sync_buffers) makes them equal again as
-/// [`FullyShard::buffers`] says, before `valid()` or a record, and [`full_model`](super::full_model) by
+/// [`FullyShard::buffer_sync`] says, before `valid()` or a record, and [`full_model`](super::full_model) by
 /// itself. Tensors in fields that are no `Param` stay each rank's own.
 ///
 /// Modules sharded by an earlier call keep their units: shard inner modules first, then the model.

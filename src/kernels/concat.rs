@@ -1,4 +1,4 @@
-//! [`Copies::concat`]: blocks of several tensors, one after another.
+//! [`CopyPlan::concat`]: blocks of several tensors, one after another.
 
 use std::ops::Range;
 

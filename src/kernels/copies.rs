@@ -1,4 +1,4 @@
-//! [`Copies`]: a list of copies from several tensors to several others, as one operation.
+//! [`CopyPlan`]: a list of copies from several tensors to several others, as one operation.
 
 use burn::tensor::Shape;
 

@@ -10,7 +10,7 @@
 //! | reduce-scatter copy-in | the wholes | a row for each rank |
 //! | reduce-scatter copy-out | this rank's reduced row | its parts |
 //!
-//! Each is a list of [`Copies`], which a backend runs as one pass over memory. On its way an element may be
+//! Each is a list of [`CopyPlan`], which a backend runs as one pass over memory. On its way an element may be
 //! [converted](Convert): cast to another dtype, scaled, or added to what is there.
 //!
 //! | backend | how |

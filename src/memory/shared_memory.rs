@@ -1,4 +1,4 @@
-//! [`Commons`]: memory that processes of one host have in common.
+//! [`SharedMemoryPool`]: memory that processes of one host have in common.
 //!
 //! What the ranks of a host all get alike need be there once. A block is memory without a name (`memfd`): one process makes
 //! it, and others map it by way of its `/proc/<process>/fd`, so that nothing is left behind, however a process ends. Its

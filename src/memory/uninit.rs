@@ -1,4 +1,4 @@
-//! [`Space`]: new memory for the elements of a tensor on the host.
+//! [`UninitElements`]: new memory for the elements of a tensor on the host.
 
 use std::mem::MaybeUninit;
 use std::slice;

@@ -29,7 +29,7 @@ impl DeviceMesh {
     /// launch(Launch::threads(4), |world| {
     ///     let (row, column) = (world.rank() / 2 * 2, world.rank() % 2);
     ///     let groups = [world.group(&[column, column + 2])?, world.group(&[row, row + 1])?];
-    ///     let mesh = DeviceMesh::from_groups(world, groups, [0, 1, 2, 3], [2, 2], ["dp", "tp"])?;
+    ///     let mesh = DeviceMesh::from_groups(world, subgroup, [0, 1, 2, 3], [2, 2], ["dp", "tp"])?;
     ///     assert_eq!(mesh, DeviceMesh::new(world, [2, 2], ["dp", "tp"])?);
     ///     Ok(())
     /// })?;
@@ -80,7 +80,7 @@ impl DeviceMesh {
     }
 
     /// The same mesh, by itself, where a rank waits this long for the others in a collective along the dimension
-    /// `name`, and not [`Launch::deadline`](crate::comm::Launch::deadline): a pipeline's stages may be further
+    /// `name`, and not [`Launch::with_deadline`](crate::comm::Launch::with_deadline): a pipeline's stages may be further
     /// apart than its tensor-parallel ranks.
     ///
     /// That is the one option that a dimension has. Slices made of it keep it; what several dimensions do

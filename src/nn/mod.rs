@@ -26,7 +26,7 @@
 //!     let mesh = DeviceMesh::new(world, [2], ["tp"])?;
 //!     let device = world.device().clone().autodiff();
 //!     let mlp = Mlp { up: LinearConfig::new(8, 32).init(&device), down: LinearConfig::new(32, 8).init(&device) };
-//!     let plan = Plan::new().with_style("up", Style::colwise()).with("down", Style::rowwise());
+//!     let plan = Plan::new().with_style("up", Style::colwise()).with_style("down", Style::rowwise());
 //!     let mlp = parallelize(mlp, &mesh, plan)?;
 //!     let x = DTensor::ones([4, 5, 8], &mesh, &[Placement::Replicate], &device)?;
 //!     let y = mlp.forward(x); // one all-reduce
@@ -61,8 +61,8 @@
 //! | [`GroupedQueryAttention`] | `[batch, seq, d_model]` | the same |
 //! | `Rnn`, `Gru`, `Lstm`, `BiRnn`, `BiGru`, `BiLstm` | `[batch, seq, d_input]` and a first state | as burn's |
 //!
-//! Around a block of layers [`prepared`] brings inputs and outputs to where the plan wants them, and
-//! [`prepared_local`] lets a block over DTensors stand in an ordinary model.
+//! Around a block of layers [`apply_io_layouts`] brings inputs and outputs to where the plan wants them, and
+//! [`apply_io_layouts_local`] lets a block over DTensors stand in an ordinary model.
 //!
 //! [`CrossAttention`] and [`GroupedQueryAttention`] are this crate's own: burn-nn keeps the fields of its cross
 //! attention to itself, as it does `GLU`'s (write [`activation::glu`](crate::dtensor::ops::activation::glu)). And
@@ -138,7 +138,7 @@ fn read<const D: usize>(param: &Param<Tensor<D>>) -> DTensor<D> {
 /// # use burn::module::{Module, Param};
 /// # use burn::tensor::Tensor;
 /// use burn_dtensor::dtensor::ops::module;
-/// use burn_dtensor::nn::styled;
+/// use burn_dtensor::nn::apply_style;
 /// use burn_dtensor::prelude::*;
 ///
 /// /// `x @ weightᵀ`, of a weight `[d_out, d_in]`.
@@ -149,7 +149,7 @@ fn read<const D: usize>(param: &Param<Tensor<D>>) -> DTensor<D> {
 ///
 /// impl Projection {
 ///     fn forward(&self, x: DTensor<3>) -> DTensor<3> {
-///         styled(&self.weight, x, |x, weight| module::linear(x, weight.transpose(), None))
+///         apply_style(&self.weight, x, |x, weight| module::linear(x, weight.transpose(), None))
 ///     }
 /// }
 /// ```

@@ -1,4 +1,4 @@
-//! [`prepared`]: a module's forward between the inputs and outputs that the plan prepares.
+//! [`apply_io_layouts`]: a module's forward between the inputs and outputs that the plan prepares.
 
 use burn::module::Module;
 use burn::tensor::Tensor;
@@ -12,7 +12,7 @@ use crate::param::{IoLayout, Prepared, prepared_of};
 use crate::placement::Placement;
 
 /// Runs a module's forward with inputs and outputs brought to where the plan's
-/// [`PrepareModule`](crate::parallel::PrepareModule) says, and outputs as DTensors.
+/// [`PrepareModuleInputOutput`](crate::parallel::PrepareModuleInputOutput) says, and outputs as DTensors.
 ///
 /// Inputs and outputs are tensors, plain ones or [`DTensor`]s, or tuples, `Option`s and `Vec`s of such. A plain tensor
 /// is this rank's part of one on the module's mesh, placed as declared, or `Replicate`: so a block over DTensors
@@ -26,8 +26,8 @@ use crate::placement::Placement;
 /// ```
 /// use burn::nn::{Linear, LinearConfig};
 /// use burn::prelude::*;
-/// use burn_dtensor::nn::prepared;
-/// use burn_dtensor::parallel::PrepareModule;
+/// use burn_dtensor::nn::apply_io_layouts;
+/// use burn_dtensor::parallel::PrepareModuleInputOutput;
 /// use burn_dtensor::placement::Placement::{Replicate, Shard};
 /// use burn_dtensor::prelude::*;
 ///
@@ -39,7 +39,7 @@ use crate::placement::Placement;
 ///
 /// impl Mlp {
 ///     fn forward(&self, x: DTensor<3>) -> DTensor<3> {
-///         prepared(self, x, |mlp, x| mlp.down.forward_dtensor(mlp.up.forward_dtensor(x).tanh()))
+///         apply_io_layouts(self, x, |mlp, x| mlp.down.forward_dtensor(mlp.up.forward_dtensor(x).tanh()))
 ///     }
 /// }
 ///
@@ -50,9 +50,9 @@ use crate::placement::Placement;
 ///         down: LinearConfig::new(32, 8).init(world.device()),
 ///     };
 ///     let plan = Plan::new()
-///         .with("up", Style::colwise())
-///         .with("down.weight", Shard(0))
-///         .prepare("", PrepareModule::new().input(Shard(1), Replicate).output(None, Shard(1)));
+///         .with_style("up", Style::colwise())
+///         .with_style("down.weight", Shard(0))
+///         .with_io("", PrepareModuleInputOutput::new().with_input(Shard(1), Replicate).with_output(None, Shard(1)));
 ///     let mlp = parallelize(mlp, &mesh, plan)?;
 ///     let x = DTensor::ones([4, 6, 8], &mesh, &[Shard(1)], world.device())?;
 ///     assert_eq!(mlp.forward(x).placements(), [Shard(1)]);
@@ -87,19 +87,19 @@ pub fn apply_io_layouts<M: Module, I: ModuleTensors, O: ModuleTensors>(
     side("output", outs).bring(forward(module, inputs)).or_unwind()
 }
 
-/// [`prepared`], with this rank's parts of the outputs: for a block inside an ordinary model.
+/// [`apply_io_layouts`], with this rank's parts of the outputs: for a block inside an ordinary model.
 ///
 /// What follows must compute with a replicated output the same on all ranks, as an ordinary model does; where ranks go
-/// on to compute different things with it, take the DTensor of [`prepared`] and
+/// on to compute different things with it, take the DTensor of [`apply_io_layouts`] and
 /// [`to_local_with_grad_placements`](DTensor::to_local_with_grad_placements).
 ///
 /// Of features that are split over ranks a rank's part has fewer heads: see [`local_heads`](super::local_heads).
 ///
 /// # Collective
-/// As [`prepared`].
+/// As [`apply_io_layouts`].
 ///
 /// # Panics
-/// As [`prepared`].
+/// As [`apply_io_layouts`].
 #[track_caller]
 pub fn apply_io_layouts_local<M: Module, I: ModuleTensors, O: ModuleTensors>(
     module: &M,

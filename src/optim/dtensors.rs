@@ -21,7 +21,7 @@ use crate::dtensor::{DTensor, DTensorSpec};
 /// | `Lamb`, `Adafactor`, `Muon`, which look at a parameter as a whole | gathers parameter and gradient, and takes this rank's part of the result | whole on every rank |
 ///
 /// Either way the numbers are those of one device. An optimizer of one's own is taken for one that works element by
-/// element, unless it is told to look [at the whole](Self::on_whole_parameters). burn's `LBFGS` steps a model, not a
+/// element, unless it is told to look [at the whole](Self::with_full_parameters). burn's `LBFGS` steps a model, not a
 /// parameter, and is none of these.
 ///
 /// ```
@@ -132,7 +132,7 @@ impl DTensorOptimizer {
     ///
     /// # Errors
     /// [`OptimError::Shape`] for an optimizer that looks at more than an element and was not
-    /// [told so](Self::on_whole_parameters).
+    /// [told so](Self::with_full_parameters).
     pub fn state(&self) -> Result<OptimizerState> {
         let of = |(path, kept): (&String, &ParamState)| {
             let state = ParameterState::new(path, &kept.spec, self.flat(&kept.state), self.is_full)?;

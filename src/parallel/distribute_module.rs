@@ -1,4 +1,4 @@
-//! [`distribute_module`], with the [`Styles`] it asks for, and the [`Boundary`] between plain tensors and a
+//! [`distribute_module`], with the [`Styles`] it asks for, and the [`InputOutputFns`] between plain tensors and a
 //! distributed module.
 
 use burn::module::Module;
@@ -16,7 +16,7 @@ use crate::placement::Placement;
 /// ```
 /// use burn::nn::{Linear, LinearConfig};
 /// use burn::prelude::*;
-/// use burn_dtensor::parallel::{Boundary, distribute_module};
+/// use burn_dtensor::parallel::{InputOutputFns, distribute_module};
 /// use burn_dtensor::prelude::*;
 /// use burn_dtensor::placement::Placement::{Replicate, Shard};
 ///
@@ -43,7 +43,7 @@ use crate::placement::Placement;
 ///     })?;
 ///     assert_eq!(mlp.down.weight.base().dims(), [15, 8]);
 ///     // Plain tensors in, plain tensors out.
-///     let boundary = Boundary::new(
+///     let boundary = InputOutputFns::new(
 ///         &mesh,
 ///         |x: Tensor<2>, mesh| DTensor::from_local(x, mesh, &[Replicate]),
 ///         |y: DTensor<2>, _| y.full_tensor(),

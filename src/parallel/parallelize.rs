@@ -20,7 +20,7 @@ use crate::placement::Layout;
 ///
 /// The model's type does not change. Every parameter becomes a DTensor on `mesh`, which is usually a slice
 /// (`mesh.slice("tp")?`): placed as the plan says, or `Replicate` where it says nothing. For a mesh of several
-/// dimensions the plan says for which of them each entry is ([`Plan::on`]). Layers over
+/// dimensions the plan says for which of them each entry is ([`Plan::with_mesh_dim_plan`]). Layers over
 /// [`DTensor`](crate::dtensor::DTensor) read it by [`param.dtensor()`](crate::fsdp::ParamExt::dtensor); burn's own
 /// layers compute with the whole weight, on every rank the same. The optimizer steps this rank's shard, which restricts
 /// it as [`fully_shard`](crate::fsdp::fully_shard) says.
@@ -55,7 +55,7 @@ use crate::placement::Layout;
 ///     let mesh = DeviceMesh::new(world, [2, 2], ["dp", "tp"])?;
 ///     let device = world.device().clone().autodiff();
 ///     let mlp = Mlp { up: LinearConfig::new(8, 32).init(&device), down: LinearConfig::new(32, 8).init(&device) };
-///     let plan = Plan::new().with_style("up", Style::colwise()).with("down", Style::rowwise());
+///     let plan = Plan::new().with_style("up", Style::colwise()).with_style("down", Style::rowwise());
 ///     let mlp = parallelize(mlp, &mesh.slice("tp")?, plan)?;
 ///     assert_eq!(mlp.up.weight.base().dims(), [8, 16]);
 ///     let mlp = fully_shard(mlp, &mesh.slice("dp")?, FullyShard::new())?;

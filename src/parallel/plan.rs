@@ -10,13 +10,13 @@ use super::{PrepareModuleInputOutput, Style};
 ///
 /// // A transformer, sequence parallel between its blocks' layers.
 /// let plan = Plan::new()
-///     .with("embedding", Style::rowwise().with_output(Shard(1)))
-///     .with("blocks.*.norm?", Style::sequence_parallel())
-///     .with("blocks.*.attention.*", Style::colwise().with_heads(8))
-///     .with("blocks.*.attention.output", Style::rowwise().with_heads(8).with_output(Shard(1)))
-///     .with("blocks.*.mlp.up", Style::colwise())
-///     .with("blocks.*.mlp.down", Style::rowwise().with_output(Shard(1)))
-///     .units(["blocks.*"]);
+///     .with_style("embedding", Style::rowwise().with_output(Shard(1)))
+///     .with_style("blocks.*.norm?", Style::sequence_parallel())
+///     .with_style("blocks.*.attention.*", Style::colwise().with_heads(8))
+///     .with_style("blocks.*.attention.output", Style::rowwise().with_heads(8).with_output(Shard(1)))
+///     .with_style("blocks.*.mlp.up", Style::colwise())
+///     .with_style("blocks.*.mlp.down", Style::rowwise().with_output(Shard(1)))
+///     .with_units(["blocks.*"]);
 /// ```
 ///
 /// # Patterns
@@ -72,9 +72,9 @@ impl Plan {
     /// use burn_dtensor::parallel::{Plan, Style};
     ///
     /// // The sequence is cut over `cp`, features over `tp`: for a mesh such as (cp=2, tp=4).
-    /// let tensor = Plan::new().with_style("**.up", Style::colwise()).with("**.down", Style::rowwise());
+    /// let tensor = Plan::new().with_style("**.up", Style::colwise()).with_style("**.down", Style::rowwise());
     /// let context = Plan::new().with_style("**", Style::sequence_parallel());
-    /// let plan = Plan::new().on("tp", tensor).on("cp", context);
+    /// let plan = Plan::new().with_mesh_dim_plan("tp", tensor).with_mesh_dim_plan("cp", context);
     /// ```
     #[must_use]
     pub fn with_mesh_dim_plan(mut self, mesh_dim: impl Into<String>, plan: Self) -> Self {

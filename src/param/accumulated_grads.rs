@@ -1,4 +1,4 @@
-//! [`Waiting`]: gradients of backwards that were not to reduce them, or not over all ranks.
+//! [`AccumulatedGrads`]: gradients of backwards that were not to reduce them, or not over all ranks.
 //!
 //! ```text
 //!   backward   whole gradients ── no sync ──────> whole      (this rank's sum)
@@ -9,7 +9,7 @@
 //! ```
 //!
 //! The next backward that reduces the unit takes them along. One that does not enter the unit, and reduces others of its model,
-//! [reduces them at its end](super::pass::Passes::reduce_waiting).
+//! [reduces them at its end](super::pass::BackwardScheduler::reduce_waiting).
 
 use std::collections::HashMap;
 

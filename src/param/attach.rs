@@ -1,4 +1,4 @@
-//! [`attach`]: puts this rank's shards in the place of a model's parameters.
+//! [`attach_shards`]: puts this rank's shards in the place of a model's parameters.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -42,7 +42,7 @@ pub(crate) struct ShardAssignment {
 /// Every rank of the cuts' meshes; local without cuts.
 ///
 /// # Errors
-/// [`ParamError::NotMet`] for a parameter that the model's `map` does not show.
+/// [`ParamError::ParamNotVisited`] for a parameter that the model's `map` does not show.
 pub(crate) fn attach_shards<M: Module>(
     model: M,
     attachments: impl IntoIterator<Item = ShardAssignment>,

@@ -15,9 +15,9 @@ use crate::Result;
 use crate::comm::{Call, CollectivePlan, Communicator, Work};
 
 /// Collectives of units in the place of those of their groups: to count or delay them, to send less, or over another
-/// network. See [`Units::set_collectives`](super::Units::set_collectives).
+/// network. See [`FsdpModule::set_collectives`](super::FsdpModule::set_collectives).
 ///
-/// Each has the arguments and the result of [`Communicator::planned`], which is what it does unless it is implemented:
+/// Each has the arguments and the result of [`Communicator::execute_plan`], which is what it does unless it is implemented:
 /// tensors of the shapes and element types that `plan` says. Ranks of `group` must call alike.
 pub trait UnitCollectives: Send + Sync {
     /// Gathers parameters, for forward or for backward: from this rank's shards, where they are.
@@ -88,7 +88,7 @@ impl fmt::Debug for Collectives {
 }
 
 /// This rank's shards of a unit's averaged gradients; see
-/// [`Units::set_all_reduce_hook`](super::Units::set_all_reduce_hook).
+/// [`FsdpModule::set_all_reduce_hook`](super::FsdpModule::set_all_reduce_hook).
 #[derive(Debug)]
 pub struct ReducedGradients {
     /// The unit's path.

@@ -1,4 +1,4 @@
-//! [`DataMesh`]: the mesh dimensions that data parallelism cuts and replicates a parameter over.
+//! [`FsdpMeshInfo`]: the mesh dimensions that data parallelism cuts and replicates a parameter over.
 
 use crate::Result;
 use crate::comm::Communicator;

@@ -50,7 +50,7 @@ impl Unit {
     }
 }
 
-/// [`Inventory::check_devices`], of any kind of device.
+/// [`ModelScan::check_devices`], of any kind of device.
 fn check_devices<D: PartialEq + Debug>(
     own: &D,
     supported: impl Fn(&D) -> bool,

@@ -68,7 +68,7 @@ use crate::watch;
 /// unit may be collective too: it waits for what the unit gathers for backward.
 ///
 /// What a unit returns has **one backward**: two outputs cannot be differentiated apart, nor two
-/// losses computed inside, though they share only leaves ([`ParamError::BackwardAgain`]).
+/// losses computed inside, though they share only leaves ([`ParamError::SecondBackward`]).
 /// Add them up, or return from two units: heads that are units of their own have a backward each, over an input that
 /// is detached. What the unit computes with and is tracked belongs into
 /// `input`; a tracked tensor that `forward` captures is right too, but holds weights for longer. Where
@@ -84,7 +84,7 @@ use crate::watch;
 /// # Panics
 /// Unwinds with the typed [`Error`](crate::Error) if a collective fails, and with [`ParamError::Replaced`] if a
 /// parameter of the module was replaced after it was distributed; [`launch`](crate::comm::launch) returns it. burn panics
-/// where a second backward comes to what a first has consumed: that is returned as [`ParamError::BackwardAgain`].
+/// where a second backward comes to what a first has consumed: that is returned as [`ParamError::SecondBackward`].
 #[track_caller]
 pub fn unit<M, I, O>(module: &M, input: I, forward: impl FnOnce(&M, I) -> O) -> O
 where

@@ -1,4 +1,4 @@
-//! [`Units`]: what units do from now on.
+//! [`FsdpModule`]: what units do from now on.
 
 use std::sync::{Arc, Weak};
 
@@ -73,7 +73,7 @@ impl FsdpModule {
         self
     }
 
-    /// Those of modules whose path matches a pattern, as [`FullyShard::units`](crate::fsdp::FullyShard::units) has them; of a
+    /// Those of modules whose path matches a pattern, as [`FullyShard::with_units`](crate::fsdp::FullyShard::with_units) has them; of a
     /// unit of several modules that of one.
     /// The path is that in the model that was sharded as a whole, `root` of that model itself.
     ///
@@ -150,7 +150,7 @@ impl FsdpModule {
     /// one model for optimizers of their own, set the units of each part before the last backward of that part.
     ///
     /// It must come before the optimizer steps: gradients that wait for shards that are gone are
-    /// [`ParamError::Unreduced`] in the unit's next forward.
+    /// [`ParamError::PendingGradients`] in the unit's next forward.
     pub fn set_requires_gradient_sync(&self, sync: bool) {
         self.set(|control| control.sync = sync);
     }
@@ -269,7 +269,7 @@ impl FsdpModule {
 
     /// Drops what an iteration has left that was given up, by a panic that the program has caught: gradients that wait to be
     /// reduced or are under way, parameters that are gathered. Parameters and optimizers are as before the iteration; what was
-    /// [set](Units) stays.
+    /// [set](FsdpModule) stays.
     pub fn reset_iter_state(&self) {
         give_up_backward();
         for unit in &self.units {
@@ -318,7 +318,7 @@ impl Prefetch {
     }
 }
 
-/// Keeps the backwards of some units from reducing gradients; see [`Units::no_sync`].
+/// Keeps the backwards of some units from reducing gradients; see [`FsdpModule::no_sync`].
 #[derive(Debug)]
 pub struct NoSync(Vec<(Arc<Unit>, bool)>);
 

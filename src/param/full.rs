@@ -23,7 +23,7 @@ use crate::Result;
 /// the memory for, see [`full_model_on`]. Weights with adapters (LoRA) are burn's own again, with
 /// burn's adapters; those of ignored weights are merged into them. Ids, mappers,
 /// devices and training state are kept, so it saves, loads and trains as if it had never been sharded; parameters that
-/// were [offloaded](crate::fsdp::FullyShard::offload) are on the CPU.
+/// were [offloaded](crate::fsdp::FullyShard::with_offload) are on the CPU.
 ///
 /// # Collective
 /// Every rank of the model's meshes must call it.

@@ -6,15 +6,15 @@
 //!
 //! | to find | look in |
 //! |---|---|
-//! | every parameter of a model; what it becomes; who draws its values | `inventory`, `attach`; `lazy` |
+//! | every parameter of a model; what it becomes; who draws its values | `inventory`, `attach_shards`; `lazy` |
 //! | weights with LoRA | `adapter` |
 //! | whether they all still are; where they are | `replaced`, `device` |
-//! | over which ranks it is cut, and cut again | `data_mesh`, `combine`, `recut` |
+//! | over which ranks it is cut, and cut again | `data_mesh`, `combine`, `apply_tp_after_fsdp` |
 //! | the parameter, its views and its gradient | `distributed`, `view`, `read`, `varying`, `grad` |
 //! | what moves together, over which groups | `unit`, `unit_path`, `shards`, `exchange`, `terms` |
 //! | what becomes of whole gradients | `trained`, `reduce`, `pass`; `waiting`, where they are not reduced yet |
 //! | in which element types | `precision` |
-//! | shards in host memory; what is beside them then | `offload`; `beside` |
+//! | shards in host memory; what is beside them then | `offload`; `other_params` |
 //! | what is gathered before it is needed | `gathering`, `unshard`, `prefetch` |
 //! | what units do, for all to see | `events` |
 //! | what the program has units do, or does in their place | `units`, `control`; `custom` |

@@ -1,4 +1,4 @@
-//! [`Inventory`]: every parameter of a model, found before any of them is placed, and what is beside them.
+//! [`ModelScan`]: every parameter of a model, found before any of them is placed, and what is beside them.
 
 use std::collections::{HashMap, HashSet};
 
@@ -125,7 +125,7 @@ impl ModelScan {
     /// Returns the paths of all that have one, if there are any to distribute.
     ///
     /// # Errors
-    /// [`ParamError::Reparameterized`] for an adapter of a quantized parameter, and [`ParamError::AdaptedBeside`] where
+    /// [`ParamError::Reparameterized`] for an adapter of a quantized parameter, and [`ParamError::AdapterConflict`] where
     /// something else than burn's adapters is attached to parameters.
     pub(crate) fn adapted(&self, ignored: impl Fn(&str) -> bool) -> Result<HashSet<String>, ParamError> {
         // What is distributed has its adapter where it belongs.

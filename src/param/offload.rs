@@ -1,4 +1,4 @@
-//! [`Offload`]: whether a unit's shards are in host memory while its ranks compute elsewhere; [`Offloaded`]: the copies
+//! [`OffloadPolicy`]: whether a unit's shards are in host memory while its ranks compute elsewhere; [`CpuOffload`]: the copies
 //! then.
 //!
 //! ```text

@@ -1,4 +1,4 @@
-//! [`move_beside`]: what is beside a model's parameters, on the device where they are computed with.
+//! [`move_other_params`]: what is beside a model's parameters, on the device where they are computed with.
 
 use std::collections::{HashMap, HashSet};
 

@@ -13,7 +13,7 @@ impl Unit {
     /// one rank of the mesh.
     ///
     /// # Panics
-    /// Unwinds with [`ParamError::ReadOutside`] if the unit is strict.
+    /// Unwinds with [`ParamError::ReadOutsideUnit`] if the unit is strict.
     pub(super) fn read_outside(&self, index: usize) {
         let Some(data) = &self.data else { return };
         if !data.implicit_unshard {

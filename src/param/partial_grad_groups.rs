@@ -1,4 +1,4 @@
-//! [`TensorGroups`]: the ranks over which terms of gradients are added up.
+//! [`PartialGradGroups`]: the ranks over which terms of gradients are added up.
 
 use itertools::Itertools;
 

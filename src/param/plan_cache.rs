@@ -1,4 +1,4 @@
-//! [`Plans`]: what a unit's collectives do step after step, planned once.
+//! [`PlanCache`]: what a unit's collectives do step after step, planned once.
 
 use std::sync::Arc;
 

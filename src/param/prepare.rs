@@ -1,4 +1,4 @@
-//! [`PrepareModule`]: what a block takes and what it returns.
+//! [`PrepareModuleInputOutput`]: what a block takes and what it returns.
 
 use crate::placement::Placement;
 
@@ -10,16 +10,16 @@ use crate::placement::Placement;
 /// called by [`prepared`](crate::nn::prepared), which finds this with the parameters inside the module.
 ///
 /// ```
-/// use burn_dtensor::parallel::{Plan, PrepareModule};
+/// use burn_dtensor::parallel::{Plan, PrepareModuleInputOutput};
 /// use burn_dtensor::placement::Placement::{Replicate, Shard};
 ///
 /// // Attention that comes as shards of the sequence, computes with the whole of it, and returns shards; its
 /// // second input, a mask, stays as it is.
-/// let attention = PrepareModule::new()
-///     .input(Shard(1), Replicate)
-///     .input(None, None)
-///     .output(None, Shard(1));
-/// let plan = Plan::new().prepare("blocks.*.attention", attention);
+/// let attention = PrepareModuleInputOutput::new()
+///     .with_input(Shard(1), Replicate)
+///     .with_input(None, None)
+///     .with_output(None, Shard(1));
+/// let plan = Plan::new().with_io("blocks.*.attention", attention);
 /// ```
 #[derive(Debug, Clone, Default)]
 pub struct PrepareModuleInputOutput {
@@ -60,7 +60,7 @@ impl PrepareModuleInputOutput {
     }
 }
 
-/// A [`PrepareModule`] for each dimension of a mesh, of one module.
+/// A [`PrepareModuleInputOutput`] for each dimension of a mesh, of one module.
 #[derive(Debug)]
 pub(crate) struct ModuleIoLayouts {
     /// Path of the module in the model that was parallelized.

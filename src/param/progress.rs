@@ -39,7 +39,7 @@ impl Progress {
         }
     }
 
-    /// The pass's [`Flush`](super::graph::Flush) runs.
+    /// The pass's [`RootPostBackward`](super::graph::RootPostBackward) runs.
     pub(super) fn flush(&self, depth: usize) {
         debug_assert_eq!(depth, 1, "rule 6: tokens that are as deep may not have run");
         debug_assert!(self.ended.load(Relaxed), "rule 6: a unit's gradients are flushed before its token has run");

@@ -148,7 +148,7 @@ pub(super) fn stored<const D: usize>(param: &DistributedParameter, base: Tensor<
 /// Gathers these parameters of a unit as they are stored. It then stays open, without a backward to come.
 ///
 /// # Errors
-/// Those of [`Scope::open`], and of the all-gather.
+/// Those of [`ForwardScope::open`], and of the all-gather.
 pub(super) fn open_gathered(unit: &Arc<Unit>, shards: LocalShards) -> Result<UnitGuard> {
     let opening =
         ScopeOptions { stored: true, kept: Kept::Shard, tracked: false, earlier: None, ..unit_stack::opening(unit) };

@@ -1,4 +1,4 @@
-//! [`Reduction`]: whole gradients on their way to what this rank's optimizer steps.
+//! [`GradReducer`]: whole gradients on their way to what this rank's optimizer steps.
 //!
 //! ```text
 //!   issue ── reduce-scatter over the ranks that shard ── all-reduce over the replicas (HSDP) ──> gradients
@@ -7,7 +7,7 @@
 //!
 //! Those of shards in host memory are then copied there.
 //!
-//! Each [`advance`](Reduction::advance) waits for one stage and issues the next, so that a rank computes while others, or
+//! Each [`advance`](GradReducer::advance) waits for one stage and issues the next, so that a rank computes while others, or
 //! its engine, are busy with the stage.
 
 use std::sync::Arc;

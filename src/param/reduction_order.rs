@@ -1,4 +1,4 @@
-//! [`Order`]: in which order a rank's units are reduced.
+//! [`ReductionOrder`]: in which order a rank's units are reduced.
 //!
 //! Each pass draws a place in forward, which runs alike on all ranks, and reductions follow the places: rule 5 of
 //! [`graph`](super::graph).
@@ -13,7 +13,7 @@
 //! * The others, which come up last whatever the model, follow in order of entry: the root first.
 //! * A pass whose gradients are there is **held** while one is open that was entered later, whether
 //!   this backward will reach it or not: what a rank knows is the same on every rank.
-//! * What is still held when nothing deeper is left is issued then, by [`Flush`](super::graph::Flush).
+//! * What is still held when nothing deeper is left is issued then, by [`RootPostBackward`](super::graph::RootPostBackward).
 
 use std::collections::BTreeMap;
 

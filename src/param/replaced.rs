@@ -1,4 +1,4 @@
-//! [`check_whole`]: whether all parameters of a distributed model still are.
+//! [`check_not_replaced`]: whether all parameters of a distributed model still are.
 //!
 //! A parameter that is assigned anew, or made of the old one (`param.map(..)`, `param.set_require_grad(..)`), has lost
 //! its [`DistributedParameter`](super::DistributedParameter): it is not gathered, nobody reduces its gradient, and

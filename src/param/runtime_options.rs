@@ -1,10 +1,10 @@
-//! [`Control`]: what the program has a unit do from now on.
+//! [`RuntimeOptions`]: what the program has a unit do from now on.
 
 use super::ReshardAfterForward;
 use super::custom::{AllReduceHook, Collectives};
 use crate::comm::ReduceOp;
 
-/// What [`Units`](super::Units) sets. Each pass reads it where it comes by.
+/// What [`FsdpModule`](super::FsdpModule) sets. Each pass reads it where it comes by.
 #[derive(Debug, Clone)]
 pub(super) struct RuntimeOptions {
     /// These are read as a pass begins.

@@ -1,4 +1,4 @@
-//! [`Scope`]: a unit while it is gathered, tied to the graph.
+//! [`ForwardScope`]: a unit while it is gathered, tied to the graph.
 
 use std::cell::OnceCell;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ use crate::autodiff::{self, Retain};
 use crate::comm::{Call, explain_panics_by};
 use crate::memory::is_host;
 
-/// One open unit on this rank. Unlike [`Pass`] it holds tensors of the graph, and lives only as
+/// One open unit on this rank. Unlike [`UnitPass`] it holds tensors of the graph, and lives only as
 /// long as the scope.
 pub(super) struct ForwardScope {
     pub(super) pass: Arc<UnitPass>,

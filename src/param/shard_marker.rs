@@ -1,4 +1,4 @@
-//! [`Part`]: which part of its parameter a stored shard is, for records.
+//! [`ShardMarker`]: which part of its parameter a stored shard is, for records.
 //!
 //! Shards of equal cuts have equal shapes, so a record of one rank's would fit every other's model. Beside
 //! a shard that is less than its parameter, visitors and mappers are therefore shown a tensor without

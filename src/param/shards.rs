@@ -1,4 +1,4 @@
-//! [`Shards`]: this rank's shards of some or all parameters of a unit.
+//! [`LocalShards`]: this rank's shards of some or all parameters of a unit.
 
 use burn::backend::autodiff::NodeId;
 use burn::backend::{AutodiffBackend, Dispatch, DispatchAutodiffContext, DispatchTensor};
@@ -46,7 +46,7 @@ impl LocalShards {
     }
 }
 
-/// Which [`Shards`] those are, without the graph that they are leaves of.
+/// Which [`LocalShards`] those are, without the graph that they are leaves of.
 #[derive(Debug)]
 pub(super) struct LocalShardsId {
     members: Vec<usize>,

@@ -1,4 +1,4 @@
-//! [`State`]: by which ranks tell clones of a model apart whose parameters are no longer the same.
+//! [`ParamStateHandle`]: by which ranks tell clones of a model apart whose parameters are no longer the same.
 //!
 //! Clones of a model share its units. Once an optimizer has stepped one of them, ranks that run the two in different orders
 //! would gather shards of both. So the shard of a parameter is in a state, which its clones share. Whatever maps the module
@@ -50,7 +50,7 @@ pub(super) fn is_copying() -> bool {
 #[derive(Debug, Clone, Default)]
 pub(super) struct ParamStateHandle(Arc<Named>);
 
-/// A [`State`] that does not count as a clone.
+/// A [`ParamStateHandle`] that does not count as a clone.
 #[derive(Debug, Clone)]
 pub(super) struct WeakState(Weak<Named>);
 

@@ -10,7 +10,7 @@
 //!
 //! ```text
 //!   shard's leaf ──┐
-//!   own leaf ──┬───┴> Flush ──> Token ──> ..      the pass
+//!   own leaf ──┬───┴> RootPostBackward ──> PostBackward ──> ..      the pass
 //!              └────> Sweep                       its backward frees the pass, unless a tensor depends on it
 //! ```
 

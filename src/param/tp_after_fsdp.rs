@@ -1,4 +1,4 @@
-//! [`recut`]: data-parallel cuts of parameters that are parallelized after they were sharded.
+//! [`apply_tp_after_fsdp`]: data-parallel cuts of parameters that are parallelized after they were sharded.
 //!
 //! Tensor parallelism cuts first, whatever was called first. So a sharded parameter is gathered,
 //! parallelized, and cut again as it was, one after another:

@@ -1,4 +1,4 @@
-//! [`UnitPath`]: where in a model the modules are whose parameters a unit has.
+//! [`UnitName`]: where in a model the modules are whose parameters a unit has.
 
 use std::sync::Arc;
 

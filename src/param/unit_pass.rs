@@ -1,4 +1,4 @@
-//! [`Pass`]: one forward through a unit, and the backward that belongs to it; [`Passes`]: those of one rank.
+//! [`UnitPass`]: one forward through a unit, and the backward that belongs to it; [`BackwardScheduler`]: those of one rank.
 
 use std::collections::VecDeque;
 use std::mem;

@@ -1,4 +1,4 @@
-//! [`Open`]: the units that are open on this rank.
+//! [`UnitGuard`]: the units that are open on this rank.
 //!
 //! The program opens a unit with [`unit`](super::unit()). Inside, a unit of a module further in that the program
 //! does not open, because its forward is not the program's own, is opened by the first read of one of its
@@ -291,7 +291,7 @@ pub(super) fn begin(scope: ForwardScope) -> usize {
 pub(super) struct UnitGuard {
     /// How many are open around it.
     depth: usize,
-    /// [`OpenUnits::reduced`] before it.
+    /// [`UnitStack::reduced`] before it.
     reduced: u64,
     /// Of a module of several: where their unit is open, and the module's shards.
     member_of: Option<(usize, LocalShards)>,

@@ -1,4 +1,4 @@
-//! [`pieces`]: which rank gives what to whom, from one layout on some ranks to another on others.
+//! [`blocks`]: which rank gives what to whom, from one layout on some ranks to another on others.
 
 use std::collections::BTreeMap;
 use std::ops::Range;

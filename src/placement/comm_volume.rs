@@ -1,4 +1,4 @@
-//! [`Sent`]: what the ranks send along a plan, and for the gradient on its way back.
+//! [`CommVolume`]: what the ranks send along a plan, and for the gradient on its way back.
 
 use smallvec::SmallVec;
 

@@ -1,4 +1,4 @@
-//! [`joined`]: the steps of a plan, those together that are one collective.
+//! [`fused_steps`]: the steps of a plan, those together that are one collective.
 
 use smallvec::SmallVec;
 
@@ -26,7 +26,7 @@ impl FusedStep<'_> {
     }
 }
 
-/// The steps of a plan from `from`, those together that [join](Step::joins), and whose mesh dimensions are all among
+/// The steps of a plan from `from`, those together that [join](Step::can_fuse_with), and whose mesh dimensions are all among
 /// `varying` or none is. One by one on a mesh that does not join its dimensions.
 pub(crate) fn fused_steps<'a>(
     from: &'a Layout,

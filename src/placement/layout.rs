@@ -26,7 +26,7 @@ type ShardOrder = SmallVec<[usize; 3]>;
 ///                              rank (1, 1)  | 6 7 |            | 6 7 |
 /// ```
 ///
-/// A cut is into chunks of what the cuts before it left, unless [`with_lengths`](Self::with_lengths)
+/// A cut is into chunks of what the cuts before it left, unless [`with_uneven_sizes`](Self::with_uneven_sizes)
 /// says what each rank holds.
 ///
 /// A layout knows nothing of a tensor's shape; one without lengths fits every shape with enough
@@ -76,7 +76,7 @@ impl Layout {
 
     /// The layout with an explicit order of cuts.
     ///
-    /// `order` holds pairs of a tensor dimension and the mesh dimensions that shard it, outermost
+    /// `shard_order` holds pairs of a tensor dimension and the mesh dimensions that shard it, outermost
     /// cut first. Tensor dimensions left out keep the default order.
     ///
     /// # Errors
@@ -115,15 +115,15 @@ impl Layout {
     ///
     /// ```
     /// # use burn_dtensor::placement::{Layout, Placement::Shard};
-    /// let layout = Layout::new(&[3], &[Shard(0)])?.with_lengths(0, [3, 0, 2])?;
+    /// let layout = Layout::new(&[3], &[Shard(0)])?.with_uneven_sizes(0, [3, 0, 2])?;
     /// assert_eq!(layout.local_slices(&[5], &[2])[0], 3..5);
     /// assert_eq!(layout.to_string(), "[S(0); mesh dim 0 cuts 3 + 0 + 2]");
     /// # Ok::<(), burn_dtensor::placement::PlacementError>(())
     /// ```
     ///
     /// # Errors
-    /// [`NotCut`](PlacementError::NotCut) if `mesh_dim` has no shard, and
-    /// [`LengthCount`](PlacementError::LengthCount) unless there is one length per rank.
+    /// [`MeshDimNotSharded`](PlacementError::MeshDimNotSharded) if `mesh_dim` has no shard, and
+    /// [`ShardSizeCount`](PlacementError::ShardSizeCount) unless there is one length per rank.
     ///
     /// # Panics
     /// If the mesh has no dimension `mesh_dim`.
@@ -272,7 +272,7 @@ impl Layout {
         Ok(())
     }
 
-    /// The layout with `placement` on `mesh_dim`: as the innermost cut, into `lengths` or else
+    /// The layout with `placement` on `mesh_dim`: as the innermost cut, into `uneven_sizes` or else
     /// chunks, if it is a shard. `None` where the table of transitions has no such step from here.
     pub(super) fn moved(&self, mesh_dim: usize, placement: Placement, lengths: Option<&Arc<[usize]>>) -> Option<Self> {
         let mut moved = self.clone();

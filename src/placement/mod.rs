@@ -4,7 +4,7 @@
 //! A [`Placement`] says, for one mesh dimension, how ranks that differ only along it share a
 //! tensor. A [`Layout`] holds one placement per mesh dimension, the order of the cuts where
 //! several mesh dimensions shard one tensor dimension, and the lengths of cuts that are ragged. A
-//! [`Cut`] says which interval of a length each rank holds. [`plan`] lists the [`Step`]s that lead
+//! [`ShardSizes`] says which interval of a length each rank holds. [`plan`] lists the [`Step`]s that lead
 //! from one layout to another.
 //!
 //! # The table of transitions
@@ -16,15 +16,15 @@
 //! |---|---|---|---|
 //! | `Shard(d)` -> `Replicate` | [`AllGather`](Step::AllGather) | `n (k - 1)` | `m` is the innermost cut of `d` |
 //! | `Shard(a)` -> `Shard(b)` | [`AllToAll`](Step::AllToAll) | `n (k - 1) / k` | `m` is the innermost cut of `a` |
-//! | `Shard(d)` -> `Partial(sum)` | [`ZeroPad`](Step::ZeroPad) | nothing | `m` is the innermost cut of `d` |
+//! | `Shard(d)` -> `Partial(sum)` | [`ZeroPad`](Step::ShardToPartial) | nothing | `m` is the innermost cut of `d` |
 //! | `Replicate` -> `Shard(d)` | [`Slice`](Step::Slice) | nothing | |
-//! | `Replicate` -> `Partial(sum)` | [`ZeroOthers`](Step::ZeroOthers) | nothing | |
+//! | `Replicate` -> `Partial(sum)` | [`ZeroOthers`](Step::ReplicateToPartial) | nothing | |
 //! | `Partial(op)` -> `Replicate` | [`AllReduce`](Step::AllReduce) | `2 n (k - 1) / k` | |
 //! | `Partial(op)` -> `Shard(d)` | [`ReduceScatter`](Step::ReduceScatter) | `n (k - 1) / k` | |
 //!
 //! # Invariants
 //!
-//! 1. A shard is one contiguous interval per tensor dimension: nested [`Cut`]s, outermost cut
+//! 1. A shard is one contiguous interval per tensor dimension: nested [`ShardSizes`]s, outermost cut
 //!    first, into [`chunk`]s or given lengths, with uneven and empty shards on any dimension.
 //! 2. A step that ends in `Shard(d)` makes `m` the innermost cut of `d`; one that starts there
 //!    finds it innermost. So cuts are undone in the reverse of their order.

@@ -1,4 +1,4 @@
-//! [`Cut`]: how a length falls on the ranks of one mesh dimension.
+//! [`ShardSizes`]: how a length falls on the ranks of one mesh dimension.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -11,8 +11,8 @@ use super::chunk;
 ///
 /// ```text
 /// length 5 over 3 ranks       rank 0    rank 1    rank 2
-/// Chunks(5)                   | 0 1     | 2 3     | 4 |
-/// Lengths([3, 0, 2])          | 0 1 2   |         | 3 4 |
+/// Chunked(5)                   | 0 1     | 2 3     | 4 |
+/// Uneven([3, 0, 2])          | 0 1 2   |         | 3 4 |
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum ShardSizes {

@@ -10,7 +10,7 @@ impl Layout {
     /// Checks that a tensor of shape `global` can lie this way.
     ///
     /// # Errors
-    /// As [`check`](Self::check), and [`LengthSum`](PlacementError::LengthSum) for a ragged cut whose
+    /// As [`check`](Self::check), and [`ShardSizeSum`](PlacementError::ShardSizeSum) for a ragged cut whose
     /// lengths do not add up to what it cuts, on any rank.
     pub fn check_shape(&self, global: &[usize]) -> Result<(), PlacementError> {
         self.check(global.len())?;
@@ -121,7 +121,7 @@ impl Layout {
     /// ```
     ///
     /// # Panics
-    /// As [`cut`](Self::cut), and without any `mesh_dims`.
+    /// As [`shard_sizes`](Self::shard_sizes), and without any `mesh_dims`.
     pub(crate) fn shard_sizes_over(&self, global: &[usize], coordinate: &[usize], mesh_dims: &[usize]) -> ShardSizes {
         let block = self.shard_sizes(global, coordinate, mesh_dims[0]);
         let Placement::Shard(dim) = self.placements()[mesh_dims[0]] else { unreachable!("it cuts something") };

@@ -161,7 +161,7 @@ fn layouts(mesh: &[usize], placements: &[Placement]) -> Vec<Layout> {
     ordered.collect()
 }
 
-/// These layouts and, wherever `lengths` of a mesh dimension fit a matrix of `shape`, the same with
+/// These layouts and, wherever `uneven_sizes` of a mesh dimension fit a matrix of `shape`, the same with
 /// them: on any of its mesh dimensions.
 fn with_uneven(layouts: Vec<Layout>, shape: [usize; 2], lengths: &[(usize, &[usize])]) -> Vec<Layout> {
     lengths.iter().fold(layouts, |mut layouts, &(mesh_dim, lengths)| {

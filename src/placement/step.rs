@@ -7,7 +7,7 @@ use super::{Layout, PartialOp, Placement};
 /// One change of placement on one mesh dimension (see the [table](super#the-table-of-transitions)).
 ///
 /// A step's lengths follow from the layouts around it: with `m` the step's mesh dimension, a
-/// gathered or padded dimension was cut by the [`cut`](Layout::cut) of `m` in the layout before the
+/// gathered or padded dimension was cut by the [`cut`](Layout::shard_sizes) of `m` in the layout before the
 /// step, and a dimension that is cut is so by the `cut` of `m` in the layout after.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Step {
@@ -155,12 +155,12 @@ impl Step {
     }
 
     /// What a rank sends when `before` is the layout before the step, in units of
-    /// [`WHOLE`](Self::WHOLE) per tensor. Ragged parts count as even ones: a plan depends on no shape.
+    /// [`FULL_TENSOR`](Self::FULL_TENSOR) per tensor. Ragged parts count as even ones: a plan depends on no shape.
     pub(super) fn traffic(self, before: &Layout) -> u64 {
         self.traffic_over(before, before.mesh_shape()[self.mesh_dim()] as u64)
     }
 
-    /// [`traffic`](Self::traffic) of steps of this kind that are [one](Self::joins), over `ranks` ranks.
+    /// [`traffic`](Self::traffic) of steps of this kind that are [one](Self::can_fuse_with), over `ranks` ranks.
     pub(super) fn traffic_over(self, before: &Layout, ranks: u64) -> u64 {
         let local = before.local_share();
         match self {
@@ -176,7 +176,7 @@ impl Step {
 }
 
 impl Layout {
-    /// What a rank holds, in units of [`Step::WHOLE`]. Ragged parts count as even ones.
+    /// What a rank holds, in units of [`Step::FULL_TENSOR`]. Ragged parts count as even ones.
     pub(super) fn local_share(&self) -> u64 {
         let sharding_dims = self.orders().flat_map(|(_, sharding_dims)| sharding_dims);
         sharding_dims.fold(Step::FULL_TENSOR, |local, &sharding_dim| local / self.mesh_shape()[sharding_dim] as u64)

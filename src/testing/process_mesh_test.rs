@@ -19,7 +19,7 @@ use crate::mesh::DeviceMesh;
 /// use burn_dtensor::testing::MeshTest;
 ///
 /// // In a test: two processes of two ranks each.
-/// MeshTest::new([4], ["dp"]).processes(2).run(|mesh| {
+/// MeshTest::new([4], ["dp"]).with_processes(2).run(|mesh| {
 ///     let sum = mesh.all_reduce(Tensor::<1>::ones([3], mesh.device()), ReduceOp::Sum)?;
 ///     assert_eq!(sum.into_data().try_to_vec::<f32>()?, [4.0; 3]);
 ///     Ok(())
@@ -40,7 +40,7 @@ impl MeshTest {
 
 impl ProcessMeshTest {
     /// How long the processes may take. Default: a minute. How long a rank waits in one collective is
-    /// [`MeshTest::deadline`].
+    /// [`MeshTest::with_deadline`].
     pub fn with_deadline(mut self, deadline: Duration) -> Self {
         self.processes = self.processes.with_deadline(deadline);
         self

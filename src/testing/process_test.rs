@@ -26,7 +26,7 @@ use crate::comm::Launch;
 /// assert!(text.is_none_or(|text| text.contains("process 1")));
 /// ```
 ///
-/// Tests that do so take turns. A test that hangs is ended by its [deadline](Self::deadline), with every process and
+/// Tests that do so take turns. A test that hangs is ended by its [deadline](Self::with_deadline), with every process and
 /// every file of its own.
 #[derive(Debug, Clone)]
 pub struct ProcessTest {
@@ -89,12 +89,12 @@ impl ProcessTest {
         None
     }
 
-    /// [`fault_tolerant`](Self::fault_tolerant), and without processes that do not answer for three seconds, such as those
+    /// [`with_fault_tolerance`](Self::with_fault_tolerance), and without processes that do not answer for three seconds, such as those
     /// that are stopped. Where the machine is busy, another may be taken for one; processes that do so while they connect
     /// are started again.
     ///
     /// # Panics
-    /// As [`fault_tolerant`](Self::fault_tolerant).
+    /// As [`with_fault_tolerance`](Self::with_fault_tolerance).
     pub fn with_failure_detection(self) -> Option<Self> {
         Some(Self { launcher: Launcher::Detecting, ..self.with_fault_tolerance()? })
     }

@@ -1,4 +1,4 @@
-//! What carries collectives from rank to rank: an [`Engine`].
+//! What carries collectives from rank to rank: an [`Backend`].
 //!
 //! A [`Communicator`](super::Communicator) checks what it is given, counts it, and asks an engine for one of a few
 //! operations. An engine moves tensors, and tells ranks that call alike from ranks that do not; of layouts, gradients and
@@ -6,14 +6,14 @@
 //!
 //! | operation | a rank brings | and gets |
 //! |---|---|---|
-//! | [`all_gather`](Channel::all_gather) | its parts of some tensors | the wholes |
-//! | [`reduce_scatter`](Channel::reduce_scatter) | wholes | its parts of their reduction |
-//! | [`all_to_all`](Channel::all_to_all) | tensors for each rank, or none | what each had for it |
-//! | [`broadcast`](Channel::broadcast) | as the root, tensors | the root's |
-//! | [`barrier`](Channel::barrier) | nothing | nothing, once all have come |
-//! | [`send`](Channel::send) | tensors for one rank | nothing |
-//! | [`receive`](Channel::receive) | nothing | what one rank, or any, has sent it |
-//! | [`Engine::channel`] | a group's ranks and a name | its place in that group |
+//! | [`all_gather`](GroupBackend::all_gather) | its parts of some tensors | the wholes |
+//! | [`reduce_scatter`](GroupBackend::reduce_scatter) | wholes | its parts of their reduction |
+//! | [`all_to_all`](GroupBackend::all_to_all) | tensors for each rank, or none | what each had for it |
+//! | [`broadcast`](GroupBackend::broadcast) | as the root, tensors | the root's |
+//! | [`barrier`](GroupBackend::barrier) | nothing | nothing, once all have come |
+//! | [`send`](GroupBackend::send) | tensors for one rank | nothing |
+//! | [`receive`](GroupBackend::receive) | nothing | what one rank, or any, has sent it |
+//! | [`Backend::channel`] | a group's ranks and a name | its place in that group |
 //!
 //! Everything else is made of these, by provided methods that an engine may override where it has a faster way.
 //!
@@ -23,18 +23,18 @@
 //!    their results are waited for; messages do not count. Of one sender and one tag, messages are received in the order
 //!    in which they were sent, by receives in the order in which they were posted. Posting never waits for other
 //!    ranks.
-//! 2. **Agreement.** [`Print`]s are compared; a [difference](Print::difference) is [`CommError::Mismatch`] on every rank of
+//! 2. **Agreement.** [`CallSignature`]s are compared; a [difference](CallSignature::difference) is [`CommError::Mismatch`] on every rank of
 //!    the world. So are, once those of all ranks of a collective are there, the values that they say ranks hold
-//!    [alike](Print::divergence): [`CommError::Diverged`].
+//!    [alike](CallSignature::divergence): [`CommError::Diverged`].
 //! 3. **Ends.** The first [`Failure`] is the only one, and ends every wait of every rank of the world. A wait ends, too,
-//!    when a rank that it needs has [left](Engine::leave), and at its deadline.
+//!    when a rank that it needs has [left](Backend::rank_exited), and at its deadline.
 //! 4. **Bits.** A reduction adds neighbours in one fixed binary tree over the group's ranks: f16 and bf16 in f32, rounded
 //!    once, the averages of narrow integers in 64 bits.
 //! 5. **Memory.** What is posted belongs to the engine until all ranks have what they need of it. Who writes to a result
 //!    leaves what others have alone: ranks of a process may have handles to one memory, which tensors are, and in which burn
 //!    writes where there is one handle only. Any number of calls may be posted ahead: backward's gathers are, all at once, so
 //!    an engine with buffers of its own does not fill one before it must. Threads hold references to shards, no more.
-//! 6. **Progress.** [`Pending::wait`] makes it, on the thread that waits, where nothing else does. A [`Pending`] may be
+//! 6. **Progress.** [`Request::wait`] makes it, on the thread that waits, where nothing else does. A [`Request`] may be
 //!    dropped at any time, which never waits: the rank has taken part, and the others get their results.
 
 mod failure;

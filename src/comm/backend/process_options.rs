@@ -1,11 +1,11 @@
-//! [`Manner`]: how ranks of a process live together.
+//! [`ProcessOptions`]: how ranks of a process live together.
 
 /// How the ranks of a process live together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ProcessOptions {
-    /// A rank may call and wait on several threads at once: [`Launch::multithreaded`](crate::comm::Launch::multithreaded).
+    /// A rank may call and wait on several threads at once: [`Launch::with_multithreaded_ranks`](crate::comm::Launch::with_multithreaded_ranks).
     pub multithreaded: bool,
-    /// No rank has memory in common with another: [`Launch::separate_memory`](crate::comm::Launch::separate_memory).
+    /// No rank has memory in common with another: [`Launch::with_separate_memory`](crate::comm::Launch::with_separate_memory).
     pub separate_memory: bool,
 }
 

@@ -1,4 +1,4 @@
-//! [`Pending`]: what an engine does to finish a call.
+//! [`Request`]: what an engine does to finish a call.
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,4 @@
-//! [`Successor`]: the world of those that go on after a failure.
+//! [`ShrunkWorld`]: the world of those that go on after a failure.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! [`Print`]: what every rank of a collective must agree on.
+//! [`CallSignature`]: what every rank of a collective must agree on.
 
 use std::fmt::{self, Debug};
 use std::sync::Arc;

@@ -14,7 +14,7 @@ impl Communicator {
     /// A plan to [`all_gather`](Self::all_gather) tensors whose wholes these are: each with the dimension in which it is
     /// cut, and how. Local.
     ///
-    /// [`planned`](Self::planned) then takes this rank's parts, of a whole's shape but for the dimension that is cut, and
+    /// [`execute_plan`](Self::execute_plan) then takes this rank's parts, of a whole's shape but for the dimension that is cut, and
     /// returns the wholes.
     ///
     /// # Errors
@@ -34,7 +34,7 @@ impl Communicator {
 
     /// A plan to [`reduce_scatter`](Self::reduce_scatter) these wholes. Local.
     ///
-    /// [`planned`](Self::planned) then takes wholes, and returns this rank's parts of their reductions.
+    /// [`execute_plan`](Self::execute_plan) then takes wholes, and returns this rank's parts of their reductions.
     ///
     /// # Errors
     /// [`CommError::InvalidArgument`] if a cut does not fit, or there is no such reduction of a dtype.
@@ -51,7 +51,7 @@ impl Communicator {
 
     /// A plan to [`all_reduce`](Self::all_reduce) tensors like these. Local.
     ///
-    /// [`planned`](Self::planned) then takes tensors of these shapes, and returns their reductions.
+    /// [`execute_plan`](Self::execute_plan) then takes tensors of these shapes, and returns their reductions.
     ///
     /// # Errors
     /// [`CommError::InvalidArgument`] if there is no such reduction of a dtype.

@@ -95,7 +95,7 @@ impl Communicator {
     /// Returns once every rank of the group has called it.
     ///
     /// Those that have not come in time, [`CommError::DeadlineExceeded`](crate::comm::CommError) names, all of them
-    /// (`torch.distributed.monitored_barrier`); [`Work::wait_for`] gives it a time of its own.
+    /// (`torch.distributed.monitored_barrier`); [`Work::wait_timeout`] gives it a time of its own.
     pub fn barrier(&self, call: Call) -> Work<()> {
         if self.is_alone() {
             return Work::done(());

@@ -1,4 +1,4 @@
-//! [`Flights`] as JSON.
+//! [`LaunchTrace`] as JSON.
 
 use std::time::{Duration, UNIX_EPOCH};
 

@@ -1,4 +1,4 @@
-//! [`Flights`]: the ranks of a launch, put together.
+//! [`LaunchTrace`]: the ranks of a launch, put together.
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -1,18 +1,18 @@
 //! The flight recorder: what every rank did last, and who waits for whom, after a crash or while the program runs.
 //!
 //! Each rank keeps its last 1024 collectives and messages in memory. Where a folder is named, by
-//! [`Launch::flight_recorder`](super::Launch::flight_recorder) or, by who does not own the program, in the environment as
+//! [`Launch::with_flight_recorder`](super::Launch::with_flight_recorder) or, by who does not own the program, in the environment as
 //! `BURN_DTENSOR_FLIGHT`, that memory is a file of the rank, `launch-0-rank-3.flight`: what was noted is there
 //! whatever becomes of the process, also by SIGKILL. Ranks of several hosts take a folder that all of them see.
 //!
-//! [`Flights::read`] puts the files of a folder together, and says which rank is [at fault](Flights::fault):
+//! [`LaunchTrace::read`] puts the files of a folder together, and says which rank is [at fault](LaunchTrace::fault):
 //!
 //! ```
-//! use burn_dtensor::comm::flight::{Flights, Why};
+//! use burn_dtensor::comm::flight::{LaunchTrace, FaultKind};
 //! use burn_dtensor::comm::{Launch, launch};
 //!
 //! # let folder = std::env::temp_dir().join(format!("burn-dtensor-flight-{}", std::process::id()));
-//! let failed = launch(Launch::threads(3).flight_recorder(&folder), |world| {
+//! let failed = launch(Launch::threads(3).with_flight_recorder(&folder), |world| {
 //!     world.barrier("start")?;
 //!     if world.rank() == 1 {
 //!         return Ok(());
@@ -20,9 +20,9 @@
 //!     world.barrier("step")
 //! });
 //! assert!(failed.is_err());
-//! let flights = Flights::read(&folder)?;
+//! let flights = LaunchTrace::read(&folder)?;
 //! let fault = flights[0].fault().expect("a rank is at fault");
-//! assert_eq!((fault.rank, fault.why), (1, Why::Left));
+//! assert_eq!((fault.rank, fault.why), (1, FaultKind::Left));
 //! // launch 0 of 3 ranks, begun 1.284 ms ago
 //! //   at fault: rank 1 returned, and barrier #1 `step` on ranks [0, 1, 2], which rank 0 waits in, still needs it
 //! //   rank 0 waits in barrier #1 `step` on ranks [0, 1, 2] for ranks [1], from 310.441 us on

@@ -1,4 +1,4 @@
-//! [`Life`]: whether a process is still there, where the system has processes as files.
+//! [`ProcessState`]: whether a process is still there, where the system has processes as files.
 
 use std::{env, fs};
 

@@ -1,4 +1,4 @@
-//! [`Ending`]: how a rank's program has ended.
+//! [`ProgramExit`]: how a rank's program has ended.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;

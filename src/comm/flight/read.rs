@@ -1,4 +1,4 @@
-//! [`Flight`]: what a rank did last, read from its recorder.
+//! [`RankTrace`]: what a rank did last, read from its recorder.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! [`Record`]: one operation in a ring of records of one size.
+//! [`FlightRecord`]: one operation in a ring of records of one size.
 //!
 //! ```text
 //! word  0       1      2 ..        9          13                          32
@@ -43,7 +43,7 @@ pub(super) enum Mark {
     Waited,
     /// After so many nanoseconds it was over.
     Ended,
-    /// How, see [`Over`].
+    /// How, see [`OpOutcome`].
     How,
     /// The ledger counted it, as the how-manieth.
     Counted,

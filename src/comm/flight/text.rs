@@ -1,4 +1,4 @@
-//! [`Flights`] as text.
+//! [`LaunchTrace`] as text.
 
 use std::fmt::{self, Write};
 use std::time::{Duration, SystemTime};

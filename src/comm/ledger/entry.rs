@@ -1,4 +1,4 @@
-//! [`Entry`]: a collective that was counted.
+//! [`LedgerEntry`]: a collective that was counted.
 
 use std::cell::Cell;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! [`HostCopies`]: what goes to and fro between host memory and a device.
+//! [`OffloadTraffic`]: what goes to and fro between host memory and a device.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use super::CallTotals;
 use super::totals::{KEYS, OTHERS};
 
 /// What units whose shards are in host memory have copied; see
-/// [`FullyShard::offload`](crate::fsdp::FullyShard::offload).
+/// [`FullyShard::with_offload`](crate::fsdp::FullyShard::with_offload).
 ///
 /// Calls are copies of some of a unit's tensors at once; bytes are of their elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -1,4 +1,4 @@
-//! [`Queue`]: the collectives of a rank that are under way.
+//! [`InFlightCount`]: the collectives of a rank that are under way.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -1,4 +1,4 @@
-//! [`LocalChannel`]: the collectives of a group, as one of the ranks of this process calls them.
+//! [`HostGroupBackend`]: the collectives of a group, as one of the ranks of this process calls them.
 
 use std::sync::Arc;
 

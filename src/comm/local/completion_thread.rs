@@ -1,4 +1,4 @@
-//! [`Hands`]: a thread that finishes what ranks have left open while they do something else.
+//! [`CompletionThread`]: a thread that finishes what ranks have left open while they do something else.
 //!
 //! Among processes, what others have sent arrives by itself; to make a result of it, or to bring what this rank owes the
 //! others thereupon, takes a thread. The rank does it when it waits. Where it does something else for longer, the hands do:

@@ -1,4 +1,4 @@
-//! [`Slot`]: one collective of a group, until every rank has taken its result.
+//! [`MatchEntry`]: one collective of a group, until every rank has taken its result.
 
 use super::{Parts, Signature};
 

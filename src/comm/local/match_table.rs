@@ -1,4 +1,4 @@
-//! [`Board`]: who has joined which collective. Pure state: no locks, no tensors, no clock.
+//! [`MatchTable`]: who has joined which collective. Pure state: no locks, no tensors, no clock.
 //!
 //! Invariants, cited by number in the tests:
 //! 1. The n-th call of one rank on a group meets the n-th call of every other rank.
@@ -18,7 +18,7 @@
 //! 7. Where another process decides which failure is the first, one found here ends nothing until that is known;
 //!    what ranks disagree about is never complete.
 //!
-//! Messages between two ranks are the [`Mail`]'s; what ranks wait for, and in vain, is in `waits.rs`, what
+//! Messages between two ranks are the [`P2pQueue`]'s; what ranks wait for, and in vain, is in `waits.rs`, what
 //! other processes have a part in in `board_remote.rs`.
 
 #[path = "match_entry.rs"]

@@ -1,4 +1,4 @@
-//! The [`Board`] among several processes: ranks of others join it, and it may be another that decides which failure is the
+//! The [`MatchTable`] among several processes: ranks of others join it, and it may be another that decides which failure is the
 //! first. Its invariants 6 and 7.
 
 use std::sync::Arc;
@@ -9,14 +9,14 @@ use super::{
 };
 
 impl<F: Signature, P> MatchTable<F, P> {
-    /// [`join`](Self::join)s for a rank of another process, whose deposit [comes later](Self::fill).
+    /// [`join`](Self::join)s for a rank of another process, whose deposit [comes later](Self::provide_data).
     pub fn post_remote(&mut self, group: GroupKey, member: usize, print: F) -> Result<OpHandle, CommError> {
         let (ticket, _) = self.join_with(group, member, print, None)?;
         self.release(ticket);
         Ok(ticket)
     }
 
-    /// [`join`](Self::join)s for a rank of this process, whose deposit [comes later](Self::fill): a part of the call that it
+    /// [`join`](Self::join)s for a rank of this process, whose deposit [comes later](Self::provide_data): a part of the call that it
     /// has made last, and not another.
     pub fn join_late(&mut self, group: GroupKey, member: usize, print: F) -> Result<OpHandle, CommError> {
         let last = self.last_call(group, member);
@@ -26,7 +26,7 @@ impl<F: Signature, P> MatchTable<F, P> {
         Ok(ticket)
     }
 
-    /// [`join`](Self::join)s for a rank of this process, whose deposit [comes](Self::fill) once it wants the result, or another
+    /// [`join`](Self::join)s for a rank of this process, whose deposit [comes](Self::provide_data) once it wants the result, or another
     /// [asks](Self::ask_for) for it.
     pub fn post_deferred(&mut self, group: GroupKey, member: usize, print: F) -> Result<OpHandle, CommError> {
         let (ticket, _) = self.join_with(group, member, print, None)?;
@@ -83,7 +83,7 @@ impl<F: Signature, P> MatchTable<F, P> {
         (!self.is_over(wait) && self.needs(wait).any(|needed| needed == other)).then(|| self.id(wait))
     }
 
-    /// [`announce`](Self::announce)s a rank whose deposit comes only if it is asked for. True: it is.
+    /// [`post_remote`](Self::post_remote)s a rank whose deposit comes only if it is asked for. True: it is.
     pub fn post_remote_on_demand(
         &mut self,
         group: GroupKey,

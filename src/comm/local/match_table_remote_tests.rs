@@ -1,4 +1,4 @@
-//! Tests of [`Board`] where ranks of other processes join it, by its invariants.
+//! Tests of [`MatchTable`] where ranks of other processes join it, by its invariants.
 
 use std::sync::Weak;
 

@@ -1,4 +1,4 @@
-//! Tests of [`Board`], by its invariants.
+//! Tests of [`MatchTable`], by its invariants.
 
 use std::sync::Weak;
 

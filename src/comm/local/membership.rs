@@ -1,4 +1,4 @@
-//! [`Muster`]: who goes on after a failure. Pure state: no locks, no clock.
+//! [`MembershipAgreement`]: who goes on after a failure. Pure state: no locks, no clock.
 //!
 //! A rank comes when it asks for the world of those that go on, and is gone when its program is over, its process is lost,
 //! or the others have waited long enough. Once no rank is open, those that have come are the roster: the ranks of the world

@@ -1,4 +1,4 @@
-//! The invariants of a [`Muster`], by their numbers.
+//! The invariants of a [`MembershipAgreement`], by their numbers.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! [`Mail`]: messages on their way to one member of a group, and the receives that wait for them. Pure state, as the
+//! [`P2pQueue`]: messages on their way to one member of a group, and the receives that wait for them. Pure state, as the
 //! board.
 //!
 //! Invariants, cited by number in the tests:

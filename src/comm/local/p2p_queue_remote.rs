@@ -1,4 +1,4 @@
-//! Messages of other processes in the [`Mail`]: announced first, their contents come later. Its invariant 4.
+//! Messages of other processes in the [`P2pQueue`]: announced first, their contents come later. Its invariant 4.
 
 use std::sync::Arc;
 

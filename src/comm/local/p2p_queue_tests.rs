@@ -1,4 +1,4 @@
-//! Tests of [`Mail`], by its invariants.
+//! Tests of [`P2pQueue`], by its invariants.
 
 use std::sync::Weak;
 

@@ -1,4 +1,4 @@
-//! [`Others`]: the other processes of a launch, and what is said to them.
+//! [`PeerProcesses`]: the other processes of a launch, and what is said to them.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;

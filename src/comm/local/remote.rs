@@ -1,4 +1,4 @@
-//! Ranks of other processes: they [`hear`](LocalEngine::hear) of what is called here, and join here in what they call.
+//! Ranks of other processes: they [`hear`](HostBackend::hear) of what is called here, and join here in what they call.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};

@@ -1,12 +1,12 @@
-//! [`Rendezvous`]: the [`Board`] behind one lock, and a condition variable for each group.
+//! [`Rendezvous`]: the [`MatchTable`] behind one lock, and a condition variable for each group.
 //!
 //! One lock for the whole world makes the joint failure simple: it is set under the lock that
 //! every waiter holds when it decides to sleep, so no wake-up can be lost. The lock covers
 //! bookkeeping only; tensors are read, and dropped, outside it, and the ranks of a complete collective
 //! are woken outside it, lest they find it taken.
 //!
-//! Before it sleeps, a waiter [lingers](Lingers): to sleep and to be woken takes longer than most ranks are late. Among
-//! several processes it carries meanwhile what there is to carry, if it [may](Outside::help): so what comes is there
+//! Before it sleeps, a waiter [lingers](SpinPolicy): to sleep and to be woken takes longer than most ranks are late. Among
+//! several processes it carries meanwhile what there is to carry, if it [may](PeerNotifier::help): so what comes is there
 //! without another thread having been woken for it, or waking the rank.
 //!
 //! Of ranks in several processes each process has a rendezvous, which ranks of the others join by what they send. What is

@@ -1,4 +1,4 @@
-//! What a thread rank waits for: a collective that it has [`Joined`], a message that is [`Awaited`].
+//! What a thread rank waits for: a collective that it has [`CollectiveRequest`], a message that is [`RecvRequest`].
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -49,7 +49,7 @@ impl Drop for OpHandleGuard {
     }
 }
 
-/// A rank's own parts of [`Wholes`], in which the others' land.
+/// A rank's own parts of [`ResultBuffer`], in which the others' land.
 pub(super) struct OwnShards {
     parts: Box<dyn FnOnce() -> Vec<DispatchTensor> + Send>,
     /// Until there are the wholes.

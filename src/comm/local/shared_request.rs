@@ -1,4 +1,4 @@
-//! [`Open`]: a call that its rank has left open, and that whoever comes first finishes: the rank when it waits, or the
+//! [`SharedRequest`]: a call that its rank has left open, and that whoever comes first finishes: the rank when it waits, or the
 //! engine's [`Hands`](super::hands::Hands).
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -29,7 +29,7 @@ enum RequestState<T> {
     Finished(Result<Completed<T>, CommError>),
 }
 
-/// An [`Open`] call, of whatever result.
+/// An [`SharedRequest`] call, of whatever result.
 pub(super) trait CompletionTask: Send + Sync {
     /// Whether nobody sees to it yet.
     fn is_open(&self) -> bool;
@@ -99,7 +99,7 @@ impl<T: Send> CompletionTask for SharedRequest<T> {
     }
 }
 
-/// The result of an [`Open`] call, which its rank gives up by dropping this.
+/// The result of an [`SharedRequest`] call, which its rank gives up by dropping this.
 pub(super) struct Left<T>(pub Arc<SharedRequest<T>>);
 
 impl<T: Send> Request<T> for Left<T> {

@@ -1,4 +1,4 @@
-//! How ranks [go on](Engine::shrink) after a failure: they meet once more, whatever the rendezvous says, and those that
+//! How ranks [go on](Backend::shrink) after a failure: they meet once more, whatever the rendezvous says, and those that
 //! come are the ranks of a new engine.
 
 use std::ops::Range;
@@ -40,7 +40,7 @@ impl ShrinkState {
 const LONGEST: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 
 impl HostBackend {
-    /// [`shrink`](Engine::shrink)s.
+    /// [`shrink`](Backend::shrink)s.
     pub(super) fn go_on(&self, rank: usize, deadline: Duration) -> Result<ShrunkWorld, CommError> {
         self.fail(Failure::Collective(CommError::Revoked { rank }));
         // Nothing is completed any more.

@@ -8,7 +8,7 @@
 //! ```
 //!
 //! A process sends less than twice its tensors, however many there are, where whole tensors would go to each. Both halves
-//! are called at once; between them no rank need wait: the first half is left [`Open`].
+//! are called at once; between them no rank need wait: the first half is left [`SharedRequest`].
 //!
 //! Ranks of one host that have the result [in common](super::in_common) put their sums there, and send none.
 //!

@@ -1,11 +1,11 @@
-//! [`Chains`]: whether ranks of several processes wait for each other. Pure state.
+//! [`WaitForGraph`]: whether ranks of several processes wait for each other. Pure state.
 //!
 //! Each process knows what its own ranks wait for, and not whether those wait, too. A rank that has waited for long asks:
 //!
 //! ```text
 //! process of rank a                           process of rank b
 //! a, in its wait 7, needs b  --Needs------->  b waits, in its wait 3
-//! a is still in it, and      <-----Waiting--
+//! a is still in it, and      <-----WaitingRank--
 //! still needs b: --WaitsFor--> first process  (a, 7) needs (b, 3)
 //! ```
 //!

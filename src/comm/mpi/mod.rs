@@ -1,8 +1,8 @@
-//! [`MpiCourier`]: parcels between processes by any MPI library.
+//! [`MpiTransport`]: parcels between processes by any MPI library.
 //!
 //! A thread of the process calls MPI and makes progress on its own, since no MPI library does; ranks only leave parcels
 //! with it. It initializes MPI and finalizes it. A rank that waits for other processes has nothing else to do, and no
-//! thread need be woken for it, nor wake it: it takes the [`Carrier`](carrier), which owns what is being sent and received,
+//! thread need be woken for it, nor wake it: it takes the [`ProgressEngine`](carrier), which owns what is being sent and received,
 //! and does what the thread does. That is at `MPI_THREAD_SERIALIZED`; where a library has no more than
 //! `MPI_THREAD_FUNNELED`, the thread does all.
 //!
@@ -12,7 +12,7 @@
 //!    payloads so small that a message of their own would cost more than copying them.
 //! 2. Every other payload goes from where it lies to where it is to be, without a copy between, by messages of tag
 //!    [`PART`](transfers). MPI matches messages of one sender and tag in order, so none needs a number.
-//! 3. No message is longer than [`Limits::message`]: frames and payloads that are go in pieces.
+//! 3. No message is longer than [`FragmentLimits::message`]: frames and payloads that are go in pieces.
 //!
 //! Which processes are of one host, so that ranks may put what they gather in memory of both, is [tried](host) at the start.
 //!
@@ -22,7 +22,7 @@
 //!    it has, then a last frame to each process, and receive until theirs have come; then it finalizes MPI. So
 //!    whatever was sent is delivered, and a process ends when all do.
 //! 5. When a process's last frame has come, and every payload before it, the addressee is told that it is
-//!    [lost](Addressee::lost).
+//!    [lost](MessageHandler::lost).
 //! 6. Where MPI goes on without a process that has failed ([`failures`]), the addressee is told that it is lost, and MPI is
 //!    not finalized: that would wait for it.
 //! 7. An error of MPI's, or a panic while something is carried, loses all processes: nothing is carried any more, and at exit the

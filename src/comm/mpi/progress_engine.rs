@@ -1,4 +1,4 @@
-//! [`Carrier`]: what whoever communicates does, one thread at a time.
+//! [`ProgressEngine`]: what whoever communicates does, one thread at a time.
 
 use std::collections::VecDeque;
 use std::mem;

@@ -1,4 +1,4 @@
-//! [`Transfers`]: messages under way, with the memory that MPI reads and writes meanwhile.
+//! [`RequestTable`]: messages under way, with the memory that MPI reads and writes meanwhile.
 //!
 //! Whoever begins a transfer gives its memory away until it is done. Transfers that are never done, because MPI
 //! has failed, keep it for ever: other processes might still write there.

@@ -1,4 +1,4 @@
-//! [`Failures`]: the processes that MPI has lost, where it goes on without them.
+//! [`Ulfm`]: the processes that MPI has lost, where it goes on without them.
 //!
 //! That is User-Level Failure Mitigation (ULFM): an extension, which few libraries have, and launchers only if asked
 //! (Open MPI's `mpirun --with-ft ulfm`). Its functions are looked up when the program runs, so one that was built with a

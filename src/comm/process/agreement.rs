@@ -1,4 +1,4 @@
-//! [`Print`]s and [`Failure`]s as bytes: what ranks of several processes must agree on, and why their world has ended.
+//! [`CallSignature`]s and [`Failure`]s as bytes: what ranks of several processes must agree on, and why their world has ended.
 
 use super::wire::{Decode, Encode, wire_enum, wire_struct};
 use crate::comm::backend::{CallSignature, Failure, PairwiseSignature, ShardSignature, TensorSignature};

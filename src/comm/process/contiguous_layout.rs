@@ -1,4 +1,4 @@
-//! [`Layout`]: where in a tensor the part of each rank is.
+//! [`ContiguousLayout`]: where in a tensor the part of each rank is.
 
 use burn::tensor::{DType, Shape};
 

@@ -141,7 +141,7 @@ impl<P> ControlMessage<P> {
     }
 }
 
-/// A [`Print`] that has been written once for several processes.
+/// A [`CallSignature`] that has been written once for several processes.
 pub(in crate::comm) struct EncodedSignature(Vec<u8>);
 
 impl EncodedSignature {

@@ -1,4 +1,4 @@
-//! Ranks in several processes: [`Processes`] connects the engines of each.
+//! Ranks in several processes: [`ProcessJob`] connects the engines of each.
 //!
 //! Every process has the rendezvous of its launch ([`local`](super::local)), which ranks of other processes join by parcel:
 //!
@@ -17,7 +17,7 @@
 //! |---|---|
 //! | `header`, `agreement`, `told`, `wire` | what is said, and how it is written |
 //! | `payload` | tensors that are sent, and where they land |
-//! | `layout`, `wholes`, `late` | results in which they land at once |
+//! | `layout`, `result_buffer`, `late` | results in which they land at once |
 //! | [`courier`](super::courier) | what carries both |
 //!
 //! # Failures
@@ -59,13 +59,13 @@ use late::Known;
 ///
 /// ```no_run
 /// # use std::sync::Arc;
-/// use burn_dtensor::comm::courier::Courier;
-/// use burn_dtensor::comm::{Launch, Processes, launch};
+/// use burn_dtensor::comm::courier::Transport;
+/// use burn_dtensor::comm::{Launch, ProcessJob, launch};
 ///
-/// # fn run(courier: Arc<dyn Courier>) -> burn_dtensor::Result<()> {
+/// # fn run(courier: Arc<dyn Transport>) -> burn_dtensor::Result<()> {
 /// // Of whatever connects the processes.
-/// let processes = Processes::new(courier);
-/// launch(Launch::on(processes.engine(4)), |world| {
+/// let processes = ProcessJob::new(courier);
+/// launch(Launch::on_backend(processes.engine(4)), |world| {
 ///     // The ranks of all processes.
 ///     world.barrier("all are here")
 /// })?;
@@ -150,7 +150,7 @@ impl ProcessJob {
         self.courier.process_index()
     }
 
-    /// The engine of the next launch, with `each` ranks in every process, for [`Launch::on`](super::Launch::on).
+    /// The engine of the next launch, with `each` ranks in every process, for [`Launch::on_backend`](super::Launch::on_backend).
     pub fn engine(&self, each: usize) -> Arc<dyn Backend> {
         self.engine_of(each, ProcessOptions::default())
     }

@@ -1,4 +1,4 @@
-//! [`Wholes`]: what a collective returns, while the parts of other processes land in it.
+//! [`ResultBuffer`]: what a collective returns, while the parts of other processes land in it.
 //!
 //! Of a rank that is alone in its process, what the others send can land where its result has it, and is not copied again.
 //! The rank copies its own part meanwhile:
@@ -7,11 +7,11 @@
 //! whole   | from rank 0 | own part | from rank 2 |
 //! ```
 //!
-//! That is so where every part has a [`Layout`].
+//! That is so where every part has a [`ContiguousLayout`].
 //!
-//! Ranks of one host may have wholes [in common](Wholes::in_common): each puts its parts there, for all.
+//! Ranks of one host may have wholes [in common](ResultBuffer::in_common): each puts its parts there, for all.
 //!
-//! Own parts may also be made there, as the sums of an all-reduce are, and [sent](Wholes::sent) to others from there. burn writes
+//! Own parts may also be made there, as the sums of an all-reduce are, and [sent](ResultBuffer::sent) to others from there. burn writes
 //! in place to memory of which there is one handle; while a part is on its way, there is another.
 
 use std::any::Any;
@@ -72,7 +72,7 @@ enum ResultMemory {
 enum OwnMemory {
     /// Until the result is taken.
     Spaces(Vec<UninitBytes>),
-    /// The result's. A handle of its own where parts are [sent](Wholes::sent): who writes to the result meanwhile, writes
+    /// The result's. A handle of its own where parts are [sent](ResultBuffer::sent): who writes to the result meanwhile, writes
     /// elsewhere.
     Taken(#[expect(dead_code, reason = "kept, not read")] Vec<DispatchTensor>),
 }

@@ -17,7 +17,7 @@ use crate::error::OrUnwind;
 /// are and how they are placed.
 ///
 /// Where all results are empty, and the rule does not
-/// [take such parts](Rule::takes_empty_parts), `local` is not asked: results without elements, in the
+/// [take such parts](ShardingRule::takes_empty_parts), `local` is not asked: results without elements, in the
 /// graph of the inputs, are made for it.
 ///
 /// # Collective

@@ -12,7 +12,7 @@ use crate::placement::CommVolume;
 /// Without one, counts decide, so that a program's layouts do not depend on how long its tensors are: the
 /// fewest collectives in forward, then the least sent in it, then backward
 /// ([operators](super#how-layouts-are-chosen)). With one, time decides, of tensors as long as they are, forward
-/// and backward together: a collective takes what a [call](Self::with_call) does, and what a rank sends by the
+/// and backward together: a collective takes what a [call](Self::with_latency) does, and what a rank sends by the
 /// [bandwidth](Self::with_bandwidth) of the mesh dimension that it is sent along, of
 /// several the slowest.
 ///

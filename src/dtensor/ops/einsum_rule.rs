@@ -1,4 +1,4 @@
-//! [`Axes`]: a rule in einsum's letters.
+//! [`EinsumRule`]: a rule in einsum's letters.
 
 use std::hash::{Hash, Hasher};
 use std::ptr;
@@ -34,8 +34,8 @@ use crate::placement::{PartialOp, Placement};
 ///
 /// ```
 /// # use burn::tensor::Shape;
-/// # use burn_dtensor::dtensor::ops::{Axes, Rule};
-/// const LINEAR: Axes = Axes::new("linear", "..i, io + o* -> ..o").linear(&[0, 1]);
+/// # use burn_dtensor::dtensor::ops::{EinsumRule, ShardingRule};
+/// const LINEAR: EinsumRule = EinsumRule::new("linear", "..i, io + o* -> ..o").linear(&[0, 1]);
 /// let inputs = [Shape::new([8, 6]), Shape::new([6, 4]), Shape::new([4])];
 /// let outputs = LINEAR.outputs(&inputs)?;
 /// assert_eq!(outputs, [Shape::new([8, 4])]);
@@ -103,7 +103,7 @@ impl EinsumRule {
         Self { reduced: Placement::Partial(op), ..self }
     }
 
-    /// The local operator goes by itself with [parts without elements](Rule::takes_empty_parts).
+    /// The local operator goes by itself with [parts without elements](ShardingRule::supports_empty_shards).
     #[must_use]
     pub const fn with_empty_shards(self) -> Self {
         Self { empty_parts: true, ..self }
@@ -185,7 +185,7 @@ impl ShardingRule for EinsumRule {
     }
 }
 
-/// [`Axes`] of an operator along dimensions of its own, or to lengths of its own.
+/// [`EinsumRule`] of an operator along dimensions of its own, or to lengths of its own.
 #[derive(Debug, Clone)]
 pub struct EinsumRuleAt {
     axes: &'static EinsumRule,

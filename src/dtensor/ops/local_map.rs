@@ -28,8 +28,8 @@ use crate::placement::{Layout, Placement, Placements};
 /// let w = DTensor::<2>::ones([6, 3], &mesh, &[Shard(0)], world.device())?;
 ///
 /// // Each rank has some columns of `x`, and a term of the product.
-/// let product = LocalMap::new().input([Shard(1)]).input([Shard(0)]).output([Partial(PartialOp::Sum)]);
-/// let y = product.redistribute_inputs().run((x, w), |(x, w): (Tensor<2>, Tensor<2>)| x.matmul(w));
+/// let product = LocalMap::new().with_input([Shard(1)]).with_input([Shard(0)]).with_output([Partial(PartialOp::Sum)]);
+/// let y = product.with_redistributed_inputs().run((x, w), |(x, w): (Tensor<2>, Tensor<2>)| x.matmul(w));
 /// assert_eq!(y.full_tensor()?.into_data(), Tensor::<2>::full([4, 3], 6.0, world.device()).into_data());
 /// # Ok::<_, burn_dtensor::Error>(())
 /// # })?;
@@ -39,7 +39,7 @@ use crate::placement::{Layout, Placement, Placements};
 /// # Gradients
 /// The gradient of an input is placed as the input is, and of a partial one replicated. That is true of a replicated
 /// input only if all ranks compute the same with it; where each makes a term of its gradient, such as of a weight that
-/// it multiplies its own rows by, say so by [`input_with_grad`](Self::input_with_grad) and `P(sum)`: backward then adds
+/// it multiplies its own rows by, say so by [`with_input_and_grad`](Self::with_input_and_grad) and `P(sum)`: backward then adds
 /// the terms up.
 #[derive(Debug, Clone, Default)]
 pub struct LocalMap {

@@ -1,7 +1,7 @@
 //! Operators on DTensors: burn's names and signatures, and for each family the rule that says
 //! what happens to placements.
 //!
-//! A rule says, in einsum's [letters](Axes), what the dimensions of inputs and outputs are. Of the matrix
+//! A rule says, in einsum's [letters](EinsumRule), what the dimensions of inputs and outputs are. Of the matrix
 //! product it is `..mk, ..kn -> ..mn`, and from that follows a table for *one* mesh dimension. A row of it
 //! says: with the inputs placed like this, every rank computes its part of the output alone, with burn's own
 //! operator on local tensors (`S(d)` shards tensor dimension `d`, `R` replicates, `P` is partial):
@@ -73,7 +73,7 @@
 //!
 //! # Finding a rule
 //!
-//! Each family has a file in this folder; its rules are the [`Axes`] on top.
+//! Each family has a file in this folder; its rules are the [`EinsumRule`] on top.
 //!
 //! | file | operators |
 //! |---|---|
@@ -103,27 +103,27 @@
 //!
 //! ```
 //! use burn_dtensor::dtensor::DTensor;
-//! use burn_dtensor::dtensor::ops::{Axes, apply, partials::NOTHING};
+//! use burn_dtensor::dtensor::ops::{EinsumRule, apply, partials::NOTHING};
 //!
 //! /// `x * sigmoid(1.702 x)`.
 //! fn quick_gelu<const D: usize>(x: DTensor<D>) -> DTensor<D> {
-//!     apply(&Axes::pointwise("quick_gelu", NOTHING), x, |x, _| x.clone() * burn::tensor::activation::sigmoid(x * 1.702))
+//!     apply(&EinsumRule::pointwise("quick_gelu", NOTHING), x, |x, _| x.clone() * burn::tensor::activation::sigmoid(x * 1.702))
 //! }
 //! ```
 //!
 //! Any other is its letters, with as many results as they say. All rows must hold for uneven parts too;
-//! parts without elements are gathered first, unless the rule [takes them](Rule::takes_empty_parts). A
+//! parts without elements are gathered first, unless the rule [takes them](ShardingRule::takes_empty_parts). A
 //! ragged cut stays under a row if all that the row cuts is as long as its lengths add up to, and no
 //! shard has to divide anything.
 //!
 //! ```
 //! use burn::tensor::Tensor;
 //! use burn_dtensor::dtensor::DTensor;
-//! use burn_dtensor::dtensor::ops::{Axes, apply};
+//! use burn_dtensor::dtensor::ops::{EinsumRule, apply};
 //! use burn_dtensor::placement::{PartialOp, Placement::{Partial, Shard}};
 //!
 //! /// The sum of the elements of each row, and that of their squares: `[rows, columns] -> [rows, 1]`.
-//! const MOMENTS: Axes = Axes::new("moments", "rc -> r1, r1");
+//! const MOMENTS: EinsumRule = EinsumRule::new("moments", "rc -> r1, r1");
 //!
 //! fn moments(x: DTensor<2>) -> (DTensor<2>, DTensor<2>) {
 //!     apply(&MOMENTS, x, |x: Tensor<2>, _| (x.clone().sum_dim(1), x.square().sum_dim(1)))
@@ -142,7 +142,7 @@
 //! ```
 //!
 //! The few operators whose dimensions letters cannot name (views, permutations, expansion, grouped
-//! channels) write their tables out, as a [`Table`] or by implementing [`Rule`]. A computation that is written once,
+//! channels) write their tables out, as a [`TableRule`] or by implementing [`ShardingRule`]. A computation that is written once,
 //! at one place, needs none: a [`LocalMap`] says there what it takes and makes.
 //!
 //! A row never communicates: what needs its neighbours is made of redistributions. But of a dimension that it needs

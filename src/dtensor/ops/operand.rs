@@ -1,4 +1,4 @@
-//! [`Operand`]: an input of an operator, and where its caller wants it: its [`Pin`].
+//! [`Operand`]: an input of an operator, and where its caller wants it: its [`PlacementConstraint`].
 
 use std::fmt;
 use std::sync::Arc;
@@ -67,7 +67,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         Operand { tensor: self, pin: placement.into().map(PlacementConstraint::Every) }
     }
 
-    /// [`pinned`](Self::pinned), to a placement for each mesh dimension.
+    /// [`constrained_to`](Self::constrained_to), to a placement for each mesh dimension.
     pub(crate) fn pinned_each(self, wanted: Option<&Arc<[Option<Placement>]>>) -> Operand<D, K> {
         Operand { tensor: self, pin: wanted.cloned().map(PlacementConstraint::Each) }
     }

@@ -1,6 +1,6 @@
 //! Along a dimension: cumulative operators, extrema and where they are, the largest, sorting, medians.
 //!
-//! Of a dimension that is cut, the first three tell other ranks a few elements of each [part](Parts). Sorting
+//! Of a dimension that is cut, the first three tell other ranks a few elements of each [part](ShardSummaries). Sorting
 //! needs the whole: it goes to another cut by an all-to-all where there is another dimension, and is gathered
 //! where not.
 

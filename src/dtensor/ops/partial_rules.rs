@@ -1,4 +1,4 @@
-//! [`Partials`]: how an operator goes through partial inputs, whose value is yet to be reduced over
+//! [`PartialRules`]: how an operator goes through partial inputs, whose value is yet to be reduced over
 //! the ranks.
 
 use std::iter::repeat_n;

@@ -26,7 +26,7 @@
 //! [a rank's own](tensor) is counted apart, and burn's random state is never touched: neither draws change the others.
 //! (PyTorch advances one offset by the elements that were drawn, and its values depend on the placements.)
 //!
-//! A [`Stream`] is two numbers beside the seed, so it is saved with a checkpoint and [resumed](resume) on any mesh. Or
+//! A [`RngState`] is two numbers beside the seed, so it is saved with a checkpoint and [resumed](resume) on any mesh. Or
 //! every step starts a stream of its own, and there is nothing to save:
 //!
 //! ```
@@ -56,7 +56,7 @@ thread_local! {
 
 /// A thread's stream of seeds, and how far it has come: what a checkpoint saves of random numbers.
 ///
-/// [`stream`] is that of the calling thread, and [`resume`] goes on with one.
+/// [`rng_state`] is that of the calling thread, and [`set_rng_state`] goes on with one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(crate = "burn::serde")]
 pub struct RngState {
@@ -115,7 +115,7 @@ pub fn rng_state() -> RngState {
     of_rank().unwrap_or_else(unseeded)
 }
 
-/// Goes on with `stream` on the calling thread, as the thread that it was [taken](stream) from would have: on any
+/// Goes on with `rng_state` on the calling thread, as the thread that it was [taken](stream) from would have: on any
 /// mesh, of any number of ranks.
 ///
 /// As with [`seed`], every rank that holds a part of one DTensor must do so with the same stream, but for what it has

@@ -1,4 +1,4 @@
-//! [`Rule`] and [`Strategy`]: what an operator may do along one mesh dimension.
+//! [`ShardingRule`] and [`Strategy`]: what an operator may do along one mesh dimension.
 
 use std::fmt::{self, Debug};
 use std::hash::Hash;

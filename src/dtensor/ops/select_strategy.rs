@@ -85,7 +85,7 @@ pub(super) fn select_strategy(given: SelectionProblem<'_>) -> Option<SelectedStr
     best.map(|(_, choice)| choice)
 }
 
-/// All products of rows that [`choose`] has to choose from.
+/// All products of rows that [`select_strategy`] has to choose from.
 pub(super) fn weighed(given: SelectionProblem<'_>) -> Vec<Weighed<'_>> {
     let mut all = Vec::new();
     search(given, |rows, weigh| {

@@ -1,13 +1,13 @@
-//! [`Parts`]: operators along a dimension that is cut, without the whole of it.
+//! [`ShardSummaries`]: operators along a dimension that is cut, without the whole of it.
 //!
 //! Every rank brings its part down to a few *slots*, the slots of all parts are gathered in their order along
 //! the dimension, and with those it finishes its own part:
 //!
 //! | | the slots of a part | what becomes of all slots | operators |
 //! |---|---|---|---|
-//! | [`scan`](Parts::scan) | its total | what comes before a part is carried into it | cumulative ones |
-//! | [`pick`](Parts::pick) | what it finds, and where | it finds among them, the same on all ranks | extrema and where they are, the `k` largest |
-//! | [`exponentials`](Parts::exponentials) | its maximum, and its sum of exponentials | those of the whole | softmaxes |
+//! | [`scan`](ShardSummaries::scan) | its total | what comes before a part is carried into it | cumulative ones |
+//! | [`pick`](ShardSummaries::pick) | what it finds, and where | it finds among them, the same on all ranks | extrema and where they are, the `k` largest |
+//! | [`exponentials`](ShardSummaries::exponentials) | its maximum, and its sum of exponentials | those of the whole | softmaxes |
 //!
 //! ```text
 //! cumsum of  1 2 3 | 4 5 | 6          totals  6 | 9 | 6

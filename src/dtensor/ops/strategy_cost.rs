@@ -1,4 +1,4 @@
-//! [`Cost`]: what it costs to bring an operator's operands to where rows want them.
+//! [`StrategyCost`]: what it costs to bring an operator's operands to where rows want them.
 
 use std::ops::Add;
 

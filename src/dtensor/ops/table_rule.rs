@@ -1,4 +1,4 @@
-//! [`Table`]: a rule written out as its rows.
+//! [`TableRule`]: a rule written out as its rows.
 
 use std::hash::{Hash, Hasher};
 
@@ -7,9 +7,9 @@ use burn::tensor::Shape;
 use super::{ShardingRule, Strategy};
 use crate::Result;
 
-/// A [`Rule`] given as a plain table: PyTorch's `register_sharding`. For an operator whose dimensions
+/// A [`ShardingRule`] given as a plain table: PyTorch's `register_sharding`. For an operator whose dimensions
 /// [letters](super::Axes) cannot name, and which takes no arguments beside its tensors; with arguments, of which a
-/// decision may depend, implement [`Rule`].
+/// decision may depend, implement [`ShardingRule`].
 ///
 /// A row says which placements of the inputs, along one mesh dimension, give which of the outputs when every rank
 /// computes alone. The all-`Replicate` row is always allowed and need not be listed.
@@ -17,11 +17,11 @@ use crate::Result;
 /// ```
 /// use burn::tensor::Tensor;
 /// use burn_dtensor::dtensor::DTensor;
-/// use burn_dtensor::dtensor::ops::{Table, apply, strategy};
+/// use burn_dtensor::dtensor::ops::{TableRule, apply, strategy};
 /// use burn_dtensor::placement::Placement::Shard;
 ///
 /// /// `[a, b, c] -> [b, a, c]`, which keeps whatever shards it.
-/// const TURN: Table = Table::new(
+/// const TURN: TableRule = TableRule::new(
 ///     "turn",
 ///     |inputs| Ok(vec![[inputs[0][1], inputs[0][0], inputs[0][2]].into()]),
 ///     |_, _| [(0, 1), (1, 0), (2, 2)].map(|(from, to)| strategy([Shard(from)], [Shard(to)])).into(),

@@ -1,4 +1,4 @@
-//! [`Block`]: several tensors in one block of memory.
+//! [`SharedAllocation`]: several tensors in one block of memory.
 
 use burn::tensor::{DType, Shape};
 use burn_cubecl::CubeDevice;

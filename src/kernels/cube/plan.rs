@@ -16,7 +16,7 @@ use super::table::table;
 use super::{BlockLayout, CubeError, SharedAllocation};
 use crate::kernels::{Convert, CopyPlan};
 
-/// [`Copies`] with their tables on a device: each run is one launch, or the fewest that its bindings allow.
+/// [`CopyPlan`] with their tables on a device: each run is one launch, or the fewest that its bindings allow.
 pub(crate) struct CubePlan {
     client: Client,
     device: CubeDevice,
@@ -159,7 +159,7 @@ impl CubePlan {
         let table = unsafe { BufferArg::from_raw_parts(launch.table.clone(), launch.words) };
         let rows = launch.tasks.div_ceil(self.limits.cubes);
         let count = CubeCount::Static(launch.tasks.div_ceil(rows) as u32, rows as u32, 1);
-        // SAFETY: the table's places lie inside the sources and the target, as `Copies` and `run` have made sure.
+        // SAFETY: the table's places lie inside the sources and the target, as `CopyPlan` and `run` have made sure.
         unsafe {
             kernel::copy::launch_unchecked(
                 &self.client,

@@ -1,10 +1,10 @@
-//! [`Copies`] of Flex tensors: runs of memory, over the threads of the rank's pool.
+//! [`CopyPlan`] of Flex tensors: runs of memory, over the threads of the rank's pool.
 //!
 //! | file | what it does |
 //! |---|---|
 //! | `sources`, `memory` | what is read, and what is written |
 //! | `share` | segments cut into pieces of equal length for the threads |
-//! | `pieces` | the same for the threads of several ranks, that make one copy for all |
+//! | `tasks` | the same for the threads of several ranks, that make one copy for all |
 //! | `group`, `tiles` | segments alike in turn, a few rows of each; single elements side by side, transposed |
 //! | `rows` | runs at equal distances, by a loop made for their length; very long ones by `memcpy` |
 //! | `stream`, `prefetch` | long runs of large copies, past the caches; what is read next, into them |
@@ -12,7 +12,7 @@
 //! | `float`, `round` | precisions and rounding |
 //!
 //! Targets are memory that is written once: by the segments, and with zeros in the gaps between them. Threads write
-//! to one target at the same time, each the elements of its own segments; see the invariants of [`Copies`].
+//! to one target at the same time, each the elements of its own segments; see the invariants of [`CopyPlan`].
 
 mod convert;
 mod float;
@@ -100,7 +100,7 @@ fn plain(copies: &CopyPlan, sources: &Sources, dtype: DType) -> Vec<FlexTensor> 
     let mut targets = OutputBuffers::of(None, copies, size);
     let to = targets.ends();
     // SAFETY: a segment lies inside its source, which has as many elements as the plan says, and inside its target, where
-    // it is the only one to write (invariants 1 and 2 of `Copies`); the target is new memory. Every element is in a gap,
+    // it is the only one to write (invariants 1 and 2 of `CopyPlan`); the target is new memory. Every element is in a gap,
     // which are zero, or in a segment, which are all copied.
     unsafe {
         segments(&copies.segments, sources, &to, size, stream::pays(copies.copied() * size));

@@ -1,4 +1,4 @@
-//! [`Rows`]: runs of bytes at equal distances.
+//! [`StridedRows`]: runs of bytes at equal distances.
 
 use super::prefetch::{LINE, prefetch};
 use crate::kernels::StridedCopy;
@@ -145,7 +145,7 @@ impl StridedRows {
 /// `PREFETCHES`, so is what lies `ahead` in the source.
 ///
 /// # Safety
-/// As of [`Rows::copy`], of one run.
+/// As of [`StridedRows::copy`], of one run.
 #[inline(always)]
 unsafe fn long<const PREFETCHES: bool>(from: *const u8, to: *mut u8, len: usize, distance: usize) {
     // SAFETY: the caller's.
@@ -166,7 +166,7 @@ unsafe fn long<const PREFETCHES: bool>(from: *const u8, to: *mut u8, len: usize,
 /// Copies `N` bytes: so few that it is no call, but loads and stores.
 ///
 /// # Safety
-/// As of [`Rows::copy`].
+/// As of [`StridedRows::copy`].
 #[inline(always)]
 unsafe fn bytes<const N: usize>(from: *const u8, to: *mut u8) {
     // SAFETY: the caller's.

@@ -49,7 +49,7 @@ pub(super) fn are_long(rows: &StridedRows) -> bool {
 /// ```
 ///
 /// # Safety
-/// As of [`Rows::copy`].
+/// As of [`StridedRows::copy`].
 pub(super) unsafe fn rows(rows: StridedRows, start: RowStart) {
     let band = if rows.run < STRIPED { rows.rows / STRIPES } else { 0 };
     let distance = if rows.run < rows.from_stride { PREFETCH_LINES * rows.from_stride } else { 0 };

@@ -1,4 +1,4 @@
-//! [`Pieces`]: a plain copy that several ranks make together.
+//! [`CopyTasks`]: a plain copy that several ranks make together.
 
 use super::memory::Ends;
 use super::share::{SplitPoint, TASK_BYTES, for_range, split_points};
@@ -38,7 +38,7 @@ impl CopyTasks {
     pub unsafe fn copy(&self, index: usize, copies: &CopyPlan, sources: &Sources, to: &Ends<u8>) {
         for_range(&copies.segments, self.places[index], self.places[index + 1], |part| {
             // SAFETY: a segment lies inside its source, which was checked, and inside its target, where it is the only one
-            // to write (invariants 1 and 2 of `Copies`); so do parts of it, and no two pieces have a part in common.
+            // to write (invariants 1 and 2 of `CopyPlan`); so do parts of it, and no two pieces have a part in common.
             unsafe { segments(part, sources, to, self.size, self.streams) }
         });
     }

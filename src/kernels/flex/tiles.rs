@@ -4,11 +4,11 @@ use smallvec::SmallVec;
 
 use super::rows::{RowStart, StridedRows};
 
-/// Copies runs as [`Rows::copy`] does; those of two and four bytes by tiles, where starts are side by side in the
+/// Copies runs as [`StridedRows::copy`] does; those of two and four bytes by tiles, where starts are side by side in the
 /// source or in the target, and what each leads to is adjacent on the other side.
 ///
 /// # Safety
-/// As of [`Rows::copy`].
+/// As of [`StridedRows::copy`].
 #[inline(always)]
 pub(super) unsafe fn copy(rows: StridedRows, starts: impl Iterator<Item = RowStart>) {
     // SAFETY: the caller's.
@@ -28,7 +28,7 @@ pub(super) unsafe fn copy(rows: StridedRows, starts: impl Iterator<Item = RowSta
 type Tile<const N: usize> = unsafe fn([*const u8; N], [*mut u8; N]);
 
 /// # Safety
-/// As of [`Rows::copy`]; `N` elements are 16 bytes.
+/// As of [`StridedRows::copy`]; `N` elements are 16 bytes.
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
 unsafe fn by_tiles<const N: usize>(rows: StridedRows, starts: impl Iterator<Item = RowStart>, tile: Tile<N>) {

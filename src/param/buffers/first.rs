@@ -21,7 +21,7 @@ use crate::param::unit::Unit;
 /// Every rank of the group; of a model without buffers no communication.
 ///
 /// # Errors
-/// [`ParamError::NotMet`](crate::param::ParamError::NotMet) for a module whose `map` does not show what its `visit`
+/// [`ParamError::ParamNotVisited`](crate::param::ParamError::ParamNotVisited) for a module whose `map` does not show what its `visit`
 /// does, and [`Error::Comm`](crate::Error::Comm) if ranks have other buffers, or another rank fails.
 pub(crate) fn own_buffers<M: Module>(
     model: M,

@@ -1,4 +1,4 @@
-//! [`Buffers`]: which running statistics all ranks get.
+//! [`BufferSync`]: which running statistics all ranks get.
 
 /// Which running statistics all ranks get when [`sync_buffers`](super::sync_buffers) or
 /// [`full_model`](crate::fsdp::full_model) makes them equal.

@@ -11,7 +11,7 @@ use crate::comm::{Call, ReduceOp};
 use crate::param::unit::DataParallelGroups;
 
 /// Makes a sharded model's running statistics equal on all ranks that it was sharded over, as its
-/// [`Buffers`] say.
+/// [`BufferSync`] say.
 ///
 /// Call it before [`valid`](Module::valid), before a record is made of the model, and before anything else
 /// that looks at running statistics; [`full_model`](crate::fsdp::full_model) does. Of a model that was not
@@ -31,7 +31,7 @@ use crate::param::unit::DataParallelGroups;
 ///     let mesh = DeviceMesh::new(world, [2], ["shard"])?;
 ///     let device = world.device().clone().autodiff();
 ///     let norm: BatchNorm = BatchNormConfig::new(3).init(&device);
-///     let norm = fully_shard(norm, &mesh, FullyShard::new().buffers(Buffers::Average))?;
+///     let norm = fully_shard(norm, &mesh, FullyShard::new().with_buffer_sync(BufferSync::Average))?;
 ///     // Each rank's batch is another: all 0 here, all 1 there.
 ///     norm.forward(Tensor::<2>::full([4, 3], world.rank() as f32, &device));
 ///     sync_buffers(&norm)?;

@@ -20,7 +20,7 @@ use crate::param::states::copying;
 /// the transition is that plain tensors in fields are without autodiff: constants to every operation.
 ///
 /// # Errors
-/// [`ParamError::NotMet`] for a parameter that the model's `map` does not show as its `visit` does.
+/// [`ParamError::ParamNotVisited`] for a parameter that the model's `map` does not show as its `visit` does.
 pub(in crate::param) fn unshared<M: Module>(model: M) -> Result<M> {
     if !ModelScan::of(&model).has_running() {
         return Ok(model);

@@ -1,6 +1,6 @@
 //! [`unit_tensors!`](crate::unit_tensors): structs and enums of the program's own.
 
-/// Makes structs and enums inputs and outputs of units: implements [`UnitTensors`](crate::fsdp::UnitTensors).
+/// Makes structs and enums inputs and outputs of units: implements [`TensorTree`](crate::fsdp::TensorTree).
 ///
 /// Name the fields as in a pattern; each implements it too. A field that is left out is an error of the compiler's;
 /// those behind `..` pass through as they are.
@@ -28,7 +28,7 @@
 ///
 /// unit_tensors! {
 ///     struct Batch { tokens, mask, .. }
-///     [T: UnitTensors] struct Pair<T>(first, second);
+///     [T: TensorTree] struct Pair<T>(first, second);
 ///     enum Heads { One(x), Two { left, right }, None }
 /// }
 ///

@@ -1,4 +1,4 @@
-//! [`Frame`]: a checkpointed block while it computes.
+//! [`RecomputeContext`]: a checkpointed block while it computes.
 //!
 //! | time | computes | its units |
 //! |---|---|---|

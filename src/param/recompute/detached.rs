@@ -1,4 +1,4 @@
-//! [`Copies`]: a module whose parameters are no part of the graph that its own are leaves of.
+//! [`DetachedModule`]: a module whose parameters are no part of the graph that its own are leaves of.
 //!
 //! A node of the graph must hold no tensor of it, which would keep it alive, and a graph cannot be added to while its
 //! backward runs. So a checkpointed block computes with copies: untracked for the first time; again, the parameters that
@@ -75,7 +75,7 @@ impl DetachedModule {
     /// forward writes, it writes to itself.
     ///
     /// # Errors
-    /// [`ParamError::NotMet`](crate::param::ParamError::NotMet).
+    /// [`ParamError::ParamNotVisited`](crate::param::ParamError::ParamNotVisited).
     pub(super) fn with_leaves<M: Module>(&self, module: M) -> Result<(M, Vec<(NodeId, DispatchTensor)>)> {
         let module = if self.untrained { copying(|| unshared(module))? } else { module };
         if self.ordinary.is_empty() {

@@ -1,4 +1,4 @@
-//! [`checkpointed`]: a block that keeps its input, and computes again in backward.
+//! [`checkpoint_activations`]: a block that keeps its input, and computes again in backward.
 //!
 //! ```text
 //!   forward    input ─> the block without a graph ─────────────────────────────> outputs
@@ -49,14 +49,14 @@ use rng::SavedRngState;
 ///
 /// ```
 /// # use burn::{nn::Linear, module::Module, tensor::Tensor};
-/// # use burn_dtensor::fsdp::{checkpointed, unit};
+/// # use burn_dtensor::fsdp::{checkpoint_activations, unit};
 /// # #[derive(Module, Debug)]
 /// # struct Stack { blocks: Vec<Linear>, head: Linear }
 /// impl Stack {
 ///     pub fn forward(&self, x: Tensor<2>) -> Tensor<2> {
 ///         unit(self, x, |stack, mut x| {
 ///             for block in &stack.blocks {
-///                 x = checkpointed(block, x, |block, x| block.forward(x));
+///                 x = checkpoint_activations(block, x, |block, x| block.forward(x));
 ///             }
 ///             stack.head.forward(x)
 ///         })
@@ -65,12 +65,12 @@ use rng::SavedRngState;
 /// ```
 ///
 /// A module that is not sharded is checkpointed too, by its own parameters. Of a unit
-/// [`Units::set_activation_checkpointing`](super::Units::set_activation_checkpointing) turns it off and on, by patterns of
+/// [`FsdpModule::set_activation_checkpointing`](super::FsdpModule::set_activation_checkpointing) turns it off and on, by patterns of
 /// paths if need be. Where nothing is tracked it is [`unit`](fn@super::unit).
 ///
 /// A unit is gathered once in backward, for computing again and for gradients, and reduced as without, in the same order;
 /// that includes units inside the block, however they are opened, and weights that are read of units around it.
-/// [`Units::set_unshard_in_backward`](super::Units::set_unshard_in_backward) does not keep back what it reads. A block may
+/// [`FsdpModule::set_unshard_in_backward`](super::FsdpModule::set_unshard_in_backward) does not keep back what it reads. A block may
 /// be inside another, and may run more than once.
 ///
 /// What it computes with and is tracked must be in `input`, or a parameter of `module`: what else `forward` captures
@@ -88,7 +88,7 @@ use rng::SavedRngState;
 /// Each block starts burn's state anew, with a number drawn from it (on a GPU from this crate's stream of the rank), whether it is
 /// checkpointed or not: so checkpointing changes no random number. Ranks that are threads share burn's state. Where what
 /// the block computes again is not what forward has computed, to the bit, backward fails with
-/// [`ParamError::NotReplayed`] in the place of wrong gradients; on the CPU, that is: on a GPU outputs are not compared.
+/// [`ParamError::NondeterministicRecompute`] in the place of wrong gradients; on the CPU, that is: on a GPU outputs are not compared.
 ///
 /// Statistics that a layer gathers in forward (batch normalization) are gathered once.
 ///
@@ -96,7 +96,7 @@ use rng::SavedRngState;
 /// As [`unit`](fn@super::unit). Collectives that `forward` calls itself, as DTensors do, are called again in backward.
 ///
 /// # Panics
-/// As [`unit`](fn@super::unit); with [`ParamError::Captured`] in forward, and [`ParamError::NotReplayed`] in backward.
+/// As [`unit`](fn@super::unit); with [`ParamError::CapturedTrackedTensor`] in forward, and [`ParamError::NondeterministicRecompute`] in backward.
 #[track_caller]
 pub fn checkpoint_activations<M, I, O>(module: &M, input: I, forward: impl Fn(&M, I) -> O + Send + 'static) -> O
 where

@@ -1,7 +1,7 @@
 //! A checkpointed block's nodes in the autodiff graph.
 //!
 //! ```text
-//!   flush, inputs, the last token before ─> Gate ─> Output, one for each
+//!   flush, inputs, the last token before ─> RecomputeNode ─> RegionOutput, one for each
 //! ```
 //!
 //! The gate lies one node above the outputs: it runs once all their gradients are there, and computes the block again. It
@@ -38,7 +38,7 @@ pub(super) struct Recomputed {
     pub(super) reduced: Reduced,
 }
 
-/// A block between forward and backward. As a [`Pass`] it holds no tensor of the graph.
+/// A block between forward and backward. As a [`UnitPass`] it holds no tensor of the graph.
 pub(super) struct RecomputeRegion {
     recompute: Mutex<Option<Box<dyn Recompute>>>,
     /// Of each output, once backward has come to it.

@@ -1,4 +1,4 @@
-//! [`Random`]: the random state that a checkpointed block starts from.
+//! [`SavedRngState`]: the random state that a checkpointed block starts from.
 
 use burn::tensor::{DType, Device, Distribution, Tensor};
 

@@ -114,7 +114,7 @@ impl AllocationController for FlexView {
         let place = self.0.read(policy.copy_allowed())?;
         let bytes: &[u8] = &place;
         // SAFETY: `u8` is a valid `MaybeUninit<u8>`. The bytes stay where they are as long as the view,
-        // but for forward's, which are only read on the slot's thread and until `release`: that takes
+        // but for forward's, which are only read on the slot's thread and until `evict`: that takes
         // them back on this thread only, between operations, while no handle to this view is the only
         // one. See `slot::Place`.
         Ok(unsafe { std::slice::from_raw_parts(bytes.as_ptr().cast(), bytes.len()) })

@@ -1,4 +1,4 @@
-//! [`Gathered`]: the weights of one forward through a unit, and of the backward that belongs to it.
+//! [`UnshardState`]: the weights of one forward through a unit, and of the backward that belongs to it.
 //!
 //! Apart from burn, as [`slot`](super::slot) is.
 //!
@@ -6,14 +6,14 @@
 //!            unshard           leave             again              end
 //!   Sharded ─────────> Forward ──────> UnderWay ───────> Backward ──────> Done
 //!      ^───── end ────────┘  │             ^  └── end ──> Kept ── again ───┘
-//!                            └─> Whole ────┘ reshard
+//!                            └─> Unsharded ────┘ reshard
 //! ```
 //!
 //! | state | a weight in a slot | another |
 //! |---|---|---|
 //! | `Sharded` | not there | not there |
 //! | `Forward` | in forward's memory | there |
-//! | `Whole` | in forward's memory, for backward | there |
+//! | `Unsharded` | in forward's memory, for backward | there |
 //! | `UnderWay` | the slot is empty: who reads a view has all slots filled | not there |
 //! | `Backward` | filled again, until the last view goes | until it is given out |
 //! | `Kept` | as `UnderWay`, for views that the program keeps | not there |

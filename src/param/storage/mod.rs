@@ -1,4 +1,4 @@
-//! [`UnitBuffer`]: whose the gathered memory of a unit is.
+//! [`UnshardedParams`]: whose the gathered memory of a unit is.
 //!
 //! A unit's weights are whole for a while, in forward and again in backward, and so are their gradients, until
 //! they are reduced. All of that memory is a buffer's: scopes, passes and nodes of the graph hold the buffer, and
@@ -6,16 +6,16 @@
 //!
 //! | operation | | waits for | behind it |
 //! |---|---|---|---|
-//! | [`new`](UnitBuffer::new) | allocate | | nothing yet: the communicator makes results, a tensor a weight |
-//! | [`copy_in`](UnitBuffer::copy_in) | what was gathered ahead of forward | | the tensor, or a slot of its memory |
-//! | [`gather`](UnitBuffer::gather) | for forward | all-gather | the same |
-//! | [`view`](UnitBuffer::view) | a weight in forward | | a handle |
-//! | [`take_back`](UnitBuffer::take_back) | forward is over | | slots are emptied, and an all-gather is issued |
-//! | [`gather_again`](UnitBuffer::gather_again), [`view_again`](UnitBuffer::view_again) | a weight in backward | that all-gather | slots are filled |
-//! | [`reduce_in`](UnitBuffer::reduce_in) | a whole gradient | | the tensor |
-//! | [`end`](UnitBuffer::end) | the pass needs the weights no longer | | handles go |
-//! | [`take_gradients`](UnitBuffer::take_gradients) | to reduce | terms' all-reduce | they go |
-//! | [`copy_out`](UnitBuffer::copy_out) | what leaves the unit | | a copy, of a slot's memory |
+//! | [`new`](UnshardedParams::new) | allocate | | nothing yet: the communicator makes results, a tensor a weight |
+//! | [`copy_in`](UnshardedParams::copy_in) | what was gathered ahead of forward | | the tensor, or a slot of its memory |
+//! | [`gather`](UnshardedParams::gather) | for forward | all-gather | the same |
+//! | [`view`](UnshardedParams::view) | a weight in forward | | a handle |
+//! | [`take_back`](UnshardedParams::take_back) | forward is over | | slots are emptied, and an all-gather is issued |
+//! | [`gather_again`](UnshardedParams::gather_again), [`view_again`](UnshardedParams::view_again) | a weight in backward | that all-gather | slots are filled |
+//! | [`reduce_in`](UnshardedParams::reduce_in) | a whole gradient | | the tensor |
+//! | [`end`](UnshardedParams::end) | the pass needs the weights no longer | | handles go |
+//! | [`take_gradients`](UnshardedParams::take_gradients) | to reduce | terms' all-reduce | they go |
+//! | [`copy_out`](UnshardedParams::copy_out) | what leaves the unit | | a copy, of a slot's memory |
 //!
 //! Another layout of that memory, such as one block for all weights that kernels copy shards into and views out
 //! of, changes what is behind these; so does a communication that is issued earlier or waited for later.
@@ -28,13 +28,13 @@
 //! Dropping the handles of a gathered weight does not free it where the graph saved a view: burn's
 //! `linear` reshapes its weight, `nn::Embedding` keeps its own, and without gradient checkpointing
 //! either holds the whole buffer until backward. So on Flex a gathered weight is a view of a
-//! [`Slot`](slot::Slot): freeing the slot frees the bytes under every view at once (of ranks in one process, which have
+//! [`Storage`](slot::Slot): freeing the slot frees the bytes under every view at once (of ranks in one process, which have
 //! them in common, once all have freed theirs), filling it again gives them back. A view that is read while its slot is empty has the slot filled first.
 //!
 //! ```text
 //!   weight ── reshape ── saved by matmul        forward: full     after: empty     backward: full
 //!      \________/            |
-//!         Slot  <────────────┘
+//!         Storage  <────────────┘
 //! ```
 //!
 //! Memory is taken back once, when forward leaves the unit; what backward gathers again goes with its

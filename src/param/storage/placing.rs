@@ -1,4 +1,4 @@
-//! [`Placing`]: weights into slots, on backends that have them.
+//! [`StoragePlacer`]: weights into slots, on backends that have them.
 
 use std::sync::Arc;
 

@@ -1,7 +1,7 @@
-//! [`Slot`]: memory that can be taken back under its views.
+//! [`EvictableStorage`]: memory that can be taken back under its views.
 //!
 //! Apart from burn, so that `tests/slot-model` can try it under many schedules. Nothing here is
-//! unsafe; what the users of [`View::read`] owe says [`Place`].
+//! unsafe; what the users of [`StorageView::read`] owe says [`StorageRef`].
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -37,7 +37,7 @@ impl<M, L> EvictableStorage<M, L> {
     /// Takes back what forward gathered, under every view. On another thread than that of
     /// [`new`](Self::new) it stays, until the last view goes.
     ///
-    /// The caller still holds a clone of each view that it gave out: see [`Place`].
+    /// The caller still holds a clone of each view that it gave out: see [`StorageRef`].
     pub fn evict(&self) {
         if thread::current().id() == self.thread {
             self.forward.write().take();

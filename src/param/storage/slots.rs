@@ -1,4 +1,4 @@
-//! [`Slot`]: memory of gathered weights that is taken back under its views.
+//! [`Storage`]: memory of gathered weights that is taken back under its views.
 
 use std::fmt::Debug;
 

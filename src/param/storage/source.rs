@@ -1,4 +1,4 @@
-//! [`Source`]: where the weights of one pass come from, in forward and again in backward.
+//! [`ShardGatherer`]: where the weights of one pass come from, in forward and again in backward.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock, Weak};
@@ -212,7 +212,7 @@ impl ShardGatherer {
         }
     }
 
-    /// The weight at `position`, gathered for backward: see [`Gathered::again`].
+    /// The weight at `position`, gathered for backward: see [`UnshardState::again`].
     pub(super) fn again(&self, position: usize, shared: bool) -> Option<DispatchTensor> {
         self.gathered.again(position, shared, |issued| self.gather_again(issued), Storage::fill)
     }

@@ -7,8 +7,8 @@
 //! use burn_dtensor::comm::Launch;
 //! use burn_dtensor::testing::Conformance;
 //!
-//! // Threads; of another engine `|ranks| Launch::on(engine(ranks))`.
-//! let report = Conformance::of(Launch::threads).ranks([2]).check("broadcast");
+//! // Threads; of another engine `|ranks| Launch::on_backend(engine(ranks))`.
+//! let report = Conformance::of(Launch::threads).with_ranks([2]).check("broadcast");
 //! assert!(report > 100, "that many cases were tried");
 //! ```
 //!

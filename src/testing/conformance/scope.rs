@@ -1,4 +1,4 @@
-//! [`Scope`]: a group that a check runs in.
+//! [`TestGroup`]: a group that a check runs in.
 
 use std::cell::Cell;
 

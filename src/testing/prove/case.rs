@@ -210,7 +210,7 @@ fn leaf<const D: usize, K: Kind>(data: TensorData, device: &Device) -> Tensor<D,
     Tensor::from_data(data, (device, dtype))
 }
 
-/// The integers of an [`Input`]: from 0 to below a bound, or a range.
+/// The integers of an [`CaseInput`]: from 0 to below a bound, or a range.
 pub trait IntRange {
     /// The range.
     fn range(self) -> Range<i64>;

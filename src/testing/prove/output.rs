@@ -1,4 +1,4 @@
-//! [`Outputs`]: what an operator gives back, of whatever number, kind and dimensions.
+//! [`CaseOutputs`]: what an operator gives back, of whatever number, kind and dimensions.
 
 use burn::tensor::{DType, Tensor};
 

@@ -112,7 +112,7 @@ impl ValueKind {
         }
     }
 
-    /// What the rank at `coordinate` holds of the tensor `whole`, and the derivative of the loss
+    /// What the rank at `coordinate` holds of the tensor `full_values`, and the derivative of the loss
     /// by it, where `gradient` is that by the whole.
     pub(super) fn held(
         &self,

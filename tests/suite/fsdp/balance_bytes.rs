@@ -1,4 +1,4 @@
-//! `FullyShard::balanced`: ranks that hold as many bytes of each unit, beside chunks and the unsharded model.
+//! `FullyShard::with_balanced_bytes`: ranks that hold as many bytes of each unit, beside chunks and the unsharded model.
 
 use std::collections::BTreeMap;
 

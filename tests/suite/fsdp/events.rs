@@ -93,7 +93,7 @@ enum Checkpointing {
     None,
     /// By burn, on a device with gradient checkpointing.
     Operations,
-    /// By [`checkpointed`], in place of `unit` around each block.
+    /// By [`checkpoint_activations`], in place of `unit` around each block.
     Blocks,
 }
 

@@ -1,4 +1,4 @@
-//! [`Block`]: a rectangular block of a row-major tensor, as runs of adjacent elements.
+//! [`RunBlock`]: a rectangular block of a row-major tensor, as runs of adjacent elements.
 
 use std::ops::Range;
 

@@ -1,4 +1,4 @@
-//! [`Shared`]: what every rank needs of a collective alike, made by whichever comes first.
+//! [`CollectiveCache`]: what every rank needs of a collective alike, made by whichever comes first.
 //!
 //! That is where the elements of every rank's tensors are, and which go where. Were each rank to find it out by
 //! itself, that would be work that grows with the square of their number, whatever the size of the tensors.

@@ -1,4 +1,4 @@
-//! [`Together`]: a result that all ranks of a process get alike, made by those that wait for it, and there once.
+//! [`CooperativeResult`]: a result that all ranks of a process get alike, made by those that wait for it, and there once.
 //!
 //! Each rank takes pieces of the work until there are none left. Who comes when it is made takes a handle.
 //!
@@ -12,7 +12,7 @@
 //! memory of its own. So nobody notices but by time and memory.
 //!
 //! A rank that has taken a piece may be kept from making it: by another program, or by what its thread pool does meanwhile. Who
-//! has waited for it while [nothing moved](Shelf::patience) makes all by itself, for itself.
+//! has waited for it while [nothing moved](SharedResultCache::patience) makes all by itself, for itself.
 
 use std::mem;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -47,7 +47,7 @@ pub(super) unsafe trait PartitionedJob {
     /// Writes piece `index` of what begins where `to` says.
     ///
     /// # Safety
-    /// `cut` and `to` are of one [`begin`](Self::begin), nobody else writes this piece, and nobody reads.
+    /// `partition` and `to` are of one [`begin`](Self::begin), nobody else writes this piece, and nobody reads.
     unsafe fn make(&self, sizes: &Self::Partition, index: usize, to: &Ends<u8>);
 
     /// The results.
@@ -57,7 +57,7 @@ pub(super) unsafe trait PartitionedJob {
     unsafe fn finish(&self, targets: OutputBuffers) -> Vec<FlexTensor>;
 }
 
-/// Results of a [`Job`] whose cut is a `C`.
+/// Results of a [`PartitionedJob`] whose cut is a `C`.
 pub(super) struct CooperativeResult<C> {
     state: Mutex<BuildState<C>>,
     changed: Condvar,

@@ -16,7 +16,7 @@ use crate::kernels::flex::{CopyTasks, Ends, OutputBuffers, PinnedSources, Source
 use crate::kernels::{Convert, CopyPlan, FlatLayout};
 use crate::memory::HostMemoryPool;
 
-/// Where an all-gather's elements go: one copy for all tensors of a dtype. Kept with its [`Plan`].
+/// Where an all-gather's elements go: one copy for all tensors of a dtype. Kept with its [`CollectivePlan`].
 #[derive(Debug)]
 pub(in crate::comm::local) struct GatherCopyPlan(Box<[Joint]>);
 
@@ -70,7 +70,7 @@ impl GatherCopyPlan {
     }
 }
 
-/// The parts of all ranks, for each of the [`Joints`], and the wholes.
+/// The parts of all ranks, for each of the [`GatherCopyPlan`], and the wholes.
 #[derive(Debug)]
 pub(in crate::comm::local) struct GatherSources {
     ranks: usize,

@@ -1,4 +1,4 @@
-//! Ranks that wait [help](Courier::help).
+//! Ranks that wait [help](Transport::progress).
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! Tests of [`MpiCourier`] in several processes, by the numbers in [`mpi`](super).
+//! Tests of [`MpiTransport`] in several processes, by the numbers in [`mpi`](super).
 
 mod ending;
 mod helping;

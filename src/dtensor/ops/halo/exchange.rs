@@ -160,7 +160,7 @@ struct HaloNode<const D: usize> {
     output: Mutex<Option<DispatchTensor>>,
     /// Shape of this rank's part.
     part: Shape,
-    /// Drawn in forward: see [`Call::drawn`].
+    /// Drawn in forward: see [`Call::forward_index`].
     place: Option<u64>,
     exchange: Arc<Exchange>,
     origin: CallSite,

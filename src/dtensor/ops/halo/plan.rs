@@ -1,4 +1,4 @@
-//! [`Plan`]: which elements go from rank to rank. Pure: intervals in, intervals out.
+//! [`HaloPlan`]: which elements go from rank to rank. Pure: intervals in, intervals out.
 
 use std::ops::Range;
 

@@ -1,4 +1,4 @@
-//! [`Targets`]: what a rank's class indices pick, and how they weigh.
+//! [`ClassTargets`]: what a rank's class indices pick, and how they weigh.
 
 use burn::tensor::{Bool, Int, Tensor};
 

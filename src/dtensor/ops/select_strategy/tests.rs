@@ -1,4 +1,4 @@
-//! Tests of [`choose`].
+//! Tests of [`select_strategy`].
 
 use super::super::placements::{AVG, MAX, R, S, SUM};
 use super::super::strategy;

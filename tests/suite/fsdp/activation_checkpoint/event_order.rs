@@ -142,7 +142,7 @@ fn units_inside_are_reduced_in_reverse_order_of_entry() {
     });
 }
 
-/// [`Units::set_activation_checkpointing`] by patterns.
+/// [`FsdpModule::set_activation_checkpointing`] by patterns.
 #[test]
 fn patterns_say_which_units_compute_again() {
     use std::sync::Arc;
