@@ -75,7 +75,7 @@
 //! | [`parallel`] | [`parallelize`](parallel::parallelize): tensor-parallel placements by a plan; [`distribute_module`](parallel::distribute_module): by a function |
 //! | [`optim`] | the state of burn's optimizers by path, for any mesh; burn's optimizers on DTensors without a module |
 //! | [`nn`] | the forward of burn-nn's layers over DTensors |
-//! | [`debug`] | [`watch`](debug::watch): what is sent, and which line asked for it; [`layout`](fn@debug::layout): which rank holds what of a model |
+//! | [`debug`] | [`watch`](debug::trace_comm): what is sent, and which line asked for it; [`layout`](fn@debug::visualize_model): which rank holds what of a model |
 //!
 //! With the feature `testing` there is also a room of mesh fixtures for tests, and the prover of
 //! operators' rules.

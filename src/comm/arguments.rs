@@ -67,7 +67,7 @@ pub(super) fn check_shards(
             };
             return problem(
                 format!("tensor {i} has length {found} in dimension {dim}, but {part} {expected}"),
-                "cut the whole with `placement::Cut`",
+                "cut the whole with `placement::ShardSizes`",
             );
         }
         print.shape[*dim] = sizes.total();

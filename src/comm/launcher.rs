@@ -103,7 +103,7 @@ pub enum StartError {
     /// The file of a rank's [flight recorder](crate::comm::flight) could not be made.
     #[error(
         "rank {rank} cannot make the file of its flight recorder, {}: {problem}; name a folder that the program may write \
-         (`Launch::flight_recorder`, BURN_DTENSOR_FLIGHT), or none",
+         (`Launch::with_flight_recorder`, BURN_DTENSOR_FLIGHT), or none",
         .path.display()
     )]
     Flight {

@@ -5,7 +5,7 @@
 //! program is the same, watched or not.
 //!
 //! ```
-//! use burn_dtensor::debug::watch;
+//! use burn_dtensor::debug::trace_comm;
 //! use burn_dtensor::prelude::*;
 //! use burn_dtensor::placement::Placement::{Replicate, Shard};
 //!

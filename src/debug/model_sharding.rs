@@ -14,7 +14,7 @@ use crate::param::{ModelScan, ScannedParam};
 ///
 /// ```
 /// # use burn::nn::LinearConfig;
-/// # use burn_dtensor::{debug::layout, prelude::*};
+/// # use burn_dtensor::{debug::visualize_model, prelude::*};
 /// launch(Launch::threads(4), |world| {
 ///     let mesh = DeviceMesh::new(world, [4], ["shard"])?;
 ///     let model = fully_shard(LinearConfig::new(6, 16).init(world.device()), &mesh, FullyShard::new())?;

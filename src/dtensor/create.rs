@@ -52,7 +52,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     /// # Errors
     /// As [`from_local_with_shape`](Self::from_local_with_shape), [`DTensorError::LayoutMesh`] for a
     /// layout of another mesh shape, and
-    /// [`LengthSum`](crate::placement::PlacementError::ShardSizeSum) for lengths that are not the tensor's.
+    /// [`ShardSizeSum`](crate::placement::PlacementError::ShardSizeSum) for lengths that are not the tensor's.
     pub fn from_local_with_layout(
         local: Tensor<D, K>,
         mesh: &DeviceMesh,

@@ -46,7 +46,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     ///
     /// # Errors
     /// As [`distribute_tensor`](Self::distribute_tensor), [`DTensorError::LayoutMesh`] for a layout of
-    /// another mesh shape, and [`LengthSum`](crate::placement::PlacementError::ShardSizeSum) for lengths that
+    /// another mesh shape, and [`ShardSizeSum`](crate::placement::PlacementError::ShardSizeSum) for lengths that
     /// are not the tensor's.
     pub fn distribute_tensor_to(full: Tensor<D, K>, mesh: &DeviceMesh, layout: Layout) -> Result<Self> {
         Self::distribute_tensor_from(full, mesh, layout, 0)
@@ -92,7 +92,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     ///
     /// # Errors
     /// As [`distribute_replicated`](Self::distribute_replicated), [`DTensorError::LayoutMesh`] for a layout of
-    /// another mesh shape, and [`LengthSum`](crate::placement::PlacementError::ShardSizeSum) for lengths that
+    /// another mesh shape, and [`ShardSizeSum`](crate::placement::PlacementError::ShardSizeSum) for lengths that
     /// are not the tensor's.
     pub fn distribute_replicated_to(full: Tensor<D, K>, mesh: &DeviceMesh, layout: Layout) -> Result<Self> {
         let spec = DTensorSpec::new(mesh, layout, full.shape(), full.dtype())?;

@@ -13,7 +13,7 @@ pub enum DTensorError {
     /// Two tensors of one operation live on different meshes.
     #[error(
         "tensors of one operation must share a mesh, got {left} and {right}; make both on one, which for \
-         layers is that given to `parallelize`, or bring one over with `full_tensor` and `distribute_local`"
+         layers is that given to `parallelize`, or bring one over with `full_tensor` and `distribute_replicated`"
     )]
     MeshMismatch {
         /// Mesh of the first tensor.
@@ -25,7 +25,7 @@ pub enum DTensorError {
     #[error(
         "tensors of one operation must be one rank's own parts, got parts of {left} and of {right}; pass \
          plain data from rank to rank (`full_tensor`, then `into_data`), and make a part of it there \
-         (`distribute_local`)"
+         (`distribute_replicated`)"
     )]
     RankMismatch {
         /// Whose part the first tensor is, such as `rank 0 of launch 3`.
@@ -54,7 +54,7 @@ pub enum DTensorError {
     #[error(
         "the local tensor of rank {rank} has shape {local:?}, but a tensor of global shape \
          {global:?} laid out as {layout} puts {expected:?} there; \
-         pass the true global shape, or shard it with `distribute_local`"
+         pass the true global shape, or shard it with `distribute_replicated`"
     )]
     LocalShape {
         /// The calling rank.
@@ -110,7 +110,7 @@ pub enum DTensorError {
     /// `vary` was asked for a mesh dimension on which the tensor is not replicated.
     #[error(
         "`vary` on mesh dimension {mesh_dim} needs a Replicate value, it is {placement}; \
-         use `gather_vary` to gather it first"
+         use `all_gather_varying` to gather it first"
     )]
     NotReplicated {
         /// The mesh dimension, `index (name)`.
@@ -177,7 +177,7 @@ pub enum DTensorError {
     },
     /// A transfer was given another tensor than it is of.
     #[error(
-        "rank {rank} brings {found} to a transfer of {expected}; make a `Transfer` of what there is, and give it the \
+        "rank {rank} brings {found} to a transfer of {expected}; make a `CrossMeshRedistribute` of what there is, and give it the \
          part of every rank of the mesh that it comes from, and `None` on the others"
     )]
     TransferOf {
@@ -213,7 +213,7 @@ pub enum DTensorError {
     },
     /// A [`LocalMap`](crate::dtensor::ops::LocalMap) was run with other inputs, or made other outputs, than it lists.
     #[error(
-        "the local map lists {listed} {what}, and there are {given}; list each, in its order, with `.any_input()` for \
+        "the local map lists {listed} {what}, and there are {given}; list each, in its order, with `.with_any_input()` for \
          an input of any placement"
     )]
     MapCount {
@@ -227,7 +227,7 @@ pub enum DTensorError {
     /// An input of a [`LocalMap`](crate::dtensor::ops::LocalMap) is placed otherwise than it must be.
     #[error(
         "input {input} of the local map is {from}, and must be {to}; `redistribute` it first, or let the map do that: \
-         `.redistribute_inputs()`"
+         `.with_redistributed_inputs()`"
     )]
     MapInput {
         /// Which input, from 0.
@@ -260,8 +260,9 @@ impl DTensorError {
             let order: Vec<_> = to.orders().collect();
             let layout =
                 format!("Layout::with_order(mesh.shape(), &{placements:?}, &{order:?})?").replace(", [", ", &[");
-            let lengths =
-                to.uneven_mesh_dims().map(|(mesh_dim, lengths)| format!(".with_lengths({mesh_dim}, {lengths:?})?"));
+            let lengths = to
+                .uneven_mesh_dims()
+                .map(|(mesh_dim, lengths)| format!(".with_uneven_sizes({mesh_dim}, {lengths:?})?"));
             format!(".redistribute_to(&{layout}{})?", lengths.collect::<String>())
         };
         Self::ImplicitRedistribution { operator, input, from: from.to_string(), to: to.to_string(), write }

@@ -31,7 +31,7 @@
 //! | DTensors of no tensor: constants, random values, parameters, masks | `factory`, `random` by `philox`, `initialize`, `mask` |
 //! | from and to PyTorch's strided shards | `strided` |
 //! | a tensor in words, and drawn | `display`; `visualize_sharding` of the cells that are `grid`'s |
-//! | how [`debug::watch`](crate::debug::watch) hears of what is sent, and which line asked for it | `src/watch.rs` |
+//! | how [`debug::trace_comm`](crate::debug::trace_comm) hears of what is sent, and which line asked for it | `src/watch.rs` |
 //! | operators | [`ops`] |
 //!
 //! # Invariants

@@ -51,7 +51,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     /// # Errors
     /// As [`redistribute`](Self::redistribute), [`LayoutMesh`](super::DTensorError::LayoutMesh) for a
     /// layout of another mesh shape, and
-    /// [`LengthSum`](crate::placement::PlacementError::ShardSizeSum) for lengths that are not the tensor's.
+    /// [`ShardSizeSum`](crate::placement::PlacementError::ShardSizeSum) for lengths that are not the tensor's.
     #[track_caller]
     pub fn redistribute_to(self, layout: &Layout) -> Result<Self> {
         if self.layout() == layout {

@@ -122,7 +122,9 @@ impl<const D: usize, K: Kind> PendingStep<D, K> {
         let there = moving.wait()?;
         let full = local.is_some().then(|| as_float(there.clone()));
         let kind = match action {
-            Action::AllGather { dim, sizes } | Action::ShardToPartial { dim, sizes } => PullbackKind::Slice { dim, sizes },
+            Action::AllGather { dim, sizes } | Action::ShardToPartial { dim, sizes } => {
+                PullbackKind::Slice { dim, sizes }
+            }
             Action::Slice { dim, sizes } => PullbackKind::AllGather { dim, sizes },
             Action::AllReduce { op } => PullbackKind::AllReduce { reduced: ReductionVjp::new(op, local, full) },
             Action::ReduceScatter { dim, sizes, op } => {

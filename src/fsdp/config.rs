@@ -86,10 +86,10 @@ pub struct FullyShard {
     pub(super) buffer_sync: BufferSync,
     pub(super) placement: Option<PlacementFn>,
     /// Names of mesh dimensions.
-    pub(super) shard_over: Vec<String>,
-    pub(super) replicate_over: Vec<String>,
+    pub(super) shard_dims: Vec<String>,
+    pub(super) replicate_dims: Vec<String>,
     pub(super) balanced: bool,
-    pub(super) verify_every: u64,
+    pub(super) replica_check_every: u64,
     pub(super) precision: MixedPrecisionPolicy,
     /// Of units by pattern.
     pub(super) precision_for: Vec<(Vec<String>, MixedPrecisionPolicy)>,
@@ -108,10 +108,10 @@ impl Default for FullyShard {
             implicit_unshard: true,
             buffer_sync: BufferSync::default(),
             placement: None,
-            shard_over: Vec::new(),
-            replicate_over: Vec::new(),
+            shard_dims: Vec::new(),
+            replicate_dims: Vec::new(),
             balanced: false,
-            verify_every: 10,
+            replica_check_every: 10,
             precision: MixedPrecisionPolicy::default(),
             precision_for: Vec::new(),
             offload: OffloadPolicy::default(),
@@ -182,14 +182,14 @@ impl FullyShard {
     /// # Ok::<_, burn_dtensor::Error>(())
     /// ```
     pub fn with_shard_dims(mut self, dims: impl DimNames) -> Self {
-        self.shard_over = owned(dims);
+        self.shard_dims = owned(dims);
         self
     }
 
     /// Replicates over these dimensions of the mesh (HSDP), beside those that [`with_shard_dims`](Self::with_shard_dims) names.
     /// Dimensions that neither names have no part.
     pub fn with_replicate_dims(mut self, dims: impl DimNames) -> Self {
-        self.replicate_over = owned(dims);
+        self.replicate_dims = owned(dims);
         self
     }
 
@@ -245,7 +245,7 @@ impl FullyShard {
     /// and Lamb, give equal bits on processors of one kind with one number of threads alone: where replicas have others,
     /// say 0.
     pub fn with_replica_check_every(mut self, steps: u64) -> Self {
-        self.verify_every = steps;
+        self.replica_check_every = steps;
         self
     }
 
@@ -352,15 +352,15 @@ impl fmt::Debug for FullyShard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("FullyShard")
             .field("units", &self.units)
-            .field("unit_of", &self.groups)
+            .field("group_units", &self.groups)
             .field("ignored", &self.ignored)
-            .field("shard_over", &self.shard_over)
-            .field("replicate_over", &self.replicate_over)
+            .field("shard_dims", &self.shard_dims)
+            .field("replicate_dims", &self.replicate_dims)
             .field("reshard_after_forward", &self.reshard)
             .field("implicit_unshard", &self.implicit_unshard)
             .field("buffers", &self.buffer_sync)
             .field("balanced", &self.balanced)
-            .field("verify_every", &self.verify_every)
+            .field("replica_check_every", &self.replica_check_every)
             .field("mixed_precision", &self.precision)
             .field("mixed_precision_for", &self.precision_for)
             .field("offload", &self.offload)

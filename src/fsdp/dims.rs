@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   mesh             efsdp   ep     tp
-//!   a parameter      S(0) over both  -       shard_over(["efsdp", "ep"])
+//!   a parameter      S(0) over both  -       shard_dims(["efsdp", "ep"])
 //!   expert weights   S(0)    -      -        placed over `ep` by `parallelize`
 //!   placed by hand   R       S(0)   -        ParamPlacement::with_mesh_dims("ep")
 //! ```
@@ -32,7 +32,7 @@ impl<'a> FsdpMeshDims<'a> {
     /// [`FsdpError::MeshDims`], [`FsdpError::NoShardDims`], and the mesh's own for names it lacks, that come twice or in
     /// another order.
     pub(super) fn new(mesh: &'a DeviceMesh, config: &FullyShard) -> Result<Self> {
-        let (shard, replicate) = (&config.shard_over, &config.replicate_over);
+        let (shard, replicate) = (&config.shard_dims, &config.replicate_dims);
         let (shard, mut all) = match (shard.is_empty(), replicate.is_empty()) {
             (true, true) if (1..=2).contains(&mesh.ndim()) => {
                 (MeshDims::from_slice(&[mesh.ndim() - 1]), (0..mesh.ndim()).collect())

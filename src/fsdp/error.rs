@@ -9,14 +9,14 @@ pub enum FsdpError {
     /// The mesh has the wrong number of dimensions.
     #[error(
         "fully_shard takes a 1-D mesh [shard] or a 2-D mesh [replicate, shard], not {mesh}; \
-         slice or flatten it first, or name its dimensions by `FullyShard::shard_over`"
+         slice or flatten it first, or name its dimensions by `FullyShard::with_shard_dims`"
     )]
     MeshDims {
         /// The mesh.
         mesh: String,
     },
     /// Mesh dimensions are named that replicate, and none that shards.
-    #[error("`replicate_over` names dimensions of {mesh}, and `shard_over` none: name those that shard")]
+    #[error("`with_replicate_dims` names dimensions of {mesh}, and `with_shard_dims` none: name those that shard")]
     NoShardDims {
         /// The mesh.
         mesh: String,
@@ -141,7 +141,7 @@ pub enum FsdpError {
     /// A module is to be in two units.
     #[error(
         "module `{module}` is to be in the unit `{unit}`, and in another: a module is in one unit; leave it out of a pattern \
-         of `units` or `unit_of`"
+         of `with_units` or `with_group_unit`"
     )]
     ModuleInTwoUnits {
         /// Path of the module.

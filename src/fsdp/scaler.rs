@@ -95,7 +95,7 @@ impl GradScaler {
         self.scale
     }
 
-    /// The loss to go backward from. It is best in `f32` ([`output_dtype`](super::MixedPrecisionPolicy::output_dtype)): in
+    /// The loss to go backward from. It is best in `f32` ([`output_dtype`](super::MixedPrecisionPolicy::with_output_dtype)): in
     /// `f16` the scale to begin with is infinite.
     pub fn scale<const D: usize>(&self, loss: Tensor<D>) -> Tensor<D> {
         loss * self.scale

@@ -31,7 +31,7 @@ use crate::{Error, Result};
 ///
 /// A 1-D mesh shards over its dimension: placements `[S(0)]`. A 2-D mesh replicates over the first
 /// and shards over the second (HSDP): `[R, S(0)]`. Of a mesh of more, or in another order,
-/// [`shard_over`](FullyShard::with_shard_dims) and [`replicate_over`](FullyShard::with_replicate_dims) name the dimensions; the
+/// [`with_shard_dims`](FullyShard::with_shard_dims) and [`with_replicate_dims`](FullyShard::with_replicate_dims) name the dimensions; the
 /// [room's page](super#meshes-of-several-dimensions) has experts on a mesh of their own. Values are those of the mesh's
 /// first rank.
 ///
@@ -170,7 +170,7 @@ pub(super) fn data_parallel(
     ignored: Arc<[PathPattern]>,
     origin: &Arc<str>,
 ) -> Result<DataParallelGroups> {
-    let FullyShard { reshard, implicit_unshard, buffer_sync: buffers, verify_every, .. } = *config;
+    let FullyShard { reshard, implicit_unshard, buffer_sync: buffers, replica_check_every, .. } = *config;
     let (shard, replicate) = (mesh.shard_group()?.clone(), mesh.replicate_group()?);
     let neighbours = match reshard {
         ReshardAfterForward::Ranks(ranks) => {
@@ -187,7 +187,7 @@ pub(super) fn data_parallel(
     let model = ModelNumbers::draw(origin.clone(), &shard, replicate, neighbours.as_ref(), all);
     let replicate = replicate.map(|group| group.duplicate(REDUCE));
     let neighbours = neighbours.map(|group| group.duplicate(AGAIN));
-    let verify = ReplicaCheck::every(verify_every).into();
+    let verify = ReplicaCheck::every(replica_check_every).into();
     let (again, reduce) = (shard.duplicate(AGAIN), shard.duplicate(REDUCE));
     let precision = Precision::default();
     Ok(DataParallelGroups {

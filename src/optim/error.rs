@@ -44,7 +44,7 @@ pub enum OptimError {
     #[error(
         "the optimizer's `{name}` has shape {found:?} on this rank, whose part of the parameter is {expected:?}: such a \
          state goes with the whole parameter alone; keep the parameter `Replicate`, or step it as a DTensor, with a \
-         `DTensorOptimizer`, to be told `on_whole_parameters` if the optimizer is your own"
+         `DTensorOptimizer`, to be told `with_full_parameters` if the optimizer is your own"
     )]
     Shape {
         /// Path and field.

@@ -68,7 +68,7 @@ pub enum ParamError {
     #[error(
         "parameter `{param}` is on {device}, and this rank computes on {own}; make the model on `world.device()`, or \
          move it there: `model.to_device(world.device())`; of units whose shards are in host memory, \
-         `FullyShard::offload(Offload::Cpu)`, it may be on the CPU, too"
+         `FullyShard::with_offload(OffloadPolicy::Cpu)`, it may be on the CPU, too"
     )]
     Device {
         /// Path of the parameter.

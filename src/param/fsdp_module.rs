@@ -21,7 +21,7 @@ use crate::pattern::PathPattern;
 /// # use burn::nn::LinearConfig;
 /// # use burn::tensor::Tensor;
 /// # use burn_dtensor::prelude::*;
-/// # use burn_dtensor::fsdp::units;
+/// # use burn_dtensor::fsdp::FsdpModule;
 /// # launch(Launch::threads(2), |world| {
 /// # let mesh = DeviceMesh::new(world, [2], ["shard"])?;
 /// # let device = world.device().clone().autodiff();
@@ -192,7 +192,7 @@ impl FsdpModule {
     /// # use burn::nn::LinearConfig;
     /// # use burn::tensor::Tensor;
     /// # use burn_dtensor::prelude::*;
-    /// # use burn_dtensor::fsdp::units;
+    /// # use burn_dtensor::fsdp::FsdpModule;
     /// # launch(Launch::threads(2), |world| {
     /// # let mesh = DeviceMesh::new(world, [2], ["shard"])?;
     /// # let device = world.device().clone().autodiff();

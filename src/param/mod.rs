@@ -17,7 +17,7 @@
 //! | shards in host memory; what is beside them then | `offload`; `other_params` |
 //! | what is gathered before it is needed | `gathering`, `unshard`, `prefetch` |
 //! | what units do, for all to see | `events` |
-//! | what the program has units do, or does in their place | `units`, `control`; `custom` |
+//! | what the program has units do, or does in their place | `fsdp_module`, `runtime_options`; `custom` |
 //! | blocks that keep no activations | `recompute` |
 //! | what is compared between ranks that hold it alike | `verify` |
 //! | one forward through a unit, and its backward | `enter`, `open`, `scope`, `pass` |

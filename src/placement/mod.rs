@@ -16,9 +16,9 @@
 //! |---|---|---|---|
 //! | `Shard(d)` -> `Replicate` | [`AllGather`](Step::AllGather) | `n (k - 1)` | `m` is the innermost cut of `d` |
 //! | `Shard(a)` -> `Shard(b)` | [`AllToAll`](Step::AllToAll) | `n (k - 1) / k` | `m` is the innermost cut of `a` |
-//! | `Shard(d)` -> `Partial(sum)` | [`ZeroPad`](Step::ShardToPartial) | nothing | `m` is the innermost cut of `d` |
+//! | `Shard(d)` -> `Partial(sum)` | [`ShardToPartial`](Step::ShardToPartial) | nothing | `m` is the innermost cut of `d` |
 //! | `Replicate` -> `Shard(d)` | [`Slice`](Step::Slice) | nothing | |
-//! | `Replicate` -> `Partial(sum)` | [`ZeroOthers`](Step::ReplicateToPartial) | nothing | |
+//! | `Replicate` -> `Partial(sum)` | [`ReplicateToPartial`](Step::ReplicateToPartial) | nothing | |
 //! | `Partial(op)` -> `Replicate` | [`AllReduce`](Step::AllReduce) | `2 n (k - 1) / k` | |
 //! | `Partial(op)` -> `Shard(d)` | [`ReduceScatter`](Step::ReduceScatter) | `n (k - 1) / k` | |
 //!

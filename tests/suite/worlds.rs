@@ -80,7 +80,7 @@ fn tensors_of_two_ranks_do_not_mix() {
     assert_eq!(told, error.to_string());
     let launch = told.split("rank 0 of launch ").nth(1).and_then(|rest| rest.split(' ').next()).expect(&told);
     assert!(told.contains(&format!("rank 0 of launch {launch} and of rank 1 of launch {launch}")), "{told}");
-    assert!(told.contains("`full_tensor`") && told.contains("`distribute_local`"), "{told}");
+    assert!(told.contains("`full_tensor`") && told.contains("`distribute_replicated`"), "{told}");
 }
 
 #[test]

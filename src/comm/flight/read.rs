@@ -69,7 +69,7 @@ pub enum FlightError {
 
     /// A folder holds no flight files.
     #[error(
-        "{} holds no flight files: name the folder of `Launch::flight_recorder` or BURN_DTENSOR_FLIGHT, and start the \
+        "{} holds no flight files: name the folder of `Launch::with_flight_recorder` or BURN_DTENSOR_FLIGHT, and start the \
          program with one of them",
         .path.display()
     )]

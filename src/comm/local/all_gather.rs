@@ -71,7 +71,7 @@ impl HostGroupBackend {
         result_buffer::pay(print.bytes(), ranks) && ContiguousLayout::of_full(&print.tensors, ranks).is_some()
     }
 
-    /// [`all_gather`](crate::comm::engine::Channel::all_gather) into memory that the ranks of the group have in common.
+    /// [`all_gather`](crate::comm::backend::Channel::all_gather) into memory that the ranks of the group have in common.
     pub(super) fn all_gather_in_common(
         &self,
         outlet: &Arc<RemoteGroup>,

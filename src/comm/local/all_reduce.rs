@@ -38,7 +38,7 @@ struct Joinings {
 }
 
 impl HostGroupBackend {
-    /// [`all_reduce`](crate::comm::engine::Channel::all_reduce) in a group of several processes.
+    /// [`all_reduce`](crate::comm::backend::Channel::all_reduce) in a group of several processes.
     pub(super) fn all_reduce_in_halves(
         &self,
         outlet: &Arc<RemoteGroup>,

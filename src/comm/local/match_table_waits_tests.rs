@@ -1,4 +1,4 @@
-//! Tests of [`Board`], by its invariant of ranks that wait for what cannot come.
+//! Tests of [`MatchTable`], by its invariant of ranks that wait for what cannot come.
 
 use super::tests::{Name, Plain, board, failure};
 use super::*;

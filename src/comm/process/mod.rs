@@ -18,7 +18,7 @@
 //! | `header`, `agreement`, `told`, `wire` | what is said, and how it is written |
 //! | `payload` | tensors that are sent, and where they land |
 //! | `layout`, `result_buffer`, `late` | results in which they land at once |
-//! | [`courier`](super::courier) | what carries both |
+//! | [`transport`](super::courier) | what carries both |
 //!
 //! # Failures
 //!
@@ -59,7 +59,7 @@ use late::Known;
 ///
 /// ```no_run
 /// # use std::sync::Arc;
-/// use burn_dtensor::comm::courier::Transport;
+/// use burn_dtensor::comm::transport::Transport;
 /// use burn_dtensor::comm::{Launch, ProcessJob, launch};
 ///
 /// # fn run(courier: Arc<dyn Transport>) -> burn_dtensor::Result<()> {

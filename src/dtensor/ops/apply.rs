@@ -17,7 +17,7 @@ use crate::error::OrUnwind;
 /// are and how they are placed.
 ///
 /// Where all results are empty, and the rule does not
-/// [take such parts](ShardingRule::takes_empty_parts), `local` is not asked: results without elements, in the
+/// [take such parts](ShardingRule::supports_empty_shards), `local` is not asked: results without elements, in the
 /// graph of the inputs, are made for it.
 ///
 /// # Collective
@@ -101,7 +101,7 @@ impl Boundary for Operator {
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is no input of an operator on DTensors",
     label = "neither a `DTensor` or `Operand`, nor an `Option`, `Vec` or tuple of such",
-    note = "make a plain tensor a DTensor on the same mesh: `DTensor::distribute_local` where every rank holds the \
+    note = "make a plain tensor a DTensor on the same mesh: `DTensor::distribute_replicated` where every rank holds the \
             whole, `DTensor::from_local` where each holds its part"
 )]
 pub trait Inputs {

@@ -34,7 +34,7 @@ impl<const D: usize> DTensor<D> {
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is no operand beside a `DTensor`",
     label = "neither a `DTensor` nor a number",
-    note = "make a plain tensor a DTensor on the same mesh: `DTensor::distribute_local` where every rank holds the \
+    note = "make a plain tensor a DTensor on the same mesh: `DTensor::distribute_replicated` where every rank holds the \
             whole, `DTensor::from_local` where each holds its part",
     note = "or take this rank's part of the DTensor, `to_local`, or the whole, `full_tensor`, and compute with plain \
             tensors"

@@ -112,7 +112,7 @@
 //! ```
 //!
 //! Any other is its letters, with as many results as they say. All rows must hold for uneven parts too;
-//! parts without elements are gathered first, unless the rule [takes them](ShardingRule::takes_empty_parts). A
+//! parts without elements are gathered first, unless the rule [takes them](ShardingRule::supports_empty_shards). A
 //! ragged cut stays under a row if all that the row cuts is as long as its lengths add up to, and no
 //! shard has to divide anything.
 //!

@@ -104,7 +104,7 @@ pub fn seed(seed: u64) {
 /// random::next_seed();
 /// let saved = random::stream(); // with serde, in a checkpoint
 /// let next = random::next_seed();
-/// random::resume(saved);
+/// random::set_rng_state(saved);
 /// assert_eq!(random::next_seed(), next);
 /// ```
 ///

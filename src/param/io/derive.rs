@@ -1,4 +1,4 @@
-//! [`unit_tensors!`](crate::unit_tensors): structs and enums of the program's own.
+//! [`tensor_tree!`](crate::unit_tensors): structs and enums of the program's own.
 
 /// Makes structs and enums inputs and outputs of units: implements [`TensorTree`](crate::fsdp::TensorTree).
 ///

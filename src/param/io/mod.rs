@@ -24,7 +24,7 @@ pub type FloatMapFn<'a> = &'a mut (dyn FnMut(DispatchTensor) -> DispatchTensor +
 /// * references, which pass through: what is behind one is as if the closure had captured it. Gradients are right; but
 ///   [mixed precision](crate::fsdp::MixedPrecisionPolicy) does not cast it, and weights are held for longer if it is tracked.
 ///
-/// Structs and enums of your own become inputs and outputs by [`unit_tensors!`](crate::unit_tensors). The fields of some
+/// Structs and enums of your own become inputs and outputs by [`tensor_tree!`](crate::unit_tensors). The fields of some
 /// of burn's inputs are private (`TransformerEncoderInput`, `TransformerDecoderInput`, `MhaInput`): give the unit their
 /// tensors as a tuple, and make the input of them inside.
 ///

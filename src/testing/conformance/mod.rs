@@ -1,6 +1,6 @@
 //! [`Conformance`]: every collective of an engine, held to brute force.
 //!
-//! An engine carries collectives from rank to rank ([`comm::engine`](crate::comm::engine)). Whoever writes one starts with
+//! An engine carries collectives from rank to rank ([`comm::backend`](crate::comm::backend)). Whoever writes one starts with
 //! its tests written:
 //!
 //! ```

@@ -250,7 +250,7 @@ fn a_model_elsewhere_is_refused_with_both_devices_and_the_remedy() {
             let error = fully_shard(made(&Device::flex()), mesh, config).map(|_| ()).unwrap_err();
             let Error::Param(ParamError::Device { param, device, own }) = &error else { panic!("{error}") };
             assert!(device.contains("Flex") && own.contains("Wgpu"), "{error}");
-            assert!(error.to_string().contains("FullyShard::offload(Offload::Cpu)"), "{error}");
+            assert!(error.to_string().contains("FullyShard::with_offload(OffloadPolicy::Cpu)"), "{error}");
             param.clone()
         };
         let offloaded = || config(ReshardAfterForward::Auto);

@@ -53,12 +53,12 @@ fn every_misuse_is_a_typed_error_with_its_remedy() {
         check(
             error_of(DTensor::from_local_with_shape(x(), mesh, &[S(0), R], [5, 4])),
             |error| matches!(error, Error::DTensor(DTensorError::LocalShape { .. })),
-            &["[4, 4]", "[5, 4]", "S(0)", "`distribute_local`"],
+            &["[4, 4]", "[5, 4]", "S(0)", "`distribute_replicated`"],
         );
         let derived = x().require_grad() * 2.0;
         for (name, result) in [
             ("`distribute_tensor`", DTensor::distribute_tensor(derived.clone(), mesh, &[R, R])),
-            ("`distribute_local`", DTensor::distribute_replicated(derived.clone(), mesh, &[R, R])),
+            ("`distribute_replicated`", DTensor::distribute_replicated(derived.clone(), mesh, &[R, R])),
         ] {
             check(
                 error_of(result),
@@ -68,7 +68,7 @@ fn every_misuse_is_a_typed_error_with_its_remedy() {
         }
         for (name, result) in [
             ("`distribute_tensor`", DTensor::distribute_tensor(x(), mesh, &[R, SUM])),
-            ("`distribute_local`", DTensor::distribute_replicated(x(), mesh, &[R, SUM])),
+            ("`distribute_replicated`", DTensor::distribute_replicated(x(), mesh, &[R, SUM])),
             ("`zeros`", DTensor::zeros([4, 4], mesh, &[R, SUM], &device)),
         ] {
             check(
@@ -88,7 +88,7 @@ fn every_misuse_is_a_typed_error_with_its_remedy() {
         check(
             error_of(rows.vary(&[0])),
             |error| matches!(error, Error::DTensor(DTensorError::NotReplicated { placement: S(0), .. })),
-            &["0 (a)", "`gather_vary`"],
+            &["0 (a)", "`all_gather_varying`"],
         );
         check(
             error_of(rows.vary(&[2])),

@@ -24,10 +24,10 @@ fn names_of_dimensions_that_cannot_be() {
             |config: FullyShard| refused(fully_shard(LinearConfig::new(4, 4).init(mesh.device()), mesh, config));
         let error = shard(FullyShard::new());
         assert!(matches!(error, Error::Fsdp(FsdpError::MeshDims { .. })), "{error}");
-        says(&error, &["`FullyShard::shard_over`"]);
+        says(&error, &["`FullyShard::with_shard_dims`"]);
         let error = shard(FullyShard::new().with_replicate_dims("dp"));
         assert!(matches!(error, Error::Fsdp(FsdpError::NoShardDims { .. })), "{error}");
-        says(&error, &["`replicate_over`", "name those that shard"]);
+        says(&error, &["`with_replicate_dims`", "name those that shard"]);
         let error = shard(FullyShard::new().with_shard_dims(["dp", "ep"]));
         assert!(matches!(error, Error::Mesh(MeshError::UnknownName { .. })), "{error}");
         let error = shard(FullyShard::new().with_shard_dims("dp").with_replicate_dims("ep"));

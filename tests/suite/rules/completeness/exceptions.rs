@@ -5,7 +5,7 @@ pub const EXCEPTIONS: &[(&[&str], &str)] = &[
     (&["Tensor::rank"], "it is `D`, and a rank is a process here"),
     (
         &["Tensor::from_data", "Tensor::from_floats", "Tensor::from_ints", "Tensor::from_bool"],
-        "data are no tensor of a mesh yet: `distribute_tensor` and `distribute_local` place a tensor made of them",
+        "data are no tensor of a mesh yet: `distribute_tensor` and `distribute_replicated` place a tensor made of them",
     ),
     (
         &[
