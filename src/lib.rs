@@ -70,12 +70,11 @@
 //! | [`mesh`] | [`DeviceMesh`](mesh::DeviceMesh): named dimensions, slices, collectives of plain tensors |
 //! | [`placement`] | placements, layouts, how lengths are cut, the transition table; pure |
 //! | [`dtensor`] | [`DTensor`](dtensor::DTensor): a tensor over a mesh, its redistribution, and its [operators](dtensor::ops) |
-//! | [`param`] | parameters stored as shards and read as wholes, moved by [`unit`](fn@param::unit) |
-//! | [`fsdp`] | [`fully_shard`](fsdp::fully_shard) for any burn module |
+//! | [`fsdp`] | [`fully_shard`](fsdp::fully_shard) for any burn module: parameters are stored as shards and unsharded by [`unit`](fn@fsdp::unit) |
 //! | [`parallel`] | [`parallelize`](parallel::parallelize): tensor-parallel placements by a plan; [`distribute_module`](parallel::distribute_module): by a function |
 //! | [`optim`] | the state of burn's optimizers by path, for any mesh; burn's optimizers on DTensors without a module |
 //! | [`nn`] | the forward of burn-nn's layers over DTensors |
-//! | [`debug`] | [`watch`](debug::trace_comm): what is sent, and which line asked for it; [`layout`](fn@debug::visualize_model): which rank holds what of a model |
+//! | [`debug`] | [`trace_comm`](debug::trace_comm): what is sent, and which line asked for it; [`visualize_model`](debug::visualize_model): which rank holds what of a model |
 //!
 //! With the feature `testing` there is also a room of mesh fixtures for tests, and the prover of
 //! operators' rules.
@@ -96,7 +95,7 @@ pub mod mesh;
 pub mod nn;
 pub mod optim;
 pub mod parallel;
-pub mod param;
+mod param;
 mod pattern;
 pub mod placement;
 #[cfg(feature = "testing")]
@@ -112,7 +111,7 @@ pub mod prelude {
     pub use crate::dtensor::ops::{RedistributePolicy, activation, loss, module};
     pub use crate::dtensor::{DTensor, DTensorSpec};
     pub use crate::fsdp::{
-        BufferSync, FullyShard, GradScaler, MixedPrecisionPolicy, NormType, ParamExt, ReshardAfterForward,
+        BufferSync, FsdpModule, FullyShard, GradScaler, MixedPrecisionPolicy, NormType, ParamExt, ReshardAfterForward,
         checkpoint_activations, clip_grad_norm, describe, full_model, fully_shard, named_parameters, sync_buffers,
         unit,
     };
@@ -120,7 +119,7 @@ pub mod prelude {
     pub use crate::nn::{DTensorForward, GroupedQueryAttention, GroupedQueryAttentionConfig, MhaInput, apply_style};
     pub use crate::parallel::{Plan, Style, parallelize};
     pub use crate::placement::{Layout, PartialOp, Placement};
-    pub use crate::{Error, Result, unit_tensors};
+    pub use crate::{Error, Result, tensor_tree};
 }
 
 /// The README's program, compiled and run.

@@ -127,7 +127,7 @@ pub fn batches(settings: &Settings, step: usize, rows: Range<usize>, device: &De
 pub fn train_step(
     model: Gpt,
     optim: &mut ModuleOptimizer,
-    scaler: Option<&mut GradScaler>,
+    mut scaler: Option<&mut GradScaler>,
     batches: Vec<Batch>,
     settings: &Settings,
 ) -> Result<(Gpt, Tensor<1>, bool)> {
@@ -144,13 +144,21 @@ pub fn train_step(
         sum.accumulate(&model, GradientsParams::from_grads(loss.backward(), &model));
     }
     let value = total.expect("a step has a batch");
-    let unscaled = match scaler {
-        Some(scaler) => scaler.unscale(&model, sum.grads())?,
-        None => Some(sum.grads()),
+    let mut grads = sum.grads();
+    let is_finite = match &mut scaler {
+        Some(scaler) => scaler.unscale(&model, &mut grads)?,
+        None => true,
     };
-    let Some(mut grads) = unscaled else { return Ok((model, value, false)) };
-    if let Some(max_norm) = settings.clip {
+    if let Some(max_norm) = settings.clip.filter(|_| is_finite) {
         clip_grad_norm(&model, &mut grads, max_norm, NormType::L2)?;
     }
-    Ok((optim.step(settings.lr, model, grads), value, true))
+    let model = match scaler {
+        Some(scaler) => {
+            let model = scaler.step(model, grads, |model, grads| optim.step(settings.lr, model, grads))?;
+            scaler.update()?;
+            model
+        }
+        None => optim.step(settings.lr, model, grads),
+    };
+    Ok((model, value, is_finite))
 }

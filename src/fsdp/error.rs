@@ -184,4 +184,21 @@ pub enum FsdpError {
         /// The unit.
         unit: String,
     },
+    /// [`GradScaler::unscale`](super::GradScaler::unscale) was called twice for one model in one step.
+    #[error(
+        "`GradScaler::unscale` was called twice for this model in one step. Call it once, with the sum of the gradients, and \
+         `GradScaler::update` after the step."
+    )]
+    UnscaledTwice,
+    /// [`GradScaler::step`](super::GradScaler::step) was called twice for one model in one step.
+    #[error(
+        "`GradScaler::step` was called twice for this model in one step. Call `GradScaler::update` after the step."
+    )]
+    SteppedTwice,
+    /// [`GradScaler::update`](super::GradScaler::update) was called without gradients.
+    #[error(
+        "`GradScaler::update` was called, but no gradients were unscaled since the last call. Call `GradScaler::step` with \
+         the gradients first."
+    )]
+    NothingUnscaled,
 }

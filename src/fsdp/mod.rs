@@ -153,10 +153,9 @@ pub use remesh::remesh;
 pub use scaler::GradScaler;
 pub use shard::fully_shard;
 
-#[doc(no_inline)]
 pub use crate::param::{
     BufferSync, Description, DistributedParameter, Event, EventKind, FloatMapFn, FsdpModule, Grads, NoSync,
-    OffloadPolicy, ParamExt, Prefetch, ReducedGradients, ReshardAfterForward, ShardedState, TensorTree, TrainingState,
-    UnitCollectives, UnshardHandle, checkpoint_activations, describe, full_model, full_model_on, record_events,
-    reshard, sync_buffers, unit, unshard,
+    OffloadPolicy, ParamError, ParamExt, Prefetch, ReducedGradients, ReshardAfterForward, ShardedState, TensorTree,
+    TrainingState, UnitCollectives, UnshardHandle, checkpoint_activations, describe, full_model, full_model_on,
+    record_events, reshard, sync_buffers, unit, unshard,
 };

@@ -1,11 +1,12 @@
 //! [`GradScaler`].
 
-use burn::module::{Module, ModuleVisitor, Param};
+use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
 use burn::tensor::Tensor;
 use itertools::Itertools;
 use serde::{Deserialize, Serialize};
 
+use super::FsdpError;
 use crate::Result;
 use crate::comm::ReduceOp;
 use crate::param::{check_not_replaced, walk};
@@ -32,11 +33,11 @@ use crate::param::{check_not_replaced, walk};
 ///     for _ in 0..2 {
 ///         let x = Tensor::<2>::ones([8, 4], &device);
 ///         let loss = unit(&layer, x, |layer, x| layer.forward(x)).square().mean();
-///         let grads = GradientsParams::from_grads(scaler.scale(loss).backward(), &layer);
-///         if let Some(mut grads) = scaler.unscale(&layer, grads)? {
-///             clip_grad_norm(&layer, &mut grads, 1.0, NormType::L2)?;
-///             layer = optim.step(1e-2, layer, grads);
-///         }
+///         let mut grads = GradientsParams::from_grads(scaler.scale(loss).backward(), &layer);
+///         scaler.unscale(&layer, &mut grads)?;
+///         clip_grad_norm(&layer, &mut grads, 1.0, NormType::L2)?;
+///         layer = scaler.step(layer, grads, |layer, grads| optim.step(1e-2, layer, grads))?;
+///         scaler.update()?;
 ///     }
 ///     Ok(())
 /// })?;
@@ -50,11 +51,29 @@ pub struct GradScaler {
     growth_interval: usize,
     /// Good steps since the scale changed last.
     good_steps: usize,
+    /// Models whose gradients were unscaled since the last update.
+    #[serde(skip)]
+    unscaled: Vec<Unscaled>,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+struct Unscaled {
+    /// First distributed parameter of the model.
+    model: Option<ParamId>,
+    is_finite: bool,
+    is_stepped: bool,
 }
 
 impl Default for GradScaler {
     fn default() -> Self {
-        Self { scale: 65536.0, growth_factor: 2.0, backoff_factor: 0.5, growth_interval: 2000, good_steps: 0 }
+        Self {
+            scale: 65536.0,
+            growth_factor: 2.0,
+            backoff_factor: 0.5,
+            growth_interval: 2000,
+            good_steps: 0,
+            unscaled: Vec::new(),
+        }
     }
 }
 
@@ -101,49 +120,93 @@ impl GradScaler {
         loss * self.scale
     }
 
-    /// The gradients of the loss as it was before [`scale`](Self::scale), for the optimizer to step by; `None` if an
-    /// element of one is infinite or no number, on whatever rank: then all ranks leave out the step. It ends one: the
-    /// next scale is set.
+    /// Divides `grads`, in place, by the scale, and returns true if all their elements are finite on all ranks. Otherwise
+    /// [`step`](Self::step) leaves the step out on all ranks.
     ///
-    /// Of several backwards that one step follows on, add up the gradients and unscale them once. Gradients are in the
-    /// element type of the stored shards: of parameters stored in `f16` the small ones vanish here.
+    /// Call it before gradients are read, for example to clip them; otherwise `step` does. If one step follows several
+    /// backwards, add up their gradients first. Gradients have the dtype of the stored shards: small ones vanish here if
+    /// parameters are stored in `f16`.
     ///
     /// # Collective
-    /// Every rank of the model's meshes must call it. One all-reduce of a number for each mesh on which parameters are.
+    /// On every rank of the model's meshes: one all-reduce of one number for each mesh that has parameters.
     ///
     /// # Errors
+    /// [`FsdpError::UnscaledTwice`] if it was called for this model since the last [`update`](Self::update);
     /// [`ParamError::Replaced`](crate::param::ParamError::Replaced) if a parameter was replaced after it was distributed;
     /// [`Error::Comm`](crate::Error::Comm) if another rank fails.
-    pub fn unscale<M: Module>(&mut self, model: &M, mut grads: GradientsParams) -> Result<Option<GradientsParams>> {
+    pub fn unscale<M: Module>(&mut self, model: &M, grads: &mut GradientsParams) -> Result<bool> {
         let walk = walk(model);
         check_not_replaced(model, &walk)?;
-        let mut finite = Finite { grads: &grads, counts: Vec::new() };
+        let model_id = walk.distributed.first().map(|visited| visited.id);
+        if self.of_model(model_id).is_some() {
+            return Err(FsdpError::UnscaledTwice.into());
+        }
+        let mut finite = Finite { grads, counts: Vec::new() };
         model.visit(&mut finite);
         let mut bad = finite.bad();
         let meshes = walk.distributed.iter().map(|visited| visited.param.info().spec.mesh());
-        // What one mesh knows the larger ones around it are told.
+        // From the smallest on: larger ones, around them, receive what they found.
         for mesh in meshes.unique().sorted_by_key(|mesh| mesh.size()) {
             bad = mesh.all_reduce(bad, ReduceOp::Max)?;
         }
-        let is_good = bad == 0.0;
-        if is_good {
-            model.visit(&mut Unscale { grads: &mut grads, scale: self.scale });
+        let is_finite = bad == 0.0;
+        if is_finite {
+            model.visit(&mut Unscale { grads, scale: self.scale });
         }
-        self.update(is_good);
-        Ok(is_good.then_some(grads))
+        self.unscaled.push(Unscaled { model: model_id, is_finite, is_stepped: false });
+        Ok(is_finite)
     }
 
-    fn update(&mut self, is_good: bool) {
-        if !is_good {
+    /// Returns `step(model, grads)`, or `model` if gradients had overflowed on any rank. [Unscales](Self::unscale) them if that
+    /// was not done since the last [`update`](Self::update).
+    ///
+    /// # Collective
+    /// If it unscales.
+    ///
+    /// # Errors
+    /// [`FsdpError::SteppedTwice`] if it was called for this model since the last `update`; those of `unscale`.
+    pub fn step<M: Module>(
+        &mut self,
+        model: M,
+        mut grads: GradientsParams,
+        step: impl FnOnce(M, GradientsParams) -> M,
+    ) -> Result<M> {
+        let model_id = walk(&model).distributed.first().map(|visited| visited.id);
+        if self.of_model(model_id).is_none() {
+            self.unscale(&model, &mut grads)?;
+        }
+        let unscaled = self.of_model(model_id).expect("unscaled above");
+        if std::mem::replace(&mut unscaled.is_stepped, true) {
+            return Err(FsdpError::SteppedTwice.into());
+        }
+        Ok(if unscaled.is_finite { step(model, grads) } else { model })
+    }
+
+    /// Adapts the scale: it shrinks if gradients of any model overflowed since the last call, and grows after
+    /// [enough](Self::with_growth_interval) steps in a row without. Call it once at the end of each step.
+    ///
+    /// # Errors
+    /// [`FsdpError::NothingUnscaled`] if neither [`unscale`](Self::unscale) nor [`step`](Self::step) was called since the last
+    /// call.
+    pub fn update(&mut self) -> Result<()> {
+        let unscaled = std::mem::take(&mut self.unscaled);
+        if unscaled.is_empty() {
+            return Err(FsdpError::NothingUnscaled.into());
+        }
+        if unscaled.iter().any(|unscaled| !unscaled.is_finite) {
             (self.scale, self.good_steps) = (self.scale * self.backoff_factor, 0);
-            return;
+            return Ok(());
         }
         self.good_steps += 1;
-        if self.good_steps < self.growth_interval {
-            return;
+        if self.good_steps >= self.growth_interval {
+            let grown = self.scale * self.growth_factor;
+            (self.scale, self.good_steps) = (if grown.is_finite() { grown } else { self.scale }, 0);
         }
-        let grown = self.scale * self.growth_factor;
-        (self.scale, self.good_steps) = (if grown.is_finite() { grown } else { self.scale }, 0);
+        Ok(())
+    }
+
+    fn of_model(&mut self, model: Option<ParamId>) -> Option<&mut Unscaled> {
+        self.unscaled.iter_mut().find(|unscaled| unscaled.model == model)
     }
 }
 

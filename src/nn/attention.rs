@@ -65,7 +65,7 @@ pub struct MhaOutput {
     pub context: DTensor<3>,
 }
 
-crate::unit_tensors! {
+crate::tensor_tree! {
     struct MhaInput { query, key, value, mask_pad, mask_attn }
     struct MhaOutput { weights, context }
 }

@@ -36,5 +36,4 @@ pub use error::ParallelError;
 pub use parallelize::parallelize;
 pub use plan::Plan;
 
-#[doc(no_inline)]
 pub use crate::param::{LayerParam, PrepareModuleInputOutput, Style};

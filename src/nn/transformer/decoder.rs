@@ -16,7 +16,7 @@ pub struct TransformerDecoderInput {
     memory_masks: Masks,
 }
 
-crate::unit_tensors! {
+crate::tensor_tree! {
     struct TransformerDecoderInput { target, target_masks, memory, memory_masks }
 }
 

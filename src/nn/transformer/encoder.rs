@@ -15,7 +15,7 @@ pub struct TransformerEncoderInput {
     mask_attn: Option<DTensor<3, Bool>>,
 }
 
-crate::unit_tensors! {
+crate::tensor_tree! {
     struct TransformerEncoderInput { tensor, mask_pad, mask_attn }
 }
 

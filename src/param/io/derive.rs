@@ -1,4 +1,4 @@
-//! [`tensor_tree!`](crate::unit_tensors): structs and enums of the program's own.
+//! [`tensor_tree!`](crate::tensor_tree): structs and enums of the program's own.
 
 /// Makes structs and enums inputs and outputs of units: implements [`TensorTree`](crate::fsdp::TensorTree).
 ///
@@ -10,7 +10,7 @@
 /// use burn::nn::{Linear, LinearConfig};
 /// use burn::tensor::{Bool, Device, Tensor};
 /// use burn_dtensor::fsdp::unit;
-/// use burn_dtensor::unit_tensors;
+/// use burn_dtensor::tensor_tree;
 ///
 /// struct Batch {
 ///     tokens: Tensor<2>,
@@ -26,7 +26,7 @@
 ///     None,
 /// }
 ///
-/// unit_tensors! {
+/// tensor_tree! {
 ///     struct Batch { tokens, mask, .. }
 ///     [T: TensorTree] struct Pair<T>(first, second);
 ///     enum Heads { One(x), Two { left, right }, None }
@@ -54,46 +54,46 @@
 ///     mask: Tensor<2>,
 /// }
 ///
-/// burn_dtensor::unit_tensors! { struct Batch { tokens } }
+/// burn_dtensor::tensor_tree! { struct Batch { tokens } }
 /// ```
 #[macro_export]
-macro_rules! unit_tensors {
+macro_rules! tensor_tree {
     () => {};
     ($([$($generics:tt)*])? struct $name:ident $(<$($argument:tt),*>)? { $($field:ident,)+ .. } $($rest:tt)*) => {
-        $crate::unit_tensors!(@impl [$($($generics)*)?] $name $(<$($argument),*>)?, self, f, Self {
+        $crate::tensor_tree!(@impl [$($($generics)*)?] $name $(<$($argument),*>)?, self, f, Self {
             $($field: TensorTree::map_floats(self.$field, f),)+
             ..self
         });
-        $crate::unit_tensors! { $($rest)* }
+        $crate::tensor_tree! { $($rest)* }
     };
     ($([$($generics:tt)*])? struct $name:ident $(<$($argument:tt),*>)? { $($field:ident),* $(,)? } $($rest:tt)*) => {
-        $crate::unit_tensors!(@impl [$($($generics)*)?] $name $(<$($argument),*>)?, self, f, {
+        $crate::tensor_tree!(@impl [$($($generics)*)?] $name $(<$($argument),*>)?, self, f, {
             let Self { $($field),* } = self;
             Self { $($field: TensorTree::map_floats($field, f)),* }
         });
-        $crate::unit_tensors! { $($rest)* }
+        $crate::tensor_tree! { $($rest)* }
     };
     ($([$($generics:tt)*])? struct $name:ident $(<$($argument:tt),*>)? ( $($field:ident),* $(,)? ); $($rest:tt)*) => {
-        $crate::unit_tensors!(@impl [$($($generics)*)?] $name $(<$($argument),*>)?, self, f, {
+        $crate::tensor_tree!(@impl [$($($generics)*)?] $name $(<$($argument),*>)?, self, f, {
             let Self($($field),*) = self;
             Self($(TensorTree::map_floats($field, f)),*)
         });
-        $crate::unit_tensors! { $($rest)* }
+        $crate::tensor_tree! { $($rest)* }
     };
     ($([$($generics:tt)*])? enum $name:ident $(<$($argument:tt),*>)? {
         $($variant:ident $(($($value:ident),* $(,)?))? $({ $($field:ident),* $(,)? })?),* $(,)?
     } $($rest:tt)*) => {
-        $crate::unit_tensors!(@impl [$($($generics)*)?] $name $(<$($argument),*>)?, self, f, match self {
+        $crate::tensor_tree!(@impl [$($($generics)*)?] $name $(<$($argument),*>)?, self, f, match self {
             $(Self::$variant $(($($value),*))? $({ $($field),* })? =>
                 Self::$variant $(($(TensorTree::map_floats($value, f)),*))?
                     $({ $($field: TensorTree::map_floats($field, f)),* })?,)*
         });
-        $crate::unit_tensors! { $($rest)* }
+        $crate::tensor_tree! { $($rest)* }
     };
     (@impl [$($generics:tt)*] $name:ident $(<$($argument:tt),*>)?, $self:ident, $f:ident, $body:expr) => {
         const _: () = {
             #[allow(unused_imports)]
-            use $crate::param::{FloatMapFn, TensorTree};
+            use $crate::fsdp::{FloatMapFn, TensorTree};
 
             impl<$($generics)*> TensorTree for $name $(<$($argument),*>)? {
                 #[allow(unused_variables)]

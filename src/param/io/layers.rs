@@ -3,7 +3,7 @@
 use burn::nn::attention::MhaOutput;
 use burn::nn::{LstmState, RnnState};
 
-crate::unit_tensors! {
+crate::tensor_tree! {
     struct MhaOutput { weights, context }
     [const D: usize] struct LstmState<D> { cell, hidden }
     [const D: usize] struct RnnState<D> { hidden }

@@ -24,7 +24,7 @@ pub type FloatMapFn<'a> = &'a mut (dyn FnMut(DispatchTensor) -> DispatchTensor +
 /// * references, which pass through: what is behind one is as if the closure had captured it. Gradients are right; but
 ///   [mixed precision](crate::fsdp::MixedPrecisionPolicy) does not cast it, and weights are held for longer if it is tracked.
 ///
-/// Structs and enums of your own become inputs and outputs by [`tensor_tree!`](crate::unit_tensors). The fields of some
+/// Structs and enums of your own become inputs and outputs by [`tensor_tree!`](crate::tensor_tree). The fields of some
 /// of burn's inputs are private (`TransformerEncoderInput`, `TransformerDecoderInput`, `MhaInput`): give the unit their
 /// tensors as a tuple, and make the input of them inside.
 ///
@@ -50,7 +50,7 @@ pub type FloatMapFn<'a> = &'a mut (dyn FnMut(DispatchTensor) -> DispatchTensor +
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is no input or output of a unit",
     label = "not made of tensors that can be mapped",
-    note = "for a struct or an enum of your own, name its fields: `burn_dtensor::unit_tensors! {{ struct Batch {{ tokens, \
+    note = "for a struct or an enum of your own, name its fields: `burn_dtensor::tensor_tree! {{ struct Batch {{ tokens, \
             mask }} }}`",
     note = "what others have made with private fields, take apart into a tuple of its tensors, and put together again \
             inside; or let the closure capture it, which is right too, gradients included"

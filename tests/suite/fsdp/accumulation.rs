@@ -7,9 +7,9 @@ use burn::optim::{GradientsAccumulator, GradientsParams};
 use burn::tensor::{Device, Tensor};
 use burn_dtensor::Result;
 use burn_dtensor::comm::{Launch, Op, World, launch};
+use burn_dtensor::fsdp::ParamError;
 use burn_dtensor::fsdp::{FsdpModule, FullyShard, ReshardAfterForward, full_model, fully_shard};
 use burn_dtensor::mesh::DeviceMesh;
-use burn_dtensor::param::ParamError;
 
 use super::collective_counts::{BLOCKS, Stack, WIDTH, stack};
 use super::support::{Holder, max_diff, mean, on_device, tensor, values};

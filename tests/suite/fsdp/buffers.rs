@@ -5,7 +5,7 @@ use burn::nn::{BatchNorm, BatchNormConfig, Initializer, Linear, LinearConfig};
 use burn::optim::{GradientsParams, SgdConfig};
 use burn::prelude::*;
 use burn_dtensor::comm::{CommError, Op};
-use burn_dtensor::param::ParamError;
+use burn_dtensor::fsdp::ParamError;
 use burn_dtensor::prelude::*;
 use itertools::Itertools;
 

@@ -4,9 +4,9 @@ use burn::nn::RmsNormConfig;
 use burn::tensor::Device;
 use burn_dtensor::Error;
 use burn_dtensor::comm::{Launch, launch};
+use burn_dtensor::fsdp::ParamError;
 use burn_dtensor::fsdp::{FsdpError, FullyShard, ReshardAfterForward, fully_shard};
 use burn_dtensor::mesh::DeviceMesh;
-use burn_dtensor::param::ParamError;
 use burn_dtensor::placement::{PartialOp, Placement};
 
 use super::net::net;

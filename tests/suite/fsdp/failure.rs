@@ -205,7 +205,7 @@ fn what_documents_an_error_returns_that_of_a_rank_that_left() {
         }),
         ("unshard", |layer| unshard(&layer)?.wait()),
         ("clip_grad_norm", |layer| clip_grad_norm(&layer, &mut GradientsParams::new(), 1.0, NormType::L2).map(drop)),
-        ("unscale", |layer| GradScaler::new().unscale(&layer, GradientsParams::new()).map(drop)),
+        ("unscale", |layer| GradScaler::new().unscale(&layer, &mut GradientsParams::new()).map(drop)),
     ];
     for (name, call) in calls {
         assert_returns(name, left_alone(sharded, call));

@@ -2,8 +2,8 @@
 
 use burn::module::Module;
 use burn::tensor::Device;
+use burn_dtensor::fsdp::ParamError;
 use burn_dtensor::fsdp::full_model_on;
-use burn_dtensor::param::ParamError;
 use burn_dtensor::prelude::*;
 use burn_dtensor::testing::MeshTest;
 

@@ -7,13 +7,13 @@ use burn::nn::{LayerNorm, LayerNormConfig, Linear, LinearConfig};
 use burn::optim::GradientsParams;
 use burn::tensor::{DType, Device, Tensor};
 use burn_dtensor::comm::{Launch, Op, World, launch};
+use burn_dtensor::fsdp::ParamError;
 use burn_dtensor::fsdp::{
     FsdpError, FsdpModule, FullyShard, MixedPrecisionPolicy, ReshardAfterForward, full_model, fully_shard,
     named_parameters, record_events, remesh, unit, unshard,
 };
 use burn_dtensor::mesh::DeviceMesh;
 use burn_dtensor::parallel::{Plan, parallelize};
-use burn_dtensor::param::ParamError;
 use burn_dtensor::{Error, Result};
 
 use super::events::trace;

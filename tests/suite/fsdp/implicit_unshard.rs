@@ -10,9 +10,9 @@ use burn::optim::{AdamWConfig, GradientsParams};
 use burn::tensor::{Device, Int, Tensor};
 use burn_dtensor::Error;
 use burn_dtensor::comm::{Launch, Op, Phase, Snapshot, World, launch};
+use burn_dtensor::fsdp::ParamError;
 use burn_dtensor::fsdp::{FullyShard, ParamExt, ReshardAfterForward, full_model, fully_shard, unit};
 use burn_dtensor::mesh::DeviceMesh;
-use burn_dtensor::param::ParamError;
 
 use super::net::{Net, WIDTH, mesh, net};
 use super::support::{max_diff, mean, on_device, tensor, values};

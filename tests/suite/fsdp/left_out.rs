@@ -8,8 +8,8 @@ use burn::nn::{Initializer, Linear, LinearConfig};
 use burn::optim::{GradientsParams, SgdConfig};
 use burn::tensor::{Device, Gradients, Tensor};
 use burn_dtensor::comm::Op;
+use burn_dtensor::fsdp::ParamError;
 use burn_dtensor::fsdp::{FsdpModule, checkpoint_activations};
-use burn_dtensor::param::ParamError;
 use burn_dtensor::prelude::*;
 use burn_dtensor::testing::MeshTest;
 

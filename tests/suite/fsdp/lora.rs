@@ -6,9 +6,9 @@ use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer};
 use burn::tensor::quantization::Calibration;
 use burn::tensor::{DType, Device, Shape, Tensor};
 use burn_dtensor::comm::Op;
+use burn_dtensor::fsdp::ParamError;
 use burn_dtensor::fsdp::{full_model_on, remesh};
 use burn_dtensor::mesh_test;
-use burn_dtensor::param::ParamError;
 use burn_dtensor::prelude::*;
 use burn_dtensor::testing::MeshTest;
 

@@ -8,6 +8,7 @@ use burn::optim::{AdamWConfig, GradientsAccumulator, GradientsParams, ModuleOpti
 use burn::store::ModuleRecord;
 use burn::tensor::{DType, Device, Tensor};
 use burn_dtensor::comm::{CallTotals, OffloadTraffic};
+use burn_dtensor::fsdp::ParamError;
 use burn_dtensor::fsdp::{
     EventKind, FsdpModule, FullyShard, GradScaler, MixedPrecisionPolicy, NormType, OffloadPolicy, ReshardAfterForward,
     clip_grad_norm, full_model, fully_shard, record_events, remesh, reshard, unshard,
@@ -15,7 +16,6 @@ use burn_dtensor::fsdp::{
 use burn_dtensor::mesh::DeviceMesh;
 use burn_dtensor::mesh_test;
 use burn_dtensor::optim::{load_optimizer_state, optimizer_state, parameter_specs};
-use burn_dtensor::param::ParamError;
 use burn_dtensor::placement::Placement;
 use burn_dtensor::testing::MeshTest;
 use burn_dtensor::{Error, Result};
@@ -52,14 +52,16 @@ fn trained(mesh: &DeviceMesh, config: FullyShard) -> Result<BTreeMap<String, Vec
             }
             sum.accumulate(&model, GradientsParams::from_grads(loss.backward(), &model));
         }
-        let Some(mut grads) = scaler.unscale(&model, sum.grads())? else { panic!("nothing overflows") };
+        let mut grads = sum.grads();
+        assert!(scaler.unscale(&model, &mut grads)?, "nothing overflows");
         clip_grad_norm(&model, &mut grads, 0.5, NormType::L2)?;
         if step == 5 {
             let state = optimizer_state(&optim, &model)?.full()?;
             let state = state.distribute(parameter_specs(&model)?)?;
             optim = load_optimizer_state(AdamWConfig::new().init(), &model, state)?;
         }
-        model = optim.step(1e-2, model, grads);
+        model = scaler.step(model, grads, |model, grads| optim.step(1e-2, model, grads))?;
+        scaler.update()?;
         if step == 6 {
             unshard(&model.blocks[0])?.wait()?;
             reshard(&model.blocks[0])?;

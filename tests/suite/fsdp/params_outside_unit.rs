@@ -9,12 +9,12 @@ use burn::nn::{Linear, LinearConfig};
 use burn::optim::{AdamWConfig, GradientsParams};
 use burn::tensor::{Device, Tensor, TensorData};
 use burn_dtensor::comm::{CommError, Launch, Op, Phase, World, launch};
+use burn_dtensor::fsdp::ParamError;
 use burn_dtensor::fsdp::{
     FullyShard, ParamExt, ReshardAfterForward, TensorTree, full_model, fully_shard, unit, unshard,
 };
 use burn_dtensor::mesh::DeviceMesh;
 use burn_dtensor::parallel::{Plan, Style, parallelize};
-use burn_dtensor::param::ParamError;
 use burn_dtensor::{Error, Result};
 
 use super::support::{on_device, tensor, values};

@@ -7,12 +7,12 @@ use burn::module::Module;
 use burn::optim::GradientsParams;
 use burn::tensor::Device;
 use burn_dtensor::comm::{Launch, Op, Phase, World, launch};
+use burn_dtensor::fsdp::ParamError;
 use burn_dtensor::fsdp::{
     Event, EventKind, FsdpModule, FullyShard, ReshardAfterForward, full_model, fully_shard, record_events, unit,
     unshard,
 };
 use burn_dtensor::mesh::DeviceMesh;
-use burn_dtensor::param::ParamError;
 use burn_dtensor::{Error, Result};
 
 use super::collective_counts::{BLOCKS, Stack, WIDTH, stack};

@@ -7,7 +7,7 @@ use burn::nn::{Linear, LinearConfig};
 use burn::optim::GradientsParams;
 use burn::tensor::{Device, Gradients, Tensor};
 use burn_dtensor::comm::LaunchError;
-use burn_dtensor::param::ParamError;
+use burn_dtensor::fsdp::ParamError;
 use burn_dtensor::prelude::*;
 use burn_dtensor::testing::MeshTest;
 

@@ -44,7 +44,7 @@ enum Way {
 
 struct Nothing;
 
-unit_tensors! {
+tensor_tree! {
     struct Batch { x, mask, at, .. }
     [A: TensorTree, B: TensorTree] struct Pair<A, B>(first, second);
     ['a, const D: usize] struct Seen<'a, D> { x, names }

@@ -6,10 +6,10 @@ use burn::optim::{GradientsParams, SgdConfig};
 use burn::tensor::{Device, Tensor};
 use burn_dtensor::Error;
 use burn_dtensor::comm::{CommError, Launch, Op, Phase, launch};
+use burn_dtensor::fsdp::ParamError;
 use burn_dtensor::fsdp::{
     FsdpModule, FullyShard, ReshardAfterForward, full_model, fully_shard, reshard, unit, unshard,
 };
-use burn_dtensor::param::ParamError;
 
 use super::net::{Net, WIDTH, config, mesh, net, with_units};
 use super::support::{Holder, Shift, furthest, max_diff, on_device, tensor, values};

@@ -3,7 +3,7 @@
 use burn::nn::{EmbeddingConfig, LayerNormConfig, LinearConfig};
 use burn::tensor::Int;
 use burn_dtensor::dtensor::DTensorError;
-use burn_dtensor::param::ParamError;
+use burn_dtensor::fsdp::ParamError;
 use burn_dtensor::prelude::*;
 use burn_dtensor::testing::MeshTest;
 

@@ -3,10 +3,10 @@
 use burn::module::{Lora, Module};
 use burn::nn::{LayerNormConfig, LinearConfig};
 use burn::tensor::Device;
+use burn_dtensor::fsdp::ParamError;
 use burn_dtensor::fsdp::{FsdpError, ParamInfo, ParamPlacement};
 use burn_dtensor::mesh::MeshError;
 use burn_dtensor::parallel::ParallelError;
-use burn_dtensor::param::ParamError;
 use burn_dtensor::prelude::*;
 use burn_dtensor::testing::MeshTest;
 

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use burn::nn::Linear;
 use burn::tensor::Tensor;
-use burn_dtensor::param::ParamError;
+use burn_dtensor::fsdp::ParamError;
 use burn_dtensor::prelude::*;
 use burn_dtensor::testing::MeshTest;
 

@@ -2,7 +2,7 @@
 
 use burn::tensor::{Device, Distribution, Tensor};
 use burn_dtensor::fsdp::FsdpModule;
-use burn_dtensor::param::ParamError;
+use burn_dtensor::fsdp::ParamError;
 use burn_dtensor::prelude::*;
 use burn_dtensor::testing::MeshTest;
 

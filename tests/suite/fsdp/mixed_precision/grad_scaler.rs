@@ -3,6 +3,7 @@
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::{AdamWConfig, GradientsParams};
 use burn::tensor::{DType, Device, Tensor, TensorData};
+use burn_dtensor::Result;
 use burn_dtensor::comm::{Op, ReduceOp};
 use burn_dtensor::fsdp::{
     FullyShard, GradScaler, MixedPrecisionPolicy, ParamExt, full_model, fully_shard, named_parameters, unit,
@@ -55,8 +56,9 @@ fn the_scale_grows_after_2000_good_steps_and_shrinks_at_a_bad_one() {
         let mut scaler = GradScaler::new();
         assert_eq!(scaler.current_scale(), 65536.0);
         let mut step = |odd| {
-            let kept = scaler.unscale(layer, grads(layer, 65536.0, odd)).unwrap();
-            (kept.is_some(), scaler.current_scale())
+            let is_finite = scaler.unscale(layer, &mut grads(layer, 65536.0, odd)).unwrap();
+            scaler.update().unwrap();
+            (is_finite, scaler.current_scale())
         };
         assert_eq!(step(None), (true, 65536.0));
         // It counts anew after a bad step.
@@ -80,7 +82,8 @@ fn factors_and_interval_may_be_set_and_an_infinite_scale_is_none() {
             .with_growth_interval(2);
         let scales = |mut scaler: GradScaler, odd: &[bool]| -> Vec<f32> {
             let mut scale = |&odd: &bool| {
-                scaler.unscale(layer, grads(layer, 1.0, odd.then_some(f32::NAN))).unwrap();
+                scaler.unscale(layer, &mut grads(layer, 1.0, odd.then_some(f32::NAN))).unwrap();
+                scaler.update().unwrap();
                 scaler.current_scale()
             };
             odd.iter().map(&mut scale).collect()
@@ -97,22 +100,55 @@ fn one_rank_that_overflows_has_all_skip_the_step() {
             let mut scaler = GradScaler::new();
             let own = (mesh.rank() == odd_rank).then_some(odd);
             mesh.world().ledger().reset();
-            assert!(scaler.unscale(layer, grads(layer, 1.0, own)).unwrap().is_none(), "{odd} on rank {odd_rank}");
+            let mut grads = grads(layer, 1.0, own);
+            assert!(!scaler.unscale(layer, &mut grads).unwrap(), "{odd} on rank {odd_rank}");
+            scaler.step(layer.clone(), grads, |_, _| panic!("a step that overflowed")).unwrap();
+            scaler.update().unwrap();
             assert_eq!(mesh.world().ledger().calls(Op::AllReduce), 1);
             let scales = mesh.all_reduce(scaler.current_scale(), ReduceOp::Max).unwrap();
             assert_eq!([scales, scaler.current_scale()], [32768.0; 2]);
         }
         // A rank without gradients takes part.
-        let own = if mesh.rank() == 1 { GradientsParams::new() } else { grads(layer, 1.0, None) };
-        assert!(GradScaler::new().unscale(layer, own).unwrap().is_some());
+        let mut own = if mesh.rank() == 1 { GradientsParams::new() } else { grads(layer, 1.0, None) };
+        assert!(GradScaler::new().unscale(layer, &mut own).unwrap());
+    });
+}
+
+/// As PyTorch's, it does not take calls out of order; each model has a state of its own.
+#[test]
+fn calls_out_of_order_are_refused_and_two_models_share_a_scale() {
+    on_three(|mesh, layer| {
+        let other = fully_shard(self::layer(mesh.device()), mesh, FullyShard::new()).unwrap();
+        let mut scaler = GradScaler::new();
+        let is = |result: Result<()>, text: &str| {
+            assert!(result.unwrap_err().to_string().contains(text), "{text}");
+        };
+        is(scaler.update(), "no gradients were unscaled");
+        let mut own = grads(layer, 1.0, None);
+        scaler.unscale(layer, &mut own).unwrap();
+        is(scaler.unscale(layer, &mut own).map(drop), "`GradScaler::unscale` was called twice");
+        let overflowed = grads(&other, 1.0, Some(f32::INFINITY));
+        scaler.step(other.clone(), overflowed, |_, _| panic!("a step that overflowed")).unwrap();
+        let mut is_stepped = false;
+        scaler
+            .step(layer.clone(), own, |layer, _| {
+                is_stepped = true;
+                layer
+            })
+            .unwrap();
+        assert!(is_stepped, "the other model's gradients had overflowed, not these");
+        let again = scaler.step(layer.clone(), GradientsParams::new(), |layer, _| layer);
+        is(again.map(drop), "`GradScaler::step` was called twice");
+        scaler.update().unwrap();
+        assert_eq!(scaler.current_scale(), 32768.0);
     });
 }
 
 #[test]
 fn good_gradients_are_unscaled() {
     on_three(|_, layer| {
-        let grads =
-            GradScaler::new().with_init_scale(8.0).unscale(layer, grads(layer, 3.0, None)).unwrap().expect("finite");
+        let mut grads = grads(layer, 3.0, None);
+        assert!(GradScaler::new().with_init_scale(8.0).unscale(layer, &mut grads).unwrap());
         let grad = layer.weight.shard_grad(&grads).expect("a gradient").local().clone();
         assert_eq!(grad.clone().into_data(), grad.full_like(0.375).into_data());
     });
@@ -122,7 +158,10 @@ fn good_gradients_are_unscaled() {
 fn its_state_is_saved_and_loaded() {
     on_three(|_, layer| {
         let mut scaler = GradScaler::new().with_growth_interval(3);
-        let step = |scaler: &mut GradScaler| scaler.unscale(layer, grads(layer, 1.0, None)).unwrap();
+        let step = |scaler: &mut GradScaler| {
+            scaler.step(layer.clone(), grads(layer, 1.0, None), |layer, _| layer).unwrap();
+            scaler.update().unwrap();
+        };
         step(&mut scaler);
         step(&mut scaler);
         let mut loaded: GradScaler = serde_json::from_str(&serde_json::to_string(&scaler).unwrap()).unwrap();
@@ -155,8 +194,8 @@ fn small_gradients_of_half_precision_survive() {
         let unscaled = GradientsParams::from_grads(loss().backward(), &sharded);
         assert_eq!(largest(&unscaled), 0.0);
         let mut scaler = GradScaler::new();
-        let scaled = GradientsParams::from_grads(scaler.scale(loss()).backward(), &sharded);
-        let grads = scaler.unscale(&sharded, scaled)?.expect("finite");
+        let mut grads = GradientsParams::from_grads(scaler.scale(loss()).backward(), &sharded);
+        assert!(scaler.unscale(&sharded, &mut grads)?);
         let expected = tensor::<2>(1, [2, WIDTH], &device).sum_dim(0).abs().max().into_scalar::<f32>() * 2f32.powi(-26);
         assert!((largest(&grads) / expected - 1.0).abs() < 1e-2, "{} and {expected}", largest(&grads));
         Ok(())
@@ -182,16 +221,19 @@ fn training_that_overflows_at_first_goes_on_with_a_smaller_scale() {
             let x = tensor::<2>(mesh.rank() as u64 + 1, [2, WIDTH], &device);
             unit(model, x, |layer, x| layer.forward(x)).square().sum()
         };
-        let mut skipped = 0;
+        let mut skipped = 8;
         for _ in 0..8 {
             let grads = GradientsParams::from_grads(scaler.scale(loss(&model)).backward(), &model);
-            match scaler.unscale(&model, grads)? {
-                Some(grads) => {
-                    model = optim.step(1e-2, model, grads);
-                    let grads = GradientsParams::from_grads(loss(&reference).backward(), &reference);
-                    reference = own.step(1e-2, reference, grads);
-                }
-                None => skipped += 1,
+            let mut is_stepped = false;
+            model = scaler.step(model, grads, |model, grads| {
+                is_stepped = true;
+                optim.step(1e-2, model, grads)
+            })?;
+            scaler.update()?;
+            if is_stepped {
+                skipped -= 1;
+                let grads = GradientsParams::from_grads(loss(&reference).backward(), &reference);
+                reference = own.step(1e-2, reference, grads);
             }
         }
         assert!((1..8).contains(&skipped), "{skipped} of 8 steps are skipped");

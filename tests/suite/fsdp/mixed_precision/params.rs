@@ -7,13 +7,13 @@ use burn::tensor::{DType, Device, Tensor};
 use burn_dtensor::Error;
 use burn_dtensor::comm::{Op, Phase};
 use burn_dtensor::dtensor::DTensor;
+use burn_dtensor::fsdp::ParamError;
 use burn_dtensor::fsdp::{
     FsdpError, FullyShard, MixedPrecisionPolicy, ParamExt, ParamInfo, ReshardAfterForward, full_model, fully_shard,
     remesh, unit, unshard,
 };
 use burn_dtensor::mesh::DeviceMesh;
 use burn_dtensor::parallel::{Plan, Style, parallelize};
-use burn_dtensor::param::ParamError;
 use burn_dtensor::placement::Placement;
 use burn_dtensor::testing::MeshTest;
 
