@@ -42,7 +42,7 @@ fn part(bytes: usize, dim: usize, dtype: DType, world: &World) -> ShardedTensor 
     let mut shape = matrix(bytes, dtype);
     let sizes = ShardSizes::Chunked(shape[dim]);
     shape[dim] = sizes.range(world.size(), world.rank()).len();
-    ShardedTensor { tensor: Tensor::<2>::full(shape, 1.0, (world.device(), dtype)).into_dispatch(), dim, sizes: sizes }
+    ShardedTensor { tensor: Tensor::<2>::full(shape, 1.0, (world.device(), dtype)).into_dispatch(), dim, sizes }
 }
 
 /// An all-gather of a matrix of `bytes`.

@@ -109,7 +109,7 @@ pub(super) fn recut(
     to_sizes: &ShardSizes,
     group: &Group,
 ) -> Checked<TensorSignature> {
-    let ShardedTensor { tensor, dim, sizes: sizes } = shard;
+    let ShardedTensor { tensor, dim, sizes } = shard;
     let mut print = check_shards(std::slice::from_ref(tensor), &[(*dim, sizes.clone())], group)?.remove(0);
     in_range(0, to_dim, &print.shape)?;
     if to_dim == shard.dim {

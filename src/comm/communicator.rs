@@ -192,7 +192,7 @@ impl Communicator {
         if !is_deferred {
             rank.ledger.record(&charge);
         }
-        match span.in_scope(|| begin(&**channel, CallContext { print, is_deferred: is_deferred })) {
+        match span.in_scope(|| begin(&**channel, CallContext { print, is_deferred })) {
             Ok(pending) => {
                 recorder.taken(sequence, op, seq);
                 Work::under_way(

@@ -47,7 +47,7 @@ pub(super) fn all_gather<const D: usize, K: Kind>(
     dim: usize,
     sizes: ShardSizes,
 ) -> Moving<D, K> {
-    let block = ShardedTensor { tensor: block.into_dispatch(), dim, sizes: sizes };
+    let block = ShardedTensor { tensor: block.into_dispatch(), dim, sizes };
     Moving::Many(comm.all_gather(call, vec![block]))
 }
 
@@ -59,6 +59,6 @@ pub(super) fn all_to_all<const D: usize, K: Kind>(
     (dim, sizes): (usize, ShardSizes),
     (to_dim, to_sizes): (usize, ShardSizes),
 ) -> Moving<D, K> {
-    let block = ShardedTensor { tensor: block.into_dispatch(), dim, sizes: sizes };
+    let block = ShardedTensor { tensor: block.into_dispatch(), dim, sizes };
     Moving::One(comm.all_to_all(call, block, to_dim, to_sizes))
 }

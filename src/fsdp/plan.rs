@@ -114,7 +114,7 @@ pub(super) fn plan<M: Module>(
             path,
             shape: found.shape,
             dtype: found.dtype,
-            sharding: sharding,
+            sharding,
             data,
             unit,
             depth,

@@ -101,13 +101,13 @@ impl RemeshedParam {
 
     /// What it is on `mesh`.
     fn on(self, mesh: &FsdpMeshInfo) -> Result<UnitParam> {
-        let UnitParam { depth, shape, sharding: sharding, parallel, compute, .. } = self.before.info();
+        let UnitParam { depth, shape, sharding, parallel, compute, .. } = self.before.info();
         if parallel.is_some() {
             return Err(FsdpError::Parallelized { param: self.path }.into());
         }
         let spec = data_spec(mesh, sharding.as_ref(), shape, self.dtype)?.shared();
         let (path, shape, sharding) = (self.path.into(), shape.clone(), sharding.clone());
-        Ok(UnitParam { path, depth: *depth, shape, sharding: sharding, spec, parallel: None, compute: *compute })
+        Ok(UnitParam { path, depth: *depth, shape, sharding, spec, parallel: None, compute: *compute })
     }
 }
 

@@ -122,9 +122,9 @@ pub fn fully_shard<M: Module>(model: M, mesh: &DeviceMesh, config: FullyShard) -
                 combined.map_err(|error| named(&param, mesh, error))?.shared()
             }
         };
-        let PlannedParam { path, shape, sharding: sharding, data, unit, depth, parallel, .. } = param;
+        let PlannedParam { path, shape, sharding, data, unit, depth, parallel, .. } = param;
         let compute = precisions.of(&unit).compute(&path);
-        Ok(((unit, data), UnitParam { path: path.into(), depth, shape, sharding: sharding, spec, parallel, compute }))
+        Ok(((unit, data), UnitParam { path: path.into(), depth, shape, sharding, spec, parallel, compute }))
     });
     let of_unit = |unit: &UnitName, &at: &usize| {
         let offloaded = (*offloads.of(unit) == OffloadPolicy::Cpu).then(|| CpuOffload::of(&data[at].shard));

@@ -40,7 +40,7 @@ fn part(index: usize, tensor: &ShardedTensorSpec, ranks: usize, rank: usize) -> 
 fn layouts() -> impl Iterator<Item = (usize, Vec<ShardedTensorSpec>, usize)> {
     let tensor = |shape: &[usize], dim: usize, uneven: Option<&[usize]>| {
         let sizes = uneven.map_or(ShardSizes::Chunked(shape[dim]), |lengths| ShardSizes::Uneven(lengths.into()));
-        ShardedTensorSpec { shape: Shape::from(shape.to_vec()), dim, sizes: sizes }
+        ShardedTensorSpec { shape: Shape::from(shape.to_vec()), dim, sizes }
     };
     let lists = [1, 2, 3, 4].map(|ranks| {
         let uneven = |total: usize| {

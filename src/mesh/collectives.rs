@@ -119,7 +119,7 @@ impl DeviceMesh {
         to_dim: usize,
     ) -> Result<Tensor<D, K>> {
         let (sizes, to_sizes) = (chunks(&part, dim, self.size()), chunks(&part, to_dim, 1));
-        let shard = ShardedTensor { tensor: part.inner().into_dispatch(), dim, sizes: sizes };
+        let shard = ShardedTensor { tensor: part.inner().into_dispatch(), dim, sizes };
         Ok(Tensor::from_dispatch(self.all()?.all_to_all(self.call(), shard, to_dim, to_sizes).wait()?))
     }
 

@@ -58,7 +58,7 @@ pub(crate) fn apply_tp_after_fsdp(params: Vec<TpAfterFsdp>) -> Result<Vec<ShardA
             path: path.into(),
             depth: info.depth,
             shape,
-            sharding: sharding,
+            sharding,
             spec,
             parallel: Some(parallel),
             compute: info.compute,

@@ -117,7 +117,7 @@ impl Unit {
 
     /// Keeps parameters for the next forward from these shards.
     pub(super) fn keep_unsharded(&self, shards: LocalShardsId, prefetched: Prefetched) {
-        *self.unsharded.lock() = Some(Unsharded { shards, prefetched: prefetched });
+        *self.unsharded.lock() = Some(Unsharded { shards, prefetched });
     }
 
     /// Drops what a forward that is over has gathered ahead in vain.

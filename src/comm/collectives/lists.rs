@@ -58,7 +58,7 @@ impl Communicator {
         }
         let full = |(rank, tensor): (usize, DispatchTensor)| {
             let (dim, sizes) = all_for(rank, &tensor, size);
-            ShardedTensor { tensor, dim, sizes: sizes }
+            ShardedTensor { tensor, dim, sizes }
         };
         let full_tensors = parts.into_iter().enumerate().map(full).collect();
         self.reduce_scatter(call, full_tensors, op).then(move |mut parts| parts.swap_remove(own))

@@ -40,7 +40,7 @@ impl Communicator {
         let lengths = self.all_gather_numbers(call.clone(), &[bytes.len()])?;
         let parts: Vec<_> = lengths.iter().map(|len| len.div_ceil(WORD)).collect();
         let sizes = ShardSizes::Uneven(parts.clone().into());
-        let shard = ShardedTensor { tensor: words(&bytes, self), dim: 0, sizes: sizes };
+        let shard = ShardedTensor { tensor: words(&bytes, self), dim: 0, sizes };
         let all = read_words(self.all_gather(call.clone(), vec![shard]).wait()?.remove(0));
         let mut rest = &all[..];
         let object = |(part, len): (usize, usize)| {

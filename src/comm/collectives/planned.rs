@@ -125,5 +125,5 @@ impl Communicator {
 
 /// Tensors and their cuts.
 pub(super) fn unpacked(shards: Vec<ShardedTensor>) -> (Vec<DispatchTensor>, Vec<(usize, ShardSizes)>) {
-    shards.into_iter().map(|ShardedTensor { tensor, dim, sizes: sizes }| (tensor, (dim, sizes))).unzip()
+    shards.into_iter().map(|ShardedTensor { tensor, dim, sizes }| (tensor, (dim, sizes))).unzip()
 }

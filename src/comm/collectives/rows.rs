@@ -75,7 +75,7 @@ impl Communicator {
     /// The numbers of all ranks, as many of each, in group order.
     pub(in crate::comm) fn all_gather_numbers(&self, call: Call, own: &[usize]) -> Result<Vec<usize>, CommError> {
         let sizes = ShardSizes::Chunked(WORDS * own.len() * self.group().size());
-        let shard = ShardedTensor { tensor: numbers(own, self), dim: 0, sizes: sizes };
+        let shard = ShardedTensor { tensor: numbers(own, self), dim: 0, sizes };
         Ok(read_numbers(self.all_gather(call, vec![shard]).wait()?.remove(0)))
     }
 

@@ -29,7 +29,7 @@ impl Communicator {
         let shapes: Vec<_> = tensors.iter().map(|tensor| [&[size], &tensor.shape()[..]].concat()).collect();
         let shard = |tensor: DispatchTensor| {
             let sizes = ShardSizes::Chunked(size * tensor.shape()[0]);
-            ShardedTensor { tensor, dim: 0, sizes: sizes }
+            ShardedTensor { tensor, dim: 0, sizes }
         };
         let work = self.all_gather(call, tensors.into_iter().map(shard).collect());
         work.then(|full_tensors| {

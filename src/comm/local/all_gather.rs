@@ -131,6 +131,6 @@ impl HostGroupBackend {
         let placing = SharedMemoryGather { seat: seat(first), second, later, taken, results, parts };
         let firsts = vec![engine.leave_open(first, Box::new(placing))];
         let finish = |mut gathered: Vec<Vec<DispatchTensor>>| gathered.remove(0);
-        Ok(Box::new(TwoPhaseAllReduce { deferred: deferred, firsts, seconds, finish }))
+        Ok(Box::new(TwoPhaseAllReduce { deferred, firsts, seconds, finish }))
     }
 }

@@ -87,10 +87,8 @@ impl HostGroupBackend {
             let (seat, outlet, device) =
                 (OpHandleGuard::new(engine.clone(), ticket, false), later.clone(), device.clone());
             let (taken, shardings, next) = (taken.take(), segment.shardings(), rest.next());
-            firsts.push((
-                ticket,
-                ReduceScatterPhase { seat, second, outlet, taken, op, shardings: shardings, sums, device, next },
-            ));
+            firsts
+                .push((ticket, ReduceScatterPhase { seat, second, outlet, taken, op, shardings, sums, device, next }));
         }
         let leave_open = |(ticket, first)| engine.leave_open(ticket, Box::new(first));
         let firsts = firsts.into_iter().map(leave_open).collect();

@@ -289,7 +289,7 @@ impl GroupBackend for HostGroupBackend {
         to_sizes: ShardSizes,
     ) -> PostResult<DispatchTensor> {
         let (ranks, rank) = (self.member.group.size(), self.member.group.rank());
-        let ShardedTensor { tensor, dim, sizes: sizes } = shard;
+        let ShardedTensor { tensor, dim, sizes } = shard;
         let mut shape = tensor.shape();
         let (deposit, shardings) = (Contribution::new(vec![tensor]), [(to_dim, to_sizes)]);
         let shares = self.shares(&deposit, RecipientData::Parts(&shardings));

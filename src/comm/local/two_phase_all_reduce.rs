@@ -121,7 +121,7 @@ impl Request<()> for ReduceScatterPhase {
 
     /// Waits for the other ranks' parts of the first half, and brings this rank's to the second.
     fn wait(self: Box<Self>, deadline: Duration) -> Result<Completed<()>, CommError> {
-        let Self { mut seat, second, outlet, taken, op, shardings: shardings, sums, device, next } = *self;
+        let Self { mut seat, second, outlet, taken, op, shardings, sums, device, next } = *self;
         let (ticket, engine) = (seat.take(), &seat.engine);
         let Matched { parts, last } = engine.rendezvous.wait(ticket, deadline)?;
         let window = sums.find(engine, ticket, &parts)?;
@@ -206,7 +206,7 @@ where
     }
 
     fn wait(self: Box<Self>, deadline: Duration) -> Result<Completed<Vec<DispatchTensor>>, CommError> {
-        let Self { deferred: deferred, firsts, seconds, finish } = *self;
+        let Self { deferred, firsts, seconds, finish } = *self;
         let start = Instant::now();
         let left = || deadline.saturating_sub(start.elapsed());
         // All at once: what completes them then wakes nobody else for it.

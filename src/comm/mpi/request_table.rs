@@ -176,7 +176,7 @@ impl RequestTable {
     /// Begins to receive what process `from` has announced, if not too much is coming already.
     fn begin_receives(&mut self, from: usize) {
         loop {
-            let Announced { parcels, fragments: fragments, coming } = &mut self.announced[from];
+            let Announced { parcels, fragments, coming } = &mut self.announced[from];
             if fragments.is_empty() {
                 let is_settled =
                     |next: &mut IncomingMessage| next.landings.iter_mut().all(|landing| landing.is_settled());

@@ -104,7 +104,7 @@ impl CubePlan {
         let launch = |range| {
             let (words, tasks) = table(&bands, &range, width);
             let table = client.create_from_slice(bytemuck::cast_slice(&words));
-            KernelLaunch { sources: range.sources, table, words: words.len(), tasks: tasks }
+            KernelLaunch { sources: range.sources, table, words: words.len(), tasks }
         };
         let launches = ranges.into_iter().map(launch).collect();
         let copied = copies.copied();

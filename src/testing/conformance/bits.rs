@@ -35,7 +35,7 @@ fn sums(scope: &TestGroup, dtype: DType, op: ReduceOp) -> Result<()> {
     let part = expected[held(&sizes, size, rank)].to_vec();
     let full = scope.comm.all_reduce(Call::default(), vec![tensor.clone().into_dispatch()], op).wait()?.remove(0);
     scope.same(into_data(full).iter().collect(), expected, || format!("all_reduce, {dtype:?} {op:?}"));
-    let shard = ShardedTensor { tensor: tensor.into_dispatch(), dim: 0, sizes: sizes };
+    let shard = ShardedTensor { tensor: tensor.into_dispatch(), dim: 0, sizes };
     let own = scope.comm.reduce_scatter(Call::default(), vec![shard], op).wait()?.remove(0);
     scope.same(into_data(own).iter().collect(), part, || format!("reduce_scatter, {dtype:?} {op:?}"));
     Ok(())

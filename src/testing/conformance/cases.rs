@@ -126,5 +126,5 @@ pub(super) fn shard(
     scope: &TestGroup,
 ) -> ShardedTensor {
     let range = held(&sizes, scope.size(), scope.rank());
-    ShardedTensor { tensor: full.narrow(dim, range).tensor(dtype, &scope.device), dim, sizes: sizes }
+    ShardedTensor { tensor: full.narrow(dim, range).tensor(dtype, &scope.device), dim, sizes }
 }

@@ -68,7 +68,7 @@ fn collectives(
                 let sizes = shard_sizes(shape[dim], ranks, uneven);
                 let tensor = full(*full_of, seed + index as u64, dtype, world.device());
                 let tensor = if chunk { part(tensor, dim, &sizes, world) } else { tensor };
-                ShardedTensor { tensor: tensor.into_dispatch(), dim, sizes: sizes }
+                ShardedTensor { tensor: tensor.into_dispatch(), dim, sizes }
             };
             list.iter().enumerate().map(tensor).collect()
         };

@@ -110,7 +110,7 @@ fn gathers_of_large_parts_are_those_of_threads() {
                 let shape = [before, sizes.range(ranks, rank).len(), inner];
                 let data = TensorData::new(values(world.rank(), shape.iter().product()), shape);
                 let tensor = Tensor::<3>::from_data(data, world.device()).cast(dtype).into_dispatch();
-                ShardedTensor { tensor, dim: 1, sizes: sizes }
+                ShardedTensor { tensor, dim: 1, sizes }
             };
             let even = || shard(1, ShardSizes::Chunked(400), 180, DType::F32);
             let uneven = || shard(1, ShardSizes::Uneven(lengths.clone().into()), 180, DType::BF16);

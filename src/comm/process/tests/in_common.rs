@@ -23,7 +23,7 @@ fn gather(world: &World, call: Call, seed: usize) -> Work<Vec<DispatchTensor>> {
         let sizes = ShardSizes::Uneven(lengths.into());
         let part = full(seed + index, len)[sizes.range(ranks, rank)].to_vec();
         let tensor = Tensor::<1>::from_data(TensorData::new(part.clone(), [part.len()]), world.device());
-        ShardedTensor { tensor: tensor.into_dispatch(), dim: 0, sizes: sizes }
+        ShardedTensor { tensor: tensor.into_dispatch(), dim: 0, sizes }
     };
     world.all().all_gather(call, LENS.into_iter().enumerate().map(shard).collect())
 }

@@ -41,7 +41,7 @@ fn sharded_tensor(ranks: usize, rng: &mut StdRng) -> ShardedTensorSpec {
         let lengths = ends.iter().scan(0, |last, end| Some(end - std::mem::replace(last, *end)));
         ShardSizes::Uneven(lengths.collect_vec().into())
     };
-    ShardedTensorSpec { shape: Shape::from(shape), dim, sizes: sizes }
+    ShardedTensorSpec { shape: Shape::from(shape), dim, sizes }
 }
 
 #[test]

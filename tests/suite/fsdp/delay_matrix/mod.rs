@@ -68,7 +68,7 @@ fn cells(
     late: &[Option<Late>],
 ) -> Vec<Cell> {
     let pairs = modes.iter().copied().cartesian_product(late.iter().copied());
-    pairs.map(|(reshard, late)| Cell { precision, reshard, prefetch: prefetch, late }).collect()
+    pairs.map(|(reshard, late)| Cell { precision, reshard, prefetch, late }).collect()
 }
 
 /// On ranks that are threads, in every precision and mode; in single precision as one device trains, too.
