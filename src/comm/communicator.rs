@@ -78,7 +78,7 @@ impl Communicator {
     /// The next place in this rank's forward: 0, 1, .. on this communicator. Local.
     ///
     /// Ranks that run the same forward draw the same places, in whatever order their backward passes
-    /// come to use them: see [`Call::forward_indices`].
+    /// come to use them: see [`Call::with_forward_index`].
     pub fn next_forward_index(&self) -> u64 {
         self.shared.forward_indices.fetch_add(1, Ordering::Relaxed)
     }

@@ -192,7 +192,7 @@ impl Launch {
     /// Of all threads of a rank, one may touch a graph of burn's: backward holds the graph's lock while it
     /// communicates, and whoever else records on that graph stops every rank of the process.
     ///
-    /// An engine that the launch is [on](Self::on_backend) has its own [manner](super::engine::ProcessOptions).
+    /// An engine that the launch is [on](Self::on_backend) has its own [manner](super::backend::ProcessOptions).
     pub fn with_multithreaded_ranks(mut self) -> Self {
         self.manner.multithreaded = true;
         self
@@ -206,7 +206,7 @@ impl Launch {
     /// of its own.
     ///
     /// Reductions on many ranks take longer so: each makes the whole by itself. An engine that the launch is [on](Self::on_backend)
-    /// has its own [manner](super::engine::ProcessOptions).
+    /// has its own [manner](super::backend::ProcessOptions).
     ///
     /// ```
     /// use burn::tensor::{DType, Tensor};

@@ -25,7 +25,7 @@
 //! 2. Reductions add in one fixed binary tree over the group's ranks, so a run is bitwise
 //!    repeatable, and on power-of-two groups one reduction over 4 ranks equals one over 2 x 2.
 //! 3. Every collective of more than one rank is in the rank's [`Ledger`]; one [issued
-//!    ahead](Call::ahead) from when its result is taken on.
+//!    ahead](Call::with_deferred) from when its result is taken on.
 //!
 //! # Who is waited for
 //!

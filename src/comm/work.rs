@@ -16,7 +16,7 @@ use super::{CommError, OpTiming, TransferTiming, trace};
 
 /// A collective under way; its result is defined only after [`wait`](Self::wait).
 ///
-/// What makes progress is the engine's promise 6 ([`backend`](super::engine)): of thread ranks, whoever waits moves its own
+/// What makes progress is the engine's promise 6 ([`backend`](super::backend)): of thread ranks, whoever waits moves its own
 /// data. Works may be waited for in any order. Dropping one without waiting is allowed, and does not block: the rank has
 /// taken part, and the others get their results.
 #[must_use = "a collective's result is defined only after `wait`"]
@@ -95,7 +95,7 @@ impl<T> Work<T> {
         }
     }
 
-    /// Has a collective that was posted [ahead](super::Call::is_deferred) of need begin to move, where the engine moves data while
+    /// Has a collective that was posted [ahead](super::Call::with_deferred) of need begin to move, where the engine moves data while
     /// ranks compute. Does not block; [`wait`](Self::wait) does as much by itself.
     pub fn start(&mut self) {
         if let WorkState::UnderWay(work) = &mut self.0 {

@@ -223,7 +223,7 @@ impl World {
     ///
     /// # Errors
     /// [`CommError::ExcludedFromShrink`] if the others have gone on without this rank, and [`CommError::CannotShrink`] if the
-    /// launch's [engine](super::engine) does not support it.
+    /// launch's [engine](super::backend) does not support it.
     pub fn shrink(&self) -> Result<Self> {
         let mut next = self.0.next.lock();
         if let Some(next) = &*next {

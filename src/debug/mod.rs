@@ -27,7 +27,7 @@
 //! |---|---|
 //! | collectives by module and operator, as a table or JSON | [`CommTrace::counts`] |
 //! | what changed its layout, and why | [`CommTrace::changes`] |
-//! | one tensor's layout | [`picture`](crate::dtensor::picture) |
+//! | one tensor's layout | [`picture`](crate::dtensor::visualize_sharding) |
 //! | a model's, as text or a page | [`visualize_model`] |
 //! | parameters in a table | [`describe`](crate::fsdp::describe) |
 //! | when units computed, and when their parameters moved | [`Timeline`], [`chrome_trace`], [`timeline_picture`] |

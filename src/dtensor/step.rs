@@ -15,7 +15,7 @@ use crate::placement::{PartialOp, ShardSizes, Step};
 pub(super) struct PlannedStep {
     mesh_dims: MeshDims,
     comm: Communicator,
-    /// Of the gradient's collective: see [`Call::drawn`].
+    /// Of the gradient's collective: see [`DistributeCall::forward_index`].
     place: Option<u64>,
     action: Action,
 }

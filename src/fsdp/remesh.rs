@@ -24,7 +24,7 @@ use crate::param::{
 /// among these; over how many it replicates may change. Of a 2-D mesh the dimension of the name shards that did before, or
 /// else the second. Of what an abandoned step has left nothing remains: no weight that
 /// was gathered, no gradient, no collective under way. The optimizer's states belong to the shards, and are right as they
-/// are. Units do what they did when they were made: what [`FsdpModule`] has set is to be set again.
+/// are. Units do what they did when they were made: what [`FsdpModule`](super::FsdpModule) has set is to be set again.
 ///
 /// ```no_run
 /// # use burn_dtensor::prelude::*;

@@ -50,7 +50,7 @@ use crate::{Error, Result};
 /// Buffers are that rank's too: running statistics, int and bool parameters. No clone shares them from then
 /// on, so one model may be built before `launch` and cloned on every rank. In training each rank's running
 /// statistics follow its own batches; [`sync_buffers`](super::sync_buffers) makes them equal again as
-/// [`FullyShard::buffer_sync`] says, before `valid()` or a record, and [`full_model`](super::full_model) by
+/// [`FullyShard::with_buffer_sync`] says, before `valid()` or a record, and [`full_model`](super::full_model) by
 /// itself. Tensors in fields that are no `Param` stay each rank's own.
 ///
 /// Modules sharded by an earlier call keep their units: shard inner modules first, then the model.

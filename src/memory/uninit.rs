@@ -10,7 +10,7 @@ use bytemuck::Pod;
 
 use super::host_pool::{HostMemoryPool, PooledMemory};
 
-/// New memory for elements, to be written. Large memory is [used again](super::reused).
+/// New memory for elements, to be written. Large memory is [used again](super::host_pool).
 pub(crate) struct UninitElements<E>(ElementMemory<E>);
 
 enum ElementMemory<E> {

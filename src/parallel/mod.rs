@@ -13,7 +13,7 @@
 //! [`parallelize`] places every parameter of an ordinary burn module on a mesh, as a [`Plan`]
 //! of path patterns and [`Style`]s says. It moves values and nothing else: what a rank computes with
 //! its shard is the business of the layer, which finds the style with its parameters
-//! ([`styled`](crate::nn::styled)), as a block finds what it takes and returns ([`prepared`](crate::nn::prepared)).
+//! ([`styled`](crate::nn::apply_style)), as a block finds what it takes and returns ([`prepared`](crate::nn::apply_io_layouts)).
 //! [`distribute_module`] asks a function instead of a plan.
 //!
 //! # Invariants

@@ -9,7 +9,7 @@
 //! ```
 //!
 //! The next backward that reduces the unit takes them along. One that does not enter the unit, and reduces others of its model,
-//! [reduces them at its end](super::pass::BackwardScheduler::reduce_waiting).
+//! [reduces them at its end](super::unit_pass::BackwardScheduler::reduce_waiting).
 
 use std::collections::HashMap;
 

@@ -1,4 +1,4 @@
-//! A unit's collectives, by their [`Plans`](super::plans::Plans).
+//! A unit's collectives, by their [`Plans`](super::plan_cache::PlanCache).
 
 use burn::backend::{DispatchTensor, TensorMetadata};
 use itertools::Itertools;

@@ -131,12 +131,12 @@ impl FsdpModule {
 
     /// Whether backward gathers what was freed after forward, which is the default. A unit whose backward reads no weight,
     /// such as one of embeddings, can do without; a weight that is read all the same is an error on the rank that does.
-    /// What a [`checkpointed`](super::checkpointed) block reads is gathered all the same: it computes again.
+    /// What a [`checkpointed`](super::checkpoint_activations) block reads is gathered all the same: it computes again.
     pub fn set_unshard_in_backward(&self, unshard: bool) {
         self.set(|control| control.unshard_in_backward = unshard);
     }
 
-    /// Whether the program's [`checkpointed`](super::checkpointed) blocks compute again in backward, which is the default;
+    /// Whether the program's [`checkpointed`](super::checkpoint_activations) blocks compute again in backward, which is the default;
     /// without, they are as if the program had written [`unit`](fn@super::unit). From the next forward on.
     pub fn set_activation_checkpointing(&self, checkpoint: bool) {
         self.set(|control| control.checkpoint = checkpoint);

@@ -3,7 +3,7 @@
 //! | in | the next units are | gathered by |
 //! |---|---|---|
 //! | forward | those the program has named, or those that followed last time | an all-gather that is posted here |
-//! | backward ([`Pass::start_again`](super::pass::Pass::start_again)) | those the program has named, or the one that forward has left before | the all-gather that forward has posted |
+//! | backward ([`Pass::start_again`](super::unit_pass::UnitPass::start_again)) | those the program has named, or the one that forward has left before | the all-gather that forward has posted |
 //!
 //! Only forward's adds to the order of collectives, so it must be alike on all ranks, as forward is. Of the units that
 //! followed last time, the next one moves while the rank computes. Where nothing moves before it is waited for, as between

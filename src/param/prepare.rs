@@ -7,7 +7,7 @@ use crate::placement::Placement;
 ///
 /// Each input and output has a *declared* placement, which it must come with, and a *desired* one, which it is
 /// brought to; `None` takes any, and leaves it. Placements are those on one mesh dimension. The module's forward is
-/// called by [`prepared`](crate::nn::prepared), which finds this with the parameters inside the module.
+/// called by [`prepared`](crate::nn::apply_io_layouts), which finds this with the parameters inside the module.
 ///
 /// ```
 /// use burn_dtensor::parallel::{Plan, PrepareModuleInputOutput};

@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
 
-/// What debug builds know of a pass in backward, to check the rules of [`graph`](super::graph).
+/// What debug builds know of a pass in backward, to check the rules of [`graph`](super::backward_nodes).
 #[derive(Debug)]
 pub(super) struct Progress {
     /// The depth of the shallowest node that has run.
@@ -39,7 +39,7 @@ impl Progress {
         }
     }
 
-    /// The pass's [`RootPostBackward`](super::graph::RootPostBackward) runs.
+    /// The pass's [`RootPostBackward`](super::backward_nodes::RootPostBackward) runs.
     pub(super) fn flush(&self, depth: usize) {
         debug_assert_eq!(depth, 1, "rule 6: tokens that are as deep may not have run");
         debug_assert!(self.ended.load(Relaxed), "rule 6: a unit's gradients are flushed before its token has run");

@@ -1,7 +1,7 @@
 //! [`ReductionOrder`]: in which order a rank's units are reduced.
 //!
 //! Each pass draws a place in forward, which runs alike on all ranks, and reductions follow the places: rule 5 of
-//! [`graph`](super::graph).
+//! [`graph`](super::backward_nodes).
 //!
 //! ```text
 //!   entered       root (nothing before it)   0   1   2   3
@@ -13,7 +13,7 @@
 //! * The others, which come up last whatever the model, follow in order of entry: the root first.
 //! * A pass whose gradients are there is **held** while one is open that was entered later, whether
 //!   this backward will reach it or not: what a rank knows is the same on every rank.
-//! * What is still held when nothing deeper is left is issued then, by [`RootPostBackward`](super::graph::RootPostBackward).
+//! * What is still held when nothing deeper is left is issued then, by [`RootPostBackward`](super::backward_nodes::RootPostBackward).
 
 use std::collections::BTreeMap;
 

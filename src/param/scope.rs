@@ -79,7 +79,7 @@ pub(super) struct ScopeOptions {
 }
 
 /// How much deeper in the graph a unit that a read opens lies than what was entered before it: as deep as a
-/// module's operations, so that these come up first in backward. See the end of [`graph`](super::graph).
+/// module's operations, so that these come up first in backward. See the end of [`graph`](super::backward_nodes).
 const DEEPER: usize = 96;
 
 impl ForwardScope {
@@ -316,7 +316,7 @@ fn fills_when_read(unit: &Unit, base: &DispatchTensor) -> bool {
     }
 }
 
-/// Zeros are given in this thread's backward, where no gradient came: see [`Order::pad`](super::order::Order::pad).
+/// Zeros are given in this thread's backward, where no gradient came: see [`Order::pad`](super::reduction_order::ReductionOrder::pad).
 pub(super) fn pad() {
     PASSES.with(|passes| passes.order.pad());
 }
@@ -347,7 +347,7 @@ pub(super) fn give_up_backward() {
 }
 
 /// The token of a unit with these tracked inputs and this `earlier` token: one link each. Rules 3, 4, 6 and 7 of
-/// [`graph`](super::graph).
+/// [`graph`](super::backward_nodes).
 fn token(
     pass: &Arc<UnitPass>,
     parent: DispatchTensor,

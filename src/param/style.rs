@@ -109,7 +109,7 @@ impl Style {
     /// ```
     ///
     /// `name` is what messages call it. The layer's forward brings activations to the style's input and output by
-    /// [`styled`](crate::nn::styled).
+    /// [`styled`](crate::nn::apply_style).
     pub const fn custom(name: &'static str, place: fn(LayerParam<'_>) -> Option<Placement>) -> Self {
         Self { params: Params::Custom(name, place), input: None, output: None, heads: None }
     }

@@ -209,7 +209,7 @@ pub(super) const FEW_PASSES: usize = 2;
 const MAX_CHECKED_MODULES: usize = 16;
 
 /// The sequence of the all-gathers that backward makes: they wait neither for its
-/// [reductions](super::terms::REDUCE), nor for what forward makes.
+/// [reductions](super::partial_grad_groups::REDUCE), nor for what forward makes.
 pub(crate) const AGAIN: &str = "gathered again";
 
 impl Unit {

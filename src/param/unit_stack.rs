@@ -328,7 +328,7 @@ impl UnitGuard {
         })
     }
 
-    /// Closes it; ties its outputs to all that was entered inside: rule 8 of [`graph`](super::graph).
+    /// Closes it; ties its outputs to all that was entered inside: rule 8 of [`graph`](super::backward_nodes).
     pub(super) fn leave<O: TensorTree>(mut self, output: O) -> O {
         let of_several = self.has_run();
         let (scope, last, trains) = OPEN

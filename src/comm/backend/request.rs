@@ -9,7 +9,7 @@ pub trait Request<T>: Send {
     /// Whether [`wait`](Self::wait) would return without waiting for other ranks.
     fn is_complete(&self) -> bool;
 
-    /// Has what was posted [ahead](super::Post::ahead) begin to move, where something moves before it is waited for.
+    /// Has what was posted [ahead](super::CallContext::is_deferred) begin to move, where something moves before it is waited for.
     /// Returns at once.
     fn start(&mut self) {}
 

@@ -1,4 +1,4 @@
-//! How a rank calls an all-gather into memory that ranks have [in common](super::in_common).
+//! How a rank calls an all-gather into memory that ranks have [in common](super::shared_memory).
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -71,7 +71,7 @@ impl HostGroupBackend {
         result_buffer::pay(print.bytes(), ranks) && ContiguousLayout::of_full(&print.tensors, ranks).is_some()
     }
 
-    /// [`all_gather`](crate::comm::backend::Channel::all_gather) into memory that the ranks of the group have in common.
+    /// [`all_gather`](crate::comm::backend::GroupBackend::all_gather) into memory that the ranks of the group have in common.
     pub(super) fn all_gather_in_common(
         &self,
         outlet: &Arc<RemoteGroup>,

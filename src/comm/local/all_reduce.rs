@@ -1,4 +1,4 @@
-//! How a rank calls an all-reduce in [`halves`](super::halves).
+//! How a rank calls an all-reduce in [`halves`](super::two_phase_all_reduce).
 
 use std::sync::Arc;
 
@@ -38,7 +38,7 @@ struct Joinings {
 }
 
 impl HostGroupBackend {
-    /// [`all_reduce`](crate::comm::backend::Channel::all_reduce) in a group of several processes.
+    /// [`all_reduce`](crate::comm::backend::GroupBackend::all_reduce) in a group of several processes.
     pub(super) fn all_reduce_in_halves(
         &self,
         outlet: &Arc<RemoteGroup>,

@@ -1,4 +1,4 @@
-//! Gathers [in common](super::in_common) that were called ahead of need: each begins when its rank wants it, or another does.
+//! Gathers [in common](super::shared_memory) that were called ahead of need: each begins when its rank wants it, or another does.
 //! Until then there is no memory for it, and if none does, never.
 
 use std::collections::HashMap;

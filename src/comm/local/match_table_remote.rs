@@ -9,14 +9,14 @@ use super::{
 };
 
 impl<F: Signature, P> MatchTable<F, P> {
-    /// [`join`](Self::join)s for a rank of another process, whose deposit [comes later](Self::provide_data).
+    /// [`join`](Self::post)s for a rank of another process, whose deposit [comes later](Self::provide_data).
     pub fn post_remote(&mut self, group: GroupKey, member: usize, print: F) -> Result<OpHandle, CommError> {
         let (ticket, _) = self.join_with(group, member, print, None)?;
         self.release(ticket);
         Ok(ticket)
     }
 
-    /// [`join`](Self::join)s for a rank of this process, whose deposit [comes later](Self::provide_data): a part of the call that it
+    /// [`join`](Self::post)s for a rank of this process, whose deposit [comes later](Self::provide_data): a part of the call that it
     /// has made last, and not another.
     pub fn join_late(&mut self, group: GroupKey, member: usize, print: F) -> Result<OpHandle, CommError> {
         let last = self.last_call(group, member);
@@ -26,7 +26,7 @@ impl<F: Signature, P> MatchTable<F, P> {
         Ok(ticket)
     }
 
-    /// [`join`](Self::join)s for a rank of this process, whose deposit [comes](Self::provide_data) once it wants the result, or another
+    /// [`join`](Self::post)s for a rank of this process, whose deposit [comes](Self::provide_data) once it wants the result, or another
     /// [asks](Self::ask_for) for it.
     pub fn post_deferred(&mut self, group: GroupKey, member: usize, print: F) -> Result<OpHandle, CommError> {
         let (ticket, _) = self.join_with(group, member, print, None)?;

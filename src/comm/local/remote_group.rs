@@ -134,7 +134,7 @@ impl RemoteGroup {
         Ok((joined, taken))
     }
 
-    /// Brings `shares` of a deposit to a collective that was joined for [`Later`](DataMode::Later).
+    /// Brings `shares` of a deposit to a collective that was joined for [`Later`](DataMode::Deferred).
     pub fn bring(&self, seq: u64, shares: OutgoingData) {
         for ((to, _), (contents, payloads)) in self.members.iter().zip(shares) {
             self.others.send(*to, ControlMessage::Data { channel: self.number, seq, contents }, payloads);

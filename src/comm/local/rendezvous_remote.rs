@@ -144,14 +144,14 @@ impl<F: Signature, P> Rendezvous<F, P> {
         self.state.lock().board.still_needs(rank, number, other)
     }
 
-    /// [`join`](Self::join)s for a rank that is here, whose deposit comes later.
+    /// [`join`](Self::post)s for a rank that is here, whose deposit comes later.
     pub fn join_late(&self, group: GroupKey, member: usize, print: F) -> Result<OpHandle, CommError> {
         let mut state = self.state.lock();
         let joined = state.board.join_late(group, member, print);
         self.notify(state, group, false, joined).map_err(|error| self.counted(group, member, error))
     }
 
-    /// [`join`](Self::join)s for a rank that is here, whose deposit comes once its result is wanted.
+    /// [`join`](Self::post)s for a rank that is here, whose deposit comes once its result is wanted.
     pub fn post_deferred(&self, group: GroupKey, member: usize, print: F) -> Result<OpHandle, CommError> {
         let mut state = self.state.lock();
         let joined = state.board.post_deferred(group, member, print);

@@ -10,7 +10,7 @@
 //! A process sends less than twice its tensors, however many there are, where whole tensors would go to each. Both halves
 //! are called at once; between them no rank need wait: the first half is left [`SharedRequest`].
 //!
-//! Ranks of one host that have the result [in common](super::in_common) put their sums there, and send none.
+//! Ranks of one host that have the result [in common](super::shared_memory) put their sums there, and send none.
 //!
 //! Large tensors are reduced in [segments](super::segments), each in two halves. These, too, are called at once, so that all
 //! ranks call them in one order; what a rank brings to a first half it brings when one before is reduced:
@@ -182,7 +182,7 @@ impl DeferredContribution {
     }
 }
 
-/// An all-reduce, or a gather [in common](super::in_common), that this rank has joined.
+/// An all-reduce, or a gather [in common](super::shared_memory), that this rank has joined.
 pub(super) struct TwoPhaseAllReduce<F> {
     /// If the rank may not want it yet.
     pub deferred: Option<DeferredGather>,

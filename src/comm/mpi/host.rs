@@ -1,4 +1,4 @@
-//! Which processes can have [memory in common](crate::memory::common): found by trying, once.
+//! Which processes can have [memory in common](crate::memory::shared_memory): found by trying, once.
 
 use super::error::MpiError;
 use super::library::Library;

@@ -31,7 +31,7 @@ const IDLE: Duration = Duration::from_millis(4);
 /// wakes it from a sleep longer than [`SHORT`], and so does a rank that sleeps until something comes: here, not in the process
 /// that it waits for, whose thread may rest as long as its own ranks compute.
 ///
-/// While a rank [helps](super::MpiTransport::help) the thread need not look, only see that somebody does.
+/// While a rank [helps](super::MpiTransport::progress) the thread need not look, only see that somebody does.
 pub(super) struct IdleBackoff {
     last: Instant,
     /// Since the last pause.

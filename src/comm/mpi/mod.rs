@@ -2,16 +2,16 @@
 //!
 //! A thread of the process calls MPI and makes progress on its own, since no MPI library does; ranks only leave parcels
 //! with it. It initializes MPI and finalizes it. A rank that waits for other processes has nothing else to do, and no
-//! thread need be woken for it, nor wake it: it takes the [`ProgressEngine`](carrier), which owns what is being sent and received,
+//! thread need be woken for it, nor wake it: it takes the [`ProgressEngine`](progress_engine), which owns what is being sent and received,
 //! and does what the thread does. That is at `MPI_THREAD_SERIALIZED`; where a library has no more than
 //! `MPI_THREAD_FUNNELED`, the thread does all.
 //!
 //! # How a parcel goes
 //!
-//! 1. Its [frame](frame) is one message of tag [`FRAME`](transfers): the header, the payloads' lengths, and the bytes of
+//! 1. Its [frame](frame) is one message of tag [`FRAME`](request_table): the header, the payloads' lengths, and the bytes of
 //!    payloads so small that a message of their own would cost more than copying them.
 //! 2. Every other payload goes from where it lies to where it is to be, without a copy between, by messages of tag
-//!    [`PART`](transfers). MPI matches messages of one sender and tag in order, so none needs a number.
+//!    [`PART`](request_table). MPI matches messages of one sender and tag in order, so none needs a number.
 //! 3. No message is longer than [`FragmentLimits::message`]: frames and payloads that are go in pieces.
 //!
 //! Which processes are of one host, so that ranks may put what they gather in memory of both, is [tried](host) at the start.
@@ -23,7 +23,7 @@
 //!    whatever was sent is delivered, and a process ends when all do.
 //! 5. When a process's last frame has come, and every payload before it, the addressee is told that it is
 //!    [lost](MessageHandler::lost).
-//! 6. Where MPI goes on without a process that has failed ([`failures`]), the addressee is told that it is lost, and MPI is
+//! 6. Where MPI goes on without a process that has failed ([`ulfm`]), the addressee is told that it is lost, and MPI is
 //!    not finalized: that would wait for it.
 //! 7. An error of MPI's, or a panic while something is carried, loses all processes: nothing is carried any more, and at exit the
 //!    job is aborted, for other processes may wait in MPI for this one.

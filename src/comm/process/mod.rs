@@ -18,7 +18,7 @@
 //! | `header`, `agreement`, `told`, `wire` | what is said, and how it is written |
 //! | `payload` | tensors that are sent, and where they land |
 //! | `layout`, `result_buffer`, `late` | results in which they land at once |
-//! | [`transport`](super::courier) | what carries both |
+//! | [`transport`](super::transport) | what carries both |
 //!
 //! # Failures
 //!

@@ -204,7 +204,7 @@ impl EinsumRuleAt {
     }
 
     /// Along the operator's own dimension, where that is cut, each rank tells all this many elements of its
-    /// part ([`Parts`](super::parts::Parts)): results that lack it are whole. As many for equal lengths.
+    /// part ([`Parts`](super::shard_summaries::ShardSummaries)): results that lack it are whole. As many for equal lengths.
     #[must_use]
     pub(super) fn with_slots(mut self, slots: usize) -> Self {
         self.slots = slots;

@@ -3,7 +3,7 @@
 //! burn-flex 0.22 aborts on some operators of such, and burn answers others from the shapes alone,
 //! outside the autodiff graph, though a gradient is asked of them. [`apply`](super::apply) makes their
 //! results by itself. That one rank's part alone is empty does not happen to operators that are not made for
-//! it: see [`takes_empty_parts`](super::Rule::takes_empty_parts).
+//! it: see [`takes_empty_parts`](super::ShardingRule::supports_empty_shards).
 
 use burn::tensor::{DType, Device, Shape, Tensor, kind};
 

@@ -14,7 +14,7 @@ use crate::placement::{Layout, Placement, Placements};
 /// What a function of local tensors takes and makes of a mesh's: PyTorch's `local_map`.
 ///
 /// It is for a computation of one's own that every rank does alone on its part, and that needs no
-/// [rule](super::Rule): how its inputs must be placed, and how its outputs are, is said where it is called. Placements
+/// [rule](super::ShardingRule): how its inputs must be placed, and how its outputs are, is said where it is called. Placements
 /// are one per mesh dimension.
 ///
 /// ```

@@ -99,7 +99,7 @@
 //!
 //! # Adding an operator
 //!
-//! An elementwise operator is one line: its name, and how it goes through [partial](partials) inputs.
+//! An elementwise operator is one line: its name, and how it goes through [partial](partial_rules) inputs.
 //!
 //! ```
 //! use burn_dtensor::dtensor::DTensor;

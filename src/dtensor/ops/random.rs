@@ -26,7 +26,7 @@
 //! [a rank's own](tensor) is counted apart, and burn's random state is never touched: neither draws change the others.
 //! (PyTorch advances one offset by the elements that were drawn, and its values depend on the placements.)
 //!
-//! A [`RngState`] is two numbers beside the seed, so it is saved with a checkpoint and [resumed](resume) on any mesh. Or
+//! A [`RngState`] is two numbers beside the seed, so it is saved with a checkpoint and [resumed](set_rng_state) on any mesh. Or
 //! every step starts a stream of its own, and there is nothing to save:
 //!
 //! ```
@@ -115,7 +115,7 @@ pub fn rng_state() -> RngState {
     of_rank().unwrap_or_else(unseeded)
 }
 
-/// Goes on with `rng_state` on the calling thread, as the thread that it was [taken](stream) from would have: on any
+/// Goes on with `rng_state` on the calling thread, as the thread that it was [taken](rng_state) from would have: on any
 /// mesh, of any number of ranks.
 ///
 /// As with [`seed`], every rank that holds a part of one DTensor must do so with the same stream, but for what it has

@@ -8,7 +8,7 @@ use super::{ShardingRule, Strategy};
 use crate::Result;
 
 /// A [`ShardingRule`] given as a plain table: PyTorch's `register_sharding`. For an operator whose dimensions
-/// [letters](super::Axes) cannot name, and which takes no arguments beside its tensors; with arguments, of which a
+/// [letters](super::EinsumRule) cannot name, and which takes no arguments beside its tensors; with arguments, of which a
 /// decision may depend, implement [`ShardingRule`].
 ///
 /// A row says which placements of the inputs, along one mesh dimension, give which of the outputs when every rank

@@ -1,6 +1,6 @@
 //! Copies as kernels, on tensors of burn's Cube backends without fusion.
 //!
-//! A [`CubePlan`] runs a list of [`Copies`](super::Copies) in one launch. Its targets are views of one
+//! A [`CubePlan`] runs a list of [`Copies`](super::CopyPlan) in one launch. Its targets are views of one
 //! [`SharedAllocation`] of memory, so that a unit's weights come and go together.
 //!
 //! Work is divided by what is written: a unit of the device makes a vector of 16 bytes of the block, for which it

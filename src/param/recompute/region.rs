@@ -7,7 +7,7 @@
 //! The gate lies one node above the outputs: it runs once all their gradients are there, and computes the block again. It
 //! lies below what the block was given, and below the tokens of the units around: their weights are still there. To units
 //! that are entered later it is the last token, if units were entered in the block: so these come up in every backward that
-//! reaches what encloses them, on every rank, as rules 7 and 8 of [`graph`](crate::param::graph) have it.
+//! reaches what encloses them, on every rank, as rules 7 and 8 of [`graph`](crate::param::backward_nodes) have it.
 
 use std::fmt;
 use std::sync::Arc;

@@ -20,7 +20,7 @@ use crate::param::unit::Unit;
 
 /// The shards that a pass started from, and what is gathered of them.
 ///
-/// The all-gather for backward is issued when forward leaves the unit (rule 9 of [`graph`](crate::param::graph)): so
+/// The all-gather for backward is issued when forward leaves the unit (rule 9 of [`graph`](crate::param::backward_nodes)): so
 /// backward may take results in any order, or never. Nothing moves until a result is taken.
 ///
 /// Views of a slot hold the source: a weight that outlives its pass can still be read.

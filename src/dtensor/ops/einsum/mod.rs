@@ -1,6 +1,6 @@
 //! Einstein summation.
 //!
-//! Its [rule](super::Axes) is its equation, linear in every operand.
+//! Its [rule](super::EinsumRule) is its equation, linear in every operand.
 //!
 //! A letter that one operand repeats is a diagonal, and stays whole.
 
