@@ -114,7 +114,7 @@ pub(super) fn offered<T>(cell: &OnceLock<T>, make: impl FnOnce() -> T) -> &T {
 impl fmt::Debug for CollectivePlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { op, reduce, tensors, shardings, .. } = self;
-        let mut plan = f.debug_struct("Plan");
+        let mut plan = f.debug_struct("CollectivePlan");
         plan.field("op", op).field("reduce", reduce).field("tensors", tensors).field("cuts", shardings).finish()
     }
 }

@@ -100,7 +100,7 @@ impl CrossMeshRedistribute {
         }
         super::spec::check_layout(from, &from_layout, &shape)?;
         super::spec::check_layout(to, &to_layout, &shape)?;
-        check_no_partial("Transfer", to, &to_layout)?;
+        check_no_partial("CrossMeshRedistribute", to, &to_layout)?;
         let label = format!("transfer {from_layout} on {from} -> {to_layout} on {to}").into();
         let mut ranks: Vec<usize> = from.ranks().iter().chain(to.ranks()).copied().collect();
         ranks.sort_unstable();
@@ -136,7 +136,7 @@ impl CrossMeshRedistribute {
             let (from, to) = (x.mesh().to_string(), self.to.0.to_string());
             return Err(DTensorError::TransferTracked { from, to }.into());
         }
-        let origin = CallSite::new("Transfer");
+        let origin = CallSite::new("CrossMeshRedistribute");
         let full = |_, own: Placement| if own.partial_op().is_some() { Placement::Replicate } else { own };
         let x = x.map(|x| x.redistribute_to(&self.from.1.replaced(full)?)).transpose()?;
         let meta = TensorMeta { shape: self.shape.clone(), dtype: self.dtype };

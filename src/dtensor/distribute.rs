@@ -96,7 +96,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     /// are not the tensor's.
     pub fn distribute_replicated_to(full: Tensor<D, K>, mesh: &DeviceMesh, layout: Layout) -> Result<Self> {
         let spec = DTensorSpec::new(mesh, layout, full.shape(), full.dtype())?;
-        leaves("distribute_local", full, spec, |full, spec| {
+        leaves("distribute_replicated", full, spec, |full, spec| {
             let ranges = spec.layout().local_slices(spec.shape(), spec.coordinate());
             Ok(slice(full, &ranges))
         })

@@ -107,7 +107,7 @@ impl RedistributeOptions {
         };
         let Casts { forward, backward } = self.casts;
         if !x.dtype().is_float() && self.casts != Casts::default() {
-            return Err(DTensorError::NotFloat { operation: "Redistribute", dtype: x.dtype() }.into());
+            return Err(DTensorError::NotFloat { operation: "RedistributeOptions", dtype: x.dtype() }.into());
         }
         let own = |dtype: Option<DType>| dtype.is_none_or(|dtype| dtype == x.dtype());
         if *x.layout() == layout && own(forward) && own(backward) {
@@ -116,7 +116,7 @@ impl RedistributeOptions {
         let spec = x.spec.with_layout(layout)?.with_dtype(forward.unwrap_or(x.dtype()));
         let route = RedistributePlan::between(x.layout(), spec.layout())?;
         let casts = Some(self.casts).filter(|casts| *casts != Casts::default());
-        let walk = route.start(x.local, &x.spec, &[], casts, CallSite::new("Redistribute"))?;
+        let walk = route.start(x.local, &x.spec, &[], casts, CallSite::new("RedistributeOptions"))?;
         Ok(RedistributeWork(RedistributeState::UnderWay(Box::new(walk), spec.shared())))
     }
 }

@@ -61,7 +61,7 @@ impl<const D: usize> DTensor<D> {
     pub fn all_gather_varying(&self, mesh_dims: &[usize]) -> Result<Tensor<D>> {
         let dims = self.dims_of(mesh_dims)?;
         let gathered = |dim, own| if dims.contains(&dim) { Placement::Replicate } else { own };
-        self.shared_handle(&self.layout().replaced(gathered)?, &dims, "gather_vary")
+        self.shared_handle(&self.layout().replaced(gathered)?, &dims, "all_gather_varying")
     }
 
     /// The local tensor as it is, its gradient summed over `dims`.

@@ -59,7 +59,7 @@ impl GraphOp for RootPostBackward {
             reduce(pass, pass.passes.order.flush(), step);
             give(pass.passes.reduce_waiting(step.backward(), pass), step);
             give(pass.passes.finish(step.backward()), step);
-            ran("Flush", Some(pass), step);
+            ran("RootPostBackward", Some(pass), step);
         }
     }
 }
@@ -142,7 +142,7 @@ impl GraphOp for PostBackward {
             self.pass.gather_around();
             step.give(1, || like.zeros());
         }
-        ran(if self.last { "Token" } else { "Link" }, Some(&self.pass), step);
+        ran(if self.last { "PostBackward" } else { "Link" }, Some(&self.pass), step);
     }
 }
 
@@ -170,7 +170,7 @@ impl GraphOp for UnshardedParamNode {
     fn backward(&self, step: &mut BackwardStep<'_>) {
         progress(&self.pass, step);
         self.pass.collect(self.position, step.take());
-        ran("Whole", Some(&self.pass), step);
+        ran("UnshardedParamNode", Some(&self.pass), step);
     }
 }
 
@@ -203,7 +203,7 @@ impl GraphOp for PartialGradParamNode {
     fn backward(&self, step: &mut BackwardStep<'_>) {
         progress(&self.pass, step);
         self.pass.buffer.reduce_in_term(self.position, &self.dims, step.take());
-        ran("Term", Some(&self.pass), step);
+        ran("PartialGradParamNode", Some(&self.pass), step);
     }
 }
 
@@ -226,7 +226,7 @@ impl GraphOp for UnitInput {
         self.pass.see_input(self.input);
         let grad = step.take();
         step.give(0, || cast(grad, Some(self.dtype)));
-        ran("EnterUnit", Some(&self.pass), step);
+        ran("UnitInput", Some(&self.pass), step);
     }
 }
 
@@ -258,6 +258,6 @@ impl GraphOp for PreBackward {
         }
         let grad = step.take();
         step.give(0, || cast(grad, Some(self.dtype)));
-        ran("LeaveUnit", self.pass.as_ref(), step);
+        ran("PreBackward", self.pass.as_ref(), step);
     }
 }

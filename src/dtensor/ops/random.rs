@@ -102,7 +102,7 @@ pub fn seed(seed: u64) {
 ///
 /// random::seed(3);
 /// random::next_seed();
-/// let saved = random::stream(); // with serde, in a checkpoint
+/// let saved = random::rng_state(); // with serde, in a checkpoint
 /// let next = random::next_seed();
 /// random::set_rng_state(saved);
 /// assert_eq!(random::next_seed(), next);
@@ -115,7 +115,7 @@ pub fn rng_state() -> RngState {
     of_rank().unwrap_or_else(unseeded)
 }
 
-/// Goes on with `rng_state` on the calling thread, as the thread that it was [taken](rng_state) from would have: on any
+/// Goes on with `state` on the calling thread, as the thread that it was [taken](rng_state) from would have: on any
 /// mesh, of any number of ranks.
 ///
 /// As with [`seed`], every rank that holds a part of one DTensor must do so with the same stream, but for what it has

@@ -37,7 +37,7 @@ fn a_change_of_layout_names_the_line_that_asked_for_it() {
         let forward = Phase::Forward;
         assert_eq!(
             named,
-            [("add", first, forward), ("redistribute", first + 1, forward), ("Redistribute", first + 2, forward)]
+            [("add", first, forward), ("redistribute", first + 1, forward), ("RedistributeOptions", first + 2, forward)]
         );
         assert_eq!(changes[1].from.placements(), changes[0].to.placements());
         let bytes = 4 * 6 * 4;
@@ -50,7 +50,7 @@ fn a_change_of_layout_names_the_line_that_asked_for_it() {
         let backward = Phase::Backward;
         assert_eq!(
             back,
-            [("Redistribute", first + 2, backward), ("redistribute", first + 1, backward), ("add", first, backward)]
+            [("RedistributeOptions", first + 2, backward), ("redistribute", first + 1, backward), ("add", first, backward)]
         );
         let text = watched.changes()[0].to_string();
         let line = format!(
@@ -76,7 +76,7 @@ fn a_sum_of_gradients_and_another_mesh_are_changes_too() {
         let to = Layout::new(&[4], &[S(0)])?;
         let transfer = CrossMeshRedistribute::new([4, 6], x.dtype(), (mesh, x.layout().clone()), (&line, to))?;
         let (_, watched) = trace_comm(|| transfer.run(Some(x.clone().detach())));
-        assert_eq!(watched.changes()[0].origin.operator, "Transfer");
+        assert_eq!(watched.changes()[0].origin.operator, "CrossMeshRedistribute");
         assert!(watched.changes()[0].collectives.is_empty(), "everyone has it all");
         Ok(())
     });

@@ -118,7 +118,7 @@ fn what_a_map_does_not_list_is_a_typed_error() {
         };
         let error = run(LocalMap::new().with_input([R]).with_any_input().with_output([R]));
         assert!(matches!(&error, Error::DTensor(DTensorError::MapInput { input: 0, .. })), "{error}");
-        said(error, &["[S(0)]", "[R]", "redistribute_inputs"]);
+        said(error, &["[S(0)]", "[R]", "with_redistributed_inputs"]);
         let error = run(LocalMap::new().with_input([S(0)]).with_output([S(0)]));
         assert!(
             matches!(&error, Error::DTensor(DTensorError::MapCount { what: "inputs", given: 2, listed: 1 })),

@@ -188,7 +188,7 @@ fn named(error: &LaunchError) -> Vec<String> {
 /// On every rank, before any node of the second backward has run. burn keeps the graphs of backwards that unwound.
 #[test]
 fn a_second_backward_through_a_unit_names_it_on_every_rank() {
-    own_process("fsdp::heads::a_second_backward_through_a_unit_names_it_on_every_rank", || {
+    own_process("fsdp::second_backward::a_second_backward_through_a_unit_names_it_on_every_rank", || {
         for (unit, losses) in WRONG {
             for ranks in [1, 2, 3] {
                 let error =
@@ -205,7 +205,7 @@ fn a_second_backward_through_a_unit_names_it_on_every_rank() {
 /// The program may catch it and go on: nothing is left of it.
 #[test]
 fn who_catches_a_second_backward_goes_on() {
-    own_process("fsdp::heads::who_catches_a_second_backward_goes_on", || {
+    own_process("fsdp::second_backward::who_catches_a_second_backward_goes_on", || {
         for (_, losses) in WRONG {
             MeshTest::new([2], ["shard"]).run(|mesh| {
                 let device = mesh.device().clone().autodiff();

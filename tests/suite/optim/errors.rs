@@ -120,7 +120,7 @@ fn a_state_that_is_no_shard_of_the_parameters_is_refused() {
         let (error, text) = refused(optim.state());
         let expected = OptimError::Shape { name: "w.largest".into(), found: vec![4, 1], expected: vec![4, 2] };
         assert_eq!(format!("{error:?}"), format!("{expected:?}"));
-        assert!(text.contains("on_whole_parameters"), "{text}");
+        assert!(text.contains("with_full_parameters"), "{text}");
         let mut told = DTensorOptimizer::new(RowScaled).with_full_parameters();
         told.step(0.1, "w", ones([4, 4], mesh, S(1))?, ones([4, 4], mesh, S(1))?)?;
         let (error, _) = refused(optim.load(told.state()?));

@@ -270,7 +270,7 @@ impl<C> Drop for Failing<'_, C> {
 
 impl<C> std::fmt::Debug for CooperativeResult<C> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Together").finish_non_exhaustive()
+        f.debug_struct("CooperativeResult").finish_non_exhaustive()
     }
 }
 

@@ -12,7 +12,7 @@ use crate::own_process::own_process;
 /// burn's `Dropout`, in blocks inside blocks too: the same elements are dropped as without checkpointing, before and after.
 #[test]
 fn burns_dropout_drops_the_same_again() {
-    own_process("fsdp::checkpointed::random::burns_dropout_drops_the_same_again", || {
+    own_process("fsdp::activation_checkpoint::rng::burns_dropout_drops_the_same_again", || {
         MeshTest::new([1], ["shard"]).run(|mesh| {
             let device = mesh.device().clone().autodiff();
             let model = fully_shard(Tower::new(&device), mesh, config())?;
@@ -37,7 +37,7 @@ fn burns_dropout_drops_the_same_again() {
 /// Other blocks drop other elements, and so does the next forward.
 #[test]
 fn blocks_draw_numbers_of_their_own() {
-    own_process("fsdp::checkpointed::random::blocks_draw_numbers_of_their_own", || {
+    own_process("fsdp::activation_checkpoint::rng::blocks_draw_numbers_of_their_own", || {
         let device = Device::flex().autodiff();
         let layer = linear(1, &device);
         let drawn = || {
@@ -55,7 +55,7 @@ fn blocks_draw_numbers_of_their_own() {
 /// Another thread draws between: an error in the place of wrong gradients.
 #[test]
 fn numbers_that_others_have_drawn_meanwhile_are_an_error() {
-    own_process("fsdp::checkpointed::random::numbers_that_others_have_drawn_meanwhile_are_an_error", || {
+    own_process("fsdp::activation_checkpoint::rng::numbers_that_others_have_drawn_meanwhile_are_an_error", || {
         let device = Device::flex().autodiff();
         let error = launch(Launch::threads(1), |_| {
             let layer = linear(1, &device);
