@@ -54,7 +54,7 @@ fn a_change_of_layout_names_the_line_that_asked_for_it() {
         );
         let text = watched.changes()[0].to_string();
         let line = format!(
-            "debug/watched.rs:{} Redistribute, backward: [4, 6] [S(0)] -> [R]: all_gather of 2 ranks, {bytes} bytes",
+            "debug/watched.rs:{} RedistributeOptions, backward: [4, 6] [S(0)] -> [R]: all_gather of 2 ranks, {bytes} bytes",
             first + 2
         );
         assert!(text.ends_with(&line), "{text}");
