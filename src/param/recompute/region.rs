@@ -51,7 +51,10 @@ pub(super) struct RecomputeRegion {
 
 impl fmt::Debug for RecomputeRegion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RecomputeRegion").field("inputs", &self.inputs).field("passes", &self.passes).finish_non_exhaustive()
+        f.debug_struct("RecomputeRegion")
+            .field("inputs", &self.inputs)
+            .field("passes", &self.passes)
+            .finish_non_exhaustive()
     }
 }
 

@@ -175,7 +175,10 @@ fn what_cannot_be_transferred_is_refused_with_a_remedy() {
             assert_eq!(transfer.run::<2, burn::tensor::Float>(None)?.expect("in the second").local().dims(), [2, 4]);
         }
         let partial = CrossMeshRedistribute::new(SHAPE, DType::F32, (&a, rows()), (&b, Layout::new(&[2], &[SUM])?));
-        assert!(matches!(transfer_error(&error_of(partial)), DTensorError::Partial { operation: "CrossMeshRedistribute", .. }));
+        assert!(matches!(
+            transfer_error(&error_of(partial)),
+            DTensorError::Partial { operation: "CrossMeshRedistribute", .. }
+        ));
         let other = CrossMeshRedistribute::new(SHAPE, DType::F32, (&a, Layout::new(&[3], &[R])?), (&b, rows()));
         assert!(matches!(transfer_error(&error_of(other)), DTensorError::LayoutMesh { .. }));
         Ok(())
