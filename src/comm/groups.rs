@@ -10,7 +10,7 @@ impl World {
     /// use burn_dtensor::comm::{Launch, launch};
     ///
     /// launch(Launch::threads(5), |world| {
-    ///     let group = world.groups([vec![0, 1], vec![3, 2]])?;
+    ///     let group = world.subgroup([vec![0, 1], vec![3, 2]])?;
     ///     assert_eq!(group.map(|group| group.group().rank()), [Some(0), Some(1), Some(1), Some(0), None][world.rank()]);
     ///     Ok(())
     /// })?;

@@ -21,7 +21,7 @@ use crate::placement::ShardSizes;
 ///
 /// launch(Launch::threads(2), |world| {
 ///     let whole = TensorMeta { shape: Shape::from([4, 3]), dtype: DType::F32 };
-///     let plan = world.all().plan_all_gather(vec![(whole, 0, ShardSizes::Chunks(4))])?;
+///     let plan = world.all().plan_all_gather(vec![(whole, 0, ShardSizes::Chunked(4))])?;
 ///     for step in 0..3 {
 ///         let part = Tensor::<2>::full([2, 3], step as f32, world.device());
 ///         let wholes = world.all().execute_plan("step".into(), &plan, vec![part.into_dispatch()]).wait()?;

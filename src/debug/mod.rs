@@ -12,7 +12,7 @@
 //! launch(Launch::threads(2), |world| {
 //!     let mesh = DeviceMesh::new(world, [2], ["tp"])?;
 //!     let x = DTensor::<2>::ones([4, 6], &mesh, &[Shard(1)], world.device())?;
-//!     let (y, watched) = watch(|| x.tanh().redistribute(&[Replicate]));
+//!     let (y, watched) = trace_comm(|| x.tanh().redistribute(&[Replicate]));
 //!     assert_eq!(y?.dims(), [4, 6]);
 //!     let changes = watched.changes();
 //!     assert_eq!(changes[0].origin.operator, "redistribute");

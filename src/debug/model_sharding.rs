@@ -18,7 +18,7 @@ use crate::param::{ModelScan, ScannedParam};
 /// launch(Launch::threads(4), |world| {
 ///     let mesh = DeviceMesh::new(world, [4], ["shard"])?;
 ///     let model = fully_shard(LinearConfig::new(6, 16).init(world.device()), &mesh, FullyShard::new())?;
-///     let layout = layout(&model);
+///     let layout = visualize_model(&model);
 ///     world.run_on(0, || -> Result<()> {
 ///         println!("{layout}");
 ///         std::fs::write(std::env::temp_dir().join("layout.html"), layout.to_html())?;

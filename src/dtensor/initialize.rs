@@ -26,7 +26,7 @@ impl<const D: usize> DTensor<D> {
     ///     let mesh = DeviceMesh::new(world, [2], ["tp"])?;
     ///     let device = world.device().clone().autodiff();
     ///     let init = Initializer::KaimingUniform { gain: 1.0, fan_out_only: false };
-    ///     let weight = DTensor::<2>::initialized(&init, [8, 6], [8, 6], 1, &mesh, &[Placement::Shard(1)], &device)?;
+    ///     let weight = DTensor::<2>::from_initializer(&init, [8, 6], [8, 6], 1, &mesh, &[Placement::Shard(1)], &device)?;
     ///     assert_eq!(weight.require_grad().local().dims(), [8, 3]);
     ///     Ok(())
     /// })?;

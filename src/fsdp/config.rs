@@ -45,7 +45,7 @@ impl ParamPlacement {
     /// # use burn_dtensor::placement::Placement;
     /// // Embeddings lie on every node, cut over its ranks; all else is cut over all ranks.
     /// let config = FullyShard::new().with_shard_dims(["node", "local"]).with_shard_placement_fn(|param: ParamInfo| {
-    ///     param.path.starts_with("embedding").then(|| ParamPlacement::from(Placement::Shard(0)).over("local"))
+    ///     param.path.starts_with("embedding").then(|| ParamPlacement::from(Placement::Shard(0)).with_mesh_dims("local"))
     /// });
     /// ```
     #[must_use]

@@ -29,7 +29,7 @@ impl DeviceMesh {
     /// launch(Launch::threads(4), |world| {
     ///     let (row, column) = (world.rank() / 2 * 2, world.rank() % 2);
     ///     let groups = [world.group(&[column, column + 2])?, world.group(&[row, row + 1])?];
-    ///     let mesh = DeviceMesh::from_groups(world, subgroup, [0, 1, 2, 3], [2, 2], ["dp", "tp"])?;
+    ///     let mesh = DeviceMesh::from_groups(world, groups, [0, 1, 2, 3], [2, 2], ["dp", "tp"])?;
     ///     assert_eq!(mesh, DeviceMesh::new(world, [2, 2], ["dp", "tp"])?);
     ///     Ok(())
     /// })?;

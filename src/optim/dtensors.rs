@@ -34,7 +34,7 @@ use crate::dtensor::{DTensor, DTensorSpec};
 ///     let (mesh, rows) = (DeviceMesh::new(world, [2], ["tp"])?, [Placement::Shard(0)]);
 ///     let device = world.device().clone().autodiff();
 ///     let normal = Initializer::Normal { mean: 0.0, std: 1.0 };
-///     let mut weight = DTensor::<2>::initialized(&normal, [4, 3], [4, 3], 1, &mesh, &rows, &device)?.require_grad();
+///     let mut weight = DTensor::<2>::from_initializer(&normal, [4, 3], [4, 3], 1, &mesh, &rows, &device)?.require_grad();
 ///     let mut optim = DTensorOptimizer::new(AdamWConfig::new().build());
 ///     for _ in 0..3 {
 ///         let grads = weight.clone().square().sum().full_tensor()?.backward();

@@ -103,11 +103,11 @@
 //!
 //! ```
 //! use burn_dtensor::dtensor::DTensor;
-//! use burn_dtensor::dtensor::ops::{EinsumRule, apply, partials::NOTHING};
+//! use burn_dtensor::dtensor::ops::{EinsumRule, apply, partial_rules::NO_PARTIAL};
 //!
 //! /// `x * sigmoid(1.702 x)`.
 //! fn quick_gelu<const D: usize>(x: DTensor<D>) -> DTensor<D> {
-//!     apply(&EinsumRule::pointwise("quick_gelu", NOTHING), x, |x, _| x.clone() * burn::tensor::activation::sigmoid(x * 1.702))
+//!     apply(&EinsumRule::pointwise("quick_gelu", NO_PARTIAL), x, |x, _| x.clone() * burn::tensor::activation::sigmoid(x * 1.702))
 //! }
 //! ```
 //!
