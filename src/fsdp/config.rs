@@ -216,9 +216,9 @@ impl FullyShard {
         self
     }
 
-    /// Makes it an error to read a parameter outside its unit ([`unit`](fn@super::unit) says what that is):
-    /// [`ParamError::ReadOutsideUnit`](crate::param::ParamError::ReadOutsideUnit), on every rank that does. Without it
-    /// such parameters are gathered and reduced one by one, and a warning names the first of each unit.
+    /// Sets whether a parameter may be read outside its unit ([`unit`](fn@super::unit) says what that is). If so, which is the
+    /// default, such parameters are gathered and reduced one by one, and a warning names the first of each unit. With `false`
+    /// every rank that reads one gets [`ParamError::ReadOutsideUnit`](crate::param::ParamError::ReadOutsideUnit).
     pub fn with_implicit_unshard(mut self, implicit: bool) -> Self {
         self.implicit_unshard = implicit;
         self
