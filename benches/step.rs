@@ -12,8 +12,8 @@
 //! machine does meets both alike: the ratio of their medians is the result, the seconds are the
 //! machine's. On more than two cores run it under `taskset -c 0,1`.
 //!
-//! With `--delay` one rank, drawn anew for each step, sleeps half a block's forward before a block that is drawn too, in the
-//! sharded step and in the unsharded one, whose ranks meet at its end.
+//! With `--delay` one rank, drawn anew for each step, sleeps half a block's forward before a block that is drawn too,
+//! in the sharded step and in the unsharded one, whose ranks meet at its end.
 
 #[path = "../examples/train_gpt/model.rs"]
 #[allow(dead_code, reason = "the example uses the rest of it")]
@@ -168,7 +168,7 @@ impl Training {
         let backward = start.elapsed().as_secs_f64();
         self.model = Some(self.optim.step(LR, model, grads));
         let optimizer = start.elapsed().as_secs_f64();
-        let WaitBreakdown { waiting, local_work: moving } = world.ledger().spent();
+        let WaitBreakdown { waiting, local_work } = world.ledger().spent();
         world.barrier("step ends")?;
         Ok(Seconds {
             step: start.elapsed().as_secs_f64(),
@@ -176,7 +176,7 @@ impl Training {
             backward: backward - forward,
             optimizer: optimizer - backward,
             waiting: waiting.as_secs_f64(),
-            moving: moving.as_secs_f64(),
+            moving: local_work.as_secs_f64(),
             faults: page_faults() - faults,
         })
     }

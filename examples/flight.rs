@@ -11,9 +11,10 @@ use std::process::ExitCode;
 use burn_dtensor::comm::flight::{FlightError, LaunchTrace};
 use clap::Parser;
 
-/// Reads what the ranks of a program did last, from the folder that `Launch::with_flight_recorder` or the environment variable
-/// BURN_DTENSOR_FLIGHT has named: who is at fault and why, who waits for whom, and the last operations of each rank. Of a
-/// program that runs, has ended or was killed; processes that are gone or stopped are known on their own host.
+/// Reads what the ranks of a program did last, from the folder that `Launch::with_flight_recorder` or the environment
+/// variable BURN_DTENSOR_FLIGHT has named: who is at fault and why, who waits for whom, and the last operations of each
+/// rank. Of a program that runs, has ended or was killed; processes that are gone or stopped are known on their own
+/// host.
 ///
 /// Exits with 0 if no rank is at fault, with 1 if one is, with 2 if there is nothing to read.
 #[derive(Parser)]

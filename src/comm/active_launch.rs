@@ -1,8 +1,9 @@
 //! What is noted when the process ends while launches are under way: by [`exit`](std::process::exit) on any thread, or by a
-//! return from `main` or a panic there. Nothing unwinds then, so that [`End`](super::rank_outcome::RankOutcome) never comes.
+//! return from `main` or a panic there. Nothing unwinds then, so that [`End`](super::rank_outcome::RankOutcome) never
+//! comes.
 //!
-//! Every rank of the process whose program runs [has exited](ExitKind::Exited), by its flight recorder. Other processes are told
-//! afterwards: who looks into the files because it was told finds it there.
+//! Every rank of the process whose program runs [has exited](ExitKind::Exited), by its flight recorder. Other processes
+//! are told afterwards: who looks into the files because it was told finds it there.
 
 use std::ffi::c_int;
 use std::sync::{Arc, Once};

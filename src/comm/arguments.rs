@@ -29,7 +29,7 @@ pub(super) fn at_home<'a>(tensors: impl IntoIterator<Item = &'a DispatchTensor>,
         if device != *own && !memory::is_host(&device) {
             return problem(
                 format!("tensor {i} is on {device:?}, but the rank's device is {own:?}"),
-                "make tensors on `world.device()`, or move them there, or all of a call to the CPU; `Launch::devices` \
+                "make tensors on `world.device()`, or move them there, or all of a call to the CPU; `Launch::with_devices` \
                  gives each rank its own",
             );
         }

@@ -35,9 +35,10 @@ pub struct Call {
     pub label: Arc<str>,
     /// The pass it runs in.
     pub phase: Phase,
-    /// Of a collective that the graph runs in backward: the place that [`Communicator::next_forward_index`](super::Communicator::next_forward_index) gave it
-    /// in forward. The graph's order may differ between ranks; a collective that meets one drawn
-    /// elsewhere in forward is then an error, where it could be a wrong sum. The ledger leaves it out.
+    /// Index of a collective that the graph runs in backward: the one that
+    /// [`Communicator::next_forward_index`](super::Communicator::next_forward_index) gave it in forward. The graph's
+    /// order may differ between ranks; a collective that meets one drawn elsewhere in forward is then an error, where
+    /// it could be a wrong sum. The ledger leaves it out.
     pub forward_index: Option<u64>,
     /// Of a unit's collective: whose parameters travel. The ledger leaves it out.
     pub model: Option<ShardedModel>,

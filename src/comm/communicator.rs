@@ -20,8 +20,8 @@ use super::{Call, CollectiveId, CommError, Group, Ledger, Op, Work, trace};
 /// The collectives of one group, seen from one of its ranks. Tensors are plain (no autodiff), of any kind and dtype.
 /// Cheap to clone: clones are one communicator.
 ///
-/// Those of a call are on the rank's device, or all on the CPU, whatever the rank's device is. What a call makes is where
-/// the rank's own tensors are; on its device, where it has given none.
+/// Those of a call are on the rank's device, or all on the CPU, whatever the rank's device is. What a call makes is
+/// where the rank's own tensors are; on its device, where it has given none.
 ///
 /// Several tensors travel in one collective: one rendezvous, one ledger entry.
 ///
@@ -58,9 +58,9 @@ impl Communicator {
         let sequence = rank.ledger.recorder().sequence(&group, name);
         let member = GroupMember { group, device: rank.device.clone(), ledger: rank.ledger.clone() };
         let channel = rank.engine.channel(member, name);
-        let (drawn, models, duplicates) = (AtomicU64::default(), AtomicU64::default(), Mutex::default());
+        let (forward_indices, models, duplicates) = (AtomicU64::default(), AtomicU64::default(), Mutex::default());
         Self {
-            shared: Arc::new(CommunicatorInner { rank, channel, sequence, forward_indices: drawn, models, duplicates }),
+            shared: Arc::new(CommunicatorInner { rank, channel, sequence, forward_indices, models, duplicates }),
             deadline,
         }
     }

@@ -88,7 +88,7 @@ pub enum CommError {
     /// Ranks wait for each other in different collectives.
     #[error(
         "deadlock: {}; make the calls in one order on all ranks, or, if another thread of one of them would \
-         have come, declare it: `Launch::multithreaded`",
+         have come, declare it: `Launch::with_multithreaded_ranks`",
         cycle(.waits)
     )]
     Deadlock {
@@ -99,7 +99,7 @@ pub enum CommError {
     /// A rank called a collective, or waited in one, while another of its threads waited.
     #[error(
         "rank {rank} called {called} while it waited in {during}; call from one thread of a rank at a time, \
-         or declare that threads of a rank wait at the same time: `Launch::multithreaded`"
+         or declare that threads of a rank wait at the same time: `Launch::with_multithreaded_ranks`"
     )]
     ConcurrentCalls {
         /// Global rank.
@@ -112,7 +112,7 @@ pub enum CommError {
 
     /// A rank called a collective in what it runs alone.
     #[error(
-        "rank {rank} called {called} inside `World::only`, which the other ranks do not run; communicate before \
+        "rank {rank} called {called} inside `World::run_on`, which the other ranks do not run; communicate before \
          it or after it, on all ranks"
     )]
     CollectiveInRunOn {
@@ -141,7 +141,7 @@ pub enum CommError {
     /// Ranks did not join a collective in time.
     #[error(
         "{during}: ranks {missing:?} did not join within {deadline:?} of rank {rank}'s wait; \
-         raise `Launch::deadline`, or that of the mesh dimension (`DeviceMesh::with_deadline`), if they are only slow"
+         raise `Launch::with_deadline`, or that of the mesh dimension (`DeviceMesh::with_deadline`), if they are only slow"
     )]
     DeadlineExceeded {
         /// Global rank whose wait ran out.
@@ -190,7 +190,7 @@ pub enum CommError {
     /// The ranks that go on do so without this one.
     #[error(
         "rank {rank} is not among the ranks that go on: it was not in `World::shrink` when they had waited for their \
-         deadline; end its program, or raise `Launch::deadline` if it is only slow"
+         deadline; end its program, or raise `Launch::with_deadline` if it is only slow"
     )]
     ExcludedFromShrink {
         /// Global rank.

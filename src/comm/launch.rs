@@ -205,8 +205,8 @@ impl Launch {
     /// Values are the same either way: a tensor is a handle, and whoever writes to memory that others have, too, gets memory
     /// of its own.
     ///
-    /// Reductions on many ranks take longer so: each makes the whole by itself. An engine that the launch is [on](Self::on_backend)
-    /// has its own [manner](super::backend::ProcessOptions).
+    /// Reductions on many ranks take longer so: each makes the whole by itself. An engine that the launch is
+    /// [on](Self::on_backend) has its own [manner](super::backend::ProcessOptions).
     ///
     /// ```
     /// use burn::tensor::{DType, Tensor};

@@ -1,4 +1,4 @@
-//! What travels, and what becomes of it: [`ShardedTensor`], [`TensorMeta`], [`ReduceOp`].
+//! Arguments and reductions of collectives: [`ShardedTensor`], [`TensorMeta`], [`ReduceOp`].
 
 use burn::backend::DispatchTensor;
 use burn::tensor::{DType, Shape};

@@ -1,4 +1,4 @@
-//! What carries parcels from process to process: a [`Transport`].
+//! A [`Transport`] carries messages from process to process.
 //!
 //! Ranks of one process hand each other tensors by reference. To the ranks of other processes a call goes as a parcel: a
 //! header that says who calls what, and payloads, the bytes of tensors. Whoever has connections between processes makes
@@ -39,7 +39,8 @@ impl SendStamp {
     }
 }
 
-/// Where a payload is put, of exactly its length. Its owner knows it again, in [`MessageHandler::arrived`], by its type.
+/// Memory into which one payload is received, of exactly its length. Its owner recognizes it, in
+/// [`MessageHandler::arrived`], by its type.
 pub trait RecvBuffer: Any + Send {
     /// Whether its place is known, which a courier that may leave the payload where it is waits for: not long.
     fn is_settled(&mut self) -> bool {
@@ -59,7 +60,8 @@ pub trait Transport: Debug + Send + Sync {
     fn process_index(&self) -> usize;
 
     /// Takes a parcel for another process: at once, without waiting for it. The headers of one sender arrive in the order
-    /// in which they were sent; of the payloads, each as soon as it can. [`SendStamp`] is noted by the thread that sends it.
+    /// in which they were sent; of the payloads, each as soon as it can. [`SendStamp`] is noted by the thread that
+    /// sends it.
     fn send(&self, to: usize, parcel: Message);
 
     /// Somebody here sleeps until something comes. A courier that has to look whether something has come looks now.
@@ -86,8 +88,8 @@ pub trait Transport: Debug + Send + Sync {
     fn set_handler(&self, addressee: Arc<dyn MessageHandler>);
 }
 
-/// Who gets the parcels of one process. Called on the courier's thread, or on one that [helps](Transport::progress), which carries
-/// nothing meanwhile: it does not wait for ranks, and copies nothing large.
+/// Who gets the parcels of one process. Called on the courier's thread, or on one that [helps](Transport::progress),
+/// which carries nothing meanwhile: it does not wait for ranks, and copies nothing large.
 pub trait MessageHandler: Send + Sync {
     /// A header is there; payloads of these `lengths` follow, into what is returned.
     fn header(&self, from: usize, header: Vec<u8>, lengths: &[usize]) -> Vec<Box<dyn RecvBuffer>>;

@@ -16,9 +16,9 @@ use super::{CommError, OpTiming, TransferTiming, trace};
 
 /// A collective under way; its result is defined only after [`wait`](Self::wait).
 ///
-/// What makes progress is the engine's promise 6 ([`backend`](super::backend)): of thread ranks, whoever waits moves its own
-/// data. Works may be waited for in any order. Dropping one without waiting is allowed, and does not block: the rank has
-/// taken part, and the others get their results.
+/// Progress is promise 6 of a [backend](super::backend): of thread ranks, the rank that waits copies
+/// its own data. Works may be waited for in any order. Dropping one without waiting is allowed, and does not block: the
+/// rank has taken part, and the others get their results.
 #[must_use = "a collective's result is defined only after `wait`"]
 pub struct Work<T>(WorkState<T>);
 
@@ -51,11 +51,11 @@ impl InFlightGuard {
         span: Span,
         charge: Charge,
         posted: Instant,
-        deferred: bool,
+        is_deferred: bool,
         deadline: Duration,
     ) -> Self {
         rank.ledger.posted();
-        Self { rank, span, charge, posted, is_over: Cell::new(false), is_deferred: deferred, deadline }
+        Self { rank, span, charge, posted, is_over: Cell::new(false), is_deferred, deadline }
     }
 
     /// The flight recorder notes how it is over.
@@ -95,16 +95,16 @@ impl<T> Work<T> {
         }
     }
 
-    /// Has a collective that was posted [ahead](super::Call::with_deferred) of need begin to move, where the engine moves data while
-    /// ranks compute. Does not block; [`wait`](Self::wait) does as much by itself.
+    /// Has a collective that was posted [ahead](super::Call::with_deferred) of need begin to move, where the engine
+    /// moves data while ranks compute. Does not block; [`wait`](Self::wait) does as much by itself.
     pub fn start(&mut self) {
         if let WorkState::UnderWay(work) = &mut self.0 {
             work.pending.start();
         }
     }
 
-    /// Blocks until every rank has taken part, and returns this rank's result: tensors that may be used in stream order.
-    /// Where a device computes on its own, it may still be busy with them; `Device::sync` waits for that.
+    /// Blocks until every rank has taken part, and returns this rank's result: tensors that may be used in stream
+    /// order. Where a device computes on its own, it may still be busy with them; `Device::sync` waits for that.
     ///
     /// # Errors
     /// See [`Communicator`](super::Communicator).
@@ -121,9 +121,9 @@ impl<T> Work<T> {
             WorkState::Ended(result) => return result.map(|value| (value, None)),
             WorkState::UnderWay(work) => work,
         };
-        let InFlightGuard { rank, span, charge, posted, is_deferred: deferred, deadline, .. } = &place;
+        let InFlightGuard { rank, span, charge, posted, is_deferred, deadline, .. } = &place;
         rank.check_thread(charge.op, &charge.label)?;
-        if *deferred {
+        if *is_deferred {
             rank.ledger.record(charge);
         }
         let _inside = span.enter();

@@ -19,8 +19,8 @@ use crate::{Error, Result};
 /// One thread of a rank at a time calls collectives, and waits for them: the order of calls is part of
 /// what ranks must agree on. Which thread does not matter, but for those of other ranks, which are refused
 /// ([`CommError::ForeignRankObject`]); for more at a time see
-/// [`Launch::with_multithreaded_ranks`](super::Launch::with_multithreaded_ranks). A forward and its backward belong on one thread:
-/// backward holds the lock of burn's graph while it communicates.
+/// [`Launch::with_multithreaded_ranks`](super::Launch::with_multithreaded_ranks). A forward and its backward belong on
+/// one thread: backward holds the lock of burn's graph while it communicates.
 ///
 /// Displays as `rank 1 of launch 3`: the launches of a process are counted from 0.
 #[derive(Debug, Clone)]
@@ -222,8 +222,8 @@ impl World {
     /// Of all ranks that go on. Waits for the others until their programs are over, or for the launch's deadline.
     ///
     /// # Errors
-    /// [`CommError::ExcludedFromShrink`] if the others have gone on without this rank, and [`CommError::CannotShrink`] if the
-    /// launch's [engine](super::backend) does not support it.
+    /// [`CommError::ExcludedFromShrink`] if the others have gone on without this rank, and [`CommError::CannotShrink`]
+    /// if the launch's [engine](super::backend) does not support it.
     pub fn shrink(&self) -> Result<Self> {
         let mut next = self.0.next.lock();
         if let Some(next) = &*next {

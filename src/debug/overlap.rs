@@ -49,11 +49,11 @@ impl Overlap {
 
 /// When the unit began to compute before the one whose all-gather is done at `done`.
 fn before(events: &[Event], done: usize) -> Option<Instant> {
-    let Event { unit, training_state: during, .. } = &events[done];
+    let Event { unit, training_state, .. } = &events[done];
     let starts = |event: &Event| matches!(event.kind, EventKind::PreForward | EventKind::PreBackward);
     let begins = |event: &Event| starts(event) && event.unit == *unit;
     // In forward a unit has its parameters before it computes; in backward it waits for them once it needs them.
-    let own = match during {
+    let own = match training_state {
         TrainingState::Forward => done + events[done..].iter().position(begins)?,
         _ => events[..done].iter().rposition(begins)?,
     };
@@ -73,13 +73,14 @@ impl Sum for Overlap {
     }
 }
 
-/// `of 14 all-gathers 14 were posted before the unit before them computed, and 13 moved while it did; 0.412 ms were waited for`
+/// `of 14 all-gathers 14 were posted before the unit before them computed, and 13 moved while it did; 0.412 ms were
+/// waited for`
 impl fmt::Display for Overlap {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { gathers, prefetched: deferred, hidden, exposed } = self;
+        let Self { gathers, prefetched, hidden, exposed } = self;
         write!(
             f,
-            "of {gathers} all-gathers {deferred} were posted before the unit before them computed, and {hidden} moved \
+            "of {gathers} all-gathers {prefetched} were posted before the unit before them computed, and {hidden} moved \
              while it did; {:.3} ms were waited for",
             exposed.as_secs_f64() * 1e3
         )
@@ -95,25 +96,25 @@ mod tests {
     /// Milliseconds at which an all-gather was posted, began to come, was complete, and was wanted.
     type Times = [u64; 4];
 
-    /// Two units, one after the other, in one pass; of the second's all-gather these times. The first computes from 10, the
-    /// second from 20 milliseconds on.
-    fn overlap(during: TrainingState, [posted, begun, complete, wanted]: Times) -> Overlap {
+    /// Two units, one after the other, in one pass; of the second's all-gather these times. The first computes from 10,
+    /// the second from 20 milliseconds on.
+    fn overlap(training_state: TrainingState, [posted, begun, complete, wanted]: Times) -> Overlap {
         let origin = Instant::now();
         let at = |millis: u64| origin + Duration::from_millis(millis);
-        let event = |kind, unit: &str, millis, during| Event {
+        let event = |kind, unit: &str, millis, training_state| Event {
             kind,
             unit: unit.into(),
-            training_state: during,
+            training_state,
             state: ShardedState::Unsharded,
             at: at(millis),
             timing: None,
         };
         let carried = TransferTiming { taken: Some(at(posted)), begun: at(begun), complete: at(complete) };
-        let course = Some(OpTiming { posted: at(posted), carried, wanted: at(wanted) });
-        let done = Event { timing: course, ..event(EventKind::Done(Op::AllGather), "b", 19, during) };
-        let starts = |kind| [event(kind, "a", 10, during), event(kind, "b", 20, during)];
+        let timing = Some(OpTiming { posted: at(posted), carried, wanted: at(wanted) });
+        let done = Event { timing, ..event(EventKind::Done(Op::AllGather), "b", 19, training_state) };
+        let starts = |kind| [event(kind, "a", 10, training_state), event(kind, "b", 20, training_state)];
         let other = event(EventKind::PreForward, "b", 5, TrainingState::Forward);
-        Overlap::of(&match during {
+        Overlap::of(&match training_state {
             TrainingState::Forward => {
                 let [first, second] = starts(EventKind::PreForward);
                 vec![first, done, second]
@@ -129,8 +130,8 @@ mod tests {
     fn a_gather_is_hidden_if_it_moves_while_the_unit_before_computes() {
         for pass in [TrainingState::Forward, TrainingState::PreBackward] {
             let counts = |times| {
-                let Overlap { gathers, prefetched: deferred, hidden, exposed } = overlap(pass, times);
-                (gathers, deferred, hidden, exposed.as_millis())
+                let Overlap { gathers, prefetched, hidden, exposed } = overlap(pass, times);
+                (gathers, prefetched, hidden, exposed.as_millis())
             };
             assert_eq!(counts([8, 11, 15, 18]), (1, 1, 1, 0), "{pass:?}");
             assert_eq!(counts([8, 11, 19, 16]), (1, 1, 1, 3), "{pass:?}: a part of it");
@@ -145,21 +146,14 @@ mod tests {
         let mut events = Vec::new();
         let at = Instant::now();
         let carried = TransferTiming { taken: Some(at), begun: at, complete: at + Duration::from_millis(2) };
-        let course = Some(OpTiming { posted: at, carried, wanted: at });
-        for (kind, during) in [
+        let timing = Some(OpTiming { posted: at, carried, wanted: at });
+        for (kind, training_state) in [
             (EventKind::PreForward, TrainingState::Forward),
             (EventKind::PreBackward, TrainingState::PreBackward),
             (EventKind::Done(Op::AllGather), TrainingState::PreBackward),
         ] {
-            let course = course.filter(|_| kind == EventKind::Done(Op::AllGather));
-            events.push(Event {
-                kind,
-                unit: "a".into(),
-                training_state: during,
-                state: ShardedState::Unsharded,
-                at,
-                timing: course,
-            });
+            let timing = timing.filter(|_| kind == EventKind::Done(Op::AllGather));
+            events.push(Event { kind, unit: "a".into(), training_state, state: ShardedState::Unsharded, at, timing });
         }
         let overlap = Overlap::of(&events);
         assert_eq!(overlap, Overlap { exposed: Duration::from_millis(2), ..Overlap::default() });

@@ -238,7 +238,7 @@ pub enum DTensorError {
         to: String,
     },
     /// Nothing says which mesh the outputs of a [`LocalMap`](crate::dtensor::ops::LocalMap) are on.
-    #[error("the local map has no input to take the mesh of its outputs from; name it: `.on(&mesh)`")]
+    #[error("the local map has no input to take the mesh of its outputs from; name it: `.with_mesh(&mesh)`")]
     MapMesh,
     /// A distribution's parameters make no sense.
     #[error("{distribution} is not a distribution: {why}")]
@@ -259,7 +259,7 @@ impl DTensorError {
         } else {
             let order: Vec<_> = to.orders().collect();
             let layout =
-                format!("Layout::with_order(mesh.shape(), &{placements:?}, &{order:?})?").replace(", [", ", &[");
+                format!("Layout::with_shard_order(mesh.shape(), &{placements:?}, &{order:?})?").replace(", [", ", &[");
             let lengths = to
                 .uneven_mesh_dims()
                 .map(|(mesh_dim, lengths)| format!(".with_uneven_sizes({mesh_dim}, {lengths:?})?"));

@@ -1,4 +1,5 @@
-//! [`RedistributeTarget`] and [`RedistributeCache`]: what a tensor is redistributed to, and what it already was redistributed to.
+//! [`RedistributeTarget`] and [`RedistributeCache`]: what a tensor is redistributed to, and what it already was
+//! redistributed to.
 
 use std::sync::{Arc, OnceLock, Weak};
 

@@ -15,7 +15,7 @@ use crate::placement::{PartialOp, ShardSizes, Step};
 pub(super) struct PlannedStep {
     mesh_dims: MeshDims,
     comm: Communicator,
-    /// Of the gradient's collective: see [`DistributeCall::forward_index`].
+    /// Index of the gradient's collective in forward: see [`Call::forward_index`](crate::comm::Call::forward_index).
     place: Option<u64>,
     action: Action,
 }

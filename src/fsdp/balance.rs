@@ -9,8 +9,8 @@ use crate::placement::{ShardSizes, TensorRows, balanced};
 
 /// Cuts parameters in chunks anew, so that the ranks that shard a unit hold as many bytes of it.
 ///
-/// Ranks of a tensor-parallel mesh must cut alike, and know their own part alone. So a parameter of which they have parts
-/// of unequal lengths stays in chunks.
+/// Ranks of a tensor-parallel mesh must cut alike, and know their own part alone. So a parameter of which they have
+/// parts of unequal lengths stays in chunks.
 pub(super) fn balance<'a>(params: &mut [PlannedParam], meshes: impl Iterator<Item = &'a FsdpMeshInfo>) {
     let ranks = meshes.map(|data| data.mesh.size_of(data.shard)).collect_vec();
     let units = (0..params.len()).into_group_map_by(|&at| (params[at].unit.clone(), params[at].data));
@@ -18,12 +18,12 @@ pub(super) fn balance<'a>(params: &mut [PlannedParam], meshes: impl Iterator<Ite
         let mut held = vec![0; ranks[data]];
         let mut free = Vec::new();
         for at in members {
-            let Some((dim, sharding)) = &params[at].sharding else { continue };
+            let Some((dim, sizes)) = &params[at].sharding else { continue };
             let rows = rows(&params[at], *dim);
-            match sharding {
+            match sizes {
                 ShardSizes::Chunked(_) if is_even(&params[at], *dim) => free.push((at, *dim, rows)),
-                sharding => {
-                    let of_rank = |rank| sharding.range(held.len(), rank).len() * rows.bytes;
+                sizes => {
+                    let of_rank = |rank| sizes.range(held.len(), rank).len() * rows.bytes;
                     let more = (0..held.len()).map(of_rank).collect_vec();
                     held.iter_mut().zip(more).for_each(|(held, more)| *held += more);
                 }

@@ -19,8 +19,8 @@ pub struct ParamInfo<'a> {
 
 /// How a parameter lies on the ranks that shard: what a shard-placement function returns.
 ///
-/// Any [`Placement`] is one. [`uneven`](Self::uneven) says beside it what each rank holds, [`with_mesh_dims`](Self::with_mesh_dims) which
-/// ranks shard.
+/// Any [`Placement`] is one. [`uneven`](Self::uneven) says beside it what each rank holds,
+/// [`with_mesh_dims`](Self::with_mesh_dims) which ranks shard.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ParamPlacement {
     pub(super) placement: Placement,
@@ -37,8 +37,8 @@ impl ParamPlacement {
         Self { placement: Placement::Shard(dim), lengths: Some(lengths.into()), over: None }
     }
 
-    /// On a mesh of its own: cut over these data-parallel dimensions of the mesh alone. The others replicate it, but for
-    /// those that [`parallelize`](crate::parallel::parallelize) has placed it over.
+    /// On a mesh of its own: cut over these data-parallel dimensions of the mesh alone. The others replicate it, but
+    /// for those that [`parallelize`](crate::parallel::parallelize) has placed it over.
     ///
     /// ```
     /// # use burn_dtensor::fsdp::{FullyShard, ParamInfo, ParamPlacement};
@@ -136,13 +136,13 @@ impl FullyShard {
         self
     }
 
-    /// Makes one unit of all modules whose path matches one of these patterns: small ones that would each be a collective,
-    /// or two that are far apart and to be gathered together. Each call makes one.
+    /// Makes one unit of all modules whose path matches one of these patterns: small ones that would each be a
+    /// collective, or two that are far apart and to be gathered together. Each call makes one.
     ///
     /// Where a forward that is open around them all, by [`unit`](fn@super::unit), comes to the first, it gathers the
-    /// parameters of all, and frees them when each has run, or with the module in which the first was opened. So what runs
-    /// between is inside the unit, and a module that never runs costs nothing but that its parameters stay until then.
-    /// With nothing around them each gathers its own.
+    /// parameters of all, and frees them when each has run, or with the module in which the first was opened. So what
+    /// runs between is inside the unit, and a module that never runs costs nothing but that its parameters stay until
+    /// then. With nothing around them each gathers its own.
     ///
     /// ```
     /// # use burn_dtensor::fsdp::FullyShard;
@@ -186,16 +186,16 @@ impl FullyShard {
         self
     }
 
-    /// Replicates over these dimensions of the mesh (HSDP), beside those that [`with_shard_dims`](Self::with_shard_dims) names.
-    /// Dimensions that neither names have no part.
+    /// Replicates over these dimensions of the mesh (HSDP), beside those that
+    /// [`with_shard_dims`](Self::with_shard_dims) names. Dimensions that neither names have no part.
     pub fn with_replicate_dims(mut self, dims: impl DimNames) -> Self {
         self.replicate_dims = owned(dims);
         self
     }
 
-    /// Cuts parameters such that all ranks hold as many bytes of a unit: no two of them are more than one row apart, the
-    /// largest of the unit. Without it each parameter is cut in chunks, of which the last ranks hold less or nothing: of 9
-    /// rows 8 ranks hold 2, 2, 2, 2, 1, 0, 0 and 0.
+    /// Cuts parameters such that all ranks hold as many bytes of a unit: no two of them are more than one row apart,
+    /// the largest of the unit. Without it each parameter is cut in chunks, of which the last ranks hold less or
+    /// nothing: of 9 rows 8 ranks hold 2, 2, 2, 2, 1, 0, 0 and 0.
     ///
     /// ```text
     /// weight [5, 3] and bias [4] over 3 ranks     weight's rows      bias'     numbers on each rank
@@ -203,8 +203,8 @@ impl FullyShard {
     /// balanced                                    2 + 2 + 1          1 + 0 + 3    7 + 6 + 6
     /// ```
     ///
-    /// Rows are along the dimension that the placement cuts, [`ParamPlacement::uneven`] stays as it is. So does a parameter
-    /// along a dimension of which tensor-parallel ranks have parts of unequal lengths.
+    /// Rows are along the dimension that the placement cuts, [`ParamPlacement::uneven`] stays as it is. So does a
+    /// parameter along a dimension of which tensor-parallel ranks have parts of unequal lengths.
     pub fn with_balanced_bytes(mut self) -> Self {
         self.balanced = true;
         self
@@ -216,34 +216,36 @@ impl FullyShard {
         self
     }
 
-    /// Sets whether a parameter may be read outside its unit ([`unit`](fn@super::unit) says what that is). If so, which is the
-    /// default, such parameters are gathered and reduced one by one, and a warning names the first of each unit. With `false`
-    /// every rank that reads one gets [`ParamError::ReadOutsideUnit`](crate::param::ParamError::ReadOutsideUnit).
+    /// Sets whether a parameter may be read outside its unit ([`unit`](fn@super::unit) says what that is). If so, which
+    /// is the default, such parameters are gathered and reduced one by one, and a warning names the first of each unit.
+    /// With `false` every rank that reads one gets
+    /// [`ParamError::ReadOutsideUnit`](crate::param::ParamError::ReadOutsideUnit).
     pub fn with_implicit_unshard(mut self, implicit: bool) -> Self {
         self.implicit_unshard = implicit;
         self
     }
 
-    /// Compares, in every so-manieth step, what several ranks hold alike: to the bit, by a digest of 64 bits that travels
-    /// with a unit's reductions. A difference is [`CommError::Diverged`](crate::comm::CommError::Diverged) on all ranks,
-    /// which names two that differ, the parameter and the step; of three or more that hold it, the one at fault. So a
-    /// host whose memory or processor is broken is found before what it computes has spread for long; with 1, in the
-    /// backward of the step in which it is wrong. Default: 10; 0 never compares. It must be equal on all ranks.
+    /// Compares, in every so-manieth step, what several ranks hold alike: to the bit, by a digest of 64 bits that
+    /// travels with a unit's reductions. A difference is [`CommError::Diverged`](crate::comm::CommError::Diverged) on
+    /// all ranks, which names two that differ, the parameter and the step; of three or more that hold it, the one at
+    /// fault. So a host whose memory or processor is broken is found before what it computes has spread for long; with
+    /// 1, in the backward of the step in which it is wrong. Default: 10; 0 never compares. It must be equal on all
+    /// ranks.
     ///
     /// Compared are, of each unit that trains a parameter: between replicas (HSDP) the stored shards and their averaged
-    /// gradients; between the ranks that shard, parameters placed `Replicate`, their averaged gradients, and the weights
-    /// that forward has gathered. Of a shard that one rank alone holds there is nothing to compare with. Gradients
-    /// are compared with the next reduction of any unit.
+    /// gradients; between the ranks that shard, parameters placed `Replicate`, their averaged gradients, and the
+    /// weights that forward has gathered. Of a shard that one rank alone holds there is nothing to compare with.
+    /// Gradients are compared with the next reduction of any unit.
     ///
     /// What was wrong for some steps has spread, by gradients that were averaged with it: who is named holds the wrong
     /// value, and may have it from elsewhere.
     ///
-    /// Steps are a unit's passes, however many are made before the optimizer steps, counted from 1 as forward begins with
-    /// autodiff.
+    /// Steps are a unit's passes, however many are made before the optimizer steps, counted from 1 as forward begins
+    /// with autodiff.
     ///
-    /// On devices other than the CPU values are not looked at; [offloaded](Self::with_offload) shards are. Optimizers that multiply matrices or sum up, such as Muon
-    /// and Lamb, give equal bits on processors of one kind with one number of threads alone: where replicas have others,
-    /// say 0.
+    /// On devices other than the CPU values are not looked at; [offloaded](Self::with_offload) shards are. Optimizers
+    /// that multiply matrices or sum up, such as Muon and Lamb, give equal bits on processors of one kind with one
+    /// number of threads alone: where replicas have others, say 0.
     pub fn with_replica_check_every(mut self, steps: u64) -> Self {
         self.replica_check_every = steps;
         self
@@ -257,8 +259,8 @@ impl FullyShard {
     /// policy, and activations are as its module is given them. With one policy for the model and its units that is
     /// right, for the model's own inputs are cast.
     ///
-    /// A module that is no unit casts nothing, so neither does a model whose parameters are all in units inside. Buffers,
-    /// such as running statistics, stay as they are.
+    /// A module that is no unit casts nothing, so neither does a model whose parameters are all in units inside.
+    /// Buffers, such as running statistics, stay as they are.
     pub fn with_mixed_precision(mut self, policy: MixedPrecisionPolicy) -> Self {
         self.precision = policy;
         self
@@ -275,23 +277,24 @@ impl FullyShard {
         self
     }
 
-    /// Sets where shards are, of all units that [`with_offload_for`](Self::with_offload_for) does not take. Must be equal on all ranks.
+    /// Sets where shards are, of all units that [`with_offload_for`](Self::with_offload_for) does not take. Must be
+    /// equal on all ranks.
     ///
-    /// With [`OffloadPolicy::Cpu`] shards, their gradients and so what an optimizer remembers are in host memory, and the device
-    /// holds the weights of open units and activations alone. A unit's shards are gathered there, and its weights copied
-    /// to the device, in forward and again in backward; reduced gradients are copied back while the next ones are computed.
-    /// A rank alone copies its weights in and frees them, too.
-    /// [`Ledger::host_copies`](crate::comm::Ledger::host_copies) counts the bytes, by unit. Pages are pinned as cubecl does
-    /// it: what it reads is, and what is written by way of pinned memory if it is small.
+    /// With [`OffloadPolicy::Cpu`] shards, their gradients and so what an optimizer remembers are in host memory, and
+    /// the device holds the weights of open units and activations alone. A unit's shards are gathered there, and its
+    /// weights copied to the device, in forward and again in backward; reduced gradients are copied back while the next
+    /// ones are computed. A rank alone copies its weights in and frees them, too.
+    /// [`Ledger::host_copies`](crate::comm::Ledger::host_copies) counts the bytes, by unit. Pages are pinned as cubecl
+    /// does it: what it reads is, and what is written by way of pinned memory if it is small.
     ///
     /// The model may be made on the rank's device, or on the CPU where it is too large for that. Everything beside its
-    /// float parameters then goes to the device, but for parameters that are [ignored](Self::with_ignored), which stay where they
-    /// are. What reads stored values is on the CPU with them: [`full_model`](super::full_model), shards and gradients of
-    /// parameters, records, [`clip_grad_norm`](super::clip_grad_norm), [`GradScaler`](super::GradScaler), and the
-    /// [states](crate::optim) of optimizers.
+    /// float parameters then goes to the device, but for parameters that are [ignored](Self::with_ignored), which stay
+    /// where they are. What reads stored values is on the CPU with them: [`full_model`](super::full_model), shards and
+    /// gradients of parameters, records, [`clip_grad_norm`](super::clip_grad_norm), [`GradScaler`](super::GradScaler),
+    /// and the [states](crate::optim) of optimizers.
     ///
-    /// Where ranks compute on the CPU there is no other memory: weights are copies of what was gathered, and are counted,
-    /// as with a device. That shows what a program would copy, and saves nothing.
+    /// Where ranks compute on the CPU there is no other memory: weights are copies of what was gathered, and are
+    /// counted, as with a device. That shows what a program would copy, and saves nothing.
     ///
     /// ```
     /// # use burn_dtensor::fsdp::{FullyShard, OffloadPolicy};
@@ -300,14 +303,15 @@ impl FullyShard {
     /// ```
     ///
     /// # Errors
-    /// Of [`fully_shard`](super::fully_shard): [`FsdpError::NoHost`](super::FsdpError::NoHost) in a build without the feature
-    /// `flex`.
+    /// Of [`fully_shard`](super::fully_shard): [`FsdpError::NoHost`](super::FsdpError::NoHost) in a build without the
+    /// feature `flex`.
     pub fn with_offload(mut self, offload: OffloadPolicy) -> Self {
         self.offload = offload;
         self
     }
 
-    /// Sets those of the units whose module's path matches a pattern; of several calls that take a unit, the last counts.
+    /// Sets those of the units whose module's path matches a pattern; of several calls that take a unit, the last
+    /// counts.
     pub fn with_offload_for<S: Into<String>>(
         mut self,
         patterns: impl IntoIterator<Item = S>,
@@ -328,9 +332,10 @@ impl FullyShard {
     ///
     /// `Shard(dim)` on any dimension, even or not; [`ParamPlacement::uneven`], where each rank is told
     /// what it holds; or `Replicate`, for a parameter every rank keeps whole and whose gradient is
-    /// all-reduced; each over other mesh dimensions too ([`ParamPlacement::with_mesh_dims`]). Every rank must return the same. `None` is `Shard(0)`, but for the parameters whose
-    /// stored shape burn's layers read in forward: `Replicate` for `gamma` of `BatchNorm` and
-    /// `RmsNorm`, `Shard(1)` for `linear_inner.weight` of `PositionWiseFeedForward`.
+    /// all-reduced; each over other mesh dimensions too ([`ParamPlacement::with_mesh_dims`]). Every rank must return
+    /// the same. `None` is `Shard(0)`, but for the parameters whose stored shape burn's layers read in forward:
+    /// `Replicate` for `gamma` of `BatchNorm` and `RmsNorm`, `Shard(1)` for `linear_inner.weight` of
+    /// `PositionWiseFeedForward`.
     ///
     /// ```
     /// # use burn_dtensor::fsdp::{FullyShard, ParamInfo, ParamPlacement};
@@ -358,7 +363,7 @@ impl fmt::Debug for FullyShard {
             .field("replicate_dims", &self.replicate_dims)
             .field("reshard_after_forward", &self.reshard)
             .field("implicit_unshard", &self.implicit_unshard)
-            .field("buffers", &self.buffer_sync)
+            .field("buffer_sync", &self.buffer_sync)
             .field("balanced", &self.balanced)
             .field("replica_check_every", &self.replica_check_every)
             .field("mixed_precision", &self.precision)

@@ -76,8 +76,8 @@ impl<'a> FsdpMeshDims<'a> {
     /// `placed` by `parallelize`.
     ///
     /// # Errors
-    /// [`FsdpError::ReplicatedOverDataDim`], [`FsdpError::MeshDimInUse`], [`FsdpError::NoShardDimLeft`], and the mesh's own for names that come
-    /// twice or in another order.
+    /// [`FsdpError::ReplicatedOverDataDim`], [`FsdpError::MeshDimInUse`], [`FsdpError::NoShardDimLeft`], and the mesh's
+    /// own for names that come twice or in another order.
     pub(super) fn of(&mut self, param: &str, over: Option<&[String]>, placed: Option<&DTensorSpec>) -> Result<usize> {
         let mesh = self.mesh;
         let mut free = self.all.clone();

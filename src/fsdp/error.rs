@@ -25,7 +25,7 @@ pub enum FsdpError {
     /// already.
     #[error(
         "parameter `{param}` cannot be sharded over mesh dimension `{mesh_dim}`: of {mesh} those that replicate or shard \
-         and do not place it yet are {free:?}; `ParamPlacement::over` names some of these"
+         and do not place it yet are {free:?}; `ParamPlacement::with_mesh_dims` names some of these"
     )]
     MeshDimInUse {
         /// Path of the parameter.
@@ -135,7 +135,7 @@ pub enum FsdpError {
     /// Shards were to be in host memory, where no optimizer could step them.
     #[error(
         "shards cannot be in host memory: this crate was built without its feature `flex`, burn's CPU backend, on which \
-         optimizers would step them; enable it, or leave out `FullyShard::offload`"
+         optimizers would step them; enable it, or leave out `FullyShard::with_offload`"
     )]
     NoHost,
     /// A module is to be in two units.

@@ -21,9 +21,8 @@
 //!    ([`parallel`](crate::parallel), invariant 3). A
 //!    reduction carries one number per parameter beside the gradients: whether the rank has used it. What several ranks
 //!    hold alike is [compared](FullyShard::with_replica_check_every) by digests in the fingerprints of reductions.
-//! 3. Gradients are averages over all data-parallel ranks, unless [`FsdpModule`] has set another divisor, or has them wait for a
-//!    later backward. On power-of-two groups data parallel,
-//!    FSDP and HSDP agree to the bit.
+//! 3. Gradients are averages over all data-parallel ranks, unless [`FsdpModule`] has set another divisor, or has them
+//!    wait for a later backward. On power-of-two groups data parallel, FSDP and HSDP agree to the bit.
 //! 4. A parameter that some ranks do not use counts as zeros there; one that no rank uses has no
 //!    gradient, as without sharding. Where a unit has left a tracked input unused, what made it gets
 //!    zeros, and from there on a gradient that is all zeros on every rank counts as none.
@@ -64,12 +63,14 @@
 //! of `Muon`. What they remember, by path and for any mesh, is [`optim`](crate::optim)'s business too.
 //!
 //! # Meshes of several dimensions
-//! [`FullyShard::with_shard_dims`] and [`FullyShard::with_replicate_dims`] name the dimensions of a mesh that shard and replicate, each
-//! perhaps several: their ranks together, as over one dimension. Tensor parallelism has others, in any order.
+//! [`FullyShard::with_shard_dims`] and [`FullyShard::with_replicate_dims`] name the dimensions of a mesh that shard and
+//! replicate, each perhaps several: their ranks together, as over one dimension. Tensor parallelism has others, in any
+//! order.
 //!
-//! A parameter may be on a mesh of its own: cut over fewer dimensions ([`ParamPlacement::with_mesh_dims`]), the others replicating it;
-//! or placed over some of them already. Experts are: [`parallelize`](crate::parallel::parallelize) places the stacked
-//! weights of all, `Shard(0)` over a dimension `ep` of the data-parallel ones, and `fully_shard` cuts them over the rest:
+//! A parameter may be on a mesh of its own: cut over fewer dimensions ([`ParamPlacement::with_mesh_dims`]), the others
+//! replicating it; or placed over some of them already. Experts are: [`parallelize`](crate::parallel::parallelize)
+//! places the stacked weights of all, `Shard(0)` over a dimension `ep` of the data-parallel ones, and `fully_shard`
+//! cuts them over the rest:
 //!
 //! ```
 //! # use burn::module::{Module, Param};
@@ -122,8 +123,8 @@
 //! parallelized weight that is read by [`val`](burn::module::Param::val): to compute with the rank's
 //! part is what [`dtensor`](ParamExt::dtensor) is for.
 //!
-//! With [`FullyShard::with_offload`] the shards themselves are in host memory, and with them gradients and what an optimizer
-//! remembers: a device has the weights of open units, and activations.
+//! With [`FullyShard::with_offload`] the shards themselves are in host memory, and with them gradients and what an
+//! optimizer remembers: a device has the weights of open units, and activations.
 //!
 //! To keep that order a rank may have to hold gradients back. Inside a unit that encloses others it
 //! never does. Units that nothing encloses may belong to two losses, so parallel towers of them hold

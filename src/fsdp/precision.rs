@@ -66,8 +66,8 @@ impl MixedPrecisionPolicy {
     /// of HSDP, and of tensor parallelism, what is sent has this type.
     ///
     /// The default is the element type that each parameter is stored in, as in PyTorch 2.15: gradients of `f32`
-    /// parameters are reduced in `f32`, also where [`with_param_dtype`](Self::with_param_dtype) is `bf16`. Gradients travel in
-    /// `bf16` only where this is `bf16`, which may equal `with_param_dtype`.
+    /// parameters are reduced in `f32`, also where [`with_param_dtype`](Self::with_param_dtype) is `bf16`. Gradients
+    /// travel in `bf16` only where this is `bf16`, which may equal `with_param_dtype`.
     ///
     /// A unit makes one reduce-scatter. By default each gradient in it has the stored type of its parameter, so that
     /// one call may carry several types. A type set here is that of all the unit's gradients, including those of
@@ -85,8 +85,8 @@ impl MixedPrecisionPolicy {
     }
 
     /// Sets whether the float tensors that a unit's forward is given, whatever they are in
-    /// ([`TensorTree`](super::TensorTree)), are cast to [`with_param_dtype`](Self::with_param_dtype), and their gradients back.
-    /// Default: they are. Tensors of integers and of booleans never are.
+    /// ([`TensorTree`](super::TensorTree)), are cast to [`with_param_dtype`](Self::with_param_dtype), and their
+    /// gradients back. Default: they are. Tensors of integers and of booleans never are.
     pub fn with_cast_forward_inputs(mut self, cast: bool) -> Self {
         self.cast_forward_inputs = cast;
         self
@@ -131,8 +131,8 @@ impl Policy {
     /// Of ranks that compute on `device`.
     ///
     /// # Errors
-    /// As [`MixedPrecisionPolicy`]'s check, and [`ParamError::NoMatch`](crate::param::ParamError::NoMatch) for a pattern that takes no
-    /// parameter.
+    /// As [`MixedPrecisionPolicy`]'s check, and [`ParamError::NoMatch`](crate::param::ParamError::NoMatch) for a
+    /// pattern that takes no parameter.
     pub(super) fn new(policy: &MixedPrecisionPolicy, inventory: &ModelScan, device: &Device) -> Result<Self> {
         policy.check(device)?;
         let keep = PathPattern::parse_all(&policy.keep)?;

@@ -17,14 +17,14 @@ use crate::param::{
     UnitName, UnitParam, attach_shards, data_spec, make_units,
 };
 
-/// The model of [`fully_shard`](super::fully_shard) on another mesh, of which every rank has the same shards: what ranks
-/// make of theirs that go on after a failure ([`World::shrink`](crate::comm::World::shrink)).
+/// The model of [`fully_shard`](super::fully_shard) on another mesh, of which every rank has the same shards: what
+/// ranks make of theirs that go on after a failure ([`World::shrink`](crate::comm::World::shrink)).
 ///
-/// Shards stay where they are, and nothing moves. So the mesh shards over as many ranks, and each of them is where it was
-/// among these; over how many it replicates may change. Of a 2-D mesh the dimension of the name shards that did before, or
-/// else the second. Of what an abandoned step has left nothing remains: no weight that
-/// was gathered, no gradient, no collective under way. The optimizer's states belong to the shards, and are right as they
-/// are. Units do what they did when they were made: what [`FsdpModule`](super::FsdpModule) has set is to be set again.
+/// Shards stay where they are, and nothing moves. So the mesh shards over as many ranks, and each of them is where it
+/// was among these; over how many it replicates may change. Of a 2-D mesh the dimension of the name shards that did
+/// before, or else the second. Of what an abandoned step has left nothing remains: no weight that was gathered, no
+/// gradient, no collective under way. The optimizer's states belong to the shards, and are right as they are. Units do
+/// what they did when they were made: what [`FsdpModule`](super::FsdpModule) has set is to be set again.
 ///
 /// ```no_run
 /// # use burn_dtensor::prelude::*;
@@ -123,7 +123,7 @@ fn data(before: &DistributedParameter, mesh: &DeviceMesh) -> Result<DataParallel
         let (unit, mesh) = (unit.label().to_string(), mesh.mesh.to_string());
         return Err(FsdpError::IncompatibleMesh { unit, mesh, was: shard(was), is: shard(is) }.into());
     }
-    let config = FullyShard::new().with_reshard_after_forward(data.reshard).with_buffer_sync(data.buffers);
+    let config = FullyShard::new().with_reshard_after_forward(data.reshard).with_buffer_sync(data.buffer_sync);
     let config =
         FullyShard { implicit_unshard: data.implicit_unshard, ..config.with_replica_check_every(data.verify.passes()) };
     let all = mesh.mesh.communicator_over(&(0..mesh.mesh.ndim()).collect::<Vec<_>>())?;

@@ -1,6 +1,6 @@
 //! [`GradScaler`].
 
-use burn::module::{Module, ModuleVisitor, Param, ParamId};
+use burn::module::{Module, ModuleVisitor, Param, ParamId, list_param_ids};
 use burn::optim::GradientsParams;
 use burn::tensor::Tensor;
 use itertools::Itertools;
@@ -15,8 +15,8 @@ use crate::param::{check_not_replaced, walk};
 /// skips steps in which one has become infinite or no number. As PyTorch's
 /// [`GradScaler`](https://docs.pytorch.org/docs/stable/amp.html#torch.amp.GradScaler).
 ///
-/// The scale grows after so many good steps in a row, and shrinks at each that is skipped. Ranks agree on which are: the
-/// scale is the same on all of them. It is serializable, to be saved with the optimizer's state.
+/// The scale grows after so many good steps in a row, and shrinks at each that is skipped. Ranks agree on which are:
+/// the scale is the same on all of them. It is serializable, to be saved with the optimizer's state.
 ///
 /// ```
 /// # use burn::nn::LinearConfig;
@@ -51,14 +51,14 @@ pub struct GradScaler {
     growth_interval: usize,
     /// Good steps since the scale changed last.
     good_steps: usize,
-    /// Models whose gradients were unscaled since the last update.
+    /// The models whose gradients were unscaled since the last update.
     #[serde(skip)]
     unscaled: Vec<Unscaled>,
 }
 
 #[derive(Debug, Clone, PartialEq)]
 struct Unscaled {
-    /// First distributed parameter of the model.
+    /// First parameter of the model, which tells models apart; `None` if it has none.
     model: Option<ParamId>,
     is_finite: bool,
     is_stepped: bool,
@@ -90,8 +90,8 @@ impl GradScaler {
         self
     }
 
-    /// Sets by what the scale is multiplied after [`with_growth_interval`](Self::with_growth_interval) good steps in a row. One
-    /// that would become infinite stays as it is.
+    /// Sets by what the scale is multiplied after [`with_growth_interval`](Self::with_growth_interval) good steps in a
+    /// row. One that would become infinite stays as it is.
     pub fn with_growth_factor(mut self, factor: f32) -> Self {
         self.growth_factor = factor;
         self
@@ -114,30 +114,31 @@ impl GradScaler {
         self.scale
     }
 
-    /// The loss to go backward from. It is best in `f32` ([`output_dtype`](super::MixedPrecisionPolicy::with_output_dtype)): in
-    /// `f16` the scale to begin with is infinite.
+    /// The loss to go backward from. It is best in `f32`
+    /// ([`output_dtype`](super::MixedPrecisionPolicy::with_output_dtype)): in `f16` the scale to begin with is
+    /// infinite.
     pub fn scale<const D: usize>(&self, loss: Tensor<D>) -> Tensor<D> {
         loss * self.scale
     }
 
-    /// Divides `grads`, in place, by the scale, and returns true if all their elements are finite on all ranks. Otherwise
-    /// [`step`](Self::step) leaves the step out on all ranks.
+    /// Divides `grads`, in place, by the scale, and returns true if all their elements are finite on all ranks.
+    /// Otherwise [`step`](Self::step) leaves the step out on all ranks.
     ///
     /// Call it before gradients are read, for example to clip them; otherwise `step` does. If one step follows several
-    /// backwards, add up their gradients first. Gradients have the dtype of the stored shards: small ones vanish here if
-    /// parameters are stored in `f16`.
+    /// backwards, add up their gradients first. Gradients have the dtype of the stored shards: small ones vanish here
+    /// if parameters are stored in `f16`.
     ///
     /// # Collective
     /// On every rank of the model's meshes: one all-reduce of one number for each mesh that has parameters.
     ///
     /// # Errors
     /// [`FsdpError::UnscaledTwice`] if it was called for this model since the last [`update`](Self::update);
-    /// [`ParamError::Replaced`](crate::param::ParamError::Replaced) if a parameter was replaced after it was distributed;
-    /// [`Error::Comm`](crate::Error::Comm) if another rank fails.
+    /// [`ParamError::Replaced`](crate::param::ParamError::Replaced) if a parameter was replaced after it was
+    /// distributed; [`Error::Comm`](crate::Error::Comm) if another rank fails.
     pub fn unscale<M: Module>(&mut self, model: &M, grads: &mut GradientsParams) -> Result<bool> {
         let walk = walk(model);
         check_not_replaced(model, &walk)?;
-        let model_id = walk.distributed.first().map(|visited| visited.id);
+        let model_id = first_param(model);
         if self.of_model(model_id).is_some() {
             return Err(FsdpError::UnscaledTwice.into());
         }
@@ -157,8 +158,8 @@ impl GradScaler {
         Ok(is_finite)
     }
 
-    /// Returns `step(model, grads)`, or `model` if gradients had overflowed on any rank. [Unscales](Self::unscale) them if that
-    /// was not done since the last [`update`](Self::update).
+    /// Returns `step(model, grads)`, or `model` if gradients had overflowed on any rank. [Unscales](Self::unscale) them
+    /// if that was not done since the last [`update`](Self::update).
     ///
     /// # Collective
     /// If it unscales.
@@ -171,7 +172,7 @@ impl GradScaler {
         mut grads: GradientsParams,
         step: impl FnOnce(M, GradientsParams) -> M,
     ) -> Result<M> {
-        let model_id = walk(&model).distributed.first().map(|visited| visited.id);
+        let model_id = first_param(&model);
         if self.of_model(model_id).is_none() {
             self.unscale(&model, &mut grads)?;
         }
@@ -186,8 +187,8 @@ impl GradScaler {
     /// [enough](Self::with_growth_interval) steps in a row without. Call it once at the end of each step.
     ///
     /// # Errors
-    /// [`FsdpError::NothingUnscaled`] if neither [`unscale`](Self::unscale) nor [`step`](Self::step) was called since the last
-    /// call.
+    /// [`FsdpError::NothingUnscaled`] if neither [`unscale`](Self::unscale) nor [`step`](Self::step) was called since
+    /// the last call.
     pub fn update(&mut self) -> Result<()> {
         let unscaled = std::mem::take(&mut self.unscaled);
         if unscaled.is_empty() {
@@ -208,6 +209,10 @@ impl GradScaler {
     fn of_model(&mut self, model: Option<ParamId>) -> Option<&mut Unscaled> {
         self.unscaled.iter_mut().find(|unscaled| unscaled.model == model)
     }
+}
+
+fn first_param<M: Module>(model: &M) -> Option<ParamId> {
+    list_param_ids(model).first().copied()
 }
 
 /// Looks for elements of gradients that are infinite or no numbers.

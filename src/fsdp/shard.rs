@@ -31,9 +31,9 @@ use crate::{Error, Result};
 ///
 /// A 1-D mesh shards over its dimension: placements `[S(0)]`. A 2-D mesh replicates over the first
 /// and shards over the second (HSDP): `[R, S(0)]`. Of a mesh of more, or in another order,
-/// [`with_shard_dims`](FullyShard::with_shard_dims) and [`with_replicate_dims`](FullyShard::with_replicate_dims) name the dimensions; the
-/// [room's page](super#meshes-of-several-dimensions) has experts on a mesh of their own. Values are those of the mesh's
-/// first rank.
+/// [`with_shard_dims`](FullyShard::with_shard_dims) and [`with_replicate_dims`](FullyShard::with_replicate_dims) name
+/// the dimensions; the [room's page](super#meshes-of-several-dimensions) has experts on a mesh of their own. Values are
+/// those of the mesh's first rank.
 ///
 /// Only that rank initializes parameters that are still lazy, as those of burn's layers are until something reads them;
 /// the others draw no random numbers. It draws one after another, in the model's order, and each is sent on before the
@@ -71,24 +71,24 @@ use crate::{Error, Result};
 ///
 /// An optimizer that works element by element, such as AdamW, steps shards as it would the whole.
 /// One that looks at a parameter as a whole (Muon, LAMB, Adafactor, LBFGS), and burn's clipping by
-/// norm, sees a shard: [`sharded`](crate::optim::sharded) compiles with the first kind alone, and has Muon right. Clip with
-/// [`clip_grad_norm`](super::clip_grad_norm). The [table](super#optimizers) has them all.
+/// norm, sees a shard: [`sharded`](crate::optim::sharded) compiles with the first kind alone, and has Muon right. Clip
+/// with [`clip_grad_norm`](super::clip_grad_norm). The [table](super#optimizers) has them all.
 ///
 /// Weights with LoRA ([`Lora`](burn::module::Lora)) are sharded, frozen as they are, and their adapters with them:
-/// `weight.lora.a` and `weight.lora.b` are parameters of the unit, and `param.val()` is what it is without sharding. Apply
-/// LoRA first: of a module that is sharded already burn would keep the shards and drop the adapters. Any other
-/// reparameterization burn shows nobody: such weights are ignored, `FullyShard::new().ignore(["**.weight"])`, so that each
-/// rank keeps the values that it has, whole, and what is attached to them is sharded; or it is merged.
+/// `weight.lora.a` and `weight.lora.b` are parameters of the unit, and `param.val()` is what it is without sharding.
+/// Apply LoRA first: of a module that is sharded already burn would keep the shards and drop the adapters. Any other
+/// reparameterization burn shows nobody: such weights are ignored, `FullyShard::new().with_ignored(["**.weight"])`, so that
+/// each rank keeps the values that it has, whole, and what is attached to them is sharded; or it is merged.
 ///
 /// # Collective
-/// Every rank of the mesh must call it with an equal model and configuration. If the mesh is a slice, so must every rank
-/// of the mesh that it was sliced from, with the model of its own slice: slices initialize lazy parameters in turn, the
-/// first of them first.
+/// Every rank of the mesh must call it with an equal model and configuration. If the mesh is a slice, so must every
+/// rank of the mesh that it was sliced from, with the model of its own slice: slices initialize lazy parameters in
+/// turn, the first of them first.
 ///
-/// Ranks must shard several models in the same order, and run them so: a unit's collectives carry the number of its call, and
-/// ranks whose numbers differ fail with [`CommError::Mismatch`](crate::comm::CommError::Mismatch), which names both models.
-/// So do ranks that run different clones of one model, once the parameters of one were replaced. What replaces parameters,
-/// such as a step or a record, must do so on every rank that runs the clone.
+/// Ranks must shard several models in the same order, and run them so: a unit's collectives carry the number of its
+/// call, and ranks whose numbers differ fail with [`CommError::Mismatch`](crate::comm::CommError::Mismatch), which
+/// names both models. So do ranks that run different clones of one model, once the parameters of one were replaced.
+/// What replaces parameters, such as a step or a record, must do so on every rank that runs the clone.
 ///
 /// # Errors
 /// [`FsdpError`] and [`ParamError`](crate::param::ParamError) for a wrong mesh, pattern or placement,
@@ -161,8 +161,8 @@ fn origin<M>(place: &Location<'_>) -> Arc<str> {
     format!("{name}, sharded at {}:{}", place.file(), place.line()).into()
 }
 
-/// The groups over which units on `mesh` are gathered and reduced, in the element types that things have, where `all` ranks
-/// have data of their own.
+/// The groups over which units on `mesh` are gathered and reduced, in the element types that things have, where `all`
+/// ranks have data of their own.
 pub(super) fn data_parallel(
     mesh: &FsdpMeshInfo,
     all: &Communicator,
@@ -170,9 +170,9 @@ pub(super) fn data_parallel(
     ignored: Arc<[PathPattern]>,
     origin: &Arc<str>,
 ) -> Result<DataParallelGroups> {
-    let FullyShard { reshard, implicit_unshard, buffer_sync: buffers, replica_check_every, .. } = *config;
+    let FullyShard { reshard, implicit_unshard, buffer_sync, replica_check_every, .. } = *config;
     let (shard, replicate) = (mesh.shard_group()?.clone(), mesh.replicate_group()?);
-    let neighbours = match reshard {
+    let post_forward_group = match reshard {
         ReshardAfterForward::Ranks(ranks) => {
             let group = shard.group();
             if ranks == 0 || group.size() % ranks != 0 {
@@ -184,9 +184,9 @@ pub(super) fn data_parallel(
         }
         _ => None,
     };
-    let model = ModelNumbers::draw(origin.clone(), &shard, replicate, neighbours.as_ref(), all);
+    let model = ModelNumbers::draw(origin.clone(), &shard, replicate, post_forward_group.as_ref(), all);
     let replicate = replicate.map(|group| group.duplicate(REDUCE));
-    let neighbours = neighbours.map(|group| group.duplicate(AGAIN));
+    let post_forward_group = post_forward_group.map(|group| group.duplicate(AGAIN));
     let verify = ReplicaCheck::every(replica_check_every).into();
     let (again, reduce) = (shard.duplicate(AGAIN), shard.duplicate(REDUCE));
     let precision = Precision::default();
@@ -194,7 +194,7 @@ pub(super) fn data_parallel(
         ignored,
         reshard,
         implicit_unshard,
-        buffers,
+        buffer_sync,
         precision,
         offloaded: None,
         verify,
@@ -205,7 +205,7 @@ pub(super) fn data_parallel(
         again,
         reduce,
         replicate,
-        post_forward_group: neighbours,
+        post_forward_group,
     })
 }
 

@@ -1,11 +1,11 @@
 //! [`PooledMemory`]: large memory of the host's that is used again, at the same address.
 //!
 //! A step gathers the same weights as the last one, and an allocator that has given their memory back to the system gets
-//! other pages, which the system clears and maps one by one, each at the cost of a fault. So large blocks go [`HostMemoryPool`] and
-//! wait for the next of their size there. A rank has one, or shares it with those of its core: what one of them has let go of
-//! the caches still hold. A thread of no rank is one, and so is what several threads have in common. Of a block that has waited
-//! for [a while](IDLE) the system is told that it may take its pages back (`MADV_FREE`), which it does when it is short of
-//! memory.
+//! other pages, which the system clears and maps one by one, each at the cost of a fault. So large blocks go
+//! [`HostMemoryPool`] and wait for the next of their size there. A rank has one, or shares it with those of its core:
+//! what one of them has let go of the caches still hold. A thread of no rank is one, and so is what several threads
+//! have in common. Of a block that has waited for [a while](IDLE) the system is told that it may take its pages back
+//! (`MADV_FREE`), which it does when it is short of memory.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;

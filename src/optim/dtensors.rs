@@ -65,8 +65,9 @@ struct ParamState {
 impl DTensorOptimizer {
     /// The optimizer that a burn configuration's `build` makes.
     pub fn new<O: Optimizer>(optimizer: O) -> Self {
-        let full = [TypeId::of::<Lamb>(), TypeId::of::<Adafactor>(), TypeId::of::<Muon>()].contains(&TypeId::of::<O>());
-        Self { optimizer: Arc::new(optimizer), is_full: full, states: BTreeMap::new() }
+        let is_full =
+            [TypeId::of::<Lamb>(), TypeId::of::<Adafactor>(), TypeId::of::<Muon>()].contains(&TypeId::of::<O>());
+        Self { optimizer: Arc::new(optimizer), is_full, states: BTreeMap::new() }
     }
 
     /// Gathers every parameter and gradient before a step: for an optimizer of one's own that looks at more than an

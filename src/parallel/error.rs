@@ -35,7 +35,7 @@ pub enum ParallelError {
         "the style {style} of pattern `{pattern}` does not know what becomes of `{param}` in a {layer} on mesh \
          dimension `{mesh_dim}`: colwise and rowwise know Linear and Embedding, and a style of your own \
          what it answers for; name these layers themselves, have `Style::custom` know the layer, or place the \
-         parameter with `.with(\"{param}\", Shard(dim))`"
+         parameter with `.with_style(\"{param}\", Shard(dim))`"
     )]
     UnknownLayer {
         /// The pattern.

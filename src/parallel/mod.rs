@@ -13,8 +13,8 @@
 //! [`parallelize`] places every parameter of an ordinary burn module on a mesh, as a [`Plan`]
 //! of path patterns and [`Style`]s says. It moves values and nothing else: what a rank computes with
 //! its shard is the business of the layer, which finds the style with its parameters
-//! ([`styled`](crate::nn::apply_style)), as a block finds what it takes and returns ([`prepared`](crate::nn::apply_io_layouts)).
-//! [`distribute_module`] asks a function instead of a plan.
+//! ([`styled`](crate::nn::apply_style)), as a block finds what it takes and returns
+//! ([`prepared`](crate::nn::apply_io_layouts)). [`distribute_module`] asks a function instead of a plan.
 //!
 //! # Invariants
 //! 1. The optimizer, records and gradients see shards only; the model's type and parameter paths

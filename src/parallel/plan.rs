@@ -55,7 +55,8 @@ impl Plan {
     }
 
     /// Says where inputs and outputs of the modules whose path matches a [pattern](Self#patterns) go, which their
-    /// forward is called with by [`prepared`](crate::nn::apply_io_layouts). Of several for one module, the last given counts.
+    /// forward is called with by [`prepared`](crate::nn::apply_io_layouts). Of several for one module, the last given
+    /// counts.
     ///
     /// The modules are those that hold parameters: these know of it. Around others write
     /// [`redistribute`](crate::dtensor::DTensor::redistribute).

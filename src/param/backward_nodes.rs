@@ -102,8 +102,8 @@ pub(super) fn nothing(like: &DispatchTensor) -> DispatchTensor {
     Dispatch::float_zeros([1].into(), &like.device(), like.dtype().into())
 }
 
-/// Ties a unit's weights to its place in the graph: rules 2 to 4 and 7. Parents: a shard's [`RootPostBackward`] or the token
-/// so far, and what it is tied to.
+/// Ties a unit's weights to its place in the graph: rules 2 to 4 and 7. Parents: a shard's [`RootPostBackward`] or the
+/// token so far, and what it is tied to.
 #[derive(Debug)]
 pub(super) struct PostBackward {
     pass: Arc<UnitPass>,

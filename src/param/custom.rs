@@ -17,8 +17,8 @@ use crate::comm::{Call, CollectivePlan, Communicator, Work};
 /// Collectives of units in the place of those of their groups: to count or delay them, to send less, or over another
 /// network. See [`FsdpModule::set_collectives`](super::FsdpModule::set_collectives).
 ///
-/// Each has the arguments and the result of [`Communicator::execute_plan`], which is what it does unless it is implemented:
-/// tensors of the shapes and element types that `plan` says. Ranks of `group` must call alike.
+/// Each has the arguments and the result of [`Communicator::execute_plan`], which is what it does unless it is
+/// implemented: tensors of the shapes and element types that `plan` says. Ranks of `group` must call alike.
 pub trait UnitCollectives: Send + Sync {
     /// Gathers parameters, for forward or for backward: from this rank's shards, where they are.
     fn all_gather(
@@ -31,8 +31,9 @@ pub trait UnitCollectives: Send + Sync {
         group.execute_plan(call, plan, shards)
     }
 
-    /// Reduces whole gradients to this rank's shards. The last tensor is no gradient: it says which parameters this rank
-    /// has used, by numbers of which those above 0 must stay above 0. Its element type need not be that of the gradients.
+    /// Reduces whole gradients to this rank's shards. The last tensor is no gradient: it says which parameters this
+    /// rank has used, by numbers of which those above 0 must stay above 0. Its element type need not be that of the
+    /// gradients.
     fn reduce_scatter(
         &self,
         group: &Communicator,
@@ -43,8 +44,8 @@ pub trait UnitCollectives: Send + Sync {
         group.execute_plan(call, plan, full_tensors)
     }
 
-    /// Reduces shards over the replicas (HSDP), and gradients of parameters that every rank holds whole. The last tensor
-    /// is as in [`reduce_scatter`](Self::reduce_scatter).
+    /// Reduces shards over the replicas (HSDP), and gradients of parameters that every rank holds whole. The last
+    /// tensor is as in [`reduce_scatter`](Self::reduce_scatter).
     fn all_reduce(
         &self,
         group: &Communicator,
@@ -76,7 +77,9 @@ impl Collectives {
         match exchange {
             UnitCollectiveKind::Shards | UnitCollectiveKind::Parts => self.0.all_gather(group, call, plan, tensors),
             UnitCollectiveKind::Gradients => self.0.reduce_scatter(group, call, plan, tensors),
-            UnitCollectiveKind::Uncut | UnitCollectiveKind::All => self.0.all_reduce(group, call, plan, tensors),
+            UnitCollectiveKind::ReplicatedGradients | UnitCollectiveKind::All => {
+                self.0.all_reduce(group, call, plan, tensors)
+            }
         }
     }
 }

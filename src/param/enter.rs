@@ -63,8 +63,8 @@ use crate::watch;
 ///
 /// A parameter read outside its unit with no module around that is open is right too, but is gathered and
 /// reduced by itself: reading it is collective then. A warning says so, or an error, as
-/// [`strict`](crate::fsdp::FullyShard::with_implicit_unshard) has it. Inside its unit the same happens, without a word, to one
-/// whose shard is not the scope's (a stepped or frozen clone of the module). Reading one that was kept past its
+/// [`strict`](crate::fsdp::FullyShard::with_implicit_unshard) has it. Inside its unit the same happens, without a word,
+/// to one whose shard is not the scope's (a stepped or frozen clone of the module). Reading one that was kept past its
 /// unit may be collective too: it waits for what the unit gathers for backward.
 ///
 /// What a unit returns has **one backward**: two outputs cannot be differentiated apart, nor two

@@ -30,7 +30,7 @@ pub enum ParamError {
     #[error(
         "parameter `{param}` has the reparameterization `{name}`, and burn allows one a parameter (fully_shard takes \
          `lora` of weights that are not quantized); merge it with \
-         `model.materialize()`, or have fully_shard leave the stored value as it is, `.ignore([\"{param}\"])`, and \
+         `model.materialize()`, or have fully_shard leave the stored value as it is, `.with_ignored([\"{param}\"])`, and \
          distribute what `{name}` trains"
     )]
     Reparameterized {
@@ -43,7 +43,7 @@ pub enum ParamError {
     #[error(
         "parameter `{param}` has an adapter, which cannot be distributed with it while `{other}` has the \
          reparameterization `{name}`: shard a model with adapters in one call, all of it, and merge what is no adapter \
-         with `materialize()`; or have fully_shard leave the stored value as it is, `.ignore([\"{param}\"])`, and \
+         with `materialize()`; or have fully_shard leave the stored value as it is, `.with_ignored([\"{param}\"])`, and \
          shard what the adapter trains"
     )]
     AdapterConflict {

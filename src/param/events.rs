@@ -20,8 +20,8 @@ pub struct Event {
     pub state: ShardedState,
     /// When.
     pub at: Instant,
-    /// Of a collective that is [done](EventKind::Done): when it was posted, moved and was wanted. Another thread than the
-    /// rank's may have moved it.
+    /// Of a collective that is [done](EventKind::Done): when it was posted, moved and was wanted. Another thread than
+    /// the rank's may have moved it.
     pub timing: Option<OpTiming>,
 }
 
@@ -93,8 +93,8 @@ thread_local! {
 
 /// Runs `program`, and returns what units have done meanwhile on this thread, which is this rank, in that order.
 ///
-/// The same events go to [`tracing`], at level `TRACE`, target `burn_dtensor::fsdp`. A recording inside another takes its
-/// events.
+/// The same events go to [`tracing`], at level `TRACE`, target `burn_dtensor::fsdp`. A recording inside another takes
+/// its events.
 ///
 /// ```
 /// # use burn::nn::LinearConfig;
@@ -143,20 +143,19 @@ pub(super) fn done(
 fn tell(
     kind: EventKind,
     unit: impl FnOnce() -> Arc<str>,
-    during: TrainingState,
+    training_state: TrainingState,
     state: impl FnOnce() -> ShardedState,
-    course: Option<OpTiming>,
+    timing: Option<OpTiming>,
 ) {
     let is_traced = tracing::enabled!(target: TARGET, tracing::Level::TRACE);
     let is_recorded = RECORDED.with_borrow(Option::is_some);
     if !is_traced && !is_recorded {
         return;
     }
-    let event =
-        Event { kind, unit: unit(), training_state: during, state: state(), at: Instant::now(), timing: course };
+    let event = Event { kind, unit: unit(), training_state, state: state(), at: Instant::now(), timing };
     if is_traced {
-        let Event { unit, training_state: during, state, .. } = &event;
-        tracing::trace!(target: TARGET, %kind, unit = &**unit, ?during, ?state);
+        let Event { unit, training_state, state, .. } = &event;
+        tracing::trace!(target: TARGET, %kind, unit = &**unit, ?training_state, ?state);
     }
     RECORDED.with_borrow_mut(|recorded| {
         if let Some(recorded) = recorded {

@@ -40,7 +40,9 @@ impl Unit {
     fn model_number(&self, exchange: UnitCollectiveKind) -> u64 {
         let model = &self.data().model;
         match exchange {
-            UnitCollectiveKind::Shards | UnitCollectiveKind::Gradients | UnitCollectiveKind::Uncut => model.shard,
+            UnitCollectiveKind::Shards | UnitCollectiveKind::Gradients | UnitCollectiveKind::ReplicatedGradients => {
+                model.shard
+            }
             UnitCollectiveKind::Parts => model.post_forward_group,
             UnitCollectiveKind::All => model.replicate,
         }
@@ -63,14 +65,16 @@ impl Unit {
         let plan = match exchange {
             UnitCollectiveKind::Shards => group.plan_all_gather(full_metas(metas, shardings)),
             UnitCollectiveKind::Parts => {
-                let shardings = shardings.map(|(dim, sharding)| (dim, over_neighbours(&sharding)));
+                let shardings = shardings.map(|(dim, sizes)| (dim, over_neighbours(&sizes)));
                 group.plan_all_gather(full_metas(metas, shardings))
             }
             UnitCollectiveKind::Gradients => {
                 let flags = (0, ShardSizes::Chunked(group.group().size()));
                 group.plan_reduce_scatter(full_metas(metas, shardings.chain([flags])), self.averaging().shard)
             }
-            UnitCollectiveKind::Uncut => group.plan_all_reduce(&metas.collect_vec(), self.averaging().shard),
+            UnitCollectiveKind::ReplicatedGradients => {
+                group.plan_all_reduce(&metas.collect_vec(), self.averaging().shard)
+            }
             UnitCollectiveKind::All => group.plan_all_reduce(&metas.collect_vec(), self.averaging().replicate),
         };
         let known = CachedPlan { exchange, members: members.into(), names, plan: plan? };
@@ -84,9 +88,9 @@ fn full_metas(
     metas: impl Iterator<Item = TensorMeta>,
     shardings: impl Iterator<Item = (usize, ShardSizes)>,
 ) -> Vec<(TensorMeta, usize, ShardSizes)> {
-    let full = |(mut meta, (dim, sharding)): (TensorMeta, (usize, ShardSizes))| {
-        meta.shape[dim] = sharding.total();
-        (meta, dim, sharding)
+    let full = |(mut meta, (dim, sizes)): (TensorMeta, (usize, ShardSizes))| {
+        meta.shape[dim] = sizes.total();
+        (meta, dim, sizes)
     };
     metas.zip_eq(shardings).map(full).collect()
 }
@@ -96,7 +100,7 @@ fn is_of(exchange: UnitCollectiveKind, param: &UnitParam) -> bool {
         UnitCollectiveKind::Shards | UnitCollectiveKind::Parts | UnitCollectiveKind::Gradients => {
             param.sharding.is_some()
         }
-        UnitCollectiveKind::Uncut => param.sharding.is_none(),
+        UnitCollectiveKind::ReplicatedGradients => param.sharding.is_none(),
         UnitCollectiveKind::All => true,
     }
 }

@@ -73,9 +73,9 @@ impl FsdpModule {
         self
     }
 
-    /// Those of modules whose path matches a pattern, as [`FullyShard::with_units`](crate::fsdp::FullyShard::with_units) has them; of a
-    /// unit of several modules that of one.
-    /// The path is that in the model that was sharded as a whole, `root` of that model itself.
+    /// Those of modules whose path matches a pattern, as
+    /// [`FullyShard::with_units`](crate::fsdp::FullyShard::with_units) has them; of a unit of several modules that of
+    /// one. The path is that in the model that was sharded as a whole, `root` of that model itself.
     ///
     /// # Errors
     /// [`ParamError::Pattern`], [`ParamError::NoMatch`].
@@ -131,13 +131,14 @@ impl FsdpModule {
 
     /// Whether backward gathers what was freed after forward, which is the default. A unit whose backward reads no weight,
     /// such as one of embeddings, can do without; a weight that is read all the same is an error on the rank that does.
-    /// What a [`checkpointed`](super::checkpoint_activations) block reads is gathered all the same: it computes again.
+    /// Parameters that a [checkpointed](super::checkpoint_activations) block reads are gathered nevertheless: it
+    /// recomputes.
     pub fn set_unshard_in_backward(&self, unshard: bool) {
         self.set(|control| control.unshard_in_backward = unshard);
     }
 
-    /// Whether the program's [`checkpointed`](super::checkpoint_activations) blocks compute again in backward, which is the default;
-    /// without, they are as if the program had written [`unit`](fn@super::unit). From the next forward on.
+    /// Whether the program's [`checkpointed`](super::checkpoint_activations) blocks compute again in backward, which is
+    /// the default; without, they are as if the program had written [`unit`](fn@super::unit). From the next forward on.
     pub fn set_activation_checkpointing(&self, checkpoint: bool) {
         self.set(|control| control.checkpoint = checkpoint);
     }

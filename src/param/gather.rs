@@ -64,9 +64,7 @@ impl Unit {
         let group = self.neighbours().group();
         let part = |(&member, full): (&usize, &DispatchTensor)| match &self.params[member].sharding {
             None => full.clone(),
-            Some((dim, sharding)) => {
-                copy_range(full, *dim, over_neighbours(sharding).range(group.size(), group.rank()))
-            }
+            Some((dim, sizes)) => copy_range(full, *dim, over_neighbours(sizes).range(group.size(), group.rank())),
         };
         members.iter().zip(unsharded).map(part).collect()
     }

@@ -1,5 +1,5 @@
-//! [`OffloadPolicy`]: whether a unit's shards are in host memory while its ranks compute elsewhere; [`CpuOffload`]: the copies
-//! then.
+//! [`OffloadPolicy`]: whether a unit's shards are in host memory while its ranks compute elsewhere; [`CpuOffload`]: the
+//! copies then.
 //!
 //! ```text
 //!   host    shard ── all-gather ──> whole          gradient of the shard ──> optimizer

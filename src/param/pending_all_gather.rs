@@ -1,4 +1,5 @@
-//! [`PendingAllGather`]: parameters that are gathered, or on their way; and who holds them while no pass computes with them.
+//! [`PendingAllGather`]: parameters that are gathered, or on their way; and who holds them while no pass computes with
+//! them.
 
 use std::fmt::Debug;
 use std::sync::Arc;

@@ -17,8 +17,8 @@ pub(super) enum UnitCollectiveKind {
     Parts,
     /// Reduce-scatter of their gradients, with a row of flags for each rank.
     Gradients,
-    /// All-reduce of gradients of those that are not cut, and flags.
-    Uncut,
+    /// All-reduce of gradients of replicated parameters, with flags.
+    ReplicatedGradients,
     /// All-reduce of what this rank has of the gradients of all, and flags.
     All,
 }

@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
 
-/// What debug builds know of a pass in backward, to check the rules of [`graph`](super::backward_nodes).
+/// State of a pass in backward, which debug builds keep to check the rules of [`backward_nodes`](super::backward_nodes).
 #[derive(Debug)]
 pub(super) struct Progress {
     /// The depth of the shallowest node that has run.

@@ -7,8 +7,8 @@
 //!
 //! Those of shards in host memory are then copied there.
 //!
-//! Each [`advance`](GradReducer::advance) waits for one stage and issues the next, so that a rank computes while others, or
-//! its engine, are busy with the stage.
+//! Each [`advance`](GradReducer::advance) waits for one stage and issues the next, so that a rank computes while
+//! others, or its engine, are busy with the stage.
 
 use std::sync::Arc;
 
@@ -51,8 +51,8 @@ impl Own {
     fn flags(&self, ranks: usize, op: ReduceOp) -> DispatchTensor {
         let (device, dtype) = (self.grads[0].device(), self.grads[0].dtype());
         let (used, dtype) = match op {
-            // What a gradient is multiplied by must leave a flag as it is: of a number of tokens 1 may become 0. Neither that
-            // factor nor its reciprocal need be in the range of f16.
+            // What a gradient is multiplied by must leave a flag as it is: of a number of tokens 1 may become 0.
+            // Neither that factor nor its reciprocal need be in the range of f16.
             ReduceOp::PremulSum(factor) => (1.0 / factor.value(), if dtype == DType::F16 { DType::F32 } else { dtype }),
             _ => (1.0, dtype),
         };
@@ -60,8 +60,9 @@ impl Own {
     }
 }
 
-/// Returns so many rows of flags, in the element type of a gradient where that holds them, so that tensors of one type travel
-/// together. A parameter that is used has the number `one`, which the reduction makes about 1, or a rank's share of it.
+/// Returns so many rows of flags, in the element type of a gradient where that holds them, so that tensors of one type
+/// travel together. A parameter that is used has the number `one`, which the reduction makes about 1, or a rank's share
+/// of it.
 fn flags(used: &[bool], rows: usize, one: f64, device: DispatchDevice, dtype: DType) -> DispatchTensor {
     let row = used.iter().map(|&used| if used { one } else { 0.0 });
     let all: Vec<f64> = std::iter::repeat_with(|| row.clone()).take(rows).flatten().collect();
@@ -177,8 +178,8 @@ impl GradReducer {
         Self { trained, call, members, scale, all_reduce, hook, used, due, replicate, stage }
     }
 
-    /// Issues what averages gradients over the data-parallel ranks, with those that wait, unless the unit is to put that off:
-    /// of each parameter one gradient, `None` of one that this rank has not used.
+    /// Issues what averages gradients over the data-parallel ranks, with those that wait, unless the unit is to put
+    /// that off: of each parameter one gradient, `None` of one that this rank has not used.
     ///
     /// # Collective
     /// Of the data-parallel ranks.
@@ -307,7 +308,7 @@ impl GradReducer {
         let op = scatter_op(sharded.as_ref());
         let (sharded, replicated) = (wait(sharded)?, wait(replicated)?);
         done_with(self.unit(), op, first);
-        let mut flags = flags.expect("a parameter is cut or uncut");
+        let mut flags = flags.expect("a parameter is sharded or replicated");
         let mut reduced = self.unit().merge(&self.members, sharded, replicated);
         if let Some(step) = self.due {
             self.unit().compare_sharded(step, &self.members, &reduced);
@@ -394,13 +395,14 @@ impl Unit {
         let op = self.averaging().shard;
         if sharded.is_empty() {
             replicated.push(own.flags(1, op));
-            let replicated = Some(self.exchange(UnitCollectiveKind::Uncut, group, first, members, replicated));
+            let replicated =
+                Some(self.exchange(UnitCollectiveKind::ReplicatedGradients, group, first, members, replicated));
             return ReduceStage::Scattering { sharded: None, replicated };
         }
         sharded.push(own.flags(group.group().size(), op));
         let sharded = Some(self.exchange(UnitCollectiveKind::Gradients, group, first, members, sharded));
         let replicated = (!replicated.is_empty())
-            .then(|| self.exchange(UnitCollectiveKind::Uncut, group, call.clone(), members, replicated));
+            .then(|| self.exchange(UnitCollectiveKind::ReplicatedGradients, group, call.clone(), members, replicated));
         ReduceStage::Scattering { sharded, replicated }
     }
 

@@ -13,7 +13,8 @@
 //! * The others, which come up last whatever the model, follow in order of entry: the root first.
 //! * A pass whose gradients are there is **held** while one is open that was entered later, whether
 //!   this backward will reach it or not: what a rank knows is the same on every rank.
-//! * What is still held when nothing deeper is left is issued then, by [`RootPostBackward`](super::backward_nodes::RootPostBackward).
+//! * What is still held when nothing deeper is left is issued then, by
+//!   [`RootPostBackward`](super::backward_nodes::RootPostBackward).
 
 use std::collections::BTreeMap;
 

@@ -4,7 +4,7 @@ use super::ReshardAfterForward;
 use super::custom::{AllReduceHook, Collectives};
 use crate::comm::ReduceOp;
 
-/// What [`FsdpModule`](super::FsdpModule) sets. Each pass reads it where it comes by.
+/// Options that [`FsdpModule`](super::FsdpModule) sets. Each pass reads them when it needs them.
 #[derive(Debug, Clone)]
 pub(super) struct RuntimeOptions {
     /// These are read as a pass begins.

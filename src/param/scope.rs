@@ -316,7 +316,8 @@ fn fills_when_read(unit: &Unit, base: &DispatchTensor) -> bool {
     }
 }
 
-/// Zeros are given in this thread's backward, where no gradient came: see [`Order::pad`](super::reduction_order::ReductionOrder::pad).
+/// Zeros are given in this thread's backward, where no gradient came: see
+/// [`Order::pad`](super::reduction_order::ReductionOrder::pad).
 pub(super) fn pad() {
     PASSES.with(|passes| passes.order.pad());
 }

@@ -47,12 +47,12 @@ pub(crate) fn apply_tp_after_fsdp(params: Vec<TpAfterFsdp>) -> Result<Vec<ShardA
         let mesh = &before.unit.data_parallel().expect("`fully_shard` cut it").mesh;
         let shape = parallel.spec.local_shape().to_vec();
         // Chunks are those of the rank's shard.
-        let sharding = info.sharding.as_ref().map(|(dim, sharding)| match sharding {
+        let sharding = info.sharding.as_ref().map(|(dim, sizes)| match sizes {
             ShardSizes::Chunked(_) => (*dim, ShardSizes::Chunked(shape[*dim])),
-            ShardSizes::Uneven(_) => (*dim, sharding.clone()),
+            ShardSizes::Uneven(_) => (*dim, sizes.clone()),
         });
         let over_data = data_spec(mesh, sharding.as_ref(), &shape, parallel.spec.dtype())?.shared();
-        let shardings = vec![parallel.spec.clone(), over_data];
+        let data_specs = vec![parallel.spec.clone(), over_data];
         let spec = combine(mesh, sharding.as_ref(), &parallel.spec)?.shared();
         let param = UnitParam {
             path: path.into(),
@@ -63,7 +63,7 @@ pub(crate) fn apply_tp_after_fsdp(params: Vec<TpAfterFsdp>) -> Result<Vec<ShardA
             parallel: Some(parallel),
             compute: info.compute,
         };
-        Ok(((before, shardings), (module, param)))
+        Ok(((before, data_specs), (module, param)))
     });
     let params: Vec<_> = params.collect::<Result<_>>()?;
     let units = params.into_iter().enumerate().into_group_map_by(|(_, ((before, _), _))| Arc::as_ptr(&before.unit));
@@ -77,18 +77,11 @@ pub(crate) fn apply_tp_after_fsdp(params: Vec<TpAfterFsdp>) -> Result<Vec<ShardA
         let keys = UnitName::again(was_group, &modules).into_iter().map(|path| (path, ()));
         let made = make_units(keys.zip(params).collect(), |_, ()| data.clone())?;
         made.iter().for_each(|param| param.unit.join(&unit));
-        for ((at, (before, shardings)), param) in before.into_iter().zip(made) {
+        for ((at, (before, data_specs)), param) in before.into_iter().zip(made) {
             let path = param.info().path.clone();
             attachments.push((
                 at,
-                ShardAssignment {
-                    path,
-                    param,
-                    gathered: Some(before),
-                    data_specs: shardings,
-                    copies: None,
-                    again: true,
-                },
+                ShardAssignment { path, param, gathered: Some(before), data_specs, copies: None, again: true },
             ));
         }
     }

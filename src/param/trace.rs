@@ -8,7 +8,7 @@ use super::unit_pass::UnitPass;
 /// A node of a unit whose backward has run, and what units hold after it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RanNode {
-    /// Its type: `PostBackward`, `Whole`, ..
+    /// Type of the node: `PostBackward`, `UnshardedParamNode`, ..
     pub node: &'static str,
     /// The unit's path; empty of a module that only encloses units.
     pub unit: String,

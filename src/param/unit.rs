@@ -73,7 +73,7 @@ pub(crate) struct DataParallelGroups {
     pub(crate) reshard: ReshardAfterForward,
     /// True if parameters may be read outside their unit.
     pub(crate) implicit_unshard: bool,
-    pub(crate) buffers: BufferSync,
+    pub(crate) buffer_sync: BufferSync,
     pub(crate) precision: Precision,
     /// If its shards are in host memory.
     pub(crate) offloaded: Option<CpuOffload>,
@@ -81,8 +81,8 @@ pub(crate) struct DataParallelGroups {
     pub(crate) model: ModelNumbers,
     /// The mesh that cuts and replicates its parameters.
     pub(crate) mesh: FsdpMeshInfo,
-    /// All ranks that have data of their own: what makes buffers equal, and by how many gradients are divided. More than
-    /// those of `mesh` where these parameters are placed over some of them already.
+    /// All ranks that have data of their own: what makes buffers equal, and by how many gradients are divided. More
+    /// than those of `mesh` where these parameters are placed over some of them already.
     pub(crate) all: Communicator,
     /// Group of the mesh dimension that shards.
     pub(crate) shard: Communicator,
@@ -96,7 +96,8 @@ pub(crate) struct DataParallelGroups {
     pub(crate) post_forward_group: Option<Communicator>,
 }
 
-/// The numbers of a model, among those that were sharded over the same ranks: of each of the groups that are its units'.
+/// The numbers of a model, among those that were sharded over the same ranks: of each of the groups that are its
+/// units'.
 #[derive(Debug, Clone)]
 pub(crate) struct ModelNumbers {
     pub(super) shard: u64,
@@ -118,9 +119,9 @@ impl ModelNumbers {
         all: &Communicator,
     ) -> Self {
         let draw = |group: Option<&Communicator>| group.map_or(0, Communicator::draw_model);
-        let (number, replicate, neighbours) = (shard.draw_model(), draw(replicate), draw(post_forward_group));
+        let (number, replicate, post_forward_group) = (shard.draw_model(), draw(replicate), draw(post_forward_group));
         let all = if all.group() == shard.group() { number } else { all.draw_model() };
-        Self { shard: number, replicate, post_forward_group: neighbours, all, origin }
+        Self { shard: number, replicate, post_forward_group, all, origin }
     }
 
     fn of(&self, number: u64) -> ShardedModel {
@@ -129,8 +130,8 @@ impl ModelNumbers {
 }
 
 impl DataParallelGroups {
-    /// Returns what ranks of `group` must agree on that make a collective for the model, and not for a unit; `None` if they
-    /// are not those that shard.
+    /// Returns what ranks of `group` must agree on that make a collective for the model, and not for a unit; `None` if
+    /// they are not those that shard.
     fn model_over(&self, group: &Communicator) -> Option<ShardedModel> {
         (self.shard.group() == group.group()).then(|| self.model.of(self.model.shard))
     }
@@ -348,8 +349,8 @@ impl Unit {
         self.root.read().clone()
     }
 
-    /// An optimizer steps the unit's parameters, or something else replaces them. What waits of a unit whose backwards are to
-    /// reduce has missed the step.
+    /// An optimizer steps the unit's parameters, or something else replaces them. What waits of a unit whose backwards
+    /// are to reduce has missed the step.
     pub(super) fn note_step(&self) {
         if self.waiting.is_any() && !self.puts_off() {
             self.waiting.miss_step();
@@ -419,8 +420,8 @@ impl Unit {
         Some(ShardedModel { states: ParamStateHandle::names(&shards.states), ..model.of(model.shard) })
     }
 
-    /// Returns what ranks of `group` must agree on that make a collective for the model of these units; `None` if they are not
-    /// the ranks that shard one of them.
+    /// Returns what ranks of `group` must agree on that make a collective for the model of these units; `None` if they
+    /// are not the ranks that shard one of them.
     pub(crate) fn model_over(units: &[Arc<Self>], group: &Communicator) -> Option<ShardedModel> {
         units.iter().find_map(|unit| unit.data.as_ref()?.model_over(group))
     }

@@ -26,8 +26,8 @@ impl FusedStep<'_> {
     }
 }
 
-/// The steps of a plan from `from`, those together that [join](Step::can_fuse_with), and whose mesh dimensions are all among
-/// `varying` or none is. One by one on a mesh that does not join its dimensions.
+/// The steps of a plan from `from`, those together that [join](Step::can_fuse_with), and whose mesh dimensions are all
+/// among `varying` or none is. One by one on a mesh that does not join its dimensions.
 pub(crate) fn fused_steps<'a>(
     from: &'a Layout,
     steps: &'a [(Step, Layout)],

@@ -176,7 +176,7 @@ impl Step {
 }
 
 impl Layout {
-    /// What a rank holds, in units of [`Step::FULL_TENSOR`]. Ragged parts count as even ones.
+    /// Part of a tensor that a rank holds, in units of [`Step::FULL_TENSOR`]. Uneven shards count as even ones.
     pub(super) fn local_share(&self) -> u64 {
         let sharding_dims = self.orders().flat_map(|(_, sharding_dims)| sharding_dims);
         sharding_dims.fold(Step::FULL_TENSOR, |local, &sharding_dim| local / self.mesh_shape()[sharding_dim] as u64)

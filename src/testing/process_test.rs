@@ -89,9 +89,9 @@ impl ProcessTest {
         None
     }
 
-    /// [`with_fault_tolerance`](Self::with_fault_tolerance), and without processes that do not answer for three seconds, such as those
-    /// that are stopped. Where the machine is busy, another may be taken for one; processes that do so while they connect
-    /// are started again.
+    /// [`with_fault_tolerance`](Self::with_fault_tolerance), and without processes that do not answer for three
+    /// seconds, such as those that are stopped. Where the machine is busy, another may be taken for one; processes that
+    /// do so while they connect are started again.
     ///
     /// # Panics
     /// As [`with_fault_tolerance`](Self::with_fault_tolerance).

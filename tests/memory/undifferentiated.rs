@@ -53,7 +53,8 @@ impl Net {
     }
 }
 
-/// Returns how many bytes more are live after many forwards than after two, on each rank. The program may hold the last output.
+/// Returns how many bytes more are live after many forwards than after two, on each rank. The program may hold the last
+/// output.
 fn growth(ranks: usize, reshard: ReshardAfterForward, entered: Entered, holds: bool) -> Vec<i64> {
     let _alone = alone();
     let grown = launch(apart(ranks), |world| {

@@ -276,7 +276,7 @@ fn a_rank_that_calls_while_it_waits_is_told_how_to_declare_it() {
     .unwrap_err();
     let Error::Comm(CommError::ConcurrentCalls { rank: 0, during, .. }) = &error.cause else { panic!("{error}") };
     assert_eq!(&*during.label, "data");
-    assert!(error.cause.to_string().contains("`Launch::multithreaded`"), "{error}");
+    assert!(error.cause.to_string().contains("`Launch::with_multithreaded_ranks`"), "{error}");
 }
 
 #[test]

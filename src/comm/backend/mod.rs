@@ -1,4 +1,4 @@
-//! What carries collectives from rank to rank: an [`Backend`].
+//! A [`Backend`] carries collectives from rank to rank.
 //!
 //! A [`Communicator`](super::Communicator) checks what it is given, counts it, and asks an engine for one of a few
 //! operations. An engine moves tensors, and tells ranks that call alike from ranks that do not; of layouts, gradients and
@@ -23,9 +23,9 @@
 //!    their results are waited for; messages do not count. Of one sender and one tag, messages are received in the order
 //!    in which they were sent, by receives in the order in which they were posted. Posting never waits for other
 //!    ranks.
-//! 2. **Agreement.** [`CallSignature`]s are compared; a [difference](CallSignature::difference) is [`CommError::Mismatch`] on every rank of
-//!    the world. So are, once those of all ranks of a collective are there, the values that they say ranks hold
-//!    [alike](CallSignature::divergence): [`CommError::Diverged`].
+//! 2. **Agreement.** [`CallSignature`]s are compared; a [difference](CallSignature::difference) is
+//!    [`CommError::Mismatch`] on every rank of the world. So are, once those of all ranks of a collective are there,
+//!    the values that they say ranks hold [alike](CallSignature::divergence): [`CommError::Diverged`].
 //! 3. **Ends.** The first [`Failure`] is the only one, and ends every wait of every rank of the world. A wait ends, too,
 //!    when a rank that it needs has [left](Backend::rank_exited), and at its deadline.
 //! 4. **Bits.** A reduction adds neighbours in one fixed binary tree over the group's ranks: f16 and bf16 in f32, rounded

@@ -9,8 +9,8 @@ pub trait Request<T>: Send {
     /// Whether [`wait`](Self::wait) would return without waiting for other ranks.
     fn is_complete(&self) -> bool;
 
-    /// Has what was posted [ahead](super::CallContext::is_deferred) begin to move, where something moves before it is waited for.
-    /// Returns at once.
+    /// Has what was posted [ahead](super::CallContext::is_deferred) begin to move, where something moves before it is
+    /// waited for. Returns at once.
     fn start(&mut self) {}
 
     /// Blocks until the result is there, the world has failed, or `deadline` has passed, which is a failure.

@@ -16,9 +16,9 @@ pub struct CallSignature {
     pub(crate) reduce: Option<ReduceOp>,
     pub(crate) root: Option<usize>,
     pub(crate) model: Option<ShardedModel>,
-    pub(crate) drawn: Option<u64>,
+    pub(crate) forward_index: Option<u64>,
     pub(crate) global_tensor: Option<TensorMeta>,
-    pub(crate) terms: Option<Arc<str>>,
+    pub(crate) operand_shapes: Option<Arc<str>>,
     /// Of the first tensors, one each.
     pub(crate) names: Option<Arc<[Arc<str>]>>,
     pub(crate) tensors: Arc<[TensorSignature]>,
@@ -104,18 +104,16 @@ impl CallSignature {
     /// Of a `call` of `op`.
     pub(crate) fn new(op: Op, call: &Call, tensors: impl Into<Arc<[TensorSignature]>>) -> Self {
         let tensors = tensors.into();
-        let Call {
-            label, model, forward_index: drawn, global_tensor: full, operand_shapes: terms, names, digests, ..
-        } = call.clone();
+        let Call { label, model, forward_index, global_tensor, operand_shapes, names, digests, .. } = call.clone();
         Self {
             op,
             label,
             reduce: None,
             root: None,
             model,
-            drawn,
-            global_tensor: full,
-            terms,
+            forward_index,
+            global_tensor,
+            operand_shapes,
             names,
             tensors,
             any: false,
@@ -147,10 +145,12 @@ impl CallSignature {
             .or_else(|| self.models_differ(other))
             .or_else(|| differ("reduction", &self.reduce, &other.reduce, some))
             .or_else(|| differ("root", &self.root, &other.root, some))
-            .or_else(|| differ("place in forward", &self.drawn, &other.drawn, some))
+            .or_else(|| differ("place in forward", &self.forward_index, &other.forward_index, some))
             .or_else(|| differ("global tensor", &self.global_tensor, &other.global_tensor, tensor_text))
             .or_else(|| {
-                differ("reduction of", &self.terms, &other.terms, |terms| terms.as_deref().unwrap_or("none").into())
+                differ("reduction of", &self.operand_shapes, &other.operand_shapes, |shapes| {
+                    shapes.as_deref().unwrap_or("none").into()
+                })
             })
             .or_else(|| self.tensors_differ(other))
             .or_else(|| self.states_differ(other))
@@ -158,8 +158,8 @@ impl CallSignature {
             .or_else(|| self.compared_otherwise(other))
     }
 
-    /// Who holds other values than the others, of what all must hold alike: of the prints of all ranks of a collective, in
-    /// group order, of which no two have a [`difference`](Self::difference).
+    /// Who holds other values than the others, of what all must hold alike: of the prints of all ranks of a collective,
+    /// in group order, of which no two have a [`difference`](Self::difference).
     pub fn divergence<'a>(prints: impl Iterator<Item = &'a Self> + Clone) -> Option<Divergence> {
         Divergence::among(prints.map(Self::digests))
     }
@@ -273,17 +273,17 @@ mod tests {
     use crate::comm::ReplicatedValue;
 
     fn print() -> CallSignature {
-        let sizes = Some(ShardSignature::new(0, &ShardSizes::Chunked(4)));
-        let tensor = TensorSignature { shape: Shape::from([4, 8]), dtype: DType::F32, sharding: sizes, to: None };
+        let sharding = Some(ShardSignature::new(0, &ShardSizes::Chunked(4)));
+        let tensor = TensorSignature { shape: Shape::from([4, 8]), dtype: DType::F32, sharding, to: None };
         CallSignature {
             op: Op::AllGather,
             label: "a".into(),
             reduce: None,
             root: None,
             model: None,
-            drawn: None,
+            forward_index: None,
             global_tensor: None,
-            terms: None,
+            operand_shapes: None,
             names: None,
             tensors: [tensor].into(),
             any: false,
@@ -303,12 +303,12 @@ mod tests {
         assert_eq!(says(|p| p.op = Op::Barrier), "operation all_gather vs barrier");
         assert_eq!(says(|p| p.label = "b".into()), "label `a` vs `b`");
         assert_eq!(says(|p| p.reduce = Some(ReduceOp::Sum)), "reduction none vs Sum");
-        assert_eq!(says(|p| p.drawn = Some(3)), "place in forward none vs 3");
+        assert_eq!(says(|p| p.forward_index = Some(3)), "place in forward none vs 3");
         let full = |p: &mut CallSignature| {
             p.global_tensor = Some(TensorMeta { shape: Shape::from([4, 8]), dtype: DType::F32 })
         };
         assert_eq!(says(full), "global tensor none vs [4, 8] f32");
-        assert_eq!(says(|p| p.terms = Some("[4, 2]".into())), "reduction of none vs [4, 2]");
+        assert_eq!(says(|p| p.operand_shapes = Some("[4, 2]".into())), "reduction of none vs [4, 2]");
         fn tensor(print: &mut CallSignature) -> &mut TensorSignature {
             &mut Arc::get_mut(&mut print.tensors).expect("it is new")[0]
         }

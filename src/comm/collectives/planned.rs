@@ -14,8 +14,8 @@ impl Communicator {
     /// A plan to [`all_gather`](Self::all_gather) tensors whose wholes these are: each with the dimension in which it is
     /// cut, and how. Local.
     ///
-    /// [`execute_plan`](Self::execute_plan) then takes this rank's parts, of a whole's shape but for the dimension that is cut, and
-    /// returns the wholes.
+    /// [`execute_plan`](Self::execute_plan) then takes this rank's parts, of a whole's shape but for the dimension that
+    /// is cut, and returns the wholes.
     ///
     /// # Errors
     /// [`CommError::InvalidArgument`] if a cut does not fit.

@@ -1,9 +1,9 @@
 //! The flight recorder: what every rank did last, and who waits for whom, after a crash or while the program runs.
 //!
 //! Each rank keeps its last 1024 collectives and messages in memory. Where a folder is named, by
-//! [`Launch::with_flight_recorder`](super::Launch::with_flight_recorder) or, by who does not own the program, in the environment as
-//! `BURN_DTENSOR_FLIGHT`, that memory is a file of the rank, `launch-0-rank-3.flight`: what was noted is there
-//! whatever becomes of the process, also by SIGKILL. Ranks of several hosts take a folder that all of them see.
+//! [`Launch::with_flight_recorder`](super::Launch::with_flight_recorder) or, by who does not own the program, in the
+//! environment as `BURN_DTENSOR_FLIGHT`, that memory is a file of the rank, `launch-0-rank-3.flight`: what was noted is
+//! there whatever becomes of the process, also by SIGKILL. Ranks of several hosts take a folder that all of them see.
 //!
 //! [`LaunchTrace::read`] puts the files of a folder together, and says which rank is [at fault](LaunchTrace::fault):
 //!

@@ -7,10 +7,10 @@
 //!       └───────┴──────┴──────────┴──────────┴───────┴─────────┴─────────┘
 //! ```
 //!
-//! A record is written once, when its operation is posted: a sequence lock. Its place is odd while it is, and the check is of
-//! all that is written, the place too, so that of a copy made meanwhile nothing is misread. Afterwards only marks are set,
-//! each at once: when the operation was waited for, when it was done and how. A mark names the operation by the low bits of its
-//! place, so that it does not pass to the next one in the record.
+//! A record is written once, when its operation is posted: a sequence lock. Its place is odd while it is, and the check
+//! is of all that is written, the place too, so that of a copy made meanwhile nothing is misread. Afterwards only marks
+//! are set, each at once: when the operation was waited for, when it was done and how. A mark names the operation by
+//! the low bits of its place, so that it does not pass to the next one in the record.
 
 use std::hash::{Hash, Hasher};
 use std::sync::atomic::{AtomicU64, Ordering, fence};
@@ -193,9 +193,9 @@ fn agreement(print: &CallSignature) -> u64 {
         reduce,
         root,
         model,
-        drawn,
-        global_tensor: full,
-        terms,
+        forward_index,
+        global_tensor,
+        operand_shapes,
         names,
         tensors,
         any: _,
@@ -203,7 +203,7 @@ fn agreement(print: &CallSignature) -> u64 {
         digests: _,
     } = print;
     let mut fold = Fold::default();
-    (op, label, reduce, root, model, drawn, full, terms, names, tensors).hash(&mut fold);
+    (op, label, reduce, root, model, forward_index, global_tensor, operand_shapes, names, tensors).hash(&mut fold);
     fold.finish()
 }
 

@@ -141,8 +141,8 @@ impl Ledger {
         self.book.lock().waits.clone()
     }
 
-    /// How many collectives are under way, those [ahead](crate::comm::Call::with_deferred) among them: posted, and neither waited for nor
-    /// dropped.
+    /// How many collectives are under way, those [ahead](crate::comm::Call::with_deferred) among them: posted, and
+    /// neither waited for nor dropped.
     pub fn queue_depth(&self) -> QueueDepth {
         self.queue.depth()
     }

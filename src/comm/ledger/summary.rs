@@ -28,14 +28,14 @@ impl fmt::Display for Summary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self {
             total: CallTotals { calls, bytes },
-            spent: WaitBreakdown { waiting, local_work: moving },
+            spent: WaitBreakdown { waiting, local_work },
             queue,
             waits,
             host_copies,
         } = self;
         let plural = if *calls == 1 { "" } else { "s" };
         write!(f, "{calls} collective{plural}, {}; ", ByteSize(*bytes))?;
-        write!(f, "waiting {}, moving {}; {} under way at most", Time(*waiting), Time(*moving), queue.most)?;
+        write!(f, "waiting {}, moving {}; {} under way at most", Time(*waiting), Time(*local_work), queue.most)?;
         if *host_copies != OffloadTraffic::default() {
             let OffloadTraffic { to_device, to_host } = host_copies;
             write!(

@@ -1,4 +1,4 @@
-//! How a rank calls an all-gather into memory that ranks have [in common](super::shared_memory).
+//! All-gathers into [shared memory](super::shared_memory), as one rank calls them.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -71,7 +71,8 @@ impl HostGroupBackend {
         result_buffer::pay(print.bytes(), ranks) && ContiguousLayout::of_full(&print.tensors, ranks).is_some()
     }
 
-    /// [`all_gather`](crate::comm::backend::GroupBackend::all_gather) into memory that the ranks of the group have in common.
+    /// [`all_gather`](crate::comm::backend::GroupBackend::all_gather) into memory that the ranks of the group have in
+    /// common.
     pub(super) fn all_gather_in_common(
         &self,
         outlet: &Arc<RemoteGroup>,
@@ -92,7 +93,7 @@ impl HostGroupBackend {
             tensors: Arc::new([]),
             names: None,
             global_tensor: None,
-            terms: None,
+            operand_shapes: None,
             digests: None,
             ..post.print.clone()
         };

@@ -1,4 +1,4 @@
-//! How a rank calls an all-reduce in [`halves`](super::two_phase_all_reduce).
+//! All-reduces in [two phases](super::two_phase_all_reduce), as one rank calls them.
 
 use std::sync::Arc;
 
@@ -117,7 +117,7 @@ impl HostGroupBackend {
         let shares = outlet.shares(&deposit, RecipientData::Parts(&segments[0].shardings()));
         // What else is agreed on is by the first half of the first.
         let agreed =
-            CallSignature { names: None, global_tensor: None, terms: None, digests: None, ..post.print.clone() };
+            CallSignature { names: None, global_tensor: None, operand_shapes: None, digests: None, ..post.print.clone() };
         let prints = segments.iter().map(|segment| CallSignature { tensors: segment.prints(rows), ..agreed.clone() });
         // Of each segment, but for the half that is called with the deposit.
         let late: Vec<_> = prints.flat_map(|print| [print.clone(), print]).skip(1).collect();

@@ -1,5 +1,5 @@
-//! Gathers [in common](super::shared_memory) that were called ahead of need: each begins when its rank wants it, or another does.
-//! Until then there is no memory for it, and if none does, never.
+//! Gathers [in common](super::shared_memory) that were called ahead of need: each begins when its rank wants it, or
+//! another does. Until then there is no memory for it, and if none does, never.
 
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};

@@ -1,5 +1,5 @@
-//! The [`MatchTable`] among several processes: ranks of others join it, and it may be another that decides which failure is the
-//! first. Its invariants 6 and 7.
+//! The [`MatchTable`] among several processes: ranks of others join it, and it may be another that decides which
+//! failure is the first. Its invariants 6 and 7.
 
 use std::sync::Arc;
 
@@ -16,8 +16,8 @@ impl<F: Signature, P> MatchTable<F, P> {
         Ok(ticket)
     }
 
-    /// [`join`](Self::post)s for a rank of this process, whose deposit [comes later](Self::provide_data): a part of the call that it
-    /// has made last, and not another.
+    /// [`join`](Self::post)s for a rank of this process, whose deposit [comes later](Self::provide_data): a part of the
+    /// call that it has made last, and not another.
     pub fn join_late(&mut self, group: GroupKey, member: usize, print: F) -> Result<OpHandle, CommError> {
         let last = self.last_call(group, member);
         let (ticket, _) = self.join_with(group, member, print, None)?;
@@ -26,8 +26,8 @@ impl<F: Signature, P> MatchTable<F, P> {
         Ok(ticket)
     }
 
-    /// [`join`](Self::post)s for a rank of this process, whose deposit [comes](Self::provide_data) once it wants the result, or another
-    /// [asks](Self::ask_for) for it.
+    /// [`join`](Self::post)s for a rank of this process, whose deposit [comes](Self::provide_data) once it wants the
+    /// result, or another [asks](Self::ask_for) for it.
     pub fn post_deferred(&mut self, group: GroupKey, member: usize, print: F) -> Result<OpHandle, CommError> {
         let (ticket, _) = self.join_with(group, member, print, None)?;
         Ok(ticket)

@@ -43,7 +43,7 @@ fn invariant_5_ranks_that_wait_for_each_other_are_told() {
         error.to_string(),
         "deadlock: rank 1 waits in barrier #0 `y` on ranks [0, 1] for rank 0, \
          rank 0 waits in barrier #0 `x` on ranks [0, 1, 2] for rank 1; make the calls in one order on \
-         all ranks, or, if another thread of one of them would have come, declare it: `Launch::multithreaded`"
+         all ranks, or, if another thread of one of them would have come, declare it: `Launch::with_multithreaded_ranks`"
     );
 }
 

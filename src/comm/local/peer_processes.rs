@@ -39,7 +39,8 @@ pub(in crate::comm) struct PeerProcesses {
     pub(super) hands: CompletionThread,
     /// Results in which parts land.
     pub(super) result_buffers: Mutex<HashMap<CollectiveKey, Weak<ResultBuffer>>>,
-    /// Where their memory waits for the next ones, whichever thread needs them first: the rank's, the hands or the courier's.
+    /// Where their memory waits for the next ones, whichever thread needs them first: the rank's, the hands or the
+    /// courier's.
     pub(super) memory: Arc<HostMemoryPool>,
     /// Who waits for whom, as far as the first process knows.
     chains: Mutex<WaitForGraph>,
@@ -89,7 +90,7 @@ impl PeerProcesses {
         let ranks = ends.zip(counts).map(|(end, count)| end - count..end).collect();
         let (numbers, channels) = (AtomicUsize::default(), Mutex::default());
         let (offered, hands) = (Mutex::default(), CompletionThread::default());
-        let (full_tensors, memory) = (Mutex::default(), Arc::default());
+        let (result_buffers, memory) = (Mutex::default(), Arc::default());
         let (chains, ended) = (Mutex::default(), Mutex::default());
         let first_is_lost = AtomicBool::new(false);
         Self {
@@ -102,7 +103,7 @@ impl PeerProcesses {
             channels,
             offered,
             hands,
-            result_buffers: full_tensors,
+            result_buffers,
             memory,
             chains,
             ended,
@@ -163,8 +164,8 @@ impl PeerProcesses {
         &self.commons
     }
 
-    /// Whether ranks of this process and of `others` may have memory in common. Not once a process may have been lost: what
-    /// it has used stays in use.
+    /// Whether ranks of this process and of `others` may have memory in common. Not once a process may have been lost:
+    /// what it has used stays in use.
     pub fn have_in_common(&self, mut others: impl Iterator<Item = usize>) -> bool {
         self.launch.shrunk == 0 && others.all(|other| self.courier.shares_memory(other))
     }

@@ -14,7 +14,8 @@ pub(crate) trait PeerNotifier: Send + Sync {
     /// Tells them what they must know. Returns a failure that is known by it.
     fn tell(&self, news: PeerEvent) -> Option<Failure>;
 
-    /// Lends the calling thread, whose rank waits, to whoever communicates: [`Transport::progress`](crate::comm::transport::Transport).
+    /// Lends the calling thread, whose rank waits, to whoever communicates:
+    /// [`Transport::progress`](crate::comm::transport::Transport).
     fn help(&self) -> Option<bool>;
 }
 

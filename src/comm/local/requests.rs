@@ -1,4 +1,5 @@
-//! What a thread rank waits for: a collective that it has [`CollectiveRequest`], a message that is [`RecvRequest`].
+//! Requests that a thread rank waits for: of collectives ([`CollectiveRequest`]) and of received messages
+//! ([`RecvRequest`]).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,8 +27,8 @@ pub(super) struct OpHandleGuard {
 }
 
 impl OpHandleGuard {
-    pub fn new(engine: Arc<HostBackend>, ticket: OpHandle, deferred: bool) -> Self {
-        Self { engine, ticket: Some(ticket), is_deferred: deferred }
+    pub fn new(engine: Arc<HostBackend>, ticket: OpHandle, is_deferred: bool) -> Self {
+        Self { engine, ticket: Some(ticket), is_deferred }
     }
 
     /// The place, which is given up by nobody from now on.
@@ -84,8 +85,8 @@ impl OwnShards {
     }
 }
 
-/// A collective that this rank has joined, and how it makes its result from the deposits, and from the wholes with its own
-/// parts.
+/// A collective that this rank has joined, and how it makes its result from the deposits, and from the wholes with its
+/// own parts.
 pub(super) struct CollectiveRequest<F> {
     pub seat: OpHandleGuard,
     pub own: Option<OwnShards>,
@@ -104,9 +105,9 @@ where
     }
 
     fn start(&mut self) {
-        let OpHandleGuard { engine, ticket, is_deferred: deferred } = &mut self.seat;
-        if let (Some(ticket), true) = (*ticket, *deferred) {
-            *deferred = false;
+        let OpHandleGuard { engine, ticket, is_deferred } = &mut self.seat;
+        if let (Some(ticket), true) = (*ticket, *is_deferred) {
+            *is_deferred = false;
             engine.ask(engine.rendezvous.want(ticket));
         }
     }

@@ -1,5 +1,5 @@
-//! Results of ranks of one host in [memory that they have in common](crate::memory::shared_memory): of an all-gather each rank puts
-//! its part where all have it, in one copy, and the whole is there once.
+//! Results of ranks of one host in [memory that they have in common](crate::memory::shared_memory): of an all-gather
+//! each rank puts its part where all have it, in one copy, and the whole is there once.
 //!
 //! ```text
 //! rank 0, in process 0              rank 1, in process 1
@@ -10,9 +10,10 @@
 //! a b                               a b                      the same memory
 //! ```
 //!
-//! It is [called](super::all_gather) as two collectives, as an all-reduce is [in halves](super::two_phase_all_reduce). To the first, ranks
-//! bring that they begin, and the first of the group where there is memory; once it is complete, each puts its part, the rank
-//! or the engine's hands, and the second is complete when all have. Where the system has no memory, parts are sent.
+//! It is [called](super::all_gather) as two collectives, as an all-reduce is [in halves](super::two_phase_all_reduce).
+//! To the first, ranks bring that they begin, and the first of the group where there is memory; once it is complete,
+//! each puts its part, the rank or the engine's hands, and the second is complete when all have. Where the system has
+//! no memory, parts are sent.
 
 use std::sync::Arc;
 

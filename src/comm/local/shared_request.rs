@@ -1,5 +1,5 @@
-//! [`SharedRequest`]: a call that its rank has left open, and that whoever comes first finishes: the rank when it waits, or the
-//! engine's [`CompletionThread`](super::completion_thread::CompletionThread).
+//! [`SharedRequest`]: a call that its rank has left open, and that whoever comes first finishes: the rank when it
+//! waits, or the engine's [`CompletionThread`](super::completion_thread::CompletionThread).
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;

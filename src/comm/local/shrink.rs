@@ -1,4 +1,4 @@
-//! How ranks [go on](Backend::shrink) after a failure: they meet once more, whatever the rendezvous says, and those that
+//! Ranks [survive](Backend::shrink) a failure: they meet once more, whatever the rendezvous says, and those that
 //! come are the ranks of a new engine.
 
 use std::ops::Range;

@@ -2,14 +2,14 @@
 //!
 //! A thread of the process calls MPI and makes progress on its own, since no MPI library does; ranks only leave parcels
 //! with it. It initializes MPI and finalizes it. A rank that waits for other processes has nothing else to do, and no
-//! thread need be woken for it, nor wake it: it takes the [`ProgressEngine`](progress_engine), which owns what is being sent and received,
-//! and does what the thread does. That is at `MPI_THREAD_SERIALIZED`; where a library has no more than
-//! `MPI_THREAD_FUNNELED`, the thread does all.
+//! thread need be woken for it, nor wake it: it takes the [`ProgressEngine`](progress_engine), which owns what is being
+//! sent and received, and does what the thread does. That is at `MPI_THREAD_SERIALIZED`; where a library has no more
+//! than `MPI_THREAD_FUNNELED`, the thread does all.
 //!
 //! # How a parcel goes
 //!
-//! 1. Its [frame](frame) is one message of tag [`FRAME`](request_table): the header, the payloads' lengths, and the bytes of
-//!    payloads so small that a message of their own would cost more than copying them.
+//! 1. Its [frame](frame) is one message of tag [`FRAME`](request_table): the header, the payloads' lengths, and the
+//!    bytes of payloads so small that a message of their own would cost more than copying them.
 //! 2. Every other payload goes from where it lies to where it is to be, without a copy between, by messages of tag
 //!    [`PART`](request_table). MPI matches messages of one sender and tag in order, so none needs a number.
 //! 3. No message is longer than [`FragmentLimits::message`]: frames and payloads that are go in pieces.

@@ -1,11 +1,12 @@
-//! [`CallSignature`]s and [`Failure`]s as bytes: what ranks of several processes must agree on, and why their world has ended.
+//! [`CallSignature`]s and [`Failure`]s as bytes: what ranks of several processes must agree on, and why their world has
+//! ended.
 
 use super::wire::{Decode, Encode, wire_enum, wire_struct};
 use crate::comm::backend::{CallSignature, Failure, PairwiseSignature, ShardSignature, TensorSignature};
 use crate::comm::{CollectiveId, CommError, Digests, Op, ReduceOp, ReplicatedValue, ShardedModel, TensorMeta};
 
 // Of many prints digests are all that is new, so that they travel beside.
-wire_struct!(CallSignature { op, label, reduce, root, model, drawn, global_tensor, terms, names, tensors, any, pairs } but { digests });
+wire_struct!(CallSignature { op, label, reduce, root, model, forward_index, global_tensor, operand_shapes, names, tensors, any, pairs } but { digests });
 wire_struct!(ShardedModel { number, states, origin });
 wire_struct!(Digests { of, step, names, values });
 wire_enum!(ReplicatedValue {

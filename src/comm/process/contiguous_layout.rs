@@ -4,8 +4,8 @@ use burn::tensor::{DType, Shape};
 
 use crate::comm::backend::TensorSignature;
 
-/// A tensor of which every rank has a part that is in one piece: cut along the first dimension, or behind dimensions of one
-/// index.
+/// A tensor of which every rank has a part that is in one piece: cut along the first dimension, or behind dimensions of
+/// one index.
 ///
 /// ```text
 /// | of rank 0 | of rank 1 | of rank 2 |
@@ -71,8 +71,8 @@ mod tests {
     use crate::placement::ShardSizes;
 
     fn edges_of<const D: usize>(shape: [usize; D], dim: usize, sizes: &ShardSizes) -> Option<Vec<usize>> {
-        let sizes = Some(ShardSignature::new(dim, sizes));
-        let print = TensorSignature { shape: Shape::from(shape), dtype: DType::F32, sharding: sizes, to: None };
+        let sharding = Some(ShardSignature::new(dim, sizes));
+        let print = TensorSignature { shape: Shape::from(shape), dtype: DType::F32, sharding, to: None };
         Some(ContiguousLayout::of_full(&[print], 3)?.remove(0).edges)
     }
 

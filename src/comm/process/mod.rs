@@ -150,7 +150,8 @@ impl ProcessJob {
         self.courier.process_index()
     }
 
-    /// The engine of the next launch, with `each` ranks in every process, for [`Launch::on_backend`](super::Launch::on_backend).
+    /// The engine of the next launch, with `each` ranks in every process, for
+    /// [`Launch::on_backend`](super::Launch::on_backend).
     pub fn engine(&self, each: usize) -> Arc<dyn Backend> {
         self.engine_of(each, ProcessOptions::default())
     }

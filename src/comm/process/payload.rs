@@ -1,4 +1,5 @@
-//! Tensors on their way from process to process: as [`Payload`]s that are sent, as [`UninitBytes`] memory that they land in.
+//! Tensors on their way from process to process: as [`Payload`]s that are sent, as [`UninitBytes`] memory that they
+//! land in.
 //!
 //! Of Flex tensors the elements are sent from where they are, and land where a tensor has them. Those of other backends
 //! go through memory of the host on both sides.

@@ -11,8 +11,8 @@
 //!
 //! Ranks of one host may have wholes [in common](ResultBuffer::in_common): each puts its parts there, for all.
 //!
-//! Own parts may also be made there, as the sums of an all-reduce are, and [sent](ResultBuffer::sent) to others from there. burn writes
-//! in place to memory of which there is one handle; while a part is on its way, there is another.
+//! Own parts may also be made there, as the sums of an all-reduce are, and [sent](ResultBuffer::sent) to others from
+//! there. burn writes in place to memory of which there is one handle; while a part is on its way, there is another.
 
 use std::any::Any;
 use std::fmt;
@@ -72,8 +72,8 @@ enum ResultMemory {
 enum OwnMemory {
     /// Until the result is taken.
     Spaces(Vec<UninitBytes>),
-    /// The result's. A handle of its own where parts are [sent](ResultBuffer::sent): who writes to the result meanwhile, writes
-    /// elsewhere.
+    /// The result's. A handle of its own where parts are [sent](ResultBuffer::sent): who writes to the result
+    /// meanwhile, writes elsewhere.
     Taken(#[expect(dead_code, reason = "kept, not read")] Vec<DispatchTensor>),
 }
 

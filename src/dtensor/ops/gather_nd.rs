@@ -121,8 +121,8 @@ fn sharded_ranges(op: &Operator, indexed: usize) -> SmallVec<[(usize, Range<usiz
     (0..indexed).filter_map(|dim| Some((dim, lookup::part(op, 0, dim)?))).collect()
 }
 
-/// `indices` as places in this rank's part, cut at `sharded_ranges`: `other` of the part for those that are elsewhere, and which
-/// tuples these are, `[.., 1]`.
+/// `indices` as places in this rank's part, cut at `sharding_dims`: `other` of the part for those that are elsewhere,
+/// and which tuples these are, `[.., 1]`.
 fn localize<const M: usize>(
     indices: Tensor<M, Int>,
     sharding_dims: &[(usize, Range<usize>)],

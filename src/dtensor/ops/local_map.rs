@@ -14,8 +14,8 @@ use crate::placement::{Layout, Placement, Placements};
 /// What a function of local tensors takes and makes of a mesh's: PyTorch's `local_map`.
 ///
 /// It is for a computation of one's own that every rank does alone on its part, and that needs no
-/// [rule](super::ShardingRule): how its inputs must be placed, and how its outputs are, is said where it is called. Placements
-/// are one per mesh dimension.
+/// [rule](super::ShardingRule): how its inputs must be placed, and how its outputs are, is said where it is called.
+/// Placements are one per mesh dimension.
 ///
 /// ```
 /// use burn_dtensor::dtensor::ops::LocalMap;
@@ -39,8 +39,8 @@ use crate::placement::{Layout, Placement, Placements};
 /// # Gradients
 /// The gradient of an input is placed as the input is, and of a partial one replicated. That is true of a replicated
 /// input only if all ranks compute the same with it; where each makes a term of its gradient, such as of a weight that
-/// it multiplies its own rows by, say so by [`with_input_and_grad`](Self::with_input_and_grad) and `P(sum)`: backward then adds
-/// the terms up.
+/// it multiplies its own rows by, say so by [`with_input_and_grad`](Self::with_input_and_grad) and `P(sum)`: backward
+/// then adds the terms up.
 #[derive(Debug, Clone, Default)]
 pub struct LocalMap {
     inputs: Vec<LocalMapInput>,

@@ -142,8 +142,8 @@
 //! ```
 //!
 //! The few operators whose dimensions letters cannot name (views, permutations, expansion, grouped
-//! channels) write their tables out, as a [`TableRule`] or by implementing [`ShardingRule`]. A computation that is written once,
-//! at one place, needs none: a [`LocalMap`] says there what it takes and makes.
+//! channels) write their tables out, as a [`TableRule`] or by implementing [`ShardingRule`]. A computation that is
+//! written once, at one place, needs none: a [`LocalMap`] says there what it takes and makes.
 //!
 //! A row never communicates: what needs its neighbours is made of redistributions. But of a dimension that it needs
 //! whole, a row may ask the other ranks for a few elements of each part (`parts`), and says how many; and windows

@@ -31,8 +31,8 @@ impl PartialRules {
     }
 
     /// Of inputs that are all partial in one of these ways the result is too.
-    pub const fn same_for_all(same: &'static [Placement]) -> Self {
-        Self { same_for_all: same, ..NO_PARTIAL }
+    pub const fn same_for_all(same_for_all: &'static [Placement]) -> Self {
+        Self { same_for_all, ..NO_PARTIAL }
     }
 
     /// Of a first input that is partial in one of these ways, and others that are `R`, the result is too.

@@ -26,8 +26,8 @@
 //! [a rank's own](tensor) is counted apart, and burn's random state is never touched: neither draws change the others.
 //! (PyTorch advances one offset by the elements that were drawn, and its values depend on the placements.)
 //!
-//! A [`RngState`] is two numbers beside the seed, so it is saved with a checkpoint and [resumed](set_rng_state) on any mesh. Or
-//! every step starts a stream of its own, and there is nothing to save:
+//! A [`RngState`] is two numbers beside the seed, so it is saved with a checkpoint and [resumed](set_rng_state) on any
+//! mesh. Or every step starts a stream of its own, and there is nothing to save:
 //!
 //! ```
 //! use burn_dtensor::dtensor::ops::random;

@@ -19,7 +19,8 @@ pub struct Strategy {
     pub(super) outputs: SmallVec<[Placement; 2]>,
     pub(super) divides: Option<usize>,
     pub(super) floats: bool,
-    /// What every part of the first input comes down to, for the other ranks; see [`Parts`](super::shard_summaries::ShardSummaries).
+    /// What every part of the first input comes down to, for the other ranks; see
+    /// [`Parts`](super::shard_summaries::ShardSummaries).
     pub(super) slots: usize,
     /// Inputs that become terms of a sum over ranks.
     terms: SmallVec<[usize; 1]>,
@@ -105,7 +106,7 @@ impl fmt::Display for Strategy {
     }
 }
 
-/// How an operator goes along with placements: mostly [`Axes`](super::EinsumRule), which are one; an operator
+/// Describes which placements an operator supports: mostly an [`EinsumRule`](super::EinsumRule), which is one; an operator
 /// whose dimensions letters cannot name writes its table out.
 ///
 /// A rule is a small value: the operator's static arguments, which are also its key in the cache

@@ -95,7 +95,7 @@ impl ShardingContext<'_> {
     }
 }
 
-/// A length of `to`, cut where `uneven_sizes` cut one of `from`, in proportion.
+/// A length of `to`, cut where `lengths` cut one of `from`, in proportion.
 fn in_proportion(lengths: &[usize], from: usize, to: usize) -> Arc<[usize]> {
     let ends = lengths.iter().scan(0, |end, len| {
         *end += len;

@@ -21,8 +21,8 @@ use crate::param::unit::Unit;
 /// Every rank of the group; of a model without buffers no communication.
 ///
 /// # Errors
-/// [`ParamError::ParamNotVisited`](crate::param::ParamError::ParamNotVisited) for a module whose `map` does not show what its `visit`
-/// does, and [`Error::Comm`](crate::Error::Comm) if ranks have other buffers, or another rank fails.
+/// [`ParamError::ParamNotVisited`](crate::param::ParamError::ParamNotVisited) for a module whose `map` does not show
+/// what its `visit` does, and [`Error::Comm`](crate::Error::Comm) if ranks have other buffers, or another rank fails.
 pub(crate) fn own_buffers<M: Module>(
     model: M,
     units: &[Arc<Unit>],

@@ -53,7 +53,7 @@ pub fn sync_buffers<M: Module>(model: &M) -> Result<()> {
     for Together { data, paths } in together(homes(&settled)) {
         let values = read(&settled, &paths, true);
         let call = Call { model: Some(data.model_of_all()), ..Call::new("sync_buffers") };
-        let values = match data.buffers {
+        let values = match data.buffer_sync {
             BufferSync::FirstRank => {
                 let (first, metas) = (data.all.group().rank() == 0, values.iter().map(meta).collect());
                 data.all.broadcast(call, first.then_some(values), metas, 0).wait()?
@@ -77,7 +77,8 @@ fn together(homes: Vec<BufferOwner>) -> Vec<Together> {
     let mut all: Vec<Together> = Vec::new();
     for BufferOwner { path, param, .. } in homes.into_iter().filter(|home| home.running) {
         let Some(data) = &param.unit.data else { continue };
-        let same = |other: &DataParallelGroups| other.all.group() == data.all.group() && other.buffers == data.buffers;
+        let same =
+            |other: &DataParallelGroups| other.all.group() == data.all.group() && other.buffer_sync == data.buffer_sync;
         match all.iter_mut().find(|together| same(&together.data)) {
             Some(together) => together.paths.push(path),
             None => all.push(Together { data: data.clone(), paths: vec![path] }),

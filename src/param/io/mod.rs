@@ -22,7 +22,8 @@ pub type FloatMapFn<'a> = &'a mut (dyn FnMut(DispatchTensor) -> DispatchTensor +
 /// * burn's `LstmState`, `RnnState` and `MhaOutput`, and the inputs and outputs of [`nn`](crate::nn);
 /// * numbers, text, shapes, `TensorData`, ranges and the like, which pass through;
 /// * references, which pass through: what is behind one is as if the closure had captured it. Gradients are right; but
-///   [mixed precision](crate::fsdp::MixedPrecisionPolicy) does not cast it, and weights are held for longer if it is tracked.
+///   [mixed precision](crate::fsdp::MixedPrecisionPolicy) does not cast it, and weights are held for longer if it is
+///   tracked.
 ///
 /// Structs and enums of your own become inputs and outputs by [`tensor_tree!`](crate::tensor_tree). The fields of some
 /// of burn's inputs are private (`TransformerEncoderInput`, `TransformerDecoderInput`, `MhaInput`): give the unit their

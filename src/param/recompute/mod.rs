@@ -65,13 +65,13 @@ use rng::SavedRngState;
 /// ```
 ///
 /// A module that is not sharded is checkpointed too, by its own parameters. Of a unit
-/// [`FsdpModule::set_activation_checkpointing`](super::FsdpModule::set_activation_checkpointing) turns it off and on, by patterns of
-/// paths if need be. Where nothing is tracked it is [`unit`](fn@super::unit).
+/// [`FsdpModule::set_activation_checkpointing`](super::FsdpModule::set_activation_checkpointing) turns it off and on,
+/// by patterns of paths if need be. Where nothing is tracked it is [`unit`](fn@super::unit).
 ///
 /// A unit is gathered once in backward, for computing again and for gradients, and reduced as without, in the same order;
 /// that includes units inside the block, however they are opened, and weights that are read of units around it.
-/// [`FsdpModule::set_unshard_in_backward`](super::FsdpModule::set_unshard_in_backward) does not keep back what it reads. A block may
-/// be inside another, and may run more than once.
+/// [`FsdpModule::set_unshard_in_backward`](super::FsdpModule::set_unshard_in_backward) does not keep back what it
+/// reads. A block may be inside another, and may run more than once.
 ///
 /// What it computes with and is tracked must be in `input`, or a parameter of `module`: what else `forward` captures
 /// would get no gradient. An output that comes from such a tensor is an error; one from which only what is cut off the graph
@@ -88,7 +88,8 @@ use rng::SavedRngState;
 /// Each block starts burn's state anew, with a number drawn from it (on a GPU from this crate's stream of the rank), whether it is
 /// checkpointed or not: so checkpointing changes no random number. Ranks that are threads share burn's state. Where what
 /// the block computes again is not what forward has computed, to the bit, backward fails with
-/// [`ParamError::NondeterministicRecompute`] in the place of wrong gradients; on the CPU, that is: on a GPU outputs are not compared.
+/// [`ParamError::NondeterministicRecompute`] in the place of wrong gradients; on the CPU, that is: on a GPU outputs are
+/// not compared.
 ///
 /// Statistics that a layer gathers in forward (batch normalization) are gathered once.
 ///
@@ -96,7 +97,8 @@ use rng::SavedRngState;
 /// As [`unit`](fn@super::unit). Collectives that `forward` calls itself, as DTensors do, are called again in backward.
 ///
 /// # Panics
-/// As [`unit`](fn@super::unit); with [`ParamError::CapturedTrackedTensor`] in forward, and [`ParamError::NondeterministicRecompute`] in backward.
+/// As [`unit`](fn@super::unit); with [`ParamError::CapturedTrackedTensor`] in forward, and
+/// [`ParamError::NondeterministicRecompute`] in backward.
 #[track_caller]
 pub fn checkpoint_activations<M, I, O>(module: &M, input: I, forward: impl Fn(&M, I) -> O + Send + 'static) -> O
 where

@@ -28,8 +28,9 @@
 //! Dropping the handles of a gathered weight does not free it where the graph saved a view: burn's
 //! `linear` reshapes its weight, `nn::Embedding` keeps its own, and without gradient checkpointing
 //! either holds the whole buffer until backward. So on Flex a gathered weight is a view of a
-//! [`Storage`](slot::EvictableStorage): freeing the slot frees the bytes under every view at once (of ranks in one process, which have
-//! them in common, once all have freed theirs), filling it again gives them back. A view that is read while its slot is empty has the slot filled first.
+//! [`Storage`](slot::EvictableStorage): freeing the slot frees the bytes under every view at once (of ranks in one
+//! process, which have them in common, once all have freed theirs), filling it again gives them back. A view that is
+//! read while its slot is empty has the slot filled first.
 //!
 //! ```text
 //!   weight ── reshape ── saved by matmul        forward: full     after: empty     backward: full

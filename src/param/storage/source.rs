@@ -20,8 +20,9 @@ use crate::param::unit::Unit;
 
 /// The shards that a pass started from, and what is gathered of them.
 ///
-/// The all-gather for backward is issued when forward leaves the unit (rule 9 of [`graph`](crate::param::backward_nodes)): so
-/// backward may take results in any order, or never. Nothing moves until a result is taken.
+/// The all-gather for backward is issued when forward leaves the unit (rule 9 of
+/// [`graph`](crate::param::backward_nodes)): so backward may take results in any order, or never. Nothing moves until a
+/// result is taken.
 ///
 /// Views of a slot hold the source: a weight that outlives its pass can still be read.
 #[derive(Debug)]
@@ -45,9 +46,9 @@ pub(in super::super) struct ShardGatherer {
 }
 
 impl ShardGatherer {
-    /// Of the parameters `members` of a unit, of which this rank has these `shards`. The weights are in the element types
-    /// that they are `stored` in, or else those that they are computed with in. Collectives are called `call`; what is
-    /// alike on several ranks is compared if it is `due`.
+    /// Of the parameters `members` of a unit, of which this rank has these `shards`. The weights are in the element
+    /// types that they are `stored` in, or else those that they are computed with in. Collectives are called `call`;
+    /// what is alike on several ranks is compared if it is `due`.
     pub(in super::super) fn new(
         unit: Arc<Unit>,
         members: Vec<usize>,
@@ -190,12 +191,12 @@ impl ShardGatherer {
 
     /// Every weight of the pass, of what was gathered.
     pub(super) fn unsharded(&self, during: TrainingState, (gathered, course): GatheredTensors) -> Vec<DispatchTensor> {
-        let uncut = self.unit.replicated_of(&self.members, self.sent(false));
-        let uncut = match self.offloaded() {
-            Some(offloaded) => offloaded.copy_in(&self.call.label, uncut),
-            None => uncut,
+        let replicated = self.unit.replicated_of(&self.members, self.sent(false));
+        let replicated = match self.offloaded() {
+            Some(offloaded) => offloaded.copy_in(&self.call.label, replicated),
+            None => replicated,
         };
-        let unsharded = self.unit.merge(&self.members, gathered, uncut);
+        let unsharded = self.unit.merge(&self.members, gathered, replicated);
         if self.is_sharded() {
             done(Op::AllGather, || self.unit.label(), during, ShardedState::Unsharded, course);
         }

@@ -1,7 +1,7 @@
 //! [`Conformance`]: every collective of an engine, held to brute force.
 //!
-//! An engine carries collectives from rank to rank ([`comm::backend`](crate::comm::backend)). Whoever writes one starts with
-//! its tests written:
+//! An engine carries collectives from rank to rank ([`comm::backend`](crate::comm::backend)). Whoever writes one starts
+//! with its tests written:
 //!
 //! ```
 //! use burn_dtensor::comm::Launch;

@@ -112,8 +112,8 @@ impl ValueKind {
         }
     }
 
-    /// What the rank at `coordinate` holds of the tensor `full_values`, and the derivative of the loss
-    /// by it, where `gradient` is that by the whole.
+    /// Returns the part of the tensor `complete` that the rank at `coordinate` holds, and the derivative of the loss by it,
+    /// where `gradient` is that by the full tensor.
     pub(super) fn held(
         &self,
         complete: &[f64],

@@ -22,7 +22,10 @@ fn a_tensor_on_another_device_is_an_error_that_names_both() {
         mesh.all_reduce(Tensor::<1>::ones([3], &device), ReduceOp::Sum)
     });
     let text = failure.to_string();
-    assert!(["rank 1", "tensor 0", "Flex", "Wgpu", "Launch::devices"].iter().all(|word| text.contains(word)), "{text}");
+    assert!(
+        ["rank 1", "tensor 0", "Flex", "Wgpu", "Launch::with_devices"].iter().all(|word| text.contains(word)),
+        "{text}"
+    );
 }
 
 #[test]

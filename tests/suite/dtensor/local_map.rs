@@ -139,7 +139,7 @@ fn what_a_map_does_not_list_is_a_typed_error() {
         let error =
             refused(|| LocalMap::new().with_output([R]).run(Vec::<DTensor<2>>::new(), |_| ramp([1], 0.0, device)));
         assert!(matches!(&error, Error::DTensor(DTensorError::MapMesh)), "{error}");
-        said(error, &[".on(&mesh)"]);
+        said(error, &[".with_mesh(&mesh)"]);
         Ok(())
     });
 }

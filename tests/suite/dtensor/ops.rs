@@ -65,7 +65,8 @@ fn deny_names_the_shard_order_to_write() {
             RedistributePolicy::Deny.run(|| x.clone() + y.clone())
         }));
         let error = denied.expect_err("the inputs differ").downcast::<Error>().expect("a typed error");
-        let write = ".redistribute_to(&Layout::with_order(mesh.shape(), &[Shard(0), Shard(0)], &[(0, &[1, 0])])?)?";
+        let write =
+            ".redistribute_to(&Layout::with_shard_order(mesh.shape(), &[Shard(0), Shard(0)], &[(0, &[1, 0])])?)?";
         assert!(error.to_string().contains(write), "{error}");
         let x = x.redistribute_to(&turned)?;
         assert_eq!(*RedistributePolicy::Deny.run(|| x + y).layout(), turned);

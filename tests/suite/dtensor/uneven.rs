@@ -280,7 +280,7 @@ fn a_denied_move_names_the_lengths() {
             caught.map(drop).expect_err("they are cut differently")
         });
         let error = error.downcast_ref::<Error>().expect("a typed error").to_string();
-        let written = "Layout::with_order(mesh.shape(), &[Shard(0)], &[(0, &[0])])?.with_uneven_sizes(0, [";
+        let written = "Layout::with_shard_order(mesh.shape(), &[Shard(0)], &[(0, &[0])])?.with_uneven_sizes(0, [";
         assert!(error.contains(written), "{error}");
         Ok(())
     });

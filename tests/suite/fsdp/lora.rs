@@ -261,7 +261,7 @@ fn advised(model: &Net, mesh: &DeviceMesh) -> Result<(FullyShard, usize)> {
             Err(error @ Error::Param(ParamError::Reparameterized { .. })) => error.to_string(),
             Err(error) => return Err(error),
         };
-        let advice = error.split_once(".ignore([\"").and_then(|(_, rest)| rest.split_once("\"])"));
+        let advice = error.split_once(".with_ignored([\"").and_then(|(_, rest)| rest.split_once("\"])"));
         config = config.with_ignored([advice.expect("the error says what to ignore").0]);
         errors += 1;
     }
@@ -303,7 +303,7 @@ fn adapters_next_to_what_burn_hides_are_refused_with_the_remedy() {
             let error = fully_shard(model, mesh, config).expect_err("what else there is would be lost");
             let text = error.to_string();
             let Error::Param(ParamError::AdapterConflict { param, other, name }) = error else { panic!("{text}") };
-            assert!(text.contains(&format!(".ignore([\"{param}\"])")) && text.contains("in one call"), "{text}");
+            assert!(text.contains(&format!(".with_ignored([\"{param}\"])")) && text.contains("in one call"), "{text}");
             (param, other, name)
         };
         // Of burn's adapters on some weights, and something else on others.

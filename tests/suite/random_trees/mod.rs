@@ -131,8 +131,8 @@ fn is_off(trained: &Trained, expected: &Expected, evaluated: &[f64], tolerance: 
     Some(format!("losses of forwards alone are off by {furthest:.1e}"))
 }
 
-/// Describes a difference between a rank and any other, of values to the bit or of parameters that had a gradient; `None` if
-/// there is none.
+/// Describes a difference between a rank and any other, of values to the bit or of parameters that had a gradient;
+/// `None` if there is none.
 fn differs(trained: &Trained, ranks: &[Trained]) -> Option<String> {
     for other in ranks {
         if trained.params != other.params {

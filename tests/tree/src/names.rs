@@ -1,4 +1,4 @@
-//! Names: a type's name stands for one type, and names that the field has better ones for do not come back.
+//! Names: a type's name stands for one type, names that were replaced do not come back, and texts name what exists.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -7,7 +7,10 @@ use std::path::{Path, PathBuf};
 use itertools::Itertools;
 use proc_macro2::{TokenStream, TokenTree};
 use syn::visit::{self, Visit};
-use syn::{Ident, ItemEnum, ItemFn, ItemMod, ItemStruct, ItemTrait, ItemType, ItemUnion};
+use syn::{
+    Ident, ImplItem, ItemEnum, ItemFn, ItemImpl, ItemMod, ItemStruct, ItemTrait, ItemType, ItemUnion, TraitItem, Type,
+    Visibility,
+};
 
 use crate::layers::{Tree, is_test};
 
@@ -62,6 +65,33 @@ fn retired_names_do_not_come_back() {
         }
     }
     assert_eq!(found, [""; 0]);
+}
+
+#[test]
+fn texts_name_members_that_exist() {
+    let root = crate::root();
+    let tree = Tree::read(&root.join("src"));
+    let members = members(&tree);
+    let mut faults = Vec::new();
+    for path in sources(&root.join("src")) {
+        let name = path.strip_prefix(&root).expect("inside").display().to_string();
+        let mut texts = Vec::new();
+        collect_texts(fs::read_to_string(&path).expect("a source").parse().expect("Rust"), &mut texts);
+        faults.extend(texts.iter().flat_map(|text| gone(text, &members)).map(|fault| format!("{name}: {fault}")));
+    }
+    for page in ["README.md", "docs/backends.md", "docs/clusters.md", "docs/parity.md"] {
+        let text = fs::read_to_string(root.join(page)).expect("a page");
+        faults.extend(gone(&text, &members).into_iter().map(|fault| format!("{page}: {fault}")));
+    }
+    assert_eq!(faults, [""; 0]);
+}
+
+#[test]
+fn a_text_that_names_what_is_gone_is_found() {
+    let source = "struct A { private: u8, pub field: u8 } impl A { fn method() {} const C: u8 = 0; } enum E { V } impl Trait for A { fn given() {} }";
+    let members = members(&Tree::new([("mesh/a.rs", source.to_owned())]));
+    let text = "call `A::method`, `A::given`, `A::field`, `A::C` or `E::V`, not `A::gone`, `A::private` or `E::v`; `Burns::gone` is not this crate's";
+    assert_eq!(gone(text, &members), ["`A::gone`", "`A::private`", "`E::v`"]);
 }
 
 #[test]
@@ -136,6 +166,30 @@ fn retired(text: &str) -> Vec<String> {
     idents.into_iter().unique().filter_map(fault).collect()
 }
 
+/// Returns the names of this crate's types with those of their members: methods, constants, public fields and variants. Without
+/// `DTensor`, whose operators macros define, and `Tensor`, which is burn's.
+fn members(tree: &Tree) -> BTreeMap<String, BTreeSet<String>> {
+    let (mut members, mut types) = (Members::default(), Types::default());
+    for (_, file) in tree.files() {
+        members.visit_file(file);
+        types.visit_file(file);
+    }
+    members.0.retain(|name, _| !["DTensor", "Tensor"].contains(&name.as_str()) && types.0.contains(name));
+    members.0
+}
+
+/// Returns what `text` names as `Type::member` of a type that has no such member.
+fn gone(text: &str, members: &BTreeMap<String, BTreeSet<String>>) -> Vec<String> {
+    let is_letter = |letter: char| letter.is_alphanumeric() || letter == '_';
+    let named = text.match_indices("::").filter_map(|(at, _)| {
+        let owner = text[..at].rsplit(|letter| !is_letter(letter)).next()?;
+        let member = text[at + 2..].split(|letter| !is_letter(letter)).next()?;
+        let known = members.get(owner)?;
+        (!member.is_empty() && !known.contains(member)).then(|| format!("`{owner}::{member}`"))
+    });
+    named.collect()
+}
+
 /// Splits `_` and capitals: `PackWholes` and `pack_wholes` are `pack` and `wholes`.
 fn words(ident: &str) -> Vec<String> {
     let mut words = vec![String::new()];
@@ -159,6 +213,20 @@ fn collect(tokens: TokenStream, idents: &mut Vec<String>) {
             TokenTree::Ident(ident) => idents.push(ident.to_string()),
             TokenTree::Group(group) => collect(group.stream(), idents),
             TokenTree::Punct(_) | TokenTree::Literal(_) => {}
+        }
+    }
+}
+
+/// String literals, without documentation, whose links rustdoc checks.
+fn collect_texts(tokens: TokenStream, texts: &mut Vec<String>) {
+    for token in tokens {
+        match token {
+            TokenTree::Group(group) if group.to_string().starts_with("[doc") => {}
+            TokenTree::Group(group) => collect_texts(group.stream(), texts),
+            TokenTree::Literal(literal) => {
+                texts.extend(syn::parse_str::<syn::LitStr>(&literal.to_string()).ok().map(|text| text.value()));
+            }
+            TokenTree::Punct(_) | TokenTree::Ident(_) => {}
         }
     }
 }
@@ -213,5 +281,57 @@ impl Visit<'_> for Types {
 
     fn visit_item_type(&mut self, item: &ItemType) {
         self.add(&item.ident);
+    }
+}
+
+/// Types, with the names of their members.
+#[derive(Default)]
+struct Members(BTreeMap<String, BTreeSet<String>>);
+
+impl Members {
+    fn add<'a>(&mut self, owner: &Ident, members: impl IntoIterator<Item = &'a Ident>) {
+        let members = members.into_iter().map(ToString::to_string);
+        self.0.entry(owner.to_string()).or_default().extend(members);
+    }
+}
+
+impl Visit<'_> for Members {
+    fn visit_item_struct(&mut self, item: &ItemStruct) {
+        self.add(
+            &item.ident,
+            item.fields
+                .iter()
+                .filter(|field| matches!(field.vis, Visibility::Public(_)))
+                .filter_map(|field| field.ident.as_ref()),
+        );
+    }
+
+    fn visit_item_enum(&mut self, item: &ItemEnum) {
+        self.add(&item.ident, item.variants.iter().map(|variant| &variant.ident));
+    }
+
+    fn visit_item_trait(&mut self, item: &ItemTrait) {
+        self.add(
+            &item.ident,
+            item.items.iter().filter_map(|item| match item {
+                TraitItem::Fn(method) => Some(&method.sig.ident),
+                TraitItem::Const(constant) => Some(&constant.ident),
+                TraitItem::Type(associated) => Some(&associated.ident),
+                _ => None,
+            }),
+        );
+    }
+
+    fn visit_item_impl(&mut self, item: &ItemImpl) {
+        let Type::Path(path) = &*item.self_ty else { return };
+        let Some(owner) = path.path.segments.last() else { return };
+        self.add(
+            &owner.ident,
+            item.items.iter().filter_map(|item| match item {
+                ImplItem::Fn(method) => Some(&method.sig.ident),
+                ImplItem::Const(constant) => Some(&constant.ident),
+                _ => None,
+            }),
+        );
     }
 }

@@ -1,4 +1,5 @@
-//! [`CooperativeResult`]: a result that all ranks of a process get alike, made by those that wait for it, and there once.
+//! [`CooperativeResult`]: a result that all ranks of a process get alike, made by those that wait for it, and there
+//! once.
 //!
 //! Each rank takes pieces of the work until there are none left. Who comes when it is made takes a handle.
 //!
@@ -8,11 +9,11 @@
 //! rank 2                                              waits: a handle
 //! ```
 //!
-//! A tensor is a handle anyway, and burn writes in place to the memory of the only one: which of two ranks writes first gets
-//! memory of its own. So nobody notices but by time and memory.
+//! A tensor is a handle anyway, and burn writes in place to the memory of the only one: which of two ranks writes first
+//! gets memory of its own. So nobody notices but by time and memory.
 //!
-//! A rank that has taken a piece may be kept from making it: by another program, or by what its thread pool does meanwhile. Who
-//! has waited for it while [nothing moved](SharedResultCache::patience) makes all by itself, for itself.
+//! A rank that has taken a piece may be kept from making it: by another program, or by what its thread pool does
+//! meanwhile. Who has waited for it while [nothing moved](SharedResultCache::patience) makes all by itself, for itself.
 
 use std::mem;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -105,9 +106,9 @@ impl WeakTensor {
 
 impl<C> Making<C> {
     fn begin(job: &impl PartitionedJob<Partition = C>, home: &Arc<HostMemoryPool>) -> Arc<Self> {
-        let (targets, sizes, count) = job.begin(home);
+        let (targets, partition, count) = job.begin(home);
         let this = Arc::new(Self {
-            partition: sizes,
+            partition,
             count,
             to: OnceLock::new(),
             targets: Mutex::new(Some(targets)),
@@ -220,8 +221,8 @@ impl<C> CooperativeResult<C> {
         self.changed.notify_all();
     }
 
-    /// Waits until others have made the pieces that they have taken, or one of them has failed. False: that may take for
-    /// ever.
+    /// Waits until others have made the pieces that they have taken, or one of them has failed. False: that may take
+    /// for ever.
     fn await_others(&self, making: &Making<C>, shelf: &SharedResultCache) -> bool {
         let patience_ends = || Instant::now() + shelf.patience;
         shelf.lingers.pass(patience_ends(), || !making.is_over());

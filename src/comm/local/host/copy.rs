@@ -16,7 +16,7 @@ use crate::kernels::flex::{CopyTasks, Ends, OutputBuffers, PinnedSources, Source
 use crate::kernels::{Convert, CopyPlan, FlatLayout};
 use crate::memory::HostMemoryPool;
 
-/// Where an all-gather's elements go: one copy for all tensors of a dtype. Kept with its [`CollectivePlan`].
+/// Destinations of an all-gather's elements: one copy for all tensors of a dtype. Kept with its [`CollectivePlan`].
 #[derive(Debug)]
 pub(in crate::comm::local) struct GatherCopyPlan(Box<[Joint]>);
 

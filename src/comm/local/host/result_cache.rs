@@ -1,9 +1,10 @@
 //! [`SharedResultCache`]: results that ranks of a process have in common, for those that have yet to come.
 //!
-//! Memory in common is there for as long as a rank has a handle, or the [`CachedResults`] of its collective. Ranks that are ahead must not
-//! fill the memory with what others come to much later. So of what is gathered a group's latest bag alone is full, and where a
-//! rank finds that a result is gone it makes it again: a copy, as it would be for one rank. What is reduced would take as many
-//! times longer as there are ranks; it stays until every rank has taken it, as the terms do.
+//! Memory in common is there for as long as a rank has a handle, or the [`CachedResults`] of its collective. Ranks that
+//! are ahead must not fill the memory with what others come to much later. So of what is gathered a group's latest bag
+//! alone is full, and where a rank finds that a result is gone it makes it again: a copy, as it would be for one rank.
+//! What is reduced would take as many times longer as there are ranks; it stays until every rank has taken it, as the
+//! terms do.
 
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -18,7 +19,7 @@ use super::super::rendezvous::SpinPolicy;
 use super::super::sync::Mutex;
 use crate::memory::HostMemoryPool;
 
-/// What [`SharedResultCache::patience`] is: many turns of a busy core.
+/// Value of [`SharedResultCache::patience`]: many turns of a busy core.
 const PATIENCE: Duration = Duration::from_millis(250);
 
 /// What ranks of a process have in common.

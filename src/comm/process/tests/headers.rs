@@ -25,9 +25,9 @@ fn meta(shape: &[usize], dtype: DType) -> TensorMeta {
 }
 
 fn tensor(shape: &[usize], dtype: DType) -> TensorSignature {
-    let sizes = Some(ShardSignature::new(0, &ShardSizes::Chunked(4)));
+    let sharding = Some(ShardSignature::new(0, &ShardSizes::Chunked(4)));
     let to = Some(ShardSignature::new(1, &ShardSizes::Uneven([1, 300, 0].into())));
-    TensorSignature { shape: Shape::from(shape.to_vec()), dtype, sharding: sizes, to }
+    TensorSignature { shape: Shape::from(shape.to_vec()), dtype, sharding, to }
 }
 
 /// Prints that between them have every field, operation and reduction.
@@ -239,7 +239,8 @@ fn how_a_rank_ended_arrives_with_the_sources_of_its_error() {
     assert_eq!(there(StartError::Initialized.into()).to_string(), StartError::Initialized.to_string());
 }
 
-/// Every beginning of a header, and every header with a byte more, or another at any place: refused, or read as another.
+/// Every beginning of a header, and every header with a byte more, or another at any place: refused, or read as
+/// another.
 #[test]
 fn what_is_no_header_is_refused_without_a_panic() {
     for header in headers() {

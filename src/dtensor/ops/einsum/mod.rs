@@ -1,6 +1,6 @@
 //! Einstein summation.
 //!
-//! Its [rule](super::EinsumRule) is its equation, linear in every operand.
+//! The [rule](super::EinsumRule) of an einsum is its equation, linear in every operand.
 //!
 //! A letter that one operand repeats is a diagonal, and stays whole.
 

@@ -20,7 +20,8 @@ fn layer(device: &Device) -> Linear {
     LinearConfig::new(WIDTH, 3).init(device)
 }
 
-/// Gradients of the layer's shards: `value` everywhere but in the last element of each, which is `odd` if that is given.
+/// Gradients of the layer's shards: `value` everywhere but in the last element of each, which is `odd` if that is
+/// given.
 fn grads(layer: &Linear, value: f32, odd: Option<f32>) -> GradientsParams {
     let mut grads = GradientsParams::new();
     for param in named_parameters(layer).expect("it is sharded") {
@@ -144,6 +145,19 @@ fn calls_out_of_order_are_refused_and_two_models_share_a_scale() {
     });
 }
 
+/// Models that are not sharded are told apart, too.
+#[test]
+fn two_models_of_one_device_share_a_scale() {
+    let device = Device::flex();
+    let mut scaler = GradScaler::new().with_growth_interval(1);
+    for layer in [layer(&device), layer(&device)] {
+        assert!(scaler.unscale(&layer, &mut GradientsParams::new()).unwrap());
+        scaler.step(layer, GradientsParams::new(), |layer, _| layer).unwrap();
+    }
+    scaler.update().unwrap();
+    assert_eq!(scaler.current_scale(), 2.0 * 65536.0);
+}
+
 #[test]
 fn good_gradients_are_unscaled() {
     on_three(|_, layer| {
@@ -171,9 +185,8 @@ fn its_state_is_saved_and_loaded() {
     });
 }
 
-/// In `f16` the loss's gradient alone, of 2 ^ -26, would be 0.
-#[test]
-fn small_gradients_of_half_precision_survive() {
+/// Runs `body` on two ranks, with a layer that computes in `f16`.
+fn in_half_precision(body: impl Fn(&DeviceMesh, Linear) -> Result<()> + Sync) {
     let plain = layer(&Device::flex());
     let _ = values(&plain, None);
     MeshTest::new([2], ["shard"]).run(|mesh| {
@@ -182,7 +195,16 @@ fn small_gradients_of_half_precision_survive() {
             .with_param_dtype(DType::F16)
             .with_reduce_dtype(DType::F32)
             .with_output_dtype(DType::F32);
-        let sharded = fully_shard(on_device(&plain, &device), mesh, FullyShard::new().with_mixed_precision(half))?;
+        let config = FullyShard::new().with_mixed_precision(half);
+        body(mesh, fully_shard(on_device(&plain, &device), mesh, config)?)
+    });
+}
+
+/// In `f16` the loss's gradient alone, of 2 ^ -26, would be 0.
+#[test]
+fn small_gradients_of_half_precision_survive() {
+    in_half_precision(|mesh, sharded| {
+        let device = mesh.device().clone().autodiff();
         let loss = || {
             let x = tensor::<2>(1, [2, WIDTH], &device);
             unit(&sharded, x, |layer, x| layer.forward(x)).sum() * 2f32.powi(-26)
@@ -205,15 +227,8 @@ fn small_gradients_of_half_precision_survive() {
 /// Scales are powers of two: what does not overflow trains as without them.
 #[test]
 fn training_that_overflows_at_first_goes_on_with_a_smaller_scale() {
-    let plain = layer(&Device::flex());
-    let _ = values(&plain, None);
-    MeshTest::new([2], ["shard"]).run(|mesh| {
+    in_half_precision(|mesh, mut model| {
         let device = mesh.device().clone().autodiff();
-        let half = MixedPrecisionPolicy::new()
-            .with_param_dtype(DType::F16)
-            .with_reduce_dtype(DType::F32)
-            .with_output_dtype(DType::F32);
-        let mut model = fully_shard(on_device(&plain, &device), mesh, FullyShard::new().with_mixed_precision(half))?;
         let mut reference = model.clone();
         let (mut optim, mut own) = (AdamWConfig::new().init(), AdamWConfig::new().init());
         let mut scaler = GradScaler::new().with_init_scale(2f32.powi(18));
@@ -221,7 +236,7 @@ fn training_that_overflows_at_first_goes_on_with_a_smaller_scale() {
             let x = tensor::<2>(mesh.rank() as u64 + 1, [2, WIDTH], &device);
             unit(model, x, |layer, x| layer.forward(x)).square().sum()
         };
-        let mut skipped = 8;
+        let mut steps = 0;
         for _ in 0..8 {
             let grads = GradientsParams::from_grads(scaler.scale(loss(&model)).backward(), &model);
             let mut is_stepped = false;
@@ -231,12 +246,12 @@ fn training_that_overflows_at_first_goes_on_with_a_smaller_scale() {
             })?;
             scaler.update()?;
             if is_stepped {
-                skipped -= 1;
+                steps += 1;
                 let grads = GradientsParams::from_grads(loss(&reference).backward(), &reference);
                 reference = own.step(1e-2, reference, grads);
             }
         }
-        assert!((1..8).contains(&skipped), "{skipped} of 8 steps are skipped");
+        assert!((1..8).contains(&steps), "{steps} of 8 steps are made");
         let diff = max_diff(&values(&full_model(&model)?, None), &values(&full_model(&reference)?, None));
         assert!(diff < 1e-3, "{diff}");
         Ok(())

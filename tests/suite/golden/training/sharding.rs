@@ -23,7 +23,7 @@ pub fn meshes(world: &World, run: &Run) -> Result<(Option<DeviceMesh>, Option<De
     Ok((data, if run.is_tensor_parallel() { Some(mesh.slice("tp")?) } else { None }))
 }
 
-/// PyTorch's `with_reshard_after_forward`.
+/// PyTorch's `reshard_after_forward`.
 pub fn reshard(raf: &Value) -> ReshardAfterForward {
     match raf {
         Value::Null => ReshardAfterForward::Auto,

@@ -66,7 +66,7 @@ fn placements_over_dimensions_that_are_taken_or_have_no_part() {
                     let text = error.to_string();
                     let FsdpError::MeshDimInUse { param, mesh_dim, free, .. } = error else { unreachable!() };
                     assert_eq!((&*param, &*mesh_dim, free), ("blocks.0.experts.up", name, vec!["efsdp".to_string()]));
-                    assert!(text.contains("`ParamPlacement::over` names some of these"), "{text}");
+                    assert!(text.contains("`ParamPlacement::with_mesh_dims` names some of these"), "{text}");
                 }
                 other => panic!("{other}"),
             }

@@ -21,8 +21,8 @@ struct Numbers<F> {
 }
 
 impl<F: Fn(usize)> Numbers<F> {
-    fn new(blocks: usize, before: F) -> Self {
-        Self { tasks: blocks, begun: AtomicUsize::new(0), before }
+    fn new(tasks: usize, before: F) -> Self {
+        Self { tasks, begun: AtomicUsize::new(0), before }
     }
 
     fn shape(&self) -> Shape {
