@@ -116,8 +116,13 @@ impl HostGroupBackend {
         self.note(&deposit);
         let shares = outlet.shares(&deposit, RecipientData::Parts(&segments[0].shardings()));
         // What else is agreed on is by the first half of the first.
-        let agreed =
-            CallSignature { names: None, global_tensor: None, operand_shapes: None, digests: None, ..post.print.clone() };
+        let agreed = CallSignature {
+            names: None,
+            global_tensor: None,
+            operand_shapes: None,
+            digests: None,
+            ..post.print.clone()
+        };
         let prints = segments.iter().map(|segment| CallSignature { tensors: segment.prints(rows), ..agreed.clone() });
         // Of each segment, but for the half that is called with the deposit.
         let late: Vec<_> = prints.flat_map(|print| [print.clone(), print]).skip(1).collect();
