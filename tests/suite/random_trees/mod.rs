@@ -78,6 +78,7 @@ fn train_all(count: u64, on: &Device) {
             plan.precision = Precision::Double;
         }
         if let Some(failure) = fails(&plan, on) {
+            println!("seed {seed}: {failure}; making it small");
             let (small, how) = shrink(plan, failure, on);
             println!("{small:#?}\n// {how}\n");
             failures.push(seed);
@@ -131,12 +132,14 @@ fn is_off(trained: &Trained, expected: &Expected, evaluated: &[f64], tolerance: 
     Some(format!("losses of forwards alone are off by {furthest:.1e}"))
 }
 
-/// Describes a difference between a rank and any other, of values to the bit or of parameters that had a gradient;
+/// Describes a difference between a rank and any other: of a parameter's bits, or of which parameters had a gradient;
 /// `None` if there is none.
 fn differs(trained: &Trained, ranks: &[Trained]) -> Option<String> {
     for other in ranks {
-        if trained.params != other.params {
-            return Some("are parameters of other bits than on another".into());
+        let differing = trained.params.iter().find(|(path, values)| other.params[*path] != **values);
+        if let Some((path, values)) = differing {
+            let furthest = furthest(values, &other.params[path]);
+            return Some(format!("`{path}` differs from another rank's by {furthest:.1e}"));
         }
         for (step, (here, there)) in trained.stepped.iter().zip(&other.stepped).enumerate() {
             let differs = |path: &&String| there.get(*path).is_some_and(|has| *has != here[*path]);
