@@ -61,8 +61,13 @@ fn modes() -> [(ReshardAfterForward, u64); 5] {
 
 #[test]
 fn one_all_gather_and_one_reduce_scatter_a_unit() {
+    check_counts(false, &[false, true]);
+}
+
+/// In every reshard mode; over replicas of two ranks that shard if `hsdp`.
+pub fn check_counts(hsdp: bool, checkpointing: &[bool]) {
     let model = stack(&Device::flex());
-    for (hsdp, checkpointing) in [(false, false), (false, true), (true, false)] {
+    for &checkpointing in checkpointing {
         for (reshard, backward) in modes() {
             launch(Launch::threads(4), |world| {
                 let device = world.device().clone().autodiff();

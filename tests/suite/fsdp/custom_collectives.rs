@@ -24,11 +24,11 @@ fn config() -> FullyShard {
     FullyShard::new().with_units(["blocks.*"])
 }
 
-fn sharded(model: &Stack, world: &World, mesh: &DeviceMesh) -> Result<Stack> {
+pub fn sharded(model: &Stack, world: &World, mesh: &DeviceMesh) -> Result<Stack> {
     fully_shard(on_device(model, &world.device().clone().autodiff()), mesh, config())
 }
 
-fn step(model: &Stack, world: &World) -> Result<BTreeMap<String, Vec<f32>>> {
+pub fn step(model: &Stack, world: &World) -> Result<BTreeMap<String, Vec<f32>>> {
     let device = world.device().clone().autodiff();
     let loss = model.forward(tensor(world.rank() as u64 + 1, [2, WIDTH], &device)).square().sum();
     let mut grads = GradientsParams::from_grads(loss.backward(), model);
@@ -169,31 +169,6 @@ fn units_ask_for_sums_while_they_are_forced() {
             Ok(())
         })
         .unwrap();
-    }
-}
-
-/// Replicas that a hook averages are those of HSDP, to the bit.
-#[test]
-fn a_hook_that_reduces_over_replicas_makes_hsdp() {
-    let model = stack(&Device::flex());
-    let all = launch(Launch::threads(4), |world| {
-        let mesh = DeviceMesh::new(world, [2, 2], ["replicate", "shard"])?;
-        let expected = step(&sharded(&model, world, &mesh)?, world)?;
-        let one_dim = sharded(&model, world, &mesh.slice("shard")?)?;
-        assert_ne!(step(&one_dim, world)?, expected);
-        let replicas = mesh.communicator(0)?.duplicate("hook");
-        FsdpModule::of(&one_dim)?.set_all_reduce_hook(move |grads| {
-            assert_eq!(grads.params.len(), grads.shards.len());
-            let shards = grads.shards.into_iter().map(Tensor::into_dispatch).collect();
-            let averages = replicas.all_reduce(Call::new(grads.unit), shards, ReduceOp::Avg).wait()?;
-            Ok(averages.into_iter().map(Tensor::from_dispatch).collect())
-        });
-        let grads = step(&one_dim, world)?;
-        FsdpModule::of(&one_dim)?.remove_all_reduce_hook();
-        Ok((grads, expected))
-    });
-    for (grads, expected) in launched::values(all.unwrap()) {
-        assert_eq!(grads, expected);
     }
 }
 

@@ -1,6 +1,5 @@
-//! What models do with their modules, over some steps beside the unsharded model: weights that are tied within a unit and
-//! across units, modules that run twice, other methods than forward, frozen parts, parts that are frozen in the middle of
-//! training, a model that is cast after it was sharded.
+//! Models that reuse their modules, compared with the unsharded model over some steps: modules that run twice, other methods
+//! than forward, a model that is cast after it was sharded. `tied` and `frozen` run it too.
 
 use std::collections::BTreeMap;
 
@@ -46,7 +45,7 @@ struct Head {
 
 /// What a model does, in each of its steps.
 #[derive(Debug, Clone, Copy, PartialEq)]
-enum Use {
+pub enum Use {
     /// The unit of the table gives its weight to the head, and the block reads its own twice.
     Tied,
     /// The block runs twice, and then a part of it.
@@ -59,6 +58,7 @@ enum Use {
     Cast,
 }
 
+#[cfg(feature = "mpi")]
 const USES: [Use; 5] = [Use::Tied, Use::Twice, Use::Frozen, Use::FrozenLater, Use::Cast];
 
 impl Block {
@@ -179,51 +179,64 @@ fn on(device: &Device, checkpointing: bool) -> Device {
     if checkpointing { device.gradient_checkpointing() } else { device }
 }
 
-/// One device, for each use, by the mean of the losses of the batches of all ranks.
-fn alone(ranks: usize, checkpointing: bool) -> Vec<BTreeMap<String, Vec<f64>>> {
+/// Trains on one device, by the mean of the losses of the batches of all ranks.
+fn alone(of: Use, ranks: usize, checkpointing: bool) -> BTreeMap<String, Vec<f64>> {
     let device = on(&Device::flex(), checkpointing);
-    let trained = |of| {
-        train(Net::init(of, &device), of, |net, step| {
-            let losses = (0..ranks).map(|rank| net.loss(of, rank, step, &device)).collect();
-            Tensor::cat(losses, 0).mean()
-        })
-    };
-    USES.map(|of| elements(&trained(of), None)).into()
+    let trained = train(Net::init(of, &device), of, |net, step| {
+        let losses = (0..ranks).map(|rank| net.loss(of, rank, step, &device)).collect();
+        Tensor::cat(losses, 0).mean()
+    });
+    elements(&trained, None)
 }
 
-fn train_as_one_device(mesh: &DeviceMesh, expected: &[BTreeMap<String, Vec<f64>>], checkpointing: bool) -> Result<()> {
+fn train_as_one_device(
+    mesh: &DeviceMesh,
+    of: Use,
+    expected: &BTreeMap<String, Vec<f64>>,
+    checkpointing: bool,
+) -> Result<()> {
     let device = on(mesh.device(), checkpointing);
-    for (of, expected) in USES.into_iter().zip(expected) {
-        let start = Net::init(of, &device);
-        for (at, config) in configs().into_iter().enumerate() {
-            let sharded = fully_shard(on_device(&start, &device), mesh, config)?;
-            let trained = train(sharded, of, |net, step| net.loss(of, mesh.rank(), step, &device));
-            let found = elements::<f64>(&full_model(&trained)?, None);
-            for (path, expected) in expected {
-                let off = furthest(&found[path], expected);
-                assert!(off < 1e-9, "{of:?}: `{path}` is off by {off:.1e} on {mesh} with configuration {at}");
-            }
+    let start = Net::init(of, &device);
+    for (at, config) in configs().into_iter().enumerate() {
+        let sharded = fully_shard(on_device(&start, &device), mesh, config)?;
+        let trained = train(sharded, of, |net, step| net.loss(of, mesh.rank(), step, &device));
+        let found = elements::<f64>(&full_model(&trained)?, None);
+        for (path, expected) in expected {
+            let off = furthest(&found[path], expected);
+            assert!(off < 1e-9, "{of:?}: `{path}` is off by {off:.1e} on {mesh} with configuration {at}");
         }
     }
     Ok(())
 }
 
-#[test]
-fn models_train_as_on_one_device_on_any_number_of_ranks() {
+/// On any number of ranks, and over replicas.
+pub fn trains_as_on_one_device(of: Use) {
     // Of 4 ranks one has no row of a weight of 5 already.
     let most = if crate::is_long() { 8 } else { 4 };
     for ranks in [1, 2, 3, 4, 8].into_iter().filter(|ranks| *ranks <= most) {
-        let (checkpointing, shape) = (ranks == 2, [ranks]);
-        let expected = alone(ranks, checkpointing);
-        MeshTest::new(shape, ["shard"]).run(|mesh| train_as_one_device(mesh, &expected, checkpointing));
+        let checkpointing = ranks == 2;
+        let expected = alone(of, ranks, checkpointing);
+        MeshTest::new([ranks], ["shard"]).run(|mesh| train_as_one_device(mesh, of, &expected, checkpointing));
     }
-    let expected = alone(4, true);
-    MeshTest::new([2, 2], ["replicate", "shard"]).run(|mesh| train_as_one_device(mesh, &expected, true));
+    let expected = alone(of, 4, true);
+    MeshTest::new([2, 2], ["replicate", "shard"]).run(|mesh| train_as_one_device(mesh, of, &expected, true));
+}
+
+#[test]
+fn a_module_that_runs_twice_trains_as_on_one_device() {
+    trains_as_on_one_device(Use::Twice);
+}
+
+#[test]
+fn a_model_that_is_cast_trains_as_on_one_device() {
+    trains_as_on_one_device(Use::Cast);
 }
 
 #[cfg(feature = "mpi")]
 #[test]
 fn models_train_as_on_one_device_in_processes() {
-    let expected = alone(3, false);
-    let _ = MeshTest::new([3], ["shard"]).with_processes(3).run(|mesh| train_as_one_device(mesh, &expected, false));
+    let expected = USES.map(|of| (of, alone(of, 3, false)));
+    let _ = MeshTest::new([3], ["shard"])
+        .with_processes(3)
+        .run(|mesh| expected.iter().try_for_each(|(of, expected)| train_as_one_device(mesh, *of, expected, false)));
 }

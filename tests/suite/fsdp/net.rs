@@ -53,12 +53,32 @@ pub fn mesh(world: &World) -> Result<DeviceMesh> {
     DeviceMesh::new(world, [world.size()], ["shard"])
 }
 
+/// Replicas of what `shards` ranks shard.
+fn hsdp_mesh(world: &World, shards: usize) -> Result<DeviceMesh> {
+    DeviceMesh::new(world, [world.size() / shards, shards], ["replicate", "shard"])
+}
+
 pub fn config() -> FullyShard {
     FullyShard::new().with_units(["blocks.*", "spare"])
 }
 
 /// Outputs on each rank, and gradients: whole and averaged.
 pub fn compare(ranks: usize, prepare: fn(Net) -> Net, config: FullyShard, forward: Forward) {
+    compare_on(ranks, mesh, prepare, config, forward);
+}
+
+/// Like [`compare`], on replicas of what `shards` ranks shard.
+pub fn compare_with_replicas(replicas: usize, shards: usize, config: FullyShard, forward: Forward) {
+    compare_on(replicas * shards, |world| hsdp_mesh(world, shards), |net| net, config, forward);
+}
+
+fn compare_on(
+    ranks: usize,
+    mesh: impl Fn(&World) -> Result<DeviceMesh> + Sync,
+    prepare: fn(Net) -> Net,
+    config: FullyShard,
+    forward: Forward,
+) {
     for checkpointing in [false, true] {
         let model = net(&Device::flex());
         let results = launch(Launch::threads(ranks), |world| {

@@ -15,20 +15,6 @@ use super::net::{WIDTH, config, mesh, net, with_units};
 use super::support::{on_device, tensor};
 
 #[test]
-fn ignored_parameters_stay_as_they_are() {
-    let model = net(&Device::flex());
-    launch(Launch::threads(2), |world| {
-        let model = on_device(&model, &world.device().clone().autodiff());
-        let sharded = fully_shard(model, &mesh(world)?, config().with_ignored(["spare.*"]))?;
-        assert!(sharded.spare.weight.shard().is_none());
-        assert_eq!(sharded.spare.weight.base().dims(), [WIDTH, WIDTH]);
-        assert!(sharded.first.weight.shard().is_some());
-        Ok(())
-    })
-    .unwrap();
-}
-
-#[test]
 fn inner_calls_come_first_and_keep_their_units() {
     let model = net(&Device::flex());
     launch(Launch::threads(2), |world| {
