@@ -123,8 +123,9 @@ impl ForwardScope {
         let without_graph = context::is_first();
         // Whether an input is tracked is a rank's own affair where a unit around it has weights that the
         // rank need not use: there neither the order nor what is issued may depend on it (rules 5 and 9).
-        let backward = tracked || without_graph || opening.tracked && opening.earlier.is_some();
+        // A pass that a checkpointed block has recorded ends where the block is computed a second time (rule 13).
         let again = pass.is_some();
+        let backward = tracked || without_graph || again || opening.tracked && opening.earlier.is_some();
         let pass = match pass {
             Some(pass) => pass,
             None => enter(unit, &shards, &opening, backward, !inputs.is_empty())?,

@@ -159,3 +159,35 @@ fn a_unit_stays_that_a_read_opens_whose_input_one_rank_does_not_track() {
         }
     }
 }
+
+#[derive(Module, Debug)]
+struct Outer {
+    block: Net,
+}
+
+/// What a rank that does not read the first layer computes again has no tracked tensor, but for that layer's.
+#[test]
+fn a_frozen_unit_stays_in_a_recomputed_block_whose_weights_one_rank_does_not_use() {
+    MeshTest::new([2], ["shard"]).run(|mesh| {
+        let device = mesh.device().clone().autodiff();
+        let config = FullyShard::new()
+            .with_units(["block", "block.second"])
+            .with_reshard_after_forward(ReshardAfterForward::Always);
+        let outer = fully_shard(on_device(&Outer { block: Net::new(true) }, &device), mesh, config)?;
+        FsdpModule::of(&outer)?.set_reshard_after_backward(false);
+        mesh.world().ledger().reset();
+        let is_used = mesh.rank() == 1;
+        for at in 0..BATCHES {
+            let y = unit(&outer, batch(mesh.rank(), at, &device), |outer, x| {
+                checkpoint_activations(&outer.block, x, move |block, x| {
+                    let x = if is_used { block.first.forward(x) } else { x };
+                    unit(&block.second, x, |second, x| second.forward(x))
+                })
+            });
+            drop(y.square().sum().backward());
+        }
+        // Both units, for the first forward and for each backward.
+        assert_eq!(mesh.world().ledger().calls(Op::AllGather), 2 * (1 + BATCHES as u64));
+        Ok(())
+    });
+}
