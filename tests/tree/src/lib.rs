@@ -2,8 +2,10 @@
 //!
 //! - `layers`: modules of the crate use only modules of lower layers, and no files use each other in a cycle.
 //! - `names`: a type's name stands for one type, and names and words that were replaced do not come back.
+//! - `pages`: every page of the book is in its summary, and links lead somewhere.
 //! - `parity`: every row of `docs/parity.md` names tests that exist, and says which features they need.
 //! - `planted`: every planted error names a test that exists.
+//! - `prose`: doc comments begin with a noun phrase or a verb, and prose avoids words that say little.
 //! - [`programs`]: the tests of each test program. The program of this package prints them for the scripts of `.ci`.
 
 #[cfg(test)]
@@ -11,10 +13,14 @@ mod layers;
 #[cfg(test)]
 mod names;
 #[cfg(test)]
+mod pages;
+#[cfg(test)]
 mod parity;
 #[cfg(test)]
 mod planted;
 pub mod programs;
+#[cfg(test)]
+mod prose;
 
 use std::path::{Path, PathBuf};
 

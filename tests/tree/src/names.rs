@@ -13,13 +13,14 @@ use syn::{
 };
 
 use crate::layers::{Tree, is_test};
+use crate::pages;
 
 /// Type names that several modules define, and why: at most 15.
 const SHARED_TYPE_NAMES: [(&str, &str); 1] =
     [("Sealed", "the idiom for a trait that only this crate implements; no other module names it")];
 
-/// Words that identifiers do not contain, with what to write instead.
-const RETIRED_WORDS: [(&str, &str); 16] = [
+/// Words that neither identifiers nor prose contain, with what to write instead.
+pub const RETIRED_WORDS: [(&str, &str); 16] = [
     ("ahead", "deferred, prefetched"),
     ("alike", "identical, same"),
     ("anew", "again, from scratch"),
@@ -79,9 +80,9 @@ fn texts_name_members_that_exist() {
         collect_texts(fs::read_to_string(&path).expect("a source").parse().expect("Rust"), &mut texts);
         faults.extend(texts.iter().flat_map(|text| gone(text, &members)).map(|fault| format!("{name}: {fault}")));
     }
-    for page in ["README.md", "docs/backends.md", "docs/clusters.md", "docs/parity.md"] {
-        let text = fs::read_to_string(root.join(page)).expect("a page");
-        faults.extend(gone(&text, &members).into_iter().map(|fault| format!("{page}: {fault}")));
+    for page in pages::all(&root) {
+        let text = fs::read_to_string(&page).expect("a page");
+        faults.extend(gone(&text, &members).into_iter().map(|fault| format!("{}: {fault}", page.display())));
     }
     assert_eq!(faults, [""; 0]);
 }
@@ -232,7 +233,7 @@ fn collect_texts(tokens: TokenStream, texts: &mut Vec<String>) {
 }
 
 /// The Rust files below `folder`, without build outputs.
-fn sources(folder: &Path) -> Vec<PathBuf> {
+pub fn sources(folder: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(folder).expect("a folder of sources").map(|entry| entry.expect("an entry").path());
     let (folders, files): (Vec<_>, Vec<_>) = entries.sorted().partition(|path| path.is_dir());
     let below = folders.iter().filter(|folder| !folder.ends_with("target")).flat_map(|folder| sources(folder));
