@@ -1,9 +1,10 @@
-//! What is noted when the process ends while launches are under way: by [`exit`](std::process::exit) on any thread, or by a
-//! return from `main` or a panic there. Nothing unwinds then, so that [`End`](super::rank_outcome::RankOutcome) never
-//! comes.
+//! Records the end of a process that exits while launches are running: by [`exit`](std::process::exit) on any
+//! thread, by a return from `main`, or by a panic there. No thread unwinds then, so a rank has no
+//! [`RankOutcome`](super::rank_outcome::RankOutcome).
 //!
-//! Every rank of the process whose program runs [has exited](ExitKind::Exited), by its flight recorder. Other processes
-//! are told afterwards: who looks into the files because it was told finds it there.
+//! The flight recorder of every rank whose program was running records that it [exited](ExitKind::Exited). Other
+//! processes are notified afterwards, so that a process that reads the files because of the notification finds the
+//! record.
 
 use std::ffi::c_int;
 use std::sync::{Arc, Once};
@@ -17,28 +18,29 @@ use super::rank_context;
 use super::rank_outcome::first;
 
 unsafe extern "C" {
-    /// Of C's standard library: calls `function` on the thread that ends the process, while all others run.
+    /// Function of C's standard library: registers `function` to be called on the thread that ends the process,
+    /// while all other threads keep running.
     safe fn atexit(function: extern "C" fn()) -> c_int;
 }
 
-/// Has `function` called when the process ends by itself.
+/// Registers `function` to be called when the process exits.
 pub(super) fn at_exit(function: extern "C" fn()) {
-    assert_eq!(atexit(function), 0, "the C library has room for at least 32 functions called at exit");
+    assert_eq!(atexit(function), 0, "the C library can register at least 32 functions with `atexit`");
 }
 
 static LAUNCHES: Mutex<Vec<Arc<LocalRanks>>> = Mutex::new(Vec::new());
 
-/// The ranks of a launch that are in this process.
+/// The ranks of a launch that run in this process.
 struct LocalRanks {
     engine: Arc<dyn Backend>,
     books: Vec<(usize, Arc<LedgerHistory>)>,
 }
 
-/// A launch under way, for as long as this is there.
+/// Registration of a running launch. Dropping it removes the registration.
 pub(super) struct ActiveLaunch(Arc<LocalRanks>);
 
 impl ActiveLaunch {
-    /// Of the ranks that have these books.
+    /// Registers the launch of `engine`, whose ranks in this process have the ledgers `books`.
     pub fn new(engine: Arc<dyn Backend>, books: impl Iterator<Item = (usize, Arc<LedgerHistory>)>) -> Self {
         static REGISTERED: Once = Once::new();
         REGISTERED.call_once(|| at_exit(note));
@@ -54,7 +56,8 @@ impl Drop for ActiveLaunch {
     }
 }
 
-/// Notes that the calling thread ends the process. Whoever tells other processes calls it before.
+/// Records that the calling thread ends the process. A transport that notifies other processes must call this
+/// first.
 pub(super) extern "C" fn note() {
     let launches = LAUNCHES.lock().clone();
     let by = rank_context::launch_and_rank();
@@ -65,7 +68,8 @@ pub(super) extern "C" fn note() {
 }
 
 impl LocalRanks {
-    /// In every world that they were in. `by` is the rank whose program has ended the process, if one has.
+    /// Records the exit in every world that the ranks were in. `by` is the rank whose program ended the process, or
+    /// `None` if no rank did.
     fn note(&self, by: Option<usize>) {
         for (rank, books) in &self.books {
             for ((engine, place), ledger) in worlds(self.engine.clone(), *rank).zip(books.all()) {
@@ -75,7 +79,7 @@ impl LocalRanks {
                     None => ("its process has ended".into(), None),
                     Some((_, by)) if by == place => ("its program has ended the process".into(), None),
                     Some((_, rank)) => {
-                        let text = format!("the program of rank {rank} has ended their process");
+                        let text = format!("the program of rank {rank} has ended the process");
                         (text.clone(), Some(FirstFailure { rank, is_own: false, is_difference: false, text }))
                     }
                 };

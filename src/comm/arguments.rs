@@ -1,4 +1,4 @@
-//! Checks that one rank can make on its own, before it joins a collective.
+//! Checks that a rank can make locally, before it joins a collective.
 
 use burn::backend::{DispatchAutodiffContext, DispatchTensor, TensorMetadata};
 use burn::tensor::{DType, Device, Shape};
@@ -8,7 +8,7 @@ use super::{CollectivePlan, Group, Op, ReduceOp, ShardedTensor, TensorMeta};
 use crate::memory;
 use crate::placement::ShardSizes;
 
-/// What is wrong with an argument, and what to do instead.
+/// A problem with an argument, and its remedy: the imperative sentence that follows the problem in the error.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Problem {
     pub problem: String,
@@ -21,7 +21,7 @@ fn problem<T>(problem: String, remedy: &'static str) -> Checked<T> {
     Err(Problem { problem, remedy })
 }
 
-/// That every tensor is on the rank's own device, or every one on the host.
+/// Checks that all tensors are on the rank's own device, or all on the host.
 pub(super) fn at_home<'a>(tensors: impl IntoIterator<Item = &'a DispatchTensor>, own: &Device) -> Checked<()> {
     let mut first: Option<Device> = None;
     for (i, tensor) in tensors.into_iter().enumerate() {
@@ -29,15 +29,15 @@ pub(super) fn at_home<'a>(tensors: impl IntoIterator<Item = &'a DispatchTensor>,
         if device != *own && !memory::is_host(&device) {
             return problem(
                 format!("tensor {i} is on {device:?}, but the rank's device is {own:?}"),
-                "make tensors on `world.device()`, or move them there, or all of a call to the CPU; `Launch::with_devices` \
-                 gives each rank its own",
+                "Create tensors on `world.device()`, move them there, or move all tensors of a call to the CPU \
+                 (`Launch::with_devices` sets the device of each rank)",
             );
         }
         match &first {
             Some(first) if *first != device => {
                 return problem(
                     format!("tensor 0 is on {first:?}, and tensor {i} on {device:?}"),
-                    "move all tensors of a call to `world.device()`, or all to the CPU",
+                    "Move all tensors of a call to `world.device()`, or all to the CPU",
                 );
             }
             Some(_) => {}
@@ -47,10 +47,10 @@ pub(super) fn at_home<'a>(tensors: impl IntoIterator<Item = &'a DispatchTensor>,
     Ok(())
 }
 
-/// A tensor of a list, and its cut.
+/// Index, tensor and sharding of one argument of a list.
 type ShardArgument<'a> = (usize, (&'a DispatchTensor, &'a (usize, ShardSizes)));
 
-/// Prints of the wholes that these pieces are cut from.
+/// Checks the shards of an all-gather. Returns the signatures of the full tensors.
 pub(super) fn check_shards(
     tensors: &[DispatchTensor],
     shardings: &[(usize, ShardSizes)],
@@ -63,11 +63,11 @@ pub(super) fn check_shards(
         if found != expected {
             let part = match sizes {
                 ShardSizes::Chunked(len) => format!("chunk {} of {len} over {} ranks has", group.rank(), group.size()),
-                ShardSizes::Uneven(lengths) => format!("length {} of {lengths:?} is", group.rank()),
+                ShardSizes::Uneven(lengths) => format!("shard size {} of {lengths:?} is", group.rank()),
             };
             return problem(
                 format!("tensor {i} has length {found} in dimension {dim}, but {part} {expected}"),
-                "cut the whole with `placement::ShardSizes`",
+                "Shard the full tensor with `placement::ShardSizes`",
             );
         }
         print.shape[*dim] = sizes.total();
@@ -76,7 +76,7 @@ pub(super) fn check_shards(
     tensors.iter().zip(shardings).enumerate().map(block).collect()
 }
 
-/// Prints of these wholes, to be reduced and cut.
+/// Checks full tensors that are to be reduced and scattered. Returns their signatures.
 pub(super) fn check_full(
     tensors: &[DispatchTensor],
     shardings: &[(usize, ShardSizes)],
@@ -92,7 +92,7 @@ pub(super) fn check_full(
     tensors.iter().zip(shardings).enumerate().map(full).collect()
 }
 
-/// Prints of tensors that are reduced whole.
+/// Checks tensors that are to be reduced without being sharded. Returns their signatures.
 pub(super) fn reduced(tensors: &[DispatchTensor], op: ReduceOp) -> Checked<Vec<TensorSignature>> {
     let print = |(i, tensor)| {
         let print = plain(i, tensor)?;
@@ -102,7 +102,7 @@ pub(super) fn reduced(tensors: &[DispatchTensor], op: ReduceOp) -> Checked<Vec<T
     tensors.iter().enumerate().map(print).collect()
 }
 
-/// The print of a whole that is re-cut along `to_dim`.
+/// Checks a shard that is to be resharded along `to_dim`. Returns the signature of the full tensor.
 pub(super) fn recut(
     shard: &ShardedTensor,
     to_dim: usize,
@@ -114,8 +114,8 @@ pub(super) fn recut(
     in_range(0, to_dim, &print.shape)?;
     if to_dim == shard.dim {
         return problem(
-            format!("`to_dim` is {to_dim}, which is the cut dimension already"),
-            "name another dimension, or leave the tensor as it is",
+            format!("`to_dim` is {to_dim}, which is the sharded dimension already"),
+            "Pass another dimension, or use the tensor as it is",
         );
     }
     one_per_rank(0, to_sizes, group)?;
@@ -124,7 +124,8 @@ pub(super) fn recut(
     Ok(print)
 }
 
-/// What this rank gives to each rank of the group, and what it says it gets of each.
+/// Checks the tensors that this rank sends to each rank of the group, and the descriptions of those that it
+/// receives. Returns their signature.
 pub(super) fn listed(
     parts: &[Option<DispatchTensor>],
     metas: Vec<Option<TensorMeta>>,
@@ -134,7 +135,7 @@ pub(super) fn listed(
     if parts.len() != size || metas.len() != size {
         return problem(
             format!("{} parts and {} `metas` in a group of {size} ranks", parts.len(), metas.len()),
-            "give one of each per rank of the group, `None` where nothing goes",
+            "Pass one of each per rank of the group, `None` for a rank without a tensor",
         );
     }
     let meta = |(i, part): (usize, &Option<DispatchTensor>)| {
@@ -145,17 +146,18 @@ pub(super) fn listed(
     if given[member] != metas[member] {
         return problem(
             format!(
-                "its own part is {}, but `metas` says {}",
+                "this rank's tensor for itself is {}, but `metas` describes {}",
                 tensor_text(&given[member]),
                 tensor_text(&metas[member])
             ),
-            "describe the part that the rank keeps as it is",
+            "Describe in `metas` the tensor that this rank passes for itself",
         );
     }
     Ok(PairwiseSignature { member, given, taken: metas })
 }
 
-/// Prints of what the root holds, checked against its tensors if this rank is the root.
+/// Checks the tensors of the root. Returns their signatures, which come from `metas`; on the root, `metas` must
+/// describe the tensors.
 pub(super) fn rooted(
     tensors: Option<&[DispatchTensor]>,
     metas: &[TensorMeta],
@@ -165,12 +167,12 @@ pub(super) fn rooted(
     member("root", root, group)?;
     if root == group.rank() {
         let Some(tensors) = tensors else {
-            return problem("the root passes no tensors".into(), "pass `Some(tensors)` on the root");
+            return problem("the root passes no tensors".into(), "Pass `Some(tensors)` on the root");
         };
         if tensors.len() != metas.len() {
             return problem(
                 format!("{} tensors, but {} `metas`", tensors.len(), metas.len()),
-                "describe every tensor in `metas`",
+                "Describe every tensor in `metas`",
             );
         }
         for (i, (tensor, meta)) in tensors.iter().zip(metas).enumerate() {
@@ -178,13 +180,13 @@ pub(super) fn rooted(
             if print.shape != meta.shape || print.dtype != meta.dtype {
                 return problem(
                     format!(
-                        "tensor {i} is {:?} {}, but `metas` says {:?} {}",
+                        "tensor {i} is {:?} {}, but `metas` describes {:?} {}",
                         &print.shape[..],
                         print.dtype.name(),
                         &meta.shape[..],
                         meta.dtype.name()
                     ),
-                    "describe the root's tensors as they are",
+                    "Describe the root's tensors in `metas` on every rank",
                 );
             }
         }
@@ -192,48 +194,49 @@ pub(super) fn rooted(
     Ok(metas.iter().map(described).collect())
 }
 
-/// The print of a tensor that is known by its description.
+/// Returns the signature of the tensor that `meta` describes.
 pub(super) fn described(meta: &TensorMeta) -> TensorSignature {
     TensorSignature { shape: meta.shape.clone(), dtype: meta.dtype, sharding: None, to: None }
 }
 
-/// Prints of tensors that go as they are.
+/// Checks tensors that are sent unchanged. Returns their signatures.
 pub(super) fn sent(tensors: &[DispatchTensor]) -> Checked<Vec<TensorSignature>> {
     tensors.iter().enumerate().map(|(i, tensor)| plain(i, tensor)).collect()
 }
 
-/// That `name` is a place in the group.
+/// Checks that the argument `name`, with the value `place`, is a rank of the group.
 pub(super) fn member(name: &str, place: usize, group: &Group) -> Checked<()> {
     if place < group.size() {
         return Ok(());
     }
     problem(
         format!("{name} {place} is outside a group of {} ranks", group.size()),
-        "name a position in the group, not a global rank",
+        "Pass a group rank, not a global rank",
     )
 }
 
-/// That the root, and nobody else, has `name`.
+/// Checks that the root, and no other rank, passes `name`.
 pub(super) fn on_root(name: &str, is_given: bool, root: usize, group: &Group) -> Checked<()> {
     member("root", root, group)?;
     match (root == group.rank(), is_given) {
-        (true, false) => problem(format!("the root passes no {name}"), "pass `Some` on the root"),
+        (true, false) => problem(format!("the root passes no {name}"), "Pass `Some` on the root"),
         (false, true) => {
-            problem(format!("group rank {} passes {name}, the root is {root}", group.rank()), "pass `None` there")
+            problem(format!("group rank {} passes {name}, the root is {root}", group.rank()), "Pass `None` there")
         }
         _ => Ok(()),
     }
 }
 
-/// That there is one for each rank.
+/// Checks that an argument has one element for each rank of the group.
 pub(super) fn one_each(name: &str, count: usize, group: &Group) -> Checked<()> {
     if count == group.size() {
         return Ok(());
     }
-    problem(format!("{count} {name} in a group of {} ranks", group.size()), "give one per rank of the group")
+    problem(format!("{count} {name} in a group of {} ranks", group.size()), "Pass one per rank of the group")
 }
 
-/// That the rows of `tensor` are what the ranks are given of it.
+/// Checks the counts of an all-to-all of rows: the send counts must add up to the rows of `tensor`, and this rank
+/// must expect from itself as many rows as it sends to itself.
 pub(super) fn split(
     tensor: &DispatchTensor,
     given: &[usize],
@@ -241,35 +244,44 @@ pub(super) fn split(
     group: &Group,
 ) -> Checked<TensorSignature> {
     let print = plain(0, tensor)?;
-    one_each("splits given", given.len(), group)?;
-    one_each("splits taken", taken.len(), group)?;
+    one_each("send counts", given.len(), group)?;
+    one_each("receive counts", taken.len(), group)?;
     let (rows, sum) = (print.shape[0], given.iter().sum::<usize>());
     if rows != sum {
-        return problem(format!("the tensor has {rows} rows, but {given:?} are {sum}"), "give every row to a rank");
+        return problem(
+            format!("send counts {given:?} add up to {sum}, but the tensor has {rows} rows"),
+            "Make them add up to the number of rows",
+        );
     }
     let (kept, own) = (given[group.rank()], taken[group.rank()]);
     if kept != own {
-        return problem(format!("it gives itself {kept} rows, but takes {own}"), "take what it keeps");
+        return problem(
+            format!("this rank sends itself {kept} rows but expects {own} from itself"),
+            "Make both counts equal",
+        );
     }
     Ok(print)
 }
 
-/// That a tensor has a row for each index.
+/// Checks that a tensor has one row for each index.
 pub(super) fn rows_of(dims: &[usize], indices: usize) -> Checked<()> {
     if dims[0] == indices {
         return Ok(());
     }
-    problem(format!("{indices} indices for values of shape {dims:?}"), "give one index a row")
+    problem(format!("{indices} indices for values of shape {dims:?}"), "Pass one index per row")
 }
 
-/// Adds the cuts that a scatter makes.
+/// Adds the shardings of a scatter to the signatures of its tensors, and checks them.
 pub(super) fn scattered(
     prints: &mut [TensorSignature],
     shardings: &[(usize, ShardSizes)],
     group: &Group,
 ) -> Checked<()> {
     if prints.len() != shardings.len() {
-        return problem(format!("{} tensors, but {} `cuts`", prints.len(), shardings.len()), "give one cut a tensor");
+        return problem(
+            format!("{} tensors, but {} `shardings`", prints.len(), shardings.len()),
+            "Pass one sharding per tensor",
+        );
     }
     for (i, (print, (dim, sizes))) in prints.iter_mut().zip(shardings).enumerate() {
         in_range(i, *dim, &print.shape)?;
@@ -280,7 +292,8 @@ pub(super) fn scattered(
     Ok(())
 }
 
-/// The print of `tensor`, with its cut checked.
+/// Returns the signature of the full tensor of which `tensor` is tensor `i` of a call, with its sharding. Checks
+/// the sharding, except for the total of its sizes.
 fn full_of(
     i: usize,
     tensor: &DispatchTensor,
@@ -291,7 +304,7 @@ fn full_of(
     sharded_along(i, plain(i, tensor)?, dim, sizes, group)
 }
 
-/// A print with its cut, which is checked.
+/// Adds a sharding to a signature. Checks it, except for the total of its sizes.
 fn sharded_along(
     i: usize,
     mut print: TensorSignature,
@@ -305,7 +318,7 @@ fn sharded_along(
     Ok(print)
 }
 
-/// Prints of wholes that are known by their descriptions, and cut.
+/// Returns the signatures of full tensors that are known by their descriptions, and checks their shardings.
 pub(super) fn check_described(
     full_tensors: &[(TensorMeta, usize, ShardSizes)],
     group: &Group,
@@ -318,16 +331,16 @@ pub(super) fn check_described(
     full_tensors.iter().enumerate().map(full).collect()
 }
 
-/// That all can be reduced.
+/// Checks that `op` can reduce the dtypes of all tensors.
 pub(super) fn all_reducible(prints: &[TensorSignature], op: ReduceOp) -> Checked<()> {
     prints.iter().enumerate().try_for_each(|(i, print)| reducible(i, print.dtype, op))
 }
 
-/// That the tensors are those of a plan for this group.
+/// Checks that the tensors match a plan, and that the plan was made for a group of this size.
 pub(super) fn as_planned(plan: &CollectivePlan, tensors: &[DispatchTensor], group: &Group) -> Checked<()> {
     if plan.ranks != group.size() {
         let (planned, found) = (plan.ranks, group.size());
-        return problem(format!("a plan for {planned} ranks in a group of {found}"), "make a plan of the group's own");
+        return problem(format!("a plan for {planned} ranks in a group of {found}"), "Make a plan on this group");
     }
     let (planned, given) = (plan.tensors.len(), tensors.len());
     if planned != given {
@@ -351,18 +364,18 @@ pub(super) fn as_planned(plan: &CollectivePlan, tensors: &[DispatchTensor], grou
     Ok(())
 }
 
-const REPLAN: &str = "make a plan for tensors of these shapes, dtypes and number";
+const REPLAN: &str = "Make a plan for tensors of these shapes, dtypes and number";
 
 fn plain(i: usize, tensor: &DispatchTensor) -> Checked<TensorSignature> {
     if tensor.autodiff != DispatchAutodiffContext::Disabled {
         return problem(
             format!("tensor {i} belongs to an autodiff device"),
-            "pass `tensor.inner()`, or go through an operation that has a gradient",
+            "Pass `tensor.inner()`, or use an operation that has a gradient",
         );
     }
     let dtype = tensor.dtype();
     if matches!(dtype, DType::QFloat(_)) {
-        return problem(format!("tensor {i} is quantized"), "dequantize it first");
+        return problem(format!("tensor {i} is quantized"), "Dequantize it first");
     }
     Ok(TensorSignature { shape: tensor.shape(), dtype, sharding: None, to: None })
 }
@@ -373,7 +386,7 @@ fn in_range(i: usize, dim: usize, shape: &Shape) -> Checked<()> {
     }
     problem(
         format!("tensor {i} has {} dimensions, so dimension {dim} is out of range", shape.num_dims()),
-        "count dimensions from 0",
+        "Count dimensions from 0",
     )
 }
 
@@ -381,8 +394,8 @@ fn one_per_rank(i: usize, sizes: &ShardSizes, group: &Group) -> Checked<()> {
     let lengths = sizes.lengths().filter(|lengths| lengths.len() != group.size());
     lengths.map_or(Ok(()), |lengths| {
         problem(
-            format!("tensor {i} is cut into the {} lengths {lengths:?} over {} ranks", lengths.len(), group.size()),
-            "give one length per rank of the group",
+            format!("tensor {i} has {} shard sizes {lengths:?} in a group of {} ranks", lengths.len(), group.size()),
+            "Pass one shard size per rank of the group",
         )
     })
 }
@@ -393,19 +406,19 @@ fn check_total(i: usize, shape: &Shape, dim: usize, sizes: &ShardSizes) -> Check
         return Ok(());
     }
     problem(
-        format!("tensor {i} has length {found} in dimension {dim}, but its cut is of {total}"),
-        "pass the whole tensor, and a cut of its length in the cut dimension",
+        format!("tensor {i} has length {found} in dimension {dim}, but its shard sizes add up to {total}"),
+        "Pass the full tensor, and shard sizes that add up to its length in that dimension",
     )
 }
 
 fn reducible(i: usize, dtype: DType, op: ReduceOp) -> Checked<()> {
     let no = |remedy| problem(format!("tensor {i} is {}, which has no {op:?}", dtype.name()), remedy);
     match op {
-        ReduceOp::Sum | ReduceOp::Avg if dtype.is_bool() => no("use Max (any), Min (all), or convert it to int"),
+        ReduceOp::Sum | ReduceOp::Avg if dtype.is_bool() => no("Use Max (any), Min (all), or convert it to int"),
         ReduceOp::BitAnd | ReduceOp::BitOr | ReduceOp::BitXor if dtype.is_float() => {
-            no("bitwise reductions are of integers and bools")
+            no("Pass integers or bools to a bitwise reduction")
         }
-        ReduceOp::PremulSum(_) if !dtype.is_float() => no("reduce a product, or floats"),
+        ReduceOp::PremulSum(_) if !dtype.is_float() => no("Multiply before a Sum, or pass floats"),
         _ => Ok(()),
     }
 }

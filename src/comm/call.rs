@@ -1,4 +1,4 @@
-//! [`Call`]: what a collective is for.
+//! [`Call`]: description of one collective for its signature and for the ledger.
 
 use std::fmt;
 use std::hash::{Hash, Hasher};
@@ -6,15 +6,16 @@ use std::sync::Arc;
 
 use super::{Digests, TensorMeta};
 
-/// The pass a collective belongs to, as counted by the [`Ledger`](super::Ledger).
+/// The training pass to which a collective belongs; part of the key under which the [`Ledger`](super::Ledger)
+/// counts it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub enum Phase {
-    /// Set-up, checkpoints, norms: anything outside a training pass.
+    /// Outside a training pass: set-up, checkpoints, norms.
     #[default]
     Other,
-    /// During a forward pass.
+    /// In a forward pass.
     Forward,
-    /// During a backward pass.
+    /// In a backward pass.
     Backward,
 }
 
@@ -28,66 +29,68 @@ impl fmt::Display for Phase {
     }
 }
 
-/// What a collective is for: part of its fingerprint, and of the ledger's key.
+/// Description of a collective. All fields except `phase` and `deferred` are part of the call's signature, on which
+/// all ranks must agree. `label` and `phase` are part of the ledger's key.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct Call {
-    /// The caller's name for the operation, such as a unit's path. Must agree on all ranks.
+    /// Name of the operation, such as the path of a unit. It must be the same on all ranks.
     pub label: Arc<str>,
-    /// The pass it runs in.
+    /// Pass in which the collective runs.
     pub phase: Phase,
-    /// Index of a collective that the graph runs in backward: the one that
-    /// [`Communicator::next_forward_index`](super::Communicator::next_forward_index) gave it in forward. The graph's
-    /// order may differ between ranks; a collective that meets one drawn elsewhere in forward is then an error, where
-    /// it could be a wrong sum. The ledger leaves it out.
+    /// Forward index of a collective that the autodiff graph runs in backward, drawn in forward with
+    /// [`Communicator::next_forward_index`](super::Communicator::next_forward_index). Ranks may run the backward
+    /// operations of their graphs in different orders. If two operations with different indices meet, the ranks
+    /// fail with an error instead of computing a wrong sum.
     pub forward_index: Option<u64>,
-    /// Of a unit's collective: whose parameters travel. The ledger leaves it out.
+    /// Model whose parameters a unit's collective sends.
     pub model: Option<ShardedModel>,
-    /// The distributed tensor, on all its ranks, of which a part travels. The ledger leaves it out.
+    /// Shape and dtype of the distributed tensor, over all its ranks, that the collective redistributes.
     pub global_tensor: Option<TensorMeta>,
-    /// Of a pending reduction: the global shapes of what its terms were computed from, such as
-    /// `[4, 8] and [8, 2]`. The ledger leaves it out.
+    /// Global shapes of the operands from which a partial sum was computed, if the collective reduces one, such as
+    /// `[4, 8] and [8, 2]`.
     pub operand_shapes: Option<Arc<str>>,
-    /// Names of the tensors, such as the parameters' paths, in the order in which they travel; tensors
-    /// after the last name have none. Must agree on all ranks. The ledger leaves them out.
+    /// Names of the tensors, such as parameter paths, in the order in which the tensors are sent. Tensors after the
+    /// last name have none. The names must be the same on all ranks.
     pub names: Option<Arc<[Arc<str>]>>,
-    /// Digests of what all ranks of the group hold alike, which need not be what travels: compared on the way, but for
-    /// messages. The ledger leaves them out.
+    /// Digests of values that must be identical on all ranks of the group. The ranks compare them in this
+    /// collective, which need not send the values themselves. Messages do not compare them.
     pub digests: Option<Arc<[Digests]>>,
-    /// Issued ahead of need: the ledger counts it when its result is taken, and not before.
+    /// True for a deferred call: posted before its result is needed, and counted by the ledger only when the rank
+    /// waits for the result.
     pub deferred: bool,
 }
 
 impl Call {
-    /// A call named `label` outside any training pass.
+    /// Creates a call with the name `label`, outside any training pass.
     pub fn new(label: impl Into<Arc<str>>) -> Self {
         Self { label: label.into(), ..Self::default() }
     }
 
-    /// The same call counted under `phase`.
+    /// Sets the pass under which the ledger counts the call.
     pub fn with_phase(mut self, phase: Phase) -> Self {
         self.phase = phase;
         self
     }
 
-    /// The same call with its place in forward.
+    /// Sets the forward index of the call.
     pub fn with_forward_index(mut self, place: u64) -> Self {
         self.forward_index = Some(place);
         self
     }
 
-    /// The same call, of tensors of these names.
+    /// Sets the names of the tensors.
     pub fn with_names(mut self, names: impl IntoIterator<Item = Arc<str>>) -> Self {
         self.names = Some(names.into_iter().collect());
         self
     }
 
-    /// The same call, which compares these, if there are any.
+    /// Sets the digests to compare. An empty list means none.
     pub fn with_digests(mut self, digests: Vec<Digests>) -> Self {
         self.digests = (!digests.is_empty()).then(|| digests.into());
         self
     }
 
-    /// The same call, counted when its result is taken.
+    /// Marks the call as deferred: the ledger counts it when the rank waits for its result.
     pub fn with_deferred(mut self) -> Self {
         self.deferred = true;
         self
@@ -100,16 +103,16 @@ impl From<&str> for Call {
     }
 }
 
-/// The model that a unit's parameters are of. Ranks that run two models of equal shapes in different orders differ in it,
-/// and may differ in nothing else.
+/// The model to which a unit's parameters belong. It is part of the signature because two ranks that run two models
+/// of equal shapes in different orders may differ in nothing else.
 #[derive(Debug, Clone, Default)]
 pub struct ShardedModel {
-    /// The number of the call that has sharded it, of those over the same ranks.
+    /// Sequence number of the model among those that were sharded over the same ranks.
     pub number: u64,
-    /// Names of the states of its parameters that travel, one if it is that of all. Clones of a model have the same, until
-    /// the parameters of either are mapped, as an optimizer does.
+    /// Identifiers of the states of the parameters that are sent; a single one if it holds for all of them. Clones
+    /// of a model share them until the parameters of one clone are mapped, as an optimizer does.
     pub states: Arc<[u64]>,
-    /// What it is and where it was sharded. Ranks need not agree on it.
+    /// Type of the model and the line where it was sharded. Ranks need not agree on it.
     pub origin: Arc<str>,
 }
 
@@ -127,7 +130,7 @@ impl Hash for ShardedModel {
     }
 }
 
-/// `2 (Linear, sharded at src/main.rs:17)`
+/// Displays as `2 (Linear, sharded at src/main.rs:17)`.
 impl fmt::Display for ShardedModel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} ({})", self.number, self.origin)

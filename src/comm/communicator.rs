@@ -1,4 +1,4 @@
-//! [`Communicator`]: the collectives of one group of ranks.
+//! [`Communicator`]: the collectives of a group of ranks.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -17,43 +17,44 @@ use super::rank::Rank;
 use super::work::InFlightGuard;
 use super::{Call, CollectiveId, CommError, Group, Ledger, Op, Work, trace};
 
-/// The collectives of one group, seen from one of its ranks. Tensors are plain (no autodiff), of any kind and dtype.
-/// Cheap to clone: clones are one communicator.
+/// The collectives of a group, as called by one of its ranks. It is cheap to clone; all clones are the same
+/// communicator.
 ///
-/// Those of a call are on the rank's device, or all on the CPU, whatever the rank's device is. What a call makes is
-/// where the rank's own tensors are; on its device, where it has given none.
+/// Tensors are plain (no autodiff), of any kind and dtype. The tensors of one call must all be on the rank's
+/// device, or all on the CPU. Results are on the device of the rank's own tensors, or on the rank's device if it
+/// passed none.
 ///
-/// Several tensors travel in one collective: one rendezvous, one ledger entry.
+/// A list of tensors is one collective: one rendezvous and one ledger entry.
 ///
 /// # Collective
-/// Every rank of the group must make the same calls in the same order, with equal labels,
-/// shapes, cuts and dtypes. Each call carries a fingerprint of all of these; a difference is
-/// [`CommError::Mismatch`] on every rank, never a hang. It may carry [digests](Call::digests) of what ranks hold alike.
+/// Every rank of the group must make the same calls in the same order, with equal labels, shapes, shard sizes and
+/// dtypes. Each call carries a signature of all of these. A difference is [`CommError::Mismatch`] on every rank,
+/// never a deadlock. A call may also carry [digests](Call::digests) of values that must be identical on all ranks.
 ///
 /// # Errors
-/// Every [`Work`] resolves to its value or to a [`CommError`] that names the
-/// rank at fault, the operation and its sequence number.
+/// Every [`Work`] returns its value, or a [`CommError`] that names the rank at fault, the operation and its
+/// sequence number.
 #[derive(Debug, Clone)]
 pub struct Communicator {
     shared: Arc<CommunicatorInner>,
-    /// How long one wait may last.
+    /// Maximum duration of one wait.
     deadline: Duration,
 }
 
-/// What the clones of a communicator share.
+/// State shared by the clones of a communicator.
 #[derive(Debug)]
 struct CommunicatorInner {
     rank: Arc<Rank>,
     channel: Arc<dyn GroupBackend>,
     sequence: Arc<Sequence>,
     forward_indices: AtomicU64,
-    /// How many models were sharded over these ranks.
+    /// Number of models that were sharded over these ranks.
     models: AtomicU64,
     duplicates: Mutex<HashMap<&'static str, Communicator>>,
 }
 
 impl Communicator {
-    /// Of `group`, for the rank that it is seen from.
+    /// Creates the communicator of `group` for its rank `rank`.
     pub(super) fn new(rank: Arc<Rank>, group: Group, name: &'static str, deadline: Duration) -> Self {
         let sequence = rank.ledger.recorder().sequence(&group, name);
         let member = GroupMember { group, device: rank.device.clone(), ledger: rank.ledger.clone() };
@@ -65,44 +66,45 @@ impl Communicator {
         }
     }
 
-    /// The ranks of this group and the caller's place among them.
+    /// Returns the ranks of this group and the caller's group rank.
     pub fn group(&self) -> &Group {
         &self.shared.channel.member().group
     }
 
-    /// Whether both are clones of one: of one group, with one sequence of calls and one deadline.
+    /// Returns true if both are clones of the same communicator, with the same deadline.
     pub fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.shared, &other.shared) && self.deadline == other.deadline
     }
 
-    /// The next place in this rank's forward: 0, 1, .. on this communicator. Local.
+    /// Returns the next forward index of this rank on this communicator: 0, 1, .. Local.
     ///
-    /// Ranks that run the same forward draw the same places, in whatever order their backward passes
-    /// come to use them: see [`Call::with_forward_index`].
+    /// Ranks that run the same forward draw the same indices, in whatever order their backward passes use them: see
+    /// [`Call::with_forward_index`].
     pub fn next_forward_index(&self) -> u64 {
         self.shared.forward_indices.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Returns the number of a model that these ranks shard now: 1, 2, .. Local: no communication.
+    /// Returns the sequence number for a model that is sharded over these ranks now: 1, 2, .. Local.
     ///
     /// Ranks that shard models in the same order draw the same numbers.
     pub(crate) fn draw_model(&self) -> u64 {
         self.shared.models.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    /// The same ranks with a sequence of calls of its own: calls on it meet only calls on it, so that
-    /// neither order waits for the other. Local; of one name there is one.
+    /// Returns a communicator of the same ranks with a separate sequence of calls: calls on it match only calls on
+    /// it, so that the two sequences may be interleaved in any order. Local. Every call with the same `name` on
+    /// this communicator returns the same duplicate.
     ///
-    /// Names are the group's, duplicates have none of their own; `fully_shard` has taken "reduced" and
-    /// "gathered again", and random streams "threads".
+    /// Names belong to the group, also when a duplicate is duplicated, so use each name for one purpose only.
+    /// Reserved names: `fully_shard` uses "reduced" and "gathered again", and random streams use "threads".
     pub fn duplicate(&self, name: &'static str) -> Self {
         let make = || Self::new(self.shared.rank.clone(), self.group().clone(), name, self.deadline);
         let duplicate = self.shared.duplicates.lock().entry(name).or_insert_with(make).clone();
         Self { deadline: self.deadline, ..duplicate }
     }
 
-    /// The same ranks with the same sequence of calls, where this rank waits `deadline` for the others and not
-    /// [`Launch::with_deadline`](super::Launch::with_deadline). Local.
+    /// Returns this communicator, with the same sequence of calls, but with `deadline` as the maximum duration of a
+    /// wait instead of [`Launch::with_deadline`](super::Launch::with_deadline). Local.
     pub fn with_deadline(&self, deadline: Duration) -> Self {
         Self { deadline, ..self.clone() }
     }
@@ -111,12 +113,12 @@ impl Communicator {
         self.deadline
     }
 
-    /// Where the rank's tensors are.
+    /// Returns the device of the rank's tensors.
     pub(crate) fn device(&self) -> &Device {
         &self.shared.rank.device
     }
 
-    /// Where the rank's collectives are counted.
+    /// Returns the ledger that counts the rank's collectives.
     pub(crate) fn ledger(&self) -> &Arc<Ledger> {
         &self.shared.rank.ledger
     }
@@ -125,7 +127,8 @@ impl Communicator {
         self.group().size() == 1
     }
 
-    /// `checked`, unless the tensors are elsewhere than on the rank's device, or on the host.
+    /// Returns `checked`, or a problem if a tensor is neither on the rank's device nor on the host. A group of one
+    /// rank is not checked.
     pub(super) fn at_home<'a, T>(
         &self,
         checked: Result<T, Problem>,
@@ -138,7 +141,7 @@ impl Communicator {
         Ok(checked)
     }
 
-    /// Fails the whole world: the other ranks would wait in vain for this call.
+    /// Fails the world, because the other ranks would wait for this call forever. Returns a work with the error.
     pub(super) fn refuse<T>(&self, op: Op, call: &Call, problem: Problem) -> Work<T> {
         Work::failed(self.shared.rank.fail(self.refusal(op, &call.label, problem)))
     }
@@ -148,12 +151,13 @@ impl Communicator {
         CommError::InvalidArgument { rank, op, label, problem, remedy: remedy.into() }
     }
 
-    /// Whether collectives move while ranks compute, as between processes.
+    /// Returns true if transfers overlap with computation, as between processes.
     pub(crate) fn moves_meanwhile(&self) -> bool {
         self.shared.channel.can_overlap()
     }
 
-    /// Has the engine begin a call. `bytes` is what the ledger counts.
+    /// Posts a collective to the backend with `begin`, and records it. `bytes` is the number of bytes that the
+    /// ledger counts.
     pub(super) fn post<T>(
         &self,
         call: Call,
@@ -164,7 +168,7 @@ impl Communicator {
         self.post_to(None, call, print, bytes, begin)
     }
 
-    /// [`post`](Self::post)s a call, which is a message if it has a `peer`.
+    /// Like [`post`](Self::post); if there is a `peer`, the call is a point-to-point message.
     pub(super) fn post_to<T>(
         &self,
         peer: Option<Peer>,

@@ -1,30 +1,31 @@
-//! [`Digests`]: of values that every rank of a group must hold alike, to the bit.
+//! [`Digests`]: digests of values that must be bit-identical on all ranks of a group.
 //!
-//! They travel with the fingerprint of a collective that is made anyway, and are compared once all its ranks have joined:
-//! only then is it known what most of them hold.
+//! They are sent with the signature of a collective that the ranks make anyway. They are compared when all ranks
+//! have joined, because only then is the value of the majority known.
 
 use std::fmt;
 use std::sync::Arc;
 
 use super::{CollectiveId, CommError, ReplicatedValue};
 
-/// Digests of values that every rank of a group must hold alike, to the bit.
+/// Digests of values that must be bit-identical on all ranks of a group.
 ///
-/// Ranks whose digests are of other things are told as of any other [`Mismatch`](CommError::Mismatch); ranks whose digests
-/// differ, by [`CommError::Diverged`].
+/// If the digests of two ranks describe different values, the ranks fail with [`Mismatch`](CommError::Mismatch), as
+/// for any other difference between calls. If the digests themselves differ, they fail with
+/// [`CommError::Diverged`].
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Digests {
-    /// What they are of.
+    /// Kind of the values.
     pub of: ReplicatedValue,
-    /// When that was: the number of a step.
+    /// Step number of the values.
     pub step: u64,
-    /// Names of the values, such as the parameters' paths.
+    /// Names of the values, such as parameter paths.
     pub names: Arc<[Arc<str>]>,
-    /// One for each name; `None` for a value that the rank cannot look at, such as one on another device.
+    /// Digest of each named value; `None` for a value that the rank cannot read, such as one on another device.
     pub values: Arc<[Option<u64>]>,
 }
 
-/// `weights of step 10: a, b`
+/// Displays as `weights of step 10: a, b`.
 impl fmt::Display for Digests {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { of, step, names, .. } = self;
@@ -33,20 +34,20 @@ impl fmt::Display for Digests {
 }
 
 impl Digests {
-    /// Whether they are of the same things.
+    /// Returns true if both describe the same values: kind, step and names.
     pub(crate) fn are_of_the_same(&self, other: &Self) -> bool {
         (self.of, self.step, &self.names) == (other.of, other.step, &other.names)
     }
 }
 
-/// A rank that holds another value than others, of what all must hold alike.
+/// A difference between ranks in a value that must be identical on all of them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Divergence {
-    /// Its place in the group.
+    /// Group rank whose value differs.
     member: usize,
-    /// A place of a rank that it differs from.
+    /// Group rank of a rank with another value.
     other: usize,
-    /// Whether most hold what that one does.
+    /// True if most ranks hold the value of `other`.
     majority: bool,
     of: ReplicatedValue,
     step: u64,
@@ -54,7 +55,8 @@ pub struct Divergence {
 }
 
 impl Divergence {
-    /// The first among ranks whose digests are of the same things, of each rank of a group in its order.
+    /// Returns the first divergence, or `None`. `ranks` yields the digests of each rank in group order; all must
+    /// describe the same values.
     pub(crate) fn among<'a>(ranks: impl Iterator<Item = &'a [Digests]> + Clone) -> Option<Self> {
         let first = ranks.clone().next()?;
         let names = first.iter().enumerate().flat_map(|(list, digests)| {
@@ -67,7 +69,8 @@ impl Divergence {
         })
     }
 
-    /// What all ranks are told: those of the group are `ranks`, and the collective that brought it to light is `during`.
+    /// Returns the error that all ranks receive. `ranks` are the global ranks of the group, and `during` is the
+    /// collective in which the divergence was found.
     pub fn error(self, ranks: &[usize], during: CollectiveId) -> CommError {
         let Self { member, other, majority, of, step, name } = self;
         let (rank, other, param) = (ranks[member], ranks[other], name.to_string());
@@ -75,7 +78,7 @@ impl Divergence {
     }
 }
 
-/// Who holds another value, than whom.
+/// Result of comparing one value: the member that differs, and a member with another value.
 #[derive(Debug, PartialEq, Eq)]
 struct Vote {
     member: usize,
@@ -83,13 +86,13 @@ struct Vote {
     majority: bool,
 }
 
-/// Of what each member holds, if that is known; `None` if all is alike.
+/// Compares the digests of all members; a `None` does not vote. Returns `None` if all known digests are identical.
 fn vote(held: impl Iterator<Item = Option<u64>> + Clone) -> Option<Vote> {
     let known = held.enumerate().filter_map(|(member, value)| Some((member, value?)));
     let (first, value) = known.clone().next()?;
     let differs = |from: u64| known.clone().find(|(_, value)| *value != from).map(|(member, _)| member);
     let second = differs(value)?;
-    // Whatever most hold outlives all others, paired off with it (Boyer and Moore).
+    // Boyer-Moore majority vote: a majority survives when its digests are paired off with all others.
     let (survivor, _) =
         known.clone().fold((value, 0), |(survivor, count), (_, value)| match (count, value == survivor) {
             (0, _) => (value, 1),
@@ -130,10 +133,10 @@ mod tests {
         assert_eq!(of(&[7, 8]), Some((1, 0, false)));
         assert_eq!(of(&[7, 7, 8, 8]), Some((2, 0, false)));
         assert_eq!(of(&[7, 8, 9]), Some((1, 0, false)));
-        assert_eq!(of(&[7, 8, 8, 9]), Some((1, 0, false)), "half is not most");
+        assert_eq!(of(&[7, 8, 8, 9]), Some((1, 0, false)), "half is not a majority");
     }
 
-    /// Zero stands for what is not known.
+    /// In these tests, zero stands for an unknown digest.
     #[test]
     fn who_knows_nothing_has_no_vote() {
         assert_eq!(of(&[0, 0, 0]), None);

@@ -1,14 +1,14 @@
-//! [`CommError`]: why a collective failed.
+//! [`CommError`]: the error of a failed collective.
 
 use std::time::Duration;
 
 use super::{CollectiveId, Op, ReplicatedValue};
 
-/// Why a collective failed, naming the rank at fault.
+/// Reason why a collective failed. Each variant names the rank at fault.
 ///
-/// A failure is joint: after the first one, every collective of every group of the world ends
-/// with it, on every rank. `during` is the collective in which the reporting rank learned of it;
-/// `None` where the error is the failing rank's own.
+/// A failure is joint: after the first one, every collective of every group of the world ends with it, on every
+/// rank. `during` is the collective in which the reporting rank received the failure; it is `None` if the error
+/// comes from the failing rank itself.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CommError {
@@ -19,7 +19,7 @@ pub enum CommError {
         rank: usize,
         /// The panic message.
         message: String,
-        /// What the reporting rank was taking part in.
+        /// Collective in which the reporting rank received the failure.
         during: Option<CollectiveId>,
     },
 
@@ -30,195 +30,202 @@ pub enum CommError {
         rank: usize,
         /// The error's message.
         message: String,
-        /// What the reporting rank was taking part in.
+        /// Collective in which the reporting rank received the failure.
         during: Option<CollectiveId>,
     },
 
-    /// A rank's program returned while others still waited for it.
-    #[error("rank {rank} has returned, but {during} still needs it; every rank of a group must make the same calls")]
+    /// A rank's program returned while other ranks were waiting for it.
+    #[error("rank {rank} has returned, but {during} still needs it. Make the same calls on every rank of a group")]
     RankReturned {
         /// Global rank.
         rank: usize,
-        /// The first collective that missed it.
+        /// First collective that needed it.
         during: CollectiveId,
     },
 
-    /// Two ranks disagree about the same collective.
+    /// Two ranks made different calls of the same collective.
     #[error(
-        "rank {rank} and rank {other} disagree in {during}: {differs} (rank {rank} vs rank {other}); every rank of a \
-         group must make the same calls, enter the same units, and read the same parameters outside units, in one order"
+        "rank {rank} and rank {other} disagree in {during}: {differs} (rank {rank} vs rank {other}). Make the same \
+         calls, enter the same units, and read the same parameters outside units, in the same order on every rank of a \
+         group"
     )]
     Mismatch {
-        /// Global rank that differs; of three or more ranks present, the one outside the majority.
+        /// Global rank that differs; with three or more ranks present, the one outside the majority.
         rank: usize,
-        /// A global rank it differs from.
+        /// Global rank from which it differs.
         other: usize,
-        /// The collective, as `other` called it.
+        /// The collective, as called by `other`.
         during: CollectiveId,
-        /// What differs: `rank`'s value first, such as `shape [4, 8] vs [4, 9]`.
+        /// Difference between the calls, with the value of `rank` first, such as `shape [4, 8] vs [4, 9]`.
         differs: String,
     },
 
-    /// Two ranks hold different values of what all ranks of a group must hold alike: a host has silently corrupted one.
+    /// Two ranks hold different values of something that must be identical on all ranks of a group, so a host has
+    /// silently corrupted data.
     ///
-    /// The program of a rank at fault ends, the others may [go on](super::World::shrink) without it.
+    /// The program of the rank at fault ends. The other ranks may [continue](super::World::shrink) without it.
     #[error(
-        "rank {rank} and rank {other} hold different values of {of} `{param}` in step {step} (found in {during}): {}; all \
-         ranks of that group must hold the same bits, so that a host has silently corrupted data: stop using it, and go on \
-         without it (`World::shrink`), or from a checkpoint",
+        "rank {rank} and rank {other} hold different values of {of} `{param}` in step {step} (found in {during}): {}. \
+         All ranks of that group must hold the same bits, so a host has silently corrupted data. Stop using that host, \
+         and continue without it (`World::shrink`) or resume from a checkpoint",
         blame(.rank, .other, .majority)
     )]
     Diverged {
-        /// Global rank that differs: the one outside the majority, if there is one.
+        /// Global rank that differs; the one outside the majority, if there is a majority.
         rank: usize,
-        /// A global rank it differs from.
+        /// Global rank from which it differs.
         other: usize,
-        /// The collective that brought it to light.
+        /// Collective in which the difference was found.
         during: CollectiveId,
-        /// The parameter's path.
+        /// Path of the parameter.
         param: String,
-        /// What of it.
+        /// Kind of value that differs.
         of: ReplicatedValue,
-        /// In which step it was: how many passes of the parameter's unit that trains there had been, with this one.
+        /// Step of the value: the number of training passes of the parameter's unit up to and including this one.
         step: u64,
-        /// Whether most ranks of the group hold what `other` does. Else either may be wrong.
+        /// True if most ranks of the group hold the value of `other`. Otherwise either rank may be wrong.
         majority: bool,
     },
 
     /// Ranks wait for each other in different collectives.
     #[error(
-        "deadlock: {}; make the calls in one order on all ranks, or, if another thread of one of them would \
-         have come, declare it: `Launch::with_multithreaded_ranks`",
+        "deadlock: {}. Make the calls in the same order on all ranks, or, if another thread of a rank would have made \
+         the missing call, allow it with `Launch::with_multithreaded_ranks`",
         cycle(.waits)
     )]
     Deadlock {
-        /// Each rank of the cycle, what it waits in, and the rank it waits for.
+        /// The ranks of the cycle. Each entry holds a rank, the collective in which it waits, and the rank for
+        /// which it waits.
         waits: Vec<(usize, CollectiveId, usize)>,
     },
 
-    /// A rank called a collective, or waited in one, while another of its threads waited.
+    /// A thread of a rank called a collective, or waited in one, while another thread of the rank was waiting.
     #[error(
-        "rank {rank} called {called} while it waited in {during}; call from one thread of a rank at a time, \
-         or declare that threads of a rank wait at the same time: `Launch::with_multithreaded_ranks`"
+        "rank {rank} called {called} while it waited in {during}. Call from one thread of a rank at a time, \
+         or allow several threads of a rank to wait at the same time: `Launch::with_multithreaded_ranks`"
     )]
     ConcurrentCalls {
         /// Global rank.
         rank: usize,
-        /// What the second thread called.
+        /// Collective called by the second thread.
         called: CollectiveId,
-        /// What the first thread waited in.
+        /// Collective in which the first thread was waiting.
         during: CollectiveId,
     },
 
-    /// A rank called a collective in what it runs alone.
+    /// A rank called a collective inside [`World::run_on`](super::World::run_on).
     #[error(
-        "rank {rank} called {called} inside `World::run_on`, which the other ranks do not run; communicate before \
+        "rank {rank} called {called} inside `World::run_on`, which the other ranks do not run. Communicate before \
          it or after it, on all ranks"
     )]
     CollectiveInRunOn {
         /// Global rank.
         rank: usize,
-        /// What it called.
+        /// Collective that it called.
         called: CollectiveId,
     },
 
-    /// A rank communicated with something of another rank's.
+    /// A rank passed an object of another rank to a collective, or waited for another rank's work.
     #[error(
-        "rank {rank} called {op} `{label}` with a tensor, mesh, work or module that belongs to rank {owner}; \
-         ranks pass each other plain data (`into_data`), and distribute it on meshes of their own"
+        "rank {rank} called {op} `{label}` with a tensor, mesh, work or module that belongs to rank {owner}. \
+         Pass plain data between ranks (`into_data`), and distribute it on a mesh of this rank"
     )]
     ForeignRankObject {
-        /// Global rank that called.
+        /// Global rank of the calling thread.
         rank: usize,
-        /// Global rank for which it would have been.
+        /// Global rank to which the object belongs.
         owner: usize,
-        /// What it called.
+        /// Operation that it called.
         op: Op,
-        /// The caller's label.
+        /// Label of the call.
         label: String,
     },
 
-    /// Ranks did not join a collective in time.
+    /// Ranks did not join a collective before the deadline.
     #[error(
-        "{during}: ranks {missing:?} did not join within {deadline:?} of rank {rank}'s wait; \
-         raise `Launch::with_deadline`, or that of the mesh dimension (`DeviceMesh::with_deadline`), if they are only slow"
+        "{during}: ranks {missing:?} did not join within {deadline:?} of rank {rank}'s wait. \
+         If they are only slow, raise `Launch::with_deadline`, or `DeviceMesh::with_deadline` for one mesh dimension"
     )]
     DeadlineExceeded {
-        /// Global rank whose wait ran out.
+        /// Global rank whose wait timed out.
         rank: usize,
         /// Global ranks that had not joined.
         missing: Vec<usize>,
         /// The collective.
         during: CollectiveId,
-        /// How long it waited.
+        /// Maximum duration of the wait.
         deadline: Duration,
     },
 
-    /// A rank called a collective with arguments that cannot be right.
-    #[error("rank {rank}: {op} `{label}`: {problem}; {remedy}")]
+    /// A rank called a collective with invalid arguments.
+    #[error("rank {rank}: {op} `{label}`: {problem}. {remedy}")]
     InvalidArgument {
         /// Global rank.
         rank: usize,
-        /// What it called.
+        /// Operation that it called.
         op: Op,
-        /// The caller's label.
+        /// Label of the call.
         label: String,
-        /// The argument at fault and its value.
+        /// The invalid argument and its value.
         problem: String,
-        /// What to do instead.
+        /// Instruction for fixing it.
         remedy: String,
     },
 
-    /// A group of ranks cannot be made.
+    /// A group of ranks could not be created.
     #[error("rank {rank}: group {ranks:?}: {problem}")]
     InvalidGroup {
         /// Global rank.
         rank: usize,
-        /// The ranks asked for.
+        /// Ranks that were requested.
         ranks: Vec<usize>,
-        /// What is wrong with them.
+        /// Reason why they cannot form a group.
         problem: String,
     },
 
-    /// A rank has given the world up, for that of the ranks that go on.
-    #[error("rank {rank} has given this world up, for that of the ranks that go on; go on there, too: `World::shrink`")]
+    /// A rank called `World::shrink`, which revokes this world.
+    #[error(
+        "rank {rank} called `World::shrink`, which revokes this world. Call `World::shrink` on this rank too, to join \
+         the survivors"
+    )]
     Revoked {
         /// Global rank.
         rank: usize,
     },
 
-    /// The ranks that go on do so without this one.
+    /// The ranks that survive a failure continue without this one.
     #[error(
-        "rank {rank} is not among the ranks that go on: it was not in `World::shrink` when they had waited for their \
-         deadline; end its program, or raise `Launch::with_deadline` if it is only slow"
+        "rank {rank} is not among the survivors: it had not called `World::shrink` when the deadline of the other \
+         ranks expired. End its program, or raise `Launch::with_deadline` if it is only slow"
     )]
     ExcludedFromShrink {
         /// Global rank.
         rank: usize,
     },
 
-    /// What connects the ranks cannot connect fewer of them.
-    #[error("rank {rank}: the engine of this launch does not support `World::shrink`; launch again")]
+    /// The backend of the launch does not support `World::shrink`.
+    #[error("rank {rank}: the backend of this launch does not support `World::shrink`. Restart the launch")]
     CannotShrink {
         /// Global rank.
         rank: usize,
     },
 
-    /// A process cannot be reached any more, or sends what cannot be right.
+    /// A process cannot be reached any more, or sent invalid data.
     #[error(
-        "lost touch with the process of rank {rank}: {problem}; look at what it printed, and run one build of one program \
-         in all processes"
+        "lost the connection to the process of rank {rank}: {problem}. Read what it printed, and run the same build of \
+         the same program in all processes"
     )]
     Disconnected {
-        /// The first global rank of that process.
+        /// Lowest global rank of that process.
         rank: usize,
-        /// What is wrong with the connection.
+        /// Problem with the connection.
         problem: String,
     },
 }
 
 impl CommError {
-    /// The rank at fault: for a deadline the first missing one, for a deadlock the first of the cycle.
+    /// Returns the rank at fault. For a deadline it is the first missing rank, for a deadlock the first rank of the
+    /// cycle.
     pub fn rank(&self) -> usize {
         match self {
             Self::RankPanicked { rank, .. }
@@ -240,7 +247,7 @@ impl CommError {
         }
     }
 
-    /// Whether a rank's program alone is wrong, whatever the others call.
+    /// Returns true if the program of a single rank caused the failure, whatever the other ranks called.
     pub(super) fn is_of_program(&self) -> bool {
         matches!(
             self,
@@ -254,7 +261,7 @@ impl CommError {
         )
     }
 
-    /// The failure itself, whoever noticed it.
+    /// Returns the failure without the collective in which it was noticed.
     pub(super) fn without_notice(&self) -> Self {
         let mut failure = self.clone();
         if let Self::RankPanicked { during, .. } | Self::RankFailed { during, .. } = &mut failure {
@@ -270,7 +277,7 @@ fn noticed(during: &Option<CollectiveId>) -> String {
 
 fn blame(rank: &usize, other: &usize, majority: &bool) -> String {
     match majority {
-        true => format!("rank {rank} is wrong, as most hold what rank {other} does"),
+        true => format!("rank {rank} is wrong, as most ranks hold the value of rank {other}"),
         false => "either may be wrong".into(),
     }
 }

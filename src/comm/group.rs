@@ -1,8 +1,8 @@
-//! [`Group`]: an ordered set of ranks.
+//! [`Group`]: an ordered list of ranks.
 
 use std::sync::Arc;
 
-/// An ordered set of global ranks and the caller's place in it.
+/// An ordered list of global ranks, and the caller's position in it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Group {
     ranks: Arc<[usize]>,
@@ -10,7 +10,7 @@ pub struct Group {
 }
 
 impl Group {
-    /// The group `ranks` seen from the rank at position `index`.
+    /// Creates the group of the global ranks `ranks`, for the rank at position `index`.
     ///
     /// # Panics
     /// If `index` is not a position in `ranks`.
@@ -20,12 +20,12 @@ impl Group {
         Self { ranks, index }
     }
 
-    /// Number of ranks.
+    /// Returns the number of ranks.
     pub fn size(&self) -> usize {
         self.ranks.len()
     }
 
-    /// The caller's rank inside the group.
+    /// Returns the caller's group rank.
     pub fn rank(&self) -> usize {
         self.index
     }
@@ -34,12 +34,12 @@ impl Group {
         self.ranks.clone()
     }
 
-    /// The place in the group of global rank `rank`, if it is in it.
+    /// Returns the group rank of the global rank `rank`, or `None` if it is not a member.
     pub fn group_rank_of(&self, rank: usize) -> Option<usize> {
         self.ranks.iter().position(|other| *other == rank)
     }
 
-    /// Global ranks in group order: `ranks()[place]` is the global rank of a place.
+    /// Returns the global ranks in group order: `ranks()[i]` is the global rank of group rank `i`.
     pub fn ranks(&self) -> &[usize] {
         &self.ranks
     }

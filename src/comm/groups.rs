@@ -1,10 +1,11 @@
-//! Groups made several at a time: enumerated, of one size, by colour.
+//! Creation of several groups at a time: from lists, of equal size, or by colour.
 
 use super::{Call, CommError, Communicator, World};
 use crate::Result;
 
 impl World {
-    /// The one of these groups that the rank is in; `None` if it is in none. Local; all ranks name the same groups.
+    /// Returns the group of `groups` that contains this rank, or `None` if no group does. Local; all ranks must
+    /// pass the same groups.
     ///
     /// ```
     /// use burn_dtensor::comm::{Launch, launch};
@@ -17,46 +18,50 @@ impl World {
     /// # Ok::<_, burn_dtensor::Error>(())
     /// ```
     ///
-    /// # Errors
-    /// [`CommError::InvalidGroup`] on every rank if a group is empty, names a rank outside the world, or if a rank is named
-    /// twice.
+    /// [`CommError::InvalidGroup`] on every rank if a group is empty, names a rank outside the world, or if a rank
+    /// is named twice.
     pub fn subgroup(&self, groups: impl IntoIterator<Item = Vec<usize>>) -> Result<Option<Communicator>> {
         let mut named_in: Vec<Option<usize>> = vec![None; self.size()];
         let groups: Vec<_> = groups.into_iter().collect();
         for (at, ranks) in groups.iter().enumerate() {
             let wrong = |problem| CommError::InvalidGroup { rank: self.rank(), ranks: ranks.clone(), problem };
             if ranks.is_empty() {
-                return Err(wrong("it has no ranks".into()).into());
+                return Err(wrong("it has no ranks. List at least one rank in each group".into()).into());
             }
             for rank in ranks {
                 let Some(named) = named_in.get_mut(*rank) else { return Err(wrong(self.outside(*rank)).into()) };
                 if let Some(other) = named.replace(at) {
-                    let other = if other == at { "twice".into() } else { format!("in {:?}, too", groups[other]) };
-                    return Err(wrong(format!("rank {rank} is named {other}; a rank is in one group at most")).into());
+                    let other = if other == at { "twice".into() } else { format!("in {:?} too", groups[other]) };
+                    return Err(wrong(format!("rank {rank} is named {other}. Name each rank at most once")).into());
                 }
             }
         }
         named_in[self.rank()].map(|at| self.group(&groups[at])).transpose()
     }
 
-    /// The group of `size` adjacent ranks that this one is in: 0 to `size - 1`, and so on. Local.
+    /// Returns the group of `size` adjacent ranks that contains this rank: the first group has ranks 0 to `size -
+    /// 1`, and so on. Local.
     ///
     /// # Errors
     /// [`CommError::InvalidGroup`] if `size` does not divide the number of ranks.
     pub fn subgroup_of_size(&self, size: usize) -> Result<Communicator> {
         if size == 0 || !self.size().is_multiple_of(size) {
-            let problem = format!("{} ranks are no whole number of groups of {size}", self.size());
+            let problem = format!(
+                "cannot split {} ranks into groups of {size}. Pass a size that divides the number of ranks",
+                self.size()
+            );
             return Err(CommError::InvalidGroup { rank: self.rank(), ranks: Vec::new(), problem }.into());
         }
         let first = self.rank() / size * size;
         self.group(&(first..first + size).collect::<Vec<_>>())
     }
 
-    /// Parts a group: its ranks that give one `color` are a group, in the order of their keys, then of `parent`; those that
-    /// give `None` are in none (`MPI_Comm_split`). Waits for others as long as `parent` does.
+    /// Splits a group: the ranks of `parent` that pass the same `color` form a group, ordered by `key` and then by
+    /// their order in `parent`. Ranks that pass `None` are in no group (`MPI_Comm_split`). The new group has the
+    /// deadline of `parent`.
     ///
     /// # Collective
-    /// Of `parent`.
+    /// Called by all ranks of `parent`.
     ///
     /// # Errors
     /// See [`Communicator`].

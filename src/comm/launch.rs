@@ -20,7 +20,7 @@ use super::rank_outcome::RankOutcome;
 use super::{LaunchError, RankReport, StartError, World};
 use crate::{Error, Result, memory};
 
-/// Where the ranks of a program run.
+/// Configuration of a [`launch`]: the ranks of a program, their devices and their deadline.
 #[derive(Debug, Clone)]
 pub struct Launch {
     ranks: RankBackend,
@@ -31,23 +31,23 @@ pub struct Launch {
     flight: Option<PathBuf>,
 }
 
-/// The environment variable that names the folder of flight files, where [`Launch::with_flight_recorder`] does not.
+/// Environment variable with the folder of flight files, used if [`Launch::with_flight_recorder`] does not set one.
 const FLIGHT: &str = "BURN_DTENSOR_FLIGHT";
 
-/// How many operations of the rank at fault a failed launch names.
+/// Number of operations of the rank at fault that the error of a failed launch names.
 const LAST: usize = 3;
 
-/// Where the ranks' tensors live.
+/// Devices of the ranks' tensors.
 #[derive(Debug, Clone)]
 enum Devices {
-    /// One for all, or the default.
+    /// One device for all ranks; `None` is the default.
     All(Option<Device>),
-    /// One for each, in order of ranks.
+    /// One device for each rank, in order of ranks.
     Each(Vec<Device>),
 }
 
 impl Devices {
-    /// Of the rank at `place` among this process's.
+    /// Returns the device of the rank at position `place` among the ranks of this process.
     fn of(&self, place: usize) -> Device {
         match self {
             Self::All(Some(device)) => device.clone(),
@@ -57,29 +57,30 @@ impl Devices {
     }
 }
 
-/// What carries the collectives.
+/// Backend that connects the ranks.
 #[derive(Debug, Clone)]
 enum RankBackend {
-    /// Threads, which hand each other tensors by reference.
+    /// Threads of this process, which pass tensors to each other by reference.
     Threads(usize),
-    /// As many threads in each of several processes.
+    /// Several processes, each with the given number of ranks as threads.
     #[cfg(feature = "mpi")]
     Processes(Arc<ProcessJob>, usize),
     On(Arc<dyn Backend>),
 }
 
 impl Launch {
-    /// `ranks` threads of this process.
+    /// Runs `ranks` ranks as threads of this process.
     ///
     /// # Panics
     /// If `ranks` is 0.
     pub fn threads(ranks: usize) -> Self {
-        assert!(ranks > 0, "a launch needs at least one rank");
+        assert!(ranks > 0, "cannot launch 0 ranks. Pass at least 1");
         Self::new(RankBackend::Threads(ranks))
     }
 
-    /// `ranks` ranks, wherever the program is started: threads of this process; or, where a launcher has started several
-    /// processes, as many threads in each of these, which MPI connects.
+    /// Runs `ranks` ranks in the way the program was started. If a launcher has started several processes, each
+    /// process runs an equal share of the ranks as threads, and MPI connects the processes. Otherwise all ranks are
+    /// threads of this process.
     ///
     /// ```console
     /// program                  # 4 threads
@@ -87,15 +88,15 @@ impl Launch {
     /// mpirun -n 2 program      # 2 processes, two ranks in each: process 0 has ranks 0 and 1
     /// ```
     ///
-    /// The results are the same to the bit, on processors alike and with as many cores a rank. Launchers are known by the
-    /// environment: Open MPI's `mpirun`, `mpiexec` of MPICH and those that speak PMI, MVAPICH's, Slurm's `srun`. Several
-    /// processes need the feature `mpi`.
+    /// The results are bit-identical if the processors are the same and each rank has the same number of cores.
+    /// Launchers are recognized by the environment: Open MPI's `mpirun`, `mpiexec` of MPICH and others that use
+    /// PMI, MVAPICH's launcher, and Slurm's `srun`. Several processes require the feature `mpi`.
     ///
     /// # Collective
-    /// Where there are several processes: all make the same launches.
+    /// If there are several processes, all of them must make the same launches.
     ///
     /// # Errors
-    /// [`StartError`] if the processes cannot be connected, or `ranks` are not as many in each.
+    /// [`StartError`] if the processes cannot be connected, or if their number does not divide `ranks`.
     ///
     /// # Panics
     /// If `ranks` is 0.
@@ -115,7 +116,7 @@ impl Launch {
         Ok(Self::threads(ranks))
     }
 
-    /// The ranks of `engine` that are in this process, each a thread.
+    /// Runs the ranks of `engine` that belong to this process, each as a thread.
     pub fn on_backend(engine: Arc<dyn Backend>) -> Self {
         Self::new(RankBackend::On(engine))
     }
@@ -131,24 +132,26 @@ impl Launch {
         }
     }
 
-    /// How long a rank waits for the others in one collective before it gives up. Default: 10 minutes.
+    /// Sets the maximum time that a rank waits for the others in one collective. Default: 10 minutes.
     pub fn with_deadline(mut self, deadline: Duration) -> Self {
         self.deadline = deadline;
         self
     }
 
-    /// The device of all ranks. Default: the CPU.
+    /// Sets the device of all ranks. Default: the CPU.
     pub fn with_device(mut self, device: Device) -> Self {
         self.devices = Devices::All(Some(device.inner()));
         self
     }
 
-    /// The device of each rank of this process, in order of ranks: as many GPUs as there are ranks, or several ranks on
-    /// each.
-    /// What a rank brings to a collective must be on its own device, and the results are there.
+    /// Sets the device of each rank of this process, in order of ranks. Each rank may have a GPU of its own, or
+    /// several ranks may share one.
+    ///
+    /// The tensors that a rank passes to a collective must be on its own device or on the CPU, and the results are
+    /// on the same device.
     ///
     /// # Panics
-    /// If there is not one for each rank.
+    /// If the number of devices is not the number of ranks in this process.
     pub fn with_devices(mut self, devices: impl IntoIterator<Item = Device>) -> Self {
         let devices: Vec<_> = devices.into_iter().map(Device::inner).collect();
         let ranks = match &self.ranks {
@@ -157,56 +160,59 @@ impl Launch {
             RankBackend::Processes(_, ranks) => *ranks,
             RankBackend::On(engine) => engine.local_ranks().len(),
         };
-        assert_eq!(devices.len(), ranks, "{} devices for {ranks} ranks: give each rank one", devices.len());
+        assert_eq!(devices.len(), ranks, "{} devices for {ranks} ranks. Pass one device per rank", devices.len());
         self.devices = Devices::Each(devices);
         self
     }
 
-    /// Bytes of stack that a rank's program may use; only what is used takes memory. Default: 8 MiB, as much
-    /// as a main thread usually has.
+    /// Sets the stack size of a rank's program in bytes. Only what the program uses takes memory. Default: 8 MiB,
+    /// the usual size for a main thread.
     ///
-    /// The program itself decides what it needs: units whose forwards call each other take about 3.5 KiB per
-    /// level in an optimized build. More than there is ends the process.
+    /// Nested calls of units need about 3.5 KiB of stack per level in an optimized build. A stack overflow ends the
+    /// process.
     pub fn with_stack_size(mut self, bytes: usize) -> Self {
         self.stack_size = bytes;
         self
     }
 
-    /// The folder where each rank keeps its last operations in a file, which is there whatever becomes of the program: see
-    /// [`flight`](super::flight). Default: what the environment variable `BURN_DTENSOR_FLIGHT` says, or none.
+    /// Sets the folder where each rank records its last operations in a file, which remains however the program
+    /// ends: see [`flight`](super::flight). Default: the value of the environment variable `BURN_DTENSOR_FLIGHT`,
+    /// or no folder.
     ///
-    /// Files of an earlier run are replaced by those of the same launch and rank; others stay. A folder for each run keeps
-    /// them apart.
+    /// A launch replaces the files of an earlier run that have the same launch number and rank, and keeps all
+    /// others. Use one folder per run to keep runs apart.
     pub fn with_flight_recorder(mut self, folder: impl Into<PathBuf>) -> Self {
         self.flight = Some(folder.into());
         self
     }
 
-    /// Lets threads that a rank's program has started wait in collectives at the same time
-    /// (MPI's `MPI_THREAD_MULTIPLE`). Default: one thread of a rank after another (`MPI_THREAD_SERIALIZED`).
+    /// Allows several threads of a rank's program to wait in collectives at the same time (MPI's
+    /// `MPI_THREAD_MULTIPLE`). Default: one thread of a rank at a time (`MPI_THREAD_SERIALIZED`).
     ///
-    /// Each thread needs a group of its own, since ranks of a group make the same calls in the same order.
-    /// A rank that waits may then still call elsewhere, so ranks that wait for each other are no longer
-    /// told at once: the [`with_deadline`](Self::with_deadline) ends their waits.
+    /// Each thread needs its own group, because the ranks of a group must make the same calls in the same order. A
+    /// rank that waits may still call elsewhere, so deadlocks are no longer detected at once: the
+    /// [deadline](Self::with_deadline) ends the waits.
     ///
-    /// Of all threads of a rank, one may touch a graph of burn's: backward holds the graph's lock while it
-    /// communicates, and whoever else records on that graph stops every rank of the process.
+    /// Only one thread of a rank may use a graph of burn's autodiff. Backward holds the lock of the graph while it
+    /// communicates, and another thread that records on the same graph blocks all ranks of the process.
     ///
-    /// An engine that the launch is [on](Self::on_backend) has its own [manner](super::backend::ProcessOptions).
+    /// A backend passed to [`on_backend`](Self::on_backend) has its own
+    /// [`ProcessOptions`](super::backend::ProcessOptions).
     pub fn with_multithreaded_ranks(mut self) -> Self {
         self.manner.multithreaded = true;
         self
     }
 
-    /// Gives each rank results in memory of its own, as it would have them on a machine of its own: what is measured of one
-    /// rank is then what it takes there. Default: ranks of one process have what all of them get alike, such as gathered
-    /// weights, once for all, and hand each other tensors by reference.
+    /// Gives each rank its results in separate memory, as if it ran on its own machine. Use it to measure the
+    /// memory of one rank. Default: the ranks of one process share identical results, such as gathered weights, and
+    /// pass tensors to each other by reference.
     ///
-    /// Values are the same either way: a tensor is a handle, and whoever writes to memory that others have, too, gets memory
-    /// of its own.
+    /// Values are the same either way: a tensor is a handle, and a write to shared memory makes a private copy
+    /// first (copy-on-write).
     ///
-    /// Reductions on many ranks take longer so: each makes the whole by itself. An engine that the launch is
-    /// [on](Self::on_backend) has its own [manner](super::backend::ProcessOptions).
+    /// Reductions over many ranks take longer with separate memory, because each rank computes the full result. A
+    /// backend passed to [`on_backend`](Self::on_backend) has its own
+    /// [`ProcessOptions`](super::backend::ProcessOptions).
     ///
     /// ```
     /// use burn::tensor::{DType, Tensor};
@@ -218,9 +224,9 @@ impl Launch {
     ///         let (root, meta) = ((world.rank() == 0).then(weights), TensorMeta { shape: [8].into(), dtype: DType::F32 });
     ///         let got = world.all().broadcast(Call::new("weights"), root, vec![meta], 0).wait()?.remove(0);
     ///         let got = Tensor::<1>::from_dispatch(got);
-    ///         world.barrier("all have them")?;
+    ///         world.barrier("received")?;
     ///         let is_alone = got.can_mut();
-    ///         world.barrier("all have looked")?;
+    ///         world.barrier("checked")?;
     ///         Ok(is_alone)
     ///     });
     ///     ranks.map(|ranks| ranks.into_iter().map(|(_, is_alone)| is_alone).collect::<Vec<_>>())
@@ -235,21 +241,23 @@ impl Launch {
     }
 }
 
-/// Runs `program` on every rank and returns this process's ranks, ascending, each with what its program returned.
+/// Runs `program` on every rank. Returns, for each rank of this process in ascending order, the rank and the value
+/// that its program returned.
 ///
-/// Where ranks are threads, the process has all of them; on other engines it has some, and nothing says that rank 0 is
-/// among them. What all should know, or one should print, belongs into the program: [`World::run_on`], a collective.
+/// If the ranks are threads, this process has all of them. With other backends it has some of them, and rank 0 may
+/// be in another process. Communicate results that all ranks need inside the program, with a collective; to print
+/// on one rank only, use [`World::run_on`] there.
 ///
-/// Every rank has a rayon pool of its own (its share of the cores, at least one thread), so that
-/// ranks do not wait for each other's tensor operations; they wait for what they make together, such as
-/// gathered weights. A rank that panics, returns an error, or returns while others still need it ends every
-/// wait of every other rank at once. The others may go on without it: [`World::shrink`].
+/// Every rank has its own rayon pool with its share of the cores, at least one thread. Ranks therefore do not wait
+/// for each other's tensor operations, except for results that they compute together, such as gathered weights. If
+/// a rank panics, returns an error, or returns while other ranks still need it, all waits of all other ranks end at
+/// once with an error. The other ranks may continue without it: [`World::shrink`].
 ///
-/// The program runs on its pool's first thread, often the only one: what it hands to `rayon::spawn` may
-/// not begin before the program ends, so waiting for it may wait for ever. Use `std::thread` for that.
+/// The program runs on the first thread of its pool, which is often the only one. A task that it passes to
+/// `rayon::spawn` may not start before the program ends, so waiting for the task can deadlock. Use `std::thread`
+/// instead.
 ///
-/// The program's errors are this crate's [`Error`]; those of others enter it by `?`, as
-/// [`Error::other`] says.
+/// The program returns this crate's [`Error`]. `?` converts other errors to it, see [`Error::other`].
 ///
 /// ```
 /// use burn_dtensor::comm::{Launch, launch};
@@ -263,8 +271,9 @@ impl Launch {
 /// ```
 ///
 /// # Errors
-/// If any rank panicked or returned an error, also in another process, and others have not [gone on](World::shrink)
-/// without it: the first failure, and what every other rank was doing at that moment and ended with. Every process has the error, and one is to print it:
+/// If any rank in any process panicked or returned an error, and the other ranks did not [continue](World::shrink)
+/// without it. The error contains the first failure, and for every other rank its activity at that moment and its
+/// outcome. Every process returns the error, but only one should print it:
 /// [`Error::is_reported_by_other_process`](crate::Error::is_reported_by_other_process).
 #[expect(clippy::result_large_err, reason = "made once per program")]
 pub fn launch<T, F>(config: Launch, program: F) -> Result<Vec<(usize, T)>, LaunchError>
@@ -288,7 +297,7 @@ where
     let ledgers: Vec<_> = here.iter().zip(&books).map(|(rank, books)| books.open_at(*rank, &start)).collect();
     let run = |(place, rank): (usize, usize), memory: Arc<memory::HostMemoryPool>| {
         let home = Arc::new(RankContext { launch: engine.launch(), rank, outer: outer.clone() });
-        // Whatever panics, also while the rank's pool is made, is the rank's end.
+        // A panic is the outcome of the rank, even while its pool is created.
         let end = RankOutcome::of(|| match &ledgers[place] {
             Ok(_) => {
                 let (device, books) = (config.devices.of(place), books[place].clone());
@@ -304,14 +313,14 @@ where
         end.leave(rank, &engine);
         end
     };
-    // A rank's memory goes with it.
+    // A rank's memory is released with it.
     let homes = memory::HostMemoryPool::of_ranks(here.len(), cores);
     let ends = thread::scope(|scope| {
         let spawn = |((place, rank), memory)| {
             let thread = thread::Builder::new().name(format!("launch {rank}"));
             let run = &run;
             thread.spawn_scoped(scope, move || run((place, rank), memory)).map_err(|error| {
-                let end = RankOutcome::failed(Error::other(format!("rank {rank} has no thread: {error}")));
+                let end = RankOutcome::failed(Error::other(format!("cannot start rank {rank}: {error}")));
                 end.tell(rank, &engine);
                 end.leave(rank, &engine);
                 end
@@ -324,7 +333,7 @@ where
         };
         threads.into_iter().map(join).collect::<Vec<_>>()
     });
-    // What counts is how those have ended that have gone on.
+    // The result depends on the ranks that continued in the last world.
     let last = last(engine.clone());
     let place = |rank: usize| worlds(engine.clone(), rank).last().filter(|(engine, _)| Arc::ptr_eq(engine, &last));
     let left = here.iter().zip(&ends).filter_map(|(rank, end)| Some((place(*rank)?.1, end)));
@@ -332,11 +341,11 @@ where
     let RemoteOutcome { failure, reports, is_told } = last.finish();
     if failure.is_none() && left.iter().all(|(_, end)| end.is_done()) {
         for (rank, error) in here.iter().zip(&ends).filter_map(|(rank, end)| Some((rank, end.error(*rank)?))) {
-            log::warn!("rank {rank} was lost, and others have gone on: {error}");
+            log::warn!("rank {rank} was lost, and the other ranks continued without it: {error}");
         }
         return Ok(here.into_iter().zip(ends).filter_map(|(rank, end)| Some((rank, end.done()?))).collect());
     }
-    let failure = failure.or_else(|| last.failure()).expect("a rank that does not succeed has told the others");
+    let failure = failure.or_else(|| last.failure()).expect("a rank that does not succeed records a failure");
     let report = |(rank, end): (usize, &RankOutcome<T>)| {
         let at = end.unwound_at().map(ToString::to_string);
         RankReport { rank, doing: last.activity(rank), error: end.error(rank), at }
@@ -344,7 +353,8 @@ where
     let mut reports: Vec<_> = left.into_iter().map(report).chain(reports).collect();
     reports.sort_by_key(|report| report.rank);
     let error = LaunchError::new(failure, reports);
-    // Its ranks are those of the last world. Of several processes every one tells the same: what all of them can read.
+    // `error.rank` is a rank of the last world. With several processes, all must report the same operations, so
+    // they read the files, which every process can read.
     let at = here.iter().position(|rank| place(*rank).is_some_and(|(_, place)| place == error.rank));
     let flight = match at {
         Some(at) if last.local_ranks().len() == last.size() => books[at].all().last().map(|ledger| ledger.flight()),
@@ -354,9 +364,10 @@ where
     Err(LaunchError { is_told_elsewhere: is_told, last, flight: folder, ..error })
 }
 
-/// This process's share of the cores that it may use: 1 or more.
+/// Returns this process's share of the available cores, at least 1.
 ///
-/// A process that its launcher has bound to some cores has these to itself; others share the host's.
+/// A process that its launcher has bound to some cores uses all of these; other processes divide the host's cores
+/// evenly.
 fn cores() -> usize {
     let cores = thread::available_parallelism().map_or(1, usize::from);
     let sharers = if launcher::is_bound() { 1 } else { launcher::neighbours() };
@@ -365,12 +376,12 @@ fn cores() -> usize {
 
 fn run_program<T>(program: impl Fn(&World) -> Result<T>, world: &World) -> RankOutcome<T> {
     rank_context::become_rank();
-    // Here, on the rank's own thread, it is known where the program unwound.
+    // The location of an unwind is stored per thread, so the outcome is determined here, on the rank's own thread.
     RankOutcome::of(|| program(world).map_or_else(RankOutcome::failed, RankOutcome::Done))
 }
 
-/// Runs `body` in a rayon pool of the rank's own, whose first thread is named after the rank. Of its threads it is known whose
-/// they are, and where their memory waits.
+/// Runs `body` in a new rayon pool of the rank, whose first thread is named after the rank. The threads of the pool
+/// are registered as threads of the rank, and use its memory pool.
 fn in_own_pool<T: Send>(
     (home, memory): (Arc<RankContext>, Arc<memory::HostMemoryPool>),
     threads: usize,
@@ -386,7 +397,7 @@ fn in_own_pool<T: Send>(
     };
     match pool.start_handler(settle).build() {
         Ok(pool) => pool.install(body),
-        Err(error) => RankOutcome::failed(Error::other(format!("rank {rank} has no thread pool: {error}"))),
+        Err(error) => RankOutcome::failed(Error::other(format!("cannot create the pool of rank {rank}: {error}"))),
     }
 }
 
@@ -399,7 +410,7 @@ mod tests {
         let cores = cores();
         let home = || Arc::as_ptr(&memory::HostMemoryPool::of_thread()).addr();
         let of_ranks = launch(Launch::threads(2 * cores), |world| {
-            world.barrier("all have one")?;
+            world.barrier("started")?;
             Ok(home())
         });
         let homes: Vec<_> = of_ranks.unwrap().into_iter().map(|(_, home)| home).collect();

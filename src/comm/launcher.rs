@@ -1,133 +1,136 @@
-//! Which launcher has started this process, and as which of how many: [`place`].
+//! Detects the launcher that started this process, the number of its processes, and the index of this one:
+//! [`place`].
 //!
-//! Read from the environment, so that a process that is alone never starts MPI. The first launcher counts of which both
-//! variables are set:
+//! This is read from the environment, so that a single process never starts MPI. The first launcher counts for
+//! which both variables are set:
 //!
-//! | launcher | number of processes | this one |
+//! | launcher | number of processes | index of this process |
 //! |---|---|---|
 //! | Open MPI's `mpirun` | `OMPI_COMM_WORLD_SIZE` | `OMPI_COMM_WORLD_RANK` |
 //! | MVAPICH's `mpirun_rsh` | `MV2_COMM_WORLD_SIZE` | `MV2_COMM_WORLD_RANK` |
 //! | `mpiexec` of MPICH, Intel MPI and others with PMI, `srun --mpi=pmi2` | `PMI_SIZE` | `PMI_RANK` |
 //! | Slurm's `srun` | `SLURM_STEP_NUM_TASKS` | `SLURM_PROCID` |
 //!
-//! Those on this host share its cores: [`neighbours`] says how many they are, by `OMPI_COMM_WORLD_LOCAL_SIZE`,
-//! `MV2_COMM_WORLD_LOCAL_SIZE`, `MPI_LOCALNRANKS` or `SLURM_STEP_TASKS_PER_NODE`.
+//! The processes on one host share its cores. [`neighbours`] returns their number, from
+//! `OMPI_COMM_WORLD_LOCAL_SIZE`, `MV2_COMM_WORLD_LOCAL_SIZE`, `MPI_LOCALNRANKS` or `SLURM_STEP_TASKS_PER_NODE`.
 //!
-//! Slurm's `SLURM_NTASKS` is set for a batch script too, which is one process and no task.
+//! Slurm also sets `SLURM_NTASKS` for a batch script, which is a single process and not a task. The variable is
+//! therefore not used.
 
-/// A process among those that were started together.
+/// The index of this process, and the number of processes that were started together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ProcessRank {
-    /// How many there are: at least 2.
+    /// Number of processes, at least 2.
     pub processes: usize,
-    /// Which of them this is, from 0.
+    /// Index of this process, from 0.
     pub here: usize,
 }
 
-/// Processes that a launcher has started could not be connected.
+/// Reason why the processes started by a launcher could not be connected, or why a launch could not begin.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum StartError {
-    /// A launcher's variables contradict each other.
+    /// The launcher's variables contradict each other.
     #[error(
-        "the environment says that this is process {here} of {processes} ({rank}, {size}): start the program by \
-         `mpirun` or `srun`, or unset both variables to run one process"
+        "the environment says that this is process {here} of {processes} ({rank}, {size}), which is invalid. \
+         Start the program with `mpirun` or `srun`, or unset both variables to run one process"
     )]
     Variables {
-        /// The variable with the number of processes.
+        /// Name of the variable with the number of processes.
         size: &'static str,
-        /// The variable with the number of this one.
+        /// Name of the variable with the index of this process.
         rank: &'static str,
-        /// What the first says.
+        /// Value of the first variable.
         processes: String,
-        /// What the second says.
+        /// Value of the second variable.
         here: String,
     },
 
-    /// The program cannot connect them.
+    /// The program was built without the feature `mpi`.
     #[error(
-        "the environment says that this is process {here} of {processes}, but the program is built without MPI: build it \
-         with the feature `mpi`, or start it by itself"
+        "the environment says that this is process {here} of {processes}, but the program was built without MPI. Build \
+         it with the feature `mpi`, or start it without a launcher"
     )]
     NoMpi {
-        /// Number of processes by the launcher's variables.
+        /// Number of processes according to the launcher's variables.
         processes: usize,
-        /// This process by the launcher's variables.
+        /// Index of this process according to the launcher's variables.
         here: usize,
     },
 
-    /// There are not as many ranks for each process.
+    /// The number of processes does not divide the number of ranks.
     #[error(
-        "{ranks} ranks are no whole number for each of {processes} processes: start as many processes as divide the \
-         number of ranks"
+        "cannot distribute {ranks} ranks evenly over {processes} processes. Start a number of processes that divides \
+         {ranks}"
     )]
     Uneven {
         /// Number of ranks.
         ranks: usize,
         /// Number of processes.
         processes: usize,
-        /// This process.
+        /// Index of this process.
         here: usize,
     },
 
-    /// MPI sees other processes than the launcher has started.
+    /// MPI sees other processes than those the launcher started.
     #[error(
-        "the launcher has started process {here} of {processes}, which to MPI is process {mpi_here} of \
-         {mpi_processes}: the program is built with another MPI library than its launcher belongs to; run it with the \
-         `mpirun` beside the `mpicc` it was built with, or with `srun --mpi=` what that library supports (`pmix`, `pmi2`)"
+        "the launcher started process {here} of {processes}, but MPI sees it as process {mpi_here} of {mpi_processes}, \
+         because the program was built with another MPI library than that of its launcher. Run it with the `mpirun` of \
+         the same installation as the `mpicc` of the build, or with a value of `srun --mpi=` that this library \
+         supports (`pmix`, `pmi2`)"
     )]
     OtherLauncher {
-        /// Number of processes by the launcher's variables.
+        /// Number of processes according to the launcher's variables.
         processes: usize,
-        /// This process by the launcher's variables.
+        /// Index of this process according to the launcher's variables.
         here: usize,
         /// Number of processes in `MPI_COMM_WORLD`.
         mpi_processes: usize,
-        /// This process in `MPI_COMM_WORLD`.
+        /// Index of this process in `MPI_COMM_WORLD`.
         mpi_here: usize,
     },
 
-    /// The program has initialized MPI itself.
+    /// The program initialized MPI itself, on another thread.
     #[error(
-        "MPI is initialized already, and by a thread that is not the one that communicates for the ranks: connect the \
-         ranks before, or leave MPI to them"
+        "MPI was already initialized, by a thread other than the progress thread of the ranks. Connect the ranks \
+         first, or do not initialize MPI in the program"
     )]
     Initialized,
 
-    /// The MPI library knows nothing of threads.
+    /// The MPI library does not support threads.
     #[error(
-        "the MPI library gives `MPI_THREAD_SINGLE` where `MPI_THREAD_FUNNELED` is needed: take one built with threads"
+        "the MPI library provides `MPI_THREAD_SINGLE`, but `MPI_THREAD_FUNNELED` is required. Use one with threads"
     )]
     SingleThreaded,
 
-    /// The file of a rank's [flight recorder](crate::comm::flight) could not be made.
+    /// The file of a rank's [flight recorder](crate::comm::flight) could not be created.
     #[error(
-        "rank {rank} cannot make the file of its flight recorder, {}: {problem}; name a folder that the program may write \
-         (`Launch::with_flight_recorder`, BURN_DTENSOR_FLIGHT), or none",
+        "rank {rank} cannot create the file of its flight recorder, {}: {problem}. Name a folder to which the program \
+         can write (`Launch::with_flight_recorder`, BURN_DTENSOR_FLIGHT), or no folder",
         .path.display()
     )]
     Flight {
         /// Global rank.
         rank: usize,
-        /// The file.
+        /// Path of the file.
         path: std::path::PathBuf,
-        /// Why.
+        /// Reason why it could not be created.
         problem: String,
     },
 
-    /// The thread that communicates could not be started.
-    #[error("the thread that communicates with other processes could not be started: {problem}")]
+    /// The progress thread, which communicates with other processes, could not be started.
+    #[error("the progress thread, which communicates with other processes, could not be started: {problem}")]
     NoThread {
-        /// Why.
+        /// Reason why it could not be started.
         problem: String,
     },
 
-    /// A call of MPI failed.
+    /// An MPI function failed.
     #[error("{call} failed: {text}")]
     Mpi {
-        /// The function.
+        /// Name of the function.
         call: &'static str,
-        /// MPI's text of the error.
+        /// MPI's text for the error.
         text: String,
     },
 }
@@ -139,12 +142,12 @@ const LAUNCHERS: [(&str, &str); 4] = [
     ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),
 ];
 
-/// This process's place. `None`: it is alone.
+/// Returns the place of this process among those the launcher started, or `None` if it is the only one.
 pub(crate) fn place() -> Result<Option<ProcessRank>, StartError> {
     place_by(|name| std::env::var(name).ok())
 }
 
-/// By what `variable` says of the environment.
+/// Like [`place`], with the environment read through `variable`.
 fn place_by(variable: impl Fn(&str) -> Option<String>) -> Result<Option<ProcessRank>, StartError> {
     let set = |&(size, rank): &(&'static str, &'static str)| Some((size, rank, variable(size)?, variable(rank)?));
     let Some((size, rank, processes, here)) = LAUNCHERS.iter().find_map(set) else { return Ok(None) };
@@ -158,19 +161,21 @@ fn place_by(variable: impl Fn(&str) -> Option<String>) -> Result<Option<ProcessR
 const NEIGHBOURS: [&str; 4] =
     ["OMPI_COMM_WORLD_LOCAL_SIZE", "MV2_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_STEP_TASKS_PER_NODE"];
 
-/// How many processes the launcher has started on this host, this one among them; 1 if it does not say.
+/// Returns the number of processes that the launcher started on this host, including this one; 1 if that is not
+/// known.
 pub(crate) fn neighbours() -> usize {
     neighbours_by(|name| std::env::var(name).ok())
 }
 
 fn neighbours_by(variable: impl Fn(&str) -> Option<String>) -> usize {
     let said = NEIGHBOURS.iter().find_map(|name| variable(name)).unwrap_or_default();
-    // Slurm lists hosts, such as `2(x3),1`: the most that one of them has.
+    // Slurm lists the hosts, as in `2(x3),1`; the largest number of tasks on a host counts.
     let of_host = said.split(',').map(|of_host| of_host.split('(').next().unwrap_or_default());
     of_host.filter_map(|count| count.trim().parse().ok()).max().filter(|count| *count > 0).unwrap_or(1)
 }
 
-/// Whether the launcher has given this process cores of its own: others than it has itself. Where nothing says so, not.
+/// Returns true if the launcher has bound this process to some cores: the process is allowed other cores than its
+/// parent. Returns false if this cannot be determined.
 pub(crate) fn is_bound() -> bool {
     let allowed = |process: &str| {
         let status = std::fs::read_to_string(format!("/proc/{process}/status")).ok()?;
@@ -196,7 +201,7 @@ mod tests {
         for (size, rank) in LAUNCHERS {
             assert_eq!(among(&[(size, "4"), (rank, "3")]), Ok(Some(ProcessRank { processes: 4, here: 3 })), "{size}");
         }
-        // Open MPI's `mpirun` within an allocation of Slurm's, whose shell is one task.
+        // Open MPI's `mpirun` within an allocation of Slurm, whose shell is one task.
         let nested = [("SLURM_STEP_NUM_TASKS", "1"), ("SLURM_PROCID", "0")];
         let nested = [&nested[..], &[("OMPI_COMM_WORLD_SIZE", "2"), ("OMPI_COMM_WORLD_RANK", "1")]].concat();
         assert_eq!(among(&nested), Ok(Some(ProcessRank { processes: 2, here: 1 })));
@@ -218,7 +223,7 @@ mod tests {
     fn a_process_alone_has_no_place() {
         assert_eq!(among(&[]), Ok(None));
         assert_eq!(among(&[("OMPI_COMM_WORLD_SIZE", "1"), ("OMPI_COMM_WORLD_RANK", "0")]), Ok(None));
-        // A batch script of Slurm's.
+        // A batch script of Slurm.
         assert_eq!(among(&[("SLURM_NTASKS", "8"), ("SLURM_PROCID", "0")]), Ok(None));
     }
 

@@ -1,4 +1,4 @@
-//! [`LedgerHistory`]: the ledgers of one rank, of each world that it has been in.
+//! [`LedgerHistory`]: the ledgers of one rank, one for each world of which it was a member.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -9,10 +9,10 @@ use super::backend::Backend;
 use super::flight::{LaunchStart, Recorder};
 use super::{Ledger, StartError};
 
-/// The ledgers of one rank of a launch, in the order in which it came to their worlds.
+/// The ledgers of one rank of a launch, in the order in which it joined their worlds.
 #[derive(Debug)]
 pub(super) struct LedgerHistory {
-    /// Where flight recorders have their files, if anywhere.
+    /// Folder of the flight recorders' files, if they have files.
     folder: Option<PathBuf>,
     ledgers: Mutex<Vec<Arc<Ledger>>>,
 }
@@ -22,24 +22,24 @@ impl LedgerHistory {
         Arc::new(Self { folder, ledgers: Mutex::default() })
     }
 
-    /// The ledger of what is rank `rank` of `engine`'s world, which begins now.
+    /// Creates the ledger of rank `rank` in the world of `engine`, which starts now.
     pub fn open(&self, rank: usize, engine: &dyn Backend) -> Result<Arc<Ledger>, StartError> {
         self.open_at(rank, &LaunchStart::new(engine.size(), engine.launch()))
     }
 
-    /// The same of a world that has begun.
+    /// Like [`open`](Self::open), for a world that has already started.
     pub fn open_at(&self, rank: usize, start: &LaunchStart) -> Result<Arc<Ledger>, StartError> {
         let ledger = Arc::new(Ledger::new(Recorder::new(rank, start, self.folder.as_deref())?));
         self.ledgers.lock().push(ledger.clone());
         Ok(ledger)
     }
 
-    /// That of the world that it is in.
+    /// Returns the ledger of the rank's current world.
     pub fn last(&self) -> Arc<Ledger> {
-        self.ledgers.lock().last().expect("a rank has one before it has a world").clone()
+        self.ledgers.lock().last().expect("a rank has a ledger before it has a world").clone()
     }
 
-    /// All of them.
+    /// Returns all ledgers.
     pub fn all(&self) -> Vec<Arc<Ledger>> {
         self.ledgers.lock().clone()
     }

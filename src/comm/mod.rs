@@ -1,7 +1,8 @@
-//! Collectives between ranks.
+//! Communication between ranks: launching a program on every rank, groups of ranks, collectives and point-to-point
+//! messages.
 //!
-//! [`launch`] runs one program on every rank and hands it a [`World`]; [`World::group`] makes a
-//! [`Communicator`] of some of the ranks; its collectives return [`Work`], to be waited for.
+//! [`launch`] runs one program on every rank and passes it a [`World`]. [`World::group`] returns a [`Communicator`]
+//! for some of the ranks. Its collectives return a [`Work`], whose `wait` returns the result.
 //!
 //! ```
 //! use burn::tensor::Tensor;
@@ -17,31 +18,46 @@
 //! # Ok::<_, burn_dtensor::Error>(())
 //! ```
 //!
-//! # What holds on every backend
+//! ```text
+//! program of a rank
+//!    │  World, Communicator      checks arguments, counts the call in the Ledger
+//!    │  Call in, Work out
+//!    ▼
+//! backend: GroupBackend          matches the calls of the ranks, compares their signatures, handles failures
+//!    ├─ local                    ranks are threads of one process: match table, data planes for host and devices
+//!    └─ process                  ranks are in several processes: headers and payloads
+//!         └─ transport           sends bytes between processes (MPI)
+//! flight                         records the last calls of every rank, also in a file
+//! ```
 //!
-//! 1. No call blocks for good after a failure: it succeeds, or returns a [`CommError`] that names
-//!    the rank at fault, the operation, its sequence number and what differed. A failure is joint:
-//!    it ends every collective of every group of the world.
-//! 2. Reductions add in one fixed binary tree over the group's ranks, so a run is bitwise
-//!    repeatable, and on power-of-two groups one reduction over 4 ranks equals one over 2 x 2.
-//! 3. Every collective of more than one rank is in the rank's [`Ledger`]; one [issued
-//!    ahead](Call::with_deferred) from when its result is taken on.
+//! # Invariants on every backend
 //!
-//! # Who is waited for
+//! 1. No call blocks forever after a failure: it succeeds, or returns a [`CommError`] that names the rank at fault,
+//!    the operation, its sequence number and the difference. A failure is joint: it ends every collective of every
+//!    group of the world.
+//! 2. Reductions add in one fixed binary tree over the group's ranks. A run is therefore bitwise repeatable, and on
+//!    power-of-two groups one reduction over 4 ranks equals one over 2 x 2.
+//! 3. Every collective of more than one rank is counted in the rank's [`Ledger`]. A [deferred](Call::with_deferred)
+//!    collective is counted when the rank waits for its result.
 //!
-//! [`Ledger::summary`] says in one line what a rank has sent, how long it has waited and for whom, [`Ledger::waits`]
-//! in a histogram, [`Ledger::to_json`] to a program. Profilers listen through [`tracing`]: each collective is a span
-//! named `collective`, of target `burn_dtensor::comm` and level debug, from when it is posted until its result is there
-//! or its [`Work`] is dropped; it is entered while it is posted and while it is waited for. Where nobody listens it
-//! costs a look. Ranks are threads: a subscriber is to be the process's, `tracing::subscriber::set_global_default`.
+//! # Measuring waits
 //!
-//! | field | what it is |
+//! [`Ledger::summary`] describes in one line what a rank has sent, how long it has waited and for which rank.
+//! [`Ledger::waits`] contains the waiting times as a histogram, and [`Ledger::to_json`] exports everything.
+//!
+//! Profilers use [`tracing`]. Each collective is a span named `collective`, with target `burn_dtensor::comm` and
+//! level debug. It lasts from the time when the collective is posted until its result is ready or its [`Work`] is
+//! dropped. The span is entered while the collective is posted and while the rank waits for it. Without a
+//! subscriber, a collective costs one check. Ranks are threads, so install the subscriber for the process:
+//! `tracing::subscriber::set_global_default`.
+//!
+//! | field | meaning |
 //! |---|---|
 //! | `operation`, `label`, `phase`, `bytes` | as in the ledger |
-//! | `tensors` | what ranks agree on: shapes of the wholes and dtypes, such as `[4, 8] f32, [4] f32`; of an all-to-all of lists what is given to each rank |
-//! | `group`, `ranks` | number of ranks in the group, and these |
-//! | `rank`, `seq` | this rank, and the place among the group's collectives |
-//! | `waiting_ns`, `moving_ns`, `last` | once waited for: how long, then making the result, and the rank that came last |
+//! | `tensors` | shapes of the full tensors and dtypes, such as `[4, 8] f32, [4] f32`; for an all-to-all of lists, the tensors sent to each rank |
+//! | `group`, `ranks` | number of ranks in the group, and their global ranks |
+//! | `rank`, `seq` | this rank, and the sequence number within the group |
+//! | `waiting_ns`, `moving_ns`, `last` | set after the wait: waiting time, time to compute the result, and the last rank to join |
 
 mod active_launch;
 mod arguments;

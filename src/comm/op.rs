@@ -1,44 +1,44 @@
-//! [`Op`] and [`CollectiveId`]: which collective, the how-manieth, by whom.
+//! [`Op`] and [`CollectiveId`]: kind of a collective, and its identification in messages.
 
 use std::fmt;
 use std::sync::Arc;
 
-/// A kind of collective, or of message.
+/// Kind of a collective or of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Op {
-    /// Every rank gets the pieces of all ranks.
+    /// Every rank receives the concatenated shards of all ranks.
     AllGather,
-    /// Every rank gets its part of the reduced whole.
+    /// Every rank receives its shard of the reduced tensor.
     ReduceScatter,
-    /// Every rank gets the reduced whole.
+    /// Every rank receives the reduced tensor.
     AllReduce,
-    /// Every rank swaps a piece with every other.
+    /// Every rank exchanges blocks with every other rank, which changes the sharded dimension.
     AllToAll,
-    /// Every rank gives each other a tensor of any shape, or none.
+    /// Every rank sends a tensor of any shape, or none, to every other rank.
     AllToAllList,
-    /// Every rank gets the root's tensors.
+    /// Every rank receives the root's tensors.
     Broadcast,
-    /// Every rank gets its part of the root's tensors.
+    /// Every rank receives its shard of the root's tensors.
     Scatter,
-    /// The root gets the reduced whole.
+    /// The root receives the reduced tensor.
     Reduce,
-    /// The root gets a tensor of each rank.
+    /// The root receives a tensor from each rank.
     Gather,
-    /// No data; all ranks meet.
+    /// No data; returns when all ranks have called it.
     Barrier,
-    /// Tensors go to one rank.
+    /// Sends tensors to one rank.
     Send,
-    /// Tensors of one rank, or of any.
+    /// Receives tensors from one rank, or from any rank.
     Receive,
 }
 
 impl Op {
-    /// Whether two ranks make it, and not all of a group.
+    /// Returns true for point-to-point operations, which two ranks call rather than all of a group.
     pub fn is_message(self) -> bool {
         matches!(self, Self::Send | Self::Receive)
     }
 
-    /// The name of the [`Communicator`](super::Communicator) method.
+    /// Returns the name of the [`Communicator`](super::Communicator) method.
     pub fn name(self) -> &'static str {
         match self {
             Self::AllGather => "all_gather",
@@ -63,16 +63,16 @@ impl fmt::Display for Op {
     }
 }
 
-/// One collective of one group, as error messages and reports name it.
+/// Identification of one collective of one group in error messages and reports.
 ///
 /// Displays as ``all_gather #12 `blocks.3` on ranks [0, 1]``.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct CollectiveId {
-    /// What it does.
+    /// Kind of the operation.
     pub op: Op,
-    /// Its place among the collectives of its group, from 0.
+    /// Sequence number among the collectives of the group, from 0.
     pub seq: u64,
-    /// The caller's label.
+    /// Label of the call.
     pub label: Arc<str>,
     /// Global ranks of the group, in group order.
     pub ranks: Arc<[usize]>,

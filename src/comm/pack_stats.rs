@@ -1,16 +1,17 @@
-//! [`PackStats`]: what kernels do around collectives.
+//! [`PackStats`]: copies by kernels around collectives.
 
-/// What kernels have copied around a rank's collectives, where tensors of a list travel in one buffer.
+/// Copies made by kernels around a rank's collectives, where a list of tensors is packed into one buffer.
 ///
-/// Counted on Cube backends (wgpu, CUDA), for all-gathers and reduce-scatters of two and more float tensors of one
-/// dtype: a copy or reduction before the ranks meet, and one after.
+/// They are counted on Cube backends (wgpu, CUDA), for all-gathers and reduce-scatters of at least two float
+/// tensors of the same dtype: one copy or reduction before the collective, and one after it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PackStats {
-    /// Kernels launched.
+    /// Number of kernels launched.
     pub launches: u64,
-    /// Bytes of tensors' elements that they have written.
+    /// Bytes of tensor elements written by the kernels.
     pub bytes: u64,
-    /// Bytes of padding that they have written: between parts, and where a rank's part is smaller than the largest.
+    /// Bytes of padding written by the kernels: between shards, and where a rank's shard is smaller than the
+    /// largest.
     pub padding: u64,
 }
 

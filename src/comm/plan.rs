@@ -1,4 +1,4 @@
-//! [`CollectivePlan`]: the tensors of a collective that is made again and again.
+//! [`CollectivePlan`]: a collective that is prepared once and executed many times.
 
 use std::any::Any;
 use std::fmt;
@@ -11,8 +11,8 @@ use super::{Call, Op, ReduceOp};
 use crate::kernels::ShardedTensorSpec;
 use crate::placement::ShardSizes;
 
-/// What one collective does with a list of tensors of certain shapes: checked, described and laid out once, for all the
-/// calls that do the same, such as those of a training step.
+/// A collective on tensors of given shapes, prepared once and executed many times, as in every training step
+/// (MPI-4: persistent collective). Its arguments are checked and its layout is computed only once.
 ///
 /// ```
 /// use burn::tensor::{DType, Shape, Tensor};
@@ -20,12 +20,12 @@ use crate::placement::ShardSizes;
 /// use burn_dtensor::placement::ShardSizes;
 ///
 /// launch(Launch::threads(2), |world| {
-///     let whole = TensorMeta { shape: Shape::from([4, 3]), dtype: DType::F32 };
-///     let plan = world.all().plan_all_gather(vec![(whole, 0, ShardSizes::Chunked(4))])?;
+///     let full = TensorMeta { shape: Shape::from([4, 3]), dtype: DType::F32 };
+///     let plan = world.all().plan_all_gather(vec![(full, 0, ShardSizes::Chunked(4))])?;
 ///     for step in 0..3 {
-///         let part = Tensor::<2>::full([2, 3], step as f32, world.device());
-///         let wholes = world.all().execute_plan("step".into(), &plan, vec![part.into_dispatch()]).wait()?;
-///         assert_eq!(Tensor::<2>::from_dispatch(wholes[0].clone()).dims(), [4, 3]);
+///         let shard = Tensor::<2>::full([2, 3], step as f32, world.device());
+///         let full = world.all().execute_plan("step".into(), &plan, vec![shard.into_dispatch()]).wait()?;
+///         assert_eq!(Tensor::<2>::from_dispatch(full[0].clone()).dims(), [4, 3]);
 ///     }
 ///     Ok(())
 /// })?;
@@ -34,10 +34,10 @@ use crate::placement::ShardSizes;
 pub struct CollectivePlan {
     pub(super) op: Op,
     pub(super) reduce: Option<ReduceOp>,
-    /// The wholes.
+    /// Signatures of the full tensors.
     pub(super) tensors: Arc<[TensorSignature]>,
     shardings: Box<[(usize, ShardSizes)]>,
-    /// In the group.
+    /// Number of ranks in the group.
     pub(super) ranks: usize,
     kept: OnceLock<Box<dyn Any + Send + Sync>>,
 }
@@ -53,56 +53,58 @@ impl CollectivePlan {
         Self { op, reduce, tensors: tensors.into(), shardings: shardings.into(), ranks, kept: OnceLock::new() }
     }
 
-    /// The operation.
+    /// Returns the operation.
     pub fn op(&self) -> Op {
         self.op
     }
 
-    /// What a reduction does with values.
+    /// Returns the reduction, if the operation reduces.
     pub fn reduce(&self) -> Option<ReduceOp> {
         self.reduce
     }
 
-    /// The dimension of each tensor that is cut over the group, and how; nothing for tensors that stay whole.
+    /// Returns the sharded dimension and the shard sizes of each tensor. Empty if the operation does not shard
+    /// tensors.
     pub fn shardings(&self) -> &[(usize, ShardSizes)] {
         &self.shardings
     }
 
-    /// The element types of its tensors.
+    /// Returns the dtypes of the tensors.
     pub fn dtypes(&self) -> impl Iterator<Item = DType> {
         self.tensors.iter().map(|tensor| tensor.dtype)
     }
 
-    /// What the ranks of a call agree on.
+    /// Returns the signature of `call` with this plan.
     pub(super) fn print(&self, call: &Call) -> CallSignature {
         CallSignature { reduce: self.reduce, ..CallSignature::new(self.op, call, self.tensors.clone()) }
     }
 
-    /// The tensors, each with its element type.
+    /// Returns the dtype and the sharding of each tensor.
     pub(super) fn sharded_tensors(&self) -> impl Iterator<Item = (DType, ShardedTensorSpec)> {
         self.tensors.iter().zip(&self.shardings).map(|(TensorSignature { shape, dtype, .. }, (dim, sizes))| {
             (*dtype, ShardedTensorSpec { shape: shape.clone(), dim: *dim, sizes: sizes.clone() })
         })
     }
 
-    /// Bytes of the wholes.
+    /// Returns the number of bytes of the full tensors.
     pub fn bytes(&self) -> u64 {
         self.tensors.iter().map(TensorSignature::bytes).sum()
     }
 
-    /// What an engine makes of the plan, and finds again at every call: always of one type, and the same whoever makes it.
-    /// Local; ranks that come at once may each make it, and have the first one's.
+    /// Returns the value that a backend has stored with the plan; calls `make` to create it if there is none. All
+    /// calls must use the same type, and `make` must always create an equal value. Local; several ranks may call it
+    /// at the same time and create a value each, and all receive the one stored first.
     ///
     /// # Panics
-    /// If something of another type is there.
+    /// If the plan holds a value of another type.
     pub fn kept<T: Any + Send + Sync>(&self, make: impl FnOnce() -> T) -> &T {
         let kept = offered(&self.kept, || Box::new(make()));
-        kept.downcast_ref().expect("an engine keeps things of one type with a plan")
+        kept.downcast_ref().expect("a backend stores values of one type with a plan")
     }
 }
 
-/// What is in `cell`. Ranks that find nothing there make it, and who is first to have it puts it in: to wait for
-/// another to do so would take longer.
+/// Returns the value of `cell`. If it is empty, the caller creates a value, and the first one stored is kept.
+/// Several ranks may create a value at the same time, because waiting for another rank would take longer.
 pub(super) fn offered<T>(cell: &OnceLock<T>, make: impl FnOnce() -> T) -> &T {
     if let Some(value) = cell.get() {
         return value;
@@ -115,6 +117,6 @@ impl fmt::Debug for CollectivePlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { op, reduce, tensors, shardings, .. } = self;
         let mut plan = f.debug_struct("CollectivePlan");
-        plan.field("op", op).field("reduce", reduce).field("tensors", tensors).field("cuts", shardings).finish()
+        plan.field("op", op).field("reduce", reduce).field("tensors", tensors).field("shardings", shardings).finish()
     }
 }

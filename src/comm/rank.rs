@@ -1,4 +1,4 @@
-//! [`Rank`]: what the communicators of one rank share.
+//! [`Rank`]: state shared by the communicators of one rank.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -10,29 +10,30 @@ use super::ledger_history::LedgerHistory;
 use super::rank_context::RankContext;
 use super::{CommError, Ledger, Op};
 
-/// One rank of a launch.
+/// One rank of a world.
 #[derive(Debug)]
 pub(super) struct Rank {
     pub rank: usize,
     pub device: Device,
     pub ledger: Arc<Ledger>,
-    /// Of all worlds that it has been in.
+    /// Ledgers of all worlds of which the rank was a member.
     pub books: Arc<LedgerHistory>,
     pub engine: Arc<dyn Backend>,
-    /// The launch that made its thread, and the rank that it is there.
+    /// Launch that created the rank's threads, and the rank's number in that launch. The number may differ from
+    /// `rank` after a shrink.
     pub home: (u64, usize),
-    /// How many things it runs alone, one inside the other.
+    /// Number of nested [`alone`](Self::alone) calls that are running.
     pub alone: AtomicUsize,
 }
 
 impl Rank {
-    /// Ends every wait of every rank. Returns the error that counts.
+    /// Ends every wait of every rank. Returns the error of the first failure, which may be an earlier one.
     pub fn fail(&self, error: CommError) -> CommError {
         self.engine.fail(Failure::Collective(error))
     }
 
-    /// Fails the world if the calling thread is known to be another rank's: what it calls on, or waits for, came to it
-    /// with something of this rank's.
+    /// Fails the world if the calling thread is known to belong to another rank, because it then uses an object of
+    /// this rank.
     pub fn check_thread(&self, op: Op, label: &str) -> Result<(), CommError> {
         let (launch, own) = self.home;
         match RankContext::rank_in(launch) {
@@ -44,12 +45,12 @@ impl Rank {
         }
     }
 
-    /// Whether it runs what the other ranks do not.
+    /// Returns true while the rank runs code that the other ranks do not run.
     pub fn is_alone(&self) -> bool {
         self.alone.load(Ordering::Relaxed) > 0
     }
 
-    /// Runs what the other ranks do not: until it ends, or unwinds, the rank joins nothing.
+    /// Runs code that the other ranks do not run. Until it returns or unwinds, collectives of the rank fail.
     pub fn alone<T>(&self, program: impl FnOnce() -> T) -> T {
         struct Alone<'a>(&'a AtomicUsize);
         impl Drop for Alone<'_> {

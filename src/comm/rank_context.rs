@@ -1,42 +1,44 @@
-//! Which rank the calling thread belongs to.
+//! Thread-local identity of the rank to which the calling thread belongs.
 //!
-//! Known of the threads that [`launch`](super::launch) makes. A thread that a rank's program has
-//! started is not known, and may speak for any rank.
+//! It is known for the threads that [`launch`](super::launch) creates. A thread that a rank's program has started
+//! is unknown, and may act for any rank.
 
 use std::cell::{Cell, RefCell};
 use std::panic::Location;
 use std::sync::Arc;
 
-/// A rank of a launch, as one of its threads knows it.
+/// Identity of a rank of a launch, stored on each of its threads.
 #[derive(Debug)]
 pub(super) struct RankContext {
     pub launch: u64,
     pub rank: usize,
-    /// Where the launch was made: its ranks speak for that rank too.
+    /// Rank that called the launch, if the launch is nested. Threads of the inner ranks also act for that rank.
     pub outer: Option<Arc<Self>>,
 }
 
 thread_local! {
     static HOME: RefCell<Option<Arc<RankContext>>> = const { RefCell::new(None) };
-    /// Of the same home: there while the process ends, too, when what is dropped with its thread is not.
+    /// Launch and rank of `HOME`. It has no destructor, so it can still be read while the process exits and
+    /// thread-local values with destructors are gone.
     static LAUNCH_AND_RANK: Cell<Option<(u64, usize)>> = const { Cell::new(None) };
     static IS_RANK: Cell<bool> = const { Cell::new(false) };
     static UNWOUND_AT: Cell<Option<&'static Location<'static>>> = const { Cell::new(None) };
 }
 
 impl RankContext {
-    /// Makes this the home of the calling thread, for as long as it lives.
+    /// Makes this the identity of the calling thread, until the thread ends.
     pub fn settle(self: Arc<Self>) {
         LAUNCH_AND_RANK.set(Some((self.launch, self.rank)));
         HOME.set(Some(self));
     }
 
-    /// The calling thread's home, if `launch` made it.
+    /// Returns the identity of the calling thread, if `launch` created the thread.
     pub fn current() -> Option<Arc<Self>> {
         HOME.with_borrow(Clone::clone)
     }
 
-    /// The rank of `launch` that the calling thread belongs to, if that is known.
+    /// Returns the rank of `launch` to which the calling thread belongs, if that is known. Outer launches are
+    /// included.
     pub fn rank_in(launch: u64) -> Option<usize> {
         HOME.with_borrow(|home| {
             let mut home = home.as_ref();
@@ -51,32 +53,32 @@ impl RankContext {
     }
 }
 
-/// The innermost launch that the calling thread belongs to, and the rank there, if that is known.
+/// Returns the innermost launch to which the calling thread belongs, and its rank there, if that is known.
 pub(super) fn launch_and_rank() -> Option<(u64, usize)> {
     LAUNCH_AND_RANK.get()
 }
 
-/// Notes that the calling thread runs a rank's program, for as long as it lives.
+/// Records that the calling thread runs a rank's program, until the thread ends.
 pub(super) fn become_rank() {
     IS_RANK.set(true);
 }
 
-/// Whether the calling thread runs a rank's program: `launch` catches what unwinds from it.
+/// Returns true if the calling thread runs a rank's program, so that `launch` catches an unwind from it.
 pub(crate) fn is_rank() -> bool {
     IS_RANK.get()
 }
 
-/// The rank that the calling thread belongs to, of the innermost launch, if that is known.
+/// Returns the rank of the innermost launch to which the calling thread belongs, if that is known.
 pub(crate) fn rank_of_thread() -> Option<usize> {
     RankContext::current().map(|home| home.rank)
 }
 
-/// Notes the line that the calling thread unwinds with an error from.
+/// Records the program line from which the calling thread unwinds with an error.
 pub(crate) fn note_unwinding(at: Option<&'static Location<'static>>) {
     UNWOUND_AT.set(at);
 }
 
-/// The line that was last unwound from.
+/// Returns the recorded line of the last unwind, and clears it.
 pub(super) fn unwound_at() -> Option<&'static Location<'static>> {
     UNWOUND_AT.take()
 }

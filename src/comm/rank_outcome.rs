@@ -1,4 +1,4 @@
-//! [`RankOutcome`]: how a rank's program ended.
+//! [`RankOutcome`]: outcome of a rank's program.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, Location, catch_unwind};
@@ -10,37 +10,38 @@ use super::panic::{error_behind, panic_text};
 use super::{CommError, rank_context};
 use crate::Error;
 
-/// How a rank's program ended.
+/// Outcome of a rank's program.
 pub(super) enum RankOutcome<T> {
     Done(T),
     Failed {
         error: Error,
-        /// Where the program unwound with it.
+        /// Program line from which the program unwound with the error, if it did.
         at: Option<&'static Location<'static>>,
     },
     Panicked(String),
 }
 
 impl<T> RankOutcome<T> {
-    /// What `body` ends with; its panic, if it panics.
+    /// Runs `body` and returns its outcome; a panic is also an outcome.
     pub fn of(body: impl FnOnce() -> Self) -> Self {
         catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(Self::from_panic)
     }
 
-    /// Never panics itself, whatever the payload does when it is dropped.
+    /// Creates the outcome from the payload of a panic. Never panics, even if dropping the payload does.
     pub fn from_panic(payload: Box<dyn Any + Send>) -> Self {
         let end = match error_behind(&*payload) {
             Some(error) => Self::Failed { error, at: rank_context::unwound_at() },
             None => Self::Panicked(panic_text(&*payload).into()),
         };
-        // A payload that panics when dropped may leave one that does the same.
+        // A payload that panics when it is dropped may leave a payload that does the same.
         if let Err(another) = catch_unwind(AssertUnwindSafe(|| drop(payload))) {
             std::mem::forget(another);
         }
         end
     }
 
-    /// Tells the other ranks of a failure, in every world that it was in: some may be waiting for this one.
+    /// Reports a failure to the other ranks, in every world of which the rank was a member, because they may be
+    /// waiting for this rank.
     pub fn tell(&self, rank: usize, engine: &Arc<dyn Backend>) {
         for (engine, rank) in worlds(engine.clone(), rank) {
             match self {
@@ -55,15 +56,16 @@ impl<T> RankOutcome<T> {
         }
     }
 
-    /// The rank's program is over, in every world that it was in. What is to be found once the launch is over everywhere
-    /// is [noted](Self::note) before: other processes wait for this.
+    /// Notifies the backend that the rank's program is over, in every world of which the rank was a member.
+    /// [Record](Self::note) the outcome before: other processes wait for this notification, and the record must be
+    /// complete when the launch has ended everywhere.
     pub fn leave(&self, rank: usize, engine: &Arc<dyn Backend>) {
         for (engine, rank) in worlds(engine.clone(), rank) {
             engine.rank_exited(rank, self.error(rank), self.unwound_at());
         }
     }
 
-    /// Notes it, and the first failure of the launch, as far as that is known.
+    /// Records the outcome in the flight recorder, with the first failure of the launch as far as that is known.
     pub fn note(&self, rank: usize, engine: &dyn Backend, recorder: &Recorder) {
         let (how, text) = match self {
             Self::Done(_) => (ExitKind::Returned, String::new()),
@@ -92,7 +94,7 @@ impl<T> RankOutcome<T> {
         }
     }
 
-    /// The program returned it.
+    /// Creates the outcome of a program that returned an error.
     pub fn failed(error: Error) -> Self {
         Self::Failed { error, at: None }
     }
@@ -108,7 +110,7 @@ impl<T> RankOutcome<T> {
     }
 }
 
-/// The first failure of a launch, as `rank` sees it.
+/// Returns the first failure of a launch, from the point of view of `rank`.
 pub(super) fn first(failure: &Failure, rank: usize) -> FirstFailure {
     let error = failure.error(None);
     let is_own = match failure {

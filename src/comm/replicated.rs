@@ -1,13 +1,13 @@
-//! [`ReplicatedValue`]: what several ranks hold alike.
+//! [`ReplicatedValue`]: kind of a value that must be identical on several ranks.
 
 use std::fmt;
 
-/// What several ranks hold alike.
+/// Kind of a value that must be identical on several ranks, which the replica check compares.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ReplicatedValue {
-    /// A parameter, or this rank's shard of it, as it is stored.
+    /// A parameter, or this rank's shard of it, as stored.
     Weight,
-    /// A parameter that was gathered from the shards.
+    /// An unsharded parameter, gathered from the shards.
     GatheredWeight,
     /// An averaged gradient.
     Gradient,

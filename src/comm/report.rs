@@ -1,4 +1,4 @@
-//! [`LaunchError`]: how every rank fared in a launch that failed.
+//! [`LaunchError`]: error of a failed launch, with the outcome of every rank.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -9,40 +9,41 @@ use super::backend::Failure;
 use super::{CollectiveId, CommError};
 use crate::Error;
 
-/// A launch failed: the first failure, and how every other rank fared.
+/// Error of a failed launch: the first failure, and the outcome of every other rank.
 #[derive(Debug, Clone)]
 pub struct LaunchError {
     /// The rank at fault.
     pub rank: usize,
     /// The first failure.
     pub cause: Error,
-    /// Where in the program an operator unwound with it, such as `src/model.rs:12:9`, if it was not returned.
+    /// Program line where an operator unwound with the failure, such as `src/model.rs:12:9`. `None` if the program
+    /// returned the error.
     pub at: Option<String>,
-    /// What the rank at fault itself ended with, where that says more than the first failure.
+    /// Error with which the rank at fault itself ended, if it differs from the first failure.
     pub own: Option<Error>,
-    /// All other ranks, of all processes.
+    /// Reports of all other ranks, of all processes.
     pub others: Vec<RankReport>,
-    /// What the rank at fault took part in last, oldest first: a few operations, where its [flight recorder](super::flight)
-    /// can be read. Of ranks in several processes it is read from its file, so that all have the same error.
+    /// Last operations of the rank at fault, oldest first, if its [flight recorder](super::flight) can be read.
+    /// With several processes they are read from the rank's file, so that all processes have the same error.
     pub last: Vec<CollectiveId>,
-    /// The folder of the ranks' flight recorders, if they have files: `LaunchTrace::read` says more.
+    /// Folder with the files of the ranks' flight recorders, if they have files. `LaunchTrace::read` analyzes them.
     pub flight: Option<PathBuf>,
-    /// Whether another process has the same error and tells it: where ranks are in several processes, process 0 does.
+    /// True if another process reports the same error: with several processes, process 0 does.
     pub is_told_elsewhere: bool,
 }
 
-/// How one rank fared in a failed [`launch`](super::launch).
+/// Outcome of one rank in a failed [`launch`](super::launch).
 #[derive(Debug, Clone)]
 pub struct RankReport {
-    /// The rank.
+    /// Global rank.
     pub rank: usize,
-    /// What it was doing at the first failure, such as
+    /// Activity of the rank at the first failure, such as
     /// ``waiting in all_gather #12 `blocks.3` on ranks [0, 1, 2] for rank 2``.
     pub doing: String,
-    /// The error it returned, if it did not succeed; of a rank of another process an error of this crate's collectives,
-    /// or the texts of another.
+    /// Error of the rank, if it did not succeed. For a rank of another process, a [`CommError`] is transferred as a
+    /// value, and any other error as its texts.
     pub error: Option<Error>,
-    /// Where an operator unwound with it, if it was not returned.
+    /// Program line where an operator unwound with the error. `None` if the program returned it.
     pub at: Option<String>,
 }
 
@@ -59,7 +60,8 @@ impl LaunchError {
             }
             at = report.at;
             match report.error {
-                // The rank's own error is more than its message, which is what the others know.
+                // The rank's own error is a typed value; the failure that the other ranks know contains only its
+                // message.
                 Some(error) if matches!(failure, Failure::Failed { .. }) => cause = error,
                 error => own = error,
             }
@@ -71,7 +73,7 @@ impl LaunchError {
 }
 
 impl LaunchError {
-    /// Whether `error` is no more than word of the cause.
+    /// Returns true if `error` only reports the cause, as received from the rank at fault.
     fn is_word_of_cause(&self, error: &Error) -> bool {
         match (error, &self.cause) {
             (Error::Comm(CommError::RankFailed { rank, message, .. }), cause) if *rank == self.rank => {
@@ -84,7 +86,7 @@ impl LaunchError {
 }
 
 impl fmt::Display for LaunchError {
-    /// What several ranks did, or ended with, is said once, with all of them.
+    /// Writes an activity or outcome that several ranks share once, with all of these ranks.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "launch failed at rank {}: {}", self.rank, self.cause)?;
         if let Error::Other(cause) = &self.cause {
@@ -119,7 +121,7 @@ impl fmt::Display for LaunchError {
     }
 }
 
-/// What `text` says of each rank, with the ranks that it says it of, in the order of the first.
+/// Groups the ranks by the result of `text`, in the order of the first rank of each group.
 fn by_text(reports: &[RankReport], text: impl Fn(&RankReport) -> String) -> Vec<(String, String)> {
     let mut lines: Vec<(Vec<usize>, String)> = Vec::new();
     for report in reports {

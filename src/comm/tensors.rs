@@ -5,7 +5,7 @@ use burn::tensor::{DType, Shape};
 
 use crate::placement::ShardSizes;
 
-/// How values of several ranks become one.
+/// Reduction that combines the values of several ranks.
 ///
 /// Reductions run in a fixed binary tree over group ranks, never in order of arrival, so that a
 /// run is bitwise repeatable. f16 and bf16 accumulate in f32 and round once.
@@ -21,29 +21,29 @@ pub enum ReduceOp {
     Max,
     /// Elementwise product.
     Product,
-    /// Bitwise and, of integers and bools.
+    /// Bitwise and; integers and bools only.
     BitAnd,
-    /// Bitwise or, of integers and bools.
+    /// Bitwise or; integers and bools only.
     BitOr,
-    /// Bitwise exclusive or, of integers and bools.
+    /// Bitwise exclusive or; integers and bools only.
     BitXor,
-    /// Sum over ranks of each term times a factor, of floats. f16 and bf16 are multiplied in f32.
+    /// Sum over ranks of the values times a factor; floats only. f16 and bf16 are multiplied in f32.
     PremulSum(Factor),
 }
 
-/// What the terms of [`ReduceOp::PremulSum`] are multiplied by. Equal if to the bit.
+/// Factor of [`ReduceOp::PremulSum`]. Two factors are equal if their bits are equal.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Factor(u64);
 
 impl ReduceOp {
-    /// The sum of each term times `factor`.
+    /// Returns the reduction that sums the values times `factor`.
     pub fn premul_sum(factor: f64) -> Self {
         Self::PremulSum(Factor(factor.to_bits()))
     }
 }
 
 impl Factor {
-    /// The number.
+    /// Returns the factor as a number.
     pub fn value(self) -> f64 {
         f64::from_bits(self.0)
     }
@@ -58,22 +58,22 @@ impl std::fmt::Debug for Factor {
 /// Shape and dtype of a tensor that a rank does not hold yet.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct TensorMeta {
-    /// Shape of the whole tensor.
+    /// Shape of the full tensor.
     pub shape: Shape,
     /// Element type.
     pub dtype: DType,
 }
 
-/// One tensor cut along `dim` over the group: rank `r` holds the `r`-th part of `sizes`.
+/// One tensor that is sharded along `dim` over the group.
 ///
-/// In an all-gather `tensor` is the rank's own piece (possibly empty); in a reduce-scatter it is
-/// the whole. `sizes` is the same on every rank, so that every rank knows every piece.
+/// In an all-gather, `tensor` is the rank's own shard, which may be empty. In a reduce-scatter it is the full
+/// tensor. `sizes` must be the same on every rank, so that every rank knows the size of every shard.
 #[derive(Debug, Clone)]
 pub struct ShardedTensor {
-    /// The piece or the whole; plain (no autodiff), any kind.
+    /// The shard or the full tensor; plain (no autodiff), of any kind.
     pub tensor: DispatchTensor,
-    /// The cut dimension.
+    /// Sharded dimension.
     pub dim: usize,
-    /// How the length of `dim` in the whole falls on the ranks.
+    /// Sizes of the ranks' shards along `dim`.
     pub sizes: ShardSizes,
 }

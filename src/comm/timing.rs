@@ -1,33 +1,34 @@
-//! [`OpTiming`]: when a call was posted, when what it moves moved, and when its rank wanted that.
+//! [`OpTiming`]: timestamps of one operation.
 
 use std::time::Instant;
 
-/// When what a call moves moved.
+/// Timestamps of one operation's data transfer.
 ///
-/// | | between processes, by the thread that communicates | between threads |
+/// | | between processes (progress thread) | between threads |
 /// |---|---|---|
-/// | `taken` | it has taken the call up, to tell the other processes | the call was posted |
-/// | `begun` | the first bytes for this rank were announced to it | the rank that waits began to copy or reduce |
-/// | `complete` | the last bytes were there, or the rank itself came last | it was through |
+/// | `taken` | the progress thread has taken up the call, to send it to the other processes | the call was posted |
+/// | `begun` | the first bytes for this rank were announced | the rank that waits began to copy or reduce |
+/// | `complete` | the last bytes arrived, or the rank itself joined last | the copy or reduction was complete |
 ///
-/// Of a call made ahead both are no earlier than the rank wanted it, though another may have had it move before.
+/// For a deferred call, `begun` and `complete` are never earlier than the moment at which this rank requested the
+/// result, even if another rank started the transfer earlier.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TransferTiming {
-    /// Whoever moves it has taken the call up; `None` if it had not when all was there.
+    /// Start of sending; `None` if all data had arrived before this process began to send.
     pub taken: Option<Instant>,
-    /// It began to move.
+    /// Start of the transfer.
     pub begun: Instant,
-    /// All of it was there.
+    /// End of the transfer.
     pub complete: Instant,
 }
 
-/// The course of one call of a rank, until its result was there.
+/// Timestamps of one operation of a rank, from posting it until its result was ready.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OpTiming {
-    /// The rank has posted it.
+    /// Time when the rank posted the operation.
     pub posted: Instant,
-    /// What it moves has moved.
+    /// Timestamps of the data transfer.
     pub carried: TransferTiming,
-    /// The rank began to wait for the result.
+    /// Time when the rank began to wait for the result.
     pub wanted: Instant,
 }

@@ -1,4 +1,4 @@
-//! A span for each collective, which profilers see through [`tracing`].
+//! Creation of a [`tracing`] span for each collective, for profilers.
 
 use std::fmt;
 use std::time::Duration;
@@ -9,9 +9,9 @@ use tracing::{Span, debug_span};
 use super::backend::{CallSignature, tensor_text};
 use super::{Group, Phase, TensorMeta};
 
-/// The span of a collective that `rank` posts; none where nobody listens.
+/// Returns the span of a collective that `rank` posts, or a disabled span if there is no subscriber.
 ///
-/// Fields are evaluated, and text is written, only where somebody does: the macro looks first.
+/// Fields are evaluated and formatted only if there is a subscriber: the macro checks first.
 pub(super) fn posted(rank: usize, group: &Group, seq: u64, print: &CallSignature, phase: Phase, bytes: u64) -> Span {
     debug_span!(
         target: "burn_dtensor::comm",
@@ -31,7 +31,7 @@ pub(super) fn posted(rank: usize, group: &Group, seq: u64, print: &CallSignature
     )
 }
 
-/// Adds how it was waited for, and who came last.
+/// Records the duration of the wait in the span, and the rank that joined last.
 pub(super) fn waited(span: &Span, waiting: Duration, moving: Duration, last: Option<usize>) {
     span.record("waiting_ns", waiting.as_nanos() as u64);
     span.record("moving_ns", moving.as_nanos() as u64);
@@ -40,7 +40,7 @@ pub(super) fn waited(span: &Span, waiting: Duration, moving: Duration, last: Opt
     }
 }
 
-/// Shapes and dtypes.
+/// Displays the shapes and dtypes of a call's tensors.
 struct Tensors<'a>(&'a CallSignature);
 
 impl fmt::Display for Tensors<'_> {

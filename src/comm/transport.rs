@@ -1,8 +1,9 @@
-//! A [`Transport`] carries messages from process to process.
+//! A [`Transport`] sends messages between processes.
 //!
-//! Ranks of one process hand each other tensors by reference. To the ranks of other processes a call goes as a parcel: a
-//! header that says who calls what, and payloads, the bytes of tensors. Whoever has connections between processes makes
-//! them a courier; [`ProcessJob`](super::ProcessJob) makes engines of it.
+//! Ranks of one process pass tensors to each other by reference. A call is sent to the ranks of other processes as
+//! a message: a header that describes the call, and payloads, which are the bytes of tensors. To connect processes
+//! in another way than by MPI, implement [`Transport`]; [`ProcessJob`](super::ProcessJob) creates backends on top
+//! of it.
 
 use std::any::Any;
 use std::fmt::Debug;
@@ -10,98 +11,103 @@ use std::mem::MaybeUninit;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
-/// Bytes to send, alive until the courier has sent them.
+/// Bytes to send, kept alive until the transport has sent them.
 pub type Payload = Arc<dyn AsRef<[u8]> + Send + Sync>;
 
-/// What one process sends another.
+/// A header and payloads that are sent to one process.
 pub struct Message {
-    /// What the receiver reads first.
+    /// Header, which the receiver reads first.
     pub header: Vec<u8>,
-    /// What follows; each of at least one byte.
+    /// Payloads that follow the header, each at least one byte long.
     pub payloads: Vec<Payload>,
-    /// When it is on its way, if somebody wants to know.
+    /// Records when the message is handed to the network, if the sender needs the time.
     pub taken: Option<SendStamp>,
 }
 
-/// When the courier has taken a parcel up: of several, the first. Whoever has left them keeps a clone.
+/// Records the time when the transport began to send a message; for several messages with clones of one stamp, the
+/// first of them. The sender keeps a clone.
 #[derive(Debug, Clone, Default)]
 pub struct SendStamp(Arc<OnceLock<Instant>>);
 
 impl SendStamp {
-    /// Notes that it is now, unless that was noted before.
+    /// Records the current time, unless a time was recorded before.
     pub fn note(&self) {
         self.0.get_or_init(Instant::now);
     }
 
-    /// What was noted.
+    /// Returns the recorded time.
     pub fn at(&self) -> Option<Instant> {
         self.0.get().copied()
     }
 }
 
-/// Memory into which one payload is received, of exactly its length. Its owner recognizes it, in
-/// [`MessageHandler::arrived`], by its type.
+/// Memory into which one payload is received, exactly as long as the payload. [`MessageHandler::arrived`]
+/// recognizes a buffer by its type.
 pub trait RecvBuffer: Any + Send {
-    /// Whether its place is known, which a courier that may leave the payload where it is waits for: not long.
+    /// Returns true if the memory is known. A transport that can leave the payload in the network for a short time
+    /// waits until it is.
     fn is_settled(&mut self) -> bool {
         true
     }
 
-    /// Its bytes, to be written.
+    /// Returns the memory, to be written.
     fn space(&mut self) -> &mut [MaybeUninit<u8>];
 }
 
-/// The connections of one process to the others of its job; there for as long as the process is.
+/// The connections of one process to the other processes of its job. They exist as long as the process.
 pub trait Transport: Debug + Send + Sync {
-    /// Number of processes.
+    /// Returns the number of processes.
     fn processes(&self) -> usize;
 
-    /// Which of them this is.
+    /// Returns the index of this process.
     fn process_index(&self) -> usize;
 
-    /// Takes a parcel for another process: at once, without waiting for it. The headers of one sender arrive in the order
-    /// in which they were sent; of the payloads, each as soon as it can. [`SendStamp`] is noted by the thread that
-    /// sends it.
+    /// Queues a message for another process, without blocking. The headers of one sender arrive in the order in
+    /// which they were sent; each payload arrives as soon as possible. The thread that sends the message records
+    /// the [`SendStamp`].
     fn send(&self, to: usize, parcel: Message);
 
-    /// Somebody here sleeps until something comes. A courier that has to look whether something has come looks now.
+    /// Notifies the transport that a local rank is about to block. A transport that polls should poll now instead of
+    /// sleeping until its next poll.
     fn poll_now(&self) {}
 
-    /// Lends the courier the calling thread, which waits for what is to come, for a moment: it sends what there is to send,
-    /// and gives the addressee what has come. Returns whether something has moved; `None` from a courier that does all on
-    /// a thread of its own.
+    /// Makes progress for a moment on the calling thread, which is waiting for messages: sends queued messages, and
+    /// passes received ones to the handler. Returns true if any data moved, and `None` if the transport does all
+    /// work on its own thread.
     fn progress(&self) -> Option<bool> {
         None
     }
 
-    /// Whether this process and another can have memory in common, as those of one host can: each can open what the other
-    /// has in its `/proc/<process>/fd`. The answer is the same in all processes, and stays.
+    /// Returns true if this process and process `with` can share memory, as processes on one host can: each can
+    /// open the other's file descriptors in `/proc/<process>/fd`. The answer must be the same in all processes, and
+    /// must not change.
     fn shares_memory(&self, with: usize) -> bool {
         let _ = with;
         false
     }
 
-    /// Bytes of headers and payloads handed over so far for each process.
+    /// Returns, for each process, the bytes of headers and payloads handed over for it so far.
     fn sent(&self) -> Vec<u64>;
 
-    /// Has `addressee` get what arrives; what has arrived before is kept for it. Called once.
+    /// Sets the handler of received messages. Messages received earlier are kept for it. Called once.
     fn set_handler(&self, addressee: Arc<dyn MessageHandler>);
 }
 
-/// Who gets the parcels of one process. Called on the courier's thread, or on one that [helps](Transport::progress),
-/// which carries nothing meanwhile: it does not wait for ranks, and copies nothing large.
+/// Handler of the messages of one process. It is called on the transport's thread, or on a thread that calls
+/// [`progress`](Transport::progress). The transport makes no progress during a call, so the handler must not wait
+/// for ranks, and must not copy large data.
 pub trait MessageHandler: Send + Sync {
-    /// A header is there; payloads of these `lengths` follow, into what is returned.
+    /// Handles a header. Returns the memory for the payloads that follow it, which have these `lengths`.
     fn header(&self, from: usize, header: Vec<u8>, lengths: &[usize]) -> Vec<Box<dyn RecvBuffer>>;
 
-    /// The payloads of the header that was the `number`-th of `from` (0, 1, ..) are in their landings. At once after the
-    /// header where it has none.
+    /// Handles the payloads of the `number`-th header of process `from` (0, 1, ..), which were received into
+    /// `landings`. For a header without payloads it is called immediately after [`header`](Self::header).
     ///
     /// # Safety
-    /// Of each landing all bytes are written.
+    /// All bytes of all `landings` must have been written.
     unsafe fn arrived(&self, from: usize, number: u64, landings: Vec<Box<dyn RecvBuffer>>);
 
-    /// Nothing more comes from `process`, or from any.
+    /// Handles a lost connection: no more messages arrive from `process`, or from any process if it is `None`.
     fn lost(&self, process: Option<usize>, problem: &str);
 }
 

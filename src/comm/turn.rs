@@ -1,16 +1,16 @@
-//! [`in_turn`]: one rank after another.
+//! [`in_turn`]: runs code on the ranks one after another.
 
 use super::{CommError, Communicator};
 
-/// Runs `body` when those with lower turns are through; there are `turns` of them, and ranks with the same
-/// run together.
+/// Runs `body` after all ranks with a lower `turn` have completed theirs. There are `turns` turns; ranks with the
+/// same turn run at the same time.
 ///
 /// # Collective
-/// Every rank of the group, with the same label and number of turns. `body` must not wait for ranks that
-/// have another turn.
+/// Called by every rank of the group, with the same label and number of turns. `body` must not wait for ranks with
+/// another turn.
 ///
 /// # Errors
-/// Those of `body`, for which the others do not wait in vain, and a failure of another rank.
+/// The error of `body`, after which the other ranks still have their turns, or a failure of another rank.
 pub(crate) fn in_turn<T, E: From<CommError>>(
     group: &Communicator,
     label: &'static str,
@@ -21,7 +21,7 @@ pub(crate) fn in_turn<T, E: From<CommError>>(
     let wait = |turns: usize| (0..turns).try_for_each(|_| group.barrier(label.into()).wait());
     wait(turn)?;
     let result = body();
-    // Where it failed too: the others wait for their turns.
+    // Runs the remaining barriers even if `body` failed, because the other ranks wait for their turns.
     match (result, wait(turns - turn)) {
         (Ok(_), Err(error)) => Err(error.into()),
         (result, _) => result,

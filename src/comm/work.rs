@@ -1,4 +1,4 @@
-//! [`Work`]: a collective under way.
+//! [`Work`]: a collective in flight.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -14,11 +14,11 @@ use super::ledger::Charge;
 use super::rank::Rank;
 use super::{CommError, OpTiming, TransferTiming, trace};
 
-/// A collective under way; its result is defined only after [`wait`](Self::wait).
+/// A collective in flight. Its result is available only after [`wait`](Self::wait).
 ///
-/// Progress is promise 6 of a [backend](super::backend): of thread ranks, the rank that waits copies
-/// its own data. Works may be waited for in any order. Dropping one without waiting is allowed, and does not block: the
-/// rank has taken part, and the others get their results.
+/// For the progress of a collective, see guarantee 6 of a [backend](super::backend): if ranks are threads, the rank
+/// that waits copies its own data. Works may be waited for in any order. A work may be dropped without waiting,
+/// which does not block: the rank has taken part, and the other ranks receive their results.
 #[must_use = "a collective's result is defined only after `wait`"]
 pub struct Work<T>(WorkState<T>);
 
@@ -32,15 +32,16 @@ struct InFlightOp<T> {
     place: InFlightGuard,
 }
 
-/// A collective's place in the queue of its rank, which it leaves when this is dropped; its span ends then.
+/// Guard that ends the accounting of a collective in flight: its place in the queue depth, its flight record and
+/// its span.
 pub(super) struct InFlightGuard {
     rank: Arc<Rank>,
     span: Span,
     charge: Charge,
     posted: Instant,
-    /// The flight recorder has noted how it ended.
+    /// True if the flight recorder has already recorded the outcome.
     is_over: Cell<bool>,
-    /// Whether the ledger counts it when its result is taken.
+    /// True if the ledger counts the collective only when its result is requested.
     is_deferred: bool,
     deadline: Duration,
 }
@@ -58,7 +59,7 @@ impl InFlightGuard {
         Self { rank, span, charge, posted, is_over: Cell::new(false), is_deferred, deadline }
     }
 
-    /// The flight recorder notes how it is over.
+    /// Records the outcome in the flight recorder.
     fn over(&self, at: Instant, over: OpOutcome) {
         self.is_over.set(true);
         self.rank.ledger.recorder().over(self.charge.noted, at.saturating_duration_since(self.posted), over);
@@ -87,7 +88,7 @@ impl<T> Work<T> {
         Self(WorkState::UnderWay(InFlightOp { pending, place }))
     }
 
-    /// Whether [`wait`](Self::wait) would return without blocking on other ranks.
+    /// Returns true if [`wait`](Self::wait) would return without waiting for other ranks.
     pub fn is_complete(&self) -> bool {
         match &self.0 {
             WorkState::Ended(_) => true,
@@ -95,16 +96,16 @@ impl<T> Work<T> {
         }
     }
 
-    /// Has a collective that was posted [ahead](super::Call::with_deferred) of need begin to move, where the engine
-    /// moves data while ranks compute. Does not block; [`wait`](Self::wait) does as much by itself.
+    /// Starts the transfer of a [deferred](super::Call::with_deferred) collective, if the backend transfers data
+    /// while ranks compute. Does not block. [`wait`](Self::wait) also starts it.
     pub fn start(&mut self) {
         if let WorkState::UnderWay(work) = &mut self.0 {
             work.pending.start();
         }
     }
 
-    /// Blocks until every rank has taken part, and returns this rank's result: tensors that may be used in stream
-    /// order. Where a device computes on its own, it may still be busy with them; `Device::sync` waits for that.
+    /// Blocks until the collective is complete, and returns this rank's result. The tensors can be used in stream
+    /// order. A device that computes asynchronously may not have finished them; `Device::sync` waits for that.
     ///
     /// # Errors
     /// See [`Communicator`](super::Communicator).
@@ -112,7 +113,7 @@ impl<T> Work<T> {
         self.wait_with_timing().map(|(value, _)| value)
     }
 
-    /// The same, and how it went, where there was something to move.
+    /// Like [`wait`](Self::wait), but also returns the timing, or `None` if there was nothing to transfer.
     ///
     /// # Errors
     /// See [`Communicator`](super::Communicator).
@@ -142,8 +143,8 @@ impl<T> Work<T> {
         Ok((value, Some(OpTiming { posted: *posted, carried, wanted: start })))
     }
 
-    /// [`wait`](Self::wait), for no longer than `deadline`, whatever the communicator's is. To have waited so long is a
-    /// failure of the world, as of any collective.
+    /// Like [`wait`](Self::wait), but with `deadline` instead of the communicator's deadline. As with any
+    /// collective, exceeding the deadline is a failure of the world.
     ///
     /// # Errors
     /// See [`Communicator`](super::Communicator).
@@ -154,7 +155,7 @@ impl<T> Work<T> {
         self.wait()
     }
 
-    /// The work whose result is `map` of this one's, which runs on the thread that waits.
+    /// Returns a work whose result is `map` applied to the result of this one. `map` runs on the thread that waits.
     pub fn then<U>(self, map: impl FnOnce(T) -> U + Send + 'static) -> Work<U>
     where
         T: 'static,
@@ -169,9 +170,9 @@ impl<T> Work<T> {
 }
 
 impl Work<Vec<DispatchTensor>> {
-    /// [`wait`](Self::wait)s for a collective on one tensor.
+    /// [`wait`](Self::wait)s for a collective on one tensor, and returns the tensor.
     pub(crate) fn single<const D: usize, K: kind::Autodiff>(self) -> Result<Tensor<D, K>, CommError> {
-        let tensor = self.wait()?.pop().expect("a collective returns as many tensors as it takes");
+        let tensor = self.wait()?.pop().expect("a collective returns as many tensors as were passed");
         Ok(Tensor::from_dispatch(tensor))
     }
 }

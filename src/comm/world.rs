@@ -1,4 +1,4 @@
-//! [`World`]: one rank's handle on all ranks.
+//! [`World`]: handle of one rank on all ranks of a launch.
 
 use std::collections::HashMap;
 use std::sync::atomic::AtomicUsize;
@@ -14,13 +14,13 @@ use super::rank::Rank;
 use super::{Call, CommError, Communicator, Group, Ledger, in_turn};
 use crate::{Error, Result};
 
-/// One rank's handle on all ranks of a [`launch`](super::launch). Cheap to clone.
+/// Handle of one rank on all ranks of a [`launch`](super::launch). It is cheap to clone.
 ///
-/// One thread of a rank at a time calls collectives, and waits for them: the order of calls is part of
-/// what ranks must agree on. Which thread does not matter, but for those of other ranks, which are refused
-/// ([`CommError::ForeignRankObject`]); for more at a time see
-/// [`Launch::with_multithreaded_ranks`](super::Launch::with_multithreaded_ranks). A forward and its backward belong on
-/// one thread: backward holds the lock of burn's graph while it communicates.
+/// Only one thread of a rank may call collectives or wait for them at a time, because the order of calls must be
+/// the same on all ranks. It may be any thread except one of another rank, which is rejected with
+/// [`CommError::ForeignRankObject`]. To allow several threads at a time, see
+/// [`Launch::with_multithreaded_ranks`](super::Launch::with_multithreaded_ranks). Run a forward and its backward on
+/// the same thread: backward holds the lock of burn's graph while it communicates.
 ///
 /// Displays as `rank 1 of launch 3`: the launches of a process are counted from 0.
 #[derive(Debug, Clone)]
@@ -29,30 +29,31 @@ pub struct World(Arc<WorldInner>);
 #[derive(Debug)]
 struct WorldInner {
     rank: Arc<Rank>,
-    /// How long one wait may last.
+    /// Maximum duration of one wait.
     deadline: Duration,
     before: Option<Before>,
     groups: Mutex<HashMap<Vec<usize>, Communicator>>,
-    /// The one of all ranks, once it was asked for: to find it among the groups, every rank would look at all.
+    /// The group of all ranks, after it was first requested. Looking it up in `groups` would compare a list of all
+    /// ranks.
     all: OnceLock<Communicator>,
-    /// What it was shrunk to: once, by whatever handle.
+    /// The world to which this one was shrunk. All handles of the rank share it.
     next: Mutex<Option<World>>,
 }
 
-/// The world that another is left of.
+/// The world from which a world was shrunk.
 #[derive(Debug)]
 struct Before {
-    /// The number of its launch.
+    /// Number of its launch.
     launch: u64,
-    /// What each rank was there.
+    /// Old rank of each new rank.
     ranks: Arc<[usize]>,
 }
 
-/// Groups of one rank. A mesh takes one per dimension.
+/// Maximum number of groups of one rank. A mesh uses one group per dimension.
 const MAX_GROUPS: usize = 1 << 12;
 
 impl World {
-    /// Of a rank whose last ledger is that of this world.
+    /// Creates the world of a rank. The last ledger of `books` must be that of this world.
     pub(super) fn new(
         rank: usize,
         device: Device,
@@ -76,51 +77,52 @@ impl World {
         }))
     }
 
-    /// This rank, from 0.
+    /// Returns this rank, from 0.
     pub fn rank(&self) -> usize {
         self.0.rank.rank
     }
 
-    /// Number of ranks.
+    /// Returns the number of ranks.
     pub fn size(&self) -> usize {
         self.0.rank.engine.size()
     }
 
-    /// The number of the launch and the rank: equal for handles of one rank of one launch.
+    /// Returns the number of the launch and the rank. Handles of the same rank of the same launch have equal
+    /// identities.
     pub(crate) fn identity(&self) -> (u64, usize) {
         (self.0.rank.engine.launch(), self.0.rank.rank)
     }
 
-    /// Whether every rank's program is over: nothing will be communicated any more.
+    /// Returns true if the programs of all ranks are over, so that no rank communicates any more.
     pub(crate) fn is_finished(&self) -> bool {
         self.0.rank.engine.is_finished()
     }
 
-    /// The device of this rank's tensors, without autodiff.
+    /// Returns the device of this rank's tensors, without autodiff.
     pub fn device(&self) -> &Device {
         &self.0.rank.device
     }
 
-    /// This rank's record of its collectives, over all groups.
+    /// Returns the ledger of this rank, which counts its collectives in all groups.
     pub fn ledger(&self) -> &Ledger {
         &self.0.rank.ledger
     }
 
-    /// The group of `ranks`, in this order. Local: needs no other rank.
+    /// Returns the group of `ranks`, in this order. Local.
     ///
-    /// The same ranks in the same order are the same group, however often it is asked for. Groups live as
-    /// long as their world, so a rank may have 4096 of them.
+    /// The same ranks in the same order always return the same group. Groups live as long as their world, so a rank
+    /// may have at most 4096 of them.
     ///
     /// # Errors
-    /// [`CommError::InvalidGroup`] if `ranks` is empty, names a rank twice or one outside the
-    /// world, or does not contain the caller, or if it would be one too many.
+    /// [`CommError::InvalidGroup`] if `ranks` is empty, contains a rank twice or a rank outside the world, or does
+    /// not contain the caller, or if the rank has too many groups.
     pub fn group(&self, ranks: &[usize]) -> Result<Communicator> {
         let mut groups = self.0.groups.lock();
         if let Some(group) = groups.get(ranks) {
             return Ok(group.clone());
         }
         let full =
-            || Err(format!("the rank has {MAX_GROUPS} groups, the most there may be; make a mesh once and keep it"));
+            || Err(format!("the rank has the maximum of {MAX_GROUPS} groups. Create each mesh once and keep it"));
         let room = if groups.len() < MAX_GROUPS { Ok(()) } else { full() };
         let index = room.and_then(|()| self.index_in(ranks));
         let index = index.map_err(|problem| {
@@ -132,19 +134,19 @@ impl World {
         Ok(communicator)
     }
 
-    /// The group of all ranks.
+    /// Returns the group of all ranks.
     pub fn all(&self) -> Communicator {
         let find = || {
             let ranks: Vec<_> = (0..self.size()).collect();
-            self.group(&ranks).expect("all ranks are a group")
+            self.group(&ranks).expect("all ranks form a valid group")
         };
         self.0.all.get_or_init(find).clone()
     }
 
-    /// Returns once every rank of the world has called it.
+    /// Blocks until every rank of the world has called it.
     ///
     /// # Collective
-    /// Of all ranks.
+    /// Called by all ranks.
     ///
     /// # Errors
     /// See [`Communicator`].
@@ -152,26 +154,27 @@ impl World {
         Ok(self.all().barrier(call.into()).wait()?)
     }
 
-    /// Runs `program` on `rank` and on no other, such as to print or log what all of them have; returns
-    /// what it returned there, and `None` on the others. Local: nobody waits.
+    /// Runs `program` on `rank` only, for example to print or log a value that all ranks have. Returns the result
+    /// of `program` on that rank, and `None` on the others. Local: no rank waits.
     ///
     /// ```
     /// use burn_dtensor::prelude::*;
     ///
     /// launch(Launch::threads(2), |world| {
     ///     let mesh = DeviceMesh::new(world, [2], ["dp"])?;
-    ///     // Every rank has a part in what is printed ..
+    ///     // All ranks compute the value ..
     ///     let loss = mesh.all_reduce(0.5 + world.rank() as f64, ReduceOp::Avg)?;
-    ///     // .. and one prints it.
+    ///     // .. and one rank prints it.
     ///     world.run_on(0, || println!("loss {loss}"));
     ///     Ok(())
     /// })?;
     /// # Ok::<_, burn_dtensor::Error>(())
     /// ```
     ///
-    /// The others are not there for a collective inside `program`, whether it is called, belongs to a unit's
-    /// forward or to a backward pass: it is an error at once, [`CommError::CollectiveInRunOn`], on all ranks. So is,
-    /// while `program` runs, one on another thread of the rank.
+    /// The other ranks do not run `program`, so a collective inside it cannot complete, whether it is called
+    /// directly or by a unit's forward or a backward pass. It fails at once, on all ranks, with
+    /// [`CommError::CollectiveInRunOn`]. The same happens if another thread of the rank calls a collective while
+    /// `program` runs.
     ///
     /// # Panics
     /// Unwinds every rank with [`CommError::InvalidGroup`] if the world has no such rank.
@@ -185,21 +188,21 @@ impl World {
     }
 
     pub(super) fn outside(&self, rank: usize) -> String {
-        format!("rank {rank} is outside a world of {} ranks", self.size())
+        format!("rank {rank} is outside a world of {0} ranks. Pass a rank below {0}", self.size())
     }
 
-    /// The world of the ranks that go on after a failure, numbered anew from 0 in their old order.
+    /// Returns the world of the ranks that survive a failure. They are numbered from 0, in their old order.
     ///
-    /// A rank goes on by calling this; one whose program is over, or whose process is lost, does not. All that is left
-    /// meet here: so this is for what a rank does with the error of a collective, in the place of returning it. Where
-    /// nothing has failed yet it ends this world itself, with [`CommError::Revoked`] for the others.
+    /// Call it on a rank that received the error of a collective, instead of returning the error. A rank whose
+    /// program is over, or whose process is lost, does not survive. If nothing has failed yet, the call revokes
+    /// this world, and the other ranks receive [`CommError::Revoked`].
     ///
-    /// Meshes, communicators and sharded models belong to their world, and are made anew:
-    /// [`DeviceMesh::survivors`](crate::mesh::DeviceMesh::survivors), [`remesh`](crate::fsdp::remesh). An abandoned step
-    /// has changed neither parameters nor optimizer. The new world has a ledger of its own, and is the same whichever handle
-    /// of a rank's asks for it, and however often.
+    /// Meshes, communicators and sharded models belong to their world. Create new ones with
+    /// [`DeviceMesh::survivors`](crate::mesh::DeviceMesh::survivors) and [`remesh`](crate::fsdp::remesh). An
+    /// abandoned step has changed neither parameters nor the optimizer. The new world has a new ledger. All calls
+    /// on a rank return the same new world, whichever handle is used.
     ///
-    /// [`launch`](super::launch) then succeeds if the ranks that have gone on do, and returns these alone.
+    /// [`launch`](super::launch) then succeeds if the surviving ranks do, and returns only their results.
     ///
     /// ```
     /// use burn_dtensor::comm::{Launch, launch};
@@ -219,11 +222,12 @@ impl World {
     /// ```
     ///
     /// # Collective
-    /// Of all ranks that go on. Waits for the others until their programs are over, or for the launch's deadline.
+    /// Called by all surviving ranks. Waits until each of the other ranks has called it or its program is over, at
+    /// most for the launch's deadline.
     ///
     /// # Errors
-    /// [`CommError::ExcludedFromShrink`] if the others have gone on without this rank, and [`CommError::CannotShrink`]
-    /// if the launch's [engine](super::backend) does not support it.
+    /// [`CommError::ExcludedFromShrink`] if the other ranks have continued without this one;
+    /// [`CommError::CannotShrink`] if the launch's [backend](super::backend) does not support it.
     pub fn shrink(&self) -> Result<Self> {
         let mut next = self.0.next.lock();
         if let Some(next) = &*next {
@@ -240,28 +244,29 @@ impl World {
         Ok(next.insert(Self::of(rank, self.0.deadline, Some(Before { launch, ranks }))).clone())
     }
 
-    /// Of a world that another was [shrunk](Self::shrink) to, what each rank was there.
+    /// Returns the old rank of each rank, if this world was created by [`shrink`](Self::shrink).
     pub fn ranks_before(&self) -> Option<&[usize]> {
         self.0.before.as_ref().map(|before| &*before.ranks)
     }
 
-    /// Whether this is what `other` was shrunk to.
+    /// Returns true if `other` was shrunk to this world.
     pub(crate) fn is_left_of(&self, other: &Self) -> bool {
         self.0.before.as_ref().is_some_and(|before| before.launch == other.identity().0)
     }
 
-    /// Runs `build` on one rank after the other, each time with burn's random state started anew at `seed`:
-    /// every rank draws the same, at every run.
+    /// Runs `build` on one rank after another, each time with burn's random state seeded with `seed`. All ranks
+    /// draw the same numbers, in every run.
     ///
-    /// burn's CPU backend has one random state a process, of which ranks that draw at once get each a part,
-    /// as time will have it. Lazy parameters, which most of burn's layers have, need none of this to be made:
-    /// only the first rank draws them, in [`fully_shard`](crate::fsdp::fully_shard). A model that reads or draws values
-    /// while it is built does, unless it is built before [`launch`](super::launch).
+    /// burn's CPU backend has one random state per process, so ranks that draw at the same time draw from the same
+    /// sequence, in an order that depends on timing. A model with lazy parameters, which most of burn's layers
+    /// have, does not need this function: only the first rank initializes them, in
+    /// [`fully_shard`](crate::fsdp::fully_shard). A model that reads or draws values while it is built needs it,
+    /// unless it is built before [`launch`](super::launch).
     ///
-    /// Random numbers of a rank's own come from [`random::tensor`](crate::dtensor::ops::random::tensor), which repeats
-    /// wherever the rank is. Where a process has one rank, burn's random state is that rank's own, too: with
-    /// `world.device().seed(seed + rank)`, after the model is built, burn's `Dropout` repeats to the bit. Ranks of one
-    /// process share that state, and a seed that one sets is set for all of them.
+    /// For random numbers that differ between ranks use [`random::tensor`](crate::dtensor::ops::random::tensor),
+    /// which is repeatable in any process. If each process has one rank, burn's random state is not shared either:
+    /// call `world.device().seed(seed + rank)` after the model is built, and burn's `Dropout` is bitwise
+    /// repeatable. Ranks of one process share the state, and a seed set by one rank is set for all of them.
     ///
     /// ```
     /// use burn::tensor::{Distribution, Tensor};
@@ -277,7 +282,7 @@ impl World {
     /// ```
     ///
     /// # Collective
-    /// Of all ranks. `build` must call no other: the others wait for it.
+    /// Called by all ranks. `build` must not call collectives, because the other ranks wait for it.
     ///
     /// # Errors
     /// See [`Communicator`].
@@ -295,10 +300,10 @@ impl World {
         }
         let mut seen = vec![false; size];
         if let Some(rank) = ranks.iter().find(|rank| std::mem::replace(&mut seen[**rank], true)) {
-            return Err(format!("rank {rank} is named twice"));
+            return Err(format!("rank {rank} is named twice. Name each rank once"));
         }
         let index = ranks.iter().position(|rank| *rank == self.rank());
-        index.ok_or_else(|| "only its members can use a group".into())
+        index.ok_or_else(|| "only its members can use a group. Call this on the listed ranks only".into())
     }
 }
 

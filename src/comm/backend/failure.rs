@@ -1,30 +1,30 @@
-//! [`Failure`]: why a world has ended.
+//! [`Failure`]: the reason why a world ended.
 
 use crate::comm::{CollectiveId, CommError};
 
-/// The first thing that went wrong in a world.
+/// The first failure of a world.
 #[derive(Debug, Clone)]
 pub enum Failure {
     /// A rank's program panicked.
     Panicked {
         /// Global rank.
         rank: usize,
-        /// The panic's message.
+        /// Message of the panic.
         message: String,
     },
     /// A rank's program returned an error.
     Failed {
         /// Global rank.
         rank: usize,
-        /// The error's text.
+        /// Text of the error.
         message: String,
     },
-    /// A collective.
+    /// A collective failed.
     Collective(CommError),
 }
 
 impl Failure {
-    /// The error that a rank sees during `during`.
+    /// Returns the error that a rank receives in the collective `during`.
     pub fn error(&self, during: Option<CollectiveId>) -> CommError {
         match self.clone() {
             Self::Panicked { rank, message } => CommError::RankPanicked { rank, message, during },

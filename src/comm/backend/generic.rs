@@ -1,6 +1,6 @@
-//! Data movement through burn's own tensor operations, for tensors of any backend.
+//! Copies and reductions by burn's tensor operations, for tensors of any backend.
 //!
-//! Peers' tensors are moved to the rank's device first, so that ranks may sit on several devices.
+//! The tensors of other ranks are moved to the rank's device first, so the ranks may use different devices.
 
 use std::ops::Range;
 
@@ -21,12 +21,12 @@ macro_rules! with_rank {
     (@each $rank:expr, $d:ident => $body:expr; $($literal:literal)*) => {
         match $rank {
             $($literal => { const $d: usize = $literal; $body })*
-            rank => panic!("collectives on this backend take tensors of 1 to 8 dimensions, not {rank}"),
+            rank => panic!("collectives on this backend support tensors of 1 to 8 dimensions, not {rank}"),
         }
     };
 }
 
-/// The blocks of `sources` one after another along `dim`, on `device`.
+/// Concatenates the blocks of `sources` along `dim`, on `device`.
 pub(crate) fn concat(sources: &[(&DispatchTensor, Ranges)], dim: usize, device: &Device) -> DispatchTensor {
     let first = sources[0].0;
     let (rank, dtype) = (first.shape().num_dims(), first.dtype());
@@ -39,7 +39,7 @@ pub(crate) fn concat(sources: &[(&DispatchTensor, Ranges)], dim: usize, device: 
     }
 }
 
-/// The block `ranges` of every source, reduced over the sources in a fixed binary tree, on `device`.
+/// Reduces the block `ranges` of every source over the sources, in a fixed binary tree, on `device`.
 pub(crate) fn reduce(sources: &[&DispatchTensor], ranges: &Ranges, op: ReduceOp, device: &Device) -> DispatchTensor {
     if ranges.iter().any(|range| range.is_empty()) {
         return concat(&[(sources[0], ranges.clone())], 0, device);
@@ -54,7 +54,7 @@ pub(crate) fn reduce(sources: &[&DispatchTensor], ranges: &Ranges, op: ReduceOp,
     }
 }
 
-/// Rows `range` of a tensor, a view of them where the backend has views.
+/// Returns rows `range` of a tensor: a view, if the backend has views.
 pub(crate) fn rows(tensor: &DispatchTensor, range: Range<usize>) -> DispatchTensor {
     fn typed<const D: usize, K: Basic>(tensor: &DispatchTensor, range: Range<usize>) -> DispatchTensor {
         Tensor::<D, K>::from_dispatch(tensor.clone()).slice_dim(0, range).into_dispatch()
@@ -69,7 +69,7 @@ pub(crate) fn rows(tensor: &DispatchTensor, range: Range<usize>) -> DispatchTens
     }
 }
 
-/// The elements of a tensor, on the host.
+/// Returns the elements of a tensor, on the host.
 pub(crate) fn into_data(tensor: DispatchTensor) -> TensorData {
     let (rank, dtype) = (tensor.shape().num_dims(), tensor.dtype());
     if dtype.is_float() {
@@ -81,7 +81,7 @@ pub(crate) fn into_data(tensor: DispatchTensor) -> TensorData {
     }
 }
 
-/// A tensor of these elements, on `device`.
+/// Creates a tensor of these elements on `device`.
 pub(crate) fn from_data(data: TensorData, device: &Device) -> DispatchTensor {
     let dtype = data.dtype();
     if dtype.is_float() {
@@ -93,7 +93,7 @@ pub(crate) fn from_data(data: TensorData, device: &Device) -> DispatchTensor {
     }
 }
 
-/// A tensor of the same elements in another shape.
+/// Returns a tensor with the same elements in another shape.
 pub(crate) fn reshaped(tensor: DispatchTensor, shape: Shape) -> DispatchTensor {
     let dtype = tensor.dtype();
     if dtype.is_float() {
@@ -111,12 +111,12 @@ fn concat_typed<const D: usize, K: Basic>(
     device: &Device,
 ) -> DispatchTensor {
     let block = |(tensor, ranges): &(&DispatchTensor, Ranges)| block::<D, K>(tensor, ranges, device);
-    // An empty piece adds nothing, and not every backend can concatenate one.
+    // An empty block adds nothing, and not every backend can concatenate one.
     let mut blocks: Vec<_> = sources.iter().filter(|(_, ranges)| !ranges[dim].is_empty()).map(block).collect();
     if blocks.is_empty() {
         blocks.push(block(&sources[0]));
     }
-    // burn hands on the only one as it is, which is memory of another rank's.
+    // burn returns a single block unchanged, which would be another rank's memory.
     match <[_; 1]>::try_from(blocks) {
         Ok([block]) => memory::assigned(block.into_dispatch()),
         Err(blocks) => Tensor::cat(blocks, dim).into_dispatch(),
@@ -136,7 +136,7 @@ fn block<const D: usize, K: Basic>(tensor: &DispatchTensor, ranges: &Ranges, dev
     Tensor::<D, K>::from_dispatch(tensor.clone()).slice(&slices).to_device(device)
 }
 
-/// f16 and bf16 accumulate in f32 and round once.
+/// Reduces float blocks. f16 and bf16 are summed in f32 and rounded once.
 fn reduce_float<const D: usize>(blocks: Vec<Tensor<D>>, dtype: DType, op: ReduceOp) -> Tensor<D> {
     if matches!(dtype, DType::F16 | DType::BF16) {
         let blocks = blocks.into_iter().map(|block| block.cast(DType::F32)).collect();
@@ -149,7 +149,7 @@ fn reduce_float<const D: usize>(blocks: Vec<Tensor<D>>, dtype: DType, op: Reduce
     reduce_numeric(blocks, op)
 }
 
-/// Narrow integers are averaged in 64 bits, where their sum does not wrap around.
+/// Reduces integer blocks. Narrow integers are averaged in 64 bits, where their sum does not overflow.
 fn reduce_int<const D: usize>(blocks: Vec<Tensor<D, Int>>, dtype: DType, op: ReduceOp) -> Tensor<D, Int> {
     if op == ReduceOp::Avg && dtype.size() < 8 {
         let blocks = blocks.into_iter().map(|block| block.cast(DType::I64)).collect();
@@ -163,7 +163,7 @@ fn reduce_int<const D: usize>(blocks: Vec<Tensor<D, Int>>, dtype: DType, op: Red
     }
 }
 
-/// As 0 and 1, the minimum and the product are `and`, the maximum is `or`.
+/// Reduces bool blocks, where minimum and product are `and`, and maximum is `or`.
 fn reduce_bool<const D: usize>(blocks: Vec<Tensor<D, Bool>>, op: ReduceOp) -> Tensor<D, Bool> {
     match op {
         ReduceOp::Max | ReduceOp::BitOr => tree(blocks, Tensor::bool_or),
@@ -181,12 +181,13 @@ fn reduce_numeric<const D: usize, K: Ordered>(blocks: Vec<Tensor<D, K>>, op: Red
         ReduceOp::Max => tree(blocks, Tensor::max_pair),
         ReduceOp::Product => tree(blocks, Tensor::mul),
         ReduceOp::BitAnd | ReduceOp::BitOr | ReduceOp::BitXor | ReduceOp::PremulSum(_) => {
-            unreachable!("{op:?} of {} is refused when a collective is issued", std::any::type_name::<K>())
+            unreachable!("{op:?} of {} is rejected when a collective is posted", std::any::type_name::<K>())
         }
     }
 }
 
-/// Neighbours first, then neighbouring pairs; an odd one out moves up.
+/// Combines the elements in a binary tree: neighbours first, then neighbouring pairs. An element without a partner
+/// moves up one level.
 fn tree<T>(mut level: Vec<T>, combine: impl Fn(T, T) -> T) -> T {
     while level.len() > 1 {
         let mut values = level.into_iter();

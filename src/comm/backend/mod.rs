@@ -1,41 +1,45 @@
-//! A [`Backend`] carries collectives from rank to rank.
+//! Interface of a backend: [`Backend`] and [`GroupBackend`] carry out collectives among ranks.
 //!
-//! A [`Communicator`](super::Communicator) checks what it is given, counts it, and asks an engine for one of a few
-//! operations. An engine moves tensors, and tells ranks that call alike from ranks that do not; of layouts, gradients and
-//! ledgers it knows nothing.
+//! A [`Communicator`](super::Communicator) checks its arguments, counts the call, and passes it to the backend as
+//! one of a few operations. The backend moves tensors and detects ranks whose calls differ. It knows nothing about
+//! layouts, gradients or ledgers.
 //!
-//! | operation | a rank brings | and gets |
+//! | operation | a rank passes | a rank receives |
 //! |---|---|---|
-//! | [`all_gather`](GroupBackend::all_gather) | its parts of some tensors | the wholes |
-//! | [`reduce_scatter`](GroupBackend::reduce_scatter) | wholes | its parts of their reduction |
-//! | [`all_to_all`](GroupBackend::all_to_all) | tensors for each rank, or none | what each had for it |
-//! | [`broadcast`](GroupBackend::broadcast) | as the root, tensors | the root's |
-//! | [`barrier`](GroupBackend::barrier) | nothing | nothing, once all have come |
+//! | [`all_gather`](GroupBackend::all_gather) | its shards of some tensors | the full tensors |
+//! | [`reduce_scatter`](GroupBackend::reduce_scatter) | full tensors | its shards of their reduction |
+//! | [`all_to_all`](GroupBackend::all_to_all) | a list of tensors for each rank | the list of each rank for this one |
+//! | [`broadcast`](GroupBackend::broadcast) | tensors, on the root | the root's tensors |
+//! | [`barrier`](GroupBackend::barrier) | nothing | nothing, once all ranks have called it |
 //! | [`send`](GroupBackend::send) | tensors for one rank | nothing |
-//! | [`receive`](GroupBackend::receive) | nothing | what one rank, or any, has sent it |
-//! | [`Backend::channel`] | a group's ranks and a name | its place in that group |
+//! | [`receive`](GroupBackend::receive) | nothing | tensors that a given rank, or any rank, has sent |
+//! | [`Backend::channel`] | a group and a name | a handle on the group |
 //!
-//! Everything else is made of these, by provided methods that an engine may override where it has a faster way.
+//! All other operations are provided methods built from these. A backend can override them with faster
+//! implementations.
 //!
-//! # What an engine promises
+//! # Guarantees of a backend
 //!
-//! 1. **Order.** The n-th call of a rank on a channel meets the n-th call of every other rank of the group, however
-//!    their results are waited for; messages do not count. Of one sender and one tag, messages are received in the order
-//!    in which they were sent, by receives in the order in which they were posted. Posting never waits for other
-//!    ranks.
-//! 2. **Agreement.** [`CallSignature`]s are compared; a [difference](CallSignature::difference) is
-//!    [`CommError::Mismatch`] on every rank of the world. So are, once those of all ranks of a collective are there,
-//!    the values that they say ranks hold [alike](CallSignature::divergence): [`CommError::Diverged`].
-//! 3. **Ends.** The first [`Failure`] is the only one, and ends every wait of every rank of the world. A wait ends, too,
-//!    when a rank that it needs has [left](Backend::rank_exited), and at its deadline.
-//! 4. **Bits.** A reduction adds neighbours in one fixed binary tree over the group's ranks: f16 and bf16 in f32, rounded
-//!    once, the averages of narrow integers in 64 bits.
-//! 5. **Memory.** What is posted belongs to the engine until all ranks have what they need of it. Who writes to a result
-//!    leaves what others have alone: ranks of a process may have handles to one memory, which tensors are, and in which burn
-//!    writes where there is one handle only. Any number of calls may be posted ahead: backward's gathers are, all at once, so
-//!    an engine with buffers of its own does not fill one before it must. Threads hold references to shards, no more.
-//! 6. **Progress.** [`Request::wait`] makes it, on the thread that waits, where nothing else does. A [`Request`] may be
-//!    dropped at any time, which never waits: the rank has taken part, and the others get their results.
+//! 1. **Order.** The n-th collective of a rank on a channel matches the n-th collective of every other rank of the
+//!    group, in whatever order the ranks wait for the results. Messages do not count. Messages with the same sender
+//!    and tag are received in the order in which they were sent, by receives in the order in which they were
+//!    posted. Posting never waits for other ranks.
+//! 2. **Agreement.** The backend compares the [`CallSignature`]s of the ranks; a
+//!    [difference](CallSignature::difference) is [`CommError::Mismatch`] on every rank of the world. When the
+//!    signatures of all ranks of a collective are available, it also compares the digests in them; a
+//!    [divergence](CallSignature::divergence) is [`CommError::Diverged`].
+//! 3. **Termination.** Only the first [`Failure`] of a world counts, and it ends every wait of every rank. A wait
+//!    also ends when a rank that it needs has [exited](Backend::rank_exited), and at its deadline.
+//! 4. **Reproducible bits.** A reduction adds neighbours in one fixed binary tree over the group's ranks. f16 and
+//!    bf16 are summed in f32 and rounded once; narrow integers are averaged in 64 bits.
+//! 5. **Memory.** The backend owns posted tensors until every rank has received what it needs from them. Results
+//!    may alias: ranks of one process can hold handles to the same memory. This is safe because burn writes in
+//!    place only through a unique handle (copy-on-write otherwise). Any number of deferred calls may be posted,
+//!    such as all the all-gathers of a backward, so a backend must not fill result buffers when a call is posted. A
+//!    backend for ranks as threads holds only references to the shards.
+//! 6. **Progress.** If nothing else makes progress, [`Request::wait`] does, on the thread that waits. A [`Request`]
+//!    may be dropped at any time without blocking: the rank has taken part, and the other ranks receive their
+//!    results.
 
 mod failure;
 mod generic;
@@ -70,137 +74,147 @@ pub(super) use shrunk_world::{last, worlds};
 pub use signature::CallSignature;
 pub(crate) use signature::{PairwiseSignature, ShardSignature, TensorSignature, tensor_text};
 
-/// The ranks of one [`launch`](super::launch), and what connects them.
+/// The ranks of one [`launch`](super::launch) and the connections between them (c10d: backend).
 pub trait Backend: Debug + Send + Sync {
-    /// Number of ranks.
+    /// Returns the number of ranks.
     fn size(&self) -> usize;
 
-    /// The ranks that are in this process, ascending.
+    /// Returns the ranks that run in this process, ascending.
     fn local_ranks(&self) -> Vec<usize>;
 
-    /// Tells the launches of a process apart: a [`launch_number`] of the engine's own.
+    /// Returns the [`launch_number`] of this backend, which distinguishes the launches of a process.
     fn launch(&self) -> u64;
 
-    /// The place of `member` in its group. `name` tells channels of the same ranks apart: calls on one meet only calls
-    /// on the one of that name. Asked for once for each member, group and name, and not by all ranks at once: an engine
-    /// whose groups are made by all their ranks together makes one at its first operation.
+    /// Returns the handle of `member` on its group. `name` distinguishes channels of the same ranks: calls on a
+    /// channel match only calls on the channel of the same name.
+    ///
+    /// It is called once for each member, group and name, but not by all ranks at the same time. A backend whose
+    /// groups must be created by all their ranks together therefore creates a group at its first operation.
     fn channel(&self, member: GroupMember, name: &'static str) -> Arc<dyn GroupBackend>;
 
-    /// Ends every wait of every rank, now and later. Returns the error that counts: of the first failure.
+    /// Ends every wait of every rank, now and later. Returns the error of the first failure, which may be an
+    /// earlier one.
     fn fail(&self, failure: Failure) -> CommError;
 
-    /// The first failure, if there was one.
+    /// Returns the first failure, if there was one.
     fn failure(&self) -> Option<Failure>;
 
-    /// The rank's program is over: those that wait for it wait in vain. `error` is what it has ended with, if it has not
-    /// succeeded, and `at` where it unwound with that: for the reports of other processes.
+    /// Notifies the backend that the program of `rank` is over, so that ranks waiting for it stop waiting. `error`
+    /// is the error with which the program ended, if it did not succeed, and `at` is the line where it unwound with
+    /// that error; both are for the reports of other processes.
     fn rank_exited(&self, rank: usize, error: Option<Error>, at: Option<&'static Location<'static>>);
 
-    /// What `rank` was doing at the first failure, or is doing now: a few words behind "rank 1 was".
+    /// Describes the activity of `rank` at the first failure, or now if there was none: a few words that continue
+    /// "rank 1 was".
     fn activity(&self, rank: usize) -> String;
 
-    /// Whether the program of every rank is over.
+    /// Returns true if the programs of all ranks are over.
     fn is_finished(&self) -> bool;
 
-    /// Ends this world, if nothing has, and waits until every rank has called this or its program is over, but no longer
-    /// than `deadline`. Returns the world of those that have called.
+    /// Ends this world, if it has not failed yet, and waits until every rank has called this method or its program
+    /// is over, at most for `deadline`. Returns the world of the ranks that called.
     ///
-    /// Provided, for engines without: [`CommError::CannotShrink`].
+    /// The provided implementation is for backends without support: it returns [`CommError::CannotShrink`].
     fn shrink(&self, rank: usize, deadline: Duration) -> Result<ShrunkWorld, CommError> {
         let _ = deadline;
         Err(CommError::CannotShrink { rank })
     }
 
-    /// The world that ranks of this process have [gone on](Self::shrink) in.
+    /// Returns the world in which ranks of this process [continued](Self::shrink), if there is one.
     fn successor(&self) -> Option<ShrunkWorld> {
         None
     }
 
-    /// Waits until the programs of all ranks are over, those of other processes too. Returns how these have ended.
+    /// Waits until the programs of all ranks are over, including those of other processes. Returns the outcome of
+    /// the ranks in other processes.
     ///
-    /// Provided, for engines whose ranks are all in this process: whoever has started them knows.
+    /// The provided implementation is for backends whose ranks are all in this process: there is nothing to report.
     fn finish(&self) -> RemoteOutcome {
         RemoteOutcome::default()
     }
 }
 
-/// How the ranks of other processes have ended.
+/// Outcome of the ranks that ran in other processes.
 #[derive(Debug, Clone, Default)]
 pub struct RemoteOutcome {
     /// The first failure, if any rank of any process has not succeeded.
     pub failure: Option<Failure>,
-    /// Each of them, as far as their processes have said.
+    /// Report of each of them, as far as their processes have sent one.
     pub reports: Vec<RankReport>,
-    /// Whether another process reports it all to whoever has started them.
+    /// True if another process reports the failure to the user.
     pub is_told: bool,
 }
 
-/// A number that no other launch of this process has, of whatever engine: 0, 1, ..
+/// Returns a number that no other launch of this process has, whatever its backend: 0, 1, ..
 pub fn launch_number() -> u64 {
     static LAUNCHES: AtomicU64 = AtomicU64::new(0);
     LAUNCHES.fetch_add(1, Ordering::Relaxed)
 }
 
-/// A rank's place in a group, and what is its own there.
+/// A rank as a member of a group, with its device and ledger.
 #[derive(Debug, Clone)]
 pub struct GroupMember {
-    /// The ranks, and the place among them.
+    /// The ranks of the group, and the group rank of this member.
     pub group: Group,
-    /// Where the rank's tensors are.
+    /// Device of the rank's tensors.
     pub device: Device,
-    /// What kernels copy is counted there.
+    /// Ledger of the rank, which counts the copies that kernels make around collectives.
     pub ledger: Arc<Ledger>,
 }
 
 impl GroupMember {
-    /// The global rank.
+    /// Returns the global rank.
     pub fn rank(&self) -> usize {
         self.group.ranks()[self.group.rank()]
     }
 
-    /// Where what a call makes is, to which the rank has brought these: with them, or else on its device.
+    /// Returns the device of the results of a call with `tensors`: the device of the tensors, or the rank's device
+    /// if the rank passes none.
     pub fn home(&self, tensors: &[DispatchTensor]) -> Device {
         tensors.first().map_or_else(|| self.device.clone(), |tensor| Device::new(tensor.device()))
     }
 }
 
-/// What an engine needs to know of a call beside its tensors.
+/// Properties of a call that a backend needs in addition to its tensors.
 #[derive(Debug)]
 pub struct CallContext {
-    /// What ranks must agree on.
+    /// Signature of the call, on which all ranks must agree.
     pub print: CallSignature,
-    /// The result is wanted later.
+    /// True for a deferred call, whose result is needed later.
     pub is_deferred: bool,
 }
 
-/// What one rank has sent another.
+/// Message that a rank received from another.
 #[derive(Debug)]
 pub struct ReceivedTensors {
-    /// The sender's place in the group.
+    /// Group rank of the sender.
     pub from: usize,
-    /// What it sent.
+    /// The received tensors.
     pub tensors: Vec<DispatchTensor>,
 }
 
-/// What an operation returns at once.
+/// Result of posting an operation: the request to wait for, or an error.
 pub type PostResult<T> = Result<Box<dyn Request<T>>, CommError>;
 
-/// A rank's place in one group: the operations of an engine.
+/// Handle of one rank on one group: the collectives of a backend (c10d: process group).
 ///
-/// Arguments are checked: shapes, cuts and dtypes fit each other and the group, tensors are plain and on the rank's
-/// device, and the group has several ranks, unless what is called is a send or a receive.
+/// The caller has already checked all arguments. Shapes, shard sizes and dtypes fit each other and the group.
+/// Tensors are plain and all on the rank's device or all on the host. The group has several ranks, except for a
+/// send or a receive.
 pub trait GroupBackend: Debug + Send + Sync {
-    /// The rank and its group.
+    /// Returns the rank and its group.
     fn member(&self) -> &GroupMember;
 
-    /// Whether what is posted moves while its ranks do other things: then it is worth posting before it is needed.
+    /// Returns true if posted transfers proceed while the ranks compute, so that posting them before their results
+    /// are needed saves time.
     ///
-    /// Provided: it does not.
+    /// The provided implementation returns false.
     fn can_overlap(&self) -> bool {
         false
     }
 
-    /// The wholes of tensors of which every rank has a part, cut as `plan` says.
+    /// Gathers tensors of which every rank passes its shard; `plan` contains the shardings. Returns the full
+    /// tensors.
     fn all_gather(
         &self,
         post: CallContext,
@@ -208,7 +222,7 @@ pub trait GroupBackend: Debug + Send + Sync {
         parts: Vec<DispatchTensor>,
     ) -> PostResult<Vec<DispatchTensor>>;
 
-    /// This rank's parts, cut as `plan` says, of the reductions of wholes.
+    /// Reduces full tensors over the ranks. Returns this rank's shards of the results, sharded according to `plan`.
     fn reduce_scatter(
         &self,
         post: CallContext,
@@ -217,8 +231,8 @@ pub trait GroupBackend: Debug + Send + Sync {
         op: ReduceOp,
     ) -> PostResult<Vec<DispatchTensor>>;
 
-    /// What each rank has for this one, as `metas` say: `parts[i]` goes to group rank `i`. Its own tensors are handed
-    /// back.
+    /// Sends `parts[i]` to group rank `i`. Returns the tensors of each rank for this one, which `metas` describes.
+    /// The rank's tensors for itself are returned unchanged.
     fn all_to_all(
         &self,
         post: CallContext,
@@ -226,7 +240,7 @@ pub trait GroupBackend: Debug + Send + Sync {
         metas: Vec<Vec<TensorMeta>>,
     ) -> PostResult<Vec<Vec<DispatchTensor>>>;
 
-    /// The tensors of `root`, as `metas` say; the others bring none.
+    /// Returns the tensors of `root`, which `metas` describes. The other ranks pass no tensors.
     fn broadcast(
         &self,
         post: CallContext,
@@ -235,13 +249,15 @@ pub trait GroupBackend: Debug + Send + Sync {
         root: usize,
     ) -> PostResult<Vec<DispatchTensor>>;
 
-    /// Nothing, once all ranks have called it.
+    /// Completes once all ranks have called it.
     fn barrier(&self, post: CallContext) -> PostResult<()>;
 
-    /// Sends tensors to `to`, which may be the rank itself: done when the engine has them.
+    /// Sends tensors to group rank `to`, which may be the rank itself. The request is complete when the backend has
+    /// taken over the tensors.
     fn send(&self, post: CallContext, tensors: Vec<DispatchTensor>, to: usize, tag: u32) -> PostResult<()>;
 
-    /// The next message with `tag` of `from`, or of whoever comes first: as `metas` say, where they are given.
+    /// Receives the next message with `tag` from `from`, or from any rank. `metas` describes its tensors, if it is
+    /// given.
     fn receive(
         &self,
         post: CallContext,
@@ -250,9 +266,9 @@ pub trait GroupBackend: Debug + Send + Sync {
         metas: Option<Vec<TensorMeta>>,
     ) -> PostResult<ReceivedTensors>;
 
-    /// The reductions of tensors of one shape on all ranks.
+    /// Reduces tensors of the same shape over all ranks. Every rank receives the results.
     ///
-    /// Provided: every rank gets all terms and reduces them.
+    /// The provided implementation sends all operands to every rank, which reduces them.
     fn all_reduce(
         &self,
         post: CallContext,
@@ -262,9 +278,9 @@ pub trait GroupBackend: Debug + Send + Sync {
         provided::all_reduce(self, post, tensors, op)
     }
 
-    /// A tensor cut along `shard.dim`, cut along `to_dim` instead.
+    /// Reshards a tensor: from shards along `shard.dim` to shards along `to_dim`.
     ///
-    /// Provided: an all-to-all of blocks.
+    /// The provided implementation is an all-to-all of blocks.
     fn shard_dim_all_to_all(
         &self,
         post: CallContext,
@@ -275,10 +291,11 @@ pub trait GroupBackend: Debug + Send + Sync {
         provided::recut(self, post, shard, to_dim, to_sizes)
     }
 
-    /// What each rank has for this one, one after another along the first dimension: the first `given[0]` rows of `tensor`
-    /// go to group rank 0, the next `given[1]` to group rank 1, ..; `taken[i]` come from group rank `i`.
+    /// Sends rows of `tensor` to each rank: the first `send_counts[0]` rows to group rank 0, the next
+    /// `send_counts[1]` to group rank 1, and so on. Returns the rows for this rank, `recv_counts[i]` from group
+    /// rank `i`, concatenated along the first dimension.
     ///
-    /// Provided: an all-to-all of the rows.
+    /// The provided implementation is an all-to-all of the rows.
     fn all_to_all_v(
         &self,
         post: CallContext,
@@ -289,9 +306,10 @@ pub trait GroupBackend: Debug + Send + Sync {
         provided::exchange_rows(self, post, tensor, send_counts, recv_counts)
     }
 
-    /// This rank's parts, by dimension and cut, of the tensors of `root`, as `metas` say; the others bring none.
+    /// Returns this rank's shards of the tensors of `root`, which `metas` describes. `shardings` contains the
+    /// dimension and the shard sizes of each tensor. The other ranks pass no tensors.
     ///
-    /// Provided: an all-to-all, in which the root gives.
+    /// The provided implementation is an all-to-all in which only the root sends.
     fn scatter(
         &self,
         post: CallContext,

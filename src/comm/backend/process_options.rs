@@ -1,19 +1,19 @@
-//! [`ProcessOptions`]: how ranks of a process live together.
+//! [`ProcessOptions`]: threading and memory sharing of the ranks of a process.
 
-/// How the ranks of a process live together.
+/// Threading and memory sharing of the ranks of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ProcessOptions {
-    /// A rank may call and wait on several threads at once:
+    /// True if several threads of a rank may call and wait at the same time:
     /// [`Launch::with_multithreaded_ranks`](crate::comm::Launch::with_multithreaded_ranks).
     pub multithreaded: bool,
-    /// No rank has memory in common with another:
+    /// True if ranks must not share memory for results:
     /// [`Launch::with_separate_memory`](crate::comm::Launch::with_separate_memory).
     pub separate_memory: bool,
 }
 
 impl Default for ProcessOptions {
-    /// One thread after another, and memory in common; but where a sanitizer is to see who uses memory that its rank has given
-    /// back.
+    /// Returns the default: one thread of a rank at a time, and shared memory. In builds with a sanitizer the
+    /// memory is separate, so that the sanitizer detects uses of memory that its rank has released.
     fn default() -> Self {
         Self { multithreaded: false, separate_memory: cfg!(sanitized) }
     }

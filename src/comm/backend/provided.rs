@@ -1,4 +1,4 @@
-//! Operations made of an engine's few.
+//! Provided operations of [`GroupBackend`], built from its few required ones.
 
 use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::Device;
@@ -9,7 +9,7 @@ use super::{CallContext, GroupBackend, PostResult, Request, concat, reduce, rows
 use crate::comm::{ReduceOp, ShardedTensor, TensorMeta};
 use crate::placement::ShardSizes;
 
-/// Every rank gets all terms.
+/// Implements an all-reduce by sending all operands to every rank, which reduces them.
 pub(super) fn all_reduce(
     channel: &(impl GroupBackend + ?Sized),
     post: CallContext,
@@ -28,7 +28,7 @@ pub(super) fn all_reduce(
     }))
 }
 
-/// Blocks go from rank to rank.
+/// Implements the change of a sharded dimension by an all-to-all of blocks.
 pub(super) fn recut(
     channel: &(impl GroupBackend + ?Sized),
     post: CallContext,
@@ -53,7 +53,7 @@ pub(super) fn recut(
     }))
 }
 
-/// Views of rows go from rank to rank.
+/// Implements an all-to-all of rows by an all-to-all of views of them.
 pub(super) fn exchange_rows(
     channel: &(impl GroupBackend + ?Sized),
     post: CallContext,
@@ -74,7 +74,7 @@ pub(super) fn exchange_rows(
     }))
 }
 
-/// The first `given[0]` rows, the next `given[1]`, ..
+/// Splits a tensor into consecutive rows for each rank: the first `given[0]`, the next `given[1]`, ..
 pub(crate) fn rows_for_each(tensor: &DispatchTensor, given: &[usize]) -> Vec<Vec<DispatchTensor>> {
     let mut start = 0;
     let next = |count: &usize| {
@@ -84,7 +84,7 @@ pub(crate) fn rows_for_each(tensor: &DispatchTensor, given: &[usize]) -> Vec<Vec
     given.iter().map(next).collect()
 }
 
-/// The root gives each rank its parts.
+/// Implements a scatter by an all-to-all in which only the root sends.
 pub(super) fn scatter(
     channel: &(impl GroupBackend + ?Sized),
     post: CallContext,
@@ -110,7 +110,7 @@ pub(super) fn scatter(
     Ok(mapped(parts, move |mut parts| parts.swap_remove(root)))
 }
 
-/// A copy of `rank`'s part.
+/// Returns a copy of `rank`'s shard along `dim`.
 fn block(
     tensor: &DispatchTensor,
     dim: usize,

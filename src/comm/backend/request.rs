@@ -1,44 +1,44 @@
-//! [`Request`]: what an engine does to finish a call.
+//! [`Request`]: an operation in flight in a backend.
 
 use std::time::{Duration, Instant};
 
 use crate::comm::{CommError, TransferTiming};
 
-/// A call that an engine has begun.
+/// An operation that a backend has begun (MPI: request).
 pub trait Request<T>: Send {
-    /// Whether [`wait`](Self::wait) would return without waiting for other ranks.
+    /// Returns true if [`wait`](Self::wait) would return without waiting for other ranks.
     fn is_complete(&self) -> bool;
 
-    /// Has what was posted [ahead](super::CallContext::is_deferred) begin to move, where something moves before it is
-    /// waited for. Returns at once.
+    /// Starts the transfer of a [deferred](super::CallContext::is_deferred) call, if the backend can transfer data
+    /// before the rank waits for it. Returns at once.
     fn start(&mut self) {}
 
-    /// Blocks until the result is there, the world has failed, or `deadline` has passed, which is a failure.
+    /// Blocks until the result is ready, the world has failed, or `deadline` has passed, which is a failure.
     fn wait(self: Box<Self>, deadline: Duration) -> Result<Completed<T>, CommError>;
 }
 
-/// A result, and how long it took to make once all ranks had come.
+/// Result of an operation, with its timing.
 #[derive(Debug)]
 pub struct Completed<T> {
     /// The result.
     pub value: T,
-    /// Copies and reductions on the thread that waited.
+    /// Time spent on copies and reductions by the thread that waited.
     pub moving: Duration,
-    /// The global rank that was the last to join, if the engine knows.
+    /// Global rank that joined last, if the backend knows it.
     pub last: Option<usize>,
-    /// When it moved, if another thread than the one that waited has moved it.
+    /// Timestamps of the transfer, if another thread than the one that waited made it.
     pub carried: Option<TransferTiming>,
 }
 
 impl<T> Completed<T> {
-    /// What `make` returns, timed; of who came last, and what moved before, it says nothing.
+    /// Runs `make` and measures its time. The last rank and the timestamps of the transfer are unknown.
     pub fn timed(make: impl FnOnce() -> T) -> Self {
         let start = Instant::now();
         Self { value: make(), moving: start.elapsed(), last: None, carried: None }
     }
 }
 
-/// A call whose result becomes another.
+/// A request whose result is mapped by a function.
 pub(crate) struct Mapped<P, F> {
     pub pending: P,
     pub map: F,

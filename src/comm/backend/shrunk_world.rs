@@ -1,26 +1,27 @@
-//! [`ShrunkWorld`]: the world of those that go on after a failure.
+//! [`ShrunkWorld`]: the world of the ranks that survive a failure.
 
 use std::sync::Arc;
 
 use super::Backend;
 
-/// The world of the ranks that have gone on from another.
+/// The world of the ranks that survived a failure of another world.
 #[derive(Debug, Clone)]
 pub struct ShrunkWorld {
-    /// What connects them.
+    /// Backend of the new world.
     pub engine: Arc<dyn Backend>,
-    /// What each of them was there: its rank `i` is the other's `ranks[i]`. Ascending.
+    /// Old rank of each new rank, ascending: rank `i` of the new world was rank `ranks[i]` of the old one.
     pub ranks: Arc<[usize]>,
 }
 
 impl ShrunkWorld {
-    /// What the other world's `rank` is here.
+    /// Returns the new rank of the old rank `rank`, or `None` if it did not survive.
     pub fn place_of(&self, rank: usize) -> Option<usize> {
         self.ranks.binary_search(&rank).ok()
     }
 }
 
-/// The worlds that `rank` of `engine` has been in, and its rank there: this one, and those that it has gone on in.
+/// Iterates over the worlds of which `rank` has been a member, each with its rank there: the world of `engine`, and
+/// the worlds in which it continued.
 pub(in crate::comm) fn worlds(
     engine: Arc<dyn Backend>,
     rank: usize,
@@ -32,8 +33,9 @@ pub(in crate::comm) fn worlds(
     })
 }
 
-/// The last world that ranks of this process have gone on in from that of `engine`.
+/// Returns the last world in which ranks of this process continued, starting from the world of `engine`; the same
+/// world if they did not.
 pub(in crate::comm) fn last(engine: Arc<dyn Backend>) -> Arc<dyn Backend> {
     let next = |engine: &Arc<dyn Backend>| engine.successor().map(|successor| successor.engine);
-    std::iter::successors(Some(engine), next).last().expect("there is the first")
+    std::iter::successors(Some(engine), next).last().expect("the first world always exists")
 }

@@ -1,4 +1,4 @@
-//! [`CallSignature`]: what every rank of a collective must agree on.
+//! [`CallSignature`]: the arguments of a call on which all ranks must agree.
 
 use std::fmt::{self, Debug};
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use burn::tensor::{DType, Shape};
 use crate::comm::{Call, Digests, Divergence, Op, ReduceOp, ShardedModel, TensorMeta};
 use crate::placement::ShardSizes;
 
-/// The arguments of one collective, but for the data.
+/// The arguments of one collective, except for the data. The ranks compare them.
 #[derive(Debug, Clone)]
 pub struct CallSignature {
     pub(crate) op: Op,
@@ -19,28 +19,28 @@ pub struct CallSignature {
     pub(crate) forward_index: Option<u64>,
     pub(crate) global_tensor: Option<TensorMeta>,
     pub(crate) operand_shapes: Option<Arc<str>>,
-    /// Of the first tensors, one each.
+    /// Names of the first tensors, one per tensor.
     pub(crate) names: Option<Arc<[Arc<str>]>>,
     pub(crate) tensors: Arc<[TensorSignature]>,
-    /// Of a receive: whatever tensors are sent.
+    /// True for a receive that accepts any tensors.
     pub(crate) any: bool,
-    /// Of an all-to-all of lists, where every two ranks have an agreement of their own.
+    /// Arguments of an all-to-all of lists, which each pair of ranks must agree on separately.
     pub(crate) pairs: Option<Box<PairwiseSignature>>,
-    /// Of what all ranks hold alike.
+    /// Digests of values that must be identical on all ranks.
     pub(crate) digests: Option<Arc<[Digests]>>,
 }
 
-/// What one rank gives to each rank of its group, and takes from each, in group order.
+/// Tensors that one rank sends to each rank of its group, and those that it receives from each, in group order.
 #[derive(Debug, Clone)]
 pub(crate) struct PairwiseSignature {
-    /// The rank's place in the group.
+    /// Group rank of this rank.
     pub member: usize,
     pub given: Vec<Option<TensorMeta>>,
     pub taken: Vec<Option<TensorMeta>>,
 }
 
 impl PairwiseSignature {
-    /// Bytes given to others.
+    /// Returns the number of bytes sent to other ranks.
     pub fn bytes(&self) -> u64 {
         let others = self.given.iter().enumerate().filter(|(to, _)| *to != self.member);
         let bytes = |meta: &TensorMeta| (meta.shape.num_elements() * meta.dtype.size()) as u64;
@@ -55,23 +55,23 @@ impl PairwiseSignature {
     }
 }
 
-/// One tensor of a collective.
+/// Shape, dtype and sharding of one tensor of a collective.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct TensorSignature {
-    /// Shape of the whole.
+    /// Shape of the full tensor.
     pub shape: Shape,
     pub dtype: DType,
-    /// How it is cut.
+    /// Sharding of the tensor, if it is sharded.
     pub sharding: Option<ShardSignature>,
-    /// How it is cut afterwards (all-to-all).
+    /// Sharding after an all-to-all.
     pub to: Option<ShardSignature>,
 }
 
-/// A cut of a whole whose shape is known.
+/// Sharding of a full tensor whose shape is known.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct ShardSignature {
     pub dim: usize,
-    /// Of a ragged cut.
+    /// Explicit shard sizes, if the sharding is uneven.
     pub lengths: Option<Arc<[usize]>>,
 }
 
@@ -80,7 +80,7 @@ impl ShardSignature {
         Self { dim, lengths: sizes.lengths().cloned() }
     }
 
-    /// The cut, of a dimension of this length.
+    /// Returns the shard sizes of a dimension of length `len`.
     pub fn of(&self, len: usize) -> ShardSizes {
         self.lengths.clone().map_or(ShardSizes::Chunked(len), ShardSizes::Uneven)
     }
@@ -89,19 +89,19 @@ impl ShardSignature {
 impl fmt::Display for ShardSignature {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.dim)?;
-        self.lengths.as_ref().map_or(Ok(()), |lengths| write!(f, " into {lengths:?}"))
+        self.lengths.as_ref().map_or(Ok(()), |lengths| write!(f, " with sizes {lengths:?}"))
     }
 }
 
 impl TensorSignature {
-    /// Bytes of the whole.
+    /// Returns the number of bytes of the full tensor.
     pub fn bytes(&self) -> u64 {
         (self.shape.num_elements() * self.dtype.size()) as u64
     }
 }
 
 impl CallSignature {
-    /// Of a `call` of `op`.
+    /// Creates the signature of the operation `op` with the properties of `call`.
     pub(crate) fn new(op: Op, call: &Call, tensors: impl Into<Arc<[TensorSignature]>>) -> Self {
         let tensors = tensors.into();
         let Call { label, model, forward_index, global_tensor, operand_shapes, names, digests, .. } = call.clone();
@@ -122,30 +122,32 @@ impl CallSignature {
         }
     }
 
-    /// The operation.
+    /// Returns the operation.
     pub fn op(&self) -> Op {
         self.op
     }
 
-    /// The caller's label.
+    /// Returns the label of the call.
     pub fn label(&self) -> &Arc<str> {
         &self.label
     }
 
-    /// Bytes of the wholes, and of what is given to others.
+    /// Returns the number of bytes of the full tensors, plus the bytes that the rank sends to others in an
+    /// all-to-all of lists.
     pub(crate) fn bytes(&self) -> u64 {
         self.tensors.iter().map(TensorSignature::bytes).sum::<u64>()
             + self.pairs.as_ref().map_or(0, |pairs| pairs.bytes())
     }
 
-    /// What differs, this one's value first; `None` if nothing does.
+    /// Describes the first difference from `other`, with the value of `self` first. Returns `None` if the calls
+    /// agree.
     pub fn difference(&self, other: &Self) -> Option<String> {
         differ("operation", &self.op, &other.op, Op::to_string)
             .or_else(|| differ("label", &self.label, &other.label, |label| format!("`{label}`")))
             .or_else(|| self.models_differ(other))
             .or_else(|| differ("reduction", &self.reduce, &other.reduce, some))
             .or_else(|| differ("root", &self.root, &other.root, some))
-            .or_else(|| differ("place in forward", &self.forward_index, &other.forward_index, some))
+            .or_else(|| differ("forward index", &self.forward_index, &other.forward_index, some))
             .or_else(|| differ("global tensor", &self.global_tensor, &other.global_tensor, tensor_text))
             .or_else(|| {
                 differ("reduction of", &self.operand_shapes, &other.operand_shapes, |shapes| {
@@ -158,19 +160,20 @@ impl CallSignature {
             .or_else(|| self.compared_otherwise(other))
     }
 
-    /// Who holds other values than the others, of what all must hold alike: of the prints of all ranks of a collective,
-    /// in group order, of which no two have a [`difference`](Self::difference).
+    /// Compares the digests of all ranks of a collective. `prints` yields their signatures in group order; no two
+    /// of them may have a [`difference`](Self::difference). Returns the first divergence.
     pub fn divergence<'a>(prints: impl Iterator<Item = &'a Self> + Clone) -> Option<Divergence> {
         Divergence::among(prints.map(Self::digests))
     }
 
-    /// Why a receive with this print refuses what was `sent`, its own value first; `None` if it takes it.
+    /// Describes why a receive with this signature rejects the message `sent`, with its own value first. Returns
+    /// `None` if it accepts the message.
     pub fn refusal(&self, sent: &Self) -> Option<String> {
         let label = differ("label", &self.label, &sent.label, |label| format!("`{label}`"));
         label.or_else(|| if self.any { None } else { self.tensors_differ(sent) })
     }
 
-    /// The models, if they are not one.
+    /// Describes both models, if they are not the same.
     fn models_differ(&self, other: &Self) -> Option<String> {
         let number = |model: &Option<ShardedModel>| model.as_ref().map(|model| model.number);
         let says = |model: &Option<ShardedModel>| model.as_ref().map_or("none".into(), ShardedModel::to_string);
@@ -178,7 +181,8 @@ impl CallSignature {
             .then(|| format!("model {} vs {}", says(&self.model), says(&other.model)))
     }
 
-    /// The states of the parameters of one model: the first that differs, as far as it has a name.
+    /// Describes the first difference between the states of one model's parameters, with the parameter's name if it
+    /// has one.
     fn states_differ(&self, other: &Self) -> Option<String> {
         let (own, its) = (self.model.as_ref()?, other.model.as_ref()?);
         if own.states == its.states {
@@ -202,8 +206,8 @@ impl CallSignature {
             })
     }
 
-    /// Whether every two ranks have an agreement of their own: one that agrees with a second need not agree
-    /// with a third that does.
+    /// Returns true if each pair of ranks must agree separately: from two pairs that agree it does not follow that
+    /// a third does.
     pub fn is_of_pairs(&self) -> bool {
         self.pairs.is_some()
     }
@@ -212,7 +216,7 @@ impl CallSignature {
         self.digests.as_deref().unwrap_or_default()
     }
 
-    /// The first list of values to compare that is not of the same on both.
+    /// Describes the first list of digests that does not describe the same values in both.
     fn compared_otherwise(&self, other: &Self) -> Option<String> {
         let (own, its) = (self.digests(), other.digests());
         let mut pairs = (0..own.len().max(its.len())).map(|list| (own.get(list), its.get(list)));
@@ -225,12 +229,12 @@ impl CallSignature {
         self.names.as_deref().unwrap_or_default()
     }
 
-    /// How messages call tensor `i`.
+    /// Returns the text by which messages identify tensor `i`: its name or its index.
     fn tensor(&self, i: usize) -> String {
         self.names().get(i).map_or_else(|| format!("tensor {i}"), |name| format!("`{name}`"))
     }
 
-    /// The first tensor that is called otherwise.
+    /// Describes the first tensor that has another name in `other`.
     fn named_otherwise(&self, other: &Self) -> Option<String> {
         if self.names == other.names {
             return None;
@@ -246,8 +250,8 @@ impl TensorSignature {
     fn difference(&self, other: &Self) -> Option<String> {
         differ("shape", &self.shape, &other.shape, |shape| format!("{:?}", &shape[..]))
             .or_else(|| differ("dtype", &self.dtype, &other.dtype, |dtype| dtype.name().to_string()))
-            .or_else(|| differ("cut dimension", &self.sharding, &other.sharding, sharding_text))
-            .or_else(|| differ("new cut dimension", &self.to, &other.to, sharding_text))
+            .or_else(|| differ("sharded dimension", &self.sharding, &other.sharding, sharding_text))
+            .or_else(|| differ("new sharded dimension", &self.to, &other.to, sharding_text))
     }
 }
 
@@ -303,7 +307,7 @@ mod tests {
         assert_eq!(says(|p| p.op = Op::Barrier), "operation all_gather vs barrier");
         assert_eq!(says(|p| p.label = "b".into()), "label `a` vs `b`");
         assert_eq!(says(|p| p.reduce = Some(ReduceOp::Sum)), "reduction none vs Sum");
-        assert_eq!(says(|p| p.forward_index = Some(3)), "place in forward none vs 3");
+        assert_eq!(says(|p| p.forward_index = Some(3)), "forward index none vs 3");
         let full = |p: &mut CallSignature| {
             p.global_tensor = Some(TensorMeta { shape: Shape::from([4, 8]), dtype: DType::F32 })
         };
@@ -316,13 +320,13 @@ mod tests {
         assert_eq!(says(|p| tensor(p).shape = Shape::from([4, 9])), "tensor 0: shape [4, 8] vs [4, 9]");
         assert_eq!(says(|p| tensor(p).dtype = DType::F16), "tensor 0: dtype f32 vs f16");
         let along = |p: &mut CallSignature| tensor(p).sharding = Some(ShardSignature::new(1, &ShardSizes::Chunked(8)));
-        assert_eq!(says(along), "tensor 0: cut dimension 0 vs 1");
+        assert_eq!(says(along), "tensor 0: sharded dimension 0 vs 1");
         let uneven = |p: &mut CallSignature| {
             tensor(p).sharding = Some(ShardSignature::new(0, &ShardSizes::Uneven([3, 1].into())))
         };
-        assert_eq!(says(uneven), "tensor 0: cut dimension 0 vs 0 into [3, 1]");
+        assert_eq!(says(uneven), "tensor 0: sharded dimension 0 vs 0 with sizes [3, 1]");
         let again = |p: &mut CallSignature| tensor(p).to = Some(ShardSignature::new(1, &ShardSizes::Chunked(8)));
-        assert_eq!(says(again), "tensor 0: new cut dimension none vs 1");
+        assert_eq!(says(again), "tensor 0: new sharded dimension none vs 1");
     }
 
     #[test]
@@ -339,7 +343,7 @@ mod tests {
         let state = |param, other| format!("clone of {first}: `{param}` is in state 00000004 vs 0000000{other}");
         assert_eq!(says(&of_model(1, &[3 << 32], 7)).unwrap(), state("weight", 3));
         assert_eq!(says(&of_model(1, &[4 << 32, 5 << 32], 7)).unwrap(), state("bias", 5));
-        assert_eq!(says(&of_model(1, &[4 << 32], 9)), None, "where it was sharded is a rank's own affair");
+        assert_eq!(says(&of_model(1, &[4 << 32], 9)), None, "ranks may shard a model at different lines");
     }
 
     #[test]
@@ -355,7 +359,7 @@ mod tests {
             CallSignature { digests: Some([digests].into()), ..print() }
         };
         let both = comparing(10, &["a", "b"], &[1, 2]);
-        assert_eq!(both.difference(&comparing(10, &["a", "b"], &[3, 4])), None, "that is no difference of calls");
+        assert_eq!(both.difference(&comparing(10, &["a", "b"], &[3, 4])), None, "`divergence` compares digests");
         let says = |other: &CallSignature| both.difference(other).unwrap();
         let is = "values to compare weights of step 10: a, b vs";
         assert_eq!(says(&print()), format!("{is} none"));
@@ -387,7 +391,7 @@ mod tests {
             CallSignature { pairs: Some(pairs.into()), ..print() }
         };
         let first = pairs(0, [1, 2], [1, 3]);
-        assert_eq!(first.pairs.as_ref().unwrap().bytes(), 8, "its own part goes nowhere");
+        assert_eq!(first.pairs.as_ref().unwrap().bytes(), 8, "the rank's tensor for itself is not sent");
         assert_eq!(first.difference(&pairs(1, [3, 4], [2, 4])), None);
         let says = |other| first.difference(&other).unwrap();
         assert_eq!(says(pairs(1, [3, 4], [5, 4])), "tensor of group rank 0 for group rank 1 [2] f32 vs [5] f32");
@@ -405,7 +409,7 @@ mod tests {
         let both = named(&["a", "b"], 8);
         assert_eq!(both.difference(&named(&["a", "b"], 8)), None);
         assert_eq!(says(&both, &named(&["a", "b"], 9)), "`a`: shape [4, 8] vs [4, 9]");
-        // Without a name: what travels beside the parameters.
+        // Tensors sent in addition to the parameters have no name.
         assert_eq!(says(&named(&[], 8), &named(&[], 9)), "tensor 0: shape [4, 8] vs [4, 9]");
         assert_eq!(says(&both, &named(&["a", "c"], 8)), "tensor 1: `b` vs `c`");
         let mut fewer = named(&["a"], 8);

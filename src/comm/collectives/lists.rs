@@ -1,4 +1,4 @@
-//! A tensor of any shape from each rank, or for each.
+//! Collectives of lists: each rank passes tensors of any shape, one for each rank or one for all.
 
 use burn::backend::{DispatchTensor, TensorMetadata};
 
@@ -7,15 +7,15 @@ use crate::comm::{Call, Communicator, Op, ReduceOp, ShardedTensor, TensorMeta, W
 use crate::placement::ShardSizes;
 
 impl Communicator {
-    /// Every rank gives each rank of the group a tensor of its own, of any shape and dtype, or none: `parts[i]`
-    /// is for group rank `i`. It gets what each had for it, in group order; `metas` describes that, and is
-    /// compared with what is given. Its own part comes back as it is.
+    /// Sends a different tensor, of any shape and dtype, or none, to each rank of the group: `parts[i]` is for
+    /// group rank `i`. Returns the tensors from all ranks for this one, in group order. `metas` describes these,
+    /// and is compared with what the ranks send. The rank's tensor for itself is returned unchanged.
     ///
     /// ```
     /// use burn::tensor::{DType, Shape, Tensor};
     /// use burn_dtensor::comm::{Launch, TensorMeta, launch};
     ///
-    /// // Every rank gives its neighbour as many elements as its rank says.
+    /// // Rank r sends r elements to its neighbour.
     /// launch(Launch::threads(3), |world| {
     ///     let (rank, next, last) = (world.rank(), (world.rank() + 1) % 3, (world.rank() + 2) % 3);
     ///     let (mut parts, mut metas) = (vec![None; 3], vec![None; 3]);
@@ -36,8 +36,8 @@ impl Communicator {
         self.exchange(Op::AllToAllList, call, None, parts, metas)
     }
 
-    /// Every rank gets the tensors of all ranks, of any shapes and dtypes, in group order. `metas` describes each on every
-    /// rank.
+    /// Gathers one tensor of any shape and dtype from every rank. Returns them in group order on every rank.
+    /// `metas` describes all of them, on every rank.
     pub fn all_gather_list(
         &self,
         call: Call,
@@ -49,8 +49,8 @@ impl Communicator {
         self.exchange(Op::AllGather, call, None, parts, metas).then(|parts| parts.into_iter().flatten().collect())
     }
 
-    /// Reduces over the ranks what each has for each: this rank gets the reduction of part `i` of all ranks, where `i` is
-    /// its place in the group. Parts for one rank are alike, parts for several need not be.
+    /// Reduces lists of tensors over the ranks: group rank `i` receives the reduction of all ranks' `parts[i]`.
+    /// `parts[i]` must have the same shape on all ranks, but tensors for different ranks may have different shapes.
     pub fn reduce_scatter_list(&self, call: Call, parts: Vec<DispatchTensor>, op: ReduceOp) -> Work<DispatchTensor> {
         let (size, own) = (self.group().size(), self.group().rank());
         if let Err(problem) = arguments::one_each("parts", parts.len(), self.group()) {
@@ -64,7 +64,8 @@ impl Communicator {
         self.reduce_scatter(call, full_tensors, op).then(move |mut parts| parts.swap_remove(own))
     }
 
-    /// What each rank gives each rank of the group, and takes of it.
+    /// Sends `parts[i]` to group rank `i`, and returns the tensors from all ranks, as `metas` describes. Implements
+    /// all collectives of lists.
     pub(super) fn exchange(
         &self,
         op: Op,
@@ -90,7 +91,7 @@ impl Communicator {
     }
 }
 
-/// The cut of a tensor of which `rank` holds all and the others nothing.
+/// Returns a sharding in which `rank` holds all of a tensor and the other ranks hold nothing.
 pub(super) fn all_for(rank: usize, tensor: &DispatchTensor, size: usize) -> (usize, ShardSizes) {
     let len = tensor.shape()[0];
     let lengths: Vec<_> = (0..size).map(|other| if other == rank { len } else { 0 }).collect();

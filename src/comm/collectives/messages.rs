@@ -8,11 +8,11 @@ use crate::comm::flight::Peer;
 use crate::comm::{Call, Communicator, Op, TensorMeta, Work, arguments};
 
 impl Communicator {
-    /// Sends tensors of any shapes and dtypes to group rank `to`, which may be this one. Not a collective: `to` calls
-    /// [`receive`](Self::receive).
+    /// Sends tensors of any shapes and dtypes to group rank `to`, which may be this rank. It is not a collective:
+    /// rank `to` must call [`receive`](Self::receive).
     ///
-    /// Never waits for the receiver, so that ranks may send in any order: `wait` returns when the tensors may be used
-    /// again. Several messages may be under way; of one sender and one `tag` they arrive in order.
+    /// It never waits for the receiver, so ranks may send in any order. `wait` returns when the tensors may be
+    /// reused. Several messages may be in flight; messages with the same sender and `tag` arrive in order.
     ///
     /// ```
     /// use burn::tensor::Tensor;
@@ -41,10 +41,11 @@ impl Communicator {
         self.post_to(Some(peer), call, print, bytes, |channel, post| channel.send(post, tensors, to, tag))
     }
 
-    /// The next message with `tag` of group rank `from`, or, if `None`, of whoever sends one first: what it holds, and who
-    /// sent it. Its label must be this call's, and its tensors what `metas` says, if that is given.
+    /// Receives the next message with `tag` from group rank `from`, or from any rank if `from` is `None`. Returns
+    /// its tensors and the sender. The label of the message must equal the label of this call, and its tensors must
+    /// match `metas` if it is given.
     ///
-    /// Receives may be posted ahead, and take messages in the order in which they were posted.
+    /// Several receives may be posted; they match messages in the order in which they were posted.
     pub fn receive(
         &self,
         call: Call,

@@ -1,5 +1,5 @@
-//! The methods of [`Communicator`](super::Communicator): each checks its arguments, says what ranks must agree on, and
-//! asks the engine for one of its operations.
+//! The collectives of [`Communicator`](super::Communicator). Each method checks its arguments, creates the
+//! signature on which the ranks must agree, and posts an operation to the backend.
 
 mod lists;
 mod messages;

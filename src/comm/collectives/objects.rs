@@ -1,7 +1,8 @@
-//! Collectives of any values that serde can write: configurations, metrics, shapes; as CBOR, in 32-bit words.
+//! Collectives of objects that serde can serialize, such as configurations, metrics and shapes. They are sent as
+//! CBOR in 32-bit words.
 //!
-//! They return when they are done. Each is two collectives: how long the values are, and the values. Meant for small
-//! things; tensors are faster as tensors.
+//! These methods block until they are complete. Each makes two collectives: one for the lengths and one for the
+//! objects. They are meant for small objects; send tensors as tensors, which is faster.
 
 use burn::backend::DispatchTensor;
 use burn::tensor::DType;
@@ -14,11 +15,11 @@ use crate::comm::arguments::Problem;
 use crate::comm::{Call, CommError, Communicator, Op, ShardedTensor, TensorMeta, Work};
 use crate::placement::ShardSizes;
 
-/// Bytes a word.
+/// Number of bytes in a word.
 const WORD: usize = size_of::<i32>();
 
 impl Communicator {
-    /// The objects of all ranks, in group order.
+    /// Gathers one object from every rank. Returns them in group order.
     ///
     /// ```
     /// use burn_dtensor::comm::{Launch, launch};
@@ -32,8 +33,8 @@ impl Communicator {
     /// ```
     ///
     /// # Errors
-    /// See [`Communicator`]; [`CommError::InvalidArgument`] on every rank if an object cannot be written, or not be read
-    /// as a `T`.
+    /// See [`Communicator`]; [`CommError::InvalidArgument`] on every rank if an object cannot be serialized, or
+    /// cannot be deserialized as a `T`.
     pub fn all_gather_object<T: Serialize + DeserializeOwned>(&self, call: Call, object: &T) -> Result<Vec<T>> {
         let op = Op::AllGather;
         let bytes = self.encode(op, &call, object)?;
@@ -51,10 +52,11 @@ impl Communicator {
         parts.into_iter().zip(lengths).map(object).collect()
     }
 
-    /// Every rank gets the object of group rank `root`: `Some` there, and ignored elsewhere.
+    /// Sends an object from group rank `root` to all ranks. `object` is `Some` on the root, and ignored on the
+    /// other ranks.
     ///
     /// # Errors
-    /// As [`all_gather_object`](Self::all_gather_object).
+    /// See [`all_gather_object`](Self::all_gather_object).
     pub fn broadcast_object<T: Serialize + DeserializeOwned>(
         &self,
         call: Call,
@@ -72,10 +74,10 @@ impl Communicator {
         self.decode(op, &call, &read_words(words), len)
     }
 
-    /// Group rank `root` gets the objects of all ranks, in group order, the others get `None`.
+    /// Gathers one object from every rank on group rank `root`, in group order. The other ranks receive `None`.
     ///
     /// # Errors
-    /// As [`all_gather_object`](Self::all_gather_object).
+    /// See [`all_gather_object`](Self::all_gather_object).
     pub fn gather_object<T: Serialize + DeserializeOwned>(
         &self,
         call: Call,
@@ -95,10 +97,11 @@ impl Communicator {
         objects.into_iter().zip(lengths).map(object).collect::<Result<_>>().map(Some)
     }
 
-    /// Each rank gets an object of its own of group rank `root`, which has one for each: `Some` there, `None` elsewhere.
+    /// Sends a different object from group rank `root` to each rank. `objects` contains one per rank on the root,
+    /// and is `None` on the other ranks.
     ///
     /// # Errors
-    /// As [`all_gather_object`](Self::all_gather_object).
+    /// See [`all_gather_object`](Self::all_gather_object).
     pub fn scatter_object<T: Serialize + DeserializeOwned>(
         &self,
         call: Call,
@@ -118,7 +121,8 @@ impl Communicator {
         self.decode(op, &call, &read_words(words), len)
     }
 
-    /// Sends an object to group rank `to`, which calls [`receive_object`](Self::receive_object). Not a collective.
+    /// Sends an object to group rank `to`, which must call [`receive_object`](Self::receive_object). It is not a
+    /// collective.
     pub fn send_object<T: Serialize>(&self, call: Call, object: &T, to: usize, tag: u32) -> Work<()> {
         match self.encode(Op::Send, &call, object) {
             Ok(bytes) => {
@@ -129,10 +133,11 @@ impl Communicator {
         }
     }
 
-    /// The next object with `tag` of group rank `from`, or, if `None`, of anybody, and who sent it.
+    /// Receives the next object with `tag` from group rank `from`, or from any rank if `from` is `None`. Returns
+    /// the sender and the object.
     ///
     /// # Errors
-    /// As [`all_gather_object`](Self::all_gather_object).
+    /// See [`all_gather_object`](Self::all_gather_object).
     pub fn receive_object<T: DeserializeOwned>(
         &self,
         call: Call,
@@ -141,8 +146,8 @@ impl Communicator {
     ) -> Result<(usize, T)> {
         let message = self.receive(call.clone(), None, from, tag).wait()?;
         let [len, words] = <[DispatchTensor; 2]>::try_from(message.tensors).map_err(|tensors| {
-            let problem = format!("a message of {} tensors came", tensors.len());
-            self.refused(Op::Receive, &call, Problem { problem, remedy: "send it with `send_object`" })
+            let problem = format!("received a message of {} tensors, which is not an object", tensors.len());
+            self.refused(Op::Receive, &call, Problem { problem, remedy: "Send it with `send_object`" })
         })?;
         let object = self.decode(Op::Receive, &call, &read_words(words), read_numbers(len)[0])?;
         Ok((message.from, object))
@@ -153,8 +158,8 @@ impl Communicator {
         match ciborium::into_writer(object, &mut bytes) {
             Ok(()) => Ok(bytes),
             Err(error) => {
-                let problem = format!("a {} cannot be written: {error}", std::any::type_name::<T>());
-                Err(self.refused(op, call, Problem { problem, remedy: "give what serde can write" }))
+                let problem = format!("a {} cannot be serialized: {error}", std::any::type_name::<T>());
+                Err(self.refused(op, call, Problem { problem, remedy: "Pass a type that serde can serialize" }))
             }
         }
     }
@@ -162,20 +167,20 @@ impl Communicator {
     fn decode<T: DeserializeOwned>(&self, op: Op, call: &Call, words: &[i32], len: usize) -> Result<T> {
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).take(len).collect();
         ciborium::from_reader(&bytes[..]).map_err(|error| {
-            let problem = format!("what came is no {}: {error}", std::any::type_name::<T>());
-            self.refused(op, call, Problem { problem, remedy: "send and receive one type" }).into()
+            let problem = format!("the received object is not a {}: {error}", std::any::type_name::<T>());
+            self.refused(op, call, Problem { problem, remedy: "Use the same type on all ranks" }).into()
         })
     }
 
     fn refused(&self, op: Op, call: &Call, problem: Problem) -> CommError {
         match self.refuse::<()>(op, call, problem).wait() {
             Err(error) => error,
-            Ok(()) => unreachable!("a refused call fails"),
+            Ok(()) => unreachable!("a rejected call fails"),
         }
     }
 }
 
-/// Bytes, and zeros up to a whole word.
+/// Creates a tensor of words from bytes, padded with zeros to a multiple of the word size.
 fn words(bytes: &[u8], comm: &Communicator) -> DispatchTensor {
     let word = |bytes: &[u8]| {
         let mut word = [0; WORD];
@@ -185,7 +190,7 @@ fn words(bytes: &[u8], comm: &Communicator) -> DispatchTensor {
     words_of(bytes.chunks(WORD).map(word).collect(), comm)
 }
 
-/// What [`words`] makes of `len` bytes.
+/// Describes the tensor that [`words`] creates from `len` bytes.
 fn words_meta(len: usize) -> TensorMeta {
     TensorMeta { shape: [len.div_ceil(WORD)].into(), dtype: DType::I32 }
 }

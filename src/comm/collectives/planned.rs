@@ -1,4 +1,4 @@
-//! What is always alike: planned once, and made again and again.
+//! Collectives with a [`CollectivePlan`], prepared once and executed many times.
 
 use std::sync::Arc;
 
@@ -11,14 +11,13 @@ use crate::comm::{Call, CollectivePlan, CommError, Communicator, Op, ReduceOp, S
 use crate::placement::ShardSizes;
 
 impl Communicator {
-    /// A plan to [`all_gather`](Self::all_gather) tensors whose wholes these are: each with the dimension in which it is
-    /// cut, and how. Local.
+    /// Prepares an [`all_gather`](Self::all_gather). `full_tensors` contains the description of each full tensor,
+    /// the dimension along which it is sharded, and its shard sizes. Local.
     ///
-    /// [`execute_plan`](Self::execute_plan) then takes this rank's parts, of a whole's shape but for the dimension that
-    /// is cut, and returns the wholes.
+    /// [`execute_plan`](Self::execute_plan) then takes this rank's shards and returns the full tensors.
     ///
     /// # Errors
-    /// [`CommError::InvalidArgument`] if a cut does not fit.
+    /// [`CommError::InvalidArgument`] if a sharding does not fit.
     pub fn plan_all_gather(
         &self,
         full_tensors: Vec<(TensorMeta, usize, ShardSizes)>,
@@ -32,12 +31,13 @@ impl Communicator {
         )
     }
 
-    /// A plan to [`reduce_scatter`](Self::reduce_scatter) these wholes. Local.
+    /// Prepares a [`reduce_scatter`](Self::reduce_scatter) of these full tensors. Local.
     ///
-    /// [`execute_plan`](Self::execute_plan) then takes wholes, and returns this rank's parts of their reductions.
+    /// [`execute_plan`](Self::execute_plan) then takes full tensors and returns this rank's shards of their
+    /// reductions.
     ///
     /// # Errors
-    /// [`CommError::InvalidArgument`] if a cut does not fit, or there is no such reduction of a dtype.
+    /// [`CommError::InvalidArgument`] if a sharding does not fit, or `op` cannot reduce a dtype.
     pub fn plan_reduce_scatter(
         &self,
         full_tensors: Vec<(TensorMeta, usize, ShardSizes)>,
@@ -49,24 +49,27 @@ impl Communicator {
         self.planned_as(Op::ReduceScatter, Some(op), prints, shardings)
     }
 
-    /// A plan to [`all_reduce`](Self::all_reduce) tensors like these. Local.
+    /// Prepares an [`all_reduce`](Self::all_reduce) of tensors with these descriptions. Local.
     ///
-    /// [`execute_plan`](Self::execute_plan) then takes tensors of these shapes, and returns their reductions.
+    /// [`execute_plan`](Self::execute_plan) then takes tensors of these shapes and returns their reductions.
     ///
     /// # Errors
-    /// [`CommError::InvalidArgument`] if there is no such reduction of a dtype.
+    /// [`CommError::InvalidArgument`] if `op` cannot reduce a dtype.
     pub fn plan_all_reduce(&self, metas: &[TensorMeta], op: ReduceOp) -> Result<Arc<CollectivePlan>, CommError> {
         let prints: Vec<_> = metas.iter().map(arguments::described).collect();
         let checked = arguments::all_reducible(&prints, op).map(|()| prints);
         self.planned_as(Op::AllReduce, Some(op), checked, Vec::new())
     }
 
-    /// Carries out `plan`, which was made for a group of as many ranks: with this rank's parts for an all-gather, with
-    /// wholes for a reduction. Collective.
+    /// Executes `plan`, which was made for a group of the same size. It takes this rank's shards for an all-gather,
+    /// and full tensors for a reduction.
+    ///
+    /// # Collective
+    /// Called by all ranks of the group, with equal plans.
     ///
     /// # Errors
-    /// The work's: [`CommError::InvalidArgument`] if the tensors are not those of the plan, or the group is of another
-    /// size; [`CommError::Mismatch`] if the plans of the ranks differ.
+    /// Returned by the work: [`CommError::InvalidArgument`] if the tensors do not match the plan or the group has
+    /// another size; [`CommError::Mismatch`] if the plans of the ranks differ.
     pub fn execute_plan(
         &self,
         call: Call,
@@ -92,7 +95,7 @@ impl Communicator {
         }
     }
 
-    /// Begins what is planned, of tensors that are found to be right.
+    /// Posts the collective of `plan`, with tensors that were already checked.
     pub(super) fn begin(
         &self,
         call: Call,
@@ -113,7 +116,7 @@ impl Communicator {
         })
     }
 
-    /// Reductions over one rank.
+    /// Reduces over a group of one rank, which only applies the factor of [`ReduceOp::PremulSum`].
     pub(super) fn of_one(&self, terms: Vec<DispatchTensor>, op: ReduceOp) -> Vec<DispatchTensor> {
         let reduced = |term: DispatchTensor| match op {
             ReduceOp::PremulSum(_) => reduce(&[&term], &full(&term.shape()[..]), op, self.device()),
@@ -123,7 +126,7 @@ impl Communicator {
     }
 }
 
-/// Tensors and their cuts.
+/// Splits sharded tensors into tensors and shardings.
 pub(super) fn unpacked(shards: Vec<ShardedTensor>) -> (Vec<DispatchTensor>, Vec<(usize, ShardSizes)>) {
     shards.into_iter().map(|ShardedTensor { tensor, dim, sizes }| (tensor, (dim, sizes))).unzip()
 }

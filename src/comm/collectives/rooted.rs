@@ -1,4 +1,4 @@
-//! What one rank, the root, has for all, or gets of all.
+//! Collectives with a root: one rank sends to all, or receives from all.
 
 use std::sync::Arc;
 
@@ -11,8 +11,8 @@ use crate::comm::{Call, CollectivePlan, Communicator, Op, ReduceOp, TensorMeta, 
 use crate::placement::ShardSizes;
 
 impl Communicator {
-    /// Every rank gets the tensors of group rank `root`. `metas` describes them on every rank;
-    /// `tensors` is `Some` on the root and ignored elsewhere.
+    /// Sends tensors from group rank `root` to all ranks. `metas` describes them on every rank; `tensors` is `Some`
+    /// on the root and ignored elsewhere.
     pub fn broadcast(
         &self,
         call: Call,
@@ -34,9 +34,9 @@ impl Communicator {
         self.post(call, print, bytes, |channel, post| channel.broadcast(post, tensors, metas, root))
     }
 
-    /// Each rank gets its own part of tensor `i` of group rank `root`: `cuts[i]` is the dimension, and
-    /// how it is cut. `metas` describes the wholes on every rank; `tensors` is `Some` on the root and
-    /// ignored elsewhere.
+    /// Sends each rank its shards of the tensors of group rank `root`: `shardings[i]` contains the dimension and
+    /// the shard sizes of tensor `i`. `metas` describes the full tensors on every rank; `tensors` is `Some` on the
+    /// root and ignored elsewhere.
     pub fn scatter(
         &self,
         call: Call,
@@ -62,7 +62,8 @@ impl Communicator {
         self.post(call, print, bytes, |channel, post| channel.scatter(post, tensors, metas, shardings, root))
     }
 
-    /// Reduces tensors of one shape over the ranks: group rank `root` gets the result, the others get `None`.
+    /// Reduces tensors of the same shape over the ranks. Group rank `root` receives the result, the other ranks
+    /// receive `None`.
     pub fn reduce(
         &self,
         call: Call,
@@ -87,8 +88,8 @@ impl Communicator {
         work.then(move |tensors| is_root.then_some(tensors))
     }
 
-    /// Group rank `root` gets the tensors of all ranks, of any shapes and dtypes, in group order, the others get `None`.
-    /// `metas` describes them on the root, and is `None` elsewhere.
+    /// Gathers one tensor of any shape and dtype from every rank on group rank `root`, in group order. The other
+    /// ranks receive `None`. `metas` describes the tensors on the root, and is `None` elsewhere.
     pub fn gather(
         &self,
         call: Call,
@@ -107,8 +108,9 @@ impl Communicator {
         work.then(move |parts| is_root.then(|| parts.into_iter().flatten().collect()))
     }
 
-    /// Each rank gets a tensor of its own of group rank `root`, of any shape and dtype, as `meta` says: tensor `i` goes to
-    /// group rank `i`. `tensors` is `None` elsewhere.
+    /// Sends a different tensor, of any shape and dtype, from group rank `root` to each rank: tensor `i` goes to
+    /// group rank `i`. `tensors` is `Some` on the root and `None` elsewhere; `meta` describes the tensor for this
+    /// rank.
     pub fn scatter_list(
         &self,
         call: Call,
@@ -126,6 +128,6 @@ impl Communicator {
         let mut metas = vec![None; size];
         metas[root] = Some(meta);
         let work = self.exchange(Op::Scatter, call, Some(root), parts, metas);
-        work.then(move |mut parts| parts[root].take().expect("the root gives each rank a tensor"))
+        work.then(move |mut parts| parts[root].take().expect("the root sends each rank a tensor"))
     }
 }

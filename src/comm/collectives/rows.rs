@@ -1,4 +1,4 @@
-//! All-to-all of a tensor's rows: of as many for each rank as the program says.
+//! All-to-all of a tensor's rows, with a number of rows for each pair of ranks.
 
 use burn::backend::DispatchTensor;
 use burn::tensor::{DType, Int, Tensor, TensorData};
@@ -8,23 +8,24 @@ use crate::comm::{Call, CommError, Communicator, Op, ShardedTensor, TensorMeta, 
 use crate::placement::ShardSizes;
 
 impl Communicator {
-    /// Gives each rank of the group some rows of a tensor, along its first dimension: the first `given[0]` to group rank
-    /// 0, the next `given[1]` to group rank 1, and so on. The result holds what each had for this rank, `taken[i]` rows
-    /// of group rank `i`, in group order (`torch.distributed.all_to_all_single`).
+    /// Sends rows of a tensor, along its first dimension, to each rank of the group: the first `send_counts[0]` to group
+    /// rank 0, the next `send_counts[1]` to group rank 1, and so on. Returns the rows from all ranks for this one,
+    /// `recv_counts[i]` from group rank `i`, in group order (`torch.distributed.all_to_all_single`).
     ///
-    /// Where a rank does not know what it will get, [`exchange_splits`](Self::exchange_splits) says.
+    /// If a rank does not know how many rows it will receive, [`exchange_splits`](Self::exchange_splits) returns
+    /// the counts.
     ///
     /// ```
     /// use burn::tensor::Tensor;
     /// use burn_dtensor::comm::{Launch, launch};
     ///
-    /// // Rank r has r + 1 rows for each rank, as a router of tokens may have found.
+    /// // Rank r sends r + 1 rows to each rank, as a router of tokens might.
     /// launch(Launch::threads(2), |world| {
-    ///     let (comm, given) = (world.all(), [world.rank() + 1; 2]);
-    ///     let rows = Tensor::<2>::full([2 * given[0], 4], world.rank() as f32, world.device());
-    ///     let taken = comm.exchange_splits("route".into(), &given).wait()?;
-    ///     let got = comm.all_to_all_single("route".into(), rows.into_dispatch(), &given, &taken).wait()?;
-    ///     assert_eq!((taken, Tensor::<2>::from_dispatch(got).dims()), (vec![1, 2], [3, 4]));
+    ///     let (comm, send_counts) = (world.all(), [world.rank() + 1; 2]);
+    ///     let rows = Tensor::<2>::full([2 * send_counts[0], 4], world.rank() as f32, world.device());
+    ///     let recv_counts = comm.exchange_splits("route".into(), &send_counts).wait()?;
+    ///     let got = comm.all_to_all_single("route".into(), rows.into_dispatch(), &send_counts, &recv_counts).wait()?;
+    ///     assert_eq!((recv_counts, Tensor::<2>::from_dispatch(got).dims()), (vec![1, 2], [3, 4]));
     ///     Ok(())
     /// })?;
     /// # Ok::<_, burn_dtensor::Error>(())
@@ -33,10 +34,10 @@ impl Communicator {
         &self,
         call: Call,
         tensor: DispatchTensor,
-        given: &[usize],
-        taken: &[usize],
+        send_counts: &[usize],
+        recv_counts: &[usize],
     ) -> Work<DispatchTensor> {
-        let checked = arguments::split(&tensor, given, taken, self.group());
+        let checked = arguments::split(&tensor, send_counts, recv_counts, self.group());
         let full = match self.at_home(checked, [&tensor]) {
             Ok(full) => full,
             Err(problem) => return self.refuse(Op::AllToAllList, &call, problem),
@@ -50,51 +51,51 @@ impl Communicator {
             Some(TensorMeta { shape, dtype: full.dtype })
         };
         let member = self.group().rank();
-        let [given_metas, taken_metas] = [given, taken].map(|counts| counts.iter().map(rows).collect());
-        let pairs = PairwiseSignature { member, given: given_metas, taken: taken_metas };
+        let [send_metas, recv_metas] = [send_counts, recv_counts].map(|counts| counts.iter().map(rows).collect());
+        let pairs = PairwiseSignature { member, given: send_metas, taken: recv_metas };
         let bytes = pairs.bytes();
         let print =
             CallSignature { pairs: Some(pairs.into()), ..CallSignature::new(Op::AllToAllList, &call, Vec::new()) };
-        self.post(call, print, bytes, |channel, post| channel.all_to_all_v(post, tensor, given, taken))
+        self.post(call, print, bytes, |channel, post| channel.all_to_all_v(post, tensor, send_counts, recv_counts))
     }
 
-    /// Tells each rank of the group how much this one will give it; returns how much each will give this one, in group
-    /// order.
-    pub fn exchange_splits(&self, call: Call, given: &[usize]) -> Work<Vec<usize>> {
-        if let Err(problem) = arguments::one_each("splits", given.len(), self.group()) {
+    /// Sends `send_counts[i]`, a number of rows, to group rank `i`. Returns the numbers from all ranks for this one, in
+    /// group order: the `recv_counts` of [`all_to_all_single`](Self::all_to_all_single).
+    pub fn exchange_splits(&self, call: Call, send_counts: &[usize]) -> Work<Vec<usize>> {
+        if let Err(problem) = arguments::one_each("send counts", send_counts.len(), self.group()) {
             return self.refuse(Op::AllToAllList, &call, problem);
         }
-        let parts = given.iter().map(|count| Some(numbers(&[*count], self))).collect();
-        let metas = vec![Some(numbers_meta(1)); given.len()];
+        let parts = send_counts.iter().map(|count| Some(numbers(&[*count], self))).collect();
+        let metas = vec![Some(numbers_meta(1)); send_counts.len()];
         let work = self.exchange(Op::AllToAllList, call, None, parts, metas);
         work.then(|parts| parts.into_iter().flatten().flat_map(read_numbers).collect())
     }
 }
 
 impl Communicator {
-    /// The numbers of all ranks, as many of each, in group order.
+    /// Gathers numbers from all ranks, the same count from each, in group order.
     pub(in crate::comm) fn all_gather_numbers(&self, call: Call, own: &[usize]) -> Result<Vec<usize>, CommError> {
         let sizes = ShardSizes::Chunked(WORDS * own.len() * self.group().size());
         let shard = ShardedTensor { tensor: numbers(own, self), dim: 0, sizes };
         Ok(read_numbers(self.all_gather(call, vec![shard]).wait()?.remove(0)))
     }
 
-    /// Whether `own` is true on a rank of the group.
+    /// Returns true if `own` is true on any rank of the group.
     pub(crate) fn any(&self, call: Call, own: bool) -> Result<bool, CommError> {
         Ok(self.all_gather_numbers(call, &[usize::from(own)])?.contains(&1))
     }
 }
 
-/// Two words a number: 32 bits are what every backend has.
+/// Number of 32-bit words per number. Every backend supports 32-bit integers.
 const WORDS: usize = 2;
 
-/// `numbers` as a tensor.
+/// Creates a tensor from `numbers`.
 pub(super) fn numbers(numbers: &[usize], comm: &Communicator) -> DispatchTensor {
     let words: Vec<i32> = numbers.iter().flat_map(|&n| [n as u32 as i32, (n as u64 >> 32) as i32]).collect();
     words_of(words, comm)
 }
 
-/// What [`numbers`] makes of so many.
+/// Describes the tensor that [`numbers`] creates from `count` numbers.
 pub(super) fn numbers_meta(count: usize) -> TensorMeta {
     TensorMeta { shape: [WORDS * count].into(), dtype: DType::I32 }
 }
@@ -104,7 +105,7 @@ pub(super) fn read_numbers(tensor: DispatchTensor) -> Vec<usize> {
     read_words(tensor).chunks_exact(WORDS).map(number).collect()
 }
 
-/// 32-bit words as a tensor.
+/// Creates a tensor from 32-bit words.
 pub(super) fn words_of(words: Vec<i32>, comm: &Communicator) -> DispatchTensor {
     let len = words.len();
     let data = TensorData::new(words, [len]);

@@ -1,4 +1,4 @@
-//! Tensors cut over the group: gathered, reduced, cut anew.
+//! Collectives of tensors that are sharded over the group.
 
 use burn::backend::{DispatchTensor, TensorMetadata};
 
@@ -8,7 +8,7 @@ use crate::comm::{Call, CollectivePlan, Communicator, Op, ReduceOp, ShardedTenso
 use crate::placement::ShardSizes;
 
 impl Communicator {
-    /// Concatenates every rank's piece: each rank gets the whole of every tensor.
+    /// Gathers the shards of every tensor and concatenates them. Every rank receives the full tensors.
     pub fn all_gather(&self, call: Call, shards: Vec<ShardedTensor>) -> Work<Vec<DispatchTensor>> {
         let (parts, shardings) = unpacked(shards);
         let checked = arguments::check_shards(&parts, &shardings, self.group());
@@ -22,8 +22,8 @@ impl Communicator {
         }
     }
 
-    /// Every rank gets the tensors of all ranks, which are of one shape, stacked in group order: of shape `[ranks, ..]`
-    /// (`all_gather_into_tensor` in stack layout).
+    /// Gathers tensors of the same shape from all ranks. Every rank receives them stacked in group order, with
+    /// shape `[ranks, ..]` (`all_gather_into_tensor` in stack layout).
     pub fn all_gather_stacked(&self, call: Call, tensors: Vec<DispatchTensor>) -> Work<Vec<DispatchTensor>> {
         let size = self.group().size();
         let shapes: Vec<_> = tensors.iter().map(|tensor| [&[size], &tensor.shape()[..]].concat()).collect();
@@ -37,7 +37,7 @@ impl Communicator {
         })
     }
 
-    /// Reduces the wholes of all ranks; each rank gets its own part of every tensor.
+    /// Reduces full tensors over the ranks. Each rank receives its shard of every result.
     pub fn reduce_scatter(
         &self,
         call: Call,
@@ -56,7 +56,7 @@ impl Communicator {
         }
     }
 
-    /// Reduces tensors of one shape over the ranks; each rank gets the result.
+    /// Reduces tensors of the same shape over the ranks. Every rank receives the results.
     pub fn all_reduce(&self, call: Call, tensors: Vec<DispatchTensor>, op: ReduceOp) -> Work<Vec<DispatchTensor>> {
         match self.at_home(arguments::reduced(&tensors, op), &tensors) {
             Ok(prints) => self.begin(
@@ -68,10 +68,10 @@ impl Communicator {
         }
     }
 
-    /// Re-cuts a tensor: from pieces along `shard.dim` to pieces along `to_dim`, cut as `to_cut`.
+    /// Changes the dimension along which a tensor is sharded, from `shard.dim` to `to_dim`.
     ///
-    /// `shard` is the rank's own piece, whole along `to_dim`; the result is whole along `shard.dim`
-    /// and holds the rank's part of `to_dim`.
+    /// `shard` is the rank's shard along `shard.dim`, complete along `to_dim`. The result is complete along
+    /// `shard.dim`, and is the rank's shard along `to_dim` with the sizes `to_sizes`.
     pub fn all_to_all(
         &self,
         call: Call,
@@ -94,8 +94,8 @@ impl Communicator {
 
     /// Returns once every rank of the group has called it.
     ///
-    /// Those that have not come in time, [`CommError::DeadlineExceeded`](crate::comm::CommError) names, all of them
-    /// (`torch.distributed.monitored_barrier`); [`Work::wait_timeout`] gives it a time of its own.
+    /// At the deadline, [`CommError::DeadlineExceeded`](crate::comm::CommError) names all ranks that are missing
+    /// (`torch.distributed.monitored_barrier`). [`Work::wait_timeout`] sets a deadline for one call.
     pub fn barrier(&self, call: Call) -> Work<()> {
         if self.is_alone() {
             return Work::done(());

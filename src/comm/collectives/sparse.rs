@@ -1,4 +1,4 @@
-//! Sums of sparse tensors.
+//! All-reduce of sparse tensors.
 
 use burn::backend::TensorMetadata;
 use burn::tensor::{DType, Float, IndexingUpdateOp, Int, Tensor, TensorData, kind};
@@ -8,11 +8,12 @@ use crate::comm::{Call, Communicator, Op, ShardedTensor, arguments};
 use crate::placement::ShardSizes;
 
 impl Communicator {
-    /// The sum over the ranks of tensors of which each has some rows, such as the gradient of an embedding: row `i` of
-    /// `values` belongs at `indices[i]`. Returns the indices that any rank has, each once, ascending, and the sums of
-    /// their rows; equal on all ranks.
+    /// Sums sparse tensors, such as the gradient of an embedding, over the ranks. Row `i` of `values` belongs to
+    /// the index `indices[i]`. Returns the indices that occur on any rank, in ascending order without duplicates,
+    /// and the sums of their rows. The results are identical on all ranks.
     ///
-    /// Rows are added in the order of the ranks, and of a rank's own; f16 and bf16 in f32, rounded once.
+    /// Rows are added in the order of the ranks, and within a rank in its order; f16 and bf16 are summed in f32 and
+    /// rounded once.
     ///
     /// ```
     /// use burn::tensor::{Int, Tensor};
@@ -63,7 +64,7 @@ impl Communicator {
     }
 }
 
-/// `rows` zeros, to which `values` are added at `places`.
+/// Returns a tensor of `rows` rows that is zero except for the sums of the rows of `values` at `places`.
 fn added<const D: usize, K: kind::Numeric + kind::Autodiff>(
     values: Tensor<D, K>,
     places: Tensor<1, Int>,

@@ -1,8 +1,8 @@
-//! Bytes in words, and small numbers in few bytes.
+//! Packing of bytes into words, and a variable-length encoding of numbers.
 
 use super::words::WORD;
 
-/// The words that hold `bytes`, eight each, the last filled up with zeros.
+/// Packs bytes into little-endian words. The last word is padded with zeros.
 pub(super) fn pack(bytes: &[u8]) -> impl Iterator<Item = u64> + '_ {
     bytes.chunks(WORD).map(|chunk| {
         let mut word = [0; WORD];
@@ -11,17 +11,17 @@ pub(super) fn pack(bytes: &[u8]) -> impl Iterator<Item = u64> + '_ {
     })
 }
 
-/// The first `count` bytes of words.
+/// Returns the first `count` bytes of words.
 pub(super) fn unpack(words: &[u64], count: usize) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_le_bytes()).take(count).collect()
 }
 
-/// As much of a text as fits into `most` bytes, whole characters.
+/// Returns the longest prefix of a text that has at most `most` bytes and ends between characters.
 pub(super) fn truncate(text: &str, most: usize) -> &str {
     &text[..text.floor_char_boundary(most)]
 }
 
-/// Bytes of fixed room, filled from the front.
+/// Byte buffer of fixed capacity.
 #[derive(Debug)]
 pub(super) struct Room<const N: usize> {
     bytes: [u8; N],
@@ -37,12 +37,12 @@ impl<const N: usize> Room<N> {
         &self.bytes[..self.used]
     }
 
-    /// Takes back all behind the first `used`.
+    /// Removes all bytes after the first `used`.
     pub fn truncate(&mut self, used: usize) {
         self.used = used;
     }
 
-    /// False, and nothing, if there is no room.
+    /// Appends bytes. Returns false, and appends nothing, if the capacity is too small.
     pub fn push(&mut self, bytes: &[u8]) -> bool {
         let Some(room) = self.bytes[self.used..].get_mut(..bytes.len()) else { return false };
         room.copy_from_slice(bytes);
@@ -50,7 +50,8 @@ impl<const N: usize> Room<N> {
         true
     }
 
-    /// Seven bits a byte, the lowest first; all but the last are marked (LEB128). False if there is no room.
+    /// Appends a number with seven bits per byte, the lowest first (LEB128). Returns false if the capacity is too
+    /// small; some bytes may have been appended then.
     pub fn push_number(&mut self, mut number: u64) -> bool {
         loop {
             let low = number as u8 & 0x7f;
@@ -65,7 +66,7 @@ impl<const N: usize> Room<N> {
     }
 }
 
-/// Takes what [`Room::push_number`] has written from the front.
+/// Decodes and removes a number that [`Room::push_number`] has written at the front.
 pub(super) fn take_number(bytes: &mut &[u8]) -> Option<u64> {
     let mut number = 0;
     for shift in (0..u64::BITS).step_by(7) {

@@ -1,26 +1,27 @@
-//! The channels of a rank: groups and names, each with how many collectives it has posted there.
+//! Channels of a rank: groups and names, each with the number of collectives in which the rank has taken part.
 //!
 //! ```text
 //! check  bytes  posted  text
-//! ┌──────┬──────┬──────┬──────────────────────────────────────────┬──
-//! │      │      │      │ length, name, number of ranks, the ranks │ the next
-//! └──────┴──────┴──────┴──────────────────────────────────────────┴──
+//! ┌──────┬──────┬──────┬─────────────────────────────────────────────────────┬──
+//! │      │      │      │ length, name, number of ranks, distance, the ranks  │ the next
+//! └──────┴──────┴──────┴─────────────────────────────────────────────────────┴──
 //! ```
 //!
-//! Ranks that are as far apart as those of a mesh dimension are said by the first and the distance.
+//! If ranks are equally far apart, as those of a mesh dimension, only the first rank and the distance are stored.
+//! Otherwise the distance is 0.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::bytes::{Room, pack, take_number, truncate, unpack};
 use super::fold::Fold;
 
-/// Words before the text.
+/// Number of words before the text.
 const HEAD: usize = 3;
 
-/// Where a channel has its counter.
+/// Index of the counter of a channel.
 const POSTED: usize = 2;
 
-/// Bytes of a channel's text; a group whose ranks take more is not kept.
+/// Maximum number of bytes of a channel's text. A group whose ranks need more is not recorded.
 const MOST: usize = 4096;
 
 /// A channel as it is read.
@@ -28,11 +29,12 @@ const MOST: usize = 4096;
 pub(super) struct GroupRecord {
     pub name: String,
     pub ranks: Vec<usize>,
-    /// Collectives that the engine has taken.
+    /// Number of collectives that the backend has accepted.
     pub posted: u64,
 }
 
-/// Writes a channel into the words from the first that is not used. Returns how many it takes; `None` if there is no room.
+/// Writes a channel to the unused words `words`. Returns the number of words used, or `None` if the capacity is
+/// too small.
 pub(super) fn write(words: &[AtomicU64], name: &str, ranks: &[usize]) -> Option<usize> {
     let text = text(name, ranks)?;
     let room = words.get(..HEAD + text.bytes().len().div_ceil(8))?;
@@ -44,6 +46,7 @@ pub(super) fn write(words: &[AtomicU64], name: &str, ranks: &[usize]) -> Option<
     Some(room.len())
 }
 
+/// Encodes the name and the ranks.
 fn text(name: &str, ranks: &[usize]) -> Option<Room<MOST>> {
     let mut text = Room::new();
     let name = truncate(name, 200);
@@ -59,12 +62,12 @@ fn text(name: &str, ranks: &[usize]) -> Option<Room<MOST>> {
     fits.then_some(text)
 }
 
-/// Counts one more collective of the channel that lies there. Of one rank's calls one is posted after the other.
+/// Sets the counter of the channel at `words` to `posted`, unless it is larger already.
 pub(super) fn count(words: &[AtomicU64], posted: u64) {
     words[POSTED].fetch_max(posted, Ordering::Release);
 }
 
-/// The channels in the words that are used, by number from 1.
+/// Decodes the channels in the used words. Their numbers are their indices plus 1.
 pub(super) fn read(mut words: &[u64]) -> Vec<GroupRecord> {
     std::iter::from_fn(|| {
         let &[check, bytes, posted] = words.first_chunk()?;
@@ -106,7 +109,7 @@ mod tests {
             used += write(&words[used..], name, ranks).unwrap();
             count(&words[begin..], at as u64 * 3);
         }
-        assert_eq!(write(&words[60..], "no room", &[1]), None);
+        assert_eq!(write(&words[60..], "does not fit", &[1]), None);
         let read =
             |used: usize| read(&words[..used].iter().map(|word| word.load(Ordering::Relaxed)).collect::<Vec<_>>());
         let found = read(used);
@@ -114,9 +117,9 @@ mod tests {
         for (at, (GroupRecord { name, ranks, posted }, group)) in found.iter().zip(groups).enumerate() {
             assert_eq!(((name.as_str(), &ranks[..]), *posted), (group, at as u64 * 3));
         }
-        assert_eq!(read(used - 1).len(), 4, "of one that is not all there nothing is read");
+        assert_eq!(read(used - 1).len(), 4, "an incomplete channel is not read");
         words[HEAD].fetch_xor(1 << 9, Ordering::Relaxed);
-        assert_eq!(read(used).len(), 0, "nor of one that is not what was written");
+        assert_eq!(read(used).len(), 0, "a channel with a wrong checksum is not read");
     }
 
     #[test]

@@ -1,16 +1,19 @@
-//! [`Fault`]: which rank is at fault, and why.
+//! [`Fault`]: determines which rank is at fault, and why.
 //!
-//! What is known for certain comes first:
+//! The checks run in this order, from certain evidence to weaker evidence:
 //!
-//! 1. A program that failed by itself, as its rank has noted: a panic, an error, a call that cannot be right, a process that
-//!    it ended in the middle. Of several the one that did so first.
-//! 2. Calls of one collective that differ: the rank outside the majority; of two, the one that came last.
-//! 3. What ranks were told of two that differ otherwise: in a message and its receive, or in what all hold alike.
-//! 4. A process that is gone, or stopped, while its program had not ended: one that others wait for, or the only ones.
-//! 5. Waits in a circle.
-//! 6. Who is waited for, and waits for nobody: it has returned, or is somewhere else. If fewer wait than have returned,
-//!    those who wait make a call too many.
-//! 7. Where every process is gone or stopped: the one whose rank gave its last sign first.
+//! 1. A program failed by itself, as its rank recorded: a panic, an error, an invalid call, or a process that it
+//!    ended. If there are several, the first is at fault.
+//! 2. Calls of one collective differ: a rank outside the majority is at fault; of two ranks, the one that called
+//!    last.
+//! 3. Ranks received an error about another difference: between a message and its receive, or between values that
+//!    must be identical.
+//! 4. A process no longer exists or is stopped, although its program had not ended. Either other ranks wait for
+//!    it, or only some processes are in this state.
+//! 5. Ranks wait for each other in a cycle.
+//! 6. A rank is waited for, but waits for no other rank: it has returned, or is busy elsewhere. If fewer ranks
+//!    wait than have returned, the waiting ranks made an extra call.
+//! 7. No process of the launch is running: the rank whose last recorded activity is the oldest is at fault.
 
 use std::cmp::Reverse;
 use std::fmt;
@@ -22,44 +25,45 @@ use super::operation::Operation;
 use super::process_state::ProcessState;
 use super::program_exit::{ExitKind, ProgramExit};
 
-/// The rank at fault; displays as a line that names it.
+/// Rank at fault, with the reason. Displays as a line that names the rank.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fault {
-    /// The rank. Of a deadlock, the one of the circle that waited last.
+    /// The rank. In a deadlock, the rank of the cycle that began to wait last.
     pub rank: usize,
-    /// Why.
+    /// Kind of the fault.
     pub why: FaultKind,
-    /// What it did, behind "rank 1".
+    /// Description of the fault, to be appended to "rank 1".
     pub text: String,
 }
 
-/// Why a rank is at fault.
+/// Kind of a fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FaultKind {
-    /// Its program panicked.
+    /// The rank's program panicked.
     Panicked,
-    /// Its program returned an error, or called what cannot be right.
+    /// The rank's program returned an error, or made an invalid call.
     Failed,
-    /// Its process ended in the middle of its program, such as by [`exit`](std::process::exit), and nothing had failed before.
+    /// The rank's process ended while its program ran, for example by [`exit`](std::process::exit), and nothing
+    /// had failed before.
     Exited,
-    /// It called otherwise than the others, or holds other values.
+    /// The rank's call differs from those of the other ranks, or its values do.
     Disagrees,
-    /// Its process is gone.
+    /// The rank's process no longer exists.
     Gone,
-    /// Its process is stopped.
+    /// The rank's process is stopped.
     Stopped,
-    /// It waits for a rank that waits for it.
+    /// The rank waits for a rank that waits for it, directly or through other ranks.
     Deadlock,
-    /// It returned while others needed it: it made a call too few.
+    /// The rank returned while other ranks needed it: it made too few calls.
     Left,
-    /// It called what most others have returned without: a call too many.
+    /// The rank made a call that most other ranks returned without: it made an extra call.
     Surplus,
-    /// It is waited for, and does not come.
+    /// Other ranks wait for the rank, and it does not call.
     Absent,
 }
 
 impl FaultKind {
-    /// Its name.
+    /// Returns the name of the kind.
     pub fn name(self) -> &'static str {
         match self {
             Self::Panicked => "panicked",
@@ -83,7 +87,8 @@ impl fmt::Display for Fault {
 }
 
 impl LaunchTrace {
-    /// The rank at fault, if anything is wrong: who waits may only be early, and who is waited for slow.
+    /// Returns the rank at fault, or `None` if nothing is known to be wrong. If the program is running, a rank
+    /// that others wait for may just be slow.
     pub fn fault(&self) -> Option<Fault> {
         let waits = self.waits();
         self.failed_by_itself()
@@ -104,7 +109,7 @@ impl LaunchTrace {
         let failed = failed.filter(|(flight, ending)| own(ending, flight.rank));
         let (flight, ending) = failed.min_by_key(|(flight, ending)| self.since(flight, ending.at))?;
         let text = match &ending.failure {
-            // A program may return something else after a call of its own failed, or nothing.
+            // The program may return another error after its own call failed, or none.
             Some(failure) if ending.how != ExitKind::Panicked && !failure.text.contains(&ending.text) => &failure.text,
             _ => &ending.text,
         };
@@ -120,9 +125,9 @@ impl LaunchTrace {
         let failed = self.failed();
         let meetings = self.meetings();
         let at_fault = meetings.iter().find(|meeting| {
-            // What is called after a failure proves nothing: its program may clean up.
+            // A call after a failure proves nothing, because the program may be cleaning up.
             let before = |(rank, operation): &&(usize, &Operation)| {
-                let flight = self.rank(*rank).expect("who has called has a file");
+                let flight = self.rank(*rank).expect("a rank that has called has a file");
                 failed.is_none_or(|failed| self.since(flight, operation.posted) <= failed)
             };
             let mut before = meeting.called.iter().filter(before).map(|(_, operation)| operation);
@@ -133,7 +138,7 @@ impl LaunchTrace {
         let (rank, differs) = at_fault.differences().into_iter().next()?;
         let (_, called) = at_fault.called.iter().find(|(caller, _)| *caller == rank)?;
         let order = order(&meetings, rank, called, agreed);
-        let text = format!("called {called}, where rank {other} called {agreed}: {differs}{order}");
+        let text = format!("called {called}, but rank {other} called {agreed}: {differs}{order}");
         Some(Fault { rank, why: FaultKind::Disagrees, text })
     }
 
@@ -153,10 +158,10 @@ impl LaunchTrace {
     fn all_lost(&self, waits: &[BlockedWait<'_>]) -> Option<Fault> {
         let rank = self.silent_first(self.all_that_are_lost())?;
         let Fault { why, text, .. } = self.not_there(rank, waits);
-        Some(Fault { rank, why, text: text + "; no rank's process goes on, and this rank's last sign is the oldest" })
+        Some(Fault { rank, why, text: text + "; no process is running, and this rank stopped recording first" })
     }
 
-    /// Whether the rank's process is gone or stopped, and its program had not ended.
+    /// Returns true if the rank's process no longer exists or is stopped, although its program had not ended.
     fn is_lost(&self, rank: usize) -> bool {
         self.ending(rank).is_none() && matches!(self.life(rank), ProcessState::Gone | ProcessState::Stopped)
     }
@@ -182,12 +187,12 @@ impl LaunchTrace {
             let text = format!("called {id}, a call too many: ranks {:?} have returned without it", waiting.missing);
             Fault { rank: waiting.rank, why: FaultKind::Surplus, text }
         } else {
-            let text = format!("returned, and {id}, which rank {} waits in, still needs it", waiting.rank);
+            let text = format!("returned, but rank {} waits for it in {id}", waiting.rank);
             Fault { rank, why: FaultKind::Left, text }
         })
     }
 
-    /// Whether the rank's program ended since it was told of another rank.
+    /// Returns true if the rank's program ended after the rank had received the failure of another rank.
     fn ended_by_another(&self, rank: usize) -> bool {
         let failure = self.ending(rank).and_then(|ending| ending.failure.as_ref());
         failure.is_some_and(|failure| failure.rank != rank)
@@ -197,27 +202,28 @@ impl LaunchTrace {
         self.rank(rank)?.ending.as_ref()
     }
 
-    /// The one that gave its last sign first; of one without a file there was none.
+    /// Returns the rank whose last recorded activity is the oldest. A rank without a file counts as the oldest.
     fn silent_first(&self, ranks: Vec<usize>) -> Option<usize> {
         ranks.into_iter().min_by_key(|rank| self.rank(*rank).map(|flight| self.since(flight, flight.last_sign())))
     }
 
-    /// A rank that is waited for, and what is known of it.
+    /// Returns the fault of a rank that other ranks wait for, or whose process is lost, with what is known about
+    /// it.
     fn not_there(&self, rank: usize, waits: &[BlockedWait<'_>]) -> Fault {
         let last = self.rank(rank).and_then(|flight| flight.operations.iter().rfind(|operation| operation.is_taken()));
-        let last = last.map_or(", before any operation".into(), |operation| format!(", after {}", operation.id));
+        let last = last.map_or("; no operation yet".into(), |operation| format!("; last operation: {}", operation.id));
         let pid = self.rank(rank).map_or(0, |flight| flight.pid);
         let (why, text) = match (self.rank(rank), self.life(rank)) {
             (None, _) => {
-                (FaultKind::Absent, "has no file: its process has not begun the launch, or writes elsewhere".into())
+                (FaultKind::Absent, "has no file: its process did not begin the launch, or uses another folder".into())
             }
             (Some(flight), ProcessState::Gone) if flight.ending.is_none() => {
-                (FaultKind::Gone, format!("is gone, with its process {pid}{last}"))
+                (FaultKind::Gone, format!("is gone: process {pid} no longer exists{last}"))
             }
             (Some(flight), ProcessState::Stopped) if flight.ending.is_none() => {
-                (FaultKind::Stopped, format!("is stopped, with its process {pid}{last}"))
+                (FaultKind::Stopped, format!("is stopped: process {pid} is stopped by a signal or a debugger{last}"))
             }
-            _ => (FaultKind::Absent, format!("has not come{last}")),
+            _ => (FaultKind::Absent, format!("is missing{last}")),
         };
         let waiting = waits.iter().filter(|waiting| waiting.missing.contains(&rank)).map(|waiting| waiting.rank);
         let waiting: Vec<_> = waiting.sorted().dedup().collect();
@@ -227,27 +233,28 @@ impl LaunchTrace {
     }
 }
 
-/// The ranks that others wait for, and that wait for nobody themselves.
+/// Returns the ranks that others wait for and that do not wait themselves.
 fn needed(waits: &[BlockedWait<'_>]) -> Vec<usize> {
     let waits_too = |rank: usize| waits.iter().any(|waiting| waiting.rank == rank && !waiting.missing.is_empty());
     let needed = waits.iter().flat_map(|waiting| waiting.missing.iter().copied());
     needed.filter(|rank| !waits_too(*rank)).sorted().dedup().collect()
 }
 
-/// Ranks that wait for each other. Of a rank that waits in several operations, or for anybody, nothing is claimed.
+/// Finds ranks that wait for each other in a cycle. Ranks that wait in several operations, or for any rank, are
+/// ignored, because they may not be blocked.
 fn circle(waits: &[BlockedWait<'_>]) -> Option<Fault> {
     let of = |rank: usize| {
         let mut waits = waits.iter().filter(|waiting| waiting.rank == rank);
         let first = waits.next().filter(|waiting| !waiting.is_for_any)?;
         waits.next().is_none().then_some(first)
     };
-    // From the one that waited last, whose wait closed it.
+    // Starts with the rank that began to wait last, because its wait closed the cycle.
     let from_last = waits.iter().sorted_by_key(|waiting| Reverse((waiting.since, waiting.rank)));
     from_last.filter_map(|start| of(start.rank)).find_map(|start| {
         let mut paths = vec![vec![start]];
         let mut seen = Vec::new();
         while let Some(path) = paths.pop() {
-            let last = path.last().expect("a path begins somewhere");
+            let last = path.last().expect("a path is never empty");
             if last.missing.contains(&start.rank) {
                 let next = path.iter().skip(1).map(|waiting| waiting.rank).chain([start.rank]);
                 let said = path.iter().zip(next).map(|(waiting, next)| {
@@ -267,7 +274,8 @@ fn circle(waits: &[BlockedWait<'_>]) -> Option<Fault> {
     })
 }
 
-/// What the calls before and after say of a rank that `called` what the others did not.
+/// Describes how the call order of `rank`, which `called` something else than the others `agreed` on, differs from
+/// theirs. Compares it with the next collective of the channel.
 fn order(meetings: &[CollectiveTrace<'_>], rank: usize, called: &Operation, agreed: &Operation) -> String {
     let at = |seq: u64| {
         let same = |meeting: &&CollectiveTrace<'_>| {
@@ -289,9 +297,9 @@ fn order(meetings: &[CollectiveTrace<'_>], rank: usize, called: &Operation, agre
         others.any(|(_, operation)| operation.difference(called).is_none())
     };
     match (next.and_then(of_rank).unwrap_or(false), next.is_some_and(others)) {
-        (true, true) => "; it makes the two calls in another order".into(),
-        (true, false) => "; that is its next call: it makes one too many".into(),
-        (false, true) => "; that is the others' next call: it has left one out".into(),
+        (true, true) => "; it makes these two calls in another order".into(),
+        (true, false) => "; the others' call is its next one: it makes one call too many".into(),
+        (false, true) => "; its call is the others' next one: it has left one call out".into(),
         (false, false) => String::new(),
     }
 }

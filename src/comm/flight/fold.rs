@@ -2,13 +2,13 @@
 
 use std::hash::Hasher;
 
-/// 64 bits of what is hashed, the same in every process of one build: to compare what does not fit, and to know what is torn.
-/// Fast, and no defence against anybody.
+/// Fast 64-bit hash that is the same in every process of one build. It compares data that does not fit into a
+/// record, and detects torn records. It is not resistant to deliberate collisions.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Fold(u64);
 
 impl Fold {
-    /// Of words.
+    /// Returns the hash of words.
     pub fn of(words: impl IntoIterator<Item = u64>) -> u64 {
         let mut fold = Self::default();
         words.into_iter().for_each(|word| fold.write_u64(word));
@@ -36,12 +36,12 @@ impl Hasher for Fold {
     }
 
     fn write_u64(&mut self, word: u64) {
-        // Odd, with ones and zeros in no order: the multiplier of FxHash.
+        // The multiplier of FxHash: odd, with irregular bits.
         const TIMES: u64 = 0xf135_7aea_2e62_a9c5;
         self.0 = (self.0.rotate_left(23) ^ word).wrapping_add(1).wrapping_mul(TIMES);
     }
 
-    /// Never 0: that is what memory nobody has written says.
+    /// Returns a nonzero hash, because 0 is the checksum of memory that was never written.
     fn finish(&self) -> u64 {
         (self.0 ^ (self.0 >> 32)).max(1)
     }

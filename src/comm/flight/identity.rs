@@ -1,4 +1,4 @@
-//! [`Identity`]: whose flight recorder it is.
+//! [`Identity`]: identifies the launch, rank and process of a flight recorder.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -9,24 +9,25 @@ use super::layout::header::{CHECK, FIXED, HOST};
 use super::layout::{MAGIC, VERSION};
 use super::process_state;
 
-/// The rank of a launch, and its process.
+/// Rank of a launch, and its process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::comm) struct Identity {
     pub rank: usize,
     /// Number of ranks.
     pub size: usize,
-    /// The launch's number in its process.
+    /// Number of the launch in its process.
     pub launch: u64,
     pub pid: u32,
-    /// When the process began, as the system counts it: tells it from a later one with its number. 0 if unknown.
+    /// Start time of the process, in the system's unit, or 0 if unknown. It distinguishes the process from a later
+    /// one with the same pid.
     pub process_start: u64,
-    /// Nanoseconds since 1970, by the wall clock, when the launch began.
+    /// Wall-clock time of the launch's start, in nanoseconds since 1970.
     pub started: u64,
     pub host: String,
 }
 
 impl Identity {
-    /// Of the first rank of a launch that begins now, in this process.
+    /// Returns the identity of rank 0 of a launch that begins now in this process.
     pub fn here(size: usize, launch: u64) -> Self {
         let pid = std::process::id();
         let process_start = process_state::process_start(pid).unwrap_or(0);
@@ -34,6 +35,7 @@ impl Identity {
         Self { rank: 0, size, launch, pid, process_start, started, host: process_state::host() }
     }
 
+    /// Writes the identity and its checksum to the header.
     pub(super) fn write(&self, words: &[AtomicU64]) {
         let host = truncate(&self.host, (HOST - 1) * 8);
         let numbers = [
@@ -55,7 +57,7 @@ impl Identity {
         words[CHECK].store(Fold::of(fixed), Ordering::Release);
     }
 
-    /// `None` if it is not all there.
+    /// Reads the identity. Returns `None` if it is incomplete.
     pub(super) fn read(words: &[u64]) -> Option<Self> {
         let (fixed, check) = (words.get(..FIXED)?, *words.get(CHECK)?);
         if check != Fold::of(fixed.iter().copied()) {

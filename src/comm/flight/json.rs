@@ -14,22 +14,23 @@ use super::read::RankTrace;
 use super::record::OpOutcome;
 
 impl LaunchTrace {
-    /// All that is known, with the last `count` operations of each rank, as JSON:
+    /// Returns the trace as JSON, with the last `count` operations of each rank:
     ///
     /// ```text
     /// {"launch": 0, "size": 2, "started_ns": 1763884800000000000,
-    ///  "fault": {"rank": 1, "why": "gone", "text": "is gone, .."},
+    ///  "fault": {"rank": 1, "why": "gone", "text": "is gone: .."},
     ///  "waits": [{"rank": 0, "operation": "barrier", "seq": 1, "label": "step", "group": [0, 1], "since_ns": 9000,
     ///             "missing": [1], "any": false}],
     ///  "differences": [{"rank": 1, "operation": "barrier", "seq": 1, "group": [0, 1], "differs": "label `a` vs `b`"}],
     ///  "ranks": [{"rank": 0, "host": "a", "pid": 4711, "process": "gone", "program": "running", "text": null,
     ///             "ended_ns": null, "failure": null, "posted": 2, "operations": [
-    ///    {"index": 0, "operation": "barrier", "seq": 0, "label": "start", "group": [0, 1], "channel": "", "phase": "other",
-    ///     "bytes": 0, "tensors": [], "tensor_count": 0, "posted_ns": 1000, "waited_ns": 1100, "over_ns": 2000,
-    ///     "outcome": "done", "last": 1, "partner": null, "tag": null}, ..]}, ..]}
+    ///    {"index": 0, "operation": "barrier", "seq": 0, "label": "start", "group": [0, 1], "channel": "",
+    ///     "phase": "other", "bytes": 0, "tensors": [], "tensor_count": 0, "posted_ns": 1000, "waited_ns": 1100,
+    ///     "over_ns": 2000, "outcome": "done", "last": 1, "partner": null, "tag": null}, ..]}, ..]}
     /// ```
     ///
-    /// Times are since the launch's start: of an operation on its rank's host, of waits on the host that began first.
+    /// Times are since the launch's start. Those of an operation are measured on its rank's host, those of waits
+    /// are relative to the host that began first.
     pub fn to_json(&self, count: usize) -> String {
         let started = self.started().and_then(|started| started.duration_since(UNIX_EPOCH).ok());
         let waits = self.waits();

@@ -1,4 +1,4 @@
-//! Where things lie in a recorder's memory, and so in its file.
+//! Layout of a recorder's memory, which is also the format of its file.
 //!
 //! ```text
 //! word 0            512                8704              8704 + 32 * 1024
@@ -7,53 +7,54 @@
 //! └─────────┴───────┴──────────────────┴────────┴────────┴───┘
 //! ```
 //!
-//! The header is written once, but for two counters. The end is written once, when the rank's program ends. Channels are
-//! added one behind the other. Records are a ring: operation `i` is in record `i % 1024`.
+//! The header is written once, except for two counters. The end is written once, when the rank's program ends.
+//! Channels are appended. Records form a ring: operation `i` is in record `i % 1024`.
 //!
-//! Whoever reads may do so at any moment of a program that runs, or was killed at any moment. Every part has a check of its
-//! words, without which it counts as not there. A word by itself is whole: it is stored at once.
+//! A reader may copy the memory at any moment, while the program runs or after it was killed at any moment. Every
+//! section therefore has a checksum, and a section with a wrong checksum counts as absent. A single word is never
+//! torn, because it is stored atomically.
 
-/// How many operations are kept.
+/// Number of operations that are kept.
 pub const OPERATIONS: usize = 1024;
 
-/// The first word of a file: `bdflight`.
+/// Magic number, the first word in a file: `bdflight`.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"bdflight");
 
-/// What the file's layout is called.
+/// Version of the format.
 pub const VERSION: u64 = 1;
 
 /// Words of the header.
 pub mod header {
-    /// Says what file it is, of what version, and the rank, the number of ranks, the launch, the process and its start, the
-    /// wall clock's nanoseconds at the launch's start, and the host: one word each, the last [`HOST`] words.
+    /// Number of words that are written once: magic, version, rank, number of ranks, launch, pid, start of the
+    /// process and wall-clock nanoseconds of the launch's start, one word each, and then [`HOST`] words.
     pub const FIXED: usize = 8 + HOST;
-    /// Words of the host's name: its length in bytes, and these.
+    /// Number of words of the host's name: its length in bytes, and the bytes.
     pub const HOST: usize = 9;
-    /// Of the fixed ones.
+    /// Index of the checksum of these words.
     pub const CHECK: usize = FIXED;
-    /// How many operations there have been.
+    /// Index of the number of operations posted.
     pub const POSTED: usize = CHECK + 1;
-    /// Words of channels.
+    /// Index of the number of words used by channels.
     pub const CHANNELS: usize = POSTED + 1;
 }
 
-/// The first word of how the program ended.
+/// Index where the program's end starts.
 pub const END: usize = 64;
 
-/// Words of that.
+/// Number of words of the program's end.
 pub const END_WORDS: usize = CHANNELS - END;
 
-/// The first word of channels.
+/// Index where the channels start.
 pub const CHANNELS: usize = 512;
 
-/// Words of channels.
+/// Number of words of the channels.
 pub const CHANNEL_WORDS: usize = 8192;
 
-/// The first word of records.
+/// Index where the records start.
 pub const RECORDS: usize = CHANNELS + CHANNEL_WORDS;
 
-/// Words of a record: half a kilobyte would hold no more of most calls.
+/// Number of words of a record. Twice as many would hold no more of most calls.
 pub const RECORD_WORDS: usize = 32;
 
-/// All there are.
+/// Total number of words.
 pub const WORDS: usize = RECORDS + RECORD_WORDS * OPERATIONS;

@@ -1,4 +1,4 @@
-//! [`LaunchTrace`]: the ranks of a launch, put together.
+//! [`LaunchTrace`]: combines the traces of all ranks of a launch.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -14,50 +14,51 @@ use super::read::{FlightError, RankTrace};
 use super::record::OpOutcome;
 use crate::comm::Op;
 
-/// What the ranks of a launch did last, put together.
+/// Last operations of the ranks of a launch.
 ///
-/// Displays as what a person wants to know: who is at fault and why, who waits for whom, what each rank did last.
+/// Displays as a summary: the rank at fault and the reason, which ranks wait for which, and the last operations of
+/// each rank.
 #[derive(Debug, Clone)]
 pub struct LaunchTrace {
-    /// The launch's number in its process.
+    /// Number of the launch in its process.
     pub launch: u64,
     /// Number of ranks.
     pub size: usize,
-    /// Those that have a file, ascending.
+    /// Traces of the ranks that have a file, ascending by rank.
     pub ranks: Vec<RankTrace>,
-    /// Whether the process of each of these was there when this was read.
+    /// State of the process of each rank in `ranks`, when the trace was read.
     pub lives: Vec<ProcessState>,
 }
 
-/// One collective, as the ranks of its group have called it.
+/// A collective, as the ranks of its group have called it.
 #[derive(Debug, Clone)]
 pub struct CollectiveTrace<'a> {
-    /// Each rank that has called it, in the order in which they did.
+    /// Each rank that has called it, with its call, in order of time.
     pub called: Vec<(usize, &'a Operation)>,
-    /// The ranks that have not taken part in it, in group order.
+    /// Ranks that have not taken part, in group order.
     pub absent: Vec<usize>,
 }
 
-/// What a rank waits for, or waited for until it failed.
+/// A wait of a rank that has not ended, or that ended with a failure.
 #[derive(Debug, Clone)]
 pub struct BlockedWait<'a> {
-    /// The rank that waits.
+    /// The waiting rank.
     pub rank: usize,
-    /// In what.
+    /// Operation that the rank waits for.
     pub operation: &'a Operation,
-    /// Since when, from the launch's start on the host that began first.
+    /// Time at which the wait began, since the launch's start on the host that began first.
     pub since: Duration,
-    /// The ranks that have not come; none if all have.
+    /// Ranks that have not called; empty if all have.
     pub missing: Vec<usize>,
-    /// One of them is enough: a receive of anybody's message.
+    /// True if one of the missing ranks is enough, because the operation is a receive from any rank.
     pub is_for_any: bool,
 }
 
 impl LaunchTrace {
-    /// Reads a folder's files, by launch. Also while their programs run.
+    /// Reads the files of a folder, grouped by launch. The programs may still be running.
     ///
     /// # Errors
-    /// [`FlightError`] if a file cannot be read, or there is none.
+    /// [`FlightError`] if a file cannot be read, or if there is none.
     pub fn read(folder: impl AsRef<Path>) -> Result<Vec<Self>, FlightError> {
         let folder = folder.as_ref();
         let unreadable = |error: std::io::Error| {
@@ -75,7 +76,8 @@ impl LaunchTrace {
         Ok(Self::of(flights))
     }
 
-    /// Puts the ranks of each launch together. Of ranks of an earlier launch of another size nothing is kept.
+    /// Groups traces by launch. If the launches of two runs have the same number, ranks of an older launch with
+    /// another size are dropped.
     pub fn of(flights: Vec<RankTrace>) -> Vec<Self> {
         let mut launches: BTreeMap<u64, Vec<RankTrace>> = BTreeMap::new();
         for flight in flights {
@@ -91,35 +93,36 @@ impl LaunchTrace {
         launches.into_iter().map(launched).collect()
     }
 
-    /// The last operations of a rank, if it has a file.
+    /// Returns the trace of a rank, if it has a file.
     pub fn rank(&self, rank: usize) -> Option<&RankTrace> {
         self.ranks.iter().find(|flight| flight.rank == rank)
     }
 
-    /// Whether the process of a rank is still there.
+    /// Returns the state of a rank's process when the trace was read.
     pub fn life(&self, rank: usize) -> ProcessState {
         let at = self.ranks.iter().position(|flight| flight.rank == rank);
         at.map_or(ProcessState::Unknown, |at| self.lives[at])
     }
 
-    /// When the launch began, on the host that began first.
+    /// Returns the wall-clock time at which the launch began, on the host that began first.
     pub fn started(&self) -> Option<SystemTime> {
         self.ranks.iter().map(|flight| flight.started).min()
     }
 
-    /// A time of a rank as one since [`started`](Self::started): as exact as the hosts' clocks agree.
+    /// Converts a time of a rank to one since [`started`](Self::started). The result is as exact as the hosts'
+    /// clocks agree.
     pub(super) fn since(&self, flight: &RankTrace, at: Duration) -> Duration {
         let late = self.started().and_then(|first| flight.started.duration_since(first).ok());
         late.unwrap_or_default() + at
     }
 
-    /// Each collective that the ranks still remember, in the order in which their first callers came.
+    /// Returns each collective that is still recorded, in the order of the first calls.
     pub fn meetings(&self) -> Vec<CollectiveTrace<'_>> {
         let mut meetings: BTreeMap<_, Vec<(Duration, usize, &Operation)>> = BTreeMap::new();
         for flight in &self.ranks {
             for operation in flight.operations.iter().filter(|operation| !operation.id.op.is_message()) {
                 let id = &operation.id;
-                // Of a channel that did not fit nothing is known.
+                // The ranks are unknown if the recorder had no capacity for the channel.
                 if !id.ranks.is_empty() {
                     let called = (self.since(flight, operation.posted), flight.rank, operation);
                     meetings.entry((&id.ranks, &operation.channel, id.seq)).or_default().push(called);
@@ -137,7 +140,7 @@ impl LaunchTrace {
         CollectiveTrace { called: called.into_iter().map(|(_, rank, operation)| (rank, operation)).collect(), absent }
     }
 
-    /// The ranks that have not taken part in a collective.
+    /// Returns the ranks that have not taken part in a collective.
     fn absent(&self, operation: &Operation) -> Vec<usize> {
         let taken = |rank: usize| {
             self.rank(rank)
@@ -146,7 +149,7 @@ impl LaunchTrace {
         operation.id.ranks.iter().copied().filter(|rank| !taken(*rank)).collect()
     }
 
-    /// Who waits, or waited until the launch failed, longest first.
+    /// Returns the waits that have not ended, or ended with a failure, longest first.
     pub fn waits(&self) -> Vec<BlockedWait<'_>> {
         let mut waits: Vec<_> = self.ranks.iter().flat_map(|flight| self.waits_of(flight)).collect();
         waits.sort_by_key(|waiting| (waiting.since, waiting.rank));
@@ -170,7 +173,7 @@ impl LaunchTrace {
         })
     }
 
-    /// When the first wait of a rank failed.
+    /// Returns the time at which the first wait of a rank failed.
     pub(super) fn failed(&self) -> Option<Duration> {
         let failed = self.ranks.iter().flat_map(|flight| {
             let over = flight.operations.iter().filter_map(|operation| operation.over);
@@ -181,14 +184,15 @@ impl LaunchTrace {
 }
 
 impl<'a> CollectiveTrace<'a> {
-    /// The call of most ranks, of as many the first.
+    /// Returns the call on which most ranks agree, with a rank that made it. If there is a tie, the first call
+    /// wins.
     pub fn agreed(&self) -> (usize, &'a Operation) {
         let same = |of: &Operation| self.called.iter().filter(|(_, other)| of.difference(other).is_none()).count();
-        // Of several that are as many, `max_by_key` takes the last.
-        *self.called.iter().rev().max_by_key(|(_, operation)| same(operation)).expect("somebody has called")
+        // `max_by_key` returns the last of several maxima, hence `rev`.
+        *self.called.iter().rev().max_by_key(|(_, operation)| same(operation)).expect("at least one rank has called")
     }
 
-    /// Each rank that calls otherwise than most, and what differs, its value first.
+    /// Returns each rank whose call differs from that of most ranks, with the difference, its own value first.
     pub fn differences(&self) -> Vec<(usize, String)> {
         let (_, agreed) = self.agreed();
         let differs = |(rank, operation): &(usize, &Operation)| Some((*rank, operation.difference(agreed)?));

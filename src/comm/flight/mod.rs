@@ -1,11 +1,14 @@
-//! The flight recorder: what every rank did last, and who waits for whom, after a crash or while the program runs.
+//! Flight recorder: shows the last operations of every rank and which ranks wait for which, after a crash or while
+//! the program runs.
 //!
-//! Each rank keeps its last 1024 collectives and messages in memory. Where a folder is named, by
-//! [`Launch::with_flight_recorder`](super::Launch::with_flight_recorder) or, by who does not own the program, in the
-//! environment as `BURN_DTENSOR_FLIGHT`, that memory is a file of the rank, `launch-0-rank-3.flight`: what was noted is
-//! there whatever becomes of the process, also by SIGKILL. Ranks of several hosts take a folder that all of them see.
+//! Each rank keeps its last 1024 collectives and messages in memory. If a folder is named, this memory is a
+//! memory-mapped file of the rank, `launch-0-rank-3.flight`. The program can name the folder with
+//! [`Launch::with_flight_recorder`](super::Launch::with_flight_recorder), and the user with the environment
+//! variable `BURN_DTENSOR_FLIGHT`. What a rank has recorded remains in the file however its process ends, also
+//! after SIGKILL. If ranks run on several hosts, use a folder that all of them can access.
 //!
-//! [`LaunchTrace::read`] puts the files of a folder together, and says which rank is [at fault](LaunchTrace::fault):
+//! [`LaunchTrace::read`] combines the files of a folder and determines which rank is [at
+//! fault](LaunchTrace::fault):
 //!
 //! ```
 //! use burn_dtensor::comm::flight::{LaunchTrace, FaultKind};
@@ -24,23 +27,23 @@
 //! let fault = flights[0].fault().expect("a rank is at fault");
 //! assert_eq!((fault.rank, fault.why), (1, FaultKind::Left));
 //! // launch 0 of 3 ranks, begun 1.284 ms ago
-//! //   at fault: rank 1 returned, and barrier #1 `step` on ranks [0, 1, 2], which rank 0 waits in, still needs it
-//! //   rank 0 waits in barrier #1 `step` on ranks [0, 1, 2] for ranks [1], from 310.441 us on
+//! //   at fault: rank 1 returned, but rank 0 waits for it in barrier #1 `step` on ranks [0, 1, 2]
+//! //   rank 0 waits in barrier #1 `step` on ranks [0, 1, 2] for ranks [1], since 310.441 us
 //! //   ..
 //! println!("{}", flights[0]);
 //! # std::fs::remove_dir_all(&folder).unwrap();
 //! # Ok::<_, burn_dtensor::Error>(())
 //! ```
 //!
-//! `cargo run --example flight -- FOLDER` is this as a command.
+//! `cargo run --example flight -- FOLDER` does the same on the command line.
 //!
-//! | file | what it holds |
+//! | file | content |
 //! |---|---|
-//! | `layout`, `words` | where things lie, and the memory they lie in |
-//! | `record`, `shapes`, `channels`, `identity`, `ending` | what is kept, and how it is written and read |
-//! | `recorder`, `file` | who writes it |
-//! | `read`, `operation`, `life` | one rank |
-//! | `merge`, `fault`, `text`, `json` | all ranks |
+//! | `layout`, `words` | layout of the recorder's memory, and the memory itself |
+//! | `record`, `shapes`, `channels`, `identity`, `program_exit` | recorded data, and its encoding |
+//! | `recorder`, `file` | writing |
+//! | `read`, `operation`, `process_state` | reading the trace of one rank |
+//! | `merge`, `fault`, `text`, `json` | combining the traces of all ranks |
 
 mod bytes;
 mod channels;

@@ -1,4 +1,4 @@
-//! [`Operation`]: a collective or message of a rank, as it is read.
+//! [`Operation`]: a collective or message of a rank, read from its trace.
 
 use std::fmt;
 use std::sync::Arc;
@@ -10,48 +10,49 @@ use super::record::{FlightRecord, OpOutcome, REDUCTIONS};
 use super::shapes::Tensor;
 use crate::comm::{CollectiveId, Op, Phase};
 
-/// A collective that a rank has posted, or a message.
+/// A collective or message that a rank has posted.
 ///
 /// Displays as ``all_reduce #40 `grads` on ranks [0, 1]: [4, 8] f32``.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Operation {
-    /// Its place among all that the rank has posted, from 0.
+    /// Index among all operations that the rank has posted, from 0.
     pub index: u64,
-    /// What it is, its place among the collectives of its group, or among the rank's messages there, its label as far as it
-    /// fits, and the ranks.
+    /// Operation, sequence number, label and ranks. The sequence number counts the collectives of the channel, or
+    /// the rank's messages there. A long label is truncated.
     pub id: CollectiveId,
-    /// The name of the channel, if it is a [duplicate](crate::comm::Communicator::duplicate).
+    /// Name of the communicator, if it is a [duplicate](crate::comm::Communicator::duplicate).
     pub channel: Arc<str>,
-    /// The pass it ran in.
+    /// Pass in which it was posted.
     pub phase: Phase,
     /// Payload bytes, as the [`Ledger`](crate::comm::Ledger) counts them.
     pub bytes: u64,
-    /// Shapes and dtypes of as many tensors as fit; of an all-to-all of lists, what is given to each rank.
+    /// Shapes and dtypes of the first tensors, as many as fit. For an all-to-all of lists, the tensors that are
+    /// sent to each rank.
     pub tensors: Vec<Tensor>,
-    /// How many tensors there are.
+    /// Number of tensors.
     pub count: usize,
-    /// The name of the reduction.
+    /// Name of the reduction.
     pub reduction: Option<&'static str>,
-    /// The root's place in the group.
+    /// Group rank of the root.
     pub root: Option<usize>,
-    /// Of a message the partner's global rank, if it was named, and the tag.
+    /// For a message, the partner's global rank, unless any rank is accepted, and the tag.
     pub message: Option<(Option<usize>, u32)>,
-    /// When it was posted, since the launch's start.
+    /// Time of posting, since the launch's start.
     pub posted: Duration,
-    /// When it was waited for.
+    /// Time at which the rank began to wait.
     pub waited: Option<Duration>,
-    /// When it was over, and how.
+    /// Time of the end, and the outcome.
     pub over: Option<(Duration, OpOutcome)>,
-    /// Of all that ranks must agree on.
+    /// Hash of everything that ranks must agree on.
     pub(super) agreement: u64,
     pub(super) is_of_pairs: bool,
     pub(super) is_label_complete: bool,
-    /// The how-manieth that the ledger counted.
+    /// Number under which the ledger counted it.
     pub(in crate::comm) counted: Option<u64>,
 }
 
 impl Operation {
-    /// Of a record, on a channel of this name and ranks.
+    /// Makes an operation of a record, on a channel with this name and these ranks.
     pub(super) fn new(record: FlightRecord, channel: Arc<str>, ranks: Arc<[usize]>) -> Self {
         let FlightRecord { index, posted, bytes, seq, op, phase, reduce, root, peer, agreement, label, .. } = record;
         let posted = Duration::from_nanos(posted);
@@ -77,17 +78,18 @@ impl Operation {
         }
     }
 
-    /// Whether the rank waits for it, or did until it failed.
+    /// Returns true if the rank is waiting for the operation, or waited until it failed.
     pub fn is_awaited(&self) -> bool {
         self.waited.is_some() && matches!(self.over, None | Some((_, OpOutcome::Failed)))
     }
 
-    /// Whether the engine took it: the rank has taken part.
+    /// Returns true if the backend accepted the operation, so that the rank has taken part.
     pub fn is_taken(&self) -> bool {
         !matches!(self.over, Some((_, OpOutcome::Refused)))
     }
 
-    /// What differs from the same call of another rank, this one's value first; `None` if nothing does.
+    /// Returns a description of the first difference from another rank's call of the same collective, with this
+    /// rank's value first. Returns `None` if nothing differs.
     pub fn difference(&self, other: &Self) -> Option<String> {
         let (id, its) = (&self.id, &other.id);
         let none = || "none".to_string();
@@ -105,7 +107,7 @@ impl Operation {
             .or_else(|| differs("root", root(self.root), root(other.root)))
             .or_else(|| if self.is_of_pairs { None } else { self.tensors_differ(other) })
             .or_else(|| {
-                let what = "its whole label, names of tensors, cuts, or place in forward differ";
+                let what = "the full label, the tensor names, the shardings or the forward index differ";
                 (self.agreement != other.agreement).then(|| what.into())
             })
     }
@@ -127,14 +129,14 @@ impl fmt::Display for Operation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.id)?;
         if !self.is_label_complete {
-            f.write_str(" (label cut)")?;
+            f.write_str(" (label truncated)")?;
         }
         if !self.channel.is_empty() {
             write!(f, " ({})", self.channel)?;
         }
         if let Some((partner, tag)) = self.message {
             let word = if self.id.op == Op::Send { "to" } else { "from" };
-            let partner = partner.map_or("anybody".into(), |rank| format!("rank {rank}"));
+            let partner = partner.map_or("any rank".into(), |rank| format!("rank {rank}"));
             write!(f, " {word} {partner}, tag {tag}")?;
         }
         if !self.tensors.is_empty() {

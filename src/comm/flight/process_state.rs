@@ -1,22 +1,22 @@
-//! [`ProcessState`]: whether a process is still there, where the system has processes as files.
+//! [`ProcessState`]: state of a rank's process, read from `/proc`.
 
 use std::{env, fs};
 
-/// Whether the process of a rank is still there.
+/// State of a rank's process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ProcessState {
-    /// It runs.
+    /// The process exists and is not stopped.
     Runs,
-    /// It is stopped, by a signal or a debugger.
+    /// The process is stopped, by a signal or a debugger.
     Stopped,
-    /// It is gone.
+    /// The process no longer exists, or is a zombie.
     Gone,
-    /// It is on another host, or the system does not say.
+    /// The process is on another host, or the system does not report its state.
     Unknown,
 }
 
 impl ProcessState {
-    /// Of process `pid` of `host`, which began at `start`.
+    /// Returns the state of process `pid` of `host`, which began at `start`.
     pub(super) fn of(host: &str, pid: u32, start: u64) -> Self {
         if host.is_empty() || host != self::host() || start == 0 || process_start(std::process::id()).is_none() {
             return Self::Unknown;
@@ -24,7 +24,7 @@ impl ProcessState {
         match stat(pid) {
             None => Self::Gone,
             Some(stat) if stat.start != start => Self::Gone,
-            // Killed, and whoever has started it has not noticed.
+            // The process was killed, and its parent has not waited for it yet.
             Some(Stat { state: 'Z' | 'X' | 'x', .. }) => Self::Gone,
             Some(Stat { state: 'T' | 't', .. }) => Self::Stopped,
             Some(_) => Self::Runs,
@@ -32,6 +32,7 @@ impl ProcessState {
     }
 }
 
+/// Fields of `/proc/<pid>/stat`.
 struct Stat {
     state: char,
     start: u64,
@@ -39,17 +40,18 @@ struct Stat {
 
 fn stat(pid: u32) -> Option<Stat> {
     let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // Behind the program's name, which may hold anything: the state, and as the 20th the start.
+    // The fields follow the program's name, which may contain any character: first the state, and as the 20th the
+    // start.
     let mut fields = text.rsplit_once(") ")?.1.split(' ');
     Some(Stat { state: fields.next()?.chars().next()?, start: fields.nth(18)?.parse().ok()? })
 }
 
-/// When a process began, in ticks since the system did.
+/// Returns the start time of a process, in clock ticks since boot.
 pub(super) fn process_start(pid: u32) -> Option<u64> {
     Some(stat(pid)?.start)
 }
 
-/// The name of this host.
+/// Returns the name of this host.
 pub(super) fn host() -> String {
     let named = fs::read_to_string("/proc/sys/kernel/hostname").ok();
     named.map(|name| name.trim().to_string()).or_else(|| env::var("HOSTNAME").ok()).unwrap_or_default()
@@ -65,7 +67,7 @@ mod tests {
         let start = process_start(own).unwrap();
         assert!(start > 0);
         assert_eq!(ProcessState::of(&host, own, start), ProcessState::Runs);
-        assert_eq!(ProcessState::of(&host, own, start + 1), ProcessState::Gone, "another process has its number");
+        assert_eq!(ProcessState::of(&host, own, start + 1), ProcessState::Gone, "another process has the same pid");
         assert_eq!(ProcessState::of(&host, 0, start), ProcessState::Gone);
         assert_eq!(ProcessState::of("elsewhere", own, start), ProcessState::Unknown);
         assert_eq!(ProcessState::of(&host, own, 0), ProcessState::Unknown);

@@ -1,4 +1,4 @@
-//! [`ProgramExit`]: how a rank's program has ended.
+//! [`ProgramExit`]: end of a rank's program.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -7,53 +7,55 @@ use super::bytes::{pack, truncate, unpack};
 use super::fold::Fold;
 use super::layout::END_WORDS;
 
-/// How a rank's program has ended.
+/// End of a rank's program.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProgramExit {
-    /// Whether it returned, with or without an error, panicked or exited.
+    /// Kind of the end.
     pub how: ExitKind,
-    /// When, since the launch's start.
+    /// Time of the end, since the launch's start.
     pub at: Duration,
-    /// What it said: the error's text or the panic's, as much of it as fits. Of one that has exited, who has ended the process.
+    /// Message of the error or the panic, truncated if it is long. If the process exited, this states which
+    /// program ended it.
     pub text: String,
-    /// The first failure of the launch, as far as the rank has heard of it: another rank's exit, if that has ended its process.
+    /// The first failure of the launch, if the rank has received it. If another rank has ended the process of this
+    /// rank, that exit.
     pub failure: Option<FirstFailure>,
 }
 
-/// In which way a rank's program has ended.
+/// Kind of the end of a rank's program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ExitKind {
-    /// It returned `Ok`.
+    /// The program returned `Ok`.
     Returned,
-    /// It returned an error, or unwound with one.
+    /// The program returned an error, or unwound with one.
     Failed,
-    /// It panicked.
+    /// The program panicked.
     Panicked,
-    /// Its process has ended, such as by [`exit`](std::process::exit), while it ran.
+    /// The process ended while the program ran, for example by [`exit`](std::process::exit).
     Exited,
 }
 
-/// The first failure of a launch.
+/// First failure of a launch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FirstFailure {
-    /// The rank at fault, as `CommError::rank` says.
+    /// Rank at fault, as returned by `CommError::rank`.
     pub rank: usize,
-    /// Whether it is that rank's program that failed, and not a collective.
+    /// True if the program of that rank failed, and not a collective.
     pub is_own: bool,
-    /// Whether it is that ranks differ: in what they call, or in what all hold alike.
+    /// True if ranks differ, either in their calls or in values that must be identical.
     pub is_difference: bool,
-    /// Its text, as much of it as fits.
+    /// Message of the failure, truncated if it is long.
     pub text: String,
 }
 
-/// Check, kind and lengths, nanoseconds, rank.
+/// Number of words before the texts: checksum, kind and lengths, nanoseconds, rank.
 const HEAD: usize = 4;
 
-/// Bytes of each text.
+/// Maximum number of bytes of each text.
 const TEXT: usize = (END_WORDS - HEAD) / 2 * 8;
 
 impl ProgramExit {
-    /// Writes it, once.
+    /// Writes the end of the program. Must be called once.
     pub(super) fn write(&self, words: &[AtomicU64]) {
         let text = truncate(&self.text, TEXT);
         let failure = self.failure.as_ref();
@@ -70,7 +72,7 @@ impl ProgramExit {
         words[0].store(Fold::of(all()), Ordering::Release);
     }
 
-    /// `None`: the program runs, or was about to say how it ended.
+    /// Reads the end of the program. Returns `None` if the program is running, or the end was being written.
     pub(super) fn read(words: &[u64]) -> Option<Self> {
         let &[check, kind, at, rank] = words.first_chunk()?;
         let (text, first) = ((kind >> 16 & 0xffff) as usize, (kind >> 32 & 0xffff) as usize);

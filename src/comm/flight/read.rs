@@ -1,4 +1,4 @@
-//! [`RankTrace`]: what a rank did last, read from its recorder.
+//! [`RankTrace`]: last operations of a rank, read from its recorder.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -16,61 +16,61 @@ use super::program_exit::ProgramExit;
 use super::record;
 use crate::comm::CollectiveId;
 
-/// What a rank did last: of a program that runs, has ended or was killed.
+/// Last operations of a rank, whose program may be running, have ended or have been killed.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RankTrace {
-    /// The rank.
+    /// Global rank.
     pub rank: usize,
     /// Number of ranks.
     pub size: usize,
-    /// The launch's number in its process.
+    /// Number of the launch in its process.
     pub launch: u64,
-    /// The name of the rank's host.
+    /// Name of the rank's host.
     pub host: String,
-    /// Its process there.
+    /// Process id of the rank's process on that host.
     pub pid: u32,
-    /// Tells that process from a later one with its number.
+    /// Start time of that process, which distinguishes it from a later one with the same pid.
     pub(super) process_start: u64,
-    /// When the launch began there, by the host's wall clock.
+    /// Wall-clock time of the launch's start in that process.
     pub started: SystemTime,
-    /// How the rank's program has ended; `None` while it runs, and if it was killed.
+    /// End of the rank's program. `None` while the program runs, or if it was killed.
     pub ending: Option<ProgramExit>,
-    /// How many operations it has posted.
+    /// Number of operations that the rank has posted.
     pub posted: u64,
-    /// The last of them, oldest first, at most 1024. One that was being written is not among them.
+    /// The last operations, oldest first, at most 1024. An operation that was being written is left out.
     pub operations: Vec<Operation>,
-    /// The rank's groups.
+    /// Groups that the rank has used.
     pub channels: Vec<GroupTrace>,
 }
 
-/// A group of ranks, as a rank has used it.
+/// A group, as a rank has used it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GroupTrace {
     /// Global ranks, in group order.
     pub ranks: Arc<[usize]>,
-    /// The name, if it is a [duplicate](crate::comm::Communicator::duplicate).
+    /// Name of the communicator, if it is a [duplicate](crate::comm::Communicator::duplicate).
     pub name: Arc<str>,
-    /// Collectives that the rank has taken part in.
+    /// Number of collectives in which the rank has taken part.
     pub taken: u64,
 }
 
-/// Flight files could not be read.
+/// Error while reading flight files.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum FlightError {
     /// A file or folder cannot be read.
-    #[error("{}: {problem}; name a folder of flight files that this user may read", .path.display())]
+    #[error("{}: {problem}. Name a folder of flight files that this user may read", .path.display())]
     Unreadable {
         /// The file or folder.
         path: PathBuf,
-        /// Why.
+        /// The system's error message.
         problem: String,
     },
 
-    /// A folder holds no flight files.
+    /// A folder has no flight files.
     #[error(
-        "{} holds no flight files: name the folder of `Launch::with_flight_recorder` or BURN_DTENSOR_FLIGHT, and start the \
-         program with one of them",
+        "{} has no flight files. Start the program with `Launch::with_flight_recorder` or BURN_DTENSOR_FLIGHT, and \
+         name the same folder here",
         .path.display()
     )]
     Empty {
@@ -78,28 +78,28 @@ pub enum FlightError {
         path: PathBuf,
     },
 
-    /// A program has made a file, and has not begun to write it.
-    #[error("{}: its program has not begun to write it; read it again", .path.display())]
+    /// A program has created a file, but has not written its header yet.
+    #[error("{}: the program has not written the header yet. Read the file again", .path.display())]
     NotBegun {
         /// The file.
         path: PathBuf,
     },
 
-    /// A file is something else, or of another version.
-    #[error("{}: {problem}; read it with the version of burn-dtensor that wrote it", .path.display())]
+    /// A file is not a flight file, or has another format version.
+    #[error("{}: {problem}. Read it with the version of burn-dtensor that wrote it", .path.display())]
     Unknown {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Reason why it is not valid.
         problem: String,
     },
 }
 
 impl RankTrace {
-    /// Reads a rank's file, also while the rank writes it.
+    /// Reads the file of a rank. The rank may write it at the same time.
     ///
     /// # Errors
-    /// [`FlightError`] if it cannot be read, or is no flight file.
+    /// [`FlightError`] if the file cannot be read, or is not a flight file.
     pub fn read(path: impl AsRef<Path>) -> Result<Self, FlightError> {
         let path = path.as_ref();
         let unreadable =
@@ -113,12 +113,12 @@ impl RankTrace {
         }
     }
 
-    /// Of a rank's file in a folder, if it has one.
+    /// Reads the file of a rank in a folder. Returns `None` if there is none, or if it cannot be read.
     pub(in crate::comm) fn of_rank(folder: &Path, launch: u64, rank: usize) -> Option<Self> {
         Self::read(file::path(folder, launch, rank)).ok()
     }
 
-    /// The last `count` operations that it took part in, oldest first.
+    /// Returns the last `count` operations in which the rank took part, oldest first.
     pub(in crate::comm) fn last(&self, count: usize) -> Vec<CollectiveId> {
         let taken = self.operations.iter().filter(|operation| operation.is_taken());
         let mut last: Vec<_> = taken.rev().take(count).map(|operation| operation.id.clone()).collect();
@@ -126,14 +126,14 @@ impl RankTrace {
         last
     }
 
-    /// Of a recorder's memory.
+    /// Decodes the memory of a recorder. Returns a description of the problem if it is not valid.
     pub(in crate::comm) fn of_words(words: &[u64]) -> Result<Self, String> {
         match words.get(..2) {
             Some(&[MAGIC, VERSION]) => {}
-            Some(&[MAGIC, version]) => return Err(format!("it is of version {version}, not {VERSION}")),
-            _ => return Err("it is no flight file".into()),
+            Some(&[MAGIC, version]) => return Err(format!("the file has format version {version}, not {VERSION}")),
+            _ => return Err("this is not a flight file".into()),
         }
-        let found = Identity::read(words).filter(|_| words.len() >= RECORDS).ok_or("its beginning is incomplete")?;
+        let found = Identity::read(words).filter(|_| words.len() >= RECORDS).ok_or("the header is incomplete")?;
         let Identity { rank, size, launch, pid, process_start, started, host } = found;
         let used = (words[CHANNELS_USED] as usize).min(CHANNEL_WORDS);
         let channel = |GroupRecord { name, ranks, posted }: GroupRecord| GroupTrace {
@@ -165,12 +165,12 @@ impl RankTrace {
         })
     }
 
-    /// Whether the rank's process is still there, now.
+    /// Returns the current state of the rank's process.
     pub fn life(&self) -> ProcessState {
         ProcessState::of(&self.host, self.pid, self.process_start)
     }
 
-    /// When the rank wrote last, since the launch's start.
+    /// Returns the time of the rank's last recorded activity, since the launch's start.
     pub fn last_sign(&self) -> Duration {
         let times = self.operations.iter().flat_map(|operation| {
             [Some(operation.posted), operation.waited, operation.over.map(|(at, _)| at)].into_iter().flatten()
@@ -178,7 +178,8 @@ impl RankTrace {
         times.chain(self.ending.iter().map(|ending| ending.at)).max().unwrap_or_default()
     }
 
-    /// Collectives that the rank has taken part in on the channel of this group and name.
+    /// Returns the number of collectives in which the rank has taken part, on the channel with this group and
+    /// name.
     pub(super) fn taken(&self, ranks: &[usize], name: &str) -> u64 {
         let channel = self.channels.iter().find(|channel| *channel.ranks == *ranks && *channel.name == *name);
         channel.map_or(0, |channel| channel.taken)

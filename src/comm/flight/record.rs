@@ -1,16 +1,17 @@
-//! [`FlightRecord`]: one operation in a ring of records of one size.
+//! [`FlightRecord`]: one operation, stored in a ring of records of equal size.
 //!
 //! ```text
 //! word  0       1      2 ..        9          13                          32
 //!       ┌───────┬──────┬──────────┬──────────┬───────┬─────────┬─────────┐
-//!       │ place │ check│ the call │ 4 marks  │ label │ tensors │ not used│
+//!       │ lock  │ check│ the call │ 4 marks  │ label │ tensors │ not used│
 //!       └───────┴──────┴──────────┴──────────┴───────┴─────────┴─────────┘
 //! ```
 //!
-//! A record is written once, when its operation is posted: a sequence lock. Its place is odd while it is, and the check
-//! is of all that is written, the place too, so that of a copy made meanwhile nothing is misread. Afterwards only marks
-//! are set, each at once: when the operation was waited for, when it was done and how. A mark names the operation by
-//! the low bits of its place, so that it does not pass to the next one in the record.
+//! A record is written once, when its operation is posted, under a sequence lock. The lock word is odd while the
+//! record is written, and `2 * index + 2` afterwards. The checksum covers everything that is written, including
+//! the lock word, so that a copy made during a write is detected. Afterwards only the marks change, each with one
+//! atomic store: when the rank began to wait, when the operation ended, and how. A mark contains the low bits of
+//! the operation's index, so that it cannot be attributed to the next operation in the same record.
 
 use std::hash::{Hash, Hasher};
 use std::sync::atomic::{AtomicU64, Ordering, fence};
@@ -23,59 +24,60 @@ use super::words::WORD;
 use crate::comm::backend::CallSignature;
 use crate::comm::{Op, Phase, ReduceOp};
 
-/// Words of the call: time, bytes, number, channel and kinds, partners, fingerprint, lengths.
+/// Number of words of the call: time, bytes, sequence number, channel and kinds, partner and tag, hash, lengths.
 const CALL: usize = 2;
 const CALL_WORDS: usize = 7;
 const MARKS: usize = CALL + CALL_WORDS;
 const TEXT: usize = MARKS + 4;
 const TEXT_BYTES: usize = (RECORD_WORDS - TEXT) * WORD;
 
-/// Bytes of a label that are kept.
+/// Maximum number of bytes of a label that are kept.
 const LABEL: usize = 72;
 
-/// Nobody, where a rank may be named.
+/// Encoding of a missing rank.
 const NO_RANK: u32 = u32::MAX;
 
-/// What happened to an operation after it was posted.
+/// Event of an operation after it was posted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Mark {
-    /// After so many nanoseconds it was waited for.
+    /// The rank began to wait for the operation, at this number of nanoseconds after it was posted.
     Waited,
-    /// After so many nanoseconds it was over.
+    /// The operation ended, at this number of nanoseconds after it was posted.
     Ended,
-    /// How, see [`OpOutcome`].
+    /// Outcome of the operation, see [`OpOutcome`].
     How,
-    /// The ledger counted it, as the how-manieth.
+    /// The ledger counted the operation under this number.
     Counted,
 }
 
-/// How an operation is over.
+/// Outcome of an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OpOutcome {
-    /// The rank has its result. Who came last, if the engine knows: of a receive, the rank whose message it was.
+    /// The rank has its result. The value is the rank that called last, if the backend knows it, or for a receive
+    /// the sender.
     Done(Option<usize>),
-    /// The rank could not take part: the world had failed, or failed by it.
+    /// The rank could not take part: the world had already failed, or this call made it fail.
     Refused,
-    /// It failed while the rank waited.
+    /// The operation failed while the rank waited.
     Failed,
-    /// Its result was never asked for.
+    /// The rank dropped the operation without waiting for its result.
     Dropped,
 }
 
-/// Whom a message goes to, or is to come from; `None` is anybody.
+/// Destination of a message, or source of a receive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::comm) struct Peer {
-    /// Global rank.
+    /// Global rank; `None` if a receive accepts messages from any rank.
     pub rank: Option<usize>,
     pub tag: u32,
 }
 
-/// An operation that is posted.
+/// Description of an operation that is being posted.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::comm) struct Posting<'a> {
-    /// The number of its channel.
+    /// Number of the channel.
     pub channel: u32,
-    /// Its place among the channel's collectives, or messages of this rank.
+    /// Sequence number among the channel's collectives, or among this rank's messages on the channel.
     pub seq: u64,
     pub print: &'a CallSignature,
     pub phase: Phase,
@@ -83,11 +85,11 @@ pub(in crate::comm) struct Posting<'a> {
     pub peer: Option<Peer>,
 }
 
-/// An operation, as it is read.
+/// A record as it is read.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct FlightRecord {
     pub index: u64,
-    /// Nanoseconds since the launch's start.
+    /// Time of posting, in nanoseconds since the launch's start.
     pub posted: u64,
     pub bytes: u64,
     pub seq: u64,
@@ -97,17 +99,17 @@ pub(super) struct FlightRecord {
     pub reduce: u8,
     pub root: Option<usize>,
     pub peer: Option<Peer>,
-    /// Of all that ranks agree on.
+    /// Hash of everything that ranks must agree on.
     pub agreement: u64,
     pub label: String,
-    /// Whether that is all of it.
+    /// True if the label was not truncated.
     pub is_label_complete: bool,
     pub tensors: Vec<shapes::Tensor>,
-    /// How many tensors there are.
+    /// Number of tensors of the operation; `tensors` may hold fewer.
     pub count: usize,
-    /// Each rank has others.
+    /// True if each rank passes different tensors.
     pub is_of_pairs: bool,
-    /// Nanoseconds after it was posted.
+    /// Nanoseconds between posting and the begin of the wait.
     pub waited: Option<u64>,
     pub ended: Option<u64>,
     pub over: Option<OpOutcome>,
@@ -131,7 +133,7 @@ const OPS: [Op; 12] = [
 
 const PHASES: [Phase; 3] = [Phase::Other, Phase::Forward, Phase::Backward];
 
-/// What reductions are called, by their number from 1.
+/// Names of the reductions; their encoding is the index plus 1.
 pub(super) const REDUCTIONS: [&str; 9] =
     ["sum", "average", "minimum", "maximum", "product", "and", "or", "exclusive or", "sum of multiples"];
 
@@ -150,7 +152,7 @@ fn reduction(reduce: Option<ReduceOp>) -> u64 {
     }
 }
 
-/// Writes the operation of place `index`, posted `posted` nanoseconds after the launch's start.
+/// Writes the operation with index `index`, posted `posted` nanoseconds after the launch's start.
 pub(super) fn write(words: &[AtomicU64], index: u64, posted: u64, posting: &Posting<'_>) {
     let Posting { channel, seq, print, phase, bytes, peer } = *posting;
     let mut text = Room::<TEXT_BYTES>::new();
@@ -160,7 +162,7 @@ pub(super) fn write(words: &[AtomicU64], index: u64, posted: u64, posting: &Post
     let (op, phase) = (print.op as u64, phase as u64);
     let kinds = op | phase << 8 | reduction(print.reduce) << 16 | u64::from(print.is_of_pairs()) << 24;
     let rank = |rank: Option<usize>| rank.map_or(NO_RANK, |rank| rank as u32);
-    // Of a message the peer, of a collective the root; which one the operation says.
+    // A message has a peer and a collective a root; the operation determines which of them this is.
     let (partner, tag) = peer.map_or((rank(print.root), 0), |peer| (rank(peer.rank), peer.tag));
     let lengths = label.len() | (text.bytes().len() << 8) | (usize::from(label.len() == print.label.len()) << 16);
     let call: [u64; CALL_WORDS] = [
@@ -185,7 +187,7 @@ pub(super) fn write(words: &[AtomicU64], index: u64, posted: u64, posting: &Post
     words[0].store(place, Ordering::Release);
 }
 
-/// What every rank must agree on.
+/// Returns a hash of everything that all ranks must agree on.
 fn agreement(print: &CallSignature) -> u64 {
     let CallSignature {
         op,
@@ -207,24 +209,25 @@ fn agreement(print: &CallSignature) -> u64 {
     fold.finish()
 }
 
-/// The bits of a mark that say what operation it is of.
+/// Returns the bits by which a mark identifies its operation.
 fn tag_of(index: u64) -> u64 {
     (index + 1) << VALUE_BITS
 }
 
-/// Bits of a mark's value: of nanoseconds, more than three days.
+/// Number of bits of a mark's value; in nanoseconds, more than three days.
 const VALUE_BITS: u32 = 48;
 
-/// Sets a mark of the operation of place `index`, unless it is set or another operation has taken the record.
+/// Sets a mark of the operation with index `index`, unless it is already set or the record holds another operation
+/// by now.
 pub(super) fn mark(words: &[AtomicU64], index: u64, mark: Mark, value: u64) {
     let value = value.saturating_add(1).min((1 << VALUE_BITS) - 1);
     let none = tag_of(index);
-    // Whether it was set already says nothing: then it stays.
+    // If the exchange fails, the mark keeps its earlier value.
     let _ = words[MARKS + mark as usize].compare_exchange(none, none | value, Ordering::Relaxed, Ordering::Relaxed);
 }
 
 impl OpOutcome {
-    /// Its name.
+    /// Returns the name of the outcome.
     pub fn name(self) -> &'static str {
         match self {
             Self::Done(_) => "done",
@@ -234,7 +237,7 @@ impl OpOutcome {
         }
     }
 
-    /// Its mark's value.
+    /// Returns the value by which a mark encodes the outcome.
     pub(super) fn value(self) -> u64 {
         match self {
             Self::Done(None) => 0,
@@ -256,7 +259,7 @@ impl OpOutcome {
     }
 }
 
-/// The operation in a record. `None`: there is none, or it was being written.
+/// Decodes the operation in a record. Returns `None` if there is none, or if it was being written.
 pub(super) fn read(words: &[u64]) -> Option<FlightRecord> {
     let place = words[0];
     let index = (place / 2).checked_sub(1).filter(|_| place.is_multiple_of(2))?;

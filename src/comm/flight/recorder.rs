@@ -1,4 +1,4 @@
-//! [`Recorder`]: notes what a rank does.
+//! [`Recorder`]: records the operations of a rank.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -18,53 +18,54 @@ use super::record::{self, Mark, OpOutcome, Posting};
 use super::words::Words;
 use crate::comm::{Group, Op, StartError};
 
-/// Notes a rank's operations in memory, or in a file of the rank. Takes no lock, and allocates nothing, but for a channel.
+/// Records a rank's operations in memory, or in a file. Recording an operation takes no lock and does not
+/// allocate; only adding a channel does.
 #[derive(Debug)]
 pub(in crate::comm) struct Recorder {
     words: Words,
     start: Instant,
-    /// By the group's ranks and the name.
+    /// Call counters of each channel.
     channels: Mutex<HashMap<Key, Arc<Sequence>>>,
-    /// The program's end.
+    /// Guards that the end of the program is recorded only once.
     end: Once,
 }
 
-/// Ranks, and a name.
+/// Key of a channel: the global ranks of its group, and its name.
 type Key = (Arc<[usize]>, &'static str);
 
-/// When a launch began, and where: the same for its ranks in one process.
+/// Start of a launch in one process, shared by the process's ranks.
 #[derive(Debug, Clone)]
 pub(in crate::comm) struct LaunchStart {
     at: Instant,
-    /// Of the first rank.
+    /// Identity with rank 0, from which those of the other ranks are made.
     identity: Identity,
 }
 
-/// The calls of a rank on one channel so far. Whoever has the channel of this group and name has these.
+/// Counters of a rank's calls on one channel, shared by all communicators with the same group and name.
 #[derive(Debug, Default)]
 pub(in crate::comm) struct Sequence {
-    /// Of the channel, from 1; 0 if the recorder has no room for it.
+    /// Number of the channel, from 1; 0 if the recorder has no capacity for it.
     number: u32,
-    /// Where the channel lies.
+    /// Index of the channel's first word.
     at: usize,
     collectives: AtomicU64,
     messages: AtomicU64,
 }
 
 impl LaunchStart {
-    /// Now and here, of launch number `launch` of this process, with `size` ranks.
+    /// Records the current time as the start of launch number `launch` of this process, with `size` ranks.
     pub fn new(size: usize, launch: u64) -> Self {
         Self { at: Instant::now(), identity: Identity::here(size, launch) }
     }
 }
 
 impl Sequence {
-    /// The channel's number.
+    /// Returns the number of the channel.
     pub fn number(&self) -> u32 {
         self.number
     }
 
-    /// The place of the next call among the collectives, or the messages.
+    /// Returns the sequence number of the next collective, or of the next message, and increments it.
     pub fn next(&self, op: Op) -> u64 {
         let calls = if op.is_message() { &self.messages } else { &self.collectives };
         calls.fetch_add(1, Ordering::Relaxed)
@@ -72,18 +73,21 @@ impl Sequence {
 }
 
 impl Recorder {
-    /// Of a rank of a launch: in a file of the folder, if one is named.
+    /// Creates the recorder of a rank, in a file in `folder` if it is given.
+    ///
+    /// # Errors
+    /// If the file cannot be created.
     pub fn new(rank: usize, start: &LaunchStart, folder: Option<&Path>) -> Result<Self, StartError> {
         let identity = Identity { rank, ..start.identity.clone() };
         let words = match folder {
             Some(folder) => file::create(folder, &identity)?,
-            None => Words::in_memory(WORDS).expect("a process has memory"),
+            None => Words::in_memory(WORDS).expect("anonymous memory can be mapped"),
         };
         identity.write(words.all());
         Ok(Self { words, start: start.at, channels: Mutex::default(), end: Once::new() })
     }
 
-    /// The calls on the channel of this group and name.
+    /// Returns the counters of the channel with this group and name, which is added if it is new.
     pub fn sequence(&self, group: &Group, name: &'static str) -> Arc<Sequence> {
         let mut channels = self.channels.lock();
         let number = channels.len() as u32 + 1;
@@ -100,7 +104,7 @@ impl Recorder {
         Sequence { number, at: CHANNELS + used, ..Sequence::default() }
     }
 
-    /// Notes an operation. Returns its place among all of the rank's.
+    /// Records an operation. Returns its index among all operations of the rank.
     pub fn posted(&self, at: Instant, posting: &Posting<'_>) -> u64 {
         let index = self.word(POSTED).fetch_add(1, Ordering::Relaxed);
         let after = at.saturating_duration_since(self.start).as_nanos() as u64;
@@ -108,37 +112,38 @@ impl Recorder {
         index
     }
 
-    /// The engine has taken a channel's collective: the rank has taken part.
+    /// Records that the backend has accepted a collective, so that the rank counts as having taken part.
     pub fn taken(&self, sequence: &Sequence, op: Op, seq: u64) {
         if sequence.number > 0 && !op.is_message() {
             channels::count(&self.words.all()[sequence.at..], seq + 1);
         }
     }
 
-    /// The ledger counted the operation, as the how-manieth.
+    /// Records the number under which the ledger counted the operation.
     pub fn counted(&self, index: u64, count: u64) {
         record::mark(self.record(index), index, Mark::Counted, count);
     }
 
-    /// The rank waits for the operation, so long after it was posted.
+    /// Records that the rank began to wait for the operation, `after` it was posted.
     pub fn waited(&self, index: u64, after: Duration) {
         record::mark(self.record(index), index, Mark::Waited, after.as_nanos() as u64);
     }
 
-    /// The operation is over, so long after it was posted. The first time counts.
+    /// Records that the operation ended, `after` it was posted. Only the first call has an effect.
     pub fn over(&self, index: u64, after: Duration, over: OpOutcome) {
         record::mark(self.record(index), index, Mark::Ended, after.as_nanos() as u64);
         record::mark(self.record(index), index, Mark::How, over.value());
     }
 
-    /// The rank's program has ended. The first time counts, and is written when this returns.
+    /// Records the end of the rank's program. Only the first call has an effect; the record is complete when it
+    /// returns.
     pub fn ended(&self, ending: impl FnOnce(Duration) -> ProgramExit) {
         self.end.call_once(|| ending(self.start.elapsed()).write(&self.words.all()[END..END + END_WORDS]));
     }
 
-    /// All of it at this moment, as a file of it has it.
+    /// Returns a copy of the memory, in the format of a flight file.
     pub fn words(&self) -> Vec<u64> {
-        // Of records none that nobody has written.
+        // Records that were never written are left out.
         let used = (self.word(POSTED).load(Ordering::Acquire) as usize).min(OPERATIONS);
         let words = &self.words.all()[..RECORDS + used * RECORD_WORDS];
         words.iter().map(|word| word.load(Ordering::Acquire)).collect()

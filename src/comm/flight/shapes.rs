@@ -1,7 +1,7 @@
-//! Shapes and dtypes in few bytes: as many tensors of a call as fit.
+//! Compact encoding of shapes and dtypes, for as many tensors of a call as fit.
 //!
 //! ```text
-//! dtype  dimensions  length of each, seven bits a byte
+//! dtype  dimensions  length of each, seven bits per byte
 //! ┌──────┬──────────┬───┬───┬──
 //! │ 1    │ 2        │ 4 │ 8 │     [4, 8] f64
 //! └──────┴──────────┴───┴───┴──
@@ -15,12 +15,12 @@ use super::bytes::{Room, take_number};
 use crate::comm::TensorMeta;
 use crate::comm::backend::CallSignature;
 
-/// Shape and dtype of one tensor of an operation; displays as `[4, 8] f32`.
+/// Shape and dtype of one tensor of an operation. Displays as `[4, 8] f32`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Tensor {
-    /// Shape of the whole.
+    /// Shape of the full tensor.
     pub shape: Vec<usize>,
-    /// burn's name of the element type; `none` where a rank gives another nothing.
+    /// Burn's name of the element type; `none` if no tensor is sent to a rank.
     pub dtype: &'static str,
 }
 
@@ -35,7 +35,7 @@ impl fmt::Display for Tensor {
 
 const NONE: &str = "none";
 
-/// By number.
+/// Names of the dtypes; their encoding is the index.
 const NAMES: [&str; 16] = [
     NONE, "f64", "f32", "flex32", "f16", "bf16", "i64", "i32", "i16", "i8", "u64", "u32", "u16", "u8", "bool", "qfloat",
 ];
@@ -60,8 +60,8 @@ fn number(dtype: DType) -> u8 {
     }
 }
 
-/// Appends the tensors of a call, whole ones, as many as there is room for; of an all-to-all of lists those that are given.
-/// Returns how many there are.
+/// Appends shape and dtype of each tensor of a call, until one does not fit completely. For an all-to-all of
+/// lists, these are the tensors that are sent. Returns the number of all tensors.
 pub(super) fn push<const N: usize>(print: &CallSignature, room: &mut Room<N>) -> usize {
     let tensors = print.tensors.iter().map(|tensor| Some((&tensor.shape, tensor.dtype)));
     let given = print.pairs.iter().flat_map(|pairs| &pairs.given);
@@ -82,7 +82,7 @@ pub(super) fn push<const N: usize>(print: &CallSignature, room: &mut Room<N>) ->
     count
 }
 
-/// The tensors that [`push`] has written.
+/// Decodes the tensors that [`push`] has written.
 pub(super) fn read(mut bytes: &[u8]) -> Vec<Tensor> {
     std::iter::from_fn(|| {
         let (dtype, dims) = (bytes.split_off_first()?, bytes.split_off_first()?);

@@ -1,4 +1,4 @@
-//! What is written is read, or not at all.
+//! Flight recorder: written data is read back exactly, or not at all.
 
 use std::fs;
 use std::path::PathBuf;
@@ -16,7 +16,7 @@ use super::{
 use crate::comm::backend::{CallSignature, TensorSignature};
 use crate::comm::{Group, Op, Phase, StartError};
 
-/// A folder that is gone when this is.
+/// A temporary folder, removed on drop.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -35,7 +35,7 @@ fn in_memory() -> Recorder {
     Recorder::new(1, &LaunchStart::new(3, 0), None).unwrap()
 }
 
-/// A call with a label and tensors that say which it is.
+/// Returns a call whose label and tensors depend on `index`.
 fn print(index: u64) -> CallSignature {
     let length = index as usize % 5;
     let tensor = |at: usize| TensorSignature {
@@ -48,7 +48,7 @@ fn print(index: u64) -> CallSignature {
     CallSignature::new(Op::AllReduce, &call, (0..length).map(tensor).collect::<Vec<_>>())
 }
 
-/// Posts call `index` of a rank that makes no others.
+/// Posts call `index` of a rank that makes no other calls.
 fn post(recorder: &Recorder, at: Instant, index: u64) {
     let print = print(index);
     let posting =
@@ -56,7 +56,7 @@ fn post(recorder: &Recorder, at: Instant, index: u64) {
     assert_eq!(recorder.posted(at, &posting), index);
 }
 
-/// What is read is a call that [`post`] has made, all of it.
+/// Returns true if every operation in the trace is a call that [`post`] made, with all its data.
 fn is_complete(flight: &RankTrace) -> bool {
     flight.operations.iter().all(|operation| {
         let (index, expected) = (operation.index, print(operation.index));
@@ -80,7 +80,7 @@ fn the_last_operations_are_kept() {
     assert_eq!((flight.posted, flight.operations.len()), (count, OPERATIONS));
     assert!(flight.operations.iter().map(|operation| operation.index).eq(5..count));
     assert!(is_complete(&flight));
-    // One whose record another has taken is not marked.
+    // A mark for an operation whose record was reused has no effect.
     recorder.over(4, Duration::ZERO, OpOutcome::Failed);
     recorder.over(5, Duration::from_nanos(7), OpOutcome::Done(Some(2)));
     let flight = read(&recorder);
@@ -122,12 +122,13 @@ fn what_does_not_fit_is_truncated_and_still_compared() {
     assert_eq!((&*first.id.label, first.count), (&*"ü".repeat(36), 100));
     assert!(short.tensors.len() > first.tensors.len() && first.tensors.len() > 5, "{first}");
     assert!(first.tensors.iter().all(|tensor| tensor.to_string() == "[1000, 1048576] bf16"));
-    assert!(first.to_string().contains("(label cut)") && first.to_string().ends_with("more"), "{first}");
+    assert!(first.to_string().contains("(label truncated)") && first.to_string().ends_with("more"), "{first}");
     assert!(first.difference(second).unwrap().contains("differ"), "{:?}", first.difference(second));
     assert_eq!(first.difference(first), None);
 }
 
-/// Of a copy in which some words are of an operation, and others of the next in its record, nothing is misread.
+/// Combines words of an operation and of the next one in the same record. A mixture must be rejected, or read as
+/// one of the two.
 #[test]
 fn a_torn_record_is_left_out() {
     let recorder = in_memory();
@@ -165,7 +166,7 @@ fn a_torn_record_is_left_out() {
         }
     }
     assert!(torn > 50, "{torn}");
-    // While it is written.
+    // The record is being written.
     let mut writing = after.clone();
     writing[0] -= 1;
     assert!(record::read(&writing).is_none());
@@ -176,7 +177,8 @@ fn a_torn_record_is_left_out() {
     }
 }
 
-/// Three ranks, each of which has made the calls that it is given, of a group of all; the last one it waits for.
+/// Returns the trace of three ranks with the given numbers of calls, on the group of all ranks. Each rank waits
+/// for its last call.
 fn flights(calls: [u64; 3], lives: [ProcessState; 3]) -> LaunchTrace {
     let start = LaunchStart::new(3, 0);
     let flight = |rank: usize| {
@@ -202,14 +204,14 @@ fn a_process_that_is_lost_is_at_fault() {
     use ProcessState::{Gone, Runs, Stopped, Unknown};
     let fault = |calls, lives| flights(calls, lives).fault().map(|fault| (fault.rank, fault.why));
     assert_eq!(fault([2, 2, 2], [Runs; 3]), None);
-    assert_eq!(fault([2, 2, 2], [Runs, Gone, Runs]), Some((1, FaultKind::Gone)), "nobody waits for it yet");
+    assert_eq!(fault([2, 2, 2], [Runs, Gone, Runs]), Some((1, FaultKind::Gone)), "no rank waits for it yet");
     assert_eq!(fault([2, 2, 2], [Unknown, Runs, Stopped]), Some((2, FaultKind::Stopped)));
-    // Rank 1 is only late, and its last sign is older than that of rank 2.
+    // Rank 1 is only late; its last activity is older than that of rank 2.
     assert_eq!(fault([3, 2, 2], [Runs; 3]), Some((1, FaultKind::Absent)));
     assert_eq!(fault([3, 2, 2], [Runs, Runs, Gone]), Some((2, FaultKind::Gone)));
-    // The launcher has ended all.
-    assert_eq!(fault([3, 2, 3], [Gone; 3]), Some((1, FaultKind::Gone)), "it is waited for");
-    assert_eq!(fault([2, 2, 2], [Gone; 3]), Some((0, FaultKind::Gone)), "its last sign is the oldest");
+    // The launcher has ended all processes.
+    assert_eq!(fault([3, 2, 3], [Gone; 3]), Some((1, FaultKind::Gone)), "other ranks wait for it");
+    assert_eq!(fault([2, 2, 2], [Gone; 3]), Some((0, FaultKind::Gone)), "its last activity is the oldest");
 }
 
 #[test]
@@ -225,16 +227,17 @@ fn a_program_that_ends_its_process_is_at_fault() {
     };
     let (runs, returned) = (None, ended(ExitKind::Returned, 9, Some(1)));
     let exited = |at, by| ended(ExitKind::Exited, at, by);
-    // Its process waits for the others' ends, and they go on without it, or wait.
+    // The process of the rank that exited waits for the other processes to end. The others survive without it, or
+    // wait.
     for life in [ProcessState::Runs, ProcessState::Gone, ProcessState::Unknown] {
         let others_return = [returned.clone(), exited(3, None), returned.clone()];
         assert_eq!(fault([2, 2, 2], life, others_return), Some((1, FaultKind::Exited)));
         assert_eq!(fault([3, 2, 3], life, [runs.clone(), exited(3, None), runs.clone()]), Some((1, FaultKind::Exited)));
     }
-    // Rank 2 has the process of rank 1, and rank 0 gives up when it is told of it.
+    // Rank 2 is in the process of rank 1, and rank 0 exits when it receives the failure.
     let of_one_process = [exited(4, Some(1)), exited(3, None), exited(2, Some(1))];
     assert_eq!(fault([3, 2, 2], ProcessState::Runs, of_one_process), Some((1, FaultKind::Exited)));
-    // Who gives up because another is lost is not at fault.
+    // A rank that exits because another one is lost is not at fault.
     let after_a_loss = [exited(3, Some(1)), runs, exited(4, Some(1))];
     assert_eq!(fault([3, 2, 3], ProcessState::Gone, after_a_loss), Some((1, FaultKind::Gone)));
 }
@@ -294,14 +297,14 @@ fn a_file_holds_what_memory_does() {
     assert_eq!((&*of_file.channels[1].name, &*of_file.channels[1].ranks), ("reduced", &[2, 0][..]));
     assert_eq!(of_file.operations[0].id.ranks, [0, 1, 2].into());
     assert!(is_complete(&of_file));
-    // A file's words are the recorder's own, and the rest of its ring is empty.
+    // The words of a file are those of the recorder, and the rest of its ring is empty.
     let bytes = fs::read(file::path(&folder.0, 7, 2)).unwrap();
     let words: Vec<_> = bytes.as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word)).collect();
     let own = second.words();
     assert!(words.starts_with(&own) && words[own.len()..].iter().all(|word| *word == 0));
 }
 
-/// One more launch of the same number, whose folder an earlier run has used, keeps apart from it.
+/// A launch with the same number as one of an earlier run in the same folder does not change that run's files.
 #[test]
 fn files_of_another_run_are_not_touched() {
     let folder = Folder::new("again");
@@ -316,7 +319,7 @@ fn files_of_another_run_are_not_touched() {
     assert_eq!(
         (launches.len(), launches[0].size, launches[0].ranks.len()),
         (1, 1, 1),
-        "the other file is of a larger run"
+        "the file of rank 1 belongs to a run with two ranks"
     );
 }
 
@@ -325,25 +328,25 @@ fn what_is_no_flight_file_is_an_error() {
     let folder = Folder::new("others");
     let path = file::path(&folder.0, 0, 0);
     let text = |error: FlightError| error.to_string();
-    assert!(text(LaunchTrace::read(&folder.0).unwrap_err()).contains("burn-dtensor-flight-"), "there is no folder");
+    assert!(text(LaunchTrace::read(&folder.0).unwrap_err()).contains("burn-dtensor-flight-"), "no such folder");
     fs::create_dir(&folder.0).unwrap();
     assert!(matches!(LaunchTrace::read(&folder.0), Err(FlightError::Empty { .. })));
-    for (bytes, what) in [(vec![1; 4096], "it is no flight file"), (b"text".to_vec(), "it is no flight file")] {
+    for (bytes, what) in [(vec![1; 4096], "not a flight file"), (b"text".to_vec(), "not a flight file")] {
         fs::write(&path, bytes).unwrap();
         assert!(text(LaunchTrace::read(&folder.0).unwrap_err()).contains(what));
     }
     fs::write(&path, vec![0; 1 << 16]).unwrap();
     assert!(matches!(RankTrace::read(&path), Err(FlightError::NotBegun { .. })));
-    assert!(LaunchTrace::read(&folder.0).unwrap().is_empty(), "its rank has not begun");
+    assert!(LaunchTrace::read(&folder.0).unwrap().is_empty(), "the header is not written yet");
     drop(Recorder::new(0, &LaunchStart::new(1, 0), Some(&folder.0)).unwrap());
     let mut bytes = fs::read(&path).unwrap();
     bytes[8] = 9;
     fs::write(&path, &bytes).unwrap();
-    assert!(text(LaunchTrace::read(&folder.0).unwrap_err()).contains("it is of version 9, not 1"));
+    assert!(text(LaunchTrace::read(&folder.0).unwrap_err()).contains("the file has format version 9, not 1"));
     bytes[8] = 1;
     bytes[24] = 77;
     fs::write(&path, &bytes).unwrap();
-    assert!(text(LaunchTrace::read(&folder.0).unwrap_err()).contains("its beginning is incomplete"));
+    assert!(text(LaunchTrace::read(&folder.0).unwrap_err()).contains("the header is incomplete"));
 }
 
 #[test]
@@ -353,7 +356,7 @@ fn a_file_that_cannot_be_made_is_an_error_with_its_path() {
     let error = Recorder::new(4, &LaunchStart::new(5, 6), Some(&folder.0)).unwrap_err();
     let StartError::Flight { rank: 4, path, .. } = &error else { panic!("{error}") };
     assert_eq!(*path, folder.0.join("launch-6-rank-4.flight"));
-    assert!(error.to_string().contains("name a folder that the program may write"), "{error}");
+    assert!(error.to_string().contains("Name a folder to which the program can write ("), "{error}");
     fs::remove_file(&folder.0).unwrap();
 }
 
@@ -369,7 +372,7 @@ fn an_operation_writes_its_record_alone() {
     recorder.counted(3, 3);
     let after = recorder.words();
     let changed: Vec<_> = (0..before.len()).filter(|at| before[*at] != after[*at]).collect();
-    assert_eq!(changed.len(), 1, "the counter of operations; {changed:?}");
+    assert_eq!(changed.len(), 1, "only the counter of operations changes: {changed:?}");
     assert_eq!(after.len(), before.len() + RECORD_WORDS);
     assert_eq!(after[changed[0]], 4);
 }

@@ -10,14 +10,14 @@ use super::program_exit::ExitKind;
 use super::read::RankTrace;
 use super::record::OpOutcome;
 
-/// Operations of each rank, where nobody says how many.
+/// Default number of operations to print for each rank.
 const LAST: usize = 5;
 
 impl LaunchTrace {
-    /// All that [`Display`](fmt::Display) says, with the last `count` operations of each rank.
+    /// Returns the same text as [`Display`](fmt::Display), but with the last `count` operations of each rank.
     pub fn text(&self, count: usize) -> String {
         let mut text = String::new();
-        self.write(&mut text, count).expect("a string takes any text");
+        self.write(&mut text, count).expect("writing to a string does not fail");
         text
     }
 
@@ -28,12 +28,12 @@ impl LaunchTrace {
         match self.fault() {
             Some(fault) => writeln!(f, "  at fault: {fault}")?,
             None if self.is_over() => writeln!(f, "  every rank has returned")?,
-            None => writeln!(f, "  nothing is wrong: no rank waits for one that does not come")?,
+            None => writeln!(f, "  nothing is wrong: no rank waits for a missing rank")?,
         }
         for waiting in self.waits().iter().filter(|waiting| !waiting.missing.is_empty()) {
             let any = if waiting.is_for_any { "any of " } else { "" };
             let (rank, id, missing) = (waiting.rank, &waiting.operation.id, &waiting.missing);
-            writeln!(f, "  rank {rank} waits in {id} for {any}ranks {missing:?}, from {} on", time(waiting.since))?;
+            writeln!(f, "  rank {rank} waits in {id} for {any}ranks {missing:?}, since {}", time(waiting.since))?;
         }
         let differing = self.meetings();
         for meeting in &differing {
@@ -44,7 +44,7 @@ impl LaunchTrace {
         let here = |rank: &usize| self.rank(*rank).is_none();
         let without: Vec<_> = (0..self.size).filter(here).collect();
         if !without.is_empty() {
-            writeln!(f, "  without a file: ranks {without:?}")?;
+            writeln!(f, "  no flight file: ranks {without:?}")?;
         }
         for (flight, life) in self.ranks.iter().zip(&self.lives) {
             writeln!(f, "rank {}: {}", flight.rank, state(flight, *life))?;
@@ -63,7 +63,7 @@ impl LaunchTrace {
     }
 }
 
-/// With the last five operations of each rank.
+/// Shows the last five operations of each rank.
 impl fmt::Display for LaunchTrace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.text(LAST).trim_end())
@@ -73,10 +73,10 @@ impl fmt::Display for LaunchTrace {
 fn state(flight: &RankTrace, life: ProcessState) -> String {
     let program = match &flight.ending {
         None => match life {
-            ProcessState::Gone => "its process is gone".into(),
+            ProcessState::Gone => "its process no longer exists".into(),
             ProcessState::Stopped => "its process is stopped".into(),
-            ProcessState::Runs => "runs".into(),
-            ProcessState::Unknown => "has not ended, as far as it is written".into(),
+            ProcessState::Runs => "is running".into(),
+            ProcessState::Unknown => "has not ended, according to its file".into(),
         },
         Some(ending) => {
             let did = match ending.how {
@@ -92,14 +92,14 @@ fn state(flight: &RankTrace, life: ProcessState) -> String {
     format!("{program} (process {} of {}, {} operations)", flight.pid, flight.host, flight.posted)
 }
 
-/// Such as `at 1.204 s, waited 3.1 ms for rank 1: barrier #1 ..`.
+/// Returns a line like `#1 at 1.204 s: barrier #1 .. (done, waited 3.100 ms, last to call was rank 1)`.
 fn line(operation: &Operation) -> String {
     let waited = |until: Duration| operation.waited.map(|from| time(until.saturating_sub(from)));
     let then = match (operation.over, operation.waited) {
         (None, None) => "posted".into(),
-        (None, Some(from)) => format!("waits from {} on", time(from)),
+        (None, Some(from)) => format!("waiting since {}", time(from)),
         (Some((at, OpOutcome::Done(last))), _) => {
-            let of = if operation.id.op == crate::comm::Op::Receive { "received from" } else { "last came" };
+            let of = if operation.id.op == crate::comm::Op::Receive { "received from" } else { "last to call was" };
             let last = last.map(|rank| format!(", {of} rank {rank}")).unwrap_or_default();
             format!("done, waited {}{last}", waited(at).unwrap_or_default())
         }
@@ -111,7 +111,7 @@ fn line(operation: &Operation) -> String {
     format!("#{} at {}: {operation} ({then})", operation.index, time(operation.posted))
 }
 
-/// In three digits or so.
+/// Formats a time with a unit that fits its magnitude.
 fn time(time: Duration) -> String {
     let seconds = time.as_secs();
     match seconds {

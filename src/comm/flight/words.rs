@@ -1,4 +1,4 @@
-//! [`Words`]: the memory of a flight recorder, of this process alone or of a file.
+//! [`Words`]: memory of a flight recorder, private to the process or mapped from a file.
 
 use std::fs::File;
 use std::io;
@@ -6,28 +6,29 @@ use std::sync::atomic::AtomicU64;
 
 use memmap2::{MmapOptions, MmapRaw};
 
-/// As many 64-bit words, zero at first. Of a file they are its bytes: what is stored in one is the file's as soon as it is
-/// stored, whatever becomes of the process.
+/// A fixed number of 64-bit words, initially zero. If they are mapped from a file, a stored value is in the file
+/// immediately, however the process ends.
 #[derive(Debug)]
 pub(super) struct Words(MmapRaw);
 
-/// Bytes of a word.
+/// Number of bytes of a word.
 pub(super) const WORD: usize = size_of::<u64>();
 
 impl Words {
-    /// Of this process. Those that are never touched take no memory.
+    /// Allocates private memory. Pages that are never written use no physical memory.
     pub fn in_memory(count: usize) -> io::Result<Self> {
         Ok(Self(MmapOptions::new().len(count * WORD).map_anon()?.into()))
     }
 
-    /// The first `count` of a file, which has so many.
+    /// Maps the first `count` words of a file, which must have at least as many.
     pub fn in_file(file: &File, count: usize) -> io::Result<Self> {
         Ok(Self(MmapOptions::new().len(count * WORD).map_raw(file)?))
     }
 
+    /// Returns all words.
     pub fn all(&self) -> &[AtomicU64] {
-        // SAFETY: a mapping begins at a page, so is aligned, and is there for as long as `self`. Any bits are a number.
-        // This process touches it through here alone, by atomic operations; others only read the file.
+        // SAFETY: a mapping is page-aligned, and valid for as long as `self`. Every bit pattern is a valid number.
+        // This process accesses the mapping only here, with atomic operations; other processes only read the file.
         unsafe { std::slice::from_raw_parts(self.0.as_ptr().cast(), self.0.len() / WORD) }
     }
 }

@@ -1,4 +1,4 @@
-//! [`LedgerEntry`]: a collective that was counted.
+//! [`LedgerEntry`]: one counted collective.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -9,32 +9,33 @@ thread_local! {
     static LISTENER: Cell<Option<fn(&LedgerEntry)>> = const { Cell::new(None) };
 }
 
-/// Has `listener` told of every collective that the calling thread has counted from now on.
+/// Sets the function that is called for every collective that the calling thread counts from now on; `None` removes
+/// it.
 pub(crate) fn listen(listener: Option<fn(&LedgerEntry)>) {
     LISTENER.set(listener);
 }
 
-/// One collective that was counted.
+/// One collective that the ledger has counted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LedgerEntry {
-    /// Its place among all collectives that were counted, from 0.
+    /// Index among all counted collectives, from 0.
     pub index: u64,
-    /// What it did.
+    /// Operation of the collective.
     pub op: Op,
-    /// Number of ranks in its group.
+    /// Number of ranks in the group.
     pub group_size: usize,
     /// Payload bytes.
     pub bytes: u64,
-    /// The caller's label, such as a unit's path.
+    /// Label of the call, such as the path of a unit.
     pub label: Arc<str>,
-    /// The pass it ran in.
+    /// Pass in which it ran.
     pub phase: Phase,
 }
 
-/// What is counted of one collective.
+/// Properties of one collective that the ledger counts.
 #[derive(Debug, Clone)]
 pub(in crate::comm) struct Charge {
-    /// Its place among those that the flight recorder has noted.
+    /// Index of the operation in the flight recorder.
     pub noted: u64,
     pub op: Op,
     pub group_size: usize,
@@ -43,7 +44,7 @@ pub(in crate::comm) struct Charge {
     pub phase: Phase,
 }
 
-/// Tells the listener.
+/// Calls the listener of this thread, if there is one.
 pub(super) fn tell(index: u64, charge: &Charge) {
     if let Some(listener) = LISTENER.get() {
         let Charge { op, group_size, bytes, label, phase, .. } = charge.clone();

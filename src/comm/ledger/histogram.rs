@@ -1,11 +1,11 @@
-//! [`Histogram`]: how many waits took how long.
+//! [`Histogram`]: distribution of waiting times.
 
 use std::time::Duration;
 
-/// Under 1 us, from 1, 2, 4, .. us, and from 2^20 us, about a second, on.
+/// Number of buckets: below 1 us, from 1, 2, 4, .. us, and from 2^20 us (about a second).
 const BUCKETS: usize = 22;
 
-/// How many waits took how long, in buckets each twice as wide as the one before:
+/// Number of waits by duration, in buckets whose bounds double:
 ///
 /// ```text
 /// bucket      0     1     2     3          20            21
@@ -17,17 +17,19 @@ pub struct Histogram([u64; BUCKETS]);
 impl Histogram {
     /// Counts a wait.
     pub(super) fn add(&mut self, waiting: Duration) {
-        // The number of binary digits of the microseconds: those from 2^(n - 1) have n.
+        // The bucket is the number of binary digits of the microseconds: numbers from 2^(n - 1) to 2^n - 1 have n
+        // digits.
         let digits = (u128::BITS - waiting.as_micros().leading_zeros()) as usize;
         self.0[digits.min(BUCKETS - 1)] += 1;
     }
 
-    /// Number of waits.
+    /// Returns the number of waits.
     pub fn count(&self) -> u64 {
         self.0.iter().sum()
     }
 
-    /// Each bucket: the shortest wait in it, and the number of its waits. It ends where the next begins.
+    /// Iterates over the buckets: the shortest wait of each, and the number of its waits. A bucket ends where the
+    /// next one begins.
     pub fn iter(&self) -> impl Iterator<Item = (Duration, u64)> + '_ {
         let from = |bucket: usize| Duration::from_micros(bucket.checked_sub(1).map_or(0, |power| 1 << power));
         self.0.iter().enumerate().map(move |(bucket, count)| (from(bucket), *count))
@@ -38,14 +40,14 @@ impl Histogram {
 mod tests {
     use super::*;
 
-    /// Bucket by hand: the shortest and the longest wait of each, to the nanosecond.
+    /// Checks the bounds of each bucket, to the nanosecond.
     #[test]
     fn buckets_begin_at_powers_of_two() {
         let bucket = |nanos: u64| {
             let mut histogram = Histogram::default();
             histogram.add(Duration::from_nanos(nanos));
             assert_eq!(histogram.count(), 1);
-            let (from, _) = histogram.iter().find(|(_, count)| *count == 1).expect("it is somewhere");
+            let (from, _) = histogram.iter().find(|(_, count)| *count == 1).expect("a bucket has the wait");
             from.as_micros()
         };
         for (nanos, from) in [

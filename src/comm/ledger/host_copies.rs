@@ -1,4 +1,4 @@
-//! [`OffloadTraffic`]: what goes to and fro between host memory and a device.
+//! [`OffloadTraffic`]: copies between host memory and a device.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -6,19 +6,19 @@ use std::sync::Arc;
 use super::CallTotals;
 use super::totals::{KEYS, OTHERS};
 
-/// What units whose shards are in host memory have copied; see
+/// Copies made by units whose shards are in host memory; see
 /// [`FullyShard::with_offload`](crate::fsdp::FullyShard::with_offload).
 ///
-/// Calls are copies of some of a unit's tensors at once; bytes are of their elements.
+/// A call is one copy of several tensors of a unit; bytes are those of the tensors' elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct OffloadTraffic {
-    /// Gathered parameters, to where the rank computes.
+    /// Copies of gathered parameters to the rank's device.
     pub to_device: CallTotals,
-    /// Reduced gradients, to where the optimizer steps.
+    /// Copies of reduced gradients to host memory, where the optimizer steps.
     pub to_host: CallTotals,
 }
 
-/// A way that tensors go.
+/// Direction of a copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum CopyDirection {
     ToDevice,
@@ -43,7 +43,7 @@ impl std::iter::Sum for OffloadTraffic {
     }
 }
 
-/// By unit.
+/// Copies by unit.
 #[derive(Debug, Default)]
 pub(super) struct TrafficByUnit(pub(super) BTreeMap<Arc<str>, OffloadTraffic>);
 
@@ -65,8 +65,8 @@ mod tests {
 
     #[test]
     fn copies_between_host_and_device_are_told_by_unit() {
-        let ledger = Ledger::new(Recorder::new(0, &LaunchStart::new(2, 0), None).expect("it is in memory"));
-        assert!(!ledger.summary().to_string().contains("device"), "there are none");
+        let ledger = Ledger::new(Recorder::new(0, &LaunchStart::new(2, 0), None).expect("it has no file"));
+        assert!(!ledger.summary().to_string().contains("device"), "no copies yet");
         for (unit, way, bytes) in
             [("b", CopyDirection::ToDevice, 100), ("a", CopyDirection::ToHost, 7), ("b", CopyDirection::ToDevice, 20)]
         {
@@ -81,7 +81,7 @@ mod tests {
         assert_eq!(rows, [["to", "host", "a", "1", "7"], ["to", "device", "b", "2", "120"]].map(Vec::from));
         let json: serde_json::Value = serde_json::from_str(&ledger.to_json()).unwrap();
         assert_eq!(json["host_copies"][1]["to_device"]["bytes"], 120);
-        assert_eq!(json["bytes"], 0, "they are no collectives");
+        assert_eq!(json["bytes"], 0, "copies are not collectives");
         ledger.reset();
         assert!(ledger.host_copies().is_empty());
     }

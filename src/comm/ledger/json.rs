@@ -1,4 +1,4 @@
-//! A [`Ledger`] as JSON.
+//! Export of a [`Ledger`] as JSON.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use super::{CallTotals, Ledger, LedgerKey, OffloadTraffic, QueueDepth, Straggler
 use crate::comm::PackStats;
 
 impl Ledger {
-    /// All there is in it, as JSON:
+    /// Returns the contents of the ledger as JSON:
     ///
     /// ```text
     /// {"calls": 3, "bytes": 240,
@@ -24,8 +24,8 @@ impl Ledger {
     ///  "host_copies": [{"label": "blocks.0", "to_device": {"calls": 2, "bytes": 200}, "to_host": {"calls": 1, "bytes": 40}}, ..]}
     /// ```
     ///
-    /// Buckets of the histogram end where the next begins, see [`Histogram`](super::Histogram); stragglers are in order of
-    /// the time they were waited for.
+    /// A bucket of the histogram ends where the next one begins, see [`Histogram`](super::Histogram). Stragglers
+    /// are ordered by waiting time, longest first.
     ///
     /// ```
     /// use burn_dtensor::comm::{Launch, launch};

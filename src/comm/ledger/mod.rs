@@ -1,4 +1,4 @@
-//! [`Ledger`]: every collective of a rank, counted.
+//! [`Ledger`]: counts of all collectives of a rank.
 
 mod entry;
 mod histogram;
@@ -32,31 +32,31 @@ pub use summary::Summary;
 pub use totals::{CallTotals, LedgerKey, Snapshot};
 pub use waits::{Straggler, WaitBreakdown, Waits};
 
-/// The collectives one rank has issued: calls and bytes by operation, phase and label.
+/// Counts of the collectives that a rank has posted: calls and bytes by operation, phase and label.
 ///
-/// Bytes are payload, so that they do not depend on how a backend moves it:
+/// Bytes are payload bytes, so they do not depend on how a backend sends the data:
 ///
 /// | operation | bytes |
 /// |---|---|
-/// | all-gather, reduce-scatter | of the wholes |
+/// | all-gather, reduce-scatter | of the full tensors |
 /// | all-reduce, broadcast, scatter | of the tensors |
-/// | all-to-all | of the rank's piece |
-/// | all-to-all of lists | of what the rank gives to others |
+/// | all-to-all | of the rank's shard |
+/// | all-to-all of lists | of the tensors that the rank sends to other ranks |
 /// | barrier | 0 |
 ///
-/// A collective on a group of one rank moves nothing and is not counted. Operations, phases and labels are counted apart
-/// up to 4096 of them; labels that come later are counted together, as `(other labels)`. The last 1024
-/// collectives are kept one by one, by the [flight recorder](crate::comm::flight).
+/// A collective on a group of one rank sends nothing and is not counted. A ledger counts up to 4096 combinations of
+/// operation, phase and label separately; further labels are counted together, as `(other labels)`. The [flight
+/// recorder](crate::comm::flight) keeps the last 1024 collectives individually.
 ///
-/// | | |
+/// | method | contents |
 /// |---|---|
-/// | [`summary`](Self::summary) | one line |
+/// | [`summary`](Self::summary) | a summary in one line |
 /// | `{}` | a table of calls and bytes |
-/// | [`host_copies`](Self::host_copies) | what units whose shards are in host memory have copied |
-/// | [`waits`](Self::waits) | how long the rank has waited, in a histogram, and for whom |
-/// | [`queue_depth`](Self::queue_depth) | how many collectives are under way, and were at most |
-/// | [`to_json`](Self::to_json) | all of it, for programs |
-/// | [`flight`](Self::flight) | the last collectives: shapes, times, who came last |
+/// | [`host_copies`](Self::host_copies) | copies made by units whose shards are in host memory |
+/// | [`waits`](Self::waits) | a histogram of waiting times, and the ranks that were waited for |
+/// | [`queue_depth`](Self::queue_depth) | current and largest number of collectives in flight |
+/// | [`to_json`](Self::to_json) | everything, as JSON |
+/// | [`flight`](Self::flight) | the last collectives: shapes, times, last rank to join |
 #[derive(Debug)]
 pub struct Ledger {
     recorder: Recorder,
@@ -67,9 +67,9 @@ pub struct Ledger {
 #[derive(Debug, Default)]
 struct Book {
     totals: Snapshot,
-    /// Collectives that were counted, ever.
+    /// Number of collectives counted since the ledger was created.
     counted: u64,
-    /// Those that are forgotten.
+    /// Number of these that were counted before the last reset.
     forgotten: u64,
     waits: Waits,
     moving: Duration,
@@ -79,12 +79,12 @@ struct Book {
 }
 
 impl Ledger {
-    /// Of a rank whose operations `recorder` notes.
+    /// Creates the ledger of a rank whose operations `recorder` records.
     pub(super) fn new(recorder: Recorder) -> Self {
         Self { recorder, book: Mutex::default(), queue: InFlightCount::default() }
     }
 
-    /// What notes the rank's operations.
+    /// Returns the flight recorder of the rank.
     pub(super) fn recorder(&self) -> &Recorder {
         &self.recorder
     }
@@ -99,29 +99,29 @@ impl Ledger {
         book.counted += 1;
     }
 
-    /// Counts one more collective under way.
+    /// Counts one more collective in flight.
     pub(super) fn posted(&self) {
         self.queue.enter();
     }
 
-    /// Counts one less.
+    /// Counts one collective in flight less.
     pub(super) fn ended(&self) {
         self.queue.leave();
     }
 
-    /// Adds one wait, for `straggler` if another rank came last.
+    /// Adds one wait. `straggler` is the rank that joined last, if it was another rank.
     pub(super) fn waited(&self, waiting: Duration, moving: Duration, straggler: Option<usize>) {
         let mut book = self.book.lock();
         book.waits.add(waiting, straggler);
         book.moving += moving;
     }
 
-    /// Time spent in the collectives that have been waited for.
+    /// Returns the time spent in waits.
     pub fn spent(&self) -> WaitBreakdown {
         self.book.lock().spent()
     }
 
-    /// Each wait: how long it took, and who came last.
+    /// Returns the waits: the duration of each, and the rank that joined last.
     ///
     /// ```
     /// use burn_dtensor::comm::{Launch, launch};
@@ -130,7 +130,7 @@ impl Ledger {
     ///     world.barrier("start")?;
     ///     let waits = world.ledger().waits();
     ///     assert_eq!(waits.count(), 1);
-    ///     // One rank waited for the other, which waited for nobody.
+    ///     // One rank waited for the other, which did not wait.
     ///     let other = 1 - world.rank();
     ///     assert!(waits.straggler().is_none_or(|straggler| straggler.rank == other));
     ///     Ok(())
@@ -141,13 +141,13 @@ impl Ledger {
         self.book.lock().waits.clone()
     }
 
-    /// How many collectives are under way, those [ahead](crate::comm::Call::with_deferred) among them: posted, and
-    /// neither waited for nor dropped.
+    /// Returns the number of collectives in flight: posted, and neither waited for nor dropped.
+    /// [Deferred](crate::comm::Call::with_deferred) collectives are included.
     pub fn queue_depth(&self) -> QueueDepth {
         self.queue.depth()
     }
 
-    /// All of it in one line.
+    /// Returns a summary of the ledger, displayed in one line.
     ///
     /// ```
     /// use burn_dtensor::comm::{Launch, launch};
@@ -171,28 +171,28 @@ impl Ledger {
         Summary { total, spent: book.spent(), queue, waits: book.waits.clone(), host_copies }
     }
 
-    /// Adds what kernels have copied.
+    /// Adds copies made by kernels around collectives.
     #[cfg(feature = "cube")]
     pub(super) fn copied_by(&self, more: PackStats) {
         self.book.lock().copied += more;
     }
 
-    /// What kernels have copied around collectives.
+    /// Returns the copies made by kernels around collectives.
     pub fn copied(&self) -> PackStats {
         self.book.lock().copied
     }
 
-    /// Counts one copy of a unit's tensors between host and device.
+    /// Counts one copy of a unit's tensors between host memory and device.
     pub(crate) fn crossed(&self, unit: &Arc<str>, way: CopyDirection, bytes: u64) {
         self.book.lock().host_copies.add(unit, way, bytes);
     }
 
-    /// What units whose shards are in host memory have copied, by unit.
+    /// Returns, by unit, the copies of units whose shards are in host memory.
     pub fn host_copies(&self) -> BTreeMap<Arc<str>, OffloadTraffic> {
         self.book.lock().host_copies.0.clone()
     }
 
-    /// Notes where the tensors of a collective are.
+    /// Records the device of the tensors of a collective.
     pub(super) fn ran_on(&self, device: DispatchDevice) {
         let devices = &mut self.book.lock().devices;
         if !devices.contains(&device) {
@@ -200,7 +200,7 @@ impl Ledger {
         }
     }
 
-    /// burn's names of the backends that tensors of this rank's collectives were on, such as `flex` or
+    /// Returns burn's names of the backends of the tensors in this rank's collectives, such as `flex` or
     /// `cubecl<wgpu<wgsl>>`.
     pub fn backends(&self) -> BTreeSet<String> {
         let name = |device: &DispatchDevice| {
@@ -211,48 +211,48 @@ impl Ledger {
         self.book.lock().devices.iter().map(name).collect()
     }
 
-    /// Calls of `op`.
+    /// Returns the number of calls of `op`.
     pub fn calls(&self, op: Op) -> u64 {
         self.total(|key| key.op == op).calls
     }
 
-    /// Payload bytes of `op`.
+    /// Returns the payload bytes of `op`.
     pub fn bytes(&self, op: Op) -> u64 {
         self.total(|key| key.op == op).bytes
     }
 
-    /// Calls of `op` in `phase`.
+    /// Returns the number of calls of `op` in `phase`.
     pub fn calls_in(&self, op: Op, phase: Phase) -> u64 {
         self.total(|key| key.op == op && key.phase == phase).calls
     }
 
-    /// Payload bytes of `op` in `phase`.
+    /// Returns the payload bytes of `op` in `phase`.
     pub fn bytes_in(&self, op: Op, phase: Phase) -> u64 {
         self.total(|key| key.op == op && key.phase == phase).bytes
     }
 
-    /// Totals of the collectives whose key `select` accepts.
+    /// Returns the totals of the collectives whose key `select` accepts.
     pub fn total(&self, select: impl Fn(&LedgerKey) -> bool) -> CallTotals {
         self.book.lock().totals.total(select)
     }
 
-    /// Totals by operation and phase.
+    /// Returns the totals by operation and phase.
     pub fn by_phase(&self) -> BTreeMap<(Op, Phase), CallTotals> {
         self.book.lock().totals.grouped(|key| (key.op, key.phase))
     }
 
-    /// Totals by label.
+    /// Returns the totals by label.
     pub fn by_label(&self) -> BTreeMap<Arc<str>, CallTotals> {
         self.book.lock().totals.grouped(|key| key.label.clone())
     }
 
-    /// A copy of all totals.
+    /// Returns a copy of all totals.
     pub fn snapshot(&self) -> Snapshot {
         self.book.lock().totals.clone()
     }
 
-    /// The last collectives that were counted, oldest first, at most 1024; their labels as far as the flight recorder keeps
-    /// them, 72 bytes.
+    /// Returns the last collectives that were counted since the last [`reset`](Self::reset), oldest first, at most
+    /// 1024. Labels are truncated to 72 bytes by the flight recorder.
     pub fn recent(&self) -> Vec<LedgerEntry> {
         let forgotten = self.book.lock().forgotten;
         let entry = |operation: &Operation| {
@@ -265,7 +265,8 @@ impl Ledger {
         entries
     }
 
-    /// The rank's last collectives and messages as its flight recorder has them now, whatever was [`reset`](Self::reset).
+    /// Returns the rank's last collectives and messages from its flight recorder, including those before the last
+    /// [`reset`](Self::reset).
     ///
     /// ```
     /// use burn_dtensor::comm::{Launch, launch};
@@ -278,10 +279,10 @@ impl Ledger {
     /// # Ok::<_, burn_dtensor::Error>(())
     /// ```
     pub fn flight(&self) -> RankTrace {
-        RankTrace::of_words(&self.recorder.words()).expect("a recorder's memory begins as its file does")
+        RankTrace::of_words(&self.recorder.words()).expect("a recorder's memory has the format of its file")
     }
 
-    /// Forgets everything but the flight recorder's; collectives under way stay in the queue.
+    /// Clears the ledger, except for the flight recorder. Collectives in flight stay counted as such.
     pub fn reset(&self) {
         let mut book = self.book.lock();
         let counted = book.counted;
@@ -307,7 +308,7 @@ mod tests {
     use crate::comm::flight::{LaunchStart, Posting};
 
     fn filled() -> Ledger {
-        let recorder = Recorder::new(0, &LaunchStart::new(2, 0), None).expect("it is in memory");
+        let recorder = Recorder::new(0, &LaunchStart::new(2, 0), None).expect("it has no file");
         let sequence = recorder.sequence(&Group::new([0, 1], 0), "");
         let ledger = Ledger::new(recorder);
         let record = |op, bytes, label: &str, phase| {
@@ -362,7 +363,7 @@ mod tests {
         assert_eq!((ledger.spent(), ledger.waits()), Default::default());
         assert_eq!(ledger.snapshot(), Snapshot::default());
         assert!(ledger.recent().is_empty());
-        assert_eq!(ledger.flight().operations.len(), 3, "they have been");
+        assert_eq!(ledger.flight().operations.len(), 3, "the flight recorder is not reset");
     }
 
     #[test]
@@ -372,13 +373,13 @@ mod tests {
         assert_eq!(labels(&ledger), ["a", "a", "b"]);
         assert_eq!((ledger.recent()[2].index, ledger.recent()[2].group_size, ledger.recent()[2].bytes), (2, 2, 40));
         ledger.reset();
-        // Issued ahead of the reset: noted before, counted after.
-        let print = CallSignature::new(Op::Barrier, &"ahead".into(), Vec::new());
+        // Posted before the reset, and counted after it.
+        let print = CallSignature::new(Op::Barrier, &"deferred".into(), Vec::new());
         let posting = Posting { channel: 1, seq: 3, print: &print, phase: Phase::Other, bytes: 0, peer: None };
         let (noted, op, label) = (ledger.recorder().posted(Instant::now(), &posting), Op::Barrier, print.label.clone());
         ledger.reset();
         ledger.record(&Charge { noted, op, group_size: 2, bytes: 0, label, phase: Phase::Other });
-        assert_eq!((labels(&ledger), ledger.recent()[0].index), (vec!["ahead".to_string()], 0));
+        assert_eq!((labels(&ledger), ledger.recent()[0].index), (vec!["deferred".to_string()], 0));
     }
 
     #[test]

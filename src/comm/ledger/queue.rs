@@ -1,17 +1,17 @@
-//! [`InFlightCount`]: the collectives of a rank that are under way.
+//! [`InFlightCount`]: the number of a rank's collectives in flight.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// How many collectives a rank has posted and neither taken the result of nor dropped.
+/// Number of collectives of a rank that are in flight: posted, and neither waited for nor dropped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct QueueDepth {
-    /// At the moment.
+    /// Current number.
     pub now: u64,
-    /// The most there have been at once.
+    /// Largest number so far.
     pub most: u64,
 }
 
-/// Counts the collectives under way.
+/// Counter of the collectives in flight.
 #[derive(Debug, Default)]
 pub(super) struct InFlightCount {
     now: AtomicU64,
@@ -19,13 +19,13 @@ pub(super) struct InFlightCount {
 }
 
 impl InFlightCount {
-    /// One is posted.
+    /// Counts a posted collective.
     pub fn enter(&self) {
         let before = self.now.fetch_add(1, Ordering::Relaxed);
         self.most.fetch_max(before + 1, Ordering::Relaxed);
     }
 
-    /// One has its result, or nobody will take it.
+    /// Removes a collective that was waited for or dropped.
     pub fn leave(&self) {
         self.now.fetch_sub(1, Ordering::Relaxed);
     }
@@ -34,7 +34,7 @@ impl InFlightCount {
         QueueDepth { now: self.now.load(Ordering::Relaxed), most: self.most.load(Ordering::Relaxed) }
     }
 
-    /// Forgets all but those that are under way.
+    /// Sets the maximum to the current number.
     pub fn reset(&self) {
         self.most.store(self.now.load(Ordering::Relaxed), Ordering::Relaxed);
     }

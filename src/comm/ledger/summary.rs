@@ -5,22 +5,22 @@ use std::fmt;
 use super::units::{ByteSize, Time};
 use super::{CallTotals, OffloadTraffic, QueueDepth, WaitBreakdown, Waits};
 
-/// A ledger in one line:
+/// Summary of a ledger, displayed in one line:
 ///
 /// ```text
-/// 60 collectives, 12.6 MB; waiting 14.0 ms, moving 3.1 ms; 4 under way at most; rank 3 came last in 41 of 60 waits, 12.3 ms of 14.0 ms
+/// 60 collectives, 12.6 MB; waiting 14.0 ms, moving 3.1 ms; 4 in flight at most; rank 3 came last in 41 of 60 waits, 12.3 ms of 14.0 ms
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Summary {
-    /// All collectives.
+    /// Totals of all collectives.
     pub total: CallTotals,
-    /// Time inside waits.
+    /// Time spent in waits.
     pub spent: WaitBreakdown,
-    /// Collectives under way at once.
+    /// Number of collectives in flight.
     pub queue: QueueDepth,
-    /// Each wait.
+    /// Distribution of the waits.
     pub waits: Waits,
-    /// What all units have copied between host memory and the rank's device.
+    /// Copies of all units between host memory and the rank's device.
     pub host_copies: OffloadTraffic,
 }
 
@@ -35,7 +35,7 @@ impl fmt::Display for Summary {
         } = self;
         let plural = if *calls == 1 { "" } else { "s" };
         write!(f, "{calls} collective{plural}, {}; ", ByteSize(*bytes))?;
-        write!(f, "waiting {}, moving {}; {} under way at most", Time(*waiting), Time(*local_work), queue.most)?;
+        write!(f, "waiting {}, moving {}; {} in flight at most", Time(*waiting), Time(*local_work), queue.most)?;
         if *host_copies != OffloadTraffic::default() {
             let OffloadTraffic { to_device, to_host } = host_copies;
             write!(

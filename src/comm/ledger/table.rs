@@ -1,4 +1,4 @@
-//! The table that a [`Ledger`] displays as.
+//! Display of a [`Ledger`] as a table.
 
 use std::fmt;
 

@@ -1,20 +1,20 @@
-//! [`Snapshot`]: calls and bytes, by operation, phase and label.
+//! [`Snapshot`]: numbers of calls and bytes by operation, phase and label.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, LazyLock};
 
 use crate::comm::{Op, Phase};
 
-/// How many keys a ledger counts apart.
+/// Maximum number of keys that a ledger counts separately.
 pub(super) const KEYS: usize = 4096;
 
-/// What further labels are counted under.
+/// Label under which further keys are counted together.
 pub(super) static OTHERS: LazyLock<Arc<str>> = LazyLock::new(|| "(other labels)".into());
 
-/// Number of calls and bytes of payload.
+/// Number of calls and of payload bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct CallTotals {
-    /// Collectives made.
+    /// Number of collectives.
     pub calls: u64,
     /// Payload bytes, see [`Ledger`](super::Ledger).
     pub bytes: u64,
@@ -33,14 +33,14 @@ impl std::iter::Sum for CallTotals {
     }
 }
 
-/// What a collective is counted under.
+/// Key under which a ledger counts a collective.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct LedgerKey {
-    /// What it did.
+    /// Operation of the collective.
     pub op: Op,
-    /// The pass it ran in.
+    /// Pass in which it ran.
     pub phase: Phase,
-    /// The caller's label.
+    /// Label of the call.
     pub label: Arc<str>,
 }
 
@@ -57,17 +57,17 @@ impl Snapshot {
         self.0.entry(key).or_default().add(bytes);
     }
 
-    /// Totals of the collectives whose key `select` accepts.
+    /// Returns the totals of the collectives whose key `select` accepts.
     pub fn total(&self, select: impl Fn(&LedgerKey) -> bool) -> CallTotals {
         self.0.iter().filter(|(key, _)| select(key)).map(|(_, total)| *total).sum()
     }
 
-    /// Every key with its totals, in order of operation, phase and label.
+    /// Iterates over all keys with their totals, in order of operation, phase and label.
     pub fn iter(&self) -> impl Iterator<Item = (&LedgerKey, &CallTotals)> {
         self.0.iter()
     }
 
-    /// The totals of what `by` puts together.
+    /// Returns totals grouped by the value of `by`.
     pub(super) fn grouped<K: Ord>(&self, by: impl Fn(&LedgerKey) -> K) -> BTreeMap<K, CallTotals> {
         let mut groups = BTreeMap::new();
         for (key, total) in self.iter() {

@@ -1,12 +1,12 @@
-//! Bytes and times, as people read them.
+//! Human-readable bytes and durations.
 
 use std::fmt;
 use std::time::Duration;
 
-/// Bytes, as `12 B` or `1.5 MB`.
+/// Number of bytes, displayed as `12 B` or `1.5 MB`.
 pub(super) struct ByteSize(pub u64);
 
-/// A duration, as `12 ns` or `1.5 ms`.
+/// Duration, displayed as `12 ns` or `1.5 ms`.
 pub(super) struct Time(pub Duration);
 
 impl fmt::Display for ByteSize {
@@ -21,13 +21,14 @@ impl fmt::Display for Time {
     }
 }
 
-/// In the smallest of `units`, each a thousand of the one before, that leaves three digits before the point.
+/// Formats `number` in the smallest of `units` that leaves at most three digits before the point. Each unit is a
+/// thousand times the one before.
 fn scaled(number: u128, units: &[&str]) -> String {
     if number < 1000 {
         return format!("{number} {}", units[0]);
     }
     let (mut value, mut unit) = (number as f64 / 1e3, 1);
-    // What is displayed as 1000.0 belongs to the next.
+    // A value that would be displayed as 1000.0 uses the next unit.
     while value >= 999.95 && unit + 1 < units.len() {
         (value, unit) = (value / 1e3, unit + 1);
     }

@@ -1,4 +1,4 @@
-//! [`Waits`]: how long a rank has waited, and for whom.
+//! [`Waits`]: waiting times of a rank, and the ranks it waited for.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -8,25 +8,25 @@ use std::time::Duration;
 use super::Histogram;
 use super::units::Time;
 
-/// How many stragglers are displayed.
+/// Number of stragglers that are displayed.
 const SHOWN: usize = 8;
 
-/// Time a rank has spent inside [`Work::wait`](crate::comm::Work::wait).
+/// Time that a rank has spent inside [`Work::wait`](crate::comm::Work::wait).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct WaitBreakdown {
-    /// Waiting for the other ranks.
+    /// Time spent waiting for other ranks.
     pub waiting: Duration,
-    /// Making the result of what they brought: copies and reductions.
+    /// Time spent on copies and reductions of the ranks' contributions.
     pub local_work: Duration,
 }
 
-/// The waits of a rank: how long each took, and which rank was the last to join, for which it ended.
+/// The waits of a rank: the duration of each, and the rank that joined last, for which it waited.
 ///
-/// A wait that this rank itself came last to is in the histogram, and nobody's; so is one of an engine that does not
-/// know who came last. One may have come last, and not have been waited for: where the result was there before it was
-/// wanted. The time tells.
+/// If this rank itself was the last, or the backend does not know the last rank, the wait is counted in the
+/// histogram, but not attributed to a rank. A rank that joined last has not necessarily delayed this one, because
+/// the result may have been complete before it was requested. The waiting times show the difference.
 ///
-/// Displays as a table, and a sentence such as `rank 3 came last in 41 of 60 waits, 12.3 ms of 14.0 ms`.
+/// Displays as a table and a sentence such as `rank 3 came last in 41 of 60 waits, 12.3 ms of 14.0 ms`.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Waits {
     times: Histogram,
@@ -34,19 +34,19 @@ pub struct Waits {
     stragglers: BTreeMap<usize, Straggler>,
 }
 
-/// A rank that others wait for.
+/// A rank for which others wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Straggler {
-    /// The global rank.
+    /// Global rank of the straggler.
     pub rank: usize,
-    /// In how many waits it was the last to join.
+    /// Number of waits in which it was the last to join.
     pub waits: u64,
-    /// How long these took.
+    /// Total duration of these waits.
     pub waiting: Duration,
 }
 
 impl Waits {
-    /// Adds a wait, for `straggler` if that was another rank.
+    /// Adds a wait. `straggler` is the rank that joined last, if it was another rank.
     pub(super) fn add(&mut self, waiting: Duration, straggler: Option<usize>) {
         self.times.add(waiting);
         self.total += waiting;
@@ -58,34 +58,34 @@ impl Waits {
         }
     }
 
-    /// How many waits took how long.
+    /// Returns the distribution of the waiting times.
     pub fn times(&self) -> &Histogram {
         &self.times
     }
 
-    /// Number of waits.
+    /// Returns the number of waits.
     pub fn count(&self) -> u64 {
         self.times.count()
     }
 
-    /// Time of all waits together.
+    /// Returns the total duration of all waits.
     pub fn total(&self) -> Duration {
         self.total
     }
 
-    /// The other ranks that came last, the one waited for the longest first.
+    /// Returns the other ranks that joined last, ordered by waiting time, longest first.
     pub fn stragglers(&self) -> Vec<Straggler> {
         let mut stragglers: Vec<_> = self.stragglers.values().copied().collect();
         stragglers.sort_by_key(|straggler| Reverse(straggler.weight()));
         stragglers
     }
 
-    /// The rank waited for the longest.
+    /// Returns the rank for which this one has waited longest.
     pub fn straggler(&self) -> Option<Straggler> {
         self.stragglers.values().copied().max_by_key(Straggler::weight)
     }
 
-    /// The rank waited for the longest, in a sentence.
+    /// Returns a sentence about the rank for which this one has waited longest.
     pub(super) fn sentence(&self) -> Option<String> {
         let Straggler { rank, waits, waiting } = self.straggler()?;
         let (count, waiting, total) = (self.count(), Time(waiting), Time(self.total));
@@ -94,7 +94,7 @@ impl Waits {
 }
 
 impl Straggler {
-    /// Among equals the lower rank comes first.
+    /// Returns the sort key of stragglers: with equal times and counts, the lower rank comes first.
     fn weight(&self) -> (Duration, u64, Reverse<usize>) {
         (self.waiting, self.waits, Reverse(self.rank))
     }
@@ -125,7 +125,7 @@ impl fmt::Display for Waits {
 mod tests {
     use super::*;
 
-    /// Microseconds waited, and for whom.
+    /// Creates waits from pairs of microseconds waited and the last rank.
     fn waits(waits: &[(u64, Option<usize>)]) -> Waits {
         let mut all = Waits::default();
         waits.iter().for_each(|(micros, rank)| all.add(Duration::from_micros(*micros), *rank));

@@ -1,4 +1,4 @@
-//! All-gathers into [shared memory](super::shared_memory), as one rank calls them.
+//! All-gather into [shared memory](super::shared_memory), as one rank calls it.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -22,13 +22,14 @@ use crate::comm::process::result_buffer;
 use crate::comm::transport::SendStamp;
 use crate::comm::{CommError, TransferTiming};
 
-/// Puts a rank's part, once all have begun.
+/// First phase of a shared-memory gather. Once all ranks have started, it writes this rank's shards to the shared
+/// result.
 struct SharedMemoryGather {
     seat: OpHandleGuard,
     second: OpHandle,
-    /// Where the second half is called.
+    /// Remote ranks of the group on which the second phase is posted.
     later: Arc<RemoteGroup>,
-    /// Noted when other processes are told of the first.
+    /// Records when the call of the first phase was sent.
     taken: SendStamp,
     results: Arc<SharedMemoryResult>,
     parts: Vec<DispatchTensor>,
@@ -45,11 +46,11 @@ impl Request<()> for SharedMemoryGather {
         let Matched { parts: said, last } = engine.rendezvous.wait(ticket, deadline)?;
         let is_unwanted = said.iter().all(|deposit| deposit.common == Some(SharedMemoryMessage::Unwanted {}));
         let full_tensors = if is_unwanted { None } else { Some(results.find(engine, ticket, &said)?) };
-        // What was said has moved nothing.
+        // The messages of the first phase have moved no data.
         let begun = Instant::now();
         let placed = Completed::timed(|| {
             let Some(full_tensors) = full_tensors else { return };
-            // SAFETY: it is here, and nobody else has it.
+            // SAFETY: the region is in memory, and no other rank uses it.
             unsafe { full_tensors.put(ticket.member, &parts, || engine.carry()) };
             let shares = match full_tensors.are_common() {
                 true => later.nothing(),
@@ -65,14 +66,14 @@ impl Request<()> for SharedMemoryGather {
 }
 
 impl HostGroupBackend {
-    /// Whether what such a call gathers goes to memory in common: all ranks say the same.
+    /// Returns true if the gather uses shared memory. The answer is the same on all ranks.
     pub(super) fn gathers_in_common(&self, print: &CallSignature) -> bool {
         let ranks = self.member.group.size();
         result_buffer::pay(print.bytes(), ranks) && ContiguousLayout::of_full(&print.tensors, ranks).is_some()
     }
 
-    /// [`all_gather`](crate::comm::backend::GroupBackend::all_gather) into memory that the ranks of the group have in
-    /// common.
+    /// Posts an [`all_gather`](crate::comm::backend::GroupBackend::all_gather) into memory that the ranks of the
+    /// group share.
     pub(super) fn all_gather_in_common(
         &self,
         outlet: &Arc<RemoteGroup>,
@@ -86,9 +87,9 @@ impl HostGroupBackend {
         let parts = deposit.tensors;
         let device = self.member.home(&parts);
         let layouts =
-            ContiguousLayout::of_full(&post.print.tensors, ranks).expect("a part that goes there has a place");
+            ContiguousLayout::of_full(&post.print.tensors, ranks).expect("the caller has checked the layouts");
         let results = SharedMemoryResult::new(outlet, layouts);
-        // What else is agreed on is by the first half.
+        // All other properties are compared in the first phase.
         let agreed = CallSignature {
             tensors: Arc::new([]),
             names: None,
@@ -122,7 +123,7 @@ impl HostGroupBackend {
             move |exchange: &CollectiveInputs| {
                 let full_tensors = results.found();
                 exchange.land(&full_tensors);
-                // SAFETY: all ranks have put their parts, or they were put here.
+                // SAFETY: all ranks have written their shards, or the shards were copied here.
                 unsafe { full_tensors.take(exchange.device) }
             }
         };

@@ -1,4 +1,4 @@
-//! All-reduces in [two phases](super::two_phase_all_reduce), as one rank calls them.
+//! All-reduce in [two phases](super::two_phase_all_reduce), as one rank calls it.
 
 use std::sync::Arc;
 
@@ -21,24 +21,24 @@ use crate::comm::process::result_buffer::{self, ResultBuffer};
 use crate::comm::transport::SendStamp;
 use crate::comm::{CommError, ReduceOp};
 
-/// Bytes of a segment for each rank, which it reduces.
+/// Number of bytes of a segment that each rank reduces.
 const SEGMENT: usize = 2 << 20;
 
-/// First halves that are on their way at once.
+/// Number of first phases that are in flight at once.
 const SEGMENTS_IN_FLIGHT: usize = 2;
 
-/// Where a rank has joined the halves of an all-reduce.
+/// Phases of an all-reduce that a rank has posted.
 struct Joinings {
-    /// The first and the second half of each segment.
+    /// Handles of the first and the second phase of each segment.
     tickets: Vec<(OpHandle, OpHandle)>,
-    /// When other processes were told of the first.
+    /// Records when the call of the first phase was sent.
     taken: SendStamp,
-    /// Where all but the first are called.
+    /// Remote ranks of the group on which all phases except the first are posted.
     later: Arc<RemoteGroup>,
 }
 
 impl HostGroupBackend {
-    /// [`all_reduce`](crate::comm::backend::GroupBackend::all_reduce) in a group of several processes.
+    /// Posts an [`all_reduce`](crate::comm::backend::GroupBackend::all_reduce) in a group of several processes.
     pub(super) fn all_reduce_in_halves(
         &self,
         outlet: &Arc<RemoteGroup>,
@@ -50,7 +50,8 @@ impl HostGroupBackend {
         let shapes: Vec<_> = tensors.iter().map(DispatchTensor::shape).collect();
         let row = |(tensor, shape): (DispatchTensor, &Shape)| reshaped(tensor, Shape::from([shape.num_elements()]));
         let rows: Arc<[_]> = Contribution::new(tensors.into_iter().zip(&shapes).map(row).collect()).tensors.into();
-        // All ranks must agree on them: where each is alone in its process, which all know.
+        // All ranks must use the same segments. Only if each rank is alone in its process, all ranks know that they
+        // can.
         let segments = match outlet.processes() == ranks && result_buffer::pay(bytes, ranks) {
             true => Segment::several(&rows, SEGMENT * ranks),
             false => vec![Segment::of_all(&rows)],
@@ -95,15 +96,15 @@ impl HostGroupBackend {
         begun.into_iter().for_each(|owed| owed.bring(engine, &later));
         let finish = move |mut parts: Vec<Vec<DispatchTensor>>| {
             let full = full.or_else(|| results.map(|results| results.found()));
-            // SAFETY: the windows are all of it, and what lands in them is complete.
+            // SAFETY: the windows cover the buffer, and all shards received in them are complete.
             let full_tensors = full.map_or_else(|| parts.remove(0), |full| unsafe { full.take(&device) });
             full_tensors.into_iter().zip(shapes).map(|(full, shape)| reshaped(full, shape)).collect::<Vec<_>>()
         };
         Ok(Box::new(TwoPhaseAllReduce { deferred: None, firsts, seconds, finish }))
     }
 
-    /// Joins both halves of every segment of `rows`, the first of them with what others need of it: all at once, so that the
-    /// n-th call here belongs to the n-th of the other ranks.
+    /// Posts both phases of every segment of `rows`, the first phase of the first segment with its data. All are
+    /// posted at once, so that calls match the calls of the other ranks in order.
     fn join_halves(
         &self,
         outlet: &RemoteGroup,
@@ -115,7 +116,7 @@ impl HostGroupBackend {
         let deposit = Contribution::new(segments[0].segments_of(rows)).saying(common).there(None);
         self.note(&deposit);
         let shares = outlet.shares(&deposit, RecipientData::Parts(&segments[0].shardings()));
-        // What else is agreed on is by the first half of the first.
+        // All other properties are compared in the first phase of the first segment.
         let agreed = CallSignature {
             names: None,
             global_tensor: None,
@@ -124,7 +125,7 @@ impl HostGroupBackend {
             ..post.print.clone()
         };
         let prints = segments.iter().map(|segment| CallSignature { tensors: segment.prints(rows), ..agreed.clone() });
-        // Of each segment, but for the half that is called with the deposit.
+        // Both phases of each segment, except the one that is posted with its data.
         let late: Vec<_> = prints.flat_map(|print| [print.clone(), print]).skip(1).collect();
 
         let mut second = self.second.lock();
@@ -147,7 +148,8 @@ impl HostGroupBackend {
         Ok(Joinings { tickets, taken, later: later.clone() })
     }
 
-    /// The second half of so many `rows`: they, or nothing, where they are put in wholes.
+    /// Returns the request of a second phase. Its result is `count` rows, or nothing if they are in a result
+    /// buffer.
     fn second_half(
         &self,
         ticket: OpHandle,

@@ -1,4 +1,4 @@
-//! [`HostGroupBackend`]: the collectives of a group, as one of the ranks of this process calls them.
+//! [`HostGroupBackend`]: the collectives of a group, as a local rank calls them.
 
 use std::sync::Arc;
 
@@ -24,16 +24,16 @@ use crate::comm::{CollectivePlan, ReduceOp, ShardedTensor, TensorMeta};
 use crate::memory;
 use crate::placement::ShardSizes;
 
-/// One thread rank's place in one group.
+/// Handle of one rank on one group.
 #[derive(Debug)]
 pub(super) struct HostGroupBackend {
     pub engine: Arc<HostBackend>,
     pub member: GroupMember,
     pub key: GroupKey,
     name: &'static str,
-    /// If some of the group are in other processes.
+    /// Remote ranks of the group, if there are any.
     outlet: Option<Arc<RemoteGroup>>,
-    /// Where second halves of all-reduces are called, once there was one.
+    /// Group on which the second phases of all-reduces are posted, once there was one.
     pub second: Mutex<Option<(GroupKey, Arc<RemoteGroup>)>>,
 }
 
@@ -45,24 +45,25 @@ impl HostGroupBackend {
         Self { engine, member, key, name, outlet, second: Mutex::default() }
     }
 
-    /// The place in the same group where second halves are called.
+    /// Returns the key and the remote ranks of an internal group with the same members, on which second phases are
+    /// posted.
     pub fn second_halves(&self) -> (GroupKey, Arc<RemoteGroup>) {
-        // No program names a channel so.
+        // No program uses this name for a group.
         let name = format!("{}\0second halves", self.name);
         let key = self.engine.rendezvous.group(self.member.group.ranks(), name.clone());
-        let others = self.engine.others.as_ref().expect("there are halves among processes");
+        let others = self.engine.others.as_ref().expect("an all-reduce has two phases only among processes");
         let outlet = RemoteGroup::new(others, &self.member, name).expect("some of the group are in other processes");
         (key, Arc::new(outlet))
     }
 
-    /// Notes where a deposit is.
+    /// Records the device of a contribution in the ledger.
     pub fn note(&self, deposit: &Contribution) {
         if let Some(tensor) = deposit.tensors.first() {
             self.member.ledger.ran_on(tensor.device());
         }
     }
 
-    /// Joins the next collective of the group, whose ranks in other processes get `shares` of the deposit.
+    /// Posts the next collective of the group. `shares` is the data that other processes need of the contribution.
     fn join<T: Send + 'static>(
         &self,
         post: CallContext,
@@ -73,7 +74,8 @@ impl HostGroupBackend {
         self.join_with(post, deposit, shares, None, finish)
     }
 
-    /// The same where what others send may land in the results, of which this rank has its `own` parts.
+    /// Like [`join`](Self::join), but remote data may be received into the result, to which this rank writes its
+    /// `own` shards.
     fn join_with<T: Send + 'static>(
         &self,
         post: CallContext,
@@ -109,13 +111,13 @@ impl HostGroupBackend {
         Ok(if is_open { Box::new(Left(self.engine.leave_open(ticket, joined))) } else { joined })
     }
 
-    /// Whether what others send may land in results of so many `bytes`.
+    /// Returns true if remote data is received in place in results of `bytes` bytes.
     fn lands(&self, bytes: u64) -> bool {
         self.outlet.as_ref().is_some_and(|outlet| outlet.lands(bytes))
     }
 
-    /// This rank's `part` of a result that is where `like` is, in its element type, and of which ranks have so many
-    /// indices of `dim`, if what others send may land there.
+    /// Returns this rank's shard `part` of a result with the shape `shape`, if remote data is received in place.
+    /// The result has the device and the element type of `like`, and is split along `dim` into `lengths`, by rank.
     fn placed(
         &self,
         shape: Shape,
@@ -133,12 +135,12 @@ impl HostGroupBackend {
         Some(OwnShards::new(move || vec![part()], move || Some(vec![layout])))
     }
 
-    /// Whether a result of so many `bytes` on `device` is made by whoever comes first, this rank or the engine's hands.
+    /// Returns true if the completion thread may complete a result of `bytes` bytes on `device`.
     pub fn is_worth_hands(&self, bytes: u64, device: &Device) -> bool {
         self.outlet.is_some() && bytes >= completion_thread::WORTH && memory::is_host(device)
     }
 
-    /// What other processes need of a deposit, if there are any.
+    /// Returns the data of a contribution that other processes need, if there are any.
     fn shares(&self, deposit: &Contribution, share: RecipientData<'_>) -> Option<OutgoingData> {
         self.outlet.as_ref().map(|outlet| outlet.shares(deposit, share))
     }
@@ -260,7 +262,7 @@ impl GroupBackend for HostGroupBackend {
         Ok(Box::new(RecvRequest::new(self.engine.clone(), claim, self.member.clone())))
     }
 
-    /// Every rank reads the terms where they are; of large ones each reduces a share for all.
+    /// Every rank reads the operands in place. Of large tensors, each rank reduces a part for all.
     fn all_reduce(
         &self,
         post: CallContext,
@@ -280,7 +282,7 @@ impl GroupBackend for HostGroupBackend {
         })
     }
 
-    /// In one pass.
+    /// Copies each element once.
     fn shard_dim_all_to_all(
         &self,
         post: CallContext,
@@ -303,7 +305,7 @@ impl GroupBackend for HostGroupBackend {
         self.join_with(post, deposit, shares, own, move |exchange| exchange.recut(dim, to_dim, &to_sizes))
     }
 
-    /// Every rank reads its rows where they are.
+    /// Every rank reads its rows in place.
     fn all_to_all_v(
         &self,
         post: CallContext,
@@ -320,7 +322,7 @@ impl GroupBackend for HostGroupBackend {
         self.join_with(post, deposit, shares, own, |exchange| exchange.rows())
     }
 
-    /// Every rank reads its parts where they are.
+    /// Every rank reads its shards in place.
     fn scatter(
         &self,
         post: CallContext,

@@ -1,19 +1,23 @@
-//! [`CompletionThread`]: a thread that finishes what ranks have left open while they do something else.
+//! [`CompletionThread`]: a thread that completes requests in the background while their ranks compute.
 //!
-//! Among processes, what others have sent arrives by itself; to make a result of it, or to bring what this rank owes the
-//! others thereupon, takes a thread. The rank does it when it waits. Where it does something else for longer, the hands do:
+//! Among processes, the contributions of other ranks arrive without action of the rank. But a thread is needed to
+//! build a result from them, or to send the contribution that this rank then owes the others. The rank does so when
+//! it waits. If it computes for longer, the completion thread does:
 //!
 //! ```text
-//! rank     posts ------------ computes ------------------------ waits: takes the result
-//! courier        ... the others' parts arrive: complete
-//! hands                                       make the result
+//! rank                posts ------------ computes ------------------------ waits: takes the result
+//! transport                  ... the other contributions arrive: complete
+//! completion thread                                    builds the result
 //! ```
 //!
-//! - What a rank owes is always left to them: the others wait for it.
-//! - Results are, from [`WORTH`] bytes on and where they are made on the host. A result that is made early is there early:
-//!   of a rank that is alone in its process in place of what it is made of; of several, the results beside what they are
-//!   made of, for as long as one of them is not made. What is called ahead is left to the rank: it is not asked for yet.
-//! - They do one thing after another: a rank that comes first does its own.
+//! - Contributions that a rank owes to others are always completed in the background, because the others wait for
+//!   them.
+//! - Results are completed in the background from [`WORTH`] bytes on, if they are built on the host. An early
+//!   result takes memory early. If its rank is alone in the process, the result replaces its inputs. With several
+//!   local ranks, results exist in addition to their inputs until the last of them is built. Results of deferred
+//!   calls are left to the rank, because their data has not been requested.
+//! - The thread completes one request at a time. A rank that waits completes its own request unless the thread has
+//!   taken it.
 
 use std::collections::HashMap;
 use std::sync::mpsc::{Sender, channel};
@@ -25,14 +29,15 @@ use super::HostBackend;
 use super::match_table::{GroupKey, OpHandle};
 use super::shared_request::CompletionTask;
 
-/// Results of fewer bytes are made faster than a thread is woken.
+/// Minimum number of bytes of a result that is completed in the background. Smaller ones are built faster than a
+/// thread is woken.
 pub(super) const WORTH: u64 = 1 << 20;
 
-/// What ranks here have left open, by the group and the sequence number of what has to be complete.
+/// Requests of local ranks, by the group and the sequence number of the collective that must be complete first.
 type ByCollective = HashMap<(GroupKey, u64), Vec<Arc<dyn CompletionTask>>>;
 
-/// What ranks here have left open, and a thread for it: neither a rank's own, which goes on, nor the courier's, which
-/// carries. It ends with the engine.
+/// Requests of local ranks, and the thread that completes them. A separate thread is needed because the rank
+/// computes and the thread of the transport must keep communicating. It ends with the backend.
 #[derive(Default)]
 pub(super) struct CompletionThread {
     open: Mutex<ByCollective>,
@@ -45,18 +50,18 @@ impl CompletionThread {
         self.open.lock().entry((ticket.group, ticket.seq)).or_default().push(task);
     }
 
-    /// Finishes what nobody else sees to, now that the collective of `ticket` is complete.
+    /// Completes the requests that no thread has taken, now that the collective of `ticket` is complete.
     pub fn finish(&self, ticket: OpHandle, engine: &Weak<HostBackend>) {
         let all = self.open.lock().remove(&(ticket.group, ticket.seq)).unwrap_or_default();
         for task in all.into_iter().filter(|task| task.is_open()) {
             let thread = self.thread.get_or_init(|| start(engine.clone()));
-            thread.send(task).expect("the thread lives as long as the engine");
+            thread.send(task).expect("the thread lives as long as the backend");
         }
     }
 
-    /// Forgets what belongs to collectives that will never be complete.
+    /// Drops the requests of collectives that will never be complete.
     pub fn forget(&self) {
-        // Outside the lock.
+        // Dropped outside the lock.
         let forgotten = std::mem::take(&mut *self.open.lock());
         drop(forgotten);
     }

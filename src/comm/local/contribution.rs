@@ -1,4 +1,5 @@
-//! What each collective does with the deposits, once all are there.
+//! [`Contribution`]: what a rank contributes to a collective; and [`CollectiveInputs`]: the operations that build a
+//! rank's result from all contributions.
 
 use std::cell::Cell;
 use std::ops::Range;
@@ -21,51 +22,51 @@ use crate::comm::transport::SendStamp;
 use crate::comm::{CollectivePlan, ReduceOp, TransferTiming, backend};
 use crate::placement::ShardSizes;
 
-/// Where a deposit comes from, which says whose its memory is.
+/// Source of a contribution, which determines who owns its memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ContributionSource {
     /// A rank of this process.
     Local,
-    /// A rank of another one, for several of this.
+    /// A rank of another process; several local ranks share the data.
     RemoteShared,
-    /// A rank of another one, for one of this: that may have the memory.
+    /// A rank of another process; the data is for one local rank, which owns the memory.
     RemoteExclusive,
 }
 
-/// When a deposit came.
+/// Time at which a contribution arrived.
 #[derive(Debug, Clone, Copy)]
 struct Arrival {
-    /// From another process: its bytes were announced.
+    /// Time at which its bytes were announced, if it is from another process.
     begun: Option<Instant>,
-    /// It was there.
+    /// Time at which it was complete.
     there: Instant,
 }
 
-/// What one rank brings to a collective.
+/// Contribution of one rank to a collective.
 #[derive(Debug)]
 pub(crate) struct Contribution {
     pub tensors: Vec<DispatchTensor>,
-    /// Of an all-to-all of lists, and of what came from another process for each rank of this one: the member that each
-    /// tensor is for, ascending.
+    /// Group rank that each tensor is for, ascending. Set for an all-to-all of lists, and for remote data that
+    /// differs between the local ranks; empty otherwise.
     addressees: Vec<usize>,
-    /// Of an all-gather.
+    /// Plan of an all-gather.
     plan: Option<Arc<CollectivePlan>>,
     origin: ContributionSource,
-    /// The results in which this is, if it is there and not in `tensors`.
+    /// Result buffer that has the data, if it was received or written there instead of into `tensors`.
     result_buffer: Option<Arc<ResultBuffer>>,
     pub common: Option<SharedMemoryMessage>,
-    /// Of ranks in several processes.
+    /// Time of arrival, if there are several processes.
     came: Option<Arrival>,
-    /// All tensors in one buffer, beside themselves.
+    /// All tensors packed into one buffer, in addition to `tensors`.
     #[cfg(feature = "cube")]
     pub flat: Option<CubeTensor>,
-    /// The first member's is used.
+    /// Cache of the collective; only that of the first member is used.
     #[cfg(feature = "flex")]
     shared: host::CollectiveCache,
 }
 
 impl Contribution {
-    /// A deposit of references to `tensors`; copies only those that peers cannot read in place.
+    /// Creates a contribution of references to `tensors`. Copies only tensors that peers cannot read in place.
     pub fn new(tensors: Vec<DispatchTensor>) -> Self {
         #[cfg(feature = "flex")]
         let tensors: Vec<_> = tensors.into_iter().map(host::settle).collect();
@@ -86,46 +87,49 @@ impl Contribution {
         }
     }
 
-    /// A deposit of this rank's parts.
+    /// Creates a contribution of this rank's shards to an all-gather.
     pub fn planned(parts: Vec<DispatchTensor>, plan: Arc<CollectivePlan>) -> Self {
         Self { plan: Some(plan), ..Self::new(parts) }
     }
 
-    /// A deposit of what there is for each member.
+    /// Creates a contribution of separate tensors for each member: `parts[i]` is for group rank `i`.
     pub fn addressed(parts: Vec<Vec<DispatchTensor>>) -> Self {
         let parts = parts.into_iter().enumerate();
         let (addressees, tensors) = parts.flat_map(|(member, part)| part.into_iter().map(move |t| (member, t))).unzip();
         Self { addressees, ..Self::new(tensors) }
     }
 
-    /// What has come from a rank of another process: all of it, or the parts of these members.
+    /// Creates the contribution of a rank of another process from received tensors. They are for all local ranks,
+    /// or, if `addressees` is not empty, for these members.
     pub fn landed(addressees: Vec<usize>, tensors: Vec<DispatchTensor>) -> Self {
         let origin =
             if addressees.is_empty() { ContributionSource::RemoteShared } else { ContributionSource::RemoteExclusive };
         Self { addressees, origin, ..Self::new(tensors) }
     }
 
-    /// What is in what the only rank here gets.
+    /// Creates a contribution whose data is in the result buffer of the only local rank.
     pub fn of_result_buffer(full_tensors: Arc<ResultBuffer>) -> Self {
         Self { result_buffer: Some(full_tensors), ..Self::landed(Vec::new(), Vec::new()) }
     }
 
-    /// What has come from another process for a rank that is the only one here.
+    /// Marks received data as owned by the only local rank of the group.
     pub fn for_one(self) -> Self {
         Self { origin: ContributionSource::RemoteExclusive, ..self }
     }
 
-    /// This deposit, and what its rank says of a result in common.
+    /// Sets the message about a result in shared memory.
     pub fn saying(self, common: Option<SharedMemoryMessage>) -> Self {
         Self { common, ..self }
     }
 
-    /// This deposit, there from now on; its bytes have `begun` to come from another process.
+    /// Sets the time of arrival to now. `begun` is the time at which the bytes were announced, if they are from
+    /// another process.
     pub fn there(self, begun: Option<Instant>) -> Self {
         Self { came: Some(Arrival { begun, there: Instant::now() }), ..self }
     }
 
-    /// When these have come, if some were from other processes, of which this one's thread has `taken` up the call.
+    /// Returns the timing of the transfer, if some contributions are from other processes. `taken` records when
+    /// this process sent its own.
     pub fn carried(deposits: &[Self], taken: Option<&SendStamp>) -> Option<TransferTiming> {
         let came = deposits.iter().filter_map(|deposit| deposit.came);
         let begun = came.clone().filter_map(|came| came.begun).min()?;
@@ -133,35 +137,36 @@ impl Contribution {
         Some(TransferTiming { taken: taken.and_then(SendStamp::at), begun, complete })
     }
 
-    /// Tensor `index` of a rank that cuts wholes: `Ok` if it is this one's part already, and nothing else came.
+    /// Returns tensor `index` as `Ok` if the sender has already sliced out the shard of `member`, and the full
+    /// tensor as `Err` otherwise.
     fn shard_for(&self, member: usize, index: usize) -> Result<&DispatchTensor, &DispatchTensor> {
         if self.addressees.is_empty() { Err(&self.tensors[index]) } else { Ok(&self.parts_for(member)[index]) }
     }
 
-    /// What there is for the results of `member`.
+    /// Returns the tensors that the result of `member` is built from.
     fn for_result(&self, member: usize) -> &[DispatchTensor] {
         if self.addressees.is_empty() { &self.tensors } else { self.parts_for(member) }
     }
 
-    /// What there is for `member`.
+    /// Returns the tensors that are addressed to `member`.
     pub fn parts_for(&self, member: usize) -> &[DispatchTensor] {
         let before = |end: usize| self.addressees.partition_point(|addressee| *addressee < end);
         &self.tensors[before(member)..before(member + 1)]
     }
 }
 
-/// The deposits of a complete collective, seen from one rank.
+/// Contributions of a complete collective, as one rank uses them.
 #[derive(Debug)]
 pub(super) struct CollectiveInputs<'a> {
     pub deposits: &'a [Contribution],
     pub engine: &'a HostBackend,
-    /// The rank's.
+    /// Handle of this rank.
     pub ticket: OpHandle,
-    /// Where a tensor goes that the rank has no counterpart of.
+    /// Device for tensors without a local counterpart.
     pub device: &'a Device,
-    /// Results in which this rank's own parts are.
+    /// Result buffer that already has this rank's own shards.
     pub result_buffer: Option<&'a ResultBuffer>,
-    /// How long the rank has waited for others that make its result with it.
+    /// Time that the rank has waited for others that build its result with it.
     pub waited: Cell<Duration>,
 }
 
@@ -170,7 +175,8 @@ impl<'a> CollectiveInputs<'a> {
         Self { deposits, engine, ticket, device, result_buffer: None, waited: Cell::default() }
     }
 
-    /// What has come from other processes in its place, with what is not there yet.
+    /// Returns the results if some remote data was received in place: copies the missing contributions into the
+    /// result buffer and takes it.
     pub fn landed(&self) -> Option<Vec<DispatchTensor>> {
         if !self.are_some_elsewhere() {
             return None;
@@ -178,17 +184,17 @@ impl<'a> CollectiveInputs<'a> {
         let in_deposits = || self.deposits.iter().find_map(|deposit| deposit.result_buffer.as_deref());
         let full_tensors = self.result_buffer.or_else(in_deposits)?;
         self.land(full_tensors);
-        // SAFETY: all are there now.
+        // SAFETY: all contributions are in the buffer now.
         Some(unsafe { full_tensors.take(self.device) })
     }
 
-    /// Whether ranks of the world are in other processes. Where they are not, nobody looks at every deposit for what may have
-    /// come from there.
+    /// Returns true if ranks of the world are in other processes. If not, there is no need to search the
+    /// contributions for remote data.
     fn are_some_elsewhere(&self) -> bool {
         self.engine.others.is_some()
     }
 
-    /// Where a result belongs that all ranks get alike, if several of them are here.
+    /// Returns the owner of a result that is identical on all ranks, if several of them are local and may share it.
     #[cfg(feature = "flex")]
     fn owner(&self, keep: host::ResultRetention) -> Option<host::Owner<'_>> {
         let shelf = self.engine.shelf.as_ref()?;
@@ -196,34 +202,34 @@ impl<'a> CollectiveInputs<'a> {
         (here.take(2).count() == 2).then(|| self.deposits[0].shared.owner(shelf, self.ticket, keep, &self.waited))
     }
 
-    /// Has all be in `wholes`, in which some may have landed.
+    /// Copies all contributions into `full_tensors` that are not there yet.
     pub fn land(&self, full_tensors: &ResultBuffer) {
         if full_tensors.are_common() {
-            // Every rank has put its own.
+            // Every rank has written its own.
             return;
         }
         for (member, deposit) in self.deposits.iter().enumerate() {
             let is_there =
                 deposit.result_buffer.is_some() || (member == self.ticket.member && self.result_buffer.is_some());
             if !is_there {
-                // SAFETY: the deposits are complete, and this one's tensors are here.
+                // SAFETY: the contributions are complete, and the tensors of this one are in this process.
                 unsafe { full_tensors.put(member, deposit.for_result(self.ticket.member), || ()) };
             }
         }
     }
 
-    /// [`landed`](Self::landed), of one tensor.
+    /// Like [`landed`](Self::landed), for one tensor.
     fn landed_one(&self) -> Option<DispatchTensor> {
-        self.landed().map(|mut full_tensors| full_tensors.pop().expect("a whole"))
+        self.landed().map(|mut full_tensors| full_tensors.pop().expect("the result buffer has one tensor"))
     }
 
-    /// Every tensor, whole, from the parts that all ranks have.
+    /// Returns the full tensors of an all-gather, built from the shards of all ranks.
     pub fn gather(&self, plan: &CollectivePlan) -> Vec<DispatchTensor> {
         #[cfg(feature = "flex")]
         {
             let first = &self.deposits[0];
             let joints = || host::GatherCopyPlan::new(plan, self.deposits.len());
-            // One rank's for all: it grows with their number.
+            // One rank keeps it for all, because its size is proportional to the number of ranks.
             let joints = first.plan.as_deref().unwrap_or(plan).kept(joints);
             let parts = |deposit: &'a Contribution| deposit.tensors.iter().map(host::primitive).collect();
             let parts = first.shared.gathered(joints, || self.deposits.iter().map(parts).collect());
@@ -237,25 +243,25 @@ impl<'a> CollectiveInputs<'a> {
         plan.shardings().iter().enumerate().map(unsplit).collect()
     }
 
-    /// As many tensors, whole, of which every rank has a row.
+    /// Returns `count` one-dimensional tensors, each concatenated from the tensors of all ranks.
     pub fn joined(&self, count: usize) -> Vec<DispatchTensor> {
         let unsplit = |index| concat(self.sources(index, |tensor| full(&tensor.shape()[..])), 0, self.device);
         self.landed().unwrap_or_else(|| (0..count).map(unsplit).collect())
     }
 
-    /// This rank's part, along `to_dim`, of tensor 0 of all ranks, one after another along `dim`.
+    /// Changes the sharding of tensor 0 from `dim` to `to_dim`, and returns this rank's shard along `to_dim`.
     pub fn recut(&self, dim: usize, to_dim: usize, to_sizes: &ShardSizes) -> DispatchTensor {
         let blocks = self.deposits.iter().map(|deposit| self.shard_of(deposit, 0, to_dim, to_sizes));
         self.landed_one().unwrap_or_else(|| concat(blocks.collect(), dim, &self.home(0)))
     }
 
-    /// The tensors of `root`.
+    /// Returns the tensors of `root`.
     pub fn of_root(&self, root: usize) -> Vec<DispatchTensor> {
         let root = &self.deposits[root];
         root.tensors.iter().map(|tensor| self.own(root, tensor)).collect()
     }
 
-    /// What each rank has for this one; `own` of its own.
+    /// Returns the tensors that each rank has addressed to this one. `own` are those of this rank itself.
     pub fn addressed(&self, mut own: Vec<DispatchTensor>) -> Vec<Vec<DispatchTensor>> {
         let parts = |(member, deposit): (usize, &Contribution)| match member == self.ticket.member {
             true => std::mem::take(&mut own),
@@ -264,14 +270,15 @@ impl<'a> CollectiveInputs<'a> {
         self.deposits.iter().enumerate().map(parts).collect()
     }
 
-    /// What each rank has for this one, one after another.
+    /// Returns the rows that all ranks have addressed to this one, concatenated in group order.
     pub fn rows(&self) -> DispatchTensor {
         let rows = self.deposits.iter().flat_map(|deposit| deposit.parts_for(self.ticket.member));
         let rows = rows.map(|tensor| (tensor, full(&tensor.shape()[..])));
         self.landed_one().unwrap_or_else(|| concat(rows.collect(), 0, self.device))
     }
 
-    /// A tensor of `deposit`: itself, if no other rank has it, or it is all that there is in its memory; otherwise a copy.
+    /// Returns a tensor of `deposit` for this rank's result. It is not copied if no other rank has it, or if it may
+    /// be shared and keeps no other memory alive.
     fn own(&self, deposit: &Contribution, tensor: &DispatchTensor) -> DispatchTensor {
         #[cfg(feature = "flex")]
         let is_shared = self.engine.shelf.is_some() && host::is_alone(tensor);
@@ -285,7 +292,7 @@ impl<'a> CollectiveInputs<'a> {
         concat(vec![(tensor, full(&tensor.shape()[..]))], 0, self.device)
     }
 
-    /// This rank's part, along `dim`, of tensor `index` of `root`.
+    /// Returns this rank's shard, along `dim`, of tensor `index` of `root`.
     pub fn part(&self, index: usize, root: usize, dim: usize, unsplit: &ShardSizes) -> DispatchTensor {
         let root = &self.deposits[root];
         match root.shard_for(self.ticket.member, index) {
@@ -294,7 +301,8 @@ impl<'a> CollectiveInputs<'a> {
         }
     }
 
-    /// Where this rank's part, along `dim`, of tensor `index` of a deposit is.
+    /// Returns a tensor of a contribution and the ranges in it that are this rank's shard, along `dim`, of tensor
+    /// `index`.
     fn shard_of<'b>(
         &self,
         deposit: &'b Contribution,
@@ -308,7 +316,7 @@ impl<'a> CollectiveInputs<'a> {
         }
     }
 
-    /// This rank's part, along `dim`, of the reduction of tensor `index`.
+    /// Returns this rank's shard, along `dim`, of the reduction of tensor `index`.
     pub fn reduce_part(&self, index: usize, dim: usize, unsplit: &ShardSizes, op: ReduceOp) -> DispatchTensor {
         if self.are_some_elsewhere() && self.deposits.iter().any(|deposit| !deposit.addressees.is_empty()) {
             return self.reduce_shard(index, dim, unsplit, op);
@@ -317,7 +325,7 @@ impl<'a> CollectiveInputs<'a> {
         self.reduce(index, &slice(&shape[..], dim, self.mine(unsplit)), op)
     }
 
-    /// The same where ranks of other processes have sent no more than this rank's parts.
+    /// Like [`reduce_part`](Self::reduce_part), if ranks of other processes have sent only this rank's shards.
     fn reduce_shard(&self, index: usize, dim: usize, unsplit: &ShardSizes, op: ReduceOp) -> DispatchTensor {
         let terms = self.operands_of_shard(index, dim, unsplit);
         let ranges = full(&terms[0].shape()[..]);
@@ -330,7 +338,7 @@ impl<'a> CollectiveInputs<'a> {
         backend::reduce(&terms.iter().collect::<Vec<_>>(), &ranges, op, &self.home(index))
     }
 
-    /// Its terms: this rank's part of every rank's.
+    /// Returns the operands of a reduce-scatter: this rank's shard of tensor `index` of every rank.
     fn operands_of_shard(&self, index: usize, dim: usize, unsplit: &ShardSizes) -> Vec<DispatchTensor> {
         let term = |deposit: &Contribution| match deposit.shard_for(self.ticket.member, index) {
             Ok(part) => part.clone(),
@@ -339,11 +347,11 @@ impl<'a> CollectiveInputs<'a> {
         self.deposits.iter().map(term).collect()
     }
 
-    /// This rank's parts of the reductions of all tensors, cut along a dimension each, written where `wholes` have those of
-    /// `member`. False where they are no Flex tensors, or there is no kernel: then nothing is.
+    /// Reduces all tensors and writes this rank's shards to the region of `member` in `full_tensors`. Returns
+    /// false, and writes nothing, if the tensors are not Flex tensors or the operation has no kernel.
     ///
     /// # Safety
-    /// Nobody reads or writes there meanwhile. The parts are as long as there.
+    /// No other thread may read or write the region during the call. The shards must have the length of the region.
     pub unsafe fn reduce_into(
         &self,
         full_tensors: &ResultBuffer,
@@ -358,7 +366,7 @@ impl<'a> CollectiveInputs<'a> {
             };
             if let Some(terms) = shardings.iter().enumerate().map(terms).collect::<Option<Vec<_>>>() {
                 for (terms, at) in terms.iter().zip(full_tensors.starts(member)) {
-                    // SAFETY: the caller's.
+                    // SAFETY: the caller guarantees it.
                     unsafe { terms.reduce_into(op, at, full_tensors.bytes()) };
                 }
                 return true;
@@ -368,7 +376,7 @@ impl<'a> CollectiveInputs<'a> {
         false
     }
 
-    /// The reduction of tensor `index`.
+    /// Returns the reduction of tensor `index`.
     pub fn reduce_full(&self, index: usize, op: ReduceOp) -> DispatchTensor {
         #[cfg(feature = "flex")]
         if has_kernel(op)
@@ -390,7 +398,7 @@ impl<'a> CollectiveInputs<'a> {
         backend::reduce(&sources, ranges, op, &self.home(index))
     }
 
-    /// Tensor `index` of every rank, if they are all Flex tensors.
+    /// Returns tensor `index` of every rank, if all are Flex tensors.
     #[cfg(feature = "flex")]
     fn terms(&self, index: usize) -> Option<&'a host::ReduceOperands> {
         let terms = || self.deposits.iter().map(|deposit| host::primitive(&deposit.tensors[index])).collect();
@@ -402,24 +410,25 @@ impl<'a> CollectiveInputs<'a> {
         tensors.map(|tensor| (tensor, ranges(tensor))).collect()
     }
 
-    /// The interval that this rank holds.
+    /// Returns the interval of this rank's shard.
     fn mine(&self, unsplit: &ShardSizes) -> Range<usize> {
         unsplit.range(self.deposits.len(), self.ticket.member)
     }
 
-    /// Where tensor `index` of this rank lives.
+    /// Returns the device of this rank's tensor `index`.
     fn home(&self, index: usize) -> Device {
         let own = self.deposits[self.ticket.member].tensors.get(index);
         own.map_or_else(|| self.device.clone(), |tensor| Device::new(tensor.device()))
     }
 }
 
-/// Whether reductions of this kind have kernels; the others are burn's operations.
+/// Returns true if the reduction has a kernel; the others use burn's operations.
 pub(super) fn has_kernel(op: ReduceOp) -> bool {
     !matches!(op, ReduceOp::BitAnd | ReduceOp::BitOr | ReduceOp::BitXor | ReduceOp::PremulSum(_))
 }
 
-/// The part of `tensor` that is `range` of `dim`: where it is, if its elements are adjacent there.
+/// Returns the slice `range` of `tensor` along `dim`. It is a view if its elements are adjacent, and a copy
+/// otherwise.
 pub(super) fn part(tensor: &DispatchTensor, dim: usize, range: Range<usize>) -> DispatchTensor {
     #[cfg(feature = "flex")]
     if let Some(part) = host::adjacent(tensor, dim, range.clone()) {
@@ -433,7 +442,7 @@ fn concat(sources: Vec<(&DispatchTensor, Ranges)>, dim: usize, device: &Device) 
     {
         let host = sources[0].0.device();
         let primitives = sources.iter().map(|(tensor, ranges)| Some((host::primitive(tensor)?, ranges.clone())));
-        // What has come from another process is on the host, whatever the rank's device.
+        // Received data is on the host, whatever the rank's device is.
         if let Some(sources) = primitives.collect::<Option<Vec<_>>>()
             && host == *device.as_dispatch()
         {

@@ -1,5 +1,5 @@
-//! Gathers [in common](super::shared_memory) that were called ahead of need: each begins when its rank wants it, or
-//! another does. Until then there is no memory for it, and if none does, never.
+//! Deferred [shared-memory](super::shared_memory) gathers. A gather starts when its rank or another rank needs the
+//! result. Until then it takes no memory, and if no rank needs it, it never starts.
 
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
@@ -16,11 +16,11 @@ use super::shared_memory::SharedMemoryResult;
 use crate::comm::TransferTiming;
 use crate::comm::process::header::{PayloadDesc, SharedMemoryMessage};
 
-/// Calls that were made ahead, and have not begun.
+/// Deferred gathers that have not started, by collective.
 #[derive(Debug, Default)]
 pub(super) struct DeferredGathers(Mutex<HashMap<CollectiveKey, Beginning>>);
 
-/// How one begins.
+/// Data with which a deferred gather starts.
 #[derive(Debug)]
 struct Beginning {
     first: OpHandle,
@@ -29,7 +29,7 @@ struct Beginning {
 }
 
 impl Beginning {
-    /// Neither waits nor copies.
+    /// Starts the gather by sending this rank's message. Neither blocks nor copies.
     fn begin(self, engine: &HostBackend, wanted: bool) {
         let Self { first, outlet, results } = self;
         let word = if wanted { results.wanted(first.member) } else { SharedMemoryMessage::Unwanted {} };
@@ -39,25 +39,25 @@ impl Beginning {
     }
 }
 
-/// What others get of a word, and what is deposited here.
+/// Returns the message for the other processes, and the local contribution.
 pub(super) fn said(outlet: &RemoteGroup, word: SharedMemoryMessage) -> (OutgoingData, Contribution) {
     let common = Some(word);
     let shares = outlet.same_for_all((PayloadDesc { common, ..PayloadDesc::default() }, Vec::new()));
     (shares, Contribution::new(Vec::new()).saying(common).there(None))
 }
 
-/// A call that was made ahead, and its rank: which wants it, or drops this.
+/// A deferred gather of one rank, which either requests it or drops this.
 #[derive(Debug)]
 pub(super) struct DeferredGather {
     engine: Arc<HostBackend>,
     first: OpHandle,
-    /// Since when the rank itself wants it.
+    /// Time at which the rank requested the result.
     wanted: OnceLock<Instant>,
 }
 
 impl DeferredGather {
-    /// A rank has called the collective of `first`, to which it has yet to bring that it begins. If another has asked for
-    /// it, it does.
+    /// Registers the gather of the collective `first`, which the rank has posted without its message. If another
+    /// rank has requested the result, starts the gather.
     pub fn new(
         engine: &Arc<HostBackend>,
         first: OpHandle,
@@ -66,26 +66,27 @@ impl DeferredGather {
     ) -> Self {
         let (outlet, results) = (outlet.clone(), results.clone());
         engine.deferred_gathers.0.lock().insert((first.group, first.seq), Beginning { first, outlet, results });
-        // Who asks from now on finds it there.
+        // A rank that requests the result from now on finds the gather in the table.
         if engine.rendezvous.is_asked_for(first) {
             engine.begin_called(first, true);
         }
         Self { engine: engine.clone(), first, wanted: OnceLock::new() }
     }
 
-    /// The rank wants it.
+    /// Starts the gather because the rank needs the result.
     pub fn begin(&self) {
         self.wanted.get_or_init(Instant::now);
         self.engine.begin_called(self.first, true);
     }
 
-    /// How it was carried, as the rank sees it, who may have wanted it later than others: to it nothing has moved before.
+    /// Returns the timing as this rank sees it. If the rank requested the result later than others, no timestamp is
+    /// earlier than its request.
     pub fn seen(&self, carried: TransferTiming) -> TransferTiming {
         let since = |at: Instant| self.wanted.get().map_or(at, |wanted| at.max(*wanted));
         TransferTiming { begun: since(carried.begun), complete: since(carried.complete), ..carried }
     }
 
-    /// Whether it has not begun, and no rank has to be waited for once it does.
+    /// Returns true if the gather has not started and no rank has to be waited for once it does.
     pub fn is_all(&self) -> bool {
         let has_begun = !self.engine.deferred_gathers.0.lock().contains_key(&(self.first.group, self.first.seq));
         !has_begun && self.engine.rendezvous.have_all_called(self.first)
@@ -99,13 +100,13 @@ impl Drop for DeferredGather {
 }
 
 impl HostBackend {
-    /// Another rank has begun the collective of `ticket`, which one here may have called ahead.
+    /// Starts the gather of `ticket`, if a local rank has deferred it, because another rank has started it.
     pub(super) fn begin_deferred(&self, ticket: OpHandle) {
         self.rendezvous.ask_for(ticket);
         self.begin_called(ticket, true);
     }
 
-    /// Begins what was called ahead, if nothing has begun it before.
+    /// Starts a deferred gather, unless it was started before.
     fn begin_called(&self, ticket: OpHandle, wanted: bool) {
         let beginning = self.deferred_gathers.0.lock().remove(&(ticket.group, ticket.seq));
         if let Some(beginning) = beginning {

@@ -2,40 +2,41 @@
 
 use super::{Parts, Signature};
 
-/// When the ranks here want a result.
+/// Urgency with which local ranks need a result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Wanted {
     Later,
-    /// After one that is wanted now.
+    /// Prefetched: needed after a result that is needed now.
     Next,
     Now,
 }
 
-/// Of each member that has joined the print, and the deposit until it is handed out.
+/// For each member that has posted, its signature, and its contribution until the collective is complete.
 pub(super) type Posts<F, P> = Vec<Option<(F, Option<P>)>>;
 
 pub(super) struct MatchEntry<F, P> {
     pub(super) joined: Posts<F, P>,
-    /// The first member that has joined, in group order.
+    /// First member, in group order, that has posted.
     pub(super) first: usize,
-    /// How many members have not joined.
+    /// Number of members that have not posted.
     pub(super) expected: usize,
-    /// How many deposits are missing.
+    /// Number of contributions that are missing.
     pub(super) absent: usize,
-    /// The member whose deposit came most recently: of a complete collective the last.
+    /// Member whose contribution arrived last.
     pub(super) last: usize,
-    /// How many waits began before it was complete.
+    /// Number of waits that began before the collective was complete.
     pub(super) waits: usize,
     pub(super) parts: Option<Parts<P>>,
     pub(super) unreleased: usize,
-    /// Of what is offered.
+    /// Urgency with which offered contributions are needed.
     pub(super) wanted: Wanted,
-    /// Members whose deposits are offered, and have not been asked for.
+    /// Members whose contributions are offered and have not been requested.
     pub(super) offered: Vec<usize>,
 }
 
 impl<F: Signature, P> MatchEntry<F, P> {
-    /// For a group of `size`, of which `spare` are places that an earlier collective has left empty, or nothing.
+    /// Creates the entry of a collective of `size` ranks. `spare` is the empty vector of an earlier collective, or
+    /// a new one.
     pub(super) fn new(size: usize, spare: Posts<F, P>) -> Self {
         let mut joined = spare;
         joined.resize_with(size, || None);
@@ -53,10 +54,11 @@ impl<F: Signature, P> MatchEntry<F, P> {
         }
     }
 
-    /// If `print` differs from those present: the member to blame, and one it differs from.
+    /// If `print` differs from the signatures present, returns the member at fault and a member that it differs
+    /// from.
     ///
-    /// Everyone present agreed so far, so with two or more present `member` is the odd one out, and one of
-    /// them stands for all.
+    /// All members present agree so far. With two or more of them, `member` is therefore the one that deviates, and
+    /// it suffices to compare with one of them.
     pub(super) fn suspect(&self, member: usize, print: &F) -> Option<(usize, usize)> {
         let present = self.joined.iter().enumerate().skip(self.first);
         let present = present.filter_map(|(i, joined)| Some((i, &joined.as_ref()?.0)));
@@ -64,31 +66,31 @@ impl<F: Signature, P> MatchEntry<F, P> {
         asked.find_map(|(present, other)| print.difference(other).map(|_| (member, present)))
     }
 
-    /// Whether `member` has joined, and its deposit has yet to come.
+    /// Returns true if `member` has posted and its contribution has not arrived.
     pub(super) fn awaits(&self, member: usize) -> bool {
         self.joined.get(member).is_some_and(|joined| matches!(joined, Some((_, None)))) && self.parts.is_none()
     }
 
-    /// Adds a deposit.
+    /// Adds a contribution.
     pub(super) fn put(&mut self, member: usize, part: P) {
-        let (_, deposit) = self.joined[member].as_mut().expect("the member has joined");
+        let (_, deposit) = self.joined[member].as_mut().expect("the member has posted");
         *deposit = Some(part);
         self.absent -= 1;
         self.last = member;
     }
 
-    /// Takes the deposits that are there.
+    /// Takes the contributions that have arrived.
     pub(super) fn deposits(&mut self) -> Parts<P> {
         self.joined.iter_mut().flatten().filter_map(|(_, part)| part.take()).collect()
     }
 
-    /// Hands the deposits out once all are there.
+    /// Completes the collective if all contributions have arrived: moves them to `parts`. Returns true if so.
     pub(super) fn complete(&mut self) -> bool {
         if self.absent > 0 {
             return false;
         }
         let parts = self.joined.iter_mut().map(|joined| {
-            let (_, part) = joined.as_mut().expect("every member has joined");
+            let (_, part) = joined.as_mut().expect("every member has posted");
             part.take().expect("a collective completes once")
         });
         self.parts = Some(parts.collect());

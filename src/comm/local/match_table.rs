@@ -1,29 +1,30 @@
-//! [`MatchTable`]: who has joined which collective. Pure state: no locks, no tensors, no clock.
+//! [`MatchTable`]: matches the calls of all ranks of a group. Pure state: no locks, no tensors, no clock.
 //!
 //! Invariants, cited by number in the tests:
-//! 1. The n-th call of one rank on a group meets the n-th call of every other rank.
-//! 2. A collective is complete when every rank of its group has joined with the same fingerprint. What all ranks hold alike
-//!    is compared when the last of them has.
-//! 3. A collective's deposits are freed once every rank has taken its result or given it up, whatever
-//!    becomes of others; those of collectives that a failure leaves incomplete are freed with it.
-//! 4. The first failure is the only one: it is final, and joint for all groups.
-//! 5. A rank that waits is told at once when a rank it needs has returned or waits for it. The latter
-//!    proves a deadlock only where a rank that waits does not call: one that does is at fault, and in a
-//!    multithreaded world, where it may, nothing is claimed. Nor of a receive that takes anybody's message,
-//!    unless all others have returned.
-//! 6. A rank of another process joins in two steps: it is announced, which is all that counts in 1, 2 and 5, and its
-//!    deposit comes later, without which nothing is complete. It takes no result here. A rank that is here may join so,
-//!    too, and takes its result.
-//!    A deposit may be offered: it comes if a rank here asks for it, and is declined once all have given up.
-//! 7. Where another process decides which failure is the first, one found here ends nothing until that is known;
-//!    what ranks disagree about is never complete.
+//! 1. The n-th call of one rank on a group matches the n-th call of every other rank.
+//! 2. A collective is complete when every rank of its group has posted with the same signature and contributed.
+//!    Values that all ranks must hold identically are compared when the last rank has posted.
+//! 3. The contributions of a collective are freed once every rank has taken its result or released its handle. This
+//!    does not depend on other collectives. If a failure leaves collectives incomplete, their contributions are
+//!    freed with it.
+//! 4. The first failure is the only one: it is final, and all groups fail with it.
+//! 5. A rank that waits gets an error at once when a rank it needs has returned or waits for it. A cycle of waits
+//!    proves a deadlock only if a waiting rank cannot post. In a single-threaded world, a rank that posts while it
+//!    waits is at fault. In a multithreaded world it may do so, so no deadlock is reported. A receive from any rank
+//!    is not reported either, unless all other ranks have returned.
+//! 6. A rank of another process posts in two steps: the call is announced, which is all that counts in 1, 2 and 5,
+//!    and its contribution arrives later. Without the contribution nothing is complete. Such a rank takes no result
+//!    here. A local rank may post in two steps, too, and takes its result. A contribution may be offered on demand:
+//!    it is sent if a local rank requests it, and declined once all local ranks have released the collective.
+//! 7. If another process decides which failure is the first, a failure found here ends nothing until that is known.
+//!    A collective whose ranks disagree is never complete.
 //!
-//! Messages between two ranks are the [`P2pQueue`]'s; what ranks wait for, and in vain, is in `waits.rs`, what
-//! other processes have a part in in `board_remote.rs`.
+//! Messages between two ranks are in [`P2pQueue`]. Waits and deadlock detection are in `stalled_wait.rs`. Calls of
+//! other processes are in `match_table_remote.rs`.
 
 #[path = "match_entry.rs"]
 mod match_entry;
-#[path = "p2p_queue.rs"] // also where the model of the rendezvous includes this file
+#[path = "p2p_queue.rs"] // needed where the rendezvous model includes this file
 mod p2p_queue;
 #[path = "match_table_remote.rs"]
 mod remote;
@@ -42,20 +43,21 @@ use p2p_queue::P2pQueue;
 pub(crate) use p2p_queue::{P2pMessage, RecvHandle, RemoteMessageHandle};
 pub(crate) use stalled_wait::{StalledWait, Wait};
 
-/// What two ranks must agree on.
+/// Signature of a call: everything that the ranks must agree on.
 pub(crate) trait Signature {
-    /// The operation.
+    /// Returns the operation.
     fn op(&self) -> Op;
-    /// The caller's label.
+    /// Returns the label that the caller passed.
     fn label(&self) -> Arc<str>;
-    /// What differs, this one's value first; `None` if nothing does.
+    /// Describes the difference to `other`, with the value of `self` first; `None` if they agree.
     fn difference(&self, other: &Self) -> Option<String>;
-    /// Why a receive with this one refuses a message with `sent`; `None` if it takes it.
+    /// Returns the reason why a receive with this signature refuses a message with the signature `sent`; `None` if
+    /// it accepts it.
     fn refusal(&self, sent: &Self) -> Option<String> {
         self.difference(sent)
     }
-    /// Who holds other values than the others, of what all must hold alike: of all ranks of a collective, in group order,
-    /// who agree.
+    /// Returns the divergence if some ranks hold other values than the rest, of those that must be identical.
+    /// `prints` are the signatures of all ranks of a collective, in group order; they agree otherwise.
     fn divergence<'a>(prints: impl Iterator<Item = &'a Self> + Clone) -> Option<Divergence>
     where
         Self: 'a,
@@ -63,14 +65,14 @@ pub(crate) trait Signature {
         let _ = prints;
         None
     }
-    /// Whether every two ranks have an agreement of their own: one that agrees with a second need not agree
-    /// with a third that does.
+    /// Returns true if every two ranks agree on something separately, so that agreement is not transitive and all
+    /// pairs must be compared.
     fn is_of_pairs(&self) -> bool {
         false
     }
 }
 
-/// A group's place on the board.
+/// Key of a group in the [`MatchTable`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct GroupKey(usize);
 
@@ -80,19 +82,19 @@ impl GroupKey {
     }
 }
 
-/// One rank's part in one collective.
+/// Identifies the call of one rank in one collective.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct OpHandle {
     pub group: GroupKey,
-    /// The rank's position in the group.
+    /// Group rank of the caller.
     pub member: usize,
     pub seq: u64,
 }
 
-/// Every member's deposit, in group order.
+/// Contributions of all members, in group order.
 pub(crate) type Parts<P> = Arc<[P]>;
 
-/// What a waiting rank finds.
+/// State of an operation, as a waiting rank sees it.
 pub(crate) enum Poll<T> {
     Ready(T),
     Pending,
@@ -102,24 +104,24 @@ pub(crate) enum Poll<T> {
 pub(crate) struct MatchTable<F, P> {
     ranks: Vec<RankState>,
     groups: Vec<GroupState<F, P>>,
-    /// By name and ranks.
+    /// Keys of the groups, by name and ranks.
     keys: HashMap<Cow<'static, str>, HashMap<Arc<[usize]>, GroupKey>>,
     failure: Option<Failure>,
-    /// Another process decides which failure is the first.
+    /// True if another process decides which failure is the first.
     defers: bool,
-    /// The first failure found here, while it is not decided whether it is the first.
+    /// First failure found in this process, while another process decides which failure is the first.
     found: Option<Failure>,
-    /// Other processes do not know yet of the failure that was found here.
+    /// True if the other processes do not know the failure yet.
     untold: bool,
-    /// What every rank was doing when the first failure came.
+    /// Activity of every rank at the time of the first failure.
     scene: Vec<String>,
-    /// A rank may call and wait on several threads at once.
+    /// True if a rank may post and wait on several threads at once.
     multithreaded: bool,
-    /// How many waits have begun in collectives that are not complete.
+    /// Number of waits that have begun in collectives that are not complete.
     waits: usize,
-    /// Deposits that nobody needs any more, until [`take_freed`](Self::take_freed).
+    /// Contributions that no rank needs any more, until [`take_freed`](Self::take_freed).
     freed: Vec<Parts<P>>,
-    /// Offers that nobody needs any more, until [`take_declined`](Self::take_declined).
+    /// Offers that no rank needs any more, until [`take_declined`](Self::take_declined).
     declined: Vec<OpHandle>,
 }
 
@@ -127,7 +129,7 @@ pub(crate) struct MatchTable<F, P> {
 struct RankState {
     last: Option<CollectiveId>,
     waits: Vec<Wait>,
-    /// Waits so far.
+    /// Number of waits so far.
     begun: u64,
     returned: bool,
 }
@@ -135,14 +137,14 @@ struct RankState {
 struct GroupState<F, P> {
     ranks: Arc<[usize]>,
     next: Vec<u64>,
-    /// How many of its ranks have returned.
+    /// Number of ranks of the group that have returned.
     left: usize,
-    /// Sequence number of the oldest slot.
+    /// Sequence number of the oldest entry.
     base: u64,
     slots: VecDeque<MatchEntry<F, P>>,
-    /// Empty places for the next collective: of many ranks they are much memory.
+    /// Empty vector for the next collective, which is reused because it is large if there are many ranks.
     spare: Posts<F, P>,
-    /// Of each member; nothing before the first message.
+    /// Queue of each member; empty before the first message of the group.
     mail: Vec<P2pQueue<F, P>>,
 }
 
@@ -164,7 +166,8 @@ impl<F: Signature, P> MatchTable<F, P> {
         }
     }
 
-    /// The group of these ranks in this order and of this name; the same for all its ranks.
+    /// Returns the key of the group with these ranks, in this order, and this name. All its ranks receive the same
+    /// key.
     pub fn group(&mut self, ranks: &[usize], name: impl Into<Cow<'static, str>>) -> GroupKey {
         let named = self.keys.entry(name.into()).or_default();
         if let Some(key) = named.get(ranks) {
@@ -186,12 +189,12 @@ impl<F: Signature, P> MatchTable<F, P> {
         key
     }
 
-    /// Global ranks of a group.
+    /// Returns the global ranks of a group.
     pub fn ranks(&self, group: GroupKey) -> &Arc<[usize]> {
         &self.groups[group.0].ranks
     }
 
-    /// Keys of the groups with this rank.
+    /// Returns the keys of the groups that have this rank.
     pub fn groups_of(&self, rank: usize) -> impl Iterator<Item = GroupKey> {
         self.groups.iter().enumerate().filter(move |(_, g)| g.ranks.contains(&rank)).map(|(i, _)| GroupKey(i))
     }
@@ -200,12 +203,13 @@ impl<F: Signature, P> MatchTable<F, P> {
         self.failure.as_ref()
     }
 
-    /// What `rank` was doing at the first failure, or is doing now if there was none.
+    /// Describes the activity of `rank` at the first failure, or now if there was none.
     pub fn doing(&self, rank: usize) -> String {
         self.scene.get(rank).cloned().unwrap_or_else(|| self.describe(rank))
     }
 
-    /// Adds `member`'s deposit to its next collective of `group`. True: now complete.
+    /// Posts the next collective of `member` on `group`, with its contribution `part`. Returns true if the
+    /// collective is now complete.
     pub fn post(&mut self, group: GroupKey, member: usize, print: F, part: P) -> Result<(OpHandle, bool), CommError> {
         self.join_with(group, member, print, Some(part))
     }
@@ -243,7 +247,8 @@ impl<F: Signature, P> MatchTable<F, P> {
             None => g.diverged(seq),
         };
         if let Some(error) = error {
-            // Never complete, also while it is not decided that this ends it.
+            // The collective can never complete, also while another process decides whether this failure is the
+            // first.
             g.slots[at].absent += 1;
             self.fail(Failure::Collective(error.clone()));
             return Err(error);
@@ -252,7 +257,8 @@ impl<F: Signature, P> MatchTable<F, P> {
         Ok((ticket, self.complete(ticket)))
     }
 
-    /// Hands the deposits out once all are there, for which nobody waits any more then. True: they are.
+    /// Completes the collective if all contributions have arrived. Its waits are no longer counted then. Returns
+    /// true if so.
     fn complete(&mut self, ticket: OpHandle) -> bool {
         let slot = self.slot_mut(ticket);
         let (waits, complete) = (slot.waits, slot.complete());
@@ -262,7 +268,8 @@ impl<F: Signature, P> MatchTable<F, P> {
         complete
     }
 
-    /// Notes that `member` of `group` calls, unless it may not.
+    /// Records that `member` of `group` posts a call. Fails if the world has failed, or if the rank waits on
+    /// another thread in a single-threaded world.
     fn enter(&mut self, group: GroupKey, member: usize, id: CollectiveId) -> Result<(), CommError> {
         let rank = self.groups[group.0].ranks[member];
         if let Some(failure) = &self.failure {
@@ -276,7 +283,7 @@ impl<F: Signature, P> MatchTable<F, P> {
         Ok(())
     }
 
-    /// Whether the result of `ticket` is there.
+    /// Returns the contributions of the collective if it is complete, and its state otherwise.
     pub fn poll(&mut self, ticket: OpHandle) -> Poll<Parts<P>> {
         match &self.slot(ticket).parts {
             Some(parts) => Poll::Ready(parts.clone()),
@@ -285,12 +292,13 @@ impl<F: Signature, P> MatchTable<F, P> {
         }
     }
 
-    /// The global rank that was the last to join the collective of `ticket`, which is complete.
+    /// Returns the global rank that contributed last to a complete collective.
     pub fn last(&self, ticket: OpHandle) -> usize {
         self.groups[ticket.group.0].ranks[self.slot(ticket).last]
     }
 
-    /// The result of `ticket` has been taken, or will never be.
+    /// Releases a handle: its rank has taken the result or does not need it. After the last release, the entry is
+    /// freed.
     pub fn release(&mut self, ticket: OpHandle) {
         let g = &mut self.groups[ticket.group.0];
         let slot = &mut g.slots[(ticket.seq - g.base) as usize];
@@ -307,13 +315,13 @@ impl<F: Signature, P> MatchTable<F, P> {
         }
     }
 
-    /// What has been freed, to be dropped outside the lock.
+    /// Takes the freed contributions, which the caller drops outside the lock.
     #[must_use]
     pub fn take_freed(&mut self) -> Vec<Parts<P>> {
         std::mem::take(&mut self.freed)
     }
 
-    /// Records the first failure; later ones are ignored. Returns the one that counts, as far as is known here.
+    /// Records the first failure and ignores later ones. Returns the first failure as far as this process knows it.
     pub fn fail(&mut self, failure: Failure) -> Failure {
         if let Some(first) = self.failure.as_ref().or(self.found.as_ref()) {
             return first.clone();
@@ -327,7 +335,7 @@ impl<F: Signature, P> MatchTable<F, P> {
         failure
     }
 
-    /// Ends everything with `failure`, which is the first.
+    /// Fails the world with `failure`, which is the first.
     pub fn decide(&mut self, failure: Failure) {
         if self.failure.is_some() {
             return;
@@ -341,7 +349,7 @@ impl<F: Signature, P> MatchTable<F, P> {
         self.free_letters();
     }
 
-    /// The rank's program is over. False: it was already.
+    /// Records that the program of a rank has ended. Returns false if that was recorded before.
     pub fn returned(&mut self, rank: usize) -> bool {
         if std::mem::replace(&mut self.ranks[rank].returned, true) {
             return false;
@@ -350,32 +358,32 @@ impl<F: Signature, P> MatchTable<F, P> {
         true
     }
 
-    /// Whether the rank's program is over.
+    /// Returns true if the program of the rank has ended.
     pub fn has_returned(&self, rank: usize) -> bool {
         self.ranks[rank].returned
     }
 
-    /// Whether those of all ranks are.
+    /// Returns true if the programs of all ranks have ended.
     pub fn all_returned(&self) -> bool {
         self.ranks.iter().all(|rank| rank.returned)
     }
 
-    /// What `member` of `group` has called last.
+    /// Returns the last call that the rank of `member` has posted.
     pub fn last_call(&self, group: GroupKey, member: usize) -> Option<CollectiveId> {
         self.ranks[self.groups[group.0].ranks[member]].last.clone()
     }
 
-    /// Who has not joined.
+    /// Returns the global ranks that have not posted the collective.
     fn absent(&self, ticket: OpHandle) -> impl Iterator<Item = usize> {
         self.members(ticket, Option::is_none)
     }
 
-    /// Who has not joined, or has a deposit on its way.
+    /// Returns the global ranks whose contributions have not arrived.
     fn without_deposit(&self, ticket: OpHandle) -> impl Iterator<Item = usize> {
         self.members(ticket, |joined| joined.as_ref().is_none_or(|(_, part)| part.is_none()))
     }
 
-    /// The global ranks of members of an incomplete collective.
+    /// Returns the global ranks of an incomplete collective for whose calls `which` returns true.
     fn members(
         &self,
         ticket: OpHandle,
@@ -417,13 +425,13 @@ impl<F: Signature, P> MatchTable<F, P> {
 
 impl<F: Signature, P> GroupState<F, P> {
     fn id(&self, seq: u64, member: usize) -> CollectiveId {
-        let (print, _) = self.slots[(seq - self.base) as usize].joined[member].as_ref().expect("the member has joined");
+        let (print, _) = self.slots[(seq - self.base) as usize].joined[member].as_ref().expect("the member has posted");
         CollectiveId { op: print.op(), seq, label: print.label(), ranks: self.ranks.clone() }
     }
 
     fn mismatch(&self, seq: u64, culprit: usize, other: usize) -> CommError {
         let slot = &self.slots[(seq - self.base) as usize];
-        let print = |member: usize| &slot.joined[member].as_ref().expect("both have joined").0;
+        let print = |member: usize| &slot.joined[member].as_ref().expect("both members have posted").0;
         CommError::Mismatch {
             rank: self.ranks[culprit],
             other: self.ranks[other],
@@ -432,7 +440,8 @@ impl<F: Signature, P> GroupState<F, P> {
         }
     }
 
-    /// Why what all hold alike is not alike, once all have joined.
+    /// Returns the error if the ranks hold different values where they must be identical. Compares once all ranks
+    /// have posted.
     fn diverged(&self, seq: u64) -> Option<CommError> {
         let slot = &self.slots[(seq - self.base) as usize];
         if slot.expected > 0 {
@@ -444,13 +453,13 @@ impl<F: Signature, P> GroupState<F, P> {
 }
 
 #[cfg(test)]
-#[path = "match_table_tests.rs"] // also where the model of the rendezvous includes this file
+#[path = "match_table_tests.rs"] // needed where the rendezvous model includes this file
 mod tests;
 
 #[cfg(test)]
-#[path = "match_table_remote_tests.rs"] // also where the model of the rendezvous includes this file
+#[path = "match_table_remote_tests.rs"] // needed where the rendezvous model includes this file
 mod remote_tests;
 
 #[cfg(test)]
-#[path = "match_table_waits_tests.rs"] // also where the model of the rendezvous includes this file
+#[path = "match_table_waits_tests.rs"] // needed where the rendezvous model includes this file
 mod waits_tests;

@@ -1,5 +1,5 @@
-//! The [`MatchTable`] among several processes: ranks of others join it, and it may be another that decides which
-//! failure is the first. Its invariants 6 and 7.
+//! The [`MatchTable`] among several processes: it also holds calls of ranks of other processes, and another process
+//! may decide which failure is the first. See its invariants 6 and 7.
 
 use std::sync::Arc;
 
@@ -9,15 +9,16 @@ use super::{
 };
 
 impl<F: Signature, P> MatchTable<F, P> {
-    /// [`join`](Self::post)s for a rank of another process, whose deposit [comes later](Self::provide_data).
+    /// Like [`post`](Self::post), for a rank of another process whose contribution [arrives
+    /// later](Self::provide_data).
     pub fn post_remote(&mut self, group: GroupKey, member: usize, print: F) -> Result<OpHandle, CommError> {
         let (ticket, _) = self.join_with(group, member, print, None)?;
         self.release(ticket);
         Ok(ticket)
     }
 
-    /// [`join`](Self::post)s for a rank of this process, whose deposit [comes later](Self::provide_data): a part of the
-    /// call that it has made last, and not another.
+    /// Like [`post`](Self::post), for a local rank that [contributes later](Self::provide_data). The collective is
+    /// an internal part of the rank's last call, so that call stays the one that is reported.
     pub fn join_late(&mut self, group: GroupKey, member: usize, print: F) -> Result<OpHandle, CommError> {
         let last = self.last_call(group, member);
         let (ticket, _) = self.join_with(group, member, print, None)?;
@@ -26,32 +27,32 @@ impl<F: Signature, P> MatchTable<F, P> {
         Ok(ticket)
     }
 
-    /// [`join`](Self::post)s for a rank of this process, whose deposit [comes](Self::provide_data) once it wants the
-    /// result, or another [asks](Self::ask_for) for it.
+    /// Like [`post`](Self::post), for a local rank that [contributes](Self::provide_data) once it needs the result
+    /// or a rank of another process [does](Self::ask_for).
     pub fn post_deferred(&mut self, group: GroupKey, member: usize, print: F) -> Result<OpHandle, CommError> {
         let (ticket, _) = self.join_with(group, member, print, None)?;
         Ok(ticket)
     }
 
-    /// A rank of another process wants the result of `ticket`.
+    /// Records that a rank of another process needs the result of `ticket`.
     pub fn ask_for(&mut self, ticket: OpHandle) {
         if self.kept(ticket).is_some() {
             self.slot_mut(ticket).wanted = Wanted::Now;
         }
     }
 
-    /// Whether one does, or has. The caller has not released it.
+    /// Returns true if any rank needs the result. The caller must not have released `ticket`.
     pub fn is_asked_for(&self, ticket: OpHandle) -> bool {
         self.slot(ticket).wanted != Wanted::Later
     }
 
-    /// Whether all ranks have called the collective of `ticket`, whatever they have brought.
+    /// Returns true if all ranks have posted the collective of `ticket`, with or without their contributions.
     pub fn have_all_called(&self, ticket: OpHandle) -> bool {
         self.kept(ticket).is_none_or(|slot| slot.expected == 0)
     }
 
-    /// Whether `rank`, of another process, has called a collective whose result a rank here has yet to take, and not brought
-    /// its deposit.
+    /// Returns true if `rank`, of another process, has posted a collective without its contribution, and a local
+    /// rank has not taken the result.
     pub fn owes(&self, rank: usize) -> bool {
         self.groups.iter().any(|g| {
             let member = g.ranks.iter().position(|other| *other == rank);
@@ -60,8 +61,8 @@ impl<F: Signature, P> MatchTable<F, P> {
         })
     }
 
-    /// What is to be found out of a wait that takes long: whether ranks of other processes wait for this one. Where a rank
-    /// that waits may call, nothing is claimed.
+    /// Returns the description of a stalled wait, with which other processes search for a deadlock. Returns `None`
+    /// if a waiting rank may call on another thread, because no deadlock can be proved then.
     pub fn long_wait(&self, wait: Wait) -> Option<StalledWait> {
         if self.multithreaded || self.is_over(wait) {
             return None;
@@ -71,19 +72,20 @@ impl<F: Signature, P> MatchTable<F, P> {
         Some(StalledWait { rank, number: self.ranks[rank].begun, during: self.id(wait), needs })
     }
 
-    /// The number of the wait that a rank is in.
+    /// Returns the number of the wait that a rank is in.
     pub fn wait_of(&self, rank: usize) -> Option<u64> {
         let RankState { waits, begun, .. } = &self.ranks[rank];
         (!waits.is_empty()).then_some(*begun)
     }
 
-    /// What `rank` waits in, if it is still in its wait of this number, and needs `other`.
+    /// Returns the call that `rank` waits in, if it is still in wait `number` and needs `other`.
     pub fn still_needs(&self, rank: usize, number: u64, other: usize) -> Option<CollectiveId> {
         let wait = *self.ranks[rank].waits.last().filter(|_| self.ranks[rank].begun == number)?;
         (!self.is_over(wait) && self.needs(wait).any(|needed| needed == other)).then(|| self.id(wait))
     }
 
-    /// [`post_remote`](Self::post_remote)s a rank whose deposit comes only if it is asked for. True: it is.
+    /// Like [`post_remote`](Self::post_remote), for a contribution that is sent only on demand. Returns true if a
+    /// rank already needs it.
     pub fn post_remote_on_demand(
         &mut self,
         group: GroupKey,
@@ -100,13 +102,14 @@ impl<F: Signature, P> MatchTable<F, P> {
         Ok((ticket, asked))
     }
 
-    /// The result of `ticket` is wanted now. Returns the offers to ask for.
+    /// Marks the result of `ticket` as needed now. Returns the offers to request.
     pub fn want(&mut self, ticket: OpHandle) -> Vec<OpHandle> {
         self.ask(ticket, Wanted::Now)
     }
 
-    /// The same; once, also of the call before it that is not wanted yet. Backward wants the results of what forward has
-    /// called ahead from the last to the first: while it is at one, the next is on its way.
+    /// Like [`want`](Self::want), but also marks the latest deferred call before it, unless the result was marked
+    /// before. Backward needs the results of the calls that forward deferred from last to first. While it uses one,
+    /// the next is in flight.
     pub fn want_and_next(&mut self, ticket: OpHandle) -> Vec<OpHandle> {
         if self.slot(ticket).wanted == Wanted::Now {
             return Vec::new();
@@ -127,37 +130,38 @@ impl<F: Signature, P> MatchTable<F, P> {
         std::mem::take(&mut slot.offered).into_iter().map(|member| OpHandle { member, ..ticket }).collect()
     }
 
-    /// Whether the result of `ticket` is there, or nothing more than to be asked for.
+    /// Returns true if the result of `ticket` is available, or only offered contributions are missing.
     pub fn is_complete(&self, ticket: OpHandle) -> bool {
         let slot = self.slot(ticket);
-        // Who has not joined has offered nothing, nor has who has sent what is on its way.
+        // A member that has not posted has not offered anything, nor has one whose contribution is in flight.
         let is_all_offered =
             || slot.wanted == Wanted::Later && self.without_deposit(ticket).count() == slot.offered.len();
         self.is_over(Wait::All(ticket)) || is_all_offered()
     }
 
-    /// What a rank that was announced has called, while its deposit is awaited.
+    /// Returns the signature of a posted call whose contribution has not arrived.
     pub fn print(&self, ticket: OpHandle) -> Option<&F> {
         let joined = self.kept(ticket)?.joined.get(ticket.member)?.as_ref();
         joined.filter(|(_, part)| part.is_none()).map(|(print, _)| print)
     }
 
-    /// Whether the member of `ticket` has made the call, which others have.
+    /// Returns true if the member of `ticket` has posted the collective.
     pub fn has_joined(&self, ticket: OpHandle) -> bool {
         self.kept(ticket).is_none_or(|slot| slot.joined.get(ticket.member).is_none_or(Option::is_some))
     }
 
-    /// The slot of `ticket`: of a collective that is over nothing is kept, nor before anybody has called it.
+    /// Returns the entry of `ticket`. There is none before the first rank has posted, nor after the collective is
+    /// over.
     fn kept(&self, ticket: OpHandle) -> Option<&MatchEntry<F, P>> {
         let g = &self.groups[ticket.group.0];
         g.slots.get(ticket.seq.checked_sub(g.base)? as usize)
     }
 
-    /// Adds the deposit of a rank that was announced, or joined for later. True: now complete.
+    /// Adds the contribution of a call that was posted without one. Returns true if the collective is now complete.
     pub fn provide_data(&mut self, ticket: OpHandle, part: P) -> bool {
         let is_awaited = self.failure.is_none() && self.kept(ticket).is_some_and(|slot| slot.awaits(ticket.member));
         if !is_awaited {
-            // Nobody takes it any more.
+            // No rank takes it any more.
             self.freed.push(Arc::from([part]));
             return false;
         }
@@ -165,7 +169,7 @@ impl<F: Signature, P> MatchTable<F, P> {
         self.complete(ticket)
     }
 
-    /// Offers that nobody will ask for.
+    /// Takes the offers that no local rank will request, for which the other processes must be notified.
     #[must_use]
     pub fn take_declined(&mut self) -> Vec<OpHandle> {
         std::mem::take(&mut self.declined)
@@ -176,12 +180,13 @@ impl<F: Signature, P> MatchTable<F, P> {
         self.defers = true;
     }
 
-    /// Whether a failure has been found here of which it is not decided whether it is the first.
+    /// Returns true if this process has found a failure and does not know yet which failure is the first.
     pub fn is_undecided(&self) -> bool {
         self.failure.is_none() && self.found.is_some()
     }
 
-    /// Decides so itself, since nobody else does. What was known, and told to who is gone, others may not know.
+    /// Makes this process decide which failure is the first, because the process that decided is lost. The other
+    /// processes may not have received what was sent to that one, so they are notified in any case.
     pub fn decide_here(&mut self) {
         self.defers = false;
         if let Some(found) = self.found.clone() {
@@ -190,7 +195,7 @@ impl<F: Signature, P> MatchTable<F, P> {
         self.untold = self.failure.is_some();
     }
 
-    /// The failure that was found here, if other processes do not know it yet.
+    /// Returns the failure that this process has found, unless the other processes have been notified.
     pub fn untold(&mut self) -> Option<Failure> {
         let failure = self.failure.as_ref().or(self.found.as_ref())?;
         std::mem::replace(&mut self.untold, false).then(|| failure.clone())

@@ -1,4 +1,4 @@
-//! Tests of [`MatchTable`] where ranks of other processes join it, by its invariants.
+//! Tests of [`MatchTable`] with ranks of other processes, by its invariants.
 
 use std::sync::Weak;
 
@@ -19,7 +19,7 @@ fn panicked(rank: usize) -> Failure {
 #[test]
 fn invariant_6_nothing_is_complete_without_the_deposits_of_those_elsewhere() {
     let (mut board, group) = board(3);
-    // Member 2 runs two calls ahead; its second deposit comes first.
+    // Member 2 posts two calls before the others; its second contribution arrives first.
     let first = board.post_remote(group, 2, Name("x")).unwrap();
     let second = board.post_remote(group, 2, Name("x")).unwrap();
     assert_eq!((first.seq, second.seq), (0, 1));
@@ -30,13 +30,13 @@ fn invariant_6_nothing_is_complete_without_the_deposits_of_those_elsewhere() {
     assert_eq!(ready(&mut board, here[2].0), Some(vec![0, 1, 12]));
     assert_eq!(board.last(here[2].0), 1);
     assert!(!board.is_over(Wait::All(here[0].0)));
-    assert!(!board.is_complete(here[0].0), "what is on its way is not offered");
+    assert!(!board.is_complete(here[0].0), "a contribution in flight is not offered");
     assert!(board.provide_data(first, 2));
     assert_eq!(ready(&mut board, here[0].0), Some(vec![0, 1, 2]));
-    assert_eq!(board.last(here[0].0), 2, "whose deposit came last");
+    assert_eq!(board.last(here[0].0), 2, "its contribution arrived last");
     let (over, _) = here[0];
     here.into_iter().for_each(|(ticket, _)| board.release(ticket));
-    assert!(board.groups[0].slots.is_empty(), "those elsewhere take no result here");
+    assert!(board.groups[0].slots.is_empty(), "remote ranks take no result here");
     assert!(board.have_all_called(over) && board.has_joined(over) && board.print(over).is_none(), "nothing is kept");
 }
 
@@ -45,16 +45,16 @@ fn invariant_6_who_has_called_owes_its_deposit_to_those_who_have_yet_to_take_the
     let (mut board, group) = board(3);
     let [elsewhere, deferred] = [2, 1].map(|member| board.post_remote(group, member, Name("x")).unwrap());
     let owing = |board: &Plain| [0, 1, 2].map(|rank| board.owes(rank));
-    assert_eq!(owing(&board), [false, true, true], "to the one who has yet to call");
+    assert_eq!(owing(&board), [false, true, true], "rank 0, which has not posted yet, needs them");
     let (here, _) = board.post(group, 0, Name("x"), 0).unwrap();
     board.provide_data(elsewhere, 2);
     assert_eq!(owing(&board), [false, true, false]);
     board.release(here);
-    assert_eq!(owing(&board), [false; 3], "nobody wants it");
+    assert_eq!(owing(&board), [false; 3], "no rank needs it");
     board.provide_data(deferred, 1);
 }
 
-/// Of whom their deposits are on their way, and of one that is offered.
+/// Tests contributions that are in flight, and one that is offered.
 #[test]
 fn invariant_7_replicated_values_are_compared_with_remote_ones() {
     for defers in [false, true] {
@@ -76,7 +76,8 @@ fn invariant_7_replicated_values_are_compared_with_remote_ones() {
     }
 }
 
-/// It owes the others its deposit, and they wait for it as for those elsewhere; to its own reports that is no other call.
+/// The rank owes its contribution to the others, which wait for it as for a remote rank. Its reports do not name
+/// this internal call.
 #[test]
 fn invariant_6_a_rank_here_joins_before_its_deposit_is_there() {
     let (mut board, group) = board(2);
@@ -95,10 +96,10 @@ fn who_is_announced_is_not_missed_though_it_returns_and_is_named_once_time_is_up
     let (mut board, group) = board(3);
     let (ticket, _) = board.post(group, 0, Name("x"), 0).unwrap();
     let elsewhere = board.post_remote(group, 2, Name("x")).unwrap();
-    assert_eq!(board.missing(Wait::All(ticket)), [1, 2], "the deposit of rank 2 is on its way");
+    assert_eq!(board.missing(Wait::All(ticket)), [1, 2], "the contribution of rank 2 is in flight");
     assert!(board.returned(2));
     board.begin_wait(Wait::All(ticket));
-    assert!(board.failure().is_none(), "rank 2 has joined");
+    assert!(board.failure().is_none(), "rank 2 has posted");
     board.provide_data(elsewhere, 2);
     assert_eq!(board.missing(Wait::All(ticket)), [1]);
     assert!(board.returned(1) && !board.returned(1));
@@ -107,7 +108,7 @@ fn who_is_announced_is_not_missed_though_it_returns_and_is_named_once_time_is_up
     assert_eq!(rank, 1);
 }
 
-/// Ranks 0 and 1 wait for each other in turn; a rank elsewhere that both need is no part of it.
+/// Ranks 0 and 1 wait for each other. A remote rank that both need is not part of the cycle.
 #[test]
 fn invariant_5_holds_among_the_ranks_that_are_here() {
     let mut board = Plain::new(3, false);
@@ -125,7 +126,7 @@ fn invariant_5_holds_among_the_ranks_that_are_here() {
     assert_eq!(waits.len(), 2);
 }
 
-/// Counts of waits are given back by the deposit that completes.
+/// The contribution that completes the collective ends the counted waits.
 #[test]
 fn a_wait_that_a_late_deposit_ends_is_counted_no_longer() {
     let (mut board, group) = board(2);
@@ -179,19 +180,19 @@ fn invariant_7_what_is_found_here_ends_nothing_until_it_is_decided() {
     assert!(board.post(group, 1, Name("y"), 1).is_err());
     assert!(board.is_undecided() && !board.is_over(wait));
     assert!(matches!(board.untold(), Some(Failure::Collective(CommError::Mismatch { rank: 1, .. }))));
-    assert!(board.untold().is_none(), "once is enough");
-    // Found later, it is not told.
+    assert!(board.untold().is_none(), "it is reported once");
+    // A later failure is not reported.
     board.fail(panicked(0));
     assert!(board.untold().is_none());
-    // What they disagree about is never complete.
+    // A collective whose ranks disagree is never complete.
     let elsewhere = board.post_remote(group, 2, Name("x")).unwrap();
     assert!(!board.provide_data(elsewhere, 2) && !board.is_over(wait));
     board.decide(panicked(7));
     assert!(!board.is_undecided() && board.is_over(wait));
     assert!(matches!(board.failure(), Some(Failure::Panicked { rank: 7, .. })));
-    assert!(board.untold().is_none(), "who has decided has told");
+    assert!(board.untold().is_none(), "the process that decides has notified the others");
     board.decide(panicked(8));
-    assert!(matches!(board.failure(), Some(Failure::Panicked { rank: 7, .. })), "the first is the only one");
+    assert!(matches!(board.failure(), Some(Failure::Panicked { rank: 7, .. })), "the first failure is the only one");
 }
 
 #[test]
@@ -202,7 +203,7 @@ fn invariant_7_without_a_decision_the_process_decides_by_itself() {
     assert!(board.untold().is_some() && board.untold().is_none());
     board.decide_here();
     assert!(matches!(board.failure(), Some(Failure::Panicked { rank: 1, .. })));
-    assert!(board.untold().is_some(), "who would have told the others was told alone");
+    assert!(board.untold().is_some(), "only the process that is lost was notified before");
     let (mut board, _) = super::tests::board(2);
     board.defer();
     board.decide_here();
@@ -217,13 +218,13 @@ fn invariant_6_data_on_demand_is_pulled_once_a_rank_needs_it() {
     let (first, asked) = board.post_remote_on_demand(group, 2, Name("x")).unwrap();
     assert!(!asked);
     let here = [0, 1].map(|member| board.post(group, member, Name("x"), member).unwrap().0);
-    assert!(board.is_complete(here[0]) && !board.is_over(Wait::All(here[0])), "nobody need be waited for");
+    assert!(board.is_complete(here[0]) && !board.is_over(Wait::All(here[0])), "no rank needs to be waited for");
     assert_eq!(board.want(here[1]), [first]);
     assert!(!board.is_complete(here[0]));
-    assert!(board.want(here[0]).is_empty() && board.want_and_next(here[0]).is_empty(), "once");
+    assert!(board.want(here[0]).is_empty() && board.want_and_next(here[0]).is_empty(), "it is requested once");
     assert!(board.provide_data(first, 2));
     assert_eq!(ready(&mut board, here[0]), Some(vec![0, 1, 2]));
-    // Where it is wanted already.
+    // If the result is needed before the offer arrives.
     let (ticket, _) = board.post(group, 0, Name("x"), 0).unwrap();
     assert!(board.want(ticket).is_empty());
     assert!(board.post_remote_on_demand(group, 2, Name("x")).unwrap().1);
@@ -237,7 +238,7 @@ fn with_a_call_that_is_wanted_the_one_before_it_is_asked_for() {
     board.release(here[2]);
     assert_eq!(board.want_and_next(here[4]), [offers[4], offers[3]]);
     assert!(board.want_and_next(here[4]).is_empty());
-    assert_eq!(board.want_and_next(here[3]), [offers[1]], "what was given up is not");
+    assert_eq!(board.want_and_next(here[3]), [offers[1]], "a released call is not requested");
     assert_eq!(board.want_and_next(here[0]), [offers[0]]);
     assert!(board.want_and_next(here[1]).is_empty());
 }
@@ -252,7 +253,7 @@ fn invariant_6_an_offer_is_declined_once_all_have_given_up() {
     board.release(here[1]);
     assert_eq!(board.take_declined(), [offer]);
     assert!(board.take_declined().is_empty());
-    // Those that come later, too.
+    // Offers that arrive later are also declined.
     let here = [0, 1].map(|member| board.post(group, member, Name("x"), member).unwrap().0);
     here.into_iter().for_each(|ticket| board.release(ticket));
     let (offer, asked) = board.post_remote_on_demand(group, 2, Name("x")).unwrap();
@@ -260,7 +261,7 @@ fn invariant_6_an_offer_is_declined_once_all_have_given_up() {
     assert_eq!(board.take_declined(), [offer]);
 }
 
-/// As by a process that sends what nobody has asked it for.
+/// For example from a process that sends unrequested data.
 #[test]
 fn a_contribution_that_no_rank_awaits_changes_nothing() {
     let (mut board, group) = board(2);
@@ -294,7 +295,8 @@ mod messages {
         }
     }
 
-    /// Also of anybody: the message that was announced first is the first, whosever contents come first.
+    /// Also for a receive from any rank: the message that was announced first is received first, even if another
+    /// message's data arrives first.
     #[test]
     fn are_taken_in_the_order_in_which_they_are_announced() {
         let (mut board, group) = board(3);
@@ -303,7 +305,7 @@ mod messages {
         let second = board.announce_letter(group, 0, letter(2, 0)).unwrap();
         let third = board.announce_letter(group, 0, letter(1, 0)).unwrap();
         assert!(board.fill_letter(second, 20));
-        assert!(!board.fill_letter(third, 11), "nobody waits for it");
+        assert!(!board.fill_letter(third, 11), "no rank waits for it");
         assert!(!board.is_over(Wait::Message(claims[0])) && arrived(&mut board, claims[0]).is_none());
         assert_eq!(arrived(&mut board, claims[1]), Some((2, 20)));
         assert!(board.fill_letter(first, 10));

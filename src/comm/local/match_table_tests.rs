@@ -6,7 +6,7 @@ use crate::comm::{Digests, ReplicatedValue};
 
 use super::*;
 
-/// An operation and a label; two labels differ.
+/// A signature of an operation and a label; signatures with two labels differ.
 #[derive(Debug, Clone)]
 pub(super) struct Name(pub &'static str);
 
@@ -41,14 +41,14 @@ fn ready(board: &mut Plain, ticket: OpHandle) -> Option<Vec<usize>> {
 }
 
 pub(super) fn failure(board: &Plain) -> CommError {
-    board.failure().expect("it has failed").error(None)
+    board.failure().expect("the world has failed").error(None)
 }
 
 #[test]
 fn invariants_1_and_2_nth_calls_meet_and_complete_with_the_last() {
     let (mut board, group) = board(3);
     let mut tickets = [Vec::new(), Vec::new(), Vec::new()];
-    // Rank 0 runs three calls ahead.
+    // Rank 0 posts three calls before the others.
     for member in [0, 0, 0, 1, 2, 2, 1, 1, 2] {
         let nth = tickets[member].len();
         let (ticket, complete) = board.post(group, member, Name("x"), 10 * nth + member).unwrap();
@@ -68,7 +68,7 @@ fn the_last_to_join_is_named_by_its_global_rank() {
     let mut board = Plain::new(4, false);
     let group = board.group(&[3, 0, 2], "");
     let mut tickets = Vec::new();
-    // Member 1 runs ahead: the first call ends with member 2, the second with member 0.
+    // Member 1 posts both calls first: the first call ends with member 2, the second with member 0.
     for member in [1, 1, 0, 2, 2, 0] {
         tickets.push(board.post(group, member, Name("x"), 0).unwrap().0);
     }
@@ -76,7 +76,7 @@ fn the_last_to_join_is_named_by_its_global_rank() {
     assert_eq!(tickets.iter().map(last).collect::<Vec<_>>(), [2, 3, 2, 2, 3, 3]);
 }
 
-/// Deposits that are nothing but alive, and a look at whether they still are.
+/// A table whose contributions are only counted references, to check which of them are alive.
 struct Watched(MatchTable<Name, Arc<()>>, GroupKey, Vec<Vec<Weak<()>>>);
 
 impl Watched {
@@ -86,7 +86,7 @@ impl Watched {
         Self(board, group, Vec::new())
     }
 
-    /// The next collective, joined by its first `joined` ranks.
+    /// Posts the next collective on its first `joined` ranks.
     fn join(&mut self, joined: usize) -> Vec<OpHandle> {
         let parts: Vec<_> = (0..joined).map(|_| Arc::new(())).collect();
         self.2.push(parts.iter().map(Arc::downgrade).collect());
@@ -94,7 +94,7 @@ impl Watched {
         parts.into_iter().enumerate().map(join).collect()
     }
 
-    /// For each collective whether its deposits are alive, once the freed ones have been dropped.
+    /// Drops the freed contributions, and returns for each collective whether its contributions are alive.
     fn alive(&mut self) -> Vec<bool> {
         drop(self.0.take_freed());
         self.2.iter().map(|parts| parts.iter().any(|part| part.upgrade().is_some())).collect()
@@ -105,7 +105,7 @@ impl Watched {
 fn invariant_3_deposits_go_when_all_have_taken_theirs() {
     let mut watched = Watched::new();
     let tickets: Vec<_> = (0..3).flat_map(|_| watched.join(2)).collect();
-    // The collectives in the middle and at the end are released first, and wait for nobody.
+    // The collectives in the middle and at the end are released first, and do not wait for others.
     for (ticket, alive) in [
         (2, [true, true, true]),
         (3, [true, false, true]),
@@ -118,7 +118,7 @@ fn invariant_3_deposits_go_when_all_have_taken_theirs() {
         assert_eq!(watched.alive(), alive, "after ticket {ticket}");
     }
     assert!(watched.0.groups[0].slots.is_empty());
-    // One that is never released keeps nothing of those after it.
+    // A collective that is never released does not keep later ones alive.
     watched.join(2);
     let later = watched.join(2);
     later.into_iter().for_each(|ticket| watched.0.release(ticket));
@@ -140,7 +140,7 @@ fn invariant_3_a_failure_frees_what_it_leaves_incomplete() {
     assert_eq!(watched.alive(), [false, false]);
 }
 
-/// Also where the last one to come is the one that differs: nobody is absent then.
+/// Also if the last rank to post is the one that differs, so that no rank is absent.
 #[test]
 fn invariant_3_a_mismatch_frees_what_it_is_about() {
     let mut watched = Watched::new();
@@ -187,7 +187,7 @@ fn of_three_ranks_the_one_outside_the_majority_is_named() {
     let error = board.post(group, 2, Name("y"), 0).unwrap_err();
     let CommError::Mismatch { rank, other, differs, .. } = &error else { panic!("{error}") };
     assert_eq!((*rank, *other, differs.as_str()), (2, 0, "label `y` vs `x`"));
-    assert_eq!(board.post(group, 1, Name("x"), 0).unwrap_err(), error, "who comes later sees the same");
+    assert_eq!(board.post(group, 1, Name("x"), 0).unwrap_err(), error, "a later rank gets the same error");
 }
 
 #[test]
@@ -211,7 +211,8 @@ fn doing_is_what_it_was_at_the_failure() {
     assert_eq!(board.doing(0), "waiting in barrier #0 `x` on ranks [0, 1, 2] for ranks [1, 2]");
 }
 
-/// What a rank expects of each of the others, by its place: two agree if both expect the same of each other.
+/// Values that a rank expects of each other rank, by group rank. Two ranks agree if both expect the same of each
+/// other.
 struct Expects(usize, [u8; 3]);
 
 impl Signature for Expects {
@@ -239,13 +240,13 @@ fn invariant_2_agreements_of_pairs_are_checked_with_all_who_are_there() {
     let group = board.group(&[0, 1, 2], "");
     board.post(group, 0, Expects(0, [0, 1, 2]), 0).unwrap();
     board.post(group, 1, Expects(1, [1, 0, 3]), 0).unwrap();
-    // It agrees with the first that is there, and not with the second.
+    // Rank 2 agrees with the first rank that has posted, and not with the second.
     let error = board.post(group, 2, Expects(2, [2, 4, 0]), 0).unwrap_err();
     let CommError::Mismatch { rank: 2, other: 1, differs, .. } = &error else { panic!("{error}") };
     assert_eq!(differs, "4 vs 3");
 }
 
-/// What a rank holds.
+/// Values that a rank holds, to be compared with those of other ranks.
 pub(super) struct Holds(Vec<Digests>);
 
 impl Holds {
@@ -273,7 +274,7 @@ impl Signature for Holds {
     }
 }
 
-/// Whoever comes first and last: only then is it known who is at fault.
+/// In any order of ranks: the rank at fault is known only when the last has posted.
 #[test]
 fn invariant_2_replicated_values_are_compared_when_the_last_has_posted() {
     for order in [[0, 1, 2], [1, 2, 0], [2, 0, 1]] {
@@ -305,7 +306,7 @@ fn invariant_2_replicated_values_are_compared_when_the_last_has_posted() {
     assert!(complete);
 }
 
-/// Whichever came first: the one of the lowest place stands for all.
+/// In any order of ranks: the first in group order represents the others.
 #[test]
 fn one_that_differs_is_held_against_the_first_in_group_order() {
     for order in [[1, 2, 3], [3, 2, 1], [2, 3, 1]] {

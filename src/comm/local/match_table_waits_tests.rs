@@ -1,4 +1,4 @@
-//! Tests of [`MatchTable`], by its invariant of ranks that wait for what cannot come.
+//! Tests of [`MatchTable`], by its invariant about waits that cannot end.
 
 use super::tests::{Name, Plain, board, failure};
 use super::*;
@@ -25,7 +25,7 @@ fn a_rank_that_has_joined_may_return() {
     assert!(complete && board.failure().is_none());
 }
 
-/// Ranks 0 and 1 wait for each other in two groups; rank 1 came last.
+/// Ranks 0 and 1 wait for each other in two groups; rank 1 was last.
 fn crossed(multithreaded: bool) -> Plain {
     let mut board = Plain::new(3, multithreaded);
     let (group, pair) = (board.group(&[0, 1, 2], ""), board.group(&[0, 1], ""));
@@ -42,8 +42,9 @@ fn invariant_5_ranks_that_wait_for_each_other_are_told() {
     assert_eq!(
         error.to_string(),
         "deadlock: rank 1 waits in barrier #0 `y` on ranks [0, 1] for rank 0, \
-         rank 0 waits in barrier #0 `x` on ranks [0, 1, 2] for rank 1; make the calls in one order on \
-         all ranks, or, if another thread of one of them would have come, declare it: `Launch::with_multithreaded_ranks`"
+         rank 0 waits in barrier #0 `x` on ranks [0, 1, 2] for rank 1. Make the calls in the same \
+         order on all ranks, or, if another thread of a rank would have made the missing call, allow it with \
+         `Launch::with_multithreaded_ranks`"
     );
 }
 
@@ -80,14 +81,14 @@ fn a_wait_that_is_over_is_no_deadlock() {
     let pair = board.group(&[1, 0], "");
     let (first, _) = board.post(group, 0, Name("x"), 0).unwrap();
     board.begin_wait(Wait::All(first));
-    // Rank 1 completes it, and waits elsewhere before rank 0 has woken up.
+    // Rank 1 completes the collective, and waits in another group before rank 0 has woken up.
     board.post(group, 1, Name("x"), 0).unwrap();
     let (second, _) = board.post(pair, 0, Name("y"), 0).unwrap();
     board.begin_wait(Wait::All(second));
     assert!(board.failure().is_none());
 }
 
-/// Most ranks wait in one collective, and one elsewhere, whether it comes first or last.
+/// Most ranks wait in one collective, and one rank, first or last, waits in another group.
 #[test]
 fn invariant_5_a_cycle_is_found_through_the_one_rank_that_waits_elsewhere() {
     for first in [true, false] {
@@ -110,7 +111,7 @@ fn invariant_5_a_cycle_is_found_through_the_one_rank_that_waits_elsewhere() {
     }
 }
 
-/// In a program of one group nobody looks at all the ranks, even while those of the collective before wake up.
+/// In a program of one group, no search runs, even while ranks of the previous collective wake up.
 #[test]
 fn ranks_that_wait_in_one_collective_search_for_nothing() {
     let (mut board, group) = board(4);
@@ -119,7 +120,7 @@ fn ranks_that_wait_in_one_collective_search_for_nothing() {
     for _ in 0..3 {
         let mut tickets = Vec::new();
         for member in 0..4 {
-            // Each leaves the collective before only as it comes to this one.
+            // Each rank leaves the previous collective only when it posts this one.
             if let Some(before) = &before {
                 board.end_wait(member, Wait::All(before[member]));
             }
@@ -140,8 +141,8 @@ fn ranks_that_wait_in_one_collective_search_for_nothing() {
     assert!(board.failure().is_none());
 }
 
-/// Random programs: whenever a rank begins to wait, a deadlock is told just if the rank can be reached from itself,
-/// step by step from whoever waits to those that have not come.
+/// Runs random programs. Whenever a rank begins to wait, a deadlock must be reported exactly if the rank can be
+/// reached from itself, by steps from a waiting rank to the ranks that have not posted.
 #[test]
 fn invariant_5_a_deadlock_is_told_just_when_waits_lead_in_a_circle() {
     const RANKS: usize = 6;
@@ -155,7 +156,7 @@ fn invariant_5_a_deadlock_is_told_just_when_waits_lead_in_a_circle() {
     for _ in 0..5000 {
         let mut board = Plain::new(RANKS, false);
         let keys = groups.map(|ranks| board.group(ranks, ""));
-        // Who has joined each collective of each group, and where each rank waits.
+        // Ranks that have posted each collective of each group, and the call in which each rank waits.
         let mut joined: [Vec<Vec<usize>>; 6] = Default::default();
         let mut waits: [Option<(usize, usize, OpHandle)>; RANKS] = [None; RANKS];
         for _ in 0..60 {

@@ -1,31 +1,34 @@
-//! [`MembershipAgreement`]: who goes on after a failure. Pure state: no locks, no clock.
+//! [`MembershipAgreement`]: agreement on the ranks that survive a failure. Pure state: no locks, no clock.
 //!
-//! A rank comes when it asks for the world of those that go on, and is gone when its program is over, its process is lost,
-//! or the others have waited long enough. Once no rank is open, those that have come are the roster: the ranks of the world
-//! that follows.
+//! A rank has *come* when it has called `shrink`. It is *gone* when its program has ended, its process is lost, or
+//! the others have waited long enough. Otherwise it is *open*. Once no rank is open, the ranks that have come are
+//! the roster: the ranks of the next world.
 //!
-//! Among processes the first decides that is not lost. Invariants, cited by number in the tests:
-//! 1. Every process tells all others which of its ranks come, and which are gone, so any of them can decide.
-//! 2. A process passes a roster on to all others before it goes by it: if any that is left does, all hear of it.
-//! 3. What a lost process has said last may have reached some and not others. So each tells the others that it has missed
-//!    it, behind all that it has passed on; who decides in its place waits for that word of everybody, and then knows of
-//!    every roster that is gone by.
+//! Among processes, the first process that is not lost decides. Invariants, cited by number in the tests:
+//! 1. Every process sends to all others which of its ranks come and which are gone, so any of them can decide.
+//! 2. A process forwards a roster to all others before it uses it. If any surviving process uses it, all receive
+//!    it.
+//! 3. The last messages of a lost process may have reached only some processes. Therefore each process
+//!    notifies the others when it has noticed the loss ([`Missed`](MembershipMessage::Missed)), after everything that
+//!    it has forwarded. The process that decides instead waits for these notifications of all processes, and then
+//!    knows every roster that is in use.
 //! 4. The first roster is the only one, and is final.
-//! 5. A process without ranks, as one is from whose world the others have gone on, takes no part: nobody waits for it.
+//! 5. A process without ranks does not take part, and no process waits for it. This is the case for a process whose
+//!    ranks did not survive an earlier `shrink`.
 
 use std::ops::Range;
 use std::sync::Arc;
 
-/// What a process tells all others.
+/// Message of the agreement, sent to all other processes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::comm) enum MembershipMessage {
-    /// A rank has come.
+    /// A rank has called `shrink`.
     Came { rank: usize },
-    /// These are waited for no longer, if they have not come.
+    /// These ranks are not waited for any longer, unless they have called `shrink`.
     Gone { ranks: Vec<usize> },
-    /// It has missed a process.
+    /// The sender has noticed that a process is lost, and receives nothing more from it.
     Missed { process: usize },
-    /// Those that go on.
+    /// Roster: the surviving ranks.
     Roster { ranks: Vec<usize> },
 }
 
@@ -46,12 +49,12 @@ pub(super) struct MembershipAgreement {
 struct Process {
     ranks: Range<usize>,
     lost: bool,
-    /// Whether it has said that it has missed these.
+    /// For each process, true if this one has reported that it is lost.
     missed: Vec<bool>,
 }
 
 impl MembershipAgreement {
-    /// Of processes with these ranks, of which this is the one numbered `here`.
+    /// Creates the agreement of processes with these ranks. `here` is the index of this process.
     pub fn new(processes: impl IntoIterator<Item = Range<usize>>, here: usize) -> Self {
         let ranges: Vec<_> = processes.into_iter().collect();
         let (size, count) = (ranges.iter().map(Range::len).sum(), ranges.len());
@@ -60,12 +63,12 @@ impl MembershipAgreement {
         Self { here, standing: vec![MemberState::Open; size], processes, roster: None }
     }
 
-    /// The ranks that go on, once that is decided.
+    /// Returns the surviving ranks, once they are decided.
     pub fn roster(&self) -> Option<&Arc<[usize]>> {
         self.roster.as_ref()
     }
 
-    /// Ranks that have neither come nor gone.
+    /// Returns the ranks that have neither come nor gone.
     pub fn open(&self) -> Vec<usize> {
         self.standing
             .iter()
@@ -75,32 +78,32 @@ impl MembershipAgreement {
             .collect()
     }
 
-    /// The rank asks for the world of those that go on.
+    /// Records that the rank has called `shrink`.
     pub fn came(&mut self, rank: usize) {
         self.stand(rank, MemberState::Came);
     }
 
-    /// The rank is waited for no longer.
+    /// Records that the rank is not waited for any longer.
     pub fn gone(&mut self, rank: usize) {
         self.stand(rank, MemberState::Gone);
     }
 
-    /// Nothing more comes from `process`. False: that is known.
+    /// Records that `process` is lost. Returns false if that was recorded before.
     pub fn lost(&mut self, process: usize) -> bool {
         if std::mem::replace(&mut self.processes[process].lost, true) {
             return false;
         }
-        // Also of ranks that have come.
+        // Includes ranks that have come.
         let ranks = self.processes[process].ranks.clone();
         self.standing[ranks].fill(MemberState::Gone);
         self.processes[self.here].missed[process] = true;
         true
     }
 
-    /// What process `from` has said. Returns what is to be passed on to all others.
+    /// Handles a message of process `from`. Returns a message to forward to all others.
     ///
     /// # Errors
-    /// What cannot be right.
+    /// An invalid message.
     pub fn hear(&mut self, from: usize, notice: MembershipMessage) -> Result<Option<MembershipMessage>, String> {
         let is_known = |rank: &usize| *rank < self.standing.len();
         if self.processes[from].lost {
@@ -122,12 +125,13 @@ impl MembershipAgreement {
                     return Ok(Some(MembershipMessage::Roster { ranks }));
                 }
             }
-            notice => return Err(format!("it says of those that go on: {notice:?}")),
+            notice => return Err(format!("it sent an invalid membership message: {notice:?}")),
         }
         Ok(None)
     }
 
-    /// Decides who goes on, if that is this process's to say and can be said. Returns what all others are to be told.
+    /// Decides the roster, if this process decides and all necessary messages have arrived. Returns the message for
+    /// all other processes.
     pub fn decide(&mut self) -> Option<MembershipMessage> {
         let members = || self.processes.iter().enumerate().filter(|(_, process)| !process.ranks.is_empty());
         let left = || members().filter(|(_, process)| !process.lost);

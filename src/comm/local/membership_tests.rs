@@ -1,13 +1,13 @@
-//! The invariants of a [`MembershipAgreement`], by their numbers.
+//! Tests of the invariants of [`MembershipAgreement`], by their numbers.
 
 use super::*;
 
-/// Three processes of two ranks each, seen from each of them.
+/// Returns the state of three processes of two ranks each, as each process has it.
 fn three() -> [MembershipAgreement; 3] {
     [0, 1, 2].map(|here| MembershipAgreement::new([0..2, 2..4, 4..6], here))
 }
 
-/// One process, of these ranks.
+/// Returns the state of the only process, which has these ranks.
 fn alone(ranks: Range<usize>) -> MembershipAgreement {
     MembershipAgreement::new(std::iter::once(ranks), 0)
 }
@@ -70,7 +70,7 @@ fn the_first_process_decides_and_any_could() {
 fn a_roster_is_passed_on_once() {
     let [_, mut second, _] = three();
     assert_eq!(second.hear(0, roster(&[0, 2])), Ok(Some(roster(&[0, 2]))));
-    assert_eq!(second.hear(2, roster(&[0, 2, 4])), Ok(None), "the first is the only one");
+    assert_eq!(second.hear(2, roster(&[0, 2, 4])), Ok(None), "the first roster is the only one");
     assert_eq!(second.roster().unwrap()[..], [0, 2]);
 }
 
@@ -86,12 +86,13 @@ fn who_decides_for_a_lost_process_waits_until_all_have_missed_it() {
     }
     assert_eq!(second.decide(), None, "process 0 decides");
     assert!(second.lost(0) && !second.lost(0));
-    assert_eq!(second.decide(), None, "process 2 may go by a roster of process 0");
+    assert_eq!(second.decide(), None, "process 2 may use a roster of process 0");
     assert_eq!(second.hear(2, MembershipMessage::Missed { process: 0 }), Ok(None));
     assert_eq!(second.decide(), Some(roster(&[2, 3, 4, 5])));
 }
 
-/// Invariant 3: what the lost process had said to one is passed on to the other before.
+/// Invariant 3: a message that the lost process sent to one process only is forwarded before the notification of
+/// the loss.
 #[test]
 fn a_roster_that_one_has_heard_of_counts_for_all() {
     let [_, mut second, _] = three();
@@ -111,7 +112,7 @@ fn no_rank_waits_for_a_process_without_ranks() {
     let mut second = MembershipAgreement::new([0..0, 0..1, 1..2, 2..2], 1);
     second.came(0);
     second.gone(1);
-    assert_eq!(second.decide(), Some(roster(&[0])), "the first has none");
+    assert_eq!(second.decide(), Some(roster(&[0])), "process 0 has no ranks");
     let mut third = MembershipAgreement::new([0..0, 0..1, 1..2, 2..2], 2);
     third.came(1);
     [0, 1].into_iter().for_each(|process| assert!(third.lost(process)));

@@ -1,19 +1,22 @@
-//! Ranks as threads: within a process, tensors change hands by reference.
+//! [`HostBackend`]: the backend for ranks that are threads, in one or more processes.
 //!
-//! A collective has two steps. Issuing it deposits references to the rank's tensors, with a
-//! fingerprint, and never blocks. Waiting blocks until all deposits of that sequence number are
-//! there; then the rank builds its result straight from its peers' memory. So any number of
-//! collectives can be under way, in any order of waiting.
+//! A collective has two steps. Posting it adds references to the rank's tensors, with a signature, to the
+//! [`MatchTable`](match_table) and never blocks. Waiting blocks until every rank of the group has contributed to
+//! the collective with this sequence number. The rank then builds its result directly from the memory of its peers.
+//! Any number of collectives can therefore be in flight, and they can be waited for in any order.
 //!
-//! What all ranks get alike, as from an all-gather or an all-reduce, they make together, and have in common; what one rank
-//! sends whole another has by reference. Tensors are handles: who writes to one that others have, too, gets memory of its own.
+//! Within a process, tensors are passed by reference (zero-copy). A result that is identical on all ranks, such as
+//! that of an all-gather or an all-reduce, is built by all ranks together and shared. Tensors are copy-on-write: a
+//! rank that writes to a shared tensor writes to a private copy.
 //!
-//! Ranks may be in several [processes](super::process), each of which has some. A call is then also sent to those that have
-//! ranks of its group (`outlet`), where it joins in the rank's name (`remote`). Large all-reduces are then two collectives,
-//! `halves`, and so are large gathers among ranks of one host, who have the result `in_common`; what a rank leaves `open`, the
-//! engine's `hands` finish.
+//! The ranks of a launch may be in several [processes](super::process). A call is then also sent to every other
+//! process that has ranks of the group ([`remote_group`]), which posts it on behalf of the calling rank
+//! ([`remote`]). Between processes, a large all-reduce runs as a reduce-scatter followed by an all-gather
+//! ([`two_phase_all_reduce`]), and a large gather within one host uses [`shared_memory`]. A request that its rank
+//! has not waited for may be completed by the [`completion_thread`].
 //!
-//! On Cube devices a list of tensors goes through one flat buffer a rank, `cube`, which kernels fill and read.
+//! On Cube devices, a list of tensors is packed into one flat buffer per rank, which kernels fill and read (module
+//! `device`).
 
 mod all_gather;
 mod all_reduce;
@@ -62,53 +65,54 @@ use rendezvous::{LINGER, PeerNotifier, SpinPolicy};
 use shrink::ShrinkState;
 pub(super) use wait_for_graph::WaitForEdge;
 
-/// What the ranks of one [`launch`](super::launch) in one process share.
+/// State shared by the ranks of one [`launch`](super::launch) in one process.
 pub(super) struct HostBackend {
     rendezvous: rendezvous::Rendezvous<CallSignature, Contribution>,
-    /// Ranks of all processes.
+    /// Number of ranks in all processes.
     size: usize,
-    /// Those of this one.
+    /// Ranks of this process.
     here: Range<usize>,
-    /// The other processes, if there are any.
+    /// Other processes of the launch, if there are any.
     others: Option<Arc<PeerProcesses>>,
-    /// What ranks here have called ahead of need, until somebody wants it.
+    /// Deferred shared-memory gathers that no rank has started yet.
     deferred_gathers: deferred_gather::DeferredGathers,
-    /// Tells the launches of a process apart: 0, 1, ..
+    /// Number of the launch in this process: 0, 1, ..
     launch: u64,
-    /// Ranks whose programs are over.
+    /// Number of ranks whose programs have ended.
     left: AtomicUsize,
     manner: ProcessOptions,
     going_on: ShrinkState,
-    /// Of what ranks here get alike, unless each has memory of its own.
+    /// Cache of results that several local ranks share; `None` if every rank needs separate memory.
     #[cfg(feature = "flex")]
     shelf: Option<host::SharedResultCache>,
     this: Weak<Self>,
 }
 
-/// What a rank takes to join a collective, or to make its part of one that is small, with much room: once ranks sleep, each
-/// wakes so late that the next ones sleep, too.
+/// Generous estimate of the time that a rank needs to post a collective, or to contribute to a small one. The
+/// estimate is generous because a rank that is woken from sleep is so late that its peers fall asleep, too.
 const TURN: Duration = Duration::from_micros(80);
 
-/// How often a rank that has a core of its own looks before it sleeps: for 40 microseconds or so. To sleep and be woken takes
-/// as long, and so does a piece of what ranks make together.
+/// Number of times that a rank with a core to itself polls before it sleeps, which takes about 40 microseconds.
+/// Sleeping and waking takes as long, and so does one job of a cooperative result.
 const LOOKS: u32 = 1000;
 
-/// How often one that shares its core lets the others have it before it sleeps. While few of them run, a turn of all is over
-/// in microseconds.
+/// Number of times that a rank without a core to itself yields before it sleeps. While few ranks are runnable, one
+/// round of all of them takes microseconds.
 const YIELDS: u32 = 64;
 
-/// How ranks pass the time before they sleep.
+/// Returns the policy by which `ranks` ranks spin or yield before they sleep.
 fn lingers(ranks: usize) -> SpinPolicy {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     if ranks <= cores {
         return SpinPolicy::Spinning(LOOKS);
     }
-    // Each has its turn before a waiter gets its core back.
+    // All other ranks of the core may run before a waiter gets its core back.
     let round = TURN * ranks.div_ceil(cores) as u32;
     SpinPolicy::Yielding(YIELDS, LINGER.max(round))
 }
 
-/// Of what ranks have in common, if they may.
+/// Returns the cache of shared results, unless `manner` requires separate memory. The cache continues that of the
+/// backend `before`, if there is one.
 #[cfg(feature = "flex")]
 fn shelf(manner: ProcessOptions, lingers: SpinPolicy, before: Option<&HostBackend>) -> Option<host::SharedResultCache> {
     let before = before.and_then(|engine| engine.shelf.as_ref());
@@ -120,7 +124,8 @@ impl HostBackend {
         Self::after(None, size, manner)
     }
 
-    /// The same, of ranks that go on from another engine.
+    /// Creates the backend of a launch within one process. After a `shrink`, `before` is the backend of the
+    /// previous world.
     fn after(before: Option<&Self>, size: usize, manner: ProcessOptions) -> Arc<Self> {
         let lingers = lingers(size);
         let rendezvous = rendezvous::Rendezvous::new(size, lingers, manner.multithreaded);
@@ -141,7 +146,8 @@ impl HostBackend {
         })
     }
 
-    /// Of ranks in several processes, as this one sees the others; which may go on from another engine.
+    /// Creates the backend of a launch in several processes. After a `shrink`, `before` is the backend of the
+    /// previous world.
     pub(super) fn of_processes(before: Option<&Self>, others: PeerProcesses, manner: ProcessOptions) -> Arc<Self> {
         let others = Arc::new(others);
         let (size, decides) = (others.size(), others.decides());
@@ -162,21 +168,21 @@ impl HostBackend {
         })
     }
 
-    /// Asks for what ranks of other processes have offered.
+    /// Requests the contributions in `offers`, which ranks of other processes send on demand.
     fn ask(&self, offers: Vec<OpHandle>) {
         if let Some(others) = self.others.as_ref().filter(|_| !offers.is_empty()) {
             others.answer(offers, true);
         }
     }
 
-    /// Carries for a moment what there is to carry between processes.
+    /// Makes progress on the communication with other processes for a moment.
     fn carry(&self) {
         if let Some(others) = &self.others {
             others.help();
         }
     }
 
-    /// A rank's program is over, in whatever process.
+    /// Records that the program of `rank`, in any process, has ended.
     fn left(&self, rank: usize) {
         if self.rendezvous.returned(rank) {
             self.left.fetch_add(1, Ordering::Relaxed);
@@ -199,7 +205,7 @@ impl Backend for HostBackend {
     }
 
     fn channel(&self, member: GroupMember, name: &'static str) -> Arc<dyn GroupBackend> {
-        let this = self.this.upgrade().expect("whoever calls has it");
+        let this = self.this.upgrade().expect("the caller has a reference to the backend");
         Arc::new(channel::HostGroupBackend::new(this, member, name))
     }
 
@@ -238,13 +244,13 @@ impl Backend for HostBackend {
         let Some(others) = self.others.as_ref() else { return RemoteOutcome::default() };
         self.rendezvous.finish();
         others.hands.forget();
-        // Of ranks elsewhere that others have gone on without it does not matter how they have ended.
+        // If the other ranks have continued without a remote rank, the outcome of that rank does not matter.
         let roster = self.going_on.roster();
         let counts =
             |rank: &usize| self.here.contains(rank) || roster.as_ref().is_none_or(|ranks| ranks.contains(rank));
         let failure = others.unsuccessful(counts).map(|rank| {
-            // Word of what has ended it may come from another process than word of its end.
-            let untold = || Failure::Failed { rank, message: "its process does not say why".into() };
+            // The message with the cause may come from another process than the message that the rank has exited.
+            let untold = || Failure::Failed { rank, message: "its process did not report the cause".into() };
             self.rendezvous.await_failure().unwrap_or_else(untold)
         });
         RemoteOutcome { failure, reports: others.reports(), is_told: !others.decides() && !others.has_lost_first() }

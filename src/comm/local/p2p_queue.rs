@@ -1,15 +1,15 @@
-//! [`P2pQueue`]: messages on their way to one member of a group, and the receives that wait for them. Pure state, as the
-//! board.
+//! [`P2pQueue`]: messages in flight to one member of a group, and the receives that wait for them. Pure state, like
+//! the [`MatchTable`].
 //!
 //! Invariants, cited by number in the tests:
-//! 1. Of one sender and one tag, messages are taken in the order in which they were sent.
-//! 2. A message goes to the first receive posted that takes it, a receive takes the first message sent that fits; one
-//!    that has been given up takes its message all the same.
-//! 3. Sending never waits. What is sent belongs to the mail until a receive takes it, or the world ends.
-//! 4. A message from another process is announced, which is all that counts in 1 and 2, and its contents come later: until
-//!    then it has not arrived.
+//! 1. Messages of one sender and one tag are received in the order in which they were sent.
+//! 2. A message goes to the first posted receive that accepts it. A receive takes the first sent message that it
+//!    accepts, also after its handle was released.
+//! 3. Sending never blocks. The queue owns a message until a receive takes it or the world ends.
+//! 4. A message from another process is announced, which is all that counts in 1 and 2. It has not arrived until
+//!    its data has.
 
-#[path = "p2p_queue_remote.rs"] // also where the model of the rendezvous includes this file
+#[path = "p2p_queue_remote.rs"] // needed where the rendezvous model includes this file
 mod remote;
 
 use std::collections::VecDeque;
@@ -20,52 +20,52 @@ use crate::comm::{CollectiveId, CommError};
 
 pub(crate) use remote::RemoteMessageHandle;
 
-/// One rank's receive.
+/// Handle of one receive of a rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct RecvHandle {
     pub group: GroupKey,
-    /// The rank's position in the group.
+    /// Group rank of the receiver.
     pub member: usize,
-    /// Which of its receives.
+    /// Number of the call, counted over the sends and receives of the member.
     number: u64,
 }
 
-/// What one member of a group has sent another.
+/// Message of one member of a group to another.
 pub(crate) struct P2pMessage<F, P> {
-    /// The sender's position in the group.
+    /// Group rank of the sender.
     pub from: usize,
     pub tag: u32,
     pub print: F,
     pub part: P,
 }
 
-/// One member's messages.
+/// Messages and receives of one member of a group.
 pub(super) struct P2pQueue<F, P> {
-    /// Sends and receives of the member so far.
+    /// Number of sends and receives of the member so far.
     calls: u64,
-    /// Messages announced to the member so far.
+    /// Number of messages announced to the member so far.
     announced: u64,
-    /// Which no receive has taken, the oldest first.
+    /// Messages that no receive has taken, oldest first.
     letters: VecDeque<Posted<F, P>>,
-    /// The oldest first.
+    /// Receives that are not complete, oldest first.
     receives: VecDeque<Receive<F, P>>,
 }
 
-/// A letter, whose contents may come later.
+/// A message whose data may arrive later.
 struct Posted<F, P> {
     letter: P2pMessage<F, Option<P>>,
-    /// Of one that was announced.
+    /// Number of an announced message.
     number: Option<u64>,
 }
 
 struct Receive<F, P> {
     number: u64,
-    /// `None`: anybody.
+    /// Sender; `None` accepts any.
     from: Option<usize>,
     tag: u32,
     print: F,
     letter: Option<Posted<F, P>>,
-    /// Waits that began before the letter and its contents were there.
+    /// Number of waits that began before the message and its data had arrived.
     waits: usize,
     given_up: bool,
 }
@@ -93,13 +93,14 @@ impl<F, P> Receive<F, P> {
 }
 
 impl<F, P> P2pQueue<F, P> {
-    /// Counts a call.
+    /// Counts a call and returns its number.
     fn call(&mut self) -> u64 {
         self.calls += 1;
         self.calls - 1
     }
 
-    /// The receive that takes `letter`, which then has it.
+    /// Delivers `letter` to the first receive that accepts it, and queues it if there is none. Returns the index of
+    /// the receive.
     fn deliver(&mut self, letter: Posted<F, P>) -> Option<usize> {
         let at = self.receives.iter().position(|receive| receive.letter.is_none() && receive.takes(&letter));
         match at {
@@ -109,7 +110,7 @@ impl<F, P> P2pQueue<F, P> {
         at
     }
 
-    /// Adds a receive, which takes the first letter that fits. Returns its place.
+    /// Adds a receive, which takes the first queued message that it accepts. Returns its index.
     fn receive(&mut self, mut receive: Receive<F, P>) -> usize {
         let letter = self.letters.iter().position(|letter| receive.takes(letter));
         receive.letter = letter.and_then(|at| self.letters.remove(at));
@@ -130,7 +131,7 @@ impl<F, P> P2pQueue<F, P> {
         self.receives.partition_point(|receive| receive.number < number)
     }
 
-    /// Takes a receive out that has its letter.
+    /// Removes a receive and returns its message, if that has arrived.
     fn take(&mut self, at: usize) -> Option<P2pMessage<F, P>> {
         if !self.receives[at].has_arrived() {
             return None;
@@ -141,7 +142,7 @@ impl<F, P> P2pQueue<F, P> {
 }
 
 impl<F: Signature, P> MatchTable<F, P> {
-    /// Sends a message to member `to` of the group. True: somebody may be waiting for it.
+    /// Sends a message to member `to` of the group. Returns true if a rank may be waiting for it.
     pub fn send(&mut self, group: GroupKey, to: usize, letter: P2pMessage<F, P>) -> Result<bool, CommError> {
         let id = self.message_id(group, letter.from, &letter.print);
         if let Err(error) = self.enter(group, letter.from, id) {
@@ -154,7 +155,7 @@ impl<F: Signature, P> MatchTable<F, P> {
         Ok(true)
     }
 
-    /// Receive `at` of member `to` has its letter, and its contents.
+    /// Completes receive `at` of member `to`, whose message and data have arrived.
     fn arrived(&mut self, group: GroupKey, to: usize, at: usize) {
         let mail = &mut self.groups[group.0].mail[to];
         self.waits -= mail.receives[at].waits;
@@ -164,7 +165,7 @@ impl<F: Signature, P> MatchTable<F, P> {
         }
     }
 
-    /// Posts `member`'s receive of a message of `from`, or of anybody.
+    /// Posts a receive of `member` for a message from `from`, or from any member if that is `None`.
     pub fn receive(
         &mut self,
         group: GroupKey,
@@ -182,7 +183,7 @@ impl<F: Signature, P> MatchTable<F, P> {
         Ok(RecvHandle { group, member, number })
     }
 
-    /// What `claim` has received; then there is no such claim any more.
+    /// Returns the message of `claim` if it has arrived. Afterwards the handle is no longer valid.
     pub fn arrival(&mut self, claim: RecvHandle) -> Poll<P2pMessage<F, P>> {
         let mail = &mut self.groups[claim.group.0].mail[claim.member];
         match mail.take(mail.place(claim.number)) {
@@ -192,7 +193,7 @@ impl<F: Signature, P> MatchTable<F, P> {
         }
     }
 
-    /// Notes that the rank of `claim` waits; whether it must.
+    /// Counts a wait for `claim`. Returns true if the message has not arrived.
     pub(super) fn await_letter(&mut self, claim: RecvHandle) -> bool {
         let mail = &mut self.groups[claim.group.0].mail[claim.member];
         let at = mail.place(claim.number);
@@ -206,7 +207,7 @@ impl<F: Signature, P> MatchTable<F, P> {
         self.groups[claim.group.0].mail[claim.member].find(claim.number).has_arrived()
     }
 
-    /// Nobody waits for the message of `claim` any more.
+    /// Releases the handle of a receive. Its message is freed when it arrives.
     pub fn give_up(&mut self, claim: RecvHandle) {
         let mail = &mut self.groups[claim.group.0].mail[claim.member];
         let at = mail.place(claim.number);
@@ -216,20 +217,20 @@ impl<F: Signature, P> MatchTable<F, P> {
         }
     }
 
-    /// Frees what no receive will take any more.
+    /// Frees the messages that no receive will take.
     pub(super) fn free_letters(&mut self) {
         let mails = self.groups.iter_mut().flat_map(|group| &mut group.mail);
         let parts = mails.flat_map(|mail| mail.letters.drain(..)).filter_map(|posted| posted.letter.part);
         self.freed.extend(parts.map(|part| Arc::from([part])));
     }
 
-    /// The receive of `claim`, as its rank called it.
+    /// Returns the call of the receive `claim`, as its rank made it.
     pub(super) fn claim_id(&self, claim: RecvHandle) -> CollectiveId {
         let group = &self.groups[claim.group.0];
         group.message(claim.number, &group.mail[claim.member].find(claim.number).print)
     }
 
-    /// The ranks one of which has yet to send what `claim` waits for.
+    /// Returns the ranks of which one must still send the message of `claim`.
     pub(super) fn senders(&self, claim: RecvHandle) -> &[usize] {
         let group = &self.groups[claim.group.0];
         let receive = group.mail[claim.member].find(claim.number);
@@ -240,7 +241,7 @@ impl<F: Signature, P> MatchTable<F, P> {
         }
     }
 
-    /// The rank whose message is for `claim`, while its contents are on their way.
+    /// Returns the rank whose message `claim` has taken, while its data is in flight.
     pub(super) fn sender(&self, claim: RecvHandle) -> Option<usize> {
         let group = &self.groups[claim.group.0];
         let receive = group.mail[claim.member].find(claim.number);
@@ -248,7 +249,7 @@ impl<F: Signature, P> MatchTable<F, P> {
         Some(group.ranks[posted.letter.from])
     }
 
-    /// The next message of `member`, which thereby is counted.
+    /// Counts the next message or receive of `member`, and returns its identification.
     fn message_id(&mut self, group: GroupKey, member: usize, print: &F) -> CollectiveId {
         let group = &mut self.groups[group.0];
         if group.mail.is_empty() {
@@ -258,7 +259,7 @@ impl<F: Signature, P> MatchTable<F, P> {
         group.message(seq, print)
     }
 
-    /// Fails if the letter of receive `at` of member `to` is not what it expects.
+    /// Fails the world if the message of receive `at` of member `to` does not match its signature.
     fn check_letter(&mut self, key: GroupKey, to: usize, at: usize) -> Result<(), CommError> {
         let group = &mut self.groups[key.0];
         let receive = &group.mail[to].receives[at];
@@ -284,5 +285,5 @@ impl<F: Signature, P> super::GroupState<F, P> {
 }
 
 #[cfg(test)]
-#[path = "p2p_queue_tests.rs"] // also where the model of the rendezvous includes this file
+#[path = "p2p_queue_tests.rs"] // needed where the rendezvous model includes this file
 mod tests;

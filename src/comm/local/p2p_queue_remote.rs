@@ -1,22 +1,23 @@
-//! Messages of other processes in the [`P2pQueue`]: announced first, their contents come later. Its invariant 4.
+//! Messages of other processes in the [`P2pQueue`]. They are announced first, and their data arrives later:
+//! invariant 4.
 
 use std::sync::Arc;
 
 use super::{CommError, GroupKey, MatchTable, P2pMessage, P2pQueue, Posted, Signature};
 
-/// A message of which the contents come later.
+/// Handle of an announced message whose data arrives later.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct RemoteMessageHandle {
     pub group: GroupKey,
-    /// The position in the group of whom it is for.
+    /// Group rank of the recipient.
     to: usize,
-    /// Which of those announced to it.
+    /// Number of the message, counted over those announced to the recipient.
     number: u64,
 }
 
 impl<F, P> P2pQueue<F, P> {
-    /// Adds the contents of a letter that was announced, unless nobody wants them. Returns the receive that has it, if one
-    /// does.
+    /// Adds the data of an announced message. Returns the index of the receive that has taken the message, if one
+    /// has, and the data as an error if it is not needed.
     fn fill(&mut self, number: u64, part: P) -> Result<Option<usize>, P> {
         let is_it = |posted: &Posted<F, P>| posted.number == Some(number);
         let taken = self.receives.iter().position(|receive| receive.letter.as_ref().is_some_and(is_it));
@@ -31,7 +32,7 @@ impl<F, P> P2pQueue<F, P> {
 }
 
 impl<F: Signature, P> MatchTable<F, P> {
-    /// [`send`](Self::send)s a message of another process, whose contents [come later](Self::fill_letter).
+    /// Like [`send`](Self::send), for a message of another process whose data [arrives later](Self::fill_letter).
     pub fn announce_letter(
         &mut self,
         group: GroupKey,
@@ -51,7 +52,7 @@ impl<F: Signature, P> MatchTable<F, P> {
         Ok(RemoteMessageHandle { group, to, number })
     }
 
-    /// Adds the contents of a message that was announced. True: somebody may be waiting for it.
+    /// Adds the data of an announced message. Returns true if a rank may be waiting for it.
     pub fn fill_letter(&mut self, announced: RemoteMessageHandle, part: P) -> bool {
         let RemoteMessageHandle { group, to, number } = announced;
         match self.groups[group.0].mail[to].fill(number, part) {

@@ -14,7 +14,7 @@ fn receive(board: &mut Plain, group: GroupKey, member: usize, from: Option<usize
     board.receive(group, member, from, tag, Name("x")).unwrap()
 }
 
-/// Who sent what, if it is there.
+/// Returns the sender and the data of a message, if it has arrived.
 fn arrived(board: &mut Plain, claim: RecvHandle) -> Option<(usize, usize)> {
     match board.arrival(claim) {
         Poll::Ready(letter) => Some((letter.from, letter.part)),
@@ -39,7 +39,7 @@ fn receives_take_messages_in_the_order_in_which_they_were_posted() {
     let (mut board, group) = board(3);
     let claims = [None, Some(2), None].map(|from| receive(&mut board, group, 0, from, 0));
     assert!(claims.iter().all(|claim| !board.is_over(Wait::Message(*claim))));
-    assert!(!send(&mut board, group, 1, 0, 9, 0), "of another tag");
+    assert!(!send(&mut board, group, 1, 0, 9, 0), "the tag differs");
     assert!([(2, 20), (2, 21), (1, 10)].iter().all(|(from, part)| send(&mut board, group, *from, 0, 0, *part)));
     let [first, second, third] = claims;
     assert!(board.is_over(Wait::Message(third)));
@@ -63,18 +63,18 @@ fn a_receive_that_was_given_up_takes_its_message_which_is_freed() {
     let alive = |held: &Weak<()>| held.upgrade().is_some();
     let first = send(&mut board);
     drop(board.take_freed());
-    assert!(!alive(&first), "nobody wants it");
+    assert!(!alive(&first), "its receive was released");
     let second = send(&mut board);
     board.give_up(claims[1]);
     drop(board.take_freed());
-    assert!(!alive(&second), "given up when it was there");
+    assert!(!alive(&second), "released after it had arrived");
     let third = send(&mut board);
     assert!(matches!(board.arrival(claims[2]), Poll::Ready(_)));
     assert!(!alive(&third), "taken");
     let fourth = send(&mut board);
     board.fail(Failure::Panicked { rank: 1, message: "boom".into() });
     drop(board.take_freed());
-    assert!(!alive(&fourth), "nobody will ask for it");
+    assert!(!alive(&fourth), "no receive will take it");
 }
 
 #[test]
@@ -123,7 +123,7 @@ fn a_cycle_of_waits_may_go_through_a_receive() {
     board.begin_wait(Wait::All(ticket));
     let any_rank = receive(&mut board, group, 2, None, 0);
     board.begin_wait(Wait::Message(any_rank));
-    assert!(board.failure().is_none(), "rank 0 may send to it, and come");
+    assert!(board.failure().is_none(), "rank 0 may send to rank 2, and may post");
     let claim = receive(&mut board, group, 0, Some(1), 0);
     board.begin_wait(Wait::Message(claim));
     let Some(Failure::Collective(CommError::Deadlock { waits })) = board.failure() else { panic!("no deadlock") };

@@ -1,4 +1,4 @@
-//! [`PeerProcesses`]: the other processes of a launch, and what is said to them.
+//! [`PeerProcesses`]: the other processes of a launch, and the messages to them.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
@@ -27,55 +27,56 @@ pub(in crate::comm) struct PeerProcesses {
     courier: Arc<dyn Transport>,
     commons: Arc<SharedMemoryPool>,
     launch: LaunchId,
-    /// Of every process.
+    /// Ranks of each process.
     ranks: Vec<Range<usize>>,
-    /// Has what others say of a launch come to its engine.
+    /// Routes the messages of a launch to its backend.
     begin: Begin,
-    /// Numbers of channels here, so far.
+    /// Number of channels of this process so far.
     numbers: AtomicUsize,
     pub(super) channels: Mutex<Channels>,
-    /// What was offered, by the process, the channel and the call.
+    /// Data offered on demand, by process, channel and sequence number of the call.
     pub(super) offered: Mutex<HashMap<(usize, usize, u64), Offer>>,
     pub(super) hands: CompletionThread,
-    /// Results in which parts land.
+    /// Result buffers into which remote shards are received.
     pub(super) result_buffers: Mutex<HashMap<CollectiveKey, Weak<ResultBuffer>>>,
-    /// Where their memory waits for the next ones, whichever thread needs them first: the rank's, the hands or the
-    /// courier's.
+    /// Pool of the memory of result buffers. The thread of the rank, of the completion or of the transport
+    /// allocates from it.
     pub(super) memory: Arc<HostMemoryPool>,
-    /// Who waits for whom, as far as the first process knows.
+    /// Graph of the waits of ranks in several processes. The first process maintains it.
     chains: Mutex<WaitForGraph>,
-    /// How ranks have ended, of all processes.
+    /// Outcomes of ranks of all processes that have ended.
     pub(super) ended: Mutex<BTreeMap<usize, Ended>>,
-    /// Whether the [first](Self::first) process hears nothing any more.
+    /// True if the [first](Self::first) process is lost.
     first_is_lost: AtomicBool,
 }
 
 pub(super) enum Ended {
-    /// As its process says.
+    /// The rank has ended, as its process reported.
     Said(RankReport),
-    /// With its process, which is lost.
+    /// The process of the rank was lost.
     Lost(RankReport),
 }
 
 pub(in crate::comm) type Begin = Arc<dyn Fn(LaunchId, &Arc<HostBackend>) + Send + Sync>;
 
-/// A group, and the sequence number of one of its collectives.
+/// Group of a collective, and its sequence number.
 pub(super) type CollectiveKey = (GroupKey, u64);
 
-/// What was offered: a description, and payloads.
+/// Data offered on demand: its description and the payloads.
 type Offer = (PayloadDesc, Vec<Payload>);
 
-/// The channels of other processes: of each process and number the group, and the rank's position in it; and back.
+/// Channels of other processes, each identified by a process and a number, mapped to the group and the caller's
+/// group rank; and the reverse.
 #[derive(Default)]
 pub(super) struct Channels {
     pub places: HashMap<(usize, usize), (GroupKey, usize)>,
     pub numbers: HashMap<(GroupKey, usize), (usize, usize)>,
-    /// What is known by a number, of each channel.
+    /// Signatures of each channel that have a number.
     pub prints: HashMap<(usize, usize), Vec<CallSignature>>,
 }
 
 impl PeerProcesses {
-    /// With so many ranks in each process.
+    /// Creates the processes of a launch, with `counts` ranks each.
     pub fn new(
         courier: Arc<dyn Transport>,
         commons: Arc<SharedMemoryPool>,
@@ -111,7 +112,7 @@ impl PeerProcesses {
         }
     }
 
-    /// Those of a launch of some of these ranks.
+    /// Creates the processes of the next launch, which has only the surviving `ranks`.
     pub fn of_those(&self, ranks: &[usize]) -> Self {
         let count = |range: &Range<usize>| ranks.iter().filter(|rank| range.contains(rank)).count();
         let counts: Vec<_> = self.ranks.iter().map(count).collect();
@@ -119,68 +120,68 @@ impl PeerProcesses {
         Self::new(self.courier.clone(), commons, self.launch.next(), &counts, self.begin.clone())
     }
 
-    /// The engine of the launch that follows is there.
+    /// Registers the backend of the next launch, so that it receives the messages for it.
     pub fn begin(&self, next: &Arc<HostBackend>) {
         (self.begin)(self.launch.next(), next);
     }
 
-    /// All ranks of the launch.
+    /// Returns the number of ranks of the launch.
     pub fn size(&self) -> usize {
         self.ranks.last().map_or(0, |ranks| ranks.end)
     }
 
-    /// Who goes on after a failure: nobody knows yet.
+    /// Returns the initial state of a `shrink`, in which no rank has called it.
     pub(super) fn going_on(&self) -> ShrinkState {
         ShrinkState::new(self.ranks.iter().cloned(), self.courier.process_index())
     }
 
-    /// The ranks of this process.
+    /// Returns the ranks of this process.
     pub fn here(&self) -> Range<usize> {
         self.of(self.courier.process_index())
     }
 
-    /// The ranks of a process.
+    /// Returns the ranks of a process.
     pub(super) fn of(&self, process: usize) -> Range<usize> {
         self.ranks[process].clone()
     }
 
-    /// The process that a rank is in.
+    /// Returns the process that a rank is in.
     pub fn process_of(&self, rank: usize) -> usize {
         self.ranks.partition_point(|ranks| ranks.end <= rank)
     }
 
-    /// The process that says which failure is the first: that of rank 0.
+    /// Returns the process that decides which failure is the first: that of rank 0.
     pub(super) fn first(&self) -> usize {
         self.process_of(0)
     }
 
-    /// Whether this process does.
+    /// Returns true if this process decides which failure is the first.
     pub fn decides(&self) -> bool {
         self.courier.process_index() == self.first()
     }
 
-    /// What this process has in common with others.
+    /// Returns the pool of memory that this process shares with others.
     pub fn commons(&self) -> &SharedMemoryPool {
         &self.commons
     }
 
-    /// Whether ranks of this process and of `others` may have memory in common. Not once a process may have been lost:
-    /// what it has used stays in use.
+    /// Returns true if ranks of this process and of `others` can share memory. After a `shrink` they cannot,
+    /// because memory that a lost process has used stays in use.
     pub fn have_in_common(&self, mut others: impl Iterator<Item = usize>) -> bool {
         self.launch.shrunk == 0 && others.all(|other| self.courier.shares_memory(other))
     }
 
-    /// A number for a channel of this process.
+    /// Returns a new channel number of this process.
     pub fn number(&self) -> usize {
         self.numbers.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Sends `word` and what belongs to it.
+    /// Sends a control message and its payloads to a process.
     pub fn send(&self, to: usize, word: ControlMessage<&EncodedSignature>, payloads: Vec<Payload>) {
         self.send_noted(to, word, payloads, None);
     }
 
-    /// The same, noted when it is `taken` up.
+    /// Like [`send`](Self::send), and records in `taken` when the message is sent.
     pub fn send_noted(
         &self,
         to: usize,
@@ -197,21 +198,22 @@ impl PeerProcesses {
         others.for_each(|process| self.send(process, word(), Vec::new()));
     }
 
-    /// Keeps what is offered until the process has answered.
+    /// Keeps offered data until the process requests or declines it.
     pub fn keep(&self, call: (usize, usize, u64), contents: PayloadDesc, payloads: Vec<Payload>) {
         self.offered.lock().insert(call, (contents, payloads));
     }
 
-    /// Asks for what ranks of other processes have offered, or declines it.
+    /// Requests the offered contributions of ranks of other processes, or declines them.
     pub fn answer(&self, offers: Vec<OpHandle>, wanted: bool) {
         for OpHandle { group, member, seq } in offers {
             let place = self.channels.lock().numbers.get(&(group, member)).copied();
-            let (process, channel) = place.expect("who has offered has said on which channel");
+            let (process, channel) = place.expect("the offer came on a known channel");
             self.send(process, ControlMessage::Pull { channel, seq, wanted }, Vec::new());
         }
     }
 
-    /// The first process looks for a cycle of waits: a failure, if this is it and there is one.
+    /// Passes an edge of the wait-for graph to the first process. If this is the first process, returns a deadlock
+    /// that the edge completes.
     pub(super) fn waits_for(&self, chain: WaitForEdge) -> Option<Failure> {
         if !self.decides() {
             self.send(self.first(), ControlMessage::Waits(chain), Vec::new());
@@ -222,43 +224,43 @@ impl PeerProcesses {
         Some(Failure::Collective(CommError::Deadlock { waits }))
     }
 
-    /// Nothing more comes from the first process, nor does it hear anything: each decides which failure is the first.
+    /// Records that the first process is lost, so that every process decides by itself which failure is the first.
     pub fn lose_first(&self) {
         self.first_is_lost.store(true, Ordering::Relaxed);
     }
 
-    /// A failure that was found here: an end for all, or something to be decided.
+    /// Sends a local failure: to all processes if this process decides, and to the first process otherwise.
     fn tell_failure(&self, failure: Failure) {
         let decided = self.decides() || self.first_is_lost.load(Ordering::Relaxed);
         let word = || ControlMessage::Failed { failure: failure.clone(), decided };
         if decided { self.send_all(word) } else { self.send(self.first(), word(), Vec::new()) }
     }
 
-    /// Something about who goes on.
+    /// Sends a membership message to all other processes.
     pub fn notify(&self, notice: &MembershipMessage) {
         self.send_all(|| ControlMessage::Membership(notice.clone()));
     }
 
-    /// A rank of this process has left.
+    /// Sends the report of a local rank that has exited to all other processes.
     pub fn leave(&self, report: RankReport) {
         self.send_all(|| ControlMessage::RankExited(report.clone()));
         self.ended.lock().insert(report.rank, Ended::Said(report));
     }
 
-    /// The first rank whose program has not succeeded, of those that count.
+    /// Returns the first rank whose program has failed, of the ranks for which `counts` returns true.
     pub fn unsuccessful(&self, counts: impl Fn(&usize) -> bool) -> Option<usize> {
         let ended = self.ended.lock();
         let mut reports = ended.values().map(Ended::report).filter(|report| counts(&report.rank));
         reports.find(|report| report.error.is_some()).map(|report| report.rank)
     }
 
-    /// How the ranks of other processes have ended.
+    /// Returns the outcomes of the ranks of other processes.
     pub fn reports(&self) -> Vec<RankReport> {
         let (ended, here) = (self.ended.lock(), self.here());
         ended.values().map(Ended::report).filter(|report| !here.contains(&report.rank)).cloned().collect()
     }
 
-    /// Whether the first process, which reports to whoever has started all, is lost before the end of its ranks.
+    /// Returns true if the first process, which reports the outcome of the launch, was lost before its ranks ended.
     pub fn has_lost_first(&self) -> bool {
         let ended = self.ended.lock();
         self.of(self.first()).any(|rank| matches!(ended.get(&rank), Some(Ended::Lost(_))))

@@ -1,4 +1,4 @@
-//! Ranks of other processes: they [`hear`](HostBackend::hear) of what is called here, and join here in what they call.
+//! Messages of other processes: they [post calls](HostBackend::hear) on behalf of remote ranks and report failures.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
@@ -18,7 +18,7 @@ use crate::comm::process::late::Known;
 use crate::comm::process::result_buffer::{self, ResultBuffer};
 use crate::comm::{CommError, Op, RankReport};
 
-/// What a deposit is awaited for.
+/// Target of received payloads.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::comm) enum PayloadTarget {
     Collective(OpHandle),
@@ -26,9 +26,9 @@ pub(in crate::comm) enum PayloadTarget {
 }
 
 impl HostBackend {
-    /// What process `from` says. Returns what its payloads are awaited for.
+    /// Handles a message of process `from`. Returns the target of its payloads.
     ///
-    /// Never waits: the thread carries everything else, too.
+    /// Never blocks, because the calling thread carries all communication.
     pub(in crate::comm) fn hear(&self, from: usize, word: ControlMessage) -> Option<PayloadTarget> {
         self.heard(from, word).unwrap_or_else(|problem| {
             self.misunderstood(from, problem);
@@ -36,7 +36,8 @@ impl HostBackend {
         })
     }
 
-    /// Where the payloads of these contents land: in what the only rank here will get, if that is known.
+    /// Returns the receive buffers for payloads with this description. Large ones are received in place, in the
+    /// result of the only local rank of the group, if its layout is known.
     pub(in crate::comm) fn regions(&self, place: PayloadTarget, contents: &PayloadDesc) -> Known {
         let PayloadTarget::Collective(ticket) = place else { return Known::Nowhere };
         let bytes: usize = contents.tensors.iter().map(|meta| meta.shape.num_elements() * meta.dtype.size()).sum();
@@ -48,7 +49,7 @@ impl HostBackend {
         let mut here = (0..ranks.len()).filter(|member| self.here.contains(&ranks[*member]));
         let (Some(member), None) = (here.next(), here.next()) else { return Known::Nowhere };
         let is_gathered = contents.addressees.is_empty() && print.op() == Op::AllGather;
-        // Where else parts land, the rank says when it calls.
+        // For an all-to-all, the local rank provides the layout when it calls.
         let is_exchanged = match print.op() {
             Op::AllToAll => ContiguousLayout::of_full(&print.tensors, ranks.len()).is_some(),
             op => op == Op::AllToAllList,
@@ -65,8 +66,8 @@ impl HostBackend {
         }
     }
 
-    /// What the collective of `ticket` returns to the only rank here, while others' parts land in it: of these layouts, if
-    /// nobody has asked before.
+    /// Returns the result buffer of the collective `ticket` for the only local rank of the group. If there is none
+    /// yet, creates it with `layouts`.
     pub(super) fn result_buffer(
         &self,
         ticket: OpHandle,
@@ -81,12 +82,12 @@ impl HostBackend {
         Some(full_tensors)
     }
 
-    /// What others bring to the collective of `ticket` lands in `wholes`.
+    /// Makes `full_tensors` the buffer into which remote contributions to the collective `ticket` are received.
     pub(super) fn place(&self, ticket: OpHandle, full_tensors: &Arc<ResultBuffer>) {
         keep(&mut self.others().result_buffers.lock(), (ticket.group, ticket.seq), full_tensors);
     }
 
-    /// What payloads hold that were awaited.
+    /// Delivers received payloads to the collective or message that waits for them.
     pub(in crate::comm) fn fill(&self, place: PayloadTarget, deposit: Contribution) {
         match place {
             PayloadTarget::Collective(ticket) => {
@@ -102,14 +103,16 @@ impl HostBackend {
         }
     }
 
-    /// Adds the deposit of `ticket`; what ranks here have left open is finished, if that completes the collective.
+    /// Adds the contribution of `ticket`. If that completes the collective, the completion thread completes the
+    /// shared requests.
     pub(super) fn fill_and_finish(&self, ticket: OpHandle, deposit: Contribution) {
         if self.rendezvous.provide_data(ticket, deposit) {
             self.others().hands.finish(ticket, &self.this);
         }
     }
 
-    /// Has `pending` finished once the collective of `ticket` is complete, if its rank does not come first.
+    /// Shares `pending` with the completion thread, which completes it once the collective `ticket` is complete,
+    /// unless the rank is first.
     pub(super) fn leave_open<T: Send + 'static>(
         &self,
         ticket: OpHandle,
@@ -119,19 +122,19 @@ impl HostBackend {
         let open = SharedRequest::new(rank, pending);
         hands.keep(ticket, open.clone());
         if open.is_complete() {
-            // By a deposit that came before.
+            // The collective was complete before.
             hands.finish(ticket, &self.this);
         }
         open
     }
 
-    /// Process `from` says what cannot be right.
+    /// Fails the world because process `from` has sent an invalid message.
     pub(in crate::comm) fn misunderstood(&self, from: usize, problem: String) {
         let rank = self.others().of(from).start;
         self.rendezvous.find(Failure::Collective(CommError::Disconnected { rank, problem }));
     }
 
-    /// Nothing more comes from `process`.
+    /// Handles the loss of the connection to `process`.
     pub(in crate::comm) fn lost(&self, process: usize, problem: &str) {
         let others = self.others();
         self.goes_on_without(process);
@@ -141,7 +144,8 @@ impl HostBackend {
         }
         let has_returned = |rank: &usize| self.rendezvous.has_returned(*rank);
         let interrupted: Vec<_> = others.of(process).filter(|rank| !has_returned(rank)).collect();
-        // A rank may return before it has brought its part of what it has dropped, which one here may still wait for.
+        // A rank may return before it has contributed to a collective that it dropped. A local rank may still wait
+        // for that.
         let is_owed =
             || !others.here().all(|rank| has_returned(&rank)) && others.of(process).any(|r| self.rendezvous.owes(r));
         if interrupted.is_empty() && !is_owed() {
@@ -157,7 +161,7 @@ impl HostBackend {
     }
 
     pub(super) fn others(&self) -> &PeerProcesses {
-        self.others.as_deref().expect("other processes are heard by an engine that has some")
+        self.others.as_deref().expect("only a backend with other processes receives messages")
     }
 
     fn heard(&self, from: usize, word: ControlMessage) -> Result<Option<PayloadTarget>, String> {
@@ -174,7 +178,7 @@ impl HostBackend {
                 };
                 let Ok((ticket, asked)) = announced else { return Ok(None) };
                 if ticket.seq != seq {
-                    return Err(format!("it says call {seq} of a group where call {} is next", ticket.seq));
+                    return Err(format!("it sent call {seq} of a group where call {} is next", ticket.seq));
                 }
                 if asked {
                     others.answer(vec![ticket], true);
@@ -184,7 +188,7 @@ impl HostBackend {
             ControlMessage::Pull { channel, seq, wanted } => {
                 let offered = others.offered.lock().remove(&(from, channel, seq));
                 let Some((contents, payloads)) = offered else {
-                    return Err(format!("it asks for what was not offered in call {seq} of channel {channel}"));
+                    return Err(format!("it requested data that was not offered in call {seq} of channel {channel}"));
                 };
                 if wanted {
                     others.send(from, ControlMessage::Data { channel, seq, contents }, payloads);
@@ -199,7 +203,7 @@ impl HostBackend {
                 let (group, from) = self.channel(from, channel)?;
                 let size = self.rendezvous.ranks(group).len();
                 if to >= size {
-                    return Err(format!("it sends to member {to} of a group of {size}"));
+                    return Err(format!("it sent a message to member {to} of a group of {size}"));
                 }
                 let letter = P2pMessage { from, tag, print, part: () };
                 Ok(self.rendezvous.announce_letter(group, to, letter).ok().map(PayloadTarget::Message))
@@ -207,9 +211,9 @@ impl HostBackend {
             ControlMessage::RankExited(report) => {
                 let rank = report.rank;
                 if !others.of(from).contains(&rank) {
-                    return Err(format!("it says that rank {rank} has left"));
+                    return Err(format!("it reported the exit of rank {rank} of another process"));
                 }
-                // Of a rank that is lost nothing counts any more.
+                // The report of a rank whose process was lost does not count any more.
                 others.ended.lock().entry(rank).or_insert(Ended::Said(report));
                 self.left(rank);
                 Ok(None)
@@ -223,14 +227,14 @@ impl HostBackend {
         }
     }
 
-    /// What process `from` says of ranks that have waited for long.
+    /// Handles a deadlock detection message of process `from`.
     fn hear_of_waiting(&self, from: usize, chain: WaitForEdge) -> Result<(), String> {
         let others = self.others();
         let (WaitForEdge::Needs { rank, other, .. }
         | WaitForEdge::Waiting { rank, other, .. }
         | WaitForEdge::WaitsFor { rank, other, .. }) = &chain;
         if [*rank, *other].iter().any(|rank| *rank >= others.size()) {
-            return Err(format!("it says of ranks that wait: {chain:?}"));
+            return Err(format!("it sent a wait of a rank that does not exist: {chain:?}"));
         }
         match chain {
             WaitForEdge::Needs { rank, number, other } => {
@@ -254,7 +258,7 @@ impl HostBackend {
         Ok(())
     }
 
-    /// What is said on a channel of another process.
+    /// Decodes a signature that was sent on a channel of another process, in full or by number.
     fn print(&self, channel: (usize, usize), said: Said<CallSignature>) -> Result<CallSignature, String> {
         let (number, print) = match said {
             Said::Full { number: None, print } => return Ok(print),
@@ -266,10 +270,10 @@ impl HostBackend {
         if number == known.len() {
             known.extend(print);
         }
-        known.get(number).cloned().ok_or_else(|| format!("it has not said what print {number} is"))
+        known.get(number).cloned().ok_or_else(|| format!("it has not defined signature {number}"))
     }
 
-    /// The group that a channel of another process is of, and its rank's position there.
+    /// Returns the group of a channel of another process, and the group rank of the caller.
     fn channel(&self, from: usize, channel: RemoteGroupId) -> Result<(GroupKey, usize), String> {
         let (others, RemoteGroupId { number, introduction }) = (self.others(), channel);
         let mut channels = others.channels.lock();
@@ -278,11 +282,11 @@ impl HostBackend {
                 .places
                 .get(&(from, number))
                 .copied()
-                .ok_or_else(|| format!("it has not said what channel {number} is"));
+                .ok_or_else(|| format!("it has not introduced channel {number}"));
         };
         let is_known = |rank: &usize| *rank < others.size();
         if !ranks.iter().all(is_known) || !ranks.get(member).is_some_and(|rank| others.of(from).contains(rank)) {
-            return Err(format!("it calls as member {member} of a group of ranks {ranks:?}"));
+            return Err(format!("it called as invalid member {member} of a group of ranks {ranks:?}"));
         }
         let place = (self.rendezvous.group(&ranks, name), member);
         channels.places.insert((from, number), place);
@@ -291,7 +295,7 @@ impl HostBackend {
     }
 }
 
-/// Has `wholes` known as what one collective returns, for as long as they are there.
+/// Registers the result buffer of a collective, for as long as it is alive.
 fn keep(known: &mut HashMap<CollectiveKey, Weak<ResultBuffer>>, call: CollectiveKey, full_tensors: &Arc<ResultBuffer>) {
     known.retain(|_, other| other.strong_count() > 0);
     known.insert(call, Arc::downgrade(full_tensors));

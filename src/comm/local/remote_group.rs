@@ -1,4 +1,4 @@
-//! [`RemoteGroup`]: what a rank's calls on one group send to other processes.
+//! [`RemoteGroup`]: a rank's view of the group's members in other processes; sends the rank's calls to them.
 
 use std::sync::Arc;
 
@@ -20,51 +20,54 @@ use crate::comm::{CommError, TensorMeta};
 use crate::memory::shared_memory::SharedMemoryPool;
 use crate::placement::ShardSizes;
 
-/// What the ranks of another process need of a deposit.
+/// Data of a contribution that the ranks of another process need.
 pub(super) enum RecipientData<'a> {
-    /// All of it.
+    /// All tensors.
     Full,
-    /// Their parts, by dimension and cut.
+    /// Shards of the recipients, each given as (dimension, shard sizes).
     Parts(&'a [(usize, ShardSizes)]),
-    /// What is addressed to them.
+    /// Tensors that are addressed to the recipients.
     Addressed,
 }
 
-/// What each other process gets of a deposit.
+/// Data that is sent to each other process.
 pub(super) type OutgoingData = Vec<(PayloadDesc, Vec<Payload>)>;
 
-/// A rank's place in a group that has ranks in other processes.
+/// A rank's view of a group that has members in other processes.
 pub(super) struct RemoteGroup {
     others: Arc<PeerProcesses>,
     member: GroupMember,
     name: String,
-    /// Of this channel, in this process.
+    /// Number of this remote group in this process.
     number: usize,
-    /// The positions in the group of the ranks of each other process.
+    /// Other processes, each with the group ranks that it has.
     members: Vec<(usize, Vec<usize>)>,
     common: bool,
-    /// Locked while a call is made here and told there: they hear of calls in the order in which they are made.
+    /// Locked while a call is posted here and sent, so that other processes receive calls in the order in which
+    /// they were posted.
     told: Mutex<SentState>,
 }
 
-/// What the other processes know.
+/// State that the other processes have received.
 struct SentState {
-    /// Collectives so far.
+    /// Number of collectives so far.
     calls: u64,
-    /// Which of them know the channel.
+    /// True for each process that has received the description of the group.
     introduced: Vec<bool>,
-    /// The prints that all of them know, and their numbers.
+    /// Signatures that all other processes have received, with their numbers.
     prints: HashMap<Vec<u8>, usize>,
 }
 
-/// Shorter prints are said every time: to look for them would cost as much.
+/// Minimum length in bytes of a signature that is sent by number. Shorter ones are always sent in full, which costs
+/// no more than the lookup.
 const LONG: usize = 256;
 
-/// The most long prints of one channel that are said once. A model has as many as it has units, or a few times that.
+/// Maximum number of signatures of a group that are sent by number. A model has about as many as units, or a few
+/// times that.
 const MOST: usize = 1024;
 
 impl SentState {
-    /// What is said of a print.
+    /// Encodes a signature by its number if it was sent before, and in full otherwise.
     fn say<'a>(&mut self, print: &'a EncodedSignature) -> Said<&'a EncodedSignature> {
         if print.bytes().len() < LONG {
             return Said::Full { number: None, print };
@@ -82,7 +85,7 @@ impl SentState {
 }
 
 impl RemoteGroup {
-    /// `None` if all ranks of the group are here.
+    /// Returns `None` if all ranks of the group are in this process.
     pub fn new(others: &Arc<PeerProcesses>, member: &GroupMember, name: String) -> Option<Self> {
         let mut members: Vec<(usize, Vec<usize>)> = Vec::new();
         for (place, rank) in member.group.ranks().iter().enumerate().filter(|(_, rank)| !others.here().contains(rank)) {
@@ -102,8 +105,8 @@ impl RemoteGroup {
         Some(Self { others, member, name, number, members, common, told: Mutex::new(told) })
     }
 
-    /// Has `join` join a collective here, and the ranks of other processes hear of it, with what they need of the deposit.
-    /// Returns also when that is on its way.
+    /// Posts a collective locally with `join`, and sends the call to the other processes with the data that they
+    /// need. Also returns a stamp of the time at which the message was sent.
     pub fn joined<T>(
         &self,
         print: CallSignature,
@@ -134,43 +137,44 @@ impl RemoteGroup {
         Ok((joined, taken))
     }
 
-    /// Brings `shares` of a deposit to a collective that was joined for [`Later`](DataMode::Deferred).
+    /// Sends the data of a contribution to a collective that was posted as [`Deferred`](DataMode::Deferred).
     pub fn bring(&self, seq: u64, shares: OutgoingData) {
         for ((to, _), (contents, payloads)) in self.members.iter().zip(shares) {
             self.others.send(*to, ControlMessage::Data { channel: self.number, seq, contents }, payloads);
         }
     }
 
-    /// What other processes get of a deposit that is not there yet.
+    /// Returns empty data for all other processes, for a contribution that is sent later.
     pub fn nothing(&self) -> OutgoingData {
         self.same_for_all(Default::default())
     }
 
-    /// Number of processes that ranks of the group are in.
+    /// Returns the number of processes that have ranks of the group.
     pub fn processes(&self) -> usize {
-        // Only groups with a rank here have an outlet.
+        // Only a group with a local rank has a `RemoteGroup`.
         self.members.len() + 1
     }
 
-    /// Whether every rank of the group is alone in its process, and they can have memory in common: all ranks say the same.
+    /// Returns true if every rank of the group is alone in its process and all of them can share memory. The answer
+    /// is the same on all ranks.
     pub fn has_common_memory(&self) -> bool {
         self.common
     }
 
-    /// What this process has in common with others.
+    /// Returns the pool of memory that this process shares with others.
     pub fn commons(&self) -> &SharedMemoryPool {
         self.others.commons()
     }
 
-    /// Whether what others send may land in results of so many `bytes`: those of a rank that is the only one of the group
-    /// here.
+    /// Returns true if remote data is received in place in results of `bytes` bytes: if they are large enough and
+    /// this is the only local rank of the group.
     pub fn lands(&self, bytes: u64) -> bool {
         let size = self.member.group.size();
         result_buffer::pay(bytes, size)
             && self.members.iter().map(|(_, places)| places.len()).sum::<usize>() + 1 == size
     }
 
-    /// Whether member `to` of the group is in another process.
+    /// Returns true if member `to` of the group is in another process.
     pub fn is_elsewhere(&self, to: usize) -> bool {
         self.process_of(to).is_some()
     }
@@ -185,7 +189,7 @@ impl RemoteGroup {
         self.others.send(self.members[at].0, word, payloads);
     }
 
-    /// The place here of the process that member `to` is in.
+    /// Returns the index in `members` of the process that member `to` is in.
     fn process_of(&self, to: usize) -> Option<usize> {
         self.members.iter().position(|(_, places)| places.contains(&to))
     }
@@ -198,16 +202,16 @@ impl RemoteGroup {
         RemoteGroupId { number: self.number, introduction: is_new.then(introduce) }
     }
 
-    /// What each other process gets, where all get this.
+    /// Returns outgoing data that is `share` for every other process.
     pub fn same_for_all(&self, share: (PayloadDesc, Vec<Payload>)) -> OutgoingData {
         vec![share; self.members.len()]
     }
 
-    /// What each other process needs of `deposit`.
+    /// Returns the data of `deposit` that each other process needs.
     pub fn shares(&self, deposit: &Contribution, share: RecipientData<'_>) -> OutgoingData {
         let ranks = self.member.group.size();
         if let RecipientData::Full = share {
-            // Once for all.
+            // Built once for all processes.
             return self.same_for_all(contents(Vec::new(), &deposit.tensors, deposit.common));
         }
         let parts = |member: usize| -> Vec<DispatchTensor> {

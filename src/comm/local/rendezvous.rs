@@ -1,18 +1,20 @@
-//! [`Rendezvous`]: the [`MatchTable`] behind one lock, and a condition variable for each group.
+//! [`Rendezvous`]: the [`MatchTable`] behind one lock, with an event count for each group.
 //!
-//! One lock for the whole world makes the joint failure simple: it is set under the lock that
-//! every waiter holds when it decides to sleep, so no wake-up can be lost. The lock covers
-//! bookkeeping only; tensors are read, and dropped, outside it, and the ranks of a complete collective
-//! are woken outside it, lest they find it taken.
+//! One lock for all groups makes it simple that all ranks fail together: a failure is set under the lock that every
+//! waiter holds when it decides to sleep, so no wake-up can be lost. The lock covers bookkeeping only. Tensors are
+//! read and dropped outside it. The ranks of a complete collective are also woken outside it, because they would
+//! otherwise have to wait for the lock.
 //!
-//! Before it sleeps, a waiter [lingers](SpinPolicy): to sleep and to be woken takes longer than most ranks are late. Among
-//! several processes it carries meanwhile what there is to carry, if it [may](PeerNotifier::help): so what comes is there
-//! without another thread having been woken for it, or waking the rank.
+//! Before a waiter sleeps, it [spins or yields](SpinPolicy), because sleeping and waking takes longer than most
+//! ranks are late. Among several processes, it makes progress on the transport during this time if it
+//! [can](PeerNotifier::help). A message can then complete the wait without waking the thread of the transport or
+//! the rank.
 //!
-//! Of ranks in several processes each process has a rendezvous, which ranks of the others join by what they send. What is
-//! called in their name never waits. A rank that finds a failure does, for the process that decides which one is the first.
+//! If a launch has several processes, each of them has a rendezvous, and the messages of the other processes post
+//! calls on behalf of their ranks. Such calls never block. A rank that finds a failure does block, until the
+//! process that decides has named the first failure.
 
-#[path = "rendezvous_remote.rs"] // also where the model of the rendezvous includes this file
+#[path = "rendezvous_remote.rs"] // needed where the rendezvous model includes this file
 mod remote;
 
 use std::borrow::Cow;
@@ -29,26 +31,27 @@ pub(crate) use remote::{PeerEvent, PeerNotifier};
 pub(crate) struct Rendezvous<F, P> {
     state: Mutex<RendezvousState<F, P>>,
     lingers: SpinPolicy,
-    /// The other processes, if there are any.
+    /// Other processes of the launch, if there are any.
     outside: Option<Arc<dyn PeerNotifier>>,
 }
 
-/// How a waiter passes the time before it sleeps.
+/// Policy by which a waiter passes the time before it sleeps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SpinPolicy {
-    /// It looks so many times: where every rank has a core of its own.
+    /// Polls at most this many times. For ranks that have a core each.
     Spinning(u32),
-    /// It lets others run on its core so many times, for so long at most: who it waits for may be among them.
+    /// Yields the core at most this many times and for at most this long. For ranks that share cores: the rank that
+    /// is waited for may need this one.
     Yielding(u32, Duration),
 }
 
 impl SpinPolicy {
-    /// Passes the time while it is `quiet`, and `until` then at most.
+    /// Spins or yields according to the policy, while `quiet` returns true and at most until `until`.
     pub fn pass(self, until: Instant, quiet: impl Fn() -> bool) {
         match self {
             Self::Spinning(times) => (0..times).take_while(|_| quiet()).for_each(|_| spin_loop()),
             Self::Yielding(times, most) => {
-                // Who computes on the core keeps it for long, once it has it.
+                // A thread that computes keeps the core for long once it has it.
                 let end = until.min(Instant::now() + most);
                 (0..times).take_while(|_| quiet() && Instant::now() < end).for_each(|_| yield_now());
             }
@@ -56,37 +59,40 @@ impl SpinPolicy {
     }
 }
 
-/// How long a waiter of few ranks yields, if it gets its core back at all; and helps while nothing moves.
+/// Maximum time for which a waiter yields if few ranks share a core, and for which it makes progress on the
+/// transport while no message moves.
 pub(crate) const LINGER: Duration = Duration::from_millis(1);
 
-/// How often a waiter lingers at most, when what is rung for is not what it waits for.
+/// Maximum number of times that a waiter spins before it sleeps, when each notification was meant for another wait
+/// of the group.
 const LINGERS: u32 = 64;
 
-/// A complete collective.
+/// A complete collective, as [`Rendezvous::wait`] returns it.
 pub(crate) struct Matched<P> {
     pub parts: Parts<P>,
-    /// The global rank that was the last to join.
+    /// Global rank whose contribution arrived last.
     pub last: usize,
 }
 
-/// Stands for "no deadline", and can be added to any instant.
+/// Deadline that stands for "none". It can be added to any instant.
 const LONGEST: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 
-/// How long a rank waits for ranks of other processes before it asks whether these wait, too.
+/// Time that a rank waits for ranks of other processes before it asks whether those wait, too.
 const PATIENCE: Duration = Duration::from_millis(500);
 
 struct RendezvousState<F, P> {
     board: MatchTable<F, P>,
     bells: Vec<Arc<EventCount>>,
-    /// Rung when the world has failed or a rank returned.
+    /// Notified when the world has failed or a rank has returned.
     end: Arc<EventCount>,
 }
 
-/// Rung whenever a waiter of the group should look again; what it will see is set under the lock before.
+/// Event count on which the waiters of a group sleep. It is notified whenever they must look again; the new state
+/// is set under the lock before.
 #[derive(Default)]
 struct EventCount {
     condvar: Condvar,
-    /// How many there are: to wake nobody costs a call of the system's.
+    /// Number of sleepers. Without any, `notify` avoids a system call.
     sleepers: AtomicU64,
     epoch: AtomicU64,
 }
@@ -94,13 +100,13 @@ struct EventCount {
 impl EventCount {
     fn notify(&self) {
         self.epoch.fetch_add(1, Ordering::Release);
-        // Whoever rings has had the lock since then, under which whoever sleeps was counted.
+        // The caller has held the lock since the change, and a sleeper is counted under the lock.
         if self.sleepers.load(Ordering::Relaxed) > 0 {
             self.condvar.notify_all();
         }
     }
 
-    /// Sleeps until it rings, or until `deadline`: true, if it has passed.
+    /// Sleeps until the next notification or until `deadline`. Returns true if the deadline has passed.
     fn sleep<'a, T>(&self, guard: MutexGuard<'a, T>, deadline: Instant) -> (MutexGuard<'a, T>, bool) {
         self.sleepers.fetch_add(1, Ordering::Relaxed);
         let woken = self.condvar.wait_until(guard, deadline);
@@ -110,14 +116,15 @@ impl EventCount {
 }
 
 impl<F: Signature, P> Rendezvous<F, P> {
-    /// A world of `ranks` ranks.
+    /// Creates the rendezvous of a world of `ranks` ranks in this process.
     pub fn new(ranks: usize, lingers: SpinPolicy, multithreaded: bool) -> Self {
         let state =
             RendezvousState { board: MatchTable::new(ranks, multithreaded), bells: Vec::new(), end: Arc::default() };
         Self { state: Mutex::new(state), lingers, outside: None }
     }
 
-    /// The group of these ranks in this order and of this name; the same for all its ranks.
+    /// Returns the key of the group with these ranks, in this order, and this name. All its ranks receive the same
+    /// key.
     pub fn group(&self, ranks: &[usize], name: impl Into<Cow<'static, str>>) -> GroupKey {
         let mut state = self.state.lock();
         let key = state.board.group(ranks, name);
@@ -127,12 +134,12 @@ impl<F: Signature, P> Rendezvous<F, P> {
         key
     }
 
-    /// Global ranks of a group.
+    /// Returns the global ranks of a group.
     pub fn ranks(&self, group: GroupKey) -> Arc<[usize]> {
         self.state.lock().board.ranks(group).clone()
     }
 
-    /// Joins `member`'s next collective of `group` with `part`. Never blocks.
+    /// Posts the next collective of `member` on `group`, with its contribution `part`. Never blocks.
     pub fn post(&self, group: GroupKey, member: usize, print: F, part: P) -> Result<OpHandle, CommError> {
         let mut state = self.state.lock();
         let joined = state.board.post(group, member, print, part);
@@ -150,7 +157,7 @@ impl<F: Signature, P> Rendezvous<F, P> {
         sent.map_err(|error| self.counted(group, from, error))
     }
 
-    /// Posts `member`'s receive of a message of `from`, or of anybody. Never blocks.
+    /// Posts a receive of `member` for a message from `from`, or from any member if that is `None`. Never blocks.
     pub fn receive(
         &self,
         group: GroupKey,
@@ -165,7 +172,8 @@ impl<F: Signature, P> Rendezvous<F, P> {
         posted.map_err(|error| self.counted(group, member, error))
     }
 
-    /// Wakes those whom `result` concerns, and unlocks.
+    /// Unlocks, and notifies the waiters that `result` concerns: those of the group if `awaited`, all if it is an
+    /// error.
     fn notify<T>(
         &self,
         state: MutexGuard<'_, RendezvousState<F, P>>,
@@ -178,25 +186,25 @@ impl<F: Signature, P> Rendezvous<F, P> {
             state.ring_all();
         }
         self.leave(state);
-        // Outside the lock, for which all that wake come.
+        // Outside the lock, which all woken ranks acquire.
         if let Some(bell) = bell {
             bell.notify();
         }
         result
     }
 
-    /// Whether [`wait`](Self::wait) would return at once.
+    /// Returns true if [`wait`](Self::wait) would return at once.
     pub fn is_complete(&self, ticket: OpHandle) -> bool {
         self.state.lock().board.is_complete(ticket)
     }
 
-    /// Whether [`wait_for_message`](Self::wait_for_message) would return at once.
+    /// Returns true if [`wait_for_message`](Self::wait_for_message) would return at once.
     pub fn has_arrived(&self, claim: RecvHandle) -> bool {
         self.state.lock().board.is_over(Wait::Message(claim))
     }
 
-    /// Blocks until every member has joined, the world has failed, or `deadline` has passed;
-    /// then releases the ticket.
+    /// Blocks until every member has contributed, the world has failed, or `deadline` has passed. Then releases the
+    /// handle.
     pub fn wait(&self, ticket: OpHandle, deadline: Duration) -> Result<Matched<P>, CommError> {
         let (mut state, result) = self.block(Wait::All(ticket), deadline, |board| board.poll(ticket));
         let result = result.map(|parts| Matched { parts, last: state.board.last(ticket) });
@@ -205,8 +213,8 @@ impl<F: Signature, P> Rendezvous<F, P> {
         result
     }
 
-    /// Blocks until the message of `claim` is there, the world has failed, or `deadline` has passed; then there is no
-    /// such claim any more.
+    /// Blocks until the message of `claim` has arrived, the world has failed, or `deadline` has passed. Afterwards
+    /// the handle is no longer valid.
     pub fn wait_for_message(&self, claim: RecvHandle, deadline: Duration) -> Result<P2pMessage<F, P>, CommError> {
         let (mut state, result) = self.block(Wait::Message(claim), deadline, |board| board.arrival(claim));
         if result.is_err() {
@@ -216,7 +224,7 @@ impl<F: Signature, P> Rendezvous<F, P> {
         result
     }
 
-    /// Blocks until `look` is ready, the world has failed, or `deadline` has passed.
+    /// Blocks until `look` returns a value, the world has failed, or `deadline` has passed.
     fn block<T>(
         &self,
         wait: Wait,
@@ -258,7 +266,7 @@ impl<F: Signature, P> Rendezvous<F, P> {
                 let is_quiet = || bell.epoch.load(Ordering::Acquire) == rung;
                 drop(state);
                 self.linger(until, is_quiet);
-                // What it was rung for may be another wait's.
+                // The notification may have been meant for another wait.
                 lingers = if is_quiet() { 0 } else { lingers - 1 };
                 state = self.state.lock();
             } else {
@@ -278,7 +286,8 @@ impl<F: Signature, P> Rendezvous<F, P> {
         (state, result)
     }
 
-    /// Passes the time while it is `quiet`, as long as a waiter does before it sleeps, and `until` then at most.
+    /// Makes progress, spins or yields before the caller sleeps, while `quiet` returns true and at most until
+    /// `until`.
     fn linger(&self, until: Instant, quiet: impl Fn() -> bool) {
         if let Some(outside) = &self.outside {
             let helped = remote::help(&**outside, until, &quiet);
@@ -293,29 +302,30 @@ impl<F: Signature, P> Rendezvous<F, P> {
         self.lingers.pass(until, quiet);
     }
 
-    /// Gives up the result of `ticket`.
+    /// Releases the handle of a collective whose result the rank does not need.
     pub fn release(&self, ticket: OpHandle) {
         let mut state = self.state.lock();
         state.board.release(ticket);
         self.leave(state);
     }
 
-    /// Gives up the message of `claim`.
+    /// Releases the handle of a receive whose message the rank does not need.
     pub fn give_up(&self, claim: RecvHandle) {
         let mut state = self.state.lock();
         state.board.give_up(claim);
         self.leave(state);
     }
 
-    /// Records the first failure and wakes everyone. Returns the error that counts.
+    /// Records the first failure and wakes all waiters. Waits for the process that decides which failure is the
+    /// first, and returns the error of that one.
     pub fn fail(&self, failure: Failure) -> CommError {
         let found = self.find(failure);
         let state = self.decided();
         state.board.failure().unwrap_or(&found).error(None)
     }
 
-    /// [`fail`](Self::fail)s, without waiting for the process that decides. Returns the failure that counts, as far as is
-    /// known here.
+    /// Like [`fail`](Self::fail), but does not wait for the process that decides. Returns the first failure as far
+    /// as this process knows it.
     pub fn find(&self, failure: Failure) -> Failure {
         let mut state = self.state.lock();
         let found = state.board.fail(failure);
@@ -324,12 +334,13 @@ impl<F: Signature, P> Rendezvous<F, P> {
         found
     }
 
-    /// The first failure, if any.
+    /// Returns the first failure, if there was one.
     pub fn failure(&self) -> Option<Failure> {
         self.state.lock().board.failure().cloned()
     }
 
-    /// The rank's program is over: wakes those who may be waiting for it. False: it was already.
+    /// Records that the program of a rank has ended, and wakes all ranks that may be waiting for it. Returns false
+    /// if that was recorded before.
     pub fn returned(&self, rank: usize) -> bool {
         let mut state = self.state.lock();
         let first = state.board.returned(rank);
@@ -340,17 +351,18 @@ impl<F: Signature, P> Rendezvous<F, P> {
         first
     }
 
-    /// Whether the rank's program is over.
+    /// Returns true if the program of the rank has ended.
     pub fn has_returned(&self, rank: usize) -> bool {
         self.state.lock().board.has_returned(rank)
     }
 
-    /// Whether `rank`, of another process, owes its deposit to a result that a rank here has yet to take.
+    /// Returns true if `rank`, of another process, still has to contribute to a collective whose result a local
+    /// rank has not taken.
     pub fn owes(&self, rank: usize) -> bool {
         self.state.lock().board.owes(rank)
     }
 
-    /// Waits until the programs of all ranks are over.
+    /// Blocks until the programs of all ranks have ended.
     pub fn finish(&self) {
         let mut state = self.state.lock();
         while !state.board.all_returned() {
@@ -359,12 +371,13 @@ impl<F: Signature, P> Rendezvous<F, P> {
         }
     }
 
-    /// What `rank` was doing at the first failure.
+    /// Describes the activity of `rank` at the first failure, or now if there was none.
     pub fn doing(&self, rank: usize) -> String {
         self.state.lock().board.doing(rank)
     }
 
-    /// Unlocks, and only then drops what has been freed, and tells others of a failure.
+    /// Unlocks, then drops the freed contributions and notifies other processes of a failure and of declined
+    /// offers.
     fn leave(&self, mut state: MutexGuard<'_, RendezvousState<F, P>>) {
         let freed = state.board.take_freed();
         let news = self.outside.as_ref().map(|outside| (outside, state.board.untold(), state.board.take_declined()));
@@ -387,11 +400,11 @@ impl<F: Signature, P> RendezvousState<F, P> {
     }
 
     fn error(&self, wait: Wait) -> CommError {
-        let failure = self.board.failure().expect("polled as failed");
+        let failure = self.board.failure().expect("`poll` returned `Failed`");
         failure.error(Some(self.board.id(wait)))
     }
 
-    /// The deadline has passed: a failure unless what `wait` is for came just now.
+    /// Fails the world because the deadline of `wait` has passed, unless the wait is over by now.
     fn expire(&mut self, wait: Wait, deadline: Duration) {
         if self.board.is_over(wait) {
             return;
@@ -408,5 +421,5 @@ impl<F: Signature, P> RendezvousState<F, P> {
 }
 
 #[cfg(test)]
-#[path = "rendezvous_tests.rs"] // also where the model of the rendezvous includes this file
+#[path = "rendezvous_tests.rs"] // needed where the rendezvous model includes this file
 mod tests;

@@ -1,5 +1,5 @@
-//! The [`Rendezvous`] of ranks in several processes: what others send joins it in the name of their ranks, and what is
-//! found here is told to them.
+//! The [`Rendezvous`] among several processes. Messages of other processes post calls on behalf of their ranks, and
+//! local events are sent to the other processes.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,34 +9,35 @@ use super::super::sync::{Instant, MutexGuard, yield_now};
 use super::{CommError, Failure, LINGER, Rendezvous, RendezvousState, SpinPolicy};
 use crate::comm::CollectiveId;
 
-/// The other processes, as a rendezvous sees them. Called outside its lock.
+/// Other processes of a launch, as the rendezvous notifies them. Called outside its lock.
 pub(crate) trait PeerNotifier: Send + Sync {
-    /// Tells them what they must know. Returns a failure that is known by it.
+    /// Notifies the other processes of `news`. Returns a failure that follows from it, such as a deadlock.
     fn tell(&self, news: PeerEvent) -> Option<Failure>;
 
-    /// Lends the calling thread, whose rank waits, to whoever communicates:
+    /// Makes progress on the transport with the calling thread, whose rank waits. Returns the result of
     /// [`Transport::progress`](crate::comm::transport::Transport).
     fn help(&self) -> Option<bool>;
 }
 
-/// What other processes must know.
+/// Event of which other processes are notified.
 pub(crate) enum PeerEvent {
-    /// A failure was found here.
+    /// A failure was found in this process.
     Failed(Failure),
-    /// Nobody here needs these deposits any more, which were offered.
+    /// No local rank needs these contributions, which other processes had offered.
     Declined(Vec<OpHandle>),
-    /// A rank here sleeps until something comes.
+    /// A local rank is about to sleep until a message arrives.
     Awaited,
-    /// A rank has waited for long.
+    /// A rank has waited for long, which may be a deadlock.
     Waits(StalledWait),
 }
 
-/// How often a rank that cannot help lets others have its core before it sleeps: the thread that communicates, above all.
-/// Where nobody wants it that is some 100 microseconds, more than a small collective takes, and less than a core takes that
-/// has to be woken.
+/// Number of times that a rank that cannot make progress on the transport yields before it sleeps, above all to the
+/// thread of the transport. If no other thread needs the core, this takes some 100 microseconds: more than a small
+/// collective, and less than waking an idle core.
 const YIELDS: u32 = 300;
 
-/// Helps while it is `quiet`, something moves, and `until` then at most. False: cannot.
+/// Makes progress on the transport while `quiet` returns true and messages move, and at most until `until`. Returns
+/// false if the transport does not support it.
 pub(super) fn help(outside: &dyn PeerNotifier, until: Instant, quiet: impl Fn() -> bool) -> bool {
     let soon = || until.min(Instant::now() + LINGER);
     let mut end = soon();
@@ -44,7 +45,7 @@ pub(super) fn help(outside: &dyn PeerNotifier, until: Instant, quiet: impl Fn() 
         match outside.help() {
             None => return false,
             Some(true) => end = soon(),
-            // Who it waits for may be on this core.
+            // The rank that is waited for may need this core.
             Some(false) => yield_now(),
         }
         if Instant::now() >= end {
@@ -54,11 +55,13 @@ pub(super) fn help(outside: &dyn PeerNotifier, until: Instant, quiet: impl Fn() 
     true
 }
 
-/// How long a rank that has found a failure waits to hear whether it is the first. Its process then decides by itself.
+/// Time that a rank with a failure waits for the decision which failure is the first. After that its process
+/// decides by itself.
 const GRACE: Duration = Duration::from_secs(5);
 
 impl<F: Signature, P> Rendezvous<F, P> {
-    /// A world of `ranks` ranks in several processes, one of which `decides` which failure is the first.
+    /// Creates the rendezvous of a world of `ranks` ranks in several processes. `decides` is true in the one
+    /// process that decides which failure is the first.
     pub fn among_processes(ranks: usize, multithreaded: bool, decides: bool, outside: Arc<dyn PeerNotifier>) -> Self {
         let rendezvous =
             Self { outside: Some(outside), ..Self::new(ranks, SpinPolicy::Yielding(YIELDS, LINGER), multithreaded) };
@@ -68,14 +71,15 @@ impl<F: Signature, P> Rendezvous<F, P> {
         rendezvous
     }
 
-    /// Joins the next collective of `member`, a rank of another process, whose deposit comes later.
+    /// Posts the next collective of `member`, a rank of another process. Its contribution arrives later.
     pub fn post_remote(&self, group: GroupKey, member: usize, print: F) -> Result<OpHandle, CommError> {
         let mut state = self.state.lock();
         let announced = state.board.post_remote(group, member, print);
         self.notify(state, group, false, announced)
     }
 
-    /// The same of one whose deposit comes only if it is asked for. True: it is.
+    /// Like [`post_remote`](Self::post_remote), for a contribution that is sent only on demand. Returns true if it
+    /// must be requested now.
     pub fn post_remote_on_demand(
         &self,
         group: GroupKey,
@@ -87,17 +91,18 @@ impl<F: Signature, P> Rendezvous<F, P> {
         self.notify(state, group, false, offered)
     }
 
-    /// The result of `ticket` is wanted now. Returns the offers to ask for.
+    /// Marks the result of `ticket` as needed now. Returns the offers to request.
     pub fn want(&self, ticket: OpHandle) -> Vec<OpHandle> {
         self.state.lock().board.want(ticket)
     }
 
-    /// The same; once, also of the call before it that is not wanted yet.
+    /// Like [`want`](Self::want), but also marks the latest deferred call before it, unless the result was marked
+    /// before.
     pub fn want_and_next(&self, ticket: OpHandle) -> Vec<OpHandle> {
         self.state.lock().board.want_and_next(ticket)
     }
 
-    /// What a rank that was announced has called, while its deposit is awaited.
+    /// Returns the signature of a posted call whose contribution has not arrived.
     pub fn print(&self, ticket: OpHandle) -> Option<F>
     where
         F: Clone,
@@ -105,21 +110,21 @@ impl<F: Signature, P> Rendezvous<F, P> {
         self.state.lock().board.print(ticket).cloned()
     }
 
-    /// Whether the member of `ticket`, a rank here, has made the call, which others have.
+    /// Returns true if the member of `ticket`, a local rank, has posted the collective.
     pub fn has_joined(&self, ticket: OpHandle) -> bool {
         self.state.lock().board.has_joined(ticket)
     }
 
-    /// Adds the deposit of a rank that was announced, or joined for later. True: now complete.
+    /// Adds the contribution of a call that was posted without one. Returns true if the collective is now complete.
     pub fn provide_data(&self, ticket: OpHandle, part: P) -> bool {
         let mut state = self.state.lock();
         let complete = state.board.provide_data(ticket, part);
         let rung = self.notify(state, ticket.group, complete, Ok(()));
-        rung.expect("nothing has failed");
+        rung.expect("the result is `Ok`");
         complete
     }
 
-    /// Asks others about a wait that takes long.
+    /// Asks other processes whether a stalled wait is part of a deadlock.
     pub(super) fn ask_about<'a>(
         &'a self,
         state: MutexGuard<'a, RendezvousState<F, P>>,
@@ -135,46 +140,46 @@ impl<F: Signature, P> Rendezvous<F, P> {
         self.state.lock()
     }
 
-    /// The number of the wait that a rank here is in.
+    /// Returns the number of the wait that a local rank is in.
     pub fn wait_of(&self, rank: usize) -> Option<u64> {
         self.state.lock().board.wait_of(rank)
     }
 
-    /// What a rank here waits in, if it is still in its wait of this number, and needs `other`.
+    /// Returns the call that a local rank waits in, if it is still in wait `number` and needs `other`.
     pub fn still_needs(&self, rank: usize, number: u64, other: usize) -> Option<CollectiveId> {
         self.state.lock().board.still_needs(rank, number, other)
     }
 
-    /// [`join`](Self::post)s for a rank that is here, whose deposit comes later.
+    /// Posts a collective for a local rank that contributes later.
     pub fn join_late(&self, group: GroupKey, member: usize, print: F) -> Result<OpHandle, CommError> {
         let mut state = self.state.lock();
         let joined = state.board.join_late(group, member, print);
         self.notify(state, group, false, joined).map_err(|error| self.counted(group, member, error))
     }
 
-    /// [`join`](Self::post)s for a rank that is here, whose deposit comes once its result is wanted.
+    /// Posts a deferred collective for a local rank, which contributes once a rank needs the result.
     pub fn post_deferred(&self, group: GroupKey, member: usize, print: F) -> Result<OpHandle, CommError> {
         let mut state = self.state.lock();
         let joined = state.board.post_deferred(group, member, print);
         self.notify(state, group, false, joined).map_err(|error| self.counted(group, member, error))
     }
 
-    /// A rank of another process wants the result of `ticket`.
+    /// Records that a rank of another process needs the result of `ticket`.
     pub fn ask_for(&self, ticket: OpHandle) {
         self.state.lock().board.ask_for(ticket);
     }
 
-    /// Whether one [does](Self::ask_for), or has.
+    /// Returns true if any rank [needs](Self::ask_for) the result.
     pub fn is_asked_for(&self, ticket: OpHandle) -> bool {
         self.state.lock().board.is_asked_for(ticket)
     }
 
-    /// Whether all ranks have called the collective of `ticket`, whatever they have brought.
+    /// Returns true if all ranks have posted the collective of `ticket`, with or without their contributions.
     pub fn have_all_called(&self, ticket: OpHandle) -> bool {
         self.state.lock().board.have_all_called(ticket)
     }
 
-    /// Sends a message of another process, whose contents come later.
+    /// Posts a message of another process, whose data arrives later.
     pub fn announce_letter(
         &self,
         group: GroupKey,
@@ -186,16 +191,16 @@ impl<F: Signature, P> Rendezvous<F, P> {
         self.notify(state, group, false, announced)
     }
 
-    /// Adds the contents of a message that was announced in `group`.
+    /// Adds the data of a message of another process.
     pub fn fill_letter(&self, announced: RemoteMessageHandle, part: P) {
         let mut state = self.state.lock();
         let wanted = state.board.fill_letter(announced, part);
         let rung = self.notify(state, announced.group, wanted, Ok(()));
-        rung.expect("nothing has failed");
+        rung.expect("the result is `Ok`");
     }
 
-    /// What counts of an `error` that `member` was refused with: where another process decides, that of the failure which
-    /// it says was the first.
+    /// Returns the error that counts for a call of `member` that was refused with `error`. If another process
+    /// decides, that is the error of the failure that it named as the first.
     pub(super) fn counted(&self, group: GroupKey, member: usize, error: CommError) -> CommError {
         if self.outside.is_none() {
             return error;
@@ -209,7 +214,8 @@ impl<F: Signature, P> Rendezvous<F, P> {
         }
     }
 
-    /// Waits while it is open which failure is the first. Another process decides; none does for long.
+    /// Blocks while it is undecided which failure is the first. If the process that decides does not answer in
+    /// time, this process decides.
     pub(super) fn decided(&self) -> MutexGuard<'_, RendezvousState<F, P>> {
         let (mut state, until) = (self.state.lock(), Instant::now() + GRACE);
         while state.board.is_undecided() {
@@ -224,7 +230,7 @@ impl<F: Signature, P> Rendezvous<F, P> {
         state
     }
 
-    /// Another process has found a failure, or, if `decided`, said that it was the first.
+    /// Records a failure of another process. `decided` is true if that failure is the first.
     pub fn hear(&self, failure: Failure, decided: bool) {
         let mut state = self.state.lock();
         if decided {
@@ -236,7 +242,7 @@ impl<F: Signature, P> Rendezvous<F, P> {
         self.leave(state);
     }
 
-    /// From now on this process decides by itself which failure is the first.
+    /// Makes this process decide by itself which failure is the first, from now on.
     pub fn decide_here(&self) {
         let mut state = self.state.lock();
         state.board.decide_here();
@@ -244,7 +250,8 @@ impl<F: Signature, P> Rendezvous<F, P> {
         self.leave(state);
     }
 
-    /// Waits for word of a failure, which there was, and not for long. Returns the first.
+    /// Waits a short time for the message about a failure that is known to have occurred. Returns the first
+    /// failure.
     pub fn await_failure(&self) -> Option<Failure> {
         let (mut state, until) = (self.state.lock(), Instant::now() + GRACE);
         let mut late = false;

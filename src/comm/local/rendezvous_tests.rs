@@ -58,7 +58,7 @@ fn a_failure_wakes_the_waiters_of_every_group() {
                 rendezvous.fail(Failure::Panicked { rank, message: "boom".into() });
                 return;
             }
-            // Ranks 0 and 1 wait for rank 3, rank 2 in a group of its own with it.
+            // Ranks 0 and 1 wait for rank 3. Rank 2 waits for it in a separate group.
             let (group, member) = if rank < 2 { (group, rank) } else { (rendezvous.group(&[2, 3], ""), 0) };
             let result = rendezvous.post(group, member, Same, 0).and_then(|ticket| rendezvous.wait(ticket, FAR));
             assert!(matches!(result, Err(CommError::RankPanicked { rank: 3, .. })));

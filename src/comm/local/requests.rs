@@ -1,5 +1,5 @@
-//! Requests that a thread rank waits for: of collectives ([`CollectiveRequest`]) and of received messages
-//! ([`RecvRequest`]).
+//! Requests that a rank waits for: collectives ([`CollectiveRequest`]), receives ([`RecvRequest`]) and sends
+//! ([`SendRequest`]).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,12 +17,12 @@ use crate::comm::process::contiguous_layout::ContiguousLayout;
 use crate::comm::process::result_buffer::ResultBuffer;
 use crate::comm::transport::SendStamp;
 
-/// A place in a collective; gives it up when dropped.
+/// Guard of a collective's handle, which it releases when dropped.
 #[derive(Debug)]
 pub(super) struct OpHandleGuard {
     pub engine: Arc<HostBackend>,
     ticket: Option<OpHandle>,
-    /// What ranks of other processes have is not asked for yet.
+    /// True if the contributions of ranks of other processes have not been requested yet.
     is_deferred: bool,
 }
 
@@ -31,12 +31,12 @@ impl OpHandleGuard {
         Self { engine, ticket: Some(ticket), is_deferred }
     }
 
-    /// The place, which is given up by nobody from now on.
+    /// Takes the handle, which the caller must release.
     pub fn take(&mut self) -> OpHandle {
-        self.ticket.take().expect("a seat is left once")
+        self.ticket.take().expect("the handle is taken once")
     }
 
-    /// Whether all others have brought what is waited for.
+    /// Returns true if the contributions of all ranks have arrived.
     pub fn is_complete(&self) -> bool {
         self.ticket.is_none_or(|ticket| self.engine.rendezvous.is_complete(ticket))
     }
@@ -50,16 +50,17 @@ impl Drop for OpHandleGuard {
     }
 }
 
-/// A rank's own parts of [`ResultBuffer`], in which the others' land.
+/// Shards that a rank writes to its own [`ResultBuffer`], into which remote shards are received.
 pub(super) struct OwnShards {
     parts: Box<dyn FnOnce() -> Vec<DispatchTensor> + Send>,
-    /// Until there are the wholes.
+    /// Layouts for the result buffer, until it is created.
     layouts: Option<Box<dyn FnOnce() -> Option<Vec<ContiguousLayout>> + Send>>,
     result_buffer: Option<Arc<ResultBuffer>>,
 }
 
 impl OwnShards {
-    /// Of wholes of these layouts, if these are such that there may be some.
+    /// Stores functions that compute the shards and the layouts. `layouts` returns `None` if a result buffer is not
+    /// possible.
     pub fn new(
         parts: impl FnOnce() -> Vec<DispatchTensor> + Send + 'static,
         layouts: impl FnOnce() -> Option<Vec<ContiguousLayout>> + Send + 'static,
@@ -67,30 +68,31 @@ impl OwnShards {
         Self { parts: Box::new(parts), layouts: Some(Box::new(layouts)), result_buffer: None }
     }
 
-    /// Has what others send land in the wholes of the collective of `ticket` from now on.
+    /// Creates the result buffer of the collective `ticket`, so that remote data is received into it from now on.
     pub fn await_others(&mut self, engine: &HostBackend, ticket: OpHandle) {
         if let Some(layouts) = self.layouts.take() {
             self.result_buffer = engine.result_buffer(ticket, layouts);
         }
     }
 
-    /// The wholes of the collective of `ticket`, with these parts.
+    /// Writes these shards to the result buffer of the collective `ticket`, and returns it.
     fn put(mut self, engine: &HostBackend, ticket: OpHandle) -> Option<Arc<ResultBuffer>> {
         self.await_others(engine, ticket);
         let full_tensors = self.result_buffer?;
-        // What was just said here is on its way first, and what others send lands meanwhile.
-        // SAFETY: they are here, and nobody else has them.
+        // Calls `carry` during the copy, so that messages posted before are sent first and remote data is received
+        // meanwhile.
+        // SAFETY: the region is in memory, and no other thread uses it.
         unsafe { full_tensors.put(ticket.member, &(self.parts)(), || engine.carry()) };
         Some(full_tensors)
     }
 }
 
-/// A collective that this rank has joined, and how it makes its result from the deposits, and from the wholes with its
-/// own parts.
+/// A collective that this rank has posted. `finish` builds the result from the contributions and from the result
+/// buffer with this rank's own shards.
 pub(super) struct CollectiveRequest<F> {
     pub seat: OpHandleGuard,
     pub own: Option<OwnShards>,
-    /// Noted when other processes are told, if there are some.
+    /// Records when the call was sent to other processes, if there are any.
     pub taken: Option<SendStamp>,
     pub device: Device,
     pub finish: F,
@@ -118,20 +120,20 @@ where
         if seat.is_deferred {
             seat.engine.ask(seat.engine.rendezvous.want_and_next(ticket));
         }
-        // While the others' parts are on their way.
+        // While the remote shards are in flight.
         let put = Completed::timed(|| own.and_then(|own| own.put(&seat.engine, ticket)));
         let Matched { parts, last } = seat.engine.rendezvous.wait(ticket, deadline)?;
         let exchange = CollectiveInputs::new(&parts, &seat.engine, ticket, &device);
         let exchange = CollectiveInputs { result_buffer: put.value.as_deref(), ..exchange };
         let finished = Completed::timed(|| finish(&exchange));
         let moving = put.moving + finished.moving.saturating_sub(exchange.waited.get());
-        // Where there are no other processes, every rank would look through the deposits of all, for nothing.
+        // Without other processes, every rank would search all contributions for nothing.
         let carried = seat.engine.others.as_ref().and_then(|_| Contribution::carried(&parts, taken.as_ref()));
         Ok(Completed { moving, last: Some(last), carried, ..finished })
     }
 }
 
-/// A message that is on its way: the engine has it.
+/// A sent message, which the backend owns. The request is complete at once.
 pub(super) struct SendRequest;
 
 impl Request<()> for SendRequest {
@@ -144,7 +146,7 @@ impl Request<()> for SendRequest {
     }
 }
 
-/// A message that this rank receives; gives it up when dropped.
+/// A receive that this rank has posted. Dropping it releases the message.
 pub(super) struct RecvRequest {
     engine: Arc<HostBackend>,
     claim: Option<RecvHandle>,
@@ -163,16 +165,16 @@ impl Request<ReceivedTensors> for RecvRequest {
     }
 
     fn wait(mut self: Box<Self>, deadline: Duration) -> Result<Completed<ReceivedTensors>, CommError> {
-        let claim = self.claim.take().expect("a message is waited for once");
+        let claim = self.claim.take().expect("the receive handle is taken once");
         let letter = self.engine.rendezvous.wait_for_message(claim, deadline)?;
         let received = Completed::timed(|| {
             let deposits = std::slice::from_ref(&letter.part);
-            // As from the root of a group that is the sender alone.
+            // Like a broadcast whose root is the sender, in a group of the sender alone.
             let root = OpHandle { group: claim.group, member: 0, seq: 0 };
             let exchange = CollectiveInputs::new(deposits, &self.engine, root, &self.member.device);
             ReceivedTensors { from: letter.from, tensors: exchange.of_root(0) }
         });
-        // Who receives tells nobody.
+        // A receiver sends no message of its own.
         let carried = Contribution::carried(std::slice::from_ref(&letter.part), None);
         Ok(Completed { last: Some(self.member.group.ranks()[letter.from]), carried, ..received })
     }

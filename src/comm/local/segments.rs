@@ -1,7 +1,8 @@
-//! [`Segment`]: what of its tensors an all-reduce moves at once.
+//! [`Segment`]: the elements of its tensors that an all-reduce moves at once.
 //!
-//! What comes, its sums, and the sums that come are each as long as the tensors. Of large ones none is in the caches any more
-//! when it is needed next. So these are reduced in segments, one after another.
+//! The received shards, their sums and the received sums are each as large as the tensors. If the tensors are
+//! large, none of these is still in the caches when it is needed next. Large tensors are therefore reduced in
+//! segments, one after another.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -13,22 +14,22 @@ use super::contribution;
 use crate::comm::backend::{ShardSignature, TensorSignature};
 use crate::placement::ShardSizes;
 
-/// Elements of some rows, which are tensors of one dimension.
+/// Ranges of elements of some rows, which are one-dimensional tensors.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Segment(Vec<(usize, Range<usize>)>);
 
 impl Segment {
-    /// All elements of `rows`.
+    /// Returns a segment of all elements of `rows`.
     pub fn of_all(rows: &[DispatchTensor]) -> Self {
         Self(rows.iter().map(|row| 0..row.shape().num_elements()).enumerate().collect())
     }
 
-    /// The elements of `rows` in order, in segments of no more than `most` bytes.
+    /// Returns the elements of `rows` in order, in segments of at most `most` bytes.
     pub fn several(rows: &[DispatchTensor], most: usize) -> Vec<Self> {
         Self::split(rows.iter().map(|row| (row.dtype().size(), row.shape().num_elements())), most)
     }
 
-    /// The same, of so many elements of so many bytes each.
+    /// Splits rows, each given as (bytes per element, number of elements).
     fn split(rows: impl IntoIterator<Item = (usize, usize)>, most: usize) -> Vec<Self> {
         let (mut all, mut room) = (vec![Self(Vec::new())], most);
         for (index, (size, len)) in rows.into_iter().enumerate() {
@@ -39,7 +40,7 @@ impl Segment {
                     room = most;
                 }
                 let end = len.min(start + room / size);
-                all.last_mut().expect("there is one").0.push((index, start..end));
+                all.last_mut().expect("`all` has a first segment").0.push((index, start..end));
                 room -= (end - start) * size;
                 start = end;
             }
@@ -47,12 +48,12 @@ impl Segment {
         all
     }
 
-    /// Of which rows it has elements, and which.
+    /// Returns the ranges of the segment, each given as (row index, range).
     pub fn ranges(&self) -> &[(usize, Range<usize>)] {
         &self.0
     }
 
-    /// Its elements of `rows`: where they are, if that may be.
+    /// Returns the elements of the segment in `rows`, without a copy if possible.
     pub fn segments_of(&self, rows: &[DispatchTensor]) -> Vec<DispatchTensor> {
         let sizes = |(index, range): &(usize, Range<usize>)| match &rows[*index] {
             row if row.shape()[..] == [range.len()] => row.clone(),
@@ -61,12 +62,12 @@ impl Segment {
         self.0.iter().map(sizes).collect()
     }
 
-    /// How it is cut over the ranks.
+    /// Returns the dimension and shard sizes by which the ranks shard each range.
     pub fn shardings(&self) -> Vec<(usize, ShardSizes)> {
         self.0.iter().map(|(_, range)| (0, ShardSizes::Chunked(range.len()))).collect()
     }
 
-    /// What the ranks agree on.
+    /// Returns the signature that the ranks agree on.
     pub fn prints(&self, rows: &[DispatchTensor]) -> Arc<[TensorSignature]> {
         let print = |((index, range), (dim, sizes)): (&(usize, Range<usize>), (usize, ShardSizes))| TensorSignature {
             shape: Shape::from([range.len()]),

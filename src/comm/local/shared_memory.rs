@@ -1,19 +1,20 @@
-//! Results of ranks of one host in [memory that they have in common](crate::memory::shared_memory): of an all-gather
-//! each rank puts its part where all have it, in one copy, and the whole is there once.
+//! Results of an all-gather in [memory that ranks of one host share](crate::memory::shared_memory). Each rank
+//! copies its shard once, into the memory of all ranks, and the full tensor exists once per host.
 //!
 //! ```text
-//! rank 0, in process 0              rank 1, in process 1
-//! takes memory     ---where--->     maps it
-//! puts its part    <-- begins --    puts its part
-//!                  ----put---->
-//!                  <---put-----
-//! a b                               a b                      the same memory
+//! rank 0, in process 0                 rank 1, in process 1
+//! allocates memory   ---address--->    maps it
+//! writes its shard   <---start-----    writes its shard
+//!                    ----done------>
+//!                    <---done------
+//! a b                                  a b                      the same memory
 //! ```
 //!
-//! It is [called](super::all_gather) as two collectives, as an all-reduce is [in halves](super::two_phase_all_reduce).
-//! To the first, ranks bring that they begin, and the first of the group where there is memory; once it is complete,
-//! each puts its part, the rank or the engine's hands, and the second is complete when all have. Where the system has
-//! no memory, parts are sent.
+//! The [call](super::all_gather) is posted as two collectives, like an all-reduce in [two
+//! phases](super::two_phase_all_reduce). In the first, each rank announces that it starts, and the first rank of
+//! the group sends the address of the memory. When the first is complete, each rank writes its shard, on its own
+//! thread or the completion thread. The second is complete when all ranks have. If the system has no shared memory
+//! available, shards are sent.
 
 use std::sync::Arc;
 
@@ -30,10 +31,10 @@ use crate::comm::process::header::SharedMemoryMessage;
 use crate::comm::process::result_buffer::ResultBuffer;
 use crate::memory::shared_memory::{SWITCH, SharedMemoryBlock, SharedMemoryHandle};
 
-/// The member that takes memory.
+/// Group rank that allocates the memory.
 const OWNER: usize = 0;
 
-/// Results that ranks have in common.
+/// Result of a collective in memory that ranks share.
 #[derive(Debug)]
 pub(super) struct SharedMemoryResult {
     outlet: Arc<RemoteGroup>,
@@ -41,11 +42,11 @@ pub(super) struct SharedMemoryResult {
     place: Mutex<ResultLocation>,
 }
 
-/// Where they are.
+/// Location of the result.
 #[derive(Debug)]
 enum ResultLocation {
     Unknown,
-    /// This rank has taken memory.
+    /// This rank has allocated the memory.
     Taken(SharedMemoryBlock),
     Found(Arc<ResultBuffer>),
 }
@@ -55,7 +56,7 @@ impl SharedMemoryResult {
         Arc::new(Self { outlet: outlet.clone(), layouts, place: Mutex::new(ResultLocation::Unknown) })
     }
 
-    /// What `member` says that wants them; one takes memory. Said once.
+    /// Returns the message with which `member` requests the result. The owner allocates memory for it. Called once.
     pub fn wanted(&self, member: usize) -> SharedMemoryMessage {
         let bytes = ResultBuffer::bytes_in_common(&self.layouts);
         let take = || self.outlet.commons().take(bytes, self.outlet.processes() as u32);
@@ -65,8 +66,8 @@ impl SharedMemoryResult {
         SharedMemoryMessage::At { address }
     }
 
-    /// Where they are by what ranks have `said` in the call of `ticket`; in memory of this rank's own, if there is none in
-    /// common.
+    /// Locates the result from the messages `said` of the call `ticket`. If no rank has shared memory, allocates
+    /// private memory.
     pub fn find(
         &self,
         engine: &HostBackend,
@@ -100,17 +101,17 @@ impl SharedMemoryResult {
         self.outlet.commons().map(address, ResultBuffer::bytes_in_common(&self.layouts)).map_err(|error| {
             let rank = engine.rendezvous.ranks(ticket.group)[OWNER];
             let problem = format!(
-                "memory in common with it cannot be mapped: {error}; {SWITCH}=0 has ranks send what they gather"
+                "shared memory of that process cannot be mapped: {error}. Set {SWITCH}=0 to send the data instead"
             );
             engine.fail(Failure::Collective(CommError::Disconnected { rank, problem }))
         })
     }
 
-    /// Where they were [found](Self::find).
+    /// Returns the result buffer, which [`find`](Self::find) has located.
     pub fn found(&self) -> Arc<ResultBuffer> {
         match &*self.place.lock() {
             ResultLocation::Found(full_tensors) => full_tensors.clone(),
-            _ => unreachable!("a rank finds them before it brings its part"),
+            _ => unreachable!("a rank locates the result before it contributes"),
         }
     }
 }

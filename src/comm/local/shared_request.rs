@@ -1,5 +1,5 @@
-//! [`SharedRequest`]: a call that its rank has left open, and that whoever comes first finishes: the rank when it
-//! waits, or the engine's [`CompletionThread`](super::completion_thread::CompletionThread).
+//! [`SharedRequest`]: a request that is completed by the first of two threads: the rank when it waits, or the
+//! backend's [`CompletionThread`](super::completion_thread::CompletionThread).
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -12,39 +12,39 @@ use crate::comm::CommError;
 use crate::comm::backend::{Backend, Completed, Failure, Request};
 use crate::comm::panic::panic_text;
 
-/// A call of a rank's, which may be finished by another thread.
+/// A rank's request that another thread may complete.
 pub(super) struct SharedRequest<T> {
-    /// Whose it is.
+    /// Global rank that posted the call.
     rank: usize,
     state: Mutex<RequestState<T>>,
     finished: Condvar,
 }
 
 enum RequestState<T> {
-    /// Nobody finishes it yet.
+    /// No thread completes it yet.
     Open(Box<dyn Request<T>>),
-    /// Somebody does, or has taken what it has become.
+    /// A thread completes it, or has taken the result.
     Taken,
-    /// By the hands.
+    /// The completion thread has completed it.
     Finished(Result<Completed<T>, CommError>),
 }
 
-/// An [`SharedRequest`] call, of whatever result.
+/// [`SharedRequest`] without its result type.
 pub(super) trait CompletionTask: Send + Sync {
-    /// Whether nobody sees to it yet.
+    /// Returns true if no thread has taken the request.
     fn is_open(&self) -> bool;
 
-    /// Finishes it, now that all it would wait for is there, unless somebody sees to it.
+    /// Completes the request, unless another thread has taken it. All contributions must have arrived.
     fn finish(&self, engine: &HostBackend);
 }
 
 impl<T> SharedRequest<T> {
-    /// Of the global rank `rank`.
+    /// Creates the request of the global rank `rank`.
     pub fn new(rank: usize, pending: Box<dyn Request<T>>) -> Arc<Self> {
         Arc::new(Self { rank, state: Mutex::new(RequestState::Open(pending)), finished: Condvar::new() })
     }
 
-    /// The call, for the caller to finish; `None` if somebody else does.
+    /// Takes the request for the caller to complete; `None` if another thread has taken it.
     pub fn take(&self) -> Option<Box<dyn Request<T>>> {
         let mut state = self.state.lock();
         match std::mem::replace(&mut *state, RequestState::Taken) {
@@ -56,21 +56,22 @@ impl<T> SharedRequest<T> {
         }
     }
 
-    /// Whether other ranks need not be waited for any more.
+    /// Returns true if no other rank has to be waited for.
     pub fn is_complete(&self) -> bool {
         match &*self.state.lock() {
             RequestState::Open(pending) => pending.is_complete(),
-            // The hands are at what is complete, and wait for nobody but who makes it with them.
+            // The completion thread takes complete requests only. It waits only for threads that build the result
+            // with it.
             RequestState::Taken | RequestState::Finished(_) => true,
         }
     }
 
-    /// What it becomes: made on this thread, or by the hands, where they were first.
+    /// Completes the request on this thread, or waits for the completion thread if that has taken it.
     pub fn wait(&self, deadline: Duration) -> Result<Completed<T>, CommError> {
         self.take().map_or_else(|| self.taken_by_hands(), |pending| pending.wait(deadline))
     }
 
-    /// What the hands make, or have made, of what they have taken.
+    /// Waits for the result of the completion thread, which has taken the request.
     pub fn taken_by_hands(&self) -> Result<Completed<T>, CommError> {
         let mut state = self.state.lock();
         loop {
@@ -90,7 +91,7 @@ impl<T: Send> CompletionTask for SharedRequest<T> {
     fn finish(&self, engine: &HostBackend) {
         let Some(pending) = self.take() else { return };
         let result = match catch_unwind(AssertUnwindSafe(|| pending.wait(Duration::ZERO))) {
-            // Nothing was moved on the thread that waits.
+            // No time was spent on the thread that waits.
             Ok(result) => result.map(|waited| Completed { moving: Duration::ZERO, ..waited }),
             Err(panic) => Err(engine.fail(Failure::Panicked { rank: self.rank, message: panic_text(&*panic).into() })),
         };
@@ -99,7 +100,7 @@ impl<T: Send> CompletionTask for SharedRequest<T> {
     }
 }
 
-/// The result of an [`SharedRequest`] call, which its rank gives up by dropping this.
+/// Request of the rank for a [`SharedRequest`]. Dropping it gives up the result.
 pub(super) struct Left<T>(pub Arc<SharedRequest<T>>);
 
 impl<T: Send> Request<T> for Left<T> {
@@ -126,7 +127,7 @@ mod tests {
     use super::*;
     use crate::comm::backend::ProcessOptions;
 
-    /// A call that is complete, and becomes what `make` returns.
+    /// A complete request whose result is that of the closure.
     struct Complete<F>(F);
 
     impl<T, F: FnOnce() -> T + Send> Request<T> for Complete<F> {

@@ -1,5 +1,5 @@
-//! Ranks [survive](Backend::shrink) a failure: they meet once more, whatever the rendezvous says, and those that
-//! come are the ranks of a new engine.
+//! [`shrink`](Backend::shrink): after a failure, the ranks agree on the survivors independently of the rendezvous.
+//! The survivors are the ranks of a new backend.
 
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
@@ -11,22 +11,22 @@ use super::sync::{Condvar, Instant, Mutex};
 use crate::comm::CommError;
 use crate::comm::backend::{Backend, Failure, ShrunkWorld};
 
-/// Who goes on, and in which world.
+/// State of a `shrink`: the agreement on the survivors, and the next world.
 pub(super) struct ShrinkState {
     muster: Mutex<MembershipAgreement>,
-    /// Rung when somebody comes or is gone, and when it is decided.
+    /// Notified when a rank has come or is gone, and when the roster is decided.
     changed: Condvar,
     next: OnceLock<ShrunkWorld>,
 }
 
 impl ShrinkState {
-    /// Of processes with these ranks, of which this is the one numbered `here`.
+    /// Creates the state for processes with these ranks. `here` is the index of this process.
     pub fn new(processes: impl IntoIterator<Item = Range<usize>>, here: usize) -> Self {
         let muster = Mutex::new(MembershipAgreement::new(processes, here));
         Self { muster, changed: Condvar::default(), next: OnceLock::new() }
     }
 
-    /// The ranks that go on, if that is decided.
+    /// Returns the surviving ranks, once they are decided.
     pub fn roster(&self) -> Option<Arc<[usize]>> {
         self.muster.lock().roster().cloned()
     }
@@ -36,14 +36,14 @@ impl ShrinkState {
     }
 }
 
-/// Stands for "no deadline", and can be added to any instant.
+/// Deadline that stands for "none". It can be added to any instant.
 const LONGEST: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 
 impl HostBackend {
-    /// [`shrink`](Backend::shrink)s.
+    /// Implements [`shrink`](Backend::shrink).
     pub(super) fn go_on(&self, rank: usize, deadline: Duration) -> Result<ShrunkWorld, CommError> {
         self.fail(Failure::Collective(CommError::Revoked { rank }));
-        // Nothing is completed any more.
+        // No collective completes any more.
         self.others.iter().for_each(|others| others.hands.forget());
         self.muster(|muster| {
             muster.came(rank);
@@ -55,7 +55,7 @@ impl HostBackend {
         Ok(self.going_on.next.get_or_init(next).clone())
     }
 
-    /// Nobody waits for this rank any more.
+    /// Records that the others no longer wait for this rank.
     pub(super) fn does_not_go_on(&self, rank: usize) {
         self.muster(|muster| {
             muster.gone(rank);
@@ -63,12 +63,12 @@ impl HostBackend {
         });
     }
 
-    /// Nothing more comes from `process`.
+    /// Records that `process` is lost.
     pub(super) fn goes_on_without(&self, process: usize) {
         self.muster(|muster| muster.lost(process).then_some(MembershipMessage::Missed { process }));
     }
 
-    /// What process `from` says of who goes on.
+    /// Handles a membership message of process `from`.
     pub(super) fn hear_of_going_on(&self, from: usize, notice: MembershipMessage) -> Result<(), String> {
         let mut heard = Ok(());
         self.muster(|muster| {
@@ -80,11 +80,13 @@ impl HostBackend {
         heard
     }
 
-    /// Changes what is known, and decides if that can be. What `change` returns, the others are told.
+    /// Changes the agreement and decides it, if possible. Sends the messages of `change` and of the decision to all
+    /// other processes.
     fn muster(&self, change: impl FnOnce(&mut MembershipAgreement) -> Option<MembershipMessage>) {
         let mut muster = self.going_on.muster.lock();
         let notices = [change(&mut muster), muster.decide()];
-        // Under the lock, without which nobody here goes by it: the others hear of it in the order in which it happens.
+        // Under the lock, so that no local rank uses the roster before it is sent, and all messages are sent in
+        // order.
         if let Some(others) = &self.others {
             notices.into_iter().flatten().for_each(|notice| others.notify(&notice));
         }
@@ -92,8 +94,8 @@ impl HostBackend {
         self.going_on.changed.notify_all();
     }
 
-    /// Waits until it is decided who goes on. After `deadline` nobody who has not come does; `None`: it was not decided
-    /// for as long again.
+    /// Waits for the decision. After `deadline`, ranks that have not come are gone. Returns `None` if there is no
+    /// decision after another `deadline`.
     fn roster(&self, deadline: Duration) -> Option<Arc<[usize]>> {
         for is_last in [false, true] {
             let until = Instant::now() + deadline.min(LONGEST);
@@ -114,7 +116,7 @@ impl HostBackend {
         unreachable!("the second wait is the last")
     }
 
-    /// The engine of these ranks.
+    /// Creates the backend of the surviving `ranks`.
     fn next_engine(&self, ranks: &[usize]) -> Arc<Self> {
         match &self.others {
             None => Self::after(Some(self), ranks.len(), self.manner),

@@ -1,26 +1,26 @@
-//! [`Wait`]: what a rank waits for, and whether it would wait in vain.
+//! [`Wait`]: operation that a rank waits for; with the detection of waits that cannot end.
 
 use std::collections::HashSet;
 
 use super::{CollectiveId, CommError, Failure, GroupKey, MatchTable, OpHandle, RecvHandle, Signature};
 
-/// What a rank waits for.
+/// Operation that a rank waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Wait {
-    /// All ranks of a collective.
+    /// A collective, which needs all ranks of its group.
     All(OpHandle),
     /// A message.
     Message(RecvHandle),
 }
 
-/// A rank that has waited for long.
+/// A wait of a rank that takes long, which may be part of a deadlock.
 #[derive(Debug, Clone)]
 pub(crate) struct StalledWait {
     pub rank: usize,
-    /// Of all its waits.
+    /// Number of this wait, counted over all waits of the rank.
     pub number: u64,
     pub during: CollectiveId,
-    /// The ranks that it needs, and in which wait each is, if it is here and waits.
+    /// Ranks that the wait needs, each with the number of the wait it is in, if it is local and waits.
     pub needs: Vec<(usize, Option<u64>)>,
 }
 
@@ -32,7 +32,7 @@ impl Wait {
         }
     }
 
-    /// The same for all members who wait for it.
+    /// Returns a value that is equal for all members that wait for the same collective.
     fn shared(self) -> Self {
         match self {
             Self::All(ticket) => Self::All(OpHandle { member: 0, ..ticket }),
@@ -42,7 +42,7 @@ impl Wait {
 }
 
 impl<F: Signature, P> MatchTable<F, P> {
-    /// Whether who waits need wait no longer.
+    /// Returns true if the rank need not wait any longer.
     pub fn is_over(&self, wait: Wait) -> bool {
         self.failure.is_some()
             || match wait {
@@ -51,7 +51,7 @@ impl<F: Signature, P> MatchTable<F, P> {
             }
     }
 
-    /// Notes that a rank now waits, and looks for a reason why it would wait in vain.
+    /// Records that a rank waits, and fails the world if it would wait forever.
     pub fn begin_wait(&mut self, wait: Wait) {
         let rank = self.rank(wait);
         if !self.multithreaded && !self.ranks[rank].waits.is_empty() {
@@ -70,12 +70,12 @@ impl<F: Signature, P> MatchTable<F, P> {
         }
     }
 
-    /// `rank` no longer waits.
+    /// Records that `rank` no longer waits.
     pub fn end_wait(&mut self, rank: usize, wait: Wait) {
         self.ranks[rank].waits.retain(|other| *other != wait);
     }
 
-    /// Counts a wait for what is not there yet.
+    /// Counts a wait if its target is not complete.
     fn count(&mut self, wait: Wait) {
         let pending = match wait {
             Wait::All(ticket) => {
@@ -89,10 +89,10 @@ impl<F: Signature, P> MatchTable<F, P> {
         self.waits += usize::from(pending);
     }
 
-    /// Whether ranks wait for something that is not there yet, other than what `wait` is for.
+    /// Returns true if ranks wait for incomplete operations other than the target of `wait`.
     ///
-    /// Where none does, no rank that `wait` needs waits, and no cycle leads through it: in a program of one group
-    /// nobody ever searches.
+    /// If no rank does, no rank that `wait` needs is waiting, so no cycle leads through it. In a program of one
+    /// group, no search ever runs.
     pub(super) fn others_wait_elsewhere(&self, wait: Wait) -> bool {
         let here = match wait {
             Wait::All(ticket) => self.slot(ticket).waits,
@@ -101,7 +101,7 @@ impl<F: Signature, P> MatchTable<F, P> {
         self.waits > here
     }
 
-    /// Fails if a rank that `wait` still needs has returned.
+    /// Fails the world if a rank that `wait` still needs has returned.
     pub fn check_left(&mut self, wait: Wait) {
         if self.groups[wait.group().0].left == 0 {
             return;
@@ -121,7 +121,7 @@ impl<F: Signature, P> MatchTable<F, P> {
         }
     }
 
-    /// Global ranks that `wait` is for, in group order.
+    /// Returns the global ranks that `wait` is waiting for, in group order.
     pub fn missing(&self, wait: Wait) -> Vec<usize> {
         match wait {
             Wait::All(ticket) => self.without_deposit(ticket).collect(),
@@ -129,7 +129,7 @@ impl<F: Signature, P> MatchTable<F, P> {
         }
     }
 
-    /// The ranks without each of which `wait` does not end.
+    /// Returns the ranks that must all act before `wait` can end.
     pub(super) fn needs(&self, wait: Wait) -> impl Iterator<Item = usize> {
         let (ticket, senders) = match wait {
             Wait::All(ticket) => (Some(ticket), &[][..]),
@@ -141,7 +141,7 @@ impl<F: Signature, P> MatchTable<F, P> {
         ticket.into_iter().flat_map(|ticket| self.absent(ticket)).chain(only)
     }
 
-    /// What is waited in, as its rank called it.
+    /// Returns the call that `wait` is for, as its rank made it.
     pub fn id(&self, wait: Wait) -> CollectiveId {
         match wait {
             Wait::All(ticket) => self.groups[ticket.group.0].id(ticket.seq, ticket.member),
@@ -149,7 +149,7 @@ impl<F: Signature, P> MatchTable<F, P> {
         }
     }
 
-    /// The global rank that waits.
+    /// Returns the global rank that waits.
     pub fn rank(&self, wait: Wait) -> usize {
         let (group, member) = match wait {
             Wait::All(OpHandle { group, member, .. }) => (group, member),
@@ -158,13 +158,14 @@ impl<F: Signature, P> MatchTable<F, P> {
         self.groups[group.0].ranks[member]
     }
 
-    /// `rank` calls while it waits.
+    /// Returns the failure of a `rank` that makes a call while it waits.
     pub(super) fn concurrent(&self, rank: usize, called: CollectiveId) -> Failure {
         let during = self.id(self.ranks[rank].waits[0]);
         Failure::Collective(CommError::ConcurrentCalls { rank, called, during })
     }
 
-    /// A cycle of waits through `start`: each rank, what it waits in, and the next one.
+    /// Searches for a cycle of waits through `start`. Returns each rank of it, the call that it waits in, and the
+    /// next rank.
     fn cycle(&self, start: usize) -> Option<Vec<(usize, CollectiveId, usize)>> {
         let (mut path, mut seen) = (Vec::new(), HashSet::new());
         self.follow(start, start, &mut seen, &mut path).then(|| {
@@ -173,10 +174,10 @@ impl<F: Signature, P> MatchTable<F, P> {
         })
     }
 
-    /// Whether waits lead from `rank` to `start`; if so, adds them to `path`, the last one first.
+    /// Returns true if waits lead from `rank` to `start`, and then adds them to `path` in reverse order.
     ///
-    /// Most ranks that a rank waits for do not wait themselves: they cost a look. All that wait in one collective
-    /// wait for the same ranks: it is looked at once.
+    /// Most ranks that a rank waits for do not wait themselves, and are skipped quickly. All waits for one
+    /// collective need the same ranks, so only one of them is followed.
     fn follow(
         &self,
         rank: usize,

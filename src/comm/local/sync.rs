@@ -1,9 +1,9 @@
-//! The blocking primitives of the rendezvous, in one place so that a model checker can replace them; and of whatever else many
-//! ranks wait for at once.
+//! Blocking primitives of the rendezvous, and of other data on which many ranks wait at once. They are in one
+//! module so that a model checker can replace them.
 //!
-//! Those of std: all who sleep on a condition variable sleep at one address, and wake at once. parking_lot's would wake
-//! one after another, each once the one before has let go of the lock; of many ranks on few cores that takes half as
-//! long again.
+//! They are those of std: all sleepers of a condition variable sleep on one address and wake at once. parking_lot
+//! would wake them one after another, each after the previous one has released the lock. With many ranks on few
+//! cores that takes 1.5 times as long.
 
 use std::sync::PoisonError;
 
@@ -13,7 +13,7 @@ pub(crate) use std::sync::atomic::{AtomicU64, Ordering};
 pub(crate) use std::thread::yield_now;
 pub(crate) use std::time::Instant;
 
-/// A mutex that is not poisoned.
+/// A mutex without poisoning.
 pub(crate) struct Mutex<T>(std::sync::Mutex<T>);
 
 impl<T> Mutex<T> {
@@ -34,7 +34,7 @@ impl Condvar {
         self.0.notify_all();
     }
 
-    /// Sleeps until notified, or until `deadline`: true, if it has passed.
+    /// Sleeps until notified or until `deadline`. Returns true if the deadline has passed.
     pub fn wait_until<'a, T>(&self, guard: MutexGuard<'a, T>, deadline: Instant) -> (MutexGuard<'a, T>, bool) {
         let left = deadline.saturating_duration_since(Instant::now());
         let (guard, result) = self.0.wait_timeout(guard, left).unwrap_or_else(PoisonError::into_inner);

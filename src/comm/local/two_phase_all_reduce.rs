@@ -1,24 +1,28 @@
-//! An all-reduce among processes, in two halves: every rank reduces its part for all, and the parts are gathered.
+//! All-reduce among processes in two phases: a reduce-scatter, in which every rank reduces its shard for all, and
+//! an all-gather of the reduced shards.
 //!
 //! ```text
 //! rank 0, in process 0            rank 1, in process 1
-//! tensor  a b        --b-->       tensor  c d             the parts of others go to them
-//!         a+c        <-c--                b+d             each rank reduces its own part
-//!         a+c b+d    <-b+d--  --a+c-->    a+c b+d         which goes to all
+//! tensor  a b        --b-->       tensor  c d             shards of other ranks are sent to them
+//!         a+c        <-c--                b+d             each rank reduces its own shard
+//!         a+c b+d    <-b+d--  --a+c-->    a+c b+d         and sends it to all
 //! ```
 //!
-//! A process sends less than twice its tensors, however many there are, where whole tensors would go to each. Both halves
-//! are called at once; between them no rank need wait: the first half is left [`SharedRequest`].
+//! A process sends less than twice its tensors, for any number of processes. In one phase it would send the full
+//! tensors to each process. Both phases are posted at once. No rank has to wait between them, because the first
+//! phase is a [`SharedRequest`], which the completion thread completes.
 //!
-//! Ranks of one host that have the result [in common](super::shared_memory) put their sums there, and send none.
+//! Ranks of one host that have the result in [shared memory](super::shared_memory) write their sums there instead
+//! of sending them.
 //!
-//! Large tensors are reduced in [segments](super::segments), each in two halves. These, too, are called at once, so that all
-//! ranks call them in one order; what a rank brings to a first half it brings when one before is reduced:
+//! Large tensors are reduced in [segments](super::segments), each in two phases. These are also posted at once, so
+//! that all ranks post them in the same order. A rank contributes to the first phase of a segment when an earlier
+//! segment is reduced:
 //!
 //! ```text
-//! segment 0   parts --> sums --> second half
-//! segment 1   parts ..........-> sums --> second half
-//! segment 2                 parts ........-> sums --> second half
+//! segment 0   shards --> sums --> second phase
+//! segment 1   shards ..........-> sums --> second phase
+//! segment 2                 shards ........-> sums --> second phase
 //! ```
 
 use std::sync::Arc;
@@ -44,51 +48,52 @@ use crate::comm::transport::SendStamp;
 use crate::comm::{CommError, ReduceOp, TransferTiming};
 use crate::placement::ShardSizes;
 
-/// What is copied in the time that a second message takes, in bytes.
+/// Number of bytes that are copied in the time that a second message takes.
 const MESSAGE: u64 = 1 << 20;
 
-/// Whether an all-reduce of so many `bytes`, of `ranks` ranks in `processes` processes, takes less time in halves: as what
-/// a process sends and adds less shows.
+/// Returns true if an all-reduce of `bytes` bytes, of `ranks` ranks in `processes` processes, is faster in two
+/// phases: if a process sends and adds enough less.
 pub(super) fn pay(bytes: u64, ranks: usize, processes: usize) -> bool {
     let (bytes, n, p) = (u128::from(bytes), ranks as u128, processes as u128);
-    // Of whole tensors a process sends `n / p` to each other; in halves, a part of `1 / n` of these for each rank there,
-    // and of its own sums. It adds half as much or less.
+    // In one phase, a process sends the tensors of its `n / p` ranks to each other process. In two phases, it sends
+    // a shard of `1 / n` of them for each rank there, and the shards of its own sums. It adds half as much or less.
     let less_sent = bytes * (p - 1) * (n * p - n - p) / (p * p);
     less_sent + bytes / 2 > u128::from(MESSAGE)
 }
 
-/// A rank's first half, until its part is reduced.
+/// First phase of a rank, until its shard is reduced.
 #[derive(Debug)]
 pub(super) struct ReduceScatterPhase {
     pub seat: OpHandleGuard,
-    /// The second half, to which the rank owes its part.
+    /// Handle of the second phase, to which the rank contributes its reduced shard.
     pub second: OpHandle,
-    /// Where both are called, but for the first one.
+    /// Remote ranks of the group on which both phases are posted. The very first phase is posted on the group
+    /// itself.
     pub outlet: Arc<RemoteGroup>,
-    /// Noted when other processes are told, of the first one.
+    /// Records when the call was sent; for the first segment only.
     pub taken: Option<SendStamp>,
     pub op: ReduceOp,
-    /// How the rows are cut over the ranks.
+    /// Dimension and shard sizes by which the ranks shard each row.
     pub shardings: Vec<(usize, ShardSizes)>,
     pub sums: ReductionTarget,
     pub device: Device,
-    /// What is brought next.
+    /// Contribution to a later segment, which is made after this phase.
     pub next: Option<DeferredContribution>,
 }
 
-/// Where the sums of a segment are put.
+/// Destination of the sums of a segment.
 #[derive(Debug, Clone)]
 pub(super) enum ReductionTarget {
-    /// Each rank's in memory of its own.
+    /// Separate memory on each rank.
     Apart,
-    /// In the result, where what others send lands.
+    /// The result buffer, into which remote shards are also received.
     Window(Arc<ResultBuffer>),
-    /// In results that ranks have in common.
+    /// A result that ranks share.
     Common(Arc<SharedMemoryResult>, Segment),
 }
 
 impl ReductionTarget {
-    /// Where they are put, as ranks have `said` in the call of `ticket`.
+    /// Locates the destination from the messages `said` of the call `ticket`.
     fn find(
         &self,
         engine: &HostBackend,
@@ -104,7 +109,7 @@ impl ReductionTarget {
         })
     }
 
-    /// Where they were put.
+    /// Returns the destination, which was located before.
     pub fn found(self, ranks: usize) -> Option<Arc<ResultBuffer>> {
         match self {
             Self::Apart => None,
@@ -119,7 +124,7 @@ impl Request<()> for ReduceScatterPhase {
         self.seat.is_complete()
     }
 
-    /// Waits for the other ranks' parts of the first half, and brings this rank's to the second.
+    /// Waits for the other ranks' contributions to the first phase, and contributes this rank's sums to the second.
     fn wait(self: Box<Self>, deadline: Duration) -> Result<Completed<()>, CommError> {
         let Self { mut seat, second, outlet, taken, op, shardings, sums, device, next } = *self;
         let (ticket, engine) = (seat.take(), &seat.engine);
@@ -130,7 +135,7 @@ impl Request<()> for ReduceScatterPhase {
             let part =
                 |(index, (dim, sizes)): (usize, &(usize, ShardSizes))| exchange.reduce_part(index, *dim, sizes, op);
             let parts = || shardings.iter().enumerate().map(part).collect::<Vec<_>>();
-            // SAFETY: the place of this rank's part, which nobody has: the second half is complete only with it.
+            // SAFETY: no other thread uses this rank's region. The second phase is not complete without it.
             let reduce =
                 |window: &Arc<ResultBuffer>| unsafe { exchange.reduce_into(window, second.member, &shardings, op) };
             let (shares, deposit) = match window {
@@ -142,7 +147,7 @@ impl Request<()> for ReduceScatterPhase {
                     (outlet.nothing(), Contribution::of_result_buffer(window))
                 }
                 Some(window) if reduce(&window) => {
-                    // SAFETY: it was written; of Flex tensors the result is one.
+                    // SAFETY: the shard was written, and the result consists of Flex tensors.
                     let share = unsafe { window.sent(second.member) };
                     (outlet.same_for_all(share), Contribution::of_result_buffer(window))
                 }
@@ -152,7 +157,7 @@ impl Request<()> for ReduceScatterPhase {
                 }
             };
             outlet.bring(second.seq, shares);
-            // While the others' parts are on their way.
+            // While the other contributions are in flight.
             engine.carry();
             engine.fill_and_finish(second, deposit.there(None));
             if let Some(next) = next {
@@ -163,14 +168,14 @@ impl Request<()> for ReduceScatterPhase {
     }
 }
 
-/// What a rank owes to a first half that it has joined for later.
+/// Contribution to a first phase that the rank has posted without data.
 #[derive(Debug)]
 pub(super) struct DeferredContribution {
     pub ticket: OpHandle,
-    /// Of which it is a segment.
+    /// Rows of which it is a segment.
     pub rows: Arc<[DispatchTensor]>,
     pub segment: Segment,
-    /// What the rank says of results in common.
+    /// Message about a result in shared memory.
     pub common: Option<SharedMemoryMessage>,
 }
 
@@ -182,14 +187,15 @@ impl DeferredContribution {
     }
 }
 
-/// An all-reduce, or a gather [in common](super::shared_memory), that this rank has joined.
+/// An all-reduce, or a [shared-memory](super::shared_memory) gather, that this rank has posted.
 pub(super) struct TwoPhaseAllReduce<F> {
-    /// If the rank may not want it yet.
+    /// Set if the rank may not need the result yet.
     pub deferred: Option<DeferredGather>,
-    /// Given up by nobody: the others need them.
+    /// First phases. They are completed even if this request is dropped, because the other ranks need the
+    /// contributions.
     pub firsts: Vec<Arc<SharedRequest<()>>>,
     pub seconds: Vec<Left<Vec<DispatchTensor>>>,
-    /// Makes the result of what the second halves give.
+    /// Builds the result from the results of the second phases.
     pub finish: F,
 }
 
@@ -209,7 +215,7 @@ where
         let Self { deferred, firsts, seconds, finish } = *self;
         let start = Instant::now();
         let left = || deadline.saturating_sub(start.elapsed());
-        // All at once: what completes them then wakes nobody else for it.
+        // All at once: the thread that completes them then wakes no other thread for it.
         let seconds: Vec<_> = seconds.iter().map(|second| (second.0.take(), &second.0)).collect();
         let firsts: Vec<_> = firsts.iter().map(|first| (first.take(), first)).collect();
         deferred.iter().for_each(DeferredGather::begin);

@@ -1,34 +1,35 @@
-//! [`WaitForGraph`]: whether ranks of several processes wait for each other. Pure state.
+//! [`WaitForGraph`]: detection of deadlocks among ranks of several processes. Pure state.
 //!
-//! Each process knows what its own ranks wait for, and not whether those wait, too. A rank that has waited for long asks:
+//! Each process knows which ranks its own ranks wait for, but not whether those wait, too. A rank that has waited
+//! for long asks:
 //!
 //! ```text
 //! process of rank a                           process of rank b
 //! a, in its wait 7, needs b  --Needs------->  b waits, in its wait 3
-//! a is still in it, and      <-----WaitingRank--
+//! a is still in wait 7, and  <-----Waiting--
 //! still needs b: --WaitsFor--> first process  (a, 7) needs (b, 3)
 //! ```
 //!
-//! All that a process has sent arrives in order. So when word comes that `b` waits, all has come that `b` had called
-//! before: if `a` needs it still, then until `b` calls again, which it does not before its wait 3 is over. Such needs, in a
-//! cycle, are for ever.
+//! The messages of a process arrive in order. When `Waiting` arrives, all earlier calls of `b` have therefore
+//! arrived. If `a` still needs `b`, it does so until the next call of `b`, which `b` does not make before its wait
+//! 3 is over. A cycle of such needs never ends.
 
 use std::collections::{HashMap, HashSet};
 
 use crate::comm::CollectiveId;
 
-/// What processes tell each other of ranks that have waited for long.
+/// Message of deadlock detection, about ranks that have waited for long.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::comm) enum WaitForEdge {
-    /// A rank, in its wait of this number, needs another.
+    /// Wait `number` of `rank` needs `other`. Sent to the process of `other`.
     Needs { rank: usize, number: u64, other: usize },
-    /// Which waits, too.
+    /// Reply: `other` waits, too, in its wait `in_wait`.
     Waiting { rank: usize, number: u64, other: usize, in_wait: u64 },
-    /// And is needed still.
+    /// `rank` is still in that wait and still needs `other`. Sent to the first process.
     WaitsFor { rank: usize, number: u64, during: CollectiveId, other: usize, in_wait: u64 },
 }
 
-/// What ranks are known to wait for, in their last waits.
+/// Graph of the known waits of ranks, each the latest of its rank.
 #[derive(Debug, Default)]
 pub(super) struct WaitForGraph(HashMap<usize, WaitingRank>);
 
@@ -36,15 +37,16 @@ pub(super) struct WaitForGraph(HashMap<usize, WaitingRank>);
 struct WaitingRank {
     number: u64,
     during: CollectiveId,
-    /// By rank, the number of the wait that it is in.
+    /// Needed ranks, each with the number of the wait that it is in.
     needs: HashMap<usize, u64>,
 }
 
-/// Each rank of a cycle, what it waits in, and the next one.
+/// Each rank of a cycle, the call that it waits in, and the next rank.
 type Cycle = Vec<(usize, CollectiveId, usize)>;
 
 impl WaitForGraph {
-    /// A rank, in its wait of this number, needs another, which is in the wait `in_wait`. Returns a cycle, if that closes one.
+    /// Adds an edge: wait `number` of `rank` needs `other`, which is in its wait `in_wait`. Returns a cycle if the
+    /// edge closes one.
     pub fn add(&mut self, rank: usize, number: u64, during: CollectiveId, other: usize, in_wait: u64) -> Option<Cycle> {
         let new = || WaitingRank { number, during: during.clone(), needs: HashMap::new() };
         let waiting = self.0.entry(rank).or_insert_with(new);
@@ -62,7 +64,7 @@ impl WaitForGraph {
         })
     }
 
-    /// Whether waits lead from `rank` to `start`; if so, adds them to `path`, the last one first.
+    /// Returns true if waits lead from `rank` to `start`, and then adds them to `path` in reverse order.
     fn follow(&self, rank: usize, start: usize, seen: &mut HashSet<usize>, path: &mut Cycle) -> bool {
         let Some(waiting) = self.0.get(&rank).filter(|_| seen.insert(rank)) else { return false };
         let is_in = |(other, in_wait): &(&usize, &u64)| self.0.get(other).is_some_and(|it| it.number == **in_wait);
@@ -85,7 +87,7 @@ mod tests {
         CollectiveId { op: Op::Barrier, seq, label: "wait".into(), ranks: [0, 1, 2].into() }
     }
 
-    /// Rank, its wait, whom it needs, and that one's wait.
+    /// Adds an edge, given as rank, its wait, the rank that it needs, and the wait of that rank.
     fn add(chains: &mut WaitForGraph, [rank, number, other, in_wait]: [u64; 4]) -> Option<Vec<(usize, u64, usize)>> {
         let cycle = chains.add(rank as usize, number, id(number), other as usize, in_wait)?;
         Some(cycle.into_iter().map(|(rank, during, other)| (rank, during.seq, other)).collect())
@@ -111,12 +113,12 @@ mod tests {
     fn waits_that_are_over_are_in_no_cycle() {
         let mut chains = WaitForGraph::default();
         assert_eq!(add(&mut chains, [0, 7, 1, 3]), None);
-        // Rank 1 waited for rank 0 later, in another wait than the one that rank 0 had seen.
+        // Rank 1 waited for rank 0 later, in another wait than rank 0 had seen.
         assert_eq!(add(&mut chains, [1, 4, 0, 7]), None);
-        // And rank 0 is in another wait since.
+        // Rank 0 is in another wait by now.
         assert_eq!(add(&mut chains, [0, 8, 1, 4]), None);
         assert_eq!(add(&mut chains, [1, 4, 0, 8]), Some(vec![(1, 4, 0), (0, 8, 1)]));
-        // Word of an old wait that comes late.
+        // A message about an old wait that arrives late.
         assert_eq!(add(&mut chains, [0, 7, 1, 4]), None);
     }
 }

@@ -1,4 +1,4 @@
-//! Has the communicating thread end with the process: invariant 4 of [`mpi`](super).
+//! Ends the progress thread when the process exits: invariant 4 of [`mpi`](super).
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -9,25 +9,27 @@ use parking_lot::Mutex;
 use super::MpiShared;
 use crate::comm::active_launch;
 
+/// The progress thread, until the exit handler has joined it.
 static RUNNING: Mutex<Option<(Arc<MpiShared>, JoinHandle<()>)>> = Mutex::new(None);
 
 thread_local! {
-    /// On the communicating thread, which cannot wait for itself, and on one that helps it: that waits for the other.
+    /// True on threads on which the exit handler must not join the progress thread: on that thread itself, and on
+    /// a rank that is using the engine, for which the progress thread waits.
     static KEPT_OFF: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Has the process wait at exit until `thread` has sent and received everything.
+/// Makes the process wait at exit until `thread` has sent and received everything.
 pub(super) fn at_exit(shared: Arc<MpiShared>, thread: JoinHandle<()>) {
     *RUNNING.lock() = Some((shared, thread));
     active_launch::at_exit(end);
 }
 
-/// Should the calling thread end the process, it does so at once: `MPI_Abort` may.
+/// Excludes the calling thread: if it ends the process, as `MPI_Abort` may, the process exits without waiting.
 pub(super) fn keep_off() {
     KEPT_OFF.set(true);
 }
 
-/// The same, while the calling thread does this.
+/// Like [`keep_off`], but only while the calling thread runs `meanwhile`.
 pub(super) fn kept_off<T>(meanwhile: impl FnOnce() -> T) -> T {
     KEPT_OFF.set(true);
     let value = meanwhile();
@@ -35,6 +37,7 @@ pub(super) fn kept_off<T>(meanwhile: impl FnOnce() -> T) -> T {
     value
 }
 
+/// Exit handler: makes the progress thread end, and waits for it.
 extern "C" fn end() {
     if KEPT_OFF.get() {
         return;
@@ -44,7 +47,7 @@ extern "C" fn end() {
     if let Some((shared, thread)) = running {
         shared.queue.lock().ended = true;
         thread.thread().unpark();
-        // What panics on the thread is caught there.
+        // The thread catches its own panics.
         drop(thread.join());
     }
 }

@@ -1,4 +1,4 @@
-//! [`MpiError`]: a function of MPI failed.
+//! [`MpiError`]: failure of an MPI function.
 
 use std::ffi::{CStr, c_char, c_int};
 
@@ -6,7 +6,7 @@ use mpi::ffi::{MPI_Error_string, MPI_MAX_ERROR_STRING};
 
 use crate::comm::launcher::StartError;
 
-/// A function of MPI failed.
+/// Failure of an MPI function, with MPI's description of it.
 #[derive(Debug, thiserror::Error)]
 #[error("{call} failed: {text}")]
 pub(super) struct MpiError {
@@ -20,17 +20,17 @@ impl From<MpiError> for StartError {
     }
 }
 
-/// What the `code` of a call says.
+/// Converts the error code that `call` returned to a result.
 pub(super) fn check(call: &'static str, code: c_int) -> Result<(), MpiError> {
     if code == 0 {
         return Ok(());
     }
     let mut text = [0 as c_char; MPI_MAX_ERROR_STRING as usize];
     let mut length = 0;
-    // SAFETY: there is room for the longest text; what MPI leaves of it is zeros, which end it.
+    // SAFETY: the buffer has capacity for the longest text. MPI leaves the rest zero, which terminates the string.
     let text = unsafe {
         MPI_Error_string(code, text.as_mut_ptr(), &mut length);
-        *text.last_mut().expect("it has room") = 0;
+        *text.last_mut().expect("the buffer is not empty") = 0;
         CStr::from_ptr(text.as_ptr())
     };
     let text = text.to_string_lossy().into_owned();

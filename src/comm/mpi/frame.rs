@@ -1,11 +1,11 @@
-//! The frame of a parcel: what its receiver reads first.
+//! Frame of a message: its first part, which the receiver reads before it receives the other payloads.
 //!
 //! ```text
-//! bytes of the frame | bytes of the header | payloads | bytes of payload 0 | payload 1 | .. | header | riding payloads
+//! frame size | header size | number of payloads | size of payload 0 | payload 1 | .. | header | inlined payloads
 //! ```
 //!
-//! Numbers are of 64 bits, little-endian; the highest bit of a payload's is set if it rides in the frame. The last frame
-//! of a process has [`LAST`] for the header's bytes.
+//! Numbers have 64 bits and are little-endian. In the size of a payload, the highest bit is set if the payload is
+//! inlined in the frame. The last frame of a process has [`LAST`] as the size of its header.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ const WORD: usize = size_of::<u64>();
 const LAST: u64 = u64::MAX;
 const RIDES: u64 = 1 << 63;
 
-/// The frame of `parcel`, whose payloads of at most `riding` bytes ride in it.
+/// Returns the frame of `parcel`. Payloads of at most `riding` bytes are inlined in it.
 pub(super) fn of_parcel(parcel: &Message, riding: usize) -> Payload {
     let payloads = || parcel.payloads.iter().map(|payload| (**payload).as_ref());
     let riders = || payloads().filter(|payload| rides(payload, riding));
@@ -31,35 +31,35 @@ pub(super) fn of_parcel(parcel: &Message, riding: usize) -> Payload {
     Arc::new(frame)
 }
 
-/// Whether a payload goes in the frame.
+/// Returns true if a payload is inlined in the frame.
 pub(super) fn rides(payload: &[u8], riding: usize) -> bool {
     payload.len() <= riding
 }
 
-/// After it, a process sends nothing.
+/// Returns the last frame that a process sends to another.
 pub(super) fn last() -> Payload {
     Arc::new([3 * WORD as u64, LAST, 0].map(u64::to_le_bytes).concat())
 }
 
-/// A frame that has come.
+/// A decoded frame.
 #[derive(Debug, PartialEq)]
 pub(super) enum Frame<'f> {
     Message {
         header: &'f [u8],
-        /// Of all payloads.
+        /// Lengths of all payloads.
         lengths: Vec<usize>,
-        /// Of those that ride, the bytes.
+        /// Bytes of each inlined payload; `None` for payloads that are sent separately.
         riders: Vec<Option<&'f [u8]>>,
     },
     Last,
 }
 
-/// Whether `bytes`, of which more may come, are a whole frame.
+/// Returns true if `bytes` contain a complete frame.
 pub(super) fn is_complete(bytes: &[u8]) -> bool {
     word(bytes, 0).is_some_and(|size| bytes.len() as u64 >= size)
 }
 
-/// Reads a whole frame. `None`: it is none.
+/// Decodes a complete frame. Returns `None` if the bytes are not a valid frame.
 pub(super) fn read(bytes: &[u8]) -> Option<Frame<'_>> {
     let (size, header, payloads) = (word(bytes, 0)?, word(bytes, 1)?, word(bytes, 2)?);
     if size != bytes.len() as u64 {
@@ -68,7 +68,7 @@ pub(super) fn read(bytes: &[u8]) -> Option<Frame<'_>> {
     if header == LAST {
         return Some(Frame::Last);
     }
-    // No more than there are bytes for.
+    // This fails, and allocates no more than the frame's size, if `payloads` is too large.
     let lengths = (0..payloads).map(|payload| word(bytes, 3 + payload)).collect::<Option<Vec<_>>>()?;
     let mut at = (3 + lengths.len()) * WORD;
     let mut take = |length: u64| {
@@ -128,7 +128,7 @@ mod tests {
     #[test]
     fn what_is_no_frame_is_not_read() {
         let frame = framed(&[b"four", b"large"]);
-        // Cut, and with other numbers.
+        // Truncated frames, and frames with changed numbers.
         for bytes in 0..frame.len() {
             assert_eq!(read(&frame[..bytes]), None, "{bytes}");
         }

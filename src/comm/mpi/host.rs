@@ -1,22 +1,23 @@
-//! Which processes can have [memory in common](crate::memory::shared_memory): found by trying, once.
+//! Finds out, once at the start, which processes can use [shared memory](crate::memory::shared_memory) with each
+//! other.
 
 use super::error::MpiError;
 use super::library::Library;
 use crate::comm::launcher::ProcessRank;
 use crate::memory::shared_memory::{SWITCH, SharedMemoryHandle, SharedMemoryPool};
 
-/// Bytes of an address; all 0 where there is none.
+/// Number of bytes of an encoded address; all are 0 if there is none.
 const LEN: usize = 16;
 
-/// Whether this process can have memory in common with each.
+/// Returns, for each process, true if this process can share memory with it.
 ///
 /// # Collective
-/// Of all processes: each makes some, and maps that of all others.
+/// All processes must call it: each creates a block, and tries to map those of all others.
 pub(super) fn shared_with(library: &Library, place: ProcessRank) -> Result<Box<[bool]>, MpiError> {
     let ProcessRank { processes, here } = place;
     let commons = SharedMemoryPool::default();
     let is_on = std::env::var_os(SWITCH).is_none_or(|value| value != "0");
-    // Until all have tried.
+    // The block must exist until all processes have tried.
     let own = is_on.then(|| commons.take(1, 1)).flatten();
     let all = library.all_gather(&own.as_ref().map_or([0; LEN], |own| written(own.address())))?;
     let is_seen = |bytes: &[u8]| {
@@ -28,7 +29,8 @@ pub(super) fn shared_with(library: &Library, place: ProcessRank) -> Result<Box<[
     Ok((0..processes).map(|other| share(&seen, processes, here, other)).collect())
 }
 
-/// Whether two of so many processes see each other, and the same others: so is it for all that share with one.
+/// Returns true if two of the processes can map each other's memory and can do so with the same other processes.
+/// The second condition makes sharing an equivalence relation.
 fn share(seen: &[u8], processes: usize, one: usize, other: usize) -> bool {
     let see_each_other = |a: usize, b: usize| seen[a * processes + b] * seen[b * processes + a] == 1;
     see_each_other(one, other) && (0..processes).all(|third| see_each_other(one, third) == see_each_other(other, third))
@@ -42,7 +44,7 @@ fn written(address: SharedMemoryHandle) -> [u8; LEN] {
     bytes
 }
 
-/// `None` where there is none: no process has the number 0.
+/// Decodes an address. Returns `None` if there is none, because no process has the number 0.
 fn read(bytes: &[u8]) -> Option<SharedMemoryHandle> {
     let (process, rest) = bytes.split_first_chunk()?;
     let (file, rest) = rest.split_first_chunk()?;
@@ -64,7 +66,7 @@ mod tests {
 
     #[test]
     fn who_shares_with_one_shares_with_all_that_do() {
-        // 0 and 1 see each other; 2 sees 3, which does not see it; 4, 5 and 6 see each other but for 4 and 6.
+        // 0 and 1 see each other. 2 sees 3, which does not see 2. 4, 5 and 6 see each other, except 4 and 6.
         let pairs = [(0, 1), (1, 0), (2, 3), (4, 5), (5, 4), (5, 6), (6, 5)];
         let all = (0..7).flat_map(|a| (0..7).map(move |b| (a, b)));
         let seen: Vec<u8> = all.map(|(a, b)| u8::from(a == b || pairs.contains(&(a, b)))).collect();

@@ -1,4 +1,4 @@
-//! [`IdleBackoff`]: how long the communicating thread sleeps between looks at MPI.
+//! [`IdleBackoff`]: time that the progress thread sleeps between polls of MPI.
 
 #[cfg(target_os = "linux")]
 use std::ffi::{c_int, c_ulong};
@@ -7,58 +7,67 @@ use std::os::unix::fs::FileExt;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Without sleep for this long after something has come, or gone, or a rank has begun to sleep: more may come, when a rank
-/// elsewhere has copied or added some megabytes. Between looks it lets others have the core: a rank that has just got its
-/// result, or is about to call.
+/// Time for which the thread polls without sleeping after a message was sent or received, or a rank began to
+/// block. More may arrive after a rank elsewhere has copied or reduced some megabytes. Between polls the thread
+/// yields its core, for example to a rank that just received its result or is about to call.
 const AWAKE: Duration = Duration::from_millis(2);
 
-/// How long a parcel may wait for the thread, and the thread's sleep beside a rank that helps.
+/// Maximum time that a queued message waits until the thread's sleep ends by itself. The thread also sleeps this
+/// long while a rank uses the engine.
 pub(super) const SHORT: Duration = Duration::from_millis(1);
 
-/// Without sleep for this long where something is under way and a core is free: MPI moves a message bit by bit, whenever
-/// it is called, and does not say how far it has come.
+/// Time for which the thread polls without sleeping if requests are in flight and a core is free. MPI transfers a
+/// message in steps, only while it is called, and does not report how far it is.
 const PATIENT: Duration = Duration::from_millis(50);
 
-/// The longest sleep while something is under way: what sockets hold lasts about as long.
+/// Maximum sleep while requests are in flight. Socket buffers hold about as much data as is transferred in this
+/// time.
 const UNDER_WAY: Duration = Duration::from_micros(50);
 
-/// The longest sleep while nothing is: it takes half a hundredth of a core.
+/// Maximum sleep while no request is in flight. Polling then takes 0.5 % of a core.
 const IDLE: Duration = Duration::from_millis(4);
 
-/// What has come cannot wake the thread, which has to look. It sleeps an eighth of the time for which nothing has come,
-/// so a wait is an eighth longer at most; and a thread that sleeps most of the time is let onto a core that ranks keep
-/// busy as soon as it wakes, where one that looks all the time would have to take turns with them. A parcel to be sent
-/// wakes it from a sleep longer than [`SHORT`], and so does a rank that sleeps until something comes: here, not in the process
-/// that it waits for, whose thread may rest as long as its own ranks compute.
+/// Backoff policy of the progress thread.
 ///
-/// While a rank [helps](super::MpiTransport::progress) the thread need not look, only see that somebody does.
+/// An incoming message cannot wake the thread, which therefore polls. It sleeps for an eighth of the time since
+/// the last event, so it delays a message by at most an eighth of the time that the message is waited for. A
+/// thread that sleeps most of the time also gets a core that ranks keep busy as soon as it wakes, whereas a thread
+/// that always polls would have to take turns with them.
+///
+/// A queued message wakes the thread from a sleep longer than [`SHORT`], and so does a rank that begins to block.
+/// This wakes only the thread of the rank's own process. The thread of the process that the rank waits for may
+/// sleep as long as its own ranks compute.
+///
+/// While a rank [makes progress](super::MpiTransport::progress), the thread need not poll, and only checks that a
+/// rank still does.
 pub(super) struct IdleBackoff {
     last: Instant,
-    /// Since the last pause.
+    /// True if a rank has used the engine since the last pause.
     helped: bool,
     cores: Cores,
 }
 
 impl IdleBackoff {
-    /// Of the calling thread.
+    /// Creates the backoff of the calling thread, and reduces the thread's timer slack on Linux.
     pub fn new() -> Self {
         #[cfg(target_os = "linux")]
         sleep_exactly();
         Self { last: Instant::now(), helped: false, cores: Cores::new() }
     }
 
-    /// Something has come, or gone, or is waited for by a rank that sleeps.
+    /// Records that a message was sent or received, or that a rank blocks.
     pub fn was_busy(&mut self) {
         self.last = Instant::now();
     }
 
-    /// A rank has looked.
+    /// Records that a rank has polled.
     pub fn was_helped(&mut self) {
         self.helped = true;
         self.was_busy();
     }
 
-    /// How long to sleep, now that nothing has.
+    /// Returns the time to sleep after a poll that found nothing. `under_way` is true if requests may be in
+    /// flight.
     pub fn pause(&mut self, under_way: bool) -> Duration {
         if std::mem::take(&mut self.helped) {
             return SHORT;
@@ -67,6 +76,7 @@ impl IdleBackoff {
     }
 }
 
+/// Returns the time to sleep if nothing was sent or received for `nothing_for`.
 fn sleep(nothing_for: Duration, under_way: bool, core_is_free: impl FnOnce() -> bool) -> Duration {
     if nothing_for < AWAKE || (under_way && nothing_for < PATIENT && core_is_free()) {
         return Duration::ZERO;
@@ -74,7 +84,7 @@ fn sleep(nothing_for: Duration, under_way: bool, core_is_free: impl FnOnce() -> 
     (nothing_for / 8).min(if under_way { UNDER_WAY } else { IDLE })
 }
 
-/// The machine's cores, where the system says how many threads run.
+/// Number of cores, and the number of running threads if the system reports it.
 struct Cores {
     number: usize,
     load: Option<File>,
@@ -90,17 +100,18 @@ impl Cores {
         let mut text = [0; 64];
         let read = |file: &File| file.read_at(&mut text, 0).ok();
         let Some(length) = self.load.as_ref().and_then(read) else { return false };
-        // This one among them.
+        // The calling thread is one of the running threads.
         running(&text[..length]).is_some_and(|threads| threads <= self.number)
     }
 }
 
-/// How many threads run or want to, by the text of `/proc/loadavg`, such as `0.20 0.18 0.12 1/80 11206`.
+/// Returns the number of runnable threads from the text of `/proc/loadavg`, for example `0.20 0.18 0.12 1/80
+/// 11206`.
 fn running(load: &[u8]) -> Option<usize> {
     str::from_utf8(load).ok()?.split(' ').nth(3)?.split('/').next()?.parse().ok()
 }
 
-/// Has sleeps of the calling thread end when they should: Linux lets them last 50 microseconds longer.
+/// Makes sleeps of the calling thread end on time. By default, Linux may extend them by 50 microseconds.
 #[cfg(target_os = "linux")]
 fn sleep_exactly() {
     const PR_SET_TIMERSLACK: c_int = 29;
@@ -108,7 +119,7 @@ fn sleep_exactly() {
     unsafe extern "C" {
         fn prctl(option: c_int, ...) -> c_int;
     }
-    // SAFETY: this option takes one unsigned long, and changes nothing but when the thread's sleeps end.
+    // SAFETY: this option takes one unsigned long, and affects only when the thread's sleeps end.
     unsafe { prctl(PR_SET_TIMERSLACK, NANOSECONDS) };
 }
 

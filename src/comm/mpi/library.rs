@@ -1,4 +1,4 @@
-//! [`Library`]: the few functions of MPI that are called, each with its error.
+//! [`Library`]: safe wrappers of the MPI functions that are used, which return errors.
 
 use std::ffi::c_int;
 use std::marker::PhantomData;
@@ -16,39 +16,40 @@ use super::error::{MpiError, check};
 use super::ulfm::Ulfm;
 use crate::comm::launcher::{ProcessRank, StartError};
 
-/// MPI, for one thread at a time: the one that has initialized it, which also [ends](Self::finalize) it, or where it is
-/// [`serialized`](Self::is_serialized) any other.
+/// MPI, used by one thread at a time. The thread that initialized it must also [finalize](Self::finalize) it.
+/// Other threads may use it if the library [is serialized](Self::is_serialized).
 pub(super) struct Library {
-    /// Of all processes, and of nobody else's messages.
+    /// Duplicate of the world communicator, so that messages of other code do not match.
     comm: MPI_Comm,
     failures: Option<Ulfm>,
     serialized: bool,
-    /// Threads may not call it at once.
+    /// Makes the type neither `Send` nor `Sync`, because threads must not use MPI at the same time.
     thread: PhantomData<*const ()>,
 }
 
-/// A message that has come, to be received.
+/// A message that a probe has found and that can be received (`MPI_Message`).
 pub(super) struct ProbedMessage {
     pub from: usize,
     pub bytes: usize,
     handle: MPI_Message,
 }
 
-/// A request that is over, by its place, and whether it has failed.
+/// Index of a completed request, and its outcome.
 pub(super) type FinishedRequest = (usize, Result<(), MpiError>);
 
 impl Library {
-    /// Initializes MPI on the calling thread, where the launcher says that this process has `place`.
+    /// Initializes MPI on the calling thread. Fails if MPI's rank and number of processes differ from `place`,
+    /// which the launcher has set.
     pub fn start(place: ProcessRank) -> Result<Self, StartError> {
         let mut initialized = 0;
-        // SAFETY: may be called at any time.
+        // SAFETY: this function may be called at any time.
         check("MPI_Initialized", unsafe { MPI_Initialized(&mut initialized) })?;
         if initialized != 0 {
             return Err(StartError::Initialized);
         }
         let (mut level, mut processes, mut here) = (0, 0, 0);
-        // SAFETY: MPI is not initialized, and takes no arguments of the program's; afterwards this is its main thread.
-        // Constants of the library's are there once it is loaded.
+        // SAFETY: MPI is not initialized, and needs no command-line arguments; afterwards this is its main thread.
+        // The constants are available because the library is loaded.
         unsafe {
             check(
                 "MPI_Init_thread",
@@ -60,34 +61,34 @@ impl Library {
             let place = check_place(place, processes as usize, here as usize);
             let level = if level < RSMPI_THREAD_FUNNELED { Err(StartError::SingleThreaded) } else { Ok(()) };
             if let Err(error) = level.and(place) {
-                // The program may go on without.
+                // The program may continue without MPI.
                 check("MPI_Finalize", MPI_Finalize())?;
                 return Err(error);
             }
         }
-        // SAFETY: all processes duplicate the same communicator, which passes on how errors are handled.
+        // SAFETY: all processes duplicate the same communicator. The duplicate inherits the error handler.
         let comm = unsafe {
             let mut comm = RSMPI_COMM_NULL;
             check("MPI_Comm_dup", MPI_Comm_dup(RSMPI_COMM_WORLD, &mut comm))?;
             comm
         };
-        // SAFETY: it is initialized, and ends with this; a constant of the library's.
+        // SAFETY: MPI is initialized, and finalized only by this value.
         let (failures, serialized) = unsafe { (Ulfm::of(comm)?, level >= RSMPI_THREAD_SERIALIZED) };
         Ok(Self { comm, failures, serialized, thread: PhantomData })
     }
 
-    /// Whether other threads may call it than the one that has initialized it.
+    /// Returns true if threads other than the one that initialized MPI may call it.
     pub fn is_serialized(&self) -> bool {
         self.serialized
     }
 
-    /// What every process has, one after another: as many bytes of each.
+    /// Returns the concatenated bytes of all processes, which must pass equally many.
     ///
     /// # Collective
-    /// Of all processes: returns when all have called it.
+    /// All processes must call it. Returns when all have called it.
     pub fn all_gather(&self, own: &[u8]) -> Result<Vec<u8>, MpiError> {
         let (mut processes, length) = (0, count(own.len()));
-        // SAFETY: there is room for as many bytes of each process as each gives.
+        // SAFETY: the receive buffer has capacity for equally many bytes of each process.
         unsafe {
             check("MPI_Comm_size", MPI_Comm_size(self.comm, &mut processes))?;
             let mut all = vec![0_u8; own.len() * processes as usize];
@@ -97,17 +98,17 @@ impl Library {
         }
     }
 
-    /// The processes that have failed, where MPI goes on without them.
+    /// Returns the failed processes, if MPI continues without them.
     pub fn failed(&self) -> Result<Vec<usize>, MpiError> {
         self.failures.as_ref().map_or(Ok(Vec::new()), Ulfm::all)
     }
 
-    /// Begins to send a message.
+    /// Starts to send a message.
     ///
     /// # Safety
-    /// The `length` bytes at `bytes` are there and do not change until the request is done.
+    /// The `length` bytes at `bytes` must be valid and must not change until the request completes.
     pub unsafe fn send(&self, bytes: *const u8, length: usize, to: usize, tag: c_int) -> Result<MPI_Request, MpiError> {
-        // SAFETY: as the caller says. The request is written before it is read.
+        // SAFETY: guaranteed by the caller. The request is written before it is read.
         unsafe {
             let mut request = mpi::ffi::RSMPI_REQUEST_NULL;
             let code = MPI_Isend(bytes.cast(), count(length), RSMPI_UINT8_T, to as c_int, tag, self.comm, &mut request);
@@ -116,10 +117,11 @@ impl Library {
         }
     }
 
-    /// Begins to receive the next message of that sender and tag, of `length` bytes.
+    /// Starts to receive the next message of this sender and tag, which has `length` bytes.
     ///
     /// # Safety
-    /// The `length` bytes at `space` are there, and nobody else's, until the request is done.
+    /// The `length` bytes at `space` must be valid for writes, and not accessed by other code, until the request
+    /// completes.
     pub unsafe fn receive(
         &self,
         space: *mut u8,
@@ -127,7 +129,7 @@ impl Library {
         from: usize,
         tag: c_int,
     ) -> Result<MPI_Request, MpiError> {
-        // SAFETY: as the caller says.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             let mut request = mpi::ffi::RSMPI_REQUEST_NULL;
             let code =
@@ -137,11 +139,12 @@ impl Library {
         }
     }
 
-    /// The next message of that tag, of any sender, if one has come.
+    /// Returns the next message of this tag from any sender, if one has arrived.
     pub fn next(&self, tag: c_int) -> Result<Option<ProbedMessage>, MpiError> {
         let mut there = 0;
         let mut bytes = 0;
-        // SAFETY: the status is read only once it is written; zeros are a status too, one of integers.
+        // SAFETY: the status is read only after it is written. All-zero bytes are a valid status, which consists
+        // of integers.
         unsafe {
             let (mut handle, mut status) = (RSMPI_MESSAGE_NULL, std::mem::zeroed::<MPI_Status>());
             let code = MPI_Improbe(RSMPI_ANY_SOURCE, tag, self.comm, &mut there, &mut handle, &mut status);
@@ -154,12 +157,13 @@ impl Library {
         }
     }
 
-    /// Begins to receive a message that has come.
+    /// Starts to receive a message that [`next`](Self::next) returned.
     ///
     /// # Safety
-    /// As many bytes as it has are at `space`, and nobody else's, until the request is done.
+    /// `space` must be valid for writes of `message.bytes` bytes, and not accessed by other code, until the
+    /// request completes.
     pub unsafe fn take(&self, mut message: ProbedMessage, space: *mut u8) -> Result<MPI_Request, MpiError> {
-        // SAFETY: as the caller says; the message has not been received, which would have taken it.
+        // SAFETY: guaranteed by the caller. The message has not been received, because receiving it consumes it.
         unsafe {
             let mut request = mpi::ffi::RSMPI_REQUEST_NULL;
             let code = MPI_Imrecv(space.cast(), count(message.bytes), RSMPI_UINT8_T, &mut message.handle, &mut request);
@@ -168,21 +172,21 @@ impl Library {
         }
     }
 
-    /// Which of `requests` are done, ascending, or why one is not; all of them make progress.
+    /// Returns the completed requests in ascending order, each with its outcome. All requests make progress.
     pub fn done(&self, requests: &mut [MPI_Request]) -> Result<Vec<FinishedRequest>, MpiError> {
         let mut number = 0;
         let mut done = vec![0; requests.len()];
         let mut statuses = Vec::<MPI_Status>::with_capacity(requests.len());
-        // SAFETY: there is room for as many as there are requests, which are active. Of statuses, MPI writes `number`.
+        // SAFETY: the arrays have capacity for all requests, which are active. MPI writes `number` statuses.
         let code = unsafe {
             let length = count(requests.len());
             let (requests, indices) = (requests.as_mut_ptr(), done.as_mut_ptr());
             let code = MPI_Testsome(length, requests, &mut number, indices, statuses.as_mut_ptr());
-            // Negative where no request is active.
+            // `number` is negative (`MPI_UNDEFINED`) if no request is active.
             statuses.set_len(number.max(0) as usize);
             code
         };
-        // Of several that are done, some may have failed, and only the statuses say why.
+        // If any completed request failed, only the statuses contain the errors.
         let each_says = code as u32 == MPI_ERR_IN_STATUS;
         if !each_says {
             check("MPI_Testsome", code)?;
@@ -194,19 +198,19 @@ impl Library {
         Ok(done)
     }
 
-    /// Ends MPI, once all processes have come here. Nothing of it is called afterwards.
+    /// Finalizes MPI, after all processes have called this. No MPI function may be called afterwards.
     pub fn finalize(&self) -> Result<(), MpiError> {
         if self.failures.is_some() && !Ulfm::may_finalize() {
             return Ok(());
         }
-        // SAFETY: this is the thread that has initialized MPI, and no request is active.
+        // SAFETY: this is the thread that initialized MPI, and no request is active.
         check("MPI_Finalize", unsafe { MPI_Finalize() })
     }
 }
 
-/// Ends all processes of the job, by way of its launcher.
+/// Ends all processes of the job through the launcher.
 pub(super) fn abort() {
-    // SAFETY: MPI is initialized, and on this thread.
+    // SAFETY: MPI is initialized, on this thread.
     unsafe { MPI_Abort(RSMPI_COMM_WORLD, 1) };
 }
 
@@ -218,9 +222,9 @@ fn check_place(place: ProcessRank, processes: usize, here: usize) -> Result<(), 
     Err(StartError::OtherLauncher { processes: place.processes, here: place.here, mpi_processes, mpi_here })
 }
 
-/// As MPI counts; messages are cut so that it can.
+/// Converts a length to MPI's `int`. Messages are split into fragments so that their lengths fit.
 fn count(length: usize) -> c_int {
-    length.try_into().expect("a message is no longer than the limit, and a program has fewer than 2^31 of them")
+    length.try_into().expect("fragments have at most `i32::MAX` bytes, and there are fewer than 2^31 requests")
 }
 
 #[cfg(test)]
@@ -234,7 +238,7 @@ mod tests {
         ProcessTest::new(2).run(|| {
             let place = place().unwrap().unwrap();
             let library = Library::start(place).unwrap();
-            // SAFETY: a message of no bytes.
+            // SAFETY: the message has no bytes.
             let error = unsafe { library.send(ptr::null(), 0, 7, 0) }.unwrap_err();
             assert!(error.to_string().starts_with("MPI_Isend failed: MPI_ERR_RANK"), "{error}");
             assert!(matches!(error.into(), StartError::Mpi { call: "MPI_Isend", .. }));
@@ -244,10 +248,10 @@ mod tests {
 
     #[test]
     fn a_launcher_that_is_not_this_librarys_is_told() {
-        // To MPI, the process is alone.
+        // For MPI, the process is the only one.
         ProcessTest::new(1).run(|| {
             let error = Library::start(ProcessRank { processes: 4, here: 2 }).map(|_| ()).unwrap_err().to_string();
-            let told = "the launcher has started process 2 of 4, which to MPI is process 0 of 1";
+            let told = "the launcher started process 2 of 4, but MPI sees it as process 0 of 1";
             assert!(error.starts_with(told), "{error}");
             assert!(mpi::environment::is_finalized());
         });

@@ -1,32 +1,43 @@
-//! [`MpiTransport`]: parcels between processes by any MPI library.
+//! [`MpiTransport`]: sends messages between processes with any MPI library.
 //!
-//! A thread of the process calls MPI and makes progress on its own, since no MPI library does; ranks only leave parcels
-//! with it. It initializes MPI and finalizes it. A rank that waits for other processes has nothing else to do, and no
-//! thread need be woken for it, nor wake it: it takes the [`ProgressEngine`](progress_engine), which owns what is being
-//! sent and received, and does what the thread does. That is at `MPI_THREAD_SERIALIZED`; where a library has no more
-//! than `MPI_THREAD_FUNNELED`, the thread does all.
+//! MPI libraries make no progress on their own. A progress thread of the process therefore initializes MPI, calls
+//! it and finalizes it; ranks only add messages to a queue. A rank that waits for other processes drives the
+//! [`ProgressEngine`](progress_engine) itself, which saves waking the thread and being woken by it. The engine
+//! owns all messages in flight, and one thread at a time may use it. This requires `MPI_THREAD_SERIALIZED`. If a
+//! library supports only `MPI_THREAD_FUNNELED`, the progress thread does everything.
 //!
-//! # How a parcel goes
+//! ```text
+//! rank: send --> queue of messages --> +----------------+
+//!                                      | ProgressEngine | <--> RequestTable <--> Library <--> MPI
+//! MessageHandler <-------------------- +----------------+
+//!                                      used by the progress thread or by a rank that waits
+//! ```
 //!
-//! 1. Its [frame](frame) is one message of tag [`FRAME`](request_table): the header, the payloads' lengths, and the
-//!    bytes of payloads so small that a message of their own would cost more than copying them.
-//! 2. Every other payload goes from where it lies to where it is to be, without a copy between, by messages of tag
-//!    [`PART`](request_table). MPI matches messages of one sender and tag in order, so none needs a number.
-//! 3. No message is longer than [`FragmentLimits::message`]: frames and payloads that are go in pieces.
+//! # How a message is sent
 //!
-//! Which processes are of one host, so that ranks may put what they gather in memory of both, is [tried](host) at the start.
+//! 1. Its [frame](frame) is sent as one MPI message with tag [`FRAME`](request_table): the header, the payload
+//!    lengths, and small payloads, which cost less to copy than to send separately.
+//! 2. Each other payload is sent from its own memory and received into its destination without a copy, by MPI
+//!    messages with tag [`PART`](request_table). MPI matches messages of one sender and tag in order, so they need
+//!    no sequence number.
+//! 3. No MPI message is longer than [`FragmentLimits::message`]. Longer frames and payloads are split into
+//!    fragments.
+//!
+//! At the start, [`host`] tests which processes can share memory, so that ranks of one host can place gather
+//! results there.
 //!
 //! # How a process ends
 //!
-//! 4. By returning from `main`, by `std::process::exit` or by a panic: at exit, [`ending`] lets the thread send what
-//!    it has, then a last frame to each process, and receive until theirs have come; then it finalizes MPI. So
-//!    whatever was sent is delivered, and a process ends when all do.
-//! 5. When a process's last frame has come, and every payload before it, the addressee is told that it is
-//!    [lost](MessageHandler::lost).
-//! 6. Where MPI goes on without a process that has failed ([`ulfm`]), the addressee is told that it is lost, and MPI is
-//!    not finalized: that would wait for it.
-//! 7. An error of MPI's, or a panic while something is carried, loses all processes: nothing is carried any more, and at exit the
-//!    job is aborted, for other processes may wait in MPI for this one.
+//! 4. A process may end by returning from `main`, by `std::process::exit` or by a panic. At exit, [`ending`] makes
+//!    the progress thread send all queued messages and a last frame to each process, receive until the last frames
+//!    of the others have arrived, and finalize MPI. So every message is delivered, and a process ends when all do.
+//! 5. When the last frame of a process and all payloads before it have arrived, the handler is notified that the
+//!    process is [lost](MessageHandler::lost).
+//! 6. If MPI continues after the failure of a process ([`ulfm`]), the handler is notified that the process is
+//!    lost. MPI is then not finalized, because that would wait for the lost process.
+//! 7. After an error of MPI, or a panic in the engine, the handler is notified that all processes are lost.
+//!    Nothing is sent or received any more, and at exit the job is aborted, because other processes may wait in
+//!    MPI for this one.
 
 mod ending;
 mod error;
@@ -56,72 +67,75 @@ use super::launcher::{self, ProcessRank, StartError};
 use super::process::ProcessJob;
 use super::transport::{Message, MessageHandler, Transport};
 
-/// The courier of a process that MPI connects with others.
+/// MPI implementation of [`Transport`] for one process.
 pub(crate) struct MpiTransport {
     shared: Arc<MpiShared>,
-    /// Of whoever communicates.
+    /// Engine that sends and receives, locked by the thread that uses it.
     carrier: Arc<Mutex<ProgressEngine>>,
-    /// Whether ranks may.
+    /// True if ranks may use the engine, not only the progress thread.
     helped: bool,
     thread: Thread,
 }
 
-/// How parcels are cut into messages: alike in all processes.
+/// Limits by which messages are split into MPI messages. They must be the same in all processes.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct FragmentLimits {
-    /// Bytes of one message: at most `i32::MAX`, as MPI counts.
+    /// Maximum number of bytes of one MPI message; at most `i32::MAX`, because MPI counts in `int`.
     pub message: usize,
-    /// Bytes of a payload that goes along with the header.
+    /// Maximum number of bytes of a payload that is sent inside the frame.
     pub riding: usize,
 }
 
 impl Default for FragmentLimits {
     fn default() -> Self {
-        // Large enough for bandwidth, small enough that messages are done all the time: then something is known to move.
+        // The fragment size is large enough for bandwidth, and small enough that some request completes all the
+        // time, which shows that there is progress.
         Self { message: 2 << 20, riding: 8 << 10 }
     }
 }
 
-/// What ranks and whoever communicates have in common.
+/// State shared by ranks and the thread that uses the engine.
 struct MpiShared {
     place: ProcessRank,
-    /// The processes that this one can have memory in common with.
+    /// True for each process that can share memory with this one.
     common: Box<[bool]>,
     queue: Mutex<SendQueue>,
     addressee: OnceLock<Arc<dyn MessageHandler>>,
-    /// Bytes for each process.
+    /// Number of bytes sent to each process.
     sent: Vec<AtomicU64>,
-    /// A rank sleeps until something comes.
+    /// Set when a rank is about to block, so that the progress thread polls now.
     hurried: AtomicBool,
-    /// A rank has helped.
+    /// Set when a rank has used the engine since the progress thread last checked.
     helped: AtomicBool,
-    /// The thread sleeps for longer than a parcel may wait.
+    /// True while the progress thread sleeps for longer than a message may wait; a sender then wakes it.
     sleeps: AtomicBool,
 }
 
-/// What ranks have left to be sent.
+/// Messages that ranks have queued for sending.
 #[derive(Default)]
 struct SendQueue {
     parcels: Vec<(usize, Message)>,
-    /// The process ends.
+    /// True once the process is ending.
     ended: bool,
 }
 
 impl MpiTransport {
-    /// The one of this process, connected at the first call. `None`: the process is alone.
+    /// Returns the transport of this process; the first call connects the processes. Returns `None` if there is
+    /// only one process.
     ///
     /// # Collective
     /// Returns when all processes have called it.
     ///
     /// # Errors
-    /// If the processes could not be connected; then at every call.
+    /// If the processes could not be connected. Every later call returns the same error.
     pub fn of_process() -> Result<Option<Arc<Self>>, StartError> {
         static COURIER: OnceLock<Result<Option<Arc<MpiTransport>>, StartError>> = OnceLock::new();
         let start = |place| Self::start(place, FragmentLimits::default()).map(Arc::new);
         COURIER.get_or_init(|| launcher::place()?.map(start).transpose()).clone()
     }
 
-    /// Starts the thread. Once a process, since MPI is initialized only once.
+    /// Starts the progress thread and connects the processes. May be called once per process, because MPI can be
+    /// initialized only once.
     fn start(place: ProcessRank, limits: FragmentLimits) -> Result<Self, StartError> {
         let (tell, told) = mpsc::channel();
         let thread = thread::Builder::new().name("courier".into());
@@ -139,13 +153,13 @@ impl MpiTransport {
                 let shared = Arc::new(MpiShared { place, common, queue, addressee, sent, hurried, helped, sleeps });
                 let may_help = library.is_serialized();
                 let carrier = Arc::new(Mutex::new(ProgressEngine::new(shared.clone(), library, limits)));
-                // The starter waits for it.
+                // If this send fails, the starting thread has already ended.
                 drop(tell.send(Ok((shared.clone(), carrier.clone(), may_help))));
                 run(&shared, &carrier);
             }
         });
         let thread = thread.map_err(|error| StartError::NoThread { problem: error.to_string() })?;
-        let ended = StartError::NoThread { problem: "it ended at once".into() };
+        let ended = StartError::NoThread { problem: "it ended before MPI was initialized".into() };
         let (shared, carrier, helped) = told.recv().unwrap_or(Err(ended))?;
         let courier = Self { shared: shared.clone(), carrier, helped, thread: thread.thread().clone() };
         ending::at_exit(shared, thread);
@@ -153,27 +167,28 @@ impl MpiTransport {
     }
 }
 
-/// Those that MPI connects with this one, at the first call; `None`: it is alone.
+/// Returns the processes that MPI connects with this one; the first call connects them. Returns `None` if there is
+/// only one.
 ///
 /// # Collective
-/// Of all processes.
+/// All processes must call it.
 ///
 /// # Errors
-/// If they could not be connected; then at every call.
+/// If the processes could not be connected. Every later call returns the same error.
 pub(super) fn processes() -> Result<Option<Arc<ProcessJob>>, StartError> {
     static PROCESSES: OnceLock<Option<Arc<ProcessJob>>> = OnceLock::new();
     let courier = MpiTransport::of_process()?;
     Ok(PROCESSES.get_or_init(|| courier.map(|courier| ProcessJob::new(courier))).clone())
 }
 
-/// Carries parcels until the process ends.
+/// Main function of the progress thread: sends and receives until the process ends.
 fn run(shared: &MpiShared, carrier: &Mutex<ProgressEngine>) {
     ending::keep_off();
     let problem = match carry(shared, carrier) {
         Ok(()) => return,
         Err(problem) => problem,
     };
-    log::error!("nothing is sent to other processes or received any more: {problem}");
+    log::error!("communication with other processes has stopped: {problem}. Restart the job");
     let mut told = false;
     while !shared.queue.lock().ended {
         if let Some(addressee) = shared.addressee.get().filter(|_| !told) {
@@ -185,11 +200,11 @@ fn run(shared: &MpiShared, carrier: &Mutex<ProgressEngine>) {
     library::abort();
 }
 
-/// Returns at the end of MPI, or when nothing can be carried any more, with why.
+/// Runs the engine until the end of MPI. Returns an error, with the reason, if it fails before.
 fn carry(shared: &MpiShared, carrier: &Mutex<ProgressEngine>) -> Result<(), String> {
     let mut rest = IdleBackoff::new();
     loop {
-        // A rank that has it does the same.
+        // If the lock is taken, a rank is using the engine.
         let turn = carrier.try_lock().map(|mut carrier| carrier.turn());
         if let Some(PollResult::Over | PollResult::Failed) = turn {
             let mut carrier = carrier.lock();
@@ -201,7 +216,7 @@ fn carry(shared: &MpiShared, carrier: &Mutex<ProgressEngine>) -> Result<(), Stri
         let is_hurried = shared.hurried.swap(false, Ordering::Relaxed);
         let is_helped = shared.helped.swap(false, Ordering::Relaxed);
         if is_hurried || (turn == Some(PollResult::Moved) && !is_helped) {
-            // Who helped may be who sleeps now.
+            // The rank that used the engine may be the one that blocks now.
             rest.was_busy();
             continue;
         }
@@ -216,7 +231,7 @@ fn carry(shared: &MpiShared, carrier: &Mutex<ProgressEngine>) -> Result<(), Stri
 }
 
 impl MpiShared {
-    /// Has the thread sleep, and whoever leaves a parcel wake it where the pause is long.
+    /// Lets the progress thread sleep. If the pause is long, a rank that queues a message wakes it.
     fn sleep(&self, pause: Duration) {
         let is_long = pause > idle_backoff::SHORT;
         self.sleeps.store(is_long, Ordering::SeqCst);
@@ -236,7 +251,7 @@ impl Transport for MpiTransport {
         self.shared.place.here
     }
 
-    /// Once the process ends, nothing is taken any more.
+    /// Queues a message. Messages are dropped once the process is ending.
     fn send(&self, to: usize, parcel: Message) {
         let ProcessRank { processes, here } = self.shared.place;
         assert!(to < processes && to != here, "process {here} of {processes} sends to process {to}");
@@ -263,7 +278,7 @@ impl Transport for MpiTransport {
         self.shared.helped.store(true, Ordering::Relaxed);
         let turn = ending::kept_off(|| carrier.turn());
         if let PollResult::Over | PollResult::Failed = turn {
-            // For the thread to see.
+            // Wakes the progress thread, which handles both outcomes.
             self.thread.unpark();
         }
         Some(turn == PollResult::Moved)
@@ -278,14 +293,14 @@ impl Transport for MpiTransport {
     }
 
     fn set_handler(&self, addressee: Arc<dyn MessageHandler>) {
-        assert!(self.shared.addressee.set(addressee).is_ok(), "a courier has one addressee");
+        assert!(self.shared.addressee.set(addressee).is_ok(), "the handler of a transport can be set only once");
         self.thread.unpark();
     }
 }
 
-/// `MPI courier of process 1 of 4`
+/// Formats as `MPI transport of process 1 of 4`.
 impl fmt::Debug for MpiTransport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "MPI courier of process {} of {}", self.shared.place.here, self.shared.place.processes)
+        write!(f, "MPI transport of process {} of {}", self.shared.place.here, self.shared.place.processes)
     }
 }

@@ -1,4 +1,4 @@
-//! [`ProgressEngine`]: what whoever communicates does, one thread at a time.
+//! [`ProgressEngine`]: sends queued messages and delivers received ones. One thread at a time uses it.
 
 use std::collections::VecDeque;
 use std::mem;
@@ -15,74 +15,76 @@ use super::{FragmentLimits, MpiShared};
 use crate::comm::panic::panic_text;
 use crate::comm::transport::{Message, MessageHandler, RecvBuffer, SendStamp};
 
-/// How many messages of frames are taken in before what has come with others is looked at.
+/// Maximum number of MPI messages with frames that are received in one poll before completed requests are checked.
 const AT_ONCE: usize = 64;
 
+/// Sends and receives the messages of a process; see [`mpi`](super).
 pub(super) struct ProgressEngine {
     shared: Arc<MpiShared>,
     limits: FragmentLimits,
     transfers: RequestTable,
-    /// What comes from each process.
+    /// State of the messages from each process.
     senders: Vec<Sender>,
-    /// When the last look for lost processes was.
+    /// Time of the last check for lost processes.
     looked: Instant,
-    /// The process ends.
+    /// True once the process is ending and its last frames are sent.
     ending: bool,
-    /// Why nothing can be carried any more.
+    /// Reason why nothing can be sent or received any more.
     problem: Option<String>,
 }
 
-/// What has come of one look at everything.
+/// Result of one poll.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum PollResult {
-    /// Something has moved.
+    /// A message was sent or received.
     Moved,
-    /// Nothing has; something may be under way.
+    /// Nothing was sent or received. `under_way` is true if requests are in flight.
     Still { under_way: bool },
-    /// The process ends, and everything has been sent and received.
+    /// The process is ending, and everything has been sent and received.
     Over,
-    /// Nothing can be carried any more.
+    /// Nothing can be sent or received any more.
     Failed,
 }
 
-/// What comes from one process.
+/// Messages from one process.
 #[derive(Default)]
 struct Sender {
-    /// Messages of frames that are being received; those that are there, with their bytes. The oldest first.
+    /// MPI messages with frames, oldest first; `None` while a message is being received.
     messages: VecDeque<Option<Vec<u8>>>,
-    /// Messages of frames that have been taken from them.
+    /// Number of MPI messages that were removed from `messages`.
     taken: u64,
-    /// The beginning of a frame of several messages.
+    /// Beginning of a frame that consists of several MPI messages.
     begun: Vec<u8>,
-    /// Parcels so far.
+    /// Number of messages received so far.
     parcels: u64,
-    /// Of which payloads are under way.
+    /// Number of messages whose payloads are being received.
     incoming: usize,
     end: ShutdownState,
 }
 
+/// Progress of the end of a process.
 #[derive(Debug, Default, Clone, Copy, PartialEq, PartialOrd)]
 enum ShutdownState {
-    /// More may come.
+    /// The process may send more.
     #[default]
     Open,
-    /// The last frame has come, and payloads may.
+    /// The last frame has arrived; payloads may still arrive.
     Last,
-    /// Everything has.
+    /// Everything has arrived, and the handler is notified.
     Notified,
-    /// MPI has lost it.
+    /// MPI has lost the process.
     Lost,
 }
 
-/// Between looks for processes that MPI has lost while nothing is sent to them.
+/// Interval between checks for processes that MPI has lost. It matters while nothing is sent to them.
 const LOOK: Duration = Duration::from_millis(5);
 
-/// Why nothing can be carried any more.
+/// Reason why nothing can be sent or received any more.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum CarryError {
     #[error(transparent)]
     Mpi(#[from] MpiError),
-    #[error("process {from} has sent what is no frame: all processes must run the same program")]
+    #[error("process {from} sent an invalid message. Run the same build of the program in all processes")]
     NoFrame { from: usize },
 }
 
@@ -93,19 +95,19 @@ impl ProgressEngine {
         Self { shared, limits, transfers, senders, looked: Instant::now(), ending: false, problem: None }
     }
 
-    /// Sends what ranks have left, and gives the addressee what has come. Never waits.
+    /// Sends queued messages and passes received ones to the handler. Never blocks.
     pub fn turn(&mut self) -> PollResult {
         if self.problem.is_none() {
             match catch_unwind(AssertUnwindSafe(|| self.carry())) {
                 Ok(Ok(turn)) => return turn,
                 Ok(Err(error)) => self.problem = Some(error.to_string()),
-                Err(panic) => self.problem = Some(format!("the courier panicked: {}", panic_text(&*panic))),
+                Err(panic) => self.problem = Some(format!("the MPI transport panicked: {}", panic_text(&*panic))),
             }
         }
         PollResult::Failed
     }
 
-    /// Why a turn has failed.
+    /// Returns the reason why a poll has failed.
     pub fn problem(&self) -> Option<&str> {
         self.problem.as_deref()
     }
@@ -119,7 +121,8 @@ impl ProgressEngine {
         let shared = self.shared.clone();
         let addressee: Option<&dyn MessageHandler> = match shared.addressee.get() {
             Some(addressee) => Some(&**addressee),
-            // Others end only once what they have sent is received.
+            // Without a handler, messages must be received nevertheless, because their senders end only after
+            // that.
             None => self.ending.then_some(&NoHandler),
         };
         for (to, parcel) in parcels {
@@ -144,10 +147,10 @@ impl ProgressEngine {
         Ok(if moved { PollResult::Moved } else { PollResult::Still { under_way } })
     }
 
-    /// Ends MPI, on the thread that has begun it, once all is over.
+    /// Finalizes MPI after the last poll. Must be called on the thread that initialized MPI.
     pub fn finalize(&mut self) -> Result<(), MpiError> {
         self.problem = Some("the process ends".into());
-        // The end of MPI is one of all processes: without some it may not come.
+        // `MPI_Finalize` is collective, and might not return without the lost processes.
         let all_end = self.senders.iter().all(|sender| sender.end != ShutdownState::Lost);
         if all_end { self.transfers.finalize() } else { Ok(()) }
     }
@@ -157,7 +160,8 @@ impl ProgressEngine {
         (0..self.shared.place.processes).filter(move |process| *process != here)
     }
 
-    /// Does what sends to a process, unless that is lost, also if this is how it is found.
+    /// Calls `send`, which sends to process `to`, and ignores its error if the process is lost. Does nothing if
+    /// the process was already lost.
     fn unless_lost(
         &mut self,
         addressee: Option<&dyn MessageHandler>,
@@ -174,7 +178,8 @@ impl ProgressEngine {
         if self.senders[to].end == ShutdownState::Lost { Ok(()) } else { sent }
     }
 
-    /// Looks for processes that have failed, where MPI goes on without them. Returns whether there is one more.
+    /// Checks for failed processes, if MPI continues without them, and notifies the handler. Returns true if there
+    /// is a new one.
     fn find_lost(&mut self, addressee: Option<&dyn MessageHandler>) -> Result<bool, MpiError> {
         self.looked = Instant::now();
         let mut found = false;
@@ -182,11 +187,11 @@ impl ProgressEngine {
             let sender = &mut self.senders[process];
             let was = mem::replace(&mut sender.end, ShutdownState::Lost);
             self.transfers.give_up(process);
-            // One that has said that it ends may go before this one does.
+            // A process that has reported its end may fail before this process ends.
             if was < ShutdownState::Notified
                 && let Some(addressee) = addressee
             {
-                let problem = format!("process {process} is gone: killed, crashed, or out of reach");
+                let problem = format!("process {process} was killed, has crashed or is unreachable");
                 addressee.lost(Some(process), &problem);
             }
             found |= was < ShutdownState::Lost;
@@ -209,11 +214,11 @@ impl ProgressEngine {
         Ok(())
     }
 
-    /// Gives `addressee` what has come. Returns whether anything has, or has gone.
+    /// Receives messages and passes them to `addressee`. Returns true if anything was sent or received.
     fn receive(&mut self, addressee: &dyn MessageHandler) -> Result<bool, CarryError> {
         for _ in 0..AT_ONCE {
             let message = match self.transfers.next_frame() {
-                // From anyone: until it is known who has failed.
+                // A receive from any source fails until failed processes are acknowledged.
                 Err(_) if self.find_lost(Some(addressee))? => continue,
                 message => message?,
             };
@@ -235,10 +240,10 @@ impl ProgressEngine {
         for IncomingMessage { from, number, landings, .. } in done.parcels {
             self.senders[from].incoming -= 1;
             if self.senders[from].end == ShutdownState::Lost {
-                // Some of it may never have come.
+                // Some of its payloads may not have arrived.
                 continue;
             }
-            // SAFETY: its last payload is done.
+            // SAFETY: all requests for the payloads are complete.
             unsafe { addressee.arrived(from, number, landings) };
         }
         for frame in done.frames {
@@ -253,7 +258,7 @@ impl ProgressEngine {
         Ok(busy)
     }
 
-    /// Gives `addressee` the frames of a process that are whole, and its end.
+    /// Passes the complete frames of a process, and its end, to `addressee`.
     fn deliver(&mut self, from: usize, addressee: &dyn MessageHandler) -> Result<(), CarryError> {
         if self.senders[from].end == ShutdownState::Lost {
             return Ok(());
@@ -272,7 +277,8 @@ impl ProgressEngine {
         Ok(())
     }
 
-    /// Has `addressee` say where the payloads go.
+    /// Passes a header to `addressee`, copies the inlined payloads to the buffers that it returns, and starts to
+    /// receive the other payloads.
     fn open(
         &mut self,
         from: usize,
@@ -285,11 +291,11 @@ impl ProgressEngine {
         let number = sender.parcels;
         sender.parcels += 1;
         let mut landings = addressee.header(from, header.to_vec(), lengths);
-        assert_eq!(landings.len(), lengths.len(), "a landing for each payload");
+        assert_eq!(landings.len(), lengths.len(), "the handler returns one buffer per payload");
         for (landing, rider) in landings.iter_mut().zip(riders) {
             if let Some(rider) = rider {
                 let space = landing.space();
-                assert_eq!(space.len(), rider.len(), "a landing has the payload's length");
+                assert_eq!(space.len(), rider.len(), "a buffer has the length of its payload");
                 space.write_copy_of_slice(rider);
             }
         }
@@ -307,7 +313,7 @@ impl ProgressEngine {
 }
 
 impl Sender {
-    /// The next whole frame.
+    /// Returns the next complete frame.
     fn next_frame(&mut self) -> Option<Vec<u8>> {
         while let Some(bytes) = self.messages.front_mut().and_then(Option::take) {
             self.messages.pop_front();
@@ -325,7 +331,7 @@ impl Sender {
     }
 }
 
-/// Gets what comes to a process that ends without ever having asked for it.
+/// Discards messages to a process that ends without having set a handler.
 struct NoHandler;
 
 impl MessageHandler for NoHandler {

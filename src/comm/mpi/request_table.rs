@@ -1,7 +1,7 @@
-//! [`RequestTable`]: messages under way, with the memory that MPI reads and writes meanwhile.
+//! [`RequestTable`]: MPI requests in flight, with the memory that MPI reads or writes for them.
 //!
-//! Whoever begins a transfer gives its memory away until it is done. Transfers that are never done, because MPI
-//! has failed, keep it for ever: other processes might still write there.
+//! The table owns this memory until the request completes. If MPI fails, a request may never complete. Its memory
+//! is then never freed, because another process might still write to it.
 
 use std::collections::VecDeque;
 use std::ffi::c_int;
@@ -14,115 +14,120 @@ use super::error::MpiError;
 use super::library::{Library, ProbedMessage};
 use crate::comm::transport::{Payload, RecvBuffer};
 
-/// Tag of messages of frames.
+/// Tag of MPI messages with frames.
 pub(super) const FRAME: c_int = 0;
-/// Tag of messages of payloads.
+/// Tag of MPI messages with payloads.
 pub(super) const PART: c_int = 1;
 
+/// MPI requests in flight, the memory that they use, and receives that are waiting to be posted.
 pub(super) struct RequestTable {
     library: Library,
-    /// Bytes of one message.
+    /// Maximum number of bytes of one MPI message.
     limit: usize,
     requests: Vec<MPI_Request>,
-    /// Of each request.
+    /// Memory of each request, at the same index.
     held: Vec<RequestMemory>,
-    /// What each other process has announced.
+    /// Announced payloads of each process that are not being received yet.
     announced: Vec<Announced>,
-    /// Receives that could not be begun.
+    /// Receives that could not be posted.
     failed: Vec<Failed>,
 }
 
-/// Payloads that one process has announced, in the order in which they come.
+/// Payloads that one process has announced, in the order in which it sends them.
 #[derive(Default)]
 struct Announced {
     parcels: VecDeque<IncomingMessage>,
-    /// Of the parcels before, messages that are not being received yet.
+    /// Fragments of earlier messages that are not being received yet.
     fragments: VecDeque<Fragment>,
-    /// Bytes of those that are.
+    /// Number of bytes that are being received.
     coming: usize,
 }
 
-/// One message of a payload, and where it goes.
+/// Fragment of a payload, and its destination.
 struct Fragment {
     space: *mut u8,
     length: usize,
     parcel: Rc<IncomingMessage>,
 }
 
-/// The most messages of one process that are received at once, but for short ones. What has come with shared memory is
-/// copied when its receive begins: so a call of MPI does not copy for long, and processes that read the same do so at the
-/// same time, while it is in the cache that they share.
+/// Number of full-size MPI messages from one process that are received at the same time; more if they are shorter.
+/// With a shared-memory MPI transport, the data is copied when its receive is posted. The limit keeps one MPI call
+/// short. It also makes processes that read the same data do so at the same time, while the data is in their
+/// shared cache.
 const AT_ONCE: usize = 2;
 
-// SAFETY: of MPI at its thread level, see `Library`. Parcels, too, are shared here only, so all their handles move at once.
+// SAFETY: one thread at a time uses MPI, as its thread level requires, see `Library`. The `Rc`s are shared only
+// inside this table, so all handles move together.
 unsafe impl Send for RequestTable {}
 
+/// Memory of one request.
 struct RequestMemory {
-    /// The other process.
+    /// Process on the other side.
     with: usize,
-    /// Freed when the request is done, and never otherwise.
+    /// Freed when the request completes, and only then.
     memory: ManuallyDrop<RequestPayload>,
 }
 
-/// What MPI reads or writes.
+/// Memory that MPI reads or writes.
 enum RequestPayload {
     Sent(Payload),
     Frame(ReceivedFrame),
     Parts(Rc<IncomingMessage>, usize),
 }
 
-/// A message of a frame.
+/// A received MPI message with a frame or a fragment of one.
 pub(super) struct ReceivedFrame {
     pub from: usize,
-    /// Of all messages of frames from there.
+    /// Index among all MPI messages with frames from this process.
     pub number: u64,
     pub bytes: Vec<u8>,
 }
 
-/// A parcel whose payloads come.
+/// A message whose payloads are being received.
 pub(super) struct IncomingMessage {
     pub from: usize,
     pub number: u64,
     pub landings: Vec<Box<dyn RecvBuffer>>,
-    /// Of the payloads that come by messages of their own, the lengths.
+    /// Length of each payload that is sent separately; `None` for inlined ones.
     pub lengths: Vec<Option<usize>>,
 }
 
-/// What is done.
+/// Requests that completed since the last call.
 #[derive(Default)]
 pub(super) struct Done {
-    /// Messages sent.
+    /// Number of MPI messages sent.
     pub sent: usize,
-    /// Messages of payloads received.
+    /// Number of MPI messages with payloads received.
     pub received: usize,
     pub frames: Vec<ReceivedFrame>,
     pub parcels: Vec<IncomingMessage>,
     pub failed: Vec<Failed>,
 }
 
-/// A message that has failed.
+/// A request that failed.
 pub(super) struct Failed {
-    /// The other process.
+    /// Process on the other side.
     pub with: usize,
     pub error: MpiError,
     memory: ManuallyDrop<RequestPayload>,
 }
 
 impl Failed {
-    /// Frees what MPI has read or written, now that the other process is gone: nobody else does.
+    /// Frees the memory of the request. Call this only if the other process is lost, because it can no longer
+    /// access the memory then.
     pub fn free(self) {
         drop(ManuallyDrop::into_inner(self.memory));
     }
 }
 
 impl IncomingMessage {
-    /// The messages of at most `limit` bytes that it comes in.
+    /// Splits the payloads into fragments of at most `limit` bytes.
     fn into_fragments(mut self, limit: usize) -> Vec<Fragment> {
         let mut places = Vec::new();
         for (landing, length) in self.landings.iter_mut().zip(&self.lengths) {
             let Some(length) = length else { continue };
             let space = landing.space();
-            assert_eq!(space.len(), *length, "a landing has the payload's length");
+            assert_eq!(space.len(), *length, "a buffer has the length of its payload");
             places.extend(space.chunks_mut(limit).map(|fragment| (fragment.as_mut_ptr().cast(), fragment.len())));
         }
         let parcel = Rc::new(self);
@@ -136,44 +141,46 @@ impl RequestTable {
         Self { library, limit, requests: Vec::new(), held: Vec::new(), announced, failed: Vec::new() }
     }
 
+    /// Returns true if no request is in flight and no announced payload is waiting.
     pub fn is_empty(&self) -> bool {
         let nothing_comes = |of: &Announced| of.parcels.is_empty() && of.fragments.is_empty();
         self.requests.is_empty() && self.failed.is_empty() && self.announced.iter().all(nothing_comes)
     }
 
-    /// Begins to send `payload`, in as many messages as it takes.
+    /// Starts to send `payload` in as many MPI messages as necessary.
     pub fn send(&mut self, to: usize, tag: c_int, payload: &Payload) -> Result<(), MpiError> {
         for fragment in (**payload).as_ref().chunks(self.limit) {
-            // SAFETY: `held` has the payload, which is shared and so does not change, until the request is done.
+            // SAFETY: `held` owns a handle to the payload until the request completes. The payload is shared and
+            // therefore not written.
             let request = unsafe { self.library.send(fragment.as_ptr(), fragment.len(), to, tag) }?;
             self.hold(request, to, RequestPayload::Sent(payload.clone()));
         }
         Ok(())
     }
 
-    /// The next message of a frame, if one has come.
+    /// Returns the next MPI message with a frame, if one has arrived.
     pub fn next_frame(&mut self) -> Result<Option<ProbedMessage>, MpiError> {
         self.library.next(FRAME)
     }
 
-    /// Begins to receive `message`, the `number`-th of frames from its sender.
+    /// Starts to receive `message`, the `number`-th MPI message with a frame from its sender.
     pub fn receive_frame(&mut self, message: ProbedMessage, number: u64) -> Result<(), MpiError> {
         let (from, mut bytes) = (message.from, vec![0; message.bytes]);
-        // SAFETY: `held` has the bytes, which nobody reads or moves until the request is done.
+        // SAFETY: `held` owns the bytes, and no other code reads or moves them until the request completes.
         let request = unsafe { self.library.take(message, bytes.as_mut_ptr()) }?;
         self.hold(request, from, RequestPayload::Frame(ReceivedFrame { from, number, bytes }));
         Ok(())
     }
 
-    /// Receives the payloads of `parcel` that come by messages of their own, when those announced before are being received,
-    /// and their places are settled.
+    /// Receives the separately sent payloads of `parcel`. Their receives are posted after those of earlier
+    /// messages, and when their destinations are settled.
     pub fn receive_parts(&mut self, parcel: IncomingMessage) {
         let from = parcel.from;
         self.announced[from].parcels.push_back(parcel);
         self.begin_receives(from);
     }
 
-    /// Begins to receive what process `from` has announced, if not too much is coming already.
+    /// Posts receives for announced payloads of process `from`, as far as the limit [`AT_ONCE`] allows.
     fn begin_receives(&mut self, from: usize) {
         loop {
             let Announced { parcels, fragments, coming } = &mut self.announced[from];
@@ -187,8 +194,8 @@ impl RequestTable {
             let Some(Fragment { space, length, parcel }) = fragments.pop_front_if(may_come) else { return };
             *coming += length;
             let memory = RequestPayload::Parts(parcel, length);
-            // SAFETY: what is held has the landing, which nobody asks for its space until the last request for the parcel
-            // is done. The pieces do not overlap.
+            // SAFETY: the memory in `held` owns the buffer. No other code accesses its bytes until the last
+            // request for the message completes. Fragments do not overlap.
             match unsafe { self.library.receive(space, length, from, PART) } {
                 Ok(request) => self.hold(request, from, memory),
                 Err(error) => self.failed.push(Failed { with: from, error, memory: ManuallyDrop::new(memory) }),
@@ -196,22 +203,22 @@ impl RequestTable {
         }
     }
 
-    /// Expects nothing more of a process that is gone.
+    /// Discards the announced payloads of a lost process.
     pub fn give_up(&mut self, process: usize) {
-        // What is being received fails by itself.
+        // Receives in flight fail on their own.
         self.announced[process].fragments.clear();
         self.announced[process].parcels.clear();
     }
 
-    /// What has been done since the last call; all transfers make progress.
+    /// Returns the requests that completed since the last call. All requests make progress.
     pub fn done(&mut self) -> Result<Done, MpiError> {
         let mut done = Done { failed: mem::take(&mut self.failed), ..Done::default() };
-        // Some places may be settled now.
+        // Some destinations may be settled now.
         (0..self.announced.len()).for_each(|from| self.begin_receives(from));
         if self.requests.is_empty() {
             return Ok(done);
         }
-        // From the end, where what takes the place of one that is done has been looked at.
+        // Iterates from the end: `swap_remove` then moves an entry that was already handled.
         for (index, outcome) in self.library.done(&mut self.requests)?.into_iter().rev() {
             self.requests.swap_remove(index);
             let RequestMemory { with, memory } = self.held.swap_remove(index);
@@ -228,7 +235,7 @@ impl RequestTable {
                 RequestPayload::Parts(parcel, length) => {
                     self.announced[with].coming -= length;
                     done.received += 1;
-                    // Of a parcel's last message.
+                    // Only the last request for the message has a unique handle.
                     done.parcels.extend(Rc::into_inner(parcel));
                 }
             }
@@ -236,19 +243,20 @@ impl RequestTable {
         Ok(done)
     }
 
-    /// The processes that have failed, where MPI goes on without them.
+    /// Returns the failed processes, if MPI continues without them.
     pub fn failed(&self) -> Result<Vec<usize>, MpiError> {
         self.library.failed()
     }
 
+    /// Adds a request, with the memory that it uses.
     fn hold(&mut self, request: MPI_Request, with: usize, memory: RequestPayload) {
         self.requests.push(request);
         self.held.push(RequestMemory { with, memory: ManuallyDrop::new(memory) });
     }
 
-    /// Ends MPI.
+    /// Finalizes MPI.
     pub fn finalize(&self) -> Result<(), MpiError> {
-        assert!(self.is_empty(), "MPI ends when nothing is under way");
+        assert!(self.is_empty(), "MPI is finalized only when no request is in flight");
         self.library.finalize()
     }
 }

@@ -1,9 +1,9 @@
-//! [`Ulfm`]: the processes that MPI has lost, where it goes on without them.
+//! [`Ulfm`]: reports failed processes, if the MPI library can continue without them.
 //!
-//! That is User-Level Failure Mitigation (ULFM): an extension, which few libraries have, and launchers only if asked
-//! (Open MPI's `mpirun --with-ft ulfm`). Its functions are looked up when the program runs, so one that was built with a
-//! library without them runs on one that has them. Messages between processes that are left go on as before, on the same
-//! communicator, so no more of it is needed than who has failed.
+//! User-Level Failure Mitigation (ULFM) is an MPI extension that few libraries have, and that launchers enable
+//! only on request (Open MPI: `mpirun --with-ft ulfm`). Its functions are looked up at run time. A program that
+//! was built with a library without ULFM can therefore use a library that has it. Messages between surviving
+//! processes continue on the same communicator, so only the list of failed processes is needed.
 
 use std::ffi::c_int;
 
@@ -14,32 +14,33 @@ use mpi::ffi::{
 
 use super::error::{MpiError, check};
 
-/// `MPIX_Comm_get_failed`: the processes of a communicator that are known to have failed.
+/// `MPIX_Comm_get_failed`: returns the group of the processes of a communicator that are known to have failed.
 type GetFailed = unsafe extern "C" fn(MPI_Comm, *mut MPI_Group) -> c_int;
 
-/// `MPIX_Comm_ack_failed`: from now on, receives from anyone go on without the first so many of these.
+/// `MPIX_Comm_ack_failed`: acknowledges the first `n` failed processes, so that receives from any source continue
+/// without them.
 type AckFailed = unsafe extern "C" fn(MPI_Comm, c_int, *mut c_int) -> c_int;
 
-/// Who has failed, of a communicator's processes.
+/// ULFM functions, with the communicator whose failed processes they report.
 pub(super) struct Ulfm {
     get: Symbol<GetFailed>,
     ack: Symbol<AckFailed>,
     comm: MPI_Comm,
-    /// The communicator's.
+    /// Group of the communicator.
     group: MPI_Group,
 }
 
 impl Ulfm {
-    /// `None` if the library does not say.
+    /// Looks up the functions. Returns `None` if the library does not have them.
     ///
     /// # Safety
-    /// MPI is initialized, and stays so.
+    /// MPI must be initialized, and must not be finalized while the value is used.
     pub unsafe fn of(comm: MPI_Comm) -> Result<Option<Self>, MpiError> {
         let loaded = Loaded::this();
-        // SAFETY: functions of these names have these types, whatever library they are of.
+        // SAFETY: functions of these names have these types in every library.
         let functions = unsafe { (loaded.get(b"MPIX_Comm_get_failed\0"), loaded.get(b"MPIX_Comm_ack_failed\0")) };
         let (Ok(get), Ok(ack)) = functions else { return Ok(None) };
-        // SAFETY: a constant of the library's, and as the caller says.
+        // SAFETY: the null group is a constant of the library; MPI is initialized, as the caller guarantees.
         let group = unsafe {
             let mut group = RSMPI_GROUP_NULL;
             check("MPI_Comm_group", MPI_Comm_group(comm, &mut group))?;
@@ -48,14 +49,16 @@ impl Ulfm {
         Ok(Some(Self { get, ack, comm, group }))
     }
 
-    /// Whether MPI may be finalized: Open MPI 5.0 does not come to an end with its failure detector.
+    /// Returns true if MPI may be finalized. Open MPI 5.0 hangs in `MPI_Finalize` if its failure detector is
+    /// enabled.
     pub fn may_finalize() -> bool {
         std::env::var_os("OMPI_MCA_mpi_ft_detector").is_none()
     }
 
-    /// All that have failed so far.
+    /// Returns and acknowledges all processes that have failed so far.
     pub fn all(&self) -> Result<Vec<usize>, MpiError> {
-        // SAFETY: `Self::of` was called where MPI may be; the groups are this communicator's, of which one is freed here.
+        // SAFETY: MPI is initialized, as required by `Self::of`. Both groups belong to this communicator; the one
+        // created here is freed here.
         unsafe {
             let (mut failed, mut size, mut acknowledged) = (RSMPI_GROUP_NULL, 0, 0);
             check("MPIX_Comm_get_failed", (self.get)(self.comm, &mut failed))?;

@@ -1,11 +1,11 @@
-//! [`CallSignature`]s and [`Failure`]s as bytes: what ranks of several processes must agree on, and why their world has
-//! ended.
+//! Encoding of [`CallSignature`]s, on which the ranks of several processes must agree, and of [`Failure`]s, which
+//! end a world.
 
 use super::wire::{Decode, Encode, wire_enum, wire_struct};
 use crate::comm::backend::{CallSignature, Failure, PairwiseSignature, ShardSignature, TensorSignature};
 use crate::comm::{CollectiveId, CommError, Digests, Op, ReduceOp, ReplicatedValue, ShardedModel, TensorMeta};
 
-// Of many prints digests are all that is new, so that they travel beside.
+// Many signatures differ from an earlier one only in their digests. Those are therefore encoded separately.
 wire_struct!(CallSignature { op, label, reduce, root, model, forward_index, global_tensor, operand_shapes, names, tensors, any, pairs } but { digests });
 wire_struct!(ShardedModel { number, states, origin });
 wire_struct!(Digests { of, step, names, values });
@@ -20,7 +20,7 @@ wire_struct!(ShardSignature { dim, lengths });
 wire_struct!(TensorMeta { shape, dtype });
 wire_struct!(CollectiveId { op, seq, label, ranks });
 
-/// By their place here.
+/// Operations; each is encoded as its index in this list.
 const OPS: [Op; 12] = [
     Op::AllGather,
     Op::ReduceScatter,
@@ -38,7 +38,7 @@ const OPS: [Op; 12] = [
 
 impl Encode for Op {
     fn encode(&self, out: &mut Vec<u8>) {
-        out.push(OPS.iter().position(|op| op == self).expect("every operation is there") as u8);
+        out.push(OPS.iter().position(|op| op == self).expect("`OPS` contains every operation") as u8);
     }
 }
 
@@ -48,7 +48,8 @@ impl Decode for Op {
     }
 }
 
-/// By their place here; a factor follows what is behind the last.
+/// Reductions; each is encoded as its index in this list. `PremulSum` is encoded as the length of the list,
+/// followed by its factor.
 const REDUCTIONS: [ReduceOp; 8] = [
     ReduceOp::Sum,
     ReduceOp::Avg,

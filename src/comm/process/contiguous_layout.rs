@@ -1,26 +1,27 @@
-//! [`ContiguousLayout`]: where in a tensor the part of each rank is.
+//! [`ContiguousLayout`]: byte offsets of the ranks' shards in a full tensor.
 
 use burn::tensor::{DType, Shape};
 
 use crate::comm::backend::TensorSignature;
 
-/// A tensor of which every rank has a part that is in one piece: cut along the first dimension, or behind dimensions of
-/// one index.
+/// Layout of a tensor in which the shard of each rank is contiguous. This is the case if the tensor is sharded
+/// along its first dimension, or if all dimensions before the sharded one have size 1.
 ///
 /// ```text
-/// | of rank 0 | of rank 1 | of rank 2 |
-/// 0 = edges[0]  edges[1]    edges[2]    edges[3]
+/// | shard of rank 0 | shard of rank 1 | shard of rank 2 |
+/// 0 = edges[0]      edges[1]          edges[2]          edges[3]
 /// ```
 #[derive(Debug, Clone, PartialEq)]
 pub(in crate::comm) struct ContiguousLayout {
     pub shape: Shape,
     pub dtype: DType,
-    /// Where each rank's part begins, in bytes, and where the last one ends.
+    /// Byte offset of each rank's shard, and the end of the last shard.
     pub edges: Vec<usize>,
 }
 
 impl ContiguousLayout {
-    /// Of a tensor of which the ranks have so many indices of `dim`, in order. `None` if a part is in several pieces.
+    /// Returns the layout of a tensor whose shards have these `lengths` along `dim`, by rank. Returns `None` if
+    /// the shards are not contiguous.
     pub fn new(shape: Shape, dtype: DType, dim: usize, lengths: impl IntoIterator<Item = usize>) -> Option<Self> {
         let (before, rest) = shape.split_at(dim);
         let (_, inner) = rest.split_first()?;
@@ -36,12 +37,15 @@ impl ContiguousLayout {
         Some(Self { shape, dtype, edges })
     }
 
-    /// Of `len` elements in a row, of which the ranks have so many, in order.
+    /// Returns the layout of a one-dimensional tensor of `len` elements whose shards have these `lengths`, by
+    /// rank.
     pub fn of_row(len: usize, dtype: DType, lengths: impl IntoIterator<Item = usize>) -> Self {
-        Self::new(Shape::from([len]), dtype, 0, lengths).expect("parts of a row are in one piece")
+        Self::new(Shape::from([len]), dtype, 0, lengths).expect("shards of a one-dimensional tensor are contiguous")
     }
 
-    /// Of wholes that are cut over `ranks` ranks as they say. `None` if a part of one is in several pieces.
+    /// Returns the layouts of full tensors that are sharded over `ranks` ranks as the signatures state. Returns
+    /// `None` if the shards of a tensor are not contiguous, or if a signature has no sharding or shard sizes for
+    /// another number of ranks.
     pub fn of_full(prints: &[TensorSignature], ranks: usize) -> Option<Vec<Self>> {
         let layout = |print: &TensorSignature| {
             let sizes =
@@ -53,12 +57,12 @@ impl ContiguousLayout {
         prints.iter().map(layout).collect()
     }
 
-    /// Bytes of the tensor.
+    /// Returns the number of bytes of the tensor.
     pub fn len(&self) -> usize {
         self.shape.num_elements() * self.dtype.size()
     }
 
-    /// Bytes of the part of `member`.
+    /// Returns the number of bytes of the shard of `member`.
     pub fn bytes(&self, member: usize) -> usize {
         self.edges[member + 1] - self.edges[member]
     }
@@ -80,7 +84,7 @@ mod tests {
     fn contiguous_shards_have_an_offset() {
         assert_eq!(edges_of([7, 2], 0, &ShardSizes::Chunked(7)), Some(vec![0, 24, 48, 56]));
         assert_eq!(edges_of([1, 1, 5], 2, &ShardSizes::Uneven([3, 0, 2].into())), Some(vec![0, 12, 12, 20]));
-        assert_eq!(edges_of([2, 6], 1, &ShardSizes::Chunked(6)), None, "each part is in two pieces");
-        assert_eq!(edges_of([5], 0, &ShardSizes::Uneven([3, 2].into())), None, "lengths of two ranks");
+        assert_eq!(edges_of([2, 6], 1, &ShardSizes::Chunked(6)), None, "each shard consists of two separate ranges");
+        assert_eq!(edges_of([5], 0, &ShardSizes::Uneven([3, 2].into())), None, "shard sizes for two ranks only");
     }
 }

@@ -1,4 +1,4 @@
-//! [`Header`]: what one process says to another.
+//! [`Header`]: a control message from one process to another.
 
 use std::sync::Arc;
 
@@ -8,14 +8,15 @@ use crate::comm::local::{MembershipMessage, WaitForEdge};
 use crate::comm::{Digests, RankReport, TensorMeta};
 use crate::memory::shared_memory::SharedMemoryHandle;
 
-/// What one process says to another, about one launch.
+/// A control message, with the launch to which it belongs.
 #[derive(Debug)]
 pub(in crate::comm) struct Header<P = CallSignature> {
     pub launch: LaunchId,
     pub word: ControlMessage<P>,
 }
 
-/// Which of the launches that all processes make: 0, 1, .., and which of the worlds in which its ranks have gone on.
+/// Identifies a world. `number` is the index (0, 1, ..) of the launch, which is the same in all processes.
+/// `shrunk` counts how often `shrink` has replaced the launch's world.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(in crate::comm) struct LaunchId {
     pub number: u64,
@@ -23,18 +24,21 @@ pub(in crate::comm) struct LaunchId {
 }
 
 impl LaunchId {
+    /// Returns the id of launch `number`'s initial world.
     pub fn first(number: u64) -> Self {
         Self { number, shrunk: 0 }
     }
 
+    /// Returns the id of the world that `shrink` creates from this one.
     pub fn next(self) -> Self {
         Self { shrunk: self.shrunk + 1, ..self }
     }
 }
 
+/// Content of a [`Header`].
 #[derive(Debug)]
 pub(in crate::comm) enum ControlMessage<P = CallSignature> {
-    /// A rank has joined a collective.
+    /// A rank has called a collective.
     Joined {
         channel: RemoteGroupId,
         seq: u64,
@@ -43,82 +47,86 @@ pub(in crate::comm) enum ControlMessage<P = CallSignature> {
         when: DataMode,
         contents: PayloadDesc,
     },
-    /// Whether what a rank offered in a call of a channel of the addressee is wanted.
+    /// Accepts or declines the data that a rank offered with [`DataMode::OnDemand`], in call `seq` of the
+    /// receiver's `channel`.
     Pull { channel: usize, seq: u64, wanted: bool },
-    /// What was offered, and asked for, or what comes later.
+    /// Data of an earlier `Joined` message: offered and accepted, or deferred.
     Data { channel: usize, seq: u64, contents: PayloadDesc },
-    /// A rank has sent a message to member `to` of the group.
+    /// A rank has sent a point-to-point message to member `to` of the group.
     Sent { channel: RemoteGroupId, to: usize, tag: u32, print: P, contents: PayloadDesc },
-    /// A rank's program is over.
+    /// The program of a rank has ended.
     RankExited(RankReport),
-    /// A failure was found, or, if `decided`, was the first.
+    /// A failure. If `decided`, it is the first one of the world; otherwise the sender reports it to the deciding
+    /// process.
     Failed { failure: Failure, decided: bool },
-    /// Who goes on after a failure.
+    /// Message of the agreement on which ranks survive a failure.
     Membership(MembershipMessage),
-    /// Of a rank that has waited for long.
+    /// Message of deadlock detection about a rank whose wait is stalled.
     Waits(WaitForEdge),
 }
 
-/// The digests of a print: beside it, for they are new every time.
+/// Digests of a signature. They are encoded separately from it, because they differ in every call.
 type HeaderDigests = Option<Arc<[Digests]>>;
 
-/// When what others need of a call is sent.
+/// Describes when the data of a call is sent to the other processes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::comm) enum DataMode {
-    /// With word of it.
+    /// With the `Joined` message.
     Eager,
-    /// If they ask: it is offered.
+    /// If the receiver accepts the offer with a `Pull` message.
     OnDemand,
-    /// Once it is there.
+    /// As soon as the data is available, in a `Data` message.
     Deferred,
 }
 
-/// A print, which may be long, and the same in every step: then it is said once, and known by its number on the channel.
+/// Signature of a call. A signature may be long and identical in every step; it is then sent once, and afterwards
+/// referred to by its number on the channel.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::comm) enum Said<P> {
     Full { number: Option<usize>, print: P },
     Known { number: usize },
 }
 
-/// A rank's place in a group, by a number that its process has given it.
+/// Identifies a rank's membership of a group, by a number that the rank's process has assigned.
 #[derive(Debug)]
 pub(in crate::comm) struct RemoteGroupId {
     pub number: usize,
-    /// What that is, the first time it is named to a process.
+    /// Description of the group; present in the first message to a process that uses this number.
     pub introduction: Option<RemoteGroupInfo>,
 }
 
+/// Describes a group to another process.
 #[derive(Debug)]
 pub(in crate::comm) struct RemoteGroupInfo {
     /// Global ranks of the group.
     pub ranks: Vec<usize>,
     pub name: String,
-    /// The rank's position in the group.
+    /// Group rank of the sender.
     pub member: usize,
 }
 
-/// The tensors of which the payloads hold the elements; of one without elements there is none.
+/// Describes the tensors whose elements the payloads hold. A tensor without elements has no payload.
 #[derive(Debug, Clone, Default)]
 pub(in crate::comm) struct PayloadDesc {
-    /// Of parts, the member that each is for, ascending; none if what there is is for all.
+    /// Recipient (group rank) of each tensor, ascending; empty if all recipients need all tensors.
     pub addressees: Vec<usize>,
     pub tensors: Vec<TensorMeta>,
     pub common: Option<SharedMemoryMessage>,
 }
 
-/// What a rank says of a result that ranks of one host have in common.
+/// Part of the negotiation of a gather result in shared memory, sent by each rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::comm) enum SharedMemoryMessage {
-    /// It wants it, and here is memory for it.
+    /// The rank requests the result, and has allocated memory for it at this address.
     At { address: SharedMemoryHandle },
-    /// It wants it.
+    /// The rank requests the result.
     Wanted {},
-    /// It does not.
+    /// The rank does not request the result.
     Unwanted {},
 }
 
 impl SharedMemoryMessage {
-    /// Where there is memory.
+    /// Returns the address of the allocated memory, if the message has one.
     pub fn address(self) -> Option<SharedMemoryHandle> {
         match self {
             Self::At { address } => Some(address),
@@ -128,7 +136,7 @@ impl SharedMemoryMessage {
 }
 
 impl<P> ControlMessage<P> {
-    /// What the payloads hold.
+    /// Removes and returns the description of the payloads.
     pub fn contents(&mut self) -> PayloadDesc {
         match self {
             Self::Joined { contents, .. } | Self::Data { contents, .. } | Self::Sent { contents, .. } => {
@@ -141,7 +149,7 @@ impl<P> ControlMessage<P> {
     }
 }
 
-/// A [`CallSignature`] that has been written once for several processes.
+/// A [`CallSignature`] that is encoded once and then sent to several processes.
 pub(in crate::comm) struct EncodedSignature(Vec<u8>);
 
 impl EncodedSignature {
@@ -166,7 +174,7 @@ impl Header<&EncodedSignature> {
 }
 
 impl Header {
-    /// `None` if these bytes are no header.
+    /// Decodes a header; returns `None` if the bytes are not a valid header.
     pub fn read(mut bytes: &[u8]) -> Option<Self> {
         let header = Self { launch: LaunchId::decode(&mut bytes)?, word: ControlMessage::decode(&mut bytes)? };
         bytes.is_empty().then_some(header)

@@ -1,9 +1,10 @@
-//! [`Late`]: where a payload lands whose place its rank may yet say.
+//! [`Late`]: receive buffer of a payload whose destination is not known when its header arrives.
 //!
-//! What others send for a result lands in it, and need not be copied, if the rank here has called: what it gets of an
-//! all-to-all only it knows. Among ranks in step one is always a little later than the other. So what is sent to one that has
-//! not called waits for it where it is, for as long as it would take to copy it afterwards, and 2 ms at most: then it lands in
-//! memory of its own.
+//! A payload can be received directly into the result of a collective, without a later copy, if the receiving rank
+//! has called the collective. For an all-to-all, for example, only that rank knows the layout of the result. Even
+//! ranks in step call at slightly different times. If the receiving rank has not called yet, the payload therefore
+//! stays with the transport for at most the time that copying it would take, and for at most 2 ms. After that it
+//! is received into a separate buffer.
 
 use std::any::Any;
 use std::mem::MaybeUninit;
@@ -14,42 +15,44 @@ use parking_lot::Mutex;
 
 use crate::comm::transport::RecvBuffer;
 
-/// Bytes that are copied in a nanosecond.
+/// Assumed copy bandwidth in bytes per nanosecond.
 const COPIED: usize = 8;
 
-/// The longest wait: some ranks never say, and what comes behind waits, too.
+/// Maximum wait. It is bounded because some ranks never provide a destination, and because messages behind this
+/// one wait as well.
 const LONGEST: Duration = Duration::from_millis(2);
 
-/// What is known of where the payloads of one header land.
+/// Destination of the payloads of one header, as far as it is known.
 pub(in crate::comm) enum Known {
-    /// There.
+    /// Buffers inside a result.
     Placed(Vec<Box<dyn RecvBuffer>>),
-    /// In memory of their own.
+    /// The payloads must be received into separate buffers.
     Nowhere,
-    /// The rank has not called.
+    /// The receiving rank has not called the collective, so the destination may still become known.
     NotYet,
 }
 
-/// Where one payload lands.
+/// Receive buffer of one payload with a destination that is chosen late.
 pub(super) struct Late {
-    /// Once it is settled.
+    /// The chosen buffer; `None` until this payload has taken it from `all`.
     landing: Option<Box<dyn RecvBuffer>>,
     index: usize,
     all: Arc<Mutex<All>>,
 }
 
-/// The payloads of one header.
+/// Shared state of the payloads of one header. Their destinations are chosen together.
 struct All {
     ask: Box<dyn Fn() -> Known + Send>,
-    /// Makes memory of their own.
+    /// Allocates separate buffers.
     spaces: Box<dyn Fn() -> Vec<Box<dyn RecvBuffer>> + Send>,
     until: Instant,
-    /// Those that nobody has taken, once they are settled.
+    /// The chosen buffers; each is `None` after its payload has taken it.
     landings: Option<Vec<Option<Box<dyn RecvBuffer>>>>,
 }
 
 impl All {
-    /// Whether their place is known, or nobody waits for it any more.
+    /// Chooses the destination if it is known, if the deadline has passed or if `now` is set. Returns true if it
+    /// is chosen.
     fn settle(&mut self, now: bool) -> bool {
         if self.landings.is_none() {
             let landings = match (self.ask)() {
@@ -63,7 +66,8 @@ impl All {
     }
 }
 
-/// Landings for so many payloads of so many `bytes`, of which `ask` says where, and `spaces` has memory for them.
+/// Returns receive buffers for `count` payloads of `bytes` bytes in total. `ask` returns their destination, and
+/// `spaces` allocates separate buffers if there is none in time.
 pub(super) fn landings(
     count: usize,
     bytes: usize,
@@ -87,15 +91,15 @@ fn landings_until(
         .collect()
 }
 
-/// What `landing` is in the end.
+/// Returns the buffer that was chosen for `landing`, or `landing` itself if it is not a [`Late`].
 pub(super) fn settled(landing: Box<dyn RecvBuffer>) -> Box<dyn RecvBuffer> {
     if !(&*landing as &dyn Any).is::<Late>() {
         return landing;
     }
     let landing: Box<dyn Any> = landing;
-    let mut late = landing.downcast::<Late>().expect("it is one");
+    let mut late = landing.downcast::<Late>().expect("the type was checked");
     late.place();
-    late.landing.expect("it has a place now")
+    late.landing.expect("the buffer was chosen")
 }
 
 impl Late {
@@ -103,8 +107,8 @@ impl Late {
         self.landing.get_or_insert_with(|| {
             let mut all = self.all.lock();
             all.settle(true);
-            let landings = all.landings.as_mut().expect("they are settled");
-            landings[self.index].take().expect("each is taken once")
+            let landings = all.landings.as_mut().expect("the buffers were chosen");
+            landings[self.index].take().expect("each payload takes its buffer once")
         })
     }
 }
@@ -126,7 +130,8 @@ mod tests {
     use super::super::payload::waste;
     use super::*;
 
-    /// Landings that wait until somebody says where they are, or not.
+    /// Returns the buffers of two payloads that wait for `ask`, without a deadline if `wait` is set and not at all
+    /// otherwise.
     fn late(wait: bool, ask: impl Fn() -> Known + Send + 'static) -> Vec<Box<dyn RecvBuffer>> {
         let until = Instant::now() + if wait { Duration::from_secs(600) } else { Duration::ZERO };
         landings_until(until, 2, ask, || waste(&[3, 5]))
@@ -162,7 +167,10 @@ mod tests {
     fn one_that_is_asked_for_its_space_waits_no_longer() {
         let mut landings = late(true, || Known::NotYet);
         assert_eq!(landings[1].space().len(), 5);
-        assert!(landings.iter_mut().all(|landing| landing.is_settled()), "all of a header land alike");
+        assert!(
+            landings.iter_mut().all(|landing| landing.is_settled()),
+            "the destinations of all payloads of a header are chosen together"
+        );
         assert_eq!(lengths(&mut landings), [3, 5]);
     }
 }

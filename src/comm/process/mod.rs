@@ -1,31 +1,36 @@
-//! Ranks in several processes: [`ProcessJob`] connects the engines of each.
+//! Ranks in several processes: [`ProcessJob`] connects the backends of all processes of a job.
 //!
-//! Every process has the rendezvous of its launch ([`local`](super::local)), which ranks of other processes join by parcel:
+//! Every process has a rendezvous for its launch (see [`local`](super::local)). A call of a rank in another
+//! process arrives as a message and is posted in this rendezvous on behalf of that rank:
 //!
 //! ```text
 //! process 0                                     process 1
-//! rank 0 calls: joins here, and  ---header-->   joins there, in the name of rank 0: what differs is found now
-//!                                ---payload->   its deposit is there: rank 1 makes its result of all deposits
+//! rank 0 calls a collective:    ---header--->   posts the call for rank 0 and compares the signatures
+//! posts it locally and sends
+//!                               ---payload-->   completes rank 0's contribution; when all contributions
+//!                                               are complete, rank 1 computes its result from them
 //! ```
 //!
-//! A payload is what the ranks of the other process need of this rank's tensors, once, however many they are: a shard that
-//! is gathered, the parts of a reduction or an exchange that are theirs. So downstream of the rendezvous all is as among
-//! threads: the same kernels, the same tree, the same bits. What ranks of one host gather does not travel: they put it
-//! [where all have it](super::local).
+//! A payload holds the data of one rank's tensors that the ranks of the receiving process need: the shard of an
+//! all-gather, or their blocks of a reduction or an all-to-all. It is sent to each process once, however many
+//! ranks the process has. After the rendezvous, ranks in processes use the same code as ranks as threads: the same
+//! kernels, the same reduction tree, and bit-identical results. A large all-gather among ranks of one host is not
+//! sent: the ranks write their shards to [shared memory](super::local).
 //!
-//! | file | what it holds |
+//! | file | content |
 //! |---|---|
-//! | `header`, `agreement`, `told`, `wire` | what is said, and how it is written |
-//! | `payload` | tensors that are sent, and where they land |
-//! | `layout`, `result_buffer`, `late` | results in which they land at once |
-//! | [`transport`](super::transport) | what carries both |
+//! | `header`, `agreement`, `remote_error`, `wire` | messages and their encoding |
+//! | `payload` | tensors that are sent, and the memory into which they are received |
+//! | `contiguous_layout`, `result_buffer`, `late` | results into which payloads are received directly |
+//! | [`transport`](super::transport) | interface that carries headers and payloads |
 //!
 //! # Failures
 //!
-//! Process 0 decides which failure is the first: others tell it what they find, and go on when it has said what counts.
-//! A launch ends in a process when the ranks of all processes have: with the first failure, if one has failed anywhere,
-//! and with how each rank has ended, which its process says. Every process then has the same report, and process 0 is the
-//! one to print it.
+//! The process of rank 0 decides which failure is the first. The other processes report the failures that they
+//! find to it, and continue when they have received its decision. A launch ends in a process when the ranks of all
+//! processes have ended, whether they succeeded or failed. By then the process has received the first failure, if
+//! any rank failed, and the outcome of each rank from that rank's process. Every process therefore has the same
+//! report; process 0 prints it.
 
 mod agreement;
 pub(super) mod contiguous_layout;
@@ -52,21 +57,21 @@ use crate::memory::shared_memory::SharedMemoryPool;
 use header::{ControlMessage, Header, LaunchId, PayloadDesc};
 use late::Known;
 
-/// The processes of a job, as one of them sees the others: what makes the engines of its launches.
+/// The processes of a job, as seen from one of them: creates the backends of its launches.
 ///
-/// Every process makes the same launches in the same order, and has the same number of ranks in each: of `t` ranks
-/// each, process `p` has ranks `p * t` to `p * t + t - 1`. A launch fails in all processes if a rank fails in any.
-///
+/// Every process must make the same launches in the same order, each with the same number of ranks. In a launch of
+/// `t` ranks per process, process `p` has ranks `p * t` to `p * t + t - 1`. A launch fails in all processes if a
+/// rank fails in any of them.
 /// ```no_run
 /// # use std::sync::Arc;
 /// use burn_dtensor::comm::transport::Transport;
 /// use burn_dtensor::comm::{Launch, ProcessJob, launch};
 ///
 /// # fn run(courier: Arc<dyn Transport>) -> burn_dtensor::Result<()> {
-/// // Of whatever connects the processes.
+/// // `courier` is the transport that connects the processes.
 /// let processes = ProcessJob::new(courier);
 /// launch(Launch::on_backend(processes.engine(4)), |world| {
-///     // The ranks of all processes.
+///     // Runs on the ranks of all processes.
 ///     world.barrier("all are here")
 /// })?;
 /// # Ok(())
@@ -76,58 +81,60 @@ use late::Known;
 pub struct ProcessJob {
     courier: Arc<dyn Transport>,
     state: Mutex<JobState>,
-    /// Of what lands in memory of its own, whichever thread it lands by.
+    /// Pool for payloads that are received into separate buffers, whichever thread receives them.
     memory: Arc<HostMemoryPool>,
-    /// What it has in common with others of its host, in its last launch.
+    /// Memory shared with other processes of the host, for the latest launch.
     commons: Mutex<Arc<SharedMemoryPool>>,
     this: Weak<Self>,
 }
 
 #[derive(Debug, Default)]
 struct JobState {
-    /// Launches made here. All processes make the same.
+    /// Number of launches made in this process. All processes make the same launches.
     made: u64,
-    /// Those, and the worlds in which their ranks have gone on.
+    /// Backends of these launches, and of the worlds that `shrink` created from them.
     engines: HashMap<LaunchId, Weak<HostBackend>>,
-    /// What has come for launches that have not begun here, in order.
+    /// Headers of launches that have not begun in this process, in order of arrival.
     early: Vec<EarlyHeader>,
-    /// Headers so far, of each process.
+    /// Number of headers received so far from each process.
     headers: Vec<u64>,
-    /// What payloads are for that are on their way, by process and number of the header.
+    /// Targets of payloads that have not arrived completely, by sending process and index of their header.
     awaited: HashMap<(usize, u64), Awaited>,
-    /// Processes that nothing more comes from, and why.
+    /// Processes from which no more messages arrive, and the reason.
     lost: Vec<(usize, String)>,
 }
 
-/// What is done with payloads, once they are there.
+/// Describes how to handle the payloads of one header after they have arrived.
 #[derive(Debug)]
 struct Awaited {
     contents: PayloadDesc,
     goal: Goal,
-    /// When they were announced.
+    /// Time at which the header announced them.
     begun: Instant,
 }
 
 #[derive(Debug)]
+/// Destination of received payloads.
 enum Goal {
     Place(Weak<HostBackend>, PayloadTarget),
-    /// Of a launch that has not begun.
+    /// The launch has not begun; the data is kept in [`EarlyHeader`].
     Early,
 }
 
-/// A header of a launch that has not begun.
+/// Header of a launch that has not begun in this process.
 #[derive(Debug)]
 struct EarlyHeader {
     launch: LaunchId,
-    /// The process, and the number of the header.
+    /// Sending process, and index of the header.
     from: (usize, u64),
     word: ControlMessage,
-    /// What its payloads hold, if they are there.
+    /// Data of its payloads, once they have arrived.
     deposit: Option<Contribution>,
 }
 
 impl ProcessJob {
-    /// Those that `courier` connects.
+    /// Creates the job of the processes that `courier` connects, and registers it as the handler of incoming
+    /// messages.
     pub fn new(courier: Arc<dyn Transport>) -> Arc<Self> {
         let state = JobState { headers: vec![0; courier.processes()], ..JobState::default() };
         let state = Mutex::new(state);
@@ -140,28 +147,28 @@ impl ProcessJob {
         this
     }
 
-    /// How many there are.
+    /// Returns the number of processes.
     pub fn count(&self) -> usize {
         self.courier.processes()
     }
 
-    /// Which of them this is.
+    /// Returns the index of this process.
     pub fn here(&self) -> usize {
         self.courier.process_index()
     }
 
-    /// The engine of the next launch, with `each` ranks in every process, for
+    /// Returns the backend of the next launch, with `each` ranks in every process, for
     /// [`Launch::on_backend`](super::Launch::on_backend).
     pub fn engine(&self, each: usize) -> Arc<dyn Backend> {
         self.engine_of(each, ProcessOptions::default())
     }
 
-    /// The same, of ranks that live together in this manner in each process.
+    /// Like [`engine`](Self::engine), with the given options for threading and memory sharing in each process.
     pub fn engine_of(&self, each: usize, manner: ProcessOptions) -> Arc<dyn Backend> {
         let launch = self.state.lock().next_launch();
         let processes = self.this.clone();
         let begin = Arc::new(move |launch, engine: &Arc<HostBackend>| {
-            processes.upgrade().expect("whoever communicates has them").begin(launch, engine);
+            processes.upgrade().expect("the transport's handler keeps the job alive").begin(launch, engine);
         });
         let counts = vec![each; self.count()];
         let commons = {
@@ -175,7 +182,8 @@ impl ProcessJob {
         engine
     }
 
-    /// What others say of `launch` is for `engine` from now on.
+    /// Routes messages of `launch` to `engine` from now on. Passes on the headers and payloads that arrived
+    /// earlier, and reports the processes that are already lost.
     fn begin(&self, launch: LaunchId, engine: &Arc<HostBackend>) {
         let mut state = self.state.lock();
         let this = Arc::downgrade(engine);
@@ -206,12 +214,13 @@ impl JobState {
         LaunchId::first(self.made - 1)
     }
 
-    /// The engines that are still there.
+    /// Returns the backends that still exist.
     fn engines(&self) -> impl Iterator<Item = Arc<HostBackend>> {
         self.engines.values().filter_map(Weak::upgrade)
     }
 
-    /// Takes a header. Returns where its payloads go; what is wrong with it, if it cannot be right.
+    /// Handles a header. Returns the buffers for its payloads, or a description of the problem if the header is
+    /// invalid.
     fn take(
         &mut self,
         from: (usize, u64),
@@ -220,12 +229,12 @@ impl JobState {
         memory: &Arc<HostMemoryPool>,
     ) -> Result<Vec<Box<dyn RecvBuffer>>, String> {
         let Some(Header { launch, mut word }) = Header::read(header) else {
-            return Err(format!("header {} of {} bytes cannot be read", from.1, header.len()));
+            return Err(format!("header {} of {} bytes cannot be decoded", from.1, header.len()));
         };
         let contents = word.contents();
         if !payload::are_of(lengths, &contents.tensors) {
             return Err(format!(
-                "header {} announces payloads of {lengths:?} bytes for {:?}",
+                "header {} announces payloads of {lengths:?} bytes, which do not match its tensors {:?}",
                 from.1, contents.tensors
             ));
         }
@@ -260,7 +269,7 @@ impl JobState {
     }
 }
 
-/// Where payloads of these contents land that are awaited at `place`.
+/// Returns the buffers, as far as they are known, for payloads with this description that `place` waits for.
 fn known_of(engine: &Weak<HostBackend>, place: PayloadTarget, contents: &PayloadDesc) -> Known {
     engine.upgrade().map_or(Known::Nowhere, |engine| engine.regions(place, contents))
 }
@@ -284,7 +293,7 @@ impl MessageHandler for ProcessJob {
             Some(results) => Contribution::of_result_buffer(results),
             None => {
                 let PayloadDesc { addressees, tensors, common } = contents;
-                // SAFETY: the caller has written them all.
+                // SAFETY: the caller guarantees that all bytes are written.
                 let tensors = unsafe { payload::landed(tensors, landings) };
                 Contribution::landed(addressees, tensors).saying(common)
             }

@@ -1,8 +1,7 @@
-//! Tensors on their way from process to process: as [`Payload`]s that are sent, as [`UninitBytes`] memory that they
-//! land in.
+//! Conversion of tensors to [`Payload`]s for sending, and of received [`UninitBytes`] to tensors.
 //!
-//! Of Flex tensors the elements are sent from where they are, and land where a tensor has them. Those of other backends
-//! go through memory of the host on both sides.
+//! The elements of a Flex tensor are sent from its own memory and received into memory that a tensor then uses:
+//! zero-copy on both sides. Tensors of other backends are copied through host memory on both sides.
 
 use std::any::Any;
 use std::mem::MaybeUninit;
@@ -19,7 +18,7 @@ use crate::comm::{TensorMeta, backend};
 use crate::memory::flex;
 use crate::memory::{self, HostMemoryPool, UninitBytes};
 
-/// The elements of a row-major tensor.
+/// Returns the elements of a row-major tensor as a payload.
 pub(in crate::comm) fn payload(tensor: &DispatchTensor) -> Payload {
     #[cfg(feature = "flex")]
     if let Some(flex) = flex::primitive(tensor) {
@@ -28,18 +27,18 @@ pub(in crate::comm) fn payload(tensor: &DispatchTensor) -> Payload {
     Arc::new(Host(backend::into_data(tensor.clone())))
 }
 
-/// Those of a Flex tensor, where they are.
+/// Elements of a Flex tensor, in its own memory.
 #[cfg(feature = "flex")]
 struct Elements(FlexTensor);
 
 #[cfg(feature = "flex")]
 impl AsRef<[u8]> for Elements {
     fn as_ref(&self) -> &[u8] {
-        flex::elements(&self.0).expect("it is row-major")
+        flex::elements(&self.0).expect("the tensor is row-major")
     }
 }
 
-/// Those of a tensor on another device, on the host.
+/// Elements of a tensor of another backend, copied to the host.
 struct Host(TensorData);
 
 impl AsRef<[u8]> for Host {
@@ -54,33 +53,33 @@ impl RecvBuffer for UninitBytes {
     }
 }
 
-/// Bytes of a tensor; `None` if no tensor has so many.
+/// Returns the number of bytes of a tensor, or `None` if it overflows.
 fn bytes(meta: &TensorMeta) -> Option<usize> {
     meta.shape.iter().try_fold(meta.dtype.size(), |bytes, len| bytes.checked_mul(*len))
 }
 
-/// Whether payloads of these `lengths` can be those of `tensors`.
+/// Returns true if the payload sizes `lengths` match `tensors`. Tensors without elements have no payload.
 pub(in crate::comm) fn are_of(lengths: &[usize], tensors: &[TensorMeta]) -> bool {
     let sizes: Option<Vec<_>> = tensors.iter().map(bytes).filter(|bytes| *bytes != Some(0)).collect();
     sizes.is_some_and(|sizes| sizes == lengths)
 }
 
-/// Space for the payloads of `tensors`, of the memory of `home`.
+/// Allocates receive buffers for the payloads of `tensors` from the pool `home`.
 pub(in crate::comm) fn spaces(tensors: &[TensorMeta], home: &Arc<HostMemoryPool>) -> Vec<Box<dyn RecvBuffer>> {
     let full = tensors.iter().filter(|meta| meta.shape.num_elements() > 0);
     let space = |meta: &TensorMeta| UninitBytes::at(Some(home), meta.dtype.size(), meta.shape.num_elements());
     full.map(|meta| -> Box<dyn RecvBuffer> { Box::new(space(meta)) }).collect()
 }
 
-/// Space for payloads that are of no use.
+/// Allocates receive buffers for payloads that will be discarded.
 pub(in crate::comm) fn waste(lengths: &[usize]) -> Vec<Box<dyn RecvBuffer>> {
     lengths.iter().map(|len| -> Box<dyn RecvBuffer> { Box::new(UninitBytes::at(None, 1, *len)) }).collect()
 }
 
-/// The tensors whose elements have landed in their [`spaces`], on the host.
+/// Makes host tensors of the payloads received into their [`spaces`].
 ///
 /// # Safety
-/// All bytes of the landings are written.
+/// All bytes of the buffers must be written.
 pub(in crate::comm) unsafe fn landed(
     tensors: Vec<TensorMeta>,
     landings: Vec<Box<dyn RecvBuffer>>,
@@ -90,11 +89,11 @@ pub(in crate::comm) unsafe fn landed(
         let space = match meta.shape.num_elements() {
             0 => UninitBytes::at(None, meta.dtype.size(), 0),
             _ => {
-                let landing: Box<dyn Any> = landings.next().expect("a payload for each tensor with elements");
-                *landing.downcast().expect("landings come back as they were given")
+                let landing: Box<dyn Any> = landings.next().expect("each tensor with elements has a payload");
+                *landing.downcast().expect("the buffers are those that `spaces` allocated")
             }
         };
-        // SAFETY: the caller has written it.
+        // SAFETY: the caller guarantees that all bytes are written.
         let bytes = unsafe { space.filled() };
         backend::from_data(TensorData::from_bytes(bytes, meta.shape, meta.dtype), &host)
     };

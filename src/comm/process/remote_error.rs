@@ -1,6 +1,7 @@
-//! [`RankReport`]s as bytes: how a rank has ended, as other processes report it.
+//! Encoding of [`RankReport`]s, by which a process reports the outcome of a rank to the others.
 //!
-//! An error of a collective is itself there again. Of any other what it says arrives: its text, and those of its sources.
+//! A [`CommError`](crate::comm::CommError) is transferred as a value. Of any other error, only the message and
+//! those of its sources are transferred.
 
 use std::error::Error as StdError;
 use std::fmt;
@@ -11,7 +12,7 @@ use crate::comm::RankReport;
 
 wire_struct!(RankReport { rank, doing, error, at });
 
-/// The texts of an error of another process.
+/// Message of an error of another process, with its sources.
 #[derive(Debug)]
 struct RemoteErrorText {
     text: String,
@@ -19,7 +20,8 @@ struct RemoteErrorText {
 }
 
 impl RemoteErrorText {
-    /// Of the texts of an error and its sources, the error's first.
+    /// Builds the error from its message, followed by the messages of its sources. Returns `None` if `texts` is
+    /// empty.
     fn new(texts: Vec<String>) -> Option<Self> {
         texts.into_iter().rev().fold(None, |source, text| Some(Self { text, source: source.map(Box::new) }))
     }
@@ -44,7 +46,7 @@ impl Encode for Error {
             return error.encode(out);
         }
         out.push(1);
-        // The sources of this crate's own are in their texts.
+        // Other errors of this crate contain the messages of their sources in their own.
         let has_sources = matches!(self, Self::Other(_));
         let errors =
             std::iter::successors(Some(self as &dyn StdError), |error| (*error).source().filter(|_| has_sources));

@@ -1,18 +1,21 @@
-//! [`ResultBuffer`]: what a collective returns, while the parts of other processes land in it.
+//! [`ResultBuffer`]: memory for the result of a collective, into which data of other processes is received in
+//! place.
 //!
-//! Of a rank that is alone in its process, what the others send can land where its result has it, and is not copied again.
-//! The rank copies its own part meanwhile:
+//! If a rank is the only one of its process in the group, the shards of the other ranks are received directly into
+//! its result and not copied again. At the same time the rank copies its own shard:
 //!
 //! ```text
-//! whole   | from rank 0 | own part | from rank 2 |
+//! full tensor   | from rank 0 | own shard | from rank 2 |
 //! ```
 //!
-//! That is so where every part has a [`ContiguousLayout`].
+//! This requires that every tensor has a [`ContiguousLayout`].
 //!
-//! Ranks of one host may have wholes [in common](ResultBuffer::in_common): each puts its parts there, for all.
+//! Ranks of one host may place a result in [shared memory](ResultBuffer::in_common): each rank writes its shards
+//! there, for all ranks.
 //!
-//! Own parts may also be made there, as the sums of an all-reduce are, and [sent](ResultBuffer::sent) to others from
-//! there. burn writes in place to memory of which there is one handle; while a part is on its way, there is another.
+//! A rank may also compute its shards in the buffer, like the sums of an all-reduce, and
+//! [send](ResultBuffer::sent) them from there. burn writes in place only to memory with a unique handle. While a
+//! shard is being sent, a second handle prevents this.
 
 use std::any::Any;
 use std::fmt;
@@ -38,54 +41,57 @@ use crate::memory::shared_memory::SharedMemoryBlock;
 use crate::memory::{HostMemoryPool, UninitBytes};
 use crate::placement::ShardSizes;
 
-/// Parts of fewer bytes are copied faster than their place is found.
+/// Minimum number of bytes of a shard that is received in place. Smaller shards are copied faster than their
+/// region is found.
 pub(in crate::comm) const WORTH: usize = 64 << 10;
 
-/// Bytes that are copied between looks at what others send.
+/// Number of bytes that are copied between two calls of `meanwhile` in [`ResultBuffer::put`].
 const FRAGMENT: usize = 1 << 20;
 
-/// Whether wholes of so many `bytes` have parts large enough to land in them, over `ranks` ranks.
+/// Returns true if results of `bytes` bytes, sharded over `ranks` ranks, have shards large enough to be received
+/// in place.
 pub(in crate::comm) fn pay(bytes: u64, ranks: usize) -> bool {
     bytes >= (WORTH * ranks) as u64
 }
 
-/// The wholes of one collective.
+/// Memory for the results of one collective: full tensors, each with a contiguous shard per rank.
 pub(in crate::comm) struct ResultBuffer {
     layouts: Vec<ContiguousLayout>,
-    /// Where each whole begins.
+    /// Address of the first byte of each tensor.
     starts: Vec<BufferStart>,
     memory: ResultMemory,
-    /// Some parts are sent from there.
+    /// True if shards are sent from this memory, so that the result needs a second handle.
     are_sent: AtomicBool,
 }
 
-/// Where wholes are.
+/// Owner of the memory.
 enum ResultMemory {
+    /// Memory of this process.
     Own(Mutex<OwnMemory>),
-    /// In others, which there are as long as these.
+    /// A window into another buffer, which is kept alive.
     Of(Arc<ResultBuffer>),
-    /// Other processes have it, too: until the result is taken.
+    /// Memory shared with other processes; `None` once the result is taken.
     Common(Mutex<Option<Arc<SharedMemoryBlock>>>),
 }
 
-/// Memory of wholes that are in no others.
+/// State of the memory of this process.
 enum OwnMemory {
-    /// Until the result is taken.
+    /// The memory, until the result is taken.
     Spaces(Vec<UninitBytes>),
-    /// The result's. A handle of its own where parts are [sent](ResultBuffer::sent): who writes to the result
-    /// meanwhile, writes elsewhere.
+    /// The result was taken. If shards are [sent](ResultBuffer::sent), this holds a second handle to each tensor,
+    /// so that a rank that writes to the result writes to a copy.
     Taken(#[expect(dead_code, reason = "kept, not read")] Vec<DispatchTensor>),
 }
 
 struct BufferStart(NonNull<MaybeUninit<u8>>);
 
-// SAFETY: an address alone; whoever reads or writes there says why it may.
+// SAFETY: this is only an address; each access through it states why it is valid.
 unsafe impl Send for BufferStart {}
 // SAFETY: as above.
 unsafe impl Sync for BufferStart {}
 
 impl ResultBuffer {
-    /// Memory of `home` for them.
+    /// Allocates memory for these layouts from the pool `home`.
     pub fn new(layouts: Vec<ContiguousLayout>, home: &Arc<HostMemoryPool>) -> Arc<Self> {
         let space =
             |layout: &ContiguousLayout| UninitBytes::at(Some(home), layout.dtype.size(), layout.shape.num_elements());
@@ -96,33 +102,37 @@ impl ResultBuffer {
         Arc::new(Self { layouts, starts, memory, are_sent: AtomicBool::new(false) })
     }
 
-    /// The same in memory that other processes have in common with this one, each of which puts its parts there: of
-    /// [so many](Self::bytes_in_common) bytes.
+    /// Places the results in shared memory, to which each process writes its shards. `common` must have at least
+    /// [`bytes_in_common`](Self::bytes_in_common) bytes.
     pub fn in_common(layouts: Vec<ContiguousLayout>, common: SharedMemoryBlock) -> Arc<Self> {
-        assert!(Self::bytes_in_common(&layouts) <= common.len(), "all have asked for as many");
-        // SAFETY: inside of it.
+        assert!(Self::bytes_in_common(&layouts) <= common.len(), "the shared memory is too small for the layouts");
+        // SAFETY: the range is inside the block, as asserted above.
         let start = |range: Range<usize>| BufferStart(unsafe { common.start().add(range.start) });
         let starts = ranges_in_common(&layouts).map(start).collect();
         let memory = ResultMemory::Common(Mutex::new(Some(Arc::new(common))));
         Arc::new(Self { layouts, starts, memory, are_sent: AtomicBool::new(false) })
     }
 
-    /// Bytes that wholes of these layouts need there.
+    /// Returns the number of bytes of shared memory that results of these layouts need.
     pub fn bytes_in_common(layouts: &[ContiguousLayout]) -> usize {
         ranges_in_common(layouts).last().map_or(0, |range| range.end)
     }
 
-    /// Elements of some of these, each a row, as wholes that are cut over `ranks` ranks.
+    /// Returns a view of element ranges of some of the tensors, each given as (tensor index, range). Each range
+    /// becomes a tensor that is sharded over `ranks` ranks. The tensors must be one-dimensional.
     pub fn window(self: &Arc<Self>, ranges: &[(usize, Range<usize>)], ranks: usize) -> Arc<Self> {
         let window = |(index, range): &(usize, Range<usize>)| {
             let (full, sizes) = (&self.layouts[*index], ShardSizes::Chunked(range.len()));
-            assert!(full.shape[..] == [full.shape.num_elements()] && range.end <= full.shape[0], "a part of a row");
+            assert!(
+                full.shape[..] == [full.shape.num_elements()] && range.end <= full.shape[0],
+                "a window requires one-dimensional tensors and a range inside them"
+            );
             let layout = ContiguousLayout::of_row(
                 range.len(),
                 full.dtype,
                 (0..ranks).map(|rank| sizes.range(ranks, rank).len()),
             );
-            // SAFETY: inside the whole.
+            // SAFETY: the range is inside the tensor, as asserted above.
             let start = unsafe { self.starts[*index].0.add(range.start * full.dtype.size()) };
             (layout, BufferStart(start))
         };
@@ -130,7 +140,7 @@ impl ResultBuffer {
         Arc::new(Self { layouts, starts, memory: ResultMemory::Of(self.clone()), are_sent: AtomicBool::new(false) })
     }
 
-    /// Whether other processes have them, too.
+    /// Returns true if the memory is shared with other processes.
     pub fn are_common(&self) -> bool {
         match &self.memory {
             ResultMemory::Own(_) => false,
@@ -139,7 +149,7 @@ impl ResultBuffer {
         }
     }
 
-    /// Bytes of all wholes, and of those that they are in.
+    /// Returns the number of bytes of all tensors; for a window, those of the buffer that it is a window of.
     pub fn bytes(&self) -> usize {
         match &self.memory {
             ResultMemory::Own(_) | ResultMemory::Common(_) => self.layouts.iter().map(ContiguousLayout::len).sum(),
@@ -147,23 +157,24 @@ impl ResultBuffer {
         }
     }
 
-    /// Where the parts of `member` begin, and their bytes.
+    /// Returns the address and number of bytes of each shard of `member`.
     fn places(&self, member: usize) -> impl Iterator<Item = (BufferStart, usize)> {
         self.starts.iter().zip(&self.layouts).map(move |(start, layout)| {
-            // SAFETY: inside the whole.
+            // SAFETY: shard offsets are inside the tensor.
             (BufferStart(unsafe { start.0.add(layout.edges[member]) }), layout.bytes(member))
         })
     }
 
-    /// Where the parts of `member` begin, for who writes them there.
+    /// Returns the address of each shard of `member`, for code that writes the shards there.
     pub fn starts(&self, member: usize) -> impl Iterator<Item = *mut u8> {
         self.places(member).map(|(start, _)| start.0.as_ptr().cast())
     }
 
-    /// The parts of `member`, those with elements, to be sent from where they are.
+    /// Returns the shards of `member` for sending them from this memory. Shards without elements have no payload.
     ///
     /// # Safety
-    /// They are written, and will not be again by those who have an address here; whoever takes the result takes it on the host.
+    /// The shards must be written, and must not be written again through an address of this buffer. The result
+    /// must be taken on the host device.
     pub unsafe fn sent(self: &Arc<Self>, member: usize) -> (PayloadDesc, Vec<Payload>) {
         let owner = if let ResultMemory::Of(results) = &self.memory { results } else { self };
         owner.are_sent.store(true, Ordering::Relaxed);
@@ -176,7 +187,8 @@ impl ResultBuffer {
         (PayloadDesc { tensors: self.layouts.iter().map(meta).collect(), ..PayloadDesc::default() }, payloads)
     }
 
-    /// Where the parts of `member` land, those with elements; `None` if they are not `parts`.
+    /// Returns the regions into which the shards of `member` are received, except shards without elements. Returns
+    /// `None` if the sizes of `parts` differ from those of the shards.
     pub fn regions(self: &Arc<Self>, member: usize, parts: &[TensorMeta]) -> Option<Vec<Box<dyn RecvBuffer>>> {
         let bytes = parts.iter().map(|part| part.shape.num_elements() * part.dtype.size());
         if !self.layouts.iter().map(|layout| layout.bytes(member)).eq(bytes) {
@@ -186,21 +198,23 @@ impl ResultBuffer {
         Some(self.places(member).filter(|(_, len)| *len > 0).map(region).collect())
     }
 
-    /// Copies the parts of `member`, which are here; `meanwhile` is called now and then.
+    /// Copies the shards of `member`, a rank of this process, into the buffer. Calls `meanwhile` before every
+    /// fragment.
     ///
     /// # Safety
-    /// They do not land, and nobody else copies them.
+    /// These shards must not be received or copied by any other thread.
     pub unsafe fn put(&self, member: usize, parts: &[DispatchTensor], meanwhile: impl Fn()) {
-        assert_eq!(parts.len(), self.layouts.len(), "what ranks have agreed on");
+        assert_eq!(parts.len(), self.layouts.len(), "the signatures agree on the number of tensors");
         let bytes = self.bytes();
         for (part, (at, len)) in parts.iter().zip(self.places(member)) {
             let part = payload(part);
             let elements = (*part).as_ref();
-            assert_eq!(elements.len(), len, "what ranks have agreed on");
+            assert_eq!(elements.len(), len, "the signatures agree on the shard sizes");
             let mut at = at.0.as_ptr().cast::<u8>();
             for fragment in elements.chunks(FRAGMENT) {
                 meanwhile();
-                // SAFETY: inside the whole, where only this member's part is; there is as much as there are elements.
+                // SAFETY: the region is inside the tensor and belongs to this member alone; its size was compared
+                // above.
                 unsafe {
                     copy(fragment, at, bytes);
                     at = at.add(fragment.len());
@@ -209,19 +223,20 @@ impl ResultBuffer {
         }
     }
 
-    /// The wholes, on `device`.
+    /// Returns the results as tensors on `device`.
     ///
     /// # Safety
-    /// The parts of all members have landed, or were copied. Called once.
+    /// The shards of all members must be received or copied. Must be called at most once.
     pub unsafe fn take(&self, device: &Device) -> Vec<DispatchTensor> {
         let own = match &self.memory {
             ResultMemory::Own(own) => own,
-            ResultMemory::Of(_) => unreachable!("a window is no result"),
+            ResultMemory::Of(_) => unreachable!("a window is not a result"),
             ResultMemory::Common(common) => {
                 let common = common.lock().take().expect("a result is taken once");
                 let results = self.layouts.iter().zip(ranges_in_common(&self.layouts));
                 let full = |(ContiguousLayout { shape, dtype, .. }, range): (&ContiguousLayout, Range<usize>)| {
-                    // SAFETY: the parts of all members are written, and nobody writes there before all have let go.
+                    // SAFETY: the shards of all members are written, and no process writes there before all have
+                    // released the block.
                     let bytes = unsafe { common.bytes(range, dtype.size()) };
                     backend::from_data(TensorData::from_bytes(bytes, shape.clone(), *dtype), device)
                 };
@@ -233,7 +248,7 @@ impl ResultBuffer {
             unreachable!("a result is taken once")
         };
         let full = |(ContiguousLayout { shape, dtype, .. }, space): (&ContiguousLayout, UninitBytes)| {
-            // SAFETY: the parts of all members are written, which is all there is.
+            // SAFETY: the shards of all members are written, and they cover the tensor.
             let bytes = unsafe { space.filled() };
             backend::from_data(TensorData::from_bytes(bytes, shape.clone(), *dtype), device)
         };
@@ -243,7 +258,7 @@ impl ResultBuffer {
                 let elements = payload(full);
                 let elements = (*elements).as_ref();
                 let stays = elements.is_empty() || std::ptr::eq(elements.as_ptr(), start.0.as_ptr().cast());
-                assert!(stays, "on the host a result is made of the memory that its parts were written to");
+                assert!(stays, "a host tensor must use the memory into which its shards were written");
             }
             *own = OwnMemory::Taken(results.clone());
         }
@@ -251,7 +266,7 @@ impl ResultBuffer {
     }
 }
 
-/// Where each whole is in memory that is in common: one after another, each at the beginning of a cache line.
+/// Returns the byte range of each tensor in shared memory: one after another, each aligned to a cache line.
 fn ranges_in_common(layouts: &[ContiguousLayout]) -> impl Iterator<Item = Range<usize>> {
     const LINE: usize = 64;
     layouts.iter().scan(0, |end: &mut usize, layout| {
@@ -261,15 +276,15 @@ fn ranges_in_common(layouts: &[ContiguousLayout]) -> impl Iterator<Item = Range<
     })
 }
 
-/// Copies `piece` to where there is room for it, in wholes of so many `bytes`: of those that the caches do not hold, what is
-/// there now is not read.
+/// Copies `fragment` to `at`. If the results of `bytes` bytes are too large for the caches, it uses streaming
+/// stores, which do not read the destination first.
 ///
 /// # Safety
-/// As many bytes may be written at `at`.
+/// `at` must be valid for writes of `fragment.len()` bytes.
 unsafe fn copy(fragment: &[u8], at: *mut u8, bytes: usize) {
     #[cfg(feature = "flex")]
     if stream::pays(bytes) {
-        // SAFETY: the caller's; nobody else has the memory.
+        // SAFETY: guaranteed by the caller; no other thread accesses this memory.
         unsafe { stream::copy(fragment.as_ptr(), at, fragment.len()) };
         return stream::done();
     }
@@ -278,7 +293,7 @@ unsafe fn copy(fragment: &[u8], at: *mut u8, bytes: usize) {
     unsafe { at.copy_from_nonoverlapping(fragment.as_ptr(), fragment.len()) }
 }
 
-/// Where one part lands.
+/// Region of a [`ResultBuffer`] into which one shard is received.
 struct BufferRegion {
     at: BufferStart,
     len: usize,
@@ -287,24 +302,25 @@ struct BufferRegion {
 
 impl RecvBuffer for BufferRegion {
     fn space(&mut self) -> &mut [MaybeUninit<u8>] {
-        // SAFETY: inside the whole, which is not taken before all parts have landed; no other region is there.
+        // SAFETY: the region is inside the tensor, which is not taken before all shards are received, and regions
+        // do not overlap.
         unsafe { std::slice::from_raw_parts_mut(self.at.0.as_ptr(), self.len) }
     }
 }
 
-/// One part on its way from there.
+/// Payload: one shard, sent from its region of the buffer.
 struct Sent(BufferRegion);
 
 impl AsRef<[u8]> for Sent {
     fn as_ref(&self) -> &[u8] {
         let BufferRegion { at, len, .. } = &self.0;
-        // SAFETY: written, as whoever sends it has said; the result has the same memory, and does not write to what is not its
-        // alone.
+        // SAFETY: the caller of `sent` guarantees that the shard is written. The result uses the same memory, but
+        // has a second handle, so that writes to it go to a copy.
         unsafe { std::slice::from_raw_parts(at.0.as_ptr().cast(), *len) }
     }
 }
 
-/// The wholes that `landings` are regions of, if they are.
+/// Returns the buffer of which `landings` are regions, or `None` if they are separate buffers.
 pub(in crate::comm) fn of_landings(landings: &[Box<dyn RecvBuffer>]) -> Option<Arc<ResultBuffer>> {
     let first: &dyn Any = &**landings.first()?;
     first.downcast_ref::<BufferRegion>().map(|region| region.buffer.clone())
@@ -322,7 +338,7 @@ mod tests {
 
     use super::*;
 
-    /// Past the caches, in pieces that begin anywhere.
+    /// Copies shards that are larger than the caches and begin at unaligned offsets.
     #[test]
     fn parts_of_large_results_are_put_where_they_belong() {
         let lens = [1_400_003, 0, 2_800_001];
@@ -331,10 +347,10 @@ mod tests {
         let mut values = (0..4_200_004).map(|value| value as f32);
         for (member, len) in lens.into_iter().enumerate() {
             let part = TensorData::new(values.by_ref().take(len).collect(), [len]);
-            // SAFETY: here alone.
+            // SAFETY: only this thread accesses the buffer.
             unsafe { results.put(member, &[Tensor::<1>::from_data(part, &device).into_dispatch()], || {}) };
         }
-        // SAFETY: all are put.
+        // SAFETY: the shards of all members are copied.
         let full = unsafe { results.take(&device) }.pop().unwrap();
         let full = Tensor::<1>::from_dispatch(full).into_data();
         assert!(full.iter::<f32>().eq((0..4_200_004).map(|value| value as f32)));
@@ -353,7 +369,8 @@ mod tests {
         assert_eq!([lengths(2, &[part(3)]), lengths(1, &[part(3), part(3)])], [None, None]);
     }
 
-    /// Of 8 elements, 3 and 5 of two members: the address of the result, and what becomes of it, whose own one may be the same.
+    /// Fills a result of 8 elements, with shards of 3 and 5, and adds 1 to it. Returns the result's address, the
+    /// sum, and the sum's address; the addresses are equal if burn wrote in place.
     #[cfg(feature = "flex")]
     fn add_one(results: &ResultBuffer) -> (usize, Tensor<1>, usize) {
         use crate::memory::flex;
@@ -361,10 +378,10 @@ mod tests {
         let device = crate::memory::host();
         for (member, part) in [vec![0.0, 1.0, 2.0], vec![3.0, 4.0, 5.0, 6.0, 7.0_f32]].into_iter().enumerate() {
             let part = Tensor::<1>::from_floats(&part[..], &device).into_dispatch();
-            // SAFETY: here alone.
+            // SAFETY: only this thread accesses the buffer.
             unsafe { results.put(member, &[part], || {}) };
         }
-        // SAFETY: all are put.
+        // SAFETY: the shards of all members are copied.
         let full = unsafe { results.take(&device) }.pop().unwrap();
         let before = address(&full);
         let changed = Tensor::<1>::from_dispatch(full).add_scalar(1.0);
@@ -378,16 +395,16 @@ mod tests {
         let new =
             || ResultBuffer::new(vec![ContiguousLayout::of_row(8, DType::F32, [3, 5])], &HostMemoryPool::of_thread());
         let (before, _, after) = add_one(&new());
-        assert_eq!(before, after, "nobody else has it");
+        assert_eq!(before, after, "the handle is unique");
 
         let results = new();
         let window = results.window(&[(0, 0..8)], 2);
-        // SAFETY: written before they are read; on the host.
+        // SAFETY: the shards are written before the payloads are read, and the result is taken on the host.
         let (contents, payloads) = unsafe { window.sent(1) };
-        assert_eq!((&contents.tensors[0].shape[..], payloads.len()), (&[4][..], 1), "halves");
+        assert_eq!((&contents.tensors[0].shape[..], payloads.len()), (&[4][..], 1), "a shard has half of the elements");
         let (before, changed, after) = add_one(&results);
         drop((results, window));
-        assert_ne!(before, after, "others read it");
+        assert_ne!(before, after, "the shard is still being sent");
         assert_eq!((*payloads[0]).as_ref(), bytemuck::cast_slice::<f32, u8>(&[4.0, 5.0, 6.0, 7.0]));
         assert!(changed.into_data().iter::<f32>().eq((1..9).map(|value| value as f32)));
     }

@@ -1,24 +1,27 @@
-//! What processes tell each other, as bytes: [`Encode`] and [`Decode`].
+//! Binary encoding of messages between processes: [`Encode`] and [`Decode`].
 //!
-//! Numbers take as many bytes as they need, seven bits in each; lists begin with their length, alternatives with a byte.
-//! All processes run one program, so that nothing says which version of it has written.
+//! Integers are encoded with seven bits per byte, in as many bytes as they need. A list begins with its length, an
+//! enum with a byte for the variant. There is no version number, because all processes run the same build of one
+//! program.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use burn::tensor::{BoolStore, DType, Shape};
 
-/// Appends itself to `out`.
+/// A value that can append its encoding to `out`.
 pub(super) trait Encode {
     fn encode(&self, out: &mut Vec<u8>);
 }
 
-/// Takes itself from the front of `input`; `None` if it does not begin with one.
+/// A value that can be decoded from the front of `input`, which is advanced. Returns `None` if the bytes are
+/// invalid.
 pub(super) trait Decode: Sized {
     fn decode(input: &mut &[u8]) -> Option<Self>;
 }
 
-/// A structure, field by field. Those behind `but` travel otherwise, and are left at their defaults.
+/// Implements the encoding of a struct, field by field. Fields after `but` are transferred separately, and decoded
+/// as their defaults.
 macro_rules! wire_struct {
     ($type:ty { $($field:ident),* $(,)? } $(but { $($left:ident),* })?) => {
         impl Encode for $type {
@@ -35,7 +38,7 @@ macro_rules! wire_struct {
     };
 }
 
-/// Alternatives with fields, each behind its number.
+/// Implements the encoding of an enum: the number of the variant, then its fields.
 macro_rules! wire_enum {
     ($type:ident { $($number:literal $variant:ident { $($field:ident),* }),* $(,)? }) => {
         impl Encode for $type {
@@ -106,7 +109,7 @@ impl Decode for u64 {
     }
 }
 
-/// As `u64`.
+/// Implements the encoding of smaller integers as `u64`.
 macro_rules! wire_number {
     ($($type:ty),*) => {$(
         impl Encode for $type {
@@ -189,7 +192,7 @@ impl<T: Encode> Encode for Vec<T> {
 impl<T: Decode> Decode for Vec<T> {
     fn decode(input: &mut &[u8]) -> Option<Self> {
         let len = usize::decode(input)?;
-        // No more than there are bytes: a length that is wrong takes no memory.
+        // A wrong length must not allocate more memory than the remaining bytes justify.
         let mut values = Self::with_capacity(len.min(input.len()));
         for _ in 0..len {
             values.push(T::decode(input)?);
@@ -290,7 +293,7 @@ impl Decode for Shape {
     }
 }
 
-/// By their place here.
+/// Data types; each is encoded as its index in this list.
 const DTYPES: [DType; 16] = [
     DType::F32,
     DType::F64,
@@ -313,7 +316,7 @@ const DTYPES: [DType; 16] = [
 impl Encode for DType {
     fn encode(&self, out: &mut Vec<u8>) {
         let at = DTYPES.iter().position(|dtype| dtype == self);
-        out.push(at.expect("quantized tensors are refused when a collective is issued") as u8);
+        out.push(at.expect("quantized tensors are rejected when a collective is called") as u8);
     }
 }
 

@@ -1,16 +1,17 @@
-//! Collectives of lists of tensors on one Cube device: whatever the number of tensors, one kernel before the ranks
-//! meet and one after.
+//! Data plane for lists of tensors on one Cube device. For any number of tensors, each rank runs one kernel before
+//! the ranks exchange data and one after.
 //!
 //! ```text
-//! all-gather        parts  --copy-in-->  a row of each rank   --copy-out-->  wholes
-//! issued ahead      parts  ----------------------------------------------->  wholes
-//! reduce-scatter    wholes --copy-in-->  rows for all ranks   --reduce-->    parts, views of the reduced row
+//! all-gather        shards       --copy-in-->  a row of each rank   --copy-out-->  full tensors
+//! deferred          shards       --------------------------------------------->   full tensors
+//! reduce-scatter    full tensors --copy-in-->  rows for all ranks   --reduce-->    shards, views of the reduced row
 //! ```
 //!
-//! Tensors go from rank to rank by handle, without a trip through the host: ranks are streams of the device, which
-//! wait for each other's kernels by themselves. What is issued ahead of need, as backward's gathers are in forward, has
-//! no row: it would take as much memory as the shards until then. A deposit keeps the tensors beside the flat buffer, so
-//! that ranks on different devices, one of which cannot do this, still meet on burn's own operations.
+//! Ranks exchange tensors by handle, without a copy through the host. Ranks are streams of the device, which wait
+//! for each other's kernels. A deferred all-gather, such as those of backward that forward posts, has no row,
+//! because the row would take as much memory as the shards until the gather starts. A contribution keeps the
+//! tensors in addition to the flat buffer. If ranks are on different devices and one of them does not support this
+//! path, they can still use burn's own operations.
 
 mod reduce;
 #[cfg(all(test, feature = "wgpu"))]
@@ -30,7 +31,7 @@ use crate::kernels::FlatLayout;
 use crate::kernels::cube::{CopySide, CubePlan, alignment, plan};
 use crate::memory::cube::{primitive, wrap};
 
-/// The copies around one collective of a list of tensors.
+/// Copies before and after one collective of a list of tensors.
 pub(super) struct CoalescedCopies {
     layout: FlatLayout,
     device: CubeDevice,
@@ -40,7 +41,7 @@ pub(super) struct CoalescedCopies {
 }
 
 impl CoalescedCopies {
-    /// An all-gather: adds this rank's row to its deposit, unless it is issued `ahead` of need.
+    /// Prepares an all-gather: adds this rank's row to its contribution, unless the call is `deferred`.
     pub fn pack_parts(
         deferred: bool,
         mut deposit: Contribution,
@@ -53,7 +54,8 @@ impl CoalescedCopies {
         (fused, deposit)
     }
 
-    /// A reduce-scatter: adds rows for all ranks to its deposit, if the device can reduce them.
+    /// Prepares a reduce-scatter: adds rows for all ranks to this rank's contribution, if the device can reduce
+    /// them.
     pub fn pack_full(
         mut deposit: Contribution,
         plan: &CollectivePlan,
@@ -65,7 +67,7 @@ impl CoalescedCopies {
         (fused, deposit)
     }
 
-    /// For at least two float tensors of one dtype on one Cube device.
+    /// Returns the copies for at least two float tensors of one dtype on one Cube device; `None` for other lists.
     fn new(tensors: &[DispatchTensor], plan: &CollectivePlan, member: &GroupMember) -> Option<Self> {
         let [first, _, ..] = tensors else { return None };
         let CubeTensor { device, dtype, client, .. } = primitive(first)?;
@@ -85,7 +87,8 @@ impl CoalescedCopies {
         Some(self.run(side, &sources)?.remove(0))
     }
 
-    /// The wholes of an all-gather, if every rank has brought its row, or parts that can be read here.
+    /// Returns the full tensors of an all-gather, if every rank has contributed its row, or shards that this device
+    /// can read.
     pub fn gathered(&self, deposits: &[Contribution]) -> Option<Vec<DispatchTensor>> {
         let full_tensors = match self.flats(deposits) {
             Some(rows) => self.run(CopySide::UnpackRows, &rows),
@@ -94,14 +97,14 @@ impl CoalescedCopies {
         Some(full_tensors?.into_iter().map(wrap).collect())
     }
 
-    /// The parts of all ranks, if they are here.
+    /// Returns the shards of all ranks, if they are on this device.
     fn parts(&self, deposits: &[Contribution]) -> Option<Vec<CubeTensor>> {
         let parts = deposits.iter().flat_map(|deposit| &deposit.tensors);
         let part = |part| primitive(part).filter(|part| part.device == self.device).cloned();
         parts.map(part).collect()
     }
 
-    /// This rank's parts of a reduce-scatter, if every rank has brought its rows.
+    /// Returns this rank's shards of a reduce-scatter, if every rank has contributed its rows.
     pub fn reduced(&self, deposits: &[Contribution], op: ReduceOp) -> Option<Vec<DispatchTensor>> {
         let flats = self.flats(deposits)?;
         let bytes = self.layout.row() * self.dtype.size();
@@ -112,7 +115,7 @@ impl CoalescedCopies {
         Some(parts.into_iter().map(|(offset, shape)| wrap(reduce::view_of(&row, offset, shape))).collect())
     }
 
-    /// The flat buffers of all ranks, if they are there and here.
+    /// Returns the flat buffers of all ranks, if all exist and are on this device.
     fn flats(&self, deposits: &[Contribution]) -> Option<Vec<CubeTensor>> {
         let flat = |deposit: &Contribution| deposit.flat.clone().filter(|flat| flat.device == self.device);
         deposits.iter().map(flat).collect()

@@ -1,4 +1,4 @@
-//! The reduction of one row of every rank's flat buffer, in one kernel.
+//! Kernel that reduces one row of every rank's flat buffer.
 
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn::tensor::{DType, Shape};
@@ -11,20 +11,20 @@ use cubecl::prelude::*;
 use crate::comm::ReduceOp;
 use crate::kernels::cube::{BlockLayout, vector_lanes, vectors, view};
 
-/// Buffers of the kernel beside the rows: the target, and the arguments' own.
+/// Number of buffers of the kernel in addition to the rows: the target and the arguments.
 const OTHERS: usize = 2;
 
-/// Whether one kernel can read a row of each of `ranks` ranks.
+/// Returns true if one kernel can read a row of each of `ranks` ranks.
 pub(super) fn is_possible(client: &Client, ranks: usize, dtype: DType) -> bool {
     let properties = client.properties();
     ranks + OTHERS <= properties.hardware.max_bindings as usize
         && properties.supports_type(dtype_to_storage_type(dtype))
 }
 
-/// `cast(reduction * scale)` of row `rank` of `flats`, which hold as many rows as there are of them.
+/// Returns `cast(reduction * scale)` of row `rank` of `flats`. Each flat buffer has one row per rank.
 ///
-/// The ranks' rows meet in the fixed binary tree of all reductions: neighbours first, an odd one out moves up. f16
-/// and bf16 accumulate in f32 and are rounded once.
+/// The rows are reduced in the same fixed binary tree as in all reductions: neighbours first, and an odd row moves
+/// up. f16 and bf16 accumulate in f32 and are rounded once.
 pub(super) fn reduce_row(flats: &[CubeTensor], rank: usize, op: ReduceOp, to: DType, scale: f32) -> CubeTensor {
     let CubeTensor { client, device, dtype, .. } = &flats[0];
     let row = flats[0].meta.num_elements() / flats.len();
@@ -40,7 +40,7 @@ pub(super) fn reduce_row(flats: &[CubeTensor], rank: usize, op: ReduceOp, to: DT
     let count = row.div_ceil(lanes);
     let cube = CubeDim::new(client, count);
     let types = [*dtype, to, sum].map(dtype_to_storage_type);
-    // SAFETY: every unit reads and writes the vector of its own place, if there is such.
+    // SAFETY: each unit reads and writes only the vector at its own position, if there is one.
     unsafe {
         tree::launch_unchecked(
             client,
@@ -59,7 +59,7 @@ pub(super) fn reduce_row(flats: &[CubeTensor], rank: usize, op: ReduceOp, to: DT
     result
 }
 
-/// The `shape` of a row from element `offset` on.
+/// Returns a view of a row: a tensor of shape `shape` that starts at element `offset`.
 pub(super) fn view_of(row: &CubeTensor, offset: usize, shape: Shape) -> CubeTensor {
     let size = row.dtype.size();
     let handle = view(&row.handle, offset * size, shape.num_elements() * size);
@@ -89,7 +89,7 @@ fn tree<E: Numeric, O: Numeric, A: Float, N: Size>(
     }
 }
 
-/// The reduction of `count` rows from `first` on.
+/// Reduces `count` rows, starting with row `first`.
 #[cube]
 fn node<E: Numeric, A: Float, N: Size>(
     rows: &Sequence<Box<[Vector<E, N>]>>,

@@ -1,4 +1,4 @@
-//! The kernel's reduction against burn's own operations on the same device, to the bit.
+//! Compares the kernel's reduction with burn's own operations on the same device, to the bit.
 
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn::tensor::{DType, Device, DeviceKind, Distribution, Tensor};
@@ -15,7 +15,7 @@ fn device() -> Device {
     Device::wgpu(DeviceKind::DefaultDevice)
 }
 
-/// Flat buffers of as many rows as there are ranks.
+/// Returns flat buffers of `ranks` ranks, each with one row per rank.
 fn flats(ranks: usize, row: usize, dtype: DType) -> Vec<DispatchTensor> {
     let flat = |rank: usize| {
         let values = Tensor::<1>::random([ranks * row], Distribution::Uniform(-4.0, 4.0), &device());

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use smallvec::SmallVec;
 
-/// Row-major strides of `shape`.
+/// Returns the row-major strides of `shape`.
 fn strides(shape: &[usize]) -> SmallVec<[usize; 4]> {
     let mut strides = SmallVec::from_elem(1, shape.len());
     for dim in (1..shape.len()).rev() {
@@ -27,29 +27,29 @@ pub(super) struct RunBlock {
 }
 
 impl RunBlock {
-    /// The block `ranges` of a row-major tensor of `shape`.
+    /// Creates the block `ranges` of a row-major tensor of `shape`.
     pub fn new(shape: &[usize], ranges: &[Range<usize>]) -> Self {
         let strides = strides(shape);
         let is_full = |dim: usize| ranges[dim] == (0..shape[dim]);
-        // The last dimension that is cut: from there on, elements are adjacent.
+        // The last dimension of which the block does not have all indices. From there on, elements are adjacent.
         let split = (0..shape.len()).rev().find(|dim| !is_full(*dim)).unwrap_or(0);
         let run = ranges[split..].iter().map(Range::len).product();
         let start = ranges.get(split).map_or(0, |range| range.start * strides[split]);
         Self { offsets: Offsets::new(&ranges[..split], &strides[..split], start), run }
     }
 
-    /// Elements.
+    /// Returns the number of elements.
     pub fn len(&self) -> usize {
         self.offsets.left * self.run
     }
 
-    /// Where each run starts.
+    /// Returns the offsets at which the runs start.
     pub fn offsets(&self) -> Offsets {
         self.offsets.clone()
     }
 }
 
-/// The offsets of all indices of a few dimensions, in row-major order.
+/// Iterator over the offsets of all indices of some dimensions, in row-major order.
 #[derive(Debug, Clone)]
 pub(super) struct Offsets {
     /// Length, stride and index of each dimension.
@@ -97,7 +97,7 @@ mod tests {
     use super::*;
     use crate::comm::backend::ranges::full;
 
-    /// The elements of a block of `0..`, by index arithmetic alone.
+    /// Returns the elements of a block of `0..` by index arithmetic alone.
     fn expected(shape: &[usize], ranges: &[Range<usize>]) -> Vec<usize> {
         let strides = strides(shape);
         let all = 0..shape.iter().product::<usize>();

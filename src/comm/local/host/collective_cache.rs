@@ -1,7 +1,8 @@
-//! [`CollectiveCache`]: what every rank needs of a collective alike, made by whichever comes first.
+//! [`CollectiveCache`]: data that every rank needs of a collective and that is identical for all; the first rank
+//! creates it.
 //!
-//! That is where the elements of every rank's tensors are, and which go where. Were each rank to find it out by
-//! itself, that would be work that grows with the square of their number, whatever the size of the tensors.
+//! It has the addresses of the tensors of all ranks, and the shared results. If each rank looked them up, the work
+//! would grow with the square of the number of ranks, for any size of the tensors.
 
 use std::cell::Cell;
 use std::sync::{Arc, OnceLock};
@@ -25,18 +26,19 @@ use crate::kernels::flex::{Ends, OutputBuffers, PinnedSources, Sources, stream};
 use crate::memory::HostMemoryPool;
 use crate::placement::chunk;
 
-/// A part of the first member's deposit.
+/// Cache of one collective, stored in the contribution of the first member.
 #[derive(Debug, Default)]
 pub(in crate::comm::local) struct CollectiveCache {
     parts: OnceLock<Option<GatherSources>>,
-    /// Of each tensor.
+    /// Operands of the reduction of each tensor.
     terms: OnceLock<Box<[OnceLock<Option<ReduceOperands>>]>>,
-    /// Of results in common.
+    /// Shared results.
     bag: OnceLock<Arc<CachedResults>>,
 }
 
 impl CollectiveCache {
-    /// Where results in common of the collective of `ticket` belong, whose rank has `waited` for others.
+    /// Returns the owner of the shared results of the collective `ticket`. `waited` adds up the time that the rank
+    /// waits for others.
     pub fn owner<'a>(
         &'a self,
         shelf: &'a SharedResultCache,
@@ -47,7 +49,7 @@ impl CollectiveCache {
         Owner { shelf, ticket, bag: self.bag.get_or_init(Arc::default), keep, waited }
     }
 
-    /// The parts that an all-gather joins, by rank and tensor; `None` if they are not all Flex tensors.
+    /// Returns the shards that an all-gather joins, by rank and tensor; `None` if they are not all Flex tensors.
     pub fn gathered<'a>(
         &self,
         joints: &GatherCopyPlan,
@@ -56,7 +58,7 @@ impl CollectiveCache {
         offered(&self.parts, || Some(joints.sources(&parts()?))).as_ref()
     }
 
-    /// The terms of the reduction of tensor `index` of `count`; `None` if they are not all Flex tensors.
+    /// Returns the operands of the reduction of tensor `index` of `count`; `None` if they are not all Flex tensors.
     pub fn terms<'a>(
         &self,
         (index, count): (usize, usize),
@@ -67,7 +69,7 @@ impl CollectiveCache {
     }
 }
 
-/// Tensors of one shape and dtype, one of each rank, which are reduced.
+/// Operands of a reduction: tensors of one shape and dtype, one per rank.
 #[derive(Debug)]
 pub(in crate::comm::local) struct ReduceOperands {
     terms: PinnedSources,
@@ -76,7 +78,7 @@ pub(in crate::comm::local) struct ReduceOperands {
 }
 
 impl ReduceOperands {
-    /// `None` if they are not all Flex tensors.
+    /// Returns `None` if they are not all Flex tensors.
     pub fn of(terms: &[DispatchTensor]) -> Option<Self> {
         let terms: Option<SmallVec<[_; 8]>> = terms.iter().map(primitive).collect();
         Some(Self::new(&terms?))
@@ -87,53 +89,56 @@ impl ReduceOperands {
         Self { terms: PinnedSources::of(terms), shape, full: CooperativeResult::default() }
     }
 
-    /// The block `ranges` of every term, reduced.
+    /// Returns the reduction of the block `ranges`.
     pub fn reduce(&self, ranges: &Ranges, op: ReduceOp) -> DispatchTensor {
         wrap(reduce(&self.terms.get(), &self.shape, ranges, op))
     }
 
-    /// All of every term, reduced, from `to` on; past the caches where what is there has so many `bytes` in all.
+    /// Writes the reduction of all elements to `to`. Uses streaming stores if the buffer has so many `bytes` that
+    /// it exceeds the caches.
     ///
     /// # Safety
-    /// There is room for a term, aligned, and nobody else reads or writes there.
+    /// `to` points to aligned memory for one operand, which no other thread reads or writes.
     pub unsafe fn reduce_into(&self, op: ReduceOp, to: *mut u8, bytes: usize) {
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees it.
         unsafe { reduce_flat(&self.terms.get(), 0..self.shape.num_elements(), op, to, stream::pays(bytes)) }
     }
 
-    /// The reduction, whole; a large one is in common, where it has an `owner`.
+    /// Returns the reduction of all elements. A large one is computed by all local ranks together and shared, if it
+    /// has an `owner`.
     pub fn reduce_full(&self, op: ReduceOp, owner: Option<Owner>) -> DispatchTensor {
         let (terms, elements) = (self.terms.get(), self.shape.num_elements());
         match owner.filter(|_| elements * dtype_of(&terms).size() * terms.len() >= WORTH) {
             Some(owner) => {
-                // SAFETY: all ranks have the terms of one collective, and agree on the operation.
+                // SAFETY: all ranks have the operands of the same collective, and agree on the operation.
                 let mut complete = unsafe { self.full.get(&ReduceJob { terms, shape: &self.shape, op }, owner) };
-                wrap(complete.pop().expect("one whole"))
+                wrap(complete.pop().expect("a reduction has one result"))
             }
             None => self.reduce(&full(&self.shape[..]), op),
         }
     }
 }
 
-/// How a reduction is cut: into slices of nearly equal length, which are past the caches if it streams.
+/// Division of a reduction into slices of nearly equal length. If `streams`, they are written with streaming
+/// stores.
 #[derive(Debug)]
 struct ReduceSlices {
     count: usize,
     streams: bool,
 }
 
-/// The least bytes that are read for a slice, and that it has.
+/// Minimum number of bytes that a slice reads, and that it writes.
 const READ: usize = 512 << 10;
 const WRITTEN: usize = 16 << 10;
 
-/// Terms that are reduced to a whole.
+/// Reduction of all elements of the operands.
 struct ReduceJob<'a> {
     terms: Sources<'a>,
     shape: &'a Shape,
     op: ReduceOp,
 }
 
-// SAFETY: slices of the elements, one after another.
+// SAFETY: the slices are disjoint and cover all elements.
 unsafe impl PartitionedJob for ReduceJob<'_> {
     type Partition = ReduceSlices;
 
@@ -151,12 +156,12 @@ unsafe impl PartitionedJob for ReduceJob<'_> {
 
     unsafe fn make(&self, slices: &ReduceSlices, index: usize, to: &Ends<u8>) {
         let range = chunk(self.shape.num_elements(), slices.count, index);
-        // SAFETY: the caller's; the terms have as many elements as the whole.
+        // SAFETY: the caller guarantees it; the operands have as many elements as the result.
         unsafe { reduce_flat(&self.terms, range, self.op, to.start(0), slices.streams) }
     }
 
     unsafe fn finish(&self, targets: OutputBuffers) -> Vec<FlexTensor> {
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees it.
         unsafe { targets.finish([self.shape], dtype_of(&self.terms)).collect() }
     }
 }

@@ -1,19 +1,21 @@
-//! [`CooperativeResult`]: a result that all ranks of a process get alike, made by those that wait for it, and there
-//! once.
+//! [`CooperativeResult`]: a result that is identical on all ranks of a process, built by the ranks that wait for
+//! it, and stored once.
 //!
-//! Each rank takes pieces of the work until there are none left. Who comes when it is made takes a handle.
+//! The work is divided into tasks. Each rank takes tasks until none remain. A rank that arrives later takes a
+//! handle.
 //!
 //! ```text
-//! rank 0   waits: | piece 0 | piece 2 | piece 3 |  a handle
-//! rank 1              waits: |  piece 1    |       a handle
-//! rank 2                                              waits: a handle
+//! rank 0   waits: | task 0 | task 2 | task 3 |  a handle
+//! rank 1              waits: |  task 1    |     a handle
+//! rank 2                                           waits: a handle
 //! ```
 //!
-//! A tensor is a handle anyway, and burn writes in place to the memory of the only one: which of two ranks writes first
-//! gets memory of its own. So nobody notices but by time and memory.
+//! A tensor is a handle in any case, and burn writes in place only through a unique handle. If two ranks share a
+//! result, the first that writes gets a private copy. Sharing therefore affects only time and memory.
 //!
-//! A rank that has taken a piece may be kept from making it: by another program, or by what its thread pool does
-//! meanwhile. Who has waited for it while [nothing moved](SharedResultCache::patience) makes all by itself, for itself.
+//! A rank that has taken a task may be delayed: by another program, or by other work of its thread pool. A rank
+//! that has waited for it while [no task was completed](SharedResultCache::patience) builds the result alone, for
+//! itself.
 
 use std::mem;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -28,66 +30,68 @@ use super::result_cache::{Owner, SharedResultCache};
 use crate::kernels::flex::{Ends, OutputBuffers};
 use crate::memory::HostMemoryPool;
 
-/// Bytes that all ranks would move, were each to make its own result, from which on it pays to come to terms.
+/// Minimum number of bytes that all ranks would move separately for which cooperation pays off.
 pub(super) const WORTH: usize = 1 << 20;
 
-/// Pieces for each rank, so that one that is late delays little.
+/// Number of tasks per rank. With several, a late rank delays the others little.
 pub(super) const PARTS_PER_RANK: usize = 4;
 
-/// How results are made, piece by piece.
+/// Work that is divided into tasks.
 ///
 /// # Safety
-/// The pieces are all of the results, and no two have an element in common.
+/// The tasks cover all elements of the results, and no two tasks write the same element.
 pub(super) unsafe trait PartitionedJob {
-    /// How it is cut into pieces.
+    /// Data that describes the division into tasks.
     type Partition: Send + Sync;
 
-    /// New memory, how the job is cut, and into how many pieces: at least one.
+    /// Allocates memory, and divides the work. Returns the memory, the division, and the number of tasks, which is
+    /// at least one.
     fn begin(&self, home: &Arc<HostMemoryPool>) -> (OutputBuffers, Self::Partition, usize);
 
-    /// Writes piece `index` of what begins where `to` says.
+    /// Performs task `index` and writes to the memory at `to`.
     ///
     /// # Safety
-    /// `partition` and `to` are of one [`begin`](Self::begin), nobody else writes this piece, and nobody reads.
+    /// `sizes` and `to` are from one [`begin`](Self::begin). No other thread performs this task, and no thread
+    /// reads its output.
     unsafe fn make(&self, sizes: &Self::Partition, index: usize, to: &Ends<u8>);
 
-    /// The results.
+    /// Returns the results.
     ///
     /// # Safety
-    /// All pieces are written.
+    /// All tasks are complete.
     unsafe fn finish(&self, targets: OutputBuffers) -> Vec<FlexTensor>;
 }
 
-/// Results of a [`PartitionedJob`] whose cut is a `C`.
+/// Results of a [`PartitionedJob`] whose division is a `C`.
 pub(super) struct CooperativeResult<C> {
     state: Mutex<BuildState<C>>,
     changed: Condvar,
 }
 
 enum BuildState<C> {
-    /// Nobody has begun, or somebody has failed.
+    /// No rank has begun, or a rank has failed.
     Open,
     Making(Arc<Making<C>>),
-    /// For as long as they are there.
+    /// The results, for as long as another handle keeps them alive.
     Made(Box<[WeakTensor]>),
 }
 
-/// Results that are being made.
+/// Results that are being built.
 struct Making<C> {
     partition: C,
     count: usize,
-    /// Where the targets begin, which stay where they are until all is made.
+    /// Addresses of the targets, which do not move until the results are complete.
     to: OnceLock<Ends<u8>>,
     targets: Mutex<Option<OutputBuffers>>,
-    /// The next piece that nobody has taken.
+    /// Next task that no rank has taken.
     next: AtomicUsize,
-    /// Pieces that are not made.
+    /// Number of tasks that are not complete.
     left: AtomicUsize,
     made: OnceLock<Vec<FlexTensor>>,
     has_failed: AtomicBool,
 }
 
-/// A tensor, if somebody has a handle.
+/// A tensor that this handle does not keep alive.
 struct WeakTensor {
     data: Weak<Bytes>,
     layout: Layout,
@@ -117,36 +121,36 @@ impl<C> Making<C> {
             made: OnceLock::new(),
             has_failed: AtomicBool::new(false),
         });
-        // Only now they are where they stay.
+        // Only now the targets have their final addresses.
         let to = this.targets.lock().as_mut().map(OutputBuffers::ends);
-        this.to.get_or_init(|| to.expect("they are there until all is made"));
+        this.to.get_or_init(|| to.expect("the targets are kept until the result is complete"));
         this
     }
 
-    /// A piece that is the caller's to make.
+    /// Takes the next task for the caller to perform.
     fn take(&self) -> Option<usize> {
         let index = self.next.fetch_add(1, Ordering::Relaxed);
         (index < self.count && !self.has_failed.load(Ordering::Relaxed)).then_some(index)
     }
 
-    /// Makes piece `index`. True: all are made, and seen here.
+    /// Performs task `index`. Returns true if all tasks are complete, and their output is visible to the caller.
     ///
     /// # Safety
-    /// Only the caller has taken it, of what this job, or another rank's same one, has begun.
+    /// Only the caller has taken the task. `job` is the job that has begun `self`, or an equal job of another rank.
     unsafe fn make(&self, job: &impl PartitionedJob<Partition = C>, index: usize) -> bool {
-        let to = self.to.get().expect("known since it was begun");
-        // SAFETY: the caller's; nobody has the results before all pieces are made.
+        let to = self.to.get().expect("set by `begin`");
+        // SAFETY: the caller guarantees it; no rank has the results before all tasks are complete.
         unsafe { job.make(&self.partition, index, to) };
         self.left.fetch_sub(1, Ordering::AcqRel) == 1
     }
 
-    /// The results.
+    /// Returns the results.
     ///
     /// # Safety
-    /// All pieces are made, of what this job, or another rank's same one, has begun.
+    /// All tasks are complete. `job` is the job that has begun `self`, or an equal job of another rank.
     unsafe fn finish(&self, job: &impl PartitionedJob<Partition = C>) -> Vec<FlexTensor> {
-        let targets = self.targets.lock().take().expect("the last piece is made once");
-        // SAFETY: the caller's.
+        let targets = self.targets.lock().take().expect("the last task is completed once");
+        // SAFETY: the caller guarantees it.
         unsafe { job.finish(targets) }
     }
 
@@ -162,10 +166,10 @@ impl<C> Default for CooperativeResult<C> {
 }
 
 impl<C> CooperativeResult<C> {
-    /// The results of `job`, which are `owner`'s: made here, by others, or together.
+    /// Returns the results of `job`: builds them with the other ranks that wait, or takes handles if they exist.
     ///
     /// # Safety
-    /// All jobs that it is called with make the same.
+    /// All jobs with which this is called have the same results.
     pub unsafe fn get(&self, job: &impl PartitionedJob<Partition = C>, owner: Owner) -> Vec<FlexTensor> {
         loop {
             let making = match self.find(job, owner) {
@@ -174,7 +178,7 @@ impl<C> CooperativeResult<C> {
             };
             while let Some(index) = making.take() {
                 let failing = Failing { of: self, making: &making };
-                // SAFETY: the piece was taken once; all jobs are the same.
+                // SAFETY: the task was taken once, and all jobs are equal.
                 unsafe {
                     if making.make(job, index) {
                         self.put(&making, making.finish(job), owner);
@@ -191,9 +195,11 @@ impl<C> CooperativeResult<C> {
         }
     }
 
-    /// The results, if they are there; otherwise those that are being made, from now on at least.
+    /// Returns the results if they exist; otherwise the results that are being built, which this call begins if
+    /// necessary.
     fn find(&self, job: &impl PartitionedJob<Partition = C>, owner: Owner) -> Result<Vec<FlexTensor>, Arc<Making<C>>> {
-        // Of several tensors some may be there, until this is the last handle: to be dropped without the lock.
+        // If some of several tensors are still alive, these may be their last handles, which are dropped outside
+        // the lock.
         let found: Vec<Option<FlexTensor>>;
         let mut state = self.state.lock();
         match &*state {
@@ -212,7 +218,7 @@ impl<C> CooperativeResult<C> {
         Err(making)
     }
 
-    /// Has `made`, which all ranks have made, found from now on.
+    /// Publishes the results, which all ranks have completed.
     fn put(&self, making: &Making<C>, made: Vec<FlexTensor>, owner: Owner) {
         owner.keep(&made);
         let held = made.iter().map(WeakTensor::of).collect();
@@ -221,8 +227,8 @@ impl<C> CooperativeResult<C> {
         self.changed.notify_all();
     }
 
-    /// Waits until others have made the pieces that they have taken, or one of them has failed. False: that may take
-    /// for ever.
+    /// Waits until the other ranks have completed their tasks or one of them has failed. Returns false if no task
+    /// was completed for so long that the wait might not end.
     fn await_others(&self, making: &Making<C>, shelf: &SharedResultCache) -> bool {
         let patience_ends = || Instant::now() + shelf.patience;
         shelf.lingers.pass(patience_ends(), || !making.is_over());
@@ -241,17 +247,17 @@ impl<C> CooperativeResult<C> {
     }
 }
 
-/// The results of `job` for this rank alone.
+/// Builds the results of `job` for this rank alone.
 fn alone<C>(job: &impl PartitionedJob<Partition = C>, owner: Owner) -> Vec<FlexTensor> {
     let making = Making::begin(job, owner.home());
-    // SAFETY: each piece is made here, once.
+    // SAFETY: each task is performed here, once.
     unsafe {
         (0..making.count).for_each(|index| _ = making.make(job, index));
         making.finish(job)
     }
 }
 
-/// Dropped by a rank that panics while it makes a piece: others begin anew.
+/// Guard that is dropped if a rank panics during a task. The other ranks then start from scratch.
 struct Failing<'a, C> {
     of: &'a CooperativeResult<C>,
     making: &'a Arc<Making<C>>,

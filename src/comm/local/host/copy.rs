@@ -1,4 +1,4 @@
-//! Collectives that move elements: all-gather, all-to-all, broadcast and scatter.
+//! Kernels of the collectives that move elements: all-gather, all-to-all, broadcast and scatter.
 
 use std::sync::Arc;
 
@@ -16,23 +16,24 @@ use crate::kernels::flex::{CopyTasks, Ends, OutputBuffers, PinnedSources, Source
 use crate::kernels::{Convert, CopyPlan, FlatLayout};
 use crate::memory::HostMemoryPool;
 
-/// Destinations of an all-gather's elements: one copy for all tensors of a dtype. Kept with its [`CollectivePlan`].
+/// Copies of an all-gather, one for all tensors of a dtype. Kept with its [`CollectivePlan`].
 #[derive(Debug)]
 pub(in crate::comm::local) struct GatherCopyPlan(Box<[Joint]>);
 
-/// The part of an all-gather that is about the tensors of one dtype.
+/// The tensors of one dtype in an all-gather.
 #[derive(Debug)]
 struct Joint {
     dtype: DType,
-    /// Which tensors these are.
+    /// Indices of these tensors.
     indices: Box<[usize]>,
     copies: CopyPlan,
-    /// Of the wholes.
+    /// Number of bytes of the full tensors.
     bytes: usize,
 }
 
 impl GatherCopyPlan {
-    /// Of what is planned, over `ranks` ranks: in one order, whoever makes it.
+    /// Creates the copies of a planned all-gather over `ranks` ranks. The order does not depend on the rank that
+    /// creates them.
     pub fn new(plan: &CollectivePlan, ranks: usize) -> Self {
         let joint = |dtype: DType| {
             let tensors = plan.sharded_tensors().enumerate().filter(|(_, (of, _))| *of == dtype);
@@ -43,7 +44,7 @@ impl GatherCopyPlan {
         Self(plan.dtypes().unique().map(joint).collect())
     }
 
-    /// Where the parts are that are joined: `parts` by rank and tensor.
+    /// Returns the sources of the copies: `parts` are the shards by rank and tensor.
     pub fn sources(&self, parts: &[Vec<&FlexTensor>]) -> GatherSources {
         let of_joint = |joint: &Joint| {
             let of_dtype = parts.iter().flat_map(|parts| joint.indices.iter().map(|index| parts[*index]));
@@ -52,14 +53,15 @@ impl GatherCopyPlan {
         GatherSources { ranks: parts.len(), joints: self.0.iter().map(of_joint).collect() }
     }
 
-    /// The wholes; large ones are in common, where they have an `owner`.
+    /// Returns the full tensors. Large ones are built by all local ranks together and shared, if they have an
+    /// `owner`.
     pub fn full_tensors(&self, gathered: &GatherSources, owner: Option<Owner>) -> Vec<DispatchTensor> {
         let mut full_tensors = Vec::with_capacity(self.0.iter().map(|joint| joint.indices.len()).sum());
         for (joint, (parts, together)) in self.0.iter().zip(&gathered.joints) {
             let sources = parts.get();
             let ranks = gathered.ranks;
             let of_joint = match owner.filter(|_| joint.bytes * ranks >= WORTH) {
-                // SAFETY: all ranks have the parts of one collective, and joints of one plan.
+                // SAFETY: all ranks have the shards of the same collective, and the copies of the same plan.
                 Some(owner) => unsafe { together.get(&Join { joint, sources, ranks }, owner) },
                 None => run(&joint.copies, &sources, Convert::to(joint.dtype)),
             };
@@ -70,21 +72,21 @@ impl GatherCopyPlan {
     }
 }
 
-/// The parts of all ranks, for each of the [`GatherCopyPlan`], and the wholes.
+/// Shards of all ranks, for each dtype of the [`GatherCopyPlan`], and the shared results.
 #[derive(Debug)]
 pub(in crate::comm::local) struct GatherSources {
     ranks: usize,
     joints: Box<[(PinnedSources, CooperativeResult<CopyTasks>)]>,
 }
 
-/// The parts of all ranks joined to wholes.
+/// Job that joins the shards of all ranks to full tensors.
 struct Join<'a> {
     joint: &'a Joint,
     sources: Sources<'a>,
     ranks: usize,
 }
 
-// SAFETY: pieces of one copy, which has every element of its targets once.
+// SAFETY: the tasks are from one copy, which writes every element of its targets once.
 unsafe impl PartitionedJob for Join<'_> {
     type Partition = CopyTasks;
 
@@ -96,19 +98,19 @@ unsafe impl PartitionedJob for Join<'_> {
     }
 
     unsafe fn make(&self, blocks: &CopyTasks, index: usize, to: &Ends<u8>) {
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees it.
         unsafe { blocks.copy(index, &self.joint.copies, &self.sources, to) }
     }
 
     unsafe fn finish(&self, targets: OutputBuffers) -> Vec<FlexTensor> {
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees it.
         unsafe { targets.finish(self.joint.copies.targets(), self.joint.dtype).collect() }
     }
 }
 
-/// The blocks of `sources` one after another along `dim`.
+/// Concatenates the blocks of `sources` along `dim`.
 ///
-/// All sources have one dtype, and one shape but for `dim`; there is at least one.
+/// All sources have the same dtype, and the same shape except for `dim`. There is at least one.
 pub(crate) fn concat(sources: &[(&FlexTensor, Ranges)], dim: usize) -> DispatchTensor {
     let blocks = sources.iter().map(|(tensor, ranges)| (tensor.layout().shape().clone(), &ranges[..])).collect_vec();
     let tensors = Sources::of(sources.iter().map(|(tensor, _)| *tensor));

@@ -1,4 +1,4 @@
-//! [`Element`]: what can be reduced, and in which precision.
+//! [`Element`]: the element types that can be reduced, with their accumulation types.
 
 use std::mem::MaybeUninit;
 
@@ -11,9 +11,9 @@ use crate::kernels::flex::{round_to_bf16, widen_bf16};
 pub(super) trait ReduceElement: Copy + Default {
     fn plus(self, other: Self) -> Self;
     fn times(self, other: Self) -> Self;
-    /// The smaller one; NaN if either is.
+    /// Returns the smaller value; NaN if either is NaN.
     fn least(self, other: Self) -> Self;
-    /// The larger one; NaN if either is.
+    /// Returns the larger value; NaN if either is NaN.
     fn greatest(self, other: Self) -> Self;
     fn over(self, count: usize) -> Self;
 }
@@ -55,14 +55,15 @@ macro_rules! int_number {
 float_number!(f32, f64);
 int_number!(i64, u64);
 
-/// A stored element and the type it accumulates in. What is written is as long as the sources.
+/// A stored element type, with the type in which it is accumulated. Outputs have the length of the sources.
 pub(super) trait Element: bytemuck::Pod + Send + Sync {
     type Sum: ReduceElement;
 
-    /// `source` in accumulation precision; `None` if it had to be converted, into `scratch`.
+    /// Returns `source` in the accumulation type. If a conversion is necessary, writes it to `scratch` and returns
+    /// `None`.
     fn widen<'a>(source: &'a [Self], scratch: &mut [Self::Sum]) -> Option<&'a [Self::Sum]>;
 
-    /// Two sources combined, into the first of `sums`.
+    /// Combines two sources and writes the result to the start of `sums`.
     fn pair(left: &[Self], right: &[Self], combine: impl Fn(Self::Sum, Self::Sum) -> Self::Sum, sums: &mut [Self::Sum]);
 
     /// Writes `combine(left, right)`, rounded once.
@@ -73,7 +74,7 @@ pub(super) trait Element: bytemuck::Pod + Send + Sync {
         out: &mut [MaybeUninit<Self>],
     );
 
-    /// The same straight from two sources, as on two ranks.
+    /// Like [`write`](Self::write), directly from two sources, for a reduction over two ranks.
     fn write_pair(
         left: &[Self],
         right: &[Self],
@@ -82,7 +83,7 @@ pub(super) trait Element: bytemuck::Pod + Send + Sync {
     );
 }
 
-/// Writes as many `values` as there is room for.
+/// Writes `values` to `out`, up to its length.
 #[inline(always)]
 fn put<E>(out: &mut [MaybeUninit<E>], values: impl Iterator<Item = E>) {
     for (out, value) in out.iter_mut().zip(values) {
@@ -90,7 +91,7 @@ fn put<E>(out: &mut [MaybeUninit<E>], values: impl Iterator<Item = E>) {
     }
 }
 
-/// Writes what `combine` makes of each pair, of slices as long as each other.
+/// Writes `combine` of each pair of elements to `sums`.
 #[inline(always)]
 fn each_pair<E, S>(left: &[E], right: &[E], combine: impl Fn(&E, &E) -> S, sums: &mut [S]) {
     for ((sum, left), right) in sums.iter_mut().zip(left).zip(right) {
@@ -122,8 +123,8 @@ macro_rules! same_precision {
 
 same_precision!(f32, f64, i64, u64);
 
-/// In 64 bits, so that a sum does not wrap around before it is divided. Of sums and products the
-/// low bits are those of narrow arithmetic.
+/// Implements [`Element`] for narrow integers, which accumulate in 64 bits, so that a sum does not wrap around
+/// before it is divided. The low bits of sums and products equal those of narrow arithmetic.
 macro_rules! narrow_int {
     ($($int:ty: $wide:ty),*) => {$(
         impl Element for $int {
@@ -168,7 +169,7 @@ macro_rules! narrow_int {
 
 narrow_int!(i32: i64, i16: i64, i8: i64, u32: u64, u16: u64, u8: u64);
 
-/// Elements converted at a time; the conversion instructions take 8.
+/// Number of elements converted at a time; the conversion instructions take 8.
 const LANES: usize = 64;
 
 impl Element for f16 {

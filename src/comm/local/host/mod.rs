@@ -1,5 +1,5 @@
-//! Data movement between Flex tensors: each result is written once, from the peers' memory; what all ranks get alike, once for all
-//! of them.
+//! Data plane for Flex tensors. Each result is written once, directly from the memory of the peers. A result that
+//! is identical on all ranks is written once for all of them.
 
 mod block;
 mod collective_cache;
@@ -23,8 +23,8 @@ pub(super) use collective_cache::{CollectiveCache, ReduceOperands};
 pub(super) use copy::{GatherCopyPlan, concat};
 pub(super) use result_cache::{Owner, ResultRetention, SharedResultCache};
 
-/// The same tensor with adjacent elements, in memory that stays while a handle does: so that peers
-/// can read it as a slice.
+/// Returns a tensor with the same values, whose elements are adjacent and whose memory lives as long as a handle,
+/// so that peers can read it as a slice.
 pub(super) fn settle(tensor: DispatchTensor) -> DispatchTensor {
     match primitive(&tensor) {
         Some(flex) if !flex.is_contiguous() || !memory::is_lasting(flex) => wrap(memory::copied(flex)),
@@ -32,18 +32,18 @@ pub(super) fn settle(tensor: DispatchTensor) -> DispatchTensor {
     }
 }
 
-/// Whether a handle to the Flex tensor keeps no memory but its elements.
+/// Returns true if a handle to the Flex tensor keeps no memory alive except for its elements.
 pub(super) fn is_alone(tensor: &DispatchTensor) -> bool {
     primitive(tensor).is_some_and(memory::is_alone)
 }
 
-/// The elements of a Flex tensor in `range` of `dim`, in place, if they are adjacent.
+/// Returns a view of `range` along `dim` of a Flex tensor, if its elements are adjacent.
 pub(super) fn adjacent(tensor: &DispatchTensor, dim: usize, range: Range<usize>) -> Option<DispatchTensor> {
     let part = primitive(tensor)?.narrow(dim, range.start, range.len());
     part.is_contiguous().then(|| wrap(part))
 }
 
-/// A tensor of the kind that its dtype says.
+/// Wraps a Flex tensor as the kind that its dtype determines.
 fn wrap(tensor: FlexTensor) -> DispatchTensor {
     let dtype = tensor.dtype();
     let tensor: BackendTensor<Flex> = if dtype.is_float() {

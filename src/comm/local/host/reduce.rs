@@ -1,4 +1,4 @@
-//! Reductions: reduce-scatter and all-reduce.
+//! Kernels of the reductions: reduce-scatter and all-reduce.
 
 use std::mem::MaybeUninit;
 use std::ops::Range;
@@ -15,15 +15,15 @@ use crate::comm::ReduceOp;
 use crate::comm::backend::ranges::Ranges;
 use crate::kernels::flex::{LINE, OutputBuffers, Sources, prefetch, stream};
 
-/// Elements reduced at a time, so that partial results stay in the first-level cache.
+/// Number of elements reduced at a time, so that partial results stay in the first-level cache.
 const STRIP: usize = 1024;
 
-/// Shorter runs are brought together before they are reduced.
+/// Minimum length of runs that are reduced in place. Shorter runs are first copied into contiguous memory.
 const SHORT_RUN: usize = 64;
 
-/// The block `ranges` of every source, reduced over the sources in a fixed binary tree.
+/// Reduces the block `ranges` of every source over the sources, in a fixed binary tree.
 ///
-/// All sources are of `shape`; there are at least two.
+/// All sources have the shape `shape`; there are at least two.
 pub(super) fn reduce(sources: &Sources, shape: &Shape, ranges: &Ranges, op: ReduceOp) -> FlexTensor {
     let block = RunBlock::new(&shape[..], ranges);
     let mut sizes = shape.clone();
@@ -38,13 +38,13 @@ pub(super) fn reduce(sources: &Sources, shape: &Shape, ranges: &Ranges, op: Redu
     }
 }
 
-/// Elements `range` of every source, taken as flat, reduced the same way, in their place of what begins at `whole`; past the
-/// caches if it `streams`.
+/// Reduces elements `range` of every source, taken as flat, and writes them to the same range of the buffer at
+/// `full`. Uses streaming stores, which bypass the caches, if `streams`.
 ///
 /// # Safety
-/// Nobody reads or writes them there.
+/// No other thread reads or writes this range.
 pub(super) unsafe fn reduce_flat(sources: &Sources, range: Range<usize>, op: ReduceOp, full: *mut u8, streams: bool) {
-    // SAFETY: inside the whole, and as the caller says.
+    // SAFETY: the range is inside the buffer, and the caller guarantees the rest.
     unsafe {
         let out = full.add(range.start * dtype_of(sources).size());
         by_dtype(sources, op, &RunBlock::new(&[range.end], &[range]), out, streams);
@@ -52,11 +52,13 @@ pub(super) unsafe fn reduce_flat(sources: &Sources, range: Range<usize>, op: Red
 }
 
 pub(super) fn dtype_of(sources: &Sources) -> DType {
-    sources.dtype().expect("there are sources")
+    sources.dtype().expect("a reduction has sources")
 }
 
+/// Calls the kernel of the sources' element type.
+///
 /// # Safety
-/// There is room for as many elements as `block` has at `out`, where they are aligned, and nobody reads or writes.
+/// `out` points to aligned memory for as many elements as `block` has, which no other thread reads or writes.
 unsafe fn by_dtype(sources: &Sources, op: ReduceOp, block: &RunBlock, out: *mut u8, streams: bool) {
     let typed = match dtype_of(sources) {
         DType::F32 | DType::Flex32 => by_op::<f32>,
@@ -72,16 +74,18 @@ unsafe fn by_dtype(sources: &Sources, op: ReduceOp, block: &RunBlock, out: *mut 
         DType::U16 => by_op::<u16>,
         // Bool is stored as 0 and 1: its minimum and product are `and`, its maximum is `or`.
         DType::U8 | DType::Bool(_) => by_op::<u8>,
-        DType::QFloat(_) => unreachable!("quantized tensors are refused when a collective is issued"),
+        DType::QFloat(_) => unreachable!("quantized tensors are rejected when a collective is posted"),
     };
-    // SAFETY: the caller's.
+    // SAFETY: the caller guarantees it.
     unsafe { typed(sources, op, block, out, streams) }
 }
 
+/// Calls the kernel of the operation, compiled for the processor.
+///
 /// # Safety
-/// As of [`by_dtype`].
+/// Same requirements as [`by_dtype`].
 unsafe fn by_op<E: Element>(sources: &Sources, op: ReduceOp, block: &RunBlock, out: *mut u8, streams: bool) {
-    /// The same, compiled for registers twice as long as those that every x86-64 has.
+    /// Like [`reduced`], but compiled for AVX2, whose registers are twice as long as those of the x86-64 baseline.
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "avx2")]
     fn by_avx2<E: Element>(
@@ -93,17 +97,17 @@ unsafe fn by_op<E: Element>(sources: &Sources, op: ReduceOp, block: &RunBlock, o
     ) {
         reduced(sources, op, block, out, streams);
     }
-    // SAFETY: the caller's.
+    // SAFETY: the caller guarantees it.
     let out = unsafe { slice::from_raw_parts_mut(out.cast(), block.len()) };
     #[cfg(target_arch = "x86_64")]
     if std::arch::is_x86_feature_detected!("avx2") {
-        // SAFETY: the processor has what it is asked for.
+        // SAFETY: the processor supports AVX2.
         return unsafe { by_avx2::<E>(sources, op, block, out, streams) };
     }
     reduced::<E>(sources, op, block, out, streams);
 }
 
-/// All of `out` is written.
+/// Reduces the block with the operation `op`. Writes all of `out`.
 #[inline(always)]
 fn reduced<E: Element>(sources: &Sources, op: ReduceOp, block: &RunBlock, out: &mut [MaybeUninit<E>], streams: bool) {
     let slices: SmallVec<[&[E]; 8]> = sources.elements().collect();
@@ -121,7 +125,7 @@ fn reduced<E: Element>(sources: &Sources, op: ReduceOp, block: &RunBlock, out: &
     }
 }
 
-/// A block that the tree reduces strip by strip.
+/// A block that is reduced strip by strip.
 struct Strips<'a, E> {
     sources: &'a [&'a [E]],
     block: &'a RunBlock,
@@ -129,7 +133,7 @@ struct Strips<'a, E> {
 }
 
 impl<E: Element> Strips<'_, E> {
-    /// Writes all of `out`, which is as long as the block.
+    /// Writes all of `out`, which has the length of the block.
     #[inline(always)]
     fn reduce(
         &self,
@@ -147,7 +151,7 @@ impl<E: Element> Strips<'_, E> {
             let sources: Vec<&[E]> = together.iter().map(Vec::as_slice).collect();
             tree.reduce(&sources, 0..out.len(), out);
         } else if !out.is_empty() {
-            // The runs are as many as the chunks, and the tree writes all of what it is given.
+            // There are as many runs as chunks, and the tree writes all of each chunk.
             let runs = block.offsets().map(|offset| offset..offset + block.run).zip(out.chunks_exact_mut(block.run));
             if streams {
                 tree.stream(sources, runs);
@@ -160,7 +164,7 @@ impl<E: Element> Strips<'_, E> {
     }
 }
 
-/// The reduction over all ranks: neighbours first, then neighbouring pairs.
+/// Reduction over all ranks: neighbours first, then neighbouring pairs.
 ///
 /// ```text
 /// 0   1   2   3   4
@@ -169,11 +173,12 @@ impl<E: Element> Strips<'_, E> {
 ///       +----+----+
 /// ```
 ///
-/// On four ranks this is what two groups of two, and then a pair, compute, to the bit. The root
-/// writes straight into the result.
+/// On four ranks this equals, to the bit, two groups of two and then a pair. The root writes directly into the
+/// result.
 ///
-/// It is walked as a binary counter counts: pairs come from the left, and two partial results over as many ranks become one.
-/// What is left is of fewer ranks the further to the right it is, and is combined from there.
+/// The tree is traversed like a binary counter: pairs are combined from the left, and two partial results over the
+/// same number of ranks are merged. The remaining partial results are over fewer ranks the further to the right
+/// they are, and are combined from the right.
 struct Tree<S, C, F> {
     combine: C,
     finish: F,
@@ -182,15 +187,15 @@ struct Tree<S, C, F> {
 }
 
 impl<S: ReduceElement, C: Fn(S, S) -> S + Copy, F: Fn(S) -> S + Copy> Tree<S, C, F> {
-    /// A tree over `ranks` sources, at least two.
+    /// Creates a tree over `ranks` sources, at least two.
     fn new(ranks: usize, combine: C, finish: F) -> Self {
-        // Two sources are combined into the result. Of more, as many partial results wait as the number of pairs has digits,
-        // and the last pair's.
+        // Two sources are combined directly into the result. With more sources, the number of stored partial
+        // results is at most the number of binary digits of the number of pairs, plus one for the last pair.
         let most = if ranks > 2 { ranks.div_ceil(2).ilog2() as usize + 2 } else { 0 };
         Self { combine, finish, partial: (0..most).map(|_| vec![S::default(); STRIP].into()).collect() }
     }
 
-    /// Writes the reduction of the elements `range`, which are as many as `out`.
+    /// Writes the reduction of the elements `range`, which has the length of `out`.
     #[inline(always)]
     fn reduce<E: Element<Sum = S>>(&mut self, sources: &[&[E]], range: Range<usize>, out: &mut [MaybeUninit<E>]) {
         let Self { combine, finish, partial } = self;
@@ -206,9 +211,9 @@ impl<S: ReduceElement, C: Fn(S, S) -> S + Copy, F: Fn(S) -> S + Copy> Tree<S, C,
                 count += 1;
                 let next = &sources[2 * (index + 1)..];
                 next.iter().take(2).for_each(|source| prefetch_all(&source[strip.clone()]));
-                // Pairs, fours, eights that are complete, but for the root's own.
+                // Merge complete groups of 4, 8, .. ranks, except at the root.
                 for _ in 0..if next.is_empty() { 0 } else { index.trailing_ones() } {
-                    let [.., left, right] = &mut partial[..count] else { unreachable!("one each, from both sides") };
+                    let [.., left, right] = &mut partial[..count] else { unreachable!("two partial results") };
                     onto(&mut left[..len], &right[..len], *combine);
                     count -= 1;
                 }
@@ -233,7 +238,7 @@ impl<S: ReduceElement, C: Fn(S, S) -> S + Copy, F: Fn(S) -> S + Copy> Tree<S, C,
         }
     }
 
-    /// Writes the reductions of `runs`, each as long as its place in the result, past the caches.
+    /// Writes the reductions of `runs`, each as long as its output, with streaming stores that bypass the caches.
     #[inline(always)]
     fn stream<'a, E: Element<Sum = S>>(
         &mut self,
@@ -245,7 +250,7 @@ impl<S: ReduceElement, C: Fn(S, S) -> S + Copy, F: Fn(S) -> S + Copy> Tree<S, C,
             for (start, out) in run.step_by(STRIP).zip(out.chunks_mut(STRIP)) {
                 let strip = &mut strip[..out.len()];
                 self.reduce(sources, start..start + out.len(), strip);
-                // SAFETY: the strip is written, as long as its place, and elsewhere.
+                // SAFETY: the strip is written, has the length of `out`, and does not overlap it.
                 unsafe { stream::copy(strip.as_ptr().cast(), out.as_mut_ptr().cast(), size_of_val(out)) };
             }
         }
@@ -253,7 +258,7 @@ impl<S: ReduceElement, C: Fn(S, S) -> S + Copy, F: Fn(S) -> S + Copy> Tree<S, C,
     }
 }
 
-/// `left` becomes what it is combined with `right`.
+/// Combines `right` into `left`.
 #[inline(always)]
 fn onto<S: ReduceElement>(left: &mut [S], right: &[S], combine: impl Fn(S, S) -> S) {
     for (left, right) in left.iter_mut().zip(right) {
@@ -261,7 +266,8 @@ fn onto<S: ReduceElement>(left: &mut [S], right: &[S], combine: impl Fn(S, S) ->
     }
 }
 
-/// Prefetches what is read next: every rank's elements are elsewhere, and a strip is over before the processor sees where it leads.
+/// Prefetches the elements that are read next. Each rank's elements are in different memory, and a strip ends
+/// before the hardware prefetcher detects the pattern.
 #[inline(always)]
 fn prefetch_all<E>(elements: &[E]) {
     elements.chunks(LINE / size_of::<E>()).for_each(|line| prefetch(line.as_ptr().cast()));

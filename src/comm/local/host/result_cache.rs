@@ -1,10 +1,10 @@
-//! [`SharedResultCache`]: results that ranks of a process have in common, for those that have yet to come.
+//! [`SharedResultCache`]: results shared by the ranks of a process, kept for ranks that need them later.
 //!
-//! Memory in common is there for as long as a rank has a handle, or the [`CachedResults`] of its collective. Ranks that
-//! are ahead must not fill the memory with what others come to much later. So of what is gathered a group's latest bag
-//! alone is full, and where a rank finds that a result is gone it makes it again: a copy, as it would be for one rank.
-//! What is reduced would take as many times longer as there are ranks; it stays until every rank has taken it, as the
-//! terms do.
+//! A shared result is alive as long as a rank has a handle to it, or the [`CachedResults`] of its collective keep
+//! one. A fast rank must not fill memory with results that its peers need much later. Therefore only the latest
+//! gather of each group is kept. A rank that finds a result evicted copies it once more, which takes as long as
+//! without sharing. The result of a reduction is kept until every rank has taken it, as its operands are, because
+//! recomputing it takes time proportional to the number of ranks.
 
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -19,36 +19,36 @@ use super::super::rendezvous::SpinPolicy;
 use super::super::sync::Mutex;
 use crate::memory::HostMemoryPool;
 
-/// Value of [`SharedResultCache::patience`]: many turns of a busy core.
+/// Value of [`SharedResultCache::patience`]: many time slices of a busy core.
 const PATIENCE: Duration = Duration::from_millis(250);
 
-/// What ranks of a process have in common.
+/// Cache of the results that ranks of a process share.
 pub(in crate::comm::local) struct SharedResultCache {
-    /// How ranks pass the time before they sleep.
+    /// Policy by which ranks spin or yield before they sleep.
     pub(super) lingers: SpinPolicy,
-    /// How long a rank waits for a piece of another's while none is made.
+    /// Time after which a rank gives up waiting for tasks of others, if no task is completed.
     pub(super) patience: Duration,
-    /// Where the memory of results waits for the next ones, whichever rank begins them.
+    /// Pool of the memory of shared results.
     home: Arc<HostMemoryPool>,
-    /// Of each group the latest collective of which a bag is full, but for reductions.
+    /// Latest collective of each group whose results are cached; reductions are not included.
     latest: Mutex<HashMap<GroupKey, (u64, Weak<CachedResults>)>>,
 }
 
 impl SharedResultCache {
-    /// Of ranks that linger so; with the memory of the one that these had `before`.
+    /// Creates a cache, with the memory pool of the cache `before`, if there is one.
     pub fn new(lingers: SpinPolicy, before: Option<&Self>) -> Self {
         let home = before.map(|before| before.home.clone()).unwrap_or_default();
         Self { lingers, patience: PATIENCE, home, latest: Mutex::new(HashMap::new()) }
     }
 
-    /// The same, of ranks that wait for as long as it takes: for tests, which no hiccup of the machine's is to fail.
+    /// Returns the cache with a patience of an hour, for tests that must not fail on a slow machine.
     #[cfg(test)]
     pub fn patient(self) -> Self {
         Self { patience: Duration::from_secs(3600), ..self }
     }
 
-    /// Has `bag` be the latest of its group, which may be filled, unless there is a later one. What was in an earlier one is
-    /// there no longer: before there is new memory.
+    /// Makes `bag` the latest of its group, and evicts the results of an earlier one before new memory is
+    /// allocated. Returns false if there is a later one, so that nothing may be cached in `bag`.
     fn make_room(&self, OpHandle { group, seq, .. }: OpHandle, bag: &Arc<CachedResults>) -> bool {
         let mut latest = self.latest.lock();
         if latest.get(&group).is_some_and(|(later, _)| *later > seq) {
@@ -69,16 +69,16 @@ impl SharedResultCache {
 /// Handles to the results of one collective.
 pub(super) struct CachedResults(Mutex<Vec<FlexTensor>>);
 
-/// How long results are kept for others.
+/// Time for which results are kept for other ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::comm::local) enum ResultRetention {
-    /// Until the group makes the next.
+    /// Until the next gather of the group.
     Latest,
-    /// Until all ranks have them.
+    /// Until all ranks have taken them.
     All,
 }
 
-/// Where results in common belong, and how long their rank has waited for others meanwhile.
+/// Owner of the shared results of one collective, as one rank uses it.
 #[derive(Clone, Copy)]
 pub(in crate::comm::local) struct Owner<'a> {
     pub(super) shelf: &'a SharedResultCache,
@@ -89,26 +89,26 @@ pub(in crate::comm::local) struct Owner<'a> {
 }
 
 impl Owner<'_> {
-    /// Where their memory is from.
+    /// Returns the pool of their memory.
     pub fn home(&self) -> &Arc<HostMemoryPool> {
         &self.shelf.home
     }
 
-    /// Results will be made.
+    /// Prepares the cache before results are built: evicts earlier ones of the group.
     pub fn begin(&self) {
         if self.keep == ResultRetention::Latest {
             self.shelf.make_room(self.ticket, self.bag);
         }
     }
 
-    /// Keeps `results` for others.
+    /// Caches `results` for other ranks.
     pub fn keep(&self, results: &[FlexTensor]) {
         if self.keep == ResultRetention::All || self.shelf.make_room(self.ticket, self.bag) {
             self.bag.0.lock().extend_from_slice(results);
         }
     }
 
-    /// What `wait` returns, whose time is no time of moving.
+    /// Runs `wait`, and counts its time as time that the rank waited for others.
     pub fn wait<T>(&self, wait: impl FnOnce() -> T) -> T {
         let start = Instant::now();
         let value = wait();

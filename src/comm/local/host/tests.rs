@@ -1,4 +1,4 @@
-//! The kernels beside burn's own operations: the same bits.
+//! Compares the kernels with burn's own operations, to the bit.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -25,8 +25,8 @@ fn random(seed: usize, dtype: DType, device: &Device) -> DispatchTensor {
     } else if dtype.is_bool() {
         tensor.greater_scalar(0.0).into_dispatch()
     } else {
-        // So large that sums and products of bytes wrap around, and none of 64 bits, where burn
-        // multiplies: a debug build checks those.
+        // Large enough that sums and products of bytes wrap around, but those of 64 bits do not. burn's
+        // multiplication checks the latter in a debug build.
         let scale = if dtype.size() < 8 { 31 } else { 1 };
         let ints = tensor.mul_scalar(scale).int();
         let ints = if dtype.is_uint() { ints.abs() } else { ints };
@@ -64,7 +64,7 @@ fn reduces_like_the_kernels() {
                 if dtype.is_bool() && matches!(op, ReduceOp::Sum | ReduceOp::Avg) {
                     continue;
                 }
-                // Of more, burn's own products leave 64 bits.
+                // With more ranks, burn's own products overflow 64 bits.
                 if ranks > 8 && op == ReduceOp::Product {
                     continue;
                 }
@@ -83,7 +83,7 @@ fn reduces_like_the_kernels() {
     }
 }
 
-/// That the sum of `ranges` of all has the bits of burn's own operations.
+/// Asserts that the sum of `ranges` over all tensors has the bits of burn's own operations.
 fn assert_summed_like_the_kernels<const D: usize>(tensors: &[DispatchTensor], ranges: &Ranges) {
     let sources: Vec<_> = tensors.iter().collect();
     let shared = host::CollectiveCache::default();
@@ -94,14 +94,15 @@ fn assert_summed_like_the_kernels<const D: usize>(tensors: &[DispatchTensor], ra
     assert!(generic == kernel, "{:?} of {} ranks", tensors[0].dtype(), tensors.len());
 }
 
-/// Results of 16 MiB and more are written past the caches, in strips that begin anywhere in a line of them.
+/// Tests results of 16 MiB and more, which are written with streaming stores, in strips that start anywhere in a
+/// cache line.
 #[test]
 fn reduces_large_tensors_like_the_kernels() {
     let device = Device::flex();
     for (dtype, rows) in [(DType::F32, 2062), (DType::BF16, 4124)] {
         for ranks in [2, 3] {
             let random = || {
-                // Those that are drawn are repeated: a prime number of them, so that rows differ.
+                // The random values are repeated. Their number is prime, so that rows differ.
                 let drawn = Tensor::<1>::random([10_007], Distribution::Uniform(-4.0, 4.0), &device);
                 let mut values = drawn.into_data().try_to_vec::<f32>().unwrap().repeat(rows * 4099 / 10_007 + 1);
                 values.truncate(rows * 4099);
@@ -130,8 +131,8 @@ fn concatenates_like_the_kernels() {
     }
 }
 
-/// Whatever the number of ranks that take part, who comes later uses what the first has looked up; also where tensors
-/// of two dtypes take turns.
+/// Tests that only the first rank looks up the shards, and that the others use its result, also if tensors of two
+/// dtypes alternate.
 #[test]
 fn the_parts_of_all_ranks_are_looked_up_once_a_gather() {
     let device = Device::flex();
@@ -161,13 +162,13 @@ fn the_parts_of_all_ranks_are_looked_up_once_a_gather() {
     assert_eq!(looked, 1);
 }
 
-/// Of the first collective of so many ranks.
+/// Returns the handle of the first collective of `ranks` ranks.
 fn ticket(ranks: usize) -> OpHandle {
     let group = MatchTable::<CallSignature, ()>::new(ranks, false).group(&(0..ranks).collect::<Vec<_>>(), "");
     OpHandle { group, member: 0, seq: 0 }
 }
 
-/// The tree of any number of ranks, over several strips and the end of one.
+/// Tests the tree of any number of ranks, over several strips and an incomplete one.
 #[test]
 fn reduces_several_strips_of_many_ranks_like_the_kernels() {
     let device = Device::flex();
@@ -180,11 +181,11 @@ fn reduces_several_strips_of_many_ranks_like_the_kernels() {
     }
 }
 
-/// A group's ranks that wait at once, of wholes that are large enough to be in common, cut along either dimension, of two
-/// dtypes: what burn's own operations join.
+/// Tests ranks of a group that wait at the same time, for results large enough to be shared, sharded along either
+/// dimension and of two dtypes. The results must equal those of burn's own operations.
 #[test]
 fn shared_results_are_like_the_kernels() {
-    // The larger ones are written past the caches.
+    // The larger ones are written with streaming stores.
     for (rows, columns) in [(1031, 257), (2053, 2111)] {
         shared_results(rows, columns);
     }
@@ -242,7 +243,8 @@ fn shared_results(rows: usize, columns: usize) {
     }
 }
 
-/// Slices that ranks reduce for all; small wholes, and empty ones, each for itself.
+/// Tests large results, of which each rank reduces slices for all, and small and empty results, which each rank
+/// reduces alone.
 #[test]
 fn a_reduction_in_common_is_like_the_kernels() {
     let device = Device::flex();
@@ -262,7 +264,7 @@ fn a_reduction_in_common_is_like_the_kernels() {
             });
             terms.expect("all are Flex")
         };
-        // Ranks that come at once may both look.
+        // Otherwise, ranks that start at the same time could both look up the operands.
         terms();
         let generic = reduce(&tensors.iter().collect::<Vec<_>>(), &full(&[elements]), ReduceOp::Avg, &device);
         let generic = Tensor::<1>::from_dispatch(generic).into_data();

@@ -1,9 +1,10 @@
-//! How processes end.
+//! End of processes.
 
 use super::*;
 
-/// Process 0 sends process 1 something large, and ends by `end` before its courier's thread, which process 1 has made wait,
-/// has seen it; process 1 gets it, and then is told.
+/// Process 0 sends large messages to process 1, and ends by calling `end` before its progress thread has sent
+/// them, because a message of process 1 has made that thread wait. Process 1 must receive the messages, and then
+/// the notification that process 0 has ended.
 fn end_at_once(end: impl FnOnce()) {
     let courier = start(FragmentLimits::default());
     let large = || payload(0, 1, 32 << 20);
@@ -30,32 +31,32 @@ fn end_at_once(end: impl FnOnce()) {
             }
         }
     }
-    println!("{arrived} have arrived");
+    println!("{arrived} messages have arrived");
 }
 
 #[test]
 fn invariants_4_and_5_what_is_sent_arrives_when_main_returns() {
     let text = ProcessTest::new(2).run(|| end_at_once(|| ()));
-    assert!(text.is_none_or(|text| text.contains("3 have arrived")));
+    assert!(text.is_none_or(|text| text.contains("3 messages have arrived")));
 }
 
 #[test]
 fn invariants_4_and_5_what_is_sent_arrives_when_the_process_exits() {
     let text = ProcessTest::new(2).run_failing(|| end_at_once(|| std::process::exit(7)));
-    assert!(text.is_none_or(|text| text.contains("3 have arrived") && text.starts_with("exit status: 7\n")));
+    assert!(text.is_none_or(|text| text.contains("3 messages have arrived") && text.starts_with("exit status: 7\n")));
 }
 
 #[test]
 fn invariants_4_and_5_what_is_sent_arrives_when_main_panics() {
     let text = ProcessTest::new(2).run_failing(|| end_at_once(|| panic!("process 0 ends by this")));
-    assert!(text.is_none_or(|text| text.contains("3 have arrived") && text.contains("ends by this")));
+    assert!(text.is_none_or(|text| text.contains("3 messages have arrived") && text.contains("ends by this")));
 }
 
 #[test]
 fn invariant_4_a_process_that_never_asked_ends_what_is_sent_to_it() {
     ProcessTest::new(3).run(|| {
         let courier = start(FragmentLimits::default());
-        others(&courier).for_each(|to| courier.send(to, parcel("unwanted", [payload(0, 0, 32 << 20)])));
+        others(&courier).for_each(|to| courier.send(to, parcel("without handler", [payload(0, 0, 32 << 20)])));
     });
 }
 
@@ -74,9 +75,10 @@ fn invariant_6_a_panic_of_the_addressee_loses_all_and_aborts_the_job() {
         }
     });
     let Some(text) = text else { return };
-    assert!(text.contains("lost: the courier panicked: as asked"), "{text}");
-    // Which Open MPI's launcher says of processes that end without either.
-    assert!(!text.contains("is told nothing") && !text.contains("finalize"), "{text}");
+    assert!(text.contains("lost: the MPI transport panicked: as requested"), "{text}");
+    // The launcher of Open MPI prints the second text for processes that end without `MPI_Abort` and
+    // `MPI_Finalize`.
+    assert!(!text.contains("receives no notification") && !text.contains("finalize"), "{text}");
 }
 
 #[test]

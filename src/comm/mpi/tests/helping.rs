@@ -1,8 +1,8 @@
-//! Ranks that wait [help](Transport::progress).
+//! Waiting ranks that drive the engine through [`Transport::progress`].
 
 use super::*;
 
-/// Two processes send each other parcels by turns, and each lends its thread while it waits.
+/// Two processes send each other messages in turn, and each calls `progress` while it waits.
 #[test]
 fn a_thread_that_helps_makes_progress() {
     ProcessTest::new(2).run(|| {
@@ -14,7 +14,7 @@ fn a_thread_that_helps_makes_progress() {
                 courier.send(other, parcel("turn", [payload(0, 0, turn * 1000)]));
             }
             while turn % 2 != courier.process_index() {
-                let moved = courier.progress().expect("Debian's Open MPI is serialized");
+                let moved = courier.progress().expect("Debian's Open MPI supports `MPI_THREAD_SERIALIZED`");
                 if let Ok(News::Arrived { payloads, .. }) = told.try_recv() {
                     assert_eq!(payloads, [(*payload(0, 0, turn * 1000)).as_ref()]);
                     own += usize::from(moved);
@@ -22,8 +22,8 @@ fn a_thread_that_helps_makes_progress() {
                 }
             }
         }
-        assert!(own > 0, "this thread has received nothing");
-        // What was sent last is delivered by the thread that is there for it.
+        assert!(own > 0, "this thread must receive a message");
+        // The progress thread delivers the last message.
     });
 }
 
@@ -41,10 +41,10 @@ fn invariant_7_a_panic_on_a_thread_that_helps_loses_all() {
                 break problem;
             }
         };
-        assert_eq!(courier.progress(), Some(false), "nothing moves any more");
+        assert_eq!(courier.progress(), Some(false), "nothing is sent or received any more");
         println!("lost: {problem}");
     });
-    assert!(text.is_none_or(|text| text.contains("lost: the courier panicked: as asked")));
+    assert!(text.is_none_or(|text| text.contains("lost: the MPI transport panicked: as requested")));
 }
 
 #[test]
@@ -53,7 +53,7 @@ fn a_process_that_ends_on_a_thread_that_helps_does_so_at_once() {
         let courier = start(FragmentLimits::default());
         let _told = inbox(&courier);
         loop {
-            // Some the courier's own thread may take.
+            // The progress thread may handle some of these messages.
             others(&courier).for_each(|to| courier.send(to, parcel("exit if helping", [])));
             (0..100).for_each(|_| _ = courier.progress());
         }

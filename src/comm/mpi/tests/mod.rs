@@ -1,4 +1,5 @@
-//! Tests of [`MpiTransport`] in several processes, by the numbers in [`mpi`](super).
+//! Tests of [`MpiTransport`] in several processes. Their names cite the numbers of the invariants in
+//! [`mpi`](super).
 
 mod ending;
 mod helping;
@@ -12,7 +13,7 @@ use super::*;
 use crate::comm::transport::{Payload, RecvBuffer};
 use crate::testing::ProcessTest;
 
-/// What an addressee was told.
+/// Call of the message handler, as a test sees it.
 #[derive(Debug, PartialEq)]
 enum News {
     Header { from: usize, header: Vec<u8>, lengths: Vec<usize> },
@@ -20,11 +21,12 @@ enum News {
     Lost { process: Option<usize>, problem: String },
 }
 
+/// Handler that forwards its calls to a test, and misbehaves if a header requests it.
 struct Inbox(Mutex<Sender<News>>);
 
 impl Inbox {
     fn tell(&self, news: News) {
-        // A test may end before all that comes has.
+        // A test may end before everything has arrived.
         drop(self.0.lock().send(news));
     }
 }
@@ -34,7 +36,7 @@ impl MessageHandler for Inbox {
         let order = header.clone();
         self.tell(News::Header { from, header, lengths: lengths.to_vec() });
         match &order[..] {
-            b"panic" => panic!("as asked"),
+            b"panic" => panic!("as requested"),
             b"exit" => std::process::exit(3),
             b"exit if helping" if thread::current().name() != Some("courier") => std::process::exit(3),
             b"wait" => thread::sleep(Duration::from_millis(300)),
@@ -45,7 +47,7 @@ impl MessageHandler for Inbox {
 
     unsafe fn arrived(&self, from: usize, number: u64, landings: Vec<Box<dyn RecvBuffer>>) {
         let bytes = |mut landing: Box<dyn RecvBuffer>| {
-            // SAFETY: as the courier says.
+            // SAFETY: the transport guarantees that all bytes are written.
             unsafe { landing.space().assume_init_ref() }.to_vec()
         };
         self.tell(News::Arrived { from, number, payloads: landings.into_iter().map(bytes).collect() });
@@ -65,7 +67,7 @@ impl RecvBuffer for Space {
 }
 
 fn start(limits: FragmentLimits) -> MpiTransport {
-    let place = launcher::place().unwrap().expect("a launcher has started this");
+    let place = launcher::place().unwrap().expect("a launcher started this process");
     let courier = MpiTransport::start(place, limits).unwrap();
     assert_eq!((courier.processes(), courier.process_index()), (place.processes, place.here));
     courier
@@ -81,7 +83,7 @@ fn parcel(header: &str, payloads: impl IntoIterator<Item = Payload>) -> Message 
     Message { header: header.into(), payloads: payloads.into_iter().collect(), taken: None }
 }
 
-/// The payload of that length which one process sends another.
+/// Returns the payload of this length that one process sends to another.
 fn payload(from: usize, to: usize, length: usize) -> Payload {
     let mut state = (from * 64 + to * 8) as u64 + length as u64;
     let block = (0..10_007).map(|_| {
@@ -98,11 +100,11 @@ fn others(courier: &MpiTransport) -> impl Iterator<Item = usize> + use<> {
     (0..courier.processes()).filter(move |process| *process != here)
 }
 
-/// Process 0, which has the addressee of process 1 panic: by that the job ends while it waits.
+/// Runs on process 0: makes the handler of process 1 panic, and waits until this ends the job.
 fn have_the_other_panic(courier: &MpiTransport, told: &Receiver<News>) -> ! {
     courier.send(1, parcel("panic", []));
     told.recv().unwrap();
-    panic!("process 0 is told nothing");
+    panic!("process 0 receives no notification");
 }
 
 #[test]
@@ -118,7 +120,7 @@ fn the_process_has_one_courier() {
     ProcessTest::new(2).run(|| {
         let courier = || MpiTransport::of_process().unwrap().unwrap();
         assert!(Arc::ptr_eq(&courier(), &courier()));
-        assert_eq!(format!("{:?}", courier()), format!("MPI courier of process {} of 2", courier().process_index()));
+        assert_eq!(format!("{:?}", courier()), format!("MPI transport of process {} of 2", courier().process_index()));
     });
 }
 

@@ -1,10 +1,11 @@
-//! Parcels of all sizes come whole, and in order.
+//! Messages of all sizes arrive completely and in order.
 
 use super::*;
 use crate::comm::Launch;
 use crate::testing::Conformance;
 
-/// Every process sends every other each of `lengths` by itself, then all in one parcel, and gets the like.
+/// Every process sends every other process each of `lengths` as a separate message, then all in one message, and
+/// checks the messages that it receives.
 fn all_pairs(limits: FragmentLimits, header: usize, lengths: &[usize]) {
     let courier = start(limits);
     let told = inbox(&courier);
@@ -18,7 +19,8 @@ fn all_pairs(limits: FragmentLimits, header: usize, lengths: &[usize]) {
     let mut headers = vec![0; courier.processes()];
     let mut arrived = headers.clone();
     let mut told_done = false;
-    // Who has got everything of this process's says so: then all of it has been sent.
+    // Each process sends `done` when it has received all messages of the others. When all `done` have arrived,
+    // everything has been sent.
     while others(&courier).any(|from| arrived[from] <= parcels.len()) {
         match told.recv().unwrap() {
             News::Header { from, header: bytes, lengths } => {
@@ -29,7 +31,7 @@ fn all_pairs(limits: FragmentLimits, header: usize, lengths: &[usize]) {
             }
             News::Arrived { from, number, payloads } => {
                 arrived[from] += 1;
-                assert!(headers[from] > number as usize, "the header comes first");
+                assert!(headers[from] > number as usize, "the header arrives before its payloads");
                 let lengths = parcels.get(number as usize).copied().unwrap_or_default();
                 let expected: Vec<_> = lengths.iter().map(|length| payload(from, here, *length)).collect();
                 assert!(payloads.iter().map(Vec::as_slice).eq(expected.iter().map(|payload| (**payload).as_ref())));
@@ -70,7 +72,7 @@ fn invariant_3_long_payloads_go_in_fragments() {
         .run(|| all_pairs(limits, 2500, &[0, 1, 999, 1000, 1001, 1500, 1501, 2000, 100 << 10, 1_000_000]));
 }
 
-/// Launches whose messages are of these limits.
+/// Returns a function that makes launches whose MPI messages have these limits.
 fn launches(limits: FragmentLimits) -> impl Fn(usize) -> Launch {
     let processes = ProcessJob::new(Arc::new(start(limits)));
     move |ranks| Launch::on_backend(processes.engine(ranks / processes.count()))
@@ -88,7 +90,7 @@ fn invariant_3_every_collective_of_tensors_longer_than_a_message() {
     });
 }
 
-/// Then headers, too, go in pieces.
+/// With these limits, headers are split into fragments as well.
 #[test]
 fn invariant_3_the_conformance_suite_in_messages_of_64_bytes() {
     ProcessTest::new(2).with_deadline(Duration::from_secs(600)).run(|| {
@@ -103,7 +105,7 @@ fn headers_come_in_order_and_payloads_as_they_can() {
         let courier = start(FragmentLimits::default());
         let told = inbox(&courier);
         let here = courier.process_index();
-        // Some so large that MPI receives the next before.
+        // Some are so large that MPI completes later ones first.
         let header = |number: u64| number.to_string() + &"-".repeat(if number % 100 == 50 { 1 << 20 } else { 0 });
         let length = |number: u64| if number.is_multiple_of(100) { 4 << 20 } else { number as usize % 2 * 10 };
         for number in 0..1000 {
@@ -116,7 +118,7 @@ fn headers_come_in_order_and_payloads_as_they_can() {
         while others(&courier).any(|from| arrived[from] < 1000) {
             match told.recv().unwrap() {
                 News::Header { from, header: bytes, lengths } => {
-                    assert!(bytes == header(headers[from]).into_bytes(), "not header {} of {from}", headers[from]);
+                    assert!(bytes == header(headers[from]).into_bytes(), "expected header {} of {from}", headers[from]);
                     assert_eq!(lengths, [length(headers[from])]);
                     headers[from] += 1;
                 }
@@ -146,7 +148,8 @@ fn what_has_come_before_it_is_asked_for_is_kept() {
     });
 }
 
-/// The first payload has no place before the header of the second is there, and comes before it all the same.
+/// The first payload has no destination until the header of the second has arrived, but is nevertheless received
+/// before it.
 #[test]
 fn a_payload_waits_for_its_place_and_those_after_it_wait_for_it() {
     struct Unsettled(Box<[MaybeUninit<u8>]>, Arc<AtomicBool>);
@@ -155,7 +158,7 @@ fn a_payload_waits_for_its_place_and_those_after_it_wait_for_it() {
             self.1.load(Ordering::SeqCst)
         }
         fn space(&mut self) -> &mut [MaybeUninit<u8>] {
-            assert!(self.is_settled(), "it has no place");
+            assert!(self.is_settled(), "the destination is not settled");
             &mut self.0
         }
     }
@@ -174,7 +177,7 @@ fn a_payload_waits_for_its_place_and_those_after_it_wait_for_it() {
                 .collect()
         }
         unsafe fn arrived(&self, from: usize, number: u64, landings: Vec<Box<dyn RecvBuffer>>) {
-            // SAFETY: as the courier says.
+            // SAFETY: the transport guarantees that all bytes are written.
             unsafe { self.0.arrived(from, number, landings) }
         }
         fn lost(&self, process: Option<usize>, problem: &str) {

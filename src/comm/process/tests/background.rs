@@ -1,4 +1,4 @@
-//! What a rank leaves open is finished while it does something else.
+//! Requests that a rank has not waited for are completed while it does something else.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -15,29 +15,29 @@ use crate::comm::{
 use crate::placement::ShardSizes;
 use crate::{Error, Result};
 
-/// Of what each rank brings: enough for the hands, and for parts that land in the results.
+/// Shape of each rank's tensor: large enough for the completion thread, and for shards that are received in place.
 const SHAPE: [usize; 2] = [100, 6000];
 
-/// A collective under way, and what this rank gives.
+/// A collective in flight, with the tensor that this rank contributes.
 type Posted = (Tensor<2>, Work<Vec<DispatchTensor>>);
 
-/// What the ranks of a process call, each of its own tensor.
+/// A collective, called with the rank's own tensor.
 type Make = fn(&Communicator, Tensor<2>) -> Work<Vec<DispatchTensor>>;
 
 const CALLS: [Make; 7] = [
-    |comm, tensor| comm.all_gather("lands".into(), vec![shard(comm, tensor, 0)]),
-    |comm, tensor| comm.all_gather("in pieces".into(), vec![shard(comm, tensor, 1)]),
-    |comm, tensor| one(comm.all_to_all("lands".into(), shard(comm, tensor, 0), 1, ShardSizes::Chunked(SHAPE[1]))),
-    |comm, tensor| one(comm.all_to_all("in pieces".into(), shard(comm, tensor, 1), 0, ShardSizes::Chunked(SHAPE[0]))),
+    |comm, tensor| comm.all_gather("contiguous".into(), vec![shard(comm, tensor, 0)]),
+    |comm, tensor| comm.all_gather("strided".into(), vec![shard(comm, tensor, 1)]),
+    |comm, tensor| one(comm.all_to_all("contiguous".into(), shard(comm, tensor, 0), 1, ShardSizes::Chunked(SHAPE[1]))),
+    |comm, tensor| one(comm.all_to_all("strided".into(), shard(comm, tensor, 1), 0, ShardSizes::Chunked(SHAPE[0]))),
     |comm, tensor| {
         let splits = vec![SHAPE[0] / comm.group().size(); comm.group().size()];
         one(comm.all_to_all_single("rows".into(), tensor.into_dispatch(), &splits, &splits))
     },
     |comm, tensor| {
         let full = ShardedTensor { tensor: tensor.into_dispatch(), dim: 0, sizes: ShardSizes::Chunked(SHAPE[0]) };
-        comm.reduce_scatter("parts".into(), vec![full], ReduceOp::Avg)
+        comm.reduce_scatter("shards".into(), vec![full], ReduceOp::Avg)
     },
-    |comm, tensor| comm.all_reduce("halves".into(), vec![tensor.into_dispatch()], ReduceOp::Sum),
+    |comm, tensor| comm.all_reduce("two phases".into(), vec![tensor.into_dispatch()], ReduceOp::Sum),
 ];
 
 fn shard(comm: &Communicator, tensor: Tensor<2>, dim: usize) -> ShardedTensor {
@@ -53,7 +53,7 @@ fn given(world: &World, seed: usize) -> Tensor<2> {
     Tensor::from_data(data, world.device())
 }
 
-/// One of each, not waited for.
+/// Starts one collective of each kind, without waiting for it.
 fn posted(world: &World) -> Vec<Posted> {
     let post = |(seed, call): (usize, &fn(&_, _) -> _)| {
         let tensor = given(world, seed);
@@ -62,11 +62,11 @@ fn posted(world: &World) -> Vec<Posted> {
     CALLS.iter().enumerate().map(post).collect()
 }
 
-/// Does something else until the engine has no handle to `tensor` any more, which it needs to finish a call.
+/// Yields until the backend has released its handle to `tensor`, which it needs until the call is complete.
 fn await_given_back(tensor: &Tensor<2>) {
     let start = Instant::now();
     while !tensor.can_mut() {
-        assert!(start.elapsed() < Duration::from_secs(60), "nobody finishes what is left open");
+        assert!(start.elapsed() < Duration::from_secs(60), "the completion thread does not complete the request");
         thread::yield_now();
     }
 }
@@ -81,7 +81,8 @@ fn taken(work: Work<Vec<DispatchTensor>>) -> Result<Vec<Vec<u8>>> {
     Ok(work.wait()?.into_iter().map(|tensor| into_data(tensor).as_bytes().to_vec()).collect())
 }
 
-/// What the works of all ranks of all processes give, after `meanwhile`.
+/// Starts the collectives on all ranks, in several numbers of processes, and returns the results of `meanwhile`
+/// with them.
 fn after<T: Send>(meanwhile: impl Fn(&World, Vec<Posted>) -> Result<T> + Sync) -> Vec<(usize, Vec<(usize, T)>)> {
     let mut ends = Vec::new();
     for (processes, each) in [(2, 2), (4, 1)] {
@@ -128,7 +129,7 @@ fn a_rank_that_polls_gets_the_same() {
     polled.into_iter().for_each(|(processes, got)| assert!(got == expected, "{processes} processes"));
 }
 
-/// Before it is complete, and after it has been made; the others get theirs.
+/// Ranks drop operations before they complete and after; the other ranks get their results.
 #[test]
 fn what_is_dropped_is_given_back() {
     let dropped = after(|world, posted| {
@@ -144,7 +145,7 @@ fn what_is_dropped_is_given_back() {
             }
             await_given_back(&tensor);
         }
-        world.barrier("all have what they want")?;
+        world.barrier("all have their results")?;
         Ok(got)
     });
     let expected = of_threads();
@@ -156,7 +157,7 @@ fn what_is_dropped_is_given_back() {
     }
 }
 
-/// A result that was made is there after a failure; what is left open then is never made.
+/// A result that is complete remains available after a failure. A request that is incomplete then fails.
 #[test]
 fn a_failure_spares_what_is_made() {
     let job = Job::new(2, 31);
@@ -164,7 +165,7 @@ fn a_failure_spares_what_is_made() {
         launch(Launch::on_backend(processes.engine(1)), |world| {
             let mut posted = posted(world);
             posted.iter().for_each(|(tensor, _)| await_given_back(tensor));
-            world.barrier("all are made")?;
+            world.barrier("all results are complete")?;
             if world.rank() == 1 {
                 return Err(Error::other("boom"));
             }
@@ -180,12 +181,13 @@ fn a_failure_spares_what_is_made() {
     ends.into_iter().for_each(|end| assert_eq!(end.unwrap_err().rank, 1));
 }
 
-/// Rank 0 posts before the other does, and wants the result when all is there, whoever has made it.
+/// Rank 0 calls before rank 1, and requests the result when all data has arrived. The timestamps must be correct
+/// whichever thread computed the result.
 #[test]
 fn a_course_says_when_what_others_bring_came() {
     let ends = Job::new(2, 32).run(|_, processes| {
         launch(Launch::on_backend(processes.engine(1)), |world| {
-            let (all, other) = (world.all(), world.all().duplicate("beside"));
+            let (all, other) = (world.all(), world.all().duplicate("control"));
             for (seed, call) in CALLS.iter().enumerate() {
                 let tensor = given(world, seed);
                 if world.rank() == 1 {
@@ -209,7 +211,7 @@ fn a_course_says_when_what_others_bring_came() {
     ends.into_iter().for_each(|end| drop(end.unwrap_or_else(|error| panic!("{error}"))));
 }
 
-/// The courier may rest as long as ranks compute.
+/// The transport may back off as long as ranks compute.
 #[test]
 fn a_rank_that_begins_to_wait_hurries_its_courier_and_no_other() {
     let job = Job::new(2, 40);
@@ -220,10 +222,10 @@ fn a_rank_that_begins_to_wait_hurries_its_courier_and_no_other() {
             }
             let start = Instant::now();
             while job.hurried(0) == 0 {
-                assert!(start.elapsed() < Duration::from_secs(60), "nobody hurries the courier");
+                assert!(start.elapsed() < Duration::from_secs(60), "no rank has called `poll_now`");
                 thread::yield_now();
             }
-            assert_eq!(job.hurried(1), 0, "nobody waits here");
+            assert_eq!(job.hurried(1), 0, "no rank of process 1 waits");
             world.barrier("waits for process 1")
         })
     });

@@ -1,4 +1,4 @@
-//! The same bits as threads.
+//! Results of ranks in processes are bit-identical to those of ranks as threads.
 
 use burn::module::{Module, Param};
 use burn::nn::Linear;
@@ -14,7 +14,7 @@ use crate::mesh::DeviceMesh;
 use crate::param::unit;
 use crate::placement::ShardSizes;
 
-/// Worlds of four ranks: on threads, and in 1, 2 and 4 processes.
+/// Runs `program` in worlds of four ranks, as threads and in 1, 2 and 4 processes, and compares the results.
 fn everywhere<T: Send + std::fmt::Debug + PartialEq>(program: impl Fn(&World) -> Result<T> + Sync) {
     let expected = launch(Launch::threads(4), &program).unwrap_or_else(|error| panic!("{error}"));
     let jobs = [(Job::new(1, 11), 4), (Job::new(2, 11), 2), (Job::new(4, 11), 1), (Job::on_one_host(4, 11), 1)];
@@ -26,10 +26,10 @@ fn everywhere<T: Send + std::fmt::Debug + PartialEq>(program: impl Fn(&World) ->
     }
 }
 
-/// Values of many sizes, which sum to other bits in other orders.
+/// Returns values of many magnitudes, whose floating-point sum depends on the order of addition.
 pub(super) fn values(rank: usize, len: usize) -> Vec<f32> {
     let value = |i| ((i * 7919 + rank * 104_729) % 1013) as f32 / (1 << ((i + 3 * rank) % 11)) as f32 - 40.0;
-    // The rest repeats them.
+    // The remaining values repeat this period.
     let period = (0..1013 * 11).map(value).collect::<Vec<_>>();
     let mut values = period.repeat(len.div_ceil(period.len()));
     values.truncate(len);
@@ -47,20 +47,21 @@ fn reductions_are_those_of_threads_to_the_bit() {
         for (at, comm) in comms.iter().enumerate() {
             for (of, (dtype, data)) in casts.iter().enumerate() {
                 for (which, op) in [ReduceOp::Sum, ReduceOp::Avg, ReduceOp::premul_sum(0.3)].into_iter().enumerate() {
-                    // Without `LONG_TESTS` a reduction in a dtype is tried in one of the groups.
+                    // Without `LONG_TESTS`, each dtype and operation is tried in only one of the groups.
                     if std::env::var_os("LONG_TESTS").is_none() && !(at + of + which).is_multiple_of(3) {
                         continue;
                     }
-                    // Large enough that ranks of a process share the work of an all-reduce, and processes halve it.
+                    // Large enough that the ranks of a process share the work, and that an all-reduce between
+                    // processes has two phases.
                     let tensor = || Tensor::<2>::from_data(data.clone(), (world.device(), *dtype)).into_dispatch();
                     let empty = Tensor::<2>::empty([0, 3], world.device()).into_dispatch();
-                    got.extend(comm.all_reduce("whole".into(), vec![empty, tensor()], op).wait()?);
+                    got.extend(comm.all_reduce("full".into(), vec![empty, tensor()], op).wait()?);
                     let shard = |dim: usize| ShardedTensor {
                         tensor: tensor(),
                         dim,
                         sizes: ShardSizes::Chunked(130 + 2770 * dim),
                     };
-                    got.extend(comm.reduce_scatter("parts".into(), vec![shard(0), shard(1)], op).wait()?);
+                    got.extend(comm.reduce_scatter("shards".into(), vec![shard(0), shard(1)], op).wait()?);
                 }
             }
         }
@@ -68,8 +69,9 @@ fn reductions_are_those_of_threads_to_the_bit() {
     });
 }
 
-/// Several segments where every rank is alone in its process, with edges inside tensors: waited for, left to the hands,
-/// dropped, two at once.
+/// Large all-reduces have several segments if every rank is alone in its process, with segment boundaries inside
+/// tensors. The test waits for some, leaves one to the completion thread, drops one, and has two in flight at
+/// once.
 #[test]
 fn large_all_reduces_are_those_of_threads() {
     everywhere(|world| {
@@ -91,14 +93,14 @@ fn large_all_reduces_are_those_of_threads() {
             std::thread::yield_now();
         }
         got.extend(left.wait()?);
-        // By burn's operations.
+        // This reduction uses burn's operations.
         got.extend(call(ReduceOp::premul_sum(0.5)).wait()?);
-        world.barrier("all have theirs")?;
+        world.barrier("all have their results")?;
         Ok(got.into_iter().map(into_data).map(|data| data.as_bytes().to_vec()).collect::<Vec<_>>())
     });
 }
 
-/// Parts that are large enough to land in the results, where they are in one piece there, and others beside them.
+/// Gathers shards that are large enough to be received in place, contiguous ones and others.
 #[test]
 fn gathers_of_large_parts_are_those_of_threads() {
     everywhere(|world| {
@@ -141,7 +143,7 @@ impl Net {
     }
 }
 
-/// On a mesh of replicas and shards, of which each dimension is within processes, across them, or both.
+/// Trains on meshes of replicas and shards. Each mesh dimension is within processes, across processes, or both.
 #[test]
 fn a_sharded_model_trains_to_the_bits_of_threads() {
     for (shape, names) in [([2, 2], ["replicate", "shard"]), ([1, 4], ["replicate", "shard"])] {
@@ -173,8 +175,8 @@ fn a_sharded_model_trains_to_the_bits_of_threads() {
     }
 }
 
-/// What is announced is not there yet: a rank that comes later goes on all the same. Nor does it get what others make of their
-/// results meanwhile.
+/// A header may arrive before its data, and a rank that calls later than others must nevertheless continue. A rank
+/// must not see writes of other ranks to their results either.
 #[test]
 fn all_reduces_in_halves_follow_each_other() {
     let job = Job::new(3, 20);
@@ -192,7 +194,8 @@ fn all_reduces_in_halves_follow_each_other() {
     ends.into_iter().for_each(|end| drop(end.unwrap()));
 }
 
-/// Ranks that wait for nothing owe the others their parts, and those that wait in another order get theirs.
+/// A rank that does not wait for an operation must still send its data. Ranks that wait in another order get the
+/// correct results.
 #[test]
 fn all_reduces_in_halves_are_waited_for_in_any_order_or_not_at_all() {
     everywhere(|world| {
@@ -213,13 +216,13 @@ fn all_reduces_in_halves_are_waited_for_in_any_order_or_not_at_all() {
         for (call, work) in works {
             got.push((call, into_data(work.wait()?.remove(0)).as_bytes().to_vec()));
         }
-        world.barrier("all have what they want")?;
+        world.barrier("all have their results")?;
         Ok(got)
     });
 }
 
-/// What only one rank of a process has of a tensor from elsewhere is in memory of its own: it may write there. Ranks of one
-/// process may have one memory, and who writes gets another.
+/// If a process has only one rank, a tensor received from another process has a unique handle, so burn writes it
+/// in place. Ranks of one process may share memory; a write then goes to a copy.
 #[test]
 fn no_rank_sees_what_another_writes() {
     for (processes, each) in [(2, 1), (2, 2)] {
@@ -231,7 +234,7 @@ fn no_rank_sees_what_another_writes() {
                 let meta = TensorMeta { shape: [8].into(), dtype: DType::F32 };
                 let root = (world.rank() == 0).then(|| vec![tensor()]);
                 let got = comm.broadcast("".into(), root, vec![meta.clone()], 0).wait()?;
-                // All of a process get that.
+                // All ranks of a process share this tensor.
                 let mut got: Vec<_> = got.into_iter().map(|tensor| (each == 1, tensor)).collect();
                 let (parts, metas) = (vec![Some(tensor()); size], vec![Some(meta); size]);
                 let own = world.rank();
@@ -241,10 +244,10 @@ fn no_rank_sees_what_another_writes() {
                 comm.send("".into(), vec![tensor()], (own + 1) % size, 0).wait()?;
                 let ReceivedTensors { from, tensors } = comm.receive("".into(), None, None, 0).wait()?;
                 got.extend(tensors.into_iter().map(|tensor| (is_elsewhere(from), tensor)));
-                world.barrier("nobody takes what is here any more")?;
+                world.barrier("no rank reads these tensors any more")?;
                 for (is_own, tensor) in got {
                     let tensor = Tensor::<1>::from_dispatch(tensor);
-                    assert!(!is_own || tensor.can_mut(), "it is the rank's own");
+                    assert!(!is_own || tensor.can_mut(), "a received tensor has a unique handle");
                     let (before, value) = (tensor.clone().into_data(), world.rank() as f32 + 0.5);
                     let written = tensor * 0.0 + value;
                     world.barrier("all have written")?;

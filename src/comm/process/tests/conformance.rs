@@ -1,10 +1,10 @@
-//! The conformance suite, on ranks in several processes.
+//! The conformance suite with ranks in several processes.
 
 use super::loopback::Job;
 use crate::comm::Launch;
 use crate::testing::Conformance;
 
-/// Every case, or some: all of them are tried on processes that MPI connects.
+/// Runs all cases, or only some if `is_brief` is set, because the MPI tests run all of them on real processes.
 fn conforms(processes: usize, each: usize, is_brief: bool) {
     let job = Job::new(processes, 7);
     let reports = job.run(|_, processes| {

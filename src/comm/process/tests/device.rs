@@ -1,4 +1,4 @@
-//! Tensors of other devices, which go through memory of the host.
+//! Tensors of other devices, which are sent through host memory.
 
 use burn::backend::TensorMetadata;
 use burn::tensor::{DType, Device, DeviceKind, Tensor, TensorData};
@@ -9,7 +9,7 @@ use crate::comm::backend::into_data;
 use crate::comm::{Call, Launch, ReduceOp, ShardedTensor, TensorMeta, World, launch};
 use crate::placement::ShardSizes;
 
-/// What all kinds of collectives give a rank.
+/// Returns this rank's results of all kinds of collectives.
 fn program(world: &World) -> Result<Vec<TensorData>> {
     let (comm, rank, size) = (world.all(), world.rank(), world.size());
     let tensor = |rows: usize| {
@@ -25,10 +25,10 @@ fn program(world: &World) -> Result<Vec<TensorData>> {
     got.extend(comm.reduce_scatter("rows".into(), vec![shard(4 * size, 0)], ReduceOp::Sum).wait()?);
     got.extend(comm.reduce_scatter("columns".into(), vec![shard(4 * size, 1); 2], ReduceOp::Avg).wait()?);
     got.extend(comm.all_reduce("all".into(), vec![tensor(4)], ReduceOp::Sum).wait()?);
-    got.push(comm.all_to_all("recut".into(), shard(4, 0), 1, ShardSizes::Chunked(6)).wait()?);
+    got.push(comm.all_to_all("reshard".into(), shard(4, 0), 1, ShardSizes::Chunked(6)).wait()?);
     let root = (rank == 1).then(|| vec![tensor(4)]);
     got.extend(comm.broadcast("root".into(), root.clone(), vec![meta.clone()], 1).wait()?);
-    got.extend(comm.scatter("parts".into(), root, vec![meta.clone()], vec![(1, ShardSizes::Chunked(6))], 1).wait()?);
+    got.extend(comm.scatter("shards".into(), root, vec![meta.clone()], vec![(1, ShardSizes::Chunked(6))], 1).wait()?);
     let (parts, metas) = (vec![Some(tensor(4)); size], vec![Some(meta); size]);
     got.extend(comm.all_to_all_list("list".into(), parts, metas).wait()?.into_iter().flatten());
     comm.send("message".into(), vec![tensor(3)], (rank + 1) % size, 0).wait()?;

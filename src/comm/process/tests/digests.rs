@@ -1,21 +1,22 @@
-//! Digests beside prints that other processes know.
+//! Digests that are sent with signatures which the other processes already know.
 
 use std::sync::Arc;
 
 use super::loopback::Job;
 use crate::comm::{Call, Digests, Launch, ReplicatedValue, World, launch};
 
-/// What is longer than any that is said every time.
+/// Returns a call whose signature is long enough to be sent only once.
 fn long(label: &str) -> Call {
     Call::new(label).with_names((0..100).map(|at| format!("a path of parameter {at}").into()))
 }
 
+/// Adds the digest of one weight in step `step` to `call`.
 fn holding(call: Call, step: u64) -> Call {
     let (names, values): (Arc<[_]>, Arc<[_]>) = (["a".into()].into(), [Some(step << 32)].into());
     call.with_digests(vec![Digests { of: ReplicatedValue::Weight, step, names, values }])
 }
 
-/// More calls of one print than prints are known.
+/// Calls one signature with new digests more often than the number of signatures that a process remembers.
 #[test]
 fn a_print_with_new_digests_is_said_once() {
     let job = Job::new(2, 22);

@@ -1,4 +1,4 @@
-//! What ends a launch in one process ends it in all, with one error.
+//! A failure that ends a launch in one process ends it in all processes, with the same error.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,7 +17,7 @@ use crate::{Error, Result};
 
 const FAR: Duration = Duration::from_secs(3600);
 
-/// What each process's launch ends with.
+/// Runs `program` in one process and returns the outcome of its launch.
 #[expect(clippy::result_large_err, reason = "made once per test")]
 fn launched<T: Send>(
     processes: &ProcessJob,
@@ -36,8 +36,8 @@ fn left(rank: usize) -> RankReport {
     RankReport { rank, doing: "finished".into(), error: None, at: None }
 }
 
-/// One rank of four, in two processes, does `wrong`, while the others reduce; in turn each. Looks at the error of each
-/// launch, and of each other rank.
+/// Lets one of four ranks, in two processes, call `wrong` while the others reduce; each rank takes this role once.
+/// Checks the error of each launch and of each other rank.
 fn provoke(wrong: impl Fn(&World, &Communicator) -> Result<()> + Sync, is_it: impl Fn(&CommError, usize) -> bool) {
     for culprit in 0..4 {
         let job = Job::new(2, 40 + culprit as u64);
@@ -50,12 +50,12 @@ fn provoke(wrong: impl Fn(&World, &Communicator) -> Result<()> + Sync, is_it: im
         });
         let causes: Vec<_> = ends.into_iter().map(|end| end.expect_err("a rank has failed")).collect();
         for (process, error) in causes.iter().enumerate() {
-            // One report of all ranks, which process 0 is to print.
+            // Each process has the same report of all ranks, which process 0 prints.
             assert_eq!(error.to_string(), causes[0].to_string(), "rank {culprit}, process {process}");
             assert_eq!((error.others.len(), error.is_told_elsewhere), (3, process > 0), "{error}");
             for other in error.others.iter().filter(|other| other.rank != culprit) {
                 let Some(Error::Comm(told)) = &other.error else { panic!("rank {culprit}: {error}") };
-                assert!(is_it(told, culprit), "rank {culprit}: rank {} was told {told}", other.rank);
+                assert!(is_it(told, culprit), "rank {culprit}: rank {} received {told}", other.rank);
             }
         }
     }
@@ -94,7 +94,7 @@ fn a_mismatch_is_one_in_all_processes() {
         |world, comm| sum(world, comm, "sum", 4),
         |error, culprit| match error {
             CommError::Mismatch { rank, other, differs, .. } => {
-                // Of two ranks, or of those of two processes, one who comes second is to blame.
+                // The rank that calls second is blamed, so the culprit is either of the two ranks.
                 [*rank, *other].contains(&culprit) && differs.starts_with("tensor 0: shape [")
             }
             _ => false,
@@ -102,7 +102,7 @@ fn a_mismatch_is_one_in_all_processes() {
     );
 }
 
-/// A rank that waits for one that does not come is in another process than that.
+/// A rank waits for a rank of another process that does not call.
 #[test]
 fn a_deadline_ends_all_processes() {
     let job = Job::new(2, 3);
@@ -110,7 +110,7 @@ fn a_deadline_ends_all_processes() {
         launched(processes, 1, |world| {
             let comm = world.all();
             if world.rank() == 0 {
-                // Not a wait: a rank that waits for what nobody sends.
+                // Rank 0 does not block in a wait: it polls for a message that is never sent.
                 let work = comm.receive(Call::new("never"), None, 1, 0);
                 while !work.is_complete() {
                     std::thread::yield_now();
@@ -128,7 +128,7 @@ fn a_deadline_ends_all_processes() {
     }
 }
 
-/// Which failure is the first is decided once, whatever each process finds first.
+/// One failure is decided to be the first, even if each process finds another one first.
 #[test]
 fn of_failures_everywhere_at_once_one_counts() {
     for seed in 0..20 {
@@ -160,7 +160,7 @@ fn a_launch_that_fails_elsewhere_fails_here_though_all_ranks_here_succeed() {
     }
 }
 
-/// A failure that all ranks have dealt with is none of the launch's, in any process.
+/// If all ranks have handled a failure, the launch succeeds in all processes.
 #[test]
 fn a_failure_that_every_rank_takes_is_no_end() {
     let job = Job::new(2, 6);
@@ -189,13 +189,14 @@ fn a_process_that_is_lost_ends_the_others() {
             let error = end.unwrap_err();
             let Error::Comm(CommError::Disconnected { rank, .. }) = &error.cause else { panic!("{process}: {error}") };
             assert_eq!(*rank, lost);
-            // Process 0 tells, unless it is the one that is lost.
+            // Process 0 prints the error, unless process 0 is lost.
             assert_eq!((error.others.len(), error.is_told_elsewhere), (2, process > 0 && lost > 0), "{error}");
         }
     }
 }
 
-/// Headers that no engine sends: whoever gets one says whose it was, and no thread panics.
+/// If a process receives an invalid header, which no backend sends, the error names the sender and no thread
+/// panics.
 #[test]
 fn a_header_that_cannot_be_right_is_an_error() {
     let print = || EncodedSignature::of(&CallSignature::new(Op::Barrier, &Call::new("end"), Vec::new()));
@@ -225,24 +226,24 @@ fn a_header_that_cannot_be_right_is_an_error() {
         contents: PayloadDesc::default(),
     });
     let wrong = [
-        (Vec::new(), "of 0 bytes cannot be read"),
-        (vec![0, 99, 1, 2, 3], "cannot be read"),
-        (join(None, 0), "it has not said what channel 1000 is"),
-        (join(Some(of(&[0, 1], 0)), 0), "it calls as member 0 of a group of ranks [0, 1]"),
-        (join(Some(of(&[0, 1], 7)), 0), "it calls as member 7"),
+        (Vec::new(), "of 0 bytes cannot be decoded"),
+        (vec![0, 99, 1, 2, 3], "cannot be decoded"),
+        (join(None, 0), "it has not introduced channel 1000"),
+        (join(Some(of(&[0, 1], 0)), 0), "it called as invalid member 0 of a group of ranks [0, 1]"),
+        (join(Some(of(&[0, 1], 7)), 0), "it called as invalid member 7"),
         (join(Some(of(&[0, 9], 1)), 0), "of a group of ranks [0, 9]"),
-        (join(Some(of(&[1, 0], 0)), 5), "it says call 5 of a group where call 0 is next"),
-        (known, "it has not said what print 3 is"),
+        (join(Some(of(&[1, 0], 0)), 5), "it sent call 5 of a group where call 0 is next"),
+        (known, "it has not defined signature 3"),
         (
             write(ControlMessage::Pull { channel: 0, seq: 7, wanted: true }),
-            "it asks for what was not offered in call 7",
+            "it requested data that was not offered in call 7",
         ),
         (
             write(ControlMessage::Data { channel: 1000, seq: 0, contents: PayloadDesc::default() }),
-            "it has not said what channel 1000 is",
+            "it has not introduced channel 1000",
         ),
-        (message(2), "it sends to member 2 of a group of 2"),
-        (write(ControlMessage::RankExited(left(0))), "it says that rank 0 has left"),
+        (message(2), "it sent a message to member 2 of a group of 2"),
+        (write(ControlMessage::RankExited(left(0))), "it reported the exit of rank 0 of another process"),
     ];
     for (header, problem) in wrong {
         let job = Job::new(2, 9);
@@ -258,7 +259,10 @@ fn a_header_that_cannot_be_right_is_an_error() {
         });
         for end in ends {
             let error = end.unwrap_err().cause.to_string();
-            assert!(error.contains("lost touch with the process of rank 1") && error.contains(problem), "{error}");
+            assert!(
+                error.contains("lost the connection to the process of rank 1") && error.contains(problem),
+                "{error}"
+            );
         }
     }
 }
@@ -279,11 +283,11 @@ fn payloads_of_other_lengths_than_announced_are_an_error() {
     });
     for end in ends {
         let error = end.unwrap_err().cause.to_string();
-        assert!(error.contains("announces payloads of [12] bytes for []"), "{error}");
+        assert!(error.contains("announces payloads of [12] bytes, which do not match its tensors []"), "{error}");
     }
 }
 
-/// Every rank starts with the pair that it shares with the next one: none comes to another.
+/// Every rank first waits in the group that it shares with the next rank, which forms a cycle.
 #[test]
 fn ranks_of_several_processes_that_wait_for_each_other_are_told() {
     for (processes, each) in [(2, 1), (3, 1), (2, 2)] {
@@ -314,7 +318,7 @@ fn ranks_that_wait_for_long_and_not_for_each_other_go_on() {
     let ends = job.run(|_, processes| {
         launched(processes, 1, |world| {
             let (rank, all) = (world.rank(), world.all());
-            // Rank 0 waits for 1, which waits for 2, which computes; then all, in another order.
+            // Rank 0 waits for rank 1, which waits for rank 2, which computes; then all continue in another order.
             if rank == 2 {
                 std::thread::sleep(Duration::from_millis(1200));
             }

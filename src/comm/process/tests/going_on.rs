@@ -1,4 +1,4 @@
-//! Ranks that go on after a failure, in fewer processes or with fewer ranks in some.
+//! Ranks that survive a failure: with fewer processes, or with fewer ranks in some of them.
 
 use std::sync::Barrier;
 use std::thread;
@@ -12,7 +12,8 @@ use crate::comm::transport::Transport;
 use crate::comm::{Launch, LaunchError, ReduceOp, World, launch};
 use crate::{Error, Result};
 
-/// Reduces until it can, in whatever world is left: its size, and what each rank there had been at first.
+/// Retries an all-reduce, and shrinks the world after each failure, until it succeeds. Returns the size of the
+/// last world, and for each rank its rank in the first world.
 fn persists(world: &World) -> Result<(usize, Vec<usize>)> {
     let (mut world, origin) = (world.clone(), world.rank());
     loop {
@@ -64,7 +65,7 @@ fn ranks_go_on_without_a_process_that_is_lost() {
     }
 }
 
-/// Processes have unequal numbers of ranks then, and one may have none.
+/// The remaining processes have different numbers of ranks, and one may have none.
 #[test]
 fn ranks_go_on_without_others_of_their_process() {
     for lost in [vec![0], vec![3], vec![1, 2, 5], vec![0, 1], vec![0, 2, 3, 4]] {
@@ -91,7 +92,7 @@ fn ranks_go_on_without_others_of_their_process() {
     }
 }
 
-/// A process that has none left is still there, and says nothing in the world of the others.
+/// A process without surviving ranks still exists, but sends nothing in the shrunk world.
 #[test]
 fn ranks_survive_once_more_next_to_a_process_without_any() {
     for [first, second] in [[0, 1], [0, 2], [1, 0], [2, 0], [1, 2]] {
@@ -102,7 +103,7 @@ fn ranks_survive_once_more_next_to_a_process_without_any() {
                 if rank == first {
                     panic!("boom");
                 }
-                assert!(world.barrier("not all come").is_err());
+                assert!(world.barrier("one rank fails before this").is_err());
                 let world = world.shrink()?;
                 if rank == second {
                     panic!("boom again");
@@ -116,7 +117,7 @@ fn ranks_survive_once_more_next_to_a_process_without_any() {
     }
 }
 
-/// However often, and by whichever handle, it is asked for.
+/// Every call of `shrink` on a rank returns the same world, whichever handle it is called on.
 #[test]
 fn a_world_is_shrunk_to_one() {
     let job = Job::new(2, 23);
@@ -133,7 +134,7 @@ fn a_world_is_shrunk_to_one() {
     }
 }
 
-/// A rank that has nothing more to do has succeeded, whoever is lost afterwards.
+/// A rank whose program has ended has succeeded, even if another rank is lost afterwards.
 #[test]
 fn who_is_done_succeeds_where_others_go_on_without_a_rank() {
     let job = Job::new(3, 24);
@@ -150,7 +151,8 @@ fn who_is_done_succeeds_where_others_go_on_without_a_rank() {
     assert!(lost.as_ref().unwrap_err().to_string().contains("boom"));
 }
 
-/// It is lost when its rank is done, which is no failure; then a rank gives up, and another waits for that one.
+/// Process 0, which decides, is lost after its rank has returned, which is not a failure. Then one rank calls
+/// `shrink` while another waits for it.
 #[test]
 fn ranks_go_on_without_the_process_that_decides_which_failure_is_the_first() {
     let job = Job::new(3, 25);
@@ -160,7 +162,7 @@ fn ranks_go_on_without_the_process_that_decides_which_failure_is_the_first() {
             1 => {
                 let start = Instant::now();
                 while job.couriers[0].sent()[1..].contains(&0) {
-                    assert!(start.elapsed() < Duration::from_secs(60), "rank 0 says that it is done");
+                    assert!(start.elapsed() < Duration::from_secs(60), "rank 0 has not reported that it returned");
                     thread::yield_now();
                 }
                 job.lose(0);
@@ -178,14 +180,14 @@ fn ranks_go_on_without_the_process_that_decides_which_failure_is_the_first() {
     }
 }
 
-/// One process after another is lost, at any time, those that decide who goes on first.
+/// Processes are lost one after another at various times, first those that decide which ranks survive.
 #[test]
 fn ranks_survive_whichever_is_lost_during_a_shrink() {
     for seed in 0..40 {
         let job = Job::new(4, seed);
         let ends = job.run(|process, processes| {
             let end = launched(processes, 1, |world| {
-                // Some may be lost before all have left it.
+                // Some processes may be lost before all ranks have left the barrier.
                 let started = world.barrier("start");
                 if process < 3 {
                     started?;

@@ -1,4 +1,4 @@
-//! Headers, there and back; what is no header.
+//! Encoding and decoding of headers, including invalid ones.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -30,7 +30,7 @@ fn tensor(shape: &[usize], dtype: DType) -> TensorSignature {
     TensorSignature { shape: Shape::from(shape.to_vec()), dtype, sharding, to }
 }
 
-/// Prints that between them have every field, operation and reduction.
+/// Returns signatures that together have every field, operation and reduction.
 fn prints() -> Vec<CallSignature> {
     let call = Call::new("blocks.3").with_forward_index(1 << 40).with_names(["a".into(), "b".into()]);
     let model = Some(ShardedModel { number: 3, states: [0, 1 << 50].into(), origin: "Linear".into() });
@@ -59,7 +59,7 @@ fn prints() -> Vec<CallSignature> {
     prints
 }
 
-/// Of every kind of value.
+/// Returns digests of every kind of value.
 fn digests() -> Arc<[Digests]> {
     let names: Arc<[_]> = ["a".into(), "b".into()].into();
     let values: Arc<[_]> = [Some(u64::MAX), None].into();
@@ -67,7 +67,7 @@ fn digests() -> Arc<[Digests]> {
     kinds.map(|of| Digests { of, step: 300, names: names.clone(), values: values.clone() }).into()
 }
 
-/// Every error, with and without what it may have.
+/// Returns errors of most kinds, with and without their optional fields.
 fn errors() -> Vec<CommError> {
     let id = || CollectiveId { op: Op::Send, seq: 300, label: "é".into(), ranks: [0, 500].into() };
     let (rank, label, problem) = (1, String::from("l"), String::from("p"));
@@ -175,7 +175,7 @@ fn text(value: &impl Debug) -> String {
 fn a_header_is_read_as_it_was_written() {
     for (header, print) in headers().chunks(2).zip(prints()) {
         for header in header {
-            let Some(Header { launch, word }) = Header::read(header) else { panic!("{header:?} cannot be read") };
+            let Some(Header { launch, word }) = Header::read(header) else { panic!("{header:?} cannot be decoded") };
             assert_eq!(launch, LAUNCH);
             let (ControlMessage::Joined { print: Said::Full { number: Some(5), print: read }, .. }
             | ControlMessage::Sent { print: read, .. }) = &word
@@ -223,24 +223,24 @@ fn how_a_rank_ended_arrives_with_the_sources_of_its_error() {
         let report = RankReport { rank: 9, doing: "computing".into(), error: Some(error), at: Some("a.rs:1:2".into()) };
         let ControlMessage::RankExited(report) = Header::read(&write(ControlMessage::RankExited(report))).unwrap().word
         else {
-            panic!("another word")
+            panic!("decoded as another message")
         };
         assert_eq!((report.rank, &report.doing[..], report.at.as_deref()), (9, "computing", Some("a.rs:1:2")));
-        report.error.expect("there was one")
+        report.error.expect("the report has an error")
     };
     for error in errors() {
-        let Error::Comm(read) = there(error.clone().into()) else { panic!("{error} has become another") };
+        let Error::Comm(read) = there(error.clone().into()) else { panic!("{error} changed its type") };
         assert_eq!(read, error);
     }
     let read = there(Error::other(NoBatch(std::fmt::Error)));
-    let source = std::error::Error::source(&read).expect("its source");
+    let source = std::error::Error::source(&read).expect("the error has a source");
     assert_eq!((read.to_string(), source.to_string()), ("no batch left".into(), std::fmt::Error.to_string()));
     assert!(source.source().is_none());
     assert_eq!(there(StartError::Initialized.into()).to_string(), StartError::Initialized.to_string());
 }
 
-/// Every beginning of a header, and every header with a byte more, or another at any place: refused, or read as
-/// another.
+/// Every truncated header, every header with one more byte, and every header with one changed byte is either
+/// rejected or decoded as another header, without a panic.
 #[test]
 fn what_is_no_header_is_refused_without_a_panic() {
     for header in headers() {

@@ -1,4 +1,4 @@
-//! What ranks of one host gather they have in common.
+//! Gather and all-reduce results in shared memory, for ranks of one host.
 
 use burn::backend::DispatchTensor;
 use burn::tensor::{Tensor, TensorData};
@@ -13,7 +13,7 @@ use crate::placement::ShardSizes;
 
 const LENS: [usize; 2] = [200_001, 90_000];
 
-/// Gathers two tensors, of which ranks have unlike parts, the last but one nothing.
+/// Gathers two tensors with uneven shards; the shard of the second to last rank is empty.
 fn gather(world: &World, call: Call, seed: usize) -> Work<Vec<DispatchTensor>> {
     let (ranks, rank) = (world.size(), world.rank());
     let shard = |(index, len): (usize, usize)| {
@@ -43,13 +43,13 @@ fn addresses(gathered: &[DispatchTensor]) -> Vec<usize> {
     gathered.iter().map(address).collect()
 }
 
-/// Runs `program` on a rank in each of so many processes of one host.
+/// Runs `program` on one rank in each of the processes, which share a host.
 fn run<T: Send>(job: &Job, program: impl Fn(&World) -> Result<T> + Sync) -> Vec<T> {
     let ends = job.run(|_, processes| launch(Launch::on_backend(processes.engine(1)), &program));
     ends.into_iter().map(|end| end.unwrap_or_else(|error| panic!("{error}")).remove(0).1).collect()
 }
 
-/// How many blocks each process has made.
+/// Returns the number of shared blocks that each process has created.
 fn made(job: &Job) -> Vec<usize> {
     job.processes.iter().map(|processes| processes.commons.lock().blocks()).collect()
 }
@@ -64,19 +64,19 @@ fn what_is_gathered_is_there_once_and_where_it_was() {
                 let gathered = gather(world, "weights".into(), step).wait()?;
                 steps.push(addresses(&gathered));
                 check(gathered, step);
-                world.barrier("nobody uses it")?;
+                world.barrier("no rank uses the result")?;
             }
             Ok(steps)
         });
         let mut made_by = vec![0; processes];
         made_by[0] = 1;
-        assert_eq!(made(&job), made_by, "one block, of the first");
+        assert_eq!(made(&job), made_by, "one block, created by the first process");
         for steps in steps {
             assert!(steps.iter().all(|addresses| *addresses == steps[0]), "{steps:?}");
         }
         let parts = 4 * LENS.iter().sum::<usize>() as u64;
         let sent: u64 = (0..processes).map(|process| job.sent(process)).sum();
-        assert!(sent < parts / 10, "{sent} bytes: parts do not travel");
+        assert!(sent < parts / 10, "{sent} bytes: shards must not be sent");
     }
 }
 
@@ -102,7 +102,7 @@ fn who_writes_to_a_result_writes_to_its_own() {
     });
 }
 
-/// Each way round: the first of the group takes memory.
+/// Tries each rank as the one that waits first; the first rank of the group allocates the memory.
 #[test]
 fn a_deferred_call_contributes_when_another_rank_needs_it() {
     for eager in [0, 1, 2] {
@@ -111,9 +111,9 @@ fn a_deferred_call_contributes_when_another_rank_needs_it() {
             let second = gather(world, Call::new("second").with_deferred(), 20);
             if world.rank() == eager {
                 check(second.wait()?, 20);
-                world.barrier("the one has it")?;
+                world.barrier("one rank has the result")?;
             } else {
-                world.barrier("the one has it")?;
+                world.barrier("one rank has the result")?;
                 check(second.wait()?, 20);
             }
             check(first.wait()?, 1);
@@ -133,11 +133,11 @@ fn one_that_another_wants_before_it_is_called_begins_at_once() {
                 gathered.start();
                 all.send("begun".into(), word(), 1 - eager, 0).wait()?;
                 check(gathered.wait()?, 3);
-                world.barrier("the one has it")?;
+                world.barrier("one rank has the result")?;
             } else {
                 all.receive("begun".into(), None, eager, 0).wait()?;
                 let gathered = gather(world, Call::new("early").with_deferred(), 3);
-                world.barrier("the one has it")?;
+                world.barrier("one rank has the result")?;
                 check(gathered.wait()?, 3);
             }
             Ok(())
@@ -145,7 +145,7 @@ fn one_that_another_wants_before_it_is_called_begins_at_once() {
     }
 }
 
-/// Of several segments, by kernels and by burn's operations.
+/// Reduces several segments, by this crate's kernels and by burn's operations.
 #[test]
 fn sums_are_put_where_all_have_them() {
     const LEN: usize = 2_000_003;
@@ -166,13 +166,13 @@ fn sums_are_put_where_all_have_them() {
             });
             assert!(into_data(reduced[0].clone()).iter::<f32>().eq(expected), "{op:?}");
             drop(reduced);
-            world.barrier("nobody uses it")?;
+            world.barrier("no rank uses the result")?;
         }
         Ok(steps)
     });
     assert_eq!(made(&job), [1, 0]);
     assert!(steps.iter().all(|steps| steps.iter().all(|addresses| *addresses == steps[0])), "{steps:?}");
-    // A rank sends the other its part, and no sums.
+    // Each rank sends its half to the other, but no sums.
     let (complete, sent) = (4 * LEN as u64, job.sent(0) + job.sent(1));
     assert!(sent < ops.len() as u64 * complete * 11 / 10, "{sent} bytes");
 }
@@ -184,7 +184,7 @@ fn where_the_system_has_no_memory_in_common_parts_are_sent() {
     job.processes[0].commons.lock().exhaust();
     run(&job, |world| {
         check(gather(world, "weights".into(), 5).wait()?, 5);
-        let deferred = gather(world, Call::new("ahead").with_deferred(), 6);
+        let deferred = gather(world, Call::new("deferred").with_deferred(), 6);
         world.barrier("all have called")?;
         check(deferred.wait()?, 6);
         let own = Tensor::<1>::from_data(TensorData::new(values(world.rank(), LEN), [LEN]), world.device());
@@ -213,12 +213,12 @@ fn a_rank_that_cannot_map_what_it_is_to_have_in_common_says_so_to_all() {
         job.processes[1].commons.lock().exhaust();
         let ends = job.run(|_, processes| {
             launch(Launch::on_backend(processes.engine(1)), |world| {
-                let error = collective(world).expect_err("one rank does not have it").to_string();
+                let error = collective(world).expect_err("one rank cannot map the memory").to_string();
                 assert!(
-                    error.contains("rank 0") && error.contains("memory in common with it cannot be mapped"),
+                    error.contains("rank 0") && error.contains("shared memory of that process cannot be mapped"),
                     "{error}"
                 );
-                // Nothing goes on here after that.
+                // After a failure, all operations of this world fail.
                 world.barrier("after it").expect_err("the world has failed");
                 Ok(())
             })
@@ -231,8 +231,8 @@ fn a_rank_that_cannot_map_what_it_is_to_have_in_common_says_so_to_all() {
 fn what_no_rank_needs_is_not_gathered() {
     let job = Job::on_one_host(3, 11);
     run(&job, |world| {
-        drop(gather(world, Call::new("in vain").with_deferred(), 1));
-        world.barrier("all have dropped it")
+        drop(gather(world, Call::new("not needed").with_deferred(), 1));
+        world.barrier("all ranks have dropped the operation")
     });
     assert_eq!(made(&job), [0; 3]);
 }
@@ -243,14 +243,14 @@ fn what_one_wants_it_gets_though_others_do_not() {
         run(&Job::on_one_host(3, 13), |world| {
             let gathered = gather(world, Call::new("of one").with_deferred(), 2);
             if world.rank() == wants {
-                // The others have said so first.
+                // The other ranks have declined the result by now.
                 world.barrier("dropped")?;
                 check(gathered.wait()?, 2);
             } else {
                 drop(gathered);
                 world.barrier("dropped")?;
             }
-            world.barrier("the one has it")
+            world.barrier("one rank has the result")
         });
     }
 }
@@ -269,7 +269,7 @@ fn a_process_that_is_lost_before_it_has_put_what_its_rank_dropped_ends_the_other
                 std::thread::yield_now();
             }
             job.lose(1);
-            let error = gathered.wait().expect_err("its part never comes");
+            let error = gathered.wait().expect_err("the other rank's shard never arrives");
             assert!(matches!(error, CommError::Disconnected { rank: 1, .. }), "{error}");
             Ok(())
         })
@@ -284,24 +284,24 @@ fn what_a_launch_has_not_given_back_does_not_stay_in_use() {
         let ends = job.run(|process, processes| {
             launch(Launch::on_backend(processes.engine(1)), |world| {
                 if process == 1 && launched == 0 {
-                    return world.barrier("not what the other one calls, which has taken memory");
+                    return world.barrier("differs from the call of the other rank, which has allocated memory");
                 }
                 let gathered = gather(world, "weights".into(), 5);
                 Ok(gathered.wait().map(drop)?)
             })
         });
         assert_eq!(ends.iter().all(Result::is_ok), launched == 1, "{ends:?}");
-        assert_eq!(made(&job), [1, 0], "that of this launch");
+        assert_eq!(made(&job), [1, 0], "only the block of this launch");
     }
 }
 
 #[test]
 fn a_deferred_call_that_is_not_begun_is_nothing_to_wait_for() {
     run(&Job::on_one_host(2, 15), |world| {
-        let gathered = gather(world, Call::new("ahead").with_deferred(), 4);
+        let gathered = gather(world, Call::new("deferred").with_deferred(), 4);
         world.barrier("all have called")?;
-        assert!(gathered.is_complete(), "but for being asked for");
-        world.barrier("nobody wants it before")?;
+        assert!(gathered.is_complete(), "it waits only for being requested");
+        world.barrier("no rank requests it before this")?;
         check(gathered.wait()?, 4);
         Ok(())
     });

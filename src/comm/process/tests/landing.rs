@@ -1,4 +1,4 @@
-//! What other processes send lands in the results.
+//! Payloads of other processes are received directly into results.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -16,10 +16,11 @@ use crate::comm::{Communicator, Launch, ShardedTensor, Work, World, launch};
 use crate::memory::flex;
 use crate::placement::ShardSizes;
 
-/// Of 4 bytes an element: rows of 200 bytes.
+/// Number of columns: a row of 4-byte elements has 200 bytes.
 const COLUMNS: usize = 50;
 
-/// A call of two ranks, with the bytes that rank 1 sends, and whether these have a place once rank 0 has called.
+/// A collective of two ranks, the number of bytes that rank 1 sends, and true if these are received in place once
+/// rank 0 has called.
 type Case = (fn(&Communicator) -> Work<Vec<DispatchTensor>>, u64, bool);
 
 const CASES: [Case; 6] = [
@@ -47,14 +48,15 @@ fn given(comm: &Communicator, shape: [usize; 2]) -> Tensor<2> {
     Tensor::from_data(TensorData::new(values(comm.group().rank(), shape.iter().product()), shape), comm.device())
 }
 
-/// Of a tensor of 4000 rows, or of [`COLUMNS`] columns, so many of `dim` on each rank.
+/// Returns this rank's shard of a tensor of 4000 rows and [`COLUMNS`] columns, sharded along `dim` with these
+/// shard sizes.
 fn shard(comm: &Communicator, dim: usize, lengths: [usize; 2]) -> ShardedTensor {
     let mut shape = [4000, COLUMNS];
     shape[dim] = lengths[comm.group().rank()];
     ShardedTensor { tensor: given(comm, shape).into_dispatch(), dim, sizes: ShardSizes::Uneven(lengths.into()) }
 }
 
-/// `given[i][j]` rows of rank `i` for rank `j`.
+/// Exchanges rows: rank `i` sends `given_rows[i][j]` rows to rank `j`.
 fn rows(comm: &Communicator, given_rows: [[usize; 2]; 2]) -> Work<Vec<DispatchTensor>> {
     let own = comm.group().rank();
     let (given_rows, taken) = (given_rows[own], given_rows.map(|given| given[own]));
@@ -66,8 +68,8 @@ fn taken(work: Work<Vec<DispatchTensor>>) -> Result<TensorData> {
     Ok(into_data(work.wait()?.remove(0)))
 }
 
-/// What two ranks in two processes get of [`CASES`]. What is sent to rank 0 is sent once it is `there`, of which its engine
-/// may tell, and whether it has called.
+/// Runs all [`CASES`] on two ranks in two processes. Rank 1 calls once `there` returns true, given the backend of
+/// rank 0 and whether rank 0 has called.
 fn lands(there: fn(&dyn Backend, bool) -> bool, take: fn(Work<Vec<DispatchTensor>>) -> Result<TensorData>) {
     for (at, (call, bytes, lands)) in CASES.into_iter().enumerate() {
         let program = |world: &World| taken(call(&world.all()));
@@ -79,7 +81,7 @@ fn lands(there: fn(&dyn Backend, bool) -> bool, take: fn(Work<Vec<DispatchTensor
                 first.set(engine.clone()).expect("set once");
             }
             launch(Launch::on_backend(engine), |world| {
-                world.barrier("both are here")?;
+                world.barrier("both ranks have started")?;
                 let is_there = |engine: &Arc<dyn Backend>| there(&**engine, called.load(Ordering::SeqCst));
                 while world.rank() == 1 && !first.get().is_some_and(is_there) {
                     thread::yield_now();
@@ -111,7 +113,7 @@ fn what_comes_to_a_rank_that_has_called_lands_in_what_will_be_its_result() {
     lands(|_, called| called, take);
 }
 
-/// Where a courier may leave them where they are.
+/// Tests a transport that may leave payloads unreceived until their destination is known.
 #[test]
 fn what_comes_before_its_rank_has_called_lands_in_its_result() {
     for (at, (call, bytes, lands)) in CASES.into_iter().enumerate() {
@@ -120,17 +122,17 @@ fn what_comes_before_its_rank_has_called_lands_in_its_result() {
         let job = Job::new(2, 50);
         let ends = job.run(|process, processes| {
             launch(Launch::on_backend(processes.engine(1)), |world| {
-                world.barrier("both are here")?;
+                world.barrier("both ranks have started")?;
                 if process == 1 {
                     job.hold(0, true);
                     let work = call(&world.all());
                     let sent = work.is_complete();
-                    // Headers come in order.
-                    world.all().duplicate("beside").barrier("it is announced".into()).wait()?;
+                    // Headers of one sender arrive in order.
+                    world.all().duplicate("control").barrier("the header has arrived".into()).wait()?;
                     assert!(!sent, "case {at}: rank 0 has not called");
                     return taken(work);
                 }
-                world.all().duplicate("beside").barrier("it is announced".into()).wait()?;
+                world.all().duplicate("control").barrier("the header has arrived".into()).wait()?;
                 let work = call(&world.all());
                 job.hold(0, false);
                 taken(work)
@@ -152,8 +154,8 @@ fn results_take_each_others_memory_whichever_is_first() {
             let gather = || comm.all_gather("rows".into(), vec![shard(&comm, 0, [1600, 900])]);
             let address = |work: Work<Vec<DispatchTensor>>| -> Result<usize> {
                 let full = work.wait()?.remove(0);
-                let flex = flex::primitive(&full).expect("a CPU's tensor");
-                Ok(flex::elements(flex).expect("row-major").as_ptr().addr())
+                let flex = flex::primitive(&full).expect("a Flex tensor");
+                Ok(flex::elements(flex).expect("the tensor is row-major").as_ptr().addr())
             };
             let until = |there: &dyn Fn() -> bool| {
                 while !there() {
@@ -161,14 +163,14 @@ fn results_take_each_others_memory_whichever_is_first() {
                 }
             };
             let is_first = world.rank() == 0;
-            // Rank 0 calls before anything has come, and then when everything has.
+            // Rank 0 first calls before any data has arrived, and then when all data has arrived.
             if !is_first {
                 until(&|| called.load(Ordering::SeqCst));
             }
             let work = gather();
             called.store(true, Ordering::SeqCst);
             let before = address(work)?;
-            world.barrier("both have it")?;
+            world.barrier("both have the result")?;
             if is_first {
                 until(&|| job.placed(0) == 2 * 900 * 200);
             }

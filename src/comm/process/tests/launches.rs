@@ -1,4 +1,4 @@
-//! Several launches, of processes that are not in step.
+//! Several launches in succession, in processes that do not run in step.
 
 use std::thread;
 
@@ -9,7 +9,8 @@ use super::loopback::Job;
 use crate::Result;
 use crate::comm::{Launch, ReceivedTensors, ReduceOp, World, launch};
 
-/// The sum of the ranks, and a message from the last one.
+/// Returns the sum of all rank numbers, and the value of a message from the last rank (-1 on the last rank
+/// itself).
 fn program(world: &World) -> Result<(f32, f32)> {
     let (comm, last) = (world.all(), world.size() - 1);
     let tensor = Tensor::<1>::full([1000], world.rank() as f32, world.device()).into_dispatch();
@@ -44,14 +45,15 @@ fn launches_follow_each_other_with_other_numbers_of_ranks() {
     }
 }
 
-/// What comes for a launch that has not begun is there when it begins; also what has landed by then.
+/// Headers and payloads that arrive before a launch begins are kept until it begins. If `landed` is set, the
+/// payloads have arrived completely by then.
 #[test]
 fn what_comes_before_a_launch_begins_is_kept() {
     for landed in [false, true] {
         let job = Job::new(2, 15);
         let ends = job.run(|process, processes| {
             if process == 0 {
-                // A message and a term of each of two ranks of the other process.
+                // Two messages of rank 3, and the contributions of ranks 2 and 3 to the reduction.
                 let has_come =
                     |state: &super::super::JobState| state.headers[1] >= 4 && (!landed || state.awaited.is_empty());
                 while !has_come(&processes.state.lock()) {
@@ -64,7 +66,7 @@ fn what_comes_before_a_launch_begins_is_kept() {
     }
 }
 
-/// Nobody begins what a process that is gone would take part in.
+/// A launch fails if one of its processes is already lost.
 #[test]
 fn a_launch_after_a_process_is_lost_fails() {
     let job = Job::new(2, 16);
@@ -73,10 +75,10 @@ fn a_launch_after_a_process_is_lost_fails() {
         thread::yield_now();
     }
     let error = launch(Launch::on_backend(job.processes[0].engine(1)), program).unwrap_err();
-    assert!(error.cause.to_string().contains("lost touch with the process of rank 1"), "{error}");
+    assert!(error.cause.to_string().contains("lost the connection to the process of rank 1"), "{error}");
 }
 
-/// Works that are dropped before what they wait for has come, and messages that nobody receives.
+/// Tests operations that are dropped before their data arrives, and messages that are never received.
 #[test]
 fn nothing_that_comes_late_is_kept() {
     let job = Job::new(2, 17);

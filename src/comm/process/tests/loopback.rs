@@ -1,4 +1,4 @@
-//! Several processes in one: queues in place of connections.
+//! A [`Transport`] between simulated processes: queues instead of connections.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -17,23 +17,25 @@ use super::super::late::settled;
 use super::super::result_buffer::of_landings;
 use crate::comm::transport::{Message, MessageHandler, Payload, RecvBuffer, SendStamp, Transport};
 
-/// The connections of one process. Headers of one sender arrive in order; payloads late, and in an order of a seed's.
+/// Connections of one process. Headers of one sender arrive in order; payloads arrive late, in a pseudo-random
+/// order that depends on a seed.
 pub struct Loopback {
     here: usize,
     inboxes: Arc<[Inbox]>,
     sent: Box<[AtomicU64]>,
-    /// Bytes for which there was a place in a result.
+    /// Number of bytes that were received directly into a result.
     placed: AtomicU64,
-    /// Payloads stay away.
+    /// True while payloads for this process are held back.
     held: AtomicBool,
-    /// Processes have memory in common.
+    /// True if the processes have shared memory.
     common: AtomicBool,
-    /// How often somebody has begun to wait.
+    /// Number of times that [`Transport::poll_now`] was called.
     hurried: AtomicU64,
     addressee: OnceLock<Arc<dyn MessageHandler>>,
 }
 
 #[derive(Default)]
+/// Queue of events for one process.
 struct Inbox {
     events: Mutex<VecDeque<Event>>,
     bell: Condvar,
@@ -41,13 +43,13 @@ struct Inbox {
 
 enum Event {
     Message(usize, Message),
-    /// This process is gone.
+    /// This process is lost.
     Lost(usize),
-    /// The job is over.
+    /// The job has ended.
     Over,
 }
 
-/// Payloads that have not landed.
+/// Payloads of a message that are not received yet.
 struct Late {
     from: usize,
     number: u64,
@@ -91,13 +93,13 @@ impl Transport for Loopback {
     }
 
     fn set_handler(&self, addressee: Arc<dyn MessageHandler>) {
-        assert!(self.addressee.set(addressee).is_ok(), "there is one addressee");
+        assert!(self.addressee.set(addressee).is_ok(), "the handler is set once");
     }
 }
 
 impl Loopback {
     fn addressee(&self) -> &dyn MessageHandler {
-        &**self.addressee.get().expect("a process has begun")
+        &**self.addressee.get().expect("the handler is set before the job runs")
     }
 
     fn run(&self, seed: u64) {
@@ -115,7 +117,7 @@ impl Loopback {
                 if only_events || rng.random() { events.pop_front() } else { None }
             };
             match event {
-                // Nothing more comes from there, though it may not know.
+                // The process is lost, so its messages are discarded, even if it continues to send.
                 Some(Event::Message(from, _)) if lost.contains(&from) => {}
                 Some(Event::Message(from, Message { header, payloads, taken })) => {
                     taken.iter().for_each(SendStamp::note);
@@ -124,7 +126,7 @@ impl Loopback {
                     let number = headers[from];
                     headers[from] += 1;
                     if payloads.is_empty() {
-                        // SAFETY: there are none.
+                        // SAFETY: there are no buffers.
                         unsafe { self.addressee().arrived(from, number, landings) };
                     } else {
                         late.push(Late { from, number, payloads, landings });
@@ -133,7 +135,7 @@ impl Loopback {
                 Some(Event::Lost(process)) => {
                     lost.push(process);
                     late.retain(|late| late.from != process);
-                    self.addressee().lost(Some(process), "its end of the queue is gone");
+                    self.addressee().lost(Some(process), "the process was removed from the queue");
                 }
                 Some(Event::Over) => return,
                 None if late.is_empty() || self.held.load(Ordering::SeqCst) => thread::yield_now(),
@@ -149,7 +151,7 @@ impl Loopback {
                         let source: &[MaybeUninit<u8>] = uninit(bytes);
                         landing.space().copy_from_slice(source);
                     }
-                    // SAFETY: each was written.
+                    // SAFETY: all bytes of each buffer were written.
                     unsafe { self.addressee().arrived(from, number, landings) };
                 }
             }
@@ -157,7 +159,7 @@ impl Loopback {
     }
 }
 
-/// Initialized bytes, as what may be.
+/// Views initialized bytes as possibly uninitialized ones.
 fn uninit(bytes: &[u8]) -> &[MaybeUninit<u8>] {
     // SAFETY: `u8` is a valid `MaybeUninit<u8>`.
     unsafe { std::slice::from_raw_parts(bytes.as_ptr().cast(), bytes.len()) }
@@ -169,7 +171,7 @@ impl fmt::Debug for Loopback {
     }
 }
 
-/// Processes that are connected; their connections go with this.
+/// Connected simulated processes. Dropping this value ends their connections.
 pub struct Job {
     pub couriers: Vec<Arc<Loopback>>,
     pub processes: Vec<Arc<ProcessJob>>,
@@ -192,7 +194,7 @@ impl Job {
             let seed = seed + courier.here as u64;
             thread::spawn(move || {
                 if let Err(payload) = catch_unwind(AssertUnwindSafe(|| courier.run(seed))) {
-                    courier.addressee().lost(None, "the courier's thread has panicked");
+                    courier.addressee().lost(None, "the transport's thread panicked");
                     resume_unwind(payload);
                 }
             })
@@ -201,14 +203,15 @@ impl Job {
         Self { couriers, processes, threads }
     }
 
-    /// The same, of processes of one host: what they gather they have in common.
+    /// Like [`new`](Self::new), but the processes are on one host and have shared memory.
     pub fn on_one_host(processes: usize, seed: u64) -> Self {
         let job = Self::new(processes, seed);
         job.couriers.iter().for_each(|courier| courier.common.store(true, Ordering::SeqCst));
         job
     }
 
-    /// Runs `body` in every process at once. One that panics is gone: the others hear of it.
+    /// Runs `body` in every process at the same time. If it panics in a process, the other processes lose that
+    /// process.
     pub fn run<T: Send>(&self, body: impl Fn(usize, &ProcessJob) -> T + Sync) -> Vec<T> {
         let run = |(process, processes): (usize, &Arc<ProcessJob>)| {
             let result = catch_unwind(AssertUnwindSafe(|| body(process, processes)));
@@ -221,38 +224,38 @@ impl Job {
             let run = &run;
             let threads = self.processes.iter().enumerate().map(|process| scope.spawn(move || run(process)));
             let threads: Vec<_> = threads.collect();
-            threads.into_iter().map(|thread| thread.join().expect("a panic is caught")).collect()
+            threads.into_iter().map(|thread| thread.join().expect("panics are caught inside the thread")).collect()
         });
         ends.into_iter().map(|end| end.unwrap_or_else(|payload| resume_unwind(payload))).collect()
     }
 
-    /// Tells all others that a process is gone.
+    /// Notifies all other processes that a process is lost.
     pub fn lose(&self, process: usize) {
         let inboxes = self.couriers[0].inboxes.iter().enumerate();
         inboxes.filter(|(other, _)| *other != process).for_each(|(_, inbox)| inbox.put(Event::Lost(process)));
     }
 
-    /// How many processes there are.
+    /// Returns the number of processes.
     pub fn processes(&self) -> usize {
         self.couriers.len()
     }
 
-    /// Bytes that had a place in a result of a process when they came.
+    /// Returns the number of bytes that the process received directly into results.
     pub fn placed(&self, process: usize) -> u64 {
         self.couriers[process].placed.load(Ordering::SeqCst)
     }
 
-    /// Has the payloads for a process stay away, or come.
+    /// Starts or stops holding back the payloads for a process.
     pub fn hold(&self, process: usize, held: bool) {
         self.couriers[process].held.store(held, Ordering::SeqCst);
     }
 
-    /// How often a rank of a process has begun to wait.
+    /// Returns the number of times that a rank of the process began to block.
     pub fn hurried(&self, process: usize) -> u64 {
         self.couriers[process].hurried.load(Ordering::SeqCst)
     }
 
-    /// What each process has sent, to all others.
+    /// Returns the number of bytes that the process has sent to all others.
     pub fn sent(&self, process: usize) -> u64 {
         self.couriers[process].sent().iter().sum()
     }
@@ -263,7 +266,7 @@ impl Drop for Job {
         self.couriers[0].inboxes.iter().for_each(|inbox| inbox.put(Event::Over));
         for thread in self.threads.drain(..) {
             if thread.join().is_err() && !thread::panicking() {
-                panic!("a courier's thread has panicked");
+                panic!("a transport's thread panicked");
             }
         }
     }

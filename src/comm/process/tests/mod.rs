@@ -1,4 +1,5 @@
-//! Ranks in several processes, without processes: each is a thread, connected with the others by [`loopback`].
+//! Tests of ranks in several processes. Each process is simulated by a thread, connected to the others by
+//! [`loopback`].
 
 #[expect(clippy::result_large_err, reason = "made once per test")]
 mod background;

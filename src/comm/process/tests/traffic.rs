@@ -1,4 +1,4 @@
-//! No more bytes go to other processes than must, and none before they are wanted.
+//! Bytes sent to other processes: no more than necessary, and of deferred calls none before they are needed.
 
 use burn::backend::TensorMetadata;
 use burn::tensor::{DType, Distribution, Tensor};
@@ -9,19 +9,20 @@ use crate::comm::{Call, Launch, ReduceOp, ShardedTensor, TensorMeta, Work, World
 use crate::mesh::DeviceMesh;
 use crate::placement::ShardSizes;
 
-/// What process `p` has sent in the meantime, as its first rank sees it while the others of all processes rest.
+/// Returns the number of bytes that this process sends during `work`. Every rank reads the counter between two
+/// barriers of its process, so that no rank of the process sends at that moment.
 fn sent(job: &Job, world: &World, work: impl FnOnce() -> Result<()>) -> Result<u64> {
     let each = world.size() / job.processes();
     let process = world.rank() / each;
     let within = world.group(&(process * each..(process + 1) * each).collect::<Vec<_>>())?;
-    world.barrier("all are here")?;
-    within.barrier("none of this process goes on".into()).wait()?;
+    world.barrier("all ranks have started")?;
+    within.barrier("both ranks of this process have started".into()).wait()?;
     let before = job.sent(process);
-    within.barrier("both have looked".into()).wait()?;
+    within.barrier("both have read the counter".into()).wait()?;
     work()?;
-    within.barrier("both are through".into()).wait()?;
+    within.barrier("both have finished".into()).wait()?;
     let after = job.sent(process);
-    within.barrier("both have looked again".into()).wait()?;
+    within.barrier("both have read the counter again".into()).wait()?;
     Ok(after - before)
 }
 
@@ -47,12 +48,13 @@ fn a_mesh_dimension_inside_a_process_sends_nothing() {
     });
     for (_, (inside, across)) in ends.into_iter().flat_map(|end| end.unwrap()) {
         assert_eq!(inside, 0);
-        // Of both ranks: a term, a shard and a message of 256 bytes each.
+        // Two ranks send an operand, a shard and a message of 256 bytes each.
         assert!((6 * 256..6 * 256 + 1000).contains(&across), "{across}");
     }
 }
 
-/// What a process sends of a tensor of 4 x 256 floats on four ranks, two in each process, but for headers.
+/// Compares the payload bytes that each process sends of a tensor of 4 x 256 floats, with two ranks in each of two
+/// processes.
 #[test]
 fn the_other_process_gets_what_its_ranks_need_and_once() {
     const FLOATS: usize = 4 * 256;
@@ -96,7 +98,8 @@ fn the_other_process_gets_what_its_ranks_need_and_once() {
     });
     let quarters = |process: usize| {
         let root = usize::from(process == 0);
-        // Two shards; of two wholes two quarters each; the whole of the root; two quarters of it; two parts of two ranks.
+        // Two shards; two quarters each of two tensors; the root's tensor; two quarters of it; two tensors each of
+        // two ranks.
         [2, 4, 4 * root, 2 * root, 4]
     };
     for (process, end) in ends.into_iter().enumerate() {
@@ -112,8 +115,9 @@ fn the_other_process_gets_what_its_ranks_need_and_once() {
     }
 }
 
-/// An all-reduce in halves sends no whole tensor: of 2 x 2 ranks, two quarters of each rank's and a reduced one; of 4
-/// processes three quarters, and a reduced one to each of the three others.
+/// A two-phase all-reduce never sends full tensors. With 2 x 2 ranks, each rank sends two quarters of its own
+/// tensor and one reduced quarter. With 4 processes, each sends three quarters, and a reduced one to each of the
+/// three others.
 #[test]
 fn of_an_all_reduce_parts_are_sent_and_nothing_twice() {
     const FLOATS: usize = 4 << 17;
@@ -135,8 +139,8 @@ fn of_an_all_reduce_parts_are_sent_and_nothing_twice() {
     }
 }
 
-/// Backward's gathers are all called in forward: what belongs to others is here no earlier than one call before it is
-/// waited for, in the order of backward.
+/// Forward calls the all-gathers of backward as deferred calls. Their data must arrive no earlier than one call
+/// before it is waited for, in the order of backward.
 #[test]
 fn a_deferred_gather_is_sent_when_it_is_needed_and_not_before() {
     const FLOATS: usize = 1 << 14;
@@ -157,9 +161,9 @@ fn a_deferred_gather_is_sent_when_it_is_needed_and_not_before() {
                 let mut works: Vec<_> = (0..6).map(gather).collect();
                 world.barrier("all have called")?;
                 let mut sent = vec![job.sent(process)];
-                // All can be had without waiting for another rank.
+                // All can complete without another call of a rank.
                 assert!(works.iter().all(Work::is_complete));
-                world.barrier("all have looked")?;
+                world.barrier("all have read the counter")?;
                 let not_waited_for = works.remove(3);
                 while let Some(work) = works.pop() {
                     let value = if works.len() >= 3 { works.len() + 1 } else { works.len() };
@@ -167,9 +171,9 @@ fn a_deferred_gather_is_sent_when_it_is_needed_and_not_before() {
                         Tensor::<1>::from_dispatch(work.wait()?.remove(0)).into_data().try_to_vec::<f32>().unwrap();
                     let expected = (0..world.size()).flat_map(|rank| vec![(10 * value + rank) as f32; FLOATS]);
                     assert!(complete.into_iter().eq(expected), "call {value}");
-                    world.barrier("all have it")?;
+                    world.barrier("all have the result")?;
                     sent.push(job.sent(process));
-                    world.barrier("all have looked")?;
+                    world.barrier("all have read the counter")?;
                 }
                 drop(not_waited_for);
                 Ok(sent)
@@ -177,14 +181,15 @@ fn a_deferred_gather_is_sent_when_it_is_needed_and_not_before() {
         });
         let payload = (each * FLOATS * size_of::<f32>()) as u64;
         for (rank, sent) in ends.into_iter().flat_map(|end| end.unwrap_or_else(|error| panic!("{error}"))) {
-            // In payloads: none before the first is wanted; then that of each wanted, of 5, 4, 2, 1 and 0, and of the next.
+            // Numbers of payloads: none before the first request; then those of the requested calls 5, 4, 2, 1 and
+            // 0, and of the call after each.
             let payloads: Vec<_> = sent.iter().map(|sent| sent / payload).collect();
             assert_eq!(payloads, [0, 2, 3, 5, 6, 6], "rank {rank} of {each} in a process");
         }
     }
 }
 
-/// What was offered is held for those who may ask, and no longer.
+/// The backend keeps offered data for the ranks that may request it, and releases it when all have declined.
 #[test]
 fn what_no_rank_needs_is_returned() {
     let job = Job::new(2, 19);
@@ -197,8 +202,9 @@ fn what_no_rank_needs_is_returned() {
             let work = comm.all_gather(Call::new("unit").with_deferred(), vec![shard]);
             assert!(!tensor.can_mut());
             drop(work);
-            // Who is through the first has heard of all offers, and declined them; who is through the second knows.
-            world.barrier("all have given up")?;
+            // After the first barrier a rank has received and declined all offers. After the second, all replies
+            // have arrived.
+            world.barrier("all have dropped the operation")?;
             world.barrier("all have declined")?;
             assert!(tensor.can_mut());
             Ok(())
@@ -207,7 +213,7 @@ fn what_no_rank_needs_is_returned() {
     });
 }
 
-/// What ranks must agree on may be long: it is said in the first step.
+/// Sends a long signature only in the first step that uses it.
 #[test]
 fn a_long_print_is_sent_once() {
     let job = Job::new(2, 21);
@@ -233,7 +239,8 @@ fn a_long_print_is_sent_once() {
         })
     });
     for (rank, bytes) in ends.into_iter().flat_map(|end| end.unwrap_or_else(|error| panic!("{error}"))) {
-        // Of two ranks, in bytes: 100 names of about 30, then 100 shapes and dtypes of the prints and of the contents.
+        // Bytes of two ranks: 100 names of about 30 bytes, then 100 shapes and dtypes of signatures and of payload
+        // descriptions.
         let is_long = bytes.iter().map(|bytes| *bytes > 6000).collect::<Vec<_>>();
         assert_eq!(is_long, [true, true, false, false, false], "rank {rank}: {bytes:?}");
         assert!(bytes[2..].iter().all(|bytes| *bytes < 1000), "rank {rank}: {bytes:?}");

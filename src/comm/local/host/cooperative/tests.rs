@@ -13,7 +13,7 @@ use crate::comm::local::match_table::{MatchTable, OpHandle};
 const SPINS: SpinPolicy = SpinPolicy::Spinning(1000);
 const SLEEPS: SpinPolicy = SpinPolicy::Spinning(0);
 
-/// Numbers from 0 in pieces of 100, before each of which something happens.
+/// Job that writes the numbers from 0, 100 per task, and calls `before` at the start of each task.
 struct Numbers<F> {
     tasks: usize,
     begun: AtomicUsize,
@@ -30,7 +30,7 @@ impl<F: Fn(usize)> Numbers<F> {
     }
 }
 
-// SAFETY: a hundred numbers each, one after another.
+// SAFETY: each task writes a hundred numbers of its own range.
 unsafe impl<F: Fn(usize)> PartitionedJob for Numbers<F> {
     type Partition = ();
 
@@ -42,30 +42,30 @@ unsafe impl<F: Fn(usize)> PartitionedJob for Numbers<F> {
     unsafe fn make(&self, (): &(), index: usize, to: &Ends<u8>) {
         (self.before)(index);
         for number in 100 * index..100 * (index + 1) {
-            // SAFETY: inside, in this piece's place.
+            // SAFETY: inside the buffer, in the range of this task.
             unsafe { to.start(0).cast::<i64>().add(number).write(number as i64) };
         }
     }
 
     unsafe fn finish(&self, targets: OutputBuffers) -> Vec<FlexTensor> {
-        // SAFETY: all pieces are written.
+        // SAFETY: all tasks are complete.
         unsafe { targets.finish([&self.shape()], DType::I64).collect() }
     }
 }
 
-/// Of ranks that wait for one another, however busy the machine is.
+/// Returns a cache for ranks that wait for each other, even on a busy machine.
 fn shelf(lingers: SpinPolicy) -> SharedResultCache {
     SharedResultCache::new(lingers, None).patient()
 }
 
-/// Collectives of two groups, by group and number.
+/// Returns the handle of a collective of two groups, by group and sequence number.
 fn ticket(group: usize, seq: u64) -> OpHandle {
     let mut board = MatchTable::<crate::comm::backend::CallSignature, ()>::new(2, false);
     let groups = ["a", "b"].map(|name| board.group(&[0, 1], name));
     OpHandle { group: groups[group], member: 0, seq }
 }
 
-/// One collective, seen by any of its ranks.
+/// One collective, as any of its ranks uses it.
 struct Call {
     ticket: OpHandle,
     keep: ResultRetention,
@@ -78,11 +78,11 @@ impl Call {
         Self { ticket: ticket(group, seq), keep, together: CooperativeResult::default(), bag: Arc::default() }
     }
 
-    /// What a rank gets, and how long it waited for others.
+    /// Returns the results of a rank, and the time that it waited for others.
     fn get(&self, job: &impl PartitionedJob<Partition = ()>, shelf: &SharedResultCache) -> (Vec<FlexTensor>, Duration) {
         let (Self { ticket, keep, bag, .. }, waited) = (self, Cell::default());
         let owner = Owner { shelf, ticket: *ticket, bag, keep: *keep, waited: &waited };
-        // SAFETY: one job for each in these tests.
+        // SAFETY: in these tests, each call has one job.
         let got = unsafe { self.together.get(job, owner) };
         (got, waited.get())
     }
@@ -101,7 +101,7 @@ fn are_numbers(tensors: &[FlexTensor]) -> bool {
 fn ranks_that_wait_make_it_together_and_have_one() {
     for lingers in [SPINS, SLEEPS, SpinPolicy::Yielding(100, Duration::from_millis(1))] {
         let (call, shelf) = (Call::new(0, 0, ResultRetention::Latest), shelf(lingers));
-        // Neither rank gets on without the other: they make two pieces at once, twice.
+        // Neither rank can continue without the other, so they perform two tasks at the same time, twice.
         let both = Barrier::new(2);
         let makers = Mutex::new(Vec::new());
         let job = Numbers::new(4, |_| {
@@ -125,10 +125,10 @@ fn who_comes_later_takes_a_handle() {
     let job = Numbers::new(2, |_| ());
     let get = || call.get(&job, &shelf).0;
     let address = numbers(&get()).as_ptr().addr();
-    // The bag has one while nobody else does.
+    // The cache keeps a handle while no rank has one.
     assert_eq!(numbers(&get()).as_ptr().addr(), address);
     assert_eq!(job.begun.load(Ordering::SeqCst), 1);
-    // Whoever has the only handle may write in place.
+    // The owner of the only handle may write in place.
     let mut last = get();
     drop(call);
     assert!(last[0].is_unique());
@@ -146,11 +146,11 @@ fn fast_ranks_keep_only_the_latest_result_of_a_group() {
         assert!(are_numbers(&call.get(&job, &shelf).0));
         job.begun.load(Ordering::SeqCst) - before
     };
-    assert_eq!([&early, &other, &early, &other].map(begun), [1, 1, 0, 0], "those of two groups stay");
-    assert_eq!([&late, &early, &early].map(begun), [1, 1, 1], "gone, and made again");
-    assert_eq!([&late, &other].map(begun), [0, 0], "for which nothing later went");
+    assert_eq!([&early, &other, &early, &other].map(begun), [1, 1, 0, 0], "the results of two groups are kept");
+    assert_eq!([&late, &early, &early].map(begun), [1, 1, 1], "evicted, and built a second time");
+    assert_eq!([&late, &other].map(begun), [0, 0], "which did not evict any later result");
     let held = early.get(&job, &shelf).0;
-    assert_eq!(begun(&early), 0, "what a rank holds is there");
+    assert_eq!(begun(&early), 0, "a result that a rank holds is available");
     drop(held);
 }
 
@@ -160,7 +160,7 @@ fn what_was_there_before_makes_room_for_what_is_made() {
     let address = |call: &Call| numbers(&call.get(&job, &shelf).0).as_ptr().addr();
     let [early, late] = [0, 1].map(|seq| Call::new(0, seq, ResultRetention::Latest));
     let before = address(&early);
-    // Where a sanitizer looks nothing is used again.
+    // With a sanitizer, memory is not reused.
     assert!(cfg!(sanitized) || !cfg!(target_os = "linux") || address(&late) == before);
 }
 
@@ -177,7 +177,7 @@ fn what_is_reduced_is_made_once_however_late_a_rank_comes() {
 #[test]
 fn where_one_panics_others_start_from_scratch() {
     let (call, shelf) = (Call::new(0, 0, ResultRetention::Latest), shelf(SLEEPS));
-    // The first piece is taken while the second one is made, and panics when that is done.
+    // The first task is taken while the second one is running, and panics when that is done.
     let (both, first) = (Barrier::new(2), AtomicBool::new(true));
     let job = Numbers::new(2, |index| {
         let is_first = first.load(Ordering::SeqCst);
