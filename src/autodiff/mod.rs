@@ -1,11 +1,11 @@
-//! One generic operation in burn's autodiff graph.
+//! Generic operation in burn's autodiff graph.
 //!
-//! Every differentiable thing this crate does (a redistribution, a gathered parameter, the edges
-//! of a unit) is a [`GraphOp`]: a value that computes forward on plain tensors and spreads a
-//! gradient backward. [`unary`] and [`binary`] record it. One backend extension serves them all,
-//! so a new operation needs no new backend code.
+//! Every differentiable operation of this crate (a redistribution, a gathered parameter, the inputs and outputs of
+//! a unit) is a [`GraphOp`]: a value that computes forward on plain tensors and distributes a gradient in backward.
+//! [`unary`] and [`binary`] record it. All operations use one backend extension, so a new operation needs no new
+//! backend code.
 //!
-//! A parent on a device without autodiff is a constant. With no tracked parent nothing is stored.
+//! A parent on a device without autodiff is a constant. If no parent is tracked, the graph stores nothing.
 
 mod record;
 
@@ -22,38 +22,38 @@ use burn::backend::{
 };
 use burn::tensor::{Device, FloatDType};
 
-/// What the graph keeps of an operation's output for the operations that read it in backward.
+/// Policy for an operation's output: whether the graph keeps it for the operations that read it in backward.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Retain {
-    /// The output itself: a boundary that no recomputation crosses.
+    /// Keeps the output. No recomputation crosses this operation.
     Output,
-    /// Nothing: [`GraphOp::recompute`] makes it again when backward first needs it, on every
-    /// gradient-checkpointing strategy. It is dropped after its last use.
+    /// Keeps nothing: [`GraphOp::recompute`] computes the output when backward first needs it, under every
+    /// gradient-checkpointing strategy. The output is dropped after its last use.
     Recompute,
 }
 
-/// An operation with one float output, on one or two float parents.
+/// Operation with one float output and one or two float parents.
 ///
 /// All tensors are plain (no autodiff).
 pub(crate) trait GraphOp: Debug + Send + Sync + 'static {
-    /// The output's value.
+    /// Computes the output.
     fn forward(&self, parents: &[DispatchTensor]) -> DispatchTensor;
 
-    /// The output's value again, during backward. Untracked parents are left out.
+    /// Computes the output a second time, during backward. Untracked parents are omitted from `parents`.
     fn recompute(&self, parents: &[DispatchTensor]) -> DispatchTensor {
         self.forward(parents)
     }
 
-    /// What the graph keeps of the output.
+    /// Returns the policy for keeping the output.
     fn retain(&self) -> Retain {
         Retain::Output
     }
 
-    /// Passes the output's gradient on.
+    /// Passes the output's gradient to the parents.
     fn backward(&self, step: &mut BackwardStep<'_>);
 }
 
-/// The graph's gradients, as one backward step sees them.
+/// The graph's gradients, as seen by one step of a backward.
 pub(crate) struct BackwardStep<'a> {
     depth: usize,
     backward: BackwardId,
@@ -61,18 +61,18 @@ pub(crate) struct BackwardStep<'a> {
     grads: &'a mut dyn GradStore,
 }
 
-/// One call of `backward`, as long as it lasts: what tells it from one that runs inside it.
+/// Identifies one call of `backward` while it runs, to distinguish it from one that runs inside it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct BackwardId(usize);
 
 impl BackwardStep<'_> {
-    /// How deep the operation lies in the graph: one node below the deepest of its parents. Leaves
-    /// lie at 0.
+    /// Returns the depth of the operation in the graph: one more than the maximum of its parents. Leaves have depth
+    /// 0.
     pub(crate) fn depth(&self) -> usize {
         self.depth
     }
 
-    /// The backward that it is a step of.
+    /// Returns the backward to which this step belongs.
     pub(crate) fn backward(&self) -> BackwardId {
         self.backward
     }
@@ -92,7 +92,7 @@ impl BackwardStep<'_> {
         }
     }
 
-    /// Adds `grad` to the gradient of any node, which may be of a graph on the CPU, with `grad`.
+    /// Adds `grad` to the gradient of any node, which may belong to a graph on the CPU if `grad` is on the CPU.
     pub(crate) fn give_to(&mut self, id: NodeId, grad: DispatchTensor) {
         self.grads.add_elsewhere(id, grad);
     }
@@ -102,24 +102,24 @@ impl BackwardStep<'_> {
 trait GradStore {
     fn take(&mut self) -> DispatchTensor;
     fn add(&mut self, id: NodeId, grad: DispatchTensor);
-    /// Whichever of this crate's backends `grad` is on.
+    /// Adds a gradient that may be on another of this crate's backends.
     fn add_elsewhere(&mut self, id: NodeId, grad: DispatchTensor);
 }
 
-/// Shared handle of an operation.
+/// Shared handle to an operation.
 pub(crate) type SharedGraphOp = Arc<dyn GraphOp>;
 
 thread_local! {
-    /// The number of backwards of operations that run on this thread, one inside the other.
+    /// Number of operations whose backward is running on this thread, nested in each other.
     static RUNNING: Cell<usize> = const { Cell::new(0) };
 }
 
-/// Returns true if the backward of an operation runs on this thread: the graph is locked then.
+/// Returns true if the backward of an operation is running on this thread. The graph is then locked.
 pub(crate) fn is_in_backward() -> bool {
     RUNNING.get() > 0
 }
 
-/// Runs the backward of an operation.
+/// Runs the backward of an operation, and counts it as running.
 fn running(op: &SharedGraphOp, step: &mut BackwardStep<'_>) {
     struct BackwardEnd;
     impl Drop for BackwardEnd {
@@ -142,7 +142,7 @@ pub(crate) fn binary(a: DispatchTensor, b: DispatchTensor, op: SharedGraphOp) ->
     <Dispatch as GraphOps>::graph_binary(a, b, op)
 }
 
-/// A plain tensor in the place in autodiff that `like` has, untracked.
+/// Returns the plain `tensor` with the autodiff context of `like`, untracked.
 pub(crate) fn constant(tensor: DispatchTensor, like: &DispatchTensor) -> DispatchTensor {
     match like.autodiff {
         DispatchAutodiffContext::Disabled => tensor,
@@ -150,20 +150,20 @@ pub(crate) fn constant(tensor: DispatchTensor, like: &DispatchTensor) -> Dispatc
     }
 }
 
-/// A new leaf of the graph on `device`, which is to be in the place in autodiff that `like` has; without a value.
+/// Creates a leaf of the graph on `device`, with the autodiff context of `like`. It has no meaningful value.
 pub(crate) fn leaf(device: &Device, like: &DispatchTensor, tracked: bool) -> DispatchTensor {
     let nothing = Dispatch::float_zeros([1].into(), device.as_dispatch(), FloatDType::F32);
     Dispatch::float_set_require_grad(constant(nothing, like), tracked)
 }
 
-/// The tensor's node in the graph; `None` on a device without autodiff.
+/// Returns the tensor's node in the graph, or `None` on a device without autodiff.
 ///
 /// Two tensors with one node are the same value.
 pub(crate) fn node_id(tensor: DispatchTensor) -> Option<NodeId> {
     <Dispatch as GraphOps>::graph_node(tensor)
 }
 
-/// Whether operations can be recorded on the device.
+/// Returns true if operations can be recorded on the device.
 pub(crate) fn is_supported(device: &Device) -> bool {
     match device.as_dispatch() {
         #[cfg(feature = "flex")]
@@ -171,13 +171,13 @@ pub(crate) fn is_supported(device: &Device) -> bool {
         #[cfg(any(feature = "wgpu", feature = "cuda"))]
         DispatchDevice::Cube(_) => true,
         DispatchDevice::Autodiff(_) => is_supported(&device.clone().inner()),
-        // burn may have been built with backends that this crate does not know.
+        // burn may have been built with backends that this crate does not support.
         #[allow(unreachable_patterns)]
         _ => false,
     }
 }
 
-/// The backend extension behind [`unary`], [`binary`] and [`node_id`].
+/// Backend extension that implements [`unary`], [`binary`] and [`node_id`].
 #[backend_extension(
     Flex: cfg(feature = "flex"),
     Cube: cfg(any(feature = "wgpu", feature = "cuda")),
@@ -210,7 +210,7 @@ plain_backend!(burn::backend::Flex);
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
 plain_backend!(burn::backend::Cube);
 
-/// Moves a backend's float primitive in and out of the dispatch enum.
+/// Converts a backend's float primitive to and from the dispatch enum.
 trait Wrap: Backend {
     fn wrap(tensor: FloatTensor<Self>) -> DispatchTensor;
     fn unwrap(tensor: DispatchTensor) -> FloatTensor<Self>;

@@ -1,4 +1,4 @@
-//! Recording a [`GraphOp`](super::GraphOp) as a node of burn's autodiff graph.
+//! Records a [`GraphOp`](super::GraphOp) as a node of burn's autodiff graph.
 
 use std::marker::PhantomData;
 
@@ -50,9 +50,9 @@ fn record<B: Wrap, C: CheckpointStrategy, const N: usize>(
                 OpsKind::UnTracked(prep) => prep.finish(output),
             }
         }
-        // The strategy of `prepare` is free, whatever the device's own: under `Balanced` the
-        // readers of this node store how to make it, not its value. Burn cannot name an untracked
-        // parent there, and an untracked node cannot be made again at all.
+        // `prepare` may use a strategy other than the device's. Under `Balanced`, the operations that read this
+        // output store how to recompute it, and not its value. burn cannot refer to an untracked parent there, and
+        // cannot recompute an untracked node.
         Retain::Recompute => {
             let tracked: Vec<_> = parents.iter().filter(|parent| parent.is_tracked()).collect();
             let again = RecomputeOutput::<B> {
@@ -72,7 +72,7 @@ fn record<B: Wrap, C: CheckpointStrategy, const N: usize>(
     }
 }
 
-/// The backward step of any [`GraphOp`](super::GraphOp).
+/// Backward step of any [`GraphOp`](super::GraphOp).
 #[derive(Debug)]
 struct RecordedNode;
 
@@ -81,7 +81,7 @@ impl<B: Wrap, const N: usize> Backward<B, N> for RecordedNode {
 
     fn backward(self, ops: Ops<SharedGraphOp, N>, grads: &mut Gradients, _: &mut Checkpointer) {
         let parents = ops.parents.each_ref().map(|node| node.as_ref().map(|node| node.id));
-        // The container is where it is from the first step to the last.
+        // The container has the same address from the first step of a backward to the last.
         let backward = BackwardId(std::ptr::from_mut(grads).addr());
         let mut store = Store::<B, N> { ops: &ops, grads, backend: PhantomData };
         let mut step = BackwardStep { depth: ops.node.order, backward, parents: &parents, grads: &mut store };
@@ -113,7 +113,7 @@ impl<B: Wrap, const N: usize> GradStore for Store<'_, B, N> {
     }
 }
 
-/// Makes an operation's output again during backward.
+/// Recomputes an operation's output during backward.
 #[derive(Debug)]
 struct RecomputeOutput<B> {
     parents: Vec<NodeId>,
@@ -123,7 +123,8 @@ struct RecomputeOutput<B> {
 
 impl<B: Wrap> RetroForward for RecomputeOutput<B> {
     fn forward(&self, states: &mut BackwardStates, out_node: NodeId) {
-        // Reading a state counts it down: every parent named to burn is read, used or not.
+        // Reading a state decrements its count. So every parent that burn knows of is read, whether or not it is
+        // used.
         let parents: Vec<_> = self.parents.iter().map(|id| B::wrap(states.get_state::<FloatTensor<B>>(id))).collect();
         states.save(out_node, B::unwrap(self.op.recompute(&parents)));
     }

@@ -1,4 +1,4 @@
-//! [`balance`]: [`FullyShard::with_balanced_bytes`](super::FullyShard::with_balanced_bytes).
+//! [`balance`]: shard sizes for [`FullyShard::with_balanced_bytes`](super::FullyShard::with_balanced_bytes).
 
 use itertools::Itertools;
 
@@ -7,10 +7,11 @@ use crate::dtensor::DTensorSpec;
 use crate::param::FsdpMeshInfo;
 use crate::placement::{ShardSizes, TensorRows, balanced};
 
-/// Cuts parameters in chunks anew, so that the ranks that shard a unit hold as many bytes of it.
+/// Replaces the chunks of parameters by uneven shards, so that all ranks that shard a unit hold about the same
+/// number of bytes of it.
 ///
-/// Ranks of a tensor-parallel mesh must cut alike, and know their own part alone. So a parameter of which they have
-/// parts of unequal lengths stays in chunks.
+/// Ranks of a tensor-parallel mesh must choose the same shard sizes, but each knows only its own local shape. So a
+/// parameter whose local shapes differ between tensor-parallel ranks keeps its chunks.
 pub(super) fn balance<'a>(params: &mut [PlannedParam], meshes: impl Iterator<Item = &'a FsdpMeshInfo>) {
     let ranks = meshes.map(|data| data.mesh.size_of(data.shard)).collect_vec();
     let units = (0..params.len()).into_group_map_by(|&at| (params[at].unit.clone(), params[at].data));
@@ -36,7 +37,8 @@ pub(super) fn balance<'a>(params: &mut [PlannedParam], meshes: impl Iterator<Ite
     }
 }
 
-/// Of the first tensor-parallel rank, on every one.
+/// Returns the rows of a parameter along `dim`. Their number is that of the first tensor-parallel rank, so that all
+/// ranks use the same.
 fn rows(param: &PlannedParam, dim: usize) -> TensorRows {
     let shape = match &param.parallel {
         None => param.shape.clone(),
@@ -50,7 +52,7 @@ fn shape_of_first(spec: &DTensorSpec) -> Vec<usize> {
     spec.layout().local_shape(spec.shape(), &vec![0; spec.mesh().ndim()])
 }
 
-/// Whether all tensor-parallel ranks have parts of one length.
+/// Returns true if the tensor-parallel shards have the same size along `dim` on all ranks.
 fn is_even(param: &PlannedParam, dim: usize) -> bool {
     param.parallel.as_ref().is_none_or(|parallel| {
         let spec = &parallel.spec;

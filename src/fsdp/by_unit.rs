@@ -1,26 +1,28 @@
-//! [`PerUnit`]: policies of units, by patterns of their modules' paths.
+//! [`PerUnit`]: a policy for each unit, selected by patterns of module paths.
 
 use crate::Result;
 use crate::param::{ModelScan, ParamError, UnitName};
 use crate::pattern::PathPattern;
 
-/// A policy for each unit.
+/// Policies of all units.
 pub(super) struct PerUnit<T> {
-    /// Of the units that the patterns take; the last that matches counts.
+    /// Policies by patterns; if several match a unit, the last one applies.
     taken: Vec<(Vec<PathPattern>, T)>,
-    /// Of all others.
+    /// Policy of all other units.
     other: T,
 }
 
 impl<T> PerUnit<T> {
+    /// Parses the patterns, and converts each policy with `read`.
+    ///
     /// # Errors
-    /// [`ParamError::Pattern`], and what `read` finds.
+    /// [`ParamError::Pattern`], and the errors of `read`.
     pub(super) fn new<P>(other: &P, taken: &[(Vec<String>, P)], read: impl Fn(&P) -> Result<T>) -> Result<Self> {
         let parsed = taken.iter().map(|(patterns, policy)| Ok((PathPattern::parse_all(patterns)?, read(policy)?)));
         Ok(Self { taken: parsed.collect::<Result<_>>()?, other: read(other)? })
     }
 
-    /// Checks that each pattern takes one of these units.
+    /// Checks that each pattern matches one of these units.
     ///
     /// # Errors
     /// [`ParamError::NoMatch`].
@@ -28,7 +30,7 @@ impl<T> PerUnit<T> {
         ModelScan::check_paths(self.taken.iter().flat_map(|(patterns, _)| patterns), "unit", units)
     }
 
-    /// That of the unit of these modules.
+    /// Returns the policy of the unit with these modules.
     pub(super) fn of(&self, unit: &UnitName) -> &T {
         let takes = |patterns: &[PathPattern]| {
             unit.modules().iter().any(|module| patterns.iter().any(|pattern| pattern.matches(module)))

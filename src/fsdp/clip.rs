@@ -1,4 +1,4 @@
-//! [`clip_grad_norm`].
+//! [`clip_grad_norm`]: clips gradients by their joint norm.
 
 use std::collections::HashMap;
 
@@ -13,12 +13,12 @@ use crate::Result;
 use crate::comm::{Call, Communicator, ReduceOp};
 use crate::param::{Unit, check_not_replaced, walk};
 
-/// The norm [`clip_grad_norm`] measures.
+/// Norm that [`clip_grad_norm`] computes.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum NormType {
-    /// The p-norm, for any finite p; p = 0 counts the elements that are not zero.
+    /// The p-norm, for any finite p; p = 0 counts the nonzero elements.
     P(f64),
-    /// The largest magnitude.
+    /// The maximum magnitude.
     Inf,
 }
 
@@ -29,21 +29,22 @@ impl NormType {
     pub const L2: Self = Self::P(2.0);
 }
 
-/// Scales all gradients down so that their joint norm is at most `max_norm`; returns the norm
-/// before scaling. A norm that is no number makes no gradient one, as in PyTorch.
+/// Scales all gradients down so that their joint norm is at most `max_norm`. Returns the norm before scaling. If
+/// the norm is NaN, all gradients become NaN, as in PyTorch.
 ///
-/// Norms are taken in single precision, of double-precision gradients in double. Sums of powers neither overflow nor
-/// underflow: gradients of 1e30 or 1e-30 have the norm that they have.
+/// Norms are computed in single precision, those of double-precision gradients in double precision. Sums of powers
+/// neither overflow nor underflow: the norms of gradients of 1e30 or 1e-30 are correct.
 ///
-/// The norm is that of the undistributed gradients, whatever each parameter's placement: a parameter
-/// is summed over the mesh dimensions that shard it, data-parallel or tensor-parallel, and counts
-/// once where ranks hold the same. It is equal on every rank if what ranks hold alike is equal to the bit,
-/// as reduced gradients are. Gradients of ignored parameters count as this rank has them: reduce them
-/// first, or norm and scale differ from rank to rank.
+/// The norm is that of the full gradients, whatever the parameters' placements. Each parameter is summed over the
+/// mesh dimensions that shard it, data-parallel or tensor-parallel, and counted once where ranks hold the same
+/// values. The norm is equal on every rank if replicated values are equal bit for bit, as reduced gradients are.
+/// Gradients of ignored parameters are counted as this rank holds them. Reduce them first, or norm and scale differ
+/// between ranks.
 ///
 /// # Collective
-/// Every rank of the model's meshes must call it. One all-reduce of a few numbers (3 for each set of
-/// mesh dimensions that shard parameters, of the L2 norm in single precision) for each mesh dimension that shards any.
+/// Every rank of the model's meshes must call it. It runs one all-reduce of a few numbers for each mesh dimension
+/// that shards parameters. For the L2 norm in single precision, these are 3 numbers for each set of mesh dimensions
+/// that shard parameters.
 ///
 /// # Errors
 /// [`ParamError::Replaced`](crate::param::ParamError::Replaced) if a parameter was replaced after it was distributed;
@@ -63,7 +64,7 @@ pub fn clip_grad_norm<M: Module>(model: &M, grads: &mut GradientsParams, max_nor
     let mut parts = measure.parts;
     let device = model.devices().into_iter().next().unwrap_or_default().inner();
     while let Some(group) = parts.iter().find_map(|part| part.groups.first().cloned()) {
-        // All parts that this group shares travel together.
+        // All sums that this group still has to reduce are sent together.
         let mut shared: Vec<_> = parts.iter_mut().filter_map(|part| Some((part.leave(&group)?, part))).collect();
         let dtype = if shared.iter().any(|((), part)| part.double) { DType::F64 } else { DType::F32 };
         let (op, bins) = match norm {
@@ -91,7 +92,8 @@ pub fn clip_grad_norm<M: Module>(model: &M, grads: &mut GradientsParams, max_nor
 }
 
 impl NormType {
-    /// Returns what one tensor contributes to the norm, still to be joined and finished.
+    /// Returns the contribution of one tensor to the norm, before [`join`](Self::join) and
+    /// [`finish`](Self::finish).
     fn of<const D: usize>(self, tensor: Tensor<D>) -> PowerSum {
         let elements = tensor.shape().num_elements();
         if elements == 0 {
@@ -122,7 +124,7 @@ impl NormType {
     }
 }
 
-/// Returns the magnitudes in the precision that norms are taken in.
+/// Returns the magnitudes in the precision in which norms are computed.
 fn magnitude<const D: usize>(tensor: Tensor<D>) -> Tensor<D> {
     let double = tensor.dtype() == DType::F64;
     if double { tensor } else { tensor.cast(DType::F32) }.abs()
@@ -137,8 +139,9 @@ fn sum_of_powers<const D: usize>(magnitude: Tensor<D>, p: f64) -> f64 {
     powers.sum().into_scalar::<f64>()
 }
 
-/// Returns the sum of powers of magnitudes that are scaled first: by the one that counts most, the largest or, of negative
-/// powers, the smallest. `sum` was computed without scaling, and has overflowed or lost terms to underflow.
+/// Returns the sum of powers of magnitudes that are scaled first. The scale is the magnitude with the largest
+/// power: the maximum, or the minimum if `p` is negative. `sum` was computed without scaling, and has overflowed or
+/// lost operands to underflow.
 fn scaled<const D: usize>(magnitude: Tensor<D>, p: f64, sum: f64) -> PowerSum {
     let most = if p < 0.0 { magnitude.clone().min() } else { magnitude.clone().max() }.into_scalar::<f64>();
     if sum.is_nan() || most == 0.0 || !most.is_finite() {
@@ -151,27 +154,27 @@ fn scaled<const D: usize>(magnitude: Tensor<D>, p: f64, sum: f64) -> PowerSum {
     if p == 2.0 {
         return PowerSum::scaled(sum_of_powers(magnitude, p), p * exponent);
     }
-    // The largest power is 1, also where `p` is so large that powers of 2 overflow.
+    // The largest power is now 1, even if `p` is so large that powers of 2 overflow.
     let rest = most * (-exponent).exp2();
     PowerSum::scaled(sum_of_powers(magnitude.div_scalar(rest), p), p * (exponent + rest.log2()))
 }
 
-/// The groups of the mesh dimensions that shard a parameter: together they hold it once.
+/// The groups of the mesh dimensions that shard a parameter. Together their ranks hold it exactly once.
 type NormGroups = SmallVec<[Communicator; 2]>;
 
-/// This rank's part of the norm of all parameters that the same groups share.
+/// This rank's contribution to the norm, for all parameters that the same groups shard.
 struct LocalNorm {
-    /// Those over which the part is still to be summed.
+    /// Groups over which the contribution is still to be summed.
     groups: NormGroups,
-    /// Those of the parameters.
+    /// Groups that shard the parameters.
     holders: NormGroups,
-    /// Whether one of them has double precision.
+    /// True if at least one parameter has double precision.
     double: bool,
     sum: PowerSum,
 }
 
 impl LocalNorm {
-    /// Takes `group` off those still to come, if it is one of them.
+    /// Removes `group` from the remaining groups; `None` if it is not one of them.
     fn leave(&mut self, group: &Communicator) -> Option<()> {
         let at = self.groups.iter().position(|other| other.is_same(group))?;
         self.groups.remove(at);
@@ -188,7 +191,7 @@ struct NormVisitor<'a> {
 
 impl ModuleVisitor for NormVisitor<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        // A rank whose piece is empty, or who has no gradient, still takes part in the reduction.
+        // A rank with an empty shard, or without a gradient, must still participate in the reduction.
         let sum = self.grads.get::<D>(param.id).map(|grad| self.norm.of(grad)).unwrap_or_default();
         let holders = self.holders.get(&param.id).cloned().unwrap_or_default();
         let same = |part: &&mut LocalNorm| {

@@ -1,4 +1,4 @@
-//! [`FullyShard`]: what to shard, how, and when to free it.
+//! [`FullyShard`]: configuration of [`fully_shard`](super::fully_shard).
 
 use std::fmt;
 use std::sync::Arc;
@@ -8,42 +8,42 @@ use crate::mesh::DimNames;
 use crate::param::{BufferSync, OffloadPolicy, ReshardAfterForward};
 use crate::placement::Placement;
 
-/// The parameter a shard-placement function decides about.
+/// Parameter for which a shard-placement function chooses a placement.
 #[derive(Debug, Clone, Copy)]
 pub struct ParamInfo<'a> {
     /// Full path in the model, such as `blocks.0.attention.query.weight`.
     pub path: &'a str,
-    /// Its shape: of a parallelized one, that of this rank's tensor-parallel shard.
+    /// Shape of the parameter. For a parallelized parameter: shape of this rank's tensor-parallel shard.
     pub shape: &'a [usize],
 }
 
-/// How a parameter lies on the ranks that shard: what a shard-placement function returns.
+/// Placement of a parameter on the ranks that shard, as a shard-placement function returns it.
 ///
-/// Any [`Placement`] is one. [`uneven`](Self::uneven) says beside it what each rank holds,
-/// [`with_mesh_dims`](Self::with_mesh_dims) which ranks shard.
+/// Any [`Placement`] converts to it. [`uneven`](Self::uneven) adds a shard size for each rank,
+/// [`with_mesh_dims`](Self::with_mesh_dims) selects the mesh dimensions that shard.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ParamPlacement {
     pub(super) placement: Placement,
-    /// Of a shard that is no chunk.
+    /// Shard sizes, if they are explicit.
     pub(super) lengths: Option<Arc<[usize]>>,
-    /// The mesh dimensions that shard, if not those of the call.
+    /// The mesh dimensions that shard, if they differ from those of the call.
     pub(super) over: Option<Vec<String>>,
 }
 
 impl ParamPlacement {
-    /// `Shard(dim)` of which each rank of the mesh dimension that shards holds one of these lengths,
-    /// possibly 0. They add up to the length of `dim`.
+    /// Creates the placement `Shard(dim)` with explicit shard sizes: one for each rank of the mesh dimension that
+    /// shards, possibly 0. They must add up to the size of `dim`.
     pub fn uneven(dim: usize, lengths: impl Into<Arc<[usize]>>) -> Self {
         Self { placement: Placement::Shard(dim), lengths: Some(lengths.into()), over: None }
     }
 
-    /// On a mesh of its own: cut over these data-parallel dimensions of the mesh alone. The others replicate it, but
-    /// for those that [`parallelize`](crate::parallel::parallelize) has placed it over.
+    /// Shards the parameter only over these data-parallel mesh dimensions. The other data-parallel dimensions
+    /// replicate it, except those over which [`parallelize`](crate::parallel::parallelize) has placed it.
     ///
     /// ```
     /// # use burn_dtensor::fsdp::{FullyShard, ParamInfo, ParamPlacement};
     /// # use burn_dtensor::placement::Placement;
-    /// // Embeddings lie on every node, cut over its ranks; all else is cut over all ranks.
+    /// // Every node holds the embeddings, sharded over its ranks. All other parameters are sharded over all ranks.
     /// let config = FullyShard::new().with_shard_dims(["node", "local"]).with_shard_placement_fn(|param: ParamInfo| {
     ///     param.path.starts_with("embedding").then(|| ParamPlacement::from(Placement::Shard(0)).with_mesh_dims("local"))
     /// });
@@ -78,23 +78,23 @@ type PlacementFn = Arc<dyn Fn(ParamInfo<'_>) -> Option<ParamPlacement> + Send + 
 #[derive(Clone)]
 pub struct FullyShard {
     pub(super) units: Vec<String>,
-    /// Patterns of the modules of each unit of several.
+    /// Patterns of the modules of each group unit.
     pub(super) groups: Vec<Vec<String>>,
     pub(super) ignored: Vec<String>,
     pub(super) reshard: ReshardAfterForward,
     pub(super) implicit_unshard: bool,
     pub(super) buffer_sync: BufferSync,
     pub(super) placement: Option<PlacementFn>,
-    /// Names of mesh dimensions.
+    /// Names of the mesh dimensions that shard.
     pub(super) shard_dims: Vec<String>,
     pub(super) replicate_dims: Vec<String>,
     pub(super) balanced: bool,
     pub(super) replica_check_every: u64,
     pub(super) precision: MixedPrecisionPolicy,
-    /// Of units by pattern.
+    /// Policies of units by pattern.
     pub(super) precision_for: Vec<(Vec<String>, MixedPrecisionPolicy)>,
     pub(super) offload: OffloadPolicy,
-    /// Of units by pattern.
+    /// Policies of units by pattern.
     pub(super) offload_for: Vec<(Vec<String>, OffloadPolicy)>,
 }
 
@@ -121,28 +121,30 @@ impl Default for FullyShard {
 }
 
 impl FullyShard {
-    /// One unit holding every parameter, [`ReshardAfterForward::Auto`], placement `Shard(0)`,
-    /// [`BufferSync::FirstRank`], [`with_replica_check_every(10)`](Self::with_replica_check_every).
+    /// Creates the default configuration: one unit with all parameters, [`ReshardAfterForward::Auto`], placement
+    /// `Shard(0)`, [`BufferSync::FirstRank`], [`with_replica_check_every(10)`](Self::with_replica_check_every).
     pub fn new() -> Self {
         Self::default()
     }
 
     /// Makes a unit of every module whose path matches a pattern.
     ///
-    /// A pattern is a path whose parts may hold `*`, `?` and `[0-9]`; `**` spans parts. Parameters
-    /// that no pattern takes belong to the root unit.
+    /// A pattern is a path whose components may contain `*`, `?` and `[0-9]`; `**` spans components. Parameters
+    /// that are in no matching module belong to the root unit.
     pub fn with_units<S: Into<String>>(mut self, patterns: impl IntoIterator<Item = S>) -> Self {
         self.units.extend(patterns.into_iter().map(Into::into));
         self
     }
 
-    /// Makes one unit of all modules whose path matches one of these patterns: small ones that would each be a
-    /// collective, or two that are far apart and to be gathered together. Each call makes one.
+    /// Makes one unit of all modules whose paths match these patterns. Use it for small modules that would
+    /// otherwise need a collective each, or for distant modules that should be gathered together. Each call makes
+    /// one unit.
     ///
-    /// Where a forward that is open around them all, by [`unit`](fn@super::unit), comes to the first, it gathers the
-    /// parameters of all, and frees them when each has run, or with the module in which the first was opened. So what
-    /// runs between is inside the unit, and a module that never runs costs nothing but that its parameters stay until
-    /// then. With nothing around them each gathers its own.
+    /// The group is used inside a forward that [`unit`](fn@super::unit) opens around all its modules. When this
+    /// forward reaches the first of them, it gathers the parameters of all. They are freed when each module has
+    /// run, or when the module in which the first one was opened is left. Code between the modules runs while the
+    /// unit is open. A module that never runs only delays freeing. Without an enclosing unit, each module gathers
+    /// its own parameters.
     ///
     /// ```
     /// # use burn_dtensor::fsdp::FullyShard;
@@ -153,26 +155,26 @@ impl FullyShard {
         self
     }
 
-    /// Leaves the parameters whose path matches a pattern as they are, neither sharded nor reduced, and with
-    /// all parameters of a module its buffers.
+    /// Excludes the parameters whose path matches a pattern: they are neither sharded nor reduced. If all
+    /// parameters of a module are ignored, so are its buffers.
     ///
-    /// Of a weight with an adapter (LoRA) `layer.weight` is the stored value alone; the adapter's parameters have paths
-    /// of their own, such as `layer.weight.lora.a`.
+    /// For a weight with an adapter (LoRA), `layer.weight` matches only the stored value. The adapter's parameters
+    /// have separate paths, such as `layer.weight.lora.a`.
     pub fn with_ignored<S: Into<String>>(mut self, patterns: impl IntoIterator<Item = S>) -> Self {
         self.ignored.extend(patterns.into_iter().map(Into::into));
         self
     }
 
-    /// Shards over these dimensions of the mesh, which has others too: all their ranks together, the last dimension
-    /// varying fastest, as over one. Names are in the mesh's order.
+    /// Shards over these mesh dimensions, together as if they were one, with the last dimension varying fastest.
+    /// Names must be in the mesh's order. Use it for a mesh that has other dimensions as well.
     ///
-    /// Without it a 1-D mesh shards, and of a 2-D mesh the second dimension.
+    /// Without this call, a 1-D mesh shards over its dimension, and a 2-D mesh over the second one.
     ///
     /// ```
     /// # use burn::nn::LinearConfig;
     /// # use burn_dtensor::prelude::*;
     /// launch(Launch::threads(8), |world| {
-    ///     // Data parallel over `dp`, context parallel over `cp`: both have tokens of their own.
+    ///     // Data parallel over `dp`, context parallel over `cp`: all these ranks have distinct tokens.
     ///     let mesh = DeviceMesh::new(world, [2, 2, 2], ["dp", "cp", "tp"])?;
     ///     let layer = LinearConfig::new(8, 8).init(world.device());
     ///     let layer = fully_shard(layer, &mesh, FullyShard::new().with_shard_dims(["dp", "cp"]))?;
@@ -186,88 +188,87 @@ impl FullyShard {
         self
     }
 
-    /// Replicates over these dimensions of the mesh (HSDP), beside those that
-    /// [`with_shard_dims`](Self::with_shard_dims) names. Dimensions that neither names have no part.
+    /// Replicates over these mesh dimensions (HSDP), in addition to the dimensions that
+    /// [`with_shard_dims`](Self::with_shard_dims) names. Dimensions that neither call names are not data-parallel.
     pub fn with_replicate_dims(mut self, dims: impl DimNames) -> Self {
         self.replicate_dims = owned(dims);
         self
     }
 
-    /// Cuts parameters such that all ranks hold as many bytes of a unit: no two of them are more than one row apart,
-    /// the largest of the unit. Without it each parameter is cut in chunks, of which the last ranks hold less or
-    /// nothing: of 9 rows 8 ranks hold 2, 2, 2, 2, 1, 0, 0 and 0.
+    /// Chooses shard sizes so that all ranks hold about the same number of bytes of a unit: two ranks differ by at
+    /// most one row, the largest of the unit. Without this option each parameter is split into chunks, and the last
+    /// ranks hold less or nothing: 8 ranks hold 2, 2, 2, 2, 1, 0, 0 and 0 of 9 rows.
     ///
     /// ```text
-    /// weight [5, 3] and bias [4] over 3 ranks     weight's rows      bias'     numbers on each rank
+    /// weight [5, 3] and bias [4] over 3 ranks     weight's rows      bias'     elements on each rank
     /// in chunks                                   2 + 2 + 1          2 + 2 + 0    8 + 8 + 3
     /// balanced                                    2 + 2 + 1          1 + 0 + 3    7 + 6 + 6
     /// ```
     ///
-    /// Rows are along the dimension that the placement cuts, [`ParamPlacement::uneven`] stays as it is. So does a
-    /// parameter along a dimension of which tensor-parallel ranks have parts of unequal lengths.
+    /// Rows are along the sharded dimension. [`ParamPlacement::uneven`] is not changed. Nor is a parameter whose
+    /// tensor-parallel shards have different sizes along that dimension.
     pub fn with_balanced_bytes(mut self) -> Self {
         self.balanced = true;
         self
     }
 
-    /// Sets when gathered parameters are freed.
+    /// Sets when gathered parameters are freed between forward and backward.
     pub fn with_reshard_after_forward(mut self, reshard: ReshardAfterForward) -> Self {
         self.reshard = reshard;
         self
     }
 
-    /// Sets whether a parameter may be read outside its unit ([`unit`](fn@super::unit) says what that is). If so, which
-    /// is the default, such parameters are gathered and reduced one by one, and a warning names the first of each unit.
-    /// With `false` every rank that reads one gets
-    /// [`ParamError::ReadOutsideUnit`](crate::param::ParamError::ReadOutsideUnit).
+    /// Sets whether a parameter may be read outside its [`unit`](fn@super::unit). Default: true. Such parameters
+    /// are gathered and reduced one by one, and a warning names the first of each unit. With `false`, every rank
+    /// that reads one fails with [`ParamError::ReadOutsideUnit`](crate::param::ParamError::ReadOutsideUnit).
     pub fn with_implicit_unshard(mut self, implicit: bool) -> Self {
         self.implicit_unshard = implicit;
         self
     }
 
-    /// Compares, in every so-manieth step, what several ranks hold alike: to the bit, by a digest of 64 bits that
-    /// travels with a unit's reductions. A difference is [`CommError::Diverged`](crate::comm::CommError::Diverged) on
-    /// all ranks, which names two that differ, the parameter and the step; of three or more that hold it, the one at
-    /// fault. So a host whose memory or processor is broken is found before what it computes has spread for long; with
-    /// 1, in the backward of the step in which it is wrong. Default: 10; 0 never compares. It must be equal on all
-    /// ranks.
+    /// Checks every `steps` steps that values which must be identical on several ranks are. Ranks compare 64-bit
+    /// digests, which are sent with a unit's reductions. A difference fails all ranks with
+    /// [`CommError::Diverged`](crate::comm::CommError::Diverged), which names the parameter, the step and two ranks
+    /// that differ; with three or more replicas, the rank at fault. So silent data corruption by a faulty memory or
+    /// processor is detected before it has spread far; with 1, in the backward of the step in which it occurs.
+    /// Default: 10; 0 disables the check. The value must be equal on all ranks.
     ///
-    /// Compared are, of each unit that trains a parameter: between replicas (HSDP) the stored shards and their averaged
-    /// gradients; between the ranks that shard, parameters placed `Replicate`, their averaged gradients, and the
-    /// weights that forward has gathered. Of a shard that one rank alone holds there is nothing to compare with.
-    /// Gradients are compared with the next reduction of any unit.
+    /// The check covers each unit that trains a parameter. Replicas (HSDP) compare the stored shards and their
+    /// averaged gradients. The ranks that shard compare parameters placed `Replicate`, their averaged gradients,
+    /// and the weights gathered in forward. A shard that only one rank holds cannot be compared. Gradients are
+    /// compared in the next reduction of any unit.
     ///
-    /// What was wrong for some steps has spread, by gradients that were averaged with it: who is named holds the wrong
-    /// value, and may have it from elsewhere.
+    /// A value that was wrong for several steps has spread, through gradients that were averaged with it. The named
+    /// rank holds the wrong value, but may have received it from another rank.
     ///
-    /// Steps are a unit's passes, however many are made before the optimizer steps, counted from 1 as forward begins
-    /// with autodiff.
+    /// Steps are passes of a unit, counted from 1 when a forward begins with autodiff, even if several are made for
+    /// one optimizer step.
     ///
-    /// On devices other than the CPU values are not looked at; [offloaded](Self::with_offload) shards are. Optimizers
-    /// that multiply matrices or sum up, such as Muon and Lamb, give equal bits on processors of one kind with one
-    /// number of threads alone: where replicas have others, say 0.
+    /// On devices other than the CPU values are not checked, except [offloaded](Self::with_offload) shards.
+    /// Optimizers that multiply matrices or compute sums, such as Muon and Lamb, give identical bits only on
+    /// processors of one kind with one number of threads. If replicas differ in this, pass 0.
     pub fn with_replica_check_every(mut self, steps: u64) -> Self {
         self.replica_check_every = steps;
         self
     }
 
-    /// Sets the element types that units compute and reduce in: of all that
-    /// [`with_mixed_precision_for`](Self::with_mixed_precision_for) does not take. Must be equal on all ranks.
+    /// Sets the element types in which units compute and reduce, for all units that no pattern of
+    /// [`with_mixed_precision_for`](Self::with_mixed_precision_for) matches. The policy must be equal on all ranks.
     ///
-    /// Inputs and outputs are cast where a unit's forward begins and ends, so where the program opens it by
-    /// [`unit`](fn@super::unit). A unit that a read opens has no such place: its weights and gradients follow the
-    /// policy, and activations are as its module is given them. With one policy for the model and its units that is
-    /// right, for the model's own inputs are cast.
+    /// Inputs and outputs are cast where a unit's forward begins and ends, which is where the program opens it with
+    /// [`unit`](fn@super::unit). A unit that a read opens has no such point: its weights and gradients follow the
+    /// policy, but its activations are not cast. This is correct with one policy for the model and its units,
+    /// because the model's inputs are cast.
     ///
-    /// A module that is no unit casts nothing, so neither does a model whose parameters are all in units inside.
-    /// Buffers, such as running statistics, stay as they are.
+    /// A module that is not an FSDP unit casts nothing. This includes a model whose parameters are all in inner
+    /// units. Buffers, such as running statistics, are not cast.
     pub fn with_mixed_precision(mut self, policy: MixedPrecisionPolicy) -> Self {
         self.precision = policy;
         self
     }
 
-    /// Sets those of the units whose module's path matches a pattern; of several calls that take a unit, the last
-    /// counts.
+    /// Sets the policy of the units whose module path matches a pattern. If several calls match a unit, the last
+    /// one applies.
     pub fn with_mixed_precision_for<S: Into<String>>(
         mut self,
         patterns: impl IntoIterator<Item = S>,
@@ -277,41 +278,42 @@ impl FullyShard {
         self
     }
 
-    /// Sets where shards are, of all units that [`with_offload_for`](Self::with_offload_for) does not take. Must be
-    /// equal on all ranks.
+    /// Sets the memory in which shards are stored, for all units that no pattern of
+    /// [`with_offload_for`](Self::with_offload_for) matches. The policy must be equal on all ranks.
     ///
-    /// With [`OffloadPolicy::Cpu`] shards, their gradients and so what an optimizer remembers are in host memory, and
-    /// the device holds the weights of open units and activations alone. A unit's shards are gathered there, and its
-    /// weights copied to the device, in forward and again in backward; reduced gradients are copied back while the next
-    /// ones are computed. A rank alone copies its weights in and frees them, too.
-    /// [`Ledger::host_copies`](crate::comm::Ledger::host_copies) counts the bytes, by unit. Pages are pinned as cubecl
-    /// does it: what it reads is, and what is written by way of pinned memory if it is small.
+    /// With [`OffloadPolicy::Cpu`], shards, their gradients and therefore the optimizer state are in host memory.
+    /// The device holds only activations and the weights of open units. A unit's shards are gathered in host
+    /// memory, and its weights are copied to the device, in forward and a second time in backward. Reduced
+    /// gradients are copied back while the next ones are computed. A single rank also copies its weights to the
+    /// device and frees them. [`Ledger::host_copies`](crate::comm::Ledger::host_copies) counts the bytes, by unit.
+    /// cubecl decides which memory is pinned: memory that receives data from the device is, and small writes to the
+    /// device go through pinned memory.
     ///
-    /// The model may be made on the rank's device, or on the CPU where it is too large for that. Everything beside its
-    /// float parameters then goes to the device, but for parameters that are [ignored](Self::with_ignored), which stay
-    /// where they are. What reads stored values is on the CPU with them: [`full_model`](super::full_model), shards and
-    /// gradients of parameters, records, [`clip_grad_norm`](super::clip_grad_norm), [`GradScaler`](super::GradScaler),
-    /// and the [states](crate::optim) of optimizers.
+    /// The model may be created on the rank's device, or on the CPU if it is too large for the device. All its
+    /// tensors except float parameters are then moved to the device; [ignored](Self::with_ignored) parameters stay
+    /// where they are. Operations on stored values run on the CPU: [`full_model`](super::full_model), shards and
+    /// gradients of parameters, records, [`clip_grad_norm`](super::clip_grad_norm),
+    /// [`GradScaler`](super::GradScaler), and the [states](crate::optim) of optimizers.
     ///
-    /// Where ranks compute on the CPU there is no other memory: weights are copies of what was gathered, and are
-    /// counted, as with a device. That shows what a program would copy, and saves nothing.
+    /// If ranks compute on the CPU, there is no other memory. Weights are then copies of the gathered values, and
+    /// are counted as with a device. This shows which copies a program would make, and saves nothing.
     ///
     /// ```
     /// # use burn_dtensor::fsdp::{FullyShard, OffloadPolicy};
-    /// // The first blocks alone.
+    /// // Only the first blocks.
     /// let config = FullyShard::new().with_units(["blocks.*"]).with_offload_for(["blocks.[0-3]"], OffloadPolicy::Cpu);
     /// ```
     ///
     /// # Errors
-    /// Of [`fully_shard`](super::fully_shard): [`FsdpError::NoHost`](super::FsdpError::NoHost) in a build without the
-    /// feature `flex`.
+    /// [`fully_shard`](super::fully_shard) returns [`FsdpError::NoHost`](super::FsdpError::NoHost) in a build
+    /// without the feature `flex`.
     pub fn with_offload(mut self, offload: OffloadPolicy) -> Self {
         self.offload = offload;
         self
     }
 
-    /// Sets those of the units whose module's path matches a pattern; of several calls that take a unit, the last
-    /// counts.
+    /// Sets the policy of the units whose module path matches a pattern. If several calls match a unit, the last
+    /// one applies.
     pub fn with_offload_for<S: Into<String>>(
         mut self,
         patterns: impl IntoIterator<Item = S>,
@@ -321,21 +323,26 @@ impl FullyShard {
         self
     }
 
-    /// Sets which running statistics, such as a batch norm's, all ranks get when
-    /// [`sync_buffers`](super::sync_buffers) or [`full_model`](super::full_model) makes them equal.
+    /// Sets the policy by which [`sync_buffers`](super::sync_buffers) and [`full_model`](super::full_model) make
+    /// running statistics, such as a batch norm's, equal on all ranks.
     pub fn with_buffer_sync(mut self, buffers: BufferSync) -> Self {
         self.buffer_sync = buffers;
         self
     }
 
-    /// Chooses the dimension each parameter is cut along, and how.
+    /// Chooses the placement of each parameter by a function.
     ///
-    /// `Shard(dim)` on any dimension, even or not; [`ParamPlacement::uneven`], where each rank is told
-    /// what it holds; or `Replicate`, for a parameter every rank keeps whole and whose gradient is
-    /// all-reduced; each over other mesh dimensions too ([`ParamPlacement::with_mesh_dims`]). Every rank must return
-    /// the same. `None` is `Shard(0)`, but for the parameters whose stored shape burn's layers read in forward:
-    /// `Replicate` for `gamma` of `BatchNorm` and `RmsNorm`, `Shard(1)` for `linear_inner.weight` of
-    /// `PositionWiseFeedForward`.
+    /// The function may return:
+    ///
+    /// * `Shard(dim)` for any dimension, divisible or not,
+    /// * [`ParamPlacement::uneven`] with a shard size for each rank,
+    /// * `Replicate`, for a parameter that every rank holds in full and whose gradient is all-reduced,
+    /// * any of these over other mesh dimensions ([`ParamPlacement::with_mesh_dims`]),
+    /// * `None` for the default. The default is `Shard(0)`, except for parameters whose stored shape burn's layers
+    ///   read in forward: `Replicate` for `gamma` of `BatchNorm` and `RmsNorm`, `Shard(1)` for
+    ///   `linear_inner.weight` of `PositionWiseFeedForward`.
+    ///
+    /// Every rank must return the same.
     ///
     /// ```
     /// # use burn_dtensor::fsdp::{FullyShard, ParamInfo, ParamPlacement};

@@ -1,4 +1,4 @@
-//! [`FsdpMeshDims`]: which dimensions of a mesh shard each parameter, and which replicate it.
+//! [`FsdpMeshDims`]: the dimensions of a mesh that shard each parameter, and those that replicate it.
 //!
 //! ```text
 //!   mesh             efsdp   ep     tp
@@ -16,21 +16,23 @@ use crate::param::FsdpMeshInfo;
 use super::FsdpError;
 use super::config::FullyShard;
 
-/// The data-parallel dimensions of a mesh, and what parameters are sharded over of them.
+/// The data-parallel dimensions of a mesh, and the meshes over which parameters are sharded and replicated.
 pub(super) struct FsdpMeshDims<'a> {
     mesh: &'a DeviceMesh,
-    /// By index, those that shard unless a parameter's placement says otherwise.
+    /// Indices of the dimensions that shard, unless a parameter's placement names others.
     shard: MeshDims,
-    /// With those, ascending.
+    /// Indices of all data-parallel dimensions, ascending.
     all: MeshDims,
-    /// What parameters have asked for.
+    /// The meshes in use, each with the dimensions that shard and those that replicate.
     made: Vec<(MeshDims, MeshDims, FsdpMeshInfo)>,
 }
 
 impl<'a> FsdpMeshDims<'a> {
+    /// Determines the data-parallel dimensions that `config` names, or those of a 1-D or 2-D mesh.
+    ///
     /// # Errors
-    /// [`FsdpError::MeshDims`], [`FsdpError::NoShardDims`], and the mesh's own for names it lacks, that come twice or in
-    /// another order.
+    /// [`FsdpError::MeshDims`], [`FsdpError::NoShardDims`], and the mesh's errors for names that it does not have,
+    /// that are repeated, or that are in another order.
     pub(super) fn new(mesh: &'a DeviceMesh, config: &FullyShard) -> Result<Self> {
         let (shard, replicate) = (&config.shard_dims, &config.replicate_dims);
         let (shard, mut all) = match (shard.is_empty(), replicate.is_empty()) {
@@ -54,7 +56,7 @@ impl<'a> FsdpMeshDims<'a> {
         Ok(Self { mesh, shard, all, made: Vec::new() })
     }
 
-    /// All ranks that have data of their own.
+    /// Returns the group of all ranks that have distinct data.
     ///
     /// # Errors
     /// [`MeshError::NotAMember`](crate::mesh::MeshError::NotAMember), and a failure of the world.
@@ -62,22 +64,22 @@ impl<'a> FsdpMeshDims<'a> {
         self.mesh.communicator_over(&self.all)
     }
 
-    /// The ranks that differ from this one in other dimensions alone, where there are such: they hold alike what nobody has
-    /// placed there.
+    /// Returns the group of ranks that differ from this one only in dimensions that are not data-parallel, if the
+    /// mesh has such. These ranks hold the same values of every parameter that is not parallelized.
     ///
     /// # Errors
-    /// As [`all`](Self::all).
+    /// Those of [`all`](Self::all).
     pub(super) fn others(&self) -> Result<Option<Communicator>> {
         let others: MeshDims = (0..self.mesh.ndim()).filter(|dim| !self.all.contains(dim)).collect();
         if others.is_empty() { Ok(None) } else { self.mesh.communicator_over(&others).map(Some) }
     }
 
-    /// Which of the [`meshes`](Self::meshes) a parameter is on: `over` these dimensions, if its placement says so, and
-    /// `placed` by `parallelize`.
+    /// Returns the index, among the [`meshes`](Self::meshes), of the mesh of a parameter. `over` are the dimensions
+    /// that its placement names, if any. `placed` is its spec if `parallelize` placed it.
     ///
     /// # Errors
-    /// [`FsdpError::ReplicatedOverDataDim`], [`FsdpError::MeshDimInUse`], [`FsdpError::NoShardDimLeft`], and the mesh's
-    /// own for names that come twice or in another order.
+    /// [`FsdpError::ReplicatedOverDataDim`], [`FsdpError::MeshDimInUse`], [`FsdpError::NoShardDimLeft`], and the
+    /// mesh's errors for names that are repeated or in another order.
     pub(super) fn of(&mut self, param: &str, over: Option<&[String]>, placed: Option<&DTensorSpec>) -> Result<usize> {
         let mesh = self.mesh;
         let mut free = self.all.clone();
@@ -113,14 +115,15 @@ impl<'a> FsdpMeshDims<'a> {
         Ok(self.made.len() - 1)
     }
 
-    /// The dimensions of a parameter's tensor-parallel mesh that are data-parallel for others, each with that of this mesh.
+    /// Returns the dimensions of a parameter's tensor-parallel mesh that are data-parallel for other parameters,
+    /// each with the corresponding dimension of this mesh.
     fn shared_with(&self, placed: &DTensorSpec) -> Vec<(usize, usize)> {
         let shared = |at| Some((at, self.mesh.dim_in_common(placed.mesh(), at)?));
         let shared = (0..placed.mesh().ndim()).filter_map(shared);
         shared.filter(|(_, mesh_dim)| self.all.contains(mesh_dim)).collect()
     }
 
-    /// [`shared_with`](Self::shared_with), of the tensor-parallel mesh.
+    /// Like [`shared_with`](Self::shared_with), but returns only the dimensions of the tensor-parallel mesh.
     pub(super) fn data_dims(&self, placed: &DTensorSpec) -> MeshDims {
         self.shared_with(placed).into_iter().map(|(at, _)| at).collect()
     }
@@ -140,7 +143,7 @@ impl<'a> FsdpMeshDims<'a> {
         Ok(FsdpMeshInfo { shard: mesh.dim(&sharding.names()[0])?, mesh })
     }
 
-    /// The mesh of every index that [`of`](Self::of) has returned.
+    /// Returns the meshes in use, in the order of the indices that [`of`](Self::of) returns.
     pub(super) fn meshes(&self) -> impl Iterator<Item = &FsdpMeshInfo> {
         self.made.iter().map(|(.., mesh)| mesh)
     }

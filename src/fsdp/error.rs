@@ -1,31 +1,35 @@
-//! [`FsdpError`]: why a module could not be sharded.
+//! [`FsdpError`]: errors of [`fully_shard`](super::fully_shard), [`remesh`](super::remesh) and
+//! [`GradScaler`](super::GradScaler).
 
 use crate::placement::PlacementError;
 
-/// Why a module could not be sharded.
+/// Error of [`fully_shard`](super::fully_shard), [`remesh`](super::remesh) or [`GradScaler`](super::GradScaler).
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum FsdpError {
     /// The mesh has the wrong number of dimensions.
     #[error(
-        "fully_shard takes a 1-D mesh [shard] or a 2-D mesh [replicate, shard], not {mesh}; \
-         slice or flatten it first, or name its dimensions by `FullyShard::with_shard_dims`"
+        "fully_shard accepts a 1-D mesh [shard] or a 2-D mesh [replicate, shard], not {mesh}. \
+         Slice or flatten it first, or name its dimensions with `FullyShard::with_shard_dims`"
     )]
     MeshDims {
         /// The mesh.
         mesh: String,
     },
-    /// Mesh dimensions are named that replicate, and none that shards.
-    #[error("`with_replicate_dims` names dimensions of {mesh}, and `with_shard_dims` none: name those that shard")]
+    /// The configuration names mesh dimensions that replicate, but none that shards.
+    #[error(
+        "`with_replicate_dims` names dimensions of {mesh}, but `with_shard_dims` names none. \
+         Name the dimensions that shard"
+    )]
     NoShardDims {
         /// The mesh.
         mesh: String,
     },
-    /// The placement function named a mesh dimension that has no part in data parallelism, or that places the parameter
-    /// already.
+    /// The placement function named a mesh dimension that is not data-parallel, or over which the parameter is
+    /// already placed.
     #[error(
-        "parameter `{param}` cannot be sharded over mesh dimension `{mesh_dim}`: of {mesh} those that replicate or shard \
-         and do not place it yet are {free:?}; `ParamPlacement::with_mesh_dims` names some of these"
+        "parameter `{param}` cannot be sharded over mesh dimension `{mesh_dim}`: the dimensions of {mesh} that shard \
+         or replicate, and do not place it yet, are {free:?}. Pass some of these to `ParamPlacement::with_mesh_dims`"
     )]
     MeshDimInUse {
         /// Path of the parameter.
@@ -34,13 +38,14 @@ pub enum FsdpError {
         mesh_dim: String,
         /// The mesh.
         mesh: String,
-        /// Names of those that there are.
+        /// Names of the dimensions that are available.
         free: Vec<String>,
     },
-    /// All mesh dimensions that shard place the parameter already.
+    /// `parallelize` placed the parameter over all mesh dimensions that shard.
     #[error(
-        "no dimension of {mesh} is left to shard parameter `{param}` over: `parallelize` has placed it over all that \
-         shard; add one of size 1, as `efsdp` in `mesh.unflatten(\"dp\", [1, 4], [\"efsdp\", \"ep\"])`"
+        "{mesh} has no dimension over which parameter `{param}` can be sharded, because `parallelize` placed it over \
+         all that shard. Add a dimension of size 1, such as `efsdp` in \
+         `mesh.unflatten(\"dp\", [1, 4], [\"efsdp\", \"ep\"])`"
     )]
     NoShardDimLeft {
         /// Path of the parameter.
@@ -48,10 +53,10 @@ pub enum FsdpError {
         /// The mesh.
         mesh: String,
     },
-    /// `parallelize` has a parameter replicated over ranks that have data of their own.
+    /// `parallelize` replicated a parameter over ranks that have distinct data.
     #[error(
-        "parameter `{param}` is placed `Replicate` by `parallelize` over mesh dimension `{mesh_dim}`, whose ranks have data \
-         of their own: parallelize the modules alone that are cut over it, such as experts, and the others over the \
+        "`parallelize` placed parameter `{param}` as `Replicate` over mesh dimension `{mesh_dim}`, whose ranks have \
+         distinct data. Parallelize over it only the modules that it shards, such as experts, and the others over the \
          other dimensions"
     )]
     ReplicatedOverDataDim {
@@ -60,23 +65,24 @@ pub enum FsdpError {
         /// The dimension.
         mesh_dim: String,
     },
-    /// The shard-placement function returned something that does not fit the parameter.
+    /// The shard-placement function returned a placement that does not fit the parameter.
     #[error(
-        "parameter `{param}` of shape {shape:?} cannot be placed as {placement}: \
-         return `Shard(dim)` with dim below {ndim}, `Replicate`, or `None` for `Shard(0)`",
+        "parameter `{param}` of shape {shape:?} cannot be placed as {placement}. \
+         Return `Shard(dim)` with dim below {ndim}, `Replicate`, or `None` for `Shard(0)`",
         ndim = shape.len()
     )]
     Placement {
         /// Path of the parameter.
         param: String,
-        /// Its global shape.
+        /// Global shape of the parameter.
         shape: Vec<usize>,
-        /// What the function returned.
+        /// Placement that the function returned.
         placement: String,
     },
-    /// The shard-placement function returned lengths that are not one per rank, or do not add up.
+    /// The shard-placement function returned shard sizes that are not one per rank, or that do not add up to the
+    /// dimension.
     #[error(
-        "parameter `{param}` cannot be cut along dimension {dim} over the ranks of mesh dimension \
+        "parameter `{param}` cannot be sharded along dimension {dim} over the ranks of mesh dimension \
          `{mesh_dim}`: {problem}"
     )]
     InvalidShardSizes {
@@ -86,41 +92,41 @@ pub enum FsdpError {
         dim: usize,
         /// Name of the mesh dimension that shards.
         mesh_dim: String,
-        /// What is wrong with the lengths, and what would be right.
+        /// Error that describes the shard sizes and the remedy.
         problem: PlacementError,
     },
     /// burn's layer reads the parameter's stored shape, which this placement would change.
     #[error(
         "parameter `{param}` cannot be placed as {placement}: burn's {module} reads its stored \
-         shape in forward; use {remedy}, or `None`"
+         shape in forward. Return {remedy} or `None`"
     )]
     StoredShape {
         /// Path of the parameter.
         param: String,
         /// The layer.
         module: &'static str,
-        /// What was asked for.
+        /// The requested placement.
         placement: String,
-        /// What works.
+        /// The placement that keeps the dimensions that the layer reads.
         remedy: String,
     },
-    /// `ReshardAfterForward::Ranks` does not divide the shard dimension.
+    /// The number in `ReshardAfterForward::Ranks` does not divide the size of the shard dimension.
     #[error(
         "ReshardAfterForward::Ranks({ranks}) does not divide the {size} ranks of mesh dimension \
-         `{dim}`; use one of its divisors"
+         `{dim}`. Use a divisor of {size}"
     )]
     ReshardRanks {
-        /// The number asked for.
+        /// The requested number.
         ranks: usize,
         /// Size of the shard dimension.
         size: usize,
-        /// Its name.
+        /// Name of the shard dimension.
         dim: String,
     },
-    /// The mesh shards otherwise than the one that the model is on.
+    /// The new mesh would give this rank another shard than the model's current mesh.
     #[error(
-        "unit `{unit}` cannot go on {mesh}: this rank holds shard {was}, and would have to hold {is}; keep ranks and order \
-         of the dimension that shards, or load a checkpoint"
+        "unit `{unit}` cannot move to {mesh}: this rank holds shard {was}, and would have to hold {is}. Keep the ranks \
+         of the dimension that shards, in their order, or load a checkpoint"
     )]
     IncompatibleMesh {
         /// The unit.
@@ -129,55 +135,57 @@ pub enum FsdpError {
         mesh: String,
         /// The shard that the rank holds, such as `1 of 2`.
         was: String,
-        /// The one that it would hold.
+        /// The shard that it would have to hold.
         is: String,
     },
-    /// Shards were to be in host memory, where no optimizer could step them.
+    /// CPU offload was requested, but the CPU backend on which optimizers would step the shards is missing.
     #[error(
-        "shards cannot be in host memory: this crate was built without its feature `flex`, burn's CPU backend, on which \
-         optimizers would step them; enable it, or leave out `FullyShard::with_offload`"
+        "shards cannot be in host memory: this crate was built without its feature `flex`, burn's CPU backend, on \
+         which optimizers would step them. Enable the feature, or remove `FullyShard::with_offload`"
     )]
     NoHost,
-    /// A module is to be in two units.
+    /// The configuration puts a module into two units.
     #[error(
-        "module `{module}` is to be in the unit `{unit}`, and in another: a module is in one unit; leave it out of a pattern \
-         of `with_units` or `with_group_unit`"
+        "module `{module}` would be in unit `{unit}` and in another one, but a module can be in one unit only. Exclude \
+         it from a pattern of `with_units` or `with_group_unit`"
     )]
     ModuleInTwoUnits {
         /// Path of the module.
         module: String,
-        /// One of the units, by its modules.
+        /// One of the units, as the list of its modules.
         unit: String,
     },
-    /// An element type of a mixed-precision policy is no float type that tensors are stored in.
+    /// An element type of a mixed-precision policy is not a float type.
     #[error(
-        "`{what}` cannot be {dtype}: weights, gradients and activations are floats; use F64, F32, F16 or BF16, or leave it out"
+        "`{what}` cannot be {dtype}, because weights, gradients and activations are floats. Use F64, F32, F16 or BF16, \
+         or remove the setting"
     )]
     ElementType {
-        /// Which of the policy's.
+        /// Name of the policy's setting.
         what: &'static str,
         /// The element type.
         dtype: String,
     },
-    /// The ranks' device has no such element type.
-    #[error("`{what}` cannot be {dtype}, which {device} does not have; use another, or leave it out")]
+    /// The ranks' device does not support the element type.
+    #[error("`{what}` cannot be {dtype}, which {device} does not support. Use another type, or remove the setting")]
     DeviceElementType {
-        /// Which of the policy's.
+        /// Name of the policy's setting.
         what: &'static str,
         /// The element type.
         dtype: String,
         /// The device.
         device: String,
     },
-    /// A parameter is tensor parallel, on a mesh of its own.
-    #[error("parameter `{param}` is parallelized, and stays on the mesh of that: load a checkpoint on the new one")]
+    /// [`remesh`](super::remesh) was called for a parameter with tensor-parallel placements, which are bound to
+    /// their mesh.
+    #[error("parameter `{param}` is parallelized and cannot leave its mesh. Load a checkpoint on the new mesh")]
     Parallelized {
         /// Path of the parameter.
         param: String,
     },
-    /// The module is a unit already.
+    /// The module is an FSDP unit already.
     #[error(
-        "the module is sharded already (unit `{unit}`); to shard it otherwise, make it an ordinary module first: \
+        "the module is already sharded (unit `{unit}`). To shard it differently, make it an ordinary module first: \
          `fully_shard(full_model(&model)?, ..)`"
     )]
     AlreadySharded {
@@ -186,19 +194,17 @@ pub enum FsdpError {
     },
     /// [`GradScaler::unscale`](super::GradScaler::unscale) was called twice for one model in one step.
     #[error(
-        "`GradScaler::unscale` was called twice for this model in one step. Call it once, with the sum of the gradients, and \
-         `GradScaler::update` after the step."
+        "`GradScaler::unscale` was called twice for this model in one step. Call it once, with the sum of the \
+         gradients, and `GradScaler::update` after the step"
     )]
     UnscaledTwice,
     /// [`GradScaler::step`](super::GradScaler::step) was called twice for one model in one step.
-    #[error(
-        "`GradScaler::step` was called twice for this model in one step. Call `GradScaler::update` after the step."
-    )]
+    #[error("`GradScaler::step` was called twice for this model in one step. Call `GradScaler::update` after the step")]
     SteppedTwice,
     /// [`GradScaler::update`](super::GradScaler::update) was called without gradients.
     #[error(
-        "`GradScaler::update` was called, but no gradients were unscaled since the last call. Call `GradScaler::step` with \
-         the gradients first."
+        "`GradScaler::update` was called, but no gradients were unscaled since the last call. Call `GradScaler::step` \
+         with the gradients first"
     )]
     NothingUnscaled,
 }

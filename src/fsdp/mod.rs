@@ -1,4 +1,55 @@
-//! Fully sharded data parallelism: parameters as `Shard` DTensors, gathered unit by unit.
+//! Fully sharded data parallelism (FSDP): trains ordinary burn modules whose parameters, gradients and optimizer
+//! states are sharded over ranks.
+//!
+//! ```
+//! use burn::module::Module;
+//! use burn::nn::{Linear, LinearConfig};
+//! use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
+//! use burn::tensor::Tensor;
+//! use burn_dtensor::prelude::*;
+//!
+//! #[derive(Module, Debug)]
+//! struct Net {
+//!     blocks: Vec<Linear>,
+//!     head: Linear,
+//! }
+//!
+//! impl Net {
+//!     fn forward(&self, x: Tensor<2>) -> Tensor<2> {
+//!         unit(self, x, |net, mut x| {
+//!             for block in &net.blocks {
+//!                 x = unit(block, x, |block, x| block.forward(x).tanh());
+//!             }
+//!             net.head.forward(x)
+//!         })
+//!     }
+//! }
+//!
+//! launch(Launch::threads(2), |world| {
+//!     let mesh = DeviceMesh::new(world, [2], ["shard"])?;
+//!     let device = world.device().clone().autodiff();
+//!     let net = Net {
+//!         blocks: (0..2).map(|_| LinearConfig::new(4, 4).init(&device)).collect(),
+//!         head: LinearConfig::new(4, 1).init(&device),
+//!     };
+//!     let net = fully_shard(net, &mesh, FullyShard::new().with_units(["blocks.*"]))?;
+//!     assert_eq!(net.head.weight.base().dims(), [2, 1]); // this rank's shard of [4, 1]
+//!
+//!     let mut optim = AdamWConfig::new().init();
+//!     let batch = Tensor::<2>::ones([8, 4], &device) * world.rank() as f32; // each rank has its own
+//!     let loss = net.forward(batch).square().mean();
+//!     let grads = GradientsParams::from_grads(loss.backward(), &net); // averaged over the ranks
+//!     let net = optim.step(1e-2, net, grads);
+//!     assert_eq!(net.head.weight.val().dims(), [4, 1]);
+//!     Ok(())
+//! })?;
+//! # Ok::<_, burn_dtensor::Error>(())
+//! ```
+//!
+//! [`fully_shard`] attaches a reparameterization to every parameter: the stored value is this rank's shard, and
+//! layers read the full parameter. Parameters are gathered and reduced in **units**, each with one all-gather and
+//! one reduce-scatter. [`unit`](fn@unit) marks the beginning and the end of a unit's forward. Units of inner
+//! modules can also be opened by the first read of a parameter.
 //!
 //! ```text
 //! forward    root: all-gather │ block 0: all-gather, compute, free │ block 1: ... │ head
@@ -6,71 +57,66 @@
 //! optimizer  burn's own, on the shards
 //! ```
 //!
-//! [`fully_shard`] attaches a reparameterization to every parameter of an ordinary burn module:
-//! the stored value is this rank's shard, the value layers read is the whole. Parameters move in
-//! **units**, each with one all-gather and one reduce-scatter; [`unit`](fn@unit) marks where a unit's
-//! forward begins and ends; of units inside, reads may.
-//!
 //! # Invariants
-//! 1. The optimizer, records and gradients see shards only; the model's type and parameter paths
-//!    never change.
-//! 2. A unit makes one all-gather in forward, one in backward if it was freed between, and one
-//!    reduce-scatter. It makes no other collective, but for HSDP's all-reduce of the reduced shards,
-//!    one all-reduce if it holds parameters placed `Replicate`, and one over the tensor-parallel
-//!    ranks if these have terms of its gradients, for each set of mesh dimensions whose ranks do
-//!    ([`parallel`](crate::parallel), invariant 3). A
-//!    reduction carries one number per parameter beside the gradients: whether the rank has used it. What several ranks
-//!    hold alike is [compared](FullyShard::with_replica_check_every) by digests in the fingerprints of reductions.
-//! 3. Gradients are averages over all data-parallel ranks, unless [`FsdpModule`] has set another divisor, or has them
-//!    wait for a later backward. On power-of-two groups data parallel, FSDP and HSDP agree to the bit.
-//! 4. A parameter that some ranks do not use counts as zeros there; one that no rank uses has no
-//!    gradient, as without sharding. Where a unit has left a tracked input unused, what made it gets
-//!    zeros, and from there on a gradient that is all zeros on every rank counts as none.
-//! 5. A collective of a forward or backward that fails unwinds the rank with the typed error. A function that returns a
-//!    `Result` returns the error.
-//! 6. Backward's collectives follow the order of forward, whatever the depth of a rank's graph: ranks
-//!    may have other batches, and use other weights. All-gathers for backward are issued when forward
-//!    leaves a unit, on a sequence of their own; reductions, on another, come in reverse order of
-//!    entry, and those of units that nothing leads to (no tracked input, no unit around them) last, in
-//!    order of entry. Each is waited for before the next is issued.
-//! 7. No value is of two models. Collectives carry the number of the `fully_shard` call and the states of the parameters, so
-//!    that ranks fail with an error that run models of equal shapes in different orders, or clones whose parameters are no
-//!    longer the same.
+//! 1. The optimizer, records and gradients see shards only. The model's type and parameter paths never change.
+//! 2. A unit makes one all-gather in forward, one in backward if its parameters were freed between, and one
+//!    reduce-scatter. Its only other collectives are HSDP's all-reduce of the reduced shards, one all-reduce if it
+//!    has parameters placed `Replicate`, and the all-reduces of partial gradients over tensor-parallel ranks
+//!    ([`parallel`](crate::parallel), invariant 3): one for each set of mesh dimensions along which gradients are
+//!    partial. In addition to the gradients, a reduction transfers one flag per parameter, which says that the rank
+//!    has used it. Values that must be identical on several ranks are
+//!    [compared](FullyShard::with_replica_check_every) by digests in the signatures of reductions.
+//! 3. Gradients are averages over all data-parallel ranks, unless [`FsdpModule`] sets another divisor, or postpones
+//!    the reduction to a later backward. On groups whose size is a power of two, data parallelism, FSDP and HSDP
+//!    agree bit for bit.
+//! 4. A parameter that only some ranks use counts as zeros on the others. A parameter that no rank uses has no
+//!    gradient, as without sharding. If a unit leaves a tracked input unused, the operation that made the input
+//!    receives zeros. From there on, a gradient that is zero everywhere on every rank counts as missing.
+//! 5. A failing collective of a forward or backward unwinds the rank with the typed error. A function that returns
+//!    a `Result` returns the error.
+//! 6. Backward's collectives follow the order of forward, whatever the depth of a rank's graph, so ranks may have
+//!    different batches and use different weights. The all-gathers of backward are posted when forward leaves a
+//!    unit, on a separate communicator. Reductions have another communicator. They run in reverse order of entry;
+//!    units without a tracked input and without an enclosing unit follow last, in order of entry. Each reduction is
+//!    waited for before the next one is issued.
+//! 7. Values of different models are never combined. Collectives carry the number of the `fully_shard` call and the
+//!    states of the parameters. So ranks fail with an error if they run models of equal shapes in different orders,
+//!    or clones whose parameters are no longer the same.
 //!
 //! # Optimizers
-//! burn's optimizers step shards. What works element by element makes of a shard what it makes of the whole; what looks
-//! at a whole parameter, or at all of them, sees shards. `tests/suite/fsdp/optimizers.rs` holds this table to 2 and 3
-//! ranks with uneven shards on Flex, where "equal" is to the bit, in every configuration of an optimizer that does
-//! something else:
+//! burn's optimizers step shards. An optimizer that works element by element gives the same result as on full
+//! parameters. One that needs a full parameter, or all parameters, sees only shards.
+//! `tests/suite/fsdp/optimizers.rs` checks this table on 2 and 3 ranks with uneven shards on Flex. It covers every
+//! configuration of an optimizer that changes the computation, and "equal" means bit for bit:
 //!
 //! | optimizer | on shards | why |
 //! |---|---|---|
-//! | `Sgd` | equal | with momentum, Nesterov's too, and weight decay |
+//! | `Sgd` | equal | with momentum (also Nesterov's) and weight decay |
 //! | `Adam` | equal | with AMSGrad and weight decay |
 //! | `AdamW` | equal | with AMSGrad and cautious weight decay |
 //! | `AdaGrad` | equal | with decaying rates and weight decay |
 //! | `RmsProp` | equal | centered or not, with weight decay |
 //! | `Adan` | equal | with weight decay, by the proximal step or not |
 //! | `Lion` | equal | with weight decay |
-//! | `GradientClipping::Value` | equal | element by element |
-//! | `GradientClipping::Norm` | different | the norm of one parameter's shard; [`clip_grad_norm`] has that of them all |
-//! | `Lamb` | different | steps are as long as the norm of a parameter says |
-//! | `Adafactor` | different | means over rows, columns and the whole of a parameter |
-//! | `Muon` | different | a parameter's step is made orthogonal as a whole, and scaled by its shape |
-//! | `LBFGS` | different | products of vectors of all parameters, and a loss of its own on each rank |
+//! | `GradientClipping::Value` | equal | works element by element |
+//! | `GradientClipping::Norm` | different | norm of one parameter's shard; [`clip_grad_norm`] uses that of all |
+//! | `Lamb` | different | scales steps by the norm of each parameter |
+//! | `Adafactor` | different | uses means over rows, columns and all elements of a parameter |
+//! | `Muon` | different | orthogonalizes the step of a full parameter, and scales it by the parameter's shape |
+//! | `LBFGS` | different | uses products of vectors of all parameters, and the loss of a single rank |
 //!
-//! [`optim::sharded`](crate::optim::sharded) takes the equal ones alone, and has the right one of the norm's clipping and
-//! of `Muon`. What they remember, by path and for any mesh, is [`optim`](crate::optim)'s business too.
+//! [`optim::sharded`](crate::optim::sharded) accepts only the equal ones, and has correct versions of clipping by
+//! norm and of `Muon`. [`optim`](crate::optim) also saves and loads optimizer states, by path and for any mesh.
 //!
 //! # Meshes of several dimensions
-//! [`FullyShard::with_shard_dims`] and [`FullyShard::with_replicate_dims`] name the dimensions of a mesh that shard and
-//! replicate, each perhaps several: their ranks together, as over one dimension. Tensor parallelism has others, in any
-//! order.
+//! [`FullyShard::with_shard_dims`] and [`FullyShard::with_replicate_dims`] name the mesh dimensions that shard and
+//! that replicate. Several dimensions act as one. Tensor parallelism uses other dimensions, in any order.
 //!
-//! A parameter may be on a mesh of its own: cut over fewer dimensions ([`ParamPlacement::with_mesh_dims`]), the others
-//! replicating it; or placed over some of them already. Experts are: [`parallelize`](crate::parallel::parallelize)
-//! places the stacked weights of all, `Shard(0)` over a dimension `ep` of the data-parallel ones, and `fully_shard`
-//! cuts them over the rest:
+//! A parameter may be on a separate mesh. Its placement can shard it over fewer dimensions
+//! ([`ParamPlacement::with_mesh_dims`]); the others then replicate it. Or it may already be placed over some of the
+//! data-parallel dimensions, as experts are: [`parallelize`](crate::parallel::parallelize) places the stacked
+//! weights of all experts as `Shard(0)` over a data-parallel dimension `ep`, and `fully_shard` shards them over the
+//! remaining ones:
 //!
 //! ```
 //! # use burn::module::{Module, Param};
@@ -95,41 +141,46 @@
 //! # };
 //! let block = shard(block, &mesh)?; // a router of [16, 8], and 8 experts of [16, 32]
 //! assert_eq!(block.router.weight.base().dims(), [4, 8]); // over all four ranks
-//! assert_eq!(block.experts.up.base().dims(), [2, 16, 32]); // over `efsdp`, of the four that a rank along `ep` computes
+//! assert_eq!(block.experts.up.base().dims(), [2, 16, 32]); // over `efsdp`: half of the 4 experts of a rank along `ep`
 //! assert_eq!(block.experts.up.dtensor()?.local().dims(), [4, 16, 32]);
 //! # Ok(())
 //! # })?;
 //! # Ok::<_, burn_dtensor::Error>(())
 //! ```
 //!
-//! A unit whose parameters are on several meshes is as many units, which are entered together: each has its collectives, over
-//! its own ranks. Ranks along `ep` have tokens of their own, so each rank's loss is that of its own. Tokens come to the
-//! rank of their expert as a [`DTensor`](crate::dtensor::DTensor): from `Shard` of tokens to `Shard` of experts is an
-//! all-to-all, and back. On the way back through it the gradient of an expert becomes the sum over all ranks along `ep`; the
-//! unit adds those along `efsdp`, and divides by the number of all data-parallel ranks, not by the few that it reduces over:
-//! the gradient of the mean of all ranks' losses, as of any other parameter (torchtitan's `gradient_divide_factor`). Experts
-//! that are read whole, by [`val`](burn::module::Param::val), have the same gradient: it is reduced over `ep`, too.
+//! If the parameters of a unit are on several meshes, there is one unit per mesh. These units are entered together,
+//! and each has its collectives over its own ranks.
+//!
+//! Ranks along `ep` have distinct tokens, so each rank computes the loss of its own tokens. A token is sent to the
+//! rank of its expert as a [`DTensor`](crate::dtensor::DTensor): the redistribution from `Shard` of tokens to
+//! `Shard` of experts is an all-to-all, and so is the way back. In backward, this all-to-all sums the gradient of
+//! an expert over all ranks along `ep`. The unit sums it over `efsdp`, and divides by the number of all
+//! data-parallel ranks, not only by those that it reduces over. The result is the gradient of the mean of all
+//! ranks' losses, as for any other parameter (torchtitan's `gradient_divide_factor`). Experts that are read in
+//! full, with [`val`](burn::module::Param::val), have the same gradient, because it is reduced over `ep` as well.
 //!
 //! # Mixed precision
-//! [`FullyShard::with_mixed_precision`] has units compute in `bf16` or `f16` and reduce in `f32`, while the optimizer steps
-//! `f32` shards; [`GradScaler`] scales the loss of those that compute in `f16`, whose small gradients would vanish.
+//! With [`FullyShard::with_mixed_precision`], units compute in `bf16` or `f16` and reduce in `f32`, while the
+//! optimizer steps `f32` shards. [`GradScaler`] scales the loss of models that compute in `f16`, whose small
+//! gradients would vanish otherwise.
 //!
-//! # What stays in memory
-//! Between forward and backward a freed unit holds its shards and nothing else, whatever the graph
-//! saved of it: the gathered weights live in memory that the unit takes back under every view of them. On a GPU that
-//! is so of units of one module that [`unit`](fn@unit) has opened, without burn's fusion: of others a view of a weight that
-//! the graph has saved, as layers of burn save it of inputs of three dimensions, keeps the gathered unit until backward. A
-//! weight read outside its unit's scope is freed when the graph drops it, and so is the whole of a
-//! parallelized weight that is read by [`val`](burn::module::Param::val): to compute with the rank's
-//! part is what [`dtensor`](ParamExt::dtensor) is for.
+//! # Memory
+//! Between forward and backward a freed unit holds only its shards, whatever the graph has saved: the gathered
+//! weights are in evictable storage, which the unit can free while views of it exist. On a GPU, this applies only
+//! to units of one module that [`unit`](fn@unit) has opened, without burn's fusion. In other units on a GPU, a
+//! weight view that the graph has saved keeps the gathered unit until backward. burn's layers save such views for
+//! inputs of three dimensions. A weight that is read outside its unit's scope is freed when the graph drops it. So
+//! is the full value of a parallelized weight that is read with [`val`](burn::module::Param::val). To compute with
+//! the rank's tensor-parallel shard, read it with [`dtensor`](ParamExt::dtensor).
 //!
-//! With [`FullyShard::with_offload`] the shards themselves are in host memory, and with them gradients and what an
-//! optimizer remembers: a device has the weights of open units, and activations.
+//! With [`FullyShard::with_offload`] the shards are in host memory, and so are gradients and optimizer states. The
+//! device holds only activations and the weights of open units.
 //!
-//! To keep that order a rank may have to hold gradients back. Inside a unit that encloses others it
-//! never does. Units that nothing encloses may belong to two losses, so parallel towers of them hold
-//! the gradients of one tower until the other is through: of 32 blocks beside 32, 11 more than where a
-//! unit encloses both. Write `unit` around the model.
+//! To keep the order of reductions (invariant 6), a rank may have to hold gradients back. Inside a unit that
+//! encloses others, it never does. Units without an enclosing unit may belong to two losses. So if a model has two
+//! parallel towers of such units, the gradients of one tower are held until the other is complete: for two towers
+//! of 32 blocks, this is 11 more blocks' gradients than with an enclosing unit. Open a unit around the model with
+//! `unit` to avoid this.
 
 mod balance;
 mod by_unit;

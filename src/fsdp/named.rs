@@ -16,19 +16,19 @@ use crate::param::{Visited, check_not_replaced, walk_with_paths};
 pub struct NamedParameter {
     /// Full path in the model, such as `blocks.0.attention.query.weight`.
     pub path: String,
-    /// burn's id, under which optimizers and gradients know it.
+    /// burn's id of the parameter, by which optimizers and gradients refer to it.
     pub id: ParamId,
-    /// Path of the unit it is gathered with; `root` for the model's own.
+    /// Label of the unit with which it is gathered: a path, or `root` for the root unit.
     pub unit: Arc<str>,
-    /// Mesh, placements, global shape and dtype: over every mesh dimension that places it,
-    /// data-parallel and tensor-parallel.
+    /// Mesh, placements, global shape and dtype, over all data-parallel and tensor-parallel mesh dimensions that
+    /// place it.
     pub spec: Arc<DTensorSpec>,
     local: DispatchTensor,
 }
 
 impl NamedParameter {
-    /// The parameter as a [`DTensor`] of the shard that the optimizer steps, as
-    /// [`ParamExt::shard`](super::ParamExt::shard) gives it; `None` if it has not `D` dimensions.
+    /// Returns the shard that the optimizer steps, as a [`DTensor`], like
+    /// [`ParamExt::shard`](super::ParamExt::shard). Returns `None` if the parameter does not have `D` dimensions.
     ///
     /// Local: no communication.
     pub fn shard<const D: usize>(&self) -> Option<DTensor<D>> {
@@ -45,9 +45,9 @@ impl fmt::Display for NamedParameter {
     }
 }
 
-/// The distributed parameters of `model`, in burn's order, with their paths in it.
+/// Returns the distributed parameters of `model`, in burn's order, with their paths in it.
 ///
-/// Local: no communication. Parameters that are neither sharded nor parallelized are left out.
+/// Local: no communication. Parameters that are neither sharded nor parallelized are not included.
 ///
 /// # Errors
 /// [`ParamError::Replaced`](crate::param::ParamError::Replaced) if a parameter was replaced after it was distributed.
@@ -55,7 +55,7 @@ pub fn named_parameters<M: Module>(model: &M) -> Result<Vec<NamedParameter>> {
     let walk = walk_with_paths(model);
     check_not_replaced(model, &walk)?;
     let named = |Visited { id, param, base, path, .. }: Visited| NamedParameter {
-        path: path.expect("paths were asked for"),
+        path: path.expect("the walk records paths"),
         id,
         unit: param.unit.label(),
         spec: param.spec(base.dtype()),

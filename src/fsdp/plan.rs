@@ -1,4 +1,4 @@
-//! Which parameter belongs to which unit, decided before any value moves.
+//! Plan of one `fully_shard` call: decides which parameter belongs to which unit, before any value moves.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -22,37 +22,38 @@ use crate::placement::{Placement, ShardSizes};
 /// A parameter to shard.
 pub(super) struct PlannedParam {
     pub(super) path: String,
-    /// Shape of what is cut: the parameter, or this rank's tensor-parallel shard of it.
+    /// Shape of the tensor that is sharded: the parameter, or this rank's tensor-parallel shard of it.
     pub(super) shape: Vec<usize>,
     pub(super) dtype: DType,
-    /// The cut dimension, and how it is cut; `None` to replicate.
+    /// The sharded dimension, with the shard sizes; `None` to replicate.
     pub(super) sharding: Option<(usize, ShardSizes)>,
-    /// Which mesh cuts it, of [`FsdpMeshDims::meshes`].
+    /// Index, among [`FsdpMeshDims::meshes`], of the mesh that shards it.
     pub(super) data: usize,
     pub(super) unit: UnitName,
-    /// Path parts from the unit's module to the parameter.
+    /// Number of path components from the unit's module down to the parameter.
     pub(super) depth: usize,
-    /// What `parallelize` made of it.
+    /// Tensor-parallel placement by `parallelize`, if any.
     pub(super) parallel: Option<TpPlacement>,
 }
 
-/// What a call of `fully_shard` does.
+/// Plan of one `fully_shard` call.
 pub(super) struct ShardingPlan {
     /// The parameters to shard.
     pub(super) params: Vec<PlannedParam>,
     /// Units made by earlier, inner calls, and their paths in this model.
     pub(super) adopted: Vec<(Arc<Unit>, UnitName)>,
-    /// What it leaves out.
+    /// Patterns of the parameters that are ignored.
     pub(super) ignored: Arc<[PathPattern]>,
     pub(super) precisions: PerUnit<Policy>,
     pub(super) offloads: PerUnit<OffloadPolicy>,
-    /// Whether the values of some are not drawn yet.
+    /// True if the values of some parameters are not initialized yet.
     pub(super) lazy: bool,
-    /// Paths of the parameters with adapters, if there are any to shard.
+    /// Paths of the parameters to shard that have adapters (LoRA).
     pub(super) adapted: HashSet<String>,
 }
 
-/// Decides unit and cut of every parameter of `model` that is neither ignored nor sharded yet, and over which of `dims`.
+/// Decides the unit, the sharding and the mesh dimensions among `dims` of every parameter of `model` that is
+/// neither ignored nor sharded yet.
 pub(super) fn plan<M: Module>(
     model: &M,
     mesh: &DeviceMesh,
@@ -61,8 +62,8 @@ pub(super) fn plan<M: Module>(
 ) -> Result<ShardingPlan> {
     let ignored = PathPattern::parse_all(&config.ignored)?;
     let inventory = ModelScan::of(model);
-    // Parts of a sharded model may stand beside parameters of another, which this call shards; what has lost its
-    // tensor-parallel placements it cannot place.
+    // Modules of a sharded model may be combined with parameters of another model, which this call shards. But a
+    // parameter that was replaced has lost its tensor-parallel placements, and cannot be placed.
     let full = inventory.check_not_replaced();
     let is_parallel = |found: &ScannedParam| found.distributed.as_ref().is_some_and(|param| !param.is_data_parallel());
     if inventory.params.iter().any(is_parallel) {
@@ -94,7 +95,8 @@ pub(super) fn plan<M: Module>(
             match found.module(sharded) {
                 Some(module) if !module.is_empty() => adopted.add(&sharded.unit, module),
                 _ => {
-                    // What was replaced may be why it is called again.
+                    // A replaced parameter may be the reason for the repeated call, so that error is returned
+                    // first.
                     full?;
                     return Err(FsdpError::AlreadySharded { unit: sharded.unit.label().to_string() }.into());
                 }
@@ -130,20 +132,22 @@ pub(super) fn plan<M: Module>(
     Ok(ShardingPlan { params: planned, adopted, ignored, precisions, offloads, lazy, adapted })
 }
 
+/// Checks that shards can be in host memory.
+///
 /// # Errors
-/// [`FsdpError::NoHost`] unless there is a CPU backend.
+/// [`FsdpError::NoHost`] without a CPU backend.
 fn check_host(has_host: bool) -> Result<(), FsdpError> {
     if has_host { Ok(()) } else { Err(FsdpError::NoHost) }
 }
 
-/// Units of earlier calls, and the modules of each in this model.
+/// Units made by earlier calls, with the modules of each in this model.
 #[derive(Default)]
 struct Adopted(Vec<(Arc<Unit>, Vec<String>)>);
 
 impl Adopted {
-    /// A module of a unit. A unit of one module that is here twice is called by the last.
+    /// Adds a module of a unit. If the module of a unit of one module occurs twice, the unit takes the last path.
     fn add(&mut self, unit: &Arc<Unit>, module: String) {
-        // From the end: parameters of one unit mostly come one after the other.
+        // Searched from the end, because the parameters of a unit usually follow one another.
         match self.0.iter_mut().rfind(|(known, _)| Arc::ptr_eq(known, unit)) {
             Some((_, modules)) if unit.is_group() => modules.push(module),
             Some((_, modules)) => *modules = vec![module],
@@ -157,18 +161,20 @@ impl Adopted {
     }
 }
 
-/// Which modules the configuration makes units of.
+/// The units that the configuration requests.
 struct UnitsOf {
-    /// Of one module each.
+    /// Patterns of modules that each become a unit.
     single: Vec<PathPattern>,
-    /// Of several, with the modules of each.
+    /// Group units, with the modules of each.
     groups: Vec<UnitName>,
 }
 
 impl UnitsOf {
+    /// Resolves the patterns of `config`.
+    ///
     /// # Errors
-    /// [`ParamError::Pattern`](crate::param::ParamError::Pattern), [`ParamError::NoMatch`](crate::param::ParamError::NoMatch),
-    /// [`FsdpError::ModuleInTwoUnits`].
+    /// [`ParamError::Pattern`](crate::param::ParamError::Pattern),
+    /// [`ParamError::NoMatch`](crate::param::ParamError::NoMatch), [`FsdpError::ModuleInTwoUnits`].
     fn new(config: &FullyShard, inventory: &ModelScan) -> Result<Self> {
         let single = PathPattern::parse_all(&config.units)?;
         inventory.check_modules(&single)?;
@@ -192,7 +198,7 @@ impl UnitsOf {
         Ok(Self { single, groups })
     }
 
-    /// The unit that the module is in, if it is in one of its own or of a group.
+    /// Returns the unit of the module: the module's own unit or a group unit, if it is in one.
     fn of(&self, module: &str) -> Option<UnitName> {
         let is_in = |group: &&UnitName| group.modules().iter().any(|other| **other == *module);
         match self.single.iter().any(|pattern| pattern.matches(module)) {
@@ -202,13 +208,13 @@ impl UnitsOf {
     }
 }
 
-/// A parameter of which burn-nn reads the stored shape in forward, where a shard has another one.
+/// A parameter whose stored shape burn-nn reads in forward, where a shard has another shape.
 struct StoredShape {
     /// The layer.
     module: &'static str,
-    /// The parameter's path in it.
+    /// Path of the parameter in the layer.
     field: &'static str,
-    /// What leaves the part of the shape that is read as it is.
+    /// Placement that keeps the dimensions that the layer reads.
     placement: Placement,
 }
 
@@ -228,7 +234,7 @@ impl StoredShape {
     }
 }
 
-/// How a parameter is cut, and over which mesh dimensions if its placement names them.
+/// Sharding of a parameter, and the mesh dimensions that its placement names, if any.
 type Chosen = (Option<(usize, ShardSizes)>, Option<Vec<String>>);
 
 fn choose_sharding(config: &FullyShard, found: &ScannedParam, path: &str) -> Result<Chosen, FsdpError> {

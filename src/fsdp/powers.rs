@@ -2,11 +2,11 @@
 
 use burn::tensor::DType;
 
-/// A sum of powers of magnitudes, held in accumulators: one for each range of values that a term may have. The middle
-/// accumulator holds ordinary terms unscaled, so that their sum keeps its bits; each other one scales its terms by a power
-/// of two, which is exact. Two sums are added accumulator by accumulator, on one rank or in an all-reduce. The ranges are
-/// fixed, so ranks need not agree on a scale first. After J. L. Blue, "A Portable Fortran Program to Find the Euclidean Norm
-/// of a Vector" (1978), which has three ranges of squares.
+/// A sum of powers of magnitudes, held in several accumulators, one for each range of operands. The middle
+/// accumulator holds ordinary operands unscaled, so that their sum keeps its bits. Each other accumulator scales
+/// its operands by a power of two, which is exact. Two sums are added accumulator by accumulator, on one rank or in
+/// an all-reduce. The ranges are fixed, so ranks need not agree on a scale first. After J. L. Blue, "A Portable
+/// Fortran Program to Find the Euclidean Norm of a Vector" (1978), which has three ranges of squares.
 ///
 /// ```text
 ///   accumulator          -1               0               1
@@ -14,48 +14,49 @@ use burn::tensor::DType;
 ///   scaled by           2^200             1            2^-200
 /// ```
 ///
-/// A maximum is held in the same way; it has one term.
+/// A maximum is held in the same way, with a single operand.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct PowerSum {
-    /// Numbers of the accumulators that hold something, in ascending order, and what they hold.
+    /// Indices of the nonempty accumulators, in ascending order, with their contents.
     bins: Vec<(i32, f64)>,
 }
 
-/// Half the width of a range, in powers of two. An accumulator stays far from the limits of single precision, so that many
-/// terms fit into one.
+/// Half the width of a range, in powers of two. Accumulators stay far from the limits of single precision, so that
+/// many operands fit into one.
 const HALF: f64 = 100.0;
 
-/// The largest number of an accumulator.
+/// The largest index of an accumulator.
 const MOST: f64 = 1000.0;
 
 impl PowerSum {
-    /// Creates the sum of one term.
+    /// Creates the sum of one operand.
     pub fn new(sum: f64) -> Self {
         Self::scaled(sum, 0.0)
     }
 
-    /// Creates the sum of one term, `sum * 2^exponent`.
+    /// Creates the sum of one operand, `sum * 2^exponent`.
     pub fn scaled(sum: f64, exponent: f64) -> Self {
         let mut all = Self::default();
         all.put(sum, exponent);
         all
     }
 
-    /// Returns whether the sum of this many powers, computed without scaling, is as precise as its type: it is finite, and
-    /// so large that what each power may have lost to underflow is below its last bit.
+    /// Returns true if the sum of this many powers, computed without scaling, is as precise as its type allows.
+    /// Then it is finite, and so large that the powers lost to underflow are below its last bit.
     pub fn is_precise(sum: f64, elements: usize) -> bool {
         sum.is_finite() && sum >= elements as f64 * (-HALF).exp2()
     }
 
-    /// Returns how many accumulators hold sums of `p`-th powers of numbers of this type: an odd number, such as 3 of
-    /// squares in single precision.
+    /// Returns the number of accumulators for sums of `p`-th powers of numbers of this type. The number is odd, for
+    /// example 3 for squares in single precision.
     pub fn bins(p: f64, dtype: DType) -> usize {
         let smallest = if dtype == DType::F64 { 1074.0 } else { 149.0 };
         let side = ((p.abs() * smallest - HALF) / (2.0 * HALF)).ceil().clamp(0.0, MOST);
         2 * side as usize + 1
     }
 
-    /// Returns what this many accumulators hold, for an all-reduce. Terms beyond the outermost go to these.
+    /// Returns the contents of `count` accumulators, for an all-reduce. Operands beyond the outermost ranges go to
+    /// the outermost accumulators.
     pub fn to_bins(&self, count: usize) -> Vec<f64> {
         let side = (count / 2) as i32;
         let mut numbers = vec![0.0; count];
@@ -66,7 +67,7 @@ impl PowerSum {
         numbers
     }
 
-    /// Creates the sum that an all-reduce of accumulators has returned.
+    /// Creates the sum from the accumulators that an all-reduce has returned.
     pub fn from_bins(numbers: &[f64]) -> Self {
         let side = (numbers.len() / 2) as i32;
         let mut all = Self::default();
@@ -74,19 +75,19 @@ impl PowerSum {
         all
     }
 
-    /// Adds another.
+    /// Adds another sum.
     pub fn add(&mut self, other: &Self) {
         other.bins.iter().for_each(|&(bin, number)| self.put(number, f64::from(bin) * 2.0 * HALF));
     }
 
-    /// Makes it the larger of the two, or NaN if one is.
+    /// Replaces this value by the larger of the two, or by NaN if either is NaN.
     pub fn max(&mut self, other: &Self) {
         let (a, b) = (self.value(), other.value());
         // `f64::max` would drop a NaN.
         *self = Self::new(if a.is_nan() || a > b { a } else { b });
     }
 
-    /// Returns the sum, infinite if a number in double precision cannot hold it.
+    /// Returns the sum; infinite if it exceeds the range of double precision.
     pub fn value(&self) -> f64 {
         let (top, sum) = self.top();
         if top == 0 { sum } else { sum * exp2(top) }
@@ -99,7 +100,7 @@ impl PowerSum {
         if top == 0 { root } else { root * (f64::from(top) * 2.0 * HALF / p).exp2() }
     }
 
-    /// Returns the number of the highest accumulator in use, and the sum in its scale.
+    /// Returns the index of the highest accumulator in use, and the sum in its scale.
     fn top(&self) -> (i32, f64) {
         if let Some((_, odd)) = self.bins.iter().find(|(_, number)| !number.is_finite()) {
             let nan = self.bins.iter().any(|(_, number)| number.is_nan());
@@ -115,7 +116,7 @@ impl PowerSum {
             return;
         }
         let range = ((sum.log2() + exponent + HALF) / (2.0 * HALF)).floor();
-        // The middle one holds what is infinite or NaN.
+        // The middle accumulator holds infinities and NaNs.
         let bin = if sum.is_finite() { range.clamp(-MOST, MOST) } else { 0.0 };
         let number = if sum.is_finite() { sum * (exponent - bin * 2.0 * HALF).exp2() } else { sum };
         let bin = bin as i32;
@@ -126,7 +127,7 @@ impl PowerSum {
     }
 }
 
-/// Returns the factor between the scales of two accumulators that are this far apart.
+/// Returns the factor between the scales of two accumulators whose indices differ by `bins`.
 fn exp2(bins: i32) -> f64 {
     (f64::from(bins) * 2.0 * HALF).exp2()
 }

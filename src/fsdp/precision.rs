@@ -1,4 +1,4 @@
-//! [`MixedPrecisionPolicy`]: which element types units compute and reduce in.
+//! [`MixedPrecisionPolicy`]: element types in which units compute and reduce.
 
 use burn::tensor::{DType, Device};
 
@@ -7,8 +7,8 @@ use crate::Result;
 use crate::param::{ModelScan, Precision};
 use crate::pattern::PathPattern;
 
-/// Which element types a unit computes and reduces in, beside that of its stored shards, in which optimizers step
-/// them and records hold them.
+/// Element types in which a unit computes and reduces. Stored shards keep their own element type, in which
+/// optimizers step them and records store them.
 ///
 /// ```text
 ///   shard f32 ── cast ──> shard bf16 ── all-gather ──> weight bf16 ──┐
@@ -16,8 +16,8 @@ use crate::pattern::PathPattern;
 ///   shard's gradient f32 <── cast ── reduce-scatter in f32 <── cast ── gradient bf16
 /// ```
 ///
-/// Values keep the element type that they have where the policy sets none, except gradients, which are then reduced in
-/// that of the stored parameter. A cast to the element type that a value has already costs nothing.
+/// If the policy sets no element type, values keep theirs, except gradients: they are reduced in the element type
+/// of the stored parameter. A cast to the element type that a value already has costs nothing.
 ///
 /// ```
 /// # use burn::tensor::DType;
@@ -44,61 +44,64 @@ impl Default for MixedPrecisionPolicy {
 }
 
 impl MixedPrecisionPolicy {
-    /// Everything in the element type that it has.
+    /// Creates a policy that sets no element type.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Sets the element type that weights are gathered and computed with in, which is also that of their gradients
-    /// until these are reduced: this rank's shard is cast and then gathered, in forward and again in backward.
+    /// Sets the element type in which weights are gathered and used in computations. Gradients have it too, until
+    /// they are reduced. This rank's shard is cast and then gathered, in forward and a second time in backward.
     ///
-    /// Layers read it by `val()` and `dtensor()`, also outside the unit; [`shard`](super::ParamExt::shard) and
-    /// [`full_model`](super::full_model) have the stored value. The cast shard, which is posted for backward as forward
-    /// leaves the unit, stays in memory until then.
+    /// `val()` and `dtensor()` return the cast value, also outside the unit; [`shard`](super::ParamExt::shard) and
+    /// [`full_model`](super::full_model) return the stored one. When forward leaves the unit, the cast shard is
+    /// posted for the all-gather of backward. It stays in memory until then.
     pub fn with_param_dtype(mut self, dtype: DType) -> Self {
         self.param_dtype = Some(dtype);
         self
     }
 
-    /// Sets the element type that gradients are added up in, over the data-parallel ranks, over the tensor-parallel
-    /// ones, which have terms of it, and over batches that wait for the last one's reduction: each is cast before. The
-    /// elements of a group are added up in single precision at least, and then rounded, whatever it is; between the groups
-    /// of HSDP, and of tensor parallelism, what is sent has this type.
+    /// Sets the element type in which gradients are summed. Each gradient is cast before it is summed over the
+    /// data-parallel ranks, over the tensor-parallel ranks that have partial gradients, or over batches whose
+    /// gradients are accumulated without reduction. Within a group, elements are summed in single precision at
+    /// least, and the result is rounded to this type. Between the groups of HSDP, and of tensor parallelism, values
+    /// are sent in this type.
     ///
-    /// The default is the element type that each parameter is stored in, as in PyTorch 2.15: gradients of `f32`
-    /// parameters are reduced in `f32`, also where [`with_param_dtype`](Self::with_param_dtype) is `bf16`. Gradients
-    /// travel in `bf16` only where this is `bf16`, which may equal `with_param_dtype`.
+    /// By default, the element type is that in which each parameter is stored, as in PyTorch 2.15: gradients of
+    /// `f32` parameters are reduced in `f32`, also if [`with_param_dtype`](Self::with_param_dtype) is `bf16`.
+    /// Gradients are sent in `bf16` only if this type is `bf16`; it may equal `with_param_dtype`.
     ///
-    /// A unit makes one reduce-scatter. By default each gradient in it has the stored type of its parameter, so that
-    /// one call may carry several types. A type set here is that of all the unit's gradients, including those of
-    /// parameters that [`with_excluded`](Self::with_excluded) takes.
+    /// A unit makes one reduce-scatter. By default each gradient in it has the stored type of its parameter, so one
+    /// call may contain several types. A type set here applies to all the unit's gradients, including those of
+    /// parameters that [`with_excluded`](Self::with_excluded) matches.
     pub fn with_reduce_dtype(mut self, dtype: DType) -> Self {
         self.reduce_dtype = Some(dtype);
         self
     }
 
-    /// Sets the element type of the float tensors that a unit's forward returns, whatever they are in
+    /// Sets the element type of the float tensors that a unit's forward returns, in any container
     /// ([`TensorTree`](super::TensorTree)). Their gradients are cast back.
     pub fn with_output_dtype(mut self, dtype: DType) -> Self {
         self.output_dtype = Some(dtype);
         self
     }
 
-    /// Sets whether the float tensors that a unit's forward is given, whatever they are in
-    /// ([`TensorTree`](super::TensorTree)), are cast to [`with_param_dtype`](Self::with_param_dtype), and their
-    /// gradients back. Default: they are. Tensors of integers and of booleans never are.
+    /// Sets whether the float inputs of a unit's forward, in any container ([`TensorTree`](super::TensorTree)), are
+    /// cast to [`with_param_dtype`](Self::with_param_dtype), and their gradients back. Default: true. Integer and
+    /// boolean tensors are never cast.
     pub fn with_cast_forward_inputs(mut self, cast: bool) -> Self {
         self.cast_forward_inputs = cast;
         self
     }
 
-    /// Keeps the parameters whose path matches a pattern in the element type that they are stored in. A layer that
-    /// computes with one casts its input for itself, or is a unit with a policy of its own, which does.
+    /// Keeps the parameters whose path matches a pattern in the element type in which they are stored. A layer that
+    /// computes with such a parameter must cast its input, or be a unit with another policy, which casts it.
     pub fn with_excluded<S: Into<String>>(mut self, patterns: impl IntoIterator<Item = S>) -> Self {
         self.keep.extend(patterns.into_iter().map(Into::into));
         self
     }
 
+    /// Checks that the element types are floats that `device` supports.
+    ///
     /// # Errors
     /// [`FsdpError::ElementType`] and [`FsdpError::DeviceElementType`].
     fn check(&self, device: &Device) -> Result<(), FsdpError> {
@@ -128,11 +131,11 @@ pub(super) struct Policy {
 }
 
 impl Policy {
-    /// Of ranks that compute on `device`.
+    /// Parses and checks a policy for ranks that compute on `device`.
     ///
     /// # Errors
-    /// As [`MixedPrecisionPolicy`]'s check, and [`ParamError::NoMatch`](crate::param::ParamError::NoMatch) for a
-    /// pattern that takes no parameter.
+    /// Those of [`MixedPrecisionPolicy`]'s check, and [`ParamError::NoMatch`](crate::param::ParamError::NoMatch)
+    /// for a pattern that matches no parameter.
     pub(super) fn new(policy: &MixedPrecisionPolicy, inventory: &ModelScan, device: &Device) -> Result<Self> {
         policy.check(device)?;
         let keep = PathPattern::parse_all(&policy.keep)?;
@@ -140,12 +143,13 @@ impl Policy {
         Ok(Self { policy: policy.clone(), keep })
     }
 
-    /// The element type that the parameter at `path` is computed with in; `None`: the stored one.
+    /// Returns the element type in which the parameter at `path` is used in computations; `None` if it is the
+    /// stored one.
     pub(super) fn compute(&self, path: &str) -> Option<DType> {
         self.policy.param_dtype.filter(|_| !self.keep.iter().any(|pattern| pattern.matches(path)))
     }
 
-    /// What else a unit computes and reduces in.
+    /// Returns the other element types of the unit: those of inputs, outputs and reductions.
     pub(super) fn precision(&self) -> Precision {
         Precision {
             inputs: self.policy.param_dtype.filter(|_| self.policy.cast_forward_inputs),

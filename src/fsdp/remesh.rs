@@ -1,4 +1,4 @@
-//! [`remesh`].
+//! [`remesh`]: moves a sharded model to another mesh without communication.
 
 use std::sync::Arc;
 
@@ -17,14 +17,15 @@ use crate::param::{
     UnitName, UnitParam, attach_shards, data_spec, make_units,
 };
 
-/// The model of [`fully_shard`](super::fully_shard) on another mesh, of which every rank has the same shards: what
-/// ranks make of theirs that go on after a failure ([`World::shrink`](crate::comm::World::shrink)).
+/// Moves a model that [`fully_shard`](super::fully_shard) sharded to another mesh, on which every rank holds the
+/// same shards as before. The ranks that survive a failure ([`World::shrink`](crate::comm::World::shrink)) use it
+/// to continue.
 ///
-/// Shards stay where they are, and nothing moves. So the mesh shards over as many ranks, and each of them is where it
-/// was among these; over how many it replicates may change. Of a 2-D mesh the dimension of the name shards that did
-/// before, or else the second. Of what an abandoned step has left nothing remains: no weight that was gathered, no
-/// gradient, no collective under way. The optimizer's states belong to the shards, and are right as they are. Units do
-/// what they did when they were made: what [`FsdpModule`](super::FsdpModule) has set is to be set again.
+/// Shards stay where they are; no data is sent. So the new mesh must shard over the same number of ranks, and each
+/// rank must keep its position among them. The number of replicas may change. In a 2-D mesh, the dimension with the
+/// name of the former shard dimension shards, or else the second one. State of an abandoned step is dropped:
+/// gathered weights, gradients, and collectives in flight. The optimizer's state belongs to the shards and stays
+/// valid. Units have their initial options: set those of [`FsdpModule`](super::FsdpModule) once more.
 ///
 /// ```no_run
 /// # use burn_dtensor::prelude::*;
@@ -37,7 +38,7 @@ use crate::param::{
 ///         Ok(stepped) => model = stepped,
 ///         Err(_) => {
 ///             let world = mesh.world().shrink()?;
-///             // The replicas of which no shard is lost.
+///             // Keeps the replicas that have not lost a shard.
 ///             mesh = mesh.survivors(&world, 0)?;
 ///             model = remesh(model, &mesh)?;
 ///         }
@@ -47,8 +48,8 @@ use crate::param::{
 /// ```
 ///
 /// # Errors
-/// [`FsdpError::MeshDims`] and [`FsdpError::IncompatibleMesh`] for a mesh with other shards,
-/// [`FsdpError::Parallelized`] for a parameter that is tensor parallel too,
+/// [`FsdpError::MeshDims`] and [`FsdpError::IncompatibleMesh`] for a mesh that shards differently,
+/// [`FsdpError::Parallelized`] for a parameter that is tensor-parallel as well,
 /// [`MeshError::NotAMember`](crate::mesh::MeshError::NotAMember) on a rank outside the mesh,
 /// [`ParamError::Replaced`](crate::param::ParamError::Replaced) if a parameter was replaced after `fully_shard`.
 pub fn remesh<M: Module>(model: M, mesh: &DeviceMesh) -> Result<M> {
@@ -58,10 +59,10 @@ pub fn remesh<M: Module>(model: M, mesh: &DeviceMesh) -> Result<M> {
     let inventory = ModelScan::of(&model);
     inventory.check_not_replaced()?;
     let sharded = inventory.params.into_iter().filter_map(RemeshedParam::of);
-    // By the unit and not by its module: of one module there may be several, made by several calls.
+    // Grouped by the unit and not by its module, because several calls may have made several units of one module.
     let units = sharded.enumerate().into_group_map_by(|(_, param)| Arc::as_ptr(&param.before.unit));
     let mut attachments = Vec::new();
-    // In one order on every rank, for they draw numbers.
+    // Every rank creates the units in the same order, because they draw numbers.
     for params in units.into_values().sorted_by_key(|params| params[0].0) {
         let (places, params): (Vec<_>, Vec<_>) = params.into_iter().unzip();
         let before = params[0].before.unit.clone();
@@ -83,11 +84,11 @@ pub fn remesh<M: Module>(model: M, mesh: &DeviceMesh) -> Result<M> {
     attach_shards(model, attachments, false, "remesh")
 }
 
-/// A sharded parameter.
+/// A sharded parameter that is moved to another mesh.
 struct RemeshedParam {
     path: String,
     dtype: DType,
-    /// Path of its module that is in the unit.
+    /// Path of its unit's module.
     module: String,
     before: DistributedParameter,
 }
@@ -99,7 +100,7 @@ impl RemeshedParam {
         Some(Self { path, dtype, module, before: found.distributed? })
     }
 
-    /// What it is on `mesh`.
+    /// Returns the parameter's description on `mesh`.
     fn on(self, mesh: &FsdpMeshInfo) -> Result<UnitParam> {
         let UnitParam { depth, shape, sharding, parallel, compute, .. } = self.before.info();
         if parallel.is_some() {
@@ -111,7 +112,8 @@ impl RemeshedParam {
     }
 }
 
-/// The groups on `mesh` of the unit of `before`, if its shards there are those that it has.
+/// Returns the groups on `mesh` of the unit of `before`, after checking that this rank's shards there are those
+/// that it holds.
 fn data(before: &DistributedParameter, mesh: &DeviceMesh) -> Result<DataParallelGroups> {
     let unit = &before.unit;
     let data = unit.data_parallel().ok_or_else(|| FsdpError::Parallelized { param: before.info().path.to_string() })?;

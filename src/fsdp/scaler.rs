@@ -1,4 +1,4 @@
-//! [`GradScaler`].
+//! [`GradScaler`]: loss scaling for models that compute in `f16`.
 
 use burn::module::{Module, ModuleVisitor, Param, ParamId, list_param_ids};
 use burn::optim::GradientsParams;
@@ -11,12 +11,13 @@ use crate::Result;
 use crate::comm::ReduceOp;
 use crate::param::{check_not_replaced, walk};
 
-/// Scales the loss of a model that computes in `f16`, so that small gradients do not vanish, and the gradients back;
-/// skips steps in which one has become infinite or no number. As PyTorch's
+/// Scales the loss of a model that computes in `f16`, so that small gradients do not vanish, and scales the
+/// gradients back. Skips steps in which a gradient is infinite or NaN. Like PyTorch's
 /// [`GradScaler`](https://docs.pytorch.org/docs/stable/amp.html#torch.amp.GradScaler).
 ///
-/// The scale grows after so many good steps in a row, and shrinks at each that is skipped. Ranks agree on which are:
-/// the scale is the same on all of them. It is serializable, to be saved with the optimizer's state.
+/// The scale grows after a number of consecutive good steps, and shrinks at each skipped step. Ranks agree on the
+/// steps to skip, so the scale is the same on all of them. The scaler is serializable; save it with the optimizer's
+/// state.
 ///
 /// ```
 /// # use burn::nn::LinearConfig;
@@ -49,7 +50,7 @@ pub struct GradScaler {
     growth_factor: f32,
     backoff_factor: f32,
     growth_interval: usize,
-    /// Good steps since the scale changed last.
+    /// Number of good steps since the last change of the scale.
     good_steps: usize,
     /// The models whose gradients were unscaled since the last update.
     #[serde(skip)]
@@ -58,7 +59,7 @@ pub struct GradScaler {
 
 #[derive(Debug, Clone, PartialEq)]
 struct Unscaled {
-    /// First parameter of the model, which tells models apart; `None` if it has none.
+    /// First parameter of the model, which identifies the model; `None` if it has none.
     model: Option<ParamId>,
     is_finite: bool,
     is_stepped: bool,
@@ -78,51 +79,50 @@ impl Default for GradScaler {
 }
 
 impl GradScaler {
-    /// A scale of 65536, doubled after 2000 good steps in a row and halved at each that is skipped. All of it must be
-    /// equal on all ranks.
+    /// Creates a scaler with scale 65536, which doubles after 2000 consecutive good steps and halves at each
+    /// skipped one. The configuration must be equal on all ranks.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Sets the scale to begin with.
+    /// Sets the initial scale.
     pub fn with_init_scale(mut self, scale: f32) -> Self {
         self.scale = scale;
         self
     }
 
-    /// Sets by what the scale is multiplied after [`with_growth_interval`](Self::with_growth_interval) good steps in a
-    /// row. One that would become infinite stays as it is.
+    /// Sets the factor by which the scale is multiplied after [`with_growth_interval`](Self::with_growth_interval)
+    /// consecutive good steps. A scale that would become infinite does not grow.
     pub fn with_growth_factor(mut self, factor: f32) -> Self {
         self.growth_factor = factor;
         self
     }
 
-    /// Sets by what the scale is multiplied when a step is skipped.
+    /// Sets the factor by which the scale is multiplied when a step is skipped.
     pub fn with_backoff_factor(mut self, factor: f32) -> Self {
         self.backoff_factor = factor;
         self
     }
 
-    /// Sets after how many good steps in a row the scale grows.
+    /// Sets the number of consecutive good steps after which the scale grows.
     pub fn with_growth_interval(mut self, steps: usize) -> Self {
         self.growth_interval = steps;
         self
     }
 
-    /// What the next loss is multiplied by.
+    /// Returns the factor by which the next loss is multiplied.
     pub fn current_scale(&self) -> f32 {
         self.scale
     }
 
-    /// The loss to go backward from. It is best in `f32`
-    /// ([`output_dtype`](super::MixedPrecisionPolicy::with_output_dtype)): in `f16` the scale to begin with is
-    /// infinite.
+    /// Returns the scaled loss, on which to call `backward`. The loss should be `f32`
+    /// ([`output_dtype`](super::MixedPrecisionPolicy::with_output_dtype)): in `f16`, the initial scale is infinite.
     pub fn scale<const D: usize>(&self, loss: Tensor<D>) -> Tensor<D> {
         loss * self.scale
     }
 
     /// Divides `grads`, in place, by the scale, and returns true if all their elements are finite on all ranks.
-    /// Otherwise [`step`](Self::step) leaves the step out on all ranks.
+    /// Otherwise [`step`](Self::step) skips the step on all ranks.
     ///
     /// Call it before gradients are read, for example to clip them; otherwise `step` does. If one step follows several
     /// backwards, add up their gradients first. Gradients have the dtype of the stored shards: small ones vanish here
@@ -146,7 +146,7 @@ impl GradScaler {
         model.visit(&mut finite);
         let mut bad = finite.bad();
         let meshes = walk.distributed.iter().map(|visited| visited.param.info().spec.mesh());
-        // From the smallest on: larger ones, around them, receive what they found.
+        // From the smallest mesh to the largest: a larger mesh that contains a smaller one includes its result.
         for mesh in meshes.unique().sorted_by_key(|mesh| mesh.size()) {
             bad = mesh.all_reduce(bad, ReduceOp::Max)?;
         }
@@ -159,10 +159,10 @@ impl GradScaler {
     }
 
     /// Returns `step(model, grads)`, or `model` if gradients had overflowed on any rank. [Unscales](Self::unscale) them
-    /// if that was not done since the last [`update`](Self::update).
+    /// first, unless that was done since the last [`update`](Self::update).
     ///
     /// # Collective
-    /// If it unscales.
+    /// If it unscales: on every rank of the model's meshes.
     ///
     /// # Errors
     /// [`FsdpError::SteppedTwice`] if it was called for this model since the last `update`; those of `unscale`.
@@ -183,8 +183,8 @@ impl GradScaler {
         Ok(if unscaled.is_finite { step(model, grads) } else { model })
     }
 
-    /// Adapts the scale: it shrinks if gradients of any model overflowed since the last call, and grows after
-    /// [enough](Self::with_growth_interval) steps in a row without. Call it once at the end of each step.
+    /// Adapts the scale. It shrinks if gradients of any model overflowed since the last call, and grows after
+    /// [enough](Self::with_growth_interval) consecutive calls without overflow. Call it once at the end of each step.
     ///
     /// # Errors
     /// [`FsdpError::NothingUnscaled`] if neither [`unscale`](Self::unscale) nor [`step`](Self::step) was called since
@@ -215,15 +215,15 @@ fn first_param<M: Module>(model: &M) -> Option<ParamId> {
     list_param_ids(model).first().copied()
 }
 
-/// Looks for elements of gradients that are infinite or no numbers.
+/// Visitor that detects infinite and NaN elements of gradients.
 struct Finite<'a> {
     grads: &'a GradientsParams,
-    /// Of each gradient, how many there are.
+    /// One number per gradient: 1 if it has such elements, otherwise 0.
     counts: Vec<Tensor<1>>,
 }
 
 impl Finite<'_> {
-    /// More than 0 if there are any. Waits for the device, once.
+    /// Returns a value greater than 0 if any gradient has such elements. Waits for the device once.
     fn bad(self) -> f32 {
         if self.counts.is_empty() {
             return 0.0;

@@ -1,4 +1,4 @@
-//! [`fully_shard`].
+//! [`fully_shard`]: shards the parameters of a module over the ranks of a mesh.
 
 use std::any::type_name;
 use std::collections::HashSet;
@@ -23,78 +23,82 @@ use crate::pattern::PathPattern;
 use crate::placement::PlacementError;
 use crate::{Error, Result};
 
-/// Cuts the parameters of any burn module over the ranks of `mesh`.
+/// Shards the parameters of any burn module over the ranks of `mesh`.
 ///
-/// The model's type does not change. Each parameter becomes this rank's shard; reading it
-/// (`param.val()`, as every layer does) returns the whole, gathered with its unit. See
-/// [`unit`](fn@super::unit) for when that happens, [`FullyShard`] for the choices.
+/// The model's type does not change. Each parameter becomes this rank's shard. Reading it (`param.val()`, as every
+/// layer does) returns the full parameter, gathered with its unit. [`unit`](fn@super::unit) describes when it is
+/// gathered, [`FullyShard`] the options.
 ///
-/// A 1-D mesh shards over its dimension: placements `[S(0)]`. A 2-D mesh replicates over the first
-/// and shards over the second (HSDP): `[R, S(0)]`. Of a mesh of more, or in another order,
-/// [`with_shard_dims`](FullyShard::with_shard_dims) and [`with_replicate_dims`](FullyShard::with_replicate_dims) name
-/// the dimensions; the [room's page](super#meshes-of-several-dimensions) has experts on a mesh of their own. Values are
-/// those of the mesh's first rank.
+/// A 1-D mesh shards over its dimension: placements `[S(0)]`. A 2-D mesh replicates over the first dimension and
+/// shards over the second (HSDP): `[R, S(0)]`. For a mesh with more dimensions, or in another order, name them with
+/// [`with_shard_dims`](FullyShard::with_shard_dims) and [`with_replicate_dims`](FullyShard::with_replicate_dims).
+/// The [module page](super#meshes-of-several-dimensions) shows experts on a separate mesh. The values are those of
+/// the mesh's first rank.
 ///
-/// Only that rank initializes parameters that are still lazy, as those of burn's layers are until something reads them;
-/// the others draw no random numbers. It draws one after another, in the model's order, and each is sent on before the
-/// next: no rank ever holds more than one whole parameter, and the values are those that a run on one device draws with
-/// the same seed. A clone of the model that the program keeps would keep the values, too: burn's clones share what is
-/// drawn.
+/// **Lazy parameters.** burn's layers initialize their parameters on first use. Of such parameters, only the mesh's
+/// first rank draws random numbers: one parameter after another, in the model's order. Each is sent to the other
+/// ranks before the next is drawn. So no rank ever holds more than one full parameter, and the values are those
+/// that a run on one device draws with the same seed. If the program keeps a clone of the model, the clone keeps
+/// the values in memory too, because clones share initialized values in burn.
 ///
-/// What sees the stored value sees the shard: burn's `{model}` and `num_params`
-/// ([`describe`](super::describe) shows the whole), and a layer of your own that asks for
-/// `self.weight.dims()`, whose numbers are then silently others (a scale of `1 / sqrt(d)`). It asks the value,
-/// `self.weight.val().dims()`, or the parameter is placed `Replicate`. burn's own layers that do are known to
-/// [`FullyShard::with_shard_placement_fn`].
+/// **Stored shapes.** Code that reads the stored value sees the shard. Examples are burn's `{model}` and
+/// `num_params`; [`describe`](super::describe) shows full shapes. A user-defined layer that reads
+/// `self.weight.dims()` silently computes with other numbers, for instance in a scale of `1 / sqrt(d)`. Let it read
+/// `self.weight.val().dims()`, or place the parameter as `Replicate`. [`FullyShard::with_shard_placement_fn`] lists
+/// burn's own layers that read stored shapes; they are handled.
 ///
-/// Buffers are that rank's too: running statistics, int and bool parameters. No clone shares them from then
-/// on, so one model may be built before `launch` and cloned on every rank. In training each rank's running
-/// statistics follow its own batches; [`sync_buffers`](super::sync_buffers) makes them equal again as
-/// [`FullyShard::with_buffer_sync`] says, before `valid()` or a record, and [`full_model`](super::full_model) by
-/// itself. Tensors in fields that are no `Param` stay each rank's own.
+/// **Buffers** (running statistics, int and bool parameters) also become those of the mesh's first rank. Clones do
+/// not share them afterwards, so the program may build one model before `launch` and clone it on every rank. In
+/// training, each rank's running statistics follow its own batches. [`sync_buffers`](super::sync_buffers) makes
+/// them equal by the policy of [`FullyShard::with_buffer_sync`]; call it before `valid()` and before writing a
+/// record. [`full_model`](super::full_model) does so itself. Tensors in fields that are not a `Param` remain
+/// different on each rank.
 ///
-/// Modules sharded by an earlier call keep their units: shard inner modules first, then the model.
+/// **Nested calls.** Modules sharded by an earlier call keep their units: shard inner modules first, then the
+/// model.
 ///
-/// Parameters are replaced before, or in the [gathered](super::full_model) model, which is then sharded again. One
-/// assigned afterwards (`model.head = LinearConfig::new(4, 2).init(&device)`), or made by a method of the old one
-/// (`map`, `set_require_grad`; those of the module are right), is trained by each rank alone. The next
-/// [`unit`](fn@super::unit) around it, and every function that is given the model, is an error; a forward without
-/// `unit` and burn's optimizers cannot know.
+/// **Replacing parameters.** Replace parameters before this call, or in the [full model](super::full_model), and
+/// then shard that. A parameter is trained by each rank alone if the program assigns it afterwards (`model.head =
+/// LinearConfig::new(4, 2).init(&device)`), or makes it with a method of the old one (`map`, `set_require_grad`;
+/// the methods of the module are correct). The next [`unit`](fn@super::unit) around it, and every function that
+/// receives the model, then fails with an error. A forward without `unit`, and burn's optimizers, cannot detect it.
 ///
-/// Records hold this rank's shards, and of each that is less than its parameter which part it is: they load on ranks
-/// that hold the same part, as replicas do, and burn's error names the part that is missing in any other. An
-/// optimizer's record does not say whose it is.
+/// **Records** contain this rank's shards. Each shard that is smaller than its parameter has a marker of its
+/// position. So a record loads on ranks that hold the same shards, such as replicas. On any other rank, burn's
+/// error names the missing shard. An optimizer's record has no such marker.
 ///
-/// Of a model that is also [`parallelized`](crate::parallel::parallelize), before or after, each rank's
-/// tensor-parallel shard is cut once more, and units move nothing but that shard. `mesh` and the
+/// **Tensor parallelism.** If the model is also [`parallelized`](crate::parallel::parallelize), before or after
+/// this call, each rank's tensor-parallel shard is sharded further, and units transfer only that. `mesh` and the
 /// tensor-parallel mesh must be slices of one mesh. The units are those of this call's patterns.
 ///
-/// An optimizer that works element by element, such as AdamW, steps shards as it would the whole.
-/// One that looks at a parameter as a whole (Muon, LAMB, Adafactor, LBFGS), and burn's clipping by
-/// norm, sees a shard: [`sharded`](crate::optim::sharded) compiles with the first kind alone, and has Muon right. Clip
-/// with [`clip_grad_norm`](super::clip_grad_norm). The [table](super#optimizers) has them all.
+/// **Optimizers.** An optimizer that works element by element, such as AdamW, steps shards exactly as it would step
+/// full parameters. One that needs full parameters (Muon, LAMB, Adafactor, LBFGS) sees shards, and so does burn's
+/// clipping by norm. [`sharded`](crate::optim::sharded) accepts only the first kind at compile time, and has a
+/// correct Muon. Clip with [`clip_grad_norm`](super::clip_grad_norm). The [table](super#optimizers) lists all
+/// optimizers.
 ///
-/// Weights with LoRA ([`Lora`](burn::module::Lora)) are sharded, frozen as they are, and their adapters with them:
-/// `weight.lora.a` and `weight.lora.b` are parameters of the unit, and `param.val()` is what it is without sharding.
-/// Apply LoRA first: of a module that is sharded already burn would keep the shards and drop the adapters. Any other
-/// reparameterization burn shows nobody: such weights are ignored, `FullyShard::new().with_ignored(["**.weight"])`, so that
-/// each rank keeps the values that it has, whole, and what is attached to them is sharded; or it is merged.
+/// **LoRA.** Weights with [`Lora`](burn::module::Lora) are sharded together with their adapters, and stay frozen.
+/// `weight.lora.a` and `weight.lora.b` are parameters of the unit, and `param.val()` is the same as without
+/// sharding. Apply LoRA before this call: on a sharded module burn would keep the shards and drop the adapters.
+/// burn does not expose other reparameterizations. Merge them, or ignore such weights with
+/// `FullyShard::new().with_ignored(["**.weight"])`: each rank then keeps the full stored values, and the parameters
+/// attached to them are sharded.
 ///
 /// # Collective
-/// Every rank of the mesh must call it with an equal model and configuration. If the mesh is a slice, so must every
-/// rank of the mesh that it was sliced from, with the model of its own slice: slices initialize lazy parameters in
-/// turn, the first of them first.
+/// Every rank of the mesh must call it with an equal model and configuration. If the mesh is a slice, every rank of
+/// the mesh from which it was sliced must call it, with the model of its slice. Slices initialize lazy parameters
+/// one after another, starting with the first.
 ///
-/// Ranks must shard several models in the same order, and run them so: a unit's collectives carry the number of its
-/// call, and ranks whose numbers differ fail with [`CommError::Mismatch`](crate::comm::CommError::Mismatch), which
-/// names both models. So do ranks that run different clones of one model, once the parameters of one were replaced.
-/// What replaces parameters, such as a step or a record, must do so on every rank that runs the clone.
+/// Ranks must shard several models in the same order, and run them in the same order. A unit's collectives carry
+/// the number of its `fully_shard` call. Ranks whose numbers differ fail with
+/// [`CommError::Mismatch`](crate::comm::CommError::Mismatch), which names both models. The same happens if ranks
+/// run different clones of one model, after the parameters of one clone were replaced. An operation that replaces
+/// parameters, such as a step or loading a record, must do so on every rank that runs the clone.
 ///
 /// # Errors
-/// [`FsdpError`] and [`ParamError`](crate::param::ParamError) for a wrong mesh, pattern or placement,
-/// before any value moves;
-/// [`MeshError`](crate::mesh::MeshError) for names of dimensions;
-/// [`Error::Comm`](crate::Error::Comm) if another rank fails.
+/// [`FsdpError`] and [`ParamError`](crate::param::ParamError) for a wrong mesh, pattern or placement, before any
+/// value moves; [`MeshError`](crate::mesh::MeshError) for names of dimensions; [`Error::Comm`](crate::Error::Comm)
+/// if another rank fails.
 #[track_caller]
 pub fn fully_shard<M: Module>(model: M, mesh: &DeviceMesh, config: FullyShard) -> Result<M> {
     let origin = origin::<M>(Location::caller());
@@ -131,7 +135,8 @@ pub fn fully_shard<M: Module>(model: M, mesh: &DeviceMesh, config: FullyShard) -
         Some(DataParallelGroups { precision: precisions.of(unit).precision(), offloaded, ..data[at].clone() })
     };
     let params = make_units(params.collect::<Result<_>>()?, of_unit)?;
-    // Nothing is wrong with this call: clones of the model may have kept the units as they were.
+    // All checks have passed. Units change only now: clones of the model share them, and a failing call must not
+    // affect the clones.
     for (unit, path) in adopted {
         unit.adopt(path, &origin);
     }
@@ -153,7 +158,8 @@ pub fn fully_shard<M: Module>(model: M, mesh: &DeviceMesh, config: FullyShard) -
     Ok(if is_offloaded { move_other_params(model, mesh.device()) } else { model })
 }
 
-/// Returns what messages say of a model of type `M` that was sharded there: `Linear, sharded at src/main.rs:17`.
+/// Returns the description of a model for messages: type and source location of the call, such as `Linear, sharded
+/// at src/main.rs:17`.
 fn origin<M>(place: &Location<'_>) -> Arc<str> {
     let path = type_name::<M>();
     let arguments = path.find('<').unwrap_or(path.len());
@@ -161,8 +167,8 @@ fn origin<M>(place: &Location<'_>) -> Arc<str> {
     format!("{name}, sharded at {}:{}", place.file(), place.line()).into()
 }
 
-/// The groups over which units on `mesh` are gathered and reduced, in the element types that things have, where `all`
-/// ranks have data of their own.
+/// Creates the groups over which units on `mesh` are gathered and reduced, without mixed precision and offload.
+/// `all` is the group of ranks that have distinct data.
 pub(super) fn data_parallel(
     mesh: &FsdpMeshInfo,
     all: &Communicator,
@@ -209,7 +215,7 @@ pub(super) fn data_parallel(
     })
 }
 
-/// The error of lengths that do not fit, with the parameter that they are for.
+/// Adds the parameter to an error about shard sizes; returns other errors unchanged.
 fn named(param: &PlannedParam, mesh: &FsdpMeshInfo, error: Error) -> Error {
     match (error, &param.sharding) {
         (

@@ -1,15 +1,16 @@
-//! [`AccumulatedGrads`]: gradients of backwards that were not to reduce them, or not over all ranks.
+//! [`AccumulatedGrads`]: gradients of backwards that did not reduce them, or reduced them only over the ranks that
+//! shard (gradient accumulation).
 //!
 //! ```text
-//!   backward   whole gradients ── no sync ──────> whole      (this rank's sum)
-//!                    │ + whole
+//!   backward   full gradients ─── no sync ──────> full       (this rank's sum)
+//!                    │ + full
 //!              reduce-scatter ── no all-reduce ─> scattered  (this rank's shard of the sum over the ranks that shard)
 //!                    │ + scattered
 //!              all-reduce over replicas ────────> the optimizer
 //! ```
 //!
-//! The next backward that reduces the unit takes them along. One that does not enter the unit, and reduces others of its model,
-//! [reduces them at its end](super::unit_pass::BackwardScheduler::reduce_waiting).
+//! The next backward that reduces the unit includes them. A backward that does not enter the unit, but reduces other
+//! units of its model, [reduces them at its end](super::unit_pass::BackwardScheduler::reduce_waiting).
 
 use std::collections::HashMap;
 
@@ -18,7 +19,7 @@ use burn::backend::ops::FloatTensorOps;
 use burn::backend::{Dispatch, DispatchTensor};
 use parking_lot::Mutex;
 
-/// Gradients that wait, by the leaf that they are for: an optimizer step makes new leaves.
+/// Accumulated gradients of a unit, by the autodiff leaf of their parameter. An optimizer step replaces the leaves.
 #[derive(Debug, Default)]
 pub(super) struct AccumulatedGrads(Mutex<ByStage>);
 
@@ -26,19 +27,20 @@ pub(super) struct AccumulatedGrads(Mutex<ByStage>);
 struct ByStage {
     full: GradsByLeaf,
     scattered: GradsByLeaf,
-    /// True if the optimizer has stepped since, though they were to be reduced.
+    /// True if the optimizer stepped without these gradients although they should have been reduced before.
     has_missed_step: bool,
 }
 
-/// `None` of a leaf whose reduction was put off, without a gradient on this rank: so ranks have the same leaves.
+/// Gradients by leaf. A leaf whose reduction was postponed, although this rank has no gradient for it, maps to
+/// `None`, so that all ranks have the same leaves.
 type GradsByLeaf = HashMap<NodeId, Option<DispatchTensor>>;
 
-/// How far a gradient has come.
+/// Progress of a gradient's reduction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum GradStage {
-    /// Not reduced.
+    /// The gradient is not reduced.
     Full,
-    /// Reduced over the ranks that shard.
+    /// The gradient is reduced over the ranks that shard.
     Scattered,
 }
 
@@ -56,7 +58,7 @@ impl ByStage {
 }
 
 impl AccumulatedGrads {
-    /// Puts off the reduction of gradients of these leaves: adds them to those that wait.
+    /// Postpones the reduction of the gradients of these leaves, and adds them to the accumulated ones.
     pub(super) fn add(&self, stage: GradStage, leaves: &[NodeId], grads: Vec<Option<DispatchTensor>>) {
         let mut waiting = self.0.lock();
         let waiting = waiting.stage(stage);
@@ -66,7 +68,8 @@ impl AccumulatedGrads {
         }
     }
 
-    /// Adds to gradients of these leaves what has waited for each; returns whether anything has.
+    /// Removes the accumulated gradients of these leaves, and adds them to `grads`. Returns, per leaf, true if there
+    /// was one.
     pub(super) fn take(&self, stage: GradStage, leaves: &[NodeId], grads: &mut [Option<DispatchTensor>]) -> Vec<bool> {
         let mut waiting = self.0.lock();
         let of_stage = waiting.stage(stage);
@@ -81,24 +84,25 @@ impl AccumulatedGrads {
         have_waited
     }
 
-    /// Returns true if the reduction of one of these leaves was put off.
+    /// Returns true if the reduction of one of these leaves was postponed.
     pub(super) fn has(&self, stage: GradStage, leaves: &[NodeId]) -> bool {
         let mut waiting = self.0.lock();
         let waiting = waiting.stage(stage);
         leaves.iter().any(|leaf| waiting.contains_key(leaf))
     }
 
-    /// Returns true if a reduction was put off.
+    /// Returns true if any reduction was postponed.
     pub(super) fn is_any(&self) -> bool {
         !self.0.lock().is_empty()
     }
 
-    /// The optimizer steps without them, though they were to be reduced.
+    /// Records that the optimizer steps without these gradients although they should have been reduced before.
     pub(super) fn miss_step(&self) {
         self.0.lock().has_missed_step = true;
     }
 
-    /// Returns true if a step has missed one, or if one waits for a leaf that is none of these.
+    /// Returns true if the gradients can no longer be used: a step was taken without them, or one is for a leaf for
+    /// which `leaves` returns false.
     pub(super) fn is_too_late(&self, leaves: impl Fn(&NodeId) -> bool) -> bool {
         let waiting = self.0.lock();
         waiting.has_missed_step || waiting.full.keys().chain(waiting.scattered.keys()).any(|leaf| !leaves(leaf))

@@ -1,17 +1,19 @@
-//! LoRA adapters of distributed weights.
+//! LoRA adapters of distributed parameters.
 //!
-//! burn keeps one reparameterization of a parameter, and that is [`DistributedParameter`](super::DistributedParameter): it has the adapter in it, and
-//! shows visitors and mappers its factors where burn shows them, under `weight.lora.a` and `weight.lora.b`. Those are
-//! parameters of the unit like any other.
+//! A burn parameter can have only one reparameterization, and that is
+//! [`DistributedParameter`](super::DistributedParameter). It therefore contains the adapter, and presents the
+//! adapter's factors to visitors and mappers at the paths where burn does, `weight.lora.a` and `weight.lora.b`. The
+//! factors are ordinary parameters of the unit.
 //!
 //! ```text
 //! burn's model       weight ── LoraAdapter { a, b, scale }
-//! in between         weight                                  LoraAdapter { a, b, scale }       apart
+//! in between         weight                                  LoraAdapter { a, b, scale }       separate
 //! distributed        weight ── DistributedParameter { adapter: LoraAdapter { a ── .., b ── .., scale } }
 //! ```
 //!
-//! burn hands visitors and mappers a stored value and the parameters of what is attached to it, never what is attached. So
-//! burn's own adapter is found out: with stored value and factors set to 0 and 1, the parameter's value is the scale.
+//! burn passes visitors and mappers the stored value and the parameters of a reparameterization, but never the
+//! reparameterization. The scale of burn's own adapter is therefore computed: if the stored value is set to 0 and the
+//! factors to 1, the parameter's value equals the scale.
 
 use std::any::Any;
 use std::cell::RefCell;
@@ -22,14 +24,15 @@ use burn::tensor::{DType, Device, Tensor};
 
 use super::states::copying;
 
-/// What burn calls an adapter in paths.
+/// Name of an adapter in burn's paths.
 pub(super) const NAME: &str = LoraAdapter::NAME;
 
 /// Adapters by the paths of their parameters, in burn's order.
 pub(super) type Adapters = VecDeque<(String, LoraAdapter)>;
 
-/// Takes burn's adapters off those parameters of `model` that are to be `distributed`. `paths` has all that have one, and no
-/// parameter has any other reparameterization.
+/// Removes burn's adapters from those parameters of `model` for which `distributed` returns true, and returns them by
+/// path. `paths` must contain all parameters that have an adapter, and no parameter may have another
+/// reparameterization.
 pub(crate) fn take_burns<M: Module>(
     model: M,
     paths: HashSet<String>,
@@ -47,7 +50,7 @@ pub(crate) fn take_burns<M: Module>(
     (put_burns(model, stay), taken.into_iter().collect())
 }
 
-/// Gives the parameters of `model` at these paths burn's adapters.
+/// Attaches burn's adapters to the parameters of `model` at these paths.
 pub(super) fn put_burns<M: Module>(model: M, adapters: Adapters) -> M {
     match adapters.is_empty() {
         true => model,
@@ -55,7 +58,7 @@ pub(super) fn put_burns<M: Module>(model: M, adapters: Adapters) -> M {
     }
 }
 
-/// Takes the adapters off the distributed parameters of `model`.
+/// Removes the adapters from the distributed parameters of `model`, and returns them.
 pub(super) fn take<M: Module>(model: M) -> (M, Adapters) {
     TAKEN.set(Some(Vec::new()));
     let mut paths = Paths { path: Vec::new(), last: String::new(), adapted: Vec::new() };
@@ -65,11 +68,12 @@ pub(super) fn take<M: Module>(model: M) -> (M, Adapters) {
 }
 
 thread_local! {
-    /// Where the adapters of mapped parameters go, if they are being taken.
+    /// Destination of the adapters of mapped parameters while [`take`] runs; `None` otherwise.
     static TAKEN: RefCell<Option<Vec<LoraAdapter>>> = const { RefCell::new(None) };
 }
 
-/// The adapter of a parameter that is being mapped, unless it has just been taken.
+/// Returns the adapter of a parameter that is being mapped, or moves it to `TAKEN` and returns `None` while
+/// [`take`] runs.
 fn left(adapter: LoraAdapter) -> Option<LoraAdapter> {
     TAKEN.with_borrow_mut(|taken| match taken {
         Some(taken) => {
@@ -80,8 +84,8 @@ fn left(adapter: LoraAdapter) -> Option<LoraAdapter> {
     })
 }
 
-/// Shows `visitor` the adapter's factors as burn does: beside the parameter, and not in the reparameterization of this name
-/// that has them.
+/// Presents the adapter's factors to `visitor` as burn does: next to the parameter, instead of inside the
+/// reparameterization named `around` that contains them.
 pub(super) fn visit<V: ModuleVisitor>(adapter: &LoraAdapter, around: &str, visitor: &mut V) {
     visitor.exit_module(around, REPARAMETERIZATION);
     visitor.enter_module(NAME, REPARAMETERIZATION);
@@ -90,7 +94,7 @@ pub(super) fn visit<V: ModuleVisitor>(adapter: &LoraAdapter, around: &str, visit
     visitor.enter_module(around, REPARAMETERIZATION);
 }
 
-/// [`visit`], of a mapper.
+/// Does the same as [`visit`] for a mapper. Returns the mapped adapter, or `None` if [`take`] removed it.
 pub(super) fn map<M: ModuleMapper>(adapter: LoraAdapter, around: &str, mapper: &mut M) -> Option<LoraAdapter> {
     mapper.exit_module(around, REPARAMETERIZATION);
     mapper.enter_module(NAME, REPARAMETERIZATION);
@@ -100,16 +104,16 @@ pub(super) fn map<M: ModuleMapper>(adapter: LoraAdapter, around: &str, mapper: &
     adapter
 }
 
-/// What burn says that a reparameterization is.
+/// Container name that burn passes to visitors and mappers for a reparameterization.
 pub(super) const REPARAMETERIZATION: &str = "Reparameterization";
 
-/// Puts small tensors in the place of adapted parameters and factors, and keeps these.
+/// A mapper that replaces adapted parameters and their factors by one-element tensors, and keeps the originals.
 struct AdapterProbe {
-    /// Of the parameters that have adapters.
+    /// Paths of the parameters that have adapters.
     paths: HashSet<String>,
     path: Vec<String>,
     bases: HashMap<String, Box<dyn Any + Send>>,
-    /// By their own paths.
+    /// Factors, by their own paths.
     factors: HashMap<String, Param<Tensor<2>>>,
 }
 
@@ -137,12 +141,12 @@ impl ModuleMapper for AdapterProbe {
             return param;
         }
         let kept: Box<dyn Any> = Box::new(param.clone());
-        self.factors.insert(path, *kept.downcast().expect("an adapter's factors are matrices"));
+        self.factors.insert(path, *kept.downcast().expect("the factors of an adapter are matrices"));
         param.map(|_| exact(1.0, &device))
     }
 }
 
-/// A tensor of one element, where a number is what it was.
+/// Returns a tensor of one element, in a dtype and on a device that represent `number` exactly.
 fn exact<const D: usize>(number: f64, device: &Device) -> Tensor<D> {
     #[cfg(feature = "flex")]
     let (_, device, dtype) = (device, &Device::flex(), DType::F64);
@@ -151,7 +155,8 @@ fn exact<const D: usize>(number: f64, device: &Device) -> Tensor<D> {
     Tensor::full([1; D], number, (device, dtype))
 }
 
-/// Puts them back, without adapters, which it makes of what stands in the parameters' place now.
+/// A mapper that puts the original parameters back without adapters. It builds the adapters, with the scales that it
+/// reads from the values of the replacement tensors.
 struct RestoreAdapters {
     path: Vec<String>,
     bases: HashMap<String, Box<dyn Any + Send>>,
@@ -175,13 +180,13 @@ impl ModuleMapper for RestoreAdapters {
         let mut factor =
             |name| self.factors.remove(&format!("{path}.{NAME}.{name}")).expect("an adapter has two factors");
         let (a, b) = (factor("a"), factor("b"));
-        let scale = param.base().into_data().iter::<f64>().next().expect("one number");
+        let scale = param.base().into_data().iter::<f64>().next().expect("the replacement tensor has one element");
         self.adapters.push_back((path, LoraAdapter { a, b, scale }));
-        *base.downcast().expect("it is the parameter that was there")
+        *base.downcast().expect("a parameter keeps its rank (number of dimensions)")
     }
 }
 
-/// Gives parameters burn's adapters.
+/// Attaches burn's adapters to parameters.
 struct Put(Adapters);
 
 impl Reparameterizer for Put {
@@ -197,10 +202,11 @@ impl Reparameterizer for Put {
     }
 }
 
-/// Paths of the distributed parameters whose adapters are taken; burn's own stay.
+/// A mapper that collects the paths of the distributed parameters whose adapters are removed. burn's own adapters
+/// stay.
 struct Paths {
     path: Vec<String>,
-    /// Of the parameter that was mapped last.
+    /// Path of the parameter that was mapped last.
     last: String,
     adapted: Vec<String>,
 }

@@ -1,4 +1,4 @@
-//! [`attach_shards`]: puts this rank's shards in the place of a model's parameters.
+//! [`attach_shards`]: replaces a model's parameters by this rank's shards.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -17,32 +17,32 @@ use crate::comm::{Call, Communicator, TensorMeta};
 use crate::dtensor::{DTensorSpec, send_parts};
 use crate::{Error, Result, memory};
 
-/// A parameter and what becomes of it.
+/// A parameter, and the distributed parameter that it becomes.
 pub(crate) struct ShardAssignment {
     pub(crate) path: Arc<str>,
     pub(crate) param: DistributedParameter,
-    /// How it is distributed so far, where its value is gathered first.
+    /// Present distribution of the parameter. `Some` if its value is gathered before it is sharded.
     pub(crate) gathered: Option<DistributedParameter>,
-    /// How the value is cut, and over which ranks: the first of them has it. One cut after the other; none if it is this
-    /// rank's part already.
+    /// Shardings that are applied to the value one after the other. For each, the first rank of its mesh has the
+    /// value. Empty if the value is already this rank's shard.
     pub(crate) data_specs: Vec<Arc<DTensorSpec>>,
-    /// Ranks that then have the part of the first of them.
+    /// Group whose first rank broadcasts its shard to the others.
     pub(crate) copies: Option<Communicator>,
-    /// Whether it was distributed before.
+    /// True if the parameter was distributed before.
     pub(crate) again: bool,
 }
 
-/// Replaces each of these parameters, given in burn's order, by this rank's part of the value that
-/// the first rank has, or that it has itself. All others get leaves of their own.
+/// Replaces each of these parameters, given in burn's order, by this rank's shard. The value is that of the first
+/// rank of the mesh, or this rank's own if there are no shardings. All other parameters get new autodiff leaves.
 ///
-/// `one_by_one`, a parameter is through on all ranks before the next: so no rank holds two that are whole. Else those that
-/// have values already move as ranks come. `label` names the calls.
+/// If `one_by_one` is true, all ranks complete a parameter before the next one, so that no rank holds two full values
+/// at once. Otherwise each rank proceeds as soon as its own transfers are complete. `label` names the calls.
 ///
 /// # Collective
-/// Every rank of the cuts' meshes; local without cuts.
+/// Every rank of the shardings' meshes. Local without shardings.
 ///
 /// # Errors
-/// [`ParamError::ParamNotVisited`] for a parameter that the model's `map` does not show.
+/// [`ParamError::ParamNotVisited`] for a parameter that the model's `map` does not visit.
 pub(crate) fn attach_shards<M: Module>(
     model: M,
     attachments: impl IntoIterator<Item = ShardAssignment>,
@@ -63,10 +63,10 @@ pub(crate) fn attach_shards<M: Module>(
 
 struct Attach {
     queue: VecDeque<ShardAssignment>,
-    /// The new leaves of parameters that stay as they are.
+    /// New leaves of the parameters that are not distributed.
     leaves: HashMap<ParamId, DispatchTensor>,
     one_by_one: bool,
-    /// Before the paths of an adapter's factors, while they are met.
+    /// Prefix of the paths of an adapter's factors while they are visited; empty otherwise.
     inside: String,
     label: &'static str,
     failed: Option<Error>,
@@ -93,7 +93,7 @@ impl Reparameterizer for &mut Attach {
                     replace_next(&next.param);
                 }
                 let distributed = next.param.with_adapter(|adapter| {
-                    // Its factors come next.
+                    // The factors of the adapter are the next entries of the queue.
                     self.inside = format!("{path}.{}.", adapter::NAME);
                     let adapter = adapter.apply_reparameterization(&mut **self);
                     self.inside.clear();
@@ -110,10 +110,11 @@ impl Reparameterizer for &mut Attach {
 }
 
 impl Attach {
-    /// The parameter with a leaf of this model's own in the graph; clones inside the model share it.
+    /// Returns the parameter with an autodiff leaf that belongs to this model only. Clones inside the model share it.
     ///
-    /// Clones of a model share their leaves. Of one made before `launch` that would be all ranks: their
-    /// graphs would be one, behind one lock, which a rank holds while its backward waits for the others.
+    /// Clones of a model share their leaves. If all ranks used clones of one model that was made before `launch`,
+    /// their graphs would be connected and would share one lock, which a rank holds while its backward waits for the
+    /// other ranks.
     fn own_leaf<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         if !param.is_initialized() || !param.is_require_grad() {
             return param;
@@ -135,7 +136,7 @@ impl Attach {
         let is_copy = next.copies.as_ref().is_some_and(|copies| copies.group().rank() > 0);
         for data_spec in next.data_specs.iter().filter(|_| !is_copy) {
             let first = vec![0; data_spec.coordinate().len()];
-            // Reading a lazy parameter draws its values: only the rank they are taken from does.
+            // Reading a lazy parameter draws its values, so only the rank that provides the values reads it.
             let is_first = *data_spec.coordinate() == *first;
             let full = held.take().filter(|_| is_first).or_else(|| is_first.then(|| param.base().inner()));
             held = Some(self.part(full, data_spec, &first, next)?);
@@ -147,14 +148,14 @@ impl Attach {
         }
         let is_offloaded = next.param.unit.offloaded().is_some();
         let home = if is_offloaded { memory::host() } else { next.data_specs[0].mesh().device().clone() };
-        let mut shard = held.expect("a cut, or another rank's").to_device(&home);
+        let mut shard = held.expect("the value was sharded here or received from another rank").to_device(&home);
 
         let strategy = Tensor::<1>::empty([0], &device).gradient_checkpointing_strategy();
         if let Some(strategy) = strategy {
             shard = shard.autodiff().with_gradient_checkpointing_strategy(strategy);
         }
-        // A parameter that is still lazy must not be initialized to be replaced: that would draw
-        // random numbers. Loading a value keeps its id, mappers and training state.
+        // A parameter that is still lazy must not be initialized only to be replaced: that would draw random numbers.
+        // Loading a value keeps the parameter's id, mappers and training state.
         let param = if param.is_initialized() { param } else { undrawn(param) };
         let require_grad = param.is_require_grad();
         Ok(param.map(|_| shard.set_require_grad(require_grad)))
@@ -164,7 +165,7 @@ impl Attach {
         Call::new(format!("{} {path}", self.label))
     }
 
-    /// This rank's part of what the rank at `first` has.
+    /// Returns this rank's local tensor of the value that the rank at coordinate `first` passes in `full`.
     fn part<const D: usize>(
         &self,
         full: Option<Tensor<D>>,
@@ -175,7 +176,7 @@ impl Attach {
         let call = self.call(next);
         let part = send_parts(full, data_spec, first, &call)?;
         if self.one_by_one {
-            // Ranks read their parts where the whole is, which then goes.
+            // Ranks may copy their shards directly from the full value, so wait before it is freed.
             let mesh = data_spec.mesh();
             mesh.communicator_over(&(0..mesh.ndim()).collect::<Vec<_>>())?.barrier(call).wait()?;
         }

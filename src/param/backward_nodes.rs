@@ -15,7 +15,7 @@ use super::unit_pass::{Reduced, UnitPass};
 use crate::autodiff::{self, BackwardStep, GraphOp, Retain};
 use crate::dtensor::MeshDims;
 
-/// A tensor's metadata: enough to make zeros like it.
+/// Metadata of a tensor, sufficient to create zeros like it.
 #[derive(Debug)]
 pub(super) struct Like {
     shape: Shape,
@@ -33,16 +33,17 @@ impl Like {
     }
 }
 
-/// Sees the end of backward: rule 6. Parent: a leaf.
+/// Autodiff node that runs at the end of backward (rule 6). Its parent is a leaf.
 ///
-/// Until then it keeps the passes alive, whose gradients may be held: one, or all of a checkpointed block.
+/// It keeps its passes alive until then, because their gradients may still be held: one pass, or all passes of a
+/// checkpointed block.
 #[derive(Debug)]
 pub(super) struct RootPostBackward {
     passes: SmallVec<[Arc<UnitPass>; 1]>,
 }
 
 impl RootPostBackward {
-    /// Of some passes of one rank.
+    /// Creates the node for some passes of one rank.
     pub(super) fn new(passes: impl IntoIterator<Item = Arc<UnitPass>>) -> Self {
         Self { passes: passes.into_iter().collect() }
     }
@@ -64,26 +65,28 @@ impl GraphOp for RootPostBackward {
     }
 }
 
-/// Issues the reductions of `due`, one after another. The gradients of those before go to the shards' leaves.
+/// Issues the reductions of `due` one after the other. Completed gradients of earlier reductions are registered on
+/// the shards' leaves.
 pub(super) fn reduce(pass: &UnitPass, due: Vec<Weak<UnitPass>>, step: &mut BackwardStep<'_>) {
     give(pass.passes.reduce(due, context::backward(step.backward())), step);
 }
 
-/// Gives leaves their gradients: those of the program's backward, in whatever graph the step is.
+/// Registers gradients on their leaves. While a checkpointed block is recomputed, they are kept for the graph around
+/// the block instead.
 pub(super) fn give(reduced: Reduced, step: &mut BackwardStep<'_>) {
     let own = context::keep(reduced).into_iter().flatten();
     own.for_each(|(leaf, grad)| step.give_to(leaf, grad));
 }
 
-/// A node that hangs on the pass's token runs. In the graph of a checkpointed block those of passes around it have other
-/// depths.
+/// Records, for the debug checks, that a node that depends on the pass's token runs. In the graph of a checkpointed
+/// block, nodes of passes around the block are skipped, because they have other depths there.
 fn progress(pass: &Arc<UnitPass>, step: &BackwardStep<'_>) {
     if cfg!(debug_assertions) && !context::is_outside(pass) {
         pass.progress.node(step.depth());
     }
 }
 
-/// The node's backward has run: tests look.
+/// Records for tests that the node's backward has run.
 #[cfg(feature = "testing")]
 fn ran(node: &'static str, pass: Option<&Arc<UnitPass>>, step: &BackwardStep<'_>) {
     super::trace::ran(node, pass, step.depth());
@@ -92,29 +95,31 @@ fn ran(node: &'static str, pass: Option<&Arc<UnitPass>>, step: &BackwardStep<'_>
 #[cfg(not(feature = "testing"))]
 fn ran(_: &'static str, _: Option<&Arc<UnitPass>>, _: &BackwardStep<'_>) {}
 
-/// Whether one operation can have both as parents.
+/// Returns true if one operation can have both tensors as parents.
 pub(super) fn one_graph(a: &DispatchTensor, b: &DispatchTensor) -> bool {
     a.autodiff == b.autodiff && a.device() == b.device()
 }
 
-/// A node that only has a place in the graph.
+/// Returns the value of a node that exists only for its position in the graph.
 pub(super) fn nothing(like: &DispatchTensor) -> DispatchTensor {
     Dispatch::float_zeros([1].into(), &like.device(), like.dtype().into())
 }
 
-/// Ties a unit's weights to its place in the graph: rules 2 to 4 and 7. Parents: a shard's [`RootPostBackward`] or the
-/// token so far, and what it is tied to.
+/// Autodiff node that makes a unit's parameters depend on what precedes the unit (rules 2 to 4 and 7): the unit's
+/// token, or a link of it. Its parents are the [`RootPostBackward`] of a shard or the previous link, and the tensor
+/// to which it ties the unit.
 #[derive(Debug)]
 pub(super) struct PostBackward {
     pass: Arc<UnitPass>,
-    /// Number and metadata of the input this link ties, if it ties one.
+    /// Index and metadata of the input that this link ties, if any.
     input: Option<(usize, Like)>,
-    /// Whether the unit's weights hang on this link.
+    /// True if the unit's parameters depend on this link, which makes it the token.
     last: bool,
 }
 
 impl PostBackward {
-    /// A link to a tracked input, or else to nothing or an earlier token.
+    /// Creates a link to this tracked input, or to an earlier token or nothing if `input` is `None`. `last` makes the
+    /// link the unit's token.
     pub(super) fn new(pass: &Arc<UnitPass>, input: Option<&DispatchTensor>, last: bool) -> Arc<Self> {
         let input = input.map(|tensor| (pass.add_input(autodiff::node_id(tensor.clone())), Like::of(tensor)));
         Arc::new(Self { pass: pass.clone(), input, last })
@@ -134,7 +139,7 @@ impl GraphOp for PostBackward {
             self.pass.progress.token(step.depth());
             reduce(&self.pass, self.pass.finish(), step);
         }
-        // Whatever made the input expects a gradient, even if the unit never used it.
+        // The operation that produced the input expects a gradient, even if the unit never used the input.
         if let Some((number, like)) = &self.input
             && !self.pass.input_seen(*number)
         {
@@ -146,7 +151,7 @@ impl GraphOp for PostBackward {
     }
 }
 
-/// A gathered parameter. Parents: its shard's leaf, the token.
+/// Autodiff node of an unsharded parameter. Its parents are the shard's leaf and the token.
 #[derive(Debug)]
 pub(super) struct UnshardedParamNode {
     pub(super) pass: Arc<UnitPass>,
@@ -174,22 +179,22 @@ impl GraphOp for UnshardedParamNode {
     }
 }
 
-/// A gathered parameter whose gradient differs between the tensor-parallel ranks. Parents: its
-/// shard's leaf, the token.
+/// Autodiff node of an unsharded parameter whose gradient differs between the tensor-parallel ranks. Its parents are
+/// the shard's leaf and the token.
 #[derive(Debug)]
 pub(super) struct PartialGradParamNode {
     pub(super) pass: Arc<UnitPass>,
     pub(super) position: usize,
-    /// The mesh dimensions over which the gradients are summed.
+    /// Mesh dimensions over which the gradients are summed.
     pub(super) dims: MeshDims,
     pub(super) retain: Retain,
-    /// The gathered value, until the node is made.
+    /// Gathered value, until the node is created.
     pub(super) value: Mutex<Option<DispatchTensor>>,
 }
 
 impl GraphOp for PartialGradParamNode {
     fn forward(&self, _: &[DispatchTensor]) -> DispatchTensor {
-        self.value.lock().take().expect("a node of the graph is made once")
+        self.value.lock().take().expect("a graph node is created only once")
     }
 
     fn recompute(&self, _: &[DispatchTensor]) -> DispatchTensor {
@@ -207,12 +212,13 @@ impl GraphOp for PartialGradParamNode {
     }
 }
 
-/// A tracked input, in the element type of the unit's inputs. Parents: the input, the token: rule 2.
+/// Autodiff node of a tracked input, cast to the dtype of the unit's inputs (rule 2). Its parents are the input and
+/// the token.
 #[derive(Debug)]
 pub(super) struct UnitInput {
     pub(super) pass: Arc<UnitPass>,
     pub(super) input: usize,
-    /// The input's own element type.
+    /// Dtype of the input before the cast.
     pub(super) dtype: DType,
 }
 
@@ -230,12 +236,13 @@ impl GraphOp for UnitInput {
     }
 }
 
-/// An output, in the element type of the unit's outputs. Parents: the output, the last token: rule 8.
+/// Autodiff node of an output, cast to the dtype of the unit's outputs (rule 8). Its parents are the output and the
+/// last token.
 #[derive(Debug)]
 pub(super) struct PreBackward {
-    /// `None` for a module that only encloses units.
+    /// The pass of the unit; `None` for a module that only encloses units.
     pass: Option<Arc<UnitPass>>,
-    /// The output's own element type.
+    /// Dtype of the output before the cast.
     dtype: DType,
 }
 

@@ -1,4 +1,5 @@
-//! [`data_spec`] and [`combine`]: a parameter cut by data parallelism, alone or after tensor parallelism.
+//! [`data_spec`] and [`combine`]: specs of parameters that are sharded by data parallelism, alone or after tensor
+//! parallelism.
 
 use burn::tensor::DType;
 
@@ -8,8 +9,9 @@ use crate::Result;
 use crate::dtensor::DTensorSpec;
 use crate::placement::{Layout, Placement, ShardSizes};
 
-/// How data parallelism on `data` cuts what has this shape: a parameter, or this rank's tensor-parallel
-/// shard of it.
+/// Returns the spec of a tensor of this shape that data parallelism shards on the mesh `data`. The tensor is a
+/// parameter, or this rank's tensor-parallel shard of one. `sharding` is the sharded dimension with its shard sizes,
+/// or `None` if the tensor is replicated.
 pub(crate) fn data_spec(
     data: &FsdpMeshInfo,
     sharding: Option<&(usize, ShardSizes)>,
@@ -28,17 +30,18 @@ pub(crate) fn data_spec(
     DTensorSpec::new(mesh, layout, shape.to_vec().into(), dtype)
 }
 
-/// What a shard is a part of whose tensor-parallel shard, described by `tensor`, is cut once more
-/// as `cut` says over the dimension of `data` that shards.
+/// Returns the spec of a parameter that is first sharded by tensor parallelism, as `tensor` describes, and then by
+/// data parallelism. The tensor-parallel shard is split further, as `sharding` describes, over the dimension of
+/// `data` that shards.
 ///
 /// ```text
 /// parallelize   on tp                  [S(0)]
 /// fully_shard   on (replicate, shard)  [R, S(0)]
-/// combined      on their common mesh   [R, S(0), S(0); dim 0 cut by mesh dims 2, 1]
+/// combined      on their common mesh   [R, S(0), S(0); dim 0 sharded by mesh dims 2, 1]
 /// ```
 ///
 /// # Errors
-/// [`ParamError::Meshes`] unless both meshes are slices of one, along different dimensions.
+/// [`ParamError::Meshes`] unless both meshes are slices of one mesh along different dimensions.
 pub(crate) fn combine(
     data: &FsdpMeshInfo,
     sharding: Option<&(usize, ShardSizes)>,

@@ -1,4 +1,4 @@
-//! What a program may put in the place of a unit's collectives, or behind them.
+//! User-defined collectives of units, and hooks on reduced gradients.
 
 use std::fmt;
 use std::sync::Arc;
@@ -14,13 +14,15 @@ use super::shards::plain;
 use crate::Result;
 use crate::comm::{Call, CollectivePlan, Communicator, Work};
 
-/// Collectives of units in the place of those of their groups: to count or delay them, to send less, or over another
-/// network. See [`FsdpModule::set_collectives`](super::FsdpModule::set_collectives).
+/// User-defined replacements for the collectives of units: to count or delay them, to compress data, or to use
+/// another network. See [`FsdpModule::set_collectives`](super::FsdpModule::set_collectives).
 ///
-/// Each has the arguments and the result of [`Communicator::execute_plan`], which is what it does unless it is
-/// implemented: tensors of the shapes and element types that `plan` says. Ranks of `group` must call alike.
+/// Each method has the arguments and the result of [`Communicator::execute_plan`], which the default implementation
+/// calls. Its result must have the shapes and dtypes that `plan` describes. All ranks of `group` must issue the same
+/// calls in the same order.
 pub trait UnitCollectives: Send + Sync {
-    /// Gathers parameters, for forward or for backward: from this rank's shards, where they are.
+    /// Gathers parameters, for forward or for backward, from this rank's shards in the memory in which they are
+    /// stored.
     fn all_gather(
         &self,
         group: &Communicator,
@@ -31,9 +33,9 @@ pub trait UnitCollectives: Send + Sync {
         group.execute_plan(call, plan, shards)
     }
 
-    /// Reduces whole gradients to this rank's shards. The last tensor is no gradient: it says which parameters this
-    /// rank has used, by numbers of which those above 0 must stay above 0. Its element type need not be that of the
-    /// gradients.
+    /// Reduces full gradients to this rank's shards. The last tensor is not a gradient: it flags the parameters that
+    /// this rank used. A flag above 0 must remain above 0 in the result. The dtype of the flags may differ from that
+    /// of the gradients.
     fn reduce_scatter(
         &self,
         group: &Communicator,
@@ -44,8 +46,8 @@ pub trait UnitCollectives: Send + Sync {
         group.execute_plan(call, plan, full_tensors)
     }
 
-    /// Reduces shards over the replicas (HSDP), and gradients of parameters that every rank holds whole. The last
-    /// tensor is as in [`reduce_scatter`](Self::reduce_scatter).
+    /// Reduces shards over the replicas (HSDP), and gradients of parameters that are replicated on every rank. The
+    /// last tensor contains flags, as in [`reduce_scatter`](Self::reduce_scatter).
     fn all_reduce(
         &self,
         group: &Communicator,
@@ -57,7 +59,7 @@ pub trait UnitCollectives: Send + Sync {
     }
 }
 
-/// Those that the program has given.
+/// The user-defined collectives of a unit.
 #[derive(Clone)]
 pub(super) struct Collectives(Arc<dyn UnitCollectives>);
 
@@ -90,21 +92,21 @@ impl fmt::Debug for Collectives {
     }
 }
 
-/// This rank's shards of a unit's averaged gradients; see
+/// Shards of a unit's averaged gradients on this rank, the argument of an all-reduce hook. See
 /// [`FsdpModule::set_all_reduce_hook`](super::FsdpModule::set_all_reduce_hook).
 #[derive(Debug)]
 pub struct ReducedGradients {
-    /// The unit's path.
+    /// Path of the unit.
     pub unit: Arc<str>,
     /// Paths of the parameters.
     pub params: Vec<Arc<str>>,
-    /// Of each the shard, flat; the whole of one that every rank holds whole.
+    /// Flattened shard of each parameter's gradient; the full gradient of a parameter that every rank replicates.
     pub shards: Vec<Tensor<1>>,
 }
 
 type HookFn = dyn Fn(ReducedGradients) -> Result<Vec<Tensor<1>>> + Send + Sync;
 
-/// What becomes of a unit's averaged gradients before the optimizer has them.
+/// A user-defined function that runs on a unit's averaged gradients before the optimizer gets them.
 #[derive(Clone)]
 pub(super) struct AllReduceHook(Arc<HookFn>);
 
@@ -113,10 +115,11 @@ impl AllReduceHook {
         Self(Arc::new(hook))
     }
 
-    /// What it makes of these gradients of these parameters.
+    /// Calls the hook with these gradients of these parameters, and returns its checked result in the original
+    /// shapes.
     ///
     /// # Errors
-    /// The hook's own; [`ParamError::HookResult`].
+    /// Errors of the hook; [`ParamError::HookResult`].
     pub(super) fn run(
         &self,
         unit: Arc<str>,
@@ -131,15 +134,16 @@ impl AllReduceHook {
         let made = (self.0)(ReducedGradients { unit: unit.clone(), params: params.clone(), shards })?;
         let wrong = |reason: String| ParamError::HookResult { unit: unit.to_string(), reason };
         if made.len() != params.len() {
-            return Err(wrong(format!("it has returned {} tensors of {}", made.len(), params.len())).into());
+            return Err(wrong(format!("it returned {} tensors for {} gradients", made.len(), params.len())).into());
         }
         let checked = made.into_iter().zip(shapes).zip(&params).map(|((made, (shape, dtype)), param)| {
             let (len, made_dtype) = (made.dims()[0], made.dtype());
             if (len, made_dtype) != (shape.num_elements(), dtype) {
                 let wanted = shape.num_elements();
-                return Err(
-                    wrong(format!("`{param}` has become {len} of {made_dtype:?}, of {wanted} of {dtype:?}")).into()
-                );
+                return Err(wrong(format!(
+                    "for `{param}` it returned {len} elements of {made_dtype:?} instead of {wanted} of {dtype:?}"
+                ))
+                .into());
             }
             Ok(Dispatch::float_reshape(plain(made.into_dispatch()), shape))
         });

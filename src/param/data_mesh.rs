@@ -1,30 +1,30 @@
-//! [`FsdpMeshInfo`]: the mesh dimensions that data parallelism cuts and replicates a parameter over.
+//! [`FsdpMeshInfo`]: the mesh dimensions over which data parallelism shards and replicates a parameter.
 
 use crate::Result;
 use crate::comm::Communicator;
 use crate::mesh::DeviceMesh;
 
-/// A mesh of one dimension that shards, and beside it perhaps one that replicates (HSDP). Each may be several of the
-/// program's mesh, flattened.
+/// A mesh with one dimension that shards, and optionally a second one that replicates (HSDP). Each may consist of
+/// several flattened dimensions of the program's mesh.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct FsdpMeshInfo {
     pub(crate) mesh: DeviceMesh,
-    /// The dimension that shards.
+    /// Index of the dimension that shards.
     pub(crate) shard: usize,
 }
 
 impl FsdpMeshInfo {
-    /// The dimension that replicates, if there is one.
+    /// Returns the index of the dimension that replicates, if there is one.
     fn replicate(&self) -> Option<usize> {
         (self.mesh.ndim() == 2).then(|| 1 - self.shard)
     }
 
-    /// The name of the dimension that shards.
+    /// Returns the name of the dimension that shards.
     pub(crate) fn shard_name(&self) -> &str {
         &self.mesh.names()[self.shard]
     }
 
-    /// The ranks that shard.
+    /// Returns the group of the ranks that shard.
     ///
     /// # Errors
     /// [`MeshError::NotAMember`](crate::mesh::MeshError::NotAMember).
@@ -32,10 +32,10 @@ impl FsdpMeshInfo {
         self.mesh.communicator(self.shard)
     }
 
-    /// The ranks that replicate, if any do.
+    /// Returns the group of the ranks that replicate, if there are any.
     ///
     /// # Errors
-    /// As [`shard_group`](Self::shard_group).
+    /// Those of [`shard_group`](Self::shard_group).
     pub(crate) fn replicate_group(&self) -> Result<Option<&Communicator>> {
         self.replicate().map(|dim| self.mesh.communicator(dim)).transpose()
     }

@@ -1,4 +1,4 @@
-//! [`describe`]: what a model's parameters are, over all ranks and on this one.
+//! [`describe`]: a table of a model's parameters, globally and on this rank.
 
 use std::fmt;
 
@@ -8,8 +8,8 @@ use itertools::Itertools;
 
 use super::model_scan::{ModelScan, ScannedParam};
 
-/// A model's parameters, as a table: printed, it shows what burn's own `{model}` and
-/// [`num_params`](Module::num_params) cannot, which see this rank's shards alone.
+/// A table of a model's parameters. Print it to see the global shapes and counts: burn's own `{model}` and
+/// [`num_params`](Module::num_params) show only this rank's shards.
 ///
 /// ```text
 /// on DeviceMesh(shard=4; ranks 0..4)
@@ -19,21 +19,21 @@ use super::model_scan::{ModelScan, ScannedParam};
 #[derive(Debug, Clone)]
 pub struct Description(Vec<ParamRow>);
 
-/// One parameter.
+/// A parameter in the table.
 #[derive(Debug, Clone)]
 struct ParamRow {
     path: String,
     global: Vec<usize>,
     local: Vec<usize>,
     dtype: DType,
-    /// Placements, mesh and unit of one that is distributed.
+    /// Placements, mesh and unit; `None` if the parameter is not distributed.
     placed: Option<(String, String, String)>,
 }
 
-/// Describes the parameters of `model`, distributed or not, in burn's order: global and local shapes,
-/// placements, units and counts.
+/// Describes the parameters of `model` in burn's order, distributed or not: global and local shapes, placements,
+/// units and counts.
 ///
-/// Local: no communication, and no parameter is gathered or drawn.
+/// Local: no communication. No parameter is gathered, and no lazy parameter is initialized.
 ///
 /// ```
 /// # use burn::nn::LinearConfig;
@@ -44,7 +44,7 @@ struct ParamRow {
 ///     let description = describe(&model);
 ///     assert_eq!(description.global_count(), 6 * 16 + 16);
 ///     if world.rank() == 3 {
-///         assert_eq!(description.local_count(), 4); // of 6 rows none is left for it
+///         assert_eq!(description.local_count(), 4); // it has none of the 6 rows of `weight`
 ///         println!("{description}");
 ///     }
 ///     Ok(())
@@ -65,12 +65,12 @@ pub fn describe<M: Module>(model: &M) -> Description {
 }
 
 impl Description {
-    /// Numbers in all parameters.
+    /// Returns the number of elements of all parameters.
     pub fn global_count(&self) -> usize {
         self.0.iter().map(|row| count(&row.global)).sum()
     }
 
-    /// Numbers that this rank stores of them.
+    /// Returns the number of elements that this rank stores.
     pub fn local_count(&self) -> usize {
         self.0.iter().map(|row| count(&row.local)).sum()
     }

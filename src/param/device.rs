@@ -1,4 +1,4 @@
-//! [`check_devices`]: whether a model, and what it is given, are where its ranks compute.
+//! [`check_devices`]: checks that a model and its inputs are on the device on which its ranks compute.
 
 use std::fmt::Debug;
 
@@ -13,8 +13,8 @@ use crate::mesh::DeviceMesh;
 use crate::{Error, autodiff, memory};
 
 impl ModelScan {
-    /// Checks that all parameters but those `ignored` are on the rank's device, or in host memory if they are or become
-    /// `offloaded`, and that graphs can be recorded there.
+    /// Checks that all parameters except those `ignored` are on the rank's device, and that gradients can be recorded
+    /// there. A parameter that is `offloaded` already, or will be, may also be in host memory.
     ///
     /// # Errors
     /// [`ParamError::Backend`], [`ParamError::Device`].
@@ -36,7 +36,7 @@ impl ModelScan {
 }
 
 impl Unit {
-    /// Checks that an input is where the unit computes.
+    /// Checks that an input is on the device on which the unit computes.
     ///
     /// # Panics
     /// Unwinds with [`ParamError::InputDevice`].
@@ -50,7 +50,7 @@ impl Unit {
     }
 }
 
-/// [`ModelScan::check_devices`], of any kind of device.
+/// Implements [`ModelScan::check_devices`] for any type of device.
 fn check_devices<D: PartialEq + Debug>(
     own: &D,
     supported: impl Fn(&D) -> bool,

@@ -1,4 +1,4 @@
-//! [`DistributedParameter`]: what makes `param.val()` the whole weight.
+//! [`DistributedParameter`]: the reparameterization through which `param.val()` returns the full parameter.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -19,30 +19,29 @@ use crate::Result;
 use crate::dtensor::DTensorSpec;
 
 /// The reparameterization that [`fully_shard`](crate::fsdp::fully_shard) and
-/// [`parallelize`](crate::parallel::parallelize) attach to a parameter: its unit, its place there,
-/// and its tensor-parallel part.
+/// [`parallelize`](crate::parallel::parallelize) attach to a parameter. It refers to the parameter's unit.
 ///
-/// The parameter's base is this rank's shard, an ordinary leaf: burn's optimizers, records and
-/// visitors see it and nothing else. Its value is the whole weight, gathered over the data-parallel
-/// ranks by its unit, and over the tensor-parallel ranks by itself.
+/// The parameter's base is this rank's shard, an ordinary leaf, and the only tensor that burn's optimizers, records
+/// and visitors see. Its value is the full parameter. The unit gathers it over the data-parallel ranks; a parameter
+/// that is also sharded over tensor-parallel ranks is gathered over them separately.
 ///
 /// # Collective
-/// `param.val()` outside its unit's scope is an all-gather: every rank must call it. Inside the
-/// scope it is local, but for a weight sharded over tensor-parallel ranks, which is gathered over
-/// them. `param.base()` is local anywhere.
+/// Outside its unit's scope, `param.val()` is an all-gather, so every rank must call it. Inside the scope it is
+/// local, except for a parameter that is sharded over tensor-parallel ranks, which is gathered over them.
+/// `param.base()` is always local.
 #[derive(Debug, Clone)]
 pub struct DistributedParameter {
     pub(crate) unit: Arc<Unit>,
     pub(super) index: usize,
-    /// Which state of the parameter its shard is of.
+    /// State of the parameter to which its shard belongs.
     pub(super) state: ParamStateHandle,
-    /// LoRA of the whole weight.
+    /// LoRA adapter of the full parameter.
     pub(super) adapter: Option<Box<LoraAdapter>>,
 }
 
-/// Makes units of parameters, each given with the path of its unit's module and what it is distributed over, and
-/// returns their places in the same order: of what is distributed differently each module has units apart. `data` has the
-/// data-parallel ranks of a unit.
+/// Groups parameters into units, and returns each as a distributed parameter, in the same order. The key of a
+/// parameter is the name of its unit, and a value `K` that identifies its distribution. Parameters of the same module
+/// that are distributed differently are put into separate units. `data` returns the data-parallel groups of a unit.
 ///
 /// # Errors
 /// [`TensorMeshes`](super::ParamError::TensorMeshes) for parameters of one unit parallelized over different meshes.
@@ -73,7 +72,7 @@ impl DistributedParameter {
         Self { unit, index, state, adapter: None }
     }
 
-    /// The same with an adapter, of which only the weight is distributed yet.
+    /// Returns the parameter with this adapter, whose factors are not distributed yet.
     pub(crate) fn adapted(self, adapter: Option<LoraAdapter>) -> Self {
         Self { adapter: adapter.map(Box::new), ..self }
     }
@@ -87,38 +86,40 @@ impl DistributedParameter {
         self
     }
 
-    /// Whether `fully_shard` made it one.
+    /// Returns true if `fully_shard` distributed the parameter.
     pub(crate) fn is_data_parallel(&self) -> bool {
         self.unit.is_data_parallel()
     }
 
-    /// What the stored shard is a part of.
+    /// Returns the spec of the parameter over all mesh dimensions that place it, of which the base is the local
+    /// tensor.
     pub(crate) fn spec(&self, dtype: DType) -> Arc<DTensorSpec> {
         self.info().spec.in_dtype(dtype)
     }
 
-    /// What the tensor-parallel shard is a part of, if the parameter was parallelized.
+    /// Returns the parameter's spec on the tensor-parallel mesh, or `None` if it was not parallelized.
     pub(super) fn tensor_spec(&self, dtype: DType) -> Option<Arc<DTensorSpec>> {
         self.info().parallel.as_ref().map(|parallel| parallel.spec.in_dtype(dtype))
     }
 }
 
 thread_local! {
-    /// Where a visited parameter leaves word of itself: burn hands visitors the base alone. Any visitor
-    /// comes by, also one that does not ask: so the word keeps no unit alive.
+    /// Record of the distributed parameter that was visited last, because burn passes only its base to visitors.
+    /// Every visitor causes such a record, even one that does not use it. Therefore the record does not keep the unit
+    /// alive.
     static VISITED: RefCell<Option<(Weak<Unit>, usize, WeakState)>> = const { RefCell::new(None) };
-    /// What the parameter whose base was mapped last becomes: burn gives it back the
-    /// reparameterization it had, once that has been mapped too.
+    /// Replacement for the parameter whose base was mapped last. burn gives the parameter its previous
+    /// reparameterization again after mapping that too.
     static NEXT: RefCell<Option<DistributedParameter>> = const { RefCell::new(None) };
 }
 
-/// The parameter whose base was visited last, once its reparameterization was too.
+/// Returns the parameter whose base was visited last. Call it after its reparameterization was visited, too.
 pub(super) fn take_visited() -> Option<DistributedParameter> {
     let (unit, index, state) = VISITED.take()?;
     Some(DistributedParameter::new(unit.upgrade()?, index, state.upgrade()?))
 }
 
-/// Makes `param` of the distributed parameter whose base is being mapped.
+/// Replaces the distributed parameter whose base is being mapped by `param`.
 pub(super) fn replace_next(param: &DistributedParameter) {
     NEXT.set(Some(param.clone()));
 }
@@ -132,7 +133,7 @@ impl Module for DistributedParameter {
 
     fn map<M: ModuleMapper>(self, mapper: &mut M) -> Self {
         self.unit.parts[self.index].iter().for_each(|part| part.map(mapper));
-        // The adapter's factors may become others too.
+        // Mapping the adapter's factors may set `NEXT` too, so take it first.
         let next = NEXT.take();
         if !is_copying() {
             self.unit.note_step();

@@ -1,4 +1,4 @@
-//! [`unit`]: where a unit's forward begins and ends.
+//! [`unit`]: marks the beginning and end of a unit's forward.
 
 use std::sync::Arc;
 
@@ -19,12 +19,11 @@ use crate::Result;
 use crate::error::OrUnwind;
 use crate::watch;
 
-/// Runs `forward` with the module's unit gathered: one all-gather before, freed at the end unless
-/// the unit keeps its parameters, one reduce-scatter in backward.
+/// Runs `forward` as the forward of an FSDP unit. One all-gather runs before it, and one reduce-scatter in backward.
+/// The gathered parameters are freed after `forward` unless the unit keeps them.
 ///
-/// Write it around each block of a model, and around the model's own forward for the parameters
-/// outside the blocks. Where `module` is no unit it only calls `forward`; if it holds units, it
-/// encloses them.
+/// Call it around each block of a model, and around the model's own forward for the parameters outside the blocks. If
+/// `module` is not a unit, only `forward` runs; units inside `module` are then enclosed by this call.
 ///
 /// ```
 /// # use burn::{nn::Linear, module::Module, tensor::Tensor};
@@ -43,10 +42,11 @@ use crate::watch;
 /// }
 /// ```
 ///
-/// A unit that `fully_shard` made inside `module` and that `forward` does not open, because the code between is
-/// not the program's own, is opened by the first read of one of its parameters, and closed when another one that
-/// is not inside it is opened, or with `module`. So patterns and one line suffice for a model of burn's own
-/// layers, whose collectives are the same, and memory on the CPU (on a GPU gathered weights may stay until backward):
+/// **Implicit units.** A unit inside `module` that `forward` does not enter with `unit`, for example because the loop
+/// over its layers is inside burn, is entered by the first read of one of its parameters. It is left when a unit that
+/// is not inside it is entered, or together with `module`. So patterns and one call of `unit` are enough for a model
+/// of burn's own layers. The collectives are those of explicitly entered units, and so is the memory on the CPU (on a
+/// GPU gathered parameters may stay in memory until backward):
 ///
 /// ```
 /// # use burn::{nn::transformer::*, module::Module, tensor::Tensor};
@@ -57,34 +57,38 @@ use crate::watch;
 /// }
 /// ```
 ///
-/// There every rank must read the same units in the same order. A unit that is read again after it was closed is
-/// gathered, and its gradients reduced, once more. With gradient checkpointing such units are
-/// gathered again sooner than needed, and more of them are in memory at once.
+/// Every rank must read such units in the same order. A unit that is read a second time after it was left is
+/// gathered, and its gradients are reduced, a second time. With burn's gradient checkpointing such units are gathered
+/// earlier in backward than needed, so more of them are in memory at once.
 ///
-/// A parameter read outside its unit with no module around that is open is right too, but is gathered and
-/// reduced by itself: reading it is collective then. A warning says so, or an error, as
-/// [`strict`](crate::fsdp::FullyShard::with_implicit_unshard) has it. Inside its unit the same happens, without a word,
-/// to one whose shard is not the scope's (a stepped or frozen clone of the module). Reading one that was kept past its
-/// unit may be collective too: it waits for what the unit gathers for backward.
+/// **Reads outside a unit.** A parameter that is read while neither its unit nor a module around the unit is entered
+/// is gathered and reduced separately, so the read is collective. It causes a warning, or an error if
+/// [`with_implicit_unshard(false)`](crate::fsdp::FullyShard::with_implicit_unshard) was set. Inside its unit the same
+/// happens without a warning to a parameter whose shard is not the one that was gathered (a stepped or frozen clone
+/// of the module). Reading a parameter that was kept after its unit was left may be collective too: it waits for the
+/// unit's all-gather for backward.
 ///
-/// What a unit returns has **one backward**: two outputs cannot be differentiated apart, nor two
-/// losses computed inside, though they share only leaves ([`ParamError::SecondBackward`]).
-/// Add them up, or return from two units: heads that are units of their own have a backward each, over an input that
-/// is detached. What the unit computes with and is tracked belongs into
-/// `input`; a tracked tensor that `forward` captures is right too, but holds weights for longer. Where
-/// nothing that a trained unit returns comes from a weight, all of it is tracked all the same: detach
-/// it outside.
+/// **One backward.** All outputs of a call share one backward. Two outputs, or two losses computed inside, cannot be
+/// differentiated separately, even if they share only leaves ([`ParamError::SecondBackward`]). Add the losses up, or
+/// use one unit per head: units over a detached input have separate backwards.
+///
+/// **Explicit inputs.** Pass tracked tensors in `input`. Captured ones get correct gradients, but keep parameters
+/// unsharded longer.
+///
+/// **Tracked outputs.** All outputs of a unit that trains a parameter are tracked, even if none of them depends on a
+/// parameter. Call `detach()` outside to get a constant.
 ///
 /// # Collective
-/// Every rank of the unit's mesh must run its units in the same order; what a rank does inside, and
-/// with which batch, is its own affair. Backward follows the order of forward, whatever the graph:
-/// the unit around the others last, the rest in reverse. A unit whose output is in the loss of some
-/// ranks only is an error, unless another unit encloses it.
+/// Every rank of the unit's mesh must enter its units in the same order. Ranks may compute different things inside,
+/// on different batches. Backward follows the order of forward, whatever the autodiff graph: the outermost unit last,
+/// the others in reverse. It is an error if the output of a unit is used in the loss of only some ranks, unless
+/// another unit encloses it.
 ///
 /// # Panics
 /// Unwinds with the typed [`Error`](crate::Error) if a collective fails, and with [`ParamError::Replaced`] if a
-/// parameter of the module was replaced after it was distributed; [`launch`](crate::comm::launch) returns it. burn panics
-/// where a second backward comes to what a first has consumed: that is returned as [`ParamError::SecondBackward`].
+/// parameter of the module was replaced after it was distributed; [`launch`](crate::comm::launch) returns the error.
+/// If a second backward reaches a graph that the first consumed, burn panics, and `launch` returns
+/// [`ParamError::SecondBackward`].
 #[track_caller]
 pub fn unit<M, I, O>(module: &M, input: I, forward: impl FnOnce(&M, I) -> O) -> O
 where
@@ -95,7 +99,7 @@ where
     in_unit(module, input, |module, input, _| forward(module, input))
 }
 
-/// [`unit`], whose `forward` is told which units the module is.
+/// Like [`unit`], but passes `forward` the units of the module, too.
 #[track_caller]
 pub(super) fn in_unit<M, I, O>(module: &M, input: I, forward: impl FnOnce(&M, I, &[Arc<Unit>]) -> O) -> O
 where
@@ -117,11 +121,12 @@ where
     let label = first.label();
     let _inside = watch::entered(|| Some(label));
     let (mut input, mut inside) = (input, inside);
-    // What is entered next is posted with what follows.
+    // The units inside are prefetched together with the module's other units, which are entered next.
     inside.extend(own.iter().skip(1).filter(|(unit, _)| !unit.is_group()).cloned());
     let mut inside = Some(inside);
     let units: SmallVec<[Arc<Unit>; 1]> = own.iter().map(|(unit, _)| unit.clone()).collect();
-    // One inside the other. A unit of several modules stays open when this one is left, so all of these come first.
+    // The module's units are entered one inside the other. A unit of several modules stays entered when this
+    // module is left, so such units come first.
     let mut entered: SmallVec<[EnteredUnit; 1]> = SmallVec::new();
     for (unit, shards) in own {
         unit_stack::close_read(&unit);
@@ -140,17 +145,18 @@ where
     open.into_iter().rev().fold(output, |output, open| open.leave(output))
 }
 
-/// A unit of a module that is entered.
+/// Result of entering one unit of a module.
 enum EnteredUnit {
     Open(UnitGuard),
-    /// One of several modules, of a unit that is open at that place.
+    /// The module is one of several of a unit, which is at index `at` of the stack of entered units.
     Member {
         at: usize,
         shards: LocalShards,
     },
 }
 
-/// Enters `unit` with these `shards` of the module's, and with the units `inside` the module if those are with none yet.
+/// Enters `unit` with the module's `shards`. If the new stack entry is the first for this module, it takes over the
+/// units `inside` the module.
 fn enter<I: TensorTree>(
     unit: &Arc<Unit>,
     shards: LocalShards,
@@ -164,7 +170,7 @@ fn enter<I: TensorTree>(
         }
         UnitEntry::Opens { all, one } => {
             let (scope, input) = ForwardScope::open(unit, all, unit_stack::opening(unit), input).or_unwind();
-            // Not when the first parameter is read: a rank that reads none must take part all the same.
+            // Not when the first parameter is read: a rank that reads none must participate in the all-gather too.
             scope.pass.buffer.gather().or_unwind();
             let pass = (!scope.again).then(|| scope.pass.clone());
             let entered = match one {
@@ -180,19 +186,19 @@ fn enter<I: TensorTree>(
     }
 }
 
-/// Units of one module, and its shards.
+/// Units of one module, each with this rank's shards of the module's parameters.
 pub(super) type OwnUnits = SmallVec<[(Arc<Unit>, LocalShards); 1]>;
 
-/// What a module that holds distributed parameters is to units.
+/// The units in which a module's distributed parameters are.
 pub(super) struct Scoped {
-    /// The units whose module it is exactly, and their shards: one, if not of parameters that are on different meshes.
+    /// Units of exactly this module, with their shards. There is one, unless parameters are on different meshes.
     pub(super) own: OwnUnits,
-    /// The data-parallel units of modules inside.
+    /// The data-parallel units of modules inside, with their shards.
     pub(super) inside: Vec<(Arc<Unit>, LocalShards)>,
 }
 
 impl Scoped {
-    /// `None` for a module without distributed parameters.
+    /// Collects the units of `module`. Returns `None` if it has no distributed parameters.
     ///
     /// # Errors
     /// [`ParamError::Replaced`].
@@ -204,7 +210,7 @@ impl Scoped {
         check_not_replaced(module, &walk)?;
         let visited = walk.distributed;
         let is_own = |visited: &&Visited| visited.depth == visited.param.info().depth;
-        // Parameters that `fully_shard` ignored stay in the unit that `parallelize` made.
+        // If `fully_shard` ignored the parameters, they are still in the unit that `parallelize` made.
         let mut own: SmallVec<[Arc<Unit>; 1]> = SmallVec::new();
         for found in visited.iter().filter(is_own) {
             let is_known = own.iter().any(|unit| Arc::ptr_eq(unit, &found.param.unit));
@@ -218,12 +224,12 @@ impl Scoped {
         let mut units: Vec<(Arc<Unit>, Vec<Visited>)> = Vec::new();
         for visited in visited {
             let is_in_own = own.iter().any(|own| Arc::ptr_eq(own, &visited.param.unit));
-            // Not of a unit around the module.
+            // Skip parameters of a unit of a module around this one.
             let is_inside = visited.depth > visited.param.info().depth && visited.param.is_data_parallel();
             if !is_in_own && !is_inside {
                 continue;
             }
-            // A clone inside the same module, frozen perhaps, has shards of its own.
+            // A clone of a parameter inside the same module, for example a frozen one, has separate shards.
             let index = visited.param.index;
             let lacks = |members: &[Visited]| {
                 members.last().is_none_or(|last| last.param.index < index)
@@ -247,7 +253,7 @@ impl Scoped {
     }
 }
 
-/// The units whose module is exactly `module`, and their shards.
+/// Returns the units whose module is exactly `module`, with their shards.
 ///
 /// # Errors
 /// [`ParamError::NotSharded`] if there is none, [`ParamError::Replaced`].

@@ -1,37 +1,39 @@
-//! [`ParamError`]: why a model's parameters could not be distributed, or read as such.
+//! [`ParamError`]: errors of distributing a model's parameters, and of using distributed parameters.
 
 use crate::pattern::PatternError;
 
-/// Why a model's parameters could not be distributed, or read as such.
+/// An error of distributing a model's parameters, or of using distributed parameters.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum ParamError {
-    /// A pattern of paths cannot be parsed.
-    #[error("`{pattern}` is no path pattern: {reason}")]
+    /// A path pattern cannot be parsed.
+    #[error("`{pattern}` is not a valid path pattern: {reason}")]
     Pattern {
         /// The pattern.
         pattern: String,
-        /// What is wrong with it.
+        /// Reason why the pattern cannot be parsed.
         reason: String,
     },
-    /// A pattern of paths matches nothing in the model.
-    #[error("the pattern `{pattern}` matches no {what} of the model{}; it has {present}", near(near_path.as_deref()))]
+    /// A path pattern matches nothing in the model.
+    #[error(
+        "pattern `{pattern}` matches no {what} of the model{}. The model has {present}",
+        near(near_path.as_deref())
+    )]
     NoMatch {
         /// The pattern.
         pattern: String,
-        /// What was looked for: modules or parameters.
+        /// Kind of item that was searched, for example modules or parameters.
         what: &'static str,
-        /// What is written almost like it.
+        /// Path that differs only slightly from the pattern, if there is one.
         near_path: Option<String>,
-        /// What there is.
+        /// List of the paths that exist.
         present: String,
     },
-    /// The parameter has a reparameterization already, and burn allows one.
+    /// The parameter already has a reparameterization. burn allows one per parameter.
     #[error(
-        "parameter `{param}` has the reparameterization `{name}`, and burn allows one a parameter (fully_shard takes \
-         `lora` of weights that are not quantized); merge it with \
-         `model.materialize()`, or have fully_shard leave the stored value as it is, `.with_ignored([\"{param}\"])`, and \
-         distribute what `{name}` trains"
+        "parameter `{param}` has the reparameterization `{name}`, and burn allows one per parameter (`fully_shard` \
+         accepts `lora` on weights that are not quantized). Merge it with `model.materialize()`, or let `fully_shard` \
+         ignore the stored value, `.with_ignored([\"{param}\"])`, and distribute the parameters that `{name}` trains"
     )]
     Reparameterized {
         /// Path of the parameter.
@@ -39,116 +41,124 @@ pub enum ParamError {
         /// Name of its reparameterization.
         name: String,
     },
-    /// Adapters (LoRA) are taken off a whole model at once, and would take something else with them.
+    /// A parameter with an adapter (LoRA) must be distributed, while another parameter has a different
+    /// reparameterization. Adapters are removed from all parameters of a model at once, which would also remove the
+    /// other reparameterization.
     #[error(
-        "parameter `{param}` has an adapter, which cannot be distributed with it while `{other}` has the \
-         reparameterization `{name}`: shard a model with adapters in one call, all of it, and merge what is no adapter \
-         with `materialize()`; or have fully_shard leave the stored value as it is, `.with_ignored([\"{param}\"])`, and \
-         shard what the adapter trains"
+        "parameter `{param}` has an adapter, which cannot be distributed while `{other}` has the reparameterization \
+         `{name}`. Shard all parameters of a model with adapters in one call, and merge other reparameterizations with \
+         `materialize()`; or let `fully_shard` ignore the stored value, `.with_ignored([\"{param}\"])`, and shard the \
+         parameters that the adapter trains"
     )]
     AdapterConflict {
         /// Path of the parameter.
         param: String,
-        /// Path of the other one.
+        /// Path of the other parameter.
         other: String,
-        /// Name of its reparameterization.
+        /// Name of the other parameter's reparameterization.
         name: String,
     },
-    /// No graph of this crate's operations can be recorded on the ranks' device.
+    /// This crate cannot record gradients on the ranks' device.
     #[error(
-        "the ranks compute on {device}, where this crate cannot record gradients: it was built for the backends of its \
-         features, of `flex` (CPU), `cuda` and `wgpu`; enable the one of the device, or launch on another: \
-         `Launch::threads(4).device(..)`"
+        "the ranks compute on {device}, where this crate cannot record gradients: it supports only the backends that \
+         its features `flex` (CPU), `cuda` and `wgpu` enable. Enable the feature for this device, or launch on another \
+         one: `Launch::threads(4).device(..)`"
     )]
     Backend {
         /// The device.
         device: String,
     },
-    /// The parameter is on another device than its rank computes on.
+    /// A parameter is not on the device on which its rank computes.
     #[error(
-        "parameter `{param}` is on {device}, and this rank computes on {own}; make the model on `world.device()`, or \
-         move it there: `model.to_device(world.device())`; of units whose shards are in host memory, \
-         `FullyShard::with_offload(OffloadPolicy::Cpu)`, it may be on the CPU, too"
+        "parameter `{param}` is on {device}, but this rank computes on {own}. Create the model on `world.device()`, or \
+         move it there: `model.to_device(world.device())`. Parameters may also be on the CPU if their unit's shards \
+         are in host memory: `FullyShard::with_offload(OffloadPolicy::Cpu)`"
     )]
     Device {
         /// Path of the parameter.
         param: String,
-        /// Its device.
+        /// Device of the parameter.
         device: String,
-        /// The rank's.
+        /// Device of the rank.
         own: String,
     },
-    /// An input of a unit is on another device than the unit computes on.
+    /// An input of a unit is not on the device on which the unit computes.
     #[error(
-        "an input of unit `{unit}` is on {device}, and this rank computes on {own}; make batches on `world.device()`, or \
-         move them there: `x.to_device(world.device())`"
+        "an input of unit `{unit}` is on {device}, but this rank computes on {own}. Create batches on \
+         `world.device()`, or move them there: `x.to_device(world.device())`"
     )]
     InputDevice {
         /// The unit.
         unit: String,
-        /// The input's device.
+        /// Device of the input.
         device: String,
-        /// The rank's.
+        /// Device of the rank.
         own: String,
     },
-    /// A parameter has been put into a model that was distributed before.
+    /// A parameter of a distributed model was replaced after the model was distributed.
     #[error(
-        "parameter `{param}` is not distributed as those around it: it was replaced after fully_shard or parallelize, \
-         by an assignment or by a method of the parameter (`map`, `set_require_grad`), and would be trained by each \
-         rank alone; gather the model with full_model, replace the parameter in that, and distribute it again"
+        "parameter `{param}` is not distributed, but the parameters around it are: it was replaced after fully_shard \
+         or parallelize, by an assignment or by a method of the parameter (`map`, `set_require_grad`), and each rank \
+         would train it separately. Gather the model with full_model, replace the parameter there, and distribute the \
+         result"
     )]
     Replaced {
         /// Path of the parameter.
         param: String,
     },
-    /// Two fields hold clones of one parameter.
+    /// Two fields hold clones of the same parameter.
     #[error(
-        "`{param}` and `{other}` are clones of one parameter, of which burn's optimizers step one; \
-         keep it in one field and read that in both places: `embedding.weight.val()`, or `.dtensor()`"
+        "`{param}` and `{other}` are clones of the same parameter, and burn's optimizers would update only one of \
+         them. Keep the parameter in one field, and read that field in both uses: `embedding.weight.val()` or \
+         `.dtensor()`"
     )]
     Tied {
-        /// Path of the first.
+        /// Path of the first clone.
         param: String,
-        /// Path of the second.
+        /// Path of the second clone.
         other: String,
     },
-    /// The model was walked twice and showed different parameters.
-    #[error("parameter `{param}` was planned but not met again; does the module's `map` visit what its `visit` does?")]
+    /// A method of the model that maps its parameters did not visit a parameter that its `visit` did.
+    #[error(
+        "the model's `visit` visited parameter `{param}`, but its `map` did not. Make both methods visit the same \
+         parameters"
+    )]
     ParamNotVisited {
         /// Path of the parameter.
         param: String,
     },
     /// Parameters of one unit are parallelized on different meshes.
     #[error(
-        "one unit would hold `{param}`, parallelized on {mesh}, and `{other_param}`, parallelized on \
-         {other_mesh}; parallelize both on one mesh, or make them separate units"
+        "one unit would contain `{param}`, parallelized on {mesh}, and `{other_param}`, parallelized on {other_mesh}. \
+         Parallelize both on the same mesh, or put them into separate units"
     )]
     TensorMeshes {
         /// Path of a parameter.
         param: String,
-        /// Its mesh.
+        /// Mesh of that parameter.
         mesh: String,
         /// Path of the first parameter on another mesh.
         other_param: String,
-        /// That mesh.
+        /// Mesh of the other parameter.
         other_mesh: String,
     },
-    /// The data-parallel and the tensor-parallel mesh do not make one mesh.
+    /// The data-parallel mesh and the tensor-parallel mesh are not disjoint slices of one mesh.
     #[error(
-        "the parameters are parallelized on {tensor}, which is no other part of one mesh than {data}; \
-         slice both out of one mesh: `mesh.slice([\"replicate\", \"shard\"])` for fully_shard and \
+        "the parameters are parallelized on {tensor}, but {data} is not a slice of the same mesh along other \
+         dimensions. Slice both out of one mesh: `mesh.slice([\"replicate\", \"shard\"])` for fully_shard and \
          `mesh.slice([\"tp\"])` for parallelize"
     )]
     Meshes {
-        /// The mesh given to `fully_shard`.
+        /// Mesh passed to `fully_shard`.
         data: String,
-        /// The mesh given to `parallelize`.
+        /// Mesh passed to `parallelize`.
         tensor: String,
     },
-    /// A parameter of a [strict](crate::fsdp::FullyShard::with_implicit_unshard) model was read outside its unit.
+    /// A parameter was read outside its unit, in a model with
+    /// [implicit unshard](crate::fsdp::FullyShard::with_implicit_unshard) disabled.
     #[error(
-        "parameter `{param}` is read outside its unit `{unit}`, which would gather and reduce it by itself; write \
-         `unit(module, input, ..)` around the forward of the unit's module, or of one around it"
+        "parameter `{param}` is read outside its unit `{unit}`, so it would be gathered and reduced separately. Write \
+         `unit(module, input, ..)` around the forward of the unit's module, or of a module that contains it"
     )]
     ReadOutsideUnit {
         /// Path of the parameter.
@@ -156,103 +166,110 @@ pub enum ParamError {
         /// The unit.
         unit: String,
     },
-    /// Units were told to keep parts over so many ranks, of which no groups were made.
+    /// The requested [`ReshardAfterForward::Ranks`](super::ReshardAfterForward::Ranks) has a number of ranks for
+    /// which `fully_shard` created no groups.
     #[error(
-        "unit `{unit}` cannot keep its parameters over {ranks} ranks after forward: `fully_shard` was not given \
-         ReshardAfterForward::Ranks({ranks}), and makes the groups; give it that, and set another one at run time"
+        "unit `{unit}` cannot keep its parameters sharded over {ranks} ranks after forward: `fully_shard` creates the \
+         groups, and was not given ReshardAfterForward::Ranks({ranks}). Pass that to `fully_shard`; other policies can \
+         be set at run time"
     )]
     ReshardRanks {
         /// The unit.
         unit: String,
-        /// Number of ranks asked for.
+        /// Requested number of ranks.
         ranks: usize,
     },
-    /// A divide factor of gradients by which nothing can be divided.
+    /// The gradient divide factor is not a valid divisor.
     #[error(
-        "gradients cannot be divided by {factor}: the factor must be positive, and neither it nor its reciprocal may be out of \
-         the range of f32"
+        "gradients cannot be divided by {factor}. Pass a positive factor such that both the factor and its reciprocal \
+         are in the range of f32"
     )]
     DivideFactor {
-        /// The factor.
+        /// The requested factor.
         factor: f64,
     },
-    /// A checkpointed block computes with what it would have no gradient for.
+    /// A checkpointed block computes with a tracked tensor that is not one of its inputs or parameters. That tensor
+    /// would get no gradient.
     #[error(
-        "the checkpointed block `{block}` computes with a tracked tensor that is no input of it and no parameter of its \
-         module, and would get no gradient: pass it in `input`, give a module that has the parameter, or detach it \
-         before"
+        "checkpointed block `{block}` computes with a tracked tensor that is neither an input of the block nor a \
+         parameter of its module, and would get no gradient. Pass it in `input`, pass a module that contains the \
+         parameter, or detach the tensor first"
     )]
     CapturedTrackedTensor {
         /// The unit, or the type of the module.
         block: String,
     },
-    /// A checkpointed block did other things when it computed again.
+    /// The recomputation of a checkpointed block in backward differed from its forward.
     #[error(
-        "the checkpointed block `{block}` {differs} in backward than in forward, and its gradients would be wrong: it \
-         must compute the same again; random numbers of burn's own state (`Dropout`, `Tensor::random`) are the same \
-         unless other threads of the process draw meanwhile, as ranks that are threads do: draw with \
-         `burn_dtensor::nn::dropout` and `random::tensor`, or run a rank a process"
+        "checkpointed block `{block}` {differs} in backward than in forward, so its gradients would be wrong. Make the \
+         block deterministic. Random numbers of burn's own state (`Dropout`, `Tensor::random`) repeat only if no other \
+         thread of the process draws at the same time, as ranks that are threads do: draw with \
+         `burn_dtensor::nn::dropout` and `random::tensor`, or run one rank per process"
     )]
     NondeterministicRecompute {
         /// The unit, or the type of the module.
         block: String,
-        /// What differs.
+        /// Description of the difference, a verb phrase such as "enters fewer units".
         differs: &'static str,
     },
-    /// A hook on a unit's averaged gradients has not returned one for each, as it was.
+    /// An all-reduce hook did not return one tensor per gradient, of the same length and dtype.
     #[error("the all-reduce hook of unit `{unit}` must return the tensors that it was given, in order: {reason}")]
     HookResult {
         /// The unit.
         unit: String,
-        /// What it has returned.
+        /// Description of the wrong result.
         reason: String,
     },
-    /// Gradients of backwards that did not reduce them wait, and the optimizer has stepped without them.
+    /// The optimizer stepped before accumulated gradients were reduced.
     #[error(
-        "gradients of unit `{unit}` wait to be reduced, and the optimizer has stepped without them. They were computed by a \
-         backward without gradient synchronization. Call FsdpModule::of(&model)?.set_requires_gradient_sync(true) before the last \
-         backward of a step, which must enter a unit of the same model, sharded by one call of `fully_shard` or inside it; \
-         or drop them with FsdpModule::of(&model)?.reset_iter_state()"
+        "gradients of unit `{unit}` have not been reduced, and the optimizer has stepped without them. They were \
+         computed by a backward without gradient synchronization. Call \
+         FsdpModule::of(&model)?.set_requires_gradient_sync(true) before the last backward of a step, and let that \
+         backward enter a unit of the same model (the outermost module passed to `fully_shard`); or drop the gradients \
+         with FsdpModule::of(&model)?.reset_iter_state()"
     )]
     PendingGradients {
         /// The unit.
         unit: String,
     },
-    /// A backward has come to what one before has consumed.
+    /// A backward reached a graph that an earlier backward had consumed.
     #[error(
-        "a second backward comes to unit `{unit}`, or to one that ran before it, whose graph the first has consumed: what \
-         it returned is in two losses that were differentiated apart; add the losses up and call backward once, or run the \
-         unit once for each of them, `unit(&module, ..)` twice"
+        "a second backward reached unit `{unit}`, or a unit that ran before it, whose graph the first backward \
+         consumed: its output is part of two losses that were differentiated separately. Either add the losses up and \
+         call backward once, or run the unit once for each loss, `unit(&module, ..)` twice"
     )]
     SecondBackward {
-        /// The unit: the last that may be meant.
+        /// The unit. The last one in forward order, if several are possible.
         unit: String,
     },
-    /// One module was to be gathered of a unit of several.
+    /// `unshard` was called on one module of a unit that consists of several.
     #[error(
-        "unit `{unit}` is of several modules, and `unshard` was given one: they are gathered together as the model's forward \
-         comes to the first; have another unit gather it ahead, \
-         FsdpModule::of(&model)?.matching([..])?.set_forward_prefetch([FsdpModule::of(&module)?])"
+        "unit `{unit}` consists of several modules, but `unshard` was called on one of them. The unit is gathered when \
+         the model's forward reaches the first of its modules. To prefetch it, call \
+         FsdpModule::of(&model)?.matching([..])?.set_forward_prefetch([FsdpModule::of(&module)?]) on another unit"
     )]
     UnshardOnGroupUnit {
         /// The unit.
         unit: String,
     },
-    /// The module is not sharded.
-    #[error("the module is no unit; pass a module that fully_shard made one")]
+    /// The module is not an FSDP unit, or the model contains none.
+    #[error(
+        "this module is not an FSDP unit. Pass the model that `fully_shard` returned, or a module in it that a pattern \
+         of `FullyShard::with_units` matches"
+    )]
     NotSharded,
-    /// The model was to be gathered on a rank that has no part of it.
-    #[error("rank {rank} is not of {mesh}, on which the model is distributed: name one of its ranks")]
+    /// The full model was requested on a rank that is not in the model's mesh.
+    #[error("rank {rank} is not in {mesh}, over which the model is distributed. Pass a rank of that mesh")]
     NotOfMesh {
-        /// The rank asked for.
+        /// The requested rank.
         rank: usize,
-        /// The mesh of the first parameter.
+        /// Mesh of the first parameter.
         mesh: String,
     },
     /// A parameter without tensor-parallel placements was read as a DTensor on the tensor-parallel mesh.
     #[error(
-        "parameter `{param}` was not parallelized, so it has no tensor-parallel mesh; call parallelize on the model \
-         (an empty plan replicates everything), or read it with `val()`"
+        "parameter `{param}` was not parallelized, so it has no tensor-parallel mesh. Call parallelize on the model \
+         (an empty plan replicates all parameters), or read it with `val()`"
     )]
     NotParallelized {
         /// Path of the parameter, or its id.
@@ -261,7 +278,7 @@ pub enum ParamError {
 }
 
 fn near(path: Option<&str>) -> String {
-    path.map_or_else(String::new, |path| format!(": did you mean `{path}`?"))
+    path.map_or_else(String::new, |path| format!(" (did you mean `{path}`?)"))
 }
 
 impl From<PatternError> for crate::Error {

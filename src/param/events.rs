@@ -1,4 +1,4 @@
-//! [`Event`]: what units do, as they do it.
+//! [`Event`]: events of FSDP units, for profiling and tests.
 
 use std::cell::RefCell;
 use std::fmt;
@@ -7,46 +7,48 @@ use std::time::Instant;
 
 use crate::comm::{Op, OpTiming};
 
-/// What a unit has done.
+/// An event of a unit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Event {
-    /// What happened.
+    /// Kind of the event.
     pub kind: EventKind,
-    /// The unit's path, `root` of the model itself.
+    /// Path of the unit, `root` for the model itself.
     pub unit: Arc<str>,
-    /// Where the rank's training was.
+    /// Phase of training in which the event happened.
     pub training_state: TrainingState,
-    /// What the rank has of the unit's parameters from then on.
+    /// State of the unit's parameters on this rank after the event.
     pub state: ShardedState,
-    /// When.
+    /// Time of the event.
     pub at: Instant,
-    /// Of a collective that is [done](EventKind::Done): when it was posted, moved and was wanted. Another thread than
-    /// the rank's may have moved it.
+    /// Timing of the collective, for [`Done`](EventKind::Done) events. The data may have been transferred by another
+    /// thread than the rank's.
     pub timing: Option<OpTiming>,
 }
 
-/// What happened to a unit.
+/// Kind of an [`Event`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum EventKind {
-    /// Its forward begins: its parameters are there, and others that are gathered ahead are on their way.
+    /// The forward of the unit begins. Its parameters are gathered, and the all-gathers of prefetched units are in
+    /// flight.
     PreForward,
-    /// Its forward has ended.
+    /// The forward of the unit has ended.
     PostForward,
-    /// The gradient of an output has come, and backward goes into it.
+    /// Backward has reached the unit: the gradient of one of its outputs is available.
     PreBackward,
-    /// Its gradients are on their way to the ranks' shards, or wait with it: backward is through.
+    /// The backward of the unit has ended. The reduction of its gradients has been issued, or they are accumulated in
+    /// the unit.
     PostBackward,
-    /// It begins to be gathered.
+    /// The unit begins to gather its parameters.
     Unshard,
-    /// Its gathered parameters are freed.
+    /// The gathered parameters of the unit are freed.
     Reshard,
-    /// It has issued a collective.
+    /// The unit has issued a collective.
     Issued(Op),
-    /// The result of a collective is there.
+    /// The result of a collective of the unit is available.
     Done(Op),
 }
 
-/// Where a rank's training is, as seen from a unit.
+/// Phase of training on a rank, relative to one unit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum TrainingState {
     /// Between iterations.
@@ -54,21 +56,21 @@ pub enum TrainingState {
     Idle,
     /// In forward.
     Forward,
-    /// In backward, before the unit's gradients are all there.
+    /// In backward, before all gradients of the unit are available.
     PreBackward,
-    /// In backward, after that.
+    /// In backward, after all gradients of the unit are available.
     PostBackward,
 }
 
-/// What a rank has of a unit's parameters.
+/// State of a unit's parameters on one rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum ShardedState {
-    /// Its shard.
+    /// The rank has only its shard.
     #[default]
     Sharded,
-    /// A shard over fewer ranks: [`ReshardAfterForward::Ranks`](super::ReshardAfterForward::Ranks).
+    /// The rank has a shard over fewer ranks: [`ReshardAfterForward::Ranks`](super::ReshardAfterForward::Ranks).
     ShardedPostForward,
-    /// All of them, or they are on their way.
+    /// The rank has the full parameters, or their all-gather is in flight.
     Unsharded,
 }
 
@@ -91,10 +93,11 @@ thread_local! {
     static RECORDED: RefCell<Option<Vec<Event>>> = const { RefCell::new(None) };
 }
 
-/// Runs `program`, and returns what units have done meanwhile on this thread, which is this rank, in that order.
+/// Runs `program` and returns the events of units on this thread, that is on this rank, in the order in which they
+/// happened.
 ///
-/// The same events go to [`tracing`], at level `TRACE`, target `burn_dtensor::fsdp`. A recording inside another takes
-/// its events.
+/// The events are also emitted through [`tracing`] at level `TRACE`, target `burn_dtensor::fsdp`. If calls are
+/// nested, only the innermost one records an event.
 ///
 /// ```
 /// # use burn::nn::LinearConfig;
@@ -119,7 +122,7 @@ pub fn record_events<T>(program: impl FnOnce() -> T) -> (T, Vec<Event>) {
     (result, RECORDED.replace(around).unwrap_or_default())
 }
 
-/// Says that something has happened to the unit of this path.
+/// Records an event of the unit with this path.
 pub(super) fn happened(
     kind: EventKind,
     unit: impl FnOnce() -> Arc<str>,
@@ -129,7 +132,7 @@ pub(super) fn happened(
     tell(kind, unit, training_state, state, None);
 }
 
-/// Says that a collective of the unit is done, which went so.
+/// Records that a collective of the unit is complete.
 pub(super) fn done(
     op: Op,
     unit: impl FnOnce() -> Arc<str>,

@@ -1,4 +1,4 @@
-//! A unit's collectives, by their [`Plans`](super::plan_cache::PlanCache).
+//! The collectives of a unit, executed by cached [plans](super::plan_cache::PlanCache).
 
 use burn::backend::{DispatchTensor, TensorMetadata};
 use itertools::Itertools;
@@ -10,10 +10,11 @@ use crate::comm::{Call, CommError, Communicator, ShardedModel, TensorMeta, Work}
 use crate::placement::ShardSizes;
 
 impl Unit {
-    /// A collective of the parameters at `members`: `tensors` are of those of them that it is of, and the flags.
+    /// Starts a collective of the unit over `group`. `members` are indices of parameters. `tensors` are those of the
+    /// members that this kind of collective transfers, followed by the flags for a reduction.
     ///
     /// # Collective
-    /// Of the ranks of `group`.
+    /// Every rank of `group`.
     pub(super) fn exchange(
         &self,
         exchange: UnitCollectiveKind,
@@ -36,7 +37,7 @@ impl Unit {
         }
     }
 
-    /// Returns the number of its model among those of the ranks that make this collective.
+    /// Returns the number of the unit's model among the models of the ranks that participate in this collective.
     fn model_number(&self, exchange: UnitCollectiveKind) -> u64 {
         let model = &self.data().model;
         match exchange {
@@ -83,7 +84,8 @@ impl Unit {
     }
 }
 
-/// The wholes of tensors, whole or cut.
+/// Returns the metadata of the full tensors of which these are the metadata of shards, with their shardings. Full
+/// tensors, whose metadata does not change, are accepted too.
 fn full_metas(
     metas: impl Iterator<Item = TensorMeta>,
     shardings: impl Iterator<Item = (usize, ShardSizes)>,

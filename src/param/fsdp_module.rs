@@ -1,4 +1,4 @@
-//! [`FsdpModule`]: what units do from now on.
+//! [`FsdpModule`]: changes the options of units at run time.
 
 use std::sync::{Arc, Weak};
 
@@ -15,7 +15,8 @@ use crate::Result;
 use crate::comm::Communicator;
 use crate::pattern::PathPattern;
 
-/// The units of a module that `fully_shard` made: of the module itself, and of those inside.
+/// FSDP units of a module that [`fully_shard`](crate::fsdp::fully_shard) returned: those of the module itself, and
+/// those of the modules inside it. Use it to change options of these units at run time.
 ///
 /// ```
 /// # use burn::nn::LinearConfig;
@@ -28,7 +29,7 @@ use crate::pattern::PathPattern;
 /// # let batches = [0.0, 1.0].map(|x| Tensor::<2>::full([1, 4], x, &device));
 /// let model = fully_shard(LinearConfig::new(4, 3).init(&device), &mesh, FullyShard::new())?;
 /// for (at, x) in batches.into_iter().enumerate() {
-///     // Gradients of all batches but the last stay with their rank, and are reduced with those of the last.
+///     // Gradients of all batches except the last are accumulated, and reduced with those of the last.
 ///     FsdpModule::of(&model)?.set_requires_gradient_sync(at == 1);
 ///     let grads = model.forward(x).sum().backward();
 ///     assert_eq!(model.weight.shard_grad(&grads).is_some(), at == 1);
@@ -38,12 +39,13 @@ use crate::pattern::PathPattern;
 /// # Ok::<_, burn_dtensor::Error>(())
 /// ```
 ///
-/// What is set holds for the units, so for all clones of the module, until it is set anew. Local: no communication; but
-/// every rank of the units' mesh must set the same, at the same place among its forwards and backwards.
+/// An option is stored in the units, so it applies to all clones of the module until it is set to another value. The
+/// setters do not communicate. However, every rank of the units' mesh must set the same value, at the same position
+/// in its sequence of forwards and backwards.
 #[derive(Debug, Clone)]
 pub struct FsdpModule {
     units: Vec<Arc<Unit>>,
-    /// How many of them are of the module itself.
+    /// Number of units of the module itself, which come first.
     own: usize,
 }
 
@@ -51,7 +53,7 @@ impl FsdpModule {
     /// Returns the units of `module` and of the modules inside it.
     ///
     /// # Errors
-    /// [`ParamError::NotSharded`] if there are none, [`ParamError::Replaced`].
+    /// [`ParamError::NotSharded`] if there is none, [`ParamError::Replaced`].
     pub fn of<M: Module>(module: &M) -> Result<Self> {
         let Scoped { own, inside } = Scoped::of(module)?.ok_or(ParamError::NotSharded)?;
         let own: Vec<_> = own.into_iter().map(|(unit, _)| unit).filter(|unit| unit.is_data_parallel()).collect();
@@ -65,17 +67,18 @@ impl FsdpModule {
         if units.is_empty() { Err(ParamError::NotSharded.into()) } else { Ok(Self { units, own: count }) }
     }
 
-    /// That of the module itself, without those inside; empty if it is none. Of parameters on different meshes, such as
-    /// experts beside others, it has one for each.
+    /// Returns the unit of the module itself without those of modules inside it. The result is empty if the module is
+    /// not a unit. It contains several units if the parameters of the module are on different meshes, as expert
+    /// weights are.
     #[must_use]
     pub fn own(mut self) -> Self {
         self.units.truncate(self.own);
         self
     }
 
-    /// Those of modules whose path matches a pattern, as
-    /// [`FullyShard::with_units`](crate::fsdp::FullyShard::with_units) has them; of a unit of several modules that of
-    /// one. The path is that in the model that was sharded as a whole, `root` of that model itself.
+    /// Returns the units whose path matches a pattern, with the syntax of
+    /// [`FullyShard::with_units`](crate::fsdp::FullyShard::with_units). A unit of several modules matches if the path
+    /// of one of them does. Paths start at the outermost model that was sharded; `root` matches that model itself.
     ///
     /// # Errors
     /// [`ParamError::Pattern`], [`ParamError::NoMatch`].
@@ -95,13 +98,15 @@ impl FsdpModule {
         Ok(Self { own, ..self })
     }
 
-    /// The path of each in the model, `root` of the model itself; of a unit of several modules all of them.
+    /// Returns the path of each unit in the model. It is `root` for the model itself, and the list of all paths for a
+    /// unit of several modules.
     pub fn paths(&self) -> Vec<String> {
         self.units.iter().map(|unit| unit.label().to_string()).collect()
     }
 
-    /// Whether all of them are gathered ahead, and there: the pass would not wait for other ranks. For forward
-    /// [`unshard`](super::unshard) or a unit before does so; for a backward of this thread the units that it has come to.
+    /// Returns true if all units are prefetched and their all-gathers are complete, so that the next pass would not
+    /// block. A unit is prefetched for forward by [`unshard`](super::unshard) or by an earlier unit, and for backward
+    /// by the backward of this thread.
     ///
     /// Local: no communication.
     pub fn is_prefetched(&self) -> bool {
@@ -113,60 +118,65 @@ impl FsdpModule {
         self.units.iter().for_each(|unit| set(&mut unit.control.lock()));
     }
 
-    /// When gathered parameters are freed, from the next forward on.
+    /// Sets when gathered parameters are freed, starting with the next forward.
     ///
     /// # Errors
-    /// [`ParamError::ReshardRanks`] for another number of ranks than `fully_shard` was given, which has made the groups.
+    /// [`ParamError::ReshardRanks`] for a number of ranks that `fully_shard` was not given: it creates the groups.
     pub fn set_reshard_after_forward(&self, reshard: ReshardAfterForward) -> Result<()> {
         self.units.iter().try_for_each(|unit| check_reshard(unit, reshard))?;
         self.set(|control| control.reshard = reshard);
         Ok(())
     }
 
-    /// Whether what backward has computed with is freed after it, which is the default. What is kept serves the next
-    /// forward from the same shards: where gradients of several batches are accumulated, that gathers nothing.
+    /// Sets whether unsharded parameters are freed after backward. Default: true. If they are kept, the next forward
+    /// from the same shards uses them without an all-gather, for example while gradients of several batches are
+    /// accumulated.
     pub fn set_reshard_after_backward(&self, reshard: bool) {
         self.set(|control| control.reshard_after_backward = reshard);
     }
 
-    /// Whether backward gathers what was freed after forward, which is the default. A unit whose backward reads no weight,
-    /// such as one of embeddings, can do without; a weight that is read all the same is an error on the rank that does.
-    /// Parameters that a [checkpointed](super::checkpoint_activations) block reads are gathered nevertheless: it
-    /// recomputes.
+    /// Sets whether backward gathers parameters that were freed after forward. Default: true. Use `false` for a unit
+    /// whose backward reads no parameter, such as one of embeddings. If backward does read one, the rank fails with
+    /// an error. Parameters that a [checkpointed](super::checkpoint_activations) block reads are gathered in any
+    /// case, for its recomputation.
     pub fn set_unshard_in_backward(&self, unshard: bool) {
         self.set(|control| control.unshard_in_backward = unshard);
     }
 
-    /// Whether the program's [`checkpointed`](super::checkpoint_activations) blocks compute again in backward, which is
-    /// the default; without, they are as if the program had written [`unit`](fn@super::unit). From the next forward on.
+    /// Sets whether [`checkpoint_activations`](super::checkpoint_activations) recomputes the block in backward,
+    /// starting with the next forward. Default: true. If `false`, it behaves like [`unit`](fn@super::unit).
     pub fn set_activation_checkpointing(&self, checkpoint: bool) {
         self.set(|control| control.checkpoint = checkpoint);
     }
 
-    /// Whether a backward reduces gradients, which is the default. One that does not leaves them whole with the unit, where
-    /// they take the memory of its parameters, and there are none for the optimizer; the next that does reduces the sum.
+    /// Sets whether backward reduces gradients. Default: true. If `false`, unsharded gradients are accumulated in the
+    /// unit, where they take as much memory as its parameters, and the optimizer gets none. The next backward with
+    /// synchronization reduces the sum.
     ///
-    /// A backward that reduces a unit of the model reduces at its end what waits of all units of the model, also of those that
-    /// it does not enter: an expert to which the last batch is not routed, for example. Where several backwards train parts of
-    /// one model for optimizers of their own, set the units of each part before the last backward of that part.
+    /// A backward that reduces one unit of a model also reduces, at its end, the accumulated gradients of all units
+    /// of the model, even of those that it does not enter (for example an expert to which the last batch is not
+    /// routed). If several backwards train parts of one model with separate optimizers, set the option on the units
+    /// of each part before the last backward of that part.
     ///
-    /// It must come before the optimizer steps: gradients that wait for shards that are gone are
-    /// [`ParamError::PendingGradients`] in the unit's next forward.
+    /// Call it before the optimizer steps. If gradients belong to shards that a step has replaced, the unit's next
+    /// forward fails with [`ParamError::PendingGradients`].
     pub fn set_requires_gradient_sync(&self, sync: bool) {
         self.set(|control| control.sync = sync);
     }
 
-    /// Whether a backward that reduces gradients over the ranks that shard does so over the replicas (HSDP) too, which is
-    /// the default. One that does not leaves this rank's shards of the sum with the unit, until one does.
+    /// Sets whether a backward that reduces gradients over the ranks that shard also reduces them over the replicas
+    /// (HSDP). Default: true. If `false`, this rank's shard of the sum is accumulated in the unit until a backward
+    /// reduces it.
     pub fn set_requires_all_reduce(&self, all_reduce: bool) {
         self.set(|control| control.all_reduce = all_reduce);
     }
 
-    /// What sums of gradients are divided by; `None`, the default, is the number of data-parallel ranks: of all that have
-    /// data of their own, also where fewer of them reduce a unit, such as one of experts.
+    /// Sets the divisor of summed gradients. The default, `None`, is the number of data-parallel ranks. It counts all
+    /// ranks with distinct data, even if fewer ranks reduce the unit, as with expert parallelism.
     ///
     /// # Errors
-    /// [`ParamError::DivideFactor`] unless it is positive, and `f32` has it and its reciprocal in full precision.
+    /// [`ParamError::DivideFactor`] unless the factor is positive, and it and its reciprocal are normal numbers in
+    /// `f32`.
     pub fn set_gradient_divide_factor(&self, factor: impl Into<Option<f64>>) -> Result<()> {
         let factor = factor.into();
         let is_valid = |factor: f64| factor > 0.0 && (factor as f32).is_normal() && (factor.recip() as f32).is_normal();
@@ -177,17 +187,19 @@ impl FsdpModule {
         Ok(())
     }
 
-    /// Has reductions sum alone, and divides the sums after: for an engine without averages. Default: false.
+    /// Sets whether reductions compute only sums, which are divided afterwards, for a backend without averages.
+    /// Default: false.
     pub fn set_force_sum_reduction(&self, force: bool) {
         self.change_averaging(|control| control.force_sum = force);
     }
 
-    /// Has `hook` run on a unit's gradients once they are averaged, over the replicas too (HSDP), before the optimizer has
-    /// them. It returns what they are to be: averages over further ranks, for example, or
-    /// gradients that are clipped. It runs on the rank's thread in backward, for one unit after another, in an order
-    /// that is alike on all ranks, so it may be collective.
+    /// Registers a `hook` on a unit's averaged gradients. It runs after the reductions, including the one over
+    /// replicas (HSDP), and before the optimizer gets the gradients. It returns the gradients to use, for example
+    /// averages over more ranks, or clipped gradients. It runs on the rank's thread in backward, for one unit after
+    /// another, in the same order on all ranks. Therefore it may call collectives.
     ///
-    /// It is given zeros for a parameter that no rank has used, which so has a gradient.
+    /// For a parameter that no rank has used, the hook receives zeros, and the parameter gets the gradient that the
+    /// hook returns.
     ///
     /// ```
     /// # use burn::nn::LinearConfig;
@@ -213,64 +225,65 @@ impl FsdpModule {
         self.set(|control| control.hook = Some(hook.clone()));
     }
 
-    /// Has no hook run.
+    /// Removes the hook.
     pub fn remove_all_reduce_hook(&self) {
         self.set(|control| control.hook = None);
     }
 
-    /// Has these make the collectives of units, in the place of their groups.
+    /// Makes these units run their collectives through `collectives` instead of their own groups.
     pub fn set_collectives(&self, collectives: impl UnitCollectives + 'static) {
         let collectives = Collectives::new(collectives);
         self.set(|control| control.collectives = Some(collectives.clone()));
     }
 
-    /// Has the groups make the collectives again.
+    /// Makes these units run their collectives on their own groups again.
     pub fn remove_collectives(&self) {
         self.set(|control| control.collectives = None);
     }
 
     fn change_averaging(&self, set: impl Fn(&mut RuntimeOptions)) {
         self.set(set);
-        // They are of the operations that they were made for.
+        // The cached plans contain the previous reduction operations.
         self.units.iter().for_each(|unit| unit.plans.forget());
     }
 
-    /// Backwards reduce nothing as long as the guard lives: [`set_requires_gradient_sync`](Self::set_requires_gradient_sync)
-    /// before and after.
-    #[must_use = "gradients are reduced again once the guard is dropped"]
+    /// Disables gradient reduction, as [`set_requires_gradient_sync(false)`](Self::set_requires_gradient_sync) does,
+    /// until the returned guard is dropped. The guard restores the previous setting of each unit.
+    #[must_use = "dropping the guard re-enables gradient reduction"]
     pub fn no_sync(&self) -> NoSync {
         let before = self.units.iter().map(|unit| (unit.clone(), unit.control.lock().sync)).collect();
         self.set_requires_gradient_sync(false);
         NoSync(before)
     }
 
-    /// The units to gather next, once one of these is gathered for forward: each in the order given, before it is entered.
+    /// Sets the units to prefetch when one of these units has been gathered for forward. They are gathered in the
+    /// given order, before they are entered.
     ///
-    /// They are units inside the outermost module whose forward is under way; others are passed over. What was gathered
-    /// and not entered when that is over, is dropped.
+    /// Only units inside the outermost module whose forward is running are prefetched; others are skipped. A
+    /// prefetched unit that is not entered before that forward ends is dropped.
     pub fn set_forward_prefetch(&self, next: impl Into<Prefetch>) {
         let next = next.into().units();
         self.units.iter().for_each(|unit| unit.prefetch.lock().forward.clone_from(&next));
     }
 
-    /// The units to gather next, once backward comes to one of these.
+    /// Sets the units to prefetch when backward reaches one of these units.
     pub fn set_backward_prefetch(&self, next: impl Into<Prefetch>) {
         let next = next.into().units();
         self.units.iter().for_each(|unit| unit.prefetch.lock().backward.clone_from(&next));
     }
 
-    /// Frees gathered parameters: those that [`unshard`](super::unshard), a prefetch or an earlier backward has left,
-    /// and those that a forward keeps for its backward, which gathers them again.
+    /// Frees unsharded parameters: those that [`unshard`](super::unshard), a prefetch or an earlier backward has
+    /// kept, and those that a forward keeps for its backward, which gathers them a second time.
     ///
     /// # Collective
-    /// Of units whose forward keeps its parameters for a backward to come.
+    /// Every rank must call it if a forward keeps parameters of these units for a later backward.
     pub fn reshard(&self) {
         self.units.iter().for_each(|unit| unit.reshard());
     }
 
-    /// Drops what an iteration has left that was given up, by a panic that the program has caught: gradients that wait to be
-    /// reduced or are under way, parameters that are gathered. Parameters and optimizers are as before the iteration; what was
-    /// [set](FsdpModule) stays.
+    /// Discards the state of an abandoned iteration, after the program has caught a panic: gradients that are
+    /// accumulated or in reduction, and unsharded parameters. Parameters, optimizers and the [options](FsdpModule) of
+    /// the units do not change.
     pub fn reset_iter_state(&self) {
         give_up_backward();
         for unit in &self.units {
@@ -280,7 +293,7 @@ impl FsdpModule {
     }
 }
 
-/// Whether parameters of `unit` can be kept so.
+/// Checks that `unit` supports the policy `reshard`.
 ///
 /// # Errors
 /// [`ParamError::ReshardRanks`].
@@ -293,14 +306,14 @@ fn check_reshard(unit: &Unit, reshard: ReshardAfterForward) -> Result<(), ParamE
     }
 }
 
-/// Which units are gathered before they are needed.
+/// Selection of the units that are prefetched.
 #[derive(Debug, Clone, Default)]
 pub enum Prefetch {
-    /// In backward the one that forward has left before. In forward the one that was entered next the last time, where
-    /// data moves while ranks compute: between processes, and not between threads. The default.
+    /// In backward, the unit that forward left immediately before. In forward, the unit that was entered next in the
+    /// previous forward, if transfers overlap with computation (between processes, not between threads). The default.
     #[default]
     Auto,
-    /// These.
+    /// These units.
     Units(Vec<FsdpModule>),
 }
 
@@ -319,7 +332,7 @@ impl Prefetch {
     }
 }
 
-/// Keeps the backwards of some units from reducing gradients; see [`FsdpModule::no_sync`].
+/// A guard that disables gradient reduction in the backwards of some units. See [`FsdpModule::no_sync`].
 #[derive(Debug)]
 pub struct NoSync(Vec<(Arc<Unit>, bool)>);
 

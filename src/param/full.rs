@@ -1,4 +1,4 @@
-//! [`full_model`] and [`full_model_on`]: a plain burn module out of a distributed one.
+//! [`full_model`] and [`full_model_on`]: convert a distributed model to an ordinary burn module.
 
 use std::sync::Arc;
 
@@ -14,16 +14,17 @@ use super::shards::LocalShards;
 use super::visit::{Visited, walk};
 use crate::Result;
 
-/// Gathers every parameter and returns the ordinary module, with no trace of sharding.
+/// Gathers all parameters and returns an ordinary burn module that is no longer sharded.
 ///
-/// One all-gather per unit; of a unit that is only partly in `model`, just those parameters. Then one
-/// for each of its parameters that is sharded over tensor-parallel ranks. Before them comes
-/// [`sync_buffers`], which makes running statistics equal on all ranks, also those of `model`. The result
-/// holds the whole model on every rank, and shares nothing that a forward writes; for a model that only one rank has
-/// the memory for, see [`full_model_on`]. Weights with adapters (LoRA) are burn's own again, with
-/// burn's adapters; those of ignored weights are merged into them. Ids, mappers,
-/// devices and training state are kept, so it saves, loads and trains as if it had never been sharded; parameters that
-/// were [offloaded](crate::fsdp::FullyShard::with_offload) are on the CPU.
+/// [`sync_buffers`] runs first, and makes running statistics equal on all ranks, including those of `model`. Then
+/// each unit runs one all-gather. If a unit is only partially in `model`, only its parameters in `model` are
+/// gathered. One more all-gather runs for each parameter that is sharded over tensor-parallel ranks.
+///
+/// The result contains the full model on every rank. It shares no tensor that a forward writes. If only one rank has
+/// enough memory for the model, use [`full_model_on`]. Parameters with adapters (LoRA) get burn's own adapters;
+/// adapters of ignored parameters are merged into them. Ids, mappers, devices and training state are kept, so the
+/// result saves, loads and trains as if it had never been sharded. [Offloaded](crate::fsdp::FullyShard::with_offload)
+/// parameters are on the CPU.
 ///
 /// # Collective
 /// Every rank of the model's meshes must call it.
@@ -35,13 +36,13 @@ pub fn full_model<M: Module>(model: &M) -> Result<M> {
     let walk = walk(model);
     check_not_replaced(model, &walk)?;
     sync_buffers(model)?;
-    unshared(gathered(model, walk.distributed, true)?.expect("it stays on every rank"))
+    unshared(gathered(model, walk.distributed, true)?.expect("`gathered` returns the model if `stay` is true"))
 }
 
-/// [`full_model`] on one rank, such as to save it there; `None` on the others, of which each holds no more
-/// than one unit at a time.
+/// Like [`full_model`], but returns the model only on one rank, for example to save it there. It returns `None` on
+/// the other ranks, each of which holds at most one unit at a time.
 ///
-/// The same collectives as [`full_model`]'s.
+/// The collectives are those of [`full_model`].
 ///
 /// ```
 /// use burn::module::Module;
@@ -66,9 +67,9 @@ pub fn full_model<M: Module>(model: &M) -> Result<M> {
 /// Every rank of the model's meshes must call it.
 ///
 /// # Errors
-/// [`ParamError::NotSharded`] for a model without distributed parameters, which every rank has already,
-/// [`ParamError::Replaced`] as [`full_model`], [`ParamError::NotOfMesh`] if `rank`, a global one, is not of their mesh,
-/// and [`Error::Comm`](crate::Error::Comm) if another rank fails.
+/// [`ParamError::NotSharded`] for a model without distributed parameters, which every rank has in full;
+/// [`ParamError::Replaced`] as in [`full_model`]; [`ParamError::NotOfMesh`] if the global rank `rank` is not in the
+/// mesh of the parameters; [`Error::Comm`](crate::Error::Comm) if another rank fails.
 pub fn full_model_on<M: Module>(model: &M, rank: usize) -> Result<Option<M>> {
     let walk = walk(model);
     check_not_replaced(model, &walk)?;
@@ -81,18 +82,19 @@ pub fn full_model_on<M: Module>(model: &M, rank: usize) -> Result<Option<M>> {
     gathered(model, walk.distributed, first.rank() == rank)?.map(unshared).transpose()
 }
 
-/// The ordinary module, where it is to `stay`. Gathers unit by unit, and lets go of each at once elsewhere.
+/// Gathers the parameters unit by unit. Returns the ordinary module if `stay` is true; otherwise frees each unit at
+/// once.
 ///
 /// # Errors
-/// That of a collective.
+/// The error of a collective.
 fn gathered<M: Module>(model: &M, visited: Vec<Visited>, stay: bool) -> Result<Option<M>> {
     let by_unit = |visited: &Visited| Arc::as_ptr(&visited.param.unit);
-    // Units in the order of the model: addresses differ from rank to rank.
+    // Gather units in the order of the model: their addresses differ between ranks.
     let order = visited.iter().map(by_unit).unique().collect_vec();
     let mut groups = visited.into_iter().into_group_map_by(by_unit);
     let mut open = Vec::new();
     for key in order {
-        let params = groups.remove(&key).expect("every unit has a group");
+        let params = groups.remove(&key).expect("every unit in `order` has a group");
         let shard = |Visited { param, base, .. }: &Visited| (param.index, param.state.clone(), base.clone());
         let shards = LocalShards::new(params.iter().map(shard));
         let unit = open_gathered(&params[0].param.unit, shards)?;

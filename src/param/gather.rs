@@ -1,4 +1,5 @@
-//! A unit's all-gathers: of shards, and of the parts that a few ranks have kept.
+//! The all-gathers of a unit: of shards, and of the shards of a post-forward group
+//! ([`ReshardAfterForward::Ranks`](super::ReshardAfterForward::Ranks)).
 
 use std::ops::Range;
 
@@ -15,14 +16,14 @@ use crate::dtensor::own;
 use crate::placement::ShardSizes;
 
 impl Unit {
-    /// Gathers the parameters at `members` from this rank's shards.
+    /// Starts the all-gather of the parameters at `members` from this rank's shards.
     ///
-    /// The result is in the order of `members` without those every rank holds whole.
+    /// The result is in the order of `members`, without those that every rank replicates.
     pub(super) fn all_gather(&self, call: Call, members: &[usize], shards: Vec<DispatchTensor>) -> PendingAllGather {
         self.gather(UnitCollectiveKind::Shards, |data| &data.shard, call, members, shards, self.offloaded())
     }
 
-    /// [`all_gather`](Self::all_gather) for backward, on a sequence of its own.
+    /// Does the same as [`all_gather`](Self::all_gather) for backward, on a separate sequence of collectives.
     pub(super) fn all_gather_again(
         &self,
         call: Call,
@@ -32,7 +33,8 @@ impl Unit {
         self.gather(UnitCollectiveKind::Shards, |data| &data.again, call, members, shards, self.offloaded())
     }
 
-    /// The same, from the parts [`split`](Self::split) left where the ranks compute.
+    /// Like [`all_gather`](Self::all_gather), but from the shards of the post-forward group that
+    /// [`split`](Self::split) made, which are on the device on which the ranks compute.
     pub(super) fn all_gather_parts(
         &self,
         call: Call,
@@ -59,7 +61,7 @@ impl Unit {
         PendingAllGather::UnderWay(self.exchange(exchange, group(self.data()), call, members, shards), copy_in)
     }
 
-    /// This rank's part of every whole, over the group of neighbours.
+    /// Returns this rank's shard of each unsharded parameter, over the post-forward group.
     pub(super) fn split(&self, members: &[usize], unsharded: &[DispatchTensor]) -> Vec<DispatchTensor> {
         let group = self.neighbours().group();
         let part = |(&member, full): (&usize, &DispatchTensor)| match &self.params[member].sharding {
@@ -70,17 +72,18 @@ impl Unit {
     }
 
     fn neighbours(&self) -> &Communicator {
-        self.data().post_forward_group.as_ref().expect("parts are kept only with a group of neighbours")
+        self.data().post_forward_group.as_ref().expect("post-forward shards exist only with a post-forward group")
     }
 }
 
-/// How a whole falls on the ranks of [`ReshardAfterForward::Ranks`]: evenly, however ragged the shards
-/// are that it was gathered from.
+/// Returns the shard sizes of a parameter over the ranks of
+/// [`ReshardAfterForward::Ranks`](super::ReshardAfterForward::Ranks). They are even, also if the shards from which
+/// the parameter was gathered are uneven.
 pub(super) fn over_neighbours(sharding: &ShardSizes) -> ShardSizes {
     ShardSizes::Chunked(sharding.total())
 }
 
-/// A copy of `range` of `dim`.
+/// Copies `range` of dimension `dim`.
 fn copy_range(tensor: &DispatchTensor, dim: usize, range: Range<usize>) -> DispatchTensor {
     let mut slices: Vec<_> = tensor.shape().iter().map(|&len| Slice::from(0..len)).collect();
     slices[dim] = Slice::from(range);

@@ -1,4 +1,4 @@
-//! [`Grads`]: where the gradient of a parameter is looked up.
+//! [`Grads`]: containers of gradients in which a parameter's gradient is looked up.
 
 use burn::module::Param;
 use burn::optim::GradientsParams;
@@ -14,7 +14,7 @@ mod sealed {
     use super::{Param, Tensor};
 
     pub trait Sealed {
-        /// That of what the parameter stores; `None` if there is none.
+        /// Returns the gradient of the parameter's base; `None` if it has none.
         fn of<const D: usize>(&self, param: &Param<Tensor<D>>) -> Option<Tensor<D>>;
     }
 }

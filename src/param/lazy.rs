@@ -1,16 +1,18 @@
-//! Lazy parameters: those whose values burn draws when they are first read.
+//! Lazy parameters: parameters whose values burn draws when they are first read.
 //!
-//! Where a model is distributed, only the first rank of the mesh reads them, and draws the next one when every rank has
-//! its part of the one before. So no rank ever holds more than one that is whole, and the others hold parts:
+//! When a model is distributed, only the first rank of the mesh reads them. It draws the next parameter after every
+//! rank has received its shard of the previous one. So no rank ever holds more than one full parameter, and the other
+//! ranks hold only shards:
 //!
 //! ```text
-//!   first rank    draw a │ send │ drop a │ draw b │ send ...
-//!   the others           │ take │  part  │        │ take ...
+//!   first rank    draw a │ send    │ drop a │ draw b │ send ...
+//!   other ranks          │ receive │ shard  │        │ receive ...
 //! ```
 //!
-//! Slices of one mesh have a first rank each. They draw one after another, the first slice first: burn's random state may
-//! be one for all of them, and what each gets would else be a matter of time. A run on one device draws what the first does.
-//! Along dimensions of a mesh that a parameter is not cut over, ranks copy the parts of those that are first there.
+//! Each slice of a mesh has a first rank. The slices draw one after the other, in the order of their indices. burn's
+//! random state may be shared by all of them, so concurrent draws would give values that depend on timing. A run on
+//! one device draws the values that the first slice draws. Along mesh dimensions that do not shard a parameter, the
+//! ranks receive copies of the shards of the ranks with index 0.
 
 use burn::module::{Param, Parameter};
 use burn::tensor::Tensor;
@@ -20,10 +22,11 @@ use crate::comm::{self, Call};
 use crate::dtensor::Kind;
 use crate::mesh::DeviceMesh;
 
-/// The parameter as it will be, but for its values, of which it takes no memory.
+/// Returns a parameter with the final shape, device and id of a lazy `param`, but without its values. The placeholder
+/// takes no memory.
 ///
-/// Of a lazy one burn tells the shape that its record has, which a `Linear` in column layout transposes: what counts is
-/// what is made of that where it is loaded.
+/// The shape that burn reports for a lazy parameter is that of its record, which a `Linear` with column layout
+/// transposes. The mapping that burn applies when a record is loaded produces the final shape.
 pub(super) fn undrawn<const D: usize, K: Kind>(param: Param<Tensor<D, K>>) -> Param<Tensor<D, K>>
 where
     Tensor<D, K>: Parameter,
@@ -36,10 +39,11 @@ where
     param.transform_for_load(zeros, id)
 }
 
-/// Whether one of the ranks that draw with this one has lazy parameters, as `own` says of this one.
+/// Returns true if any rank of the mesh that `mesh` was sliced from has lazy parameters. `own` is the contribution of
+/// this rank.
 ///
 /// # Collective
-/// Every rank of the mesh that `mesh` was sliced from; none of a mesh of one rank.
+/// Every rank of the mesh that `mesh` was sliced from. Local if that mesh has one rank.
 ///
 /// # Errors
 /// A failure of another rank.
@@ -51,13 +55,13 @@ pub(crate) fn is_any_lazy(mesh: &DeviceMesh, label: &str, own: bool) -> Result<b
     Ok(mesh.world().group(root.ranks())?.any(Call::new(format!("{label}, lazy parameters")), own)?)
 }
 
-/// Runs `body`, which draws lazy parameters, on one slice after another of the mesh that this one was sliced from.
+/// Runs `body`, which draws lazy parameters, on one slice after the other of the mesh that `mesh` was sliced from.
 ///
 /// # Collective
-/// As [`is_any_lazy`].
+/// Every rank of the mesh that `mesh` was sliced from.
 ///
 /// # Errors
-/// Those of `body`, and a failure of another rank.
+/// Errors of `body`, and a failure of another rank.
 pub(crate) fn in_turn<T>(mesh: &DeviceMesh, label: &'static str, body: impl FnOnce() -> Result<T>) -> Result<T> {
     let root = mesh.root();
     let slices = root.size() / mesh.size();

@@ -1,34 +1,64 @@
-//! Distributed parameters: stored as this rank's shard, read as the whole, moved unit by unit.
+//! Distributed parameters, and the units in which they are gathered and reduced.
 //!
-//! What [`fully_shard`](crate::fsdp::fully_shard) and [`parallelize`](crate::parallel::parallelize) make of a parameter
-//! is one thing, a [`DistributedParameter`]: they differ in over which ranks it is cut. Units of parameters
-//! are gathered and reduced here, whoever made them.
+//! [`fully_shard`](crate::fsdp::fully_shard) and [`parallelize`](crate::parallel::parallelize) both turn a parameter
+//! into a [`DistributedParameter`]; they differ only in the ranks over which it is sharded. This module stores the
+//! shards, runs the collectives of the units, and connects both to burn's autodiff graph.
 //!
-//! | to find | look in |
+//! ```text
+//!   model   Param<Tensor>: base = this rank's shard, value = the full parameter
+//!              │ reparameterization
+//!   DistributedParameter ──> Unit: the parameters that one all-gather and one reduce-scatter move
+//!                              │ one forward and its backward
+//!                            UnitPass ──> UnshardedParams: memory of the gathered parameters and gradients
+//!                              │
+//!            forward         unit() ── ForwardScope: all-gather, reads, reshard
+//!            backward        graph nodes ── BackwardScheduler: all-gather, GradReducer: reduce-scatter, all-reduce
+//! ```
+//!
+//! # Invariants
+//! 1. The base of a distributed parameter is this rank's shard. Optimizers, records and visitors see only the base.
+//! 2. All ranks enter the units of a model in the same order. The order of all collectives, also of those in
+//!    backward, follows from the order of forward, never from the depth of a rank's autodiff graph.
+//! 3. The all-gathers of forward, the all-gathers of backward and the reductions each have their own sequence, so
+//!    that none of them waits for another.
+//! 4. A gradient reduction is waited for before the next one is issued, so at most the gradients of the units in
+//!    reduction and in computation are unsharded at once.
+//! 5. A `UnitPass` holds plain tensors only. The graph's nodes own it, so a tensor of the
+//!    graph inside it would be a reference cycle.
+//!
+//! The order of the graph's nodes in backward has rules of its own, in `backward.md`: the module page of
+//! `backward_nodes`.
+//!
+//! # Contents
+//!
+//! | topic | modules |
 //! |---|---|
-//! | every parameter of a model; what it becomes; who draws its values | `inventory`, `attach_shards`; `lazy` |
-//! | weights with LoRA | `adapter` |
-//! | whether they all still are; where they are | `replaced`, `device` |
-//! | over which ranks it is cut, and cut again | `data_mesh`, `combine`, `apply_tp_after_fsdp` |
+//! | parameters of a model; replacement by shards; lazy parameters | `model_scan`, `visit`; `attach`; `lazy` |
+//! | LoRA adapters of distributed parameters | `adapter` |
+//! | checks that a model is still distributed, and on the right device | `replaced`; `device` |
+//! | meshes and specs; tensor parallelism after sharding | `data_mesh`, `combine`; `tp_after_fsdp` |
 //! | the parameter, its views and its gradient | `distributed`, `view`, `read`, `varying`, `grad` |
-//! | what moves together, over which groups | `unit`, `unit_path`, `shards`, `exchange`, `terms` |
-//! | what becomes of whole gradients | `trained`, `reduce`, `pass`; `waiting`, where they are not reduced yet |
-//! | in which element types | `precision` |
-//! | shards in host memory; what is beside them then | `offload`; `other_params` |
-//! | what is gathered before it is needed | `gathering`, `unshard`, `prefetch` |
-//! | what units do, for all to see | `events` |
-//! | what the program has units do, or does in their place | `fsdp_module`, `runtime_options`; `custom` |
-//! | blocks that keep no activations | `recompute` |
-//! | what is compared between ranks that hold it alike | `verify` |
-//! | one forward through a unit, and its backward | `enter`, `open`, `scope`, `pass` |
-//! | a parameter read outside its unit | `read`, `outside` |
-//! | what backward does, and in which order; that it has been there | `graph`, the page; `order`, `progress`; `through` |
-//! | what forwards hold that no backward comes to | `sweep` |
-//! | whose the gathered memory is; several passes' | `buffer`; `buffer/shared` |
-//! | the ordinary model again; all parameters in a table | `full`; `describe` |
-//! | what records say of a shard | `part` |
-//! | what is beside the parameters: running statistics | `running` |
-//! | where a layer's activations go, and a module's | `style`, `prepare`, `prepared` |
+//! | states that distinguish clones of a parameter | `states` |
+//! | units and their shards | `unit`, `unit_name`, `shards`, `partial_grad_groups` |
+//! | collectives of units | `gather`, `exchange`, `plan_cache` |
+//! | gradients and their reduction; accumulated gradients | `trained`, `reduce`, `unit_pass`; `accumulated_grads` |
+//! | mixed precision | `precision` |
+//! | CPU offload of shards; the rest of such a model | `offload`; `other_params` |
+//! | all-gathers in advance, and resharding | `pending_all_gather`, `unshard`, `prefetch`; `reshard` |
+//! | events of units | `events` |
+//! | options at run time; user-defined collectives and hooks | `fsdp_module`, `runtime_options`; `custom` |
+//! | activation checkpointing | `recompute` |
+//! | comparison of values that must be identical on several ranks | `verify`, `replica_check` |
+//! | one forward of a unit, and its backward; inputs and outputs | `enter`, `unit_stack`, `scope`, `unit_pass`; `io` |
+//! | parameters read outside their unit | `read`, `outside` |
+//! | autodiff nodes, order of backward | `backward_nodes`, `reduction_order` |
+//! | checks of backward, and errors of a second one | `progress`, `trace`; `through` |
+//! | memory held by forwards without a backward | `sweep` |
+//! | memory of unsharded parameters; shared by several passes | `storage`; `storage/shared` |
+//! | conversion to an ordinary model; table of all parameters | `full`; `describe` |
+//! | the marker of a shard in records | `shard_marker` |
+//! | module buffers such as running statistics | `buffers` |
+//! | layouts of a layer's and a module's activations | `style`, `prepare`, `prepared` |
 
 mod accumulated_grads;
 mod adapter;

@@ -1,4 +1,4 @@
-//! [`ModelScan`]: every parameter of a model, found before any of them is placed, and what is beside them.
+//! [`ModelScan`]: a list of all parameters and buffers of a model, made before any parameter is distributed.
 
 use std::collections::{HashMap, HashSet};
 
@@ -15,25 +15,25 @@ use super::states::copying;
 use super::unit_name::UnitName;
 use crate::pattern::PathPattern;
 
-/// The float parameters of a model, and its buffers, in burn's order.
+/// Float parameters and buffers of a model, in burn's order.
 #[derive(Default)]
 pub(crate) struct ModelScan {
     path: Vec<String>,
-    /// For each part of the path, the type of the module it is a field of.
+    /// Type of the module that contains each component of `path` as a field.
     owners: Vec<String>,
-    /// The tensor visited last: a parameter if a reparameterization follows, else a buffer.
+    /// Tensor visited last. It is a parameter if a reparameterization follows, and a buffer otherwise.
     last: Option<ScannedParam>,
     pub(crate) params: Vec<ScannedParam>,
     pub(crate) buffers: Vec<Buffer>,
-    /// Parameters with a reparameterization of another kind, and its name.
+    /// Paths of the parameters that have an unsupported reparameterization, with its name.
     pub(super) foreign: Vec<(Vec<String>, String)>,
 }
 
-/// What is beside the float parameters.
+/// A tensor of a model that is not a float parameter.
 pub(crate) struct Buffer {
     pub(crate) path: Vec<String>,
-    /// Whether it is a `RunningState`, which is written in place and shared by clones; else it is an int or
-    /// bool parameter.
+    /// True for a `RunningState`, which forward writes in place and which clones share; false for an int or bool
+    /// parameter.
     pub(crate) running: bool,
 }
 
@@ -46,15 +46,16 @@ pub(crate) struct ScannedParam {
     pub(crate) shape: Vec<usize>,
     pub(crate) dtype: DType,
     pub(super) device: Device,
-    /// Whether its values are not drawn yet.
+    /// True if the values have not been drawn.
     pub(crate) lazy: bool,
-    /// How an earlier call distributed it.
+    /// The distributed parameter that an earlier call made of it.
     pub(crate) distributed: Option<DistributedParameter>,
-    /// Whether it has an adapter (LoRA).
+    /// True if it has an adapter (LoRA).
     pub(crate) adapted: bool,
 }
 
 impl ModelScan {
+    /// Lists the parameters and buffers of `model`.
     pub(crate) fn of<M: Module>(model: &M) -> Self {
         let mut inventory = Self::default();
         take_visited();
@@ -63,18 +64,19 @@ impl ModelScan {
         inventory
     }
 
-    /// Whether the model has `RunningState`s.
+    /// Returns true if the model has a `RunningState`.
     pub(crate) fn has_running(&self) -> bool {
         self.buffers.iter().any(|buffer| buffer.running)
     }
 
-    /// Makes `next` the tensor visited last: no reparameterization has followed the one before.
+    /// Replaces the tensor visited last by `next`. The previous one is recorded as a buffer, because no
+    /// reparameterization followed it.
     fn replace_last(&mut self, next: Option<ScannedParam>) {
         let before = std::mem::replace(&mut self.last, next);
         self.buffers.extend(before.map(|ScannedParam { path, .. }| Buffer { path, running: true }));
     }
 
-    /// An int or bool parameter is here.
+    /// Records an int or bool parameter, unless it is the marker of a shard.
     fn note_unowned(&mut self) {
         if self.owners.last().is_some_and(|owner| owner == ShardMarker::OWNER) {
             return;
@@ -83,16 +85,16 @@ impl ModelScan {
         self.buffers.push(Buffer { path: self.path.clone(), running: false });
     }
 
-    /// Paths of the modules that hold parameters.
+    /// Returns the paths of the modules that contain parameters, outermost first.
     pub(crate) fn modules(&self) -> Vec<String> {
         let outermost_first = |found: &ScannedParam| found.modules().collect_vec().into_iter().rev();
         self.params.iter().flat_map(outermost_first).unique().collect()
     }
 
-    /// Checks that all parameters but those `ignored` can be distributed.
+    /// Checks that all parameters except those `ignored` can be distributed.
     ///
     /// # Errors
-    /// [`ParamError::Tied`] for two that are clones of one, unless both are ignored;
+    /// [`ParamError::Tied`] for two clones of the same parameter, unless both are ignored;
     /// [`ParamError::Reparameterized`].
     pub(crate) fn check(&self, ignored: impl Fn(&str) -> bool) -> Result<(), ParamError> {
         let mut first = HashMap::new();
@@ -121,14 +123,14 @@ impl ModelScan {
         }
     }
 
-    /// Checks that adapters can be distributed with their parameters, but for those of parameters that are `ignored`.
-    /// Returns the paths of all that have one, if there are any to distribute.
+    /// Checks that adapters can be distributed with their parameters, except those of `ignored` parameters. Returns
+    /// the paths of all parameters with burn's adapters, or nothing if all of these are ignored.
     ///
     /// # Errors
-    /// [`ParamError::Reparameterized`] for an adapter of a quantized parameter, and [`ParamError::AdapterConflict`] where
-    /// something else than burn's adapters is attached to parameters.
+    /// [`ParamError::Reparameterized`] for an adapter of a quantized parameter; [`ParamError::AdapterConflict`] if
+    /// any parameter has a reparameterization other than burn's adapters.
     pub(crate) fn adapted(&self, ignored: impl Fn(&str) -> bool) -> Result<HashSet<String>, ParamError> {
-        // What is distributed has its adapter where it belongs.
+        // A distributed parameter already contains its adapter.
         let burns = self.params.iter().filter(|found| found.adapted && found.distributed.is_none()).collect_vec();
         let Some(first) = burns.iter().find(|found| !ignored(&found.path())) else { return Ok(HashSet::new()) };
         if let Some(quantized) = burns.iter().find(|found| !found.dtype.is_float() && !ignored(&found.path())) {
@@ -162,7 +164,8 @@ impl ModelScan {
         matched(patterns, "parameter", &self.paths())
     }
 
-    /// Checks that every pattern matches a module or a parameter; the empty one is the model.
+    /// Checks that every pattern matches a module or a parameter. A pattern that matches the empty path selects the
+    /// model.
     ///
     /// # Errors
     /// [`ParamError::NoMatch`].
@@ -171,7 +174,7 @@ impl ModelScan {
         matched(named, "module or parameter", &[self.modules(), self.paths()].concat())
     }
 
-    /// Checks that every pattern matches one of the paths of what there is.
+    /// Checks that every pattern matches one of the paths in `present`. `what` names the kind of items for the error.
     ///
     /// # Errors
     /// [`ParamError::NoMatch`].
@@ -183,7 +186,7 @@ impl ModelScan {
         matched(patterns, what, present)
     }
 
-    /// Paths of the parameters, those that cannot be distributed too.
+    /// Returns the paths of all parameters, including those that cannot be distributed.
     pub(super) fn paths(&self) -> Vec<String> {
         self.foreign.iter().map(|(path, _)| path.join(".")).chain(self.params.iter().map(ScannedParam::path)).collect()
     }
@@ -198,37 +201,37 @@ impl ScannedParam {
         self.path.join(".")
     }
 
-    /// Shape of the parameter, of which a part may be stored.
+    /// Returns the global shape of the parameter, of which only a shard may be stored.
     pub(crate) fn global_shape(&self) -> &[usize] {
         self.distributed.as_ref().map_or(&self.shape, |param| &param.info().shape)
     }
 
-    /// Path of what is so many parts above it: 0 is the parameter, 1 its layer.
+    /// Returns the path of the ancestor `above` levels up: 0 is the parameter itself, 1 its layer.
     pub(crate) fn ancestor(&self, above: usize) -> String {
         self.path[..self.path.len() - above].join(".")
     }
 
-    /// Paths of the modules that hold it, innermost first, without the model itself.
+    /// Returns the paths of the modules that contain it, innermost first, without the model itself.
     fn modules(&self) -> impl Iterator<Item = String> + '_ {
         (1..self.path.len()).map(|above| self.ancestor(above))
     }
 
-    /// The type of the struct that holds what is `above` parts above the parameter as a field: of
-    /// 0 its layer, of 1 the module around the layer.
+    /// Returns the type of a struct that contains the parameter: with `above` = 0 its layer, with 1 the module that
+    /// contains the layer. Returns `None` if the container is not a struct.
     pub(crate) fn owner(&self, above: usize) -> Option<&str> {
         let at = self.owners.len().checked_sub(above + 1)?;
         self.owners[at].strip_prefix("Struct:")
     }
 
-    /// Path of the module of the unit it is in, being distributed as `param`; `None` if that module is not in
-    /// the model, but around it.
+    /// Returns the path of its unit's module if it is distributed as `param`. Returns `None` if that module is
+    /// outside the scanned model.
     pub(crate) fn module(&self, param: &DistributedParameter) -> Option<String> {
         let module = self.path.len().checked_sub(param.info().depth)?;
         Some(self.path[..module].join("."))
     }
 
-    /// The unit of the innermost module that is in one, or else that of the model; and the path parts from that module
-    /// down to the parameter.
+    /// Returns the unit of the innermost module around the parameter that is in one, and the number of path
+    /// components from that module down to the parameter. The default is the unit of the model itself.
     pub(crate) fn unit(&self, unit_of: impl Fn(&str) -> Option<UnitName>) -> (UnitName, usize) {
         let taken = self.modules().find_map(|module| Some((unit_of(&module)?, module)));
         let (unit, module) = taken.unwrap_or_else(|| (UnitName::of(""), String::new()));
@@ -253,8 +256,8 @@ fn matched<'a>(
     Err(ParamError::NoMatch { pattern: pattern.text().into(), what, near_path, present })
 }
 
-/// Marks parameters. burn shows visitors buffers (`RunningState`) and parameters alike, but only a
-/// parameter keeps a reparameterization.
+/// Marker for parameters. burn presents buffers (`RunningState`) and parameters to visitors in the same way, but only
+/// parameters keep a reparameterization.
 #[derive(Module, Debug)]
 struct Marker;
 
@@ -280,13 +283,13 @@ impl Reparameterizer for Marker {
 
 impl ModuleVisitor for ModelScan {
     fn enter_module(&mut self, name: &str, owner: &str) {
-        // What follows a parameter is its own reparameterization, and nothing else is of this type.
+        // This type name belongs only to the reparameterization of the parameter visited before.
         if owner == adapter::REPARAMETERIZATION {
             match (self.last.take(), name) {
                 (Some(param), Marker::NAME | DistributedParameter::NAME) => self.params.push(param),
                 (Some(param), adapter::NAME) => self.params.push(ScannedParam { adapted: true, ..param }),
                 (Some(param), _) => self.foreign.push((param.path, name.into())),
-                // Of a distributed parameter it comes after what distributes it.
+                // The adapter of a distributed parameter follows its `DistributedParameter`.
                 (None, adapter::NAME) => {
                     self.params.iter_mut().last().into_iter().for_each(|param| param.adapted = true)
                 }
@@ -310,7 +313,7 @@ impl ModuleVisitor for ModelScan {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         let value = match param.is_initialized() {
             true => param.base(),
-            // Reading it would draw its values.
+            // Reading the base of a lazy parameter would draw its values.
             false => undrawn(param.clone()).base(),
         };
         let (path, owners) = (self.path.clone(), self.owners.clone());

@@ -1,15 +1,15 @@
-//! [`OffloadPolicy`]: whether a unit's shards are in host memory while its ranks compute elsewhere; [`CpuOffload`]: the
-//! copies then.
+//! CPU offload: [`OffloadPolicy`] selects the memory of a unit's shards, and [`CpuOffload`] makes the copies between
+//! host memory and the device.
 //!
 //! ```text
-//!   host    shard ── all-gather ──> whole          gradient of the shard ──> optimizer
+//!   host    shard ── all-gather ──> full           gradient of the shard ──> optimizer
 //!                                    │ copy                ^ copy
 //!   device                         weight ─> .. ─> gradient ── reduce-scatter
 //! ```
 //!
-//! Shards are gathered where they are: processes send from and to host memory anyway, threads read each other's, and what
-//! is issued ahead of need keeps nothing on the device. Gradients are reduced where they come up, so that a rank copies no
-//! more than its own parts of them.
+//! Shards are gathered in host memory. Processes send from and to host memory in any case, threads read each other's
+//! shards directly, and a prefetched unit takes no device memory. Gradients are reduced on the device, so that a rank
+//! copies only its own shards of them.
 
 use std::sync::Arc;
 
@@ -19,26 +19,27 @@ use burn::tensor::Device;
 use crate::comm::{Communicator, CopyDirection, Ledger};
 use crate::memory::{self, ToHost};
 
-/// Where a unit's shards are, and with them their gradients and what an optimizer remembers of them.
+/// Memory in which a unit's shards are stored, with their gradients and their optimizer state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum OffloadPolicy {
-    /// On the rank's device.
+    /// The shards are on the rank's device.
     #[default]
     Never,
-    /// In host memory, as tensors of burn's CPU backend Flex. Optimizers step there, on the rank's CPU threads.
+    /// The shards are in host memory, as tensors of burn's CPU backend Flex. Optimizers step there, on the rank's CPU
+    /// threads.
     Cpu,
 }
 
-/// What a unit needs whose shards are in host memory.
+/// Copies between the host shards of a unit and the device of one rank.
 #[derive(Debug, Clone)]
 pub(crate) struct CpuOffload {
-    /// Where its ranks compute.
+    /// Device on which the rank computes.
     device: Device,
     ledger: Arc<Ledger>,
 }
 
 impl CpuOffload {
-    /// Of the rank that `comm` is seen from.
+    /// Creates the copies for the rank that owns `comm`.
     pub(crate) fn of(comm: &Communicator) -> Self {
         Self { device: comm.device().clone(), ledger: comm.ledger().clone() }
     }
@@ -47,13 +48,13 @@ impl CpuOffload {
         &self.device
     }
 
-    /// What was gathered of a unit, or needs no gathering, for the rank to compute with.
+    /// Copies parameters of a unit to the rank's device: gathered ones, and ones that need no gathering.
     pub(super) fn copy_in(&self, unit: &Arc<str>, tensors: Vec<DispatchTensor>) -> Vec<DispatchTensor> {
         self.count(unit, CopyDirection::ToDevice, &tensors);
         tensors.into_iter().map(|tensor| memory::copied_to(tensor, &self.device)).collect()
     }
 
-    /// Begins to copy a unit's reduced gradients to its shards.
+    /// Starts to copy a unit's reduced gradients to host memory, where its shards are.
     pub(super) fn copy_out(&self, unit: &Arc<str>, tensors: Vec<DispatchTensor>) -> ToHost {
         self.count(unit, CopyDirection::ToHost, &tensors);
         ToHost::begin(tensors)

@@ -1,4 +1,4 @@
-//! [`move_other_params`]: what is beside a model's parameters, on the device where they are computed with.
+//! [`move_other_params`]: moves the tensors of a model that are not float parameters to the device.
 
 use std::collections::{HashMap, HashSet};
 
@@ -9,10 +9,12 @@ use burn::tensor::{Device, Shape, Tensor};
 use super::model_scan::ModelScan;
 use super::states::copying;
 
-/// The model with everything on `device` but its float parameters, which stay where they are: running statistics, integer
-/// and boolean parameters, and tensors in fields that are no parameters, such as a positional encoding's.
+/// Moves everything except the float parameters of `model` to `device`: running statistics, integer and boolean
+/// parameters, and tensors in fields that are not parameters, such as that of a positional encoding. Used for models
+/// whose parameters are offloaded to the CPU.
 ///
-/// burn moves fields that it shows nobody with the whole module alone. So the parameters are taken out for that long.
+/// burn can move fields that it does not show to mappers only together with the module. Therefore the parameters are
+/// taken out of the model while it moves.
 pub(crate) fn move_other_params<M: Module>(model: M, device: &Device) -> M {
     let paths = ModelScan::of(&model).paths().into_iter().collect();
     let mut parameters = Parameters { path: Vec::new(), paths, taken: HashMap::new() };
@@ -20,7 +22,7 @@ pub(crate) fn move_other_params<M: Module>(model: M, device: &Device) -> M {
     copying(|| model.map(&mut parameters))
 }
 
-/// Takes out those at `paths` when it first comes by, and puts them back the next time.
+/// A mapper that takes the parameters at `paths` out of a model on its first run, and puts them back on its second.
 struct Parameters {
     path: Vec<String>,
     paths: HashSet<String>,

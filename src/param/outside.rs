@@ -1,4 +1,4 @@
-//! Parameters read outside their unit: gathered and reduced one by one, which is right, and slow.
+//! Parameters that are read outside their unit. They are gathered and reduced one by one, which is correct but slow.
 
 use std::sync::atomic::Ordering;
 
@@ -9,11 +9,11 @@ use super::unit::Unit;
 use crate::Error;
 
 impl Unit {
-    /// The parameter at `index` is about to be read by itself. Warns of the second that is, once a unit and on
-    /// one rank of the mesh.
+    /// Called before the parameter at `index` is read outside its unit. Logs a warning when a second parameter of the
+    /// unit is read so, once per unit and only on the first rank of the mesh.
     ///
     /// # Panics
-    /// Unwinds with [`ParamError::ReadOutsideUnit`] if the unit is strict.
+    /// Unwinds with [`ParamError::ReadOutsideUnit`] if implicit unshard is disabled for the unit.
     pub(super) fn read_outside(&self, index: usize) {
         let Some(data) = &self.data else { return };
         if !data.implicit_unshard {
@@ -21,16 +21,16 @@ impl Unit {
             Error::from(ParamError::ReadOutsideUnit { param, unit }).unwind();
         }
         let first = *self.first_outside.get_or_init(|| index);
-        // One costs no more than the unit would.
+        // Reading one parameter costs no more than gathering the unit would.
         if first == index || self.warned.swap(true, Ordering::Relaxed) || data.shard.group().size() == 1 {
             return;
         }
         let first = &self.params[first];
         if first.spec.coordinate().iter().all(|&index| index == 0) {
             warn(&format!(
-                "parameters of unit `{}` are read outside of it, first `{}`: each is gathered and reduced by itself. \
-                 Write `unit(&model, input, |model, input| model.forward(input))` around the forward of the model, or \
-                 of the unit's module",
+                "parameters of unit `{}` are read outside of it, first `{}`, so each is gathered and reduced \
+                 separately. Write `unit(&model, input, |model, input| model.forward(input))` around the forward of \
+                 the model, or of the unit's module",
                 self.label(),
                 first.path
             ));
@@ -38,7 +38,8 @@ impl Unit {
     }
 }
 
-/// To the program's logger, or, as it has none, to its standard error: who is not told, waits.
+/// Logs a warning, or prints it to the standard error if the program has no logger, because the slowdown would
+/// otherwise go unnoticed.
 fn warn(text: &str) {
     if log_enabled!(log::Level::Warn) {
         log::warn!("{text}");

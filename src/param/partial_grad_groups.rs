@@ -1,4 +1,4 @@
-//! [`PartialGradGroups`]: the ranks over which terms of gradients are added up.
+//! [`PartialGradGroups`]: groups of tensor-parallel ranks over which partial gradients are summed.
 
 use itertools::Itertools;
 
@@ -7,19 +7,23 @@ use crate::comm::Communicator;
 use crate::dtensor::MeshDims;
 use crate::mesh::DeviceMesh;
 
-/// The sequence of the reductions that backward makes: they wait for nothing that forward makes.
+/// Name of the duplicated communicators on which backward issues its reductions. Their collectives are ordered
+/// independently of those that forward issues.
 pub(crate) const REDUCE: &str = "reduced";
 
-/// The groups of a tensor-parallel mesh. On one of several dimensions a parameter may be read for computations
-/// that differ along some of these: its gradient is then summed over the ranks along them.
+/// The groups of a tensor-parallel mesh over which partial gradients are summed. Computations that read a parameter
+/// may differ along some of the mesh dimensions. The parameter's gradient is then summed over the ranks along these
+/// dimensions.
 #[derive(Debug)]
 pub(super) struct PartialGradGroups {
     all: Communicator,
-    /// By mesh dimensions, of more than one rank each.
+    /// One group for each non-empty set of mesh dimensions that have more than one rank.
     along: Vec<(MeshDims, Communicator)>,
 }
 
 impl PartialGradGroups {
+    /// Creates the groups of `mesh`.
+    ///
     /// # Errors
     /// [`MeshError::NotAMember`](crate::mesh::MeshError::NotAMember), and a failure of the world.
     pub(super) fn of(mesh: &DeviceMesh) -> Result<Self> {
@@ -32,14 +36,14 @@ impl PartialGradGroups {
         })
     }
 
-    /// All ranks of the mesh.
+    /// Returns the group of all ranks of the mesh.
     pub(super) fn all(&self) -> &Communicator {
         &self.all
     }
 
-    /// The ranks along `dims`, ascending.
+    /// Returns the group of the ranks along `dims`, which must be in ascending order.
     pub(super) fn along(&self, dims: &[usize]) -> &Communicator {
         let known = self.along.iter().find(|(known, _)| **known == *dims);
-        &known.expect("terms differ along dimensions of the mesh that have several ranks").1
+        &known.expect("partial gradients differ only along mesh dimensions that have several ranks").1
     }
 }

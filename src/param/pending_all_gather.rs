@@ -1,5 +1,5 @@
-//! [`PendingAllGather`]: parameters that are gathered, or on their way; and who holds them while no pass computes with
-//! them.
+//! [`PendingAllGather`]: gathered parameters, or an all-gather in flight, and the owners of gathered parameters
+//! between passes.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -11,33 +11,35 @@ use super::shards::LocalShardsId;
 use super::storage::SharedWeights;
 use crate::comm::{CommError, OpTiming, Work};
 
-/// The result of an all-gather, there or on its way.
+/// The result of an all-gather: complete, or in flight.
 #[derive(Debug)]
 pub(super) enum PendingAllGather {
-    /// Of shards in host memory, with what the wholes are then copied by.
+    /// The all-gather is in flight. If the shards are in host memory, the second field describes how the result is
+    /// copied to the device.
     UnderWay(Work<Vec<DispatchTensor>>, Option<Box<CopyIn>>),
     Done(GatheredTensors),
 }
 
-/// How the wholes of a unit come to where its ranks compute, and what that is counted under.
+/// Copy of a unit's gathered parameters from host memory to the device on which its ranks compute.
 #[derive(Debug)]
 pub(super) struct CopyIn {
     pub(super) offloaded: CpuOffload,
     pub(super) label: Arc<str>,
 }
 
-/// Gathered parameters, and how that went, if they have moved for those who take them now.
+/// Gathered parameters, with the timing of their all-gather if the caller's request is the one that transferred
+/// them.
 pub(super) type GatheredTensors = (Vec<DispatchTensor>, Option<OpTiming>);
 
 impl PendingAllGather {
-    /// Has it begin to move.
+    /// Starts the data transfer of a deferred all-gather.
     pub(super) fn start(&mut self) {
         if let Self::UnderWay(work, _) = self {
             work.start();
         }
     }
 
-    /// Whether other ranks need not be waited for.
+    /// Returns true if waiting would not block on other ranks.
     pub(super) fn is_complete(&self) -> bool {
         match self {
             Self::UnderWay(work, _) => work.is_complete(),
@@ -59,7 +61,8 @@ impl PendingAllGather {
         }
     }
 
-    /// The same, of which the wholes stay where the shards are.
+    /// Returns the same all-gather without the copy to the device: the gathered parameters stay in the memory in
+    /// which the shards are.
     pub(super) fn in_separate_memory(self) -> Self {
         match self {
             Self::UnderWay(work, _) => Self::UnderWay(work, None),
@@ -68,35 +71,37 @@ impl PendingAllGather {
     }
 }
 
-/// Parameters that are there, or on their way, before the forward that will use them.
+/// Parameters that are gathered, or being gathered, before the forward that will use them.
 #[derive(Debug)]
 pub(super) struct Unsharded {
-    /// What they were gathered from: an optimizer step makes new shards.
+    /// The shards that they were gathered from. An optimizer step replaces the shards, which makes the gathered
+    /// values stale.
     pub(super) shards: LocalShardsId,
     pub(super) prefetched: Prefetched,
 }
 
-/// Where parameters are from that no forward had to gather.
+/// Origin of unsharded parameters that a forward finds without gathering them itself.
 #[derive(Debug)]
 pub(super) enum Prefetched {
-    /// The program has gathered them.
+    /// The program called `unshard`.
     Program(PendingAllGather),
-    /// A unit before it has, in the forward that is under way.
+    /// An earlier unit of the running forward prefetched them.
     Prefetch(PendingAllGather),
-    /// The same, where nothing moves until the unit is entered.
+    /// An earlier unit of the running forward posted the all-gather, whose data transfer does not start before this
+    /// unit is entered.
     Posted(PendingAllGather),
-    /// A pass that is over has left them.
+    /// A completed pass kept them.
     Left(Vec<DispatchTensor>),
-    /// Passes have them that are not over.
+    /// Passes that are not complete hold them and share them with the next forward.
     Shared(SharedWeights),
 }
 
 impl Prefetched {
-    /// Whether other ranks need not be waited for.
+    /// Returns true if using the parameters would not block on other ranks.
     pub(super) fn is_there(&self) -> bool {
         match self {
             Self::Program(gathering) | Self::Prefetch(gathering) => gathering.is_complete(),
-            // Its parameters are nowhere yet.
+            // The transfer of a posted all-gather has not started.
             Self::Posted(_) => false,
             Self::Left(_) | Self::Shared(_) => true,
         }
@@ -106,19 +111,19 @@ impl Prefetched {
         matches!(self, Self::Posted(_))
     }
 
-    /// Whether they are for the forward that is under way.
+    /// Returns true if they were gathered for the running forward.
     pub(super) fn is_of_forward(&self) -> bool {
         matches!(self, Self::Prefetch(_) | Self::Posted(_))
     }
 
-    /// Whether passes have left them.
+    /// Returns true if passes kept or share them.
     pub(super) fn is_of_passes(&self) -> bool {
         matches!(self, Self::Left(_) | Self::Shared(_))
     }
 }
 
-/// What keeps gathered parameters from forward to backward.
+/// A pass that keeps gathered parameters from forward to backward.
 pub(super) trait Keeps: Debug + Send + Sync {
-    /// Frees them, and issues the all-gather that backward will need.
+    /// Frees the parameters and issues the all-gather that backward will need.
     fn reshard(self: Arc<Self>);
 }

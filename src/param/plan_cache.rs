@@ -1,4 +1,4 @@
-//! [`PlanCache`]: what a unit's collectives do step after step, planned once.
+//! [`PlanCache`]: cache of the plans of a unit's collectives, which are the same in every step.
 
 use std::sync::Arc;
 
@@ -8,40 +8,40 @@ use smallvec::SmallVec;
 
 use crate::comm::CollectivePlan;
 
-/// A collective of a unit, on tensors of some of its parameters.
+/// Kind of a unit's collective on the tensors of some of its parameters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum UnitCollectiveKind {
-    /// All-gather of the shards of those that are cut.
+    /// All-gather of the shards of the sharded parameters.
     Shards,
-    /// All-gather of the parts that neighbours keep of them.
+    /// All-gather of the shards that the ranks of a post-forward group keep after forward.
     Parts,
-    /// Reduce-scatter of their gradients, with a row of flags for each rank.
+    /// Reduce-scatter of the gradients of the sharded parameters, with a row of flags for each rank.
     Gradients,
-    /// All-reduce of gradients of replicated parameters, with flags.
+    /// All-reduce of the gradients of replicated parameters, with flags.
     ReplicatedGradients,
-    /// All-reduce of what this rank has of the gradients of all, and flags.
+    /// All-reduce of this rank's reduced gradients of all parameters over the replicas (HSDP), with flags.
     All,
 }
 
-/// The plans that were made.
+/// The cached plans of a unit.
 #[derive(Debug, Default)]
 pub(super) struct PlanCache(Mutex<SmallVec<[CachedPlan; 3]>>);
 
-/// The plan of a collective of some parameters.
+/// The plan of one collective of some parameters.
 #[derive(Debug, Clone)]
 pub(super) struct CachedPlan {
     pub exchange: UnitCollectiveKind,
     pub members: Arc<[usize]>,
-    /// Of the parameters whose tensors travel.
+    /// Names of the parameters whose tensors the collective transfers.
     pub names: Arc<[Arc<str>]>,
     pub plan: Arc<CollectivePlan>,
 }
 
-/// How many a unit remembers: a step has five at most, of one set of parameters.
+/// Maximum number of plans in the cache of a unit. A step needs at most five for one set of parameters.
 const MAX_PLANS: usize = 16;
 
 impl PlanCache {
-    /// The plan for tensors of these dtypes, if it was made.
+    /// Returns the cached plan of this collective for tensors of these dtypes, if there is one.
     pub fn find(
         &self,
         exchange: UnitCollectiveKind,
@@ -54,7 +54,7 @@ impl PlanCache {
         self.0.lock().iter().find(is_this).cloned()
     }
 
-    /// They are made anew.
+    /// Drops all plans, so that the next collectives make new ones.
     pub fn forget(&self) {
         self.0.lock().clear();
     }

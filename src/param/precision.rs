@@ -1,22 +1,23 @@
-//! [`Precision`]: the element types that a unit computes and reduces in.
+//! [`Precision`]: the element types in which a unit computes and reduces.
 
 use burn::backend::ops::FloatTensorOps;
 use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
 use burn::tensor::DType;
 
-/// Element types of a unit, apart from those of its weights; `None`: values keep the type that they have.
+/// Element types of a unit, except those of its weights. `None` keeps the type of each value.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Precision {
-    /// Of the float inputs of its forward.
+    /// Element type of the float inputs of its forward.
     pub(crate) inputs: Option<DType>,
-    /// Of the float outputs.
+    /// Element type of the float outputs of its forward.
     pub(crate) outputs: Option<DType>,
-    /// What its gradients are added up in: over the tensor-parallel ranks, and over the data-parallel ones. `None`: each
-    /// in the type that its parameter is stored in.
+    /// Element type in which gradients are summed, over the tensor-parallel and over the data-parallel ranks.
+    /// `None` uses the type in which each parameter is stored.
     pub(crate) reduce: Option<DType>,
 }
 
-/// The tensor in the element type asked for. What has it already, and what is quantized, is the same tensor.
+/// Casts `tensor` to `dtype`. Returns it unchanged if it already has that type, or if it is not a float tensor
+/// (quantized tensors, for example).
 pub(super) fn cast(tensor: DispatchTensor, dtype: Option<DType>) -> DispatchTensor {
     match dtype {
         Some(dtype) if tensor.dtype() != dtype && tensor.dtype().is_float() => {

@@ -1,21 +1,22 @@
-//! Gathering units before they are needed, so that their parameters are on their way while a rank computes.
+//! Prefetch: gathers units before they are needed, so that communication overlaps computation.
 //!
-//! | in | the next units are | gathered by |
+//! | in | next units | gathered by |
 //! |---|---|---|
-//! | forward | those the program has named, or those that followed last time | an all-gather that is posted here |
-//! | backward ([`Pass::start_again`](super::unit_pass::UnitPass::start_again)) | those the program has named, or the one that forward has left before | the all-gather that forward has posted |
+//! | forward | the units that the program named, or those that followed in the previous forward | an all-gather that is posted here |
+//! | backward ([`UnitPass::start_again`](super::unit_pass::UnitPass::start_again)) | the units that the program named, or the one that forward left before | the all-gather that forward posted |
 //!
-//! Only forward's adds to the order of collectives, so it must be alike on all ranks, as forward is. Of the units that
-//! followed last time, the next one moves while the rank computes. Where nothing moves before it is waited for, as between
-//! threads, the first unit posts all of them, and none is in memory before it is entered: no rank waits for one that is
-//! late, but for what that one has not posted.
+//! Only the prefetch in forward posts collectives, so it must be the same on all ranks, as forward is. If the
+//! backend can overlap transfers with computation, the unit that followed in the previous forward is gathered while
+//! the rank computes. If it cannot, as between threads, the first unit posts the all-gathers of all following
+//! units. None of these parameters is in memory before its unit is entered. A rank then waits for a slow rank only
+//! if that rank has not posted its all-gathers yet.
 
 use std::sync::{Arc, Weak};
 
 use super::unit::Unit;
 use super::unit_stack;
 
-/// `unit` is gathered for forward: gathers what comes next.
+/// Prefetches the units that follow `unit`. Called when `unit` has been gathered for forward.
 pub(super) fn prefetch(unit: &Arc<Unit>) {
     let named = unit.prefetch.lock().forward.clone();
     let next = match named {
@@ -31,8 +32,8 @@ pub(super) fn prefetch(unit: &Arc<Unit>) {
     }
 }
 
-/// Posts the all-gathers of what followed `unit`, up to the first that there is one of: units that run twice may follow
-/// each other in a circle.
+/// Posts the all-gathers of the units that followed `unit`. Stops at the first unit that needs none or has one
+/// already, because units that run twice may follow each other in a cycle.
 fn post_followers(unit: &Unit) {
     let mut next = unit.follower();
     while let Some(unit) = next.as_ref().and_then(Weak::upgrade)
@@ -44,17 +45,17 @@ fn post_followers(unit: &Unit) {
 }
 
 impl Unit {
-    /// The unit that was entered after it last.
+    /// Returns the unit that was entered after this one in the most recent forward.
     pub(super) fn follower(&self) -> Option<Weak<Unit>> {
         self.follower.lock().clone()
     }
 
-    /// `unit` is entered after it.
+    /// Records that `unit` was entered after this one.
     pub(super) fn is_followed_by(&self, unit: &Arc<Unit>) {
         *self.follower.lock() = Some(Arc::downgrade(unit));
     }
 
-    /// Whether its parameters move while its ranks compute.
+    /// Returns true if the unit is gathered and its backend overlaps the transfer with computation.
     pub(super) fn moves_meanwhile(&self) -> bool {
         self.is_gathered() && self.data.as_ref().is_some_and(|data| data.shard.moves_meanwhile())
     }

@@ -1,20 +1,22 @@
-//! [`PrepareModuleInputOutput`]: what a block takes and what it returns.
+//! [`PrepareModuleInputOutput`]: layouts of the inputs and outputs of a module.
 
 use crate::placement::Placement;
 
-/// Where a plan brings the inputs and outputs of a module, whatever is inside: of a block of several layers, or of
-/// one that has no [`Style`](super::Style) of its own.
+/// Placements of the inputs and outputs of a module, as part of a plan. Use it for a block of several layers, or
+/// for a module that has no [`Style`](super::Style).
 ///
-/// Each input and output has a *declared* placement, which it must come with, and a *desired* one, which it is
-/// brought to; `None` takes any, and leaves it. Placements are those on one mesh dimension. The module's forward is
-/// called by [`prepared`](crate::nn::apply_io_layouts), which finds this with the parameters inside the module.
+/// Each input and output has a *declared* placement, which it must have, and a *desired* one, to which it is
+/// redistributed. `None` as declared placement accepts any; `None` as desired placement leaves the tensor as it is.
+/// Placements are those on one mesh dimension. The module's forward is called by
+/// [`apply_io_layouts`](crate::nn::apply_io_layouts), which finds these layouts through the parameters inside the
+/// module.
 ///
 /// ```
 /// use burn_dtensor::parallel::{Plan, PrepareModuleInputOutput};
 /// use burn_dtensor::placement::Placement::{Replicate, Shard};
 ///
-/// // Attention that comes as shards of the sequence, computes with the whole of it, and returns shards; its
-/// // second input, a mask, stays as it is.
+/// // Attention whose input is sharded along the sequence. It computes with the full sequence and returns shards.
+/// // Its second input, a mask, stays as it is.
 /// let attention = PrepareModuleInputOutput::new()
 ///     .with_input(Shard(1), Replicate)
 ///     .with_input(None, None)
@@ -27,7 +29,7 @@ pub struct PrepareModuleInputOutput {
     pub(crate) outputs: Vec<IoLayout<Option<Placement>>>,
 }
 
-/// One input or output.
+/// Layout of one input or output: the placement that it must have, and the one to which it is redistributed.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct IoLayout<T> {
     pub(crate) declared: T,
@@ -35,20 +37,20 @@ pub(crate) struct IoLayout<T> {
 }
 
 impl PrepareModuleInputOutput {
-    /// Leaves all inputs and outputs as they are.
+    /// Creates a declaration that leaves all inputs and outputs as they are.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// The next input: where it comes, and where the module wants it. Of a module that has any, as many as its
-    /// forward is called with.
+    /// Adds the next input, with the placement that it has and the one that the module needs. Declare either no
+    /// inputs or as many as the module's forward takes.
     #[must_use]
     pub fn with_input(mut self, declared: impl Into<Option<Placement>>, desired: impl Into<Option<Placement>>) -> Self {
         self.inputs.push(IoLayout { declared: declared.into(), desired: desired.into() });
         self
     }
 
-    /// The next output: where the module leaves it, and where it is brought.
+    /// Adds the next output, with the placement that the module returns and the one to which it is redistributed.
     #[must_use]
     pub fn with_output(
         mut self,
@@ -60,18 +62,19 @@ impl PrepareModuleInputOutput {
     }
 }
 
-/// A [`PrepareModuleInputOutput`] for each dimension of a mesh, of one module.
+/// The layouts of one module for all dimensions of a mesh: one [`PrepareModuleInputOutput`] per dimension, merged.
 #[derive(Debug)]
 pub(crate) struct ModuleIoLayouts {
     /// Path of the module in the model that was parallelized.
     pub(crate) path: String,
-    /// Each with a placement, or none, per mesh dimension.
+    /// The inputs, each with one optional placement per mesh dimension.
     pub(crate) inputs: Vec<IoLayout<Vec<Option<Placement>>>>,
     pub(crate) outputs: Vec<IoLayout<Vec<Option<Placement>>>>,
 }
 
 impl ModuleIoLayouts {
-    /// Of the module at `path`, from what is said for each mesh dimension; `None` says nothing.
+    /// Merges the layouts that the plan declares for the module at `path`, one per mesh dimension. `None` declares
+    /// nothing for a dimension.
     pub(crate) fn new(path: String, dims: &[Option<&PrepareModuleInputOutput>]) -> Self {
         let edges = |of: fn(&PrepareModuleInputOutput) -> &[IoLayout<Option<Placement>>]| {
             let count = dims.iter().flatten().map(|dim| of(dim).len()).max().unwrap_or(0);

@@ -1,4 +1,5 @@
-//! [`prepared_of`]: what the plan says of a module, found with the parameters inside it.
+//! [`prepared_of`]: the input and output layouts that a plan declares for a module, found through the parameters
+//! inside it.
 
 use std::sync::Arc;
 
@@ -8,21 +9,21 @@ use super::prepare::ModuleIoLayouts;
 use super::visit::walk;
 use crate::mesh::DeviceMesh;
 
-/// What a module's parameters know of it.
+/// Information about a module that its parameters carry.
 pub(crate) struct Prepared {
-    /// The mesh they are parallelized on, if any is.
+    /// The mesh on which its parameters are parallelized, if any of them is.
     pub(crate) mesh: Option<DeviceMesh>,
-    /// What the plan says of the module, if anything.
+    /// The input and output layouts that the plan declares for the module, if any.
     pub(crate) layouts: Option<Arc<ModuleIoLayouts>>,
 }
 
-/// What the parameters inside `module` know of it.
+/// Returns the mesh and the layouts that the parameters inside `module` carry.
 pub(crate) fn prepared_of<M: Module>(module: &M) -> Prepared {
     let distributed = walk(module).distributed;
     let mut parallel =
         distributed.iter().filter_map(|found| Some((found.depth, found.param.info().parallel.as_ref()?)));
     let Some((depth, first)) = parallel.next() else { return Prepared { mesh: None, layouts: None } };
-    // All parameters of the module know alike; of a part of what it was, all that are left do.
+    // Every parameter carries the layouts of all modules around it, so the first one is as good as any other.
     let own = first.modules.iter().find(|(above, _)| *above == depth);
     Prepared { mesh: Some(first.spec.mesh().clone()), layouts: own.map(|(_, layouts)| layouts.clone()) }
 }

@@ -1,14 +1,15 @@
-//! [`Progress`]: how far backward has come through a pass.
+//! [`Progress`]: progress of backward through a pass, checked in debug builds.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
 
-/// State of a pass in backward, which debug builds keep to check the rules of [`backward_nodes`](super::backward_nodes).
+/// State of a pass in backward. Debug builds use it to check the rules of
+/// [`backward_nodes`](super::backward_nodes).
 #[derive(Debug)]
 pub(super) struct Progress {
-    /// The depth of the shallowest node that has run.
+    /// Depth of the shallowest node that has run.
     shallowest: AtomicUsize,
-    /// Whether the token has run.
+    /// True if the pass's `PostBackward` node has run.
     ended: AtomicBool,
 }
 
@@ -19,29 +20,29 @@ impl Default for Progress {
 }
 
 impl Progress {
-    /// A node that hangs on the pass's token runs.
+    /// Records that a node which depends on the pass's `PostBackward` node runs.
     pub(super) fn node(&self, depth: usize) {
         if cfg!(debug_assertions) {
-            assert!(!self.ended.load(Relaxed), "rule 2: a node of depth {depth} runs after its unit's token");
+            assert!(!self.ended.load(Relaxed), "rule 2: a node of depth {depth} runs after its unit's `PostBackward`");
             self.shallowest.fetch_min(depth, Relaxed);
         }
     }
 
-    /// The pass's token runs.
+    /// Records that the pass's `PostBackward` node runs.
     pub(super) fn token(&self, depth: usize) {
         if cfg!(debug_assertions) {
             let shallowest = self.shallowest.load(Relaxed);
             assert!(
                 depth < shallowest,
-                "rule 2: a token of depth {depth}, and a node of its unit of depth {shallowest}"
+                "rule 2: `PostBackward` is at depth {depth}, but a node of its unit is at depth {shallowest}"
             );
-            assert!(!self.ended.swap(true, Relaxed), "rule 3: a unit's token runs twice");
+            assert!(!self.ended.swap(true, Relaxed), "rule 3: a unit's `PostBackward` runs twice");
         }
     }
 
-    /// The pass's [`RootPostBackward`](super::backward_nodes::RootPostBackward) runs.
+    /// Records that the pass's [`RootPostBackward`](super::backward_nodes::RootPostBackward) runs.
     pub(super) fn flush(&self, depth: usize) {
-        debug_assert_eq!(depth, 1, "rule 6: tokens that are as deep may not have run");
-        debug_assert!(self.ended.load(Relaxed), "rule 6: a unit's gradients are flushed before its token has run");
+        debug_assert_eq!(depth, 1, "rule 6: `PostBackward` nodes at this depth may not have run");
+        debug_assert!(self.ended.load(Relaxed), "rule 6: a unit's gradients are flushed before its `PostBackward` ran");
     }
 }

@@ -1,4 +1,4 @@
-//! Reading a distributed parameter: in its unit's open scope, or in one of its own.
+//! Reading a distributed parameter: in the open scope of its unit, or in a scope opened for this parameter alone.
 
 use std::sync::Arc;
 
@@ -29,14 +29,14 @@ impl Reparameterization for DistributedParameter {
     }
 }
 
-/// The whole weight, without its adapter: gathered over the data-parallel ranks in its unit's open scope, or else by
-/// itself, and over the tensor-parallel ranks.
+/// Returns the full weight, without its adapter. It is gathered over the data-parallel ranks, in its unit's open
+/// scope or else by itself, and then over the tensor-parallel ranks.
 ///
 /// # Errors
-/// That of the collective over the tensor-parallel ranks.
+/// The error of the collective over the tensor-parallel ranks.
 ///
 /// # Panics
-/// As [`unit`](super::unit()), where its unit is not open.
+/// If its unit is not open: like [`unit`](super::unit()).
 pub(super) fn value<const D: usize>(param: &DistributedParameter, base: Tensor<D>) -> Result<Tensor<D>> {
     let full = read(param, base.into_dispatch(), |scope, position| {
         if let Some(full) = scope.read[position].full.get() {
@@ -47,7 +47,7 @@ pub(super) fn value<const D: usize>(param: &DistributedParameter, base: Tensor<D
             None => value,
             Some(spec) => {
                 let placed = DTensor::from_parts(Tensor::<D>::from_dispatch(value), spec);
-                unshard_placed(placed, &param.info().parallel.as_ref().expect("it has a placement").data_dims)?
+                unshard_placed(placed, &param.info().parallel.as_ref().expect("it is parallelized").data_dims)?
                     .into_dispatch()
             }
         };
@@ -56,8 +56,8 @@ pub(super) fn value<const D: usize>(param: &DistributedParameter, base: Tensor<D
     Ok(Tensor::from_dispatch(full))
 }
 
-/// The whole of a weight on its tensor-parallel mesh. Ranks along `data_dims` have data of their own: their gradients of
-/// it are terms of a sum.
+/// Gathers a weight over its tensor-parallel mesh. Ranks along `data_dims` have distinct data, so that their
+/// gradients of the weight are partial sums.
 fn unshard_placed<const D: usize>(placed: DTensor<D>, data_dims: &[usize]) -> Result<Tensor<D>> {
     if data_dims.is_empty() {
         return placed.full_tensor();
@@ -70,8 +70,8 @@ fn unshard_placed<const D: usize>(placed: DTensor<D>, data_dims: &[usize]) -> Re
     DTensor::from_parts(placed.all_gather_varying(data_dims)?, spec.shared()).full_tensor()
 }
 
-/// The weight on its tensor-parallel mesh, gathered over the data-parallel ranks; `None` if it was
-/// not parallelized.
+/// Returns the weight on its tensor-parallel mesh, gathered over the data-parallel ranks, or `None` if it was not
+/// parallelized.
 pub(super) fn dtensor<const D: usize>(param: &DistributedParameter, base: Tensor<D>) -> Option<DTensor<D>> {
     let placed = &param.info().parallel.as_ref()?.spec;
     let replicated: Vec<usize> =
@@ -90,7 +90,8 @@ pub(super) fn dtensor<const D: usize>(param: &DistributedParameter, base: Tensor
     })
 }
 
-/// Reads a parameter with `f` in its unit's open scope, or in one of its own.
+/// Reads a parameter with `f`: in its unit's open scope, or in a scope opened for this read. `f` receives the scope
+/// and the parameter's position in it.
 fn read<T>(param: &DistributedParameter, base: DispatchTensor, f: impl FnOnce(&ForwardScope, usize) -> T) -> T {
     let open = unit_stack::find(|scope| {
         let same = Arc::ptr_eq(scope.pass.buffer.unit(), &param.unit);
@@ -106,9 +107,10 @@ fn read<T>(param: &DistributedParameter, base: DispatchTensor, f: impl FnOnce(&F
             prefetch(&param.unit);
             scope.pass.begin();
         }
-        return f(&scope, position(&scope.shards).expect("it was opened for these shards"));
+        return f(&scope, position(&scope.shards).expect("the scope was opened for these shards"));
     }
-    // Other backends than Flex cannot tell whether untracked shards are those of the unit that is open.
+    // On backends other than Flex, an untracked shard cannot be matched with the open unit. So a read while the
+    // unit is open is never reported.
     if unit_stack::find(|scope| Arc::ptr_eq(scope.pass.buffer.unit(), &param.unit).then_some(())).is_none() {
         param.unit.read_outside(param.index);
     }
@@ -133,19 +135,20 @@ fn read<T>(param: &DistributedParameter, base: DispatchTensor, f: impl FnOnce(&F
     result
 }
 
-/// The whole of a parameter that only data-parallel ranks hold parts of, as it is stored.
+/// Gathers a parameter over the data-parallel ranks, in the element type in which it is stored.
 ///
 /// # Errors
-/// That of the all-gather.
+/// The error of the all-gather.
 pub(super) fn stored<const D: usize>(param: &DistributedParameter, base: Tensor<D>) -> Result<Tensor<D>> {
-    // Plain: burn's graph would keep the shard until a backward.
+    // Without autodiff: burn's graph would otherwise keep the shard alive until a backward.
     let base = base.inner();
     let _open =
         open_gathered(&param.unit, LocalShards::one(param.index, param.state.clone(), base.clone().into_dispatch()))?;
     value(param, base)
 }
 
-/// Gathers these parameters of a unit as they are stored. It then stays open, without a backward to come.
+/// Gathers parameters of a unit in the element types in which they are stored, and opens the unit until the
+/// returned guard is dropped. No backward follows.
 ///
 /// # Errors
 /// Those of [`ForwardScope::open`], and of the all-gather.

@@ -1,14 +1,14 @@
-//! [`GradReducer`]: whole gradients on their way to what this rank's optimizer steps.
+//! [`GradReducer`]: reduces the gradients of a pass to the shards that this rank's optimizer steps.
 //!
 //! ```text
 //!   issue ── reduce-scatter over the ranks that shard ── all-reduce over the replicas (HSDP) ──> gradients
-//!            all-reduce of parameters held whole       /
+//!            all-reduce of replicated parameters       /
 //! ```
 //!
-//! Those of shards in host memory are then copied there.
+//! If the shards are in host memory, the reduced gradients are then copied there.
 //!
-//! Each [`advance`](GradReducer::advance) waits for one stage and issues the next, so that a rank computes while
-//! others, or its engine, are busy with the stage.
+//! Each [`advance`](GradReducer::advance) waits for one stage and issues the next. Between two calls the rank
+//! computes while the other ranks, or its backend, work on the stage.
 
 use std::sync::Arc;
 
@@ -29,12 +29,11 @@ use super::unit::{DataParallelGroups, Unit};
 use crate::comm::{Call, CommError, Digests, Op, OpTiming, Phase, ReduceOp, Work};
 use crate::memory::ToHost;
 
-/// Gradients of some of a unit's parameters, as this rank has them: `None` for a parameter that it
-/// did not use.
+/// This rank's gradients of some of a unit's parameters. A parameter that the rank did not use has zeros.
 ///
-/// Of a parameter that no rank used there is no gradient, as without sharding, and an optimizer
-/// leaves it alone; one that some used is averaged over all, the others counting as zeros. So each
-/// reduction carries, next to the gradients, one number per parameter: whether the rank has used it.
+/// If no rank used a parameter, it has no gradient, as without sharding, and an optimizer does not step it. If only
+/// some ranks used it, its gradient is averaged over all ranks, and the others count as zeros. Each reduction
+/// therefore also transfers one flag per parameter, which says that the rank used it.
 struct Own {
     grads: Vec<DispatchTensor>,
     used: Vec<bool>,
@@ -47,12 +46,14 @@ impl Own {
         Self { grads, used }
     }
 
-    /// Returns `[ranks, parameters]` to reduce by `op`: the same row for each rank, so that each gets a whole one.
+    /// Returns flags of shape `[ranks, parameters]`, to be reduced by `op`. All rows are equal, so that after a
+    /// reduce-scatter each rank has one complete row.
     fn flags(&self, ranks: usize, op: ReduceOp) -> DispatchTensor {
         let (device, dtype) = (self.grads[0].device(), self.grads[0].dtype());
         let (used, dtype) = match op {
-            // What a gradient is multiplied by must leave a flag as it is: of a number of tokens 1 may become 0.
-            // Neither that factor nor its reciprocal need be in the range of f16.
+            // The reduction multiplies flags by the factor, too. A flag of 1 could round to 0, for instance if the
+            // factor is the reciprocal of a number of tokens. So the flag is the reciprocal of the factor. Neither
+            // number needs to be in the range of f16.
             ReduceOp::PremulSum(factor) => (1.0 / factor.value(), if dtype == DType::F16 { DType::F32 } else { dtype }),
             _ => (1.0, dtype),
         };
@@ -60,17 +61,17 @@ impl Own {
     }
 }
 
-/// Returns so many rows of flags, in the element type of a gradient where that holds them, so that tensors of one type
-/// travel together. A parameter that is used has the number `one`, which the reduction makes about 1, or a rank's share
-/// of it.
+/// Returns `rows` equal rows of flags. Their element type is that of a gradient where that type can represent them,
+/// so that all tensors of the collective have one type. The flag is `one` for a parameter that this rank used, and 0
+/// otherwise. Each rank that used a parameter adds about 1 to its reduced flag, or its share of an average.
 fn flags(used: &[bool], rows: usize, one: f64, device: DispatchDevice, dtype: DType) -> DispatchTensor {
     let row = used.iter().map(|&used| if used { one } else { 0.0 });
     let all: Vec<f64> = std::iter::repeat_with(|| row.clone()).take(rows).flatten().collect();
     Tensor::<2>::from_data(TensorData::new(all, [rows, used.len()]), (&Device::new(device), dtype)).into_dispatch()
 }
 
-/// The reduced gradients of what a rank has used. `flags` is read only where this one has not used
-/// all: it waits for the device.
+/// Returns the reduced gradients, with `None` for each parameter that no rank used. `flags` is read only if this
+/// rank left a parameter unused, because reading waits for the device.
 fn without_unused(reduced: Vec<DispatchTensor>, flags: DispatchTensor, used: &[bool]) -> Vec<Option<DispatchTensor>> {
     if used.iter().all(|&used| used) {
         return reduced.into_iter().map(Some).collect();
@@ -79,42 +80,44 @@ fn without_unused(reduced: Vec<DispatchTensor>, flags: DispatchTensor, used: &[b
     reduced.into_iter().zip(flags.iter::<f32>()).map(|(grad, flag)| (flag > 0.0).then_some(grad)).collect()
 }
 
-/// Gradients of a pass that are being reduced.
+/// The reduction of one pass's gradients.
 #[derive(Debug)]
 pub(super) struct GradReducer {
     trained: Trained,
     call: Call,
-    /// The parameters, as indices into the unit.
+    /// The parameters that are reduced, as indices into the unit.
     members: Vec<usize>,
-    /// What the sums are multiplied by at last.
+    /// Factor by which the reduced sums are finally multiplied.
     scale: Option<f64>,
-    /// Whether the replicas reduce it too.
+    /// True if the gradients are also all-reduced over the replicas (HSDP).
     all_reduce: bool,
-    /// What the averages go through.
+    /// The program's hook, which runs on the reduced gradients.
     hook: Option<AllReduceHook>,
-    /// Whether this rank has used them.
+    /// Per parameter: true if this rank used it.
     used: Vec<bool>,
-    /// The number of the pass, if its gradients are compared next.
+    /// Number of the pass if the replica check compares its reduced gradients; `None` otherwise.
     due: Option<u64>,
-    /// What the replicas compare.
+    /// Digests that the replicas compare in the all-reduce.
     replicate: Vec<Digests>,
     stage: ReduceStage,
 }
 
 #[derive(Debug)]
 enum ReduceStage {
-    /// There is nobody to reduce with.
+    /// No collective is needed.
     Alone(Vec<Option<DispatchTensor>>),
-    /// Over the ranks that shard: gradients of parameters that are cut, and of those that every rank holds whole. The
-    /// flags are the last tensor of the first.
+    /// The reduction over the ranks that shard: a reduce-scatter of sharded parameters and an all-reduce of
+    /// replicated ones. The flags are the last tensor of the first collective that is present.
     Scattering { sharded: Option<Work<Vec<DispatchTensor>>>, replicated: Option<Work<Vec<DispatchTensor>>> },
-    /// Over those that replicate: all, with the flags.
+    /// The all-reduce of all gradients and the flags over the replicas.
     Replicating(Work<Vec<DispatchTensor>>),
-    /// Nobody any more: they are on their way to host memory, for leaves in these element types.
+    /// The collectives are complete. The gradients are being copied to host memory, for leaves with these element
+    /// types.
     CopyingOut(ToHost, Vec<(NodeId, DType)>),
 }
 
-/// What reduces over the ranks that shard: of parameters that are not cut, all-reduces alone.
+/// Returns the operation of the reduction over the ranks that shard: an all-reduce if all parameters are
+/// replicated.
 fn scatter_op(sharded: Option<&Work<Vec<DispatchTensor>>>) -> Op {
     if sharded.is_some() { Op::ReduceScatter } else { Op::AllReduce }
 }
@@ -127,7 +130,7 @@ fn done_with(unit: &Unit, op: Op, course: Option<OpTiming>) {
     done(op, || unit.label(), TrainingState::PostBackward, ShardedState::Sharded, course);
 }
 
-/// A reduction that waits at this stage for a later backward.
+/// A reduction that was postponed at this stage until a later backward (gradient accumulation).
 #[derive(Debug)]
 pub(super) struct PutOff {
     pub(super) stage: accumulated_grads::GradStage,
@@ -135,12 +138,13 @@ pub(super) struct PutOff {
 }
 
 impl PutOff {
-    /// Returns true if it still waits: no other has taken its gradients along, and the program has not dropped them.
+    /// Returns true if it is still postponed: no other reduction has included its gradients, and the program has
+    /// not dropped them.
     pub(super) fn waits(&self) -> bool {
         self.trained.unit().waiting.has(self.stage, &self.trained.leaves)
     }
 
-    /// Returns true if a backward is to issue it now.
+    /// Returns true if a backward must issue it now.
     pub(super) fn is_due(&self) -> bool {
         let (sync, all_reduce) = {
             let control = self.trained.unit().control.lock();
@@ -150,18 +154,18 @@ impl PutOff {
     }
 }
 
-/// Gradients that are due are on their way, or wait.
+/// Result of issuing a reduction: it is in flight or postponed.
 pub(super) enum Issued {
     UnderWay(Box<GradReducer>),
     PutOff(PutOff),
 }
 
-/// What has become of a reduction.
+/// State of a reduction after [`GradReducer::advance`].
 pub(super) enum Advanced {
     UnderWay(Box<GradReducer>),
     PutOff(PutOff),
-    /// This rank's part of each gradient that a rank has used, for its leaf: a shard, or the whole of a parameter every
-    /// rank holds whole.
+    /// The reduction is complete. Each gradient is that of this rank's shard (or of the full parameter if it is
+    /// replicated), with its leaf. Parameters that no rank used have none.
     Done(Vec<(NodeId, DispatchTensor)>),
 }
 
@@ -178,11 +182,12 @@ impl GradReducer {
         Self { trained, call, members, scale, all_reduce, hook, used, due, replicate, stage }
     }
 
-    /// Issues what averages gradients over the data-parallel ranks, with those that wait, unless the unit is to put
-    /// that off: of each parameter one gradient, `None` of one that this rank has not used.
+    /// Starts the averaging of gradients over the data-parallel ranks, including gradients that were accumulated
+    /// before. If the unit does not synchronize (`no_sync`), accumulates them instead. `grads` holds one gradient
+    /// per parameter, `None` for a parameter that this rank did not use.
     ///
     /// # Collective
-    /// Of the data-parallel ranks.
+    /// On all data-parallel ranks.
     pub(super) fn issue(trained: Trained, mut grads: Vec<Option<DispatchTensor>>) -> Issued {
         let (unit, stage) = (trained.unit(), accumulated_grads::GradStage::Full);
         if !unit.control.lock().sync {
@@ -193,10 +198,10 @@ impl GradReducer {
         Issued::UnderWay(Self::scatter(trained, grads).into())
     }
 
-    /// The same of gradients whose reduction was put off.
+    /// Starts a postponed reduction, as [`issue`](Self::issue) does.
     ///
     /// # Collective
-    /// Of the data-parallel ranks.
+    /// On all data-parallel ranks.
     pub(super) fn issue_waiting(PutOff { stage, trained }: PutOff) -> Issued {
         match stage {
             accumulated_grads::GradStage::Full => {
@@ -207,7 +212,8 @@ impl GradReducer {
         }
     }
 
-    /// Issues what averages gradients, and compares values that must be equal on several ranks.
+    /// Starts the first stage: the reduction over the ranks that shard, which also compares the digests of the
+    /// replica check.
     fn scatter(trained: Trained, grads: Vec<Option<DispatchTensor>>) -> Self {
         let PendingDigests { due, shard, replicate } = trained.source.carried();
         let mut reduction = Self { due, replicate, ..Self::new(trained) };
@@ -232,7 +238,7 @@ impl GradReducer {
         reduction
     }
 
-    /// Issues what sums gradients over the replicas that wait for that alone.
+    /// Starts the all-reduce over the replicas for gradients that are already reduced over the ranks that shard.
     fn issue_scattered(trained: Trained) -> Self {
         let mut reduction = Self::new(trained);
         let Self { trained, .. } = &reduction;
@@ -250,20 +256,20 @@ impl GradReducer {
         self.trained.unit()
     }
 
-    /// Reduces gradients and flags over the replicas.
+    /// Starts the all-reduce of gradients and flags over the replicas.
     fn replicate(&mut self, sums: Vec<DispatchTensor>) -> ReduceStage {
         let unit = self.trained.unit();
-        let group = unit.data.as_ref().and_then(|data| data.replicate.as_ref()).expect("it has replicas");
+        let group = unit.data.as_ref().and_then(|data| data.replicate.as_ref()).expect("the unit has replicas");
         let call = self.call.clone().with_digests(std::mem::take(&mut self.replicate));
         let work = unit.exchange(UnitCollectiveKind::All, group, call, &self.members, sums);
         issued(unit, Op::AllReduce);
         ReduceStage::Replicating(work)
     }
 
-    /// Waits for what is under way, and issues what follows.
+    /// Waits for the stage in flight, and starts the next one.
     ///
     /// # Errors
-    /// A collective's, or the hook's.
+    /// The error of the collective, or of the hook.
     pub(super) fn advance(mut self) -> crate::Result<Advanced> {
         match std::mem::replace(&mut self.stage, ReduceStage::Alone(Vec::new())) {
             ReduceStage::Alone(grads) => self.done(grads),
@@ -271,7 +277,7 @@ impl GradReducer {
             ReduceStage::Replicating(work) => {
                 let (mut reduced, course) = work.wait_with_timing()?;
                 done_with(self.unit(), Op::AllReduce, course);
-                let flags = reduced.pop().expect("the flags were sent last");
+                let flags = reduced.pop().expect("the flags are the last tensor");
                 if let Some(step) = self.due {
                     self.unit().compare_replicated(step, &self.members, &reduced);
                 }
@@ -282,7 +288,7 @@ impl GradReducer {
         }
     }
 
-    /// The gradients of what a rank has used, or all of them for a hook.
+    /// Returns the gradients with `None` for each parameter that no rank used. A hook receives all of them.
     fn without_unused(&self, reduced: Vec<DispatchTensor>, flags: DispatchTensor) -> Vec<Option<DispatchTensor>> {
         match &self.hook {
             Some(_) => reduced.into_iter().map(Some).collect(),
@@ -290,7 +296,7 @@ impl GradReducer {
         }
     }
 
-    /// The ranks that shard are through.
+    /// Completes the stage of the ranks that shard.
     fn scattered(
         mut self,
         sharded: Option<Work<Vec<DispatchTensor>>>,
@@ -308,7 +314,7 @@ impl GradReducer {
         let op = scatter_op(sharded.as_ref());
         let (sharded, replicated) = (wait(sharded)?, wait(replicated)?);
         done_with(self.unit(), op, first);
-        let mut flags = flags.expect("a parameter is sharded or replicated");
+        let mut flags = flags.expect("each parameter is sharded or replicated");
         let mut reduced = self.unit().merge(&self.members, sharded, replicated);
         if let Some(step) = self.due {
             self.unit().compare_sharded(step, &self.members, &reduced);
@@ -339,12 +345,13 @@ impl GradReducer {
         Ok(Advanced::UnderWay(Box::new(self)))
     }
 
-    /// The ranks are through. What is on its way to host memory gets there while the next gradients are computed.
+    /// Completes the collectives: scales the gradients and runs the hook. A copy to host memory then runs while the
+    /// next gradients are computed.
     fn done(mut self, grads: Vec<Option<DispatchTensor>>) -> crate::Result<Advanced> {
         let scaled = |grad: DispatchTensor| match self.scale {
             None => grad,
             Some(scale) => {
-                // A reciprocal of a number of tokens is 0 in half precision.
+                // The reciprocal of a number of tokens may be 0 in half precision.
                 let wide = (grad.dtype() == DType::F16).then_some(DType::F32);
                 Dispatch::float_mul_scalar(cast(grad, wide), Scalar::from(scale))
             }
@@ -366,20 +373,21 @@ impl GradReducer {
     }
 }
 
-/// Gradients of these leaves, in the element types of the shards.
+/// Casts gradients to the element types of their shards.
 fn for_leaves(leaves: Vec<(NodeId, DType)>, grads: Vec<DispatchTensor>) -> Vec<(NodeId, DispatchTensor)> {
     leaves.into_iter().zip(grads).map(|((leaf, stored), grad)| (leaf, cast(grad, Some(stored)))).collect()
 }
 
 impl Unit {
-    /// How its gradients are averaged.
+    /// Returns the divisors of the unit's gradients.
     pub(super) fn averaging(&self) -> GradientDivideFactors {
         let numbers = |data: &DataParallelGroups| (data.shard.group().size(), data.ranks(), data.all.group().size());
         let (sharding, ranks, averaged) = self.data.as_ref().map_or((1, 1, 1), numbers);
         self.control.lock().averaging(sharding, ranks, averaged)
     }
 
-    /// Reduces over the ranks that shard. The first reduction carries the flags and what is `compared`.
+    /// Starts the reductions over the ranks that shard. The first of them also transfers the flags and the digests
+    /// in `compared`.
     fn scatter(
         &self,
         data: &DataParallelGroups,
@@ -406,8 +414,7 @@ impl Unit {
         ReduceStage::Scattering { sharded, replicated }
     }
 
-    /// Adds up gradients of `members`, of which each tensor-parallel rank along the mesh dimensions `dims` has a
-    /// term.
+    /// Sums the partial gradients of `members` over the tensor-parallel ranks along the mesh dimensions `dims`.
     pub(super) fn sum_terms(
         &self,
         dims: &[usize],
@@ -421,11 +428,11 @@ impl Unit {
         let flags = own.flags(1, ReduceOp::Sum);
         let mut sent = own.grads;
         sent.push(flags);
-        // Numbers of models are those of data-parallel ranks.
+        // Model numbers are drawn on data-parallel groups and mean nothing on this one.
         let call = Call { model: None, ..call };
         let call = call.with_names(members.into_iter().map(|member| self.params[member].path.clone()));
         let mut sums = group.all_reduce(call, sent, ReduceOp::Sum).wait()?;
-        let flags = sums.pop().expect("the flags were sent last");
+        let flags = sums.pop().expect("the flags are the last tensor");
         Ok(without_unused(sums, flags, &own.used))
     }
 }

@@ -1,29 +1,30 @@
-//! [`ReductionOrder`]: in which order a rank's units are reduced.
+//! [`ReductionOrder`]: the order in which a rank's units are reduced.
 //!
-//! Each pass draws a place in forward, which runs alike on all ranks, and reductions follow the places: rule 5 of
-//! [`graph`](super::backward_nodes).
+//! Each pass gets an order key in forward, which runs in the same order on all ranks. Reductions follow these keys:
+//! rule 5 of [`backward_nodes`](super::backward_nodes).
 //!
 //! ```text
 //!   entered       root (nothing before it)   0   1   2   3
 //!   reduced       3   2   1   0   root
 //! ```
 //!
-//! * Passes tied to something before them (a tracked input, or a unit around them) are reduced in
-//!   reverse order of entry: as a chain of units comes up in backward.
-//! * The others, which come up last whatever the model, follow in order of entry: the root first.
-//! * A pass whose gradients are there is **held** while one is open that was entered later, whether
-//!   this backward will reach it or not: what a rank knows is the same on every rank.
-//! * What is still held when nothing deeper is left is issued then, by
-//!   [`RootPostBackward`](super::backward_nodes::RootPostBackward).
+//! * **Tied** passes depend on something before them: a tracked input, or a unit around them. They are reduced in
+//!   reverse order of entry, which is the order in which backward reaches the units of a chain.
+//! * **Loose** passes depend on nothing. Backward reaches them last in any model. They follow in order of entry,
+//!   the root first.
+//! * A pass whose gradients are complete is **held** while a pass that was entered later is open, even if this
+//!   backward will never reach that one. This rule uses only information that is the same on every rank.
+//! * When backward ends, [`RootPostBackward`](super::backward_nodes::RootPostBackward) issues the reductions that
+//!   are still held.
 
 use std::collections::BTreeMap;
 
 use parking_lot::Mutex;
 
-/// The passes of one rank, by place.
+/// The passes of one rank, sorted by order key.
 ///
-/// `P` is a pass: here it is only held and handed back. What is held must not keep it alive: its nodes
-/// do, and if a backward is given up, they go, and it [leaves](Self::leave).
+/// `P` is a handle on a pass, which this type only holds and returns. The handle must not keep the pass alive: the
+/// graph's nodes do. If a backward is abandoned, its nodes are dropped, and each pass calls [`leave`](Self::leave).
 #[derive(Debug)]
 pub(super) struct ReductionOrder<P>(Mutex<OrderedQueue<P>>);
 
@@ -32,25 +33,26 @@ struct OrderedQueue<P> {
     next: u64,
     /// Tied passes that have not been reduced.
     tied: BTreeMap<u64, Tied<P>>,
-    /// Passes tied to nothing whose gradients are there.
+    /// Loose passes whose gradients are complete.
     loose: BTreeMap<u64, P>,
-    /// The one that this backward has reduced last.
+    /// Key of the pass that this backward reduced last.
     last: Option<OrderKey>,
-    /// Whether this backward has been given zeros where no gradient came.
+    /// True if this backward was given zeros in place of a missing gradient.
     padded: bool,
 }
 
 #[derive(Debug)]
 enum Tied<P> {
-    /// Its gradients may come.
+    /// The pass is open: gradients may still arrive.
     Open,
-    /// Its gradients are there.
+    /// The gradients are complete, and the pass is held.
     Held(P),
-    /// It was dropped. When that happens depends on timing, so it still counts for those before it.
+    /// It was dropped. The moment of the drop differs between ranks, so the pass still holds those entered before
+    /// it.
     Gone,
 }
 
-/// A pass's place in forward.
+/// Position of a pass in the order of entry, and its kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum OrderKey {
     Tied(u64),
@@ -70,10 +72,10 @@ impl<P> Default for ReductionOrder<P> {
 }
 
 impl<P> ReductionOrder<P> {
-    /// The next place.
+    /// Returns the next order key, for a pass that is entered now.
     pub(super) fn enter(&self, tied: bool) -> OrderKey {
         let mut places = self.0.lock();
-        // A backward that was given up has left them.
+        // These are left over from a backward that was abandoned.
         (places.padded, places.last) = (false, None);
         let place = places.next;
         places.next += 1;
@@ -84,13 +86,13 @@ impl<P> ReductionOrder<P> {
         OrderKey::Tied(place)
     }
 
-    /// The gradients of `pass` are there. Returns what may be reduced now, in order.
+    /// Records that the gradients of `pass` are complete. Returns the passes that may be reduced now, in order.
     pub(super) fn ready(&self, place: OrderKey, pass: P) -> Vec<P> {
         let mut places = self.0.lock();
         match place {
             OrderKey::Tied(place) => {
                 let before = places.tied.insert(place, Tied::Held(pass));
-                debug_assert!(matches!(before, Some(Tied::Open)), "rule 5: the pass at {place} is ready twice");
+                debug_assert!(matches!(before, Some(Tied::Open)), "rule 5: pass {place} is ready twice");
             }
             OrderKey::Loose(place) => {
                 places.loose.insert(place, pass);
@@ -105,18 +107,19 @@ impl<P> ReductionOrder<P> {
         due
     }
 
-    /// Zeros were given where no gradient came: what made an input of a unit expects one. From here on
-    /// zeros may be all that a parameter gets, of which there is no gradient without sharding.
+    /// Records that zeros were given in place of a missing gradient, because the node that made a unit's input
+    /// expects one. From now on a parameter may receive zeros only. Without sharding it would have no gradient
+    /// then.
     pub(super) fn pad(&self) {
         self.0.lock().padded = true;
     }
 
-    /// Whether zeros were given in this backward.
+    /// Returns true if zeros were given in this backward.
     pub(super) fn padded(&self) -> bool {
         self.0.lock().padded
     }
 
-    /// Nothing deeper is left of this backward. Returns what is still held, in order.
+    /// Ends the backward. Returns the passes that are still held, in order.
     pub(super) fn flush(&self) -> Vec<P> {
         let mut places = self.0.lock();
         places.padded = false;
@@ -135,14 +138,14 @@ impl<P> ReductionOrder<P> {
         due
     }
 
-    /// The pass was dropped, reduced or not.
+    /// Removes a pass that was dropped, reduced or not.
     pub(super) fn leave(&self, place: OrderKey) {
         let mut places = self.0.lock();
         match place {
             OrderKey::Tied(place) => places.tied.entry(place).and_modify(|tied| *tied = Tied::Gone),
             OrderKey::Loose(place) => return drop(places.loose.remove(&place)),
         };
-        // Nobody is left for whom it would count.
+        // A dropped pass without an earlier one holds nothing.
         while let Some(first) = places.tied.first_entry().filter(|first| matches!(first.get(), Tied::Gone)) {
             first.remove();
         }
@@ -150,7 +153,7 @@ impl<P> ReductionOrder<P> {
 }
 
 impl<P> OrderedQueue<P> {
-    /// The pass at `place` is reduced next.
+    /// Checks in debug builds that the pass at `place` may be reduced next.
     fn reduced(&mut self, place: OrderKey) {
         let last = self.last.replace(place);
         debug_assert!(last.is_none_or(|last| last.is_before(place)), "rule 5: {place:?} is reduced after {last:?}");
@@ -158,7 +161,7 @@ impl<P> OrderedQueue<P> {
 }
 
 impl OrderKey {
-    /// Whether it is reduced first, of one backward.
+    /// Returns true if one backward reduces this pass before `other`.
     fn is_before(self, other: Self) -> bool {
         match (self, other) {
             (Self::Tied(this), Self::Tied(other)) => this > other,
@@ -189,7 +192,7 @@ impl<P> Tied<P> {
 mod tests {
     use super::*;
 
-    /// Enters passes that are `tied` or not, and returns their places.
+    /// Enters passes that are `tied` or not, and returns their order keys.
     fn entered<const N: usize>(order: &ReductionOrder<usize>, tied: [bool; N]) -> [OrderKey; N] {
         tied.map(|tied| order.enter(tied))
     }
@@ -199,14 +202,14 @@ mod tests {
         let order = ReductionOrder::default();
         let places = entered(&order, [false, true, true, true]);
         for pass in [3, 2, 1] {
-            assert_eq!(order.ready(places[pass], pass), [pass], "nothing is held");
+            assert_eq!(order.ready(places[pass], pass), [pass], "no pass is held");
         }
-        assert_eq!(order.ready(places[0], 0), [0; 0], "the root waits for the end");
+        assert_eq!(order.ready(places[0], 0), [0; 0], "the root is reduced at the end");
         assert_eq!(order.flush(), [0]);
         assert_eq!(order.flush(), [0; 0]);
     }
 
-    /// Every order in which passes can come up is reduced in the same one.
+    /// Checks that the order of the reductions does not depend on the order in which backward reaches the passes.
     #[test]
     fn whatever_comes_up_first_the_order_is_that_of_entry() {
         for mut code in 0..120 {
@@ -229,12 +232,12 @@ mod tests {
         let places = entered(&order, [true, true, true]);
         assert_eq!(order.ready(places[0], 0), [0; 0]);
         assert_eq!(order.ready(places[1], 1), [0; 0]);
-        // Dropped or not: when a rank drops it must not matter.
+        // Whether a rank has dropped the pass must not matter.
         order.leave(places[2]);
         assert_eq!(order.flush(), [1, 0]);
         order.leave(places[0]);
         order.leave(places[1]);
-        assert!(order.0.lock().tied.is_empty(), "what counts for nobody is forgotten");
+        assert!(order.0.lock().tied.is_empty(), "dropped passes that hold nothing are removed");
     }
 
     #[test]
@@ -242,7 +245,7 @@ mod tests {
         let order = ReductionOrder::default();
         let places = entered(&order, [false, true, true]);
         assert_eq!([order.ready(places[1], 1), order.ready(places[0], 0)], [[0; 0]; 2]);
-        // The graph goes, and all passes with it.
+        // The graph is dropped, and all passes with it.
         places.into_iter().for_each(|place| order.leave(place));
         assert_eq!(order.flush(), [0; 0]);
     }

@@ -1,17 +1,18 @@
-//! [`check_not_replaced`]: whether all parameters of a distributed model still are.
+//! [`check_not_replaced`]: checks that all parameters of a distributed model are still distributed.
 //!
-//! A parameter that is assigned anew, or made of the old one (`param.map(..)`, `param.set_require_grad(..)`), has lost
-//! its [`DistributedParameter`](super::DistributedParameter): it is not gathered, nobody reduces its gradient, and
-//! ranks drift apart. Where the others were when they were distributed tells which module that call was for:
+//! A parameter that the program assigns, or makes from the old one (`param.map(..)`, `param.set_require_grad(..)`),
+//! has lost its [`DistributedParameter`](super::DistributedParameter). It is not gathered, its gradient is not
+//! reduced, and the ranks drift apart. The other parameters show for which module the distributing call was made,
+//! because each knows its path in that module:
 //!
 //! ```text
 //!   when distributed   blocks.0.weight       blocks.0.weight      blocks.0.weight      weight
-//!   here               blocks.0.weight       0.weight             net.blocks.0.weight  blocks.0.weight
+//!   now                blocks.0.weight       0.weight             net.blocks.0.weight  blocks.0.weight
 //!   the call was for   this module           one around it        `net`                `blocks.0`
 //! ```
 //!
-//! All parameters in that module were distributed then, but for those ignored. Of what lies outside nothing is known,
-//! nor of a module of which nothing is distributed any more.
+//! All parameters in that module were distributed then, except those ignored. Nothing is known of parameters
+//! outside it, nor of a module in which no parameter is distributed any more.
 
 use burn::module::Module;
 use itertools::Itertools;
@@ -21,10 +22,10 @@ use super::model_scan::{ModelScan, ScannedParam};
 use super::visit::Walk;
 use crate::pattern::PathPattern;
 
-/// Checks that of the modules that were distributed, as far as `module` shows them, no parameter has been replaced.
+/// Checks that no parameter inside `module` has been replaced since it was distributed.
 ///
-/// Local. It costs nothing where every tensor of `module` is distributed, and next to nothing where the same was
-/// found before.
+/// Local. The check costs nothing if every tensor of `module` is distributed, and almost nothing if a module of the
+/// same structure passed before.
 ///
 /// # Errors
 /// [`ParamError::Replaced`].
@@ -40,7 +41,7 @@ pub(crate) fn check_not_replaced<M: Module>(module: &M, walk: &Walk) -> Result<(
 }
 
 impl ModelScan {
-    /// Checks that no parameter has been replaced since those around it were distributed.
+    /// Checks that no parameter has been replaced since the others of its module were distributed.
     ///
     /// # Errors
     /// [`ParamError::Replaced`].
@@ -54,17 +55,17 @@ impl ModelScan {
     }
 }
 
-/// A call that distributed a module, seen from another.
+/// A call that distributed a module, seen from the module that is checked.
 struct DistributeCall<'a> {
-    /// Path of its module in this one.
+    /// Path of the call's module in the checked module.
     around: &'a [String],
-    /// Path of this module in its one.
+    /// Path of the checked module in the call's module.
     inside: &'a str,
     ignored: &'a [PathPattern],
 }
 
 impl<'a> DistributeCall<'a> {
-    /// The one that distributed a parameter; `None` if it has been moved.
+    /// Returns the call that distributed a parameter, or `None` if the parameter was moved to another path since.
     fn of(found: &'a ScannedParam) -> Option<Self> {
         let param = found.distributed.as_ref()?;
         let before = param.info().path.split('.').filter(|part| !part.is_empty()).collect_vec();
@@ -78,7 +79,8 @@ impl<'a> DistributeCall<'a> {
         Some(Self { around, inside: &param.info().path[..inside], ignored })
     }
 
-    /// The path that a parameter which is not distributed should have been distributed under.
+    /// Returns the path under which this call should have distributed a parameter that is not distributed. Returns
+    /// `None` if the parameter is outside the call's module or was ignored.
     fn lost(&self, path: &[String]) -> Option<String> {
         let path = path.strip_prefix(self.around)?;
         let path = format!("{}{}", self.inside, path.join("."));

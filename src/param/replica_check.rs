@@ -1,4 +1,5 @@
-//! How far units are with comparing what several ranks hold alike, which [`verify`](super::verify) does.
+//! State of the replica check, which [`verify`](super::verify) performs: it compares values that must be identical
+//! on several ranks.
 
 use std::sync::OnceLock;
 use std::sync::atomic::AtomicU64;
@@ -7,26 +8,26 @@ use parking_lot::Mutex;
 
 use crate::comm::Digests;
 
-/// How often units compare, and what their next reduction does.
+/// Interval of the replica check, and the digests that wait for the next reduction.
 #[derive(Debug)]
 pub(crate) struct ReplicaCheck {
     pub(super) every: u64,
     pub(super) gradients: Mutex<PendingDigests>,
 }
 
-/// What the reductions of a pass compare.
+/// Digests that the reductions of a pass compare.
 #[derive(Debug, Default)]
 pub(super) struct PendingDigests {
-    /// The number of the pass, if its gradients are compared next.
+    /// Number of the pass if its reduced gradients are compared next; `None` otherwise.
     pub(super) due: Option<u64>,
-    /// Over the ranks that shard.
+    /// Digests to compare over the ranks that shard.
     pub(super) shard: Vec<Digests>,
-    /// Over those that replicate.
+    /// Digests to compare over the replicas.
     pub(super) replicate: Vec<Digests>,
 }
 
 impl ReplicaCheck {
-    /// In every so-manieth pass of a unit; never if 0.
+    /// Checks every n-th pass of a unit, where n is `passes`. 0 disables the check.
     pub(crate) fn every(passes: u64) -> Self {
         Self { every: passes, gradients: Mutex::default() }
     }
@@ -36,22 +37,23 @@ impl ReplicaCheck {
     }
 }
 
-/// How many passes there were that train a parameter: of the unit, and of each of its parameters alone.
+/// Numbers of passes that trained a parameter: one count for the unit, then one for each parameter that was read
+/// outside the unit.
 #[derive(Debug)]
 pub(super) struct Passed(pub(super) Box<[AtomicU64]>);
 
 impl Passed {
-    /// Of a unit of so many parameters.
+    /// Creates the counters of a unit with this number of parameters.
     pub(super) fn new(params: usize) -> Self {
         Self((0..=params).map(|_| AtomicU64::new(0)).collect())
     }
 }
 
-/// A pass of which all that is alike is compared.
+/// A pass whose replicated values are compared.
 #[derive(Debug)]
 pub(super) struct CheckedPass {
-    /// Its number: 1, 2, ..
+    /// Number of the pass, counted from 1.
     pub(super) step: u64,
-    /// Digests of the gathered weights that are cut.
+    /// Digests of the gathered weights of sharded parameters.
     pub(super) gathered: OnceLock<Vec<Option<u64>>>,
 }

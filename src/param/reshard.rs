@@ -1,18 +1,19 @@
-//! [`ReshardAfterForward`].
+//! [`ReshardAfterForward`]: policy for freeing gathered parameters after forward.
 
-/// When a unit's gathered parameters are freed between forward and backward.
+/// Time at which a unit's gathered parameters are freed between forward and backward.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ReshardAfterForward {
-    /// Free them after forward and gather them again in backward: the least memory.
+    /// Frees the parameters after forward and gathers them a second time in backward. Needs the least memory.
     Always,
-    /// Keep them until backward: no all-gather in backward. After a forward without one, as in evaluation, keep them for
-    /// the next from the same shards.
+    /// Keeps the parameters until backward, which then needs no all-gather. After a forward without a backward, as
+    /// in evaluation, they are kept for the next forward with the same shards.
     Never,
-    /// [`Always`](Self::Always), but the root unit keeps: its backward follows at once.
+    /// [`Never`](Self::Never) for the root unit, whose backward follows at once, and [`Always`](Self::Always) for
+    /// all others.
     #[default]
     Auto,
-    /// After forward keep a shard over this many neighbouring ranks, and gather over those in
-    /// backward. Must divide the shard dimension of the mesh; 1 is [`Never`](Self::Never), the
-    /// whole dimension is [`Always`](Self::Always).
+    /// Keeps a shard over this many neighbouring ranks after forward, and gathers over these in backward. The
+    /// number must divide the shard dimension of the mesh; 1 is [`Never`](Self::Never), the size of the dimension
+    /// is [`Always`](Self::Always).
     Ranks(usize),
 }

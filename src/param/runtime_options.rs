@@ -1,41 +1,42 @@
-//! [`RuntimeOptions`]: what the program has a unit do from now on.
+//! [`RuntimeOptions`]: options of a unit that the program changes at run time.
 
 use super::ReshardAfterForward;
 use super::custom::{AllReduceHook, Collectives};
 use crate::comm::ReduceOp;
 
-/// Options that [`FsdpModule`](super::FsdpModule) sets. Each pass reads them when it needs them.
+/// Options that [`FsdpModule`](super::FsdpModule) sets. Each pass reads an option when it needs it.
 #[derive(Debug, Clone)]
 pub(super) struct RuntimeOptions {
-    /// These are read as a pass begins.
+    /// This option and the next two are read when a pass begins.
     pub(super) reshard: ReshardAfterForward,
     pub(super) reshard_after_backward: bool,
     pub(super) checkpoint: bool,
-    /// Read as forward is left.
+    /// Read when forward leaves the unit.
     pub(super) unshard_in_backward: bool,
-    /// These are read as all gradients of a pass are there.
+    /// This option and the next four are read when all gradients of a pass are complete.
     pub(super) sync: bool,
     pub(super) all_reduce: bool,
     pub(super) divide_factor: Option<f64>,
     pub(super) force_sum: bool,
     pub(super) hook: Option<AllReduceHook>,
-    /// Read where one is made.
+    /// Read when the unit issues a collective.
     pub(super) collectives: Option<Collectives>,
 }
 
-/// How gradients of a unit become averages, or what the program wants in their place.
+/// Divisors of a unit's gradients: the reduce operations and the final factor that turn sums into averages, or into
+/// what the program configured.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct GradientDivideFactors {
-    /// Over the ranks that shard.
+    /// Operation over the ranks that shard.
     pub(super) shard: ReduceOp,
-    /// Over the ranks that replicate.
+    /// Operation over the replicas.
     pub(super) replicate: ReduceOp,
-    /// What the sums are multiplied by at last.
+    /// Factor by which the reduced sums are finally multiplied.
     pub(super) scale: Option<f64>,
 }
 
 impl RuntimeOptions {
-    /// What a unit does that was told nothing since it was made.
+    /// Returns the options of a new unit.
     pub(super) fn new(reshard: ReshardAfterForward) -> Self {
         Self {
             reshard,
@@ -51,8 +52,10 @@ impl RuntimeOptions {
         }
     }
 
-    /// Of a unit that `sharding` ranks shard, of `ranks` that reduce it, of `averaged` that have data of their own: what
-    /// ranks that do not reduce it have had of its gradients has come to those that do on the way back through forward.
+    /// Returns the divisors of a unit's gradients. `sharding` ranks shard the unit, `ranks` participate in its
+    /// reduction, and `averaged` have distinct data. With expert parallelism `averaged` is larger than `ranks`: the
+    /// backward of the token all-to-all has already summed the contributions of the other ranks, so the divisor is
+    /// `averaged`.
     pub(super) fn averaging(&self, sharding: usize, ranks: usize, averaged: usize) -> GradientDivideFactors {
         let divisor = self.divide_factor.unwrap_or(averaged as f64);
         if self.force_sum || sharding == 1 && ranks == 1 {
@@ -91,7 +94,7 @@ mod tests {
         control.averaging(sharding, ranks, averaged)
     }
 
-    /// What each of `ranks` ranks' gradients of 1 become.
+    /// Returns the reduced gradient if each of `ranks` ranks has a gradient of 1.
     fn of_ones(
         GradientDivideFactors { shard, replicate, scale }: GradientDivideFactors,
         sharding: usize,
@@ -119,7 +122,7 @@ mod tests {
         }
     }
 
-    /// Of expert weights each of `averaged / ranks` groups has its own.
+    /// Expert parallelism: `averaged / ranks` groups have different expert weights.
     #[test]
     fn gradients_are_divided_by_all_ranks_that_have_data() {
         for (sharding, ranks, averaged) in [(1, 1, 4), (2, 2, 4), (2, 4, 8), (3, 3, 6), (1, 2, 6)] {
@@ -138,7 +141,7 @@ mod tests {
     fn sums_alone_where_they_are_forced() {
         let GradientDivideFactors { shard, replicate, .. } = averaging(Some(3.0), true, 2, 4);
         assert_eq!([shard, replicate], [ReduceOp::Sum; 2]);
-        assert_eq!(averaging(Some(2.0), false, 2, 4).shard, ReduceOp::Avg, "the factor is the number of ranks");
-        assert_eq!(averaging(None, false, 1, 1).shard, ReduceOp::Sum, "of one rank");
+        assert_eq!(averaging(Some(2.0), false, 2, 4).shard, ReduceOp::Avg, "the factor is the number of shard ranks");
+        assert_eq!(averaging(None, false, 1, 1).shard, ReduceOp::Sum, "a single rank");
     }
 }

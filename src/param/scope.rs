@@ -1,4 +1,4 @@
-//! [`ForwardScope`]: a unit while it is gathered, tied to the graph.
+//! [`ForwardScope`]: a unit while it is open, with the tensors that tie it to the autodiff graph.
 
 use std::cell::OnceCell;
 use std::sync::Arc;
@@ -26,67 +26,71 @@ use crate::autodiff::{self, Retain};
 use crate::comm::{Call, explain_panics_by};
 use crate::memory::is_host;
 
-/// One open unit on this rank. Unlike [`UnitPass`] it holds tensors of the graph, and lives only as
-/// long as the scope.
+/// An open unit on this rank. Unlike [`UnitPass`] it holds tensors of the graph, so it is dropped when the unit is
+/// left.
 pub(super) struct ForwardScope {
     pub(super) pass: Arc<UnitPass>,
     pub(super) shards: LocalShards,
+    /// Output of the pass's [`PostBackward`] nodes, on which the unit's weights and inputs depend in the graph.
     pub(super) token: Option<DispatchTensor>,
-    /// What stands for the shards in the graph, where they are not on the device of it.
+    /// Leaf that replaces the shards in the graph, if they are not leaves of it: shards on another device, or a
+    /// checkpointed block that is being recomputed.
     stands_for_shards: Option<DispatchTensor>,
-    /// The [own leaf](super::sweep) of the pass in the graph.
+    /// The pass's [own leaf](super::sweep) in the graph.
     own_leaf: Option<DispatchTensor>,
-    /// Whether a backward may need it, on this rank or another.
+    /// True if a backward may need the pass, on this rank or another.
     backward: bool,
-    /// True if this rank's weights hang on the token: it trains one, or an input is tracked.
+    /// True if this rank's weights depend on the token: the rank trains one of them, or an input is tracked.
     is_tracked: bool,
-    /// Whether its pass was entered before, in forward: a checkpointed block reads it.
+    /// True if forward entered the pass before, and a checkpointed block reads it now.
     pub(super) again: bool,
-    /// Parameters read so far: a weight read twice is one node.
+    /// Values of the parameters read so far: a weight that is read twice has one node in the graph.
     pub(super) read: Vec<ReadValue>,
 }
 
-/// What a parameter was read as so far.
+/// Values that reads of one parameter have returned so far.
 #[derive(Default)]
 pub(super) struct ReadValue {
-    /// Gathered over the data-parallel ranks.
+    /// Value gathered over the data-parallel ranks.
     value: OnceCell<DispatchTensor>,
-    /// Gathered over the tensor-parallel ranks, too.
+    /// Value gathered over the tensor-parallel ranks as well.
     pub(super) full: OnceCell<DispatchTensor>,
     varying: OnceCell<Arc<Varying>>,
 }
 
-/// How a unit is opened.
+/// Options with which a unit is opened.
 pub(super) struct ScopeOptions {
     pub(super) kept: Kept,
-    /// Whether its weights are read as they are stored, not as they are computed with.
+    /// True if weights are read in the element types in which they are stored, not in those of the computation.
     pub(super) stored: bool,
-    /// For one parameter, read outside its unit: nothing says when the reader is done with the value,
-    /// so that it cannot be in a slot.
+    /// True for one parameter that is read outside its unit. The end of its use is unknown, so its value cannot be
+    /// in evictable storage.
     pub(super) lone: bool,
-    /// What its collectives are called.
+    /// Label of the unit's collectives.
     pub(super) label: Arc<str>,
-    /// Whether a backward may follow.
+    /// True if a backward may follow.
     pub(super) tracked: bool,
-    /// Whether it is opened inside another unit.
+    /// True if the unit is opened inside another unit.
     pub(super) enclosed: bool,
-    /// The last token made inside the units around it.
+    /// The last token made inside the enclosing units.
     pub(super) earlier: Option<DispatchTensor>,
-    /// The pass through the innermost of these units.
+    /// The pass through the innermost enclosing unit.
     pub(super) around: Option<Arc<UnitPass>>,
-    /// Whether a read opens it: nothing in backward comes before what has saved its weights.
+    /// True if the read of a parameter opens the unit. Then no `PreBackward` node runs before the operations that
+    /// saved the unit's weights.
     pub(super) by_read: bool,
 }
 
-/// How much deeper in the graph a unit that a read opens lies than what was entered before it: as deep as a
-/// module's operations, so that these come up first in backward. See the end of [`graph`](super::backward_nodes).
+/// Number of links by which the token of a unit that a read opens is deeper in the graph than its predecessor. It
+/// is about the depth of a module's operations, so that backward runs these first. See the end of
+/// [`backward_nodes`](super::backward_nodes).
 const DEEPER: usize = 96;
 
 impl ForwardScope {
     /// Opens `unit` on the shards of some or all of its parameters, and ties it to its inputs.
     ///
     /// # Errors
-    /// [`ParamError`], and that of an all-gather that was issued ahead.
+    /// [`ParamError`], and the error of an all-gather that was prefetched.
     pub(super) fn open<I: TensorTree>(
         unit: &Arc<Unit>,
         shards: LocalShards,
@@ -119,10 +123,10 @@ impl ForwardScope {
         let trained = |base: &&DispatchTensor| opening.tracked && leaves::trained(base).is_some();
         let first = bases.iter().find(trained);
         let tracked = first.is_some() || !inputs.is_empty();
-        // A checkpointed block computes without a graph for the first time.
+        // In forward, a checkpointed block computes without a graph.
         let without_graph = context::is_first();
-        // Whether an input is tracked is a rank's own affair where a unit around it has weights that the
-        // rank need not use: there neither the order nor what is issued may depend on it (rules 5 and 9).
+        // Inside a unit whose weights a rank need not use, ranks may differ in having a tracked input. There
+        // neither the order nor the issued collectives may depend on it (rules 5 and 9).
         // A pass that a checkpointed block has recorded ends where the block is computed a second time (rule 13).
         let again = pass.is_some();
         let backward = tracked || without_graph || again || opening.tracked && opening.earlier.is_some();
@@ -136,16 +140,18 @@ impl ForwardScope {
             pass.buffer.will_be_recomputed();
             context::record(&pass);
         }
-        // Where other ranks track an input, the pass has to end here too, in the same place of backward (rule 7).
+        // Other ranks may have a tracked input where this one has none. The pass must then end here too, at the
+        // same point of backward (rule 7).
         let parent = first.or(bases.first()).filter(|_| backward && !without_graph);
-        // Shards are no leaves of the graph of a block that computes again, nor of one on another device.
+        // Shards are not leaves of the graph of a block that is being recomputed, nor of a graph on another device.
         let offloaded = unit.offloaded().filter(|_| !opening.stored);
         let leaf = |parent| Some(autodiff::leaf(offloaded?.device(), parent, first.is_some()));
         let stands_for_shards = parent.and_then(|parent| context::anchor().or_else(|| leaf(parent)));
         let parent = stands_for_shards.as_ref().or(parent);
         let earlier = parent.and_then(|parent| opening.earlier.filter(|last| one_graph(last, parent)));
         let deeper = if opening.by_read { DEEPER } else { 0 };
-        // The graph of a block that computes again lasts no longer than that.
+        // The graph of a block that is being recomputed is dropped when the recomputation ends, and needs no such
+        // leaf.
         let own_leaf = parent.filter(|_| context::anchor().is_none()).map(sweep::own_leaf);
         let token = parent.map(|parent| token(&pass, parent.clone(), own_leaf.clone(), &inputs, earlier, deeper));
         let mut number = 0;
@@ -177,18 +183,19 @@ impl ForwardScope {
         Self { pass, shards, token, stands_for_shards: None, own_leaf: None, backward, is_tracked: true, again, read }
     }
 
-    /// The unit of `pass`, which is open around a checkpointed block, as the block reads it, with these copies of its
-    /// shards: without a graph, or tied to the `anchor` of the block's own.
+    /// Creates the scope through which a checkpointed block reads the unit of `pass`, which is open around the
+    /// block. `copies` are copies of the unit's shards: without a graph, or tied to the `anchor` of the block's
+    /// graph.
     pub(super) fn around_block(pass: &Arc<UnitPass>, copies: LocalShards, anchor: Option<DispatchTensor>) -> Self {
         Self { stands_for_shards: anchor.clone(), ..Self::new(pass.clone(), copies, anchor, true, true) }
     }
 
-    /// Whether `unit` is open.
+    /// Returns true if this scope is of `unit`.
     pub(super) fn is_of(&self, unit: &Arc<Unit>) -> bool {
         Arc::ptr_eq(self.pass.buffer.unit(), unit)
     }
 
-    /// The parameter at `position`, whole over the data-parallel ranks.
+    /// Returns the parameter at `position`, gathered over the data-parallel ranks.
     pub(super) fn value(&self, position: usize) -> DispatchTensor {
         self.read[position].value.get_or_init(|| self.make_value(position)).clone()
     }
@@ -196,8 +203,8 @@ impl ForwardScope {
     fn make_value(&self, position: usize) -> DispatchTensor {
         let base = &self.shards.bases[position];
         let pass = self.pass.clone();
-        // A frozen weight is no part of backward if the graph can keep it: then its layer saves no
-        // activation for a gradient nobody wants.
+        // A frozen weight that the graph can keep at no cost gets no node. Its layer then saves no activation for a
+        // gradient that is not needed.
         let frozen = !pass.trains(position) && (self.again || pass.buffer.costs_nothing_kept(position));
         match self.token.as_ref().filter(|_| self.is_tracked) {
             Some(token) if !frozen => {
@@ -209,17 +216,18 @@ impl ForwardScope {
                 )
             }
             _ if pass.buffer.is_offloaded() => autodiff::constant(pass.buffer.view(position), base),
-            // Untracked: the graph cannot make the weight again.
+            // Untracked, so the graph cannot recompute the weight.
             _ => autodiff::unary(base.clone(), Arc::new(UnshardedParamNode { pass, position, retain: Retain::Output })),
         }
     }
 
-    /// The shard at `position`, or what stands for it in the graph.
+    /// Returns the shard at `position`, or the leaf that replaces it in the graph.
     fn parent(&self, position: usize) -> DispatchTensor {
         self.stands_for_shards.as_ref().unwrap_or(&self.shards.bases[position]).clone()
     }
 
-    /// What the graph keeps of a gathered weight: that of a block that computes again goes before the weight does.
+    /// Returns what the graph keeps of a gathered weight. The graph of a recomputed block is dropped before the
+    /// weight is freed, so it may keep the weight.
     fn retain(&self) -> Retain {
         match self.pass.buffer.kept() {
             _ if self.again => Retain::Output,
@@ -228,8 +236,8 @@ impl ForwardScope {
         }
     }
 
-    /// The parameter at `position` for computations that differ between tensor-parallel ranks;
-    /// `None` without a backward to come.
+    /// Returns the parameter at `position` for computations that differ between tensor-parallel ranks, or `None` if
+    /// no backward follows.
     pub(super) fn varying(&self, position: usize) -> Option<Arc<Varying>> {
         let token = self.token.clone().filter(|_| self.is_tracked)?;
         let is_trained = self.pass.trains(position);
@@ -247,7 +255,7 @@ impl ForwardScope {
         Some(self.read[position].varying.get_or_init(make).clone())
     }
 
-    /// Forward is over. Issues what backward will need, unless there is none.
+    /// Ends the unit's forward. Issues the all-gather that backward will need, if there is a backward.
     pub(super) fn close(&self, backward: bool) {
         if self.again {
             return;
@@ -262,7 +270,7 @@ impl ForwardScope {
     }
 }
 
-/// A pass through `unit`, in forward.
+/// Creates a pass through `unit` in forward.
 fn enter(
     unit: &Arc<Unit>,
     shards: &LocalShards,
@@ -274,10 +282,10 @@ fn enter(
     let trained = |base| leaves::trained(base).filter(|_| opening.tracked);
     let leaves: Vec<_> = bases.iter().map(trained).collect();
     let tied = has_inputs || opening.enclosed;
-    // Without a backward to come nothing is worth keeping.
+    // Without a backward there is no reason to keep anything.
     let kept = if backward { opening.kept } else { Kept::Shard };
-    // Nothing in backward comes before what has saved a view of a weight that a read has opened, or of a module of
-    // several that the program does not run.
+    // A unit may be opened by a read, or be one of several modules that the program does not run itself. Then
+    // backward may need a saved view of a weight before any node of the unit runs.
     let may_be_late = opening.by_read || unit.is_group();
     let is_filled = || !may_be_late || bases.iter().all(|base| fills_when_read(unit, base));
     let in_slots = !opening.lone && backward && unit.is_gathered() && is_filled();
@@ -287,7 +295,7 @@ fn enter(
     let call = Call { model: unit.model(shards), ..Call::new(opening.label.clone()).with_forward_index(unit.draw()) };
     let stays = match backward {
         true => !unit.control.lock().reshard_after_backward,
-        // What is kept for a backward serves the next forward where there is none.
+        // Without a backward, parameters that would be kept for it are kept for the next forward.
         false => opening.kept == Kept::Full && !opening.lone && unit.is_gathered(),
     };
     let stays = stays.then(|| LocalShardsId::of(shards));
@@ -301,7 +309,7 @@ fn enter(
     #[cfg(feature = "testing")]
     super::trace::entered(&pass);
     let is_cast = |(&member, base): (&usize, _)| unit.computed_dtype(member, base) != base.dtype();
-    // What was gathered ahead is for a forward.
+    // Prefetched parameters are in the element types of a forward.
     let is_as_stored = || unit.offloaded().is_none() && !members.iter().zip(bases).any(is_cast);
     if !opening.stored || is_as_stored() {
         unit.take_unsharded(shards).into_iter().try_for_each(|prefetched| pass.buffer.copy_in(prefetched))?;
@@ -309,7 +317,8 @@ fn enter(
     Ok(pass)
 }
 
-/// Whether an empty slot of this shard's weight is filled when it is read: in host memory.
+/// Returns true if an empty slot of this shard's weight can be refilled when it is read, which is possible in host
+/// memory only.
 fn fills_when_read(unit: &Unit, base: &DispatchTensor) -> bool {
     match unit.offloaded() {
         Some(offloaded) => is_host(offloaded.device()),
@@ -317,39 +326,39 @@ fn fills_when_read(unit: &Unit, base: &DispatchTensor) -> bool {
     }
 }
 
-/// Zeros are given in this thread's backward, where no gradient came: see
-/// [`Order::pad`](super::reduction_order::ReductionOrder::pad).
+/// Records that zeros were given in this thread's backward in place of a missing gradient: see
+/// [`ReductionOrder::pad`](super::reduction_order::ReductionOrder::pad).
 pub(super) fn pad() {
     PASSES.with(|passes| passes.order.pad());
 }
 
 thread_local! {
-    /// The order of the passes that this thread enters.
+    /// The passes that this thread enters.
     static PASSES: Arc<BackwardScheduler> = {
         explain_panics_by(|text| PASSES.with(|passes| passes.explain(text)));
         Arc::default()
     };
 }
 
-/// Whether the last pass through `unit` is gathered ahead of its backward, and there.
+/// Returns true if the last pass through `unit` is gathered in advance of its backward, and the gather is complete.
 pub(super) fn is_gathered_again(unit: &Arc<Unit>) -> bool {
     PASSES.with(|passes| passes.is_gathered_again(unit))
 }
 
-/// Frees the passes of this thread through these units that no backward reaches: see [`sweep`](super::sweep).
+/// Frees this thread's passes through these units that no backward will reach: see [`sweep`](super::sweep).
 pub(super) fn sweep_passes<'a>(units: impl Iterator<Item = &'a Arc<Unit>>) {
     if !context::is_any() && !autodiff::is_in_backward() {
         PASSES.with(|passes| sweep::sweep(passes, units));
     }
 }
 
-/// Lets go of what a backward of this thread has under way that was given up.
+/// Drops the reductions in flight of a backward of this thread that was abandoned.
 pub(super) fn give_up_backward() {
     PASSES.with(|passes| passes.give_up());
 }
 
-/// The token of a unit with these tracked inputs and this `earlier` token: one link each. Rules 3, 4, 6 and 7 of
-/// [`graph`](super::backward_nodes).
+/// Builds the token of a unit from these tracked inputs and the `earlier` token, with one link for each. Rules 3,
+/// 4, 6 and 7 of [`backward_nodes`](super::backward_nodes).
 fn token(
     pass: &Arc<UnitPass>,
     parent: DispatchTensor,
@@ -360,7 +369,7 @@ fn token(
 ) -> DispatchTensor {
     let link = |earlier, _| autodiff::unary(earlier, PostBackward::new(pass, None, false));
     let earlier = earlier.map(|earlier| (0..deeper).fold(earlier, link));
-    // A checkpointed block has one for all passes inside, in the graph around it.
+    // A checkpointed block has one `RootPostBackward` for all passes inside, in the graph around it.
     let flush = match own_leaf {
         Some(own) if pass.is_reduced() => {
             autodiff::binary(parent, own, Arc::new(RootPostBackward::new([pass.clone()])))

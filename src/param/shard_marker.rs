@@ -1,15 +1,15 @@
-//! [`ShardMarker`]: which part of its parameter a stored shard is, for records.
+//! [`ShardMarker`]: marks in a record which shard of its parameter a stored tensor is.
 //!
-//! Shards of equal cuts have equal shapes, so a record of one rank's would fit every other's model. Beside
-//! a shard that is less than its parameter, visitors and mappers are therefore shown a tensor without
-//! elements, whose path says what the shard is:
+//! Shards of equal shard sizes have equal shapes, so a record of one rank would fit the model of any other. Next to
+//! each shard that is smaller than its parameter, visitors and mappers therefore see a tensor without elements. Its
+//! path describes the shard:
 //!
 //! ```text
 //!   blocks.0.weight                                               [2, 4]
 //!   blocks.0.weight.distributed.part [2:4, 0:4] of [4, 4]         [0]
 //! ```
 //!
-//! burn loads a record by paths. In that of another part this one is missing, and burn's error names it.
+//! burn loads a record by paths. In the record of another shard this path is missing, and burn's error names it.
 
 use burn::module::{ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::tensor::{Int, Tensor};
@@ -17,20 +17,20 @@ use itertools::Itertools;
 
 use crate::dtensor::DTensorSpec;
 
-/// What a record holds beside a shard.
+/// Empty tensor that a record holds next to a shard, under a path that describes the shard.
 #[derive(Debug)]
 pub(super) struct ShardMarker {
-    /// Last part of the path.
+    /// Last component of the path.
     name: String,
-    /// Nothing, under that path.
+    /// Tensor without elements, stored under that path.
     marker: Param<Tensor<1, Int>>,
 }
 
 impl ShardMarker {
-    /// What visitors are told that it is a field of.
+    /// Type name that visitors receive for the marker's module.
     pub(super) const OWNER: &'static str = "Part";
 
-    /// The part of the tensor that the calling rank holds; `None` if it is the whole.
+    /// Creates the marker of the calling rank's shard. Returns `None` if the rank holds the full tensor.
     pub(super) fn of(spec: &DTensorSpec) -> Option<Self> {
         let shape = spec.shape();
         if spec.local_shape() == *shape {
@@ -52,7 +52,7 @@ impl ShardMarker {
         visitor.exit_module(&self.name, Self::OWNER);
     }
 
-    /// What `mapper` makes of it, such as what it loads, is dropped.
+    /// Shows `mapper` the marker. The tensor that it returns, for instance a loaded one, is dropped.
     pub(super) fn map<M: ModuleMapper>(&self, mapper: &mut M) {
         mapper.enter_module(&self.name, Self::OWNER);
         mapper.map_int(self.marker.clone());

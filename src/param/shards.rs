@@ -9,51 +9,50 @@ use super::states::ParamStateHandle;
 use crate::autodiff;
 use crate::memory;
 
-/// Parameters of a unit, as sorted indices into it, and this rank's shard of each, as stored in the
-/// model: a leaf of the graph, or plain.
+/// Some parameters of a unit, as sorted indices into it, and this rank's shard of each as the model stores it: a
+/// leaf of the graph, or a tensor without autodiff.
 #[derive(Debug, Clone)]
 pub(crate) struct LocalShards {
     pub(super) members: Vec<usize>,
     pub(super) bases: Vec<DispatchTensor>,
-    /// Which states they are of.
+    /// State of each parameter.
     pub(super) states: Vec<ParamStateHandle>,
 }
 
 impl LocalShards {
-    /// Of parameters of one unit, each with its index there.
+    /// Collects parameters of one unit, given with their indices in the unit, and sorts them.
     pub(super) fn new(params: impl IntoIterator<Item = (usize, ParamStateHandle, DispatchTensor)>) -> Self {
         let (members, states, bases) = params.into_iter().sorted_by_key(|(index, ..)| *index).multiunzip();
         Self { members, bases, states }
     }
 
-    /// One parameter.
+    /// Creates the shards of one parameter.
     pub(super) fn one(index: usize, state: ParamStateHandle, base: DispatchTensor) -> Self {
         Self { members: vec![index], bases: vec![base], states: vec![state] }
     }
 
-    /// Where parameter `member` is, if it is here with this very shard.
+    /// Returns the position of parameter `member` if these shards contain it with this same shard `base`.
     ///
-    /// Clones of a module share its unit; one that was stepped, frozen or averaged does not share
-    /// its shards.
+    /// Clones of a module share its unit. A clone that was stepped, frozen or averaged has other shards.
     pub(super) fn position(&self, member: usize, base: &DispatchTensor) -> Option<usize> {
         let position = self.members.binary_search(&member).ok()?;
         same_value(&self.bases[position], base).then_some(position)
     }
 
-    /// The shards without autodiff.
+    /// Returns the shards without autodiff.
     pub(super) fn plain(&self) -> Vec<DispatchTensor> {
         self.bases.iter().cloned().map(plain).collect()
     }
 }
 
-/// Which [`LocalShards`] those are, without the graph that they are leaves of.
+/// Identity of [`LocalShards`]. It does not keep their graph alive.
 #[derive(Debug)]
 pub(super) struct LocalShardsId {
     members: Vec<usize>,
     values: Vec<ShardKey>,
 }
 
-/// A stored shard is one value: a node of the graph, or else its memory.
+/// Identity of one stored shard: its node in the graph, or its memory if it has none.
 #[derive(Debug)]
 enum ShardKey {
     Node(NodeId),
@@ -69,7 +68,7 @@ impl LocalShardsId {
         Self { members: shards.members.clone(), values: shards.bases.iter().map(key).collect() }
     }
 
-    /// Whether these are the very same shards of the same parameters.
+    /// Returns true if these are the same shards of the same parameters.
     pub(super) fn is_of(&self, shards: &LocalShards) -> bool {
         let is = |(key, base): (&ShardKey, &DispatchTensor)| match (key, leaves::node_id(base)) {
             (ShardKey::Node(node), Some(other)) => *node == other,
@@ -80,7 +79,7 @@ impl LocalShardsId {
     }
 }
 
-/// Whether two stored shards are one value.
+/// Returns true if two stored shards are the same value, not merely equal ones.
 fn same_value(a: &DispatchTensor, b: &DispatchTensor) -> bool {
     match (autodiff::node_id(a.clone()), autodiff::node_id(b.clone())) {
         (None, None) => memory::is_same(a, b),
@@ -88,7 +87,7 @@ fn same_value(a: &DispatchTensor, b: &DispatchTensor) -> bool {
     }
 }
 
-/// The tensor without autodiff.
+/// Returns the tensor without autodiff.
 pub(super) fn plain(tensor: DispatchTensor) -> DispatchTensor {
     match tensor.autodiff {
         DispatchAutodiffContext::Disabled => tensor,

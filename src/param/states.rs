@@ -1,9 +1,9 @@
-//! [`ParamStateHandle`]: by which ranks tell clones of a model apart whose parameters are no longer the same.
+//! [`ParamStateHandle`]: identity of a parameter's values, by which ranks distinguish clones of a model.
 //!
-//! Clones of a model share its units. Once an optimizer has stepped one of them, ranks that run the two in different orders
-//! would gather shards of both. So the shard of a parameter is in a state, which its clones share. Whatever maps the module
-//! (a step, a record that is loaded, a moving average) puts it into another, whose name says from which and as the how
-//! many-th:
+//! Clones of a model share its units. Once an optimizer has stepped one clone, ranks that run the clones in
+//! different orders would gather shards of both into one parameter. So the shard of a parameter has a state, which
+//! its clones share. Each operation that maps the module (a step, loading a record, a moving average) gives the
+//! result a new state. The name of the new state contains that of the old state and the number of the derivation:
 //!
 //! ```text
 //!   model, of `fully_shard`            name 0
@@ -11,11 +11,12 @@
 //!     └── teacher = average(clone)     name (0, 2)
 //! ```
 //!
-//! Names must be equal on all ranks that run the same, whatever one of them clones, visits or maps besides, for a record, say:
+//! Names must be equal on all ranks that run the same states. They must not depend on additional clones, visits or
+//! maps on one rank, such as those that write a record:
 //!
-//! * A state has no name until a unit runs with it or something else is made from it. Then it is numbered among those that
-//!   were made from the same state before it: those that have a name, or are still there and may get one.
-//! * What maps a parameter that has not run since, and that has no clone, leaves it in its state.
+//! * A state has no name until a unit runs with it or another state is derived from it. Then it is numbered among
+//!   the states derived earlier from the same state: those that have a name, or that still exist and may get one.
+//! * Mapping a parameter that has not run since the last map, and that has no clone, does not change its state.
 
 use std::cell::Cell;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -25,11 +26,12 @@ use parking_lot::Mutex;
 use smallvec::SmallVec;
 
 thread_local! {
-    /// Whether parameters that are mapped stay in the state that they are in.
+    /// True while mapped parameters keep their state.
     static IS_COPYING: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Maps modules in `copy` without changing the values of their shards, perhaps on one rank alone.
+/// Runs `copy`, which maps modules without changing the values of their shards, perhaps on one rank only. Mapped
+/// parameters keep their state.
 pub(super) fn copying<T>(copy: impl FnOnce() -> T) -> T {
     struct RestoreGuard(bool);
     impl Drop for RestoreGuard {
@@ -41,12 +43,13 @@ pub(super) fn copying<T>(copy: impl FnOnce() -> T) -> T {
     copy()
 }
 
-/// Returns true if what maps parameters leaves the values of their shards as they are.
+/// Returns true while mapped parameters keep their state, because the map does not change the values of their
+/// shards.
 pub(super) fn is_copying() -> bool {
     IS_COPYING.get()
 }
 
-/// The state of one parameter.
+/// The state of one parameter. Clones of the parameter share it.
 #[derive(Debug, Clone, Default)]
 pub(super) struct ParamStateHandle(Arc<Named>);
 
@@ -57,26 +60,27 @@ pub(super) struct WeakState(Weak<Named>);
 #[derive(Debug, Default)]
 struct Named {
     name: OnceLock<u64>,
-    /// What it was made from, and its number there, until it has a name; none of a parameter as it was sharded.
+    /// The state from which this one was derived, and its number there. Cleared once this state has a name; `None`
+    /// for a parameter as `fully_shard` made it.
     from: Mutex<Option<(ParamStateHandle, u64)>>,
     made: Mutex<RestoredState>,
 }
 
-/// The number of a state among those made from one, the state, and its place.
+/// A derived state: its number, the state itself, and its place once it is assigned.
 type Other = (u64, Weak<Named>, Option<u32>);
 
-/// What was made from a state.
+/// The states that were derived from one state.
 #[derive(Debug, Default)]
 struct RestoredState {
     count: u64,
-    /// The last place that was given to any before the others.
+    /// The last place assigned to a state before those in `others`.
     place: u32,
-    /// The others, in order, with their places.
+    /// The states whose places may still matter, in order of their numbers.
     others: SmallVec<[Other; 1]>,
 }
 
 impl ParamStateHandle {
-    /// Returns the state of what is made of a parameter in this one.
+    /// Returns the state of a parameter that is mapped from one in this state.
     pub(super) fn mapped(self) -> Self {
         if is_copying() || self.0.name.get().is_none() && Arc::strong_count(&self.0) == 1 {
             return self;
@@ -102,7 +106,7 @@ impl ParamStateHandle {
         })
     }
 
-    /// Returns the names of the states of several parameters that run: one if it is that of all.
+    /// Returns the names of the states of several parameters that run together: a single name if all are equal.
     pub(super) fn names(states: &[Self]) -> Arc<[u64]> {
         let mut names = states.iter().map(Self::name);
         let first = names.next().unwrap_or_default();
@@ -124,7 +128,7 @@ impl WeakState {
 }
 
 impl RestoredState {
-    /// Gives the state of this number its place.
+    /// Assigns a place to the state with this number, and returns it.
     fn place_of(&mut self, number: u64) -> u32 {
         let mut place = self.place + 1;
         for (other, state, given) in &mut self.others {
@@ -141,14 +145,14 @@ impl RestoredState {
         place
     }
 
-    /// Forgets those that no place depends on any more.
+    /// Removes the states on which no place depends any more.
     fn settle(&mut self) {
         self.others.retain(|(_, state, given)| given.is_some() || state.strong_count() > 0);
         let given = self.others.iter().take_while(|(.., given)| given.is_some()).count();
         if let Some((.., Some(last))) = self.others.drain(..given).next_back() {
             self.place = last;
         }
-        // Of several in a row the last decides.
+        // In a run of states with places, only the last one matters.
         let mut at = 0;
         while at + 1 < self.others.len() {
             match self.others[at].2.is_some() && self.others[at + 1].2.is_some() {

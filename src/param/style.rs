@@ -1,24 +1,23 @@
-//! [`Style`]: what becomes of a layer's parameters and activations.
+//! [`Style`]: tensor-parallel placement of a layer's parameters and activations.
 
 use std::fmt;
 use std::sync::Arc;
 
 use crate::placement::Placement;
 
-/// How a layer is split over the ranks of one tensor-parallel mesh dimension.
+/// Describes how a layer is split over the ranks of one tensor-parallel mesh dimension.
 ///
 /// | style | `Linear` weight `[d_in, d_out]` | `Linear` bias | `Embedding` weight `[vocab, d]` | input | output |
 /// |---|---|---|---|---|---|
 /// | [`colwise`](Self::colwise) | `S(1)` | `S(0)` | `S(1)` | `R` | left as it is: sharded along its last dimension |
 /// | [`rowwise`](Self::rowwise) | `S(0)` | `R` | `S(0)`: by vocabulary | left as it is | `R` |
 ///
-/// [`sequence_parallel`](Self::sequence_parallel) and [`placed`](Self::placed) take any layer or
-/// parameter. A [`Placement`] is a style by itself, that of all parameters it is given to. And
-/// [`custom`](Self::custom) is a style of one's own, for layers of one's own.
+/// [`sequence_parallel`](Self::sequence_parallel) and [`placed`](Self::placed) accept any layer or parameter. A
+/// [`Placement`] converts to the style that places all its parameters so. [`custom`](Self::custom) is for
+/// user-defined layers.
 ///
-/// Input and output are the placements that the layer's forward over
-/// [`DTensor`](crate::dtensor::DTensor) brings its activations to; burn's own forward computes with
-/// the whole weights and knows nothing of them.
+/// Input and output are the placements to which the layer's forward over [`DTensor`](crate::dtensor::DTensor)
+/// redistributes its activations. burn's own forward computes with the full weights and ignores them.
 #[derive(Debug, Clone, Copy)]
 pub struct Style {
     params: Params,
@@ -35,10 +34,10 @@ enum Params {
     Custom(&'static str, PlaceParam),
 }
 
-/// Places a parameter; `None` if it does not know the layer.
+/// Function that returns the placement of a parameter, or `None` if it does not support the layer.
 type PlaceParam = fn(LayerParam<'_>) -> Option<Placement>;
 
-/// A parameter of a layer, as a [style of one's own](Style::custom) sees it.
+/// A parameter of a layer, as a [custom style](Style::custom) receives it.
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
 pub struct LayerParam<'a> {
@@ -46,11 +45,11 @@ pub struct LayerParam<'a> {
     pub layer: &'a str,
     /// Name of the field.
     pub name: &'a str,
-    /// Shape of the whole parameter.
+    /// Shape of the full parameter.
     pub shape: &'a [usize],
 }
 
-/// A parameter of a layer that can be split by columns and by rows.
+/// A parameter that `colwise` and `rowwise` can split, with its placement in each.
 struct Split {
     layer: &'static str,
     param: &'static str,
@@ -68,33 +67,34 @@ const SPLITS: [Split; 3] = {
 };
 
 impl Style {
-    /// Splits the output features: each rank computes its own. The layer reads its input whole and
-    /// leaves its output sharded along the last dimension.
+    /// Splits the output features: each rank computes some of them. The layer needs its full input and leaves its
+    /// output sharded along the last dimension.
     pub const fn colwise() -> Self {
         Self { params: Params::Colwise, input: Some(Placement::Replicate), output: None, heads: None }
     }
 
-    /// Splits the input features, or an embedding's vocabulary: each rank computes a term of the
-    /// output, and the terms are added up.
+    /// Splits the input features, or an embedding's vocabulary: each rank computes a partial output, and the
+    /// partial outputs are summed.
     ///
     /// `.with_output(Shard(1))` scatters the sum over the sequence: sequence parallelism.
     pub const fn rowwise() -> Self {
         Self { params: Params::Rowwise, input: None, output: Some(Placement::Replicate), heads: None }
     }
 
-    /// Every rank holds the parameters whole and computes its part of the sequence: activations
-    /// `[batch, seq, ..]` are `S(1)`; [`with_input`](Self::with_input) sets another dimension.
+    /// Replicates the parameters and splits the sequence: activations `[batch, seq, ..]` are `S(1)`.
+    /// [`with_input`](Self::with_input) sets another dimension.
     pub const fn sequence_parallel() -> Self {
         Self::placed(Placement::Replicate).with_input(Placement::Shard(1))
     }
 
-    /// Places the parameters so, and leaves activations as they are.
+    /// Gives the parameters this placement, and leaves activations as they are.
     pub const fn placed(placement: Placement) -> Self {
         Self { params: Params::Placed(placement), input: None, output: None, heads: None }
     }
 
-    /// Places parameters as `place` says: what a layer of one's own becomes. It is asked of every parameter that the
-    /// plan's pattern takes, and answers `None` for one that it does not know, which makes the plan an error.
+    /// Places the parameters of user-defined layers by a function. `place` is called for every parameter that the
+    /// plan's pattern matches. If it returns `None`, the style does not support the parameter, and the plan fails
+    /// with an error.
     ///
     /// ```
     /// use burn_dtensor::parallel::{LayerParam, Style};
@@ -108,52 +108,53 @@ impl Style {
     /// .with_input(Replicate);
     /// ```
     ///
-    /// `name` is what messages call it. The layer's forward brings activations to the style's input and output by
-    /// [`styled`](crate::nn::apply_style).
+    /// Error messages call the style `name`. [`apply_style`](crate::nn::apply_style) runs the layer's forward and
+    /// redistributes activations to the style's input and output placements.
     pub const fn custom(name: &'static str, place: fn(LayerParam<'_>) -> Option<Placement>) -> Self {
         Self { params: Params::Custom(name, place), input: None, output: None, heads: None }
     }
 
-    /// Brings the layer's input to this placement; to `Replicate` instead of a shard of which a rank
-    /// would have nothing, such as that of one token in decoding.
+    /// Redistributes the layer's input to this placement. If a rank's shard would be empty, such as that of one
+    /// token in decoding, the input becomes `Replicate` instead.
     pub const fn with_input(mut self, placement: Placement) -> Self {
         self.input = Some(placement);
         self
     }
 
-    /// Brings the layer's output to this placement, as [`with_input`](Self::with_input) does.
+    /// Redistributes the layer's output to this placement, as [`with_input`](Self::with_input) does.
     pub const fn with_output(mut self, placement: Placement) -> Self {
         self.output = Some(placement);
         self
     }
 
-    /// Says that the split features are those of so many attention heads, which must stay whole:
-    /// their number must divide by the number of ranks.
+    /// Declares that the split features form this many attention heads, which are not split further. The number of
+    /// heads must be divisible by the number of ranks.
     ///
-    /// For the query, key, value and output projections of attention. Key and value may have
-    /// fewer heads than the query (grouped heads): give each its own number.
+    /// Use it for the query, key, value and output projections of attention. Key and value may have fewer heads
+    /// than the query (grouped heads): pass each layer its own number.
     pub const fn with_heads(mut self, heads: usize) -> Self {
         self.heads = Some(heads);
         self
     }
 
-    /// Where the layer brings its input; `None` leaves it.
+    /// Returns the placement to which the layer redistributes its input; `None` leaves it as it is.
     pub fn input(&self) -> Option<Placement> {
         self.input
     }
 
-    /// Where the layer brings its output; `None` leaves it.
+    /// Returns the placement to which the layer redistributes its output; `None` leaves it as it is.
     pub fn output(&self) -> Option<Placement> {
         self.output
     }
 
-    /// The number of attention heads, if it was given.
+    /// Returns the number of attention heads, if it is set.
     pub fn heads(&self) -> Option<usize> {
         self.heads
     }
 
-    /// What becomes of `param`; `None` if the style does not know the layer. `named` says whether it was given to
-    /// the layer itself or the parameter, and not to a module around it, of which columns and rows are not known.
+    /// Returns the placement of `param`, or `None` if the style does not support the layer. `named` is true if the
+    /// plan names the layer or the parameter itself; false if it names a module around the layer, whose columns and
+    /// rows are unknown.
     pub(crate) fn placement(&self, param: LayerParam<'_>, named: bool) -> Option<Placement> {
         let split = SPLITS.iter().find(|split| named && split.layer == param.layer && split.param == param.name);
         match self.params {
@@ -165,17 +166,18 @@ impl Style {
     }
 }
 
-/// What a layer's parameters were given: a style for each dimension of the mesh, and where these bring activations.
+/// Styles of a layer, one for each mesh dimension, and the placements of its activations.
 #[derive(Debug)]
 pub(crate) struct LayerStyles {
     pub(crate) styles: Box<[Style]>,
-    /// `None` if no style moves the input.
+    /// Placement of the input for each mesh dimension; `None` if no style redistributes it.
     pub(crate) input: Option<Arc<[Option<Placement>]>>,
+    /// Placement of the output for each mesh dimension; `None` if no style redistributes it.
     pub(crate) output: Option<Arc<[Option<Placement>]>>,
 }
 
 impl LayerStyles {
-    /// Of one style per mesh dimension.
+    /// Combines the styles of a layer, one for each mesh dimension.
     pub(crate) fn new(styles: Vec<Style>) -> Self {
         let wanted = |of: fn(&Style) -> Option<Placement>| {
             let wanted: Arc<[_]> = styles.iter().map(of).collect();
@@ -192,7 +194,7 @@ impl From<Placement> for Style {
     }
 }
 
-/// `colwise`, `rowwise`, the name it was given or the placement.
+/// Writes `colwise`, `rowwise`, the name of a custom style, or the placement.
 impl fmt::Display for Style {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.params {

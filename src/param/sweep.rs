@@ -1,12 +1,12 @@
-//! Frees what forwards hold that no backward follows.
+//! Frees the memory of forwards that no backward follows.
 //!
-//! burn frees what a graph has saved that the program has dropped in the next backward that reaches the graph. Forwards in
-//! training mode without a backward, such as an evaluation without `valid()`, would hold the memory of gathered units until
-//! then, one forward after another.
+//! burn frees the saved tensors of a graph that the program has dropped in the next backward that reaches the
+//! graph. So forwards in training mode without a backward, such as an evaluation without `valid()`, would keep the
+//! memory of gathered units until then, one forward after another.
 //!
-//! So every pass hangs on a leaf of its own, which its thread holds. Where a unit is entered while passes through it have
-//! come to no backward, a backward of a single node runs on the leaf of each. It computes nothing, and burn then frees the
-//! pass unless a tensor of the program depends on it.
+//! To prevent this, every pass depends on a separate leaf, which its thread holds. When a unit is entered while
+//! earlier passes through it have had no backward, a backward of a single node runs on the leaf of each. It
+//! computes nothing, and burn then frees the pass unless a tensor of the program depends on it.
 //!
 //! ```text
 //!   shard's leaf ──┐
@@ -25,7 +25,7 @@ use super::unit::{FEW_PASSES, Unit};
 use super::unit_pass::BackwardScheduler;
 use crate::autodiff::{self, BackwardStep, GraphOp};
 
-/// A node of which only the backward counts. Parent: a pass's own leaf.
+/// A node whose backward makes burn free a pass. Parent: the pass's own leaf.
 #[derive(Debug)]
 struct Sweep;
 
@@ -37,15 +37,16 @@ impl GraphOp for Sweep {
     fn backward(&self, _: &mut BackwardStep<'_>) {}
 }
 
-/// Returns a leaf for one pass, of the graph that `like` is in.
+/// Returns a new leaf for one pass, in the graph of `like`.
 pub(super) fn own_leaf(like: &DispatchTensor) -> DispatchTensor {
     autodiff::leaf(&Device::new(like.device()).inner(), like, true)
 }
 
-/// Frees the passes through these units that no tensor depends on, if there may be several of one. Called where nothing of
-/// them is open, and no backward runs.
+/// Frees the passes through these units on which no tensor depends, for units that may have several such passes.
+/// Call it only while none of these units is open and no backward runs.
 ///
-/// Passes that are still needed, such as those of several micro-batches in a pipeline, double the number for the next time.
+/// If passes are still needed, such as those of several micro-batches in a pipeline, the number of passes that
+/// triggers the next sweep is doubled.
 pub(super) fn sweep<'a>(passes: &BackwardScheduler, units: impl Iterator<Item = &'a Arc<Unit>>) {
     for unit in units {
         if unit.left.load(Relaxed) < unit.swept_at.load(Relaxed) {
@@ -55,7 +56,7 @@ pub(super) fn sweep<'a>(passes: &BackwardScheduler, units: impl Iterator<Item = 
             if pass.strong_count() == 0 {
                 continue;
             }
-            // Backward consumes the leaf: another is put in its place first.
+            // Backward consumes the leaf, so the pass gets another one first.
             let next = own_leaf(&leaf);
             drop(autodiff::binary(leaf.clone(), next.clone(), Arc::new(Sweep)));
             passes.hang(&pass, next);

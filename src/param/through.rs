@@ -1,14 +1,14 @@
-//! [`Through`]: which units backwards have been through, to name one that a second backward comes to.
+//! [`Through`]: record of the units that backwards have consumed, to name the unit that a second backward reaches.
 //!
-//! burn consumes a graph's nodes as backward runs them, and forgets all that hang on them. A later backward panics at the
-//! first node that it misses, before any of its own has run: no gradient is wrong, and no rank waits. All it tells is the
-//! node's number. Numbers ascend as forward makes nodes, so a unit's lie between one that is drawn when it is opened and
-//! one that is drawn when it is closed:
+//! burn consumes a graph's nodes as backward runs them, and drops all nodes that depend on them. A later backward
+//! panics at the first missing node, before any of its own nodes has run: no gradient is wrong, and no rank waits.
+//! The panic contains only the node's number. Numbers ascend in the order in which forward makes nodes. So a unit's
+//! nodes have numbers between one that is drawn when the unit is opened and one that is drawn when it is closed:
 //!
 //! ```text
 //!   trunk           left            loss  right           loss
-//!   opened..closed  opened..closed        opened..closed   └── missed: it hangs on `right`, which was forgotten, as its
-//!   consumed        consumed              forgotten            input, a node of `trunk`, was consumed
+//!   opened..closed  opened..closed        opened..closed   └── missing: it depends on `right`, which was dropped
+//!   consumed        consumed              dropped              because its input, a node of `trunk`, was consumed
 //! ```
 
 use std::collections::VecDeque;
@@ -20,13 +20,14 @@ use smallvec::SmallVec;
 use super::ParamError;
 use crate::Error;
 
-/// How many are remembered. The first of two backwards is of the same step, so a step's units are enough.
+/// Maximum number of recorded passes. The first of two backwards is of the same step, so the units of a step
+/// suffice.
 const REMEMBERED: usize = 1024;
 
-/// What burn's panic says before the number of the node.
+/// Text of burn's panic before the number of the node.
 const CONSUMED: &str = "graph tape has already been consumed at NodeId(";
 
-/// The units whose graphs are gone, of a thread: the last of them.
+/// The most recent passes of a thread whose graphs are gone.
 #[derive(Debug, Default)]
 pub(super) struct Through(VecDeque<Gone>);
 
@@ -35,17 +36,17 @@ pub(super) struct Through(VecDeque<Gone>);
 struct Gone {
     nodes: Nodes,
     unit: Arc<str>,
-    /// Whether a backward has been through it. Else its graph was dropped, or forgotten.
+    /// True if a backward consumed the graph; false if it was dropped without one.
     consumed: bool,
 }
 
-/// The nodes of one forward through a unit, by their numbers; among them are those that other threads have made
-/// meanwhile.
+/// Numbers of the nodes of one forward through a unit. Nodes that other threads make during that time have numbers
+/// in the same range.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Nodes {
     opened: u64,
     closed: u64,
-    /// Tracked inputs.
+    /// Nodes of the tracked inputs.
     inputs: SmallVec<[u64; 2]>,
 }
 
@@ -64,7 +65,7 @@ impl Nodes {
 }
 
 impl Through {
-    /// A unit's graph is gone: a backward has been through it, or nobody.
+    /// Records that the graph of a pass through `unit` is gone: `consumed` by a backward, or dropped.
     pub(super) fn add(&mut self, nodes: Nodes, unit: Arc<str>, consumed: bool) {
         if self.0.len() == REMEMBERED {
             self.0.pop_front();
@@ -72,7 +73,8 @@ impl Through {
         self.0.push_back(Gone { nodes, unit, consumed });
     }
 
-    /// The error behind burn's panic with this `text`, if it is of a node that hangs on a unit's.
+    /// Returns the error that explains a panic of burn with this `text`, if the text names a node that depends on a
+    /// consumed unit.
     pub(super) fn explain(&self, text: &str) -> Option<Error> {
         let (_, rest) = text.split_once(CONSUMED)?;
         let node = rest.split_once(')')?.0.parse().ok()?;
@@ -83,13 +85,13 @@ impl Through {
         Some(ParamError::SecondBackward { unit: unit.unit.to_string() }.into())
     }
 
-    /// The unit of the node, if that was consumed: of units inside each other the innermost.
+    /// Returns the innermost consumed pass that contains the node.
     fn around(&self, node: u64) -> Option<&Gone> {
         let has = |gone: &&Gone| gone.consumed && (gone.nodes.opened..gone.nodes.closed).contains(&node);
         self.0.iter().filter(has).max_by_key(|gone| gone.nodes.opened)
     }
 
-    /// The consumed unit for which the last unit before the node was forgotten.
+    /// Returns the consumed pass whose backward caused the last pass before the node to be dropped.
     fn forgotten_before(&self, node: u64) -> Option<&Gone> {
         let forgotten = self.0.iter().filter(|gone| !gone.consumed && gone.nodes.opened < node);
         let on = |gone: &Gone| gone.nodes.inputs.iter().find_map(|&input| self.around(input));
@@ -136,7 +138,7 @@ mod tests {
         assert_eq!(named(&through, 70).as_deref(), Some("left"));
         through.add(gone(50, 60, &[19]), "right".into(), false);
         assert_eq!(named(&through, 70).as_deref(), Some("trunk"));
-        // One that was only dropped, as after a validation.
+        // A pass that was only dropped, as after a validation.
         through.add(gone(61, 62, &[5]), "other".into(), false);
         assert_eq!(named(&through, 70).as_deref(), Some("trunk"));
     }

@@ -1,13 +1,13 @@
-//! [`apply_tp_after_fsdp`]: data-parallel cuts of parameters that are parallelized after they were sharded.
+//! [`apply_tp_after_fsdp`]: data-parallel sharding of parameters that are parallelized after they were sharded.
 //!
-//! Tensor parallelism cuts first, whatever was called first. So a sharded parameter is gathered,
-//! parallelized, and cut again as it was, one after another:
+//! Tensor parallelism shards a parameter first, whichever function is called first. So each sharded parameter is
+//! gathered, parallelized, and sharded once more in the same way, one parameter after another:
 //!
 //! ```text
-//!   fully_shard   W[mine, :]          cut by the shard ranks
+//!   fully_shard   W[mine, :]          sharded over the shard ranks
 //!   gathered      W
-//!   parallelize   W[:, part]          cut by the tensor-parallel ranks
-//!   recut         W[mine, part]       cut by the same shard ranks, along the same dimension
+//!   parallelize   W[:, part]          sharded over the tensor-parallel ranks
+//!   result        W[mine, part]       sharded over the same shard ranks, along the same dimension
 //! ```
 
 use std::sync::Arc;
@@ -26,16 +26,16 @@ use crate::placement::ShardSizes;
 pub(crate) struct TpAfterFsdp {
     /// Path in the model.
     pub(crate) path: String,
-    /// Path of its module that is in the unit.
+    /// Path of its unit's module.
     pub(crate) module: String,
-    /// How `fully_shard` cut it.
+    /// The parameter as `fully_shard` sharded it.
     pub(crate) before: DistributedParameter,
-    /// What `parallelize` makes of it.
+    /// Tensor-parallel placement that `parallelize` gives it.
     pub(crate) parallel: TpPlacement,
 }
 
-/// What gathers these parameters, given in burn's order, parallelizes them and cuts them again: units of the modules,
-/// groups and dimensions that they had.
+/// Returns the assignments that gather these parameters, parallelize them and shard them once more. The parameters
+/// must be in burn's order. Units, groups and dimensions stay as they were.
 ///
 /// Local: no communication.
 ///
@@ -44,9 +44,9 @@ pub(crate) struct TpAfterFsdp {
 pub(crate) fn apply_tp_after_fsdp(params: Vec<TpAfterFsdp>) -> Result<Vec<ShardAssignment>> {
     let params = params.into_iter().map(|TpAfterFsdp { path, module, before, parallel }| {
         let info = before.info();
-        let mesh = &before.unit.data_parallel().expect("`fully_shard` cut it").mesh;
+        let mesh = &before.unit.data_parallel().expect("`fully_shard` sharded it").mesh;
         let shape = parallel.spec.local_shape().to_vec();
-        // Chunks are those of the rank's shard.
+        // Chunks are recomputed for this rank's tensor-parallel shard.
         let sharding = info.sharding.as_ref().map(|(dim, sizes)| match sizes {
             ShardSizes::Chunked(_) => (*dim, ShardSizes::Chunked(shape[*dim])),
             ShardSizes::Uneven(_) => (*dim, sizes.clone()),
@@ -69,7 +69,8 @@ pub(crate) fn apply_tp_after_fsdp(params: Vec<TpAfterFsdp>) -> Result<Vec<ShardA
     let units = params.into_iter().enumerate().into_group_map_by(|(_, ((before, _), _))| Arc::as_ptr(&before.unit));
     let mut attachments = Vec::new();
     for params in units.into_values() {
-        // By the unit and not by its module: of one module there may be several, made by several calls.
+        // Grouped by the unit and not by its module, because several calls may have made several units of one
+        // module.
         let unit = &params[0].1.0.0.unit;
         let (unit, data, was_group) = (unit.clone(), unit.data.clone(), unit.is_group());
         let (before, (modules, params)): (Vec<_>, (Vec<_>, Vec<_>)) =

@@ -1,24 +1,24 @@
-//! What backward really runs, for tests to compare with what it should.
+//! Record of the nodes that backward runs, for tests to compare with the expected order.
 
 use std::cell::RefCell;
 use std::sync::{Arc, Weak};
 
 use super::unit_pass::UnitPass;
 
-/// A node of a unit whose backward has run, and what units hold after it.
+/// A node of a unit whose backward has run, and the units in memory after it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RanNode {
     /// Type of the node: `PostBackward`, `UnshardedParamNode`, ..
     pub node: &'static str,
-    /// The unit's path; empty of a module that only encloses units.
+    /// The unit's path; empty for a module that only encloses units.
     pub unit: String,
-    /// How deep it lies in the graph.
+    /// Depth of the node in the graph.
     pub depth: usize,
-    /// The unit's place in forward; `None` if nothing of it is trained.
+    /// Position of the unit's pass in forward; `None` if the pass trains no parameter.
     pub place: Option<u64>,
-    /// The units that hold whole weights, in order of entry.
+    /// The units that hold unsharded weights, in order of entry.
     pub weights: Vec<String>,
-    /// The units that hold whole gradients, in order of entry.
+    /// The units that hold unsharded gradients, in order of entry.
     pub gradients: Vec<String>,
 }
 
@@ -32,15 +32,15 @@ thread_local! {
     static TRACE: RefCell<Option<Trace>> = const { RefCell::new(None) };
 }
 
-/// Runs `program`, a forward and its backward on this thread, and returns the nodes of units that backward
-/// ran, in that order.
+/// Runs `program`, a forward and its backward on this thread. Returns its result and the nodes of units whose
+/// backward ran, in order.
 pub fn trace_backward<T>(program: impl FnOnce() -> T) -> (T, Vec<RanNode>) {
     TRACE.set(Some(Trace::default()));
     let result = program();
     (result, TRACE.take().map_or_else(Vec::new, |trace| trace.ran))
 }
 
-/// A pass is made.
+/// Records that a pass was created.
 pub(super) fn entered(pass: &Arc<UnitPass>) {
     TRACE.with_borrow_mut(|trace| {
         if let Some(trace) = trace {
@@ -49,7 +49,7 @@ pub(super) fn entered(pass: &Arc<UnitPass>) {
     });
 }
 
-/// A node of `pass` has run.
+/// Records that a node of `pass` has run.
 pub(super) fn ran(node: &'static str, pass: Option<&Arc<UnitPass>>, depth: usize) {
     TRACE.with_borrow_mut(|trace| {
         let Some(trace) = trace else { return };

@@ -1,4 +1,4 @@
-//! [`Unit`]: the parameters that are gathered and reduced together.
+//! [`Unit`]: an FSDP unit, whose parameters are gathered and reduced together.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Arc, OnceLock, Weak};
@@ -32,85 +32,89 @@ use crate::placement::ShardSizes;
 
 /// One parameter of a unit.
 ///
-/// To a unit the *whole* is what its data-parallel ranks have together: the parameter, or this
+/// For a unit, the *full* parameter is the one that its data-parallel ranks hold together: the parameter, or this
 /// rank's tensor-parallel shard of it.
 #[derive(Debug)]
 pub(crate) struct UnitParam {
-    /// Path in the model it was distributed with.
+    /// Path in the model with which it was distributed.
     pub(crate) path: Arc<str>,
-    /// Path parts from the unit's module down to the parameter.
+    /// Number of path components from the unit's module down to the parameter.
     pub(crate) depth: usize,
-    /// Shape of the whole.
+    /// Shape of the full parameter.
     pub(crate) shape: Vec<usize>,
-    /// The dimension cut over the data-parallel ranks, and how; `None` for a parameter each holds whole.
+    /// The dimension that is sharded over the data-parallel ranks, and the shard sizes; `None` for a replicated
+    /// parameter.
     pub(crate) sharding: Option<(usize, ShardSizes)>,
-    /// What the stored shard is a part of, over all mesh dimensions that place it.
+    /// Placement of the stored shard on the mesh of all dimensions that place it.
     pub(crate) spec: Arc<DTensorSpec>,
-    /// What `parallelize` made of it.
+    /// Tensor-parallel placement by `parallelize`, if any.
     pub(crate) parallel: Option<TpPlacement>,
-    /// The element type that it is gathered and computed with in; `None`: the stored one.
+    /// Element type in which it is gathered and used in computations. `None`: the type in which it is stored.
     pub(crate) compute: Option<DType>,
 }
 
-/// What [`parallelize`](crate::parallel::parallelize) made of a parameter.
+/// Tensor-parallel placement of a parameter by [`parallelize`](crate::parallel::parallelize).
 #[derive(Debug, Clone)]
 pub(crate) struct TpPlacement {
     /// The parameter on the tensor-parallel mesh.
     pub(crate) spec: Arc<DTensorSpec>,
     pub(crate) styles: Arc<LayerStyles>,
-    /// What the modules around it take and return: each with the path parts from the module down to the parameter.
+    /// Input and output layouts of the modules around it, each with the number of path components from the module
+    /// down to the parameter.
     pub(crate) modules: Vec<(usize, Arc<ModuleIoLayouts>)>,
-    /// The dimensions of its mesh that are data-parallel too, for other parameters: ranks along them have data of
-    /// their own.
+    /// Dimensions of the tensor-parallel mesh that are data-parallel for other parameters: ranks along them have
+    /// distinct data.
     pub(crate) data_dims: MeshDims,
 }
 
-/// The data-parallel ranks of a unit: over these it is gathered and reduced.
+/// The data-parallel ranks of a unit, over which it is gathered and reduced, and the options of its `fully_shard`
+/// call.
 #[derive(Debug, Clone)]
 pub(crate) struct DataParallelGroups {
-    /// The parameters that the call left out.
+    /// Patterns of the parameters that the call ignored.
     pub(crate) ignored: Arc<[PathPattern]>,
     pub(crate) reshard: ReshardAfterForward,
     /// True if parameters may be read outside their unit.
     pub(crate) implicit_unshard: bool,
     pub(crate) buffer_sync: BufferSync,
     pub(crate) precision: Precision,
-    /// If its shards are in host memory.
+    /// Copies between host memory and the device, if the unit's shards are in host memory.
     pub(crate) offloaded: Option<CpuOffload>,
     pub(crate) verify: Arc<ReplicaCheck>,
     pub(crate) model: ModelNumbers,
-    /// The mesh that cuts and replicates its parameters.
+    /// The mesh that shards and replicates its parameters.
     pub(crate) mesh: FsdpMeshInfo,
-    /// All ranks that have data of their own: what makes buffers equal, and by how many gradients are divided. More
-    /// than those of `mesh` where these parameters are placed over some of them already.
+    /// All ranks that have distinct data. Buffers are synchronized over them, and gradients are divided by their
+    /// number. They include more ranks than `mesh` if these parameters are already placed over some data-parallel
+    /// dimensions (expert parallelism).
     pub(crate) all: Communicator,
     /// Group of the mesh dimension that shards.
     pub(crate) shard: Communicator,
-    /// The same ranks: what backward gathers again.
+    /// Duplicate of `shard` for the all-gathers of backward.
     pub(crate) again: Communicator,
-    /// The same ranks: what backward reduces.
+    /// Duplicate of `shard` for the reductions of backward.
     pub(crate) reduce: Communicator,
-    /// Group of the mesh dimension that replicates (HSDP): what backward reduces.
+    /// Group of the mesh dimension that replicates (HSDP), for the reductions of backward.
     pub(crate) replicate: Option<Communicator>,
-    /// Group of [`ReshardAfterForward::Ranks`]: what backward gathers again.
+    /// Group of [`ReshardAfterForward::Ranks`], for the all-gathers of backward.
     pub(crate) post_forward_group: Option<Communicator>,
 }
 
-/// The numbers of a model, among those that were sharded over the same ranks: of each of the groups that are its
-/// units'.
+/// Numbers of a model in each of its units' groups, by which ranks distinguish models that were sharded over the
+/// same ranks.
 #[derive(Debug, Clone)]
 pub(crate) struct ModelNumbers {
     pub(super) shard: u64,
     pub(super) replicate: u64,
     pub(super) post_forward_group: u64,
-    /// Of all ranks that have data of their own.
+    /// Number in the group of all ranks that have distinct data.
     pub(super) all: u64,
-    /// What it is, and where it was sharded.
+    /// Type of the model, and the source location at which it was sharded.
     pub(crate) origin: Arc<str>,
 }
 
 impl ModelNumbers {
-    /// Draws the next numbers on these groups.
+    /// Draws the next number in each of these groups.
     pub(crate) fn draw(
         origin: Arc<str>,
         shard: &Communicator,
@@ -130,91 +134,94 @@ impl ModelNumbers {
 }
 
 impl DataParallelGroups {
-    /// Returns what ranks of `group` must agree on that make a collective for the model, and not for a unit; `None` if
-    /// they are not those that shard.
+    /// Returns the signature that ranks of `group` must agree on for a collective of the model as opposed to a
+    /// unit. Returns `None` if `group` is not the one that shards.
     fn model_over(&self, group: &Communicator) -> Option<ShardedModel> {
         (self.shard.group() == group.group()).then(|| self.model.of(self.model.shard))
     }
 
-    /// Returns what all ranks that have data of their own must agree on.
+    /// Returns the signature that all ranks with distinct data must agree on.
     pub(super) fn model_of_all(&self) -> ShardedModel {
         self.model.of(self.model.all)
     }
 
-    /// How many ranks gather and reduce it.
+    /// Returns the number of ranks that gather and reduce the unit.
     pub(super) fn ranks(&self) -> usize {
         self.shard.group().size() * self.replicate.as_ref().map_or(1, |group| group.group().size())
     }
 }
 
-/// What remains of a unit's gathered parameters between forward and backward.
+/// Form in which a unit's gathered parameters remain between forward and backward.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kept {
-    /// The whole parameters.
+    /// The unsharded parameters.
     Full,
-    /// A shard over a few neighbouring ranks.
+    /// A shard over a group of neighbouring ranks.
     Part,
-    /// Nothing beyond this rank's own shard.
+    /// Only this rank's own shard.
     Shard,
 }
 
-/// The parameters that one all-gather and one reduce-scatter move, and their groups.
+/// An FSDP unit: the parameters that one all-gather and one reduce-scatter transfer, their groups, and their state.
 #[derive(Debug)]
 pub(crate) struct Unit {
     pub(crate) params: Vec<UnitParam>,
-    /// What records say of their shards.
+    /// Markers of the shards in records, one for each parameter.
     pub(super) parts: Vec<Option<ShardMarker>>,
-    /// `None` after `parallelize` alone.
+    /// `None` if only `parallelize` distributed the parameters.
     pub(super) data: Option<DataParallelGroups>,
-    /// The tensor-parallel ranks, on which gradients may be partial: what backward adds up.
+    /// Groups of tensor-parallel ranks over which backward sums partial gradients.
     pub(super) tensor: Option<PartialGradGroups>,
-    /// Where its modules are: its name in the ledger, in fingerprints and in errors.
+    /// Paths of its modules, with the unit's label in the ledger, in signatures and in errors.
     path: RwLock<UnitName>,
-    /// The model that it is of: the origin of the call of `fully_shard` that was the last to be given it.
+    /// The model that the unit belongs to: the origin of the most recent `fully_shard` call whose model contains
+    /// it.
     root: RwLock<Option<Arc<str>>>,
-    /// What modules around its parameters look like that were found to be whole.
+    /// Modules that have already passed `check_not_replaced`, each as (depth, number of distributed parameters,
+    /// number of other float tensors).
     checked_modules: Mutex<SmallVec<[[usize; 3]; 2]>>,
     pub(super) plans: PlanCache,
     pub(super) passed: Passed,
-    /// What the program has it do from now on.
+    /// Options that the program changes at run time.
     pub(super) control: Mutex<RuntimeOptions>,
-    /// Gradients that are not reduced yet.
+    /// Gradients that are accumulated without reduction.
     pub(super) waiting: AccumulatedGrads,
     pub(super) unsharded: Mutex<Option<Unsharded>>,
-    /// The passes that keep what forward has gathered.
+    /// The passes that keep gathered parameters after forward.
     pub(super) keeping: Mutex<Vec<Weak<dyn Keeps>>>,
-    /// The number of passes that forward has left and that are there.
+    /// Number of live passes that forward has left.
     pub(super) left: AtomicUsize,
-    /// The number of those at which they are [swept](super::sweep).
+    /// Number of such passes at which they are [swept](super::sweep).
     pub(super) swept_at: AtomicUsize,
-    /// The unit that was entered after it last.
+    /// The unit that was entered after this one in the most recent forward.
     pub(super) follower: Mutex<Option<Weak<Unit>>>,
-    /// The units to gather next, if the program has said which.
+    /// The units to prefetch next, if the program has named them.
     pub(super) prefetch: Mutex<Prefetches>,
-    /// The parameter that was first read outside, and whether the program was warned.
+    /// The parameter that was first read outside the unit.
     pub(super) first_outside: OnceLock<usize>,
+    /// True if the program was warned about reads outside the unit.
     pub(super) warned: AtomicBool,
 }
 
-/// The units that are gathered once another is, if the program has said which.
+/// The units that are prefetched when another one is gathered, if the program has named them.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Prefetches {
     pub(super) forward: Option<Vec<Weak<Unit>>>,
     pub(super) backward: Option<Vec<Weak<Unit>>>,
 }
 
-/// The number of passes through a unit that may wait for a backward before the first sweep.
+/// Number of passes through a unit that may wait for a backward before the first sweep.
 pub(super) const FEW_PASSES: usize = 2;
 
-/// How many looks of modules a unit remembers.
+/// Maximum number of modules that a unit remembers to have passed `check_not_replaced`.
 const MAX_CHECKED_MODULES: usize = 16;
 
-/// The sequence of the all-gathers that backward makes: they wait neither for its
-/// [reductions](super::partial_grad_groups::REDUCE), nor for what forward makes.
+/// Name of the duplicated communicators on which backward's all-gathers are issued. These calls are ordered
+/// independently of backward's [reductions](super::partial_grad_groups::REDUCE) and of forward's collectives.
 pub(crate) const AGAIN: &str = "gathered again";
 
 impl Unit {
-    /// The unit of the modules at `path`.
+    /// Creates the unit of the modules at `path`.
     ///
     /// # Errors
     /// [`ParamError::TensorMeshes`] for parameters parallelized over different meshes.
@@ -259,17 +266,17 @@ impl Unit {
         })
     }
 
-    /// Patterns of the parameters that its call has left out.
+    /// Returns the patterns of the parameters that the unit's `fully_shard` call ignored.
     pub(super) fn ignored(&self) -> &[PathPattern] {
         self.data.as_ref().map_or(&[], |data| &data.ignored)
     }
 
-    /// Whether a module that looks like this was found to be whole.
+    /// Returns true if a module with these properties has passed `check_not_replaced`.
     pub(super) fn has_passed_check(&self, key: [usize; 3]) -> bool {
         self.checked_modules.lock().contains(&key)
     }
 
-    /// A module that looks like this is whole.
+    /// Records that a module with these properties has passed `check_not_replaced`.
     pub(super) fn note_passed_check(&self, key: [usize; 3]) {
         let mut full = self.checked_modules.lock();
         if full.len() == MAX_CHECKED_MODULES {
@@ -278,48 +285,48 @@ impl Unit {
         full.push(key);
     }
 
-    /// Whether `fully_shard` made it.
+    /// Returns true if `fully_shard` made the unit.
     pub(crate) fn is_data_parallel(&self) -> bool {
         self.data.is_some()
     }
 
-    /// Whether its weights are to be brought together: a group of one holds the wholes, if it holds them where it
-    /// computes.
+    /// Returns true if its weights must be gathered: if several ranks shard it, or if its shards are in host memory
+    /// and must be copied to the device.
     pub(super) fn is_gathered(&self) -> bool {
         self.is_of_several() || self.offloaded().is_some()
     }
 
-    /// Whether several ranks have its parts.
+    /// Returns true if several ranks shard it.
     pub(super) fn is_of_several(&self) -> bool {
         self.data.as_ref().is_some_and(|data| data.shard.group().size() > 1)
     }
 
-    /// How its weights come to where its ranks compute, if its shards are in host memory.
+    /// Returns the copies between host memory and the device, if its shards are in host memory.
     pub(crate) fn offloaded(&self) -> Option<&CpuOffload> {
         self.data.as_ref()?.offloaded.as_ref()
     }
 
-    /// The groups that `fully_shard` gave it.
+    /// Returns the groups that `fully_shard` gave the unit.
     pub(crate) fn data_parallel(&self) -> Option<&DataParallelGroups> {
         self.data.as_ref()
     }
 
     pub(super) fn data(&self) -> &DataParallelGroups {
-        self.data.as_ref().expect("only a data-parallel unit cuts its parameters")
+        self.data.as_ref().expect("only a data-parallel unit shards its parameters")
     }
 
-    /// The element types that it computes and reduces in.
+    /// Returns the element types in which it computes and reduces.
     pub(super) fn precision(&self) -> Precision {
         self.data.as_ref().map_or_else(Precision::default, |data| data.precision)
     }
 
-    /// The element type that the parameter `member` is computed with in, of which this is a shard.
+    /// Returns the element type in which the parameter `member`, with this shard, is used in computations.
     pub(super) fn computed_dtype(&self, member: usize, shard: &DispatchTensor) -> DType {
         self.params[member].compute.filter(|_| shard.dtype().is_float()).unwrap_or_else(|| shard.dtype())
     }
 
-    /// Shards of `members`, of which those that are cut (or else the others) are in the element types that they are
-    /// computed with in.
+    /// Casts shards of `members` to the element types of the computation: those of sharded parameters if `sharded`
+    /// is true, otherwise those of replicated ones. The others are returned unchanged.
     pub(super) fn computed(
         &self,
         sharded: bool,
@@ -333,55 +340,56 @@ impl Unit {
         members.iter().zip(shards).map(computed).collect()
     }
 
-    /// Gives the unit its path in an enclosing model, of that origin; it is a root no longer.
+    /// Gives the unit its path in an enclosing model of this origin. It is no longer the root.
     pub(crate) fn adopt(&self, path: UnitName, origin: &Arc<str>) {
         *self.path.write() = path;
         *self.root.write() = Some(origin.clone());
     }
 
-    /// Makes the unit one of the model that `other` is of.
+    /// Makes the unit belong to the model of `other`.
     pub(crate) fn join(&self, other: &Self) {
         *self.root.write() = other.model_root();
     }
 
-    /// Returns the model that it is of, told apart by the address; `None` unless `fully_shard` was given it.
+    /// Returns the model that the unit belongs to, identified by its address. Returns `None` if `fully_shard` did
+    /// not make the unit.
     pub(super) fn model_root(&self) -> Option<Arc<str>> {
         self.root.read().clone()
     }
 
-    /// An optimizer steps the unit's parameters, or something else replaces them. What waits of a unit whose backwards
-    /// are to reduce has missed the step.
+    /// Records that an optimizer step, or another operation, replaces the unit's parameters. If the unit's
+    /// backwards reduce gradients, accumulated gradients that are not reduced yet have missed the step.
     pub(super) fn note_step(&self) {
         if self.waiting.is_any() && !self.puts_off() {
             self.waiting.miss_step();
         }
     }
 
-    /// Returns true if a backward may leave gradients that are reduced later, from now on.
+    /// Returns true if a backward may now leave gradients to be reduced later.
     pub(super) fn puts_off(&self) -> bool {
         let control = self.control.lock();
         let is_replicated = || self.data.as_ref().is_some_and(|data| data.replicate.is_some());
         !control.sync || !control.all_reduce && is_replicated()
     }
 
-    /// Whether it is of several modules.
+    /// Returns true if it is a group unit of several modules.
     pub(crate) fn is_group(&self) -> bool {
         self.path.read().is_group()
     }
 
-    /// Whether a module of it holds one of `other`, of the same model.
+    /// Returns true if one of its modules contains one of `other`'s. Both must be of the same model.
     pub(super) fn encloses(&self, other: &Self) -> bool {
         let other = other.path.read().clone();
         self.path.read().encloses(&other)
     }
 
-    /// Whether it is of the same modules as `other`, whose parameters are on another mesh.
+    /// Returns true if it has the same modules as `other`, but its parameters are on another mesh.
     pub(super) fn is_sibling_of(&self, other: &Self) -> bool {
         let mesh = |unit: &Self| unit.data.as_ref().map(|data| data.mesh.clone());
         mesh(self) != mesh(other) && *self.path.read() == *other.path.read()
     }
 
-    /// Whether the pattern takes a module of it.
+    /// Returns true if the pattern matches one of its modules.
     pub(super) fn is_taken_by(&self, pattern: &PathPattern) -> bool {
         self.path.read().is_taken_by(pattern)
     }
@@ -390,7 +398,7 @@ impl Unit {
         self.path.read().label().clone()
     }
 
-    /// What is left of the gathered parameters after forward.
+    /// Returns the form in which the gathered parameters remain after forward.
     pub(super) fn kept(&self) -> Kept {
         let root = self.path.read().is_root();
         let Some(data) = &self.data else { return Kept::Full };
@@ -414,39 +422,39 @@ impl Unit {
         }
     }
 
-    /// Returns what ranks that run the unit with these shards must agree on, of those that shard it.
+    /// Returns the signature that the ranks that shard the unit must agree on when they run it with these shards.
     pub(super) fn model(&self, shards: &LocalShards) -> Option<ShardedModel> {
         let model = &self.data.as_ref()?.model;
         Some(ShardedModel { states: ParamStateHandle::names(&shards.states), ..model.of(model.shard) })
     }
 
-    /// Returns what ranks of `group` must agree on that make a collective for the model of these units; `None` if they
-    /// are not the ranks that shard one of them.
+    /// Returns the signature that ranks of `group` must agree on for a collective of the model of these units.
+    /// Returns `None` if they are not the ranks that shard one of them.
     pub(crate) fn model_over(units: &[Arc<Self>], group: &Communicator) -> Option<ShardedModel> {
         units.iter().find_map(|unit| unit.data.as_ref()?.model_over(group))
     }
 
-    /// The place of a pass in forward, on the ranks that it is reduced over.
+    /// Returns the next index in forward order, drawn from the group over which the unit is reduced.
     pub(super) fn draw(&self) -> u64 {
         let group = self.data.as_ref().map(|data| &data.shard).or(self.tensor.as_ref().map(PartialGradGroups::all));
         group.map_or(0, |group| group.next_forward_index())
     }
 
-    /// The tensors of the cut parameters.
+    /// Selects the tensors of the sharded parameters.
     pub(super) fn sharded_of(&self, members: &[usize], tensors: Vec<DispatchTensor>) -> Vec<DispatchTensor> {
         let sharded =
             |(&member, tensor): (&usize, DispatchTensor)| self.params[member].sharding.is_some().then_some(tensor);
         members.iter().zip(tensors).filter_map(sharded).collect()
     }
 
-    /// The tensors of the parameters every rank holds whole.
+    /// Selects the tensors of the replicated parameters.
     pub(super) fn replicated_of(&self, members: &[usize], tensors: Vec<DispatchTensor>) -> Vec<DispatchTensor> {
         let replicated =
             |(&member, tensor): (&usize, DispatchTensor)| self.params[member].sharding.is_none().then_some(tensor);
         members.iter().zip(tensors).filter_map(replicated).collect()
     }
 
-    /// Puts tensors of the cut parameters and of the others back into the order of `members`.
+    /// Merges tensors of the sharded and the replicated parameters into the order of `members`.
     pub(super) fn merge(
         &self,
         members: &[usize],

@@ -1,4 +1,4 @@
-//! [`UnitName`]: where in a model the modules are whose parameters a unit has.
+//! [`UnitName`]: paths of a unit's modules in a model, and the unit's label.
 
 use std::sync::Arc;
 
@@ -7,21 +7,21 @@ use smallvec::SmallVec;
 
 use crate::pattern::PathPattern;
 
-/// The paths of a unit's modules in a model: of one, as a rule; empty that of the model itself.
+/// Paths of a unit's modules in a model, usually a single one. The path of the model itself is empty.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct UnitName {
     modules: SmallVec<[Arc<str>; 1]>,
-    /// What the unit is called.
+    /// Name of the unit in messages and records.
     label: Arc<str>,
 }
 
 impl UnitName {
-    /// Of the unit of one module.
+    /// Names the unit of one module.
     pub(crate) fn of(module: &str) -> Self {
         Self::of_modules([module])
     }
 
-    /// Of the unit of all these modules.
+    /// Names the unit of all these modules.
     pub(crate) fn of_modules<'a>(modules: impl IntoIterator<Item = &'a str>) -> Self {
         let modules: SmallVec<[Arc<str>; 1]> = modules.into_iter().unique().map(Arc::from).collect();
         let label = match &modules[..] {
@@ -32,8 +32,8 @@ impl UnitName {
         Self { modules, label }
     }
 
-    /// Of parameters that were in one unit, by the modules where they are now: in one again if it `was_group`, or else
-    /// each in that of its module.
+    /// Names the units of parameters that were in one unit before and are now in these modules. If `was_group`, all
+    /// of them form one unit; otherwise each is in the unit of its module.
     pub(crate) fn again(was_group: bool, modules: &[String]) -> Vec<Self> {
         match was_group {
             true => vec![Self::of_modules(modules.iter().map(String::as_str)); modules.len()],
@@ -41,7 +41,7 @@ impl UnitName {
         }
     }
 
-    /// The path, `root` of the model itself; of several modules all of them.
+    /// Returns the path, `root` for the model itself, or all paths if the unit has several modules.
     pub(crate) fn label(&self) -> &Arc<str> {
         &self.label
     }
@@ -50,17 +50,17 @@ impl UnitName {
         &self.modules
     }
 
-    /// Whether it is the model itself.
+    /// Returns true if it names the model itself.
     pub(crate) fn is_root(&self) -> bool {
         self.modules.iter().any(|module| module.is_empty())
     }
 
-    /// Whether it is of several modules.
+    /// Returns true if the unit has several modules.
     pub(crate) fn is_group(&self) -> bool {
         self.modules.len() > 1
     }
 
-    /// Whether the pattern takes one of the modules; of the model itself the name is `root`.
+    /// Returns true if the pattern matches one of the modules. The model itself has the name `root`.
     pub(crate) fn is_taken_by(&self, pattern: &PathPattern) -> bool {
         match self.is_root() {
             true => pattern.matches(&self.label),
@@ -68,7 +68,7 @@ impl UnitName {
         }
     }
 
-    /// Whether a module of it holds one of `other`, of the same model.
+    /// Returns true if one of its modules contains one of `other`'s. Both must be of the same model.
     pub(crate) fn encloses(&self, other: &Self) -> bool {
         let holds = |around: &str, path: &str| path.strip_prefix(around).is_some_and(|rest| rest.starts_with('.'));
         let pairs = self.modules.iter().cartesian_product(&other.modules);

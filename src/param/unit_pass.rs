@@ -1,4 +1,5 @@
-//! [`UnitPass`]: one forward through a unit, and the backward that belongs to it; [`BackwardScheduler`]: those of one rank.
+//! [`UnitPass`]: one forward through a unit with its backward. [`BackwardScheduler`]: the passes and reductions of
+//! a thread.
 
 use std::collections::VecDeque;
 use std::mem;
@@ -22,34 +23,36 @@ use super::unit::Unit;
 use crate::Error;
 use crate::autodiff::BackwardId;
 
-/// One forward through a unit: what is gathered of it, whose gradients those are, and when they are reduced.
+/// One forward through a unit and its backward: its gathered parameters, the leaves that receive its gradients, and
+/// its position in the order of reductions.
 ///
-/// It holds plain tensors only. The graph's nodes own it, so a tensor of the graph inside would
-/// keep an abandoned graph alive for ever.
+/// It holds plain tensors only. The graph's nodes own it, so a tensor of the graph in it would be a reference
+/// cycle, and an abandoned graph would never be freed.
 #[derive(Debug)]
 pub(super) struct UnitPass {
     pub(super) buffer: UnshardedParams,
-    /// The shards' leaves; `None` for a frozen parameter.
+    /// The shards' leaves, by position; `None` for a frozen parameter.
     leaves: Vec<Option<NodeId>>,
     pub(super) passes: Arc<BackwardScheduler>,
-    /// Its place among them; `None` if nothing is reduced.
+    /// Position of the pass in the order of reductions; `None` if it trains no parameter.
     place: Option<OrderKey>,
-    /// The pass through the unit around it, of which the graph may have no node.
+    /// The pass through the enclosing unit, which may have no node in the graph.
     around: Option<Arc<Self>>,
-    /// Whether backward has come to an output.
+    /// True if backward has reached an output.
     is_started: AtomicBool,
-    /// True if forward has left it, and a backward may follow.
+    /// True if forward has left the unit, and a backward may follow.
     is_left: AtomicBool,
-    /// Of each tracked input, whether its gradient has been passed on.
+    /// For each tracked input: true if its gradient has been passed on.
     inputs_seen: Mutex<Vec<bool>>,
     pub(super) progress: Progress,
-    /// The graph's nodes that are made while it is open.
+    /// Numbers of the graph's nodes that are made while the unit is open.
     nodes: Mutex<Option<Nodes>>,
-    /// The reductions that go with its graph: of its gradients, and of those that have waited for the end of its backward.
+    /// The reductions that are dropped together with the pass's graph: that of its own gradients, and postponed
+    /// ones that its backward has issued at the end.
     reductions: Mutex<SmallVec<[Arc<UnderWay>; 1]>>,
 }
 
-/// A reduction that is under way, until it is done.
+/// A reduction in flight; `None` once it is complete.
 type UnderWay = Mutex<Option<Box<GradReducer>>>;
 
 impl UnitPass {
@@ -78,43 +81,43 @@ impl UnitPass {
         })
     }
 
-    /// Whether it trains a parameter.
+    /// Returns true if the pass trains a parameter.
     pub(super) fn is_reduced(&self) -> bool {
         self.place.is_some()
     }
 
-    /// Whether it trains the parameter at `position`.
+    /// Returns true if the pass trains the parameter at `position`.
     pub(super) fn trains(&self, position: usize) -> bool {
         self.leaves[position].is_some()
     }
 
-    /// Its number among all passes of the rank.
+    /// Returns the pass's position among all passes of the rank.
     #[cfg(feature = "testing")]
     pub(super) fn number(&self) -> Option<u64> {
         self.place.map(OrderKey::number)
     }
 
-    /// Collects the gradient of a whole parameter until the unit's reduction.
+    /// Collects the gradient of an unsharded parameter until the unit is reduced.
     ///
-    /// A frozen weight's is dropped.
+    /// The gradient of a frozen parameter is dropped.
     pub(super) fn collect(&self, position: usize, grad: DispatchTensor) {
         if self.trains(position) {
             self.buffer.reduce_in(position, grad);
         }
     }
 
-    /// Its forward begins.
+    /// Records that the pass's forward begins.
     pub(super) fn begin(&self) {
         self.buffer.happened(EventKind::PreForward, TrainingState::Forward);
     }
 
-    /// Its forward is over, and its outputs are made.
+    /// Records that the pass's forward has made its outputs.
     pub(super) fn end_forward(&self) {
         self.nodes.lock().iter_mut().for_each(Nodes::close);
     }
 
-    /// Backward has come to it: has its weights begin to move, and then those of the units named to be next, or of the
-    /// one that forward has left before. That was done if backward has come to another of its outputs.
+    /// Starts the pass's backward when backward first reaches one of its outputs. Starts the all-gather of its
+    /// weights, and then prefetches the units that the program named, or the one that forward left before this one.
     pub(super) fn start_again(self: &Arc<Self>) {
         if self.is_started.swap(true, Relaxed) {
             return;
@@ -132,15 +135,16 @@ impl UnitPass {
         }
     }
 
-    /// What backward needs of the units around it is there: zeros are given to what is computed in them, maybe before
-    /// backward has come to an output of theirs, and if it never does.
+    /// Waits until the weights of the enclosing units are gathered. If zeros replace a missing gradient, they pass
+    /// through the operations of these units, perhaps before backward reaches an output of theirs, and even if it
+    /// never does.
     pub(super) fn gather_around(&self) {
         let around = std::iter::successors(self.around.as_ref(), |pass| pass.around.as_ref());
         around.for_each(|pass| pass.buffer.gather_again());
     }
 
-    /// All gradients are there: nobody of this backward reads the weights any more. Returns the passes
-    /// to reduce now, in order.
+    /// Ends the pass when all its gradients are complete: nodes of this backward no longer read its weights.
+    /// Returns the passes to reduce now, in order.
     pub(super) fn finish(self: &Arc<Self>) -> Vec<Weak<Self>> {
         self.gone(true);
         self.buffer.end_backward();
@@ -152,8 +156,8 @@ impl UnitPass {
         self.passes.order.ready(place, Arc::downgrade(self))
     }
 
-    /// Issues the reduction of the collected gradients, of every trainable parameter; on a rank that did not use it, it
-    /// counts as zeros. They may wait with the unit instead.
+    /// Starts the reduction of the collected gradients of all trainable parameters. A parameter that this rank did
+    /// not use counts as zeros. If the unit does not synchronize, the gradients are accumulated instead.
     fn issue_reduction(&self) -> Issued {
         let grads = self.buffer.take_gradients().unwrap_or_else(|error| Error::from(error).unwind());
         let trained = Trained::new(self.buffer.source().clone(), &self.leaves);
@@ -161,14 +165,14 @@ impl UnitPass {
         GradReducer::issue(trained, grads)
     }
 
-    /// Its nodes are gone, consumed by a backward or not.
+    /// Records that the pass's nodes are gone: `consumed` by a backward, or dropped.
     fn gone(&self, consumed: bool) {
         if let Some(nodes) = self.nodes.lock().take() {
             self.passes.through.lock().add(nodes, self.buffer.unit().label(), consumed);
         }
     }
 
-    /// A new tracked input; returns its number.
+    /// Registers a tracked input, and returns its number.
     pub(super) fn add_input(&self, node: Option<NodeId>) -> usize {
         let mut nodes = self.nodes.lock();
         nodes.iter_mut().zip(node).for_each(|(nodes, node)| nodes.input(node));
@@ -177,7 +181,7 @@ impl UnitPass {
         seen.len() - 1
     }
 
-    /// The input's gradient has been passed on.
+    /// Records that the input's gradient has been passed on.
     pub(super) fn see_input(&self, input: usize) {
         self.inputs_seen.lock()[input] = true;
     }
@@ -199,23 +203,25 @@ impl Drop for UnitPass {
     }
 }
 
-/// The passes that a thread enters, and the reductions that its backwards have under way.
+/// The passes that a thread enters, and the reductions in flight of its backwards.
 ///
-/// One reduction is waited for before the next is issued: meanwhile the rank computes the gradients between. So one unit's
-/// whole gradients are in memory beside those that are being computed; two units', where another rank is late to take
-/// its part.
+/// Each reduction is waited for before the next is issued. Between the two, the rank computes further gradients. So
+/// one unit's unsharded gradients are in memory in addition to those being computed; two units' if another rank is
+/// slow to receive its shards.
 #[derive(Debug, Default)]
 pub(super) struct BackwardScheduler {
     pub(super) order: ReductionOrder<Weak<UnitPass>>,
-    /// Oldest first. The passes hold what is under way: it goes with the graph of a backward that is given up.
+    /// The reductions in flight, oldest first. The passes own them, so that they are dropped with the graph of an
+    /// abandoned backward.
     under_way: Mutex<VecDeque<(BackwardId, Weak<UnderWay>)>>,
-    /// The models of which this backward trains units.
+    /// The models whose units this backward trains.
     models: Mutex<SmallVec<[Arc<str>; 1]>>,
-    /// The reductions that wait for a later backward: in one order on all ranks, also on one that has none of the gradients.
+    /// The postponed reductions. Their order is the same on all ranks, including a rank that has none of the
+    /// gradients.
     put_off: Mutex<Vec<PutOff>>,
-    /// Those that a backward may follow, in the order in which forward has left them.
+    /// The passes that a backward may follow, in the order in which forward left them.
     left: Mutex<Vec<FinishedForward>>,
-    /// Those whose graphs are gone.
+    /// The passes whose graphs are gone.
     through: Mutex<Through>,
 }
 
@@ -223,15 +229,15 @@ pub(super) struct BackwardScheduler {
 #[derive(Debug)]
 struct FinishedForward {
     pass: Weak<UnitPass>,
-    /// The leaf [of its own](super::sweep) in the graph, if it is in one.
+    /// The pass's [own leaf](super::sweep) in the graph, if it is in one.
     leaf: Option<DispatchTensor>,
 }
 
-/// Gradients, each for its leaf.
+/// Reduced gradients, each with its leaf.
 pub(super) type Reduced = Vec<(NodeId, DispatchTensor)>;
 
 impl BackwardScheduler {
-    /// Issues the reductions of `due`, and returns the gradients of those before.
+    /// Starts the reductions of the passes in `due`, and returns the gradients of earlier ones.
     ///
     /// # Panics
     /// Unwinds with the typed error of a collective that fails.
@@ -239,7 +245,8 @@ impl BackwardScheduler {
         let mut reduced = Reduced::new();
         for weak in due {
             let Some(pass) = weak.upgrade() else { continue };
-            // First: whoever meets a rank in a reduction knows that it has its part of the one before, whose gradients go.
+            // The earlier reduction completes first. A peer that meets this rank in the next reduction can rely on
+            // that: this rank has received its shard of the earlier one, whose gradients the peer then frees.
             reduced.extend(self.advance(self.of(backward), backward));
             let issued = pass.issue_reduction();
             pass.buffer.happened(EventKind::PostBackward, TrainingState::PostBackward);
@@ -248,7 +255,7 @@ impl BackwardScheduler {
         reduced
     }
 
-    /// A reduction is under way, in a backward through `pass`, or put off.
+    /// Registers a reduction that a backward through `pass` has issued or postponed.
     fn add(&self, issued: Issued, backward: BackwardId, pass: &UnitPass) {
         match issued {
             Issued::PutOff(put_off) => self.put_off(put_off),
@@ -260,7 +267,7 @@ impl BackwardScheduler {
         }
     }
 
-    /// A reduction waits, in the place of those that it takes along.
+    /// Registers a postponed reduction, and removes those whose gradients it includes.
     fn put_off(&self, new: PutOff) {
         let mut put_off = self.put_off.lock();
         let takes = |leaf: &NodeId| new.trained.leaves.contains(leaf);
@@ -268,14 +275,14 @@ impl BackwardScheduler {
         put_off.push(new);
     }
 
-    /// The next place in forward, of a pass that trains a parameter.
+    /// Returns the next position in forward, for a pass that trains a parameter.
     pub(super) fn enter(&self, tied: bool) -> OrderKey {
-        // A backward that was given up has left them.
+        // These are left over from a backward that was abandoned.
         self.models.lock().clear();
         self.order.enter(tied)
     }
 
-    /// The backward trains the unit.
+    /// Records that the running backward trains `unit`.
     fn trains(&self, unit: &Unit) {
         let model = unit.model_root();
         let mut models = self.models.lock();
@@ -284,12 +291,12 @@ impl BackwardScheduler {
         }
     }
 
-    /// Issues the reductions that earlier backwards have put off, of the models of which this one trains units, and returns
-    /// the gradients of those before. So a step lacks no gradient of a unit that its last backward does not enter. Called at
-    /// the end of a backward through `pass`.
+    /// Starts the reductions that earlier backwards postponed, for the models whose units this backward trains.
+    /// Returns the gradients of earlier reductions. A step then has all gradients, including those of units that
+    /// its last backward does not enter. Called at the end of a backward through `pass`.
     ///
     /// # Panics
-    /// As [`reduce`](Self::reduce).
+    /// Like [`reduce`](Self::reduce).
     pub(super) fn reduce_waiting(&self, backward: BackwardId, pass: &UnitPass) -> Reduced {
         let mut reduced = Reduced::new();
         let models = mem::take(&mut *self.models.lock());
@@ -299,7 +306,7 @@ impl BackwardScheduler {
         };
         let is_due = |put_off: &PutOff| put_off.is_due() && is_trained(put_off);
         while self.put_off.lock().iter().any(is_due) {
-            // What is under way may take along what waits.
+            // A reduction in flight may include postponed gradients.
             reduced.extend(self.advance(self.of(backward), backward));
             let next = {
                 let mut put_off = self.put_off.lock();
@@ -313,7 +320,8 @@ impl BackwardScheduler {
         reduced
     }
 
-    /// Forward has left the pass, and a backward may follow. In the graph it hangs on this leaf, if on any yet.
+    /// Records that forward has left the pass, and that a backward may follow. `leaf` is the pass's own leaf in the
+    /// graph, if it has one already.
     pub(super) fn left(&self, pass: &Arc<UnitPass>, leaf: Option<DispatchTensor>) {
         let mut left = self.left.lock();
         left.retain(|left| left.pass.strong_count() > 0);
@@ -322,7 +330,7 @@ impl BackwardScheduler {
         pass.buffer.unit().left.fetch_add(1, Relaxed);
     }
 
-    /// A pass that forward has left hangs on this leaf.
+    /// Sets the own leaf of a pass that forward has left.
     pub(super) fn hang(&self, pass: &Weak<UnitPass>, leaf: DispatchTensor) {
         let mut left = self.left.lock();
         if let Some(left) = left.iter_mut().rfind(|left| left.pass.ptr_eq(pass)) {
@@ -330,7 +338,7 @@ impl BackwardScheduler {
         }
     }
 
-    /// Returns the passes through `unit` that forward has left, with the leaves that they hang on.
+    /// Returns the passes through `unit` that forward has left, with their own leaves.
     pub(super) fn leaves_of(&self, unit: &Arc<Unit>) -> Vec<(Weak<UnitPass>, DispatchTensor)> {
         let left = self.left.lock();
         let is_of = |pass: Arc<UnitPass>| Arc::ptr_eq(pass.buffer.unit(), unit);
@@ -338,7 +346,7 @@ impl BackwardScheduler {
         of_unit.filter_map(|left| Some((left.pass.clone(), left.leaf.clone()?))).collect()
     }
 
-    /// Starts gathering for backward the pass that forward has left before this one.
+    /// Starts the backward all-gather of the pass that forward left before this one.
     pub(super) fn start_before(&self, pass: &Arc<UnitPass>) {
         let left = self.left.lock();
         let place = left.iter().rposition(|left| left.pass.as_ptr() == Arc::as_ptr(pass));
@@ -347,7 +355,7 @@ impl BackwardScheduler {
         before.iter().for_each(|before| before.buffer.start_again());
     }
 
-    /// Starts gathering for backward the last pass of these that has not been.
+    /// Starts the backward all-gather of the last pass that satisfies `of` and whose all-gather has not started.
     pub(super) fn start_last(&self, of: impl Fn(&UnitPass) -> bool) {
         let passes: Vec<_> = self.left.lock().iter().rev().filter_map(|left| left.pass.upgrade()).collect();
         if let Some(pass) = passes.iter().find(|pass| of(pass) && pass.buffer.is_to_start()) {
@@ -355,7 +363,8 @@ impl BackwardScheduler {
         }
     }
 
-    /// Whether what backward needs of the last pass through `unit` moves ahead of it, and is there.
+    /// Returns true if the parameters that backward needs of the last pass through `unit` are gathered in advance,
+    /// and complete.
     pub(super) fn is_gathered_again(&self, unit: &Arc<Unit>) -> bool {
         let left = self.left.lock();
         let passes = left.iter().rev().filter_map(|left| left.pass.upgrade());
@@ -363,10 +372,10 @@ impl BackwardScheduler {
         of_unit.next().is_some_and(|pass| pass.buffer.is_gathered_again())
     }
 
-    /// Waits for all that `backward` has under way.
+    /// Waits for all reductions of `backward` in flight.
     ///
     /// # Panics
-    /// As [`reduce`](Self::reduce).
+    /// Like [`reduce`](Self::reduce).
     pub(super) fn finish(&self, backward: BackwardId) -> Reduced {
         let mut reduced = Reduced::new();
         loop {
@@ -377,17 +386,18 @@ impl BackwardScheduler {
         }
     }
 
-    /// The error behind a panic with this `text`, if a backward has come to what another has consumed.
+    /// Returns the error behind a panic with this `text`, if the text says that a backward reached a consumed
+    /// graph.
     pub(super) fn explain(&self, text: &str) -> Option<Error> {
         self.through.lock().explain(text)
     }
 
-    /// Lets go of what is under way: its backward was given up.
+    /// Drops the reductions in flight of a backward that was abandoned.
     pub(super) fn give_up(&self) {
         self.under_way.lock().clear();
     }
 
-    /// Takes those of `backward` out of the queue, and lets go of those whose graph is gone.
+    /// Removes the reductions of `backward` from the queue and returns them. Drops those whose graph is gone.
     fn of(&self, backward: BackwardId) -> Vec<Weak<UnderWay>> {
         let mut under_way = self.under_way.lock();
         let alive = mem::take(&mut *under_way).into_iter().filter(|(_, reduction)| reduction.strong_count() > 0);
@@ -396,8 +406,8 @@ impl BackwardScheduler {
         own.into_iter().map(|(_, reduction)| reduction).collect()
     }
 
-    /// Brings these reductions one stage further, oldest first; those that are not done go back into the queue, before
-    /// what is there.
+    /// Advances these reductions by one stage, oldest first. Those that are not complete return to the front of the
+    /// queue.
     fn advance(&self, reductions: Vec<Weak<UnderWay>>, backward: BackwardId) -> Reduced {
         let mut reduced = Reduced::new();
         let mut left = VecDeque::new();

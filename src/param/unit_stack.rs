@@ -1,9 +1,9 @@
 //! [`UnitGuard`]: the units that are open on this rank.
 //!
-//! The program opens a unit with [`unit`](super::unit()). Inside, a unit of a module further in that the program
-//! does not open, because its forward is not the program's own, is opened by the first read of one of its
-//! parameters, and closed when another that is not inside it is opened: a unit of layers that run one after
-//! another is gathered once, as if each had been opened.
+//! The program opens a unit with [`unit`](super::unit()). Units of inner modules may lack such a call, because
+//! their forward is not the program's code. Such a unit is opened by the first read of one of its parameters. It is
+//! closed when a unit that is not inside it is opened. So units of layers that run one after another are gathered
+//! once each, as if the program had opened them.
 
 use std::cell::RefCell;
 use std::mem;
@@ -25,51 +25,53 @@ use super::unit_pass::UnitPass;
 use crate::autodiff;
 use crate::error::OrUnwind;
 
-/// A unit or module that is open.
+/// An entry of the stack: an open unit, or an open module that only encloses units.
 struct ActiveUnit {
     /// `None` for a module that only encloses units.
     scope: Option<Rc<ForwardScope>>,
-    /// The units of modules inside, with their shards.
+    /// The units of inner modules, with their shards.
     inside: Vec<(Arc<Unit>, LocalShards)>,
     by: OpenedBy,
 }
 
-/// Who has opened a unit or module, and so closes it.
+/// Opener of a unit or module, which also determines when it is closed.
 enum OpenedBy {
     Program,
     Read,
-    /// One module of several. Which parameters, as positions among the scope's, are of modules that have not run.
+    /// A module of a group unit opened it. The field holds positions among the scope's parameters: those of modules
+    /// that have not run yet.
     Member(Vec<usize>),
 }
 
 /// The units open on this thread.
 #[derive(Default)]
 struct UnitStack {
-    /// Outermost first.
+    /// Open units and modules, outermost first.
     stack: Vec<ActiveUnit>,
-    /// The token made last, of these units and of those opened while they were.
+    /// The token made last, by these units and by those opened inside them.
     last: Option<DispatchTensor>,
-    /// How many passes that train a parameter were entered, ever.
+    /// Number of passes entered on this thread that train a parameter.
     reduced: u64,
     /// The unit entered last.
     entered: Option<Weak<Unit>>,
-    /// Whether no other was entered before it, of those that are open together.
+    /// True if that unit is the first entered since the stack was empty.
     is_first: bool,
-    /// What a checkpointed block that computes reads of units around it, in the place of the outermost on the stack.
+    /// Scopes through which a running checkpointed block reads units around it. They replace the outermost entries
+    /// of the stack.
     around_block: Option<AroundBlock>,
 }
 
 /// Units around a checkpointed block.
 #[derive(Default)]
 struct AroundBlock {
-    /// How many units and modules are open around it.
+    /// Number of stack entries around the block.
     depth: usize,
-    /// The units that it reads, outermost first.
+    /// The scopes of the units that the block reads, outermost first.
     scopes: Vec<Rc<ForwardScope>>,
 }
 
 impl UnitStack {
-    /// `scope` is entered.
+    /// Records that `scope` is entered.
     fn enter(&mut self, scope: &ForwardScope) {
         self.last = scope.token.clone().or(self.last.take());
         self.reduced += u64::from(scope.pass.is_reduced());
@@ -84,18 +86,19 @@ impl UnitStack {
         }
     }
 
-    /// The shards of `unit` of which `holds` is true, innermost first, if it is of a module inside one that is open.
+    /// Returns the shards of `unit` for which `holds` returns true, if it belongs to a module inside an open one.
+    /// Searches the innermost module first.
     fn inside(&self, unit: &Arc<Unit>, holds: impl Fn(&LocalShards) -> bool) -> Option<LocalShards> {
         let mut inside = self.stack.iter().rev().flat_map(|opened| &opened.inside);
         inside.find(|(other, shards)| Arc::ptr_eq(other, unit) && holds(shards)).map(|(_, shards)| shards.clone())
     }
 
-    /// The pass through the unit opened last.
+    /// Returns the pass through the unit opened last.
     fn innermost(&self) -> Option<Arc<UnitPass>> {
         self.stack.iter().rev().find_map(|opened| Some(opened.scope.as_ref()?.pass.clone()))
     }
 
-    /// Of the stack, what is open in the innermost checkpointed block.
+    /// Returns the stack entries inside the innermost checkpointed block.
     fn in_block(&self) -> &[ActiveUnit] {
         &self.stack[self.around_block.as_ref().map_or(0, |around| around.depth)..]
     }
@@ -117,7 +120,7 @@ thread_local! {
     static OPEN: RefCell<UnitStack> = RefCell::default();
 }
 
-/// The shards of `unit`, if it is of a module inside one that is open, and not open itself.
+/// Returns the shards of `unit`, if it belongs to a module inside an open one, and is not open itself.
 pub(super) fn shards_inside(unit: &Arc<Unit>) -> Option<LocalShards> {
     OPEN.with_borrow(|open| {
         let is_open = |opened: &ActiveUnit| opened.scope.as_ref().is_some_and(|scope| scope.is_of(unit));
@@ -125,17 +128,17 @@ pub(super) fn shards_inside(unit: &Arc<Unit>) -> Option<LocalShards> {
     })
 }
 
-/// Returns true if a unit is open, or a module around units.
+/// Returns true if a unit is open, or a module that encloses units.
 pub(super) fn is_any() -> bool {
     OPEN.with_borrow(|open| !open.stack.is_empty())
 }
 
-/// Whether the unit entered last is the first of those that are open together.
+/// Returns true if the unit entered last is the first entered since the stack was empty.
 pub(super) fn is_first() -> bool {
     OPEN.with_borrow(|open| open.is_first)
 }
 
-/// The first open scope, innermost first, of which `f` makes something.
+/// Calls `f` on the open scopes, innermost first, and returns its first result that is not `None`.
 pub(super) fn find<T>(f: impl FnMut(&Rc<ForwardScope>) -> Option<T>) -> Option<T> {
     OPEN.with_borrow(|open| {
         let around = open.around_block.iter().flat_map(|around| around.scopes.iter().rev());
@@ -143,7 +146,7 @@ pub(super) fn find<T>(f: impl FnMut(&Rc<ForwardScope>) -> Option<T>) -> Option<T
     })
 }
 
-/// The passes that are open through one of these units, each with its shards, outermost first.
+/// Returns the open passes through one of these units, each with its shards, outermost first.
 pub(super) fn passes_of(units: &[Arc<Unit>]) -> Vec<(Arc<UnitPass>, LocalShards)> {
     let mut passes = Vec::new();
     find(|scope| {
@@ -156,7 +159,7 @@ pub(super) fn passes_of(units: &[Arc<Unit>]) -> Vec<(Arc<UnitPass>, LocalShards)
     passes
 }
 
-/// The token made last, of the units that are open and of those opened while they were.
+/// Returns the token made last, by the open units and by those opened inside them.
 pub(super) fn last_token() -> Option<DispatchTensor> {
     OPEN.with_borrow(|open| open.last.clone())
 }
@@ -166,7 +169,7 @@ pub(super) fn set_last_token(token: DispatchTensor) {
     OPEN.with_borrow_mut(|open| open.last = Some(token));
 }
 
-/// A checkpointed block computes as long as it lives.
+/// Guard that exists while a checkpointed block computes. Dropping it restores the stack.
 pub(super) struct InBlock(Restored);
 
 enum Restored {
@@ -175,7 +178,7 @@ enum Restored {
 }
 
 impl InBlock {
-    /// For the first time, in forward: of the units that are open it reads these `scopes`.
+    /// Begins the first computation of a block, in forward. The block reads open units through `scopes`.
     pub(super) fn first(scopes: Vec<Rc<ForwardScope>>) -> Self {
         OPEN.with_borrow_mut(|open| {
             let depth = open.stack.len();
@@ -183,7 +186,8 @@ impl InBlock {
         })
     }
 
-    /// Again, in backward, where none of the units around it is open: it reads these `scopes` of them.
+    /// Begins the recomputation of a block, in backward, where none of the units around it is open. The block reads
+    /// them through `scopes`.
     pub(super) fn again(scopes: Vec<Rc<ForwardScope>>) -> Self {
         let around_block = Some(AroundBlock { depth: 0, scopes });
         Self(Restored::All(Box::new(OPEN.replace(UnitStack { around_block, ..UnitStack::default() }))))
@@ -199,7 +203,7 @@ impl Drop for InBlock {
     }
 }
 
-/// Makes the token of `scope`, which is not kept open, the last one of the units around it.
+/// Makes the token of `scope`, which does not stay open, the last one of the enclosing units.
 pub(super) fn follow(scope: &ForwardScope) {
     OPEN.with_borrow_mut(|open| {
         if !open.stack.is_empty() {
@@ -208,7 +212,7 @@ pub(super) fn follow(scope: &ForwardScope) {
     });
 }
 
-/// How the program opens `unit` here.
+/// Returns the options with which the program opens `unit` at this point.
 pub(super) fn opening(unit: &Unit) -> ScopeOptions {
     OPEN.with_borrow(|open| ScopeOptions {
         kept: unit.kept(),
@@ -223,8 +227,8 @@ pub(super) fn opening(unit: &Unit) -> ScopeOptions {
     })
 }
 
-/// Opens the unit of which `shards` makes those at hand, if a module around its own is open: until
-/// another is read, or that module is left.
+/// Opens the unit on those shards for which `holds` returns true, if a module around the unit's own is open. The
+/// unit stays open until another unit is read, or that module is left.
 pub(super) fn by_read(unit: &Arc<Unit>, holds: impl Fn(&LocalShards) -> bool) -> Option<Rc<ForwardScope>> {
     let shards = OPEN.with_borrow(|open| open.inside(unit, holds))?;
     close_read(unit);
@@ -233,7 +237,7 @@ pub(super) fn by_read(unit: &Arc<Unit>, holds: impl Fn(&LocalShards) -> bool) ->
     OPEN.with_borrow_mut(|open| open.push(Some(scope), Vec::new(), OpenedBy::Read))
 }
 
-/// Closes the units opened last that reads have opened, but for those that enclose `unit` or are of the same modules.
+/// Closes the innermost units that were opened by reads, except those that enclose `unit` or have the same modules.
 pub(super) fn close_read(unit: &Unit) {
     let done = |opened: &mut ActiveUnit| {
         let scope = opened.scope.as_ref().filter(|_| matches!(opened.by, OpenedBy::Read));
@@ -245,15 +249,16 @@ pub(super) fn close_read(unit: &Unit) {
     }
 }
 
-/// What a module of a unit finds.
+/// Next action for a module of a unit that is entered.
 pub(super) enum UnitEntry {
-    /// Its unit, of several modules, is open `at` that place.
+    /// The module's group unit is already open, as stack entry `at`.
     Joins { at: usize, shards: LocalShards },
-    /// The unit is to be opened with `all` of these, of which this `one` is a module's if there are others.
+    /// The unit must be opened with the shards `all`. If it is a group unit, `one` holds the shards of the module
+    /// that is entered.
     Opens { all: LocalShards, one: Option<LocalShards> },
 }
 
-/// What a module of `unit` finds, of which these are the shards.
+/// Returns the next action for a module of `unit` that is entered with these shards.
 pub(super) fn member(unit: &Arc<Unit>, shards: LocalShards) -> UnitEntry {
     if !unit.is_group() {
         return UnitEntry::Opens { all: shards, one: None };
@@ -278,7 +283,8 @@ pub(super) fn member(unit: &Arc<Unit>, shards: LocalShards) -> UnitEntry {
     }
 }
 
-/// Opens a unit of several modules: until each has run, or what encloses it is left. Returns where it is.
+/// Opens a group unit until each of its modules has run, or the enclosing unit is left. Returns its index on the
+/// stack.
 pub(super) fn begin(scope: ForwardScope) -> usize {
     OPEN.with_borrow_mut(|open| {
         let all = (0..scope.shards.members.len()).collect();
@@ -287,20 +293,20 @@ pub(super) fn begin(scope: ForwardScope) -> usize {
     })
 }
 
-/// Keeps a unit open, also when `forward` unwinds.
+/// Guard of an open unit or module. Dropping it closes the unit, also when `forward` unwinds.
 pub(super) struct UnitGuard {
-    /// How many are open around it.
+    /// Number of stack entries around it.
     depth: usize,
-    /// [`UnitStack::reduced`] before it.
+    /// Value of [`UnitStack::reduced`] before the unit was opened.
     reduced: u64,
-    /// Of a module of several: where their unit is open, and the module's shards.
+    /// For a module of a group unit: the unit's index on the stack, and the module's shards.
     member_of: Option<(usize, LocalShards)>,
-    /// The unit of several modules of which it is the last, once it has run.
+    /// The scope of the group unit, if this module was the last of its modules to run.
     ended: Option<Rc<ForwardScope>>,
 }
 
 impl UnitGuard {
-    /// A unit, if not a module without one of its own, and the units inside.
+    /// Opens a unit with the units inside it, or, without `scope`, a module that only encloses units.
     pub(super) fn new(scope: Option<ForwardScope>, inside: Vec<(Arc<Unit>, LocalShards)>) -> Self {
         OPEN.with_borrow_mut(|open| {
             let (depth, reduced) = (open.stack.len(), open.reduced);
@@ -309,14 +315,16 @@ impl UnitGuard {
         })
     }
 
-    /// A module with these `shards` and the units inside, of a unit of several that is open `at` that place.
+    /// Opens a module with these `shards` of a group unit, which is open as stack entry `at`, and the units
+    /// `inside` the module.
     pub(super) fn member(at: usize, shards: LocalShards, inside: Vec<(Arc<Unit>, LocalShards)>) -> Self {
         let mut open = Self::new(None, inside);
         open.member_of = Some((at, shards));
         open
     }
 
-    /// The module has run. Returns the scope of the unit of several that it is of; that has ended if it was the last.
+    /// Records that the module has run. Returns the scope of its group unit, which has ended if this was its last
+    /// module.
     fn has_run(&mut self) -> Option<Rc<ForwardScope>> {
         let (at, shards) = self.member_of.as_ref()?;
         OPEN.with_borrow_mut(|open| {
@@ -328,7 +336,8 @@ impl UnitGuard {
         })
     }
 
-    /// Closes it; ties its outputs to all that was entered inside: rule 8 of [`graph`](super::backward_nodes).
+    /// Ties the unit's outputs to all units that were entered inside, and closes the unit: rule 8 of
+    /// [`backward_nodes`](super::backward_nodes).
     pub(super) fn leave<O: TensorTree>(mut self, output: O) -> O {
         let of_several = self.has_run();
         let (scope, last, trains) = OPEN
@@ -342,7 +351,8 @@ impl UnitGuard {
         });
         let pass = scope.map(|scope| scope.pass.clone());
         let dtype = pass.as_ref().and_then(|pass| pass.buffer.unit().precision().outputs);
-        // A rank that uses no weight must take part all the same, as the others do.
+        // A rank that used no weight must participate in the backward as the other ranks do, so all its outputs
+        // become tracked.
         let all = !tracked && trains;
         if context::is_first() {
             return output.map_floats(&mut |tensor| UnshardedParams::copy_out(cast(tensor, dtype)));
@@ -374,11 +384,11 @@ impl Drop for UnitGuard {
             }
             (closed, is_over.then(|| open.last.take()))
         });
-        // A rank that unwinds issues nothing: the others may have come no further.
+        // A rank that unwinds issues no collective, because other ranks may not have reached this point.
         let backward = !thread::panicking();
         let scopes = closed.iter().rev().filter_map(|opened| opened.scope.as_ref());
         scopes.chain(&self.ended).for_each(|scope| scope.close(backward));
-        // What is gathered ahead is nothing to a block that computes again.
+        // A block that is being recomputed does not use prefetched parameters, so it drops none.
         if last.is_some() && context::anchor().is_none() {
             closed.iter().flat_map(|opened| &opened.inside).for_each(|(unit, _)| unit.forget_prefetched());
         }

@@ -1,4 +1,4 @@
-//! [`unshard`] and [`reshard`]: gathering a unit ahead of its forward.
+//! [`unshard`] and [`reshard`]: gather a unit's parameters before its forward, and free them.
 
 use std::mem;
 use std::sync::{Arc, Weak};
@@ -15,13 +15,13 @@ use super::unit::Unit;
 use crate::Result;
 use crate::comm::{Call, CommError, Phase};
 
-/// A unit being gathered ahead of its forward; see [`unshard`].
-#[must_use = "the all-gather is waited for by `wait`, or by the unit's forward"]
+/// Handle of a unit whose parameters are being gathered before its forward; see [`unshard`].
+#[must_use = "call `wait`, or let the unit's forward wait for the all-gather"]
 #[derive(Debug)]
 pub struct UnshardHandle(SmallVec<[Arc<Unit>; 1]>);
 
 impl UnshardHandle {
-    /// Waits until the parameters are gathered. The unit's forward waits by itself.
+    /// Waits until the parameters are gathered. Optional: the unit's forward waits as well.
     ///
     /// # Errors
     /// [`Error::Comm`](crate::Error::Comm) if another rank fails.
@@ -30,18 +30,18 @@ impl UnshardHandle {
     }
 }
 
-/// Starts gathering the parameters of the unit `module`, for its next forward to use.
+/// Starts gathering the parameters of the unit `module` for its next forward.
 ///
-/// Not recursive: inner units stay as they are. An optimizer step in between makes the gathered
-/// values stale; the forward notices and gathers again. Until then, or until [`reshard`], what was
-/// gathered stays in memory, stale or not.
+/// Not recursive: inner units are not gathered. An optimizer step before that forward makes the gathered values
+/// stale; the forward detects this and gathers once more. The gathered values, stale or not, stay in memory until
+/// then, or until [`reshard`].
 ///
 /// # Collective
 /// Every rank of the unit's mesh must call it.
 ///
 /// # Errors
-/// [`ParamError`] if `module` is no unit or one of several of a unit, or a parameter of it was replaced. A failing collective
-/// shows in [`wait`](UnshardHandle::wait), or in the unit's forward.
+/// [`ParamError`] if `module` is not an FSDP unit, if it is one of several modules of a group unit, or if one of
+/// its parameters was replaced. [`wait`](UnshardHandle::wait) or the unit's forward reports a failing collective.
 pub fn unshard<M: Module>(module: &M) -> Result<UnshardHandle> {
     let units = units_of(module)?;
     if let Some((unit, _)) = units.iter().find(|(unit, _)| unit.is_group()) {
@@ -54,19 +54,21 @@ pub fn unshard<M: Module>(module: &M) -> Result<UnshardHandle> {
     Ok(UnshardHandle(units.into_iter().map(unshard).collect()))
 }
 
-/// Drops what [`unshard`] gathered for the unit `module`, if no forward has used it.
+/// Frees the unsharded parameters of the unit `module`: those that [`unshard`] gathered and no forward has used, and
+/// those that a forward keeps for its backward, which gathers them a second time.
 ///
-/// Local: no communication.
+/// # Collective
+/// Every rank must call it if a forward keeps parameters of the unit for a later backward. Otherwise it is local.
 ///
 /// # Errors
-/// [`ParamError`] if `module` is no unit, or a parameter of it was replaced.
+/// [`ParamError`] if `module` is not an FSDP unit, or if one of its parameters was replaced.
 pub fn reshard<M: Module>(module: &M) -> Result<()> {
     units_of(module)?.iter().for_each(|(unit, _)| unit.reshard());
     Ok(())
 }
 
 impl Unit {
-    /// Starts gathering parameters ahead of their use, unless passes have left them.
+    /// Starts gathering parameters before their use, unless earlier passes kept them.
     pub(super) fn unshard(&self, shards: LocalShards) {
         let is_there = |unsharded: &Unsharded| unsharded.prefetched.is_of_passes() && unsharded.shards.is_of(&shards);
         if !self.unsharded.lock().as_ref().is_some_and(is_there) {
@@ -75,7 +77,8 @@ impl Unit {
         }
     }
 
-    /// Posts the all-gather that the forward that is under way will take from; `false` if there is one, or none to make.
+    /// Posts the all-gather whose result the running forward will use. Returns false if it was posted before, or if
+    /// the unit needs none.
     pub(super) fn post(&self, shards: LocalShards) -> bool {
         let is_there = |unsharded: &Unsharded| unsharded.shards.is_of(&shards);
         if !self.is_gathered() || self.unsharded.lock().as_ref().is_some_and(is_there) {
@@ -86,7 +89,7 @@ impl Unit {
         true
     }
 
-    /// Starts gathering what the forward that is under way will need, unless that has been done.
+    /// Starts gathering the parameters that the running forward will need, unless that has been done.
     pub(super) fn prefetch(&self, shards: LocalShards) {
         let is_there = |unsharded: &Unsharded| !unsharded.prefetched.is_posted() && unsharded.shards.is_of(&shards);
         if !self.unsharded.lock().as_ref().is_some_and(is_there) {
@@ -95,7 +98,7 @@ impl Unit {
         }
     }
 
-    /// What was posted of these shards, or an all-gather that is posted now.
+    /// Returns the all-gather that was posted for these shards, or posts one now.
     fn begin_gather(&self, shards: &LocalShards, phase: Phase) -> PendingAllGather {
         let is_posted = |unsharded: &mut Unsharded| unsharded.prefetched.is_posted() && unsharded.shards.is_of(shards);
         if let Some(Unsharded { prefetched: Prefetched::Posted(posted), .. }) = self.unsharded.lock().take_if(is_posted)
@@ -115,32 +118,32 @@ impl Unit {
         gathering
     }
 
-    /// Keeps parameters for the next forward from these shards.
+    /// Stores parameters for the next forward with these shards.
     pub(super) fn keep_unsharded(&self, shards: LocalShardsId, prefetched: Prefetched) {
         *self.unsharded.lock() = Some(Unsharded { shards, prefetched });
     }
 
-    /// Drops what a forward that is over has gathered ahead in vain.
+    /// Drops parameters that a completed forward prefetched and did not use.
     pub(super) fn forget_prefetched(&self) {
         self.unsharded.lock().take_if(|unsharded| unsharded.prefetched.is_of_forward());
     }
 
-    /// Drops what passes share: the last of them frees it.
+    /// Drops the unit's reference to parameters that passes share. The last of these passes frees them.
     pub(super) fn forget_shared(&self) {
         self.unsharded.lock().take_if(|unsharded| matches!(unsharded.prefetched, Prefetched::Shared(_)));
     }
 
-    /// Whether passes share what was gathered.
+    /// Returns true if passes share the gathered parameters.
     pub(super) fn is_shared(&self) -> bool {
         matches!(&*self.unsharded.lock(), Some(Unsharded { prefetched: Prefetched::Shared(_), .. }))
     }
 
-    /// Whether parameters gathered ahead are there.
+    /// Returns true if prefetched or retained parameters are available.
     pub(super) fn is_unsharded(&self) -> bool {
         self.unsharded.lock().as_ref().is_some_and(|unsharded| unsharded.prefetched.is_there())
     }
 
-    /// Waits for [`unshard`](Self::unshard), if one is under way.
+    /// Waits for the all-gather that [`unshard`](Self::unshard) or a prefetch started, if one is in flight.
     pub(super) fn wait_unsharded(&self) -> Result<(), CommError> {
         let mut unsharded = self.unsharded.lock();
         let Some(Unsharded { prefetched: Prefetched::Program(gathering) | Prefetched::Prefetch(gathering), .. }) =
@@ -159,7 +162,7 @@ impl Unit {
         Ok(())
     }
 
-    /// The parameters gathered ahead, if they were gathered from these shards.
+    /// Takes the prefetched or retained parameters, if they were gathered from these shards.
     pub(super) fn take_unsharded(&self, shards: &LocalShards) -> Option<Prefetched> {
         let mut unsharded = self.unsharded.lock();
         if let Some(Unsharded { shards: of, prefetched: Prefetched::Shared(weights) }) = &*unsharded
@@ -168,19 +171,19 @@ impl Unit {
             return Some(Prefetched::Shared(weights.clone()));
         }
         let taken = unsharded.take_if(|unsharded| unsharded.shards.is_of(shards));
-        // What passes have left of other shards nobody waits for.
+        // Drops parameters that passes kept for other shards, because no rank waits for them.
         unsharded.take_if(|unsharded| unsharded.prefetched.is_of_passes());
         taken.map(|unsharded| unsharded.prefetched)
     }
 
-    /// The pass keeps what forward has gathered.
+    /// Registers a pass that keeps what forward has gathered.
     pub(super) fn keep(&self, pass: Weak<dyn Keeps>) {
         let mut keeping = self.keeping.lock();
         keeping.retain(|pass| pass.strong_count() > 0);
         keeping.push(pass);
     }
 
-    /// Drops the parameters gathered ahead, and frees those that passes keep.
+    /// Drops the prefetched parameters, and frees those that passes keep.
     pub(super) fn reshard(&self) {
         self.unsharded.lock().take();
         let keeping = mem::take(&mut *self.keeping.lock());

@@ -1,4 +1,4 @@
-//! [`Varying`]: a parameter as computations read it that differ between tensor-parallel ranks.
+//! [`Varying`]: a parameter that computations read which differ between tensor-parallel ranks.
 
 use std::sync::Arc;
 
@@ -12,27 +12,28 @@ use super::unit_pass::UnitPass;
 use crate::autodiff::{self, Retain};
 use crate::dtensor::MeshDims;
 
-/// The value of a parameter that the ranks along some tensor-parallel mesh dimensions hold whole, with a node of
-/// its own in the graph for those along which computations differ, made when it is first asked for: the gradients
-/// that arrive there are terms of a sum, and the unit adds up all its terms over the same ranks at once.
+/// The value of a parameter that is replicated along some tensor-parallel mesh dimensions, for computations that
+/// differ along them. Each set of such dimensions has its own node in the graph, made on first use. The gradients
+/// that arrive at this node are partial sums. The unit sums all its partial gradients over the same ranks in one
+/// collective.
 ///
-/// Ranks of a tensor-parallel mesh run one program, so all of them ask, or none does.
+/// Ranks of a tensor-parallel mesh run one program, so either all of them use such a node or none does.
 #[derive(Debug)]
 pub(super) struct Varying {
     pub(super) pass: Arc<UnitPass>,
     pub(super) position: usize,
-    /// The shard, or what stands for it in the graph; `None` of a frozen parameter.
+    /// The shard, or the leaf that replaces it in the graph; `None` for a frozen parameter.
     pub(super) parent: Option<DispatchTensor>,
     pub(super) token: DispatchTensor,
     /// The value for computations that are the same on all tensor-parallel ranks.
     pub(super) value: DispatchTensor,
     pub(super) retain: Retain,
-    /// By the mesh dimensions along which computations differ.
+    /// The nodes, one for each set of mesh dimensions along which computations differ.
     pub(super) handles: Mutex<SmallVec<[(MeshDims, DispatchTensor); 1]>>,
 }
 
 impl Varying {
-    /// The handle for computations that differ along these mesh dimensions.
+    /// Returns the value for computations that differ along these mesh dimensions.
     pub(super) fn get(&self, dims: &[usize]) -> DispatchTensor {
         let mut handles = self.handles.lock();
         if let Some((_, known)) = handles.iter().find(|(known, _)| **known == *dims) {
@@ -44,7 +45,7 @@ impl Varying {
     }
 
     fn make(&self, dims: &[usize]) -> DispatchTensor {
-        // Nobody wants the gradient of a frozen parameter, so its terms need not be added up.
+        // The gradient of a frozen parameter is not needed, so no partial gradients have to be summed.
         let Some(parent) = &self.parent else { return self.value.clone() };
         self.pass.buffer.expect_term(self.position, dims);
         let op = PartialGradParamNode {

@@ -1,16 +1,17 @@
-//! What several ranks hold alike, compared every few passes: whatever a host has silently changed shows.
+//! Replica check: compares values that must be identical on several ranks, every few passes, to detect silent data
+//! corruption.
 //!
-//! | of a pass | alike on the ranks that | looked at |
+//! | values of a pass | identical on the ranks that | digests are computed |
 //! |---|---|---|
-//! | stored shards, and parameters placed `Replicate` | replicate | as its gradients are reduced |
-//! | parameters placed `Replicate` | shard | the same |
-//! | gathered weights | shard | as forward leaves the unit |
-//! | gradients, averaged | replicate | when they are there |
-//! | of parameters placed `Replicate`, averaged over those | shard | the same |
+//! | stored shards, and parameters placed `Replicate` | replicate | when its gradients are reduced |
+//! | parameters placed `Replicate` | shard | when its gradients are reduced |
+//! | gathered weights | shard | when forward leaves the unit |
+//! | averaged gradients | replicate | when they are reduced |
+//! | gradients of parameters placed `Replicate`, averaged over the ranks that shard | shard | when they are averaged |
 //!
-//! Digests travel with a first reduction over these ranks: those of weights with the pass's own; those of gradients with
-//! the next, of whatever unit, so that most are compared in the same backward. A pass of one parameter, read outside its
-//! unit, is counted apart.
+//! Digests are sent with the first reduction over these ranks: those of weights with the pass's own reduction,
+//! those of gradients with the next reduction of any unit. So most of them are compared in the same backward. A
+//! pass of a single parameter, read outside its unit, has its own counter.
 
 use std::mem;
 use std::sync::OnceLock;
@@ -23,25 +24,26 @@ use super::unit::{DataParallelGroups, Unit, UnitParam};
 use crate::comm::{Communicator, Digests, ReplicatedValue};
 use crate::memory;
 
-/// Whether there is anybody to compare with.
+/// Returns true if the group has other ranks to compare with.
 fn has_others(group: &Communicator) -> bool {
     group.group().size() > 1
 }
 
-/// The ranks that shard, if there are several.
+/// Returns the group of the ranks that shard, if there are several.
 fn sharding(data: &DataParallelGroups) -> Option<&Communicator> {
     Some(&data.shard).filter(|group| has_others(group))
 }
 
 impl Unit {
-    /// A pass that trains a parameter begins, of the parameter `alone` if of one. Returns it if it is compared.
+    /// Counts a pass that trains a parameter. `alone` is the parameter if the pass is of a single one, read outside
+    /// its unit. Returns the state of the check if this pass is checked.
     pub(super) fn begin_pass(&self, alone: Option<usize>) -> Option<CheckedPass> {
         let data = self.data.as_ref().filter(|data| data.verify.every > 0 && data.ranks() > 1)?;
         let step = self.passed.0[alone.map_or(0, |param| param + 1)].fetch_add(1, Ordering::Relaxed) + 1;
         step.is_multiple_of(data.verify.every).then(|| CheckedPass { step, gathered: OnceLock::new() })
     }
 
-    /// Forward has computed with these `wholes` of `members`.
+    /// Computes the digests of the gathered weights with which forward computed.
     pub(super) fn look_at_gathered<'a>(
         &self,
         due: &CheckedPass,
@@ -54,7 +56,8 @@ impl Unit {
         }
     }
 
-    /// What the reductions of a pass compare, of this rank's `shards` of `members` if it is due.
+    /// Returns the digests that the reductions of a pass compare: those of earlier gradients, and, if this pass is
+    /// checked, those of its weights. `shards` are this rank's shards of `members`.
     pub(super) fn carried(
         &self,
         due: Option<&CheckedPass>,
@@ -62,7 +65,7 @@ impl Unit {
         shards: &[DispatchTensor],
     ) -> PendingDigests {
         let Some(data) = &self.data else { return PendingDigests::default() };
-        // First, for a gradient that differs makes weights differ.
+        // Gradients first, because a gradient that differs makes weights differ.
         let mut carried = mem::take(&mut *data.verify.gradients.lock());
         if let Some(due) = due {
             carried.due = Some(due.step);
@@ -73,7 +76,8 @@ impl Unit {
         carried
     }
 
-    /// The `gradients` of the pass `step`, which is compared, are averaged over the ranks that shard.
+    /// Computes digests of the `gradients` of the checked pass `step`, once they are averaged over the ranks that
+    /// shard.
     pub(super) fn compare_sharded(&self, step: u64, members: &[usize], gradients: &[DispatchTensor]) {
         if let Some(data) = &self.data {
             let digests = self.same_on_shards(ReplicatedValue::Gradient, step, members, gradients);
@@ -81,7 +85,7 @@ impl Unit {
         }
     }
 
-    /// They are averaged over all ranks.
+    /// Computes digests of the `gradients` of the checked pass `step`, once they are averaged over all ranks.
     pub(super) fn compare_replicated(&self, step: u64, members: &[usize], gradients: &[DispatchTensor]) {
         if let Some(data) = &self.data {
             let digests = self.same_on_replicas(ReplicatedValue::Gradient, step, members, gradients);
@@ -89,7 +93,7 @@ impl Unit {
         }
     }
 
-    /// Digests of `tensors`, one for each of `members`, if there are replicas that hold them alike.
+    /// Returns the digests of `tensors`, one for each of `members`, if other replicas hold the same values.
     fn same_on_replicas(
         &self,
         of: ReplicatedValue,
@@ -102,7 +106,7 @@ impl Unit {
         digests(of, step, params, memory::digests(tensors.iter()))
     }
 
-    /// Of those that are not cut, if there are several ranks that shard.
+    /// Returns the digests of the tensors of replicated parameters, if several ranks shard the unit.
     fn same_on_shards(
         &self,
         of: ReplicatedValue,
@@ -117,7 +121,7 @@ impl Unit {
         digests(of, step, replicated.map(|(param, _)| param), values)
     }
 
-    /// Of the gathered weights, which nobody knows who has left no forward.
+    /// Returns the digests of the gathered weights. They are unknown if forward has not left the unit on this rank.
     fn gathered(&self, due: &CheckedPass, members: &[usize]) -> Option<Digests> {
         sharding(self.data.as_ref()?)?;
         let sharded = members.iter().map(|&member| &self.params[member]).filter(|param| param.sharding.is_some());
@@ -126,7 +130,7 @@ impl Unit {
     }
 }
 
-/// Those of these parameters; `None` if there are none.
+/// Combines the digests of these parameters; `None` if there are none.
 fn digests<'a>(
     of: ReplicatedValue,
     step: u64,

@@ -1,4 +1,4 @@
-//! Walking a module's distributed parameters.
+//! Visitor that collects a module's distributed parameters.
 
 use burn::backend::DispatchTensor;
 use burn::module::{Module, ModuleVisitor, Param, ParamId, Reparameterization};
@@ -9,7 +9,7 @@ use super::read::value;
 use super::states::ParamStateHandle;
 use crate::Result;
 
-/// Reads a parameter of a number of dimensions that is known no longer.
+/// Function that reads a parameter whose number of dimensions is erased.
 type ReadFn = fn(&DistributedParameter, DispatchTensor) -> Result<()>;
 
 /// One distributed parameter of a visited module.
@@ -18,35 +18,36 @@ pub(crate) struct Visited {
     pub(crate) param: DistributedParameter,
     /// This rank's shard, as the optimizer sees it.
     pub(crate) base: DispatchTensor,
-    /// Reads it, whole: by [`value`], in its number of dimensions.
+    /// Reads the full parameter by [`value`], with its number of dimensions.
     pub(crate) read: ReadFn,
-    /// Path parts from the visited module down to the parameter.
+    /// Number of path components from the visited module down to the parameter.
     pub(crate) depth: usize,
-    /// Those parts, where asked for.
+    /// The path, if it was requested.
     pub(crate) path: Option<String>,
 }
 
-/// What a module shows a visitor.
+/// Parameters and other tensors that a visitor finds in a module.
 pub(crate) struct Walk {
-    /// Its distributed parameters, in burn's order.
+    /// The module's distributed parameters, in burn's order.
     pub(crate) distributed: Vec<Visited>,
-    /// How many float tensors are no distributed parameters: buffers, and parameters that are not distributed.
+    /// Number of float tensors that are not distributed parameters: buffers, and parameters that are not
+    /// distributed.
     pub(super) others: usize,
 }
 
 impl Visited {
-    /// Its index in its unit, its state, and its shard.
+    /// Returns its index in its unit, its state, and its shard.
     pub(super) fn shard(self) -> (usize, ParamStateHandle, DispatchTensor) {
         (self.param.index, self.param.state, self.base)
     }
 }
 
-/// Walks `module`.
+/// Collects the distributed parameters of `module`.
 pub(crate) fn walk<M: Module>(module: &M) -> Walk {
     collect(module, None)
 }
 
-/// [`walk`], and the paths of what it finds.
+/// Like [`walk`], and records the paths of the parameters.
 pub(crate) fn walk_with_paths<M: Module>(module: &M) -> Walk {
     collect(module, Some(Vec::new()))
 }
@@ -61,7 +62,7 @@ fn collect<M: Module>(module: &M, path: Option<Vec<String>>) -> Walk {
 struct Collect {
     depth: usize,
     path: Option<Vec<String>>,
-    /// The tensor visited last: distributed, if its reparameterization follows.
+    /// The tensor visited last. It is distributed if its reparameterization follows.
     last: Option<(ParamId, DispatchTensor, ReadFn)>,
     floats: usize,
     found: Vec<Visited>,

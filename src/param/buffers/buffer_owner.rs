@@ -1,4 +1,4 @@
-//! [`homes`]: which distributed parameter a buffer goes with.
+//! [`homes`]: assigns each buffer to a distributed parameter.
 
 use std::collections::HashMap;
 
@@ -7,28 +7,28 @@ use burn::module::Module;
 use crate::param::distributed::DistributedParameter;
 use crate::param::model_scan::{Buffer, ModelScan, ScannedParam};
 
-/// A buffer and the parameter that it goes with.
+/// A buffer and the parameter whose groups it uses.
 pub(super) struct BufferOwner {
     pub(super) path: String,
-    /// Whether it is a `RunningState`.
+    /// True if the buffer is a `RunningState`.
     pub(super) running: bool,
     pub(super) param: DistributedParameter,
 }
 
-/// The buffers of a distributed model that go with a distributed parameter, in burn's order.
+/// Returns the buffers of a distributed model that belong to a distributed parameter, in burn's order.
 ///
-/// A buffer goes with the parameter that shares most of its path: the statistics of a batch norm with its
-/// scale. Of several it is the first that is distributed. Where none of them is, the buffer is left alone,
-/// as they are.
+/// A buffer belongs to the parameter with the longest common path prefix: the statistics of a batch norm belong to
+/// its scale. If several parameters share that prefix, it is the first that is distributed. If none of them is
+/// distributed, the buffer is not returned, and stays local like those parameters.
 ///
 /// ```text
-///   stem.norm.gamma             stem.norm.running_mean      with stem.norm.gamma
-///   stem.conv.weight            head.counts                 with head.weight
-///   head.weight                 steps                       with stem.norm.gamma
+///   stem.norm.gamma             stem.norm.running_mean      belongs to stem.norm.gamma
+///   stem.conv.weight            head.counts                 belongs to head.weight
+///   head.weight                 steps                       belongs to stem.norm.gamma
 /// ```
 pub(super) fn homes<M: Module>(model: &M) -> Vec<BufferOwner> {
     let ModelScan { params, buffers, .. } = ModelScan::of(model);
-    // By path of a module that holds parameters, at any depth: the first of them that is distributed, if one is.
+    // For each module path that contains parameters at any depth: the first of them that is distributed, if any.
     let mut first: HashMap<&[String], Option<&DistributedParameter>> = HashMap::new();
     for ScannedParam { path, distributed, .. } in &params {
         for depth in 0..path.len() {

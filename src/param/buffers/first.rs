@@ -1,4 +1,4 @@
-//! [`own_buffers`]: the first rank's buffers, for each rank to keep.
+//! [`own_buffers`]: gives each rank a private copy of the first rank's buffers.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -12,17 +12,18 @@ use crate::Result;
 use crate::comm::{Call, Communicator};
 use crate::param::unit::Unit;
 
-/// A model that has just been distributed, with buffers that no clone of it shares. Those that go with a
-/// parameter of these units have the values of the group's first rank.
+/// Returns a model that has just been distributed, with buffers that no clone of it shares. Buffers that belong to
+/// a parameter of `units` have the values of the group's first rank.
 ///
 /// `label` names the call.
 ///
 /// # Collective
-/// Every rank of the group; of a model without buffers no communication.
+/// On every rank of the group. A model without buffers needs no communication.
 ///
 /// # Errors
-/// [`ParamError::ParamNotVisited`](crate::param::ParamError::ParamNotVisited) for a module whose `map` does not show
-/// what its `visit` does, and [`Error::Comm`](crate::Error::Comm) if ranks have other buffers, or another rank fails.
+/// [`ParamError::ParamNotVisited`](crate::param::ParamError::ParamNotVisited) if `map` of a module does not visit
+/// the same parameters as its `visit`, and [`Error::Comm`](crate::Error::Comm) if ranks have different buffers or
+/// another rank fails.
 pub(crate) fn own_buffers<M: Module>(
     model: M,
     units: &[Arc<Unit>],

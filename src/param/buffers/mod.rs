@@ -1,20 +1,20 @@
-//! Buffers: what a model keeps beside its float parameters, such as a batch norm's running statistics.
+//! Buffers: state of a model other than its float parameters, such as a batch norm's running statistics.
 //!
-//! burn shows a `RunningState` to visitors and mappers as a float tensor, and writes it in place: clones of a
-//! model share it, and a forward writes into it. So a rank makes it its own when the model is distributed,
-//! with the first rank's value ([`own_buffers`]); from there on every rank's has the statistics of that rank's
-//! batches, until [`sync_buffers`] makes them equal. Int and bool parameters are taken from the first rank
-//! too; nothing changes them in place.
+//! burn passes a `RunningState` to visitors and mappers as a float tensor, and writes it in place. Clones of a
+//! model share it, and a forward writes to it. So when the model is distributed, each rank gets a private copy with
+//! the first rank's value ([`own_buffers`]). Afterwards each rank has the statistics of its own batches, until
+//! [`sync_buffers`] makes them equal. Int and bool parameters also get the first rank's values. No operation
+//! changes them in place.
 //!
-//! A buffer goes with the parameter nearest to it: what distributes that one has a say in it.
+//! A buffer belongs to the nearest parameter, and uses the groups over which that parameter is distributed.
 //!
-//! | to find | look in |
+//! | module | contents |
 //! |---|---|
-//! | what becomes of statistics that differ | `policy` |
-//! | whose a buffer is | `home` |
-//! | a buffer that no clone shares | `unshare` |
-//! | reading and writing them by path | `values` |
-//! | what distributing a model, and the policy, send | `first`, `sync` |
+//! | `policy` | policy for statistics that differ between ranks |
+//! | `buffer_owner` | the parameter to which a buffer belongs |
+//! | `unshare` | private copies of buffers |
+//! | `values` | reading and writing buffers by path |
+//! | `first`, `sync` | communication when a model is distributed, and when the policy is applied |
 
 mod buffer_owner;
 mod first;

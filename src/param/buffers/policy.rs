@@ -1,20 +1,22 @@
-//! [`BufferSync`]: which running statistics all ranks get.
+//! [`BufferSync`]: policy that makes running statistics equal on all ranks.
 
-/// Which running statistics all ranks get when [`sync_buffers`](super::sync_buffers) or
-/// [`full_model`](crate::fsdp::full_model) makes them equal.
+/// Policy by which [`sync_buffers`](super::sync_buffers) and [`full_model`](crate::fsdp::full_model) make running
+/// statistics equal on all ranks.
 ///
-/// In training every rank normalizes by its own batch, and its running statistics follow that.
+/// In training, every rank normalizes by its own batch, and its running statistics follow that batch.
 ///
-/// Statistics of one batch that lies on all ranks (synchronized batch normalization) are none of these:
-/// burn's `BatchNorm` computes a batch's mean and variance inside its forward, where nothing reaches in. Of
-/// a batch that is a [`DTensor`](crate::dtensor::DTensor) its second forward, `forward_dtensor`, has them, the
-/// same on all ranks that share it; how to share one, the layer's docs in `nn` say.
+/// This policy does not provide synchronized batch normalization, in which statistics are those of one batch over
+/// all ranks. burn's `BatchNorm` computes the mean and variance of a batch inside its forward, where this crate
+/// cannot intervene. For a batch that is a [`DTensor`](crate::dtensor::DTensor), its second forward
+/// `forward_dtensor` computes statistics that are the same on all ranks of the batch. The documentation of the
+/// layer in `nn` describes how to shard a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum BufferSync {
-    /// Those of the mesh's first rank: of the batches that one rank has seen.
+    /// The statistics of the mesh's first rank, which has seen only its own batches.
     #[default]
     FirstRank,
-    /// The mean over all ranks: of a batch norm's mean that of all batches, of its variance the mean
-    /// variance inside a rank's batch, without what the ranks' means differ by.
+    /// The mean of the statistics over all ranks. For a batch norm's mean, this is the mean of all batches. For its
+    /// variance, it is the mean of the variances within each rank's batch, without the variance between the ranks'
+    /// means.
     Average,
 }

@@ -1,4 +1,4 @@
-//! [`sync_buffers`]: the same running statistics on all ranks.
+//! [`sync_buffers`]: makes running statistics equal on all ranks.
 
 use burn::module::Module;
 
@@ -10,16 +10,16 @@ use crate::Result;
 use crate::comm::{Call, ReduceOp};
 use crate::param::unit::DataParallelGroups;
 
-/// Makes a sharded model's running statistics equal on all ranks that it was sharded over, as its
-/// [`BufferSync`] say.
+/// Makes a sharded model's running statistics equal on all ranks over which it was sharded, according to its
+/// [`BufferSync`].
 ///
-/// Call it before [`valid`](Module::valid), before a record is made of the model, and before anything else
-/// that looks at running statistics; [`full_model`](crate::fsdp::full_model) does. Of a model that was not
-/// sharded, or has no buffers, it does nothing. Ranks that tensor parallelism adds see the same batch and
-/// have the same statistics without it.
+/// Call it before [`valid`](Module::valid), before you make a record of the model, and before other code reads
+/// running statistics. [`full_model`](crate::fsdp::full_model) calls it. It does nothing for a model that was not
+/// sharded or has no buffers. Ranks that differ only along a tensor-parallel dimension compute on the same batch,
+/// so their statistics are equal anyway.
 ///
-/// The statistics are written in place: the model's clones have them too, but not models that
-/// `valid`, `train` or `full_model` has made of it.
+/// The statistics are written in place. The model's clones see them, but models that `valid`, `train` or
+/// `full_model` made from it before do not.
 ///
 /// ```
 /// use burn::module::Module;
@@ -32,7 +32,7 @@ use crate::param::unit::DataParallelGroups;
 ///     let device = world.device().clone().autodiff();
 ///     let norm: BatchNorm = BatchNormConfig::new(3).init(&device);
 ///     let norm = fully_shard(norm, &mesh, FullyShard::new().with_buffer_sync(BufferSync::Average))?;
-///     // Each rank's batch is another: all 0 here, all 1 there.
+///     // The ranks have different batches: all 0 on rank 0, all 1 on rank 1.
 ///     norm.forward(Tensor::<2>::full([4, 3], world.rank() as f32, &device));
 ///     sync_buffers(&norm)?;
 ///     let mean = norm.valid().running_mean.value();
@@ -43,7 +43,7 @@ use crate::param::unit::DataParallelGroups;
 /// ```
 ///
 /// # Collective
-/// Every rank that the model was sharded over must call it: one broadcast, or one all-reduce, of all
+/// Every rank over which the model was sharded must call it. It runs one broadcast, or one all-reduce, of all
 /// statistics.
 ///
 /// # Errors
@@ -66,13 +66,13 @@ pub fn sync_buffers<M: Module>(model: &M) -> Result<()> {
     Ok(())
 }
 
-/// Running statistics that were sharded over the same ranks, with one policy.
+/// Running statistics that were sharded over the same ranks and have the same policy.
 struct Together {
     data: DataParallelGroups,
     paths: Vec<String>,
 }
 
-/// In the order of the model, on every rank the same.
+/// Groups the buffers, in the order of the model, which is the same on every rank.
 fn together(homes: Vec<BufferOwner>) -> Vec<Together> {
     let mut all: Vec<Together> = Vec::new();
     for BufferOwner { path, param, .. } in homes.into_iter().filter(|home| home.running) {

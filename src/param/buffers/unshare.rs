@@ -1,4 +1,4 @@
-//! [`unshared`]: a model whose buffers no clone of it shares.
+//! [`unshared`]: returns a model whose buffers no clone shares.
 
 use std::any::Any;
 use std::collections::VecDeque;
@@ -11,16 +11,16 @@ use crate::param::ParamError;
 use crate::param::model_scan::ModelScan;
 use crate::param::states::copying;
 
-/// The model with buffers of its own: everything else is as it was, lazy parameters too.
+/// Returns the model with private buffers. Everything else is unchanged, including lazy parameters.
 ///
-/// The one thing of burn's that makes a new `RunningState` of another is a transition to validation or
-/// training. So a copy of the model goes through [`valid`](Module::valid), which also counts updates that a
-/// thread has left for later, and everything that a mapper sees is then put back: parameters with their ids,
-/// gradients, mappers and training state, flags, and the statistics' own place in autodiff. What remains of
-/// the transition is that plain tensors in fields are without autodiff: constants to every operation.
+/// In burn, only the transition to validation or training creates a new `RunningState` from an existing one. So a
+/// copy of the model goes through [`valid`](Module::valid), which also applies the updates that a thread has
+/// postponed. Then everything that a mapper visits is restored: parameters with their ids, gradients, mappers and
+/// training state, flags, and the autodiff state of the statistics. One effect of the transition remains: plain
+/// tensors in fields are no longer on an autodiff device. Operations treat them as constants.
 ///
 /// # Errors
-/// [`ParamError::ParamNotVisited`] for a parameter that the model's `map` does not show as its `visit` does.
+/// [`ParamError::ParamNotVisited`] for a parameter that the model's `map` does not visit as its `visit` does.
 pub(in crate::param) fn unshared<M: Module>(model: M) -> Result<M> {
     if !ModelScan::of(&model).has_running() {
         return Ok(model);
@@ -37,14 +37,15 @@ pub(in crate::param) fn unshared<M: Module>(model: M) -> Result<M> {
     }
 }
 
-/// The model in validation, with buffers of its own and without lazy parameters, of which nothing is drawn.
+/// Returns the model in validation, with private buffers. Lazy parameters are replaced by empty tensors, so nothing
+/// is initialized.
 ///
-/// What a thread has left for later is counted now, in `model` too.
+/// Updates of statistics that a thread has postponed are applied now, in `model` too.
 pub(super) fn settled<M: Module>(model: &M) -> M {
     copying(|| model.clone().map(&mut WithoutLazy)).valid()
 }
 
-/// Puts empty tensors in the place of lazy parameters, which `valid` would draw.
+/// Replaces lazy parameters, which `valid` would initialize, by empty tensors.
 struct WithoutLazy;
 
 impl WithoutLazy {
@@ -70,7 +71,7 @@ impl ModuleMapper for WithoutLazy {
     }
 }
 
-/// All that a visitor sees of a model, in burn's order.
+/// All parameters and flags of a model, in burn's order.
 #[derive(Default)]
 struct SavedParams {
     params: VecDeque<(ParamId, Box<dyn Any>)>,
@@ -100,11 +101,11 @@ impl ModuleVisitor for SavedParams {
     }
 }
 
-/// Puts it back.
+/// Restores the saved parameters and flags.
 struct RestoreParams {
     kept: VecDeque<(ParamId, Box<dyn Any>)>,
     path: Vec<String>,
-    /// Path of the first that was not visited.
+    /// Path of the first parameter that `visit` did not save in this position.
     failed: Option<String>,
 }
 

@@ -1,4 +1,4 @@
-//! Buffers by path: [`read`] and [`write`].
+//! Access to buffers by path: [`read`] and [`write`].
 
 use std::collections::{HashMap, HashSet};
 
@@ -11,9 +11,9 @@ use crate::dtensor::{Kind, associate};
 use crate::param::lazy::undrawn;
 use crate::param::states::copying;
 
-/// The plain values at `paths`, which are in burn's order.
+/// Returns the plain values at `paths`, which are in burn's order.
 ///
-/// Reading a lazy value draws it. Where `draw` says not to, it is zeros.
+/// Reading a lazy value initializes it. If `draw` is false, a lazy value is read as zeros instead.
 pub(super) fn read<M: Module>(model: &M, paths: &[String], draw: bool) -> Vec<DispatchTensor> {
     let wanted = paths.iter().map(String::as_str).collect();
     let mut read = BufferReader { wanted, draw, path: Vec::new(), values: Vec::new() };
@@ -21,14 +21,14 @@ pub(super) fn read<M: Module>(model: &M, paths: &[String], draw: bool) -> Vec<Di
     read.values
 }
 
-/// The model with these plain values at these paths. Running statistics are written in place: all clones of
-/// the model have them.
+/// Returns the model with these plain values at these paths. Running statistics are written in place, so all clones
+/// of the model see them.
 pub(super) fn write<M: Module>(model: M, paths: Vec<String>, values: Vec<DispatchTensor>) -> M {
     let mut write = Write { path: Vec::new(), values: paths.into_iter().zip(values).collect() };
     copying(|| model.map(&mut write))
 }
 
-/// What there is to know of a tensor that is to come.
+/// Returns the shape and element type of a tensor that the other ranks will receive.
 pub(super) fn meta(tensor: &DispatchTensor) -> TensorMeta {
     TensorMeta { shape: tensor.shape(), dtype: tensor.dtype() }
 }

@@ -1,4 +1,4 @@
-//! Containers of inputs and outputs, and what travels beside them.
+//! [`TensorTree`] for containers, and for values without tensors that are passed with them.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -31,14 +31,14 @@ impl<T: TensorTree> TensorTree for Box<T> {
     }
 }
 
-/// Others that share it keep what they have.
+/// Other owners of the value keep the original.
 impl<T: TensorTree + Clone> TensorTree for Rc<T> {
     fn map_floats(self, f: FloatMapFn<'_>) -> Self {
         Rc::new(Rc::unwrap_or_clone(self).map_floats(f))
     }
 }
 
-/// Others that share it keep what they have.
+/// Other owners of the value keep the original.
 impl<T: TensorTree + Clone> TensorTree for Arc<T> {
     fn map_floats(self, f: FloatMapFn<'_>) -> Self {
         Arc::new(Arc::unwrap_or_clone(self).map_floats(f))
@@ -69,7 +69,7 @@ impl<K: Ord, V: TensorTree> TensorTree for BTreeMap<K, V> {
     }
 }
 
-/// In the order of the keys: that of a hash map is another one after every rebuilding.
+/// Visits entries in the order of the keys. A hash map's own order changes with every rebuild.
 impl<K: Hash + Ord, V: TensorTree, S: BuildHasher + Default> TensorTree for HashMap<K, V, S> {
     fn map_floats(self, f: FloatMapFn<'_>) -> Self {
         let mut entries: Vec<_> = self.into_iter().collect();

@@ -1,9 +1,10 @@
-//! [`tensor_tree!`](crate::tensor_tree): structs and enums of the program's own.
+//! [`tensor_tree!`](crate::tensor_tree): implements `TensorTree` for user-defined structs and enums.
 
-/// Makes structs and enums inputs and outputs of units: implements [`TensorTree`](crate::fsdp::TensorTree).
+/// Implements [`TensorTree`](crate::fsdp::TensorTree) for structs and enums, so that units can take and return
+/// them.
 ///
-/// Name the fields as in a pattern; each implements it too. A field that is left out is an error of the compiler's;
-/// those behind `..` pass through as they are.
+/// Name the fields as in a pattern. Each named field must implement `TensorTree` too. Omitting a field is a compile
+/// error. Fields behind `..` are passed through unchanged.
 ///
 /// ```
 /// use burn::module::Module;
@@ -45,7 +46,7 @@
 /// # assert!(matches!(heads, Heads::One(x) if x.dims() == [2, 4]));
 /// ```
 ///
-/// A field that is forgotten:
+/// Omitting a field:
 ///
 /// ```compile_fail,E0027
 /// # use burn::tensor::Tensor;

@@ -1,4 +1,4 @@
-//! What burn's layers take and return, where its fields are public.
+//! Implements `TensorTree` for inputs and outputs of burn's layers that have public fields.
 
 use burn::nn::attention::MhaOutput;
 use burn::nn::{LstmState, RnnState};

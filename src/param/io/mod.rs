@@ -1,4 +1,4 @@
-//! [`TensorTree`]: what may go in and out of a unit.
+//! [`TensorTree`]: inputs and outputs of units.
 
 mod containers;
 mod derive;
@@ -9,25 +9,25 @@ use burn::tensor::{Bool, Int, Tensor};
 
 use crate::dtensor::DTensor;
 
-/// What is done to each float tensor of a structure.
+/// Function that is applied to each float tensor of a structure.
 pub type FloatMapFn<'a> = &'a mut (dyn FnMut(DispatchTensor) -> DispatchTensor + 'a);
 
-/// A unit's input or output: any structure whose float tensors can be mapped.
+/// Input or output of a unit: a structure whose float tensors can be mapped.
 ///
 /// Implemented for
 ///
 /// * tensors and DTensors of every rank and kind;
-/// * tuples of up to twelve, arrays, `Vec`, `VecDeque`, `Option`, `Result`, `Box`, `Rc`, `Arc`, `BTreeMap` and `HashMap`
-///   of what implements it;
+/// * tuples of up to twelve elements, arrays, `Vec`, `VecDeque`, `Option`, `Result`, `Box`, `Rc`, `Arc`, `BTreeMap`
+///   and `HashMap` of types that implement it;
 /// * burn's `LstmState`, `RnnState` and `MhaOutput`, and the inputs and outputs of [`nn`](crate::nn);
-/// * numbers, text, shapes, `TensorData`, ranges and the like, which pass through;
-/// * references, which pass through: what is behind one is as if the closure had captured it. Gradients are right; but
-///   [mixed precision](crate::fsdp::MixedPrecisionPolicy) does not cast it, and weights are held for longer if it is
-///   tracked.
+/// * numbers, text, shapes, `TensorData`, ranges and the like, which are passed through;
+/// * references, which are passed through: the referenced tensors are treated as if the closure had captured them.
+///   Their gradients are correct. However, [mixed precision](crate::fsdp::MixedPrecisionPolicy) does not cast them,
+///   and weights stay unsharded longer if they are tracked.
 ///
-/// Structs and enums of your own become inputs and outputs by [`tensor_tree!`](crate::tensor_tree). The fields of some
-/// of burn's inputs are private (`TransformerEncoderInput`, `TransformerDecoderInput`, `MhaInput`): give the unit their
-/// tensors as a tuple, and make the input of them inside.
+/// Implement it for your own structs and enums with [`tensor_tree!`](crate::tensor_tree). Some of burn's inputs
+/// have private fields (`TransformerEncoderInput`, `TransformerDecoderInput`, `MhaInput`). Pass their tensors to
+/// the unit as a tuple, and construct the input inside.
 ///
 /// ```
 /// # use burn::nn::transformer::{TransformerEncoder, TransformerEncoderInput};
@@ -38,7 +38,7 @@ pub type FloatMapFn<'a> = &'a mut (dyn FnMut(DispatchTensor) -> DispatchTensor +
 /// }
 /// ```
 ///
-/// A type that it is not implemented for is refused by the compiler:
+/// The compiler rejects a type that does not implement it:
 ///
 /// ```compile_fail,E0277
 /// # use burn::nn::transformer::{TransformerEncoder, TransformerEncoderInput};
@@ -49,15 +49,15 @@ pub type FloatMapFn<'a> = &'a mut (dyn FnMut(DispatchTensor) -> DispatchTensor +
 /// }
 /// ```
 #[diagnostic::on_unimplemented(
-    message = "`{Self}` is no input or output of a unit",
-    label = "not made of tensors that can be mapped",
-    note = "for a struct or an enum of your own, name its fields: `burn_dtensor::tensor_tree! {{ struct Batch {{ tokens, \
+    message = "`{Self}` cannot be an input or output of a unit",
+    label = "not composed of tensors that can be mapped",
+    note = "for your own struct or enum, name its fields: `burn_dtensor::tensor_tree! {{ struct Batch {{ tokens, \
             mask }} }}`",
-    note = "what others have made with private fields, take apart into a tuple of its tensors, and put together again \
-            inside; or let the closure capture it, which is right too, gradients included"
+    note = "if the fields are private, pass its tensors as a tuple and construct it inside the closure, \
+            or let the closure capture it: gradients are correct then, too"
 )]
 pub trait TensorTree: Sized {
-    /// Replaces every float tensor by `f` of it, in a fixed order.
+    /// Replaces every float tensor by the result of `f`, in a fixed order.
     fn map_floats(self, f: FloatMapFn<'_>) -> Self;
 }
 
@@ -76,7 +76,7 @@ impl<const D: usize> TensorTree for DTensor<D> {
     }
 }
 
-/// Types without floats to map.
+/// Implements `TensorTree` for types without float tensors.
 macro_rules! without_floats {
     ($([$($generics:tt)*] $ty:ty),* $(,)?) => {$(
         impl<$($generics)*> $crate::param::TensorTree for $ty {

@@ -1,12 +1,12 @@
-//! [`RecomputeContext`]: a checkpointed block while it computes.
+//! [`RecomputeContext`]: state of a checkpointed block while it runs.
 //!
-//! | time | computes | its units |
+//! | run | graph | units inside |
 //! |---|---|---|
-//! | first, in forward | without a graph | are entered, in an order that is recorded |
-//! | again, in backward | on a graph of its own | are those that were recorded, in that order |
+//! | first, in forward | none | are entered, and their passes are recorded in order |
+//! | recomputation, in backward | private | reuse the recorded passes, in that order |
 //!
-//! A block inside another computes once with the one around it, which has no graph then; and when that computes again,
-//! for the first time and again as any other does.
+//! A nested block runs once with the first run of the enclosing block, which has no graph. When the enclosing block
+//! is recomputed, the nested one runs its own first run and later its own recomputation.
 
 use std::cell::{Cell, RefCell};
 use std::mem;
@@ -20,21 +20,21 @@ use crate::autodiff::BackwardId;
 use crate::param::unit_pass::{Reduced, UnitPass};
 
 struct RecomputeContext {
-    /// The passes that were entered in it, or that are entered again.
+    /// The passes that were recorded in the first run, or that the recomputation reuses.
     passes: RefCell<Vec<Arc<UnitPass>>>,
-    /// `None` for the first time.
+    /// State of the recomputation; `None` in the first run.
     again: Option<RecomputePass>,
     around: Option<Rc<RecomputeContext>>,
 }
 
 struct RecomputePass {
-    /// How many passes were entered again.
+    /// Number of passes that the recomputation has entered.
     entered: Cell<usize>,
-    /// A leaf of its graph.
+    /// A leaf of the block's private graph.
     anchor: DispatchTensor,
-    /// The backward that the program has called.
+    /// The backward that the program called.
     backward: BackwardId,
-    /// Gradients for leaves outside.
+    /// Gradients for leaves outside the block.
     reduced: RefCell<Reduced>,
 }
 
@@ -47,47 +47,48 @@ fn current<T>(f: impl FnOnce(&RecomputeContext) -> T) -> Option<T> {
     Some(f(&frame))
 }
 
-/// Whether a block computes.
+/// Returns true if a checkpointed block is running on this thread.
 pub(in crate::param) fn is_any() -> bool {
     FRAME.with_borrow(Option::is_some)
 }
 
-/// Whether the innermost block computes for the first time.
+/// Returns true if the innermost block is in its first run.
 pub(in crate::param) fn is_first() -> bool {
     FRAME.with_borrow(|frame| frame.as_ref().is_some_and(|frame| frame.again.is_none()))
 }
 
-/// The leaf to hang on, if the innermost block computes again.
+/// Returns a leaf of the private graph if the innermost block is being recomputed.
 pub(in crate::param) fn anchor() -> Option<DispatchTensor> {
     current(|frame| frame.again.as_ref().map(|again| again.anchor.clone())).flatten()
 }
 
-/// What is entered next.
+/// Pass of the unit that is entered next.
 pub(in crate::param) enum Next {
     /// A new pass.
     New,
-    /// One that was recorded.
+    /// A pass that forward recorded.
     Recorded(Arc<UnitPass>),
-    /// The block has entered fewer for the first time.
+    /// No pass: the block entered fewer units in its first run.
     None,
 }
 
-/// What is entered next.
+/// Returns the pass for the unit that is entered next.
 pub(in crate::param) fn next() -> Next {
     current(RecomputeContext::next).unwrap_or(Next::New)
 }
 
-/// The pass is entered for the first time.
+/// Records a pass that is entered for the first time.
 pub(in crate::param) fn record(pass: &Arc<UnitPass>) {
     current(|frame| frame.passes.borrow_mut().push(pass.clone()));
 }
 
-/// The backward that the program has called, of a step of `own`.
+/// Returns the backward that the program called: that of the running recomputation, or `own` if no block is being
+/// recomputed. `own` is the backward to which the calling step belongs.
 pub(in crate::param) fn backward(own: BackwardId) -> BackwardId {
     current(|frame| frame.again.as_ref().map(|again| again.backward)).flatten().unwrap_or(own)
 }
 
-/// Keeps gradients for the graph around, if the innermost block computes again.
+/// Keeps gradients for the enclosing graph if the innermost block is being recomputed. Otherwise returns them.
 pub(in crate::param) fn keep(reduced: Reduced) -> Option<Reduced> {
     let frame = FRAME.with_borrow(Clone::clone);
     match frame.as_ref().and_then(|frame| frame.again.as_ref()) {
@@ -99,7 +100,7 @@ pub(in crate::param) fn keep(reduced: Reduced) -> Option<Reduced> {
     }
 }
 
-/// Whether the pass was entered outside of the innermost block, which computes again.
+/// Returns true if the innermost block is being recomputed and the pass was entered outside it.
 pub(in crate::param) fn is_outside(pass: &Arc<UnitPass>) -> bool {
     let is_inside = |frame: &RecomputeContext| frame.passes.borrow().iter().any(|inside| Arc::ptr_eq(inside, pass));
     current(|frame| frame.again.is_some() && !is_inside(frame)).unwrap_or(false)
@@ -122,19 +123,19 @@ impl RecomputeContext {
     }
 }
 
-/// A block computes as long as it lives.
+/// Guard of a running block: the block is the innermost one of its thread until the guard is dropped.
 pub(super) struct RecomputeGuard {
     frame: Rc<RecomputeContext>,
     _leaves: KnownLeaves,
 }
 
 impl RecomputeGuard {
-    /// For the first time, with copies of these leaves.
+    /// Starts the first run, with copies of these leaves.
     pub(super) fn first(leaves: Leaves) -> Self {
         Self::new(Vec::new(), None, leaves)
     }
 
-    /// Again, with these passes, on the graph of `anchor`, in `backward`.
+    /// Starts the recomputation with these passes, on the graph of `anchor`, in `backward`.
     pub(super) fn again(
         passes: Vec<Arc<UnitPass>>,
         anchor: DispatchTensor,
@@ -153,18 +154,18 @@ impl RecomputeGuard {
         Self { frame, _leaves: KnownLeaves::new(leaves) }
     }
 
-    /// The passes that were entered.
+    /// Returns the passes that were entered.
     pub(super) fn passes(&self) -> Vec<Arc<UnitPass>> {
         self.frame.passes.borrow().clone()
     }
 
-    /// Whether it has entered as many as for the first time.
+    /// Returns true if the recomputation has entered as many passes as the first run.
     pub(super) fn has_entered_all(&self) -> bool {
         let entered = self.frame.again.as_ref().map_or(0, |again| again.entered.get());
         entered == self.frame.passes.borrow().len()
     }
 
-    /// The gradients for leaves outside.
+    /// Takes the gradients for leaves outside the block.
     pub(super) fn take_reduced(&self) -> Reduced {
         self.frame.again.as_ref().map(|again| mem::take(&mut *again.reduced.borrow_mut())).unwrap_or_default()
     }

@@ -1,8 +1,9 @@
-//! [`DetachedModule`]: a module whose parameters are no part of the graph that its own are leaves of.
+//! [`DetachedModule`]: copy of a module whose parameters are not connected to the program's autodiff graph.
 //!
-//! A node of the graph must hold no tensor of it, which would keep it alive, and a graph cannot be added to while its
-//! backward runs. So a checkpointed block computes with copies: untracked for the first time; again, the parameters that
-//! no unit gathers are leaves of the block's own graph.
+//! An autodiff node must not hold a tensor of its own graph, which would keep the graph alive. Also, no node can be
+//! added to a graph while its backward runs. So a checkpointed block computes with copies. They are untracked in
+//! forward. In the recomputation, the copies of parameters that no unit gathers are leaves of the block's private
+//! graph.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -20,33 +21,33 @@ use crate::param::buffers::unshared;
 use crate::param::distributed::DistributedParameter;
 use crate::param::states::copying;
 
-/// An untracked tensor of the same memory, on the same device.
+/// Returns an untracked tensor with the same memory and device.
 pub(super) fn untracked(tensor: DispatchTensor) -> DispatchTensor {
     let autodiff = tensor.autodiff;
     DispatchTensor { autodiff, ..Dispatch::from_inner(Dispatch::inner(tensor)) }
 }
 
-/// The same as a leaf.
+/// Returns a tensor with the same memory and device that is a leaf.
 pub(super) fn leaf(tensor: DispatchTensor) -> DispatchTensor {
     Dispatch::float_set_require_grad(untracked(tensor), true)
 }
 
-/// What is known of the copies in a module.
+/// The relation between the copies in a module and the original leaves.
 pub(super) struct DetachedModule {
-    /// Of each copy its leaf.
+    /// Leaf of each copy.
     pub(super) leaves: Leaves,
     /// The leaves that no unit gathers, by their copies.
     ordinary: HashMap<NodeId, NodeId>,
-    /// Whether a tensor may be a running statistic.
+    /// True if the module has an untracked tensor, which may be a running statistic.
     untrained: bool,
-    /// Of each leaf its copy: as long as forward lasts.
+    /// Copy of each leaf, kept only during forward.
     by_leaf: HashMap<NodeId, DispatchTensor>,
-    /// A leaf.
+    /// A leaf of the module, if it has one.
     pub(super) first: Option<DispatchTensor>,
 }
 
 impl DetachedModule {
-    /// The module with copies of its trained parameters.
+    /// Returns the module with copies of its trained parameters.
     pub(super) fn of<M: Module>(module: &M) -> (M, Self) {
         let mut made = Copying::default();
         let module = copying(|| module.clone().map(&mut made));
@@ -56,7 +57,7 @@ impl DetachedModule {
         (module, Self { leaves: Arc::new(leaves), ordinary, untrained, by_leaf, first })
     }
 
-    /// The copy of this shard, or an untracked one if the module does not have it.
+    /// Returns the copy of this shard, or an untracked one if the module does not contain the shard.
     pub(super) fn copy_of(&self, base: &DispatchTensor) -> DispatchTensor {
         if !Dispatch::is_tracked(base) {
             return base.clone();
@@ -65,14 +66,14 @@ impl DetachedModule {
         known.cloned().unwrap_or_else(|| untracked(base.clone()))
     }
 
-    /// Forward is over.
+    /// Drops the leaves at the end of forward.
     pub(super) fn forget_leaves(mut self) -> Self {
         (self.by_leaf, self.first) = (HashMap::new(), None);
         self
     }
 
-    /// The module with new leaves in the place of what no unit gathers, and the leaves that those stand for. What its
-    /// forward writes, it writes to itself.
+    /// Returns the module with new leaves in place of the copies that no unit gathers, together with the original
+    /// leaves. Updates of running statistics in its forward stay inside the returned module.
     ///
     /// # Errors
     /// [`ParamError::ParamNotVisited`](crate::param::ParamError::ParamNotVisited).
@@ -95,7 +96,7 @@ struct Copying {
     untrained: bool,
     by_leaf: HashMap<NodeId, DispatchTensor>,
     first: Option<DispatchTensor>,
-    /// The copy made last: gathered, if its reparameterization says so.
+    /// The most recent copy. A unit gathers it if a reparameterization of this crate follows.
     last: Option<NodeId>,
 }
 
@@ -124,7 +125,7 @@ impl ModuleMapper for Copying {
 
 struct Growing<'a> {
     ordinary: &'a HashMap<NodeId, NodeId>,
-    /// The leaves, by the copies that they are made of.
+    /// The new leaves, by the copies from which they are made.
     grown: HashMap<NodeId, DispatchTensor>,
 }
 

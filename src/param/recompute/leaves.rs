@@ -1,4 +1,4 @@
-//! Which leaf of the graph around a checkpointed block a shard is, of which the block has a copy.
+//! Maps a checkpointed block's copy of a shard to its leaf in the enclosing graph.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -9,21 +9,22 @@ use burn::backend::{Dispatch, DispatchTensor};
 
 use crate::autodiff;
 
-/// Of each copy its leaf.
+/// Leaf of each copy.
 pub(super) type Leaves = Arc<HashMap<NodeId, NodeId>>;
 
 thread_local! {
-    /// Of the blocks that compute, innermost last.
+    /// Copies of the running blocks, innermost last.
     static COPIED: RefCell<Vec<Leaves>> = const { RefCell::new(Vec::new()) };
 }
 
-/// The leaf whose gradient is wanted of this shard; `None` of a frozen one.
+/// Returns the leaf that receives the gradient of this shard, or `None` if the shard is frozen.
 pub(in crate::param) fn trained(base: &DispatchTensor) -> Option<NodeId> {
     let node = autodiff::node_id(base.clone())?;
     leaf_of(node).or_else(|| Dispatch::is_tracked(base).then_some(node))
 }
 
-/// What a stored shard is called, whoever has a copy; `None` without autodiff.
+/// Returns the node that identifies a stored shard, also if `base` is a copy of it. Returns `None` without
+/// autodiff.
 pub(in crate::param) fn node_id(base: &DispatchTensor) -> Option<NodeId> {
     let node = autodiff::node_id(base.clone())?;
     Some(leaf_of(node).unwrap_or(node))
@@ -33,7 +34,7 @@ fn leaf_of(copy: NodeId) -> Option<NodeId> {
     COPIED.with_borrow(|copied| copied.iter().rev().find_map(|leaves| leaves.get(&copy).copied()))
 }
 
-/// These are copied as long as it lives.
+/// Guard that registers a block's copies on this thread until it is dropped.
 pub(super) struct KnownLeaves;
 
 impl KnownLeaves {

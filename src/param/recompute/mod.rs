@@ -1,13 +1,15 @@
-//! [`checkpoint_activations`]: a block that keeps its input, and computes again in backward.
+//! [`checkpoint_activations`]: activation checkpointing. A block keeps only its input, and backward recomputes the
+//! rest.
 //!
 //! ```text
 //!   forward    input ─> the block without a graph ─────────────────────────────> outputs
-//!   backward   input ─> the block on a graph of its own ─> a backward of that <─ gradients of outputs
+//!   backward   input ─> the block on a private graph ─> backward of that graph <─ gradients of outputs
 //! ```
 //!
-//! The inner backward runs inside a step of the program's. What it computes with are leaves of its own: copies of the inputs,
-//! of parameters that no unit gathers, and of gathered weights, whose gradients go to their units as any. Units inside the
-//! block are entered once: what is recorded of them in forward is found again.
+//! The backward of the private graph runs inside a step of the program's backward. Its leaves are copies of the
+//! inputs, of parameters that no unit gathers, and of gathered weights. The gradients of gathered weights are
+//! passed to their units as usual. Units inside the block are entered once: the recomputation uses the passes that
+//! forward recorded.
 
 pub(in crate::param) mod context;
 mod detached;
@@ -42,10 +44,10 @@ use detached::{DetachedModule, leaf, untracked};
 use region::{Recompute, RecomputeRegion, Recomputed, backward_from};
 use rng::SavedRngState;
 
-/// [`unit`](fn@super::unit) with activation checkpointing: of what `forward` computes only the input is kept, and backward
-/// computes it again.
+/// [`unit`](fn@super::unit) with activation checkpointing: keeps only the input of `forward`, and recomputes
+/// everything else in backward.
 ///
-/// Write it in the place of [`unit`](fn@super::unit) around each block whose activations are too much to keep:
+/// Use it instead of [`unit`](fn@super::unit) around each block whose activations need too much memory:
 ///
 /// ```
 /// # use burn::{nn::Linear, module::Module, tensor::Tensor};
@@ -64,40 +66,44 @@ use rng::SavedRngState;
 /// }
 /// ```
 ///
-/// A module that is not sharded is checkpointed too, by its own parameters. Of a unit
-/// [`FsdpModule::set_activation_checkpointing`](super::FsdpModule::set_activation_checkpointing) turns it off and on,
-/// by patterns of paths if need be. Where nothing is tracked it is [`unit`](fn@super::unit).
+/// It also checkpoints a module that is not sharded. For units,
+/// [`FsdpModule::set_activation_checkpointing`](super::FsdpModule::set_activation_checkpointing) turns
+/// checkpointing off and on, optionally by path patterns. If nothing is tracked, it is equivalent to
+/// [`unit`](fn@super::unit).
 ///
-/// A unit is gathered once in backward, for computing again and for gradients, and reduced as without, in the same order;
-/// that includes units inside the block, however they are opened, and weights that are read of units around it.
-/// [`FsdpModule::set_unshard_in_backward`](super::FsdpModule::set_unshard_in_backward) does not keep back what it
-/// reads. A block may be inside another, and may run more than once.
+/// Backward gathers each unit once, for both the recomputation and the gradients, and reduces it in the same order
+/// as without checkpointing. This holds for units inside the block, however they are entered, and for enclosing
+/// units whose weights the block reads. Backward gathers the units that a block reads even if
+/// [`FsdpModule::set_unshard_in_backward`](super::FsdpModule::set_unshard_in_backward) is off. Blocks may be
+/// nested, and one block may run several times.
 ///
-/// What it computes with and is tracked must be in `input`, or a parameter of `module`: what else `forward` captures
-/// would get no gradient. An output that comes from such a tensor is an error; one from which only what is cut off the graph
-/// comes (`detach`) is not seen, and must not be computed in the block: backward could not end.
+/// Every tracked tensor that the block uses must be in `input` or a parameter of `module`: other captured tensors
+/// would get no gradient. An output that depends on a captured tracked tensor is an error. A dependency that
+/// `detach` hides is not detected. Compute such values outside the block, because otherwise backward could not
+/// finish.
 ///
 /// # Random numbers
-/// The block computes twice with the same ones:
+/// Both runs of the block use the same random numbers:
 ///
-/// | drawn from | |
+/// | source | identical |
 /// |---|---|
 /// | this crate's [streams](crate::dtensor::ops::random): DTensors, [`nn::dropout`](crate::nn::dropout), `random::tensor` | always |
 /// | burn's state of the device (`Dropout`, `Tensor::random`) | if no other thread draws from it while the block computes |
 ///
-/// Each block starts burn's state anew, with a number drawn from it (on a GPU from this crate's stream of the rank), whether it is
-/// checkpointed or not: so checkpointing changes no random number. Ranks that are threads share burn's state. Where what
-/// the block computes again is not what forward has computed, to the bit, backward fails with
-/// [`ParamError::NondeterministicRecompute`] in the place of wrong gradients; on the CPU, that is: on a GPU outputs are
-/// not compared.
+/// If anything is tracked, a call reseeds burn's state with a number drawn from it (on a GPU, from this crate's
+/// stream of the rank). It does so whether or not checkpointing is on, so checkpointing changes no random number.
+/// Ranks that are threads share burn's state. If the recomputed outputs are not bitwise identical to those of
+/// forward, backward fails with [`ParamError::NondeterministicRecompute`] instead of computing wrong gradients.
+/// This check runs on the CPU only: on a GPU, outputs are not compared.
 ///
-/// Statistics that a layer gathers in forward (batch normalization) are gathered once.
+/// Statistics that a layer updates in forward (batch normalization) are updated once.
 ///
 /// # Collective
-/// As [`unit`](fn@super::unit). Collectives that `forward` calls itself, as DTensors do, are called again in backward.
+/// Like [`unit`](fn@super::unit). Collectives that `forward` itself calls, as DTensors do, are called a second time
+/// in backward.
 ///
 /// # Panics
-/// As [`unit`](fn@super::unit); with [`ParamError::CapturedTrackedTensor`] in forward, and
+/// Like [`unit`](fn@super::unit); with [`ParamError::CapturedTrackedTensor`] in forward, and
 /// [`ParamError::NondeterministicRecompute`] in backward.
 #[track_caller]
 pub fn checkpoint_activations<M, I, O>(module: &M, input: I, forward: impl Fn(&M, I) -> O + Send + 'static) -> O
@@ -111,7 +117,8 @@ where
         let is_trained = given.trains || !given.tracked.is_empty();
         let random = given.device.clone().filter(|_| is_trained || context::is_any()).map(SavedRngState::start);
         let is_on = units.iter().all(|unit| unit.control.lock().checkpoint);
-        // Inside another block there is no graph to keep anything yet.
+        // A block that runs for the first time has no graph that could keep activations, so a nested one need not
+        // be checkpointed.
         if !is_trained || !is_on || context::is_first() {
             return forward(module, input);
         }
@@ -119,15 +126,15 @@ where
     })
 }
 
-/// What a block is given.
+/// Devices and tracking of a block's input and parameters.
 struct RegionInputs {
-    /// The plain device that it computes on, if there is a float to tell.
+    /// The device without autodiff on which the block computes, or `None` if it has no float tensor.
     device: Option<Device>,
-    /// Whether it trains a parameter.
+    /// True if the block trains a parameter.
     trains: bool,
-    /// Its tracked inputs.
+    /// The tracked inputs.
     tracked: Vec<DispatchTensor>,
-    /// Of each input, whether it is tracked.
+    /// For each input, true if it is tracked.
     is_tracked: Vec<bool>,
 }
 
@@ -153,7 +160,7 @@ impl RegionInputs {
 impl ModuleVisitor for RegionInputs {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         if !param.is_initialized() {
-            // Which draws nothing.
+            // Asking for the device does not initialize a lazy parameter.
             self.device.get_or_insert_with(|| param.lazy_device().inner());
             self.trains |= param.is_require_grad() && param.lazy_device().is_autodiff();
             return;
@@ -168,7 +175,7 @@ impl ModuleVisitor for RegionInputs {
     }
 }
 
-/// Computes a block for the first time.
+/// Runs a block in forward, without a graph, and records its nodes.
 fn first<M, I, O, F>(
     module: &M,
     input: I,
@@ -213,14 +220,14 @@ where
         tensor
     });
     let RegionInputs { tracked, is_tracked, device, .. } = given;
-    let device = device.expect("something is tracked");
-    // Shards in host memory are no leaves of a graph of the device.
+    let device = device.expect("at least one input or parameter is tracked");
+    // Shards in host memory cannot be leaves of a graph on the device.
     let leaf = copies.first.clone().map(|leaf| match Device::new(leaf.device()).inner() == device {
         true => leaf,
         false => autodiff::leaf(&device, &leaf, true),
     });
     let leaf = leaf.or_else(context::anchor);
-    let like = tracked.first().or(leaf.as_ref()).expect("something is tracked").clone();
+    let like = tracked.first().or(leaf.as_ref()).expect("at least one input or parameter is tracked").clone();
     let trains = passes.iter().any(|pass| pass.is_reduced());
     let again = RecomputeInputs {
         block,
@@ -242,7 +249,7 @@ where
     }
     let mut values = values.into_iter().enumerate();
     output.map_floats(&mut |tensor| {
-        let (index, value) = values.next().expect("it was met before");
+        let (index, value) = values.next().expect("the first traversal visited the same tensors");
         match tensor.autodiff {
             DispatchAutodiffContext::Disabled => value,
             DispatchAutodiffContext::Enabled(_) => block.output(&gate, index, value),
@@ -250,7 +257,8 @@ where
     })
 }
 
-/// Runs `forward` with the units of modules inside at hand. Returns the last token made there, too.
+/// Runs `forward` with access to the units of modules inside. Also returns the last post-backward node that was
+/// created inside.
 fn run<M: Module, I, O>(module: &M, input: I, forward: impl Fn(&M, I) -> O) -> (O, Option<DispatchTensor>) {
     let Some(Scoped { inside, .. }) = Scoped::of(module).or_unwind() else {
         return (forward(module, input), None);
@@ -260,11 +268,11 @@ fn run<M: Module, I, O>(module: &M, input: I, forward: impl Fn(&M, I) -> O) -> (
     (output, unit_stack::last_token())
 }
 
-/// The units around a block that it reads, with copies of their shards.
+/// Enclosing units whose weights a block reads, with copies of their shards.
 struct EnclosingUnits(Vec<(Arc<UnitPass>, LocalShards)>);
 
 impl EnclosingUnits {
-    /// As the block reads them: without a graph, or on that of `anchor`.
+    /// Returns scopes in which the block reads these units: without a graph, or on the graph of `anchor`.
     fn scopes(&self, anchor: Option<&DispatchTensor>) -> Vec<Rc<ForwardScope>> {
         let scope = |(pass, shards): &(_, LocalShards)| {
             Rc::new(ForwardScope::around_block(pass, shards.clone(), anchor.cloned()))
@@ -273,22 +281,22 @@ impl EnclosingUnits {
     }
 }
 
-/// What it takes to compute a block again.
+/// Everything that the recomputation of a block needs.
 struct RecomputeInputs<M, I, F> {
-    /// The unit, or the type of the module.
+    /// Name of the unit, or the type of the module.
     block: Arc<str>,
     module: M,
     copies: DetachedModule,
     input: I,
     forward: F,
     random: Option<SavedRngState>,
-    /// Of each input.
+    /// For each input, true if it is tracked.
     is_tracked: Vec<bool>,
-    /// Of the graph's kind.
+    /// Empty tensor with the autodiff context of the program's graph, from which the anchor is made.
     like: DispatchTensor,
     around: EnclosingUnits,
     passes: Vec<Arc<UnitPass>>,
-    /// Of the outputs, as forward has computed them.
+    /// Digests of the outputs that forward computed.
     digests: Vec<Option<u64>>,
 }
 

@@ -1,13 +1,14 @@
-//! A checkpointed block's nodes in the autodiff graph.
+//! Autodiff nodes of a checkpointed block.
 //!
 //! ```text
-//!   flush, inputs, the last token before ─> RecomputeNode ─> RegionOutput, one for each
+//!   flush, inputs, the previous token ─> RecomputeNode ─> one RegionOutput per output
 //! ```
 //!
-//! The gate lies one node above the outputs: it runs once all their gradients are there, and computes the block again. It
-//! lies below what the block was given, and below the tokens of the units around: their weights are still there. To units
-//! that are entered later it is the last token, if units were entered in the block: so these come up in every backward that
-//! reaches what encloses them, on every rank, as rules 7 and 8 of [`graph`](crate::param::backward_nodes) have it.
+//! The gate (the `RecomputeNode`) is the parent of all outputs. It runs when all their gradients are complete, and
+//! recomputes the block. It is deeper than the inputs of the block and than the tokens (post-backward nodes) of
+//! enclosing units, so the weights of those units are still present. If units were entered in the block, the gate
+//! is the last token for units that are entered later. Every backward that reaches an enclosing unit then reaches
+//! them too, on every rank, as rules 7 and 8 of [`graph`](crate::param::backward_nodes) require.
 
 use std::fmt;
 use std::sync::Arc;
@@ -22,30 +23,30 @@ use crate::param::scope::pad;
 use crate::param::sweep::own_leaf;
 use crate::param::unit_pass::{Reduced, UnitPass};
 
-/// What computes a block again.
+/// Recomputation of a block.
 pub(super) trait Recompute: Send {
-    /// Computes it, and the gradients of what it was given by those of its outputs.
+    /// Recomputes the block, and returns the gradients of its inputs and parameters, given those of its outputs.
     fn run(self: Box<Self>, grads: Vec<Option<DispatchTensor>>, backward: BackwardId) -> Recomputed;
 }
 
-/// Gradients of what a block was given.
+/// Gradients of a block's inputs and parameters.
 pub(super) struct Recomputed {
-    /// Of the tracked inputs.
+    /// Gradients of the tracked inputs.
     pub(super) inputs: Vec<Option<DispatchTensor>>,
-    /// Of leaves that no unit gathers.
+    /// Gradients of leaves that no unit gathers.
     pub(super) leaves: Reduced,
-    /// Of shards, that were reduced meanwhile.
+    /// Gradients of shards, which were reduced during the recomputation.
     pub(super) reduced: Reduced,
 }
 
-/// A block between forward and backward. As a [`UnitPass`] it holds no tensor of the graph.
+/// A block between forward and backward. Like a [`UnitPass`], it holds no tensor of the graph.
 pub(super) struct RecomputeRegion {
     recompute: Mutex<Option<Box<dyn Recompute>>>,
-    /// Of each output, once backward has come to it.
+    /// Gradient of each output that backward has reached.
     grads: Mutex<Vec<Option<DispatchTensor>>>,
     /// The tracked inputs.
     inputs: Vec<(NodeId, Like)>,
-    /// The passes inside.
+    /// The passes of units inside the block.
     passes: Vec<Arc<UnitPass>>,
 }
 
@@ -59,7 +60,7 @@ impl fmt::Debug for RecomputeRegion {
 }
 
 impl RecomputeRegion {
-    /// With these tracked inputs, and so many outputs.
+    /// Creates a block with these tracked inputs, and `outputs` outputs.
     pub(super) fn new(
         recompute: Box<dyn Recompute>,
         inputs: &[DispatchTensor],
@@ -75,7 +76,8 @@ impl RecomputeRegion {
         })
     }
 
-    /// Its gate, below `inputs`, the token `last` before it, and a `leaf`; `top` if no other block computes around it.
+    /// Creates the block's gate as a child of `inputs`, of the previous token `last`, and of a `leaf`. `top` is
+    /// true if no other block is running.
     pub(super) fn gate(
         self: &Arc<Self>,
         leaf: Option<DispatchTensor>,
@@ -92,10 +94,10 @@ impl RecomputeRegion {
             }
             leaf => leaf,
         };
-        let like = first.iter().chain(&inputs).next().expect("something is tracked").clone();
+        let like = first.iter().chain(&inputs).next().expect("at least one input or parameter is tracked").clone();
         let mut parents: Vec<_> = first.into_iter().chain(inputs).chain(last).collect();
         parents.retain(|parent| one_graph(parent, &like));
-        let lowest = parents.pop().expect("`like` is one");
+        let lowest = parents.pop().expect("`like` is one of the parents");
         let link = |gate, parent| autodiff::binary(gate, parent, Arc::new(RecomputeNode(None)));
         let gate = Arc::new(RecomputeNode(Some(self.clone())));
         match parents.into_iter().reduce(link) {
@@ -104,7 +106,7 @@ impl RecomputeRegion {
         }
     }
 
-    /// One of its outputs, of this value.
+    /// Creates an output node with this value.
     pub(super) fn output(
         self: &Arc<Self>,
         gate: &DispatchTensor,
@@ -115,7 +117,8 @@ impl RecomputeRegion {
         autodiff::unary(gate.clone(), Arc::new(output))
     }
 
-    /// The gradients are there, if backward has come to an output at all.
+    /// Runs when the gradients are complete. If backward reached no output, the passes inside end without a
+    /// recomputation.
     fn backward(&self, step: &mut BackwardStep<'_>) {
         let grads = std::mem::take(&mut *self.grads.lock());
         let recompute = self.recompute.lock().take().expect("a node runs once");
@@ -137,7 +140,7 @@ impl RecomputeRegion {
         };
         inputs.resize(self.inputs.len(), None);
         for ((node, like), grad) in self.inputs.iter().zip(inputs) {
-            // Whatever made the input expects a gradient.
+            // The node that made the input expects a gradient.
             let zeros = || {
                 pad();
                 like.zeros()
@@ -147,7 +150,7 @@ impl RecomputeRegion {
     }
 }
 
-/// Computes the block again, or, as a link, ties its gate to one thing more.
+/// Recomputes the block. As a link (`None`), it only adds one more parent to the gate.
 #[derive(Debug)]
 struct RecomputeNode(Option<Arc<RecomputeRegion>>);
 
@@ -161,18 +164,18 @@ impl GraphOp for RecomputeNode {
     }
 }
 
-/// An output. Parent: the gate.
+/// Node of one output. Its parent is the gate.
 #[derive(Debug)]
 struct RegionOutput {
     block: Arc<RecomputeRegion>,
     index: usize,
-    /// Until the node is made.
+    /// Value of the output, until the node is created.
     value: Mutex<Option<DispatchTensor>>,
 }
 
 impl GraphOp for RegionOutput {
     fn forward(&self, _: &[DispatchTensor]) -> DispatchTensor {
-        self.value.lock().take().expect("a node of the graph is made once")
+        self.value.lock().take().expect("a node is recorded once")
     }
 
     fn backward(&self, step: &mut BackwardStep<'_>) {
@@ -180,7 +183,8 @@ impl GraphOp for RegionOutput {
     }
 }
 
-/// Gives an output, computed again, its gradient. Parents: the output, what else is to come up.
+/// Assigns a gradient to a recomputed output. Parents: the output, and the rest of the nodes that backward must
+/// reach.
 #[derive(Debug)]
 struct GradSeed(Mutex<Option<DispatchTensor>>);
 
@@ -195,8 +199,8 @@ impl GraphOp for GradSeed {
     }
 }
 
-/// Runs backward from outputs of one graph with their gradients, through all that `last` hangs on, too. `None` if there is
-/// nothing to run through.
+/// Runs backward from outputs of one graph with the given gradients, and from all ancestors of `last`. Returns
+/// `None` if there are neither outputs nor `last`.
 pub(super) fn backward_from(
     outputs: Vec<(DispatchTensor, DispatchTensor)>,
     last: Option<DispatchTensor>,

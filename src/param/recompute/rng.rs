@@ -1,14 +1,16 @@
-//! [`SavedRngState`]: the random state that a checkpointed block starts from.
+//! [`SavedRngState`]: random state from which a checkpointed block starts.
 
 use burn::tensor::{DType, Device, Distribution, Tensor};
 
 use crate::dtensor::ops::random::{self, RngState};
 use crate::memory::is_host;
 
-/// Where random numbers of a block begin: the thread's [stream](random), and burn's own state.
+/// State of random numbers at the start of a block: that of the thread's [stream](random), and the seed of burn's
+/// own state.
 ///
-/// burn's state can be started, and not be read. So each block starts it anew, from a number that is drawn from it; on
-/// other devices than the CPU, where reading it would wait for the device, from one of the thread's stream.
+/// burn's state can be seeded, but not read. So each block reseeds it with a number that is drawn from it. On
+/// devices other than the CPU, reading that number would wait for the device, so it is drawn from the thread's
+/// stream instead.
 pub(super) struct SavedRngState {
     stream: Option<RngState>,
     device: Device,
@@ -16,7 +18,7 @@ pub(super) struct SavedRngState {
 }
 
 impl SavedRngState {
-    /// A block begins, on a plain device.
+    /// Saves the state and reseeds burn's, when a block starts on a device without autodiff.
     pub(super) fn start(device: Device) -> Self {
         let stream = random::started();
         let seed = next_seed(&device);
@@ -24,14 +26,14 @@ impl SavedRngState {
         Self { stream, device, seed }
     }
 
-    /// The same block begins again: until what is returned is dropped.
+    /// Restores the saved state for the recomputation of the block. Dropping the returned guard ends the replay.
     pub(super) fn replay(self) -> Replayed {
         let Self { stream, device, seed } = self;
         let after = if is_host(&device) { next_seed(&device) } else { random::fold_in(seed, 1) };
         let replayed = Replayed { stream: random::started(), device, seed: after };
         random::restart(stream);
         if !is_host(&replayed.device) {
-            // As for the first time: the block's seed was drawn from it.
+            // The first run drew the block's seed from the stream, so the replay does too.
             next_seed(&replayed.device);
         }
         replayed.device.seed(seed);
@@ -39,7 +41,7 @@ impl SavedRngState {
     }
 }
 
-/// A number that burn's state is started with.
+/// Draws a seed for burn's state.
 fn next_seed(device: &Device) -> u64 {
     match is_host(device) {
         true => {
@@ -50,7 +52,7 @@ fn next_seed(device: &Device) -> u64 {
     }
 }
 
-/// Goes on, once dropped, as if there had been no replay.
+/// Guard of a replay. When it is dropped, the random state continues as if there had been no replay.
 pub(super) struct Replayed {
     stream: Option<RngState>,
     device: Device,

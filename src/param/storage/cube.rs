@@ -1,8 +1,8 @@
-//! Slots of Cube tensors.
+//! Evictable storage for Cube tensors.
 //!
-//! A weight keeps its name, and its memory is taken from under it; see [`memory::cube`](crate::memory::cube). A view
-//! that is read while its slot is empty is an error of the device's, which names no parameter: the device's thread
-//! cannot gather.
+//! A weight keeps its handle while the memory behind it is removed: see [`memory::cube`](crate::memory::cube).
+//! Reading a view of evicted storage is an error of the device, which names no parameter. The device's server
+//! thread cannot gather.
 
 use std::sync::Arc;
 
@@ -13,29 +13,30 @@ use smallvec::SmallVec;
 use super::slots;
 use crate::memory::cube::{AllocationOffset, EvictableAllocation, id, primitive};
 
-/// One allocation with gathered weights in it.
+/// One allocation that contains gathered weights.
 #[derive(Debug)]
 pub(super) struct CubeStorage {
     memory: EvictableAllocation,
-    /// Of the weights.
+    /// Positions of the weights in the allocation.
     places: Mutex<SmallVec<[AllocationOffset; 1]>>,
     state: Mutex<StorageState>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum StorageState {
-    /// Forward's.
+    /// Holds the memory that forward gathered.
     Full,
     Empty,
     Again,
 }
 
-/// The slots of one unit: weights that share an allocation share a slot.
+/// Evictable allocations of one unit. Weights in the same allocation share one storage.
 #[derive(Debug, Default)]
 pub(super) struct UnitAllocations(SmallVec<[Arc<CubeStorage>; 1]>);
 
 impl UnitAllocations {
-    /// The slot of the memory that `weight` is in; `None` on a runtime that does not let it be taken.
+    /// Returns the storage for the allocation that contains `weight`, or `None` on a runtime that does not support
+    /// eviction.
     pub(super) fn slot(&mut self, weight: &DispatchTensor) -> Option<Arc<CubeStorage>> {
         let weight = primitive(weight)?;
         let memory = id(&weight.handle);
@@ -62,24 +63,24 @@ impl slots::Storage for CubeStorage {
         }
     }
 
-    /// Of the weights of one allocation the first brings the memory for all: what is gathered again is laid out as
-    /// it was. One that was alone in it, and now is among others, is copied: a few ranks may gather where others than
-    /// all do, or from elsewhere.
+    /// Restores the allocation. The first weight of an allocation restores it for all, because the second gather
+    /// uses the same layout. A weight that was alone in its allocation may now be in a larger one, and is then
+    /// copied: the gather may use fewer ranks or another source than the first.
     ///
     /// # Panics
-    /// If several weights are laid out as they were not.
+    /// If an allocation of several weights has a different layout than before.
     fn fill(&self, full: DispatchTensor) {
         let mut state = self.state.lock();
         if *state != StorageState::Empty {
             return;
         }
-        let Some(cube) = primitive(&full) else { unreachable!("a slot holds Cube floats, not {full:?}") };
+        let Some(cube) = primitive(&full) else { unreachable!("evictable storage holds Cube floats, not {full:?}") };
         let places = self.places.lock();
         let is_as_it_was = |cube| places.contains(&AllocationOffset::of(cube));
         let cube = if is_as_it_was(cube) || places.len() > 1 { cube.clone() } else { cube.copy() };
         assert!(
             is_as_it_was(&cube),
-            "a unit is gathered again as it was: {:?} is none of {places:?}",
+            "the second gather of a unit uses the layout of the first, but {:?} is not in {places:?}",
             AllocationOffset::of(&cube)
         );
         self.memory.give(cube);

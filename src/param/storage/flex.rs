@@ -1,4 +1,4 @@
-//! Slots of Flex tensors.
+//! Evictable storage for Flex tensors.
 
 use std::mem::MaybeUninit;
 use std::sync::Arc;
@@ -12,17 +12,17 @@ use super::slot::{self, StorageMemory, StorageReadError};
 use super::slots::{self, Refill};
 use crate::memory::flex as memory;
 
-/// The memory of one gathered weight, there or not.
+/// Evictable storage of one gathered weight.
 pub(super) type FlexStorage = slot::EvictableStorage<Arc<Bytes>, WeightMeta>;
 
-/// What a gathered weight looks like.
+/// Size, shape and element type of a gathered weight.
 pub(super) struct WeightMeta {
     len: usize,
     shape: Shape,
     dtype: DType,
 }
 
-/// Which ranks may have in common.
+/// The bytes may be shared by several ranks.
 impl StorageMemory for Arc<Bytes> {
     fn copy(&self) -> Self {
         Self::new(Bytes::clone(self))
@@ -51,7 +51,7 @@ impl slots::Storage for FlexStorage {
 }
 
 impl FlexStorage {
-    /// Moves a Flex tensor into a slot of its own.
+    /// Moves a Flex tensor into separate evictable storage.
     pub(super) fn place(tensor: DispatchTensor, source: Arc<dyn Refill>) -> Arc<Self> {
         let (shape, dtype) = (tensor.shape(), tensor.dtype());
         let bytes = bytes(tensor);
@@ -59,7 +59,7 @@ impl FlexStorage {
         Self::new(bytes, full, source)
     }
 
-    /// A tensor that lives in this slot.
+    /// Creates a tensor that reads this storage.
     pub(super) fn view(self: &Arc<Self>) -> DispatchTensor {
         let WeightMeta { len, shape, dtype } = &self.layout;
         let view = FlexView(slot::StorageView::new(self.clone()));
@@ -73,16 +73,16 @@ impl FlexStorage {
     }
 }
 
-/// The memory of a gathered Flex tensor, which is alone there: no copy.
+/// Returns the bytes of a gathered Flex tensor, without a copy if the tensor covers its allocation.
 fn bytes(tensor: DispatchTensor) -> Arc<Bytes> {
     match tensor.kind {
         DispatchTensorKind::Flex(BackendTensor::Float(tensor)) if memory::is_alone(&tensor) => tensor.data_arc(),
         DispatchTensorKind::Flex(BackendTensor::Float(tensor)) => Arc::new(tensor.into_data().into_bytes()),
-        other => unreachable!("a slot holds Flex floats, not {other:?}"),
+        other => unreachable!("evictable storage holds Flex floats, not {other:?}"),
     }
 }
 
-/// Bytes of a tensor that are a slot's.
+/// Allocation behind a tensor whose bytes are in evictable storage.
 struct FlexView(slot::StorageView<Arc<Bytes>, WeightMeta>);
 
 impl From<StorageReadError> for AccessError {
@@ -94,8 +94,8 @@ impl From<StorageReadError> for AccessError {
     }
 }
 
-const GONE: &str = "a sharded parameter's value was read after its unit's forward or all-gather had failed: see the \
-                    first error of the launch";
+const GONE: &str = "a sharded parameter was read after its unit's forward or all-gather had failed. \
+                    See the first error of the launch.";
 
 impl AllocationController for FlexView {
     fn alloc_align(&self) -> usize {
@@ -113,22 +113,21 @@ impl AllocationController for FlexView {
     fn memory(&self, policy: AccessPolicy) -> Result<&[MaybeUninit<u8>], AccessError> {
         let place = self.0.read(policy.copy_allowed())?;
         let bytes: &[u8] = &place;
-        // SAFETY: `u8` is a valid `MaybeUninit<u8>`. The bytes stay where they are as long as the view,
-        // but for forward's, which are only read on the slot's thread and until `evict`: that takes
-        // them back on this thread only, between operations, while no handle to this view is the only
-        // one. See `slot::Place`.
+        // SAFETY: `u8` is a valid `MaybeUninit<u8>`. The bytes stay valid as long as the view, with one exception.
+        // Forward's memory is read only on the storage's thread, and only until `evict`. `evict` frees it on this
+        // thread only, between operations, while no handle to this view is the only one. See `slot::StorageRef`.
         Ok(unsafe { std::slice::from_raw_parts(bytes.as_ptr().cast(), bytes.len()) })
     }
 
     unsafe fn memory_mut(&mut self, policy: AccessPolicy) -> Result<&mut [MaybeUninit<u8>], AccessError> {
-        let own = Arc::get_mut(self.0.write(policy.copy_allowed())?).expect("nobody else has the view's copy");
+        let own = Arc::get_mut(self.0.write(policy.copy_allowed())?).expect("the view's private copy is not shared");
         // SAFETY: the caller only writes initialized bytes, as this function's contract says.
         Ok(unsafe { std::slice::from_raw_parts_mut(own.as_mut_ptr().cast(), own.len()) })
     }
 }
 
 const _: fn() = || {
-    // `Bytes` is both, whatever its controller.
+    // `Bytes` requires both of its controller.
     fn shared<T: Send + Sync>() {}
     shared::<FlexView>();
 };
@@ -144,7 +143,7 @@ mod tests {
 
     use super::*;
 
-    /// Refills one slot, and counts.
+    /// Restores one storage, and counts the calls.
     #[derive(Default)]
     struct Source {
         slot: Mutex<Weak<FlexStorage>>,
@@ -182,7 +181,7 @@ mod tests {
         slot.evict();
         assert!(slot.forward.read().is_none());
         assert_eq!(read(turned.clone() * 2.0), [2.0, 6.0, 4.0, 8.0]);
-        assert_eq!(source.refills.load(SeqCst), 1, "the reader had it filled");
+        assert_eq!(source.refills.load(SeqCst), 1, "the reader restored it");
         assert_eq!((read(turned), source.refills.load(SeqCst)), (vec![1.0, 3.0, 2.0, 4.0], 1));
     }
 
@@ -212,7 +211,7 @@ mod tests {
         let copy = copy.join().unwrap();
         slot.evict();
         assert_eq!((read(copy), source.refills.load(SeqCst)), (vec![1.0, 2.0, 3.0, 4.0], 0));
-        // The other thread does not take it back either.
+        // Another thread cannot evict it.
         let (_, slot) = self::slot();
         thread::scope(|scope| scope.spawn(|| slot.evict()).join().unwrap());
         assert!(slot.forward.read().is_some());
@@ -221,7 +220,7 @@ mod tests {
     #[test]
     fn writing_to_a_view_leaves_the_slot_alone() {
         let (_, slot) = slot();
-        // The only handle: burn adds in place.
+        // The view is the only handle, so burn adds in place.
         assert_eq!(read(Tensor::<2>::from_dispatch(slot.view()) + 1.0), [2.0, 3.0, 4.0, 5.0]);
         assert_eq!(read(Tensor::<2>::from_dispatch(slot.view())), [1.0, 2.0, 3.0, 4.0]);
     }

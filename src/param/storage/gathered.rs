@@ -1,6 +1,6 @@
-//! [`UnshardState`]: the weights of one forward through a unit, and of the backward that belongs to it.
+//! [`UnshardState`]: state machine for the weights of one forward through a unit and of its backward.
 //!
-//! Apart from burn, as [`slot`](super::slot) is.
+//! Independent of burn, like [`slot`](super::slot), so that a model checker can test it.
 //!
 //! ```text
 //!            unshard           leave             again              end
@@ -9,69 +9,70 @@
 //!                            └─> Unsharded ────┘ reshard
 //! ```
 //!
-//! | state | a weight in a slot | another |
+//! | state | weight in evictable storage | other weight |
 //! |---|---|---|
-//! | `Sharded` | not there | not there |
-//! | `Forward` | in forward's memory | there |
-//! | `Unsharded` | in forward's memory, for backward | there |
-//! | `UnderWay` | the slot is empty: who reads a view has all slots filled | not there |
-//! | `Backward` | filled again, until the last view goes | until it is given out |
-//! | `Kept` | as `UnderWay`, for views that the program keeps | not there |
-//! | `Done` | as long as its views | not there |
+//! | `Sharded` | absent | absent |
+//! | `Forward` | in the memory that forward gathered | present |
+//! | `Unsharded` | in the memory that forward gathered, kept for backward | present |
+//! | `UnderWay` | evicted: reading a view restores the storage of all weights | absent |
+//! | `Backward` | restored, until the last view is dropped | present until it is returned once |
+//! | `Kept` | like `UnderWay`, for views that the program keeps | absent |
+//! | `Done` | present as long as its views | absent |
 //!
-//! A unit left before it was gathered is `UnderWay` too, since others gather; one that no backward follows
-//! is `Done` at once.
+//! A unit that forward left without gathering it is `UnderWay` too, because other ranks gather. If no backward
+//! follows, its state is `Done` at once.
 
 use std::mem;
 use std::sync::{Arc, Weak};
 
 use super::sync::Mutex;
 
-/// Weights `T`, some of them views of slots `S`, and an all-gather `G` of them.
+/// Weights `T`, some of which are views of evictable storage `S`, and an all-gather `G` that restores them.
 ///
-/// Views hold it, to be filled, and it holds views: until [`end`](Self::end), which whoever made it calls.
+/// The state holds views, and each view holds the state to restore its storage. The creator breaks this cycle by
+/// calling [`end`](Self::end).
 #[derive(Debug)]
 pub struct UnshardState<G, S: ?Sized, T>(Mutex<PassState<G, S, T>>);
 
 #[derive(Debug)]
 enum PassState<G, S: ?Sized, T> {
-    /// This rank has its shards alone.
+    /// This rank has only its shards.
     Sharded,
-    /// Forward computes with these.
+    /// Weights with which forward computes.
     Forward(Vec<StoredWeight<S, T>>),
-    /// Forward is over, and its weights stay.
+    /// Forward is over, and its weights are kept.
     Unsharded(Vec<StoredWeight<S, T>>),
-    /// Forward is over. Issued, and not waited for, is what backward needs; of a weight in a slot the view
-    /// stays.
+    /// Forward is over. Holds the issued all-gather for backward, and the view of each weight in evictable storage.
     UnderWay(G, Vec<Option<InSlot<S, T>>>),
-    /// Gathered again.
+    /// Weights gathered for backward.
     Backward(Vec<BackwardWeight<T>>),
-    /// The pass has ended without them.
+    /// The pass ended before this all-gather was needed. Views that the program keeps can still be restored from
+    /// it.
     Kept(G, Vec<Option<Weak<S>>>),
-    /// Nothing is gathered any more.
+    /// Nothing will be gathered any more.
     Done,
 }
 
-/// What becomes of the weights once forward is over.
+/// Policy for the weights after forward.
 pub enum After<G> {
-    /// They are freed for good.
+    /// They are freed, and not restored.
     Free,
-    /// They stay.
+    /// They are kept.
     Keep,
-    /// They are freed, and this brings them back.
+    /// They are freed, and this all-gather restores them for backward.
     Again(G),
 }
 
 /// A weight in forward.
 #[derive(Debug)]
 pub enum StoredWeight<S: ?Sized, T> {
-    /// In memory of its own, or the shard that every rank holds whole.
+    /// In separate memory, or the stored shard of a parameter that every rank holds in full.
     Own(T),
-    #[cfg_attr(not(any(feature = "flex", feature = "cube")), allow(dead_code, reason = "no backend has slots"))]
+    #[cfg_attr(not(any(feature = "flex", feature = "cube")), allow(dead_code, reason = "no backend evicts memory"))]
     InSlot(InSlot<S, T>),
 }
 
-/// A view, and the slot that it sees.
+/// A view, and the evictable storage that it reads.
 #[derive(Debug)]
 pub struct InSlot<S: ?Sized, T> {
     pub view: T,
@@ -82,7 +83,7 @@ pub struct InSlot<S: ?Sized, T> {
 #[derive(Debug)]
 enum BackwardWeight<T> {
     View(T),
-    /// In no slot: given out once, so that its last reader frees it.
+    /// Not in evictable storage: returned once, so that its last reader frees it.
     Unsharded(Option<T>),
 }
 
@@ -102,7 +103,7 @@ impl<S: ?Sized, T: Clone> StoredWeight<S, T> {
     }
 }
 
-/// Of the same memory.
+/// The clone shares the memory.
 impl<S: ?Sized, T: Clone> Clone for StoredWeight<S, T> {
     fn clone(&self) -> Self {
         match self {
@@ -117,7 +118,8 @@ impl<G, S: ?Sized, T: Clone> UnshardState<G, S, T> {
         Self(Mutex::new(PassState::Sharded))
     }
 
-    /// Puts there what `gather` makes, unless forward has its weights. If that fails, nothing has happened.
+    /// Stores the weights that `gather` returns, unless they are present already. If `gather` fails, the state is
+    /// unchanged.
     pub fn unshard<E>(&self, gather: impl FnOnce() -> Result<Vec<StoredWeight<S, T>>, E>) -> Result<(), E> {
         let mut state = self.0.lock();
         if let PassState::Sharded = *state {
@@ -126,7 +128,7 @@ impl<G, S: ?Sized, T: Clone> UnshardState<G, S, T> {
         Ok(())
     }
 
-    /// The weight at `position`, in forward.
+    /// Returns the weight at `position` if the state is `Forward`.
     pub fn forward(&self, position: usize) -> Option<T> {
         match &*self.0.lock() {
             PassState::Forward(weights) => Some(weights[position].value().clone()),
@@ -134,13 +136,13 @@ impl<G, S: ?Sized, T: Clone> UnshardState<G, S, T> {
         }
     }
 
-    /// Whether the weight at `position` is in a slot, in forward.
+    /// Returns true if the state is `Forward` and the weight at `position` is in evictable storage.
     pub fn is_in_slot(&self, position: usize) -> bool {
         matches!(&*self.0.lock(), PassState::Forward(weights) if matches!(weights[position], StoredWeight::InSlot(_)))
     }
 
-    /// Forward is over: `after` says what becomes of its weights. Whoever finds a released slot empty finds what fills
-    /// it.
+    /// Ends forward. `after` decides what happens to its weights, and `release` evicts a storage. The lock is held
+    /// throughout, so a reader that finds a storage evicted also finds the all-gather that restores it.
     pub fn leave(&self, after: impl FnOnce(&[StoredWeight<S, T>]) -> After<G>, release: impl Fn(&S)) {
         let mut state = self.0.lock();
         let after = match &*state {
@@ -161,7 +163,7 @@ impl<G, S: ?Sized, T: Clone> UnshardState<G, S, T> {
         };
     }
 
-    /// Frees weights that have stayed after forward: what `issue` makes is for backward.
+    /// Frees weights that were kept after forward. The all-gather that `issue` returns restores them for backward.
     pub fn reshard(&self, issue: impl FnOnce() -> G, release: impl Fn(&S)) {
         let mut state = self.0.lock();
         if let PassState::Unsharded(_) = *state
@@ -171,7 +173,7 @@ impl<G, S: ?Sized, T: Clone> UnshardState<G, S, T> {
         }
     }
 
-    /// The weights that have stayed after forward.
+    /// Returns the weights that were kept after forward.
     pub fn kept(&self) -> Option<Vec<StoredWeight<S, T>>> {
         match &*self.0.lock() {
             PassState::Unsharded(weights) => Some(weights.clone()),
@@ -179,7 +181,7 @@ impl<G, S: ?Sized, T: Clone> UnshardState<G, S, T> {
         }
     }
 
-    /// The weights that backward has computed with, if all are there.
+    /// Returns the weights with which backward computed, if all are present.
     pub fn left(&self) -> Option<Vec<T>> {
         match &*self.0.lock() {
             PassState::Unsharded(weights) => Some(weights.iter().map(|weight| weight.value().clone()).collect()),
@@ -188,7 +190,7 @@ impl<G, S: ?Sized, T: Clone> UnshardState<G, S, T> {
         }
     }
 
-    /// What `f` makes of what was issued and is not waited for.
+    /// Applies `f` to the issued all-gather, if it has not been waited for. Returns the result of `f`.
     pub fn issued<R>(&self, f: impl FnOnce(&mut G) -> R) -> Option<R> {
         match &mut *self.0.lock() {
             PassState::UnderWay(issued, _) => Some(f(issued)),
@@ -196,13 +198,14 @@ impl<G, S: ?Sized, T: Clone> UnshardState<G, S, T> {
         }
     }
 
-    /// Waits for what was issued, once, and fills every slot, whoever comes first.
+    /// Waits for the issued all-gather once, and restores every storage. The first caller waits, later callers find
+    /// the result.
     pub fn refill(&self, wait: impl FnOnce(G) -> Vec<T>, fill: impl Fn(&S, T)) {
         self.0.lock().refill(wait, fill);
     }
 
-    /// The weight at `position`, in backward; refills first. Of one in no slot the last handle, unless it is
-    /// `shared`; `None` once that was given out.
+    /// Returns the weight at `position` in backward, and restores it first. A weight outside evictable storage is
+    /// moved out unless it is `shared`. Returns `None` once it was moved out.
     pub fn again(
         &self,
         position: usize,
@@ -213,7 +216,7 @@ impl<G, S: ?Sized, T: Clone> UnshardState<G, S, T> {
         let mut state = self.0.lock();
         state.refill(wait, fill);
         match &mut *state {
-            // A backward inside the unit's own forward.
+            // This is a backward inside the unit's own forward.
             PassState::Forward(weights) | PassState::Unsharded(weights) => Some(weights[position].value().clone()),
             PassState::Backward(again) => match &mut again[position] {
                 BackwardWeight::View(view) => Some(view.clone()),
@@ -224,12 +227,12 @@ impl<G, S: ?Sized, T: Clone> UnshardState<G, S, T> {
         }
     }
 
-    /// Whether forward's or backward's weights are there.
+    /// Returns true if the weights of forward or backward are present.
     pub fn is_here(&self) -> bool {
         matches!(&*self.0.lock(), PassState::Forward(_) | PassState::Unsharded(_) | PassState::Backward(_))
     }
 
-    /// Whether a weight that the pass holds is there.
+    /// Returns true if a weight that the pass holds is in memory.
     #[cfg(feature = "testing")]
     pub fn is_there(&self, is_full: impl Fn(&S) -> bool) -> bool {
         match &*self.0.lock() {
@@ -240,7 +243,7 @@ impl<G, S: ?Sized, T: Clone> UnshardState<G, S, T> {
         }
     }
 
-    /// The pass lets go of all that it held. What a view reads it can still have filled.
+    /// Drops everything that the pass holds. A view that the program keeps can still have its storage restored.
     pub fn end(&self) {
         let mut state = self.0.lock();
         let left = |in_slot: Option<InSlot<S, T>>| in_slot.map(|in_slot| Arc::downgrade(&in_slot.slot));
@@ -253,7 +256,7 @@ impl<G, S: ?Sized, T: Clone> UnshardState<G, S, T> {
     }
 }
 
-/// Releases the slots of these weights, and lets go of those in none.
+/// Evicts the storage of these weights, and drops the weights that are not in evictable storage.
 fn free<S: ?Sized, T: Clone>(weights: Vec<StoredWeight<S, T>>, release: impl Fn(&S)) -> Vec<Option<InSlot<S, T>>> {
     let in_slots: Vec<_> = weights.into_iter().map(StoredWeight::in_slot).collect();
     in_slots.iter().flatten().for_each(|in_slot| release(&in_slot.slot));
@@ -270,7 +273,8 @@ impl<T: Clone> BackwardWeight<T> {
 }
 
 impl<G, S: ?Sized, T> PassState<G, S, T> {
-    /// The lock is held while the ranks are waited for: who comes then finds the slots full.
+    /// Restores all storage. The lock is held while this waits for the other ranks, so a concurrent caller finds
+    /// the storage restored.
     fn refill(&mut self, wait: impl FnOnce(G) -> Vec<T>, fill: impl Fn(&S, T)) {
         *self = match mem::replace(self, Self::Done) {
             Self::UnderWay(issued, in_slots) => {

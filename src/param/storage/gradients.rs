@@ -1,4 +1,4 @@
-//! [`Gradients`]: whole gradients of a unit, until they are reduced.
+//! [`Gradients`]: unsharded gradients of a unit, until they are reduced.
 
 use std::collections::BTreeMap;
 
@@ -9,34 +9,34 @@ use smallvec::SmallVec;
 
 use crate::dtensor::MeshDims;
 
-/// Gradients of whole weights, by position.
+/// Gradients of unsharded weights, by position.
 #[derive(Debug)]
 pub(super) struct Gradients {
-    /// Those that are the same on all tensor-parallel ranks.
+    /// Gradients that are the same on all tensor-parallel ranks.
     grads: Vec<Option<DispatchTensor>>,
-    /// Those that are expected.
+    /// Partial gradients that are expected.
     terms: Vec<SmallVec<[Term; 1]>>,
 }
 
-/// This rank's term of a gradient that tensor-parallel ranks add up: of a weight that was read for computations
-/// that differ between these ranks, on one of them and so on all.
+/// This rank's partial value of a gradient that tensor-parallel ranks sum. It exists if the weight was read for
+/// computations that differ between these ranks, and then on all of them.
 #[derive(Debug, Clone)]
 struct Term {
-    /// The mesh dimensions along which they differ.
+    /// The mesh dimensions along which the ranks differ.
     dims: MeshDims,
     grad: Option<DispatchTensor>,
 }
 
-/// Terms that are summed over the ranks along some mesh dimensions, each with its position.
+/// Partial gradients with their positions, by the mesh dimensions along which they are summed.
 pub(super) type Terms = BTreeMap<MeshDims, Vec<(usize, Option<DispatchTensor>)>>;
 
 impl Gradients {
-    /// Of `n` weights.
+    /// Creates an empty set of gradients for `n` weights.
     pub(super) fn new(n: usize) -> Self {
         Self { grads: vec![None; n], terms: vec![SmallVec::new(); n] }
     }
 
-    /// A weight that checkpointed blocks read has several.
+    /// Adds `grad` to the gradient at `position`. A weight that checkpointed blocks read has several gradients.
     pub(super) fn add(&mut self, position: usize, grad: DispatchTensor) {
         add_to(&mut self.grads[position], grad);
     }
@@ -53,7 +53,7 @@ impl Gradients {
 
     pub(super) fn add_term(&mut self, position: usize, dims: &[usize], grad: DispatchTensor) {
         let term = self.terms[position].iter_mut().find(|term| *term.dims == *dims);
-        add_to(&mut term.expect("a term is expected when its node is made").grad, grad);
+        add_to(&mut term.expect("the node of a partial gradient records it as expected").grad, grad);
     }
 
     #[cfg(feature = "testing")]
@@ -61,14 +61,14 @@ impl Gradients {
         self.grads.iter().chain(self.terms.iter().flatten().map(|term| &term.grad)).any(Option::is_some)
     }
 
-    /// Drops those that are zero everywhere.
+    /// Drops gradients that are entirely zero.
     pub(super) fn drop_zeros(&mut self) {
         for grad in self.grads.iter_mut().chain(self.terms.iter_mut().flatten().map(|term| &mut term.grad)) {
             grad.take_if(|grad| is_zero(grad));
         }
     }
 
-    /// The gradients, and the terms.
+    /// Takes the gradients and the partial gradients, and leaves none.
     pub(super) fn take(&mut self) -> (Vec<Option<DispatchTensor>>, Terms) {
         let Self { grads, terms } = std::mem::replace(self, Self::new(0));
         let mut by_dims = Terms::new();
@@ -88,7 +88,7 @@ fn add_to(sum: &mut Option<DispatchTensor>, grad: DispatchTensor) {
     });
 }
 
-/// Adds sums of terms to the gradients that are the same on all tensor-parallel ranks.
+/// Adds sums of partial gradients to the gradients that are the same on all tensor-parallel ranks.
 pub(super) fn add_sums(grads: &mut [Option<DispatchTensor>], positions: &[usize], sums: Vec<Option<DispatchTensor>>) {
     for (&position, sum) in positions.iter().zip(sums) {
         grads[position] = match (grads[position].take(), sum) {
@@ -98,12 +98,12 @@ pub(super) fn add_sums(grads: &mut [Option<DispatchTensor>], positions: &[usize]
     }
 }
 
-/// A zero gradient for a parameter that took no part in the loss.
+/// Returns a zero gradient for a parameter that did not contribute to the loss.
 pub(in super::super) fn zeros_of(shape: &[usize], device: &DispatchDevice, dtype: DType) -> DispatchTensor {
     Dispatch::float_zeros(shape.to_vec().into(), device, dtype.into())
 }
 
-/// Whether every element is zero. Waits for the device.
+/// Returns true if every element is zero. Waits for the device.
 fn is_zero(grad: &DispatchTensor) -> bool {
     if grad.shape().num_elements() == 0 {
         return true;

@@ -1,36 +1,36 @@
-//! [`UnshardedParams`]: whose the gathered memory of a unit is.
+//! [`UnshardedParams`]: owner of a unit's unsharded parameters and gradients during one forward and its backward.
 //!
-//! A unit's weights are whole for a while, in forward and again in backward, and so are their gradients, until
-//! they are reduced. All of that memory is a buffer's: scopes, passes and nodes of the graph hold the buffer, and
-//! know nothing of what is behind it.
+//! A unit's weights are unsharded in forward and a second time in backward, and its gradients until they are
+//! reduced. Scopes, passes and autodiff nodes hold an `UnshardedParams` and use only the operations below. How the
+//! memory is allocated, freed and restored is private to this module.
 //!
-//! | operation | | waits for | behind it |
+//! | operation | purpose | waits for | implementation |
 //! |---|---|---|---|
-//! | [`new`](UnshardedParams::new) | allocate | | nothing yet: the communicator makes results, a tensor a weight |
-//! | [`copy_in`](UnshardedParams::copy_in) | what was gathered ahead of forward | | the tensor, or a slot of its memory |
-//! | [`gather`](UnshardedParams::gather) | for forward | all-gather | the same |
-//! | [`view`](UnshardedParams::view) | a weight in forward | | a handle |
-//! | [`take_back`](UnshardedParams::take_back) | forward is over | | slots are emptied, and an all-gather is issued |
-//! | [`gather_again`](UnshardedParams::gather_again), [`view_again`](UnshardedParams::view_again) | a weight in backward | that all-gather | slots are filled |
-//! | [`reduce_in`](UnshardedParams::reduce_in) | a whole gradient | | the tensor |
-//! | [`end`](UnshardedParams::end) | the pass needs the weights no longer | | handles go |
-//! | [`take_gradients`](UnshardedParams::take_gradients) | to reduce | terms' all-reduce | they go |
-//! | [`copy_out`](UnshardedParams::copy_out) | what leaves the unit | | a copy, of a slot's memory |
+//! | [`new`](UnshardedParams::new) | creates the owner | | allocates nothing: the communicator allocates results |
+//! | [`copy_in`](UnshardedParams::copy_in) | accepts prefetched weights | the prefetch | stores them like `gather` |
+//! | [`gather`](UnshardedParams::gather) | gathers for forward | all-gather | keeps each tensor, or moves it into evictable storage |
+//! | [`view`](UnshardedParams::view) | returns a weight in forward | | a handle |
+//! | [`take_back`](UnshardedParams::take_back) | ends forward | | evicts storage, issues the next all-gather |
+//! | [`gather_again`](UnshardedParams::gather_again), [`view_again`](UnshardedParams::view_again) | return weights in backward | that all-gather | restores storage |
+//! | [`reduce_in`](UnshardedParams::reduce_in) | accepts an unsharded gradient | | keeps the tensor |
+//! | [`end`](UnshardedParams::end) | ends the pass | | drops the handles |
+//! | [`take_gradients`](UnshardedParams::take_gradients) | returns the gradients to reduce | all-reduce of partial gradients | drops them here |
+//! | [`copy_out`](UnshardedParams::copy_out) | returns a tensor that outlives the unit | | copies it if its memory is evictable |
 //!
-//! Another layout of that memory, such as one block for all weights that kernels copy shards into and views out
-//! of, changes what is behind these; so does a communication that is issued earlier or waited for later.
+//! Another memory layout (such as one block per unit that kernels copy shards into) would change only the
+//! implementations. So would an earlier or later communication.
 //!
-//! # Slots
+//! # Evictable storage
 //!
-//! Slots stand in for saved-tensor hooks, which burn lacks. A view may be held by the graph, as what
-//! an operation saved for backward, and by the program, as a weight that it keeps.
+//! Evictable storage replaces saved-tensor hooks, which burn lacks. The autodiff graph may hold a view of a weight,
+//! because an operation saved it for backward. The program may hold one too, as a weight that it keeps.
 //!
-//! Dropping the handles of a gathered weight does not free it where the graph saved a view: burn's
-//! `linear` reshapes its weight, `nn::Embedding` keeps its own, and without gradient checkpointing
-//! either holds the whole buffer until backward. So on Flex a gathered weight is a view of a
-//! [`Storage`](slot::EvictableStorage): freeing the slot frees the bytes under every view at once (of ranks in one
-//! process, which have them in common, once all have freed theirs), filling it again gives them back. A view that is
-//! read while its slot is empty has the slot filled first.
+//! If the graph saved a view of a gathered weight, dropping the other handles does not free the memory: burn's
+//! `linear` reshapes its weight, and `nn::Embedding` keeps its own. Without gradient checkpointing, either holds
+//! the complete allocation until backward. So on Flex, a gathered weight is a view of a
+//! [`Storage`](slot::EvictableStorage). Evicting the storage frees the bytes under every view at once, and
+//! restoring it makes them available to all views. If ranks of one process share the bytes, these are freed once
+//! all of the ranks have evicted theirs. Reading a view of evicted storage restores the storage first.
 //!
 //! ```text
 //!   weight ── reshape ── saved by matmul        forward: full     after: empty     backward: full
@@ -38,15 +38,16 @@
 //!         Storage  <────────────┘
 //! ```
 //!
-//! Memory is taken back once, when forward leaves the unit; what backward gathers again goes with its
-//! last view. An extension that borrows the bytes of a Flex tensor itself (`FlexTensor::bytes`) must
-//! end the borrow before the weight's unit ends: no operation on a `Tensor` borrows longer.
+//! Memory is evicted once, when forward leaves the unit. What is gathered for backward is freed with its last view.
+//! An extension that borrows the bytes of a Flex tensor itself (`FlexTensor::bytes`) must end the borrow before the
+//! weight's unit ends. No operation on a `Tensor` borrows longer.
 //!
-//! On Cube backends a slot is an allocation with gathered weights in it, usually a whole unit's: views keep its name,
-//! and the device's thread moves the memory under it away and back ([`memory::cube`](crate::memory::cube)). That thread
-//! cannot gather, so a view that is read while its slot is empty is an error there. The weights of a unit that a read has
-//! opened are in no slot there, nor those of a unit of several modules: backward may come to what has saved a view of them
-//! before it comes to the unit.
+//! On Cube backends, evictable storage is an allocation that contains gathered weights, usually all weights of a
+//! unit. Views keep their handle, and the device's server thread removes and restores the memory behind it
+//! ([`memory::cube`](crate::memory::cube)). That thread cannot gather, so reading a view of evicted storage is an
+//! error there. Two kinds of weights are not in evictable storage on these backends: those of a unit that a read
+//! opened, and those of a unit of several modules. There, backward may reach an operation that saved a view before
+//! it reaches the unit.
 
 #[cfg(feature = "cube")]
 mod cube;
@@ -86,37 +87,38 @@ use super::unit::{Kept, Unit};
 use crate::comm::{CommError, Phase};
 use crate::error::OrUnwind;
 
-/// The gathered bytes of one forward through a unit and of its backward: whole weights, and whole gradients
-/// until they are reduced. Weights are named by their position among those that take part.
+/// Unsharded weights of one forward through a unit and of its backward, and unsharded gradients until they are
+/// reduced. A weight is identified by its position among the parameters that participate.
 ///
-/// It holds plain tensors only, so that it keeps no graph alive.
+/// Holds plain tensors only, so that it keeps no graph alive.
 #[derive(Debug)]
 pub(super) struct UnshardedParams {
     source: Arc<ShardGatherer>,
     kept: Kept,
-    /// Whether gathered weights live in slots, where the backend has them.
+    /// True if gathered weights are moved to evictable storage, on backends that support it.
     in_slots: bool,
     gradients: Mutex<Gradients>,
     stays: Mutex<Stays>,
-    /// What fills its slots again, if passes to come share them.
+    /// Restores the evictable storage if later passes share it.
     freed_by: Option<Arc<FreedBy>>,
-    /// Whether checkpointed blocks read the weights, and will again in backward.
+    /// True if checkpointed blocks read the weights, and so will read them a second time in backward.
     recomputed: AtomicBool,
 }
 
-/// What becomes of what a pass has computed with.
+/// Policy for the unsharded weights at the end of a pass.
 #[derive(Debug)]
 enum Stays {
-    /// It is freed.
+    /// They are freed.
     No,
-    /// It is for the next forward from these shards.
+    /// They are kept for the next forward from these shards.
     For(LocalShardsId),
-    /// The unit has it, for all forwards from the same shards.
+    /// The unit holds them, for all forwards from the same shards.
     Shared,
 }
 
 impl UnshardedParams {
-    /// Of the weights of `source`. What the pass has gathered `stays` for the next forward from these shards.
+    /// Creates the owner of the weights of `source`. If `stays` names shards, the unsharded weights are kept for
+    /// the next forward from these shards.
     pub(super) fn new(source: Arc<ShardGatherer>, kept: Kept, in_slots: bool, stays: Option<LocalShardsId>) -> Self {
         let gradients = Mutex::new(Gradients::new(source.members.len()));
         let is_left = stays.is_some();
@@ -135,7 +137,7 @@ impl UnshardedParams {
         &self.source
     }
 
-    /// Whether it is of these parameters of `unit`.
+    /// Returns true if it holds these parameters of `unit`.
     pub(super) fn is_of(&self, unit: &Arc<Unit>, members: &[usize]) -> bool {
         Arc::ptr_eq(&self.source.unit, unit) && self.source.members == members
     }
@@ -144,15 +146,15 @@ impl UnshardedParams {
         self.kept
     }
 
-    /// Whether its weights come from shards in host memory, and are elsewhere.
+    /// Returns true if its weights are gathered from shards in host memory to another device.
     pub(super) fn is_offloaded(&self) -> bool {
         self.source.offloaded().is_some()
     }
 
-    /// Takes what is there before forward from the same shards.
+    /// Uses weights that were gathered before this forward, from the same shards.
     ///
     /// # Errors
-    /// That of the all-gather.
+    /// The error of the all-gather.
     pub(super) fn copy_in(&self, prefetched: Prefetched) -> Result<(), CommError> {
         let gathered = &self.source.gathered;
         let copy = |gathering| {
@@ -175,15 +177,16 @@ impl UnshardedParams {
         }
     }
 
-    /// Whether others may compute with the same memory: nobody frees it but by hand, and then for all.
+    /// Returns true if other passes may compute with the same memory. The memory must then be freed only by an
+    /// explicit `reshard`, which frees it for all of them.
     fn may_share(&self) -> bool {
         self.in_slots && self.kept == Kept::Full
     }
 
-    /// Gathers for forward, unless that has been done.
+    /// Gathers for forward, unless this pass has gathered already.
     ///
     /// # Errors
-    /// That of the all-gather.
+    /// The error of the all-gather.
     pub(super) fn gather(&self) -> Result<(), CommError> {
         self.source.gathered.unshard(|| Ok(self.place(self.source.gather()?)))
     }
@@ -200,11 +203,12 @@ impl UnshardedParams {
         unsharded.into_iter().enumerate().map(place).collect()
     }
 
-    /// Returns true if the graph may keep the weight at `position` at no cost: where the unit keeps it, in a slot, or as the
-    /// shard that every rank holds in full.
+    /// Returns true if it costs no memory that the graph keeps the weight at `position`: if the unit keeps it after
+    /// forward, if it is in evictable storage, or if it is the stored shard itself.
     ///
-    /// Ranks must agree, since it decides which nodes backward has. A weight without elements, of which tensor parallelism
-    /// leaves this rank nothing, is in no slot, but those of the other ranks are.
+    /// Ranks must agree, because the result decides which nodes backward has. If tensor parallelism leaves this
+    /// rank an empty weight, that weight is not in evictable storage, but those of the other ranks are. So an empty
+    /// weight counts as evictable.
     pub(super) fn costs_nothing_kept(&self, position: usize) -> bool {
         let is_empty = || self.source.unit.params[self.source.members[position]].shape.contains(&0);
         self.kept == Kept::Full
@@ -213,22 +217,23 @@ impl UnshardedParams {
             || self.in_slots && is_empty()
     }
 
-    /// A checkpointed block reads the weights, and will again in backward.
+    /// Records that a checkpointed block reads the weights, and so will read them a second time in backward.
     pub(super) fn will_be_recomputed(&self) {
         self.recomputed.store(true, Relaxed);
     }
 
-    /// The weight at `position`, in forward; gathers first. What a checkpointed block reads again, it reads in backward.
+    /// Returns the weight at `position` in forward, and gathers first. A checkpointed block that recomputes its
+    /// forward gets the weight that was gathered for backward.
     pub(super) fn view(&self, position: usize) -> DispatchTensor {
         self.gather().or_unwind();
         match self.source.gathered.forward(position) {
             Some(weight) => weight,
             None if self.recomputed.load(Relaxed) => self.view_again(position),
-            None => unreachable!("a unit's weights are read before its forward is left"),
+            None => unreachable!("a unit's weights are read before its forward ends"),
         }
     }
 
-    /// Forward is over: takes the gathered memory back, but for the part to keep, and issues the all-gather that
+    /// Ends forward: frees the unsharded weights, except those that are kept, and issues the all-gather that
     /// `backward` will need.
     pub(super) fn take_back(&self, backward: bool) {
         let after = |weights: &[StoredWeight<_, DispatchTensor>]| {
@@ -261,7 +266,7 @@ impl UnshardedParams {
             let unshard = self.recomputed.load(Relaxed) || self.source.unit.control.lock().unshard_in_backward;
             if unshard { After::Again(self.source.post_all_gather(parts)) } else { After::Free }
         };
-        // One that unwinds leaves to others what is theirs, too.
+        // Also if the forward unwinds, storage that other passes share is not evicted.
         let is_shared = matches!(*self.stays.lock(), Stays::Shared);
         self.source.gathered.leave(after, |slot| {
             if !is_shared {
@@ -275,7 +280,7 @@ impl UnshardedParams {
         }
     }
 
-    /// Has passes to come compute with what stays after forward.
+    /// Shares the weights that are kept after forward with later passes.
     fn share(&self) {
         let Some(freed_by) = &self.freed_by else { return };
         let Some(weights) = self.source.gathered.kept().filter(|weights| !weights.is_empty()) else { return };
@@ -286,7 +291,7 @@ impl UnshardedParams {
         }
     }
 
-    /// Something has happened to the unit.
+    /// Records an event of the unit.
     pub(super) fn happened(&self, kind: EventKind, during: TrainingState) {
         happened(
             kind,
@@ -299,64 +304,65 @@ impl UnshardedParams {
         );
     }
 
-    /// Has what backward needs begin to move.
+    /// Starts the data transfer of the all-gather for backward.
     pub(super) fn start_again(&self) {
         self.source.start();
     }
 
-    /// Whether it has to be gathered for backward, and has not begun to move.
+    /// Returns true if the weights must be gathered for backward, and the transfer has not started.
     pub(super) fn is_to_start(&self) -> bool {
         self.source.is_to_start()
     }
 
-    /// Whether what backward needs has begun to move, and is there.
+    /// Returns true if the transfer for backward has started and is complete.
     pub(super) fn is_gathered_again(&self) -> bool {
         self.source.is_there()
     }
 
-    /// Waits for what backward needs, once.
+    /// Waits for the all-gather for backward. Later calls return at once.
     pub(super) fn gather_again(&self) {
         self.source.refill();
     }
 
-    /// The weight at `position`, in backward. One in no slot is given out once, so that its last reader
-    /// frees it; one that has two nodes, or that checkpointed blocks read, goes with the unit, and one that stays for the next
-    /// forward is kept.
+    /// Returns the weight at `position` in backward. A weight outside evictable storage is normally returned only
+    /// once, so that its last reader frees it. It is retained if it has two autodiff nodes, if checkpointed blocks
+    /// read it, or if it is kept for the next forward.
     pub(super) fn view_again(&self, position: usize) -> DispatchTensor {
         let stays = matches!(*self.stays.lock(), Stays::For(_));
         let shared = stays || self.recomputed.load(Relaxed) || self.gradients.lock().is_term_expected(position);
         match self.source.again(position, shared) {
             Some(weight) => weight,
             None => unreachable!(
-                "rules 2 and 9: made again once a backward, before its unit's token, of what forward issued"
+                "rules 2 and 9: read once per backward, before the unit's post-backward node, from the all-gather \
+                 that forward issued"
             ),
         }
     }
 
-    /// Collects the gradient of the whole weight at `position`.
+    /// Adds `grad` to the unsharded gradient of the weight at `position`.
     pub(super) fn reduce_in(&self, position: usize, grad: DispatchTensor) {
         self.gradients.lock().add(position, grad);
     }
 
-    /// The weight at `position` has been read, for the first time, for computations that differ between the
-    /// tensor-parallel ranks along the mesh dimensions `dims`.
+    /// Records that the weight at `position` was read for computations that differ between the tensor-parallel
+    /// ranks along the mesh dimensions `dims`. Its gradient then contains a partial sum on each of these ranks.
     pub(super) fn expect_term(&self, position: usize, dims: &[usize]) {
         self.gradients.lock().expect_term(position, dims);
     }
 
-    /// Collects this rank's term of the gradient at `position`.
+    /// Adds this rank's partial gradient of the weight at `position`.
     pub(super) fn reduce_in_term(&self, position: usize, dims: &[usize], grad: DispatchTensor) {
         self.gradients.lock().add_term(position, dims, grad);
     }
 
-    /// Backward is through with the weights: they go, or stay for the next forward.
+    /// Called when backward needs the weights no longer: frees them, or keeps them for the next forward.
     pub(super) fn end_backward(&self) {
         let unit = &self.source.unit;
         let is_freed = unit.control.lock().reshard_after_backward;
         match mem::replace(&mut *self.stays.lock(), Stays::No) {
             Stays::Shared if !is_freed && unit.is_shared() => {}
             Stays::For(shards) if !is_freed => {
-                // All ranks keep the weights, or none: also a rank whose backward has read none of them.
+                // All ranks keep the weights, or none does. This includes ranks whose backward read none of them.
                 self.source.refill();
                 if let Some(unsharded) = self.source.gathered.left() {
                     self.leave_unsharded(shards, unsharded);
@@ -370,30 +376,31 @@ impl UnshardedParams {
         self.end();
     }
 
-    /// Leaves the weights for the next forward from these shards.
+    /// Keeps the weights for the next forward from these shards.
     fn leave_unsharded(&self, shards: LocalShardsId, unsharded: Vec<DispatchTensor>) {
         let unsharded = self.source.unit.sharded_of(&self.source.members, unsharded);
         self.source.unit.keep_unsharded(shards, Prefetched::Left(unsharded.into_iter().map(persistent_copy).collect()));
     }
 
-    /// Nobody of the pass reads the weights any more. A view that the program keeps stays as it is.
+    /// Called when no operation of the pass reads the weights any more. A view that the program keeps stays valid.
     pub(super) fn end(&self) {
         self.source.gathered.end();
     }
 
-    /// Drops gradients that are zero everywhere.
+    /// Drops gradients that are entirely zero.
     pub(super) fn drop_zeros(&self) {
         self.gradients.lock().drop_zeros();
     }
 
-    /// The collected gradients, by position, once terms of tensor-parallel ranks are summed.
+    /// Returns the collected gradients by position, after summing the partial gradients of tensor-parallel ranks.
     ///
-    /// Whatever adds up does it in the unit's element type for that, or else in the one that the parameter is stored in,
-    /// whatever its gradient is in: terms of tensor-parallel ranks, gradients that wait, and then the averages. So one
-    /// reduce-scatter may carry tensors of several types. This rank's result is in the element type of its shard.
+    /// All sums (of partial gradients, of accumulated gradients, and of the averages) use the unit's reduction
+    /// element type, or else the element type in which the parameter is stored. The element type of the gradient
+    /// itself does not matter. So one reduce-scatter may carry tensors of several types. The result on this rank
+    /// has the element type of its shard.
     ///
     /// # Collective
-    /// Of the tensor-parallel ranks, where gradients are terms of a sum.
+    /// On the tensor-parallel ranks, if gradients are partial.
     pub(super) fn take_gradients(&self) -> Result<Vec<Option<DispatchTensor>>, CommError> {
         let ShardGatherer { unit, members, .. } = &*self.source;
         let dtype = |position: usize| self.source.added_in(position);
@@ -414,25 +421,25 @@ impl UnshardedParams {
         Ok(grads)
     }
 
-    /// Whether whole weights are in memory.
+    /// Returns true if unsharded weights are in memory.
     #[cfg(feature = "testing")]
     pub(super) fn has_weights(&self) -> bool {
         self.source.gathered.is_there(Storage::is_full)
     }
 
-    /// Whether whole gradients wait to be reduced.
+    /// Returns true if unsharded gradients have not been reduced yet.
     #[cfg(feature = "testing")]
     pub(super) fn has_gradients(&self) -> bool {
         self.gradients.lock().is_any()
     }
 
-    /// An untracked tensor that outlives its unit: a copy, if its memory is a buffer's.
+    /// Returns an untracked tensor that outlives its unit: a copy if its memory is evictable.
     pub(super) fn copy_out(tensor: DispatchTensor) -> DispatchTensor {
         persistent_copy(tensor)
     }
 }
 
-/// The graph that needed it is gone.
+/// Ends the pass when the graph that needed it has been dropped.
 impl Drop for UnshardedParams {
     fn drop(&mut self) {
         self.end();

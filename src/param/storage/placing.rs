@@ -1,4 +1,4 @@
-//! [`StoragePlacer`]: weights into slots, on backends that have them.
+//! [`StoragePlacer`]: moves weights into evictable storage, on backends that support it.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use super::slots::{Refill, Storage};
 use crate::dtensor::own;
 use crate::memory::is_persistent;
 
-/// Moves the weights of one unit into slots.
+/// Moves the weights of one unit into evictable storage.
 pub(super) struct StoragePlacer {
     source: Arc<dyn Refill>,
     #[cfg(feature = "cube")]
@@ -21,7 +21,7 @@ pub(super) struct StoragePlacer {
 }
 
 impl StoragePlacer {
-    /// Into slots that `source` fills.
+    /// Creates a placer whose storage is restored by `source`.
     pub(super) fn new(source: Arc<dyn Refill>) -> Self {
         Self {
             source,
@@ -30,7 +30,8 @@ impl StoragePlacer {
         }
     }
 
-    /// Moves `tensor` into a slot; one without memory, or of a backend that has no slots, stays as it is.
+    /// Moves `tensor` into evictable storage. An empty tensor stays as it is, and so does one of a backend without
+    /// evictable storage.
     pub(super) fn place(&mut self, tensor: DispatchTensor) -> StoredWeight<dyn Storage, DispatchTensor> {
         if tensor.shape().num_elements() == 0 {
             return StoredWeight::Own(tensor);
@@ -51,7 +52,7 @@ impl StoragePlacer {
     }
 }
 
-/// An untracked tensor in memory that lasts: a copy, if it is a slot's.
+/// Returns an untracked tensor in persistent memory: a copy if its memory is evictable.
 pub(super) fn persistent_copy(tensor: DispatchTensor) -> DispatchTensor {
     match &tensor.kind {
         DispatchTensorKind::Autodiff(_) if !Dispatch::is_tracked(&tensor) => {

@@ -1,4 +1,4 @@
-//! [`SharedWeights`]: gathered weights of several passes from the same shards.
+//! [`SharedWeights`]: gathered weights shared by several passes from the same shards.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,10 +11,10 @@ use super::gathered::StoredWeight;
 use super::placing::persistent_copy;
 use super::slots::{Refill, Storage};
 
-/// The weights of passes that are not over, for those that begin meanwhile.
+/// Weights of unfinished passes, shared with passes that begin before those end.
 ///
-/// The unit holds them, so they hold no pass, which holds the unit: what fills their slots again is known once a pass had
-/// to free them, and then the unit holds them no longer.
+/// The unit holds this object, so it must not hold a pass, which holds the unit. A pass registers itself in
+/// `freed_by` only when it frees the storage, and the unit then drops this object.
 #[derive(Debug, Clone)]
 pub(in super::super) struct SharedWeights {
     pub(super) weights: Vec<StoredWeight<dyn Storage, DispatchTensor>>,
@@ -22,13 +22,13 @@ pub(in super::super) struct SharedWeights {
 }
 
 impl SharedWeights {
-    /// The weights, in memory that lasts.
+    /// Returns the weights in persistent memory.
     pub(super) fn lasting(&self) -> Vec<DispatchTensor> {
         self.weights.iter().map(|weight| persistent_copy(weight.value().clone())).collect()
     }
 }
 
-/// Has slots filled by the passes that have freed them.
+/// Passes that evicted shared storage. Each of them can restore it.
 #[derive(Default)]
 pub(super) struct FreedBy(Mutex<SmallVec<[Arc<dyn Refill>; 1]>>);
 

@@ -1,7 +1,7 @@
-//! [`EvictableStorage`]: memory that can be taken back under its views.
+//! [`EvictableStorage`]: memory that can be freed while views of it exist.
 //!
-//! Apart from burn, so that `tests/slot-model` can try it under many schedules. Nothing here is
-//! unsafe; what the users of [`StorageView::read`] owe says [`StorageRef`].
+//! Independent of burn, so that `tests/slot-model` can run it under many schedules. This file has no unsafe code.
+//! [`StorageRef`] documents the obligations of callers of [`StorageView::read`].
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -11,40 +11,40 @@ use super::sync::{OnceLock, RwLock, RwLockReadGuard, ThreadId, thread};
 
 /// Memory of a weight.
 pub trait StorageMemory {
-    /// The same bytes, elsewhere.
+    /// Returns a copy of the bytes in other memory.
     fn copy(&self) -> Self;
 }
 
-/// The memory of one gathered weight, there or not; `L` is what it is laid out as.
+/// Memory of one gathered weight, present or evicted. `L` describes its layout.
 pub struct EvictableStorage<M, L> {
-    /// What forward gathered, until it is taken back.
+    /// Memory that forward gathered, until it is evicted.
     pub(super) forward: RwLock<Option<M>>,
-    /// What was gathered again. Nobody takes it back: it goes with the last view.
+    /// Memory that was gathered for backward. It is never evicted, and is freed with the last view.
     again: OnceLock<M>,
     pub(super) layout: L,
     source: Arc<dyn Refill>,
-    /// The thread that gathered for forward: the only one on which that memory is taken back.
+    /// The thread that gathered for forward, and the only one that can evict that memory.
     thread: ThreadId,
 }
 
 impl<M, L> EvictableStorage<M, L> {
-    /// Of memory that forward gathered on this very thread.
+    /// Stores memory that forward gathered on the calling thread.
     pub fn new(memory: M, layout: L, source: Arc<dyn Refill>) -> Arc<Self> {
         let (forward, again) = (RwLock::new(Some(memory)), OnceLock::new());
         Arc::new(Self { forward, again, layout, source, thread: thread::current().id() })
     }
 
-    /// Takes back what forward gathered, under every view. On another thread than that of
-    /// [`new`](Self::new) it stays, until the last view goes.
+    /// Frees the memory that forward gathered, under every view. On any thread other than that of
+    /// [`new`](Self::new), does nothing: the memory is then freed with the last view.
     ///
-    /// The caller still holds a clone of each view that it gave out: see [`StorageRef`].
+    /// The caller still holds a clone of each view that it returned: see [`StorageRef`].
     pub fn evict(&self) {
         if thread::current().id() == self.thread {
             self.forward.write().take();
         }
     }
 
-    /// Gives memory back, with the same values. A slot that was filled again stays as it is.
+    /// Restores the memory, with the same values. Does nothing if it was restored before.
     pub fn restore(&self, memory: M) {
         let _ = self.again.set(memory);
     }
@@ -54,34 +54,34 @@ impl<M, L> EvictableStorage<M, L> {
     }
 }
 
-/// Memory that is a slot's, until it is written to: then a copy of its own.
+/// A view of evictable storage. Writing to it first makes a private copy.
 pub struct StorageView<M, L> {
     pub(super) slot: Arc<EvictableStorage<M, L>>,
     own: OnceLock<M>,
 }
 
-/// Where a view's memory is.
+/// Borrowed memory of a view.
 ///
-/// Who may read it, and how long:
+/// Rules for reading it:
 ///
-/// | memory | on the slot's thread | on others |
+/// | memory | on the storage's thread | on other threads |
 /// |---|---|---|
-/// | of forward | in place, until the unit is resharded on this very thread | a copy, made under the lock |
-/// | gathered again | in place, as long as the view lives | the same |
+/// | gathered for forward | in place, until this thread reshards the unit | a copy, made under the lock |
+/// | gathered for backward | in place, as long as the view lives | the same |
 ///
-/// Only the first is not plain borrowing. A borrow of a tensor's bytes ends with the operation that
-/// reads them, and resharding is between operations: so forward's may be read on, on this thread, when
-/// the lock is no longer held. What outlives an operation is what a program holds: a `Tensor`, whose
-/// handle borrows nothing; or a `TensorData`, which has the bytes to itself. burn copies to make one,
-/// unless the tensor is the only handle: it never is while forward's memory may be taken back, since
-/// the unit's buffer holds another until then and after.
+/// Only the first case is more than an ordinary borrow. A borrow of a tensor's bytes ends with the operation that
+/// reads them, and resharding runs between operations. So on this thread, forward's memory may be read after the
+/// lock is released. Only two kinds of objects outlive an operation: a `Tensor`, whose handle borrows nothing, and
+/// a `TensorData`, which owns its bytes. burn copies the bytes into a `TensorData` unless the tensor is the only
+/// handle. While forward's memory can be evicted, a tensor is never the only handle, because `UnshardedParams`
+/// holds another one.
 pub enum StorageRef<'a, M> {
-    /// The view's own, or gathered again.
+    /// The view's private copy, or memory gathered for backward.
     Held(&'a M),
     Forward(Forward<'a, M>),
 }
 
-/// Forward's memory, locked.
+/// Read lock on forward's memory.
 pub struct Forward<'a, M>(RwLockReadGuard<'a, Option<M>>);
 
 impl<M> Deref for StorageRef<'_, M> {
@@ -90,17 +90,17 @@ impl<M> Deref for StorageRef<'_, M> {
     fn deref(&self) -> &M {
         match self {
             Self::Held(memory) => memory,
-            Self::Forward(Forward(memory)) => memory.as_ref().expect("there when it was locked"),
+            Self::Forward(Forward(memory)) => memory.as_ref().expect("present when it was locked"),
         }
     }
 }
 
-/// Why a view has nothing to read.
+/// Reason why a view cannot be read.
 #[derive(Debug)]
 pub enum StorageReadError {
-    /// Only a copy could be read here.
+    /// Only a copy could be read on this thread, and the caller did not allow one.
     WouldCopy,
-    /// The slot is empty, and its source has nothing more.
+    /// The storage is empty, and its source cannot restore it.
     Gone,
 }
 
@@ -109,7 +109,7 @@ impl<M: StorageMemory, L> StorageView<M, L> {
         Self { slot, own: OnceLock::new() }
     }
 
-    /// A copy of forward's memory, made once.
+    /// Returns a private copy of forward's memory, made at the first call.
     fn own(&self) -> Option<&M> {
         if self.own.get().is_none() {
             let copy = self.slot.forward.read().as_ref()?.copy();
@@ -118,13 +118,13 @@ impl<M: StorageMemory, L> StorageView<M, L> {
         self.own.get()
     }
 
-    /// Forward's memory where it is, if it is there.
+    /// Borrows forward's memory in place, if it is present.
     fn in_place(&self) -> Option<StorageRef<'_, M>> {
         let forward = self.slot.forward.read();
         forward.is_some().then_some(StorageRef::Forward(Forward(forward)))
     }
 
-    /// Where to read; has an empty slot filled first.
+    /// Borrows the memory to read, and restores evicted storage first.
     pub fn read(&self, copy_allowed: bool) -> Result<StorageRef<'_, M>, StorageReadError> {
         let here = thread::current().id() == self.slot.thread;
         for gathered in [true, false] {
@@ -149,7 +149,8 @@ impl<M: StorageMemory, L> StorageView<M, L> {
         Err(StorageReadError::Gone)
     }
 
-    /// Memory to write to, which no other view sees.
+    /// Returns the view's private memory for writing. The first call copies, because other views must not see the
+    /// writes.
     pub fn write(&mut self, copy_allowed: bool) -> Result<&mut M, StorageReadError> {
         if self.own.get().is_none() {
             if !copy_allowed {

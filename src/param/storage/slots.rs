@@ -1,24 +1,24 @@
-//! [`Storage`]: memory of gathered weights that is taken back under its views.
+//! [`Storage`]: memory of gathered weights that can be freed while views of it exist.
 
 use std::fmt::Debug;
 
 use burn::backend::DispatchTensor;
 
-/// Memory of gathered weights, there or not.
+/// Memory of gathered weights, present or evicted.
 pub(super) trait Storage: Debug + Send + Sync {
-    /// Takes back what forward gathered, under every view.
+    /// Frees the memory that forward gathered, under every view.
     fn release(&self);
 
-    /// Gives memory back, with the same values: that of `whole`, which nobody writes to. A slot that was filled
-    /// again stays as it is.
+    /// Restores the memory from `full`, which has the same values and to which no other handle writes. Does nothing
+    /// if it was restored before.
     fn fill(&self, full: DispatchTensor);
 
     #[cfg(feature = "testing")]
     fn is_full(&self) -> bool;
 }
 
-/// Fills slots that are read while empty.
+/// Restores evicted storage when a view of it is read.
 pub(super) trait Refill: Send + Sync {
-    /// Fills every slot of the unit.
+    /// Restores all evicted storage of the unit.
     fn refill(&self);
 }

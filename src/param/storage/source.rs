@@ -1,4 +1,4 @@
-//! [`ShardGatherer`]: where the weights of one pass come from, in forward and again in backward.
+//! [`ShardGatherer`]: gathers the weights of one pass from their shards, for forward and for backward.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock, Weak};
@@ -18,37 +18,37 @@ use crate::param::pending_all_gather::{GatheredTensors, Keeps, PendingAllGather}
 use crate::param::replica_check::{CheckedPass, PendingDigests};
 use crate::param::unit::Unit;
 
-/// The shards that a pass started from, and what is gathered of them.
+/// The shards from which a pass started, and the state of their all-gathers.
 ///
 /// The all-gather for backward is issued when forward leaves the unit (rule 9 of
-/// [`graph`](crate::param::backward_nodes)): so backward may take results in any order, or never. Nothing moves until a
-/// result is taken.
+/// [`graph`](crate::param::backward_nodes)), so that backward may use the results in any order, or not at all. No
+/// data moves until a result is used or [`start`](Self::start) is called.
 ///
-/// Views of a slot hold the source: a weight that outlives its pass can still be read.
+/// Views of evictable storage keep this object alive: a weight that outlives its pass can still be read.
 #[derive(Debug)]
 pub(in super::super) struct ShardGatherer {
     pub(super) unit: Arc<Unit>,
-    /// The unit's parameters that take part, as indices into the unit.
+    /// The unit's parameters that participate, as indices into the unit.
     pub(super) members: Vec<usize>,
-    /// As they are stored.
+    /// The shards, in the element types in which they are stored.
     pub(super) shards: Vec<DispatchTensor>,
-    /// Whether its weights are in the element types that they are stored in, whatever they are computed with in.
+    /// True if the weights have the element types in which they are stored, instead of those used for computation.
     stored: bool,
-    /// What the pass's collectives are called.
+    /// Signature of the pass's collectives, without the phase.
     call: Call,
-    /// If what is alike on several ranks is compared.
+    /// The pass that the replica check compares, if it is due in this pass.
     pub(super) due: Option<CheckedPass>,
     pub(super) gathered: UnshardState<PendingAllGather, dyn Storage, DispatchTensor>,
-    /// Whether the all-gather for backward is wanted.
+    /// True once the data transfer of the all-gather for backward has been requested.
     started: AtomicBool,
-    /// What fills its slots again, if passes share them.
+    /// Restores the evictable storage if passes share it.
     shared: OnceLock<Weak<FreedBy>>,
 }
 
 impl ShardGatherer {
-    /// Of the parameters `members` of a unit, of which this rank has these `shards`. The weights are in the element
-    /// types that they are `stored` in, or else those that they are computed with in. Collectives are called `call`;
-    /// what is alike on several ranks is compared if it is `due`.
+    /// Creates a gatherer for the parameters `members` of a unit, of which this rank has these `shards`. If
+    /// `stored`, the weights have the element types in which they are stored, otherwise those used for computation.
+    /// Collectives are posted as `call`. If the replica check is `due`, replicated values are compared.
     pub(in super::super) fn new(
         unit: Arc<Unit>,
         members: Vec<usize>,
@@ -69,59 +69,60 @@ impl ShardGatherer {
         &self.members
     }
 
-    /// The stored shard at `position`.
+    /// Returns the stored shard at `position`.
     pub(in super::super) fn shard(&self, position: usize) -> &DispatchTensor {
         &self.shards[position]
     }
 
-    /// The element type in which gradients of the weight at `position` are added up.
+    /// Returns the element type in which gradients of the weight at `position` are summed.
     pub(in super::super) fn added_in(&self, position: usize) -> DType {
         self.unit.precision().reduce.unwrap_or_else(|| self.shards[position].dtype())
     }
 
-    /// Returns what the reduction of the pass compares.
+    /// Returns the digests that the reduction of the pass compares.
     pub(in super::super) fn carried(&self) -> PendingDigests {
         self.unit.carried(self.due.as_ref(), &self.members, &self.shards)
     }
 
-    /// Its slots are those of other passes, too.
+    /// Records that its evictable storage is shared with other passes.
     pub(super) fn shares(&self, freed_by: &Arc<FreedBy>) {
         let _ = self.shared.set(Arc::downgrade(freed_by));
     }
 
-    /// The shards, of which those that are cut (or else the others) are in the element types of the weights.
+    /// Returns the shards, converting either the sharded ones (if `sharding`) or the others to the element types of
+    /// the weights.
     fn sent(&self, sharding: bool) -> Vec<DispatchTensor> {
         let shards = self.shards.clone();
         if self.stored { shards } else { self.unit.computed(sharding, &self.members, shards) }
     }
 
-    /// The element type of the weight at `position`.
+    /// Returns the element type of the weight at `position`.
     pub(super) fn dtype(&self, position: usize) -> DType {
         let shard = &self.shards[position];
         if self.stored { shard.dtype() } else { self.unit.computed_dtype(self.members[position], shard) }
     }
 
-    /// Whether the weight at `position` is the stored shard itself: every rank holds it whole. Then there is nothing
-    /// to free.
+    /// Returns true if the weight at `position` is the stored shard itself, because every rank holds the full
+    /// parameter. There is then nothing to free.
     pub(super) fn is_shard(&self, position: usize) -> bool {
         let is_sharded = self.unit.params[self.members[position]].sharding.is_some();
         !is_sharded && self.offloaded().is_none() && self.dtype(position) == self.shards[position].dtype()
     }
 
-    /// How weights come to where the rank computes, if the shards are in host memory. Weights as they are stored stay
-    /// with the shards.
+    /// Returns the copies between host shards and the device, if the shards are in host memory. Weights in stored
+    /// element types stay where the shards are.
     pub(super) fn offloaded(&self) -> Option<&CpuOffload> {
         self.unit.offloaded().filter(|_| !self.stored)
     }
 
-    /// How reduced gradients come to the shards, if those are in host memory: who has moved the model by hand has them
-    /// elsewhere.
+    /// Returns the copies of reduced gradients to the shards, if those are in host memory. If the program moved the
+    /// model to another device, they are not.
     pub(in super::super) fn copied_out(&self) -> Option<CpuOffload> {
         let is_on_host = |shard: &DispatchTensor| memory::is_host(&Device::new(shard.device()));
         self.offloaded().filter(|_| self.shards.iter().all(is_on_host)).cloned()
     }
 
-    /// Where the rank computes.
+    /// Returns the device on which the rank computes.
     pub(in super::super) fn device(&self, position: usize) -> DispatchDevice {
         let of_shard = || self.shards[position].device();
         self.offloaded().map_or_else(of_shard, |offloaded| offloaded.device().as_dispatch().clone())
@@ -131,19 +132,19 @@ impl ShardGatherer {
         self.call.clone().with_phase(phase)
     }
 
-    /// Whether its ranks have parts of weights.
+    /// Returns true if its ranks hold shards of at least one weight.
     fn is_sharded(&self) -> bool {
         self.unit.is_of_several() && self.members.iter().any(|&member| self.unit.params[member].sharding.is_some())
     }
 
-    /// Something happens to the weights, if they are not the shards.
+    /// Records an event, unless the weights are the stored shards themselves.
     pub(super) fn happened(&self, kind: EventKind, during: TrainingState, state: ShardedState) {
         if self.offloaded().is_some() || self.is_sharded() {
             happened(kind, || self.unit.label(), during, || state);
         }
     }
 
-    /// The weights for forward.
+    /// Gathers the weights for forward.
     pub(super) fn gather(&self) -> Result<Vec<DispatchTensor>, CommError> {
         self.happened(EventKind::Unshard, TrainingState::Forward, ShardedState::Unsharded);
         let gathering = self.unit.all_gather(self.call(Phase::Forward), &self.members, self.sent(true));
@@ -151,7 +152,7 @@ impl ShardGatherer {
         self.gathered_in(TrainingState::Forward, gathering)
     }
 
-    /// Every weight of the pass, once `gathering` is there.
+    /// Waits for `gathering` and returns every weight of the pass.
     pub(super) fn gathered_in(
         &self,
         during: TrainingState,
@@ -160,7 +161,7 @@ impl ShardGatherer {
         Ok(self.unsharded(during, gathering.wait()?))
     }
 
-    /// Has the all-gather for backward begin, if it has not.
+    /// Starts the data transfer of the all-gather for backward, unless it has started.
     pub(super) fn start(&self) {
         let starts = self.gathered.issued(|issued| {
             issued.start();
@@ -171,17 +172,18 @@ impl ShardGatherer {
         }
     }
 
-    /// Whether [`start`](Self::start) has something to do.
+    /// Returns true if [`start`](Self::start) has something to start.
     pub(super) fn is_to_start(&self) -> bool {
         !self.started.load(Relaxed) && self.gathered.issued(|_| ()).is_some()
     }
 
-    /// Whether what was [started](Self::start) is there, and not taken.
+    /// Returns true if the all-gather that [`start`](Self::start) started is complete, and its result was not
+    /// taken.
     pub(super) fn is_there(&self) -> bool {
         self.started.load(Relaxed) && self.gathered.issued(|issued| issued.is_complete()) == Some(true)
     }
 
-    /// Every weight of the pass, of what was gathered for backward.
+    /// Waits for the all-gather for backward, and returns every weight of the pass.
     fn gather_again(&self, gathering: PendingAllGather) -> Vec<DispatchTensor> {
         if !self.started.swap(true, Relaxed) {
             self.happened(EventKind::Unshard, TrainingState::PreBackward, ShardedState::Unsharded);
@@ -189,7 +191,7 @@ impl ShardGatherer {
         self.gathered_in(TrainingState::PreBackward, gathering).or_unwind()
     }
 
-    /// Every weight of the pass, of what was gathered.
+    /// Assembles every weight of the pass from the gathered shards and the replicated parameters.
     pub(super) fn unsharded(&self, during: TrainingState, (gathered, course): GatheredTensors) -> Vec<DispatchTensor> {
         let replicated = self.unit.replicated_of(&self.members, self.sent(false));
         let replicated = match self.offloaded() {
@@ -203,8 +205,8 @@ impl ShardGatherer {
         unsharded
     }
 
-    /// Issues the all-gather for backward: of `parts`, the shards over a few ranks, or else of the
-    /// shards over all.
+    /// Issues the all-gather for backward: of `parts` (the shards over a few ranks) if present, otherwise of the
+    /// shards over all ranks.
     pub(super) fn post_all_gather(&self, parts: Option<Vec<DispatchTensor>>) -> PendingAllGather {
         let call = self.call(Phase::Backward).with_deferred();
         match parts {
@@ -213,7 +215,7 @@ impl ShardGatherer {
         }
     }
 
-    /// The weight at `position`, gathered for backward: see [`UnshardState::again`].
+    /// Returns the weight at `position`, gathered for backward: see [`UnshardState::again`].
     pub(super) fn again(&self, position: usize, shared: bool) -> Option<DispatchTensor> {
         self.gathered.again(position, shared, |issued| self.gather_again(issued), Storage::fill)
     }

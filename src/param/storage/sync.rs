@@ -1,4 +1,4 @@
-//! The blocking primitives of slots, in one place so that a model checker can replace them.
+//! Blocking primitives used by this module, re-exported in one place so that a model checker can replace them.
 
 pub(super) use parking_lot::Mutex;
 #[cfg(feature = "flex")]
