@@ -1,4 +1,4 @@
-//! [`CopyPlan::concat`]: blocks of several tensors, one after another.
+//! [`CopyPlan::concat`]: concatenates blocks of several tensors.
 
 use std::ops::Range;
 
@@ -7,7 +7,7 @@ use smallvec::{SmallVec, smallvec};
 
 use super::copies::{CopyPlan, StridedCopy};
 
-/// A dimension, or several that are walked as one: its length, and from one index to the next in source and target.
+/// One dimension, or several that are traversed as one: its length, and its strides in source and target.
 #[derive(Debug, Clone, Copy)]
 struct Level {
     len: usize,
@@ -16,14 +16,15 @@ struct Level {
 }
 
 impl CopyPlan {
-    /// The blocks `ranges` of tensors of the shapes given, one after another along `dim`, as the only target.
+    /// Returns a plan that concatenates the blocks `ranges` of tensors of the given shapes along `dim`, as the only
+    /// target.
     ///
     /// ```text
     /// blocks       a a a       b b            dim 1:  a a a b b
     ///              a a a       b b                    a a a b b
     /// ```
     ///
-    /// The blocks have one shape but for `dim`; there is at least one.
+    /// The blocks have the same shape except along `dim`, and at least one block is given.
     pub fn concat(blocks: &[(Shape, &[Range<usize>])], dim: usize) -> Self {
         let mut target: SmallVec<[usize; 4]> = blocks[0].1.iter().map(Range::len).collect();
         target[dim] = blocks.iter().map(|(_, ranges)| ranges[dim].len()).sum();
@@ -39,7 +40,7 @@ impl CopyPlan {
     }
 }
 
-/// Appends the segments of one block, whose place in the target is index `start` of `dim`.
+/// Appends the segments of one block, which starts at index `start` of `dim` in the target.
 fn block(
     source: usize,
     shape: &[usize],
@@ -55,7 +56,7 @@ fn block(
         let Level { from: from_stride, to: to_stride, .. } = strides;
         from += ranges[at].start * from_stride;
         to += if at == dim { start * to_stride } else { 0 };
-        let inner = levels.last_mut().expect("there is one");
+        let inner = levels.last_mut().expect("the list starts with one level");
         let len = ranges[at].len();
         if inner.len * inner.from == from_stride && inner.len * inner.to == to_stride {
             inner.len *= len;
@@ -65,7 +66,7 @@ fn block(
         strides = Level { len: 0, from: from_stride * shape[at], to: to_stride * target[at] };
     }
     let run = levels[0].len;
-    // The longest of the others are the rows; of the rest every index is a segment.
+    // The longest remaining level becomes the rows. Every index of the other levels is a separate segment.
     let rows = (1..levels.len()).max_by_key(|level| levels[*level].len);
     let rows = rows.map_or(Level { len: 1, from: run, to: run }, |level| levels.remove(level));
     let mut rest = levels;

@@ -1,8 +1,8 @@
-//! [`CopyPlan`]: a list of copies from several tensors to several others, as one operation.
+//! [`CopyPlan`]: copies from several tensors to several other tensors, executed as one operation.
 
 use burn::tensor::Shape;
 
-/// `rows` runs of `run` adjacent elements, copied from one tensor to another.
+/// A strided copy of `rows` runs of `run` adjacent elements from one tensor to another.
 ///
 /// ```text
 /// source   from ->  x x x . . x x x . .      run 3, rows 2, from_stride 5
@@ -10,31 +10,31 @@ use burn::tensor::Shape;
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct StridedCopy {
-    /// Which source.
+    /// Index of the source.
     pub source: usize,
-    /// Which target.
+    /// Index of the target.
     pub target: usize,
-    /// The first element in the source.
+    /// First element in the source.
     pub from: usize,
-    /// The first element in the target.
+    /// First element in the target.
     pub to: usize,
-    /// How many runs.
+    /// Number of runs.
     pub rows: usize,
-    /// Adjacent elements of each.
+    /// Number of adjacent elements in a run.
     pub run: usize,
-    /// From the start of a run to that of the next, in the source.
+    /// Distance between the starts of two runs in the source.
     pub from_stride: usize,
-    /// The same in the target.
+    /// Distance between the starts of two runs in the target.
     pub to_stride: usize,
 }
 
 impl StridedCopy {
-    /// One run of `len` elements.
+    /// Creates a copy of one run of `len` elements.
     pub fn run(source: usize, target: usize, from: usize, to: usize, len: usize) -> Self {
         Self { source, target, from, to, rows: 1, run: len, from_stride: len, to_stride: len }
     }
 
-    /// The same elements in the fewest runs.
+    /// Returns an equivalent copy with the fewest runs.
     fn merged(self) -> Self {
         let Self { rows, run, from_stride, to_stride, .. } = self;
         match run == from_stride && run == to_stride {
@@ -43,48 +43,49 @@ impl StridedCopy {
         }
     }
 
-    /// Elements copied.
+    /// Returns the number of copied elements.
     pub fn len(&self) -> usize {
         self.rows * self.run
     }
 }
 
-/// Adjacent elements of a target that no segment writes.
+/// Adjacent elements of a target that no segment writes, and that are set to zero.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct ZeroFill {
-    /// Which target.
+    /// Index of the target.
     pub target: usize,
-    /// The first element.
+    /// First element.
     pub at: usize,
-    /// How many.
+    /// Number of elements.
     pub len: usize,
 }
 
-/// Copies between row-major tensors; what no segment writes in a target is zero.
+/// Copies between row-major tensors. Elements of a target that no segment writes are set to zero.
 ///
-/// Made once for a unit, and used in every step. What executors rely on, and [`new`](Self::new) alone provides:
+/// A plan is created once per unit, and used in every step. Executors rely on two invariants, which
+/// [`new`](Self::new) establishes:
 ///
-/// 1. every segment lies inside its source and its target;
-/// 2. each element of a target belongs to one segment, or to one gap.
+/// 1. Every segment is inside its source and its target.
+/// 2. Each element of a target belongs to exactly one segment or gap.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct CopyPlan {
-    /// What is read.
+    /// Shapes of the sources.
     pub(super) sources: Vec<Shape>,
-    /// What is made.
+    /// Shapes of the targets.
     pub(super) targets: Vec<Shape>,
-    /// None of them is empty.
+    /// Copies, none of which is empty.
     pub(super) segments: Vec<StridedCopy>,
-    /// What is zero.
+    /// Elements that are set to zero.
     pub(super) gaps: Vec<ZeroFill>,
 }
 
-#[cfg_attr(not(feature = "testing"), allow(dead_code, reason = "the benchmark looks at them"))]
+#[cfg_attr(not(feature = "testing"), allow(dead_code, reason = "the benchmark reads them"))]
 impl CopyPlan {
-    /// Of these segments, those without elements left out.
+    /// Creates a plan of these segments. Segments without elements are dropped.
     ///
     /// # Panics
-    /// If a segment leaves its source or its target. That two write one element is noticed where it leaves
-    /// others unwritten, and in debug builds everywhere.
+    /// If a segment is outside its source or its target, or if two segments write the same element. The second is
+    /// detected if elements of that target remain unwritten, and in debug builds always.
     pub fn new(sources: Vec<Shape>, targets: Vec<Shape>, segments: Vec<StridedCopy>) -> Self {
         let mut segments = segments;
         segments.retain_mut(|segment| {
@@ -103,30 +104,30 @@ impl CopyPlan {
         Self { sources, targets, segments, gaps }
     }
 
-    /// What is read.
+    /// Returns the shapes of the sources.
     pub fn sources(&self) -> &[Shape] {
         &self.sources
     }
 
-    /// What is made.
+    /// Returns the shapes of the targets.
     pub fn targets(&self) -> &[Shape] {
         &self.targets
     }
 
-    /// Elements copied.
+    /// Returns the number of copied elements.
     pub fn copied(&self) -> usize {
         self.segments.iter().map(StridedCopy::len).sum()
     }
 }
 
-/// What `segments` leave of targets of `lens` elements.
+/// Returns the elements that `segments` do not write, in targets of `lens` elements.
 fn gaps(lens: &[usize], segments: &[StridedCopy]) -> Vec<ZeroFill> {
     let mut left = lens.to_vec();
     for segment in segments {
         let left = &mut left[segment.target];
-        *left = left.checked_sub(segment.len()).unwrap_or_else(|| panic!("{segment:?} writes elements again"));
+        *left = left.checked_sub(segment.len()).unwrap_or_else(|| panic!("{segment:?} writes elements a second time"));
     }
-    // A target that is full has no gaps, if no element of it is written twice.
+    // If all elements of a target are counted and none is written twice, the target has no gaps.
     let open = |target: usize| left[target] > 0 || cfg!(debug_assertions);
     let written = segments.iter().filter(|segment| open(segment.target)).flat_map(|segment| {
         let StridedCopy { target, to, rows, run, to_stride, .. } = *segment;

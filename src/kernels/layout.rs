@@ -1,33 +1,33 @@
-//! [`FlatLayout`]: where the parts of several tensors lie in one flat buffer.
+//! [`FlatLayout`]: offsets of the shards of several tensors in one flat buffer.
 
 use burn::tensor::Shape;
 
 use super::copies::{CopyPlan, StridedCopy};
 use crate::placement::ShardSizes;
 
-/// A tensor cut along one dimension over the ranks of a group.
+/// A tensor that is sharded along one dimension over the ranks of a group.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct ShardedTensorSpec {
-    /// Of the whole.
+    /// Shape of the full tensor.
     pub shape: Shape,
-    /// The cut dimension.
+    /// The sharded dimension.
     pub dim: usize,
-    /// How its length falls on the ranks.
+    /// Shard size of each rank along `dim`.
     pub sizes: ShardSizes,
 }
 
 impl ShardedTensorSpec {
-    /// How often a part is interrupted in the whole: the elements before the cut dimension.
+    /// Returns the number of runs that a shard has in the full tensor: the elements before the sharded dimension.
     fn outer(&self) -> usize {
         self.shape[..self.dim].iter().product()
     }
 
-    /// Elements of the whole in one index of the cut dimension.
+    /// Returns the number of elements of the full tensor at one index of the sharded dimension.
     fn inner(&self) -> usize {
         self.shape[self.dim + 1..].iter().product()
     }
 
-    /// The shape of `rank`'s part.
+    /// Returns the shape of `rank`'s shard.
     pub fn part(&self, ranks: usize, rank: usize) -> Shape {
         let mut shape = self.shape.clone();
         shape[self.dim] = self.sizes.range(ranks, rank).len();
@@ -35,10 +35,10 @@ impl ShardedTensorSpec {
     }
 }
 
-/// Flat buffers for the parts of several tensors, of which every rank holds a row of the same length.
+/// Flat buffers for the shards of several tensors. Every rank holds one row, and all rows have the same length.
 ///
-/// A row has room for the largest part of each tensor, so that collectives which know only rows of one length
-/// carry ragged and uneven cuts too. Each part starts at a multiple of `align` elements.
+/// A row has capacity for the largest shard of each tensor, so that collectives which require rows of equal length
+/// work with uneven shard sizes too. Each shard starts at a multiple of `align` elements.
 ///
 /// ```text
 /// two tensors over two ranks: 0 1 2 | 3 4 and a b | c, align 4
@@ -50,7 +50,7 @@ impl ShardedTensorSpec {
 pub(crate) struct FlatLayout {
     ranks: usize,
     tensors: Vec<ShardedTensorSpec>,
-    /// Where each tensor's part starts in a row.
+    /// Offset of each tensor's shard in a row.
     offsets: Vec<usize>,
     /// Elements of a row.
     row: usize,
@@ -58,10 +58,10 @@ pub(crate) struct FlatLayout {
 
 #[cfg_attr(
     not(all(feature = "testing", feature = "cube")),
-    allow(dead_code, reason = "threads on the CPU copy parts to wholes at once, with no flat buffer between")
+    allow(dead_code, reason = "threads on the CPU copy shards to full tensors directly, without a flat buffer")
 )]
 impl FlatLayout {
-    /// Of `tensors` over `ranks` ranks.
+    /// Creates the layout of `tensors` over `ranks` ranks.
     pub fn new(ranks: usize, tensors: Vec<ShardedTensorSpec>, align: usize) -> Self {
         let mut row = 0;
         let offset = |tensor: &ShardedTensorSpec| {
@@ -74,32 +74,32 @@ impl FlatLayout {
         Self { ranks, tensors, offsets, row }
     }
 
-    /// Elements of a row.
+    /// Returns the number of elements of a row.
     pub fn row(&self) -> usize {
         self.row
     }
 
-    /// Elements of all rows that belong to no part.
+    /// Returns the number of elements of all rows that belong to no shard.
     #[cfg(test)]
     pub fn padding(&self) -> usize {
         self.ranks * self.row - self.tensors.iter().map(|tensor| tensor.shape.num_elements()).sum::<usize>()
     }
 
-    /// All-gather's copy-in: the parts of `rank` into its row.
+    /// Returns the copy-in of an all-gather: from the shards of `rank` to its row.
     pub fn pack_parts(&self, rank: usize) -> CopyPlan {
         let segments = self.parts(rank, |index, len| StridedCopy::run(index, 0, 0, self.offsets[index], len));
         let sources = self.tensors.iter().map(|tensor| tensor.part(self.ranks, rank)).collect();
         CopyPlan::new(sources, vec![Shape::new([self.row])], segments)
     }
 
-    /// Reduce-scatter's copy-out: the row of `rank` into its parts.
+    /// Returns the copy-out of a reduce-scatter: from the row of `rank` to its shards.
     pub fn unpack_parts(&self, rank: usize) -> CopyPlan {
         let segments = self.parts(rank, |index, len| StridedCopy::run(0, index, self.offsets[index], 0, len));
         let targets = self.tensors.iter().map(|tensor| tensor.part(self.ranks, rank)).collect();
         CopyPlan::new(vec![Shape::new([self.row])], targets, segments)
     }
 
-    /// Where each of `rank`'s parts begins in its row, and its shape.
+    /// Returns the offset of each of `rank`'s shards in its row, and its shape.
     #[cfg(feature = "cube")]
     pub fn parts_in_row(&self, rank: usize) -> Vec<(usize, Shape)> {
         let shapes = self.tensors.iter().map(|tensor| tensor.part(self.ranks, rank));
@@ -111,7 +111,7 @@ impl FlatLayout {
         lens.enumerate().map(|(index, len)| segment(index, len)).collect()
     }
 
-    /// Reduce-scatter's copy-in: the wholes into the rows of all ranks, one after another.
+    /// Returns the copy-in of a reduce-scatter: from the full tensors to the rows of all ranks, one after another.
     pub fn pack_full(&self) -> CopyPlan {
         let segments = self.blocks(|index, rank, block| {
             let to = rank * self.row + self.offsets[index];
@@ -122,26 +122,29 @@ impl FlatLayout {
         CopyPlan::new(sources, vec![Shape::new([self.ranks * self.row])], segments)
     }
 
-    /// All-gather's copy-out: the rows of all ranks, one after another in one buffer, into the wholes.
+    /// Returns the copy-out of an all-gather: from the rows of all ranks, one after another in one buffer, to the
+    /// full tensors.
     pub fn unpack_full(&self) -> CopyPlan {
         let sources = vec![Shape::new([self.ranks * self.row])];
         self.copy_full(sources, |index, rank| (0, rank * self.row + self.offsets[index]))
     }
 
-    /// All-gather's copy-out where each rank's row is a buffer of its own.
+    /// Returns the copy-out of an all-gather in which each rank's row is a separate buffer.
     pub fn unpack_rows(&self) -> CopyPlan {
         let sources = vec![Shape::new([self.row]); self.ranks];
         self.copy_full(sources, |index, rank| (rank, self.offsets[index]))
     }
 
-    /// A whole all-gather, where every rank's parts can be read in place: those of rank 0, then of rank 1, ..
+    /// Returns a complete all-gather, for ranks whose shards can be read in place. Its sources are the shards of
+    /// rank 0, then those of rank 1, and so on.
     pub fn join_parts(&self) -> CopyPlan {
         let parts = |rank| self.tensors.iter().map(move |tensor| tensor.part(self.ranks, rank));
         let sources = (0..self.ranks).flat_map(parts).collect();
         self.copy_full(sources, |index, rank| (rank * self.tensors.len() + index, 0))
     }
 
-    /// The parts of all tensors into wholes; `from` gives the source and the first element of a rank's part.
+    /// Copies the shards of all tensors to full tensors. `from` returns the source and the first element of a
+    /// rank's shard.
     fn copy_full(&self, sources: Vec<Shape>, from: impl Fn(usize, usize) -> (usize, usize)) -> CopyPlan {
         let segments = self.blocks(|index, rank, block| {
             let (source, from) = from(index, rank);
@@ -151,7 +154,7 @@ impl FlatLayout {
         CopyPlan::new(sources, self.tensors.iter().map(|tensor| tensor.shape.clone()).collect(), segments)
     }
 
-    /// What `segment` makes of every tensor's block of every rank.
+    /// Calls `segment` for the block of every rank in every tensor.
     fn blocks(&self, segment: impl Fn(usize, usize, StridedBlock) -> StridedCopy) -> Vec<StridedCopy> {
         let blocks = |(index, tensor): (usize, &ShardedTensorSpec)| {
             let (outer, inner) = (tensor.outer(), tensor.inner());
@@ -167,7 +170,7 @@ impl FlatLayout {
     }
 }
 
-/// A rank's part inside the whole: `rows` runs, each `stride` elements after the one before.
+/// A rank's shard inside the full tensor: `rows` runs at distances of `stride` elements.
 struct StridedBlock {
     at: usize,
     rows: usize,

@@ -1,25 +1,34 @@
-//! The copies around a unit's collectives, each one operation whatever the number of tensors.
+//! Copies before and after a unit's collectives. Each is a single operation for any number of tensors.
 //!
-//! Collectives move flat buffers; a unit has many tensors, cut along any dimension, evenly or not. Four copies lie
-//! between the two, and a [`FlatLayout`] says which element goes where:
+//! Collectives transfer flat buffers, but a unit has many tensors, which are sharded along any dimension, evenly or
+//! not. Four copies convert between the two, and a [`FlatLayout`] maps each element to its offset in the buffer:
+//!
+//! ```text
+//!   all-gather      shards ─ copy-in ─> row of this rank ─ collective ─> rows of all ranks ─ copy-out ─> full tensors
+//!   reduce-scatter  full tensors ─ copy-in ─> one row per rank ─ collective ─> reduced row ─ copy-out ─> shards
+//! ```
 //!
 //! | copy | from | to |
 //! |---|---|---|
-//! | all-gather copy-in | this rank's parts | its row of the flat buffer |
-//! | all-gather copy-out | the rows of all ranks | the wholes |
-//! | reduce-scatter copy-in | the wholes | a row for each rank |
-//! | reduce-scatter copy-out | this rank's reduced row | its parts |
+//! | all-gather copy-in | this rank's shards | its row of the flat buffer |
+//! | all-gather copy-out | the rows of all ranks | the full tensors |
+//! | reduce-scatter copy-in | the full tensors | one row per rank |
+//! | reduce-scatter copy-out | this rank's reduced row | its shards |
 //!
-//! Each is a list of [`CopyPlan`], which a backend runs as one pass over memory. On its way an element may be
-//! [converted](Convert): cast to another dtype, scaled, or added to what is there.
+//! Each copy is a [`CopyPlan`], which a backend executes in one pass over memory. During a copy, an element may be
+//! [converted](Convert): cast to another dtype, scaled, or added to the previous value of the target.
 //!
-//! | backend | how |
+//! | backend | execution |
 //! |---|---|
-//! | Flex | `flex`: runs of memory, over the rank's threads |
+//! | Flex | `flex`: contiguous runs of memory, divided among the rank's threads |
 //! | Cube | `cube`: one kernel launch; tables of segments are made once and stay on the device |
 //!
-//! Where ranks can read each other's memory, as threads can, an all-gather is one of these copies alone, with no
-//! flat buffer between.
+//! If ranks can read each other's memory, as threads can, an all-gather is a single such copy without a flat
+//! buffer.
+//!
+//! 1. Every segment of a plan is inside its source and its target ([`CopyPlan::new`] checks it).
+//! 2. Each element of a target is written exactly once, by one segment or as zero.
+//! 3. A conversion rounds once.
 
 mod concat;
 mod copies;
@@ -36,19 +45,19 @@ pub(crate) use layout::{FlatLayout, ShardedTensorSpec};
 
 use burn::tensor::DType;
 
-/// What becomes of an element on its way: `cast(element * scale)`, rounded once.
+/// Conversion of an element during a copy: `cast(element * scale)`, rounded once.
 ///
-/// Half-precision floats are widened to f32 first. Integers and booleans are neither cast nor scaled.
+/// Half-precision floats are first widened to f32. Integers and booleans are neither cast nor scaled.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Convert {
-    /// The dtype of the targets.
+    /// Dtype of the targets.
     pub dtype: DType,
-    /// 1 copies.
+    /// Factor; 1 copies the value.
     pub scale: f32,
 }
 
 impl Convert {
-    /// A plain copy.
+    /// Returns a plain copy.
     pub fn to(dtype: DType) -> Self {
         Self { dtype, scale: 1.0 }
     }

@@ -1,4 +1,4 @@
-//! Which element goes where, against index arithmetic on single elements.
+//! Tests of plans against index arithmetic on single elements.
 
 use burn::tensor::Shape;
 use itertools::Itertools;
@@ -6,7 +6,7 @@ use itertools::Itertools;
 use super::{CopyPlan, FlatLayout, ShardedTensorSpec, StridedCopy};
 use crate::placement::ShardSizes;
 
-/// Every target after `copies`, by element; `None` where nothing was written.
+/// Executes `copies` and returns every target by element; `None` for an element that was not written.
 pub(super) fn run<T: Clone>(copies: &CopyPlan, sources: &[Vec<T>]) -> Vec<Vec<Option<T>>> {
     let lens = |shapes: &[Shape]| shapes.iter().map(Shape::num_elements).collect_vec();
     assert_eq!(lens(&copies.sources), sources.iter().map(Vec::len).collect_vec());
@@ -22,14 +22,14 @@ pub(super) fn run<T: Clone>(copies: &CopyPlan, sources: &[Vec<T>]) -> Vec<Vec<Op
     targets
 }
 
-/// Elements are named by their tensor and their place in the whole.
+/// Name of an element: its tensor, and its position in the full tensor.
 type Name = (usize, usize);
 
 fn full(index: usize, tensor: &ShardedTensorSpec) -> Vec<Name> {
     (0..tensor.shape.num_elements()).map(|at| (index, at)).collect()
 }
 
-/// The part of `rank`, element by element.
+/// Returns the shard of `rank`, element by element.
 fn part(index: usize, tensor: &ShardedTensorSpec, ranks: usize, rank: usize) -> Vec<Name> {
     let range = tensor.sizes.range(ranks, rank);
     let inner: usize = tensor.shape[tensor.dim + 1..].iter().product();
@@ -109,7 +109,7 @@ fn blocks_are_concatenated_along_any_dimension() {
     let shapes = [vec![5], vec![2, 3], vec![3, 1, 2], vec![3, 4, 2], vec![2, 3, 3, 2]];
     for (shape, seed) in shapes.iter().cartesian_product(0..40_usize) {
         for dim in 0..shape.len() {
-            // Blocks of one shape but for `dim`, which begin and end anywhere.
+            // Blocks of the same shape except along `dim`, with random bounds.
             let sizes = |at: usize, mix: usize| {
                 let len = shape[at];
                 let start = (seed * 7 + mix) % (len + 1);

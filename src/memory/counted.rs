@@ -1,19 +1,19 @@
-//! Who counts memory that is no allocator's: the blocks of large tensors.
+//! Hook that counts memory which does not come from the global allocator: the blocks of large tensors.
 
 use std::sync::OnceLock;
 
-/// Told of blocks of memory.
+/// Callbacks for blocks of memory.
 #[derive(Debug)]
 pub struct Counter {
-    /// So many bytes are taken, for an account that the counter names.
+    /// Called with the bytes of a block that is taken. Returns an account of the counter's choice.
     pub taken: fn(usize) -> usize,
-    /// So many are given back, which were taken for this account.
+    /// Called with the bytes of a block that is returned, and the account that `taken` returned.
     pub given_back: fn(usize, usize),
 }
 
 static COUNTER: OnceLock<Counter> = OnceLock::new();
 
-/// Has all blocks counted, of those that are taken from now on. The first counter stays.
+/// Registers the counter for all blocks that are taken from now on. Only the first call has an effect.
 pub fn count_blocks(counter: Counter) {
     let _ = COUNTER.set(counter);
 }

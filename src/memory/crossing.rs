@@ -1,4 +1,4 @@
-//! Plain float tensors in other memory: from the host to a device, and back.
+//! Copies of plain float tensors between host and device.
 
 use burn::backend::ops::FloatTensorOps;
 use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
@@ -8,12 +8,12 @@ use burn::tensor::Device;
 use super::reading::Reading;
 use super::{assigned, host};
 
-/// The bytes of a tensor's elements.
+/// Returns the number of bytes of a tensor's elements.
 pub(crate) fn bytes(tensor: &DispatchTensor) -> u64 {
     (tensor.shape().num_elements() * tensor.dtype().size()) as u64
 }
 
-/// The tensor in new memory of `device`, be it the one where it is. Nobody waits for the device.
+/// Copies the tensor to new memory of `device`, even if it is there already. Does not wait for the device.
 pub(crate) fn copied_to(tensor: DispatchTensor, device: &Device) -> DispatchTensor {
     if tensor.shape().num_elements() == 0 {
         return Dispatch::float_empty(tensor.shape(), device.as_dispatch(), tensor.dtype().into());
@@ -32,7 +32,7 @@ fn copied(tensor: DispatchTensor) -> DispatchTensor {
     assigned(tensor)
 }
 
-/// Tensors that a device copies to the host, meanwhile.
+/// Tensors that a device copies to the host while the caller continues.
 pub(crate) struct ToHost {
     #[cfg(feature = "cube")]
     reading: Option<Reading>,
@@ -40,7 +40,7 @@ pub(crate) struct ToHost {
 }
 
 impl ToHost {
-    /// Has the device copy them after all that the calling thread has asked of it so far.
+    /// Requests the copies, which run after all work that the calling thread has submitted to the device so far.
     pub(crate) fn begin(tensors: Vec<DispatchTensor>) -> Self {
         Self {
             #[cfg(feature = "cube")]
@@ -49,14 +49,15 @@ impl ToHost {
         }
     }
 
-    /// The copies, once they are there.
+    /// Waits for the copies and returns them.
     ///
     /// # Panics
-    /// As burn's `into_data`, if the device fails.
+    /// Like burn's `into_data`, if the device fails.
     pub(crate) fn wait(self) -> Vec<DispatchTensor> {
         #[cfg(feature = "cube")]
         if let Some(reading) = self.reading {
-            // Out of the memory that the device copies to, which is scarce: optimizers compute in place.
+            // Moves the data out of the memory to which the device copies, because that is scarce and optimizers
+            // compute in place.
             let own = |data| copied(Dispatch::float_from_data(data, host().as_dispatch()));
             return reading.wait().into_iter().map(own).collect();
         }

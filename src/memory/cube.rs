@@ -1,7 +1,8 @@
 //! Memory of Cube tensors.
 //!
-//! A handle names its memory, and the device's thread knows where that is. So memory can be taken from under a name,
-//! and other memory be put there: whoever uses the name meanwhile gets an error, and later what is there then.
+//! A handle identifies its memory by an id, and the device's server thread maps the id to an address. So memory can
+//! be removed behind a handle and other memory bound in its place. An operation that uses the handle in between
+//! gets an error, and one that uses it later sees the new memory.
 
 use std::any::{Any, TypeId};
 use std::collections::HashSet;
@@ -18,20 +19,21 @@ use cubecl_server::storage::ComputeStorage;
 use cubecl_server::stream::WriteScoped;
 use parking_lot::RwLock;
 
-/// The names whose memory comes and goes.
+/// Ids of allocations whose memory can be evicted.
 static LENT: LazyLock<RwLock<HashSet<ManagedMemoryId>>> = LazyLock::new(RwLock::default);
 
-/// Whether the memory of `tensor` stays as it is for as long as a handle to it lives.
+/// Returns true if the memory of `tensor` stays valid as long as a handle to it lives.
 pub(crate) fn is_persistent(tensor: &CubeTensor) -> bool {
     !LENT.read().contains(&id(&tensor.handle))
 }
 
-/// Whether both start at one place of one allocation.
+/// Returns true if both start at the same offset of one allocation.
 pub(super) fn is_same(a: &CubeTensor, b: &CubeTensor) -> bool {
     id(&a.handle) == id(&b.handle) && a.handle.offset_start.unwrap_or(0) == b.handle.offset_start.unwrap_or(0)
 }
 
-/// The Cube primitive of a plain float tensor, if it is one; with burn's fusion on, none is.
+/// Returns the Cube primitive of a plain float tensor. Returns `None` for other backends, and for all tensors if
+/// burn's fusion is enabled.
 pub(crate) fn primitive(tensor: &DispatchTensor) -> Option<&CubeTensor> {
     match &tensor.kind {
         DispatchTensorKind::Cube(BackendTensor::Float(primitive)) => (primitive as &dyn Any).downcast_ref(),
@@ -39,18 +41,18 @@ pub(crate) fn primitive(tensor: &DispatchTensor) -> Option<&CubeTensor> {
     }
 }
 
-/// The float tensor of a primitive.
+/// Returns the float tensor of a primitive.
 pub(crate) fn wrap(tensor: CubeTensor) -> DispatchTensor {
     let mut tensor = Some(tensor);
     let float = (&mut tensor as &mut dyn Any).downcast_mut::<Option<FloatTensor<Cube>>>();
-    let float = float.and_then(Option::take).expect("tensors came as primitives");
+    let float = float.and_then(Option::take).expect("`primitive` returned such tensors");
     DispatchTensor {
         kind: DispatchTensorKind::Cube(BackendTensor::Float(float)),
         autodiff: DispatchAutodiffContext::Disabled,
     }
 }
 
-/// The same tensor, in memory that lasts.
+/// Returns the tensor in persistent memory, and copies it if needed.
 pub(crate) fn ensure_persistent(tensor: DispatchTensor) -> DispatchTensor {
     match primitive(&tensor) {
         Some(cube) if !is_persistent(cube) => wrap(cube.copy()),
@@ -58,12 +60,12 @@ pub(crate) fn ensure_persistent(tensor: DispatchTensor) -> DispatchTensor {
     }
 }
 
-/// What names the memory of `handle`: views of one allocation share it.
+/// Returns the id of the allocation of `handle`. Views of one allocation share it.
 pub(crate) fn id(handle: &Handle) -> ManagedMemoryId {
     handle.memory.clone().binding().id()
 }
 
-/// Where in its allocation a tensor lies: the bytes before it, of the allocation, and behind it.
+/// Position of a tensor in its allocation: the bytes before it, the size of the allocation, and the bytes after it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct AllocationOffset([u64; 3]);
 
@@ -74,16 +76,16 @@ impl AllocationOffset {
     }
 }
 
-/// A name whose memory comes and goes, until this is dropped: from then on it is as it is.
+/// An allocation whose memory can be removed and restored. After this is dropped, the memory stays as it is.
 #[derive(Debug)]
 pub(crate) struct EvictableAllocation {
-    /// While the name has memory there are more than two handles with what the pool and any tensor hold, so that no
+    /// While the allocation has memory, this handle, the pool's and that of any tensor make more than two, so no
     /// operation computes in place.
     handle: Handle,
 }
 
 impl EvictableAllocation {
-    /// The memory that `tensor` is in; `None` on runtimes that do not let it be taken.
+    /// Makes the allocation of `tensor` evictable. Returns `None` on a runtime that does not support it.
     pub(crate) fn new(tensor: &CubeTensor) -> Option<Self> {
         let handle = tensor.handle.clone();
         is_movable(&handle).then(|| {
@@ -96,12 +98,12 @@ impl EvictableAllocation {
         id(&self.handle)
     }
 
-    /// Takes the memory away, after everything that the calling thread has asked of the device so far.
+    /// Removes the memory, after all work that the calling thread has submitted to the device so far.
     pub(crate) fn take(&self) {
         rename(self.handle.clone(), ManagedMemoryHandle::new());
     }
 
-    /// Puts the memory that `tensor` is in, which nobody else uses, under the name.
+    /// Restores the allocation with the memory of `tensor`, which no other handle uses.
     pub(crate) fn give(&self, tensor: CubeTensor) {
         let tensor = match tensor.handle.stream == self.handle.stream {
             true => tensor,
@@ -117,11 +119,11 @@ impl Drop for EvictableAllocation {
     }
 }
 
-/// A copy of the whole allocation that `tensor` is in, in memory of the stream of `other`: each has pools of its own.
+/// Copies the full allocation of `tensor` to memory of the stream of `other`. Each stream has its own pools.
 fn in_memory_of(tensor: CubeTensor, other: &Handle) -> CubeTensor {
     let CubeTensor { mut client, handle: mut full, device, dtype, .. } = tensor;
-    // SAFETY: the stream only decides where the copy is and in which order it is made; the device's thread makes
-    // streams wait for what they read of others, whichever thread asks.
+    // SAFETY: the stream only decides in which pool the copy is, and in which order it runs. The server thread
+    // makes streams wait for data of other streams that they read, whichever thread calls.
     unsafe { client.set_stream(other.stream) };
     (full.offset_start, full.offset_end) = (None, None);
     let len = full.size() as usize / dtype.size();
@@ -146,12 +148,12 @@ fn is_movable(handle: &Handle) -> bool {
     false
 }
 
-/// Has the device's own thread give the memory named `from` the name `to`, in the order of what it is asked. Nothing
-/// is named `from` any more.
+/// Binds the memory of handle `from` to `to`, on the device's server thread and in the order of submitted work.
+/// `from` then has no memory.
 ///
-/// What the pool then hands out again is written to by the stream that the memory is of, after what that stream has
-/// read. Other streams read such memory where other threads of the program do. wgpu's have handed their work to the
-/// queue first; CUDA's must have been waited for by those threads.
+/// Evicted memory returns to the pool. If the pool reuses it, writes run on the stream that owns it, after what
+/// that stream has read. Other streams read such memory if other threads of the program use it. On wgpu those
+/// streams have already submitted their work to the queue. On CUDA the program must have waited for those threads.
 fn rename(from: Handle, to: ManagedMemoryHandle) {
     let (device, server) = (from.service.device, from.service.service);
     #[cfg(feature = "wgpu")]
@@ -173,11 +175,11 @@ fn rename(from: Handle, to: ManagedMemoryHandle) {
                     let (stream, failures) = streams.current_and_failures();
                     rename_in(&mut stream.memory_management_gpu, from.memory, to, failures);
                 }
-                Err(error) => log::error!("the memory of a gathered weight stays where it is: {error}"),
+                Err(error) => log::error!("cannot move the memory of a gathered weight to another handle: {error}"),
             }
         });
     }
-    unreachable!("only what is movable is lent");
+    unreachable!("only allocations of supported runtimes are evictable");
 }
 
 fn rename_in<S: ComputeStorage>(
@@ -188,6 +190,6 @@ fn rename_in<S: ComputeStorage>(
 ) {
     let cursor = memory.get_cursor(from.clone().binding());
     if let Err(error) = cursor.and_then(|cursor| memory.bind(from, to, cursor, failures)) {
-        log::error!("the memory of a gathered weight has no name: {error}");
+        log::error!("cannot bind the memory of a gathered weight to a handle: {error}");
     }
 }

@@ -1,4 +1,4 @@
-//! Digests of tensors: of their elements, where these lie.
+//! Digests of tensor elements, computed without copying row-major tensors.
 
 use std::borrow::Cow;
 
@@ -9,17 +9,17 @@ use twox_hash::XxHash3_64;
 
 use super::flex;
 
-/// The fewest bytes that are worth more than one thread.
+/// Minimum number of bytes for which several threads are used.
 const WORTH: usize = 1 << 20;
 
-/// A digest of each tensor's elements in row-major order; `None` for one that is not on the CPU.
+/// Returns a digest of each tensor's elements in row-major order, or `None` for a tensor that is not on the CPU.
 pub(crate) fn digests<'a>(tensors: impl Iterator<Item = &'a DispatchTensor>) -> Vec<Option<u64>> {
     let adjacent = |tensor: &'a FlexTensor| match tensor.is_contiguous() {
         true => Cow::Borrowed(tensor),
         false => Cow::Owned(flex::copied(tensor)),
     };
     let tensors: Vec<_> = tensors.map(|tensor| flex::primitive(tensor).map(adjacent)).collect();
-    // On this thread: a gathered weight would be copied for another.
+    // Bytes are read on this thread: another thread would get a copy of a gathered weight.
     let bytes: Vec<_> = tensors.iter().map(|tensor| tensor.as_deref().and_then(flex::elements)).collect();
     let digest = |bytes: &Option<&[u8]>| bytes.map(XxHash3_64::oneshot);
     if rayon::current_num_threads() == 1 || bytes.iter().flatten().map(|bytes| bytes.len()).sum::<usize>() < WORTH {
@@ -39,7 +39,7 @@ mod tests {
         digests(tensors.iter()).into_iter().map(|digest| digest.expect("they are on the CPU")).collect()
     }
 
-    /// However they lie in memory, and on however many threads.
+    /// Digests do not depend on the layout in memory, nor on the number of threads.
     #[test]
     fn equal_elements_have_equal_digests() {
         let device = Device::flex();

@@ -1,7 +1,7 @@
 //! Memory of Flex tensors.
 //!
-//! A buffer is anything that can show bytes. Most own them; a gathered parameter's are memory that
-//! its unit takes back and fills again, and reading them may be a collective.
+//! A Flex tensor reads its bytes through an allocation controller. Most controllers own the bytes. Those of a
+//! gathered parameter are evicted and restored by its unit, and reading them may run a collective.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use burn::tensor::Bytes;
 use burn_std::AllocationProperty;
 use bytemuck::Pod;
 
-/// The Flex primitive, if it is one.
+/// Returns the Flex primitive of a tensor, or `None` if the tensor is on another backend.
 pub(crate) fn primitive(tensor: &DispatchTensor) -> Option<&FlexTensor> {
     match &tensor.kind {
         DispatchTensorKind::Flex(
@@ -21,7 +21,7 @@ pub(crate) fn primitive(tensor: &DispatchTensor) -> Option<&FlexTensor> {
     }
 }
 
-/// The float tensor of a primitive.
+/// Returns the float tensor of a primitive.
 pub(super) fn wrap(tensor: FlexTensor) -> DispatchTensor {
     DispatchTensor {
         kind: DispatchTensorKind::Flex(BackendTensor::Float(tensor)),
@@ -29,10 +29,11 @@ pub(super) fn wrap(tensor: FlexTensor) -> DispatchTensor {
     }
 }
 
-/// The bytes of the elements of a row-major tensor, anywhere in its memory; `None` if it is not row-major.
+/// Returns the bytes of the elements of a row-major tensor, which may be a view. Returns `None` if it is not
+/// row-major.
 ///
-/// In one walk over the dimensions: burn's `is_contiguous` and `num_elements` take four times as long, which shows where
-/// tensors are many and small.
+/// Uses a single pass over the dimensions: burn's `is_contiguous` and `num_elements` take four times as long, which
+/// is noticeable with many small tensors.
 pub(crate) fn elements(tensor: &FlexTensor) -> Option<&[u8]> {
     let (layout, size) = (tensor.layout(), tensor.dtype().size());
     let (mut count, mut is_adjacent) = (1, true);
@@ -46,24 +47,24 @@ pub(crate) fn elements(tensor: &FlexTensor) -> Option<&[u8]> {
     }
 }
 
-/// Whether the memory of `tensor` stays as it is for as long as a handle to it lives.
+/// Returns true if the memory of `tensor` stays valid as long as a handle to it lives.
 pub(crate) fn is_lasting(tensor: &FlexTensor) -> bool {
     tensor.data_arc().property() == AllocationProperty::Native
 }
 
-/// Whether the elements of `tensor` are all that there is in its memory, one after another.
+/// Returns true if the elements of `tensor` fill its allocation and are in row-major order.
 pub(crate) fn is_alone(tensor: &FlexTensor) -> bool {
     elements(tensor).is_some_and(|elements| elements.len() == tensor.bytes().len())
 }
 
-/// Whether both are views of one buffer.
+/// Returns true if both are views of one allocation.
 pub(super) fn is_same(a: &FlexTensor, b: &FlexTensor) -> bool {
     Arc::ptr_eq(&a.data_arc(), &b.data_arc())
 }
 
-/// The elements of `tensor`, and nothing else, in lasting memory of their own.
+/// Copies the elements of `tensor` to separate persistent memory.
 ///
-/// Not by way of burn's `into_data`: of the only handle to a buffer that gives the buffer itself.
+/// Does not use burn's `into_data`, which returns the memory itself if the tensor is its only handle.
 pub(crate) fn copied(tensor: &FlexTensor) -> FlexTensor {
     let Some(elements) = elements(tensor) else { return tensor.to_contiguous() };
     let shape = tensor.layout().shape().clone();
@@ -71,10 +72,10 @@ pub(crate) fn copied(tensor: &FlexTensor) -> FlexTensor {
     FlexTensor::new(copy, Layout::contiguous(shape), tensor.dtype())
 }
 
-/// A copy, aligned for elements of `size` bytes. burn would copy unaligned bytes a second time.
+/// Returns a copy that is aligned for elements of `size` bytes. burn would copy unaligned bytes a second time.
 fn aligned(bytes: &[u8], size: usize) -> Bytes {
     fn of<E: Pod + Send + Sync>(bytes: &[u8]) -> Bytes {
-        // Where nothing lies need not be aligned.
+        // An empty slice need not be aligned.
         let elements: &[E] = if bytes.is_empty() { &[] } else { bytemuck::cast_slice(bytes) };
         Bytes::from_elems(elements.to_vec())
     }
@@ -96,7 +97,7 @@ pub(crate) mod tests {
 
     use super::*;
 
-    /// Memory of somebody else.
+    /// Memory that does not report itself as an ordinary allocation.
     struct Foreign(Vec<u128>);
 
     impl AllocationController for Foreign {
@@ -123,7 +124,7 @@ pub(crate) mod tests {
         }
     }
 
-    /// A tensor of `4 * rows` floats in memory of somebody else, of which this is the only handle.
+    /// Returns a tensor of `4 * rows` floats in foreign memory, of which it is the only handle.
     pub(crate) fn foreign(rows: usize) -> FlexTensor {
         let values: Vec<[f32; 4]> = (0..rows).map(|row| [row as f32; 4]).collect();
         let memory: Vec<u128> = values.into_iter().map(bytemuck::cast).collect();

@@ -1,11 +1,11 @@
-//! [`PooledMemory`]: large memory of the host's that is used again, at the same address.
+//! [`PooledMemory`]: large blocks of host memory that are reused at the same address.
 //!
-//! A step gathers the same weights as the last one, and an allocator that has given their memory back to the system gets
-//! other pages, which the system clears and maps one by one, each at the cost of a fault. So large blocks go
-//! [`HostMemoryPool`] and wait for the next of their size there. A rank has one, or shares it with those of its core:
-//! what one of them has let go of the caches still hold. A thread of no rank is one, and so is what several threads
-//! have in common. Of a block that has waited for [a while](IDLE) the system is told that it may take its pages back
-//! (`MADV_FREE`), which it does when it is short of memory.
+//! A step gathers the same weights as the previous one. If an allocator returned their memory to the system, new
+//! pages would be cleared and mapped one by one, each with a page fault. So large blocks are returned to a
+//! [`HostMemoryPool`] and wait for the next request of the same size. Each rank has a pool. Ranks on one core share
+//! a pool, because a block that one of them returned may still be in the caches. A thread that is not a rank has
+//! its own pool, and so have results that several threads share. If a block has been free for [a while](IDLE), the
+//! system is advised that it may reclaim the pages (`MADV_FREE`). It does so only when it is short of memory.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -19,27 +19,28 @@ use parking_lot::Mutex;
 #[cfg(feature = "testing")]
 use super::counted;
 
-/// Bytes of a page, of most systems.
+/// Bytes of a page on most systems.
 const PAGE: usize = 4 << 10;
-/// Bytes of one of the larger kind, which is mapped by one fault.
+/// Bytes of a huge page, which is mapped by a single page fault.
 #[cfg(target_os = "linux")]
 const HUGE_PAGE: usize = 2 << 20;
 
-/// A block that has waited for so long belongs to nothing that goes on, when another comes home. To tell the system of a
-/// block, and to write there afterwards, takes about half as long as the copy for which it is taken: too long for what the
-/// next layer of a model takes again.
+/// Time after which a free block counts as idle. It is checked when another block is returned. Advising the system
+/// about a block and writing to it afterwards takes about half as long as the copy for which it is taken. That is
+/// too long for a block which the next layer of a model takes.
 const IDLE: Duration = Duration::from_secs(1);
 
-/// Of what has waited longest the system is told at once where more bytes than these wait: nothing may come home later.
+/// Maximum number of free bytes that are kept without advising the system. Beyond it, the blocks that have been
+/// free longest are advised at once, because no further block may be returned to trigger the check.
 const WARM: usize = 256 << 20;
 
 thread_local! {
     static HOME: RefCell<Arc<HostMemoryPool>> = RefCell::default();
 }
 
-/// Memory that goes home when it is dropped, on whatever thread.
+/// Memory that is returned to its pool when it is dropped, on any thread.
 pub(super) struct PooledMemory {
-    /// Empty once it has gone home.
+    /// `None` once it was returned.
     memory: Option<MmapMut>,
     home: Weak<HostMemoryPool>,
     #[cfg(feature = "testing")]
@@ -47,11 +48,11 @@ pub(super) struct PooledMemory {
 }
 
 impl PooledMemory {
-    /// Bytes from which on memory is worth a call of the system's.
+    /// Minimum number of bytes for which pooling is worth a system call.
     pub const LEAST: usize = 64 << 10;
 
-    /// Of `len` bytes or more, with whatever was written there before. `None` if the system has not as much, where there is
-    /// no `MADV_FREE`, and where a sanitizer is to see when memory is given back.
+    /// Takes a block of at least `len` bytes, with its previous contents. Returns `None` if the system has too
+    /// little memory, if it has no `MADV_FREE`, or under a sanitizer, which must see when memory is freed.
     pub fn take(home: &Arc<HostMemoryPool>, len: usize) -> Option<Self> {
         if !cfg!(target_os = "linux") || cfg!(sanitized) {
             return None;
@@ -95,21 +96,21 @@ impl Drop for PooledMemory {
     }
 }
 
-/// Where blocks wait, for as long as it is there.
+/// Pool of free blocks. Blocks that outlive it are freed.
 #[derive(Debug, Default)]
 pub(crate) struct HostMemoryPool(Mutex<FreeList>);
 
 #[derive(Debug, Default)]
 struct FreeList {
-    /// The latest last.
+    /// Free blocks, the most recently returned last.
     waiting: VecDeque<FreeBlock>,
-    /// Their bytes: no more than `most`.
+    /// Bytes of the free blocks: no more than `most`.
     bytes: usize,
-    /// Of how many the system has been told: the oldest.
+    /// Number of free blocks about which the system was advised. They are the oldest.
     told: usize,
     /// Bytes that are in use.
     used: usize,
-    /// Most that ever were.
+    /// Maximum of `used` so far.
     most: usize,
 }
 
@@ -120,19 +121,20 @@ struct FreeBlock {
 }
 
 impl HostMemoryPool {
-    /// The calling thread's.
+    /// Returns the calling thread's pool.
     pub(crate) fn of_thread() -> Arc<Self> {
-        // A thread at its end has none any more.
+        // The thread-local is destroyed at the end of a thread.
         HOME.try_with(|home| home.borrow().clone()).unwrap_or_default()
     }
 
-    /// One for each of so many ranks, in their order, that have so many cores: as many homes as cores, or as ranks.
+    /// Creates one pool for each of `ranks` ranks, in their order. Ranks share pools if there are fewer `cores`
+    /// than ranks.
     pub(crate) fn of_ranks(ranks: usize, cores: usize) -> Vec<Arc<Self>> {
         let homes: Vec<_> = (0..ranks.min(cores)).map(|_| Arc::default()).collect();
         homes.into_iter().cycle().take(ranks).collect()
     }
 
-    /// Makes this the calling thread's, for as long as it lives.
+    /// Makes this the calling thread's pool, for the rest of the thread's life.
     pub(crate) fn settle(self: Arc<Self>) {
         HOME.set(self);
     }
@@ -149,7 +151,7 @@ impl HostMemoryPool {
         let memory = MmapMut::map_anon(len).ok()?;
         #[cfg(target_os = "linux")]
         if len >= HUGE_PAGE {
-            // A system without them has pages all the same.
+            // Without huge pages, the advice has no effect.
             let _ = memory.advise(memmap2::Advice::HugePage);
         }
         self.0.lock().use_more(len);
@@ -171,7 +173,7 @@ impl HostMemoryPool {
         }
         let idle = blocks.without_idle(now);
         drop(blocks);
-        // To unmap, and to tell, takes long: meanwhile others may take blocks.
+        // Unmapping and advising take long. Other threads may take blocks at the same time.
         drop(left);
         if !idle.is_empty() {
             idle.iter().for_each(|waiting| tell_of(&waiting.memory));
@@ -183,7 +185,7 @@ impl HostMemoryPool {
 }
 
 impl FreeList {
-    /// Takes out those of which the system is to be told.
+    /// Removes the blocks about which the system should be advised now, and returns them.
     fn without_idle(&mut self, now: Instant) -> Vec<FreeBlock> {
         let mut warm: usize = self.waiting.range(self.told..).map(|waiting| waiting.memory.len()).sum();
         let is_idle = |waiting: &&FreeBlock| {
@@ -201,9 +203,9 @@ impl FreeList {
     }
 }
 
-/// Tells the system that it may take the memory's pages back. One that cannot has them stay.
+/// Advises the system that it may reclaim the pages. If it cannot, they stay.
 fn tell_of(memory: &MmapMut) {
-    // SAFETY: nobody has a reference into the memory, and whoever takes it expects nothing of what is there.
+    // SAFETY: no reference into the memory exists, and the next user does not rely on its contents.
     #[cfg(target_os = "linux")]
     let _ = unsafe { memory.unchecked_advise(memmap2::UncheckedAdvice::Free) };
     #[cfg(not(target_os = "linux"))]
@@ -216,7 +218,7 @@ mod tests {
 
     use super::*;
 
-    /// Of the calling thread's home.
+    /// Takes a block from the calling thread's pool.
     fn take(len: usize) -> Option<PooledMemory> {
         PooledMemory::take(&HostMemoryPool::of_thread(), len)
     }
@@ -225,7 +227,7 @@ mod tests {
         block.as_ptr().addr()
     }
 
-    /// Tests share no blocks: each has a thread of its own.
+    /// Runs a test on a new thread, so that tests share no blocks.
     fn on_a_thread<T: Send>(test: impl FnOnce() -> T + Send) -> T {
         thread::scope(|scope| scope.spawn(test).join().unwrap())
     }
@@ -239,7 +241,7 @@ mod tests {
             let [second, first] = [70_000, 3 << 20].map(|len| take(len).unwrap());
             assert_eq!([address(&first), address(&second)], before);
             let third = take(3 << 20).unwrap();
-            assert_ne!(address(&third), address(&first), "that one is in use");
+            assert_ne!(address(&third), address(&first), "the first block is in use");
         });
     }
 
@@ -252,7 +254,7 @@ mod tests {
             let blocks = home.0.lock();
             assert_eq!((blocks.used, blocks.most), (0, 20 * 16 * PAGE));
             let waiting: Vec<_> = blocks.waiting.iter().map(|waiting| waiting.memory.len() / PAGE / 16).collect();
-            assert_eq!(waiting, [20], "the oldest have left");
+            assert_eq!(waiting, [20], "the oldest were freed");
             assert_eq!(blocks.bytes, 20 * 16 * PAGE);
         });
     }
@@ -267,20 +269,20 @@ mod tests {
         home.give(second, after(500));
         assert_eq!(told(), 0);
         home.give(third, after(1200));
-        assert_eq!(told(), 1, "of the first");
+        assert_eq!(told(), 1, "the first block is idle");
         let second = home.take(2 << 20).unwrap();
-        assert_eq!(told(), 1, "as before");
+        assert_eq!(told(), 1, "no change");
         home.give(second, after(1600));
-        assert_eq!(told(), 1, "what is used again comes home as the latest");
+        assert_eq!(told(), 1, "a reused block is returned as the most recent");
         let first = home.take(1 << 20).unwrap();
         assert_eq!(told(), 0);
         home.give(first, after(2700));
-        assert_eq!(told(), 2, "of the third and the second");
+        assert_eq!(told(), 2, "the third and the second block are idle");
         let waiting: Vec<_> = home.0.lock().waiting.iter().map(|waiting| waiting.memory.len() >> 20).collect();
         assert_eq!(waiting, [3, 2, 1]);
     }
 
-    /// KiB at `address` that the system may take back; `None` if it does not say.
+    /// Returns the KiB at `address` that the system may reclaim, or `None` if it does not report them.
     fn lazily_free(address: usize) -> Option<usize> {
         let smaps = std::fs::read_to_string("/proc/self/smaps").ok()?;
         let mut lines = smaps.lines().skip_while(|line| {
@@ -301,11 +303,11 @@ mod tests {
         first.fill(7);
         let address = first.as_ptr().addr();
         if lazily_free(address).is_none() {
-            return eprintln!("no /proc/self/smaps tells of it here");
+            return eprintln!("/proc/self/smaps does not report lazily freed memory on this system");
         }
         home.give(first, start);
         home.give(second, start + IDLE);
-        // The last pages may count later.
+        // The last pages may be counted later.
         let free = lazily_free(address);
         assert!(free >= Some(512), "{free:?} KiB");
     }
@@ -337,7 +339,7 @@ mod tests {
         home.give(other, after(1600));
         let blocks = home.0.lock();
         let waiting: Vec<_> = blocks.waiting.iter().map(|waiting| waiting.memory.len() >> 20).collect();
-        assert_eq!((&waiting[..], blocks.told), (&[6][..], 0), "no more than was ever in use, the latest");
+        assert_eq!((&waiting[..], blocks.told), (&[6][..], 0), "only the most recent block is kept");
     }
 
     #[test]

@@ -1,8 +1,22 @@
-//! Whose a tensor's memory is.
+//! Memory of tensors: allocation, lifetime, and copies between host and device.
 //!
-//! A tensor is a handle to memory that lasts as long as a handle does, but for a gathered parameter's: that is
-//! memory which its unit takes back and fills again. What outlives the operation at hand, or is read by other
-//! ranks, is in memory that lasts.
+//! ```text
+//!   tensor on the CPU (Flex) ─┬─ small: heap
+//!                             ├─ large: `HostMemoryPool` of the rank (`uninit`, `host_pool`)
+//!                             ├─ shared by processes of a host: `SharedMemoryPool` (`shared_memory`)
+//!                             └─ gathered weight: evictable storage (`param/storage`)
+//!
+//!   tensor on a GPU (Cube) ───┬─ pools of the device
+//!                             └─ gathered weight: `EvictableAllocation` in such a pool (`cube`)
+//! ```
+//!
+//! 1. The memory of a tensor stays valid as long as a handle to it lives, except that of a gathered parameter. The
+//!    parameter's unit evicts and restores that memory ([`is_persistent`]).
+//! 2. A tensor that outlives the current operation, or that other ranks read, is in persistent memory.
+//! 3. No tensor writes to memory that another handle reads. A view of shared or evictable memory writes to a copy.
+//! 4. Pooled memory still has its previous contents. Its user writes all bytes before any are read
+//!    ([`UninitBytes`]).
+//! 5. A pool keeps no more free bytes than were ever in use at once.
 
 #[cfg(feature = "testing")]
 pub(crate) mod counted;
@@ -31,13 +45,13 @@ pub(crate) use digest::digests;
 pub(crate) use host_pool::HostMemoryPool;
 pub(crate) use uninit::UninitBytes;
 
-/// A digest of each tensor's elements: none are on the CPU.
+/// Returns a digest of each tensor's elements. Without a CPU backend all are `None`.
 #[cfg(not(feature = "flex"))]
 pub(crate) fn digests<'a>(tensors: impl Iterator<Item = &'a DispatchTensor>) -> Vec<Option<u64>> {
     tensors.map(|_| None).collect()
 }
 
-/// The CPU, if there is a backend for it.
+/// Returns the CPU device if a backend for it is available, otherwise the default device.
 pub(crate) fn host() -> Device {
     #[cfg(feature = "flex")]
     return Device::flex();
@@ -45,27 +59,27 @@ pub(crate) fn host() -> Device {
     return Device::default().inner();
 }
 
-/// Whether there is a backend for the CPU.
+/// True if a backend for the CPU is available.
 pub(crate) const HAS_HOST: bool = cfg!(feature = "flex");
 
-/// Whether tensors of `device` are memory of the host's, which any thread reads and writes at once.
+/// Returns true if tensors of `device` are in host memory, which any thread can read and write directly.
 pub(crate) fn is_host(device: &Device) -> bool {
     HAS_HOST && device.as_dispatch() == host().as_dispatch()
 }
 
-/// Whether the memory of a plain tensor stays as it is for as long as a handle to it lives.
+/// Returns true if the memory of a plain tensor stays valid as long as a handle to it lives.
 pub(crate) fn is_persistent(tensor: &DispatchTensor) -> bool {
     match &tensor.kind {
         #[cfg(feature = "flex")]
         DispatchTensorKind::Flex(BackendTensor::Float(tensor)) => flex::is_lasting(tensor),
         #[cfg(feature = "cube")]
         DispatchTensorKind::Cube(_) => cube::primitive(tensor).is_none_or(cube::is_persistent),
-        // A unit gathers floats.
+        // Units gather float tensors only.
         _ => true,
     }
 }
 
-/// Whether two plain float tensors are one piece of memory.
+/// Returns true if two plain float tensors use the same memory.
 pub(crate) fn is_same(a: &DispatchTensor, b: &DispatchTensor) -> bool {
     match (&a.kind, &b.kind) {
         #[cfg(feature = "flex")]
@@ -80,7 +94,8 @@ pub(crate) fn is_same(a: &DispatchTensor, b: &DispatchTensor) -> bool {
     }
 }
 
-/// Any backend's copy. Cube, too, slices without copying where the offset is aligned.
+/// Copies a tensor on any backend. A slice would not do, because Cube slices without copying if the offset is
+/// aligned.
 pub(crate) fn assigned(view: DispatchTensor) -> DispatchTensor {
     let (shape, device, dtype) = (view.shape(), view.device(), view.dtype());
     let everything: Vec<Slice> = shape.iter().map(|&len| Slice::from(0..len)).collect();

@@ -1,4 +1,4 @@
-//! [`Reading`]: tensors that a Cube device copies to the host, while the host does something else.
+//! [`Reading`]: asynchronous copies of Cube tensors to the host.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -16,8 +16,8 @@ use parking_lot::Mutex;
 
 use super::cube::primitive;
 
-/// A client for each device that was read from. What reads borrows it, and outlives whoever asks: so it stays, as the
-/// device does.
+/// One client for each device that was read from. A reading future borrows its client and outlives the caller, so
+/// clients are never freed.
 static CLIENTS: Mutex<Vec<(CubeDevice, &Client)>> = Mutex::new(Vec::new());
 
 fn client(tensor: &CubeTensor) -> &'static Client {
@@ -30,14 +30,15 @@ fn client(tensor: &CubeTensor) -> &'static Client {
     client
 }
 
-/// Copies that the device was asked for. burn's own wait until somebody looks at them, and the tensors with them.
+/// Copies that were requested from the device. burn's own reads start only when they are polled, and keep the
+/// tensors alive until then.
 pub(super) struct Reading {
     copies: Pin<Box<dyn Future<Output = Result<Vec<Bytes>, ServerError>> + Send>>,
     like: Vec<(Shape, DType)>,
 }
 
 impl Reading {
-    /// Of tensors of one device; `None` if they are none of Cube's.
+    /// Requests copies of tensors of one device. Returns `None` if they are not Cube tensors.
     pub(super) fn begin(tensors: &[DispatchTensor]) -> Option<Self> {
         let tensors: Vec<CubeTensor> =
             tensors.iter().map(|tensor| primitive(tensor).cloned()).collect::<Option<_>>()?;
@@ -52,10 +53,12 @@ impl Reading {
         Some(Self { copies, like })
     }
 
+    /// Waits for the copies.
+    ///
     /// # Panics
     /// If the device fails.
     pub(super) fn wait(self) -> Vec<TensorData> {
-        let copies = read_sync(self.copies).unwrap_or_else(|error| panic!("gradients are not read: {error:?}"));
+        let copies = read_sync(self.copies).unwrap_or_else(|error| panic!("cannot read gradients: {error:?}"));
         copies
             .into_iter()
             .zip(self.like)

@@ -1,16 +1,17 @@
-//! [`SharedMemoryPool`]: memory that processes of one host have in common.
+//! [`SharedMemoryPool`]: memory shared by processes of one host.
 //!
-//! What the ranks of a host all get alike need be there once. A block is memory without a name (`memfd`): one process makes
-//! it, and others map it by way of its `/proc/<process>/fd`, so that nothing is left behind, however a process ends. Its
-//! first page says how many processes still use it:
+//! A result that all ranks of a host receive needs to be stored only once. A block is anonymous memory (`memfd`).
+//! One process creates it, and the others map it through `/proc/<process>/fd`, so no file remains however a process
+//! ends. The first page of a block counts the processes that still use it:
 //!
 //! ```text
-//! | number, users, retired | what they have in common .. |
+//! | number, users, retired | shared bytes .. |
 //! ```
 //!
-//! Whoever has made a block takes it again once nobody uses it. So nothing is mapped from step to step, and pages stay where
-//! they are. What waits is no more than was ever in use, and no more blocks, but for a few; what is retired the others unmap
-//! when they next map another. A launch has its own: whatever becomes of it, nothing stays in use for ever.
+//! The process that created a block reuses it once no process uses it. So no memory is mapped in each step, and
+//! pages stay where they are. The pool keeps no more free memory than was ever in use at once, nor more blocks; a
+//! few blocks are always kept. Other processes unmap a retired block when they next map a new one. Each launch has
+//! its own pool, so blocks that a failed launch still uses do not affect the next.
 
 use std::collections::HashMap;
 use std::io;
@@ -27,57 +28,59 @@ use parking_lot::Mutex;
 
 use super::UninitBytes;
 
-/// If this variable is `0` in any process, that one has no memory in common with others.
+/// Environment variable that turns shared memory off. A process in which it is `0` shares no memory with others.
 pub(crate) const SWITCH: &str = "BURN_DTENSOR_COMMON_MEMORY";
 
-/// So many blocks may wait, however few were in use: each is an open file of the process that has made it.
+/// Number of free blocks that are always kept. Each block is an open file of the process that created it.
 const FEW: usize = 32;
 
-/// Bytes before what is in common: a page.
+/// Bytes before the shared bytes: one page.
 const HEAD: usize = 4 << 10;
 
-/// Where the processes of a host find a block.
+/// Address at which the processes of a host find a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct SharedMemoryHandle {
-    /// Whose it is, by the number that the system has for it.
+    /// Process id of the creator.
     pub process: u32,
-    /// Its file there.
+    /// File descriptor in that process.
     pub file: u32,
-    /// By this it is known that it is the one that is meant, and not another of the same place, or host.
+    /// Random number that identifies the block. It detects that the descriptor was reused, or that the process is
+    /// on another host.
     pub number: u64,
 }
 
-/// The first page.
+/// First page of a block.
 #[repr(C)]
 struct Head {
     number: AtomicU64,
-    /// Processes that still use the block.
+    /// Number of processes that still use the block.
     users: AtomicU32,
-    /// It will not be used again.
+    /// True if the block will not be used again.
     retired: AtomicBool,
 }
 
-/// A block, as this process has mapped it.
+/// A block as this process has mapped it.
 #[derive(Debug)]
 struct Mapping {
     address: SharedMemoryHandle,
     memory: MmapRaw,
-    /// In the process that has made it.
+    /// Keeps the file open, in the process that created the block.
     _file: Option<std::fs::File>,
 }
 
 impl Mapping {
     fn head(&self) -> &Head {
-        // SAFETY: in the first page of memory that stays mapped, of numbers that are shared as such; any bytes are some.
+        // SAFETY: the head is in the first page of memory that stays mapped. Its fields are atomic, and any bytes
+        // are valid values.
         unsafe { &*self.memory.as_ptr().cast() }
     }
 
     fn is_used(&self) -> bool {
-        // With what its users have written or read.
+        // Acquire: what its users have written or read happens before the block is reused.
         self.head().users.load(Ordering::Acquire) > 0
     }
 
-    /// Memory of so many bytes in all that other processes can map.
+    /// Creates memory that other processes can map, of `len` bytes including the head.
     fn new(len: usize) -> io::Result<Self> {
         let file = nameless(len)?;
         let memory = MmapOptions::new().len(len).map_raw(&file)?;
@@ -87,33 +90,33 @@ impl Mapping {
         Ok(mapping)
     }
 
-    /// What is at `address`, of so many bytes in all.
+    /// Maps the block at `address`, of `len` bytes including the head.
     fn at(address: SharedMemoryHandle, len: usize) -> io::Result<Self> {
         let SharedMemoryHandle { process, file, number } = address;
         let file = std::fs::File::options().read(true).write(true).open(format!("/proc/{process}/fd/{file}"))?;
-        // Behind the end of a file a read would end the process.
+        // Reading past the end of a file would kill the process.
         if file.metadata()?.len() != len as u64 {
-            return Err(io::Error::other("another file is there"));
+            return Err(io::Error::other("the file descriptor now refers to another file"));
         }
         let memory = MmapOptions::new().len(len).map_raw(&file)?;
         let mapping = Self { address, memory, _file: None };
         match mapping.head().number.load(Ordering::Relaxed) == number {
             true => Ok(mapping),
-            false => Err(io::Error::other("another block is there")),
+            false => Err(io::Error::other("the file descriptor now refers to another block")),
         }
     }
 }
 
-/// A file without a name, of so many bytes.
+/// Creates an anonymous file of `len` bytes.
 #[cfg(target_os = "linux")]
 fn nameless(len: usize) -> io::Result<std::fs::File> {
     use std::os::fd::{FromRawFd, OwnedFd};
-    // SAFETY: a name that ends, and a flag of the function's.
+    // SAFETY: the name is null-terminated, and the flag is one of the function's.
     let file = unsafe { libc::memfd_create(c"burn-dtensor".as_ptr(), libc::MFD_CLOEXEC) };
     if file < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: it was just opened, and is nobody else's.
+    // SAFETY: the descriptor was just opened, and nothing else owns it.
     let file = std::fs::File::from(unsafe { OwnedFd::from_raw_fd(file) });
     file.set_len(len as u64)?;
     Ok(file)
@@ -124,7 +127,7 @@ fn nameless(_: usize) -> io::Result<std::fs::File> {
     Err(io::ErrorKind::Unsupported.into())
 }
 
-/// The number that this process has for `file`.
+/// Returns this process's descriptor of `file`.
 #[cfg(target_os = "linux")]
 fn number_of(file: &std::fs::File) -> io::Result<u32> {
     use std::os::fd::AsRawFd;
@@ -136,32 +139,32 @@ fn number_of(_: &std::fs::File) -> io::Result<u32> {
     Err(io::ErrorKind::Unsupported.into())
 }
 
-/// Of which nobody has another like it.
+/// Returns a random number that identifies a block.
 fn random() -> u64 {
     use std::hash::{BuildHasher, RandomState};
-    // Its keys are random in every process, and others with every call.
+    // The keys are random in every process, and differ with every call.
     RandomState::new().hash_one(std::process::id())
 }
 
-/// What a process has in common with others: blocks that it has made, and those of others that it has mapped.
+/// Shared memory of one process: the blocks that it created, and those of other processes that it mapped.
 #[derive(Debug, Default)]
 pub(crate) struct SharedMemoryPool {
     made: Mutex<CreatedBlocks>,
     mapped: Mutex<HashMap<SharedMemoryHandle, Arc<Mapping>>>,
-    /// As if the system had no memory.
+    /// Simulates a system without free memory.
     #[cfg(test)]
     exhausted: AtomicBool,
 }
 
 #[derive(Debug, Default)]
 struct CreatedBlocks {
-    /// The one that was taken last at the end.
+    /// The block that was taken last is at the end.
     blocks: Vec<Arc<Mapping>>,
-    /// Most that ever were in use.
+    /// Maximum that was ever in use at once.
     most: BlockTotals,
 }
 
-/// Of some blocks.
+/// Number and bytes of some blocks.
 #[derive(Debug, Default, Clone, Copy)]
 struct BlockTotals {
     blocks: usize,
@@ -176,7 +179,7 @@ impl BlockTotals {
 }
 
 impl SharedMemoryPool {
-    /// Those of the next launch.
+    /// Returns an empty pool for the next launch.
     pub fn reset(&self) -> Self {
         Self {
             #[cfg(test)]
@@ -185,12 +188,12 @@ impl SharedMemoryPool {
         }
     }
 
-    /// Memory of this process's for so many `bytes`, for it and others: in all so many `users`, each of which has to
-    /// [map](Self::map) it once. With whatever was written there before. `None` if the system has none.
+    /// Takes a block of `bytes` bytes for `users` processes including this one. Each of the others must
+    /// [map](Self::map) it once. The block has its previous contents. Returns `None` if the system has no memory.
     pub fn take(&self, bytes: usize, users: u32) -> Option<SharedMemoryBlock> {
         let len = HEAD.checked_add(bytes)?.checked_next_multiple_of(HEAD)?;
         let mut made = self.made.lock();
-        // Of several the one that the caches may still hold.
+        // Prefers the most recently used block, which may still be in the CPU caches.
         let waiting = made.blocks.iter().rposition(|block| block.memory.len() == len && !block.is_used());
         let block = match waiting {
             Some(at) => made.blocks.remove(at),
@@ -202,10 +205,10 @@ impl SharedMemoryPool {
         Some(SharedMemoryBlock(block))
     }
 
-    /// What another process has taken: one use of it.
+    /// Maps a block that another process has taken. The returned value is one use of it.
     ///
     /// # Errors
-    /// If it cannot be mapped here.
+    /// If the block cannot be mapped in this process.
     pub fn map(&self, address: SharedMemoryHandle, bytes: usize) -> io::Result<SharedMemoryBlock> {
         let mut mapped = self.mapped.lock();
         if let Some(block) = mapped.get(&address) {
@@ -228,19 +231,20 @@ impl SharedMemoryPool {
 
 #[cfg(test)]
 impl SharedMemoryPool {
-    /// From now on the system has no memory for other blocks.
+    /// Simulates that the system has no memory for new blocks from now on.
     pub fn exhaust(&self) {
         self.exhausted.store(true, Ordering::Relaxed);
     }
 
-    /// How many blocks it has made, and not retired.
+    /// Returns the number of blocks that were created and not retired.
     pub fn blocks(&self) -> usize {
         self.made.lock().blocks.len()
     }
 }
 
 impl CreatedBlocks {
-    /// Now that a block of `len` bytes more is used, retires of what waits the oldest, until no more waits than was ever in use.
+    /// Retires free blocks when a block of `len` bytes is about to be used: the oldest first, until no more are
+    /// free than were ever in use.
     fn retire(&mut self, len: usize) {
         let (mut waiting, mut used) = (BlockTotals::default(), BlockTotals { blocks: 1, bytes: len });
         self.blocks
@@ -258,7 +262,7 @@ impl CreatedBlocks {
     }
 }
 
-/// One process's use of a block, until this is dropped.
+/// One process's use of a block. Dropping it ends the use.
 #[derive(Debug)]
 pub(crate) struct SharedMemoryBlock(Arc<Mapping>);
 
@@ -267,27 +271,29 @@ impl SharedMemoryBlock {
         self.0.address
     }
 
-    /// Bytes that are in common: those that were asked for, or a few more.
+    /// Returns the number of shared bytes: those that were requested, or a few more.
     pub fn len(&self) -> usize {
         self.0.memory.len() - HEAD
     }
 
-    /// Where they begin: at a page. Others may write or read there meanwhile.
+    /// Returns the address of the shared bytes, which begin at a page. Other processes may write or read them at
+    /// the same time.
     pub fn start(&self) -> NonNull<MaybeUninit<u8>> {
-        // SAFETY: inside of what is mapped.
+        // SAFETY: the address is inside the mapping.
         let start = unsafe { self.0.memory.as_mut_ptr().add(HEAD) };
         NonNull::new(start.cast()).expect("nothing is mapped at 0")
     }
 
-    /// The bytes of `range`, aligned to `align`, as those of a tensor. Who writes to them writes elsewhere.
+    /// Returns the bytes of `range`, aligned to `align`, for a tensor. Writing to the returned bytes first makes a
+    /// private copy.
     ///
     /// # Safety
-    /// They are written, and will not be again while this is used.
+    /// The bytes are written, and will not be written again while the result is used.
     pub unsafe fn bytes(self: &Arc<Self>, range: std::ops::Range<usize>, align: usize) -> Bytes {
         assert!(range.end <= self.len() && range.start.is_multiple_of(align), "{range:?} of {} bytes", self.len());
         let len = range.len();
         let read = SharedBytes { memory: ReadMemory::Common(self.clone(), range.start), len, align };
-        // SAFETY: it has as many bytes, and as the caller says they are written.
+        // SAFETY: the controller has `len` bytes, and the caller guarantees that they are written.
         unsafe { Bytes::from_controller(Box::new(read), len) }
     }
 }
@@ -298,7 +304,7 @@ impl Drop for SharedMemoryBlock {
     }
 }
 
-/// Bytes in common that are a tensor's.
+/// Shared bytes that belong to a tensor.
 struct SharedBytes {
     memory: ReadMemory,
     len: usize,
@@ -306,16 +312,17 @@ struct SharedBytes {
 }
 
 enum ReadMemory {
-    /// From there on.
+    /// Shared memory, from this offset.
     Common(Arc<SharedMemoryBlock>, usize),
-    /// Since they were written to.
+    /// Private copy, made at the first write.
     Own(Bytes),
 }
 
 impl SharedBytes {
     fn bytes(&self) -> &[u8] {
         match &self.memory {
-            // SAFETY: inside of what is mapped; they were written, and nobody writes there while it is used.
+            // SAFETY: the range is inside the mapping. Its bytes were written, and nothing writes there while it is
+            // used.
             ReadMemory::Common(common, from) => unsafe {
                 slice::from_raw_parts(common.start().as_ptr().cast::<u8>().add(*from), self.len)
             },
@@ -329,7 +336,7 @@ impl AllocationController for SharedBytes {
         self.align
     }
 
-    /// To the tensor it is as an allocation would be: what it reads stays, and it may write.
+    /// Reports an ordinary allocation: the bytes do not change, and the tensor may write to them.
     fn property(&self) -> AllocationProperty {
         AllocationProperty::Native
     }
@@ -348,10 +355,10 @@ impl AllocationController for SharedBytes {
         if let ReadMemory::Common(..) = self.memory {
             let mut own = UninitBytes::at(None, self.align, self.len / self.align);
             own.bytes().write_copy_of_slice(self.bytes());
-            // SAFETY: all of it was just written.
+            // SAFETY: all bytes were just written.
             self.memory = ReadMemory::Own(unsafe { own.filled() });
         }
-        let ReadMemory::Own(bytes) = &mut self.memory else { unreachable!("they are its own now") };
+        let ReadMemory::Own(bytes) = &mut self.memory else { unreachable!("a private copy was just made") };
         // SAFETY: the caller only writes initialized bytes, as this function's contract says.
         Ok(unsafe { slice::from_raw_parts_mut(bytes.as_mut_ptr().cast(), bytes.len()) })
     }
@@ -363,13 +370,13 @@ mod tests {
 
     const MIB: usize = 1 << 20;
 
-    /// As another process sees what was taken.
+    /// Maps a block as another process would.
     fn mapped(commons: &SharedMemoryPool, common: &SharedMemoryBlock, bytes: usize) -> SharedMemoryBlock {
         commons.map(common.address(), bytes).unwrap()
     }
 
     fn write(common: &SharedMemoryBlock, values: &[u32]) {
-        // SAFETY: as many bytes are there, and nobody else is.
+        // SAFETY: the block has as many bytes, and no other reference to it is in use.
         unsafe { common.start().cast::<u32>().as_ptr().copy_from_nonoverlapping(values.as_ptr(), values.len()) };
     }
 
@@ -378,9 +385,9 @@ mod tests {
         let [one, other] = [SharedMemoryPool::default(), SharedMemoryPool::default()];
         let common = one.take(3 * MIB + 5, 2).unwrap();
         let there = mapped(&other, &common, 3 * MIB + 5);
-        assert_ne!(common.start(), there.start(), "mapped a second time");
+        assert_ne!(common.start(), there.start(), "it is mapped at two addresses");
         write(&common, &[1, 2, 3]);
-        // SAFETY: written, and not again.
+        // SAFETY: the bytes are written, and will not be written again.
         let bytes = unsafe { Arc::new(there).bytes(4..12, 4) };
         assert_eq!(bytemuck::cast_slice::<u8, u32>(&bytes), [2, 3]);
     }
@@ -392,10 +399,10 @@ mod tests {
         let (address, there) = (common.address(), mapped(&other, &common, MIB));
         drop(common);
         let second = one.take(MIB, 1).unwrap();
-        assert_ne!(second.address(), address, "the other one still uses it");
+        assert_ne!(second.address(), address, "the other process still uses it");
         drop(there);
         assert_eq!(one.take(MIB, 1).unwrap().address(), address);
-        assert_ne!(one.take(2 * MIB, 1).unwrap().address(), address, "of another size");
+        assert_ne!(one.take(2 * MIB, 1).unwrap().address(), address, "the sizes differ");
     }
 
     #[test]
@@ -408,12 +415,12 @@ mod tests {
         let lens = |blocks: &mut dyn Iterator<Item = &Arc<Mapping>>| -> Vec<usize> {
             blocks.map(|block| block.memory.len() / MIB).collect()
         };
-        assert_eq!(lens(&mut one.made.lock().blocks.iter()), [7, 8], "8 were in use, so that 7 may wait");
+        assert_eq!(lens(&mut one.made.lock().blocks.iter()), [7, 8], "8 MiB were in use, so 7 MiB may stay free");
         let _again = one.take(7 * MIB, 1).unwrap();
         assert_eq!(lens(&mut one.made.lock().blocks.iter()), [8, 7]);
         let mut there = lens(&mut other.mapped.lock().values());
         there.sort_unstable();
-        assert_eq!(there, [7, 8], "it has unmapped what was retired");
+        assert_eq!(there, [7, 8], "retired blocks are unmapped");
     }
 
     #[test]
@@ -422,11 +429,11 @@ mod tests {
         let block = |pages: usize| commons.take(pages * HEAD, 1).unwrap();
         let _most = block(1000 * FEW);
         (1..=2 * FEW).for_each(|pages| drop(block(pages)));
-        // That in use, and the one that was taken last: then it was none that waits.
+        // One block in use, and the block that was taken last, which was not free when blocks were retired.
         assert_eq!(commons.blocks(), 1 + FEW + 1);
         drop((1..=3 * FEW).map(block).collect::<Vec<_>>());
         drop(block(5 * FEW));
-        assert_eq!(commons.blocks(), 1 + 3 * FEW + 1, "all of those that were in use at once may wait");
+        assert_eq!(commons.blocks(), 1 + 3 * FEW + 1, "as many blocks may be free as were in use at once");
     }
 
     #[test]
@@ -434,7 +441,7 @@ mod tests {
         let commons = SharedMemoryPool::default();
         let common = Arc::new(commons.take(MIB, 1).unwrap());
         write(&common, &[1, 2, 3, 4]);
-        // SAFETY: written, and not again.
+        // SAFETY: the bytes are written, and will not be written again.
         let [mut bytes, other] = [0, 8].map(|from| unsafe { common.bytes(from..from + 8, 4) });
         drop(common);
         bytes[0] = 9;
@@ -443,7 +450,7 @@ mod tests {
         let used = || commons.made.lock().blocks[0].is_used();
         assert!(used());
         drop(other);
-        assert!(!used(), "what was written to is no use of it");
+        assert!(!used(), "a private copy does not use the block");
         assert_eq!(bytemuck::cast_slice::<u8, u32>(&bytes), [9, 2]);
     }
 

@@ -1,4 +1,4 @@
-//! [`UninitElements`]: new memory for the elements of a tensor on the host.
+//! [`UninitElements`]: uninitialized memory for the elements of a tensor on the host.
 
 use std::mem::MaybeUninit;
 use std::slice;
@@ -10,17 +10,17 @@ use bytemuck::Pod;
 
 use super::host_pool::{HostMemoryPool, PooledMemory};
 
-/// New memory for elements, to be written. Large memory is [used again](super::host_pool).
+/// Uninitialized memory for elements. Large memory is [pooled](super::host_pool).
 pub(crate) struct UninitElements<E>(ElementMemory<E>);
 
 enum ElementMemory<E> {
     Heap(Box<[MaybeUninit<E>]>),
-    /// In front of the block, so many elements.
+    /// The first elements of a pooled block, and their number.
     Reused(PooledMemory, usize),
 }
 
 impl<E: Pod + Send + Sync> UninitElements<E> {
-    /// Large memory is `home`'s; without one, of that of the thread.
+    /// Allocates memory. Large memory is taken from the pool `home`, or from the thread's pool if that is `None`.
     fn at(home: Option<&Arc<HostMemoryPool>>, count: usize) -> Self {
         if let Some(bytes) = count.checked_mul(size_of::<E>())
             && bytes >= PooledMemory::LEAST
@@ -37,31 +37,31 @@ impl<E: Pod + Send + Sync> UninitElements<E> {
     fn elements(&mut self) -> &mut [MaybeUninit<E>] {
         match &mut self.0 {
             ElementMemory::Heap(elements) => elements,
-            // SAFETY: a block begins with a page, so it is aligned, and has the bytes that were asked for.
+            // SAFETY: a block begins at a page, so it is aligned, and it has the requested number of bytes.
             ElementMemory::Reused(block, count) => unsafe {
                 slice::from_raw_parts_mut(block.as_mut_ptr().cast(), *count)
             },
         }
     }
 
-    /// The elements' bytes.
+    /// Returns the elements as bytes.
     ///
     /// # Safety
-    /// All of them are written.
+    /// All elements are written.
     unsafe fn filled(self) -> Bytes {
         match self.0 {
-            // SAFETY: the caller says so.
+            // SAFETY: guaranteed by the caller.
             ElementMemory::Heap(elements) => Bytes::from_elems(unsafe { elements.assume_init() }.into_vec()),
             ElementMemory::Reused(block, count) => {
                 let len = count * size_of::<E>();
-                // SAFETY: the block has as many bytes, and as the caller says they are written.
+                // SAFETY: the block has `len` bytes, and the caller guarantees that they are written.
                 unsafe { Bytes::from_controller(Box::new(Reused { block, len, align: align_of::<E>() }), len) }
             }
         }
     }
 }
 
-/// The same for elements of which only the size is known.
+/// Uninitialized memory for elements of which only the size is known.
 pub(crate) enum UninitBytes {
     Bytes(UninitElements<u8>),
     Pairs(UninitElements<u16>),
@@ -70,7 +70,8 @@ pub(crate) enum UninitBytes {
 }
 
 impl UninitBytes {
-    /// Large memory is `home`'s; without one, of that of the thread.
+    /// Allocates memory for `count` elements of `size` bytes. Large memory is taken from the pool `home`, or from
+    /// the thread's pool if that is `None`.
     pub(crate) fn at(home: Option<&Arc<HostMemoryPool>>, size: usize, count: usize) -> Self {
         match size {
             1 => Self::Bytes(UninitElements::at(home, count)),
@@ -81,11 +82,12 @@ impl UninitBytes {
         }
     }
 
-    /// The elements' bytes, aligned for them.
+    /// Returns the bytes of the elements, with the alignment of the elements.
     pub(crate) fn bytes(&mut self) -> &mut [MaybeUninit<u8>] {
         fn bytes<E>(space: &mut [MaybeUninit<E>]) -> &mut [MaybeUninit<u8>] {
             let len = size_of_val(space);
-            // SAFETY: it is as long, of lesser alignment, and need not be initialized before or after.
+            // SAFETY: the result has the same length and a smaller alignment. Neither type requires initialized
+            // memory.
             unsafe { slice::from_raw_parts_mut(space.as_mut_ptr().cast(), len) }
         }
         match self {
@@ -96,10 +98,12 @@ impl UninitBytes {
         }
     }
 
+    /// Returns the elements as bytes.
+    ///
     /// # Safety
-    /// All of it is written.
+    /// All bytes are written.
     pub(crate) unsafe fn filled(self) -> Bytes {
-        // SAFETY: the caller says so.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             match self {
                 Self::Bytes(space) => space.filled(),
@@ -111,7 +115,7 @@ impl UninitBytes {
     }
 }
 
-/// A block that is a tensor's.
+/// Allocation of a tensor in a pooled block.
 struct Reused {
     block: PooledMemory,
     len: usize,
@@ -123,7 +127,7 @@ impl AllocationController for Reused {
         self.align
     }
 
-    /// It is the tensor's as an allocation would be: nobody else writes there, or takes it away.
+    /// Reports an ordinary allocation: only the tensor writes to the block, and nothing takes it away.
     fn property(&self) -> AllocationProperty {
         AllocationProperty::Native
     }
@@ -153,7 +157,7 @@ mod tests {
             let mut space = UninitElements::<u32>::at(None, count);
             assert_eq!(space.elements().len(), count);
             space.elements().iter_mut().zip(0..).for_each(|(element, value)| _ = element.write(value));
-            // SAFETY: all are written.
+            // SAFETY: all elements are written.
             let mut bytes = unsafe { space.filled() };
             assert_eq!(bytes.len(), 4 * count);
             assert!(bytemuck::cast_slice::<u8, u32>(&bytes).iter().copied().eq(0..count as u32));

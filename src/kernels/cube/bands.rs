@@ -1,4 +1,4 @@
-//! [`Band`]: copies as seen from the memory that is written.
+//! [`Band`]: copies, described from the side of the target memory.
 
 use std::collections::BTreeSet;
 
@@ -6,29 +6,29 @@ use itertools::Itertools;
 
 use crate::kernels::{CopyPlan, StridedCopy};
 
-/// What one place of every row of a [`Band`] is read from.
+/// Source of one range of lanes in every row of a [`Band`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Column {
-    /// Its first lane, in the row; it ends where the next begins.
+    /// First lane in the row. The column ends where the next begins.
     pub start: usize,
-    /// `None` writes zeros.
+    /// Index of the source; `None` writes zeros.
     pub source: Option<usize>,
-    /// The lane of the source that the first row's first lane is read from.
+    /// Lane of the source from which the first lane of the first row is read.
     pub from: usize,
-    /// From one row to the next, in the source.
+    /// Distance between rows in the source.
     pub from_stride: usize,
 }
 
-/// Adjacent rows of equal length, each divided at the same places.
+/// Adjacent rows of equal length, each divided into the same columns.
 ///
 /// ```text
 /// start ->  a a a b b | a a a b b | a a a b b      stride 5, 3 rows, columns at 0 and 3
 /// ```
 ///
-/// All bands together cover the written memory, without gaps and without overlap.
+/// All bands together cover the target memory, without gaps and without overlap.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Band {
-    /// Its first lane, in the written memory.
+    /// First lane in the target memory.
     pub start: usize,
     /// Lanes of a row.
     pub stride: usize,
@@ -41,7 +41,7 @@ impl Band {
         self.start + self.rows * self.stride
     }
 
-    /// What it reads.
+    /// Returns the sources that the band reads.
     pub fn sources(&self) -> impl Iterator<Item = usize> + '_ {
         self.columns.iter().filter_map(|column| column.source)
     }
@@ -51,7 +51,7 @@ impl Band {
         Self { start, stride: end - start, rows: 1, columns }
     }
 
-    /// Segments of equal rows that lie side by side, the first of them at `start`.
+    /// Creates a band from segments whose equal rows are next to each other. The first of them begins at `start`.
     fn of(start: usize, segments: &[StridedCopy]) -> Self {
         let first = segments[0];
         let stride = if first.rows == 1 { first.run } else { first.to_stride };
@@ -73,7 +73,7 @@ impl Band {
     }
 }
 
-/// The bands of `copies` over `total` lanes, where target `i` lies from `offsets[i]` on.
+/// Returns the bands of `copies` over `total` lanes, in which target `i` begins at `offsets[i]`.
 pub(super) fn bands(copies: &CopyPlan, offsets: &[usize], total: usize) -> Vec<Band> {
     let segments = copies.segments.iter().copied().sorted_by_key(|segment| (offsets[segment.target], segment.to));
     let by_target = segments.chunk_by(|segment| segment.target);
@@ -100,7 +100,7 @@ pub(super) fn bands(copies: &CopyPlan, offsets: &[usize], total: usize) -> Vec<B
     covered
 }
 
-/// Segments of one target as bands, where those that interleave have equal rows.
+/// Returns the segments of one target as bands, or `None` if segments interleave whose rows differ.
 fn side_by_side(segments: &[StridedCopy], offset: usize, len: usize) -> Option<Vec<Band>> {
     let (mut bands, mut rest) = (Vec::new(), segments);
     while let Some(first) = rest.first() {
@@ -123,7 +123,7 @@ fn side_by_side(segments: &[StridedCopy], offset: usize, len: usize) -> Option<V
     Some(bands)
 }
 
-/// Every run as a band of its own: right for any copies.
+/// Returns each run as a separate band. This is correct for any copies.
 fn one_by_one(segments: &[StridedCopy], offset: usize) -> Vec<Band> {
     let runs = segments.iter().flat_map(|segment| {
         let row = |row| {
@@ -135,20 +135,20 @@ fn one_by_one(segments: &[StridedCopy], offset: usize) -> Vec<Band> {
     runs.sorted_by_key(|run| run.to).map(|run| Band::of(offset + run.to, &[run])).collect()
 }
 
-/// Of the written memory, what one launch writes.
+/// Part of the target memory that one launch writes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Range {
-    /// In vectors of the written memory.
+    /// Range in vectors of the target memory.
     pub vectors: std::ops::Range<usize>,
-    /// What is read there, ascending.
+    /// Sources that are read, in ascending order.
     pub sources: Vec<usize>,
 }
 
-/// The fewest ranges of whole vectors of `lanes` lanes that read at most `limit` sources each; bands of several
-/// rows stay whole.
+/// Divides the bands into the fewest ranges of complete vectors of `lanes` lanes that read at most `limit` sources
+/// each. A range ends at the vector in which a band begins.
 ///
 /// # Errors
-/// The number of sources that meet in one place, if that is more than `limit`.
+/// The number of sources in one vector or band, if it is more than `limit`.
 pub(super) fn ranges(bands: &[Band], lanes: usize, limit: usize) -> Result<Vec<Range>, usize> {
     let (mut ranges, mut begin) = (Vec::new(), 0);
     let end = bands.last().map_or(0, |band| band.end().div_ceil(lanes));
@@ -205,7 +205,7 @@ mod tests {
         assert_eq!(bands(&copies, &[0, 16], 20), [first, Band::zeros(15, 16), second, Band::zeros(18, 20)]);
     }
 
-    /// The fewest ranges, by trying every end.
+    /// Returns the minimum number of ranges, by trying every end.
     fn fewest(bands: &[Band], lanes: usize, limit: usize) -> Option<usize> {
         let vectors = bands.last().map_or(0, |band| band.end().div_ceil(lanes));
         let mut best = vec![Some(0)];

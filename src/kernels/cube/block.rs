@@ -1,4 +1,4 @@
-//! [`SharedAllocation`]: several tensors in one block of memory.
+//! [`SharedAllocation`]: several tensors in one allocation.
 
 use burn::tensor::{DType, Shape};
 use burn_cubecl::CubeDevice;
@@ -7,19 +7,19 @@ use cubecl::client::Client;
 use cubecl::prelude::BufferArg;
 use cubecl::server::Handle;
 
-/// Where tensors lie in one block: each begins where the device allows a view to begin.
+/// Offsets of tensors in one allocation. Each offset is one at which the device allows a view to begin.
 #[derive(Debug, Clone)]
 pub(crate) struct BlockLayout {
     shapes: Vec<Shape>,
     dtype: DType,
-    /// Bytes before each tensor.
+    /// Offset of each tensor in bytes.
     offsets: Vec<usize>,
-    /// Bytes of the block.
+    /// Size of the allocation in bytes.
     size: usize,
 }
 
 impl BlockLayout {
-    /// Of tensors of these shapes, one after another.
+    /// Creates the layout of tensors of these shapes, one after another.
     pub fn new(client: &Client, shapes: &[Shape], dtype: DType) -> Self {
         let (align, mut size) = (alignment(client), 0);
         let offset = |shape: &Shape| {
@@ -31,17 +31,17 @@ impl BlockLayout {
         Self { shapes: shapes.to_vec(), dtype, offsets, size: size.max(align) }
     }
 
-    /// Bytes before each tensor.
+    /// Returns the offset of each tensor in bytes.
     pub fn offsets(&self) -> &[usize] {
         &self.offsets
     }
 
-    /// Bytes of the block.
+    /// Returns the size of the allocation in bytes.
     pub fn size(&self) -> usize {
         self.size
     }
 
-    /// Memory for the tensors, not written yet.
+    /// Allocates uninitialized memory for the tensors.
     pub fn allocate(&self, client: &Client, device: &CubeDevice) -> SharedAllocation {
         let memory = client.empty(self.size);
         let view = |(shape, offset): (&Shape, &usize)| {
@@ -53,40 +53,40 @@ impl BlockLayout {
     }
 }
 
-/// Tensors that share one block of memory, which stays while one of them does.
+/// Tensors that share one allocation, which lives as long as one of them does.
 #[derive(Debug, Clone)]
 pub(crate) struct SharedAllocation {
     pub(super) memory: Handle,
-    /// Views of the block.
+    /// Views of the allocation.
     pub tensors: Vec<CubeTensor>,
 }
 
-/// Bytes at a multiple of which a view of memory may begin.
+/// Returns the alignment in bytes that a view of memory needs.
 pub(crate) fn alignment(client: &Client) -> usize {
     (client.properties().memory.alignment as usize).max(16)
 }
 
-/// `len` bytes of `memory` from `offset` on.
+/// Returns a handle to `len` bytes of `memory`, starting at `offset`.
 pub(crate) fn view(memory: &Handle, offset: usize, len: usize) -> Handle {
     let end = memory.size_in_used() - (offset + len) as u64;
     memory.clone().offset_start(offset as u64).offset_end(end)
 }
 
-/// Elements of `bytes` bytes in a vector: accesses of 16 bytes where the device has such, and never so long that
-/// a view could begin inside one.
+/// Returns the number of elements of `bytes` bytes in a vector. A vector has 16 bytes if the device supports such
+/// accesses. It is never so long that a view could begin inside one.
 pub(crate) fn vector_lanes(client: &Client, bytes: usize) -> usize {
     let aligned = |lanes: &usize| alignment(client).is_multiple_of(lanes * bytes);
     client.properties().io_optimized_vector_sizes(bytes).find(aligned).unwrap_or(1)
 }
 
-/// Memory as an argument of a kernel that accesses whole vectors of `bytes` bytes: the last may reach past what
-/// the handle bounds, never past its allocation.
+/// Returns memory as an argument of a kernel that accesses complete vectors of `bytes` bytes. The last vector may
+/// extend past the range of the handle, but never past the allocation.
 pub(crate) fn vectors(memory: &Handle, bytes: usize) -> BufferArg {
     let mut memory = memory.clone();
     let used = memory.size_in_used();
     let past = used.next_multiple_of(bytes as u64) - used;
     let spare = memory.offset_end.unwrap_or(0);
-    memory.offset_end = Some(spare.checked_sub(past).expect("allocations are whole vectors"));
-    // SAFETY: the handle bounds what is accessed, and lies in its allocation by the line above.
+    memory.offset_end = Some(spare.checked_sub(past).expect("allocations are multiples of a vector"));
+    // SAFETY: the handle bounds all accesses, and is inside its allocation by the line above.
     unsafe { BufferArg::from_raw_parts(memory, (used + past) as usize / bytes) }
 }

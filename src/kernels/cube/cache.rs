@@ -1,4 +1,4 @@
-//! Plans of the copies around collectives, made once for a layout.
+//! Cache of plans for the copies around collectives, one entry per layout.
 
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock};
@@ -10,14 +10,14 @@ use parking_lot::Mutex;
 use super::{CubeError, CubePlan};
 use crate::kernels::{Convert, CopyPlan, FlatLayout};
 
-/// Which of a [`FlatLayout`]'s copies.
+/// Selects one of a [`FlatLayout`]'s copies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum CopySide {
-    /// All-gather's copy-in, of this rank.
+    /// All-gather's copy-in of this rank.
     PackParts(usize),
-    /// All-gather's copy-out, from a buffer of each rank.
+    /// All-gather's copy-out, from one buffer per rank.
     UnpackRows,
-    /// All-gather without copy-in, from the parts of all ranks.
+    /// All-gather without copy-in, from the shards of all ranks.
     JoinParts,
     /// Reduce-scatter's copy-in.
     PackFull,
@@ -36,18 +36,18 @@ impl CopySide {
 
 type PlanResult = Result<Arc<CubePlan>, CubeError>;
 
-/// By layout, so that one is found without a copy of its key.
+/// Plans by layout, so that a lookup does not need to copy its key.
 type Plans = HashMap<FlatLayout, HashMap<(CubeDevice, CopySide, DType), PlanResult>>;
 
-/// How many layouts are kept: more than one for each unit of a large model and each direction.
+/// Maximum number of layouts in the cache: more than one for each unit of a large model and each direction.
 const LAYOUTS: usize = 1024;
 
 static PLANS: LazyLock<Mutex<Plans>> = LazyLock::new(Mutex::default);
 
-/// The plan of one side's copies, unconverted. A layout too many makes all plans anew.
+/// Returns the plan of one side's copies, without conversion. When the cache is full, it is cleared.
 ///
 /// # Errors
-/// What kernels cannot copy on the device: remembered like a plan.
+/// The reason why kernels cannot copy on the device. Errors are cached too.
 pub(crate) fn plan(device: &CubeDevice, layout: &FlatLayout, side: CopySide, dtype: DType) -> PlanResult {
     let mut plans = PLANS.lock();
     if !plans.contains_key(layout) {
@@ -56,7 +56,7 @@ pub(crate) fn plan(device: &CubeDevice, layout: &FlatLayout, side: CopySide, dty
         }
         plans.insert(layout.clone(), HashMap::new());
     }
-    let of_layout = plans.get_mut(layout).expect("it is there by now");
+    let of_layout = plans.get_mut(layout).expect("it was just inserted");
     let make = || CubePlan::new(device, &side.copies(layout), dtype, Convert::to(dtype), false).map(Arc::new);
     of_layout.entry((device.clone(), side, dtype)).or_insert_with(make).clone()
 }

@@ -1,42 +1,45 @@
-//! [`CubeError`]: what a kernel cannot copy.
+//! [`CubeError`]: copies that a kernel cannot execute.
 
 use burn::tensor::DType;
 
-/// Why copies cannot run as a kernel on a device; burn's own operations remain.
+/// Reason why copies cannot run as a kernel on a device. The caller then uses burn's own operations.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum CubeError {
     /// The device's shaders cannot address single elements of the dtype.
     #[error(
-        "the device has no {dtype:?} in kernels, and not every run of these copies begins and ends at a word of 4 \
-         bytes; copy with burn's own operations, or in a dtype of at least 4 bytes"
+        "the device does not support {dtype:?} in kernels, and a run of these copies does not begin and end at a \
+         multiple of 4 bytes. Copy with burn's own operations, or in a dtype of at least 4 bytes"
     )]
     Dtype {
-        /// Of the sources or the targets.
+        /// Dtype of the sources or the targets.
         dtype: DType,
     },
-    /// Only floats are cast and scaled.
-    #[error("{from:?} cannot be cast to {to:?}, scaled or accumulated on the way: only floats can")]
+    /// The dtype is not a float: only floats are cast, scaled and accumulated.
+    #[error(
+        "{from:?} cannot be cast to {to:?}, scaled or accumulated during a copy: only floats can. Copy with burn's own \
+         operations"
+    )]
     Convert {
-        /// Of the sources.
+        /// Dtype of the sources.
         from: DType,
-        /// Of the targets.
+        /// Dtype of the targets.
         to: DType,
     },
-    /// One place is written from more buffers than a kernel can have.
+    /// One row of a target is read from more buffers than a kernel can bind.
     #[error(
-        "{needed} buffers meet in one row of a target, but the device binds at most {limit} sources to a kernel; \
-         join some of them first"
+        "one row of a target is copied from {needed} buffers, but the device binds at most {limit} sources to a \
+         kernel. Join some of them first"
     )]
     Bindings {
-        /// How many sources the row has.
+        /// Number of sources of the row.
         needed: usize,
-        /// How many the device allows.
+        /// Number of sources that the device allows.
         limit: usize,
     },
-    /// Kernels count elements in 32 bits.
-    #[error("{len} elements are more than a kernel counts in 32 bits; copy fewer tensors at once")]
+    /// A buffer is too large, because kernels count elements in 32 bits.
+    #[error("{len} elements are more than a kernel can count in 32 bits. Copy fewer tensors at once")]
     TooLarge {
-        /// Elements of the largest buffer.
+        /// Number of elements of the largest buffer.
         len: usize,
     },
 }

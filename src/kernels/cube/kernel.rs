@@ -1,36 +1,36 @@
-//! The kernel: every vector of the written memory looks up what it is made of.
+//! The copy kernel: every vector of the target memory looks up its sources.
 
 use cubecl::prelude::*;
 
 /// Units of a cube.
 pub(super) const CUBE: usize = 256;
 
-/// Vectors that a cube writes, whatever the lengths of segments: so long and short ones share the device evenly.
+/// Number of vectors that one cube writes. It does not depend on the lengths of segments, so the load is balanced.
 pub(super) const TASK_ELEMENTS: usize = 4 * CUBE;
 
 /// Words of a band, and of a column, in the table.
 pub(super) const ENTRY: usize = 4;
 
-/// Words before the first piece in the table.
+/// Words before the first task in the table.
 pub(super) const HEADER: usize = 4;
 
-/// The source of a column of zeros.
+/// Source of a column of zeros.
 pub(super) const ZEROS: u32 = u32::MAX;
 
-/// Where a lane is read from.
+/// Source of a lane.
 #[derive(CubeType, Clone, Copy)]
 struct LaneSource {
     source: u32,
     lane: usize,
-    /// Lanes from here on that follow one another in the source.
+    /// Number of lanes from this one on that are adjacent in the source.
     left: usize,
 }
 
-/// Writes a range of vectors of `target`: `cast(source * scale + onto)`, in `A` where there is arithmetic.
+/// Writes a range of vectors of `target`: `cast(source * scale + onto)`. Arithmetic, if any, is in `A`.
 ///
-/// `table` holds the range's first vector, its end, where bands and where columns begin; the first band of each
-/// piece; then four words a band (first lane, lanes of a row, first column, number of columns) and a column (first
-/// lane, source, first lane there, lanes from row to row there).
+/// `table` contains the range's first vector, its end, and the offsets of bands and columns. Then follows the first
+/// band of each task. Then follow four words per band (first lane, lanes of a row, first column, number of columns)
+/// and four words per column (first lane, source, first lane in the source, distance between rows in the source).
 #[cube(launch_unchecked)]
 pub(super) fn copy<S: Numeric, O: Numeric, A: Numeric, N: Size>(
     sources: Sequence<Box<[Vector<S, N>]>>,
@@ -56,7 +56,7 @@ pub(super) fn copy<S: Numeric, O: Numeric, A: Numeric, N: Size>(
     }
 }
 
-/// What vector `at` of the target is made of.
+/// Returns the source elements of vector `at` of the target.
 #[cube]
 fn gather<S: Numeric, N: Size>(
     sources: &Sequence<Box<[Vector<S, N>]>>,
@@ -109,7 +109,7 @@ fn locate(table: &[u32], lane: usize, low: usize, high: usize) -> LaneSource {
     }
 }
 
-/// The last of the entries `low..=high` that does not begin after `key`.
+/// Returns the last of the entries `low..=high` that does not begin after `key`.
 #[cube]
 fn search(table: &[u32], entries: usize, key: usize, low: usize, high: usize) -> usize {
     let mut low = low;
@@ -125,7 +125,7 @@ fn search(table: &[u32], entries: usize, key: usize, low: usize, high: usize) ->
     low
 }
 
-/// Vector `at` of one of `count` sources from `first` on: a decision for each halving of them.
+/// Loads vector `at` of one of `count` sources starting at `first`, by binary search over the sources.
 #[cube]
 fn load<S: Numeric, N: Size>(
     sources: &Sequence<Box<[Vector<S, N>]>>,
@@ -148,7 +148,7 @@ fn load<S: Numeric, N: Size>(
     }
 }
 
-/// `cast(value * scale + onto)`, rounded once.
+/// Returns `cast(value * scale + onto)`, rounded once.
 #[cube]
 fn convert<S: Numeric, O: Numeric, A: Numeric, N: Size>(
     value: Vector<S, N>,

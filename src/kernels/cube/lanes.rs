@@ -1,4 +1,4 @@
-//! [`Lanes`]: as what a kernel reads and writes elements.
+//! [`Lanes`]: types in which a kernel reads and writes elements.
 
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn::tensor::{DType, Shape};
@@ -10,12 +10,12 @@ use super::CubeError;
 use super::block::vector_lanes;
 use crate::kernels::{Convert, CopyPlan, StridedCopy};
 
-/// What a kernel's vectors hold: elements, or words of 4 bytes where nothing is converted.
+/// Types of the elements of a kernel's vectors: the dtypes, or words of 4 bytes if nothing is converted.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Lanes {
     pub source: ElemType,
     pub target: ElemType,
-    /// Of the arithmetic on the way.
+    /// Type of the arithmetic during the copy.
     pub sum: ElemType,
     /// Bytes of a lane of a source, and of a target.
     pub bytes: (usize, usize),
@@ -24,10 +24,10 @@ pub(super) struct Lanes {
 const WORD: usize = 4;
 
 impl Lanes {
-    /// The lanes for copies of `from`, and the copies counted in them.
+    /// Returns the lanes for copies of dtype `from`, and the copies counted in lanes.
     ///
     /// # Errors
-    /// What the device has no type for, or no arithmetic.
+    /// A [`CubeError`] if the device does not support a type or its arithmetic.
     pub fn of(
         client: &Client,
         copies: &CopyPlan,
@@ -61,13 +61,13 @@ impl Lanes {
         Ok((Self { source, target, sum, bytes: (from.size(), convert.dtype.size()) }, copies.clone()))
     }
 
-    /// Lanes of a vector.
+    /// Returns the number of lanes of a vector.
     pub fn per_vector(&self, client: &Client) -> usize {
         vector_lanes(client, self.bytes.0.max(self.bytes.1))
     }
 }
 
-/// The copies counted in words, if no word has elements of two runs.
+/// Returns the copies counted in words, or `None` if a word contains elements of two runs.
 fn in_words(copies: &CopyPlan, bytes: usize) -> Option<CopyPlan> {
     let words = |elements: usize| (elements * bytes).is_multiple_of(WORD).then_some(elements * bytes / WORD);
     let segment = |segment: &StridedCopy| {

@@ -1,30 +1,30 @@
-//! Copies as kernels, on tensors of burn's Cube backends without fusion.
+//! Copies as kernels, for tensors of burn's Cube backends without fusion.
 //!
-//! A [`CubePlan`] runs a list of [`Copies`](super::CopyPlan) in one launch. Its targets are views of one
-//! [`SharedAllocation`] of memory, so that a unit's weights come and go together.
+//! A [`CubePlan`] executes a [`CopyPlan`](super::CopyPlan) in one launch. Its targets are views of one
+//! [`SharedAllocation`], so that a unit's weights are evicted and restored together.
 //!
-//! Work is divided by what is written: a unit of the device makes a vector of 16 bytes of the block, for which it
-//! looks up, in a table on the device, which bytes of which source it is made of.
+//! Work is divided by target: a unit of the device writes a vector of 16 bytes of the allocation. It looks up, in a
+//! table on the device, which bytes of which source the vector consists of.
 //!
 //! ```text
-//! sources   aaaaaaa   bbb         parts of 7 and 3 elements
-//! target    aaaa aaa. bbb.        one vector from one place, or each lane looked up by itself
+//! sources   aaaaaaa   bbb         shards of 7 and 3 elements
+//! target    aaaa aaa. bbb.        a vector is one access, or each lane is looked up separately
 //! ```
 //!
-//! A vector whose lanes follow one another in a source, from a multiple of 16 bytes on, is one access; so is
-//! almost every one where lengths are multiples of it. Where nothing is converted, a lane is a word of 4 bytes,
-//! whatever the dtype: so dtypes that the device's shaders do not have are copied too, unless two runs share a
-//! word. That is a [`CubeError`], as is a row of more sources than the device binds: the caller then copies with
-//! burn's own operations.
+//! If the lanes of a vector are adjacent in a source and start at a multiple of 16 bytes, the vector is one access.
+//! Nearly all vectors are if shard sizes are multiples of 16 bytes. Without a conversion, a lane has 4 bytes,
+//! whatever the dtype. So dtypes that the device's shaders do not support are copied too, unless two runs share 4
+//! such bytes. That case is a [`CubeError`], and so is a row with more sources than the device can bind: the caller
+//! then copies with burn's own operations.
 //!
-//! Results always go to fresh memory: another stream orders itself after what is allocated, not after later
-//! writes to it.
+//! Results are always in new memory: another stream orders itself after allocations, but not after later writes to
+//! existing memory.
 
 mod bands;
 mod block;
 mod cache;
 mod error;
-#[expect(clippy::manual_div_ceil, clippy::len_zero, reason = "the language of kernels has neither")]
+#[expect(clippy::manual_div_ceil, clippy::len_zero, reason = "the kernel language has neither")]
 mod kernel;
 mod lanes;
 mod plan;

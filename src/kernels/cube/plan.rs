@@ -1,4 +1,4 @@
-//! [`CubePlan`]: copies, ready to run on a device.
+//! [`CubePlan`]: copies that are ready to run on a device.
 
 use burn::tensor::DType;
 use burn_cubecl::CubeDevice;
@@ -16,24 +16,24 @@ use super::table::table;
 use super::{BlockLayout, CubeError, SharedAllocation};
 use crate::kernels::{Convert, CopyPlan};
 
-/// [`CopyPlan`] with their tables on a device: each run is one launch, or the fewest that its bindings allow.
+/// A [`CopyPlan`] with its tables on a device. Each run is one launch, or as few as the device's bindings allow.
 pub(crate) struct CubePlan {
     client: Client,
     device: CubeDevice,
     from: DType,
     /// Elements of each source.
     lens: Vec<usize>,
-    /// Of the targets.
+    /// Layout of the targets.
     layout: BlockLayout,
     convert: Convert,
-    /// Whether targets are added to.
+    /// True if sources are added to existing targets.
     onto: bool,
     lanes: Lanes,
     /// Lanes of a vector.
     width: usize,
     limits: DeviceLimits,
     launches: Vec<KernelLaunch>,
-    /// Elements copied, and elements set to zero.
+    /// Elements that are copied, and elements that are set to zero.
     copied: usize,
     padding: usize,
 }
@@ -45,20 +45,21 @@ struct KernelLaunch {
     tasks: usize,
 }
 
-/// Buffers of a kernel beside the sources: table, target, what is added to, and the arguments' own.
+/// Buffers of a kernel other than the sources: table, target, the values that are added to, and the kernel's own
+/// arguments.
 const OTHERS: usize = 4;
 
-/// What a device allows a launch.
+/// Limits of a device for one launch.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct DeviceLimits {
-    /// Buffers of a kernel.
+    /// Maximum number of buffers of a kernel.
     pub bindings: usize,
-    /// Cubes in one dimension of the grid.
+    /// Maximum number of cubes in one dimension of the grid.
     pub cubes: usize,
 }
 
 impl DeviceLimits {
-    /// Those of the device.
+    /// Returns the limits of the device.
     fn of(client: &Client) -> Self {
         let hardware = &client.properties().hardware;
         Self { bindings: hardware.max_bindings as usize, cubes: hardware.max_cube_count.0 as usize }
@@ -66,10 +67,11 @@ impl DeviceLimits {
 }
 
 impl CubePlan {
-    /// Copies of tensors of dtype `from`; `onto` adds them to the targets of an earlier run.
+    /// Creates a plan for copies of tensors of dtype `from`. If `onto`, a run adds them to the targets of an
+    /// earlier run.
     ///
     /// # Errors
-    /// What the device's kernels cannot do: see [`CubeError`].
+    /// A [`CubeError`] if the device's kernels cannot execute the copies.
     pub fn new(
         device: &CubeDevice,
         copies: &CopyPlan,
@@ -80,7 +82,7 @@ impl CubePlan {
         Self::within(DeviceLimits::of(&device.client()), device, copies, from, convert, onto)
     }
 
-    /// The same, in launches of at most these `limits`.
+    /// Like [`new`](Self::new), but with launches within these `limits`.
     pub fn within(
         limits: DeviceLimits,
         device: &CubeDevice,
@@ -113,31 +115,31 @@ impl CubePlan {
         Ok(Self { client, device, from, lens, layout, convert, onto, lanes, width, limits, launches, copied, padding })
     }
 
-    /// How many kernels a run launches.
+    /// Returns the number of kernels that a run launches.
     pub fn launches(&self) -> usize {
         self.launches.len()
     }
 
-    /// Bytes of targets that a run copies.
+    /// Returns the bytes of targets that a run copies.
     pub fn copied(&self) -> usize {
         self.copied * self.convert.dtype.size()
     }
 
-    /// Bytes of targets that a run sets to zero.
+    /// Returns the bytes of targets that a run sets to zero.
     pub fn padding(&self) -> usize {
         self.padding * self.convert.dtype.size()
     }
 
-    /// Copies `sources` to new targets, in one block of memory.
+    /// Copies `sources` to new targets in one allocation.
     ///
     /// # Panics
-    /// If the sources are not those of the copies, or what they are added `onto` is no result of this plan.
+    /// If the sources do not match the copies, or `onto` is not a result of this plan.
     pub fn run(&self, sources: &[CubeTensor], onto: Option<&SharedAllocation>) -> SharedAllocation {
-        assert_eq!(self.onto, onto.is_some(), "a plan adds to a block or it does not");
-        assert!(onto.is_none_or(|onto| onto.memory.size() >= self.layout.size() as u64), "a block of another plan");
+        assert_eq!(self.onto, onto.is_some(), "`onto` must be passed exactly if the plan adds to targets");
+        assert!(onto.is_none_or(|onto| onto.memory.size() >= self.layout.size() as u64), "`onto` is of another plan");
         let lens = sources.iter().map(|source| source.meta.num_elements());
-        assert!(lens.eq(self.lens.iter().copied()), "sources have {:?} elements", self.lens);
-        assert!(sources.iter().all(|source| source.dtype == self.from), "sources are {:?}", self.from);
+        assert!(lens.eq(self.lens.iter().copied()), "the plan's sources have {:?} elements", self.lens);
+        assert!(sources.iter().all(|source| source.dtype == self.from), "the plan's sources are {:?}", self.from);
         let block = self.layout.allocate(&self.client, &self.device);
         for launch in &self.launches {
             self.launch(launch, sources, onto, &block);
@@ -155,11 +157,12 @@ impl CubePlan {
         let Lanes { source, target, sum, bytes } = self.lanes;
         let read = |index: &usize| vectors(&into_contiguous(sources[*index].clone()).handle, self.width * bytes.0);
         let full = |memory: &Handle| vectors(memory, self.width * bytes.1);
-        // SAFETY: tables have as many words as they were made of.
+        // SAFETY: the table has `words` words.
         let table = unsafe { BufferArg::from_raw_parts(launch.table.clone(), launch.words) };
         let rows = launch.tasks.div_ceil(self.limits.cubes);
         let count = CubeCount::Static(launch.tasks.div_ceil(rows) as u32, rows as u32, 1);
-        // SAFETY: the table's places lie inside the sources and the target, as `CopyPlan` and `run` have made sure.
+        // SAFETY: all offsets in the table are inside the sources and the target, as `CopyPlan` and `run` have
+        // checked.
         unsafe {
             kernel::copy::launch_unchecked(
                 &self.client,

@@ -1,11 +1,11 @@
-//! The tables that a [kernel](super::kernel) reads, as words.
+//! Tables that the [kernel](super::kernel) reads, as 32-bit words.
 
 use super::bands::{Band, Range};
 use super::kernel::{ENTRY, HEADER, TASK_ELEMENTS, ZEROS};
 
-/// The table of one launch, of vectors of `lanes` lanes, and the number of its pieces.
+/// Returns the table of one launch, for vectors of `lanes` lanes, and the number of its tasks.
 ///
-/// Sources are counted among those of the launch.
+/// Sources are numbered within the launch.
 pub(super) fn table(bands: &[Band], range: &Range, lanes: usize) -> (Vec<u32>, usize) {
     let tasks = range.vectors.len().div_ceil(TASK_ELEMENTS);
     let first = |vector: usize| bands.partition_point(|band| band.start <= vector * lanes) - 1;
@@ -25,7 +25,7 @@ pub(super) fn table(bands: &[Band], range: &Range, lanes: usize) -> (Vec<u32>, u
     }
     let mut words: Vec<u32> = words.into_iter().map(word).collect();
     for column in used.iter().flat_map(|band| &band.columns) {
-        // A band that reaches into the next range may read what this one does not.
+        // A band that extends into the next range may have sources that this range does not read.
         let local = column.source.and_then(|source| range.sources.binary_search(&source).ok());
         let source = local.map_or(ZEROS, word);
         words.extend([word(column.start), source, word(column.from), word(column.from_stride)]);

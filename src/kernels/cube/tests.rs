@@ -1,4 +1,4 @@
-//! Kernels against copies element by element, on burn's default wgpu device.
+//! Tests of kernels against copies element by element, on burn's default wgpu device.
 
 mod casts;
 mod launches;
@@ -15,7 +15,7 @@ use rand::rngs::StdRng;
 use super::CubePlan;
 use crate::kernels::{Convert, CopyPlan};
 
-/// The device of all tests.
+/// Returns the device of all tests.
 pub(super) fn device() -> CubeDevice {
     match Device::wgpu(DeviceKind::DefaultDevice).as_dispatch() {
         DispatchDevice::Cube(device) => device.clone(),
@@ -37,7 +37,8 @@ fn download(tensor: &CubeTensor) -> Vec<u8> {
     tensor.client.read_one_unchecked(tensor.handle.clone()).to_vec()
 }
 
-/// Elements of `dtype`: any bits, but finite halves, whose other values a shader may change.
+/// Returns random elements of `dtype`. They have any bits, except that halves are finite: a shader may change other
+/// values of halves.
 fn random(len: usize, dtype: DType, rng: &mut StdRng) -> Vec<u8> {
     let element = |_| match dtype {
         DType::F16 => half::f16::from_f32(rng.random_range(-9.0..9.0)).to_le_bytes().to_vec(),
@@ -46,7 +47,7 @@ fn random(len: usize, dtype: DType, rng: &mut StdRng) -> Vec<u8> {
     (0..len).flat_map(element).collect()
 }
 
-/// What `copies` of elements of `size` bytes give.
+/// Returns the targets that `copies` of elements of `size` bytes must produce.
 fn reference(copies: &CopyPlan, sources: &[Vec<u8>], size: usize) -> Vec<Vec<u8>> {
     let mut targets = copies.targets.iter().map(|shape| vec![0; shape.num_elements() * size]).collect_vec();
     for segment in &copies.segments {
@@ -60,7 +61,7 @@ fn reference(copies: &CopyPlan, sources: &[Vec<u8>], size: usize) -> Vec<Vec<u8>
     targets
 }
 
-/// Runs plain copies of random elements, and holds them to the reference.
+/// Runs plain copies of random elements, and compares them with the reference.
 fn assert_copies(plan: &CubePlan, copies: &CopyPlan, dtype: DType, rng: &mut StdRng) {
     let sources = copies.sources.iter().map(|shape| random(shape.num_elements(), dtype, rng)).collect_vec();
     let tensors = copies.sources.iter().zip(&sources).map(|(shape, bytes)| upload(bytes, shape, dtype)).collect_vec();
@@ -71,7 +72,7 @@ fn assert_copies(plan: &CubePlan, copies: &CopyPlan, dtype: DType, rng: &mut Std
     assert_eq!(shapes, copies.targets);
 }
 
-/// A plan of plain copies.
+/// Creates a plan of plain copies.
 fn plain(copies: &CopyPlan, dtype: DType) -> Result<CubePlan, super::CubeError> {
     CubePlan::new(&device(), copies, dtype, Convert::to(dtype), false)
 }

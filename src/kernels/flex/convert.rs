@@ -1,4 +1,4 @@
-//! Copies whose elements change on their way.
+//! Copies that convert elements.
 
 use std::marker::PhantomData;
 
@@ -6,18 +6,18 @@ use super::float::{Float, Wide};
 use super::rows::StridedRows;
 use crate::kernels::StridedCopy;
 
-/// Elements converted at a time: few enough to stay in the first-level cache.
+/// Number of elements that are converted at a time, chosen to fit in the first-level cache.
 const STRIP: usize = 512;
 
-/// `cast(element * scale)`, or `cast(there + element * scale)`, in the precision `W`.
+/// Conversion `cast(element * scale)` or `cast(previous + element * scale)`, in the precision `W`.
 pub(super) struct Cast<S, T, W> {
     scale: W,
-    /// Whether elements are added to those of the target.
+    /// True if elements are added to those of the target.
     pub add: bool,
     types: PhantomData<fn(S) -> T>,
 }
 
-/// Where a strip is converted; one for each thread at work.
+/// Buffers in which a strip is converted. Each task has its own.
 pub(super) struct Scratch<S, T, W> {
     from: Box<[S]>,
     to: Box<[T]>,
@@ -37,18 +37,19 @@ impl<S: Float<W>, T: Float<W>, W: Wide> Cast<S, T, W> {
         Scratch { from: zeros(), to: zeros(), wide: zeros(), there: zeros() }
     }
 
-    /// Converts the elements of `segments`; `ends` says where the source and the target of one begin.
+    /// Converts the elements of `segments`. `ends` returns the start of the source and of the target of a segment.
     ///
     /// # Safety
-    /// Each segment lies inside its source, of initialized elements, and inside its target, where nobody else reads
-    /// or writes its elements meanwhile. They are initialized if this adds.
+    /// Each segment is inside its source, whose elements are initialized, and inside its target. While this runs,
+    /// nothing else reads or writes its elements in the target. If `self` adds, those elements are initialized.
     pub unsafe fn segments(
         &self,
         scratch: &mut Scratch<S, T, W>,
         segments: &[StridedCopy],
         ends: impl Fn(&StridedCopy) -> (*const S, *mut T),
     ) {
-        /// The same, compiled for registers twice as long as those that every x86-64 has.
+        /// Like `each`, but compiled for AVX2. Its registers are twice as long as those that every
+        /// x86-64 processor has.
         #[cfg(target_arch = "x86_64")]
         #[target_feature(enable = "avx2")]
         unsafe fn by_avx2<S: Float<W>, T: Float<W>, W: Wide>(
@@ -57,10 +58,10 @@ impl<S: Float<W>, T: Float<W>, W: Wide> Cast<S, T, W> {
             segments: &[StridedCopy],
             ends: impl Fn(&StridedCopy) -> (*const S, *mut T),
         ) {
-            // SAFETY: the caller's.
+            // SAFETY: guaranteed by the caller.
             unsafe { cast.each(scratch, segments, ends) }
         }
-        // SAFETY: the caller's; the processor has what it is asked for.
+        // SAFETY: guaranteed by the caller; the processor supports the instructions.
         unsafe {
             #[cfg(target_arch = "x86_64")]
             if std::arch::is_x86_feature_detected!("avx2") {
@@ -70,8 +71,10 @@ impl<S: Float<W>, T: Float<W>, W: Wide> Cast<S, T, W> {
         }
     }
 
+    /// Converts segment by segment.
+    ///
     /// # Safety
-    /// As of [`segments`](Self::segments).
+    /// Like [`segments`](Self::segments).
     #[inline(always)]
     unsafe fn each(
         &self,
@@ -81,17 +84,17 @@ impl<S: Float<W>, T: Float<W>, W: Wide> Cast<S, T, W> {
     ) {
         for segment in segments {
             let (from, to) = ends(segment);
-            // SAFETY: the caller's.
+            // SAFETY: guaranteed by the caller.
             unsafe { self.segment(scratch, *segment, from, to) }
         }
     }
 
     /// Converts the elements of a segment, whose source and target begin at `from` and `to`.
     ///
-    /// Short runs are brought together in strips first, and taken apart afterwards.
+    /// Short runs are first collected in strips, and distributed to the target afterwards.
     ///
     /// # Safety
-    /// As of [`segments`](Self::segments).
+    /// Like [`segments`](Self::segments).
     #[inline(always)]
     unsafe fn segment(&self, scratch: &mut Scratch<S, T, W>, segment: StridedCopy, from: *const S, to: *mut T) {
         let (columns, rows) = (segment.run.min(STRIP), (STRIP / segment.run).max(1));
@@ -104,14 +107,16 @@ impl<S: Float<W>, T: Float<W>, W: Wide> Cast<S, T, W> {
                     to: segment.to + row * segment.to_stride + column,
                     ..segment
                 };
-                // SAFETY: a part of the segment.
+                // SAFETY: the strip is inside the segment.
                 unsafe { self.strip(scratch, strip, from.add(strip.from), to.add(strip.to)) }
             }
         }
     }
 
+    /// Converts a segment of at most [`STRIP`] elements at `from` and `to`.
+    ///
     /// # Safety
-    /// The same, of a segment of at most [`STRIP`] elements at `from` and `to`.
+    /// Like [`segments`](Self::segments).
     #[inline(always)]
     unsafe fn strip(&self, scratch: &mut Scratch<S, T, W>, strip: StridedCopy, from: *const S, to: *mut T) {
         let len = strip.len();
@@ -122,7 +127,7 @@ impl<S: Float<W>, T: Float<W>, W: Wide> Cast<S, T, W> {
             // SAFETY: one run of initialized elements.
             1 => unsafe { std::slice::from_raw_parts(from, run) },
             _ => {
-                // SAFETY: the scratch has room for a strip, and is no part of the source.
+                // SAFETY: the scratch has capacity for a strip, and does not overlap the source.
                 let rows = together(from_stride, run, size_of::<S>());
                 unsafe { rows.copy((from.cast(), scratch.from.as_mut_ptr().cast())) };
                 &scratch.from[..len]
@@ -132,7 +137,7 @@ impl<S: Float<W>, T: Float<W>, W: Wide> Cast<S, T, W> {
         S::widen(elements, wide);
         wide.iter_mut().for_each(|element| *element = element.times(self.scale));
         if self.add {
-            // SAFETY: as above, of the target, which is initialized then.
+            // SAFETY: as above, for the target, which is initialized if `self` adds.
             let rows = together(to_stride, run, size_of::<T>());
             unsafe { rows.copy((to.cast_const().cast(), scratch.to.as_mut_ptr().cast())) };
             let there = &mut scratch.there[..len];
@@ -140,7 +145,7 @@ impl<S: Float<W>, T: Float<W>, W: Wide> Cast<S, T, W> {
             wide.iter_mut().zip(there).for_each(|(element, there)| *element = there.plus(*element));
         }
         T::round(wide, &mut scratch.to[..len]);
-        // SAFETY: the strip's place in the target is this call's alone.
+        // SAFETY: only this call accesses the strip's elements in the target.
         let rows = together(run, to_stride, size_of::<T>());
         unsafe { rows.copy((scratch.to.as_ptr().cast(), to.cast())) };
     }

@@ -1,4 +1,4 @@
-//! [`Float`]: what can be cast, and by way of which precision.
+//! [`Float`]: types that can be cast, and the precision of the arithmetic.
 
 use burn::tensor::Element;
 use half::slice::HalfFloatSliceExt;
@@ -6,14 +6,14 @@ use half::{bf16, f16};
 
 use super::round::{round_to_bf16, round_to_odd, widen_bf16};
 
-/// A precision to compute in.
+/// A precision for arithmetic.
 pub(super) trait Wide: bytemuck::Pod + Send + Sync {
     fn of(scale: f32) -> Self;
     fn times(self, other: Self) -> Self;
     fn plus(self, other: Self) -> Self;
 }
 
-/// A stored float, computed with in `W`: slices of one length are converted, rounded at most once.
+/// A stored float type with arithmetic in `W`. Converts slices of equal length, and rounds at most once.
 pub(super) trait Float<W: Wide>: bytemuck::Pod + Element {
     fn widen(from: &[Self], to: &mut [W]);
     fn round(from: &[W], to: &mut [Self]);

@@ -1,8 +1,9 @@
-//! Segments that are copied together.
+//! Copies of several segments, interleaved.
 //!
-//! Where a tensor is cut along any but its first dimension, the runs of all ranks lie side by side in the whole. Copied
-//! one segment after another, the whole would be walked in leaps once for every rank. So segments alike that follow
-//! each other in it, be it the source or the target, are copied in tiles, a few rows of each in turn, which the caches hold:
+//! If a tensor is sharded along any dimension except its first, the runs of all ranks are interleaved in the full
+//! tensor. Copying one segment after another would traverse the full tensor once per rank, with large strides. So
+//! consecutive equal segments are copied together in tiles, a few rows of each in turn, which fit in the caches.
+//! This applies if the full tensor is the source or the target:
 //!
 //! ```text
 //! rank 0   0 1 2 3 ..      0 1 a b p q        first the first two runs of every rank,
@@ -10,32 +11,34 @@
 //! rank 2   p q r s ..      ..
 //! ```
 //!
-//! Where runs are of one element, that is a matrix transposed.
+//! If runs are single elements, this transposes a matrix.
 
 use super::rows::{RowStart, StridedRows};
 use super::{stream, tiles};
 use crate::kernels::StridedCopy;
 
-/// At most so many together: each is a stream of its own to the processor.
+/// Maximum number of segments that are copied together. Each is a separate stream of memory accesses to the
+/// processor.
 const TOGETHER: usize = 16;
 
-/// Bytes of a tile of short rows: few enough for the second-level cache.
+/// Bytes of a tile of short rows, chosen to fit in the second-level cache.
 const TILE: usize = 128 << 10;
 
-/// Runs from so many bytes on of so few segments that lie side by side in the target are copied in turn: so it is written from
-/// one end to the other, which for caches that hold it is a third faster, and the sources are read so anyway.
+/// Minimum bytes of runs that are copied one row of each segment in turn. This applies to at most [`FEW`] segments
+/// that are adjacent in the target. The target is then written sequentially, which is a third faster if the caches
+/// hold it. The sources are read sequentially in either case.
 const LONG: usize = 1 << 10;
 const FEW: usize = 8;
 
-/// Rows of a tile are a multiple of this: enough to be [streamed](stream::rows) at several places, and a multiple of
-/// those that are transposed at once.
+/// Rows of a tile are a multiple of this number. It is large enough for [streaming](stream::rows) at several
+/// positions, and a multiple of the rows that are transposed at once.
 const HEIGHT: usize = 32;
 
-/// Copies `segments` of elements of `size` bytes; `start` says where each begins. If it `streams`, long
-/// runs go past the caches.
+/// Copies `segments` of elements of `size` bytes. `start` returns the start of a segment. If `streams`, long runs
+/// bypass the caches.
 ///
 /// # Safety
-/// All runs of all segments lie in memory that may be read and written, and none overlaps another that is written.
+/// All runs of all segments are in memory that may be read and written. No run overlaps another that is written.
 pub(super) unsafe fn copy(
     segments: &[StridedCopy],
     size: usize,
@@ -65,7 +68,7 @@ pub(super) unsafe fn copy(
         };
         for row in (0..rows.rows).step_by(height) {
             let tile = StridedRows { rows: height.min(rows.rows - row), ..rows };
-            // SAFETY: the caller's, of some of the rows.
+            // SAFETY: guaranteed by the caller, for a subset of the rows.
             unsafe {
                 let starts = group.iter().map(|segment| rows.start(start(segment), row));
                 if streams_it {

@@ -1,18 +1,18 @@
-//! [`CopyPlan`] of Flex tensors: runs of memory, over the threads of the rank's pool.
+//! Execution of a [`CopyPlan`] on Flex tensors: copies runs of memory on the threads of the rank's pool.
 //!
-//! | file | what it does |
+//! | file | contents |
 //! |---|---|
-//! | `sources`, `memory` | what is read, and what is written |
-//! | `share` | segments cut into pieces of equal length for the threads |
-//! | `tasks` | the same for the threads of several ranks, that make one copy for all |
-//! | `group`, `tiles` | segments alike in turn, a few rows of each; single elements side by side, transposed |
-//! | `rows` | runs at equal distances, by a loop made for their length; very long ones by `memcpy` |
-//! | `stream`, `prefetch` | long runs of large copies, past the caches; what is read next, into them |
+//! | `sources`, `memory` | memory that is read, and memory that is written |
+//! | `share` | divides segments into tasks of equal length for the threads |
+//! | `tasks` | the same for the threads of several ranks that share one copy |
+//! | `group`, `tiles` | copies equal segments a few rows at a time, and transposes tiles of single elements |
+//! | `rows` | runs at equal distances: a specialized loop per length, and `memcpy` for very long ones |
+//! | `stream`, `prefetch` | stores of large copies that bypass the caches, and prefetching into the caches |
 //! | `convert` | casts, scales and adds strips of elements |
 //! | `float`, `round` | precisions and rounding |
 //!
-//! Targets are memory that is written once: by the segments, and with zeros in the gaps between them. Threads write
-//! to one target at the same time, each the elements of its own segments; see the invariants of [`CopyPlan`].
+//! Each element of a target is written once: by a segment, or with zero in a gap. Several threads may write to one
+//! target at the same time, each the elements of its own segments. The invariants of [`CopyPlan`] make this safe.
 
 mod convert;
 mod float;
@@ -44,12 +44,12 @@ pub(crate) use round::{round_to_bf16, widen_bf16};
 pub(crate) use sources::{PinnedSources, Sources};
 pub(crate) use tasks::CopyTasks;
 
-/// The targets of `copies`, each in memory of its own.
+/// Executes `copies` and returns the targets, each in separate memory.
 ///
 /// Integers and booleans keep their dtype.
 ///
 /// # Panics
-/// If the sources are not those of `copies`.
+/// If the sources do not match `copies`.
 pub(crate) fn run(copies: &CopyPlan, sources: &Sources, convert: Convert) -> Vec<FlexTensor> {
     let dtype = dtype_of(copies, sources, convert.dtype);
     if !dtype.is_float() || (dtype == convert.dtype && convert.scale == 1.0) {
@@ -58,60 +58,62 @@ pub(crate) fn run(copies: &CopyPlan, sources: &Sources, convert: Convert) -> Vec
     by_dtype(copies, sources, dtype, convert, None)
 }
 
-/// `onto`, where the segments of `copies` lead with what they bring added: `cast(there + element * scale)`, rounded
-/// once.
+/// Executes `copies` and adds the result to the targets `onto`: `cast(previous + element * scale)`, rounded once.
 ///
-/// Floats only; `onto` has the shapes of the targets and the dtype of `convert`, and is written in place where nobody
-/// else has a handle to it.
+/// Supports floats only. `onto` has the shapes of the targets and the dtype of `convert`. It is written in place if
+/// no other handle to its memory exists.
 ///
 /// # Panics
-/// If the sources or `onto` are not those of `copies`.
+/// If the sources or `onto` do not match `copies`.
 #[cfg_attr(not(feature = "testing"), allow(dead_code, reason = "the benchmark measures it"))]
 pub(crate) fn add(copies: &CopyPlan, sources: &Sources, convert: Convert, onto: Vec<FlexTensor>) -> Vec<FlexTensor> {
     let dtype = dtype_of(copies, sources, convert.dtype);
     by_dtype(copies, sources, dtype, convert, Some(onto))
 }
 
-/// The dtype of the sources; without any, `fallback`.
+/// Returns the dtype of the sources, or `fallback` if there are none.
 fn dtype_of(copies: &CopyPlan, sources: &Sources, fallback: DType) -> DType {
-    assert_eq!(sources.len(), copies.sources.len(), "one tensor for each source");
+    assert_eq!(sources.len(), copies.sources.len(), "one tensor per source");
     sources.dtype().unwrap_or(fallback)
 }
 
-/// The elements of the sources, as many as `copies` say of each.
+/// Returns the elements of the sources, after checking their number.
 fn read<'a, E: Pod>(copies: &CopyPlan, sources: &Sources<'a>) -> Vec<&'a [E]> {
     check(copies, sources, size_of::<E>());
     sources.elements().collect()
 }
 
+/// Checks the number of sources, and the number of elements of each.
+///
 /// # Panics
-/// If there are not as many sources as `copies` say, or one has not as many elements of `size` bytes.
+/// If the number of sources differs from `copies`, or that of a source's elements of `size` bytes.
 fn check(copies: &CopyPlan, sources: &Sources, size: usize) {
-    assert_eq!(sources.len(), copies.sources.len(), "one tensor for each source");
+    assert_eq!(sources.len(), copies.sources.len(), "one tensor per source");
     for (bytes, shape) in sources.bytes().iter().zip(&copies.sources) {
         assert_eq!(bytes.len(), shape.num_elements() * size, "a source of shape {shape:?}");
     }
 }
 
-/// Elements moved by size alone.
+/// Copies elements without conversion, by their size.
 fn plain(copies: &CopyPlan, sources: &Sources, dtype: DType) -> Vec<FlexTensor> {
     let size = dtype.size();
     check(copies, sources, size);
     let mut targets = OutputBuffers::of(None, copies, size);
     let to = targets.ends();
-    // SAFETY: a segment lies inside its source, which has as many elements as the plan says, and inside its target, where
-    // it is the only one to write (invariants 1 and 2 of `CopyPlan`); the target is new memory. Every element is in a gap,
-    // which are zero, or in a segment, which are all copied.
+    // SAFETY: a segment is inside its source, which has as many elements as the plan states. It is inside its
+    // target, where no other segment writes its elements (invariants 1 and 2 of `CopyPlan`). The target is new
+    // memory. Every element is in a gap, which is set to zero, or in a segment, and all segments are copied.
     unsafe {
         segments(&copies.segments, sources, &to, size, stream::pays(copies.copied() * size));
         targets.finish(&copies.targets, dtype).collect()
     }
 }
 
-/// Copies `segments` of elements of `size` bytes, over the rank's threads. If they `stream`, long runs go past the caches.
+/// Copies `segments` of elements of `size` bytes on the rank's threads. If `streams`, long runs bypass the caches.
 ///
 /// # Safety
-/// They lie in their sources, and in memory that begins where `to` says, where nobody else reads or writes.
+/// All segments are inside their sources, and inside the memory that begins at `to`. Nothing else reads or writes
+/// that memory.
 unsafe fn segments(segments: &[StridedCopy], sources: &Sources, to: &Ends<u8>, size: usize, streams: bool) {
     let from = sources.bytes();
     share::each(
@@ -119,7 +121,7 @@ unsafe fn segments(segments: &[StridedCopy], sources: &Sources, to: &Ends<u8>, s
         size,
         || (),
         |(), segments| {
-            // SAFETY: the caller's.
+            // SAFETY: guaranteed by the caller.
             unsafe {
                 group::copy(segments, size, streams, |segment| {
                     let (source, target) = (from[segment.source].as_ptr(), to.start(segment.target));
@@ -167,7 +169,7 @@ fn by_dtype(
     cast(copies, sources, convert, onto)
 }
 
-/// Elements computed with in `W`.
+/// Copies and converts elements. Arithmetic is in `W`.
 fn cast<S: Float<W>, T: Float<W>, W: Wide>(
     copies: &CopyPlan,
     sources: &Sources,
@@ -183,7 +185,7 @@ fn cast<S: Float<W>, T: Float<W>, W: Wide>(
             || cast.scratch(),
             |scratch, segments| {
                 let ends = |segment: &StridedCopy| (from[segment.source].as_ptr(), to.start(segment.target));
-                // SAFETY: as in `plain`; what is added to is initialized.
+                // SAFETY: as in `plain`; if the cast adds, the target is initialized.
                 unsafe { cast.segments(scratch, segments, ends) }
             },
         );
@@ -192,7 +194,8 @@ fn cast<S: Float<W>, T: Float<W>, W: Wide>(
         None => {
             let mut targets = OutputBuffers::of(None, copies, size_of::<T>());
             run(Cast::new(convert.scale, false), targets.ends());
-            // SAFETY: every element is in a gap, which are zero, or in a segment, which are all copied.
+            // SAFETY: every element is in a gap, which is set to zero, or in a segment, and all segments are
+            // copied.
             unsafe { targets.finish(&copies.targets, convert.dtype).collect() }
         }
         Some(mut onto) => {

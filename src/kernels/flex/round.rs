@@ -1,15 +1,15 @@
-//! Rounding of floats to narrower ones: to nearest, ties to even.
+//! Rounding of floats to narrower types: to nearest, ties to even.
 
 use half::bf16;
 
-/// `value` in single precision, exactly.
+/// Converts `value` to single precision, exactly.
 #[inline(always)]
 pub(crate) fn widen_bf16(value: bf16) -> f32 {
     f32::from_bits((value.to_bits() as u32) << 16)
 }
 
-/// Rounds to nearest, ties to even. Without branches, and with the shift signed, so that it
-/// vectorizes; `bf16::from_f32` does not.
+/// Rounds to nearest, ties to even. It has no branches and uses a signed shift, so that it vectorizes.
+/// `bf16::from_f32` does not.
 #[inline(always)]
 pub(crate) fn round_to_bf16(value: f32) -> bf16 {
     let bits = value.to_bits();
@@ -19,10 +19,11 @@ pub(crate) fn round_to_bf16(value: f32) -> bf16 {
     bf16::from_bits((wide as i32 >> 16) as i16 as u16)
 }
 
-/// Rounds to odd: of the two neighbours of a value that single precision lacks, the one whose last bit is 1.
+/// Rounds to odd: if single precision cannot represent a value, returns the one of its two neighbours whose last
+/// bit is 1.
 ///
-/// Rounded from there to half precision, the value is as if rounded once; by way of the nearest it would be a tie
-/// that it is not.
+/// Rounding the result to half precision is then equivalent to rounding once. With rounding to nearest, the
+/// intermediate value could become a tie that the original value is not.
 #[inline(always)]
 pub(super) fn round_to_odd(value: f64) -> f32 {
     let nearest = value as f32;
@@ -49,7 +50,7 @@ mod tests {
         }
     }
 
-    /// Values at and beside the middle of two neighbours, which are told apart by distances in double precision.
+    /// Tests values at and next to the middle of two neighbours, which are distinguished in double precision.
     #[test]
     fn doubles_round_to_half_precision_once() {
         for bits in (0..0x7bff_u16).step_by(7) {

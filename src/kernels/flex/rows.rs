@@ -3,72 +3,74 @@
 use super::prefetch::{LINE, prefetch};
 use crate::kernels::StridedCopy;
 
-/// Bytes that one instruction loads or stores, where registers are that long.
+/// Bytes that one instruction loads or stores, if registers are long enough.
 const BLOCK: usize = 32;
 
-/// Bytes of a long run that are copied in a row.
+/// Bytes of a long run that are copied per iteration.
 const BLOCKS: usize = 4 * BLOCK;
 
-/// Runs from so many bytes on are `memcpy`'s, where it is fast: it knows of instructions that write whole lines unread.
+/// Minimum bytes of runs that are copied by `memcpy`, which uses instructions that write complete lines without
+/// reading them.
 const MEMCPY: usize = 64 << 10;
 
-/// Of runs from so many bytes on that lie apart in the source the next but one is prefetched: nothing else tells the processor
-/// where it is.
+/// Minimum bytes of runs whose next but one is prefetched, if runs are apart in the source. The hardware prefetcher
+/// does not find the next run by itself.
 const PREFETCH_BYTES: usize = 512;
 
 /// Bytes of a page.
 const PAGE: usize = 4 << 10;
 
-/// Some runs of bytes, each a fixed distance after the one before.
+/// Runs of bytes at equal distances.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct StridedRows {
     pub rows: usize,
     /// Bytes of each run.
     pub run: usize,
-    /// From the start of a run to that of the next, in the source.
+    /// Distance between the starts of two runs in the source.
     pub from_stride: usize,
-    /// The same in the target.
+    /// Distance between the starts of two runs in the target.
     pub to_stride: usize,
 }
 
-/// Where the first run is read and written.
+/// Addresses at which the first run is read and written.
 pub(super) type RowStart = (*const u8, *mut u8);
 
 impl StridedRows {
-    /// Of `segment` with elements of `size` bytes.
+    /// Returns the runs of `segment` with elements of `size` bytes.
     pub fn of(segment: &StridedCopy, size: usize) -> Self {
         let StridedCopy { rows, run, from_stride, to_stride, .. } = *segment;
         Self { rows, run: run * size, from_stride: from_stride * size, to_stride: to_stride * size }
     }
 
-    /// Where run `row` is read and written.
+    /// Returns the addresses at which run `row` is read and written.
     ///
     /// # Safety
-    /// There are more runs than that from `start`.
+    /// `row` is less than the number of runs from `start`.
     pub unsafe fn start(self, (from, to): RowStart, row: usize) -> RowStart {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         unsafe { (from.add(row * self.from_stride), to.add(row * self.to_stride)) }
     }
 
     /// Copies the runs.
     ///
-    /// By calls of `memcpy` only very long ones: for a run of a few bytes it takes several times as long, and on some
-    /// processors for a hundredth of the long ones, those whose target lies a few bytes beyond their source within a page,
-    /// ten times as long.
+    /// Only very long runs use `memcpy`. For a run of a few bytes a call takes several times as long. On some
+    /// processors it also takes ten times as long if the target begins a few bytes after the source modulo the page
+    /// size, as about one percent of long runs do.
     ///
     /// # Safety
-    /// From `start`, all runs lie in memory that may be read and written, and what is read and what is written do not
-    /// overlap.
+    /// From `start`, all runs are in memory that may be read and written. What is read does not overlap what is
+    /// written.
     #[inline]
     pub unsafe fn copy(self, start: RowStart) {
-        /// The same, compiled for registers twice as long as those that every x86-64 has.
+        /// Like `by_length`, but compiled for AVX2. Its registers are twice as long as those that every x86-64
+        /// processor has.
         #[cfg(target_arch = "x86_64")]
         #[target_feature(enable = "avx2")]
         unsafe fn by_avx2(rows: StridedRows, start: RowStart) {
-            // SAFETY: the caller's.
+            // SAFETY: guaranteed by the caller.
             unsafe { rows.by_length(start) }
         }
-        // SAFETY: the caller's; the processor has what it is asked for.
+        // SAFETY: guaranteed by the caller; the processor supports the instructions.
         unsafe {
             #[cfg(target_arch = "x86_64")]
             if std::arch::is_x86_feature_detected!("avx2") {
@@ -78,13 +80,13 @@ impl StridedRows {
         }
     }
 
-    /// Copies the runs, in a loop that is made for their length.
+    /// Copies the runs in a loop that is specialized for their length.
     ///
     /// # Safety
-    /// As of [`copy`](Self::copy).
+    /// Like [`copy`](Self::copy).
     #[inline(always)]
     unsafe fn by_length(self, start: RowStart) {
-        // SAFETY: the caller's; each loop copies runs of the lengths that it is chosen for.
+        // SAFETY: guaranteed by the caller; each loop copies runs of the lengths for which it is selected.
         unsafe {
             match self.run {
                 0 => {}
@@ -113,14 +115,14 @@ impl StridedRows {
         }
     }
 
-    /// Runs of `COUNT` pieces of `SIZE` bytes, of which the last may overlap the one before.
+    /// Copies runs of `COUNT` blocks of `SIZE` bytes. The last block may overlap the one before.
     ///
     /// # Safety
-    /// As of [`copy`](Self::copy); a run has no more bytes than the pieces, and more than all but one of them.
+    /// Like [`copy`](Self::copy). A run has at most `COUNT * SIZE` bytes, and more than `(COUNT - 1) * SIZE`.
     #[inline(always)]
     unsafe fn short<const COUNT: usize, const SIZE: usize>(self, start: RowStart) {
         let last = self.run - SIZE;
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         self.each(start, |from, to| unsafe {
             for task in 0..COUNT - 1 {
                 bytes::<SIZE>(from.add(task * SIZE), to.add(task * SIZE));
@@ -135,20 +137,20 @@ impl StridedRows {
         let (mut from, mut to) = start;
         for _ in 0..self.rows {
             copy(from, to);
-            // The last ones are used no more, wherever they lead.
+            // The addresses after the last run are not used, and may be invalid.
             (from, to) = (from.wrapping_add(self.from_stride), to.wrapping_add(self.to_stride));
         }
     }
 }
 
-/// Copies a run of at least [`BLOCKS`] bytes: a block that may be unaligned, aligned ones, and the last ones. If it
-/// `PREFETCHES`, so is what lies `ahead` in the source.
+/// Copies a run of at least [`BLOCKS`] bytes: a block that may be unaligned, then aligned ones, then the last ones.
+/// If `PREFETCHES`, the bytes at `distance` from them in the source are prefetched.
 ///
 /// # Safety
-/// As of [`StridedRows::copy`], of one run.
+/// Like [`StridedRows::copy`], for one run.
 #[inline(always)]
 unsafe fn long<const PREFETCHES: bool>(from: *const u8, to: *mut u8, len: usize, distance: usize) {
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         bytes::<BLOCK>(from, to);
         let mut at = BLOCK - to.addr() % BLOCK;
@@ -163,13 +165,13 @@ unsafe fn long<const PREFETCHES: bool>(from: *const u8, to: *mut u8, len: usize,
     }
 }
 
-/// Copies `N` bytes: so few that it is no call, but loads and stores.
+/// Copies `N` bytes. `N` is so small that this compiles to loads and stores instead of a call.
 ///
 /// # Safety
-/// As of [`StridedRows::copy`].
+/// Like [`StridedRows::copy`].
 #[inline(always)]
 unsafe fn bytes<const N: usize>(from: *const u8, to: *mut u8) {
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     unsafe { from.copy_to_nonoverlapping(to, N) }
 }
 
@@ -177,7 +179,8 @@ unsafe fn bytes<const N: usize>(from: *const u8, to: *mut u8) {
 pub(super) mod tests {
     use super::*;
 
-    /// That `copy` writes the runs of `rows`, which begin at these bytes of source and target, and nothing else.
+    /// Checks that `copy` writes the runs of `rows`, which begin at these bytes of source and target, and nothing
+    /// else.
     pub fn assert_copied(rows: StridedRows, (from, to): (usize, usize), copy: impl Fn(StridedRows, RowStart)) {
         let StridedRows { run, from_stride, to_stride, .. } = rows;
         let source: Vec<u8> =
@@ -197,9 +200,9 @@ pub(super) mod tests {
         for run in (0..=300).chain([1000, 4096, 5001, 65_535, 65_536, 100_003]) {
             for (from, to) in [(0, 0), (3, 1), (31, 32), (32, 31)] {
                 let rows = StridedRows { rows: 3, run, from_stride: run + 5, to_stride: run + 1 };
-                // SAFETY: the test's memory, which is long enough.
+                // SAFETY: the test's memory is long enough.
                 assert_copied(rows, (from, to), |rows, start| unsafe { rows.copy(start) });
-                // SAFETY: the same.
+                // SAFETY: the test's memory is long enough.
                 assert_copied(rows, (from, to), |rows, start| unsafe { rows.by_length(start) });
             }
         }
@@ -213,7 +216,7 @@ pub(super) mod tests {
             let mut target = vec![0_u8; len + 2 * PAGE];
             let start = (source.as_ptr().addr() + beyond).wrapping_sub(target.as_ptr().addr()) % PAGE;
             let rows = StridedRows { rows: 1, run: len, from_stride: len, to_stride: len };
-            // SAFETY: the test's memory, which is long enough.
+            // SAFETY: the test's memory is long enough.
             unsafe { rows.copy((source.as_ptr(), target[start..].as_mut_ptr())) };
             assert!(target[start..start + len] == source[..len], "{beyond} bytes beyond");
             assert!(

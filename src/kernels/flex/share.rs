@@ -1,4 +1,4 @@
-//! Segments shared over the rank's threads.
+//! Divides segments among the rank's threads.
 
 use std::ops::Range;
 
@@ -7,23 +7,23 @@ use smallvec::{SmallVec, smallvec};
 
 use crate::kernels::StridedCopy;
 
-/// The fewest bytes that are worth a thread.
+/// Minimum number of bytes for which a task is worth a thread.
 pub(super) const TASK_BYTES: usize = 512 << 10;
 
-/// Pieces for each thread, so that one that is late delays little.
+/// Number of tasks per thread. With several, a slow thread delays the others little.
 const TASKS_PER_THREAD: usize = 4;
 
-/// Runs of at least so many elements may be cut, at multiples of [`LINE`].
+/// Runs of at least this many elements may be split, at multiples of [`LINE`].
 const LONG: usize = 1024;
 
-/// Elements that a cut run keeps together: a line of the cache or more.
+/// Granularity in elements at which a run is split: a cache line or more.
 const LINE: usize = 64;
 
-/// Does `work` for every element of `segments`, each once, with what `prepare` makes for a piece: `work` gets segments
-/// in their order.
+/// Calls `work` with all elements of `segments`, each once, in the order of the segments. `prepare` creates the
+/// state of each task.
 ///
-/// The elements, in the order of the segments, are cut into pieces of nearly equal length: small segments share a
-/// piece, large ones are cut. On one thread, or with little to do, the caller does all of it.
+/// The elements are divided into tasks of nearly equal length: a task has several small segments, and a large
+/// segment is split. On one thread, or for small copies, the caller does all the work.
 pub(super) fn each<S>(
     segments: &[StridedCopy],
     size: usize,
@@ -43,10 +43,10 @@ pub(super) fn each<S>(
     });
 }
 
-/// A place between two elements: the segment, and how many of its elements lie before.
+/// Position between two elements: index of the segment, and number of its elements before the position.
 pub(super) type SplitPoint = (usize, usize);
 
-/// Where `count` pieces of segments of `total` elements begin, and where the last one ends.
+/// Returns the starts of `count` tasks of segments with `total` elements, followed by the end of the last task.
 pub(super) fn split_points(segments: &[StridedCopy], total: usize, count: usize) -> Vec<SplitPoint> {
     let (mut index, mut before) = (0, 0);
     let inner = (1..count).map(|task| {
@@ -62,7 +62,7 @@ pub(super) fn split_points(segments: &[StridedCopy], total: usize, count: usize)
     [(0, 0)].into_iter().chain(inner).chain([(segments.len(), 0)]).collect()
 }
 
-/// Calls `work` with the segments from one place to another.
+/// Calls `work` with the segments between two positions.
 pub(super) fn for_range(
     segments: &[StridedCopy],
     from: SplitPoint,
@@ -82,7 +82,7 @@ pub(super) fn for_range(
     }
 }
 
-/// Elements `range` of a segment: the end of a run, whole runs, the start of another.
+/// Returns elements `range` of a segment: the end of one run, some complete runs, and the start of another.
 fn part(segment: StridedCopy, range: Range<usize>) -> SmallVec<[StridedCopy; 3]> {
     let StridedCopy { run, from_stride, to_stride, .. } = segment;
     let rows = |row: usize, column: usize, rows: usize, run: usize| {
@@ -107,7 +107,7 @@ mod tests {
 
     use super::*;
 
-    /// The elements of the target that a segment writes.
+    /// Returns the elements that a segment copies, as pairs of source and target.
     fn written(segment: StridedCopy) -> Vec<(usize, usize)> {
         let StridedCopy { from, to, rows, run, from_stride, to_stride, .. } = segment;
         let row = |row| (0..run).map(move |column| (from + row * from_stride + column, to + row * to_stride + column));
@@ -159,7 +159,7 @@ mod tests {
                     longest = longest.max(seen.len() - before);
                 }
                 assert_eq!(seen.len(), total);
-                assert_eq!(seen.iter().collect::<BTreeSet<_>>().len(), total, "none twice");
+                assert_eq!(seen.iter().collect::<BTreeSet<_>>().len(), total, "no element occurs twice");
                 assert!(longest <= total / count + LONG, "{longest} of {total} in one of {count}");
             }
         }

@@ -1,4 +1,4 @@
-//! [`Sources`]: the elements that are read.
+//! [`Sources`]: elements that are read.
 
 use std::sync::Arc;
 
@@ -9,15 +9,15 @@ use smallvec::SmallVec;
 
 use crate::memory::flex::{elements, is_lasting};
 
-/// The elements of row-major tensors of one dtype.
+/// Elements of row-major tensors of one dtype.
 #[derive(Debug)]
 pub(crate) struct Sources<'a> {
     bytes: List<'a>,
-    /// `None` if there are none.
+    /// `None` if there are no sources.
     dtype: Option<DType>,
 }
 
-/// Where each lies.
+/// The bytes of each source.
 #[derive(Debug)]
 enum List<'a> {
     Own(Vec<&'a [u8]>),
@@ -25,17 +25,17 @@ enum List<'a> {
 }
 
 impl<'a> Sources<'a> {
-    /// Of `tensors`, anywhere in their memory.
+    /// Borrows the elements of `tensors`, which may be views.
     ///
     /// # Panics
-    /// If one is not row-major, or two have not one dtype.
+    /// If a tensor is not row-major, or two tensors have different dtypes.
     pub fn of(tensors: impl IntoIterator<Item = &'a FlexTensor>) -> Self {
         let mut dtype = None;
         let bytes = tensors.into_iter().map(|tensor| of_one_dtype(tensor, &mut dtype)).collect();
         Self { bytes: List::Own(bytes), dtype }
     }
 
-    /// The elements of each.
+    /// Returns the bytes of each source.
     pub fn bytes(&self) -> &[&'a [u8]] {
         match &self.bytes {
             List::Own(bytes) => bytes,
@@ -51,9 +51,9 @@ impl<'a> Sources<'a> {
         self.dtype
     }
 
-    /// The elements of each, as `E`, which is as large as those of the dtype.
+    /// Returns the elements of each source as `E`, which must have the size of the dtype.
     pub fn elements<E: Pod>(&self) -> impl Iterator<Item = &'a [E]> {
-        // Where nothing lies need not be aligned.
+        // An empty slice need not be aligned.
         self.bytes().iter().map(|bytes| if bytes.is_empty() { &[] } else { bytemuck::cast_slice(bytes) })
     }
 }
@@ -63,30 +63,30 @@ fn of_one_dtype<'a>(tensor: &'a FlexTensor, dtype: &mut Option<DType>) -> &'a [u
     elements(tensor).expect("sources are row-major")
 }
 
-/// [`Sources`] with handles to their memory.
+/// [`Sources`] that own handles to their memory.
 ///
-/// From a tensor to its elements it is several steps through memory. Where many threads read the same tensors, they
-/// are made once for all.
+/// Finding the elements of a tensor takes several memory accesses. If many threads read the same tensors, this is
+/// done once for all of them.
 #[derive(Debug)]
 pub(crate) struct PinnedSources {
     bytes: Few<&'static [u8]>,
     dtype: Option<DType>,
-    /// What `bytes` are borrowed from.
+    /// Keeps the memory of `bytes` alive.
     _memory: Few<Arc<Bytes>>,
 }
 
-/// One for each source: of a reduction over a few ranks, no memory of its own.
+/// One item per source. A reduction over a few ranks needs no heap memory.
 type Few<T> = SmallVec<[T; 8]>;
 
 impl PinnedSources {
-    /// Of `tensors`, anywhere in their memory.
+    /// Pins the elements of `tensors`, which may be views.
     ///
     /// # Panics
-    /// As [`Sources::of`], and if the memory of one is not [lasting](is_lasting).
+    /// Like [`Sources::of`], and if the memory of a tensor is not [persistent](is_lasting).
     pub fn of(tensors: &[&FlexTensor]) -> Self {
-        assert!(tensors.iter().all(|tensor| is_lasting(tensor)), "kept memory is lasting");
-        // SAFETY: `_memory` has a handle to the memory that each is borrowed from, which stays where it is and as it
-        // is while there is a handle; it lives as long as the slices, which nobody gets but for a borrow of `self`.
+        assert!(tensors.iter().all(|tensor| is_lasting(tensor)), "pinned memory is persistent");
+        // SAFETY: `_memory` has a handle to the memory of each slice. That memory does not move or change while a
+        // handle exists. The handles live as long as the slices, which are only returned as borrows of `self`.
         let keep = |bytes: &[u8]| unsafe { std::slice::from_raw_parts(bytes.as_ptr(), bytes.len()) };
         let mut dtype = None;
         let bytes = tensors.iter().map(|tensor| keep(of_one_dtype(tensor, &mut dtype))).collect();

@@ -1,59 +1,64 @@
-//! Long runs of large copies, past the caches.
+//! Stores that bypass the caches, for long runs of large copies.
 //!
-//! A store reads the line of the cache that it changes. Where so much is written that none of it stays in the caches,
-//! that is a third of the traffic, and for nothing.
+//! An ordinary store first reads the cache line that it changes. If a copy is so large that nothing of it stays in
+//! the caches, that read is a third of the traffic and has no use.
 
 use super::prefetch::LINE;
 use super::rows::{RowStart, StridedRows};
 
-/// Copies that write fewer bytes may find them in the caches afterwards.
+/// Minimum bytes of a copy that is streamed. The result of a smaller copy may still be in the caches when it is
+/// read.
 const LARGE: usize = 16 << 20;
 
-/// Shorter runs, in bytes, are more edge than inside.
+/// Minimum bytes of a streamed run. Shorter runs consist mostly of unaligned edges.
 const LONG: usize = 512;
 
-/// Of runs that lie apart in the source, shorter ones are read faster by one than by several at once.
+/// Minimum bytes of a streamed run if runs are apart in the source. Shorter ones are read faster one at a time than
+/// several at once.
 const LONG_APART: usize = 2 << 10;
 
-/// Bytes that are read together: a few lines, so that several are on their way at once.
+/// Bytes that are read together: a few lines, so that several reads are in flight.
 const BLOCK: usize = 4 * LINE;
 
-/// Memory is walked at so many places at once: what one page makes wait for, others do not.
+/// Number of positions at which memory is traversed at once. An access that waits for one page does not delay the
+/// others.
 const STRIPES: usize = 4;
 
-/// Rows that are asked for ahead where rows lie apart: nothing else tells the processor where the next one is.
+/// Number of rows after which a row is prefetched, if rows are apart in the source. The hardware prefetcher does
+/// not find the next row by itself.
 const PREFETCH_LINES: usize = 2;
 
-/// Runs of so many bytes are cut into stripes, which are walked at once; of shorter ones, some are.
+/// Minimum bytes of a run that is divided into stripes, which are copied at the same time. Of shorter runs, several
+/// are copied at the same time.
 const STRIPED: usize = 12 << 10;
 
-/// Bytes between stripes at most: their pages must be known to the processor all the time.
+/// Maximum bytes between two stripes. The processor must hold the address translations of all their pages.
 const FAR: usize = 64 << 10;
 
-/// Whether a copy that writes `bytes` in all streams its long runs.
+/// Returns true if a copy that writes `bytes` bytes streams its long runs.
 pub(crate) fn pays(bytes: usize) -> bool {
     cfg!(target_arch = "x86_64") && bytes >= LARGE
 }
 
-/// Whether the runs of `rows` are.
+/// Returns true if the runs of `rows` are long enough to be streamed.
 pub(super) fn are_long(rows: &StridedRows) -> bool {
     let lie_apart = rows.rows > 1 && rows.run < rows.from_stride;
     rows.run >= if lie_apart { LONG_APART } else { LONG }
 }
 
-/// Copies the runs of `rows`, which are [long](LONG), past the caches; [`done`] must follow before others may read
-/// them.
+/// Copies the runs of `rows`, which are [long](LONG), and bypasses the caches. Call [`done`] before other threads
+/// may read them.
 ///
 /// ```text
 /// rows   0 1 2 3 4 5 6 7 8      at once: 0 2 4 6, then 1 3 5 7, then 8
 /// ```
 ///
 /// # Safety
-/// As of [`StridedRows::copy`].
+/// Like [`StridedRows::copy`].
 pub(super) unsafe fn rows(rows: StridedRows, start: RowStart) {
     let band = if rows.run < STRIPED { rows.rows / STRIPES } else { 0 };
     let distance = if rows.run < rows.from_stride { PREFETCH_LINES * rows.from_stride } else { 0 };
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         for row in 0..band {
             let runs = std::array::from_fn(|stripe| rows.start(start, row + stripe * band));
@@ -66,18 +71,18 @@ pub(super) unsafe fn rows(rows: StridedRows, start: RowStart) {
     }
 }
 
-/// Copies `len` bytes, past the caches if that is long; [`done`] must follow before others may read them.
+/// Copies `len` bytes, and bypasses the caches if they are many. Call [`done`] before other threads may read them.
 ///
 /// # Safety
-/// As many bytes may be read at `from` and written at `to`, and the two do not overlap.
+/// `len` bytes may be read at `from` and written at `to`, and the two do not overlap.
 pub(crate) unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
     #[cfg(target_arch = "x86_64")]
     if len >= STRIPED && std::arch::is_x86_feature_detected!("avx512f") {
-        // SAFETY: the caller's; the processor has what it is asked for.
+        // SAFETY: guaranteed by the caller; the processor supports the instructions.
         return unsafe { by_lines(from, to, len) };
     }
     let mut at = 0;
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         while len - at >= STRIPED {
             let stripe = ((len - at) / STRIPES).min(FAR) / BLOCK * BLOCK;
@@ -93,18 +98,18 @@ pub(crate) unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
     }
 }
 
-/// Copies `len` bytes, which is [long](LONG), a line by each store: nothing is to be put together from several, and one walk is
-/// faster than several at once.
+/// Copies `len` bytes, which is [long](LONG), with one store per cache line. No stores must be combined to a line
+/// then, and a single traversal is faster than several at once.
 ///
 /// # Safety
-/// As of [`copy`].
+/// Like [`copy`].
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f")]
 unsafe fn by_lines(from: *const u8, to: *mut u8, len: usize) {
     use std::arch::x86_64::{_mm512_loadu_si512, _mm512_stream_si512};
     let head = to.align_offset(LINE);
     let inside = (len - head) / LINE * LINE;
-    // SAFETY: the caller's; streaming stores must be aligned.
+    // SAFETY: guaranteed by the caller; streaming stores must be aligned.
     unsafe {
         from.copy_to_nonoverlapping(to, head);
         let (from, to) = (from.add(head), to.add(head));
@@ -115,27 +120,27 @@ unsafe fn by_lines(from: *const u8, to: *mut u8, len: usize) {
     }
 }
 
-/// Lets others see what this thread has copied.
+/// Makes the streamed stores of this thread visible to other threads.
 pub(crate) fn done() {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: every x86-64 has this instruction.
+    // SAFETY: every x86-64 processor has this instruction.
     unsafe {
         std::arch::x86_64::_mm_sfence();
     }
 }
 
-/// Copies `N` runs of `len` bytes, which is [long](LONG), a block of each in turn; asks for what lies so many bytes
-/// `ahead` in the sources, if that is not 0.
+/// Copies `N` runs of `len` bytes, which is [long](LONG), one block of each in turn. If `distance` is not 0, also
+/// prefetches the bytes at that distance in the sources.
 ///
 /// # Safety
-/// As of [`copy`] for all of them.
+/// Like [`copy`], for all runs.
 #[cfg(target_arch = "x86_64")]
 unsafe fn side_by_side<const N: usize>(runs: [RowStart; N], len: usize, distance: usize) {
     use std::arch::x86_64::{__m128i, _MM_HINT_T1, _mm_loadu_si128, _mm_prefetch, _mm_stream_si128};
-    // From its head on the lines of a target are aligned.
+    // After its head, the lines of a target are aligned.
     let heads = runs.map(|(_, to)| to.align_offset(LINE));
     let inside = (len - heads.into_iter().max().unwrap_or(0)) / LINE * LINE;
-    // SAFETY: the caller's; streaming stores must be aligned.
+    // SAFETY: guaranteed by the caller; streaming stores must be aligned.
     unsafe {
         let runs = std::array::from_fn::<_, N, _>(|run| {
             let ((from, to), head) = (runs[run], heads[run]);
@@ -162,14 +167,14 @@ unsafe fn side_by_side<const N: usize>(runs: [RowStart; N], len: usize, distance
     }
 }
 
-/// Elsewhere nothing goes past the caches.
+/// Copies `N` runs of `len` bytes. On this architecture, nothing bypasses the caches.
 ///
 /// # Safety
-/// As of [`copy`] for all of them.
+/// Like [`copy`], for all runs.
 #[cfg(not(target_arch = "x86_64"))]
 unsafe fn side_by_side<const N: usize>(runs: [RowStart; N], len: usize, _distance: usize) {
     for (from, to) in runs {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         unsafe { from.copy_to_nonoverlapping(to, len) }
     }
 }
@@ -184,17 +189,18 @@ mod tests {
             |rows, run, from_stride| super::are_long(&StridedRows { rows, run, from_stride, to_stride: 9999 });
         assert_eq!([511, 512].map(|run| are_long(9, run, run)), [false, true]);
         assert_eq!([2047, 2048].map(|run| are_long(9, run, run + 1)), [false, true]);
-        assert!(are_long(1, 512, 9999), "one run lies apart from nothing");
+        assert!(are_long(1, 512, 9999), "a single run is not apart from another");
     }
 
     #[test]
     fn runs_are_streamed_completely_wherever_they_begin_and_nothing_else() {
-        // Four side by side, and one more; one stripe, four of less than their longest, and of the longest and then some.
+        // Cases: four runs at once and a single one; one stripe, four stripes shorter than the maximum, and four of
+        // the maximum with a rest.
         for run in [512, 513, 767, 1024, 4095, 4096, 5003, 12_287, 12_351, 16_384, 100_001, 300_000] {
             for (from, to) in [(0, 0), (1, 2), (17, 1), (5, 63), (64, 33)] {
                 let rows = StridedRows { rows: 9, run, from_stride: run + 9, to_stride: run + 2 };
                 tests::assert_copied(rows, (from, to), |rows, start| {
-                    // SAFETY: the test's memory, which is long enough.
+                    // SAFETY: the test's memory is long enough.
                     unsafe { super::rows(rows, start) };
                     super::done();
                 });

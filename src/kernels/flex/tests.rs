@@ -1,4 +1,4 @@
-//! Copies of Flex tensors against plain loops over single elements, on one thread and on three.
+//! Tests of copies of Flex tensors against loops over single elements, on one thread and on three.
 
 use std::fmt::Debug;
 
@@ -14,10 +14,10 @@ use crate::kernels::tests::run as run_by_element;
 use crate::kernels::{Convert, CopyPlan, FlatLayout, ShardedTensorSpec, StridedCopy};
 use crate::placement::ShardSizes;
 
-/// What a target is made of, by element: source and place there; `None` in gaps.
+/// Origin of each element of the targets: its source and the position there; `None` in gaps.
 type Origins = Vec<Vec<Option<(usize, usize)>>>;
 
-/// Copies drawn at random, and where their elements come from.
+/// Returns random copies, and the origins of their elements.
 fn draw(rng: &mut StdRng, longest: usize) -> (CopyPlan, Origins) {
     let copies = if rng.random() { of_blocks(rng, longest) } else { of_layout(rng) };
     let named = |(source, shape): (usize, &Shape)| (0..shape.num_elements()).map(|at| (source, at)).collect();
@@ -26,7 +26,8 @@ fn draw(rng: &mut StdRng, longest: usize) -> (CopyPlan, Origins) {
     (copies, origins)
 }
 
-/// Every target is cut into rows of blocks, in any order, some of them left out.
+/// Returns copies in which every target consists of rows of blocks. The blocks are in random order, and some are
+/// missing.
 fn of_blocks(rng: &mut StdRng, longest: usize) -> CopyPlan {
     let mut lens = vec![0; rng.random_range(1..4)];
     let (mut segments, mut targets) = (Vec::new(), Vec::new());
@@ -66,7 +67,7 @@ fn of_blocks(rng: &mut StdRng, longest: usize) -> CopyPlan {
     CopyPlan::new(lens.iter().map(|len| Shape::new([*len])).collect(), targets, segments)
 }
 
-/// One of the copies of a unit: with many ranks, single elements side by side.
+/// Returns one of the copies of a random layout. With many ranks, runs are single elements.
 fn of_layout(rng: &mut StdRng) -> CopyPlan {
     let ranks = [1, 2, 3, 8, 19][rng.random_range(0..5)];
     let tensors = (0..rng.random_range(1..4)).map(|_| {
@@ -88,7 +89,7 @@ fn of_layout(rng: &mut StdRng) -> CopyPlan {
     }
 }
 
-/// A tensor of `values`, as a view that begins `before` elements into its memory.
+/// Returns a tensor of `values` as a view that begins `before` elements after the start of its memory.
 fn view<E: Pod + Send + Sync>(values: &[E], before: usize, dtype: DType) -> FlexTensor {
     let memory = [&vec![E::zeroed(); before][..], values].concat();
     let len = memory.len();
@@ -96,15 +97,15 @@ fn view<E: Pod + Send + Sync>(values: &[E], before: usize, dtype: DType) -> Flex
     full.narrow(0, before, values.len())
 }
 
-/// Calls `test` in a pool of one thread and in one of three, with seeds of its own.
+/// Calls `test` in a pool of one thread and in one of three, each time with its own seed.
 fn on_one_thread_and_three(test: impl Fn(&mut StdRng, usize) + Sync) {
     for threads in [1, 3] {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
         pool.install(|| {
-            // With `LONG_TESTS` more, and longer ones.
+            // `LONG_TESTS` runs more and longer ones.
             let (seeds, long) = if std::env::var_os("LONG_TESTS").is_some() { (48, 30_000) } else { (32, 12_000) };
             for seed in 0..seeds {
-                // A few are long enough to be shared by the threads.
+                // A few are long enough to be divided among the threads.
                 let longest = if seed % 8 == 0 { long } else { 200 };
                 test(&mut StdRng::seed_from_u64(seed), longest);
             }
@@ -120,7 +121,7 @@ fn views<E: Pod + Send + Sync>(rng: &mut StdRng, values: &[Vec<E>], dtype: DType
     values.iter().map(|values| view(values, rng.random_range(0..6), dtype)).collect()
 }
 
-/// That `targets` hold, element by element, what `expected` says, to the bit.
+/// Checks that each element of `targets` is bitwise equal to the value that `expected` returns.
 fn assert_targets<E: Pod + Debug>(
     targets: &[FlexTensor],
     copies: &CopyPlan,
@@ -156,7 +157,7 @@ fn copies_elements<E: Pod + Send + Sync + Debug>(dtype: DType, value: impl Fn(&m
         let expected =
             |_, _, origin: Option<(usize, usize)>| origin.map_or(E::zeroed(), |(source, at)| values[source][at]);
         assert_targets(&targets, &copies, &origins, dtype, expected);
-        assert!(targets.iter().all(FlexTensor::is_unique), "each in memory of its own");
+        assert!(targets.iter().all(FlexTensor::is_unique), "each in separate memory");
     });
 }
 
@@ -174,7 +175,7 @@ fn elements_of_every_dtype_arrive_where_the_segments_lead() {
 
 #[test]
 fn full_tensors_of_several_tiles_are_packed_and_unpacked() {
-    // Single elements side by side, short runs, and runs that go past the caches.
+    // Single elements, short runs, and runs that bypass the caches.
     for (rows, each, ranks) in [(9001, 1, 8), (2003, 25, 3), (7001, 600, 2), (1401, 3000, 2)] {
         let shape = Shape::new([rows, each * ranks]);
         let full: Vec<u16> = (0..shape.num_elements()).map(|at| (at * 7 + at / 65_521) as u16).collect();
@@ -191,14 +192,14 @@ fn full_tensors_of_several_tiles_are_packed_and_unpacked() {
     }
 }
 
-/// Casts from `S` to `T`; `exact` is the value in double precision, `round` what `T` makes of one in the precision
-/// that the two are computed in.
+/// Tests casts from `S` to `T`. `exact` and `there` convert to double precision, and `round` rounds a value to `T`.
+/// The flag of `round` is true if the arithmetic is in double precision.
 fn converts<S: Element + Pod, T: Element + Pod + PartialEq>(
     exact: fn(S) -> f64,
     there: fn(T) -> f64,
     round: fn(f64, bool) -> T,
 ) {
-    // In double precision where source or target is: nothing else is rounded on the way.
+    // Arithmetic is in double precision if the source or the target is. Nothing else is rounded in between.
     let double = [S::dtype(), T::dtype()].contains(&DType::F64);
     let single = move |value: f64| if double { value } else { value as f32 as f64 };
     on_one_thread_and_three(|rng, longest| {
@@ -208,7 +209,7 @@ fn converts<S: Element + Pod, T: Element + Pod + PartialEq>(
         let sources = Sources::of(&tensors);
         let scale = [1.0, 0.125, 1.0 / 3.0, -7.3][rng.random_range(0..4)];
         let convert = Convert { dtype: T::dtype(), scale };
-        // A product of single precision is exact in double.
+        // The product of two single-precision values is exact in double precision.
         let scaled = |(source, at): (usize, usize)| single(exact(values[source][at]) * scale as f64);
         let targets = run(&copies, &sources, convert);
         assert_targets(&targets, &copies, &origins, T::dtype(), |_, _, origin| {
@@ -225,7 +226,7 @@ fn converts<S: Element + Pod, T: Element + Pod + PartialEq>(
         let onto: Vec<_> = views(rng, &before, T::dtype()).into_iter().zip(copies.targets()).map(shaped).collect();
         let kept = onto.clone();
         let sums = add(&copies, &sources, convert, onto);
-        assert!(before_in(&kept), "another handle keeps its values");
+        assert!(before_in(&kept), "the other handle keeps its values");
         assert_targets(&sums, &copies, &origins, T::dtype(), |target, at, origin| {
             let before = before[target][at];
             origin.map_or(before, |origin| round(single(there(before) + scaled(origin)), double))
@@ -233,7 +234,7 @@ fn converts<S: Element + Pod, T: Element + Pod + PartialEq>(
     });
 }
 
-/// The nearest of the two neighbours of `value`, by distance.
+/// Returns whichever of `near` and its two neighbours is closest to `value`; a tie goes to the even one.
 fn nearest<T: Copy>(value: f64, near: T, below_above: [T; 2], wide: fn(T) -> f64, is_even: fn(T) -> bool) -> T {
     let distance = |candidate: T| (wide(candidate) - value).abs();
     let key = |candidate: &T| (distance(*candidate), !is_even(*candidate));

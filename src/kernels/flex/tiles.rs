@@ -1,17 +1,18 @@
-//! Runs of several starts: those of one element, a matrix transposed, in squares that fill registers.
+//! Copies runs from several starts. Runs of one element form a matrix, which is transposed in square tiles that fit
+//! in registers.
 
 use smallvec::SmallVec;
 
 use super::rows::{RowStart, StridedRows};
 
-/// Copies runs as [`StridedRows::copy`] does; those of two and four bytes by tiles, where starts are side by side in the
-/// source or in the target, and what each leads to is adjacent on the other side.
+/// Copies runs as [`StridedRows::copy`] does. Runs of two and four bytes are copied by tiles if the starts are
+/// adjacent on one side (source or target) and the rows of each start are adjacent on the other side.
 ///
 /// # Safety
-/// As of [`StridedRows::copy`].
+/// Like [`StridedRows::copy`].
 #[inline(always)]
 pub(super) unsafe fn copy(rows: StridedRows, starts: impl Iterator<Item = RowStart>) {
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         match rows.run {
             #[cfg(target_arch = "x86_64")]
@@ -23,12 +24,14 @@ pub(super) unsafe fn copy(rows: StridedRows, starts: impl Iterator<Item = RowSta
     }
 }
 
-/// `N` by `N` elements, of which the rows begin at the inputs: columns go to the outputs.
+/// Transposes `N` by `N` elements: the rows begin at the inputs, and the columns are written to the outputs.
 #[cfg(target_arch = "x86_64")]
 type Tile<const N: usize> = unsafe fn([*const u8; N], [*mut u8; N]);
 
+/// Copies runs of one element, by tiles if possible.
+///
 /// # Safety
-/// As of [`StridedRows::copy`]; `N` elements are 16 bytes.
+/// Like [`StridedRows::copy`]. In addition, `N` elements have 16 bytes.
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
 unsafe fn by_tiles<const N: usize>(rows: StridedRows, starts: impl Iterator<Item = RowStart>, tile: Tile<N>) {
@@ -42,7 +45,8 @@ unsafe fn by_tiles<const N: usize>(rows: StridedRows, starts: impl Iterator<Item
         let spreads = to_stride == size && other(&|start| from[start].addr());
         let full = if gathers || spreads { rows.rows / N * N } else { 0 };
         for row in (0..full).step_by(N) {
-            // SAFETY: the elements of `N` rows from each start are those of the tile, adjacent in its rows and columns.
+            // SAFETY: the elements of `N` rows from each start are those of the tile, adjacent in its rows and
+            // columns.
             unsafe {
                 if gathers {
                     let lines = std::array::from_fn(|line| to[0].add((row + line) * to_stride));
@@ -54,25 +58,27 @@ unsafe fn by_tiles<const N: usize>(rows: StridedRows, starts: impl Iterator<Item
             }
         }
         if full < rows.rows {
-            // SAFETY: the rows behind the tiles.
+            // SAFETY: these are the rows after the tiles.
             let behind = StridedRows { rows: rows.rows - full, ..rows };
             starts.iter().for_each(|start| unsafe { behind.copy(rows.start(*start, full)) });
         }
     }
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     rest.iter().for_each(|start| unsafe { rows.copy(*start) });
 }
 
-/// Tiles in the registers that every x86-64 has.
+/// Tiles in SSE2 registers, which every x86-64 processor has.
 #[cfg(target_arch = "x86_64")]
 mod sse2 {
     use std::arch::x86_64::*;
 
+    /// Transposes a tile of four-byte elements.
+    ///
     /// # Safety
     /// 16 bytes may be read at each input and written at each output.
     #[inline(always)]
     pub unsafe fn of_four_bytes(inputs: [*const u8; 4], outputs: [*mut u8; 4]) {
-        // SAFETY: the caller's; x86-64 has SSE2, and these need no alignment.
+        // SAFETY: guaranteed by the caller; x86-64 has SSE2, and these instructions need no alignment.
         unsafe {
             let [a, b, c, d] = inputs.map(|input| _mm_loadu_si128(input.cast()));
             let (ab, cd) = (_mm_unpacklo_epi32(a, b), _mm_unpacklo_epi32(c, d));
@@ -89,6 +95,8 @@ mod sse2 {
         }
     }
 
+    /// Transposes a tile of two-byte elements.
+    ///
     /// # Safety
     /// 16 bytes may be read at each input and written at each output.
     #[inline(always)]
@@ -96,7 +104,7 @@ mod sse2 {
         // SAFETY: as above.
         unsafe {
             let rows = inputs.map(|input| _mm_loadu_si128(input.cast()));
-            // Elements of two rows, pairs of four rows, and fours of eight rows, side by side.
+            // Interleaves the elements of two rows, then pairs of four rows, then groups of four of eight rows.
             let pairs = |low: usize| {
                 [_mm_unpacklo_epi16(rows[low], rows[low + 1]), _mm_unpackhi_epi16(rows[low], rows[low + 1])]
             };
@@ -126,12 +134,14 @@ mod sse2 {
         }
     }
 
+    /// Writes the columns of a tile.
+    ///
     /// # Safety
     /// 16 bytes may be written at each output.
     #[inline(always)]
     unsafe fn write<const N: usize>(outputs: [*mut u8; N], columns: [__m128i; N]) {
         for (output, column) in outputs.into_iter().zip(columns) {
-            // SAFETY: the caller's; no alignment is needed.
+            // SAFETY: guaranteed by the caller; no alignment is needed.
             unsafe { _mm_storeu_si128(output.cast(), column) };
         }
     }

@@ -1,4 +1,4 @@
-//! Conversions on the way, against the `half` crate and arithmetic in f32.
+//! Tests of conversions during copies, against the `half` crate and arithmetic in f32.
 
 use burn::tensor::{DType, Shape};
 use half::f16;
@@ -10,7 +10,7 @@ use super::{device, download, upload};
 use crate::kernels::cube::{CubeError, CubePlan};
 use crate::kernels::{Convert, CopyPlan, StridedCopy};
 
-/// Two sources into two targets, with a gap, odd lengths and unaligned places.
+/// Returns copies of two sources to two targets, with a gap, odd lengths and unaligned offsets.
 fn copies() -> CopyPlan {
     let segments = vec![
         StridedCopy { source: 0, target: 0, from: 0, to: 0, rows: 9, run: 7, from_stride: 7, to_stride: 12 },
@@ -34,7 +34,7 @@ fn to_values(bytes: &[u8], dtype: DType) -> Vec<f32> {
     }
 }
 
-/// The reference in single precision: `None` where nothing is written.
+/// Returns the expected values in single precision; `None` for elements that are not written.
 fn placed(copies: &CopyPlan, sources: &[Vec<f32>]) -> Vec<Vec<Option<f32>>> {
     let mut targets = copies.targets.iter().map(|shape| vec![None; shape.num_elements()]).collect_vec();
     for segment in &copies.segments {

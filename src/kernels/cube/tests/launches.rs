@@ -1,4 +1,4 @@
-//! How many kernels copies take, and where their results lie.
+//! Tests of the number of launched kernels, and of the memory of results.
 
 use burn::tensor::{DType, Shape};
 use itertools::Itertools;
@@ -14,7 +14,7 @@ fn within(limits: DeviceLimits, copies: &CopyPlan) -> Result<CubePlan, CubeError
     CubePlan::within(limits, &device(), copies, DType::F32, Convert::to(DType::F32), false)
 }
 
-/// Many tensors of two columns over three ranks.
+/// Returns a layout of many tensors with six columns over three ranks.
 fn layout(dim: usize) -> FlatLayout {
     let tensor =
         |rows| ShardedTensorSpec { shape: Shape::new([rows, 6]), dim, sizes: ShardSizes::Chunked([rows, 6][dim]) };
@@ -24,7 +24,7 @@ fn layout(dim: usize) -> FlatLayout {
 #[test]
 fn more_sources_than_a_kernel_binds_take_the_fewest_launches() {
     let mut rng = StdRng::seed_from_u64(1);
-    // Of 8 buffers, 4 are sources.
+    // 4 of the 8 buffers are sources.
     let limits = DeviceLimits { bindings: 8, cubes: 1000 };
     for (copies, launches) in [
         (layout(0).pack_parts(0), 2),

@@ -1,4 +1,4 @@
-//! The copies of layouts, and of segments that no layout makes.
+//! Tests with the copies of layouts, and with segments that no layout produces.
 
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn::tensor::{BoolStore, DType, Shape};
@@ -15,7 +15,7 @@ use crate::placement::ShardSizes;
 const DTYPES: [DType; 7] =
     [DType::F32, DType::I32, DType::I64, DType::Bool(BoolStore::U32), DType::F16, DType::BF16, DType::U8];
 
-/// Plain copies, unless the device has no such elements and the copies do not go by words.
+/// Checks plain copies, unless the device does not support the dtype and the copies cannot use words.
 fn assert_copied(copies: &CopyPlan, dtype: DType, rng: &mut StdRng) {
     let has = device().client().properties().supports_type(dtype_to_storage_type(dtype));
     match plain(copies, dtype) {
@@ -27,7 +27,7 @@ fn assert_copied(copies: &CopyPlan, dtype: DType, rng: &mut StdRng) {
     }
 }
 
-/// A tensor cut evenly, unevenly or raggedly along any dimension.
+/// Returns a random tensor that is sharded evenly or unevenly along any dimension.
 fn sharded_tensor(ranks: usize, rng: &mut StdRng) -> ShardedTensorSpec {
     let dims = rng.random_range(1..=3);
     let lengths = [0, 1, 2, 3, 4, 5, 8, 12, 16, 24, 33];
@@ -67,7 +67,7 @@ fn all_copies_of_random_layouts_in_every_dtype() {
     }
 }
 
-/// Segments without overlap that no layout makes: rows of several lengths interleaved, gaps, any order.
+/// Returns segments without overlap that no layout produces: interleaved rows of several lengths, gaps, any order.
 fn scattered(rng: &mut StdRng) -> CopyPlan {
     let (sources, targets) = (rng.random_range(1..=3), rng.random_range(1..=3));
     let lens = (0..sources).map(|_| rng.random_range(300..600)).collect_vec();
@@ -82,7 +82,7 @@ fn scattered(rng: &mut StdRng) -> CopyPlan {
         let to = ends[target] + rng.random_range(0..7);
         segments.push(StridedCopy { source, target, from, to, rows, run, from_stride, to_stride });
         ends[target] = to + (rows - 1) * to_stride + run;
-        // In the gaps between its rows, others: as many rows, or fewer.
+        // In the gaps between its rows, other segments with as many rows, or fewer.
         if to_gap > 1 && rows > 1 {
             let rows = rng.random_range(1..rows);
             let (to, from) = (to + run, rng.random_range(0..200));
