@@ -1,4 +1,4 @@
-//! [`from_local_checked`](DTensor::from_local_checked): do the ranks hold what they say they hold?
+//! [`from_local_checked`](DTensor::from_local_checked): checks that the ranks hold what their placements claim.
 
 use burn::tensor::{DType, Int, Shape, Tensor, TensorData};
 use itertools::Itertools;
@@ -13,20 +13,20 @@ use crate::mesh::DeviceMesh;
 use crate::placement::{Layout, Placement, ShardSizes};
 
 impl<const D: usize, K: Kind> DTensor<D, K> {
-    /// [`from_local`](Self::from_local), with all ranks' parts compared. The global shape is found
-    /// from them, so parts may be uneven as [`chunk`](crate::placement::chunk) makes them.
+    /// Like [`from_local`](Self::from_local), but compares the local tensors of all ranks. The global shape is
+    /// computed from them, so they may be uneven in the way that [`chunk`](crate::placement::chunk) produces.
     ///
-    /// Compared are dtype, `require_grad`, shape, and, bit for bit, the values that Replicate
-    /// says are equal. It reads the values of every rank: for set-up and debugging. Nothing is put right: PyTorch's
-    /// `run_check` sends the first rank's values over the others' instead.
+    /// The ranks compare dtype, `require_grad` and shape, and bit for bit the values of ranks that hold replicas.
+    /// Every rank reads all its values, so use this for set-up and debugging. Differences are reported, not
+    /// repaired; PyTorch's `run_check` broadcasts the first rank's values instead.
     ///
     /// # Collective
-    /// Every rank of the mesh; an error is the same on all of them.
+    /// Every rank of the mesh. All ranks return the same error.
     ///
     /// # Errors
-    /// As [`from_local`](Self::from_local), [`DTensorError::RanksDisagree`],
-    /// [`DTensorError::LocalShape`] for the first rank whose part does not fit the others', and
-    /// [`CommError`](crate::comm::CommError) if a collective fails.
+    /// As [`from_local`](Self::from_local), [`DTensorError::RanksDisagree`], [`DTensorError::LocalShape`] for the
+    /// first rank whose local tensor does not fit the others, and [`CommError`](crate::comm::CommError) if a
+    /// collective fails.
     pub fn from_local_checked(local: Tensor<D, K>, mesh: &DeviceMesh, placements: &[Placement]) -> Result<Self> {
         let layout = Layout::new(mesh.shape(), placements)?;
         layout.check(D)?;
@@ -40,7 +40,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     }
 }
 
-/// What one rank says of its part.
+/// Description of one rank's local tensor, as gathered from that rank.
 #[derive(Debug, PartialEq)]
 struct RankRow {
     rank: usize,
@@ -48,7 +48,7 @@ struct RankRow {
     shape: Vec<usize>,
     dtype: String,
     require_grad: bool,
-    /// Of the bytes of the values.
+    /// Hash of the bytes of the values.
     hash: i64,
 }
 
@@ -90,7 +90,8 @@ impl Table {
         Ok(Self { layout, rows: rows.collect() })
     }
 
-    /// A sharded dimension is as long as the pieces of the ranks that are first everywhere else.
+    /// Returns the global shape. The length of a sharded dimension is the sum of the shards of those ranks that
+    /// have index 0 in all mesh dimensions that do not shard it.
     fn global_shape<const D: usize>(&self) -> Shape {
         let len = |dim| {
             let shardings = self.layout.shard_order(dim);
@@ -107,11 +108,11 @@ impl Table {
         let first = &self.rows[0];
         for row in &self.rows {
             if row.dtype != first.dtype {
-                let remedy = "cast one of them: one tensor has one dtype";
+                let remedy = "Cast one of the local tensors: a tensor has one dtype";
                 return Err(disagree("the dtype", first, row, |row| row.dtype.clone(), remedy));
             }
             if row.require_grad != first.require_grad {
-                let remedy = "call `require_grad` on every rank or on none";
+                let remedy = "Call `require_grad` on every rank or on none";
                 let text = |row: &RankRow| format!("require_grad = {}", row.require_grad);
                 return Err(disagree("require_grad", first, row, text, remedy));
             }
@@ -137,7 +138,7 @@ impl Table {
                 coordinate[mesh_dim] = 0;
                 let twin = self.rows.iter().find(|row| row.coordinate == coordinate).unwrap_or(row);
                 if twin.hash != row.hash {
-                    let remedy = "send one rank's values to all with `distribute_tensor`";
+                    let remedy = "Distribute one rank's values with `distribute_tensor`";
                     let text = |row: &RankRow| format!("values #{:x}", row.hash);
                     return Err(disagree("the values", twin, row, text, remedy));
                 }
@@ -158,14 +159,14 @@ fn disagree(
     DTensorError::RanksDisagree { what, rank: row.rank, other: other.rank, found, other_found, remedy }
 }
 
-/// The first eight letters of the name.
+/// Returns the first eight letters of the dtype's name, padded with blanks.
 fn dtype_code(dtype: DType) -> [u8; 8] {
     let mut code = [b' '; 8];
     code.iter_mut().zip(dtype.name().bytes()).for_each(|(to, from)| *to = from);
     code
 }
 
-/// The same on every rank of one build.
+/// Hashes bytes. All ranks that run the same build compute the same hash.
 fn hash(bytes: &[u8]) -> i64 {
     let mut hasher = DefaultHasher::new();
     bytes.hash(&mut hasher);

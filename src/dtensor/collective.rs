@@ -1,4 +1,4 @@
-//! Collectives on one local tensor.
+//! Collectives on a single local tensor.
 
 use burn::backend::DispatchTensor;
 use burn::tensor::Tensor;
@@ -8,19 +8,19 @@ use crate::Result;
 use crate::comm::{Call, Communicator, ShardedTensor, Work};
 use crate::placement::ShardSizes;
 
-/// One local tensor, there or on its way.
+/// A local tensor that is available, or the result of a collective in flight.
 #[derive(Debug)]
 pub(super) enum Moving<const D: usize, K: Kind> {
-    /// It is there.
+    /// The tensor is available.
     There(Tensor<D, K>),
-    /// Alone in a collective of many.
+    /// The only result of a collective on a list of tensors.
     Many(Work<Vec<DispatchTensor>>),
-    /// In a collective of one.
+    /// The result of a collective on a single tensor.
     One(Work<DispatchTensor>),
 }
 
 impl<const D: usize, K: Kind> Moving<D, K> {
-    /// Whether it is there.
+    /// Returns true if [`wait`](Self::wait) would return without blocking on other ranks.
     pub fn is_complete(&self) -> bool {
         match self {
             Self::There(_) => true,
@@ -29,7 +29,7 @@ impl<const D: usize, K: Kind> Moving<D, K> {
         }
     }
 
-    /// The tensor, once it is there.
+    /// Waits for the collective, if there is one, and returns the tensor.
     pub fn wait(self) -> Result<Tensor<D, K>> {
         match self {
             Self::There(tensor) => Ok(tensor),
@@ -39,7 +39,7 @@ impl<const D: usize, K: Kind> Moving<D, K> {
     }
 }
 
-/// Concatenates the ranks' pieces of dimension `dim`.
+/// Starts an all-gather, which concatenates the ranks' shards along dimension `dim`.
 pub(super) fn all_gather<const D: usize, K: Kind>(
     comm: &Communicator,
     call: Call,
@@ -51,7 +51,8 @@ pub(super) fn all_gather<const D: usize, K: Kind>(
     Moving::Many(comm.all_gather(call, vec![block]))
 }
 
-/// Re-cuts from pieces of one dimension to pieces of another: each with its cut.
+/// Starts an all-to-all, which changes the sharded dimension from `dim` to `to_dim`. Each dimension comes with its
+/// shard sizes.
 pub(super) fn all_to_all<const D: usize, K: Kind>(
     comm: &Communicator,
     call: Call,

@@ -1,4 +1,4 @@
-//! Between plain local tensors and DTensors: [`from_local`](DTensor::from_local) and
+//! Conversions between plain local tensors and DTensors: [`from_local`](DTensor::from_local) and
 //! [`to_local`](DTensor::to_local).
 
 use burn::tensor::{Shape, Tensor};
@@ -10,12 +10,12 @@ use crate::mesh::DeviceMesh;
 use crate::placement::{Layout, PartialOp, Placement};
 
 impl<const D: usize, K: Kind> DTensor<D, K> {
-    /// Reads each rank's `local` tensor as its part of one tensor, assuming that all ranks' parts
-    /// have the same shape: a dimension sharded over `k` ranks is `k` times as long globally.
+    /// Creates a DTensor whose local tensor on this rank is `local`. Assumes that all ranks' local tensors have the
+    /// same shape: a dimension that `k` ranks shard is `k` times as long globally.
     ///
-    /// Nothing is sent and nothing is compared; [`from_local_checked`](Self::from_local_checked)
-    /// does. The tensor stays in its autodiff graph: its gradient is laid out as invariant 1 of
-    /// [this module](super) says.
+    /// Nothing is sent or compared; [`from_local_checked`](Self::from_local_checked) compares the ranks. The local
+    /// tensor stays in its autodiff graph, and its gradient is laid out according to invariant 1 of [this
+    /// module](super).
     ///
     /// # Errors
     /// [`MeshError::NotAMember`](crate::mesh::MeshError::NotAMember), or
@@ -32,12 +32,12 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         Ok(Self::from_parts(local, spec.shared()))
     }
 
-    /// [`from_local`](Self::from_local) of a tensor of known global `shape`, whose parts may be
-    /// uneven or empty.
+    /// Like [`from_local`](Self::from_local), but with a known global `shape`, so that the shards may be uneven or
+    /// empty.
     ///
     /// # Errors
-    /// As [`from_local`](Self::from_local), and [`DTensorError::LocalShape`] if `local` is not the
-    /// part that `shape` and `placements` put on this rank.
+    /// As [`from_local`](Self::from_local), and [`DTensorError::LocalShape`] if `local` does not have the shape
+    /// that `shape` and `placements` require on this rank.
     pub fn from_local_with_shape(
         local: Tensor<D, K>,
         mesh: &DeviceMesh,
@@ -47,12 +47,13 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         Self::from_local_with_layout(local, mesh, Layout::new(mesh.shape(), placements)?, shape)
     }
 
-    /// [`from_local_with_shape`](Self::from_local_with_shape) with an order of cuts, or lengths.
+    /// Like [`from_local_with_shape`](Self::from_local_with_shape), but with a [`Layout`], which may have its own
+    /// shard order or uneven shard sizes.
     ///
     /// # Errors
-    /// As [`from_local_with_shape`](Self::from_local_with_shape), [`DTensorError::LayoutMesh`] for a
-    /// layout of another mesh shape, and
-    /// [`ShardSizeSum`](crate::placement::PlacementError::ShardSizeSum) for lengths that are not the tensor's.
+    /// As [`from_local_with_shape`](Self::from_local_with_shape), [`DTensorError::LayoutMesh`] for a layout of
+    /// another mesh shape, and [`ShardSizeSum`](crate::placement::PlacementError::ShardSizeSum) for uneven shard
+    /// sizes that do not add up to the tensor's.
     pub fn from_local_with_layout(
         local: Tensor<D, K>,
         mesh: &DeviceMesh,
@@ -74,11 +75,11 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         Ok(Self::from_parts(local, spec.shared()))
     }
 
-    /// This rank's tensor.
+    /// Returns this rank's local tensor.
     ///
-    /// The gradient that comes back for it must be laid out as invariant 1 of [this
-    /// module](super) says: the same on all ranks that hold the same value. Where ranks go on to
-    /// compute different things with a replicated value, use [`vary`](DTensor::vary) or
+    /// The gradient that the caller's computation passes back must be laid out according to invariant 1 of [this
+    /// module](super): identical on all ranks that hold the same value. If ranks compute different things with a
+    /// replicated value, use [`vary`](DTensor::vary) or
     /// [`to_local_with_grad_placements`](DTensor::to_local_with_grad_placements).
     pub fn to_local(self) -> Tensor<D, K> {
         self.local
@@ -86,16 +87,16 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
 }
 
 impl<const D: usize> DTensor<D> {
-    /// This rank's tensor, for a computation whose gradient is laid out as `grad_placements`: the
-    /// placements of the value with Replicate for Partial, or `P(sum)` on the mesh dimensions where
-    /// each rank makes only a term of the gradient, which backward then adds up.
+    /// Returns this rank's local tensor, for a computation whose gradient is laid out as `grad_placements`. By
+    /// default a gradient has the placements of the value, with Replicate in place of Partial. Pass `P(sum)` for a
+    /// mesh dimension on which each rank computes only a partial sum of the gradient; backward then all-reduces it.
     ///
     /// # Collective
-    /// In backward, with a `P(sum)`: every rank of the mesh.
+    /// In backward, if `grad_placements` contains `P(sum)`: every rank of the mesh.
     ///
     /// # Errors
     /// [`DTensorError::GradPlacement`] for any other placement, and
-    /// [`PlacementError`](crate::placement::PlacementError) for a wrong number of them.
+    /// [`PlacementError`](crate::placement::PlacementError) for a wrong number of placements.
     #[track_caller]
     pub fn to_local_with_grad_placements(self, grad_placements: &[Placement]) -> Result<Tensor<D>> {
         let summed = summed_dims(self.mesh(), self.placements(), grad_placements)?;
@@ -103,7 +104,8 @@ impl<const D: usize> DTensor<D> {
     }
 }
 
-/// The mesh dimensions on which each rank makes only a term of the gradient of a value laid out as `forward`.
+/// Returns the mesh dimensions on which each rank computes only a partial sum of the gradient of a value laid out
+/// as `forward`.
 ///
 /// # Errors
 /// As [`to_local_with_grad_placements`](DTensor::to_local_with_grad_placements).
@@ -112,7 +114,7 @@ pub(super) fn summed_dims(mesh: &DeviceMesh, forward: &[Placement], grads: &[Pla
     let mut summed = MeshDims::new();
     for (dim, (&forward, &grad)) in forward.iter().zip(grads).enumerate() {
         let natural = if forward.shard_dim().is_some() { forward } else { Placement::Replicate };
-        // A shard of a sharded value is nobody else's: there is nothing to add up.
+        // No other rank has a gradient for a shard of this value, so nothing has to be summed.
         if grad == Placement::Partial(PartialOp::Sum) && natural.is_replicate() {
             summed.push(dim);
         } else if grad != natural {

@@ -1,4 +1,4 @@
-//! [`CrossMeshRedistribute`]: from one mesh to another.
+//! [`CrossMeshRedistribute`]: redistribution from one mesh to another.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -19,13 +19,13 @@ use crate::mesh::DeviceMesh;
 use crate::placement::{Layout, Placement, TensorBlock, blocks};
 use crate::watch::{self, CallSite, LayoutChange};
 
-/// How tensors of one shape go from a layout on one mesh to a layout on another of the same world: of other
-/// shape, with other ranks, or some of the same.
+/// Redistribution of tensors of one shape from a layout on one mesh to a layout on another mesh of the same world.
+/// The meshes may have different shapes and different ranks, and may overlap.
 ///
-/// All ranks make it alike; which piece goes from whom to whom is planned once, for as many tensors as there
-/// are. A rank sends another what that one lacks and nothing else, in one collective of all ranks of both
-/// meshes, and ranks that hold copies share what there is to send. Terms of a sum are added up on their own
-/// mesh first.
+/// All ranks create it with the same arguments. The plan, which lists the block that each rank sends to each other
+/// rank, is computed once and serves any number of tensors. Each rank sends the others only the elements that they
+/// lack, in one collective of all ranks of both meshes; ranks that hold replicas share the sending. Partial values
+/// are first reduced on their own mesh.
 ///
 /// ```
 /// use burn::tensor::{DType, Tensor};
@@ -38,12 +38,12 @@ use crate::watch::{self, CallSite, LayoutChange};
 ///     let second = DeviceMesh::from_ranks(world, [2, 3], [2], ["stage 1"])?;
 ///     let (rows, columns) = (Layout::new(&[2], &[Shard(0)])?, Layout::new(&[2], &[Shard(1)])?);
 ///     let transfer = CrossMeshRedistribute::new([6, 4], DType::F32, (&first, rows), (&second, columns))?;
-///     // A part on the ranks of the first mesh ..
+///     // Ranks of the first mesh pass a tensor ..
 ///     let x = match world.rank() < 2 {
 ///         true => Some(DTensor::ones([6, 4], &first, &[Shard(0)], world.device())?),
 ///         false => None,
 ///     };
-///     // .. becomes one on those of the second.
+///     // .. and ranks of the second mesh receive one.
 ///     let y: Option<DTensor<2>> = transfer.run(x)?;
 ///     assert_eq!(y.is_some(), world.rank() >= 2);
 ///     Ok(())
@@ -52,9 +52,9 @@ use crate::watch::{self, CallSite, LayoutChange};
 /// ```
 ///
 /// # Gradients
-/// Between meshes of the same ranks it is differentiable: the gradient goes the same way back. Where a rank is
-/// in one mesh and not in the other there is no graph that its backward could follow, in step with the others:
-/// a tracked tensor is then an error, and what arrives is without autodiff on every rank.
+/// Between meshes of the same ranks, the redistribution is differentiable: backward sends the gradient in the
+/// opposite direction. If a rank is in only one of the meshes, it has no graph whose backward could run in step
+/// with the others. A tracked tensor is then an error, and the result is without autodiff on every rank.
 #[derive(Debug)]
 pub struct CrossMeshRedistribute {
     from: (DeviceMesh, Layout),
@@ -62,31 +62,35 @@ pub struct CrossMeshRedistribute {
     shape: Shape,
     dtype: DType,
     label: Arc<str>,
-    /// Of all ranks of both meshes; `None` on any other.
+    /// Communicator over all ranks of both meshes; `None` on any other rank.
     comm: Option<Communicator>,
+    /// Moves of the tensor, in forward.
     there: Moves,
+    /// Moves of the gradient, in backward.
     back: Arc<Moves>,
 }
 
-/// What a rank gives to others and what it gets, in one direction.
+/// Blocks that this rank sends and receives, in one direction.
 #[derive(Debug)]
 struct Moves {
-    /// Whether any rank gives something to another.
+    /// True if any rank sends a block to another rank.
     communicates: bool,
-    /// By place in the group.
+    /// Blocks to send, each with the group rank of its recipient and its ranges in this rank's local tensor.
     gives: Vec<(usize, Vec<Range<usize>>)>,
+    /// Blocks to receive, each with the group rank of its sender and its ranges in the new local tensor.
     gets: Vec<(usize, Vec<Range<usize>>)>,
-    /// Of the rank's part, if it has one.
+    /// Shape of the local tensor that this rank receives; `None` if the rank is not in the target mesh.
     part: Option<Shape>,
 }
 
 impl CrossMeshRedistribute {
-    /// The way of tensors of global `shape` and `dtype`: between these layouts, each on its mesh. Local.
+    /// Plans the redistribution of tensors of global `shape` and `dtype` between two layouts, each on its own mesh.
+    /// Local.
     ///
     /// # Errors
-    /// [`DTensorError::RankMismatch`] for meshes of two worlds, [`DTensorError::LayoutMesh`] or what
-    /// [`Layout::check_shape`] finds, [`DTensorError::Partial`] for a target that is partial, and
-    /// [`CommError::InvalidGroup`](crate::comm::CommError::InvalidGroup) for one group too many.
+    /// [`DTensorError::RankMismatch`] for meshes of two worlds, [`DTensorError::LayoutMesh`] and the errors of
+    /// [`Layout::check_shape`], [`DTensorError::Partial`] for a target that is partial, and
+    /// [`CommError::InvalidGroup`](crate::comm::CommError::InvalidGroup) if the world cannot create another group.
     pub fn new(
         shape: impl Into<Shape>,
         dtype: DType,
@@ -116,17 +120,18 @@ impl CrossMeshRedistribute {
         Ok(Self { from, to, shape, dtype, label, comm, there, back })
     }
 
-    /// Brings a tensor over: `x` is this rank's part of it, `None` outside the mesh that it comes from. Returns
-    /// this rank's part there, `None` outside the mesh that it goes to.
+    /// Redistributes a tensor. On ranks of the source mesh, `x` is this rank's local tensor as a DTensor; on all
+    /// others, `None`. Returns the DTensor on ranks of the target mesh, and `None` on all others.
     ///
     /// # Collective
-    /// Every rank of both meshes; a rank of neither may call it, and has no part in it. In backward, too.
+    /// Every rank of both meshes, also in backward. A rank of neither mesh may call it; the call then does nothing.
     ///
     /// # Errors
-    /// [`DTensorError::TransferOf`] for another tensor than the transfer is of, or `None`, and, also on ranks that
-    /// only take a part, for another number of dimensions or kind;
-    /// [`DTensorError::TransferTracked`] on the ranks that have the tracked tensor, which is for them to return: the
-    /// others wait for it until they have, and end. [`CommError`](crate::comm::CommError) if a collective fails.
+    /// [`DTensorError::TransferOf`] if `x` is not a tensor of the planned shape, dtype, mesh and layout, or is
+    /// `None` on a rank of the source mesh. Ranks that only receive get it too, for a wrong number of dimensions or
+    /// a wrong kind. [`DTensorError::TransferTracked`] on the ranks that pass a tracked tensor; these ranks must
+    /// return the error, since the other ranks wait for them until they exit. [`CommError`](crate::comm::CommError)
+    /// if a collective fails.
     #[track_caller]
     pub fn run<const D: usize, K: Kind>(&self, x: Option<DTensor<D, K>>) -> Result<Option<DTensor<D, K>>> {
         self.check(x.as_ref())?;
@@ -170,16 +175,16 @@ impl CrossMeshRedistribute {
         from.len() == to.len() && from.iter().all(|rank| to.contains(rank))
     }
 
-    /// Whether `x` is what the transfer is of, on this rank.
+    /// Checks that `x` is what this rank must pass to the planned redistribution.
     fn check<const D: usize, K: Kind>(&self, x: Option<&DTensor<D, K>>) -> Result<()> {
         let (mesh, layout) = &self.from;
         let found = match x {
             _ if D != self.shape.num_dims() => format!("a tensor of {D} dimensions"),
-            // Of those that a rank only takes, nothing else tells.
+            // On ranks that only receive, no other check would find a wrong kind.
             _ if !is_of_kind::<K>(self.dtype) => format!("a tensor of kind {}", K::name()),
             Some(x) if !x.mesh().congruent(mesh) || x.layout() != layout => x.spec.to_string(),
             Some(x) if (&x.shape(), x.dtype()) != (&self.shape, self.dtype) => x.spec.to_string(),
-            None if mesh.coordinate().is_some() => "no part".into(),
+            None if mesh.coordinate().is_some() => "no tensor".into(),
             _ => return Ok(()),
         };
         let expected = format!("{:?} {} on {mesh}: {layout}", &self.shape[..], self.dtype.name());
@@ -197,16 +202,17 @@ impl CrossMeshRedistribute {
 }
 
 impl Moves {
-    /// The calling rank's, of the group of `ranks`.
+    /// Creates the moves of the calling rank; `ranks` is the group of both meshes.
     fn new(from: (&DeviceMesh, &Layout), to: (&DeviceMesh, &Layout), ranks: &[usize], shape: &Shape) -> Self {
-        let (rank, place) = (from.0.rank(), |rank: usize| ranks.binary_search(&rank).expect("a rank of a mesh"));
+        let (rank, place) =
+            (from.0.rank(), |rank: usize| ranks.binary_search(&rank).expect("a rank of one of the meshes"));
         let part = |(mesh, layout): (&DeviceMesh, &Layout)| {
             mesh.coordinate().map(|coordinate| layout.local_slices(shape, coordinate))
         };
         let (own, there) = (part(from), part(to));
         let all = blocks((from.1, from.0.ranks()), (to.1, to.0.ranks()), shape);
         let inside = |block: &[Range<usize>], part: &Option<Vec<Range<usize>>>| {
-            let part = part.as_ref().expect("a rank that holds something is in the mesh");
+            let part = part.as_ref().expect("a rank that holds a block is in the mesh");
             block.iter().zip(part).map(|(block, part)| block.start - part.start..block.end - part.start).collect()
         };
         let (mut gives, mut gets) = (Vec::new(), Vec::new());
@@ -222,7 +228,8 @@ impl Moves {
         Self { communicates: all.iter().any(|fragment| fragment.from != fragment.to), gives, gets, part }
     }
 
-    /// The part that this rank gets, if any, for the one that it has.
+    /// Sends and receives this rank's blocks. Returns the new local tensor, or `None` if this rank is not in the
+    /// target mesh.
     fn run<const D: usize, K: Kind>(
         &self,
         comm: &Communicator,
@@ -233,7 +240,7 @@ impl Moves {
     ) -> Result<Option<Tensor<D, K>>> {
         let (mut parts, mut metas) = (vec![None; comm.group().size()], vec![None; comm.group().size()]);
         for (member, ranges) in &self.gives {
-            let local = local.clone().expect("a rank that gives something has a part");
+            let local = local.clone().expect("a rank that sends a block has a local tensor");
             parts[*member] = Some(slice(local, ranges).into_dispatch());
         }
         for (member, ranges) in &self.gets {
@@ -242,7 +249,9 @@ impl Moves {
         }
         let mut got = if self.communicates { comm.all_to_all_list(call, parts, metas).wait()? } else { parts };
         let Some(part) = &self.part else { return Ok(None) };
-        let mut fragment = |member: usize| Tensor::from_dispatch(got[member].take().expect("it was promised"));
+        let mut fragment = |member: usize| {
+            Tensor::from_dispatch(got[member].take().expect("the collective returns every block that was declared"))
+        };
         if let [(member, _)] = self.gets[..] {
             return Ok(Some(fragment(member)));
         }
@@ -256,10 +265,11 @@ impl Moves {
     }
 }
 
-/// A transfer in the graph.
+/// Autodiff node of a redistribution between two meshes of the same ranks.
 #[derive(Debug)]
 struct Returned<const D: usize> {
-    /// Made before the node, so that a failing collective is an error and not a panic.
+    /// Result of forward. It is computed before the node is created, so that a failing collective returns an error
+    /// and does not panic.
     output: Mutex<Option<DispatchTensor>>,
     comm: Communicator,
     call: Call,
@@ -270,7 +280,7 @@ struct Returned<const D: usize> {
 
 impl<const D: usize> GraphOp for Returned<D> {
     fn forward(&self, _: &[DispatchTensor]) -> DispatchTensor {
-        self.output.lock().take().expect("a node of the graph is made once")
+        self.output.lock().take().expect("a node's forward runs once")
     }
 
     fn backward(&self, step: &mut BackwardStep<'_>) {

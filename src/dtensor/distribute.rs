@@ -1,7 +1,8 @@
-//! From a whole tensor to its parts: [`distribute_tensor`](DTensor::distribute_tensor) sends them
-//! from one rank, [`distribute_replicated`](DTensor::distribute_replicated) has every rank cut its own copy.
+//! Distribution of a full tensor: [`distribute_tensor`](DTensor::distribute_tensor) sends the shards from one rank,
+//! [`distribute_replicated`](DTensor::distribute_replicated) lets every rank slice its own copy.
 //!
-//! On a mesh (2, 2) with `[S(0), R]`, from the first rank, a row per mesh dimension; ranks not named wait:
+//! For example, on a mesh (2, 2) with `[S(0), R]`, with the first rank as source. Each row is one mesh dimension;
+//! ranks that are not named wait:
 //!
 //! ```text
 //! mesh dim 0   scatter     (0,0) -> (1,0)
@@ -20,15 +21,15 @@ use crate::mesh::DeviceMesh;
 use crate::placement::{Layout, Placement};
 
 impl<const D: usize, K: Kind> DTensor<D, K> {
-    /// Distributes the whole tensor that the mesh's first rank holds; another one's, by
+    /// Distributes the full tensor that the first rank of the mesh holds. For another source, use
     /// [`distribute_tensor_from`](Self::distribute_tensor_from).
     ///
-    /// Every rank passes a tensor of the same shape and dtype; the values of all but the first
-    /// rank are ignored. The parts are leaves, with `full`'s setting of `require_grad`.
+    /// Every rank passes a tensor of the same shape and dtype; only the values on the source rank are used. The
+    /// local tensors are leaves, with `full`'s setting of `require_grad`.
     ///
     /// # Collective
-    /// Every rank of the mesh: mesh dimension by mesh dimension, a scatter for `S(d)` and a
-    /// broadcast for `R`, among the ranks that are where the source is in the dimensions still to come.
+    /// Every rank of the mesh. There is one step per mesh dimension: a scatter for `S(d)` or a broadcast for `R`.
+    /// In each step, only the ranks whose coordinate equals the source's in all later dimensions participate.
     ///
     /// # Errors
     /// [`MeshError::NotAMember`](crate::mesh::MeshError::NotAMember), [`DTensorError::NotALeaf`],
@@ -39,21 +40,22 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         Self::distribute_tensor_to(full, mesh, Layout::new(mesh.shape(), placements)?)
     }
 
-    /// [`distribute_tensor`](Self::distribute_tensor) with an order of cuts, or lengths.
+    /// Like [`distribute_tensor`](Self::distribute_tensor), but with a [`Layout`], which may have its own shard
+    /// order or uneven shard sizes.
     ///
     /// # Collective
     /// Every rank of the mesh.
     ///
     /// # Errors
-    /// As [`distribute_tensor`](Self::distribute_tensor), [`DTensorError::LayoutMesh`] for a layout of
-    /// another mesh shape, and [`ShardSizeSum`](crate::placement::PlacementError::ShardSizeSum) for lengths that
-    /// are not the tensor's.
+    /// As [`distribute_tensor`](Self::distribute_tensor), [`DTensorError::LayoutMesh`] for a layout of another mesh
+    /// shape, and [`ShardSizeSum`](crate::placement::PlacementError::ShardSizeSum) for uneven shard sizes that do
+    /// not add up to the tensor's.
     pub fn distribute_tensor_to(full: Tensor<D, K>, mesh: &DeviceMesh, layout: Layout) -> Result<Self> {
         Self::distribute_tensor_from(full, mesh, layout, 0)
     }
 
-    /// [`distribute_tensor_to`](Self::distribute_tensor_to) of the whole tensor that the rank at position
-    /// `source` of the mesh holds, 0 the first. The values of all others are ignored.
+    /// Like [`distribute_tensor_to`](Self::distribute_tensor_to), but distributes the full tensor that the rank at
+    /// position `source` of the mesh holds; 0 is the first rank. The values on all other ranks are ignored.
     ///
     /// # Collective
     /// Every rank of the mesh, with the same source.
@@ -75,12 +77,10 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         })
     }
 
-    /// Distributes a whole tensor that every rank holds, without communication: each keeps a copy
-    /// of its own part.
+    /// Distributes a full tensor that every rank holds. Nothing is sent: each rank keeps a copy of its own shard.
     ///
-    /// Where ranks' copies may differ (random values), use
-    /// [`distribute_tensor`](Self::distribute_tensor). The parts are leaves, with `full`'s
-    /// setting of `require_grad`.
+    /// If the ranks' copies may differ (random values), use [`distribute_tensor`](Self::distribute_tensor). The
+    /// local tensors are leaves, with `full`'s setting of `require_grad`.
     ///
     /// # Errors
     /// As [`distribute_tensor`](Self::distribute_tensor), without those of communication.
@@ -88,12 +88,13 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         Self::distribute_replicated_to(full, mesh, Layout::new(mesh.shape(), placements)?)
     }
 
-    /// [`distribute_replicated`](Self::distribute_replicated) with an order of cuts, or lengths.
+    /// Like [`distribute_replicated`](Self::distribute_replicated), but with a [`Layout`], which may have its own
+    /// shard order or uneven shard sizes.
     ///
     /// # Errors
     /// As [`distribute_replicated`](Self::distribute_replicated), [`DTensorError::LayoutMesh`] for a layout of
-    /// another mesh shape, and [`ShardSizeSum`](crate::placement::PlacementError::ShardSizeSum) for lengths that
-    /// are not the tensor's.
+    /// another mesh shape, and [`ShardSizeSum`](crate::placement::PlacementError::ShardSizeSum) for uneven shard
+    /// sizes that do not add up to the tensor's.
     pub fn distribute_replicated_to(full: Tensor<D, K>, mesh: &DeviceMesh, layout: Layout) -> Result<Self> {
         let spec = DTensorSpec::new(mesh, layout, full.shape(), full.dtype())?;
         leaves("distribute_replicated", full, spec, |full, spec| {
@@ -103,11 +104,11 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     }
 }
 
-/// What `part` makes of a plain tensor: this rank's part of what `spec` describes, with the tensor's place in
-/// autodiff.
+/// Builds a DTensor of `spec` whose local tensor is what `part` returns for the plain `tensor`. The local tensor is
+/// a leaf if `tensor` is one, and has the same autodiff association.
 ///
 /// # Errors
-/// [`DTensorError::Partial`] and [`DTensorError::NotALeaf`], before anything is made.
+/// [`DTensorError::Partial`] and [`DTensorError::NotALeaf`], before `part` runs.
 pub(super) fn leaves<const D: usize, K: Kind>(
     operation: &'static str,
     tensor: Tensor<D, K>,
@@ -127,7 +128,8 @@ pub(super) fn leaves<const D: usize, K: Kind>(
     Ok(DTensor::from_parts(local, spec.shared()))
 }
 
-/// This rank's part of the plain whole that the rank at coordinate `source`, and it alone, passes in.
+/// Returns this rank's local tensor of the full tensor that the rank at coordinate `source` passes. All other ranks
+/// pass `None`.
 ///
 /// # Collective
 /// Every rank of the mesh.
@@ -160,10 +162,11 @@ pub(crate) fn send_parts<const D: usize, K: Kind>(
             shape[dim] = sizes.range(group.size(), group.rank()).len();
         }
     }
-    Ok(held.expect("after the last mesh dimension every rank has taken part"))
+    Ok(held.expect("after the last mesh dimension every rank has received its local tensor"))
 }
 
-/// Refuses placements of which no rank could hold a part.
+/// Returns an error if `layout` has a Partial placement: no rank could compute its partial value from a full
+/// tensor.
 pub(super) fn check_no_partial(
     operation: &'static str,
     mesh: &DeviceMesh,
@@ -178,8 +181,9 @@ pub(super) fn check_no_partial(
     Ok(())
 }
 
-/// The mesh dimensions in an order that makes every cut after the cuts outside it: left to right
-/// where nothing else is asked for. What is not cut comes last, when there are parts to copy, and not the whole.
+/// Returns the mesh dimensions in the order in which a tensor is distributed over them. Each dimension comes after
+/// those outside it in the shard order; otherwise the order is left to right. Dimensions that do not shard come
+/// last, so that a broadcast copies shards and not the full tensor.
 fn sharding_sequence(layout: &Layout) -> SmallVec<[usize; 3]> {
     let mut sequence: SmallVec<[usize; 3]> = SmallVec::new();
     let placements = layout.placements();
@@ -192,7 +196,7 @@ fn sharding_sequence(layout: &Layout) -> SmallVec<[usize; 3]> {
         let is_sharded = |mesh_dim: &usize| placements[*mesh_dim].shard_dim().is_some();
         let mut left = (0..placements.len()).filter(ready);
         let next = left.clone().find(is_sharded).or_else(|| left.next());
-        sequence.push(next.expect("an order of cuts has an outermost cut"));
+        sequence.push(next.expect("a shard order has an outermost mesh dimension"));
     }
     sequence
 }

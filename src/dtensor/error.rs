@@ -4,39 +4,39 @@ use burn::tensor::DType;
 
 use crate::placement::{Layout, Placement};
 
-/// Why a distributed tensor could not be built, viewed or re-laid-out on this rank.
+/// Error of creating, converting or redistributing a DTensor on this rank.
 ///
-/// Meshes and layouts are given as text, so that an error outlives them.
+/// Meshes and layouts are stored as text, so that an error can outlive them.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DTensorError {
-    /// Two tensors of one operation live on different meshes.
+    /// Two tensors of one operation are on different meshes.
     #[error(
-        "tensors of one operation must share a mesh, got {left} and {right}; make both on one, which for \
-         layers is that given to `parallelize`, or bring one over with `full_tensor` and `distribute_replicated`"
+        "tensors of one operation must be on the same mesh, got {left} and {right}. Create both on one mesh (for \
+         layers, the mesh given to `parallelize`), or move one of them with `full_tensor` and `distribute_replicated`"
     )]
     MeshMismatch {
         /// Mesh of the first tensor.
         left: String,
-        /// Mesh of the other.
+        /// Mesh of the other tensor.
         right: String,
     },
-    /// Two tensors of one operation are the parts of different ranks, or of different launches.
+    /// Two tensors of one operation belong to different ranks, or to different launches.
     #[error(
-        "tensors of one operation must be one rank's own parts, got parts of {left} and of {right}; pass \
-         plain data from rank to rank (`full_tensor`, then `into_data`), and make a part of it there \
-         (`distribute_replicated`)"
+        "tensors of one operation must belong to the same rank, got tensors of {left} and of {right}. To move a \
+         tensor between ranks, pass plain data (`full_tensor`, then `into_data`) and create a DTensor from it on the \
+         other rank (`distribute_replicated`)"
     )]
     RankMismatch {
-        /// Whose part the first tensor is, such as `rank 0 of launch 3`.
+        /// Rank and launch of the first tensor, such as `rank 0 of launch 3`.
         left: String,
-        /// Whose part the other is.
+        /// Rank and launch of the other tensor.
         right: String,
     },
-    /// A layout was made for a mesh of another shape.
+    /// A layout was created for a mesh of another shape.
     #[error(
-        "the layout is for a mesh of shape {layout:?}, but the tensor is on {mesh}; \
-         build it with this mesh's `shape()`"
+        "the layout is for a mesh of shape {layout:?}, but the tensor is on {mesh}. Build the layout with this mesh's \
+         `shape()`"
     )]
     LayoutMesh {
         /// Mesh shape of the layout.
@@ -44,45 +44,46 @@ pub enum DTensorError {
         /// The tensor's mesh.
         mesh: String,
     },
-    /// A seed was asked for on a thread that has no stream of seeds.
+    /// A seed was requested on a thread that has no stream of seeds.
     #[error(
-        "this thread is no rank's own and has no stream of seeds; call `random::seed` on it, with a seed that all \
-         ranks of a tensor give and no other thread has, or draw with `random::next_seed_on`"
+        "this thread does not belong to a rank and has no stream of seeds. Call `random::seed` on it, with a seed \
+         that all ranks of the tensor use and no other thread has, or draw with `random::next_seed_on`"
     )]
     Unseeded,
-    /// A local tensor does not have the shape that the global shape and layout give this rank.
+    /// A local tensor does not have the shape that the global shape and the layout require on this rank.
     #[error(
-        "the local tensor of rank {rank} has shape {local:?}, but a tensor of global shape \
-         {global:?} laid out as {layout} puts {expected:?} there; \
-         pass the true global shape, or shard it with `distribute_replicated`"
+        "the local tensor of rank {rank} has shape {local:?}, but a tensor of global shape {global:?} laid out as \
+         {layout} has local shape {expected:?} there. Pass the true global shape, or shard the tensor with \
+         `distribute_replicated`"
     )]
     LocalShape {
         /// The calling rank.
         rank: usize,
-        /// Shape of the tensor given.
+        /// Shape of the local tensor that was passed.
         local: Vec<usize>,
-        /// Shape it must have.
+        /// Local shape that the global shape and the layout require.
         expected: Vec<usize>,
         /// The global shape.
         global: Vec<usize>,
         /// The layout.
         layout: String,
     },
-    /// Only a leaf can be distributed: its shards become leaves of their own.
+    /// The tensor to distribute is the result of a tracked operation. Only a leaf can be distributed, because its
+    /// shards become leaves.
     #[error(
-        "`{operation}` makes new leaves, so it takes a leaf or a tensor without gradients, not the \
-         result of a tracked operation; `detach` it, or use `from_local` with Replicate placements \
-         followed by `redistribute` to keep the graph"
+        "`{operation}` creates new leaves, so it accepts only a leaf or a tensor without gradients, not the result of \
+         a tracked operation. `detach` it, or keep the graph with `from_local` (Replicate placements) followed by \
+         `redistribute`"
     )]
     NotALeaf {
         /// The operation.
         operation: &'static str,
     },
-    /// A tensor cannot be made partial.
+    /// The requested placement is Partial, which this operation cannot create.
     #[error(
-        "`{operation}` cannot make a tensor placed {placement} on mesh dimension {mesh_dim}: no \
-         rank holds a part of it yet; make it Replicate and `redistribute`, or give each rank's \
-         term to `from_local`"
+        "`{operation}` cannot create a tensor placed {placement} on mesh dimension {mesh_dim}, because no rank has a \
+         partial value yet. Create it as Replicate and `redistribute` it, or pass each rank's partial value to \
+         `from_local`"
     )]
     Partial {
         /// The operation.
@@ -92,25 +93,26 @@ pub enum DTensorError {
         /// The placement.
         placement: Placement,
     },
-    /// A local gradient cannot be laid out as asked.
+    /// The requested placement of a local gradient is not possible for this value.
     #[error(
-        "a local tensor placed {forward} on mesh dimension {mesh_dim} cannot receive a gradient \
-         placed {grad}; there it is {natural}, or P(sum) to be all-reduced in backward"
+        "a local tensor placed {forward} on mesh dimension {mesh_dim} cannot receive a gradient placed {grad}. \
+         Declare the gradient as {natural}, or as P(sum) on a dimension where the value is not sharded; backward then \
+         all-reduces it"
     )]
     GradPlacement {
         /// The mesh dimension, `index (name)`.
         mesh_dim: String,
         /// Placement of the value.
         forward: Placement,
-        /// Placement asked for the gradient.
+        /// Placement requested for the gradient.
         grad: Placement,
-        /// Placement the gradient has by itself.
+        /// Placement that the gradient has by default.
         natural: Placement,
     },
-    /// `vary` was asked for a mesh dimension on which the tensor is not replicated.
+    /// `vary` was called for a mesh dimension on which the tensor is not replicated.
     #[error(
-        "`vary` on mesh dimension {mesh_dim} needs a Replicate value, it is {placement}; \
-         use `all_gather_varying` to gather it first"
+        "`vary` on mesh dimension {mesh_dim} needs a Replicate value, but it is {placement}. Use `all_gather_varying` \
+         to gather it first"
     )]
     NotReplicated {
         /// The mesh dimension, `index (name)`.
@@ -118,56 +120,54 @@ pub enum DTensorError {
         /// The placement found.
         placement: Placement,
     },
-    /// Ranks do not hold what the placements say they hold.
-    #[error(
-        "ranks {rank} and {other} disagree on {what} of one tensor: {found} and {other_found}; \
-         {remedy}"
-    )]
+    /// The ranks' local tensors are not what the placements claim.
+    #[error("ranks {rank} and {other} disagree on {what} of one tensor: {found} and {other_found}. {remedy}")]
     RanksDisagree {
-        /// What differs.
+        /// Property that differs.
         what: &'static str,
-        /// A rank.
+        /// Rank that serves as the reference.
         rank: usize,
         /// The first rank that differs from it.
         other: usize,
-        /// Its value.
+        /// Value on `rank`.
         found: String,
-        /// The other's value.
+        /// Value on `other`.
         other_found: String,
-        /// How to repair it.
+        /// Remedy, as a sentence in the imperative.
         remedy: &'static str,
     },
-    /// An operator's inputs do not fit each other, or its arguments.
+    /// The inputs of an operator do not fit each other or the operator's arguments.
     #[error("`{operator}` of tensors of global shapes {shapes:?}: {why}")]
     Operands {
         /// The operator.
         operator: &'static str,
         /// Global shapes of the inputs.
         shapes: Vec<Vec<usize>>,
-        /// What does not fit, and what would.
+        /// Description of the mismatch, with the remedy.
         why: String,
     },
-    /// An operator would have to redistribute an input, and the policy forbids it.
+    /// An operator would have to redistribute an input, but the policy forbids it.
     #[error(
-        "`{operator}` needs its input {input} as {to}, it is {from}, and RedistributePolicy::Deny \
-         forbids moving it silently; write `{write}` on it first"
+        "`{operator}` needs its input {input} as {to}, but it is {from}, and RedistributePolicy::Deny forbids an \
+         implicit redistribution. Call `{write}` on it first"
     )]
     ImplicitRedistribution {
         /// The operator.
         operator: &'static str,
-        /// Which input, from 0.
+        /// Index of the input, from 0.
         input: usize,
-        /// Its layout.
+        /// Layout of the input.
         from: String,
-        /// The layout the operator needs.
+        /// Layout that the operator needs.
         to: String,
-        /// What brings it there.
+        /// Method call that redistributes the input to it, as source text.
         write: String,
     },
-    /// No row of an operator's rule can be reached from its inputs' layouts.
+    /// No strategy of an operator's rule can be reached from the layouts of its inputs.
     #[error(
-        "`{operator}` has no strategy for inputs laid out as {inputs:?}; redistribute them to Replicate, and let \
-         no style or pin ask for a placement that the operator cannot take, or that leaves a rank without elements"
+        "`{operator}` has no strategy for inputs laid out as {inputs:?}. Redistribute them to Replicate, and do not \
+         require (by a style or a placement constraint) a placement that the operator does not support or that leaves \
+         a rank without elements"
     )]
     NoStrategy {
         /// The operator.
@@ -175,34 +175,35 @@ pub enum DTensorError {
         /// Layouts of the inputs.
         inputs: Vec<String>,
     },
-    /// A transfer was given another tensor than it is of.
+    /// A `CrossMeshRedistribute` was run with a tensor that it was not created for.
     #[error(
-        "rank {rank} brings {found} to a transfer of {expected}; make a `CrossMeshRedistribute` of what there is, and give it the \
-         part of every rank of the mesh that it comes from, and `None` on the others"
+        "rank {rank} passed {found} to a `CrossMeshRedistribute` created for {expected}. Pass this rank's DTensor of \
+         exactly that description on ranks of the source mesh, and `None` on all others"
     )]
     TransferOf {
         /// The calling rank.
         rank: usize,
-        /// The tensor that the transfer is of.
+        /// Description of the tensor that the redistribution was created for.
         expected: String,
-        /// What it was given.
+        /// Description of the value that was passed.
         found: String,
     },
-    /// Gradients cannot come back from a mesh of other ranks.
+    /// A tracked tensor cannot be redistributed to a mesh of other ranks, because the gradient could not be sent
+    /// back.
     #[error(
-        "a tracked tensor cannot go from {from} to {to}: not every rank is in both, and one that is not has no graph \
-         to run backward through; `detach` it, or choose meshes of the same ranks"
+        "a tracked tensor cannot be redistributed from {from} to {to}: some ranks are in only one of the meshes, and \
+         such a rank has no graph to run backward through. `detach` the tensor, or choose meshes of the same ranks"
     )]
     TransferTracked {
-        /// The mesh that it comes from.
+        /// Source mesh.
         from: String,
-        /// The mesh that it goes to.
+        /// Target mesh.
         to: String,
     },
-    /// An element type for floats was given for a tensor of something else.
+    /// A float dtype was requested for the redistribution of a tensor that does not have float elements.
     #[error(
-        "`{operation}` was given an element type to send in, which is for floats: the tensor is {}; leave it out, or \
-         make floats of it",
+        "`{operation}` was given a dtype to send in, which only float tensors support, but the tensor is {}. Omit the \
+         dtype, or convert the tensor to floats",
         dtype.name()
     )]
     NotFloat {
@@ -211,47 +212,50 @@ pub enum DTensorError {
         /// The tensor's element type.
         dtype: DType,
     },
-    /// A [`LocalMap`](crate::dtensor::ops::LocalMap) was run with other inputs, or made other outputs, than it lists.
+    /// A [`LocalMap`](crate::dtensor::ops::LocalMap) was run with more or fewer inputs or outputs than it lists.
     #[error(
-        "the local map lists {listed} {what}, and there are {given}; list each, in its order, with `.with_any_input()` for \
-         an input of any placement"
+        "the local map lists {listed} {what}, but there are {given}. List each of them in order; `.with_any_input()` \
+         lists an input of any placement"
     )]
     MapCount {
-        /// Inputs or outputs.
+        /// Either `inputs` or `outputs`.
         what: &'static str,
-        /// How many there are.
+        /// Number of inputs or outputs at run time.
         given: usize,
-        /// How many it lists.
+        /// Number of inputs or outputs that the map lists.
         listed: usize,
     },
-    /// An input of a [`LocalMap`](crate::dtensor::ops::LocalMap) is placed otherwise than it must be.
+    /// An input of a [`LocalMap`](crate::dtensor::ops::LocalMap) does not have the placements that the map
+    /// requires.
     #[error(
-        "input {input} of the local map is {from}, and must be {to}; `redistribute` it first, or let the map do that: \
-         `.with_redistributed_inputs()`"
+        "input {input} of the local map is {from}, but must be {to}. `redistribute` it first, or let the map \
+         redistribute it: `.with_redistributed_inputs()`"
     )]
     MapInput {
-        /// Which input, from 0.
+        /// Index of the input, from 0.
         input: usize,
-        /// Its layout.
+        /// Layout of the input.
         from: String,
-        /// The one that it must have.
+        /// Layout that the map requires.
         to: String,
     },
-    /// Nothing says which mesh the outputs of a [`LocalMap`](crate::dtensor::ops::LocalMap) are on.
-    #[error("the local map has no input to take the mesh of its outputs from; name it: `.with_mesh(&mesh)`")]
+    /// The mesh of the outputs of a [`LocalMap`](crate::dtensor::ops::LocalMap) is unknown, because it has no
+    /// input.
+    #[error("the local map has no input, so the mesh of its outputs is unknown. Name the mesh: `.with_mesh(&mesh)`")]
     MapMesh,
-    /// A distribution's parameters make no sense.
-    #[error("{distribution} is not a distribution: {why}")]
+    /// The parameters of a distribution are invalid.
+    #[error("{distribution} is not a valid distribution: {why}")]
     Distribution {
         /// The distribution.
         distribution: String,
-        /// What is wrong with it.
+        /// Requirement that the parameters violate.
         why: &'static str,
     },
 }
 
 impl DTensorError {
-    /// [`ImplicitRedistribution`](Self::ImplicitRedistribution) of an input between two layouts.
+    /// Returns [`ImplicitRedistribution`](Self::ImplicitRedistribution) for an input that would have to be
+    /// redistributed from one layout to another.
     pub(super) fn implicit(operator: &'static str, input: usize, from: &Layout, to: &Layout) -> Self {
         let placements = to.placements();
         let write = if to.has_default_shard_sizes() {

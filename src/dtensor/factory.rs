@@ -1,4 +1,4 @@
-//! Tensors made in place: each rank fills only its own part.
+//! Factories: DTensors of constants, random values and indices. Each rank fills only its own local tensor.
 
 use burn::tensor::{Distribution, ElementConversion, Int, Shape, Tensor, TensorCreationOptions, TensorData, kind};
 use itertools::Itertools;
@@ -13,12 +13,12 @@ use crate::mesh::DeviceMesh;
 use crate::placement::{Layout, Placement};
 
 /// # Factories
-/// `options` are burn's: a device (with or without autodiff), or a device and a dtype. Nothing is
-/// communicated. All fail with [`MeshError::NotAMember`](crate::mesh::MeshError::NotAMember),
-/// [`DTensorError::Partial`], or [`PlacementError`](crate::placement::PlacementError) for a wrong number of placements
-/// or a dimension out of range.
+/// `options` are burn's: a device (with or without autodiff), or a device and a dtype. Nothing is sent. All
+/// factories return [`MeshError::NotAMember`](crate::mesh::MeshError::NotAMember), [`DTensorError::Partial`], or
+/// [`PlacementError`](crate::placement::PlacementError) for a wrong number of placements or a dimension out of
+/// range.
 impl<const D: usize, K: Kind> DTensor<D, K> {
-    /// Zeros (false).
+    /// Creates a tensor of zeros (false).
     ///
     /// # Errors
     /// As [all factories](#factories).
@@ -31,7 +31,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         make("zeros", shape, mesh, placements, |part| Tensor::zeros(part.shape(), options))
     }
 
-    /// Ones (true).
+    /// Creates a tensor of ones (true).
     ///
     /// # Errors
     /// As [all factories](#factories).
@@ -44,7 +44,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         make("ones", shape, mesh, placements, |part| Tensor::ones(part.shape(), options))
     }
 
-    /// Any values: to be overwritten.
+    /// Creates a tensor of unspecified values, to be overwritten.
     ///
     /// # Errors
     /// As [all factories](#factories).
@@ -57,7 +57,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         make("empty", shape, mesh, placements, |part| Tensor::empty(part.shape(), options))
     }
 
-    /// `value` everywhere.
+    /// Creates a tensor with `value` in every element.
     ///
     /// # Errors
     /// As [all factories](#factories).
@@ -73,7 +73,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
 }
 
 impl<K: Kind + kind::Numeric> DTensor<2, K> {
-    /// The identity matrix, `[size, size]`.
+    /// Creates the identity matrix, `[size, size]`.
     ///
     /// # Errors
     /// As [all factories](#factories).
@@ -92,10 +92,10 @@ impl<K: Kind + kind::Numeric> DTensor<2, K> {
 }
 
 impl<const D: usize> DTensor<D> {
-    /// Random values, the same tensor on every mesh and under every placement: element `i`
-    /// (row-major) depends on `seed` and `i` alone (Philox4x32-10), not on burn's random state.
+    /// Creates a tensor of random values, identical on every mesh and under every placement: element `i`
+    /// (row-major) depends on `seed` and `i` only (Philox4x32-10), not on burn's random state.
     ///
-    /// Equal seeds give equal values: use a seed of its own for every tensor.
+    /// Equal seeds give equal values, so use a different seed for every tensor.
     ///
     /// # Errors
     /// As [all factories](#factories), and [`DTensorError::Distribution`].
@@ -117,8 +117,9 @@ impl<const D: usize> DTensor<D> {
 }
 
 impl<const D: usize> DTensor<D, Int> {
-    /// Random integers of `range`, as [`random`](DTensor::random) makes floats: each of 32 random bits. Of a
-    /// range of `n > 2^32` integers these reach 2^32, about `n / 2^32` apart.
+    /// Creates a tensor of random integers from `range`, drawn as [`random`](DTensor::random) draws floats. Each
+    /// integer is computed from 32 random bits: if the range has `n > 2^32` integers, only 2^32 of them occur,
+    /// about `n / 2^32` apart.
     ///
     /// # Errors
     /// As [all factories](#factories), and [`DTensorError::Distribution`] for an empty range.
@@ -143,7 +144,7 @@ impl<const D: usize> DTensor<D, Int> {
 }
 
 impl DTensor<1, Int> {
-    /// The integers of `range`.
+    /// Creates a vector of the integers of `range`.
     ///
     /// # Errors
     /// As [all factories](#factories).
@@ -156,7 +157,7 @@ impl DTensor<1, Int> {
         steps("arange", range, 1, mesh, placements, options)
     }
 
-    /// Every `step`th integer of `range`, from its first on.
+    /// Creates a vector of every `step`-th integer of `range`, beginning with the first.
     ///
     /// # Errors
     /// As [all factories](#factories), and [`DTensorError::Operands`] for a step of 0.
@@ -168,7 +169,7 @@ impl DTensor<1, Int> {
         options: impl Into<TensorCreationOptions>,
     ) -> Result<Self> {
         if step == 0 {
-            return Err(operand_error("arange_step", &[], "a step of 0 leads nowhere; take at least 1"));
+            return Err(operand_error("arange_step", &[], "the step is 0. Pass a step of at least 1"));
         }
         steps("arange_step", range, step, mesh, placements, options)
     }
@@ -191,11 +192,11 @@ fn steps(
 }
 
 impl<const D: usize> DTensor<D, Int> {
-    /// The indices of every element of a tensor of `shape`: `[..shape, D]`.
+    /// Creates a tensor of the indices of all elements of a tensor of `shape`; its shape is `[..shape, D]`.
     ///
     /// # Errors
-    /// As [all factories](#factories), and [`DTensorError::Operands`] if `D2` is not `D + 1`, or `shape` not of
-    /// `D` dimensions.
+    /// As [all factories](#factories), and [`DTensorError::Operands`] if `D2` is not `D + 1`, or if `shape` does
+    /// not have `D` dimensions.
     pub fn cartesian_grid<S: Into<Shape>, const D2: usize>(
         shape: S,
         mesh: &DeviceMesh,
@@ -204,7 +205,7 @@ impl<const D: usize> DTensor<D, Int> {
     ) -> Result<DTensor<D2, Int>> {
         let shape = shape.into();
         if D2 != D + 1 || shape.num_dims() != D {
-            let why = format!("the grid of a shape of {D} dimensions has {}, {D2} are asked for", D + 1);
+            let why = format!("the grid of a shape of {D} dimensions has {} dimensions, not {D2}", D + 1);
             return Err(operand_error("cartesian_grid", &[shape], why));
         }
         let global = Shape::from([&shape[..], &[D]].concat());
@@ -221,7 +222,7 @@ impl<const D: usize> DTensor<D, Int> {
     }
 }
 
-/// The part of a tensor that a rank fills.
+/// Region of a global tensor that one rank fills.
 pub(super) struct LocalRegion<'a> {
     global: &'a [usize],
     pub(super) slices: Vec<Range<usize>>,
@@ -244,7 +245,7 @@ pub(super) fn make<const D: usize, K: Kind>(
     check_no_partial(operation, mesh, &layout)?;
     layout.check(D)?;
     let shape = shape.into();
-    let coordinate = mesh.member("hold a part of a DTensor")?;
+    let coordinate = mesh.member("create a DTensor on it")?;
     let slices = layout.local_slices(&shape, coordinate);
     let local = local(LocalRegion { global: &shape, slices });
     let spec = DTensorSpec::new(mesh, layout, shape, local.dtype())?;
@@ -253,11 +254,11 @@ pub(super) fn make<const D: usize, K: Kind>(
 
 pub(super) fn check_distribution(distribution: Distribution) -> Result<(), DTensorError> {
     let why = match distribution {
-        Distribution::Bernoulli(p) if !(0.0..=1.0).contains(&p) => "a probability is in 0..=1",
+        Distribution::Bernoulli(p) if !(0.0..=1.0).contains(&p) => "a probability must be in 0..=1",
         Distribution::Uniform(low, high) if low.partial_cmp(&high) != Some(Ordering::Less) => "the interval is empty",
-        Distribution::Uniform(low, high) if !(high - low).is_finite() => "the interval is finite",
-        Distribution::Normal(_, std) if std.is_nan() || std < 0.0 => "a standard deviation is at least 0",
-        Distribution::Normal(mean, std) if !(mean + std).is_finite() => "mean and standard deviation are finite",
+        Distribution::Uniform(low, high) if !(high - low).is_finite() => "the interval must be finite",
+        Distribution::Normal(_, std) if std.is_nan() || std < 0.0 => "the standard deviation must be at least 0",
+        Distribution::Normal(mean, std) if !(mean + std).is_finite() => "mean and standard deviation must be finite",
         _ => return Ok(()),
     };
     Err(DTensorError::Distribution { distribution: format!("{distribution:?}"), why })

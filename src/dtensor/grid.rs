@@ -1,4 +1,4 @@
-//! [`Grid`]: the cells that a layout cuts a tensor into, along two of its dimensions.
+//! [`Grid`]: the cells into which a layout divides a tensor, along two of its dimensions, for drawings.
 
 use std::ops::Range;
 
@@ -6,21 +6,22 @@ use itertools::Itertools;
 
 use super::DTensorSpec;
 
-/// Two dimensions of a tensor, cut wherever a part of it begins, and the ranks that hold each cell.
+/// Two dimensions of a tensor, divided at every index at which a shard begins, with the ranks that hold each cell.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Grid {
-    /// The dimensions of rows and columns; a tensor of one dimension is a row.
+    /// Tensor dimensions of the rows and of the columns. A tensor of one dimension is drawn as a single row.
     pub dims: [Option<usize>; 2],
     pub rows: Vec<Range<usize>>,
     pub columns: Vec<Range<usize>>,
-    /// By row and column.
+    /// Ranks that hold each cell, indexed by row and column.
     pub cells: Vec<Vec<Vec<usize>>>,
-    /// Ranks that hold nothing.
+    /// Ranks whose local tensor is empty.
     pub empty: Vec<usize>,
 }
 
 impl Grid {
-    /// Of the first two dimensions that are cut, or else the first ones; `None` where more than two are cut.
+    /// Returns the grid of the sharded dimensions, completed to two with the first of the others. Returns `None` if
+    /// more than two dimensions are sharded.
     pub fn of(spec: &DTensorSpec) -> Option<Self> {
         let sizes = spec.layout().orders().map(|(dim, _)| dim);
         let mut dims: Vec<usize> = sizes.chain(0..spec.shape().num_dims()).unique().collect();

@@ -1,4 +1,4 @@
-//! Parameters drawn in place, by burn's [`Initializer`].
+//! Parameters created by burn's [`Initializer`], each rank computing only its own shard.
 
 use burn::linalg;
 use burn::module::Initializer;
@@ -10,13 +10,13 @@ use crate::mesh::DeviceMesh;
 use crate::placement::Placement;
 
 impl<const D: usize> DTensor<D> {
-    /// What `initializer` makes of a parameter of this `shape`: the same tensor on every mesh and under every
-    /// placement, a function of `seed` as [`random`](Self::random) is.
+    /// Creates a parameter of this `shape` with the values of `initializer`. The tensor is identical on every mesh
+    /// and under every placement, because it is a function of `seed`, as in [`random`](Self::random).
     ///
-    /// Each rank draws its own part and nothing is sent, so no rank ever holds the whole; but for
-    /// [`Orthogonal`](Initializer::Orthogonal), which every rank draws whole before it cuts it. `fans` are the
-    /// numbers of features in and out that Kaiming's and Xavier's initializers scale by, of a
-    /// [`Linear`](burn::nn::Linear) `[d_input, d_output]`; others ignore them.
+    /// Each rank draws only its own shard and nothing is sent, so no rank ever holds the full tensor. The exception
+    /// is [`Orthogonal`](Initializer::Orthogonal): every rank draws the full tensor and then slices it. `fans` are
+    /// the numbers of input and output features by which the Kaiming and Xavier initializers scale; for a
+    /// [`Linear`](burn::nn::Linear) they are `[d_input, d_output]`. Other initializers ignore `fans`.
     ///
     /// ```
     /// use burn::module::Initializer;
@@ -26,7 +26,8 @@ impl<const D: usize> DTensor<D> {
     ///     let mesh = DeviceMesh::new(world, [2], ["tp"])?;
     ///     let device = world.device().clone().autodiff();
     ///     let init = Initializer::KaimingUniform { gain: 1.0, fan_out_only: false };
-    ///     let weight = DTensor::<2>::from_initializer(&init, [8, 6], [8, 6], 1, &mesh, &[Placement::Shard(1)], &device)?;
+    ///     let shard = &[Placement::Shard(1)];
+    ///     let weight = DTensor::<2>::from_initializer(&init, [8, 6], [8, 6], 1, &mesh, shard, &device)?;
     ///     assert_eq!(weight.require_grad().local().dims(), [8, 3]);
     ///     Ok(())
     /// })?;
@@ -34,9 +35,8 @@ impl<const D: usize> DTensor<D> {
     /// ```
     ///
     /// # Errors
-    /// As [all factories](#factories), and [`DTensorError::Distribution`] for an
-    /// initializer whose numbers make no distribution, such as Kaiming's of no features, and for an orthogonal
-    /// parameter of one dimension.
+    /// As [all factories](#factories), and [`DTensorError::Distribution`] for an initializer whose parameters are
+    /// invalid, such as Kaiming with 0 features, and for an orthogonal parameter of one dimension.
     pub fn from_initializer(
         initializer: &Initializer,
         shape: impl Into<Shape>,
@@ -63,8 +63,9 @@ impl<const D: usize> DTensor<D> {
         Self::random(shape, draw, seed, mesh, placements, options)
     }
 
-    /// Rows or columns, whichever are fewer, at right angles: `Q` of a matrix of normal numbers, with the signs that
-    /// make it unique.
+    /// Creates an orthogonal matrix: the rows or the columns, whichever are fewer, are orthonormal, times `gain`.
+    /// It is `Q` of the QR decomposition of a matrix of normal values, with the signs that make the decomposition
+    /// unique.
     fn orthogonal(
         shape: Shape,
         gain: f64,
@@ -74,7 +75,8 @@ impl<const D: usize> DTensor<D> {
         options: TensorCreationOptions,
     ) -> Result<Self> {
         if D < 2 {
-            let (distribution, why) = (format!("orthogonal over {shape:?}"), "it has two dimensions or more");
+            let (distribution, why) =
+                (format!("orthogonal over {shape:?}"), "the shape must have at least two dimensions");
             return Err(DTensorError::Distribution { distribution, why }.into());
         }
         let (rows, all) = (shape[0], shape.num_elements());
@@ -90,18 +92,19 @@ impl<const D: usize> DTensor<D> {
     }
 }
 
-/// The standard deviation that keeps the size of what goes in, or comes back.
+/// Returns the standard deviation that preserves the variance of the activations, or of the gradients with
+/// `fan_out_only`.
 fn kaiming([fan_in, fan_out]: [usize; 2], fan_out_only: bool) -> f64 {
     let fan = if fan_out_only { fan_out } else { fan_in };
     1.0 / (fan as f64).sqrt()
 }
 
-/// That of both, about.
+/// Returns the standard deviation that approximately preserves the variance of both activations and gradients.
 fn xavier(fans: [usize; 2]) -> f64 {
     (2.0 / fans.iter().sum::<usize>() as f64).sqrt()
 }
 
-/// Of that standard deviation.
+/// Returns the uniform distribution around 0 with this standard deviation.
 fn uniform(std: f64) -> Distribution {
     let bound = 3.0_f64.sqrt() * std;
     Distribution::Uniform(-bound, bound)

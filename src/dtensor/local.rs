@@ -1,4 +1,4 @@
-//! Local tensor work that a change of layout needs.
+//! Operations on local tensors that changes of layout need: slicing, padding, casting, and copies of views.
 
 use std::any::Any;
 use std::ops::Range;
@@ -14,8 +14,8 @@ use crate::memory::assigned;
 #[cfg(feature = "flex")]
 use crate::memory::flex as memory;
 
-/// The part of `tensor` inside `ranges`, in memory of its own: a view would keep the whole buffer
-/// alive. A part that is the whole stays as it is.
+/// Returns a copy of the region `ranges` of `tensor`. A view would keep the complete buffer alive. If the region is
+/// all of `tensor`, it is returned unchanged.
 pub(super) fn slice<const D: usize, K: Kind>(tensor: Tensor<D, K>, ranges: &[Range<usize>]) -> Tensor<D, K> {
     let full = tensor.dims().iter().zip(ranges).all(|(&len, range)| *range == (0..len));
     if full {
@@ -25,7 +25,7 @@ pub(super) fn slice<const D: usize, K: Kind>(tensor: Tensor<D, K>, ranges: &[Ran
     Tensor::from_dispatch(own(tensor.slice(slices.as_slice()).into_dispatch()))
 }
 
-/// [`slice`] along one dimension.
+/// Like [`slice`], but along one dimension only.
 pub(super) fn slice_dim<const D: usize, K: Kind>(
     tensor: Tensor<D, K>,
     dim: usize,
@@ -36,7 +36,7 @@ pub(super) fn slice_dim<const D: usize, K: Kind>(
     slice(tensor, &ranges)
 }
 
-/// `tensor` at `range` of `dim` in a tensor of zeros whose `dim` has length `len`.
+/// Returns zeros whose dimension `dim` has length `len`, with `tensor` written at `range` of that dimension.
 pub(super) fn pad_dim<const D: usize, K: Kind>(
     tensor: Tensor<D, K>,
     dim: usize,
@@ -55,8 +55,8 @@ pub(super) fn pad_dim<const D: usize, K: Kind>(
     zeros.slice_assign(slices.as_slice(), tensor)
 }
 
-/// `tensor` with this shape, of as many elements. A length of 0 is one: burn's own reshape reads it
-/// as "keep this dimension".
+/// Reshapes `tensor` to a shape with the same number of elements. A length of 0 means 0; burn's own reshape would
+/// interpret it as "keep this dimension".
 pub(super) fn reshape<const D: usize, const O: usize, K: Kind>(tensor: Tensor<D, K>, shape: Shape) -> Tensor<O, K> {
     let dtype = tensor.dtype();
     let tensor = tensor.into_dispatch();
@@ -69,7 +69,7 @@ pub(super) fn reshape<const D: usize, const O: usize, K: Kind>(tensor: Tensor<D,
     })
 }
 
-/// `tensor`, of floats if it has another one, in this element type.
+/// Casts `tensor` to `dtype` if it has another element type. It must be a float tensor in that case.
 pub(super) fn cast<const D: usize, K: Kind>(tensor: Tensor<D, K>, dtype: DType) -> Tensor<D, K> {
     if tensor.dtype() == dtype {
         return tensor;
@@ -77,19 +77,19 @@ pub(super) fn cast<const D: usize, K: Kind>(tensor: Tensor<D, K>, dtype: DType) 
     Tensor::from_dispatch(as_float(tensor).cast(dtype).into_dispatch())
 }
 
-/// `tensor` in a type that holds sums over ranks: half precision is made single.
+/// Casts half precision to single precision, for sums over ranks. Other element types are returned unchanged.
 pub(super) fn in_single<const D: usize, K: Kind>(tensor: Tensor<D, K>) -> Tensor<D, K> {
     let dtype = tensor.dtype();
     if dtype.is_float() && dtype.size() < 4 { cast(tensor, DType::F32) } else { tensor }
 }
 
-/// Zeros of the kind, dtype and device of `like`.
+/// Creates zeros with the kind, dtype and device of `like`.
 pub(super) fn zeros<const D: usize, K: Kind>(shape: Shape, like: &Tensor<D, K>) -> Tensor<D, K> {
     Tensor::zeros(shape, (&like.device(), like.dtype()))
 }
 
-/// The values of a plain view in a buffer of their own size. A Flex tensor that fills its buffer
-/// stays as it is.
+/// Copies a plain view to a buffer of exactly its size. A Flex tensor that already fills its buffer is returned
+/// unchanged.
 pub(crate) fn own(view: DispatchTensor) -> DispatchTensor {
     #[cfg(feature = "flex")]
     if let Ok(kind) = <DispatchTensor as DispatchKindConversion<Flex>>::try_into_backend(view.clone()) {
@@ -116,27 +116,28 @@ fn own_flex(view: FlexTensor) -> FlexTensor {
     memory::copied(&view)
 }
 
-/// Whether the autodiff graph would record an operation on `tensor`.
+/// Returns true if the autodiff graph would record an operation on `tensor`.
 pub(crate) fn is_tracked<const D: usize, K: Kind>(tensor: &Tensor<D, K>) -> bool {
     float_ref(tensor).is_some_and(Tensor::is_tracked)
 }
 
-/// Whether `tensor` keeps a gradient.
+/// Returns true if `tensor` is a leaf whose gradient is kept.
 pub(super) fn is_require_grad<const D: usize, K: Kind>(tensor: &Tensor<D, K>) -> bool {
     float_ref(tensor).is_some_and(|float| float.is_autodiff() && float.is_require_grad())
 }
 
-/// A float tensor as such, if `K` is [`Float`](burn::tensor::Float): known when this is compiled.
+/// Returns `tensor` as a float tensor if `K` is [`Float`](burn::tensor::Float), which is known at compile time.
 fn float_ref<const D: usize, K: Kind>(tensor: &Tensor<D, K>) -> Option<&Tensor<D>> {
     (tensor as &dyn Any).downcast_ref()
 }
 
-/// A tensor of kind `K`, known to be [`Float`](burn::tensor::Float), as such.
+/// Converts a tensor of kind `K`, which the caller knows to be [`Float`](burn::tensor::Float).
 pub(crate) fn as_float<const D: usize, K: Kind>(tensor: Tensor<D, K>) -> Tensor<D> {
     Tensor::from_dispatch(tensor.into_dispatch())
 }
 
-/// `plain` with the autodiff association of a tensor that has `strategy`, untracked.
+/// Returns `plain`, untracked, with the autodiff association of a tensor whose checkpointing strategy is
+/// `strategy`. Without a strategy, it remains a tensor without autodiff.
 pub(crate) fn associate<const D: usize, K: Kind>(
     plain: Tensor<D, K>,
     strategy: Option<GradientCheckpointingStrategy>,
@@ -153,7 +154,7 @@ mod tests {
 
     use super::*;
 
-    /// Of the only handle, too: burn would hand on the buffer itself.
+    /// A view that is the only handle of its buffer is copied too, although burn would return the buffer itself.
     #[cfg(feature = "flex")]
     #[test]
     fn what_is_owned_is_in_lasting_memory() {
@@ -165,10 +166,10 @@ mod tests {
         }
         let own = memory::copied(&memory::tests::foreign(2));
         let address = own.bytes().as_ptr();
-        assert_eq!(own_flex(own).bytes().as_ptr(), address, "what is its own already stays");
+        assert_eq!(own_flex(own).bytes().as_ptr(), address, "a tensor that fills its buffer is not copied");
     }
 
-    /// The generic copy, on the backend at hand.
+    /// Tests the generic copy, on an arbitrary backend.
     #[test]
     fn every_kind_of_view_gets_memory_of_its_own() {
         fn check<K: Kind>(view: Tensor<2, K>) {

@@ -1,4 +1,4 @@
-//! Masks of matrices, made in place: each rank makes only its own rows and columns.
+//! Masks of matrices. Each rank computes only its own rows and columns.
 
 use burn::tensor::{Bool, Device, Shape, Tensor};
 
@@ -9,12 +9,12 @@ use crate::mesh::DeviceMesh;
 use crate::placement::Placement;
 
 /// # Masks
-/// Of the last two dimensions of `shape`, the same for every matrix. False is what belongs to the
-/// part named, true the rest, which [`mask_fill`](burn::tensor::Tensor::mask_fill) overwrites.
-/// They fail as the [factories](#factories) do.
+/// A mask applies to the last two dimensions of `shape` and is identical for all matrices. The named region is
+/// false, and everything else is true: [`mask_fill`](burn::tensor::Tensor::mask_fill) overwrites it. Errors are
+/// those of the [factories](#factories).
 impl<const D: usize> DTensor<D, Bool> {
-    /// The upper triangle, from the diagonal moved by `offset` to the right, as burn's
-    /// [`triu_mask`](Tensor::triu_mask).
+    /// Creates the mask of the upper triangle, like burn's [`triu_mask`](Tensor::triu_mask). The triangle begins at
+    /// the diagonal, shifted by `offset` to the right.
     ///
     /// # Errors
     /// As [all factories](#factories).
@@ -28,8 +28,9 @@ impl<const D: usize> DTensor<D, Bool> {
         make("triu_mask", shape, mesh, placements, |part| mask(&part, offset, device, Tensor::triu_mask))
     }
 
-    /// The lower triangle, up to the diagonal moved by `offset` to the right, as burn's
-    /// [`tril_mask`](Tensor::tril_mask): with offset 0, what causal attention must not see is true.
+    /// Creates the mask of the lower triangle, like burn's [`tril_mask`](Tensor::tril_mask). The triangle ends at
+    /// the diagonal, shifted by `offset` to the right. With offset 0, true marks the positions that causal
+    /// attention must not see.
     ///
     /// ```
     /// use burn::tensor::Bool;
@@ -61,7 +62,8 @@ impl<const D: usize> DTensor<D, Bool> {
         make("tril_mask", shape, mesh, placements, |part| mask(&part, offset, device, Tensor::tril_mask))
     }
 
-    /// The diagonal moved by `offset` to the right, as burn's [`diag_mask`](Tensor::diag_mask).
+    /// Creates the mask of the diagonal, shifted by `offset` to the right, like burn's
+    /// [`diag_mask`](Tensor::diag_mask).
     ///
     /// # Errors
     /// As [all factories](#factories).
@@ -76,7 +78,8 @@ impl<const D: usize> DTensor<D, Bool> {
     }
 }
 
-/// The mask of one part: its diagonal is that of the whole, moved by where the part begins.
+/// Creates the mask of one rank's region. Its diagonal is that of the global tensor, shifted by the start of the
+/// region.
 fn mask<const D: usize>(
     part: &LocalRegion<'_>,
     offset: i64,

@@ -6,7 +6,7 @@ const MULTIPLIERS: [u32; 2] = [0xD251_1F53, 0xCD9E_8D57];
 const WEYL: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
 const ROUNDS: usize = 10;
 
-/// Four independent uniform words for one counter under one key.
+/// Returns four independent, uniformly distributed words for one counter and one key.
 pub(crate) fn philox4x32(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
     for round in 0..ROUNDS {
         if round > 0 {
@@ -23,7 +23,7 @@ pub(crate) fn philox4x32(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
 mod tests {
     use super::philox4x32;
 
-    /// The three `philox4x32 10` rows of Random123's `kat_vectors`.
+    /// Expected values: the three `philox4x32 10` rows of Random123's `kat_vectors`.
     #[test]
     fn known_answers() {
         assert_eq!(philox4x32([0; 4], [0; 2]), [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8]);

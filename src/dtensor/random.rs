@@ -1,7 +1,7 @@
 //! Random values that do not depend on the mesh.
 //!
-//! Element `i` (row-major, in the global tensor) is a function of `(seed, i)` alone, so every
-//! layout of every mesh draws the same tensor, and each rank computes only its own part.
+//! Element `i` (row-major, in the global tensor) is a function of `(seed, i)` only. So every layout on every mesh
+//! draws the same tensor, and each rank computes only its own region.
 //!
 //! ```text
 //! element    0   1   2   3 | 4   5   6   7 | ..
@@ -17,11 +17,11 @@ use rayon::prelude::*;
 
 use super::philox::philox4x32;
 
-/// Elements that one task fills.
+/// Number of elements that one task fills.
 const GRAIN: usize = 4096;
 
-/// The part inside `slices` of a `shape` tensor whose element `i` is `sample(words, i % 4)` of
-/// the four random words of counter `i / 4`. Row-major.
+/// Returns the region `slices` of a random tensor of `shape`, row-major. Element `i` of the tensor is
+/// `sample(words, i % 4)`, with the four random words of counter `i / 4`.
 pub(super) fn fill<T: Clone + Default + Send>(
     seed: u64,
     shape: &[usize],
@@ -50,16 +50,16 @@ pub(super) fn fill<T: Clone + Default + Send>(
     values
 }
 
-/// One element of `distribution`.
+/// Returns one element of `distribution`, computed from the random words of its counter.
 ///
-/// Uniform values have 24 random bits: multiples of 2^-24 of the interval, exact in f32.
+/// Uniform values have 24 random bits: they are multiples of 2^-24 of the interval, exact in f32.
 pub(super) fn float(distribution: Distribution, words: [u32; 4], lane: usize) -> f32 {
     match distribution {
         Distribution::Default => unit(words[lane]) as f32,
         Distribution::Uniform(low, high) => {
             let value = (low + unit(words[lane]) * (high - low)) as f32;
             let (low, high) = (low as f32, high as f32);
-            // Rounding to f32 may reach the excluded end.
+            // Rounding to f32 can produce the excluded upper end.
             if value < high { value } else { high.next_down().max(low) }
         }
         Distribution::Bernoulli(p) => f32::from(unit(words[lane]) < p),
@@ -73,26 +73,27 @@ pub(super) fn float(distribution: Distribution, words: [u32; 4], lane: usize) ->
     }
 }
 
-/// One integer of `range`, uniform up to `range.len() / 2^32`.
+/// Returns one integer of `range`. The probabilities are uniform up to a relative error of `range.len() / 2^32`.
 pub(super) fn int(range: &Range<i64>, words: [u32; 4], lane: usize) -> i64 {
     let span = range.end.abs_diff(range.start);
     let offset = (u128::from(words[lane]) * u128::from(span)) >> 32;
     range.start.wrapping_add_unsigned(offset as u64)
 }
 
-/// The contiguous runs of a rectangular part of a row-major tensor.
+/// Contiguous runs of elements of a rectangular region of a row-major tensor.
 struct ContiguousRuns<'a> {
     shape: &'a [usize],
     slices: &'a [Range<usize>],
 }
 
 impl ContiguousRuns<'_> {
-    /// Number of elements in the part.
+    /// Returns the number of elements in the region.
     fn len(&self) -> usize {
         self.slices.iter().map(Range::len).product()
     }
 
-    /// Global index of the part's element `local`, and how many follow it without a gap.
+    /// Returns the global index of the region's element `local`, and the length of the contiguous run that begins
+    /// there.
     fn at(&self, mut local: usize) -> (u64, usize) {
         let (mut global, mut stride, mut run) = (0, 1, 1);
         for (dim, (slice, &len)) in self.slices.iter().zip(self.shape).enumerate().rev() {
@@ -108,12 +109,12 @@ impl ContiguousRuns<'_> {
     }
 }
 
-/// Uniform in `[0, 1)`.
+/// Maps a random word to a uniform value in `[0, 1)`.
 fn unit(word: u32) -> f64 {
     f64::from(word >> 8) / f64::from(1 << 24)
 }
 
-/// Uniform in `(0, 1]`, with all 32 bits: the logarithm's argument.
+/// Maps a random word to a uniform value in `(0, 1]` with all 32 bits, as argument of the logarithm.
 fn open_unit(word: u32) -> f64 {
     (f64::from(word) + 1.0) / 4_294_967_296.0
 }

@@ -1,4 +1,4 @@
-//! Changing a layout: [`redistribute`](DTensor::redistribute) and [`full_tensor`](DTensor::full_tensor).
+//! Changes of layout: [`redistribute`](DTensor::redistribute) and [`full_tensor`](DTensor::full_tensor).
 
 use std::sync::{Arc, Weak};
 
@@ -16,20 +16,21 @@ use crate::placement::{Layout, Placement};
 use crate::watch::CallSite;
 
 impl<const D: usize, K: Kind> DTensor<D, K> {
-    /// The same tensor under other placements, cut into chunks in the order of the mesh dimensions.
+    /// Changes the placements of the tensor. Shards have the sizes of `torch.chunk`, and mesh dimensions shard in
+    /// ascending order.
     ///
-    /// Differentiable (the table of [this module](super)); placements that do not change cost
-    /// nothing. The steps are those of [`plan`](crate::placement::plan); those that follow each other and are of
-    /// one kind are one collective, over the ranks of all their mesh dimensions. With other element types, or
-    /// not waited for at once: [`RedistributeOptions`](super::RedistributeOptions).
+    /// The operation is differentiable (see the table of [this module](super)), and placements that do not change
+    /// cost nothing. The steps are those of [`plan`](crate::placement::plan); consecutive steps of the same kind
+    /// are fused into one collective over the ranks of all their mesh dimensions. For other element types, or to
+    /// redistribute in the background, use [`RedistributeOptions`](super::RedistributeOptions).
     ///
     /// # Collective
     /// Every rank of the mesh.
     ///
     /// # Errors
-    /// [`PlacementError`](crate::placement::PlacementError) for a wrong number of placements, a
-    /// dimension out of range, or a Partial target that cannot be made (only `P(sum)` can, from
-    /// `R` or `S(d)`); [`CommError`](crate::comm::CommError) if a collective fails.
+    /// [`PlacementError`](crate::placement::PlacementError) for a wrong number of placements, a dimension out of
+    /// range, or a Partial target that cannot be created (only `P(sum)` can, from `R` or `S(d)`);
+    /// [`CommError`](crate::comm::CommError) if a collective fails.
     ///
     /// # Panics
     /// A collective that fails in backward unwinds the rank with its error; see
@@ -43,15 +44,16 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         self.redistribute_to(&layout)
     }
 
-    /// [`redistribute`](Self::redistribute) to a layout with an order of cuts or lengths of its own.
+    /// Like [`redistribute`](Self::redistribute), but to a [`Layout`], which may have its own shard order or uneven
+    /// shard sizes.
     ///
     /// # Collective
     /// Every rank of the mesh.
     ///
     /// # Errors
-    /// As [`redistribute`](Self::redistribute), [`LayoutMesh`](super::DTensorError::LayoutMesh) for a
-    /// layout of another mesh shape, and
-    /// [`ShardSizeSum`](crate::placement::PlacementError::ShardSizeSum) for lengths that are not the tensor's.
+    /// As [`redistribute`](Self::redistribute), [`LayoutMesh`](super::DTensorError::LayoutMesh) for a layout of
+    /// another mesh shape, and [`ShardSizeSum`](crate::placement::PlacementError::ShardSizeSum) for uneven shard
+    /// sizes that do not add up to the tensor's.
     #[track_caller]
     pub fn redistribute_to(self, layout: &Layout) -> Result<Self> {
         if self.layout() == layout {
@@ -60,8 +62,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         self.redistributed_to(layout, "redistribute")
     }
 
-    /// The whole tensor, on every rank. Its gradient is replicated; see
-    /// [`redistribute`](Self::redistribute).
+    /// Returns the full tensor on every rank. Its gradient is replicated; see [`redistribute`](Self::redistribute).
     ///
     /// # Collective
     /// Every rank of the mesh.
@@ -74,7 +75,8 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         Ok(self.redistributed_to(&replicate, "full_tensor")?.local)
     }
 
-    /// For `operator`.
+    /// Redistributes to `layout`. `operator` is the name of the method that the caller of this crate called, for
+    /// traces.
     #[track_caller]
     fn redistributed_to(self, layout: &Layout, operator: &'static str) -> Result<Self> {
         let spec = self.spec.with_layout(layout.clone())?;
@@ -83,11 +85,11 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         Ok(Self::from_parts(local, spec.shared()))
     }
 
-    /// This tensor with what is `wanted` of each mesh dimension, with Replicate for shards that would leave a rank
-    /// without elements; once for all clones of it.
+    /// Redistributes the tensor to the `wanted` placements; `None` keeps that of the mesh dimension. A shard that
+    /// would leave a rank without elements becomes Replicate. All clones of the tensor share the result.
     ///
-    /// What is only gathered is so once, and its gradient reduce-scattered, by operators that let it
-    /// [vary](Self::vary).
+    /// If the redistribution consists of all-gathers only, an operator that lets the result [vary](Self::vary)
+    /// reuses the gathered tensor and reduce-scatters its gradient.
     ///
     /// # Collective
     /// As [`redistribute_to`](Self::redistribute_to).
@@ -104,7 +106,8 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         let Some(gathering) = to.route.gathering().filter(|_| is_tracked(&self.local)) else { return Ok(there) };
         let mesh_dims = gathering.mesh_dims;
         let (from, route, full) = (self.spec.clone(), to.route.clone(), as_float(there.local.clone()));
-        // Its own node may never run: gradients that arrive where it varies are all there are.
+        // The node of the plain redistribution may never run, because all gradients may arrive through `vary`. So
+        // its saved tensor is also released by the varying nodes.
         let kept = handles.map(|handles| handles.kept(&there.spec)).unwrap_or_default();
         let (local, known) = (as_float(self.local), Mutex::new(SmallVec::<[(MeshDims, Tensor<D>); 1]>::new()));
         let origin = CallSite::new("style");
@@ -113,7 +116,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
             if let Some((_, tensor)) = known.iter().find(|(dims, _)| **dims == *varying) {
                 return tensor.clone();
             }
-            let gathering = route.gathering().expect("it gathered when it was walked");
+            let gathering = route.gathering().expect("the plan was a gather when it was executed");
             let tensor = gathering.varying(local.clone(), &from, full.clone(), varying, kept.clone(), origin.clone());
             let tensor = tensor.or_unwind();
             known.push((varying.into(), tensor.clone()));
@@ -122,7 +125,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         Ok(there.with_varied(&mesh_dims, Arc::new(make)))
     }
 
-    /// How to get there, for `operator`.
+    /// Returns the target and the plan of a redistribution to `layout`, for `operator`.
     pub(super) fn destination(
         &self,
         layout: &Layout,

@@ -1,5 +1,5 @@
-//! [`RedistributeTarget`] and [`RedistributeCache`]: what a tensor is redistributed to, and what it already was
-//! redistributed to.
+//! [`RedistributeTarget`] and [`RedistributeCache`]: the target of a redistribution, and the cache of a tensor's
+//! earlier redistributions.
 
 use std::sync::{Arc, OnceLock, Weak};
 
@@ -13,26 +13,26 @@ use super::vjp::MeshDims;
 use super::{DTensorSpec, Kind};
 use crate::Result;
 
-/// What a tensor is redistributed to.
+/// Target of a redistribution, with the plan that leads to it.
 #[derive(Debug)]
 pub(super) struct RedistributeTarget {
     pub(super) spec: Arc<DTensorSpec>,
-    /// The way there.
+    /// Plan of the steps to `spec`.
     pub(super) route: Arc<RedistributePlan>,
     /// Mesh dimensions on which ranks compute different things with one replicated value.
     pub(super) varying: MeshDims,
-    /// What asks for it.
+    /// Operator that needs the redistribution, for traces.
     pub(super) operator: &'static str,
 }
 
 impl RedistributeTarget {
-    /// Whether the tensor is there as it comes.
+    /// Returns true if nothing has to be done: the layout stays and the result does not vary.
     pub(super) fn is_here(&self) -> bool {
         self.varying.is_empty() && self.route.steps().is_empty()
     }
 
-    /// The local tensor there, of one laid out as `from`. Clones of it share `handles`, and with them the
-    /// result.
+    /// Redistributes a `local` tensor laid out as `from`, and returns the local tensor of the result. With
+    /// `handles`, clones of the DTensor share that result.
     ///
     /// # Collective
     /// In forward and in backward: every rank of the mesh.
@@ -51,7 +51,8 @@ impl RedistributeTarget {
         let Some(handles) = handles else {
             return self.route.walk(local, from, &self.varying, Weak::new(), self.operator);
         };
-        // What an owner makes is the way's first part; the rest is walked once, as any other.
+        // If the owner's recipe applies, its result is the input of the remaining steps, which run once as for any
+        // other tensor.
         let given = handles.given.as_ref().filter(|given| given.takes(varying, &self.route));
         let made = given.map(|given| Tensor::from_dispatch((given.make)(varying).into_dispatch()));
         if let Some(made) = made.as_ref().filter(|_| stays) {
@@ -60,11 +61,11 @@ impl RedistributeTarget {
         if let Some(known) = handles.find(&self.spec, varying) {
             return Ok(Tensor::from_dispatch(known.into_dispatch()));
         }
-        // No lock is held while this communicates.
+        // No lock is held during communication.
         let kept = Arc::new(SavedForBackward::default());
         let (local, summed) = made.map_or((local, &self.varying[..]), |made| (made, &[][..]));
         let tensor = self.route.walk(local, from, summed, Arc::downgrade(&kept), self.operator)?;
-        // Only floats vary or are cached: what else moves is an index, and small.
+        // Only floats vary or are cached. Other kinds are small index tensors.
         if tensor.dtype().is_float() {
             *kept.lock() = Some(as_float(tensor.clone()));
             handles.push(RedistributeCacheEntry { spec: self.spec.clone(), varying: varying.into(), kept });
@@ -76,14 +77,15 @@ impl RedistributeTarget {
 /// The [`RedistributeCache`] that a tensor shares with its clones.
 #[derive(Debug)]
 pub(super) enum SharedCache<const D: usize> {
-    /// A tensor that is no clone: made when it is first cloned or varied.
+    /// Cache of a tensor that is not a clone, created when the tensor is first cloned or varied.
     Own(OnceLock<Arc<RedistributeCache<D>>>),
-    /// A clone, or a tensor whose owner gave them: there from the start, without the cost of a lock.
+    /// Cache of a clone, or of a tensor whose owner supplied a recipe. It exists from the start, so that reading it
+    /// needs no lock.
     Of(Arc<RedistributeCache<D>>),
 }
 
 impl<const D: usize> SharedCache<D> {
-    /// Those that there are.
+    /// Returns the cache, if it exists.
     #[inline]
     pub(super) fn get(&self) -> Option<&Arc<RedistributeCache<D>>> {
         match self {
@@ -92,7 +94,7 @@ impl<const D: usize> SharedCache<D> {
         }
     }
 
-    /// Made if there are none.
+    /// Returns the cache, and creates it if necessary.
     #[inline]
     pub(super) fn get_or_init(&self) -> &Arc<RedistributeCache<D>> {
         match self {
@@ -115,26 +117,28 @@ impl<const D: usize> Clone for SharedCache<D> {
     }
 }
 
-/// What one tensor was already redistributed to, kept until backward or while it or a clone of it lives.
+/// Results of earlier redistributions of one tensor. A result stays until its backward has run, or for as long as
+/// the tensor or a clone of it lives.
 #[derive(Debug, Default)]
 pub(super) struct RedistributeCache<const D: usize> {
     pub(super) made: Mutex<SmallVec<[RedistributeCacheEntry<D>; 1]>>,
-    /// For the tensor as it is laid out, varying: made by an owner who sums its gradient.
+    /// Recipe for varying versions of the tensor in its present layout, from an owner that sums their gradients.
     pub(super) given: Option<VaryingRecipe<D>>,
 }
 
-/// Made by an owner, each time.
+/// An owner's function that makes varying versions of a tensor; it is called for each request.
 pub(super) struct VaryingRecipe<const D: usize> {
-    /// The mesh dimensions, some or all, that the owner knows how to sum gradients over.
+    /// Mesh dimensions over which the owner can sum gradients; a request may name any subset of them.
     pub(super) varying: MeshDims,
     pub(super) make: Arc<MakeVarying<D>>,
 }
 
-/// Makes a tensor that varies over these mesh dimensions.
+/// Function that returns a tensor that varies over the given mesh dimensions.
 pub(crate) type MakeVarying<const D: usize> = dyn Fn(&[usize]) -> Tensor<D> + Send + Sync;
 
 impl<const D: usize> VaryingRecipe<D> {
-    /// Whether a tensor that goes this way, and then varies, may vary before.
+    /// Returns true if the recipe can be applied before `route`. That requires that the owner knows the `varying`
+    /// dimensions and that no step of `route` is along one of them.
     fn takes(&self, varying: &[usize], route: &RedistributePlan) -> bool {
         let stays = |dim: &usize| route.steps().iter().all(|(step, _)| step.mesh_dim() != *dim);
         !varying.is_empty() && varying.iter().all(|dim| self.varying.contains(dim) && stays(dim))
@@ -147,7 +151,7 @@ impl<const D: usize> std::fmt::Debug for VaryingRecipe<D> {
     }
 }
 
-/// One layout that it was redistributed to.
+/// One cached result and the layout that it has.
 #[derive(Debug)]
 pub(super) struct RedistributeCacheEntry<const D: usize> {
     spec: Arc<DTensorSpec>,
@@ -156,7 +160,8 @@ pub(super) struct RedistributeCacheEntry<const D: usize> {
 }
 
 impl<const D: usize> RedistributeCache<D> {
-    /// What it was redistributed to there, if that is still there.
+    /// Returns the result for this layout and these varying dimensions, if it is cached and its backward has not
+    /// run yet.
     fn find(&self, to: &Arc<DTensorSpec>, varying: &[usize]) -> Option<Tensor<D>> {
         let is_there = |handle: &&RedistributeCacheEntry<D>| {
             *handle.varying == *varying && (Arc::ptr_eq(&handle.spec, to) || handle.spec.layout() == to.layout())
@@ -164,14 +169,15 @@ impl<const D: usize> RedistributeCache<D> {
         self.made.lock().iter().filter(is_there).find_map(|handle| handle.kept.lock().clone())
     }
 
-    /// Where that is kept: for another node whose backward spends it.
+    /// Returns the storage of the plain result in this layout, so that another node can release it when its
+    /// backward runs.
     pub(super) fn kept(&self, to: &Arc<DTensorSpec>) -> Weak<SavedForBackward<D>> {
         let made = self.made.lock();
         let there = made.iter().filter(|handle| handle.varying.is_empty() && handle.spec.layout() == to.layout());
         there.map(|handle| Arc::downgrade(&handle.kept)).next_back().unwrap_or_default()
     }
 
-    /// Adds what was made, in the place of all that is spent.
+    /// Adds a result, and removes all whose backward has run.
     fn push(&self, handle: RedistributeCacheEntry<D>) {
         let mut made = self.made.lock();
         made.retain(|handle| handle.kept.lock().is_some());

@@ -1,4 +1,4 @@
-//! [`RedistributeOptions`]: a redistribution with options, and [`RedistributeWork`], one under way.
+//! [`RedistributeOptions`]: a redistribution with options. [`RedistributeWork`]: a redistribution in flight.
 
 use std::sync::{Arc, Weak};
 
@@ -10,9 +10,10 @@ use crate::Result;
 use crate::placement::{Layout, Placement, Placements};
 use crate::watch::CallSite;
 
-/// A redistribution with options: element types to send in, or to go on with something else meanwhile.
+/// A redistribution with options: dtypes in which the tensor and its gradient are sent, or computation that
+/// overlaps the communication.
 ///
-/// Without options, [`redistribute`](DTensor::redistribute) is the same.
+/// Without options, [`redistribute`](DTensor::redistribute) does the same.
 ///
 /// ```
 /// use burn::tensor::{DType, FloatDType, Tensor};
@@ -24,15 +25,15 @@ use crate::watch::CallSite;
 ///     let mesh = DeviceMesh::new(world, [2], ["dp"])?;
 ///     let x = Tensor::<2>::ones([4, 3], &world.device().clone().autodiff()).require_grad();
 ///     let x = DTensor::distribute_replicated(x, &mesh, &[Shard(0)])?;
-///     // Half the bytes both ways; gradients are f32 again at their end.
-///     let whole = RedistributeOptions::to(&[Replicate])
+///     // Half the bytes in both directions; the gradient is cast back to f32 on arrival.
+///     let work = RedistributeOptions::to(&[Replicate])
 ///         .with_forward_dtype(FloatDType::BF16)
 ///         .with_backward_dtype(FloatDType::BF16)
 ///         .start(x.clone())?;
-///     // .. what needs it not yet ..
-///     let whole = whole.wait()?;
-///     assert_eq!(whole.dtype(), DType::BF16);
-///     let grads = whole.to_local().sum().backward();
+///     // .. compute something else here ..
+///     let full = work.wait()?;
+///     assert_eq!(full.dtype(), DType::BF16);
+///     let grads = full.to_local().sum().backward();
 ///     assert_eq!(x.grad(&grads).expect("it is in the loss").dtype(), DType::F32);
 ///     Ok(())
 /// })?;
@@ -51,32 +52,34 @@ enum RequestedTarget {
 }
 
 impl RedistributeOptions {
-    /// To these placements, cut into chunks in the order of the mesh dimensions.
+    /// Creates options for a redistribution to these placements. Shards have the sizes of `torch.chunk`, and mesh
+    /// dimensions shard in ascending order.
     pub fn to(placements: &[Placement]) -> Self {
         Self { to: RequestedTarget::Placements(placements.into()), casts: Casts::default() }
     }
 
-    /// To a layout with an order of cuts or lengths of its own.
+    /// Creates options for a redistribution to a [`Layout`], which may have its own shard order or uneven shard
+    /// sizes.
     pub fn to_layout(layout: Layout) -> Self {
         Self { to: RequestedTarget::Layout(layout), casts: Casts::default() }
     }
 
-    /// The tensor is cast to `dtype` before it is sent, and stays so. Default: not cast.
+    /// Casts the tensor to `dtype` before it is sent; the result keeps that dtype. Default: no cast.
     #[must_use]
     pub fn with_forward_dtype(mut self, dtype: FloatDType) -> Self {
         self.casts.forward = Some(dtype.into());
         self
     }
 
-    /// The gradient is sent in `dtype`, and cast to that of the tensor before when it has arrived. Default: it is
-    /// cast to that before it is sent.
+    /// Casts the gradient to `dtype` before it is sent, and to the dtype of the original tensor after it arrives.
+    /// Default: the gradient is cast to the dtype of the original tensor before it is sent.
     #[must_use]
     pub fn with_backward_dtype(mut self, dtype: FloatDType) -> Self {
         self.casts.backward = Some(dtype.into());
         self
     }
 
-    /// Redistributes `x`, and waits for it.
+    /// Redistributes `x` and waits for the result.
     ///
     /// # Collective
     /// Every rank of the mesh.
@@ -88,17 +91,17 @@ impl RedistributeOptions {
         self.start(x)?.wait()
     }
 
-    /// Starts to redistribute `x`, which [`RedistributeWork::wait`] returns.
+    /// Starts the redistribution of `x`; [`RedistributeWork::wait`] returns the result.
     ///
-    /// All collectives are issued before this returns, so ranks stay in step whenever each of them waits, and
-    /// if one never does. The last is not waited for; most redistributions have but one.
+    /// All collectives are issued before this function returns, so ranks remain in step whenever they call `wait`,
+    /// and even if they never do. Only the last collective is left in flight; most redistributions have just one.
     ///
     /// # Collective
     /// Every rank of the mesh.
     ///
     /// # Errors
-    /// As [`redistribute_to`](DTensor::redistribute_to), and [`DTensorError::NotFloat`] for the dtype of a tensor
-    /// that has no floats.
+    /// As [`redistribute_to`](DTensor::redistribute_to), and [`DTensorError::NotFloat`] if a dtype is set but the
+    /// tensor does not have float elements.
     #[track_caller]
     pub fn start<const D: usize, K: Kind>(&self, x: DTensor<D, K>) -> Result<RedistributeWork<D, K>> {
         let layout = match &self.to {
@@ -121,10 +124,11 @@ impl RedistributeOptions {
     }
 }
 
-/// A tensor being [redistributed](RedistributeOptions::start).
+/// A redistribution in flight, which [`RedistributeOptions::start`] returns.
 ///
-/// Dropped without [`wait`](Self::wait), the tensor is lost and nothing else: the rank has taken part, and the
-/// others get theirs. In backward no gradient comes from it, so ranks must all use it or none.
+/// If it is dropped without [`wait`](Self::wait), only this rank's result is lost: the rank has participated, so
+/// the other ranks receive theirs. No gradient flows back through an unused result, so either all ranks use it or
+/// none does.
 #[derive(Debug)]
 #[must_use = "the tensor is what `wait` returns"]
 pub struct RedistributeWork<const D: usize, K: Kind = Float>(RedistributeState<D, K>);
@@ -136,7 +140,7 @@ enum RedistributeState<const D: usize, K: Kind> {
 }
 
 impl<const D: usize, K: Kind> RedistributeWork<D, K> {
-    /// Whether [`wait`](Self::wait) would return without blocking on other ranks.
+    /// Returns true if [`wait`](Self::wait) would return without blocking on other ranks.
     pub fn is_complete(&self) -> bool {
         match &self.0 {
             RedistributeState::There(_) => true,
@@ -144,10 +148,8 @@ impl<const D: usize, K: Kind> RedistributeWork<D, K> {
         }
     }
 
-    /// The tensor in its new layout, in the graph of the one that it was.
-    ///
-    /// # Errors
-    /// [`CommError`](crate::comm::CommError) if a collective fails.
+    /// Waits for the last collective, and returns the tensor in its new layout, connected to the graph of the
+    /// original.
     pub fn wait(self) -> Result<DTensor<D, K>> {
         match self.0 {
             RedistributeState::There(x) => Ok(*x),

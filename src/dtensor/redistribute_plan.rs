@@ -1,5 +1,5 @@
-//! [`RedistributePlan`]: from one layout to another by a plan's steps, and one node of the graph that pulls gradients
-//! back.
+//! [`RedistributePlan`]: redistribution from one layout to another by the steps of a plan, with one autodiff node
+//! for the gradient.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -21,28 +21,28 @@ use crate::error::OrUnwind;
 use crate::placement::{FusedStep, Layout, Step, fused_steps, plan, plan_input};
 use crate::watch::{self, CallSite, LayoutChange};
 
-/// The steps from one layout to another, and what the collectives on the way are called.
+/// Steps from one layout to another, and the label of their collectives.
 #[derive(Debug)]
 pub(super) struct RedistributePlan {
     steps: Vec<(Step, Layout)>,
     label: Arc<str>,
 }
 
-/// Routes kept per thread; past that many planning starts anew.
+/// Number of plans cached per thread. When it is exceeded, the cache is cleared.
 const CAPACITY: usize = 1 << 10;
 
 thread_local! {
-    /// A rank walks the same few routes in every training step, and planning one is a search.
+    /// Cache of plans. A rank executes the same few plans in every training step, and planning is a search.
     static ROUTES: RefCell<HashMap<Layout, HashMap<Layout, Arc<RedistributePlan>>>> = RefCell::default();
 }
 
 impl RedistributePlan {
-    /// The steps, each with the layout after it.
+    /// Returns the steps, each with the layout after it.
     pub(super) fn steps(&self) -> &[(Step, Layout)] {
         &self.steps
     }
 
-    /// The planned route, from this thread's cache.
+    /// Returns the plan from one layout to another, from this thread's cache if possible.
     pub(super) fn between(from: &Layout, to: &Layout) -> Result<Arc<Self>> {
         let known = ROUTES.with_borrow(|routes| routes.get(from)?.get(to).cloned());
         if let Some(route) = known {
@@ -60,12 +60,14 @@ impl RedistributePlan {
         Ok(route)
     }
 
-    /// The way of an operator's input, which may become a term of a sum whatever it comes as.
+    /// Returns the plan for an operator's input. Unlike [`between`](Self::between), it can reach a partial sum from
+    /// any layout.
     pub(super) fn of_input(from: &Layout, to: &Layout) -> Result<Arc<Self>> {
         Self::between(from, to).or_else(|_| Ok(Arc::new(Self { steps: plan_input(from, to)?, label: label(from, to) })))
     }
 
-    /// The legs on `from`'s mesh.
+    /// Returns the fused steps with their groups on `from`'s mesh. If `tracked`, each step gets the index of its
+    /// backward collective.
     fn legs(&self, from: &DTensorSpec, varying: &[usize], tracked: bool) -> Result<Legs> {
         let mut legs = Legs::new();
         let mut before = None;
@@ -79,9 +81,12 @@ impl RedistributePlan {
         Ok(legs)
     }
 
-    /// Walks it with a tensor laid out as `from`, then lets the tensor vary over the mesh dimensions
-    /// `varying`: its gradient is summed over them. Records one node if anything happens and `local`
-    /// is tracked; when its backward has run, what is `kept` of it is let go. `operator` is what asks for it.
+    /// Executes the plan with a `local` tensor laid out as `from`. The result may then vary over the mesh
+    /// dimensions `varying`, so backward sums its gradient over them.
+    ///
+    /// If `local` is tracked and there is anything to do, this records one autodiff node; when backward has run
+    /// that node, it releases the tensor in `kept`. `operator` names the operation that needs the redistribution,
+    /// for traces.
     ///
     /// # Collective
     /// Every rank of the mesh.
@@ -100,8 +105,8 @@ impl RedistributePlan {
         self.start(local, from, varying, None, CallSite::new(operator))?.finish(kept)
     }
 
-    /// [`walk`](Self::walk), but the last collective is issued and not waited for: all that remains after it is
-    /// local. The tensor and its gradient are cast as `casts` says.
+    /// Like [`walk`](Self::walk), but does not wait for the last collective, after which only local work remains.
+    /// The tensor and its gradient are cast according to `casts`.
     ///
     /// # Collective
     /// Every rank of the mesh.
@@ -145,7 +150,7 @@ impl RedistributePlan {
         walk.take(issued, &call)
     }
 
-    /// Where it leads to from `from`.
+    /// Returns the layout at the end of the plan, if it starts at `from`.
     fn end<'a>(&'a self, from: &'a Layout) -> &'a Layout {
         self.steps.last().map_or(from, |(_, layout)| layout)
     }
@@ -153,17 +158,17 @@ impl RedistributePlan {
 
 type Legs = SmallVec<[PlannedStep; 2]>;
 
-/// A tensor under way: all collectives are issued, of which the last may not be through.
+/// A redistribution in execution. All collectives are issued; only the last may be incomplete.
 #[derive(Debug)]
 pub(super) struct Redistribution<const D: usize, K: Kind> {
-    /// As it was, in its graph.
+    /// The original local tensor, in its graph.
     local: Tensor<D, K>,
     at: At<D, K>,
     legs: smallvec::IntoIter<[PlannedStep; 2]>,
     node: RedistributeNode<D>,
 }
 
-/// Where a tensor under way is.
+/// State of the tensor between steps.
 #[derive(Debug)]
 #[expect(clippy::large_enum_variant, reason = "it is on the stack for as long as a collective takes")]
 enum At<const D: usize, K: Kind> {
@@ -172,7 +177,7 @@ enum At<const D: usize, K: Kind> {
 }
 
 impl<const D: usize, K: Kind> Redistribution<D, K> {
-    /// The next `legs`, of which the last is started.
+    /// Executes the next `legs` steps; the last of them is started but not waited for.
     fn take(mut self, legs: usize, call: &Call) -> Result<Self> {
         for _ in 0..legs {
             let Some(leg) = self.legs.next() else { break };
@@ -182,7 +187,7 @@ impl<const D: usize, K: Kind> Redistribution<D, K> {
         Ok(self)
     }
 
-    /// Whether the end is reached without waiting for other ranks.
+    /// Returns true if [`finish`](Self::finish) would return without waiting for other ranks.
     pub(super) fn is_complete(&self) -> bool {
         match &self.at {
             At::There(_) => true,
@@ -190,7 +195,7 @@ impl<const D: usize, K: Kind> Redistribution<D, K> {
         }
     }
 
-    /// The tensor at the end, in its graph.
+    /// Executes the remaining steps and returns the redistributed tensor, connected to the graph of the original.
     pub(super) fn finish(self, kept: Weak<SavedForBackward<D>>) -> Result<Tensor<D, K>> {
         let (tracked, strategy) = (is_tracked(&self.local), self.local.gradient_checkpointing_strategy());
         let (rest, call) = (self.legs.len(), self.node.call.clone());
@@ -205,12 +210,12 @@ impl<const D: usize, K: Kind> Redistribution<D, K> {
     }
 }
 
-/// The element types that a tensor and its gradient are sent in.
+/// Element types in which a tensor and its gradient are sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Casts {
-    /// Of the tensor, and what it is afterwards; its own, if `None`.
+    /// Type in which the tensor is sent, and which the result has. `None` stands for the tensor's own type.
     pub(super) forward: Option<DType>,
-    /// Of the gradient; that of the tensor before, if `None`.
+    /// Type in which the gradient is sent. `None` stands for the type of the original tensor.
     pub(super) backward: Option<DType>,
 }
 
@@ -223,15 +228,15 @@ impl Casts {
     }
 }
 
-/// A route that only gathers.
+/// A plan that consists of all-gathers only.
 pub(super) struct Gathering<'a> {
     route: &'a Arc<RedistributePlan>,
-    /// The mesh dimensions that it gathers over, ascending.
+    /// Mesh dimensions over which it gathers, ascending.
     pub(super) mesh_dims: MeshDims,
 }
 
 impl RedistributePlan {
-    /// The route, if it takes steps and all of them gather.
+    /// Returns the plan as a gather, if it has steps and all of them are all-gathers.
     pub(super) fn gathering(self: &Arc<Self>) -> Option<Gathering<'_>> {
         let gathers = |(step, _): &(Step, Layout)| matches!(step, Step::AllGather { .. });
         if self.steps.is_empty() || !self.steps.iter().all(gathers) {
@@ -244,9 +249,9 @@ impl RedistributePlan {
 }
 
 impl Gathering<'_> {
-    /// What `local` was gathered to, `whole`, with a second node in the graph: there its gradient is summed over the
-    /// mesh dimensions `varying`, some of those gathered. When backward has run that node, what is `kept` is let go.
-    /// Local: no communication.
+    /// Returns `full`, to which `local` was already gathered, with a second node in the graph. The backward of that
+    /// node sums the gradient over the mesh dimensions `varying`, a subset of those gathered, and releases the
+    /// tensor in `kept`. Local: no communication.
     pub(super) fn varying<const D: usize>(
         &self,
         local: Tensor<D>,
@@ -277,21 +282,23 @@ fn label(from: &Layout, to: &Layout) -> Arc<str> {
     format!("redistribute {from} -> {to}").into()
 }
 
-/// A tensor, until backward has run its node: that is spent, and with it the memory is let go. One
-/// that is not tracked stays.
+/// A tensor that is held until the backward of its node has run, which sets it to `None` to release the memory. A
+/// tensor that is not tracked remains.
 pub(super) type SavedForBackward<const D: usize> = Mutex<Option<Tensor<D>>>;
 
-/// A change of layout in the graph.
+/// Autodiff node of a redistribution.
 #[derive(Debug)]
 struct RedistributeNode<const D: usize> {
-    /// Made before the node, so that a failing collective is an error and not a panic.
+    /// Result of forward. It is computed before the node is created, so that a failing collective returns an error
+    /// and does not panic.
     output: Mutex<Option<DispatchTensor>>,
     route: Arc<RedistributePlan>,
     from: Arc<DTensorSpec>,
     pullbacks: Vec<StepVjp<D>>,
-    /// Mesh dimensions over which the gradient is summed where their step is pulled back.
+    /// Mesh dimensions of steps after which the result varies: the VJP of the step also sums the gradient over
+    /// them.
     varying: MeshDims,
-    /// The sum over all others.
+    /// Sum of the gradient over the other varying mesh dimensions, which no step changes.
     sum: Option<Sum>,
     call: Call,
     casts: Option<Casts>,
@@ -299,18 +306,18 @@ struct RedistributeNode<const D: usize> {
     kept: Weak<SavedForBackward<D>>,
 }
 
-/// The ranks over which a gradient is summed: one group for all mesh dimensions.
+/// Communicator over which a gradient is summed: one group for all these mesh dimensions.
 #[derive(Debug)]
 struct Sum {
     mesh_dims: MeshDims,
     comm: Communicator,
-    /// Drawn in forward: see [`Call::with_forward_index`].
+    /// Index assigned in forward: see [`Call::with_forward_index`].
     place: u64,
 }
 
 impl<const D: usize> GraphOp for RedistributeNode<D> {
     fn forward(&self, _: &[DispatchTensor]) -> DispatchTensor {
-        self.output.lock().take().expect("a node of the graph is made once")
+        self.output.lock().take().expect("a node's forward runs once")
     }
 
     fn backward(&self, step: &mut BackwardStep<'_>) {
@@ -325,7 +332,7 @@ impl<const D: usize> GraphOp for RedistributeNode<D> {
 }
 
 impl<const D: usize> RedistributeNode<D> {
-    /// The tensor after the leg that it is in.
+    /// Waits for the step in flight, stores its VJP, and returns the tensor after it.
     fn arrive<K: Kind>(&mut self, at: At<D, K>) -> Result<Tensor<D, K>> {
         match at {
             At::There(tensor) => Ok(tensor),
@@ -337,18 +344,18 @@ impl<const D: usize> RedistributeNode<D> {
         }
     }
 
-    /// [`pull`](Self::pull), in the element type that gradients are sent in.
+    /// Like [`pull`](Self::pull), but sends the gradient in the element type that `casts` requests.
     fn pull_cast(&self, grad: Tensor<D>) -> Result<Tensor<D>> {
         let Some(casts) = self.casts else { return self.pull(grad) };
         let (own, sent) = (self.from.dtype(), casts.backward.unwrap_or(self.from.dtype()));
         Ok(cast(self.pull(cast(grad, sent))?, own))
     }
 
-    /// The gradient of the input, from the gradient of the output.
+    /// Computes the gradient of the input from the gradient of the output.
     fn pull(&self, mut grad: Tensor<D>) -> Result<Tensor<D>> {
         let call = &self.from.call_as(self.call.clone(), grad.dtype());
         for (at, pullback) in self.pullbacks.iter().enumerate().rev() {
-            // A mesh dimension that takes two steps varies after the last.
+            // If a mesh dimension has two steps, the result varies after the last of them.
             let later = &self.pullbacks[at + 1..];
             let is_last = !later.iter().any(|later| later.mesh_dims.iter().any(|dim| pullback.mesh_dims.contains(dim)));
             let varying = is_last && pullback.mesh_dims.iter().all(|dim| self.varying.contains(dim));
@@ -360,7 +367,7 @@ impl<const D: usize> RedistributeNode<D> {
         Ok(grad)
     }
 
-    /// For a watch.
+    /// Returns a description of this change, for [`watch`].
     fn change(&self, phase: Phase) -> LayoutChange {
         let (from, to) = (self.from.layout(), self.route.end(self.from.layout()));
         let backward = phase == Phase::Backward;

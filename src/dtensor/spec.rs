@@ -1,4 +1,4 @@
-//! [`DTensorSpec`]: what a local tensor is a part of.
+//! [`DTensorSpec`]: description of the global tensor to which a local tensor belongs.
 
 use std::cell::RefCell;
 use std::hash::{BuildHasher, Hash, Hasher};
@@ -15,21 +15,21 @@ use crate::comm::{Call, TensorMeta};
 use crate::mesh::DeviceMesh;
 use crate::placement::{Layout, Placement, ShardSizes};
 
-/// A placement for each mesh dimension; `None` for one that is as it may be.
+/// Required placement of each mesh dimension; `None` where any placement is accepted.
 pub(crate) type RequiredPlacements = SmallVec<[Option<Placement>; 3]>;
 
 /// Mesh, layout, global shape and element type of a [`DTensor`](super::DTensor).
 ///
-/// Equal on every rank of the mesh; [`local_shape`](Self::local_shape) and
-/// [`coordinate`](Self::coordinate) are the caller's own.
+/// The spec is equal on all ranks of the mesh. Only [`local_shape`](Self::local_shape),
+/// [`local_range`](Self::local_range) and [`coordinate`](Self::coordinate) depend on the calling rank.
 #[derive(Debug, Clone)]
 pub struct DTensorSpec {
     mesh: DeviceMesh,
     layout: Layout,
     shape: Shape,
     dtype: DType,
-    /// Of a partial tensor: global shapes of the tensors that its terms were computed from, if known.
-    /// Ranks compare them when it is reduced; no part of what is equal.
+    /// For a partial tensor: global shapes of the operands from which its partial values were computed, if known.
+    /// Ranks compare them when the tensor is reduced. Equality of specs ignores this field.
     terms: Option<Arc<str>>,
 }
 
@@ -50,39 +50,42 @@ impl Hash for DTensorSpec {
 }
 
 impl DTensorSpec {
-    /// Describes a tensor of global `shape` laid out over `mesh`.
+    /// Creates the spec of a tensor of global `shape`, laid out over `mesh`.
     ///
     /// # Errors
-    /// [`MeshError::NotAMember`](crate::mesh::MeshError::NotAMember),
-    /// [`DTensorError::LayoutMesh`], or what [`Layout::check_shape`] finds.
+    /// [`MeshError::NotAMember`](crate::mesh::MeshError::NotAMember), [`DTensorError::LayoutMesh`], and the errors
+    /// of [`Layout::check_shape`].
     pub fn new(mesh: &DeviceMesh, layout: Layout, shape: Shape, dtype: DType) -> Result<Self> {
-        mesh.member("hold a part of a DTensor")?;
+        mesh.member("create a DTensor on it")?;
         check_layout(mesh, &layout, &shape)?;
         Ok(Self::decided(mesh, layout, shape, dtype))
     }
 
-    /// A spec that an operator's rule has decided on: its layout fits mesh and shape.
+    /// Creates a spec from the decision of an operator's sharding rule, without checks: the layout is known to fit
+    /// mesh and shape.
     pub(super) fn decided(mesh: &DeviceMesh, layout: Layout, shape: Shape, dtype: DType) -> Self {
         Self { mesh: mesh.clone(), layout, shape, dtype, terms: None }
     }
 
-    /// The same spec, saying what its terms, if it is partial, were computed from.
+    /// Sets the operand shapes from which the partial values of the tensor were computed. Ignored if the layout is
+    /// not partial.
     pub(super) fn with_terms(mut self, terms: Option<Arc<str>>) -> Self {
         self.terms = terms.filter(|_| self.layout.has_partial());
         self
     }
 
-    /// `call`, of this tensor or a part of it, sent in this element type.
+    /// Returns `call` with the description of this tensor, which (or a region of which) is sent in element type
+    /// `dtype`.
     pub(super) fn call_as(&self, call: Call, dtype: DType) -> Call {
         let full = TensorMeta { shape: self.shape.clone(), dtype };
         Call { global_tensor: Some(full), operand_shapes: self.terms.clone(), ..call }
     }
 
-    /// The one shared copy of this spec that the calling thread has: equal specs of equal terms are the
-    /// same pointer, which is what the cache of decisions compares.
+    /// Returns the calling thread's shared copy of this spec. Specs that are equal, operand shapes included, yield
+    /// the same pointer, which the cache of operator decisions compares.
     ///
-    /// Not of tensors that outlive their launch: a thread that does too would keep every world that it
-    /// ever saw a tensor of.
+    /// A tensor that outlives its launch gets a separate copy; otherwise a thread would keep every world alive of
+    /// which it ever used a tensor.
     pub(crate) fn shared(self) -> Arc<Self> {
         if self.mesh.world().is_finished() {
             return Arc::new(self);
@@ -102,68 +105,69 @@ impl DTensorSpec {
         })
     }
 
-    /// The mesh.
+    /// Returns the device mesh over which the tensor is laid out.
     pub fn mesh(&self) -> &DeviceMesh {
         &self.mesh
     }
 
-    /// Placements, and the order and lengths of cuts.
+    /// Returns the placements with shard order and shard sizes.
     pub fn layout(&self) -> &Layout {
         &self.layout
     }
 
-    /// One placement per mesh dimension.
+    /// Returns the placements, one per mesh dimension.
     pub fn placements(&self) -> &[Placement] {
         self.layout.placements()
     }
 
-    /// What the terms of a partial tensor were computed from, if that is known.
+    /// Returns the operand shapes from which the values of a partial tensor were computed, if known.
     pub(super) fn terms(&self) -> Option<&Arc<str>> {
         self.terms.as_ref()
     }
 
-    /// Global shape.
+    /// Returns the global shape.
     pub fn shape(&self) -> &Shape {
         &self.shape
     }
 
-    /// Element type.
+    /// Returns the element type.
     pub fn dtype(&self) -> DType {
         self.dtype
     }
 
-    /// The calling rank's position in the mesh.
+    /// Returns the coordinate of the calling rank in the mesh.
     pub fn coordinate(&self) -> &[usize] {
-        self.mesh.coordinate().expect("a spec is made on ranks of its mesh only")
+        self.mesh.coordinate().expect("a spec is created only on ranks of its mesh")
     }
 
-    /// Shape of the calling rank's part.
+    /// Returns the shape of the calling rank's local tensor.
     pub fn local_shape(&self) -> Shape {
         self.local_shape_at(self.coordinate())
     }
 
-    /// Shape of the part at a mesh coordinate.
+    /// Returns the shape of the local tensor at a mesh coordinate.
     pub fn local_shape_at(&self, coordinate: &[usize]) -> Shape {
         Shape::from(self.layout.local_shape(&self.shape, coordinate).to_vec())
     }
 
-    /// Where the calling rank's part lies along `dim`.
+    /// Returns the range of the global dimension `dim` that the calling rank's local tensor covers.
     pub fn local_range(&self, dim: usize) -> Range<usize> {
         self.layout.local_slices(&self.shape, self.coordinate()).swap_remove(dim)
     }
 
-    /// The same tensor laid out differently.
+    /// Returns the spec of the same tensor in another layout.
     ///
     /// # Errors
-    /// [`DTensorError::LayoutMesh`], or what [`Layout::check_shape`] finds.
+    /// [`DTensorError::LayoutMesh`], and the errors of [`Layout::check_shape`].
     pub fn with_layout(&self, layout: Layout) -> Result<Self> {
         check_layout(&self.mesh, &layout, &self.shape)?;
         let terms = self.terms.clone();
         Ok(Self::decided(&self.mesh, layout, self.shape.clone(), self.dtype).with_terms(terms))
     }
 
-    /// What is `wanted` of each mesh dimension, with Replicate for shards of a dimension that, cut so beside what
-    /// stays, would leave a rank without elements of a tensor that has some.
+    /// Returns `wanted` with Replicate for each shard that would leave a rank without elements. The sizes are those
+    /// that result from `wanted` together with the placements that stay. A tensor that has no elements at all is
+    /// left unchanged.
     pub(crate) fn with_elements(&self, mut wanted: RequiredPlacements) -> RequiredPlacements {
         let fits = |layout: &Layout| layout.check(self.shape.num_dims()).is_ok();
         if let Ok(sizes) = self.layout.replaced(|mesh_dim, own| wanted[mesh_dim].unwrap_or(own))
@@ -182,7 +186,7 @@ impl DTensorSpec {
         wanted
     }
 
-    /// Checks that `other` lives on the same mesh, and is the same rank's.
+    /// Checks that `other` is on the same mesh and belongs to the same rank.
     ///
     /// # Errors
     /// [`DTensorError::RankMismatch`] or [`DTensorError::MeshMismatch`].
@@ -197,31 +201,33 @@ impl DTensorSpec {
         Err(DTensorError::MeshMismatch { left: self.mesh.to_string(), right: other.mesh.to_string() })
     }
 
-    /// How `mesh_dims` cut their piece of the dimension that they shard, one inside the other.
+    /// Returns the shard sizes into which `mesh_dims` split this rank's range of the dimension that they shard,
+    /// together and in shard order.
     pub(super) fn shard_sizes(&self, mesh_dims: &[usize]) -> ShardSizes {
         self.layout.shard_sizes_over(&self.shape, self.coordinate(), mesh_dims)
     }
 
-    /// The same tensor in another element type.
+    /// Returns the spec of the same tensor in another element type.
     pub(crate) fn with_dtype(&self, dtype: DType) -> Self {
         Self { dtype, ..self.clone() }
     }
 
-    /// The same, shared; the spec itself, if it is of that element type.
+    /// Like [`with_dtype`](Self::with_dtype), but shared. Returns the spec itself if it already has that element
+    /// type.
     pub(crate) fn in_dtype(self: &Arc<Self>, dtype: DType) -> Arc<Self> {
         if self.dtype == dtype { self.clone() } else { self.with_dtype(dtype).shared() }
     }
 }
 
-/// Specs shared per thread, and decisions kept; past that many sharing starts anew. Far more than a model
-/// has, and with shapes that change from step to step a few MB.
+/// Number of specs shared per thread, and of operator decisions cached. When it is exceeded, the cache is cleared.
+/// This is far more than a model needs; shapes that change from step to step fill it with a few MB.
 pub(super) const CAPACITY: usize = 1 << 12;
 
 thread_local! {
     static SPECS: RefCell<(DefaultHashBuilder, HashTable<Arc<DTensorSpec>>)> = RefCell::default();
 }
 
-/// `index (name)` of a mesh dimension, for messages.
+/// Formats a mesh dimension as `index (name)`, for messages.
 pub(super) fn mesh_dim_name(mesh: &DeviceMesh, index: usize) -> String {
     match mesh.names().get(index) {
         Some(name) => format!("{index} ({name})"),
@@ -245,28 +251,30 @@ mod tests {
     use crate::comm::{Launch, launch};
     use crate::placement::Placement::{Replicate, Shard};
 
-    /// What is wanted of `[2, 3]` ranks, of a tensor laid out so, and what is left of it.
+    /// Required placements on `[2, 3]` ranks, for tensors of various shapes and layouts, and the placements that
+    /// remain.
     #[test]
     fn a_shard_is_dropped_for_the_dimension_alone_that_would_leave_a_rank_empty() {
         let (r, s) = (Some(Replicate), |dim| Some(Shard(dim)));
         let run = launch(Launch::threads(6), |world| -> Result<()> {
             let mesh = DeviceMesh::new(world, [2, 3], ["dp", "tp"])?;
             for (shape, own, wanted, left) in [
-                // Both fit, one of them does, none does.
+                // Both shards fit, one of them does, neither does.
                 ([4, 3], [Replicate; 2], [s(0), s(1)], [s(0), s(1)]),
                 ([4, 2], [Replicate; 2], [s(0), s(1)], [s(0), r]),
                 ([1, 3], [Replicate; 2], [s(0), s(1)], [r, s(1)]),
                 ([1, 2], [Replicate; 2], [s(0), s(1)], [r, r]),
-                // Four rows over two ranks and three, but not over six: of chunks of chunks one would have none.
+                // Two ranks and three ranks can share four rows, but six cannot: with chunks of chunks, one rank
+                // would have none.
                 ([4, 9], [Replicate; 2], [s(0), s(0)], [r, r]),
-                // A dimension that stays cut counts, and stays.
+                // A dimension that stays sharded counts, and is not changed.
                 ([4, 9], [Shard(0), Replicate], [None, s(0)], [None, r]),
                 ([4, 9], [Shard(0), Replicate], [None, s(1)], [None, s(1)]),
                 ([4, 9], [Shard(0), Replicate], [r, s(0)], [r, r]),
                 ([6, 9], [Shard(0), Replicate], [None, s(0)], [None, s(0)]),
-                // What stays cut and leaves a rank empty is no affair of another dimension.
+                // A dimension that stays sharded and leaves a rank empty does not affect another dimension.
                 ([1, 9], [Shard(0), Replicate], [None, s(1)], [None, s(1)]),
-                // There is nothing that any rank could have.
+                // The tensor has no elements.
                 ([0, 9], [Replicate; 2], [s(0), s(1)], [s(0), s(1)]),
             ] {
                 let layout = Layout::new(mesh.shape(), &own)?;

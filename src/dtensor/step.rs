@@ -1,4 +1,4 @@
-//! A step of a change of layout, or several that are one, forward, on local tensors without autodiff.
+//! Forward of one step of a redistribution, or of several fused steps, on local tensors without autodiff.
 
 use burn::tensor::Tensor;
 
@@ -10,17 +10,18 @@ use crate::Result;
 use crate::comm::{Call, Communicator, ReduceOp, ShardedTensor};
 use crate::placement::{PartialOp, ShardSizes, Step};
 
-/// A step, or several that are one, over the ranks along all their mesh dimensions.
+/// A step, or several fused steps, with the group of the ranks along all their mesh dimensions.
 #[derive(Debug)]
 pub(super) struct PlannedStep {
     mesh_dims: MeshDims,
     comm: Communicator,
-    /// Index of the gradient's collective in forward: see [`Call::forward_index`](crate::comm::Call::forward_index).
+    /// Index of the gradient's collective, assigned in forward: see
+    /// [`Call::forward_index`](crate::comm::Call::forward_index).
     place: Option<u64>,
     action: Action,
 }
 
-/// A [`Step`], with its cuts.
+/// A [`Step`] with its shard sizes.
 #[derive(Debug)]
 enum Action {
     AllGather { dim: usize, sizes: ShardSizes },
@@ -32,19 +33,19 @@ enum Action {
     ShardToPartial { dim: usize, sizes: ShardSizes },
 }
 
-/// A leg whose collective, if it is one, is issued.
+/// A step whose collective, if it has one, is issued.
 #[derive(Debug)]
 pub(super) struct PendingStep<const D: usize, K: Kind> {
     leg: PlannedStep,
     moving: Moving<D, K>,
-    /// What a reduction's gradient may depend on.
+    /// Input of a reduction, on which its gradient may depend.
     local: Option<Tensor<D>>,
 }
 
 impl PlannedStep {
-    /// The leg of `step` over `mesh_dims`, the outermost cut first, from `before` to `after`.
+    /// Creates the step over `mesh_dims`, in shard order, that leads from `before` to `after`.
     ///
-    /// With `tracked`, a gradient comes back.
+    /// If `tracked`, it assigns the index of the gradient's collective.
     pub fn new(
         step: Step,
         mesh_dims: MeshDims,
@@ -70,22 +71,23 @@ impl PlannedStep {
         Ok(Self { mesh_dims, comm, place, action })
     }
 
-    /// Whether it communicates.
+    /// Returns true if the step communicates.
     pub fn is_collective(&self) -> bool {
         !matches!(self.action, Action::Slice { .. } | Action::ReplicateToPartial | Action::ShardToPartial { .. })
     }
 
-    /// How a gradient is pulled back through it, if it gathers.
+    /// Returns the VJP of the step if it is an all-gather.
     pub fn gather_pullback<const D: usize>(self) -> Option<StepVjp<D>> {
         let Self { mesh_dims, comm, place, action } = self;
         let Action::AllGather { dim, sizes } = action else { return None };
         Some(StepVjp { mesh_dims, comm, place, kind: PullbackKind::Slice { dim, sizes } })
     }
 
-    /// Starts with a `local` tensor. If a gradient comes back, what it depends on is kept.
+    /// Starts the step with a `local` tensor. If the step is tracked, the tensors that its gradient depends on are
+    /// kept.
     ///
     /// # Collective
-    /// Over its mesh dimensions.
+    /// Over the step's mesh dimensions.
     pub fn start<const D: usize, K: Kind>(self, local: Tensor<D, K>, call: Call) -> PendingStep<D, K> {
         let comm = &self.comm;
         let own = |sizes: &ShardSizes| sizes.range(comm.group().size(), comm.group().rank());
@@ -111,12 +113,12 @@ impl PlannedStep {
 }
 
 impl<const D: usize, K: Kind> PendingStep<D, K> {
-    /// Whether [`wait`](Self::wait) would return without blocking on other ranks.
+    /// Returns true if [`wait`](Self::wait) would return without blocking on other ranks.
     pub fn is_complete(&self) -> bool {
         self.moving.is_complete()
     }
 
-    /// The tensor there, and how a gradient is pulled back.
+    /// Waits for the step. Returns its result, and the VJP that computes the gradient of its input.
     pub fn wait(self) -> Result<(Tensor<D, K>, StepVjp<D>)> {
         let Self { leg: PlannedStep { mesh_dims, comm, place, action }, moving, local } = self;
         let there = moving.wait()?;

@@ -1,4 +1,5 @@
-//! PyTorch's strided shards: [`from_strided`](DTensor::from_strided) and [`to_strided`](DTensor::to_strided).
+//! Conversion from and to PyTorch's strided shards: [`from_strided`](DTensor::from_strided) and
+//! [`to_strided`](DTensor::to_strided).
 
 use std::ops::Range;
 
@@ -14,13 +15,13 @@ use crate::mesh::DeviceMesh;
 use crate::placement::{ShardSizes, StridedLayout, StridedPlacement};
 
 impl<const D: usize, K: Kind> DTensor<D, K> {
-    /// Reads each rank's `local` tensor as its part of a tensor of global `shape` that PyTorch has laid out so,
-    /// strided shards included: for what PyTorch stored.
+    /// Creates a DTensor of global `shape` from local tensors in PyTorch's layout, which may contain strided
+    /// shards. Used to load what PyTorch has saved.
     ///
-    /// Where an order of cuts has the same elements on every rank, the result has that layout and nothing is sent.
-    /// Else strided shards, and shards inside of them, become Replicate by an all-gather each, and all others stay;
-    /// [`redistribute`](Self::redistribute) leads on from there. The parts are leaves, with `local`'s setting of
-    /// `require_grad`.
+    /// If a shard order exists with the same elements on every rank, the result has that layout and nothing is
+    /// sent. Otherwise strided shards, and shards inside them, become Replicate by one all-gather each, and all
+    /// other placements stay; [`redistribute`](Self::redistribute) can shard the result. The local tensors are
+    /// leaves, with `local`'s setting of `require_grad`.
     ///
     /// ```
     /// use burn::tensor::{Int, Tensor};
@@ -57,7 +58,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         shape: impl Into<Shape>,
     ) -> Result<Self> {
         let (strided, shape) = (checked(mesh, placements, D)?, shape.into());
-        let coordinate = mesh.member("hold a part of a DTensor")?;
+        let coordinate = mesh.member("create a DTensor on it")?;
         let runs = strided.local_runs(&shape, coordinate);
         let expected: Vec<usize> = runs.iter().map(|runs| runs.iter().map(ExactSizeIterator::len).sum()).collect();
         if local.dims()[..] != expected[..] {
@@ -83,11 +84,13 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         })
     }
 
-    /// This rank's part as PyTorch lays it out, plain: the inverse of [`from_strided`](Self::from_strided).
+    /// Returns this rank's local tensor in PyTorch's layout, without autodiff: the inverse of
+    /// [`from_strided`](Self::from_strided).
     ///
     /// # Collective
-    /// Every rank of the mesh, as [`redistribute_to`](Self::redistribute_to) a layout that has strided shards, and
-    /// those inside of them, whole.
+    /// Every rank of the mesh, as for [`redistribute_to`](Self::redistribute_to). If no shard order has the same
+    /// elements, the tensor is first redistributed with Replicate in place of strided shards and of shards inside
+    /// them.
     ///
     /// # Errors
     /// As [`StridedLayout::new`] and [`redistribute_to`](Self::redistribute_to).
@@ -112,7 +115,7 @@ fn checked(mesh: &DeviceMesh, placements: &[StridedPlacement], ndim: usize) -> R
     Ok(strided)
 }
 
-/// `tensor` with these elements of `dim`, in this order, in memory of its own.
+/// Returns a copy of these elements of dimension `dim`, in this order.
 fn picked<const D: usize, K: Kind>(tensor: Tensor<D, K>, dim: usize, elements: Vec<usize>) -> Tensor<D, K> {
     let mut runs: Vec<Range<usize>> = Vec::new();
     for element in elements {
@@ -128,7 +131,7 @@ fn picked<const D: usize, K: Kind>(tensor: Tensor<D, K>, dim: usize, elements: V
     }
 }
 
-/// `[SS(0,2), S(0)]`
+/// Formats placements as `[SS(0,2), S(0)]`.
 fn text(placements: &[StridedPlacement]) -> String {
     let placements: Vec<_> = placements.iter().map(ToString::to_string).collect();
     format!("[{}]", placements.join(", "))

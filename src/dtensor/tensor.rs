@@ -1,4 +1,4 @@
-//! [`DTensor`]: a local tensor and its spec.
+//! [`DTensor`]: a local tensor together with its spec.
 
 use std::sync::Arc;
 
@@ -9,10 +9,11 @@ use super::{DTensorSpec, Kind};
 use crate::mesh::DeviceMesh;
 use crate::placement::{Layout, Placement};
 
-/// This rank's part of a tensor of `D` dimensions that is laid out over a mesh of ranks.
+/// A tensor of `D` dimensions that is laid out over a mesh of ranks; this value holds the calling rank's local
+/// tensor.
 ///
-/// Cheap to clone. Clones share the handles that [`vary`](Self::vary) makes, until backward, so that
-/// q, k and v computed from clones of one activation share one all-reduce in it.
+/// Cloning is cheap. Clones share a cache of the handles that [`vary`](Self::vary) returns, until backward. So `q`,
+/// `k` and `v` computed from clones of one activation share one all-reduce in backward.
 ///
 /// ```
 /// use burn::tensor::{Device, Tensor};
@@ -35,12 +36,11 @@ use crate::placement::{Layout, Placement};
 /// # Ok::<_, burn_dtensor::Error>(())
 /// ```
 ///
-/// Methods that communicate say so under *Collective*: every rank of the mesh must call them, in
-/// the same order.
+/// Methods that communicate have a section *Collective*: every rank of the mesh must call them, in the same order.
 pub struct DTensor<const D: usize, K: Kind = Float> {
     pub(super) local: Tensor<D, K>,
     pub(super) spec: Arc<DTensorSpec>,
-    /// Made by the first `clone` or `vary`.
+    /// Cache of redistributed results, created by the first `clone` or `vary`.
     pub(super) handles: SharedCache<D>,
 }
 
@@ -51,88 +51,88 @@ impl<const D: usize, K: Kind> Clone for DTensor<D, K> {
 }
 
 impl<const D: usize, K: Kind> DTensor<D, K> {
-    /// Joins a local tensor and its spec. The caller knows that they fit.
+    /// Creates a DTensor from a local tensor and its spec, which the caller knows to match.
     pub(crate) fn from_parts(local: Tensor<D, K>, spec: Arc<DTensorSpec>) -> Self {
         debug_assert_eq!(local.shape(), spec.local_shape(), "{spec:?}");
         Self { local, spec, handles: SharedCache::default() }
     }
 
-    /// What the local tensor is a part of.
+    /// Returns the spec of the global tensor.
     pub fn spec(&self) -> &Arc<DTensorSpec> {
         &self.spec
     }
 
-    /// The mesh.
+    /// Returns the device mesh over which the tensor is laid out.
     pub fn mesh(&self) -> &DeviceMesh {
         self.spec.mesh()
     }
 
-    /// Placements and the order of cuts.
+    /// Returns the placements with shard order and shard sizes.
     pub fn layout(&self) -> &Layout {
         self.spec.layout()
     }
 
-    /// One placement per mesh dimension.
+    /// Returns the placements, one per mesh dimension.
     pub fn placements(&self) -> &[Placement] {
         self.spec.placements()
     }
 
-    /// Global shape.
+    /// Returns the global shape.
     pub fn shape(&self) -> Shape {
         self.spec.shape().clone()
     }
 
-    /// Global shape, as an array.
+    /// Returns the global shape as an array.
     pub fn dims(&self) -> [usize; D] {
         self.spec.shape().dims()
     }
 
-    /// Element type.
+    /// Returns the element type.
     pub fn dtype(&self) -> DType {
         self.spec.dtype()
     }
 
-    /// Where the local tensor is.
+    /// Returns the device of the local tensor.
     pub fn device(&self) -> Device {
         self.local.device()
     }
 
-    /// The same, with the local tensor on `device`, as burn's [`to_device`](Tensor::to_device); each rank
-    /// chooses its own.
+    /// Moves the local tensor to `device`, like burn's [`to_device`](Tensor::to_device). Each rank chooses its own
+    /// device.
     #[must_use]
     pub fn to_device(self, device: &Device) -> Self {
         Self::from_parts(self.local.to_device(device), self.spec)
     }
 
-    /// The local tensor, borrowed: its values, outside the layout's rules for gradients.
+    /// Borrows the local tensor, to read its values. Invariant 1 of [this module](super) does not cover gradients
+    /// through it.
     pub fn local(&self) -> &Tensor<D, K> {
         &self.local
     }
 }
 
 impl<const D: usize> DTensor<D> {
-    /// Marks the local tensor as a leaf whose gradient is kept, as burn's
-    /// [`require_grad`](Tensor::require_grad) does. The gradient is laid out as invariant 1 of
-    /// [this module](super) says.
+    /// Marks the local tensor as a leaf whose gradient is kept, like burn's [`require_grad`](Tensor::require_grad).
+    /// The gradient is laid out according to invariant 1 of [this module](super).
     #[must_use]
     pub fn require_grad(self) -> Self {
         Self::from_parts(self.local.autodiff().require_grad(), self.spec)
     }
 
-    /// The gradient of this tensor, which is a leaf, as burn's [`grad`](Tensor::grad): laid out as the tensor,
-    /// but Replicate where that is Partial, since every rank's term counts in full. Without autodiff. `None` for
-    /// a tensor that keeps none, or that is not in the loss.
+    /// Returns the gradient of this leaf, without autodiff, like burn's [`grad`](Tensor::grad). It is laid out as
+    /// the tensor, with Replicate in place of Partial: each rank's partial value contributes fully to the sum.
+    /// Returns `None` if the tensor keeps no gradient or is not in the loss.
     ///
     /// Local: no communication.
     pub fn grad(&self, grads: &Gradients) -> Option<Self> {
         let grad = self.local.grad(grads)?;
         let full = |_, own: Placement| if own.partial_op().is_some() { Placement::Replicate } else { own };
-        let layout = self.layout().replaced(full).expect("there is no partial placement");
-        let spec = self.spec.with_layout(layout).expect("its cuts are those of the tensor").with_dtype(grad.dtype());
+        let layout = self.layout().replaced(full).expect("the partial placements were replaced");
+        let spec = self.spec.with_layout(layout).expect("same shard sizes").with_dtype(grad.dtype());
         Some(Self::from_parts(grad, spec.shared()))
     }
 
-    /// Cuts the tensor off the graph that made it.
+    /// Detaches the tensor from the graph that computed it.
     #[must_use]
     pub fn detach(self) -> Self {
         Self::from_parts(self.local.detach(), self.spec)

@@ -1,10 +1,10 @@
-//! Replicate -> varying: what a computation that differs between ranks reads.
+//! The layout change Replicate -> varying, for replicated values with which ranks compute different things.
 //!
 //! ```text
 //!             forward                     backward
 //!  x (R) ---- vary ---- x @ wq (S) ---.   dq @ wq^T  \
-//!                  \--- x @ wk (S) ---.   dk @ wk^T   > summed by the graph: a term of a sum
-//!                   \-- x @ wv (S) ---.   dv @ wv^T  /  over the ranks; vary all-reduces it, once
+//!                  \--- x @ wk (S) ---.   dk @ wk^T   > added up by the graph: this rank's partial sum.
+//!                   \-- x @ wv (S) ---.   dv @ wv^T  /  The backward of vary all-reduces it, once.
 //! ```
 
 use std::sync::Arc;
@@ -19,13 +19,13 @@ use crate::Result;
 use crate::placement::{Layout, Placement};
 
 impl<const D: usize> DTensor<D> {
-    /// The local tensor, for a computation that differs between the ranks of `mesh_dims`, on all
-    /// of which the tensor is Replicate.
+    /// Returns the local tensor, for a computation that differs between the ranks of `mesh_dims`. The tensor must
+    /// be Replicate on all these mesh dimensions.
     ///
-    /// Free in forward; in backward the gradient is summed over `mesh_dims` by one all-reduce. The handle
-    /// is cached: until backward, and without gradients as long as this tensor or a clone of it lives,
-    /// further calls return the same one, and their gradients share the all-reduce. So two losses computed
-    /// from one tensor are one graph: take the gradient of their sum.
+    /// Forward costs nothing. Backward sums the gradient over `mesh_dims` with one all-reduce. The result is cached
+    /// until backward (without gradients: as long as this tensor or a clone of it lives), so further calls return
+    /// the same handle and their gradients share the all-reduce. As a consequence, two losses computed from one
+    /// tensor form one graph: call `backward` on their sum.
     ///
     /// # Collective
     /// In backward: every rank of the mesh.
@@ -45,11 +45,11 @@ impl<const D: usize> DTensor<D> {
         self.shared_handle(self.layout(), &dims, "vary")
     }
 
-    /// [`vary`](Self::vary) of a tensor that is first made Replicate on `mesh_dims`.
+    /// Like [`vary`](Self::vary), but first makes the tensor Replicate on `mesh_dims`.
     ///
-    /// Of a sharded dimension this is one all-gather forward and one reduce-scatter backward. The
-    /// gathered tensor is cached with the handle: until backward, and without gradients as long as
-    /// this tensor or a clone of it lives.
+    /// For a sharded dimension, this is one all-gather in forward and one reduce-scatter in backward. The gathered
+    /// tensor is cached together with the handle: until backward, or without gradients as long as this tensor or a
+    /// clone of it lives.
     ///
     /// # Collective
     /// In forward and in backward: every rank of the mesh.
@@ -64,7 +64,7 @@ impl<const D: usize> DTensor<D> {
         self.shared_handle(&self.layout().replaced(gathered)?, &dims, "all_gather_varying")
     }
 
-    /// The local tensor as it is, its gradient summed over `dims`.
+    /// Returns the local tensor unchanged; backward sums its gradient over `dims`.
     #[track_caller]
     pub(super) fn with_summed_grad(&self, dims: &[usize]) -> Result<Tensor<D>> {
         self.shared_handle(self.layout(), &self.dims_of(dims)?, "to_local_with_grad_placements")
@@ -89,8 +89,9 @@ impl<const D: usize> DTensor<D> {
 }
 
 impl<const D: usize, K: Kind> DTensor<D, K> {
-    /// The same tensor, whose owner makes its handles for computations that differ between the ranks
-    /// of some of `mesh_dims`, and sums the gradients that arrive there.
+    /// Replaces the cache by one with a recipe: `make` returns a handle for computations that differ between the
+    /// ranks of a subset of `mesh_dims`. The owner that passes `make` also sums the gradients that arrive at those
+    /// handles.
     pub(crate) fn with_varied(self, mesh_dims: &[usize], make: Arc<MakeVarying<D>>) -> Self {
         let shape = self.mesh().shape();
         let varying = mesh_dims.iter().copied().filter(|&dim| shape[dim] > 1).collect();
@@ -112,7 +113,8 @@ mod tests {
     use crate::placement::Layout;
     use crate::placement::Placement::{Replicate, Shard};
 
-    /// A leaf outlives its backward by an optimizer step and more.
+    /// The tensor gathered from a leaf must be released in backward, because the leaf lives at least until the
+    /// optimizer step.
     #[test]
     fn what_a_leaf_was_gathered_to_goes_with_its_node() {
         let run = launch(Launch::threads(2), |world| -> crate::Result<()> {
@@ -126,14 +128,14 @@ mod tests {
             };
             assert_eq!(kept(), 1);
             let grads = gathered.sum().backward();
-            assert_eq!(kept(), 0, "before anything else is asked of the leaf");
+            assert_eq!(kept(), 0, "backward must release the gathered tensor");
             assert!(x.local().grad(&grads).is_some());
             Ok(())
         });
         run.unwrap_or_else(|error| panic!("{error}"));
     }
 
-    /// A gathered input whose readers all compute different things: its own node has no gradient to pull.
+    /// All readers of the gathered input compute different things, so the gather's own node receives no gradient.
     #[test]
     fn what_a_style_gathered_goes_with_the_node_that_varies() {
         let run = launch(Launch::threads(2), |world| -> crate::Result<()> {
@@ -147,7 +149,7 @@ mod tests {
             };
             assert_eq!(kept(), 1);
             let grads = full.vary(&[0])?.sum().backward();
-            assert_eq!(kept(), 0, "before anything else is asked of the leaf");
+            assert_eq!(kept(), 0, "backward must release the gathered tensor");
             assert!(x.local().grad(&grads).is_some());
             Ok(())
         });
@@ -176,7 +178,7 @@ mod tests {
             for _ in 0..3 {
                 assert_eq!(x.shared_handle(&layout, &[0], "test")?.dims(), [4, 2]);
             }
-            assert!(made.load(Ordering::Relaxed) > 0, "the owner was asked");
+            assert!(made.load(Ordering::Relaxed) > 0, "the owner's recipe was called");
             assert_eq!(world.ledger().calls(Op::AllGather), 1);
             Ok(())
         });

@@ -1,4 +1,4 @@
-//! [`visualize_sharding`]: which rank holds what, drawn.
+//! [`visualize_sharding`]: a drawing of the ranks that hold each shard.
 
 use std::fmt::Write;
 
@@ -7,7 +7,7 @@ use itertools::Itertools;
 use super::DTensorSpec;
 use super::grid::Grid;
 
-/// Draws a tensor, with the ranks that hold each part. Local.
+/// Draws a tensor, with the ranks that hold each shard. Local.
 ///
 /// ```text
 /// [8, 16] f32 on DeviceMesh(dp=2, tp=2): [S(0), S(1)]
@@ -20,9 +20,9 @@ use super::grid::Grid;
 ///      +------+-------+
 /// ```
 ///
-/// Ranks that share a cell hold copies of it, or terms of it where the heading says `P`. Ranks
-/// with nothing are listed below. Of more than two dimensions, those that are cut are drawn; one with more than
-/// two that are gets the heading alone.
+/// Ranks that share a cell hold replicas of it, or partial values if the heading shows `P`. Ranks without elements
+/// are listed below the drawing. If the tensor has more than two dimensions, the sharded ones are drawn; if more
+/// than two are sharded, only the heading is returned.
 pub fn visualize_sharding(spec: &DTensorSpec) -> String {
     match Grid::of(spec) {
         Some(grid) if spec.shape().num_dims() > 0 => format!("{spec}\n{}", drawn(&grid, spec.shape().num_dims())),
@@ -30,7 +30,7 @@ pub fn visualize_sharding(spec: &DTensorSpec) -> String {
     }
 }
 
-/// The cells of a tensor of `ndim` dimensions, drawn.
+/// Draws the cells of a tensor of `ndim` dimensions.
 fn drawn(grid: &Grid, ndim: usize) -> String {
     let cells: Vec<Vec<String>> =
         grid.cells.iter().map(|row| row.iter().map(|ranks| ranks.iter().join(" ")).collect()).collect();

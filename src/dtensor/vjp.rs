@@ -1,4 +1,4 @@
-//! One step of a change of layout, backward: the right-hand column of the [table](super).
+//! Backward of one step of a redistribution: the right-hand column of the [table](super).
 
 use burn::tensor::Tensor;
 use smallvec::SmallVec;
@@ -9,21 +9,21 @@ use crate::Result;
 use crate::comm::{Call, Communicator, ReduceOp, ShardedTensor};
 use crate::placement::{PartialOp, ShardSizes};
 
-/// Mesh dimensions.
+/// Indices of mesh dimensions.
 pub(crate) type MeshDims = SmallVec<[usize; 3]>;
 
-/// Takes the gradient of a step's result to the gradient of its input.
+/// Computes the gradient of a step's input from the gradient of its result.
 #[derive(Debug)]
 pub(super) struct StepVjp<const D: usize> {
     pub(super) mesh_dims: MeshDims,
-    /// Of the ranks along them.
+    /// Communicator over the ranks along these mesh dimensions.
     pub(super) comm: Communicator,
-    /// Drawn in forward: see [`Call::forward_index`].
+    /// Index assigned in forward: see [`Call::forward_index`].
     pub(super) place: Option<u64>,
     pub(super) kind: PullbackKind<D>,
 }
 
-/// What a step's gradient needs.
+/// Data that the gradient of a step needs, by kind of step.
 #[derive(Debug)]
 pub(super) enum PullbackKind<const D: usize> {
     /// `R` -> `P(sum)`.
@@ -36,25 +36,25 @@ pub(super) enum PullbackKind<const D: usize> {
     AllReduce { reduced: ReductionVjp<D> },
     /// `P(op)` -> `S(dim)`.
     ReduceScatter { dim: usize, sizes: ShardSizes, reduced: ReductionVjp<D> },
-    /// `S(to)` -> `S(from)`: each dimension with its cut.
+    /// `S(to)` -> `S(from)`, each dimension with its shard sizes.
     AllToAll { from: (usize, ShardSizes), to: (usize, ShardSizes) },
 }
 
-/// A reduction's derivative by the local value.
+/// Derivative of a reduction with respect to the local value.
 #[derive(Debug)]
 pub(super) enum ReductionVjp<const D: usize> {
-    /// Every value counts in full.
+    /// The derivative of every value is 1.
     Sum,
-    /// Every value counts for `1 / k`.
+    /// The derivative of every value is `1 / k`, where `k` is the number of ranks.
     Avg,
-    /// Only the extremum counts. Ranks that tie share the gradient evenly, which no renumbering
-    /// of ranks changes (and as `amax` does in PyTorch).
+    /// Only the extremum has a gradient. Ranks that tie share it evenly, so the result does not depend on the order
+    /// of ranks (PyTorch's `amax` does the same).
     Extremum(Box<Extremum<D>>),
-    /// A value counts for the product of the others, found from the local values.
+    /// The derivative of a value is the product of the other ranks' values, computed from this local value.
     Product(Box<Tensor<D>>),
 }
 
-/// A local value and the extremum of all.
+/// A local value and the extremum over all ranks.
 #[derive(Debug)]
 pub(super) struct Extremum<const D: usize> {
     local: Tensor<D>,
@@ -62,7 +62,7 @@ pub(super) struct Extremum<const D: usize> {
 }
 
 impl<const D: usize> ReductionVjp<D> {
-    /// The derivative of `op` at `local`. Without values there is no gradient to take.
+    /// Returns the derivative of `op`. The values are present only if a gradient is needed.
     pub(super) fn new(op: PartialOp, local: Option<Tensor<D>>, reduced: Option<Tensor<D>>) -> Self {
         match (op, local, reduced) {
             (PartialOp::Min | PartialOp::Max, Some(local), Some(reduced)) => {
@@ -74,7 +74,8 @@ impl<const D: usize> ReductionVjp<D> {
         }
     }
 
-    /// The gradient of the local value. `grad` and `reduced` are those of the whole result.
+    /// Returns the gradient of the local value. `grad` and `reduced` belong to the full result of the reduction;
+    /// without `reduced`, the stored one is used.
     fn derivative(
         &self,
         comm: &Communicator,
@@ -100,10 +101,10 @@ impl<const D: usize> ReductionVjp<D> {
     }
 }
 
-/// The product of the other ranks' values.
+/// Returns the product of the other ranks' values.
 ///
-/// Multiplied out, not divided out of the whole product: a zero, an overflow or an underflow on
-/// this rank must not reach its own derivative.
+/// It multiplies the other values instead of dividing the full product by the local value: a zero, an overflow or
+/// an underflow on this rank must not affect its own derivative.
 fn others_product<const D: usize>(comm: &Communicator, call: &Call, local: &Tensor<D>) -> Result<Tensor<D>> {
     let (size, rank, len) = (comm.group().size(), comm.group().rank(), local.dims()[0]);
     let all = all_gather(comm, call.clone(), local.clone(), 0, ShardSizes::Chunked(size * len)).wait()?;
@@ -113,9 +114,9 @@ fn others_product<const D: usize>(comm: &Communicator, call: &Call, local: &Tens
 }
 
 impl<const D: usize> StepVjp<D> {
-    /// The gradient of the step's input.
+    /// Returns the gradient of the step's input.
     ///
-    /// With `varying`, `grad` is one rank's term of a sum over the step's mesh dimensions.
+    /// With `varying`, `grad` is this rank's partial sum, to be added up over the step's mesh dimensions.
     ///
     /// # Collective
     /// Over the step's mesh dimensions.
@@ -159,7 +160,7 @@ impl<const D: usize> StepVjp<D> {
 
     fn apply_varying(&self, call: &Call, grad: Tensor<D>) -> Result<Tensor<D>> {
         match &self.kind {
-            // The sum's own slice is all that is needed: `S(dim)` -> varying.
+            // Only this rank's slice of the sum is needed, which is the change `S(dim)` -> varying.
             PullbackKind::Slice { dim, sizes } => {
                 let grad = ShardedTensor { tensor: grad.into_dispatch(), dim: *dim, sizes: sizes.clone() };
                 Ok(self.comm.reduce_scatter(call.clone(), vec![grad], ReduceOp::Sum).single()?)
@@ -172,7 +173,7 @@ impl<const D: usize> StepVjp<D> {
     }
 }
 
-/// `R` -> varying, backward.
+/// Sums a gradient over the ranks: the backward of `R` -> varying.
 pub(super) fn all_reduce_sum<const D: usize>(comm: &Communicator, call: &Call, grad: Tensor<D>) -> Result<Tensor<D>> {
     Ok(comm.all_reduce(call.clone(), vec![grad.into_dispatch()], ReduceOp::Sum).single()?)
 }

@@ -34,7 +34,7 @@ macro_rules! elementwise {
     (@rule $name:ident() $partials:expr) => { &const { EinsumRule::pointwise(stringify!($name), $partials) } };
     (@rule $name:ident($($arg:ident),+) $partials:expr) => { &EinsumRule::pointwise(stringify!($name), $partials) };
     ($($name:ident($($arg:ident),*): $partials:expr),* $(,)?) => {$(
-        #[doc = concat!("Elementwise, as burn's [`", stringify!($name), "`](local::", stringify!($name), ").")]
+        #[doc = concat!("Applies burn's [`", stringify!($name), "`](local::", stringify!($name), ") elementwise.")]
         #[must_use]
         #[track_caller]
         pub fn $name<const D: usize>(tensor: DTensor<D>, $($arg: f64),*) -> DTensor<D> {
@@ -43,26 +43,26 @@ macro_rules! elementwise {
     )*};
 }
 
-/// `partials` under a condition on the function's parameters.
+/// Returns `partials` if a condition on the function's parameters holds, or else no rules.
 const fn only_if(condition: bool, partials: PartialRules) -> PartialRules {
     if condition { partials } else { NO_PARTIAL }
 }
 
 elementwise! {
     relu(): INCREASING,
-    relu6(): NO_PARTIAL, // clamps
+    relu6(): NO_PARTIAL, // it clamps
     leaky_relu(negative_slope): only_if(negative_slope > 0.0, INCREASING),
     thresholded_relu(alpha): only_if(alpha >= 0.0, INCREASING),
     threshold(threshold, value): only_if(value <= threshold, INCREASING),
     sigmoid(): INCREASING,
     log_sigmoid(): INCREASING,
-    hard_sigmoid(alpha, beta): NO_PARTIAL, // clamps
+    hard_sigmoid(alpha, beta): NO_PARTIAL, // it clamps
     tanh(): INCREASING,
     tanhshrink(): INCREASING,
-    hardtanh(min_val, max_val): NO_PARTIAL, // clamps
+    hardtanh(min_val, max_val): NO_PARTIAL, // it clamps
     softsign(): NO_PARTIAL,
     softplus(beta): INCREASING,
-    // It falls where it becomes linear, by more the lower the threshold.
+    // Not increasing: it decreases where it becomes linear, the more the lower the threshold is.
     softplus_with_threshold(beta, threshold): NO_PARTIAL,
     elu(alpha): only_if(alpha >= 0.0, INCREASING_TO),
     celu(alpha): only_if(alpha > 0.0, INCREASING_TO),
@@ -77,14 +77,15 @@ elementwise! {
     mish(): NO_PARTIAL,
 }
 
-/// Softmaxes: what each is of a part, of `x - max`, `max` and the sum of the exponentials of the former.
+/// Defines softmaxes: a function of the local tensor, and the result from `x - max`, `max` and the sum of `exp(x -
+/// max)`.
 macro_rules! softmaxes {
     ($($name:ident(|$x:ident| $of:expr) = (|$shifted:ident, $max:ident, $sum:ident| $value:expr));* $(;)?) => {$(
-        #[doc = concat!("Along `dim`, as burn's [`", stringify!($name), "`](local::", stringify!($name), ").")]
+        #[doc = concat!("Applies burn's [`", stringify!($name), "`](local::", stringify!($name), ") along `dim`.")]
         ///
         /// # Collective
-        /// Of a dimension that is cut: every rank of the mesh. Two elements of every part are gathered in
-        /// forward, and in backward the sums of their gradients scattered.
+        /// If `dim` is sharded: every rank of the mesh. Forward gathers two elements of every shard for each index
+        /// of the other dimensions; backward reduce-scatters their gradients.
         #[must_use]
         #[track_caller]
         pub fn $name<const D: usize>(tensor: DTensor<D>, dim: impl AsIndex) -> DTensor<D> {
@@ -113,36 +114,35 @@ const GLU: EinsumRule = EinsumRule::new("glu", ".._.. -> ..D..");
 const PRELU: EinsumRule = EinsumRule::new("prelu", ".., 1 -> ..");
 const PRELU_PER_CHANNEL: EinsumRule = EinsumRule::new("prelu", "bc.., c -> bc..");
 
-/// The first half of `dim` times the sigmoid of the second, as burn's [`glu`](local::glu): the
-/// dimension is made whole.
+/// Multiplies the first half of `dim` by the sigmoid of the second, as burn's [`glu`](local::glu). If `dim` is
+/// sharded, it is gathered first.
 ///
 /// # Panics
-/// Unwinds with [`DTensorError::Operands`](crate::dtensor::DTensorError::Operands) if its length
-/// is odd.
+/// Unwinds with [`DTensorError::Operands`](crate::dtensor::DTensorError::Operands) if the length of `dim` is odd.
 #[must_use]
 #[track_caller]
 pub fn glu<const D: usize>(tensor: DTensor<D>, dim: impl AsIndex) -> DTensor<D> {
     let dim = dim_of("glu", dim, D);
     let len = tensor.dims()[dim];
     if len % 2 == 1 {
-        operand_error("glu", &[tensor.shape()], format!("dimension {dim} must have two halves, its length is {len}"))
+        operand_error("glu", &[tensor.shape()], format!("dimension {dim} must have an even length, not {len}"))
             .unwind();
     }
     apply(&GLU.at([dim]).lens([len / 2]), tensor, |x, _| local::glu(x, dim))
 }
 
-/// Negative elements times `alpha`, of which there is one, or one per channel (dimension 1), as
-/// burn's [`prelu`](local::prelu).
+/// Multiplies negative elements by `alpha`, as burn's [`prelu`](local::prelu). `alpha` has one element, or one per
+/// channel (dimension 1).
 ///
 /// # Panics
-/// Unwinds with [`DTensorError::Operands`](crate::dtensor::DTensorError::Operands) if there are
-/// others.
+/// Unwinds with [`DTensorError::Operands`](crate::dtensor::DTensorError::Operands) if `alpha` has another number
+/// of elements.
 #[must_use]
 #[track_caller]
 pub fn prelu<const D: usize>(tensor: impl Into<Operand<D>>, alpha: DTensor<1>) -> DTensor<D> {
     let rule = if alpha.dims() == [1] { &PRELU } else { &PRELU_PER_CHANNEL };
     apply(rule, (tensor.into(), alpha), |(x, alpha), _| {
-        // Burn's own reads an `alpha` without elements as one for all.
+        // Burn's own function uses an `alpha` without elements as one value for all channels.
         let mut channels = [1; D];
         channels[D.min(2) - 1] = alpha.dims()[0];
         let scaled = x.clone() * reshape(alpha, Shape::from(channels));

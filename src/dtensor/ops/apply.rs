@@ -1,5 +1,5 @@
-//! [`apply`]: running an operator. Inputs are brought to where its rule wants them, the local operator
-//! computes this rank's part, and what it makes gets its spec.
+//! [`apply`]: runs an operator. It redistributes the inputs as the rule requires, runs the local operator on the
+//! local tensors, and gives each result its spec.
 
 use burn::tensor::Tensor;
 use smallvec::SmallVec;
@@ -10,21 +10,20 @@ use super::{Operator, ShardingRule};
 use crate::dtensor::{DTensor, Kind};
 use crate::error::OrUnwind;
 
-/// Runs the operator of `rule` on `inputs`: `local` on every rank's part of them.
+/// Runs the operator of `rule` on `inputs`: every rank calls `local` on its local tensors.
 ///
-/// Inputs are a [`DTensor`] or an [`Operand`], an `Option` or a `Vec` of such, or a tuple of up to five
-/// of all these; results are a tensor, a tuple of two or three, or, last, a `Vec`. The rule says how many there
-/// are and how they are placed.
+/// Inputs are a [`DTensor`] or an [`Operand`], an `Option` or a `Vec` of these, or a tuple of up to five of all of
+/// them. Results are a tensor, a `Vec`, or a tuple of two or three results of which the last may be a `Vec`. The
+/// rule determines the number of results and their placements.
 ///
-/// Where all results are empty, and the rule does not
-/// [take such parts](ShardingRule::supports_empty_shards), `local` is not asked: results without elements, in the
-/// graph of the inputs, are made for it.
+/// If all results are empty and the rule does not [support empty shards](ShardingRule::supports_empty_shards),
+/// `local` is not called: `apply` creates the empty results, connected to the autodiff graph of the inputs.
 ///
 /// # Collective
 /// If the rule has to redistribute: every rank of the mesh, in forward and in backward.
 ///
 /// # Panics
-/// Unwinds with a typed [`Error`](crate::Error), as [all operators](super#panics).
+/// Unwinds with a typed [`Error`](crate::Error), as [all operators](super#panics) do.
 #[track_caller]
 #[inline]
 pub fn apply<R: ShardingRule, I: Inputs, O: Outputs>(
@@ -37,7 +36,8 @@ pub fn apply<R: ShardingRule, I: Inputs, O: Outputs>(
         inputs.args(&mut args);
         Operator::resolve(rule, &args).or_unwind()
     };
-    // Most calls. A way of their own: where ways join, tensors are copied.
+    // Fast path of most calls: no input moves. It is a separate branch because tensors are copied where branches
+    // join.
     if operator.is_direct() && !operator.is_blank() {
         return globalized(rule, local(inputs.into_local(), &operator), &operator);
     }
@@ -46,24 +46,24 @@ pub fn apply<R: ShardingRule, I: Inputs, O: Outputs>(
     globalized(rule, outputs, &operator)
 }
 
-/// The DTensors of what an operator made.
+/// Makes DTensors of an operator's results.
 #[track_caller]
 #[inline(always)]
 fn globalized<R: ShardingRule, O: Outputs>(rule: &R, outputs: O, operator: &Operator) -> O::Global {
     let (made, said) = (outputs.count(), operator.outputs());
-    assert!(made == said, "`{}` made {made} of {said} outputs", rule.name());
+    assert!(made == said, "`{}` returned {made} outputs, but its rule has {said}", rule.name());
     outputs.globalize(operator, &mut 0)
 }
 
-/// Inputs of which some are to be redistributed. Apart from the others, for which tensors, of 256 bytes
-/// each, are moved less often that way.
+/// Returns the local inputs and redistributes those that need it. A separate function, so that on the fast path
+/// tensors (256 bytes each) are moved less often.
 #[track_caller]
 #[inline(never)]
 fn redistributed<I: Inputs>(inputs: I, operator: &Operator) -> I::Local {
     inputs.localize(operator, &mut 0)
 }
 
-/// Results of which there is nothing to compute.
+/// Makes results without elements, for which nothing is to be computed.
 #[inline(never)]
 fn blank<I: Inputs, O: Outputs>(inputs: &I::Local, operator: &Operator) -> O {
     let mut blank = EmptyOutput::default();
@@ -71,15 +71,15 @@ fn blank<I: Inputs, O: Outputs>(inputs: &I::Local, operator: &Operator) -> O {
     O::blank(&blank, operator, &mut 0)
 }
 
-/// Where tensors go in and come out: what an operator is to those that it computes with, and a
-/// [`LocalMap`](super::LocalMap) to its own.
+/// Conversion between DTensors and local tensors: implemented by an operator for its inputs and outputs, and by a
+/// [`LocalMap`](super::LocalMap) for those of its function.
 #[doc(hidden)]
 pub trait Boundary {
-    /// The local tensor of input `at`.
+    /// Returns the local tensor of input `at`, redistributed if necessary.
     #[track_caller]
     fn localize<const D: usize, K: Kind>(&self, at: usize, tensor: DTensor<D, K>) -> Tensor<D, K>;
 
-    /// The DTensor of this rank's part `local` of output `at`.
+    /// Returns the DTensor of output `at`, of which this rank has the local tensor `local`.
     #[track_caller]
     fn globalize<const D: usize, K: Kind>(&self, at: usize, local: Tensor<D, K>) -> DTensor<D, K>;
 }
@@ -97,31 +97,31 @@ impl Boundary for Operator {
     }
 }
 
-/// What [`apply`] takes.
+/// Inputs that [`apply`] accepts.
 #[diagnostic::on_unimplemented(
-    message = "`{Self}` is no input of an operator on DTensors",
+    message = "`{Self}` cannot be an input of an operator on DTensors",
     label = "neither a `DTensor` or `Operand`, nor an `Option`, `Vec` or tuple of such",
-    note = "make a plain tensor a DTensor on the same mesh: `DTensor::distribute_replicated` where every rank holds the \
-            whole, `DTensor::from_local` where each holds its part"
+    note = "make a plain tensor a DTensor on the same mesh: `DTensor::distribute_replicated` if every rank holds the \
+            full tensor, `DTensor::from_local` if each holds its shard"
 )]
 pub trait Inputs {
-    /// The parts of one rank.
+    /// The local tensors of one rank.
     type Local;
 
-    /// Says what there is.
+    /// Appends the spec and the placement constraint of each input to `args`.
     #[doc(hidden)]
     fn args<'a>(&'a self, args: &mut SmallVec<[Arg<'a>; 5]>);
 
-    /// The parts, as they are.
+    /// Returns the local tensors without redistributing them.
     #[doc(hidden)]
     fn into_local(self) -> Self::Local;
 
-    /// Takes all of them in; they are the inputs from `at` on.
+    /// Returns the local tensors after redistribution. The inputs have the indices from `at` on.
     #[doc(hidden)]
     #[track_caller]
     fn localize<By: Boundary>(self, by: &By, at: &mut usize) -> Self::Local;
 
-    /// Shows what the parts are.
+    /// Records the element types and the device of the local tensors in `blank`.
     #[doc(hidden)]
     fn see(local: &Self::Local, blank: &mut EmptyOutput);
 }
@@ -188,20 +188,20 @@ collections! {
     Vec: |inputs: Self, each| inputs.into_iter().map(each).collect()
 }
 
-/// What the local operator of [`apply`] makes.
+/// Results that the local operator of [`apply`] returns.
 pub trait Outputs: Sized {
-    /// The DTensors of that.
+    /// The DTensors of these results.
     type Global;
 
-    /// Results without elements.
+    /// Makes results without elements.
     #[doc(hidden)]
     fn blank(blank: &EmptyOutput, operator: &Operator, at: &mut usize) -> Self;
 
-    /// How many they are.
+    /// Returns the number of tensors.
     #[doc(hidden)]
     fn count(&self) -> usize;
 
-    /// Gives each its spec; they are the outputs from `at` on.
+    /// Makes a DTensor of each result. The results have the output indices from `at` on.
     #[doc(hidden)]
     #[track_caller]
     fn globalize<By: Boundary>(self, by: &By, at: &mut usize) -> Self::Global;

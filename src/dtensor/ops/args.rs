@@ -1,4 +1,4 @@
-//! Arguments as burn takes them, and the typed error for those that do not fit.
+//! Dimension arguments as burn accepts them, and the typed error for operands that do not fit.
 
 use burn::tensor::{AsIndex, Shape};
 use smallvec::SmallVec;
@@ -6,25 +6,25 @@ use smallvec::SmallVec;
 use crate::Error;
 use crate::dtensor::DTensorError;
 
-/// The dimension `index` of a tensor of `dims` dimensions, counted from the end if negative.
+/// Returns the dimension `index` of a tensor of `dims` dimensions. A negative index counts from the end.
 ///
 /// # Panics
-/// Unwinds with [`DTensorError::Operands`] if there is none.
+/// Unwinds with [`DTensorError::Operands`] if the tensor does not have that dimension.
 #[track_caller]
 pub(super) fn dim_of(operator: &'static str, index: impl AsIndex, dims: usize) -> usize {
     match index.try_dim_index(dims) {
         Ok(dim) => dim,
         Err(_) => {
-            let why = format!("there is no dimension {index:?} of {dims}; use one in -{dims}..{dims}");
+            let why = format!("dimension {index:?} is out of range for {dims} dimensions. Use one in -{dims}..{dims}");
             operand_error(operator, &[], why).unwind()
         }
     }
 }
 
-/// Dimensions of a tensor, ascending, each once.
+/// Dimensions of a tensor, in ascending order without duplicates.
 pub(super) type TensorDims = SmallVec<[usize; 4]>;
 
-/// [`dim_of`] each of `indices`.
+/// Returns [`dim_of`] each of `indices`, sorted and without duplicates.
 #[track_caller]
 pub(super) fn dims_of(operator: &'static str, indices: &[impl AsIndex], dims: usize) -> TensorDims {
     let mut found = TensorDims::new();
@@ -36,7 +36,7 @@ pub(super) fn dims_of(operator: &'static str, indices: &[impl AsIndex], dims: us
     found
 }
 
-/// [`DTensorError::Operands`] for inputs of these shapes.
+/// Makes a [`DTensorError::Operands`] for inputs of these shapes.
 pub(crate) fn operand_error(operator: &'static str, shapes: &[Shape], why: impl Into<String>) -> Error {
     let shapes = shapes.iter().map(|shape| shape.to_vec()).collect();
     DTensorError::Operands { operator, shapes, why: why.into() }.into()

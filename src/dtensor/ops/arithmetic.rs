@@ -1,4 +1,4 @@
-//! Arithmetic of two tensors, with broadcasting, and Rust's operators.
+//! Arithmetic of two tensors with broadcasting, and Rust's arithmetic operators.
 
 use std::ops::{Add, Div, Mul, Neg, Rem, Sub};
 
@@ -30,14 +30,14 @@ impl<const D: usize> DTensor<D> {
     zipped! { Self; powf: NO_PARTIAL, atan2: NO_PARTIAL, hypot: NO_PARTIAL, fmod: NO_PARTIAL }
 }
 
-/// A number beside a [`DTensor`] in Rust's operators.
+/// A number that Rust's operators combine with a [`DTensor`].
 #[diagnostic::on_unimplemented(
-    message = "`{Self}` is no operand beside a `DTensor`",
+    message = "`{Self}` cannot be combined with a `DTensor`",
     label = "neither a `DTensor` nor a number",
-    note = "make a plain tensor a DTensor on the same mesh: `DTensor::distribute_replicated` where every rank holds the \
-            whole, `DTensor::from_local` where each holds its part",
-    note = "or take this rank's part of the DTensor, `to_local`, or the whole, `full_tensor`, and compute with plain \
-            tensors"
+    note = "make a plain tensor a DTensor on the same mesh: `DTensor::distribute_replicated` if every rank holds the \
+            full tensor, `DTensor::from_local` if each holds its shard",
+    note = "or compute with plain tensors: take this rank's local tensor with `to_local`, or the full tensor with \
+            `full_tensor`"
 )]
 pub trait Scalar: ElementConversion {}
 
@@ -83,7 +83,7 @@ impl<const D: usize, K: Kind + kind::Numeric> Neg for DTensor<D, K> {
     }
 }
 
-/// A number on the left.
+/// Implements operators whose left operand is a number.
 macro_rules! from_the_left {
     (/ $($ty:ty)*) => {$(
         impl<const D: usize> Div<DTensor<D>> for $ty {

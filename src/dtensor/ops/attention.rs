@@ -1,7 +1,6 @@
 //! Scaled dot-product attention.
 //!
-//! Queries see keys by their global positions: a rank with a part of the queries of a causal
-//! attention masks what comes after *its* rows.
+//! Causal masks use global positions: a rank that holds a shard of the queries masks the keys after *its* rows.
 
 use burn::tensor::ops::AttentionModuleOptions;
 use burn::tensor::{Bool, Tensor, module};
@@ -9,7 +8,7 @@ use burn::tensor::{Bool, Tensor, module};
 use super::{EinsumRule, Operator, apply};
 use crate::dtensor::DTensor;
 
-/// Query, key, value; a mask, a bias of the scores or both.
+/// Rule for query, key and value, followed by a mask, a bias of the scores, or both.
 const ATTENTION: EinsumRule = of_scores("attention");
 const ATTENTION_FALLBACK: EinsumRule = of_scores("attention_fallback");
 
@@ -17,10 +16,11 @@ const fn of_scores(name: &'static str) -> EinsumRule {
     EinsumRule::new(name, "bhsD, bhTD, bhTe, b?h?s?T?* -> bhse").linear(&[2])
 }
 
-/// `softmax(query @ keyᵀ * scale) @ value`, as burn's [`attention`](module::attention): of a query
-/// `[batch, heads, queries, dim]`, a key `[batch, heads, keys, dim]` and a value
-/// `[batch, heads, keys, dim_v]`, with an optional mask (true: not seen) and an optional bias of
-/// the scores, both `[batch, heads, queries, keys]` or broadcasting to it.
+/// Computes `softmax(query @ keyᵀ * scale) @ value`, as burn's [`attention`](module::attention).
+///
+/// Shapes: query `[batch, heads, queries, dim]`, key `[batch, heads, keys, dim]`, value `[batch, heads, keys,
+/// dim_v]`. The optional mask (true: not attended) and the optional bias of the scores are `[batch, heads,
+/// queries, keys]` or broadcast to it.
 ///
 /// # Collective
 /// If the rule has to redistribute: every rank of the mesh, in forward and in backward.
@@ -40,14 +40,14 @@ pub fn attention(
     apply(&ATTENTION, (query, key, value, mask, attn_bias), |inputs, op| local(inputs, op, options, module::attention))
 }
 
-/// [`attention`] made of other operators of the backend, as burn's
-/// [`attention_fallback`](module::attention_fallback): what a backend's own is held to.
+/// Computes [`attention`] with other operators of the backend, as burn's
+/// [`attention_fallback`](module::attention_fallback). It is the reference for a backend's own attention.
 ///
 /// # Collective
-/// As [`attention`].
+/// As for [`attention`].
 ///
 /// # Panics
-/// As [`attention`].
+/// As for [`attention`].
 #[must_use]
 #[track_caller]
 pub fn attention_fallback(
@@ -66,7 +66,7 @@ pub fn attention_fallback(
 type Mask = Option<Tensor<4, Bool>>;
 type Bias = Option<Tensor<4>>;
 
-/// This rank's part, by `attention`.
+/// Computes this rank's shard with `attention`.
 fn local(
     (query, key, value, mask, attn_bias): (Tensor<4>, Tensor<4>, Tensor<4>, Mask, Bias),
     op: &Operator,
@@ -77,8 +77,8 @@ fn local(
     attention(query, key, value, mask, attn_bias, AttentionModuleOptions { is_causal, ..options })
 }
 
-/// The mask of this rank's queries, and whether they are causal by themselves: a part of the
-/// queries gets a mask, since burn aligns the last query with the last key.
+/// Returns the mask for this rank's queries, and whether burn should still apply its causal mask. A rank that
+/// holds only some of the queries gets an explicit mask, because burn aligns the last query with the last key.
 fn visible(op: &Operator, query: &Tensor<4>, mask: Mask, is_causal: bool) -> (Mask, bool) {
     let (rows, queries, keys) = (op.input_range(0, 2), op.input_spec(0).shape()[2], op.input_spec(1).shape()[2]);
     if !is_causal || rows.len() == queries || rows.is_empty() {

@@ -1,9 +1,8 @@
 //! Batch normalization, with given statistics or with those of the batch.
 //!
-//! The statistics of a batch are means over all of it, however it is cut: a mesh dimension that
-//! cuts the batch adds up its ranks' terms, a few numbers per channel. This is what other frameworks
-//! call synchronized batch normalization, and without it a sharded batch would not give what the
-//! whole one gives.
+//! The statistics are means over the full batch, however it is sharded: on a mesh dimension that shards the batch,
+//! the ranks sum their contributions, a few numbers per channel. Other frameworks call this synchronized batch
+//! normalization. Without it, a sharded batch would give other results than an unsharded one.
 //!
 //! ```text
 //!             rank 0 (4 rows)    rank 1 (3 rows)    all
@@ -12,8 +11,8 @@
 //!             (x - mean)^2       (x - mean)^2
 //! ```
 //!
-//! The variance has an all-reduce of its own: without the mean of the whole batch it would be a small
-//! difference of large numbers. Backward sends as much again.
+//! The variance needs its own all-reduce: computed without the mean of the full batch, it would be a small
+//! difference of large numbers. Backward sends the same amount.
 
 use burn::tensor::{DType, Shape, Tensor, module};
 
@@ -28,18 +27,17 @@ const BATCH_NORM: EinsumRule = EinsumRule::new("batch_norm", "bc.., c, c, c, c -
 const MEAN: EinsumRule = EinsumRule::new("batch_norm_train", "bc.. -> c");
 const VARIANCE: EinsumRule = EinsumRule::new("batch_norm_train", "bc.., c -> c");
 
-/// Batch normalization with given statistics, as burn's
-/// [`batch_norm`](burn::tensor::module::batch_norm):
-/// `(x - mean) / sqrt(variance + epsilon) * gamma + beta`, per channel.
+/// Normalizes a batch with given statistics, as burn's [`batch_norm`](burn::tensor::module::batch_norm): `(x -
+/// mean) / sqrt(variance + epsilon) * gamma + beta`, per channel.
 ///
-/// Of half precision all is computed in single precision, and the output is of the input's type again.
+/// Half precision inputs are computed in single precision; the output has the input's element type.
 ///
 /// # Shapes
 /// - input and output: `[batch, channels, ..]`
 /// - gamma, beta, mean, variance: `[channels]`
 ///
 /// # Panics
-/// Unwinds with [`DTensorError::Operands`](crate::dtensor::DTensorError::Operands) for others.
+/// Unwinds with [`DTensorError::Operands`](crate::dtensor::DTensorError::Operands) for other shapes.
 #[must_use]
 #[track_caller]
 pub fn batch_norm<const D: usize>(
@@ -60,33 +58,32 @@ pub fn batch_norm<const D: usize>(
     })
 }
 
-/// What [`batch_norm_train`] gives.
+/// Output and statistics of [`batch_norm_train`].
 #[derive(Debug, Clone)]
 pub struct BatchNormTrainOutput<const D: usize> {
     /// The normalized input: `[batch, channels, ..]`.
     pub output: DTensor<D>,
-    /// The mean of the whole batch, detached: `[channels]`, not partial.
+    /// The mean of the full batch, detached: `[channels]`, not partial.
     pub mean: DTensor<1>,
-    /// The variance of the whole batch without Bessel's correction, detached: `[channels]`, not
-    /// partial.
+    /// The variance of the full batch without Bessel's correction, detached: `[channels]`, not partial.
     pub variance: DTensor<1>,
 }
 
-/// Batch normalization with the statistics of the whole batch, as burn's
+/// Normalizes a batch with the statistics of the full batch, as burn's
 /// [`batch_norm_train`](burn::tensor::module::batch_norm_train).
 ///
-/// Of half precision all is computed in single precision, of which the statistics stay.
+/// Half precision inputs are computed in single precision, and the statistics remain in single precision.
 ///
 /// # Shapes
 /// - input and output: `[batch, channels, ..]`
 /// - gamma, beta: `[channels]`
 ///
 /// # Collective
-/// If the batch is cut, in forward and in backward: every rank of the mesh, two all-reduces each of a
-/// number per channel.
+/// If the batch is sharded: every rank of the mesh, two all-reduces of one number per channel in forward and two
+/// in backward.
 ///
 /// # Panics
-/// Unwinds with [`DTensorError::Operands`](crate::dtensor::DTensorError::Operands) for others.
+/// Unwinds with [`DTensorError::Operands`](crate::dtensor::DTensorError::Operands) for other shapes.
 #[must_use]
 #[track_caller]
 pub fn batch_norm_train<const D: usize>(
@@ -112,7 +109,8 @@ pub fn batch_norm_train<const D: usize>(
     }
 }
 
-/// This rank's term of the mean of each channel: the mean of its own elements times its share of all.
+/// Returns this rank's contribution to the mean of each channel: the mean of its elements, times its share of all
+/// elements.
 fn term_of_mean<const D: usize>(x: Tensor<D>, op: &Operator) -> Tensor<1> {
     let (local, global) = (x.shape(), op.input_spec(0).shape());
     let others: Vec<usize> = (0..D).filter(|&dim| dim != 1).collect();
@@ -120,13 +118,13 @@ fn term_of_mean<const D: usize>(x: Tensor<D>, op: &Operator) -> Tensor<1> {
     reshape(x.mean_dims(&others).mul_scalar(share), Shape::from([local[1]]))
 }
 
-/// `statistics` of the whole batch, not this rank's terms of them.
+/// Reduces partial `statistics` over the ranks.
 fn replicated<const D: usize>(statistics: DTensor<D>) -> DTensor<D> {
     let spec = statistics.reduced_spec();
     statistics.redistribute_to(spec.layout()).or_unwind()
 }
 
-/// Squares of half precision overflow or vanish.
+/// Returns true for half precision types, in which squares overflow or vanish.
 fn is_half(dtype: DType) -> bool {
     dtype.size() < 4
 }

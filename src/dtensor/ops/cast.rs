@@ -1,14 +1,14 @@
-//! Between element types.
+//! Casts between element types.
 //!
 //! | from -> to | linear | increasing |
 //! |---|---|---|
 //! | Float -> a wider Float | yes | yes |
-//! | Float -> a narrower Float: what it rounds to one number would share the gradient of the greatest | no | no |
+//! | Float -> a narrower Float: values rounded to one number would share the gradient of the greatest | no | no |
 //! | Int -> Float: a sum of integers wraps around, and large ones are rounded | no | yes |
 //! | Float -> Int: NaN becomes 0 | no | no |
 //! | Bool -> Int, Bool -> Float | | yes |
 //! | Int -> Int: a narrower type wraps around | no | no |
-//! | a number -> Bool: whether it is not zero | no | no |
+//! | a number -> Bool: true unless it is zero | no | no |
 
 use burn::tensor::kind::{self, TensorKind};
 use burn::tensor::{Bool, Cast, DType, Float, Int};
@@ -18,7 +18,7 @@ use super::placements::{AVG, MAX, MIN, SUM};
 use super::{EinsumRule, apply};
 use crate::dtensor::{DTensor, Kind};
 
-/// Linear and increasing.
+/// Rules for a linear and increasing cast.
 const EMBEDDING: PartialRules = PartialRules::same_for_all(&[SUM, AVG, MAX, MIN]);
 
 const WIDENED: EinsumRule = EinsumRule::pointwise("cast", EMBEDDING);
@@ -27,7 +27,7 @@ const NEITHER: EinsumRule = EinsumRule::pointwise("cast", NO_PARTIAL);
 
 macro_rules! cast {
     ($K:ident: $to_int:ident) => {
-        /// The elements as another type, as burn's [`cast`](burn::tensor::Tensor::cast).
+        /// Converts the elements to another type, as burn's [`cast`](burn::tensor::Tensor::cast).
         #[must_use]
         #[track_caller]
         pub fn cast<T: Cast<D, $K>>(self, dtype: T) -> DTensor<D, T::OutputKind>
@@ -41,7 +41,7 @@ macro_rules! cast {
 }
 
 impl<const D: usize> DTensor<D> {
-    /// The elements as another type, as burn's [`cast`](burn::tensor::Tensor::cast).
+    /// Converts the elements to another type, as burn's [`cast`](burn::tensor::Tensor::cast).
     #[must_use]
     #[track_caller]
     pub fn cast<T: Cast<D, Float> + Into<DType> + Copy>(self, dtype: T) -> DTensor<D, T::OutputKind>
@@ -53,7 +53,7 @@ impl<const D: usize> DTensor<D> {
         apply(if exact { &WIDENED } else { &NEITHER }, self, |x, _| x.cast(dtype))
     }
 
-    /// The integers towards zero, as burn's [`int`](burn::tensor::Tensor::int).
+    /// Rounds the elements towards zero to integers, as burn's [`int`](burn::tensor::Tensor::int).
     #[must_use]
     #[track_caller]
     pub fn int(self) -> DTensor<D, Int> {
@@ -64,7 +64,7 @@ impl<const D: usize> DTensor<D> {
 impl<const D: usize> DTensor<D, Int> {
     cast!(Int: NEITHER);
 
-    /// The numbers as floats, as burn's [`float`](burn::tensor::Tensor::float).
+    /// Converts the elements to floats, as burn's [`float`](burn::tensor::Tensor::float).
     #[must_use]
     #[track_caller]
     pub fn float(self) -> DTensor<D> {
@@ -75,14 +75,14 @@ impl<const D: usize> DTensor<D, Int> {
 impl<const D: usize> DTensor<D, Bool> {
     cast!(Bool: ORDERED);
 
-    /// 1 where true and 0 where false, as burn's [`int`](burn::tensor::Tensor::int).
+    /// Converts true to 1 and false to 0, as burn's [`int`](burn::tensor::Tensor::int).
     #[must_use]
     #[track_caller]
     pub fn int(self) -> DTensor<D, Int> {
         apply(&ORDERED, self, |x, _| x.int())
     }
 
-    /// 1 where true and 0 where false, as burn's [`float`](burn::tensor::Tensor::float).
+    /// Converts true to 1 and false to 0, as burn's [`float`](burn::tensor::Tensor::float).
     #[must_use]
     #[track_caller]
     pub fn float(self) -> DTensor<D> {
@@ -91,7 +91,7 @@ impl<const D: usize> DTensor<D, Bool> {
 }
 
 impl<const D: usize, K: Kind + kind::Numeric> DTensor<D, K> {
-    /// Whether elements are not zero, as burn's [`bool`](burn::tensor::Tensor::bool).
+    /// Returns true for elements that are not zero, as burn's [`bool`](burn::tensor::Tensor::bool).
     #[must_use]
     #[track_caller]
     pub fn bool(self) -> DTensor<D, Bool> {

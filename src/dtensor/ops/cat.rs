@@ -10,15 +10,15 @@ use crate::dtensor::{DTensor, Kind};
 const CAT: EinsumRule = EinsumRule::new("cat", ".._..* -> ..D..").with_partial_rules(MOVED);
 
 impl<const D: usize, K: Kind> DTensor<D, K> {
-    /// The tensors one after the other along `dim`, as burn's [`cat`](Tensor::cat).
+    /// Concatenates the tensors along `dim`, as burn's [`cat`](Tensor::cat).
     #[must_use]
     #[track_caller]
     pub fn cat(mut tensors: Vec<Self>, dim: impl AsIndex) -> Self {
         let dim = dim_of("cat", dim, D);
         if tensors.is_empty() {
-            operand_error("cat", &[], "there is nothing to concatenate; give at least one tensor").unwind();
+            operand_error("cat", &[], "there is nothing to concatenate. Pass at least one tensor").unwind();
         }
-        // Burn leaves empty ones out of the graph: here they are left out on every rank.
+        // Burn leaves tensors without elements along `dim` out of the graph. Here every rank leaves them out.
         if tensors.iter().any(|tensor| tensor.dims()[dim] > 0) {
             tensors.retain(|tensor| tensor.dims()[dim] > 0);
         }
@@ -26,7 +26,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         apply(&CAT.at([dim]).lens([len]), tensors, |locals, _| Tensor::cat(locals, dim))
     }
 
-    /// The tensors side by side along a new dimension `dim`, as burn's [`stack`](Tensor::stack).
+    /// Stacks the tensors along a new dimension `dim`, as burn's [`stack`](Tensor::stack).
     #[must_use]
     #[track_caller]
     pub fn stack<const D2: usize>(tensors: Vec<Self>, dim: impl AsIndex) -> DTensor<D2, K> {

@@ -1,4 +1,4 @@
-//! Draws of categories by their weights.
+//! Samples from categorical distributions.
 
 use burn::tensor::{Distribution, Int, Tensor};
 
@@ -10,16 +10,16 @@ use crate::dtensor::{DTensor, DTensorSpec};
 const CATEGORICAL: EinsumRule = EinsumRule::new("categorical", "..C -> ..K");
 
 impl<const D: usize> DTensor<D> {
-    /// `num_samples` categories of each of the distributions along the last dimension, which holds weights, as
-    /// burn's [`categorical`](Tensor::categorical): `[.., categories] -> [.., num_samples]`.
+    /// Draws `num_samples` categories from each distribution, as burn's [`categorical`](Tensor::categorical). The
+    /// last dimension contains the weights of the categories: `[.., categories] -> [.., num_samples]`.
     ///
-    /// Drawn with the next seed of the thread's [stream](random), the same on every mesh and under every
-    /// placement.
+    /// The seed is the next one of the thread's [random number state](random), so that the samples are the same on
+    /// every mesh and under every placement.
     #[must_use]
     #[track_caller]
     pub fn categorical(self, num_samples: usize) -> DTensor<D, Int> {
         if num_samples == 0 || self.dims()[D - 1] == 0 {
-            let why = format!("it draws at least 1 sample, not {num_samples}, of at least 1 category");
+            let why = format!("it draws at least 1 sample, not {num_samples}, from at least 1 category");
             operand_error("categorical", &[self.shape()], why).unwind();
         }
         let seed = random::next_seed_on(self.mesh());
@@ -34,14 +34,14 @@ impl<const D: usize> DTensor<D> {
     }
 }
 
-/// The category of each number of `uniform`, in 0..1: how many of the shares up to a category's it is above.
+/// Returns the category of each number of `uniform` in `0..1`: the number of cumulative shares that are below it.
 fn sample<const D: usize>(weights: Tensor<D>, uniform: Tensor<D>) -> Tensor<D, Int> {
     let (categories, shape) = (weights.dims()[D - 1], uniform.shape());
     let (rows, samples) = (shape.num_elements() / shape[D - 1], shape[D - 1]);
     let total = weights.clone().sum_dim(D - 1);
     let shares: Tensor<3> = reshape((weights / total).cumsum(D - 1), [rows, categories, 1].into());
     let below = shares.lower(reshape(uniform, [rows, 1, samples].into()));
-    // Shares may add up to a little less than 1.
+    // Rounding may leave the total of the shares a little below 1.
     let category = below.int().sum_dim(1).clamp(0, categories as i64 - 1);
     reshape(category, shape)
 }

@@ -1,8 +1,8 @@
-//! Comparisons, and the questions whether numbers are finite.
+//! Comparisons, and tests for NaN, infinite and finite numbers.
 //!
-//! Their results are Bool, where `P(min)` is an "and" of the ranks' values. An extremum is NaN where
-//! one term is, and a comparison with NaN is false: an "and" says so too, an "or" may not. So `x > c`
-//! goes through `P(min)` alone, and `x < c` makes a `P(min)` of a `P(max)`.
+//! Their results are Bool, where `P(min)` is the logical "and" of the ranks' values. An extremum is NaN if one
+//! partial value is, and a comparison with NaN is false. The "and" of the comparisons is then false too, but an
+//! "or" may be true. Therefore `x > c` accepts only `P(min)`, and `x < c` turns `P(max)` into `P(min)`.
 
 use burn::tensor::{Bool, Element, ElementConversion, kind};
 
@@ -12,15 +12,15 @@ use super::placements::{MAX, MIN};
 use super::{EinsumRule, apply};
 use crate::dtensor::{DTensor, Kind};
 
-/// Whether it is more: every term of a minimum is.
+/// Rules for "greater": a minimum is greater if all partial values are.
 const MORE: PartialRules = PartialRules::new(&[(&[MIN], MIN)]);
-/// Whether it is less: every term of a maximum is.
+/// Rules for "less": a maximum is less if all partial values are.
 const LESS: PartialRules = PartialRules::new(&[(&[MAX], MIN)]);
 
-/// Burn's second names of comparisons with a scalar.
+/// Defines burn's second names of comparisons with a scalar.
 macro_rules! aliases {
     ($Bound:ident; $($alias:ident = $name:ident),* $(,)?) => {$(
-        #[doc = concat!("[`", stringify!($name), "`](Self::", stringify!($name), ").")]
+        #[doc = concat!("Alias of [`", stringify!($name), "`](Self::", stringify!($name), ").")]
         #[must_use]
         #[track_caller]
         pub fn $alias<E: $Bound>(self, other: E) -> DTensor<D, Bool> {
@@ -70,7 +70,7 @@ impl<const D: usize, K: Kind + kind::Ordered> DTensor<D, K> {
 impl<const D: usize> DTensor<D> {
     mapped! { DTensor<D, Bool>; is_nan: NO_PARTIAL, is_inf: NO_PARTIAL, is_finite: NO_PARTIAL }
 
-    /// Whether elements differ by no more than `rtol` of the other's size and `atol`, as burn's
+    /// Returns true for elements that differ by at most `atol` plus `rtol` times the size of the other, as burn's
     /// [`is_close`](burn::tensor::Tensor::is_close).
     #[must_use]
     #[track_caller]
@@ -79,8 +79,8 @@ impl<const D: usize> DTensor<D> {
         apply(&rule, (self, other), |(a, b), _| a.is_close(b, rtol, atol))
     }
 
-    /// Whether all elements [are close](Self::is_close), as burn's
-    /// [`all_close`](burn::tensor::Tensor::all_close): the same answer on every rank.
+    /// Returns true if all elements [are close](Self::is_close), as burn's
+    /// [`all_close`](burn::tensor::Tensor::all_close). The result is the same on every rank.
     ///
     /// # Collective
     /// Every rank of the mesh.

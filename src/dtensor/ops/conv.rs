@@ -1,11 +1,11 @@
 //! Convolutions and transposed convolutions.
 //!
-//! Of one group they are linear layers over channels: see the letters below. Of several, whole groups may
-//! be cut: `S(1)` of the input, `S(0)` of weight and bias, `S(1)` of the output.
+//! With one group, they are linear layers over channels: see the equations below. With several groups, complete
+//! groups may be sharded: `S(1)` for the input, `S(0)` for weight and bias, `S(1)` for the output.
 //!
-//! A transposed convolution has its weight as `[in, out, ..]`. A bias joins a sum as that of
-//! [`linear`](super::module::linear) does. Spatial dimensions may be cut: every rank then gets the [halo](super::halo)
-//! that it lacks.
+//! The weight of a transposed convolution is `[in, out, ..]`. If the output is a partial sum, the bias is
+//! converted to one as in [`linear`](super::module::linear). Spatial dimensions may be sharded: every rank then
+//! fetches its [halo](super::halo).
 
 use std::ops::Range;
 use std::panic::Location;
@@ -50,7 +50,7 @@ impl<const N: usize> Convolution<N> {
         Self { windows: std::array::from_fn(window), groups: options.groups, transposed: true }
     }
 
-    /// The letters: several groups' channels are taken for whole.
+    /// Returns the equation. With several groups, it does not shard channels.
     fn axes(&self) -> &'static EinsumRule {
         const fn linear(name: &'static str, text: &'static str) -> EinsumRule {
             EinsumRule::new(name, text).linear(&[0, 1])
@@ -71,7 +71,7 @@ impl<const N: usize> Convolution<N> {
         }
     }
 
-    /// Length of the output of `window` over `len` elements with a kernel of `kernel`.
+    /// Returns the output length of `window` with `kernel` elements over `len` elements.
     fn output_len(&self, window: Window, len: usize, kernel: usize) -> Option<usize> {
         if self.transposed { window.spread(len, kernel) } else { window.count(len, kernel, false) }
     }
@@ -80,12 +80,12 @@ impl<const N: usize> Convolution<N> {
         if self.transposed { window.reach_spread(kernel, len, output) } else { window.reach(kernel, len, output) }
     }
 
-    /// The groups of this rank's part of the convolution.
+    /// Returns the number of groups that this rank convolves.
     fn local_groups(&self, op: &Operator, weight: &Shape) -> usize {
         if self.groups == 1 {
             return 1;
         }
-        // A group's channels are never cut: what `x` has here is whole groups.
+        // A group's channels are never split: this rank holds complete groups of `x`.
         let per_group = if self.transposed { op.input_spec(1).shape()[0] / self.groups } else { weight[1] };
         (op.input_range(0, 1).len() / per_group).max(1)
     }
@@ -98,17 +98,17 @@ impl<const N: usize> ShardingRule for Convolution<N> {
 
     fn outputs(&self, inputs: &[Shape]) -> Result<Vec<Shape>> {
         let (x, weight) = (&inputs[0], &inputs[1]);
-        // Either way round, groups lie along the first dimension of the weight.
+        // Transposed or not, the groups follow one another along the first dimension of the weight.
         let (taken, made) =
             if self.transposed { (weight[0], weight[1] * self.groups) } else { (weight[1] * self.groups, weight[0]) };
         let refuse = |why| Err(operand_error(self.name(), inputs, why));
         if x[1] != taken || !x[1].is_multiple_of(self.groups) || !made.is_multiple_of(self.groups) {
             return refuse(
-                "the input's channels must be those that the weight's groups take, and groups must divide channels",
+                "the input channels must match the weight and its groups, and the groups must divide the channels",
             );
         }
         if inputs.get(2).is_some_and(|bias| bias[0] != made) {
-            return refuse("the bias must be as long as the output has channels");
+            return refuse("the bias must have one element for each output channel");
         }
         let windows = self.windows.iter().enumerate();
         let lens = windows.map(|(at, &window)| self.output_len(window, x[2 + at], weight[2 + at]));
@@ -128,8 +128,8 @@ impl<const N: usize> ShardingRule for Convolution<N> {
     }
 }
 
-/// Runs `local` with this rank's groups on the parts of `x`, `weight` and `bias`, and says along which spatial
-/// dimensions, counted from 0, `x` is padded already.
+/// Runs `local` with the local tensors of `x`, `weight` and `bias`, this rank's number of groups, and the spatial
+/// dimensions (counted from 0) along which `x` is already padded.
 #[track_caller]
 fn convolve<const N: usize, const D: usize>(
     rule: Convolution<N>,
@@ -153,8 +153,8 @@ fn convolve<const N: usize, const D: usize>(
     })
 }
 
-/// What a grouped `conv1d` looks at: without the elements that its stride leaves over behind its last
-/// window. Burn 0.22 makes wrong gradients of the weight of them (`tests/suite/burn_limits.rs`).
+/// Drops the elements behind the last window of a grouped `conv1d`, which a stride may leave over. Burn 0.22 would
+/// compute wrong gradients of the weight from them (`tests/suite/burn_limits.rs`).
 fn without_rest<const N: usize, const D: usize>(
     x: Tensor<D>,
     weight: &Tensor<D>,
@@ -167,7 +167,7 @@ fn without_rest<const N: usize, const D: usize>(
     let len = x.dims()[2];
     let rest = (len + padding.0 + padding.1 - dilation * (weight.dims()[2] - 1) - 1) % stride;
     let padded = rest.min(padding.1);
-    // All of them behind the last window, which sees the padding before them alone: no gradient at all.
+    // If all elements are behind the last window, it sees only padding, and there is no gradient at all.
     if options.groups == 1 || rest == 0 || rest - padded >= len {
         return (x, options);
     }
@@ -177,9 +177,9 @@ fn without_rest<const N: usize, const D: usize>(
 
 macro_rules! convolutions {
     ($($name:ident $N:literal $D:literal $shape:literal),* $(,)?) => {$(
-        #[doc = concat!("A convolution, as burn's [`", stringify!($name), "`](module::", stringify!($name), "): of an input")]
-        #[doc = concat!("`[batch, channels_in, ", $shape, "]`, a weight `[channels_out, channels_in / groups, ", $shape, "]`")]
-        /// and a bias `[channels_out]`.
+        #[doc = concat!("Convolves an input, as burn's [`", stringify!($name), "`](module::", stringify!($name), "). The input is")]
+        #[doc = concat!("`[batch, channels_in, ", $shape, "]`, the weight `[channels_out, channels_in / groups, ", $shape, "]`")]
+        /// and the bias `[channels_out]`.
         ///
         /// # Collective
         /// If the rule has to redistribute: every rank of the mesh, in forward and in backward.
@@ -212,9 +212,9 @@ convolutions! {
 
 macro_rules! transposed {
     ($($name:ident $N:literal $D:literal $shape:literal),* $(,)?) => {$(
-        #[doc = concat!("A transposed convolution, as burn's [`", stringify!($name), "`](module::", stringify!($name), "): of an input")]
-        #[doc = concat!("`[batch, channels_in, ", $shape, "]`, a weight `[channels_in, channels_out / groups, ", $shape, "]`")]
-        /// and a bias `[channels_out]`.
+        #[doc = concat!("Computes a transposed convolution, as burn's [`", stringify!($name), "`](module::", stringify!($name), "). The input is")]
+        #[doc = concat!("`[batch, channels_in, ", $shape, "]`, the weight `[channels_in, channels_out / groups, ", $shape, "]`")]
+        /// and the bias `[channels_out]`.
         ///
         /// # Collective
         /// If the rule has to redistribute: every rank of the mesh, in forward and in backward.

@@ -10,7 +10,7 @@ use crate::dtensor::{DTensor, Kind};
 const CROSS: EinsumRule = EinsumRule::new("cross", "..V.., ..V.. -> ..V..").with_partial_rules(BILINEAR);
 
 impl<const D: usize> DTensor<D> {
-    /// The cross product of vectors along `dim`, as burn's [`cross`](burn::tensor::Tensor::cross).
+    /// Returns the cross product of vectors along `dim`, as burn's [`cross`](burn::tensor::Tensor::cross).
     #[must_use]
     #[track_caller]
     pub fn cross<Dim: AsIndex>(self, other: Self, dim: Dim) -> Self {
@@ -24,7 +24,7 @@ impl<const D: usize> DTensor<D> {
 }
 
 impl<K: Kind + kind::Numeric> DTensor<1, K> {
-    /// The dot product of two vectors, as burn's [`dot`](burn::tensor::Tensor::dot).
+    /// Returns the dot product of two vectors, as burn's [`dot`](burn::tensor::Tensor::dot).
     #[must_use]
     #[track_caller]
     pub fn dot(self, other: Self) -> Self {

@@ -5,11 +5,13 @@ use burn::tensor::{Int, module};
 use super::{EinsumRule, apply};
 use crate::dtensor::DTensor;
 
-/// Sequences go by themselves.
+/// Rule that shards the batch: each sequence is independent.
 const CTC_LOSS: EinsumRule = EinsumRule::new("ctc_loss", "TnC, nS, n, n -> n");
 
-/// The loss of each sequence of a batch, as burn's [`ctc_loss`](module::ctc_loss): of log-probabilities
-/// `[time, batch, classes]`, targets `[batch, targets]`, and the lengths of both, `[batch]`. The result is `[batch]`.
+/// Returns the loss of each sequence of a batch, as burn's [`ctc_loss`](module::ctc_loss).
+///
+/// Shapes: log-probabilities `[time, batch, classes]`, targets `[batch, targets]`, lengths of both `[batch]`,
+/// result `[batch]`.
 ///
 /// # Collective
 /// If the rule has to redistribute: every rank of the mesh, in forward and in backward.

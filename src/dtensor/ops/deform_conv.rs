@@ -1,8 +1,8 @@
-//! Deformable convolution: every element of the kernel reads where its offset says, anywhere in the image, so
-//! spatial dimensions are whole.
+//! Deformable convolution. Every kernel element reads at its offset, which may be anywhere in the image, so
+//! spatial dimensions are not sharded.
 //!
-//! Of one group, and offsets that all channels share, it is a linear layer over channels, as other
-//! [convolutions](super::conv) are: see the letters. Else channels are whole too.
+//! With one group, and offsets shared by all channels, it is a linear layer over channels like other
+//! [convolutions](super::conv): see the equations. Otherwise channels are not sharded either.
 
 use burn::tensor::ops::DeformConvOptions;
 use burn::tensor::{Shape, module};
@@ -12,7 +12,7 @@ use super::window::Window;
 use super::{EinsumRule, Operand, apply};
 use crate::dtensor::DTensor;
 
-/// A deformable 2-D convolution, as burn's [`deform_conv2d`](module::deform_conv2d).
+/// Computes a deformable 2-D convolution, as burn's [`deform_conv2d`](module::deform_conv2d).
 ///
 /// # Shapes
 /// - `x`: `[batch, channels_in, height, width]`
@@ -58,7 +58,7 @@ pub fn deform_conv2d(
     })
 }
 
-/// What does not fit, of all that letters do not say.
+/// Returns a description of shapes that do not fit, except for mismatches that the equation finds.
 fn misfits(
     x: &DTensor<4>,
     offset: &DTensor<4>,
@@ -71,17 +71,17 @@ fn misfits(
     let (groups, elements) = (options.weight_groups, options.offset_groups * tall * wide);
     if taken != per_group * groups || made % groups != 0 {
         return Some(
-            "the input's channels must be those that the weight's groups take, and groups must divide channels",
+            "the input channels must match the weight and its groups, and the groups must divide the channels",
         );
     }
     if taken % options.offset_groups != 0 || offset.dims()[1] != 2 * elements {
-        return Some("of every group of offsets there must be two channels for each element of the kernel");
+        return Some("`offset` must have two channels for each kernel element of every offset group");
     }
     if mask.is_some_and(|mask| mask.dims()[1] != elements) {
-        return Some("of every group of offsets the mask must have a channel for each element of the kernel");
+        return Some("the mask must have one channel for each kernel element of every offset group");
     }
     if bias.is_some_and(|bias| bias.dims() != [made]) {
-        return Some("the bias must be as long as the output has channels");
+        return Some("the bias must have one element for each output channel");
     }
     let count = |at: usize, len: usize, kernel: usize| {
         let padding = (options.padding[at], options.padding[at]);
@@ -91,5 +91,5 @@ fn misfits(
     let size = [count(0, height, tall), count(1, width, wide)];
     let is_as_large = |map: &DTensor<4>| size == [Some(map.dims()[2]), Some(map.dims()[3])];
     (!is_as_large(offset) || !mask.is_none_or(is_as_large))
-        .then_some("offset and mask must be as high and wide as the output")
+        .then_some("offset and mask must have the height and width of the output")
 }

@@ -1,7 +1,7 @@
 //! Dropout.
 //!
-//! The mask is drawn by global position: a rank draws that of its part, and of a partial
-//! input all ranks drop the same elements.
+//! The mask is drawn by global position: a rank draws the mask of its shard, and all ranks drop the same elements
+//! of a partial input.
 
 use burn::tensor::Distribution;
 
@@ -10,11 +10,10 @@ use super::{EinsumRule, apply, random};
 use crate::Error;
 use crate::dtensor::{DTensor, DTensorError};
 
-/// `x` with elements set to zero with probability `prob`, and the others divided by `1 - prob`.
+/// Sets elements of `x` to zero with probability `prob`, and divides the others by `1 - prob`.
 ///
-/// Which elements is a function of `seed` and their global positions alone: the result has the
-/// same bits on every mesh. Draw a seed of its own for every call with
-/// [`next_seed`](random::next_seed).
+/// The mask is a function of `seed` and the global positions alone, so the result has the same bits on every mesh.
+/// Draw a new seed for every call with [`next_seed`](random::next_seed).
 ///
 /// # Panics
 /// Unwinds with [`DTensorError::Distribution`] unless `prob` is in `0..1`.
@@ -32,11 +31,11 @@ pub fn dropout<const D: usize>(x: DTensor<D>, prob: f64, seed: u64) -> DTensor<D
     })
 }
 
-/// Unwinds with [`DTensorError::Distribution`] unless something is left.
+/// Unwinds with [`DTensorError::Distribution`] unless `prob` is in `0..1`, so that some elements are kept.
 #[track_caller]
 pub(crate) fn check_probability(prob: f64) {
     if !(0.0..1.0).contains(&prob) {
-        let why = "a probability to drop is in 0..1, without 1";
+        let why = "a dropout probability must be at least 0 and less than 1";
         Error::from(DTensorError::Distribution { distribution: format!("dropout of {prob}"), why }).unwind()
     }
 }

@@ -1,4 +1,4 @@
-//! [`EinsumRule`]: a rule in einsum's letters.
+//! [`EinsumRule`]: a sharding rule written as an einsum equation.
 
 use std::hash::{Hash, Hasher};
 use std::ptr;
@@ -14,23 +14,23 @@ use super::{ShardingRule, Strategy};
 use crate::Result;
 use crate::placement::{PartialOp, Placement};
 
-/// The rule of an operator, as letters for the dimensions of its inputs and outputs.
+/// Sharding rule of an operator, written with a letter for each dimension of its inputs and outputs.
 ///
-/// | in the text | the dimension |
+/// | text | dimension |
 /// |---|---|
-/// | a small letter | an axis that may be cut: `S` where an input has it, `R` where not. The output is `S` too, or `P(sum)` if it lacks the axis |
-/// | a capital | an axis that is whole on every rank |
-/// | `..` | all dimensions that the letters leave, each an axis of its own, lined up from the right |
-/// | `..d..` | `d` stands at the operator's own dimensions, given with [`at`](Self::at); the dots are all others |
-/// | `?` | after an axis: its length may be 1 here, and is then repeated |
-/// | `_`, `1` | whole, of any length; of length 1 |
+/// | a small letter | an axis that may be sharded: `S` in the inputs that have it, `R` in the others. The output is `S` too, or `P(sum)` if it lacks the axis |
+/// | a capital | an axis that must not be sharded |
+/// | `..` | all dimensions not covered by letters, each an axis, aligned from the right |
+/// | `..d..` | `d` stands for the operator's dimensions, set with [`at`](Self::at); the dots are all others |
+/// | `?` | after an axis: its length may be 1 here, and is then broadcast |
+/// | `_`, `1` | not sharded, of any length; of length 1 |
 /// | `operand*` | any number of such operands |
-/// | `+ operand` | is added to what the others make: where that is a partial sum, it becomes a term of it |
+/// | `+ operand` | is added to the result of the others: if that is a partial sum, the operand is converted to one |
 ///
-/// Inputs must agree on the length of an axis. A capital that no input has is as long as
-/// [`lens`](Self::lens) say.
+/// Inputs must agree on the length of an axis. The length of a capital that no input has is set with
+/// [`lens`](Self::lens).
 ///
-/// Of `..i, io + o* -> ..o`, the linear layer, follow the rows
+/// For example, the linear layer `..i, io + o* -> ..o` has these strategies:
 ///
 /// ```
 /// # use burn::tensor::Shape;
@@ -41,7 +41,7 @@ use crate::placement::{PartialOp, Placement};
 /// assert_eq!(outputs, [Shape::new([8, 4])]);
 /// let rows: Vec<_> = LINEAR.strategies(&inputs, &outputs).iter().map(ToString::to_string).collect();
 /// assert_eq!(rows, [
-///     "S(1), S(0), P(sum) -> P(sum)", // i: nobody has all of it
+///     "S(1), S(0), P(sum) -> P(sum)", // i: each rank sums over its shard
 ///     "R, S(1), S(0) -> S(1)", // o
 ///     "S(0), R, R -> S(0)", // ..
 ///     "P(sum), R, P(sum) -> P(sum)", // linear in the first input
@@ -64,66 +64,68 @@ pub struct EinsumRule {
 }
 
 impl EinsumRule {
-    /// The operator `name`, whose dimensions are `text`. No partial input goes through it.
+    /// Makes the rule of the operator `name` from its equation `text`. Partial inputs are reduced first.
     ///
     /// # Panics
-    /// If `text` has no `->`; of a `const` that is an error of the compiler.
+    /// If `text` has no `->`; in a `const`, this is a compile error.
     pub const fn new(name: &'static str, text: &'static str) -> Self {
         let (bytes, mut at) = (text.as_bytes(), 1);
         while at < bytes.len() && !(bytes[at - 1] == b'-' && bytes[at] == b'>') {
             at += 1;
         }
-        assert!(at < bytes.len(), "a rule's text is `inputs -> outputs`");
+        assert!(at < bytes.len(), "the text of a rule must have the form `inputs -> outputs`");
         Self { name, text, linear: &[], partials: NO_PARTIAL, reduced: SUM, empty_parts: false }
     }
 
-    /// The elementwise operator `name`, of inputs that broadcast.
+    /// Makes the rule of the elementwise operator `name`, whose inputs broadcast.
     pub const fn pointwise(name: &'static str, partials: PartialRules) -> Self {
-        // Read once: activations with parameters make their rule anew at every call.
+        // A constant, so that it is parsed only once: activations with parameters make their rule at every call.
         const POINTWISE: EinsumRule = EinsumRule::new("", "..?* -> ..").with_empty_shards();
         Self { name, partials, ..POINTWISE }
     }
 
-    /// It is linear in each of these inputs.
+    /// Declares the operator linear in each of these inputs: their partial sums and averages pass through it.
     #[must_use]
     pub const fn linear(self, inputs: &'static [usize]) -> Self {
         Self { linear: inputs, ..self }
     }
 
-    /// How partial inputs go through it.
+    /// Sets the partial inputs that the operator accepts.
     #[must_use]
     pub const fn with_partial_rules(self, partials: PartialRules) -> Self {
         Self { partials, ..self }
     }
 
-    /// What makes the whole of the results that ranks find along an axis that the output lacks.
-    /// Default: their sum.
+    /// Sets the reduction that combines the ranks' results if a sharded axis is missing in the output. Default:
+    /// the sum.
     #[must_use]
     pub const fn reduced_by(self, op: PartialOp) -> Self {
         Self { reduced: Placement::Partial(op), ..self }
     }
 
-    /// The local operator goes by itself with [parts without elements](ShardingRule::supports_empty_shards).
+    /// Declares that the local operator [supports empty shards](ShardingRule::supports_empty_shards).
     #[must_use]
     pub const fn with_empty_shards(self) -> Self {
         Self { empty_parts: true, ..self }
     }
 
-    /// The rule of the operator along its own dimensions `dims`, in any order, where the text says `..d..`.
+    /// Returns the rule for the operator's dimensions `dims`, in any order: those that `d` stands for in the text
+    /// `..d..`.
     ///
     /// # Panics
     /// If a dimension is 64 or more.
     #[must_use]
     pub fn at(&'static self, dims: impl IntoIterator<Item = usize>) -> EinsumRuleAt {
         let at = dims.into_iter().fold(0, |at, dim| {
-            assert!(dim < 64, "dimension {dim} is past the 64th");
+            assert!(dim < 64, "dimension {dim} is not below 64");
             at | 1 << dim
         });
         EinsumRuleAt { axes: self, at, lens: SmallVec::new(), slots: 0 }
     }
 
-    /// The rule of the operator whose result has axes that no input has, of lengths `lens`: of those at the
-    /// operator's own dimensions, ascending. Of a result `operand*` there are as many as lengths.
+    /// Returns the rule with the lengths `lens` of the axes that only the result has. At the operator's
+    /// dimensions, lengths are in ascending order of these. If the result is `operand*`, there are as many results
+    /// as lengths.
     #[must_use]
     pub fn lens(&'static self, lens: impl IntoIterator<Item = usize>) -> EinsumRuleAt {
         EinsumRuleAt { axes: self, at: 0, lens: lens.into_iter().collect(), slots: 0 }
@@ -135,7 +137,7 @@ impl EinsumRule {
 
     fn outputs_at(&self, at: &[usize], lens: &[usize], inputs: &[Shape]) -> Result<Vec<Shape>> {
         let subscripts = self.subscripts(at, inputs, lens.len())?;
-        let explained = |why| operand_error(self.name, inputs, format!("of `{}`, {why}", self.text));
+        let explained = |why| operand_error(self.name, inputs, format!("in `{}`, {why}", self.text));
         subscripts.shapes(inputs, lens).map_err(explained)
     }
 
@@ -146,7 +148,7 @@ impl EinsumRule {
     }
 }
 
-/// The same operator, by address.
+/// Compares the rules by address.
 impl PartialEq for EinsumRule {
     fn eq(&self, other: &Self) -> bool {
         ptr::eq(self.name, other.name)
@@ -185,26 +187,27 @@ impl ShardingRule for EinsumRule {
     }
 }
 
-/// [`EinsumRule`] of an operator along dimensions of its own, or to lengths of its own.
+/// An [`EinsumRule`] with the dimensions that its operator works along, and with lengths of its result.
 #[derive(Debug, Clone)]
 pub struct EinsumRuleAt {
     axes: &'static EinsumRule,
-    /// A bit per dimension.
+    /// One bit for each dimension.
     at: u64,
     lens: SmallVec<[usize; 2]>,
     slots: usize,
 }
 
 impl EinsumRuleAt {
-    /// The next axes that no input has are as long as this.
+    /// Sets the lengths of the next axes that only the result has.
     #[must_use]
     pub fn lens(mut self, lens: impl IntoIterator<Item = usize>) -> Self {
         self.lens.extend(lens);
         self
     }
 
-    /// Along the operator's own dimension, where that is cut, each rank tells all this many elements of its
-    /// part ([`Parts`](super::shard_summaries::ShardSummaries)): results that lack it are whole. As many for equal lengths.
+    /// Declares that each rank sends all others this many elements of its shard along the operator's dimension, if
+    /// that is sharded (see [`ShardSummaries`](super::shard_summaries::ShardSummaries)). Results without the
+    /// dimension are then replicated. The number must follow from the lengths, because it is not compared.
     #[must_use]
     pub(super) fn with_slots(mut self, slots: usize) -> Self {
         self.slots = slots;
@@ -216,7 +219,7 @@ impl EinsumRuleAt {
     }
 }
 
-/// The same operator, by address.
+/// Compares the rules by address, and their arguments by value.
 impl PartialEq for EinsumRuleAt {
     fn eq(&self, other: &Self) -> bool {
         ptr::eq(self.axes, other.axes) && self.at == other.at && self.lens == other.lens

@@ -1,6 +1,4 @@
-//! Embedding.
-//!
-//! Where the vocabulary is cut, a masked [lookup](super::lookup).
+//! Embedding. If the vocabulary is sharded, it is a masked [lookup](super::lookup).
 
 use burn::tensor::{Int, module};
 
@@ -11,7 +9,7 @@ use crate::dtensor::local::reshape;
 
 const EMBEDDING: EinsumRule = EinsumRule::new("embedding", "ve, bs -> bse").with_partial_rules(MOVED_BY);
 
-/// The rows of `weights` `[vocabulary, features]` at `indices` `[batch, seq]`, as burn's
+/// Returns the rows of `weights` `[vocabulary, features]` at `indices` `[batch, seq]`, as burn's
 /// [`embedding`](module::embedding): `[batch, seq, features]`.
 ///
 /// Weights sharded over the vocabulary are not moved: each rank looks up the rows it holds, and the

@@ -1,9 +1,9 @@
-//! Tensors without elements.
+//! Results without elements.
 //!
-//! burn-flex 0.22 aborts on some operators of such, and burn answers others from the shapes alone,
-//! outside the autodiff graph, though a gradient is asked of them. [`apply`](super::apply) makes their
-//! results by itself. That one rank's part alone is empty does not happen to operators that are not made for
-//! it: see [`takes_empty_parts`](super::ShardingRule::supports_empty_shards).
+//! burn-flex 0.22 aborts in some operators on empty tensors. For others, burn computes the result from the shapes
+//! alone, outside the autodiff graph, although a gradient may be requested. [`apply`](super::apply) therefore
+//! creates empty results itself. An operator without [support for empty
+//! shards](super::ShardingRule::supports_empty_shards) never gets a local tensor that is empty on one rank only.
 
 use burn::tensor::{DType, Device, Shape, Tensor, kind};
 
@@ -11,7 +11,8 @@ use crate::dtensor::Kind;
 use crate::dtensor::kind::is_of_kind;
 use crate::dtensor::local::{as_float, zeros};
 
-/// What results without elements are made of: zero in the graph of all inputs, and their element types.
+/// Template of results without elements: a zero in the graph of all float inputs, and the element types of the
+/// inputs.
 #[derive(Debug, Default)]
 pub struct EmptyOutput {
     zero: Option<Tensor<1>>,
@@ -20,7 +21,7 @@ pub struct EmptyOutput {
 }
 
 impl EmptyOutput {
-    /// An input.
+    /// Records an input.
     pub(super) fn see<const D: usize, K: Kind>(&mut self, input: &Tensor<D, K>) {
         let dtype = input.dtype();
         if dtype.is_float() {
@@ -35,7 +36,7 @@ impl EmptyOutput {
         self.device.get_or_insert_with(|| input.device());
     }
 
-    /// A result of this shape, of no elements.
+    /// Makes a result of this shape, which has no elements.
     pub(super) fn make<const O: usize, K: Kind>(&self, shape: &Shape) -> Tensor<O, K> {
         if K::KIND == kind::Kind::Float
             && let Some(zero) = &self.zero
@@ -50,12 +51,13 @@ impl EmptyOutput {
     }
 }
 
-/// Zero, as the contribution of `x` to what it has no part in.
+/// Returns a zero that is connected to the graph of `x`: the contribution of `x` to a result that does not depend
+/// on it.
 pub(super) fn nothing<const D: usize, K: Kind + kind::Numeric>(x: Tensor<D, K>) -> Tensor<1, K> {
     x.sum().mul_scalar(0)
 }
 
-/// The one element of `x` all over a tensor of this shape.
+/// Returns a tensor of this shape filled with the one element of `x`.
 pub(super) fn spread<const D: usize, K: Kind + kind::Numeric>(x: Tensor<1, K>, shape: Shape) -> Tensor<D, K> {
     let zeros = zeros(shape, &x.clone().unsqueeze());
     zeros + x.unsqueeze()

@@ -28,7 +28,7 @@ impl ShardingRule for Expand {
         let (from, to) = (&inputs[0], &self.shape);
         let fits = |(from, to): (&usize, &usize)| from == to || *from == 1;
         if from.num_dims() > to.num_dims() || !from.iter().rev().zip(to.iter().rev()).all(fits) {
-            let why = format!("{to} must end with the same lengths, where they are not 1");
+            let why = format!("{to} must end with the input's lengths, except where these are 1");
             return Err(operand_error(self.name(), inputs, why));
         }
         Ok(vec![to.clone()])
@@ -49,8 +49,8 @@ const REPEAT_DIM: EinsumRule =
     EinsumRule::new("repeat_dim", ".._.. -> ..D..").with_partial_rules(MOVED).with_empty_shards();
 
 impl<const D: usize, K: Kind> DTensor<D, K> {
-    /// Dimensions of length 1, and new ones in front, to the lengths of `shape`, as burn's
-    /// [`expand`](burn::tensor::Tensor::expand): -1 keeps a length.
+    /// Broadcasts to `shape`, as burn's [`expand`](burn::tensor::Tensor::expand): dimensions of length 1 are
+    /// repeated and new dimensions are added in front. A length of -1 keeps the input's.
     #[must_use]
     #[track_caller]
     pub fn expand<const D2: usize, S: BroadcastArgs<D, D2>>(self, shape: S) -> DTensor<D2, K> {
@@ -58,7 +58,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         apply(&Expand { shape }, self, |x, op| x.expand(op.output_shape(0).clone()))
     }
 
-    /// The tensor `times` times along `dim`, as burn's [`repeat_dim`](burn::tensor::Tensor::repeat_dim).
+    /// Repeats the tensor `times` times along `dim`, as burn's [`repeat_dim`](burn::tensor::Tensor::repeat_dim).
     #[must_use]
     #[track_caller]
     pub fn repeat_dim(self, dim: impl AsIndex, times: usize) -> Self {
@@ -67,7 +67,8 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         apply(&REPEAT_DIM.at([dim]).lens([len]), self, |x, _| x.repeat_dim(dim, times))
     }
 
-    /// The tensor `sizes[d]` times along each dimension `d`, as burn's [`repeat`](burn::tensor::Tensor::repeat).
+    /// Repeats the tensor `sizes[d]` times along each dimension `d`, as burn's
+    /// [`repeat`](burn::tensor::Tensor::repeat).
     #[must_use]
     #[track_caller]
     pub fn repeat(self, sizes: &[usize]) -> Self {

@@ -1,4 +1,4 @@
-//! [`explain`]: which layouts an operator had to choose from, and why one was chosen.
+//! [`explain`]: lists the layouts that an operator could choose from, with their costs.
 
 use std::cell::RefCell;
 use std::fmt::{self, Write};
@@ -14,7 +14,8 @@ use super::{ShardingRule, Strategy};
 use crate::Result;
 use crate::placement::{CommVolume, Layout};
 
-/// Runs `f`, and says of every operator in it, also of those decided on before, which layouts were weighed.
+/// Runs `f` and explains every operator in it: which layouts were considered, and what they cost. This includes
+/// operators whose decisions are cached.
 ///
 /// ```
 /// use burn_dtensor::dtensor::ops::explain;
@@ -33,23 +34,24 @@ use crate::placement::{CommVolume, Layout};
 ///   | [S(1)] -> [S(0)], [R]        | [S(0)]   | all-to-all 24 B | all-to-all 24 B, all-reduce 192 B
 ///   | [S(1)] -> [R], [R]           | [R]      | all-gather 48 B |
 ///   | [S(1)] -> [R], [R] -> [S(1)] | [S(1)]   | all-gather 48 B | reduce-scatter 48 B, all-gather 96 B
-/// out, not partial like that: P(sum), R -> P(sum); P(avg), R -> P(avg); R, P(sum) -> P(sum); R, P(avg) -> P(avg)
+/// excluded, input not partial: P(sum), R -> P(sum); P(avg), R -> P(avg); R, P(sum) -> P(sum); R, P(avg) -> P(avg)
 /// ");
 /// # Ok::<_, burn_dtensor::Error>(())
 /// # })?;
 /// # Ok::<_, burn_dtensor::comm::LaunchError>(())
 /// ```
 ///
-/// The first line is marked as chosen, the others cost more in the order of [how layouts are
-/// chosen](super#how-layouts-are-chosen). Bytes are what a rank sends of even parts; `backward` is of inputs that can have
-/// gradients, whether or not one is taken. Under a [`CostModel`](super::CostModel) a column has the times.
+/// The first line is marked as chosen. The others cost more, in the order of [how layouts are
+/// chosen](super#how-layouts-are-chosen). Bytes are the volume that a rank sends if shards are even. The column
+/// `backward` counts inputs that can have gradients, whether or not one is computed. Under a
+/// [`CostModel`](super::CostModel), another column shows the times.
 ///
-/// Of an explanation inside another, the inner one has the tables.
+/// If explanations are nested, the innermost one gets the tables.
 ///
 /// # Collective
 /// As `f`.
 pub fn explain<T>(f: impl FnOnce() -> T) -> (T, Explanation) {
-    /// The explanations around this one go on after it, also if `f` unwinds.
+    /// Restores the tables of the enclosing explanations, also if `f` unwinds.
     struct OuterExplanations(Vec<String>);
     impl Drop for OuterExplanations {
         fn drop(&mut self) {
@@ -63,14 +65,14 @@ pub fn explain<T>(f: impl FnOnce() -> T) -> (T, Explanation) {
     (result, Explanation { tables })
 }
 
-/// What [`explain`] says: a table for each operator, in the order in which they ran.
+/// Result of [`explain`]: a table for each operator, in the order in which they ran.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Explanation {
     tables: Vec<String>,
 }
 
 impl Explanation {
-    /// The table of each operator.
+    /// Returns the table of each operator.
     pub fn tables(&self) -> impl ExactSizeIterator<Item = &str> {
         self.tables.iter().map(String::as_str)
     }
@@ -86,10 +88,10 @@ thread_local! {
     static RECORDED: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Lines of a table at most; of a mesh of several dimensions there may be hundreds.
+/// Maximum number of lines of a table. On a mesh of several dimensions there may be hundreds of combinations.
 const LINES: usize = 12;
 
-/// Adds the table of `rule` on these inputs.
+/// Records the table of `rule` for these inputs.
 pub(super) fn record<R: ShardingRule>(rule: &R, inputs: &[Arg<'_>], scope: DecisionScope) -> Result<()> {
     let CandidateStrategies { outputs, rows, wanted, out } = CandidateStrategies::new(rule, inputs)?;
     let mesh = inputs[0].spec.mesh();
@@ -100,7 +102,7 @@ pub(super) fn record<R: ShardingRule>(rule: &R, inputs: &[Arg<'_>], scope: Decis
         operands: &operands,
         outputs: &outputs,
         strategies: &rows,
-        takes_empty_parts: &|input, dim| rule.takes_empty_parts_along(input, dim),
+        takes_empty_parts: &|input, dim| rule.supports_empty_shards_along(input, dim),
         times: times.as_ref(),
     };
     let chosen = select_strategy(given);
@@ -136,11 +138,11 @@ pub(super) fn record<R: ShardingRule>(rule: &R, inputs: &[Arg<'_>], scope: Decis
     let mut text = format!("{} of {} on {mesh}\n", rule.name(), inputs.iter().map(described).join(", "));
     write_table(&mut text, &lines);
     let asked = |row: &&Strategy| (0..mesh.ndim()).all(|dim| !asked_for(&rows, &operands, dim).contains(row));
-    let partial = rows.iter().filter(asked).map(|row| (row.to_string(), "not partial like that"));
+    let partial = rows.iter().filter(asked).map(|row| (row.to_string(), "input not partial"));
     let out = out.iter().map(|(row, why)| (row.to_string(), *why)).chain(partial).chain(unfit);
     for (why, rows) in &out.map(|(row, why)| (why, row)).into_group_map().into_iter().sorted().collect_vec() {
         let more = if rows.len() > LINES { format!("; and {} more", rows.len() - LINES) } else { String::new() };
-        let _ = writeln!(text, "out, {why}: {}{more}", rows.iter().take(LINES).format("; "));
+        let _ = writeln!(text, "excluded, {why}: {}{more}", rows.iter().take(LINES).format("; "));
     }
     RECORDED.with_borrow_mut(|tables| tables.push(text));
     Ok(())
@@ -162,13 +164,13 @@ fn sent<'a>(sends: impl Iterator<Item = &'a (CommVolume, u64)>) -> String {
 fn reason(why: Infeasible) -> &'static str {
     match why {
         Infeasible::Empty => "a rank would have no elements",
-        Infeasible::NoWay => "there is no way to such a layout",
-        Infeasible::Divides => "the pieces do not divide what must stay together",
+        Infeasible::NoWay => "no redistribution to this layout",
+        Infeasible::Divides => "the number of shards does not divide the required length",
         Infeasible::Dearer => "it costs more",
     }
 }
 
-/// Columns as wide as their widest cell.
+/// Writes the lines with aligned columns.
 fn write_table(text: &mut String, lines: &[Vec<String>]) {
     let width = |column: usize| lines.iter().take(LINES + 1).map(|line| line[column].len()).max().unwrap_or(0);
     let widths: Vec<usize> = (0..lines[0].len()).map(width).collect();

@@ -1,4 +1,4 @@
-//! Elements in another order along some dimensions: flips and rolls.
+//! Reordering of elements along dimensions: flips and rolls.
 
 use burn::tensor::AsIndex;
 use smallvec::SmallVec;
@@ -13,7 +13,7 @@ const fn reordered(name: &'static str) -> EinsumRule {
 }
 
 impl<const D: usize, K: Kind> DTensor<D, K> {
-    /// The elements in reverse along `axes`, as burn's [`flip`](burn::tensor::Tensor::flip).
+    /// Reverses the elements along `axes`, as burn's [`flip`](burn::tensor::Tensor::flip).
     #[must_use]
     #[track_caller]
     pub fn flip<const N: usize>(self, axes: [impl AsIndex; N]) -> Self {
@@ -21,7 +21,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         apply(&const { reordered("flip") }.at(axes), self, |x, _| x.flip(axes))
     }
 
-    /// The elements moved by `shift` along `dim`, around the end, as burn's
+    /// Moves the elements by `shift` along `dim`, with wrap-around, as burn's
     /// [`roll_dim`](burn::tensor::Tensor::roll_dim).
     #[must_use]
     #[track_caller]
@@ -30,12 +30,13 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         apply(&const { reordered("roll_dim") }.at([dim]), self, |x, _| x.roll_dim(shift, dim))
     }
 
-    /// The elements moved by `shifts` along `dims`, around the end, as burn's [`roll`](burn::tensor::Tensor::roll).
+    /// Moves the elements by `shifts` along `dims`, with wrap-around, as burn's
+    /// [`roll`](burn::tensor::Tensor::roll).
     #[must_use]
     #[track_caller]
     pub fn roll<Shift: AsIndex, Dim: AsIndex>(self, shifts: &[Shift], dims: &[Dim]) -> Self {
         if shifts.len() != dims.len() {
-            let why = format!("{} shifts for {} dimensions; give as many", shifts.len(), dims.len());
+            let why = format!("{} shifts for {} dimensions. Pass equally many", shifts.len(), dims.len());
             operand_error("roll", &[self.shape()], why).unwind();
         }
         let dims: SmallVec<[usize; 4]> = dims.iter().map(|&dim| dim_of("roll", dim, D)).collect();

@@ -1,5 +1,5 @@
-//! Gather and scatter: one index per element. Where the dimension is cut, gather is a masked
-//! [lookup](super::lookup), and scatter [updates](super::update) own rows.
+//! Gather and scatter, with one index per element. Along a sharded dimension, gather is a masked
+//! [lookup](super::lookup), and scatter [updates](super::update) the rows that each rank holds.
 
 use burn::tensor::{AsIndex, IndexingUpdateOp, Int, Tensor};
 
@@ -10,12 +10,12 @@ use super::{EinsumRule, apply, lookup};
 use crate::dtensor::{DTensor, Kind};
 
 const GATHER: EinsumRule = EinsumRule::new("gather", "..v.., ..i.. -> ..i..").with_partial_rules(MOVED_BY);
-/// Of elements that cannot be added.
+/// Rule for booleans, which cannot be summed.
 const GATHER_BOOL: EinsumRule = EinsumRule::new("gather", "..V.., ..i.. -> ..i..").with_partial_rules(MOVED_BY);
 const SCATTER: EinsumRule = EinsumRule::new("scatter", "..v.., ..I.., ..I.. -> ..v..");
 
 impl<const D: usize, K: Kind> DTensor<D, K> {
-    /// The elements at `indices` along `dim`, as burn's [`gather`](burn::tensor::Tensor::gather).
+    /// Returns the elements at `indices` along `dim`, as burn's [`gather`](burn::tensor::Tensor::gather).
     ///
     /// A tensor sharded along `dim` is not moved: the result is a partial sum.
     #[must_use]
@@ -32,8 +32,8 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         })
     }
 
-    /// `values` put at, or combined with, the elements at `indices` along `dim`, as burn's
-    /// [`scatter`](burn::tensor::Tensor::scatter).
+    /// Updates the elements at `indices` along `dim` with `values`, as burn's
+    /// [`scatter`](burn::tensor::Tensor::scatter): assigns them, or combines them as `update` specifies.
     #[must_use]
     #[track_caller]
     pub fn scatter(self, dim: impl AsIndex, indices: DTensor<D, Int>, values: Self, update: IndexingUpdateOp) -> Self {

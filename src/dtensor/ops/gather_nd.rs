@@ -1,5 +1,5 @@
-//! Gather and scatter of slices by tuples of indices: `k` along the last dimension of the indices, which say
-//! where in the first `k` dimensions of the tensor.
+//! Gather and scatter of slices by tuples of indices. The last dimension of the indices contains tuples of `k`
+//! indices into the first `k` dimensions of the tensor.
 //!
 //! ```text
 //! x [a, b, c], indices [i, 2]  ->  found [i, c]     found[n, :] = x[indices[n, 0], indices[n, 1], :]
@@ -13,11 +13,12 @@
 //!
 //! | axis | `x` | indices | values | updated |
 //! |---|---|---|---|---|
-//! | `a`, `b` | `S(0)`, `S(1)` | `R` | `R` | that of `x` |
+//! | `a`, `b` | `S(0)`, `S(1)` | `R` | `R` | as `x` |
 //! | `c` | `S(2)` | `R` | `S(1)` | `S(2)` |
-//! | `i`, of additions | `P(sum)` | `S(0)` | `S(0)` | `P(sum)` |
+//! | `i`, for additions | `P(sum)` | `S(0)` | `S(0)` | `P(sum)` |
 //!
-//! Where `a` or `b` is cut, gather is a masked [lookup](super::lookup), and scatter updates own rows.
+//! If `a` or `b` is sharded, gather is a masked [lookup](super::lookup), and scatter updates the rows that each
+//! rank holds.
 
 use std::ops::Range;
 
@@ -33,11 +34,11 @@ use crate::Result;
 use crate::dtensor::local::reshape;
 use crate::dtensor::{DTensor, Kind};
 
-/// The shapes of a tensor and of tuples of indices into it.
+/// Shapes of a tensor and of tuples of indices into it.
 struct Tuples<'a> {
     x: &'a [usize],
     indices: &'a [usize],
-    /// How many dimensions a tuple indexes.
+    /// Number of dimensions that a tuple indexes.
     indexed: usize,
 }
 
@@ -46,18 +47,18 @@ impl<'a> Tuples<'a> {
         let (x, indices) = (&inputs[0][..], &inputs[1][..]);
         let (&indexed, indices) = indices.split_last().expect("a tensor has a dimension");
         if indexed == 0 || indexed > x.len() {
-            let why = format!("tuples of {indexed} indices, of the last dimension; have 1 to {} of them", x.len());
+            let why = format!("the last dimension has tuples of {indexed} indices. Use tuples of 1 to {}", x.len());
             return Err(operand_error(operator, inputs, why));
         }
         Ok(Self { x, indices, indexed })
     }
 
-    /// All that the tuples stand for.
+    /// Returns the shape of all slices that the tuples select.
     fn slices(&self) -> Shape {
         [self.indices, &self.x[self.indexed..]].concat().into()
     }
 
-    /// Dimensions of the tensor that are not indexed, and where they are in the slices.
+    /// Returns the dimensions of the tensor that are not indexed, each with its dimension in the slices.
     fn others(&self) -> impl Iterator<Item = (usize, usize)> {
         (self.indexed..self.x.len()).map(|dim| (dim, self.indices.len() + dim - self.indexed))
     }
@@ -100,7 +101,7 @@ impl ShardingRule for ScatterNd {
             return Err(operand_error(
                 self.name(),
                 inputs,
-                format!("the values must be the slices that the indices name, {slices}"),
+                format!("the values must have the shape of the slices that the indices select, {slices}"),
             ));
         }
         Ok(vec![inputs[0].clone()])
@@ -116,13 +117,13 @@ impl ShardingRule for ScatterNd {
     }
 }
 
-/// The indexed dimensions of the tensor that are cut, and where.
+/// Returns the indexed dimensions that are sharded, each with this rank's interval.
 fn sharded_ranges(op: &Operator, indexed: usize) -> SmallVec<[(usize, Range<usize>); 2]> {
     (0..indexed).filter_map(|dim| Some((dim, lookup::part(op, 0, dim)?))).collect()
 }
 
-/// `indices` as places in this rank's part, cut at `sharding_dims`: `other` of the part for those that are elsewhere,
-/// and which tuples these are, `[.., 1]`.
+/// Converts `indices` to indices into this rank's shard along `sharding_dims`. Indices of other ranks' rows are
+/// replaced by `other` of the rank's interval, and the returned mask, `[.., 1]`, marks tuples with such an index.
 fn localize<const M: usize>(
     indices: Tensor<M, Int>,
     sharding_dims: &[(usize, Range<usize>)],
@@ -145,17 +146,17 @@ fn localize<const M: usize>(
     (Tensor::cat(columns, M - 1), elsewhere)
 }
 
-/// Burn's backends have no such operator of booleans.
+/// Checks that `x` is not Bool: burn's backends have no such operators for booleans.
 #[track_caller]
 fn check_numbers<const D: usize, K: Kind>(operator: &'static str, x: &DTensor<D, K>) {
     if x.dtype().is_bool() {
-        operand_error(operator, &[x.shape()], "it is of numbers; make them of booleans with `int`").unwind();
+        operand_error(operator, &[x.shape()], "it is for numbers only. Convert booleans with `int`").unwind();
     }
 }
 
 impl<const D: usize, K: Kind> DTensor<D, K> {
-    /// The slices at tuples of `indices`, as burn's [`gather_nd`](Tensor::gather_nd): of a tensor
-    /// `[a, b, c]` and indices `[.., 2]` the result is `[.., c]`.
+    /// Returns the slices at tuples of `indices`, as burn's [`gather_nd`](Tensor::gather_nd). For a tensor `[a, b,
+    /// c]` and indices `[.., 2]`, the result is `[.., c]`.
     ///
     /// A tensor sharded along an indexed dimension is not moved: the result is a partial sum.
     #[must_use]
@@ -164,7 +165,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         let indexed = indices.dims()[M - 1];
         if DV + indexed + 1 != M + D {
             let why = format!(
-                "tuples of {indexed} indices make {} dimensions, {DV} are asked for",
+                "with tuples of {indexed} indices, the result has {} dimensions, but {DV} were requested",
                 M + D - 1 - indexed.min(D)
             );
             operand_error("gather_nd", &[self.shape(), indices.shape()], why).unwind();
@@ -188,8 +189,9 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         })
     }
 
-    /// `values` put at, or combined with, the slices at tuples of `indices`, as burn's
-    /// [`scatter_nd`](Tensor::scatter_nd): of a tensor `[a, b, c]` and indices `[.., 2]` the values are `[.., c]`.
+    /// Updates the slices at tuples of `indices` with `values`, as burn's [`scatter_nd`](Tensor::scatter_nd):
+    /// assigns them, or combines them as `update` specifies. For a tensor `[a, b, c]` and indices `[.., 2]`, the
+    /// values are `[.., c]`.
     #[must_use]
     #[track_caller]
     pub fn scatter_nd<const M: usize, const DV: usize>(

@@ -1,5 +1,5 @@
-//! Interpolation of images, from their nearest elements or from two along each dimension. Of a dimension that is
-//! cut every rank gets the [halo](super::halo) that it lacks; other modes take it whole.
+//! Interpolation of images, from the nearest element or from two along each dimension. If a dimension is sharded,
+//! every rank fetches its [halo](super::halo). Other modes do not shard spatial dimensions.
 
 use std::ops::Range;
 use std::panic::Location;
@@ -16,11 +16,11 @@ use crate::dtensor::DTensor;
 /// [`interpolate`](module::interpolate).
 ///
 /// # Collective
-/// If the rule has to redistribute, or a spatial dimension is cut: every rank of the mesh, in forward and in
+/// If the rule has to redistribute, or a spatial dimension is sharded: every rank of the mesh, in forward and in
 /// backward.
 ///
 /// # Panics
-/// As burn's, unless exactly one of `output_size` and `scale_factor` is set.
+/// As burn's function, unless exactly one of `output_size` and `scale_factor` is set.
 #[must_use]
 #[track_caller]
 pub fn interpolate(x: DTensor<4>, options: InterpolateOptions) -> DTensor<4> {
@@ -50,7 +50,7 @@ pub fn interpolate(x: DTensor<4>, options: InterpolateOptions) -> DTensor<4> {
     }
 }
 
-/// Along the cut dimensions by what this rank has read, along the others by burn.
+/// Interpolates sharded dimensions from the elements that this rank has read, and the others with burn.
 fn by_dimension(
     x: Tensor<4>,
     halo: &Halo,
@@ -69,7 +69,7 @@ fn by_dimension(
     module::interpolate(x, options)
 }
 
-/// From one length of a dimension to another.
+/// Mapping of one length of a dimension to another.
 #[derive(Debug, Clone, Copy)]
 struct InterpolationScale {
     from: usize,
@@ -79,7 +79,7 @@ struct InterpolationScale {
 }
 
 impl InterpolationScale {
-    /// The element that `at` is made from, or the first of two, and how much of the second there is in it.
+    /// Returns the element from which output `at` is computed, or the first of two, and the weight of the second.
     fn source(self, at: usize) -> (usize, f64) {
         let (from, to, at) = (self.from as f64, self.to as f64, at as f64);
         let last = self.from.saturating_sub(1);
@@ -104,7 +104,7 @@ impl InterpolationScale {
         }
     }
 
-    /// The elements `output` along `dim`, of `x` from where they reach on.
+    /// Returns the elements `output` along `dim`. `x` starts at the first element that they reach.
     fn along<const D: usize>(self, x: Tensor<D>, dim: usize, output: Range<usize>) -> Tensor<D> {
         let (start, len) = (self.reach(output.clone()).input.start as usize, x.dims()[dim]);
         let (firsts, shares): (Vec<usize>, Vec<f64>) = output.map(|at| self.source(at)).unzip();

@@ -1,7 +1,7 @@
 //! Linear algebra, with the names of [`burn::linalg`].
 //!
-//! Norms and products are made of other operators, so a cut dimension is never gathered: ranks send their
-//! parts of the sum, or of the maximum. [Decompositions](lu) need whole matrices; batches of them may be cut.
+//! Norms and products are composed of other operators, so a sharded dimension is never gathered: the ranks'
+//! partial sums or maxima are reduced. [Decompositions](lu) need complete matrices, but batches may be sharded.
 
 mod decompositions;
 
@@ -17,7 +17,7 @@ use crate::dtensor::{DTensor, Kind};
 
 macro_rules! norms {
     ($($doc:literal $name:ident $dims:ident $(<$K:ident: $Bound:ident>)? ($($p:ident)?): $norm:expr),* $(,)?) => {$(
-        #[doc = concat!($doc, " along `dim`, which stays with length 1.")]
+        #[doc = concat!($doc, " along `dim`, which then has length 1.")]
         #[must_use]
         #[track_caller]
         pub fn $name<const D: usize $(, $K: Kind + kind::$Bound)?>(
@@ -29,7 +29,7 @@ macro_rules! norms {
             $norm(x, &[dim], $($p)?)
         }
 
-        #[doc = concat!($doc, " over `dims`, which stay with length 1.")]
+        #[doc = concat!($doc, " over `dims`, which then have length 1.")]
         #[must_use]
         #[track_caller]
         pub fn $dims<const D: usize $(, $K: Kind + kind::$Bound)?, I: AsIndex>(
@@ -44,12 +44,12 @@ macro_rules! norms {
 }
 
 norms! {
-    "How many elements are not zero," l0_norm l0_norm_dims<K: Numeric> (): l0,
-    "The sum of the absolute values" l1_norm l1_norm_dims<K: Numeric> (): l1,
-    "The Euclidean norm" l2_norm l2_norm_dims (): l2,
-    "The largest absolute value" max_abs_norm max_abs_norm_dims<K: Ordered> (): max_abs,
-    "The smallest absolute value" min_abs_norm min_abs_norm_dims<K: Ordered> (): min_abs,
-    "The `p`-norm, for any `p`," lp_norm lp_norm_dims (p): lp,
+    "Returns the number of elements that are not zero" l0_norm l0_norm_dims<K: Numeric> (): l0,
+    "Returns the sum of the absolute values" l1_norm l1_norm_dims<K: Numeric> (): l1,
+    "Returns the Euclidean norm" l2_norm l2_norm_dims (): l2,
+    "Returns the largest absolute value" max_abs_norm max_abs_norm_dims<K: Ordered> (): max_abs,
+    "Returns the smallest absolute value" min_abs_norm min_abs_norm_dims<K: Ordered> (): min_abs,
+    "Returns the `p`-norm, for any `p`," lp_norm lp_norm_dims (p): lp,
 }
 
 fn l0<const D: usize, K: Kind + kind::Numeric>(x: DTensor<D, K>, dims: &[usize]) -> DTensor<D, K> {
@@ -83,21 +83,21 @@ fn lp<const D: usize>(x: DTensor<D>, dims: &[usize], p: f64) -> DTensor<D> {
     }
 }
 
-/// The `norm` of vectors along `dim`, which stays with length 1.
+/// Returns the `norm` of vectors along `dim`, which then has length 1.
 #[must_use]
 #[track_caller]
 pub fn vector_norm<const D: usize>(x: DTensor<D>, norm: impl Into<Norm>, dim: impl AsIndex) -> DTensor<D> {
     lp(x, &[dim_of("vector_norm", dim, D)], norm.into().to_exponent())
 }
 
-/// The `norm` over `dims`, which stay with length 1.
+/// Returns the `norm` over `dims`, which then have length 1.
 #[must_use]
 #[track_caller]
 pub fn vector_norm_dims<const D: usize, I: AsIndex>(x: DTensor<D>, norm: impl Into<Norm>, dims: &[I]) -> DTensor<D> {
     lp(x, &dims_of("vector_norm_dims", dims, D), norm.into().to_exponent())
 }
 
-/// Vectors along `dim` over their `norm`, or over `eps` where that is more.
+/// Divides vectors along `dim` by their `norm`, or by `eps` if that is larger.
 #[must_use]
 #[track_caller]
 pub fn vector_normalize<const D: usize, E: ElementConversion>(
@@ -111,8 +111,8 @@ pub fn vector_normalize<const D: usize, E: ElementConversion>(
     x / norm
 }
 
-/// The cosine of the angle between vectors along `dim`, which stays with length 1. Their lengths count as at
-/// least `eps`, by default the smallest positive normal number of the type.
+/// Returns the cosine of the angle between vectors along `dim`, which then has length 1. A vector is taken to be
+/// at least `eps` long; the default is the smallest positive normal number of the type.
 #[must_use]
 #[track_caller]
 pub fn cosine_similarity<const D: usize>(
@@ -122,14 +122,14 @@ pub fn cosine_similarity<const D: usize>(
     eps: Option<f64>,
 ) -> DTensor<D> {
     let dim = dim_of("cosine_similarity", dim, D);
-    let smallest = || x1.dtype().finfo().expect("it is of floats").min_positive;
+    let smallest = || x1.dtype().finfo().expect("the tensor has a float type").min_positive;
     let eps = eps.unwrap_or_else(smallest);
     let normalized = |x: DTensor<D>| vector_normalize(x, Norm::L2, dim, eps);
     (normalized(x1.clone()) * normalized(x2)).sum_dim(dim)
 }
 
-/// All products of an element of `lhs` and one of `rhs` along the last dimension, with broadcasting of the
-/// others: `[.., m]` and `[.., n]` to `[.., m, n]`.
+/// Returns the products of all elements of `lhs` with all elements of `rhs` along the last dimension: `[.., m]`
+/// and `[.., n]` to `[.., m, n]`. The other dimensions broadcast.
 #[must_use]
 #[track_caller]
 pub fn outer<const D: usize, const R: usize, K: Kind + kind::Numeric>(
@@ -139,7 +139,7 @@ pub fn outer<const D: usize, const R: usize, K: Kind + kind::Numeric>(
     outer_dim(lhs, rhs, -1)
 }
 
-/// [`outer`] along `dim`, whose place both dimensions take.
+/// Like [`outer`], but along `dim`, which the two new dimensions replace.
 #[must_use]
 #[track_caller]
 pub fn outer_dim<const D: usize, const R: usize, Dim: AsIndex, K: Kind + kind::Numeric>(
@@ -149,14 +149,13 @@ pub fn outer_dim<const D: usize, const R: usize, Dim: AsIndex, K: Kind + kind::N
 ) -> DTensor<R, K> {
     let dim = dim_of("outer_dim", dim, D);
     if R != D + 1 {
-        let why = format!("it makes {} dimensions, {R} are asked for", D + 1);
+        let why = format!("the result has {} dimensions, but {R} were requested", D + 1);
         operand_error("outer_dim", &[lhs.shape(), rhs.shape()], why).unwind();
     }
     lhs.unsqueeze_dim::<R>(dim + 1) * rhs.unsqueeze_dim::<R>(dim)
 }
 
-/// Products of matrices `[.., m, n]` and vectors `[.., n]`, with broadcasting of the other dimensions:
-/// `[.., m]`.
+/// Multiplies matrices `[.., m, n]` by vectors `[.., n]`: `[.., m]`. The other dimensions broadcast.
 #[must_use]
 #[track_caller]
 pub fn matvec<const DM: usize, const DV: usize, K: Kind + kind::Numeric>(
@@ -164,7 +163,7 @@ pub fn matvec<const DM: usize, const DV: usize, K: Kind + kind::Numeric>(
     vector: DTensor<DV, K>,
 ) -> DTensor<DV, K> {
     if DM < 2 || DM != DV + 1 {
-        let why = "matrices have at least 2 dimensions, and vectors one less than they";
+        let why = "matrices must have at least 2 dimensions, and vectors one less than the matrices";
         operand_error("matvec", &[matrix.shape(), vector.shape()], why).unwind();
     }
     matrix.matmul(vector.unsqueeze_dim::<DM>(DV)).squeeze_dim(DM - 1)
@@ -172,7 +171,7 @@ pub fn matvec<const DM: usize, const DV: usize, K: Kind + kind::Numeric>(
 
 const DIAG: EinsumRule = EinsumRule::new("diag", "..MN -> ..K").with_partial_rules(MOVED);
 
-/// The diagonals of matrices: `[.., m, n]` to `[.., min(m, n)]`.
+/// Returns the diagonals of matrices: `[.., m, n]` to `[.., min(m, n)]`.
 #[must_use]
 #[track_caller]
 pub fn diag<const D: usize, const DO: usize, K: Kind>(tensor: DTensor<D, K>) -> DTensor<DO, K> {
@@ -181,7 +180,7 @@ pub fn diag<const D: usize, const DO: usize, K: Kind>(tensor: DTensor<D, K>) -> 
     apply(&DIAG.lens([len]), tensor, |x, _| lookup::of_type(burn::linalg::diag(x), dtype))
 }
 
-/// The sums of the diagonals of matrices: `[.., m, n]` to `[.., 1]`.
+/// Returns the sums of the diagonals of matrices: `[.., m, n]` to `[.., 1]`.
 #[must_use]
 #[track_caller]
 pub fn trace<const D: usize, const DO: usize>(tensor: DTensor<D>) -> DTensor<DO> {
@@ -189,11 +188,11 @@ pub fn trace<const D: usize, const DO: usize>(tensor: DTensor<D>) -> DTensor<DO>
     diag::<D, DO, _>(tensor).sum_dim(DO - 1)
 }
 
-/// Rows and columns of matrices of `rank` dimensions.
+/// Returns the numbers of rows and columns of matrices, after checking that they have `rank` dimensions.
 #[track_caller]
 fn matrix<const D: usize, K: Kind>(operator: &'static str, x: &DTensor<D, K>, rank: usize) -> [usize; 2] {
     if D < 2 || D != rank {
-        let why = format!("a result is asked for that matrices of {rank} dimensions have, at least 2; these have {D}");
+        let why = format!("the requested result needs matrices of {rank} dimensions, at least 2, but these have {D}");
         operand_error(operator, &[x.shape()], why).unwind();
     }
     [x.dims()[D - 2], x.dims()[D - 1]]

@@ -1,16 +1,15 @@
 //! The linear transformation `x @ weight + bias`.
 //!
-//! Where the product is a sum over ranks, a bias that all of them hold becomes a term of it: the
-//! first rank's. That costs nothing, in forward or in backward, and the sum need not be made to
-//! add a bias.
+//! If the product is a partial sum, a replicated bias is converted to one: the first rank adds it. This costs no
+//! communication in forward or backward, and the product need not be reduced before the bias is added.
 
 use super::{EinsumRule, Operand, apply, product};
 use crate::dtensor::DTensor;
 
 const LINEAR: EinsumRule = EinsumRule::new("linear", "..i, io + o* -> ..o").linear(&[0, 1]);
 
-/// `x @ weight + bias`, as burn's [`linear`](burn::tensor::module::linear): of an input
-/// `[.., d_in]`, a weight `[d_in, d_out]` and a bias `[d_out]`.
+/// Computes `x @ weight + bias`, as burn's [`linear`](burn::tensor::module::linear), for an input `[.., d_in]`, a
+/// weight `[d_in, d_out]` and a bias `[d_out]`.
 ///
 /// # Collective
 /// If the rule has to redistribute: every rank of the mesh, in forward and in backward.

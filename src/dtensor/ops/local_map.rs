@@ -1,4 +1,4 @@
-//! [`LocalMap`]: a function of local tensors, among DTensors.
+//! [`LocalMap`]: runs a function of local tensors on DTensors.
 
 use burn::tensor::{Shape, Tensor};
 use smallvec::SmallVec;
@@ -11,11 +11,10 @@ use crate::error::OrUnwind;
 use crate::mesh::DeviceMesh;
 use crate::placement::{Layout, Placement, Placements};
 
-/// What a function of local tensors takes and makes of a mesh's: PyTorch's `local_map`.
+/// Placements of the inputs and outputs of a function of local tensors, as in PyTorch's `local_map`.
 ///
-/// It is for a computation of one's own that every rank does alone on its part, and that needs no
-/// [rule](super::ShardingRule): how its inputs must be placed, and how its outputs are, is said where it is called.
-/// Placements are one per mesh dimension.
+/// It is for a custom computation that every rank does locally and that has no [rule](super::ShardingRule): the
+/// caller states how the inputs must be placed, and how the outputs are. Placements are one per mesh dimension.
 ///
 /// ```
 /// use burn_dtensor::dtensor::ops::LocalMap;
@@ -27,7 +26,7 @@ use crate::placement::{Layout, Placement, Placements};
 /// let x = DTensor::<2>::ones([4, 6], &mesh, &[Replicate], world.device())?;
 /// let w = DTensor::<2>::ones([6, 3], &mesh, &[Shard(0)], world.device())?;
 ///
-/// // Each rank has some columns of `x`, and a term of the product.
+/// // Each rank has some columns of `x`, and computes a partial sum of the product.
 /// let product = LocalMap::new().with_input([Shard(1)]).with_input([Shard(0)]).with_output([Partial(PartialOp::Sum)]);
 /// let y = product.with_redistributed_inputs().run((x, w), |(x, w): (Tensor<2>, Tensor<2>)| x.matmul(w));
 /// assert_eq!(y.full_tensor()?.into_data(), Tensor::<2>::full([4, 3], 6.0, world.device()).into_data());
@@ -37,10 +36,10 @@ use crate::placement::{Layout, Placement, Placements};
 /// ```
 ///
 /// # Gradients
-/// The gradient of an input is placed as the input is, and of a partial one replicated. That is true of a replicated
-/// input only if all ranks compute the same with it; where each makes a term of its gradient, such as of a weight that
-/// it multiplies its own rows by, say so by [`with_input_and_grad`](Self::with_input_and_grad) and `P(sum)`: backward
-/// then adds the terms up.
+/// The gradient of an input is placed as the input, or replicated if the input is partial. For a replicated input
+/// this is correct only if all ranks use it in the same computation. If each rank computes a partial gradient,
+/// for example because it multiplies a weight by its own rows, declare the gradient as `P(sum)` with
+/// [`with_input_and_grad`](Self::with_input_and_grad); backward then sums it over the ranks.
 #[derive(Debug, Clone, Default)]
 pub struct LocalMap {
     inputs: Vec<LocalMapInput>,
@@ -51,34 +50,35 @@ pub struct LocalMap {
 
 #[derive(Debug, Clone, Default)]
 struct LocalMapInput {
-    /// `None` takes any.
+    /// Required placements; `None` permits any.
     placements: Option<Placements>,
-    /// Of its gradient.
+    /// Placements of the gradient.
     grads: Option<Placements>,
 }
 
 #[derive(Debug, Clone)]
 struct LocalMapOutput {
     placements: Placements,
-    /// Global, if parts may be uneven.
+    /// Global shape, if shards may be uneven.
     shape: Option<Shape>,
 }
 
 impl LocalMap {
-    /// Takes any inputs, as they are, and makes no outputs.
+    /// Makes a map that accepts any inputs as they are and has no outputs.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// The next input must be placed like this. Of a map that says so of one, all inputs are listed, in their order.
+    /// Declares the placements of the next input. If any input is declared, all must be, in their order.
     #[must_use]
     pub fn with_input(mut self, placements: impl AsRef<[Placement]>) -> Self {
         self.inputs.push(LocalMapInput { placements: Some(placements.as_ref().into()), grads: None });
         self
     }
 
-    /// The next input must be placed like this, and its gradient is placed as `grads`: as itself, with `R` for
-    /// partial values, or as `P(sum)` where it is replicated and ranks make terms of its gradient.
+    /// Declares the placements of the next input, and of its gradient. `grads` has the same placements, except `R`
+    /// for partial values, or `P(sum)` where the input is replicated and each rank computes a partial
+    /// gradient.
     #[must_use]
     pub fn with_input_and_grad(mut self, placements: impl AsRef<[Placement]>, grads: impl AsRef<[Placement]>) -> Self {
         let placements = Some(placements.as_ref().into());
@@ -86,56 +86,56 @@ impl LocalMap {
         self
     }
 
-    /// The next input may be placed in any way.
+    /// Declares that the next input may be placed in any way.
     #[must_use]
     pub fn with_any_input(mut self) -> Self {
         self.inputs.push(LocalMapInput::default());
         self
     }
 
-    /// The next output is placed like this, of parts of equal shape: what is cut over `k` ranks is `k` times as long
-    /// globally.
+    /// Declares the placements of the next output. All shards have equal shapes: a dimension sharded over `k`
+    /// ranks is `k` times as long in the global tensor.
     #[must_use]
     pub fn with_output(mut self, placements: impl AsRef<[Placement]>) -> Self {
         self.outputs.push(LocalMapOutput { placements: placements.as_ref().into(), shape: None });
         self
     }
 
-    /// The next output is placed like this and has this global shape, of parts that may be uneven or empty.
+    /// Declares the placements and the global shape of the next output, whose shards may be uneven or empty.
     #[must_use]
     pub fn with_output_of_shape(mut self, placements: impl AsRef<[Placement]>, shape: impl Into<Shape>) -> Self {
         self.outputs.push(LocalMapOutput { placements: placements.as_ref().into(), shape: Some(shape.into()) });
         self
     }
 
-    /// The mesh that inputs must be on. Default: that of the first.
+    /// Sets the mesh that the inputs must be on. Default: the mesh of the first input.
     #[must_use]
     pub fn with_mesh(mut self, mesh: &DeviceMesh) -> Self {
         self.mesh = Some(mesh.clone());
         self
     }
 
-    /// Brings inputs to where they must be. Default: one that is placed otherwise is an error.
+    /// Redistributes inputs to their declared placements. Default: an input with other placements is an error.
     #[must_use]
     pub fn with_redistributed_inputs(mut self) -> Self {
         self.redistributes = true;
         self
     }
 
-    /// Runs `f` on this rank's parts of the inputs, and reads what it makes as parts of the outputs.
+    /// Runs `f` on this rank's local tensors of the inputs, and makes DTensors of the results.
     ///
-    /// Inputs and outputs are those of [`apply`](super::apply); what else `f` needs it captures.
+    /// Inputs and outputs are of the types that [`apply`](super::apply) accepts. `f` captures any other arguments.
     ///
     /// # Collective
-    /// If an input is redistributed: every rank of the mesh, in forward and in backward; and in backward if a gradient
-    /// is `P(sum)`.
+    /// If an input is redistributed: every rank of the mesh, in forward and in backward; also in backward if a
+    /// gradient is `P(sum)`.
     ///
     /// # Panics
-    /// Unwinds with a typed [`Error`](crate::Error), on every rank alike:
-    /// [`MapCount`](DTensorError::MapCount) for other numbers of inputs and outputs than are listed,
-    /// [`MapInput`](DTensorError::MapInput) for an input that is placed otherwise,
-    /// [`MeshMismatch`](DTensorError::MeshMismatch), [`GradPlacement`](DTensorError::GradPlacement) and what
-    /// [`from_local`](DTensor::from_local) says of placements and shapes.
+    /// Unwinds with a typed [`Error`](crate::Error) on every rank: [`MapCount`](DTensorError::MapCount) if the
+    /// number of inputs or outputs differs from the declared one, [`MapInput`](DTensorError::MapInput) if an input
+    /// has other placements, [`MeshMismatch`](DTensorError::MeshMismatch),
+    /// [`GradPlacement`](DTensorError::GradPlacement), and the errors of [`from_local`](DTensor::from_local) for
+    /// placements and shapes.
     #[track_caller]
     pub fn run<I: Inputs, O: Outputs>(&self, inputs: I, f: impl FnOnce(I::Local) -> O) -> O::Global {
         let mesh = self.check(&inputs).or_unwind();
@@ -145,7 +145,7 @@ impl LocalMap {
         outputs.globalize(&running, &mut 0)
     }
 
-    /// The mesh, which all inputs are on.
+    /// Returns the mesh, after checking that all inputs are on it.
     fn check<I: Inputs>(&self, inputs: &I) -> Result<DeviceMesh> {
         let mut args = SmallVec::new();
         inputs.args(&mut args);
@@ -171,7 +171,7 @@ fn check_count(what: &'static str, given: usize, listed: usize) -> Result<(), DT
     if given == listed { Ok(()) } else { Err(DTensorError::MapCount { what, given, listed }) }
 }
 
-/// A map that is being run.
+/// A map that is running.
 struct Running<'a> {
     map: &'a LocalMap,
     mesh: &'a DeviceMesh,

@@ -1,7 +1,6 @@
 //! Logic on Bool, and on the bits of Int.
 //!
-//! On Bool, "and" is the minimum and "or" the maximum, which is how they go through `P(min)` and
-//! `P(max)`.
+//! On Bool, "and" is the minimum and "or" the maximum, so they accept `P(min)` and `P(max)`.
 
 use std::ops::{BitAnd, BitOr, BitXor, Not};
 

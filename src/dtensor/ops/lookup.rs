@@ -1,17 +1,17 @@
-//! Lookups in a dimension that is sharded: each rank answers for the rows it holds, zeros for the
-//! others, and the sum over the ranks is the answer.
+//! Lookups along a sharded dimension: each rank looks up the rows that it holds and returns zeros for the others.
+//! The sum over the ranks is the result.
 //!
 //! ```text
 //! indices [4, 0, 7, 2]                       rank 0: rows 0..4          rank 1: rows 4..8
-//! local indices, 0 for what is elsewhere     [0, 0, 0, 2]               [0, 0, 3, 0]
-//! looked up, zeros for what is elsewhere     [0, x0, 0, x2]             [x4, 0, x7, 0]
+//! local indices, 0 for rows of other ranks   [0, 0, 0, 2]               [0, 0, 3, 0]
+//! results, zeros for rows of other ranks     [0, x0, 0, x2]             [x4, 0, x7, 0]
 //! ```
 //!
-//! No row is moved, and no rank needs to know what the others hold. Updates go the other way: an
-//! extra row takes what is elsewhere, and is dropped.
+//! No row is moved, and no rank needs to know the rows of the others. Updates add one row to the shard: it
+//! receives the updates of other ranks' rows and is then dropped.
 //!
-//! An index that no rank holds is none on any rank: it stays out of bounds, and burn's operator says
-//! what becomes of it, as on a tensor that is not cut (Flex refuses it).
+//! An index outside the dimension stays out of bounds on every rank. burn's operator then handles it as on an
+//! unsharded tensor (Flex panics).
 
 use std::ops::Range;
 
@@ -20,13 +20,13 @@ use burn::tensor::{Bool, DType, Int, IntDType, Shape, Tensor};
 use super::Operator;
 use crate::dtensor::Kind;
 
-/// Whether dimension `dim` of input `at` is cut: then where.
+/// Returns this rank's interval of dimension `dim` of input `at`, or `None` if the rank holds all of it.
 pub(super) fn part(op: &Operator, at: usize, dim: usize) -> Option<Range<usize>> {
     let range = op.input_range(at, dim);
     (range.len() < op.input_spec(at).shape()[dim]).then_some(range)
 }
 
-/// Looks `indices` up in `x`, this rank's part `range` of the rows of dimension `dim`.
+/// Looks `indices` up in `x`, this rank's rows `range` of dimension `dim`.
 pub(super) fn look_up<const D: usize, const I: usize, const O: usize, K: Kind>(
     x: Tensor<D, K>,
     dim: usize,
@@ -41,7 +41,7 @@ pub(super) fn look_up<const D: usize, const I: usize, const O: usize, K: Kind>(
     local(x, indices).mask_fill(spread(elsewhere).expand(shape), 0)
 }
 
-/// `found`, of the element type of what it was found in: burn-flex 0.22 finds booleans as bytes.
+/// Returns `found` with the element type `dtype`: burn-flex 0.22 returns booleans as bytes.
 pub(super) fn of_type<const D: usize, K: Kind>(found: Tensor<D, K>, dtype: DType) -> Tensor<D, K> {
     if found.dtype() == dtype {
         return found;
@@ -50,7 +50,7 @@ pub(super) fn of_type<const D: usize, K: Kind>(found: Tensor<D, K>, dtype: DType
     Tensor::from_data(found.into_data().convert_dtype(dtype), (&device, dtype))
 }
 
-/// Updates `x`, this rank's part `range` of the rows of dimension `dim`, where `indices` say.
+/// Updates `x`, this rank's rows `range` of dimension `dim`, at `indices`.
 pub(super) fn update<const D: usize, const I: usize, K: Kind>(
     x: Tensor<D, K>,
     dim: usize,
@@ -63,7 +63,7 @@ pub(super) fn update<const D: usize, const I: usize, K: Kind>(
     local(with_extra_row(x, dim), indices).slice_dim(dim, 0..range.len())
 }
 
-/// `x` and one more row of dimension `dim`, for what is elsewhere.
+/// Appends a row to dimension `dim` of `x`, which receives the updates of other ranks' rows.
 pub(super) fn with_extra_row<const D: usize, K: Kind>(x: Tensor<D, K>, dim: usize) -> Tensor<D, K> {
     let mut extra = x.dims();
     extra[dim] = 1;
@@ -71,8 +71,8 @@ pub(super) fn with_extra_row<const D: usize, K: Kind>(x: Tensor<D, K>, dim: usiz
     Tensor::cat(vec![x, extra], dim)
 }
 
-/// `indices` of `len` rows, as places in this rank's part `range` of them: `other` for those that
-/// are elsewhere, and which these are; out of bounds where no rank has them.
+/// Converts `indices` into `len` rows to indices into this rank's rows `range`. Rows of other ranks get the index
+/// `other`, and the returned mask marks them. Indices that no rank holds stay out of bounds.
 pub(super) fn localize<const I: usize>(
     indices: Tensor<I, Int>,
     range: &Range<usize>,
@@ -85,7 +85,8 @@ pub(super) fn localize<const I: usize>(
     (local.mask_fill(nowhere, len as i64), elsewhere)
 }
 
-/// `indices` counted from `start`, and `other` for those `elsewhere`: unsigned ones go no lower than 0.
+/// Returns `indices` relative to `start`, or `other` for those marked `elsewhere`. The mask is applied first, so
+/// that unsigned indices do not go below 0.
 pub(super) fn moved<const I: usize>(
     indices: Tensor<I, Int>,
     elsewhere: &Tensor<I, Bool>,
@@ -95,8 +96,8 @@ pub(super) fn moved<const I: usize>(
     indices.mask_fill(elsewhere.clone(), (start + other) as i64).sub_scalar(start as i64)
 }
 
-/// `indices` in a type that holds every index of `len` rows and what is outside: narrow ones would
-/// take a bound for another number, as bytes take 256 for 0.
+/// Converts `indices` to a type that holds every index of `len` rows and the bounds around them. In a narrow type,
+/// a bound would wrap around: as bytes, 256 is 0.
 pub(super) fn holding<const I: usize>(indices: Tensor<I, Int>, len: usize) -> Tensor<I, Int> {
     match len {
         _ if len > i32::MAX as usize => indices.cast(IntDType::I64),
@@ -105,7 +106,7 @@ pub(super) fn holding<const I: usize>(indices: Tensor<I, Int>, len: usize) -> Te
     }
 }
 
-/// Which indices are not in `range`.
+/// Returns true for indices that are not in `range`.
 pub(super) fn outside<const I: usize>(indices: &Tensor<I, Int>, range: &Range<usize>) -> Tensor<I, Bool> {
     let below = indices.clone().lower_scalar(range.start as i64);
     below.bool_or(indices.clone().greater_equal_scalar(range.end as i64))

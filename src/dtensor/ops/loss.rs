@@ -2,25 +2,26 @@
 //!
 //! # Cross-entropy
 //!
-//! Of class-sharded logits ("loss parallel") no rank sees a whole row. With `m` the largest logit
-//! of a row, its terms are sums over classes, and one all-reduce of all of them makes the loss:
+//! If logits are sharded over classes ("loss parallel"), no rank has a complete row. The loss is computed from
+//! sums over classes, for which the largest logit `m` of a row is subtracted. One all-reduce sums them over the
+//! ranks:
 //!
 //! ```text
 //!           rank 0              rank 1
 //!  logits   z0 z1 z2            z3 z4 z5                target: class 4
 //!  max      m = max over ranks                          all-reduce(max), outside the graph
-//!  terms    e^(z0-m) + ..       e^(z3-m) + ..
+//!  sums     e^(z0-m) + ..       e^(z3-m) + ..
 //!           0                   z4 - m                  all-reduce(sum)
 //!  loss     log(sum of e) - (z4 - m)                    backward sends nothing
 //! ```
 //!
-//! A mean divides by what all ranks count, so uneven parts and ignored targets weigh as they
-//! should: over sharded leading dimensions the loss is `P(sum)`.
+//! A mean divides by the count (or weight) over all ranks, so uneven shards and ignored targets are weighted
+//! correctly. Over sharded leading dimensions, the loss is `P(sum)`.
 //!
-//! # Losses of elements
+//! # Elementwise losses
 //!
-//! The squared error and the binary cross-entropy are pointwise, then a mean or a sum: of inputs
-//! sharded alike they are `P(sum)`, and send nothing.
+//! The squared error and the binary cross-entropy are pointwise, followed by a mean or a sum. If the inputs have
+//! the same sharding, the loss is `P(sum)` and nothing is sent.
 
 mod config;
 mod cross_entropy;

@@ -1,13 +1,12 @@
-//! Choosing by a mask.
+//! Selection by a mask.
 //!
-//! Every element of the result is one of two values, whichever way the ranks reduce it, so a
-//! partial value goes through if both values have it. A filled-in scalar is its own average,
-//! maximum and minimum; as a sum it is its own only if it is zero.
+//! Every element of the result is one of two values, so partial values are accepted if both inputs have the same
+//! reduction. A scalar is its own average, maximum and minimum, but its own sum only if it is zero.
 //!
 //! | | | mask | value | |
 //! |---|---|---|---|---|
 //! | `mask_where` | `P(op)` | `R` | `P(op)` | `P(op)` |
-//! | `mask_fill` | `P(avg)`, `P(max)`, `P(min)` | `R` | | the same |
+//! | `mask_fill` | `P(avg)`, `P(max)`, `P(min)` | `R` | | as the input |
 //! | `mask_fill` with 0 | `P(sum)` | `R` | | `P(sum)` |
 
 use burn::tensor::{Bool, ElementConversion};
@@ -29,7 +28,8 @@ const FILLED: PartialRules = PartialRules::of_first(&[AVG, MAX, MIN]);
 const FILLED_WITH_ZERO: PartialRules = PartialRules::of_first(&[SUM, AVG, MAX, MIN]);
 
 impl<const D: usize, K: Kind> DTensor<D, K> {
-    /// `value` where the mask is true, as burn's [`mask_where`](burn::tensor::Tensor::mask_where).
+    /// Replaces the elements at which the mask is true by those of `value`, as burn's
+    /// [`mask_where`](burn::tensor::Tensor::mask_where).
     #[must_use]
     #[track_caller]
     pub fn mask_where(self, mask: DTensor<D, Bool>, value: Self) -> Self {
@@ -37,7 +37,8 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         apply(&rule, (self, mask, value), |(x, mask, value), _| x.mask_where(mask, value))
     }
 
-    /// One value where the mask is true, as burn's [`mask_fill`](burn::tensor::Tensor::mask_fill).
+    /// Sets the elements at which the mask is true to `value`, as burn's
+    /// [`mask_fill`](burn::tensor::Tensor::mask_fill).
     #[must_use]
     #[track_caller]
     pub fn mask_fill<E: ElementConversion + Copy>(self, mask: DTensor<D, Bool>, value: E) -> Self {
@@ -45,8 +46,8 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         apply(&EinsumRule::pointwise("mask_fill", partials), (self, mask), |(x, mask), _| x.mask_fill(mask, value))
     }
 
-    /// The elements where `mask` is true, as burn's [`mask_select`](burn::tensor::Tensor::mask_select):
-    /// `[as many]`. How many there are depends on the values, so all are made [whole](replicated) first.
+    /// Returns the elements at which `mask` is true, as burn's [`mask_select`](burn::tensor::Tensor::mask_select):
+    /// `[count]`. The count depends on the values, so both inputs are gathered first ([`replicated`]).
     #[must_use]
     #[track_caller]
     pub fn mask_select(self, mask: DTensor<D, Bool>) -> DTensor<1, K> {

@@ -1,9 +1,9 @@
-//! Methods of one name with burn's: each is a rule, and burn's method on this rank's part.
+//! Macros for methods with burn's names: each defines a sharding rule and runs burn's method on the local tensor.
 
-/// Elementwise methods of one tensor, perhaps with a scalar.
+/// Defines elementwise methods of one tensor, with an optional scalar argument.
 macro_rules! mapped {
     ($Output:ty; $($name:ident $(<$E:ident: $Bound:ident>($arg:ident))?: $partials:expr),* $(,)?) => {$(
-        #[doc = concat!("Elementwise, as burn's [`", stringify!($name), "`](burn::tensor::Tensor::", stringify!($name), ").")]
+        #[doc = concat!("Applies burn's [`", stringify!($name), "`](burn::tensor::Tensor::", stringify!($name), ") elementwise.")]
         #[must_use]
         #[track_caller]
         pub fn $name$(<$E: $Bound>)?(self $(, $arg: $E)?) -> $Output {
@@ -12,10 +12,10 @@ macro_rules! mapped {
     )*};
 }
 
-/// Elementwise methods of two tensors, with broadcasting.
+/// Defines elementwise methods of two tensors, with broadcasting.
 macro_rules! zipped {
     ($Output:ty; $($name:ident: $partials:expr),* $(,)?) => {$(
-        #[doc = concat!("Elementwise with broadcasting, as burn's [`", stringify!($name), "`](burn::tensor::Tensor::", stringify!($name), ").")]
+        #[doc = concat!("Applies burn's [`", stringify!($name), "`](burn::tensor::Tensor::", stringify!($name), ") elementwise, with broadcasting.")]
         #[must_use]
         #[track_caller]
         pub fn $name(self, other: Self) -> $Output {
@@ -24,10 +24,10 @@ macro_rules! zipped {
     )*};
 }
 
-/// Methods along one dimension: what comes out, letters, and what else the rule says.
+/// Defines methods along one dimension: name, output type, the rule's subscripts, and further calls on the rule.
 macro_rules! along {
     ($($name:ident -> $Output:ty: $text:literal $([$($more:tt)+])?);* $(;)?) => {$(
-        #[doc = concat!("Along `dim`, as burn's [`", stringify!($name), "`](Tensor::", stringify!($name), "); by rule `", $text, "`.")]
+        #[doc = concat!("Applies burn's [`", stringify!($name), "`](Tensor::", stringify!($name), ") along `dim`. Sharding rule: `", $text, "`.")]
         #[must_use]
         #[track_caller]
         pub fn $name<I: AsIndex>(self, dim: I) -> $Output {
@@ -37,18 +37,18 @@ macro_rules! along {
     )*};
 }
 
-/// Reductions: of all elements, along one dimension, over several.
+/// Defines reductions: over all elements, along one dimension, and over several dimensions.
 macro_rules! reductions {
     (@rule $name:ident $text:literal [$($rule:tt)+]) => { (&const { EinsumRule::new(stringify!($name), $text).$($rule)+ }) };
     ($($full:ident $dim:ident $($dims:ident)? -> $K:ty: $rule:tt);* $(;)?) => {$(
-        #[doc = concat!("Of all elements, as burn's [`", stringify!($full), "`](Tensor::", stringify!($full), "): `[1]`.")]
+        #[doc = concat!("Applies burn's [`", stringify!($full), "`](Tensor::", stringify!($full), ") to all elements. Shape: `[1]`.")]
         #[must_use]
         #[track_caller]
         pub fn $full(self) -> DTensor<1, $K> {
             apply(reductions!(@rule $full ".. -> 1" $rule), self, |x, _| x.$full())
         }
 
-        #[doc = concat!("Along `dim`, which stays with length 1, as burn's [`", stringify!($dim), "`](Tensor::", stringify!($dim), ").")]
+        #[doc = concat!("Applies burn's [`", stringify!($dim), "`](Tensor::", stringify!($dim), ") along `dim`, which then has length 1.")]
         #[must_use]
         #[track_caller]
         pub fn $dim<I: AsIndex>(self, dim: I) -> DTensor<D, $K> {
@@ -57,7 +57,7 @@ macro_rules! reductions {
         }
 
         $(
-            #[doc = concat!("Over `dims`, which stay with length 1, as burn's [`", stringify!($dims), "`](Tensor::", stringify!($dims), ").")]
+            #[doc = concat!("Applies burn's [`", stringify!($dims), "`](Tensor::", stringify!($dims), ") over `dims`, which then have length 1.")]
             #[must_use]
             #[track_caller]
             pub fn $dims<I: AsIndex>(self, dims: &[I]) -> DTensor<D, $K> {

@@ -1,10 +1,26 @@
-//! Operators on DTensors: burn's names and signatures, and for each family the rule that says
-//! what happens to placements.
+//! Operators on DTensors, with burn's names and signatures, and a sharding rule for each family.
 //!
-//! A rule says, in einsum's [letters](EinsumRule), what the dimensions of inputs and outputs are. Of the matrix
-//! product it is `..mk, ..kn -> ..mn`, and from that follows a table for *one* mesh dimension. A row of it
-//! says: with the inputs placed like this, every rank computes its part of the output alone, with burn's own
-//! operator on local tensors (`S(d)` shards tensor dimension `d`, `R` replicates, `P` is partial):
+//! ```text
+//!  inputs (DTensor, Operand)
+//!     |
+//!     |  Operator::resolve      rule and specs -> layouts of inputs and outputs
+//!     |    resolve_sharding       strategies that apply, from ShardingRule (EinsumRule, TableRule)
+//!     |    select_strategy        the cheapest one for each mesh dimension
+//!     |    strategy_cost            by counts, or by the times of a CostModel
+//!     v
+//!  Operator::input              redistributes an input if its layout differs
+//!     v
+//!  burn's operator              on the local tensors
+//!     v
+//!  Operator::output             the DTensor of the local result, with its spec
+//! ```
+//!
+//! # Rules
+//!
+//! A rule describes the dimensions of inputs and outputs with einsum [letters](EinsumRule). That of the matrix
+//! product is `..mk, ..kn -> ..mn`. A table for *one* mesh dimension follows from it. Each row of the table is a
+//! [`Strategy`]: if the inputs are placed like this, every rank computes its local output without communication,
+//! with burn's own operator on local tensors (`S(d)` shards tensor dimension `d`, `R` replicates, `P` is partial):
 //!
 //! | axis | `a` | `b` | `a @ b` |
 //! |---|---|---|---|
@@ -12,45 +28,45 @@
 //! | `n` | `R` | `S(1)` | `S(1)` |
 //! | `k` | `S(1)` | `S(0)` | `P(sum)` |
 //!
-//! The rest follows, for every operator alike:
+//! This is enough for every operator, because of four invariants:
 //!
-//! 1. **Any mesh.** A rank's part of an operator is that operator on parts, so each mesh dimension
-//!    takes a row of its own.
-//! 2. **Any placements.** Where the inputs come otherwise, the [cheapest rows](#how-layouts-are-chosen) are
-//!    found and the inputs redistributed to them, in forward; [`RedistributePolicy::Deny`] makes that an
-//!    error that says what to write.
-//! 3. **Gradients.** A replicated input of a row whose other columns differ between ranks is
-//!    [varied](crate::dtensor::DTensor::vary): its gradient is a term of a sum on every rank, and
-//!    backward adds them up. Clones of one tensor share that, and whatever brings it elsewhere.
-//! 4. **No cost when repeated.** A decision is cached by rule and specs.
+//! 1. **Any mesh.** The local computation of an operator is the operator itself, so each mesh dimension has its
+//!    own strategy.
+//! 2. **Any placements.** If the inputs are placed otherwise, the [cheapest strategies](#how-layouts-are-chosen)
+//!    are selected and the inputs are redistributed in forward. Under [`RedistributePolicy::Deny`], this is an
+//!    error that names the call to insert.
+//! 3. **Gradients.** If an input is replicated in a strategy that has sharded or partial placements, it
+//!    [varies](crate::dtensor::DTensor::vary): each rank computes a partial gradient, and backward sums them.
+//!    Clones of one tensor share this sum, and every redistribution.
+//! 4. **No repeated cost.** Decisions are cached by rule and specs.
 //!
 //! # How layouts are chosen
 //!
-//! Inputs that fit a row stay. Else the rows count that take the fewest collectives in forward, of these the
-//! ones that send the least in forward, then the fewest collectives in backward, and the least sent in it. That
-//! is so whatever the lengths, and whether or not a gradient is taken: a program's layouts are the same for every
-//! batch that is cut alike and longer than 1, in training and in inference. What that costs is sometimes sent in
-//! backward: a large weight that no plan has placed is sliced for nothing, and its gradient gathered.
-//! [`explain`] shows it. A program says otherwise by placing its tensors or, under a [`CostModel`], lets the
-//! time of both decide, of tensors as long as they are.
+//! Inputs that fit a strategy are not moved. Otherwise the strategies with the fewest collectives in forward are
+//! considered, among these the ones that send the least in forward, then the fewest collectives in backward, then
+//! the least volume in backward. The choice does not depend on lengths, nor on whether gradients are computed: a
+//! program's layouts are the same for every batch of length greater than 1 with the same sharding, in training and
+//! in inference. The price is sometimes paid in backward: slicing a large weight that no plan has placed costs
+//! nothing in forward, but its gradient is gathered. [`explain`] shows such cases. To change the choice, place the
+//! tensors, or use a [`CostModel`]: then the total time of forward and backward decides, computed from actual
+//! lengths.
 //!
 //! # Collective
 //!
-//! Every rank of the mesh calls an operator, in the same order. It communicates where it
-//! redistributes an input, and in backward where an input was moved or varies; else it is local, but
-//! for those that tell others a few elements of their [parts](crate::dtensor::DTensor::cumsum), and say so.
+//! Every rank of the mesh must call the operators in the same order. An operator communicates if it redistributes
+//! an input, and in backward if an input was redistributed or varies. Otherwise it is local, except for operators
+//! that exchange a few elements of their [shards](crate::dtensor::DTensor::cumsum); their documentation says so.
 //!
 //! # Panics
 //!
-//! An operator unwinds with a typed [`Error`](crate::Error), on every rank alike: inputs or
-//! arguments that do not fit ([`Operands`](crate::dtensor::DTensorError::Operands)), inputs on
-//! different meshes, a redistribution that the policy denies, a collective that fails.
-//! [`launch`](crate::comm::launch) returns it.
+//! An operator unwinds with a typed [`Error`](crate::Error) on every rank if inputs or arguments do not fit
+//! ([`Operands`](crate::dtensor::DTensorError::Operands)), if inputs are on different meshes, if the policy denies
+//! a redistribution, or if a collective fails. [`launch`](crate::comm::launch) returns the error.
 //!
 //! # Plain tensors
 //!
-//! A plain tensor is no operand of a DTensor: what it is on other ranks, only the program knows. Beside one it
-//! does not compile, and the compiler says what to write:
+//! A plain tensor cannot be an operand together with a DTensor, because only the program knows its values on other
+//! ranks. Such code does not compile, and the compiler error names the conversion:
 //!
 //! ```compile_fail,E0277
 //! # use burn::tensor::Tensor;
@@ -64,7 +80,7 @@
 //! # use burn::tensor::Tensor;
 //! # use burn_dtensor::{Result, dtensor::DTensor, placement::Placement};
 //! fn add(x: DTensor<2>, plain: Tensor<2>) -> Result<DTensor<2>> {
-//!     // The same on every rank.
+//!     // Identical on every rank.
 //!     let everywhere = vec![Placement::Replicate; x.mesh().ndim()];
 //!     let plain = DTensor::distribute_replicated(plain, x.mesh(), &everywhere)?;
 //!     Ok(x + plain)
@@ -73,7 +89,7 @@
 //!
 //! # Finding a rule
 //!
-//! Each family has a file in this folder; its rules are the [`EinsumRule`] on top.
+//! Each family has a file in this folder. Its rules are the [`EinsumRule`] constants at the top of the file.
 //!
 //! | file | operators |
 //! |---|---|
@@ -83,38 +99,38 @@
 //! | `matmul`, `linear`, `einsum`, `cross` | products |
 //! | `reduce`, `order` | sums to covariances; along a dimension: cumulative sums, extrema, top k, sorting, medians |
 //! | `view`, `permute`, `expand`, `windows` | shapes |
-//! | `attention`, `conv`, `deform_conv`, `pool`, `interpolate`, `unfold`, `norm`, `batch_norm`, `embedding`, `dropout` | what layers are made of, in [`module`] |
-//! | `slice`, `split`, `cat`, `flip`, `pad`, `triangle` | pieces put apart and together |
-//! | `gather`, `gather_nd`, `select`, `one_hot`, `nonzero` | by index, and to indices |
+//! | `attention`, `conv`, `deform_conv`, `pool`, `interpolate`, `unfold`, `norm`, `batch_norm`, `embedding`, `dropout` | components of layers, in [`module`] |
+//! | `slice`, `split`, `cat`, `flip`, `pad`, `triangle` | splitting, joining, reordering and masking of elements |
+//! | `gather`, `gather_nd`, `select`, `one_hot`, `nonzero` | selection and updates by index; conversion to indices |
 //! | `linalg`, `signal`, `grid` | norms and decompositions; Fourier transforms; coordinates |
 //! | `loss`, `ctc` | cross-entropy, also of class-sharded logits; losses of sequences |
-//! | `random`, `categorical` | values and seeds that do not depend on the mesh, and draws |
+//! | `random`, `categorical` | random values and seeds that do not depend on the mesh; samples of categories |
 //! | `read` | single numbers, for the program |
-//! | [`replicated`] | any other, on whole tensors |
+//! | [`replicated`] | any other operator, on full tensors |
 //!
-//! How a call runs: [`apply`] has its inputs decided on ([`Operator::resolve`], from a cache), brings each to
-//! where the decision wants it ([`Operator::input`]), runs burn's operator, and gives the result its spec
-//! ([`Operator::output`]). `choose` is the search behind a decision, and `weigh` its costs; how a tensor gets
-//! from one layout to another is [`plan`](crate::placement::plan)'s.
+//! A call of [`apply`] resolves the sharding ([`Operator::resolve`], from a cache), redistributes each input
+//! ([`Operator::input`]), runs burn's operator, and gives the result its spec ([`Operator::output`]).
+//! `select_strategy` is the search for the cheapest strategies, and `strategy_cost` computes their costs.
+//! [`plan`](crate::placement::plan) plans the steps from one layout to another.
 //!
 //! # Adding an operator
 //!
-//! An elementwise operator is one line: its name, and how it goes through [partial](partial_rules) inputs.
+//! An elementwise operator is one line: its name, and the [partial](partial_rules) inputs that it accepts.
 //!
 //! ```
 //! use burn_dtensor::dtensor::DTensor;
 //! use burn_dtensor::dtensor::ops::{EinsumRule, apply, partial_rules::NO_PARTIAL};
 //!
-//! /// `x * sigmoid(1.702 x)`.
+//! /// Returns `x * sigmoid(1.702 x)`.
 //! fn quick_gelu<const D: usize>(x: DTensor<D>) -> DTensor<D> {
 //!     apply(&EinsumRule::pointwise("quick_gelu", NO_PARTIAL), x, |x, _| x.clone() * burn::tensor::activation::sigmoid(x * 1.702))
 //! }
 //! ```
 //!
-//! Any other is its letters, with as many results as they say. All rows must hold for uneven parts too;
-//! parts without elements are gathered first, unless the rule [takes them](ShardingRule::supports_empty_shards). A
-//! ragged cut stays under a row if all that the row cuts is as long as its lengths add up to, and no
-//! shard has to divide anything.
+//! Any other operator is described by its letters, with as many results as they state. All strategies must hold
+//! for uneven shards too. Inputs with empty shards are gathered first, unless the rule [supports
+//! them](ShardingRule::supports_empty_shards). Uneven shard sizes are kept if every dimension that the strategy
+//! shards has the length that they add up to, and the strategy does not require divisibility.
 //!
 //! ```
 //! use burn::tensor::Tensor;
@@ -122,7 +138,7 @@
 //! use burn_dtensor::dtensor::ops::{EinsumRule, apply};
 //! use burn_dtensor::placement::{PartialOp, Placement::{Partial, Shard}};
 //!
-//! /// The sum of the elements of each row, and that of their squares: `[rows, columns] -> [rows, 1]`.
+//! /// The sum of the elements of each row, and the sum of their squares: `[rows, columns] -> [rows, 1]`.
 //! const MOMENTS: EinsumRule = EinsumRule::new("moments", "rc -> r1, r1");
 //!
 //! fn moments(x: DTensor<2>) -> (DTensor<2>, DTensor<2>) {
@@ -141,26 +157,27 @@
 //! # Ok::<_, burn_dtensor::comm::LaunchError>(())
 //! ```
 //!
-//! The few operators whose dimensions letters cannot name (views, permutations, expansion, grouped
-//! channels) write their tables out, as a [`TableRule`] or by implementing [`ShardingRule`]. A computation that is
-//! written once, at one place, needs none: a [`LocalMap`] says there what it takes and makes.
+//! A few operators have dimensions that letters cannot describe (views, permutations, expansion, grouped
+//! channels). They list their strategies, in a [`TableRule`] or by implementing [`ShardingRule`]. A computation
+//! that occurs at one place only needs no rule: a [`LocalMap`] states the placements of its inputs and outputs
+//! there.
 //!
-//! A row never communicates: what needs its neighbours is made of redistributions. But of a dimension that it needs
-//! whole, a row may ask the other ranks for a few elements of each part (`parts`), and says how many; and windows
-//! over a dimension that is cut get what they lack in an exchange of their own, forward and backward (`halo`).
+//! A strategy never communicates; an operator that needs elements of other ranks redistributes its inputs. There
+//! are two exceptions. Along a dimension that it would otherwise gather, a strategy may exchange a few elements of
+//! each shard, whose number it declares (`shard_summaries`). Windows over a sharded dimension fetch the elements
+//! that they lack in a separate exchange, in forward and backward (`halo`).
 //!
-//! The local operator must record as many nodes of the autodiff graph for parts of any length, or
-//! ranks fall out of step in backward. Burn's own do, but for `matmul`, `linear` and `einsum`, which
-//! do something else for a length of 1; the prover compares the depths of all ranks' results.
+//! The local operator must record the same number of autodiff nodes for shards of any length. Otherwise ranks get
+//! out of step in backward. Burn's own operators do, except `matmul`, `linear` and `einsum`, which are different
+//! for a length of 1. The prover compares the graph depths of all ranks' results.
 //!
-//! Then prove it: `cargo run --example prove_rule` shows how, and tries every placement on every
-//! mesh against the operator on whole tensors, forward and backward.
+//! Then prove the rule: `cargo run --example prove_rule` shows how. It compares every placement on every mesh with
+//! the operator on full tensors, forward and backward.
 //!
-//! Inside this crate a method with burn's name is a line in one of the macros of `methods` (`mapped!`,
-//! `zipped!`, `along!`, `reductions!`), and its proof a `case!` in `tests/suite/rules`, without which the
-//! suite fails.
+//! In this crate, a method with burn's name is a line in one of the macros of `methods` (`mapped!`, `zipped!`,
+//! `along!`, `reductions!`). Its proof is a `case!` in `tests/suite/rules`, and the suite fails without it.
 
-// Deciding and running.
+// Resolving and running.
 mod apply;
 mod cost_model;
 mod einsum_rule;
@@ -176,7 +193,7 @@ mod strategy_cost;
 mod subscripts;
 mod table_rule;
 
-// What rules share.
+// Shared by rules.
 mod args;
 mod empty;
 mod halo;
@@ -190,7 +207,7 @@ mod shard_summaries;
 mod update;
 mod window;
 
-// The families.
+// Families of operators.
 pub mod activation;
 mod arithmetic;
 mod attention;

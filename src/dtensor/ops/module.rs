@@ -1,4 +1,4 @@
-//! Operators that burn has as functions of [`burn::tensor::module`], and their like.
+//! Operators that burn provides as functions in [`burn::tensor::module`], and related ones.
 
 pub use super::attention::{attention, attention_fallback};
 pub use super::batch_norm::{BatchNormTrainOutput, batch_norm, batch_norm_train};

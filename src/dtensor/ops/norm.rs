@@ -1,11 +1,11 @@
-//! Normalizations: what is normalized together is whole, the rest may be cut.
+//! Normalizations. Dimensions that are normalized together are not sharded; the others may be.
 //!
 //! | | input | scale and shift | |
 //! |---|---|---|---|
 //! | `group_norm` | `S(batch)` | `R` | `S(batch)` |
-//! | `group_norm` | `S(channels)`, in whole groups | `S(channels)` | `S(channels)` |
+//! | `group_norm` | `S(channels)`, in complete groups | `S(channels)` | `S(channels)` |
 //!
-//! `R` scales that meet a cut input get the sum of the ranks' gradients in backward.
+//! The gradients of `R` scales are summed over the ranks in backward if the input is sharded.
 
 use burn::tensor::{DType, FloatDType, Shape, Tensor, module};
 
@@ -19,15 +19,15 @@ use crate::dtensor::local::reshape;
 const LAYER_NORM: EinsumRule = EinsumRule::new("layer_norm", "..D, D* -> ..D");
 const RMS_NORM: EinsumRule = EinsumRule::new("rms_norm", "..D, D -> ..D");
 
-/// Layer normalization over the last dimension, as burn's
-/// [`layer_norm`](burn::tensor::module::layer_norm): `(x - mean) / sqrt(var + epsilon) * gamma + beta`.
+/// Normalizes a layer over the last dimension, as burn's [`layer_norm`](burn::tensor::module::layer_norm): `(x -
+/// mean) / sqrt(var + epsilon) * gamma + beta`.
 ///
 /// # Shapes
 /// - input and output: `[.., d_model]`
 /// - gamma, beta: `[d_model]`
 ///
 /// # Panics
-/// Unwinds with [`DTensorError::Operands`](crate::dtensor::DTensorError::Operands) for others.
+/// Unwinds with [`DTensorError::Operands`](crate::dtensor::DTensorError::Operands) for other shapes.
 #[must_use]
 #[track_caller]
 pub fn layer_norm<const D: usize>(
@@ -39,7 +39,7 @@ pub fn layer_norm<const D: usize>(
     layer_norm_by(input, gamma, beta, |x, gamma, beta| module::layer_norm(x, gamma, beta, epsilon))
 }
 
-/// [`layer_norm`], computed by `local` on this rank's part.
+/// Like [`layer_norm`], but computed by `local` on this rank's local tensors.
 #[track_caller]
 pub(crate) fn layer_norm_by<const D: usize>(
     input: impl Into<Operand<D>>,
@@ -50,16 +50,15 @@ pub(crate) fn layer_norm_by<const D: usize>(
     apply(&LAYER_NORM, (input.into(), gamma, beta), |(x, gamma, beta), _| local(x, gamma, beta))
 }
 
-/// Root mean square normalization over the last dimension, as burn's
-/// [`RmsNorm`](burn::nn::RmsNorm): `x / sqrt(mean(x^2) + epsilon) * gamma`, the mean in single
-/// precision.
+/// Normalizes by the root mean square over the last dimension, as burn's [`RmsNorm`](burn::nn::RmsNorm): `x /
+/// sqrt(mean(x^2) + epsilon) * gamma`. The mean is computed in single precision.
 ///
 /// # Shapes
 /// - input and output: `[.., d_model]`
 /// - gamma: `[d_model]`
 ///
 /// # Panics
-/// Unwinds with [`DTensorError::Operands`](crate::dtensor::DTensorError::Operands) for others.
+/// Unwinds with [`DTensorError::Operands`](crate::dtensor::DTensorError::Operands) for other shapes.
 #[must_use]
 #[track_caller]
 pub fn rms_norm<const D: usize>(input: impl Into<Operand<D>>, gamma: DTensor<1>, epsilon: f64) -> DTensor<D> {
@@ -70,8 +69,7 @@ pub fn rms_norm<const D: usize>(input: impl Into<Operand<D>>, gamma: DTensor<1>,
     })
 }
 
-/// Channels (dimension 1) are normalized in groups of equal size, together with all dimensions
-/// after them.
+/// Rule for normalizing channels (dimension 1) in groups of equal size, together with all dimensions after them.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct ChannelGroups(usize);
 
@@ -84,10 +82,10 @@ impl ShardingRule for ChannelGroups {
         let (x, groups) = (&inputs[0], self.0);
         let refuse = |why| Err(operand_error(self.name(), inputs, why));
         if x.num_dims() < 2 || groups == 0 || x[1] % groups != 0 {
-            return refuse(format!("the channels, dimension 1, must make {groups} groups of equal size"));
+            return refuse(format!("the channels (dimension 1) must make {groups} groups of equal size"));
         }
         if inputs[1..].iter().any(|scale| scale[0] != x[1]) {
-            return refuse(format!("there are {} channels, and so must scale and shift have", x[1]));
+            return refuse(format!("scale and shift must have {} elements, one for each channel", x[1]));
         }
         Ok(vec![x.clone()])
     }
@@ -98,16 +96,15 @@ impl ShardingRule for ChannelGroups {
     }
 }
 
-/// Group normalization, as burn's [`GroupNorm`](burn::nn::GroupNorm): channels in `num_groups`
-/// groups, each normalized over its channels and all dimensions after them, then
-/// `* gamma + beta` per channel.
+/// Normalizes groups of channels, as burn's [`GroupNorm`](burn::nn::GroupNorm): each of the `num_groups` groups is
+/// normalized over its channels and all dimensions after them, followed by `* gamma + beta` per channel.
 ///
 /// # Shapes
 /// - input and output: `[batch, channels, ..]`
 /// - gamma, beta: `[channels]`
 ///
 /// # Panics
-/// Unwinds with [`DTensorError::Operands`](crate::dtensor::DTensorError::Operands) for others.
+/// Unwinds with [`DTensorError::Operands`](crate::dtensor::DTensorError::Operands) for other shapes.
 #[must_use]
 #[track_caller]
 pub fn group_norm<const D: usize>(
@@ -130,14 +127,14 @@ fn normalized_groups<const D: usize>(x: Tensor<D>, groups: usize, epsilon: f64) 
     let shape = x.shape();
     let dtype = x.dtype();
     let rows: Tensor<2> = reshape(x, Shape::from([shape[0] * groups, shape[1..].iter().product::<usize>() / groups]));
-    // Half precision cannot hold a sum of squares.
+    // A sum of squares overflows in half precision.
     let rows = if dtype == DType::F16 { rows.cast(FloatDType::F32) } else { rows };
     let rows = rows.clone() - rows.mean_dim(1);
     let deviation = rows.clone().square().mean_dim(1).add_scalar(epsilon).sqrt();
     reshape((rows / deviation).cast(dtype), shape)
 }
 
-/// `[channels]` as `[1, channels, 1, ..]`.
+/// Reshapes `[channels]` to `[1, channels, 1, ..]`.
 pub(super) fn per_channel<const D: usize>(vector: Tensor<1>) -> Tensor<D> {
     let mut shape = [1; D];
     shape[1] = vector.dims()[0];

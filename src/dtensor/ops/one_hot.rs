@@ -16,14 +16,14 @@ fn encode<const D: usize, const D2: usize, K: Kind + kind::Ordered>(
     local: impl FnOnce(Tensor<D, K>) -> Tensor<D2, K>,
 ) -> DTensor<D2, K> {
     if D2 != D + 1 || classes < 2 {
-        let why = format!("it has {} dimensions, {D2} are asked for, and at least 2 classes, not {classes}", D + 1);
+        let why = format!("the result has {} dimensions, not {D2}, and at least 2 classes, not {classes}", D + 1);
         operand_error("one_hot", &[x.shape()], why).unwind();
     }
     apply(&ONE_HOT.at([axis]).lens([classes]), x, |x, _| local(x))
 }
 
 impl<const D: usize, K: Kind + kind::Ordered> DTensor<D, K> {
-    /// 1 at the class of each element along a new last dimension, as burn's
+    /// Encodes each element as a vector with 1 at its class, along a new last dimension, as burn's
     /// [`one_hot`](Tensor::one_hot).
     #[must_use]
     #[track_caller]
@@ -31,8 +31,8 @@ impl<const D: usize, K: Kind + kind::Ordered> DTensor<D, K> {
         encode(self, num_classes, D, |x| x.one_hot(num_classes))
     }
 
-    /// `on_value` at the class of each element along a new dimension `axis`, `off_value` elsewhere,
-    /// as burn's [`one_hot_fill`](Tensor::one_hot_fill).
+    /// Encodes each element as a vector with `on_value` at its class and `off_value` elsewhere, along a new
+    /// dimension `axis`, as burn's [`one_hot_fill`](Tensor::one_hot_fill).
     #[must_use]
     #[track_caller]
     pub fn one_hot_fill<const D2: usize>(

@@ -1,4 +1,5 @@
-//! [`Operand`]: an input of an operator, and where its caller wants it: its [`PlacementConstraint`].
+//! [`Operand`]: an input of an operator, with the placements that its caller requires (its
+//! [`PlacementConstraint`]).
 
 use std::fmt;
 use std::sync::Arc;
@@ -10,24 +11,25 @@ use crate::Result;
 use crate::dtensor::{DTensor, DTensorSpec, Kind, RequiredPlacements};
 use crate::placement::Placement;
 
-/// A DTensor as an operator takes it: wherever is cheapest, or pinned to one placement.
+/// An input of an operator: a DTensor that the rule may place as is cheapest, or one that is constrained to a
+/// placement.
 #[derive(Debug)]
 pub struct Operand<const D: usize, K: Kind = Float> {
     pub(super) tensor: DTensor<D, K>,
     pub(super) pin: Option<PlacementConstraint>,
 }
 
-/// Where a caller wants an input.
+/// Placements that a caller requires of an input.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum PlacementConstraint {
-    /// On every mesh dimension.
+    /// This placement on every mesh dimension.
     Every(Placement),
-    /// On each; `None` leaves it to the rule.
+    /// A placement for each mesh dimension; `None` leaves the choice to the rule.
     Each(Arc<[Option<Placement>]>),
 }
 
 impl PlacementConstraint {
-    /// What is wanted on each dimension of a mesh.
+    /// Returns the required placement for each dimension of a mesh.
     pub(super) fn on(&self, mesh_dims: usize) -> RequiredPlacements {
         match self {
             Self::Every(placement) => (0..mesh_dims).map(|_| Some(*placement)).collect(),
@@ -56,25 +58,25 @@ impl<const D: usize, K: Kind> From<DTensor<D, K>> for Operand<D, K> {
 }
 
 impl<const D: usize, K: Kind> DTensor<D, K> {
-    /// This tensor, for an operator that brings it to `placement` on every mesh dimension, even where
-    /// another row of its rule is cheaper: what a tensor-parallel style asks for. To `R` instead of a
-    /// shard that would leave a rank without elements; `None` leaves the choice to the rule.
+    /// Constrains this tensor to `placement` on every mesh dimension when an operator takes it, even if another
+    /// strategy of the operator's rule is cheaper. Tensor-parallel styles use it. If sharding would leave a rank
+    /// without elements, `Replicate` is used instead; `None` leaves the choice to the rule.
     ///
-    /// Bringing it there is then one step with what the operator needs in backward: of a
-    /// sequence-sharded activation that three projections read as `R`, one all-gather and one
-    /// reduce-scatter for all three.
+    /// The redistribution includes what the operator needs in backward. If three projections read a
+    /// sequence-sharded activation as `R`, one all-gather and one reduce-scatter serve all three.
     pub fn constrained_to(self, placement: impl Into<Option<Placement>>) -> Operand<D, K> {
         Operand { tensor: self, pin: placement.into().map(PlacementConstraint::Every) }
     }
 
-    /// [`constrained_to`](Self::constrained_to), to a placement for each mesh dimension.
+    /// Like [`constrained_to`](Self::constrained_to), but with a placement for each mesh dimension.
     pub(crate) fn pinned_each(self, wanted: Option<&Arc<[Option<Placement>]>>) -> Operand<D, K> {
         Operand { tensor: self, pin: wanted.cloned().map(PlacementConstraint::Each) }
     }
 }
 
 impl<const D: usize, K: Kind> Operand<D, K> {
-    /// The tensor where its pin wants it: for what is made of several operators, of which each reads it.
+    /// Redistributes the tensor to its constraint. For a computation that consists of several operators which all
+    /// read it.
     pub(super) fn placed(self) -> Result<DTensor<D, K>> {
         match self.pin {
             Some(pin) => {
@@ -86,7 +88,7 @@ impl<const D: usize, K: Kind> Operand<D, K> {
     }
 }
 
-/// What a decision needs to know of an input.
+/// Spec and placement constraint of an input, from which a sharding is resolved.
 #[derive(Debug, Clone, Copy)]
 pub struct Arg<'a> {
     pub(super) spec: &'a Arc<DTensorSpec>,

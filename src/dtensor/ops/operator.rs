@@ -1,8 +1,8 @@
-//! [`Operator`]: a rule decided for inputs of certain specs, and the cache of decisions.
+//! [`Operator`]: the sharding that a rule resolves to for inputs of given specs, and the cache of these decisions.
 //!
-//! A decision is a search over placements; a training step repeats the same few. The key is the
-//! rule, the inputs' specs and their pins, and which [cost model](super::CostModel) is in force. Specs are
-//! interned, so a repeated operator costs a hash of a few pointers and allocates nothing.
+//! Resolving searches over placements, and a training step repeats the same few searches. The cache key is the
+//! rule, the specs of the inputs with their constraints, and the [cost model](super::CostModel) in force. Specs
+//! are interned, so looking up a repeated operator hashes a few pointers and allocates nothing.
 
 use std::any::{Any, TypeId};
 use std::cell::RefCell;
@@ -27,21 +27,22 @@ use crate::dtensor::{DTensor, DTensorSpec, Kind};
 use crate::error::OrUnwind;
 use crate::placement::Layout;
 
-/// How an operator runs on inputs of certain specs: what each is brought to, and what comes out.
+/// A rule resolved for inputs of given specs: the layout to which each input is redistributed, and the layouts of
+/// the outputs.
 ///
-/// [`apply`](super::apply) takes inputs in and results out by itself. An operator that does more
-/// between the two, such as a collective of its own, does it with [`resolve`](Self::resolve),
-/// [`input`](Self::input) and [`output`](Self::output).
+/// [`apply`](super::apply) converts inputs and results by itself. An operator that does more between the two, such
+/// as a collective, uses [`resolve`](Self::resolve), [`input`](Self::input) and [`output`](Self::output).
 #[derive(Debug)]
 pub struct Operator(ResolvedSharding);
 
 impl Operator {
-    /// The decision for `rule` on these inputs, from this thread's cache.
+    /// Resolves `rule` for these inputs, or returns the decision from this thread's cache.
     ///
     /// # Errors
     /// [`MeshMismatch`](crate::dtensor::DTensorError::MeshMismatch) and
-    /// [`RankMismatch`](crate::dtensor::DTensorError::RankMismatch);
-    /// [`Operands`](crate::dtensor::DTensorError::Operands) of the rule;
+    /// [`RankMismatch`](crate::dtensor::DTensorError::RankMismatch) if the inputs are on different meshes or
+    /// ranks;
+    /// [`Operands`](crate::dtensor::DTensorError::Operands) from the rule;
     /// [`ImplicitRedistribution`](crate::dtensor::DTensorError::ImplicitRedistribution) under
     /// [`RedistributePolicy::Deny`].
     pub fn resolve<R: ShardingRule>(rule: &R, inputs: &[Arg<'_>]) -> Result<Rc<Self>> {
@@ -52,10 +53,10 @@ impl Operator {
         }
     }
 
-    /// The local tensor of `operand` as the local operator takes input `at`.
+    /// Returns the local tensor of `operand` as the local operator expects input `at`, after redistribution.
     ///
     /// # Collective
-    /// If the input moves: every rank of the mesh. In backward also if it varies.
+    /// If the input is redistributed: every rank of the mesh. In backward also if it varies.
     ///
     /// # Panics
     /// Unwinds with the typed error if a collective fails.
@@ -73,10 +74,10 @@ impl Operator {
         to.redistribute(tensor.local, &tensor.spec, tensor.handles.get().map(|handles| &**handles)).or_unwind()
     }
 
-    /// The DTensor of this rank's part `local` of output `at`.
+    /// Returns the DTensor of output `at`, of which this rank has the local tensor `local`.
     ///
     /// # Panics
-    /// If that is not the part which the rule promised.
+    /// If the shape of `local` is not the one that the rule determines.
     #[inline(always)]
     pub fn output<const D: usize, K: Kind>(&self, at: usize, local: Tensor<D, K>) -> DTensor<D, K> {
         self.check_output(at, || local.shape());
@@ -84,59 +85,59 @@ impl Operator {
         DTensor::from_parts(local, spec)
     }
 
-    /// What it is called.
+    /// Returns the name of the operator.
     pub(super) fn name(&self) -> &'static str {
         self.0.inputs[0].operator
     }
 
-    /// Whether all inputs are where it wants them.
+    /// Returns true if every input is used as it is.
     pub(super) fn is_direct(&self) -> bool {
         self.0.is_direct
     }
 
-    /// Whether there is nothing to compute, and the local operator cannot do that.
+    /// Returns true if all outputs are empty and the local operator does not support empty tensors.
     pub(super) fn is_blank(&self) -> bool {
         self.0.is_blank
     }
 
-    /// Whether this rank's part of an input has no elements.
+    /// Returns true if this rank's local tensor of an input has no elements.
     pub(super) fn has_empty_part(&self) -> bool {
         self.0.has_empty_part
     }
 
-    /// What input `at` is brought to.
+    /// Returns the spec to which input `at` is redistributed.
     pub fn input_spec(&self, at: usize) -> &Arc<DTensorSpec> {
         &self.0.inputs[at].spec
     }
 
-    /// Where this rank's part of input `at` lies along `dim`.
+    /// Returns the interval of dimension `dim` that this rank's shard of input `at` covers.
     pub fn input_range(&self, at: usize, dim: usize) -> Range<usize> {
         self.0.inputs[at].spec.local_range(dim)
     }
 
-    /// How many outputs there are.
+    /// Returns the number of outputs.
     #[inline]
     pub fn outputs(&self) -> usize {
         self.0.outputs.len()
     }
 
-    /// The layout of output `at`.
+    /// Returns the layout of output `at`.
     pub fn output_layout(&self, at: usize) -> &Layout {
         &self.0.outputs[at].layout
     }
 
-    /// The interval of each dimension of output `at` that the rank at `coordinate` has.
+    /// Returns the interval of each dimension of output `at` that the rank at `coordinate` holds.
     pub(super) fn output_slices(&self, at: usize, coordinate: &[usize]) -> Vec<Range<usize>> {
         let output = &self.0.outputs[at];
         output.layout.local_slices(&output.shape, coordinate)
     }
 
-    /// Shape of this rank's part of output `at`.
+    /// Returns the shape of this rank's local tensor of output `at`.
     pub fn output_shape(&self, at: usize) -> &Shape {
         &self.0.outputs[at].local
     }
 
-    /// The spec of output `at` for local results of `dtype`.
+    /// Returns the spec of output `at` for local results of `dtype`.
     fn output_spec(&self, at: usize, dtype: DType) -> Arc<DTensorSpec> {
         let output = &self.0.outputs[at];
         let mesh = self.0.inputs[0].spec.mesh();
@@ -148,16 +149,16 @@ impl Operator {
         if spec.dtype() == dtype { spec.clone() } else { make() }
     }
 
-    /// Holds the first local result of output `at` to the shape that the rule promised; with debug
-    /// assertions every one, since the key of a rule may lack an argument.
+    /// Checks that the first local result of output `at` has the shape that the rule determines. With debug
+    /// assertions every result is checked, because the key of a faulty rule may lack an argument.
     ///
     /// # Panics
-    /// If it has another: no tensor would be what its spec says.
+    /// If the shape differs: the spec would not describe the tensor.
     fn check_output(&self, at: usize, made: impl FnOnce() -> Shape) {
         let output = &self.0.outputs[at];
         if cfg!(debug_assertions) || output.spec.get().is_none() {
             let (made, promised) = (made(), &output.local);
-            assert!(made == *promised, "the local operator made {made} of output {at}, its rule says {promised}");
+            assert!(made == *promised, "output {at} of the local operator has shape {made}, its rule has {promised}");
         }
     }
 }
@@ -165,9 +166,9 @@ impl Operator {
 struct OperatorCacheEntry {
     hash: u64,
     rule: Box<dyn Any>,
-    /// Alive as long as the entry, so that no other spec can have their addresses.
+    /// Keeps the specs alive, so that no other spec can get one of their addresses.
     inputs: SmallVec<[(Arc<DTensorSpec>, Option<PlacementConstraint>); 3]>,
-    /// Of the [cost model](super::CostModel) that it was chosen by.
+    /// Number of the [cost model](super::CostModel) that chose the strategy.
     model: u32,
     operator: Rc<Operator>,
 }
@@ -185,7 +186,7 @@ impl OperatorCacheEntry {
     }
 }
 
-/// Decisions by rule and inputs.
+/// Cache of decisions by rule and inputs.
 #[derive(Default)]
 struct Decisions {
     hasher: DefaultHashBuilder,
@@ -217,7 +218,7 @@ impl Decisions {
         self.add(hash, rule, inputs, scope)
     }
 
-    /// Decides anew.
+    /// Resolves the sharding and adds it to the cache.
     #[cold]
     fn add<R: ShardingRule>(
         &self,

@@ -1,8 +1,8 @@
-//! Along a dimension: cumulative operators, extrema and where they are, the largest, sorting, medians.
+//! Operators along a dimension: cumulative ones, extrema and their positions, the `k` largest, sorting, medians.
 //!
-//! Of a dimension that is cut, the first three tell other ranks a few elements of each [part](ShardSummaries). Sorting
-//! needs the whole: it goes to another cut by an all-to-all where there is another dimension, and is gathered
-//! where not.
+//! If the dimension is sharded, all but sorting and medians exchange a few elements per [shard](ShardSummaries).
+//! Sorting and medians need the full dimension: if there is another dimension, an all-to-all shards that one
+//! instead; otherwise the dimension is gathered.
 
 use std::panic::Location;
 
@@ -17,14 +17,14 @@ use super::{EinsumRule, apply};
 use crate::dtensor::{DTensor, Kind};
 use crate::error::OrUnwind;
 
-/// Cumulative operators: how partial inputs go through, and what comes before the first element.
+/// Defines cumulative operators, from the partial inputs that they accept and the value before the first element.
 macro_rules! scans {
     ($($name:ident [$partials:expr, $start:path]);* $(;)?) => {$(
-        #[doc = concat!("Along `dim`, as burn's [`", stringify!($name), "`](Tensor::", stringify!($name), ").")]
+        #[doc = concat!("Applies burn's [`", stringify!($name), "`](Tensor::", stringify!($name), ") along `dim`.")]
         ///
         /// # Collective
-        /// Of a dimension that is cut: every rank of the mesh. One element of every part is gathered in forward,
-        /// and in backward the sum of their gradients scattered. Half precision is computed in single.
+        /// If `dim` is sharded: every rank of the mesh. Forward gathers one element of every shard; backward
+        /// reduce-scatters their gradients. Half precision is computed in single precision.
         #[must_use]
         #[track_caller]
         pub fn $name<I: AsIndex>(self, dim: I) -> Self {
@@ -38,14 +38,14 @@ macro_rules! scans {
     )*};
 }
 
-/// Extrema and where they are, and only where.
+/// Defines extrema with their indices, and the indices alone.
 macro_rules! extrema {
     ($($with_indices:ident $indices:ident);* $(;)?) => {$(
-        #[doc = concat!("Along `dim`, as burn's [`", stringify!($with_indices), "`](Tensor::", stringify!($with_indices), ").")]
+        #[doc = concat!("Applies burn's [`", stringify!($with_indices), "`](Tensor::", stringify!($with_indices), ") along `dim`.")]
         ///
         /// # Collective
-        /// Of a dimension that is cut: every rank of the mesh gathers what each found in its part. All have
-        /// the result.
+        /// If `dim` is sharded: every rank of the mesh. The results of all shards are gathered, and all ranks have
+        /// the final result.
         #[must_use]
         #[track_caller]
         pub fn $with_indices<I: AsIndex>(self, dim: I) -> (Self, DTensor<D, Int>) {
@@ -57,10 +57,10 @@ macro_rules! extrema {
             })
         }
 
-        #[doc = concat!("Along `dim`, as burn's [`", stringify!($indices), "`](Tensor::", stringify!($indices), ").")]
+        #[doc = concat!("Applies burn's [`", stringify!($indices), "`](Tensor::", stringify!($indices), ") along `dim`.")]
         ///
         /// # Collective
-        #[doc = concat!("As [`", stringify!($with_indices), "`](Self::", stringify!($with_indices), ").")]
+        #[doc = concat!("As for [`", stringify!($with_indices), "`](Self::", stringify!($with_indices), ").")]
         #[must_use]
         #[track_caller]
         pub fn $indices(self, dim: impl AsIndex) -> DTensor<D, Int> {
@@ -82,7 +82,7 @@ impl<const D: usize, K: Kind + kind::Numeric> DTensor<D, K> {
 }
 
 impl<const D: usize, K: Kind + kind::Ordered> DTensor<D, K> {
-    // The first element of a part is among what it starts with.
+    // The value before the first shard is its first element, which is among its elements anyway.
     scans! {
         cummax [INCREASING_TO, Tensor::clone];
         cummin [INCREASING_FROM, Tensor::clone];
@@ -102,10 +102,10 @@ impl<const D: usize, K: Kind + kind::Ordered> DTensor<D, K> {
         argsort_descending -> DTensor<D, Int>: "..D.. -> ..D..";
     }
 
-    /// The `k` largest along `dim`, the largest first, as burn's [`topk`](Tensor::topk).
+    /// Returns the `k` largest elements along `dim`, the largest first, as burn's [`topk`](Tensor::topk).
     ///
     /// # Collective
-    /// As [`topk_with_indices`](Self::topk_with_indices).
+    /// As for [`topk_with_indices`](Self::topk_with_indices).
     #[must_use]
     #[track_caller]
     pub fn topk<I: AsIndex>(self, k: usize, dim: I) -> Self {
@@ -117,12 +117,13 @@ impl<const D: usize, K: Kind + kind::Ordered> DTensor<D, K> {
         })
     }
 
-    /// [`topk`](Self::topk), and where they were, as burn's
-    /// [`topk_with_indices`](Tensor::topk_with_indices). Of equal elements it is any, as in burn.
+    /// Returns the `k` largest elements along `dim` and their indices, as burn's
+    /// [`topk_with_indices`](Tensor::topk_with_indices). Among equal elements, the choice is unspecified, as in
+    /// burn.
     ///
     /// # Collective
-    /// Of a dimension that is cut: every rank of the mesh gathers the `k` largest of each part, or the dimension
-    /// where that is less or a part has fewer than `k`. All have the result.
+    /// If `dim` is sharded: every rank of the mesh gathers the `k` largest of each shard. It gathers the dimension
+    /// instead if that is smaller or if a shard has fewer than `k` elements. All ranks have the result.
     #[must_use]
     #[track_caller]
     pub fn topk_with_indices<I: AsIndex>(self, k: usize, dim: I) -> (Self, DTensor<D, Int>) {
@@ -134,15 +135,15 @@ impl<const D: usize, K: Kind + kind::Ordered> DTensor<D, K> {
         })
     }
 
-    /// Where the `k` largest along `dim` are, as burn's [`argtopk`](Tensor::argtopk).
+    /// Returns the indices of the `k` largest elements along `dim`, as burn's [`argtopk`](Tensor::argtopk).
     ///
     /// # Collective
-    /// As [`topk_with_indices`](Self::topk_with_indices).
+    /// As for [`topk_with_indices`](Self::topk_with_indices).
     #[must_use]
     #[track_caller]
     pub fn argtopk(self, k: usize, dim: impl AsIndex) -> DTensor<D, Int> {
         let (dim, at) = (self.top("argtopk", k, dim), Location::caller());
-        // burn's own refuses `k` as large as the dimension.
+        // burn's own function panics if `k` is as large as the dimension.
         let local = |x: Tensor<D, K>| if x.dims()[dim] > k { x.argtopk(k, dim) } else { x.argsort_descending(dim) };
         let axes = &const { EinsumRule::new("argtopk", "..d.. -> ..K..") };
         apply(&axes.at([dim]).lens([k]).with_slots(2 * k), self, |x, op| match ShardSummaries::of(op, dim, at) {
@@ -151,13 +152,13 @@ impl<const D: usize, K: Kind + kind::Ordered> DTensor<D, K> {
         })
     }
 
-    /// `dim`, if it has at least `k` elements.
+    /// Returns `dim`, after checking that it has at least `k` elements.
     #[track_caller]
     fn top(&self, operator: &'static str, k: usize, dim: impl AsIndex) -> usize {
         let dim = dim_of(operator, dim, D);
         let len = self.dims()[dim];
         if k > len {
-            let why = format!("dimension {dim} has {len} elements, ask for at most so many, not {k}");
+            let why = format!("dimension {dim} has {len} elements, fewer than {k}. Request at most that many");
             operand_error(operator, &[self.shape()], why).unwind();
         }
         dim

@@ -12,7 +12,7 @@ const PAD: EinsumRule = EinsumRule::new("pad", ".._.. -> ..D..").with_partial_ru
 const PAD_WITH_CONSTANT: EinsumRule = PAD.with_partial_rules(MOVED_WITH_CONSTANT);
 
 impl<const D: usize, K: Kind + kind::Numeric> DTensor<D, K> {
-    /// `padding` elements before and after each of the last dimensions, as burn's
+    /// Pads the last dimensions with `padding` elements before and after, as burn's
     /// [`pad`](burn::tensor::Tensor::pad).
     #[must_use]
     #[track_caller]
@@ -23,12 +23,12 @@ impl<const D: usize, K: Kind + kind::Numeric> DTensor<D, K> {
             let (len, longest) = (self.dims()[dim], padding[dim].0.max(padding[dim].1));
             let is_too_short = match mode {
                 PadMode::Constant(_) => false,
-                // As many elements as the padding is long, without the edge.
+                // Reflection needs as many elements as the padding has, excluding the edge.
                 PadMode::Reflect => longest >= len,
                 PadMode::Edge => len == 0,
             };
             if is_too_short {
-                let why = format!("dimension {dim} of length {len} is too short to be padded by {longest} of its own");
+                let why = format!("dimension {dim} of length {len} is too short for padding of {longest} elements");
                 operand_error("pad", &[self.shape()], why).unwind()
             }
         }

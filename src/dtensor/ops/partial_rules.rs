@@ -1,5 +1,4 @@
-//! [`PartialRules`]: how an operator goes through partial inputs, whose value is yet to be reduced over
-//! the ranks.
+//! [`PartialRules`]: the partial inputs that an operator can process before they are reduced over the ranks.
 
 use std::iter::repeat_n;
 use std::ptr;
@@ -8,60 +7,61 @@ use super::placements::{AVG, MAX, MIN, PRODUCT, R, SUM};
 use super::{Strategy, strategy};
 use crate::placement::Placement;
 
-/// A row: how inputs are placed, and the outputs.
+/// Placements of the inputs and of the outputs in one strategy.
 pub type PlacementList = (&'static [Placement], Placement);
 
-/// Rows in which an operator goes through partial inputs.
+/// Strategies in which an operator accepts partial inputs.
 #[derive(Debug, Clone, Copy)]
 pub struct PartialRules {
-    /// All inputs and outputs have one of these.
+    /// Placements that all inputs and outputs may have together.
     same_for_all: &'static [Placement],
-    /// The first input has one of these, the others are `R`.
+    /// Placements that the first input and the outputs may have together, while the other inputs are `R`.
     first: &'static [Placement],
-    /// Any others.
+    /// Other strategies.
     rows: &'static [PlacementList],
-    /// Any others, of floats alone.
+    /// Other strategies, for floats only.
     of_floats: &'static [PlacementList],
 }
 
 impl PartialRules {
-    /// These rows.
+    /// Makes rules of these strategies.
     pub const fn new(rows: &'static [PlacementList]) -> Self {
         Self { same_for_all: &[], first: &[], rows, of_floats: &[] }
     }
 
-    /// Of inputs that are all partial in one of these ways the result is too.
+    /// Makes rules in which all inputs and outputs have the same placement, one of these.
     pub const fn same_for_all(same_for_all: &'static [Placement]) -> Self {
         Self { same_for_all, ..NO_PARTIAL }
     }
 
-    /// Of a first input that is partial in one of these ways, and others that are `R`, the result is too.
+    /// Makes rules in which the first input and the outputs have the same placement, one of these, and the other
+    /// inputs are `R`.
     pub const fn of_first(first: &'static [Placement]) -> Self {
         Self { first, ..NO_PARTIAL }
     }
 
-    /// And these rows.
+    /// Adds these strategies.
     ///
     /// # Panics
-    /// If it has rows of [`new`](Self::new) or of another `and`: say all of them at once.
+    /// If strategies were already set by [`new`](Self::new) or `and`.
     #[must_use]
     pub const fn and(self, rows: &'static [PlacementList]) -> Self {
-        assert!(self.rows.is_empty(), "it has rows: say all of them at once");
+        assert!(self.rows.is_empty(), "these rules already have strategies. Pass all in one call");
         Self { rows, ..self }
     }
 
-    /// And these for floats alone: where integers would wrap around, which keeps no order (of bytes
-    /// `-max(0, 5)` is 251, and `min(-0, -5)` 0), or be rounded.
+    /// Adds strategies that hold for floats only. Integers may wrap around, which does not preserve order (with
+    /// bytes, `-max(0, 5)` is 251 and `min(-0, -5)` is 0), or be rounded.
     ///
     /// # Panics
-    /// If it has such rows.
+    /// If such strategies were already set.
     #[must_use]
     pub const fn of_floats(self, rows: &'static [PlacementList]) -> Self {
-        assert!(self.of_floats.is_empty(), "it has rows of floats: say all of them at once");
+        assert!(self.of_floats.is_empty(), "these rules already have strategies for floats. Pass all in one call");
         Self { of_floats: rows, ..self }
     }
 
-    /// The rows, of an operator of so many inputs, and outputs that are placed alike.
+    /// Returns the strategies of an operator with so many inputs and outputs. All outputs have the same placement.
     pub(super) fn rows(self, inputs: usize, outputs: usize) -> impl Iterator<Item = Strategy> {
         let to = move |inputs: &mut dyn Iterator<Item = Placement>, output| strategy(inputs, repeat_n(output, outputs));
         let same = self.same_for_all.iter().map(move |&one| to(&mut repeat_n(one, inputs), one));
@@ -72,7 +72,7 @@ impl PartialRules {
     }
 }
 
-/// The same rows, by address.
+/// Compares the lists by address.
 impl PartialEq for PartialRules {
     fn eq(&self, other: &Self) -> bool {
         ptr::eq(self.same_for_all, other.same_for_all)
@@ -84,61 +84,65 @@ impl PartialEq for PartialRules {
 
 impl Eq for PartialRules {}
 
-/// Nothing goes through: partial inputs are reduced first.
+/// Rules that accept no partial inputs: all are reduced first.
 pub const NO_PARTIAL: PartialRules = PartialRules::new(&[]);
-/// Elements are only moved: all of it goes through.
+/// Rules for operators that only move elements: every reduction can be deferred.
 pub const MOVED: PartialRules = PartialRules::same_for_all(&[SUM, AVG, MAX, MIN, PRODUCT]);
-/// Elements are moved as other inputs, that all ranks hold, say.
+/// Rules for operators that only move elements of the first input, as directed by other inputs that are replicated.
 pub const MOVED_BY: PartialRules = PartialRules::of_first(&[SUM, AVG, MAX, MIN, PRODUCT]);
-/// Elements are moved, and a constant joins them that is its own average, maximum and minimum; zero, as
-/// [`MOVED`], also its own sum and product.
+/// Rules for operators that move elements and insert a constant: it is its own average, maximum and minimum. Zero is
+/// also its own sum and product, so that [`MOVED`] applies.
 pub const MOVED_WITH_CONSTANT: PartialRules = PartialRules::same_for_all(&[AVG, MAX, MIN]);
-/// `f(a + b) = f(a) + f(b)`.
+/// Rules for linear functions: `f(a + b) = f(a) + f(b)`.
 ///
-/// Of numbers. Terms are added up later than on one device: where a term is zero (other ranks' rows of
-/// a table are) and the factor infinite, or both terms overflow, one gives NaN and the other an infinity.
+/// This holds for finite numbers only, because partial values are summed later than on one device. If a partial
+/// value is zero (as for rows of a table that other ranks hold) and the factor is infinite, or if two partial
+/// values overflow, one order gives NaN and the other an infinity.
 pub const LINEAR: PartialRules = PartialRules::same_for_all(&[SUM, AVG]);
-/// `f(max(a, b)) = max(f(a), f(b))`.
+/// Rules for increasing functions: `f(max(a, b)) = max(f(a), f(b))`.
 ///
-/// `f` and its derivative must be numbers of everything that ranks may hold, and what an extremum
-/// leaves out may be as far from it as it likes (a rank without elements holds an infinity): no
-/// number in one term is none in the result, and a gradient of zero times an infinite derivative
-/// is none either. Hence the two halves below. Of NaN `f` must be NaN: so is an extremum of which one
-/// term is. And where several terms become one number they share the gradient of the greatest: `f` must
-/// be flat there, as `relu` is; else, of terms so close that `f` rounds them to one, neighbours do.
+/// `f` must satisfy three conditions:
+///
+/// 1. `f` and its derivative are numbers for every value that a rank may hold. Values that the reduction discards
+///    may be arbitrarily far from the result: a rank without elements holds an infinity. A NaN in one partial
+///    value would become NaN in the result, and so would a zero gradient times an infinite derivative.
+///    [`INCREASING_FROM`] and [`INCREASING_TO`] are for functions that satisfy this in one direction only.
+/// 2. `f(NaN)` is NaN, because an extremum is NaN if one partial value is.
+/// 3. Partial values that `f` maps to one number share the gradient of the greatest. `f` must therefore be flat
+///    there, as `relu` is; elsewhere only neighboring numbers may be rounded to one.
 pub const INCREASING: PartialRules = PartialRules::same_for_all(&[MAX, MIN]);
-/// Increasing, and defined from some number on, as `log`.
+/// Rules for increasing functions that are defined from some number on, such as `log`.
 pub const INCREASING_FROM: PartialRules = PartialRules::same_for_all(&[MIN]);
-/// Increasing, and finite up to some number, as `exp`.
+/// Rules for increasing functions that are finite up to some number, such as `exp`.
 pub const INCREASING_TO: PartialRules = PartialRules::same_for_all(&[MAX]);
-/// `f(max(a, b)) = min(f(a), f(b))`.
+/// Rules for decreasing functions: `f(max(a, b)) = min(f(a), f(b))`.
 pub const DECREASING: PartialRules = PartialRules::new(&[(&[MAX], MIN), (&[MIN], MAX)]);
-/// `x -> -x`.
+/// Rules for the negation `x -> -x`.
 pub const NEGATION: PartialRules = LINEAR.of_floats(&[(&[MAX], MIN), (&[MIN], MAX)]);
-/// `x -> x + c`.
+/// Rules for `x -> x + c`.
 ///
-/// No extremum goes through: a sum is rounded, and terms that it rounds to one number would share
+/// Extrema must be reduced first: the addition rounds, and partial values that it rounds to one number would share
 /// the gradient of the greatest.
 pub const SHIFT: PartialRules = PartialRules::same_for_all(&[AVG]);
-/// `a + b` and `a - b`; of extrema as [`SHIFT`].
+/// Rules for `a + b` and `a - b`. Extrema must be reduced first, as for [`SHIFT`].
 pub const ADDITION: PartialRules = LINEAR.and(&[(&[AVG, R], AVG), (&[R, AVG], AVG)]);
-/// `a * b`.
+/// Rules for `a * b`.
 pub const BILINEAR: PartialRules =
     PartialRules::new(&[(&[SUM, R], SUM), (&[R, SUM], SUM), (&[AVG, R], AVG), (&[R, AVG], AVG)]);
-/// `x / c`. A quotient of integers is rounded.
+/// Rules for `x / c` of floats. A quotient of integers is rounded.
 pub const QUOTIENT: PartialRules = NO_PARTIAL.of_floats(&[(&[SUM], SUM), (&[AVG], AVG)]);
-/// `a / b`. A quotient of integers is rounded.
+/// Rules for `a / b` of floats. A quotient of integers is rounded.
 pub const LINEAR_IN_FIRST: PartialRules = NO_PARTIAL.of_floats(&[(&[SUM, R], SUM), (&[AVG, R], AVG)]);
-/// `max(a, b)`.
+/// Rules for `max(a, b)`.
 ///
-/// Not of a minimum: of `max(min(a, b), c)` the terms that `c` replaces are equal and share the gradient, also one
-/// that was `c` before and is not the minimum.
+/// A partial minimum must be reduced first: in `max(min(a, b), c)`, partial values that `c` replaces become equal
+/// and share the gradient. One of them may have been equal to `c` before without being the minimum.
 pub const MAXIMUM: PartialRules = PartialRules::same_for_all(&[MAX]).and(&[(&[MAX, R], MAX), (&[R, MAX], MAX)]);
-/// `min(a, b)`; not of a maximum, as [`MAXIMUM`] not of a minimum.
+/// Rules for `min(a, b)`. A partial maximum must be reduced first, for the same reason as with [`MAXIMUM`].
 pub const MINIMUM: PartialRules = PartialRules::same_for_all(&[MIN]).and(&[(&[MIN, R], MIN), (&[R, MIN], MIN)]);
-/// `a or b`, the maximum of what has no gradient.
+/// Rules for `a or b`: a maximum without gradients.
 pub const DISJUNCTION: PartialRules =
     PartialRules::same_for_all(&[MAX]).and(&[(&[MAX, R], MAX), (&[R, MAX], MAX), (&[MIN, R], MIN), (&[R, MIN], MIN)]);
-/// `a and b`, the minimum of what has no gradient.
+/// Rules for `a and b`: a minimum without gradients.
 pub const CONJUNCTION: PartialRules =
     PartialRules::same_for_all(&[MIN]).and(&[(&[MIN, R], MIN), (&[R, MIN], MIN), (&[MAX, R], MAX), (&[R, MAX], MAX)]);

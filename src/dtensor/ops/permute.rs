@@ -16,7 +16,7 @@ use super::{ShardingRule, Strategy, apply, strategy};
 use crate::Result;
 use crate::dtensor::{DTensor, Kind};
 
-/// Dimension `d` of the output is dimension `axes[d]` of the input.
+/// Permutation in which dimension `d` of the output is dimension `axes[d]` of the input.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Permute<const D: usize> {
     axes: [usize; D],
@@ -29,7 +29,7 @@ impl<const D: usize> ShardingRule for Permute<D> {
 
     fn outputs(&self, inputs: &[Shape]) -> Result<Vec<Shape>> {
         if (0..D).any(|dim| !self.axes.contains(&dim)) {
-            let why = format!("the axes {:?} must name every dimension once", self.axes);
+            let why = format!("the axes {:?} must contain every dimension once", self.axes);
             return Err(operand_error(self.name(), inputs, why));
         }
         Ok(vec![self.axes.map(|axis| inputs[0][axis]).into()])
@@ -46,7 +46,8 @@ impl<const D: usize> ShardingRule for Permute<D> {
 }
 
 impl<const D: usize, K: Kind> DTensor<D, K> {
-    /// Dimension `d` of the result is dimension `axes[d]`, as burn's [`permute`](burn::tensor::Tensor::permute).
+    /// Permutes the dimensions, as burn's [`permute`](burn::tensor::Tensor::permute): dimension `d` of the result
+    /// is dimension `axes[d]`.
     #[must_use]
     #[track_caller]
     pub fn permute<Dim: AsIndex>(self, axes: [Dim; D]) -> Self {
@@ -57,7 +58,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         apply(&Permute { axes }, self, |x, _| x.permute(axes))
     }
 
-    /// Exchanges two dimensions, as burn's [`swap_dims`](burn::tensor::Tensor::swap_dims).
+    /// Swaps two dimensions, as burn's [`swap_dims`](burn::tensor::Tensor::swap_dims).
     #[must_use]
     #[track_caller]
     pub fn swap_dims<Dim1: AsIndex, Dim2: AsIndex>(self, dim1: Dim1, dim2: Dim2) -> Self {
@@ -67,34 +68,34 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         self.permute(axes)
     }
 
-    /// Exchanges the last two dimensions, as burn's [`transpose`](burn::tensor::Tensor::transpose).
+    /// Swaps the last two dimensions, as burn's [`transpose`](burn::tensor::Tensor::transpose).
     #[must_use]
     #[track_caller]
     pub fn transpose(self) -> Self {
         self.swap_dims(-2, -1)
     }
 
-    /// [`transpose`](Self::transpose).
+    /// Alias of [`transpose`](Self::transpose).
     #[must_use]
     #[track_caller]
     pub fn t(self) -> Self {
         self.transpose()
     }
 
-    /// Moves dimensions `src` to the places `dst`, the others keep their order, as burn's
-    /// [`movedim`](burn::tensor::Tensor::movedim).
+    /// Moves dimensions `src` to the positions `dst`, as burn's [`movedim`](burn::tensor::Tensor::movedim). The
+    /// others keep their order.
     #[must_use]
     #[track_caller]
     pub fn movedim<S1: MovedimArgs, S2: MovedimArgs>(self, src: S1, dst: S2) -> Self {
         let (src, dst) = (src.into_dim_vec::<D>(), dst.into_dim_vec::<D>());
         if src.len() != dst.len() {
-            let why = format!("{} dimensions cannot move to {} places", src.len(), dst.len());
+            let why = format!("{} dimensions cannot move to {} positions", src.len(), dst.len());
             operand_error("movedim", &[self.shape()], why).unwind();
         }
         let mut others = (0..D).filter(|dim| !src.contains(dim));
         let axes: [usize; D] = from_fn(|place| match dst.iter().position(|&dim| dim == place) {
             Some(moved) => src[moved],
-            None => others.next().expect("as many dimensions stay as there are places left"),
+            None => others.next().expect("the remaining dimensions fill the remaining positions"),
         });
         self.permute(axes)
     }

@@ -1,4 +1,4 @@
-//! Placements as the tables of rules write them.
+//! Short names of placements for the tables of rules.
 
 pub(super) use crate::placement::Placement::{Replicate as R, Shard as S};
 use crate::placement::{PartialOp, Placement};

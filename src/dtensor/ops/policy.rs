@@ -1,20 +1,20 @@
-//! [`RedistributePolicy`]: whether an operator may change its inputs' layouts by itself.
+//! [`RedistributePolicy`]: permits or forbids operators to redistribute their inputs implicitly.
 
 use std::cell::Cell;
 
-/// What an operator does with inputs that its rule cannot take as they are.
+/// Policy for inputs whose placements fit no strategy of an operator's rule.
 ///
-/// It is about forward. In backward the gradient of a replicated input that ranks compute different
-/// things with is [summed](crate::dtensor::DTensor::vary) under either policy: nothing that could be
-/// written instead would spare that.
+/// It applies to forward only. In backward, the gradient of a replicated input that enters different computations
+/// on different ranks is [summed](crate::dtensor::DTensor::vary) under either policy, because no explicit call
+/// could avoid that.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum RedistributePolicy {
-    /// Redistributes them, as cheaply as the rule allows.
+    /// Redistributes the inputs as cheaply as the rule allows.
     #[default]
     Auto,
     /// Fails with [`DTensorError::ImplicitRedistribution`](crate::dtensor::DTensorError::ImplicitRedistribution),
-    /// which says what to write. What a [`Style`](crate::parallel::Style) asks for is no secret, and
-    /// goes through.
+    /// which names the call to insert. A redistribution that a [`Style`](crate::parallel::Style) requests is
+    /// explicit and therefore allowed.
     Deny,
 }
 
@@ -23,7 +23,7 @@ thread_local! {
 }
 
 impl RedistributePolicy {
-    /// Runs `f` under this policy, on the calling rank.
+    /// Runs `f` under this policy on the calling rank.
     ///
     /// ```
     /// use burn_dtensor::dtensor::ops::RedistributePolicy;
@@ -41,7 +41,7 @@ impl RedistributePolicy {
         f()
     }
 
-    /// The calling rank's policy.
+    /// Returns the policy of the calling rank.
     pub fn current() -> Self {
         POLICY.get()
     }

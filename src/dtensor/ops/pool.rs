@@ -1,5 +1,6 @@
-//! Pooling: windows over spatial dimensions. Of a dimension that is cut every rank gets the [halo](super::halo)
-//! that its windows lack; adaptive pools, and those that give indices, take it whole.
+//! Pooling: windows over spatial dimensions. If a spatial dimension is sharded, every rank fetches the
+//! [halo](super::halo) of its windows. Adaptive pools, and those that return indices, do not shard spatial
+//! dimensions.
 
 use std::panic::Location;
 
@@ -13,7 +14,7 @@ use super::window::Window;
 use super::{EinsumRule, ShardingRule, apply};
 use crate::dtensor::DTensor;
 
-/// A pooling of `[batch, channels, ..]`, to spatial dimensions of given lengths.
+/// Makes the rule of a pooling of `[batch, channels, ..]` to spatial dimensions of given lengths.
 const fn pool<const D: usize>(name: &'static str, partials: PartialRules) -> EinsumRule {
     let text = match D {
         3 => "bc_ -> bcL",
@@ -27,12 +28,12 @@ const fn pool<const D: usize>(name: &'static str, partials: PartialRules) -> Ein
 struct Windows<const N: usize> {
     windows: [Window; N],
     kernel: [usize; N],
-    /// How often each fits in.
+    /// Number of windows along each dimension.
     counts: [usize; N],
 }
 
 impl<const N: usize> Windows<N> {
-    /// Those of these options over `x`.
+    /// Makes the windows for these options over `x`.
     #[track_caller]
     fn new<const D: usize>(
         name: &'static str,
@@ -89,7 +90,8 @@ fn max_pool<const D: usize, const N: usize>(
     })
 }
 
-/// Where padding does not count, burn would count that which is written into the input: averages are corrected.
+/// If padding is not to be counted, burn would count padding that is written into the input. The averages are
+/// therefore corrected.
 #[track_caller]
 fn avg_pool<const D: usize, const N: usize>(
     rule: &'static EinsumRule,
@@ -125,10 +127,10 @@ fn avg_pool<const D: usize, const N: usize>(
 
 macro_rules! pools {
     ($($name:ident $local:ident($partials:ident) $D:literal $Options:ty, $shape:literal);* $(;)?) => {$(
-        #[doc = concat!("Pooling, as burn's [`", stringify!($name), "`](module::", stringify!($name), "), of an input `[batch, channels, ", $shape, "]`.")]
+        #[doc = concat!("Applies burn's [`", stringify!($name), "`](module::", stringify!($name), ") to an input `[batch, channels, ", $shape, "]`.")]
         ///
         /// # Collective
-        /// If the rule has to redistribute, or a spatial dimension is cut: every rank of the mesh, in forward
+        /// If the rule has to redistribute, or a spatial dimension is sharded: every rank of the mesh, in forward
         /// and in backward.
         ///
         /// # Panics
@@ -150,8 +152,8 @@ pools! {
 
 macro_rules! with_indices {
     ($($name:ident $text:literal $D:literal $N:literal, $shape:literal);* $(;)?) => {$(
-        #[doc = concat!("Maxima and where they are, as burn's [`", stringify!($name), "`](module::", stringify!($name), "), of an")]
-        #[doc = concat!("input `[batch, channels, ", $shape, "]`: places are counted over all spatial dimensions together.")]
+        #[doc = concat!("Returns maxima and their indices, as burn's [`", stringify!($name), "`](module::", stringify!($name), "), of an")]
+        #[doc = concat!("input `[batch, channels, ", $shape, "]`. An index counts over all spatial dimensions together.")]
         ///
         /// # Collective
         /// If the rule has to redistribute: every rank of the mesh, in forward and in backward.
@@ -175,7 +177,7 @@ with_indices! {
 
 macro_rules! adaptive {
     ($($name:ident($D:literal, $Size:ty, $lens:expr, $shape:literal));* $(;)?) => {$(
-        #[doc = concat!("Averages of an input `[batch, channels, ", $shape, "]` over `output_size` windows, as burn's")]
+        #[doc = concat!("Averages an input `[batch, channels, ", $shape, "]` over `output_size` windows, as burn's")]
         #[doc = concat!("[`", stringify!($name), "`](module::", stringify!($name), ").")]
         ///
         /// # Collective

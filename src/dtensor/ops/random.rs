@@ -1,33 +1,32 @@
-//! Random numbers that repeat from run to run, and the seeds they are drawn with.
+//! Reproducible random numbers, and the seeds with which they are drawn.
 //!
-//! Element `i` (row-major, in the global tensor) of what a seed draws is a function of the seed
-//! and `i` alone. So replicas agree, shards differ, and a tensor has the same bits on every mesh
-//! and under every placement.
+//! Element `i` (row-major, in the global tensor) of the values drawn with a seed is a function of the seed and `i`
+//! alone. Replicas are therefore identical, shards differ, and a tensor has the same bits on every mesh and under
+//! every placement.
 //!
-//! Operators that take no seed draw one from the calling thread's stream, which [`seed`] starts. A
-//! program that is the same on all ranks draws the same seeds on all of them, without a word
-//! between ranks. It starts at seed 0, and every other thread of a rank that runs operators at a
-//! stream of its own.
+//! Operators that take no seed draw one from the calling thread's stream, which [`seed`] starts. A program that is
+//! the same on all ranks draws the same seeds on all of them, without communication. A rank's thread starts with
+//! seed 0. Every other thread of a rank that runs operators gets a separate stream.
 //!
-//! Ranks along a data-parallel dimension that each make DTensors of their own, of their own part
-//! of the batch, are different programs in this sense. Their DTensors live on slices of one mesh,
-//! and what operators draw depends on the [slice](crate::mesh::DeviceMesh::slice_index): such
-//! ranks draw different values, and those that share a DTensor the same. A mesh that was made by
-//! itself is no slice: give its ranks a seed of their own.
+//! In this sense, ranks along a data-parallel dimension are different programs if each makes DTensors of its own
+//! shard of the batch. Their DTensors are on slices of one mesh, and the values that operators draw depend on the
+//! [slice](crate::mesh::DeviceMesh::slice_index). Such ranks draw different values, while ranks that share a
+//! DTensor draw the same. A mesh that was created separately is not a slice: start its ranks with a separate seed.
 //!
-//! Plain tensors are each rank's own. [`tensor`] draws their values, and [`nn::dropout`](crate::nn::dropout) their
-//! masks, from a stream of the rank's own, which [`seed`] starts too: other numbers on every rank, the
-//! same at every run. burn's own `Tensor::random` and `Dropout` take from one state of the process, on
-//! the CPU, of which ranks that draw at once get what time will have it.
+//! Plain tensors are private to each rank. [`tensor`] draws their values, and [`nn::dropout`](crate::nn::dropout)
+//! their masks, from a stream of the rank, which [`seed`] starts too: the numbers differ between ranks and are the
+//! same in every run. burn's own `Tensor::random` and `Dropout` on the CPU use one state per process. If several
+//! ranks of a process draw from it at the same time, the result depends on timing.
 //!
 //! # How a stream advances
-//! By one for every call that draws, whatever the tensor's shape, mesh and placements: dropout, a `random_like`, a
-//! [`next_seed`]. A call that draws nothing, such as dropout outside of training, leaves it where it is. What is
-//! [a rank's own](tensor) is counted apart, and burn's random state is never touched: neither draws change the others.
-//! (PyTorch advances one offset by the elements that were drawn, and its values depend on the placements.)
+//! A stream advances by one for every call that draws, whatever the tensor's shape, mesh and placements: dropout,
+//! a `random_like`, a [`next_seed`]. A call that draws nothing, such as dropout outside of training, does not
+//! advance it. Draws of [a rank's own tensors](tensor) are counted separately, and burn's random state is never
+//! used, so that neither affects the others. (PyTorch advances one offset by the number of elements drawn, and its
+//! values depend on the placements.)
 //!
-//! A [`RngState`] is two numbers beside the seed, so it is saved with a checkpoint and [resumed](set_rng_state) on any
-//! mesh. Or every step starts a stream of its own, and there is nothing to save:
+//! A [`RngState`] is the seed and two counters. Save it with a checkpoint and [resume](set_rng_state) on any mesh.
+//! Alternatively, start a new stream in every step, so that there is nothing to save:
 //!
 //! ```
 //! use burn_dtensor::dtensor::ops::random;
@@ -50,22 +49,22 @@ use crate::error::OrUnwind;
 use crate::mesh::DeviceMesh;
 
 thread_local! {
-    /// None before it is seeded.
+    /// `None` before it is seeded.
     static STREAM: Cell<Option<RngState>> = const { Cell::new(None) };
 }
 
-/// A thread's stream of seeds, and how far it has come: what a checkpoint saves of random numbers.
+/// State of a thread's random numbers, which a checkpoint saves: the seed and the number of draws.
 ///
-/// [`rng_state`] is that of the calling thread, and [`set_rng_state`] goes on with one.
+/// [`rng_state`] returns that of the calling thread, and [`set_rng_state`] resumes from one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(crate = "burn::serde")]
 pub struct RngState {
     seed: u64,
-    /// How many were drawn from it that all ranks have.
+    /// Number of draws that all ranks share.
     shared: u64,
-    /// How many were drawn from it that are the rank's own: ranks may draw as many as they like.
+    /// Number of draws that are private to the rank. Ranks may differ in this.
     own: u64,
-    /// Whether ranks of a mesh have it in common: then it cannot give numbers of a rank's own.
+    /// True if the ranks of a mesh share the stream, so that it cannot give numbers private to a rank.
     common: bool,
 }
 
@@ -75,7 +74,8 @@ impl RngState {
     }
 }
 
-/// Numbers of one seed for different ends, by the last word of the counter. Elements have 0.
+/// Use of a number derived from a seed. It is the last word in the Philox counter, where the elements of tensors
+/// have 0.
 #[derive(Debug, Clone, Copy)]
 enum Purpose {
     Draw = 1,
@@ -85,17 +85,17 @@ enum Purpose {
     Device = 5,
 }
 
-/// Starts the calling thread's stream of seeds anew.
+/// Starts a new stream of seeds on the calling thread.
 ///
-/// Every rank that holds a part of one DTensor must do so with the same seed.
+/// All ranks of a mesh that share DTensors must call it with the same seed.
 pub fn seed(seed: u64) {
     STREAM.set(Some(RngState::new(seed)));
 }
 
-/// The calling thread's stream: what it is to draw next.
+/// Returns the state of the calling thread's stream.
 ///
-/// All ranks that have drawn together have the same. Where ranks have also drawn tensors of their [own](tensor), as
-/// many on each, one stream resumes all ranks, and of other numbers each rank's resumes that rank.
+/// It is the same on all ranks that have made the same shared draws. If ranks have also drawn [tensors of their
+/// own](tensor), equally many on each, one state can resume all ranks. Otherwise save the state of each rank.
 ///
 /// ```
 /// use burn_dtensor::dtensor::ops::random;
@@ -109,60 +109,62 @@ pub fn seed(seed: u64) {
 /// ```
 ///
 /// # Panics
-/// As [`next_seed`].
+/// As [`next_seed`] does.
 #[track_caller]
 pub fn rng_state() -> RngState {
     of_rank().unwrap_or_else(unseeded)
 }
 
-/// Goes on with `state` on the calling thread, as the thread that it was [taken](rng_state) from would have: on any
-/// mesh, of any number of ranks.
+/// Resumes from `state` on the calling thread, as the thread from which it was [taken](rng_state) would have
+/// continued. This works on any mesh and with any number of ranks.
 ///
-/// As with [`seed`], every rank that holds a part of one DTensor must do so with the same stream, but for what it has
-/// counted of tensors of the ranks' own.
+/// As with [`seed`], all ranks of a mesh that share DTensors must pass the same state, except for the number
+/// of private draws.
 pub fn set_rng_state(state: RngState) {
     STREAM.set(Some(state));
 }
 
-/// The calling thread's stream, if it has been started.
+/// Returns the state of the calling thread's stream, or `None` if it has not started.
 pub(crate) fn started() -> Option<RngState> {
     STREAM.get()
 }
 
-/// Goes back to where the calling thread's stream was [`started`], or not started.
+/// Restores the state that [`started`] returned.
 pub(crate) fn restart(state: Option<RngState>) {
     STREAM.set(state);
 }
 
-/// The next seed, of the rank's own, for the random state of a device.
+/// Returns the next seed private to the rank, for the random state of a device.
 pub(crate) fn next_device_seed() -> u64 {
-    // A thread that is no rank's own has nothing else to draw from, and gives no tensors of a rank's own.
+    // A thread that does not belong to a rank has nothing else to draw from, and cannot draw tensors private to a
+    // rank.
     let state = of_rank().unwrap_or(RngState { common: true, ..RngState::new(0) });
     STREAM.set(Some(RngState { own: state.own + 1, ..state }));
     fold_in(derived(state.seed, state.own, Purpose::Device), comm::rank_of_thread().unwrap_or(0) as u64)
 }
 
-/// The next seed of the calling thread's stream, for an operator or a factory that takes one.
+/// Returns the next seed of the calling thread's stream, for an operator or a factory that takes one.
 ///
 /// # Panics
-/// Unwinds with [`DTensorError::Unseeded`] on a thread that is no rank's own and that neither
-/// [`seed`] nor an operator has given a stream.
+/// Unwinds with [`DTensorError::Unseeded`] on a thread that is not a rank's main thread and has no stream yet,
+/// from [`seed`] or from an operator.
 pub fn next_seed() -> u64 {
     next(of_rank().unwrap_or_else(unseeded))
 }
 
-/// A plain tensor of values that are this rank's own: others on every rank, the same at every run.
+/// Returns a plain tensor of random values that are private to this rank: they differ between ranks and are the
+/// same in every run.
 ///
-/// They follow from the seed of the calling thread's [stream](self), the rank, and how many such tensors
-/// the thread has drawn. Noise, latent codes and random inputs of data-parallel ranks are such values.
-/// Tensor-parallel ranks that need one tensor draw a [`DTensor`].
+/// They depend on the seed of the calling thread's [stream](self), the rank, and the number of such tensors that
+/// the thread has drawn. Use it for noise, latent codes and random inputs of data-parallel ranks. Tensor-parallel
+/// ranks that need one tensor draw a [`DTensor`] instead.
 ///
-/// A thread that a rank's program has started does not know its rank: start its stream with a seed of the
-/// rank's, `seed(fold_in(seed, rank))`, before anything is drawn on it.
+/// A thread that a rank's program has started does not know its rank. Start its stream with a seed of the rank,
+/// `seed(fold_in(seed, rank))`, before it draws anything.
 ///
 /// # Panics
-/// Unwinds with [`DTensorError::Distribution`], and with [`DTensorError::Unseeded`] on a thread that is no
-/// rank's own and has no stream.
+/// Unwinds with [`DTensorError::Distribution`], and with [`DTensorError::Unseeded`] on a thread that is not a
+/// rank's main thread and has no stream.
 #[must_use]
 #[track_caller]
 pub fn tensor<const D: usize>(
@@ -177,11 +179,11 @@ pub fn tensor<const D: usize>(
     Tensor::from_data(TensorData::new(values, shape), options)
 }
 
-/// The next seed that is the rank's own.
+/// Returns the next seed private to the rank.
 fn next_own_seed() -> u64 {
     let state @ RngState { seed, own, .. } = of_rank().filter(|state| !state.common).unwrap_or_else(unseeded);
     STREAM.set(Some(RngState { own: own + 1, ..state }));
-    // Outside of a launch there is one rank.
+    // Outside of a launch, the rank is 0.
     let rank = comm::rank_of_thread().unwrap_or(0);
     fold_in(derived(seed, own, Purpose::Own), rank as u64)
 }
@@ -190,7 +192,7 @@ fn unseeded() -> RngState {
     Error::from(DTensorError::Unseeded).unwind()
 }
 
-/// [`next_seed`], as operators on tensors of `mesh` draw it: of its own for every
+/// Returns the next seed for operators on tensors of `mesh`: like [`next_seed`], but different for every
 /// [slice](DeviceMesh::slice_index) of a mesh.
 ///
 /// # Panics
@@ -203,13 +205,14 @@ pub fn next_seed_on(mesh: &DeviceMesh) -> u64 {
     }
 }
 
-/// The stream that the calling thread has, or has as a rank's own.
+/// Returns the calling thread's stream, or the initial one if it is a rank's main thread.
 fn of_rank() -> Option<RngState> {
     STREAM.get().or_else(|| comm::is_rank().then_some(RngState::new(0)))
 }
 
-/// The stream of another thread of a rank: by the ranks that run its first operator, and how many such
-/// threads they had before. They run the mesh's operators in one order, so that is the same on all of them.
+/// Returns the stream of another thread of a rank. Its seed is derived from the ranks of the mesh of its first
+/// operator, and from the number of such threads before it. These threads run the mesh's operators in the same
+/// order, so that the seed is the same on all ranks.
 fn of_thread(mesh: &DeviceMesh) -> RngState {
     let number = mesh.member("draw a seed on it").map_err(Error::from).and_then(|_| {
         let ranks = mesh.world().group(mesh.ranks())?;
@@ -224,7 +227,7 @@ fn next(state: RngState) -> u64 {
     derived(state.seed, state.shared, Purpose::Draw)
 }
 
-/// A seed made of another and a number: a step, a layer, a replica.
+/// Derives a seed from another and a number, such as a step, a layer or a replica.
 pub fn fold_in(seed: u64, number: u64) -> u64 {
     derived(seed, number, Purpose::Fold)
 }
@@ -236,7 +239,7 @@ fn derived(seed: u64, number: u64, purpose: Purpose) -> u64 {
     u64::from(low) | u64::from(high) << 32
 }
 
-/// This rank's part of the `distribution` that `seed` draws, in the layout and type of `spec`.
+/// Returns this rank's local tensor of the `distribution` drawn with `seed`, in the layout and type of `spec`.
 pub(super) fn part<const D: usize>(
     distribution: Distribution,
     seed: u64,
@@ -251,12 +254,13 @@ pub(super) fn part<const D: usize>(
 }
 
 impl<const D: usize> DTensor<D> {
-    /// Random values in the shape, type and layout of this tensor, as burn's
-    /// [`random_like`](Tensor::random_like): drawn with the next seed of the thread's
-    /// [stream](self). `R` where this tensor is partial.
+    /// Returns random values in the shape, type and layout of this tensor, as burn's
+    /// [`random_like`](Tensor::random_like). They are drawn with the next seed of the thread's [stream](self).
+    /// Where this tensor is partial, the result is `R`.
     ///
     /// # Panics
-    /// Unwinds with [`DTensorError::Distribution`](crate::dtensor::DTensorError::Distribution).
+    /// Unwinds with [`DTensorError::Distribution`](crate::dtensor::DTensorError::Distribution) if the
+    /// distribution is invalid.
     #[must_use]
     #[track_caller]
     pub fn random_like(&self, distribution: Distribution) -> Self {

@@ -1,9 +1,9 @@
 //! Reductions.
 //!
-//! Along a mesh dimension that cuts a dimension which is reduced, each rank reduces its own part
-//! and the result is partial; the other dimensions stay cut as they are.
+//! If a reduced dimension is sharded along a mesh dimension, each rank reduces its shard and the result is partial
+//! there. The sharding of other dimensions is kept.
 //!
-//! Variances are made of means and sums.
+//! Variances are computed from means and sums.
 
 use burn::tensor::{AsIndex, Bool, Tensor, kind};
 
@@ -21,14 +21,14 @@ impl<const D: usize, K: Kind + kind::Numeric> DTensor<D, K> {
         prod prod_dim prod_dims -> K: [reduced_by(PartialOp::Product).with_partial_rules(PartialRules::same_for_all(&[PRODUCT]))];
     }
 
-    /// The sum over `dims`, without them, as burn's [`sum_dims_squeeze`](Tensor::sum_dims_squeeze).
+    /// Returns the sum over `dims`, which are removed, as burn's [`sum_dims_squeeze`](Tensor::sum_dims_squeeze).
     #[must_use]
     #[track_caller]
     pub fn sum_dims_squeeze<const D2: usize, I: AsIndex>(self, dims: &[I]) -> DTensor<D2, K> {
         self.sum_dims(dims).squeeze_dims(dims)
     }
 
-    /// The mean of all elements, as burn's [`mean`](Tensor::mean): `[1]`.
+    /// Returns the mean of all elements, as burn's [`mean`](Tensor::mean). Shape: `[1]`.
     #[must_use]
     #[track_caller]
     pub fn mean(self) -> DTensor<1, K> {
@@ -37,7 +37,7 @@ impl<const D: usize, K: Kind + kind::Numeric> DTensor<D, K> {
         if is_rounded::<K>() { apply(&FULL_MEAN.at(all), self, local) } else { apply(&MEAN, self, local) }
     }
 
-    /// The mean along `dim`, which stays with length 1, as burn's [`mean_dim`](Tensor::mean_dim).
+    /// Returns the mean along `dim`, which then has length 1, as burn's [`mean_dim`](Tensor::mean_dim).
     #[must_use]
     #[track_caller]
     pub fn mean_dim<I: AsIndex>(self, dim: I) -> Self {
@@ -46,7 +46,7 @@ impl<const D: usize, K: Kind + kind::Numeric> DTensor<D, K> {
         apply(&rule, self, |x, op| share(x, op, &[dim], |x| x.mean_dim(dim)))
     }
 
-    /// The mean over `dims`, which stay with length 1, as burn's [`mean_dims`](Tensor::mean_dims).
+    /// Returns the mean over `dims`, which then have length 1, as burn's [`mean_dims`](Tensor::mean_dims).
     #[must_use]
     #[track_caller]
     pub fn mean_dims<I: AsIndex>(self, dims: &[I]) -> Self {
@@ -59,7 +59,7 @@ impl<const D: usize, K: Kind + kind::Numeric> DTensor<D, K> {
 const MEAN: EinsumRule = EinsumRule::new("mean", ".. -> 1").with_partial_rules(LINEAR);
 const FULL_MEAN: EinsumRule = EinsumRule::new("mean", "..D.. -> 1");
 
-/// Of integers a mean is rounded: it needs its dimensions whole.
+/// Returns true for integers: their mean is rounded, so its dimensions must not be sharded.
 const fn is_rounded<K: Kind>() -> bool {
     !matches!(K::KIND, kind::Kind::Float)
 }
@@ -72,8 +72,8 @@ const fn mean_over<K: Kind>(name: &'static str) -> EinsumRule {
     }
 }
 
-/// This rank's term of the mean over `dims`: its own mean times its share of the elements. No sum of a
-/// long dimension is rounded to a narrow type on the way.
+/// Returns this rank's contribution to the mean over `dims`: the mean of its elements times its share of all
+/// elements. A sum over a long dimension is thus never rounded to a narrow type.
 fn share<const D: usize, const O: usize, K: Kind + kind::Numeric>(
     x: Tensor<D, K>,
     op: &Operator,
@@ -98,7 +98,8 @@ impl<const D: usize, K: Kind + kind::Ordered> DTensor<D, K> {
 }
 
 impl<const D: usize, K: Kind> DTensor<D, K> {
-    // What is yet to be made a maximum is only one of truth values.
+    // Partial inputs are accepted only if they are Bool: for numbers, a pending maximum is not the maximum of
+    // truth values.
     reductions! {
         any any_dim -> Bool: [reduced_by(PartialOp::Max).with_partial_rules(if is_bool::<K>() { INCREASING_TO } else { NO_PARTIAL })];
         all all_dim -> Bool: [reduced_by(PartialOp::Min).with_partial_rules(if is_bool::<K>() { INCREASING_FROM } else { NO_PARTIAL })];
@@ -110,29 +111,28 @@ const fn is_bool<K: Kind>() -> bool {
 }
 
 impl<const D: usize> DTensor<D> {
-    /// Whether an element is not a number, as burn's [`contains_nan`](Tensor::contains_nan): `[1]`.
+    /// Returns true if any element is NaN, as burn's [`contains_nan`](Tensor::contains_nan). Shape: `[1]`.
     #[must_use]
     #[track_caller]
     pub fn contains_nan(self) -> DTensor<1, Bool> {
         self.is_nan().any()
     }
 
-    /// The variance along `dim`, as burn's [`var`](Tensor::var).
+    /// Returns the variance along `dim`, as burn's [`var`](Tensor::var).
     #[must_use]
     #[track_caller]
     pub fn var<I: AsIndex>(self, dim: I) -> Self {
         self.var_mean(dim).0
     }
 
-    /// The variance along `dim` without Bessel's correction, as burn's
-    /// [`var_bias`](Tensor::var_bias).
+    /// Returns the variance along `dim` without Bessel's correction, as burn's [`var_bias`](Tensor::var_bias).
     #[must_use]
     #[track_caller]
     pub fn var_bias<I: AsIndex>(self, dim: I) -> Self {
         self.var_mean_bias(dim).0
     }
 
-    /// The variance along `dim` and the mean, as burn's [`var_mean`](Tensor::var_mean).
+    /// Returns the variance along `dim` and the mean, as burn's [`var_mean`](Tensor::var_mean).
     #[must_use]
     #[track_caller]
     pub fn var_mean<I: AsIndex>(self, dim: I) -> (Self, Self) {
@@ -141,7 +141,7 @@ impl<const D: usize> DTensor<D> {
         self.var_mean_of(dim, freedom)
     }
 
-    /// The variance along `dim` without Bessel's correction, and the mean, as burn's
+    /// Returns the variance along `dim` without Bessel's correction, and the mean, as burn's
     /// [`var_mean_bias`](Tensor::var_mean_bias).
     #[must_use]
     #[track_caller]
@@ -151,23 +151,24 @@ impl<const D: usize> DTensor<D> {
         self.var_mean_of(dim, freedom)
     }
 
-    /// The covariances of what lies along `dim`, less `correction_factor` degrees of freedom, as burn's
-    /// [`cov`](Tensor::cov): of a matrix `[samples, variables]` and `dim` 0 `[variables, variables]`.
+    /// Returns the covariances of samples along `dim`, as burn's [`cov`](Tensor::cov). `correction_factor` is
+    /// subtracted from the degrees of freedom. For a matrix `[samples, variables]` and `dim` 0, the result is
+    /// `[variables, variables]`.
     ///
-    /// Where samples are cut, ranks add up their terms of the means and of the products.
+    /// If samples are sharded, the ranks sum their contributions to the means and to the products.
     #[must_use]
     #[track_caller]
     pub fn cov<I: AsIndex>(self, dim: I, correction_factor: usize) -> Self {
         let dim = dim_of("cov", dim, D);
         if D < 2 {
-            operand_error("cov", &[self.shape()], "it is of matrices; give at least 2 dimensions").unwind();
+            operand_error("cov", &[self.shape()], "it is for matrices. Pass at least 2 dimensions").unwind();
         }
         let freedom = self.dims()[dim] as f32 - correction_factor as f32;
         let centered = (self.clone() - self.mean_dim(dim)).swap_dims(dim, 0);
         centered.clone().transpose().matmul(centered).div_scalar(freedom)
     }
 
-    /// Of a cut dimension the mean is reduced first: a few numbers, not the dimension.
+    /// If the dimension is sharded, the mean is reduced first: this sends a few numbers instead of the dimension.
     fn var_mean_of(self, dim: usize, freedom: f64) -> (Self, Self) {
         let mean = self.clone().mean_dim(dim);
         let var = self.sub(mean.clone()).square().sum_dim(dim).div_scalar(freedom);

@@ -1,4 +1,4 @@
-//! [`replicated`]: operators that have no rule.
+//! [`replicated`]: runs operators that have no rule.
 
 use burn::tensor::{Shape, Tensor};
 use smallvec::SmallVec;
@@ -9,15 +9,15 @@ use crate::Result;
 use crate::dtensor::{DTensor, DTensorSpec, Kind};
 use crate::error::OrUnwind;
 
-/// Runs `local`, an operator `name` that has no rule, on whole tensors: every rank gathers all `inputs`, computes
-/// all of the results, and these are Replicate.
+/// Runs `local`, an operator `name` that has no rule, on full tensors. Every rank gathers all `inputs` and
+/// computes all results, which are Replicate.
 ///
-/// It is right for whatever computes the same on all ranks, with results of any number and shape, also one that
-/// depends on the values, and it is differentiable. It saves neither memory nor work: where it matters,
-/// [write a rule](super#adding-an-operator). Inputs and results are as [`apply`](super::apply) takes them.
+/// It is correct for any computation that is the same on all ranks, and it is differentiable. Number and shapes of
+/// the results may depend on the values. It saves neither memory nor work: where that matters, [write a
+/// rule](super#adding-an-operator). Inputs and results are of the types that [`apply`](super::apply) accepts.
 ///
-/// What it gathers stands in the ledger as any other redistribution, and
-/// [`RedistributePolicy::Deny`](super::RedistributePolicy::Deny) refuses it by `name`.
+/// The ledger records the gathers as for any other redistribution, and
+/// [`RedistributePolicy::Deny`](super::RedistributePolicy::Deny) refuses them, naming the operator `name`.
 ///
 /// ```
 /// use burn::tensor::Tensor;
@@ -30,7 +30,7 @@ use crate::error::OrUnwind;
 /// # launch(Launch::threads(2), |world| {
 /// let mesh = DeviceMesh::new(world, [2], ["tp"])?;
 /// let x = DTensor::<2>::ones([4, 6], &mesh, &[Shard(0)], world.device())?;
-/// // All rows but the last, and how far each is from the next.
+/// // All rows except the last, and their differences to the next row.
 /// let (rows, steps) = replicated("differences", x, |x: Tensor<2>| {
 ///     let (rows, next) = (x.clone().slice(0..3), x.slice(1..4));
 ///     (rows.clone(), next - rows)
@@ -46,7 +46,7 @@ use crate::error::OrUnwind;
 /// Every rank of the mesh, in forward and in backward, if an input is not Replicate.
 ///
 /// # Panics
-/// Unwinds with a typed [`Error`](crate::Error), as [all operators](super#panics).
+/// Unwinds with a typed [`Error`](crate::Error), as [all operators](super#panics) do.
 #[track_caller]
 pub fn replicated<I: Inputs, O: Outputs>(
     name: &'static str,
@@ -63,7 +63,7 @@ pub fn replicated<I: Inputs, O: Outputs>(
     local(inputs).globalize(&everywhere, &mut 0)
 }
 
-/// Inputs as the operator wants them, whole; and outputs that every rank has whole.
+/// Conversion of the inputs to full tensors, and of results that every rank has in full to DTensors.
 struct Everywhere<'a>(&'a Operator);
 
 impl Boundary for Everywhere<'_> {
@@ -79,8 +79,8 @@ impl Boundary for Everywhere<'_> {
     }
 }
 
-/// The rule of an operator of which nothing is known but its name: the all-Replicate row, and results that
-/// only it can say.
+/// Rule of an operator of which only the name is known: the all-`Replicate` strategy. The operator itself
+/// determines its results.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct ReplicatedRule(&'static str);
 

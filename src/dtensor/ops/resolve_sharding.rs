@@ -1,4 +1,5 @@
-//! Deciding a rule for inputs of certain specs: rows, the cheapest of them, and what follows.
+//! Resolves the sharding of an operator: finds the strategies that apply to the inputs, selects the cheapest, and
+//! derives the layouts of inputs and outputs.
 
 use std::cell::OnceCell;
 use std::iter::repeat_n;
@@ -20,46 +21,47 @@ use crate::dtensor::redistribute_plan::RedistributePlan;
 use crate::dtensor::{DTensorError, DTensorSpec, RequiredPlacements};
 use crate::placement::{Layout, Placement, Step};
 
-/// What is decided of an operator on inputs of certain specs.
+/// Layouts chosen for an operator on inputs of given specs.
 #[derive(Debug)]
 pub(super) struct ResolvedSharding {
     pub(super) inputs: SmallVec<[RedistributeTarget; 3]>,
     pub(super) outputs: SmallVec<[ResolvedOutput; 1]>,
-    /// What [`RedistributePolicy::Deny`](super::RedistributePolicy::Deny) says to it.
+    /// Error under [`RedistributePolicy::Deny`](super::RedistributePolicy::Deny), if an input would be
+    /// redistributed implicitly.
     pub(super) implicit: Option<Box<DTensorError>>,
-    /// Whether there is nothing to compute, and the local operator cannot do that.
+    /// True if all outputs are empty and the local operator does not support empty tensors.
     pub(super) is_blank: bool,
-    /// Whether all inputs are where it wants them.
+    /// True if every input is used as it is.
     pub(super) is_direct: bool,
-    /// Whether this rank's part of an input has no elements.
+    /// True if this rank's local tensor of an input has no elements.
     pub(super) has_empty_part: bool,
 }
 
-/// One output.
+/// Layout and shapes of one output.
 #[derive(Debug)]
 pub(super) struct ResolvedOutput {
     pub(super) layout: Layout,
     pub(super) shape: Shape,
     pub(super) local: Shape,
     pub(super) terms: Option<Arc<str>>,
-    /// Made when the first local result shows its element type.
+    /// Set when the first local result reveals the element type.
     pub(super) spec: OnceCell<Arc<DTensorSpec>>,
 }
 
-/// The rows that hold for inputs of certain specs.
+/// Strategies that apply to inputs of given specs.
 pub(super) struct CandidateStrategies {
     pub(super) outputs: Vec<Shape>,
     pub(super) rows: Vec<Strategy>,
-    /// Where callers want each input on each mesh dimension.
+    /// Placements that callers require, for each input and mesh dimension.
     pub(super) wanted: Vec<RequiredPlacements>,
-    /// Rows that an input is pinned away from, or whose partial inputs are not of these element types.
+    /// Excluded strategies, with the reason: a constraint of an input, or the element types of partial inputs.
     pub(super) out: Vec<(Strategy, &'static str)>,
 }
 
 impl CandidateStrategies {
     pub(super) fn new<R: ShardingRule>(rule: &R, inputs: &[Arg<'_>]) -> Result<Self> {
         let Some(Arg { spec: first, .. }) = inputs.first() else {
-            return Err(operand_error(rule.name(), &[], "there is no input; give at least one"));
+            return Err(operand_error(rule.name(), &[], "there is no input. Pass at least one"));
         };
         for other in &inputs[1..] {
             first.check_same_mesh(other.spec)?;
@@ -76,8 +78,8 @@ impl CandidateStrategies {
         rows.retain(|row| {
             let takes = |mesh_dim| incoming.iter().zip(&row.inputs).all(|(input, &to)| input.takes(mesh_dim, to));
             let why = match row {
-                row if !row.takes(&dtypes) => "not of this element type",
-                _ if !mesh_dims.clone().any(takes) => "an input is pinned elsewhere",
+                row if !row.takes(&dtypes) => "not for these element types",
+                _ if !mesh_dims.clone().any(takes) => "an input is constrained to another placement",
                 _ => return true,
             };
             out.push((row.clone(), why));
@@ -87,12 +89,12 @@ impl CandidateStrategies {
     }
 }
 
-/// The inputs as they come, and where they are wanted.
+/// Returns the inputs as they arrive, with the placements that callers require.
 pub(super) fn incoming<'a>(inputs: &[Arg<'a>], wanted: &'a [RequiredPlacements]) -> Vec<OperandInfo<'a>> {
     inputs.iter().zip(wanted).map(|(input, wanted)| OperandInfo::new(input.spec, wanted)).collect()
 }
 
-/// The decision, made anew.
+/// Resolves the sharding without consulting the cache.
 pub(super) fn resolve_sharding<R: ShardingRule>(
     rule: &R,
     inputs: &[Arg<'_>],
@@ -106,7 +108,7 @@ pub(super) fn resolve_sharding<R: ShardingRule>(
         operands: &incoming,
         outputs: &output_shapes,
         strategies: &rows,
-        takes_empty_parts: &|input, dim| rule.takes_empty_parts_along(input, dim),
+        takes_empty_parts: &|input, dim| rule.supports_empty_shards_along(input, dim),
         times: scope.times(first.mesh()).as_ref(),
     });
     let SelectedStrategy { inputs: targets, outputs, varying } = choice.ok_or_else(|| DTensorError::NoStrategy {
@@ -116,7 +118,7 @@ pub(super) fn resolve_sharding<R: ShardingRule>(
     let destinations = inputs.iter().zip(targets).zip(varying).map(|((input, target), varying)| {
         let (spec, route) = (input.spec, RedistributePlan::of_input(input.spec.layout(), &target)?);
         let spec = if *spec.layout() == target { spec.clone() } else { spec.with_layout(target)?.shared() };
-        // Only floats have gradients to sum.
+        // Only floats have gradients.
         let varying = if spec.dtype().is_float() { varying } else { Dims::new() };
         Ok(RedistributeTarget { spec, route, varying, operator: rule.name() })
     });
@@ -128,7 +130,7 @@ pub(super) fn resolve_sharding<R: ShardingRule>(
     });
     let outputs: SmallVec<[ResolvedOutput; 1]> = outputs.collect();
     let implicit = implicit(rule, inputs, &destinations).map(Box::new);
-    // Of the whole, so that it is the same on every rank.
+    // Uses the global shapes, so that the result is the same on every rank.
     let has_nothing = outputs.iter().all(|output| output.shape.num_elements() == 0);
     let is_blank = has_nothing && !rule.supports_empty_shards();
     let is_direct = destinations.iter().all(RedistributeTarget::is_here);
@@ -136,7 +138,7 @@ pub(super) fn resolve_sharding<R: ShardingRule>(
     Ok(ResolvedSharding { inputs: destinations, outputs, implicit, is_blank, is_direct, has_empty_part })
 }
 
-/// The rule's table, with the all-Replicate row in front.
+/// Returns the strategies of the rule, after the all-`Replicate` strategy.
 fn rows<R: ShardingRule>(rule: &R, inputs: &[Shape], outputs: &[Shape]) -> Vec<Strategy> {
     let replicate = |n| repeat_n(Placement::Replicate, n);
     let mut rows = vec![strategy(replicate(inputs.len()), replicate(outputs.len()))];
@@ -144,21 +146,22 @@ fn rows<R: ShardingRule>(rule: &R, inputs: &[Shape], outputs: &[Shape]) -> Vec<S
     rows
 }
 
-/// Where the caller wants `input` on each mesh dimension; whole, where it has not an element for every rank.
+/// Returns the placements that the caller requires of `input`. `Replicate` replaces a shard of which a rank would
+/// have no elements.
 fn wanted<R: ShardingRule>(rule: &R, input: &Arg<'_>, shapes: &[Shape]) -> Result<RequiredPlacements> {
     let Some(pin) = input.pin else { return Ok(RequiredPlacements::new()) };
     let wanted = pin.on(input.spec.mesh().ndim());
     let lacks = |placement: &&Placement| placement.shard_dim().is_some_and(|dim| dim >= input.spec.shape().num_dims());
     if let Some(placement) = wanted.iter().flatten().find(lacks) {
         let why =
-            format!("the style or pin of an input wants it as {placement}, along a dimension that it does not have");
+            format!("a style or `constrained_to` requires {placement} of an input that does not have this dimension");
         return Err(operand_error(rule.name(), shapes, why));
     }
     Ok(input.spec.with_elements(wanted))
 }
 
-/// The first input that is moved though the caller did not ask for it. What becomes a term of a sum by
-/// itself, without a word between ranks, is none.
+/// Returns an error for the first input that is redistributed without a request of the caller. Conversions to
+/// partial sums do not count, because they need no communication.
 fn implicit<R: ShardingRule>(
     rule: &R,
     inputs: &[Arg<'_>],
@@ -172,9 +175,11 @@ fn implicit<R: ShardingRule>(
     })
 }
 
-/// What the terms of a partial output come from: where those of the inputs do, or else the inputs.
+/// Returns a description of the operands from which a partial output is computed: the one that a partial input
+/// already has, or else the shapes of the inputs.
 ///
-/// Of several the least, so that a sum that grows from step to step does not grow here as well.
+/// If several inputs have one, the smallest is used, so that the description of a sum that accumulates over steps
+/// does not grow.
 fn terms(inputs: &[Arg<'_>]) -> Arc<str> {
     if let Some(terms) = inputs.iter().filter_map(|input| input.spec.terms()).min() {
         return terms.clone();

@@ -1,4 +1,5 @@
-//! [`ShardingRule`] and [`Strategy`]: what an operator may do along one mesh dimension.
+//! [`ShardingRule`] and [`Strategy`]: the placements along one mesh dimension under which an operator can run
+//! locally.
 
 use std::fmt::{self, Debug};
 use std::hash::Hash;
@@ -11,24 +12,24 @@ use super::placements::{AVG, SUM};
 use crate::Result;
 use crate::placement::Placement;
 
-/// One row of a rule's table: with its inputs placed like this along a mesh dimension, every rank
-/// computes its part of the outputs alone, with the operator itself on local tensors.
+/// A row of a rule's table. If the inputs have these placements along a mesh dimension, every rank computes its
+/// local outputs without communication, by applying the operator to its local tensors.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Strategy {
     pub(super) inputs: SmallVec<[Placement; 4]>,
     pub(super) outputs: SmallVec<[Placement; 2]>,
     pub(super) divides: Option<usize>,
     pub(super) floats: bool,
-    /// What every part of the first input comes down to, for the other ranks; see
-    /// [`Parts`](super::shard_summaries::ShardSummaries).
+    /// Number of elements by which each shard of the first input is summarized for the other ranks; see
+    /// [`ShardSummaries`](super::shard_summaries::ShardSummaries).
     pub(super) slots: usize,
-    /// Inputs that become terms of a sum over ranks.
-    terms: SmallVec<[usize; 1]>,
-    /// Whether outputs are cut in proportion to the inputs, where those are ragged.
+    /// Inputs that may be converted to partial sums.
+    partial_inputs: SmallVec<[usize; 1]>,
+    /// True if uneven shard sizes of the inputs carry over to the outputs in proportion.
     pub(super) in_proportion: bool,
 }
 
-/// The row `inputs -> outputs`.
+/// Makes the strategy `inputs -> outputs`.
 pub fn strategy(inputs: impl IntoIterator<Item = Placement>, outputs: impl IntoIterator<Item = Placement>) -> Strategy {
     Strategy {
         inputs: inputs.into_iter().collect(),
@@ -36,61 +37,63 @@ pub fn strategy(inputs: impl IntoIterator<Item = Placement>, outputs: impl IntoI
         divides: None,
         floats: false,
         slots: 0,
-        terms: SmallVec::new(),
+        partial_inputs: SmallVec::new(),
         in_proportion: false,
     }
 }
 
 impl Strategy {
-    /// Allows the row only where the number of pieces, over all mesh dimensions that cut the same
-    /// dimension of the first output, divides `len`: local results are then whole rows of `len`.
+    /// Allows the strategy only if the number of shards divides `len`, where the shards of the first output's
+    /// dimension are counted over all mesh dimensions that shard it. No shard boundary is then inside one of `len`
+    /// units, such as attention heads.
     #[must_use]
     pub fn if_divides(mut self, len: usize) -> Self {
         self.divides = Some(len);
         self
     }
 
-    /// Makes these inputs, where the row wants them as `P(sum)`, terms of a sum: the first rank's value, or
-    /// every rank's own shard, and zeros. That costs nothing, in forward or in backward. Without it a row
-    /// that wants a partial input is for one that comes so.
+    /// Allows converting these inputs to `P(sum)` where the strategy requires that: the first rank contributes the
+    /// replicated value, or every rank its shard, and zeros elsewhere. This costs no communication in forward or
+    /// backward. Without it, a strategy that requires a partial input applies only if the input is already
+    /// partial.
     #[must_use]
-    pub fn with_terms(mut self, inputs: &[usize]) -> Self {
-        self.terms = inputs.into();
+    pub fn with_partial_inputs(mut self, inputs: &[usize]) -> Self {
+        self.partial_inputs = inputs.into();
         self
     }
 
-    /// Takes ragged cuts to an output of another length: each rank has as much of that in proportion. For a row
-    /// whose operator gets what its part is computed from by itself.
+    /// Carries uneven shard sizes over to an output dimension of another length: each rank holds the same
+    /// proportion of it. For operators that fetch the input elements they need by themselves.
     #[must_use]
     pub(super) fn in_proportion(mut self) -> Self {
         self.in_proportion = true;
         self
     }
 
-    /// Allows the row for partial inputs of floats only: integers are rounded, or wrap around,
-    /// which keeps no order.
+    /// Allows partial inputs of floats only, because integers are rounded or wrap around, which does not preserve
+    /// order.
     #[must_use]
     pub fn if_floats(mut self) -> Self {
         self.floats = true;
         self
     }
 
-    /// The local operator tells the other ranks along the mesh dimension this many elements of its part of
-    /// the first input, for each that there is of the other dimensions.
+    /// Declares that the local operator sends the other ranks of the mesh dimension this many elements of its
+    /// shard of the first input, for each index of the other dimensions.
     #[must_use]
     pub(super) fn with_slots(mut self, slots: usize) -> Self {
         self.slots = slots;
         self
     }
 
-    /// Whether input `at` may be made into what the row wants of it, partial though that is.
-    pub(super) fn makes_term(&self, at: usize) -> bool {
-        self.terms.contains(&at) && self.inputs[at] == SUM
+    /// Returns true if input `at` may be converted to the partial sum that the strategy requires.
+    pub(super) fn makes_partial(&self, at: usize) -> bool {
+        self.partial_inputs.contains(&at) && self.inputs[at] == SUM
     }
 
-    /// Whether the row holds for inputs of these element types.
+    /// Returns true if the strategy holds for inputs of these element types.
     pub(super) fn takes(&self, dtypes: &[DType]) -> bool {
-        // Of integers an average is rounded, and only after the operator would be another number.
+        // An average of integers is rounded, so averaging after the operator would give another number.
         let exact = |(placement, dtype): (&Placement, &DType)| match placement {
             Placement::Partial(_) if self.floats || *placement == AVG => dtype.is_float(),
             _ => true,
@@ -99,43 +102,44 @@ impl Strategy {
     }
 }
 
-/// `S(0), R -> S(0)`.
+/// Writes the strategy as in `S(0), R -> S(0)`.
 impl fmt::Display for Strategy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} -> {}", self.inputs.iter().format(", "), self.outputs.iter().format(", "))
     }
 }
 
-/// Describes which placements an operator supports: mostly an [`EinsumRule`](super::EinsumRule), which is one; an operator
-/// whose dimensions letters cannot name writes its table out.
+/// Sharding rule of an operator: the combinations of placements that it supports. Most rules are an
+/// [`EinsumRule`](super::EinsumRule), which implements this trait; an operator whose dimensions cannot be
+/// described by letters lists its strategies.
 ///
-/// A rule is a small value: the operator's static arguments, which are also its key in the cache
-/// of decisions. The all-`Replicate` row is always allowed and never listed.
+/// A rule is a small value that contains the operator's static arguments. These are also its key in the cache of
+/// decisions. The all-`Replicate` strategy is always allowed and never listed.
 pub trait ShardingRule: Debug + Clone + Eq + Hash + 'static {
-    /// The operator, for messages.
+    /// Returns the name of the operator, for messages.
     fn name(&self) -> &'static str;
 
-    /// Global shapes of the outputs.
+    /// Returns the global shapes of the outputs.
     ///
     /// # Errors
     /// [`DTensorError::Operands`](crate::dtensor::DTensorError::Operands) if the inputs do not fit
     /// each other or the arguments.
     fn outputs(&self, inputs: &[Shape]) -> Result<Vec<Shape>>;
 
-    /// The rows of the table, for inputs and outputs of these global shapes. Of two rows that cost
-    /// the same the first is taken.
+    /// Returns the strategies for inputs and outputs of these global shapes. Among strategies of equal cost, the
+    /// first is chosen.
     fn strategies(&self, inputs: &[Shape], outputs: &[Shape]) -> Vec<Strategy>;
 
-    /// Whether the local operator goes by itself with parts without elements: it neither fails on
-    /// one, nor records fewer nodes in the graph than on any other. A rank that skips a node falls
-    /// out of step with the others in backward, so where this is false an input that would leave a
-    /// rank without elements is gathered first.
+    /// Returns true if the local operator supports tensors without elements: it does not fail on one, and records
+    /// as many autodiff nodes as for any other. If it returns false, an input of which a rank would have no
+    /// elements is gathered first, because a rank that skips a node gets out of step with the others in backward.
     fn supports_empty_shards(&self) -> bool {
         false
     }
 
-    /// The same of parts of input `input` that are empty along `dim`, and perhaps of no others.
-    fn takes_empty_parts_along(&self, _input: usize, _dim: usize) -> bool {
+    /// Returns true if the local operator supports shards of input `input` that are empty along `dim`. For
+    /// operators that support some empty shards but not all.
+    fn supports_empty_shards_along(&self, _input: usize, _dim: usize) -> bool {
         self.supports_empty_shards()
     }
 }

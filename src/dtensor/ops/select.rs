@@ -1,5 +1,5 @@
-//! Selection of whole slices by index, and updates of them. Where the dimension is cut, selection is a
-//! masked [lookup](super::lookup), and assignment [updates](super::update) own slices.
+//! Selection of slices by index, and updates of slices. Along a sharded dimension, selection is a masked
+//! [lookup](super::lookup), and assignment [updates](super::update) the slices that each rank holds.
 
 use burn::tensor::{AsIndex, Bool, IndexingUpdateOp, Int, Shape, Tensor};
 
@@ -11,12 +11,12 @@ use crate::dtensor::local::reshape;
 use crate::dtensor::{DTensor, Kind};
 
 const SELECT: EinsumRule = EinsumRule::new("select", "..v.., i -> ..i..").with_partial_rules(MOVED_BY);
-/// Of elements that cannot be added.
+/// Rule for booleans, which cannot be summed.
 const SELECT_BOOL: EinsumRule = EinsumRule::new("select", "..V.., i -> ..i..").with_partial_rules(MOVED_BY);
 const SELECT_ASSIGN: EinsumRule = EinsumRule::new("select_assign", "..v.., I, ..I.. -> ..v..");
 
 impl<const D: usize, K: Kind> DTensor<D, K> {
-    /// The slices of `dim` at `indices`, as burn's [`select`](Tensor::select).
+    /// Returns the slices of `dim` at `indices`, as burn's [`select`](Tensor::select).
     ///
     /// A tensor sharded along `dim` is not moved: the result is a partial sum.
     #[must_use]
@@ -36,8 +36,8 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         })
     }
 
-    /// `values` put at, or combined with, the slices of `dim` at `indices`, as burn's
-    /// [`select_assign`](Tensor::select_assign).
+    /// Updates the slices of `dim` at `indices` with `values`, as burn's [`select_assign`](Tensor::select_assign):
+    /// assigns them, or combines them as `update` specifies.
     #[must_use]
     #[track_caller]
     pub fn select_assign(
@@ -58,8 +58,8 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         })
     }
 
-    /// The slices of `dim` at `indices` of any shape, whose dimensions take the place of `dim`, as
-    /// burn's [`take`](Tensor::take).
+    /// Returns the slices of `dim` at `indices` of any shape, as burn's [`take`](Tensor::take). The dimensions of
+    /// `indices` replace `dim`.
     #[must_use]
     #[track_caller]
     pub fn take<const DI: usize, const DO: usize>(
@@ -71,7 +71,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         let mut shape = self.dims().to_vec();
         shape.splice(dim..=dim, indices.dims());
         if shape.len() != DO {
-            let why = format!("the result {shape:?} has {} dimensions, {DO} are asked for", shape.len());
+            let why = format!("the result {shape:?} has {} dimensions, but {DO} were requested", shape.len());
             operand_error("take", &[self.shape(), indices.shape()], why).unwind();
         }
         let len = indices.shape().num_elements();

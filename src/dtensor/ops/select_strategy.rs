@@ -1,27 +1,27 @@
-//! Which rows of a rule's table to take: the cheapest product over mesh dimensions.
+//! Selects strategies from a rule's table: the cheapest combination of one strategy for each mesh dimension.
 //!
-//! Pure: shapes and layouts in, layouts out. Every rank decides alike.
+//! These are pure functions from shapes and layouts to layouts. Every rank selects the same.
 //!
-//! A choice depends on how tensors are placed and on what divides what, not on how long they are: a
-//! program's layouts are the same for every batch that is cut alike, for every dtype, with and without
-//! gradients. Two lengths are others: one that leaves a rank without elements, which few operators
-//! take, and 1, along which a tensor may be only repeated. And ragged cuts stay only where all that is cut
-//! is as long as their lengths add up to. What fits is taken as it comes; else counts, in this order,
+//! The selection depends on placements and divisibility, not on lengths. A program's layouts are therefore the
+//! same for every batch with the same sharding, for every dtype, and with or without gradients. There are two
+//! exceptions: lengths that leave a rank without elements, which few operators support, and length 1, along which
+//! a tensor may only be broadcast. Uneven shard sizes are kept only if all dimensions sharded by them have the
+//! length that they add up to. Inputs that fit a strategy are not moved. Otherwise the criteria are, in this
+//! order:
 //!
-//! 1. collectives in forward: between fewer and shorter the fewer are faster up to some megabytes,
-//!    and a program that has longer ones to choose from says where it wants its tensors, or how long
-//!    collectives take;
-//! 2. what is sent in forward, where a tensor of more dimensions is taken for the larger;
-//! 3. collectives in backward, of what can have gradients;
-//! 4. what is sent in backward;
-//! 5. steps, then placements that change.
+//! 1. The number of collectives in forward. Up to some megabytes, fewer collectives are faster than shorter ones.
+//!    A program with longer tensors can constrain their placements, or set the cost of collectives.
+//! 2. The volume sent in forward, where a tensor of more dimensions counts as larger.
+//! 3. The number of collectives in backward, for inputs that can have gradients.
+//! 4. The volume sent in backward.
+//! 5. The number of steps, then of placements that change.
 //!
-//! Steps of one kind over several mesh dimensions that travel as one collective are counted as one; the halo of a
-//! window over a cut dimension, a few rows, counts nothing.
+//! Steps of one kind over several mesh dimensions count once if they are sent as one collective. The halo of a
+//! window over a sharded dimension is a few rows and does not count.
 //!
-//! Backward comes after forward since what is sent in forward is sent also where no gradients are taken, and
-//! no operand is asked whether one is taken of it. Under a [`CostModel`](super::CostModel) the time of both comes
-//! first, of tensors as long as they are.
+//! Backward comes after forward because the forward volume is sent also without gradients, and the selection does
+//! not ask whether a gradient is needed. Under a [`CostModel`](super::CostModel), the time of forward and backward
+//! comes first, computed from actual lengths.
 
 use burn::tensor::Shape;
 use itertools::Itertools;
@@ -33,46 +33,45 @@ use super::sharding_context::{Dims, ShardingContext, uneven_sizes};
 use super::strategy_cost::{Infeasible, OperandInfo, StrategyCost, TargetCosts, TransferScale, summary_cost};
 use crate::placement::{Layout, Placement, Placements};
 
-/// Layouts to bring the inputs to, and what comes out.
+/// Target layouts of the inputs, and layouts of the outputs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct SelectedStrategy {
     pub(super) inputs: Vec<Layout>,
     pub(super) outputs: Vec<Layout>,
-    /// Of each input, the mesh dimensions on which ranks compute different things with one
-    /// replicated value.
+    /// For each input, the mesh dimensions on which it is replicated but used in different computations.
     pub(super) varying: Vec<Dims>,
 }
 
-/// What a choice is made from.
+/// Input of [`select_strategy`].
 #[derive(Clone, Copy)]
 pub(super) struct SelectionProblem<'a> {
     pub(super) mesh_shape: &'a [usize],
     pub(super) operands: &'a [OperandInfo<'a>],
-    /// Shapes.
+    /// Global shapes of the outputs.
     pub(super) outputs: &'a [Shape],
-    /// The rule's table.
+    /// The strategies of the rule.
     pub(super) strategies: &'a [Strategy],
-    /// Whether the operator takes parts of an input that are empty along a dimension.
+    /// Returns true if the operator supports shards of an input that are empty along a dimension.
     pub(super) takes_empty_parts: &'a dyn Fn(usize, usize) -> bool,
-    /// The times of collectives; without them counts decide.
+    /// The times of collectives; without them, counts decide.
     pub(super) times: Option<&'a Times>,
 }
 
-/// A product of rows, one per mesh dimension, that was weighed.
+/// A combination of strategies, one for each mesh dimension, with its cost.
 pub(super) struct Weighed<'a> {
     pub(super) rows: Vec<&'a Strategy>,
     pub(super) found: Result<(StrategyCost, SelectedStrategy), Infeasible>,
 }
 
-/// The cheapest way to run an operator; `None` if no row fits.
+/// Returns the cheapest way to run an operator, or `None` if no strategy fits.
 ///
-/// Tried are the products of one row per mesh dimension, with the cuts in the order of the mesh
-/// dimensions or in an order that an operand comes in, and into chunks or the lengths that an operand
-/// comes with. Parts without elements stay only if the operator takes them.
+/// It tries all combinations of one strategy for each mesh dimension. Mesh dimensions shard in ascending order or
+/// in the order of an operand; shards are chunks or have the sizes of an operand. Empty shards are kept only if
+/// the operator supports them.
 pub(super) fn select_strategy(given: SelectionProblem<'_>) -> Option<SelectedStrategy> {
     let mut best: Option<(StrategyCost, SelectedStrategy)> = None;
     search(given, |rows, weigh| {
-        // Planning is what takes time: not where it must cost more.
+        // Planning redistributions is what takes time, so combinations that must cost more are skipped.
         let least = || given.operands.iter().enumerate().map(|(at, operand)| calls(operand, rows, at)).sum();
         let known = best.as_ref().map(|(known, _)| *known);
         if given.times.is_none() && known.is_some_and(|known| known.forward < least()) {
@@ -85,7 +84,7 @@ pub(super) fn select_strategy(given: SelectionProblem<'_>) -> Option<SelectedStr
     best.map(|(_, choice)| choice)
 }
 
-/// All products of rows that [`select_strategy`] has to choose from.
+/// Returns all combinations that [`select_strategy`] has to choose from.
 pub(super) fn weighed(given: SelectionProblem<'_>) -> Vec<Weighed<'_>> {
     let mut all = Vec::new();
     search(given, |rows, weigh| {
@@ -95,8 +94,8 @@ pub(super) fn weighed(given: SelectionProblem<'_>) -> Vec<Weighed<'_>> {
     all
 }
 
-/// Visits every product of rows as long as `visit` says so; `visit` may have it weighed: against a known cost,
-/// where it is of no interest what costs as much.
+/// Visits every combination of strategies until `visit` returns false. `visit` may have the combination weighed.
+/// If it passes a known cost, a combination that costs at least as much is rejected without computing its layouts.
 fn search<'a>(
     given: SelectionProblem<'a>,
     mut visit: impl FnMut(
@@ -163,12 +162,12 @@ fn search<'a>(
     }
 }
 
-/// Orders of the mesh dimensions in which cuts may be made: ascending, and as operands have them.
+/// Returns the orders of the mesh dimensions to try: ascending, and those of the operands.
 fn mesh_orders(mesh_dims: usize, operands: &[OperandInfo<'_>]) -> Vec<Dims> {
     let of = |operand: &OperandInfo<'_>| {
         let mut mesh_order: Dims = (0..mesh_dims).collect();
         for (_, sharding_dims) in operand.layout.orders() {
-            // The positions these mesh dimensions have among all stay; only their order changes.
+            // The set of positions of these mesh dimensions stays the same; only their order within it changes.
             let mut places: Dims = (0..mesh_dims).filter(|&at| sharding_dims.contains(&mesh_order[at])).collect();
             places.sort_unstable();
             for (place, &sizes) in places.into_iter().zip(sharding_dims) {
@@ -180,7 +179,8 @@ fn mesh_orders(mesh_dims: usize, operands: &[OperandInfo<'_>]) -> Vec<Dims> {
     std::iter::once((0..mesh_dims).collect()).chain(operands.iter().map(of)).unique().collect()
 }
 
-/// Whether the pieces of every output dimension divide what the rows that cut it ask for.
+/// Returns true if, for every output dimension, the number of shards divides what the strategies that shard it
+/// require.
 fn divides(mesh_shape: &[usize], rows: &[&Strategy]) -> bool {
     rows.iter().all(|row| {
         let (Some(len), Some(Placement::Shard(dim))) = (row.divides, row.outputs.first()) else { return true };
@@ -189,9 +189,9 @@ fn divides(mesh_shape: &[usize], rows: &[&Strategy]) -> bool {
     })
 }
 
-/// The rows to try on `mesh_dim`: those that have inputs where callers want them, and whose partial inputs are
-/// there already. One costs nothing to make and all the more to keep, so none is made, but for a term of a sum that
-/// is kept anyhow.
+/// Returns the strategies to try on `mesh_dim`: those that satisfy the callers' constraints and whose partial
+/// inputs are already partial. Making an input partial costs nothing, but reducing it later does. The only
+/// exception is an operand that is converted to a partial sum because the result is one anyway.
 pub(super) fn asked_for<'a>(
     strategies: &'a [Strategy],
     operands: &[OperandInfo<'_>],
@@ -204,18 +204,19 @@ pub(super) fn asked_for<'a>(
     let asked = |row: &&Strategy| {
         let mut inputs = operands.iter().zip(&row.inputs).enumerate();
         inputs.all(|(at, (operand, &placement))| {
-            operand.takes(mesh_dim, placement) && (row.makes_term(at) || !made(row, at))
+            operand.takes(mesh_dim, placement) && (row.makes_partial(at) || !made(row, at))
         })
     };
     strategies.iter().filter(asked).collect()
 }
 
-/// The collectives that bringing `operand`, input `at` of these rows, needs at least: one for each mesh dimension on
-/// which its placement ends, or, where steps join, for all that end one placement.
+/// Returns a lower bound of the collectives that redistribute `operand`, input `at` of these strategies: one for
+/// each mesh dimension on which its placement changes or, if steps can be fused, one for each kind of placement
+/// that changes.
 fn calls(operand: &OperandInfo<'_>, rows: &[&Strategy], at: usize) -> usize {
     let ends = |&mesh_dim: &usize| {
         let from = operand.layout.placements()[mesh_dim];
-        let becomes_term = from.shard_dim().is_some() && rows[mesh_dim].makes_term(at);
+        let becomes_term = from.shard_dim().is_some() && rows[mesh_dim].makes_partial(at);
         let stays = from.is_replicate() || from == rows[mesh_dim].inputs[at] || becomes_term;
         operand.layout.mesh_shape()[mesh_dim] > 1 && !stays
     };
@@ -223,8 +224,8 @@ fn calls(operand: &OperandInfo<'_>, rows: &[&Strategy], at: usize) -> usize {
     if operand.joins { ended.unique().count() } else { ended.count() }
 }
 
-/// The mesh dimensions on which a partial input would be scattered though nothing else is cut:
-/// whatever meets it next is whole there, so that it will have to be gathered, one collective more.
+/// Returns the number of mesh dimensions on which a partial input would be reduce-scattered although no input is
+/// sharded. The next operand is replicated there, so the result will have to be gathered by one more collective.
 fn scattered(operands: &[OperandInfo<'_>], rows: &[&Strategy]) -> usize {
     let alone = |&mesh_dim: &usize| {
         let comes = |operand: &OperandInfo<'_>| operand.layout.placements()[mesh_dim];
@@ -235,7 +236,8 @@ fn scattered(operands: &[OperandInfo<'_>], rows: &[&Strategy]) -> usize {
     (0..rows.len()).filter(alone).count()
 }
 
-/// A value that is the same on all ranks of a mesh dimension varies where anything else on it is not.
+/// Returns the mesh dimensions on which a replicated input varies: any other input or output is not replicated
+/// there.
 fn varying(mesh_shape: &[usize], placements: &[Placement], rows: &[&Strategy]) -> Dims {
     let same = |row: &Strategy| row.inputs.iter().chain(&row.outputs).all(|placement| placement.is_replicate());
     let varies = |&dim: &usize| mesh_shape[dim] > 1 && placements[dim].is_replicate() && !same(rows[dim]);

@@ -1,13 +1,14 @@
-//! [`ShardSummaries`]: operators along a dimension that is cut, without the whole of it.
+//! [`ShardSummaries`]: operators along a sharded dimension that exchange summaries instead of gathering the
+//! dimension.
 //!
-//! Every rank brings its part down to a few *slots*, the slots of all parts are gathered in their order along
-//! the dimension, and with those it finishes its own part:
+//! Every rank reduces its shard to a summary of a few elements. The summaries of all shards are gathered in their
+//! order along the dimension, and each rank uses them to finish its own shard:
 //!
-//! | | the slots of a part | what becomes of all slots | operators |
+//! | | summary of a shard | use of all summaries | operators |
 //! |---|---|---|---|
-//! | [`scan`](ShardSummaries::scan) | its total | what comes before a part is carried into it | cumulative ones |
-//! | [`pick`](ShardSummaries::pick) | what it finds, and where | it finds among them, the same on all ranks | extrema and where they are, the `k` largest |
-//! | [`exponentials`](ShardSummaries::exponentials) | its maximum, and its sum of exponentials | those of the whole | softmaxes |
+//! | [`scan`](ShardSummaries::scan) | its total | the totals of the shards before it are carried in | cumulative ones |
+//! | [`pick`](ShardSummaries::pick) | the elements it finds, with their positions | every rank finds the same result among them | extrema and their positions, the `k` largest |
+//! | [`exponentials`](ShardSummaries::exponentials) | its maximum and its sum of exponentials | both for the full dimension | softmaxes |
 //!
 //! ```text
 //! cumsum of  1 2 3 | 4 5 | 6          totals  6 | 9 | 6
@@ -15,9 +16,10 @@
 //! results    1 3 6 | 10 15 | 21
 //! ```
 //!
-//! That is one collective, however many mesh dimensions cut the dimension, as gathering it is, of as many
-//! elements as there are parts, times the slots of one. Every rank does the same number of steps, whatever the
-//! length of its part, and none is empty: a rule that does not say otherwise gathers such first.
+//! Like a gather of the dimension, this takes one collective, however many mesh dimensions shard it; its size is
+//! the number of shards times the size of a summary. Every rank records the same number of autodiff nodes,
+//! whatever the length of its shard. No shard is empty, because a rule without support for empty shards gathers
+//! such a dimension first.
 
 use std::panic::Location;
 use std::sync::{Arc, Weak};
@@ -34,46 +36,47 @@ use crate::dtensor::{DTensorSpec, Kind};
 use crate::placement::{Layout, Placement, ShardSizes};
 use crate::watch::{self, CallSite, LayoutChange};
 
-/// The parts of one input along a dimension that is cut.
+/// The shards of one input along a sharded dimension.
 pub(super) struct ShardSummaries<'a> {
     spec: &'a Arc<DTensorSpec>,
     dim: usize,
-    /// The operator.
+    /// Name of the operator.
     name: &'static str,
-    /// The line that called it.
+    /// Location of the call of the operator.
     at: &'static Location<'static>,
 }
 
 impl<'a> ShardSummaries<'a> {
-    /// Of the first input of `op`, called `at` that line; `None` if it has `dim` whole.
+    /// Makes the summaries for `dim` of the first input of `op`, called at location `at`. Returns `None` if `dim`
+    /// is not sharded.
     pub(super) fn of(op: &'a Operator, dim: usize, at: &'static Location<'static>) -> Option<Self> {
         let spec = op.input_spec(0);
         let parts = Self { spec, dim, name: op.name(), at };
         (parts.count() > 1).then_some(parts)
     }
 
-    /// How many there are.
+    /// Returns the number of shards.
     fn count(&self) -> usize {
         self.sharding_dims().iter().map(|&mesh_dim| self.spec.mesh().shape()[mesh_dim]).product()
     }
 
-    /// Which one is this rank's, in their order along the dimension.
+    /// Returns the index of this rank's shard in the order along the dimension.
     fn index(&self) -> usize {
         let (sizes, coordinate) = (self.spec.mesh().shape(), self.spec.coordinate());
         self.sharding_dims().iter().fold(0, |index, &mesh_dim| index * sizes[mesh_dim] + coordinate[mesh_dim])
     }
 
-    /// The mesh dimensions that cut it, outermost first.
+    /// Returns the mesh dimensions that shard it, outermost first.
     fn sharding_dims(&self) -> &[usize] {
         self.spec.layout().shard_order(self.dim)
     }
 
-    /// `scan` of this rank's part, after what the parts before it come to: of each that is the last element
-    /// of its own scan, and before the first comes what `start` makes of the first element, which must not
-    /// matter to the scan.
+    /// Returns `scan` of this rank's shard, continued from the shards before it. The total of a shard is the last
+    /// element of its scan. `start` makes the value before the first shard from the first element; the scan must
+    /// not depend on it.
     ///
     /// # Collective
-    /// Every rank of the mesh; in backward the sums of the totals' gradients are scattered.
+    /// Every rank of the mesh. Backward reduce-scatters the gradients of the totals.
     pub(super) fn scan<const D: usize, K: Kind + kind::Basic>(
         &self,
         x: Tensor<D, K>,
@@ -89,10 +92,11 @@ impl<'a> ShardSummaries<'a> {
         Ok(cast(scanned, dtype))
     }
 
-    /// The `count` elements that `pick` finds in the whole, and where: it must find among what it found in the
-    /// parts what it finds in the whole. That is gathered where a part has fewer, or it is less.
+    /// Returns the `count` elements that `pick` finds in the full dimension, and their positions. `pick` must find
+    /// the same elements among the results of the shards as in the full dimension. If a shard has fewer than
+    /// `count` elements, or if it sends less, the dimension is gathered instead.
     ///
-    /// The same on all ranks; the gradient goes to the rank that holds what was found.
+    /// The result is the same on all ranks. The gradient goes to the rank that holds the element.
     ///
     /// # Collective
     /// Every rank of the mesh, in forward.
@@ -118,11 +122,11 @@ impl<'a> ShardSummaries<'a> {
         Ok((found.gather(dim, here).mask_where(elsewhere, values), places.gather(dim, at)))
     }
 
-    /// `x` less its maximum over all parts, the maximum, and the sum of the exponentials of that: in single
-    /// precision at least. A maximum of minus infinity counts as 0.
+    /// Returns `x - max`, the maximum `max` over all shards, and the sum of `exp(x - max)`, in single precision or
+    /// better. A maximum of minus infinity counts as 0.
     ///
     /// # Collective
-    /// Every rank of the mesh; in backward the sums of the slots' gradients are scattered.
+    /// Every rank of the mesh. Backward reduce-scatters the gradients of the summaries.
     pub(super) fn exponentials<const D: usize>(&self, x: Tensor<D>) -> Result<[Tensor<D>; 3]> {
         let (dim, x) = (self.dim, in_single(x));
         let finite = |max: Tensor<D>| max.clone().mask_fill(max.equal_scalar(f32::NEG_INFINITY), 0);
@@ -136,7 +140,7 @@ impl<'a> ShardSummaries<'a> {
         Ok([x - max.clone(), max, sum])
     }
 
-    /// The slots of all parts, of which every rank makes something else.
+    /// Gathers the summaries of all shards. Every rank then uses them in different computations.
     fn gather<const D: usize, K: Kind>(&self, slots: Tensor<D, K>) -> Result<Tensor<D, K>> {
         let spec = self.spec;
         let mut shape = spec.shape().clone();
@@ -146,7 +150,8 @@ impl<'a> ShardSummaries<'a> {
         self.gathered(slots, &sizes.shared(), self.sharding_dims())
     }
 
-    /// `local`, laid out as `from`, with the dimension whole, to vary over the mesh dimensions `varying`.
+    /// Gathers the dimension of `local`, which has the layout of `from`. The result varies over the mesh
+    /// dimensions `varying`.
     fn gathered<const D: usize, K: Kind>(
         &self,
         local: Tensor<D, K>,
@@ -157,13 +162,13 @@ impl<'a> ShardSummaries<'a> {
         route.start(local, from, varying, None, CallSite::called(self.name, self.at))?.finish(Weak::new())
     }
 
-    /// `layout` with the dimension whole.
+    /// Returns `layout` without the sharding of the dimension.
     fn unsharded(&self, layout: &Layout) -> Result<Layout> {
         let full = |mesh_dim, own| if self.sharding_dims().contains(&mesh_dim) { Placement::Replicate } else { own };
         Ok(layout.replaced(full)?)
     }
 
-    /// The slots of all parts and where they are, outside the graph: both in one collective.
+    /// Gathers the summaries of all shards and their positions outside the graph, both in one collective.
     fn exchange<const D: usize, K: Kind>(
         &self,
         slots: &Tensor<D, K>,
@@ -194,7 +199,7 @@ impl<'a> ShardSummaries<'a> {
     }
 }
 
-/// `x` outside the graph.
+/// Returns `x` outside the graph.
 pub(super) fn untracked<const D: usize, K: Kind>(x: &Tensor<D, K>) -> Tensor<D, K> {
     associate(x.clone().inner(), x.gradient_checkpointing_strategy())
 }

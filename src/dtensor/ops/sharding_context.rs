@@ -1,4 +1,5 @@
-//! [`ShardingContext`]: the order and the lengths in which the dimensions of an operator's tensors are cut.
+//! [`ShardingContext`]: the order of the mesh dimensions and the shard sizes with which an operator's tensors are
+//! sharded.
 
 use std::iter;
 use std::sync::Arc;
@@ -10,14 +11,13 @@ use smallvec::SmallVec;
 use super::rule::Strategy;
 use crate::placement::{Layout, Placement, Placements};
 
-/// Mesh dimensions, ascending.
+/// Mesh dimensions, in ascending order.
 pub(super) type Dims = SmallVec<[usize; 3]>;
 
-/// The lengths of ragged cuts, each with its mesh dimension.
+/// Explicit (uneven) shard sizes, each with its mesh dimension.
 pub(super) type Lengths = SmallVec<[(usize, Arc<[usize]>); 1]>;
 
-/// The lengths in which cuts may be made: none, so that all are into chunks, and those that each
-/// operand comes with.
+/// Returns the sets of shard sizes to try: none, so that all shards are chunks, and those of each operand.
 pub(super) fn uneven_sizes<'a>(operands: impl Iterator<Item = &'a Layout>) -> Vec<Lengths> {
     let of = |layout: &Layout| -> Lengths {
         layout.uneven_mesh_dims().map(|(mesh_dim, lengths)| (mesh_dim, lengths.clone())).collect()
@@ -25,18 +25,17 @@ pub(super) fn uneven_sizes<'a>(operands: impl Iterator<Item = &'a Layout>) -> Ve
     iter::once(Lengths::new()).chain(operands.map(of)).unique().collect()
 }
 
-/// How the cuts of all inputs and outputs are made.
+/// Mesh order and shard sizes for all inputs and outputs of an operator.
 #[derive(Clone, Copy)]
 pub(super) struct ShardingContext<'a> {
     pub(super) mesh_shape: &'a [usize],
-    /// The order of the mesh dimensions.
+    /// Mesh dimensions from the outermost to the innermost.
     pub(super) mesh_order: &'a [usize],
     pub(super) lengths: &'a Lengths,
 }
 
 impl ShardingContext<'_> {
-    /// The layout with these placements, of which those on the mesh dimensions `uneven` have their
-    /// lengths.
+    /// Returns the layout with these placements. The mesh dimensions in `uneven` use their explicit shard sizes.
     pub(super) fn layout(&self, placements: &[Placement], uneven: &[usize]) -> Option<Layout> {
         let layout = Layout::in_order(self.mesh_shape, placements, self.mesh_order).ok()?;
         let mut lengths = self
@@ -47,8 +46,8 @@ impl ShardingContext<'_> {
             .try_fold(layout, |layout, (mesh_dim, lengths)| layout.with_uneven_sizes(*mesh_dim, lengths.clone()).ok())
     }
 
-    /// [`layout`](Self::layout) of an output of `shape`: by rows that are [in
-    /// proportion](Strategy::in_proportion), the lengths are those that the first input has.
+    /// Returns the [`layout`](Self::layout) of an output of `shape`. For strategies that are [in
+    /// proportion](Strategy::in_proportion), the shard sizes of the first input are scaled to the output.
     pub(super) fn output(
         &self,
         placements: &[Placement],
@@ -67,8 +66,9 @@ impl ShardingContext<'_> {
         })
     }
 
-    /// The mesh dimensions on which these rows leave the lengths as they are: whatever they cut there,
-    /// input or output, is as long as the lengths add up to, and no piece has to divide anything.
+    /// Returns the mesh dimensions on which these strategies can keep the explicit shard sizes: every dimension
+    /// sharded there, of inputs and outputs, is as long as the sizes add up to, and no strategy requires
+    /// divisibility.
     pub(super) fn kept(&self, rows: &[&Strategy], inputs: &[&Shape], outputs: &[Shape]) -> Dims {
         let mut kept = Dims::new();
         let fits = |placements: Placements, shape: &Shape, kept: &[usize]| {
@@ -77,7 +77,7 @@ impl ShardingContext<'_> {
         let output_fits = |placements: Placements, shape: &Shape, kept: &[usize]| {
             self.output(&placements, kept, rows, (inputs, shape)).is_none_or(|layout| layout.check_shape(shape).is_ok())
         };
-        // Outermost first: a cut outside another leaves the pieces that this one cuts.
+        // Outermost first: an inner mesh dimension divides the shards of an outer one.
         for &mesh_dim in self.mesh_order {
             if rows[mesh_dim].divides.is_some() || !self.lengths.iter().any(|(uneven, _)| *uneven == mesh_dim) {
                 continue;
@@ -95,7 +95,7 @@ impl ShardingContext<'_> {
     }
 }
 
-/// A length of `to`, cut where `lengths` cut one of `from`, in proportion.
+/// Returns sizes that add up to `to`, in proportion to `lengths`, which add up to `from`.
 fn in_proportion(lengths: &[usize], from: usize, to: usize) -> Arc<[usize]> {
     let ends = lengths.iter().scan(0, |end, len| {
         *end += len;
@@ -123,15 +123,15 @@ mod tests {
     fn sizes_stay_where_all_sharded_dimensions_are_as_long() {
         let unary = |dim: usize| strategy([S(dim)], [S(dim)]);
         assert_eq!(kept([unary(0), unary(1)], &[[4, 6]], [4, 6]), [0, 1]);
-        // An input or an output of other lengths.
+        // An input or an output has another length.
         assert_eq!(kept([unary(0), unary(1)], &[[4, 6]], [4, 12]), [0]);
         assert_eq!(kept([unary(0), unary(1)], &[[8, 6]], [4, 6]), [1]);
-        // What is not cut may be as long as it likes.
+        // A dimension that is not sharded may have any length.
         let product = [strategy([S(0), R], [S(0)]), strategy([S(1), S(0)], [SUM])];
         assert_eq!(kept(product, &[[4, 6], [6, 9]], [4, 9]), [0, 1]);
-        // Pieces that have to divide something are chunks.
+        // A strategy that requires divisibility uses chunks.
         assert_eq!(kept([unary(0).if_divides(4), unary(1)], &[[4, 6]], [4, 6]), [1]);
-        // The second cut would need pieces of 6, the first leaves 1 and 3.
+        // The second sharding would need shards of 6, but the first leaves 1 and 3.
         assert_eq!(kept([unary(0), unary(0)], &[[4, 6]], [4, 6]), [0]);
     }
 
@@ -150,7 +150,7 @@ mod tests {
         let lengths = Lengths::from_iter([(0, Arc::from([1, 3]))]);
         let cutting = ShardingContext { mesh_shape: &[2], mesh_order: &[0], lengths: &lengths };
         let layout = |placement, uneven: &[usize]| cutting.layout(&[placement], uneven).unwrap().to_string();
-        assert_eq!(layout(S(0), &[0]), "[S(0); mesh dim 0 cuts 1 + 3]");
+        assert_eq!(layout(S(0), &[0]), "[S(0); mesh dim 0 sizes 1 + 3]");
         assert_eq!(layout(S(0), &[]), "[S(0)]");
         assert_eq!(layout(R, &[0]), "[R]");
     }

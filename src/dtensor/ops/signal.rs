@@ -1,7 +1,7 @@
-//! Fourier transforms, with the names of [`burn::signal`]. Signals go by themselves; the dimension that is
-//! transformed is whole on every rank. All are linear.
+//! Fourier transforms, with the names of [`burn::signal`]. Signals are independent; the dimension that is
+//! transformed is not sharded. All transforms are linear.
 //!
-//! Lengths are powers of two, as burn's own.
+//! Lengths must be powers of two, as in burn.
 
 use burn::signal as local;
 use burn::signal::StftOptions;
@@ -22,8 +22,9 @@ const CFFT: EinsumRule = EinsumRule::new("cfft", "..T.., ..T.. -> ..F.., ..F..")
 const STFT: EinsumRule = EinsumRule::new("stft", "b_, W* -> bFKC").linear(&[0]);
 const ISTFT: EinsumRule = EinsumRule::new("istft", "bFKC, W* -> bT").linear(&[0]);
 
-/// The spectrum of real signals along `dim`, real and imaginary parts, as burn's [`rfft`](local::rfft): of `n`
-/// elements, by default all of them, the `n / 2 + 1` frequencies from 0 up.
+/// Returns the real and imaginary parts of the spectrum of real signals along `dim`, as burn's
+/// [`rfft`](local::rfft). The transform has `n` elements, by default the length of `dim`. The result has the `n /
+/// 2 + 1` frequencies from 0 up.
 #[must_use]
 #[track_caller]
 pub fn rfft<const D: usize>(signal: DTensor<D>, dim: impl AsIndex, n: Option<usize>) -> (DTensor<D>, DTensor<D>) {
@@ -32,8 +33,8 @@ pub fn rfft<const D: usize>(signal: DTensor<D>, dim: impl AsIndex, n: Option<usi
     apply(&RFFT.at([dim]).lens([len / 2 + 1]), signal, |x, _| local::rfft(x, dim, n))
 }
 
-/// The real signals of a spectrum along `dim`, as burn's [`irfft`](local::irfft): `n` elements, by default as
-/// many as the spectrum has frequencies for.
+/// Returns the real signals with the given spectrum along `dim`, as burn's [`irfft`](local::irfft). The signals
+/// have `n` elements, by default the number that the frequencies correspond to.
 #[must_use]
 #[track_caller]
 pub fn irfft<const D: usize>(
@@ -49,8 +50,9 @@ pub fn irfft<const D: usize>(
     apply(&IRFFT.at([dim]).lens([len]), (spectrum_re, spectrum_im), |(re, im), _| local::irfft(re, im, dim, n))
 }
 
-/// The spectrum of complex signals along `dim`, real and imaginary parts, as burn's [`cfft`](local::cfft): of `n`
-/// elements, by default all of them, as many frequencies.
+/// Returns the real and imaginary parts of the spectrum of complex signals along `dim`, as burn's
+/// [`cfft`](local::cfft). The transform has `n` elements, by default the length of `dim`, and equally many
+/// frequencies.
 #[must_use]
 #[track_caller]
 pub fn cfft<const D: usize>(
@@ -65,8 +67,8 @@ pub fn cfft<const D: usize>(
     apply(&CFFT.at([dim]).lens([len]), (signal_re, signal_im), |(re, im), _| local::cfft(re, im, dim, n))
 }
 
-/// The spectra of overlapping frames of signals `[batch, time]`, as burn's [`stft`](local::stft):
-/// `[batch, frames, frequencies, 2]`, real and imaginary parts last.
+/// Returns the spectra of overlapping frames of signals `[batch, time]`, as burn's [`stft`](local::stft): `[batch,
+/// frames, frequencies, 2]`, where the last dimension contains real and imaginary parts.
 #[must_use]
 #[track_caller]
 pub fn stft(signal: DTensor<2>, window: Option<DTensor<1>>, options: StftOptions) -> DTensor<4> {
@@ -84,8 +86,8 @@ pub fn stft(signal: DTensor<2>, window: Option<DTensor<1>>, options: StftOptions
     })
 }
 
-/// The signals `[batch, time]` of spectra `[batch, frames, frequencies, 2]`, as burn's [`istft`](local::istft): of
-/// `length` elements, by default as many as the frames reach over.
+/// Returns the signals `[batch, time]` with the spectra `[batch, frames, frequencies, 2]`, as burn's
+/// [`istft`](local::istft). They have `length` elements, by default the number that the frames cover.
 #[must_use]
 #[track_caller]
 pub fn istft(
@@ -98,7 +100,7 @@ pub fn istft(
     check("istft", &stft_matrix, window.as_ref(), options);
     let ([_, frames, found, parts], wanted) = (stft_matrix.dims(), frequencies(options));
     if frames == 0 || found != wanted || parts != 2 {
-        let why = format!("spectra must be [batch, frames, {wanted}, 2] of at least 1 frame");
+        let why = format!("spectra must be [batch, frames, {wanted}, 2] with at least 1 frame");
         operand_error("istft", &[stft_matrix.shape()], why).unwind();
     }
     let reach = n_fft + (frames - 1) * hop_length - if center { 2 * (n_fft / 2) } else { 0 };
@@ -109,10 +111,10 @@ pub fn istft(
 
 macro_rules! windows {
     ($($name:ident)*) => {$(
-        #[doc = concat!("A window of `size` elements, as burn's [`", stringify!($name), "`](local::", stringify!($name), ").")]
+        #[doc = concat!("Makes a window of `size` elements, as burn's [`", stringify!($name), "`](local::", stringify!($name), ").")]
         ///
         /// # Errors
-        /// As [all factories](DTensor#factories).
+        /// As for [all factories](DTensor#factories).
         pub fn $name(
             size: usize,
             periodic: bool,
@@ -122,7 +124,7 @@ macro_rules! windows {
         ) -> Result<DTensor<1>> {
             make(stringify!($name), [size], mesh, placements, |part| {
                 let window: Tensor<1> = local::$name(size, periodic, options);
-                // How it was made is no part of the graph: it would be on some ranks only.
+                // Detached, because the computation of the window would be in the graph of some ranks only.
                 window.slice([part.slices[0].clone()]).detach()
             })
         }
@@ -131,11 +133,11 @@ macro_rules! windows {
 
 windows! { hann_window hamming_window blackman_window }
 
-/// `len`, if a transform is that long.
+/// Returns `len`, after checking that a transform can have this length.
 #[track_caller]
 fn length<const D: usize>(operator: &'static str, signal: &DTensor<D>, len: usize) -> usize {
     if !len.is_power_of_two() {
-        let why = format!("a transform of {len} elements; it must be of a power of two: ask for `n` of them");
+        let why = format!("a transform of {len} elements is not supported. Set `n` to a power of two");
         operand_error(operator, &[signal.shape()], why).unwind();
     }
     len
@@ -144,7 +146,7 @@ fn length<const D: usize>(operator: &'static str, signal: &DTensor<D>, len: usiz
 #[track_caller]
 fn check_same_layout<const D: usize>(operator: &'static str, re: &DTensor<D>, im: &DTensor<D>) {
     if re.dims() != im.dims() {
-        operand_error(operator, &[re.shape(), im.shape()], "real and imaginary parts must have one shape").unwind();
+        operand_error(operator, &[re.shape(), im.shape()], "real and imaginary parts must have equal shapes").unwind();
     }
 }
 
@@ -164,7 +166,7 @@ fn check<const D: usize>(operator: &'static str, x: &DTensor<D>, window: Option<
     }
 }
 
-/// How many there are in a frame.
+/// Returns the number of frequencies of a frame.
 fn frequencies(options: StftOptions) -> usize {
     if options.onesided { options.n_fft / 2 + 1 } else { options.n_fft }
 }

@@ -1,4 +1,4 @@
-//! Slices, and assignment to them.
+//! Slices, and assignments to slices.
 
 use burn::tensor::{AsIndex, Element, Shape, Slice, SliceArg};
 use smallvec::SmallVec;
@@ -22,7 +22,8 @@ const SLICE_ASSIGN: EinsumRule =
         (&[R, MIN], MIN),
     ]));
 
-/// One slice per dimension. That of a whole dimension is [`Slice::full`], right for any part of it.
+/// One slice per dimension. The slice of a complete dimension is [`Slice::full`], which is also correct for a
+/// shard of it.
 struct SliceRule(SmallVec<[Slice; 4]>);
 
 impl SliceRule {
@@ -34,19 +35,19 @@ impl SliceRule {
         Self(slices.into_slices(shape).into_iter().zip(shape.iter()).map(full).collect())
     }
 
-    /// The dimensions that are not whole.
+    /// Returns the dimensions of which only some elements are taken.
     fn dims(&self) -> impl Iterator<Item = usize> {
         (0..self.0.len()).filter(|&dim| self.0[dim] != Slice::full())
     }
 
-    /// How long those are.
+    /// Returns the lengths of the slices of these dimensions.
     fn lens(&self, shape: &Shape) -> impl Iterator<Item = usize> {
         self.dims().map(|dim| self.0[dim].output_size(shape[dim]))
     }
 }
 
 impl<const D: usize, K: Kind> DTensor<D, K> {
-    /// The elements inside `slices`, as burn's [`slice`](burn::tensor::Tensor::slice).
+    /// Returns the elements inside `slices`, as burn's [`slice`](burn::tensor::Tensor::slice).
     #[must_use]
     #[track_caller]
     pub fn slice<S: SliceArg>(self, slices: S) -> Self {
@@ -58,7 +59,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         apply(&rule, self, |x, _| x.slice(&slices.0[..]))
     }
 
-    /// The elements inside `slice` of `dim`, as burn's [`slice_dim`](burn::tensor::Tensor::slice_dim).
+    /// Returns the elements inside `slice` of `dim`, as burn's [`slice_dim`](burn::tensor::Tensor::slice_dim).
     #[must_use]
     #[track_caller]
     pub fn slice_dim<S: Into<Slice>>(self, dim: impl AsIndex, slice: S) -> Self {
@@ -67,7 +68,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         self.slice(slices)
     }
 
-    /// `length` elements of `dim` from `start` on, as burn's [`narrow`](burn::tensor::Tensor::narrow).
+    /// Returns `length` elements of `dim` from `start` on, as burn's [`narrow`](burn::tensor::Tensor::narrow).
     #[must_use]
     #[track_caller]
     pub fn narrow(self, dim: impl AsIndex, start: usize, length: usize) -> Self {
@@ -75,13 +76,13 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         let len = self.dims()[dim];
         if length == 0 || start + length > len {
             let why =
-                format!("dimension {dim} has no {length} elements from {start} on; it has {len}, take at least 1");
+                format!("dimension {dim} has no {length} elements from {start} on. Take 1 to {len} elements inside it");
             operand_error("narrow", &[self.shape()], why).unwind();
         }
         self.slice_dim(dim, start..start + length)
     }
 
-    /// Element `index` of `dim`, without that dimension, as burn's
+    /// Returns element `index` of `dim` and removes that dimension, as burn's
     /// [`select_dim`](burn::tensor::Tensor::select_dim).
     #[must_use]
     #[track_caller]
@@ -89,13 +90,13 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         let dim = dim_of("select_dim", dim, D);
         let len = self.dims()[dim];
         let Ok(index) = index.try_dim_index(len) else {
-            let why = format!("dimension {dim} has no element {index:?}; use one in -{len}..{len}");
+            let why = format!("dimension {dim} has no element {index:?}. Use one in -{len}..{len}");
             operand_error("select_dim", &[self.shape()], why).unwind()
         };
         self.slice_dim(dim, index).squeeze_dim(dim)
     }
 
-    /// `values` in the place of the elements inside `slices`, as burn's
+    /// Replaces the elements inside `slices` by `values`, as burn's
     /// [`slice_assign`](burn::tensor::Tensor::slice_assign).
     #[must_use]
     #[track_caller]
@@ -106,13 +107,13 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         }
         let mut sliced = slices.dims().zip(slices.lens(&shape));
         if let Some((dim, len)) = sliced.find(|&(dim, len)| values.dims()[dim] != len) {
-            let why = format!("the slice is {len} long in dimension {dim}, and so must the values be");
+            let why = format!("the slice has length {len} in dimension {dim}. Pass values of the same length");
             operand_error("slice_assign", &[shape.clone(), values.shape()], why).unwind()
         }
         apply(&SLICE_ASSIGN.at(slices.dims()), (self, values), |(x, values), _| x.slice_assign(&slices.0[..], values))
     }
 
-    /// `value` in the place of the elements inside `slices`, as burn's
+    /// Replaces the elements inside `slices` by `value`, as burn's
     /// [`slice_fill`](burn::tensor::Tensor::slice_fill).
     #[must_use]
     #[track_caller]

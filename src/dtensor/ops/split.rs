@@ -1,4 +1,4 @@
-//! Splits: one tensor into pieces along a dimension, moved once for all of them.
+//! Splits of a tensor along a dimension. It is redistributed once for all results.
 
 use burn::tensor::AsIndex;
 use smallvec::{SmallVec, smallvec};
@@ -20,16 +20,16 @@ const fn chunks(name: &'static str) -> EinsumRule {
 type Sizes = SmallVec<[usize; 8]>;
 
 impl<const D: usize, K: Kind> DTensor<D, K> {
-    /// Pieces of `split_size` along `dim`, the last with what is left, as burn's
-    /// [`split`](burn::tensor::Tensor::split).
+    /// Splits the tensor along `dim` into tensors of length `split_size`, as burn's
+    /// [`split`](burn::tensor::Tensor::split). The last one contains the rest.
     #[must_use]
     #[track_caller]
     pub fn split(self, split_size: usize, dim: impl AsIndex) -> Vec<Self> {
         self.chunks(&SPLIT, split_size, dim_of("split", dim, D))
     }
 
-    /// At most `chunks` equal pieces along `dim`, the last perhaps shorter, as burn's
-    /// [`chunk`](burn::tensor::Tensor::chunk).
+    /// Splits the tensor along `dim` into at most `chunks` tensors of equal length, as burn's
+    /// [`chunk`](burn::tensor::Tensor::chunk). The last one may be shorter.
     #[must_use]
     #[track_caller]
     pub fn chunk(self, chunks: usize, dim: impl AsIndex) -> Vec<Self> {
@@ -38,15 +38,15 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         self.chunks(&CHUNK, size, dim)
     }
 
-    /// The slices of length 1 along `dim`, as burn's [`iter_dim`](burn::tensor::Tensor::iter_dim).
+    /// Returns the slices of length 1 along `dim`, as burn's [`iter_dim`](burn::tensor::Tensor::iter_dim).
     #[must_use]
     #[track_caller]
     pub fn iter_dim(self, dim: impl AsIndex) -> std::vec::IntoIter<Self> {
         self.chunks(&ITER_DIM, 1, dim_of("iter_dim", dim, D)).into_iter()
     }
 
-    /// Pieces of these sizes along `dim`, without those of size 0, as burn's
-    /// [`split_with_sizes`](burn::tensor::Tensor::split_with_sizes).
+    /// Splits the tensor along `dim` into tensors of these lengths, as burn's
+    /// [`split_with_sizes`](burn::tensor::Tensor::split_with_sizes). Lengths of 0 are skipped.
     #[must_use]
     #[allow(clippy::needless_pass_by_value)] // burn's signature
     #[track_caller]
@@ -59,7 +59,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     fn chunks(self, rule: &'static EinsumRule, size: usize, dim: usize) -> Vec<Self> {
         let len = self.dims()[dim];
         if size == 0 {
-            operand_error(rule.name(), &[self.shape()], "there are no pieces of length 0; ask for at least 1").unwind();
+            operand_error(rule.name(), &[self.shape()], "cannot split into lengths of 0. Use at least 1").unwind();
         }
         let mut sizes: Sizes = smallvec![size; len / size];
         sizes.extend((!len.is_multiple_of(size)).then_some(len % size));
@@ -70,7 +70,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     fn split_into(self, rule: &'static EinsumRule, dim: usize, sizes: Sizes) -> Vec<Self> {
         let (len, sum) = (self.dims()[dim], sizes.iter().sum::<usize>());
         if len != sum {
-            let why = format!("the sizes {sizes:?} add up to {sum}, dimension {dim} has {len}");
+            let why = format!("the sizes {sizes:?} add up to {sum}, but dimension {dim} has length {len}");
             operand_error(rule.name(), &[self.shape()], why).unwind()
         }
         let rule = rule.at([dim]).lens(sizes.iter().copied());

@@ -1,4 +1,4 @@
-//! [`StrategyCost`]: what it costs to bring an operator's operands to where rows want them.
+//! [`StrategyCost`]: the cost of redistributing an operator's operands to the placements of its strategies.
 
 use std::ops::Add;
 
@@ -13,18 +13,18 @@ use crate::dtensor::DTensorSpec;
 use crate::dtensor::redistribute_plan::RedistributePlan;
 use crate::placement::{CommVolume, Layout, Placement, Placements, sent_backward, sent_forward};
 
-/// An input as it comes.
+/// An input as it arrives.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct OperandInfo<'a> {
     pub(super) layout: &'a Layout,
     pub(super) shape: &'a Shape,
-    /// Of the whole.
+    /// Size of the global tensor.
     pub(super) bytes: u64,
-    /// Whether it can have a gradient.
+    /// True if the input can have a gradient.
     pub(super) differentiable: bool,
-    /// Where its caller wants it on each mesh dimension; nothing if it does not care.
+    /// Placement that the caller requires on each mesh dimension; empty without a constraint.
     pub(super) wanted: &'a [Option<Placement>],
-    /// Whether steps of one kind over several mesh dimensions are one collective.
+    /// True if steps of one kind over several mesh dimensions are one collective.
     pub(super) joins: bool,
 }
 
@@ -36,27 +36,27 @@ impl<'a> OperandInfo<'a> {
         Self { layout: spec.layout(), shape, bytes, differentiable: dtype.is_float(), wanted, joins }
     }
 
-    /// Whether its caller has it as `placement` on `mesh_dim`.
+    /// Returns true if the caller's constraint permits `placement` on `mesh_dim`.
     pub(super) fn takes(&self, mesh_dim: usize, placement: Placement) -> bool {
         self.wanted.get(mesh_dim).copied().flatten().is_none_or(|wanted| wanted == placement)
     }
 }
 
-/// What a choice costs; the fields are compared in this order.
+/// Cost of a combination of strategies. The fields are compared in this order.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct StrategyCost {
-    /// Picoseconds, forward and backward; 0 without a [model](super::CostModel).
+    /// Picoseconds of forward and backward; 0 without a [model](super::CostModel).
     pub(super) time: u128,
-    /// Collectives in forward, also those that have to follow.
+    /// Collectives in forward, including a later gather that the combination makes necessary.
     pub(super) forward: usize,
-    /// What a rank sends in forward, of tensors of a nominal size.
+    /// Volume that a rank sends in forward, for tensors of nominal size.
     pub(super) sent: u128,
     /// Collectives in backward.
     pub(super) backward: usize,
-    /// What a rank sends in backward.
+    /// Volume that a rank sends in backward.
     pub(super) sent_back: u128,
     pub(super) steps: usize,
-    /// Placements.
+    /// Number of placements that change.
     pub(super) changed: usize,
 }
 
@@ -76,11 +76,11 @@ impl Add for StrategyCost {
     }
 }
 
-/// How much a tensor counts, and the time it takes.
+/// Weight of a tensor's traffic, and the times of collectives.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct TransferScale<'a> {
-    /// How large it is taken to be beside the others, whatever its lengths: every dimension makes it 256
-    /// times as large, but for those along which it is only repeated.
+    /// Size relative to the other operands, independent of lengths: every dimension multiplies it by 256, except
+    /// those along which the tensor is only broadcast.
     nominal: u128,
     bytes: u64,
     times: Option<&'a Times>,
@@ -94,7 +94,7 @@ impl<'a> TransferScale<'a> {
         Self { nominal: 1 << (8 * own.min(10)), bytes: operand.bytes, times }
     }
 
-    /// Of a few elements of each part, so many bytes in all.
+    /// Returns the scale for summaries, a few elements of each shard with `bytes` in total.
     fn of_slots(self, bytes: u64) -> Self {
         Self { nominal: (self.nominal >> 8).max(1), bytes, ..self }
     }
@@ -110,30 +110,30 @@ impl<'a> TransferScale<'a> {
     }
 }
 
-/// The layouts that an operand may be brought to with cuts in one order, and what that costs.
+/// Layouts to which an operand may be redistributed in one sharding context, with their costs.
 pub(super) struct TargetCosts<'a> {
     operand: OperandInfo<'a>,
     scale: TransferScale<'a>,
     cutting: ShardingContext<'a>,
-    /// The dimensions along which parts without elements may stay, or other ranks have them: of an operand
-    /// that comes with some. To one that comes without, none are made.
+    /// Dimensions along which shards may be empty. It has some only if the operand arrives with empty shards: none
+    /// are created for one that arrives without.
     may_be_empty: Dims,
     known: HashMap<CandidateTarget, Result<(Layout, StrategyCost), Infeasible>>,
 }
 
-/// Placements, and the mesh dimensions that are ragged, and that vary.
+/// Placements, the mesh dimensions with explicit shard sizes, and those on which the operand varies.
 type CandidateTarget = (Placements, Dims, Dims);
 
-/// Why a product of rows is out.
+/// Reason why a combination of strategies is excluded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Infeasible {
     /// A rank would have no elements.
     Empty,
-    /// No steps lead to an input's layout, or there is none.
+    /// An input cannot be redistributed to its layout, or there is no such layout.
     NoWay,
-    /// Pieces of the first output are no whole rows of what the row asks for.
+    /// The number of shards of the first output does not divide the length that a strategy requires.
     Divides,
-    /// It costs no less than what is known.
+    /// The cost is not lower than a known one.
     Dearer,
 }
 
@@ -149,8 +149,8 @@ impl<'a> TargetCosts<'a> {
         Self { operand, scale, cutting, may_be_empty, known: HashMap::new() }
     }
 
-    /// The layout with these placements, and what it costs to get there, and to sum the gradient of what is then
-    /// the same on all ranks of the mesh dimensions `varying`, where they compute different things with it.
+    /// Returns the layout with these placements and its cost: the redistribution, and the reduction of the
+    /// gradient over the mesh dimensions `varying`, on which ranks use the same value in different computations.
     pub(super) fn get(
         &mut self,
         placements: Placements,
@@ -170,7 +170,7 @@ impl<'a> TargetCosts<'a> {
     }
 }
 
-/// The dimensions along which `layout` leaves a rank without elements of a tensor that has some.
+/// Returns the dimensions along which `layout` leaves a rank without elements. A tensor without elements has none.
 fn left_empty(shape: &Shape, layout: &Layout) -> Dims {
     if shape.num_elements() == 0 {
         return Dims::new();
@@ -195,7 +195,7 @@ fn move_cost(
     Some(own + moved.cost(scale))
 }
 
-/// What ranks tell each other of their parts of `operand`, the first, in `layout`.
+/// Returns the cost of exchanging summaries of the shards of `operand`, the first input, in `layout`.
 pub(super) fn summary_cost(
     operand: &OperandInfo<'_>,
     scale: TransferScale<'_>,
@@ -204,12 +204,12 @@ pub(super) fn summary_cost(
 ) -> StrategyCost {
     let Some(Slots { moved, bytes, parts }) = slots(operand, layout, rows) else { return StrategyCost::default() };
     let scale = scale.of_slots(bytes);
-    // As if nothing else were cut: no input is sliced for so little to be less.
+    // Computed as if no other dimension were sharded: no input is to be sliced only to make the summaries smaller.
     let sent = u128::from(CommVolume::FULL_TENSOR / parts * (parts - 1)) * scale.nominal;
     StrategyCost { sent, sent_back: if moved.backward.is_empty() { 0 } else { sent }, ..moved.cost(scale) }
 }
 
-/// The collectives of a tensor that is moved.
+/// Collectives that redistribute a tensor.
 #[derive(Debug)]
 struct Traffic {
     forward: Vec<CommVolume>,
@@ -217,10 +217,10 @@ struct Traffic {
 }
 
 impl Traffic {
-    /// Along `route`, on the mesh of `operand`, to where it varies.
+    /// Returns the collectives along `route` on the mesh of `operand`, which then varies over `varying`.
     fn along(from: &Layout, route: &RedistributePlan, varying: &[usize], operand: &OperandInfo<'_>) -> Self {
         let (steps, joins) = (route.steps(), operand.joins);
-        // Only floats have gradients to sum.
+        // Only floats have gradients.
         let varying = if operand.differentiable { varying } else { &[] };
         let back = operand.differentiable.then(|| sent_backward(from, steps, varying, joins));
         Self {
@@ -235,10 +235,10 @@ impl Traffic {
     }
 }
 
-/// What ranks tell each other of their parts along one dimension.
+/// Traffic of the summaries that ranks exchange of their shards along one dimension.
 struct Slots {
     moved: Traffic,
-    /// Of the slots of all parts.
+    /// Size of the summaries of all shards.
     bytes: u64,
     parts: u64,
 }
@@ -255,7 +255,7 @@ fn slots(operand: &OperandInfo<'_>, layout: &Layout, rows: &[&Strategy]) -> Opti
     let full =
         in_chunks.replaced(|dim, own| if sharding_dims.contains(&dim) { Placement::Replicate } else { own }).ok()?;
     let route = RedistributePlan::between(&in_chunks, &full).ok()?;
-    // What is the same on all ranks is gathered at once, outside the graph.
+    // A result that is the same on all ranks is gathered by one collective outside the graph.
     let back = operand.differentiable && row.outputs[0].shard_dim().is_some();
     let joins = operand.joins || row.outputs[0].shard_dim().is_none();
     let moved =
@@ -264,7 +264,7 @@ fn slots(operand: &OperandInfo<'_>, layout: &Layout, rows: &[&Strategy]) -> Opti
     Some(Slots { moved, bytes, parts: parts as u64 })
 }
 
-/// The collectives of one operand, each with the bytes of the tensor that it is on.
+/// Collectives for one operand, each with the size of its tensor in bytes.
 #[derive(Debug, Default)]
 pub(super) struct OperandTraffic {
     pub(super) forward: Vec<(CommVolume, u64)>,
@@ -278,7 +278,8 @@ impl OperandTraffic {
     }
 }
 
-/// All that is sent of `operand`, which goes to `layout`; of the first operand also what its parts come down to.
+/// Returns all traffic of `operand` on its way to `layout`. For the first operand, this includes the summaries of
+/// its shards.
 pub(super) fn sends(
     operand: &OperandInfo<'_>,
     layout: &Layout,

@@ -1,8 +1,8 @@
-//! [`Subscripts`]: what each dimension of an operator's inputs and outputs is, in einsum's letters.
+//! [`Subscripts`]: the axes of an operator's inputs and outputs, parsed from einsum letters.
 //!
-//! The text of a rule, such as `..?mk, ..?kn -> ..mn`, is read into patterns; on inputs of a known
-//! number of dimensions a pattern names the axis of each. The rows of a rule's table, the check of its
-//! inputs and the shapes of its outputs follow from the axes alone.
+//! The text of a rule, such as `..?mk, ..?kn -> ..mn`, is parsed into patterns. For inputs with a known number of
+//! dimensions, a pattern assigns an axis to each of them. The strategies of a rule, the checks of its inputs and
+//! the shapes of its outputs follow from the axes alone.
 
 use burn::tensor::Shape;
 use smallvec::SmallVec;
@@ -14,23 +14,23 @@ use crate::placement::Placement;
 /// An axis of an operator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Axis {
-    /// A letter, or [`DOTS`].
+    /// A letter or [`DOTS`].
     pub(super) name: char,
-    /// Which of several axes of this name: of the dots, counted from the right.
+    /// Index among the axes of this name. Those of the dots are counted from the right.
     pub(super) index: usize,
 }
 
-/// The name of the axes that an ellipsis stands for.
+/// Name of the axes that an ellipsis stands for.
 pub(super) const DOTS: char = '.';
 
 /// One dimension of an input or output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Dim {
-    /// An axis; where it `repeats` a length of 1 stands for any.
+    /// An axis. If it `repeats`, a length of 1 is broadcast.
     Axis { axis: Axis, repeats: bool },
-    /// Of any length, and whole.
+    /// A dimension of any length that is not sharded.
     Any,
-    /// Of length 1.
+    /// A dimension of length 1.
     One,
 }
 
@@ -43,17 +43,17 @@ impl Dim {
     }
 }
 
-/// The dimensions of an input or output.
+/// Dimensions of an input or output.
 pub(super) type SubscriptDims = SmallVec<[Dim; 6]>;
 
-/// One operand of a text.
+/// Pattern of one operand.
 #[derive(Debug)]
 struct Pattern<'a> {
     text: &'a str,
     parts: SmallVec<[SubscriptToken; 4]>,
-    /// `operand*`: any number of them.
+    /// True for `operand*`: any number of such operands.
     many: bool,
-    /// `+ operand`: added to what the others make.
+    /// True for `+ operand`, which is added to the result of the others.
     added: bool,
 }
 
@@ -64,7 +64,7 @@ enum SubscriptToken {
 }
 
 impl<'a> Pattern<'a> {
-    /// `operand, operand + operand`.
+    /// Parses `operand, operand + operand`.
     fn list(text: &'a str) -> SmallVec<[Self; 4]> {
         let operands = text.split(',').flat_map(|list| list.split('+').enumerate());
         let operands = operands.map(|(at, text)| (at > 0, text.trim())).filter(|(_, text)| !text.is_empty());
@@ -84,7 +84,7 @@ impl<'a> Pattern<'a> {
                 }
                 '_' => SubscriptToken::Dim(Dim::Any),
                 '1' => SubscriptToken::Dim(Dim::One),
-                '?' => match parts.pop().expect("`?` comes after an axis") {
+                '?' => match parts.pop().expect("`?` follows an axis") {
                     SubscriptToken::Dots { .. } => SubscriptToken::Dots { repeats: true },
                     SubscriptToken::Dim(Dim::Axis { axis, .. }) => {
                         SubscriptToken::Dim(Dim::Axis { axis, repeats: true })
@@ -98,7 +98,8 @@ impl<'a> Pattern<'a> {
         Self { text, parts, many, added }
     }
 
-    /// Whether it is `..d..`: dots around what stands at the operator's own dimensions.
+    /// Returns the token at the operator's dimensions, and whether the dots repeat, if the pattern has the form
+    /// `..d..`.
     fn around(&self) -> Option<(SubscriptToken, bool)> {
         match self.parts[..] {
             [SubscriptToken::Dots { repeats }, own @ SubscriptToken::Dim(_), SubscriptToken::Dots { .. }] => {
@@ -108,7 +109,8 @@ impl<'a> Pattern<'a> {
         }
     }
 
-    /// How many dimensions its dots are of an operand that has `rank`.
+    /// Returns the number of dimensions that the dots stand for in an operand of `rank` dimensions, or `None` if
+    /// it does not fit.
     fn dots(&self, rank: usize, at: &[usize]) -> Option<usize> {
         if self.around().is_some() {
             return rank.checked_sub(at.len()).filter(|_| at.iter().all(|&dim| dim < rank));
@@ -118,7 +120,7 @@ impl<'a> Pattern<'a> {
         (dots == 0 || has_dots).then_some(dots)
     }
 
-    /// How many dimensions it is of, for messages.
+    /// Describes the required number of dimensions, for messages.
     fn wanted(&self, at: &[usize]) -> String {
         match (self.around(), at.last()) {
             (Some(_), Some(last)) => format!("{} dimensions or more", last + 1),
@@ -131,8 +133,8 @@ impl<'a> Pattern<'a> {
         self.parts.iter().filter(|part| matches!(part, SubscriptToken::Dim(_))).count()
     }
 
-    /// The dimensions, if its dots are so many. What several operands have of their own is told apart by
-    /// `own`.
+    /// Returns the dimensions if the dots stand for `dots` of them. `own` distinguishes the axes of the operator's
+    /// dimensions in several operands.
     fn dims(&self, dots: usize, at: &[usize], own: usize) -> SubscriptDims {
         let dotted = |index, repeats| Dim::Axis { axis: Axis { name: DOTS, index }, repeats };
         let indexed = |dim: Dim, index: usize| match dim {
@@ -162,30 +164,30 @@ impl<'a> Pattern<'a> {
     }
 }
 
-/// The axes of every dimension of an operator's inputs and outputs.
+/// Axes of all dimensions of an operator's inputs and outputs.
 #[derive(Debug)]
 pub(super) struct Subscripts {
     pub(super) inputs: SmallVec<[SubscriptDims; 4]>,
     pub(super) outputs: SmallVec<[SubscriptDims; 2]>,
-    /// The inputs that are added to what the others make.
+    /// Inputs that are added to the result of the others.
     pub(super) added: SmallVec<[usize; 1]>,
 }
 
 impl Subscripts {
-    /// Reads `text` on inputs of these shapes, with the operator's own dimensions `at`. Of an output
-    /// `operand*` there are `outputs`.
+    /// Parses `text` for inputs of these shapes. `at` are the operator's dimensions, and `outputs` is the number
+    /// of outputs if the text has an output `operand*`.
     ///
     /// # Errors
-    /// What does not fit.
+    /// A description of the input that does not fit.
     pub(super) fn new(text: &str, at: &[usize], inputs: &[Shape], outputs: usize) -> Result<Self, String> {
-        let (left, right) = text.split_once("->").expect("a rule's text has an arrow");
+        let (left, right) = text.split_once("->").expect("the text of a rule has an arrow");
         let patterns = Pattern::list(left);
         let mut read = Self { inputs: SmallVec::new(), outputs: SmallVec::new(), added: SmallVec::new() };
         let (mut widest, mut strict) = (0, None);
         let fixed = patterns.iter().filter(|pattern| !pattern.many).count();
         let many = inputs.len().saturating_sub(fixed);
         if inputs.len() < fixed || (many > 0 && fixed == patterns.len()) {
-            return Err(format!("`{text}` is of {fixed} inputs, there are {}", inputs.len()));
+            return Err(format!("`{text}` takes {fixed} inputs, but {} were passed", inputs.len()));
         }
         for pattern in &patterns {
             for _ in 0..if pattern.many { many } else { 1 } {
@@ -193,7 +195,7 @@ impl Subscripts {
                 let rank = inputs[input].num_dims();
                 let Some(dots) = pattern.dots(rank, at) else {
                     let (which, wanted) = (nth(input), pattern.wanted(at));
-                    return Err(format!("the {which} input is `{}`, of {wanted}; it has {rank}", pattern.text));
+                    return Err(format!("the {which} input, `{}`, must have {wanted}, but has {rank}", pattern.text));
                 };
                 widest = widest.max(dots);
                 if pattern.parts.iter().any(|part| matches!(part, SubscriptToken::Dots { repeats: false })) {
@@ -201,8 +203,8 @@ impl Subscripts {
                     if dots != as_many {
                         let (first, which) = (nth(first), nth(input));
                         let why =
-                            format!("`..` is of {as_many} dimensions in the {first} input and {dots} in the {which}");
-                        return Err(why + "; make them as many");
+                            format!("`..` is {as_many} dimensions in the {first} input, but {dots} in the {which}");
+                        return Err(why + ". Make the numbers equal");
                     }
                 }
                 read.inputs.push(pattern.dims(dots, at, 0));
@@ -216,7 +218,7 @@ impl Subscripts {
         Ok(read)
     }
 
-    /// The axes of the inputs, in the order in which letters come, then those of dots.
+    /// Returns the axes of the inputs: the letters in the order of their first occurrence, then the dots.
     pub(super) fn axes(&self) -> SmallVec<[Axis; 8]> {
         let mut axes: SmallVec<[Axis; 8]> = SmallVec::new();
         for axis in self.inputs.iter().flatten().filter_map(|dim| dim.axis()) {
@@ -228,10 +230,10 @@ impl Subscripts {
         axes
     }
 
-    /// Length of `axis`; none if no input has it.
+    /// Returns the length of `axis`, or `None` if no input has it.
     ///
     /// # Errors
-    /// Which inputs disagree, and the remedy.
+    /// The inputs that disagree, with the remedy.
     pub(super) fn len(&self, axis: Axis, shapes: &[Shape]) -> Result<Option<usize>, String> {
         let mut known: Option<FoundDim> = None;
         for (input, (dims, shape)) in self.inputs.iter().zip(shapes).enumerate() {
@@ -242,7 +244,7 @@ impl Subscripts {
                     continue;
                 }
                 let found = FoundDim { input, dim, len, repeats };
-                // The two dimensions of a diagonal are as long: neither repeats the other.
+                // The two dimensions of a diagonal must have equal lengths: neither is broadcast to the other.
                 match own_first {
                     Some(first) if first.len != len => return Err(first.disagreement(axis, found)),
                     first => own_first = first.or(Some(found)),
@@ -258,16 +260,17 @@ impl Subscripts {
         Ok(known.map(|known| known.len))
     }
 
-    /// Shapes of the outputs. Axes that no input has are as long as `own` says, in the order in which they come.
+    /// Returns the shapes of the outputs. `own` are the lengths of axes that no input has, in the order of their
+    /// occurrence.
     ///
     /// # Errors
-    /// What does not fit.
+    /// A description of what does not fit.
     pub(super) fn shapes(&self, inputs: &[Shape], own: &[usize]) -> Result<Vec<Shape>, String> {
         for (input, (dims, shape)) in self.inputs.iter().zip(inputs).enumerate() {
             let mut of_one = dims.iter().zip(shape.iter()).map(|(dim, &len)| *dim == Dim::One && len != 1);
             if let Some(dim) = of_one.position(|misfits| misfits) {
                 let (which, len) = (nth(input), shape[dim]);
-                return Err(format!("dimension {dim} of the {which} input must have length 1, it is {len}"));
+                return Err(format!("dimension {dim} of the {which} input must have length 1, not {len}"));
             }
         }
         for axis in self.axes() {
@@ -282,8 +285,8 @@ impl Subscripts {
             if !made.contains(&axis) {
                 made.push(axis);
             }
-            let at = made.iter().position(|known| *known == axis).expect("it is there now");
-            let missing = || format!("axis `{}` is the result's alone; say with `lens` how long it is", axis.name);
+            let at = made.iter().position(|known| *known == axis).expect("it was added above");
+            let missing = || format!("only the result has axis `{}`. Set its length with `lens`", axis.name);
             own.get(at).copied().ok_or_else(missing)
         };
         let shape =
@@ -291,14 +294,15 @@ impl Subscripts {
         self.outputs.iter().map(shape).collect()
     }
 
-    /// A row for each axis that may be cut. Outputs without the axis are `reduced` over the ranks.
+    /// Returns a strategy for each axis that may be sharded. Outputs without the axis are `reduced` over the
+    /// ranks.
     pub(super) fn rows<'a>(&'a self, shapes: &'a [Shape], reduced: Placement) -> impl Iterator<Item = Strategy> + 'a {
         let cuttable = self.axes().into_iter().filter(|axis| !axis.name.is_uppercase());
         cuttable.filter_map(move |axis| {
             let len = self.len(axis, shapes).ok()??;
             let place = |dims: &SubscriptDims| dims.iter().position(|dim| dim.axis() == Some(axis));
             let is_diagonal = |dims: &SubscriptDims| dims.iter().filter(|dim| dim.axis() == Some(axis)).count() > 1;
-            // It stays whole.
+            // A diagonal is not sharded.
             if self.inputs.iter().chain(&self.outputs).any(is_diagonal) {
                 return None;
             }
@@ -314,11 +318,12 @@ impl Subscripts {
                 });
             }
             let row = strategy(inputs, outputs);
-            Some(if sums { row.with_terms(&self.added) } else { row })
+            Some(if sums { row.with_partial_inputs(&self.added) } else { row })
         })
     }
 
-    /// The rows of an operator that is linear in each of the inputs `linear`: a partial sum of one stays one.
+    /// Returns the strategies of an operator that is linear in each of the inputs `linear`: a partial sum or
+    /// average of one input passes through.
     pub(super) fn linear<'a>(&'a self, linear: &'a [usize]) -> impl Iterator<Item = Strategy> + 'a {
         let row = |own: usize, partial: Placement, added: Placement| {
             let input = |at: usize| match at {
@@ -326,7 +331,8 @@ impl Subscripts {
                 at if self.added.contains(&at) => added,
                 _ => R,
             };
-            strategy((0..self.inputs.len()).map(input), self.outputs.iter().map(|_| partial)).with_terms(&self.added)
+            strategy((0..self.inputs.len()).map(input), self.outputs.iter().map(|_| partial))
+                .with_partial_inputs(&self.added)
         };
         let rows = move |&own: &usize| {
             // A value that all ranks add is its own average.
@@ -339,7 +345,7 @@ impl Subscripts {
     }
 }
 
-/// A dimension of an input that has an axis.
+/// A dimension of an input that belongs to an axis.
 #[derive(Debug, Clone, Copy)]
 struct FoundDim {
     input: usize,
@@ -356,18 +362,18 @@ impl FoundDim {
     fn disagreement(self, axis: Axis, other: Self) -> String {
         let (len, input, second) = (self.len, nth(self.input), nth(other.input));
         let remedy =
-            if self.repeats || other.repeats { "make them equal, or one of them 1" } else { "make them equal" };
+            if self.repeats || other.repeats { "Make them equal, or one of them 1" } else { "Make them equal" };
         match axis.name {
             DOTS => format!(
-                "dimension {} of the {input} input is {len} and dimension {} of the {second} {}; {remedy}",
+                "dimension {} of the {input} input is {len} and dimension {} of the {second} {}. {remedy}",
                 self.dim, other.dim, other.len
             ),
-            name => format!("axis `{name}` is {len} in the {input} input and {} in the {second}; {remedy}", other.len),
+            name => format!("axis `{name}` is {len} in the {input} input and {} in the {second}. {remedy}", other.len),
         }
     }
 }
 
-/// `first`.
+/// Returns the ordinal of an input: `first` for 0.
 fn nth(input: usize) -> String {
     let known = ["first", "second", "third", "fourth", "fifth"].get(input);
     known.map_or_else(|| format!("{}th", input + 1), ToString::to_string)

@@ -1,4 +1,4 @@
-//! [`TableRule`]: a rule written out as its rows.
+//! [`TableRule`]: a rule given as a list of strategies.
 
 use std::hash::{Hash, Hasher};
 
@@ -7,12 +7,12 @@ use burn::tensor::Shape;
 use super::{ShardingRule, Strategy};
 use crate::Result;
 
-/// A [`ShardingRule`] given as a plain table: PyTorch's `register_sharding`. For an operator whose dimensions
-/// [letters](super::EinsumRule) cannot name, and which takes no arguments beside its tensors; with arguments, of which a
-/// decision may depend, implement [`ShardingRule`].
+/// A [`ShardingRule`] given as a plain table, like PyTorch's `register_sharding`. It is for an operator without
+/// arguments other than its tensors whose dimensions cannot be described by [letters](super::EinsumRule). If the
+/// strategies depend on arguments, implement [`ShardingRule`].
 ///
-/// A row says which placements of the inputs, along one mesh dimension, give which of the outputs when every rank
-/// computes alone. The all-`Replicate` row is always allowed and need not be listed.
+/// A strategy lists placements of the inputs along one mesh dimension, and the placements of the outputs that
+/// result if every rank computes locally. The all-`Replicate` strategy is always allowed and need not be listed.
 ///
 /// ```
 /// use burn::tensor::Tensor;
@@ -20,7 +20,7 @@ use crate::Result;
 /// use burn_dtensor::dtensor::ops::{TableRule, apply, strategy};
 /// use burn_dtensor::placement::Placement::Shard;
 ///
-/// /// `[a, b, c] -> [b, a, c]`, which keeps whatever shards it.
+/// /// Swaps the first two dimensions: `[a, b, c] -> [b, a, c]`. Every sharding is kept.
 /// const TURN: TableRule = TableRule::new(
 ///     "turn",
 ///     |inputs| Ok(vec![[inputs[0][1], inputs[0][0], inputs[0][2]].into()]),
@@ -39,8 +39,8 @@ pub struct TableRule {
 }
 
 impl TableRule {
-    /// The table of the operator `name`: global shapes of the outputs for those of the inputs, and the
-    /// [rows](super::strategy()) for inputs and outputs of given shapes.
+    /// Makes the table of the operator `name`. `shapes` computes the global shapes of the outputs from those of
+    /// the inputs, and `rows` the [strategies](super::strategy()) for inputs and outputs of given shapes.
     pub const fn new(
         name: &'static str,
         shapes: fn(&[Shape]) -> Result<Vec<Shape>>,
@@ -49,7 +49,7 @@ impl TableRule {
         Self { name, shapes, rows }
     }
 
-    /// What tells tables apart: those of one name whose functions are the same code are one.
+    /// Returns the identity of the table. Two tables with the same name and the same functions are equal.
     fn key(&self) -> (&'static str, usize, usize) {
         (self.name, self.shapes as usize, self.rows as usize)
     }

@@ -13,7 +13,7 @@ impl<const D: usize, K: Kind + kind::Numeric> DTensor<D, K> {
         Self;
         neg: NEGATION,
         abs: NO_PARTIAL,
-        sign: NO_PARTIAL, // of NaN it is 0
+        sign: NO_PARTIAL, // it is 0 for NaN
         add_scalar<E: ElementConversion>(other): SHIFT,
         sub_scalar<E: ElementConversion>(other): SHIFT,
         mul_scalar<E: ElementConversion>(other): LINEAR,
@@ -23,10 +23,10 @@ impl<const D: usize, K: Kind + kind::Numeric> DTensor<D, K> {
     }
 }
 
-// Clamping is increasing, and yet no extremum goes through: all terms beyond a bound become the bound, and
-// one that is the bound itself, where the slope is 1, would share the gradient that is the greatest's.
+// Clamping is increasing, but extrema must be reduced first: all partial values beyond a bound become the bound,
+// and one that equals the bound, where the slope is 1, would share the gradient of the greatest.
 impl<const D: usize, K: Kind + kind::Ordered> DTensor<D, K> {
-    /// Elements between `min` and `max`, as burn's [`clamp`](burn::tensor::Tensor::clamp).
+    /// Limits the elements to `min..=max`, as burn's [`clamp`](burn::tensor::Tensor::clamp).
     #[must_use]
     #[track_caller]
     pub fn clamp<E: ElementConversion>(self, min: E, max: E) -> Self {
@@ -71,7 +71,7 @@ impl<const D: usize> DTensor<D> {
         powf_scalar<E: ElementConversion>(other): NO_PARTIAL,
     }
 
-    /// The remainder of the division by `scalar`, with the sign of the element, as burn's
+    /// Returns the remainder of the division by `scalar`, with the sign of the element, as burn's
     /// [`fmod_scalar`](burn::tensor::Tensor::fmod_scalar).
     #[must_use]
     #[track_caller]

@@ -1,12 +1,12 @@
 //! burn's [`module::unfold4d`] and [`module::fold4d`]: images as columns of blocks, and back. Windows along one
-//! dimension, `Tensor::unfold`, are in [`windows`](super::windows). Blocks lie across spatial dimensions, which are
-//! whole; a channel's elements of a block follow each other, so that whole channels may be cut:
+//! dimension, `Tensor::unfold`, are in [`windows`](super::windows). Blocks extend over spatial dimensions, which
+//! are not sharded. In a column, the elements of a channel are adjacent, so that complete channels may be sharded:
 //!
 //! | | input | output | |
 //! |---|---|---|---|
 //! | `unfold4d` | `S(0)` | `S(0)` | |
-//! | `unfold4d` | `S(1)` | `S(1)` | of as many channels on every rank |
-//! | `fold4d` | `S(1)` | `S(1)` | the same |
+//! | `unfold4d` | `S(1)` | `S(1)` | with equally many channels on every rank |
+//! | `fold4d` | `S(1)` | `S(1)` | with equally many channels on every rank |
 
 use burn::tensor::ops::UnfoldOptions;
 use burn::tensor::{Shape, module};
@@ -20,7 +20,7 @@ use super::{EinsumRule, ShardingRule, Strategy, apply, strategy};
 use crate::Result;
 use crate::dtensor::DTensor;
 
-/// Letters that take channels for whole, and how many there are.
+/// An equation that does not shard channels, and the number of channels.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct UnfoldRule {
     axes: EinsumRuleAt,
@@ -43,7 +43,7 @@ impl ShardingRule for UnfoldRule {
     }
 }
 
-/// How many blocks lie across an image of this size.
+/// Returns the number of blocks of an image of this size.
 fn blocks(size: [usize; 2], kernel: [usize; 2], options: &UnfoldOptions) -> Option<usize> {
     let count = |at: usize| {
         let (padding, dilation) = ((options.padding[at], options.padding[at]), options.dilation[at]);
@@ -52,7 +52,7 @@ fn blocks(size: [usize; 2], kernel: [usize; 2], options: &UnfoldOptions) -> Opti
     Some(count(0)? * count(1)?)
 }
 
-/// The blocks of an input `[batch, channels, height, width]` as columns, as burn's
+/// Returns the blocks of an input `[batch, channels, height, width]` as columns, as burn's
 /// [`unfold4d`](module::unfold4d): `[batch, channels * kernel, blocks]`.
 ///
 /// # Collective
@@ -72,14 +72,15 @@ pub fn unfold4d(x: DTensor<4>, kernel_size: [usize; 2], options: UnfoldOptions) 
     apply(&rule, x, |x, _| module::unfold4d(x, kernel_size, options))
 }
 
-/// The sum of blocks where they overlap, as burn's [`fold4d`](module::fold4d): from columns
-/// `[batch, channels * kernel, blocks]` to `[batch, channels, height, width]`.
+/// Sums overlapping blocks, as burn's [`fold4d`](module::fold4d): from columns `[batch, channels * kernel,
+/// blocks]` to `[batch, channels, height, width]`.
 ///
 /// # Collective
 /// If the rule has to redistribute: every rank of the mesh, in forward and in backward.
 ///
 /// # Panics
-/// Unwinds with a typed [`Error`](crate::Error) if the input is no columns of such blocks.
+/// Unwinds with a typed [`Error`](crate::Error) if the shape of the input does not fit the blocks of such an
+/// image.
 #[must_use]
 #[track_caller]
 pub fn fold4d(x: DTensor<3>, output_size: [usize; 2], kernel_size: [usize; 2], options: UnfoldOptions) -> DTensor<4> {
@@ -87,7 +88,7 @@ pub fn fold4d(x: DTensor<3>, output_size: [usize; 2], kernel_size: [usize; 2], o
     let full = kernel > 0 && columns % kernel == 0;
     if !full || blocks(output_size, kernel_size, &options) != Some(count) {
         let why = format!(
-            "it must be {kernel} elements of a block for each channel, and one column for each block of an image of \
+            "a column must have {kernel} elements for each channel, with one column for each block of an image of \
              {height} x {width}"
         );
         operand_error("fold4d", &[x.shape()], why).unwind()

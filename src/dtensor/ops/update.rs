@@ -1,19 +1,19 @@
-//! [`Update`]: updates of indexed elements, scatter and select_assign, through partial inputs with
-//! replicated indices.
+//! [`Update`]: rules for updates of indexed elements (scatter, select_assign) with partial inputs and replicated
+//! indices.
 //!
 //! | | `x` | values | output |
 //! |---|---|---|---|
 //! | assign | `P(op)` | `P(op)` | `P(op)` |
-//! | assign, not of sum and product | `P(op)`, `R` | `R`, `P(op)` | `P(op)` |
+//! | assign, except sum and product | `P(op)`, `R` | `R`, `P(op)` | `P(op)` |
 //! | add | `P(sum)` | `P(sum)` | `P(sum)` |
 //! | add | `P(avg)`, `R` | `P(avg)`, `R` | `P(avg)` |
-//! | mul | `P(sum)`, `P(avg)` | `R` | that of `x` |
+//! | mul | `P(sum)`, `P(avg)` | `R` | as `x` |
 //! | mul | `P(product)` | `P(product)` | `P(product)` |
 //! | max | `P(max)`, `R` | `P(max)`, `R` | `P(max)` |
 //! | min | as max, mirrored | | |
 //!
-//! No extremum goes through a sum, nor a minimum through a maximum: terms that become equal there would share the
-//! gradient of the one.
+//! Extrema are reduced before additions, and minima before maxima and vice versa. Otherwise, partial values that
+//! become equal would share the gradient of one of them.
 
 use burn::tensor::{IndexingUpdateOp, Shape};
 
@@ -41,7 +41,7 @@ const MUL: &[PlacementList] = &[(&[SUM, R, R], SUM), (&[AVG, R, R], AVG), (&[PRO
 const MAXIMUM: &[PlacementList] = &[(&[MAX, R, MAX], MAX), (&[MAX, R, R], MAX), (&[R, R, MAX], MAX)];
 const MINIMUM: &[PlacementList] = &[(&[MIN, R, MIN], MIN), (&[MIN, R, R], MIN), (&[R, R, MIN], MIN)];
 
-/// How an update goes through partial inputs: a tensor, indices, and values.
+/// Returns the partial inputs that an update accepts. The inputs are a tensor, indices, and values.
 pub(super) fn through(update: IndexingUpdateOp) -> PartialRules {
     match update {
         IndexingUpdateOp::Assign => PartialRules::new(ASSIGN),
@@ -52,12 +52,12 @@ pub(super) fn through(update: IndexingUpdateOp) -> PartialRules {
     }
 }
 
-/// The rule of an update of a tensor, at indices, by values.
+/// Rule of an update of a tensor at indices by values.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct Update {
     pub(super) axes: EinsumRuleAt,
     pub(super) update: IndexingUpdateOp,
-    /// The dimension of the tensor, and that of the indices.
+    /// Dimension of the tensor, and that of the indices.
     pub(super) dims: [usize; 2],
 }
 

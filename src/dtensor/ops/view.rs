@@ -1,16 +1,17 @@
 //! Views: the same elements in the same order, in another shape.
 //!
-//! Input and output fall into the smallest groups of adjacent dimensions with as many elements.
+//! The dimensions of input and output are divided into the smallest groups of adjacent dimensions with equally
+//! many elements.
 //!
 //! ```text
-//! [2, 3, 4, 1, 8] -> [6, 4, 2, 4]      2 3 | 4 | 1 8         lengths of 1 aside:
+//! [2, 3, 4, 1, 8] -> [6, 4, 2, 4]      2 3 | 4 | 1 8         ignoring lengths of 1:
 //!                                       6  | 4 | 2 4         flatten, same, split
 //! ```
 //!
 //! | | input | output |
 //! |---|---|---|
 //! | same | `S(i)` | `S(o)` |
-//! | flatten, split | `S(first)` | `S(first)`, if the pieces divide both lengths |
+//! | flatten, split | `S(first)` | `S(first)`, if the number of shards divides both lengths |
 //! | | `P(op)` | `P(op)` |
 
 use std::iter::repeat_n;
@@ -40,7 +41,7 @@ impl ShardingRule for ViewRule {
 
     fn outputs(&self, inputs: &[Shape]) -> Result<Vec<Shape>> {
         if inputs[0].num_elements() != self.shape.num_elements() {
-            let why = format!("{} has another number of elements", self.shape);
+            let why = format!("{} has a different number of elements", self.shape);
             return Err(operand_error(self.name, inputs, why));
         }
         Ok(vec![self.shape.clone()])
@@ -65,8 +66,8 @@ impl ShardingRule for ViewRule {
     }
 }
 
-/// The smallest groups of adjacent dimensions of `from` and `to` with as many elements; none of a
-/// tensor without elements.
+/// Returns the smallest groups of adjacent dimensions of `from` and `to` with equally many elements. A tensor
+/// without elements has none.
 fn groups(from: &[usize], to: &[usize]) -> Vec<(Range<usize>, Range<usize>)> {
     let mut groups = Vec::new();
     if from.contains(&0) {
@@ -91,7 +92,7 @@ fn groups(from: &[usize], to: &[usize]) -> Vec<(Range<usize>, Range<usize>)> {
     groups
 }
 
-/// The dimensions of a group that are longer than 1; the first if none is.
+/// Returns the dimensions of a group that are longer than 1, or the first one if none is.
 fn significant(shape: &[usize], group: Range<usize>) -> impl Iterator<Item = usize> {
     let all_ones = group.clone().all(|dim| shape[dim] == 1);
     let first = group.start;
@@ -105,15 +106,15 @@ fn gcd(a: usize, b: usize) -> usize {
 #[track_caller]
 fn view<const D: usize, const O: usize, K: Kind>(name: &'static str, x: DTensor<D, K>, shape: Shape) -> DTensor<O, K> {
     if shape.num_dims() != O {
-        let why = format!("the result {shape} has {} dimensions, {O} are asked for", shape.num_dims());
+        let why = format!("the result {shape} has {} dimensions, but {O} were requested", shape.num_dims());
         operand_error(name, &[x.shape()], why).unwind();
     }
     apply(&ViewRule { name, shape }, x, |x, op| reshape(x, op.output_shape(0).clone()))
 }
 
 impl<const D: usize, K: Kind> DTensor<D, K> {
-    /// The same elements in another shape, as burn's [`reshape`](burn::tensor::Tensor::reshape): -1 is what is
-    /// left, 0 is the input's length.
+    /// Reshapes the tensor, as burn's [`reshape`](burn::tensor::Tensor::reshape). A length of -1 is inferred from
+    /// the number of elements; 0 keeps the input's length.
     #[must_use]
     #[track_caller]
     pub fn reshape<const D2: usize, S: ReshapeArgs<D2>>(self, shape: S) -> DTensor<D2, K> {
@@ -121,20 +122,20 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         view("reshape", self, shape)
     }
 
-    /// Dimensions `start_dim..=end_dim` as one, as burn's [`flatten`](burn::tensor::Tensor::flatten).
+    /// Flattens dimensions `start_dim..=end_dim` into one, as burn's [`flatten`](burn::tensor::Tensor::flatten).
     #[must_use]
     #[track_caller]
     pub fn flatten<const D2: usize>(self, start_dim: impl AsIndex, end_dim: impl AsIndex) -> DTensor<D2, K> {
         let (start, end) = (dim_of("flatten", start_dim, D), dim_of("flatten", end_dim, D));
         if start > end {
-            let why = format!("dimension {start} comes after dimension {end}");
+            let why = format!("start dimension {start} is after end dimension {end}");
             operand_error("flatten", &[self.shape()], why).unwind();
         }
         let shape = self.shape().flatten_dims(start, end);
         view("flatten", self, shape)
     }
 
-    /// Without the dimensions of length 1, as burn's [`squeeze`](burn::tensor::Tensor::squeeze).
+    /// Removes all dimensions of length 1, as burn's [`squeeze`](burn::tensor::Tensor::squeeze).
     #[must_use]
     #[track_caller]
     pub fn squeeze<const D2: usize>(self) -> DTensor<D2, K> {
@@ -142,15 +143,16 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         view("squeeze", self, shape)
     }
 
-    /// Without dimension `dim`, of length 1, as burn's [`squeeze_dim`](burn::tensor::Tensor::squeeze_dim).
+    /// Removes dimension `dim`, which has length 1, as burn's [`squeeze_dim`](burn::tensor::Tensor::squeeze_dim).
     #[must_use]
     #[track_caller]
     pub fn squeeze_dim<const D2: usize>(self, dim: impl AsIndex) -> DTensor<D2, K> {
         self.without("squeeze_dim", &[dim_of("squeeze_dim", dim, D)])
     }
 
-    /// Without dimensions `dims`, of length 1, or all of length 1 if there are none, as burn's
-    /// [`squeeze_dims`](burn::tensor::Tensor::squeeze_dims).
+    /// Removes the dimensions `dims`, which have length 1, as burn's
+    /// [`squeeze_dims`](burn::tensor::Tensor::squeeze_dims). If `dims` is empty, it removes all dimensions of
+    /// length 1.
     #[must_use]
     #[track_caller]
     pub fn squeeze_dims<const D2: usize>(self, dims: &[impl AsIndex]) -> DTensor<D2, K> {
@@ -165,7 +167,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     fn without<const D2: usize>(self, name: &'static str, dims: &[usize]) -> DTensor<D2, K> {
         let lens = self.dims();
         if let Some(dim) = dims.iter().find(|&&dim| lens[dim] != 1) {
-            let why = format!("dimension {dim} has length {}, only those of length 1 can be left out", lens[*dim]);
+            let why = format!("dimension {dim} has length {}. Remove only dimensions of length 1", lens[*dim]);
             operand_error(name, &[self.shape()], why).unwind();
         }
         let kept = lens.into_iter().enumerate().filter(|(dim, _)| !dims.contains(dim));
@@ -173,7 +175,8 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         view(name, self, shape)
     }
 
-    /// Leading dimensions of length 1 up to `D2`, as burn's [`unsqueeze`](burn::tensor::Tensor::unsqueeze).
+    /// Inserts leading dimensions of length 1 up to `D2` dimensions, as burn's
+    /// [`unsqueeze`](burn::tensor::Tensor::unsqueeze).
     #[must_use]
     #[track_caller]
     pub fn unsqueeze<const D2: usize>(self) -> DTensor<D2, K> {
@@ -181,7 +184,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         view("unsqueeze", self, shape)
     }
 
-    /// A dimension of length 1 at `dim`, as burn's [`unsqueeze_dim`](burn::tensor::Tensor::unsqueeze_dim).
+    /// Inserts a dimension of length 1 at `dim`, as burn's [`unsqueeze_dim`](burn::tensor::Tensor::unsqueeze_dim).
     #[must_use]
     #[track_caller]
     pub fn unsqueeze_dim<const D2: usize>(self, dim: impl AsIndex) -> DTensor<D2, K> {
@@ -190,7 +193,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         view("unsqueeze_dim", self, shape)
     }
 
-    /// Dimensions of length 1 at the places `axes` of the result, as burn's
+    /// Inserts dimensions of length 1 at the positions `axes` of the result, as burn's
     /// [`unsqueeze_dims`](burn::tensor::Tensor::unsqueeze_dims).
     #[must_use]
     #[track_caller]
@@ -204,8 +207,8 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     }
 }
 
-/// Where burn inserts dimensions of length 1, ascending: each further negative axis counts from one
-/// place before the end, and of equal axes each moves to the next place.
+/// Returns the positions at which burn inserts dimensions of length 1, in ascending order. Each further negative
+/// axis counts from one position before the end, and each of several equal axes moves to the next position.
 fn places(name: &'static str, axes: &[impl AsIndex], dims: usize) -> SmallVec<[usize; 4]> {
     let mut end = dims;
     let place = |&axis: &_| {

@@ -1,28 +1,30 @@
-//! [`Window`]: an operator that moves a window along a dimension, or spreads one over it.
+//! [`Window`]: an operator that moves a window along a dimension, or the transposed operator that spreads elements
+//! over windows.
 
 use std::ops::Range;
 
 use super::halo::Reach;
 
-/// A window along one spatial dimension. How many elements it has, its `kernel`, is an argument: that of a
-/// convolution comes with the weight.
+/// A window along one spatial dimension. Its number of elements (`kernel`) is an argument of the methods, because
+/// that of a convolution follows from the weight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Window {
     pub(super) stride: usize,
-    /// Before and behind.
+    /// Padding before and behind.
     pub(super) padding: (usize, usize),
     pub(super) dilation: usize,
-    /// What a transposed convolution adds behind its output.
+    /// Elements that a transposed convolution adds behind its output.
     pub(super) padding_out: usize,
 }
 
 impl Window {
-    /// From its first element to its last.
+    /// Returns the distance from the first element to behind the last.
     fn extent(self, kernel: usize) -> Option<usize> {
         Some(self.dilation * kernel.checked_sub(1)? + 1)
     }
 
-    /// How often it fits into `len` padded elements: with `ceil` also where it begins inside and ends beyond.
+    /// Returns how many windows fit into `len` padded elements. With `ceil`, a window that begins inside and ends
+    /// beyond them counts too.
     pub(super) fn count(self, len: usize, kernel: usize, ceil: bool) -> Option<usize> {
         let padded = len + self.padding.0 + self.padding.1 + if ceil { self.stride - 1 } else { 0 };
         let count = padded.checked_sub(self.extent(kernel)?)? / self.stride + 1;
@@ -31,13 +33,13 @@ impl Window {
         Some(count - usize::from(beyond))
     }
 
-    /// How long what `len` elements are spread to is.
+    /// Returns the output length of the transposed operator for `len` elements.
     pub(super) fn spread(self, len: usize, kernel: usize) -> Option<usize> {
         let full = len.checked_sub(1)? * self.stride + self.extent(kernel)? + self.padding_out;
         full.checked_sub(self.padding.0 + self.padding.1)
     }
 
-    /// What the windows `output`, at least one, read of `len` elements.
+    /// Returns the elements, out of `len`, that the windows `output` (at least one) read.
     pub(super) fn reach(self, kernel: usize, len: usize, output: Range<usize>) -> Reach {
         let start = |at: usize| (at * self.stride) as isize - self.padding.0 as isize;
         let extent = self.extent(kernel).unwrap_or(0) as isize;
@@ -50,17 +52,17 @@ impl Window {
         Reach { input, needs, made: signed(&output) }
     }
 
-    /// How many of the `len` elements window `at` covers; with `padded` also of their padding.
+    /// Returns how many of the `len` elements window `at` covers. With `padded`, their padding counts too.
     pub(super) fn counted(self, len: usize, kernel: usize, at: usize, padded: bool) -> usize {
         let start = at * self.stride;
         let all = if padded { 0..len + self.padding.0 + self.padding.1 } else { self.padding.0..self.padding.0 + len };
         (start + kernel).min(all.end).saturating_sub(start.max(all.start))
     }
 
-    /// What of `len` elements the elements `output`, at least one, are spread from.
+    /// Returns the elements, out of `len`, that are spread over the elements `output` (at least one).
     ///
-    /// Element `i` of the input is spread over `i * stride - padding ..` of the output, as far as the window
-    /// extends; of the first and the last of what is read a part may lie outside of `output`.
+    /// Element `i` of the input is spread over the output from `i * stride - padding` on, as far as the window
+    /// extends. The windows of the first and the last element that is read may extend beyond `output`.
     pub(super) fn reach_spread(self, kernel: usize, len: usize, output: Range<usize>) -> Reach {
         let [stride, padding, extent] = [self.stride, self.padding.0, self.extent(kernel).unwrap_or(0)];
         let is_read = |element: usize| {
@@ -69,7 +71,8 @@ impl Window {
         };
         let [stride, padding, extent] = [stride, padding, extent].map(|len| len as isize);
         let [first, last] = [output.start, output.end - 1].map(|at| at as isize + padding);
-        // The first that reaches `first`; where none does, between two windows, the one before it.
+        // The first element that reaches `first`. If none does, because `first` is between two windows, the one
+        // before it.
         let start = (first - extent + stride).div_euclid(stride).min(first.div_euclid(stride));
         let end = last.div_euclid(stride) + 1;
         let needs = trimmed(&(start..end), len, is_read);
@@ -77,14 +80,14 @@ impl Window {
         Reach { input: start..end, needs, made }
     }
 
-    /// What a transposed convolution adds behind the elements that it spreads, for
-    /// [`reach_spread`](Self::reach_spread).
+    /// Returns how many elements a transposed convolution must add behind those that it spreads, to make the
+    /// output of [`reach_spread`](Self::reach_spread).
     pub(super) fn behind(self, kernel: usize) -> usize {
         self.stride.saturating_sub(self.extent(kernel).unwrap_or(0))
     }
 }
 
-/// From the first of the `len` elements in `input` that is read to the last.
+/// Returns the interval from the first to the last element in `input` that is read, out of `len`.
 fn trimmed(input: &Range<isize>, len: usize, is_read: impl Fn(usize) -> bool) -> Range<usize> {
     let inside = input.start.clamp(0, len as isize) as usize..input.end.clamp(0, len as isize) as usize;
     let first = inside.clone().find(|&element| is_read(element));
@@ -115,7 +118,7 @@ mod tests {
         inside.minmax().into_option().map_or(0..0, |(first, last)| first as usize..last as usize + 1)
     }
 
-    /// By the definition: window `o` reads `o * stride - padding + k * dilation`.
+    /// By definition, window `o` reads `o * stride - padding + k * dilation`.
     #[test]
     fn windows_reach_from_the_first_element_that_they_read_to_the_last() {
         for ((window, kernel), start, len) in iproduct!(windows(), 0..5, 1..4) {
@@ -133,13 +136,13 @@ mod tests {
     #[test]
     fn a_window_covers_elements_and_perhaps_padding() {
         let window = Window { stride: 2, padding: (1, 2), dilation: 1, padding_out: 0 };
-        // Of _ 0 1 2 3 _ _, from the first, third, fifth and seventh on.
+        // Windows over _ 0 1 2 3 _ _ that start at positions 0, 2, 4 and 6.
         let counted = |padded| (0..4).map(|at| window.counted(4, 3, at, padded)).collect::<Vec<_>>();
         assert_eq!(counted(false), [2, 3, 1, 0]);
         assert_eq!(counted(true), [3, 3, 3, 1]);
     }
 
-    /// By the definition: element `i` is spread to `i * stride - padding + k * dilation`.
+    /// By definition, element `i` is spread to `i * stride - padding + k * dilation`.
     #[test]
     fn what_is_spread_covers_the_output_and_no_element_of_it_comes_from_elsewhere() {
         for ((window, kernel), start, len) in iproduct!(windows(), 0..9, 1..4) {

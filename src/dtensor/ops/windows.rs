@@ -1,6 +1,6 @@
-//! burn's [`Tensor::unfold`](burn::tensor::Tensor::unfold): windows along a dimension, which is whole on every rank, as
-//! they reach over the edge of a shard. Images as columns of blocks, `module::unfold4d`, are in
-//! [`unfold`](super::unfold).
+//! burn's [`Tensor::unfold`](burn::tensor::Tensor::unfold): windows along a dimension. The dimension must not be
+//! sharded, because windows reach over the boundaries of shards. `module::unfold4d`, which makes columns of the
+//! blocks of images, is in [`unfold`](super::unfold).
 
 use burn::tensor::{AsIndex, Shape};
 
@@ -11,7 +11,7 @@ use super::{ShardingRule, Strategy, apply, strategy};
 use crate::Result;
 use crate::dtensor::{DTensor, Kind};
 
-/// `size` elements at every `step`th place of `dim`.
+/// Windows of `size` elements, one every `step` elements of `dim`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Unfold {
     dim: usize,
@@ -39,9 +39,9 @@ impl ShardingRule for Unfold {
 }
 
 impl<const D: usize, K: Kind> DTensor<D, K> {
-    /// All whole windows of `size` elements along `dim`, one every `step` elements, as burn's
-    /// [`Tensor::unfold`](burn::tensor::Tensor::unfold): the windows take the place of `dim`, and a last dimension of
-    /// their elements comes new. Blocks of images are
+    /// Returns all complete windows of `size` elements along `dim`, one every `step` elements, as burn's
+    /// [`Tensor::unfold`](burn::tensor::Tensor::unfold). In the result, `dim` is the dimension of the windows, and
+    /// a new last dimension contains their elements. For blocks of images, see
     /// [`module::unfold4d`](crate::dtensor::ops::module::unfold4d).
     #[must_use]
     #[track_caller]
@@ -49,8 +49,8 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         let dim = dim_of("unfold", dim, D);
         if D2 != D + 1 || size == 0 || step == 0 {
             let why = format!(
-                "it makes {} dimensions, {D2} are asked for, of windows of at least 1 element, not {size}, at least \
-                 1 apart, not {step}",
+                "the result has {} dimensions, but {D2} were requested. Windows have at least 1 element, not {size}, \
+                 and are at least 1 apart, not {step}",
                 D + 1
             );
             operand_error("unfold", &[self.shape()], why).unwind();

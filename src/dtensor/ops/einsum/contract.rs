@@ -1,8 +1,8 @@
-//! The local contraction: as many nodes of the graph on every rank.
+//! Local contractions that record the same number of autodiff nodes on every rank.
 //!
-//! Burn's einsum leaves out the sums and reshapes that a length of 1 makes needless, and multiplies
-//! elementwise what else is a matrix product. A rank whose part has length 1 would record fewer
-//! nodes than its neighbours. What is done here depends on letters and global lengths alone.
+//! Burn's einsum omits sums and reshapes that a length of 1 makes unnecessary, and replaces such matrix products
+//! by elementwise products. A rank whose shard has length 1 would record fewer nodes than its peers. The
+//! contractions here depend on letters and global lengths only.
 
 use burn::backend::ops::{FloatTensorOps, IntTensorOps};
 use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
@@ -12,14 +12,14 @@ use super::Axes;
 use crate::dtensor::ops::product::matmul_of;
 use crate::dtensor::ops::subscripts::Axis;
 
-/// A local tensor and the axes of its dimensions. One without axes is a scalar of shape `[1]`.
+/// A local tensor and the axes of its dimensions. Without axes, it is a scalar of shape `[1]`.
 #[derive(Debug)]
 pub(super) struct ContractionOperand {
     tensor: DispatchTensor,
     axes: Axes,
 }
 
-/// The operation of floats or that of integers.
+/// Calls the float or the integer operation, depending on the tensor.
 macro_rules! either {
     ($float:ident, $int:ident, $tensor:expr $(, $arg:expr)*) => {{
         let tensor = $tensor;
@@ -28,8 +28,8 @@ macro_rules! either {
 }
 
 impl ContractionOperand {
-    /// An operand with the dimensions `axes`, without those that only repeat it along an axis, and
-    /// with its diagonal for an axis that it has twice.
+    /// Makes an operand with the dimensions `axes`. Dimensions that are only broadcast along an axis are removed,
+    /// and an axis that occurs twice is replaced by its diagonal.
     pub(super) fn new(tensor: DispatchTensor, axes: &[Axis], repeats: impl Fn(usize) -> bool) -> Self {
         let all = Self { tensor, axes: axes.into() };
         let own: Vec<usize> = (0..axes.len()).filter(|&dim| !repeats(dim)).collect();
@@ -40,7 +40,7 @@ impl ContractionOperand {
         factor
     }
 
-    /// The product with `other`, summed over the axes that are not `wanted` any more.
+    /// Returns the product with `other`, summed over the shared axes for which `wanted` returns false.
     pub(super) fn contract(self, other: Self, wanted: impl Fn(Axis) -> bool) -> Self {
         let (left, right) = (self.axes.clone(), other.axes.clone());
         let left_alone = self.sum(|axis| !wanted(axis) && !right.contains(&axis));
@@ -59,24 +59,24 @@ impl ContractionOperand {
         let (height, width) = (a.lens(&rows).product(), b.lens(&columns).product());
         let a = a.reshape(vec![groups, height, inner]).tensor;
         let b = b.reshape(vec![groups, inner, width]).tensor;
-        // A sum of one product is the product.
+        // Without summed axes, the product is elementwise.
         let tensor = if summed.is_empty() { either!(float_mul, int_mul, a, b) } else { matmul_of(a, b) };
         Self { tensor, axes: [&batch[..], &rows, &columns].concat().into() }.reshape(lens)
     }
 
-    /// Summed over all axes but those of `output`, in their order.
+    /// Sums over all axes except those of `output`, and returns these in their order.
     pub(super) fn finish(self, output: &Axes) -> DispatchTensor {
         self.sum(|axis| !output.contains(&axis)).permute(output.clone()).tensor
     }
 
-    /// The lengths of these of its axes.
+    /// Returns the lengths of these axes.
     fn lens(&self, axes: &[Axis]) -> impl Iterator<Item = usize> {
         let shape = self.tensor.shape();
         axes.iter().map(move |&axis| shape[self.place(axis)])
     }
 
     fn place(&self, axis: Axis) -> usize {
-        self.axes.iter().position(|&own| own == axis).expect("an axis of this factor")
+        self.axes.iter().position(|&own| own == axis).expect("the operand has this axis")
     }
 
     fn reshape(self, lens: Vec<usize>) -> Self {
@@ -92,7 +92,7 @@ impl ContractionOperand {
         Self { tensor: either!(float_permute, int_permute, self.tensor, &places), axes }
     }
 
-    /// Without all dimensions but these; the others have length 1.
+    /// Removes all dimensions except `dims`; the removed ones have length 1.
     fn keeping(self, dims: &[usize]) -> Self {
         let shape = self.tensor.shape();
         let axes = dims.iter().map(|&dim| self.axes[dim]).collect();
@@ -110,12 +110,12 @@ impl ContractionOperand {
         self.keeping(&rest)
     }
 
-    /// An axis of two dimensions.
+    /// Returns an axis that occurs twice.
     fn repeated(&self) -> Option<Axis> {
         self.axes.iter().enumerate().find(|(at, axis)| self.axes[at + 1..].contains(axis)).map(|(_, &axis)| axis)
     }
 
-    /// One dimension, the last, for the two that `axis` has.
+    /// Replaces the two dimensions of `axis` by their diagonal, as the last dimension.
     fn diagonal(self, axis: Axis) -> Self {
         let (first, second) = (self.place(axis), self.axes.iter().rposition(|&own| own == axis).expect("twice"));
         let mut places: Vec<usize> = (0..self.axes.len()).filter(|&dim| dim != first && dim != second).collect();

@@ -2,7 +2,7 @@
 //!
 //! The [rule](super::EinsumRule) of an einsum is its equation, linear in every operand.
 //!
-//! A letter that one operand repeats is a diagonal, and stays whole.
+//! A letter that one operand repeats is a diagonal, and is not sharded.
 
 mod contract;
 
@@ -31,7 +31,7 @@ impl Einsum {
     fn subscripts(&self, inputs: &[Shape]) -> Result<Subscripts, String> {
         let equation = parse(&self.equation).map_err(|error| error.to_string())?;
         if equation.inputs().len() != inputs.len() {
-            return Err(format!("`{}` is of {} operands", self.equation, equation.inputs().len()));
+            return Err(format!("`{}` takes {} operands", self.equation, equation.inputs().len()));
         }
         let mut widest = 0;
         let mut dims = SmallVec::new();
@@ -51,10 +51,11 @@ impl Einsum {
     }
 }
 
-/// `labels` with the ellipsis spelled out as `dots` axes.
+/// Returns the dimensions of `labels`, in which the ellipsis stands for `dots` axes.
 fn spelled(labels: &[u8], dots: usize) -> SubscriptDims {
     let mut dims = SubscriptDims::new();
-    // Small and capital letters are alike here, none is whole; labels count them, capital ones first.
+    // Unlike in a rule, capital letters can be sharded. Labels number the capital letters first, then the small
+    // ones.
     let axis = |name, index| Dim::Axis { axis: Axis { name, index }, repeats: true };
     for &label in labels {
         if label == ELLIPSIS {
@@ -76,9 +77,9 @@ impl ShardingRule for Einsum {
     }
 
     fn outputs(&self, inputs: &[Shape]) -> Result<Vec<Shape>> {
-        let explained = |why| operand_error(self.name(), inputs, format!("of `{}`, {why}", self.equation));
+        let explained = |why| operand_error(self.name(), inputs, format!("in `{}`, {why}", self.equation));
         let shape = self.subscripts(inputs).and_then(|subscripts| subscripts.shapes(inputs, &[])).map_err(explained)?;
-        // A scalar.
+        // burn's scalars have shape [1].
         Ok(if shape[0].num_dims() == 0 { vec![Shape::new([1])] } else { shape })
     }
 
@@ -89,7 +90,7 @@ impl ShardingRule for Einsum {
     }
 }
 
-/// An operand of [`DTensor::einsum`], of any rank: `tensor.into()`.
+/// An operand of [`DTensor::einsum`], with any number of dimensions. Made with `tensor.into()`.
 #[derive(Debug)]
 pub struct EinsumOperand<K: Kind + kind::Numeric + 'static>(Box<dyn ErasedOperand<K>>);
 
@@ -99,12 +100,12 @@ impl<const D: usize, K: Kind + kind::Numeric + 'static> From<DTensor<D, K>> for 
     }
 }
 
-/// A DTensor whose rank is forgotten.
+/// A DTensor with its number of dimensions erased.
 trait ErasedOperand<K: Kind + kind::Numeric>: std::fmt::Debug {
     fn arg(&self) -> Arg<'_>;
-    /// The local operand.
+    /// Returns the local operand.
     fn local(self: Box<Self>, op: &Operator, at: usize) -> DispatchTensor;
-    /// Zero, in its place in the graph.
+    /// Returns zero, connected to the operand's graph.
     fn nothing(self: Box<Self>, op: &Operator, at: usize) -> Tensor<1, K>;
 }
 
@@ -123,23 +124,23 @@ impl<const D: usize, K: Kind + kind::Numeric + 'static> ErasedOperand<K> for DTe
 }
 
 impl<const D: usize, K: Kind + kind::Numeric + 'static> DTensor<D, K> {
-    /// Einstein summation, as burn's [`einsum`](burn::tensor::Tensor::einsum): explicit
-    /// (`"ij,jk->ik"`) and implicit (`"ij,jk"`) outputs, any number of operands, diagonals,
-    /// ellipses and broadcasting.
+    /// Computes an Einstein summation, as burn's [`einsum`](burn::tensor::Tensor::einsum): explicit
+    /// (`"ij,jk->ik"`) and implicit (`"ij,jk"`) outputs, any number of operands, diagonals, ellipses and
+    /// broadcasting.
     ///
     /// # Collective
     /// If the rule has to redistribute: every rank of the mesh, in forward and in backward.
     ///
     /// # Panics
-    /// Unwinds with a typed [`Error`](crate::Error) for an invalid equation or operands that do
-    /// not fit it; if there are none; if the output does not have `D` dimensions.
+    /// Unwinds with a typed [`Error`](crate::Error) for an invalid equation, for operands that do not fit it, if
+    /// there are no operands, and if the output does not have `D` dimensions.
     #[must_use]
     #[track_caller]
     pub fn einsum(equation: &str, operands: impl IntoIterator<Item = EinsumOperand<K>>) -> Self {
         let rule = Einsum { equation: equation.into() };
         let operands: Vec<_> = operands.into_iter().map(|operand| operand.0).collect();
         if operands.is_empty() {
-            operand_error(rule.name(), &[], "there is no operand; give at least one").unwind()
+            operand_error(rule.name(), &[], "there is no operand. Pass at least one").unwind()
         }
         let op = {
             let args: SmallVec<[_; 3]> = operands.iter().map(|operand| operand.arg()).collect();
@@ -148,7 +149,7 @@ impl<const D: usize, K: Kind + kind::Numeric + 'static> DTensor<D, K> {
         let shape = op.output_shape(0);
         let shapes: Vec<Shape> = (0..operands.len()).map(|at| op.input_spec(at).shape().clone()).collect();
         if shape.num_dims() != D {
-            let why = format!("the output of `{equation}` has {} dimensions, {D} are asked for", shape.num_dims());
+            let why = format!("the output of `{equation}` has {} dimensions, but {D} were requested", shape.num_dims());
             operand_error(rule.name(), &shapes, why).unwind()
         }
         let has_empty = (0..operands.len()).any(|at| op.input_spec(at).local_shape().num_elements() == 0);
@@ -157,7 +158,7 @@ impl<const D: usize, K: Kind + kind::Numeric + 'static> DTensor<D, K> {
             let sum = operands.map(|(at, operand)| operand.nothing(&op, at)).reduce(|a, b| a + b).expect("an operand");
             return op.output(0, empty::spread(sum, shape.clone()));
         }
-        let subscripts = rule.subscripts(&shapes).expect("the rule has read them");
+        let subscripts = rule.subscripts(&shapes).expect("the rule has parsed the equation for these shapes");
         let (inputs, output): (Vec<Axes>, _) =
             (subscripts.inputs.iter().map(axes).collect(), axes(&subscripts.outputs[0]));
         let mut factors = operands.map(|(at, operand)| {

@@ -1,4 +1,4 @@
-//! [`crop`]: the part of a local result that is the rank's, as one node of the graph on every rank.
+//! [`crop`]: reduces a local result to this rank's shard, as one node of the graph on every rank.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -9,8 +9,9 @@ use burn::tensor::{Shape, Slice, Tensor};
 use crate::autodiff::{self, BackwardStep, GraphOp};
 use crate::dtensor::local::{associate, is_tracked, slice, zeros};
 
-/// `local` inside `ranges`, of every dimension one. Recorded also where that is all of it, and where it is
-/// nothing: burn answers the latter outside the graph.
+/// Returns the block `ranges` of `local`, with a range for each dimension. The node is recorded even if the block
+/// is all of `local`, so that all ranks record the same, and if it is empty, because burn would compute that
+/// outside the graph.
 pub(super) fn crop<const D: usize>(local: Tensor<D>, ranges: [Range<usize>; D]) -> Tensor<D> {
     if !is_tracked(&local) {
         let strategy = local.gradient_checkpointing_strategy();
@@ -28,7 +29,7 @@ struct Crop<const D: usize> {
 
 impl<const D: usize> GraphOp for Crop<D> {
     fn forward(&self, parents: &[DispatchTensor]) -> DispatchTensor {
-        let [full] = parents else { unreachable!("it is recorded on one parent") };
+        let [full] = parents else { unreachable!("a crop has one parent") };
         debug_assert_eq!(full.shape(), self.full);
         slice(Tensor::<D>::from_dispatch(full.clone()), &self.ranges).into_dispatch()
     }

@@ -1,5 +1,5 @@
-//! [`Exchange`]: one node of the graph that brings every rank what it reads of the others' parts, and in
-//! backward the gradients of that to whose it is.
+//! [`Exchange`]: an autodiff node that fetches the elements each rank reads from the other ranks' shards. In
+//! backward it returns their gradients to the ranks that hold the elements.
 //!
 //! ```text
 //!                forward                                backward
@@ -25,24 +25,25 @@ use crate::dtensor::local::{associate, is_tracked, zeros};
 use crate::error::OrUnwind;
 use crate::watch::{self, CallSite, LayoutChange};
 
-/// What goes to whom, of dimensions `dims`, over the ranks of `comm`.
+/// Exchange of blocks along the dimensions `dims` between the ranks of `comm`.
 #[derive(Debug)]
 pub(super) struct Exchange {
     pub(super) plan: HaloPlan,
     pub(super) dims: SmallVec<[usize; 2]>,
     pub(super) comm: Communicator,
     pub(super) call: Call,
-    /// What the parts are of.
+    /// Spec of the tensor.
     pub(super) spec: Arc<DTensorSpec>,
-    /// The operator.
+    /// Name of the operator.
     pub(super) name: &'static str,
 }
 
 impl Exchange {
-    /// What this rank reads, of the parts of all; `fill` where nothing is. For the operator called `at` that line.
+    /// Returns the elements that this rank reads, with `fill` for padding. `at` is the location of the operator's
+    /// call.
     ///
     /// # Collective
-    /// If anything goes from rank to rank: every rank of `comm`, in forward and in backward.
+    /// If any elements move between ranks: every rank of `comm`, in forward and in backward.
     pub(super) fn walk<const D: usize>(
         self: &Arc<Self>,
         local: Tensor<D>,
@@ -71,7 +72,7 @@ impl Exchange {
         Ok(Tensor::from_dispatch(autodiff::unary(local.into_dispatch(), Arc::new(op))))
     }
 
-    /// While it lasts, a watch files what is sent under what asked for it.
+    /// Attributes communication to the operator's call as long as the result lives.
     fn changing(&self, origin: &CallSite, phase: Phase) -> Option<watch::Changing> {
         let layout = self.spec.layout();
         let change = || LayoutChange {
@@ -96,13 +97,13 @@ impl Exchange {
         }
         let call = self.call.clone().with_phase(Phase::Forward);
         for (peer, values) in self.swap(call, &local, gives, takes)? {
-            let to = takes[peer].as_ref().expect("it was taken");
+            let to = takes[peer].as_ref().expect("a received block is in the plan");
             read = read.slice_assign(self.slices::<D>(to), values);
         }
         Ok(read)
     }
 
-    /// The gradient of this rank's part, of `part` elements, from that of what it reads.
+    /// Returns the gradient of this rank's shard, of shape `part`, from the gradient of the elements that it read.
     fn pull<const D: usize>(&self, grad: Tensor<D>, part: Shape, place: Option<u64>) -> Result<Tensor<D>> {
         let HaloPlan { gives, takes, .. } = &self.plan;
         let own = self.comm.group().rank();
@@ -112,14 +113,14 @@ impl Exchange {
         }
         let call = Call { forward_index: place, ..self.call.clone().with_phase(Phase::Backward) };
         for (peer, values) in self.swap(call, &grad, takes, gives)? {
-            let slices = self.slices::<D>(gives[peer].as_ref().expect("it was given"));
+            let slices = self.slices::<D>(gives[peer].as_ref().expect("a sent block is in the plan"));
             let values = sum.clone().slice(slices) + values;
             sum = sum.slice_assign(slices, values);
         }
         Ok(sum)
     }
 
-    /// Gives each other rank a block of `local`, and takes what it has; by rank, ascending.
+    /// Sends each other rank a block of `local`, and returns the blocks received, in the order of the ranks.
     fn swap<const D: usize>(
         &self,
         call: Call,
@@ -153,14 +154,14 @@ impl Exchange {
     }
 }
 
-/// An exchange in the graph.
+/// Autodiff node of an exchange.
 #[derive(Debug)]
 struct HaloNode<const D: usize> {
-    /// Made before the node, so that a failing collective is an error and not a panic.
+    /// Computed before the node is recorded, so that a failing collective is an error and not a panic.
     output: Mutex<Option<DispatchTensor>>,
-    /// Shape of this rank's part.
+    /// Shape of this rank's shard.
     part: Shape,
-    /// Drawn in forward: see [`Call::forward_index`].
+    /// Assigned in forward: see [`Call::forward_index`].
     place: Option<u64>,
     exchange: Arc<Exchange>,
     origin: CallSite,
@@ -168,7 +169,7 @@ struct HaloNode<const D: usize> {
 
 impl<const D: usize> GraphOp for HaloNode<D> {
     fn forward(&self, _: &[DispatchTensor]) -> DispatchTensor {
-        self.output.lock().take().expect("a node of the graph is made once")
+        self.output.lock().take().expect("a node of the graph is recorded once")
     }
 
     fn backward(&self, step: &mut BackwardStep<'_>) {

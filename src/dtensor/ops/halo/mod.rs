@@ -1,35 +1,37 @@
-//! Operators that read beyond a rank's part: windows over a spatial dimension that is cut.
+//! Operators that read beyond a rank's shard: windows over a sharded spatial dimension.
 //!
-//! Under the placement `S(2)` of a convolution's input `[batch, channels, height]` every rank makes the rows of
-//! the output that are its own, and lacks some of the input's that these are computed from: its halo. An
-//! [`Exchange`](exchange::Exchange) brings it exactly those, from whichever ranks have them, and in backward
-//! brings their gradients back; between the two runs burn's operator. 8 rows over 2 ranks, windows of 3:
+//! If the input `[batch, channels, height]` of a convolution is placed as `S(2)`, every rank computes the output
+//! rows of its shard. It lacks some input rows that these are computed from: its halo. An
+//! [`Exchange`](exchange::Exchange) fetches exactly these rows from the ranks that hold them, and returns their
+//! gradients in backward. burn's operator runs between the two. For example, 8 rows over 2 ranks, with windows of
+//! 3:
 //!
 //! ```text
 //! rank 0   has 0 1 2 3    reads _ 0 1 2 3 4    makes 0 1 2 3
 //! rank 1   has 4 5 6 7    reads 3 4 5 6 7 _    makes 4 5 6 7
 //! ```
 //!
-//! Padding is written into what the rank reads, and only there, so that every rank runs the same operators,
-//! whether its part lies at the border, in the middle, or is empty.
+//! Padding is written into the rows that a rank reads, and nowhere else, so that every rank runs the same
+//! operators, whether its shard is at the border, in the middle, or empty.
 //!
-//! # How the output is cut
+//! # Sharding of the output
 //!
-//! Along the same mesh dimensions, in the same order: into chunks, if the input is, whatever the lengths. So
-//! tensors of one length meet as they are, such as those that a U-Net makes narrower and wider again with those
-//! that it kept; rows that chunks of another length shift to a neighbour are part of the halo. A ragged cut
-//! stays ragged, in proportion, and of the same length it stays as it is.
+//! The output is sharded along the same mesh dimensions in the same order. If the input is split into chunks, so
+//! is the output, whatever its length. Tensors of equal length, such as those on both sides of a U-Net, can then
+//! be combined without redistribution. Chunks of the output may start at other rows than those of the input; input
+//! rows that another rank holds for this reason are part of the halo. Uneven shard sizes are scaled in proportion
+//! to the length of the output, and stay the same if the length does.
 //!
 //! # Rules
 //!
-//! A row of a rule's table never communicates; that of a halo is the exception, and names what it cuts like any
-//! other: [`Spatial`] adds `S(d), R, .. -> S(d)` for every spatial dimension. What else an operator is given is
-//! the same on all ranks, and its gradient a term of a sum.
-//! [`RedistributePolicy::Deny`](super::RedistributePolicy::Deny) has no objection: no input is redistributed, but for
-//! one whose ragged cut lies inside another cut of the same dimension and whose output has another length.
+//! The strategies of a rule never communicate, except those of a halo. [`Spatial`] adds the strategy `S(d), R, ..
+//! -> S(d)` for every spatial dimension. The other inputs are replicated, and their gradients are partial sums.
+//! [`RedistributePolicy::Deny`](super::RedistributePolicy::Deny) permits the exchange, because no input is
+//! redistributed. The exception is an input with uneven shards inside another sharding of the same dimension,
+//! whose output has another length.
 //!
-//! What is exchanged is worked out at every call, for every rank of the group: in microseconds, where a window
-//! computes for longer.
+//! The exchange is planned at every call, for every rank of the group. This takes microseconds, less than the
+//! computation of the windows.
 
 mod crop;
 mod exchange;
@@ -53,10 +55,11 @@ use crop::crop;
 use exchange::Exchange;
 use plan::{HaloBlock, HaloPlan, HaloRange};
 
-/// The first spatial dimension: before it are batch and channels.
+/// The first spatial dimension, after batch and channels.
 pub(super) const SPATIAL: usize = 2;
 
-/// A rule whose spatial dimensions, those from the third on, may be cut: in the first input and the output.
+/// A rule that also allows sharding the spatial dimensions (those from the third on) of the first input and the
+/// output.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct Spatial<T>(pub(super) T);
 
@@ -82,38 +85,38 @@ impl<T: ShardingRule> ShardingRule for Spatial<T> {
         self.0.supports_empty_shards()
     }
 
-    fn takes_empty_parts_along(&self, input: usize, dim: usize) -> bool {
-        (input == 0 && dim >= SPATIAL) || self.0.takes_empty_parts_along(input, dim)
+    fn supports_empty_shards_along(&self, input: usize, dim: usize) -> bool {
+        (input == 0 && dim >= SPATIAL) || self.0.supports_empty_shards_along(input, dim)
     }
 }
 
-/// Of an interval of the output, along one dimension.
+/// Elements that are read and made for an interval of the output, along one dimension.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Reach {
-    /// What of the input it is computed from. May reach beyond it, where there is only padding.
+    /// Input interval from which it is computed. May extend beyond the input, into the padding.
     pub(super) input: Range<isize>,
-    /// Those elements of the input: from the first to the last that is read.
+    /// Elements of the input in that interval, from the first to the last that is read.
     pub(super) needs: Range<usize>,
-    /// What of the output the local operator makes of that: the interval, or more.
+    /// Output interval that the local operator makes of the input: the requested one, or more.
     pub(super) made: Range<isize>,
 }
 
-/// What this rank reads and makes, of an operator whose spatial dimensions are cut.
+/// Halo of this rank, for an operator whose spatial dimensions are sharded.
 #[derive(Debug)]
 pub(super) struct Halo {
     exchange: Arc<Exchange>,
     own: HaloRank,
-    /// Whether any rank makes more than it keeps.
+    /// True if any rank makes more than it keeps.
     is_cropped: bool,
 }
 
-/// What one rank of the group does; all of the cut dimensions, ascending.
+/// Intervals of one rank of the group along the sharded dimensions, in ascending order.
 #[derive(Debug)]
 struct HaloRank {
     part: HaloRange,
-    /// Its interval of the output; where that is empty, one element.
+    /// Interval of the output that the rank holds; one element if that is empty.
     output: HaloBlock,
-    /// How much the local operator makes, and what of that it keeps.
+    /// Size of the output of the local operator, followed by the interval of it that the rank keeps.
     made: HaloBlock,
     kept: HaloBlock,
 }
@@ -149,8 +152,9 @@ impl HaloRank {
 }
 
 impl Halo {
-    /// That of the first input of `operator`, called `name`, if any of its spatial dimensions is cut. `reach` is
-    /// asked of spatial dimensions, counted from 0, and of intervals of at least one element.
+    /// Returns the halo of the first input of `operator`, called `name`, if any of its spatial dimensions is
+    /// sharded. `reach` is called with spatial dimensions counted from 0, and with intervals of at least one
+    /// element.
     #[track_caller]
     pub(super) fn of(
         name: &'static str,
@@ -173,7 +177,7 @@ impl Halo {
             let has = layout.local_slices(input.shape(), &coordinate);
             HaloRank::new(&dims, &has, &operator.output_slices(0, &coordinate), &reach)
         };
-        // In the order of the group.
+        // In the order of the ranks in the group.
         let mut members: Vec<HaloRank> =
             sharding_dims.iter().map(|&sizes| 0..ranks[sizes]).multi_cartesian_product().map(member).collect();
         let is_cropped = members.iter().any(|member| member.kept != member.made);
@@ -185,16 +189,18 @@ impl Halo {
         Some(Self { exchange: Arc::new(exchange), own, is_cropped })
     }
 
-    /// The cut dimensions, ascending, each with the interval of the output that the local operator is to make.
+    /// Returns the sharded dimensions, in ascending order, each with the output interval that the local operator
+    /// is to make.
     pub(super) fn outputs(&self) -> impl Iterator<Item = (usize, &Range<usize>)> {
         self.exchange.dims.iter().copied().zip(&self.own.output)
     }
 
-    /// Runs `local` on what this rank reads: its part of `x` without what it does not need, with its halo, and
-    /// with `fill` for padding; for the operator called `at` that line.
+    /// Runs `local` on the elements that this rank reads: those of its shard of `x` that it needs, its halo, and
+    /// `fill` for padding. `at` is the location of the operator's call.
     ///
     /// # Collective
-    /// If a rank has a halo: every rank along the cut dimensions, in forward and in backward.
+    /// If a rank has a halo: every rank along the mesh dimensions that shard spatial dimensions, in forward and in
+    /// backward.
     #[track_caller]
     pub(super) fn run<const D: usize>(
         self,

@@ -1,35 +1,35 @@
-//! [`HaloPlan`]: which elements go from rank to rank. Pure: intervals in, intervals out.
+//! [`HaloPlan`]: the elements that ranks exchange. Pure functions of intervals.
 
 use std::ops::Range;
 
 use smallvec::SmallVec;
 
-/// An interval of each cut dimension.
+/// An interval of each sharded dimension.
 pub(in crate::dtensor::ops) type HaloBlock = SmallVec<[Range<usize>; 2]>;
 
-/// What one rank has, and what it reads.
+/// Elements that one rank holds, and those that it reads.
 ///
 /// ```text
-/// elements of the whole           0 1 2 3 4 5
+/// elements of the dimension       0 1 2 3 4 5
 /// has 2..4                            x x
 /// reads -1..3: the halo is 0, 1   _ x x x
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct HaloRange {
     pub(super) has: HaloBlock,
-    /// May reach beyond the whole, where nothing is.
+    /// May extend beyond the dimension, into the padding.
     pub(super) reads: SmallVec<[Range<isize>; 2]>,
-    /// What of the whole that is, if anything.
+    /// Elements of the dimension that it reads, or `None` if it reads only padding.
     pub(super) needs: Option<HaloBlock>,
 }
 
 impl HaloRange {
-    /// Whether it needs what other ranks have.
+    /// Returns true if the rank needs elements that other ranks hold.
     fn is_in_need(&self) -> bool {
         self.needs.as_ref().is_some_and(|needs| meet(&self.has, needs).as_ref() != Some(needs))
     }
 
-    /// Whether it reads what it has, and nothing else.
+    /// Returns true if the rank reads exactly the elements that it holds.
     fn reads_its_own(&self) -> bool {
         let same = |(has, reads): (&Range<usize>, &Range<isize>)| {
             (has.start as isize, has.end as isize) == (reads.start, reads.end)
@@ -38,23 +38,23 @@ impl HaloRange {
     }
 }
 
-/// What a rank gives to each rank of its group and takes from each, itself among them.
+/// Blocks that a rank sends to and receives from each rank of its group, including itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct HaloPlan {
-    /// By rank, the block of this rank's part that it needs.
+    /// For each rank, the block of this rank's shard that it needs.
     pub(super) gives: Vec<Option<HaloBlock>>,
-    /// By rank, where what it has of what this rank reads goes in that.
+    /// For each rank, the position of its block among the elements that this rank reads.
     pub(super) takes: Vec<Option<HaloBlock>>,
-    /// How much this rank reads.
+    /// Number of elements that this rank reads.
     pub(super) lens: SmallVec<[usize; 2]>,
-    /// Whether anything goes from one rank of the group to another.
+    /// True if any elements move between ranks of the group.
     pub(super) moves: bool,
-    /// Whether every rank of the group reads what it has, and nothing else.
+    /// True if every rank of the group reads exactly the elements that it holds.
     pub(super) is_identity: bool,
 }
 
 impl HaloPlan {
-    /// That of rank `own` of these.
+    /// Makes the plan of rank `own`.
     pub(super) fn new(parts: &[&HaloRange], own: usize) -> Self {
         let HaloRange { has, reads, needs } = parts[own];
         let starts: SmallVec<[isize; 2]> = has.iter().map(|range| range.start as isize).collect();
@@ -71,14 +71,14 @@ impl HaloPlan {
     }
 }
 
-/// What two blocks share, if anything.
+/// Returns the intersection of two blocks, or `None` if it is empty.
 fn meet(a: &HaloBlock, b: &HaloBlock) -> Option<HaloBlock> {
     let both = a.iter().zip(b).map(|(a, b)| a.start.max(b.start)..a.end.min(b.end));
     let both: HaloBlock = both.collect();
     both.iter().all(|range| !range.is_empty()).then_some(both)
 }
 
-/// A block as seen from `origin`, which lies before it.
+/// Returns the block relative to `origin`, which is not behind it.
 fn shifted(block: HaloBlock, origin: &[isize]) -> HaloBlock {
     let seen = |at: usize, origin: isize| (at as isize - origin) as usize;
     block.into_iter().zip(origin).map(|(range, &origin)| seen(range.start, origin)..seen(range.end, origin)).collect()
@@ -90,7 +90,7 @@ mod tests {
 
     use super::*;
 
-    /// Parts of lines: what each has, reads and needs.
+    /// Makes plans for ranks with one dimension, given what each has, reads and needs.
     fn plans(lines: &[(Range<usize>, Range<isize>, Range<usize>)]) -> Vec<HaloPlan> {
         let block = |range: &Range<usize>| HaloBlock::from_iter([range.clone()]);
         let part = |(has, reads, needs): &(Range<usize>, Range<isize>, Range<usize>)| HaloRange {
@@ -103,7 +103,7 @@ mod tests {
         (0..parts.len()).map(|own| HaloPlan::new(&parts, own)).collect()
     }
 
-    /// Of 0..7 over ranks that have 3, 0, 3 and 1, every one wants every interval.
+    /// Elements 0..7 are split into 3, 0, 3 and 1. All ranks read the same interval, for every interval.
     #[test]
     fn what_is_given_is_what_is_taken_and_all_that_is_needed_arrives() {
         let has = [0..3, 3..3, 3..6, 6..7];

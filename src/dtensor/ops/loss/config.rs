@@ -1,12 +1,12 @@
 //! [`CrossEntropyLossConfig`].
 
-/// How the losses of samples become one.
+/// Reduction of the losses of the samples to one loss.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Reduction {
-    /// Their sum divided by the sum of their weights, which is their number if none is weighted.
+    /// Their sum divided by the sum of their weights. Without weights, each sample has weight 1.
     #[default]
     Mean,
-    /// Their sum.
+    /// The sum.
     Sum,
 }
 
@@ -27,40 +27,40 @@ pub struct CrossEntropyLossConfig {
 }
 
 impl CrossEntropyLossConfig {
-    /// The mean over all samples of unweighted, hard targets.
+    /// Configures the mean over all samples of unweighted, hard targets.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// A weight for each class.
+    /// Sets a weight for each class.
     #[must_use]
     pub fn with_weights(mut self, weights: impl Into<Vec<f32>>) -> Self {
         self.weights = Some(weights.into());
         self
     }
 
-    /// Spreads this much of each target evenly over all classes.
+    /// Sets label smoothing: this fraction of each target is spread evenly over all classes.
     #[must_use]
     pub fn with_smoothing(mut self, smoothing: f32) -> Self {
         self.smoothing = smoothing;
         self
     }
 
-    /// Leaves out samples with this target, which need not be a class.
+    /// Ignores samples with this target, which need not be a class.
     #[must_use]
     pub fn with_ignore_index(mut self, ignore_index: i64) -> Self {
         self.ignore_index = Some(ignore_index);
         self
     }
 
-    /// How the losses of samples become one. Default: their mean.
+    /// Sets the reduction of the losses of the samples. Default: their mean.
     #[must_use]
     pub fn with_reduction(mut self, reduction: Reduction) -> Self {
         self.reduction = reduction;
         self
     }
 
-    /// The scores are log-probabilities already. Default: logits, of any scale.
+    /// Declares that the scores are log-probabilities. Default: they are logits of any scale.
     #[must_use]
     pub fn with_log_probs(mut self, log_probs: bool) -> Self {
         self.log_probs = log_probs;

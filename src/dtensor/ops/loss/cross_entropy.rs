@@ -1,4 +1,4 @@
-//! [`CrossEntropyLoss`], of scores sharded over classes, samples or both.
+//! [`CrossEntropyLoss`] for scores sharded over classes, samples or both.
 
 use std::sync::Arc;
 
@@ -17,18 +17,18 @@ use crate::dtensor::{DTensor, DTensorSpec};
 use crate::error::OrUnwind;
 use crate::placement::{Layout, Placement, Placements};
 
-/// The cross-entropy of scores `[.., classes]` and class indices `[..]`, as PyTorch's
-/// `cross_entropy` and burn-nn's `CrossEntropyLoss` compute it. Made by [`CrossEntropyLossConfig`].
+/// The cross-entropy of scores `[.., classes]` and class indices `[..]`, as in PyTorch's `cross_entropy` and
+/// burn-nn's `CrossEntropyLoss`. Created by [`CrossEntropyLossConfig`].
 ///
-/// Scores may be sharded over classes, over any leading dimension, and over both on a mesh of
-/// more dimensions: the rows of [this module](super). Leading dimensions need not be flattened.
+/// Scores may be sharded over classes, over any leading dimension and, on a mesh of several dimensions, over both;
+/// see [this module](super). Leading dimensions need not be flattened.
 ///
-/// Half precision is computed in single, on a copy of the scores, and the loss rounded to it.
+/// Half precision scores are copied to single precision, and the loss is rounded to half precision.
 ///
 /// A target that is neither a class nor ignored makes its loss NaN.
 #[derive(Debug, Clone)]
 pub struct CrossEntropyLoss {
-    /// Without gradients.
+    /// Detached from the graph.
     weights: Option<Tensor<1>>,
     smoothing: f64,
     ignore_index: Option<i64>,
@@ -37,17 +37,14 @@ pub struct CrossEntropyLoss {
 }
 
 impl CrossEntropyLossConfig {
-    /// The loss, with its weights on `device`.
+    /// Creates the loss, with its weights on `device`.
     ///
     /// # Panics
-    /// If the smoothing is not in `0..=1`, or a weight is negative.
+    /// If the smoothing is not in `0..=1`, or if a weight is negative.
     pub fn init(self, device: &Device) -> CrossEntropyLoss {
-        assert!((0.0..=1.0).contains(&self.smoothing), "label smoothing is in 0..=1, got {}", self.smoothing);
+        assert!((0.0..=1.0).contains(&self.smoothing), "label smoothing must be in 0..=1, not {}", self.smoothing);
         let weights = self.weights.map(|weights| {
-            assert!(
-                weights.iter().all(|&weight| weight >= 0.0),
-                "weights of classes are not negative, got {weights:?}"
-            );
+            assert!(weights.iter().all(|&weight| weight >= 0.0), "class weights must not be negative: {weights:?}");
             Tensor::<1>::from_floats(weights.as_slice(), device).inner()
         });
         CrossEntropyLoss {
@@ -60,10 +57,10 @@ impl CrossEntropyLossConfig {
     }
 }
 
-/// The mean [cross-entropy](CrossEntropyLoss) of logits `[.., classes]` and class indices `[..]`.
+/// Returns the mean [cross-entropy](CrossEntropyLoss) of logits `[.., classes]` and class indices `[..]`.
 ///
 /// # Collective
-/// Every rank of the mesh: as [`CrossEntropyLoss::forward`].
+/// Every rank of the mesh: as for [`CrossEntropyLoss::forward`].
 ///
 /// # Panics
 /// Unwinds with a typed [`Error`](crate::Error) if the shapes do not fit or a collective fails.
@@ -74,13 +71,15 @@ pub fn cross_entropy<const D: usize, const T: usize>(logits: DTensor<D>, targets
     CrossEntropyLossConfig::new().init(&device).forward(logits, targets)
 }
 
-/// The mean over all rows of `-sum(target_probs * log_softmax(logits))`, of logits and probabilities
-/// `[.., classes]`, as burn's [`cross_entropy_with_logits`](burn::tensor::loss::cross_entropy_with_logits): `[1]`.
+/// Returns the mean over all rows of `-sum(target_probs * log_softmax(logits))`, as burn's
+/// [`cross_entropy_with_logits`](burn::tensor::loss::cross_entropy_with_logits). Logits and probabilities are
+/// `[.., classes]`, and the result is `[1]`.
 ///
-/// The classes are made whole.
+/// Sharded classes are not gathered; see [`log_softmax`].
 ///
 /// # Collective
-/// If the classes are cut, or the inputs placed differently: every rank of the mesh, in forward and in backward.
+/// If the classes are sharded, or the inputs are placed differently: every rank of the mesh, in forward and in
+/// backward.
 ///
 /// # Panics
 /// Unwinds with a typed [`Error`](crate::Error) if the shapes do not fit.
@@ -90,10 +89,10 @@ pub fn cross_entropy_with_logits<const D: usize>(logits: DTensor<D>, target_prob
     log_softmax(logits, D - 1).mul(target_probs).sum_dim(D - 1).mean().neg()
 }
 
-/// The mean negative log-likelihood of log-probabilities `[.., classes]` and class indices `[..]`.
+/// Returns the mean negative log-likelihood of log-probabilities `[.., classes]` and class indices `[..]`.
 ///
 /// # Collective
-/// Every rank of the mesh: as [`CrossEntropyLoss::forward`].
+/// Every rank of the mesh: as for [`CrossEntropyLoss::forward`].
 ///
 /// # Panics
 /// Unwinds with a typed [`Error`](crate::Error) if the shapes do not fit or a collective fails.
@@ -105,14 +104,14 @@ pub fn nll_loss<const D: usize, const T: usize>(log_probs: DTensor<D>, targets: 
 }
 
 impl CrossEntropyLoss {
-    /// The reduced loss: `P(sum)` over mesh dimensions that shard a leading dimension, `R` over
-    /// the others.
+    /// Returns the reduced loss: `P(sum)` over mesh dimensions that shard a leading dimension, and `R` over the
+    /// others.
     ///
     /// # Collective
-    /// Every rank of the mesh. Of class-sharded logits an all-reduce(max) of one element per sample
-    /// and an all-reduce(sum) of two, or of three with smoothing; of log-probabilities only the
-    /// latter. Of sharded samples with weights or an ignored index an all-reduce(sum) of one
-    /// element for a mean. In backward none.
+    /// Every rank of the mesh, in forward only. If logits are sharded over classes: an all-reduce(max) of one
+    /// element per sample, and an all-reduce(sum) of two, or three with smoothing. Log-probabilities need only the
+    /// latter, with one element less. If samples are sharded and have weights or an ignored index, a mean needs
+    /// another all-reduce(sum) of one element.
     ///
     /// # Panics
     /// Unwinds with a typed [`Error`](crate::Error) if the shapes do not fit or a collective fails.
@@ -122,10 +121,10 @@ impl CrossEntropyLoss {
         self.reduced(self.samples(scores, targets)).or_unwind()
     }
 
-    /// The loss of each sample, in the shape of the targets; 0 where they are ignored.
+    /// Returns the loss of each sample, in the shape of the targets; 0 for ignored samples.
     ///
     /// # Collective
-    /// Every rank of the mesh: as [`forward`](Self::forward).
+    /// Every rank of the mesh: as for [`forward`](Self::forward).
     ///
     /// # Panics
     /// As [`forward`](Self::forward).
@@ -146,7 +145,7 @@ impl CrossEntropyLoss {
         let op = Operator::resolve(&rule, &[(&scores).into(), (&targets).into()]).or_unwind();
         let (scores, targets) = (op.input(0, scores), op.input(1, targets));
         let dtype = scores.dtype();
-        // Half precision cannot hold a sum over many classes.
+        // A sum over many classes overflows in half precision.
         let scores = if dtype.size() < 4 { scores.cast(FloatDType::F32) } else { scores };
         let strategy = scores.gradient_checkpointing_strategy();
         let rows = Shape::new([targets.shape().num_elements()]);
@@ -158,18 +157,18 @@ impl CrossEntropyLoss {
             ignored: self.ignore_index,
         };
         if let Some(weights) = targets.weights.as_ref().filter(|weights| weights.dims() != [targets.classes]) {
-            let why = format!("the loss has weights for {} classes; give one for each", weights.dims()[0]);
+            let why = format!("the loss has weights for {} classes. Pass one for each class", weights.dims()[0]);
             operand_error("cross_entropy", &[op.input_spec(0).shape().clone(), op.input_spec(1).shape().clone()], why)
                 .unwind()
         }
         let losses = self.losses(&op, scores, &targets).or_unwind();
         let shape = Shape::from(op.input_spec(1).shape().to_vec());
-        let layout = with_sums(op.output_layout(0), R).expect("no reductions are left");
+        let layout = with_sums(op.output_layout(0), R).expect("sums are replaced by a placement without a reduction");
         let spec = DTensorSpec::decided(op.input_spec(0).mesh(), layout, shape, dtype).shared();
         Samples { losses, targets, spec }
     }
 
-    /// This rank's losses, flat.
+    /// Returns this rank's losses, flattened.
     fn losses<const D: usize>(&self, op: &Operator, scores: Tensor<D>, targets: &ClassTargets) -> Result<Tensor<1>> {
         let rows = targets.indices.dims()[0];
         let own = op.input_range(0, D - 1);
@@ -206,7 +205,7 @@ impl CrossEntropyLoss {
         Ok(self.combine(terms, targets))
     }
 
-    /// The losses of whole rows, from their terms.
+    /// Computes the losses from the reduced sums of complete rows.
     fn combine(&self, terms: Tensor<2>, targets: &ClassTargets) -> Tensor<1> {
         let term = |at: usize| terms.clone().narrow(1, at, 1).squeeze_dim::<1>(1);
         let log_sum = (!self.log_probs).then(|| term(1).log());
@@ -236,26 +235,26 @@ impl CrossEntropyLoss {
         let loss = match self.reduction {
             Reduction::Sum => sum,
             Reduction::Mean if targets.have_equal_weights() => sum.div_scalar(spec.shape().num_elements() as f64),
-            // Replicated, and without gradients: no rank's own.
+            // The total weight is replicated and has no gradient.
             Reduction::Mean => sum / total(targets.weight(&losses))?.full_tensor()?,
         };
         total(loss.cast(spec.dtype()))
     }
 }
 
-/// What a row of scores adds up to: the score of its target, the sum of its exponentials (of logits), and
+/// Rule for the sums over a row of scores: the score of its target, the sum of its exponentials (for logits), and
 /// the weighted sum of its scores (for smoothing).
 const TERMS: EinsumRule = EinsumRule::new("cross_entropy", "..c, .. -> ..T");
 
-/// Losses of this rank's samples, flat, and the spec of all of them in the targets' shape.
+/// Losses of this rank's samples, flattened, and the spec of all losses in the shape of the targets.
 struct Samples {
     losses: Tensor<1>,
     targets: ClassTargets,
     spec: Arc<DTensorSpec>,
 }
 
-/// The largest score of each row over all ranks, outside the graph: it only keeps exponentials
-/// small.
+/// Returns the largest score of each row over all ranks. It is outside the graph, because it only keeps
+/// exponentials small.
 fn largest<const D: usize>(op: &Operator, scores: Tensor<2>) -> Result<Tensor<2>> {
     let strategy = scores.gradient_checkpointing_strategy();
     let scores = scores.inner();
@@ -271,7 +270,7 @@ fn largest<const D: usize>(op: &Operator, scores: Tensor<2>) -> Result<Tensor<2>
     Ok(associate(reshape(largest.local, column), strategy))
 }
 
-/// `layout` with `placement` in place of sums over ranks.
+/// Returns `layout` with `placement` instead of sums over ranks.
 fn with_sums(layout: &Layout, placement: Placement) -> Result<Layout> {
     Ok(layout.replaced(|_, own| if own == SUM { placement } else { own })?)
 }

@@ -1,4 +1,4 @@
-//! Losses of single elements: pointwise, then [`Reduction`].
+//! Elementwise losses: pointwise, followed by a [`Reduction`].
 
 use burn::tensor::activation::log_sigmoid;
 
@@ -8,7 +8,7 @@ use super::super::{EinsumRule, apply};
 use super::Reduction;
 use crate::dtensor::DTensor;
 
-/// The mean or sum of `(x - target)²`, as burn-nn's `MseLoss`.
+/// Returns the mean or sum of `(x - target)²`, as burn-nn's `MseLoss`.
 ///
 /// # Collective
 /// If the inputs are placed differently: every rank of the mesh, in forward and in backward.
@@ -23,8 +23,8 @@ pub fn mse_loss<const D: usize>(x: DTensor<D>, target: DTensor<D>, reduction: Re
     reduced(apply(&rule, (x, target), |(x, target), _| (x - target).square()), reduction)
 }
 
-/// The mean or sum of `-(target log p + (1 - target) log (1 - p))` with `p = sigmoid(logits)`, of
-/// targets in `0..=1`, as burn-nn's `BinaryCrossEntropyLoss` of logits.
+/// Returns the mean or sum of `-(target log p + (1 - target) log (1 - p))` with `p = sigmoid(logits)`, as
+/// burn-nn's `BinaryCrossEntropyLoss` for logits. Targets are in `0..=1`.
 ///
 /// # Collective
 /// If the inputs are placed differently: every rank of the mesh, in forward and in backward.
@@ -55,7 +55,7 @@ fn reduced<const D: usize>(losses: DTensor<D>, reduction: Reduction) -> DTensor<
 #[track_caller]
 fn check_same_layout<const D: usize>(operator: &'static str, x: &DTensor<D>, target: &DTensor<D>) {
     if x.dims() != target.dims() {
-        let why = "an element needs a target: make the shapes equal";
+        let why = "every element needs a target. Make the shapes equal";
         operand_error(operator, &[x.shape(), target.shape()], why).unwind()
     }
 }

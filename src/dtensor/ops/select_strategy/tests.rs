@@ -9,14 +9,14 @@ fn layout(mesh: &[usize], placements: &[Placement]) -> Layout {
     Layout::new(mesh, placements).unwrap()
 }
 
-/// Of floats, for one output.
+/// Selects for float operands and one output.
 fn choice(mesh: &[usize], operands: &[(&[usize], Layout)], rows: &[Strategy]) -> Option<SelectedStrategy> {
     let shapes: Vec<Shape> = operands.iter().map(|(shape, _)| Shape::from(shape.to_vec())).collect();
     let operands: Vec<_> = operands.iter().zip(&shapes).map(|((_, layout), shape)| float(layout, shape)).collect();
     chosen(mesh, &operands, rows, true, None)
 }
 
-/// In single precision.
+/// An operand in single precision.
 fn float<'a>(layout: &'a Layout, shape: &'a Shape) -> OperandInfo<'a> {
     OperandInfo {
         layout,
@@ -54,7 +54,7 @@ fn product() -> Vec<Strategy> {
     ]
 }
 
-/// Five over four ranks are 2, 2, 1 and 0.
+/// Five rows over four ranks are 2, 2, 1 and 0.
 #[test]
 fn a_rank_is_left_without_elements_only_where_the_operator_takes_that() {
     let (comes, shape) = (layout(&[4], &[S(0)]), Shape::from([5, 8]));
@@ -93,7 +93,7 @@ fn what_is_only_repeated_moves_rather_than_what_it_is_added_to() {
     }
 }
 
-/// Of two that take one collective in forward: gathered indices have no gradient to scatter.
+/// Both strategies take one collective in forward, but gathered indices have no gradient to scatter.
 #[test]
 fn collectives_in_backward_decide_where_those_in_forward_are_as_many() {
     let rows = [strategy([R, R], [R]), strategy([R, S(0)], [S(0)]), strategy([S(0), R], [SUM])];
@@ -106,7 +106,7 @@ fn collectives_in_backward_decide_where_those_in_forward_are_as_many() {
     assert_eq!(moved([false, true]), [[R], [S(0)]]);
 }
 
-/// All pairs of layouts, of a product and of a sum: lengths that the ranks divide alike.
+/// All pairs of layouts, for a matrix product and for a sum, with lengths that the ranks divide evenly.
 #[test]
 fn layouts_do_not_depend_on_lengths() {
     let mesh = [2, 3];
@@ -191,7 +191,7 @@ fn no_row_that_can_be_reached_is_no_choice() {
     assert_eq!(choice(&[2], &[(&[4], layout(&[2], &[R]))], &[strategy([AVG], [AVG])]), None);
 }
 
-/// Against the definition: every product of rows, in the orders of cuts that are promised.
+/// Compares with the definition: all combinations of strategies, in all orders of mesh dimensions that are tried.
 #[test]
 fn nothing_is_cheaper() {
     let mesh = [2, 3];
@@ -204,7 +204,7 @@ fn nothing_is_cheaper() {
         .collect();
     let rows = product();
     let shape = Shape::from([12, 12]);
-    // The gradient of a replicated value that ranks compute different things with is summed.
+    // The gradient of a replicated value is summed if ranks use it in different computations.
     let summed = |layout: &Layout, varies: &[bool]| -> Vec<usize> {
         (0..mesh.len()).filter(|&dim| layout.placements()[dim].is_replicate() && varies[dim]).collect()
     };
@@ -220,7 +220,7 @@ fn nothing_is_cheaper() {
     for (((a, b), times), joins) in all.cartesian_product([true, false]) {
         let operands = [a, b].map(|layout| OperandInfo { joins, ..float(layout, &shape) });
         let found = chosen(&mesh, &operands, &rows, true, times).unwrap();
-        // A sum scattered where nothing is cut will have to be gathered.
+        // A sum that is reduce-scattered although no input is sharded will have to be gathered.
         let gathers = |targets: [&Layout; 2]| {
             let alone = |&mesh_dim: &usize| {
                 let [from, to] = [[a, b], targets].map(|layouts| layouts.map(|layout| layout.placements()[mesh_dim]));
@@ -284,8 +284,8 @@ fn a_sum_is_scattered_where_an_input_is_sharded_and_nowhere_else() {
     }
 }
 
-/// A column of a wide layer's output times a weight that no plan has placed: what slicing the weight
-/// costs comes in backward, when its gradient is gathered.
+/// A wide layer's column-sharded output times a weight without a placement. Slicing the weight costs communication
+/// in backward, where its gradient is gathered.
 #[test]
 fn with_times_what_is_sent_in_backward_counts_and_lengths_decide() {
     let moved = |rows: usize, times: Option<&Times>| {
@@ -303,7 +303,7 @@ fn with_times_what_is_sent_in_backward_counts_and_lengths_decide() {
     assert_eq!(moved(1 << 16, Some(&times)), [[S(1)], [S(0)]]);
 }
 
-/// A microsecond a call, and a byte takes ten times as long along the second mesh dimension.
+/// A call takes a microsecond, and a byte takes ten times as long along the second mesh dimension.
 #[test]
 fn a_collective_takes_its_call_and_its_bytes() {
     let times = Times { call: 1e-6, bandwidths: vec![1e9, 1e8], backward: 0.5 };
@@ -313,7 +313,7 @@ fn a_collective_takes_its_call_and_its_bytes() {
         share: CommVolume::FULL_TENSOR / 4,
     };
     assert_eq!([times.of(&sent(&[0]), 4000), times.of(&sent(&[1]), 4000)], [2_000_000, 11_000_000]);
-    assert_eq!(times.of(&sent(&[0, 1]), 4000), 11_000_000, "as fast as the slower");
+    assert_eq!(times.of(&sent(&[0, 1]), 4000), 11_000_000, "the slower one counts");
     assert_eq!(times.of_backward(&sent(&[1]), 4000), 5_500_000);
 }
 
@@ -321,10 +321,10 @@ fn a_collective_takes_its_call_and_its_bytes() {
 fn what_parts_come_down_to_counts_as_sent() {
     let (sizes, shape) = (layout(&[4], &[S(0)]), Shape::from([64, 64]));
     let told = strategy([S(0)], [S(0)]).with_slots(1);
-    // A collective beside a collective: the one that sends less, of a dimension less.
+    // Both take one collective. The summaries have one dimension less, so they send less.
     let rows = [strategy([S(1)], [S(1)]), told.clone()];
     assert_eq!(placements(&chosen(&[4], &[float(&sizes, &shape)], &rows, true, None).unwrap().inputs), [[S(0)]]);
-    // Beside none.
+    // The other strategy takes none.
     let rows = [told, strategy([S(0)], [S(0)])];
     let free = Times { call: 1.0, bandwidths: vec![1e9], backward: 1.0 };
     let operands = [float(&sizes, &shape)];
@@ -340,7 +340,7 @@ fn what_parts_come_down_to_counts_as_sent() {
         let cost = |at: usize| found[at].found.as_ref().unwrap().0;
         assert_eq!((cost(0).forward, cost(0).backward), (1, 1));
         assert_eq!(cost(1), StrategyCost::default());
-        // Forward and backward, a second and 768 bytes each.
+        // Forward and backward take a second and 768 bytes each.
         assert_eq!(cost(0).time, if times.is_some() { 2 * (1_000_000_000_000 + 768_000) } else { 0 });
     }
 }
