@@ -1,4 +1,4 @@
-//! A walk through DTensor: a mesh, placements, redistribution, an operator, a gradient.
+//! A tour of DTensor: a mesh, placements, redistribution, operators, gradients.
 //!
 //! ```text
 //! cargo run --example dtensor_tour
@@ -24,7 +24,8 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// A tensor on every rank is one tensor; a placement per mesh dimension says which part is whose.
+/// Shows that a DTensor is one global tensor, and that each placement determines the ranks' local tensors along one
+/// mesh dimension.
 fn placements(guide: &Guide<'_>, mesh: &DeviceMesh) -> Result<()> {
     guide.chapter("1. Placements");
     guide.say(format!("Four ranks make a mesh, {mesh}. Rank 0 is at {:?}.", mesh.coordinate().unwrap_or_default()));
@@ -32,13 +33,13 @@ fn placements(guide: &Guide<'_>, mesh: &DeviceMesh) -> Result<()> {
         let x = DTensor::distribute_replicated(numbers(mesh), mesh, &placements)?;
         guide.say(visualize_sharding(x.spec()));
     }
-    guide.say("Shards may be uneven: each holds ceil(n / ranks), the last what is left.");
+    guide.say("Shards may be uneven: each holds ceil(n / ranks) elements, and the last holds the rest.");
     let uneven = DTensor::<1, Int>::arange(0..5, mesh, &[Shard(0), Shard(0)], mesh.device())?;
     guide.say(visualize_sharding(uneven.spec()));
     Ok(())
 }
 
-/// From one layout to another, as cheaply as the placements allow.
+/// Redistributes a tensor from one layout to others, each time with the cheapest collectives.
 fn redistribution(guide: &Guide<'_>, mesh: &DeviceMesh) -> Result<()> {
     guide.chapter("2. Redistribution");
     let x = DTensor::distribute_replicated(numbers(mesh), mesh, &[Shard(0), Shard(1)])?;
@@ -47,11 +48,11 @@ fn redistribution(guide: &Guide<'_>, mesh: &DeviceMesh) -> Result<()> {
         let (y, sent) = guide.count(|| x.clone().redistribute(&target))?;
         guide.say(format!("{from} -> {}: {sent}", y.layout()));
     }
-    guide.say(format!("The whole, on every rank:\n{}", x.full_tensor()?.into_data()));
+    guide.say(format!("The full tensor, on every rank:\n{}", x.full_tensor()?.into_data()));
     Ok(())
 }
 
-/// Operators have burn's names, and follow the placements of their inputs.
+/// Applies operators. They have burn's names, and their results are placed according to the inputs.
 fn operators(guide: &Guide<'_>, mesh: &DeviceMesh) -> Result<()> {
     guide.chapter("3. Operators");
     let x = DTensor::distribute_replicated(numbers(mesh), mesh, &[Shard(0), Replicate])?;
@@ -61,13 +62,13 @@ fn operators(guide: &Guide<'_>, mesh: &DeviceMesh) -> Result<()> {
     guide.say(format!("x {{S(0), R}} @ columns {{R, S(1)}}, tanh -> {}: {sent}", h.layout()));
     let (y, sent) = guide.count(|| Ok(h.matmul(rows)))?;
     guide.say(format!("        .. @ rows {{R, S(0)}}          -> {}: {sent}", y.layout()));
-    guide.say("P(sum) is a partial sum: every rank has a term, and nobody has added them up.");
+    guide.say("P(sum) is a partial sum: every rank holds a partial value, and no rank has added them up.");
     let (y, sent) = guide.count(|| y.redistribute(&[Shard(0), Replicate]))?;
-    guide.say(format!("        .. to where x was           -> {}: {sent}", y.layout()));
+    guide.say(format!("        .. redistributed like x      -> {}: {sent}", y.layout()));
     Ok(())
 }
 
-/// Gradients are laid out like values, and are those of the one tensor.
+/// Computes gradients. They are laid out like the values, and equal those of the full tensor.
 fn gradients(guide: &Guide<'_>, mesh: &DeviceMesh) -> Result<()> {
     guide.chapter("4. Gradients");
     let device = mesh.device().clone().autodiff();
@@ -80,16 +81,16 @@ fn gradients(guide: &Guide<'_>, mesh: &DeviceMesh) -> Result<()> {
     let (q, k, v) = (x.clone().matmul(weight(1.0)?), x.clone().matmul(weight(2.0)?), x.clone().matmul(weight(3.0)?));
     let loss = (q + k + v).full_tensor()?.sum();
     let (grads, sent) = guide.count(|| Ok(loss.backward()))?;
-    guide.say(format!("Three products of one replicated x with column shards. Backward: {sent}"));
+    guide.say(format!("Three products of a replicated x with column-sharded weights. Backward: {sent}"));
     if let Some(grad) = x.local().grad(&grads) {
-        guide.say(format!("Its gradient, in full on every rank:\n{}", grad.into_data()));
+        guide.say(format!("The gradient of x, replicated on every rank:\n{}", grad.into_data()));
     }
     Ok(())
 }
 
-/// Nothing moves behind your back if you ask for that.
+/// Denies implicit redistribution, so that an operator fails instead of communicating.
 fn denial(guide: &Guide<'_>, mesh: &DeviceMesh) -> Result<()> {
-    guide.chapter("5. What would move, said aloud");
+    guide.chapter("5. Implicit redistribution as an error");
     let rows = DTensor::distribute_replicated(numbers(mesh), mesh, &[Shard(0), Replicate])?;
     let columns = DTensor::distribute_replicated(numbers(mesh), mesh, &[Shard(1), Replicate])?;
     let (sum, sent) = guide.count(|| Ok(rows.clone() + columns.clone()))?;
@@ -103,12 +104,12 @@ fn denial(guide: &Guide<'_>, mesh: &DeviceMesh) -> Result<()> {
     Ok(())
 }
 
-/// Rows of four numbers, the same on every rank.
+/// Returns rows of four numbers, the same on every rank.
 fn numbers(mesh: &DeviceMesh) -> Tensor<2> {
     Tensor::<1, Int>::arange(0..16, mesh.device()).float().reshape([4, 4])
 }
 
-/// One rank talks; all take part.
+/// Prints explanations on one rank while all ranks compute.
 struct Guide<'a> {
     talks: bool,
     world: &'a World,
@@ -125,7 +126,7 @@ impl Guide<'_> {
         }
     }
 
-    /// What `f` sends from this rank, in words.
+    /// Runs `f` and describes the collectives of this rank in it.
     fn count<T>(&self, f: impl FnOnce() -> Result<T>) -> Result<(T, String)> {
         self.world.ledger().reset();
         let value = f()?;
@@ -134,7 +135,7 @@ impl Guide<'_> {
             format!("{} {op} ({} bytes, {phase})", total.calls, total.bytes)
         });
         let collectives: Vec<_> = collectives.collect();
-        let sent = if collectives.is_empty() { "nothing is sent".into() } else { collectives.join(", ") };
+        let sent = if collectives.is_empty() { "no communication".into() } else { collectives.join(", ") };
         Ok((value, sent))
     }
 }

@@ -1,4 +1,5 @@
-//! Says which rank of a program is at fault and who waits for whom, after a crash or while the program runs.
+//! Reports which rank of a program is at fault and which ranks wait for which, after a crash or while the program
+//! runs.
 //!
 //! ```text
 //! BURN_DTENSOR_FLIGHT=flights mpirun -n 4 program
@@ -11,20 +12,20 @@ use std::process::ExitCode;
 use burn_dtensor::comm::flight::{FlightError, LaunchTrace};
 use clap::Parser;
 
-/// Reads what the ranks of a program did last, from the folder that `Launch::with_flight_recorder` or the environment
-/// variable BURN_DTENSOR_FLIGHT has named: who is at fault and why, who waits for whom, and the last operations of each
-/// rank. Of a program that runs, has ended or was killed; processes that are gone or stopped are known on their own
-/// host.
+/// Reports the last operations of the ranks of a program: the rank at fault and the reason, which ranks wait for
+/// which, and the last operations of each rank. Reads the folder that `Launch::with_flight_recorder` or the
+/// environment variable BURN_DTENSOR_FLIGHT names. The program may be running, or may have ended or been killed.
+/// Processes that are gone or stopped are detected only on their own host.
 ///
 /// Exits with 0 if no rank is at fault, with 1 if one is, with 2 if there is nothing to read.
 #[derive(Parser)]
 struct Args {
-    /// The folder of flight files, `launch-0-rank-0.flight` and on.
+    /// Folder of flight files, such as `launch-0-rank-0.flight`
     folder: PathBuf,
-    /// Print JSON, a line for each launch.
+    /// Print JSON, one line per launch
     #[arg(long)]
     json: bool,
-    /// How many operations of each rank to print, the last ones.
+    /// Number of last operations to print for each rank
     #[arg(long, default_value_t = 5)]
     last: usize,
 }
@@ -40,7 +41,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Prints what there is. Returns whether no rank is at fault.
+/// Prints all launches. Returns true if no rank is at fault.
 fn is_well(Args { folder, json, last }: &Args) -> Result<bool, FlightError> {
     let launches = LaunchTrace::read(folder)?;
     for flights in &launches {

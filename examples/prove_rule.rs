@@ -1,4 +1,4 @@
-//! Proves the rule of one operator, as a contributor does who has just written it.
+//! Proves the sharding rule of one operator, as its author would.
 //!
 //! ```text
 //! cargo run --example prove_rule -- matmul
@@ -6,7 +6,7 @@
 //! cargo run --release --example prove_rule -- --exhaustive
 //! ```
 //!
-//! The cases are those of the tests `rules_are_proven_by_..`, and an operator of this example's own.
+//! The cases are those of the tests `rules_are_proven_by_..`, and one operator that this example defines.
 
 #[path = "../tests/suite/rules/mod.rs"]
 mod rules;
@@ -20,28 +20,29 @@ use burn_dtensor::testing::prove::{Case, Effort, Report, case, prove_with};
 use clap::Parser;
 use itertools::Itertools;
 
-/// Proves operators on DTensors: combinations of layouts of their inputs, on meshes of one, two and
-/// three dimensions, forward and backward, against burn's operators on ordinary tensors.
+/// Prove operators on DTensors: forward and backward in combinations of layouts of their inputs, on meshes of one,
+/// two and three dimensions, compared with burn's operators on ordinary tensors.
 #[derive(Parser)]
 struct Args {
-    /// Operators to prove; all of them if none is named.
+    /// Operators to prove [default: all]
     operators: Vec<String>,
-    /// Print the operators there are.
+    /// Print the names of all operators
     #[arg(long)]
     list: bool,
-    /// Try all combinations of every case on meshes of one dimension, and up to a thousand on others, not some dozens: of
-    /// all operators it takes hours.
+    /// Try all combinations of every case on meshes of one dimension, and up to a thousand on others, instead of
+    /// some dozens. This takes hours for all operators
     #[arg(long)]
     exhaustive: bool,
 }
 
-/// `2 x - 1`, an operator that this crate does not have: elementwise, and of what is yet to be averaged each
-/// rank may compute it alone.
+/// Sharding rule of `2 x - 1`, an operator that this crate does not have. It is elementwise. Under `P(avg)` each
+/// rank can apply it to its own partial value.
 ///
-/// Let a partial sum through, with `LINEAR`, and see what the prover says: every rank would subtract its own 1.
+/// Replace `SHIFT` by `LINEAR`, which lets partial sums through as well, to see what the prover reports: every rank
+/// would subtract its own 1.
 const CENTERED: EinsumRule = EinsumRule::pointwise("centered", SHIFT);
 
-/// The operator, on whatever a trait says is a tensor here.
+/// Operator `centered` on both kinds of tensors.
 trait CenteredExt {
     fn centered(self) -> Self;
 }
@@ -68,12 +69,12 @@ fn main() {
         return;
     }
     if let Some(unknown) = args.operators.iter().find(|name| !names.contains(&name.as_str())) {
-        eprintln!("there are no cases of `{unknown}`; --list prints the operators there are");
+        eprintln!("there are no cases of `{unknown}`. Run with --list for the names of all operators");
         std::process::exit(2);
     }
     let effort = if args.exhaustive { Effort::Exhaustive } else { Effort::Test };
     let asked = |name: &&str| args.operators.is_empty() || args.operators.iter().any(|asked| asked == name);
-    // One by one: of all operators it takes hours, and what is wrong should be seen at once.
+    // Proves and prints one operator at a time, because all of them take hours.
     let mut all = Report { operators: Vec::new(), elapsed: Duration::ZERO };
     for name in names.into_iter().filter(asked) {
         let of_it: Vec<Case> = cases.extract_if(.., |case| case.name() == name).collect();

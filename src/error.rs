@@ -1,8 +1,8 @@
-//! The crate's error: one typed value for set-up, communication and I/O.
+//! Error type of the crate: one typed value for set-up, communication and I/O.
 //!
-//! Each room owns the variants it raises; [`Error`] only gathers them. Tensor operations panic
-//! like burn's own do; where such a panic carries an [`Error`] (a collective failing inside a
-//! backward pass), [`launch`](crate::comm::launch) turns it back into the typed value.
+//! Each module defines the errors that it returns, and [`Error`] wraps them. Tensor operations panic, as burn's own
+//! do. If such a panic carries an [`Error`], as after a failed collective inside a backward pass,
+//! [`launch`](crate::comm::launch) turns it back into the typed value.
 
 use std::panic::{AssertUnwindSafe, Location, catch_unwind, resume_unwind};
 use std::sync::Arc;
@@ -17,17 +17,17 @@ use crate::parallel::ParallelError;
 use crate::param::ParamError;
 use crate::placement::PlacementError;
 
-/// Shorthand for results carrying the crate's [`Error`].
+/// Result with the crate's [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Everything that can go wrong, on every rank, with the culprit and the remedy in the message.
+/// Any error of this crate. The message names the rank at fault and the remedy.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A collective failed: a rank panicked, left early, disagreed or was late.
+    /// A collective failed: a rank panicked, returned early, made a different call or was late.
     #[error(transparent)]
     Comm(#[from] CommError),
-    /// Processes that a launcher has started could not be connected.
+    /// The processes started by a launcher could not be connected.
     #[error(transparent)]
     Start(#[from] StartError),
     /// Flight files could not be read.
@@ -42,46 +42,45 @@ pub enum Error {
     /// A distributed tensor was built or redistributed wrongly.
     #[error(transparent)]
     DTensor(#[from] DTensorError),
-    /// A parameter could not be distributed, or read as what it is not.
+    /// A parameter could not be distributed, or was read in a way that does not fit how it is distributed.
     #[error(transparent)]
     Param(#[from] ParamError),
-    /// A module could not be sharded, gathered or stepped.
+    /// A module could not be sharded or gathered, or a training step on it failed.
     #[error(transparent)]
     Fsdp(#[from] FsdpError),
     /// A model could not be parallelized.
     #[error(transparent)]
     Parallel(#[from] ParallelError),
-    /// An optimizer could not step a parameter, or its state not be taken or loaded.
+    /// An optimizer could not step a parameter, or its state could not be saved or loaded.
     #[error(transparent)]
     Optim(#[from] OptimError),
-    /// A [`launch`](crate::comm::launch) inside the program failed.
+    /// A [`launch`](crate::comm::launch) nested in the program failed.
     #[error(transparent)]
     Launch(Box<LaunchError>),
-    /// The program's own error, carried through [`launch`](crate::comm::launch): with its text and
-    /// its sources, and for `downcast_ref` as what it was.
+    /// An error of the program itself, passed through [`launch`](crate::comm::launch). It keeps its message and its
+    /// sources, and `downcast_ref` returns it as its original type.
     #[error(transparent)]
     Other(Arc<dyn std::error::Error + Send + Sync>),
 }
 
 impl Error {
-    /// Wraps any error of the program's own, or a text.
+    /// Wraps an error of another type, or a text.
     ///
-    /// Inside `launch`, `?` does so by itself for boxed errors, I/O, parsing, burn's records and tensor
-    /// data, and, with the feature `anyhow`, for `anyhow::Error`; all others enter by
-    /// `.map_err(Error::other)?`.
+    /// Inside `launch`, `?` converts boxed errors, I/O errors, parse errors, burn's record and tensor data errors
+    /// and, with the feature `anyhow`, `anyhow::Error`. Convert all other errors with `.map_err(Error::other)?`.
     ///
     /// ```
     /// use burn_dtensor::prelude::*;
     ///
     /// fn steps(text: &str) -> Result<usize> {
     ///     match text.parse::<usize>()? {
-    ///         0 => Err(Error::other("train for a step at least")),
+    ///         0 => Err(Error::other("train for at least one step")),
     ///         steps => Ok(steps),
     ///     }
     /// }
     ///
     /// assert_eq!(steps("100")?, 100);
-    /// assert_eq!(steps("0").unwrap_err().to_string(), "train for a step at least");
+    /// assert_eq!(steps("0").unwrap_err().to_string(), "train for at least one step");
     /// assert_eq!(steps("ten").unwrap_err().to_string(), "invalid digit found in string");
     /// # Ok::<_, burn_dtensor::Error>(())
     /// ```
@@ -89,9 +88,11 @@ impl Error {
         Self::Other(error.into().into())
     }
 
-    /// Whether another process prints this error: where ranks are in several processes, a [`launch`](crate::comm::launch)
-    /// that fails does so in each, with one report of all ranks, and process 0 is the one to print it. The same goes for
-    /// [`StartError::Uneven`].
+    /// Returns true if another process prints this error, so that this process should not.
+    ///
+    /// If the ranks of a [`launch`](crate::comm::launch) run in several processes, a failure is returned in every
+    /// process, with the same report of all ranks. Process 0 should print it. [`StartError::Uneven`] is treated in
+    /// the same way.
     ///
     /// ```
     /// use std::process::ExitCode;
@@ -111,21 +112,23 @@ impl Error {
     /// }
     ///
     /// fn train() -> Result<()> {
-    ///     launch(Launch::from_env(2)?, |world| world.barrier("all are here"))?;
+    ///     launch(Launch::from_env(2)?, |world| world.barrier("start"))?;
     ///     Ok(())
     /// }
     /// ```
     pub fn is_reported_by_other_process(&self) -> bool {
         match self {
             Self::Launch(error) => error.is_told_elsewhere,
-            // The processes are connected: one that ends waits for process 0, which has the same.
+            // The processes are already connected, so a process that exits waits for process 0, which has the same
+            // error.
             Self::Start(StartError::Uneven { here, .. }) => *here > 0,
             _ => false,
         }
     }
 
-    /// What `program` returns, or [unwinds](Self::unwind) with: for a rank that is to go on after a failed collective in its
-    /// forward or backward ([`World::shrink`](crate::comm::World::shrink)). A panic of another kind goes on unwinding.
+    /// Runs `program` and returns its result, or the error with which it [unwound](Self::unwind). A rank uses it to
+    /// continue after a collective failed in its forward or backward pass (see
+    /// [`World::shrink`](crate::comm::World::shrink)). Any other panic keeps unwinding.
     ///
     /// ```
     /// use burn_dtensor::prelude::*;
@@ -139,7 +142,7 @@ impl Error {
     /// ```
     ///
     /// # Errors
-    /// What `program` returns or unwinds with.
+    /// The error that `program` returns or unwinds with.
     pub fn catch<T>(program: impl FnOnce() -> Result<T>) -> Result<T> {
         match catch_unwind(AssertUnwindSafe(program)) {
             Ok(result) => result,
@@ -149,15 +152,15 @@ impl Error {
 
     /// Unwinds the calling rank with this error, without running the panic hook.
     ///
-    /// For places that cannot return a `Result` (a parameter's value, a backward step).
-    /// [`launch`](crate::comm::launch) catches it and reports it as a typed value, with the line that
-    /// [`unwind`](Self::unwind) or an operator was called in. On any other thread than
-    /// that of a rank's program nobody would: there it is a panic with the error's text.
+    /// It is for code that cannot return a `Result`, such as the value of a parameter or a step of backward.
+    /// [`launch`](crate::comm::launch) catches the error and reports it as a typed value, with the line that called
+    /// [`unwind`](Self::unwind) or an operator. On a thread that does not run a rank's program the error would not
+    /// be caught: it becomes a panic with the error's text.
     #[track_caller]
     pub fn unwind(self) -> ! {
         if crate::comm::is_rank() {
             let own_files = file!().trim_end_matches("error.rs");
-            // A line of this crate's, in a backward step, says nothing to the program's author.
+            // A line of this crate, as in a step of backward, means nothing to the author of the program.
             crate::comm::note_unwinding(Some(Location::caller()).filter(|at| !at.file().starts_with(own_files)));
             resume_unwind(Box::new(self));
         }
@@ -165,7 +168,7 @@ impl Error {
     }
 }
 
-/// The value, or the error unwound from where the caller is.
+/// Returns the value of a `Result`, or unwinds the calling rank with its error.
 pub(crate) trait OrUnwind<T> {
     #[track_caller]
     fn or_unwind(self) -> T;
@@ -187,7 +190,7 @@ impl From<LaunchError> for Error {
     }
 }
 
-/// Errors that programs meet beside this crate's: they enter by `?`.
+/// Implements the conversion by `?` from error types of other crates.
 macro_rules! entering {
     ($($foreign:ty),+ $(,)?) => {$(
         impl From<$foreign> for Error {

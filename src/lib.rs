@@ -1,16 +1,16 @@
-//! DTensor-first tensor-parallel training on [burn](https://burn.dev), with fully sharded data
-//! parallelism (FSDP) as one placement.
+//! Distributed training on [burn](https://burn.dev) with distributed tensors (DTensor): fully sharded data
+//! parallelism (FSDP) and tensor parallelism for ordinary burn modules.
 //!
-//! The same program runs on every rank. A [`DeviceMesh`](mesh::DeviceMesh) says where a rank sits,
-//! a [`Placement`](placement::Placement) per mesh dimension says what it holds of a tensor, and every
-//! parallelism is a choice of placements: replicate the parameters and it is data parallelism,
-//! shard them and it is FSDP, do both on a 2-D mesh and it is HSDP. Layers split over ranks that
-//! compute together make tensor parallelism, on a mesh dimension of its own.
+//! Every rank runs the same program. A [`DeviceMesh`](mesh::DeviceMesh) arranges the ranks in named dimensions. For
+//! each mesh dimension, a [`Placement`](placement::Placement) describes which data of a tensor a rank holds, and
+//! each kind of parallelism is a choice of placements: replicated parameters give data parallelism, sharded
+//! parameters give FSDP, and parameters that are replicated over one mesh dimension and sharded over another give
+//! HSDP. Tensor parallelism shards layers over a further mesh dimension, whose ranks compute a layer together.
 //!
 //! # The smallest complete program
 //!
-//! An ordinary burn model, trained on four ranks. Each holds a quarter of every parameter, of its
-//! gradient and of its optimizer state; [`unit`](fn@fsdp::unit) marks what is gathered together.
+//! An ordinary burn model is trained on four ranks. Each rank holds a quarter of every parameter, of its gradient
+//! and of its optimizer state. [`unit`](fn@fsdp::unit) marks the modules whose parameters are gathered together.
 //!
 //! ```
 //! use burn::module::Module;
@@ -62,24 +62,25 @@
 //! # }
 //! ```
 //!
-//! # Rooms
+//! # Modules
 //!
-//! | module | what it holds |
+//! | module | contents |
 //! |---|---|
 //! | [`comm`] | ranks, groups, collectives that never hang, the ledger |
 //! | [`mesh`] | [`DeviceMesh`](mesh::DeviceMesh): named dimensions, slices, collectives of plain tensors |
-//! | [`placement`] | placements, layouts, how lengths are cut, the transition table; pure |
+//! | [`placement`] | placements, layouts, shard sizes, and the transitions between layouts; pure arithmetic |
 //! | [`dtensor`] | [`DTensor`](dtensor::DTensor): a tensor over a mesh, its redistribution, and its [operators](dtensor::ops) |
 //! | [`fsdp`] | [`fully_shard`](fsdp::fully_shard) for any burn module: parameters are stored as shards and unsharded by [`unit`](fn@fsdp::unit) |
-//! | [`parallel`] | [`parallelize`](parallel::parallelize): tensor-parallel placements by a plan; [`distribute_module`](parallel::distribute_module): by a function |
-//! | [`optim`] | the state of burn's optimizers by path, for any mesh; burn's optimizers on DTensors without a module |
-//! | [`nn`] | the forward of burn-nn's layers over DTensors |
-//! | [`debug`] | [`trace_comm`](debug::trace_comm): what is sent, and which line asked for it; [`visualize_model`](debug::visualize_model): which rank holds what of a model |
+//! | [`parallel`] | [`parallelize`](parallel::parallelize): assigns tensor-parallel placements by a plan; [`distribute_module`](parallel::distribute_module): assigns them by a function |
+//! | [`optim`] | state of burn's optimizers, keyed by parameter path, loadable on any mesh; burn's optimizers for DTensors outside a module |
+//! | [`nn`] | forward passes of burn-nn's layers for DTensors |
+//! | [`debug`] | [`trace_comm`](debug::trace_comm): reports what is sent and which line of the program caused it; [`visualize_model`](debug::visualize_model): shows which rank holds which shard of a model |
 //!
-//! With the feature `testing` there is also a room of mesh fixtures for tests, and the prover of
-//! operators' rules.
+//! The feature `testing` adds the module `testing`: mesh fixtures for tests, and a checker of the operators'
+//! sharding rules.
 #![warn(missing_docs)]
-// The ranks' shared memory and the copies between tensors are built without the backend that uses them, too.
+// The host memory shared by ranks and the copies between tensors are compiled even without the backend that uses
+// them.
 #![cfg_attr(not(feature = "flex"), allow(dead_code, unused_variables))]
 #![cfg_attr(not(any(feature = "flex", feature = "cube")), allow(unused_imports, unused_macros))]
 
@@ -104,8 +105,8 @@ mod watch;
 
 pub use error::{Error, Result};
 
-/// What most programs import, those that write a parallel model too: with `module`, `activation` and `loss`
-/// they find burn's functions over DTensors.
+/// Imports for most programs. With `module`, `activation` and `loss` it also contains burn's functions for
+/// DTensors, which a program needs to write a parallel model.
 pub mod prelude {
     pub use crate::comm::{Launch, LaunchError, ReduceOp, World, launch};
     pub use crate::dtensor::ops::{RedistributePolicy, activation, loss, module};
@@ -122,7 +123,41 @@ pub mod prelude {
     pub use crate::{Error, Result, tensor_tree};
 }
 
-/// The README's program, compiled and run.
+/// The README and the book: their Rust blocks are compiled and run.
 #[cfg(doctest)]
-#[doc = include_str!("../README.md")]
-struct Readme;
+mod book {
+    #[doc = include_str!("../README.md")]
+    struct Readme;
+    #[doc = include_str!("../docs/quick-start.md")]
+    struct QuickStart;
+    #[doc = include_str!("../docs/concepts.md")]
+    struct Concepts;
+    #[doc = include_str!("../docs/guides/fsdp.md")]
+    struct Fsdp;
+    #[doc = include_str!("../docs/guides/tensor-parallelism.md")]
+    struct TensorParallelism;
+    #[doc = include_str!("../docs/guides/mixed-precision.md")]
+    struct MixedPrecision;
+    #[doc = include_str!("../docs/guides/gradient-accumulation.md")]
+    struct GradientAccumulation;
+    #[doc = include_str!("../docs/guides/activation-checkpointing.md")]
+    struct ActivationCheckpointing;
+    #[doc = include_str!("../docs/guides/offload.md")]
+    struct OffloadToHost;
+    #[doc = include_str!("../docs/guides/lora.md")]
+    struct Lora;
+    #[doc = include_str!("../docs/guides/experts.md")]
+    struct Experts;
+    #[doc = include_str!("../docs/guides/saving.md")]
+    struct Saving;
+    #[doc = include_str!("../docs/guides/operators.md")]
+    struct Operators;
+    #[doc = include_str!("../docs/guides/testing.md")]
+    struct Testing;
+    #[doc = include_str!("../docs/guides/gpus.md")]
+    struct Gpus;
+    #[doc = include_str!("../docs/guides/failures.md")]
+    struct AfterFailures;
+    #[doc = include_str!("../docs/from-pytorch.md")]
+    struct FromPytorch;
+}

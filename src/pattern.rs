@@ -1,4 +1,4 @@
-//! Path patterns: `blocks.*`, `**.norm`, `blocks.[0-3]`.
+//! Patterns for the paths of modules and parameters: `blocks.*`, `**.norm`, `blocks.[0-3]`.
 
 use glob::{MatchOptions, Pattern};
 
@@ -9,7 +9,7 @@ pub(crate) struct PathPattern {
     pattern: Pattern,
 }
 
-/// A text that is no path pattern.
+/// A text that is not a valid path pattern, and the reason.
 #[derive(Debug)]
 pub(crate) struct PatternError {
     pub(crate) pattern: String,
@@ -31,20 +31,21 @@ impl PathPattern {
         &self.text
     }
 
-    /// Whether the dotted `path` matches. `*` stays within one part.
+    /// Returns true if the dotted `path` matches. `*` matches within one path component only.
     pub(crate) fn matches(&self, path: &str) -> bool {
         let options = MatchOptions { require_literal_separator: true, ..MatchOptions::new() };
         self.pattern.matches_with(&path.replace('.', "/"), options)
     }
 
-    /// The path that the pattern would match with a letter or two written otherwise; the nearest, if there are
-    /// several. Parts are compared one by one, and those with wildcards must match.
+    /// Returns the path that is most similar to the pattern, if at most two letters differ, for the suggestion in
+    /// an error message. Paths are compared component by component; a component with wildcards must match.
     pub(crate) fn nearest<'a>(&self, paths: &'a [String]) -> Option<&'a String> {
         let far = paths.iter().filter_map(|path| Some((self.letters_from(path)?, path)));
         far.filter(|(letters, _)| *letters <= 2).min_by_key(|(letters, _)| *letters).map(|(_, path)| path)
     }
 
-    /// How many letters are otherwise in `path`.
+    /// Returns the number of letters by which `path` differs from the pattern, or `None` if the number of
+    /// components differs or a component with wildcards does not match.
     fn letters_from(&self, path: &str) -> Option<usize> {
         let (own, parts): (Vec<_>, Vec<_>) = (self.text.split('.').collect(), path.split('.').collect());
         let letters = |(own, part): (&&str, &&str)| match own.contains(['*', '?', '[']) {
@@ -55,7 +56,8 @@ impl PathPattern {
     }
 }
 
-/// How many letters have to be put in, left out or changed to make one of the other (Levenshtein's distance).
+/// Returns the Levenshtein distance: the smallest number of insertions, deletions and substitutions that turn `a`
+/// into `b`.
 fn edits(a: &str, b: &str) -> usize {
     let mut row: Vec<usize> = (0..=b.chars().count()).collect();
     for (i, letter) in a.chars().enumerate() {
@@ -93,7 +95,7 @@ mod tests {
         assert_eq!(nearest("haed"), Some("head"));
         assert_eq!(nearest("layers.*.up"), None, "too many letters");
         assert_eq!(nearest("blocks.[1-9].ub"), None, "its wildcard does not match");
-        assert_eq!(nearest("blocks.up"), None, "another number of parts");
+        assert_eq!(nearest("blocks.up"), None, "another number of components");
         assert_eq!(["kitten", ""].map(|word| edits(word, "sitting")), [3, 7]);
     }
 

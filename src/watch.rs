@@ -1,7 +1,8 @@
-//! What a rank communicates, noted while it does: what asked for it, and in which module.
+//! Records the communication of a rank: each collective and each change of a tensor's layout, with the operator,
+//! program line and module that caused it.
 //!
-//! Nothing is noted, and nothing is made to be noted, but inside of [`watch`]. The [`debug`](crate::debug)
-//! room shows what was.
+//! Nothing is recorded outside [`watch`], and outside it no data for a record is computed. The
+//! [`debug`](crate::debug) module displays the records.
 
 use std::cell::{Cell, RefCell};
 use std::panic::Location;
@@ -10,47 +11,48 @@ use std::sync::Arc;
 use crate::comm::{LedgerEntry, Phase, listen};
 use crate::placement::Layout;
 
-/// What asked for a change of layout.
+/// Origin of a change of layout.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CallSite {
-    /// The operator that needed an input elsewhere, or the method that was called, such as `redistribute`.
+    /// The operator that required another layout of its input, or the method that was called, such as
+    /// `redistribute`.
     pub operator: &'static str,
-    /// The line of the program that called it.
+    /// The program line that called it.
     pub at: &'static Location<'static>,
-    /// The path of the module whose forward called it, where a layer of [`nn`](crate::nn) or a
-    /// [unit](fn@crate::fsdp::unit) did.
+    /// Path of the module whose forward made the call, if a layer of [`nn`](crate::nn) or a
+    /// [unit](fn@crate::fsdp::unit) made it.
     pub module: Option<Arc<str>>,
 }
 
-/// A tensor that changed its layout, or whose gradient did.
+/// A change of the layout of a tensor, or of a tensor's gradient.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LayoutChange {
-    /// What asked for it; of a gradient, in forward.
+    /// Origin of the change. The origin of a gradient's change is the call in forward.
     pub origin: CallSite,
     /// The layout before.
     pub from: Layout,
     /// The layout after.
     pub to: Layout,
-    /// Names of the mesh dimensions over whose ranks a gradient was summed, because they computed
-    /// different things with one value.
+    /// Names of the mesh dimensions over which a gradient was summed, because the ranks along them computed
+    /// different results from the same value.
     pub summed: Vec<String>,
-    /// Global shape.
+    /// Global shape of the tensor.
     pub shape: Vec<usize>,
-    /// The pass.
+    /// The pass in which the layout changed.
     pub phase: Phase,
 }
 
-/// A collective that was issued.
+/// A collective that was issued while a watch was active.
 #[derive(Debug, Clone)]
 pub(crate) struct Seen {
     pub entry: LedgerEntry,
-    /// The module whose forward issued it.
+    /// Path of the module whose forward issued it.
     pub module: Option<Arc<str>>,
-    /// The change of layout that it is a step of.
+    /// The change of layout for which it was issued.
     pub change: Option<Arc<LayoutChange>>,
 }
 
-/// What was noted, in order.
+/// Records of a watch, in order.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Log {
     pub changes: Vec<Arc<LayoutChange>>,
@@ -60,12 +62,12 @@ pub(crate) struct Log {
 thread_local! {
     static WATCHES: Cell<usize> = const { Cell::new(0) };
     static LOG: RefCell<Log> = RefCell::default();
-    /// Modules whose forwards run, innermost last, and the lines that called them.
+    /// Modules whose forwards are running, innermost last, and the lines that called them.
     static MODULES: RefCell<Vec<(Arc<str>, &'static Location<'static>)>> = const { RefCell::new(Vec::new()) };
     static CHANGE: RefCell<Option<Arc<LayoutChange>>> = const { RefCell::new(None) };
 }
 
-/// Runs `body`, and notes what the calling thread communicates meanwhile.
+/// Runs `body` and returns its value, together with a record of what the calling thread communicated in it.
 pub(crate) fn watch<T>(body: impl FnOnce() -> T) -> (T, Log) {
     let (changes, collectives) = LOG.with_borrow(|log| (log.changes.len(), log.collectives.len()));
     let begun = Begun::new();
@@ -78,7 +80,7 @@ pub(crate) fn watch<T>(body: impl FnOnce() -> T) -> (T, Log) {
     (value, log)
 }
 
-/// A watch; one inside another sees what the other does.
+/// An active watch. A watch inside another records into the same log, so the outer one sees its records too.
 struct Begun;
 
 impl Begun {
@@ -114,18 +116,19 @@ fn module() -> Option<Arc<str>> {
 }
 
 impl CallSite {
-    /// The caller, as far as a watch will want to know it.
+    /// Returns the origin of a call: the caller's line, adapted as in [`called`](Self::called).
     #[track_caller]
     pub(crate) fn new(operator: &'static str) -> Self {
         Self::called(operator, Location::caller())
     }
 
-    /// The same, of a caller that is known already.
+    /// Like [`new`](Self::new), for a caller that is already known. While a watch is active, a line inside this
+    /// crate is replaced by the line that called the running layer, and the path of that layer's module is added.
     pub(crate) fn called(operator: &'static str, at: &'static Location<'static>) -> Self {
         if !is_on() {
             return Self { operator, at, module: None };
         }
-        // A line of this crate's says nothing to the program's author: that of the layer's call does.
+        // A line of this crate means nothing to the author of the program; the line that called the layer does.
         let own = file!().trim_end_matches("watch.rs");
         let called = MODULES.with_borrow(|modules| modules.last().map(|(_, at)| *at));
         let at = called.filter(|_| at.file().starts_with(own)).unwrap_or(at);
@@ -133,7 +136,8 @@ impl CallSite {
     }
 }
 
-/// Until it is dropped, what is communicated are steps of `change`.
+/// Records a change of layout while a watch is active. Until the guard is dropped, collectives are attributed to
+/// it.
 pub(crate) fn changing(change: impl FnOnce() -> LayoutChange) -> Option<Changing> {
     is_on().then(|| {
         let change = Arc::new(change());
@@ -142,7 +146,7 @@ pub(crate) fn changing(change: impl FnOnce() -> LayoutChange) -> Option<Changing
     })
 }
 
-/// A change of layout that is being made; inside is the one around it.
+/// Guard of a change of layout in progress. It contains the enclosing change, which is restored on drop.
 #[must_use]
 pub(crate) struct Changing(Option<Arc<LayoutChange>>);
 
@@ -152,7 +156,8 @@ impl Drop for Changing {
     }
 }
 
-/// Until it is dropped, the forward of the module at the path that `module` says runs, if it has one.
+/// Records that the forward of the module at the path `module` returns is running, until the guard is dropped.
+/// Returns `None` if no watch is active or the module has no path.
 #[track_caller]
 pub(crate) fn entered(module: impl FnOnce() -> Option<Arc<str>>) -> Option<ModuleGuard> {
     let path = if is_on() { module()? } else { return None };
@@ -161,7 +166,7 @@ pub(crate) fn entered(module: impl FnOnce() -> Option<Arc<str>>) -> Option<Modul
     Some(ModuleGuard)
 }
 
-/// A module whose forward runs.
+/// Guard of a module whose forward is running.
 #[must_use]
 pub(crate) struct ModuleGuard;
 
@@ -185,7 +190,7 @@ mod tests {
             shape: vec![4],
             phase: Phase::Forward,
         };
-        assert!(changing(change).is_none(), "nobody watches");
+        assert!(changing(change).is_none(), "no watch is active");
         let (_, log) = watch(|| changing(change).is_some());
         assert_eq!(log.changes.len(), 1);
         assert!(LOG.with_borrow(|log| log.changes.is_empty()) && !is_on());

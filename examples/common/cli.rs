@@ -1,4 +1,4 @@
-//! What the examples' command lines have in common.
+//! Command line handling shared by the examples.
 
 use std::process::ExitCode;
 use std::str::FromStr;
@@ -10,9 +10,9 @@ use clap::error::ErrorKind;
 /// Exit code of a wrong command line.
 const USAGE: u8 = 2;
 
-/// Parses the command line and runs what it asks for; `run` returns whether its checks passed.
+/// Parses the command line and calls `run`, which returns true if its checks passed.
 ///
-/// Whatever is wrong is said in one line; what goes wrong in several processes, by one of them.
+/// Prints any error as one line. If several processes fail with the same error, one of them prints it.
 pub fn main<C: Parser, S>(
     settings: impl FnOnce(C) -> Result<S, String>,
     run: impl FnOnce(&S) -> Result<bool>,
@@ -20,13 +20,13 @@ pub fn main<C: Parser, S>(
     let settings = match C::try_parse() {
         Ok(cli) => settings(cli),
         Err(help) if help.kind() == ErrorKind::DisplayHelp => help.exit(),
-        // clap's first line says what is wrong; the usage below it would bury that.
+        // clap's first line is the error. The usage below it would hide it.
         Err(error) => Err(error.to_string().lines().next().unwrap_or_default().trim_start_matches("error: ").into()),
     };
     let settings = match settings {
         Ok(settings) => settings,
         Err(error) => {
-            eprintln!("error: {error}; see --help");
+            eprintln!("error: {error}. Run with --help for the options");
             return ExitCode::from(USAGE);
         }
     };
@@ -61,7 +61,7 @@ impl<const MOST: usize> FromStr for MeshShape<MOST> {
 
 pub fn positive(text: &str) -> Result<usize, String> {
     match text.parse() {
-        Ok(0) | Err(_) => Err("expected a whole number above 0".into()),
+        Ok(0) | Err(_) => Err("expected an integer above 0".into()),
         Ok(value) => Ok(value),
     }
 }

@@ -1,5 +1,5 @@
-//! The text as tokens, and the batch of each step: a function of (seed, step) alone, so every mesh
-//! trains on the same rows.
+//! Text as tokens, and the batch of each step. A batch depends only on (seed, step), so every mesh trains on the
+//! same rows.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -17,14 +17,14 @@ pub struct Text {
     alphabet: Vec<char>,
 }
 
-/// The rows of one step: inputs and, one character on, targets, each `[rows, seq]`.
+/// The rows of one step: inputs, and targets shifted by one character, each `[rows, seq]`.
 pub type Batch = (Tensor<2, Int>, Tensor<2, Int>);
 
 impl Text {
-    /// Reads `file`, or else the crate's own source text.
+    /// Reads `file`, or by default the crate's own source text.
     ///
     /// # Errors
-    /// One line naming the path that could not be read.
+    /// A message with the path that could not be read.
     pub fn load(file: Option<&Path>) -> Result<Self, String> {
         let text = match file {
             Some(file) => read(file)?,
@@ -39,42 +39,42 @@ impl Text {
         Self { tokens: text.chars().map(token).collect(), alphabet }
     }
 
-    /// Checks that it is long enough for a batch of `rows` sequences.
+    /// Checks that the text is long enough for a batch of `rows` sequences.
     ///
     /// # Errors
-    /// One line saying what would fit.
+    /// A message with the required and the actual length.
     pub fn check_batch(&self, rows: usize, seq: usize) -> Result<(), String> {
         let (has, needed) = (self.len(), rows.saturating_mul(seq.saturating_add(1)));
         if has >= needed {
             return Ok(());
         }
         Err(format!(
-            "the text has {has} characters, one batch of {rows} rows takes {needed} (rows x (--seq {seq} + 1)); \
-             give a longer --text or a smaller --batch or --seq"
+            "the text has {has} characters, but one batch of {rows} rows takes {needed} (rows x (--seq {seq} + 1)). \
+             Pass a longer --text, or a smaller --batch or --seq"
         ))
     }
 
-    /// Number of characters.
+    /// Returns the number of characters.
     pub fn len(&self) -> usize {
         self.tokens.len()
     }
 
-    /// Number of distinct characters.
+    /// Returns the number of distinct characters.
     pub fn vocab(&self) -> usize {
         self.alphabet.len()
     }
 
-    /// The first `count` tokens.
+    /// Returns the first `count` tokens.
     pub fn head(&self, count: usize) -> Vec<u32> {
         self.tokens.iter().copied().take(count).collect()
     }
 
-    /// The characters of `tokens`.
+    /// Returns the characters of `tokens`.
     pub fn decode(&self, tokens: &[u32]) -> String {
         tokens.iter().map(|&t| self.alphabet[t as usize]).collect()
     }
 
-    /// Rows `rows` of the batch of `step`: windows of `seq + 1` characters at random places.
+    /// Returns rows `rows` of the batch of `step`: windows of `seq + 1` characters at random positions.
     pub fn batch(&self, (seed, step): (u64, usize), rows: Range<usize>, seq: usize, device: &Device) -> Batch {
         // The golden-ratio constant spreads neighbouring steps over the generator's seeds.
         let mut rng = StdRng::seed_from_u64(seed ^ (step as u64 + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15));
@@ -99,8 +99,8 @@ fn own_source() -> Result<String, String> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     let mut files = Vec::new();
     list(&root, &mut files)
-        .map_err(|e| format!("cannot list the crate's source {}: {e}; name a text with --text FILE", root.display()))?;
-    // Directory order differs between file systems; the text must not.
+        .map_err(|e| format!("cannot list the crate's source {}: {e}. Pass a text with --text FILE", root.display()))?;
+    // The text must not depend on the directory order, which differs between file systems.
     files.sort();
     files.iter().map(|file| read(file)).collect()
 }

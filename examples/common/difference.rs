@@ -1,4 +1,4 @@
-//! `--check`: how far a run parts from the unsharded one.
+//! `--check`: the difference between a run and the unsharded one.
 
 use std::collections::BTreeMap;
 
@@ -31,7 +31,7 @@ impl Difference {
         Self { loss: largest(losses, expected_losses), weight, path }
     }
 
-    /// Whether both are within the bounds.
+    /// Returns true if both are within the bounds.
     pub fn passes(&self) -> bool {
         !beyond(self.loss, LOSS_BOUND) && !beyond(self.weight, WEIGHT_BOUND)
     }
@@ -40,7 +40,7 @@ impl Difference {
 impl std::fmt::Display for Difference {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let place = if self.path.is_empty() { String::new() } else { format!(", in {}", self.path) };
-        writeln!(f, "Beside the unsharded model, trained on the same device and data")?;
+        writeln!(f, "Compared with the unsharded model, trained on the same device and data")?;
         writeln!(f, "  largest loss difference    {:.1e}  (bound {LOSS_BOUND:.0e})", self.loss)?;
         writeln!(f, "  largest weight difference  {:.1e}  (bound {WEIGHT_BOUND:.0e}){place}", self.weight)?;
         write!(f, "  {}", if self.passes() { "agrees" } else { "DIFFERS" })
@@ -53,13 +53,13 @@ fn largest(a: &[f32], b: &[f32]) -> f64 {
     parts.fold(0.0, |worst, part| if beyond(part, worst) { part } else { worst })
 }
 
-/// Whether `value` exceeds `bound`; a NaN does.
+/// Returns true if `value` exceeds `bound` or is NaN.
 fn beyond(value: f64, bound: f64) -> bool {
     value.is_nan() || value > bound
 }
 
-/// The values of every parameter of these models by name and path, without running statistics: those are of the batches
-/// that a rank has met.
+/// Returns the values of every parameter of these models by name and path. Running statistics are excluded, because
+/// they depend on the batches of each rank.
 pub fn weights<'a, M: Module + 'a>(models: impl IntoIterator<Item = (&'a str, &'a M)>) -> BTreeMap<String, Vec<f32>> {
     let mut values = Values::default();
     for (name, model) in models {

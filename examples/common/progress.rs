@@ -1,25 +1,26 @@
-//! Progress of a run on stderr: a bar on a terminal, a line now and then elsewhere.
+//! Progress of a run on stderr: a bar on a terminal, otherwise a line at intervals.
 
 use std::io::IsTerminal;
 use std::time::Instant;
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-/// Lines written over a run when stderr is not a terminal.
+/// Number of lines printed in a run if stderr is not a terminal.
 const LINES: usize = 10;
 
-/// Shows the steps of a run on the rank that reports.
+/// Progress of the steps of a run, shown by one rank.
 pub struct Progress {
     bar: Option<ProgressBar>,
     start: Instant,
     steps: usize,
     done: usize,
-    /// How much of what a step takes in.
+    /// Amount of data in one step, with its unit.
     a_step: (usize, &'static str),
 }
 
 impl Progress {
-    /// Starts the clock of `steps` steps, each of so many of what is named; shows nothing unless `reports`.
+    /// Starts the clock of a run of `steps` steps. `a_step` is the amount of data in one step. Shows progress only
+    /// if `reports` is true.
     pub fn new(reports: bool, steps: usize, a_step: (usize, &'static str)) -> Self {
         let style = "{bar:30} {pos}/{len} steps  {msg}  {eta} left";
         let style = ProgressStyle::with_template(style).expect("the template is well formed");
@@ -45,7 +46,7 @@ impl Progress {
         bar.inc(1);
     }
 
-    /// Ends the bar; returns how much per second over the whole run.
+    /// Ends the bar. Returns the amount of data per second over the run.
     pub fn finish(self) -> f64 {
         let per_s = self.per_s();
         if let Some(bar) = self.bar {

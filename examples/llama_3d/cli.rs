@@ -1,4 +1,4 @@
-//! The command line: parsed, checked against each other, and turned into [`Settings`].
+//! The command line: parsed, checked for consistency, and converted to [`Settings`].
 
 use std::path::PathBuf;
 
@@ -8,23 +8,22 @@ use crate::common::{MeshShape, positive, positive_float};
 use crate::data::Text;
 use crate::model::LlamaConfig;
 
-/// Train a character-level Llama in parallel over up to three mesh dimensions: replicas (HSDP),
-/// parameter shards (FSDP), and tensor with sequence parallelism. Ranks are threads of this process;
-/// started by `mpirun -n P` (feature `mpi`), an equal number in each of P processes.
+/// Train a character-level Llama in parallel over up to three mesh dimensions: replicas (HSDP), parameter shards
+/// (FSDP), and tensor with sequence parallelism. Ranks are threads of this process. With `mpirun -n P` (feature
+/// `mpi`), each of P processes has an equal number of them.
 #[derive(Debug, Parser)]
 #[command(name = "llama_3d", disable_version_flag = true, after_help = PROCESSES)]
 pub struct Cli {
-    /// Mesh of ranks: T tensor-parallel ranks, SxT that many shards of parameters, RxSxT that many
-    /// replicas
+    /// Mesh of ranks: T for tensor parallelism only, SxT with S parameter shards, RxSxT with R replicas
     #[arg(long, default_value = "2x2x2")]
     mesh: MeshShape<3>,
     /// Training steps
     #[arg(long, default_value_t = 20, value_parser = positive)]
     steps: usize,
-    /// Sequences per step of each tensor-parallel group
+    /// Sequences per step and tensor-parallel group
     #[arg(long, default_value_t = 2, value_parser = positive)]
     batch: usize,
-    /// Characters a sequence
+    /// Characters per sequence
     #[arg(long, default_value_t = 32, value_parser = positive)]
     seq: usize,
     /// Width of the model
@@ -48,7 +47,7 @@ pub struct Cli {
     /// Seed of the initial weights and the batches
     #[arg(long, default_value_t = 0)]
     seed: u64,
-    /// Also train the model in burn alone on the same data; fail if losses part
+    /// Also train the model with burn only on the same data, and fail if losses differ
     #[arg(long)]
     check: bool,
     /// Text to learn [default: this crate's source]
@@ -56,20 +55,20 @@ pub struct Cli {
     text: Option<PathBuf>,
 }
 
-/// How to start it on several processes.
+/// Help text about running with several processes.
 const PROCESSES: &str = "\
-Ranks as processes, which an MPI library connects (docs/clusters.md):
+Ranks as processes, connected by an MPI library (docs/guides/clusters.md):
   cargo build --release --features mpi --example llama_3d
   mpirun -n 4 target/release/examples/llama_3d --mesh 2x2x2      # 4 processes of 2 ranks
-Each has as many ranks; losses are those of threads to the bit.";
+Every process has the same number of ranks. Losses equal those of threads bit for bit.";
 
-/// A run whose parts fit together.
+/// Settings of a run, checked for consistency.
 #[derive(Debug, Clone)]
 pub struct Settings {
     /// Sizes of the mesh dimensions, the last one tensor-parallel.
     pub mesh: Vec<usize>,
     pub steps: usize,
-    /// Sequences per step of each tensor-parallel group.
+    /// Sequences per step and tensor-parallel group.
     pub batch: usize,
     pub model: LlamaConfig,
     pub lr: f64,
@@ -79,17 +78,17 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// Number of ranks.
+    /// Returns the number of ranks.
     pub fn ranks(&self) -> usize {
         self.mesh.iter().product()
     }
 
-    /// Number of tensor-parallel groups: each trains on rows of its own.
+    /// Returns the number of tensor-parallel groups. Each trains on different rows.
     pub fn groups(&self) -> usize {
         self.mesh[..self.mesh.len() - 1].iter().product()
     }
 
-    /// Names of the mesh dimensions.
+    /// Returns the names of the mesh dimensions.
     pub fn names(&self) -> &'static [&'static str] {
         const NAMES: &[&str] = &["replicate", "shard", "tp"];
         &NAMES[NAMES.len() - self.mesh.len()..]
@@ -100,7 +99,7 @@ impl Cli {
     /// Checks the flags against each other and reads the text.
     ///
     /// # Errors
-    /// One line saying which flags do not fit, and what would.
+    /// A message with the flags that do not fit, and the remedy.
     pub fn settings(self) -> Result<Settings, String> {
         let MeshShape(mesh) = self.mesh;
         for (a, b, divisor, number) in
@@ -114,15 +113,14 @@ impl Cli {
         for (name, heads) in [("heads", self.heads), ("kv-heads", self.kv_heads)] {
             if !heads.is_multiple_of(tp) {
                 return Err(format!(
-                    "--{name} {heads} cannot be split over the {tp} tensor-parallel ranks, the last of --mesh; \
-                     take a multiple, or fewer ranks"
+                    "--{name} {heads} cannot be split over the {tp} tensor-parallel ranks, the last size of --mesh. \
+                     Use a multiple of {tp}, or fewer ranks"
                 ));
             }
         }
         if !(self.dim / self.heads).is_multiple_of(2) {
             return Err(format!(
-                "--dim {} over --heads {} is an odd width a head, and rotary encoding turns pairs; \
-                 change either",
+                "--dim {} / --heads {} is odd, but rotary encoding needs heads of even width. Change one of them",
                 self.dim, self.heads
             ));
         }

@@ -1,5 +1,5 @@
-//! Trains a Llama-style decoder in 3-D parallel: replicas, fully sharded parameters, and tensor
-//! with sequence parallelism. The model holds no communication; `plan.rs` is all the parallelism.
+//! Trains a Llama-style decoder in 3-D parallel: replicas, fully sharded parameters, and tensor with sequence
+//! parallelism. The model contains no communication; `plan.rs` contains all the parallelism.
 //!
 //! ```text
 //! cargo run --release --example llama_3d -- --mesh 2x2x2 --check
@@ -35,11 +35,11 @@ fn main() -> ExitCode {
     common::main(Cli::settings, run)
 }
 
-/// Trains, reports and, if asked, checks; false if a check failed.
+/// Trains, reports and, if requested, checks. Returns false if a check failed.
 fn run(settings: &Settings) -> Result<bool> {
     let device = Device::flex();
     device.seed(settings.seed);
-    // Drawn here, once: ranks share one random state. `train` draws what is still lazy.
+    // Initialized once, because ranks share one random state. `train` initializes parameters that are still lazy.
     let initial = settings.model.init(&device).train();
     let params = initial.num_params();
     let dims = settings.names().iter().zip(&settings.mesh).map(|(name, size)| format!("{name}={size}"));
@@ -48,7 +48,7 @@ fn run(settings: &Settings) -> Result<bool> {
         world.run_on(0, || println!("{params} parameters, {} characters of text, mesh {mesh}", settings.text.len()));
         train::train(settings, &initial, world)
     })?;
-    // The process that has rank 0 tells.
+    // Only the process of rank 0 reports.
     let Some((0, outcome)) = outcomes.first() else { return Ok(true) };
     let (first, last) = (outcome.losses[0], outcome.losses[settings.steps - 1]);
     println!("loss {first:.4} -> {last:.4} in {} steps, {:.0} tokens/s", settings.steps, outcome.tokens_per_s);

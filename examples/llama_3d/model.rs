@@ -1,5 +1,5 @@
-//! A Llama-style decoder over DTensors, of burn-nn's own layers. It holds no communication: what
-//! is sent follows from where the plan placed the parameters.
+//! A Llama-style decoder over DTensors, made of burn-nn's own layers. It contains no communication: what is sent
+//! follows from the placements of the parameters, which the plan determines.
 
 use burn::module::Module;
 use burn::nn::RotaryEncodingConfig;
@@ -36,7 +36,8 @@ pub struct Llama {
     pub head: Linear,
 }
 
-/// Grouped-query attention, then a gated multilayer perceptron, each behind a norm and a residual.
+/// Grouped-query attention, then a gated multilayer perceptron, each with a norm before it and a residual
+/// connection.
 #[derive(Module, Debug)]
 pub struct Block {
     pub attention_norm: RmsNorm,
@@ -47,7 +48,7 @@ pub struct Block {
 }
 
 impl LlamaConfig {
-    /// Draws the parameters on `device`, each on its first use.
+    /// Creates the model with its parameters on `device`. Each parameter is initialized on first use.
     pub fn init(&self, device: &Device) -> Llama {
         let normal = Initializer::Normal { mean: 0.0, std: 0.02 };
         Llama {
@@ -77,7 +78,7 @@ fn linear(input: usize, output: usize, device: &Device) -> Linear {
 }
 
 impl Llama {
-    /// Logits `[batch, seq, vocab]` for the token after each of `tokens` `[batch, seq]`.
+    /// Returns logits `[batch, seq, vocab]` for the token after each of `tokens` `[batch, seq]`.
     pub fn forward(&self, tokens: DTensor<2, Int>) -> DTensor<3> {
         unit(self, tokens, |llama, tokens| {
             let mut x = llama.token.forward_dtensor(tokens);
@@ -88,14 +89,14 @@ impl Llama {
         })
     }
 
-    /// Mean cross entropy `[1]` of predicting `targets` `[batch, seq]` from `tokens` `[batch, seq]`.
+    /// Returns the mean cross entropy `[1]` of predicting `targets` `[batch, seq]` from `tokens` `[batch, seq]`.
     pub fn loss(&self, tokens: DTensor<2, Int>, targets: DTensor<2, Int>) -> DTensor<1> {
         loss::cross_entropy(self.forward(tokens), targets)
     }
 }
 
 impl Block {
-    /// `x` and the result are `[batch, seq, dim]`.
+    /// Runs the block on `x` `[batch, seq, dim]`. The result has the same shape.
     pub fn forward(&self, x: DTensor<3>) -> DTensor<3> {
         let x = x.clone() + self.attention.forward_dtensor(self.attention_norm.forward_dtensor(x));
         let h = self.gate.forward_dtensor(self.mlp_norm.forward_dtensor(x.clone()));

@@ -1,29 +1,29 @@
-//! How the model is parallel: all there is to it.
+//! All of the model's parallelism.
 
 use burn_dtensor::prelude::*;
 
 use super::model::{Llama, LlamaConfig};
 
-/// Tensor and sequence parallel over mesh dimension `tp`, fully sharded over `shard`, replicated
-/// over `replicate`; a mesh may lack any of them.
+/// Distributes the model: tensor and sequence parallel over mesh dimension `tp`, fully sharded over `shard`,
+/// replicated over `replicate`. A mesh may lack `shard` or `replicate`.
 ///
 /// # Collective
-/// Every rank of the mesh.
+/// Every rank of the mesh must call it.
 pub fn parallel(model: Llama, config: &LlamaConfig, mesh: &DeviceMesh) -> Result<Llama> {
     let sequence = Placement::Shard(1);
     let plan = Plan::new()
-        // Between the products, activations [batch, seq, dim] are split along the sequence.
+        // Between the matrix products, activations [batch, seq, dim] are sharded along the sequence.
         .with_style("token", Style::rowwise().with_output(sequence))
         .with_style("blocks.*.*_norm", Style::sequence_parallel())
         .with_style("norm", Style::sequence_parallel())
-        // Each rank computes whole heads, and a part of the hidden features.
+        // Each rank computes complete heads, and a shard of the hidden features.
         .with_style("blocks.*.attention.query", Style::colwise().with_heads(config.heads))
         .with_style("blocks.*.attention.key", Style::colwise().with_heads(config.kv_heads))
         .with_style("blocks.*.attention.value", Style::colwise().with_heads(config.kv_heads))
         .with_style("blocks.*.attention.output", Style::rowwise().with_heads(config.heads).with_output(sequence))
         .with_style("blocks.*.gate.*", Style::colwise())
         .with_style("blocks.*.down", Style::rowwise().with_output(sequence))
-        // Logits stay split along the vocabulary; so is the loss computed.
+        // Logits stay sharded along the vocabulary, and the loss is computed from the shards.
         .with_style("head", Style::colwise())
         .with_units(["blocks.*"]);
     let model = parallelize(model, &mesh.slice("tp")?, plan)?;

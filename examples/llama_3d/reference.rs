@@ -1,4 +1,4 @@
-//! The same model on one device, in burn alone: what `--check` holds the parallel run to.
+//! The same model on one device, with burn only. `--check` compares the parallel run with it.
 
 use burn::prelude::*;
 use burn::tensor::activation::{log_softmax, softmax};
@@ -7,7 +7,7 @@ use burn_dtensor::nn::GroupedQueryAttention;
 
 use super::model::{Block, Llama};
 
-/// Mean cross entropy `[1]` of predicting `targets` `[batch, seq]` from `tokens` `[batch, seq]`.
+/// Returns the mean cross entropy `[1]` of predicting `targets` `[batch, seq]` from `tokens` `[batch, seq]`.
 pub fn loss(llama: &Llama, tokens: Tensor<2, Int>, targets: Tensor<2, Int>) -> Tensor<1> {
     let x = llama.blocks.iter().fold(llama.token.forward(tokens), |x, layer| block(layer, x));
     let logits = llama.head.forward(llama.norm.forward(x));
@@ -28,7 +28,7 @@ fn attention(layer: &GroupedQueryAttention, x: Tensor<3>) -> Tensor<3> {
         let groups = layer.n_heads / layer.n_heads_kv;
         x.unsqueeze_dim::<5>(2).repeat_dim(2, groups).reshape([batch, layer.n_heads, seq, width])
     };
-    let turn = |x: Tensor<4>| layer.rotary.as_ref().expect("the model is built with one").forward(x);
+    let turn = |x: Tensor<4>| layer.rotary.as_ref().expect("the model is built with rotary encoding").forward(x);
     let query = turn(heads(layer.query.forward(x.clone()), layer.n_heads));
     let key = grouped(turn(heads(layer.key.forward(x.clone()), layer.n_heads_kv)));
     let value = grouped(heads(layer.value.forward(x), layer.n_heads_kv));

@@ -1,11 +1,11 @@
-//! What a run sent, beside the formulas, and how far it parted from the unsharded run.
+//! The collectives of a run with their formulas, and the difference from the unsharded run.
 
 use burn_dtensor::comm::{Op, Phase};
 
 use crate::cli::Settings;
 use crate::train::Outcome;
 
-/// One kind of collective: what was counted on rank 0, and what must have been.
+/// One kind of collective: its count on rank 0, and the expected one.
 struct Row {
     op: Op,
     phase: Phase,
@@ -14,16 +14,16 @@ struct Row {
     formula: &'static str,
 }
 
-/// The collectives of the training steps on rank 0, beside their closed formulas.
+/// The collectives of the training steps on rank 0, with their formulas.
 ///
-/// Every block has two pairs of products, attention and perceptron: each gathers the sequence
-/// before (one all-gather for all products that read it) and scatters it after. The root embeds
-/// (one scatter), gathers for the head, and computes the loss on logits split by vocabulary.
-/// Backward turns every gather into a scatter and back. The units' own come on top.
+/// Every block has two pairs of products, attention and perceptron. Each pair gathers the sequence before (one
+/// all-gather for all products that read it) and reduce-scatters it after. The root reduce-scatters the embeddings,
+/// gathers the sequence for the head, and computes the loss from logits sharded by vocabulary. In backward every
+/// gather becomes a reduce-scatter and vice versa. The collectives of the FSDP units are added to these.
 pub struct Collectives(Vec<Row>);
 
 impl Collectives {
-    /// Counts the ledger of `outcome`.
+    /// Compares the ledger of `outcome` with the formulas.
     pub fn new(settings: &Settings, outcome: &Outcome) -> Self {
         let size = |name: &str| {
             let at = settings.names().iter().position(|other| *other == name);
@@ -45,7 +45,7 @@ impl Collectives {
         Self(vec![
             row(AllGather, Forward, tp * pairs + shard * units, "tp: 2 blocks + 1; shard: units"),
             row(ReduceScatter, Forward, tp * pairs, "tp: 2 blocks + 1"),
-            row(AllReduce, Forward, tp * LOSS + shard.max(replicate), "tp: the loss's parts; its mean over data"),
+            row(AllReduce, Forward, tp * LOSS + shard.max(replicate), "tp: the loss; shard or replicate: its mean"),
             row(AllGather, Backward, tp * pairs + shard * blocks, "tp: 2 blocks + 1; shard: blocks"),
             row(ReduceScatter, Backward, tp * pairs + shard * units, "tp: 2 blocks + 1; shard: units"),
             row(
@@ -57,20 +57,20 @@ impl Collectives {
         ])
     }
 
-    /// Whether every count equals its formula.
+    /// Returns true if every count equals its formula.
     pub fn agree(&self) -> bool {
         self.0.iter().all(|row| row.counted == row.expected)
     }
 }
 
-/// All-reduces of a loss on logits split by vocabulary: maximum, sum of exponentials with the
-/// picked logit.
+/// All-reduces of a loss from logits sharded by vocabulary: one of the maximum, and one of the sum of exponentials
+/// together with the target's logit.
 const LOSS: u64 = 2;
 
 impl std::fmt::Display for Collectives {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         writeln!(f, "Collectives of rank 0 while training")?;
-        write!(f, "  {:<14} {:<8} {:>6}  {:<52} agrees", "operation", "pass", "calls", "formula a step")?;
+        write!(f, "  {:<14} {:<8} {:>6}  {:<52} agrees", "operation", "pass", "calls", "formula per step")?;
         for Row { op, phase, counted, expected, formula } in &self.0 {
             let agrees = if counted == expected { "yes".into() } else { format!("NO, expected {expected}") };
             write!(f, "\n  {op:<14} {phase:<8} {counted:>6}  {formula:<52} {agrees}")?;
@@ -82,18 +82,18 @@ impl std::fmt::Display for Collectives {
 /// Largest loss difference that passes.
 const BOUND: f64 = 1e-5;
 
-/// How far the losses of two runs part.
+/// The largest difference between the losses of two runs.
 pub struct Difference(f64);
 
 impl Difference {
-    /// Compares step by step.
+    /// Compares the losses step by step.
     pub fn new(parallel: &[f32], unsharded: &[f32]) -> Self {
         assert_eq!(parallel.len(), unsharded.len(), "both runs have the same steps");
         let parts = parallel.iter().zip(unsharded).map(|(a, b)| (f64::from(*a) - f64::from(*b)).abs());
         Self(parts.fold(0.0, |worst, part| if part.is_nan() || part > worst { part } else { worst }))
     }
 
-    /// Whether it is within the bound; a NaN is not.
+    /// Returns true if the difference is within the bound. A NaN is not.
     pub fn passes(&self) -> bool {
         self.0 <= BOUND
     }
@@ -101,7 +101,7 @@ impl Difference {
 
 impl std::fmt::Display for Difference {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        writeln!(f, "Beside the model in burn alone, trained on the same data")?;
+        writeln!(f, "Compared with the model in burn only, trained on the same data")?;
         writeln!(f, "  largest loss difference    {:.1e}  (bound {BOUND:.0e})", self.0)?;
         write!(f, "  {}", if self.passes() { "agrees" } else { "DIFFERS" })
     }

@@ -1,4 +1,4 @@
-//! Training: what one rank does, and the unsharded run beside it.
+//! Training: the program of one rank, and the unsharded run for comparison.
 
 use burn::optim::{AdamWConfig, GradientsParams};
 use burn::prelude::*;
@@ -11,7 +11,7 @@ use crate::plan::parallel;
 use crate::progress::Progress;
 use crate::reference;
 
-/// What a rank brings home.
+/// Result of a rank.
 pub struct Outcome {
     /// Loss of each step, over the rows of all ranks.
     pub losses: Vec<f32>,
@@ -23,7 +23,7 @@ pub struct Outcome {
     pub tokens_per_s: f64,
 }
 
-/// Trains `initial`, made parallel.
+/// Parallelizes and trains `initial`.
 ///
 /// # Collective
 /// Every rank calls it.
@@ -60,7 +60,7 @@ pub fn train(settings: &Settings, initial: &Llama, world: &World) -> Result<Outc
     Ok(Outcome { losses, local_params, ledger: world.ledger().snapshot(), tokens_per_s })
 }
 
-/// Trains `initial` on one device, on the rows of all ranks; returns the loss of each step.
+/// Trains `initial` on one device, on the rows of all ranks. Returns the loss of each step.
 pub fn unsharded(settings: &Settings, initial: &Llama) -> Vec<f32> {
     let device = Device::flex().autodiff();
     let mut model = initial.clone();

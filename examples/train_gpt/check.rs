@@ -1,4 +1,4 @@
-//! `--check`: the same training without sharding, and how far the two part.
+//! `--check`: the same training without sharding, and the difference between the two.
 
 use burn::optim::AdamWConfig;
 use burn::prelude::*;
@@ -9,11 +9,11 @@ use crate::difference::{Difference, weights};
 use crate::model::Gpt;
 use crate::train::{Outcome, batches, train_step};
 
-/// Trains the model from `initial` on, unsharded, on the batches of all ranks joined; returns its losses and itself.
-/// On the ranks' device: others round otherwise.
+/// Trains the model unsharded, starting from `initial`, on the combined batches of all ranks. Returns the losses
+/// and the model. It runs on the device of the ranks, because other devices round differently.
 ///
 /// # Errors
-/// None without a mesh; the step's signature is that of the sharded run.
+/// None without a mesh. The result is a `Result` because the sharded run uses the same step.
 pub fn reference(settings: &Settings, initial: Gpt) -> Result<(Vec<f32>, Gpt)> {
     let device = &settings.device.device().autodiff();
     let mut model = initial.fork(device);
@@ -29,7 +29,7 @@ pub fn reference(settings: &Settings, initial: Gpt) -> Result<(Vec<f32>, Gpt)> {
     Ok((losses, model))
 }
 
-/// How far the outcome of rank 0 parts from the reference.
+/// Compares the outcome of rank 0 with the reference.
 pub fn difference(outcome: &Outcome, (losses, model): &(Vec<f32>, Gpt)) -> Difference {
     let sharded = weights(outcome.model.iter().map(|model| ("model", model)));
     Difference::new((&outcome.losses, sharded), (losses, weights([("model", model)])))

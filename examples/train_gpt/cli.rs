@@ -1,4 +1,4 @@
-//! The command line: parsed, checked against each other, and turned into [`Settings`].
+//! The command line: parsed, checked for consistency, and converted to [`Settings`].
 
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -12,26 +12,26 @@ use crate::data::Text;
 use crate::device::RankDevice;
 use crate::model::GptConfig;
 
-/// Train a character-level GPT on several ranks, its parameters, gradients and optimizer state
-/// sharded over a device mesh (FSDP on a 1-D mesh, HSDP on a 2-D one). Ranks are threads of this
-/// process; started by `mpirun -n P` (feature `mpi`), an equal number in each of P processes.
+/// Train a character-level GPT on several ranks, with its parameters, gradients and optimizer state sharded over a
+/// device mesh (FSDP on a 1-D mesh, HSDP on a 2-D one). Ranks are threads of this process. With `mpirun -n P`
+/// (feature `mpi`), each of P processes has an equal number of them.
 #[derive(Debug, Parser)]
 #[command(name = "train_gpt", disable_version_flag = true, after_help = PROCESSES)]
 pub struct Cli {
-    /// Number of ranks [default: what --mesh asks for, else 4]
+    /// Number of ranks [default: the size of --mesh, or 4]
     #[arg(long, value_parser = positive)]
     ranks: Option<usize>,
     /// Mesh of ranks: N shards over N ranks, RxS keeps R replicas of S shards [default: all ranks]
     #[arg(long)]
     mesh: Option<MeshShape<2>>,
-    /// When a block gives back its full weights after forward: auto, always, never, or a number of
-    /// ranks to reshard to
+    /// When a block frees its unsharded weights after forward: auto, always, never, or a number of ranks to reshard
+    /// to
     #[arg(long, default_value = "auto")]
     reshard: Reshard,
-    /// Blocks keep their inputs alone for backward, and compute again there: less memory, more time
+    /// Keep only the inputs of blocks for backward, and recompute the rest there: less memory, more time
     #[arg(long)]
     checkpoint_activations: bool,
-    /// Where ranks compute: flex (the CPU), wgpu or cuda (the first GPU, which all ranks share)
+    /// Device of the ranks: flex (the CPU), wgpu or cuda (the first GPU, which all ranks share)
     #[arg(long, default_value = "flex")]
     device: RankDevice,
     /// Keep shards, their gradients and the optimizer's state on the CPU, whatever the device
@@ -43,17 +43,18 @@ pub struct Cli {
     /// Sequences per rank and step
     #[arg(long, default_value_t = 4, value_parser = positive)]
     batch: usize,
-    /// Batches a step: gradients of all but the last stay with their rank, and are reduced with those of the last
+    /// Batches per step. Gradients are reduced once, with the last batch
     #[arg(long, default_value_t = 1, value_parser = positive)]
     accumulate: usize,
-    /// Blocks to gather before they are needed, in forward and in backward [default: one, in forward between processes]
+    /// Blocks to gather before they are needed, in forward and in backward [default: one, in forward between
+    /// processes]
     #[arg(long, value_name = "BLOCKS")]
     prefetch: Option<usize>,
-    /// Write when units computed, and when their parameters and gradients moved: a picture to a FILE that ends with .svg,
-    /// else JSON for https://ui.perfetto.dev
+    /// Write when units computed, and when their parameters and gradients were communicated: as a picture if FILE
+    /// ends with .svg, else as JSON for https://ui.perfetto.dev
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
-    /// Characters a sequence
+    /// Characters per sequence
     #[arg(long, default_value_t = 64, value_parser = positive)]
     seq: usize,
     /// Width of the model
@@ -74,13 +75,13 @@ pub struct Cli {
     /// Clip the gradient to this L2 norm, taken over all ranks [default: no clipping]
     #[arg(long, value_parser = positive_float)]
     clip: Option<f64>,
-    /// What blocks compute in, and weights are sent in: f32, bf16, or f16, whose loss is scaled
+    /// Dtype in which blocks compute and weights are sent: f32, bf16, or f16 with loss scaling
     #[arg(long, default_value = "f32")]
     param_dtype: Float,
-    /// What gradients are sent and added up in: f32, bf16 or f16 [default: f32, as parameters are stored]
+    /// Dtype in which gradients are sent and summed: f32, bf16 or f16 [default: f32, as parameters are stored]
     #[arg(long)]
     reduce_dtype: Option<Float>,
-    /// Also train the unsharded model on the same data; fail if losses or weights part
+    /// Also train the unsharded model on the same data, and fail if losses or weights differ
     #[arg(long)]
     check: bool,
     /// Characters of text to generate at the end
@@ -91,14 +92,14 @@ pub struct Cli {
     text: Option<PathBuf>,
 }
 
-/// How to start it on several processes.
+/// Help text about running with several processes.
 const PROCESSES: &str = "\
-Ranks as processes, which an MPI library connects (docs/clusters.md):
+Ranks as processes, connected by an MPI library (docs/guides/clusters.md):
   cargo build --release --features mpi --example train_gpt
   mpirun -n 2 target/release/examples/train_gpt --ranks 4      # 2 processes of 2 ranks
-Each has as many ranks; losses are those of threads to the bit.";
+Every process has the same number of ranks. Losses equal those of threads bit for bit.";
 
-/// A run whose parts fit together.
+/// Settings of a run, checked for consistency.
 #[derive(Debug, Clone)]
 pub struct Settings {
     /// Mesh dimensions; one for FSDP, two (replicas, shards) for HSDP.
@@ -106,33 +107,33 @@ pub struct Settings {
     pub reshard: ReshardAfterForward,
     pub checkpoint_activations: bool,
     pub device: RankDevice,
-    /// Whether shards are on the CPU.
+    /// True if shards are on the CPU.
     pub offload: bool,
     pub steps: usize,
     /// Sequences per rank and step.
     pub batch: usize,
-    /// Batches a step.
+    /// Batches per step.
     pub accumulate: usize,
-    /// Blocks to gather ahead, if not as many as is usual.
+    /// Number of blocks to prefetch, if not the default.
     pub prefetch: Option<usize>,
-    /// Where to write a trace.
+    /// File to which to write a trace.
     pub trace: Option<PathBuf>,
     pub model: GptConfig,
     pub lr: f64,
     pub seed: u64,
     pub clip: Option<f64>,
-    /// What blocks compute in.
+    /// Dtype in which blocks compute.
     pub param_dtype: DType,
-    /// What gradients are reduced in.
+    /// Dtype in which gradients are reduced.
     pub reduce_dtype: DType,
     pub check: bool,
-    /// Characters to generate.
+    /// Number of characters to generate.
     pub sample: usize,
     pub text: Text,
 }
 
 impl Settings {
-    /// Number of ranks.
+    /// Returns the number of ranks.
     pub fn ranks(&self) -> usize {
         self.mesh.iter().product()
     }
@@ -142,7 +143,7 @@ impl Cli {
     /// Checks the flags against each other and reads the text.
     ///
     /// # Errors
-    /// One line saying which flags do not fit, and what would.
+    /// A message with the flags that do not fit, and the remedy.
     pub fn settings(self) -> Result<Settings, String> {
         let mesh = match (self.mesh, self.ranks) {
             (None, ranks) => vec![ranks.unwrap_or(4)],
@@ -150,7 +151,7 @@ impl Cli {
                 let size: usize = shape.iter().product();
                 if let Some(ranks) = ranks.filter(|&ranks| ranks != size) {
                     return Err(format!(
-                        "--ranks {ranks} do not make the mesh {}, which has {size}; drop --ranks or change --mesh",
+                        "--ranks is {ranks}, but the mesh {} has {size} ranks. Omit --ranks or change --mesh",
                         crate::report::by(&shape)
                     ));
                 }
@@ -158,7 +159,7 @@ impl Cli {
             }
         };
         if !self.dim.is_multiple_of(self.heads) {
-            return Err(format!("--heads {} do not divide --dim {}", self.heads, self.dim));
+            return Err(format!("--heads {} does not divide --dim {}", self.heads, self.dim));
         }
         let shards = mesh[mesh.len() - 1];
         if let Reshard(ReshardAfterForward::Ranks(ranks)) = self.reshard
@@ -168,11 +169,11 @@ impl Cli {
         }
         let (param_dtype, reduce_dtype) = (self.param_dtype.0, self.reduce_dtype.unwrap_or(Float(DType::F32)).0);
         if self.check && [param_dtype, reduce_dtype] != [DType::F32; 2] {
-            return Err("--check holds losses to 1e-5, which half precision does not: drop it or the dtypes".into());
+            return Err("half precision exceeds the bound of --check, 1e-5. Omit --check or the dtypes".into());
         }
         for dtype in [param_dtype, reduce_dtype] {
             if !self.device.device().supports_dtype(dtype) {
-                return Err(format!("the device has no {}", dtype.name()));
+                return Err(format!("the device does not support {}", dtype.name()));
             }
         }
         let text = Text::load(self.text.as_deref())?;
@@ -204,7 +205,7 @@ impl Cli {
     }
 }
 
-/// An element type of floats.
+/// A floating-point dtype.
 #[derive(Debug, Clone, Copy)]
 struct Float(DType);
 

@@ -1,4 +1,4 @@
-//! `--device`: where ranks compute.
+//! `--device`: the device of the ranks.
 
 use std::str::FromStr;
 
@@ -40,7 +40,7 @@ impl FromStr for RankDevice {
         };
         match built {
             true => Ok(device),
-            false => Err(format!("built without {text}; add --features {text}")),
+            false => Err(format!("this program was built without {text}. Build it with --features {text}")),
         }
     }
 }

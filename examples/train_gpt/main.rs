@@ -1,4 +1,4 @@
-//! Trains a character-level GPT, an ordinary burn module, fully sharded over ranks: threads, or processes.
+//! Trains a character-level GPT, an ordinary burn module, fully sharded over ranks that are threads or processes.
 //!
 //! ```text
 //! cargo run --release --example train_gpt -- --mesh 2x2 --check
@@ -37,9 +37,9 @@ fn main() -> ExitCode {
     common::main(Cli::settings, run)
 }
 
-/// Trains, reports and, if asked, checks; false if a check failed.
+/// Trains, reports and, if requested, checks. Returns false if a check failed.
 fn run(settings: &Settings) -> Result<bool> {
-    // The weights are drawn once, on the CPU: the same for every device, and for `--check`.
+    // The weights are initialized once, on the CPU, so that they are the same for every device and for `--check`.
     let device = Device::flex();
     device.seed(settings.seed);
     let initial = settings.model.init(&device.clone().autodiff()).fork(&device.clone().autodiff());
@@ -50,17 +50,17 @@ fn run(settings: &Settings) -> Result<bool> {
         });
         train::train(settings, &initial, world)
     })?;
-    // The process that has rank 0 tells.
+    // Only the process of rank 0 reports.
     let Some((0, outcome)) = outcomes.first() else { return Ok(true) };
     let (first, last) = (outcome.losses[0], outcome.losses[settings.steps - 1]);
     println!("loss {first:.4} -> {last:.4} in {} steps, {:.0} tokens/s", settings.steps, outcome.tokens_per_s);
-    println!("exposed a step: {}", report::Waiting(&outcome.waiting));
+    println!("exposed per step: {}", report::Waiting(&outcome.waiting));
     if let (Some(file), Some(timelines)) = (&settings.trace, &outcome.timelines) {
         let is_picture = file.extension().is_some_and(|extension| extension == "svg");
         let text = if is_picture { timeline_picture(timelines) } else { chrome_trace(timelines) };
         std::fs::write(file, text).map_err(|error| Error::other(format!("{}: {error}", file.display())))?;
         let overlap: Overlap = timelines.iter().map(Timeline::overlap).sum();
-        println!("the last step, rank by rank: {}; {overlap}", file.display());
+        println!("trace of the last step on all ranks: {}; {overlap}", file.display());
     }
     println!("fingerprint of all losses: {:016x}\n", fingerprint::of(&outcome.losses));
 

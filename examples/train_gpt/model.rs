@@ -1,5 +1,5 @@
-//! A decoder-only transformer as an ordinary burn module. Nothing here knows the mesh: the only
-//! addition to a single-device model is `unit(..)` around the root and around each block.
+//! A decoder-only transformer as an ordinary burn module. It does not depend on the mesh. The only addition to a
+//! single-device model is `unit(..)` around the root and around each block.
 
 use burn::nn::{Embedding, EmbeddingConfig, Gelu, Initializer, LayerNorm, LayerNormConfig, Linear, LinearConfig};
 use burn::prelude::*;
@@ -29,11 +29,11 @@ pub struct Gpt {
     blocks: Vec<Block>,
     norm: LayerNorm,
     head: Linear,
-    /// Whether blocks keep their inputs alone, and compute again in backward.
+    /// True if blocks keep only their inputs, and recompute the rest in backward.
     pub checkpoint: bool,
 }
 
-/// Causal multi-head attention, then a multilayer perceptron, each behind a norm and a residual.
+/// Causal multi-head attention, then a multilayer perceptron, each with a norm before it and a residual connection.
 #[derive(Module, Debug)]
 pub struct Block {
     attention_norm: LayerNorm,
@@ -49,7 +49,7 @@ pub struct Block {
 }
 
 impl GptConfig {
-    /// Draws the parameters on `device`, each on its first use.
+    /// Creates the model with its parameters on `device`. Each parameter is initialized on first use.
     pub fn init(&self, device: &Device) -> Gpt {
         let embedding = |rows| {
             EmbeddingConfig::new(rows, self.dim)
@@ -85,17 +85,17 @@ impl GptConfig {
 }
 
 impl Gpt {
-    /// The blocks, each a unit of its own where the model is sharded by `blocks.*`.
+    /// Returns the blocks. Each is an FSDP unit if the model is sharded with units `blocks.*`.
     pub fn blocks(&self) -> &[Block] {
         &self.blocks
     }
 
-    /// Logits `[batch, seq, vocab]` for the token after each of `tokens` `[batch, seq]`.
+    /// Returns logits `[batch, seq, vocab]` for the token after each of `tokens` `[batch, seq]`.
     pub fn forward(&self, tokens: Tensor<2, Int>) -> Tensor<3> {
         self.forward_after(tokens, |_| ())
     }
 
-    /// [`forward`](Self::forward), with something done `before` each block: what a profile or a delay wants.
+    /// Runs [`forward`](Self::forward) and calls `before` before each block, for example for a profile or a delay.
     pub fn forward_after(&self, tokens: Tensor<2, Int>, before: impl Fn(usize)) -> Tensor<3> {
         // The root unit: embeddings, final norm and head share one all-gather.
         unit(self, tokens, |gpt, tokens| {
@@ -113,14 +113,14 @@ impl Gpt {
         })
     }
 
-    /// Mean cross entropy `[1]` of predicting `targets` `[batch, seq]` from `tokens` `[batch, seq]`.
+    /// Returns the mean cross entropy `[1]` of predicting `targets` `[batch, seq]` from `tokens` `[batch, seq]`.
     pub fn loss(&self, tokens: Tensor<2, Int>, targets: Tensor<2, Int>) -> Tensor<1> {
         mean_cross_entropy(self.forward(tokens), targets)
     }
 }
 
 impl Block {
-    /// `x` and the result are `[batch, seq, dim]`.
+    /// Runs the block on `x` `[batch, seq, dim]`. The result has the same shape.
     pub fn forward(&self, x: Tensor<3>) -> Tensor<3> {
         let x = x.clone() + self.attend(self.attention_norm.forward(x));
         let h = self.gelu.forward(rows(&self.up, self.mlp_norm.forward(x.clone())));
@@ -143,15 +143,15 @@ impl Block {
     }
 }
 
-/// Of logits `[batch, seq, vocab]` and targets `[batch, seq]`.
+/// Returns the mean cross entropy of logits `[batch, seq, vocab]` and targets `[batch, seq]`.
 pub fn mean_cross_entropy(logits: Tensor<3>, targets: Tensor<2, Int>) -> Tensor<1> {
     log_softmax(logits, 2).gather(2, targets.unsqueeze_dim(2)).mean().neg()
 }
 
-/// `layer` on `x` `[batch, seq, d_input]`, as one matrix of `batch * seq` rows.
+/// Applies `layer` to `x` `[batch, seq, d_input]` as one matrix of `batch * seq` rows.
 ///
-/// burn multiplies a batch of matrices by a `Linear` one after the other, each by a view of the
-/// weight. One multiplication of all rows is faster, and needs no view for the graph to keep.
+/// burn multiplies a batch of matrices by a `Linear` one after the other, with a view of the weight for each. One
+/// multiplication of all rows is faster, and the graph keeps no views.
 fn rows(layer: &Linear, x: Tensor<3>) -> Tensor<3> {
     let [batch, seq, _] = x.dims();
     let y = layer.forward(x.flatten::<2>(0, 1));

@@ -1,4 +1,4 @@
-//! The tables at the end of a run: collectives beside their formulas, and memory.
+//! The tables at the end of a run: collectives with their formulas, and memory.
 
 use std::time::Duration;
 
@@ -12,10 +12,11 @@ use crate::cli::Settings;
 use crate::model::GptConfig;
 use crate::train::Outcome;
 
-/// Bytes of an f32, which losses, norms and what is stored are in.
+/// Bytes of an f32, the dtype of losses, norms and stored values.
 const ELEMENT: u64 = 4;
 
-/// How long ranks have waited for each other: `1.204 ms of waiting for other ranks, 1.913 ms on rank 1`.
+/// Time for which ranks waited for each other. Formats as
+/// `1.204 ms of waiting for other ranks, 1.913 ms on rank 1`.
 pub struct Waiting<'a>(pub &'a [Duration]);
 
 impl std::fmt::Display for Waiting<'_> {
@@ -30,7 +31,7 @@ impl std::fmt::Display for Waiting<'_> {
     }
 }
 
-/// One row of the table: a kind of collective or copy, what was counted and what must have been.
+/// One row of the table: a kind of collective or copy, its count and the expected one.
 struct Row {
     operation: String,
     phase: String,
@@ -39,11 +40,11 @@ struct Row {
     formula: String,
 }
 
-/// The collectives of the training steps on rank 0, beside their closed formulas.
+/// The collectives of the training steps on rank 0, with their formulas.
 pub struct Collectives(Vec<Row>);
 
 impl Collectives {
-    /// Counts `outcome`'s ledger against the formulas of fully sharded training.
+    /// Compares `outcome`'s ledger with the formulas of fully sharded training.
     pub fn new(settings: &Settings, outcome: &Outcome, device: &Device) -> Self {
         let shards = settings.mesh[settings.mesh.len() - 1];
         let replicas = settings.ranks() / shards;
@@ -51,7 +52,7 @@ impl Collectives {
         let full = params(&settings.model, device);
         let blocks = full - params(&GptConfig { layers: 0, ..settings.model }, device);
         let shard = outcome.local_params as u64;
-        // A reduction carries one number per parameter and rank: whether the rank has a gradient of it.
+        // A reduction contains one flag per parameter and rank: 1 if the rank has a gradient of it.
         let used = tensors(&settings.model, device);
         let all =
             if settings.accumulate == 1 { "steps x (blocks + root)" } else { "steps x batches x (blocks + root)" };
@@ -65,9 +66,9 @@ impl Collectives {
         let [weight, gradient] = [settings.param_dtype, settings.reduce_dtype].map(|dtype| dtype.size() as u64);
         let batches = settings.accumulate as u64;
         let row = |op: Op, phase: Phase, group: usize, calls: u64, bytes: u64, formula: &str| {
-            // A group of one rank moves nothing.
+            // A group of one rank does not communicate.
             let steps = if group > 1 { settings.steps as u64 } else { 0 };
-            // Weights are gathered for every batch of a step, gradients reduced with the last.
+            // Weights are gathered for every batch of a step. Gradients are reduced with the last batch.
             let steps = if op == Op::AllGather { steps * batches } else { steps };
             Row {
                 operation: op.to_string(),
@@ -77,7 +78,7 @@ impl Collectives {
                 formula: formula.into(),
             }
         };
-        // Of a group of one rank neither is sent; steps that overflow have no norm.
+        // A group of one rank sends neither. Steps that overflow compute no norm.
         let norms = if shards > 1 { norms * outcome.made as u64 } else { 0 };
         let overflows = if settings.ranks() > 1 { scaled * settings.steps as u64 } else { 0 };
         // A norm is sent as sums of large, ordinary and small squares.
@@ -95,13 +96,13 @@ impl Collectives {
                 replicas,
                 units,
                 (shard + used) * gradient,
-                "the same, of the shards, on a 2-D mesh",
+                "the same, of shards, on a 2-D mesh",
             ),
             row(Op::AllReduce, Phase::Forward, settings.ranks(), 1, ELEMENT, "steps: the loss, over all ranks"),
             other,
         ];
         if settings.offload {
-            // What neighbours keep of weights is on the device.
+            // Weights that a smaller group of ranks keeps after forward are on the device.
             let is_kept_in_part = matches!(settings.reshard, ReshardAfterForward::Ranks(ranks) if ranks != shards);
             let (again, again_params) = if is_kept_in_part { (0, 0) } else { (again, again_params) };
             let (steps, OffloadTraffic { to_device, to_host }) = (settings.steps as u64, outcome.host_copies);
@@ -111,14 +112,14 @@ impl Collectives {
             };
             let bytes = (full + again_params) * weight;
             rows.extend([
-                copy("to device", to_device, batches * (units + again), batches * bytes, "what was gathered"),
-                copy("to host", to_host, units, shard * gradient, "steps x (blocks + root): the shards'"),
+                copy("to device", to_device, batches * (units + again), batches * bytes, "bytes of all all-gathers"),
+                copy("to host", to_host, units, shard * gradient, "steps x (blocks + root), of shards"),
             ]);
         }
         Self(rows)
     }
 
-    /// Whether every count equals its formula.
+    /// Returns true if every count equals its formula.
     pub fn agree(&self) -> bool {
         self.0.iter().all(Row::agrees)
     }
@@ -169,12 +170,12 @@ impl std::fmt::Display for Memory {
     }
 }
 
-/// `[2, 2]` as `2x2`.
+/// Formats `[2, 2]` as `2x2`.
 pub fn by(shape: &[usize]) -> String {
     shape.iter().map(ToString::to_string).collect::<Vec<_>>().join("x")
 }
 
-/// Parameters of the unsharded model; draws nothing.
+/// Returns the number of parameter tensors of the unsharded model, without initializing them.
 fn tensors(config: &GptConfig, device: &Device) -> u64 {
     struct Count(u64);
     impl ModuleVisitor for Count {
@@ -187,7 +188,7 @@ fn tensors(config: &GptConfig, device: &Device) -> u64 {
     count.0
 }
 
-/// Elements of the unsharded model; draws nothing.
+/// Returns the number of elements of the unsharded model, without initializing them.
 fn params(config: &GptConfig, device: &Device) -> u64 {
     config.init(device).num_params() as u64
 }

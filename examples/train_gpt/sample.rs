@@ -8,12 +8,12 @@ use rand::{Rng, SeedableRng};
 use crate::cli::Settings;
 use crate::model::Gpt;
 
-/// Characters of the text the sample starts from.
+/// Number of characters of the text with which the sample starts.
 const PROMPT: usize = 16;
-/// Below 1 the model prefers what it finds likely.
+/// Softmax temperature. Below 1, likely characters are drawn more often.
 const TEMPERATURE: f64 = 0.8;
 
-/// The prompt and `settings.sample` characters more, one drawn after the other.
+/// Returns the prompt followed by `settings.sample` generated characters.
 pub fn sample(model: &Gpt, settings: &Settings) -> String {
     let model = model.valid();
     let device = model.devices().remove(0);
@@ -31,7 +31,7 @@ pub fn sample(model: &Gpt, settings: &Settings) -> String {
     settings.text.decode(&tokens)
 }
 
-/// The token at `point`, from 0 to 1, of the distribution `odds`.
+/// Returns the token at `point`, from 0 to 1, of the cumulative distribution of `odds`.
 fn draw(odds: &[f32], point: f32) -> u32 {
     let mut sum = 0.0;
     let within = odds.iter().position(|&p| {

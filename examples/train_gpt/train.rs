@@ -1,4 +1,4 @@
-//! Training: what one rank does, and the step it shares with the unsharded reference.
+//! Training: the program of one rank, and the step that the unsharded reference also uses.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -16,29 +16,29 @@ use crate::data::Batch;
 use crate::model::Gpt;
 use crate::progress::Progress;
 
-/// What a rank brings home.
+/// Result of a rank.
 pub struct Outcome {
     /// Loss of each step, averaged over all ranks.
     pub losses: Vec<f32>,
-    /// Steps of the optimizer.
+    /// Number of optimizer steps that did not overflow.
     pub made: usize,
     /// Elements of this rank's parameter shards.
     pub local_params: usize,
     /// The collectives of the training steps.
     pub ledger: Snapshot,
-    /// What was copied between the CPU and the device meanwhile.
+    /// Traffic between the CPU and the device in the training steps.
     pub host_copies: OffloadTraffic,
-    /// The gathered model, on rank 0.
+    /// The full model, on rank 0.
     pub model: Option<Gpt>,
     /// Tokens of all ranks per second.
     pub tokens_per_s: f64,
-    /// How long each rank has waited for others in a step, on rank 0.
+    /// Time for which each rank waited for others per step, on rank 0.
     pub waiting: Vec<Duration>,
-    /// Of all ranks, on rank 0, if a trace is wanted.
+    /// Timelines of all ranks, on rank 0, if a trace is requested.
     pub timelines: Option<Vec<Timeline>>,
 }
 
-/// Trains the model from `initial` on, sharded.
+/// Trains the model, sharded, starting from `initial`.
 ///
 /// # Collective
 /// Every rank calls it.
@@ -55,7 +55,7 @@ pub fn train(settings: &Settings, initial: &Gpt, world: &World) -> Result<Outcom
         .with_mixed_precision(policy.clone().with_output_dtype(DType::F32))
         .with_mixed_precision_for(["blocks.*"], policy)
         .with_offload(if settings.offload { OffloadPolicy::Cpu } else { OffloadPolicy::Never });
-    // What is offloaded need not fit the device.
+    // With offload, the model need not fit on the device.
     let start = if settings.offload { Device::flex().autodiff() } else { device.clone() };
     let mut model = initial.clone().fork(&start);
     model.checkpoint = settings.checkpoint_activations;
@@ -99,11 +99,11 @@ pub fn train(settings: &Settings, initial: &Gpt, world: &World) -> Result<Outcom
     Ok(Outcome { losses, made, local_params, ledger, host_copies, model, tokens_per_s, waiting, timelines })
 }
 
-/// Gathers so many blocks before they are needed: of each, those after it in forward, and those before it in backward.
+/// Prefetches `blocks` blocks: in the forward of each block those after it, and in its backward those before it.
 fn prefetch(model: &Gpt, blocks: usize) -> Result<()> {
     let all: Vec<FsdpModule> = model.blocks().iter().map(FsdpModule::of).collect::<Result<_>>()?;
     let after = |at: usize| all[at..].iter().take(blocks).cloned();
-    // The first ones follow the embeddings, which are the root's.
+    // The first blocks follow the embeddings, which belong to the root unit.
     FsdpModule::of(model)?.own().set_forward_prefetch(after(0));
     for (at, block) in all.iter().enumerate() {
         block.set_forward_prefetch(after(at + 1));
@@ -112,18 +112,18 @@ fn prefetch(model: &Gpt, blocks: usize) -> Result<()> {
     Ok(())
 }
 
-/// The batches of a step: these rows of each.
+/// Returns the batches of a step, restricted to these rows.
 pub fn batches(settings: &Settings, step: usize, rows: Range<usize>, device: &Device) -> Vec<Batch> {
     let numbers = step * settings.accumulate..(step + 1) * settings.accumulate;
     let batch = |number| settings.text.batch((settings.seed, number), rows.clone(), settings.model.seq, device);
     numbers.map(batch).collect()
 }
 
-/// One step of AdamW; returns the mean loss `[1]` of `batches` before it, without autodiff, and whether it was made: a
-/// `scaler` leaves out those that overflow.
+/// Makes one step of AdamW. Returns the model, the mean loss `[1]` of `batches` before the step, without autodiff,
+/// and true if the step was made. A `scaler` skips steps that overflow.
 ///
 /// # Collective
-/// On a sharded model every rank calls it.
+/// If the model is sharded, every rank calls it.
 pub fn train_step(
     model: Gpt,
     optim: &mut ModuleOptimizer,
@@ -135,7 +135,7 @@ pub fn train_step(
     let units = FsdpModule::of(&model).ok();
     let (mut sum, mut total) = (GradientsAccumulator::new(), None);
     for (at, (tokens, targets)) in batches.into_iter().enumerate() {
-        // What waits is reduced with the gradients of the last batch.
+        // Accumulated gradients are reduced with those of the last batch.
         units.iter().for_each(|units| units.set_requires_gradient_sync(at + 1 == count));
         let loss = model.loss(tokens, targets) / count as f64;
         let value = loss.clone().inner();
@@ -143,7 +143,7 @@ pub fn train_step(
         let loss = scaler.as_ref().map_or(loss.clone(), |scaler| scaler.scale(loss));
         sum.accumulate(&model, GradientsParams::from_grads(loss.backward(), &model));
     }
-    let value = total.expect("a step has a batch");
+    let value = total.expect("a step has at least one batch");
     let mut grads = sum.grads();
     let is_finite = match &mut scaler {
         Some(scaler) => scaler.unscale(&model, &mut grads)?,

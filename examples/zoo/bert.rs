@@ -1,6 +1,6 @@
-//! BERT: an encoder that learns to fill in characters that are masked. Made of burn's own layers; the head is the table
-//! of tokens once more. There is no dropout: burn's draws from a state that ranks which are threads share, so that a
-//! checkpointed block would not draw the same again.
+//! BERT: an encoder that learns to predict masked characters. It consists of burn's own layers; the head reuses the
+//! token embedding. It has no dropout: burn's dropout draws from a random state that all ranks of a process share,
+//! so a recomputed block would draw a different mask.
 
 use std::ops::Range;
 
@@ -18,15 +18,15 @@ use crate::data::Text;
 use crate::plans;
 use crate::task::{Task, mean_cross_entropy};
 
-/// One position in so many is masked.
+/// Distance between masked positions.
 const MASKED: usize = 7;
 
 /// Sizes of a [`Bert`].
 #[derive(Debug, Clone, Copy)]
 pub struct BertConfig {
-    /// Rows of the table of tokens, of which the last is the mask.
+    /// Number of rows of the token embedding. The last one is the mask token.
     pub vocab: usize,
-    /// Characters a sequence.
+    /// Characters per sequence.
     pub seq: usize,
     pub dim: usize,
     pub hidden: usize,
@@ -34,7 +34,7 @@ pub struct BertConfig {
     pub heads: usize,
 }
 
-/// Embeddings, burn's encoder, and a head that is tied to the table of tokens.
+/// Embeddings, burn's encoder, and a head that is tied to the token embedding.
 #[derive(Module, Debug)]
 pub struct Bert {
     token: Embedding,
@@ -44,26 +44,27 @@ pub struct Bert {
     transform: Linear,
     gelu: Gelu,
     head_norm: LayerNorm,
-    /// Of the head, `[vocab]`.
+    /// Bias of the head, `[vocab]`.
     bias: Param<Tensor<1>>,
-    /// Characters a sequence.
+    /// Characters per sequence.
     seq: usize,
-    /// The token that stands for one that is masked.
+    /// Token that replaces a masked one.
     mask: usize,
 }
 
 impl BertConfig {
-    /// The model of the paper in its smaller size: 110 M parameters with a vocabulary of 30,522.
+    /// Returns the base model of the paper: 110 M parameters with a vocabulary of 30,522.
     pub fn base() -> Self {
         Self { vocab: 30_522, seq: 64, dim: 768, hidden: 3072, layers: 12, heads: 12 }
     }
 
-    /// One that trains in seconds, for so many characters; lengths are odd where they may be.
+    /// Returns a model that trains in seconds, for this number of characters. Lengths are odd where possible, so
+    /// that shards are uneven.
     pub fn tiny(characters: usize) -> Self {
         Self { vocab: characters + 1, seq: 21, dim: 36, hidden: 75, layers: 3, heads: 4 }
     }
 
-    /// Draws the parameters on `device`, each on its first use.
+    /// Creates the model with its parameters on `device`. Each parameter is initialized on first use.
     pub fn init(&self, device: &Device) -> Bert {
         let initializer = Initializer::Normal { mean: 0.0, std: 0.02 };
         let table = |rows| EmbeddingConfig::new(rows, self.dim).with_initializer(initializer.clone()).init(device);
@@ -87,14 +88,14 @@ impl BertConfig {
 }
 
 impl Bert {
-    /// Freezes the weights of attention, and gives them adapters (LoRA); all else trains as before.
+    /// Freezes the weights of attention and adds adapters (LoRA) to them. All other parameters remain trainable.
     pub fn adapted(self) -> Self {
         let attention = ParamGroup::from_predicates(vec!["mha.", "weight"]);
         let adapted = self.apply_lora(Lora::new(4, 8.0).set_param_group(attention.clone()));
         adapted.unfreeze_group(ParamGroup::all().exclude(attention))
     }
 
-    /// Logits `[batch, seq, vocab]` of the characters of `tokens` `[batch, seq]`.
+    /// Returns logits `[batch, seq, vocab]` of the characters of `tokens` `[batch, seq]`.
     pub fn forward(&self, tokens: Tensor<2, Int>) -> Tensor<3> {
         unit(self, tokens, |bert, tokens| {
             let [_, seq] = tokens.dims();

@@ -1,24 +1,24 @@
-//! The command line: parsed, checked against each other, and turned into [`Settings`].
+//! The command line: parsed, checked for consistency, and converted to [`Settings`].
 
 use clap::{Parser, ValueEnum};
 
 use crate::common::{MeshShape, positive, positive_float};
 use crate::data::Text;
 
-/// Train a BERT, a ResNet or a mixture of experts on several ranks, with activation checkpointing, shards in host memory,
-/// gradients accumulated and clipped, and whatever else suits the model (plans.rs). Ranks are threads of this process;
-/// started by `mpirun -n P` (feature `mpi`), an equal number in each of P processes.
+/// Train a BERT, a ResNet or a mixture of experts on several ranks, with activation checkpointing, shards in host
+/// memory, accumulated and clipped gradients, and further options that suit the model (plans.rs). Ranks are threads
+/// of this process. With `mpirun -n P` (feature `mpi`), each of P processes has an equal number of them.
 #[derive(Debug, Parser)]
 #[command(name = "zoo", disable_version_flag = true)]
 pub struct Cli {
-    /// Which model
+    /// Model to train
     #[arg(value_enum)]
     model: Kind,
-    /// How large: tiny trains in seconds, base has the size that papers give
+    /// Size of the model: tiny trains in seconds, base has the size of the model's paper
     #[arg(long, value_enum, default_value = "tiny")]
     size: Size,
-    /// Mesh of ranks [default: 2x2, replicas x shards, for bert; 3, shards, for resnet; 2x2x2, shards x experts x tensor
-    /// parallel, for moe]
+    /// Mesh of ranks [default: 2x2, replicas x shards, for bert; 3, shards, for resnet; 2x2x2, shards x experts x
+    /// tensor parallel, for moe]
     #[arg(long)]
     mesh: Option<MeshShape<3>>,
     /// Training steps
@@ -27,21 +27,21 @@ pub struct Cli {
     /// Rows per data-parallel rank and batch
     #[arg(long, default_value_t = 4, value_parser = positive)]
     batch: usize,
-    /// Batches a step
+    /// Batches per step
     #[arg(long, default_value_t = 2, value_parser = positive)]
     accumulate: usize,
-    /// Learning rate to begin with [default: what suits the model's optimizer]
+    /// Initial learning rate [default: one that suits the model's optimizer]
     #[arg(long, value_parser = positive_float)]
     lr: Option<f64>,
     /// Seed of the initial weights and the batches
     #[arg(long, default_value_t = 0)]
     seed: u64,
-    /// Also train the model in burn alone on the same data; fail if losses or weights part
+    /// Also train the model with burn only on the same data, and fail if losses or weights differ
     #[arg(long)]
     check: bool,
 }
 
-/// A model.
+/// Kind of model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Kind {
     Bert,
@@ -49,14 +49,14 @@ pub enum Kind {
     Moe,
 }
 
-/// How large it is.
+/// Size of the model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Size {
     Tiny,
     Base,
 }
 
-/// A run whose parts fit together.
+/// Settings of a run, checked for consistency.
 #[derive(Debug, Clone)]
 pub struct Settings {
     pub model: Kind,
@@ -66,7 +66,7 @@ pub struct Settings {
     pub steps: usize,
     /// Rows per data-parallel rank and batch.
     pub batch: usize,
-    /// Batches a step.
+    /// Batches per step.
     pub accumulate: usize,
     pub lr: f64,
     pub seed: u64,
@@ -75,7 +75,7 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// Number of ranks.
+    /// Returns the number of ranks.
     pub fn ranks(&self) -> usize {
         self.mesh.iter().product()
     }
@@ -85,7 +85,7 @@ impl Cli {
     /// Checks the flags against each other and reads the text.
     ///
     /// # Errors
-    /// One line saying which flags do not fit, and what would.
+    /// A message with the flags that do not fit, and the remedy.
     pub fn settings(self) -> Result<Settings, String> {
         let (usual, most, lr) = match self.model {
             Kind::Bert => (vec![2, 2], 2, 3e-3),
@@ -97,7 +97,7 @@ impl Cli {
         if !fits {
             let (model, dims) = (self.model.to_possible_value(), mesh.len());
             let model = model.expect("no model is hidden");
-            return Err(format!("--mesh has {dims} dimensions, of which {} takes {most}", model.get_name()));
+            return Err(format!("--mesh has {dims} dimensions, but {} takes {most}", model.get_name()));
         }
         let lr = self.lr.unwrap_or(lr);
         let Self { model, size, steps, batch, accumulate, seed, check, .. } = self;

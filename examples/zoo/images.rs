@@ -1,5 +1,5 @@
-//! Images of drawn patterns, one a class, under noise: a function of (seed, step, row) alone, so every mesh trains on
-//! the same.
+//! Images of synthetic patterns with noise, one pattern per class. An image depends only on (seed, step, row), so
+//! every mesh trains on the same images.
 
 use std::ops::Range;
 
@@ -7,7 +7,7 @@ use burn::prelude::*;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
-/// How images are drawn.
+/// Parameters of the images.
 #[derive(Debug, Clone)]
 pub struct Images {
     pub classes: usize,
@@ -16,7 +16,7 @@ pub struct Images {
 }
 
 impl Images {
-    /// Rows `rows` of the batch of `step`: images `[rows, 3, side, side]` and their classes `[rows]`.
+    /// Returns rows `rows` of the batch of `step`: images `[rows, 3, side, side]` and their classes `[rows]`.
     pub fn batch(
         &self,
         (seed, step): (u64, usize),
@@ -30,7 +30,7 @@ impl Images {
             let mut rng = StdRng::seed_from_u64(seed ^ number.wrapping_mul(0x9E37_79B9_7F4A_7C15));
             let class = rng.random_range(0..self.classes);
             classes.push(class as i32);
-            // Waves of a direction and length that are the class's own.
+            // Each class has waves of a different direction and length.
             let (along, across) = ((class % 7) as f32 * 0.3, (class / 7) as f32 * 0.2 + 0.1);
             for channel in 0..3 {
                 for (y, x) in (0..self.side).flat_map(|y| (0..self.side).map(move |x| (y, x))) {

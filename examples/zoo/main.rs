@@ -1,7 +1,7 @@
-//! Trains models of several kinds, ordinary burn modules, each distributed as suits it, with what `fully_shard` has for
-//! large models switched on together: activation checkpointing, shards in host memory, accumulation, an average of
-//! the weights; adapters, a tied head and replicas (`bert`), shards of equal bytes (`resnet`), experts and Muon (`moe`).
-//! `plans.rs` is all that is parallel.
+//! Trains models of several kinds, each an ordinary burn module with its own plan of distribution. They combine the
+//! features of `fully_shard` for large models: activation checkpointing, shards in host memory, gradient
+//! accumulation and a moving average of the weights. Further features are adapters, a tied head and replicas
+//! (`bert`), shards of equal bytes (`resnet`), experts and Muon (`moe`). `plans.rs` contains all the parallelism.
 //!
 //! ```text
 //! cargo run --release --example zoo -- moe --check
@@ -43,7 +43,7 @@ fn main() -> ExitCode {
     common::main(Cli::settings, start)
 }
 
-/// Makes the model that the command line names.
+/// Creates and runs the model that the command line names.
 fn start(settings: &Settings) -> Result<bool> {
     let (device, characters) = (Device::flex(), settings.text.vocab());
     device.seed(settings.seed);
@@ -64,16 +64,16 @@ fn start(settings: &Settings) -> Result<bool> {
     }
 }
 
-/// Trains, reports and, if asked, checks; false if a check failed.
+/// Trains, reports and, if requested, checks. Returns false if a check failed.
 fn run<T: Task>(settings: &Settings, data: &T::Data, initial: &T) -> Result<bool> {
-    // Drawn here, once: ranks share one random state. `train` draws what is still lazy.
+    // Initialized once, because ranks share one random state. `train` initializes parameters that are still lazy.
     let initial = initial.clone().train();
     let params = initial.num_params();
     let outcomes = launch(Launch::from_env(settings.ranks())?, |world| {
         world.run_on(0, || println!("{params} parameters, {} ranks", world.size()));
         train::train(settings, data, &initial, world)
     })?;
-    // The process that has rank 0 tells.
+    // Only the process of rank 0 reports.
     let Some((0, outcome)) = outcomes.first() else { return Ok(true) };
     let (first, last) = (outcome.losses[0], outcome.losses[settings.steps - 1]);
     println!("loss {first:.4} -> {last:.4} in {} steps; rank 0 steps {} parameters", settings.steps, outcome.held);

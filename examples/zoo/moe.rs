@@ -1,4 +1,5 @@
-//! A decoder with a mixture of experts in each block: every token goes to the two experts that its router prefers.
+//! A decoder with a mixture of experts in each block. Every token is processed by the two experts that its router
+//! prefers.
 
 use std::ops::Range;
 
@@ -16,16 +17,16 @@ use crate::data::Text;
 use crate::plans;
 use crate::task::{Task, mean_cross_entropy};
 
-/// Experts a token goes to.
+/// Number of experts per token.
 const CHOICES: usize = 2;
-/// Weight of the term of the loss that keeps experts equally busy.
+/// Weight of the loss term that balances the load of the experts.
 const BALANCE: f64 = 0.01;
 
 /// Sizes of a [`Moe`].
 #[derive(Debug, Clone, Copy)]
 pub struct MoeConfig {
     pub vocab: usize,
-    /// Characters a sequence.
+    /// Characters per sequence.
     pub seq: usize,
     pub dim: usize,
     /// Width inside an expert.
@@ -43,11 +44,11 @@ pub struct Moe {
     pub blocks: Vec<Block>,
     norm: LayerNorm,
     head: Linear,
-    /// Characters a sequence.
+    /// Characters per sequence.
     seq: usize,
 }
 
-/// Causal attention, then experts, each behind a norm and a residual.
+/// Causal attention, then experts, each with a norm before it and a residual connection.
 #[derive(Module, Debug)]
 pub struct Block {
     attention_norm: LayerNorm,
@@ -57,28 +58,29 @@ pub struct Block {
     pub experts: Experts,
 }
 
-/// Gated perceptrons, stacked.
+/// Gated perceptrons of all experts, stacked.
 #[derive(Module, Debug)]
 pub struct Experts {
-    /// `[experts, dim, hidden]`, and so is `gate`.
+    /// Weights `[experts, dim, hidden]`, like `gate`.
     up: Param<Tensor<3>>,
     gate: Param<Tensor<3>>,
-    /// `[experts, hidden, dim]`.
+    /// Weights `[experts, hidden, dim]`.
     down: Param<Tensor<3>>,
 }
 
 impl MoeConfig {
-    /// 8 experts in each of 8 blocks: 101 M parameters in experts, of which a token meets a quarter.
+    /// Returns a model with 8 experts in each of 8 blocks: 101 M parameters in experts, of which each token uses a
+    /// quarter.
     pub fn base(vocab: usize) -> Self {
         Self { vocab, seq: 64, dim: 512, hidden: 1024, layers: 8, heads: 8, experts: 8 }
     }
 
-    /// One that trains in seconds; lengths are odd where they may be.
+    /// Returns a model that trains in seconds. Lengths are odd where possible, so that shards are uneven.
     pub fn tiny(vocab: usize) -> Self {
         Self { vocab, seq: 15, dim: 36, hidden: 45, layers: 2, heads: 4, experts: 4 }
     }
 
-    /// Draws the parameters on `device`, each on its first use.
+    /// Creates the model with its parameters on `device`. Each parameter is initialized on first use.
     pub fn init(&self, device: &Device) -> Moe {
         let norm = || LayerNormConfig::new(self.dim).init(device);
         let experts = |from, to| Initializer::Normal { mean: 0.0, std: 0.05 }.init([self.experts, from, to], device);
@@ -106,8 +108,8 @@ impl MoeConfig {
 }
 
 impl Moe {
-    /// Logits `[batch, seq, vocab]` for the character after each of `tokens` `[batch, seq]`, and how unequally busy
-    /// experts are `[1]`: 1 for each block where they are equally so.
+    /// Returns logits `[batch, seq, vocab]` for the character after each of `tokens` `[batch, seq]`, and the load
+    /// imbalance of the experts `[1]`, which is 1 per block if the load is balanced.
     pub fn forward(&self, tokens: Tensor<2, Int>) -> (Tensor<3>, Tensor<1>) {
         unit(self, tokens, |moe, tokens| {
             let [_, seq] = tokens.dims();
@@ -124,7 +126,8 @@ impl Moe {
 }
 
 impl Block {
-    /// `[batch, seq, dim]` to the same, and how unequally busy experts are `[1]`.
+    /// Runs the block on `x` `[batch, seq, dim]`. Returns a tensor of the same shape, and the load imbalance of the
+    /// experts `[1]`.
     pub fn forward(&self, x: Tensor<3>) -> (Tensor<3>, Tensor<1>) {
         let [batch, seq, dim] = x.dims();
         let mask = generate_autoregressive_mask(batch, seq, &x.device());
@@ -138,7 +141,7 @@ impl Block {
 }
 
 impl Experts {
-    /// Each expert on its tokens: `[experts, tokens, dim]` to the same.
+    /// Applies each expert to its tokens `[experts, tokens, dim]`. The result has the same shape.
     pub fn forward(&self, x: Tensor<3>) -> Tensor<3> {
         if self.up.styles().is_empty() {
             let hidden = silu(x.clone().matmul(self.gate.val())) * x.matmul(self.up.val());
@@ -147,7 +150,8 @@ impl Experts {
         self.on_mesh(x).unwrap_or_else(|error| error.unwind())
     }
 
-    /// The same where experts are on several ranks: tokens go to the ranks along `ep` that have their experts, and back.
+    /// Like [`forward`](Self::forward), for experts sharded over several ranks. Tokens are sent to the ranks along
+    /// `ep` that hold their experts, and back.
     fn on_mesh(&self, x: Tensor<3>) -> Result<Tensor<3>> {
         let (up, gate, down) = (self.up.dtensor()?, self.gate.dtensor()?, self.down.dtensor()?);
         let mesh = up.mesh().clone();
@@ -159,26 +163,26 @@ impl Experts {
     }
 }
 
-/// Which token goes to which expert. Each expert has as many places as it has tokens on average, and a quarter more;
-/// a token that comes too late goes on without it.
+/// Assignment of tokens to experts. The capacity of each expert is its average number of tokens, plus a quarter. A
+/// token that exceeds the capacity is not processed by that expert.
 struct Route {
     experts: usize,
-    /// `[experts x places, tokens]`: 1 where a token has that place.
+    /// `[experts x capacity, tokens]`: 1 if the token has this slot.
     places: Tensor<2>,
-    /// `[tokens, experts x places]`: how much of what is computed there the token gets.
+    /// `[tokens, experts x capacity]`: weight of the slot's output in the token's result.
     shares: Tensor<2>,
-    /// How unequally busy experts are `[1]`.
+    /// Load imbalance of the experts, `[1]`.
     busy: Tensor<1>,
 }
 
 impl Route {
-    /// By the probabilities `[tokens, experts]` that routers give experts.
+    /// Creates the assignment from the routing probabilities `[tokens, experts]`.
     fn new(probabilities: Tensor<2>) -> Self {
         let [tokens, experts] = probabilities.dims();
         let places = (tokens * CHOICES * 5).div_ceil(experts * 4);
         let (best, chosen) = probabilities.clone().topk_with_indices(CHOICES, 1);
         let best = best.clone() / best.sum_dim(1);
-        // All first choices come before the second ones.
+        // All first choices get slots before the second ones.
         let chosen = chosen.transpose().flatten::<1>(0, 1);
         let asks: Tensor<2, Int> = chosen.clone().one_hot(experts);
         let first = asks.clone().narrow(0, 0, tokens).float().mean_dim(0);
@@ -195,13 +199,14 @@ impl Route {
         Self { experts, places: over_choices(at).transpose(), shares: over_choices(shares), busy }
     }
 
-    /// The tokens `[tokens, dim]` of each expert, `[experts, places, dim]`; zeros in places that are free.
+    /// Returns the tokens of each expert, `[experts, capacity, dim]`, from `[tokens, dim]`. Free slots are zero.
     fn dispatch(&self, tokens: Tensor<2>) -> Tensor<3> {
         let [places, dim] = [self.places.dims()[0], tokens.dims()[1]];
         self.places.clone().matmul(tokens).reshape([self.experts, places / self.experts, dim])
     }
 
-    /// What each token gets `[tokens, dim]` of what experts have computed `[experts, places, dim]`.
+    /// Returns the weighted sum of the experts' outputs for each token: from `[experts, capacity, dim]` to
+    /// `[tokens, dim]`.
     fn combine(&self, computed: Tensor<3>) -> Tensor<2> {
         self.shares.clone().matmul(computed.flatten(0, 1))
     }

@@ -1,4 +1,4 @@
-//! How each model is distributed: all that is parallel about it, and the optimizer it takes.
+//! The distribution and the optimizer of each model.
 
 use burn::module::ParamGroup;
 use burn::optim::momentum::MomentumConfig;
@@ -11,13 +11,13 @@ use crate::bert::Bert;
 use crate::moe::Moe;
 use crate::resnet::ResNet;
 
-/// Replicas of shards (HSDP), all in host memory.
+/// Replicates shards (HSDP), with all of them in host memory.
 pub fn bert(model: Bert, mesh: &DeviceMesh) -> Result<Bert> {
     fully_shard(model, mesh, FullyShard::new().with_units(["encoder.layers.*"]).with_offload(OffloadPolicy::Cpu))
 }
 
-/// Shards of equal bytes: of few channels chunks would leave the last ranks nothing. The first stage's, whose images are
-/// the largest, are in host memory.
+/// Shards into equal bytes: with few channels, chunks would leave the last ranks empty. The shards of the first
+/// stage, whose images are the largest, are in host memory.
 pub fn resnet(model: ResNet, mesh: &DeviceMesh) -> Result<ResNet> {
     let config = FullyShard::new()
         .with_units(["stages.*.*"])
@@ -26,8 +26,8 @@ pub fn resnet(model: ResNet, mesh: &DeviceMesh) -> Result<ResNet> {
     fully_shard(model, mesh, config.with_reshard_after_forward(ReshardAfterForward::Always))
 }
 
-/// Experts over `ep`, each split over `tp`; all else over the ranks of `shard` and `ep` together. After forward weights
-/// stay with as many ranks as `shard` has, which are near.
+/// Shards experts over `ep`, and each expert over `tp`. All other parameters are sharded over the ranks of `shard`
+/// and `ep` together. After forward, weights are resharded to groups of as many neighbouring ranks as `shard` has.
 pub fn moe(mut model: Moe, mesh: &DeviceMesh) -> Result<Moe> {
     let split = Plan::new()
         .with_style("up", Style::placed(Placement::Shard(2)))
@@ -45,19 +45,20 @@ pub fn moe(mut model: Moe, mesh: &DeviceMesh) -> Result<Moe> {
     fully_shard(model, mesh, config.with_offload(OffloadPolicy::Cpu))
 }
 
-/// AdamW. Its epsilon keeps rounding from deciding which way a weight without a gradient goes.
+/// Returns AdamW. Its epsilon is large enough that rounding does not determine the direction of a weight with zero
+/// gradient.
 pub fn adamw() -> (ShardedOptimizer, ModuleOptimizer) {
     let config = AdamWConfig::new().with_epsilon(1e-5);
     (sharded(config.clone()), config.init())
 }
 
-/// Descent with momentum.
+/// Returns gradient descent with momentum.
 pub fn momentum() -> (ShardedOptimizer, ModuleOptimizer) {
     let config = SgdConfig::new().with_momentum(Some(MomentumConfig::new()));
     (sharded(config.clone()), config.init())
 }
 
-/// Muon for the matrices of attention, AdamW for all else.
+/// Returns Muon for the matrices of attention, and AdamW for all other parameters.
 pub fn muon() -> (ShardedOptimizer, ModuleOptimizer) {
     let (matrices, config) = (ParamGroup::from_predicates(vec!["attention.", "weight"]), MuonConfig::new());
     let (shards, full) = adamw();

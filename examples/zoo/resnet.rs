@@ -1,4 +1,4 @@
-//! ResNet: residual blocks of convolutions and batch norms, which learn to tell drawn patterns apart.
+//! ResNet: residual blocks of convolutions and batch norms, which learn to classify synthetic patterns.
 
 use std::ops::Range;
 
@@ -18,9 +18,9 @@ use crate::task::{Task, mean_cross_entropy};
 /// Sizes of a [`ResNet`].
 #[derive(Debug, Clone)]
 pub struct ResNetConfig {
-    /// Blocks of each stage.
+    /// Number of blocks of each stage.
     pub blocks: Vec<usize>,
-    /// Channels of the first stage; each next one has twice as many.
+    /// Channels of the first stage. Each following stage has twice as many.
     pub channels: usize,
     pub classes: usize,
     /// Height and width of images.
@@ -37,12 +37,12 @@ pub struct ResNet {
     head: Linear,
 }
 
-/// Two convolutions of 3 x 3 beside a shortcut.
+/// Two convolutions of 3 x 3, and a shortcut.
 #[derive(Module, Debug)]
 pub struct Block {
     first: Conv,
     second: Conv,
-    /// Where the block changes the shape.
+    /// Convolution of the shortcut, if the block changes the shape.
     shortcut: Option<Conv>,
 }
 
@@ -69,17 +69,17 @@ impl Conv {
 }
 
 impl ResNetConfig {
-    /// ResNet-18 of the paper: 11.7 M parameters for 1000 classes.
+    /// Returns ResNet-18 of the paper: 11.7 M parameters for 1000 classes.
     pub fn base() -> Self {
         Self { blocks: vec![2, 2, 2, 2], channels: 64, classes: 1000, side: 64 }
     }
 
-    /// One that trains in seconds; lengths are odd where they may be.
+    /// Returns a model that trains in seconds. Lengths are odd where possible, so that shards are uneven.
     pub fn tiny() -> Self {
         Self { blocks: vec![1, 2], channels: 5, classes: 7, side: 13 }
     }
 
-    /// Draws the parameters on `device`, each on its first use.
+    /// Creates the model with its parameters on `device`. Each parameter is initialized on first use.
     pub fn init(&self, device: &Device) -> ResNet {
         let mut from = self.channels;
         let mut stage = |(stage, &blocks): (usize, &usize)| {
@@ -110,7 +110,7 @@ impl ResNetConfig {
 }
 
 impl ResNet {
-    /// Logits `[batch, classes]` of images `[batch, 3, height, width]`.
+    /// Returns logits `[batch, classes]` of images `[batch, 3, height, width]`.
     pub fn forward(&self, images: Tensor<4>) -> Tensor<2> {
         unit(self, images, |net, images| {
             let x = net.pool.forward(relu(net.stem.forward(images)));
@@ -122,7 +122,7 @@ impl ResNet {
 }
 
 impl Block {
-    /// `[batch, channels, height, width]`; a block with a stride halves the last two.
+    /// Runs the block on `x` `[batch, channels, height, width]`. A block with a stride halves height and width.
     pub fn forward(&self, x: Tensor<4>) -> Tensor<4> {
         let shortcut = self.shortcut.as_ref().map_or(x.clone(), |conv| conv.forward(x.clone()));
         relu(self.second.forward(relu(self.first.forward(x))) + shortcut)

@@ -1,4 +1,4 @@
-//! Training: what one rank does, and the unsharded run beside it.
+//! Training: the program of one rank, and the unsharded run for comparison.
 
 use burn::lr_scheduler::cosine::CosineAnnealingLrSchedulerConfig;
 use burn::lr_scheduler::module_lr_scheduler::ModuleLrScheduler;
@@ -12,24 +12,24 @@ use crate::cli::Settings;
 use crate::progress::Progress;
 use crate::task::Task;
 
-/// Largest norm of a step's gradients.
+/// Maximum norm of the gradients of a step.
 const MAX_NORM: f64 = 1.0;
-/// How much of the average of weights a step leaves.
+/// Decay of the moving average of the weights.
 const DECAY: f64 = 0.9;
 
-/// What a rank brings home.
+/// Result of a rank.
 pub struct Outcome<T> {
     /// Loss of each step, over the rows of all ranks.
     pub losses: Vec<f32>,
-    /// The gathered model, and the running average of its weights, on rank 0.
+    /// The full model, and the moving average of its weights, on rank 0.
     pub models: Option<[T; 2]>,
     /// Elements of this rank's parameter shards.
     pub held: usize,
-    /// What the steps sent, in one line.
+    /// Summary of the communication of the training steps, in one line.
     pub sent: String,
 }
 
-/// Trains `initial`, distributed.
+/// Distributes and trains `initial`.
 ///
 /// # Collective
 /// Every rank calls it.
@@ -50,7 +50,7 @@ pub fn train<T: Task>(settings: &Settings, data: &T::Data, initial: &T, world: &
     for step in 0..settings.steps {
         let (mut sum, mut total) = (GradientsAccumulator::new(), 0.0);
         for batch in 0..settings.accumulate {
-            // Gradients of all but the last batch stay with their rank, and are reduced with those of the last.
+            // Each rank accumulates gradients, and reduces them with those of the last batch.
             FsdpModule::of(&model)?.set_requires_gradient_sync(batch + 1 == settings.accumulate);
             let number = step * settings.accumulate + batch;
             let loss = model.loss(data, (settings.seed, number), rows.clone(), &device) / settings.accumulate as f64;
@@ -70,7 +70,8 @@ pub fn train<T: Task>(settings: &Settings, data: &T::Data, initial: &T, world: &
     Ok(Outcome { losses, models: (world.rank() == 0).then_some(models), held, sent })
 }
 
-/// Trains `initial` on one device, on the rows of all ranks, each rank's by themselves: a batch norm is of those.
+/// Trains `initial` on one device, on the rows of all ranks. Each rank's rows are a separate batch, because batch
+/// norm depends on it.
 pub fn unsharded<T: Task>(settings: &Settings, data: &T::Data, initial: &T) -> Result<(Vec<f32>, [T; 2])> {
     let device = Device::flex().autodiff();
     let mut model = initial.clone().fork(&device);
@@ -99,12 +100,13 @@ pub fn unsharded<T: Task>(settings: &Settings, data: &T::Data, initial: &T) -> R
     Ok((losses, [model, average]))
 }
 
-/// The learning rate falls to nothing in half a wave.
+/// Returns a schedule in which the learning rate falls to zero along half a cosine wave.
 fn schedule(settings: &Settings) -> Result<ModuleLrScheduler> {
     CosineAnnealingLrSchedulerConfig::new(settings.lr, settings.steps + 1).init().map_err(Error::other)
 }
 
-/// Which of how many data-parallel ranks `rank` is: ranks along the last dimension have the same rows if that is `tp`.
+/// Returns the data-parallel index of `rank`, and the number of data-parallel ranks. If the last mesh dimension is
+/// `tp`, ranks along it have the same rows.
 fn data_rank<T: Task>(settings: &Settings, rank: usize) -> (usize, usize) {
     let same = match T::DIMS.last() {
         Some(&"tp") => settings.mesh[settings.mesh.len() - 1],

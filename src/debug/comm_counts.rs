@@ -10,26 +10,26 @@ use serde_json::json;
 use crate::comm::{CallTotals, Op, Phase};
 use crate::watch::Seen;
 
-/// What one kind of collective came to.
+/// Number of calls and bytes of one kind of collective.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CommCount {
-    /// The path of the module whose forward, or its gradient, sent it: a layer of [`nn`](crate::nn) or a
-    /// [unit](fn@crate::fsdp::unit), which is `root` for the model. Empty outside of any. Of a collective that
-    /// no operator made, its label, which of a unit is the path.
+    /// Path of the module whose forward, or its gradient, issued the collective: a layer of [`nn`](crate::nn) or a
+    /// [unit](fn@crate::fsdp::unit). The path of the model is `root`; the path is empty outside all modules. For a
+    /// collective that no operator issued, this is its label, which for a unit is the unit's path.
     pub module: Arc<str>,
-    /// The operator or method of a DTensor that asked for it, if one did.
+    /// Operator or method of a DTensor that caused the collective, if any.
     pub operator: Option<&'static str>,
-    /// What it did.
+    /// Operation.
     pub op: Op,
-    /// The pass.
+    /// Pass in which the collective ran.
     pub phase: Phase,
-    /// Calls and payload bytes.
+    /// Number of calls and payload bytes.
     pub total: CallTotals,
 }
 
-/// The collectives of a rank by module, operator, operation and phase.
+/// Collectives of a rank, counted by module, operator, operation and phase.
 ///
-/// Displays as a table:
+/// [`Display`](fmt::Display) writes a table:
 ///
 /// ```text
 /// module    operator  collective  phase     calls  bytes
@@ -56,25 +56,25 @@ impl CommCounts {
         Self(totals.into_iter().map(row).collect())
     }
 
-    /// What there was, in order of module, operator, operation and phase.
+    /// Returns the counts, sorted by module, operator, operation and phase.
     pub fn rows(&self) -> &[CommCount] {
         &self.0
     }
 
-    /// Totals of the rows that `select` accepts.
+    /// Returns the totals of the rows that `select` accepts.
     pub fn total(&self, select: impl Fn(&CommCount) -> bool) -> CallTotals {
         self.0.iter().filter(|row| select(row)).map(|row| row.total).sum()
     }
 
-    /// Totals of the module at `path` and all inside it.
+    /// Returns the totals of the module at `path` and all modules inside it.
     pub fn inside(&self, path: &str) -> CallTotals {
         let below =
             |module: &str| module.strip_prefix(path).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'));
         self.total(|row| below(&row.module))
     }
 
-    /// The same as JSON: `{"calls", "bytes", "collectives": [{"module", "operator", "collective", "phase", "calls",
-    /// "bytes"}]}`, where `operator` may be null.
+    /// Returns the counts as JSON: `{"calls", "bytes", "collectives": [{"module", "operator", "collective",
+    /// "phase", "calls", "bytes"}]}`, where `operator` may be null.
     pub fn to_json(&self) -> String {
         let CallTotals { calls, bytes } = self.total(|_| true);
         let row = |CommCount { module, operator, op, phase, total }: &CommCount| {

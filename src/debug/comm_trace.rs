@@ -1,4 +1,4 @@
-//! [`trace_comm`]: a part of a program, and what it sent.
+//! [`trace_comm`]: runs a closure and records its communication.
 
 use std::fmt;
 use std::ops::Deref;
@@ -8,36 +8,38 @@ use super::CommCounts;
 use crate::comm::Op;
 use crate::watch::{self, LayoutChange, Log};
 
-/// Runs `program` and says what the calling thread sends meanwhile, in forward and in backward. One inside
-/// another sees what is its own, the outer one all.
+/// Runs `program` and records the collectives that the calling thread issues, in forward and in backward. Calls may
+/// be nested: the inner one records its own closure, the outer one everything.
 ///
-/// Local: nothing more is sent, and every rank may watch or not.
+/// Local: nothing additional is sent, and each rank may trace or not.
 pub fn trace_comm<T>(program: impl FnOnce() -> T) -> (T, CommTrace) {
     let (value, log) = watch::watch(program);
     (value, CommTrace(log))
 }
 
-/// What a rank sent, and why.
+/// Collectives that a rank issued, and what caused them.
 ///
-/// Displays as the table of [`counts`](Self::counts), and one line for each of the [`changes`](Self::changes).
+/// [`Display`](fmt::Display) writes the table of [`counts`](Self::counts), and one line for each of the
+/// [`changes`](Self::changes).
 #[derive(Debug, Clone)]
 pub struct CommTrace(Log);
 
-/// A tensor that changed its layout, or whose gradient did; derefs to what is said of the [`LayoutChange`].
+/// A change of the layout of a tensor or of its gradient, with its collectives. It dereferences to the
+/// [`LayoutChange`].
 ///
-/// Displays as `src/main.rs:12 matmul in blocks.0.up, forward: [4, 8] [S(0)] -> [R]: all_gather of 2 ranks, 128
-/// bytes`.
+/// [`Display`](fmt::Display) writes `src/main.rs:12 matmul in blocks.0.up, forward: [4, 8] [S(0)] -> [R]:
+/// all_gather of 2 ranks, 128 bytes`.
 #[derive(Debug, Clone)]
 pub struct TracedLayoutChange {
     change: Arc<LayoutChange>,
-    /// What was sent for it, in order; nothing where each rank had what it needs.
+    /// Collectives of the change, in order. Empty if each rank already had the data that it needed.
     pub collectives: Vec<TracedCollective>,
 }
 
-/// One collective.
+/// One collective of a layout change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TracedCollective {
-    /// What it did.
+    /// Operation.
     pub op: Op,
     /// Number of ranks in its group.
     pub ranks: usize,
@@ -46,13 +48,13 @@ pub struct TracedCollective {
 }
 
 impl CommTrace {
-    /// The collectives, counted by module, operator, operation and phase.
+    /// Returns the collectives, counted by module, operator, operation and phase.
     pub fn counts(&self) -> CommCounts {
         CommCounts::of(&self.0.collectives)
     }
 
-    /// The changes of layout, in order: those that operators and methods of DTensors made, each where it was
-    /// made for the first time. An input that is there already, for a clone of it was brought there, is none.
+    /// Returns the changes of layout that operators and methods of DTensors made, in order. A result that is reused
+    /// from the cache of a tensor's clones is listed only once, at its first use.
     pub fn changes(&self) -> Vec<TracedLayoutChange> {
         let changed = |change: &Arc<LayoutChange>| {
             let steps = self
@@ -71,7 +73,7 @@ impl CommTrace {
 }
 
 impl TracedLayoutChange {
-    /// Payload bytes of all its collectives.
+    /// Returns the payload bytes of all collectives of the change.
     pub fn bytes(&self) -> u64 {
         self.collectives.iter().map(|collective| collective.bytes).sum()
     }

@@ -1,8 +1,8 @@
-//! Watching from outside: what a program sends and why, and which rank holds what.
+//! Debugging tools: which collectives a program runs and why, and which rank holds which shard.
 //!
-//! [`trace_comm`] runs a part of a program on this rank and says what it sent meanwhile: counted by module and
-//! operator, and every tensor that changed its layout with the line of the program that asked for it. The
-//! program is the same, watched or not.
+//! [`trace_comm`] runs a closure on this rank and records its communication: collectives counted by module and
+//! operator, and each change of layout with the source line that caused it. Tracing does not change what the
+//! program does.
 //!
 //! ```
 //! use burn_dtensor::debug::trace_comm;
@@ -12,12 +12,12 @@
 //! launch(Launch::threads(2), |world| {
 //!     let mesh = DeviceMesh::new(world, [2], ["tp"])?;
 //!     let x = DTensor::<2>::ones([4, 6], &mesh, &[Shard(1)], world.device())?;
-//!     let (y, watched) = trace_comm(|| x.tanh().redistribute(&[Replicate]));
+//!     let (y, trace) = trace_comm(|| x.tanh().redistribute(&[Replicate]));
 //!     assert_eq!(y?.dims(), [4, 6]);
-//!     let changes = watched.changes();
+//!     let changes = trace.changes();
 //!     assert_eq!(changes[0].origin.operator, "redistribute");
 //!     assert_eq!(changes[0].bytes(), 4 * 6 * 4);
-//!     world.run_on(0, || println!("{watched}"));
+//!     world.run_on(0, || println!("{trace}"));
 //!     Ok(())
 //! })?;
 //! # Ok::<_, burn_dtensor::Error>(())
@@ -26,13 +26,13 @@
 //! | to see | call |
 //! |---|---|
 //! | collectives by module and operator, as a table or JSON | [`CommTrace::counts`] |
-//! | what changed its layout, and why | [`CommTrace::changes`] |
-//! | one tensor's layout | [`picture`](crate::dtensor::visualize_sharding) |
-//! | a model's, as text or a page | [`visualize_model`] |
+//! | changes of layout and their causes | [`CommTrace::changes`] |
+//! | the layout of one tensor | [`visualize_sharding`](crate::dtensor::visualize_sharding) |
+//! | the layout of a model, as text or a page | [`visualize_model`] |
 //! | parameters in a table | [`describe`](crate::fsdp::describe) |
-//! | when units computed, and when their parameters moved | [`Timeline`], [`chrome_trace`], [`timeline_picture`] |
-//! | how many all-gathers went on meanwhile | [`Timeline::overlap`] |
-//! | all collectives of a rank, watched or not | [`Ledger`](crate::comm::Ledger) |
+//! | when units computed, and when they communicated | [`Timeline`], [`chrome_trace`], [`timeline_picture`] |
+//! | how many all-gathers overlapped with computation | [`Timeline::overlap`] |
+//! | all collectives of a rank, traced or not | [`Ledger`](crate::comm::Ledger) |
 
 mod comm_counts;
 mod comm_trace;

@@ -1,4 +1,4 @@
-//! [`visualize_model`]: which rank holds what of a model's parameters.
+//! [`visualize_model`]: which rank holds which shards of a model's parameters.
 
 use std::fmt;
 
@@ -9,8 +9,8 @@ use super::parameter::{HeldParameter, Holders};
 use crate::dtensor::visualize_sharding;
 use crate::param::{ModelScan, ScannedParam};
 
-/// Which rank holds which part of each parameter of `model`, to be looked at. Local: no parameter is gathered
-/// or drawn.
+/// Returns a description of which rank holds which shard of each parameter of `model`, as text or HTML. Local: no
+/// parameter is gathered or initialized.
 ///
 /// ```
 /// # use burn::nn::LinearConfig;
@@ -40,9 +40,9 @@ pub fn visualize_model<M: Module>(model: &M) -> ModelSharding {
     ModelSharding(ModelScan::of(model).params.into_iter().map(parameter).collect())
 }
 
-/// Where a model's parameters lie.
+/// Layout of a model's parameters, as [`visualize_model`] returns it.
 ///
-/// Displays as a [`visualize_sharding`] of each:
+/// [`Display`](fmt::Display) writes a [`visualize_sharding`] of each parameter:
 ///
 /// ```text
 /// weight: [6, 16] f32 on DeviceMesh(shard=4; ranks 0..4): [S(0)]
@@ -61,8 +61,8 @@ pub fn visualize_model<M: Module>(model: &M) -> ModelSharding {
 pub struct ModelSharding(Vec<HeldParameter>);
 
 impl ModelSharding {
-    /// A page for a browser, on its own: of each parameter a picture to scale, coloured by rank, and of each rank
-    /// how much it holds.
+    /// Returns a self-contained HTML page. It draws each parameter to scale, colored by rank, and shows the number
+    /// of elements that each rank holds.
     pub fn to_html(&self) -> String {
         page::page(&self.0)
     }
@@ -74,7 +74,7 @@ impl fmt::Display for ModelSharding {
             let separator = if at == 0 { "" } else { "\n" };
             match place {
                 Holders::Distributed { spec, .. } => write!(f, "{separator}{path}: {}", visualize_sharding(spec))?,
-                Holders::Own { shape } => writeln!(f, "{separator}{path}: {shape:?}, of every rank its own")?,
+                Holders::Own { shape } => writeln!(f, "{separator}{path}: {shape:?}, separate on every rank")?,
             }
         }
         Ok(())

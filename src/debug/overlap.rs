@@ -1,4 +1,4 @@
-//! [`Overlap`]: how many of a rank's all-gathers went on while it computed.
+//! [`Overlap`]: how many of a rank's all-gathers overlapped with its computation.
 
 use std::fmt;
 use std::iter::Sum;
@@ -9,10 +9,11 @@ use serde::{Deserialize, Serialize};
 use crate::comm::{Op, OpTiming};
 use crate::fsdp::{Event, EventKind, TrainingState};
 
-/// How many all-gathers of a rank's units went on while it computed, in both passes.
+/// Overlap of the all-gathers of a rank's units with computation, in both passes.
 ///
-/// A unit begins to compute at its [`PreForward`](EventKind::PreForward), in backward at its
-/// [`PreBackward`](EventKind::PreBackward). The unit before it is the one that did so last in the same pass.
+/// A unit begins to compute at its [`PreForward`](EventKind::PreForward), and in backward at its
+/// [`PreBackward`](EventKind::PreBackward). The previous unit is the last one that began to compute before, in the
+/// same pass.
 ///
 /// ```text
 /// rank                    | unit 1 computes              | unit 2 computes
@@ -20,18 +21,20 @@ use crate::fsdp::{Event, EventKind, TrainingState};
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Overlap {
-    /// All-gathers of units that have one before them.
+    /// Number of all-gathers of units that have a previous unit.
     pub gathers: usize,
-    /// Those of them that were posted before that one began to compute.
+    /// Number of these that were posted before the previous unit began to compute.
     pub prefetched: usize,
-    /// Those of these that were complete after it began, and moved before the rank wanted them.
+    /// Number of prefetched ones whose transfer overlapped with the previous unit: it completed after that unit
+    /// began to compute, and began before the rank waited for the result.
     pub hidden: usize,
-    /// From when the rank wanted a result until all of it was there: of all gathers together, first units' too.
+    /// Time from the start of a rank's wait for a result until the result was complete, summed over all gathers,
+    /// those of first units included.
     pub exposed: Duration,
 }
 
 impl Overlap {
-    /// Of what the units of a rank have done.
+    /// Computes the overlap from the recorded events of a rank's units.
     pub(super) fn of(events: &[Event]) -> Self {
         let mut overlap = Self::default();
         for (at, event) in events.iter().enumerate().filter(|(_, event)| event.kind == EventKind::Done(Op::AllGather)) {
@@ -47,12 +50,13 @@ impl Overlap {
     }
 }
 
-/// When the unit began to compute before the one whose all-gather is done at `done`.
+/// Returns the time at which the previous unit began to compute; `done` is the index of the event at which the
+/// unit's all-gather was complete.
 fn before(events: &[Event], done: usize) -> Option<Instant> {
     let Event { unit, training_state, .. } = &events[done];
     let starts = |event: &Event| matches!(event.kind, EventKind::PreForward | EventKind::PreBackward);
     let begins = |event: &Event| starts(event) && event.unit == *unit;
-    // In forward a unit has its parameters before it computes; in backward it waits for them once it needs them.
+    // In forward, a unit has its parameters before it computes. In backward, it waits for them when it needs them.
     let own = match training_state {
         TrainingState::Forward => done + events[done..].iter().position(begins)?,
         _ => events[..done].iter().rposition(begins)?,
@@ -61,7 +65,7 @@ fn before(events: &[Event], done: usize) -> Option<Instant> {
     (before.kind == events[own].kind).then_some(before.at)
 }
 
-/// Of several ranks.
+/// Adds up the overlap of several ranks.
 impl Sum for Overlap {
     fn sum<I: Iterator<Item = Self>>(all: I) -> Self {
         all.fold(Self::default(), |sum, one| Self {
@@ -73,15 +77,15 @@ impl Sum for Overlap {
     }
 }
 
-/// `of 14 all-gathers 14 were posted before the unit before them computed, and 13 moved while it did; 0.412 ms were
-/// waited for`
+/// Formats the overlap as `of 14 all-gathers, 14 were posted before the previous unit began to compute, and 13
+/// overlapped with it; 0.412 ms of waiting`.
 impl fmt::Display for Overlap {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { gathers, prefetched, hidden, exposed } = self;
         write!(
             f,
-            "of {gathers} all-gathers {prefetched} were posted before the unit before them computed, and {hidden} moved \
-             while it did; {:.3} ms were waited for",
+            "of {gathers} all-gathers, {prefetched} were posted before the previous unit began to compute, and \
+             {hidden} overlapped with it; {:.3} ms of waiting",
             exposed.as_secs_f64() * 1e3
         )
     }
@@ -93,11 +97,12 @@ mod tests {
     use crate::comm::TransferTiming;
     use crate::fsdp::ShardedState;
 
-    /// Milliseconds at which an all-gather was posted, began to come, was complete, and was wanted.
+    /// Times in milliseconds at which an all-gather was posted, began to transfer, was complete, and was waited
+    /// for.
     type Times = [u64; 4];
 
-    /// Two units, one after the other, in one pass; of the second's all-gather these times. The first computes from 10,
-    /// the second from 20 milliseconds on.
+    /// Returns the overlap of two consecutive units in one pass, where the second unit's all-gather has these
+    /// times. The first unit begins to compute at 10 milliseconds, the second at 20.
     fn overlap(training_state: TrainingState, [posted, begun, complete, wanted]: Times) -> Overlap {
         let origin = Instant::now();
         let at = |millis: u64| origin + Duration::from_millis(millis);
@@ -134,10 +139,10 @@ mod tests {
                 (gathers, prefetched, hidden, exposed.as_millis())
             };
             assert_eq!(counts([8, 11, 15, 18]), (1, 1, 1, 0), "{pass:?}");
-            assert_eq!(counts([8, 11, 19, 16]), (1, 1, 1, 3), "{pass:?}: a part of it");
-            assert_eq!(counts([8, 9, 9, 18]), (1, 1, 0, 0), "{pass:?}: it was there before");
+            assert_eq!(counts([8, 11, 19, 16]), (1, 1, 1, 3), "{pass:?}: it overlaps partially");
+            assert_eq!(counts([8, 9, 9, 18]), (1, 1, 0, 0), "{pass:?}: it was complete before");
             assert_eq!(counts([12, 13, 15, 18]), (1, 0, 0, 0), "{pass:?}: it was posted too late");
-            assert_eq!(counts([8, 17, 18, 16]), (1, 1, 0, 2), "{pass:?}: nothing has moved before it was wanted");
+            assert_eq!(counts([8, 17, 18, 16]), (1, 1, 0, 2), "{pass:?}: the transfer began after the wait");
         }
     }
 
@@ -161,8 +166,8 @@ mod tests {
             [overlap, Overlap { gathers: 2, prefetched: 1, hidden: 1, exposed: Duration::ZERO }].into_iter().sum();
         assert_eq!(
             both.to_string(),
-            "of 2 all-gathers 1 were posted before the unit before them computed, and 1 moved while it did; 2.000 ms \
-             were waited for"
+            "of 2 all-gathers, 1 were posted before the previous unit began to compute, and 1 overlapped with it; \
+             2.000 ms of waiting"
         );
     }
 }

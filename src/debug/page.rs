@@ -1,4 +1,4 @@
-//! A model's layout as a page of pictures.
+//! The layout of a model as an HTML page of drawings.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -8,7 +8,7 @@ use itertools::Itertools;
 use super::parameter::{HeldParameter, Holders};
 use crate::dtensor::{DTensorSpec, Grid};
 
-/// Pixels of the longest side of a picture.
+/// Length in pixels of the longest side of a drawing.
 const SIDE: f64 = 240.0;
 
 const HEAD: &str = "<!doctype html>
@@ -24,7 +24,7 @@ table { border-collapse: collapse; margin-bottom: 2em } td { padding: 0 1em 0 0 
 </style>
 ";
 
-/// The page.
+/// Returns the page as HTML.
 pub(super) fn page(parameters: &[HeldParameter]) -> String {
     let mut text = String::from(HEAD);
     let _ = writeln!(text, "<h1>Layout of a model</h1>\n<table>");
@@ -35,7 +35,7 @@ pub(super) fn page(parameters: &[HeldParameter]) -> String {
         let _ = writeln!(
             text,
             "<tr><td>rank {rank}<td><svg width=\"{SIDE}\" height=\"12\"><rect width=\"{width:.1}\" height=\"12\" \
-             fill=\"{}\"/></svg><td>{count} numbers",
+             fill=\"{}\"/></svg><td>{count} elements",
             color(*rank, held.len())
         );
     }
@@ -48,7 +48,7 @@ pub(super) fn page(parameters: &[HeldParameter]) -> String {
                 text += &drawing(spec, held.len());
             }
             Holders::Own { shape } => {
-                let _ = writeln!(text, "<p>{shape:?}, of every rank its own</p>");
+                let _ = writeln!(text, "<p>{shape:?}, separate on every rank</p>");
             }
         }
         let _ = writeln!(text, "</section>");
@@ -56,7 +56,7 @@ pub(super) fn page(parameters: &[HeldParameter]) -> String {
     text
 }
 
-/// How many numbers each rank holds of what is distributed.
+/// Returns the number of elements of distributed parameters that each rank holds.
 fn held(parameters: &[HeldParameter]) -> BTreeMap<usize, usize> {
     let mut held = BTreeMap::new();
     for HeldParameter { place, .. } in parameters {
@@ -70,14 +70,14 @@ fn held(parameters: &[HeldParameter]) -> BTreeMap<usize, usize> {
     held
 }
 
-/// The cells to scale, each in bands of the ranks that hold it.
+/// Draws the cells to scale, each divided into one band per rank that holds it.
 fn drawing(spec: &DTensorSpec, ranks: usize) -> String {
     let Some(grid) = Grid::of(spec).filter(|grid| !grid.rows.is_empty() && !grid.columns.is_empty()) else {
         return String::new();
     };
     let len = |dim: Option<usize>| dim.map_or(1, |dim| spec.shape()[dim]) as f64;
     let (rows, columns) = (len(grid.dims[0]), len(grid.dims[1]));
-    // A long tensor would be a line.
+    // Limits the ratio of the sides, so that a long tensor is not drawn as a line.
     let side = |own: f64| (SIDE * own / rows.max(columns)).max(SIDE / 8.0);
     let (height, width) = (side(rows), side(columns));
     let mut text = format!("<svg width=\"{:.0}\" height=\"{:.0}\" stroke=\"#fff\">\n", width, height);
@@ -106,12 +106,12 @@ fn drawing(spec: &DTensorSpec, ranks: usize) -> String {
     }
     let _ = writeln!(text, "</svg>");
     if !grid.empty.is_empty() {
-        let _ = writeln!(text, "<p>nothing on {}</p>", grid.empty.iter().join(", "));
+        let _ = writeln!(text, "<p>empty on {}</p>", grid.empty.iter().join(", "));
     }
     text
 }
 
-/// Of `ranks` colours, as far from each other as can be.
+/// Returns the color of `rank`. The colors of `ranks` ranks are spaced evenly.
 fn color(rank: usize, ranks: usize) -> String {
     format!("hsl({:.0} 65% 70%)", 360.0 * (rank % ranks.max(1)) as f64 / ranks.max(1) as f64)
 }

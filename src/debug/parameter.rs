@@ -1,24 +1,24 @@
-//! [`HeldParameter`]: where a parameter lies.
+//! [`HeldParameter`]: a parameter and the ranks that hold it.
 
 use std::sync::Arc;
 
 use crate::dtensor::DTensorSpec;
 
-/// A parameter of a model.
+/// A parameter of a model, with its path.
 #[derive(Debug, Clone)]
 pub(super) struct HeldParameter {
     pub path: String,
     pub place: Holders,
 }
 
-/// Which ranks hold it.
+/// Ranks that hold a parameter, and how.
 #[derive(Debug, Clone)]
 pub(super) enum Holders {
     Distributed {
         spec: Arc<DTensorSpec>,
         unit: Arc<str>,
     },
-    /// Not distributed: every rank has one of its own.
+    /// The parameter is not distributed: every rank has a separate one.
     Own {
         shape: Vec<usize>,
     },

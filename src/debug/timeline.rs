@@ -1,4 +1,4 @@
-//! [`Timeline`]: when a rank's units computed, and when their parameters and gradients moved.
+//! [`Timeline`]: when a rank's units computed, and when their parameters and gradients were transferred.
 
 use std::collections::HashMap;
 use std::fmt::Write;
@@ -11,11 +11,11 @@ use super::overlap::Overlap;
 use crate::comm::Op;
 use crate::fsdp::{Event, EventKind};
 
-/// When a rank's units computed, and when their parameters and gradients moved, from the events of
-/// [`record_events`](crate::fsdp::record_events): between processes as the thread has seen it that moves them, whatever the
-/// rank did meanwhile.
+/// Times at which a rank's units computed, and at which their parameters and gradients were transferred, from the
+/// events of [`record_events`](crate::fsdp::record_events). Between processes, transfers have the times that the
+/// progress thread recorded, whatever the rank itself did at that time.
 ///
-/// It can be sent to another rank, and shown beside those of others:
+/// A timeline can be sent to another rank and shown together with those of others:
 ///
 /// ```
 /// # use burn::nn::LinearConfig;
@@ -46,7 +46,7 @@ pub struct Timeline {
     overlap: Overlap,
 }
 
-/// Something that took a while. Times are microseconds since 1970.
+/// An activity with its duration. Times are microseconds since 1970.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 struct Span {
     what: SpanKind,
@@ -61,7 +61,7 @@ enum SpanKind {
     Backward,
     Gather,
     Reduce,
-    /// Over the replicas.
+    /// All-reduce over the replicas.
     ReduceReplicas,
 }
 
@@ -80,7 +80,7 @@ impl SpanKind {
         }
     }
 
-    /// What an event begins, or ends.
+    /// Returns the kind of activity that an event begins or ends, and true if it begins.
     fn of(kind: EventKind) -> Option<(Self, bool)> {
         match kind {
             EventKind::PreForward => Some((Self::Forward, true)),
@@ -99,7 +99,7 @@ impl SpanKind {
 }
 
 impl Timeline {
-    /// Of what the units of `rank` have done.
+    /// Creates the timeline of `rank` from its recorded events.
     pub fn of(rank: usize, events: &[Event]) -> Self {
         let (now, epoch) = (Instant::now(), SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default());
         let micros = |at: Instant| (epoch.saturating_sub(now.saturating_duration_since(at))).as_secs_f64() * 1e6;
@@ -112,7 +112,8 @@ impl Timeline {
             if begins {
                 open.push(at);
             } else if !open.is_empty() {
-                // A unit inside itself ends before the one around it; its collectives end in the order of their begin.
+                // For a unit inside itself, the inner computation ends first; its collectives end in the order in
+                // which they began.
                 let start = if what.is_communication() { open.remove(0) } else { open.swap_remove(open.len() - 1) };
                 let (start, end) = event.timing.map_or((start, at), |course| {
                     let carried = course.carried;
@@ -125,20 +126,21 @@ impl Timeline {
         Self { rank, spans, overlap: Overlap::of(events) }
     }
 
-    /// How many all-gathers went on while the rank computed.
+    /// Returns how many all-gathers overlapped with computation.
     pub fn overlap(&self) -> Overlap {
         self.overlap
     }
 
-    /// The spans of computing, or of communication, each with the lane that it is drawn in: those that cross another lie
-    /// below it.
+    /// Returns the spans of computation, or of communication, each with the lane in which it is drawn. Spans that
+    /// partially overlap are in different lanes.
     fn lanes(&self, communication: bool) -> Vec<(usize, &Span)> {
         let mut open: Vec<Vec<f64>> = Vec::new();
         let spans = self.spans.iter().filter(|span| span.what.is_communication() == communication);
         let lane_of = |span: &Span, open: &mut Vec<Vec<f64>>| {
             for (lane, ends) in open.iter_mut().enumerate() {
                 ends.retain(|end| *end > span.start);
-                // Inside what is open, or beside it. Computing nests; collectives each have a lane.
+                // A span of computation fits into a lane if it is nested in all unfinished spans. Collectives that
+                // overlap have separate lanes.
                 if ends.iter().all(|end| !communication && *end >= span.end) {
                     ends.push(span.end);
                     return lane;
@@ -151,11 +153,11 @@ impl Timeline {
     }
 }
 
-/// The timelines of several ranks in the JSON of Chrome's trace viewer, which <https://ui.perfetto.dev> opens: a track for
-/// each rank, and one for its communication.
+/// Returns the timelines of several ranks in the JSON format of Chrome's trace viewer, which
+/// <https://ui.perfetto.dev> opens. Each rank has one track for computation and one for communication.
 pub fn chrome_trace(timelines: &[Timeline]) -> String {
     let mut events: Vec<Value> = Vec::new();
-    // Room for as many lanes as anybody needs.
+    // Number of lanes reserved for each track, more than are ever needed.
     const LANES: usize = 1000;
     for timeline in timelines {
         let rank = timeline.rank;
@@ -181,8 +183,8 @@ pub fn chrome_trace(timelines: &[Timeline]) -> String {
     json!({ "displayTimeUnit": "ms", "traceEvents": events }).to_string()
 }
 
-/// The timelines of several ranks as a picture, an SVG document: of each rank what it computed above what moved, and how
-/// many all-gathers went on meanwhile.
+/// Draws the timelines of several ranks as an SVG document: for each rank its computation above its communication,
+/// and at the end the number of all-gathers that overlapped with computation.
 pub fn timeline_picture(timelines: &[Timeline]) -> String {
     const WIDTH: f64 = 1000.0;
     const MARGIN: f64 = 130.0;
@@ -195,7 +197,7 @@ pub fn timeline_picture(timelines: &[Timeline]) -> String {
     for timeline in timelines {
         for (communication, name) in [(false, format!("rank {}", timeline.rank)), (true, "communication".into())] {
             let spans = timeline.lanes(communication);
-            // Computing that nests is drawn over what it is in.
+            // Nested computation is drawn over the computation that contains it.
             let lanes = spans.iter().map(|(lane, _)| lane + 1).max().unwrap_or(1);
             let _ = writeln!(body, r#"<text x="4" y="{}" class="name">{name}</text>"#, y + 13);
             for (lane, Span { what, unit, start, end }) in spans {
@@ -208,7 +210,7 @@ pub fn timeline_picture(timelines: &[Timeline]) -> String {
                     (end - start) / 1e3,
                     ROW - 2
                 );
-                // As wide as its letters are, about.
+                // Approximate width of the label.
                 if width > 6.5 * unit.len() as f64 {
                     let _ = write!(body, r#"<text x="{:.1}" y="{}">{unit}</text>"#, left + 3.0, top + 12);
                 }
@@ -255,7 +257,7 @@ mod tests {
         list.iter().map(event).collect()
     }
 
-    /// A root around a block, both gathered at once.
+    /// Returns the timeline of a root around a block, both gathered at the same time.
     fn timeline() -> Timeline {
         Timeline::of(
             1,
@@ -268,7 +270,7 @@ mod tests {
                 (EventKind::Done(Op::AllGather), "a", 7),
                 (EventKind::PostForward, "a", 9),
                 (EventKind::PostForward, "root", 10),
-                // Of a backward that is still going on nothing is shown.
+                // A backward that has not ended is not shown.
                 (EventKind::PreBackward, "root", 11),
             ]),
         )
@@ -301,7 +303,7 @@ mod tests {
         let [Span { start, end, .. }] = &timeline.spans[..] else { panic!("{timeline:?}") };
         assert_eq!(((end - start) / 1e3).round() as u64, 3);
         let picture = timeline_picture(&[timeline]);
-        assert!(picture.contains("of 0 all-gathers 0 were posted before"), "it has none before: {picture}");
+        assert!(picture.contains("of 0 all-gathers, 0 were posted before"), "there is no previous unit: {picture}");
     }
 
     #[test]

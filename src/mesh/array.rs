@@ -1,4 +1,4 @@
-//! The array of ranks: its checks, and its arithmetic. Pure.
+//! Arithmetic and checks for the array of ranks, without communication.
 
 use std::collections::HashSet;
 use std::hash::Hash;
@@ -7,10 +7,10 @@ use smallvec::SmallVec;
 
 use super::MeshError;
 
-/// Checks what a mesh is made of.
+/// Checks the ranks, shape and names of a mesh.
 ///
 /// # Errors
-/// Those of names, shape and ranks.
+/// A [`MeshError`] for names, shape or ranks that do not fit each other or the world.
 pub(super) fn validate(world_size: usize, ranks: &[usize], shape: &[usize], names: &[String]) -> Result<(), MeshError> {
     let needed: usize = shape.iter().product();
     if shape.is_empty() || needed == 0 {
@@ -42,7 +42,7 @@ pub(super) fn first_repeated<T: Eq + Hash>(items: &[T]) -> Option<&T> {
     items.iter().find(|item| !seen.insert(*item))
 }
 
-/// The coordinate of a row-major position.
+/// Returns the coordinate of a row-major position.
 pub(super) fn unravel(position: usize, shape: &[usize]) -> SmallVec<[usize; 3]> {
     let mut rest = position;
     let mut coordinate: SmallVec<[usize; 3]> = shape.into();
@@ -52,7 +52,8 @@ pub(super) fn unravel(position: usize, shape: &[usize]) -> SmallVec<[usize; 3]> 
     coordinate
 }
 
-/// The ranks that differ from `coordinate` only along `free`, the last of which varies fastest.
+/// Returns the ranks that differ from `coordinate` only along the dimensions `free`, of which the last varies
+/// fastest.
 pub(super) fn along(ranks: &[usize], shape: &[usize], coordinate: &[usize], free: &[usize]) -> Vec<usize> {
     let sizes: SmallVec<[usize; 3]> = free.iter().map(|&dim| shape[dim]).collect();
     let rank = |position| {

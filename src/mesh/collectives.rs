@@ -1,4 +1,4 @@
-//! Plain tensors sent over a mesh: [`DeviceMesh::broadcast`] and its kin.
+//! Collectives of plain tensors over a mesh: [`DeviceMesh::broadcast`] and others.
 
 use burn::backend::DispatchTensor;
 use burn::tensor::{Tensor, kind};
@@ -10,10 +10,10 @@ use crate::placement::ShardSizes;
 
 /// # Collectives of plain tensors
 ///
-/// They run over all ranks of the mesh, in its row-major order; along one dimension, on its slice:
-/// `mesh.slice("tp")?.broadcast(x, 0)`. Results are plain, whatever the tensors' autodiff: gradients through
-/// collectives are a [`DTensor`](crate::dtensor::DTensor)'s business, and so are parts of unequal lengths. Errors
-/// and the [ledger](crate::comm::Ledger) call them `mesh_` and the names of the dimensions.
+/// They run over all ranks of the mesh, in its row-major order. To communicate along one dimension, use its slice:
+/// `mesh.slice("tp")?.broadcast(x, 0)`. Results are plain, whether or not the tensors have autodiff. For gradients
+/// through collectives, and for uneven shards, use a [`DTensor`](crate::dtensor::DTensor). In errors and in the
+/// [ledger](crate::comm::Ledger), the label is `mesh_` followed by the names of the dimensions.
 ///
 /// ```
 /// use burn::tensor::Tensor;
@@ -31,12 +31,12 @@ use crate::placement::ShardSizes;
 /// # Ok::<_, burn_dtensor::Error>(())
 /// ```
 ///
-/// All fail with [`NotAMember`](super::MeshError::NotAMember) outside the mesh, and with a
-/// [`CommError`](crate::comm::CommError) if a rank fails, passes in another shape or element type, or if the tensor
-/// lacks the dimension or the mesh the source.
+/// All return [`NotAMember`](super::MeshError::NotAMember) outside the mesh. They return a
+/// [`CommError`](crate::comm::CommError) if a rank fails or passes another shape or element type, if the tensor
+/// does not have the dimension, or if the mesh does not have the source.
 impl DeviceMesh {
-    /// The tensor of the rank at position `source` of the mesh, 0 the first. The others pass one of the same
-    /// shape and element type, whose values do not count.
+    /// Returns the tensor of the rank at position `source` of the mesh; 0 is the first. The other ranks pass a
+    /// tensor of the same shape and element type, whose values are ignored.
     ///
     /// # Collective
     /// Every rank of the mesh.
@@ -52,9 +52,9 @@ impl DeviceMesh {
         Ok(self.all()?.broadcast(self.call(), Some(plain(tensor)), metas, source).single()?)
     }
 
-    /// This rank's [chunk](crate::placement::chunk) of dimension `dim` of the whole that the rank at position
-    /// `source` has; possibly shorter, or empty. The others pass one of the same shape and element type, whose
-    /// values do not count.
+    /// Returns this rank's [chunk](crate::placement::chunk), along dimension `dim`, of the full tensor on the rank
+    /// at position `source`. It may be shorter than other chunks, or empty. The other ranks pass a tensor of the
+    /// same shape and element type, whose values are ignored.
     ///
     /// # Collective
     /// Every rank of the mesh.
@@ -71,7 +71,7 @@ impl DeviceMesh {
         Ok(self.all()?.scatter(self.call(), Some(plain(full)), metas, shardings, source).single()?)
     }
 
-    /// The parts of all ranks, of one shape, joined along `dim`.
+    /// Concatenates the tensors of all ranks, which have the same shape, along `dim`.
     ///
     /// # Collective
     /// Every rank of the mesh.
@@ -87,7 +87,8 @@ impl DeviceMesh {
         Ok(self.all()?.all_gather(self.call(), sharded(part, dim, sizes)).single()?)
     }
 
-    /// This rank's [chunk](crate::placement::chunk) of dimension `dim` of what all ranks' tensors reduce to.
+    /// Reduces the tensors of all ranks, and returns this rank's [chunk](crate::placement::chunk) of the result
+    /// along dimension `dim`.
     ///
     /// # Collective
     /// Every rank of the mesh.
@@ -104,8 +105,8 @@ impl DeviceMesh {
         Ok(self.all()?.reduce_scatter(self.call(), sharded(full, dim, sizes), op).single()?)
     }
 
-    /// From parts of `dim`, of one shape, to [chunks](crate::placement::chunk) of `to_dim`: the result is whole
-    /// along `dim`.
+    /// Changes the sharded dimension: from shards of `dim`, which have the same shape, to
+    /// [chunks](crate::placement::chunk) of `to_dim`. The result has the full length along `dim`.
     ///
     /// # Collective
     /// Every rank of the mesh.
@@ -123,12 +124,12 @@ impl DeviceMesh {
         Ok(Tensor::from_dispatch(self.all()?.all_to_all(self.call(), shard, to_dim, to_sizes).wait()?))
     }
 
-    /// The communicator of all ranks of the mesh.
+    /// Returns the communicator of all ranks of the mesh.
     pub(super) fn all(&self) -> Result<Communicator> {
         self.communicator_over(&(0..self.ndim()).collect::<Vec<_>>())
     }
 
-    /// What a collective over the mesh is called.
+    /// Returns the label of a collective over the mesh.
     pub(super) fn call(&self) -> Call {
         Call::new(format!("mesh_{}", self.names().join("_")))
     }
@@ -150,7 +151,8 @@ fn sharded<const D: usize, K: kind::Autodiff>(
     vec![ShardedTensor { tensor: tensor.inner().into_dispatch(), dim, sizes }]
 }
 
-/// Chunks of `times` the length of `dim`. Of a dimension that is missing the communicator says so.
+/// Returns chunks of `times` the length of `dim`. If the dimension does not exist, the communicator reports the
+/// error.
 fn chunks<const D: usize, K: kind::Autodiff>(tensor: &Tensor<D, K>, dim: usize, times: usize) -> ShardSizes {
     ShardSizes::Chunked(tensor.dims().get(dim).map_or(0, |len| len * times))
 }

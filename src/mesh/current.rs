@@ -1,4 +1,4 @@
-//! [`with_mesh`]: the mesh that a part of a program is on.
+//! [`with_mesh`]: the current mesh of a thread.
 
 use std::cell::RefCell;
 
@@ -6,12 +6,13 @@ use super::{DeviceMesh, MeshError};
 use crate::Result;
 
 thread_local! {
-    /// Innermost last.
+    /// Stack of the current meshes, innermost last.
     static CURRENT: RefCell<Vec<DeviceMesh>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Runs `program` with `mesh` as the calling thread's [current mesh](DeviceMesh::current), which code deep
-/// inside reads where no argument brings it. Scopes nest, and end with `program`, also when it unwinds. Local.
+/// Runs `program` with `mesh` as the calling thread's [current mesh](DeviceMesh::current), so that deeply nested
+/// code can read it without a parameter. Calls may be nested. The scope ends with `program`, also if it unwinds.
+/// Local.
 ///
 /// ```
 /// use burn_dtensor::prelude::*;
@@ -30,9 +31,10 @@ thread_local! {
 /// # Ok::<_, burn_dtensor::Error>(())
 /// ```
 ///
-/// Nothing takes the current mesh by itself: what a tensor or a model lies on is written where it is made.
+/// Nothing in this crate uses the current mesh implicitly: the mesh of a tensor or model is always an explicit
+/// argument.
 pub fn with_mesh<T>(mesh: &DeviceMesh, program: impl FnOnce() -> T) -> T {
-    /// Ends the scope.
+    /// Guard that removes the current mesh when dropped.
     struct MeshScope;
     impl Drop for MeshScope {
         fn drop(&mut self) {
@@ -45,10 +47,10 @@ pub fn with_mesh<T>(mesh: &DeviceMesh, program: impl FnOnce() -> T) -> T {
 }
 
 impl DeviceMesh {
-    /// The mesh of the innermost [`with_mesh`] around the caller, on the same thread.
+    /// Returns the mesh of the innermost [`with_mesh`] around the caller, on the same thread.
     ///
     /// # Errors
-    /// [`NoCurrent`](MeshError::NoCurrent) outside of any.
+    /// [`NoCurrent`](MeshError::NoCurrent) if there is none.
     pub fn current() -> Result<Self> {
         Ok(CURRENT.with_borrow(|current| current.last().cloned()).ok_or(MeshError::NoCurrent)?)
     }

@@ -1,4 +1,4 @@
-//! [`DeviceMesh`]: its construction and its queries.
+//! [`DeviceMesh`]: construction and accessors.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
@@ -14,13 +14,12 @@ use crate::comm::{Communicator, World};
 
 /// An array of ranks with named dimensions, and one communicator per dimension.
 ///
-/// Cheap to clone. See the [module](super) for a picture.
+/// Cloning is cheap. See the [module](super) for a picture.
 ///
-/// A mesh is seen from one rank. Meshes are equal if they have equal ranks, shape and names, communicate over
-/// the same communicators, are slices of equal meshes or of none, and are one rank's of one launch: another
-/// rank's communicate for that rank.
+/// A mesh belongs to one rank of one launch, because its communicators do. Two meshes are equal if they belong to
+/// the same rank, have equal ranks, shapes, names and communicators, and are slices of equal meshes or of none.
 ///
-/// Displays in one line, and as a grid of ranks by `{:#}`:
+/// [`Display`](std::fmt::Display) writes one line, and with `{:#}` also a grid of ranks:
 ///
 /// ```text
 /// DeviceMesh(dp=2, tp=4; ranks 0..8)
@@ -36,30 +35,31 @@ struct MeshInner {
     world: World,
     shape: SmallVec<[usize; 3]>,
     names: Vec<String>,
-    /// For each dimension, those of the root that it is made of.
+    /// For each dimension, the dimensions of the root that it consists of.
     made_of: Vec<RootDims>,
-    /// Row-major.
+    /// Global ranks, row-major.
     ranks: Vec<usize>,
-    /// Of all that equality looks at: a mesh is part of every key that an operator is looked up by.
+    /// Hash of everything that equality compares, computed once because a mesh is part of the key of every operator
+    /// decision.
     hash: u64,
-    /// The caller's position, if it is a member.
+    /// Coordinate of the calling rank, if it is a member.
     coordinate: Option<SmallVec<[usize; 3]>>,
-    /// One per dimension; none if the caller is no member.
+    /// One communicator per dimension; empty if the caller is not a member.
     communicators: Vec<Communicator>,
-    /// For a slice: the mesh it was sliced from.
+    /// For a slice: the mesh from which it was sliced.
     root: Option<DeviceMesh>,
-    /// Among the root's slices along the same dimensions.
+    /// Index among the root's slices along the same dimensions.
     index: usize,
-    /// Whether its communicators are the world's own groups.
+    /// True if the communicators are groups of the world.
     of_world: bool,
-    /// Of a root: names that flattening has given, and to which of its dimensions.
+    /// For a root: names of flattened dimensions, with the dimensions that each consists of.
     flattened: Mutex<Vec<MeshDim>>,
 }
 
-/// Dimensions of a root, the last varying fastest: one, or those that flattening has joined.
+/// Dimensions of a root, the last varying fastest. One dimension, or several that were flattened into one.
 pub(super) type RootDims = SmallVec<[usize; 2]>;
 
-/// A dimension of a root or of a slice: its name, and the dimensions of the root that it is made of.
+/// A dimension of a root or of a slice: its name, and the dimensions of the root that it consists of.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct MeshDim {
     pub(super) name: String,
@@ -67,9 +67,9 @@ pub(super) struct MeshDim {
 }
 
 impl DeviceMesh {
-    /// The mesh of ranks `0..n`, where `n` is the product of `shape`.
+    /// Creates a mesh of the ranks `0..n`, where `n` is the product of `shape`.
     ///
-    /// A world may be larger than the mesh: the other ranks call this too, and have no
+    /// The world may be larger than the mesh. The other ranks must call this function too, and get a mesh without a
     /// [`coordinate`](Self::coordinate).
     ///
     /// # Collective
@@ -86,7 +86,7 @@ impl DeviceMesh {
         Self::from_ranks(world, (0..needed).collect::<Vec<_>>(), shape, names)
     }
 
-    /// The mesh of `ranks`, row-major.
+    /// Creates a mesh of `ranks`, row-major.
     ///
     /// # Collective
     /// As [`new`](Self::new).
@@ -102,7 +102,8 @@ impl DeviceMesh {
         Self::with_index(world, ranks.into(), shape.as_ref(), names, 0)
     }
 
-    /// The mesh of `ranks`, made of a slice that has this [index](Self::slice_index).
+    /// Creates a mesh of `ranks` with this [index](Self::slice_index), which it inherits from the slice that it is
+    /// created from.
     pub(super) fn with_index(
         world: &World,
         ranks: Vec<usize>,
@@ -122,7 +123,7 @@ impl DeviceMesh {
         Ok(Self::over(world, ranks, shape, names, communicators, index, true))
     }
 
-    /// The mesh by itself that communicates over these, one per dimension, or none outside of it.
+    /// Creates a root mesh with these communicators, one per dimension, or none outside the mesh.
     pub(super) fn over(
         world: &World,
         ranks: Vec<usize>,
@@ -149,10 +150,11 @@ impl DeviceMesh {
         }))
     }
 
-    /// The slice of this mesh, a root, through the caller's position, that has these dimensions.
+    /// Returns the slice of this mesh with these dimensions that contains the calling rank. The mesh must be a
+    /// root.
     ///
     /// # Errors
-    /// [`NotAMember`](MeshError::NotAMember) outside the mesh, and a failure of the world.
+    /// [`NotAMember`](MeshError::NotAMember) outside the mesh, and errors of creating groups.
     pub(super) fn sub_mesh(&self, dims: Vec<MeshDim>) -> Result<Self> {
         let MeshInner { world, shape, ranks, .. } = &*self.0;
         let coordinate = self.member("slice it")?;
@@ -181,21 +183,23 @@ impl DeviceMesh {
         })))
     }
 
-    /// What is left of this mesh in `world`, which its world was [shrunk](World::shrink) to: along `mesh_dim`, the
-    /// indices of which all ranks go on. Ranks of others are no members.
+    /// Returns the mesh of the surviving ranks in `world`, to which the mesh's own world was
+    /// [shrunk](World::shrink). It keeps the indices along `mesh_dim` of which all ranks survive. Surviving ranks
+    /// of other indices are not members.
     ///
     /// ```text
     /// replicate x shard    rank 3 is lost     along `replicate`
     ///   0 1                  0 1                0 1
-    ///   2 3                  2                               2 has half of the shards, and no part in it
+    ///   2 3                  2                               2 holds only half of the shards; it is not a member
     /// ```
     ///
     /// # Collective
     /// Every rank of `world`, as [`new`](Self::new).
     ///
     /// # Errors
-    /// [`DimOutOfRange`](MeshError::DimOutOfRange), [`OtherWorld`](MeshError::OtherWorld) if `world` is not what this
-    /// mesh's was shrunk to, [`NoSurvivors`](MeshError::NoSurvivors) if no index is complete.
+    /// [`DimOutOfRange`](MeshError::DimOutOfRange), [`OtherWorld`](MeshError::OtherWorld) if `world` is not the
+    /// result of shrinking this mesh's world, and [`NoSurvivors`](MeshError::NoSurvivors) if every index has lost a
+    /// rank.
     pub fn survivors(&self, world: &World, mesh_dim: usize) -> Result<Self> {
         if mesh_dim >= self.ndim() {
             return Err(MeshError::DimOutOfRange { mesh_dim, ndim: self.ndim(), mesh: self.to_string() }.into());
@@ -218,32 +222,32 @@ impl DeviceMesh {
         Self::from_ranks(world, ranks, shape, self.names().to_vec())
     }
 
-    /// Sizes of the dimensions.
+    /// Returns the sizes of the dimensions.
     pub fn shape(&self) -> &[usize] {
         &self.0.shape
     }
 
-    /// Names of the dimensions.
+    /// Returns the names of the dimensions.
     pub fn names(&self) -> &[String] {
         &self.0.names
     }
 
-    /// Global ranks, row-major.
+    /// Returns the global ranks, row-major.
     pub fn ranks(&self) -> &[usize] {
         &self.0.ranks
     }
 
-    /// Number of dimensions.
+    /// Returns the number of dimensions.
     pub fn ndim(&self) -> usize {
         self.0.shape.len()
     }
 
-    /// Number of ranks.
+    /// Returns the number of ranks.
     pub fn size(&self) -> usize {
         self.0.ranks.len()
     }
 
-    /// Number of ranks along `mesh_dim`.
+    /// Returns the number of ranks along `mesh_dim`.
     ///
     /// # Panics
     /// If the mesh has no such dimension.
@@ -251,20 +255,20 @@ impl DeviceMesh {
         self.0.shape[mesh_dim]
     }
 
-    /// The caller's global rank, in the mesh or not.
+    /// Returns the caller's global rank, also if it is outside the mesh.
     pub fn rank(&self) -> usize {
         self.0.world.rank()
     }
 
-    /// The caller's position, one index per dimension; `None` outside the mesh.
+    /// Returns the caller's coordinate, one index per dimension; `None` outside the mesh.
     pub fn coordinate(&self) -> Option<&[usize]> {
         self.0.coordinate.as_deref()
     }
 
-    /// The index of the dimension called `name`.
+    /// Returns the index of the dimension called `name`.
     ///
     /// # Errors
-    /// [`UnknownName`](MeshError::UnknownName), which lists the names there are.
+    /// [`UnknownName`](MeshError::UnknownName), which lists the existing names.
     pub fn dim(&self, name: &str) -> Result<usize> {
         let found = self.0.names.iter().position(|known| known == name);
         let unknown =
@@ -272,11 +276,11 @@ impl DeviceMesh {
         Ok(found.ok_or_else(unknown)?)
     }
 
-    /// The communicator of the ranks that differ from the caller only along `mesh_dim`.
+    /// Returns the communicator of the ranks that differ from the caller only along `mesh_dim`.
     ///
     /// # Errors
-    /// [`NotAMember`](MeshError::NotAMember) outside the mesh, and
-    /// [`DimOutOfRange`](MeshError::DimOutOfRange) for a dimension the mesh lacks.
+    /// [`NotAMember`](MeshError::NotAMember) outside the mesh, and [`DimOutOfRange`](MeshError::DimOutOfRange) for
+    /// a dimension that the mesh does not have.
     pub fn communicator(&self, mesh_dim: usize) -> Result<&Communicator> {
         if mesh_dim >= self.ndim() {
             return Err(MeshError::DimOutOfRange { mesh_dim, ndim: self.ndim(), mesh: self.to_string() }.into());
@@ -284,11 +288,11 @@ impl DeviceMesh {
         Ok(self.0.communicators.get(mesh_dim).ok_or_else(|| self.not_a_member("communicate on it"))?)
     }
 
-    /// The communicator of the ranks that differ from the caller only along `mesh_dims`, of which the last
-    /// changes fastest from one to the next.
+    /// Returns the communicator of the ranks that differ from the caller only along `mesh_dims`. In the order of
+    /// its ranks, the last of `mesh_dims` changes fastest.
     ///
     /// # Errors
-    /// As [`communicator`](Self::communicator), and a failure of the world.
+    /// As [`communicator`](Self::communicator), and errors of creating a group.
     pub(crate) fn communicator_over(&self, mesh_dims: &[usize]) -> Result<Communicator> {
         if let [mesh_dim] = *mesh_dims {
             return Ok(self.communicator(mesh_dim)?.clone());
@@ -297,50 +301,51 @@ impl DeviceMesh {
         self.0.world.group(&along(&self.0.ranks, &self.0.shape, coordinate, mesh_dims))
     }
 
-    /// The mesh this one was sliced from; itself, if it is no slice.
+    /// Returns the mesh from which this one was sliced, or this mesh itself if it is not a slice.
     pub fn root(&self) -> &Self {
         self.0.root.as_ref().unwrap_or(self)
     }
 
-    /// Which of the slices that make up the whole this one is, by its position in the dimensions that
-    /// it lacks: 0 for a mesh that is no slice. Of (dp=2, tp=4), the `tp` slices have 0 and 1.
+    /// Returns the index of this slice among all slices of the root along the same dimensions, computed from its
+    /// position in the other dimensions. It is 0 for a mesh that is not a slice. With (dp=2, tp=4), the `tp` slices
+    /// have 0 and 1.
     pub fn slice_index(&self) -> usize {
         self.0.index
     }
 
-    /// Whether several dimensions may communicate as one: not where a program has given each a communicator or a
-    /// deadline of its own, which a group of the world would not have.
+    /// Returns true if several dimensions may communicate as one. This is not possible if the program has set
+    /// separate communicators or deadlines, which a group of the world would not have.
     pub(crate) fn joins_dims(&self) -> bool {
         self.0.of_world
     }
 
-    /// The dimensions, by those of the root.
+    /// Returns the dimensions, described by those of the root.
     pub(super) fn mesh_dims(&self) -> impl Iterator<Item = MeshDim> {
         let pairs = self.0.names.iter().zip(&self.0.made_of);
         pairs.map(|(name, made_of)| MeshDim { name: name.clone(), made_of: made_of.clone() })
     }
 
-    /// What flattening has named on this mesh, a root.
+    /// Returns the names of flattened dimensions. The mesh must be a root.
     pub(super) fn flattened(&self) -> parking_lot::MutexGuard<'_, Vec<MeshDim>> {
         self.0.flattened.lock()
     }
 
-    /// The ranks that differ from `coordinate` only along `mesh_dim`, in the order of their group.
+    /// Returns the ranks that differ from `coordinate` only along `mesh_dim`, in the order of their group.
     pub(super) fn row(&self, coordinate: &[usize], mesh_dim: usize) -> Vec<usize> {
         along(&self.0.ranks, &self.0.shape, coordinate, &[mesh_dim])
     }
 
-    /// The world the mesh lies in.
+    /// Returns the world that the mesh belongs to.
     pub fn world(&self) -> &World {
         &self.0.world
     }
 
-    /// The caller's device, without autodiff.
+    /// Returns the caller's device, without autodiff.
     pub fn device(&self) -> &Device {
         self.0.world.device()
     }
 
-    /// The coordinate of the rank at `position`, row-major.
+    /// Returns the coordinate of the rank at `position`, row-major.
     ///
     /// # Errors
     /// [`PositionOutOfRange`](MeshError::PositionOutOfRange).
@@ -351,7 +356,7 @@ impl DeviceMesh {
         Ok(unravel(position, self.shape()))
     }
 
-    /// The caller's position, or the error that says what it cannot do.
+    /// Returns the caller's coordinate, or the error that it is outside the mesh and cannot do `action`.
     pub(crate) fn member(&self, action: &'static str) -> Result<&[usize], MeshError> {
         self.coordinate().ok_or_else(|| self.not_a_member(action))
     }
@@ -360,8 +365,9 @@ impl DeviceMesh {
         MeshError::NotAMember { rank: self.rank(), mesh: self.to_string(), action }
     }
 
-    /// Whether both are the same array of ranks with the same names and communicators, seen from one rank of
-    /// one launch, whatever they were sliced from: tensors on both may meet.
+    /// Returns true if both meshes have the same ranks, shape, names and communicators, and belong to the same rank
+    /// of the same launch. Unlike equality, this ignores what they were sliced from. Tensors on congruent meshes
+    /// can be combined.
     pub(crate) fn congruent(&self, other: &Self) -> bool {
         let (ours, theirs) = (&self.0.communicators, &other.0.communicators);
         let one = || ours.iter().zip(theirs).all(|(ours, theirs)| ours.is_same(theirs));
@@ -382,7 +388,7 @@ fn identity_hash(world: &World, ranks: &[usize], shape: &[usize], names: &[Strin
 impl PartialEq for DeviceMesh {
     fn eq(&self, other: &Self) -> bool {
         let (a, b) = (&self.0, &other.0);
-        // Of a slice the root tells which it is. Of a mesh made of a slice, the index alone does.
+        // A slice is identified by its root, and a mesh created from a slice by its index.
         let same_slice = || a.root == b.root && (a.root.is_some() || a.index == b.index);
         Arc::ptr_eq(a, b) || (a.hash == b.hash && self.congruent(other) && same_slice())
     }

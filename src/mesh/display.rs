@@ -1,4 +1,4 @@
-//! A mesh in one line, and as a grid.
+//! Formatting of a mesh as one line, and as a grid.
 
 use std::fmt;
 
@@ -6,7 +6,7 @@ use itertools::Itertools;
 
 use super::DeviceMesh;
 
-/// `DeviceMesh(replicate=2, shard=2; ranks 0..4)`, and by `{:#}` a grid of ranks below it.
+/// Formats the mesh as `DeviceMesh(replicate=2, shard=2; ranks 0..4)`. With `{:#}`, a grid of ranks follows.
 impl fmt::Display for DeviceMesh {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("DeviceMesh(")?;
@@ -29,7 +29,7 @@ impl fmt::Debug for DeviceMesh {
     }
 }
 
-/// A block of rows and columns for each position in the dimensions before the last two.
+/// Writes one block of rows and columns for each position in the dimensions before the last two.
 fn grid(mesh: &DeviceMesh, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     let (&columns, outer) = mesh.shape().split_last().expect("a mesh has a dimension");
     let (heading, names) = mesh.names().split_last().expect("a dimension has a name");

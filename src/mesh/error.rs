@@ -1,103 +1,107 @@
 //! [`MeshError`]: a mesh that cannot be built, sliced or used.
 
-/// Why a mesh could not be built, sliced or used.
+/// Reason why a mesh could not be built, sliced or used.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum MeshError {
-    /// The shape has no dimensions, or one of size 0.
-    #[error("mesh shape {shape:?}: a mesh has at least one dimension, each of size 1 or more")]
+    /// The shape has no dimensions, or a dimension of size 0.
+    #[error("mesh shape {shape:?} is empty. Use at least one dimension, each of size 1 or more")]
     EmptyShape {
         /// The shape.
         shape: Vec<usize>,
     },
     /// The number of names is not the number of dimensions.
-    #[error("{} names {names:?} for mesh shape {shape:?}: give one name per mesh dimension", names.len())]
+    #[error("{} names {names:?} for mesh shape {shape:?}. Give one name per mesh dimension", names.len())]
     NameCount {
-        /// Names given.
+        /// Names that were passed.
         names: Vec<String>,
         /// The shape.
         shape: Vec<usize>,
     },
     /// A name is empty.
-    #[error("mesh dim {mesh_dim} has an empty name: name every mesh dimension")]
+    #[error("mesh dim {mesh_dim} has an empty name. Name every mesh dimension")]
     EmptyName {
         /// The mesh dimension.
         mesh_dim: usize,
     },
-    /// A name is given twice.
-    #[error("mesh dim name `{name}` is given twice in {names:?}: name each mesh dimension once")]
+    /// Two dimensions have the same name.
+    #[error("mesh dim name `{name}` is given twice in {names:?}. Name each mesh dimension once")]
     DuplicateName {
         /// The name.
         name: String,
-        /// All names given.
+        /// All names that were passed.
         names: Vec<String>,
     },
     /// The world has fewer ranks than the mesh needs.
     #[error(
-        "mesh shape {shape:?} needs {needed} ranks, but the world has {world_size}: launch {needed} ranks or make the mesh smaller"
+        "mesh shape {shape:?} needs {needed} ranks, but the world has {world_size}. Launch {needed} ranks, or make \
+         the mesh smaller"
     )]
     WorldTooSmall {
         /// The shape.
         shape: Vec<usize>,
-        /// Ranks in the mesh.
+        /// Number of ranks in the mesh.
         needed: usize,
-        /// Ranks in the world.
+        /// Number of ranks in the world.
         world_size: usize,
     },
-    /// The list of ranks does not fill the shape.
-    #[error("{given} ranks for mesh shape {shape:?}: list exactly {needed} ranks, row-major")]
+    /// The number of ranks is not the product of the shape.
+    #[error("{given} ranks for mesh shape {shape:?}. List exactly {needed} ranks, row-major")]
     RankCount {
-        /// Ranks given.
+        /// Number of ranks that were passed.
         given: usize,
-        /// Ranks in the mesh.
+        /// Number of ranks in the mesh.
         needed: usize,
         /// The shape.
         shape: Vec<usize>,
     },
     /// A rank is not in the world.
-    #[error("rank {rank} is not in a world of {world_size} ranks: use ranks below {world_size}")]
+    #[error("rank {rank} is not in a world of {world_size} ranks. Use ranks below {world_size}")]
     RankOutOfRange {
         /// The rank.
         rank: usize,
-        /// Ranks in the world.
+        /// Number of ranks in the world.
         world_size: usize,
     },
     /// A rank is listed twice.
-    #[error("rank {rank} appears twice in the mesh: a rank has one coordinate")]
+    #[error("rank {rank} appears twice in the mesh. List each rank once")]
     DuplicateRank {
         /// The rank.
         rank: usize,
     },
-    /// The calling rank is not part of the mesh, and asked for what only members have.
-    #[error("rank {rank} is not in {mesh}: only its ranks can {action}; check `mesh.coordinate()` first")]
+    /// The calling rank is outside the mesh, but called an operation for members only.
+    #[error("rank {rank} is not in {mesh}, so it cannot {action}. Check `mesh.coordinate()` first")]
     NotAMember {
         /// The calling rank.
         rank: usize,
         /// The mesh.
         mesh: String,
-        /// What was asked.
+        /// The operation, as a verb phrase.
         action: &'static str,
     },
-    /// A mesh dimension index past the end.
-    #[error("mesh dim {mesh_dim} does not exist in {mesh}: use an index below {ndim}")]
+    /// A mesh dimension index is past the end.
+    #[error("mesh dim {mesh_dim} does not exist in {mesh}. Use an index below {ndim}")]
     DimOutOfRange {
         /// The index.
         mesh_dim: usize,
-        /// Dimensions of the mesh.
+        /// Number of dimensions of the mesh.
         ndim: usize,
         /// The mesh.
         mesh: String,
     },
-    /// A world is not what the mesh's own was shrunk to.
-    #[error("{mesh} has nothing left in {world}: take what `World::shrink` has returned on the mesh's own world")]
+    /// The world is not the result of shrinking the mesh's world.
+    #[error(
+        "{world} is not the result of shrinking the world of {mesh}. Pass the world that `World::shrink` returned on \
+         the mesh's own world"
+    )]
     OtherWorld {
         /// The mesh.
         mesh: String,
         /// The world.
         world: String,
     },
-    /// Of every index along a dimension a rank is lost.
-    #[error("no index along `{dim}` of {mesh} has all of its ranks left: go on from a checkpoint")]
+    /// Every index along a dimension has lost a rank.
+    #[error("every index along `{dim}` of {mesh} has lost at least one rank. Resume from a checkpoint")]
     NoSurvivors {
         /// The mesh.
         mesh: String,
@@ -105,7 +109,7 @@ pub enum MeshError {
         dim: String,
     },
     /// No dimension has this name.
-    #[error("no mesh dim is named `{name}` in {mesh}: use one of {names:?}")]
+    #[error("no mesh dim is named `{name}` in {mesh}. Use one of {names:?}")]
     UnknownName {
         /// The name.
         name: String,
@@ -114,99 +118,100 @@ pub enum MeshError {
         /// The mesh.
         mesh: String,
     },
-    /// No name was given.
-    #[error("no mesh dim named for a slice of {mesh}: give one name or more")]
+    /// No name was passed.
+    #[error("no mesh dim named for a slice of {mesh}. Give at least one name")]
     NoNames {
         /// The mesh.
         mesh: String,
     },
-    /// The names come in another order than the mesh's dimensions.
-    #[error("mesh dims {given:?} of {mesh} come in another order than in the mesh: list them as {expected:?}")]
+    /// The names are not in the order of the mesh's dimensions.
+    #[error("mesh dims {given:?} are not in the order of {mesh}. List them as {expected:?}")]
     NameOrder {
-        /// Names given.
+        /// Names that were passed.
         given: Vec<String>,
         /// The same names in the order of the mesh.
         expected: Vec<String>,
         /// The mesh.
         mesh: String,
     },
-    /// Several of the dimensions named are made of one.
+    /// Two of the named dimensions share a dimension of the root.
     #[error(
-        "mesh dims {given:?} of {mesh} overlap: `{name}` is in two of them; name each dimension once, flattened or not"
+        "mesh dims {given:?} of {mesh} overlap: `{name}` is in two of them. Name each dimension once, flattened or not"
     )]
     Overlap {
-        /// Names given.
+        /// Names that were passed.
         given: Vec<String>,
-        /// The dimension that is in two.
+        /// Name of the shared dimension.
         name: String,
-        /// The mesh that has it.
+        /// Mesh that has the shared dimension.
         mesh: String,
     },
-    /// A name for flattened dimensions that others have.
+    /// The name for flattened dimensions already belongs to other dimensions.
     #[error(
-        "`{name}` names the dims {taken:?} of {mesh}, so it cannot name {given:?} flattened: use another with `flatten_as`"
+        "`{name}` names the dims {taken:?} of {mesh}, so it cannot name {given:?} flattened. Choose another name with \
+         `flatten_as`"
     )]
     NameTaken {
         /// The name.
         name: String,
-        /// The dimensions that have it.
+        /// Dimensions that have the name.
         taken: Vec<String>,
-        /// Those to flatten.
+        /// Dimensions to flatten.
         given: Vec<String>,
-        /// The mesh that has both.
+        /// Mesh that has both.
         mesh: String,
     },
     /// The number of communicators is not the number of dimensions.
-    #[error("{groups} groups for mesh shape {shape:?}: give one communicator per mesh dimension, in their order")]
+    #[error("{groups} groups for mesh shape {shape:?}. Give one communicator per mesh dimension, in order")]
     GroupCount {
-        /// Communicators given.
+        /// Number of communicators that were passed.
         groups: usize,
         /// The shape.
         shape: Vec<usize>,
     },
-    /// A communicator is not that of the caller's row.
+    /// A communicator is not that of the caller's row along its dimension.
     #[error(
-        "the group of mesh dim `{name}` is of ranks {found:?}, as rank {of} has it, but rank {rank} needs one of \
-         {row:?}, its row along `{name}`, of its own: make it with `world.group(&{row:?})`, or give the ranks as the \
-         groups have them"
+        "the communicator of mesh dim `{name}` has ranks {found:?} and belongs to rank {of}, but rank {rank} needs \
+         its own communicator of {row:?}, its row along `{name}`. Create it with `world.group(&{row:?})`, or list the \
+         mesh's ranks in the order of the groups"
     )]
     GroupRanks {
         /// The dimension's name.
         name: String,
         /// The calling rank.
         rank: usize,
-        /// Ranks that differ from it only along the dimension.
+        /// Ranks that differ from the calling rank only along the dimension.
         row: Vec<usize>,
-        /// Ranks of the group.
+        /// Ranks of the communicator's group.
         found: Vec<usize>,
-        /// The rank whose communicator it is.
+        /// Rank to which the communicator belongs.
         of: usize,
     },
-    /// A position past the last rank.
-    #[error("position {position} is past the {size} ranks of {mesh}: ranks are counted from 0, row-major in the mesh")]
+    /// A position is past the last rank.
+    #[error("position {position} is past the {size} ranks of {mesh}. Count ranks from 0, row-major in the mesh")]
     PositionOutOfRange {
         /// The position.
         position: usize,
-        /// Ranks in the mesh.
+        /// Number of ranks in the mesh.
         size: usize,
         /// The mesh.
         mesh: String,
     },
-    /// There is no current mesh.
-    #[error("no mesh is current on this thread: call this inside `with_mesh(&mesh, || ..)`, or pass a mesh")]
+    /// No mesh is current on the calling thread.
+    #[error("no mesh is current on this thread. Call this inside `with_mesh(&mesh, || ..)`, or pass a mesh")]
     NoCurrent,
-    /// Sizes that do not split a dimension.
-    #[error("sizes {sizes:?} do not split mesh dim `{name}` of size {size}: their product must be {size}")]
+    /// The sizes do not split the dimension.
+    #[error("sizes {sizes:?} do not split mesh dim `{name}` of size {size}. Make their product {size}")]
     Unflatten {
         /// The dimension's name.
         name: String,
-        /// Its size.
+        /// Size of the dimension.
         size: usize,
-        /// Sizes given.
+        /// Sizes that were passed.
         sizes: Vec<usize>,
     },
-    /// Meshes to concatenate that are not slices of one mesh.
-    #[error("{left} and {right} are not slices of one mesh: slice both from the mesh that holds all their dimensions")]
+    /// The meshes to concatenate are not slices of one mesh.
+    #[error("{left} and {right} are not slices of one mesh. Slice both from the mesh that has all their dimensions")]
     DifferentRoots {
         /// One mesh.
         left: String,

@@ -1,4 +1,4 @@
-//! Meshes over communicators that a program has, and dimensions with a deadline of their own.
+//! Meshes over existing communicators, and dimensions with their own deadline.
 
 use std::time::Duration;
 
@@ -8,9 +8,9 @@ use crate::Result;
 use crate::comm::{Communicator, World};
 
 impl DeviceMesh {
-    /// The 1-D mesh of the ranks of `group`, in its order. It communicates over this communicator and makes none.
+    /// Creates a 1-D mesh of the ranks of `group`, in its order. It uses this communicator and creates none.
     ///
-    /// Local: only ranks of the group have it.
+    /// Local: only ranks of the group call it.
     ///
     /// # Errors
     /// As [`from_groups`](Self::from_groups).
@@ -19,9 +19,9 @@ impl DeviceMesh {
         Self::from_groups(world, [group], ranks, [size], name)
     }
 
-    /// The mesh of `ranks`, row-major, that communicates over these communicators, one per dimension, and makes
-    /// none: groups of [`World::group`], [duplicates](Communicator::duplicate) with an order of calls of their
-    /// own, or another implementation of [`Communicator`].
+    /// Creates a mesh of `ranks`, row-major, that uses these communicators, one per dimension, and creates none.
+    /// They can be groups of [`World::group`], [duplicates](Communicator::duplicate) with a separate order of
+    /// calls, or another implementation of [`Communicator`].
     ///
     /// ```
     /// use burn_dtensor::prelude::*;
@@ -36,18 +36,19 @@ impl DeviceMesh {
     /// # Ok::<_, burn_dtensor::Error>(())
     /// ```
     ///
-    /// Meshes over other communicators are other meshes, whose tensors do not mix. What several dimensions do
-    /// together runs on a group of the world: [`flatten`](Self::flatten), [`all_reduce`](Self::all_reduce), sums of
-    /// gradients over several dimensions, and what an operator sends along a tensor dimension that several cut. A
-    /// redistribution takes a step for each dimension, where other meshes join steps of one kind.
+    /// Meshes with other communicators are not equal, and their tensors cannot be combined. Collectives over
+    /// several dimensions use a group of the world: [`flatten`](Self::flatten), [`all_reduce`](Self::all_reduce),
+    /// sums of gradients over several dimensions, and operators along a tensor dimension that several mesh
+    /// dimensions shard. A redistribution executes a separate step for each dimension, whereas other meshes fuse
+    /// steps of the same kind.
     ///
-    /// Local: ranks outside have no communicator to give.
+    /// Local: ranks outside the mesh have no communicators to pass.
     ///
     /// # Errors
     /// [`GroupCount`](MeshError::GroupCount) unless there is one communicator per dimension,
-    /// [`NotAMember`](MeshError::NotAMember) if the caller is not in `ranks`,
-    /// [`GroupRanks`](MeshError::GroupRanks) for a communicator of other ranks than the caller's row along its
-    /// dimension, or of another rank; and as [`from_ranks`](Self::from_ranks).
+    /// [`NotAMember`](MeshError::NotAMember) if the caller is not in `ranks`, [`GroupRanks`](MeshError::GroupRanks)
+    /// for a communicator of other ranks than the caller's row along its dimension, or of another rank; and as
+    /// [`from_ranks`](Self::from_ranks).
     pub fn from_groups(
         world: &World,
         groups: impl Into<Vec<Communicator>>,
@@ -62,7 +63,7 @@ impl DeviceMesh {
         }
         validate(world.size(), &ranks, shape, &names)?;
         let mesh = Self::over(world, ranks, shape, names, groups, 0, false);
-        let coordinate = mesh.member("make it of groups")?;
+        let coordinate = mesh.member("create it from groups")?;
         for (mesh_dim, name) in mesh.names().iter().enumerate() {
             let (group, row) = (mesh.communicator(mesh_dim)?.group(), mesh.row(coordinate, mesh_dim));
             if (group.ranks(), group.rank()) != (&row[..], coordinate[mesh_dim]) {
@@ -79,14 +80,15 @@ impl DeviceMesh {
         Ok(mesh)
     }
 
-    /// The same mesh, by itself, where a rank waits this long for the others in a collective along the dimension
-    /// `name`, and not [`Launch::with_deadline`](crate::comm::Launch::with_deadline): a pipeline's stages may be further
-    /// apart than its tensor-parallel ranks.
+    /// Returns a copy of the mesh, as a root, with a separate deadline for collectives along the dimension `name`.
+    /// It replaces [`Launch::with_deadline`](crate::comm::Launch::with_deadline), because the stages of a pipeline
+    /// may be further apart in time than tensor-parallel ranks.
     ///
-    /// That is the one option that a dimension has. Slices made of it keep it; what several dimensions do
-    /// together waits as long as the launch says. Tensors of it do not mix with those of the mesh without.
+    /// The deadline is the only option of a dimension. Slices of the new mesh keep it; collectives over several
+    /// dimensions use the deadline of the launch. Tensors on the new mesh cannot be combined with those on the old
+    /// one.
     ///
-    /// Local; every rank sets the same deadlines, on the mesh that it slices then.
+    /// Local. Every rank must set the same deadlines, before it slices the mesh.
     ///
     /// # Errors
     /// [`UnknownName`](MeshError::UnknownName).

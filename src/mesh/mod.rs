@@ -1,4 +1,4 @@
-//! Where a rank sits: an array of ranks with named dimensions and one communicator per dimension.
+//! Device meshes: an array of ranks with named dimensions, and one communicator per dimension.
 //!
 //! ```text
 //! DeviceMesh::new(&world, [2, 4], ["dp", "tp"])
@@ -13,17 +13,19 @@
 //!
 //! 1. Ranks are row-major: the last dimension varies fastest.
 //! 2. In the group of a dimension, a rank's group rank is its coordinate along that dimension.
-//! 3. A slice shares its parent's communicators; it makes none.
-//! 4. Equal meshes have equal ranks, shape, names, communicators and roots, and are one rank's of one launch.
-//! 5. One set of ranks in one order has one communicator, whichever meshes it is a row of; but for meshes made of
-//!    communicators of their own ([`from_groups`](DeviceMesh::from_groups)) or with deadlines of their own.
+//! 3. A slice shares its parent's communicators; it creates none.
+//! 4. Equal meshes have equal ranks, shapes, names, communicators and roots, and belong to the same rank of the
+//!    same launch.
+//! 5. A list of ranks has one communicator, whichever meshes have a row of these ranks. Exceptions are meshes with
+//!    their own communicators ([`from_groups`](DeviceMesh::from_groups)) or their own deadlines.
 //!
-//! # Outside the mesh
+//! # Ranks outside the mesh
 //!
-//! A mesh over a part of the world is made on all ranks alike. Where the caller is none of its ranks it has no
-//! [coordinate](DeviceMesh::coordinate), and whatever would hold a part of something there, or communicate, is
-//! [`NotAMember`](MeshError::NotAMember): slices, every way to make a DTensor, `parallelize`, `fully_shard`. So a
-//! program asks `mesh.coordinate().is_some()` first; there are no empty tensors that stand for nothing.
+//! All ranks of the world create a mesh with the same arguments, even if it covers only some of them. A rank
+//! outside the mesh has no [coordinate](DeviceMesh::coordinate). On such a rank, every operation that would
+//! communicate or hold a local tensor returns [`NotAMember`](MeshError::NotAMember): slicing, creating a DTensor,
+//! `parallelize`, `fully_shard`. Therefore a program checks `mesh.coordinate().is_some()` first. DTensors without a
+//! local tensor do not exist.
 
 mod array;
 mod collectives;

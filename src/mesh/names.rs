@@ -1,8 +1,8 @@
-//! [`DimNames`]: what names a mesh dimension, or several.
+//! [`DimNames`]: arguments that name one or more mesh dimensions.
 
-/// One mesh dimension name, or several: `"tp"`, `["dp", "tp"]`, a vector or slice of names.
+/// One or more names of mesh dimensions: `"tp"`, `["dp", "tp"]`, a vector or slice of names.
 pub trait DimNames {
-    /// The names, in the order given.
+    /// Returns the names, in the order given.
     fn dim_names(&self) -> Vec<&str>;
 }
 

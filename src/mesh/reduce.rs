@@ -1,4 +1,4 @@
-//! Numbers and plain tensors reduced over a mesh: [`DeviceMesh::all_reduce`].
+//! Reductions of numbers and plain tensors over a mesh: [`DeviceMesh::all_reduce`].
 
 use burn::backend::DispatchTensor;
 use burn::tensor::{DType, Device, Tensor};
@@ -7,7 +7,7 @@ use super::DeviceMesh;
 use crate::Result;
 use crate::comm::ReduceOp;
 
-/// What [`DeviceMesh::all_reduce`] reduces: an `f32`, an `f64`, or a `Tensor` of floats.
+/// A value that [`DeviceMesh::all_reduce`] reduces: an `f32`, an `f64`, or a `Tensor` of floats.
 pub trait Reducible: sealed::Sealed {}
 
 impl<T: sealed::Sealed> Reducible for T {}
@@ -17,7 +17,7 @@ mod sealed {
     use burn::tensor::Device;
 
     pub trait Sealed: Sized {
-        /// As a tensor without autodiff; a number goes to `device`.
+        /// Converts the value to a tensor without autodiff. A number is put on `device`.
         fn into_plain(self, device: &Device) -> DispatchTensor;
 
         fn from_plain(tensor: DispatchTensor) -> Self;
@@ -56,18 +56,19 @@ impl<const D: usize> sealed::Sealed for Tensor<D> {
 }
 
 impl DeviceMesh {
-    /// A loss, a metric or a count of all ranks of the mesh made one, the same to the bit on each: with
-    /// [`ReduceOp::Avg`] the mean of what they pass in.
+    /// Reduces a loss, a metric or a count over all ranks of the mesh. With [`ReduceOp::Avg`], the result is the
+    /// mean of the ranks' values. All ranks get a bitwise identical result.
     ///
-    /// What ranks decide by must be equal on all of them, or they part. A validation loss is that of a
-    /// rank's own data; its mean tells every rank at once that training is over:
+    /// Values that control the flow of a program must be equal on all ranks; otherwise the ranks diverge. For
+    /// example, each rank computes a validation loss on its own data. By comparing the mean, all ranks stop
+    /// training after the same epoch:
     ///
     /// ```
     /// use burn_dtensor::prelude::*;
     ///
     /// launch(Launch::threads(2), |world| {
     ///     let mesh = DeviceMesh::new(world, [2], ["dp"])?;
-    ///     // What each rank measures, epoch by epoch.
+    ///     // The loss that each rank measures, epoch by epoch.
     ///     let measured = [[4.0, 1.0, 3.0], [4.0, 2.0, 1.0]][world.rank()];
     ///     let (mut best, mut epochs) = (f64::INFINITY, 0);
     ///     for loss in measured {
@@ -83,17 +84,17 @@ impl DeviceMesh {
     /// # Ok::<_, burn_dtensor::Error>(())
     /// ```
     ///
-    /// Ranks that have averaged over different numbers of items reduce a sum and a count instead, together
-    /// in one tensor. The result of a tensor is plain, whatever the tensor's autodiff: the gradient of a
-    /// distributed loss is a [`DTensor`](crate::dtensor::DTensor)'s business. A number goes through `f64` where
-    /// the device has it. Reductions add in a fixed order.
+    /// If ranks average over different numbers of items, reduce a sum and a count instead, together in one tensor.
+    /// The result for a tensor is plain, whether or not the tensor has autodiff; for the gradient of a distributed
+    /// loss, use a [`DTensor`](crate::dtensor::DTensor). An `f64` is reduced as `f64` if the device supports it,
+    /// otherwise as `f32`. Reductions add in a fixed order.
     ///
     /// # Collective
     /// Every rank of the mesh.
     ///
     /// # Errors
-    /// [`NotAMember`](super::MeshError::NotAMember) outside the mesh, and
-    /// [`CommError`](crate::comm::CommError) if a rank fails, or passes in another shape or element type.
+    /// [`NotAMember`](super::MeshError::NotAMember) outside the mesh, and [`CommError`](crate::comm::CommError) if
+    /// a rank fails, or passes another shape or element type.
     pub fn all_reduce<T: Reducible>(&self, value: T, op: ReduceOp) -> Result<T> {
         let work = self.all()?.all_reduce(self.call(), vec![value.into_plain(self.device())], op);
         Ok(T::from_plain(work.wait()?.pop().expect("an all-reduce returns every tensor")))

@@ -1,19 +1,19 @@
-//! Dimensions of a mesh made one, or one made several.
+//! Flattening of several mesh dimensions into one, and splitting of one into several.
 
 use super::device_mesh::MeshDim;
 use super::{DeviceMesh, DimNames, MeshError};
 use crate::Result;
 
 impl DeviceMesh {
-    /// The 1-D slice over the named dimensions, called by their names joined with `_`:
+    /// Returns the 1-D slice over the named dimensions. Its name consists of their names, joined with `_`:
     /// `mesh.flatten(["dp", "cp"])` is the mesh `dp_cp`.
     ///
-    /// [`slice`](Self::slice) finds the name from then on, alone and beside other dimensions, on the mesh and on
-    /// all its clones and slices that have the dimensions. Flattening the same again gives the same. One
-    /// dimension alone is its slice.
+    /// From then on [`slice`](Self::slice) accepts the name, alone or together with other dimensions. This applies
+    /// to the mesh and to all its clones and slices that have the dimensions. Flattening the same dimensions a
+    /// second time returns an equal mesh. Flattening a single dimension returns its slice.
     ///
     /// # Collective
-    /// Every rank of the mesh: it makes a group.
+    /// Every rank of the mesh, because it creates a group.
     ///
     /// # Errors
     /// As [`flatten_as`](Self::flatten_as).
@@ -22,15 +22,14 @@ impl DeviceMesh {
         self.flatten_as(names, &name)
     }
 
-    /// [`flatten`](Self::flatten), called `name`.
+    /// Like [`flatten`](Self::flatten), but with the name `name`.
     ///
     /// # Collective
-    /// Every rank of the mesh: it makes a group.
+    /// Every rank of the mesh, because it creates a group.
     ///
     /// # Errors
-    /// As [`slice`](Self::slice); [`EmptyName`](MeshError::EmptyName), and
-    /// [`NameTaken`](MeshError::NameTaken) if the mesh, or the one that it was sliced from, has other dimensions
-    /// of this name.
+    /// As [`slice`](Self::slice); [`EmptyName`](MeshError::EmptyName), and [`NameTaken`](MeshError::NameTaken) if
+    /// the mesh, or the one from which it was sliced, has other dimensions of this name.
     pub fn flatten_as(&self, names: impl DimNames, name: &str) -> Result<Self> {
         let (dims, root) = (self.dims(names)?, self.root());
         let flat = MeshDim { name: name.into(), made_of: dims.iter().flat_map(|dim| dim.made_of.clone()).collect() };
@@ -54,16 +53,15 @@ impl DeviceMesh {
         root.sliced(vec![flat])
     }
 
-    /// The mesh with the dimension `name` split in several, the last varying fastest: of
-    /// (dp=8, tp=2), `unflatten("dp", [2, 4], ["efsdp", "ep"])` is (efsdp=2, ep=4, tp=2). A mesh by itself.
+    /// Returns the mesh with the dimension `name` split into several, the last varying fastest. With (dp=8, tp=2),
+    /// `unflatten("dp", [2, 4], ["efsdp", "ep"])` is (efsdp=2, ep=4, tp=2). The result is a root.
     ///
     /// # Collective
-    /// Every rank of the world, as for [`new`](Self::new): it makes groups.
+    /// Every rank of the world, as for [`new`](Self::new), because it creates groups.
     ///
     /// # Errors
-    /// [`UnknownName`](MeshError::UnknownName), [`Unflatten`](MeshError::Unflatten) if the
-    /// product of `sizes` is not the dimension's size, and the errors of names in
-    /// [`new`](Self::new).
+    /// [`UnknownName`](MeshError::UnknownName), [`Unflatten`](MeshError::Unflatten) if the product of `sizes` is
+    /// not the dimension's size, and the errors for names in [`new`](Self::new).
     pub fn unflatten(&self, name: &str, sizes: impl AsRef<[usize]>, names: impl DimNames) -> Result<Self> {
         let (dim, sizes) = (self.dim(name)?, sizes.as_ref());
         let size = self.size_of(dim);

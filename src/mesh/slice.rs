@@ -1,4 +1,4 @@
-//! Slices of a mesh, and slices put together again.
+//! Slicing of a mesh, and concatenation of slices.
 
 use super::array::first_repeated;
 use super::device_mesh::MeshDim;
@@ -6,13 +6,13 @@ use super::{DeviceMesh, DimNames, MeshError};
 use crate::Result;
 
 impl DeviceMesh {
-    /// The mesh of the ranks that share the caller's position in all other dimensions:
-    /// `mesh.slice("tp")` or `mesh.slice(["dp", "tp"])`, names in the order of the mesh.
+    /// Returns the mesh of the ranks that have the caller's index in all other dimensions: `mesh.slice("tp")` or
+    /// `mesh.slice(["dp", "tp"])`, with names in the order of the mesh.
     ///
-    /// A name is that of a dimension, or one that [flattening](Self::flatten) has given to several: of
-    /// (pp, dp, cp, tp) whose dp and cp were flattened, `mesh.slice(["dp_cp", "tp"])` has two dimensions.
+    /// A name is that of a dimension, or one that [`flatten`](Self::flatten) has given to several dimensions. If dp
+    /// and cp of (pp, dp, cp, tp) were flattened, `mesh.slice(["dp_cp", "tp"])` has two dimensions.
     ///
-    /// Shares the mesh's communicators. Naming all dimensions gives the mesh itself.
+    /// The slice shares the mesh's communicators. If all dimensions are named, it is the mesh itself.
     ///
     /// # Errors
     /// [`NoNames`](MeshError::NoNames), [`UnknownName`](MeshError::UnknownName),
@@ -26,12 +26,12 @@ impl DeviceMesh {
         self.root().sliced(dims)
     }
 
-    /// The mesh over the dimensions of several slices of one mesh, in that mesh's order: of `dp` and `tp`,
-    /// the slice (dp, tp).
+    /// Returns the mesh over the dimensions of several slices of one mesh, in that mesh's order. For example, the
+    /// slices `dp` and `tp` yield the slice (dp, tp).
     ///
     /// # Errors
     /// [`DifferentRoots`](MeshError::DifferentRoots) unless all are slices of one mesh,
-    /// [`DuplicateName`](MeshError::DuplicateName) and [`Overlap`](MeshError::Overlap) for those that share a
+    /// [`DuplicateName`](MeshError::DuplicateName) and [`Overlap`](MeshError::Overlap) for slices that share a
     /// dimension.
     pub fn concatenate(&self, others: &[&Self]) -> Result<Self> {
         if let Some(other) = others.iter().find(|other| other.root() != self.root()) {
@@ -43,18 +43,20 @@ impl DeviceMesh {
         self.root().sliced(dims)
     }
 
-    /// Which dimension of this mesh is dimension `mesh_dim` of `other`, a slice of the same mesh.
+    /// Returns the dimension of this mesh that is dimension `mesh_dim` of `other`, if both are slices of the same
+    /// mesh and share it.
     pub(crate) fn dim_in_common(&self, other: &Self, mesh_dim: usize) -> Option<usize> {
         let theirs = other.mesh_dims().nth(mesh_dim).filter(|_| self.root() == other.root())?;
         self.mesh_dims().position(|dim| dim.made_of == theirs.made_of)
     }
 
-    /// The slice of this mesh, a root; itself, if these are all its dimensions.
+    /// Returns the slice of this mesh, which must be a root, with these dimensions; the mesh itself if these are
+    /// all its dimensions.
     pub(super) fn sliced(&self, dims: Vec<MeshDim>) -> Result<Self> {
         if dims.iter().cloned().eq(self.mesh_dims()) { Ok(self.clone()) } else { self.sub_mesh(dims) }
     }
 
-    /// The named dimensions.
+    /// Returns the named dimensions.
     pub(super) fn dims(&self, names: impl DimNames) -> Result<Vec<MeshDim>> {
         let names = names.dim_names();
         if names.is_empty() {
@@ -80,14 +82,14 @@ impl DeviceMesh {
         Ok(dims)
     }
 
-    /// What flattening has made of dimensions that this mesh has.
+    /// Returns the flattened dimensions that consist of dimensions of this mesh.
     fn joined(&self) -> Vec<MeshDim> {
         let held: Vec<usize> = self.mesh_dims().flat_map(|dim| dim.made_of).collect();
         let inside = |dim: &&MeshDim| dim.made_of.iter().all(|dim| held.contains(dim));
         self.root().flattened().iter().filter(inside).cloned().collect()
     }
 
-    /// Checks that no dimension is named twice, by its own name or by that of several.
+    /// Checks that no dimension is named twice, by its own name or by that of a flattened dimension.
     fn check_apart(&self, dims: &[MeshDim]) -> Result<(), MeshError> {
         let given = || dims.iter().map(|dim| dim.name.clone()).collect::<Vec<_>>();
         if let Some(name) = first_repeated(&given()) {

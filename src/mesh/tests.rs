@@ -5,14 +5,14 @@ use super::{DeviceMesh, MeshError};
 use crate::comm::{Launch, World, launch};
 use crate::{Error, Result};
 
-/// Runs `program` on `ranks` thread ranks.
+/// Runs `program` on `ranks` ranks, as threads.
 fn on<T: Send>(ranks: usize, program: impl Fn(&World) -> Result<T> + Sync) -> Vec<T> {
     let launched = launch(Launch::threads(ranks).with_deadline(Duration::from_secs(20)), program);
     let launched = launched.unwrap_or_else(|error| panic!("{error}"));
     launched.into_iter().map(|(_, returned)| returned).collect()
 }
 
-/// The error of `build` in a world of `ranks`, and its message.
+/// Returns the error of `build` in a world of `ranks`, and its message.
 fn refused(ranks: usize, build: impl Fn(&World) -> Result<DeviceMesh> + Sync) -> (MeshError, String) {
     let mut errors = on(ranks, |world| Ok(build(world).unwrap_err()));
     let Error::Mesh(error) = errors.swap_remove(0) else { panic!("no error of a mesh") };
@@ -20,7 +20,7 @@ fn refused(ranks: usize, build: impl Fn(&World) -> Result<DeviceMesh> + Sync) ->
     (error, message)
 }
 
-/// Ranks of the caller's group along each dimension, and its place in each.
+/// Returns the ranks of the caller's group along each dimension, and its rank in each.
 fn groups(mesh: &DeviceMesh) -> Vec<(Vec<usize>, usize)> {
     let groups = (0..mesh.ndim()).map(|dim| mesh.communicator(dim).unwrap().group().clone());
     groups.map(|group| (group.ranks().to_vec(), group.rank())).collect()
@@ -93,7 +93,7 @@ fn slices_share_communicators() {
         for (dim, parent) in [(0, 0), (1, 2)] {
             assert!(slice.communicator(dim)?.is_same(mesh.communicator(parent)?));
         }
-        // A slice of a slice, and the slices put together again.
+        // A slice of a slice, and the concatenation of slices.
         let tp = slice.slice("tp")?;
         assert_eq!(tp, mesh.slice("tp")?);
         assert_eq!((tp.root(), mesh.root(), mesh.slice(["pp", "dp", "tp"])?), (&mesh, &mesh, mesh.clone()));
@@ -107,7 +107,7 @@ fn flattening_makes_one_dim_of_several() {
     on(8, |world| {
         let mesh = DeviceMesh::new(world, [2, 2, 2], ["dp", "cp", "tp"])?;
         let coordinate = mesh.coordinate().unwrap().to_vec();
-        // Not adjacent: the ranks that share the coordinate of cp.
+        // The dimensions are not adjacent: the ranks share the coordinate of cp.
         let flat = mesh.flatten(["dp", "tp"])?;
         let base = 2 * coordinate[1];
         assert_eq!(
@@ -116,7 +116,7 @@ fn flattening_makes_one_dim_of_several() {
         );
         assert_eq!(groups(&flat), [(flat.ranks().to_vec(), 2 * coordinate[0] + coordinate[2])]);
         assert_eq!((flat.root(), flat.slice_index()), (&mesh, coordinate[1]));
-        // Beside the dimension between them, in the order of the first of each.
+        // Next to the dimension between them, in the order of the first dimension of each.
         let both = mesh.slice(["dp_tp", "cp"])?;
         assert_eq!(both.to_string(), "DeviceMesh(dp_tp=4, cp=2; ranks [0, 2, 1, 3, 4, 6, 5, 7])");
         assert_eq!(both.coordinate().unwrap(), [2 * coordinate[0] + coordinate[2], coordinate[1]]);
@@ -124,7 +124,7 @@ fn flattening_makes_one_dim_of_several() {
             assert_eq!(ranks[place], mesh.rank());
             assert_eq!(place, both.coordinate().unwrap()[dim]);
         }
-        // All flattened, and split again.
+        // All flattened, then unflattened.
         mesh.flatten(["dp", "cp"])?;
         let joined = mesh.slice(["dp_cp", "tp"])?;
         assert_eq!(joined.to_string(), "DeviceMesh(dp_cp=4, tp=2; ranks 0..8)");
@@ -146,7 +146,7 @@ fn a_flattened_name_is_found_again_with_its_one_communicator() {
         };
         unknown(mesh.slice("dp_cp"));
         let flat = stage.flatten(["dp", "cp"])?;
-        // On the root, on the slice, on a clone; made again.
+        // On the root, on the slice, on a clone, and flattened a second time.
         for again in
             [mesh.slice("dp_cp"), stage.slice("dp_cp"), mesh.clone().slice("dp_cp"), mesh.flatten(["dp", "cp"])]
         {
@@ -158,10 +158,10 @@ fn a_flattened_name_is_found_again_with_its_one_communicator() {
         assert_eq!(mesh.slice(["pp", "dp_cp"])?.to_string(), "DeviceMesh(pp=2, dp_cp=4; ranks 0..8)");
         assert_eq!(mesh.slice("pp")?.concatenate(&[&flat])?, mesh.slice(["pp", "dp_cp"])?);
         assert_eq!(flat.concatenate(&[&mesh.slice("pp")?])?, mesh.slice(["pp", "dp_cp"])?);
-        // A slice without cp cannot have it, and says what it has.
-        assert!(unknown(mesh.slice(["pp", "dp"])?.slice("dp_cp")).contains(r#"use one of ["pp", "dp"]"#));
-        assert!(unknown(mesh.slice("tp")).contains(r#"use one of ["pp", "dp", "cp", "dp_cp"]"#));
-        // One dimension is its own slice; another name is another slice of the same group.
+        // A slice without cp cannot have it, and lists the names that it has.
+        assert!(unknown(mesh.slice(["pp", "dp"])?.slice("dp_cp")).contains(r#"Use one of ["pp", "dp"]"#));
+        assert!(unknown(mesh.slice("tp")).contains(r#"Use one of ["pp", "dp", "cp", "dp_cp"]"#));
+        // Flattening one dimension returns its slice. Another name is another slice of the same group.
         assert_eq!(mesh.flatten("dp")?, mesh.slice("dp")?);
         let batch = mesh.flatten_as(["dp", "cp"], "batch")?;
         assert!(batch != flat && batch.communicator(0)?.is_same(flat.communicator(0)?));
@@ -169,7 +169,7 @@ fn a_flattened_name_is_found_again_with_its_one_communicator() {
     });
 }
 
-/// The index counts the root's slices along the same dimensions, by whatever slices it was come to.
+/// The index counts the root's slices along the same dimensions, however the slice was obtained.
 #[test]
 fn a_slice_of_a_slice_has_the_index_of_the_slice() {
     on(12, |world| {
@@ -244,7 +244,8 @@ fn equality_and_hash_cover_ranks_shape_names_and_root() {
         assert_eq!((&slice, hash(&slice)), (&same.slice("shard")?, hash(&same.slice("shard")?)));
         assert_ne!((&slice, hash(&slice)), (&alone, hash(&alone)));
         assert!(slice.congruent(&alone));
-        // Made of a slice, and of nothing: what is drawn on them differs on all but the first slice.
+        // One mesh was created from a slice, the other from ranks. Random numbers drawn on them differ on all
+        // slices except the first.
         let (made, first) = (slice.unflatten("shard", [2], "shard")?, slice.slice_index() == 0);
         assert_eq!(made == alone, first);
         Ok(())
@@ -260,7 +261,7 @@ fn meshes_of_other_ranks_and_other_launches_differ() {
     assert_eq!(first[0], first[0].clone());
 }
 
-/// One test case a variant: what is refused, the variant, and the remedy in its message.
+/// One test case per variant: the rejected call, the variant, and the remedy in its message.
 macro_rules! refusals {
     ($($test:ident: $world:expr, $build:expr => $variant:pat, $message:literal;)*) => {$(
         #[test]
@@ -274,7 +275,7 @@ macro_rules! refusals {
 
 refusals! {
     a_mesh_larger_than_the_world: 2, |w| DeviceMesh::new(w, [2, 2], ["a", "b"])
-        => MeshError::WorldTooSmall { needed: 4, world_size: 2, .. }, "launch 4 ranks";
+        => MeshError::WorldTooSmall { needed: 4, world_size: 2, .. }, "Launch 4 ranks";
     a_mesh_without_dims: 1, |w| DeviceMesh::new(w, [], [""; 0])
         => MeshError::EmptyShape { .. }, "at least one dimension";
     a_dim_of_size_0: 1, |w| DeviceMesh::new(w, [1, 0], ["a", "b"])
@@ -282,23 +283,23 @@ refusals! {
     too_few_names: 2, |w| DeviceMesh::new(w, [2, 1], ["a"])
         => MeshError::NameCount { .. }, "one name per mesh dimension";
     an_empty_name: 1, |w| DeviceMesh::new(w, [1, 1], ["a", ""])
-        => MeshError::EmptyName { mesh_dim: 1 }, "name every mesh dimension";
+        => MeshError::EmptyName { mesh_dim: 1 }, "Name every mesh dimension";
     a_name_twice: 1, |w| DeviceMesh::new(w, [1, 1], ["a", "a"])
         => MeshError::DuplicateName { .. }, "`a` is given twice";
     too_few_ranks: 2, |w| DeviceMesh::from_ranks(w, [0], [2], "a")
-        => MeshError::RankCount { given: 1, needed: 2, .. }, "list exactly 2 ranks";
+        => MeshError::RankCount { given: 1, needed: 2, .. }, "List exactly 2 ranks";
     a_rank_outside_the_world: 2, |w| DeviceMesh::from_ranks(w, [0, 2], [2], "a")
-        => MeshError::RankOutOfRange { rank: 2, world_size: 2 }, "use ranks below 2";
+        => MeshError::RankOutOfRange { rank: 2, world_size: 2 }, "Use ranks below 2";
     a_rank_twice: 2, |w| DeviceMesh::from_ranks(w, [1, 1], [2], "a")
         => MeshError::DuplicateRank { rank: 1 }, "rank 1 appears twice";
     an_unknown_name: 2, |w| DeviceMesh::new(w, [2, 1], ["dp", "tp"])?.slice("pp")
-        => MeshError::UnknownName { .. }, r#"use one of ["dp", "tp"]"#;
+        => MeshError::UnknownName { .. }, r#"Use one of ["dp", "tp"]"#;
     a_slice_without_names: 1, |w| DeviceMesh::new(w, [1], "dp")?.slice([""; 0])
-        => MeshError::NoNames { .. }, "give one name or more";
+        => MeshError::NoNames { .. }, "Give at least one name";
     a_slice_with_a_name_twice: 1, |w| DeviceMesh::new(w, [1], "dp")?.slice(["dp", "dp"])
         => MeshError::DuplicateName { .. }, "`dp` is given twice";
     a_reordered_slice: 1, |w| DeviceMesh::new(w, [1, 1], ["dp", "tp"])?.slice(["tp", "dp"])
-        => MeshError::NameOrder { .. }, r#"list them as ["dp", "tp"]"#;
+        => MeshError::NameOrder { .. }, r#"List them as ["dp", "tp"]"#;
     a_dim_twice_by_a_flattened_name: 1, |w| {
         let mesh = DeviceMesh::new(w, [1, 1, 1], ["a", "b", "c"])?;
         mesh.flatten(["a", "b"])?;
@@ -308,7 +309,7 @@ refusals! {
         let mesh = DeviceMesh::new(w, [1, 1, 1], ["a", "b", "c"])?;
         mesh.flatten(["a", "b"])?;
         mesh.slice(["c", "a_b"])
-    } => MeshError::NameOrder { .. }, r#"list them as ["a_b", "c"]"#;
+    } => MeshError::NameOrder { .. }, r#"List them as ["a_b", "c"]"#;
     flattening_to_a_name_of_a_dim: 1, |w| DeviceMesh::new(w, [1, 1, 1], ["a", "b", "a_b"])?.flatten(["a", "b"])
         => MeshError::NameTaken { .. }, r#"`a_b` names the dims ["a_b"]"#;
     flattening_to_a_name_of_other_flattened_dims: 1, |w| {
@@ -317,21 +318,21 @@ refusals! {
         mesh.slice(["b", "c"])?.flatten_as(["b", "c"], "batch")
     } => MeshError::NameTaken { .. }, r#"`batch` names the dims ["a", "b"]"#;
     flattening_to_an_empty_name: 1, |w| DeviceMesh::new(w, [1, 1], ["a", "b"])?.flatten_as(["a", "b"], "")
-        => MeshError::EmptyName { .. }, "name every mesh dimension";
+        => MeshError::EmptyName { .. }, "Name every mesh dimension";
     slices_that_share_a_dim: 1, |w| {
         let mesh = DeviceMesh::new(w, [1, 1, 1], ["a", "b", "c"])?;
         mesh.slice(["a", "b"])?.concatenate(&[&mesh.flatten(["b", "c"])?])
     } => MeshError::Overlap { .. }, "`b` is in two of them";
     sizes_that_do_not_split: 2, |w| DeviceMesh::new(w, [2], "dp")?.unflatten("dp", [2, 2], ["a", "b"])
-        => MeshError::Unflatten { size: 2, .. }, "their product must be 2";
+        => MeshError::Unflatten { size: 2, .. }, "Make their product 2";
     unflattening_with_too_few_names: 2, |w| DeviceMesh::new(w, [2], "dp")?.unflatten("dp", [2, 1], ["a"])
         => MeshError::NameCount { .. }, "one name per mesh dimension";
     slices_of_two_meshes: 1, |w| {
         let slice = |names| DeviceMesh::new(w, [1, 1], names)?.slice("tp");
         slice(["dp", "tp"])?.concatenate(&[&slice(["pp", "tp"])?])
-    } => MeshError::DifferentRoots { .. }, "slice both from the mesh that holds all";
+    } => MeshError::DifferentRoots { .. }, "Slice both from the mesh that has all";
     a_dim_index_past_the_end: 1, |w| {
         let mesh = DeviceMesh::new(w, [1], "dp")?;
         mesh.communicator(1).map(|_| mesh.clone())
-    } => MeshError::DimOutOfRange { mesh_dim: 1, ndim: 1, .. }, "use an index below 1";
+    } => MeshError::DimOutOfRange { mesh_dim: 1, ndim: 1, .. }, "Use an index below 1";
 }

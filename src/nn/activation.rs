@@ -1,4 +1,4 @@
-//! Activation layers.
+//! Forward of burn-nn's activation layers over DTensors.
 
 use burn::nn::Identity;
 use burn::nn::activation::{

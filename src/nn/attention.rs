@@ -1,7 +1,7 @@
-//! `MultiHeadAttention`.
+//! Forward of `MultiHeadAttention` over DTensors.
 //!
-//! With the projections split by columns each rank computes whole heads, and nothing is sent until
-//! the output projection, split by rows, adds its terms up.
+//! With column-sharded projections each rank computes complete heads. Nothing is communicated until the row-sharded
+//! output projection sums its partial results.
 
 use burn::nn::Linear;
 use burn::nn::attention::MultiHeadAttention;
@@ -16,7 +16,7 @@ use crate::parallel::ParallelError;
 use crate::param::path;
 use crate::placement::Placement;
 
-/// What [`MultiHeadAttention`] reads.
+/// Input of [`MultiHeadAttention`].
 #[derive(Debug, Clone)]
 pub struct MhaInput {
     query: DTensor<3>,
@@ -27,24 +27,24 @@ pub struct MhaInput {
 }
 
 impl MhaInput {
-    /// Query, key and value are one tensor `[batch, seq, d_model]`.
+    /// Creates the input of self-attention: query, key and value are the same tensor `[batch, seq, d_model]`.
     pub fn self_attn(tensor: DTensor<3>) -> Self {
         Self::new(tensor.clone(), tensor.clone(), tensor)
     }
 
-    /// Query `[batch, seq_1, d_model]`, key and value `[batch, seq_2, d_model]`.
+    /// Creates an input with query `[batch, seq_1, d_model]`, and key and value `[batch, seq_2, d_model]`.
     pub fn new(query: DTensor<3>, key: DTensor<3>, value: DTensor<3>) -> Self {
         Self { query, key, value, mask_pad: None, mask_attn: None }
     }
 
-    /// Keys not to read, `[batch, seq_2]`.
+    /// Sets the padding mask `[batch, seq_2]`, which is true for keys to ignore.
     #[must_use]
     pub fn mask_pad(mut self, mask: DTensor<2, Bool>) -> Self {
         self.mask_pad = Some(mask);
         self
     }
 
-    /// Keys that a query must not read, `[batch, seq_1, seq_2]`.
+    /// Sets the attention mask `[batch, seq_1, seq_2]`, which is true where a query must not attend to a key.
     #[must_use]
     pub fn mask_attn(mut self, mask: DTensor<3, Bool>) -> Self {
         self.mask_attn = Some(mask);
@@ -56,12 +56,12 @@ impl MhaInput {
     }
 }
 
-/// What [`MultiHeadAttention`] returns.
+/// Output of [`MultiHeadAttention`].
 #[derive(Debug, Clone)]
 pub struct MhaOutput {
     /// Attention weights `[batch, heads, seq_1, seq_2]`, after dropout.
     pub weights: DTensor<4>,
-    /// `[batch, seq_1, d_model]`.
+    /// Output `[batch, seq_1, d_model]`.
     pub context: DTensor<3>,
 }
 
@@ -87,7 +87,7 @@ impl DTensorForward<MhaInput> for MultiHeadAttention {
     }
 }
 
-/// `layer` on `x` `[batch, seq, d]`, split into heads: `[batch, heads, seq, d_head]`.
+/// Applies `layer` to `x` `[batch, seq, d]` and splits the result into heads: `[batch, heads, seq, d_head]`.
 pub(super) fn project(x: DTensor<3>, layer: &Linear, heads: usize) -> DTensor<4> {
     let y = layer.forward_dtensor(x);
     let [batch, seq, width] = y.dims();
@@ -95,19 +95,19 @@ pub(super) fn project(x: DTensor<3>, layer: &Linear, heads: usize) -> DTensor<4>
     y.reshape([batch, seq, heads, width / heads]).swap_dims(1, 2)
 }
 
-/// A mask of keys `[batch, seq]`, for the scores of all heads and queries.
+/// Reshapes a mask of keys `[batch, seq]` so that it broadcasts to the scores of all heads and queries.
 pub(super) fn of_keys(mask: DTensor<2, Bool>) -> DTensor<4, Bool> {
     let [batch, seq] = mask.dims();
     mask.reshape([batch, 1, 1, seq])
 }
 
-/// `[batch, heads, seq, d_head]` back to `[batch, seq, heads * d_head]`.
+/// Merges the heads: `[batch, heads, seq, d_head]` to `[batch, seq, heads * d_head]`.
 pub(super) fn join(x: DTensor<4>) -> DTensor<3> {
     let [batch, heads, seq, width] = x.dims();
     x.swap_dims(1, 2).reshape([batch, seq, heads * width])
 }
 
-/// Ranks that share the features of `y` must share whole heads.
+/// Checks that ranks that shard the features of `y` hold complete heads.
 fn check_heads(y: &DTensor<3>, layer: &Linear, heads: usize) -> Result<()> {
     let shardings = y.placements().iter().enumerate().filter(|(_, placement)| **placement == Placement::Shard(2));
     let shardings: Vec<usize> = shardings.map(|(dim, _)| dim).collect();

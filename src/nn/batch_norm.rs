@@ -1,4 +1,4 @@
-//! `BatchNorm`.
+//! Forward of `BatchNorm`, with synchronized statistics over DTensors.
 
 use burn::module::RunningState;
 use burn::nn::BatchNorm;
@@ -12,17 +12,17 @@ use crate::error::OrUnwind;
 use crate::mesh::DeviceMesh;
 use crate::placement::Placement;
 
-/// The statistics are those of the whole batch, however the mesh's ranks share it: what other frameworks call
-/// synchronized batch normalization. Shares may be uneven, or empty.
+/// Normalizes by the statistics of the global batch, for any sharding of it over the ranks of the mesh
+/// (synchronized batch normalization). Shards may be uneven or empty.
 ///
-/// As burn's own, it normalizes by its batch in training, and by its running statistics where the input is on a
-/// device without autodiff or the layer is frozen; running variances are without Bessel's correction. Every rank
-/// keeps the running statistics of all channels, and they are the same on all ranks of the mesh, so that a record
-/// or [`valid`](burn::module::Module::valid) needs no synchronization. Half precision is normalized in single
-/// precision.
+/// As in burn, the layer uses the statistics of the batch in training. It uses the running statistics if the input
+/// is on a device without autodiff or the layer is frozen. Running variances are computed without Bessel's
+/// correction. Every rank stores the running statistics of all channels, identical on all ranks of the mesh, so a
+/// record or [`valid`](burn::module::Module::valid) needs no synchronization. Half precision is normalized in
+/// single precision.
 ///
-/// The mesh is that of [`parallelize`](crate::parallel::parallelize): to share one batch over ranks that hold all
-/// parameters, place nothing.
+/// The mesh is the one passed to [`parallelize`](crate::parallel::parallelize). To share one batch among ranks that
+/// all hold all parameters, use a plan without placements.
 ///
 /// ```
 /// use burn::nn::{BatchNorm, BatchNormConfig};
@@ -38,16 +38,17 @@ use crate::placement::Placement;
 ///     let y = norm.forward_dtensor(DTensor::distribute_replicated(x, &mesh, &[Placement::Shard(0)])?);
 ///     assert_eq!(y.placements(), [Placement::Shard(0)]);
 ///     let mean = norm.running_mean.value_sync().into_scalar::<f32>();
-///     assert!((mean - 0.3).abs() < 1e-6); // momentum 0.1, of the mean of all three
+///     assert!((mean - 0.3).abs() < 1e-6); // momentum 0.1, and 3 is the mean of all rows
 ///     Ok(())
 /// })?;
 /// # Ok::<_, burn_dtensor::Error>(())
 /// ```
 ///
-/// Under [`fully_shard`](crate::fsdp::fully_shard) each data-parallel rank has a batch of its own, and plain
-/// tensors, or DTensors on a tensor-parallel slice, have the statistics of that batch alone. For statistics of
-/// all of it make the batch one DTensor as here: over the ranks that share it parameters are then whole, or cut
-/// where the plan places them so (`("**.weight", Placement::Shard(0))`), and what needs a weight gathers it.
+/// Under [`fully_shard`](crate::fsdp::fully_shard) each data-parallel rank has a separate batch. With plain
+/// tensors, or with DTensors on a tensor-parallel slice, the statistics are those of that batch only. For
+/// statistics over the batches of all ranks, make the batch one DTensor as in this example. The parameters are then
+/// replicated over the ranks that share the batch, or sharded where the plan says so
+/// (`("**.weight", Placement::Shard(0))`); operators that need a sharded weight all-gather it.
 impl<const D: usize> DTensorForward<DTensor<D>> for BatchNorm {
     type Output = DTensor<D>;
 
@@ -76,7 +77,8 @@ fn replicated<const D: usize>(tensor: Tensor<D>, mesh: &DeviceMesh) -> Result<DT
     DTensor::from_local(tensor, mesh, &vec![Placement::Replicate; mesh.ndim()])
 }
 
-/// Where ranks normalize channels of their own, one all-gather of both.
+/// Returns both statistics for all channels. If each rank normalized only some of the channels, this takes one
+/// all-gather for both.
 fn of_all_channels(mean: DTensor<1>, variance: DTensor<1>) -> Result<[Tensor<1>; 2]> {
     if mean.placements().iter().all(|placement| placement.is_replicate()) {
         return Ok([mean.to_local(), variance.to_local()]);
@@ -85,7 +87,7 @@ fn of_all_channels(mean: DTensor<1>, variance: DTensor<1>) -> Result<[Tensor<1>;
     Ok([0, 1].map(|at| both.clone().narrow(0, at, 1).squeeze_dim(0)))
 }
 
-/// Moves `state` towards the statistics of a batch.
+/// Updates the running average `state` with the statistics of a batch.
 fn follow(state: &RunningState<Tensor<1>>, batch: Tensor<1>, momentum: f64) {
     let old = state.value_sync().to_device(&batch.device());
     let batch = batch.cast(old.dtype());

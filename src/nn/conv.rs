@@ -1,7 +1,7 @@
-//! Convolutions.
+//! Forward of burn-nn's convolutions over DTensors.
 //!
-//! A rank may hold part of the batch or of the image, of the output channels (weight and bias `S(0)`), or of the
-//! input channels (weight `S(1)`, bias `R`): then the ranks' terms are added up.
+//! A rank may hold a shard of the batch or of the image, of the output channels (weight and bias `S(0)`), or of the
+//! input channels (weight `S(1)`, bias `R`). In the last case the ranks' partial results are summed.
 
 use burn::nn::conv::{Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d, DeformConv2d};
 use burn::tensor::ops::{ConvOptions, ConvTransposeOptions, DeformConvOptions};
@@ -11,7 +11,7 @@ use super::{DTensorForward, apply_style, read};
 use crate::dtensor::DTensor;
 use crate::dtensor::ops::{module, operand_error};
 
-/// Layers whose fields are numbers in one dimension, and arrays of them in several.
+/// Implements the forward of convolutions. The one-dimensional layer has numbers as fields, the others have arrays.
 macro_rules! convolutions {
     ($($Layer:ident $conv:ident $N:literal $D:literal $each:tt),* $(,)?) => {$(
         impl DTensorForward<DTensor<$D>> for $Layer {
@@ -38,7 +38,7 @@ convolutions! {
 
 macro_rules! transposed {
     ($($Layer:ident $conv:ident $D:literal $each:tt),* $(,)?) => {$(
-        /// A weight has its input channels first here: `S(1)` cuts output channels.
+        /// The weight of a transposed convolution has its input channels first, so `S(1)` shards the output channels.
         impl DTensorForward<DTensor<$D>> for $Layer {
             type Output = DTensor<$D>;
 
@@ -58,8 +58,9 @@ transposed! {
     ConvTranspose3d conv_transpose3d 5 array,
 }
 
-/// An input, an offset, and perhaps a mask, as
-/// [`deform_conv2d`](crate::dtensor::ops::module::deform_conv2d) has them. Padding before and behind must be the same.
+/// Takes an input, an offset and optionally a mask, like
+/// [`deform_conv2d`](crate::dtensor::ops::module::deform_conv2d). The padding must be equal on both sides of each
+/// dimension.
 impl DTensorForward<(DTensor<4>, DTensor<4>, Option<DTensor<4>>)> for DeformConv2d {
     type Output = DTensor<4>;
 
@@ -67,7 +68,7 @@ impl DTensorForward<(DTensor<4>, DTensor<4>, Option<DTensor<4>>)> for DeformConv
         let [_, _, height, width] = x.dims();
         let padding = self.padding.pairs([height, width], self.kernel_size, self.stride).map(|(before, behind)| {
             if before != behind {
-                let why = format!("its padding is {before} before and {behind} behind, which must be the same");
+                let why = format!("the padding is {before} before and {behind} after a dimension. Make both equal");
                 operand_error("deform_conv2d", &[x.shape()], why).unwind();
             }
             before

@@ -1,4 +1,4 @@
-//! [`CrossAttention`]: queries of one sequence, keys and values of another.
+//! [`CrossAttention`]: attention with queries from one sequence, and keys and values from another.
 
 use burn::module::Module;
 use burn::nn::attention::CrossAttentionConfig;
@@ -11,44 +11,44 @@ use super::grouped::repeat_heads;
 use crate::dtensor::DTensor;
 use crate::dtensor::ops::activation::{quiet_softmax, softmax};
 
-/// Attention of a query to a context of another width, whose heads of keys and values groups of query heads may
-/// share: burn-nn's [`CrossAttention`](burn::nn::attention::CrossAttention), which keeps its fields to itself.
-/// Configuration, parameter names and initialization are burn's, so that a record of one loads into the other.
+/// Attention of a query to a context of another width. Groups of query heads may share a head of keys and values.
+/// The layer replaces burn-nn's [`CrossAttention`](burn::nn::attention::CrossAttention), whose fields are private.
+/// Configuration, parameter names and initialization are burn's, so a record of one loads into the other.
 ///
-/// Split by columns over query, key and value, and by rows over the output, each rank computes
-/// whole groups: the ranks must divide both numbers of heads.
+/// With query, key and value column-sharded and the output row-sharded, each rank computes complete groups of
+/// heads. The number of ranks must divide both numbers of heads.
 #[derive(Module, Debug)]
 pub struct CrossAttention {
-    /// `d_model` to `n_heads` heads.
+    /// Projection from `d_model` to `n_heads` heads.
     pub query: Linear,
-    /// `d_context` to `n_heads_kv` heads.
+    /// Projection from `d_context` to `n_heads_kv` heads of keys.
     pub key: Linear,
-    /// `d_context` to `n_heads_kv` heads.
+    /// Projection from `d_context` to `n_heads_kv` heads of values.
     pub value: Linear,
-    /// `n_heads` heads to `d_model`.
+    /// Projection from `n_heads` heads to `d_model`.
     pub output: Linear,
-    /// Drops attention weights.
+    /// Dropout of the attention weights.
     pub dropout: Dropout,
-    /// Query heads.
+    /// Number of query heads.
     pub n_heads: usize,
-    /// Key and value heads.
+    /// Number of key and value heads.
     pub n_heads_kv: usize,
     /// Width of a head.
     pub d_head: usize,
-    /// The score of what a mask hides.
+    /// Score that replaces the scores of masked keys.
     pub min_float: f64,
-    /// Whether all weights of a query may be near zero.
+    /// True if the attention weights of a query may sum to less than 1 (`quiet_softmax`).
     pub quiet_softmax: bool,
 }
 
 impl CrossAttention {
-    /// Draws the parameters on `device`, each on its first use.
+    /// Creates the layer with its parameters on `device`. Each parameter is initialized on first use.
     ///
     /// # Panics
     /// If `n_heads_kv` does not divide `n_heads`.
     pub fn new(config: &CrossAttentionConfig, device: &Device) -> Self {
         let CrossAttentionConfig { d_model, d_context, n_heads, n_heads_kv, d_head, .. } = *config;
-        assert_eq!(n_heads % n_heads_kv, 0, "n_heads {n_heads} must divide by n_heads_kv {n_heads_kv}");
+        assert_eq!(n_heads % n_heads_kv, 0, "n_heads {n_heads} must be divisible by n_heads_kv {n_heads_kv}");
         let initializer = Initializer::KaimingUniform { gain: 1.0 / (d_head as f64).sqrt(), fan_out_only: false };
         let linear = |d_in, d_out| LinearConfig::new(d_in, d_out).with_initializer(initializer.clone()).init(device);
         Self {
@@ -66,8 +66,8 @@ impl CrossAttention {
     }
 }
 
-/// A query `[batch, seq_1, d_model]`, a context `[batch, seq_2, d_context]`, and what of the context not to read,
-/// `[batch, seq_2]`: to `[batch, seq_1, d_model]`.
+/// Takes a query `[batch, seq_1, d_model]`, a context `[batch, seq_2, d_context]` and optionally a mask
+/// `[batch, seq_2]`, which is true for context tokens to ignore. Returns `[batch, seq_1, d_model]`.
 impl DTensorForward<(DTensor<3>, DTensor<3>, Option<DTensor<2, Bool>>)> for CrossAttention {
     type Output = DTensor<3>;
 

@@ -1,4 +1,4 @@
-//! `CosineSimilarity` and `PairwiseDistance`, of two tensors `[batch, features]`.
+//! `CosineSimilarity` and `PairwiseDistance` of two tensors `[batch, features]`.
 
 use burn::nn::{CosineSimilarity, PairwiseDistance};
 
@@ -10,7 +10,7 @@ impl DTensorForward<(DTensor<2>, DTensor<2>)> for CosineSimilarity {
     type Output = DTensor<1>;
 
     fn forward_dtensor(&self, (a, b): (DTensor<2>, DTensor<2>)) -> DTensor<1> {
-        // Each by itself: the product of two small norms may be zero.
+        // Normalize each input separately, because the product of two small norms may be zero.
         let unit = |x: DTensor<2>| x.clone() / l2_norm(x, self.dim).clamp_min(self.eps);
         (unit(a) * unit(b)).sum_dim(self.dim).squeeze_dim(self.dim)
     }

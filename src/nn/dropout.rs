@@ -1,4 +1,4 @@
-//! `Dropout`, and dropout of plain tensors.
+//! `Dropout`, and reproducible dropout for plain tensors.
 
 use burn::nn::Dropout;
 use burn::tensor::{Distribution, Tensor};
@@ -7,9 +7,9 @@ use super::DTensorForward;
 use crate::dtensor::DTensor;
 use crate::dtensor::ops::{check_probability, module, random};
 
-/// The mask depends on the calling thread's [stream of seeds](random), on the slice that the tensor's mesh is,
-/// and on the element's place in the whole tensor: it is the same on every mesh, and data-parallel groups have
-/// masks of their own. As burn's own, it acts on tensors with autodiff only.
+/// The mask depends on the calling thread's [stream of seeds](random), on the slice of the root mesh that the
+/// tensor's mesh is, and on each element's index in the full tensor. It is therefore the same for every sharding,
+/// and data-parallel groups draw different masks. Like burn's own, the layer acts only on tensors with autodiff.
 impl<const D: usize> DTensorForward<DTensor<D>> for Dropout {
     type Output = DTensor<D>;
 
@@ -22,17 +22,17 @@ impl<const D: usize> DTensorForward<DTensor<D>> for Dropout {
     }
 }
 
-/// Dropout of a plain tensor that repeats from run to run: `x` with elements set to zero with probability
-/// `prob`, and the others divided by `1 - prob`.
+/// Applies reproducible dropout to a plain tensor: sets elements of `x` to zero with probability `prob`, and
+/// divides the others by `1 - prob`.
 ///
-/// For models that ranks train in data parallel, in the place of burn's `Dropout`, whose mask on the CPU
-/// comes from one random state of all ranks of the process and is a matter of time, unless the process has only one. The
-/// mask comes from the rank's [own stream](random::tensor): every rank drops other elements, and the same ones at every
-/// run.
+/// Use it instead of burn's `Dropout` in models that ranks train data parallel. On the CPU, burn's mask comes from
+/// one random state that all ranks of the process share, so it depends on timing unless the process has only one
+/// rank. Here the mask comes from the rank's [own stream](random::tensor): every rank drops different elements, and
+/// the same ones in every run.
 ///
-/// As burn's own, it drops nothing outside of training, which is where `x` is on a device without autodiff,
-/// such as what a model computes after [`valid`](burn::module::Module::valid). Where the layer may be
-/// [frozen](burn::module::Module::freeze), keep a `Dropout` for its settings:
+/// Like burn's own, it drops nothing outside training, that is, if `x` is on a device without autodiff, as after
+/// [`valid`](burn::module::Module::valid). If the layer may be [frozen](burn::module::Module::freeze), keep a
+/// `Dropout` for its settings:
 ///
 /// ```
 /// use burn::module::Module;
@@ -54,12 +54,12 @@ impl<const D: usize> DTensorForward<DTensor<D>> for Dropout {
 /// }
 /// ```
 ///
-/// Ranks of a tensor-parallel mesh hold one activation and must drop the same of it: there the activation
-/// is a [`DTensor`], and the layer's `forward_dtensor` is right.
+/// Ranks of a tensor-parallel mesh hold the same activation and must drop the same elements. There, make the
+/// activation a [`DTensor`] and use the layer's `forward_dtensor`.
 ///
 /// # Panics
-/// Unwinds with [`DTensorError::Distribution`](crate::dtensor::DTensorError::Distribution) unless `prob` is in `0..1`,
-/// and as [`random::tensor`].
+/// Unwinds with [`DTensorError::Distribution`](crate::dtensor::DTensorError::Distribution) unless `prob` is in
+/// `0..1`, and like [`random::tensor`].
 #[must_use]
 #[track_caller]
 pub fn dropout<const D: usize>(x: Tensor<D>, prob: f64) -> Tensor<D> {

@@ -1,4 +1,4 @@
-//! `Embedding`.
+//! Forward of `Embedding` over DTensors.
 
 use burn::nn::Embedding;
 use burn::tensor::Int;

@@ -1,4 +1,4 @@
-//! [`GroupedQueryAttention`]: fewer key and value heads than query heads.
+//! [`GroupedQueryAttention`]: attention with fewer key and value heads than query heads.
 
 use burn::config::Config;
 use burn::module::Module;
@@ -16,14 +16,14 @@ use crate::dtensor::ops::module::attention;
 pub struct GroupedQueryAttentionConfig {
     /// Width of the input and output.
     pub d_model: usize,
-    /// Query heads; divides `d_model`.
+    /// Number of query heads; divides `d_model`.
     pub n_heads: usize,
-    /// Key and value heads; divides `n_heads`.
+    /// Number of key and value heads; divides `n_heads`.
     pub n_heads_kv: usize,
-    /// Whether the projections have a bias.
+    /// True if the projections have a bias.
     #[config(default = false)]
     pub bias: bool,
-    /// Whether a token sees only itself and those before it.
+    /// True if a token attends only to itself and to earlier tokens.
     #[config(default = true)]
     pub causal: bool,
 }
@@ -31,32 +31,32 @@ pub struct GroupedQueryAttentionConfig {
 /// Self-attention in which groups of query heads share one head of keys and values
 /// (Ainslie et al., *GQA*, 2023), with optional rotary encoding.
 ///
-/// Split by columns over query, key and value, and by rows over the output, each rank computes
-/// whole groups: the ranks must divide both numbers of heads.
+/// With query, key and value column-sharded and the output row-sharded, each rank computes complete groups of
+/// heads. The number of ranks must divide both numbers of heads.
 ///
 /// Built with [`GroupedQueryAttentionConfig`].
 #[derive(Module, Debug)]
 pub struct GroupedQueryAttention {
-    /// `d_model` to `n_heads` heads.
+    /// Projection from `d_model` to `n_heads` heads.
     pub query: Linear,
-    /// `d_model` to `n_heads_kv` heads.
+    /// Projection from `d_model` to `n_heads_kv` heads of keys.
     pub key: Linear,
-    /// `d_model` to `n_heads_kv` heads.
+    /// Projection from `d_model` to `n_heads_kv` heads of values.
     pub value: Linear,
-    /// `n_heads` heads to `d_model`.
+    /// Projection from `n_heads` heads to `d_model`.
     pub output: Linear,
-    /// Turns queries and keys by their place in the sequence.
+    /// Rotary encoding of queries and keys by their position in the sequence.
     pub rotary: Option<RotaryEncoding>,
-    /// Query heads.
+    /// Number of query heads.
     pub n_heads: usize,
-    /// Key and value heads.
+    /// Number of key and value heads.
     pub n_heads_kv: usize,
-    /// Whether a token sees only itself and those before it.
+    /// True if a token attends only to itself and to earlier tokens.
     pub causal: bool,
 }
 
 impl GroupedQueryAttentionConfig {
-    /// Draws the parameters on `device`, each on its first use.
+    /// Creates the layer with its parameters on `device`. Each parameter is initialized on first use.
     ///
     /// # Panics
     /// If `n_heads` does not divide `d_model`, or `n_heads_kv` does not divide `n_heads`.
@@ -80,7 +80,7 @@ impl GroupedQueryAttentionConfig {
 }
 
 impl GroupedQueryAttention {
-    /// Turns queries and keys by `rotary`, whose `d_model` is the width of one head.
+    /// Adds a rotary encoding of queries and keys. The `d_model` of `rotary` must be the width of one head.
     #[must_use]
     pub fn with_rotary(mut self, rotary: RotaryEncoding) -> Self {
         self.rotary = Some(rotary);
@@ -105,7 +105,7 @@ impl DTensorForward<DTensor<3>> for GroupedQueryAttention {
     }
 }
 
-/// Each head of `[batch, heads, seq, d_head]`, `times` times in a row.
+/// Repeats each head of `[batch, heads, seq, d_head]` `times` times consecutively.
 pub(super) fn repeat_heads(x: DTensor<4>, times: usize) -> DTensor<4> {
     if times == 1 {
         return x;

@@ -1,22 +1,23 @@
-//! [`local_heads`]: how many attention heads a rank has.
+//! [`local_heads`]: the number of attention heads of a rank.
 
 use crate::dtensor::{DTensor, DTensorError};
 use crate::error::OrUnwind;
 use crate::placement::Placement;
 
-/// How many of `heads` attention heads are in this rank's part of `x`, `[.., heads * d_head]`.
+/// Returns how many of `heads` attention heads this rank's local tensor of `x`, shape `[.., heads * d_head]`,
+/// contains.
 ///
-/// Over a [`DTensor`] nothing need be asked: `x.reshape([batch, seq, heads, d_head])` splits the whole. A local part of
-/// it has the features of `heads / ranks` heads, and there the number of the whole model is a trap: reshaped to
-/// `[batch, seq, heads, -1]` it becomes as many heads of fewer features each, and attention mixes what belongs to
-/// different heads, without an error.
+/// A [`DTensor`] does not need it: `x.reshape([batch, seq, heads, d_head])` takes the global number of heads. A
+/// local tensor contains the features of only `heads / ranks` heads. Reshaping it to `[batch, seq, heads, -1]` with
+/// the global number yields as many heads with fewer features each, so attention mixes features of different heads,
+/// without an error.
 ///
 /// ```
 /// use burn_dtensor::nn::local_heads;
 /// # use burn_dtensor::prelude::*;
 /// # launch(Launch::threads(2), |world| {
 /// # let mesh = DeviceMesh::new(world, [2], ["tp"])?;
-/// // What a column-sharded projection makes of 4 heads with 3 features each.
+/// // Output of a column-sharded projection: 4 heads with 3 features each.
 /// let query = DTensor::<3>::ones([2, 5, 12], &mesh, &[Placement::Shard(2)], world.device())?;
 /// let heads = local_heads(&query, 4);
 /// assert_eq!(heads, 2);
@@ -28,7 +29,7 @@ use crate::placement::Placement;
 /// ```
 ///
 /// # Panics
-/// Unwinds with [`DTensorError::Operands`], on every rank alike, unless the features are whole heads on every rank.
+/// Unwinds with [`DTensorError::Operands`], on every rank, if the shards are not complete heads on every rank.
 #[track_caller]
 pub fn local_heads<const D: usize>(x: &DTensor<D>, heads: usize) -> usize {
     let last = D - 1;
@@ -39,8 +40,9 @@ pub fn local_heads<const D: usize>(x: &DTensor<D>, heads: usize) -> usize {
     let (ranks, features) = (sizes.iter().product::<usize>(), x.dims()[last]);
     if heads == 0 || !heads.is_multiple_of(ranks) || !features.is_multiple_of(heads) || is_uneven {
         let why = format!(
-            "{features} features in {heads} heads cannot stay whole over the {ranks} ranks of mesh dimension {}: the \
-             number of heads must divide by that of ranks, and the features, cut evenly, by that of heads",
+            "cannot shard {features} features in {heads} heads into complete heads over the {ranks} ranks of mesh \
+             dimension {}. Make the number of heads divisible by the number of ranks, make the features divisible \
+             by the number of heads, and shard them evenly",
             names.join(" and ")
         );
         let error = DTensorError::Operands { operator: "local_heads", shapes: vec![x.dims().to_vec()], why };

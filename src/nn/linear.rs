@@ -1,4 +1,4 @@
-//! `Linear` and `SwiGlu`.
+//! Forward of `Linear` and `SwiGlu` over DTensors.
 
 use burn::nn::Linear;
 use burn::nn::activation::SwiGlu;
@@ -7,7 +7,7 @@ use super::{DTensorForward, apply_style, read};
 use crate::dtensor::DTensor;
 use crate::dtensor::ops::{activation, module};
 
-/// Clones of one input share the communication that brings it to the layers of one style.
+/// Clones of one input share the communication that redistributes it for layers of the same style.
 impl<const D: usize> DTensorForward<DTensor<D>> for Linear {
     type Output = DTensor<D>;
 

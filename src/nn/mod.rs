@@ -1,9 +1,10 @@
-//! burn-nn's own layers, over DTensors.
+//! burn-nn's layers over DTensors.
 //!
-//! [`DTensorForward`] gives each layer a second forward. The layer's type, parameter names and
-//! records stay those of the single-device model; [`parallelize`](crate::parallel::parallelize)
-//! places its parameters, and the [`Style`](crate::parallel::Style) that came with them says where
-//! the layer brings its activations. A model is written once, and the plan decides what it sends.
+//! [`DTensorForward`] gives each burn-nn layer a forward that takes and returns DTensors. The layer's type,
+//! parameter names and records stay those of the single-device model. [`parallelize`](crate::parallel::parallelize)
+//! places the layer's parameters, and the [`Style`](crate::parallel::Style) of the layer determines the layouts to
+//! which it redistributes its activations. A model is therefore written once, and the plan determines the
+//! communication.
 //!
 //! ```
 //! use burn::nn::{Linear, LinearConfig};
@@ -48,7 +49,7 @@
 //! | `MaxPool1d`, `MaxPool2d`, `AvgPool1d`, `AvgPool2d`, `AdaptiveAvgPool1d` to `AdaptiveAvgPool3d` | `[batch, channels, ..]` | the same, of other lengths |
 //! | `Interpolate1d`, `Interpolate2d`, `PixelShuffle`, `PixelUnshuffle` | `[batch, channels, ..]` | the same, of other lengths |
 //! | `Unfold4d`, `Fold4d` | `[batch, channels, height, width]`, `[batch, rows, windows]` | the other |
-//! | `Dropout`, `GaussianNoise`, `Identity`, `Activation`, the activations but `GLU` | any | the same |
+//! | `Dropout`, `GaussianNoise`, `Identity`, `Activation`, all activations except `GLU` | any | the same |
 //! | `SwiGlu` | `[.., d_input]` | `[.., d_output]` |
 //! | `RotaryEncoding` | `[.., seq, d_head]` | the same |
 //! | `PositionalEncoding` | `[batch, seq, d_model]` | the same |
@@ -59,14 +60,14 @@
 //! | `TransformerDecoder`, `TransformerDecoderLayer` | [`TransformerDecoderInput`] | `[batch, seq_1, d_model]` |
 //! | [`CrossAttention`] | query `[batch, seq_1, d_model]`, context `[batch, seq_2, d_context]`, a mask | `[batch, seq_1, d_model]` |
 //! | [`GroupedQueryAttention`] | `[batch, seq, d_model]` | the same |
-//! | `Rnn`, `Gru`, `Lstm`, `BiRnn`, `BiGru`, `BiLstm` | `[batch, seq, d_input]` and a first state | as burn's |
+//! | `Rnn`, `Gru`, `Lstm`, `BiRnn`, `BiGru`, `BiLstm` | `[batch, seq, d_input]` and an initial state | as burn's |
 //!
-//! Around a block of layers [`apply_io_layouts`] brings inputs and outputs to where the plan wants them, and
-//! [`apply_io_layouts_local`] lets a block over DTensors stand in an ordinary model.
+//! For a block of several layers, [`apply_io_layouts`] redistributes inputs and outputs to the layouts that the
+//! plan declares. With [`apply_io_layouts_local`] an ordinary model can contain a block that computes on DTensors.
 //!
-//! [`CrossAttention`] and [`GroupedQueryAttention`] are this crate's own: burn-nn keeps the fields of its cross
-//! attention to itself, as it does `GLU`'s (write [`activation::glu`](crate::dtensor::ops::activation::glu)). And
-//! [`dropout`] of plain tensors repeats from run to run, where burn's own does not.
+//! [`CrossAttention`] and [`GroupedQueryAttention`] are types of this crate. burn-nn's cross attention has private
+//! fields, as has its `GLU` (use [`activation::glu`](crate::dtensor::ops::activation::glu) instead). [`dropout`]
+//! for plain tensors is reproducible from run to run, unlike burn's own.
 
 mod activation;
 mod attention;
@@ -107,32 +108,34 @@ use crate::error::OrUnwind;
 use crate::param::{ParamExt, layer_styles, module_path};
 use crate::watch;
 
-/// The forward of a burn-nn layer over DTensors.
+/// Forward of a burn-nn layer over DTensors.
 ///
 /// # Collective
-/// Every rank of the tensor-parallel mesh must run it: what its parameters' style brings elsewhere
-/// is communicated, and outside the layer's [`unit`](fn@crate::fsdp::unit) its parameters too.
+/// Every rank of the tensor-parallel mesh must call it. The forward communicates where the layer's style
+/// redistributes an activation. Outside the layer's [`unit`](fn@crate::fsdp::unit) it also all-gathers the
+/// parameters.
 ///
 /// # Panics
-/// Unwinds with a typed [`Error`](crate::Error): a parameter that was not parallelized, shapes that
-/// do not fit, a collective that fails.
+/// Unwinds with a typed [`Error`](crate::Error) if a parameter was not parallelized, shapes do not match, or a
+/// collective fails.
 pub trait DTensorForward<Input> {
-    /// What the layer returns.
+    /// Return type of the layer's forward.
     type Output;
 
-    /// As the layer's `forward`, on DTensors.
+    /// Runs the layer's `forward` on DTensors.
     #[track_caller]
     fn forward_dtensor(&self, input: Input) -> Self::Output;
 }
 
-/// A parameter as a layer computes with it.
+/// Returns the parameter as the DTensor with which a layer computes.
 #[track_caller]
 fn read<const D: usize>(param: &Param<Tensor<D>>) -> DTensor<D> {
     param.dtensor().or_unwind()
 }
 
-/// Runs a layer on `x` with `param`, whose style says where the layer brings its input and output: what
-/// the forward of a layer of one's own is made of. Clones of one activation share what that sends.
+/// Runs `forward` on `x` and the value of `param`, with the input and output redistributed as the layer's style
+/// requires. Use it to write the forward of a custom layer. Clones of one activation share the communication of its
+/// redistribution.
 ///
 /// ```
 /// # use burn::module::{Module, Param};
@@ -141,7 +144,7 @@ fn read<const D: usize>(param: &Param<Tensor<D>>) -> DTensor<D> {
 /// use burn_dtensor::nn::apply_style;
 /// use burn_dtensor::prelude::*;
 ///
-/// /// `x @ weightᵀ`, of a weight `[d_out, d_in]`.
+/// /// Computes `x @ weightᵀ` with a weight of shape `[d_out, d_in]`.
 /// #[derive(Module, Debug)]
 /// struct Projection {
 ///     weight: Param<Tensor<2>>,
@@ -155,10 +158,10 @@ fn read<const D: usize>(param: &Param<Tensor<D>>) -> DTensor<D> {
 /// ```
 ///
 /// # Collective
-/// As [`DTensorForward`].
+/// Like [`DTensorForward`].
 ///
 /// # Panics
-/// As [`DTensorForward`].
+/// Like [`DTensorForward`].
 #[track_caller]
 pub fn apply_style<const D: usize, const P: usize, const O: usize, K: Kind>(
     param: &Param<Tensor<P>>,

@@ -1,4 +1,4 @@
-//! Normalization layers that need nothing of other rows: all but [`BatchNorm`](burn::nn::BatchNorm).
+//! Normalization layers that need no other rows of the batch: all except [`BatchNorm`](burn::nn::BatchNorm).
 
 use burn::module::Param;
 use burn::nn::norm::Normalization;
@@ -9,11 +9,11 @@ use super::{DTensorForward, apply_style, read};
 use crate::dtensor::DTensor;
 use crate::dtensor::ops::{EinsumRule, apply, module, operand_error};
 
-/// Across channels.
+/// Sharding rule of local response normalization, which needs all channels.
 const LOCAL_RESPONSE: EinsumRule = EinsumRule::new("local_response_norm", "bC.. -> bC..");
 
-/// Under sequence parallelism gamma and beta get a term of their gradient on every rank; all those
-/// of a unit are added up at once.
+/// Under sequence parallelism each rank computes a partial gradient of gamma and beta. All partial gradients of a
+/// unit are summed in one collective.
 impl<const D: usize> DTensorForward<DTensor<D>> for LayerNorm {
     type Output = DTensor<D>;
 
@@ -21,7 +21,7 @@ impl<const D: usize> DTensorForward<DTensor<D>> for LayerNorm {
         apply_style(&self.gamma, x, |x, gamma| {
             let beta = self.beta.as_ref().map(read);
             module::layer_norm_by(x, gamma, beta, |x, gamma, beta| {
-                // burn keeps the layer's epsilon to itself: the layer computes, with what it is given.
+                // The layer's epsilon is private in burn, so a clone of the layer computes with the given parameters.
                 let mut layer = self.clone();
                 layer.gamma = Param::initialized(layer.gamma.id, gamma);
                 layer.beta = layer.beta.zip(beta).map(|(own, beta)| Param::initialized(own.id, beta));
@@ -31,7 +31,7 @@ impl<const D: usize> DTensorForward<DTensor<D>> for LayerNorm {
     }
 }
 
-/// As [`LayerNorm`].
+/// Partial gradients are summed as for [`LayerNorm`].
 impl<const D: usize> DTensorForward<DTensor<D>> for RmsNorm {
     type Output = DTensor<D>;
 
@@ -40,7 +40,7 @@ impl<const D: usize> DTensorForward<DTensor<D>> for RmsNorm {
     }
 }
 
-/// Of whole groups of channels each rank may hold some.
+/// Each rank may hold a shard of the channels that consists of complete groups.
 impl<const D: usize> DTensorForward<DTensor<D>> for GroupNorm {
     type Output = DTensor<D>;
 
@@ -49,13 +49,13 @@ impl<const D: usize> DTensorForward<DTensor<D>> for GroupNorm {
     }
 }
 
-/// Each rank may hold some of the channels.
+/// Each rank may hold a shard of the channels.
 impl<const D: usize> DTensorForward<DTensor<D>> for InstanceNorm {
     type Output = DTensor<D>;
 
     fn forward_dtensor(&self, x: DTensor<D>) -> DTensor<D> {
         if D < 2 || x.dims()[1] != self.num_channels {
-            let why = format!("the layer has {} channels, and so must dimension 1", self.num_channels);
+            let why = format!("the layer has {} channels. Pass an input with as many", self.num_channels);
             operand_error("instance_norm", &[x.shape()], why).unwind();
         }
         grouped(x, self.num_channels, self.gamma.as_ref().zip(self.beta.as_ref()), self.epsilon)
@@ -64,7 +64,7 @@ impl<const D: usize> DTensorForward<DTensor<D>> for InstanceNorm {
 
 type Vector = Param<Tensor<1>>;
 
-/// Normalization of groups of channels.
+/// Normalizes groups of channels.
 #[track_caller]
 fn grouped<const D: usize>(
     x: DTensor<D>,
@@ -80,13 +80,14 @@ fn grouped<const D: usize>(
     }
 }
 
-/// Channels are made whole; burn keeps the layer's numbers to itself, so that it computes by itself.
+/// All-gathers sharded channels first. The layer's own forward computes the result, because its settings are
+/// private in burn.
 impl<const D: usize> DTensorForward<DTensor<D>> for LocalResponseNorm {
     type Output = DTensor<D>;
 
     fn forward_dtensor(&self, x: DTensor<D>) -> DTensor<D> {
         if D < 3 {
-            operand_error("local_response_norm", &[x.shape()], "the input needs dimensions behind its channels")
+            operand_error("local_response_norm", &[x.shape()], "the input needs dimensions after its channels")
                 .unwind();
         }
         apply(&LOCAL_RESPONSE, x, |x, _| self.forward(x))

@@ -1,17 +1,19 @@
-//! What burn-nn's paddings are for a given length, which it keeps to itself.
+//! Explicit padding of burn-nn's padding configurations for a given input size, which burn-nn computes in private
+//! functions.
 
 use burn::nn::{PaddingConfig1d, PaddingConfig2d, PaddingConfig3d};
 
-/// Elements added before and behind one dimension.
+/// Number of elements added before and after one dimension.
 type Pair = (usize, usize);
 
-/// A padding of `N` dimensions.
+/// Padding configuration for `N` spatial dimensions.
 pub(super) trait Padding<const N: usize> {
-    /// Of spatial dimensions of these lengths.
+    /// Returns the padding for spatial dimensions of these lengths.
     fn pairs(&self, lens: [usize; N], kernel: [usize; N], stride: [usize; N]) -> [Pair; N];
 }
 
-/// What makes the output `len / stride` long, rounded up; the odd element goes behind.
+/// Returns the padding with which the output is `len / stride` long, rounded up. If the total is odd, the extra
+/// element goes to the end.
 fn same<const N: usize>(lens: [usize; N], kernel: [usize; N], stride: [usize; N]) -> [Pair; N] {
     std::array::from_fn(|at| {
         let needed = lens[at].div_ceil(stride[at]).saturating_sub(1) * stride[at] + kernel[at];

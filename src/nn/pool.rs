@@ -1,4 +1,4 @@
-//! Pools.
+//! Forward of burn-nn's pooling layers over DTensors.
 
 use burn::nn::pool::{
     AdaptiveAvgPool1d, AdaptiveAvgPool2d, AdaptiveAvgPool3d, AvgPool1d, AvgPool2d, MaxPool1d, MaxPool2d,

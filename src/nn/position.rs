@@ -1,4 +1,4 @@
-//! `RotaryEncoding` and `PositionalEncoding`.
+//! Forward of `RotaryEncoding` and `PositionalEncoding` over DTensors.
 
 use burn::nn::{PositionalEncoding, RotaryEncoding};
 
@@ -7,12 +7,13 @@ use crate::dtensor::DTensor;
 use crate::dtensor::ops::partial_rules::SHIFT;
 use crate::dtensor::ops::{EinsumRule, apply, operand_error};
 
-/// Rotates pairs of the last dimension by an angle that grows along the one before.
+/// Sharding rule of the rotary encoding, which rotates pairs of elements of the last dimension by an angle that
+/// grows along the one before.
 const ROTARY: EinsumRule = EinsumRule::new("rotary encoding", "..sD -> ..sD");
-/// Adds what depends on the place in the sequence.
+/// Sharding rule of the positional encoding, which adds a value that depends on the position in the sequence.
 const POSITIONAL: EinsumRule = EinsumRule::new("positional encoding", "bsd -> bsd").with_partial_rules(SHIFT);
 
-/// A part of a sharded sequence is rotated by its place in the whole.
+/// A shard of a sequence is rotated by its positions in the full sequence.
 impl<const D: usize> DTensorForward<DTensor<D>> for RotaryEncoding {
     type Output = DTensor<D>;
 
@@ -21,14 +22,14 @@ impl<const D: usize> DTensorForward<DTensor<D>> for RotaryEncoding {
     }
 }
 
-/// A part of a sharded sequence gets what belongs to its place in the whole.
+/// A shard of a sequence is encoded by its positions in the full sequence.
 impl DTensorForward<DTensor<3>> for PositionalEncoding {
     type Output = DTensor<3>;
 
     fn forward_dtensor(&self, x: DTensor<3>) -> DTensor<3> {
         let ([_, seq, width], [_, longest, d_model]) = (x.dims(), self.sinusoids.dims());
         if seq > longest || width != d_model {
-            let why = format!("it encodes up to {longest} tokens of width {d_model}");
+            let why = format!("the layer encodes at most {longest} tokens of width {d_model}");
             operand_error("positional encoding", &[x.shape()], why).unwind();
         }
         apply(&POSITIONAL, x, |x, op| {

@@ -1,4 +1,4 @@
-//! [`apply_io_layouts`]: a module's forward between the inputs and outputs that the plan prepares.
+//! [`apply_io_layouts`]: runs a module's forward with the input and output layouts that the plan declares.
 
 use burn::module::Module;
 use burn::tensor::Tensor;
@@ -11,17 +11,18 @@ use crate::parallel::ParallelError;
 use crate::param::{IoLayout, Prepared, prepared_of};
 use crate::placement::Placement;
 
-/// Runs a module's forward with inputs and outputs brought to where the plan's
-/// [`PrepareModuleInputOutput`](crate::parallel::PrepareModuleInputOutput) says, and outputs as DTensors.
+/// Runs a module's forward with its inputs and outputs redistributed to the layouts that the plan's
+/// [`PrepareModuleInputOutput`](crate::parallel::PrepareModuleInputOutput) requires. Returns the outputs as
+/// DTensors.
 ///
-/// Inputs and outputs are tensors, plain ones or [`DTensor`]s, or tuples, `Option`s and `Vec`s of such. A plain tensor
-/// is this rank's part of one on the module's mesh, placed as declared, or `Replicate`: so a block over DTensors
-/// stands inside an ordinary model. Parts are of equal shape, as [`from_local`](DTensor::from_local) takes them. A
-/// module that the plan does not prepare takes and returns what it is given. What else the forward reads the closure
-/// captures.
+/// Inputs and outputs are plain tensors or [`DTensor`]s, or tuples, `Option`s and `Vec`s of them. A plain tensor is
+/// taken as this rank's local tensor of a DTensor on the module's mesh, with the declared placement or, by default,
+/// `Replicate`. An ordinary model can therefore contain a block that computes on DTensors. All ranks' local tensors
+/// must have equal shapes, as for [`from_local`](DTensor::from_local). If the plan does not prepare the module,
+/// inputs and outputs keep their placements. The closure captures anything else that the forward reads.
 ///
-/// An input that comes as a shard and is desired whole is gathered once, and where layers inside compute different
-/// things with it on every rank, its gradient is reduce-scattered.
+/// An input that arrives sharded and is required replicated is all-gathered once. Its gradient is reduce-scattered
+/// if the layers inside compute different things with it on every rank.
 ///
 /// ```
 /// use burn::nn::{Linear, LinearConfig};
@@ -61,15 +62,16 @@ use crate::placement::Placement;
 /// # Ok::<_, burn_dtensor::Error>(())
 /// ```
 ///
-/// Where the module is a [`unit`](fn@crate::fsdp::unit), write this inside it.
+/// If the module is a [`unit`](fn@crate::fsdp::unit), call this function inside the unit.
 ///
 /// # Collective
-/// If an input or output is brought elsewhere: every rank of the module's mesh, in forward and in backward.
+/// Every rank of the module's mesh must call it, in forward and in backward, if an input or output is
+/// redistributed.
 ///
 /// # Panics
-/// Unwinds with a typed [`Error`](crate::Error), on every rank alike: [`ParallelError::Layout`] for a tensor that is
-/// not placed as declared, [`ParallelError::Count`] for another number of them than the plan prepares,
-/// [`ParallelError::NoMesh`] for plain tensors and a module without parallelized parameters, and
+/// Unwinds with a typed [`Error`](crate::Error), on every rank: [`ParallelError::Layout`] for a tensor that is not
+/// placed as declared, [`ParallelError::Count`] if the number of tensors differs from the plan's,
+/// [`ParallelError::NoMesh`] for plain tensors if the module has no parallelized parameters, and
 /// [`DTensorError::MeshMismatch`].
 #[track_caller]
 pub fn apply_io_layouts<M: Module, I: ModuleTensors, O: ModuleTensors>(
@@ -87,19 +89,21 @@ pub fn apply_io_layouts<M: Module, I: ModuleTensors, O: ModuleTensors>(
     side("output", outs).bring(forward(module, inputs)).or_unwind()
 }
 
-/// [`apply_io_layouts`], with this rank's parts of the outputs: for a block inside an ordinary model.
+/// Runs [`apply_io_layouts`] and returns this rank's local tensors of the outputs, for a block inside an ordinary
+/// model.
 ///
-/// What follows must compute with a replicated output the same on all ranks, as an ordinary model does; where ranks go
-/// on to compute different things with it, take the DTensor of [`apply_io_layouts`] and
+/// All ranks must perform the same computation with a replicated output, as an ordinary model does. If ranks
+/// compute different things with it, use the DTensor that [`apply_io_layouts`] returns and
 /// [`to_local_with_grad_placements`](DTensor::to_local_with_grad_placements).
 ///
-/// Of features that are split over ranks a rank's part has fewer heads: see [`local_heads`](super::local_heads).
+/// If the features are sharded, the local tensor has fewer heads than the model: see
+/// [`local_heads`](super::local_heads).
 ///
 /// # Collective
-/// As [`apply_io_layouts`].
+/// Like [`apply_io_layouts`].
 ///
 /// # Panics
-/// As [`apply_io_layouts`].
+/// Like [`apply_io_layouts`].
 #[track_caller]
 pub fn apply_io_layouts_local<M: Module, I: ModuleTensors, O: ModuleTensors>(
     module: &M,
@@ -109,27 +113,28 @@ pub fn apply_io_layouts_local<M: Module, I: ModuleTensors, O: ModuleTensors>(
     O::local(apply_io_layouts(module, inputs, forward))
 }
 
-/// What a prepared module takes and returns.
+/// Inputs or outputs of a prepared module.
 pub trait ModuleTensors: Sized {
-    /// All of it as DTensors.
+    /// The container with every tensor as a DTensor.
     type Global;
-    /// All of it as plain tensors.
+    /// The container with every tensor as a plain local tensor.
     type Local;
 
-    /// How many tensors there are.
+    /// Returns the number of tensors.
     #[doc(hidden)]
     fn count(&self) -> usize;
 
-    /// Brings each to where it is desired; they are those from `at` on.
+    /// Redistributes each tensor to its required layout. `at` is the index of the first tensor and is advanced by
+    /// their number.
     #[doc(hidden)]
     fn bring(self, side: &IoSide<'_>, at: &mut usize) -> Result<Self::Global>;
 
-    /// This rank's parts.
+    /// Returns this rank's local tensors.
     #[doc(hidden)]
     fn local(global: Self::Global) -> Self::Local;
 }
 
-/// The inputs or the outputs of a module.
+/// Declared layouts of the inputs or of the outputs of a module.
 #[doc(hidden)]
 #[derive(Clone, Copy)]
 pub struct IoSide<'a> {
@@ -149,7 +154,7 @@ impl IoSide<'_> {
         tensors.bring(&self, &mut 0)
     }
 
-    /// A plain tensor as one of the mesh.
+    /// Converts a plain local tensor to a DTensor on the module's mesh, with the declared placements.
     fn enter<const D: usize, K: Kind>(&self, at: usize, local: Tensor<D, K>) -> Result<DTensor<D, K>> {
         let mesh = self.mesh.ok_or(ParallelError::NoMesh { what: self.what, at })?;
         let declared = |mesh_dim: usize| self.edges.get(at).and_then(|edge| edge.declared[mesh_dim]);
@@ -255,7 +260,7 @@ impl<T: ModuleTensors> ModuleTensors for Vec<T> {
 
 macro_rules! tuples {
     ($($($name:ident)+),+) => {$(
-        #[allow(non_snake_case)] // the types' names
+        #[allow(non_snake_case)] // variables named like the types
         impl<$($name: ModuleTensors),+> ModuleTensors for ($($name,)+) {
             type Global = ($($name::Global,)+);
             type Local = ($($name::Local,)+);

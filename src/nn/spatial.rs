@@ -15,7 +15,7 @@ impl DTensorForward<DTensor<4>> for PixelShuffle {
     fn forward_dtensor(&self, x: DTensor<4>) -> DTensor<4> {
         let ([batch, channels, height, width], factor) = (x.dims(), self.upscale_factor);
         if factor == 0 || channels % (factor * factor) != 0 {
-            let why = format!("the channels, dimension 1, must divide by the square of the upscale factor {factor}");
+            let why = format!("dimension 1 (channels) must be divisible by the square of the upscale factor {factor}");
             operand_error("pixel_shuffle", &[x.shape()], why).unwind();
         }
         let channels = channels / (factor * factor);
@@ -34,7 +34,7 @@ impl DTensorForward<DTensor<4>> for PixelUnshuffle {
     fn forward_dtensor(&self, x: DTensor<4>) -> DTensor<4> {
         let ([batch, channels, height, width], factor) = (x.dims(), self.downscale_factor);
         if factor == 0 || height % factor != 0 || width % factor != 0 {
-            let why = format!("height and width, dimensions 2 and 3, must divide by the downscale factor {factor}");
+            let why = format!("height and width (dimensions 2, 3) must be divisible by the downscale factor {factor}");
             operand_error("pixel_unshuffle", &[x.shape()], why).unwind();
         }
         let (height, width) = (height / factor, width / factor);

@@ -1,4 +1,4 @@
-//! Clipping by norm, as burn clips: each gradient by its own, here that of all its shards.
+//! Gradient clipping by norm, per parameter as in burn. The norm of a sharded gradient is that of all its shards.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -13,15 +13,16 @@ use crate::comm::{Call, ReduceOp};
 use crate::dtensor::DTensorSpec;
 use crate::param::Unit;
 
-/// By the largest norm of each parameter's gradient, and how the parameter is laid out if it is distributed.
+/// Maximum gradient norm of each parameter, and the parameter's spec if it is distributed.
 pub(super) type Bounds = HashMap<ParamId, (f32, Option<Arc<DTensorSpec>>)>;
 
-/// Scales each gradient of the model of these units down so that its norm is no more than its bound. The host waits for no
-/// norm.
+/// Scales down each gradient of the model so that its norm does not exceed its bound. `units` are the model's
+/// units. The norms stay on the device: the host does not wait for them.
 ///
 /// # Collective
-/// Every rank of the parameters' meshes. For each set of mesh dimensions that cut parameters, and for gradients in double
-/// precision apart, one all-reduce of a number for each gradient, along each of the dimensions.
+/// Every rank of the parameters' meshes. The gradients are grouped by the set of mesh dimensions that shard the
+/// parameter, with gradients in double precision apart. Each group takes one all-reduce along each of its mesh
+/// dimensions, with one number per gradient.
 pub(super) fn clip_each<M: Module>(
     model: &M,
     grads: &mut GradientsParams,
@@ -36,7 +37,7 @@ pub(super) fn clip_each<M: Module>(
     for Sums { route, ids, squares } in sums {
         let mut squares = Tensor::cat(squares, 0);
         for axis in 0..route.iter().map(Route::axes).sum() {
-            let communicator = route.as_ref().expect("it has an axis").communicator(axis);
+            let communicator = route.as_ref().expect("only a distributed parameter has axes").communicator(axis);
             let call = Call { model: Unit::model_over(units, communicator), ..Call::new("clip") };
             let reduced = communicator.all_reduce(call, vec![squares.into_dispatch()], ReduceOp::Sum);
             squares = reduced.single()?;
@@ -44,7 +45,7 @@ pub(super) fn clip_each<M: Module>(
         let norms = squares.sqrt();
         for (at, id) in ids.into_iter().enumerate() {
             let norm = norms.clone().narrow(0, at, 1);
-            // As burn's own: the smallest number keeps a norm of zero from dividing.
+            // Like burn, adds the smallest positive number, so that a norm of zero does not divide by zero.
             let smallest = norm.dtype().finfo().unwrap_or(FloatDType::F32.finfo()).min_positive;
             factors.insert(id, norm.add_scalar(smallest).recip().mul_scalar(bounds[&id].0).clamp_max(1.0));
         }
@@ -53,9 +54,9 @@ pub(super) fn clip_each<M: Module>(
     Ok(())
 }
 
-/// Sums of squares of this rank's parts of gradients whose parameters lie alike.
+/// Sums of squares of this rank's shards, for gradients whose parameters are laid out identically.
 struct Sums {
-    /// `None` of what is not distributed.
+    /// Route of the parameters; `None` for parameters that are not distributed.
     route: Option<Route>,
     ids: Vec<ParamId>,
     squares: Vec<Tensor<1>>,

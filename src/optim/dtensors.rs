@@ -1,4 +1,4 @@
-//! [`DTensorOptimizer`]: burn's optimizers on DTensors without a module.
+//! [`DTensorOptimizer`]: burn's optimizers for DTensors without a module.
 
 use std::any::TypeId;
 use std::collections::BTreeMap;
@@ -12,17 +12,16 @@ use super::{OptimError, OptimizerState};
 use crate::Result;
 use crate::dtensor::{DTensor, DTensorSpec};
 
-/// One of burn's optimizers, for parameters that are [`DTensor`]s without a module around them: a list of them, by
-/// path.
+/// burn optimizer for parameters that are [`DTensor`]s outside a module. It identifies each parameter by its path.
 ///
 /// | optimizer | a step | state |
 /// |---|---|---|
-/// | `Sgd`, `Adam`, `AdamW`, `AdaGrad`, `RmsProp`, `Adan`, `Lion` | steps each rank's part; sends nothing | parts |
-/// | `Lamb`, `Adafactor`, `Muon`, which look at a parameter as a whole | gathers parameter and gradient, and takes this rank's part of the result | whole on every rank |
+/// | `Sgd`, `Adam`, `AdamW`, `AdaGrad`, `RmsProp`, `Adan`, `Lion` | steps each rank's local tensor; no communication | sharded like the parameter |
+/// | `Lamb`, `Adafactor`, `Muon`, which need the full parameter | all-gathers parameter and gradient, steps them, and keeps this rank's shard of the result | replicated |
 ///
-/// Either way the numbers are those of one device. An optimizer of one's own is taken for one that works element by
-/// element, unless it is told to look [at the whole](Self::with_full_parameters). burn's `LBFGS` steps a model, not a
-/// parameter, and is none of these.
+/// Both give the same numbers as one device. A custom optimizer is assumed to work element by element, unless
+/// [`with_full_parameters`](Self::with_full_parameters) is called. burn's `LBFGS` steps a model instead of a
+/// parameter and cannot be used here.
 ///
 /// ```
 /// use burn::module::Initializer;
@@ -55,38 +54,40 @@ pub struct DTensorOptimizer {
     states: BTreeMap<String, ParamState>,
 }
 
-/// What is remembered of one parameter.
+/// Stored state of one parameter.
 struct ParamState {
-    /// The parameter's, when it was stepped last.
+    /// Spec of the parameter in the last step.
     spec: Arc<DTensorSpec>,
     state: DynState,
 }
 
 impl DTensorOptimizer {
-    /// The optimizer that a burn configuration's `build` makes.
+    /// Creates the optimizer from a burn optimizer, as the `build` method of its configuration returns it.
     pub fn new<O: Optimizer>(optimizer: O) -> Self {
         let is_full =
             [TypeId::of::<Lamb>(), TypeId::of::<Adafactor>(), TypeId::of::<Muon>()].contains(&TypeId::of::<O>());
         Self { optimizer: Arc::new(optimizer), is_full, states: BTreeMap::new() }
     }
 
-    /// Gathers every parameter and gradient before a step: for an optimizer of one's own that looks at more than an
-    /// element.
+    /// Gathers the full parameter and gradient before each step, for a custom optimizer that does not work element
+    /// by element.
     #[must_use]
     pub fn with_full_parameters(mut self) -> Self {
         self.is_full = true;
         self
     }
 
-    /// Steps the parameter called `path` by its gradient, which is laid out as it is, and returns it as a new leaf,
-    /// tracked as the old one was. What has no gradient is not stepped.
+    /// Steps the parameter with the name `path` by its gradient, which must have the same spec. Returns the result
+    /// as a new leaf, which is tracked if the old one was. Do not call it for a parameter without a gradient: that
+    /// parameter stays as it is.
     ///
     /// # Collective
-    /// Local, but for optimizers that look at whole parameters: then every rank of the parameter's mesh.
+    /// Local, except for optimizers that need full parameters: then every rank of the parameter's mesh must call
+    /// it.
     ///
     /// # Errors
-    /// [`OptimError::Partial`], [`OptimError::Gradient`], and [`OptimError::Layout`] if the parameter was laid out
-    /// otherwise when it was stepped last; [`Error::Comm`](crate::Error::Comm) if a collective fails.
+    /// [`OptimError::Partial`], [`OptimError::Gradient`], and [`OptimError::Layout`] if the parameter's spec has
+    /// changed since the last step; [`Error::Comm`](crate::Error::Comm) if a collective fails.
     pub fn step<const D: usize>(
         &mut self,
         lr: LearningRate,
@@ -129,11 +130,12 @@ impl DTensorOptimizer {
         }
     }
 
-    /// What the optimizer remembers, as DTensors. A copy: later steps leave it alone. Local: no communication.
+    /// Returns a copy of the optimizer's state as DTensors. Later steps do not change the copy. Local: no
+    /// communication.
     ///
     /// # Errors
-    /// [`OptimError::Shape`] for an optimizer that looks at more than an element and was not
-    /// [told so](Self::with_full_parameters).
+    /// [`OptimError::Shape`] for an optimizer that does not work element by element and was created without
+    /// [`with_full_parameters`](Self::with_full_parameters).
     pub fn state(&self) -> Result<OptimizerState> {
         let of = |(path, kept): (&String, &ParamState)| {
             let state = ParameterState::new(path, &kept.spec, self.flat(&kept.state), self.is_full)?;
@@ -142,15 +144,16 @@ impl DTensorOptimizer {
         Ok(OptimizerState { params: self.states.iter().map(of).collect::<Result<_>>()? })
     }
 
-    /// Goes on with `state`, and forgets what was remembered.
+    /// Replaces the optimizer's state with `state`.
     ///
     /// # Collective
-    /// Local, but for optimizers that look at whole parameters: then every rank of the parameters' meshes.
+    /// Local, except for optimizers that need full parameters: then every rank of the parameters' meshes must call
+    /// it.
     ///
     /// # Errors
-    /// [`OptimError::Foreign`] for the state of another optimizer, [`OptimError::Shape`] for tensors of another shape
-    /// than their parameter's, which is cut, [`OptimError::ElementType`], and [`Error::Comm`](crate::Error::Comm) if a
-    /// collective fails. The optimizer is then as it was.
+    /// [`OptimError::Foreign`] for the state of another optimizer, [`OptimError::Shape`] for a tensor whose shape
+    /// differs from that of its sharded parameter, [`OptimError::ElementType`], and
+    /// [`Error::Comm`](crate::Error::Comm) if a collective fails. On an error the optimizer keeps its state.
     pub fn load(&mut self, state: OptimizerState) -> Result<()> {
         let load = |(path, state): (String, ParameterState)| {
             let kept = ParamState { state: self.loaded(&path, &state)?, spec: state.spec };
@@ -173,7 +176,7 @@ impl DTensorOptimizer {
         let loaded = self.optimizer.state_unflatten(spec.shape().num_dims(), "", &mut source, spec.mesh().device());
         let found = loaded.as_ref().map(|loaded| self.flat(loaded));
         state.check_loaded(path, found.as_ref())?;
-        Ok(loaded.expect("what is lacking was told"))
+        Ok(loaded.expect("`check_loaded` rejects a missing state"))
     }
 
     fn flat(&self, state: &DynState) -> StateSink {
@@ -183,17 +186,18 @@ impl DTensorOptimizer {
     }
 }
 
-/// Without autodiff.
+/// Returns the tensor without autodiff.
 pub(super) fn plain<const D: usize>(tensor: &Tensor<D>) -> Tensor<D> {
     if tensor.is_autodiff() { tensor.clone().inner() } else { tensor.clone() }
 }
 
-/// The whole, without autodiff.
+/// Gathers the full tensor, without autodiff.
 fn full_tensor_of<const D: usize>(tensor: &DTensor<D>) -> Result<Tensor<D>> {
     DTensor::from_parts(plain(tensor.local()), tensor.spec().clone()).full_tensor()
 }
 
-/// `stepped` with the place in autodiff that the parameter had.
+/// Returns `stepped` with the autodiff settings of the parameter: device, checkpointing strategy and gradient
+/// tracking.
 pub(super) fn tracked_as<const D: usize>(param: &Tensor<D>, stepped: Tensor<D>) -> Tensor<D> {
     if !param.is_autodiff() {
         return stepped;

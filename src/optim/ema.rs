@@ -1,4 +1,4 @@
-//! [`ema`]: a running average of a model's weights.
+//! [`ema`]: exponential moving average of a model's weights.
 
 use std::collections::BTreeMap;
 
@@ -12,11 +12,11 @@ use super::state::describe;
 use crate::Result;
 use crate::param::{Visited, check_not_replaced, walk_with_paths};
 
-/// `average * decay + model * (1 - decay)`, of every float parameter and buffer: an exponential moving average of the
-/// weights, or what a teacher makes of its student (`torch.optim.swa_utils`).
+/// Returns `average * decay + model * (1 - decay)` for every float parameter and buffer. Use it for an exponential
+/// moving average of the weights, or for the teacher of a student model (`torch.optim.swa_utils`).
 ///
-/// `average` is a clone of `model` as it once was, or was built and distributed alike. Each rank averages its shards.
-/// What tracks gradients in it, still does.
+/// `average` is an earlier clone of `model`, or was built and distributed in the same way. Each rank averages its
+/// shards. Tensors of `average` that track gradients still do so in the result.
 ///
 /// ```
 /// use burn::module::Module;
@@ -40,9 +40,9 @@ use crate::param::{Visited, check_not_replaced, walk_with_paths};
 /// Local: no communication.
 ///
 /// # Errors
-/// [`OptimError::Average`] for a model with other parameters, or whose parameters lie otherwise;
-/// [`ParamError::Replaced`](crate::param::ParamError::Replaced) if a parameter of either was replaced after it was
-/// distributed.
+/// [`OptimError::Average`] for a model with other parameters or other layouts;
+/// [`ParamError::Replaced`](crate::param::ParamError::Replaced) if a parameter of either model was replaced after
+/// it was distributed.
 pub fn ema<M: Module>(average: M, model: &M, decay: f64) -> Result<M> {
     let (own, values) = (StoredValues::of(&average)?, StoredValues::of(model)?);
     let paths = own.0.keys().chain(values.0.keys());
@@ -57,7 +57,7 @@ pub fn ema<M: Module>(average: M, model: &M, decay: f64) -> Result<M> {
     Ok(average.map(&mut Average { path: Vec::new(), values, decay }))
 }
 
-/// What a model stores by path, and how it lies.
+/// Stored value of each parameter of a model, by path, with a description of its layout.
 struct StoredValues(BTreeMap<String, (String, DispatchTensor)>);
 
 impl StoredValues {
@@ -67,7 +67,7 @@ impl StoredValues {
         let mut visit = Visit { path: Vec::new(), found: BTreeMap::new() };
         model.visit(&mut visit);
         for Visited { param, base, path, .. } in walk.distributed {
-            let stored = visit.found.get_mut(&path.expect("paths were asked for")).expect("it was visited");
+            let stored = visit.found.get_mut(&path.expect("the walk records paths")).expect("it was visited");
             stored.0 = describe(&param.spec(base.dtype()));
         }
         Ok(Self(visit.found))
@@ -111,7 +111,7 @@ impl ModuleMapper for Average {
     }
 
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        let (_, value) = self.values.0.remove(&self.path.join(".")).expect("it was compared");
+        let (_, value) = self.values.0.remove(&self.path.join(".")).expect("`ema` has compared the paths");
         let value = Tensor::<D>::from_dispatch(value);
         param.map(|was| {
             let average = plain(&was).mul_scalar(self.decay) + value.mul_scalar(1.0 - self.decay);

@@ -1,115 +1,115 @@
-//! [`OptimError`]: why parameters could not be stepped, or a state not be taken or loaded.
+//! [`OptimError`]: errors of optimizer steps and of optimizer state.
 
 use burn::tensor::DType;
 
-/// Why an optimizer could not step a distributed parameter, or its state not be taken or loaded.
+/// Reason why a distributed parameter could not be stepped, or optimizer state could not be read or loaded.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum OptimError {
-    /// A parameter or gradient is yet to be reduced.
-    #[error("{what} of `{path}` is {layout}, yet to be reduced; `redistribute` it to Replicate or Shard first")]
+    /// A parameter or gradient has a partial placement.
+    #[error("{what} of `{path}` is {layout}, which is partial. `redistribute` it to Replicate or Shard first")]
     Partial {
-        /// The parameter.
+        /// Path of the parameter.
         path: String,
         /// `the value` or `the gradient`.
         what: &'static str,
-        /// Its layout.
+        /// Layout of that tensor.
         layout: String,
     },
-    /// A gradient is not laid out as its parameter.
-    #[error("the gradient of `{path}` is {gradient}, the parameter {param}; `redistribute` it there")]
+    /// The layout of a gradient differs from that of its parameter.
+    #[error("the gradient of `{path}` is {gradient}, but the parameter is {param}. `redistribute` the gradient")]
     Gradient {
-        /// The parameter.
+        /// Path of the parameter.
         path: String,
-        /// Layout, shape and type of the gradient.
+        /// Layout, shape and dtype of the gradient.
         gradient: String,
-        /// Those of the parameter.
+        /// Layout, shape and dtype of the parameter.
         param: String,
     },
-    /// A state is not laid out as the parameter it is of.
+    /// The state was made for a parameter with another layout.
     #[error(
-        "the optimizer's state of `{path}` is of a parameter {state}, but the parameter is {param}; bring the state \
-         there with `OptimizerState::redistribute`, and load it"
+        "the optimizer's state of `{path}` is for a parameter {state}, but the parameter is {param}. Redistribute the \
+         state with `OptimizerState::redistribute`, then load it"
     )]
     Layout {
-        /// The parameter.
+        /// Path of the parameter.
         path: String,
-        /// Layout, shape and type of the parameter that the state is of.
+        /// Layout, shape and dtype of the parameter for which the state was made.
         state: String,
-        /// Those of the parameter.
+        /// Layout, shape and dtype of the parameter now.
         param: String,
     },
-    /// What is remembered of a parameter that is cut is no part of a tensor of its shape: an optimizer that steps parts
-    /// has made it of one, or would have to make one of it.
+    /// A state tensor of a sharded parameter is not laid out like the parameter, so the optimizer cannot use it to step
+    /// shards.
     #[error(
-        "the optimizer's `{name}` has shape {found:?} on this rank, whose part of the parameter is {expected:?}: such a \
-         state goes with the whole parameter alone; keep the parameter `Replicate`, or step it as a DTensor, with a \
-         `DTensorOptimizer`, to be told `with_full_parameters` if the optimizer is your own"
+        "the optimizer's `{name}` has shape {found:?} on this rank, but the rank's shard of the parameter has shape \
+         {expected:?}: this optimizer needs the full parameter. Keep the parameter `Replicate`, or step it as a \
+         DTensor with a `DTensorOptimizer` (for a custom optimizer, call `with_full_parameters`)"
     )]
     Shape {
-        /// Path and field.
+        /// Path and field of the state tensor.
         name: String,
-        /// Its shape.
+        /// Shape of the state tensor.
         found: Vec<usize>,
-        /// The shape of this rank's part of the parameter.
+        /// Shape of this rank's shard of the parameter.
         expected: Vec<usize>,
     },
-    /// An average is of another model, or of one that lies otherwise.
+    /// The average and the model have different parameters or layouts.
     #[error(
-        "`{path}` is {average} in the average, and {model} in the model: an average begins as a clone of the model, and \
-         is distributed again where the model is"
+        "`{path}` is {average} in the average, but {model} in the model. Create the average as a clone of the model, \
+         and distribute both in the same way"
     )]
     Average {
-        /// The parameter.
+        /// Path of the parameter.
         path: String,
-        /// How it lies in the average.
+        /// Layout in the average.
         average: String,
-        /// How it lies in the model.
+        /// Layout in the model.
         model: String,
     },
-    /// Muon was given a parameter that is no matrix.
+    /// Muon's group contains a parameter that is not a matrix.
     #[error(
-        "Muon steps matrices, and `{path}`, which its group has, has {dims} dimensions: leave it to another optimizer, \
-         with a group of the matrices alone, or of all but `{path}` by `ParamGroup::exclude`"
+        "Muon steps only matrices, but its group contains `{path}`, which has {dims} dimensions. Step `{path}` with \
+         another optimizer: select only matrices, or exclude it by `ParamGroup::exclude`"
     )]
     NotAMatrix {
-        /// The parameter.
+        /// Path of the parameter.
         path: String,
-        /// How many dimensions it has.
+        /// Number of dimensions of the parameter.
         dims: usize,
     },
-    /// A state is of a parameter that is not there.
-    #[error("the state `{name}` belongs to no parameter; there are {paths:?}")]
+    /// A state belongs to a parameter that does not exist.
+    #[error("the state `{name}` belongs to no parameter. The parameters include {paths:?}")]
     NoParameter {
-        /// Path and field, or path.
+        /// Path and field of the state, or only the path.
         name: String,
-        /// Some of the parameters.
+        /// Paths of some of the parameters.
         paths: Vec<String>,
     },
-    /// A state was made by another optimizer, or by one with other settings.
+    /// A state was made by another optimizer, or with other settings.
     #[error(
-        "the optimizer keeps other things of `{path}` than the state has: {missing:?} are missing or of another kind, \
-         and it has no place for {extra:?}; load it into the optimizer that made it, with the same settings"
+        "the state of `{path}` does not match the optimizer: {missing:?} are missing or of another kind, and \
+         {extra:?} are unknown to it. Load the state into the optimizer that made it, with the same settings"
     )]
     Foreign {
-        /// The parameter.
+        /// Path of the parameter.
         path: String,
-        /// What the optimizer needs.
+        /// Fields that the optimizer needs and the state lacks.
         missing: Vec<String>,
-        /// What it does not know.
+        /// Fields of the state that the optimizer does not know.
         extra: Vec<String>,
     },
-    /// burn loads the state of optimizers in the device's default element type.
+    /// The state has another dtype than the device's default, in which burn loads optimizer state.
     #[error(
-        "the state `{name}` is {found}, but burn loads optimizers' states as the device's default float, {loaded}; \
-         make {found} the device's default, or `cast` the model"
+        "the state `{name}` is {found}, but burn loads optimizer state in the device's default float dtype, {loaded}. \
+         Make {found} the device's default, or `cast` the model"
     )]
     ElementType {
-        /// Path and field.
+        /// Path and field of the state tensor.
         name: String,
-        /// The type it has.
+        /// Dtype of the state tensor.
         found: String,
-        /// The type it would get.
+        /// Dtype in which burn would load it.
         loaded: String,
     },
 }

@@ -1,4 +1,4 @@
-//! [`ExactOnShards`]: which optimizers make of a shard what they make of the whole.
+//! [`ExactOnShards`]: optimizers whose step of a shard equals the shard of a step of the full parameter.
 
 use burn::grad_clipping::GradientClipping;
 use burn::optim::{
@@ -6,12 +6,13 @@ use burn::optim::{
     RmsProp, RmsPropConfig, Sgd, SgdConfig,
 };
 
-/// An optimizer, or the configuration of one, that works element by element: it makes of a shard what it makes of the
-/// whole, to the bit, and needs nothing of other ranks. What [`sharded`](super::sharded) takes.
+/// An optimizer, or the configuration of one, that works element by element. Its step of a shard is bitwise equal
+/// to the shard of a step of the full parameter, and needs no communication. [`sharded`](super::sharded) accepts
+/// these optimizers.
 ///
-/// Of burn's these are `Sgd`, `Adam`, `AdamW`, `AdaGrad`, `RmsProp`, `Adan` and `Lion`. Not `Lamb`, `Adafactor` and
-/// `LBFGS`, which look at whole parameters or at all of them, and not `Muon`, which has
-/// [`with_muon`](super::ShardedOptimizer::with_muon) in its place:
+/// burn's `Sgd`, `Adam`, `AdamW`, `AdaGrad`, `RmsProp`, `Adan` and `Lion` implement it. `Lamb`, `Adafactor` and
+/// `LBFGS` do not, because they need a full parameter or all parameters. `Muon` does not either; use
+/// [`with_muon`](super::ShardedOptimizer::with_muon) instead:
 ///
 /// ```compile_fail,E0277
 /// use burn::optim::MuonConfig;
@@ -20,7 +21,7 @@ use burn::optim::{
 /// let optim = sharded(MuonConfig::new());
 /// ```
 ///
-/// An optimizer of one's own that works element by element says so:
+/// Implement the trait for a custom optimizer that works element by element:
 ///
 /// ```
 /// use burn::grad_clipping::GradientClipping;
@@ -57,19 +58,19 @@ use burn::optim::{
 /// let optim = sharded(SignDescent);
 /// ```
 #[diagnostic::on_unimplemented(
-    message = "`{Self}` is not known to make of a shard what it makes of a whole parameter",
-    label = "may look at more than an element",
-    note = "in the place of `Muon`: `sharded(AdamWConfig::new()).with_muon(matrices, MuonConfig::new())`",
-    note = "in the place of `Lamb`, `Adafactor` and `LBFGS`: `sharded(AdamWConfig::new())`, or keep parameters whole with \
-            `Placement::Replicate`; parameters that are DTensors are stepped by a `DTensorOptimizer`",
-    note = "clipping by the norm of all gradients is `clip_grad_norm`'s",
-    note = "for an optimizer of your own that works element by element, implement `ExactOnShards`"
+    message = "`{Self}` is not known to step a shard as it would step the full parameter",
+    label = "may not work element by element",
+    note = "instead of `Muon`, use `sharded(AdamWConfig::new()).with_muon(matrices, MuonConfig::new())`",
+    note = "instead of `Lamb`, `Adafactor` and `LBFGS`, use `sharded(AdamWConfig::new())`, or keep parameters \
+            replicated with `Placement::Replicate`; for parameters that are DTensors, use a `DTensorOptimizer`",
+    note = "to clip by the norm of all gradients, use `clip_grad_norm`",
+    note = "for a custom optimizer that works element by element, implement `ExactOnShards`"
 )]
 pub trait ExactOnShards {
-    /// What steps a parameter.
+    /// Optimizer that steps a parameter.
     type Optimizer: Optimizer;
 
-    /// The optimizer, and how it clips gradients first.
+    /// Returns the optimizer and its gradient clipping.
     fn build(self) -> (Self::Optimizer, Option<GradientClipping>);
 }
 
@@ -87,7 +88,7 @@ macro_rules! exact {
             type Optimizer = $optimizer;
 
             fn build(self) -> ($optimizer, Option<GradientClipping>) {
-                // The configuration's own field is private.
+                // The clipping field of the configuration is private.
                 (<$config>::build(&self), self.init().grad_clipping().cloned())
             }
         }

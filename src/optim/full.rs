@@ -1,4 +1,4 @@
-//! [`FullOptimizerState`]: an optimizer's state without a mesh.
+//! [`FullOptimizerState`]: optimizer state independent of a mesh.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,22 +11,22 @@ use super::{OptimError, OptimizerState};
 use crate::dtensor::DTensorSpec;
 use crate::{Error, Result};
 
-/// An optimizer's state, whole and by name: what a checkpoint keeps, whatever the mesh.
+/// Optimizer state with full tensors, by name. Save it in a checkpoint and load it on any mesh.
 ///
-/// [`OptimizerState::full`] makes it. The same on every rank.
+/// [`OptimizerState::full`] returns it, identical on every rank.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct FullOptimizerState {
-    /// Whole tensors by path and field, such as `blocks.0.weight.momentum.moment_1`.
+    /// Full tensors by path and field, such as `blocks.0.weight.momentum.moment_1`.
     pub tensors: BTreeMap<String, TensorData>,
-    /// Numbers, such as `blocks.0.weight.momentum.time`.
+    /// Numbers by path and field, such as `blocks.0.weight.momentum.time`.
     pub scalars: BTreeMap<String, Scalar>,
 }
 
 impl OptimizerState {
-    /// Every tensor whole, on every rank: what can be saved, and laid out on any mesh.
+    /// Gathers every tensor on every rank. The result can be saved, and distributed on any mesh.
     ///
     /// # Collective
-    /// Every rank of the parameters' meshes.
+    /// Every rank of the parameters' meshes must call it.
     ///
     /// # Errors
     /// [`Error::Comm`](crate::Error::Comm) if a collective fails.
@@ -37,10 +37,10 @@ impl OptimizerState {
 }
 
 impl FullOptimizerState {
-    /// In burn's format of records, burnpack.
+    /// Serializes the state in burnpack, burn's record format.
     ///
     /// # Errors
-    /// [`Error::Other`] with burnpack's, such as for a name that is too long.
+    /// [`Error::Other`] with burnpack's error, for example for a name that is too long.
     pub fn into_bytes(self) -> Result<Bytes> {
         let tensors = self.tensors.into_iter().map(|(name, data)| {
             let (bytes, shape, dtype) = data.into_parts();
@@ -51,10 +51,10 @@ impl FullOptimizerState {
         writer.into_bytes().map_err(Error::other)
     }
 
-    /// What [`into_bytes`](Self::into_bytes) wrote.
+    /// Reads the bytes that [`into_bytes`](Self::into_bytes) returned.
     ///
     /// # Errors
-    /// [`Error::Other`] with burnpack's, for bytes that are none of its files.
+    /// [`Error::Other`] with burnpack's error, if the bytes are not a burnpack file.
     pub fn from_bytes(bytes: Bytes) -> Result<Self> {
         let reader = Reader::from_bytes(bytes).map_err(Error::other)?;
         let scalars = reader.scalars().clone();
@@ -65,12 +65,13 @@ impl FullOptimizerState {
         Ok(Self { tensors: tensors.collect::<Result<_>>()?, scalars })
     }
 
-    /// Lays the state out as parameters are: `specs` are theirs, by path. Local: each rank takes its part.
+    /// Distributes the state like the parameters. `specs` are the parameters' specs by path. Local: each rank takes
+    /// its shards.
     ///
-    /// A tensor of its parameter's shape gets the parameter's layout; others are whole on every rank.
+    /// A tensor with the shape of its parameter gets the parameter's layout. Other tensors are replicated.
     ///
     /// # Errors
-    /// [`OptimError::NoParameter`] for a name that begins with no path of `specs`.
+    /// [`OptimError::NoParameter`] for a name that does not begin with a path of `specs`.
     pub fn distribute(&self, specs: impl IntoIterator<Item = (String, Arc<DTensorSpec>)>) -> Result<OptimizerState> {
         let specs: BTreeMap<_, _> = specs.into_iter().collect();
         let owner = |name: &str| {
@@ -98,8 +99,8 @@ mod tests {
     use crate::optim::state::LOOKUPS;
     use crate::placement::{Layout, Placement};
 
-    /// Counts the comparisons of a name with a path that distributing the state of this many parameters makes, and those
-    /// that then reading each tensor and number by its name makes.
+    /// Counts the comparisons of a name with a path, for a state of `params` parameters: first those of
+    /// distributing the state, then those of reading each tensor and number by its name.
     fn lookups(params: usize) -> [usize; 2] {
         let counted = launch(Launch::threads(1), |world| {
             let mesh = DeviceMesh::new(world, [1], ["shard"])?;

@@ -1,19 +1,19 @@
-//! burn's optimizers on distributed parameters, and their state by path.
+//! burn's optimizers for distributed parameters, and their state by path.
 //!
 //! ```text
 //! blocks.0.weight                      [8, 6] as [S(0)]     the parameter
-//! blocks.0.weight.momentum.moment_1    [8, 6] as [S(0)]     what AdamW remembers of it
+//! blocks.0.weight.momentum.moment_1    [8, 6] as [S(0)]     AdamW's state of it
 //! blocks.0.weight.momentum.moment_2    [8, 6] as [S(0)]
 //! blocks.0.weight.momentum.time        3
 //! ```
 //!
-//! A model that was sharded or parallelized is stepped by burn's own
-//! [`ModuleOptimizer`](burn::optim::ModuleOptimizer), and [`optimizer_state`] is what that remembers. [`sharded`] makes one
-//! that is right on shards, or does not compile, and has Muon of whole matrices. Parameters that
-//! are [`DTensor`](crate::dtensor::DTensor)s without a module are stepped by a [`DTensorOptimizer`]. Either's state is
-//! an [`OptimizerState`]: DTensors laid out as their parameters, by the parameters' paths and burn's names of its
-//! fields. It follows parameters to another layout or mesh ([`OptimizerState::redistribute`]), and its whole, a
-//! [`FullOptimizerState`], is saved and [laid out](FullOptimizerState::distribute) again on any mesh.
+//! burn's own [`ModuleOptimizer`](burn::optim::ModuleOptimizer) steps a model that was sharded or parallelized, and
+//! [`optimizer_state`] returns its state. [`sharded`] builds such an optimizer, accepts only optimizers that are
+//! correct on shards (others do not compile), and adds Muon on full matrices. A [`DTensorOptimizer`] steps
+//! parameters that are [`DTensor`](crate::dtensor::DTensor)s without a module. The state of either is an
+//! [`OptimizerState`]: DTensors laid out like their parameters, named by the parameters' paths and burn's field
+//! names. [`OptimizerState::redistribute`] moves it to another layout or mesh. A checkpoint saves a
+//! [`FullOptimizerState`] of full tensors, which [`FullOptimizerState::distribute`] distributes on any mesh.
 //!
 //! ```
 //! use burn::nn::LinearConfig;
@@ -22,7 +22,7 @@
 //! use burn_dtensor::optim::{FullOptimizerState, load_optimizer_state, optimizer_state, parameter_specs};
 //! use burn_dtensor::prelude::*;
 //!
-//! // Two ranks train, and three go on.
+//! // Two ranks train; three ranks resume.
 //! let saved = launch(Launch::threads(2), |world| {
 //!     let mesh = DeviceMesh::new(world, [2], ["shard"])?;
 //!     let device = world.device().clone().autodiff();
@@ -36,7 +36,7 @@
 //!     assert_eq!(moment.spec(), model.weight.shard().expect("it is sharded").spec());
 //!     state.full()?.into_bytes()
 //! })?;
-//! // Every rank has returned the same.
+//! // Every rank returned the same bytes.
 //! let (_, saved) = &saved[0];
 //!
 //! launch(Launch::threads(3), |world| {
@@ -53,10 +53,12 @@
 //! ```
 //!
 //! # Invariants
-//! 1. An optimizer that works element by element steps parts as it steps the whole, to the bit, and sends nothing.
-//! 2. A state tensor of the parameter's shape has the parameter's layout. One of another shape is whole on every rank.
-//! 3. burn's Muon of a model on any mesh is that of one device, to the bit where gradients are.
-//! 4. A state that does not fit parameter or optimizer is an error; nothing of it is left out.
+//! 1. An optimizer that works element by element steps a shard exactly (bitwise) as it steps the full parameter,
+//!    without communication.
+//! 2. A state tensor of the parameter's shape has the parameter's layout. A state tensor of another shape is
+//!    replicated.
+//! 3. Muon gives the same result on any mesh as on one device, bitwise if the gradients are.
+//! 4. State that does not match the parameter or the optimizer is an error; no state is dropped silently.
 
 mod clip;
 mod dtensors;

@@ -1,4 +1,4 @@
-//! The state of burn's optimizer of a distributed model, by path.
+//! State of a burn `ModuleOptimizer` for a distributed model, by path.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,28 +15,30 @@ use crate::dtensor::DTensorSpec;
 use crate::param::{Visited, check_not_replaced, walk_with_paths};
 use crate::{Error, Result};
 
-/// Under which burn keeps a parameter's number of dimensions.
+/// Field name under which burn stores a parameter's number of dimensions.
 const RANK: &str = "__rank";
 
-/// Paths, and how the parameters are laid out, of a distributed model: what
-/// [`FullOptimizerState::distribute`](super::FullOptimizerState::distribute) and [`OptimizerState::redistribute`] go
-/// by.
+/// Returns the specs of a model's distributed parameters, by path.
+/// [`FullOptimizerState::distribute`](super::FullOptimizerState::distribute) and [`OptimizerState::redistribute`]
+/// take them.
 ///
 /// # Errors
-/// As [`optimizer_state`].
+/// Like [`optimizer_state`].
 pub fn parameter_specs<M: Module>(model: &M) -> Result<BTreeMap<String, Arc<DTensorSpec>>> {
     Ok(parameters(model)?.into_iter().map(|(path, ModelParameter { spec, .. })| (path, spec)).collect())
 }
 
-/// What burn's `optim` remembers of the distributed parameters of `model`, by path: of every optimizer whose state of a
-/// rank's part is a part of its state of the whole. A copy, as burn's own records are. Local: no communication.
+/// Returns a copy of the state that burn's `optim` has for the distributed parameters of `model`, by path. It
+/// supports every optimizer whose state of a shard is the shard of its state of the full parameter. Local: no
+/// communication.
 ///
-/// Of parameters that are not distributed burn's record says all there is to say.
+/// burn's own record contains the state of the other parameters.
 ///
 /// # Errors
-/// [`OptimError::Shape`] for an optimizer that has made something else of a shard than a part of what it makes of the
-/// whole, as `Adafactor` does of a matrix; of a parameter that every rank holds whole there is no such thing. And
-/// [`ParamError::Replaced`](crate::param::ParamError::Replaced) as [`named_parameters`](crate::fsdp::named_parameters).
+/// [`OptimError::Shape`] if the optimizer's state of a shard is not a shard of its state of the full parameter,
+/// such as `Adafactor`'s state of a matrix. It does not occur for replicated parameters. Also
+/// [`ParamError::Replaced`](crate::param::ParamError::Replaced), like
+/// [`named_parameters`](crate::fsdp::named_parameters).
 pub fn optimizer_state<M: Module>(optim: &ModuleOptimizer, model: &M) -> Result<OptimizerState> {
     let mut states = OptimizerRecord::of(optim)?.states;
     let mut params = BTreeMap::new();
@@ -49,14 +51,14 @@ pub fn optimizer_state<M: Module>(optim: &ModuleOptimizer, model: &M) -> Result<
     Ok(OptimizerState { params })
 }
 
-/// `optim` with `state` in the place of all that it remembers of the distributed parameters of `model`. Local: no
+/// Returns `optim` with `state` in place of its state of all distributed parameters of `model`. Local: no
 /// communication.
 ///
 /// # Errors
-/// [`OptimError::NoParameter`] for a path that the model has not, [`OptimError::Layout`] for state of a parameter that
-/// is laid out otherwise, [`OptimError::Shape`] for a tensor of another shape than its parameter's, such as
-/// `Adafactor`'s means over rows and columns, where the parameter is cut, [`OptimError::Foreign`] for the state of
-/// another optimizer, [`OptimError::ElementType`], and as [`optimizer_state`].
+/// [`OptimError::NoParameter`] for a path that the model does not contain, [`OptimError::Layout`] for state of a
+/// parameter with another layout, [`OptimError::Shape`] for a tensor whose shape differs from that of its sharded
+/// parameter (such as `Adafactor`'s means over rows and columns), [`OptimError::Foreign`] for the state of another
+/// optimizer, [`OptimError::ElementType`], and the errors of [`optimizer_state`].
 pub fn load_optimizer_state<M: Module>(
     optim: ModuleOptimizer,
     model: &M,
@@ -77,7 +79,7 @@ pub fn load_optimizer_state<M: Module>(
         record.states.insert(*id, (Scalar::from(spec.shape().num_dims()), sink));
     }
     let optim = optim.from_bytes(record.into_bytes()?)?;
-    // burn leaves out what it cannot read.
+    // burn silently ignores state that it cannot read.
     let loaded = OptimizerRecord::of(&optim)?.states;
     for (path, state) in &state.params {
         state.check_loaded(path, loaded.get(&parameters[path].id).map(|(_, sink)| sink))?;
@@ -87,26 +89,26 @@ pub fn load_optimizer_state<M: Module>(
 
 /// A distributed parameter of a model.
 struct ModelParameter {
-    /// burn's.
+    /// burn's parameter id.
     id: u64,
     spec: Arc<DTensorSpec>,
 }
 
-/// By path.
+/// Returns the distributed parameters of a model, by path.
 fn parameters<M: Module>(model: &M) -> Result<BTreeMap<String, ModelParameter>> {
     let walk = walk_with_paths(model);
     check_not_replaced(model, &walk)?;
     let parameter = |Visited { id, param, base, path, .. }: Visited| {
-        (path.expect("paths were asked for"), ModelParameter { id: id.val(), spec: param.spec(base.dtype()) })
+        (path.expect("the walk records paths"), ModelParameter { id: id.val(), spec: param.spec(base.dtype()) })
     };
     Ok(walk.distributed.into_iter().map(parameter).collect())
 }
 
-/// A record of burn's optimizer, opened: its fields are private, its bytes are not.
+/// Decoded record of burn's optimizer. Its fields are private, but its bytes can be read.
 struct OptimizerRecord {
-    /// Numbers of dimensions and states, by the parameter's id.
+    /// Number of dimensions and state of each parameter, by the parameter's id.
     states: BTreeMap<u64, (Scalar, StateSink)>,
-    /// Paths by which burn knows the group of a parameter, by id.
+    /// Path by which burn finds the group of a parameter, by the parameter's id.
     paths: BTreeMap<String, String>,
 }
 
@@ -123,7 +125,7 @@ impl OptimizerRecord {
         for (name, dims) in ranks {
             states.insert(split(&name)?.0, (dims, StateSink::default()));
         }
-        let unknown = |name: &str| Error::other(format!("burn's record of an optimizer says not what `{name}` is of"));
+        let unknown = |name: &str| Error::other(format!("burn's optimizer record has no parameter for `{name}`"));
         for (name, scalar) in scalars {
             let (id, field) = split(&name)?;
             states.get_mut(&id).ok_or_else(|| unknown(&name))?.1.scalars.push((field, scalar));
@@ -156,9 +158,9 @@ impl OptimizerRecord {
     }
 }
 
-/// The id and the field of a name in burn's record.
+/// Splits a name in burn's record into parameter id and field.
 fn split(name: &str) -> Result<(u64, String)> {
-    let id = name.split('.').next().expect("a first part");
-    let field = field(name, id).ok_or_else(|| Error::other(format!("`{name}` is no name of an optimizer's record")))?;
+    let id = name.split('.').next().expect("`split` yields at least one item");
+    let field = field(name, id).ok_or_else(|| Error::other(format!("`{name}` is not a name in burn's record")))?;
     Ok((id.parse()?, field.to_owned()))
 }

@@ -1,4 +1,5 @@
-//! [`Route`]: along which mesh dimensions the parts of a parameter come together, and whose those are on the way.
+//! [`Route`]: mesh dimensions along which the shards of a parameter are collected on one rank, and the order in
+//! which they arrive.
 
 use std::ops::Range;
 
@@ -11,10 +12,11 @@ use crate::dtensor::DTensorSpec;
 use crate::mesh::DeviceMesh;
 use crate::placement::Placement;
 
-/// Between the ranks that hold a parameter together: its axes are the mesh dimensions that cut it.
+/// Route between the ranks that together hold one parameter. Its axes are the mesh dimensions that shard the
+/// parameter. Moving shards along one axis after the other collects all of them on one rank.
 ///
 /// ```text
-/// axes of 2 and 3 ranks; whose parts the rank at (0, 0) has
+/// axes of 2 and 3 ranks: ranks whose shards the rank at (0, 0) holds
 /// at first               00
 /// after axis 0           00 10
 /// after axis 1           00 10   01 11   02 12
@@ -22,7 +24,7 @@ use crate::placement::Placement;
 pub(super) struct Route {
     mesh: DeviceMesh,
     dtype: DType,
-    /// Mesh dimensions, and their ranks.
+    /// Mesh dimension and communicator of each axis.
     axes: Vec<(usize, Communicator)>,
 }
 
@@ -33,7 +35,7 @@ impl Route {
         Ok(Self { axes, mesh, dtype: spec.dtype() })
     }
 
-    /// Whether it is that of a parameter that lies like this.
+    /// Returns true if this is the route of a parameter with the given spec.
     pub(super) fn takes(&self, spec: &DTensorSpec) -> bool {
         self.mesh == *spec.mesh()
             && self.dtype == spec.dtype()
@@ -64,12 +66,12 @@ impl Route {
         self.mesh.device()
     }
 
-    /// Where this rank is along an axis.
+    /// Returns this rank's coordinate along an axis.
     pub(super) fn own(&self, axis: usize) -> usize {
         self.coordinate()[self.axes[axis].0]
     }
 
-    /// Where the rank of this number is along each axis.
+    /// Converts the index of a rank of the route to its coordinates along the axes.
     pub(super) fn place(&self, mut rank: usize) -> Vec<usize> {
         let along = |axis| {
             let place = rank % self.size(axis);
@@ -79,13 +81,13 @@ impl Route {
         (0..self.axes()).map(along).collect()
     }
 
-    /// How many ranks' parts have come together before the move along an axis.
+    /// Returns the number of ranks whose shards a rank holds before the move along an axis.
     pub(super) fn sources_before(&self, axis: usize) -> usize {
         (0..axis).map(|axis| self.size(axis)).product()
     }
 
-    /// Whose parts those are where the rank at `place` along the axis has them: coordinates on the mesh, those first that
-    /// are first along the axes that came last.
+    /// Returns the mesh coordinates of the ranks whose shards the rank at `place` along the axis holds before the
+    /// move along it. The coordinate along the first axis varies fastest.
     pub(super) fn sources(&self, axis: usize, place: usize) -> impl Iterator<Item = Vec<usize>> {
         let mut coordinate = self.coordinate().to_vec();
         if let Some((dim, _)) = self.axes.get(axis) {
@@ -101,17 +103,17 @@ impl Route {
         })
     }
 
-    /// Of all parts that come together, which they are.
+    /// Returns the region of the full tensor of each shard, in the order of [`sources`](Self::sources).
     pub(super) fn regions(&self, spec: &DTensorSpec) -> Vec<Vec<Range<usize>>> {
         self.sources(self.axes(), 0).map(|coordinate| spec.layout().local_slices(spec.shape(), &coordinate)).collect()
     }
 
     fn coordinate(&self) -> &[usize] {
-        self.mesh.coordinate().expect("a parameter is on a mesh that its rank is of")
+        self.mesh.coordinate().expect("a rank holds parameters only of meshes that contain it")
     }
 }
 
-/// The mesh dimensions that cut a tensor.
+/// Returns the mesh dimensions that shard a tensor.
 fn cutting(spec: &DTensorSpec) -> impl Iterator<Item = usize> {
     let shardings = |(dim, placement): (usize, &Placement)| placement.shard_dim().map(|_| dim);
     spec.placements().iter().enumerate().filter_map(shardings)

@@ -1,4 +1,4 @@
-//! [`sharded`]: burn's optimizers where a model is sharded, and no other.
+//! [`sharded`]: burn's optimizers that are correct on a sharded model.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -20,12 +20,13 @@ use crate::Result;
 use crate::dtensor::DTensorSpec;
 use crate::param::{Unit, Visited, check_not_replaced, walk};
 
-/// burn's optimizer of a model that is sharded or parallelized: of every parameter what one device would make of it.
+/// Builds a burn optimizer for a model that is sharded or parallelized. It steps every parameter as one device
+/// would.
 ///
-/// `optimizer` is a configuration, such as burn's `AdamWConfig`, or an optimizer. One that looks at more than an element
-/// does not compile here ([`ExactOnShards`]). Its gradient clipping by value is burn's own; that by norm, which is of each
-/// parameter's gradient apart, is of the whole one. The norm of all gradients together is
-/// [`clip_grad_norm`](crate::fsdp::clip_grad_norm)'s.
+/// `optimizer` is a configuration, such as burn's `AdamWConfig`, or an optimizer. An optimizer that does not work
+/// element by element does not compile here ([`ExactOnShards`]). Gradient clipping by value is burn's own. Clipping
+/// by norm limits the norm of each parameter's gradient, computed over all its shards. To clip by the norm of all
+/// gradients together, use [`clip_grad_norm`](crate::fsdp::clip_grad_norm).
 ///
 /// ```
 /// use burn::module::ParamGroup;
@@ -63,27 +64,27 @@ pub fn sharded<O: ExactOnShards>(optimizer: O) -> ShardedOptimizer {
     ShardedOptimizer { optim, groups: vec![OptimizerGroup { params: ParamGroup::all(), max_norm, muon: None }] }
 }
 
-/// burn's [`ModuleOptimizer`] of a distributed model; [`sharded`] makes it.
+/// burn's [`ModuleOptimizer`] for a distributed model, built by [`sharded`].
 ///
-/// Its groups are burn's: of those that have a parameter the last steps it.
+/// Groups work as in burn: a parameter in several groups is stepped by the last one.
 #[derive(Clone)]
 pub struct ShardedOptimizer {
-    /// Of a parameter that is Muon's it knows the momentum.
+    /// burn's optimizer. For a parameter of a Muon group it steps and stores only the momentum.
     optim: ModuleOptimizer,
-    /// Its groups, and what it does not know of them.
+    /// Groups of `optim`, with the settings that burn does not handle.
     groups: Vec<OptimizerGroup>,
 }
 
 #[derive(Clone)]
 struct OptimizerGroup {
     params: ParamGroup,
-    /// Of each gradient apart.
+    /// Maximum norm of each parameter's gradient.
     max_norm: Option<f32>,
     muon: Option<(Arc<Muon>, Apply)>,
 }
 
 impl ShardedOptimizer {
-    /// Steps the parameters of a group with this optimizer, which is as [`sharded`] takes it.
+    /// Steps the parameters of a group with this optimizer, which must be one that [`sharded`] accepts.
     #[must_use]
     pub fn with_group<O: ExactOnShards>(mut self, params: ParamGroup, optimizer: O) -> Self {
         let (optimizer, clipping) = optimizer.build();
@@ -96,14 +97,16 @@ impl ShardedOptimizer {
         self
     }
 
-    /// Steps the matrices of a group with burn's Muon: the momentum of shards, and of that whole matrices made orthogonal,
-    /// each on one rank, so that the work is spread over the ranks. The numbers, and the state, are burn's own.
+    /// Steps the matrices of a group with burn's Muon. Momentum works on shards. Each matrix is then gathered on
+    /// one rank, which orthogonalizes it, so that the work is distributed over the ranks. Results and state equal
+    /// burn's.
     ///
-    /// Embeddings, the last layer and what is no matrix are best left to another optimizer, such as AdamW.
+    /// Use another optimizer, such as AdamW, for embeddings, the last layer and parameters that are not matrices.
     ///
-    /// A rank has in its memory, beside shards, a few times the largest matrix. For all matrices that lie alike, `matrices`
-    /// of one size on `ranks` that hold one together, a step makes `2 * matrices.div_ceil(ranks)` all-to-alls along each
-    /// mesh dimension that cuts them; each element moves there and back.
+    /// In addition to its shards, a rank holds a few times the largest matrix in memory. Consider all matrices with
+    /// the same layout: `matrices` of one size, each sharded over `ranks` ranks. A step then makes
+    /// `2 * matrices.div_ceil(ranks)` all-to-alls along each mesh dimension that shards them, and sends each
+    /// element twice: to the owner and back.
     #[must_use]
     pub fn with_muon(mut self, matrices: ParamGroup, config: MuonConfig) -> Self {
         let Stages { velocity, orthogonal, apply } = Stages::of(&config);
@@ -112,17 +115,18 @@ impl ShardedOptimizer {
         self
     }
 
-    /// Steps the parameters that have gradients, as burn's [`ModuleOptimizer::step`]: `lr` is a number, or what a
-    /// scheduler of burn's gives.
+    /// Steps the parameters that have gradients, like burn's [`ModuleOptimizer::step`]. `lr` is a number or the
+    /// output of a burn scheduler.
     ///
     /// # Collective
-    /// Local, but for Muon and clipping by norm: then every rank of the model's meshes, with gradients of the same
-    /// parameters.
+    /// Local, except for Muon and clipping by norm. Then every rank of the model's meshes must call it, with
+    /// gradients of the same parameters.
     ///
     /// # Errors
-    /// [`OptimError::NotAMatrix`] for a parameter of Muon's group that is none, and
-    /// [`ParamError::Replaced`](crate::param::ParamError::Replaced) if a parameter was replaced after it was distributed,
-    /// both before anything is stepped; [`Error::Comm`](crate::Error::Comm) if another rank fails.
+    /// [`OptimError::NotAMatrix`] for a parameter of Muon's group that is not a matrix, and
+    /// [`ParamError::Replaced`](crate::param::ParamError::Replaced) if a parameter was replaced after it was
+    /// distributed, both before any parameter is stepped; [`Error::Comm`](crate::Error::Comm) if another rank
+    /// fails.
     pub fn step<M: Module>(
         &mut self,
         lr: impl Into<ModuleLearningRate>,
@@ -140,10 +144,10 @@ impl ShardedOptimizer {
         let steps = members.into_iter().filter(|member| self.groups[member.group].muon.is_some());
         let steps: HashMap<_, _> = steps.map(|member| (member.id, member)).collect();
         for id in steps.keys() {
-            let grad = grads.remove::<2>(*id).expect("a matrix that has a gradient");
+            let grad = grads.remove::<2>(*id).expect("`members` contains only parameters with gradients");
             of_muon.register(*id, grad);
         }
-        // To what momentum makes of the gradients: the model itself is not stepped.
+        // The parameters of this copy become the output of momentum. The model itself is not stepped.
         let moved = self.optim.step(lr.clone(), model.clone(), of_muon);
         let mut matrices = Matrices { groups: &self.groups, members: steps, lr: &lr, found: Vec::new() };
         moved.visit(&mut matrices);
@@ -157,13 +161,13 @@ impl ShardedOptimizer {
         }
         let mut model = self.optim.step(lr.clone(), model, grads);
         for (group, steps) in steps {
-            let (_, apply) = self.groups[group].muon.clone().expect("Muon's");
+            let (_, apply) = self.groups[group].muon.clone().expect("a group of Muon");
             model = ModuleOptimizer::from(apply).step(lr.clone(), model, steps);
         }
         Ok(model)
     }
 
-    /// Returns the parameters that have gradients and with which more is to be done than burn does, and the model's units.
+    /// Returns the parameters with gradients that need more than burn's step, and the model's units.
     fn members<M: Module>(&self, model: &M, grads: &GradientsParams) -> Result<(Vec<GroupParam>, Vec<Arc<Unit>>)> {
         let walk = walk(model);
         check_not_replaced(model, &walk)?;
@@ -179,30 +183,30 @@ impl ShardedOptimizer {
         }
     }
 
-    /// What is remembered of the distributed parameters of `model`: as [`optimizer_state`].
+    /// Returns the state of the distributed parameters of `model`, like [`optimizer_state`].
     ///
     /// # Errors
-    /// As [`optimizer_state`].
+    /// Like [`optimizer_state`].
     pub fn state<M: Module>(&self, model: &M) -> Result<OptimizerState> {
         optimizer_state(&self.optim, model)
     }
 
-    /// The same with `state` in the place of what is remembered of the distributed parameters of `model`: as
+    /// Returns the optimizer with `state` in place of its state of the distributed parameters of `model`, like
     /// [`load_optimizer_state`].
     ///
     /// # Errors
-    /// As [`load_optimizer_state`].
+    /// Like [`load_optimizer_state`].
     pub fn load_state<M: Module>(mut self, model: &M, state: OptimizerState) -> Result<Self> {
         self.optim = load_optimizer_state(self.optim, model, state)?;
         Ok(self)
     }
 
-    /// burn's record of what this rank remembers, by parameters' ids.
+    /// Returns burn's record of this rank's state, by parameter id.
     pub fn to_record(&self) -> OptimizerRecord {
         self.optim.to_record()
     }
 
-    /// The same with a record in the place of what is remembered.
+    /// Returns the optimizer with its state replaced by a record.
     #[must_use]
     pub fn load_record(mut self, record: OptimizerRecord) -> Self {
         self.optim = self.optim.load_record(record);
@@ -210,13 +214,13 @@ impl ShardedOptimizer {
     }
 }
 
-/// A parameter that Muon steps, or that is clipped by norm.
+/// A parameter with a gradient that Muon steps or whose gradient is clipped by norm.
 struct GroupParam {
     id: ParamId,
     path: String,
-    /// Number of its group.
+    /// Index of its group.
     group: usize,
-    /// `None` if it is not distributed.
+    /// Spec of the parameter; `None` if it is not distributed.
     spec: Option<Arc<DTensorSpec>>,
 }
 
@@ -244,7 +248,7 @@ impl ModuleVisitor for Members<'_> {
         }
         let (id, path) = (param.id, self.path.join("."));
         let group = self.groups.iter().rposition(|group| group.params.matches(&id, Some(&path)));
-        let group = group.expect("the first has all parameters");
+        let group = group.expect("the first group matches all parameters");
         let OptimizerGroup { max_norm, muon, .. } = &self.groups[group];
         if muon.is_some() && D != 2 {
             self.fault.get_or_insert(OptimError::NotAMatrix { path, dims: D });
@@ -254,8 +258,8 @@ impl ModuleVisitor for Members<'_> {
     }
 }
 
-/// What Muon makes orthogonal of a model whose parameters are what momentum has made of gradients, with the numbers of
-/// the groups.
+/// Visitor that collects the matrices for Muon to orthogonalize, each with the index of its group. It visits a
+/// model whose parameters are the output of momentum.
 struct Matrices<'a> {
     groups: &'a [OptimizerGroup],
     members: HashMap<ParamId, GroupParam>,
@@ -267,7 +271,7 @@ impl ModuleVisitor for Matrices<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         let Some(GroupParam { id, path, group, spec }) = self.members.remove(&param.id) else { return };
         let lr = self.lr.lr_from_param(id, Some(&path));
-        let (muon, _) = self.groups[group].muon.clone().expect("Muon's");
+        let (muon, _) = self.groups[group].muon.clone().expect("a group of Muon");
         let part = Tensor::<2>::from_dispatch(plain(&param.base()).into_dispatch());
         let spec = spec.map(|spec| spec.in_dtype(part.dtype()));
         self.found.push((group, MuonMatrix { id, path: path.into(), spec, part, lr, muon }));

@@ -1,4 +1,4 @@
-//! [`OptimizerState`]: what an optimizer remembers of parameters, by path.
+//! [`OptimizerState`]: the state that an optimizer keeps for each parameter, by path.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::dtensor::{DTensor, DTensorSpec};
 use crate::memory;
 use crate::placement::Layout;
 
-/// Runs an expression with a number of dimensions as a constant.
+/// Evaluates an expression with a runtime number of dimensions as a constant.
 macro_rules! with_dims {
     ($dims:expr, $D:ident => $run:expr) => {{
         macro_rules! of {
@@ -37,17 +37,17 @@ macro_rules! with_dims {
     }};
 }
 
-/// What an optimizer remembers of each parameter: DTensors, in host memory, and numbers, by the parameter's path and burn's name of the
-/// field, such as `blocks.0.weight.momentum.moment_1`.
+/// State of an optimizer for each parameter: DTensors in host memory, and numbers. Names consist of the parameter's
+/// path and burn's field name, such as `blocks.0.weight.momentum.moment_1`.
 #[derive(Debug, Clone, Default)]
 pub struct OptimizerState {
     pub(super) params: BTreeMap<String, ParameterState>,
 }
 
-/// What it remembers of one.
+/// State of one parameter.
 #[derive(Debug, Clone)]
 pub(super) struct ParameterState {
-    /// The parameter's.
+    /// Spec of the parameter.
     pub(super) spec: Arc<DTensorSpec>,
     pub(super) tensors: BTreeMap<String, StateTensor>,
     pub(super) scalars: BTreeMap<String, Scalar>,
@@ -61,49 +61,51 @@ pub struct StateTensor {
 }
 
 impl OptimizerState {
-    /// Paths of the parameters that the optimizer remembers something of.
+    /// Returns the paths of the parameters with state.
     pub fn paths(&self) -> impl Iterator<Item = &str> {
         self.params.keys().map(String::as_str)
     }
 
-    /// Every tensor, with its name; on all ranks in one order.
+    /// Returns every tensor with its name, in the same order on all ranks.
     pub fn tensors(&self) -> impl Iterator<Item = (String, &StateTensor)> {
         self.params
             .iter()
             .flat_map(|(path, state)| state.tensors.iter().map(move |(field, tensor)| (join(path, field), tensor)))
     }
 
-    /// Every number, such as how many steps were made, with its name.
+    /// Returns every number with its name, such as the number of steps.
     pub fn scalars(&self) -> impl Iterator<Item = (String, Scalar)> {
         self.params
             .iter()
             .flat_map(|(path, state)| state.scalars.iter().map(move |(field, scalar)| (join(path, field), *scalar)))
     }
 
-    /// The tensor of this name; `None` if there is none, or it has not `D` dimensions.
+    /// Returns the tensor with this name; `None` if it does not exist or does not have `D` dimensions.
     pub fn tensor<const D: usize>(&self, name: &str) -> Option<DTensor<D>> {
         owners(&self.params, name).find_map(|(_, state, field)| state.tensors.get(field))?.dtensor()
     }
 
-    /// The number of this name.
+    /// Returns the number with this name.
     pub fn scalar(&self, name: &str) -> Option<Scalar> {
         owners(&self.params, name).find_map(|(_, state, field)| state.scalars.get(field)).copied()
     }
 
-    /// Lays the state out as parameters are now, on the same mesh or on another: `specs` are the parameters', by path.
+    /// Redistributes the state to the layouts of `specs`, the specs of the parameters by path, on the same mesh or
+    /// on another.
     ///
-    /// On one mesh a tensor takes the steps that its parameter takes; to another it goes by way of the whole.
+    /// On the same mesh a tensor is redistributed like its parameter. To another mesh it is sent by way of the full
+    /// tensor.
     ///
     /// # Collective
-    /// Every rank of both meshes, which must have the same ranks.
+    /// Every rank of both meshes must call it. The meshes must have the same ranks.
     ///
     /// # Errors
-    /// [`OptimError::NoParameter`] for state of a path that `specs` have not, [`OptimError::Layout`] for a parameter of
-    /// another shape, and [`Error::Comm`](crate::Error::Comm) if a collective fails.
+    /// [`OptimError::NoParameter`] for state of a path that `specs` does not contain, [`OptimError::Layout`] for a
+    /// parameter of another shape, and [`Error::Comm`](crate::Error::Comm) if a collective fails.
     pub fn redistribute(self, specs: impl IntoIterator<Item = (String, Arc<DTensorSpec>)>) -> Result<Self> {
         let specs: BTreeMap<_, _> = specs.into_iter().collect();
         let find = |path: &String| specs.get(path).ok_or_else(|| OptimError::no_parameter(path, specs.keys()));
-        // Before anything is sent.
+        // Check all parameters before anything is sent.
         for (path, state) in &self.params {
             if state.spec.shape() != find(path)?.shape() {
                 return Err(layout_error(path, &state.spec, find(path)?).into());
@@ -118,7 +120,7 @@ impl OptimizerState {
         Ok(Self { params: moved.collect::<Result<_>>()? })
     }
 
-    /// What is remembered of a parameter, nothing at first.
+    /// Returns the state of a parameter, which is empty at first.
     pub(super) fn of(&mut self, path: &str, spec: &Arc<DTensorSpec>) -> &mut ParameterState {
         let nothing = || ParameterState { spec: spec.clone(), tensors: BTreeMap::new(), scalars: BTreeMap::new() };
         self.params.entry(path.to_owned()).or_insert_with(nothing)
@@ -126,7 +128,8 @@ impl OptimizerState {
 }
 
 impl ParameterState {
-    /// Of what a state was flattened to. `whole` says that it is of the whole parameter, not of this rank's part.
+    /// Creates the state of a parameter from burn's flattened state. If `full` is true, `sink` is the state of the
+    /// full parameter, otherwise that of this rank's shard.
     pub(super) fn new(path: &str, spec: &Arc<DTensorSpec>, sink: StateSink, full: bool) -> Result<Self> {
         let tensors = sink.tensors.into_iter().map(|(field, data)| {
             let tensor = if full || is_unsharded(spec) {
@@ -146,10 +149,10 @@ impl ParameterState {
         })
     }
 
-    /// Its tensors as an optimizer has them that steps this rank's part of the parameter at `path`.
+    /// Returns the tensors for an optimizer that steps this rank's shard of the parameter at `path`.
     ///
     /// # Errors
-    /// [`OptimError::Shape`] for one that is no part of a tensor of the parameter's shape, where the parameter is cut.
+    /// [`OptimError::Shape`] if the parameter is sharded and a tensor is not laid out like it.
     pub(super) fn parts(&self, path: &str) -> Result<Vec<(String, TensorData)>, OptimError> {
         let part = |(field, tensor): (&String, &StateTensor)| {
             let laid_out = tensor.spec.layout() == self.spec.layout() && tensor.spec.shape() == self.spec.shape();
@@ -162,7 +165,8 @@ impl ParameterState {
         self.tensors.iter().map(part).collect()
     }
 
-    /// Whether an optimizer has taken all of it, as it is: `loaded` is what it has then.
+    /// Checks that an optimizer has loaded the complete state unchanged. `loaded` is the optimizer's state after
+    /// loading.
     pub(super) fn check_loaded(&self, path: &str, loaded: Option<&StateSink>) -> Result<(), OptimError> {
         let nothing = StateSink::default();
         let StateSink { tensors, scalars } = loaded.unwrap_or(&nothing);
@@ -187,12 +191,12 @@ impl ParameterState {
 }
 
 impl StateTensor {
-    /// Mesh, layout, global shape and type.
+    /// Returns mesh, layout, global shape and dtype.
     pub fn spec(&self) -> &Arc<DTensorSpec> {
         &self.spec
     }
 
-    /// The tensor; `None` if it has not `D` dimensions. Local: no communication.
+    /// Returns the tensor; `None` if it does not have `D` dimensions. Local: no communication.
     pub fn dtensor<const D: usize>(&self) -> Option<DTensor<D>> {
         (self.spec.shape().num_dims() == D).then(|| self.typed())
     }
@@ -206,14 +210,15 @@ impl StateTensor {
         Self { spec, local: tensor.to_local().into_dispatch() }
     }
 
-    /// This rank's part of a tensor as the parameter of `spec` is laid out.
+    /// Creates the tensor from this rank's shard, with the layout of the parameter's `spec`.
     fn part(data: TensorData, spec: &DTensorSpec) -> Self {
         let spec = spec.with_dtype(data.dtype()).shared();
         let local = with_dims!(spec.shape().num_dims(), D => tensor::<D>(data).into_dispatch());
         Self { spec, local }
     }
 
-    /// A whole tensor, which every rank has, cut as the parameter of `spec` if it has its shape.
+    /// Creates the tensor from a full tensor that every rank holds. If it has the parameter's shape it is sharded
+    /// like the parameter, otherwise it is replicated.
     pub(super) fn shard_of(data: TensorData, spec: &DTensorSpec) -> Result<Self> {
         let layout =
             if data.shape() == spec.shape() { spec.layout().clone() } else { Layout::replicate(spec.mesh().shape())? };
@@ -232,7 +237,7 @@ impl StateTensor {
         with_dims!(spec.shape().num_dims(), D => Ok(Self::of(self.typed::<D>().redistribute_to(spec.layout())?)))
     }
 
-    /// This rank's part.
+    /// Returns this rank's local tensor as data.
     pub(super) fn local_data(&self) -> TensorData {
         with_dims!(self.spec.shape().num_dims(), D => self.typed::<D>().to_local().into_data())
     }
@@ -242,13 +247,13 @@ impl StateTensor {
     }
 }
 
-/// Whether every rank holds all of it, so that an optimizer sees the whole in what it takes for a part.
+/// Returns true if every rank holds the full parameter. An optimizer of local tensors then steps full parameters.
 fn is_unsharded(spec: &DTensorSpec) -> bool {
     spec.placements().iter().all(|placement| placement.is_replicate())
 }
 
-/// In its own element type, not the device's default, and in host memory, where records are: an optimizer's state need
-/// not fit the device twice, or at all.
+/// Creates a tensor in the dtype of the data instead of the device's default. It is in host memory, like records,
+/// because the device may lack the memory for a second copy of the state.
 fn tensor<const D: usize>(data: TensorData) -> Tensor<D> {
     let dtype = data.dtype();
     Tensor::from_data(data, (&memory::host(), dtype))
@@ -258,7 +263,7 @@ pub(super) fn layout_error(path: &str, state: &DTensorSpec, param: &DTensorSpec)
     OptimError::Layout { path: path.into(), state: describe(state), param: describe(param) }
 }
 
-/// A spec, for messages.
+/// Describes a spec in an error text.
 pub(super) fn describe(spec: &DTensorSpec) -> String {
     format!("{:?} {} as {} on {}", spec.shape().to_vec(), spec.dtype().name(), spec.layout(), spec.mesh())
 }
@@ -267,15 +272,15 @@ pub(super) fn join(path: &str, field: &str) -> String {
     format!("{path}.{field}")
 }
 
-/// What comes after `path` in `name`.
+/// Returns the field of `name`, the text after `path` and a dot.
 pub(super) fn field<'a>(name: &'a str, path: &str) -> Option<&'a str> {
     #[cfg(test)]
     LOOKUPS.set(LOOKUPS.get() + 1);
     name.strip_prefix(path)?.strip_prefix('.')
 }
 
-/// Returns the entries of `by_path` that `name`, a path and a field, may belong to, the longest path first, each with the
-/// field. Looks up the few paths that the name begins with, so its cost does not depend on the size of the map.
+/// Returns the entries of `by_path` to which `name`, a path and a field, may belong, longest path first, each with
+/// the field. It looks up only the few prefixes of `name`, so the cost does not depend on the size of the map.
 pub(super) fn owners<'a, 'n, T>(
     by_path: &'a BTreeMap<String, T>,
     name: &'n str,
@@ -288,6 +293,6 @@ pub(super) fn owners<'a, 'n, T>(
 
 #[cfg(test)]
 thread_local! {
-    /// The number of comparisons of a name with a path on this thread.
+    /// Number of comparisons of a name with a path on this thread.
     pub(super) static LOOKUPS: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
 }

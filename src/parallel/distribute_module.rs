@@ -1,5 +1,5 @@
-//! [`distribute_module`], with the [`Styles`] it asks for, and the [`InputOutputFns`] between plain tensors and a
-//! distributed module.
+//! [`distribute_module`], with the [`Styles`] that its function returns, and the [`InputOutputFns`] between plain
+//! tensors and a distributed module.
 
 use burn::module::Module;
 
@@ -9,9 +9,9 @@ use crate::mesh::DeviceMesh;
 use crate::param::ModelScan;
 use crate::placement::Placement;
 
-/// [`parallelize`] by a function instead of patterns: `partition` is asked for each parameter, by path and global
-/// shape, for its placement or style; on a mesh of several dimensions for an array of as many, such as
-/// `[Replicate, Shard(0)]`.
+/// Like [`parallelize`], but with a function in place of patterns. `partition` is called with the path and global
+/// shape of each parameter, and returns its placement or style. On a mesh of several dimensions it returns an array
+/// with one for each, such as `[Replicate, Shard(0)]`.
 ///
 /// ```
 /// use burn::nn::{Linear, LinearConfig};
@@ -36,7 +36,7 @@ use crate::placement::Placement;
 ///     let mesh = DeviceMesh::new(world, [2], ["tp"])?;
 ///     let device = world.device().clone().autodiff();
 ///     let mlp = Mlp { up: LinearConfig::new(8, 30).init(&device), down: LinearConfig::new(30, 8).init(&device) };
-///     // Whatever has 30 features is cut along them.
+///     // Shards every parameter along its dimension of 30 features.
 ///     let mlp = distribute_module(mlp, &mesh, |_, shape| match shape.iter().position(|&len| len == 30) {
 ///         Some(dim) => Shard(dim),
 ///         None => Replicate,
@@ -56,11 +56,11 @@ use crate::placement::Placement;
 /// ```
 ///
 /// # Collective
-/// As [`parallelize`]; `partition` must answer alike on every rank.
+/// As [`parallelize`]; `partition` must return the same on every rank.
 ///
 /// # Errors
-/// [`ParallelError::Styles`] for another number of styles than the mesh has dimensions, and as [`parallelize`]: of a
-/// model that has been distributed before, [`ParallelError::AlreadyParallelized`].
+/// [`ParallelError::Styles`] if the number of styles is not the number of mesh dimensions, and as [`parallelize`].
+/// If the model has already been parallelized, [`ParallelError::AlreadyParallelized`].
 pub fn distribute_module<M: Module, S: Into<Styles>>(
     module: M,
     mesh: &DeviceMesh,
@@ -80,7 +80,7 @@ pub fn distribute_module<M: Module, S: Into<Styles>>(
     parallelize(module, mesh, plan)
 }
 
-/// What a parameter is given on each dimension of a mesh: a [`Style`] or [`Placement`], or an array or `Vec` of them.
+/// Styles of a parameter on the dimensions of a mesh: a [`Style`] or [`Placement`], or an array or `Vec` of them.
 #[derive(Debug, Clone)]
 pub struct Styles(Vec<Style>);
 
@@ -108,15 +108,16 @@ impl<S: Into<Style>> From<Vec<S>> for Styles {
     }
 }
 
-/// What becomes of inputs before a module's forward, and of outputs after it: where a program has plain tensors and
-/// the module [`DTensor`](crate::dtensor::DTensor)s, each rank's part goes in by
-/// [`from_local`](crate::dtensor::DTensor::from_local), or one rank's whole by
-/// [`distribute_tensor`](crate::dtensor::DTensor::distribute_tensor), and comes out by
-/// [`to_local`](crate::dtensor::DTensor::to_local) or [`full_tensor`](crate::dtensor::DTensor::full_tensor).
+/// Functions that convert the inputs of a module before its forward, and the outputs after it. Use them if the
+/// program has plain tensors but the module computes with [`DTensor`](crate::dtensor::DTensor)s. The input function
+/// can use [`from_local`](crate::dtensor::DTensor::from_local) for each rank's local tensor, or
+/// [`distribute_tensor`](crate::dtensor::DTensor::distribute_tensor) for one rank's full tensor. The output
+/// function can use [`to_local`](crate::dtensor::DTensor::to_local) or
+/// [`full_tensor`](crate::dtensor::DTensor::full_tensor).
 ///
-/// A burn module has no hooks around its forward, so the boundary stands where the forward is called; see
-/// [`distribute_module`] for an example. It knows nothing of the module's parameters: one serves all modules of
-/// the mesh with such inputs and outputs.
+/// burn modules have no forward hooks, so these functions are applied where the forward is called; see
+/// [`distribute_module`] for an example. They do not depend on a module's parameters: one value serves all modules
+/// of the mesh with such inputs and outputs.
 #[derive(Clone)]
 pub struct InputOutputFns<I, O> {
     mesh: DeviceMesh,
@@ -125,7 +126,8 @@ pub struct InputOutputFns<I, O> {
 }
 
 impl<I, O> InputOutputFns<I, O> {
-    /// Gives `input` what comes, and `output` what goes, with the mesh.
+    /// Creates the functions. Each is called with the tensors to convert, `input` before and `output` after the
+    /// forward, and with the mesh.
     pub fn new<X, A, B, Y>(mesh: &DeviceMesh, input: I, output: O) -> Self
     where
         I: Fn(X, &DeviceMesh) -> Result<A>,
@@ -134,10 +136,10 @@ impl<I, O> InputOutputFns<I, O> {
         Self { mesh: mesh.clone(), input, output }
     }
 
-    /// `forward` of `module` between the two functions.
+    /// Converts the inputs, runs `forward` of `module`, and converts its outputs.
     ///
     /// # Collective
-    /// As the functions and the forward are.
+    /// As the functions and the forward.
     ///
     /// # Errors
     /// Those of the functions.

@@ -1,164 +1,168 @@
-//! [`ParallelError`]: why a model could not be parallelized.
+//! [`ParallelError`]: reason why a model could not be parallelized.
 
 use crate::placement::Placement;
 
-/// Why a model could not be parallelized.
+/// Reason why a model could not be parallelized.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum ParallelError {
-    /// On a mesh of several dimensions a plan must say which it is for.
+    /// The mesh has several dimensions, but an entry of the plan does not name the one that it applies to.
     #[error(
-        "the plan does not say for which dimension of {mesh} its entry `{pattern}` is: write \
-         `Plan::new().on(\"tp\", plan)`, or slice the mesh: `mesh.slice(\"tp\")`"
+        "entry `{pattern}` of the plan does not name the dimension of {mesh} that it applies to. Write \
+         `Plan::new().with_mesh_dim_plan(\"tp\", plan)`, or slice the mesh: `mesh.slice(\"tp\")`"
     )]
     MeshDims {
-        /// Pattern of the first entry that does not.
+        /// Pattern of the first entry without a mesh dimension.
         pattern: String,
         /// The mesh.
         mesh: String,
     },
-    /// A function gave a parameter another number of styles than the mesh has dimensions.
+    /// The number of styles of a parameter is not the number of mesh dimensions.
     #[error(
-        "parameter `{param}` is given {given} styles on {mesh}: give one for each dimension of the mesh, such as \
+        "parameter `{param}` has {given} styles on {mesh}. Return one style per dimension of the mesh, such as \
          `[Replicate, Shard(0)]`, or slice the mesh: `mesh.slice(\"tp\")`"
     )]
     Styles {
         /// Path of the parameter.
         param: String,
-        /// How many it is given.
+        /// Number of styles that the function returned.
         given: usize,
         /// The mesh.
         mesh: String,
     },
-    /// A style was given to a layer it does not know.
+    /// A style does not support the layer to which the plan applies it.
     #[error(
-        "the style {style} of pattern `{pattern}` does not know what becomes of `{param}` in a {layer} on mesh \
-         dimension `{mesh_dim}`: colwise and rowwise know Linear and Embedding, and a style of your own \
-         what it answers for; name these layers themselves, have `Style::custom` know the layer, or place the \
-         parameter with `.with_style(\"{param}\", Shard(dim))`"
+        "style {style} does not support `{param}` in {layer}, which pattern `{pattern}` matches, on mesh dimension \
+         `{mesh_dim}`: colwise and rowwise support Linear and Embedding only. Narrow the pattern, handle the layer in \
+         `Style::custom`, or place the parameter: `.with_style(\"{param}\", Shard(dim))`"
     )]
     UnknownLayer {
         /// The pattern.
         pattern: String,
         /// The style.
         style: String,
-        /// Type of the module that the pattern names.
+        /// Type of the module that the pattern matches.
         layer: String,
-        /// Path of a parameter inside.
+        /// Path of the parameter that the style does not support.
         param: String,
         /// Name of the mesh dimension.
         mesh_dim: String,
     },
-    /// A style places a parameter as it cannot be.
+    /// The placement of a style is not possible for the parameter.
     #[error(
-        "parameter `{param}` of shape {shape:?} cannot be placed as {placement} on mesh dimension `{mesh_dim}`: \
-         use `Shard(dim)` with dim below {ndim}, or `Replicate`",
+        "parameter `{param}` of shape {shape:?} cannot be placed as {placement} on mesh dimension `{mesh_dim}`. Use \
+         `Shard(dim)` with dim below {ndim}, or `Replicate`",
         ndim = shape.len()
     )]
     Placement {
         /// Path of the parameter.
         param: String,
-        /// Its global shape.
+        /// Global shape of the parameter.
         shape: Vec<usize>,
-        /// The placement asked for.
+        /// The requested placement.
         placement: Placement,
         /// Name of the mesh dimension.
         mesh_dim: String,
     },
-    /// Attention heads cannot stay whole.
+    /// The attention heads cannot be divided among the ranks without splitting a head.
     #[error(
-        "parameter `{param}` has {len} features in {heads} heads, which cannot stay whole over the {size} ranks of \
-         mesh dimension `{mesh_dim}`: the number of heads must divide by that of ranks, and the features by that \
-         of heads; use fewer ranks, or place the layer `Replicate`"
+        "parameter `{param}` has {len} features in {heads} heads, which the {size} ranks of mesh dimension \
+         `{mesh_dim}` cannot share without splitting a head: the number of heads must be a multiple of the number of \
+         ranks, and the number of features a multiple of the number of heads. Use fewer ranks, or place the layer \
+         `Replicate`"
     )]
     Heads {
         /// Path of the parameter.
         param: String,
         /// Number of heads.
         heads: usize,
-        /// Length of the split dimension.
+        /// Length of the sharded dimension.
         len: usize,
-        /// Number of ranks.
+        /// Number of ranks that shard it.
         size: usize,
         /// Name of the mesh dimension.
         mesh_dim: String,
     },
-    /// The layer needs parts of equal length.
+    /// The layer requires shards of equal size.
     #[error(
         "dimension {dim} of parameter `{param}` has length {len}, which the {size} ranks of mesh dimension \
-         `{mesh_dim}` cannot share evenly, as {layer} needs to split it into heads; use a number of ranks that \
-         divides it, or place the layer `Replicate`"
+         `{mesh_dim}` cannot share evenly, but {layer} needs equal shards to split them into heads. Use a number of \
+         ranks that divides the length, or place the layer `Replicate`"
     )]
     Uneven {
         /// Path of the parameter.
         param: String,
         /// The layer.
         layer: &'static str,
-        /// The split dimension.
+        /// The sharded dimension.
         dim: usize,
-        /// Its length.
+        /// Length of the dimension.
         len: usize,
-        /// Number of ranks.
+        /// Number of ranks that shard it.
         size: usize,
         /// Name of the mesh dimension.
         mesh_dim: String,
     },
-    /// A tensor of a prepared module is not placed as declared.
+    /// An input or output of a module does not have the placement that the plan declares.
     #[error(
-        "{what} {at} of module `{module}` is {found} on mesh dimension `{mesh_dim}`, and its PrepareModule declares \
-         {declared}; redistribute it before, or declare what it is, `None` for any placement"
+        "{what} {at} of module `{module}` is {found} on mesh dimension `{mesh_dim}`, but its \
+         `PrepareModuleInputOutput` declares {declared}. Redistribute the tensor first, or declare its actual \
+         placement, or `None` for any placement"
     )]
     Layout {
         /// Path of the module.
         module: String,
-        /// Input or output.
+        /// Either `input` or `output`.
         what: &'static str,
-        /// Which, from 0.
+        /// Index of the input or output, from 0.
         at: usize,
-        /// What was declared.
+        /// Placement that was declared.
         declared: Placement,
-        /// What it is.
+        /// Placement that the tensor has.
         found: Placement,
         /// Name of the mesh dimension.
         mesh_dim: String,
     },
-    /// A prepared module was called with another number of tensors, or returned it.
+    /// A module was called with, or returned, another number of tensors than the plan lists.
     #[error(
-        "module `{module}` has {given} {what}s, and its PrepareModule lists {prepared}; list each, in its order, with \
-         `.{what}(None, None)` for one that stays as it is"
+        "module `{module}` has {given} {what}s, but its `PrepareModuleInputOutput` lists {prepared}. List each of \
+         them in order, with `.with_{what}(None, None)` for one that stays as it is"
     )]
     Count {
         /// Path of the module.
         module: String,
-        /// Input or output.
+        /// Either `input` or `output`.
         what: &'static str,
-        /// How many there are.
+        /// Number of inputs or outputs at run time.
         given: usize,
-        /// How many are listed.
+        /// Number of inputs or outputs that are listed.
         prepared: usize,
     },
     /// A plain tensor enters or leaves a module that has no mesh.
     #[error(
-        "{what} {at} of the module is a plain tensor, and no parameter of the module was parallelized, so it has no \
-         mesh; call parallelize on the model, or make a DTensor: `DTensor::from_local`"
+        "{what} {at} of the module is a plain tensor, and the module has no mesh because none of its parameters was \
+         parallelized. Call parallelize on the model, or create a DTensor: `DTensor::from_local`"
     )]
     NoMesh {
-        /// Input or output.
+        /// Either `input` or `output`.
         what: &'static str,
-        /// Which, from 0.
+        /// Index of the input or output, from 0.
         at: usize,
     },
-    /// The parameter has tensor-parallel placements already.
-    #[error("parameter `{param}` is parallelized already; call parallelize once a model, with all styles in one plan")]
+    /// The parameter already has tensor-parallel placements.
+    #[error(
+        "parameter `{param}` is already parallelized. Call parallelize once per model, with all styles in one plan"
+    )]
     AlreadyParallelized {
         /// Path of the parameter.
         param: String,
     },
-    /// `fully_shard` cut the parameter into given lengths, of a dimension that would have others.
+    /// `fully_shard` has split a dimension into explicit shard sizes, and tensor parallelism would change the
+    /// length that they split.
     #[error(
-        "dimension {dim} of parameter `{param}` is fully sharded in lengths that are given for the whole, and mesh \
-         dimension `{mesh_dim}` would cut it first; call parallelize first, and fully_shard with lengths of this \
-         rank's tensor-parallel shard"
+        "dimension {dim} of parameter `{param}` is fully sharded with shard sizes for the full dimension, but mesh \
+         dimension `{mesh_dim}` would shard it first. Call parallelize first, then fully_shard with shard sizes for \
+         this rank's tensor-parallel shard"
     )]
     Lengths {
         /// Path of the parameter.
@@ -168,15 +172,15 @@ pub enum ParallelError {
         /// Name of the tensor-parallel mesh dimension.
         mesh_dim: String,
     },
-    /// The parameter is sharded in a unit whose module is not in the model.
+    /// The parameter is sharded in a unit, but the model contains only a submodule of the unit's module.
     #[error(
-        "parameter `{param}` is sharded in the unit `{unit}`, and this is only a part of the unit's module; \
-         parallelize the module that fully_shard was called on, or call parallelize first"
+        "parameter `{param}` is sharded in the unit `{unit}`, but the model contains only a submodule of the unit's \
+         module. Parallelize the module that fully_shard was called on, or call parallelize first"
     )]
     PartOfUnit {
         /// Path of the parameter.
         param: String,
-        /// The unit.
+        /// Label of the unit.
         unit: String,
     },
 }

@@ -1,29 +1,29 @@
-//! Tensor and sequence parallelism: a plan of styles, and parameters placed by it.
+//! Tensor and sequence parallelism: a plan assigns styles to layers, and their parameters are placed accordingly.
 //!
 //! ```text
-//!                 x (R)                            x (S(1): each rank a part of the sequence)
+//!                 x (R)                            x (S(1): each rank has a shard of the sequence)
 //!                   │                                │ all-gather
-//!   colwise   W[:, mine]                         W[:, mine]
+//!   colwise   W[:, own]                          W[:, own]
 //!                   │ S(-1)                          │ S(-1)
-//!   rowwise   W[mine, :]                         W[mine, :]
-//!                   │ terms of a sum: all-reduce     │ terms of a sum: reduce-scatter
+//!   rowwise   W[own, :]                          W[own, :]
+//!                   │ partial sums: all-reduce       │ partial sums: reduce-scatter
 //!                 y (R)                            y (S(1))
 //! ```
 //!
-//! [`parallelize`] places every parameter of an ordinary burn module on a mesh, as a [`Plan`]
-//! of path patterns and [`Style`]s says. It moves values and nothing else: what a rank computes with
-//! its shard is the business of the layer, which finds the style with its parameters
-//! ([`styled`](crate::nn::apply_style)), as a block finds what it takes and returns
-//! ([`prepared`](crate::nn::apply_io_layouts)). [`distribute_module`] asks a function instead of a plan.
+//! [`parallelize`] places every parameter of an ordinary burn module on a mesh, according to the path patterns and
+//! [`Style`]s of a [`Plan`]. It changes only the placement of the values. Each layer decides how to compute with
+//! its shard: it finds the style with its parameters ([`apply_style`](crate::nn::apply_style)), and a block finds
+//! the layouts of its inputs and outputs ([`apply_io_layouts`](crate::nn::apply_io_layouts)). [`distribute_module`]
+//! uses a function in place of a plan.
 //!
 //! # Invariants
-//! 1. The optimizer, records and gradients see shards only; the model's type and parameter paths
-//!    never change.
-//! 2. Tensor parallelism cuts first, [`fully_shard`](crate::fsdp::fully_shard) cuts its shard, whichever is
-//!    called first: units gather and reduce nothing but the rank's own tensor-parallel shard.
-//! 3. The gradients of which tensor-parallel ranks have terms (a norm's weight under sequence
-//!    parallelism) are added up by one all-reduce a unit, for each set of mesh dimensions whose ranks
-//!    have terms, before they are averaged over the data-parallel ranks. A unit without such gradients makes none.
+//! 1. The optimizer, records and gradients contain shards only. The model's type and parameter paths never change.
+//! 2. Tensor parallelism is the outermost shard, and [`fully_shard`](crate::fsdp::fully_shard) shards the
+//!    tensor-parallel shard, whichever is called first. Units gather and reduce only the rank's own tensor-parallel
+//!    shard.
+//! 3. If tensor-parallel ranks have partial gradients (for example a norm's weight under sequence parallelism),
+//!    these are summed before they are averaged over the data-parallel ranks. This takes one all-reduce per unit
+//!    and set of mesh dimensions, and none in units without such gradients.
 
 mod distribute_module;
 mod error;

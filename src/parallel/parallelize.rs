@@ -1,4 +1,4 @@
-//! [`parallelize`].
+//! [`parallelize`]: applies a plan to a model.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -19,26 +19,27 @@ use crate::placement::Layout;
 /// Places the parameters of any burn module on the ranks of a tensor-parallel mesh.
 ///
 /// The model's type does not change. Every parameter becomes a DTensor on `mesh`, which is usually a slice
-/// (`mesh.slice("tp")?`): placed as the plan says, or `Replicate` where it says nothing. For a mesh of several
-/// dimensions the plan says for which of them each entry is ([`Plan::with_mesh_dim_plan`]). Layers over
-/// [`DTensor`](crate::dtensor::DTensor) read it by [`param.dtensor()`](crate::fsdp::ParamExt::dtensor); burn's own
-/// layers compute with the whole weight, on every rank the same. The optimizer steps this rank's shard, which restricts
-/// it as [`fully_shard`](crate::fsdp::fully_shard) says.
+/// (`mesh.slice("tp")?`), with the placement that the plan assigns, or `Replicate` by default. On a mesh of several
+/// dimensions, the plan names the dimension of each entry ([`Plan::with_mesh_dim_plan`]). Layers over
+/// [`DTensor`](crate::dtensor::DTensor) read a parameter with [`param.dtensor()`](crate::fsdp::ParamExt::dtensor).
+/// burn's own layers compute with the full parameter, identically on every rank. The optimizer updates this rank's
+/// shard, with the restrictions described at [`fully_shard`](crate::fsdp::fully_shard).
 ///
-/// Records hold this rank's shards and load where the same part is held: a record of the whole model is loaded before,
-/// and saved from [`full_model`](crate::fsdp::full_model). Parameters are replaced before, too, as
-/// [`fully_shard`](crate::fsdp::fully_shard) says.
+/// Records contain this rank's shards, and can be loaded only where a rank holds the same shard. Load a record of
+/// the full model before this call, and save one from [`full_model`](crate::fsdp::full_model). If parameters must
+/// be replaced, do that before this call too; see [`fully_shard`](crate::fsdp::fully_shard).
 ///
-/// Values are those of the mesh's first rank, and only that rank initializes parameters that are
-/// still lazy. Buffers, such as running statistics, are that rank's too, and no clone shares them from then
-/// on. Shards may be uneven.
+/// The values are those of the mesh's first rank, and only that rank initializes parameters that are still lazy.
+/// Buffers, such as running statistics, are also taken from that rank, and clones no longer share them afterwards.
+/// Shards may be uneven.
 ///
-/// With [`fully_shard`](crate::fsdp::fully_shard), in either order, each rank's shard is cut once more over
-/// data-parallel ranks. Of a model that is sharded before, units keep their modules, their ranks and the dimensions
-/// they cut: a placement function has then seen the whole parameters' shapes, and not those of this rank's shards.
-/// Its parameters are gathered for that one after another. A model of which not even the tensor-parallel shards fit is
-/// sharded first. What is placed over ranks that have data of their own, such as
-/// [experts](crate::fsdp#meshes-of-several-dimensions), is parallelized first.
+/// Together with [`fully_shard`](crate::fsdp::fully_shard), in either order, each rank's tensor-parallel shard is
+/// also sharded over the data-parallel ranks. If the model is already sharded, its units keep their modules, their
+/// ranks and their sharded dimensions; the placement function has then seen the shapes of the full parameters, not
+/// of tensor-parallel shards. Such parameters are gathered one after the other to apply the plan. If not even the
+/// tensor-parallel shards of a model fit into memory, call `fully_shard` first. Parameters that are placed over
+/// ranks with different data, such as [experts](crate::fsdp#meshes-of-several-dimensions), must be parallelized
+/// first.
 ///
 /// ```
 /// use burn::nn::{Linear, LinearConfig};
@@ -68,15 +69,14 @@ use crate::placement::Layout;
 /// ```
 ///
 /// # Collective
-/// Every rank of the mesh must call it with an equal model and plan. If the mesh is a slice, so must
-/// every rank of the mesh that it was sliced from, with the model of its own slice: slices initialize
-/// their parameters in turn, the first of them first, so that runs that begin alike draw alike. Of a model that is
-/// sharded already, so must every rank of its meshes.
+/// Every rank of the mesh must call it with an equal model and plan. If the mesh is a slice, every rank of the mesh
+/// from which it was sliced must call it, with the model of its own slice. Slices initialize their parameters one
+/// after the other, in order, so that equal runs draw equal values. If the model is already sharded, every rank of
+/// its meshes must call it.
 ///
 /// # Errors
 /// [`ParallelError`](super::ParallelError) and [`ParamError`](crate::param::ParamError) for a wrong mesh or plan,
-/// before any value moves;
-/// [`Error::Comm`](crate::Error::Comm) if another rank fails.
+/// before any value is moved; [`Error::Comm`](crate::Error::Comm) if another rank fails.
 pub fn parallelize<M: Module>(model: M, mesh: &DeviceMesh, plan: Plan) -> Result<M> {
     let inventory = ModelScan::of(&model);
     let lazy = inventory.params.iter().any(|found| found.lazy);
@@ -107,7 +107,7 @@ pub fn parallelize<M: Module>(model: M, mesh: &DeviceMesh, plan: Plan) -> Result
         ))
     });
     let params = make_units(params.collect::<Result<_>>()?, |_, ()| None)?;
-    // What is sharded is drawn already, and of units of its own.
+    // Parameters that were sharded before are already initialized and have their own units.
     let params: Vec<_> = params.into_iter().filter(|param| !is_sharded.contains(&*param.info().path)).collect();
     let again = apply_tp_after_fsdp(sharded)?;
     let attached = params.iter().chain(again.iter().map(|attachment| &attachment.param));
@@ -130,7 +130,7 @@ pub fn parallelize<M: Module>(model: M, mesh: &DeviceMesh, plan: Plan) -> Result
     let lazy = is_any_lazy(mesh, "parallelize", lazy)?;
     let place = || attach_shards(model, attachments, lazy, "parallelize");
     let model = if lazy { in_turn(mesh, "parallelize, in turn", place)? } else { place()? };
-    // Data-parallel ranks are in different slices: what they do together comes after the turns.
+    // Data-parallel ranks are in different slices, so their collectives come after the slices' turns.
     let model = if again.is_empty() { model } else { attach_shards(model, again, true, "parallelize, sharded")? };
     own_buffers(model, &units, &all, "parallelize")
 }

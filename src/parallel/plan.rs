@@ -1,14 +1,15 @@
-//! [`Plan`]: which layers are split how.
+//! [`Plan`]: the styles and layouts for the layers of a model.
 
 use super::{PrepareModuleInputOutput, Style};
 
-/// Path patterns and the [`Style`]s of what they match; see [`parallelize`](super::parallelize).
+/// Path patterns, and the [`Style`]s of the modules and parameters that they match; see
+/// [`parallelize`](super::parallelize).
 ///
 /// ```
 /// use burn_dtensor::parallel::{Plan, Style};
 /// use burn_dtensor::placement::Placement::Shard;
 ///
-/// // A transformer, sequence parallel between its blocks' layers.
+/// // A transformer with sequence parallelism between the layers of its blocks.
 /// let plan = Plan::new()
 ///     .with_style("embedding", Style::rowwise().with_output(Shard(1)))
 ///     .with_style("blocks.*.norm?", Style::sequence_parallel())
@@ -20,8 +21,8 @@ use super::{PrepareModuleInputOutput, Style};
 /// ```
 ///
 /// # Patterns
-/// A pattern is a path whose parts may hold `*`, `?` and `[0-9]`; `**` spans parts, and the
-/// empty pattern is the model itself. One that matches nothing is an error.
+/// A pattern is a path whose components may contain `*`, `?` and `[0-9]`. `**` matches any number of components,
+/// and the empty pattern is the model itself. A pattern that matches nothing is an error.
 #[derive(Debug, Clone, Default)]
 pub struct Plan {
     pub(super) styles: Vec<PatternEntry<Style>>,
@@ -29,36 +30,36 @@ pub struct Plan {
     pub(super) units: Vec<String>,
 }
 
-/// What a pattern is given on a mesh dimension.
+/// Style or layout that a plan assigns to a pattern on a mesh dimension.
 #[derive(Debug, Clone)]
 pub(super) struct PatternEntry<T> {
-    /// `None` for the only one.
+    /// Name of the mesh dimension; `None` if the mesh has only one.
     pub(super) mesh_dim: Option<String>,
     pub(super) pattern: String,
     pub(super) given: T,
 }
 
 impl Plan {
-    /// Every parameter `Replicate`, in one unit.
+    /// Creates a plan in which every parameter is `Replicate`, in one unit.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Gives a style to the modules and parameters whose path matches a [pattern](Self#patterns).
+    /// Assigns a style to the modules and parameters whose path matches a [pattern](Self#patterns).
     ///
-    /// One that names a module takes all parameters inside. Where several take one parameter, the last given
-    /// counts: write the general before the particular.
+    /// A pattern that matches a module applies to all parameters inside it. If several patterns apply to a
+    /// parameter, the last one given is used, so add general patterns before specific ones.
     #[must_use]
     pub fn with_style(mut self, pattern: impl Into<String>, style: impl Into<Style>) -> Self {
         self.styles.push(PatternEntry { mesh_dim: None, pattern: pattern.into(), given: style.into() });
         self
     }
 
-    /// Says where inputs and outputs of the modules whose path matches a [pattern](Self#patterns) go, which their
-    /// forward is called with by [`prepared`](crate::nn::apply_io_layouts). Of several for one module, the last given
-    /// counts.
+    /// Assigns layouts to the inputs and outputs of the modules whose path matches a [pattern](Self#patterns). They
+    /// apply where the forward is called by [`apply_io_layouts`](crate::nn::apply_io_layouts). If several patterns
+    /// match a module, the last one given is used.
     ///
-    /// The modules are those that hold parameters: these know of it. Around others write
+    /// A module finds its layouts through its parameters, so it must have some. Around other modules, call
     /// [`redistribute`](crate::dtensor::DTensor::redistribute).
     #[must_use]
     pub fn with_io(mut self, pattern: impl Into<String>, module: PrepareModuleInputOutput) -> Self {
@@ -66,13 +67,14 @@ impl Plan {
         self
     }
 
-    /// Takes what `plan` says for the mesh dimension of that name: how a plan is written for a mesh of several.
-    /// A parameter, input or output of which it says nothing there is `Replicate`, or stays as it is.
+    /// Adds the entries of `plan` for the mesh dimension `mesh_dim`. This builds a plan for a mesh of several
+    /// dimensions. On a mesh dimension for which no entry matches, parameters are `Replicate`, and inputs and
+    /// outputs stay as they are.
     ///
     /// ```
     /// use burn_dtensor::parallel::{Plan, Style};
     ///
-    /// // The sequence is cut over `cp`, features over `tp`: for a mesh such as (cp=2, tp=4).
+    /// // `cp` shards the sequence and `tp` the features, on a mesh such as (cp=2, tp=4).
     /// let tensor = Plan::new().with_style("**.up", Style::colwise()).with_style("**.down", Style::rowwise());
     /// let context = Plan::new().with_style("**", Style::sequence_parallel());
     /// let plan = Plan::new().with_mesh_dim_plan("tp", tensor).with_mesh_dim_plan("cp", context);
@@ -91,10 +93,10 @@ impl Plan {
         self
     }
 
-    /// Makes a unit of every module whose path matches a [pattern](Self#patterns), for
-    /// [`unit`](fn@crate::fsdp::unit) to mark: gradients that ranks have terms of are added up a unit at a time.
+    /// Makes a unit of every module whose path matches a [pattern](Self#patterns); [`unit`](fn@crate::fsdp::unit)
+    /// marks its forward. Partial gradients are summed once per unit.
     ///
-    /// [`fully_shard`](crate::fsdp::fully_shard) makes units of its own.
+    /// If [`fully_shard`](crate::fsdp::fully_shard) is called too, it defines its own units.
     #[must_use]
     pub fn with_units<S: Into<String>>(mut self, patterns: impl IntoIterator<Item = S>) -> Self {
         self.units.extend(patterns.into_iter().map(Into::into));

@@ -1,4 +1,4 @@
-//! A [`Plan`] resolved: what becomes of every parameter, decided before any value moves.
+//! Resolution of a [`Plan`]: it decides the style and placement of every parameter before any value is moved.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -14,25 +14,27 @@ use crate::param::{DistributedParameter, LayerParam, ModelScan, ModuleIoLayouts,
 use crate::pattern::PathPattern;
 use crate::placement::{Placement, Placements, ShardSizes};
 
-/// A parameter to parallelize.
+/// A parameter with its style and placement on each mesh dimension.
 pub(super) struct ParallelizedParam {
     pub(super) path: String,
-    /// Its global shape.
+    /// Global shape.
     pub(super) shape: Vec<usize>,
     pub(super) dtype: DType,
-    /// How `fully_shard` distributed it, and the path of its module that is in that unit.
+    /// For a parameter that `fully_shard` has distributed: its state, and the path in this model of the unit's
+    /// module.
     pub(super) sharded: Option<(DistributedParameter, String)>,
-    /// One per mesh dimension.
+    /// One style per mesh dimension.
     pub(super) styles: Vec<Style>,
     pub(super) placements: Placements,
-    /// What modules around it take and return, with the path parts from each to the parameter.
+    /// Input and output layouts of the modules around the parameter, each with the number of path components from
+    /// the module to the parameter.
     pub(super) modules: Vec<(usize, Arc<ModuleIoLayouts>)>,
     pub(super) unit: UnitName,
-    /// Path parts from the unit's module to the parameter.
+    /// Number of path components from the unit's module to the parameter.
     pub(super) depth: usize,
 }
 
-/// Decides what becomes of every parameter.
+/// Checks the plan, and decides the style and placement of every parameter.
 pub(super) fn resolve(plan: &Plan, inventory: ModelScan, mesh: &DeviceMesh) -> Result<Vec<ParallelizedParam>> {
     let styles = Entries::parse(&plan.styles, mesh)?;
     let modules = Entries::parse(&plan.modules, mesh)?;
@@ -50,7 +52,7 @@ pub(super) fn resolve(plan: &Plan, inventory: ModelScan, mesh: &DeviceMesh) -> R
     inventory.params.into_iter().map(planned).collect()
 }
 
-/// The entries of a plan, by mesh dimension.
+/// Entries of a plan, grouped by mesh dimension.
 struct Entries<'a, T>(Vec<Vec<(PathPattern, &'a T)>>);
 
 impl<'a, T> Entries<'a, T> {
@@ -133,7 +135,8 @@ impl Resolver<'_> {
         Ok(ParallelizedParam { path, shape, dtype: found.dtype, sharded, styles, placements, modules, unit, depth })
     }
 
-    /// What the plan's last entry that takes the parameter makes of it on a mesh dimension.
+    /// Returns the style and placement of the parameter on a mesh dimension, from the last entry of the plan that
+    /// matches.
     fn style(
         &self,
         found: &ScannedParam,
@@ -141,7 +144,7 @@ impl Resolver<'_> {
         shape: &[usize],
         mesh_dim: usize,
     ) -> Result<(Style, Placement), ParallelError> {
-        // How many parts above the parameter what it names is.
+        // Number of path components between the parameter and the module that the pattern matches.
         let above =
             |pattern: &PathPattern| (0..=found.path.len()).find(|&above| pattern.matches(&found.ancestor(above)));
         let entries = self.styles.0[mesh_dim].iter().rev();
@@ -161,14 +164,14 @@ impl Resolver<'_> {
         Ok((*style, placement))
     }
 
-    /// The mesh dimensions that cut dimension `dim`, with their sizes.
+    /// Returns the mesh dimensions that shard dimension `dim`, with their sizes.
     fn cutting<'a>(&'a self, placements: &'a [Placement], dim: usize) -> impl Iterator<Item = (usize, usize)> + 'a {
         let shardings =
             placements.iter().enumerate().filter(move |(_, placement)| **placement == Placement::Shard(dim));
         shardings.map(|(mesh_dim, _)| (mesh_dim, self.mesh.size_of(mesh_dim)))
     }
 
-    /// Checks that the parameter can be placed so, and its layer can compute with it.
+    /// Checks that the parameter can have these placements, and that its layer can compute with them.
     fn check(
         &self,
         found: &ScannedParam,
@@ -187,7 +190,7 @@ impl Resolver<'_> {
                     return Err(ParallelError::Placement { param, shape: shape.to_vec(), placement, mesh_dim });
                 }
             };
-            // The ranks of all mesh dimensions that cut it share it.
+            // All mesh dimensions that shard it divide it together.
             let size = self.cutting(placements, dim).map(|(_, size)| size).product();
             let mesh_dim = self.cutting(placements, dim).map(|(mesh_dim, _)| &self.mesh.names()[mesh_dim]).join("`, `");
             let len = shape[dim];
@@ -196,7 +199,7 @@ impl Resolver<'_> {
             {
                 return Err(ParallelError::Heads { param, heads, len, size, mesh_dim });
             }
-            // Their forward splits features into heads, which a rank must hold whole.
+            // Their forward splits the features into heads, and a rank needs complete heads.
             let attention = ["MultiHeadAttention", "CrossAttention"];
             if let Some(layer) = attention.into_iter().find(|layer| found.owner(1) == Some(layer))
                 && !len.is_multiple_of(size)

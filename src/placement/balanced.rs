@@ -1,7 +1,8 @@
-//! [`balanced`]: rows of several tensors, shared out so that all ranks hold as many bytes.
+//! [`balanced`]: distributes the rows of several tensors so that all ranks hold nearly equal numbers of bytes.
 //!
-//! A chunk is the length over the ranks, rounded up: of 9 rows 8 ranks hold 2 + 2 + 2 + 2 + 1 + 0 + 0 + 0, and of each
-//! tensor it is the first ranks that hold more. Rows of several tensors together can be shared out evenly:
+//! A chunk is the length divided by the number of ranks, rounded up. Of 9 rows, 8 ranks hold 2 + 2 + 2 + 2 + 1 + 0
+//! + 0 + 0, and for each tensor it is the first ranks that hold more. The rows of several tensors together can be
+//! distributed evenly:
 //!
 //! ```text
 //! a: 5 rows of 3 bytes, b: 4 rows of 1, over 3 ranks       each letter is a byte
@@ -15,18 +16,19 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-/// Rows of a tensor, each of so many bytes.
+/// Number of rows of a tensor, and the bytes of each row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct TensorRows {
     pub count: usize,
     pub bytes: usize,
 }
 
-/// How many rows of each tensor each rank holds, where ranks hold `held` bytes besides, one number per rank.
+/// Returns, for each tensor, the number of its rows on each rank. `held` is the number of bytes that each rank
+/// holds in addition.
 ///
-/// Large rows first, each to the rank that holds least, of several the first of them (longest processing time first, R. L.
-/// Graham, Bounds on multiprocessing timing anomalies, 1969). If ranks hold nothing besides, no two hold more than one
-/// row apart, the largest.
+/// Rows are assigned in order of descending size, each to the rank that holds the fewest bytes, or the first of
+/// several (longest processing time first, R. L. Graham, Bounds on multiprocessing timing anomalies, 1969). If
+/// `held` is zero everywhere, the bytes of any two ranks differ by at most one row, the largest.
 pub(crate) fn balanced(tensors: &[TensorRows], held: &[usize]) -> Vec<Vec<usize>> {
     let mut ranks: BinaryHeap<_> = held.iter().enumerate().map(|(rank, &bytes)| Reverse((bytes, rank))).collect();
     let mut lengths = vec![vec![0; held.len()]; tensors.len()];
@@ -54,7 +56,7 @@ mod tests {
         tensors.iter().map(|&(count, bytes)| TensorRows { count, bytes }).collect()
     }
 
-    /// What each rank holds.
+    /// Returns the bytes that each rank holds.
     fn loads(tensors: &[TensorRows], lengths: &[Vec<usize>], ranks: usize) -> Vec<usize> {
         let of = |rank| tensors.iter().zip(lengths).map(|(rows, lengths)| rows.bytes * lengths[rank]).sum();
         (0..ranks).map(of).collect()
@@ -70,8 +72,8 @@ mod tests {
         assert_eq!(balanced(&tensors, &[0; 3]), [[2, 2, 1], [1, 0, 3]]);
     }
 
-    /// Every pair of tensors of up to 5 rows of up to 4 bytes, on up to 4 ranks: beside the best of all ways to share
-    /// them out, found by trying each.
+    /// Every pair of tensors of up to 5 rows of up to 4 bytes, on up to 4 ranks, is compared with the best of all
+    /// distributions, found by exhaustive search.
     #[test]
     fn no_rank_holds_much_more_than_in_the_best_way() {
         let ways = |count: usize, ranks: usize| {
@@ -98,7 +100,7 @@ mod tests {
         }
     }
 
-    /// Of random tensors: all rows are shared out, and no two ranks are more than the largest row apart.
+    /// For random tensors, all rows are assigned, and no two ranks differ by more than the largest row.
     #[test]
     fn ranks_are_at_most_a_row_apart() {
         let mut state = 7_u64;

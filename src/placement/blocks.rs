@@ -1,26 +1,26 @@
-//! [`blocks`]: which rank gives what to whom, from one layout on some ranks to another on others.
+//! [`blocks`]: the blocks that ranks send each other between two layouts on different ranks.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
 use super::Layout;
 
-/// A rectangular block of a tensor that one rank gives to another, or keeps.
+/// A rectangular block of a tensor that one rank sends to another, or keeps.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct TensorBlock {
-    /// The rank that holds it.
+    /// Rank that sends the block.
     pub from: usize,
-    /// The rank that gets it.
+    /// Rank that receives the block.
     pub to: usize,
-    /// Where it lies in the whole.
+    /// Ranges of the block in the global tensor.
     pub block: Vec<Range<usize>>,
 }
 
-/// The pieces of a tensor of shape `global` that lead from one layout to another: of every mesh its layout
-/// and its ranks, row-major.
+/// Returns the blocks that convert a tensor of shape `global` from one layout to another. Each layout comes with
+/// the ranks of its mesh, row-major.
 ///
-/// Every rank gets each element of its part once, and of itself if it holds it. Of the ranks that hold copies
-/// the one gives that has given least, so that they share the load.
+/// Every rank receives each element of its shard once, from itself if it already holds it. Among ranks that hold
+/// replicas, the one that has sent the fewest elements so far is the sender, so that they share the load.
 ///
 /// ```text
 /// [4, 2] on (2), [S(0)]         ->   on (2, 2), [R, S(1)]
@@ -31,9 +31,9 @@ pub(crate) struct TensorBlock {
 /// ```
 ///
 /// # Panics
-/// If a layout has a partial placement, or a tensor of that shape cannot lie so.
+/// If a layout has a partial placement, or does not fit a tensor of that shape.
 pub(crate) fn blocks(from: (&Layout, &[usize]), to: (&Layout, &[usize]), global: &[usize]) -> Vec<TensorBlock> {
-    assert!(!from.0.has_partial() && !to.0.has_partial(), "terms of a sum are no pieces of a tensor");
+    assert!(!from.0.has_partial() && !to.0.has_partial(), "partial values cannot be sent as blocks of a tensor");
     let mut holders: Vec<(Vec<Range<usize>>, Vec<usize>)> = Vec::new();
     for (rank, slices) in held(from, global) {
         match holders.iter_mut().find(|(known, _)| *known == slices) {
@@ -54,7 +54,7 @@ pub(crate) fn blocks(from: (&Layout, &[usize]), to: (&Layout, &[usize]), global:
                 to
             } else {
                 let load = |rank: &&usize| given.get(*rank).copied().unwrap_or(0);
-                let from = *ranks.iter().min_by_key(load).expect("somebody holds it");
+                let from = *ranks.iter().min_by_key(load).expect("every block has a holder");
                 *given.entry(from).or_default() += block.iter().map(ExactSizeIterator::len).product::<usize>();
                 from
             };
@@ -64,7 +64,7 @@ pub(crate) fn blocks(from: (&Layout, &[usize]), to: (&Layout, &[usize]), global:
     found
 }
 
-/// What each rank holds, of those that hold something.
+/// Returns the ranges that each rank holds, without the ranks that hold nothing.
 fn held<'a>(
     (layout, ranks): (&'a Layout, &'a [usize]),
     global: &'a [usize],
@@ -89,7 +89,7 @@ mod tests {
     use super::super::Placement::{Replicate as R, Shard as S};
     use super::*;
 
-    /// Elements of a block.
+    /// Returns the indices of all elements of a block.
     fn elements(block: &[Range<usize>]) -> Vec<Vec<usize>> {
         block.iter().cloned().multi_cartesian_product().collect()
     }
@@ -110,7 +110,10 @@ mod tests {
                     for TensorBlock { from, block, to } in &found {
                         let slices = &holds[from];
                         assert!(block.iter().zip(slices).all(|(a, b)| b.start <= a.start && a.end <= b.end));
-                        assert!(from == to || !holds.get(to).is_some_and(|own| own == slices), "it has that itself");
+                        assert!(
+                            from == to || !holds.get(to).is_some_and(|own| own == slices),
+                            "the recipient already holds the block"
+                        );
                     }
                     for (rank, slices) in held((to, other_ranks), &shape) {
                         let got = found.iter().filter(|own_block| own_block.to == rank);

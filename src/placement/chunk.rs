@@ -1,8 +1,8 @@
-//! [`chunk`]: where one shard begins and ends.
+//! [`chunk`]: the interval of one shard.
 
 use std::ops::Range;
 
-/// The `index`-th of `parts` chunks of `0..len`.
+/// Returns the `index`-th of `parts` chunks of `0..len`.
 ///
 /// Every chunk is `ceil(len / parts)` long, except that the last ones are shorter or empty:
 ///
@@ -26,7 +26,7 @@ mod tests {
 
     #[test]
     fn tails_are_short_or_empty() {
-        // The values of `torch.chunk`, padded with empty chunks.
+        // Expected values: those of `torch.chunk`, padded with empty chunks.
         let cases: [(usize, usize, &[usize]); 6] = [
             (5, 4, &[2, 2, 1, 0]),
             (4, 3, &[2, 2, 0]),

@@ -1,34 +1,34 @@
-//! [`CommVolume`]: what the ranks send along a plan, and for the gradient on its way back.
+//! [`CommVolume`]: the amounts that ranks send in the collectives of a plan, and in those of its gradient.
 
 use smallvec::SmallVec;
 
 use super::fused_step::fused_steps;
 use super::{Layout, Step};
 
-/// A collective, and what a rank sends in it, whatever the size of the tensor.
+/// A collective and the amount that a rank sends in it, relative to the size of the tensor.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct CommVolume {
-    /// Those whose ranks take part.
+    /// Mesh dimensions whose ranks participate.
     pub mesh_dims: SmallVec<[usize; 3]>,
-    /// Its name, such as `all-gather`.
+    /// Name of the collective, such as `all-gather`.
     pub collective: &'static str,
-    /// In units of [`FULL_TENSOR`](Self::FULL_TENSOR) per tensor.
+    /// Amount per tensor, in units of [`FULL_TENSOR`](Self::FULL_TENSOR).
     pub share: u64,
 }
 
 impl CommVolume {
-    /// The unit: a whole tensor.
+    /// Unit of the amount: one full tensor.
     pub(crate) const FULL_TENSOR: u64 = Step::FULL_TENSOR;
 
-    /// The bytes that a rank sends of a tensor of `bytes`.
+    /// Returns the bytes that a rank sends, for a tensor of `bytes`.
     pub(crate) fn bytes(&self, bytes: u64) -> u64 {
         let sent = u128::from(self.share) * u128::from(bytes);
         ((sent + u128::from(Self::FULL_TENSOR / 2)) / u128::from(Self::FULL_TENSOR)) as u64
     }
 }
 
-/// The collectives of a plan from `from`, on a mesh that joins its dimensions or not. Mesh dimensions `varying`,
-/// on which ranks compute different things with what the plan ends with, are joined with no others.
+/// Returns the collectives of a plan that starts at `from`. `joins` is true if the mesh allows fused steps. Mesh
+/// dimensions `varying`, on which ranks compute different things with the result, are not fused with others.
 pub(crate) fn sent_forward<'a>(
     from: &'a Layout,
     steps: &'a [(Step, Layout)],
@@ -41,8 +41,8 @@ pub(crate) fn sent_forward<'a>(
     })
 }
 
-/// The collectives that take a gradient back along a plan, and that sum it over the mesh dimensions
-/// `varying`: where their step is pulled back, and over all others at once.
+/// Returns the collectives that compute the gradient of a plan's input and sum it over the mesh dimensions
+/// `varying`. Dimensions that have a step are summed in its VJP, and all others together afterwards.
 pub(crate) fn sent_backward<'a>(
     from: &'a Layout,
     steps: &'a [(Step, Layout)],
@@ -52,7 +52,7 @@ pub(crate) fn sent_backward<'a>(
     let walked = fused_steps(from, steps, varying, joins).flat_map(|joined| {
         let ranks = joined.ranks();
         let sum = joined.varies.then(|| match joined.step {
-            // The sum's own slice is all that is needed.
+            // Only this rank's slice of the sum is needed.
             Step::AllGather { .. } => ("reduce-scatter", scattered(joined.after, ranks)),
             _ => ("all-reduce", 2 * scattered(joined.after, ranks)),
         });
@@ -70,7 +70,8 @@ pub(crate) fn sent_backward<'a>(
     walked.chain(sum)
 }
 
-/// What a rank sends to reduce a tensor over so many ranks that have the same part of it, and to scatter it.
+/// Returns the amount that a rank sends in a reduce-scatter of a tensor over `ranks` ranks that hold the same shard
+/// of it.
 fn scattered(layout: &Layout, ranks: u64) -> u64 {
     layout.local_share() / ranks * (ranks - 1)
 }

@@ -2,86 +2,94 @@
 
 use super::{PartialOp, Placement};
 
-/// Why a placement, a layout or a redistribution was refused.
+/// Reason why a placement, a layout or a redistribution was rejected.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PlacementError {
     /// The number of placements is not the number of mesh dimensions.
     #[error(
-        "{placements} placements for a mesh of {mesh_dims} dimensions {mesh_shape:?}: give one placement per mesh dimension"
+        "{placements} placements for a mesh of {mesh_dims} dimensions {mesh_shape:?}. Give one placement per mesh \
+         dimension"
     )]
     Count {
-        /// Placements given.
+        /// Number of placements that were passed.
         placements: usize,
-        /// Dimensions of the mesh.
+        /// Number of dimensions of the mesh.
         mesh_dims: usize,
         /// Shape of the mesh.
         mesh_shape: Vec<usize>,
     },
     /// A mesh dimension has no ranks.
-    #[error("mesh dim {mesh_dim} of {mesh_shape:?} has size 0: every mesh dimension needs at least one rank")]
+    #[error("mesh dim {mesh_dim} of {mesh_shape:?} has size 0. Give every mesh dimension at least one rank")]
     EmptyMesh {
         /// The mesh dimension.
         mesh_dim: usize,
         /// Shape of the mesh.
         mesh_shape: Vec<usize>,
     },
-    /// A placement shards a dimension that the tensor lacks.
-    #[error("{} on mesh dim {mesh_dim} does not fit a tensor of {ndim} dimensions: shard a dim below {ndim}", Placement::Shard(*dim))]
+    /// A placement shards a dimension that the tensor does not have.
+    #[error(
+        "{} on mesh dim {mesh_dim} does not fit a tensor of {ndim} dimensions. Shard a dim below {ndim}",
+        Placement::Shard(*dim)
+    )]
     DimOutOfRange {
         /// The mesh dimension.
         mesh_dim: usize,
-        /// The tensor dimension that is missing.
+        /// The tensor dimension that does not exist.
         dim: usize,
-        /// Dimensions of the tensor.
+        /// Number of dimensions of the tensor.
         ndim: usize,
     },
     /// A shard order does not list exactly the mesh dimensions that shard its tensor dimension.
     #[error(
-        "shard order {given:?} for tensor dim {dim}: list each of the mesh dims {expected:?} that shard it exactly once, outermost cut first"
+        "shard order {given:?} for tensor dim {dim} does not match the mesh dims {expected:?} that shard it. List \
+         each of them exactly once, outermost first"
     )]
     Order {
         /// The tensor dimension.
         dim: usize,
-        /// Mesh dimensions given.
+        /// Mesh dimensions in the order that was passed.
         given: Vec<usize>,
         /// Mesh dimensions that shard `dim`.
         expected: Vec<usize>,
     },
     /// A shard order lists a tensor dimension twice.
-    #[error("the shard order lists tensor dim {dim} twice: give one order per tensor dimension")]
+    #[error("the shard order lists tensor dim {dim} twice. Give one order per tensor dimension")]
     OrderTwice {
         /// The tensor dimension.
         dim: usize,
     },
-    /// Lengths for a mesh dimension that cuts nothing.
+    /// Uneven shard sizes were passed for a mesh dimension that does not shard.
     #[error(
-        "lengths {lengths:?} for mesh dim {mesh_dim}, which has {placement}: only a shard has lengths; place `S(d)` there, or leave them out"
+        "shard sizes {lengths:?} were given for mesh dim {mesh_dim}, which has placement {placement}, but only a \
+         shard has sizes. Place `S(d)` there, or omit the sizes"
     )]
     MeshDimNotSharded {
         /// The mesh dimension.
         mesh_dim: usize,
-        /// Its placement.
+        /// Placement of the mesh dimension.
         placement: Placement,
-        /// The lengths given.
+        /// Shard sizes that were passed.
         lengths: Vec<usize>,
     },
-    /// A ragged cut does not have one length per rank.
+    /// The number of uneven shard sizes is not the number of ranks.
     #[error(
-        "{} lengths {lengths:?} for the {ranks} ranks of mesh dim {mesh_dim}: give one length per rank, 0 for one that holds nothing",
+        "{} shard sizes {lengths:?} for the {ranks} ranks of mesh dim {mesh_dim}. Give one size per rank, and 0 for a \
+         rank without elements",
         lengths.len()
     )]
     ShardSizeCount {
         /// The mesh dimension.
         mesh_dim: usize,
-        /// Its size.
+        /// Number of ranks of the mesh dimension.
         ranks: usize,
-        /// The lengths given.
+        /// Shard sizes that were passed.
         lengths: Vec<usize>,
     },
-    /// The lengths of a ragged cut do not add up to what it cuts.
+    /// Uneven shard sizes do not add up to the length that they split.
     #[error(
-        "the lengths {lengths:?} on mesh dim {mesh_dim} add up to {}, but a rank's piece of tensor dim {dim} that they cut is {len} long: give lengths that add up to it on every rank, or none",
+        "the shard sizes {lengths:?} on mesh dim {mesh_dim} add up to {}, but they split a length of {len} of tensor \
+         dim {dim}. Give sizes that add up to this length on every rank, or none",
         lengths.iter().sum::<usize>()
     )]
     ShardSizeSum {
@@ -89,40 +97,44 @@ pub enum PlacementError {
         mesh_dim: usize,
         /// The tensor dimension.
         dim: usize,
-        /// The lengths given.
+        /// Shard sizes that were passed.
         lengths: Vec<usize>,
-        /// Length of a piece that they cut: the dimension, or what the cuts outside leave of it.
+        /// Length that they split: that of the dimension, or of an interval that the outer mesh dimensions leave of
+        /// it.
         len: usize,
     },
-    /// Two mesh dimensions hold partial values whose reductions cannot be exchanged.
+    /// Two mesh dimensions hold partial values whose reductions do not commute.
     #[error(
-        "P({op}) on mesh dim {mesh_dim} beside P({other}) on mesh dim {other_mesh_dim}: the value would depend on which is reduced first; redistribute one of them to Replicate before the other is made"
+        "P({op}) on mesh dim {mesh_dim} cannot be combined with P({other}) on mesh dim {other_mesh_dim}: the value \
+         would depend on which is reduced first. Redistribute one of them to Replicate before creating the other"
     )]
     MixedPartial {
         /// One mesh dimension.
         mesh_dim: usize,
-        /// Its operation.
+        /// Operation of `mesh_dim`.
         op: PartialOp,
         /// The other mesh dimension.
         other_mesh_dim: usize,
-        /// The operation there.
+        /// Operation of `other_mesh_dim`.
         other: PartialOp,
     },
-    /// A redistribution whose target is a partial value that cannot be made.
+    /// The target of a redistribution is a partial value that cannot be created.
     #[error(
-        "cannot redistribute {from} to P({op}) on mesh dim {mesh_dim}: only Replicate and Shard become a Partial, and only P(sum); keep {from}, or build the partial value from local tensors"
+        "cannot redistribute {from} to P({op}) on mesh dim {mesh_dim}: only Replicate and Shard can become Partial, \
+         and only P(sum). Keep {from}, or build the partial value from local tensors"
     )]
     PartialTarget {
         /// The mesh dimension.
         mesh_dim: usize,
         /// Placement before.
         from: Placement,
-        /// Operation asked for.
+        /// Operation of the requested partial value.
         op: PartialOp,
     },
-    /// A redistribution between layouts of different meshes.
+    /// The two layouts of a redistribution are for meshes of different shapes.
     #[error(
-        "cannot redistribute from a mesh of shape {from:?} to one of shape {to:?}: gather to Replicate, then distribute on the other mesh"
+        "cannot redistribute from a mesh of shape {from:?} to one of shape {to:?}. Gather to Replicate, then \
+         distribute on the other mesh"
     )]
     MeshShape {
         /// Mesh shape before.
@@ -130,9 +142,11 @@ pub enum PlacementError {
         /// Mesh shape after.
         to: Vec<usize>,
     },
-    /// A strided shard that no shard order expresses.
+    /// A strided shard does not correspond to any shard order.
     #[error(
-        "SS({dim},{split_factor}) on mesh dim {mesh_dim} is no shard order: the mesh dims to its right that shard dim {dim} allow the split factors {allowed:?}; use one of these, or bring the tensor to a layout with `DTensor::from_strided`"
+        "SS({dim},{split_factor}) on mesh dim {mesh_dim} does not correspond to a shard order: the mesh dims to its \
+         right that shard dim {dim} allow the split factors {allowed:?}. Use one of these, or convert the tensor with \
+         `DTensor::from_strided`"
     )]
     Strided {
         /// The mesh dimension.
@@ -144,17 +158,18 @@ pub enum PlacementError {
         /// Split factors that a shard order can express here.
         allowed: Vec<usize>,
     },
-    /// A strided shard with split factor 0.
-    #[error("SS({dim},0) on mesh dim {mesh_dim}: a split factor is at least 1")]
+    /// A strided shard has split factor 0.
+    #[error("SS({dim},0) on mesh dim {mesh_dim} has split factor 0. Use a split factor of at least 1")]
     SplitFactor {
         /// The mesh dimension.
         mesh_dim: usize,
         /// The tensor dimension.
         dim: usize,
     },
-    /// Text that is no placement.
+    /// The text is not a placement.
     #[error(
-        "`{text}` is no placement: write `R`, `S(0)` or `P(sum)` (ops: sum, avg, min, max, product); a strided shard is `SS(0,2)`"
+        "`{text}` is not a placement. Write `R`, `S(0)` or `P(sum)` (operations: sum, avg, min, max, product), or \
+         `SS(0,2)` for a strided shard"
     )]
     Unreadable {
         /// The text.

@@ -1,33 +1,34 @@
-//! [`fused_steps`]: the steps of a plan, those together that are one collective.
+//! [`fused_steps`]: fuses the steps of a plan that can be executed as one collective.
 
 use smallvec::SmallVec;
 
 use super::{Layout, Step};
 
-/// Steps that follow each other and are one, over the ranks of all their mesh dimensions.
+/// Consecutive steps executed as one, over the ranks of all their mesh dimensions.
 #[derive(Debug)]
 pub(crate) struct FusedStep<'a> {
-    /// The last of them; the others are of its kind.
+    /// The last of the steps; the others are of the same kind.
     pub step: Step,
-    /// The outermost cut first.
+    /// Mesh dimensions of the steps, in shard order, outermost first.
     pub mesh_dims: SmallVec<[usize; 3]>,
-    /// The layout before the first.
+    /// Layout before the first step.
     pub before: &'a Layout,
-    /// The layout after the last.
+    /// Layout after the last step.
     pub after: &'a Layout,
-    /// Whether ranks along its mesh dimensions compute different things with what it ends with.
+    /// True if the ranks along these mesh dimensions compute different things with the result.
     pub varies: bool,
 }
 
 impl FusedStep<'_> {
-    /// How many ranks take part.
+    /// Returns the number of ranks that participate.
     pub(super) fn ranks(&self) -> u64 {
         self.mesh_dims.iter().map(|&mesh_dim| self.before.mesh_shape()[mesh_dim] as u64).product()
     }
 }
 
-/// The steps of a plan from `from`, those together that [join](Step::can_fuse_with), and whose mesh dimensions are all
-/// among `varying` or none is. One by one on a mesh that does not join its dimensions.
+/// Returns the steps of a plan that starts at `from`, with consecutive steps fused where they [can
+/// be](Step::can_fuse_with). Only steps whose mesh dimensions are all `varying`, or all not, are fused. Without
+/// `can_fuse_with`, for a mesh whose dimensions have separate communicators, no steps are fused.
 pub(crate) fn fused_steps<'a>(
     from: &'a Layout,
     steps: &'a [(Step, Layout)],
@@ -43,7 +44,7 @@ pub(crate) fn fused_steps<'a>(
         let mut mesh_dims: SmallVec<[usize; 3]> = steps.iter().map(|(step, _)| step.mesh_dim()).collect();
         match step {
             Step::AllReduce { .. } => mesh_dims.sort_unstable(),
-            // Cuts are undone from the innermost on.
+            // Gathers go from the innermost mesh dimension outwards.
             Step::AllGather { .. } => mesh_dims.reverse(),
             _ => {}
         }

@@ -1,48 +1,49 @@
-//! [`Placement`]: how the ranks along one mesh dimension share a tensor.
+//! [`Placement`]: the relation between a tensor and the ranks along one mesh dimension.
 
 use std::fmt;
 
 use smallvec::SmallVec;
 
-/// How the partial values of several ranks become one: what a collective can reduce, element by element.
+/// Elementwise operation that reduces the partial values of several ranks to one value.
 ///
-/// PyTorch has two more, which are operators' affairs here. A norm's (`_NormPartial(p)`) is the sum or the extremum
-/// of powers with the root taken afterwards: the operator is written so, and has `P(sum)` or `P(max)` between. That
-/// of a masked lookup (`_MaskPartial`) is a sum, whose ranks have zeros for the rows that they lack: the mask is
-/// needed where the local result is made, and by nobody who reduces it.
+/// PyTorch has two more. Here, operators implement them. A norm (`_NormPartial(p)`) is the sum or the extremum of
+/// powers, with the root taken afterwards: the operator computes it that way, with `P(sum)` or `P(max)` as an
+/// intermediate placement. A masked lookup (`_MaskPartial`) is a sum in which each rank has zeros for the rows that
+/// it lacks: the mask is needed to compute the local result, but not to reduce it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum PartialOp {
-    /// The value is the sum over the ranks.
+    /// The sum over the ranks.
     Sum,
-    /// The value is the sum over the ranks, divided by their number.
+    /// The sum over the ranks, divided by their number.
     Avg,
-    /// The value is the elementwise minimum.
+    /// The elementwise minimum.
     Min,
-    /// The value is the elementwise maximum.
+    /// The elementwise maximum.
     Max,
-    /// The value is the elementwise product.
+    /// The elementwise product.
     Product,
 }
 
-/// How the ranks along one mesh dimension share a tensor.
+/// Relation between a tensor and the ranks along one mesh dimension: replicated, sharded or partial.
 ///
-/// Written `R`, `S(0)` and `P(sum)`, by [`Display`](fmt::Display) and [`FromStr`](std::str::FromStr) alike.
+/// [`Display`](fmt::Display) writes placements as `R`, `S(0)` and `P(sum)`, and [`FromStr`](std::str::FromStr)
+/// reads the same format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Placement {
     /// Every rank holds the same value.
     Replicate,
-    /// Rank `r` holds the `r`-th part of this tensor dimension: a [`chunk`](super::chunk), or as
-    /// long as the lengths say that a [`Layout`](super::Layout) has beside it.
+    /// Rank `r` holds the `r`-th shard of this tensor dimension: a [`chunk`](super::chunk), or the uneven size that
+    /// the [`Layout`](super::Layout) defines.
     Shard(usize),
-    /// Every rank holds a value of full shape; the tensor is their reduction.
+    /// Every rank holds a partial value of full shape; reducing them yields the tensor.
     Partial(PartialOp),
 }
 
-/// One placement per mesh dimension.
+/// Placements of all mesh dimensions, in order.
 pub type Placements = SmallVec<[Placement; 3]>;
 
 impl Placement {
-    /// The tensor dimension this placement shards, if it does.
+    /// Returns the tensor dimension that this placement shards, if any.
     pub fn shard_dim(self) -> Option<usize> {
         match self {
             Self::Shard(dim) => Some(dim),
@@ -50,12 +51,12 @@ impl Placement {
         }
     }
 
-    /// Whether this is [`Replicate`](Self::Replicate).
+    /// Returns true if this is [`Replicate`](Self::Replicate).
     pub fn is_replicate(self) -> bool {
         self == Self::Replicate
     }
 
-    /// How it is yet to be reduced, if it is partial.
+    /// Returns the operation that reduces the partial values, if this is [`Partial`](Self::Partial).
     pub fn partial_op(self) -> Option<PartialOp> {
         match self {
             Self::Partial(op) => Some(op),
@@ -67,7 +68,7 @@ impl Placement {
 impl PartialOp {
     pub(crate) const ALL: [Self; 5] = [Self::Sum, Self::Avg, Self::Min, Self::Max, Self::Product];
 
-    /// Whether reductions by `self` and by `other` over two mesh dimensions may be exchanged.
+    /// Returns true if reductions by `self` and by `other` over two mesh dimensions commute.
     pub(super) fn commutes_with(self, other: Self) -> bool {
         let linear = |op| matches!(op, Self::Sum | Self::Avg);
         self == other || (linear(self) && linear(other))

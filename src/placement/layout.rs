@@ -1,4 +1,4 @@
-//! [`Layout`]: one placement per mesh dimension, the order of the cuts, and their lengths where ragged.
+//! [`Layout`]: one placement per mesh dimension, with the shard order and uneven shard sizes.
 
 use std::fmt;
 use std::sync::Arc;
@@ -7,16 +7,16 @@ use smallvec::SmallVec;
 
 use super::{Placement, PlacementError, Placements};
 
-/// Mesh dimensions that cut one tensor dimension, outermost cut first.
+/// Mesh dimensions that shard one tensor dimension, outermost first.
 type ShardOrder = SmallVec<[usize; 3]>;
 
-/// How a tensor lies on a mesh: a placement per mesh dimension, the order of the cuts, and the lengths
-/// of those that are ragged.
+/// Layout of a tensor on a mesh: one placement per mesh dimension, the shard order, and the shard sizes where they
+/// are uneven.
 ///
-/// Where several mesh dimensions shard one tensor dimension, the first in order cuts the whole,
-/// the next cuts the piece, and so on. The default order is that of the mesh dimensions. FSDP
-/// over tensor parallelism on a mesh (dp, tp) is `[S(0), S(0)]` with order `[1, 0]`: tensor
-/// parallelism cuts first.
+/// If several mesh dimensions shard one tensor dimension, the first in the shard order splits the full length, the
+/// next splits each of the resulting intervals, and so on. By default, the order is that of the mesh dimensions.
+/// FSDP over tensor parallelism on a mesh (dp, tp) is `[S(0), S(0)]` with order `[1, 0]`: tensor parallelism is
+/// outermost.
 ///
 /// ```text
 /// mesh (2, 2), [S(0), S(0)], a dim of 8     order [0, 1]       order [1, 0]
@@ -26,24 +26,24 @@ type ShardOrder = SmallVec<[usize; 3]>;
 ///                              rank (1, 1)  | 6 7 |            | 6 7 |
 /// ```
 ///
-/// A cut is into chunks of what the cuts before it left, unless [`with_uneven_sizes`](Self::with_uneven_sizes)
-/// says what each rank holds.
+/// Each mesh dimension splits into chunks, unless [`with_uneven_sizes`](Self::with_uneven_sizes) sets the size of
+/// each rank's shard.
 ///
-/// A layout knows nothing of a tensor's shape; one without lengths fits every shape with enough
-/// dimensions (see [`check_shape`](Self::check_shape)). Where a method takes a `coordinate`, it is a rank's position in
-/// the mesh, one index per mesh dimension.
+/// A layout does not depend on a tensor's shape: one without uneven sizes fits every shape with enough dimensions
+/// (see [`check_shape`](Self::check_shape)). Where a method takes a `coordinate`, it is a rank's position in the
+/// mesh, one index per mesh dimension.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Layout {
     mesh_shape: SmallVec<[usize; 3]>,
     placements: Placements,
-    /// Sharded tensor dimensions, ascending, each with its cuts.
+    /// Sharded tensor dimensions, ascending, each with the mesh dimensions that shard it.
     shard_order: SmallVec<[(usize, ShardOrder); 2]>,
-    /// Mesh dimensions whose cut is ragged, ascending, each with the length that every rank holds.
+    /// Mesh dimensions with uneven shard sizes, ascending, each with one size per rank.
     uneven_mesh_dims: SmallVec<[(usize, Arc<[usize]>); 1]>,
 }
 
 impl Layout {
-    /// The layout with cuts in the order of the mesh dimensions.
+    /// Creates a layout in which mesh dimensions shard in ascending order, into chunks.
     ///
     /// # Errors
     /// [`Count`](PlacementError::Count) unless there is one placement per mesh dimension,
@@ -74,10 +74,10 @@ impl Layout {
         Ok(layout)
     }
 
-    /// The layout with an explicit order of cuts.
+    /// Creates a layout with an explicit shard order.
     ///
-    /// `shard_order` holds pairs of a tensor dimension and the mesh dimensions that shard it, outermost
-    /// cut first. Tensor dimensions left out keep the default order.
+    /// `shard_order` holds pairs of a tensor dimension and the mesh dimensions that shard it, outermost first.
+    /// Tensor dimensions that are not listed keep the default order.
     ///
     /// # Errors
     /// As [`new`](Self::new); [`Order`](PlacementError::Order) if an entry does not list exactly
@@ -106,24 +106,23 @@ impl Layout {
         Ok(layout)
     }
 
-    /// The same layout where `mesh_dim` cuts into these lengths, one per rank, and no longer into
-    /// chunks.
+    /// Sets the shard sizes of `mesh_dim`, one per rank, in place of chunks.
     ///
-    /// They add up to the length of the tensor dimension or, where other cuts come before this one,
-    /// to that of the pieces that these leave, which are then all of one length. Cuts after this one
-    /// are chunks of its parts, unless they have lengths of their own.
+    /// The sizes must add up to the length of the tensor dimension. If other mesh dimensions are outside this one,
+    /// they must add up to the length of the intervals that those leave, which then must all have the same length.
+    /// Mesh dimensions inside this one split its shards into chunks, unless they have uneven sizes too.
     ///
     /// ```
     /// # use burn_dtensor::placement::{Layout, Placement::Shard};
     /// let layout = Layout::new(&[3], &[Shard(0)])?.with_uneven_sizes(0, [3, 0, 2])?;
     /// assert_eq!(layout.local_slices(&[5], &[2])[0], 3..5);
-    /// assert_eq!(layout.to_string(), "[S(0); mesh dim 0 cuts 3 + 0 + 2]");
+    /// assert_eq!(layout.to_string(), "[S(0); mesh dim 0 sizes 3 + 0 + 2]");
     /// # Ok::<(), burn_dtensor::placement::PlacementError>(())
     /// ```
     ///
     /// # Errors
-    /// [`MeshDimNotSharded`](PlacementError::MeshDimNotSharded) if `mesh_dim` has no shard, and
-    /// [`ShardSizeCount`](PlacementError::ShardSizeCount) unless there is one length per rank.
+    /// [`MeshDimNotSharded`](PlacementError::MeshDimNotSharded) if `mesh_dim` is not sharded, and
+    /// [`ShardSizeCount`](PlacementError::ShardSizeCount) unless there is one size per rank.
     ///
     /// # Panics
     /// If the mesh has no dimension `mesh_dim`.
@@ -144,8 +143,8 @@ impl Layout {
         Ok(self)
     }
 
-    /// The layout whose cuts are made in the order `mesh_order` of the mesh dimensions, on every tensor
-    /// dimension.
+    /// Creates a layout in which all tensor dimensions are sharded in the order `mesh_order` of the mesh
+    /// dimensions.
     ///
     /// # Errors
     /// As [`new`](Self::new).
@@ -162,8 +161,9 @@ impl Layout {
         Ok(layout)
     }
 
-    /// The layout with the placements that `by` makes of each mesh dimension and its own. Cuts that
-    /// stay keep their order; new ones come after them. Lengths stay where what they cut does.
+    /// Returns the layout with new placements: `by` maps each mesh dimension and its present placement to the new
+    /// one. Shards that stay keep their order, and new ones are inside them. Uneven sizes stay if their mesh
+    /// dimension still shards the same interval.
     ///
     /// # Errors
     /// [`MixedPartial`](PlacementError::MixedPartial), as [`new`](Self::new).
@@ -189,14 +189,14 @@ impl Layout {
         Ok(replaced)
     }
 
-    /// The same layout where every cut of `tensor_dim` is into chunks.
+    /// Returns the layout with chunks in place of uneven sizes for all shards of `tensor_dim`.
     pub(crate) fn in_chunks(mut self, tensor_dim: usize) -> Self {
         let sharding_dims: ShardOrder = self.shard_order(tensor_dim).into();
         self.uneven_mesh_dims.retain(|(mesh_dim, _)| !sharding_dims.contains(mesh_dim));
         self
     }
 
-    /// All `Replicate`.
+    /// Creates a layout with `Replicate` on every mesh dimension.
     ///
     /// # Errors
     /// [`EmptyMesh`](PlacementError::EmptyMesh) for a mesh dimension of size 0.
@@ -205,59 +205,59 @@ impl Layout {
         Self::new(mesh_shape, &placements)
     }
 
-    /// One placement per mesh dimension.
+    /// Returns the placements, one per mesh dimension.
     pub fn placements(&self) -> &[Placement] {
         &self.placements
     }
 
-    /// The sizes of the mesh dimensions.
+    /// Returns the sizes of the mesh dimensions.
     pub fn mesh_shape(&self) -> &[usize] {
         &self.mesh_shape
     }
 
-    /// The mesh dimensions that shard `tensor_dim`, outermost cut first; empty if none does.
+    /// Returns the mesh dimensions that shard `tensor_dim`, outermost first; empty if none does.
     pub fn shard_order(&self, tensor_dim: usize) -> &[usize] {
         let found = self.shard_order.iter().find(|(dim, _)| *dim == tensor_dim);
         found.map_or(&[], |(_, sharding_dims)| sharding_dims)
     }
 
-    /// The sharded tensor dimensions, ascending, each with its mesh dimensions, outermost first.
+    /// Returns the sharded tensor dimensions, ascending, each with its mesh dimensions, outermost first.
     pub fn orders(&self) -> impl Iterator<Item = (usize, &[usize])> {
         self.shard_order.iter().map(|(dim, sharding_dims)| (*dim, sharding_dims.as_slice()))
     }
 
-    /// Whether every tensor dimension is cut in the order of the mesh dimensions.
+    /// Returns true if the mesh dimensions shard every tensor dimension in ascending order.
     pub fn has_default_order(&self) -> bool {
         self.shard_order.iter().all(|(_, sharding_dims)| sharding_dims.is_sorted())
     }
 
-    /// The lengths that `mesh_dim` cuts into, one per rank; `None` of one that cuts into chunks or
-    /// nothing.
+    /// Returns the uneven shard sizes of `mesh_dim`, one per rank; `None` if it splits into chunks or does not
+    /// shard.
     pub fn uneven_sizes(&self, mesh_dim: usize) -> Option<&Arc<[usize]>> {
         self.uneven_mesh_dims.iter().find(|(uneven, _)| *uneven == mesh_dim).map(|(_, lengths)| lengths)
     }
 
-    /// The mesh dimensions whose cuts are ragged, ascending, each with its lengths.
+    /// Returns the mesh dimensions with uneven shard sizes, ascending, each with its sizes.
     pub fn uneven_mesh_dims(&self) -> impl Iterator<Item = (usize, &Arc<[usize]>)> {
         self.uneven_mesh_dims.iter().map(|(mesh_dim, lengths)| (*mesh_dim, lengths))
     }
 
-    /// Whether every tensor dimension is cut into chunks, in the order of the mesh dimensions.
+    /// Returns true if every tensor dimension is split into chunks, by the mesh dimensions in ascending order.
     pub fn has_default_shard_sizes(&self) -> bool {
         self.has_default_order() && !self.is_uneven()
     }
 
-    /// Whether any cut is ragged.
+    /// Returns true if any mesh dimension has uneven shard sizes.
     pub fn is_uneven(&self) -> bool {
         !self.uneven_mesh_dims.is_empty()
     }
 
-    /// Whether any placement is `Partial`.
+    /// Returns true if any placement is `Partial`.
     pub fn has_partial(&self) -> bool {
         self.placements.iter().any(|placement| placement.partial_op().is_some())
     }
 
-    /// Checks that a tensor of `ndim` dimensions can lie this way.
+    /// Checks that a tensor of `ndim` dimensions can have this layout.
     ///
     /// # Errors
     /// [`DimOutOfRange`](PlacementError::DimOutOfRange) for a shard of a missing dimension.
@@ -272,8 +272,9 @@ impl Layout {
         Ok(())
     }
 
-    /// The layout with `placement` on `mesh_dim`: as the innermost cut, into `uneven_sizes` or else
-    /// chunks, if it is a shard. `None` where the table of transitions has no such step from here.
+    /// Returns the layout with `placement` on `mesh_dim`. A shard becomes the innermost one of its tensor
+    /// dimension, with the uneven sizes `lengths` or else chunks. Returns `None` if the table of transitions has no
+    /// such step.
     pub(super) fn moved(&self, mesh_dim: usize, placement: Placement, lengths: Option<&Arc<[usize]>>) -> Option<Self> {
         let mut moved = self.clone();
         if let Placement::Shard(dim) = self.placements[mesh_dim] {
@@ -290,8 +291,7 @@ impl Layout {
         moved.mixed_partial().is_none().then_some(moved)
     }
 
-    /// The same layout with `Replicate` on mesh dimensions of size 1, where all placements of one
-    /// value look alike.
+    /// Returns the layout with `Replicate` on mesh dimensions of size 1, where all placements are equivalent.
     pub(super) fn without_trivial(&self) -> Self {
         let mut plain = self.clone();
         for (mesh_dim, placement) in plain.placements.iter_mut().enumerate() {
@@ -331,18 +331,18 @@ impl Layout {
     }
 }
 
-/// `[S(0), R]`; a non-default order follows: `[S(0), S(0); dim 0 cut by mesh dims 1, 0]`; then the
-/// lengths of ragged cuts: `[S(0), R; mesh dim 0 cuts 3 + 0 + 2]`.
+/// Formats the layout as `[S(0), R]`. A non-default shard order follows, as in `[S(0), S(0); dim 0 sharded by mesh
+/// dims 1, 0]`, and then uneven shard sizes: `[S(0), R; mesh dim 0 sizes 3 + 0 + 2]`.
 impl fmt::Display for Layout {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let list = |items: &mut dyn Iterator<Item = String>| items.collect::<Vec<_>>().join(", ");
         write!(f, "[{}", list(&mut self.placements.iter().map(ToString::to_string)))?;
         for (dim, sharding_dims) in self.orders().filter(|(_, sharding_dims)| !sharding_dims.is_sorted()) {
-            write!(f, "; dim {dim} cut by mesh dims {}", list(&mut sharding_dims.iter().map(ToString::to_string)))?;
+            write!(f, "; dim {dim} sharded by mesh dims {}", list(&mut sharding_dims.iter().map(ToString::to_string)))?;
         }
         for (mesh_dim, lengths) in self.uneven_mesh_dims() {
             let lengths: Vec<_> = lengths.iter().map(ToString::to_string).collect();
-            write!(f, "; mesh dim {mesh_dim} cuts {}", lengths.join(" + "))?;
+            write!(f, "; mesh dim {mesh_dim} sizes {}", lengths.join(" + "))?;
         }
         write!(f, "]")
     }

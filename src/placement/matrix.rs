@@ -1,10 +1,10 @@
-//! [`Matrix`]: a small tensor of whole numbers, for the [simulation](super::simulation).
+//! [`Matrix`]: a small matrix of integers, for the [simulation](super::simulation).
 
 use itertools::Itertools;
 
 use super::PartialOp;
 
-/// A matrix; values are exact (averages stay whole by the choice of the inputs).
+/// A matrix of exact values; the inputs are chosen such that averages are integers.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Matrix {
     pub(super) shape: [usize; 2],
@@ -21,7 +21,7 @@ impl Matrix {
         self.values[at[0] * self.shape[1] + at[1]]
     }
 
-    /// The elements with these indices along `dim`.
+    /// Returns the elements with these indices along `dim`.
     pub(super) fn pick(&self, dim: usize, indices: &[usize]) -> Self {
         let mut shape = self.shape;
         shape[dim] = indices.len();
@@ -35,7 +35,7 @@ impl Matrix {
         let owners =
             parts.iter().enumerate().flat_map(|(part, m)| (0..m.shape[dim]).map(move |i| (part, i))).collect_vec();
         let mut shape = parts[0].shape;
-        assert!(parts.iter().all(|part| part.shape[1 - dim] == shape[1 - dim]), "ragged {parts:?}");
+        assert!(parts.iter().all(|part| part.shape[1 - dim] == shape[1 - dim]), "uneven {parts:?}");
         shape[dim] = owners.len();
         Self::from_fn(shape, |mut at| {
             let (part, index) = owners[at[dim]];

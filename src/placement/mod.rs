@@ -1,41 +1,43 @@
-//! What a rank holds: placements, shard order, how lengths are cut, and the planner. Pure: numbers
-//! in, numbers out; no tensors, no communication.
+//! Placement arithmetic: which elements of a tensor each rank holds, and the steps that lead from one layout to
+//! another. The module computes with numbers only; it uses no tensors and does not communicate.
 //!
-//! A [`Placement`] says, for one mesh dimension, how ranks that differ only along it share a
-//! tensor. A [`Layout`] holds one placement per mesh dimension, the order of the cuts where
-//! several mesh dimensions shard one tensor dimension, and the lengths of cuts that are ragged. A
-//! [`ShardSizes`] says which interval of a length each rank holds. [`plan`] lists the [`Step`]s that lead
-//! from one layout to another.
+//! A [`Placement`] describes, for one mesh dimension, how the ranks that differ only along it share a tensor. A
+//! [`Layout`] holds one placement per mesh dimension, the shard order where several mesh dimensions shard one
+//! tensor dimension, and the shard sizes where they are uneven. [`ShardSizes`] determines which interval of a
+//! length each rank holds. [`plan`] returns the [`Step`]s that lead from one layout to another.
 //!
 //! # The table of transitions
 //!
-//! One step changes the placement on one mesh dimension `m`; `k` is the size of `m` and `n` the
-//! bytes a rank holds before the step.
+//! One step changes the placement on one mesh dimension `m`. Here `k` is the size of `m`, and `n` is the number of
+//! bytes that a rank holds before the step.
 //!
-//! | from -> to | step | sent per rank | needs |
+//! | from -> to | step | sent per rank | requires |
 //! |---|---|---|---|
-//! | `Shard(d)` -> `Replicate` | [`AllGather`](Step::AllGather) | `n (k - 1)` | `m` is the innermost cut of `d` |
-//! | `Shard(a)` -> `Shard(b)` | [`AllToAll`](Step::AllToAll) | `n (k - 1) / k` | `m` is the innermost cut of `a` |
-//! | `Shard(d)` -> `Partial(sum)` | [`ShardToPartial`](Step::ShardToPartial) | nothing | `m` is the innermost cut of `d` |
+//! | `Shard(d)` -> `Replicate` | [`AllGather`](Step::AllGather) | `n (k - 1)` | `m` is innermost for `d` |
+//! | `Shard(a)` -> `Shard(b)` | [`AllToAll`](Step::AllToAll) | `n (k - 1) / k` | `m` is innermost for `a` |
+//! | `Shard(d)` -> `Partial(sum)` | [`ShardToPartial`](Step::ShardToPartial) | nothing | `m` is innermost for `d` |
 //! | `Replicate` -> `Shard(d)` | [`Slice`](Step::Slice) | nothing | |
 //! | `Replicate` -> `Partial(sum)` | [`ReplicateToPartial`](Step::ReplicateToPartial) | nothing | |
 //! | `Partial(op)` -> `Replicate` | [`AllReduce`](Step::AllReduce) | `2 n (k - 1) / k` | |
 //! | `Partial(op)` -> `Shard(d)` | [`ReduceScatter`](Step::ReduceScatter) | `n (k - 1) / k` | |
 //!
+//! "Innermost for `d`" means that `m` is the last in the shard order of tensor dimension `d`.
+//!
 //! # Invariants
 //!
-//! 1. A shard is one contiguous interval per tensor dimension: nested [`ShardSizes`]s, outermost cut
-//!    first, into [`chunk`]s or given lengths, with uneven and empty shards on any dimension.
-//! 2. A step that ends in `Shard(d)` makes `m` the innermost cut of `d`; one that starts there
-//!    finds it innermost. So cuts are undone in the reverse of their order.
+//! 1. A shard is one contiguous interval per tensor dimension. It results from nested [`ShardSizes`], outermost
+//!    mesh dimension first, each of which splits into [`chunk`]s or explicit sizes. Uneven and empty shards are
+//!    allowed on any dimension.
+//! 2. A step that ends in `Shard(d)` makes `m` innermost for `d`, and a step that starts there requires it to be
+//!    innermost. So shardings are undone in the reverse of their order.
 //! 3. A mesh dimension of size 1 never takes a step.
-//! 4. The partial placements of one layout use one operation, or sum and avg together: their
-//!    reductions commute, so a layout has one value whatever the order of the steps. Layouts that
-//!    would mix others (sum with max) do not exist.
-//! 5. A plan depends on the two layouts alone: every rank finds the same one, for every shape.
-//! 6. A ragged cut has one length per rank of its mesh dimension; they add up to the length that it
-//!    cuts, which is the same on all ranks. Cuts of the same mesh dimension into other lengths are
-//!    other cuts: from one to another leads an all-gather and a slice.
+//! 4. All partial placements of a layout use the same operation, or only sum and avg. Their reductions commute, so
+//!    a layout has one value whatever the order of the steps. Layouts with other combinations (sum with max) cannot
+//!    be created.
+//! 5. A plan depends only on the two layouts, so every rank computes the same plan, for every shape.
+//! 6. Uneven shard sizes are one number per rank of their mesh dimension. They add up to the length that they
+//!    split, which is the same on all ranks. Changing the sizes of a mesh dimension is a change of layout, by an
+//!    all-gather and a slice.
 
 mod balanced;
 mod blocks;

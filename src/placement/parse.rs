@@ -1,4 +1,4 @@
-//! Reading placements: `R`, `S(0)`, `P(sum)`.
+//! Parsing of placements: `R`, `S(0)`, `P(sum)`.
 
 use std::str::FromStr;
 

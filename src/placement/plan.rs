@@ -1,4 +1,4 @@
-//! [`plan`]: the steps from one layout to another.
+//! [`plan`]: finds the steps from one layout to another.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
@@ -7,24 +7,24 @@ use smallvec::SmallVec;
 
 use super::{Layout, PartialOp, Placement, PlacementError, Step};
 
-/// The steps that lead from `from` to `to`, each with the layout after it.
+/// Returns the steps that lead from `from` to `to`, each with the layout after it.
 ///
-/// The last layout is `to`; with no steps, the local tensors of `from` already are those of `to`.
-/// Mesh dimensions of size 1 take no steps, and the layouts between have `Replicate` there.
+/// The last layout is `to`. Without steps, the local tensors of `from` are already those of `to`. Mesh dimensions
+/// of size 1 take no steps, and intermediate layouts have `Replicate` there.
 ///
-/// A plan has as few collectives as the table of transitions allows: one for each mesh
-/// dimension that must leave its placement (none where a shard becomes a partial sum). A cut must
-/// leave if it, or a cut outside it on the same tensor dimension, is not where `to` wants it, or not
-/// of the lengths that `to` wants.
-/// Among the orders of these steps, the one that sends the fewest bytes is taken, then the one
-/// with the fewest steps: tensors are reduced before they are gathered, slices come as early as
-/// they can, and a mesh dimension goes straight to its target (one reduce-scatter, one
-/// all-to-all) where the cuts allow. Data are never moved by adding them to zeros.
+/// A plan has the minimal number of collectives that the table of transitions allows: one for each mesh dimension
+/// that must leave its placement, or none where a shard becomes a partial sum. A shard must leave if it, or an
+/// outer shard of the same tensor dimension, differs from `to` in position or size.
+///
+/// Among the orders of these steps, the plan is the one that sends the fewest bytes, and among those the one with
+/// the fewest steps. As a result, tensors are reduced before they are gathered, and slices come as early as
+/// possible. A mesh dimension goes directly to its target (one reduce-scatter or one all-to-all) where the shard
+/// order allows it. Data is never moved by adding it to zeros.
 ///
 /// # Errors
-/// [`PartialTarget`](PlacementError::PartialTarget) for a partial value in `to` that `from` does
-/// not have, except `Partial(sum)` from `Replicate` or `Shard`;
-/// [`MeshShape`](PlacementError::MeshShape) for layouts of different mesh shapes.
+/// [`PartialTarget`](PlacementError::PartialTarget) for a partial placement in `to` that `from` does not have,
+/// except `Partial(sum)` from `Replicate` or `Shard`; [`MeshShape`](PlacementError::MeshShape) for layouts of
+/// different mesh shapes.
 pub fn plan(from: &Layout, to: &Layout) -> Result<Vec<(Step, Layout)>, PlacementError> {
     if from == to {
         return Ok(Vec::new());
@@ -48,8 +48,8 @@ pub fn plan(from: &Layout, to: &Layout) -> Result<Vec<(Step, Layout)>, Placement
     Ok(steps)
 }
 
-/// [`plan`], for an operator's input that may become a term of a sum though it is partial in another way:
-/// it is reduced first.
+/// Returns the plan for an operator's input. Unlike [`plan`], it supports a partial target for an input that is
+/// partial in another way: the input is reduced first.
 ///
 /// # Errors
 /// As [`plan`], for other partial targets.
@@ -64,22 +64,22 @@ pub(crate) fn plan_input(from: &Layout, to: &Layout) -> Result<Vec<(Step, Layout
     Ok(steps)
 }
 
-/// Bytes sent, then number of steps.
+/// Amount sent, then number of steps.
 type PlanCost = (u64, usize);
 
-/// A layout reached, and how.
+/// A layout that the search has reached, and the step that led to it.
 struct Reached {
     layout: Layout,
     cost: PlanCost,
     by: Option<(usize, Step)>,
 }
 
-/// Dijkstra's search over layouts, with the moves of [`moves`]. Each mesh dimension moves at
-/// most twice, so a mesh of `n` dimensions has at most `3^n` layouts.
+/// Searches the layouts with Dijkstra's algorithm, using the steps of [`moves`]. Each mesh dimension moves at most
+/// twice, so a mesh of `n` dimensions has at most `3^n` layouts.
 fn cheapest(from: Layout, to: &Layout) -> Vec<(Step, Layout)> {
     let mut best = HashMap::from([(from.clone(), (0, 0))]);
     let mut reached = vec![Reached { layout: from, cost: (0, 0), by: None }];
-    // Ties go to the layout reached first, on every rank alike (invariant 5).
+    // Among equal costs, the layout that was reached first is taken, on every rank (invariant 5).
     let mut open = BinaryHeap::from([Reverse(((0, 0), 0))]);
     while let Some(Reverse((cost, at))) = open.pop() {
         if reached[at].layout == *to {
@@ -97,11 +97,11 @@ fn cheapest(from: Layout, to: &Layout) -> Vec<(Step, Layout)> {
             }
         }
     }
-    unreachable!("every cut can be undone and every target made from Replicate")
+    unreachable!("every shard can be gathered and every target reached from Replicate")
 }
 
-/// The steps worth taking from `layout`: straight to the target where the cuts allow it, else to
-/// `Replicate`. Any other step would have to be undone by a further collective.
+/// Returns the steps from `layout` that can be part of a cheapest plan: directly to the target where the shard
+/// order allows it, otherwise to `Replicate`. Any other step would need a further collective to undo it.
 fn moves(layout: &Layout, to: &Layout) -> SmallVec<[(Step, Layout); 4]> {
     let mut moves = SmallVec::new();
     for (mesh_dim, &target) in to.placements().iter().enumerate() {
@@ -124,8 +124,8 @@ fn moves(layout: &Layout, to: &Layout) -> SmallVec<[(Step, Layout); 4]> {
     moves
 }
 
-/// Whether `mesh_dim` is where `to` wants it: the same placement and, for a shard, the same cut and
-/// the same cuts outside it.
+/// Returns true if `mesh_dim` has reached its state in `to`: the same placement and, for a shard, the same
+/// position, outer shards and sizes.
 fn settled(layout: &Layout, to: &Layout, mesh_dim: usize) -> bool {
     let placement = layout.placements()[mesh_dim];
     if placement != to.placements()[mesh_dim] {

@@ -1,4 +1,4 @@
-//! [`ShardSizes`]: how a length falls on the ranks of one mesh dimension.
+//! [`ShardSizes`]: division of a length among the ranks of one mesh dimension.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -7,23 +7,23 @@ use smallvec::SmallVec;
 
 use super::chunk;
 
-/// A length, cut over ranks: which interval of it each rank holds.
+/// Division of a length among ranks: it determines the interval that each rank holds.
 ///
 /// ```text
-/// length 5 over 3 ranks       rank 0    rank 1    rank 2
-/// Chunked(5)                   | 0 1     | 2 3     | 4 |
+/// length 5 over 3 ranks      rank 0    rank 1    rank 2
+/// Chunked(5)                 | 0 1     | 2 3     | 4 |
 /// Uneven([3, 0, 2])          | 0 1 2   |         | 3 4 |
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum ShardSizes {
-    /// This length in [`chunk`]s: every rank holds as much, but for the last ones.
+    /// This length is split into [`chunk`]s: all ranks hold equally many elements, except for the last ranks.
     Chunked(usize),
-    /// Ragged: what each rank holds, one length per rank, possibly 0.
+    /// Explicit sizes, one per rank, possibly 0.
     Uneven(Arc<[usize]>),
 }
 
 impl ShardSizes {
-    /// The length of the whole.
+    /// Returns the length that is divided.
     pub fn total(&self) -> usize {
         match self {
             Self::Chunked(len) => *len,
@@ -31,22 +31,27 @@ impl ShardSizes {
         }
     }
 
-    /// The interval that rank `rank` of `ranks` holds. An empty one lies where the next begins.
+    /// Returns the interval that rank `rank` of `ranks` holds. An empty interval starts where the next one starts.
     ///
     /// # Panics
-    /// If `rank` is not below `ranks`, or the lengths are not those of `ranks` ranks.
+    /// If `rank` is not below `ranks`, or if the sizes are not those of `ranks` ranks.
     pub fn range(&self, ranks: usize, rank: usize) -> Range<usize> {
         match self {
             Self::Chunked(len) => chunk(*len, ranks, rank),
             Self::Uneven(lengths) => {
-                assert_eq!(lengths.len(), ranks, "the lengths {lengths:?} are not one per rank");
+                assert_eq!(
+                    lengths.len(),
+                    ranks,
+                    "expected one shard size for each of {ranks} ranks, but got \
+                                                  {lengths:?}"
+                );
                 let start = lengths[..rank].iter().sum();
                 start..start + lengths[rank]
             }
         }
     }
 
-    /// The lengths given, if it is ragged.
+    /// Returns the explicit sizes, if there are any.
     pub fn lengths(&self) -> Option<&Arc<[usize]>> {
         match self {
             Self::Chunked(_) => None,
@@ -54,10 +59,10 @@ impl ShardSizes {
         }
     }
 
-    /// The lengths that ranks hold, each once, in no order.
+    /// Returns the distinct sizes that ranks hold, ascending.
     pub(super) fn distinct(&self, ranks: usize) -> SmallVec<[usize; 4]> {
         let mut lengths: SmallVec<[usize; 4]> = match self {
-            // The full ones, the one that is shorter, and those behind it.
+            // Three ranks suffice: one with a full chunk, the one with a shorter chunk, and the last one.
             Self::Chunked(len) => {
                 let full = len.div_ceil(ranks).max(1);
                 [0, (len / full).min(ranks - 1), ranks - 1].iter().map(|&rank| self.range(ranks, rank).len()).collect()
@@ -76,7 +81,7 @@ mod tests {
 
     use super::*;
 
-    /// All ways to deal up to 4 elements to up to 4 ranks, one element after another.
+    /// All divisions of up to 4 elements among up to 4 ranks are compared with assigning one element after another.
     #[test]
     fn uneven_sizes_deal_the_elements_in_order() {
         for lengths in (1..=4).flat_map(|ranks| (0..ranks).map(|_| 0..=4).multi_cartesian_product()) {
@@ -103,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "the lengths [3, 0, 2] are not one per rank")]
+    #[should_panic(expected = "expected one shard size for each of 2 ranks, but got [3, 0, 2]")]
     fn lengths_of_other_ranks_panic() {
         ShardSizes::Uneven([3, 0, 2].into()).range(2, 0);
     }

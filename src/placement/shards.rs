@@ -1,4 +1,4 @@
-//! What ranks hold of a tensor of a certain shape: intervals, and their lengths.
+//! Shards of a tensor of a given shape: the intervals that ranks hold, and their lengths.
 
 use std::ops::Range;
 
@@ -7,11 +7,11 @@ use smallvec::{SmallVec, smallvec};
 use super::{Layout, Placement, PlacementError, ShardSizes};
 
 impl Layout {
-    /// Checks that a tensor of shape `global` can lie this way.
+    /// Checks that a tensor of shape `global` can have this layout.
     ///
     /// # Errors
-    /// As [`check`](Self::check), and [`ShardSizeSum`](PlacementError::ShardSizeSum) for a ragged cut whose
-    /// lengths do not add up to what it cuts, on any rank.
+    /// As [`check`](Self::check), and [`ShardSizeSum`](PlacementError::ShardSizeSum) for uneven sizes that do not
+    /// add up to the length that they split, on any rank.
     pub fn check_shape(&self, global: &[usize]) -> Result<(), PlacementError> {
         self.check(global.len())?;
         if self.is_uneven() {
@@ -20,7 +20,7 @@ impl Layout {
         Ok(())
     }
 
-    /// The shape of the shard at `coordinate`.
+    /// Returns the shape of the shard at `coordinate`.
     ///
     /// # Panics
     /// As [`local_slices`](Self::local_slices).
@@ -28,13 +28,13 @@ impl Layout {
         self.local_slices(global, coordinate).iter().map(ExactSizeIterator::len).collect()
     }
 
-    /// The interval of each tensor dimension that the rank at `coordinate` holds.
+    /// Returns the interval of each tensor dimension that the rank at `coordinate` holds.
     ///
-    /// An empty chunk is an empty interval at the end of the piece it was cut from; an empty part of
-    /// a ragged cut lies where the next one begins.
+    /// An empty chunk is an empty interval at the end of the interval that was split. An empty shard among uneven
+    /// sizes starts where the next one starts.
     ///
     /// # Panics
-    /// If a tensor of shape `global` [cannot](Self::check_shape) lie this way, or `coordinate` is outside
+    /// If a tensor of shape `global` [cannot](Self::check_shape) have this layout, or if `coordinate` is outside
     /// the mesh.
     pub fn local_slices(&self, global: &[usize], coordinate: &[usize]) -> Vec<Range<usize>> {
         let mut slices: Vec<_> = global.iter().map(|&len| 0..len).collect();
@@ -45,15 +45,15 @@ impl Layout {
         slices
     }
 
-    /// Of each tensor dimension the length of the shortest part that any rank has: 0 where one has
-    /// nothing of it. Under nested cuts that need not be the last rank:
+    /// Returns, for each tensor dimension, the smallest local length on any rank; 0 if a rank has no elements of
+    /// it. With nested shards, that rank need not be the last one:
     ///
     /// ```text
     /// mesh (2, 3), [S(0), S(0)], a dim of 7:   | 0 1 | 2 3 | | 4 | 5 | 6 |
     /// ```
     ///
     /// # Panics
-    /// If a tensor of shape `global` [cannot](Self::check_shape) lie this way.
+    /// If a tensor of shape `global` [cannot](Self::check_shape) have this layout.
     pub fn min_local_shape(&self, global: &[usize]) -> Vec<usize> {
         let mut shortest = global.to_vec();
         for (dim, _) in self.orders() {
@@ -63,10 +63,10 @@ impl Layout {
         shortest
     }
 
-    /// The lengths of the parts that ranks have of dimension `dim`, `len` long: each once, ascending.
+    /// Returns the distinct lengths that ranks hold of dimension `dim`, which has length `len`, ascending.
     fn parts(&self, dim: usize, len: usize) -> Result<SmallVec<[usize; 4]>, PlacementError> {
         let mut blocks: SmallVec<[usize; 4]> = smallvec![len];
-        // Which piece leaves the shortest part is only known after the last cut.
+        // The interval with the shortest shard is known only after the innermost mesh dimension.
         for &mesh_dim in self.shard_order(dim) {
             let mut parts = SmallVec::new();
             for &block in &blocks {
@@ -79,7 +79,7 @@ impl Layout {
         Ok(blocks)
     }
 
-    /// How `mesh_dim` cuts a piece of dimension `dim`, `len` long.
+    /// Returns the shard sizes into which `mesh_dim` splits an interval of dimension `dim` of length `len`.
     fn shard_sizes_of(&self, dim: usize, mesh_dim: usize, len: usize) -> Result<ShardSizes, PlacementError> {
         match self.uneven_sizes(mesh_dim) {
             None => Ok(ShardSizes::Chunked(len)),
@@ -88,8 +88,8 @@ impl Layout {
         }
     }
 
-    /// Where the shard at `coordinate` begins in each tensor dimension, as PyTorch reports it: for
-    /// an interval that is empty, the length of the dimension.
+    /// Returns the offset of the shard at `coordinate` in each tensor dimension, as PyTorch reports it: for an
+    /// empty interval, it is the length of the dimension.
     ///
     /// # Panics
     /// As [`local_slices`](Self::local_slices).
@@ -98,14 +98,15 @@ impl Layout {
         slices.zip(global).map(|(slice, &len)| if slice.is_empty() { len } else { slice.start }).collect()
     }
 
-    /// How mesh dimension `mesh_dim` cuts its piece, for the rank at `coordinate`: the interval left
-    /// by the cuts before it. The same for all ranks that differ only along `mesh_dim`.
+    /// Returns the shard sizes into which `mesh_dim` splits its interval, for the rank at `coordinate`. The
+    /// interval is the one that the outer mesh dimensions leave. The result is the same on all ranks that differ
+    /// only along `mesh_dim`.
     ///
     /// # Panics
-    /// If `mesh_dim` shards nothing, and as [`local_slices`](Self::local_slices).
+    /// If `mesh_dim` does not shard, and as [`local_slices`](Self::local_slices).
     pub fn shard_sizes(&self, global: &[usize], coordinate: &[usize], mesh_dim: usize) -> ShardSizes {
         let Placement::Shard(dim) = self.placements()[mesh_dim] else {
-            panic!("mesh dim {mesh_dim} of {self} cuts nothing");
+            panic!("mesh dim {mesh_dim} of {self} does not shard");
         };
         let outer = self.shard_order(dim).iter().take_while(|&&sharding_dim| sharding_dim != mesh_dim);
         let len = *global.get(dim).unwrap_or_else(|| self.misfit(dim, global));
@@ -113,18 +114,19 @@ impl Layout {
         self.shard_sizes_of(dim, mesh_dim, block.len()).unwrap_or_else(|error| panic!("{error}"))
     }
 
-    /// How `mesh_dims` together cut their piece, for the rank at `coordinate`: cuts of one tensor dimension that
-    /// follow each other, outermost first. Of the ranks along them, the last of `mesh_dims` changes fastest.
+    /// Returns the shard sizes into which `mesh_dims` together split their interval, for the rank at `coordinate`.
+    /// They must be consecutive in the shard order of one tensor dimension, outermost first. In the numbering of
+    /// the ranks, the last of `mesh_dims` changes fastest.
     ///
     /// ```text
-    /// mesh (2, 3), [S(0), S(0)], a dim of 7:   both cut 2 + 2 + 0 + 1 + 1 + 1
+    /// mesh (2, 3), [S(0), S(0)], a dim of 7:   both together 2 + 2 + 0 + 1 + 1 + 1
     /// ```
     ///
     /// # Panics
-    /// As [`shard_sizes`](Self::shard_sizes), and without any `mesh_dims`.
+    /// As [`shard_sizes`](Self::shard_sizes), and if `mesh_dims` is empty.
     pub(crate) fn shard_sizes_over(&self, global: &[usize], coordinate: &[usize], mesh_dims: &[usize]) -> ShardSizes {
         let block = self.shard_sizes(global, coordinate, mesh_dims[0]);
-        let Placement::Shard(dim) = self.placements()[mesh_dims[0]] else { unreachable!("it cuts something") };
+        let Placement::Shard(dim) = self.placements()[mesh_dims[0]] else { unreachable!("it was found to shard") };
         if mesh_dims.len() == 1 {
             return block;
         }
@@ -139,7 +141,8 @@ impl Layout {
         ShardSizes::Uneven(lengths.into())
     }
 
-    /// The interval left of dimension `dim`, `len` long, by `cuts`, outermost first.
+    /// Returns the interval of dimension `dim`, of length `len`, that remains after `sharding_dims` have split it,
+    /// outermost first.
     fn nested<'a>(
         &self,
         dim: usize,

@@ -1,14 +1,14 @@
-//! Runs plans on small integer tensors, one per rank, and checks what every rank ends with.
+//! Executes plans on small integer matrices, one per rank, and checks the result of every rank.
 //!
-//! Nothing here uses the room's arithmetic: shards are cut by walking over lists of indices, and
-//! each step is carried out from its definition alone.
+//! Nothing here uses the arithmetic of the module under test: shards are computed from lists of indices, and each
+//! step is executed by its definition.
 
 use itertools::Itertools;
 
 use super::matrix::Matrix;
 use super::{Layout, PartialOp, Placement, PlacementError, Step, plan};
 
-/// The `part`-th of `parts` of a list, as `torch.chunk` deals it out.
+/// Returns the `part`-th of `parts` chunks of a list, split like `torch.chunk`.
 fn deal(list: &[usize], parts: usize, part: usize) -> Vec<usize> {
     let mut size = 0;
     while size * parts < list.len() {
@@ -17,12 +17,12 @@ fn deal(list: &[usize], parts: usize, part: usize) -> Vec<usize> {
     list.iter().copied().skip(part * size).take(size).collect()
 }
 
-/// The same for the ranks of `mesh_dim`, in the lengths that `layout` has for it, if it has any.
+/// Like [`deal`] for the ranks of `mesh_dim`, but with the uneven sizes of `layout`, if it has any.
 fn dealt(list: &[usize], layout: &Layout, mesh_dim: usize, part: usize) -> Vec<usize> {
     let Some(lengths) = layout.uneven_sizes(mesh_dim) else { return deal(list, layout.mesh_shape()[mesh_dim], part) };
     let mut list = list.to_vec();
     let mut piles = lengths.iter().map(|&len| list.drain(..len).collect_vec()).collect_vec();
-    assert!(list.is_empty(), "{layout} leaves {list:?} of mesh dim {mesh_dim}");
+    assert!(list.is_empty(), "the sizes of mesh dim {mesh_dim} in {layout} do not cover {list:?}");
     piles.swap_remove(part)
 }
 
@@ -30,7 +30,7 @@ fn coordinates(mesh: &[usize]) -> Vec<Vec<usize>> {
     mesh.iter().map(|&size| 0..size).multi_cartesian_product().collect()
 }
 
-/// What the rank at `coordinate` holds of `global` under `layout`'s shards.
+/// Returns the shard of `global` that the rank at `coordinate` holds under `layout`.
 fn shard(layout: &Layout, global: &Matrix, coordinate: &[usize]) -> Matrix {
     (0..2).fold(global.clone(), |local, dim| {
         layout.shard_order(dim).iter().fold(local, |local, &m| {
@@ -40,7 +40,7 @@ fn shard(layout: &Layout, global: &Matrix, coordinate: &[usize]) -> Matrix {
     })
 }
 
-/// Groups ranks that differ only along `mesh_dim`, each group in order.
+/// Returns the groups of ranks that differ only along `mesh_dim`, each in order.
 fn groups(mesh: &[usize], mesh_dim: usize) -> Vec<Vec<usize>> {
     let all = coordinates(mesh);
     let groups = all.iter().enumerate().into_group_map_by(|(_, coordinate)| {
@@ -51,7 +51,7 @@ fn groups(mesh: &[usize], mesh_dim: usize) -> Vec<Vec<usize>> {
     groups.into_values().map(|ranks| ranks.into_iter().map(|(rank, _)| rank).collect()).collect()
 }
 
-/// Every rank's local matrix after `step`, which leads to the layout `to`.
+/// Returns every rank's local matrix after `step`, which leads to the layout `to_layout`.
 fn execute(step: Step, to_layout: &Layout, locals: &[Matrix]) -> Vec<Matrix> {
     let mut after = locals.to_vec();
     for group in groups(to_layout.mesh_shape(), step.mesh_dim()) {
@@ -81,10 +81,11 @@ fn execute(step: Step, to_layout: &Layout, locals: &[Matrix]) -> Vec<Matrix> {
     after
 }
 
-/// Local matrices of a tensor under `layout`, and its full value.
+/// Returns the local matrices of a tensor under `layout`, and the full tensor.
 fn distribute(layout: &Layout, shape: [usize; 2]) -> (Vec<Matrix>, Matrix) {
     let mesh = layout.mesh_shape();
-    // Each rank's summand: equal on ranks that differ along a replicated or sharded mesh dim only.
+    // Partial value of each rank. It is equal on ranks that differ only along a replicated or sharded mesh
+    // dimension.
     let full_tensors = coordinates(mesh).into_iter().map(|coordinate| {
         let mut seed = 7;
         for (c, placement) in coordinate.iter().zip(layout.placements()) {
@@ -109,12 +110,12 @@ fn reduce_partials(layout: &Layout, locals: Vec<Matrix>) -> Vec<Matrix> {
     })
 }
 
-/// Carries out the plan from `from` to `to` and checks every rank.
+/// Executes the plan from `from` to `to` and checks every rank.
 fn check(from: &Layout, to: &Layout, shape: [usize; 2]) -> Vec<(Step, Layout)> {
     check_distributed(from, to, shape, distribute(from, shape))
 }
 
-/// The same, of a tensor that is distributed as `from` says.
+/// Like [`check`], for a tensor that is already distributed as `from`.
 fn check_distributed(
     from: &Layout,
     to: &Layout,
@@ -145,7 +146,7 @@ fn check_distributed(
     steps
 }
 
-/// All layouts of matrices on `mesh` with these placements, in every order of cuts.
+/// Returns all layouts of matrices on `mesh` with these placements, with every shard order.
 fn layouts(mesh: &[usize], placements: &[Placement]) -> Vec<Layout> {
     let choices = mesh.iter().map(|_| placements.iter().copied()).multi_cartesian_product();
     let valid = choices.filter_map(|placements| Some((Layout::new(mesh, &placements).ok()?, placements)));
@@ -161,8 +162,8 @@ fn layouts(mesh: &[usize], placements: &[Placement]) -> Vec<Layout> {
     ordered.collect()
 }
 
-/// These layouts and, wherever `uneven_sizes` of a mesh dimension fit a matrix of `shape`, the same with
-/// them: on any of its mesh dimensions.
+/// Returns these layouts and, for each of `lengths` that fits a matrix of `shape`, the same layouts with these
+/// uneven sizes.
 fn with_uneven(layouts: Vec<Layout>, shape: [usize; 2], lengths: &[(usize, &[usize])]) -> Vec<Layout> {
     lengths.iter().fold(layouts, |mut layouts, &(mesh_dim, lengths)| {
         let free = layouts.iter().filter(|layout| layout.uneven_sizes(mesh_dim).is_none());
@@ -179,8 +180,8 @@ fn alphabet(ops: &[PartialOp]) -> Vec<Placement> {
     SHARDS.into_iter().chain(ops.iter().map(|&op| Placement::Partial(op))).collect()
 }
 
-/// Whether [`plan`] must refuse: `to` holds a partial value that is neither kept nor a sum made
-/// from Replicate or Shard.
+/// Returns true if [`plan`] must fail: `to` has a partial value that neither stays nor is a sum created from
+/// Replicate or Shard.
 fn refused(from: &Layout, to: &Layout) -> bool {
     from.placements().iter().zip(to.placements()).any(|(from, to)| match (from, to) {
         (_, Placement::Replicate | Placement::Shard(_)) => false,
@@ -189,7 +190,7 @@ fn refused(from: &Layout, to: &Layout) -> bool {
     })
 }
 
-/// Checks all pairs of layouts; returns how many had a plan.
+/// Checks all pairs of layouts. Returns the number of pairs that have a plan.
 fn all_pairs(mesh: &[usize], ops: &[PartialOp], shapes: &[[usize; 2]]) -> usize {
     all_pairs_of(&layouts(mesh, &alphabet(ops)), shapes)
 }
@@ -235,7 +236,7 @@ fn every_pair_on_two_mesh_dims() {
 
 #[test]
 fn every_pair_on_three_mesh_dims() {
-    // On each mesh with tensors of one of the shapes, or with `LONG_TESTS` of both.
+    // Each mesh is tested with tensors of one of the shapes, or of both if `LONG_TESTS` is set.
     let is_long = std::env::var_os("LONG_TESTS").is_some();
     let shapes = [[5, 3], [9, 2]];
     for (mesh, shape) in [[2, 2, 2], [2, 1, 3]].into_iter().zip(&shapes) {
@@ -247,16 +248,18 @@ fn every_pair_on_three_mesh_dims() {
 
 #[test]
 fn every_pair_with_uneven_shards() {
-    // 5 rows and 3 columns; two ways to cut the rows, one with nothing on the first rank.
+    // 5 rows and 3 columns, with three sets of uneven sizes for the rows; two of them leave a rank empty.
     let one = with_uneven(
         layouts(&[3], &alphabet(&[Sum, Max])),
         [5, 3],
         &[(0, &[0, 4, 1]), (0, &[3, 0, 2]), (0, &[1, 2, 0])],
     );
-    // R, S, S, P, P, and three that are ragged. From P(max) to P(sum) leads no way, and none to P(max).
+    // R, S, S, P, P, and three uneven layouts. P(max) has no plan to P(sum), and nothing but itself has one to
+    // P(max).
     assert_eq!(one.len(), 5 + 3);
     assert_eq!(all_pairs_of(&one, &[[5, 3]]), 8 * 8 - 1 - 7);
-    // Outermost on either mesh dim, with chunks or other lengths inside where all pieces are of 3 rows.
+    // Uneven sizes as outermost shards of either mesh dimension, with chunks or other sizes inside where all
+    // intervals have 3 rows.
     let lengths: [(usize, &[usize]); 5] =
         [(0, &[1, 5]), (0, &[3, 3]), (1, &[4, 0, 2]), (1, &[0, 2, 1]), (1, &[0, 0, 4])];
     let two = with_uneven(layouts(&[2, 3], &alphabet(&[Sum])), [6, 4], &lengths);
@@ -267,7 +270,8 @@ fn every_pair_with_uneven_shards() {
     assert!(all_pairs_of(&three, &[[5, 2]]) > 1000, "{} layouts", three.len());
 }
 
-/// What a rank sends in `step` when it holds `held` elements, by the table of transitions.
+/// Returns the number of elements that a rank sends in `step` if it holds `held` elements, by the table of
+/// transitions.
 fn sent(step: Step, held: usize, ranks: usize) -> usize {
     match step {
         Step::AllGather { .. } => held * (ranks - 1),
@@ -277,7 +281,7 @@ fn sent(step: Step, held: usize, ranks: usize) -> usize {
     }
 }
 
-/// Collectives and elements sent, on a tensor that every cut divides.
+/// Returns the number of collectives and of elements sent, for a tensor that all mesh dimensions divide evenly.
 fn cost(step: Step, before: &Layout) -> (usize, usize) {
     let origin = vec![0; before.mesh_shape().len()];
     let held = before.local_shape(&[144, 144], &origin).iter().product();
@@ -288,7 +292,7 @@ fn cost(step: Step, before: &Layout) -> (usize, usize) {
 fn no_sequence_of_steps_is_cheaper_than_the_plan() {
     for mesh in [&[2, 3][..], &[4, 2], &[2, 2, 2]] {
         let layouts = layouts(mesh, &alphabet(&[Sum]));
-        // Even lengths, so that parts are as large as chunks are, and yet other cuts.
+        // These sizes are as large as chunks, but they make the layouts different.
         let layouts = match mesh {
             [2, 3] => with_uneven(layouts, [144, 144], &[(0, &[72, 72]), (1, &[48, 48, 48])]),
             _ => layouts,
@@ -305,9 +309,9 @@ fn no_sequence_of_steps_is_cheaper_than_the_plan() {
     }
 }
 
-/// The cost of the cheapest way to every layout: relaxes all steps from all layouts until nothing
-/// changes. Zeros only make the sums of the target: a sum that was made stays, and a replica
-/// becomes one at once, not by way of a slice.
+/// Returns the cost of the cheapest path to every layout, by relaxing all steps from all layouts until nothing
+/// changes. Adding to zeros is only used to create partial sums of the target: such a sum stays, and a replica
+/// becomes one directly, without a slice.
 fn cheapest(from: &Layout, layouts: &[Layout]) -> Vec<(usize, usize)> {
     let start = |layout| if layout == from { (0, 0) } else { (usize::MAX, 0) };
     let mut cheapest = layouts.iter().map(start).collect_vec();
@@ -331,7 +335,7 @@ fn cheapest(from: &Layout, layouts: &[Layout]) -> Vec<(usize, usize)> {
                 let Some((step, moved)) = step.zip(layout.moved(mesh_dim, placement, lengths.as_ref())) else {
                     continue;
                 };
-                // Lengths that do not fit are no layout.
+                // Sizes that do not fit do not form a layout.
                 let Some(next) = layouts.iter().position(|layout| *layout == moved) else { continue };
                 let (collectives, sent) = cost(step, layout);
                 cheapest[next] = cheapest[next].min((cheapest[at].0 + collectives, cheapest[at].1 + sent));
@@ -343,7 +347,7 @@ fn cheapest(from: &Layout, layouts: &[Layout]) -> Vec<(usize, usize)> {
     }
 }
 
-/// The plan from one pair of layouts to another, as text.
+/// Returns the plan from one pair of layouts to another, as text.
 fn plan_text(mesh: &[usize], from: &[&str], to: &[&str]) -> String {
     let layout = |texts: &[&str]| {
         let placements = texts.iter().map(|text| text.parse().unwrap()).collect_vec();
@@ -355,18 +359,18 @@ fn plan_text(mesh: &[usize], from: &[&str], to: &[&str]) -> String {
 
 #[test]
 fn direct_ways_are_taken() {
-    // One step each, however many mesh dimensions stay as they are.
+    // One step each, whatever the number of mesh dimensions that stay.
     assert_eq!(plan_text(&[2], &["S(0)"], &["S(1)"]), "[S(1)]");
     assert_eq!(plan_text(&[2, 2], &["P(sum)", "R"], &["S(0)", "R"]), "[S(0), R]");
     assert_eq!(plan_text(&[2, 2], &["S(0)", "S(1)"], &["S(0)", "S(0)"]), "[S(0), S(0)]");
-    // Mesh dim 0 is not the innermost cut: gather, exchange, slice.
+    // Mesh dimension 0 is not innermost: gather, all-to-all, slice.
     assert_eq!(plan_text(&[2, 2], &["S(0)", "S(0)"], &["S(1)", "S(1)"]), "[S(0), R] [S(1), R] [S(1), S(1)]");
-    // Slice before the reduction, reduce before the gathering.
+    // Slices come before reductions, and reductions before gathers.
     assert_eq!(plan_text(&[2, 2], &["P(sum)", "R"], &["R", "S(0)"]), "[P(sum), S(0)] [R, S(0)]");
     assert_eq!(plan_text(&[2, 2], &["S(0)", "P(max)"], &["R", "R"]), "[S(0), R] [R, R]");
-    // As many bytes as reducing first, in fewer steps.
+    // This sends as many bytes as reducing first, in fewer steps.
     assert_eq!(plan_text(&[2, 2], &["P(sum)", "S(0)"], &["S(0)", "R"]), "[P(sum), R] [S(0), R]");
-    // A partial max is reduced before a partial sum appears beside it.
+    // A partial max is reduced before a partial sum is created.
     assert_eq!(plan_text(&[2, 2], &["P(max)", "S(1)"], &["R", "P(sum)"]), "[R, S(1)] [R, P(sum)]");
 }
 
@@ -380,16 +384,16 @@ fn other_lengths_are_gathered_and_sliced() {
     let text =
         |from: &Layout, to: &Layout| check(from, to, [6, 2]).iter().map(|(_, after)| after.to_string()).join(" ");
     let (chunks, uneven) = (rows(&[2], &[0], &[]), rows(&[2], &[0], &[(0, &[1, 5])]));
-    assert_eq!(text(&chunks, &uneven), "[R] [S(0); mesh dim 0 cuts 1 + 5]");
+    assert_eq!(text(&chunks, &uneven), "[R] [S(0); mesh dim 0 sizes 1 + 5]");
     assert_eq!(text(&uneven, &chunks), "[R] [S(0)]");
     let columns = Layout::new(&[2], &[Placement::Shard(1)]).unwrap();
     assert_eq!(text(&uneven, &columns), "[S(1)]");
-    // What is inside such a cut is gathered before it, and cut again after it.
+    // Shards inside an uneven one are gathered before it changes, and created a second time afterwards.
     let (chunks, uneven) = (rows(&[2, 2], &[0, 1], &[]), rows(&[2, 2], &[0, 1], &[(0, &[4, 2])]));
     assert_eq!(check(&chunks, &uneven, [6, 2]).iter().filter(|(step, _)| step.is_collective()).count(), 2);
-    // What is outside it stays.
+    // Shards outside it stay.
     let (inner, other) = (rows(&[2, 2], &[0, 1], &[(1, &[3, 0])]), rows(&[2, 2], &[0, 1], &[(1, &[1, 2])]));
-    assert_eq!(text(&inner, &other), "[S(0), R] [S(0), S(0); mesh dim 1 cuts 1 + 2]");
+    assert_eq!(text(&inner, &other), "[S(0), R] [S(0), S(0); mesh dim 1 sizes 1 + 2]");
 }
 
 #[test]
@@ -397,7 +401,7 @@ fn the_table_has_no_other_rows() {
     let placements = alphabet(&[Sum, Avg, Min, Max, Product]);
     let rows = placements.iter().cartesian_product(&placements);
     let rows = rows.filter(|(from, to)| Step::between(0, **from, **to).is_some());
-    // Between R and two shards, each way; S and R -> P(sum); five partials -> R and two shards.
+    // Between R and two shards in both directions; S and R -> P(sum); five partials -> R and two shards.
     assert_eq!(rows.count(), 6 + 3 + 15);
     assert!(placements.iter().all(|stays| Step::between(0, *stays, *stays).is_none()));
 }
@@ -407,7 +411,7 @@ fn layouts_of_other_meshes_are_refused() {
     let layout = |mesh: &[usize]| Layout::replicate(mesh).unwrap();
     let error = plan(&layout(&[4]), &layout(&[2, 2])).unwrap_err();
     assert_eq!(error, PlacementError::MeshShape { from: vec![4], to: vec![2, 2] });
-    assert!(error.to_string().contains("gather to Replicate"), "{error}");
+    assert!(error.to_string().contains("Gather to Replicate"), "{error}");
 }
 
 #[test]

@@ -4,70 +4,70 @@ use smallvec::SmallVec;
 
 use super::{Layout, PartialOp, Placement};
 
-/// One change of placement on one mesh dimension (see the [table](super#the-table-of-transitions)).
+/// A change of the placement of one mesh dimension (see the [table](super#the-table-of-transitions)).
 ///
-/// A step's lengths follow from the layouts around it: with `m` the step's mesh dimension, a
-/// gathered or padded dimension was cut by the [`cut`](Layout::shard_sizes) of `m` in the layout before the
-/// step, and a dimension that is cut is so by the `cut` of `m` in the layout after.
+/// The shard sizes of a step are those of the layouts around it. A dimension that is gathered or padded had the
+/// [`shard_sizes`](Layout::shard_sizes) of the layout before the step, and a dimension that is sliced or scattered
+/// has those of the layout after it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Step {
-    /// `Shard(dim)` -> `Replicate`: concatenate the shards.
+    /// `Shard(dim)` -> `Replicate`: concatenates the shards.
     AllGather {
-        /// The mesh dimension.
+        /// Mesh dimension of the step.
         mesh_dim: usize,
-        /// The tensor dimension it sharded.
+        /// Tensor dimension that was sharded.
         dim: usize,
     },
-    /// `Replicate` -> `Shard(dim)`: keep one's own part.
+    /// `Replicate` -> `Shard(dim)`: keeps this rank's shard.
     Slice {
-        /// The mesh dimension.
+        /// Mesh dimension of the step.
         mesh_dim: usize,
-        /// The tensor dimension to shard.
+        /// Tensor dimension to shard.
         dim: usize,
     },
-    /// `Partial(op)` -> `Replicate`: reduce.
+    /// `Partial(op)` -> `Replicate`: reduces the partial values.
     AllReduce {
-        /// The mesh dimension.
+        /// Mesh dimension of the step.
         mesh_dim: usize,
-        /// The reduction.
+        /// Operation that reduces the values.
         op: PartialOp,
     },
-    /// `Partial(op)` -> `Shard(dim)`: reduce, and keep one's own part.
+    /// `Partial(op)` -> `Shard(dim)`: reduces the partial values and keeps this rank's shard.
     ReduceScatter {
-        /// The mesh dimension.
+        /// Mesh dimension of the step.
         mesh_dim: usize,
-        /// The tensor dimension to shard.
+        /// Tensor dimension to shard.
         dim: usize,
-        /// The reduction.
+        /// Operation that reduces the values.
         op: PartialOp,
     },
-    /// `Shard(from)` -> `Shard(to)`: exchange parts.
+    /// `Shard(from)` -> `Shard(to)`: exchanges blocks between all pairs of ranks.
     AllToAll {
-        /// The mesh dimension.
+        /// Mesh dimension of the step.
         mesh_dim: usize,
-        /// The tensor dimension it sharded.
+        /// Tensor dimension that was sharded.
         from: usize,
-        /// The tensor dimension to shard.
+        /// Tensor dimension to shard.
         to: usize,
     },
-    /// `Replicate` -> `Partial(sum)`: the first rank keeps its value, the others hold zeros.
+    /// `Replicate` -> `Partial(sum)`: the first rank keeps its value, and the others hold zeros.
     ReplicateToPartial {
-        /// The mesh dimension.
+        /// Mesh dimension of the step.
         mesh_dim: usize,
     },
-    /// `Shard(dim)` -> `Partial(sum)`: zeros around one's own shard.
+    /// `Shard(dim)` -> `Partial(sum)`: pads this rank's shard with zeros.
     ShardToPartial {
-        /// The mesh dimension.
+        /// Mesh dimension of the step.
         mesh_dim: usize,
-        /// The tensor dimension it sharded.
+        /// Tensor dimension that was sharded.
         dim: usize,
     },
 }
 
 impl Step {
-    /// The step that takes mesh dimension `mesh_dim` from one placement to another.
+    /// Returns the step that changes the placement of `mesh_dim` from `from` to `to`.
     ///
-    /// `None` where the table has no row.
+    /// `None` if the table has no such row.
     pub(super) fn between(mesh_dim: usize, from: Placement, to: Placement) -> Option<Self> {
         use Placement::{Partial, Replicate, Shard};
         Some(match (from, to) {
@@ -82,7 +82,7 @@ impl Step {
         })
     }
 
-    /// The mesh dimension whose ranks take part.
+    /// Returns the mesh dimension along which the step acts.
     pub fn mesh_dim(self) -> usize {
         match self {
             Self::AllGather { mesh_dim, .. }
@@ -95,9 +95,9 @@ impl Step {
         }
     }
 
-    /// Whether this step and the one that follows it are one, over the ranks of both mesh dimensions:
-    /// reductions by one operation, and cuts or gathers of one tensor dimension, which lie inside each
-    /// other.
+    /// Returns true if this step and the next can be fused into one over the ranks of both mesh dimensions. This
+    /// applies to reductions by the same operation, and to slices or gathers of the same tensor dimension, which
+    /// are nested.
     pub(crate) fn can_fuse_with(self, next: Self) -> bool {
         match (self, next) {
             (Self::AllReduce { op, .. }, Self::AllReduce { op: next, .. }) => op == next,
@@ -110,7 +110,7 @@ impl Step {
         }
     }
 
-    /// The collective that the step is, if it communicates.
+    /// Returns the name of the step's collective, or `None` if it does not communicate.
     pub(super) fn collective(self) -> Option<&'static str> {
         match self {
             Self::AllGather { .. } => Some("all-gather"),
@@ -121,19 +121,20 @@ impl Step {
         }
     }
 
-    /// Whether the step communicates.
+    /// Returns true if the step communicates.
     pub fn is_collective(self) -> bool {
         self.collective().is_some()
     }
 
-    /// The collectives that the gradient takes on its way back, to where the layout was `before`, and what each of
-    /// `ranks` ranks sends in each: the table of [`dtensor`](crate::dtensor).
+    /// Returns the collectives that compute the gradient of the step's input, which is laid out as `before`. Each
+    /// comes with the amount that every one of the `ranks` ranks sends; see the table of
+    /// [`dtensor`](crate::dtensor).
     pub(super) fn undone_by(self, before: &Layout, ranks: u64) -> SmallVec<[(&'static str, u64); 2]> {
         let local = before.local_share();
         let part = local / ranks * (ranks - 1);
         let mut undone = SmallVec::new();
         match self {
-            // With the extremum, to see who holds it.
+            // The extremum is gathered too, to find the ranks that hold it.
             Self::ReduceScatter { op: PartialOp::Min | PartialOp::Max, .. } => undone.push(("all-gather", 2 * part)),
             Self::Slice { .. } | Self::ReduceScatter { .. } => undone.push(("all-gather", part)),
             Self::AllToAll { .. } => undone.push(("all-to-all", part)),
@@ -142,7 +143,7 @@ impl Step {
             | Self::ReplicateToPartial { .. }
             | Self::ShardToPartial { .. } => {}
         }
-        // The derivative of what is no sum asks for the other ranks' values.
+        // For reductions other than sums, the derivative depends on the other ranks' values.
         match self {
             Self::AllReduce { op, .. } | Self::ReduceScatter { op, .. } => match op {
                 PartialOp::Sum | PartialOp::Avg => {}
@@ -154,13 +155,15 @@ impl Step {
         undone
     }
 
-    /// What a rank sends when `before` is the layout before the step, in units of
-    /// [`FULL_TENSOR`](Self::FULL_TENSOR) per tensor. Ragged parts count as even ones: a plan depends on no shape.
+    /// Returns the amount that a rank sends if `before` is the layout before the step, in units of
+    /// [`FULL_TENSOR`](Self::FULL_TENSOR) per tensor. Uneven shards count as even ones, because a plan must not
+    /// depend on the shape.
     pub(super) fn traffic(self, before: &Layout) -> u64 {
         self.traffic_over(before, before.mesh_shape()[self.mesh_dim()] as u64)
     }
 
-    /// [`traffic`](Self::traffic) of steps of this kind that are [one](Self::can_fuse_with), over `ranks` ranks.
+    /// Returns the [`traffic`](Self::traffic) of several steps of this kind [fused](Self::can_fuse_with) into one,
+    /// over `ranks` ranks.
     pub(super) fn traffic_over(self, before: &Layout, ranks: u64) -> u64 {
         let local = before.local_share();
         match self {
@@ -171,12 +174,13 @@ impl Step {
         }
     }
 
-    /// The traffic unit: a whole tensor.
+    /// Unit of traffic: one full tensor.
     pub(super) const FULL_TENSOR: u64 = 1 << 40;
 }
 
 impl Layout {
-    /// Part of a tensor that a rank holds, in units of [`Step::FULL_TENSOR`]. Uneven shards count as even ones.
+    /// Returns the share of a tensor that a rank holds, in units of [`Step::FULL_TENSOR`]. Uneven shards count as
+    /// even ones.
     pub(super) fn local_share(&self) -> u64 {
         let sharding_dims = self.orders().flat_map(|(_, sharding_dims)| sharding_dims);
         sharding_dims.fold(Step::FULL_TENSOR, |local, &sharding_dim| local / self.mesh_shape()[sharding_dim] as u64)

@@ -1,4 +1,4 @@
-//! [`StridedLayout`]: PyTorch's strided shards, and their conversion to an order of cuts.
+//! [`StridedLayout`]: PyTorch's strided shards, and their conversion to and from shard orders.
 
 use std::fmt;
 use std::hash::{Hash, Hasher};
@@ -9,49 +9,47 @@ use smallvec::{SmallVec, smallvec};
 
 use super::{Layout, Placement, PlacementError, Placements, ShardSizes};
 
-/// A placement as PyTorch writes it, where a shard may be strided: `SS(dim, split_factor)`.
+/// A placement in PyTorch's notation, in which a shard may be strided: `SS(dim, split_factor)`.
 ///
-/// A strided shard cuts the dimension into `split_factor` pieces and each piece into one chunk
-/// per rank; rank `r` holds the `r`-th chunk of every piece, joined. `SS(d,1)` is `S(d)`, and equal
-/// to it.
+/// A strided shard splits the dimension into `split_factor` blocks, and each block into one chunk per rank. Rank
+/// `r` holds the concatenation of the `r`-th chunks of all blocks. `SS(d,1)` is `S(d)`, and compares equal to it.
 #[derive(Debug, Clone, Copy)]
 pub enum StridedPlacement {
-    /// Any placement without a stride.
+    /// A placement without a stride.
     Plain(Placement),
     /// A strided shard.
     Strided {
         /// The tensor dimension.
         dim: usize,
-        /// The number of pieces.
+        /// Number of blocks.
         split_factor: usize,
     },
 }
 
-/// A layout as PyTorch writes it: placements applied from left to right, some of them strided.
+/// A layout in PyTorch's notation: placements applied from left to right, some of them strided.
 ///
-/// PyTorch writes an order of cuts other than left to right with strided shards: on a mesh
-/// (dp, tp) where tensor parallelism cuts first, `[SS(0,2), S(0)]`. Two things set these apart
-/// from a [`Layout`], and both are why this crate computes with orders and keeps strided shards
-/// to this one type, for reading what PyTorch wrote:
+/// PyTorch expresses a shard order other than left to right with strided shards. On a mesh (dp, tp) on which tensor
+/// parallelism is outermost, it writes `[SS(0,2), S(0)]`. This crate computes with shard orders instead, and uses
+/// strided shards only in this type, to read what PyTorch wrote. There are two reasons:
 ///
-/// 1. A strided shard whose pieces no other mesh dimension cuts (`[R, SS(0,2)]`) is no
-///    interval, and no order expresses it: [`decode`](Self::decode) is an error, and
-///    [`DTensor::from_strided`](crate::dtensor::DTensor::from_strided) brings such a tensor to a layout.
-/// 2. Where a cut is uneven, joining pieces moves the later cuts. The order (outermost cut
-///    first) and the strided shards then disagree about a few elements, and the strided shard may
-///    hold two intervals: 13 elements as `[SS(0,4), SS(0,2), S(0)]` on a mesh (2, 2, 2) give
-///    rank (1, 0, 1) the elements 7 and 10. PyTorch cannot gather such a tensor.
+/// 1. If no other mesh dimension splits the blocks of a strided shard (`[R, SS(0,2)]`), the shard is not an
+///    interval and no shard order expresses it. [`decode`](Self::decode) then returns an error, and
+///    [`DTensor::from_strided`](crate::dtensor::DTensor::from_strided) converts such a tensor to another layout.
+/// 2. If sizes are uneven, concatenating blocks shifts the shards of later mesh dimensions. A shard order and the
+///    corresponding strided shards then disagree about a few elements, and a strided shard may hold two intervals.
+///    For example, 13 elements as `[SS(0,4), SS(0,2), S(0)]` on a mesh (2, 2, 2) give rank (1, 0, 1) the elements 7
+///    and 10. PyTorch cannot gather such a tensor.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct StridedLayout {
     mesh_shape: SmallVec<[usize; 3]>,
     placements: SmallVec<[StridedPlacement; 3]>,
 }
 
-/// Ascending intervals of one tensor dimension, no two adjacent.
+/// Ascending intervals of one tensor dimension, of which no two are adjacent.
 type Intervals = SmallVec<[Range<usize>; 2]>;
 
 impl StridedLayout {
-    /// The layout of these placements.
+    /// Creates a layout with these placements.
     ///
     /// # Errors
     /// As [`Layout::new`]; [`SplitFactor`](PlacementError::SplitFactor) for a split factor of 0.
@@ -66,21 +64,21 @@ impl StridedLayout {
         Ok(Self { mesh_shape: mesh_shape.into(), placements: placements.into() })
     }
 
-    /// One placement per mesh dimension.
+    /// Returns the placements, one per mesh dimension.
     pub fn placements(&self) -> &[StridedPlacement] {
         &self.placements
     }
 
-    /// The sizes of the mesh dimensions.
+    /// Returns the sizes of the mesh dimensions.
     pub(super) fn mesh_shape(&self) -> &[usize] {
         &self.mesh_shape
     }
 
-    /// The intervals of each tensor dimension that the rank at `coordinate` holds, ascending.
-    /// The shard is their product, in order.
+    /// Returns the intervals of each tensor dimension that the rank at `coordinate` holds, ascending. The shard is
+    /// the product of these intervals, in order.
     ///
     /// # Panics
-    /// If a shard's dimension is missing in `global`, or `coordinate` is outside the mesh.
+    /// If `global` does not have a dimension that is sharded, or if `coordinate` is outside the mesh.
     pub fn local_runs(&self, global: &[usize], coordinate: &[usize]) -> Vec<SmallVec<[Range<usize>; 2]>> {
         let mut runs: Vec<Intervals> = global.iter().map(|&len| merged(std::iter::once(0..len))).collect();
         for (mesh_dim, placement) in self.placements.iter().enumerate() {
@@ -92,16 +90,16 @@ impl StridedLayout {
         runs
     }
 
-    /// Returns the order of cuts that these placements stand for. A strided shard over a mesh dimension of size 1 holds
-    /// every element, and is a plain shard.
+    /// Returns the layout with the shard order that these placements express. A strided shard over a mesh dimension
+    /// of size 1 holds every element and becomes a plain shard.
     ///
     /// # Errors
-    /// [`Strided`](PlacementError::Strided) for a split factor that no order gives.
+    /// [`Strided`](PlacementError::Strided) for a split factor that does not correspond to any shard order.
     pub fn decode(&self) -> Result<Layout, PlacementError> {
         let plain = self.without_strides();
         let mut orders: SmallVec<[(usize, SmallVec<[usize; 3]>); 2]> = SmallVec::new();
-        // From the right: a shard's split factor is the product of the cuts to its right that
-        // come before it, so its place among them is already determined.
+        // The loop goes from right to left. The split factor of a shard is the product of the sizes of the mesh
+        // dimensions to its right that are outside it, so it determines the shard's position among them.
         for (mesh_dim, placement) in self.placements.iter().enumerate().rev() {
             let Some((dim, split_factor)) = placement.shard() else { continue };
             let at = orders.iter().position(|(other, _)| *other == dim).unwrap_or_else(|| {
@@ -116,7 +114,7 @@ impl StridedLayout {
                 .collect();
             match factors.iter().position(|factor| *factor == split_factor) {
                 Some(place) => sharding_dims.insert(place, mesh_dim),
-                // A single rank holds every piece, however many there are.
+                // A single rank holds all blocks, whatever their number.
                 None if self.mesh_shape[mesh_dim] == 1 => sharding_dims.insert(0, mesh_dim),
                 None => return Err(PlacementError::Strided { mesh_dim, dim, split_factor, allowed: factors }),
             }
@@ -126,12 +124,12 @@ impl StridedLayout {
         Layout::with_shard_order(&self.mesh_shape, &plain, &orders)
     }
 
-    /// Every strided shard as a plain one.
+    /// Returns the placements with a plain shard in place of every strided one.
     pub(super) fn without_strides(&self) -> Placements {
         self.placements.iter().map(|placement| placement.without_stride()).collect()
     }
 
-    /// The placements that stand for `layout`.
+    /// Returns the placements that express `layout`.
     pub(super) fn encode(layout: &Layout) -> SmallVec<[StridedPlacement; 3]> {
         let strided = layout.placements().iter().enumerate().map(|(mesh_dim, &placement)| {
             let Placement::Shard(dim) = placement else { return StridedPlacement::Plain(placement) };
@@ -150,7 +148,7 @@ impl StridedLayout {
 }
 
 impl StridedPlacement {
-    /// The sharded tensor dimension and the split factor (1 for a plain shard).
+    /// Returns the sharded tensor dimension and the split factor (1 for a plain shard).
     pub(super) fn shard(self) -> Option<(usize, usize)> {
         match self {
             Self::Plain(placement) => Some((placement.shard_dim()?, 1)),
@@ -158,7 +156,8 @@ impl StridedPlacement {
         }
     }
 
-    /// The split factor, and the placement but for it: what it means, however it is spelled.
+    /// Returns the placement without its stride, and the split factor. Two placements are equal if and only if
+    /// these are.
     fn meaning(self) -> (Placement, usize) {
         (self.without_stride(), self.shard().map_or(1, |(_, split_factor)| split_factor))
     }
@@ -185,7 +184,7 @@ impl Hash for StridedPlacement {
     }
 }
 
-/// The intervals of a length that rank `rank` of `ranks` holds of a strided shard.
+/// Returns the intervals of a length that rank `rank` of `ranks` holds under a strided shard.
 pub(super) fn dealt(len: usize, split_factor: usize, ranks: usize, rank: usize) -> impl Iterator<Item = Range<usize>> {
     (0..split_factor).map(move |block| {
         let block = ShardSizes::Chunked(len).range(split_factor, block);
@@ -194,7 +193,7 @@ pub(super) fn dealt(len: usize, split_factor: usize, ranks: usize, rank: usize) 
     })
 }
 
-/// The elements at positions `range` of `runs`.
+/// Returns the elements at positions `range` of the concatenation of `runs`.
 fn select(runs: &[Range<usize>], range: Range<usize>) -> Intervals {
     let mut passed = 0;
     let mut selected = Intervals::new();
@@ -252,21 +251,20 @@ impl FromStr for StridedPlacement {
 }
 
 impl Layout {
-    /// The layout that PyTorch writes with strided shards.
+    /// Creates the layout that PyTorch expresses with these strided shards.
     ///
-    /// The layout's shards equal the strided ones wherever the cuts divide evenly; for what
-    /// happens elsewhere see [`StridedLayout`].
+    /// The shards of the layout equal the strided shards if all sizes are even; for uneven sizes see
+    /// [`StridedLayout`].
     ///
     /// # Errors
-    /// As [`new`](Self::new); [`Strided`](PlacementError::Strided) for a split factor that no
-    /// order of cuts expresses, [`SplitFactor`](PlacementError::SplitFactor) for 0.
+    /// As [`new`](Self::new); [`Strided`](PlacementError::Strided) for a split factor that does not correspond to
+    /// any shard order, and [`SplitFactor`](PlacementError::SplitFactor) for 0.
     pub fn from_strided(mesh_shape: &[usize], placements: &[StridedPlacement]) -> Result<Self, PlacementError> {
         StridedLayout::new(mesh_shape, placements)?.decode()
     }
 
-    /// The placements that PyTorch writes for this layout: a shard whose tensor dimension is
-    /// already cut by mesh dimensions to its right becomes a strided shard. PyTorch cuts into chunks
-    /// alone, so the lengths of a ragged shard are left out.
+    /// Returns the placements that PyTorch uses for this layout. A shard becomes strided if mesh dimensions to its
+    /// right are outside it. PyTorch supports only chunks, so uneven shard sizes are omitted.
     pub fn to_strided(&self) -> SmallVec<[StridedPlacement; 3]> {
         StridedLayout::encode(self)
     }

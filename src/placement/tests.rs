@@ -9,7 +9,7 @@ use Placement::{Partial, Replicate, Shard};
 
 #[test]
 fn the_first_mesh_dimension_is_outermost() {
-    // The picture in the doc of `Layout`, written out.
+    // The example in the doc of `Layout`, written out.
     let held = |order: &[usize]| {
         let layout = Layout::with_shard_order(&[2, 2], &[Shard(0), Shard(0)], &[(0, order)]).unwrap();
         [[0, 0], [0, 1], [1, 0], [1, 1]].map(|coordinate| layout.local_slices(&[8], &coordinate)[0].clone())
@@ -20,7 +20,7 @@ fn the_first_mesh_dimension_is_outermost() {
 
 #[test]
 fn a_block_is_what_the_dimensions_before_left() {
-    // 7 rows: mesh dim 2 cuts 4 + 3, mesh dim 0 then 2 + 2 and 2 + 1.
+    // 7 rows: mesh dim 2 splits them into 4 + 3, then mesh dim 0 into 2 + 2 and 2 + 1.
     let layout = Layout::with_shard_order(&[2, 3, 2], &[Shard(0), Shard(1), Shard(0)], &[(0, &[2, 0])]).unwrap();
     assert_eq!(layout.shard_order(0), [2, 0]);
     assert_eq!(layout.shard_order(1), [1]);
@@ -40,7 +40,7 @@ fn a_block_is_what_the_dimensions_before_left() {
 
 #[test]
 fn shards_partition_the_tensor() {
-    // Each element of each dim is held once per rank of the other mesh dims.
+    // Each element of each dimension is held once per rank of the other mesh dimensions.
     for (len, mesh) in (0..14).cartesian_product([[2, 2], [3, 2], [2, 4]]) {
         for order in [[0, 1], [1, 0]] {
             let layout = Layout::with_shard_order(&mesh, &[Shard(0), Shard(0)], &[(0, &order)]).unwrap();
@@ -51,7 +51,7 @@ fn shards_partition_the_tensor() {
     }
 }
 
-/// Against the parts of all ranks, on meshes up to 4 x 4 x 2 and in every order of cuts.
+/// The result is compared with the shards of all ranks, on meshes up to 4 x 4 x 2 and with every shard order.
 #[test]
 fn the_shortest_part_is_that_of_some_rank_and_no_rank_has_a_shorter_one() {
     let sizes = [1..=4, 1..=4, 1..=2];
@@ -73,8 +73,8 @@ fn the_shortest_part_is_that_of_some_rank_and_no_rank_has_a_shorter_one() {
     assert!(not_the_last > 0);
 }
 
-/// Layouts of one tensor dimension on a mesh (2, 3), in both orders, with any lengths on either mesh
-/// dimension, against rows dealt one by one.
+/// Layouts of one tensor dimension on a mesh (2, 3), in both orders and with various sizes on either mesh
+/// dimension, are compared with rows assigned one by one.
 #[test]
 fn uneven_sizes_divide_what_the_dimensions_before_left() {
     let two = (0..=6).map(|len| Some(vec![len, 6 - len])).chain([None, Some(vec![2, 0]), Some(vec![1, 1])]);
@@ -111,7 +111,8 @@ fn uneven_sizes_divide_what_the_dimensions_before_left() {
         let shortest = dealt.iter().flatten().map(Vec::len).min();
         assert_eq!(layout.min_local_shape(&[6]).first().copied(), shortest, "{layout}");
     }
-    // Cut by the first mesh dim first: 8, and 4 whose pieces of 3 have lengths too. By the second: 3 and 2.
+    // If the first mesh dimension is outermost: 8, and 4 in which its intervals of 3 rows have explicit sizes too.
+    // If the second is outermost: 3 and 2.
     assert_eq!(fitting, 17);
 }
 
@@ -123,13 +124,13 @@ fn lengths_are_part_of_a_layout() {
     assert_ne!(uneven, plain.clone().with_uneven_sizes(1, [2, 0, 3]).unwrap());
     let both = uneven.clone().with_uneven_sizes(0, [1, 6]).unwrap();
     assert_eq!(both, plain.with_uneven_sizes(0, [1, 6]).unwrap().with_uneven_sizes(1, [3, 0, 2]).unwrap());
-    assert_eq!(both.to_string(), "[S(1), S(0); mesh dim 0 cuts 1 + 6; mesh dim 1 cuts 3 + 0 + 2]");
+    assert_eq!(both.to_string(), "[S(1), S(0); mesh dim 0 sizes 1 + 6; mesh dim 1 sizes 3 + 0 + 2]");
     assert!(both.has_default_order() && !both.has_default_shard_sizes());
     assert_eq!(both.shard_sizes(&[5, 7], &[0, 0], 1).lengths().unwrap()[..], [3, 0, 2]);
-    // With their cut they go, and with those outside it.
+    // Uneven sizes are removed together with their shard, and with a shard outside it.
     let without = |gone: usize| both.replaced(|dim, own| if dim == gone { Replicate } else { own }).unwrap();
-    assert_eq!(without(0).to_string(), "[R, S(0); mesh dim 1 cuts 3 + 0 + 2]");
-    assert_eq!(without(1).to_string(), "[S(1), R; mesh dim 0 cuts 1 + 6]");
+    assert_eq!(without(0).to_string(), "[R, S(0); mesh dim 1 sizes 3 + 0 + 2]");
+    assert_eq!(without(1).to_string(), "[S(1), R; mesh dim 0 sizes 1 + 6]");
     let nested = Layout::new(&[2, 3], &[Shard(0), Shard(0)]).unwrap().with_uneven_sizes(1, [3, 0, 2]).unwrap();
     assert_eq!(nested.replaced(|dim, own| if dim == 0 { Replicate } else { own }).unwrap().to_string(), "[R, S(0)]");
 }
@@ -140,7 +141,7 @@ fn layouts_are_told_apart_by_their_order() {
     assert_eq!(layout(&[0, 1]), Layout::new(&[2, 2], &[Shard(1), Shard(1)]).unwrap());
     assert_ne!(layout(&[0, 1]), layout(&[1, 0]));
     assert_eq!(layout(&[0, 1]).to_string(), "[S(1), S(1)]");
-    assert_eq!(layout(&[1, 0]).to_string(), "[S(1), S(1); dim 1 cut by mesh dims 1, 0]");
+    assert_eq!(layout(&[1, 0]).to_string(), "[S(1), S(1); dim 1 sharded by mesh dims 1, 0]");
     assert!(layout(&[0, 1]).has_default_order() && !layout(&[1, 0]).has_default_order());
     assert!(Layout::new(&[2], &[Partial(PartialOp::Avg)]).unwrap().has_partial());
 }
@@ -165,7 +166,7 @@ fn bad_layouts_are_refused_with_their_remedy() {
     let two = [Shard(0), Shard(0)];
     for given in [&[0][..], &[0, 0], &[0, 1, 1], &[0, 2]] {
         let expected = PlacementError::Order { dim: 0, given: given.to_vec(), expected: vec![0, 1] };
-        refused(Layout::with_shard_order(&[2, 2], &two, &[(0, given)]), expected, "exactly once, outermost cut first");
+        refused(Layout::with_shard_order(&[2, 2], &two, &[(0, given)]), expected, "exactly once, outermost first");
     }
     refused(
         Layout::with_shard_order(&[2, 2], &two, &[(1, &[0])]),
@@ -180,24 +181,24 @@ fn bad_layouts_are_refused_with_their_remedy() {
     refused(
         Layout::new(&[2, 2, 2], &[Partial(PartialOp::Max), Shard(0), Partial(PartialOp::Sum)]),
         PlacementError::MixedPartial { mesh_dim: 0, op: PartialOp::Max, other_mesh_dim: 2, other: PartialOp::Sum },
-        "redistribute one of them to Replicate",
+        "Redistribute one of them to Replicate",
     );
     let one = |placement| Layout::new(&[2], &[placement]).unwrap();
     refused(
         one(Replicate).with_uneven_sizes(0, [1, 2]),
         PlacementError::MeshDimNotSharded { mesh_dim: 0, placement: Replicate, lengths: vec![1, 2] },
-        "only a shard has lengths",
+        "only a shard has sizes",
     );
     refused(
         one(Shard(1)).with_uneven_sizes(0, [1, 2, 3]),
         PlacementError::ShardSizeCount { mesh_dim: 0, ranks: 2, lengths: vec![1, 2, 3] },
-        "3 lengths [1, 2, 3] for the 2 ranks of mesh dim 0: give one length per rank",
+        "3 shard sizes [1, 2, 3] for the 2 ranks of mesh dim 0. Give one size per rank",
     );
     let checked = |layout: Layout, shape: &[usize]| layout.check_shape(shape).map(|()| layout);
     refused(
         checked(one(Shard(1)).with_uneven_sizes(0, [1, 2]).unwrap(), &[3, 4]),
         PlacementError::ShardSizeSum { mesh_dim: 0, dim: 1, lengths: vec![1, 2], len: 4 },
-        "add up to 3, but a rank's piece of tensor dim 1 that they cut is 4 long",
+        "add up to 3, but they split a length of 4 of tensor dim 1",
     );
     refused(
         checked(Layout::new(&[2, 2], &two).unwrap().with_uneven_sizes(1, [1, 2]).unwrap(), &[5]),
@@ -223,13 +224,13 @@ fn a_tensor_without_the_sharded_dim_panics() {
 }
 
 #[test]
-#[should_panic(expected = "mesh dim 0 of [R] cuts nothing")]
+#[should_panic(expected = "mesh dim 0 of [R] does not shard")]
 fn a_mesh_dim_that_shards_nothing_has_no_block() {
     Layout::new(&[2], &[Replicate]).unwrap().shard_sizes(&[4], &[0], 0);
 }
 
-/// Torch's rule: the split factor of a shard is the product of the mesh dims to its right that cut
-/// the same dim before it.
+/// Returns the split factors of a shard order by PyTorch's rule: the split factor of a shard is the product of the
+/// mesh dimensions to its right that shard the same dimension outside it.
 fn split_factors(mesh: &[usize], order: &[usize]) -> Vec<usize> {
     let place = |mesh_dim| order.iter().position(|&sharding_dim| sharding_dim == mesh_dim);
     let before = |m| (m + 1..mesh.len()).filter(move |&right| place(right) < place(m));
@@ -282,7 +283,8 @@ fn strided_shards_equal_their_order_where_sizes_are_even() {
 
 #[test]
 fn a_strided_shard_holds_a_chunk_of_every_block() {
-    // 10 elements in 2 pieces, each cut in 2: 3 + 2 of either piece; what adjoins is joined.
+    // 10 elements in 2 blocks, each split in 2: rank 0 has 3 of either block, rank 1 has 2. Adjacent intervals are
+    // joined.
     let runs = |mesh: &[usize], coordinate: &[usize]| {
         let placement = StridedPlacement::Strided { dim: 0, split_factor: 2 };
         StridedLayout::new(mesh, &[placement]).unwrap().local_runs(&[10], coordinate)[0].to_vec()
@@ -317,7 +319,7 @@ fn strided_text_round_trips() {
     }
 }
 
-/// However it is spelled: what PyTorch wrote comes back as it was meant.
+/// The placement is equal however it is written.
 #[test]
 fn a_stride_of_one_is_a_plain_shard() {
     let (one, plain) = (StridedPlacement::Strided { dim: 0, split_factor: 1 }, StridedPlacement::from(Shard(0)));

@@ -1,12 +1,12 @@
-//! From strided shards to a layout: which cuts are undone, and how the parts are put together.
+//! Conversion of strided shards to a layout: which shards are undone, and how the gathered elements are reordered.
 //!
-//! A strided shard is no interval, so no table of transitions knows it. Undoing its cut is one all-gather
-//! along its mesh dimension, and a permutation of what comes:
+//! A strided shard is not an interval, so the table of transitions does not cover it. It is undone by one
+//! all-gather along its mesh dimension and a permutation of the result:
 //!
 //! ```text
 //! 6 elements as SS(0,3) over 2 ranks     rank 0: 0 2 4      rank 1: 1 3 5
 //! all-gathered                           0 2 4 1 3 5
-//! places of 0, 1, 2, ..                  0 3 1 4 2 5
+//! positions of 0, 1, 2, ..               0 3 1 4 2 5
 //! ```
 
 use std::ops::Range;
@@ -16,18 +16,19 @@ use itertools::Itertools;
 use super::strided::dealt;
 use super::{Layout, Placement, PlacementError, StridedLayout};
 
-/// How the ranks along one mesh dimension share what the cuts before it have left of a tensor dimension.
+/// Division of an interval of a tensor dimension among the ranks along one mesh dimension. The outer mesh
+/// dimensions leave that interval.
 pub(crate) struct Dealt {
-    /// The tensor dimension.
+    /// Tensor dimension that is divided.
     pub(crate) dim: usize,
-    /// The length of every rank's part.
+    /// Number of elements of each rank.
     pub(crate) lengths: Vec<usize>,
-    /// For each element, where it is when the parts are joined.
+    /// Position of each element in the concatenation of the ranks' shards.
     pub(crate) places: Vec<usize>,
 }
 
 impl StridedLayout {
-    /// The layout that holds exactly the same of a tensor of shape `global` on every rank, if there is one.
+    /// Returns the layout that has the same elements on every rank for a tensor of shape `global`, if there is one.
     ///
     /// # Panics
     /// As [`local_runs`](Self::local_runs).
@@ -42,7 +43,7 @@ impl StridedLayout {
         same.then_some(layout)
     }
 
-    /// Checks that a tensor of `ndim` dimensions can lie this way.
+    /// Checks that a tensor of `ndim` dimensions can have this layout.
     ///
     /// # Errors
     /// As [`Layout::check`].
@@ -50,8 +51,8 @@ impl StridedLayout {
         Layout::new(self.mesh_shape(), &self.without_strides())?.check(ndim)
     }
 
-    /// The layout that is left when strided cuts, and those inside of them, are undone, and their mesh
-    /// dimensions in the order of undoing.
+    /// Returns the layout that remains when strided shards and the shards inside them are undone, and the mesh
+    /// dimensions of those shards in the order in which to undo them.
     ///
     /// # Errors
     /// As [`Layout::new`].
@@ -68,14 +69,14 @@ impl StridedLayout {
         Ok((Layout::new(self.mesh_shape(), &placements)?, undone))
     }
 
-    /// How the shard on `mesh_dim` is cut, for the rank at `coordinate`.
+    /// Returns how the ranks along `mesh_dim` divide their interval, for the rank at `coordinate`.
     ///
     /// # Panics
-    /// If `mesh_dim` shards nothing, and as [`local_runs`](Self::local_runs).
+    /// If `mesh_dim` does not shard, and as [`local_runs`](Self::local_runs).
     pub(crate) fn dealt(&self, global: &[usize], coordinate: &[usize], mesh_dim: usize) -> Dealt {
-        let (dim, split_factor) = self.placements()[mesh_dim].shard().expect("a shard is undone");
-        let outside =
-            Self::new(&self.mesh_shape()[..mesh_dim], &self.placements()[..mesh_dim]).expect("a part of a layout");
+        let (dim, split_factor) = self.placements()[mesh_dim].shard().expect("only a shard is undone");
+        let outside = Self::new(&self.mesh_shape()[..mesh_dim], &self.placements()[..mesh_dim])
+            .expect("the outer dimensions of a valid layout are valid");
         let len = outside.local_runs(global, &coordinate[..mesh_dim])[dim].iter().map(ExactSizeIterator::len).sum();
         let ranks = self.mesh_shape()[mesh_dim];
         let parts =

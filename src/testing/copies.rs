@@ -1,4 +1,4 @@
-//! The copies around a unit's collectives, for the benchmark `copy_kernels`.
+//! Copies before and after a unit's collectives, for the benchmark `copy_kernels`.
 
 use burn::tensor::{DType, Shape};
 #[cfg(feature = "cube")]
@@ -11,25 +11,25 @@ use crate::kernels::flex::Sources;
 use crate::kernels::{Convert, CopyPlan, FlatLayout, ShardedTensorSpec};
 use crate::placement::ShardSizes;
 
-/// Which of the four, on the first rank.
+/// Kind of copy. Copies for one rank are those of rank 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum UnitCopy {
-    /// The rank's parts into its row.
+    /// Copy-in of an all-gather: from the rank's shards to its row.
     GatherIn,
-    /// The rows of all ranks into the wholes.
+    /// Copy-out of an all-gather: from the rows of all ranks to the full tensors.
     GatherOut,
-    /// The wholes into a row for each rank.
+    /// Copy-in of a reduce-scatter: from the full tensors to a row for each rank.
     ScatterIn,
-    /// The rank's row into its parts.
+    /// Copy-out of a reduce-scatter: from the rank's row to its shards.
     ScatterOut,
 }
 
-/// One of them, ready to run on any backend.
+/// Plan of one kind of copy, which runs on any backend.
 #[derive(Debug)]
 pub struct UnitCopies(CopyPlan);
 
 impl UnitCopies {
-    /// Of wholes of `shapes`, cut in chunks along `dim` over `ranks` ranks.
+    /// Creates the plan for full tensors of `shapes`, sharded in chunks along `dim` over `ranks` ranks.
     pub fn new(copy: UnitCopy, ranks: usize, shapes: Vec<Shape>, dim: usize) -> Self {
         let tensor = |shape: Shape| ShardedTensorSpec { sizes: ShardSizes::Chunked(shape[dim]), shape, dim };
         let layout = FlatLayout::new(ranks, shapes.into_iter().map(tensor).collect(), 1);
@@ -41,22 +41,22 @@ impl UnitCopies {
         })
     }
 
-    /// What is read.
+    /// Returns the shapes of the tensors that are read.
     pub fn sources(&self) -> &[Shape] {
         self.0.sources()
     }
 
-    /// What is made.
+    /// Returns the shapes of the tensors that are created.
     pub fn targets(&self) -> &[Shape] {
         self.0.targets()
     }
 
-    /// Elements copied.
+    /// Returns the number of elements that are copied.
     pub fn copied(&self) -> usize {
         self.0.copied()
     }
 
-    /// The targets of Flex tensors, `cast(element * scale)` to `dtype`.
+    /// Runs the copies on Flex tensors: each target element is `cast(element * scale)`, in `dtype`.
     #[cfg(feature = "flex")]
     pub fn run_flex(
         &self,
@@ -68,7 +68,7 @@ impl UnitCopies {
         crate::kernels::flex::run(&self.0, &sources, Convert { dtype, scale })
     }
 
-    /// `onto` with what the sources bring added: `cast(there + element * scale)`.
+    /// Runs the copies on Flex tensors and adds the results to `onto`: `cast(previous + element * scale)`.
     #[cfg(feature = "flex")]
     pub fn add_flex(
         &self,
@@ -81,17 +81,17 @@ impl UnitCopies {
         crate::kernels::flex::add(&self.0, &sources, Convert { dtype, scale }, onto)
     }
 
-    /// The copies on a Cube device, from sources of dtype `from`.
+    /// Prepares the copies on a Cube device, from sources of dtype `from`.
     ///
     /// # Panics
-    /// If the device cannot do them.
+    /// If the device does not support them.
     #[cfg(feature = "cube")]
     pub fn on_cube(&self, device: &burn::tensor::Device, from: DType, dtype: DType, scale: f32) -> CubeCopies {
         CubeCopies::new(&self.0, device, from, Convert { dtype, scale })
     }
 }
 
-/// Copies on a Cube device, and as many bytes that are copied as they are.
+/// Copies on a Cube device, and a plain copy of the same number of bytes for comparison.
 #[cfg(feature = "cube")]
 pub struct CubeCopies {
     plan: CubePlan,
@@ -103,7 +103,7 @@ pub struct CubeCopies {
 impl CubeCopies {
     fn new(copies: &CopyPlan, device: &burn::tensor::Device, from: DType, convert: Convert) -> Self {
         let burn::backend::DispatchDevice::Cube(device) = device.as_dispatch() else {
-            panic!("{device:?} is no Cube device")
+            panic!("{device:?} is not a Cube device")
         };
         let client = device.client();
         let tensor = |len: usize, dtype: DType| {
@@ -117,24 +117,24 @@ impl CubeCopies {
         Self { plan, sources, block: tensor(bytes / 2 / size_of::<f32>(), DType::F32) }
     }
 
-    /// How many kernels the copies are.
+    /// Returns the number of kernels that the copies launch.
     pub fn launches(&self) -> usize {
         self.plan.launches()
     }
 
-    /// Copies, and waits for the device.
+    /// Runs the copies and waits for the device.
     pub fn copy(&self) {
         drop(self.plan.run(&self.sources, None));
         self.sync();
     }
 
-    /// burn's copy of one tensor of as many bytes; waits for the device.
+    /// Runs burn's copy of one tensor of the same number of bytes, and waits for the device.
     pub fn plain(&self) {
         drop(self.block.copy());
         self.sync();
     }
 
     fn sync(&self) {
-        cubecl::future::block_on(self.block.client.sync()).expect("the device works");
+        cubecl::future::block_on(self.block.client.sync()).expect("the device completes its work");
     }
 }

@@ -1,11 +1,12 @@
-//! [`mesh_test!`](crate::mesh_test): one test on each engine.
+//! [`mesh_test!`](crate::mesh_test): a test that runs on each backend.
 
-/// A test on a mesh of ranks as threads, and the same on a mesh of ranks as processes, where this crate is built with its
-/// feature `mpi`.
+/// Defines a test that runs on a mesh of ranks as threads and, if this crate is built with its feature `mpi`, on a
+/// mesh of ranks as processes.
 ///
-/// `mesh_test!(name, shape, dimension names, body)` makes the tests `name::threads` and `name::processes`, a process a
-/// rank: a [`MeshTest`](crate::testing::MeshTest), and a `ProcessMeshTest` of it. The body checks on each rank; it runs in
-/// a module of its own, which uses all that is around it. Processes take about a second to start.
+/// `mesh_test!(name, shape, dimension names, body)` defines the tests `name::threads` and `name::processes`, the
+/// latter with one process per rank. They are a [`MeshTest`](crate::testing::MeshTest) and a `ProcessMeshTest`. The
+/// body runs on each rank and makes its assertions there. It is in a separate module that imports everything from
+/// the surrounding one. Processes take about a second to start.
 ///
 /// ```
 /// use burn::tensor::Tensor;
@@ -37,7 +38,8 @@ macro_rules! mesh_test {
     };
 }
 
-/// What `mesh_test!` makes of processes: whether there are any is known here, not where it is used.
+/// Defines the test with processes. A separate macro is needed because the feature `mpi` of this crate is known
+/// only here, not where `mesh_test!` is used.
 #[cfg(feature = "mpi")]
 #[doc(hidden)]
 #[macro_export]

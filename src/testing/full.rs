@@ -5,13 +5,13 @@ use burn::tensor::{Tensor, TensorData, Tolerance};
 use crate::dtensor::{DTensor, Kind};
 use crate::error::OrUnwind;
 
-/// Asserts that the tensor's full value is close to `expected`, as every rank gathers it.
+/// Asserts that the full value of the tensor is close to `expected`. Every rank gathers and checks it.
 ///
-/// Ranks that hold replicas each check their own, so a replica that has drifted fails too. The
-/// check records no gradients.
+/// Ranks with replicas each check their own, so a replica that has drifted fails too. The check records no
+/// gradients.
 ///
 /// # Collective
-/// Every rank of the mesh: it gathers.
+/// Every rank of the mesh must call it, because it gathers the tensor.
 ///
 /// # Panics
 /// If the shapes differ, or an element is further from its expected value than `tolerance`.
@@ -24,10 +24,10 @@ pub fn assert_full_close<const D: usize>(
     full(actual.clone().detach()).assert_approx_eq(&expected.into(), tolerance);
 }
 
-/// Asserts that the tensor's full value equals `expected` exactly, as every rank gathers it.
+/// Asserts that the full value of the tensor equals `expected` exactly. Every rank gathers and checks it.
 ///
 /// # Collective
-/// Every rank of the mesh: it gathers.
+/// Every rank of the mesh must call it, because it gathers the tensor.
 ///
 /// # Panics
 /// If the shapes or any elements differ.

@@ -1,4 +1,4 @@
-//! [`graph_depth`]: how deep in the autodiff graph a tensor lies.
+//! [`graph_depth`]: depth of a tensor in the autodiff graph.
 
 use std::sync::{Arc, OnceLock};
 
@@ -8,23 +8,23 @@ use burn::tensor::Tensor;
 use crate::autodiff::{self, BackwardStep, GraphOp};
 use crate::dtensor::{DTensor, Kind, is_tracked};
 
-/// How deep a tensor lies in the autodiff graph of the calling rank, once backward has come by.
+/// Depth of a tensor in the autodiff graph of the calling rank. It is known once backward has passed the tensor.
 #[derive(Debug, Clone, Default)]
 pub struct GraphDepth(Arc<OnceLock<usize>>);
 
 impl GraphDepth {
-    /// The number of nodes on the longest way from a leaf. `None` of a tensor that is not tracked,
-    /// and as long as no backward has reached it.
+    /// Returns the number of nodes on the longest path from a leaf. `None` for a tensor that is not tracked, and
+    /// until backward reaches it.
     pub fn get(&self) -> Option<usize> {
         self.0.get().copied()
     }
 }
 
-/// The same tensor, one node deeper, and the depth at which it lay.
+/// Returns the tensor one node deeper in the graph, and a handle with the depth at which it was.
 ///
-/// Burn runs backward by depth, the deepest node first. So that all ranks run the collectives of
-/// backward in one order, what an operator gives back must lie equally deep on every rank, whatever
-/// the shape of its part: compare the depths of all ranks.
+/// burn runs backward by depth, the deepest node first. All ranks must run the collectives of backward in the same
+/// order, so the result of an operator must have the same depth on every rank, whatever the shape of its local
+/// tensor. To check this, compare the depths of all ranks.
 ///
 /// ```
 /// use burn::tensor::Tensor;
@@ -52,7 +52,7 @@ pub fn graph_depth<const D: usize, K: Kind>(x: DTensor<D, K>) -> (DTensor<D, K>,
     (DTensor::from_parts(Tensor::from_dispatch(local), spec), depth)
 }
 
-/// Passes value and gradient on, and notes the depth of its parent.
+/// Graph node that passes value and gradient through unchanged and records the depth of its parent.
 #[derive(Debug)]
 struct DepthProbe(GraphDepth);
 

@@ -1,4 +1,4 @@
-//! Mesh fixtures: a test on a 2 x 2 mesh, as short as a unit test.
+//! Test fixtures for meshes, with which a test on a 2 x 2 mesh is as short as a unit test.
 //!
 //! ```
 //! use burn_dtensor::testing::MeshTest;
@@ -7,12 +7,13 @@
 //! assert_eq!(coordinates, [[0, 0], [0, 1], [1, 0], [1, 1]]);
 //! ```
 //!
-//! A distributed tensor is held to its full value with [`assert_full_close`], an operator to burn's
-//! in combinations of layouts with [`prove`]; [`graph_depth`] shows whether ranks are in step, and
-//! [`trace_backward`] what backward does with the units of a model.
+//! [`assert_full_close`] compares a distributed tensor with its full value. [`prove`] compares an operator with
+//! burn's in combinations of layouts. [`graph_depth`] shows whether an operator adds as many nodes to the autodiff
+//! graph on every rank. [`trace_backward`] shows what backward does with the units of a model.
 //!
-//! The ranks are threads; those of a `ProcessMeshTest` are in several processes, and [`mesh_test!`](crate::mesh_test) makes
-//! a test of each. Collectives run under a deadline, so a test that would hang fails.
+//! The ranks of a [`MeshTest`] are threads, and those of a `ProcessMeshTest` are in several processes.
+//! [`mesh_test!`](crate::mesh_test) defines one test of each. Collectives run under a deadline, so a test that
+//! would hang fails instead.
 
 mod conformance;
 #[doc(hidden)]

@@ -7,11 +7,11 @@ use crate::Result;
 use crate::comm::Launch;
 use crate::mesh::DeviceMesh;
 
-/// A [`MeshTest`] in several processes, each with an equal number of its ranks: the test's body runs on every rank, and
-/// checks there what is to be checked.
+/// A [`MeshTest`] in several processes, each with an equal number of the ranks. The body of the test runs on every
+/// rank and makes its assertions there.
 ///
-/// The processes are those of a [`ProcessTest`]: started again for this test alone, and gone when it ends, with their
-/// files, whatever becomes of them.
+/// The processes are those of a [`ProcessTest`]: started for this test only, and ended with it however it ends.
+/// Their files are deleted.
 ///
 /// ```no_run
 /// use burn::tensor::Tensor;
@@ -32,31 +32,31 @@ pub struct ProcessMeshTest {
 }
 
 impl MeshTest {
-    /// The same test with the ranks in `count` processes, an equal number in each.
+    /// Runs the same test with the ranks in `count` processes, an equal number in each.
     pub fn with_processes(self, count: usize) -> ProcessMeshTest {
         ProcessMeshTest { mesh: self, processes: ProcessTest::new(count) }
     }
 }
 
 impl ProcessMeshTest {
-    /// How long the processes may take. Default: a minute. How long a rank waits in one collective is
-    /// [`MeshTest::with_deadline`].
+    /// Sets how long the processes may take. Default: one minute. [`MeshTest::with_deadline`] limits one collective
+    /// instead.
     pub fn with_deadline(mut self, deadline: Duration) -> Self {
         self.processes = self.processes.with_deadline(deadline);
         self
     }
 
-    /// Runs `body` on every rank. Returns what all processes wrote, as [`ProcessTest::run`] does, in the process that
-    /// starts them; `None` in these themselves.
+    /// Runs `body` on every rank. In the process that starts the others it returns the output of all processes,
+    /// like [`ProcessTest::run`]. In the started processes it returns `None`.
     ///
     /// # Panics
-    /// If a rank fails or panics, or a process is lost, with what all of them wrote: the text of the
-    /// [`LaunchError`](crate::comm::LaunchError) is among it.
+    /// If a rank fails or panics, or a process is lost. The message is the output of all processes, which contains
+    /// the text of the [`LaunchError`](crate::comm::LaunchError).
     pub fn run(&self, body: impl Fn(&DeviceMesh) -> Result<()> + Sync) -> Option<String> {
         self.processes.run(|| self.on_ranks(body))
     }
 
-    /// Runs `body` on every rank, which is to fail on one at least. Returns as [`run`](Self::run).
+    /// Runs `body` on every rank, of which at least one must fail. Returns like [`run`](Self::run).
     ///
     /// # Panics
     /// If every rank succeeds.

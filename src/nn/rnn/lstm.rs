@@ -1,4 +1,4 @@
-//! `Lstm` and `BiLstm`.
+//! Forward of `Lstm` and `BiLstm` over DTensors.
 
 use burn::nn::{BiLstm, Lstm};
 
@@ -7,8 +7,8 @@ use crate::dtensor::DTensor;
 use crate::error::OrUnwind;
 use crate::nn::DTensorForward;
 
-/// What an LSTM carries from one place of the sequence to the next: `[batch, d_hidden]`, of two directions
-/// `[2, batch, d_hidden]`.
+/// State of an LSTM between two positions of the sequence: `[batch, d_hidden]`, or `[2, batch, d_hidden]` for both
+/// directions of a bidirectional layer.
 #[derive(Debug, Clone)]
 pub struct LstmState<const D: usize> {
     /// The cell state.
@@ -17,7 +17,7 @@ pub struct LstmState<const D: usize> {
     pub hidden: DTensor<D>,
 }
 
-/// An input `[batch, seq, d_input]` and the first state, zeros if there is none: to all hidden states
+/// Takes an input `[batch, seq, d_input]` and the initial state (default: zeros). Returns all hidden states
 /// `[batch, seq, d_hidden]`, and the last state.
 impl DTensorForward<(DTensor<3>, Option<LstmState<2>>)> for Lstm {
     type Output = (DTensor<3>, LstmState<2>);
@@ -27,7 +27,8 @@ impl DTensorForward<(DTensor<3>, Option<LstmState<2>>)> for Lstm {
     }
 }
 
-/// As `Lstm`: to both directions' hidden states, `[batch, seq, 2 * d_hidden]`, and the last state of each.
+/// Like `Lstm`, with states of both directions. Returns the hidden states of both, `[batch, seq, 2 * d_hidden]`,
+/// and the final state of each.
 impl DTensorForward<(DTensor<3>, Option<LstmState<3>>)> for BiLstm {
     type Output = (DTensor<3>, LstmState<3>);
 
@@ -57,7 +58,7 @@ fn run(layer: &Lstm, x: DTensor<3>, state: Option<LstmState<2>>, reverse: bool) 
         let input = activated(&layer.input_gate);
         let forget = match &layer.forget_gate {
             Some(forget) if !layer.input_forget => activated(forget),
-            // What is taken in is forgotten.
+            // Coupled gates: the fraction that the input gate adds is forgotten.
             _ => input.clone().neg() + 1.0,
         };
         let output = activated(&layer.output_gate);

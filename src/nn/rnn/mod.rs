@@ -1,8 +1,9 @@
-//! burn-nn's recurrent layers.
+//! Forward of burn-nn's recurrent layers over DTensors.
 //!
-//! A rank may compute its rows of the batch, and nothing is sent. Or it computes its part of the hidden state: of
-//! gates split by columns (`Style::colwise()` for `*_gate.*`, of `Rnn` for `gate.*`) all read the whole hidden
-//! state, which one all-gather a step of the sequence brings, whatever the number of gates.
+//! Two shardings are efficient. If the batch is sharded, each rank computes its rows and nothing is communicated.
+//! If the hidden state is sharded, the gates are column-sharded (`Style::colwise()` for `*_gate.*`, or for `gate.*`
+//! of `Rnn`) and all read the full hidden state. That takes one all-gather per position of the sequence, for any
+//! number of gates.
 
 mod basic;
 mod gru;
@@ -18,8 +19,8 @@ use crate::dtensor::{DTensor, DTensorSpec};
 use crate::nn::DTensorForward;
 use crate::placement::Placement;
 
-/// Runs `step` on what `x` `[batch, seq, d_input]` has at each place of the sequence and the state before:
-/// the hidden states `[batch, seq, d_hidden]`, and the last state.
+/// Runs `step` at each position of the sequence, on the input there and the previous state. `x` has shape
+/// `[batch, seq, d_input]`. Returns the hidden states `[batch, seq, d_hidden]` and the last state.
 #[track_caller]
 fn over_time<S>(
     x: DTensor<3>,
@@ -43,13 +44,14 @@ fn over_time<S>(
     (DTensor::stack(hidden, 1), state)
 }
 
-/// What a gate makes of an input and the hidden state.
+/// Computes a gate's pre-activation from an input and the hidden state.
 #[track_caller]
 fn gate(gate: &GateController, x: DTensor<2>, hidden: DTensor<2>) -> DTensor<2> {
     gate.input_transform.forward_dtensor(x) + gate.hidden_transform.forward_dtensor(hidden)
 }
 
-/// The first hidden state for `x` `[batch, seq, d_input]`: zeros `[batch, d_hidden]`, where the rows are.
+/// Returns the initial hidden state for `x` `[batch, seq, d_input]`: zeros of shape `[batch, d_hidden]`, with the
+/// rows sharded like those of `x`.
 fn zeros(x: &DTensor<3>, d_hidden: usize) -> Result<DTensor<2>> {
     let rows = |_, placement| if placement == Placement::Shard(0) { placement } else { Placement::Replicate };
     let (layout, shape) = (x.layout().replaced(rows)?, Shape::from([x.dims()[0], d_hidden]));
@@ -58,7 +60,8 @@ fn zeros(x: &DTensor<3>, d_hidden: usize) -> Result<DTensor<2>> {
     DTensor::from_local_with_layout(zeros, x.mesh(), layout, shape)
 }
 
-/// With the batch in dimension 0, where a layer has it in dimension 1.
+/// Runs `forward` with the batch in dimension 0. If the layer has it in dimension 1 (`already` is false), input and
+/// output are transposed.
 #[track_caller]
 fn batch_first<T>(
     x: DTensor<3>,
@@ -72,8 +75,8 @@ fn batch_first<T>(
     (y.swap_dims(0, 1), state)
 }
 
-/// Runs a layer in both directions, the second if `reverse`, from states `[2, batch, d_hidden]`: to both directions'
-/// hidden states `[batch, seq, 2 * d_hidden]`, and the last of each.
+/// Runs a layer in both directions (`run` takes `reverse` first) from states `[2, batch, d_hidden]`. Returns the
+/// hidden states of both directions, `[batch, seq, 2 * d_hidden]`, and the final state of each.
 #[track_caller]
 fn both_ways(
     x: DTensor<3>,
@@ -85,7 +88,7 @@ fn both_ways(
     (DTensor::cat(vec![deferred, back], 2), DTensor::stack(vec![last, first], 0))
 }
 
-/// The states of both directions, of `[2, batch, d_hidden]`.
+/// Splits `[2, batch, d_hidden]` into the states of the two directions.
 #[track_caller]
 fn directions(state: Option<DTensor<3>>) -> [Option<DTensor<2>>; 2] {
     [0, 1].map(|at| state.clone().map(|state| state.narrow(0, at, 1).squeeze_dim(0)))

@@ -1,4 +1,4 @@
-//! `TransformerDecoder` and its layer.
+//! Forward of `TransformerDecoder` and its layer over DTensors.
 
 use burn::nn::transformer::{TransformerDecoder, TransformerDecoderLayer};
 use burn::tensor::Bool;
@@ -7,7 +7,7 @@ use crate::dtensor::DTensor;
 use crate::nn::{DTensorForward, MhaInput};
 use crate::param::unit;
 
-/// What [`TransformerDecoder`] and [`TransformerDecoderLayer`] read.
+/// Input of [`TransformerDecoder`] and [`TransformerDecoderLayer`].
 #[derive(Debug, Clone)]
 pub struct TransformerDecoderInput {
     target: DTensor<3>,
@@ -20,37 +20,39 @@ crate::tensor_tree! {
     struct TransformerDecoderInput { target, target_masks, memory, memory_masks }
 }
 
-/// Of keys, `[batch, seq]`, and of queries and keys.
+/// Padding mask over keys, `[batch, seq]`, and attention mask over pairs of queries and keys.
 type Masks = (Option<DTensor<2, Bool>>, Option<DTensor<3, Bool>>);
 
 impl TransformerDecoderInput {
-    /// A target `[batch, seq_1, d_model]` that reads a memory `[batch, seq_2, d_model]`.
+    /// Creates an input whose target `[batch, seq_1, d_model]` attends to a memory `[batch, seq_2, d_model]`.
     pub fn new(target: DTensor<3>, memory: DTensor<3>) -> Self {
         Self { target, target_masks: (None, None), memory, memory_masks: (None, None) }
     }
 
-    /// Tokens of the target not to read, `[batch, seq_1]`.
+    /// Sets the padding mask of the target, `[batch, seq_1]`, which is true for tokens to ignore.
     #[must_use]
     pub fn target_mask_pad(mut self, mask: DTensor<2, Bool>) -> Self {
         self.target_masks.0 = Some(mask);
         self
     }
 
-    /// Tokens of the target that one of it must not read, `[batch, seq_1, seq_1]`.
+    /// Sets the attention mask within the target, `[batch, seq_1, seq_1]`, which is true where a token must not
+    /// attend to another.
     #[must_use]
     pub fn target_mask_attn(mut self, mask: DTensor<3, Bool>) -> Self {
         self.target_masks.1 = Some(mask);
         self
     }
 
-    /// Tokens of the memory not to read, `[batch, seq_2]`.
+    /// Sets the padding mask of the memory, `[batch, seq_2]`, which is true for tokens to ignore.
     #[must_use]
     pub fn memory_mask_pad(mut self, mask: DTensor<2, Bool>) -> Self {
         self.memory_masks.0 = Some(mask);
         self
     }
 
-    /// Tokens of the memory that one of the target must not read, `[batch, seq_1, seq_2]`.
+    /// Sets the attention mask from target to memory, `[batch, seq_1, seq_2]`, which is true where a target token
+    /// must not attend to a memory token.
     #[must_use]
     pub fn memory_mask_attn(mut self, mask: DTensor<3, Bool>) -> Self {
         self.memory_masks.1 = Some(mask);
@@ -58,7 +60,7 @@ impl TransformerDecoderInput {
     }
 }
 
-/// Each layer that is a unit is opened as one.
+/// Enters each layer that is an FSDP unit as a unit.
 impl DTensorForward<TransformerDecoderInput> for TransformerDecoder {
     type Output = DTensor<3>;
 
@@ -73,7 +75,7 @@ impl DTensorForward<TransformerDecoderInput> for TransformerDecoder {
     }
 }
 
-/// Gives the target; the rest of the input is the caller's for the next layer.
+/// Returns the new target only. The caller passes memory and masks to the next layer.
 impl DTensorForward<TransformerDecoderInput> for TransformerDecoderLayer {
     type Output = DTensor<3>;
 

@@ -1,4 +1,4 @@
-//! `TransformerEncoder` and its layer.
+//! Forward of `TransformerEncoder` and its layer over DTensors.
 
 use burn::nn::transformer::{TransformerEncoder, TransformerEncoderLayer};
 use burn::tensor::Bool;
@@ -7,7 +7,7 @@ use crate::dtensor::DTensor;
 use crate::nn::{DTensorForward, MhaInput};
 use crate::param::unit;
 
-/// What [`TransformerEncoder`] and [`TransformerEncoderLayer`] read.
+/// Input of [`TransformerEncoder`] and [`TransformerEncoderLayer`].
 #[derive(Debug, Clone)]
 pub struct TransformerEncoderInput {
     tensor: DTensor<3>,
@@ -20,19 +20,19 @@ crate::tensor_tree! {
 }
 
 impl TransformerEncoderInput {
-    /// `[batch, seq, d_model]`.
+    /// Creates an input of shape `[batch, seq, d_model]` without masks.
     pub fn new(tensor: DTensor<3>) -> Self {
         Self { tensor, mask_pad: None, mask_attn: None }
     }
 
-    /// Tokens not to read, `[batch, seq]`.
+    /// Sets the padding mask `[batch, seq]`, which is true for tokens to ignore.
     #[must_use]
     pub fn mask_pad(mut self, mask: DTensor<2, Bool>) -> Self {
         self.mask_pad = Some(mask);
         self
     }
 
-    /// Tokens that a token must not read, `[batch, seq, seq]`.
+    /// Sets the attention mask `[batch, seq, seq]`, which is true where a token must not attend to another.
     #[must_use]
     pub fn mask_attn(mut self, mask: DTensor<3, Bool>) -> Self {
         self.mask_attn = Some(mask);
@@ -40,7 +40,7 @@ impl TransformerEncoderInput {
     }
 }
 
-/// Each layer that is a unit is opened as one.
+/// Enters each layer that is an FSDP unit as a unit.
 impl DTensorForward<TransformerEncoderInput> for TransformerEncoder {
     type Output = DTensor<3>;
 

@@ -1,12 +1,12 @@
-//! `PositionWiseFeedForward`.
+//! Forward of `PositionWiseFeedForward` over DTensors.
 
 use burn::nn::transformer::PositionWiseFeedForward;
 
 use crate::dtensor::DTensor;
 use crate::nn::DTensorForward;
 
-/// burn shows nobody the parameters of its activation, where that has some: neither records nor optimizers, nor
-/// `parallelize`.
+/// If the activation has parameters, they are not distributed: burn does not expose them to module visitors, so
+/// records, optimizers and `parallelize` miss them too.
 impl<const D: usize> DTensorForward<DTensor<D>> for PositionWiseFeedForward {
     type Output = DTensor<D>;
 

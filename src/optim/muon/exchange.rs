@@ -1,4 +1,4 @@
-//! Matrices to their owners, and what these make of them back.
+//! Moves matrices to their owners, orthogonalizes them there, and moves the results back.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -16,27 +16,27 @@ use crate::dtensor::{DTensorSpec, own};
 use crate::optim::route::Route;
 use crate::param::Unit;
 
-/// What is to be made orthogonal.
+/// A matrix to orthogonalize.
 pub(in crate::optim) struct MuonMatrix {
     pub(in crate::optim) id: ParamId,
     pub(in crate::optim) path: Arc<str>,
-    /// The parameter's, in the element type of the part; `None` if every rank has its own.
+    /// Spec of the parameter, in the dtype of `part`; `None` if it is not distributed.
     pub(in crate::optim) spec: Option<Arc<DTensorSpec>>,
-    /// This rank's part of what momentum has made of the gradient.
+    /// This rank's shard of the output of momentum.
     pub(in crate::optim) part: Tensor<2>,
     pub(in crate::optim) lr: LearningRate,
-    /// Makes a whole matrix orthogonal, and no more.
+    /// burn's Muon without momentum and weight decay, for full matrices.
     pub(in crate::optim) muon: Arc<Muon>,
 }
 
-/// A parameter, and what is to be added to this rank's part of it.
+/// A parameter, and the update to add to this rank's shard of it.
 pub(in crate::optim) type MuonUpdate = (ParamId, Tensor<2>);
 
-/// The steps of all `matrices`, of the model of these units.
+/// Computes the updates of all `matrices` of the model with these units.
 ///
 /// # Collective
-/// Every rank of the parameters' meshes. In each round two all-to-alls along each mesh dimension that cuts the matrices;
-/// nothing for those that every rank has whole.
+/// Every rank of the parameters' meshes must call it. Each round takes two all-to-alls along each mesh dimension
+/// that shards the matrices. Replicated matrices need no communication.
 pub(in crate::optim) fn orthogonalized(matrices: Vec<MuonMatrix>, units: &[Arc<Unit>]) -> Result<Vec<MuonUpdate>> {
     let (mut routes, mut groups, mut steps) = (Vec::new(), Vec::new(), Vec::new());
     for matrix in matrices {
@@ -59,7 +59,7 @@ pub(in crate::optim) fn orthogonalized(matrices: Vec<MuonMatrix>, units: &[Arc<U
         let mut matrices = matrices.into_iter().map(Some).collect_vec();
         for round in rounds(&shapes, route.ranks()) {
             let owned = |(matrix, owner): (usize, usize)| {
-                let owned = matrices[matrix].take().expect("it is in one round");
+                let owned = matrices[matrix].take().expect("each matrix is in one round");
                 Owned { owner: route.place(owner), ..owned }
             };
             let matrices = round.into_iter().map(owned).collect_vec();
@@ -70,29 +70,29 @@ pub(in crate::optim) fn orthogonalized(matrices: Vec<MuonMatrix>, units: &[Arc<U
 }
 
 impl MuonMatrix {
-    /// What burn's optimizer adds to the parameter, of the whole matrix.
+    /// Returns the update that burn's Muon adds to the full parameter, computed from the full matrix.
     fn step(&self, full: Tensor<2>) -> Tensor<2> {
-        // Added to nothing, which takes no memory.
+        // Steps an expanded zero, which takes no memory, so that the result is the update itself.
         let nothing = Tensor::<2>::zeros([1, 1], (&full.device(), full.dtype())).expand(full.dims());
         self.muon.step(self.lr, nothing, full, None).0
     }
 }
 
-/// A matrix of several ranks, and where its owner is along each axis of the route.
+/// A matrix sharded over several ranks, and the coordinates of its owner along the axes of the route.
 struct Owned {
     matrix: MuonMatrix,
     spec: Arc<DTensorSpec>,
     owner: Vec<usize>,
 }
 
-/// What moves together.
+/// Matrices of one route that are moved in the same all-to-alls.
 struct MuonRound<'a> {
     route: &'a Route,
     matrices: &'a [Owned],
     units: &'a [Arc<Unit>],
 }
 
-/// Parts that this rank holds of a matrix, flat, in the order of [`Route::sources`].
+/// A matrix and the shards of it that this rank holds, flat, in the order of [`Route::sources`].
 type HeldShards<'a> = (&'a Owned, Vec<Tensor<1>>);
 
 impl<'a> MuonRound<'a> {
@@ -107,14 +107,14 @@ impl<'a> MuonRound<'a> {
             held = self.back(axis, held)?;
         }
         let part = |(owned, mut parts): HeldShards| {
-            let part = shaped(parts.pop().expect("a rank's part is one"), owned.spec.local_shape().dims());
-            // A view would keep the whole of the matrix that it is of.
+            let part = shaped(parts.pop().expect("each rank gets one shard back"), owned.spec.local_shape().dims());
+            // A view would keep the memory of the full matrix alive.
             (owned.matrix.id, Tensor::from_dispatch(own(part.into_dispatch())))
         };
         Ok(held.into_iter().map(part).collect())
     }
 
-    /// The steps of all parts of a matrix.
+    /// Computes a matrix's update on its owner and splits it into shards.
     fn step(&self, owned: &Owned, parts: Vec<Tensor<1>>) -> Vec<Tensor<1>> {
         let regions = self.route.regions(&owned.spec);
         let step = owned.matrix.step(joined(regions.iter().cloned().zip(parts)));
@@ -125,7 +125,7 @@ impl<'a> MuonRound<'a> {
         regions.into_iter().map(part).collect()
     }
 
-    /// Moves what is held along an axis, to the ranks that are where the owners are.
+    /// Sends the held shards along an axis, to the ranks with the coordinates of the owners.
     fn to_owners(&self, axis: usize, held: Vec<HeldShards<'a>>) -> Result<Vec<HeldShards<'a>>> {
         let own = self.route.own(axis);
         let mut given = vec![Vec::new(); self.route.size(axis)];
@@ -142,7 +142,8 @@ impl<'a> MuonRound<'a> {
         Ok(stay.into_iter().map(from_all).collect())
     }
 
-    /// Moves steps back along an axis, to the ranks that [`to_owners`](Self::to_owners) had the parts from.
+    /// Sends the updates back along an axis, to the ranks from which [`to_owners`](Self::to_owners) received the
+    /// shards.
     fn back(&self, axis: usize, held: Vec<HeldShards<'a>>) -> Result<Vec<HeldShards<'a>>> {
         let each = self.route.sources_before(axis);
         let mut given = vec![Vec::new(); self.route.size(axis)];
@@ -151,7 +152,7 @@ impl<'a> MuonRound<'a> {
                 given.extend(parts);
             }
         }
-        // Those that had come as far as this axis.
+        // Matrices whose shards this rank held before the move along this axis.
         let here = self.matrices.iter().filter(|owned| (0..axis).all(|axis| owned.owner[axis] == self.route.own(axis)));
         let here = here.collect_vec();
         let own = self.route.own(axis);
@@ -165,13 +166,15 @@ impl<'a> MuonRound<'a> {
         Ok(here.into_iter().map(from_owner).collect())
     }
 
-    /// Of the parts that the rank at `place` along an axis holds of a matrix before it moves along it.
+    /// Returns the numbers of elements of the shards of a matrix that the rank at `place` along an axis holds
+    /// before the move along that axis.
     fn lengths(&self, owned: &Owned, axis: usize, place: usize) -> Vec<usize> {
         let sources = self.route.sources(axis, place);
         sources.map(|coordinate| owned.spec.local_shape_at(&coordinate).num_elements()).collect()
     }
 
-    /// Gives each rank along an axis these parts, and takes of each as many, of such lengths.
+    /// Sends the tensors `given[i]` to rank `i` along an axis, and receives from each rank tensors with the given
+    /// lengths.
     fn exchange(
         &self,
         axis: usize,
@@ -210,13 +213,13 @@ impl<'a> MuonRound<'a> {
 
 fn flat(part: &Tensor<2>) -> Tensor<1> {
     match part.shape().num_elements() {
-        // To burn's `reshape` a 0 is the length that there was.
+        // burn's `reshape` interprets 0 as "keep this dimension".
         0 => Tensor::zeros([0], (&part.device(), part.dtype())),
         len => part.clone().reshape([len]),
     }
 }
 
-/// One tensor of all that have elements, if any has.
+/// Concatenates all tensors that have elements; `None` if none has.
 fn together(parts: Vec<Tensor<1>>) -> Option<Tensor<1>> {
     let mut parts = parts.into_iter().filter(|part| part.dims() != [0]).collect_vec();
     match parts.len() {

@@ -1,11 +1,11 @@
-//! A matrix out of its parts.
+//! Assembles a matrix from its shards.
 
 use std::ops::Range;
 
 use burn::tensor::Tensor;
 use itertools::Itertools;
 
-/// The matrix of which these are all parts, with the rows and columns that they are.
+/// Assembles a matrix from all its shards, each given with its range of rows and its range of columns.
 pub(super) fn joined(parts: impl Iterator<Item = (Vec<Range<usize>>, Tensor<1>)>) -> Tensor<2> {
     let shaped = parts.map(|(region, part)| {
         let [rows, columns] = region.try_into().expect("a matrix has two dimensions");
@@ -18,13 +18,13 @@ pub(super) fn joined(parts: impl Iterator<Item = (Vec<Range<usize>>, Tensor<1>)>
     one(bands, 0)
 }
 
-/// A part that came flat.
+/// Reshapes a flat shard.
 pub(super) fn shaped(part: Tensor<1>, shape: [usize; 2]) -> Tensor<2> {
-    // To burn's `reshape` a 0 is the length that there was.
+    // burn's `reshape` interprets 0 as "keep this dimension".
     if shape.contains(&0) { Tensor::zeros(shape, (&part.device(), part.dtype())) } else { part.reshape(shape) }
 }
 
-/// All in one along `dim`: without a copy, if they are one.
+/// Concatenates tensors along `dim`. A single tensor is returned without a copy.
 fn one(mut tensors: Vec<Tensor<2>>, dim: usize) -> Tensor<2> {
     match tensors.len() {
         1 => tensors.remove(0),

@@ -1,23 +1,24 @@
-//! Muon on shards: whole matrices are made orthogonal, each on one rank.
+//! Muon on shards: each full matrix is orthogonalized on one rank.
 //!
 //! ```text
-//!          shards                 all-to-all           whole on its owner       all-to-all
+//!          shards                 all-to-all           full on its owner       all-to-all
 //! rank 0   a0  b0  c0  d0    ──▶  a0 a1 = a       ──▶  orthogonal a        ──▶  a0' b0'      then c and d,
 //! rank 1   a1  b1  c1  d1         b0 b1 = b            orthogonal b             a1' b1'      in the next round
 //! ```
 //!
-//! Momentum works element by element, on shards. What it makes of the gradients of a round's matrices goes to their
-//! owners, and comes back as steps: each element moves twice, where gathering moves it to every rank. A rank owns no
-//! more of a round than the largest matrix has elements, so that beside shards it holds a few of those and not the
-//! model. Where several mesh dimensions cut a matrix it moves along one after the other, and back in reverse; ranks
-//! that hold it alike own it alike.
+//! Momentum works element by element, on shards. The shards of its output are sent to the owners of a round's
+//! matrices, and the updates are sent back. Each element is sent twice, whereas an all-gather would send it to
+//! every rank. In one round a rank owns at most as many elements as the largest matrix has, so in addition to its
+//! shards it holds a few times the largest matrix instead of the model. If several mesh dimensions shard a matrix,
+//! it is moved along one after the other, and back in reverse order. Each group of ranks that holds a replica of a
+//! matrix makes the same computation.
 //!
 //! | to find | look in |
 //! |---|---|
-//! | who owns which matrix, when | `rounds` |
-//! | the whole of a matrix out of its parts | `join` |
-//! | how they move | `exchange` |
-//! | what is done on shards, before and after | `shards` |
+//! | owner of each matrix, and its round | `rounds` |
+//! | assembly of a matrix from its shards | `join` |
+//! | communication | `exchange` |
+//! | computation on shards, before and after | `shards` |
 
 mod exchange;
 mod join;

@@ -1,13 +1,13 @@
-//! Which rank makes which matrix orthogonal, and in which round.
+//! Assignment of matrices to owners and rounds.
 
-/// The owner of each of a round's matrices: pairs of a matrix and a rank.
+/// Owners of a round's matrices: pairs of a matrix index and a rank.
 pub(super) type RoundOwners = Vec<(usize, usize)>;
 
-/// Spreads matrices of these shapes over `ranks`.
+/// Distributes matrices of these shapes over `ranks` ranks.
 ///
-/// The dearest first, each to the rank with least to do in the round, as long as a rank owns no more elements than the
-/// largest matrix has. What a round has no room for is the next one's: matrices of one size, `count` of them, take
-/// `count.div_ceil(ranks)` rounds.
+/// The most expensive matrix is assigned first, each to the rank with the least work in the round, as long as no
+/// rank owns more elements than the largest matrix has. Matrices that do not fit are assigned in the next round.
+/// `count` matrices of one size take `count.div_ceil(ranks)` rounds.
 ///
 /// ```text
 /// 3 ranks, square matrices:   40  40  20  20  20  20        round 0   40 │ 40 │ 20 20 20 20
@@ -15,7 +15,7 @@ pub(super) type RoundOwners = Vec<(usize, usize)>;
 pub(super) fn rounds(shapes: &[[usize; 2]], ranks: usize) -> Vec<RoundOwners> {
     let elements = |matrix: &usize| shapes[*matrix][0] * shapes[*matrix][1];
     let mut waiting: Vec<usize> = (0..shapes.len()).collect();
-    // Stable: of matrices of one cost the first comes first, on every rank.
+    // The stable sort keeps matrices of equal cost in the same order on every rank.
     waiting.sort_by_key(|&matrix| std::cmp::Reverse(cost(shapes[matrix])));
     let room = waiting.iter().map(elements).max().unwrap_or(0);
     let mut rounds = Vec::new();
@@ -34,7 +34,7 @@ pub(super) fn rounds(shapes: &[[usize; 2]], ranks: usize) -> Vec<RoundOwners> {
     rounds
 }
 
-/// Multiplications of one Newton-Schulz step: `X Xᵀ`, its square, and the product with `X`.
+/// Returns the number of multiplications of one Newton-Schulz step: `X Xᵀ`, its square, and the product with `X`.
 fn cost([rows, columns]: [usize; 2]) -> u128 {
     let (short, long) = (rows.min(columns) as u128, rows.max(columns) as u128);
     short * short * (2 * long + short)
@@ -71,7 +71,7 @@ mod tests {
         }
     }
 
-    /// The picture in the docs.
+    /// Checks the example in the documentation of `rounds`.
     #[test]
     fn small_matrices_share_a_rank() {
         let shapes = [40, 40, 20, 20, 20, 20].map(|side| [side, side]);

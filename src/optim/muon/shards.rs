@@ -1,4 +1,4 @@
-//! What Muon does on shards, before and after matrices are made orthogonal, as optimizers of burn's.
+//! Muon's work on shards, before and after orthogonalization, as burn optimizers.
 
 use std::sync::Arc;
 
@@ -8,15 +8,16 @@ use burn::optim::momentum::{Momentum, MomentumConfig};
 use burn::optim::{LearningRate, Muon, MuonConfig, MuonState, Optimizer};
 use burn::tensor::{Device, Tensor};
 
-/// A configuration's three parts: `velocity`, `orthogonal`, `apply`, one after the other.
+/// A Muon configuration, split into three stages that run in this order: `velocity`, `orthogonal`, `apply`.
 pub(in crate::optim) struct Stages {
     pub(in crate::optim) velocity: Velocity,
-    /// Of whole matrices, without momentum and decay.
+    /// Orthogonalization of full matrices, without momentum and weight decay.
     pub(in crate::optim) orthogonal: Arc<Muon>,
     pub(in crate::optim) apply: Apply,
 }
 
-/// Those fields of burn's configuration that say what is done on shards: they are private there, and public in JSON.
+/// Fields of burn's configuration that are needed on shards. They are private in burn, so they are read from its
+/// JSON.
 #[derive(Config, Debug)]
 struct OnShards {
     weight_decay: Option<WeightDecayConfig>,
@@ -35,7 +36,7 @@ impl Stages {
     }
 }
 
-/// Steps a parameter to what momentum makes of its gradient, and remembers what burn's Muon remembers.
+/// Optimizer that replaces a parameter by the output of momentum for its gradient. It has the state of burn's Muon.
 #[derive(Clone)]
 pub(in crate::optim) struct Velocity(Momentum);
 
@@ -59,7 +60,7 @@ impl Optimizer for Velocity {
     }
 }
 
-/// Decays a parameter, and adds the step that is given as its gradient.
+/// Optimizer that applies weight decay to a parameter, then adds the update that is passed as its gradient.
 #[derive(Clone)]
 pub(in crate::optim) struct Apply {
     penalty: f64,

@@ -1,4 +1,4 @@
-//! Reductions to the bit: the order of sums, and when they are rounded.
+//! Bitwise tests of reductions: the order of summation, and when sums are rounded.
 
 use burn::tensor::{DType, Int, Tensor, TensorData};
 
@@ -9,11 +9,11 @@ use crate::Result;
 use crate::comm::{Call, ReduceOp, ShardedTensor};
 use crate::placement::ShardSizes;
 
-/// Elements; of long tensors more.
+/// Number of elements of a tensor, before `TestGroup::length` scales it.
 const LEN: usize = 61;
 
-/// Sums of terms of many sizes, to which other orders give other bits, and averages of numbers whose sum is none of their
-/// kind.
+/// Checks sums of values of many magnitudes, whose bits depend on the order of summation. Also checks averages of
+/// integers whose sum overflows the dtype.
 pub(super) fn bits(scope: &TestGroup) -> Result<()> {
     for dtype in [DType::F32, DType::F64, DType::F16, DType::BF16] {
         for op in [ReduceOp::Sum, ReduceOp::Avg, ReduceOp::premul_sum(0.3)] {
@@ -41,13 +41,14 @@ fn sums(scope: &TestGroup, dtype: DType, op: ReduceOp) -> Result<()> {
     Ok(())
 }
 
-/// Thirds of powers of two, of either sign.
+/// Returns thirds of powers of two, of either sign.
 fn value(rank: usize, i: usize) -> f64 {
     let sign = if (rank + i).is_multiple_of(3) { -1.0 } else { 1.0 };
     sign * f64::from(1_u32 << ((i * 7 + rank * 5) % 8)) / 3.0
 }
 
-/// Neighbours first, in `f32` unless it is `f64`: 64 bits, rounded after each operation, are exactly that.
+/// Computes the expected reduction as a binary tree in which neighbours are added first. It rounds to `f32`, or to
+/// `f64` if `dtype` is that. Computing in 64 bits and rounding after each operation gives exactly that result.
 fn tree(terms: Vec<f64>, op: ReduceOp, dtype: DType) -> f64 {
     let round = |value: f64| if dtype == DType::F64 { value } else { f64::from(value as f32) };
     let (count, mut level) = (terms.len(), terms);

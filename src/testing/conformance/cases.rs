@@ -1,4 +1,4 @@
-//! What every collective is tried on: shapes, dtypes, and the cuts of a length.
+//! Inputs with which every collective is tried: shapes, dtypes and shard sizes.
 
 use std::ops::Range;
 
@@ -25,11 +25,11 @@ const DTYPES: [DType; 13] = [
     DType::Bool(BoolStore::Native),
 ];
 
-/// Elements of a tensor on which everything is tried.
+/// Number of elements of a tensor on which all reductions are tried even with few cases.
 const TINY: usize = 16;
 
-/// Reductions whose results are integers where the terms are, for tensors of `shape`; of few cases two, but for tensors of
-/// a few elements on a few ranks, on which all are tried.
+/// Returns the reductions to try on tensors of `shape`. All results are integers if the operands are. With few
+/// cases there are two of them, except for tensors with a few elements on a few ranks.
 pub(super) fn ops(scope: &TestGroup, shape: &[usize]) -> Vec<ReduceOp> {
     let is_tiny = shape.iter().product::<usize>() <= TINY && !scope.is_large();
     if scope.has_few() && !is_tiny {
@@ -48,14 +48,14 @@ pub(super) fn ops(scope: &TestGroup, shape: &[usize]) -> Vec<ReduceOp> {
     ]
 }
 
-/// Whether `op` is one of `dtype`, and exact on so many ranks.
+/// Returns true if `dtype` supports `op` and the result is exact on this number of ranks.
 pub(super) fn fits(op: ReduceOp, dtype: DType, scope: &TestGroup) -> bool {
     match op {
         ReduceOp::Sum => !dtype.is_bool() && scope.sums_are_exact(dtype),
-        // The averages of floats are no integers; held to others elsewhere.
+        // The averages of floats are not integers. `bits` checks them.
         ReduceOp::Avg => !dtype.is_bool() && !dtype.is_float(),
         ReduceOp::Min | ReduceOp::Max => true,
-        // Factors are at most 4.
+        // The values are at most 4.
         ReduceOp::Product if matches!(dtype, DType::I8 | DType::U8) => scope.size() <= 3,
         ReduceOp::Product => scope.size() <= 4 || dtype.is_bool(),
         ReduceOp::BitAnd | ReduceOp::BitOr | ReduceOp::BitXor => !dtype.is_float(),
@@ -63,21 +63,21 @@ pub(super) fn fits(op: ReduceOp, dtype: DType, scope: &TestGroup) -> bool {
     }
 }
 
-/// Ceil-sized chunks, the tail ones possibly empty: `torch.chunk`.
+/// Returns a chunk of size `len / parts`, rounded up. The last chunks may be smaller or empty, as in `torch.chunk`.
 fn chunk(len: usize, parts: usize, index: usize) -> Range<usize> {
     let size = len.div_ceil(parts);
     (index * size).min(len)..((index + 1) * size).min(len)
 }
 
-/// The cuts of a length that are tried: into chunks, and ragged, with nothing on the first of several
-/// ranks and most on the last.
+/// Returns the shardings of a dimension that are tried: chunks, and uneven sizes where the first of several ranks
+/// is empty and the last has most elements.
 pub(super) fn shard_sizes(len: usize, ranks: usize) -> [ShardSizes; 2] {
     let mut lengths: Vec<usize> = (0..ranks).map(|rank| usize::from(rank > 0 && rank <= len)).collect();
     lengths[ranks - 1] += len - lengths.iter().sum::<usize>();
     [ShardSizes::Chunked(len), ShardSizes::Uneven(lengths.into())]
 }
 
-/// What a rank holds, by the definition.
+/// Returns the range of elements that a rank holds, by the definition of the sharding.
 pub(super) fn held(sizes: &ShardSizes, parts: usize, index: usize) -> Range<usize> {
     match sizes {
         ShardSizes::Chunked(len) => chunk(*len, parts, index),
@@ -88,13 +88,14 @@ pub(super) fn held(sizes: &ShardSizes, parts: usize, index: usize) -> Range<usiz
     }
 }
 
-/// The dtypes that are tried: all, of few cases one of each kind.
+/// Returns the dtypes to try: all, or with few cases one of each kind.
 pub(super) fn dtypes(scope: &TestGroup) -> Vec<DType> {
     let some = [DType::F32, DType::BF16, DType::I64, DType::Bool(BoolStore::Native)];
     if scope.has_few() { some.into() } else { DTYPES.into() }
 }
 
-/// Shapes with even, uneven and empty chunks for groups of up to 8; of few cases fewer, and longer ones, as if asked for those.
+/// Returns the shapes to try, which have even, uneven and empty chunks in groups of up to 8. With few cases there
+/// are fewer shapes. If long tensors are requested, there are longer ones.
 pub(super) fn shapes(scope: &TestGroup) -> Vec<Vec<usize>> {
     if scope.is_long() {
         return vec![vec![4001], vec![70, 61]];
@@ -105,7 +106,7 @@ pub(super) fn shapes(scope: &TestGroup) -> Vec<Vec<usize>> {
     vec![vec![17], vec![1], vec![8, 6], vec![5, 3], vec![2, 70], vec![0, 3], vec![3, 4, 5], vec![4, 2, 9]]
 }
 
-/// Every case: shape, cut dimension and dtype.
+/// Returns every case: shape, sharded dimension and dtype.
 pub(super) fn cases(scope: &TestGroup) -> impl Iterator<Item = (Vec<usize>, usize, DType)> {
     let dtypes = dtypes(scope);
     shapes(scope).into_iter().flat_map(move |shape| {
@@ -117,7 +118,7 @@ pub(super) fn cases(scope: &TestGroup) -> impl Iterator<Item = (Vec<usize>, usiz
     })
 }
 
-/// This rank's piece of `whole`.
+/// Returns this rank's shard of `full`.
 pub(super) fn shard(
     full: &PlainTensor,
     dim: usize,

@@ -1,4 +1,4 @@
-//! Tensors of any shape, one for each rank or of each.
+//! Collectives with tensors of any shape, one from each rank or one for each rank.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use super::scope::TestGroup;
 use crate::Result;
 use crate::comm::Call;
 
-/// Every rank gets every tensor.
+/// Checks that every rank gets every tensor.
 pub(super) fn all_gather_list(scope: &TestGroup) -> Result<()> {
     let size = scope.size();
     for dtype in dtypes(scope) {
@@ -31,7 +31,7 @@ pub(super) fn all_gather_list(scope: &TestGroup) -> Result<()> {
     Ok(())
 }
 
-/// Rank `i` gets the reduction of part `i`, which is of another length for each.
+/// Checks that rank `i` gets the reduction of tensor `i`. The tensors for different ranks have different lengths.
 pub(super) fn reduce_scatter_list(scope: &TestGroup) -> Result<()> {
     let (size, rank) = (scope.size(), scope.rank());
     for dtype in dtypes(scope) {
@@ -49,11 +49,11 @@ pub(super) fn reduce_scatter_list(scope: &TestGroup) -> Result<()> {
     Ok(())
 }
 
-/// Every rank gets what each has for it, or nothing.
+/// Checks that every rank gets from each rank the tensor for it, or none.
 pub(super) fn all_to_all_list(scope: &TestGroup) -> Result<()> {
     let (size, rank) = (scope.size(), scope.rank());
     for dtype in dtypes(scope) {
-        // As many rows as the pair says, down to none, and of some pairs no tensor at all.
+        // The number of rows depends on the pair and may be 0. For some pairs there is no tensor.
         let part = |from: usize, to: usize| {
             let rows = scope.length((from + 2 * to) % 4);
             let shape = if (from + to).is_multiple_of(2) { vec![rows, 3] } else { vec![rows] };
@@ -68,7 +68,8 @@ pub(super) fn all_to_all_list(scope: &TestGroup) -> Result<()> {
     Ok(())
 }
 
-/// Rows go where the splits say, equal ones and others, also where the receivers have to ask how many.
+/// Checks that rows are sent according to the splits, equal or not, and that `exchange_splits` gives the receivers
+/// their numbers of rows.
 pub(super) fn all_to_all_single(scope: &TestGroup) -> Result<()> {
     let (size, rank) = (scope.size(), scope.rank());
     let splits: [fn(usize, usize) -> usize; 3] =
@@ -94,12 +95,12 @@ pub(super) fn all_to_all_single(scope: &TestGroup) -> Result<()> {
     Ok(())
 }
 
-/// Rows with indices: the union of the indices, and sums of the rows.
+/// Checks the reduction of indexed rows: the union of the indices, and the sums of the rows.
 pub(super) fn sparse(scope: &TestGroup) -> Result<()> {
     let (size, device) = (scope.size(), &scope.device);
     for dtype in [DType::F32, DType::F64, DType::F16, DType::BF16, DType::I64, DType::I32] {
         for count in [0, 1, 5] {
-            // Of other numbers on each rank, with repetitions.
+            // The number of rows differs between ranks, and indices repeat.
             let count = |rank: usize| scope.length((count + rank) % 6);
             let index = |rank: usize, row: usize| ((7 * row + 3 * rank) % scope.length(11)) as i64;
             let value = |rank: usize, row: usize, column: usize| ((rank + 2 * row + column) % 3) as i64;

@@ -6,7 +6,8 @@ use super::scope::TestGroup;
 use crate::Result;
 use crate::comm::{Call, Work};
 
-/// Between every two ranks, to oneself too; by tag, by order, of anybody; many at once; to nobody who waits.
+/// Checks messages between every two ranks, including a rank and itself; their order and tags; receives from any
+/// rank; many messages at once; and receives and sends that are dropped.
 pub(super) fn messages(scope: &TestGroup) -> Result<()> {
     every_pair(scope)?;
     tags_and_order(scope)?;
@@ -18,7 +19,8 @@ fn call() -> Call {
     Call::new("message")
 }
 
-/// Sends first, then receives, in opposite order; described and not. Of few cases, with neighbours.
+/// Checks messages between every two ranks, or with few cases between neighbours. Each rank sends first, then
+/// receives in the opposite order, with and without `metas`.
 fn every_pair(scope: &TestGroup) -> Result<()> {
     let (size, rank, comm) = (scope.size(), scope.rank(), &scope.comm);
     let near = |other: usize| !scope.has_few() || (other + size - rank) % size < 3 || (rank + size - other) % size < 3;
@@ -43,7 +45,7 @@ fn every_pair(scope: &TestGroup) -> Result<()> {
     Ok(())
 }
 
-/// A number, in a message.
+/// Creates the tensors of a message that contains a number.
 pub(super) fn number(scope: &TestGroup, value: usize) -> Vec<burn::backend::DispatchTensor> {
     let plain = PlainTensor { shape: vec![1], values: vec![value as i64] };
     vec![plain.tensor(burn::tensor::DType::I32, &scope.device)]
@@ -53,14 +55,14 @@ pub(super) fn read(mut tensors: Vec<burn::backend::DispatchTensor>) -> usize {
     PlainTensor::of(tensors.remove(0), burn::tensor::DType::I32).values[0] as usize
 }
 
-/// Of one tag in order; another tag's do not stand in the way.
+/// Checks that messages with one tag arrive in order, and that messages with another tag do not block them.
 fn tags_and_order(scope: &TestGroup) -> Result<()> {
     let (size, rank, comm) = (scope.size(), scope.rank(), &scope.comm);
     let (next, last) = ((rank + 1) % size, (rank + size - 1) % size);
     for value in 0..6 {
         comm.send(call(), number(scope, value), next, 100 + value as u32 % 2).wait()?;
     }
-    // Posted at once, waited for backwards.
+    // All are posted first, and waited for in reverse order.
     let odd: Vec<_> = (0..3).map(|_| comm.receive(call(), None, last, 101)).collect();
     let even: Vec<_> = (0..3).map(|_| comm.receive(call(), None, last, 100)).collect();
     for (at, work) in even.into_iter().enumerate().rev() {
@@ -72,7 +74,8 @@ fn tags_and_order(scope: &TestGroup) -> Result<()> {
     Ok(())
 }
 
-/// The first rank hears everybody, in whatever order, and of each in order.
+/// Checks that the first rank receives the messages of all ranks with `from` unspecified, in any order of the
+/// senders but in order for each sender.
 fn from_any_rank(scope: &TestGroup) -> Result<()> {
     let (size, rank, comm) = (scope.size(), scope.rank(), &scope.comm);
     const EACH: usize = 5;
@@ -92,7 +95,8 @@ fn from_any_rank(scope: &TestGroup) -> Result<()> {
     Ok(())
 }
 
-/// A receive that is dropped takes its message all the same; one that nobody receives hinders nobody.
+/// Checks that a dropped receive still consumes its message, and that a message without a receive does not block
+/// others.
 fn given_up(scope: &TestGroup) -> Result<()> {
     let (size, rank, comm) = (scope.size(), scope.rank(), &scope.comm);
     let (next, last) = ((rank + 1) % size, (rank + size - 1) % size);
@@ -101,7 +105,7 @@ fn given_up(scope: &TestGroup) -> Result<()> {
         comm.send(call(), number(scope, value), next, 8).wait()?;
     }
     scope.same(read(comm.receive(call(), None, last, 8).wait()?.tensors), 1, || "after one given up".into());
-    // Not even by who comes after in a group of the same ranks.
+    // This message is never received, not even in a later group of the same ranks.
     drop(comm.send(call(), number(scope, 0), next, u32::MAX));
     comm.barrier(call()).wait()?;
     Ok(())

@@ -1,4 +1,4 @@
-//! What programs do wrong: an error that names it, on every rank.
+//! Programs with mistakes, each of which must get an error that names the mistake, on every rank.
 
 use std::time::Duration;
 
@@ -12,10 +12,10 @@ use crate::comm::{
 use crate::placement::ShardSizes;
 use crate::{Error, Result};
 
-/// What a rank does, and what the error says.
+/// A misuse: its name, the program of a rank, and a text that the error contains.
 type Misuse = (&'static str, fn(&World, &Communicator) -> Result<()>, &'static str);
 
-/// A value that serde cannot write.
+/// A value that serde cannot serialize.
 struct Unwritable;
 
 impl Serialize for Unwritable {
@@ -40,13 +40,14 @@ fn call() -> Call {
     Call::new("misuse")
 }
 
-/// A call of ranks that hold the same `a`, and this `b`.
+/// Returns a call of ranks that hold the same `a`, and this `b`.
 fn holding(step: u64, b: u64) -> Call {
     let (names, values) = (["a".into(), "b".into()].into(), [Some(0), Some(b)].into());
     call().with_digests(vec![Digests { of: ReplicatedValue::Weight, step, names, values }])
 }
 
-/// Each in a world of at least two ranks, all of which make it unless it says otherwise.
+/// All misuses. Each runs in a world of at least two ranks, all of which make the mistake unless the program checks
+/// the rank.
 const MISUSES: [Misuse; 46] = [
     (
         "a root outside the group",
@@ -56,7 +57,7 @@ const MISUSES: [Misuse; 46] = [
     (
         "a root that is a global rank",
         |w, c| drop_of(c.reduce(call(), vec![ones(w, 2)], ReduceOp::Sum, w.size()).wait()),
-        "name a position in the group, not a global rank",
+        "Pass a group rank, not a global rank",
     ),
     (
         "roots that differ",
@@ -71,7 +72,7 @@ const MISUSES: [Misuse; 46] = [
     (
         "other tensors than described",
         |w, c| drop_of(c.broadcast(call(), Some(vec![ones(w, 3)]), vec![meta(2)], 0).wait()),
-        "but `metas` says [2] f32",
+        "but `metas` describes [2] f32",
     ),
     (
         "fewer descriptions than tensors",
@@ -99,7 +100,7 @@ const MISUSES: [Misuse; 46] = [
     (
         "a gather of too few",
         |w, c| drop_of(c.gather(call(), ones(w, 2), (w.rank() == 0).then(|| vec![meta(2)]), 0).wait()),
-        "give one of each per rank of the group",
+        "Pass one of each per rank of the group",
     ),
     (
         "a scatter without a list",
@@ -148,7 +149,7 @@ const MISUSES: [Misuse; 46] = [
         "PremulSum(",
     ),
     (
-        "values held alike that differ",
+        "replicated values that differ",
         |w, c| drop_of(c.barrier(holding(7, u64::from(w.rank() > 0))).wait()),
         "hold different values of weight `b` in step 7 (found in barrier",
     ),
@@ -186,7 +187,7 @@ const MISUSES: [Misuse; 46] = [
             let bools = Tensor::<1, Int>::ones([2], w.device()).bool().into_dispatch();
             drop_of(c.reduce(call(), vec![bools], ReduceOp::Sum, 0).wait())
         },
-        "which has no Sum; use Max (any), Min (all), or convert it to int",
+        "which has no Sum. Use Max (any), Min (all), or convert it to int",
     ),
     (
         "a factor for integers",
@@ -202,7 +203,7 @@ const MISUSES: [Misuse; 46] = [
         "tensor 0 has 1 dimensions, so dimension 1 is out of range",
     ),
     (
-        "a piece of another length",
+        "a shard of another length",
         |w, c| {
             let shard = ShardedTensor { tensor: ones(w, 3), dim: 0, sizes: ShardSizes::Chunked(2 * w.size()) };
             drop_of(c.all_gather(call(), vec![shard]).wait())
@@ -210,12 +211,12 @@ const MISUSES: [Misuse; 46] = [
         "tensor 0 has length 3 in dimension 0",
     ),
     (
-        "lengths for other ranks",
+        "shard sizes for other ranks",
         |w, c| {
             let full = ShardedTensor { tensor: ones(w, 3), dim: 0, sizes: ShardSizes::Uneven([3].into()) };
             drop_of(c.reduce_scatter(call(), vec![full], ReduceOp::Sum).wait())
         },
-        "give one length per rank of the group",
+        "Pass one shard size per rank of the group",
     ),
     (
         "parts for other ranks",
@@ -228,7 +229,7 @@ const MISUSES: [Misuse; 46] = [
             let splits = vec![1; c.group().size()];
             drop_of(c.all_to_all_single(call(), ones(w, 99), &splits, &splits).wait())
         },
-        "the tensor has 99 rows, but [",
+        "but the tensor has 99 rows",
     ),
     (
         "splits that keep more than they give",
@@ -237,7 +238,7 @@ const MISUSES: [Misuse; 46] = [
             taken[c.group().rank()] = 2;
             drop_of(c.all_to_all_single(call(), ones(w, given.len()), &given, &taken).wait())
         },
-        "it gives itself 1 rows, but takes 2",
+        "this rank sends itself 1 rows but expects 2 from itself",
     ),
     (
         "splits that others do not expect",
@@ -265,12 +266,12 @@ const MISUSES: [Misuse; 46] = [
         "tensor 0: shape [3] vs [2]",
     ),
     (
-        "a message that never comes",
+        "a message that is never sent",
         |w, c| if w.rank() == 0 { drop_of(c.receive(call(), None, 1, 0).wait()) } else { Ok(()) },
         "rank 1 has returned, but receive",
     ),
     (
-        "a message of nobody",
+        "a message that no rank sends",
         |w, c| if w.rank() == 0 { drop_of(c.receive(call(), None, None, 0).wait()) } else { Ok(()) },
         "has returned, but receive",
     ),
@@ -285,13 +286,13 @@ const MISUSES: [Misuse; 46] = [
             c.send_object(call(), &"text", w.rank(), 0).wait()?;
             drop_of(c.receive_object::<u8>(call(), w.rank(), 0))
         },
-        "what came is no u8",
+        "the received object is not a u8",
     ),
     (
-        "a rank that does not come in time",
+        "a rank that does not arrive in time",
         |w, c| {
             if w.rank() == 0 {
-                // Not a wait: an engine that finds deadlocks finds none.
+                // Polls instead of waiting, so that a backend that detects deadlocks does not find one.
                 let work = c.receive(call(), None, None, 1);
                 while !work.is_complete() {
                     std::thread::yield_now();
@@ -327,9 +328,9 @@ const MISUSES: [Misuse; 46] = [
         "tensor 0: shape [",
     ),
     (
-        "a plan with a cut of another length",
+        "a plan with shard sizes of another length",
         |_, c| drop_of(c.plan_all_gather(vec![(meta(4), 0, ShardSizes::Chunked(5))])),
-        "but its cut is of 5",
+        "but its shard sizes add up to 5",
     ),
     (
         "a plan of a group of another size",
@@ -339,14 +340,14 @@ const MISUSES: [Misuse; 46] = [
         },
         "a plan for 1 ranks in a group of ",
     ),
-    ("a group with a rank twice", |w, _| drop_of(w.subgroup([vec![0, 1], vec![1]])), "a rank is in one group at most"),
+    ("a group with a rank twice", |w, _| drop_of(w.subgroup([vec![0, 1], vec![1]])), "Name each rank at most once"),
 ];
 
 fn drop_of<T, E: Into<crate::Error>>(result: Result<T, E>) -> Result<()> {
     result.map(|_| ()).map_err(Into::into)
 }
 
-/// Tries all on what `config` starts; returns how many.
+/// Runs all misuses on worlds that `config` launches. Returns their number.
 pub(super) fn all(config: impl Fn() -> Launch) -> usize {
     for (name, program, text) in MISUSES {
         let error = match launch(config(), |world| program(world, &world.all())) {
@@ -355,14 +356,14 @@ pub(super) fn all(config: impl Fn() -> Launch) -> usize {
         };
         let cause = error.cause.to_string();
         assert!(cause.contains(text), "{name}: expected `{text}`, got `{error}`");
-        // What an engine finds is joint: whoever did not succeed ended with that, and not with word that a rank has failed.
+        // Errors that a backend detects are joint: every rank that fails gets this error, not one about a failed rank.
         use CommError::{DeadlineExceeded, Diverged, Mismatch, RankReturned};
         if let Error::Comm(Mismatch { .. } | Diverged { .. } | RankReturned { .. } | DeadlineExceeded { .. }) =
             error.cause
         {
             for other in &error.others {
                 let joint = other.error.as_ref().is_none_or(|error| error.to_string() == cause);
-                assert!(joint, "{name}: rank {} knows less: {error}", other.rank);
+                assert!(joint, "{name}: rank {} has another error: {error}", other.rank);
             }
         }
     }

@@ -1,19 +1,20 @@
-//! [`Conformance`]: every collective of an engine, held to brute force.
+//! [`Conformance`]: checks every collective of a backend against brute force.
 //!
-//! An engine carries collectives from rank to rank ([`comm::backend`](crate::comm::backend)). Whoever writes one starts
-//! with its tests written:
+//! A backend implements the collectives ([`comm::backend`](crate::comm::backend)). These are tests for the author
+//! of a new one:
 //!
 //! ```
 //! use burn_dtensor::comm::Launch;
 //! use burn_dtensor::testing::Conformance;
 //!
-//! // Threads; of another engine `|ranks| Launch::on_backend(engine(ranks))`.
+//! // Threads. For another backend: `|ranks| Launch::on_backend(backend(ranks))`.
 //! let report = Conformance::of(Launch::threads).with_ranks([2]).check("broadcast");
 //! assert!(report > 100, "that many cases were tried");
 //! ```
 //!
-//! Each check runs on the world, on the world in reverse order, on enumerated groups and, where they fit, on the rows and
-//! columns of a mesh; over every dtype and root, over even, uneven and empty parts, contiguous or not.
+//! Each check runs on the world, on the world in reverse order, on enumerated groups and, if there are enough
+//! ranks, on the rows and columns of a mesh. It covers every dtype and root, and even, uneven and empty shards,
+//! contiguous or not.
 
 mod bits;
 mod cases;
@@ -36,10 +37,10 @@ use crate::comm::{Launch, launch};
 
 use scope::TestGroup;
 
-/// What one check does in one group.
+/// Function that runs one check in one group.
 type Check = fn(&TestGroup) -> Result<()>;
 
-/// Every check of what ranks get, by name.
+/// Every check of the values that ranks receive, by name.
 const CHECKS: [(&str, Check); 22] = [
     ("all_gather", shards::all_gather),
     ("all_gather_coalesced", shards::all_gather_coalesced),
@@ -65,7 +66,7 @@ const CHECKS: [(&str, Check); 22] = [
     ("bits", bits::bits),
 ];
 
-/// The conformance suite of an engine.
+/// Conformance suite of a backend.
 #[derive(Debug, Clone)]
 pub struct Conformance<L> {
     launch: L,
@@ -74,7 +75,7 @@ pub struct Conformance<L> {
     extent: TestExtent,
 }
 
-/// How much is tried.
+/// Amount of cases that are tried.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 struct TestExtent {
     long: bool,
@@ -82,65 +83,68 @@ struct TestExtent {
 }
 
 impl<L: Fn(usize) -> Launch> Conformance<L> {
-    /// Of what `launch` starts so many ranks on.
+    /// Creates the suite. `launch` returns the configuration with which to launch a given number of ranks on the
+    /// backend.
     pub fn of(launch: L) -> Self {
         Self { launch, ranks: vec![2, 3, 4], deadline: Duration::from_secs(60), extent: TestExtent::default() }
     }
 
-    /// The sizes of worlds to try. Default: 2, 3 and 4.
+    /// Sets the sizes of the worlds to try. Default: 2, 3 and 4.
     pub fn with_ranks(mut self, ranks: impl IntoIterator<Item = usize>) -> Self {
         self.ranks = ranks.into_iter().collect();
         self
     }
 
-    /// How long a rank waits for the others. Default: a minute.
+    /// Sets how long a rank waits for the others. Default: one minute.
     pub fn with_deadline(mut self, deadline: Duration) -> Self {
         self.deadline = deadline;
         self
     }
 
-    /// Tensors of some thousand elements in place of a few: for engines that cut what is long into messages.
+    /// Uses tensors of some thousand elements instead of a few, for backends that split long tensors into several
+    /// messages.
     pub fn with_large_tensors(mut self) -> Self {
         self.extent.long = true;
         self
     }
 
-    /// A few cases of each kind in place of all, as on many ranks: for an engine that is tried once more, on other ranks.
+    /// Tries a few cases of each kind instead of all, as on many ranks. Use it to run the suite a second time on
+    /// other ranks.
     pub fn with_few_cases(mut self) -> Self {
         self.extent.brief = true;
         self
     }
 
-    /// Names of the checks of values, for [`check`](Self::check).
+    /// Returns the names of the checks of values, for [`check`](Self::check).
     pub fn names() -> impl Iterator<Item = &'static str> {
         CHECKS.into_iter().map(|(name, _)| name)
     }
 
-    /// Runs one check of values. Returns how many cases a rank tried.
+    /// Runs one check of values. Returns the number of cases that a rank tried.
     ///
     /// # Panics
-    /// If there is no such check, or if a value is wrong.
+    /// If there is no check with this name, or if a value is wrong.
     pub fn check(&self, name: &str) -> usize {
         let (_, check) = CHECKS.into_iter().find(|(other, _)| *other == name).unwrap_or_else(|| {
-            panic!("there is no check `{name}`, only {}", Self::names().collect::<Vec<_>>().join(", "))
+            panic!("there is no check `{name}`. The checks are {}", Self::names().collect::<Vec<_>>().join(", "))
         });
         self.ranks.iter().map(|ranks| self.on_world(name, *ranks, check)).sum()
     }
 
-    /// Runs what programs do wrong, each in a world of its own, and looks for the error that names it on every rank.
-    /// Returns how many were tried.
+    /// Runs programs with errors, each in a separate world, and checks that every rank gets the error that names
+    /// the mistake. Returns the number of programs.
     ///
     /// # Panics
-    /// If one succeeds, or fails otherwise.
+    /// If a program succeeds or fails with another error.
     pub fn misuse(&self) -> usize {
         let worlds = self.ranks.iter().filter(|ranks| **ranks > 1);
         worlds.map(|ranks| misuse::all(|| (self.launch)(*ranks).with_deadline(self.deadline))).sum()
     }
 
-    /// Runs everything.
+    /// Runs all checks.
     ///
     /// # Panics
-    /// As [`check`](Self::check) and [`misuse`](Self::misuse).
+    /// Like [`check`](Self::check) and [`misuse`](Self::misuse).
     pub fn run(&self) -> ConformanceReport {
         let mut cases: Vec<_> = Self::names().map(|name| (name, self.check(name))).collect();
         cases.push(("misuse", self.misuse()));
@@ -162,15 +166,15 @@ impl<L: Fn(usize) -> Launch> Conformance<L> {
     }
 }
 
-/// What was tried.
+/// Result of a run of the suite.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConformanceReport {
-    /// Each check, and how many cases it tried.
+    /// Name of each check, and the number of cases that it tried.
     pub cases: Vec<(&'static str, usize)>,
 }
 
 impl ConformanceReport {
-    /// All cases.
+    /// Returns the number of all cases.
     pub fn total(&self) -> usize {
         self.cases.iter().map(|(_, cases)| cases).sum()
     }

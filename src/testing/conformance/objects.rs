@@ -8,7 +8,7 @@ use crate::comm::Call;
 
 type Object = (String, BTreeMap<u8, Vec<f64>>, Option<bool>);
 
-/// Of another length on each rank, nothing at all and not-a-number among them.
+/// Returns an object whose serialized length depends on the rank. It may be empty, and it contains an infinity.
 fn object(scope: &TestGroup, rank: usize) -> Object {
     let row = |key: u8| (key, vec![f64::from(key) / 3.0, f64::INFINITY, -0.0]);
     (
@@ -18,7 +18,7 @@ fn object(scope: &TestGroup, rank: usize) -> Object {
     )
 }
 
-/// Gathered, broadcast, scattered, sent.
+/// Checks that objects are gathered, broadcast, scattered and sent.
 pub(super) fn objects(scope: &TestGroup) -> Result<()> {
     let (size, rank, comm) = (scope.size(), scope.rank(), &scope.comm);
     let call = || Call::new("object");

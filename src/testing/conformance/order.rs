@@ -1,11 +1,12 @@
-//! Calls that are not waited for one after another.
+//! Calls that are not waited for in the order in which they were posted.
 
 use super::messages::{number, read};
 use super::scope::TestGroup;
 use crate::Result;
 use crate::comm::{Call, Communicator, ReduceOp, Work};
 
-/// Which calls meet does not depend on who waits for what, or waits at all; nobody is told what is not so.
+/// Checks that calls are matched by the order of posting, whichever calls ranks wait for and in whichever order,
+/// and that a correct program gets no error.
 pub(super) fn order(scope: &TestGroup) -> Result<()> {
     waited_for_backwards(scope)?;
     posted_on_several_channels(scope)?;
@@ -17,7 +18,7 @@ fn call() -> Call {
     Call::new("order")
 }
 
-/// The sum over the ranks of `value` and the rank.
+/// Posts an all-reduce of the sum over the ranks of `value` plus the rank.
 fn sum(scope: &TestGroup, comm: &Communicator, value: usize) -> Work<usize> {
     comm.all_reduce(call(), number(scope, value + scope.rank()), ReduceOp::Sum).then(read)
 }
@@ -27,7 +28,7 @@ fn is_sum(scope: &TestGroup, sum: usize, value: usize, case: &str) {
     scope.same(sum, (0..scope.size()).map(|rank| value + rank).sum(), || case.into());
 }
 
-/// By every other rank.
+/// Every other rank waits for its calls in reverse order.
 fn waited_for_backwards(scope: &TestGroup) -> Result<()> {
     let mut works: Vec<_> = (0..4).map(|value| (value, sum(scope, &scope.comm, value))).collect();
     if !scope.rank().is_multiple_of(2) {
@@ -39,7 +40,8 @@ fn waited_for_backwards(scope: &TestGroup) -> Result<()> {
     Ok(())
 }
 
-/// In opposite order, of other names or of the same ranks in another order.
+/// Every other rank posts on several groups in the opposite order. The groups differ in name, or contain the same
+/// ranks in another order.
 fn posted_on_several_channels(scope: &TestGroup) -> Result<()> {
     let TestGroup { comm, reversed, .. } = scope;
     let comms = [comm.duplicate("first"), comm.duplicate("second"), reversed.duplicate("first")];
@@ -54,7 +56,8 @@ fn posted_on_several_channels(scope: &TestGroup) -> Result<()> {
     Ok(())
 }
 
-/// By one rank: the others get their results, and nobody that of another call.
+/// One rank drops its request. The other ranks still get their results, and no rank gets the result of another
+/// call.
 fn given_up(scope: &TestGroup) -> Result<()> {
     for value in 0..scope.size().min(8) {
         let work = sum(scope, &scope.comm, value);
@@ -68,7 +71,7 @@ fn given_up(scope: &TestGroup) -> Result<()> {
     Ok(())
 }
 
-/// The first rank comes when all others have seen that it has not.
+/// The first rank enters the barrier only after all others have checked that it is incomplete.
 fn incomplete(scope: &TestGroup) -> Result<()> {
     let (size, rank, comm) = (scope.size(), scope.rank(), &scope.comm);
     let barrier = if rank == 0 {

@@ -1,4 +1,4 @@
-//! The reference: tensors as plain vectors, cut and reduced by brute force.
+//! Reference implementation: tensors as plain vectors, sharded and reduced by brute force.
 
 use std::ops::Range;
 
@@ -6,10 +6,10 @@ use crate::comm::{ReduceOp, TensorMeta};
 use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::{Bool, DType, Device, Float, Int, Shape, Tensor, TensorData};
 
-/// How often samples repeat, whatever their range.
+/// Number of values after which samples repeat.
 const PERIOD: usize = 30;
 
-/// A tensor as the reference sees it: small integers, which every dtype holds exactly.
+/// Tensor of the reference implementation. Its elements are small integers, which every dtype represents exactly.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct PlainTensor {
     pub shape: Vec<usize>,
@@ -17,11 +17,11 @@ pub(super) struct PlainTensor {
 }
 
 impl PlainTensor {
-    /// Values that differ between ranks and elements, and survive f16, bf16 and products.
+    /// Returns values that differ between ranks and elements, and are exact in f16 and bf16 and in products.
     pub fn sample(shape: &[usize], rank: usize, dtype: DType) -> Self {
         let range = if dtype.is_bool() { 2 } else { 5 };
         let count: usize = shape.iter().product();
-        // The values repeat: the cost of a suite is that of its reference, which is not optimized.
+        // Repeating the values is fast. The reference is not optimized, and dominates the time of the suite.
         let period = (0..PERIOD).map(|i| ((i * 7 + i / 3 + rank * 11 + (i * rank) % 3) % range) as i64);
         let mut values = period.collect::<Vec<_>>().repeat(count.div_ceil(PERIOD));
         values.truncate(count);
@@ -32,7 +32,7 @@ impl PlainTensor {
         (0..self.shape.len()).map(|d| self.shape[d + 1..].iter().product()).collect()
     }
 
-    /// The elements whose index in `dim` lies in `range`.
+    /// Returns the elements whose index in `dim` is in `range`.
     pub fn narrow(&self, dim: usize, range: Range<usize>) -> Self {
         let stride = self.strides()[dim];
         let rows = self.values.chunks((stride * self.shape[dim]).max(1));
@@ -42,7 +42,7 @@ impl PlainTensor {
         Self { shape, values }
     }
 
-    /// As a tensor whose elements are not adjacent, if it has several dimensions.
+    /// Converts to a tensor, which is not contiguous if it has several dimensions.
     pub fn tensor(&self, dtype: DType, device: &Device) -> DispatchTensor {
         fn build<const D: usize>(plain: &PlainTensor, dtype: DType, device: &Device) -> DispatchTensor {
             let (turned, last) = (plain.turned(), D - 1);
@@ -63,7 +63,7 @@ impl PlainTensor {
         }
     }
 
-    /// With the first and the last dimension in each other's place.
+    /// Returns the tensor with its first and last dimensions swapped.
     fn turned(&self) -> Self {
         let &[first, .., last] = &self.shape[..] else { return self.clone() };
         let mut shape = self.shape.clone();
@@ -77,16 +77,16 @@ impl PlainTensor {
         Self { shape, values }
     }
 
-    /// What a tensor holds, which is of `dtype`.
+    /// Reads a tensor, which must have the dtype `dtype`.
     pub fn of(tensor: DispatchTensor, dtype: DType) -> Self {
-        assert_eq!(tensor.dtype(), dtype, "the dtype of what came");
+        assert_eq!(tensor.dtype(), dtype, "the dtype of the received tensor");
         let data = into_data(tensor);
         let shape = data.shape().to_vec();
         let values = data.iter::<f64>().map(|value| value as i64).collect();
         Self { shape, values }
     }
 
-    /// Described as a tensor of `dtype`.
+    /// Returns the description of the tensor in `dtype`.
     pub fn meta(&self, dtype: DType) -> TensorMeta {
         TensorMeta { shape: Shape::from(self.shape.clone()), dtype }
     }

@@ -1,4 +1,4 @@
-//! What is planned once and carried out again and again, each time of other values.
+//! Plans that are created once and executed several times with different values.
 
 use burn::backend::DispatchTensor;
 use burn::tensor::DType;
@@ -13,10 +13,10 @@ use crate::placement::ShardSizes;
 
 const ROUNDS: usize = 3;
 
-/// A whole, the dimension in which it is cut, and how.
+/// A full tensor, its sharded dimension and its shard sizes.
 type FullTensor = (TensorMeta, usize, ShardSizes);
 
-/// Lists of all shapes and cuts: of all dtypes, and of those that `op` takes.
+/// Returns tensors of all shapes and shard sizes, in all dtypes or in those that `op` supports.
 fn full_tensors(scope: &TestGroup, op: Option<ReduceOp>) -> Vec<FullTensor> {
     let fits = |dtype| op.is_none_or(|op| fits(op, dtype, scope));
     let full = |(at, (shape, dim, dtype)): (usize, (Vec<usize>, usize, DType))| {
@@ -26,7 +26,7 @@ fn full_tensors(scope: &TestGroup, op: Option<ReduceOp>) -> Vec<FullTensor> {
     cases(scope).filter(|(_, _, dtype)| fits(*dtype)).enumerate().map(full).collect()
 }
 
-/// What `rank` has in a round.
+/// Returns the values of `rank` in a round.
 fn sample((meta, _, _): &FullTensor, round: usize, rank: usize) -> PlainTensor {
     PlainTensor::sample(&meta.shape[..], ROUNDS * rank + round, meta.dtype)
 }

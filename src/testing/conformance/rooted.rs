@@ -6,13 +6,13 @@ use super::scope::TestGroup;
 use crate::Result;
 use crate::comm::Call;
 
-/// The roots that are tried: all, of many ranks the first, one in the middle and the last.
+/// Returns the roots to try: all, or with many ranks the first, one in the middle and the last.
 fn roots(scope: &TestGroup) -> Vec<usize> {
     let size = scope.size();
     if size <= 8 { (0..size).collect() } else { vec![0, size / 2, size - 1] }
 }
 
-/// Every rank gets the root's tensor.
+/// Checks that every rank gets the root's tensor.
 pub(super) fn broadcast(scope: &TestGroup) -> Result<()> {
     for (shape, _, dtype) in cases(scope) {
         for root in roots(scope) {
@@ -25,7 +25,7 @@ pub(super) fn broadcast(scope: &TestGroup) -> Result<()> {
     Ok(())
 }
 
-/// Every rank gets its part of the root's tensor, or a tensor of its own.
+/// Checks that every rank gets its shard of the root's tensor, or the tensor that the root has for it.
 pub(super) fn scatter(scope: &TestGroup) -> Result<()> {
     let (size, rank, comm) = (scope.size(), scope.rank(), &scope.comm);
     for (shape, dim, dtype) in cases(scope) {
@@ -41,7 +41,7 @@ pub(super) fn scatter(scope: &TestGroup) -> Result<()> {
                     format!("{shape:?} dim {dim} {sizes:?} {dtype:?} of {root}")
                 });
             }
-            // Of another length for each.
+            // The tensors have different lengths.
             let own = |rank: usize| PlainTensor::sample(&[scope.length(rank % 3), 2], rank, dtype);
             let tensors =
                 (rank == root).then(|| (0..size).map(|rank| own(rank).tensor(dtype, &scope.device)).collect());
@@ -52,7 +52,7 @@ pub(super) fn scatter(scope: &TestGroup) -> Result<()> {
     Ok(())
 }
 
-/// The root gets the reduction, the others nothing.
+/// Checks that the root gets the reduction and the others get nothing.
 pub(super) fn reduce(scope: &TestGroup) -> Result<()> {
     let (size, rank) = (scope.size(), scope.rank());
     for (shape, dim, dtype) in cases(scope).filter(|(_, dim, _)| *dim == 0) {
@@ -61,7 +61,7 @@ pub(super) fn reduce(scope: &TestGroup) -> Result<()> {
             for root in roots(scope) {
                 let tensor = || vec![all[rank].tensor(dtype, &scope.device)];
                 let expected = (rank == root).then(|| PlainTensor::reduced(&all, op, dtype));
-                // Twice, of which the second does not start from what the first has left.
+                // Reduces twice to check that the second reduction does not start from the result of the first.
                 for _ in 0..2 {
                     let reduced = scope.comm.reduce(Call::default(), tensor(), op, root).wait()?;
                     let reduced = reduced.map(|mut reduced| PlainTensor::of(reduced.remove(0), dtype));
@@ -75,7 +75,7 @@ pub(super) fn reduce(scope: &TestGroup) -> Result<()> {
     Ok(())
 }
 
-/// The root gets every rank's tensor, of whatever shape, the others nothing.
+/// Checks that the root gets every rank's tensor, of any shape, and the others get nothing.
 pub(super) fn gather(scope: &TestGroup) -> Result<()> {
     let (size, rank) = (scope.size(), scope.rank());
     for (mut shape, dim, dtype) in cases(scope) {

@@ -1,4 +1,4 @@
-//! [`TestGroup`]: a group that a check runs in.
+//! [`TestGroup`]: a group in which a check runs.
 
 use std::cell::Cell;
 
@@ -9,16 +9,16 @@ use crate::Result;
 use crate::comm::{Communicator, World};
 use crate::mesh::DeviceMesh;
 
-/// Of more ranks, fewer cases must do.
+/// Number of ranks of a world above which fewer cases are tried.
 const LARGE: usize = 16;
 
-/// How much longer long tensors are.
+/// Factor by which long tensors are longer.
 const LONG: usize = 400;
 
-/// A group, seen from one of its ranks.
+/// A group, as seen by one of its ranks.
 pub(super) struct TestGroup {
     pub comm: Communicator,
-    /// The same ranks in reverse order, which are another group.
+    /// Group of the same ranks in reverse order.
     pub reversed: Communicator,
     pub device: Device,
     few: bool,
@@ -28,7 +28,7 @@ pub(super) struct TestGroup {
 }
 
 impl TestGroup {
-    /// Every scope of a world that this rank is in, in one order on all ranks.
+    /// Returns every group of a world that contains this rank, in the same order on all ranks.
     pub fn all(world: &World, extent: TestExtent) -> Result<Vec<Self>> {
         let size = world.size();
         let ranks = 0..size;
@@ -60,27 +60,27 @@ impl TestGroup {
         self.comm.group().size()
     }
 
-    /// The rank's place in the group.
+    /// Returns the group rank of this rank.
     pub fn rank(&self) -> usize {
         self.comm.group().rank()
     }
 
-    /// Whether fewer cases must do: as asked, or since there are many ranks, if not in the group then in others beside it.
+    /// Returns true if fewer cases are tried, either by request or because the world has many ranks.
     pub fn has_few(&self) -> bool {
         self.few
     }
 
-    /// Whether the world has many ranks.
+    /// Returns true if the world has many ranks.
     pub fn is_large(&self) -> bool {
         self.large
     }
 
-    /// Whether tensors are long.
+    /// Returns true if tensors are long.
     pub fn is_long(&self) -> bool {
         self.long
     }
 
-    /// The length of what has `len` rows otherwise.
+    /// Returns the length of a dimension that has `len` rows without long tensors.
     pub fn length(&self, len: usize) -> usize {
         if self.long { len * LONG } else { len }
     }
@@ -89,14 +89,14 @@ impl TestGroup {
         self.cases.get()
     }
 
-    /// Counts a case; panics, saying which, unless what came is what should.
+    /// Counts a case. Panics with its description if `got` differs from `expected`.
     #[track_caller]
     pub fn same<T: PartialEq + std::fmt::Debug>(&self, got: T, expected: T, case: impl FnOnce() -> String) {
         self.cases.set(self.cases.get() + 1);
         assert!(got == expected, "{}: got {got:?}, expected {expected:?}", case());
     }
 
-    /// Whether sums of samples over the group are exact in `dtype`.
+    /// Returns true if sums of samples over the group are exact in `dtype`.
     pub fn sums_are_exact(&self, dtype: DType) -> bool {
         self.size() <= 31 || !matches!(dtype, DType::I8 | DType::U8 | DType::BF16)
     }

@@ -1,4 +1,4 @@
-//! Gathers, reductions and cuts anew.
+//! Gathers, reductions and changes of the sharded dimension.
 
 use burn::tensor::DType;
 use itertools::Itertools;
@@ -9,7 +9,7 @@ use super::scope::TestGroup;
 use crate::Result;
 use crate::comm::{Call, ReduceOp, ShardedTensor};
 
-/// Every rank gets the whole.
+/// Checks that every rank gets the full tensor.
 pub(super) fn all_gather(scope: &TestGroup) -> Result<()> {
     for (shape, dim, dtype) in cases(scope) {
         for sizes in shard_sizes(shape[dim], scope.size()) {
@@ -22,7 +22,7 @@ pub(super) fn all_gather(scope: &TestGroup) -> Result<()> {
     Ok(())
 }
 
-/// A list of any shapes, dtypes, dimensions and cuts.
+/// Gathers a list with many shapes, dtypes, dimensions and shard sizes in one call.
 pub(super) fn all_gather_coalesced(scope: &TestGroup) -> Result<()> {
     let full_tensors: Vec<_> =
         cases(scope).map(|(shape, dim, dtype)| (PlainTensor::sample(&shape, 1, dtype), dim, dtype)).collect();
@@ -39,7 +39,7 @@ pub(super) fn all_gather_coalesced(scope: &TestGroup) -> Result<()> {
     Ok(())
 }
 
-/// Every rank gets all, in a new first dimension.
+/// Checks that every rank gets the tensors of all ranks, stacked in a new first dimension.
 pub(super) fn all_gather_stacked(scope: &TestGroup) -> Result<()> {
     let all = || shapes(scope).into_iter().cartesian_product(dtypes(scope)).filter(|(shape, _)| shape.len() < 3);
     let own = all().map(|(shape, dtype)| PlainTensor::sample(&shape, scope.rank(), dtype).tensor(dtype, &scope.device));
@@ -53,7 +53,7 @@ pub(super) fn all_gather_stacked(scope: &TestGroup) -> Result<()> {
     Ok(())
 }
 
-/// Every rank gets its part of the reduction.
+/// Checks that every rank gets its shard of the reduction.
 pub(super) fn reduce_scatter(scope: &TestGroup) -> Result<()> {
     let (size, rank) = (scope.size(), scope.rank());
     for (shape, dim, dtype) in cases(scope) {
@@ -72,10 +72,10 @@ pub(super) fn reduce_scatter(scope: &TestGroup) -> Result<()> {
     Ok(())
 }
 
-/// Every rank gets the reduction.
+/// Checks that every rank gets the reduction.
 pub(super) fn all_reduce(scope: &TestGroup) -> Result<()> {
     let (size, rank) = (scope.size(), scope.rank());
-    // Long enough that ranks may share the work.
+    // Long enough for ranks to divide the work among them.
     let long = [DType::F32, DType::BF16, DType::I32].map(|dtype| (vec![150, 300], dtype, vec![ReduceOp::Sum]));
     let all = shapes(scope).into_iter().cartesian_product(dtypes(scope));
     let all = all.map(|(shape, dtype)| (shape.clone(), dtype, ops(scope, &shape)));
@@ -91,7 +91,7 @@ pub(super) fn all_reduce(scope: &TestGroup) -> Result<()> {
     Ok(())
 }
 
-/// A list of every shape in every dtype is reduced as each of its tensors.
+/// Checks that a list with every shape and dtype is reduced like each of its tensors.
 pub(super) fn all_reduce_coalesced(scope: &TestGroup) -> Result<()> {
     let (size, rank) = (scope.size(), scope.rank());
     let pairs = || shapes(scope).into_iter().cartesian_product(dtypes(scope));
@@ -111,7 +111,7 @@ pub(super) fn all_reduce_coalesced(scope: &TestGroup) -> Result<()> {
     Ok(())
 }
 
-/// The cut moves to another dimension.
+/// Checks that the sharding is moved to another dimension.
 pub(super) fn all_to_all(scope: &TestGroup) -> Result<()> {
     let (size, rank) = (scope.size(), scope.rank());
     for (shape, dim, dtype) in cases(scope) {
@@ -131,7 +131,7 @@ pub(super) fn all_to_all(scope: &TestGroup) -> Result<()> {
     Ok(())
 }
 
-/// Round after round, with messages that cross it; that nobody leaves early is `order`'s.
+/// Runs several barriers with messages between them. `order` checks that no rank leaves a barrier early.
 pub(super) fn barrier(scope: &TestGroup) -> Result<()> {
     let (size, rank) = (scope.size(), scope.rank());
     for round in 0..10 {

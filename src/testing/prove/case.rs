@@ -1,4 +1,4 @@
-//! [`Case`]: an operator to prove, and the inputs to prove it on.
+//! [`Case`]: an operator to prove, with the inputs on which to prove it.
 
 use std::fmt;
 use std::ops::Range;
@@ -14,9 +14,9 @@ use crate::dtensor::{DTensor, DTensorSpec, Kind};
 
 type RunCase<L> = Box<dyn Fn(&[L]) -> Result<Vec<FullOutput>> + Send + Sync>;
 
-/// One operator on inputs of certain shapes; written with [`case!`](crate::case).
+/// One operator with inputs of given shapes, written with [`case!`](crate::case).
 ///
-/// Cases of one name are one operator: give it as many as it has shapes worth proving.
+/// Cases with the same name belong to the same operator: write one for each shape worth proving.
 pub struct Case {
     pub(super) name: &'static str,
     pub(super) inputs: Vec<CaseInput>,
@@ -25,8 +25,8 @@ pub struct Case {
 }
 
 impl Case {
-    /// The operator `name` on `inputs`: `plain` on ordinary tensors is the truth that `sharded`
-    /// on DTensors is held to.
+    /// Creates a case of the operator `name` with `inputs`. `plain` computes the expected results on ordinary
+    /// tensors, and `sharded` computes on DTensors.
     pub fn new<A: CaseOutputs, B: CaseOutputs>(
         name: &'static str,
         inputs: impl Into<Vec<CaseInput>>,
@@ -41,23 +41,23 @@ impl Case {
         }
     }
 
-    /// The operator's name.
+    /// Returns the name of the operator.
     pub fn name(&self) -> &'static str {
         self.name
     }
 
-    /// That of its least precise input.
+    /// Returns the tolerance of the least precise input.
     pub(super) fn tolerance(&self) -> f64 {
         self.inputs.iter().map(CaseInput::tolerance).fold(0.0, f64::max)
     }
 
-    /// Its inputs.
+    /// Returns the inputs.
     pub fn inputs(&self) -> &[CaseInput] {
         &self.inputs
     }
 }
 
-/// `matmul(a: [4, 6], b: [6, 4])`
+/// Formats as `matmul(a: [4, 6], b: [6, 4])`.
 impl fmt::Display for Case {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}(", self.name)?;
@@ -86,7 +86,7 @@ pub struct CaseInput {
 }
 
 impl CaseInput {
-    /// Floats without ties in `-2.0..2.0`.
+    /// Creates an input of floats in `-2.0..2.0` without ties.
     pub fn float<const D: usize>(name: &'static str, shape: [usize; D]) -> Self {
         let leaf = |data, device: &Device| leaf::<D, Float>(data, device).require_grad().into_dispatch();
         let gradient = |leaf, grads: &Gradients| Some(Tensor::<D>::from_dispatch(leaf).grad(grads)?.into_data());
@@ -94,34 +94,34 @@ impl CaseInput {
         Self { name, shape: shape.to_vec(), values, dtype: DType::F32, leaf, gradient }
     }
 
-    /// Floats of which most are equal to another: `count` whole numbers around 0. Without gradients,
-    /// which operators are free to give to any of the equal.
+    /// Creates an input of floats of which most are equal to another: `count` different integers around 0. It
+    /// has no gradients, because operators are free to assign them to any of the equal elements.
     pub fn tied<const D: usize>(name: &'static str, shape: [usize; D], count: usize) -> Self {
         Self::constant::<D, Float>(name, shape, ValueKind::Tied(count), DType::F32)
     }
 
-    /// Whole numbers, never equal to one of another input of the kind (of three); but ranks' parts of an extremum,
-    /// which are not it, may be.
+    /// Creates an input of integral floats that never equal those of another such input (up to three inputs). But
+    /// under `P(max)` or `P(min)`, local values that are not the extremum may be equal.
     pub fn meeting<const D: usize>(name: &'static str, shape: [usize; D]) -> Self {
         Self { values: ValueKind::Meeting, ..Self::float(name, shape) }
     }
 
-    /// Floats in `-2.0..2.0`, but for every third, which is NaN. Without gradients.
+    /// Creates an input of floats in `-2.0..2.0`, with every third NaN. It has no gradients.
     pub fn nan<const D: usize>(name: &'static str, shape: [usize; D]) -> Self {
         Self::constant::<D, Float>(name, shape, ValueKind::Nan(-2.0..2.0), DType::F32)
     }
 
-    /// Integers of `range`, of 64 bits.
+    /// Creates an input of 64-bit integers in `range`.
     pub fn int<const D: usize>(name: &'static str, shape: [usize; D], range: impl IntRange) -> Self {
         Self::constant::<D, Int>(name, shape, ValueKind::Int(range.range()), DType::I64)
     }
 
-    /// Booleans.
+    /// Creates an input of booleans.
     pub fn bool<const D: usize>(name: &'static str, shape: [usize; D]) -> Self {
         Self::constant::<D, Bool>(name, shape, ValueKind::Bool, DType::Bool(BoolStore::Native))
     }
 
-    /// Its global shape.
+    /// Returns the global shape.
     pub fn shape(&self) -> &[usize] {
         &self.shape
     }
@@ -131,25 +131,25 @@ impl CaseInput {
         self.dtype
     }
 
-    /// Floats in `range`.
+    /// Sets the range of the floats.
     ///
     /// # Panics
-    /// If the input is not one of floats.
+    /// If the input was not created by [`float`](Self::float).
     #[must_use]
     pub fn with_range(mut self, range: Range<f64>) -> Self {
-        assert!(matches!(self.values, ValueKind::Float(_)), "`{}` has no floats to keep in a range", self.name);
+        assert!(matches!(self.values, ValueKind::Float(_)), "`{}` is not a `CaseInput::float`", self.name);
         self.values = ValueKind::Float(range);
         self
     }
 
-    /// Elements of this type.
+    /// Sets the dtype of the elements.
     ///
     /// # Panics
-    /// If they are of another kind.
+    /// If `dtype` is of another kind (float, integer or boolean).
     #[must_use]
     pub fn with_dtype(mut self, dtype: DType) -> Self {
         let kind = |dtype: DType| (dtype.is_float(), dtype.is_bool());
-        assert_eq!(kind(self.dtype), kind(dtype), "`{}` has no elements of {dtype:?}", self.name);
+        assert_eq!(kind(self.dtype), kind(dtype), "`{}` cannot have elements of {dtype:?}", self.name);
         self.dtype = dtype;
         self
     }
@@ -164,7 +164,8 @@ impl CaseInput {
         Self { name, shape: shape.to_vec(), values, dtype, leaf, gradient: |_, _| None }
     }
 
-    /// A leaf of these values. Integers wrap around, as terms of a sum may have to.
+    /// Creates a leaf with these values. Integers wrap around, because partial values of a sum may exceed the range
+    /// of the dtype.
     pub(super) fn leaf(&self, values: &[f64], shape: &[usize], device: &Device) -> DispatchTensor {
         macro_rules! wrapped {
             ($int:ty) => {
@@ -186,33 +187,33 @@ impl CaseInput {
         (self.leaf)(data, device)
     }
 
-    /// How far a result may be from another of other order of summation, relative to its size.
+    /// Returns the tolerance for results with another order of summation, relative to their size.
     pub(super) fn tolerance(&self) -> f64 {
         match self.dtype {
             // Sums of products of up to five factors, each rounded to 1/256.
             DType::BF16 => 0.1,
             DType::F16 => 0.01,
-            // Of single precision, in which all else is computed. A wrong rule is off by about 1.
+            // Single precision, in which everything else is computed. A wrong rule is off by about 1.
             _ => 1e-4,
         }
     }
 
-    /// The gradient of a leaf, if it has one: shape and values.
+    /// Returns shape and values of the gradient of a leaf, if it has one.
     pub(super) fn gradient(&self, leaf: &DispatchTensor, grads: &Gradients) -> Option<(Vec<usize>, Vec<f64>)> {
         let data = (self.gradient)(leaf.clone(), grads)?;
         Some((data.shape().to_vec(), data.iter::<f64>().collect()))
     }
 }
 
-/// A tensor of the data's own type.
+/// Creates a tensor with the dtype of the data.
 fn leaf<const D: usize, K: Kind>(data: TensorData, device: &Device) -> Tensor<D, K> {
     let dtype = data.dtype();
     Tensor::from_data(data, (device, dtype))
 }
 
-/// The integers of an [`CaseInput`]: from 0 to below a bound, or a range.
+/// Range of the integers of a [`CaseInput`]: either a range, or an upper bound with 0 as the lower one.
 pub trait IntRange {
-    /// The range.
+    /// Returns the range.
     fn range(self) -> Range<i64>;
 }
 
@@ -228,18 +229,18 @@ impl IntRange for Range<i64> {
     }
 }
 
-/// An input as the plain operator takes it.
+/// Input of the operator on plain tensors.
 #[derive(Debug)]
 pub struct PlainInput(pub(super) DispatchTensor);
 
 impl PlainInput {
-    /// The tensor.
+    /// Returns the tensor.
     pub fn tensor<const D: usize, K: Kind>(&self) -> Tensor<D, K> {
         Tensor::from_dispatch(self.0.clone())
     }
 }
 
-/// An input as the operator on DTensors takes it.
+/// Input of the operator on DTensors.
 #[derive(Debug)]
 pub struct ShardedInput {
     pub(super) leaf: DispatchTensor,
@@ -247,7 +248,7 @@ pub struct ShardedInput {
 }
 
 impl ShardedInput {
-    /// The tensor.
+    /// Returns the tensor.
     pub fn tensor<const D: usize, K: Kind>(&self) -> DTensor<D, K> {
         DTensor::from_parts(Tensor::from_dispatch(self.leaf.clone()), self.spec.clone())
     }

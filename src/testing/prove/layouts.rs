@@ -1,19 +1,19 @@
-//! Which layouts of the inputs are tried. Pure.
+//! Layouts of inputs that the prover tries. Pure functions.
 
 use itertools::Itertools;
 
 use super::values::{ValueKind, gcd};
 use crate::placement::{Layout, PartialOp, Placement};
 
-/// Every layout that an input of `ndim` dimensions may come in: all placements that can be
-/// combined and, where two mesh dimensions cut one tensor dimension, both orders of the cuts.
+/// Returns every layout of an input with `ndim` dimensions: all placements that can be combined. If two mesh
+/// dimensions shard one tensor dimension, both orders are included.
 pub(super) fn layouts(mesh_shape: &[usize], ndim: usize, values: &ValueKind) -> Vec<Layout> {
     let partials = PartialOp::ALL.into_iter().filter(|&op| values.takes(op)).map(Placement::Partial);
     let one: Vec<_> =
         std::iter::once(Placement::Replicate).chain((0..ndim).map(Placement::Shard)).chain(partials).collect();
     let mut all = Vec::new();
     for placements in mesh_shape.iter().map(|_| one.iter().copied()).multi_cartesian_product() {
-        // Reductions that do not commute are no layout.
+        // Reductions that do not commute cannot be combined in one layout.
         let Ok(layout) = Layout::new(mesh_shape, &placements) else { continue };
         let reversed: Vec<usize> = (0..mesh_shape.len()).rev().collect();
         let turned = Layout::in_order(mesh_shape, &placements, &reversed).expect("the placements form a layout");
@@ -26,9 +26,10 @@ pub(super) fn layouts(mesh_shape: &[usize], ndim: usize, values: &ValueKind) -> 
     all
 }
 
-/// Layouts of a tensor of this shape with ragged cuts, and those that they meet: Replicate, chunks and
-/// partial sums. Of every tensor dimension the outermost cut is ragged, in two ways: all ranks have
-/// something if there is enough, most of it the last one; and the first has nothing.
+/// Returns layouts of a tensor of this shape with uneven shard sizes, together with the placements that occur next
+/// to them: Replicate, chunks and partial sums. For every tensor dimension the outermost sharding is uneven, in two
+/// ways. In the first, each rank has one element as long as elements remain, and the last rank has the rest. In the
+/// second, the first rank is empty as well.
 ///
 /// ```text
 /// a dim of 5 over 3 ranks:   | 0 | 1 | 2 3 4 |    | | 0 | 1 2 3 4 |
@@ -49,7 +50,7 @@ pub(super) fn uneven(mesh_shape: &[usize], shape: &[usize], values: &ValueKind) 
                 .map(|(dim, shardings)| (shardings[0], lengths(shape[dim], mesh_shape[shardings[0]], nothing)));
             let uneven =
                 outermost.collect::<Vec<_>>().into_iter().fold(layout.clone(), |layout, (mesh_dim, lengths)| {
-                    layout.with_uneven_sizes(mesh_dim, lengths).expect("a cut has as many lengths as ranks")
+                    layout.with_uneven_sizes(mesh_dim, lengths).expect("there are as many shard sizes as ranks")
                 });
             all.push(uneven);
         }
@@ -58,7 +59,8 @@ pub(super) fn uneven(mesh_shape: &[usize], shape: &[usize], values: &ValueKind) 
     all.into_iter().unique().collect()
 }
 
-/// `nothing` for so many ranks, then one element each while there are any, the rest for the last.
+/// Returns uneven shard sizes: 0 for the first `nothing` ranks, then 1 each as long as elements remain, and the
+/// rest for the last rank.
 fn lengths(len: usize, ranks: usize, nothing: usize) -> Vec<usize> {
     let ones = (0..ranks - 1).map(|rank| usize::from(rank >= nothing && rank - nothing < len));
     let mut lengths: Vec<usize> = ones.collect();
@@ -66,11 +68,11 @@ fn lengths(len: usize, ranks: usize, nothing: usize) -> Vec<usize> {
     lengths
 }
 
-/// At most `cap` combinations of one layout per input, as numbers in mixed radix: the digits are
-/// places in `inputs`, the first input's the lowest.
+/// Returns at most `cap` combinations of one layout per input, as mixed-radix numbers. The digits are indices into
+/// `inputs`, with the first input as the lowest digit.
 ///
-/// Up to half of them are of layouts without partial placements, which is where most rules have
-/// their rows; the rest are spread over all.
+/// Up to half of them contain only layouts without partial placements, because most rules have their rows there.
+/// The others are spread over all combinations.
 pub(super) fn combinations(inputs: &[Vec<Layout>], cap: usize) -> Vec<usize> {
     let total: usize = inputs.iter().map(Vec::len).product();
     if total <= cap {
@@ -90,10 +92,10 @@ pub(super) fn combinations(inputs: &[Vec<Layout>], cap: usize) -> Vec<usize> {
     some.chain(spread(total, cap)).unique().take(cap).collect()
 }
 
-/// All numbers below `total`, the first `count` of them spread evenly.
+/// Returns all numbers below `total` in an order in which the first `count` are spread evenly.
 fn spread(total: usize, count: usize) -> impl Iterator<Item = usize> {
-    // Multiples of a number near the golden section of `total` fill it evenly, whatever the period
-    // that one looks at; of those numbers, the one that keeps the multiples furthest apart.
+    // Multiples of a number near the golden section of `total` fill it evenly, for any period. Of 16 such numbers,
+    // the one is chosen whose multiples are furthest apart.
     let golden = ((total as f64 * 0.618_034) as usize).max(1);
     let apart = |step: usize| {
         let distance = |times: usize| (times * step % total).min(total - times * step % total);
@@ -114,7 +116,7 @@ mod tests {
         assert_eq!(layouts(&[3], 2, &values).len(), 8);
         assert_eq!(layouts(&[3], 2, &ValueKind::Int(0..4)).len(), 7);
         assert_eq!(layouts(&[3], 2, &ValueKind::Bool).len(), 3);
-        // 8 x 8, without the 18 pairs of reductions that do not commute, and two more orders.
+        // 8 x 8 pairs, minus the 18 of reductions that do not commute, plus two more orders.
         assert_eq!(layouts(&[2, 2], 2, &values).len(), 64 - 18 + 2);
     }
 
@@ -125,14 +127,14 @@ mod tests {
             layouts.iter().for_each(|layout| layout.check_shape(shape).unwrap());
             layouts.iter().map(ToString::to_string).collect_vec()
         };
-        let [none, some] = ["[S(0); mesh dim 0 cuts 0 + 1 + 4]", "[S(0); mesh dim 0 cuts 1 + 1 + 3]"];
+        let [none, some] = ["[S(0); mesh dim 0 sizes 0 + 1 + 4]", "[S(0); mesh dim 0 sizes 1 + 1 + 3]"];
         assert_eq!(texts(&[3], &[5], ValueKind::Bool), ["[R]", some, none, "[S(0)]"]);
-        let [none, some] = ["[S(0); mesh dim 0 cuts 0 + 1 + 0]", "[S(0); mesh dim 0 cuts 1 + 0 + 0]"];
+        let [none, some] = ["[S(0); mesh dim 0 sizes 0 + 1 + 0]", "[S(0); mesh dim 0 sizes 1 + 0 + 0]"];
         assert_eq!(texts(&[3], &[1], ValueKind::Int(0..4)), ["[R]", some, none, "[S(0)]", "[P(sum)]"]);
-        // R, S(0), S(1), P on either; cuts of one dimension by both have one that is ragged.
+        // R, S(0), S(1) or P on each mesh dimension. If both shard one dimension, only one of them is uneven.
         let two = texts(&[2, 2], &[3, 4], ValueKind::Int(0..4));
-        assert!(two.contains(&"[S(0), S(0); mesh dim 0 cuts 1 + 2]".into()), "{two:?}");
-        assert!(two.contains(&"[S(1), S(0); mesh dim 0 cuts 0 + 4; mesh dim 1 cuts 0 + 3]".into()), "{two:?}");
+        assert!(two.contains(&"[S(0), S(0); mesh dim 0 sizes 1 + 2]".into()), "{two:?}");
+        assert!(two.contains(&"[S(1), S(0); mesh dim 0 sizes 0 + 4; mesh dim 1 sizes 0 + 3]".into()), "{two:?}");
         assert_eq!(two.len(), 16 + 2 * 12);
     }
 

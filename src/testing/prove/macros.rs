@@ -1,7 +1,7 @@
-//! [`case!`](crate::case), and the names its two expansions see.
+//! [`case!`](crate::case), and the names that its two expansions use.
 
-/// A [`Case`](crate::testing::prove::Case): an operator written once, compiled for burn's tensors
-/// and for DTensors.
+/// Creates a [`Case`](crate::testing::prove::Case) of an operator that is written once and compiled for both burn's
+/// tensors and DTensors.
 ///
 /// ```
 /// use burn_dtensor::testing::prove::{Case, case};
@@ -17,7 +17,7 @@
 /// # assert_eq!(cases().len(), 4);
 /// ```
 ///
-/// An input is `name: dimensions = shape`, of floats between -2 and 2 unless it says otherwise:
+/// An input is written `name: dimensions = shape`, and consists of floats between -2 and 2 unless a kind is given:
 ///
 /// | | elements |
 /// |---|---|
@@ -25,17 +25,19 @@
 /// | `x: 2 positive = [3, 6]` | floats in 0.1..4 |
 /// | `x: 2 within(-0.9..0.9) = [3, 6]` | floats in the range |
 /// | `x: 2 nan = [3, 6]` | floats in -2..2 and NaN, without gradients |
-/// | `x: 2 meeting = [3, 6]` | whole numbers that no other such input has, but ranks' parts of an extremum may |
+/// | `x: 2 meeting = [3, 6]` | integral floats, never equal to those of other such inputs |
+/// | | (local values under `P(max)` or `P(min)` may be equal) |
 /// | `x: 2 tied(3) = [3, 6]` | floats -1, 0 and 1, without gradients |
 /// | `i: 2 int(5) = [3, 6]` | integers from 0 to 4 |
-/// | `i: 2 int(-3..5) = [3, 6]` | integers of the range |
+/// | `i: 2 int(-3..5) = [3, 6]` | integers in the range |
 /// | `m: 2 bool = [3, 6]` | booleans |
 ///
-/// Floats are of single precision and integers of 64 bits, or of a type that comes last in the
+/// Floats have single precision and integers have 64 bits. For another dtype, give it as the last argument in the
 /// parentheses: `float(BF16)`, `within(-0.9..0.9, F16)`, `int(0..256, U8)`.
 ///
-/// In the expression `Tensor` is the tensor of either kind, and `activation`, `grid`, `linalg`, `loss`, `module` and
-/// `signal` are the modules of either; it gives a tensor, or a tuple, array or `Vec` of tensors.
+/// In the expression, `Tensor` is the tensor type of either expansion, and `activation`, `grid`, `linalg`, `loss`,
+/// `module` and `signal` are the modules of either. The expression returns a tensor, or a tuple, array or `Vec` of
+/// tensors.
 #[macro_export]
 macro_rules! case {
     ($name:expr, ($($input:ident : $d:literal $($kind:ident $(($($arg:tt)*))?)? = $shape:expr),+ $(,)?) => $body:expr) => {
@@ -97,14 +99,14 @@ macro_rules! case {
     (@dtype $dtype:ident) => { $crate::testing::prove::plain::DType::$dtype };
 }
 
-/// What [`case!`](crate::case) sees where its expression is about burn's tensors.
+/// Names in scope where [`case!`](crate::case) compiles its expression for burn's tensors.
 #[doc(hidden)]
 pub mod plain {
     pub use burn::tensor::{Bool, DType, Float, Int, Tensor, activation, grid, loss, module};
     pub use burn::{linalg, signal};
 }
 
-/// What [`case!`](crate::case) sees where its expression is about DTensors.
+/// Names in scope where [`case!`](crate::case) compiles its expression for DTensors.
 #[doc(hidden)]
 pub mod sharded {
     pub use burn::tensor::{Bool, Float, Int};

@@ -1,4 +1,4 @@
-//! The rule prover: holds operators on DTensors to the same operators on ordinary tensors.
+//! Rule prover: compares operators on DTensors with the same operators on ordinary tensors.
 //!
 //! ```
 //! use burn_dtensor::testing::prove::{case, prove};
@@ -7,27 +7,25 @@
 //! assert_eq!(report.wrong(), 0, "{report}");
 //! ```
 //!
-//! Each [`Case`] is run with its inputs in every combination of layouts on meshes of 2, 3 and 4 ranks (of
-//! several inputs in 128, 48 and 24 at most), and in [as many as time allows](prove_with) on 1 x 2, 2 x 2,
-//! 2 x 3 and 2 x 2 x 2: Replicate, a shard of every dimension, and every partial placement, its parts
-//! different from rank to rank. Then with ragged cuts, beside chunks, replicas and partial sums, on 2 and 2 x 2 ranks.
-//! Compared are
+//! Each [`Case`] runs with its inputs in every combination of layouts on meshes of 2, 3 and 4 ranks (with several
+//! inputs, in at most 128, 48 and 24). It also runs in [as many as the effort allows](prove_with) on 1 x 2, 2 x 2,
+//! 2 x 3 and 2 x 2 x 2. Layouts contain Replicate, a sharding of every dimension, and every partial placement, with
+//! different local values on each rank. Uneven shard sizes, combined with chunks, replicas and partial sums, are
+//! tried on 2 and 2 x 2 ranks. The prover compares
 //!
 //! * the full value of every output, on every rank;
-//! * of every float input the gradient that each rank holds, against the true derivative by what
-//!   the rank holds (invariant 1 of [`dtensor`](crate::dtensor)), where the loss weighs every
-//!   element of every output differently;
-//! * of every output how [deep](super::graph_depth) in the autodiff graph its part lies: equally
-//!   deep on all ranks.
+//! * the gradient of every float input that each rank holds, with the exact derivative with respect to the rank's
+//!   local tensor (invariant 1 of [`dtensor`](crate::dtensor)). The loss has a different weight for every element
+//!   of every output;
+//! * the [depth](super::graph_depth) of every output in the autodiff graph, which must be the same on all ranks.
 //!
-//! Expected parts are cut and weighed from the unsharded result number by number, and the
-//! unsharded operator is burn's. A gradient that one rank has lost is wrong even of a part without
-//! elements: the other ranks' collectives in backward would wait for it. A combination counts as
-//! served without redistribution if the operator runs under
-//! [`RedistributePolicy::Deny`](crate::dtensor::ops::RedistributePolicy).
+//! The expected local tensors are computed from the unsharded result element by element, and the unsharded operator
+//! is burn's. A missing gradient is an error even for an empty local tensor, because the other ranks' collectives
+//! in backward would wait for that rank. A combination counts as direct if the operator runs under
+//! [`RedistributePolicy::Deny`](crate::dtensor::ops::RedistributePolicy), that is, without redistribution.
 //!
 //! # Shapes
-//! Whether shards are even, uneven or empty depends on a dimension's length:
+//! Whether shards are even, uneven or empty depends on the length of a dimension:
 //!
 //! | length | mesh 2 | mesh 3 | mesh 4 | mesh 2 x 2, both on it |
 //! |---|---|---|---|---|
@@ -37,9 +35,9 @@
 //! | 5 | 3 2 | 2 2 1 | 2 2 1 **0** | 2 1 1 1 |
 //! | 6 | 3 3 | 2 2 2 | 2 2 2 **0** | 2 1 2 1 |
 //!
-//! A dimension of 3 meets all three kinds, and is the cheapest that does; 6 does too. On 2 x 3 a
-//! dimension of 7, cut by both, is `2 2 0 1 1 1`: a rank in the middle has nothing. A case of equal
-//! lengths tells dimensions apart badly: use different ones.
+//! A dimension of length 3 covers all three kinds at the lowest cost; 6 covers them too. On 2 x 3 a dimension of 7
+//! that both mesh dimensions shard has the shard sizes `2 2 0 1 1 1`, so a rank in the middle is empty. Use
+//! different lengths for the dimensions of a case, so that the check notices exchanged dimensions.
 
 mod case;
 mod layouts;
@@ -61,29 +59,30 @@ pub use report::{Combination, Difference, DifferenceKind, LaidOut, OperatorRepor
 use run::ProofPlan;
 use truth::Truth;
 
-/// How much is tried.
+/// Amount of combinations that the prover tries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Effort {
-    /// A few combinations of every case on each mesh, ten at most on two ranks, fewer on more: for many operators at once.
+    /// A few combinations of every case on each mesh: at most ten on two ranks, fewer on more. Use it for many
+    /// operators at once.
     Brief,
-    /// What a test has time for.
+    /// The default, which fits into the time of a test.
     #[default]
     Test,
-    /// All combinations of every case on meshes of one dimension, and a thousand on others.
+    /// All combinations of every case on meshes of one dimension, and a thousand per case on each other mesh.
     Exhaustive,
 }
 
-/// All combinations there are.
+/// No limit on the number of combinations.
 const ALL: usize = usize::MAX;
 
-/// A mesh that cases are tried on.
+/// A mesh on which cases are tried, with limits on the number of combinations.
 struct ProofExtent {
     mesh: &'static [usize],
-    /// The number of combinations of a case at most, of one input and of several, of which there are thousands on a mesh of
-    /// several dimensions.
+    /// Maximum number of combinations of a case with one input, and with several inputs. There are thousands of the
+    /// latter on a mesh of several dimensions.
     caps: [usize; 2],
-    /// The same in a brief proof. Two ranks have the placements; on more, whose combinations take longer, are the lengths
-    /// and orders that two do not have.
+    /// Maximum number of combinations in a brief proof. Two ranks cover the placements. Larger meshes, on which a
+    /// combination takes longer, add only shard sizes and orders that two ranks do not have.
     brief: usize,
 }
 
@@ -91,7 +90,7 @@ const fn on(mesh: &'static [usize], caps: [usize; 2], brief: usize) -> ProofExte
     ProofExtent { mesh, caps, brief }
 }
 
-/// The meshes that cases are tried on with even and uneven chunks.
+/// Meshes on which cases are tried with even and uneven chunks.
 const MESHES: [ProofExtent; 7] = [
     on(&[2], [ALL, 128], 10),
     on(&[3], [ALL, 48], 3),
@@ -102,28 +101,31 @@ const MESHES: [ProofExtent; 7] = [
     on(&[2, 2, 2], [6, 4], 1),
 ];
 
-/// The same for ragged cuts: between two ranks 3 elements are 1 and 2, which no chunks are.
+/// Meshes on which cases are tried with uneven shard sizes. On two ranks, 3 elements are sharded as 1 and 2, which
+/// chunks never are.
 const UNEVEN_MESHES: [ProofExtent; 2] = [on(&[2], [ALL, 24], 4), on(&[2, 2], [8, 8], 2)];
 
-/// Combinations of a case and mesh of several dimensions of the exhaustive proof; on others, all.
+/// Number of combinations of a case in an exhaustive proof on a mesh of several dimensions. On other meshes all are
+/// tried.
 const EXHAUSTIVE: usize = 1000;
 
-/// [`prove_with`] the effort of a test.
+/// Proves the cases with [`Effort::Test`]; see [`prove_with`].
 ///
 /// # Panics
-/// As [`prove_with`].
+/// Like [`prove_with`].
 pub fn prove(cases: &[Case]) -> Report {
     prove_with(cases, Effort::Test)
 }
 
-/// Tries every case in combinations of layouts; [the module](self) says how.
+/// Tries every case in combinations of layouts, as [the module](self) describes.
 ///
-/// Of chunks these are all combinations there are of one input on meshes of one dimension and on 2 x 2, and of two
-/// inputs on 2 ranks. Else some are tried, up to half of them without partial placements, the rest spread evenly over
-/// all. The report says of how many; [`Effort::Exhaustive`] tries more.
+/// With [`Effort::Test`] and layouts in chunks, all combinations are tried for one input on meshes of one dimension
+/// and on 2 x 2, and for two inputs on 2 ranks. Otherwise some are tried: up to half of them have no
+/// partial placements, and the rest is spread evenly over all. The report contains the number of combinations tried
+/// and possible. [`Effort::Exhaustive`] tries more.
 ///
-/// A combination in which a rank panics or does not come is wrong, and ends the launch; the others
-/// go on in a new one. After ten such failures the rest of a case is not tried on that mesh.
+/// A combination in which a rank panics or does not arrive in time counts as wrong and ends the launch. The
+/// remaining combinations run in a new launch. After ten such failures the rest of a case is skipped on that mesh.
 ///
 /// # Panics
 /// If the unsharded operator of a case fails, or ranks cannot be launched.

@@ -1,4 +1,4 @@
-//! [`CaseOutputs`]: what an operator gives back, of whatever number, kind and dimensions.
+//! [`CaseOutputs`]: outputs of an operator, of any number, kind and dimensions.
 
 use burn::tensor::{DType, Tensor};
 
@@ -6,22 +6,22 @@ use crate::Result;
 use crate::dtensor::{DTensor, Kind, as_float, is_tracked};
 use crate::testing::{GraphDepth, graph_depth};
 
-/// One output of an operator, whole.
+/// One output of an operator, as a full tensor.
 #[derive(Debug)]
 pub struct FullOutput {
     pub(super) shape: Vec<usize>,
     pub(super) dtype: DType,
     pub(super) values: Vec<f64>,
-    /// The same in the autodiff graph, if it is part of one.
+    /// The output in the autodiff graph; `None` if it is not tracked.
     pub(super) tracked: Option<Tensor<1>>,
-    /// Of this rank's part.
+    /// Depth of this rank's local tensor in the autodiff graph.
     pub(super) depth: GraphDepth,
 }
 
-/// What the operator of a [`Case`](super::Case) may return: a tensor or DTensor of any kind, or a
-/// tuple, array or `Vec` of such.
+/// Return type of the operator of a [`Case`](super::Case): a tensor or DTensor of any kind, or a tuple, array or
+/// `Vec` of them.
 pub trait CaseOutputs {
-    /// Every output, whole.
+    /// Gathers every output.
     ///
     /// # Errors
     /// If a DTensor's collectives fail.
@@ -64,7 +64,7 @@ impl<T: CaseOutputs, const N: usize> CaseOutputs for [T; N] {
 macro_rules! tuples {
     ($(($($part:ident)+))+) => {$(
         impl<$($part: CaseOutputs),+> CaseOutputs for ($($part,)+) {
-            #[allow(non_snake_case)] // the parts are named as their types
+            #[allow(non_snake_case)] // variables named like the types
             fn full_outputs(self) -> Result<Vec<FullOutput>> {
                 let ($($part,)+) = self;
                 let mut all = Vec::new();

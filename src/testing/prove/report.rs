@@ -1,4 +1,4 @@
-//! [`Report`]: what was proven.
+//! [`Report`]: results of the rule prover.
 
 use std::fmt;
 use std::time::Duration;
@@ -8,88 +8,88 @@ use itertools::Itertools;
 use super::case::Case;
 use crate::placement::Layout;
 
-/// What the prover found, operator by operator.
+/// Results of the prover, by operator.
 #[derive(Debug, Clone)]
 pub struct Report {
-    /// In the order of their first cases.
+    /// Results of each operator, in the order of their first cases.
     pub operators: Vec<OperatorReport>,
-    /// How long it took.
+    /// Duration of the proof.
     pub elapsed: Duration,
 }
 
-/// What the prover found about one operator.
+/// Results of one operator.
 #[derive(Debug, Clone)]
 pub struct OperatorReport {
-    /// The name of its cases.
+    /// Name of the operator's cases.
     pub name: &'static str,
-    /// How many combinations of layouts its inputs have on all meshes.
+    /// Number of combinations of layouts that its inputs have on all meshes.
     pub possible: usize,
-    /// How many of them were tried.
+    /// Number of combinations that were tried.
     pub tried: usize,
-    /// Those that were right, but only after an implicit redistribution of an input.
+    /// Combinations with correct results that needed an implicit redistribution of an input.
     pub redistributed: Vec<Combination>,
-    /// Those that were wrong.
+    /// Combinations with wrong results.
     pub wrong: Vec<Wrong>,
 }
 
-/// The layouts that the inputs of an operator came in.
+/// Layouts of the inputs of an operator, on one mesh.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Combination {
     /// Shape of the mesh.
     pub mesh: Vec<usize>,
-    /// The inputs.
+    /// Inputs with their layouts.
     pub inputs: Vec<LaidOut>,
 }
 
 /// One input of a [`Combination`].
 #[derive(Debug, Clone, PartialEq)]
 pub struct LaidOut {
-    /// Its name.
+    /// Name of the input.
     pub name: &'static str,
-    /// Its global shape.
+    /// Global shape of the input.
     pub shape: Vec<usize>,
-    /// How it came.
+    /// Layout of the input.
     pub layout: Layout,
 }
 
-/// A combination whose result is not that of the unsharded operator.
+/// A combination whose result differs from that of the unsharded operator.
 #[derive(Debug, Clone)]
 pub struct Wrong {
-    /// What was tried.
+    /// The combination.
     pub combination: Combination,
-    /// What came out wrong.
+    /// Differences from the unsharded operator.
     pub differences: Vec<Difference>,
 }
 
-/// One thing that came out wrong.
+/// One difference from the unsharded operator.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Difference {
-    /// What differs.
+    /// Kind of the difference.
     pub what: DifferenceKind,
-    /// The largest error among all ranks; infinite if it is not one of numbers.
+    /// Largest error among all ranks; infinite if it is not a numerical one.
     pub error: f64,
-    /// In words, on the rank with the largest error.
+    /// Description of the difference on the rank with the largest error.
     pub how: String,
 }
 
-/// What can come out wrong.
+/// Kind of a [`Difference`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DifferenceKind {
     /// The value of an output.
     Output(usize),
-    /// The gradient of the input of this name, as some rank holds it.
+    /// The gradient of the input with this name, on some rank.
     Gradient(&'static str),
-    /// How deep in the autodiff graph the parts of an output lie: not equally deep on all ranks.
+    /// The depth of an output in the autodiff graph, which is not the same on all ranks.
     Depth(usize),
-    /// It did not come out at all.
+    /// A rank failed, so there is no result.
     Failure,
 }
 
-/// What became of a combination.
+/// Outcome of one combination.
 #[derive(Debug, Clone, Default)]
 pub(super) struct CombinationOutcome {
     pub(super) redistributed: bool,
-    /// Of each output: how deep in the graph of this rank its part lies.
+    /// Depth of each output's local tensor in the autodiff graph of this rank.
     pub(super) depths: Vec<Option<usize>>,
     pub(super) differences: Vec<Difference>,
 }
@@ -122,22 +122,22 @@ impl Report {
         Self { operators, elapsed }
     }
 
-    /// How many combinations were tried.
+    /// Returns the number of combinations that were tried.
     pub fn tried(&self) -> usize {
         self.operators.iter().map(|operator| operator.tried).sum()
     }
 
-    /// How many of them were right without any implicit redistribution.
+    /// Returns the number of combinations that were correct without implicit redistribution.
     pub fn direct(&self) -> usize {
         self.operators.iter().map(OperatorReport::direct).sum()
     }
 
-    /// How many of them were wrong.
+    /// Returns the number of combinations that were wrong.
     pub fn wrong(&self) -> usize {
         self.operators.iter().map(|operator| operator.wrong.len()).sum()
     }
 
-    /// The last line of the report.
+    /// Returns the last line of the report.
     pub fn summary(&self) -> String {
         let operators = self.operators.len();
         let (tried, direct, wrong, seconds) = (self.tried(), self.direct(), self.wrong(), self.elapsed.as_secs_f64());
@@ -149,13 +149,13 @@ impl Report {
 }
 
 impl OperatorReport {
-    /// How many combinations were right without any implicit redistribution.
+    /// Returns the number of combinations that were correct without implicit redistribution.
     pub fn direct(&self) -> usize {
         self.tried - self.redistributed.len() - self.wrong.len()
     }
 }
 
-/// One paragraph per operator, and the totals.
+/// Formats one paragraph per operator, and the totals.
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for operator in &self.operators {
@@ -165,7 +165,7 @@ impl fmt::Display for Report {
     }
 }
 
-/// How many wrong combinations of an operator are printed.
+/// Maximum number of wrong combinations of an operator that are printed.
 const SHOWN: usize = 4;
 
 impl fmt::Display for OperatorReport {
@@ -192,7 +192,7 @@ impl fmt::Display for OperatorReport {
     }
 }
 
-/// `mesh [2, 2]: a [4, 6] as [S(0), R], b [6, 4] as [R, R]`
+/// Formats as `mesh [2, 2]: a [4, 6] as [S(0), R], b [6, 4] as [R, R]`.
 impl fmt::Display for Combination {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "mesh {:?}: ", self.mesh)?;
@@ -211,8 +211,8 @@ impl fmt::Display for Difference {
     }
 }
 
-/// Combinations, those on meshes of one dimension by the placements of all inputs but the last:
-/// `P(max)|P(min) with R S(0); S(0) with S(1); and 12 on meshes of several dimensions`.
+/// Formats combinations. Those on meshes of one dimension are grouped by the placements of all inputs except the
+/// last: `P(max)|P(min) with R S(0); S(0) with S(1); and 12 on meshes of several dimensions`.
 struct Fallbacks<'a>(&'a [Combination]);
 
 impl fmt::Display for Fallbacks<'_> {
@@ -238,7 +238,7 @@ impl fmt::Display for Fallbacks<'_> {
     }
 }
 
-/// Adds `value`, once, to the group of `key`. Groups keep the order of their first values.
+/// Adds `value` to the group of `key`, unless it is there already. Groups keep the order of their first values.
 fn push<K: PartialEq, V: PartialEq>(groups: &mut Vec<(K, Vec<V>)>, key: K, value: V) {
     match groups.iter_mut().find(|(known, _)| *known == key) {
         Some((_, values)) if values.contains(&value) => {}

@@ -1,4 +1,4 @@
-//! Trying combinations of layouts, on every rank of a mesh.
+//! Execution of combinations of layouts, on every rank of a mesh.
 
 use std::cell::OnceCell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -20,40 +20,40 @@ use crate::mesh::DeviceMesh;
 use crate::placement::Layout;
 use crate::{Error, Result};
 
-/// One combination of layouts of one case's inputs.
+/// One combination of layouts of the inputs of one case.
 #[derive(Debug, Clone, Copy)]
 struct Job {
     case: usize,
-    /// In mixed radix: the layout of each input.
+    /// Index of each input's layout, as a mixed-radix number.
     combination: usize,
 }
 
-/// How long a rank waits for the others: a combination takes milliseconds.
+/// Time for which a rank waits for the others. A combination takes milliseconds.
 const DEADLINE: Duration = Duration::from_secs(20);
 
-/// After that many failures on a mesh the rest of a case is not tried there.
+/// Number of failures of a case on a mesh after which the rest of the case is skipped there.
 const FAILURES: usize = 10;
 
-/// Everything that is to be done on one mesh.
+/// All combinations to try on one mesh.
 pub(super) struct ProofPlan<'a> {
     mesh_shape: &'a [usize],
     cases: &'a [Case],
     truths: &'a [Truth],
-    /// The layouts of each input of each case.
+    /// Layouts of each input of each case.
     layouts: Vec<Vec<Vec<Layout>>>,
     jobs: Vec<Job>,
-    /// How many combinations each case has.
+    /// Number of combinations of each case.
     pub(super) possible: Vec<usize>,
 }
 
 impl<'a> ProofPlan<'a> {
-    /// At most `caps` combinations of a case: of one input, of several.
+    /// Creates a plan of at most `caps` combinations of each case: of one input, and of several.
     pub(super) fn new(mesh_shape: &'a [usize], cases: &'a [Case], truths: &'a [Truth], caps: [usize; 2]) -> Self {
         let of = |input: &CaseInput| layouts(mesh_shape, input.shape.len(), &input.values);
         Self::of(mesh_shape, cases, truths, caps, of)
     }
 
-    /// The same with ragged cuts.
+    /// Like [`new`](Self::new), with uneven shard sizes.
     pub(super) fn uneven(mesh_shape: &'a [usize], cases: &'a [Case], truths: &'a [Truth], caps: [usize; 2]) -> Self {
         let of = |input: &CaseInput| uneven(mesh_shape, &input.shape, &input.values);
         Self::of(mesh_shape, cases, truths, caps, of)
@@ -77,7 +77,7 @@ impl<'a> ProofPlan<'a> {
         Self { mesh_shape, cases, truths, layouts, jobs, possible }
     }
 
-    /// The layout of each input: its number among those of the input.
+    /// Returns the index of each input's layout.
     fn digits(&self, job: Job) -> Vec<usize> {
         let mut rest = job.combination;
         let digit = |layouts: &Vec<Layout>| {
@@ -98,7 +98,7 @@ impl<'a> ProofPlan<'a> {
         Combination { mesh: self.mesh_shape.to_vec(), inputs: inputs.collect() }
     }
 
-    /// Runs all jobs, in as few launches as possible: one, and one more after every failure.
+    /// Runs all jobs in as few launches as possible: one, plus one after every failure.
     pub(super) fn run(&self) -> Vec<Tried> {
         let board = JobResults::new(self.mesh_shape.iter().product(), self.jobs.len());
         let mut failed: Vec<(usize, String)> = Vec::new();
@@ -139,13 +139,13 @@ impl<'a> ProofPlan<'a> {
     }
 }
 
-/// What each rank has found so far; it outlives a launch that fails.
+/// Results of each rank so far. They survive a launch that fails.
 struct JobResults {
     ranks: Vec<RankBoard>,
 }
 
 struct RankBoard {
-    /// The job it is at.
+    /// Index of the job that the rank runs.
     at: AtomicUsize,
     outcomes: Mutex<Vec<Option<CombinationOutcome>>>,
 }
@@ -160,7 +160,7 @@ impl JobResults {
         self.ranks.iter().all(|rank| rank.outcomes.lock()[at].is_some())
     }
 
-    /// What all ranks together have found: of each thing that differs the largest difference.
+    /// Merges the outcomes of all ranks. For each kind of difference, the largest is kept.
     fn outcome(&self, at: usize) -> Option<CombinationOutcome> {
         let found = self.ranks.iter().enumerate().filter_map(|(rank, board)| {
             let outcome = board.outcomes.lock()[at].clone()?;
@@ -189,13 +189,13 @@ impl JobResults {
     }
 }
 
-/// One rank at work.
+/// State of one rank while it runs jobs.
 struct ProvingRank<'a> {
     plan: &'a ProofPlan<'a>,
     mesh: &'a DeviceMesh,
     device: Device,
-    /// The case it is at, and what it holds of its inputs, in each layout that it has met so far: of the many that there are
-    /// on a mesh of several dimensions, few are tried.
+    /// Case that the rank runs, and its local tensors of the inputs. They are computed on first use, because only
+    /// few of the many layouts on a mesh of several dimensions are tried.
     held: Option<(usize, Vec<Vec<OnceCell<LocalInput>>>)>,
 }
 
@@ -204,19 +204,19 @@ struct LocalInput {
     values: Vec<f64>,
     shape: Vec<usize>,
     layout: Layout,
-    /// Of the loss, by these values.
+    /// Expected gradient of the loss with respect to these values.
     gradient: Vec<f64>,
 }
 
 impl ProvingRank<'_> {
-    /// The part of every input in the layouts of `job`.
+    /// Returns this rank's local tensor of every input in the layouts of `job`.
     fn parts(&mut self, job: Job) -> Vec<&LocalInput> {
         let case = job.case;
         if self.held.as_ref().is_none_or(|(held, _)| *held != case) {
             let layouts = self.plan.layouts[case].iter().map(Vec::len);
             self.held = Some((case, layouts.map(|layouts| (0..layouts).map(|_| OnceCell::new()).collect()).collect()));
         }
-        let (_, held) = self.held.as_ref().expect("just made");
+        let (_, held) = self.held.as_ref().expect("it was just created");
         let coordinate = self.mesh.coordinate().expect("every rank of the world is in the mesh");
         let truth = &self.plan.truths[case];
         let inputs = self.plan.cases[case].inputs.iter().zip(held).zip(self.plan.digits(job)).enumerate();
@@ -232,10 +232,10 @@ impl ProvingRank<'_> {
         parts.collect()
     }
 
-    /// Runs one combination, forward and backward, and compares.
+    /// Runs one combination, forward and backward, and compares the results.
     ///
     /// # Collective
-    /// Every rank of the mesh.
+    /// Every rank of the mesh must call it.
     fn attempt(&mut self, job: Job) -> Result<CombinationOutcome> {
         let (case, truth) = (&self.plan.cases[job.case], &self.plan.truths[job.case]);
         let tolerance = case.tolerance();
@@ -266,7 +266,7 @@ impl ProvingRank<'_> {
         for (at, ((input, part), sharded)) in case.inputs.iter().zip(parts).zip(&sharded).enumerate() {
             let found = grads.as_ref().and_then(|grads| input.gradient(&sharded.leaf, grads));
             let difference = match (found, &truth.gradients[at]) {
-                // A leaf that one rank's graph has lost is a collective that the others wait in.
+                // If one rank's graph lost the leaf, the other ranks would wait in a collective of backward.
                 (None, Some(_)) => Some((f64::INFINITY, format!("is missing (rank {rank})"))),
                 (None, None) => None,
                 (Some((shape, values)), _) => {
@@ -281,8 +281,8 @@ impl ProvingRank<'_> {
     }
 }
 
-/// The operator as written, and whether it had to redistribute: whether it is denied where that is
-/// forbidden.
+/// Runs the operator and reports whether it had to redistribute. To find out, it runs the operator under a policy
+/// that denies redistribution first.
 fn run(case: &Case, inputs: &[ShardedInput]) -> Result<(Vec<FullOutput>, bool)> {
     let denied = catch_unwind(AssertUnwindSafe(|| RedistributePolicy::Deny.run(|| (case.sharded)(inputs))));
     let payload = match denied {
@@ -302,7 +302,7 @@ fn compare_outputs(found: &FullOutput, expected: &FullOutput, tolerance: f64, ra
     compare((&found.shape, &found.values), (&expected.shape, &expected.values), tolerance, rank)
 }
 
-/// Of shapes and values.
+/// Compares shape and values with the expected ones. Returns the largest error and its description.
 fn compare(
     (shape, values): (&[usize], &[f64]),
     (expected_shape, expected): (&[usize], &[f64]),

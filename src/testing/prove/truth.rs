@@ -1,4 +1,4 @@
-//! What the operator gives without any sharding, and what counts as equal to it.
+//! Expected results from the unsharded operator, and the comparison with them.
 
 use burn::tensor::{Device, Tensor, TensorData};
 
@@ -7,12 +7,12 @@ use super::output::FullOutput;
 use super::values::weight;
 use crate::Result;
 
-/// The unsharded operator of one case.
+/// Results of the unsharded operator of one case.
 pub(super) struct Truth {
     /// Values of every input.
     pub(super) inputs: Vec<Vec<f64>>,
     pub(super) outputs: Vec<FullOutput>,
-    /// Of every input the gradient of the [`loss`], where it has one.
+    /// Gradient of the [`loss`] with respect to every input that has one.
     pub(super) gradients: Vec<Option<Vec<f64>>>,
 }
 
@@ -31,7 +31,7 @@ impl Truth {
     }
 }
 
-/// The sum of all tracked outputs' elements, each with a weight of its own.
+/// Returns the weighted sum of the elements of all tracked outputs. Every element has a different weight.
 pub(super) fn loss(outputs: &[FullOutput]) -> Option<Tensor<1>> {
     let term = |(at, output): (usize, &FullOutput)| {
         let tracked = output.tracked.clone()?;
@@ -42,8 +42,8 @@ pub(super) fn loss(outputs: &[FullOutput]) -> Option<Tensor<1>> {
     outputs.iter().enumerate().filter_map(term).reduce(|sum, term| sum + term)
 }
 
-/// Where `found` is furthest from `expected`, if that is more than `tolerance` times its size: the
-/// element and the distance.
+/// Returns index and distance of the element of `found` that is furthest from `expected`, if the distance is more
+/// than `tolerance` times the size of the expected element.
 pub(super) fn furthest(found: &[f64], expected: &[f64], tolerance: f64) -> Option<(usize, f64)> {
     let distance = |(found, expected): (&f64, &f64)| {
         if found == expected || (found.is_nan() && expected.is_nan()) {
@@ -52,7 +52,7 @@ pub(super) fn furthest(found: &[f64], expected: &[f64], tolerance: f64) -> Optio
         let distance = (found - expected).abs();
         if distance.is_nan() { f64::INFINITY } else { distance }
     };
-    // Of an infinity any distance is a small part: none but itself is near it.
+    // If the expected element is infinite, so is the limit. An infinite distance is therefore checked separately.
     let far =
         |&(at, distance): &(usize, f64)| distance.is_infinite() || distance > tolerance * expected[at].abs().max(1.0);
     found.iter().zip(expected).map(distance).enumerate().filter(far).max_by(|a, b| a.1.total_cmp(&b.1))

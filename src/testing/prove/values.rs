@@ -1,30 +1,31 @@
-//! Values of inputs, and the parts that ranks hold of them. Pure.
+//! Values of inputs, and the ranks' local values. Pure functions.
 //!
-//! Everything is a function of positions, so ranks agree on each other's parts without sending
-//! anything, and a failure repeats.
+//! All values are functions of positions. Ranks therefore know each other's local values without communication, and
+//! a failure is reproducible.
 
 use std::ops::Range;
 
 use crate::placement::{Layout, PartialOp, Placement};
 
-/// What the elements of an input are.
+/// Kind of the elements of an input.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum ValueKind {
-    /// Distinct, inside the range.
+    /// Different floats inside the range.
     Float(Range<f64>),
-    /// The same, but for every third, which is NaN.
+    /// Different floats inside the range, with every third replaced by NaN.
     Nan(Range<f64>),
-    /// Whole numbers, never equal to one of another input (of three); but what an extremum leaves out may be.
+    /// Integral floats that never equal those of another such input (up to three inputs). Local values under `P(max)`
+    /// or `P(min)` that are not the extremum may be equal.
     Meeting,
-    /// This many whole numbers around 0, most of them more than once.
+    /// This many different integers around 0, most of them more than once.
     Tied(usize),
-    /// Inside the range.
+    /// Integers inside the range.
     Int(Range<i64>),
     Bool,
 }
 
 impl ValueKind {
-    /// Whether a partial value by `op` makes sense for such elements.
+    /// Returns true if a partial placement with `op` makes sense for such elements.
     pub(super) fn takes(&self, op: PartialOp) -> bool {
         match self {
             Self::Float(_) | Self::Nan(_) | Self::Meeting => true,
@@ -33,10 +34,10 @@ impl ValueKind {
         }
     }
 
-    /// `len` values of the input number `input`.
+    /// Returns `len` values of the input with index `input`.
     ///
-    /// Floats are a shuffled ramp with some jitter: no two are equal, none is near a multiple of
-    /// the step, where operators have their kinks.
+    /// Floats are a shuffled ramp with some jitter. No two are equal, and none is near a multiple of the step,
+    /// where operators have kinks.
     pub(super) fn full_values(&self, input: usize, len: usize) -> Vec<f64> {
         let value = |at: usize| match self {
             Self::Float(range) => {
@@ -54,16 +55,16 @@ impl ValueKind {
         (0..len).map(value).collect()
     }
 
-    /// What the rank at `index` of `size` along `mesh_dim` holds of `value`, the element `at`
-    /// which is to be reduced by `op`; and the derivative of the reduced value by it.
+    /// Splits `value`, the element at position `at`, for a partial placement with `op`. Returns the local value of
+    /// the rank at `index` of `size` along `mesh_dim`, and the derivative of the reduced value with respect to it.
     ///
-    /// The parts differ between ranks in no regular way. Of what a minimum or maximum leaves out, a
-    /// quarter is as far away as can be: a rank without elements holds an infinity. The rest stays in
+    /// The local values differ irregularly between ranks. For a minimum or maximum, a quarter of the values that
+    /// are not the extremum is infinitely far away, like the value of a rank without elements. The others stay in
     /// the range, where operators have slopes.
     fn part(&self, op: PartialOp, value: f64, at: usize, mesh_dim: usize, index: usize, size: usize) -> (f64, f64) {
         let holds = bits([at, mesh_dim, 4]) % size as u64 == index as u64;
         if let Self::Nan(range) = self {
-            // Beside the NaN there is what would be the extremum without it.
+            // The other ranks hold a value that would be the extremum if there were no NaN.
             let share = 0.4 * unit([at, mesh_dim, 60 + index]) * (range.end - range.start);
             return match op {
                 PartialOp::Max if value.is_nan() && !holds => (range.end - share, 0.0),
@@ -78,7 +79,7 @@ impl ValueKind {
         let share = unit([at, mesh_dim, 50 + index]);
         let far = matches!(self, Self::Float(_)) && (share > 0.75 || value.is_infinite());
         let last = index + 1 == size;
-        // The last rank's term is what makes the terms add up.
+        // The last rank holds the difference between `value` and the sum of the other ranks' values.
         let rest = || (0..index).map(|index| single(value + noise(index))).sum::<f64>();
         match op {
             PartialOp::Sum if last => (value - rest(), 1.0),
@@ -112,8 +113,8 @@ impl ValueKind {
         }
     }
 
-    /// Returns the part of the tensor `complete` that the rank at `coordinate` holds, and the derivative of the loss by it,
-    /// where `gradient` is that by the full tensor.
+    /// Returns the local values of the rank at `coordinate` for the full tensor `complete`, and the gradient of the
+    /// loss with respect to them. `gradient` is the gradient with respect to the full tensor.
     pub(super) fn held(
         &self,
         complete: &[f64],
@@ -139,42 +140,42 @@ impl ValueKind {
     }
 }
 
-/// A rank's part of an input, in row-major order.
+/// Local values of a rank for an input, in row-major order, and the expected gradient.
 #[derive(Debug)]
 pub(super) struct LocalValues {
     pub(super) values: Vec<f64>,
     pub(super) gradient: Vec<f64>,
 }
 
-/// The weight in the loss of element `at` of output `output`.
+/// Returns the weight of element `at` of output `output` in the loss.
 pub(super) fn weight(output: usize, at: usize) -> f64 {
     single(0.5 + unit([output, at, 99]))
 }
 
-/// Row-major positions, in a tensor of this shape, of the elements inside `ranges`.
+/// Returns the row-major positions, in a tensor of this shape, of the elements inside `ranges`.
 fn positions(shape: &[usize], ranges: &[Range<usize>]) -> Vec<usize> {
     ranges.iter().zip(shape).fold(vec![0], |outer, (range, len)| {
         outer.iter().flat_map(|&outer| range.clone().map(move |at| outer * len + at)).collect()
     })
 }
 
-/// `at` in an order that has nothing to do with rows and columns.
+/// Permutes the indices `0..len` in an order unrelated to rows and columns.
 fn shuffled(at: usize, len: usize) -> usize {
     let coprime = (len * 5 / 8..).find(|step| gcd(*step, len) == 1).unwrap_or(1);
     (at * coprime + len / 3) % len
 }
 
-/// Of tensors that are stored in single precision.
+/// Rounds to single precision, in which the tensors are stored.
 fn single(value: f64) -> f64 {
     f64::from(value as f32)
 }
 
-/// In `0.0..1.0`.
+/// Returns a pseudorandom number in `0.0..1.0`.
 fn unit(position: [usize; 3]) -> f64 {
     (bits(position) >> 40) as f64 / (1u64 << 24) as f64
 }
 
-/// The finalizer of SplitMix64, over the numbers in turn.
+/// Returns pseudorandom bits: the finalizer of SplitMix64, applied to the numbers in sequence.
 fn bits(position: [usize; 3]) -> u64 {
     position.into_iter().fold(0, |state, number| {
         let mut z = (state ^ number as u64).wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -204,7 +205,7 @@ mod tests {
         }
     }
 
-    /// Brute force over all ranks, in both orders of the mesh dimensions.
+    /// Computes the expected values by brute force over all ranks, in both orders of the mesh dimensions.
     #[test]
     fn partial_values_reduce_to_the_full_one_and_differ() {
         let (shape, mesh) = ([3, 2], [2, 3]);
