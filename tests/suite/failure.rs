@@ -5,11 +5,14 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use burn::nn::{Linear, LinearConfig};
 use burn::tensor::{DType, Shape, Tensor};
 use burn_dtensor::Error;
 use burn_dtensor::comm::{
     CommError, Communicator, Launch, LaunchError, Op, RankReport, ReduceOp, ShardedTensor, TensorMeta, World, launch,
 };
+use burn_dtensor::fsdp::{FullyShard, fully_shard, unit};
+use burn_dtensor::mesh::DeviceMesh;
 use burn_dtensor::placement::ShardSizes;
 
 /// Ends what would hang; nobody waits for it.
@@ -263,31 +266,31 @@ fn arguments_are_checked_before_anyone_waits() {
     let told = refused(|world, comm| {
         comm.reduce_scatter("x".into(), vec![shard(world, 0, 8)], ReduceOp::Sum).wait().map(drop)
     });
-    assert!(told.contains("has length 2 in dimension 0, but its cut is of 8"), "{told}");
+    assert!(told.contains("has length 2 in dimension 0, but its shard sizes add up to 8"), "{told}");
     let uneven = |world: &World, dim, lengths: &[usize]| {
         vec![ShardedTensor { tensor: matrix(world), dim, sizes: ShardSizes::Uneven(lengths.into()) }]
     };
     let told = refused(|world, comm| comm.all_gather("x".into(), uneven(world, 0, &[2, 2, 2])).wait().map(drop));
-    assert!(told.contains("tensor 0 is cut into the 3 lengths [2, 2, 2] over 4 ranks; give one length"), "{told}");
+    assert!(told.contains("tensor 0 has 3 shard sizes [2, 2, 2] in a group of 4 ranks. Pass one shard size"), "{told}");
     let told = refused(|world, comm| comm.all_gather("x".into(), uneven(world, 0, &[2, 2, 3, 1])).wait().map(drop));
-    assert!(told.contains("has length 2 in dimension 0, but length 2 of [2, 2, 3, 1] is 3"), "{told}");
+    assert!(told.contains("has length 2 in dimension 0, but shard size 2 of [2, 2, 3, 1] is 3"), "{told}");
     let told = refused(|world, comm| {
         comm.reduce_scatter("x".into(), uneven(world, 1, &[2, 2, 3, 1]), ReduceOp::Sum).wait().map(drop)
     });
-    assert!(told.contains("has length 9 in dimension 1, but its cut is of 8"), "{told}");
+    assert!(told.contains("has length 9 in dimension 1, but its shard sizes add up to 8"), "{told}");
     let told = refused(|_, comm| {
         let sizes = (1, ShardSizes::Uneven([4, 5].into()));
         comm.scatter("x".into(), None, meta(), vec![sizes], 0).wait().map(drop)
     });
-    assert!(told.contains("cut into the 2 lengths [4, 5] over 4 ranks"), "{told}");
+    assert!(told.contains("has 2 shard sizes [4, 5] in a group of 4 ranks"), "{told}");
     let told = refused(|world, comm| {
         comm.all_to_all("x".into(), shard(world, 0, 8), 1, ShardSizes::Chunked(8)).wait().map(drop)
     });
-    assert!(told.contains("has length 9 in dimension 1, but its cut is of 8"), "{told}");
+    assert!(told.contains("has length 9 in dimension 1, but its shard sizes add up to 8"), "{told}");
     let told = refused(|world, comm| {
         comm.all_to_all("x".into(), shard(world, 0, 8), 0, ShardSizes::Chunked(8)).wait().map(drop)
     });
-    assert!(told.contains("`to_dim` is 0, which is the cut dimension already"), "{told}");
+    assert!(told.contains("`to_dim` is 0, which is the sharded dimension already"), "{told}");
     let told = refused(|_, comm| comm.broadcast("x".into(), None, meta(), 4).wait().map(drop));
     assert!(told.contains("root 4 is outside a group of 4 ranks"), "{told}");
     let told = refused(|_, comm| comm.broadcast("x".into(), None, meta(), 2).wait().map(drop));
@@ -296,14 +299,14 @@ fn arguments_are_checked_before_anyone_waits() {
         let wrong = vec![TensorMeta { shape: Shape::from([2, 8]), dtype: DType::F32 }];
         comm.broadcast("x".into(), Some(vec![matrix(world)]), wrong, 2).wait().map(drop)
     });
-    assert!(told.contains("tensor 0 is [2, 9] f32, but `metas` says [2, 8] f32"), "{told}");
+    assert!(told.contains("tensor 0 is [2, 9] f32, but `metas` describes [2, 8] f32"), "{told}");
     let told = refused(|_, comm| comm.scatter("x".into(), None, meta(), vec![], 0).wait().map(drop));
-    assert!(told.contains("1 tensors, but 0 `cuts`"), "{told}");
+    assert!(told.contains("1 tensors, but 0 `shardings`"), "{told}");
     let told = refused(|world, comm| {
         let flags = Tensor::<1>::ones([4], world.device()).greater_scalar(0.0).into_dispatch();
         comm.all_reduce("x".into(), vec![flags], ReduceOp::Sum).wait().map(drop)
     });
-    assert!(told.contains("bool, which has no Sum; use Max"), "{told}");
+    assert!(told.contains("bool, which has no Sum. Use Max"), "{told}");
 }
 
 #[test]
@@ -312,13 +315,13 @@ fn lists_of_parts_are_checked_before_anyone_waits() {
     let meta = |len: usize| Some(TensorMeta { shape: Shape::from([len]), dtype: DType::F32 });
     let told =
         refused(|world, comm| comm.all_to_all_list("x".into(), vec![part(world); 3], vec![None; 4]).wait().map(drop));
-    assert!(told.contains("3 parts and 4 `metas` in a group of 4 ranks; give one of each per rank"), "{told}");
+    assert!(told.contains("3 parts and 4 `metas` in a group of 4 ranks. Pass one of each per rank"), "{told}");
     let told = refused(|world, comm| {
         let mut parts = vec![None; 4];
         parts[2] = part(world);
         comm.all_to_all_list("x".into(), parts, vec![None, None, meta(3), None]).wait().map(drop)
     });
-    assert!(told.contains("its own part is [2] f32, but `metas` says [3] f32"), "{told}");
+    assert!(told.contains("this rank's tensor for itself is [2] f32, but `metas` describes [3] f32"), "{told}");
     let told = refused(|world, comm| {
         let tracked = Tensor::<1>::ones([2], &world.device().clone().autodiff()).into_dispatch();
         comm.all_to_all_list("x".into(), vec![None, Some(tracked), None, None], vec![None; 4]).wait().map(drop)
@@ -419,4 +422,26 @@ fn a_launch_without_any_collective_still_reports_an_error() {
     .unwrap_err();
     assert_eq!((error.rank, error.others.len()), (1, 1));
     assert!(error.others[0].error.is_none());
+}
+
+/// What a rank that skips a unit gets, and the others. The lines below the first depend on what the others were doing.
+#[test]
+fn the_readmes_sample_is_what_ranks_get() {
+    let error = launch(Launch::threads(3).with_deadline(FAR), |world| {
+        let mesh = DeviceMesh::new(world, [3], ["shard"])?;
+        let layers = |_| LinearConfig::new(4, 4).init(world.device());
+        let blocks: Vec<Linear> = (0..2).map(layers).collect();
+        let blocks = fully_shard(blocks, &mesh, FullyShard::new().with_units(["*"]))?;
+        let x = Tensor::<2>::ones([2, 4], world.device());
+        let skipped = usize::from(world.rank() == 2);
+        let run = |x, block: &Linear| unit(block, x, |block, x| block.forward(x));
+        blocks[skipped..].iter().fold(x, run);
+        Ok(())
+    });
+    let text = error.unwrap_err().to_string();
+    let readme = include_str!("../../README.md");
+    let (_, sample) = readme.split_once("same report:\n\n```text\n").expect("the README has a sample");
+    let words = |text: &str| text.split_whitespace().map(String::from).collect::<Vec<_>>();
+    let cause = text.split("\n  ").next().expect("a first line");
+    assert!(words(sample).starts_with(&words(cause)), "{text}");
 }

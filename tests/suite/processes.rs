@@ -208,7 +208,7 @@ fn ranks_that_do_not_divide_evenly_over_processes_are_an_error_that_one_prints()
         }
         std::process::exit(1);
     });
-    let told = "4 ranks are no whole number for each of 3 processes";
+    let told = "cannot distribute 4 ranks evenly over 3 processes";
     assert!(text.is_none_or(|text| text.matches(told).count() == 1));
 }
 
@@ -278,7 +278,10 @@ fn a_killed_process_is_named_by_the_files() {
     let Some((text, flights)) = signalled("killed", "-KILL", |world| world.barrier("step")) else { return };
     let fault = flights.fault().unwrap_or_else(|| panic!("{flights}\n{text}"));
     assert_eq!((fault.rank, fault.why), (1, FaultKind::Gone), "{flights}\n{text}");
-    assert!(fault.text.contains("after barrier #0 `start` on ranks [0, 1, 2]; ranks [0, 2] wait for it"), "{fault}");
+    assert!(
+        fault.text.contains("last operation: barrier #0 `start` on ranks [0, 1, 2]; ranks [0, 2] wait for it"),
+        "{fault}"
+    );
     let ended: Vec<_> = flights.ranks.iter().map(|flight| flight.ending.is_some()).collect();
     assert_eq!(ended, [false; 3], "the launcher has ended the others, too: {flights}\n{text}");
 }
@@ -305,5 +308,5 @@ fn a_stopped_process_is_named_while_it_is_stopped() {
     // The launcher lets the other go on, to end it: what comes of that is no matter of the files'.
     let Some((text, _)) = ended else { return };
     assert!(text.contains("ranks [1] did not join within 1s of rank 0's wait"), "{text}");
-    assert!(text.contains("named: rank 1 is stopped, with its process "), "{text}");
+    assert!(text.contains("named: rank 1 is stopped: process "), "{text}");
 }

@@ -130,10 +130,10 @@ fn a_rank_that_panics_is_named_and_the_others_are_tried() {
     let of_four = ["mesh [4]: x [3, 2] as [S(0)]", "mesh [2, 2]: x [3, 2] as [S(0), S(0)]"];
     assert_eq!(wrong[..2], of_four, "{report}");
     assert!(wrong[2].starts_with("mesh [2, 2]"), "the other order of cuts: {report}");
-    let uneven = "mesh [2]: x [3, 2] as [S(0); mesh dim 0 cuts 0 + 3]";
+    let uneven = "mesh [2]: x [3, 2] as [S(0); mesh dim 0 sizes 0 + 3]";
     let sizes = |wrong: &String| wrong.contains("S(0), ") && !wrong.starts_with("mesh [1");
     assert!(wrong.iter().any(|wrong| wrong == uneven), "{report}");
-    assert!(wrong[3..].iter().all(|wrong| sizes(wrong) || wrong.contains("cuts 0 + ")), "{report}");
+    assert!(wrong[3..].iter().all(|wrong| sizes(wrong) || wrong.contains("sizes 0 + ")), "{report}");
     let failure = &report.wrong[0].differences;
     assert!(failure.iter().any(|difference| difference.how.contains("rank 3 panicked: no rows")), "{report}");
 }

@@ -238,7 +238,7 @@ fn groups_without_end_are_refused() {
         let refused = orders.map(|ranks| world.group(&ranks)).position(|group| group.is_err());
         assert_eq!(refused, Some(4096));
         let error = world.group(&[7, 0, 1]).map(drop).unwrap_err();
-        assert!(error.to_string().contains("make a mesh once and keep it"), "{error}");
+        assert!(error.to_string().contains("Create each mesh once and keep it"), "{error}");
         assert!(world.group(&[0, 1, 2, 3, 4, 5, 6, 7]).is_ok(), "those there are stay");
         Ok(())
     })

@@ -146,7 +146,7 @@ fn an_exit() {
     assert_eq!((fault.rank, fault.why), (1, FaultKind::Exited), "{flights}");
     assert_eq!(fault.text, "exited: its program has ended the process");
     let texts = [0, 2].map(|rank| &*flights.rank(rank).unwrap().ending.as_ref().unwrap().text);
-    assert_eq!(texts, ["the program of rank 1 has ended their process"; 2]);
+    assert_eq!(texts, ["the program of rank 1 has ended the process"; 2]);
 }
 
 #[test]
@@ -164,7 +164,7 @@ fn an_argument_that_cannot_be_right() {
 fn an_early_return() {
     let left = provoke(step, |_, _| Ok(()));
     assert!(left.1.waits().iter().any(|waiting| waiting.missing == [2]), "{}", left.1);
-    blames(FaultKind::Left, &["returned, and barrier #1 `step` on ranks [0, 1, 2]"], left);
+    blames(FaultKind::Left, &["waits for it in barrier #1 `step` on ranks [0, 1, 2]"], left);
 }
 
 /// It is waited for, too, and came too late.
@@ -183,7 +183,7 @@ fn a_rank_that_was_told_of_another_is_not_at_fault() {
         step
     });
     assert!(ended.1.waits().iter().any(|waiting| waiting.missing == [1, 2]), "{}", ended.1);
-    blames(FaultKind::Left, &["returned, and barrier #1 `step` on ranks [0, 1, 2]"], ended);
+    blames(FaultKind::Left, &["waits for it in barrier #1 `step` on ranks [0, 1, 2]"], ended);
 }
 
 #[test]
@@ -238,13 +238,13 @@ fn another_order() {
 #[test]
 fn a_call_too_many_between_others() {
     let ended = provoke(step, wait(barriers(["more", "step"])));
-    blames(FaultKind::Disagrees, &["label `more` vs `step`", "it makes one too many"], ended);
+    blames(FaultKind::Disagrees, &["label `more` vs `step`", "it makes one call too many"], ended);
 }
 
 #[test]
 fn a_call_too_few_between_others() {
     let ended = provoke(barriers(["first", "second"]), wait(|_, comm| vec![comm.barrier("second".into())]));
-    blames(FaultKind::Disagrees, &["label `second` vs `first`", "it has left one out"], ended);
+    blames(FaultKind::Disagrees, &["label `second` vs `first`", "it has left one call out"], ended);
 }
 
 /// The launch names the first of those that the call waits for, since it cannot tell a call too many from returns that are
@@ -309,7 +309,7 @@ fn a_deadline() {
     assert!(matches!(ended.0.cause, Error::Comm(CommError::DeadlineExceeded { .. })), "{}", ended.0);
     blames(
         FaultKind::Absent,
-        &["has not come, after barrier #0 `start`", "wait for it, first in barrier #1 `step`"],
+        &["is missing; last operation: barrier #0 `start`", "wait for it, first in barrier #1 `step`"],
         ended,
     );
 }
@@ -320,7 +320,7 @@ fn a_call_after_a_failure_is_no_disagreement() {
     let ended = late(|world| world.barrier("clean up"));
     let refused = ended.1.rank(2).unwrap().operations.last().unwrap();
     assert_eq!((&*refused.id.label, refused.over.unwrap().1), ("clean up", OpOutcome::Refused));
-    blames(FaultKind::Absent, &["has not come, after barrier #0 `start`"], ended);
+    blames(FaultKind::Absent, &["is missing; last operation: barrier #0 `start`"], ended);
 }
 
 /// Of two callers the one that came last is at fault to the launch; once a third has called, the files have a majority.
@@ -425,7 +425,7 @@ fn a_folder_that_cannot_be_made_fails_the_launch_at_once() {
     let config = Launch::threads(3).with_deadline(FAR).with_flight_recorder(folder.0.join("inside"));
     let error = launch(config, |world| world.barrier("never")).unwrap_err();
     let Error::Start(StartError::Flight { path, .. }) = &error.cause else { panic!("{error}") };
-    assert!(path.starts_with(&folder.0) && error.to_string().contains("name a folder"), "{error}");
+    assert!(path.starts_with(&folder.0) && error.to_string().contains("Name a folder"), "{error}");
     fs::remove_file(&folder.0).unwrap();
 }
 

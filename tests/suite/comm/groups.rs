@@ -56,9 +56,7 @@ fn enumerated_groups_are_checked_and_hold_who_they_name() {
         }
         let problem = |groups: &[&[usize]]| of(groups).unwrap_err().to_string();
         assert!(problem(&[&[0, 4]]).contains("rank 4 is outside a world of 4 ranks"));
-        assert!(
-            problem(&[&[0, 1], &[1, 2]]).contains("rank 1 is named in [0, 1], too; a rank is in one group at most")
-        );
+        assert!(problem(&[&[0, 1], &[1, 2]]).contains("rank 1 is named in [0, 1] too. Name each rank at most once"));
         assert!(problem(&[&[3, 3]]).contains("rank 3 is named twice"));
         assert!(problem(&[&[0], &[]]).contains("it has no ranks"));
         Ok(())
@@ -74,7 +72,7 @@ fn groups_of_one_size_are_of_adjacent_ranks() {
         }
         for size in [0, 4, 5, 12] {
             let problem = world.subgroup_of_size(size).unwrap_err().to_string();
-            assert!(problem.contains(&format!("6 ranks are no whole number of groups of {size}")), "{problem}");
+            assert!(problem.contains(&format!("cannot split 6 ranks into groups of {size}")), "{problem}");
         }
         Ok(())
     });

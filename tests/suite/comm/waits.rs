@@ -206,7 +206,7 @@ fn the_summary_is_one_line_of_all_of_it() {
         let line = world.ledger().summary().to_string();
         assert_eq!(line.lines().count(), 1);
         assert!(line.starts_with("1 collective, 2.0 MB; waiting "), "{line}");
-        assert!(line.contains("; 1 under way at most"), "{line}");
+        assert!(line.contains("; 1 in flight at most"), "{line}");
         let straggler = "; rank 0 came last in 1 of 1 waits, ";
         assert_eq!(line.contains(straggler), world.rank() == 1, "{line}");
         Ok(())

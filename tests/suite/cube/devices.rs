@@ -73,7 +73,7 @@ static LAYER: LazyLock<Linear> = LazyLock::new(|| {
 });
 
 #[test]
-#[should_panic(expected = "2 devices for 3 ranks: give each rank one")]
+#[should_panic(expected = "2 devices for 3 ranks. Pass one device per rank")]
 fn devices_are_one_for_each_rank() {
     let _ = Launch::threads(3).with_devices([Device::flex(), wgpu()]);
 }

@@ -32,7 +32,7 @@ up.weight: [8, 12] f32 on DeviceMesh(dp=2, tp=2; ranks 0..4): [S(0), S(1)]
     assert!(pages.iter().all(|page| page == &pages[0]), "every rank says the same");
     // A band for each rank that holds a cell: of 3 parameters one each; and one for what each has in all.
     assert_eq!(html.matches("<title>rank ").count(), 3 * 4, "{html}");
-    assert_eq!(html.matches("<td>51 numbers").count(), 4, "{html}"); // (96 + 96 + 12) / 4
+    assert_eq!(html.matches("<td>51 elements").count(), 4, "{html}"); // (96 + 96 + 12) / 4
     assert!(
         html.contains("<p>[8, 12] f32 on DeviceMesh(dp=2, tp=2; ranks 0..4): [S(0), S(1)]<br>unit up</p>"),
         "{html}"
@@ -45,8 +45,8 @@ up.weight: [8, 12] f32 on DeviceMesh(dp=2, tp=2; ranks 0..4): [S(0), S(1)]
 fn an_ordinary_model_is_every_ranks_own() {
     MeshTest::new([1], ["dp"]).run(|mesh| {
         let layer = burn::nn::LinearConfig::new(3, 2).with_bias(false).init(mesh.device());
-        assert_eq!(visualize_model(&layer).to_string(), "weight: [3, 2], of every rank its own\n");
-        assert!(visualize_model(&layer).to_html().contains("of every rank its own"));
+        assert_eq!(visualize_model(&layer).to_string(), "weight: [3, 2], separate on every rank\n");
+        assert!(visualize_model(&layer).to_html().contains("separate on every rank"));
         Ok(())
     });
 }

@@ -60,7 +60,7 @@ fn ranks_that_run_different_cost_models_are_told() {
 }
 
 #[test]
-#[should_panic(expected = "a bandwidth is positive, not 0")]
+#[should_panic(expected = "a bandwidth must be positive, not 0")]
 fn a_bandwidth_of_nothing_is_refused() {
     let _ = CostModel::default().with_bandwidth_of("tp", 0.0);
 }
@@ -207,9 +207,9 @@ fn an_explanation_says_why_others_are_out() {
         let x = DTensor::distribute_replicated(Tensor::<2>::ones([6, 5], device), mesh, &[S(0)])?;
         // 6 over 4 are 2, 2, 2 and 0.
         let (_, why) = explain(|| x.clone().sort(0));
-        assert!(why.to_string().contains("out, a rank would have no elements"), "{why}");
+        assert!(why.to_string().contains("excluded, a rank would have no elements"), "{why}");
         let (_, why) = explain(|| x.clone().cumsum(1));
-        assert!(why.to_string().contains("out, not partial like that: P(sum) -> P(sum)"), "{why}");
+        assert!(why.to_string().contains("excluded, input not partial: P(sum) -> P(sum)"), "{why}");
         let (_, why) = CostModel::default().run(|| explain(|| x.cumsum(0)));
         assert!(why.to_string().contains("| all-gather 90 B |          | 6.6 us"), "{why}");
         Ok(())

@@ -126,5 +126,5 @@ fn ranks_that_a_program_puts_out_of_step_get_an_error_and_not_each_others_gradie
     assert_eq!(run(0).unwrap(), [vec![-1.0; 32], vec![-1.0; 32]]);
     let error = run(2).expect_err("ranks are out of step");
     let Error::Comm(CommError::Mismatch { differs, .. }) = &error else { panic!("{error}") };
-    assert!(differs.contains("place in forward"), "{differs}");
+    assert!(differs.contains("forward index"), "{differs}");
 }

@@ -104,7 +104,7 @@ fn every_misuse_is_a_typed_error_with_its_remedy() {
             check(
                 error_of(DTensor::<2>::random([4, 4], distribution, 0, mesh, &[R, R], &device)),
                 |error| matches!(error, Error::DTensor(DTensorError::Distribution { .. })),
-                &["is not a distribution"],
+                &["is not a valid distribution"],
             );
         }
         check(
@@ -312,7 +312,7 @@ fn a_rule_that_promises_another_shape_than_its_operator_makes_is_found() {
         Ok(apply(&Longer, x, |x, _| x).to_local().into_data())
     });
     let message = error.expect_err("the operator makes 4 elements").to_string();
-    assert!(message.contains("the local operator made [4] of output 0, its rule says [5]"), "{message}");
+    assert!(message.contains("output 0 of the local operator has shape [4], its rule has [5]"), "{message}");
 }
 
 /// Of forty products, the one whose shapes do not fit.
@@ -344,13 +344,13 @@ fn a_rule_that_does_not_fit_its_operator_says_where() {
         failed.expect_err("the rule does not fit").to_string()
     };
     for (operator, says) in [
-        ((|x| apply(&LONGER.at([0]), x, |x: Tensor<2>, _| x)) as fn(DTensor<2>) -> _, "say with `lens` how long it is"),
-        (|x| apply(&LONGER.at([2]).lens([1]), x, |x: Tensor<2>, _| x), "of 3 dimensions or more; it has 2"),
-        (|x| apply(&PAIR, x, |x: Tensor<2>, _| x), "`pair` made 1 of 2 outputs"),
-        (|x| apply(&PRODUCT, x, |x: Tensor<2>, _| x), "`mk, kn -> mn` is of 2 inputs, there are 1"),
+        ((|x| apply(&LONGER.at([0]), x, |x: Tensor<2>, _| x)) as fn(DTensor<2>) -> _, "Set its length with `lens`"),
+        (|x| apply(&LONGER.at([2]).lens([1]), x, |x: Tensor<2>, _| x), "must have 3 dimensions or more, but has 2"),
+        (|x| apply(&PAIR, x, |x: Tensor<2>, _| x), "`pair` returned 1 outputs, but its rule has 2"),
+        (|x| apply(&PRODUCT, x, |x: Tensor<2>, _| x), "`mk, kn -> mn` takes 2 inputs, but 1 were passed"),
         (
             |x| apply(&PRODUCT, (x.clone(), x), |(a, b): (Tensor<2>, Tensor<2>), _| a.matmul(b)),
-            "of `mk, kn -> mn`, axis `k` is 3 in the first input and 4 in the second; make them equal",
+            "in `mk, kn -> mn`, axis `k` is 3 in the first input and 4 in the second. Make them equal",
         ),
     ] {
         let message = message(operator);
@@ -383,7 +383,7 @@ fn shapes_that_only_look_as_if_they_fit_are_refused() {
         let logits = DTensor::<3>::ones([2, 5, 4], mesh, &[R], mesh.device())?;
         let targets = DTensor::<1, Int>::zeros([5], mesh, &[R], mesh.device())?;
         let run = || Ok(loss::cross_entropy(logits.clone(), targets.clone()));
-        refused(&run, "`..` is of 2 dimensions in the first input and 1 in the second; make them as many");
+        refused(&run, "`..` is 2 dimensions in the first input, but 1 in the second. Make the numbers equal");
         Ok(())
     });
 }

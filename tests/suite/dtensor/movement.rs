@@ -126,22 +126,22 @@ fn operands_that_do_not_fit_say_what_would() {
     type Wrong = (&'static str, fn(DTensor<2>) -> DTensor<2>, &'static str);
     let wrong: [Wrong; 9] = [
         ("squeeze_dim", |x| x.squeeze_dim::<1>(1).unsqueeze(), "dimension 1 has length 3"),
-        ("flatten", |x| x.flatten(1, 0), "dimension 1 comes after dimension 0"),
-        ("swap_dims", |x| x.swap_dims(0, 2), "use one in -2..2"),
-        ("permute", |x| x.permute([0, 0]), "must name every dimension once"),
+        ("flatten", |x| x.flatten(1, 0), "start dimension 1 is after end dimension 0"),
+        ("swap_dims", |x| x.swap_dims(0, 2), "Use one in -2..2"),
+        ("permute", |x| x.permute([0, 0]), "must contain every dimension once"),
         ("narrow", |x| x.narrow(0, 2, 3), "no 3 elements from 2 on"),
         (
             "slice_assign",
             |x| x.clone().slice_assign(0..1, x),
-            "the slice is 1 long in dimension 0, and so must the values be",
+            "the slice has length 1 in dimension 0. Pass values of the same length",
         ),
         ("split_with_sizes", |x| x.split_with_sizes(vec![1, 1], 0).remove(0), "add up to 2"),
         (
             "cat",
             |x| DTensor::cat(vec![x.clone(), x.transpose()], 0),
-            "dimension 1 of the first input is 3 and dimension 1 of the second 4; make them equal",
+            "dimension 1 of the first input is 3 and dimension 1 of the second 4. Make them equal",
         ),
-        ("squeeze", |x| x.squeeze(), "2 are asked for"),
+        ("squeeze", |x| x.squeeze(), "2 were requested"),
     ];
     let tall = [4, 3];
     MeshTest::new([1], ["tp"]).run(|mesh| {

@@ -106,7 +106,7 @@ fn a_bias_that_would_be_reduced_to_join_a_sum_is_denied() {
         let run = || module::linear(x.clone(), weight.clone(), Some(bias.clone()));
         let denied = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| drop(RedistributePolicy::Deny.run(run))));
         let error = denied.expect_err("the bias moves").downcast::<Error>().expect("a typed error");
-        assert!(error.to_string().contains("`linear` needs its input 2 as [R], it is [P(avg)]"), "{error}");
+        assert!(error.to_string().contains("`linear` needs its input 2 as [R], but it is [P(avg)]"), "{error}");
         let y = run().full_tensor()?;
         assert_eq!(y.into_data(), Tensor::<2>::full([2, 3], 4.5, mesh.device()).into_data());
         Ok(())
@@ -138,18 +138,18 @@ fn operators_say_what_is_wrong_with_their_arguments() {
             let error = denied.expect_err("the arguments do not fit").downcast::<Error>().expect("a typed error");
             assert!(error.to_string().contains(remedy), "{error}");
         };
-        refused("there is no dimension 2 of 2; use one in -2..2", &|| x().map(|x| drop(x.max_dim(2))));
-        refused("there is no dimension -3 of 2", &|| x().map(|x| drop(activation::softmax(x, -3))));
+        refused("dimension 2 is out of range for 2 dimensions. Use one in -2..2", &|| x().map(|x| drop(x.max_dim(2))));
+        refused("dimension -3 is out of range for 2 dimensions", &|| x().map(|x| drop(activation::softmax(x, -3))));
         refused("dimension 1 has 3 elements", &|| x().map(|x| drop(x.topk(4, 1))));
-        refused("must have two halves", &|| x().map(|x| drop(activation::glu(x, 1))));
+        refused("must have an even length", &|| x().map(|x| drop(activation::glu(x, 1))));
         refused("axis `c` is 3 in the first input and 2 in the second", &|| done(activation::prelu(x()?, vector(2)?)));
         refused("axis `D` is 3 in the first input and 4 in the second", &|| {
             done(module::layer_norm(x()?, vector(4)?, None, 1e-5))
         });
         refused("must make 2 groups", &|| done(module::group_norm(x()?, None, 2, 1e-5)));
         refused("there is no operand", &|| done(DTensor::<1>::einsum("i->i", [])));
-        refused("2 dimensions, 1 are asked for", &|| done(DTensor::<1>::einsum("ij->ij", [x()?.into()])));
-        refused("dimension 1 has no element 3; use one in -3..3", &|| done(x()?.select_dim::<1>(1, 3)));
+        refused("2 dimensions, but 1 were requested", &|| done(DTensor::<1>::einsum("ij->ij", [x()?.into()])));
+        refused("dimension 1 has no element 3. Use one in -3..3", &|| done(x()?.select_dim::<1>(1, 3)));
         refused("weights for 2 classes", &|| {
             let loss = CrossEntropyLossConfig::new().with_weights([1.0, 2.0]).init(mesh.device());
             done(loss.forward(x()?, DTensor::<1, Int>::zeros([4], mesh, &[S(0)], mesh.device())?))

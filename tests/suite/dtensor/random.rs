@@ -238,7 +238,7 @@ fn a_seed_is_refused_on_a_thread_that_has_no_stream() {
     let refused = std::thread::spawn(draw).join().expect("caught").expect_err("no stream");
     // No launch would catch a typed error there.
     let told = refused.downcast::<String>().expect("a panic with the error's text");
-    assert!(told.contains("call `random::seed` on it"), "{told}");
+    assert!(told.contains("Call `random::seed` on it"), "{told}");
     let seeded = std::thread::spawn(move || {
         random::seed(0);
         draw()

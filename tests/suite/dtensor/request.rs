@@ -143,7 +143,7 @@ fn integers_have_no_type_to_be_sent_in() {
             matches!(error, Error::DTensor(DTensorError::NotFloat { dtype: DType::I64 | DType::I32, .. })),
             "{error}"
         );
-        assert!(error.to_string().contains("leave it out"), "{error}");
+        assert!(error.to_string().contains("Omit the dtype"), "{error}");
         Ok(())
     });
 }

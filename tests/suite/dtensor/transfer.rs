@@ -165,7 +165,7 @@ fn what_cannot_be_transferred_is_refused_with_a_remedy() {
             let leaf = DTensor::<2>::ones(SHAPE, &a, &[S(0)], &device)?.require_grad();
             let error = error_of(transfer.run(Some(leaf.clone())));
             assert!(matches!(transfer_error(&error), DTensorError::TransferTracked { .. }), "{error}");
-            assert!(error.to_string().contains("`detach` it"), "{error}");
+            assert!(error.to_string().contains("`detach` the tensor"), "{error}");
             transfer.run(Some(DTensor::from_local_with_shape(leaf.to_local().inner(), &a, &[S(0)], SHAPE)?))?;
         } else {
             // It has no tensor that would tell.

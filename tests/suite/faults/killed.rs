@@ -146,6 +146,6 @@ fn a_process_of_several_ranks_that_exits_is_told() {
         let fault = flights.fault().unwrap_or_else(|| panic!("{flights}"));
         assert_eq!((fault.rank, fault.why), (3, FaultKind::Exited), "{flights}");
         let taken_along = flights.rank(2).unwrap().ending.as_ref().unwrap();
-        assert_eq!(taken_along.text, "the program of rank 3 has ended their process");
+        assert_eq!(taken_along.text, "the program of rank 3 has ended the process");
     });
 }

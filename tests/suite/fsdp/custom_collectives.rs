@@ -224,8 +224,8 @@ fn gradients_without_a_hook_come_back_when_it_is_removed() {
 fn a_hook_that_returns_something_else_is_told() {
     type Hook = fn(Vec<Tensor<1>>) -> Vec<Tensor<1>>;
     let hooks: [(Hook, &str); 2] = [
-        (|_| Vec::new(), "returned 0 tensors of 2"),
-        (|shards| shards.into_iter().map(|shard| Tensor::cat(vec![shard.clone(), shard], 0)).collect(), "has become"),
+        (|_| Vec::new(), "returned 0 tensors for 2"),
+        (|shards| shards.into_iter().map(|shard| Tensor::cat(vec![shard.clone(), shard], 0)).collect(), "elements of"),
     ];
     for (hook, reason) in hooks {
         let error = launch(Launch::threads(2), |world| {

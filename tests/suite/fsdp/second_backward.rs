@@ -240,5 +240,5 @@ fn who_catches_a_second_backward_goes_on() {
 fn a_second_backward_through_a_unit_names_it_in_processes() {
     let test = MeshTest::new([2], ["shard"]).with_processes(2);
     let Some(text) = test.run_failing(|mesh| fails(mesh, WRONG[2].1)) else { return };
-    assert!(text.contains("a second backward comes to unit `trunk`"), "{text}");
+    assert!(text.contains("a second backward reached unit `trunk`"), "{text}");
 }

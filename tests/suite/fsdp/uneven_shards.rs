@@ -134,7 +134,7 @@ fn a_rank_holds_the_length_that_it_was_given() {
             assert_eq!(sharded.weight.base().into_data(), expected);
         }
         let shard = sharded.weight.shard().expect("a shard");
-        assert_eq!(shard.layout().to_string(), "[R, S(0); mesh dim 1 cuts 2 + 0 + 5]");
+        assert_eq!(shard.layout().to_string(), "[R, S(0); mesh dim 1 sizes 2 + 0 + 5]");
         assert_eq!(sharded.bias.as_ref().expect("it has one").base().dims(), [lengths[1][at]]);
         assert_eq!(values(&full_model(&sharded)?, None), values(&model, None));
         Ok(())
@@ -155,14 +155,12 @@ fn wrong_lengths_are_typed_errors_that_name_the_parameter() {
                 let text = FsdpError::InvalidShardSizes { param, dim, mesh_dim, problem: problem.clone() }.to_string();
                 assert!(
                     text.starts_with(
-                        "parameter `weight` cannot be cut along dimension 0 over the ranks of mesh dimension `shard`: "
+                        "parameter `weight` cannot be sharded along dimension 0 over the ranks of mesh dimension \
+                         `shard`: "
                     ),
                     "{text}"
                 );
-                assert!(
-                    text.contains("give one length per rank") || text.contains("give lengths that add up"),
-                    "{text}"
-                );
+                assert!(text.contains("Give one size per rank") || text.contains("Give sizes that add up"), "{text}");
                 problem
             }
             other => panic!("{other:?}"),
@@ -207,7 +205,7 @@ fn ranks_whose_functions_disagree_are_told() {
     });
     assert!(matches!(error.cause, Error::Comm(CommError::Mismatch { .. })), "{error}");
     // Whichever comes second is compared with the other.
-    let [first, second] = ["0 into [3, 4]", "0 into [4, 3]"];
+    let [first, second] = ["0 with sizes [3, 4]", "0 with sizes [4, 3]"];
     let told = [format!("{first} vs {second}"), format!("{second} vs {first}")];
-    assert!(told.iter().any(|told| error.to_string().contains(&format!("cut dimension {told}"))), "{error}");
+    assert!(told.iter().any(|told| error.to_string().contains(&format!("sharded dimension {told}"))), "{error}");
 }

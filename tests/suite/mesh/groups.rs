@@ -107,7 +107,7 @@ fn groups_that_are_no_rows_of_the_array_are_refused() {
         if rank == 1 {
             let group = lent.lock().unwrap().take().expect("rank 0 has lent it");
             let error = error_of(DeviceMesh::from_group(world, group, "x"));
-            assert!(error.to_string().contains("as rank 0 has it, but rank 1 needs one"), "{error}");
+            assert!(error.to_string().contains("belongs to rank 0, but rank 1 needs its own"), "{error}");
         }
         world.barrier("taken")?;
         Ok(())

@@ -235,7 +235,7 @@ fn tensors_that_are_not_as_declared() {
             matches!(&error, Error::Parallel(ParallelError::Count { what: "input", given: 1, prepared: 2, .. })),
             "{error}"
         );
-        assert!(error.to_string().contains(".input(None, None)"), "{error}");
+        assert!(error.to_string().contains(".with_input(None, None)"), "{error}");
         let error = refused(|| apply_io_layouts(&model.block, (shards.clone(), scale.clone()), |_, (x, _)| x));
         assert!(
             matches!(&error, Error::Parallel(ParallelError::Count { what: "output", given: 1, prepared: 2, .. })),

@@ -208,8 +208,11 @@ fn windows_and_offsets_that_do_not_fit_are_typed_errors() {
         for (error, why) in [
             (refused(|| Unfold4dConfig::new([2, 2]).init().forward_dtensor(small)), "longer than the padded input"),
             (refused(|| Fold4dConfig::new([3, 3], [2, 2]).init().forward_dtensor(columns)), "an image of 3 x 3"),
-            (refused(|| valid.layer.forward_dtensor((image.clone(), offset.clone(), None))), "high and wide"),
-            (refused(|| same.layer.forward_dtensor((image, offset, None))), "0 before and 1 behind"),
+            (
+                refused(|| valid.layer.forward_dtensor((image.clone(), offset.clone(), None))),
+                "the height and width of the output",
+            ),
+            (refused(|| same.layer.forward_dtensor((image, offset, None))), "0 before and 1 after"),
         ] {
             assert!(matches!(error, Error::DTensor(DTensorError::Operands { .. })), "{error}");
             assert!(error.to_string().contains(why), "{error}");

@@ -62,7 +62,7 @@ fn optimizers_that_look_at_more_than_an_element_do_not_compile_and_the_message_s
         let name = if optimizer.ends_with("build()") { "Muon" } else { optimizer.trim_end_matches("::new()") };
         let said = [
             "error[E0277]: `".into(),
-            format!("{name}` is not known to make of a shard what it makes of a whole parameter"),
+            format!("{name}` is not known to step a shard as it would step the full parameter"),
             "sharded(AdamWConfig::new()).with_muon(matrices, MuonConfig::new())".into(),
             "`clip_grad_norm`".into(),
             "implement `ExactOnShards`".into(),

@@ -172,7 +172,7 @@ fn a_function_places_on_each_dimension_of_a_mesh() {
                 let error = distribute_module(Mlp::new(&device), mesh, |_, _| given.clone()).unwrap_err();
                 let Error::Parallel(ParallelError::Styles { given: count, .. }) = &error else { panic!("{error}") };
                 assert_eq!(*count, given.len());
-                assert!(error.to_string().contains(&format!("given {count} styles on {mesh}")), "{error}");
+                assert!(error.to_string().contains(&format!("has {count} styles on {mesh}")), "{error}");
             }
             let error = distribute_module(Mlp::new(&device), mesh, |_, _| R).unwrap_err();
             assert!(matches!(error, Error::Parallel(ParallelError::Styles { given: 1, .. })), "{error}");

@@ -142,7 +142,7 @@ fn a_dimension_is_sharded_by_all_tensor_parallel_dimensions_before_the_data_para
         let model = parallelize(plain.clone(), &mesh.slice(["a", "b"])?, plan)?;
         let model = fully_shard(model, &mesh.slice("shard")?, FullyShard::new())?;
         let shard = model.down.weight.shard().expect("distributed");
-        assert_eq!(shard.layout().to_string(), "[S(0), S(0), S(0); dim 0 cut by mesh dims 0, 2, 1]");
+        assert_eq!(shard.layout().to_string(), "[S(0), S(0), S(0); dim 0 sharded by mesh dims 0, 2, 1]");
         assert_eq!(shard.full_tensor()?.into_data(), plain.down.weight.val().into_data());
         assert_eq!(model.up.weight.dtensor()?.placements(), [S(1), S(1)]);
         assert_eq!(model.up.weight.styles().iter().map(Style::input).collect::<Vec<_>>(), [Some(R), Some(R)]);

@@ -99,7 +99,7 @@ fn models_distributed_before() {
         let (shard, tp) = (mesh.slice("shard")?, mesh.slice("tp")?);
         let error = refused(parallelize(model.clone(), mesh, plan()));
         assert!(matches!(error, Error::Parallel(ParallelError::MeshDims { .. })));
-        assert_says(&error, &["`embedding`", "shard=2, tp=2", "slice", ".on("]);
+        assert_says(&error, &["`embedding`", "shard=2, tp=2", "slice", ".with_mesh_dim_plan("]);
         let error = refused(parallelize(model.clone(), mesh, Plan::new().with_mesh_dim_plan("pp", plan())));
         assert!(matches!(&error, Error::Mesh(MeshError::UnknownName { name, .. }) if name == "pp"), "{error}");
 
@@ -111,7 +111,7 @@ fn models_distributed_before() {
         let sharded = fully_shard(model.clone(), &shard, FullyShard::new())?;
         let error = refused(sharded.head.weight.dtensor());
         assert!(matches!(&error, Error::Param(ParamError::NotParallelized { param }) if param == "head.weight"));
-        assert_says(&error, &["call parallelize", "`val()`"]);
+        assert_says(&error, &["Call parallelize", "`val()`"]);
         assert!(sharded.head.weight.styles().is_empty());
         assert!(matches!(refused(model.head.weight.dtensor()), Error::Param(ParamError::NotParallelized { .. })));
         // A part of a unit is none, to either.
@@ -154,7 +154,7 @@ fn meshes_that_make_no_mesh() {
         for data in [&other, &mesh.slice("tp")?, mesh] {
             match fully_shard(parallel.clone(), data, FullyShard::new()) {
                 Err(Error::Param(error @ ParamError::Meshes { .. })) if data == &other => {
-                    assert!(error.to_string().contains("slice both out of one mesh"), "{error}");
+                    assert!(error.to_string().contains("Slice both out of one mesh"), "{error}");
                 }
                 Err(Error::Fsdp(FsdpError::ReplicatedOverDataDim { mesh_dim, .. })) if data != &other => {
                     assert_eq!(mesh_dim, "tp");
@@ -165,7 +165,7 @@ fn meshes_that_make_no_mesh() {
             let error =
                 refused(parallelize(fully_shard(norm(), data, FullyShard::new())?, &mesh.slice("tp")?, Plan::new()));
             assert!(matches!(error, Error::Param(ParamError::Meshes { .. })), "{error}");
-            assert_says(&error, &[&data.to_string(), &mesh.slice("tp")?.to_string(), "slice both out of one mesh"]);
+            assert_says(&error, &[&data.to_string(), &mesh.slice("tp")?.to_string(), "Slice both out of one mesh"]);
         }
         // Parallelized apart, sharded together.
         let second = parallelize(norm(), &mesh.slice("shard")?, Plan::new())?;

@@ -83,7 +83,7 @@ fn a_parameter_has_three_views() {
 
         let shard = down.weight.shard().expect("distributed");
         assert_eq!(shard.mesh(), mesh);
-        assert_eq!(shard.layout().to_string(), "[R, S(0), S(0); dim 0 cut by mesh dims 2, 1]");
+        assert_eq!(shard.layout().to_string(), "[R, S(0), S(0); dim 0 sharded by mesh dims 2, 1]");
         assert_eq!(shard.dims(), [13, 8]);
         assert_eq!(shard.full_tensor()?.into_data(), full.weight.val().into_data());
 

@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn every_operator_has_a_case_and_the_readme_counts_them() {
+    fn every_operator_has_a_case_and_the_book_counts_them() {
         let (operators, cases) = (operators(), super::cases());
         let proven: BTreeSet<String> = cases.iter().map(Case::name).map(String::from).collect();
         let lacking: Vec<_> = operators.difference(&proven).collect();
@@ -132,7 +132,7 @@ mod tests {
         let unknown: Vec<_> = proven.difference(&operators).collect();
         assert!(unknown.is_empty(), "cases of what `src/dtensor/ops` does not have: {unknown:?}");
         let count = format!("There are {} operators", operators.len());
-        assert!(include_str!("../../../README.md").contains(&count), "the README must say: {count}");
+        assert!(include_str!("../../../docs/concepts.md").contains(&count), "docs/concepts.md must say: {count}");
     }
 
     #[test]

@@ -168,14 +168,14 @@ fn retired(text: &str) -> Vec<String> {
 }
 
 /// Returns the names of this crate's types with those of their members: methods, constants, public fields and variants. Without
-/// `DTensor`, whose operators macros define, and `Tensor`, which is burn's.
+/// `DTensor`, whose operators macros define, and `Lora` and `Tensor`, which are burn's.
 fn members(tree: &Tree) -> BTreeMap<String, BTreeSet<String>> {
     let (mut members, mut types) = (Members::default(), Types::default());
     for (_, file) in tree.files() {
         members.visit_file(file);
         types.visit_file(file);
     }
-    members.0.retain(|name, _| !["DTensor", "Tensor"].contains(&name.as_str()) && types.0.contains(name));
+    members.0.retain(|name, _| !["DTensor", "Lora", "Tensor"].contains(&name.as_str()) && types.0.contains(name));
     members.0
 }
 

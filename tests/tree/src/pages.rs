@@ -48,7 +48,8 @@ fn relative_links_lead_somewhere() {
     for page in all(&crate::root()) {
         let text = fs::read_to_string(&page).expect("a page");
         let folder = page.parent().expect("a file is in a folder");
-        let is_broken = |link: &String| !link.contains("://") && !link.starts_with('#') && !target(folder, link).exists();
+        let is_broken =
+            |link: &String| !link.contains("://") && !link.starts_with('#') && !target(folder, link).exists();
         broken.extend(links(&text).into_iter().filter(is_broken).map(|link| format!("{}: {link}", page.display())));
     }
     assert_eq!(broken, [""; 0]);

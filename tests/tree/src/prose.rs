@@ -74,9 +74,11 @@ fn announcements_and_retired_words_are_found() {
         "/// What it is.\n/// Of it.\nfn f() {\n    // Whole `piece`.\n    let x = \"goes\n    on // no\"; // alike\n",
         "    let c = '\"'; let r = r#\"a \"cut\" here\"#;\n}\n/// Returns `whole`.\n",
     );
-    let comments: Vec<_> = doc_comments(source).into_iter().map(|(line, text)| (line, is_announcement(&text))).collect();
+    let comments: Vec<_> =
+        doc_comments(source).into_iter().map(|(line, text)| (line, is_announcement(&text))).collect();
     assert_eq!(comments, [(1, true), (9, false)]);
-    let found: Vec<_> = prose(source).iter().flat_map(|(line, text)| retired(text).map(|fault| (*line, fault))).collect();
+    let found: Vec<_> =
+        prose(source).iter().flat_map(|(line, text)| retired(text).map(|fault| (*line, fault))).collect();
     let expected = [
         (4, "write full, unsharded, complete for `whole`"),
         (5, "write continues for `goes on`"),
@@ -228,7 +230,9 @@ fn raw(text: &str) -> Option<usize> {
 fn character(text: &str) -> usize {
     let mut letters = text.char_indices().skip(1);
     match letters.next() {
-        Some((_, '\\')) => text[2..].find('\'').map_or(1, |at| at + 3).max(if text[2..].starts_with('\'') { 4 } else { 0 }),
+        Some((_, '\\')) => {
+            text[2..].find('\'').map_or(1, |at| at + 3).max(if text[2..].starts_with('\'') { 4 } else { 0 })
+        }
         Some(_) => letters.next().filter(|(_, letter)| *letter == '\'').map_or(1, |(at, _)| at + 1),
         None => 1,
     }

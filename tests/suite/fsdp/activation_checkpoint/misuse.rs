@@ -30,7 +30,7 @@ fn what_is_captured_and_tracked_is_an_error() {
     });
     let Error::Param(ParamError::CapturedTrackedTensor { block }) = &captured else { panic!("{captured}") };
     assert_eq!(block, "blocks.0");
-    assert!(captured.to_string().contains("pass it in `input`"), "{captured}");
+    assert!(captured.to_string().contains("Pass it in `input`"), "{captured}");
 
     let of_another = error(|tower, x| {
         let other: Block = tower.blocks[1].clone();

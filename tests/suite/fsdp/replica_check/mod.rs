@@ -143,7 +143,7 @@ fn is_told(mesh: &DeviceMesh, case: &Case) -> Result<()> {
         2 => assert!(!majority && rank.min(other) == group[0] && rank.max(other) == group[1], "{text}"),
         _ => assert!(majority && rank == case.culprit && rank != other && group.contains(&other), "{text}"),
     }
-    let remedy = if majority { "is wrong, as most hold what" } else { "either may be wrong" };
+    let remedy = if majority { "is wrong, as most ranks hold the value of" } else { "either may be wrong" };
     assert!(text.contains(remedy) && text.contains("World::shrink"), "{text}");
     Ok(())
 }

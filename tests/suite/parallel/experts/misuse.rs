@@ -27,7 +27,7 @@ fn names_of_dimensions_that_cannot_be() {
         says(&error, &["`FullyShard::with_shard_dims`"]);
         let error = shard(FullyShard::new().with_replicate_dims("dp"));
         assert!(matches!(error, Error::Fsdp(FsdpError::NoShardDims { .. })), "{error}");
-        says(&error, &["`with_replicate_dims`", "name those that shard"]);
+        says(&error, &["`with_replicate_dims`", "Name the dimensions that shard"]);
         let error = shard(FullyShard::new().with_shard_dims(["dp", "ep"]));
         assert!(matches!(error, Error::Mesh(MeshError::UnknownName { .. })), "{error}");
         let error = shard(FullyShard::new().with_shard_dims("dp").with_replicate_dims("ep"));
@@ -66,7 +66,7 @@ fn placements_over_dimensions_that_are_taken_or_have_no_part() {
                     let text = error.to_string();
                     let FsdpError::MeshDimInUse { param, mesh_dim, free, .. } = error else { unreachable!() };
                     assert_eq!((&*param, &*mesh_dim, free), ("blocks.0.experts.up", name, vec!["efsdp".to_string()]));
-                    assert!(text.contains("`ParamPlacement::with_mesh_dims` names some of these"), "{text}");
+                    assert!(text.contains("Pass some of these to `ParamPlacement::with_mesh_dims`"), "{text}");
                 }
                 other => panic!("{other}"),
             }

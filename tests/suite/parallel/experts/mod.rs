@@ -174,7 +174,7 @@ fn experts_are_described_and_recorded_as_parts_of_all_experts() {
         assert_eq!(table.global_count(), count);
         let text = table.to_string();
         assert!(
-            text.contains("[S(0), S(0), S(2); dim 0 cut by mesh dims 1, 0] on DeviceMesh(efsdp=2, ep=2, tp=2"),
+            text.contains("[S(0), S(0), S(2); dim 0 sharded by mesh dims 1, 0] on DeviceMesh(efsdp=2, ep=2, tp=2"),
             "{text}"
         );
         let held =
