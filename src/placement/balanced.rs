@@ -1,8 +1,8 @@
 //! [`balanced`]: distributes the rows of several tensors so that all ranks hold nearly equal numbers of bytes.
 //!
-//! A chunk is the length divided by the number of ranks, rounded up. Of 9 rows, 8 ranks hold 2 + 2 + 2 + 2 + 1 + 0
-//! + 0 + 0, and for each tensor it is the first ranks that hold more. The rows of several tensors together can be
-//! distributed evenly:
+//! A chunk is the length divided by the number of ranks, rounded up. With 9 rows, 8 ranks hold 2, 2, 2, 2, 1, 0, 0 and 0
+//! of them, and for each tensor the first ranks hold more. The rows of several tensors together can be distributed
+//! evenly:
 //!
 //! ```text
 //! a: 5 rows of 3 bytes, b: 4 rows of 1, over 3 ranks       each letter is a byte
