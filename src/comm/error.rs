@@ -52,7 +52,7 @@ pub enum CommError {
     Mismatch {
         /// Global rank that differs; with three or more ranks present, the one outside the majority.
         rank: usize,
-        /// Global rank from which it differs.
+        /// Global rank that `rank` differs from.
         other: usize,
         /// The collective, as called by `other`.
         during: CollectiveId,
@@ -73,7 +73,7 @@ pub enum CommError {
     Diverged {
         /// Global rank that differs; the one outside the majority, if there is a majority.
         rank: usize,
-        /// Global rank from which it differs.
+        /// Global rank that `rank` differs from.
         other: usize,
         /// Collective in which the difference was found.
         during: CollectiveId,

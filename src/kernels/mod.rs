@@ -52,7 +52,7 @@ use burn::tensor::DType;
 pub(crate) struct Convert {
     /// Dtype of the targets.
     pub dtype: DType,
-    /// Factor; 1 copies the value.
+    /// Factor by which each value is multiplied; 1 leaves it unchanged.
     pub scale: f32,
 }
 

@@ -120,7 +120,7 @@ pub trait ModuleTensors: Sized {
     /// The container with every tensor as a plain local tensor.
     type Local;
 
-    /// Returns the number of tensors.
+    /// Returns the number of tensors in this input or output.
     #[doc(hidden)]
     fn count(&self) -> usize;
 

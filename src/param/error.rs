@@ -213,7 +213,10 @@ pub enum ParamError {
         differs: &'static str,
     },
     /// An all-reduce hook did not return one tensor per gradient, of the same length and dtype.
-    #[error("the all-reduce hook of unit `{unit}` must return the tensors that it was given, in order: {reason}")]
+    #[error(
+        "the all-reduce hook of unit `{unit}` must return one tensor for each that it received, of the same length and \
+         dtype, in the same order: {reason}"
+    )]
     HookResult {
         /// The unit.
         unit: String,

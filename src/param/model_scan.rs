@@ -76,7 +76,7 @@ impl ModelScan {
         self.buffers.extend(before.map(|ScannedParam { path, .. }| Buffer { path, running: true }));
     }
 
-    /// Records an int or bool parameter, unless it is the marker of a shard.
+    /// Records the int or bool parameter at the current path as a buffer, unless it is a [`ShardMarker`].
     fn note_unowned(&mut self) {
         if self.owners.last().is_some_and(|owner| owner == ShardMarker::OWNER) {
             return;

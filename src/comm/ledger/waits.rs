@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::Histogram;
 use super::units::Time;
 
-/// Number of stragglers that are displayed.
+/// Maximum number of late ranks that the table lists.
 const SHOWN: usize = 8;
 
 /// Time that a rank has spent inside [`Work::wait`](crate::comm::Work::wait).

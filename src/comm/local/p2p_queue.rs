@@ -100,7 +100,7 @@ impl<F, P> P2pQueue<F, P> {
     }
 
     /// Delivers `letter` to the first receive that accepts it, and queues it if there is none. Returns the index of
-    /// the receive.
+    /// the receive among those that wait; `None` if the message was queued.
     fn deliver(&mut self, letter: Posted<F, P>) -> Option<usize> {
         let at = self.receives.iter().position(|receive| receive.letter.is_none() && receive.takes(&letter));
         match at {

@@ -237,5 +237,5 @@ fn a_hook_that_returns_something_else_is_told() {
         assert!(text.contains(reason) && text.contains("all-reduce hook of unit `blocks.2`"), "{text}");
     }
     let wrong = ParamError::HookResult { unit: "root".into(), reason: "none".into() };
-    assert!(wrong.to_string().contains("must return the tensors that it was given"));
+    assert!(wrong.to_string().contains("must return one tensor for each that it received"));
 }
