@@ -440,7 +440,7 @@ fn the_readmes_sample_is_what_ranks_get() {
     });
     let text = error.unwrap_err().to_string();
     let readme = include_str!("../../README.md");
-    let (_, sample) = readme.split_once("same report:\n\n```text\n").expect("the README has a sample");
+    let (_, sample) = readme.split_once("is the report:\n\n```text\n").expect("the README has a sample");
     let words = |text: &str| text.split_whitespace().map(String::from).collect::<Vec<_>>();
     let cause = text.split("\n  ").next().expect("a first line");
     assert!(words(sample).starts_with(&words(cause)), "{text}");
