@@ -4,6 +4,7 @@
 //! do. If such a panic carries an [`Error`], as after a failed collective inside a backward pass,
 //! [`launch`](crate::comm::launch) turns it back into the typed value.
 
+use std::fmt;
 use std::panic::{AssertUnwindSafe, Location, catch_unwind, resume_unwind};
 use std::sync::Arc;
 
@@ -21,7 +22,9 @@ use crate::placement::PlacementError;
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Any error of this crate. The message names the rank at fault and the remedy.
-#[derive(Debug, Clone, thiserror::Error)]
+///
+/// Its `Debug` form is its message, so that a `main` that returns the error prints the report.
+#[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// A collective failed: a rank panicked, returned early, made a different call or was late.
@@ -61,6 +64,15 @@ pub enum Error {
     /// sources, and `downcast_ref` returns it as its original type.
     #[error(transparent)]
     Other(Arc<dyn std::error::Error + Send + Sync>),
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Launch(error) => fmt::Debug::fmt(error, f),
+            _ => fmt::Display::fmt(self, f),
+        }
+    }
 }
 
 impl Error {
@@ -118,7 +130,7 @@ impl Error {
     /// ```
     pub fn is_reported_by_other_process(&self) -> bool {
         match self {
-            Self::Launch(error) => error.is_told_elsewhere,
+            Self::Launch(error) => error.is_reported_by_other_process,
             // The processes are already connected, so a process that exits waits for process 0, which has the same
             // error.
             Self::Start(StartError::Uneven { here, .. }) => *here > 0,

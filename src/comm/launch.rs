@@ -361,7 +361,7 @@ where
         _ => folder.as_ref().and_then(|folder| RankTrace::of_rank(folder, last.launch(), error.rank)),
     };
     let last = flight.map(|flight| flight.last(LAST)).unwrap_or_default();
-    Err(LaunchError { is_told_elsewhere: is_told, last, flight: folder, ..error })
+    Err(LaunchError { is_reported_by_other_process: is_told, last, flight: folder, ..error })
 }
 
 /// Returns this process's share of the available cores, at least 1.

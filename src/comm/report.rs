@@ -10,7 +10,10 @@ use super::{CollectiveId, CommError};
 use crate::Error;
 
 /// Error of a failed launch: the first failure, and the outcome of every other rank.
-#[derive(Debug, Clone)]
+///
+/// Its `Debug` form is the report, so that a `main` that returns the error prints it. If another process reports the same
+/// error, it is one line that says so.
+#[derive(Clone)]
 pub struct LaunchError {
     /// The rank at fault.
     pub rank: usize,
@@ -29,7 +32,7 @@ pub struct LaunchError {
     /// Folder with the files of the ranks' flight recorders, if they have files. `LaunchTrace::read` analyzes them.
     pub flight: Option<PathBuf>,
     /// True if another process reports the same error: with several processes, process 0 does.
-    pub is_told_elsewhere: bool,
+    pub is_reported_by_other_process: bool,
 }
 
 /// Outcome of one rank in a failed [`launch`](super::launch).
@@ -68,7 +71,7 @@ impl LaunchError {
         }
         let text = cause.to_string();
         let own = own.filter(|own| own.to_string() != text);
-        Self { rank, cause, at, own, others, last: Vec::new(), flight: None, is_told_elsewhere: false }
+        Self { rank, cause, at, own, others, last: Vec::new(), flight: None, is_reported_by_other_process: false }
     }
 }
 
@@ -136,6 +139,15 @@ fn by_text(reports: &[RankReport], text: impl Fn(&RankReport) -> String) -> Vec<
         ranks => format!("each of ranks {ranks:?}"),
     };
     lines.into_iter().map(|(ranks, text)| (named(ranks), text)).collect()
+}
+
+impl fmt::Debug for LaunchError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.is_reported_by_other_process {
+            true => write!(f, "launch failed at rank {}. Process 0 prints the report", self.rank),
+            false => fmt::Display::fmt(self, f),
+        }
+    }
 }
 
 impl std::error::Error for LaunchError {

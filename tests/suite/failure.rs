@@ -401,7 +401,7 @@ fn ranks_with_the_same_outcome_share_a_line() {
         ],
         last: Vec::new(),
         flight: None,
-        is_told_elsewhere: false,
+        is_reported_by_other_process: false,
     };
     let lines = [
         "launch failed at rank 0: first",
@@ -411,6 +411,10 @@ fn ranks_with_the_same_outcome_share_a_line() {
         "rank 4 ended with: second",
     ];
     assert_eq!(error.to_string(), lines.join("\n  "));
+    // What a `main` prints that returns it.
+    assert_eq!(format!("{:?}", Error::from(error.clone())), lines.join("\n  "));
+    let elsewhere = Error::from(LaunchError { is_reported_by_other_process: true, ..error });
+    assert_eq!(format!("{elsewhere:?}"), "launch failed at rank 0. Process 0 prints the report");
 }
 
 #[test]
@@ -440,7 +444,7 @@ fn the_readmes_sample_is_what_ranks_get() {
     });
     let text = error.unwrap_err().to_string();
     let readme = include_str!("../../README.md");
-    let (_, sample) = readme.split_once("is the report:\n\n```text\n").expect("the README has a sample");
+    let (_, sample) = readme.split_once("same report:\n\n```text\n").expect("the README has a sample");
     let words = |text: &str| text.split_whitespace().map(String::from).collect::<Vec<_>>();
     let cause = text.split("\n  ").next().expect("a first line");
     assert!(words(sample).starts_with(&words(cause)), "{text}");

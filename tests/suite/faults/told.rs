@@ -92,7 +92,7 @@ impl Cells {
         let error = error.err().unwrap_or_else(|| panic!("{cell} on {ranks}: every rank succeeded"));
         check(&error, ranks, expected, cell);
         // Of several processes one looks at the files.
-        if !error.is_told_elsewhere {
+        if !error.is_reported_by_other_process {
             let fault = check_files(&files, ranks - 1, expected, &format!("{cell} on {ranks}"));
             self.alone += usize::from(fault.rank + 1 == ranks);
             fs::remove_dir_all(&files).unwrap();

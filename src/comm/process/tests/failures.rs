@@ -52,7 +52,7 @@ fn provoke(wrong: impl Fn(&World, &Communicator) -> Result<()> + Sync, is_it: im
         for (process, error) in causes.iter().enumerate() {
             // Each process has the same report of all ranks, which process 0 prints.
             assert_eq!(error.to_string(), causes[0].to_string(), "rank {culprit}, process {process}");
-            assert_eq!((error.others.len(), error.is_told_elsewhere), (3, process > 0), "{error}");
+            assert_eq!((error.others.len(), error.is_reported_by_other_process), (3, process > 0), "{error}");
             for other in error.others.iter().filter(|other| other.rank != culprit) {
                 let Some(Error::Comm(told)) = &other.error else { panic!("rank {culprit}: {error}") };
                 assert!(is_it(told, culprit), "rank {culprit}: rank {} received {told}", other.rank);
@@ -190,7 +190,7 @@ fn a_process_that_is_lost_ends_the_others() {
             let Error::Comm(CommError::Disconnected { rank, .. }) = &error.cause else { panic!("{process}: {error}") };
             assert_eq!(*rank, lost);
             // Process 0 prints the error, unless process 0 is lost.
-            assert_eq!((error.others.len(), error.is_told_elsewhere), (2, process > 0 && lost > 0), "{error}");
+            assert_eq!((error.others.len(), error.is_reported_by_other_process), (2, process > 0 && lost > 0), "{error}");
         }
     }
 }
