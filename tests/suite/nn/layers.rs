@@ -123,7 +123,7 @@ fn positions_are_those_in_the_full_sequence() {
         for shape in [[2, 10, 4], [2, 9, 6]] {
             let x = DTensor::<3>::ones(shape, mesh, &[R], mesh.device())?;
             let error = refused(|| layer.forward_dtensor(x));
-            assert!(error.to_string().contains("9 tokens, of width 4"), "{error}");
+            assert!(error.to_string().contains("9 tokens of width 4"), "{error}");
         }
         Ok(())
     });

@@ -190,7 +190,11 @@ fn a_process_that_is_lost_ends_the_others() {
             let Error::Comm(CommError::Disconnected { rank, .. }) = &error.cause else { panic!("{process}: {error}") };
             assert_eq!(*rank, lost);
             // Process 0 prints the error, unless process 0 is lost.
-            assert_eq!((error.others.len(), error.is_reported_by_other_process), (2, process > 0 && lost > 0), "{error}");
+            assert_eq!(
+                (error.others.len(), error.is_reported_by_other_process),
+                (2, process > 0 && lost > 0),
+                "{error}"
+            );
         }
     }
 }

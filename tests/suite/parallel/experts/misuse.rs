@@ -79,7 +79,7 @@ fn placements_over_dimensions_that_are_taken_or_have_no_part() {
         let error =
             refused(fully_shard(placed, mesh, FullyShard::new().with_shard_dims("ep").with_replicate_dims("efsdp")));
         assert!(matches!(error, Error::Fsdp(FsdpError::NoShardDimLeft { .. })), "{error}");
-        says(&error, &["`blocks.0.experts.up`", "add one of size 1"]);
+        says(&error, &["`blocks.0.experts.up`", "Add a dimension of size 1"]);
         assert_eq!(calls(), before);
         // All of the model over `ep`, where most of it is whole.
         let plan = Plan::new().with_style("blocks.*.experts.*", Style::placed(Placement::Shard(0)));
@@ -87,7 +87,7 @@ fn placements_over_dimensions_that_are_taken_or_have_no_part() {
         let before = calls();
         let error = refused(fully_shard(full, mesh, FullyShard::new().with_shard_dims(["efsdp", "ep"])));
         assert!(matches!(error, Error::Fsdp(FsdpError::ReplicatedOverDataDim { .. })), "{error}");
-        says(&error, &["`first.weight`", "`ep`", "parallelize the modules alone"]);
+        says(&error, &["`first.weight`", "`ep`", "Parallelize over it only the modules"]);
         assert_eq!(calls(), before);
         Ok(())
     });
