@@ -23,7 +23,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Any error of this crate. The message names the rank at fault and the remedy.
 ///
-/// Its `Debug` form is its message, so that a `main` that returns the error prints the report.
+/// The `Debug` form is the message, so that a `main` that returns the error prints the report.
 #[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {

@@ -11,7 +11,7 @@ use crate::Error;
 
 /// Error of a failed launch: the first failure, and the outcome of every other rank.
 ///
-/// Its `Debug` form is the report, so that a `main` that returns the error prints it. If another process reports the same
+/// The `Debug` form is the report, so that a `main` that returns the error prints it. If another process reports the same
 /// error, it is one line that says so.
 #[derive(Clone)]
 pub struct LaunchError {

@@ -444,14 +444,10 @@ fn the_readmes_sample_is_what_ranks_get() {
     let text = error.unwrap_err().to_string();
     let cause = text.split("\n  ").next().expect("a first line");
     // The rank that arrives second reports the difference: rank 0 enters unit 0, and rank 1 unit 1.
-    let swap = |letter| {
-        if letter == '0' {
-            '1'
-        } else if letter == '1' {
-            '0'
-        } else {
-            letter
-        }
+    let swap = |letter| match letter {
+        '0' => '1',
+        '1' => '0',
+        letter => letter,
     };
     let other: String = cause.chars().map(swap).collect();
     let other = other.replace("ranks [1, 0]", "ranks [0, 1]");

@@ -256,7 +256,7 @@ pub(super) fn part<const D: usize>(
 impl<const D: usize> DTensor<D> {
     /// Returns random values in the shape, type and layout of this tensor, as burn's
     /// [`random_like`](Tensor::random_like). They are drawn with the next seed of the thread's [stream](self).
-    /// Where this tensor is partial, the result is `R`.
+    /// If this tensor is partial, the result is `R`.
     ///
     /// # Panics
     /// Unwinds with [`DTensorError::Distribution`](crate::dtensor::DTensorError::Distribution) if the

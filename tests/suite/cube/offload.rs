@@ -75,7 +75,7 @@ impl Net {
     }
 }
 
-/// A copy with everything on `device`: burn shows fields that are no parameters to nobody.
+/// A copy with everything on `device`: no visitor of burn sees fields that are not parameters.
 fn made(device: &Device) -> Net {
     on_device(&*NET, &device.clone().autodiff()).fork(device)
 }

@@ -165,7 +165,7 @@ struct Outer {
     block: Net,
 }
 
-/// What a rank that does not read the first layer computes again has no tracked tensor, but for that layer's.
+/// On the rank that does not read the first layer, the block's recomputation has no other tracked tensor.
 #[test]
 fn a_frozen_unit_stays_in_a_recomputed_block_whose_weights_one_rank_does_not_use() {
     MeshTest::new([2], ["shard"]).run(|mesh| {
