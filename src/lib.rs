@@ -148,6 +148,8 @@ mod book {
     struct Lora;
     #[doc = include_str!("../docs/guides/experts.md")]
     struct Experts;
+    #[doc = include_str!("../docs/guides/evaluation.md")]
+    struct Evaluation;
     #[doc = include_str!("../docs/guides/saving.md")]
     struct Saving;
     #[doc = include_str!("../docs/guides/operators.md")]

@@ -9,7 +9,7 @@ use crate::data::Text;
 use crate::model::LlamaConfig;
 
 /// Train a character-level Llama in parallel over up to three mesh dimensions: replicas (HSDP), parameter shards
-/// (FSDP), and tensor with sequence parallelism. Ranks are threads of this process. With `mpirun -n P` (feature
+/// (FSDP), and tensor with sequence parallelism; then sample from it. The same model runs on one device. Ranks are threads of this process. With `mpirun -n P` (feature
 /// `mpi`), each of P processes has an equal number of them.
 #[derive(Debug, Parser)]
 #[command(name = "llama_3d", disable_version_flag = true, after_help = PROCESSES)]
@@ -47,7 +47,10 @@ pub struct Cli {
     /// Seed of the initial weights and the batches
     #[arg(long, default_value_t = 0)]
     seed: u64,
-    /// Also train the model with burn only on the same data, and fail if losses differ
+    /// Characters to sample from the trained model, on the mesh and on one device
+    #[arg(long, default_value_t = 0, value_name = "CHARACTERS")]
+    generate: usize,
+    /// Also train the model on one device, on the same data, and fail if losses differ
     #[arg(long)]
     check: bool,
     /// Text to learn [default: this crate's source]
@@ -73,6 +76,8 @@ pub struct Settings {
     pub model: LlamaConfig,
     pub lr: f64,
     pub seed: u64,
+    /// Tokens to sample after training.
+    pub generate: usize,
     pub check: bool,
     pub text: Text,
 }
@@ -136,7 +141,7 @@ impl Cli {
             kv_heads: self.kv_heads,
             hidden: self.hidden,
         };
-        let Self { steps, batch, lr, seed, check, .. } = self;
-        Ok(Settings { mesh, steps, batch, model, lr, seed, check, text })
+        let Self { steps, batch, lr, seed, generate, check, .. } = self;
+        Ok(Settings { mesh, steps, batch, model, lr, seed, generate, check, text })
     }
 }

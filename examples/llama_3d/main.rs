@@ -1,8 +1,10 @@
 //! Trains a Llama-style decoder in 3-D parallel: replicas, fully sharded parameters, and tensor with sequence
-//! parallelism. The model contains no communication; `plan.rs` contains all the parallelism.
+//! parallelism. The model contains no communication and also runs on one device; `plan.rs` contains all the
+//! parallelism.
 //!
 //! ```text
 //! cargo run --release --example llama_3d -- --mesh 2x2x2 --check
+//! cargo run --release --example llama_3d -- --steps 300 --generate 200
 //!
 //! cargo build --release --features mpi --example llama_3d
 //! mpirun -n 2 target/release/examples/llama_3d
@@ -12,15 +14,14 @@ mod cli;
 #[path = "../common/cli.rs"]
 mod common;
 #[path = "../common/data.rs"]
-#[allow(dead_code, reason = "nothing is sampled here")]
 mod data;
 #[path = "../common/fingerprint.rs"]
 mod fingerprint;
+mod generate;
 mod model;
 mod plan;
 #[path = "../common/progress.rs"]
 mod progress;
-mod reference;
 mod report;
 mod train;
 
@@ -56,10 +57,17 @@ fn run(settings: &Settings) -> Result<bool> {
     println!("rank 0 steps {} of the {params} parameters\n", outcome.local_params);
     let collectives = report::Collectives::new(settings, outcome);
     println!("{collectives}\n");
+    let mut passes = true;
+    if let Some(model) = &outcome.model {
+        let seeded = train::generate(settings, model, &DeviceMesh::single_device(&device))?;
+        let agreement = generate::Agreement::new(&outcome.sampled, &seeded);
+        println!("{}\n\n{agreement}\n", settings.text.decode(&train::text_of(settings, &outcome.sampled)));
+        passes = agreement.passes();
+    }
     if !settings.check {
-        return Ok(true);
+        return Ok(passes);
     }
     let difference = report::Difference::new(&outcome.losses, &train::unsharded(settings, &initial));
     println!("{difference}");
-    Ok(difference.passes() && collectives.agree())
+    Ok(passes && difference.passes() && collectives.agree())
 }

@@ -101,7 +101,7 @@ impl Difference {
 
 impl std::fmt::Display for Difference {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        writeln!(f, "Compared with the model in burn only, trained on the same data")?;
+        writeln!(f, "Compared with the model on one device, trained on the same data")?;
         writeln!(f, "  largest loss difference    {:.1e}  (bound {BOUND:.0e})", self.0)?;
         write!(f, "  {}", if self.passes() { "agrees" } else { "DIFFERS" })
     }

@@ -3,13 +3,14 @@
 use burn::optim::{AdamWConfig, GradientsParams};
 use burn::prelude::*;
 use burn_dtensor::comm::Snapshot;
+use burn_dtensor::fsdp::full_model_on;
 use burn_dtensor::prelude::*;
 
 use crate::cli::Settings;
+use crate::generate::{self, Sampled};
 use crate::model::Llama;
 use crate::plan::parallel;
 use crate::progress::Progress;
-use crate::reference;
 
 /// Result of a rank.
 pub struct Outcome {
@@ -21,6 +22,10 @@ pub struct Outcome {
     pub ledger: Snapshot,
     /// Tokens of all ranks per second.
     pub tokens_per_s: f64,
+    /// The tokens sampled after training.
+    pub sampled: Vec<Sampled>,
+    /// The trained model in full, on rank 0, if tokens were sampled.
+    pub model: Option<Llama>,
 }
 
 /// Parallelizes and trains `initial`.
@@ -57,8 +62,28 @@ pub fn train(settings: &Settings, initial: &Llama, world: &World) -> Result<Outc
         progress.step(losses[step]);
     }
     let tokens_per_s = progress.finish();
-    Ok(Outcome { losses, local_params, ledger: world.ledger().snapshot(), tokens_per_s })
+    let ledger = world.ledger().snapshot();
+    let (mut sampled, mut full) = (Vec::new(), None);
+    if settings.generate > 0 {
+        sampled = generate(settings, &model.valid(), &tp)?;
+        full = full_model_on(&model, 0)?.map(|model| model.valid());
+    }
+    Ok(Outcome { losses, local_params, ledger, tokens_per_s, sampled, model: full })
 }
+
+/// Continues the beginning of the text, with a model on `mesh`.
+pub fn generate(settings: &Settings, model: &Llama, mesh: &DeviceMesh) -> Result<Vec<Sampled>> {
+    let sizes = (settings.model.seq, settings.generate);
+    generate::generate(model, mesh, &settings.text.head(PROMPT), sizes, settings.seed)
+}
+
+/// Returns the prompt and what was sampled after it.
+pub fn text_of(settings: &Settings, sampled: &[Sampled]) -> Vec<u32> {
+    settings.text.head(PROMPT).into_iter().chain(sampled.iter().map(|sampled| sampled.token)).collect()
+}
+
+/// Tokens at the beginning of the text that sampling continues.
+const PROMPT: usize = 16;
 
 /// Trains `initial` on one device, on the rows of all ranks. Returns the loss of each step.
 pub fn unsharded(settings: &Settings, initial: &Llama) -> Vec<f32> {
@@ -68,8 +93,8 @@ pub fn unsharded(settings: &Settings, initial: &Llama) -> Vec<f32> {
     let rows = settings.groups() * settings.batch;
     let step = |step| {
         let (tokens, targets) = settings.text.batch((settings.seed, step), 0..rows, settings.model.seq, &device);
-        let loss = reference::loss(&model, tokens, targets);
-        let value = loss.clone().inner().into_scalar::<f32>();
+        let loss = model.loss(tokens.into(), targets.into());
+        let value = loss.local().clone().inner().into_scalar::<f32>();
         let grads = GradientsParams::from_grads(loss.backward(), &model);
         model = optim.step(settings.lr, model.clone(), grads);
         value

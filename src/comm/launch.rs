@@ -34,6 +34,9 @@ pub struct Launch {
 /// Environment variable with the folder of flight files, used if [`Launch::with_flight_recorder`] does not set one.
 const FLIGHT: &str = "BURN_DTENSOR_FLIGHT";
 
+/// Maximum duration of a wait, unless [`Launch::with_deadline`] sets another.
+pub(super) const DEADLINE: Duration = Duration::from_secs(600);
+
 /// Number of operations of the rank at fault that the error of a failed launch names.
 const LAST: usize = 3;
 
@@ -124,7 +127,7 @@ impl Launch {
     fn new(ranks: RankBackend) -> Self {
         Self {
             ranks,
-            deadline: Duration::from_secs(600),
+            deadline: DEADLINE,
             devices: Devices::All(None),
             stack_size: 8 << 20,
             manner: ProcessOptions::default(),

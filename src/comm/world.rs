@@ -8,8 +8,10 @@ use std::time::Duration;
 use burn::tensor::Device;
 use parking_lot::Mutex;
 
-use super::backend::{Backend, ShrunkWorld};
+use super::backend::{Backend, ShrunkWorld, is_device_number};
+use super::launch::DEADLINE;
 use super::ledger_history::LedgerHistory;
+use super::local::HostBackend;
 use super::rank::Rank;
 use super::{Call, CommError, Communicator, Group, Ledger, in_turn};
 use crate::{Error, Result};
@@ -64,6 +66,13 @@ impl World {
         let (home, ledger) = ((engine.launch(), rank), books.last());
         let rank = Rank { rank, device, ledger, books, engine, home, alone: AtomicUsize::new(0) };
         Self::of(rank, deadline, None)
+    }
+
+    /// Creates the world of a program without ranks on `device`, in which one rank communicates with nobody.
+    pub(crate) fn of_device(device: &Device) -> Self {
+        let (engine, books) = (HostBackend::of_device(), LedgerHistory::new(None));
+        books.open(0, &*engine).expect("a ledger without a file opens");
+        Self::new(0, device.clone().inner(), engine, books, DEADLINE)
     }
 
     fn of(rank: Rank, deadline: Duration, before: Option<Before>) -> Self {
@@ -309,7 +318,9 @@ impl World {
 
 impl std::fmt::Display for World {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let (launch, rank) = self.identity();
-        write!(f, "rank {rank} of launch {launch}")
+        match self.identity() {
+            (launch, _) if is_device_number(launch) => f.write_str("a device outside a launch"),
+            (launch, rank) => write!(f, "rank {rank} of launch {launch}"),
+        }
     }
 }

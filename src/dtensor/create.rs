@@ -75,6 +75,16 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         Ok(Self::from_parts(local, spec.shared()))
     }
 
+    /// Makes a plain tensor a DTensor beside `like`: on its mesh, replicated. Every rank passes the same values, such
+    /// as a table or a mask that all ranks compute.
+    ///
+    /// Nothing is sent or compared, as in [`from_local`](Self::from_local).
+    pub fn replicated_like<const L: usize, M: Kind>(full: Tensor<D, K>, like: &DTensor<L, M>) -> Self {
+        let mesh = like.mesh();
+        let placements = vec![Placement::Replicate; mesh.ndim()];
+        Self::from_local(full, mesh, &placements).expect("a member of the mesh has `like`")
+    }
+
     /// Returns this rank's local tensor.
     ///
     /// The gradient that the caller's computation passes back must be laid out according to invariant 1 of [this
@@ -123,4 +133,13 @@ pub(super) fn summed_dims(mesh: &DeviceMesh, forward: &[Placement], grads: &[Pla
         }
     }
     Ok(summed)
+}
+
+/// The tensor on the [mesh of its device](DeviceMesh::single_device), for a program that runs on one device. On ranks of
+/// a launch, name the mesh: [`from_local`](DTensor::from_local), [`replicated_like`](DTensor::replicated_like).
+impl<const D: usize, K: Kind> From<Tensor<D, K>> for DTensor<D, K> {
+    fn from(tensor: Tensor<D, K>) -> Self {
+        let mesh = DeviceMesh::single_device(&tensor.device());
+        Self::from_local(tensor, &mesh, &[Placement::Replicate]).expect("the mesh has this rank alone")
+    }
 }

@@ -33,6 +33,20 @@ pub enum DTensorError {
         /// Rank and launch of the other tensor.
         right: String,
     },
+    /// An operator of a DTensor was given a plain tensor of several elements.
+    #[error(
+        "`{operator}` combines a DTensor on {mesh} with a plain tensor of shape {shape:?}. A plain tensor of one \
+         element is taken as replicated; make any other a DTensor: `DTensor::replicated_like(tensor, &x)` if every rank \
+         holds all of it, `DTensor::from_local` if each rank holds its shard"
+    )]
+    PlainTensor {
+        /// The operator.
+        operator: &'static str,
+        /// Shape of the plain tensor.
+        shape: Vec<usize>,
+        /// Mesh of the DTensor.
+        mesh: String,
+    },
     /// A layout was created for a mesh of another shape.
     #[error(
         "the layout is for a mesh of shape {layout:?}, but the tensor is on {mesh}. Build the layout with this mesh's \

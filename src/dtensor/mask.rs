@@ -1,9 +1,11 @@
 //! Masks of matrices. Each rank computes only its own rows and columns.
 
+use std::ops::Range;
+
 use burn::tensor::{Bool, Device, Shape, Tensor};
 
-use super::DTensor;
-use super::factory::{LocalRegion, make};
+use super::factory::make;
+use super::{DTensor, Kind};
 use crate::Result;
 use crate::mesh::DeviceMesh;
 use crate::placement::Placement;
@@ -25,7 +27,7 @@ impl<const D: usize> DTensor<D, Bool> {
         placements: &[Placement],
         device: &Device,
     ) -> Result<Self> {
-        make("triu_mask", shape, mesh, placements, |part| mask(&part, offset, device, Tensor::triu_mask))
+        make("triu_mask", shape, mesh, placements, |part| mask(&part.slices, offset, device, Tensor::triu_mask))
     }
 
     /// Creates the mask of the lower triangle, like burn's [`tril_mask`](Tensor::tril_mask). The triangle ends at
@@ -59,7 +61,7 @@ impl<const D: usize> DTensor<D, Bool> {
         placements: &[Placement],
         device: &Device,
     ) -> Result<Self> {
-        make("tril_mask", shape, mesh, placements, |part| mask(&part, offset, device, Tensor::tril_mask))
+        make("tril_mask", shape, mesh, placements, |part| mask(&part.slices, offset, device, Tensor::tril_mask))
     }
 
     /// Creates the mask of the diagonal, shifted by `offset` to the right, like burn's
@@ -74,22 +76,68 @@ impl<const D: usize> DTensor<D, Bool> {
         placements: &[Placement],
         device: &Device,
     ) -> Result<Self> {
-        make("diag_mask", shape, mesh, placements, |part| mask(&part, offset, device, Tensor::diag_mask))
+        make("diag_mask", shape, mesh, placements, |part| mask(&part.slices, offset, device, Tensor::diag_mask))
+    }
+}
+
+impl<const D: usize, K: Kind> DTensor<D, K> {
+    /// Creates the [`triu_mask`](DTensor::triu_mask) of a tensor such as attention scores: in its shape, sharded as it
+    /// is.
+    ///
+    /// # Panics
+    /// If the tensor has fewer than 2 dimensions.
+    #[must_use]
+    pub fn triu_mask_like(&self, offset: i64) -> DTensor<D, Bool> {
+        self.mask_like(offset, Tensor::triu_mask)
+    }
+
+    /// Creates the [`tril_mask`](DTensor::tril_mask) of a tensor such as attention scores: in its shape, sharded as it
+    /// is.
+    ///
+    /// ```
+    /// use burn_dtensor::prelude::*;
+    /// use burn_dtensor::testing::MeshTest;
+    ///
+    /// MeshTest::new([2], ["tp"]).run(|mesh| {
+    ///     let scores = DTensor::<4>::ones([1, 8, 3, 3], mesh, &[Placement::Shard(1)], mesh.device())?; // by head
+    ///     let causal = scores.clone().mask_fill(scores.tril_mask_like(0), f32::NEG_INFINITY);
+    ///     assert_eq!(causal.local().dims(), [1, 4, 3, 3]);
+    ///     Ok(())
+    /// });
+    /// ```
+    ///
+    /// # Panics
+    /// If the tensor has fewer than 2 dimensions.
+    #[must_use]
+    pub fn tril_mask_like(&self, offset: i64) -> DTensor<D, Bool> {
+        self.mask_like(offset, Tensor::tril_mask)
+    }
+
+    fn mask_like(
+        &self,
+        offset: i64,
+        local: impl FnOnce(Shape, i64, &Device) -> Tensor<D, Bool>,
+    ) -> DTensor<D, Bool> {
+        let spec = self.reduced_spec();
+        let slices = spec.layout().local_slices(spec.shape(), spec.coordinate());
+        let mask = mask(&slices, offset, &self.device(), local);
+        let spec = spec.with_dtype(mask.dtype()).shared();
+        DTensor::from_parts(mask, spec)
     }
 }
 
 /// Creates the mask of one rank's region. Its diagonal is that of the global tensor, shifted by the start of the
 /// region.
 fn mask<const D: usize>(
-    part: &LocalRegion<'_>,
+    slices: &[Range<usize>],
     offset: i64,
     device: &Device,
     local: impl FnOnce(Shape, i64, &Device) -> Tensor<D, Bool>,
 ) -> Tensor<D, Bool> {
-    let shape = part.shape();
+    let shape = Shape::from(slices.iter().map(Range::len).collect::<Vec<_>>());
     if shape.num_elements() == 0 {
         return Tensor::empty(shape, device);
     }
-    let (rows, columns) = (&part.slices[D - 2], &part.slices[D - 1]);
+    let (rows, columns) = (&slices[D - 2], &slices[D - 1]);
     local(shape.clone(), offset + rows.start as i64 - columns.start as i64, device).expand(shape)
 }

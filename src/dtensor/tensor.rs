@@ -6,6 +6,7 @@ use burn::tensor::{DType, Device, Float, Gradients, Shape, Tensor};
 
 use super::redistribute_cache::SharedCache;
 use super::{DTensorSpec, Kind};
+use crate::error::OrUnwind;
 use crate::mesh::DeviceMesh;
 use crate::placement::{Layout, Placement};
 
@@ -130,6 +131,29 @@ impl<const D: usize> DTensor<D> {
         let layout = self.layout().replaced(full).expect("the partial placements were replaced");
         let spec = self.spec.with_layout(layout).expect("same shard sizes").with_dtype(grad.dtype());
         Some(Self::from_parts(grad, spec.shared()))
+    }
+
+    /// Computes the gradients of all leaves, like burn's [`backward`](Tensor::backward), from the full tensor: a partial
+    /// loss is reduced first.
+    ///
+    /// ```
+    /// use burn::tensor::{Device, Tensor};
+    /// use burn_dtensor::dtensor::DTensor;
+    ///
+    /// let x = DTensor::from(Tensor::<1>::from_floats([1.0, 2.0], &Device::flex().autodiff())).require_grad();
+    /// let grads = x.clone().square().sum().backward();
+    /// let grad = x.grad(&grads).expect("x is in the loss");
+    /// assert_eq!(grad.to_local().into_data().to_vec::<f32>().unwrap(), [2.0, 4.0]);
+    /// ```
+    ///
+    /// # Collective
+    /// Every rank of the mesh: [`full_tensor`](Self::full_tensor), then what the forward communicates in backward.
+    ///
+    /// # Panics
+    /// Unwinds with a typed [`Error`](crate::Error) if a collective fails; as burn's if nothing is tracked.
+    #[track_caller]
+    pub fn backward(self) -> Gradients {
+        self.full_tensor().or_unwind().backward()
     }
 
     /// Detaches the tensor from the graph that computed it.

@@ -86,6 +86,36 @@ impl DeviceMesh {
         Self::from_ranks(world, (0..needed).collect::<Vec<_>>(), shape, names)
     }
 
+    /// Returns the mesh of a program that runs on one device, without a [`launch`](crate::comm::launch()): one rank
+    /// in one dimension, `device`. A model over DTensors trains and generates on it as on any other mesh, and
+    /// nothing is communicated.
+    ///
+    /// All calls with the same device, with or without autodiff, return the same mesh. Any thread may use it.
+    ///
+    /// ```
+    /// use burn::nn::LinearConfig;
+    /// use burn::tensor::{Device, Tensor};
+    /// use burn_dtensor::prelude::*;
+    ///
+    /// let device = Device::flex();
+    /// let layer = LinearConfig::new(4, 2).init(&device);
+    /// let x = Tensor::<2>::ones([3, 4], &device);
+    /// let y = layer.forward_dtensor(DTensor::from(x.clone()));
+    /// assert_eq!(y.mesh(), &DeviceMesh::single_device(&device));
+    /// assert_eq!(y.to_local().into_data(), layer.forward(x).into_data());
+    /// ```
+    pub fn single_device(device: &Device) -> Self {
+        static MESHES: Mutex<Vec<DeviceMesh>> = Mutex::new(Vec::new());
+        let device = device.clone().inner();
+        let mut meshes = MESHES.lock();
+        if let Some(mesh) = meshes.iter().find(|mesh| *mesh.device() == device) {
+            return mesh.clone();
+        }
+        let mesh = Self::new(&World::of_device(&device), [1], ["device"]).expect("one rank is a mesh");
+        meshes.push(mesh.clone());
+        mesh
+    }
+
     /// Creates a mesh of `ranks`, row-major.
     ///
     /// # Collective

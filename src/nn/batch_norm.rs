@@ -56,7 +56,7 @@ impl<const D: usize> DTensorForward<DTensor<D>> for BatchNorm {
         let training = x.local().is_autodiff() && self.training.is_enabled();
         let (device, mesh) = (x.local().device(), x.mesh().clone());
         apply_style(&self.gamma, x, |x, gamma| {
-            let beta = read(&self.beta);
+            let beta = read(&self.beta, gamma.mesh());
             if !training {
                 let statistics =
                     |state: &RunningState<Tensor<1>>| replicated(state.value().to_device(&device), &mesh).or_unwind();

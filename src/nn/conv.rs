@@ -7,7 +7,7 @@ use burn::nn::conv::{Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, C
 use burn::tensor::ops::{ConvOptions, ConvTransposeOptions, DeformConvOptions};
 
 use super::padding::Padding;
-use super::{DTensorForward, apply_style, read};
+use super::{DTensorForward, apply_style, beside};
 use crate::dtensor::DTensor;
 use crate::dtensor::ops::{module, operand_error};
 
@@ -22,7 +22,10 @@ macro_rules! convolutions {
                 let [kernel, stride, dilation] = convolutions!(@arrays $each self: kernel_size, stride, dilation);
                 let padding = self.padding.pairs(lens, kernel, stride);
                 let options = ConvOptions::new_with_padding(stride, padding, dilation, self.groups);
-                apply_style(&self.weight, x, |x, weight| module::$conv(x, weight, self.bias.as_ref().map(read), options))
+                apply_style(&self.weight, x, |x, weight| {
+                    let bias = beside(&weight, self.bias.as_ref());
+                    module::$conv(x, weight, bias, options)
+                })
             }
         }
     )*};
@@ -46,7 +49,10 @@ macro_rules! transposed {
                 let [stride, padding, padding_out, dilation] =
                     convolutions!(@arrays $each self: stride, padding, padding_out, dilation);
                 let options = ConvTransposeOptions::new(stride, padding, padding_out, dilation, self.groups);
-                apply_style(&self.weight, x, |x, weight| module::$conv(x, weight, self.bias.as_ref().map(read), options))
+                apply_style(&self.weight, x, |x, weight| {
+                    let bias = beside(&weight, self.bias.as_ref());
+                    module::$conv(x, weight, bias, options)
+                })
             }
         }
     )*};
@@ -75,7 +81,9 @@ impl DTensorForward<(DTensor<4>, DTensor<4>, Option<DTensor<4>>)> for DeformConv
         });
         let options =
             DeformConvOptions::new(self.stride, padding, self.dilation, self.weight_groups, self.offset_groups);
-        let bias = || self.bias.as_ref().map(read);
-        apply_style(&self.weight, x, |x, weight| module::deform_conv2d(x, offset, weight, mask, bias(), options))
+        apply_style(&self.weight, x, |x, weight| {
+            let bias = beside(&weight, self.bias.as_ref());
+            module::deform_conv2d(x, offset, weight, mask, bias, options)
+        })
     }
 }

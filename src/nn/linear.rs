@@ -3,7 +3,7 @@
 use burn::nn::Linear;
 use burn::nn::activation::SwiGlu;
 
-use super::{DTensorForward, apply_style, read};
+use super::{DTensorForward, apply_style, beside};
 use crate::dtensor::DTensor;
 use crate::dtensor::ops::{activation, module};
 
@@ -12,7 +12,10 @@ impl<const D: usize> DTensorForward<DTensor<D>> for Linear {
     type Output = DTensor<D>;
 
     fn forward_dtensor(&self, x: DTensor<D>) -> DTensor<D> {
-        apply_style(&self.weight, x, |x, weight| module::linear(x, weight, self.bias.as_ref().map(read)))
+        apply_style(&self.weight, x, |x, weight| {
+            let bias = beside(&weight, self.bias.as_ref());
+            module::linear(x, weight, bias)
+        })
     }
 }
 

@@ -4,7 +4,8 @@
 //! parameter names and records stay those of the single-device model. [`parallelize`](crate::parallel::parallelize)
 //! places the layer's parameters, and the [`Style`](crate::parallel::Style) of the layer determines the layouts to
 //! which it redistributes its activations. A model is therefore written once, and the plan determines the
-//! communication.
+//! communication. On [one device](crate::mesh::DeviceMesh::single_device) the model needs no plan: its layers read their
+//! ordinary parameters.
 //!
 //! ```
 //! use burn::nn::{Linear, LinearConfig};
@@ -105,7 +106,9 @@ use burn::tensor::Tensor;
 use crate::dtensor::ops::Operand;
 use crate::dtensor::{DTensor, Kind};
 use crate::error::OrUnwind;
+use crate::mesh::DeviceMesh;
 use crate::param::{ParamExt, layer_styles, module_path};
+use crate::placement::Placement;
 use crate::watch;
 
 /// Forward of a burn-nn layer over DTensors.
@@ -116,8 +119,8 @@ use crate::watch;
 /// parameters.
 ///
 /// # Panics
-/// Unwinds with a typed [`Error`](crate::Error) if a parameter was not parallelized, shapes do not match, or a
-/// collective fails.
+/// Unwinds with a typed [`Error`](crate::Error) if a parameter was not parallelized and the mesh has several ranks,
+/// shapes do not match, or a collective fails.
 pub trait DTensorForward<Input> {
     /// Return type of the layer's forward.
     type Output;
@@ -127,10 +130,23 @@ pub trait DTensorForward<Input> {
     fn forward_dtensor(&self, input: Input) -> Self::Output;
 }
 
-/// Returns the parameter as the DTensor with which a layer computes.
+/// Returns the parameter as the DTensor with which a layer computes on activations on `mesh`. On a mesh of one rank it
+/// need not be parallelized.
 #[track_caller]
-fn read<const D: usize>(param: &Param<Tensor<D>>) -> DTensor<D> {
-    param.dtensor().or_unwind()
+fn read<const D: usize>(param: &Param<Tensor<D>>, mesh: &DeviceMesh) -> DTensor<D> {
+    if mesh.size() > 1 || layer_styles(param).is_some() {
+        return param.dtensor().or_unwind();
+    }
+    DTensor::from_local(param.val(), mesh, &vec![Placement::Replicate; mesh.ndim()]).or_unwind()
+}
+
+/// Returns a layer's further parameter, such as its bias, beside its weight.
+#[track_caller]
+fn beside<const D: usize, const W: usize>(
+    weight: &DTensor<W>,
+    param: Option<&Param<Tensor<D>>>,
+) -> Option<DTensor<D>> {
+    param.map(|param| read(param, weight.mesh()))
 }
 
 /// Runs `forward` on `x` and the value of `param`, with the input and output redistributed as the layer's style
@@ -169,7 +185,7 @@ pub fn apply_style<const D: usize, const P: usize, const O: usize, K: Kind>(
     forward: impl FnOnce(Operand<D, K>, DTensor<P>) -> DTensor<O>,
 ) -> DTensor<O> {
     let _inside = watch::entered(|| module_path(param));
-    let (styles, value) = (layer_styles(param), read(param));
+    let (styles, value) = (layer_styles(param), read(param, x.mesh()));
     let y = forward(x.pinned_each(styles.and_then(|styles| styles.input.as_ref())), value);
     match styles.and_then(|styles| styles.output.as_ref()) {
         Some(wanted) => y.redistribute_each(wanted).or_unwind(),

@@ -272,7 +272,8 @@ pub enum ParamError {
     /// A parameter without tensor-parallel placements was read as a DTensor on the tensor-parallel mesh.
     #[error(
         "parameter `{param}` was not parallelized, so it has no tensor-parallel mesh. Call parallelize on the model \
-         (an empty plan replicates all parameters), or read it with `val()`"
+         (an empty plan replicates all parameters), compute on one device (`DeviceMesh::single_device`) with \
+         `apply_style`, or read it with `val()`"
     )]
     NotParallelized {
         /// Path of the parameter, or its id.

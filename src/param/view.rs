@@ -9,6 +9,7 @@ use super::distributed::DistributedParameter;
 use super::style::LayerStyles;
 use super::{Grads, ParamError, Style, read};
 use crate::Result;
+use crate::comm::rank_of_thread;
 use crate::dtensor::DTensor;
 
 /// The distributed views of a parameter.
@@ -36,11 +37,13 @@ pub trait ParamExt<const D: usize> {
     /// all others of the unit in one all-reduce. Partial gradients of a tensor made from it, such as a transpose,
     /// are summed in a separate all-reduce.
     ///
+    /// Outside a launch, an ordinary parameter is on the [mesh of its device](crate::mesh::DeviceMesh::single_device).
+    ///
     /// # Collective
     /// Outside its unit's scope: an all-gather over the data-parallel ranks. Inside it: local.
     ///
     /// # Errors
-    /// [`ParamError::NotParallelized`] for a parameter without tensor-parallel placements.
+    /// [`ParamError::NotParallelized`] for a parameter without tensor-parallel placements, on a rank of a launch.
     ///
     /// # Panics
     /// Like [`unit`](fn@super::unit).
@@ -99,6 +102,9 @@ impl<const D: usize> ParamExt<D> for Param<Tensor<D>> {
     fn dtensor(&self) -> Result<DTensor<D>> {
         let param = self.reparameterization::<DistributedParameter>();
         let view = param.and_then(|param| read::dtensor(param, self.base()));
+        if view.is_none() && rank_of_thread().is_none() {
+            return Ok(self.val().into());
+        }
         view.ok_or_else(|| ParamError::NotParallelized { param: path(self) }.into())
     }
 

@@ -151,6 +151,18 @@ pub fn launch_number() -> u64 {
     LAUNCHES.fetch_add(1, Ordering::Relaxed)
 }
 
+/// Numbers of worlds of [one device](super::World::of_device), from the greatest down, so that they leave no gap among
+/// the launches, whose numbers are equal in all processes.
+pub(super) fn device_number() -> u64 {
+    static DEVICES: AtomicU64 = AtomicU64::new(u64::MAX);
+    DEVICES.fetch_sub(1, Ordering::Relaxed)
+}
+
+/// Returns true if `launch` is a number of [`device_number`].
+pub(super) fn is_device_number(launch: u64) -> bool {
+    launch > u64::MAX / 2
+}
+
 /// A rank as a member of a group, with its device and ledger.
 #[derive(Debug, Clone)]
 pub struct GroupMember {

@@ -51,7 +51,7 @@ use std::time::Duration;
 
 use super::backend::{
     Backend, CallSignature, Failure, GroupBackend, GroupMember, ProcessOptions, RemoteOutcome, ShrunkWorld,
-    launch_number,
+    device_number, launch_number,
 };
 use super::{CommError, Divergence, Op, RankReport};
 use crate::Error;
@@ -124,9 +124,19 @@ impl HostBackend {
         Self::after(None, size, manner)
     }
 
+    /// Creates the backend of a program without ranks on one device. Any of its threads may use it.
+    pub fn of_device() -> Arc<Self> {
+        let manner = ProcessOptions { multithreaded: true, ..ProcessOptions::default() };
+        Self::numbered(None, 1, manner, device_number())
+    }
+
     /// Creates the backend of a launch within one process. After a `shrink`, `before` is the backend of the
     /// previous world.
     fn after(before: Option<&Self>, size: usize, manner: ProcessOptions) -> Arc<Self> {
+        Self::numbered(before, size, manner, launch_number())
+    }
+
+    fn numbered(before: Option<&Self>, size: usize, manner: ProcessOptions, launch: u64) -> Arc<Self> {
         let lingers = lingers(size);
         let rendezvous = rendezvous::Rendezvous::new(size, lingers, manner.multithreaded);
         let going_on = ShrinkState::new(std::iter::once(0..size), 0);
@@ -136,7 +146,7 @@ impl HostBackend {
             here: 0..size,
             others: None,
             deferred_gathers: deferred_gather::DeferredGathers::default(),
-            launch: launch_number(),
+            launch,
             left: AtomicUsize::new(0),
             manner,
             going_on,

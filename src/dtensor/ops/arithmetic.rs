@@ -2,12 +2,14 @@
 
 use std::ops::{Add, Div, Mul, Neg, Rem, Sub};
 
-use burn::tensor::{ElementConversion, kind};
+use burn::tensor::{ElementConversion, Tensor, kind};
+use half::{bf16, f16};
 
 use super::methods::zipped;
 use super::partial_rules::{ADDITION, BILINEAR, LINEAR_IN_FIRST, MAXIMUM, MINIMUM, NO_PARTIAL};
 use super::{EinsumRule, apply};
-use crate::dtensor::{DTensor, Kind};
+use crate::Error;
+use crate::dtensor::{DTensor, DTensorError, Kind};
 
 #[allow(clippy::should_implement_trait)] // burn's names; the traits are implemented too
 impl<const D: usize, K: Kind + kind::Numeric> DTensor<D, K> {
@@ -31,18 +33,33 @@ impl<const D: usize> DTensor<D> {
 }
 
 /// A number that Rust's operators combine with a [`DTensor`].
+///
+/// A plain tensor of one element is combined like a number; a larger one only as a DTensor
+/// ([`replicated_like`](DTensor::replicated_like)).
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be combined with a `DTensor`",
-    label = "neither a `DTensor` nor a number",
-    note = "make a plain tensor a DTensor on the same mesh: `DTensor::distribute_replicated` if every rank holds the \
-            full tensor, `DTensor::from_local` if each holds its shard",
-    note = "or compute with plain tensors: take this rank's local tensor with `to_local`, or the full tensor with \
-            `full_tensor`"
+    label = "neither a `DTensor` nor a number"
 )]
 pub trait Scalar: ElementConversion {}
 
-#[diagnostic::do_not_recommend]
-impl<E: ElementConversion> Scalar for E {}
+macro_rules! scalars {
+    ($($ty:ty)*) => {$( impl Scalar for $ty {} )*};
+}
+
+scalars!(f64 f32 f16 bf16 i64 i32 i16 i8 u64 u32 u16 u8);
+
+impl<const D: usize, K: Kind> DTensor<D, K> {
+    /// Returns a plain tensor of one element as an operand of this tensor: replicated, since every rank computes the
+    /// same value.
+    #[track_caller]
+    fn one_element<const P: usize>(&self, operator: &'static str, plain: Tensor<P, K>) -> Self {
+        if plain.shape().num_elements() != 1 {
+            let (shape, mesh) = (plain.shape().to_vec(), self.mesh().to_string());
+            Error::from(DTensorError::PlainTensor { operator, shape, mesh }).unwind();
+        }
+        DTensor::replicated_like(plain.reshape([1; D]), self)
+    }
+}
 
 macro_rules! operators {
     ($($Trait:ident $method:ident $named:ident $scalar:ident);* $(;)?) => {$(
@@ -61,6 +78,17 @@ macro_rules! operators {
             #[track_caller]
             fn $method(self, other: E) -> Self {
                 self.$scalar(other)
+            }
+        }
+
+        /// A plain tensor of one element, whose value is the same on all ranks.
+        impl<const D: usize, const P: usize, K: Kind + kind::Numeric> $Trait<Tensor<P, K>> for DTensor<D, K> {
+            type Output = Self;
+
+            #[track_caller]
+            fn $method(self, other: Tensor<P, K>) -> Self {
+                let other = self.one_element(stringify!($named), other);
+                self.$named(other)
             }
         }
     )*};

@@ -48,7 +48,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     }
 
     /// Returns the spec of this tensor after its partial values are reduced.
-    pub(super) fn reduced_spec(&self) -> Arc<DTensorSpec> {
+    pub(in crate::dtensor) fn reduced_spec(&self) -> Arc<DTensorSpec> {
         if !self.layout().has_partial() {
             return self.spec.clone();
         }

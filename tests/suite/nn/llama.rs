@@ -4,8 +4,10 @@
 mod model;
 #[path = "../../../examples/llama_3d/plan.rs"]
 mod plan;
-#[path = "../../../examples/llama_3d/reference.rs"]
+#[path = "llama_reference.rs"]
 mod reference;
+#[path = "../../../examples/llama_3d/generate.rs"]
+mod generate;
 
 use burn::optim::{AdamWConfig, GradientsParams};
 use burn::tensor::{Device, Int, Tensor, TensorData};
@@ -115,4 +117,61 @@ fn formula(mesh: &DeviceMesh) -> [(Op, Phase, u64); 6] {
         (ReduceScatter, Backward, pairs + shard * units),
         (AllReduce, Backward, units * (1 + shard + replicate)),
     ]
+}
+
+/// Without a launch, layers read their ordinary parameters.
+#[test]
+fn the_same_model_trains_on_one_device() {
+    let (_, model) = llama();
+    let expected = expected(&model, 1);
+    let device = Device::flex().autodiff();
+    let mut model = on_device(&model, &device);
+    let mut optim = AdamWConfig::new().init();
+    for (step, &expected) in expected.iter().enumerate() {
+        let loss = model.loss(tokens(step, 0, 0, &device).into(), tokens(step, 0, 1, &device).into());
+        let value = loss.local().clone().inner().into_scalar::<f32>();
+        let grads = GradientsParams::from_grads(loss.backward(), &model);
+        model = optim.step(1e-2, model, grads);
+        assert!((value - expected).abs() < 1e-5, "step {step}: {value}, expected {expected}");
+    }
+}
+
+#[test]
+fn one_device_samples_the_tokens_of_a_mesh() {
+    let (config, model) = llama();
+    let sizes = (SEQ, 40);
+    let alone = generate::generate(&model, &DeviceMesh::single_device(&Device::flex()), &[1, 2], sizes, 5).unwrap();
+    let other = generate::generate(&model, &DeviceMesh::single_device(&Device::flex()), &[1, 2], sizes, 6).unwrap();
+    assert!(!generate::Agreement::new(&alone, &other).passes(), "another seed samples others");
+    MeshTest::new([2, 2], ["shard", "tp"]).run(|mesh| {
+        let model = plan::parallel(model.clone(), &config, mesh)?;
+        let sampled = generate::generate(&model, &mesh.slice("tp")?, &[1, 2], sizes, 5)?;
+        let agreement = generate::Agreement::new(&alone, &sampled);
+        assert!(agreement.passes(), "{agreement}");
+        Ok(())
+    });
+}
+
+/// Whether the first tokens are likely is what the model says: with the noise of a fixed seed the reference gives the
+/// same scores.
+#[test]
+fn a_token_has_the_greatest_logit_with_noise() {
+    let (_, model) = llama();
+    let device = Device::flex();
+    let prompt = [3u32, 1, 4];
+    let mut counts = [0usize; VOCAB];
+    const SAMPLES: usize = 4000;
+    for seed in 0..SAMPLES as u64 {
+        let sampled =
+            generate::generate(&model, &DeviceMesh::single_device(&device), &prompt, (SEQ, 1), seed * 977).unwrap();
+        counts[sampled[0].token as usize] += 1;
+    }
+    let tokens = Tensor::<1, Int>::from_data(prompt.map(i64::from), &device).unsqueeze::<2>();
+    let logits = reference::logits(&model, tokens).slice_dim(1, prompt.len() - 1);
+    let likely = burn::tensor::activation::softmax(logits, 2).into_data();
+    for (token, (count, likely)) in counts.iter().zip(likely.iter::<f64>()).enumerate() {
+        let (mean, deviation) = (SAMPLES as f64 * likely, (SAMPLES as f64 * likely * (1.0 - likely)).sqrt());
+        let off = (*count as f64 - mean).abs();
+        assert!(off < 5.0 * deviation, "token {token} was sampled {count} times, expected {mean:.0}");
+    }
 }

@@ -1,4 +1,4 @@
-//! The same model on one device, with burn only. `--check` compares the parallel run with it.
+//! The model of `examples/llama_3d` on one device, written with burn only.
 
 use burn::prelude::*;
 use burn::tensor::activation::{log_softmax, softmax};
@@ -9,9 +9,13 @@ use super::model::{Block, Llama};
 
 /// Returns the mean cross entropy `[1]` of predicting `targets` `[batch, seq]` from `tokens` `[batch, seq]`.
 pub fn loss(llama: &Llama, tokens: Tensor<2, Int>, targets: Tensor<2, Int>) -> Tensor<1> {
+    log_softmax(logits(llama, tokens), 2).gather(2, targets.unsqueeze_dim(2)).mean().neg()
+}
+
+/// Returns logits `[batch, seq, vocab]` for the token after each of `tokens` `[batch, seq]`.
+pub fn logits(llama: &Llama, tokens: Tensor<2, Int>) -> Tensor<3> {
     let x = llama.blocks.iter().fold(llama.token.forward(tokens), |x, layer| block(layer, x));
-    let logits = llama.head.forward(llama.norm.forward(x));
-    log_softmax(logits, 2).gather(2, targets.unsqueeze_dim(2)).mean().neg()
+    llama.head.forward(llama.norm.forward(x))
 }
 
 fn block(block: &Block, x: Tensor<3>) -> Tensor<3> {
