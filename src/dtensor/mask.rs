@@ -113,11 +113,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         self.mask_like(offset, Tensor::tril_mask)
     }
 
-    fn mask_like(
-        &self,
-        offset: i64,
-        local: impl FnOnce(Shape, i64, &Device) -> Tensor<D, Bool>,
-    ) -> DTensor<D, Bool> {
+    fn mask_like(&self, offset: i64, local: impl FnOnce(Shape, i64, &Device) -> Tensor<D, Bool>) -> DTensor<D, Bool> {
         let spec = self.reduced_spec();
         let slices = spec.layout().local_slices(spec.shape(), spec.coordinate());
         let mask = mask(&slices, offset, &self.device(), local);

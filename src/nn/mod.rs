@@ -142,10 +142,7 @@ fn read<const D: usize>(param: &Param<Tensor<D>>, mesh: &DeviceMesh) -> DTensor<
 
 /// Returns a layer's further parameter, such as its bias, beside its weight.
 #[track_caller]
-fn beside<const D: usize, const W: usize>(
-    weight: &DTensor<W>,
-    param: Option<&Param<Tensor<D>>>,
-) -> Option<DTensor<D>> {
+fn beside<const D: usize, const W: usize>(weight: &DTensor<W>, param: Option<&Param<Tensor<D>>>) -> Option<DTensor<D>> {
     param.map(|param| read(param, weight.mesh()))
 }
 

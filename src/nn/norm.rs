@@ -73,12 +73,10 @@ fn grouped<const D: usize>(
     epsilon: f64,
 ) -> DTensor<D> {
     match gamma_beta {
-        Some((gamma, beta)) => {
-            apply_style(gamma, x, |x, gamma| {
-                let beta = read(beta, gamma.mesh());
-                module::group_norm(x, Some((gamma, beta)), groups, epsilon)
-            })
-        }
+        Some((gamma, beta)) => apply_style(gamma, x, |x, gamma| {
+            let beta = read(beta, gamma.mesh());
+            module::group_norm(x, Some((gamma, beta)), groups, epsilon)
+        }),
         None => module::group_norm(x, None, groups, epsilon),
     }
 }

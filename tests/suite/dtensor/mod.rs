@@ -17,6 +17,7 @@ mod misuse;
 mod movement;
 mod nan;
 mod narrow;
+mod one_device;
 mod ops;
 mod parts;
 mod random;

@@ -1,13 +1,13 @@
 //! The model and plan of `examples/llama_3d`: losses beside burn's own layers, and what is sent.
 
+#[path = "../../../examples/llama_3d/generate.rs"]
+mod generate;
 #[path = "../../../examples/llama_3d/model.rs"]
 mod model;
 #[path = "../../../examples/llama_3d/plan.rs"]
 mod plan;
 #[path = "llama_reference.rs"]
 mod reference;
-#[path = "../../../examples/llama_3d/generate.rs"]
-mod generate;
 
 use burn::optim::{AdamWConfig, GradientsParams};
 use burn::tensor::{Device, Int, Tensor, TensorData};

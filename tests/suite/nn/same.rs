@@ -36,7 +36,7 @@ fn plain<L: Module + ModuleDisplay, const D: usize, const E: usize>(
     (floats(y.inner()), x, values(&model, Some(&grads)).into_iter().collect())
 }
 
-/// Runs `parallel` on 2 and 4 ranks, with the input replicated and sharded along each dimension,
+/// Runs `parallel` on one device without a launch, and on 2 and 4 ranks, with the input replicated and sharded along each dimension,
 /// and holds it to `forward`.
 pub fn same<L: Module + ModuleDisplay + Sync, const D: usize, const E: usize>(
     layer: L,
@@ -47,6 +47,14 @@ pub fn same<L: Module + ModuleDisplay + Sync, const D: usize, const E: usize>(
 ) {
     let _ = values(&Only { layer: layer.clone() }, None); // Draw now, on one thread.
     let expected = plain(&layer, shape, &forward);
+    let name = std::any::type_name::<L>();
+    // Without a launch, on ordinary parameters.
+    let alone = plain(&layer, shape, &|layer, x| parallel(layer, x.into()).to_local());
+    near(&alone.0, &expected.0, || format!("{name}, one device: output"));
+    near(&alone.1, &expected.1, || format!("{name}, one device: gradient of the input"));
+    for ((path, grad), (_, expected)) in alone.2.iter().zip(&expected.2) {
+        near(grad, expected, || format!("{name}, one device: gradient of {path}"));
+    }
     for ranks in [2, 4] {
         MeshTest::new([ranks], ["tp"]).run(|mesh| {
             let device = mesh.device().clone().autodiff();
@@ -59,7 +67,6 @@ pub fn same<L: Module + ModuleDisplay + Sync, const D: usize, const E: usize>(
                 let x = leaf.grad(&grads).unwrap_or_else(|| leaf.clone().inner().zeros_like());
                 let x = DTensor::from_local_with_shape(x, mesh, &[placement], shape)?.full_tensor()?;
                 let grads = full_grads(&model, &GradientsParams::from_grads(grads, &model))?;
-                let name = std::any::type_name::<L>();
                 near(&floats(y.inner()), &expected.0, || format!("{name}, x {placement}: output"));
                 near(&floats(x), &expected.1, || format!("{name}, x {placement}: gradient of the input"));
                 assert_eq!(grads.len(), expected.2.len(), "{name}");
