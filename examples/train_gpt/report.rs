@@ -40,7 +40,7 @@ struct Row {
     formula: String,
 }
 
-/// The collectives of the training steps on rank 0, with their formulas.
+/// The collectives of training and validation on rank 0, with their formulas. Those that are not used are omitted.
 pub struct Collectives(Vec<Row>);
 
 impl Collectives {
@@ -57,11 +57,12 @@ impl Collectives {
         let used = tensors(&settings.model, device);
         let batches = args.accumulate as u64;
         let batch = if batches == 1 { "steps" } else { "steps x batches" };
-        let all = format!("{batch} x (blocks + root)");
         let (again, again_params, again_formula) = match args.reshard {
-            ReshardAfterForward::Never | ReshardAfterForward::Ranks(1) => (0, 0, "0: kept since forward".into()),
+            ReshardAfterForward::Never | ReshardAfterForward::Ranks(1) => (0, 0, String::new()),
             ReshardAfterForward::Auto => (units - 1, blocks, format!("{batch} x blocks: the root is kept")),
-            ReshardAfterForward::Always | ReshardAfterForward::Ranks(_) => (units, full, all.clone()),
+            ReshardAfterForward::Always | ReshardAfterForward::Ranks(_) => {
+                (units, full, format!("{batch} x (blocks + root)"))
+            }
         };
         let [weight, gradient] = [args.param_dtype, args.reduce_dtype].map(|dtype| dtype.size() as u64);
         let (steps, losses) = (args.steps as u64, outcome.validations.len() as u64);
@@ -98,7 +99,7 @@ impl Collectives {
                 Phase::Backward,
                 replicas,
                 total(steps, units, (shard + used) * gradient),
-                "the same, of shards, on a 2-D mesh",
+                "steps x (blocks + root), of shards",
             ),
             row(Op::AllReduce, Phase::Other, settings.ranks(), other, "losses, norms of --clip, overflow of f16"),
         ];
@@ -123,6 +124,7 @@ impl Collectives {
                 copy("to host", to_host, total(steps, units, shard * gradient), "steps x (blocks + root), of shards"),
             ]);
         }
+        rows.retain(|row| row.counted.calls + row.expected.calls > 0);
         Self(rows)
     }
 

@@ -31,9 +31,9 @@ pub struct Outcome {
     pub made: usize,
     /// Elements of this rank's parameter shards.
     pub local_params: usize,
-    /// The collectives of the training steps.
+    /// The collectives of training and validation.
     pub ledger: Snapshot,
-    /// Traffic between the CPU and the device in the training steps.
+    /// Traffic between the CPU and the device in training and validation.
     pub host_copies: OffloadTraffic,
     /// The full model, on rank 0.
     pub model: Option<Gpt>,
