@@ -14,7 +14,7 @@ use crate::model::Gpt;
 /// Number of characters of the validation text with which the sample starts.
 const PROMPT: usize = 16;
 /// Softmax temperature. Below 1, likely characters are drawn more often.
-const TEMPERATURE: f64 = 0.8;
+const TEMPERATURE: f64 = 0.5;
 
 /// Returns the prompt followed by `settings.args.sample` generated characters.
 pub fn sample(model: &Gpt, settings: &Settings) -> String {
