@@ -8,10 +8,19 @@ use burn::tensor::{Int, Tensor};
 use burn_dtensor::comm::{Op, Phase};
 use burn_dtensor::dtensor::visualize_sharding;
 use burn_dtensor::prelude::*;
+use clap::Parser;
 
 use Placement::{Replicate, Shard};
 
+/// Prints a tour of DTensor on four ranks: placements, redistribution, operators,
+/// gradients, and implicit redistribution as an error. Shows the layout of each
+/// result, and the collectives that it took.
+#[derive(Parser)]
+#[command(verbatim_doc_comment)]
+struct Args {}
+
 fn main() -> Result<()> {
+    Args::parse();
     launch(Launch::threads(4), |world| {
         let mesh = DeviceMesh::new(world, [2, 2], ["dp", "tp"])?;
         let guide = Guide { talks: world.rank() == 0, world };

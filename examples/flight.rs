@@ -12,13 +12,16 @@ use std::process::ExitCode;
 use burn_dtensor::comm::flight::{FlightError, LaunchTrace};
 use clap::Parser;
 
-/// Reports the last operations of the ranks of a program: the rank at fault and the reason, which ranks wait for
-/// which, and the last operations of each rank. Reads the folder that `Launch::with_flight_recorder` or the
-/// environment variable BURN_DTENSOR_FLIGHT names. The program may be running, or may have ended or been killed.
-/// Processes that are gone or stopped are detected only on their own host.
+/// Shows the rank of a program that is at fault and the reason, which ranks wait
+/// for which, and the last operations of each rank. Reads the folder that
+/// `Launch::with_flight_recorder` or the environment variable BURN_DTENSOR_FLIGHT
+/// names. The program may be running, or may have ended or been killed. Processes
+/// that are gone or stopped are detected only on their own host.
 ///
-/// Exits with 0 if no rank is at fault, with 1 if one is, with 2 if there is nothing to read.
+/// Exits with 0 if no rank is at fault, with 1 if one is, with 2 if there is
+/// nothing to read.
 #[derive(Parser)]
+#[command(verbatim_doc_comment)]
 struct Args {
     /// Folder of flight files, such as `launch-0-rank-0.flight`
     folder: PathBuf,

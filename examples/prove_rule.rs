@@ -20,9 +20,13 @@ use burn_dtensor::testing::prove::{Case, Effort, Report, case, prove_with};
 use clap::Parser;
 use itertools::Itertools;
 
-/// Prove operators on DTensors: forward and backward in combinations of layouts of their inputs, on meshes of one,
-/// two and three dimensions, compared with burn's operators on ordinary tensors.
+/// Proves the sharding rules of operators on DTensors: runs forward and backward in
+/// combinations of layouts of the inputs, on meshes of one, two and three
+/// dimensions, and compares the results with those of burn's operators on ordinary
+/// tensors. Shows for each operator the layouts that its rule redistributes, and
+/// the results that were wrong.
 #[derive(Parser)]
+#[command(verbatim_doc_comment)]
 struct Args {
     /// Operators to prove [default: all]
     operators: Vec<String>,

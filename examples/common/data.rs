@@ -2,13 +2,16 @@
 //! same rows.
 
 use std::collections::BTreeSet;
+use std::fs;
 use std::ops::Range;
-use std::path::{Path, PathBuf};
-use std::{fs, io};
+use std::path::Path;
 
 use burn::prelude::*;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
+
+/// The default text: short stories of few words, written for these examples.
+const STORIES: &str = include_str!("stories.txt");
 
 /// A text and its alphabet: token `t` is the `t`-th distinct character in code point order.
 #[derive(Debug, Clone)]
@@ -21,22 +24,35 @@ pub struct Text {
 pub type Batch = (Tensor<2, Int>, Tensor<2, Int>);
 
 impl Text {
-    /// Reads `file`, or by default the crate's own source text.
+    /// Reads `file`, or by default the stories.
     ///
     /// # Errors
     /// A message with the path that could not be read.
     pub fn load(file: Option<&Path>) -> Result<Self, String> {
-        let text = match file {
-            Some(file) => read(file)?,
-            None => own_source()?,
-        };
-        Ok(Self::new(&text))
+        let read =
+            |file: &Path| fs::read_to_string(file).map_err(|e| format!("cannot read the text {}: {e}", file.display()));
+        Ok(Self::new(&file.map_or(Ok(STORIES.into()), read)?))
     }
 
     fn new(text: &str) -> Self {
         let alphabet: Vec<char> = text.chars().collect::<BTreeSet<_>>().into_iter().collect();
         let token = |c| alphabet.binary_search(&c).expect("the alphabet holds every character") as u32;
         Self { tokens: text.chars().map(token).collect(), alphabet }
+    }
+
+    /// Splits the text in two, with the same alphabet: nine tenths to train on, the rest to validate with. The rest
+    /// begins with a paragraph or a line, if one begins near.
+    pub fn split(mut self) -> (Self, Self) {
+        let rest = &self.tokens[self.len() * 9 / 10..];
+        let near = &rest[..rest.len() / 2];
+        let newline = self.alphabet.binary_search(&'\n').ok().map(|token| token as u32);
+        let after = |newlines: usize| {
+            let at = near.windows(newlines).position(|tokens| tokens.iter().all(|&token| Some(token) == newline));
+            at.map(|at| at + newlines)
+        };
+        let start = self.len() - rest.len() + after(2).or_else(|| after(1)).unwrap_or(0);
+        let validation = Self { tokens: self.tokens.split_off(start), alphabet: self.alphabet.clone() };
+        (self, validation)
     }
 
     /// Checks that the text is long enough for a batch of `rows` sequences.
@@ -79,40 +95,29 @@ impl Text {
         // The golden-ratio constant spreads neighbouring steps over the generator's seeds.
         let mut rng = StdRng::seed_from_u64(seed ^ (step as u64 + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15));
         let starts: Vec<usize> = (0..rows.end).map(|_| rng.random_range(0..self.len() - seq)).collect();
+        self.windows(&starts[rows], seq, device)
+    }
+
+    /// Returns the number of rows of the text in order.
+    pub fn row_count(&self, seq: usize) -> usize {
+        self.len().saturating_sub(1) / seq
+    }
+
+    /// Returns rows `rows` of the text in order: windows of `seq + 1` characters, of which each begins with the last
+    /// character of the one before.
+    pub fn rows(&self, rows: Range<usize>, seq: usize, device: &Device) -> Batch {
+        self.windows(&rows.map(|row| row * seq).collect::<Vec<_>>(), seq, device)
+    }
+
+    fn windows(&self, starts: &[usize], seq: usize, device: &Device) -> Batch {
         let window = |shift: usize| {
-            let tokens: Vec<i32> = starts[rows.clone()]
+            let tokens: Vec<i32> = starts
                 .iter()
                 .flat_map(|&start| &self.tokens[start + shift..start + shift + seq])
                 .map(|&t| t as i32)
                 .collect();
-            Tensor::from_data(TensorData::new(tokens, [rows.len(), seq]), device)
+            Tensor::from_data(TensorData::new(tokens, [starts.len(), seq]), device)
         };
         (window(0), window(1))
     }
-}
-
-fn read(path: &Path) -> Result<String, String> {
-    fs::read_to_string(path).map_err(|e| format!("cannot read the text {}: {e}", path.display()))
-}
-
-fn own_source() -> Result<String, String> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
-    let mut files = Vec::new();
-    list(&root, &mut files)
-        .map_err(|e| format!("cannot list the crate's source {}: {e}. Pass a text with --text FILE", root.display()))?;
-    // The text must not depend on the directory order, which differs between file systems.
-    files.sort();
-    files.iter().map(|file| read(file)).collect()
-}
-
-fn list(folder: &Path, files: &mut Vec<PathBuf>) -> io::Result<()> {
-    for entry in fs::read_dir(folder)? {
-        let path = entry?.path();
-        if path.is_dir() {
-            list(&path, files)?;
-        } else if path.extension().is_some_and(|e| e == "rs") {
-            files.push(path);
-        }
-    }
-    Ok(())
 }

@@ -1,5 +1,6 @@
-//! Progress of a run on stderr: a bar on a terminal, otherwise a line at intervals.
+//! Progress of a run on stderr: on a terminal one line that is redrawn, otherwise a line at intervals.
 
+use std::fmt::Display;
 use std::io::IsTerminal;
 use std::time::Instant;
 
@@ -10,49 +11,52 @@ const LINES: usize = 10;
 
 /// Progress of the steps of a run, shown by one rank.
 pub struct Progress {
+    reports: bool,
+    /// The redrawn line, on a terminal.
     bar: Option<ProgressBar>,
     start: Instant,
     steps: usize,
     done: usize,
     /// Amount of data in one step, with its unit.
     a_step: (usize, &'static str),
+    /// Description of the last step.
+    last: String,
 }
 
 impl Progress {
     /// Starts the clock of a run of `steps` steps. `a_step` is the amount of data in one step. Shows progress only
     /// if `reports` is true.
     pub fn new(reports: bool, steps: usize, a_step: (usize, &'static str)) -> Self {
-        let style = "{bar:30} {pos}/{len} steps  {msg}  {eta} left";
-        let style = ProgressStyle::with_template(style).expect("the template is well formed");
-        Self {
-            bar: reports.then(|| ProgressBar::new(steps as u64).with_style(style)),
-            start: Instant::now(),
-            steps,
-            done: 0,
-            a_step,
-        }
+        // The message alone, because indicatif draws once for each change of message, position or length.
+        let style = ProgressStyle::with_template("{msg}").expect("the template is well formed");
+        let bar = (reports && std::io::stderr().is_terminal()).then(|| ProgressBar::no_length().with_style(style));
+        Self { reports, bar, start: Instant::now(), steps, done: 0, a_step, last: String::new() }
     }
 
-    /// Counts a step with this loss.
-    pub fn step(&mut self, loss: f32) {
+    /// Counts a step with these results, such as `loss 0.4321`.
+    pub fn step(&mut self, results: impl Display) {
         self.done += 1;
-        let Some(bar) = &self.bar else { return };
-        let message = format!("loss {loss:.4}  {:.0} {}/s", self.per_s(), self.a_step.1);
-        if !std::io::stderr().is_terminal() && (self.done == 1 || self.done.is_multiple_of(self.steps.div_ceil(LINES)))
-        {
-            eprintln!("step {:>6}  {message}", self.done);
+        let Self { done, steps, a_step: (_, unit), .. } = *self;
+        self.last = format!("step {done:>3}/{steps}  {results}  {:.0} {unit}/s", self.per_s());
+        match &self.bar {
+            Some(bar) => {
+                let left = self.start.elapsed().as_secs_f64() / done as f64 * (steps - done) as f64;
+                bar.set_message(format!("{}  {left:.0} s left", self.last));
+            }
+            None if self.reports && (done.is_multiple_of(steps.div_ceil(LINES)) || [1, steps].contains(&done)) => {
+                eprintln!("{}", self.last);
+            }
+            None => {}
         }
-        bar.set_message(message);
-        bar.inc(1);
     }
 
-    /// Ends the bar. Returns the amount of data per second over the run.
+    /// Ends the line. Returns the amount of data per second over the run.
     pub fn finish(self) -> f64 {
-        let per_s = self.per_s();
-        if let Some(bar) = self.bar {
-            bar.abandon();
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
+            eprintln!("{}", self.last);
         }
-        per_s
+        self.per_s()
     }
 
     fn per_s(&self) -> f64 {

@@ -8,11 +8,12 @@ use crate::common::{MeshShape, positive, positive_float};
 use crate::data::Text;
 use crate::model::LlamaConfig;
 
-/// Train a character-level Llama in parallel over up to three mesh dimensions: replicas (HSDP), parameter shards
-/// (FSDP), and tensor with sequence parallelism; then sample from it. The same model runs on one device. Ranks are threads of this process. With `mpirun -n P` (feature
-/// `mpi`), each of P processes has an equal number of them.
+/// Trains a character-level Llama on 8 ranks, in parallel over three mesh
+/// dimensions: replicas (HSDP), parameter shards (FSDP), and tensor with sequence
+/// parallelism. Shows the loss and the collectives with their formulas. The same
+/// model runs on one device: --check compares its losses, --generate its samples.
 #[derive(Debug, Parser)]
-#[command(name = "llama_3d", disable_version_flag = true, after_help = PROCESSES)]
+#[command(name = "llama_3d", verbatim_doc_comment, disable_version_flag = true, after_help = PROCESSES)]
 pub struct Cli {
     /// Mesh of ranks: T for tensor parallelism only, SxT with S parameter shards, RxSxT with R replicas
     #[arg(long, default_value = "2x2x2")]
@@ -53,14 +54,14 @@ pub struct Cli {
     /// Also train the model on one device, on the same data, and fail if losses differ
     #[arg(long)]
     check: bool,
-    /// Text to learn [default: this crate's source]
+    /// Text to learn [default: short stories, examples/common/stories.txt]
     #[arg(long, value_name = "FILE")]
     text: Option<PathBuf>,
 }
 
 /// Help text about running with several processes.
 const PROCESSES: &str = "\
-Ranks as processes, connected by an MPI library (docs/guides/clusters.md):
+Ranks are threads of this process. They are processes with an MPI library (docs/guides/clusters.md):
   cargo build --release --features mpi --example llama_3d
   mpirun -n 4 target/release/examples/llama_3d --mesh 2x2x2      # 4 processes of 2 ranks
 Every process has the same number of ranks. Losses equal those of threads bit for bit.";

@@ -59,7 +59,7 @@ pub fn train(settings: &Settings, initial: &Llama, world: &World) -> Result<Outc
         losses.push(mean.full_tensor()?.into_scalar::<f32>());
         let grads = GradientsParams::from_grads(loss.backward(), &model);
         model = optim.step(settings.lr, model, grads);
-        progress.step(losses[step]);
+        progress.step(format_args!("loss {:.4}", losses[step]));
     }
     let tokens_per_s = progress.finish();
     let ledger = world.ledger().snapshot();

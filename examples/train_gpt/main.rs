@@ -31,31 +31,37 @@ use burn::prelude::*;
 use burn_dtensor::debug::{Overlap, Timeline, chrome_trace, timeline_picture};
 use burn_dtensor::prelude::*;
 
-use crate::cli::{Cli, Settings};
+use crate::cli::{Args, Settings};
 
 fn main() -> ExitCode {
-    common::main(Cli::settings, run)
+    common::main(Args::settings, run)
 }
 
 /// Trains, reports and, if requested, checks. Returns false if a check failed.
 fn run(settings: &Settings) -> Result<bool> {
+    let args = &settings.args;
     // The weights are initialized once, on the CPU, so that they are the same for every device and for `--check`.
     let device = Device::flex();
-    device.seed(settings.seed);
+    device.seed(args.seed);
     let initial = settings.model.init(&device.clone().autodiff()).fork(&device.clone().autodiff());
-    let outcomes = launch(Launch::from_env(settings.ranks())?.with_device(settings.device.device()), |world| {
+    let outcomes = launch(Launch::from_env(settings.ranks())?.with_device(args.device.device()), |world| {
         world.run_on(0, || {
             let (params, mesh) = (initial.num_params(), report::by(&settings.mesh));
-            println!("{params} parameters, {} characters of text, mesh {mesh}", settings.text.len());
+            let (text, validation) = (settings.text.len(), settings.validation.len());
+            println!("{params} parameters, {text} characters of text, {validation} for validation, mesh {mesh}");
         });
         train::train(settings, &initial, world)
     })?;
     // Only the process of rank 0 reports.
     let Some((0, outcome)) = outcomes.first() else { return Ok(true) };
-    let (first, last) = (outcome.losses[0], outcome.losses[settings.steps - 1]);
-    println!("loss {first:.4} -> {last:.4} in {} steps, {:.0} tokens/s", settings.steps, outcome.tokens_per_s);
+    let [first, last, validation] = [outcome.losses.first(), outcome.losses.last(), outcome.validations.last()]
+        .map(|loss| loss.expect("there is at least one step"));
+    println!(
+        "loss {first:.4} -> {last:.4}, validation loss {validation:.4}, in {} steps, {:.0} tokens/s",
+        args.steps, outcome.tokens_per_s
+    );
     println!("exposed per step: {}", report::Waiting(&outcome.waiting));
-    if let (Some(file), Some(timelines)) = (&settings.trace, &outcome.timelines) {
+    if let (Some(file), Some(timelines)) = (&args.trace, &outcome.timelines) {
         let is_picture = file.extension().is_some_and(|extension| extension == "svg");
         let text = if is_picture { timeline_picture(timelines) } else { chrome_trace(timelines) };
         std::fs::write(file, text).map_err(|error| Error::other(format!("{}: {error}", file.display())))?;
@@ -66,12 +72,15 @@ fn run(settings: &Settings) -> Result<bool> {
 
     let collectives = report::Collectives::new(settings, outcome, &device);
     println!("{collectives}\n\n{}\n", report::Memory::new(settings, outcome, &device));
-    if settings.sample > 0
+    if args.sample > 0
         && let Some(model) = &outcome.model
     {
-        println!("Sample\n{}\n", sample::sample(model, settings));
+        let sample = sample::sample(model, settings);
+        let (words, known) = sample::known_words(&sample, &settings.text);
+        let percent = 100 * known / words.max(1);
+        println!("Sample\n{sample}\n\n{percent} % of the sample's {words} words occur in the text\n");
     }
-    if !settings.check {
+    if !args.check {
         return Ok(true);
     }
     let difference = check::difference(outcome, &check::reference(settings, initial)?);

@@ -40,12 +40,13 @@ struct Row {
     formula: String,
 }
 
-/// The collectives of the training steps on rank 0, with their formulas.
+/// The collectives of training and validation on rank 0, with their formulas. Those that are not used are omitted.
 pub struct Collectives(Vec<Row>);
 
 impl Collectives {
     /// Compares `outcome`'s ledger with the formulas of fully sharded training.
     pub fn new(settings: &Settings, outcome: &Outcome, device: &Device) -> Self {
+        let args = &settings.args;
         let shards = settings.mesh[settings.mesh.len() - 1];
         let replicas = settings.ranks() / shards;
         let units = settings.model.layers as u64 + 1;
@@ -54,68 +55,76 @@ impl Collectives {
         let shard = outcome.local_params as u64;
         // A reduction contains one flag per parameter and rank: 1 if the rank has a gradient of it.
         let used = tensors(&settings.model, device);
-        let all =
-            if settings.accumulate == 1 { "steps x (blocks + root)" } else { "steps x batches x (blocks + root)" };
-        let reduced = "steps x (blocks + root), and flags";
-        let (again, again_params, again_formula) = match settings.reshard {
-            ReshardAfterForward::Never | ReshardAfterForward::Ranks(1) => (0, 0, "0: kept since forward"),
-            ReshardAfterForward::Auto => (units - 1, blocks, "steps x blocks: the root is kept"),
-            ReshardAfterForward::Always | ReshardAfterForward::Ranks(_) => (units, full, all),
-        };
-        let (norms, scaled) = (u64::from(settings.clip.is_some()), u64::from(settings.param_dtype == DType::F16));
-        let [weight, gradient] = [settings.param_dtype, settings.reduce_dtype].map(|dtype| dtype.size() as u64);
-        let batches = settings.accumulate as u64;
-        let row = |op: Op, phase: Phase, group: usize, calls: u64, bytes: u64, formula: &str| {
-            // A group of one rank does not communicate.
-            let steps = if group > 1 { settings.steps as u64 } else { 0 };
-            // Weights are gathered for every batch of a step. Gradients are reduced with the last batch.
-            let steps = if op == Op::AllGather { steps * batches } else { steps };
-            Row {
-                operation: op.to_string(),
-                phase: phase.to_string(),
-                counted: outcome.ledger.total(|key| key.op == op && key.phase == phase),
-                expected: CallTotals { calls: steps * calls, bytes: steps * bytes },
-                formula: formula.into(),
+        let batches = args.accumulate as u64;
+        let batch = if batches == 1 { "steps" } else { "steps x batches" };
+        let (again, again_params, again_formula) = match args.reshard {
+            ReshardAfterForward::Never | ReshardAfterForward::Ranks(1) => (0, 0, String::new()),
+            ReshardAfterForward::Auto => (units - 1, blocks, format!("{batch} x blocks: the root is kept")),
+            ReshardAfterForward::Always | ReshardAfterForward::Ranks(_) => {
+                (units, full, format!("{batch} x (blocks + root)"))
             }
         };
-        // A group of one rank sends neither. Steps that overflow compute no norm.
-        let norms = if shards > 1 { norms * outcome.made as u64 } else { 0 };
-        let overflows = if settings.ranks() > 1 { scaled * settings.steps as u64 } else { 0 };
-        // A norm is sent as sums of large, ordinary and small squares.
-        let other = Row {
-            expected: CallTotals { calls: norms + overflows, bytes: (3 * norms + overflows) * ELEMENT },
-            ..row(Op::AllReduce, Phase::Other, 1, 0, 0, "the norm with --clip, overflow in f16")
+        let [weight, gradient] = [args.param_dtype, args.reduce_dtype].map(|dtype| dtype.size() as u64);
+        let (steps, losses) = (args.steps as u64, outcome.validations.len() as u64);
+        // Weights are gathered for every batch. Gradients are reduced with the last batch of a step.
+        let trained = steps * batches;
+        let forwards = trained + losses;
+        let total = |times: u64, calls: u64, bytes: u64| CallTotals { calls: times * calls, bytes: times * bytes };
+        let row = |op: Op, phase: Phase, group: usize, expected: CallTotals, formula: &str| Row {
+            operation: op.to_string(),
+            phase: phase.to_string(),
+            counted: outcome.ledger.total(|key| key.op == op && key.phase == phase),
+            // A group of one rank does not communicate.
+            expected: if group > 1 { expected } else { CallTotals::default() },
+            formula: formula.into(),
         };
+        // Steps that overflow compute no norm. A norm is sent as sums of large, ordinary and small squares.
+        let norms = if args.clip.is_some() && shards > 1 { outcome.made as u64 } else { 0 };
+        let overflows = if args.param_dtype == DType::F16 { steps } else { 0 };
+        let single = steps + losses + overflows;
+        let other = CallTotals { calls: single + norms, bytes: (single + 3 * norms) * ELEMENT };
+        let reduced = total(steps, units, (full + used * shards as u64) * gradient);
         let mut rows = vec![
-            row(Op::AllGather, Phase::Forward, shards, units, full * weight, all),
-            row(Op::AllGather, Phase::Backward, shards, again, again_params * weight, again_formula),
-            row(Op::ReduceScatter, Phase::Backward, shards, units, (full + used * shards as u64) * gradient, reduced),
+            row(
+                Op::AllGather,
+                Phase::Forward,
+                shards,
+                total(forwards, units, full * weight),
+                &format!("({batch} + validation) x (blocks + root)"),
+            ),
+            row(Op::AllGather, Phase::Backward, shards, total(trained, again, again_params * weight), &again_formula),
+            row(Op::ReduceScatter, Phase::Backward, shards, reduced, "steps x (blocks + root), and flags"),
             row(
                 Op::AllReduce,
                 Phase::Backward,
                 replicas,
-                units,
-                (shard + used) * gradient,
-                "the same, of shards, on a 2-D mesh",
+                total(steps, units, (shard + used) * gradient),
+                "steps x (blocks + root), of shards",
             ),
-            row(Op::AllReduce, Phase::Forward, settings.ranks(), 1, ELEMENT, "steps: the loss, over all ranks"),
-            other,
+            row(Op::AllReduce, Phase::Other, settings.ranks(), other, "losses, norms of --clip, overflow of f16"),
         ];
-        if settings.offload {
+        if args.offload {
             // Weights that a smaller group of ranks keeps after forward are on the device.
-            let is_kept_in_part = matches!(settings.reshard, ReshardAfterForward::Ranks(ranks) if ranks != shards);
+            let is_kept_in_part = matches!(args.reshard, ReshardAfterForward::Ranks(ranks) if ranks != shards);
             let (again, again_params) = if is_kept_in_part { (0, 0) } else { (again, again_params) };
-            let (steps, OffloadTraffic { to_device, to_host }) = (settings.steps as u64, outcome.host_copies);
-            let copy = |operation: &str, counted, calls: u64, bytes: u64, formula: &str| {
-                let expected = CallTotals { calls: steps * calls, bytes: steps * bytes };
-                Row { operation: operation.into(), phase: "".into(), counted, expected, formula: formula.into() }
+            let OffloadTraffic { to_device, to_host } = outcome.host_copies;
+            let copy = |operation: &str, counted, expected, formula: &str| Row {
+                operation: operation.into(),
+                phase: "".into(),
+                counted,
+                expected,
+                formula: formula.into(),
             };
-            let bytes = (full + again_params) * weight;
+            let gathered = CallTotals {
+                calls: forwards * units + trained * again,
+                bytes: (forwards * full + trained * again_params) * weight,
+            };
             rows.extend([
-                copy("to device", to_device, batches * (units + again), batches * bytes, "bytes of all all-gathers"),
-                copy("to host", to_host, units, shard * gradient, "steps x (blocks + root), of shards"),
+                copy("to device", to_device, gathered, "bytes of all all-gathers"),
+                copy("to host", to_host, total(steps, units, shard * gradient), "steps x (blocks + root), of shards"),
             ]);
         }
+        rows.retain(|row| row.counted.calls + row.expected.calls > 0);
         Self(rows)
     }
 
@@ -134,11 +143,11 @@ impl Row {
 impl std::fmt::Display for Collectives {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         writeln!(f, "Collectives of rank 0 while training")?;
-        write!(f, "  {:<14} {:<8} {:>7} {:>14}  {:<38} agrees", "operation", "pass", "calls", "bytes", "formula")?;
+        write!(f, "  {:<14} {:<8} {:>7} {:>14}  {:<42} agrees", "operation", "pass", "calls", "bytes", "formula")?;
         for row in &self.0 {
             let Row { operation, phase, counted: CallTotals { calls, bytes }, formula, .. } = row;
             let agrees = if row.agrees() { "yes".into() } else { format!("NO, expected {:?}", row.expected) };
-            write!(f, "\n  {operation:<14} {phase:<8} {calls:>7} {bytes:>14}  {formula:<38} {agrees}")?;
+            write!(f, "\n  {operation:<14} {phase:<8} {calls:>7} {bytes:>14}  {formula:<42} {agrees}")?;
         }
         Ok(())
     }

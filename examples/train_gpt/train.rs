@@ -3,12 +3,17 @@
 use std::ops::Range;
 use std::time::Duration;
 
-use burn::optim::{AdamWConfig, GradientsAccumulator, GradientsParams, ModuleOptimizer};
+use burn::lr_scheduler::composed::ComposedLrSchedulerConfig;
+use burn::lr_scheduler::cosine::CosineAnnealingLrSchedulerConfig;
+use burn::lr_scheduler::linear::LinearLrSchedulerConfig;
+use burn::lr_scheduler::module_lr_scheduler::ModuleLrScheduler;
+use burn::optim::{AdamWConfig, GradientsAccumulator, GradientsParams};
 use burn::prelude::*;
 use burn::tensor::DType;
 use burn_dtensor::comm::{OffloadTraffic, Snapshot};
 use burn_dtensor::debug::Timeline;
 use burn_dtensor::fsdp::{FsdpModule, OffloadPolicy, record_events};
+use burn_dtensor::optim::sharded;
 use burn_dtensor::prelude::*;
 
 use crate::cli::Settings;
@@ -20,13 +25,15 @@ use crate::progress::Progress;
 pub struct Outcome {
     /// Loss of each step, averaged over all ranks.
     pub losses: Vec<f32>,
+    /// Validation losses, over all ranks.
+    pub validations: Vec<f32>,
     /// Number of optimizer steps that did not overflow.
     pub made: usize,
     /// Elements of this rank's parameter shards.
     pub local_params: usize,
-    /// The collectives of the training steps.
+    /// The collectives of training and validation.
     pub ledger: Snapshot,
-    /// Traffic between the CPU and the device in the training steps.
+    /// Traffic between the CPU and the device in training and validation.
     pub host_copies: OffloadTraffic,
     /// The full model, on rank 0.
     pub model: Option<Gpt>,
@@ -43,60 +50,103 @@ pub struct Outcome {
 /// # Collective
 /// Every rank calls it.
 pub fn train(settings: &Settings, initial: &Gpt, world: &World) -> Result<Outcome> {
+    let args = &settings.args;
     let names = ["replicate", "shard"];
     let names = &names[names.len() - settings.mesh.len()..];
     let mesh = DeviceMesh::new(world, &settings.mesh, names)?;
     let device = world.device().clone().autodiff();
-    let policy =
-        MixedPrecisionPolicy::new().with_param_dtype(settings.param_dtype).with_reduce_dtype(settings.reduce_dtype);
+    let policy = MixedPrecisionPolicy::new().with_param_dtype(args.param_dtype).with_reduce_dtype(args.reduce_dtype);
     let config = FullyShard::new()
         .with_units(["blocks.*"])
-        .with_reshard_after_forward(settings.reshard)
+        .with_reshard_after_forward(args.reshard)
         .with_mixed_precision(policy.clone().with_output_dtype(DType::F32))
         .with_mixed_precision_for(["blocks.*"], policy)
-        .with_offload(if settings.offload { OffloadPolicy::Cpu } else { OffloadPolicy::Never });
+        .with_offload(if args.offload { OffloadPolicy::Cpu } else { OffloadPolicy::Never });
     // With offload, the model need not fit on the device.
-    let start = if settings.offload { Device::flex().autodiff() } else { device.clone() };
+    let start = if args.offload { Device::flex().autodiff() } else { device.clone() };
     let mut model = initial.clone().fork(&start);
-    model.checkpoint = settings.checkpoint_activations;
+    model.checkpoint = args.checkpoint_activations;
     let mut model = fully_shard(model, &mesh, config)?;
-    if let Some(blocks) = settings.prefetch {
+    if let Some(blocks) = args.prefetch {
         prefetch(&model, blocks)?;
     }
     let local_params = model.num_params();
-    let mut optim = AdamWConfig::new().init();
-    let mut scaler = (settings.param_dtype == DType::F16).then(GradScaler::new);
-    let (mut losses, mut made) = (Vec::with_capacity(settings.steps), 0);
+    let (mut optim, mut schedule) = (sharded(AdamWConfig::new()), schedule(settings)?);
+    let mut scaler = (args.param_dtype == DType::F16).then(GradScaler::new);
+    let (mut losses, mut validations, mut made) = (Vec::with_capacity(args.steps), Vec::new(), 0);
     world.ledger().reset();
 
-    let tokens = settings.ranks() * settings.accumulate * settings.batch * settings.model.seq;
-    let mut progress = Progress::new(world.rank() == 0, settings.steps, (tokens, "tokens"));
-    let rows = world.rank() * settings.batch..(world.rank() + 1) * settings.batch;
+    let tokens = settings.ranks() * args.accumulate * args.batch * settings.model.seq;
+    let mut progress = Progress::new(world.rank() == 0, args.steps, (tokens, "tokens"));
+    let rows = world.rank() * args.batch..(world.rank() + 1) * args.batch;
     let mut last_step = Vec::new();
-    for step in 0..settings.steps {
+    for step in 0..args.steps {
         let batches = batches(settings, step, rows.clone(), &device);
-        let (stepped, events) = record_events(|| train_step(model, &mut optim, scaler.as_mut(), batches, settings));
+        let rate = schedule.step();
+        let optim_step = |model, grads| optim.step(rate, model, grads);
+        let (stepped, events) = record_events(|| train_step(model, optim_step, scaler.as_mut(), batches, settings));
         last_step = events;
         let (loss, is_made);
         (model, loss, is_made) = stepped?;
-        // Each rank holds the mean over its own rows; together they are a Partial(avg).
-        let placements = vec![Placement::Partial(PartialOp::Avg); mesh.ndim()];
-        let loss = DTensor::from_local(loss, &mesh, &placements)?.full_tensor()?.into_scalar::<f32>();
-        losses.push(loss);
         made += usize::from(is_made);
-        progress.step(loss);
+        let loss = mesh.all_reduce(loss, ReduceOp::Avg)?.into_scalar::<f32>();
+        losses.push(loss);
+        if settings.is_validated_after(step) {
+            validations.push(validation_loss(&model, settings, &mesh)?);
+        }
+        match validations.last() {
+            Some(validation) => progress.step(format_args!("loss {loss:.4}  validation loss {validation:.4}")),
+            None => progress.step(format_args!("loss {loss:.4}")),
+        }
     }
     let tokens_per_s = progress.finish();
     let (ledger, host_copies) = (world.ledger().snapshot(), world.ledger().summary().host_copies);
-    let waiting = world.ledger().spent().waiting / settings.steps as u32;
+    let waiting = world.ledger().spent().waiting / args.steps as u32;
     let waiting = world.all().gather_object("waiting".into(), &waiting, 0)?.unwrap_or_default();
     let full = full_model(&model)?;
     let model = (world.rank() == 0).then_some(full);
-    let timelines = match settings.trace {
+    let timelines = match args.trace {
         Some(_) => world.all().gather_object("timelines".into(), &Timeline::of(world.rank(), &last_step), 0)?,
         None => None,
     };
-    Ok(Outcome { losses, made, local_params, ledger, host_copies, model, tokens_per_s, waiting, timelines })
+    Ok(Outcome {
+        losses,
+        validations,
+        made,
+        local_params,
+        ledger,
+        host_copies,
+        model,
+        tokens_per_s,
+        waiting,
+        timelines,
+    })
+}
+
+/// Returns the mean loss over the validation rows, each of which one rank computes.
+///
+/// # Collective
+/// Every rank calls it.
+fn validation_loss(model: &Gpt, settings: &Settings, mesh: &DeviceMesh) -> Result<f32> {
+    let all = settings.validation_rows();
+    let bound = |rank: usize| rank * all / mesh.size();
+    let rows = bound(mesh.rank())..bound(mesh.rank() + 1);
+    // All ranks run the same units. One that has no row computes the first, and counts it 0 times.
+    let computed = if rows.is_empty() { 0..1 } else { rows.clone() };
+    let (tokens, targets) = settings.validation.rows(computed, settings.model.seq, mesh.device());
+    let sum = model.valid().loss(tokens, targets) * rows.len() as f64;
+    Ok(mesh.all_reduce(sum, ReduceOp::Sum)?.into_scalar::<f32>() / all as f32)
+}
+
+/// Returns the schedule of the learning rate: it rises linearly over a tenth of the steps, then falls to zero along
+/// half a cosine wave.
+pub fn schedule(settings: &Settings) -> Result<ModuleLrScheduler> {
+    let (steps, warm_up) = (settings.args.steps, settings.args.steps.div_ceil(10));
+    ComposedLrSchedulerConfig::new()
+        .linear(LinearLrSchedulerConfig::new(1.0 / warm_up as f64, 1.0, warm_up))
+        .cosine(CosineAnnealingLrSchedulerConfig::new(settings.args.lr, steps))
+        .init()
+        .map_err(Error::other)
 }
 
 /// Prefetches `blocks` blocks: in the forward of each block those after it, and in its backward those before it.
@@ -114,19 +164,20 @@ fn prefetch(model: &Gpt, blocks: usize) -> Result<()> {
 
 /// Returns the batches of a step, restricted to these rows.
 pub fn batches(settings: &Settings, step: usize, rows: Range<usize>, device: &Device) -> Vec<Batch> {
-    let numbers = step * settings.accumulate..(step + 1) * settings.accumulate;
-    let batch = |number| settings.text.batch((settings.seed, number), rows.clone(), settings.model.seq, device);
+    let accumulate = settings.args.accumulate;
+    let numbers = step * accumulate..(step + 1) * accumulate;
+    let batch = |number| settings.text.batch((settings.args.seed, number), rows.clone(), settings.model.seq, device);
     numbers.map(batch).collect()
 }
 
-/// Makes one step of AdamW. Returns the model, the mean loss `[1]` of `batches` before the step, without autodiff,
-/// and true if the step was made. A `scaler` skips steps that overflow.
+/// Makes one step with `optim_step`. Returns the model, the mean loss `[1]` of `batches` before the step, without
+/// autodiff, and true if the step was made. A `scaler` skips steps that overflow.
 ///
 /// # Collective
 /// If the model is sharded, every rank calls it.
 pub fn train_step(
     model: Gpt,
-    optim: &mut ModuleOptimizer,
+    optim_step: impl FnOnce(Gpt, GradientsParams) -> Result<Gpt>,
     mut scaler: Option<&mut GradScaler>,
     batches: Vec<Batch>,
     settings: &Settings,
@@ -149,16 +200,15 @@ pub fn train_step(
         Some(scaler) => scaler.unscale(&model, &mut grads)?,
         None => true,
     };
-    if let Some(max_norm) = settings.clip.filter(|_| is_finite) {
-        clip_grad_norm(&model, &mut grads, max_norm, NormType::L2)?;
-    }
-    let model = match scaler {
-        Some(scaler) => {
-            let model = scaler.step(model, grads, |model, grads| optim.step(settings.lr, model, grads))?;
-            scaler.update()?;
-            model
+    let mut model = model;
+    if is_finite {
+        if let Some(max_norm) = settings.args.clip {
+            clip_grad_norm(&model, &mut grads, max_norm, NormType::L2)?;
         }
-        None => optim.step(settings.lr, model, grads),
-    };
+        model = optim_step(model, grads)?;
+    }
+    if let Some(scaler) = scaler {
+        scaler.update()?;
+    }
     Ok((model, value, is_finite))
 }

@@ -5,11 +5,14 @@ use clap::{Parser, ValueEnum};
 use crate::common::{MeshShape, positive, positive_float};
 use crate::data::Text;
 
-/// Train a BERT, a ResNet or a mixture of experts on several ranks, with activation checkpointing, shards in host
-/// memory, accumulated and clipped gradients, and further options that suit the model (plans.rs). Ranks are threads
-/// of this process. With `mpirun -n P` (feature `mpi`), each of P processes has an equal number of them.
+/// Trains a BERT, a ResNet or a mixture of experts on several ranks, with
+/// activation checkpointing, shards in host memory, accumulated and clipped
+/// gradients, and further options that suit the model (examples/zoo/plans.rs).
+/// Shows the loss and the communication, and with --check that losses and weights
+/// equal those of one device. Ranks are threads of this process. With `mpirun -n P`
+/// (feature `mpi`), each of P processes has an equal number of them.
 #[derive(Debug, Parser)]
-#[command(name = "zoo", disable_version_flag = true)]
+#[command(name = "zoo", verbatim_doc_comment, disable_version_flag = true)]
 pub struct Cli {
     /// Model to train
     #[arg(value_enum)]
@@ -28,7 +31,7 @@ pub struct Cli {
     #[arg(long, default_value_t = 4, value_parser = positive)]
     batch: usize,
     /// Batches per step
-    #[arg(long, default_value_t = 2, value_parser = positive)]
+    #[arg(long, value_name = "BATCHES", default_value_t = 2, value_parser = positive)]
     accumulate: usize,
     /// Initial learning rate [default: one that suits the model's optimizer]
     #[arg(long, value_parser = positive_float)]

@@ -62,7 +62,7 @@ pub fn train<T: Task>(settings: &Settings, data: &T::Data, initial: &T, world: &
         model = optim.step(schedule.step(), model, grads)?;
         average = ema(average, &model, DECAY)?;
         losses.push(mesh.all_reduce(f64::from(total), ReduceOp::Avg)? as f32);
-        progress.step(losses[step]);
+        progress.step(format_args!("loss {:.4}", losses[step]));
     }
     progress.finish();
     let sent = world.ledger().summary().to_string();
