@@ -1,0 +1,3 @@
+//! Which rows of a dataset a rank trains on.
+
+mod sampler;
