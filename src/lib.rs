@@ -137,6 +137,9 @@ mod book {
     struct Concepts;
     #[doc = include_str!("../docs/guides/fsdp.md")]
     struct Fsdp;
+    #[cfg(feature = "dataset")]
+    #[doc = include_str!("../docs/guides/data.md")]
+    struct Data;
     #[doc = include_str!("../docs/guides/tensor-parallelism.md")]
     struct TensorParallelism;
     #[doc = include_str!("../docs/guides/mixed-precision.md")]

@@ -74,21 +74,26 @@ pub(super) struct EpochOrder {
 }
 
 impl EpochOrder {
-    /// Returns the rows of batch `index`: the shard's part of the global batch. Positions past the end of the
-    /// dataset are padding, and start again at the beginning of the order.
-    pub(super) fn batch(&self, index: usize) -> BatchRows {
-        let start = (index * self.shard.count + self.shard.index) * self.batch_size;
-        let row = |position: usize| {
-            let position = position % self.len;
-            self.shuffled.as_ref().map_or(position, |order| order[position])
-        };
-        BatchRows {
-            epoch: self.epoch,
-            index,
-            step: self.epoch * self.num_batches + index,
-            rows: (start..start + self.batch_size).map(row).collect(),
-            num_real: self.len.saturating_sub(start).min(self.batch_size),
-        }
+    /// Returns the rows of batch `index`: the shard's part of the global batch.
+    fn batch(&self, index: usize) -> BatchRows {
+        let (rows, num_real) = self.rows(index * self.batch_size..(index + 1) * self.batch_size);
+        BatchRows { epoch: self.epoch, index, step: self.epoch * self.num_batches + index, rows, num_real }
+    }
+
+    /// Returns the rows at `positions` among those of this shard, and how many of them are not padding. Positions
+    /// past the end of the dataset are padding, and start again at the beginning of the order.
+    ///
+    /// ```text
+    /// order of the epoch     7 2 9 0   4 8 1 6   3 5 7 2
+    /// positions on shard 0   0 1       2 3       4 5
+    /// positions on shard 1       0 1       2 3       4 5
+    /// ```
+    pub(super) fn rows(&self, positions: Range<usize>) -> (Vec<usize>, usize) {
+        let Self { len, shard, batch_size, .. } = *self;
+        let in_order = |own: usize| (own / batch_size * shard.count + shard.index) * batch_size + own % batch_size;
+        let row = |position: usize| self.shuffled.as_ref().map_or(position, |order| order[position]);
+        let num_real = positions.clone().take_while(|&own| in_order(own) < len).count();
+        (positions.map(|own| row(in_order(own) % len)).collect(), num_real)
     }
 }
 

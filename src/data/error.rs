@@ -30,6 +30,23 @@ pub enum DataError {
         /// Number of data shards.
         shards: usize,
     },
+    /// The sampler divides another dataset.
+    #[error(
+        "the sampler divides {sampler} rows, but the dataset has {dataset}. Create it with \
+         `DistributedSampler::new(dataset.len(), shard)`"
+    )]
+    OtherDataset {
+        /// Number of rows of the sampler.
+        sampler: usize,
+        /// Number of rows of the dataset.
+        dataset: usize,
+    },
+    /// A batcher that does not see which rows are padding would get padding.
+    #[error(
+        "`LastBatch::Pad` adds padding to the last batch, and this batcher would count it like other rows. Use \
+         `DistributedLoader::with_padding`, whose batcher takes `(item, is_padding)`, or `LastBatch::Drop`"
+    )]
+    UnseenPadding,
     /// Every row would be dropped.
     #[error(
         "the dataset has {rows} rows, fewer than one global batch of {batch} over {shards} data shards, and \

@@ -37,6 +37,8 @@
 //! # Ok::<_, burn_dtensor::Error>(())
 //! ```
 //!
+//! With the feature `dataset`, `DistributedLoader` is burn's `DataLoader` over the rows of a sampler.
+//!
 //! # Invariants
 //!
 //! 1. The order of an epoch is a function of the number of rows, the seed and the epoch. It does not depend on the
@@ -50,10 +52,16 @@
 
 mod batch_rows;
 mod error;
+#[cfg(feature = "dataset")]
+mod loader;
 mod sampler;
 mod shuffle;
+#[cfg(feature = "dataset")]
+mod workers;
 
 pub use crate::mesh::DataShard;
 pub use batch_rows::{BatchRows, EpochBatches};
 pub use error::DataError;
+#[cfg(feature = "dataset")]
+pub use loader::DistributedLoader;
 pub use sampler::{DistributedSampler, LastBatch};

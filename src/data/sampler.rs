@@ -18,7 +18,7 @@ use crate::Result;
 /// | order | that of the dataset |
 /// | last batch | [`LastBatch::Drop`] |
 ///
-/// The order of an epoch is drawn anew by each rank: 8 bytes for each row of the dataset. Without a shuffle it takes
+/// The order of an epoch is drawn by each rank: 8 bytes for each row of the dataset. Without a shuffle it takes
 /// no memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DistributedSampler {
@@ -107,9 +107,13 @@ impl DistributedSampler {
     /// not divide the global batch, and [`NoFullBatch`](DataError::NoFullBatch) if [`LastBatch::Drop`] would drop
     /// every row.
     pub fn epoch(&self, epoch: usize) -> Result<EpochBatches> {
+        Ok(EpochBatches::new(self.order(epoch)?))
+    }
+
+    /// Returns the order of epoch `epoch` and its division.
+    pub(super) fn order(&self, epoch: usize) -> Result<EpochOrder, DataError> {
         let order = self.divide(epoch)?;
-        let shuffled = self.seed.map(|seed| Arc::new(shuffled(self.len, seed, epoch)));
-        Ok(EpochBatches::new(EpochOrder { shuffled, ..order }))
+        Ok(EpochOrder { shuffled: self.seed.map(|seed| Arc::new(shuffled(self.len, seed, epoch))), ..order })
     }
 
     /// Returns the batches from step `step` on, epoch after epoch without an end. Steps are counted from 0 over all
@@ -127,6 +131,12 @@ impl DistributedSampler {
             batches.skip(if epoch == first { skipped } else { 0 })
         };
         Ok((first..).flat_map(batches))
+    }
+
+    /// Returns true if batches may have padding.
+    #[cfg(feature = "dataset")]
+    pub(super) fn pads(&self) -> bool {
+        self.last_batch == LastBatch::Pad
     }
 
     /// Returns the division of epoch `epoch` into batches, in the order of the dataset.

@@ -2,7 +2,7 @@
 
 use crate::dtensor::philox::philox4x32;
 
-/// Last word of the counters, which keeps these random words apart from those of random tensors of the same seed.
+/// The fourth part of each counter, which keeps these random words apart from those of random tensors of the same seed.
 const DOMAIN: u32 = u32::from_be_bytes(*b"rows");
 
 /// Returns the rows `0..len` in the random order of (seed, epoch).
