@@ -8,12 +8,12 @@ use std::thread::{Builder, JoinHandle};
 /// They live as long as their loader. On a GPU a thread has a stream and a memory pool of its own, so new threads for
 /// each epoch would leave their pools behind.
 pub(super) struct Workers {
-    jobs: Vec<Sender<Job>>,
+    jobs: Vec<Sender<LoadJob>>,
     threads: Vec<JoinHandle<()>>,
 }
 
 /// Work for one thread. It must not panic.
-pub(super) type Job = Box<dyn FnOnce() + Send>;
+pub(super) type LoadJob = Box<dyn FnOnce() + Send>;
 
 impl Workers {
     /// Starts `count` threads.
@@ -22,7 +22,7 @@ impl Workers {
     /// If the operating system cannot start a thread, as [`std::thread::spawn`].
     pub(super) fn start(count: usize) -> Self {
         let start = |index| {
-            let (jobs, received) = channel::<Job>();
+            let (jobs, received) = channel::<LoadJob>();
             let work = move || received.into_iter().for_each(|job| job());
             (jobs, Builder::new().name(format!("data loader {index}")).spawn(work).expect("a new thread"))
         };
@@ -36,7 +36,7 @@ impl Workers {
     }
 
     /// Gives thread `index` its next job.
-    pub(super) fn run(&self, index: usize, job: Job) {
+    pub(super) fn run(&self, index: usize, job: LoadJob) {
         self.jobs[index].send(job).expect("a thread ends after its last job");
     }
 }
