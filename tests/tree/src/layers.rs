@@ -22,7 +22,7 @@ const ROOMS: [&[&str]; 12] = [
     &["comm"],
     &["mesh", "watch"],
     &["dtensor"],
-    &["param"],
+    &["data", "param"],
     &["fsdp", "optim", "parallel"],
     &["nn"],
     &["debug"],
