@@ -110,8 +110,8 @@ pub struct LoadReport {
 ///
 /// Each float parameter keeps the model's dtype, as in PyTorch's `load_state_dict`: values of another dtype are cast. A
 /// lazy parameter has the default dtype of its device. Integer and boolean parameters, which are never sharded, are set
-/// on every rank. A parameter that [`fully_shard`](crate::fsdp::FullyShard::with_ignored) is told to ignore has the
-/// file's values on the first rank only.
+/// on every rank. A parameter that `fully_shard` [ignores](crate::fsdp::FullyShard::with_ignored) has the file's values on
+/// the first rank only.
 ///
 /// # Collective
 /// Every rank of `mesh`, with an identical model. Pass the mesh of which `parallelize` and `fully_shard` get slices. If

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::{env, fs, process};
 
-use burn::module::{Module, Param};
+use burn::module::{Module, Param, ParamId};
 use burn::nn::attention::{MhaInput, MultiHeadAttention, MultiHeadAttentionConfig};
 use burn::nn::{Embedding, EmbeddingConfig, LayerNorm, LayerNormConfig, Linear, LinearConfig};
 use burn::store::{ModuleSnapshot, ModuleStore, PytorchStore, SafetensorsStore};
@@ -42,7 +42,7 @@ struct Block {
     down: Linear,
 }
 
-/// Its variants are in burn's paths, and not in PyTorch's.
+/// The first layer of a block. The variants are in burn's paths, and not in PyTorch's.
 #[derive(Module, Debug)]
 enum Mixer {
     Attention(MultiHeadAttention),
@@ -238,8 +238,8 @@ fn every_rank_has_the_report_and_the_integers() {
         fc: linear(&device),
         left_out: linear(&device),
         other: linear(&device),
-        ids: Param::from_data([7, 5, 3], &device),
-        mask: Param::from_data([true, false], &device),
+        ids: Param::initialized(ParamId::new(), Tensor::from_data([7, 5, 3], &device)),
+        mask: Param::initialized(ParamId::new(), Tensor::from_data([true, false], &device)),
     };
     stored.save_into(&mut SafetensorsStore::from_file(&file)).unwrap();
     MeshTest::new([3], ["shard"]).run(|mesh| {
@@ -248,8 +248,8 @@ fn every_rank_has_the_report_and_the_integers() {
             fc: linear(device),
             left_out: linear(device),
             new: linear(device),
-            ids: Param::from_data([0, 0, 0], device),
-            mask: Param::from_data([false, false], device),
+            ids: Param::initialized(ParamId::new(), Tensor::from_data([0, 0, 0], device)),
+            mask: Param::initialized(ParamId::new(), Tensor::from_data([false, false], device)),
         };
         let store = SafetensorsStore::from_file(&file).allow_partial(true);
         let mut store = store.with_predicate(|path, _| !path.starts_with("left_out"));
