@@ -18,6 +18,8 @@ use crate::optim::OptimError;
 use crate::parallel::ParallelError;
 use crate::param::ParamError;
 use crate::placement::PlacementError;
+#[cfg(feature = "store")]
+use crate::pretrained::PretrainedError;
 
 /// Result with the crate's [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -61,6 +63,10 @@ pub enum Error {
     /// An optimizer could not step a parameter, or its state could not be saved or loaded.
     #[error(transparent)]
     Optim(#[from] OptimError),
+    /// Weights in the format of another framework were not loaded or written.
+    #[cfg(feature = "store")]
+    #[error(transparent)]
+    Pretrained(#[from] PretrainedError),
     /// A [`launch`](crate::comm::launch) nested in the program failed.
     #[error(transparent)]
     Launch(Box<LaunchError>),

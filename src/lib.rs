@@ -78,7 +78,7 @@
 //! | [`debug`] | [`trace_comm`](debug::trace_comm): reports what is sent and which line of the program caused it; [`visualize_model`](debug::visualize_model): shows which rank holds which shard of a model |
 //!
 //! The feature `testing` adds the module `testing`: mesh fixtures for tests, and a checker of the operators'
-//! sharding rules.
+//! sharding rules. The feature `store` adds the module `pretrained`: weights in safetensors and PyTorch files.
 #![warn(missing_docs)]
 // The host memory shared by ranks and the copies between tensors are compiled even without the backend that uses
 // them.
@@ -101,6 +101,8 @@ pub mod parallel;
 mod param;
 mod pattern;
 pub mod placement;
+#[cfg(feature = "store")]
+pub mod pretrained;
 #[cfg(feature = "testing")]
 pub mod testing;
 mod watch;
@@ -156,6 +158,8 @@ mod book {
     struct Experts;
     #[doc = include_str!("../docs/guides/evaluation.md")]
     struct Evaluation;
+    #[doc = include_str!("../docs/guides/pretrained.md")]
+    struct PretrainedWeights;
     #[doc = include_str!("../docs/guides/saving.md")]
     struct Saving;
     #[doc = include_str!("../docs/guides/operators.md")]

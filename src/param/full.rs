@@ -11,7 +11,7 @@ use super::buffers::{sync_buffers, unshared};
 use super::read::open_gathered;
 use super::replaced::check_not_replaced;
 use super::shards::LocalShards;
-use super::visit::{Visited, walk};
+use super::visit::{Visited, Walk, walk};
 use crate::Result;
 
 /// Gathers all parameters and returns an ordinary burn module that is no longer sharded.
@@ -33,10 +33,7 @@ use crate::Result;
 /// [`ParamError::Replaced`](super::ParamError::Replaced) if a parameter was replaced after it was distributed;
 /// [`Error::Comm`](crate::Error::Comm) if another rank fails.
 pub fn full_model<M: Module>(model: &M) -> Result<M> {
-    let walk = walk(model);
-    check_not_replaced(model, &walk)?;
-    sync_buffers(model)?;
-    unshared(gathered(model, walk.distributed, true)?.expect("`gathered` returns the model if `stay` is true"))
+    Ok(full_model_if(model, true)?.expect("the model is returned if `stay` is true"))
 }
 
 /// Like [`full_model`], but returns the model only on one rank, for example to save it there. It returns `None` on
@@ -78,8 +75,26 @@ pub fn full_model_on<M: Module>(model: &M, rank: usize) -> Result<Option<M>> {
     if ![&first].into_iter().chain(meshes).any(|mesh| mesh.ranks().contains(&rank)) {
         return Err(ParamError::NotOfMesh { rank, mesh: first.to_string() }.into());
     }
+    full_model_of(model, walk, first.rank() == rank)
+}
+
+/// Like [`full_model`], but returns the model only on ranks with `stay`. A model without distributed parameters is
+/// returned as it is.
+///
+/// # Collective
+/// Every rank of the model's meshes must call it.
+///
+/// # Errors
+/// Those of [`full_model`].
+pub(crate) fn full_model_if<M: Module>(model: &M, stay: bool) -> Result<Option<M>> {
+    let walk = walk(model);
+    check_not_replaced(model, &walk)?;
+    full_model_of(model, walk, stay)
+}
+
+fn full_model_of<M: Module>(model: &M, walk: Walk, stay: bool) -> Result<Option<M>> {
     sync_buffers(model)?;
-    gathered(model, walk.distributed, first.rank() == rank)?.map(unshared).transpose()
+    gathered(model, walk.distributed, stay)?.map(unshared).transpose()
 }
 
 /// Gathers the parameters unit by unit. Returns the ordinary module if `stay` is true; otherwise frees each unit at

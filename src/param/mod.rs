@@ -137,6 +137,8 @@ pub use enter::unit;
 pub use error::ParamError;
 pub use events::{Event, EventKind, ShardedState, TrainingState, record_events};
 pub use fsdp_module::{FsdpModule, NoSync, Prefetch};
+#[cfg(feature = "store")]
+pub(crate) use full::full_model_if;
 pub use full::{full_model, full_model_on};
 pub use grad::Grads;
 pub use io::{FloatMapFn, TensorTree};

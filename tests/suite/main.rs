@@ -22,6 +22,7 @@ mod nn;
 mod optim;
 mod own_process;
 mod parallel;
+mod pretrained;
 #[cfg(feature = "mpi")]
 mod processes;
 mod prover;

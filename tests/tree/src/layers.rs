@@ -23,7 +23,7 @@ const ROOMS: [&[&str]; 12] = [
     &["mesh", "watch"],
     &["dtensor"],
     &["data", "param"],
-    &["fsdp", "optim", "parallel"],
+    &["fsdp", "optim", "parallel", "pretrained"],
     &["nn"],
     &["debug"],
     &["testing"],

@@ -24,7 +24,7 @@ const PROGRAMS: [(&str, &str); 6] = [
 ];
 
 /// The features in which the README's test command builds these programs.
-const DEFAULT: [&str; 5] = ["default", "flex", "anyhow", "dataset", "testing"];
+const DEFAULT: [&str; 6] = ["default", "flex", "anyhow", "dataset", "store", "testing"];
 
 /// The sets of features that a test may need in addition, smallest first.
 const ADDED: [&[&str]; 4] = [&[], &["mpi"], &["wgpu"], &["mpi", "wgpu"]];
