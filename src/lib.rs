@@ -150,6 +150,8 @@ mod book {
     struct Experts;
     #[doc = include_str!("../docs/guides/saving.md")]
     struct Saving;
+    #[doc = include_str!("../docs/guides/wrong-loss.md")]
+    struct WrongLoss;
     #[doc = include_str!("../docs/guides/operators.md")]
     struct Operators;
     #[doc = include_str!("../docs/guides/testing.md")]
