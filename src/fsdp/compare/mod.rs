@@ -85,11 +85,11 @@ use run::{Pass, run};
 /// 5. the first unit whose output differs ([`Difference::Output`]), and each parameter whose gradient does
 ///    ([`Difference::Gradient`]).
 ///
-/// A sum over all rows rounds differently from a sum of the ranks' sums, so nothing is compared to the bit. Values agree
-/// if half of their digits do, in the coarsest dtype that takes part: their difference is at most the square root of
-/// its machine epsilon, 3.5e-4 for `f32` and 0.088 for `bf16`, times their magnitude, both as root mean square. Values
-/// that nearly cancel are measured against the output before them, gradients against the largest of their unit. In
-/// `f32` smaller differences are found than in `bf16`.
+/// A sum over all rows rounds differently from a sum of the ranks' sums, so nothing is compared to the bit. Values
+/// agree if half of their digits do, in the coarsest dtype that takes part: their difference is at most the square root
+/// of its machine epsilon, 3.5e-4 for `f32` and 0.088 for `bf16`, times their magnitude, both as root mean square.
+/// Values that nearly cancel are measured against the output before them, gradients against the largest of their unit.
+/// In `f32` smaller differences are found than in `bf16`.
 ///
 /// A unit's output is compared by rows if one of its dimensions grows with the number of rows. An output without such a
 /// dimension, as the loss, is averaged over the ranks. Units that only a read opens have no known output. Gradients of

@@ -216,12 +216,12 @@ impl fmt::Display for Difference {
 impl Difference {
     /// Returns the likely cause and the remedy.
     fn advice(&self) -> Option<&'static str> {
-        const DTYPE: &str = "likely cause: a tensor that forward makes has another dtype than the tensor that it meets, \
-                             which a mixed-precision policy has cast. Make it in that dtype, as in \
+        const DTYPE: &str = "likely cause: a tensor that forward makes has another dtype than the tensor that it \
+                             meets, which a mixed-precision policy has cast. Make it in that dtype, as in \
                              `Tensor::from_data(data, (&device, x.dtype()))`";
-        const STORED: &str = "likely cause: forward reads the shape of a stored parameter, which is that of this rank's \
-                              shard, as in `self.weight.dims()`. Read `self.weight.val().dims()`, or place the \
-                              parameter as `Replicate`";
+        const STORED: &str = "likely cause: forward reads the shape of a stored parameter, which is that of this \
+                              rank's shard, as in `self.weight.dims()`. Read `self.weight.val().dims()`, or place \
+                              the parameter as `Replicate`";
         match self {
             Self::Replica { .. } => Some(
                 "likely cause: one rank changed it alone, for example under `if rank == 0`. Load or shard the model \
@@ -230,8 +230,8 @@ impl Difference {
             Self::Panic { message, .. } if message.contains("dtype") => Some(DTYPE),
             Self::Panic { side: Side::Gathered, .. } => None,
             Self::Random { .. } => Some(
-                "likely cause: `Dropout` or another random draw. Set its probability to 0 for the comparison, or compare \
-                 `model.valid()`, of which only the forward is compared",
+                "likely cause: `Dropout` or another random draw. Set its probability to 0 for the comparison, or \
+                 compare `model.valid()`, of which only the forward is compared",
             ),
             Self::Panic { .. } | Self::Shape { .. } | Self::Output { cause: Cause::Shards, .. } => Some(STORED),
             Self::Order { .. } => Some(
@@ -242,8 +242,8 @@ impl Difference {
                 "likely cause: the loss is not a mean over rows. Gradients are averaged over the ranks, so use a mean",
             ),
             Self::Output { cause: Cause::Rows, .. } => Some(
-                "likely cause: a layer mixes rows, as `BatchNorm` does, which normalizes by the rank's own batch. Use a \
-                 norm that works row by row, such as `GroupNorm`, or a batch norm over a DTensor",
+                "likely cause: a layer mixes rows, as `BatchNorm` does, which normalizes by the rank's own batch. Use \
+                 a norm that works row by row, such as `GroupNorm`, or a batch norm over a DTensor",
             ),
             Self::Gradient { .. } => None,
         }
