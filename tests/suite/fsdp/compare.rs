@@ -1,6 +1,6 @@
 //! `fsdp::compare`: each trap is found and named, and right models agree.
 
-use burn::module::{Lora, Module, ModuleMapper, Param};
+use burn::module::{Lora, Module, ModuleMapper, Param, ParamId};
 use burn::nn::{
     BatchNorm, BatchNormConfig, Dropout, DropoutConfig, Embedding, EmbeddingConfig, LayerNorm, LayerNormConfig, Linear,
     LinearConfig,
@@ -82,8 +82,11 @@ impl Net {
     fn new(inner: impl FnOnce(&Device) -> Inner) -> Self {
         let device = Device::flex();
         let linear = || LinearConfig::new(WIDTH, WIDTH).init(&device);
-        let block =
-            |inner| Block { linear: linear(), inner, steps: Param::from_data(TensorData::from([1, 2, 3]), &device) };
+        let block = |inner| Block {
+            linear: linear(),
+            inner,
+            steps: Param::initialized(ParamId::new(), Tensor::from_data([1, 2, 3], &device)),
+        };
         let net = Self {
             table: EmbeddingConfig::new(WORDS, WIDTH).init(&device),
             blocks: vec![block(Inner::Nothing(linear())), block(inner(&device))],
@@ -194,7 +197,7 @@ fn right_models_agree() {
     ] {
         let found = compared(&test, &net, config);
         assert!(found.agrees() && found.parameters() == PARAMETERS, "on {test}: {found}");
-        assert!(found.largest() > 0.0, "sums are ordered differently");
+        assert_eq!(found.largest() > 0.0, test.ranks() > 1, "on {test}: sums are ordered differently");
         assert!(found.to_string().contains(&format!("gradients of {PARAMETERS} parameters")), "{found}");
         found.into_result().unwrap();
     }
@@ -446,7 +449,7 @@ fn checkpointed_blocks_and_adapters_agree() {
         let net = fully_shard(Net::right().on(&device), mesh, units())?;
         let found = compare(&net, batch(mesh, ROWS, &device), checkpointed)?;
         assert!(found.agrees() && found.parameters() == 9, "{found}");
-        let adapted = Net::right().on(&device).apply_lora(Lora::new(2, 3.0)).map(&mut Fill(Vec::new()));
+        let adapted = Net::right().apply_lora(Lora::new(2, 3.0)).map(&mut Fill(Vec::new())).on(&device);
         compare(&fully_shard(adapted, mesh, units())?, batch(mesh, ROWS, &device), Net::loss)
     });
     found.iter().for_each(|found| assert!(found.agrees() && found.parameters() > 0, "{found}"));
@@ -480,11 +483,8 @@ fn tensor_parallel_models_agree() {
             let mlp = Mlp { up: linear(1, [WIDTH, 8]), down: linear(2, [8, WIDTH]) };
             let plan = Plan::new().with_style("up", Style::colwise()).with_style("down", Style::rowwise());
             let mlp = tp::distribute_with(mlp, mesh, plan, FullyShard::new())?;
-            let x = DTensor::distribute(
-                Some(tensor(3 + data as u64, [ROWS, WIDTH], &device)),
-                &tp,
-                &[Placement::Replicate],
-            )?;
+            let x = tensor(3 + data as u64, [ROWS, WIDTH], &device);
+            let x = DTensor::from_local(x, &tp, &[Placement::Replicate])?;
             let found = compare(&mlp, x, |mlp, x| {
                 let y = unit(mlp, x.clone(), |mlp, x| mlp.down.forward_dtensor(mlp.up.forward_dtensor(x).tanh()));
                 (y - x).square().mean().full_tensor().unwrap()
