@@ -243,6 +243,24 @@ fn a_norm_over_the_batch_is_found_in_its_unit() {
     }
 }
 
+/// In training each rank's own, which forward does not read; in validation they must be equal.
+#[test]
+fn running_statistics_that_differ_are_found_in_validation() {
+    two().run(|mesh| {
+        let device = mesh.device().clone().autodiff();
+        let net = Net::new(|device| Inner::BatchNorm(BatchNormConfig::new(WIDTH).init(device)));
+        let net = fully_shard(net.on(&device), mesh, units())?;
+        let _ = net.loss(batch(mesh, ROWS, &device));
+        let found = compare(&net, batch(mesh, ROWS, &device), Net::loss)?;
+        assert!(matches!(&found.differences()[0], Difference::Output { cause: Cause::Rows, .. }), "{found}");
+        let found = compare(&net.valid(), batch(mesh, ROWS, mesh.device()), Net::loss)?;
+        let [Difference::Replica { param, .. }] = found.differences() else { panic!("{found}") };
+        assert_eq!(param, "blocks.1.inner.BatchNorm.running_mean");
+        sync_buffers(&net)?;
+        compare(&net.valid(), batch(mesh, ROWS, mesh.device()), Net::loss)?.into_result()
+    });
+}
+
 #[test]
 fn a_constant_of_another_dtype_is_found_in_its_unit() {
     let net = Net::new(|device| Inner::Constant(LinearConfig::new(WIDTH, WIDTH).init(device)));
@@ -267,7 +285,11 @@ fn a_random_forward_cannot_be_compared() {
         let device = mesh.device().clone().autodiff();
         let net = fully_shard(Net::right().on(&device), mesh, units())?;
         let dropout = DropoutConfig::new(0.5).init();
-        compare(&net, batch(mesh, ROWS, &device), |net, batch| dropout.forward(net.loss(batch).expand([64])).mean())
+        // No two sums of some of these are equal.
+        let scales = tensor(1, [64], &device);
+        compare(&net, batch(mesh, ROWS, &device), |net, batch| {
+            dropout.forward(net.loss(batch).expand([64]) * scales.clone()).mean()
+        })
     });
     found.iter().for_each(|found| assert_eq!(found.differences(), [Difference::Random { unit: None }]));
 }
@@ -410,6 +432,7 @@ fn the_model_stays_as_it_is() {
             let _ = net.loss(batch(mesh, ROWS, &device)).backward();
             compared()?;
             module.set_requires_gradient_sync(true);
+            compared()?;
             let grads = net.loss(batch(mesh, 2, &device)).backward();
             let grads = GradientsParams::from_grads(grads, &net);
             compared()?;
