@@ -211,7 +211,7 @@ pub enum FsdpError {
     },
     /// [`compare`](fn@super::compare) cannot gather the parameter for a comparison.
     #[error(
-        "a model with parameter `{param}` cannot be compared with the gathered one: {problem}. Compare the modules \
+        "a model with parameter `{param}` cannot be compared with the full one: {problem}. Compare the modules \
          around it one by one"
     )]
     NotComparable {
@@ -220,7 +220,7 @@ pub enum FsdpError {
         /// The reason.
         problem: String,
     },
-    /// [`compare`](fn@super::compare) found a difference between the sharded and the gathered model.
+    /// [`compare`](fn@super::compare) found a difference between the sharded and the full model.
     #[error("{0}")]
     Differs(Box<Comparison>),
     /// [`GradScaler::unscale`](super::GradScaler::unscale) was called twice for one model in one step.

@@ -165,7 +165,7 @@
 //! gradients would vanish otherwise.
 //!
 //! # Checking a model
-//! [`compare`](fn@compare) runs one batch through the sharded model and through the gathered one, and names the first
+//! [`compare`](fn@compare) runs one batch through the sharded model and through the full one, and names the first
 //! unit and the parameters that differ.
 //!
 //! # Memory
@@ -202,7 +202,7 @@ mod scaler;
 mod shard;
 
 pub use clip::{NormType, clip_grad_norm};
-pub use compare::{Cause, Comparison, Difference, Side, compare};
+pub use compare::{Cause, Comparison, Finding, Side, compare};
 pub use config::{FullyShard, ParamInfo, ParamPlacement};
 pub use error::FsdpError;
 pub use named::{NamedParameter, named_parameters};

@@ -36,7 +36,7 @@ pub(super) fn sharded<M: Module>(model: &M) -> Result<M> {
 ///
 /// # Collective
 /// Every rank of the model's meshes.
-pub(super) fn gathered<M: Module>(model: &M) -> Result<M> {
+pub(super) fn full<M: Module>(model: &M) -> Result<M> {
     let groups = |data: &DataParallelGroups, origin: &Arc<str>| {
         let world = data.mesh.mesh.world();
         let alone = world.group(&[world.rank()])?;

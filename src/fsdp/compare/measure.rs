@@ -13,7 +13,7 @@ use std::iter;
 use serde::{Deserialize, Serialize};
 
 use super::ranks::{ComparedParam, Ranks};
-use super::report::{Cause, Comparison, Difference};
+use super::report::{Cause, Comparison, Finding};
 use super::run::Run;
 use crate::param::HostTensor;
 
@@ -78,7 +78,7 @@ pub(super) struct Measured {
 #[derive(Debug, Serialize, Deserialize)]
 enum MeasuredOutput {
     Values { unit: Option<String>, tensors: Vec<MeasuredTensor> },
-    Order { sharded: Option<String>, gathered: Option<String> },
+    Order { sharded: Option<String>, full: Option<String> },
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -88,25 +88,25 @@ enum MeasuredTensor {
     /// Values of a tensor without rows, which are averaged over the ranks.
     Average {
         sharded: Vec<f64>,
-        gathered: Vec<f64>,
+        full: Vec<f64>,
     },
     Shape {
         sharded: Vec<usize>,
-        gathered: Vec<usize>,
+        full: Vec<usize>,
     },
 }
 
 impl Measured {
-    /// Compares the run of the sharded model with the reference, that of the gathered one.
+    /// Compares the run of the sharded model with the reference, that of the full one.
     pub(super) fn of(own: &Run, reference: &Run, ranks: &Ranks) -> Self {
         let mut outputs = Vec::new();
-        for (sharded, gathered) in own.outputs.iter().zip(&reference.outputs) {
-            if sharded.unit != gathered.unit || sharded.tensors.len() != gathered.tensors.len() {
-                outputs.push(MeasuredOutput::Order { sharded: sharded.name(), gathered: gathered.name() });
+        for (sharded, full) in own.outputs.iter().zip(&reference.outputs) {
+            if sharded.unit != full.unit || sharded.tensors.len() != full.tensors.len() {
+                outputs.push(MeasuredOutput::Order { sharded: sharded.name(), full: full.name() });
                 break;
             }
-            let tensors = sharded.tensors.iter().zip(&gathered.tensors);
-            let tensors = tensors.map(|(sharded, gathered)| MeasuredTensor::of(sharded, gathered, ranks)).collect();
+            let tensors = sharded.tensors.iter().zip(&full.tensors);
+            let tensors = tensors.map(|(sharded, full)| MeasuredTensor::of(sharded, full, ranks)).collect();
             outputs.push(MeasuredOutput::Values { unit: sharded.name(), tensors });
         }
         let params = own.grads.as_ref().zip(reference.grads.as_ref()).map_or(Vec::new(), |(own, reference)| {
@@ -124,30 +124,29 @@ impl Measured {
 }
 
 impl MeasuredTensor {
-    fn of(sharded: &HostTensor, gathered: &HostTensor, ranks: &Ranks) -> Self {
-        if sharded.shape == gathered.shape {
-            return Self::Average { sharded: sharded.values(), gathered: gathered.values() };
+    fn of(sharded: &HostTensor, full: &HostTensor, ranks: &Ranks) -> Self {
+        if sharded.shape == full.shape {
+            return Self::Average { sharded: sharded.values(), full: full.values() };
         }
-        match rows(sharded, gathered, ranks.count(), ranks.position()) {
+        match rows(sharded, full, ranks.count(), ranks.position()) {
             Some(rows) => Self::Rows(Squares::of(sharded.values(), rows)),
-            None => Self::Shape { sharded: sharded.shape.clone(), gathered: gathered.shape.clone() },
+            None => Self::Shape { sharded: sharded.shape.clone(), full: full.shape.clone() },
         }
     }
 }
 
-/// Returns those rows of `gathered` that are at `position` of `count` equal parts, in the shape of `sharded`; `None`
+/// Returns those rows of `full` that are at `position` of `count` equal parts, in the shape of `sharded`; `None`
 /// unless the shapes differ by the factor `count` in one dimension only.
-fn rows(sharded: &HostTensor, gathered: &HostTensor, count: usize, position: usize) -> Option<Vec<f64>> {
-    let dims = || sharded.shape.iter().zip(&gathered.shape);
-    let dim = dims().position(|(sharded, gathered)| sharded != gathered)?;
-    let fits = |(at, (sharded, gathered)): (usize, (&usize, &usize))| {
-        *gathered == if at == dim { sharded * count } else { *sharded }
-    };
-    if sharded.shape.len() != gathered.shape.len() || !dims().enumerate().all(fits) {
+fn rows(sharded: &HostTensor, full: &HostTensor, count: usize, position: usize) -> Option<Vec<f64>> {
+    let dims = || sharded.shape.iter().zip(&full.shape);
+    let dim = dims().position(|(sharded, full)| sharded != full)?;
+    let fits =
+        |(at, (sharded, full)): (usize, (&usize, &usize))| *full == if at == dim { sharded * count } else { *sharded };
+    if sharded.shape.len() != full.shape.len() || !dims().enumerate().all(fits) {
         return None;
     }
     let block: usize = sharded.shape[dim..].iter().product();
-    let values = gathered.values();
+    let values = full.values();
     let blocks = values.chunks_exact(block.max(1)).skip(position).step_by(count);
     Some(blocks.flatten().copied().collect())
 }
@@ -185,14 +184,14 @@ impl Verdict {
     /// Decides by the differences of all ranks, which `measured` yields in one order on every rank.
     pub(super) fn of(measured: &[Measured], ranks: &Ranks) -> Self {
         let (epsilon, tolerance) = (ranks.epsilon, ranks.epsilon.sqrt());
-        let (mut first, mut differences, mut all) = (None, Vec::new(), Vec::new());
+        let (mut first, mut findings, mut all) = (None, Vec::new(), Vec::new());
         let (mut units, mut nearby) = (Vec::new(), 0.0);
         let count = measured.iter().map(|of_rank| of_rank.outputs.len()).max().unwrap_or(0);
         for at in 0..count {
             let (unit, tensors) = match joined(measured, at) {
                 Ok(joined) => joined,
                 Err(difference) => {
-                    differences.push(difference);
+                    findings.push(difference);
                     break;
                 }
             };
@@ -202,7 +201,7 @@ impl Verdict {
             units.extend(unit.clone());
             if relative > tolerance {
                 first = Some(at);
-                differences.push(Difference::Output { unit, relative, cause: Cause::Shards });
+                findings.push(Finding::Output { unit, relative, cause: Cause::Shards });
                 break;
             }
         }
@@ -217,19 +216,19 @@ impl Verdict {
             parameters += 1;
             all.push(relative);
             if relative > tolerance {
-                differences.push(Difference::Gradient { param: param.path.clone(), relative });
+                findings.push(Finding::Gradient { param: param.path.clone(), relative });
             }
         }
         units.sort_unstable();
         units.dedup();
-        let comparison = Comparison { units: units.len(), parameters, largest: largest(all), tolerance, differences };
+        let comparison = Comparison { units: units.len(), parameters, largest: largest(all), tolerance, findings };
         Self { comparison, first }
     }
 
     /// Returns the result. `cause` is that of the first output that differs.
     pub(super) fn caused_by(mut self, found: Cause) -> Comparison {
-        for difference in &mut self.comparison.differences {
-            if let Difference::Output { cause, .. } = difference {
+        for difference in &mut self.comparison.findings {
+            if let Finding::Output { cause, .. } = difference {
                 *cause = found;
             }
         }
@@ -241,14 +240,14 @@ impl Verdict {
 ///
 /// # Errors
 /// The difference, if units or shapes differ.
-fn joined(measured: &[Measured], at: usize) -> Result<(Option<String>, Vec<Squares>), Difference> {
+fn joined(measured: &[Measured], at: usize) -> Result<(Option<String>, Vec<Squares>), Finding> {
     let mut joined: Option<(Option<String>, Vec<Squares>)> = None;
-    let mut averages = Averages::default();
+    let mut averages = TensorMeans::default();
     for of_rank in measured {
         let (unit, tensors) = match of_rank.outputs.get(at) {
             Some(MeasuredOutput::Values { unit, tensors }) => (unit, tensors),
-            Some(MeasuredOutput::Order { sharded, gathered }) => {
-                return Err(Difference::Order { sharded: sharded.clone(), gathered: gathered.clone() });
+            Some(MeasuredOutput::Order { sharded, full }) => {
+                return Err(Finding::Order { sharded: sharded.clone(), full: full.clone() });
             }
             // The rank has run fewer units, and differs at an earlier place.
             None => continue,
@@ -256,15 +255,15 @@ fn joined(measured: &[Measured], at: usize) -> Result<(Option<String>, Vec<Squar
         let none = || (unit.clone(), vec![Squares::default(); tensors.len()]);
         let (known, sums) = joined.get_or_insert_with(none);
         if known != unit {
-            return Err(Difference::Order { sharded: unit.clone(), gathered: known.clone() });
+            return Err(Finding::Order { sharded: unit.clone(), full: known.clone() });
         }
         for (k, (sum, tensor)) in sums.iter_mut().zip(tensors).enumerate() {
             match tensor {
                 MeasuredTensor::Rows(squares) => *sum = sum.plus(squares),
-                MeasuredTensor::Average { sharded, gathered } => averages.add((of_rank.slice, k), sharded, gathered),
-                MeasuredTensor::Shape { sharded, gathered } => {
-                    let (unit, sharded, gathered) = (unit.clone(), sharded.clone(), gathered.clone());
-                    return Err(Difference::Shape { unit, sharded, gathered });
+                MeasuredTensor::Average { sharded, full } => averages.add((of_rank.slice, k), sharded, full),
+                MeasuredTensor::Shape { sharded, full } => {
+                    let (unit, sharded, full) = (unit.clone(), sharded.clone(), full.clone());
+                    return Err(Finding::Shape { unit, sharded, full });
                 }
             }
         }
@@ -279,18 +278,18 @@ fn joined(measured: &[Measured], at: usize) -> Result<(Option<String>, Vec<Squar
 
 /// Tensors without rows, by the slice of the ranks and by their place among a unit's tensors.
 #[derive(Default)]
-struct Averages(BTreeMap<(usize, usize), Average>);
+struct TensorMeans(BTreeMap<(usize, usize), TensorMean>);
 
-struct Average {
+struct TensorMean {
     sum: Vec<f64>,
     ranks: usize,
-    /// Values of the gathered model, of the first rank.
+    /// Values of the full model, of the first rank.
     reference: Vec<f64>,
 }
 
-impl Averages {
-    fn add(&mut self, key: (usize, usize), sharded: &[f64], gathered: &[f64]) {
-        let none = || Average { sum: vec![0.0; sharded.len()], ranks: 0, reference: gathered.to_vec() };
+impl TensorMeans {
+    fn add(&mut self, key: (usize, usize), sharded: &[f64], full: &[f64]) {
+        let none = || TensorMean { sum: vec![0.0; sharded.len()], ranks: 0, reference: full.to_vec() };
         let average = self.0.entry(key).or_insert_with(none);
         average.sum.iter_mut().zip(sharded).for_each(|(sum, value)| *sum += value);
         average.ranks += 1;
@@ -336,12 +335,12 @@ mod tests {
                 _ => HostTensor::of(Tensor::<2>::from_data(data, &device).into_dispatch()),
             }
         };
-        let rows = |sharded: &[usize], gathered: &[usize], position| rows(&of(sharded), &of(gathered), 3, position);
+        let rows = |sharded: &[usize], full: &[usize], position| rows(&of(sharded), &of(full), 3, position);
         assert_eq!(rows(&[2], &[6], 1), Some(vec![2.0, 3.0]));
         assert_eq!(rows(&[1, 2], &[3, 2], 2), Some(vec![4.0, 5.0]));
         assert_eq!(rows(&[2, 1], &[2, 3], 1), Some(vec![1.0, 4.0]));
-        for (sharded, gathered) in [(&[2][..], &[4][..]), (&[2], &[2, 3]), (&[1, 1], &[3, 3]), (&[2, 2], &[2, 2])] {
-            assert_eq!(rows(sharded, gathered, 0), None, "{sharded:?} of {gathered:?}");
+        for (sharded, full) in [(&[2][..], &[4][..]), (&[2], &[2, 3]), (&[1, 1], &[3, 3]), (&[2, 2], &[2, 2])] {
+            assert_eq!(rows(sharded, full, 0), None, "{sharded:?} of {full:?}");
         }
     }
 }

@@ -1,17 +1,17 @@
-//! [`compare`]: runs one batch through a sharded model and through the gathered one, and reports differences.
+//! [`compare`]: runs one batch through a sharded model and through the full one, and reports differences.
 //!
 //! ```text
-//!   rows of all ranks, joined ──> gathered model on every rank ──> outputs, gradients ─┐ this rank's rows
+//!   rows of all ranks, joined ──> full model on every rank ──> outputs, gradients ─┐ this rank's rows
 //!                                                                                      │ and shards
 //!   this rank's rows ───────────> sharded model ─────────────────> outputs, gradients ─┴──> differences
 //! ```
 //!
-//! Both models are copies. The gathered one is sharded over a group of one rank, so that its units have the same paths
+//! Both models are copies. The full one is sharded over a group of one rank, so that its units have the same paths
 //! and cast in the same way, without any communication over data-parallel ranks.
 //!
 //! # Invariants
 //! 1. All ranks make the same decision, because each follows from values that all of them have gathered.
-//! 2. The gathered model runs first. It makes no data-parallel collective, so a panic in it leaves no rank waiting.
+//! 2. The full model runs first. It makes no data-parallel collective, so a panic in it leaves no rank waiting.
 //! 3. The program's model, its units, its accumulated gradients and its buffers stay as they are.
 
 mod copies;
@@ -32,13 +32,13 @@ use crate::param::{TensorTree, unshared};
 
 use measure::{Measured, Verdict};
 use ranks::Ranks;
-pub use report::{Cause, Comparison, Difference, Side};
+pub use report::{Cause, Comparison, Finding, Side};
 use run::{Pass, run};
 
-/// Runs one batch through a sharded model and through the gathered one, forward and backward, and compares what units
+/// Runs one batch through a sharded model and through the full one, forward and backward, and compares what units
 /// return and the gradients of all parameters.
 ///
-/// `input` holds this rank's rows: dimension 0 of each of its tensors. The gathered model computes with the rows of all
+/// `input` holds this rank's rows: dimension 0 of each of its tensors. The full model computes with the rows of all
 /// ranks, in the precision of the units' [policies](super::MixedPrecisionPolicy). `forward` returns the loss, a mean
 /// over rows. Tensors without rows, such as a mask of `[seq, seq]`, are captured by `forward`. Tensor-parallel ranks
 /// pass the same rows.
@@ -77,13 +77,13 @@ use run::{Pass, run};
 ///
 /// The result is the same on all ranks. It contains, in this order, and ends with the first kind that it finds:
 ///
-/// 1. values that must be identical on several ranks and are not ([`Difference::Replica`]);
-/// 2. a panic in the gathered model ([`Difference::Panic`]);
-/// 3. a forward that returns other values when it runs a second time, as with `Dropout` ([`Difference::Random`]): then
+/// 1. values that must be identical on several ranks and are not ([`Finding::Replica`]);
+/// 2. a panic in the full model ([`Finding::Panic`]);
+/// 3. a forward that returns other values when it runs a second time, as with `Dropout` ([`Finding::Nondeterministic`]): then
 ///    nothing can be compared;
 /// 4. a panic in the sharded model;
-/// 5. the first unit whose output differs ([`Difference::Output`]), and each parameter whose gradient does
-///    ([`Difference::Gradient`]).
+/// 5. the first unit whose output differs ([`Finding::Output`]), and each parameter whose gradient does
+///    ([`Finding::Gradient`]).
 ///
 /// A sum over all rows rounds differently from a sum of the ranks' sums, so nothing is compared to the bit. Values
 /// agree if half of their digits do, in the coarsest dtype that takes part: their difference is at most the square root
@@ -98,7 +98,7 @@ use run::{Pass, run};
 ///
 /// Call it between two steps: `model` stays unchanged, also in the middle of gradient accumulation. Options set by
 /// [`FsdpModule`](super::FsdpModule) do not apply. Random draws of `forward` advance the random streams. Every rank
-/// needs memory for the gathered model, its gradients, and what units return for all rows.
+/// needs memory for the full model, its gradients, and what units return for all rows.
 ///
 /// # Collective
 /// Every rank of the model's meshes must call it, between the same steps.
@@ -121,25 +121,25 @@ where
     }
     let joined = ranks.join(input.clone())?;
     let sharded = copies::sharded(model)?;
-    let gathered = copies::gathered(&sharded)?;
-    let (shards, full) = (ranks.shards(), HashMap::new());
+    let full = copies::full(&sharded)?;
+    let (shards, none) = (ranks.shards(), HashMap::new());
 
-    let reference = run(&unshared(gathered.clone())?, joined.clone(), &forward, Pass::Backward, &shards)?;
-    let reference = match ranks.all_passed(Side::Gathered, reference)? {
+    let reference = run(&unshared(full.clone())?, joined.clone(), &forward, Pass::Backward, &shards)?;
+    let reference = match ranks.all_passed(Side::Full, reference)? {
         Ok(reference) => reference,
         Err(panic) => return Ok(ranks.ended_by(panic)),
     };
-    let again = run(&unshared(gathered.clone())?, joined, &forward, Pass::Forward, &full)?;
-    let again = match ranks.all_passed(Side::Gathered, again)? {
+    let again = run(&unshared(full.clone())?, joined, &forward, Pass::Forward, &none)?;
+    let again = match ranks.all_passed(Side::Full, again)? {
         Ok(again) => again,
         Err(panic) => return Ok(ranks.ended_by(panic)),
     };
     let random = measure::first_difference(&again, &reference, ranks.epsilon);
     if let Some(at) = ranks.gather("compare, random", &random)?.into_iter().flatten().min() {
-        return Ok(ranks.ended_by(Difference::Random { unit: reference.unit(at) }));
+        return Ok(ranks.ended_by(Finding::Nondeterministic { unit: reference.unit(at) }));
     }
 
-    let own = run(&sharded, input.clone(), &forward, Pass::Backward, &full)?;
+    let own = run(&sharded, input.clone(), &forward, Pass::Backward, &none)?;
     let own = match ranks.all_passed(Side::Sharded, own)? {
         Ok(own) => own,
         Err(panic) => return Ok(ranks.ended_by(panic)),
@@ -148,7 +148,7 @@ where
     let verdict = Verdict::of(&measured, &ranks);
     let Some(at) = verdict.first else { return Ok(verdict.comparison) };
     // The rows of one rank alone tell whether the shards or the rows of other ranks make the difference.
-    let alone = run(&unshared(gathered)?, input, &forward, Pass::Forward, &full)?;
+    let alone = run(&unshared(full)?, input, &forward, Pass::Forward, &none)?;
     let same = alone.is_ok_and(|alone| measure::agrees_at(&own, &alone, at, ranks.epsilon));
     let is_same = ranks.gather("compare, cause", &same)?.into_iter().all(|same| same);
     Ok(verdict.caused_by(if is_same { Cause::Rows } else { Cause::Shards }))

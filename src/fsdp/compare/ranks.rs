@@ -9,7 +9,7 @@ use burn::tensor::DType;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::report::{Comparison, Difference, Side};
+use super::report::{Comparison, Finding, Side};
 use super::run::{Panicked, Run, ShardRanges};
 use crate::Result;
 use crate::autodiff;
@@ -124,9 +124,9 @@ impl Ranks {
     }
 
     /// Returns the result of a comparison that ends with `difference`.
-    pub(super) fn ended_by(&self, difference: Difference) -> Comparison {
+    pub(super) fn ended_by(&self, difference: Finding) -> Comparison {
         let tolerance = self.epsilon.sqrt();
-        Comparison { units: 0, parameters: 0, largest: 0.0, tolerance, differences: vec![difference] }
+        Comparison { units: 0, parameters: 0, largest: 0.0, tolerance, findings: vec![difference] }
     }
 
     /// Returns the run of this rank, or the first panic, if any rank panicked.
@@ -137,8 +137,8 @@ impl Ranks {
     /// # Errors
     /// [`FsdpError::Differs`] if this rank alone panicked, and [`Error::Comm`](crate::Error::Comm) if another one did:
     /// these ranks are in different collectives then.
-    pub(super) fn all_passed(&self, side: Side, own: Result<Run, Panicked>) -> Result<Result<Run, Difference>> {
-        let difference = |rank, Panicked { unit, message }| Difference::Panic { unit, side, rank, message };
+    pub(super) fn all_passed(&self, side: Side, own: Result<Run, Panicked>) -> Result<Result<Run, Finding>> {
+        let difference = |rank, Panicked { unit, message }| Finding::Panic { unit, side, rank, message };
         let panics = match (self.gather("compare, panics", &own.as_ref().err().cloned()), &own) {
             (Ok(panics), _) => panics,
             (Err(_), Err(panic)) => {

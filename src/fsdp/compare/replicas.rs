@@ -9,7 +9,7 @@ use burn::tensor::{Bool, Int, Tensor};
 use itertools::Itertools;
 
 use super::ranks::Ranks;
-use super::report::Difference;
+use super::report::Finding;
 use crate::Result;
 use crate::comm::{Vote, vote};
 use crate::dtensor::Kind;
@@ -23,14 +23,14 @@ type ValueId = (String, Vec<Option<usize>>);
 ///
 /// # Collective
 /// Every rank.
-pub(super) fn differing<M: Module>(model: &M, ranks: &Ranks) -> Result<Option<Difference>> {
+pub(super) fn differing<M: Module>(model: &M, ranks: &Ranks) -> Result<Option<Finding>> {
     let held = ranks.gather("compare, digests", &held(model))?;
     let by_value: Vec<HashMap<&ValueId, u64>> =
         held.iter().map(|held| held.iter().map(|(value, digest)| (value, *digest)).collect()).collect();
     let found = held.iter().flatten().map(|(value, _)| value).unique().find_map(|value| {
         let Vote { member, other, majority } = vote(by_value.iter().map(|held| held.get(value).copied()))?;
         let (rank, other) = (ranks.rank_at(member), ranks.rank_at(other));
-        Some(Difference::Replica { param: value.0.clone(), rank, other, majority })
+        Some(Finding::Replica { param: value.0.clone(), rank, other, majority })
     });
     Ok(found)
 }

@@ -6,7 +6,7 @@ use std::fmt;
 /// and the remedy.
 ///
 /// ```text
-/// the sharded model differs from the gathered one
+/// the sharded model differs from the full one
 ///   unit `blocks.1` returns other values: they differ by 4.1e-1 of their magnitude; at most 3.5e-4 is rounding
 ///   likely cause: forward reads the shape of a stored parameter, which is that of this rank's shard, as in
 ///   `self.weight.dims()`. Read `self.weight.val().dims()`, or place the parameter as `Replicate`
@@ -18,13 +18,13 @@ pub struct Comparison {
     pub(super) parameters: usize,
     pub(super) largest: f64,
     pub(super) tolerance: f64,
-    pub(super) differences: Vec<Difference>,
+    pub(super) findings: Vec<Finding>,
 }
 
-/// A difference that [`compare`](fn@super::compare) has found.
+/// A result of [`compare`](fn@super::compare) other than agreement.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
-pub enum Difference {
+pub enum Finding {
     /// A value that must be identical on two ranks is not: a shard on replicas, a replicated or ignored parameter, or
     /// a buffer.
     Replica {
@@ -48,8 +48,8 @@ pub enum Difference {
         /// Text of the panic.
         message: String,
     },
-    /// The gathered model returned other values when it ran a second time, so nothing can be compared.
-    Random {
+    /// The full model returned other values when it ran a second time, so nothing can be compared.
+    Nondeterministic {
         /// The first unit whose output differed; `None` for the loss.
         unit: Option<String>,
     },
@@ -57,23 +57,23 @@ pub enum Difference {
     Order {
         /// Unit that returned in the sharded model; `None` if the loss was already there.
         sharded: Option<String>,
-        /// Unit that returned at the same place in the gathered model.
-        gathered: Option<String>,
+        /// Unit that returned at the same place in the full model.
+        full: Option<String>,
     },
-    /// A unit returned a tensor whose shape does not follow from that of the gathered model.
+    /// A unit returned a tensor whose shape does not follow from that of the full model.
     Shape {
         /// The unit; `None` for the loss.
         unit: Option<String>,
         /// Shape in the sharded model, of this rank's rows.
         sharded: Vec<usize>,
-        /// Shape in the gathered model, of all ranks' rows.
-        gathered: Vec<usize>,
+        /// Shape in the full model, of all ranks' rows.
+        full: Vec<usize>,
     },
     /// The first unit that returned other values.
     Output {
         /// The unit; `None` for the loss.
         unit: Option<String>,
-        /// Difference, relative to the magnitude of the values.
+        /// Finding, relative to the magnitude of the values.
         relative: f64,
         /// Dependence that makes the difference.
         cause: Cause,
@@ -82,7 +82,7 @@ pub enum Difference {
     Gradient {
         /// Path of the parameter.
         param: String,
-        /// Difference, relative to the magnitude of the gradient.
+        /// Finding, relative to the magnitude of the gradient.
         relative: f64,
     },
 }
@@ -90,9 +90,9 @@ pub enum Difference {
 /// Dependence that makes the output of a unit differ.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cause {
-    /// The output depends on the sharding: the gathered model returns other values for the rows of one rank, too.
+    /// The output depends on the sharding: the full model returns other values for the rows of one rank, too.
     Shards,
-    /// The output depends on the rows of other ranks: for the rows of one rank, the gathered model returns the same
+    /// The output depends on the rows of other ranks: for the rows of one rank, the full model returns the same
     /// values as the sharded one.
     Rows,
 }
@@ -102,19 +102,19 @@ pub enum Cause {
 pub enum Side {
     /// The sharded model, with this rank's rows.
     Sharded,
-    /// The gathered model, with the rows of all ranks.
-    Gathered,
+    /// The full model, with the rows of all ranks.
+    Full,
 }
 
 impl Comparison {
     /// Returns true if no difference was found.
     pub fn agrees(&self) -> bool {
-        self.differences.is_empty()
+        self.findings.is_empty()
     }
 
     /// Returns what differs. See [`compare`](fn@super::compare) for the order.
-    pub fn differences(&self) -> &[Difference] {
-        &self.differences
+    pub fn findings(&self) -> &[Finding] {
+        &self.findings
     }
 
     /// Returns the number of units whose outputs were compared; 0 if it did not come to that.
@@ -143,8 +143,8 @@ const LISTED: usize = 8;
 
 impl fmt::Display for Comparison {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { units, parameters, largest, tolerance, differences } = self;
-        match &differences[..] {
+        let Self { units, parameters, largest, tolerance, findings } = self;
+        match &findings[..] {
             [] => {
                 let gradients = match parameters {
                     0 => "no gradients".into(),
@@ -152,18 +152,18 @@ impl fmt::Display for Comparison {
                 };
                 return write!(
                     f,
-                    "the sharded model agrees with the gathered one: outputs of {units} units, {gradients}, largest \
+                    "the sharded model agrees with the full one: outputs of {units} units, {gradients}, largest \
                      difference {largest:.1e} of the magnitude; at most {tolerance:.1e} is rounding"
                 );
             }
-            [Difference::Random { .. }] => write!(f, "the sharded model cannot be compared with the gathered one")?,
-            _ => write!(f, "the sharded model differs from the gathered one")?,
+            [Finding::Nondeterministic { .. }] => write!(f, "the sharded model cannot be compared with the full one")?,
+            _ => write!(f, "the sharded model differs from the full one")?,
         }
-        let is_gradient = |difference: &&Difference| matches!(difference, Difference::Gradient { .. });
-        let gradients = differences.iter().filter(is_gradient).count();
-        for difference in differences.iter().take(differences.len() - gradients + LISTED.min(gradients)) {
+        let is_gradient = |difference: &&Finding| matches!(difference, Finding::Gradient { .. });
+        let gradients = findings.iter().filter(is_gradient).count();
+        for difference in findings.iter().take(findings.len() - gradients + LISTED.min(gradients)) {
             write!(f, "\n  {difference}")?;
-            if let Difference::Output { .. } = difference {
+            if let Finding::Output { .. } = difference {
                 write!(f, "; at most {tolerance:.1e} is rounding")?;
             }
             if let Some(advice) = difference.advice() {
@@ -178,7 +178,7 @@ impl fmt::Display for Comparison {
 }
 
 /// Formats as one line, without the likely cause.
-impl fmt::Display for Difference {
+impl fmt::Display for Finding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Replica { param, rank, other, majority } => {
@@ -190,21 +190,21 @@ impl fmt::Display for Difference {
                     unit.as_ref().map_or("outside units or in backward".into(), |unit| format!("in unit `{unit}`"));
                 write!(f, "the {side} model panicked {place} on rank {rank}: {message}")
             }
-            Self::Random { unit } => {
-                write!(f, "{} returns other values each time it runs", Name(unit))
+            Self::Nondeterministic { unit } => {
+                write!(f, "{} returns other values each time it runs", UnitOrLoss(unit))
             }
-            Self::Order { sharded, gathered } => {
-                write!(f, "the sharded model ran {} where the gathered one ran {}", Name(sharded), Name(gathered))
+            Self::Order { sharded, full } => {
+                write!(f, "the sharded model ran {} where the full one ran {}", UnitOrLoss(sharded), UnitOrLoss(full))
             }
-            Self::Shape { unit, sharded, gathered } => {
+            Self::Shape { unit, sharded, full } => {
                 write!(
                     f,
-                    "{} returns a tensor of shape {sharded:?}, and {gathered:?} for the rows of all ranks",
-                    Name(unit)
+                    "{} returns a tensor of shape {sharded:?}, and {full:?} for the rows of all ranks",
+                    UnitOrLoss(unit)
                 )
             }
             Self::Output { unit, relative, .. } => {
-                write!(f, "{} returns other values: they differ by {relative:.1e} of their magnitude", Name(unit))
+                write!(f, "{} returns other values: they differ by {relative:.1e} of their magnitude", UnitOrLoss(unit))
             }
             Self::Gradient { param, relative } => {
                 write!(f, "the gradient of `{param}` differs by {relative:.1e} of its magnitude")
@@ -213,7 +213,7 @@ impl fmt::Display for Difference {
     }
 }
 
-impl Difference {
+impl Finding {
     /// Returns the likely cause and the remedy.
     fn advice(&self) -> Option<&'static str> {
         const DTYPE: &str = "likely cause: a tensor that forward makes has another dtype than the tensor that it \
@@ -228,8 +228,8 @@ impl Difference {
                  again, and make each change on all ranks",
             ),
             Self::Panic { message, .. } if message.contains("dtype") => Some(DTYPE),
-            Self::Panic { side: Side::Gathered, .. } => None,
-            Self::Random { .. } => Some(
+            Self::Panic { side: Side::Full, .. } => None,
+            Self::Nondeterministic { .. } => Some(
                 "likely cause: `Dropout` or another random draw. Set its probability to 0 for the comparison, or \
                  compare `model.valid()`, of which only the forward is compared",
             ),
@@ -251,9 +251,9 @@ impl Difference {
 }
 
 /// A unit, or the loss.
-struct Name<'a>(&'a Option<String>);
+struct UnitOrLoss<'a>(&'a Option<String>);
 
-impl fmt::Display for Name<'_> {
+impl fmt::Display for UnitOrLoss<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
             Some(unit) => write!(f, "unit `{unit}`"),
@@ -266,7 +266,7 @@ impl fmt::Display for Side {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Sharded => "sharded",
-            Self::Gathered => "gathered",
+            Self::Full => "full",
         })
     }
 }

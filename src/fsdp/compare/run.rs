@@ -17,13 +17,13 @@ use crate::{Error, Result};
 
 /// Values of one run.
 pub(super) struct Run {
-    pub(super) outputs: Vec<Output>,
+    pub(super) outputs: Vec<RunOutput>,
     /// Gradients by path. `None` without a backward.
     pub(super) grads: Option<HashMap<String, HostTensor>>,
 }
 
-/// Output of a unit, or the loss, which is the last of all.
-pub(super) struct Output {
+/// RunOutput of a unit, or the loss, which is the last of all.
+pub(super) struct RunOutput {
     /// Label of the unit; `None` for the loss.
     pub(super) unit: Option<Arc<str>>,
     pub(super) tensors: Vec<HostTensor>,
@@ -36,7 +36,7 @@ impl Run {
     }
 }
 
-impl Output {
+impl RunOutput {
     /// Returns the unit; `None` for the loss.
     pub(super) fn name(&self) -> Option<String> {
         self.unit.as_deref().map(String::from)
@@ -79,8 +79,8 @@ pub(super) fn run<M: Module, I>(
     };
     let tracked = Dispatch::is_tracked(&loss.clone().into_dispatch());
     let value = HostTensor::of(loss.clone().into_dispatch());
-    let outputs = outputs.into_iter().map(|(unit, tensors)| Output { unit: Some(unit), tensors });
-    let outputs = outputs.chain([Output { unit: None, tensors: vec![value] }]).collect();
+    let outputs = outputs.into_iter().map(|(unit, tensors)| RunOutput { unit: Some(unit), tensors });
+    let outputs = outputs.chain([RunOutput { unit: None, tensors: vec![value] }]).collect();
     if pass == Pass::Forward || !tracked {
         return Ok(Ok(Run { outputs, grads: None }));
     }

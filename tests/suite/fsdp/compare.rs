@@ -8,9 +8,7 @@ use burn::nn::{
 use burn::optim::GradientsParams;
 use burn::tensor::activation::log_softmax;
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
-use burn_dtensor::fsdp::{
-    Cause, Comparison, Difference, FsdpError, FsdpModule, OffloadPolicy, ParamError, Side, compare,
-};
+use burn_dtensor::fsdp::{Cause, Comparison, Finding, FsdpError, FsdpModule, OffloadPolicy, ParamError, Side, compare};
 use burn_dtensor::prelude::*;
 use burn_dtensor::testing::MeshTest;
 
@@ -39,7 +37,7 @@ struct Block {
     steps: Param<Tensor<1, Int>>,
 }
 
-/// What a block does with the output of its layer.
+/// The second step of a block.
 #[derive(Module, Debug)]
 enum Inner {
     Nothing(Linear),
@@ -209,7 +207,7 @@ fn a_scale_by_a_stored_shape_is_found_in_its_unit() {
     let net = Net::new(|device| Inner::StoredRoot(LinearConfig::new(WIDTH, WIDTH).init(device)));
     for config in [units(), bf16()] {
         let found = compared(&two(), &net, config);
-        let Difference::Output { unit, relative, cause } = &found.differences()[0] else { panic!("{found}") };
+        let Finding::Output { unit, relative, cause } = &found.findings()[0] else { panic!("{found}") };
         assert_eq!((unit.as_deref(), *cause), (Some("blocks.1"), Cause::Shards));
         assert!(*relative > 0.1, "{found}");
         let text = found.to_string();
@@ -227,7 +225,7 @@ fn a_scale_by_a_stored_shape_is_found_in_its_unit() {
 fn a_stored_shape_that_makes_a_panic_is_found_in_its_unit() {
     let net = Net::new(|device| Inner::StoredColumns(LinearConfig::new(WIDTH, WIDTH).init(device)));
     let found = compared(&two(), &net, units());
-    let [Difference::Panic { unit, side: Side::Sharded, rank: 0, .. }] = found.differences() else { panic!("{found}") };
+    let [Finding::Panic { unit, side: Side::Sharded, rank: 0, .. }] = found.findings() else { panic!("{found}") };
     assert_eq!(unit.as_deref(), Some("blocks.1"));
     assert!(found.to_string().contains("self.weight.val().dims()"), "{found}");
 }
@@ -237,7 +235,7 @@ fn a_norm_over_the_batch_is_found_in_its_unit() {
     let net = Net::new(|device| Inner::BatchNorm(BatchNormConfig::new(WIDTH).init(device)));
     for config in [units(), units().with_units(["blocks.1.inner.BatchNorm"])] {
         let found = compared(&two(), &net, config);
-        let Difference::Output { unit, cause: Cause::Rows, .. } = &found.differences()[0] else { panic!("{found}") };
+        let Finding::Output { unit, cause: Cause::Rows, .. } = &found.findings()[0] else { panic!("{found}") };
         assert_eq!(unit.as_deref(), Some("blocks.1"));
         assert!(found.to_string().contains("`BatchNorm`"), "{found}");
     }
@@ -252,9 +250,9 @@ fn running_statistics_that_differ_are_found_in_validation() {
         let net = fully_shard(net.on(&device), mesh, units())?;
         let _ = net.loss(batch(mesh, ROWS, &device));
         let found = compare(&net, batch(mesh, ROWS, &device), Net::loss)?;
-        assert!(matches!(&found.differences()[0], Difference::Output { cause: Cause::Rows, .. }), "{found}");
+        assert!(matches!(&found.findings()[0], Finding::Output { cause: Cause::Rows, .. }), "{found}");
         let found = compare(&net.valid(), batch(mesh, ROWS, mesh.device()), Net::loss)?;
-        let [Difference::Replica { param, .. }] = found.differences() else { panic!("{found}") };
+        let [Finding::Replica { param, .. }] = found.findings() else { panic!("{found}") };
         assert_eq!(param, "blocks.1.inner.BatchNorm.running_mean");
         sync_buffers(&net)?;
         compare(&net.valid(), batch(mesh, ROWS, mesh.device()), Net::loss)?.into_result()
@@ -266,9 +264,7 @@ fn a_constant_of_another_dtype_is_found_in_its_unit() {
     let net = Net::new(|device| Inner::Constant(LinearConfig::new(WIDTH, WIDTH).init(device)));
     assert!(compared(&two(), &net, units()).agrees());
     let found = compared(&two(), &net, bf16());
-    let [Difference::Panic { unit, side: Side::Gathered, message, .. }] = found.differences() else {
-        panic!("{found}")
-    };
+    let [Finding::Panic { unit, side: Side::Full, message, .. }] = found.findings() else { panic!("{found}") };
     assert_eq!(unit.as_deref(), Some("blocks.1"));
     assert!(message.contains("dtype") && found.to_string().contains("x.dtype()"), "{found}");
 }
@@ -277,7 +273,7 @@ fn a_constant_of_another_dtype_is_found_in_its_unit() {
 fn a_random_forward_cannot_be_compared() {
     let net = |prob| Net::new(move |_| Inner::Dropout(DropoutConfig::new(prob).init()));
     let found = compared(&two(), &net(0.5), units());
-    assert_eq!(found.differences(), [Difference::Random { unit: Some("blocks.1".into()) }]);
+    assert_eq!(found.findings(), [Finding::Nondeterministic { unit: Some("blocks.1".into()) }]);
     assert!(found.to_string().contains("cannot be compared") && found.to_string().contains("`Dropout`"), "{found}");
     assert!(compared(&two(), &net(0.0), units()).agrees());
     // Outside units, the loss is all that is known.
@@ -291,7 +287,7 @@ fn a_random_forward_cannot_be_compared() {
             dropout.forward(net.loss(batch).expand([64]) * scales.clone()).mean()
         })
     });
-    found.iter().for_each(|found| assert_eq!(found.differences(), [Difference::Random { unit: None }]));
+    found.iter().for_each(|found| assert_eq!(found.findings(), [Finding::Nondeterministic { unit: None }]));
 }
 
 /// A model in validation draws nothing, and has no gradients.
@@ -307,9 +303,9 @@ fn of_a_model_in_validation_the_forward_is_compared() {
             let net = fully_shard(net.on(&device.clone().autodiff()), mesh, units())?.valid();
             let found = compare(&net, batch(mesh, ROWS, &device), Net::loss)?;
             assert_eq!(found.parameters(), 0);
-            match (found.differences(), unit) {
+            match (found.findings(), unit) {
                 ([], None) => assert!(found.to_string().contains("no gradients"), "{found}"),
-                ([Difference::Output { unit: Some(found), .. }], Some(unit)) => assert_eq!(found, unit),
+                ([Finding::Output { unit: Some(found), .. }], Some(unit)) => assert_eq!(found, unit),
                 _ => panic!("{found}"),
             }
             Ok(())
@@ -326,10 +322,8 @@ fn a_loss_that_is_no_mean_is_found() {
             let rows = words.dims()[0];
             net.loss((words, next)) * rows as f32
         })?;
-        let Difference::Output { unit: None, cause: Cause::Rows, .. } = found.differences()[0] else {
-            panic!("{found}")
-        };
-        assert_eq!(found.differences().len(), 1 + PARAMETERS, "all gradients");
+        let Finding::Output { unit: None, cause: Cause::Rows, .. } = found.findings()[0] else { panic!("{found}") };
+        assert_eq!(found.findings().len(), 1 + PARAMETERS, "all gradients");
         assert!(found.to_string().contains(&format!("of {} more", PARAMETERS - 8)), "{found}");
         Ok(())
     });
@@ -348,7 +342,7 @@ fn a_gradient_alone_that_differs_is_found() {
                 unit(&net.blocks[1], (), |block, ()| block.linear.bias.as_ref().expect("it has one").val().mean());
             if alone { loss + bias.clone() - bias.detach() } else { loss }
         })?;
-        let [Difference::Gradient { param, relative }] = found.differences() else { panic!("{found}") };
+        let [Finding::Gradient { param, relative }] = found.findings() else { panic!("{found}") };
         assert!(param == "blocks.1.linear.bias" && *relative > 0.1, "{found}");
         Ok(())
     });
@@ -399,7 +393,7 @@ fn a_value_altered_on_one_rank_is_named() {
                 compare(&net, batch(mesh, ROWS, &device), Net::loss)
             });
             for found in found {
-                let [Difference::Replica { param, rank, other: of, majority: most }] = found.differences() else {
+                let [Finding::Replica { param, rank, other: of, majority: most }] = found.findings() else {
                     panic!("{path}: {found}")
                 };
                 let expected_other = if altered == other { 3 } else { other };
@@ -532,7 +526,7 @@ fn what_cannot_be_compared_is_an_error_on_every_rank() {
             panic!("{error}")
         };
         assert_eq!((&first[0][..], &other[0][..]), (&[ROWS, SEQ][..], &[ROWS + 1, SEQ][..]));
-        // The ranks have failed alike, and can continue.
+        // All ranks have failed, and can continue.
         compare(&net, batch(mesh, ROWS, &device), Net::loss)?.into_result()
     });
 }
