@@ -162,6 +162,8 @@ mod book {
     struct PretrainedWeights;
     #[doc = include_str!("../docs/guides/saving.md")]
     struct Saving;
+    #[doc = include_str!("../docs/guides/wrong-loss.md")]
+    struct WrongLoss;
     #[doc = include_str!("../docs/guides/operators.md")]
     struct Operators;
     #[doc = include_str!("../docs/guides/testing.md")]

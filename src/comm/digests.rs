@@ -80,14 +80,15 @@ impl Divergence {
 
 /// Result of comparing one value: the member that differs, and a member with another value.
 #[derive(Debug, PartialEq, Eq)]
-struct Vote {
-    member: usize,
-    other: usize,
-    majority: bool,
+pub(crate) struct Vote {
+    pub(crate) member: usize,
+    pub(crate) other: usize,
+    /// True if most members hold the value of `other`.
+    pub(crate) majority: bool,
 }
 
 /// Compares the digests of all members; a `None` does not vote. Returns `None` if all known digests are identical.
-fn vote(held: impl Iterator<Item = Option<u64>> + Clone) -> Option<Vote> {
+pub(crate) fn vote(held: impl Iterator<Item = Option<u64>> + Clone) -> Option<Vote> {
     let known = held.enumerate().filter_map(|(member, value)| Some((member, value?)));
     let (first, value) = known.clone().next()?;
     let differs = |from: u64| known.clone().find(|(_, value)| *value != from).map(|(member, _)| member);

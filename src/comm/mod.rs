@@ -99,6 +99,7 @@ pub use backend::ReceivedTensors;
 pub use call::{Call, Phase, ShardedModel};
 pub use communicator::Communicator;
 pub use digests::{Digests, Divergence};
+pub(crate) use digests::{Vote, vote};
 pub use error::CommError;
 pub use group::Group;
 pub use launch::{Launch, launch};
@@ -110,7 +111,7 @@ pub use ledger::{
 pub(crate) use ledger::{CopyDirection, listen};
 pub use op::{CollectiveId, Op};
 pub use pack_stats::PackStats;
-pub(crate) use panic::{error_behind, explain_panics_by};
+pub(crate) use panic::{error_behind, explain_panics_by, panic_text};
 pub use plan::CollectivePlan;
 pub use process::ProcessJob;
 pub(crate) use rank_context::{is_rank, note_unwinding, rank_of_thread};

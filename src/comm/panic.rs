@@ -26,7 +26,7 @@ pub(crate) fn error_behind(payload: &(dyn Any + Send)) -> Option<Error> {
 }
 
 /// Returns the text of a panic.
-pub(super) fn panic_text(payload: &(dyn Any + Send)) -> &str {
+pub(crate) fn panic_text(payload: &(dyn Any + Send)) -> &str {
     let text = payload.downcast_ref::<String>().map(String::as_str);
     text.or_else(|| payload.downcast_ref::<&str>().copied()).unwrap_or("(no message)")
 }

@@ -1,9 +1,11 @@
-//! [`FsdpError`]: errors of [`fully_shard`](super::fully_shard), [`remesh`](super::remesh) and
-//! [`GradScaler`](super::GradScaler).
+//! [`FsdpError`]: errors of [`fully_shard`](super::fully_shard), [`remesh`](super::remesh),
+//! [`compare`](fn@super::compare) and [`GradScaler`](super::GradScaler).
 
+use super::compare::Comparison;
 use crate::placement::PlacementError;
 
-/// Error of [`fully_shard`](super::fully_shard), [`remesh`](super::remesh) or [`GradScaler`](super::GradScaler).
+/// Error of [`fully_shard`](super::fully_shard), [`remesh`](super::remesh), [`compare`](fn@super::compare) or
+/// [`GradScaler`](super::GradScaler).
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum FsdpError {
@@ -192,6 +194,35 @@ pub enum FsdpError {
         /// The unit.
         unit: String,
     },
+    /// [`compare`](fn@super::compare) received rows of different shapes on two ranks.
+    #[error(
+        "rank {other_rank} compares inputs of shapes {other:?}, and rank {first_rank} of {first:?}. Pass the same \
+         number of rows on every rank, and let the closure capture tensors that have no rows"
+    )]
+    UnevenRows {
+        /// Global rank of the first rank.
+        first_rank: usize,
+        /// Shapes of its tensors.
+        first: Vec<Vec<usize>>,
+        /// Global rank of the first rank that differs.
+        other_rank: usize,
+        /// Shapes of its tensors.
+        other: Vec<Vec<usize>>,
+    },
+    /// [`compare`](fn@super::compare) cannot gather the parameter for a comparison.
+    #[error(
+        "a model with parameter `{param}` cannot be compared with the full one: {problem}. Compare the modules \
+         around it one by one"
+    )]
+    NotComparable {
+        /// Path of the parameter.
+        param: String,
+        /// The reason.
+        problem: String,
+    },
+    /// [`compare`](fn@super::compare) found a difference between the sharded and the full model.
+    #[error("{0}")]
+    Differs(Box<Comparison>),
     /// [`GradScaler::unscale`](super::GradScaler::unscale) was called twice for one model in one step.
     #[error(
         "`GradScaler::unscale` was called twice for this model in one step. Call it once, with the sum of the \

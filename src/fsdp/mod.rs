@@ -164,6 +164,10 @@
 //! optimizer steps `f32` shards. [`GradScaler`] scales the loss of models that compute in `f16`, whose small
 //! gradients would vanish otherwise.
 //!
+//! # Checking a model
+//! [`compare`](fn@compare) runs one batch through the sharded model and through the full one, and names the first
+//! unit and the parameters that differ.
+//!
 //! # Memory
 //! Between forward and backward a freed unit holds only its shards, whatever the graph has saved: the gathered
 //! weights are in evictable storage, which the unit can free while views of it exist. On a GPU, this applies only
@@ -185,6 +189,7 @@
 mod balance;
 mod by_unit;
 mod clip;
+mod compare;
 mod config;
 mod dims;
 mod error;
@@ -197,6 +202,7 @@ mod scaler;
 mod shard;
 
 pub use clip::{NormType, clip_grad_norm};
+pub use compare::{Cause, Comparison, Finding, Side, compare};
 pub use config::{FullyShard, ParamInfo, ParamPlacement};
 pub use error::FsdpError;
 pub use named::{NamedParameter, named_parameters};
@@ -206,8 +212,8 @@ pub use scaler::GradScaler;
 pub use shard::fully_shard;
 
 pub use crate::param::{
-    BufferSync, Description, DistributedParameter, Event, EventKind, FloatMapFn, FsdpModule, Grads, NoSync,
-    OffloadPolicy, ParamError, ParamExt, Prefetch, ReducedGradients, ReshardAfterForward, ShardedState, TensorTree,
+    BufferSync, Description, DistributedParameter, Event, EventKind, FsdpModule, Grads, NoSync, OffloadPolicy,
+    ParamError, ParamExt, Prefetch, ReducedGradients, ReshardAfterForward, ShardedState, TensorMapFn, TensorTree,
     TrainingState, UnitCollectives, UnshardHandle, checkpoint_activations, describe, full_model, full_model_on,
     record_events, reshard, sync_buffers, unit, unshard,
 };

@@ -9,6 +9,7 @@ use super::ParamError;
 use super::io::TensorTree;
 use super::precision::cast;
 use super::prefetch::prefetch;
+use super::probe::ProbedUnit;
 use super::replaced::check_not_replaced;
 use super::scope::{ForwardScope, sweep_passes};
 use super::shards::LocalShards;
@@ -119,6 +120,7 @@ where
         return open.leave(output);
     };
     let label = first.label();
+    let probed = ProbedUnit::enter(&label);
     let _inside = watch::entered(|| Some(label));
     let (mut input, mut inside) = (input, inside);
     // The units inside are prefetched together with the module's other units, which are entered next.
@@ -142,7 +144,11 @@ where
         })
         .collect();
     let output = forward(module, input, &units);
-    open.into_iter().rev().fold(output, |output, open| open.leave(output))
+    let output = open.into_iter().rev().fold(output, |output, open| open.leave(output));
+    match probed {
+        Some(probed) => probed.leave(output),
+        None => output,
+    }
 }
 
 /// Result of entering one unit of a module.

@@ -45,7 +45,7 @@
 //! | mixed precision | `precision` |
 //! | CPU offload of shards; the rest of such a model | `offload`; `other_params` |
 //! | all-gathers in advance, and resharding | `pending_all_gather`, `unshard`, `prefetch`; `reshard` |
-//! | events of units | `events` |
+//! | events of units; what units return, and panics in them | `events`; `probe` |
 //! | options at run time; user-defined collectives and hooks | `fsdp_module`, `runtime_options`; `custom` |
 //! | activation checkpointing | `recompute` |
 //! | comparison of values that must be identical on several ranks | `verify`, `replica_check` |
@@ -92,6 +92,7 @@ mod precision;
 mod prefetch;
 mod prepare;
 mod prepared;
+mod probe;
 mod progress;
 mod read;
 mod recompute;
@@ -125,8 +126,8 @@ mod visit;
 
 pub(crate) use adapter::take_burns;
 pub(crate) use attach::{ShardAssignment, attach_shards};
-pub(crate) use buffers::own_buffers;
 pub use buffers::{BufferSync, sync_buffers};
+pub(crate) use buffers::{own_buffers, unshared};
 pub(crate) use combine::{combine, data_spec};
 pub use custom::{ReducedGradients, UnitCollectives};
 pub(crate) use data_mesh::FsdpMeshInfo;
@@ -141,7 +142,7 @@ pub use fsdp_module::{FsdpModule, NoSync, Prefetch};
 pub(crate) use full::full_model_if;
 pub use full::{full_model, full_model_on};
 pub use grad::Grads;
-pub use io::{FloatMapFn, TensorTree};
+pub use io::{TensorMapFn, TensorTree};
 pub(crate) use lazy::{in_turn, is_any_lazy};
 pub(crate) use model_scan::{ModelScan, ScannedParam};
 pub(crate) use offload::CpuOffload;
@@ -152,10 +153,12 @@ pub(crate) use precision::Precision;
 pub use prepare::PrepareModuleInputOutput;
 pub(crate) use prepare::{IoLayout, ModuleIoLayouts};
 pub(crate) use prepared::{Prepared, prepared_of};
+pub(crate) use probe::{HostTensor, Probe, probe};
 pub use recompute::checkpoint_activations;
 pub(crate) use replaced::check_not_replaced;
 pub(crate) use replica_check::ReplicaCheck;
 pub use reshard::ReshardAfterForward;
+pub(crate) use shards::plain;
 pub(crate) use style::LayerStyles;
 pub use style::{LayerParam, Style};
 pub(crate) use tp_after_fsdp::{TpAfterFsdp, apply_tp_after_fsdp};

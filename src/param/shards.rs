@@ -40,7 +40,7 @@ impl LocalShards {
     }
 
     /// Returns the shards without autodiff.
-    pub(super) fn plain(&self) -> Vec<DispatchTensor> {
+    pub(crate) fn plain(&self) -> Vec<DispatchTensor> {
         self.bases.iter().cloned().map(plain).collect()
     }
 }
@@ -88,7 +88,7 @@ fn same_value(a: &DispatchTensor, b: &DispatchTensor) -> bool {
 }
 
 /// Returns the tensor without autodiff.
-pub(super) fn plain(tensor: DispatchTensor) -> DispatchTensor {
+pub(crate) fn plain(tensor: DispatchTensor) -> DispatchTensor {
     match tensor.autodiff {
         DispatchAutodiffContext::Disabled => tensor,
         DispatchAutodiffContext::Enabled(_) => Dispatch::inner(tensor),

@@ -34,7 +34,7 @@ use crate::placement::ShardSizes;
 ///
 /// For a unit, the *full* parameter is the one that its data-parallel ranks hold together: the parameter, or this
 /// rank's tensor-parallel shard of it.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct UnitParam {
     /// Path in the model with which it was distributed.
     pub(crate) path: Arc<str>,

@@ -21,7 +21,7 @@ use crate::param::states::copying;
 ///
 /// # Errors
 /// [`ParamError::ParamNotVisited`] for a parameter that the model's `map` does not visit as its `visit` does.
-pub(in crate::param) fn unshared<M: Module>(model: M) -> Result<M> {
+pub(crate) fn unshared<M: Module>(model: M) -> Result<M> {
     if !ModelScan::of(&model).has_running() {
         return Ok(model);
     }

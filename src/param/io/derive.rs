@@ -62,7 +62,7 @@ macro_rules! tensor_tree {
     () => {};
     ($([$($generics:tt)*])? struct $name:ident $(<$($argument:tt),*>)? { $($field:ident,)+ .. } $($rest:tt)*) => {
         $crate::tensor_tree!(@impl [$($($generics)*)?] $name $(<$($argument),*>)?, self, f, Self {
-            $($field: TensorTree::map_floats(self.$field, f),)+
+            $($field: TensorTree::map_tensors(self.$field, f),)+
             ..self
         });
         $crate::tensor_tree! { $($rest)* }
@@ -70,14 +70,14 @@ macro_rules! tensor_tree {
     ($([$($generics:tt)*])? struct $name:ident $(<$($argument:tt),*>)? { $($field:ident),* $(,)? } $($rest:tt)*) => {
         $crate::tensor_tree!(@impl [$($($generics)*)?] $name $(<$($argument),*>)?, self, f, {
             let Self { $($field),* } = self;
-            Self { $($field: TensorTree::map_floats($field, f)),* }
+            Self { $($field: TensorTree::map_tensors($field, f)),* }
         });
         $crate::tensor_tree! { $($rest)* }
     };
     ($([$($generics:tt)*])? struct $name:ident $(<$($argument:tt),*>)? ( $($field:ident),* $(,)? ); $($rest:tt)*) => {
         $crate::tensor_tree!(@impl [$($($generics)*)?] $name $(<$($argument),*>)?, self, f, {
             let Self($($field),*) = self;
-            Self($(TensorTree::map_floats($field, f)),*)
+            Self($(TensorTree::map_tensors($field, f)),*)
         });
         $crate::tensor_tree! { $($rest)* }
     };
@@ -86,19 +86,19 @@ macro_rules! tensor_tree {
     } $($rest:tt)*) => {
         $crate::tensor_tree!(@impl [$($($generics)*)?] $name $(<$($argument),*>)?, self, f, match self {
             $(Self::$variant $(($($value),*))? $({ $($field),* })? =>
-                Self::$variant $(($(TensorTree::map_floats($value, f)),*))?
-                    $({ $($field: TensorTree::map_floats($field, f)),* })?,)*
+                Self::$variant $(($(TensorTree::map_tensors($value, f)),*))?
+                    $({ $($field: TensorTree::map_tensors($field, f)),* })?,)*
         });
         $crate::tensor_tree! { $($rest)* }
     };
     (@impl [$($generics:tt)*] $name:ident $(<$($argument:tt),*>)?, $self:ident, $f:ident, $body:expr) => {
         const _: () = {
             #[allow(unused_imports)]
-            use $crate::fsdp::{FloatMapFn, TensorTree};
+            use $crate::fsdp::{TensorMapFn, TensorTree};
 
             impl<$($generics)*> TensorTree for $name $(<$($argument),*>)? {
                 #[allow(unused_variables)]
-                fn map_floats($self, $f: FloatMapFn<'_>) -> Self {
+                fn map_tensors($self, $f: TensorMapFn<'_>) -> Self {
                     $body
                 }
             }

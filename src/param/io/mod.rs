@@ -4,15 +4,16 @@ mod containers;
 mod derive;
 mod layers;
 
-use burn::backend::DispatchTensor;
-use burn::tensor::{Bool, Int, Tensor};
+use burn::backend::{DispatchTensor, TensorMetadata};
+use burn::tensor::Tensor;
 
-use crate::dtensor::DTensor;
+use crate::dtensor::{DTensor, Kind};
+use crate::error::OrUnwind;
 
-/// Function that is applied to each float tensor of a structure.
-pub type FloatMapFn<'a> = &'a mut (dyn FnMut(DispatchTensor) -> DispatchTensor + 'a);
+/// Function that is applied to each tensor of a structure.
+pub type TensorMapFn<'a> = &'a mut (dyn FnMut(DispatchTensor) -> DispatchTensor + 'a);
 
-/// Input or output of a unit: a structure whose float tensors can be mapped.
+/// Input or output of a unit: a structure whose tensors can be mapped.
 ///
 /// Implemented for
 ///
@@ -57,40 +58,50 @@ pub type FloatMapFn<'a> = &'a mut (dyn FnMut(DispatchTensor) -> DispatchTensor +
             or let the closure capture it: gradients are correct then, too"
 )]
 pub trait TensorTree: Sized {
+    /// Replaces every tensor, of any kind, by the result of `f`, in a fixed order.
+    fn map_tensors(self, f: TensorMapFn<'_>) -> Self;
+
     /// Replaces every float tensor by the result of `f`, in a fixed order.
-    fn map_floats(self, f: FloatMapFn<'_>) -> Self;
+    fn map_floats(self, f: TensorMapFn<'_>) -> Self {
+        self.map_tensors(&mut |tensor| {
+            let dtype = tensor.dtype();
+            // A quantized tensor is a float tensor, too.
+            if dtype.is_int() || dtype.is_uint() || dtype.is_bool() { tensor } else { f(tensor) }
+        })
+    }
 }
 
-impl<const D: usize> TensorTree for Tensor<D> {
-    fn map_floats(self, f: FloatMapFn<'_>) -> Self {
+impl<const D: usize, K: Kind> TensorTree for Tensor<D, K> {
+    fn map_tensors(self, f: TensorMapFn<'_>) -> Self {
         Tensor::from_dispatch(f(self.into_dispatch()))
     }
 }
 
-impl<const D: usize> TensorTree for DTensor<D> {
-    fn map_floats(self, f: FloatMapFn<'_>) -> Self {
+/// Maps the local tensor. If `f` changes its shape, the global shape changes by the same factor.
+impl<const D: usize, K: Kind> TensorTree for DTensor<D, K> {
+    fn map_tensors(self, f: TensorMapFn<'_>) -> Self {
         let spec = self.spec().clone();
-        let local = self.to_local().map_floats(f);
-        let spec = spec.in_dtype(local.dtype());
-        DTensor::from_parts(local, spec)
+        let before = self.local().dims();
+        let local = self.to_local().map_tensors(f);
+        let after = local.dims();
+        if after == before {
+            let spec = spec.in_dtype(local.dtype());
+            return DTensor::from_parts(local, spec);
+        }
+        let scaled = |dim: usize| (spec.shape()[dim] * after[dim]).checked_div(before[dim]).unwrap_or(after[dim]);
+        let shape: [usize; D] = std::array::from_fn(scaled);
+        DTensor::from_local_with_layout(local, spec.mesh(), spec.layout().clone(), shape).or_unwind()
     }
 }
 
-/// Implements `TensorTree` for types without float tensors.
-macro_rules! without_floats {
+/// Implements `TensorTree` for types without tensors.
+macro_rules! without_tensors {
     ($([$($generics:tt)*] $ty:ty),* $(,)?) => {$(
         impl<$($generics)*> $crate::param::TensorTree for $ty {
-            fn map_floats(self, _: $crate::param::io::FloatMapFn<'_>) -> Self {
+            fn map_tensors(self, _: $crate::param::io::TensorMapFn<'_>) -> Self {
                 self
             }
         }
     )*};
 }
-use without_floats;
-
-without_floats!(
-    [const D: usize] Tensor<D, Int>,
-    [const D: usize] Tensor<D, Bool>,
-    [const D: usize] DTensor<D, Int>,
-    [const D: usize] DTensor<D, Bool>,
-);
+use without_tensors;

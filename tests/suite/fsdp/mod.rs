@@ -10,6 +10,7 @@ mod burn_layers;
 mod chunked_loss;
 mod clip;
 mod collective_counts;
+mod compare;
 mod config_errors;
 mod custom_collectives;
 pub mod ddp_fsdp_hsdp_parity;

@@ -141,7 +141,7 @@ fn one_rank_may_print_a_kept_weight() {
 struct Broken(Tensor<2>);
 
 impl TensorTree for Broken {
-    fn map_floats(self, _: &mut dyn FnMut(DispatchTensor) -> DispatchTensor) -> Self {
+    fn map_tensors(self, _: &mut dyn FnMut(DispatchTensor) -> DispatchTensor) -> Self {
         panic!("no map of {:?}", self.0.dims())
     }
 }
