@@ -154,7 +154,7 @@ pub fn train_step(
     }
     let model = match scaler {
         Some(scaler) => {
-            let model = scaler.step(model, grads, |model, grads| optim.step(settings.lr, model, grads))?;
+            let model = scaler.step(model, grads, |model, grads| Ok(optim.step(settings.lr, model, grads)))?;
             scaler.update()?;
             model
         }
