@@ -7,7 +7,7 @@ use super::rank_context::is_rank;
 use crate::Error;
 use crate::error::record_remedy;
 
-/// What is known about a panic from its text.
+/// Explanation of a panic, found from its text.
 pub(crate) enum Explanation {
     /// The text stands for an error of this crate.
     Error(Error),
@@ -77,7 +77,8 @@ pub(super) fn panic_report(payload: &(dyn Any + Send)) -> String {
         Explanation::Place(place) => Some(place),
         Explanation::Error(_) => None,
     });
-    match place.or_else(|| record_remedy(text).map(Into::into)) {
+    let remedy = || record_remedy(text).filter(|remedy| !text.contains(remedy));
+    match place.or_else(|| remedy().map(Into::into)) {
         Some(place) => format!("{text} ({place})"),
         None => text.into(),
     }

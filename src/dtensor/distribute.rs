@@ -101,8 +101,8 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     /// sizes that do not add up to the tensor's.
     pub fn distribute_replicated_to(full: Tensor<D, K>, mesh: &DeviceMesh, layout: Layout) -> Result<Self> {
         let spec = DTensorSpec::new(mesh, layout, full.shape(), full.dtype())?;
-        check_replicas(&full, mesh, 0..mesh.ndim())?;
         leaves("distribute_replicated", full, spec, |full, spec| {
+            check_replicas(&full, mesh, 0..mesh.ndim())?;
             let ranges = spec.layout().local_slices(spec.shape(), spec.coordinate());
             Ok(slice(full, &ranges))
         })

@@ -16,7 +16,8 @@ pub(super) fn warn_about(layers: &[Layer], origin: &str, mesh: &DeviceMesh, rank
         return;
     }
     let paths = |kind: &str| {
-        let paths: Vec<_> = layers.iter().filter(|layer| layer.kind == kind).map(|layer| &layer.path).unique().collect();
+        let paths: Vec<_> =
+            layers.iter().filter(|layer| layer.kind == kind).map(|layer| &layer.path).unique().collect();
         let named = |path: &&String| if path.is_empty() { "the model itself".into() } else { format!("`{path}`") };
         let listed = paths.iter().take(LISTED).copied().map(|path| named(&path)).join(", ");
         let more = paths.len().saturating_sub(LISTED);
@@ -32,8 +33,9 @@ pub(super) fn warn_about(layers: &[Layer], origin: &str, mesh: &DeviceMesh, rank
     }
     if let Some(paths) = paths("Dropout").filter(|_| ranks > 1 && mesh.world().ranks_here() > 1) {
         warn(&format!(
-            "the masks of burn's `Dropout` in {paths} ({origin}) depend on timing, because all ranks of a process draw \
-             from one random state. Call `burn_dtensor::nn::dropout` there, or run one rank per process. {off}"
+            "the masks of burn's `Dropout` in {paths} ({origin}) depend on timing, unless its probability is 0, because \
+             all ranks of a process draw from one random state. Call `burn_dtensor::nn::dropout` instead, or run one rank \
+             per process. {off}"
         ));
     }
 }

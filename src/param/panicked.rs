@@ -17,8 +17,8 @@ pub(super) fn noting_panics<O>(forward: impl FnOnce() -> O) -> O {
             note_panic(&*payload, |text| {
                 let (unit, may_be_over) = unit_stack::innermost_unit()?;
                 let phase = if context::anchor().is_some() { "recomputation" } else { "forward" };
-                let after = if may_be_over { ", or after it" } else { "" };
-                Some(format!("in the {phase} of {}{after}{}", unit.full_name(), unit.precision_note(text)))
+                let place = if may_be_over { "in or after" } else { "in" };
+                Some(format!("{place} the {phase} of {}{}", unit.full_name(), unit.precision_note(text)))
             });
             resume_unwind(payload)
         }

@@ -409,7 +409,8 @@ impl BackwardScheduler {
     fn interrupt(&self, opened: u64, unit: &Unit) {
         let mut interrupted = self.interrupted.lock();
         if interrupted.as_ref().is_none_or(|(other, _)| *other < opened) {
-            *interrupted = Some((opened, format!("in the backward of {}{}", unit.full_name(), unit.precision_note(""))));
+            *interrupted =
+                Some((opened, format!("in the backward of {}{}", unit.full_name(), unit.precision_note(""))));
         }
     }
 

@@ -15,6 +15,7 @@ mod faults;
 mod fsdp;
 mod golden;
 mod launched;
+mod logged;
 mod mesh;
 mod models;
 mod nn;

@@ -53,6 +53,8 @@ pub type FloatMapFn<'a> = &'a mut (dyn FnMut(DispatchTensor) -> DispatchTensor +
     label = "not composed of tensors that can be mapped",
     note = "for your own struct or enum, name its fields: `burn_dtensor::tensor_tree! {{ struct Batch {{ tokens, \
             mask }} }}`",
+    note = "do not pass a reference to it, although one is accepted: mixed precision does not cast the tensors behind a \
+            reference, and weights stay unsharded longer",
     note = "if the fields are private, pass its tensors as a tuple and construct it inside the closure, \
             or let the closure capture it: gradients are correct then, too"
 )]

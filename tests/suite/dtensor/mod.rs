@@ -21,6 +21,7 @@ mod ops;
 mod parts;
 mod random;
 mod refused;
+mod replica_checks;
 mod replicated;
 mod request;
 mod source;
