@@ -3,6 +3,7 @@
 mod burn_limits;
 mod collective_numerics;
 mod comm;
+mod compiler;
 #[cfg(feature = "wgpu")]
 mod cube;
 mod debug;
