@@ -218,7 +218,9 @@ fn only_the_rank_at_fault_prints() {
                 }))
             });
             assert_named(&error);
-            assert_eq!(std::mem::take(&mut *PANICKED.lock().unwrap()), ["rank 2"], "{error}");
+            // Not locked while it is compared: the hook locks it too.
+            let panicked = std::mem::take(&mut *PANICKED.lock().unwrap());
+            assert_eq!(panicked, ["rank 2"], "{error}");
         }
         let _ = panic::take_hook();
     });

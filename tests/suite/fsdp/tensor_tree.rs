@@ -220,8 +220,7 @@ fn a_struct_without_an_implementation_does_not_compile_and_the_message_says_what
     let said = [
         "error[E0277]: `Batch` cannot be an input or output of a unit",
         macro_call,
-        "do not pass a reference to it",
-        "mixed precision does not cast",
+        "Do not borrow it: mixed precision does not cast tensors behind a reference",
     ];
     for said in said {
         assert!(text.contains(said), "`{said}` in:\n{text}");
