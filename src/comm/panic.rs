@@ -7,8 +7,8 @@ use super::rank_context::is_rank;
 use crate::Error;
 use crate::error::record_remedy;
 
-/// Explanation of a panic, found from its text.
-pub(crate) enum Explanation {
+/// PanicCause of a panic, found from its text.
+pub(crate) enum PanicCause {
     /// The text stands for an error of this crate.
     Error(Error),
     /// Part of the program in which the panic occurred, such as ``in the backward of unit `blocks.0` ``.
@@ -16,7 +16,7 @@ pub(crate) enum Explanation {
 }
 
 /// Function that explains a panic's text, if it can.
-type Explain = fn(&str) -> Option<Explanation>;
+type Explain = fn(&str) -> Option<PanicCause>;
 
 thread_local! {
     static EXPLAIN: Cell<Option<Explain>> = const { Cell::new(None) };
@@ -30,7 +30,7 @@ pub(crate) fn explain_panics_by(explain: Explain) {
     EXPLAIN.set(Some(explain));
 }
 
-fn explain(text: &str) -> Option<Explanation> {
+fn explain(text: &str) -> Option<PanicCause> {
     EXPLAIN.get()?(text)
 }
 
@@ -39,8 +39,8 @@ fn explain(text: &str) -> Option<Explanation> {
 pub(crate) fn error_behind(payload: &(dyn Any + Send)) -> Option<Error> {
     let unwinding = payload.downcast_ref::<Error>().cloned();
     unwinding.or_else(|| match explain(panic_text(payload))? {
-        Explanation::Error(error) => Some(error),
-        Explanation::Place(_) => None,
+        PanicCause::Error(error) => Some(error),
+        PanicCause::Place(_) => None,
     })
 }
 
@@ -74,8 +74,8 @@ pub(super) fn panic_report(payload: &(dyn Any + Send)) -> String {
     let text = panic_text(payload);
     let noted = NOTED.take().filter(|(known, _)| known == text).map(|(_, place)| place);
     let place = noted.or_else(|| match explain(text)? {
-        Explanation::Place(place) => Some(place),
-        Explanation::Error(_) => None,
+        PanicCause::Place(place) => Some(place),
+        PanicCause::Error(_) => None,
     });
     let remedy = || record_remedy(text).filter(|remedy| !text.contains(remedy));
     match place.or_else(|| remedy().map(Into::into)) {

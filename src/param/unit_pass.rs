@@ -23,7 +23,7 @@ use super::trained::Trained;
 use super::unit::Unit;
 use crate::Error;
 use crate::autodiff::BackwardId;
-use crate::comm::Explanation;
+use crate::comm::PanicCause;
 
 /// One forward through a unit and its backward: its gathered parameters, the leaves that receive its gradients, and
 /// its position in the order of reductions.
@@ -399,9 +399,9 @@ impl BackwardScheduler {
 
     /// Explains a panic with this `text`: by an error, if the text says that a backward reached a consumed graph, or
     /// by the unit whose backward the panic interrupted.
-    pub(super) fn explain(&self, text: &str) -> Option<Explanation> {
-        let second = self.through.lock().explain(text).map(Explanation::Error);
-        second.or_else(|| self.interrupted.lock().clone().map(|(_, place)| Explanation::Place(place)))
+    pub(super) fn explain(&self, text: &str) -> Option<PanicCause> {
+        let second = self.through.lock().explain(text).map(PanicCause::Error);
+        second.or_else(|| self.interrupted.lock().clone().map(|(_, place)| PanicCause::Place(place)))
     }
 
     /// Records that the calling thread panics, and drops a pass whose backward had begun. Of several, those opened
