@@ -8,6 +8,8 @@ use std::fmt;
 use std::panic::{AssertUnwindSafe, Location, catch_unwind, resume_unwind};
 use std::sync::Arc;
 
+use burn::store::RecordError;
+
 use crate::comm::flight::FlightError;
 use crate::comm::{CommError, LaunchError, StartError};
 use crate::data::DataError;
@@ -228,9 +230,51 @@ entering!(
     std::io::Error,
     std::num::ParseIntError,
     std::num::ParseFloatError,
-    burn::store::RecordError,
     burn::tensor::DataError,
     burn::tensor::TensorReadError,
 );
 #[cfg(feature = "anyhow")]
 entering!(anyhow::Error);
+
+/// If a model and a record disagree in the way that a sharded model and a full one do, the text says how to save or
+/// load instead.
+impl From<RecordError> for Error {
+    fn from(error: RecordError) -> Self {
+        Self::other(match error {
+            RecordError::Validation(text) => RecordError::Validation(match record_remedy(&text) {
+                Some(remedy) => format!("{text}. {remedy}"),
+                None => text,
+            }),
+            error => error,
+        })
+    }
+}
+
+const FULL_RECORD: &str = "If this model is sharded: load a record of the full model before `fully_shard` and \
+                           `parallelize`, which then distribute its values. A record of shards loads only on a rank \
+                           with the same shards";
+const RECORD_OF_SHARDS: &str = "If the record was taken from a sharded model, it has the shards of one rank. Save the \
+                                full model instead: `full_model(&model)?.into_record()`";
+
+/// Returns the remedy for an error of loading a record with this text, which is burn's, if one of model and record
+/// seems to be sharded and the other full. Such a pair differs in the lengths of a dimension, all in the same
+/// direction, or in the markers of the shards.
+pub(crate) fn record_remedy(text: &str) -> Option<&'static str> {
+    if text.contains(".distributed.part [") {
+        return [("Missing", FULL_RECORD), ("Unused", RECORD_OF_SHARDS)]
+            .into_iter()
+            .find_map(|(what, remedy)| text.contains(what).then_some(remedy));
+    }
+    let (_, mismatch) = text.split_once("hape mismatch")?;
+    let mut shapes = mismatch.split('[').skip(1).map_while(|rest| {
+        let lengths = rest.split_once(']')?.0.split(',').map(|length| length.trim().parse::<usize>());
+        lengths.collect::<std::result::Result<Vec<_>, _>>().ok()
+    });
+    let (model, record) = (shapes.next()?, shapes.next()?);
+    let is_within = |inner: &[usize], outer: &[usize]| inner.iter().zip(outer).all(|(inner, outer)| inner <= outer);
+    match model.len() == record.len() && model != record {
+        true if is_within(&model, &record) => Some(FULL_RECORD),
+        true if is_within(&record, &model) => Some(RECORD_OF_SHARDS),
+        _ => None,
+    }
+}

@@ -15,8 +15,9 @@
 //! ```
 //! use burn::module::Module;
 //! use burn::nn::{Linear, LinearConfig};
-//! use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
+//! use burn::optim::{AdamWConfig, GradientsParams};
 //! use burn::tensor::{Distribution, Tensor};
+//! use burn_dtensor::optim::sharded;
 //! use burn_dtensor::prelude::*;
 //!
 //! #[derive(Module, Debug)]
@@ -47,12 +48,12 @@
 //!     let mut net = fully_shard(net, &mesh, FullyShard::new().with_units(["blocks.*"]))?;
 //!     assert_eq!(net.head.weight.base().dims(), [4, 1]); // this rank's shard of [16, 1]
 //!
-//!     let mut optim = AdamWConfig::new().init();
+//!     let mut optim = sharded(AdamWConfig::new());
 //!     for _ in 0..3 {
 //!         let x = Tensor::random([8, 16], Distribution::Default, &device);
 //!         let loss = (net.forward(x) - 1.0).square().mean();
 //!         let grads = GradientsParams::from_grads(loss.backward(), &net);
-//!         net = optim.step(1e-2, net, grads); // burn's own optimizer, on the shards
+//!         net = optim.step(1e-2, net, grads)?; // burn's AdamW, on the shards
 //!     }
 //!     let full = full_model(&net)?; // an ordinary module again
 //!     assert_eq!(full.head.weight.val().dims(), [16, 1]);

@@ -4,6 +4,7 @@ use burn::optim::{AdamWConfig, GradientsParams};
 use burn::prelude::*;
 use burn_dtensor::comm::Snapshot;
 use burn_dtensor::fsdp::full_model_on;
+use burn_dtensor::optim::sharded;
 use burn_dtensor::prelude::*;
 
 use crate::cli::Settings;
@@ -37,7 +38,7 @@ pub fn train(settings: &Settings, initial: &Llama, world: &World) -> Result<Outc
     let (tp, device) = (mesh.slice("tp")?, world.device().clone().autodiff());
     let mut model = parallel(initial.clone(), &settings.model, &mesh)?;
     let local_params = model.num_params();
-    let mut optim = AdamWConfig::new().init();
+    let mut optim = sharded(AdamWConfig::new());
     let mut losses = Vec::with_capacity(settings.steps);
     world.ledger().reset();
 
@@ -58,7 +59,7 @@ pub fn train(settings: &Settings, initial: &Llama, world: &World) -> Result<Outc
         let mean = DTensor::from_local(loss.clone().inner(), &mesh, &placements.collect::<Vec<_>>())?;
         losses.push(mean.full_tensor()?.into_scalar::<f32>());
         let grads = GradientsParams::from_grads(loss.backward(), &model);
-        model = optim.step(settings.lr, model, grads);
+        model = optim.step(settings.lr, model, grads)?;
         progress.step(format_args!("loss {:.4}", losses[step]));
     }
     let tokens_per_s = progress.finish();

@@ -200,15 +200,16 @@ pub fn train_step(
         Some(scaler) => scaler.unscale(&model, &mut grads)?,
         None => true,
     };
-    let mut model = model;
-    if is_finite {
-        if let Some(max_norm) = settings.args.clip {
-            clip_grad_norm(&model, &mut grads, max_norm, NormType::L2)?;
+    if let Some(max_norm) = settings.args.clip.filter(|_| is_finite) {
+        clip_grad_norm(&model, &mut grads, max_norm, NormType::L2)?;
+    }
+    let model = match scaler {
+        Some(scaler) => {
+            let model = scaler.step(model, grads, optim_step)?;
+            scaler.update()?;
+            model
         }
-        model = optim_step(model, grads)?;
-    }
-    if let Some(scaler) = scaler {
-        scaler.update()?;
-    }
+        None => optim_step(model, grads)?,
+    };
     Ok((model, value, is_finite))
 }

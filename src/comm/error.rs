@@ -60,15 +60,16 @@ pub enum CommError {
         differs: String,
     },
 
-    /// Two ranks hold different values of something that must be identical on all ranks of a group, so a host has
-    /// silently corrupted data.
+    /// Two ranks hold different values of something that must be identical on all ranks of a group. A host has silently
+    /// corrupted a parameter or a gradient, or the program has passed different [local
+    /// tensors](ReplicatedValue::LocalTensor).
     ///
     /// The program of the rank at fault ends. The other ranks may [continue](super::World::shrink) without it.
     #[error(
-        "rank {rank} and rank {other} hold different values of {of} `{param}` in step {step} (found in {during}): {}. \
-         All ranks of that group must hold the same bits, so a host has silently corrupted data. Stop using that host, \
-         and continue without it (`World::shrink`) or resume from a checkpoint",
-        blame(.rank, .other, .majority)
+        "rank {rank} and rank {other} hold different values of {} (found in {during}): {}. {}",
+        held(of, param, step),
+        blame(.rank, .other, .majority),
+        remedy(of)
     )]
     Diverged {
         /// Global rank that differs; the one outside the majority, if there is a majority.
@@ -77,11 +78,13 @@ pub enum CommError {
         other: usize,
         /// Collective in which the difference was found.
         during: CollectiveId,
-        /// Path of the parameter.
+        /// Path of the parameter, or description of the local tensor, such as
+        /// ``[4, 8] f32 on mesh dimension `tp` ``.
         param: String,
         /// Kind of value that differs.
         of: ReplicatedValue,
-        /// Step of the value: the number of training passes of the parameter's unit up to and including this one.
+        /// Step of the value: the number of training passes of the parameter's unit up to and including this one. 0 for
+        /// a local tensor.
         step: u64,
         /// True if most ranks of the group hold the value of `other`. Otherwise either rank may be wrong.
         majority: bool,
@@ -279,6 +282,27 @@ fn blame(rank: &usize, other: &usize, majority: &bool) -> String {
     match majority {
         true => format!("rank {rank} is wrong, as most ranks hold the value of rank {other}"),
         false => "either may be wrong".into(),
+    }
+}
+
+fn held(of: &ReplicatedValue, param: &str, step: &u64) -> String {
+    match of {
+        ReplicatedValue::LocalTensor => format!("the {of} {param}"),
+        _ => format!("{of} `{param}` in step {step}"),
+    }
+}
+
+fn remedy(of: &ReplicatedValue) -> &'static str {
+    match of {
+        ReplicatedValue::LocalTensor => {
+            "The tensor is replicated over that dimension, so its ranks must pass the same values, such as the same rows \
+             of a batch. Choose rows by the coordinate in the other dimensions, the data-parallel ones: \
+             `mesh.slice(\"dp\")?.coordinate()`, not by the rank"
+        }
+        _ => {
+            "All ranks of that group must hold the same bits, so a host has silently corrupted data. Stop using that host, \
+             and continue without it (`World::shrink`) or resume from a checkpoint"
+        }
     }
 }
 

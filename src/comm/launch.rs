@@ -29,6 +29,7 @@ pub struct Launch {
     stack_size: usize,
     manner: ProcessOptions,
     flight: Option<PathBuf>,
+    checks_replicas: bool,
 }
 
 /// Environment variable with the folder of flight files, used if [`Launch::with_flight_recorder`] does not set one.
@@ -132,6 +133,7 @@ impl Launch {
             stack_size: 8 << 20,
             manner: ProcessOptions::default(),
             flight: None,
+            checks_replicas: false,
         }
     }
 
@@ -206,6 +208,37 @@ impl Launch {
         self
     }
 
+    /// Compares local tensors that the ranks must hold identically, wherever the program creates a
+    /// [`DTensor`](crate::dtensor::DTensor) from them: the values placed `Replicate` that it passes to
+    /// [`from_local`](crate::dtensor::DTensor::from_local) and its variants, and the full tensors that it passes to
+    /// [`distribute_replicated`](crate::dtensor::DTensor::distribute_replicated). Default: they are not compared. All
+    /// processes must pass the same configuration.
+    ///
+    /// Use it for the first steps of a tensor-parallel program. Without it, ranks of one tensor-parallel group that pass
+    /// the rows of different batches train on nonsense, without an error. If values differ, all ranks fail with
+    /// [`CommError::Diverged`](super::CommError::Diverged), which names two ranks, the shape and the mesh dimension.
+    ///
+    /// The functions named above become collective over the mesh dimensions of several ranks that replicate. For each,
+    /// they send a 64-bit digest with a barrier, and each rank reads its tensor once (on a GPU, a copy of it).
+    ///
+    /// ```
+    /// use burn::tensor::Tensor;
+    /// use burn_dtensor::comm::CommError;
+    /// use burn_dtensor::prelude::*;
+    ///
+    /// let error = launch(Launch::threads(2).with_replica_checks(), |world| {
+    ///     let mesh = DeviceMesh::new(world, [2], ["tp"])?;
+    ///     let rows = Tensor::<2>::full([4, 8], world.rank() as f32, world.device()); // should be equal
+    ///     DTensor::from_local(rows, &mesh, &[Placement::Replicate])?;
+    ///     Ok(())
+    /// });
+    /// assert!(matches!(error.unwrap_err().cause, Error::Comm(CommError::Diverged { .. })));
+    /// ```
+    pub fn with_replica_checks(mut self) -> Self {
+        self.checks_replicas = true;
+        self
+    }
+
     /// Gives each rank its results in separate memory, as if it ran on its own machine. Use it to measure the
     /// memory of one rank. Default: the ranks of one process share identical results, such as gathered weights, and
     /// pass tensors to each other by reference.
@@ -247,9 +280,10 @@ impl Launch {
 /// Runs `program` on every rank. Returns, for each rank of this process in ascending order, the rank and the value
 /// that its program returned.
 ///
-/// If the ranks are threads, this process has all of them. With other backends it has some of them, and rank 0 may
-/// be in another process. Communicate results that all ranks need inside the program, with a collective; to print
-/// on one rank only, use [`World::run_on`] there.
+/// If the ranks are threads, this process has all of them, and the result of rank `r` is at index `r`. If the ranks are
+/// in several processes, each process returns only its own: index 0 is not rank 0, and rank 0 may be in another process.
+/// Look results up by rank, not by index. Communicate results that all ranks need inside the program, with a collective;
+/// to print on one rank only, use [`World::run_on`] there.
 ///
 /// Every rank has its own rayon pool with its share of the cores, at least one thread. Ranks therefore do not wait
 /// for each other's tensor operations, except for results that they compute together, such as gathered weights. If
@@ -263,6 +297,8 @@ impl Launch {
 /// The program returns this crate's [`Error`]. `?` converts other errors to it, see [`Error::other`].
 ///
 /// ```
+/// use std::collections::BTreeMap;
+///
 /// use burn_dtensor::comm::{Launch, launch};
 ///
 /// let ranks = launch(Launch::threads(4), |world| {
@@ -270,6 +306,11 @@ impl Launch {
 ///     Ok(world.rank())
 /// })?;
 /// assert_eq!(ranks, [(0, 0), (1, 1), (2, 2), (3, 3)]);
+///
+/// let of_rank = BTreeMap::from_iter(ranks);
+/// if let Some(result) = of_rank.get(&0) {
+///     println!("rank 0, which is in this process, returned {result}");
+/// }
 /// # Ok::<_, burn_dtensor::Error>(())
 /// ```
 ///
@@ -304,7 +345,8 @@ where
         let end = RankOutcome::of(|| match &ledgers[place] {
             Ok(_) => {
                 let (device, books) = (config.devices.of(place), books[place].clone());
-                let world = World::new(rank, device, engine.clone(), books, config.deadline);
+                let (engine, checks) = (engine.clone(), config.checks_replicas);
+                let world = World::new(rank, device, engine, books, config.deadline, checks);
                 in_own_pool((home, memory), threads, config.stack_size, || run_program(&program, &world))
             }
             Err(error) => RankOutcome::failed(error.clone().into()),

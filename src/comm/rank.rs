@@ -24,6 +24,8 @@ pub(super) struct Rank {
     pub home: (u64, usize),
     /// Number of nested [`alone`](Self::alone) calls that are running.
     pub alone: AtomicUsize,
+    /// True if replicated values are compared when a program passes them.
+    pub checks_replicas: bool,
 }
 
 impl Rank {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::backend::{Backend, Failure, worlds};
 use super::flight::{ExitKind, FirstFailure, ProgramExit, Recorder};
-use super::panic::{error_behind, panic_text};
+use super::panic::{error_behind, panic_report};
 use super::{CommError, rank_context};
 use crate::Error;
 
@@ -31,7 +31,7 @@ impl<T> RankOutcome<T> {
     pub fn from_panic(payload: Box<dyn Any + Send>) -> Self {
         let end = match error_behind(&*payload) {
             Some(error) => Self::Failed { error, at: rank_context::unwound_at() },
-            None => Self::Panicked(panic_text(&*payload).into()),
+            None => Self::Panicked(panic_report(&*payload)),
         };
         // A payload that panics when it is dropped may leave a payload that does the same.
         if let Err(another) = catch_unwind(AssertUnwindSafe(|| drop(payload))) {

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// Kind of a value that must be identical on several ranks, which the replica check compares.
+/// Kind of a value that must be identical on several ranks, which a replica check compares.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ReplicatedValue {
     /// A parameter, or this rank's shard of it, as stored.
@@ -11,6 +11,9 @@ pub enum ReplicatedValue {
     GatheredWeight,
     /// An averaged gradient.
     Gradient,
+    /// A local tensor that the program passed for a DTensor
+    /// ([`Launch::with_replica_checks`](super::Launch::with_replica_checks)).
+    LocalTensor,
 }
 
 impl fmt::Display for ReplicatedValue {
@@ -19,6 +22,7 @@ impl fmt::Display for ReplicatedValue {
             Self::Weight => "weight",
             Self::GatheredWeight => "gathered weight",
             Self::Gradient => "gradient",
+            Self::LocalTensor => "local tensor",
         })
     }
 }

@@ -105,13 +105,18 @@ impl fmt::Display for LaunchError {
         if let Some(at) = &self.at {
             write!(f, "\n  in {at}")?;
         }
+        let cause = without_numbers(&self.cause.to_string());
         let end = |report: &RankReport| match &report.error {
             None => "succeeded".into(),
             Some(error) if self.is_word_of_cause(error) => "ended with it".into(),
+            Some(error) if without_numbers(&error.to_string()) == cause => {
+                "ended with the same error except for numbers".into()
+            }
             Some(error) => format!("ended with: {error}"),
         };
-        let doing = by_text(&self.others, |report| format!("was {}", report.doing));
-        for (ranks, text) in doing.into_iter().chain(by_text(&self.others, end)) {
+        let doing = by_text(&self.others, |report| format!("was {}", report.doing), str::to_owned);
+        let ends = by_text(&self.others, end, without_numbers);
+        for (ranks, text) in doing.into_iter().chain(ends) {
             write!(f, "\n  {ranks} {text}")?;
         }
         if !self.last.is_empty() {
@@ -124,21 +129,36 @@ impl fmt::Display for LaunchError {
     }
 }
 
-/// Groups the ranks by the result of `text`, in the order of the first rank of each group.
-fn by_text(reports: &[RankReport], text: impl Fn(&RankReport) -> String) -> Vec<(String, String)> {
-    let mut lines: Vec<(Vec<usize>, String)> = Vec::new();
+/// Groups the ranks whose results of `text` have the same `key`, in the order of the first rank of each group. The text
+/// of a group is that of its first rank.
+fn by_text(
+    reports: &[RankReport],
+    text: impl Fn(&RankReport) -> String,
+    key: impl Fn(&str) -> String,
+) -> Vec<(String, String)> {
+    let mut lines: Vec<(Vec<usize>, String, bool)> = Vec::new();
     for report in reports {
         let text = text(report);
-        match lines.iter_mut().find(|(_, other)| *other == text) {
-            Some((ranks, _)) => ranks.push(report.rank),
-            None => lines.push((vec![report.rank], text)),
+        match lines.iter_mut().find(|(_, other, _)| key(other) == key(&text)) {
+            Some((ranks, other, differs)) => {
+                ranks.push(report.rank);
+                *differs |= *other != text;
+            }
+            None => lines.push((vec![report.rank], text, false)),
         }
     }
-    let named = |ranks: Vec<usize>| match &ranks[..] {
-        [rank] => format!("rank {rank}"),
-        ranks => format!("each of ranks {ranks:?}"),
+    let line = |(ranks, text, differs): (Vec<usize>, String, bool)| match &ranks[..] {
+        [rank] => (format!("rank {rank}"), text),
+        ranks if differs => (format!("each of ranks {ranks:?}, with other numbers,"), text),
+        ranks => (format!("each of ranks {ranks:?}"), text),
     };
-    lines.into_iter().map(|(ranks, text)| (named(ranks), text)).collect()
+    lines.into_iter().map(line).collect()
+}
+
+/// Replaces each number in `text` by a placeholder, to compare texts of several ranks that differ in ranks or sizes.
+fn without_numbers(text: &str) -> String {
+    let is_digit = |character: char| character.is_ascii_digit();
+    text.split(is_digit).filter(|part| !part.is_empty()).join("#")
 }
 
 impl fmt::Debug for LaunchError {

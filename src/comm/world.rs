@@ -62,9 +62,10 @@ impl World {
         engine: Arc<dyn Backend>,
         books: Arc<LedgerHistory>,
         deadline: Duration,
+        checks_replicas: bool,
     ) -> Self {
         let (home, ledger) = ((engine.launch(), rank), books.last());
-        let rank = Rank { rank, device, ledger, books, engine, home, alone: AtomicUsize::new(0) };
+        let rank = Rank { rank, device, ledger, books, engine, home, alone: AtomicUsize::new(0), checks_replicas };
         Self::of(rank, deadline, None)
     }
 
@@ -94,6 +95,16 @@ impl World {
     /// Returns the number of ranks.
     pub fn size(&self) -> usize {
         self.0.rank.engine.size()
+    }
+
+    /// Returns true if replicated values are compared when a program passes them to a DTensor.
+    pub(crate) fn checks_replicas(&self) -> bool {
+        self.0.rank.checks_replicas
+    }
+
+    /// Returns the number of ranks in this process.
+    pub(crate) fn ranks_here(&self) -> usize {
+        self.0.rank.engine.local_ranks().len()
     }
 
     /// Returns the number of the launch and the rank. Handles of the same rank of the same launch have equal
@@ -242,13 +253,14 @@ impl World {
         if let Some(next) = &*next {
             return Ok(next.clone());
         }
-        let Rank { rank, device, books, engine, home, .. } = &*self.0.rank;
+        let Rank { rank, device, books, engine, home, checks_replicas, .. } = &*self.0.rank;
         let successor = engine.shrink(*rank, self.0.deadline)?;
         let place = successor.place_of(*rank).ok_or(CommError::ExcludedFromShrink { rank: *rank })?;
         let ShrunkWorld { engine, ranks } = successor;
         let (ledger, alone) = (books.open(place, &*engine)?, AtomicUsize::new(0));
         let (device, books) = (device.clone(), books.clone());
-        let rank = Rank { rank: place, device, ledger, books, engine, home: *home, alone };
+        let (home, checks_replicas) = (*home, *checks_replicas);
+        let rank = Rank { rank: place, device, ledger, books, engine, home, alone, checks_replicas };
         let (launch, _) = self.identity();
         Ok(next.insert(Self::of(rank, self.0.deadline, Some(Before { launch, ranks }))).clone())
     }

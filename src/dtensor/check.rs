@@ -1,14 +1,17 @@
-//! [`from_local_checked`](DTensor::from_local_checked): checks that the ranks hold what their placements claim.
+//! Checks that the ranks hold what their placements claim: [`from_local_checked`](DTensor::from_local_checked), and the
+//! check of replicated values that [`Launch::with_replica_checks`](crate::comm::Launch::with_replica_checks) enables.
 
 use burn::tensor::{DType, Int, Shape, Tensor, TensorData};
 use itertools::Itertools;
+use std::cell::LazyCell;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use super::collective::all_gather;
 use super::local::is_require_grad;
 use super::{DTensor, DTensorError, DTensorSpec, Kind};
 use crate::Result;
-use crate::comm::Call;
+use crate::comm::{Call, Digests, ReplicatedValue};
+use crate::memory::digests;
 use crate::mesh::DeviceMesh;
 use crate::placement::{Layout, Placement, ShardSizes};
 
@@ -38,6 +41,42 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         let spec = DTensorSpec::new(mesh, table.layout, shape, local.dtype())?;
         Ok(Self::from_parts(local, spec.shared()))
     }
+}
+
+/// If the launch checks replicas, compares `value` with the ranks along each mesh dimension in `dims`, bit for bit.
+///
+/// # Collective
+/// If the launch checks replicas: every rank of the mesh that differs only in these dimensions.
+///
+/// # Errors
+/// [`CommError::Diverged`](crate::comm::CommError::Diverged), or
+/// [`CommError::Mismatch`](crate::comm::CommError::Mismatch) for another shape or dtype.
+pub(super) fn check_replicas<const D: usize, K: Kind>(
+    value: &Tensor<D, K>,
+    mesh: &DeviceMesh,
+    dims: impl IntoIterator<Item = usize>,
+) -> Result<()> {
+    if !mesh.world().checks_replicas() {
+        return Ok(());
+    }
+    let digest = LazyCell::new(|| {
+        let plain = value.clone().inner().into_dispatch();
+        let known = digests(std::iter::once(&plain)).remove(0);
+        known.unwrap_or_else(|| hash(value.to_data().as_bytes()) as u64)
+    });
+    for dim in dims.into_iter().filter(|&dim| mesh.shape()[dim] > 1) {
+        let (shape, dtype) = (value.dims(), value.dtype().name());
+        let name = format!("{shape:?} {dtype} on mesh dimension `{}`", mesh.names()[dim]);
+        let digests = Digests {
+            of: ReplicatedValue::LocalTensor,
+            step: 0,
+            names: [name.into()].into(),
+            values: [Some(*digest)].into(),
+        };
+        let call = Call::new("check of a replicated tensor").with_digests(vec![digests]);
+        mesh.communicator(dim)?.barrier(call).wait()?;
+    }
+    Ok(())
 }
 
 /// Description of one rank's local tensor, as gathered from that rank.

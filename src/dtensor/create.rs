@@ -3,6 +3,7 @@
 
 use burn::tensor::{Shape, Tensor};
 
+use super::check::check_replicas;
 use super::spec::mesh_dim_name;
 use super::{DTensor, DTensorError, DTensorSpec, Kind, MeshDims};
 use crate::Result;
@@ -13,8 +14,9 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     /// Creates a DTensor whose local tensor on this rank is `local`. Assumes that all ranks' local tensors have the
     /// same shape: a dimension that `k` ranks shard is `k` times as long globally.
     ///
-    /// Nothing is sent or compared; [`from_local_checked`](Self::from_local_checked) compares the ranks. The local
-    /// tensor stays in its autodiff graph, and its gradient is laid out according to invariant 1 of [this
+    /// Nothing is sent or compared; [`from_local_checked`](Self::from_local_checked) compares the ranks, and
+    /// [`Launch::with_replica_checks`](crate::comm::Launch::with_replica_checks) compares what is placed `Replicate`
+    /// here as well, which makes this function collective. The local tensor stays in its autodiff graph, and its gradient is laid out according to invariant 1 of [this
     /// module](super).
     ///
     /// # Errors
@@ -29,6 +31,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
             dims[dim] *= shardings.iter().map(|&sizes| mesh.shape()[sizes]).product::<usize>();
         }
         let spec = DTensorSpec::new(mesh, layout, Shape::from(dims), local.dtype())?;
+        check_replicas(&local, mesh, replicated_dims(&spec))?;
         Ok(Self::from_parts(local, spec.shared()))
     }
 
@@ -72,6 +75,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
             }
             .into());
         }
+        check_replicas(&local, mesh, replicated_dims(&spec))?;
         Ok(Self::from_parts(local, spec.shared()))
     }
 
@@ -112,6 +116,11 @@ impl<const D: usize> DTensor<D> {
         let summed = summed_dims(self.mesh(), self.placements(), grad_placements)?;
         self.with_summed_grad(&summed)
     }
+}
+
+fn replicated_dims(spec: &DTensorSpec) -> impl Iterator<Item = usize> {
+    let placements = spec.placements().iter().enumerate();
+    placements.filter(|(_, placement)| placement.is_replicate()).map(|(dim, _)| dim)
 }
 
 /// Returns the mesh dimensions on which each rank computes only a partial sum of the gradient of a value laid out

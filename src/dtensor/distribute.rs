@@ -12,6 +12,7 @@
 use burn::tensor::{Shape, Tensor};
 use smallvec::SmallVec;
 
+use super::check::check_replicas;
 use super::local::{as_float, associate, is_require_grad, is_tracked, slice};
 use super::spec::mesh_dim_name;
 use super::{DTensor, DTensorError, DTensorSpec, Kind};
@@ -82,8 +83,11 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     /// If the ranks' copies may differ (random values), use [`distribute_tensor`](Self::distribute_tensor). The
     /// local tensors are leaves, with `full`'s setting of `require_grad`.
     ///
+    /// [`Launch::with_replica_checks`](crate::comm::Launch::with_replica_checks) compares the copies, and makes this
+    /// function collective.
+    ///
     /// # Errors
-    /// As [`distribute_tensor`](Self::distribute_tensor), without those of communication.
+    /// As [`distribute_tensor`](Self::distribute_tensor), without those of communication if copies are not compared.
     pub fn distribute_replicated(full: Tensor<D, K>, mesh: &DeviceMesh, placements: &[Placement]) -> Result<Self> {
         Self::distribute_replicated_to(full, mesh, Layout::new(mesh.shape(), placements)?)
     }
@@ -98,6 +102,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     pub fn distribute_replicated_to(full: Tensor<D, K>, mesh: &DeviceMesh, layout: Layout) -> Result<Self> {
         let spec = DTensorSpec::new(mesh, layout, full.shape(), full.dtype())?;
         leaves("distribute_replicated", full, spec, |full, spec| {
+            check_replicas(&full, mesh, 0..mesh.ndim())?;
             let ranges = spec.layout().local_slices(spec.shape(), spec.coordinate());
             Ok(slice(full, &ranges))
         })

@@ -90,6 +90,7 @@ pub struct FullyShard {
     pub(super) replicate_dims: Vec<String>,
     pub(super) balanced: bool,
     pub(super) replica_check_every: u64,
+    pub(super) layer_warnings: bool,
     pub(super) precision: MixedPrecisionPolicy,
     /// Policies of units by pattern.
     pub(super) precision_for: Vec<(Vec<String>, MixedPrecisionPolicy)>,
@@ -112,6 +113,7 @@ impl Default for FullyShard {
             replicate_dims: Vec::new(),
             balanced: false,
             replica_check_every: 10,
+            layer_warnings: true,
             precision: MixedPrecisionPolicy::default(),
             precision_for: Vec::new(),
             offload: OffloadPolicy::default(),
@@ -223,6 +225,23 @@ impl FullyShard {
     /// that reads one fails with [`ParamError::ReadOutsideUnit`](crate::param::ParamError::ReadOutsideUnit).
     pub fn with_implicit_unshard(mut self, implicit: bool) -> Self {
         self.implicit_unshard = implicit;
+        self
+    }
+
+    /// Sets whether [`fully_shard`](super::fully_shard) warns about layers of the model that compute something else on
+    /// several ranks than on one device. Default: true.
+    ///
+    /// | layer | difference | warns if |
+    /// |---|---|---|
+    /// | burn's `BatchNorm` | each rank normalizes with the statistics of its own batch | several ranks are data-parallel |
+    /// | burn's `Dropout` | masks depend on timing (see [`World::run_seeded`](crate::comm::World::run_seeded)) | several of them are in one process |
+    ///
+    /// A warning is one line with the paths of the layers, logged with [`log::warn!`] by the first rank. Without a
+    /// logger it is printed to the standard error. A layer that is frozen, a batch norm that
+    /// [`parallelize`](crate::parallel::parallelize) has placed, and a model on a single rank cause none. The
+    /// probability of a `Dropout` is not known here; 0 is harmless.
+    pub fn with_layer_warnings(mut self, warnings: bool) -> Self {
+        self.layer_warnings = warnings;
         self
     }
 
@@ -373,6 +392,7 @@ impl fmt::Debug for FullyShard {
             .field("buffer_sync", &self.buffer_sync)
             .field("balanced", &self.balanced)
             .field("replica_check_every", &self.replica_check_every)
+            .field("layer_warnings", &self.layer_warnings)
             .field("mixed_precision", &self.precision)
             .field("mixed_precision_for", &self.precision_for)
             .field("offload", &self.offload)

@@ -23,6 +23,8 @@ pub(super) struct FsdpMeshDims<'a> {
     shard: MeshDims,
     /// Indices of all data-parallel dimensions, ascending.
     all: MeshDims,
+    /// True if the configuration names the dimensions.
+    is_named: bool,
     /// The meshes in use, each with the dimensions that shard and those that replicate.
     made: Vec<(MeshDims, MeshDims, FsdpMeshInfo)>,
 }
@@ -53,7 +55,7 @@ impl<'a> FsdpMeshDims<'a> {
             }
         };
         all.sort_unstable();
-        Ok(Self { mesh, shard, all, made: Vec::new() })
+        Ok(Self { mesh, shard, all, is_named: !config.shard_dims.is_empty(), made: Vec::new() })
     }
 
     /// Returns the group of all ranks that have distinct data.
@@ -78,13 +80,14 @@ impl<'a> FsdpMeshDims<'a> {
     /// that its placement names, if any. `placed` is its spec if `parallelize` placed it.
     ///
     /// # Errors
-    /// [`FsdpError::ReplicatedOverDataDim`], [`FsdpError::MeshDimInUse`], [`FsdpError::NoShardDimLeft`], and the
-    /// mesh's errors for names that are repeated or in another order.
+    /// [`FsdpError::TensorParallelDim`], [`FsdpError::ReplicatedOverDataDim`], [`FsdpError::MeshDimInUse`],
+    /// [`FsdpError::NoShardDimLeft`], and the mesh's errors for names that are repeated or in another order.
     pub(super) fn of(&mut self, param: &str, over: Option<&[String]>, placed: Option<&DTensorSpec>) -> Result<usize> {
         let mesh = self.mesh;
         let mut free = self.all.clone();
         for (at, mesh_dim) in placed.iter().flat_map(|spec| self.shared_with(spec)) {
             if placed.is_some_and(|spec| spec.placements()[at].is_replicate()) {
+                self.check_is_data_mesh(param, placed)?;
                 let mesh_dim = mesh.names()[mesh_dim].clone();
                 return Err(FsdpError::ReplicatedOverDataDim { param: param.into(), mesh_dim }.into());
             }
@@ -104,6 +107,7 @@ impl<'a> FsdpMeshDims<'a> {
             }
         };
         if shard.is_empty() {
+            self.check_is_data_mesh(param, placed)?;
             return Err(FsdpError::NoShardDimLeft { param: param.into(), mesh: mesh.to_string() }.into());
         }
         let replicate: MeshDims = free.into_iter().filter(|dim| !shard.contains(dim)).collect();
@@ -113,6 +117,23 @@ impl<'a> FsdpMeshDims<'a> {
         let over_data = self.over(&shard, &replicate)?;
         self.made.push((shard, replicate, over_data));
         Ok(self.made.len() - 1)
+    }
+
+    /// Checks that the program has named dimensions of the mesh, or passed a mesh without other dimensions than those
+    /// of the parameter's tensor-parallel mesh. Otherwise the program probably meant the other dimensions.
+    fn check_is_data_mesh(&self, param: &str, placed: Option<&DTensorSpec>) -> Result<(), FsdpError> {
+        let shared: MeshDims = placed.iter().flat_map(|spec| self.shared_with(spec)).map(|(_, dim)| dim).collect();
+        let name = |dim: usize| self.mesh.names()[dim].clone();
+        let rest: Vec<_> = self.all.iter().filter(|dim| !shared.contains(dim)).map(|&dim| name(dim)).collect();
+        match (shared.first(), &rest[..]) {
+            (Some(&dim), [_, ..]) if !self.is_named => Err(FsdpError::TensorParallelDim {
+                param: param.into(),
+                mesh_dim: name(dim),
+                mesh: self.mesh.to_string(),
+                rest: if let [one] = &rest[..] { format!("{one:?}") } else { format!("{rest:?}") },
+            }),
+            _ => Ok(()),
+        }
     }
 
     /// Returns the dimensions of a parameter's tensor-parallel mesh that are data-parallel for other parameters,

@@ -43,6 +43,24 @@ pub enum FsdpError {
         /// Names of the dimensions that are available.
         free: Vec<String>,
     },
+    /// The mesh passed to [`fully_shard`](super::fully_shard) has dimensions over which `parallelize` placed the
+    /// parameter, and the configuration names no dimensions.
+    #[error(
+        "parameter `{param}` is parallelized over `{mesh_dim}`, so `fully_shard` cannot use that dimension of {mesh} \
+         too. Pass the dimensions that are left: `fully_shard(model, &mesh.slice({rest})?, ..)`. If ranks along \
+         `{mesh_dim}` have distinct data, as with experts, name the dimensions that shard with \
+         `FullyShard::with_shard_dims`"
+    )]
+    TensorParallelDim {
+        /// Path of the parameter.
+        param: String,
+        /// The dimension over which it is parallelized.
+        mesh_dim: String,
+        /// The mesh.
+        mesh: String,
+        /// Names of the other dimensions, as an argument of `DeviceMesh::slice`.
+        rest: String,
+    },
     /// `parallelize` placed the parameter over all mesh dimensions that shard.
     #[error(
         "{mesh} has no dimension over which parameter `{param}` can be sharded, because `parallelize` placed it over \

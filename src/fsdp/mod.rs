@@ -4,8 +4,9 @@
 //! ```
 //! use burn::module::Module;
 //! use burn::nn::{Linear, LinearConfig};
-//! use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
+//! use burn::optim::{AdamWConfig, GradientsParams};
 //! use burn::tensor::Tensor;
+//! use burn_dtensor::optim::sharded;
 //! use burn_dtensor::prelude::*;
 //!
 //! #[derive(Module, Debug)]
@@ -35,11 +36,11 @@
 //!     let net = fully_shard(net, &mesh, FullyShard::new().with_units(["blocks.*"]))?;
 //!     assert_eq!(net.head.weight.base().dims(), [2, 1]); // this rank's shard of [4, 1]
 //!
-//!     let mut optim = AdamWConfig::new().init();
+//!     let mut optim = sharded(AdamWConfig::new());
 //!     let batch = Tensor::<2>::ones([8, 4], &device) * world.rank() as f32; // each rank has its own
 //!     let loss = net.forward(batch).square().mean();
 //!     let grads = GradientsParams::from_grads(loss.backward(), &net); // averaged over the ranks
-//!     let net = optim.step(1e-2, net, grads);
+//!     let net = optim.step(1e-2, net, grads)?;
 //!     assert_eq!(net.head.weight.val().dims(), [4, 1]);
 //!     Ok(())
 //! })?;
@@ -200,6 +201,7 @@ mod precision;
 mod remesh;
 mod scaler;
 mod shard;
+mod warnings;
 
 pub use clip::{NormType, clip_grad_norm};
 pub use compare::{Cause, Comparison, Finding, Side, compare};

@@ -1,6 +1,7 @@
 //! Plan of one `fully_shard` call: decides which parameter belongs to which unit, before any value moves.
 
 use std::collections::HashSet;
+use std::mem;
 use std::sync::Arc;
 
 use burn::module::Module;
@@ -15,7 +16,7 @@ use super::{FsdpError, MixedPrecisionPolicy};
 use crate::Result;
 use crate::memory;
 use crate::mesh::DeviceMesh;
-use crate::param::{ModelScan, OffloadPolicy, ScannedParam, TpPlacement, Unit, UnitName};
+use crate::param::{Layer, ModelScan, OffloadPolicy, ScannedParam, TpPlacement, Unit, UnitName};
 use crate::pattern::PathPattern;
 use crate::placement::{Placement, ShardSizes};
 
@@ -50,6 +51,8 @@ pub(super) struct ShardingPlan {
     pub(super) lazy: bool,
     /// Paths of the parameters to shard that have adapters (LoRA).
     pub(super) adapted: HashSet<String>,
+    /// Layers about which the call may warn.
+    pub(super) layers: Vec<Layer>,
 }
 
 /// Decides the unit, the sharding and the mesh dimensions among `dims` of every parameter of `model` that is
@@ -61,7 +64,8 @@ pub(super) fn plan<M: Module>(
     dims: &mut FsdpMeshDims<'_>,
 ) -> Result<ShardingPlan> {
     let ignored = PathPattern::parse_all(&config.ignored)?;
-    let inventory = ModelScan::of(model);
+    let mut inventory = ModelScan::of(model);
+    let layers = mem::take(&mut inventory.layers);
     // Modules of a sharded model may be combined with parameters of another model, which this call shards. But a
     // parameter that was replaced has lost its tensor-parallel placements, and cannot be placed.
     let full = inventory.check_not_replaced();
@@ -129,7 +133,7 @@ pub(super) fn plan<M: Module>(
     precisions.check_units(&of_modules)?;
     offloads.check_units(&of_modules)?;
     let (adopted, ignored) = (adopted.paths(), ignored.into());
-    Ok(ShardingPlan { params: planned, adopted, ignored, precisions, offloads, lazy, adapted })
+    Ok(ShardingPlan { params: planned, adopted, ignored, precisions, offloads, lazy, adapted, layers })
 }
 
 /// Checks that shards can be in host memory.

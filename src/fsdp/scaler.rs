@@ -23,14 +23,14 @@ use crate::param::{check_not_replaced, walk};
 /// # use burn::nn::LinearConfig;
 /// # use burn::optim::{AdamWConfig, GradientsParams};
 /// # use burn::tensor::{DType, Tensor};
-/// # use burn_dtensor::prelude::*;
+/// # use burn_dtensor::{optim::sharded, prelude::*};
 /// launch(Launch::threads(2), |world| {
 ///     let mesh = DeviceMesh::new(world, [2], ["shard"])?;
 ///     let device = world.device().clone().autodiff();
 ///     let half = MixedPrecisionPolicy::new().with_param_dtype(DType::F16).with_reduce_dtype(DType::F32).with_output_dtype(DType::F32);
 ///     let config = FullyShard::new().with_mixed_precision(half);
 ///     let mut layer = fully_shard(LinearConfig::new(4, 1).init(&device), &mesh, config)?;
-///     let (mut optim, mut scaler) = (AdamWConfig::new().init(), GradScaler::new());
+///     let (mut optim, mut scaler) = (sharded(AdamWConfig::new()), GradScaler::new());
 ///     for _ in 0..2 {
 ///         let x = Tensor::<2>::ones([8, 4], &device);
 ///         let loss = unit(&layer, x, |layer, x| layer.forward(x)).square().mean();
@@ -158,19 +158,20 @@ impl GradScaler {
         Ok(is_finite)
     }
 
-    /// Returns `step(model, grads)`, or `model` if gradients had overflowed on any rank. [Unscales](Self::unscale) them
+    /// Returns the result of `step(model, grads)`, or `model` if gradients had overflowed on any rank. [Unscales](Self::unscale) them
     /// first, unless that was done since the last [`update`](Self::update).
     ///
     /// # Collective
     /// If it unscales: on every rank of the model's meshes.
     ///
     /// # Errors
-    /// [`FsdpError::SteppedTwice`] if it was called for this model since the last `update`; those of `unscale`.
+    /// [`FsdpError::SteppedTwice`] if it was called for this model since the last `update`; those of `unscale` and of
+    /// `step`.
     pub fn step<M: Module>(
         &mut self,
         model: M,
         mut grads: GradientsParams,
-        step: impl FnOnce(M, GradientsParams) -> M,
+        step: impl FnOnce(M, GradientsParams) -> Result<M>,
     ) -> Result<M> {
         let model_id = first_param(&model);
         if self.of_model(model_id).is_none() {
@@ -180,7 +181,7 @@ impl GradScaler {
         if std::mem::replace(&mut unscaled.is_stepped, true) {
             return Err(FsdpError::SteppedTwice.into());
         }
-        Ok(if unscaled.is_finite { step(model, grads) } else { model })
+        if unscaled.is_finite { step(model, grads) } else { Ok(model) }
     }
 
     /// Adapts the scale. It shrinks if gradients of any model overflowed since the last call, and grows after

@@ -12,6 +12,7 @@ use super::balance::balance;
 use super::config::FullyShard;
 use super::dims::FsdpMeshDims;
 use super::plan::{PlannedParam, ShardingPlan, plan};
+use super::warnings::warn_about;
 use crate::comm::Communicator;
 use crate::mesh::DeviceMesh;
 use crate::param::{
@@ -103,7 +104,7 @@ use crate::{Error, Result};
 pub fn fully_shard<M: Module>(model: M, mesh: &DeviceMesh, config: FullyShard) -> Result<M> {
     let origin = origin::<M>(Location::caller());
     let mut dims = FsdpMeshDims::new(mesh, &config)?;
-    let ShardingPlan { params: mut planned, adopted, ignored, precisions, offloads, lazy, adapted } =
+    let ShardingPlan { params: mut planned, adopted, ignored, precisions, offloads, lazy, adapted, layers } =
         plan(&model, mesh, &config, &mut dims)?;
     if config.balanced {
         balance(&mut planned, dims.meshes());
@@ -154,6 +155,9 @@ pub fn fully_shard<M: Module>(model: M, mesh: &DeviceMesh, config: FullyShard) -
     let place = || attach_shards(model, attachments, lazy, "fully_shard");
     let model = if lazy { in_turn(mesh, "fully_shard, in turn", place)? } else { place()? };
     let model = own_buffers(model, &units, &all, "fully_shard")?;
+    if config.layer_warnings {
+        warn_about(&layers, &origin, mesh, all.group().size());
+    }
     let is_offloaded = units.iter().any(|unit| unit.offloaded().is_some());
     Ok(if is_offloaded { move_other_params(model, mesh.device()) } else { model })
 }

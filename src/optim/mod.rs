@@ -7,19 +7,19 @@
 //! blocks.0.weight.momentum.time        3
 //! ```
 //!
-//! burn's own [`ModuleOptimizer`](burn::optim::ModuleOptimizer) steps a model that was sharded or parallelized, and
-//! [`optimizer_state`] returns its state. [`sharded`] builds such an optimizer, accepts only optimizers that are
-//! correct on shards (others do not compile), and adds Muon on full matrices. A [`DTensorOptimizer`] steps
-//! parameters that are [`DTensor`](crate::dtensor::DTensor)s without a module. The state of either is an
-//! [`OptimizerState`]: DTensors laid out like their parameters, named by the parameters' paths and burn's field
-//! names. [`OptimizerState::redistribute`] moves it to another layout or mesh. A checkpoint saves a
+//! [`sharded`] builds the optimizer of a model that was sharded or parallelized. It accepts only optimizers that are
+//! correct on shards (others do not compile), clips by norm over all shards, and adds Muon on full matrices. burn's own
+//! [`ModuleOptimizer`](burn::optim::ModuleOptimizer) steps such a model too, without these checks, and
+//! [`optimizer_state`] returns its state. A [`DTensorOptimizer`] steps parameters that are
+//! [`DTensor`](crate::dtensor::DTensor)s without a module. The state of each is an [`OptimizerState`]: DTensors laid out
+//! like their parameters, named by the parameters' paths and burn's field names. [`OptimizerState::redistribute`] moves it to another layout or mesh. A checkpoint saves a
 //! [`FullOptimizerState`] of full tensors, which [`FullOptimizerState::distribute`] distributes on any mesh.
 //!
 //! ```
 //! use burn::nn::LinearConfig;
 //! use burn::optim::{AdamWConfig, GradientsParams};
 //! use burn::tensor::Tensor;
-//! use burn_dtensor::optim::{FullOptimizerState, load_optimizer_state, optimizer_state, parameter_specs};
+//! use burn_dtensor::optim::{FullOptimizerState, parameter_specs, sharded};
 //! use burn_dtensor::prelude::*;
 //!
 //! // Two ranks train; three ranks resume.
@@ -27,11 +27,11 @@
 //!     let mesh = DeviceMesh::new(world, [2], ["shard"])?;
 //!     let device = world.device().clone().autodiff();
 //!     let mut model = fully_shard(LinearConfig::new(8, 6).init(&device), &mesh, FullyShard::new())?;
-//!     let mut optim = AdamWConfig::new().init();
+//!     let mut optim = sharded(AdamWConfig::new());
 //!     let loss = model.forward(Tensor::<2>::ones([1, 8], &device)).square().sum();
 //!     let grads = GradientsParams::from_grads(loss.backward(), &model);
-//!     model = optim.step(1e-3, model, grads);
-//!     let state = optimizer_state(&optim, &model)?;
+//!     model = optim.step(1e-3, model, grads)?;
+//!     let state = optim.state(&model)?;
 //!     let moment = state.tensor::<2>("weight.momentum.moment_1").expect("AdamW has one");
 //!     assert_eq!(moment.spec(), model.weight.shard().expect("it is sharded").spec());
 //!     state.full()?.into_bytes()
@@ -45,7 +45,7 @@
 //!     let model = fully_shard(LinearConfig::new(8, 6).init(&device), &mesh, FullyShard::new())?;
 //!     let full = FullOptimizerState::from_bytes(saved.clone())?;
 //!     let state = full.distribute(parameter_specs(&model)?)?;
-//!     let optim = load_optimizer_state(AdamWConfig::new().init(), &model, state)?;
+//!     let optim = sharded(AdamWConfig::new()).load_state(&model, state)?;
 //!     # let _ = optim;
 //!     Ok(())
 //! })?;

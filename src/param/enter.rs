@@ -7,6 +7,7 @@ use smallvec::SmallVec;
 
 use super::ParamError;
 use super::io::TensorTree;
+use super::panicked::noting_panics;
 use super::precision::cast;
 use super::prefetch::prefetch;
 use super::probe::ProbedUnit;
@@ -86,7 +87,8 @@ use crate::watch;
 /// another unit encloses it.
 ///
 /// # Panics
-/// Unwinds with the typed [`Error`](crate::Error) if a collective fails, and with [`ParamError::Replaced`] if a
+/// If `forward` panics, the report of [`launch`](crate::comm::launch) names the innermost open unit. Unwinds with the
+/// typed [`Error`](crate::Error) if a collective fails, and with [`ParamError::Replaced`] if a
 /// parameter of the module was replaced after it was distributed; [`launch`](crate::comm::launch) returns the error.
 /// If a second backward reaches a graph that the first consumed, burn panics, and `launch` returns
 /// [`ParamError::SecondBackward`].
@@ -116,7 +118,7 @@ where
     }
     let Some((first, _)) = own.first() else {
         let open = UnitGuard::new(None, inside);
-        let output = forward(module, input, &[]);
+        let output = noting_panics(|| forward(module, input, &[]));
         return open.leave(output);
     };
     let label = first.label();
@@ -143,7 +145,7 @@ where
             EnteredUnit::Member { at, shards } => UnitGuard::member(at, shards, inside.take().unwrap_or_default()),
         })
         .collect();
-    let output = forward(module, input, &units);
+    let output = noting_panics(|| forward(module, input, &units));
     let output = open.into_iter().rev().fold(output, |output, open| open.leave(output));
     match probed {
         Some(probed) => probed.leave(output),

@@ -62,7 +62,7 @@ pub enum ParamError {
     #[error(
         "the ranks compute on {device}, where this crate cannot record gradients: it supports only the backends that \
          its features `flex` (CPU), `cuda` and `wgpu` enable. Enable the feature for this device, or launch on another \
-         one: `Launch::threads(4).device(..)`"
+         one: `Launch::threads(4).with_device(..)`"
     )]
     Backend {
         /// The device.

@@ -50,7 +50,8 @@
 //! | activation checkpointing | `recompute` |
 //! | comparison of values that must be identical on several ranks | `verify`, `replica_check` |
 //! | one forward of a unit, and its backward; inputs and outputs | `enter`, `unit_stack`, `scope`, `unit_pass`; `io` |
-//! | parameters read outside their unit | `read`, `outside` |
+//! | parameters read outside their unit; warnings | `read`, `outside`; `warning` |
+//! | panics inside units | `panicked` |
 //! | autodiff nodes, order of backward | `backward_nodes`, `reduction_order` |
 //! | checks of backward, and errors of a second one | `progress`, `trace`; `through` |
 //! | memory held by forwards without a backward | `sweep` |
@@ -85,6 +86,7 @@ mod model_scan;
 mod offload;
 mod other_params;
 mod outside;
+mod panicked;
 mod partial_grad_groups;
 mod pending_all_gather;
 mod plan_cache;
@@ -123,6 +125,7 @@ mod varying;
 mod verify;
 mod view;
 mod visit;
+mod warning;
 
 pub(crate) use adapter::take_burns;
 pub(crate) use attach::{ShardAssignment, attach_shards};
@@ -144,7 +147,7 @@ pub use full::{full_model, full_model_on};
 pub use grad::Grads;
 pub use io::{TensorMapFn, TensorTree};
 pub(crate) use lazy::{in_turn, is_any_lazy};
-pub(crate) use model_scan::{ModelScan, ScannedParam};
+pub(crate) use model_scan::{Layer, ModelScan, ScannedParam};
 pub(crate) use offload::CpuOffload;
 pub use offload::OffloadPolicy;
 pub(crate) use other_params::move_other_params;
@@ -168,3 +171,4 @@ pub use unshard::{UnshardHandle, reshard, unshard};
 pub use view::ParamExt;
 pub(crate) use view::{layer_styles, module_path, path};
 pub(crate) use visit::{Visited, walk, walk_with_paths};
+pub(crate) use warning::warn;

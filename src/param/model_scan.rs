@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use burn::module::{Module, ModuleVisitor, Param, ParamId, Reparameterization, Reparameterizer};
+use burn::module::{Flag, Module, ModuleVisitor, Param, ParamId, Reparameterization, Reparameterizer};
 use burn::tensor::{Bool, DType, Device, Int, Tensor};
 use itertools::Itertools;
 
@@ -25,6 +25,8 @@ pub(crate) struct ModelScan {
     last: Option<ScannedParam>,
     pub(crate) params: Vec<ScannedParam>,
     pub(crate) buffers: Vec<Buffer>,
+    /// Batch norms and dropouts that are not frozen.
+    pub(crate) layers: Vec<Layer>,
     /// Paths of the parameters that have an unsupported reparameterization, with its name.
     pub(super) foreign: Vec<(Vec<String>, String)>,
 }
@@ -36,6 +38,17 @@ pub(crate) struct Buffer {
     /// parameter.
     pub(crate) running: bool,
 }
+
+/// A layer of a type that is noted.
+#[derive(Debug)]
+pub(crate) struct Layer {
+    pub(crate) path: String,
+    /// The type's name.
+    pub(crate) kind: &'static str,
+}
+
+/// Types of burn whose layers are noted.
+const NOTED: [&str; 2] = ["BatchNorm", "Dropout"];
 
 /// A float parameter.
 pub(crate) struct ScannedParam {
@@ -61,6 +74,13 @@ impl ModelScan {
         take_visited();
         copying(|| model.clone().apply_reparameterization(Marker)).visit(&mut inventory);
         inventory.replace_last(None);
+        // A parallelized batch norm computes with DTensors.
+        let Self { layers, params, .. } = &mut inventory;
+        layers.retain(|layer| {
+            let of_layer = params.iter().filter(|param| param.ancestor(1) == layer.path);
+            let mut distributed = of_layer.filter_map(|param| param.distributed.as_ref());
+            distributed.all(|param| param.info().parallel.is_none())
+        });
         inventory
     }
 
@@ -332,6 +352,14 @@ impl ModuleVisitor for ModelScan {
 
     fn visit_int<const D: usize>(&mut self, _: &Param<Tensor<D, Int>>) {
         self.note_unowned();
+    }
+
+    /// Notes the layer that the flag `training` belongs to.
+    fn visit_flag(&mut self, flag: &Param<Flag>) {
+        let owner = self.owners.last().and_then(|owner| owner.strip_prefix("Struct:"));
+        let kind = NOTED.into_iter().find(|kind| owner == Some(kind) && flag.is_enabled());
+        let path = self.path.split_last().map_or(&[][..], |(_, path)| path).join(".");
+        self.layers.extend(kind.map(|kind| Layer { path, kind }));
     }
 
     fn visit_bool<const D: usize>(&mut self, _: &Param<Tensor<D, Bool>>) {

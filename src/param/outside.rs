@@ -2,10 +2,9 @@
 
 use std::sync::atomic::Ordering;
 
-use log::{LevelFilter, log_enabled, max_level};
-
 use super::ParamError;
 use super::unit::Unit;
+use super::warning::warn;
 use crate::Error;
 
 impl Unit {
@@ -35,15 +34,5 @@ impl Unit {
                 first.path
             ));
         }
-    }
-}
-
-/// Logs a warning, or prints it to the standard error if the program has no logger, because the slowdown would
-/// otherwise go unnoticed.
-fn warn(text: &str) {
-    if log_enabled!(log::Level::Warn) {
-        log::warn!("{text}");
-    } else if max_level() == LevelFilter::Off {
-        eprintln!("warning: {text}");
     }
 }

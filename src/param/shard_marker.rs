@@ -9,13 +9,20 @@
 //!   blocks.0.weight.distributed.part [2:4, 0:4] of [4, 4]         [0]
 //! ```
 //!
-//! burn loads a record by paths. In the record of another shard this path is missing, and burn's error names it.
+//! burn loads a record by paths. In the record of another shard this path is missing, and burn's error names it. Only
+//! what is saved reads the tensor itself: the first time, a warning tells that shards are saved.
+
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use burn::module::{ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::tensor::{Int, Tensor};
 use itertools::Itertools;
 
+use super::warning::warn;
 use crate::dtensor::DTensorSpec;
+
+/// True if this process has warned that shards are saved.
+static WARNED: AtomicBool = AtomicBool::new(false);
 
 /// Empty tensor that a record holds next to a shard, under a path that describes the shard.
 #[derive(Debug)]
@@ -42,7 +49,17 @@ impl ShardMarker {
         };
         let name = format!("part [{}] of {:?}", (0..shape.num_dims()).map(range).join(", "), shape.as_slice());
         let device = spec.mesh().device().clone();
-        let empty = |device: &_, _| Tensor::empty([0], device);
+        let is_first = spec.coordinate().iter().all(|&index| index == 0);
+        let empty = move |device: &_, _| {
+            if is_first && !WARNED.swap(true, Ordering::Relaxed) {
+                warn(
+                    "a record or file of a sharded model is written. It has only this rank's shards, and loads only on a \
+                     rank with the same shards. To save the model itself, save `full_model(&model)?`, or \
+                     `full_model_on(&model, 0)?` on one rank",
+                );
+            }
+            Tensor::empty([0], device)
+        };
         Some(Self { name, marker: Param::uninitialized(ParamId::new(), empty, device, false, [0].into()) })
     }
 

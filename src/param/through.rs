@@ -55,6 +55,11 @@ impl Nodes {
         Self { opened: NodeId::new().value, closed: u64::MAX, ..Self::default() }
     }
 
+    /// Returns the number drawn when the unit was opened. Units opened later have higher ones.
+    pub(super) fn opened_at(&self) -> u64 {
+        self.opened
+    }
+
     pub(super) fn input(&mut self, node: NodeId) {
         self.inputs.push(node.value);
     }

@@ -138,6 +138,16 @@ pub(super) fn is_first() -> bool {
     OPEN.with_borrow(|open| open.is_first)
 }
 
+/// Returns the innermost open unit, and true if a read opened it, so that its forward may be over.
+pub(super) fn innermost_unit() -> Option<(Arc<Unit>, bool)> {
+    OPEN.with_borrow(|open| {
+        let around = open.around_block.iter().flat_map(|around| around.scopes.iter().rev().map(|scope| (scope, false)));
+        let opened = open.in_block().iter().rev();
+        let scopes = opened.filter_map(|opened| Some((opened.scope.as_ref()?, matches!(opened.by, OpenedBy::Read))));
+        scopes.chain(around).map(|(scope, by_read)| (scope.pass.buffer.unit().clone(), by_read)).next()
+    })
+}
+
 /// Calls `f` on the open scopes, innermost first, and returns its first result that is not `None`.
 pub(super) fn find<T>(f: impl FnMut(&Rc<ForwardScope>) -> Option<T>) -> Option<T> {
     OPEN.with_borrow(|open| {

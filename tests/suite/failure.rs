@@ -417,6 +417,29 @@ fn ranks_with_the_same_outcome_share_a_line() {
     assert_eq!(format!("{elsewhere:?}"), "launch failed at rank 0. Process 0 prints the report");
 }
 
+/// Each rank has its own number: one line, not one for each.
+#[test]
+fn errors_that_differ_in_numbers_share_a_line() {
+    let error = launch(Launch::threads(4), |world| -> Result<(), Error> {
+        Err(Error::other(format!("rank {0} has {0} rows of 12", world.rank())))
+    })
+    .unwrap_err();
+    let text = error.to_string();
+    let ends: Vec<_> = text.lines().filter(|line| line.contains("ended")).collect();
+    let others: Vec<_> = (0..4).filter(|rank| *rank != error.rank).collect();
+    assert_eq!(ends, [format!("  each of ranks {others:?} ended with the same error except for numbers")], "{text}");
+
+    let report = |rank| RankReport {
+        rank,
+        doing: "computing".into(),
+        error: Some(Error::other(format!("{rank} rows"))),
+        at: None,
+    };
+    let others = [1, 2].map(report).to_vec();
+    let text = LaunchError { cause: Error::other("first"), others, ..error }.to_string();
+    assert!(text.contains("\n  each of ranks [1, 2], with other numbers, ended with: 1 rows"), "{text}");
+}
+
 #[test]
 fn a_launch_without_any_collective_still_reports_an_error() {
     let error = launch(Launch::threads(2), |world| match world.rank() {

@@ -3,6 +3,7 @@
 mod burn_limits;
 mod collective_numerics;
 mod comm;
+mod compiler;
 #[cfg(feature = "wgpu")]
 mod cube;
 mod data;
@@ -16,6 +17,7 @@ mod faults;
 mod fsdp;
 mod golden;
 mod launched;
+mod logged;
 mod mesh;
 mod models;
 mod nn;

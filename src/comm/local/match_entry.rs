@@ -32,6 +32,8 @@ pub(super) struct MatchEntry<F, P> {
     pub(super) wanted: Wanted,
     /// Members whose contributions are offered and have not been requested.
     pub(super) offered: Vec<usize>,
+    /// True for an internal part of another call, which is not reported.
+    pub(super) is_internal: bool,
 }
 
 impl<F: Signature, P> MatchEntry<F, P> {
@@ -51,6 +53,7 @@ impl<F: Signature, P> MatchEntry<F, P> {
             unreleased: size,
             wanted: Wanted::Later,
             offered: Vec::new(),
+            is_internal: false,
         }
     }
 

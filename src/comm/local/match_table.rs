@@ -127,6 +127,7 @@ pub(crate) struct MatchTable<F, P> {
 
 #[derive(Default)]
 struct RankState {
+    /// The collective that the rank posted last, or whose result it took since.
     last: Option<CollectiveId>,
     waits: Vec<Wait>,
     /// Number of waits so far.
@@ -283,10 +284,19 @@ impl<F: Signature, P> MatchTable<F, P> {
         Ok(())
     }
 
-    /// Returns the contributions of the collective if it is complete, and its state otherwise.
+    /// Returns the contributions of the collective if it is complete, and its state otherwise. The rank then computes
+    /// with them, whatever it posted in the meantime, such as a prefetch.
     pub fn poll(&mut self, ticket: OpHandle) -> Poll<Parts<P>> {
-        match &self.slot(ticket).parts {
-            Some(parts) => Poll::Ready(parts.clone()),
+        let slot = self.slot(ticket);
+        match slot.parts.clone() {
+            Some(parts) => {
+                if !slot.is_internal {
+                    let g = &self.groups[ticket.group.0];
+                    let (rank, id) = (g.ranks[ticket.member], g.id(ticket.seq, ticket.member));
+                    self.ranks[rank].last = Some(id);
+                }
+                Poll::Ready(parts)
+            }
             None if self.failure.is_some() => Poll::Failed,
             None => Poll::Pending,
         }
@@ -368,7 +378,7 @@ impl<F: Signature, P> MatchTable<F, P> {
         self.ranks.iter().all(|rank| rank.returned)
     }
 
-    /// Returns the last call that the rank of `member` has posted.
+    /// Returns the last call that the rank of `member` has posted, or whose result it has taken since.
     pub fn last_call(&self, group: GroupKey, member: usize) -> Option<CollectiveId> {
         self.ranks[self.groups[group.0].ranks[member]].last.clone()
     }

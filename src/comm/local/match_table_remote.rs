@@ -24,6 +24,7 @@ impl<F: Signature, P> MatchTable<F, P> {
         let (ticket, _) = self.join_with(group, member, print, None)?;
         let rank = self.groups[group.0].ranks[member];
         self.ranks[rank].last = last;
+        self.slot_mut(ticket).is_internal = true;
         Ok(ticket)
     }
 

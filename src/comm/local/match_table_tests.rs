@@ -211,6 +211,20 @@ fn doing_is_what_it_was_at_the_failure() {
     assert_eq!(board.doing(0), "waiting in barrier #0 `x` on ranks [0, 1, 2] for ranks [1, 2]");
 }
 
+/// A rank that waits for one collective after it has posted the next one, as a unit and a prefetch, computes with the
+/// result of the former.
+#[test]
+fn a_rank_computes_since_the_collective_whose_result_it_took() {
+    let (mut board, group) = board(2);
+    let [unit, next] = ["unit", "next"].map(|label| board.post(group, 0, Name(label), 0).unwrap().0);
+    board.post(group, 1, Name("unit"), 0).unwrap();
+    assert_eq!(board.doing(0), "computing since barrier #1 `next` on ranks [0, 1]");
+    assert!(matches!(board.poll(unit), Poll::Ready(_)));
+    assert_eq!(board.doing(0), "computing since barrier #0 `unit` on ranks [0, 1]");
+    assert!(matches!(board.poll(next), Poll::Pending));
+    assert_eq!(board.doing(0), "computing since barrier #0 `unit` on ranks [0, 1]");
+}
+
 /// Values that a rank expects of each other rank, by group rank. Two ranks agree if both expect the same of each
 /// other.
 struct Expects(usize, [u8; 3]);

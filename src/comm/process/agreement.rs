@@ -13,6 +13,7 @@ wire_enum!(ReplicatedValue {
     0 Weight {},
     1 GatheredWeight {},
     2 Gradient {},
+    3 LocalTensor {},
 });
 wire_struct!(PairwiseSignature { member, given, taken });
 wire_struct!(TensorSignature { shape, dtype, sharding, to });

@@ -49,11 +49,12 @@ pub type TensorMapFn<'a> = &'a mut (dyn FnMut(DispatchTensor) -> DispatchTensor 
 ///     unit(encoder, x, |encoder, x| encoder.forward(x))
 /// }
 /// ```
+// Where a reference would be accepted, the compiler advises one and shows only the message, without label and notes.
 #[diagnostic::on_unimplemented(
-    message = "`{Self}` cannot be an input or output of a unit",
+    message = "`{Self}` cannot be an input or output of a unit. For your own struct or enum, name its fields, as in \
+               `burn_dtensor::tensor_tree! {{ struct Batch {{ tokens, mask }} }}`. Do not borrow it: mixed precision does \
+               not cast tensors behind a reference, and weights stay unsharded longer",
     label = "not composed of tensors that can be mapped",
-    note = "for your own struct or enum, name its fields: `burn_dtensor::tensor_tree! {{ struct Batch {{ tokens, \
-            mask }} }}`",
     note = "if the fields are private, pass its tensors as a tuple and construct it inside the closure, \
             or let the closure capture it: gradients are correct then, too"
 )]

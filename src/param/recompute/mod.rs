@@ -28,6 +28,7 @@ use burn::tensor::{Device, Tensor};
 use super::backward_nodes::nothing;
 use super::enter::{Scoped, in_unit};
 use super::io::TensorTree;
+use super::panicked::noting_panics;
 use super::scope::ForwardScope;
 use super::shards::{LocalShards, plain};
 use super::storage::UnshardedParams;
@@ -264,7 +265,7 @@ fn run<M: Module, I, O>(module: &M, input: I, forward: impl Fn(&M, I) -> O) -> (
         return (forward(module, input), None);
     };
     let _open = UnitGuard::new(None, inside);
-    let output = forward(module, input);
+    let output = noting_panics(|| forward(module, input));
     (output, unit_stack::last_token())
 }
 

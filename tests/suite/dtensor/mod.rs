@@ -22,6 +22,7 @@ mod ops;
 mod parts;
 mod random;
 mod refused;
+mod replica_checks;
 mod replicated;
 mod request;
 mod source;

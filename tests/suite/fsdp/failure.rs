@@ -1,16 +1,21 @@
 //! A rank that fails inside a sharded model: every other rank returns a typed error naming it.
 
+use std::panic::{self, AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread;
 use std::time::Duration;
 
 use burn::module::Module;
-use burn::nn::{BatchNormConfig, Linear, LinearConfig};
+use burn::nn::{BatchNormConfig, Linear, LinearConfig, Relu};
 use burn::optim::GradientsParams;
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{DType, Device, Tensor};
 use burn_dtensor::comm::{CommError, Launch, LaunchError, World, launch};
 use burn_dtensor::fsdp::{full_model_on, unshard};
 use burn_dtensor::prelude::*;
 
 use super::support::tensor;
+use crate::own_process::own_process;
 
 const CULPRIT: usize = 2;
 
@@ -63,6 +68,162 @@ fn a_panic_in_forward() {
     assert_eq!(error.rank, CULPRIT);
     assert!(error.to_string().contains("out of luck"), "{error}");
     assert_named(&error);
+}
+
+/// Returns the first line of the report.
+fn first_line(error: &LaunchError) -> String {
+    error.to_string().lines().next().expect("a first line").into()
+}
+
+#[test]
+fn a_panic_in_a_unit_names_the_innermost() {
+    let error = run(|world, pair, x, _| {
+        Ok(unit(pair, x, |pair, x| {
+            let x = unit(&pair.first, x, |first, x| first.forward(x));
+            unit(&pair.second, x, |second, x| {
+                assert!(world.rank() != CULPRIT, "out of luck");
+                second.forward(x)
+            })
+        }))
+    });
+    let place = "(in the forward of unit `second` of Pair, sharded at tests/suite/fsdp/failure.rs:";
+    let line = first_line(&error);
+    assert!(line.starts_with(&format!("launch failed at rank 2: rank 2 panicked: out of luck {place}")), "{line}");
+    assert_eq!(error.to_string().matches("in the forward").count(), 1, "{error}");
+    assert_named(&error);
+    for report in error.others {
+        let Some(Error::Comm(CommError::RankPanicked { message, .. })) = report.error else { continue };
+        assert!(message.starts_with(&format!("out of luck {place}")), "the other ranks know it too: {message}");
+    }
+}
+
+/// The program does not say where the forward of such a unit ends.
+#[test]
+fn a_panic_in_a_unit_that_a_read_opened() {
+    let error = run(|world, pair, x, _| {
+        Ok(unit(pair, x, |pair, x| {
+            let x = pair.first.forward(x);
+            assert!(world.rank() != CULPRIT, "out of luck");
+            pair.second.forward(x)
+        }))
+    });
+    let line = first_line(&error);
+    assert!(line.contains("out of luck (in or after the forward of unit `first` of Pair, "), "{line}");
+}
+
+/// A panic that the program catches says nothing about a later one, even if both have the same text.
+#[test]
+fn a_caught_panic_is_forgotten() {
+    for (second, place) in [(None, None), (Some("later"), None), (Some("caught"), Some("`second`"))] {
+        let error = run(|world, pair, x, _| {
+            let caught = catch_unwind(AssertUnwindSafe(|| {
+                unit(&pair.first, x.clone(), |first, x| {
+                    assert!(world.rank() != CULPRIT, "caught");
+                    first.forward(x)
+                })
+            }));
+            let x = caught.unwrap_or(x);
+            let Some(text) = second else { return Err(Error::other("no panic")) };
+            assert!(place.is_some() || world.rank() != CULPRIT, "{text}");
+            Ok(unit(&pair.second, x, |second, x| {
+                assert!(world.rank() != CULPRIT, "{text}");
+                second.forward(x)
+            }))
+        });
+        let line = first_line(&error);
+        match place {
+            Some(unit) => assert!(line.contains(&format!("caught (in the forward of unit {unit} of Pair")), "{line}"),
+            None => assert!(!line.contains("in the forward"), "{line}"),
+        }
+    }
+}
+
+/// The text is burn's. With one rank there is one report.
+#[test]
+fn another_dtype_under_mixed_precision_says_what_to_do() {
+    let error = launch(Launch::threads(1), |world| {
+        let device = world.device().clone().autodiff();
+        let mesh = DeviceMesh::new(world, [1], ["shard"])?;
+        let bf16 = MixedPrecisionPolicy::new().with_param_dtype(DType::BF16);
+        let layer = LinearConfig::new(5, 5).init(&device);
+        let layer = fully_shard(layer, &mesh, FullyShard::new().with_mixed_precision(bf16))?;
+        let _ = unit(&layer, tensor(1, [2, 5], &device), |layer, x| {
+            let table = Tensor::<2>::ones([2, 5], &device);
+            layer.forward(x) + table
+        });
+        Ok(())
+    });
+    // burn's text may have several lines.
+    let text = error.unwrap_err().to_string();
+    let says = [
+        "dtype mismatch",
+        "(in the forward of unit `root` of Linear, sharded at ",
+        "which computes in bf16.",
+        "`x.dtype()`",
+    ];
+    assert!(says.iter().all(|part| text.contains(part)), "{text}");
+}
+
+/// Burn's own operations, between a unit's nodes in the graph.
+#[test]
+fn a_panic_in_backward_names_the_unit() {
+    // A block whose module has no parameters is no scope of a unit, so nothing but the graph knows of the unit.
+    let error = run(|world, pair, x, _| {
+        let (culprit, runs) = (world.rank() == CULPRIT, Arc::new(AtomicUsize::new(0)));
+        Ok(unit(pair, x, |pair, x| {
+            let x = unit(&pair.first, x, |first, x| first.forward(x));
+            unit(&pair.second, x, |second, x| {
+                checkpoint_activations(&Relu::new(), second.forward(x), move |relu, x| {
+                    assert!(!culprit || runs.fetch_add(1, Ordering::Relaxed) == 0, "out of luck");
+                    relu.forward(x)
+                })
+            })
+        }))
+    });
+    let line = first_line(&error);
+    assert!(line.contains("panicked: out of luck (in the backward of unit `second` of Pair, sharded at "), "{line}");
+    assert_named(&error);
+}
+
+#[test]
+fn a_panic_in_a_recomputation_names_the_unit() {
+    let error = run(|world, pair, x, _| {
+        let (culprit, runs) = (world.rank() == CULPRIT, Arc::new(AtomicUsize::new(0)));
+        let x = unit(&pair.first, x, |first, x| first.forward(x));
+        Ok(checkpoint_activations(&pair.second, x, move |second, x| {
+            assert!(!culprit || runs.fetch_add(1, Ordering::Relaxed) == 0, "out of luck");
+            second.forward(x)
+        }))
+    });
+    let line = first_line(&error);
+    assert!(line.contains("panicked: out of luck (in the recomputation of unit `second` of Pair, "), "{line}");
+}
+
+/// Ranks that end because of another rank's panic do not panic themselves, in forward and in backward.
+#[test]
+fn only_the_rank_at_fault_prints() {
+    static PANICKED: Mutex<Vec<String>> = Mutex::new(Vec::new());
+    own_process("fsdp::failure::only_the_rank_at_fault_prints", || {
+        panic::set_hook(Box::new(|_| {
+            PANICKED.lock().unwrap().push(thread::current().name().unwrap_or_default().into());
+        }));
+        for in_backward in [false, true] {
+            let error = run(|world, pair, x, _| {
+                let (culprit, runs) = (world.rank() == CULPRIT, Arc::new(AtomicUsize::new(0)));
+                let x = unit(&pair.first, x, |first, x| first.forward(x));
+                Ok(checkpoint_activations(&pair.second, x, move |second, x| {
+                    let is_again = runs.fetch_add(1, Ordering::Relaxed) > 0;
+                    assert!(!culprit || is_again != in_backward, "out of luck");
+                    second.forward(x)
+                }))
+            });
+            assert_named(&error);
+            // Not locked while it is compared: the hook locks it too.
+            let panicked = std::mem::take(&mut *PANICKED.lock().unwrap());
+            assert_eq!(panicked, ["rank 2"], "{error}");
+        }
+        let _ = panic::take_hook();
+    });
 }
 
 #[test]

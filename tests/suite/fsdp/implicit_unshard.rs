@@ -1,7 +1,6 @@
 //! Units that the program does not open: their modules' forward is burn's own.
 
 use std::collections::BTreeMap;
-use std::sync::Mutex;
 
 use burn::module::Module;
 use burn::nn::transformer::{TransformerEncoder, TransformerEncoderConfig, TransformerEncoderInput};
@@ -17,6 +16,7 @@ use burn_dtensor::mesh::DeviceMesh;
 use super::net::{Net, WIDTH, mesh, net};
 use super::support::{max_diff, mean, on_device, tensor, values};
 use crate::launched;
+use crate::logged::warnings;
 
 #[derive(Module, Debug)]
 struct Text {
@@ -253,23 +253,6 @@ fn a_strict_model_refuses_what_is_read_outside_its_unit() {
     assert_eq!((&**param, &**unit), ("blocks.1.weight", "blocks.1"));
 }
 
-/// Warnings of the whole process: tests run beside each other.
-struct Warnings(Mutex<Vec<String>>);
-
-static WARNINGS: Warnings = Warnings(Mutex::new(Vec::new()));
-
-impl log::Log for Warnings {
-    fn enabled(&self, metadata: &log::Metadata<'_>) -> bool {
-        metadata.level() <= log::Level::Warn
-    }
-
-    fn log(&self, record: &log::Record<'_>) {
-        self.0.lock().unwrap().push(record.args().to_string());
-    }
-
-    fn flush(&self) {}
-}
-
 #[derive(Module, Debug)]
 struct Unopened {
     unopened: Vec<Linear>,
@@ -277,13 +260,11 @@ struct Unopened {
 
 #[test]
 fn one_warning_a_unit_names_the_first_parameter_read_outside() {
-    log::set_logger(&WARNINGS).unwrap();
-    log::set_max_level(log::LevelFilter::Warn);
     let device = Device::flex();
     let linear = || LinearConfig::new(WIDTH, WIDTH).init(&device);
     let start = Unopened { unopened: vec![linear(), linear(), linear()] };
     let _ = values(&start, None);
-    launch(Launch::threads(2), |world| {
+    let program = |world: &World| {
         let model = fully_shard(start.clone(), &mesh(world)?, FullyShard::new().with_units(["unopened.*"]))?;
         for _ in 0..2 {
             let x = tensor(1, [4, WIDTH], world.device());
@@ -294,10 +275,8 @@ fn one_warning_a_unit_names_the_first_parameter_read_outside() {
             let _ = unit(&model, x, |model, x| model.unopened[2].forward(x));
         }
         Ok(())
-    })
-    .unwrap();
-    let warnings = WARNINGS.0.lock().unwrap();
-    let own: Vec<_> = warnings.iter().filter(|text| text.contains("unopened")).collect();
+    };
+    let own = warnings("unopened", || drop(launch(Launch::threads(2), program).unwrap()));
     assert_eq!(own.len(), 1, "{own:?}");
     assert!(own[0].contains("unit `unopened.0`") && own[0].contains("first `unopened.0.weight`"), "{own:?}");
 }

@@ -60,7 +60,7 @@ fn trained(mesh: &DeviceMesh, config: FullyShard) -> Result<BTreeMap<String, Vec
             let state = state.distribute(parameter_specs(&model)?)?;
             optim = load_optimizer_state(AdamWConfig::new().init(), &model, state)?;
         }
-        model = scaler.step(model, grads, |model, grads| optim.step(1e-2, model, grads))?;
+        model = scaler.step(model, grads, |model, grads| Ok(optim.step(1e-2, model, grads)))?;
         scaler.update()?;
         if step == 6 {
             unshard(&model.blocks[0])?.wait()?;

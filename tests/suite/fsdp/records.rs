@@ -1,6 +1,6 @@
 //! Records of shards: each rank's loads on that rank.
 
-use burn::module::Module;
+use burn::module::{Module, list_param_ids};
 use burn::nn::{Linear, LinearConfig};
 use burn::store::{ModuleRecord, RecordError};
 use burn::tensor::{Bytes, Device};
@@ -8,6 +8,8 @@ use burn_dtensor::prelude::*;
 use burn_dtensor::testing::MeshTest;
 
 use super::support::{on_device, values};
+use crate::logged::warnings;
+use crate::own_process::own_process;
 
 /// Shards of equal shapes on all ranks.
 fn even(value: u64) -> Linear {
@@ -92,6 +94,53 @@ fn the_error_says_which_part_is_missing() {
         assert!(load(model.clone(), &records[mesh.rank()]).is_err());
         assert!(load(layer(2, mesh.device()), &records[mesh.rank()]).is_err());
         Ok(())
+    });
+}
+
+/// A full record meets shards, or the other way round: burn's error gets the remedy, by `?` and in the report of a panic.
+#[test]
+fn records_of_the_wrong_kind_say_what_to_do() {
+    let (model, test) = (even(1), MeshTest::new([2], ["shard"]));
+    let full = bytes(&model).unwrap();
+    let sharded = |mesh: &DeviceMesh| distribute(on_device(&model, mesh.device()), mesh);
+    let shards = test.run(|mesh| bytes(&sharded(mesh)?));
+    let (before, save) = ("load a record of the full model before `fully_shard`", "Save the full model instead");
+    let told = |model: Linear, record: &[u8]| Error::from(load(model, record).map(drop).unwrap_err()).to_string();
+    test.run(|mesh| {
+        let says = |text: String, parts: [&str; 2]| assert!(parts.iter().all(|part| text.contains(part)), "{text}");
+        says(told(sharded(mesh)?, &full), ["weight: shape mismatch", before]);
+        says(told(model.clone(), &shards[mesh.rank()]), ["weight: shape mismatch", save]);
+        says(told(sharded(mesh)?, &shards[1 - mesh.rank()]), ["Missing tensors", before]);
+        // An ordinary layer of the shard's shape.
+        let layer = |bias| LinearConfig::new(2, 8).with_bias(bias).init(mesh.device());
+        says(told(layer(false), &shards[mesh.rank()]), ["Unused tensors", save]);
+        let small = bytes(&layer(true))?;
+        // Two models of which neither is a shard of the other.
+        let text = told(LinearConfig::new(3, 7).init(mesh.device()), &small);
+        assert!(!text.contains(before) && !text.contains(save), "{text}");
+        Ok(())
+    });
+    let record = || ModuleRecord::from_bytes(Bytes::from_bytes_vec(full.clone())).unwrap();
+    let error = test.run_failing(|mesh| Ok(drop(sharded(mesh)?.load_record(record()))));
+    assert!(error.to_string().lines().next().unwrap().contains(before), "{error}");
+}
+
+/// One line a process, whatever is saved how often.
+#[test]
+fn the_first_record_of_shards_causes_a_warning() {
+    own_process("fsdp::records::the_first_record_of_shards_causes_a_warning", || {
+        let told = warnings("full_model", || {
+            MeshTest::new([2], ["shard"]).run(|mesh| {
+                let sharded = distribute(on_device(&even(1), mesh.device()), mesh)?;
+                let _ = (sharded.num_params(), list_param_ids(&sharded), full_model(&sharded)?);
+                let before = warnings("full_model", || ());
+                mesh.world().barrier("nothing is saved yet")?;
+                (0..2).try_for_each(|_| bytes(&sharded).map(drop))?;
+                assert_eq!(before, [""; 0]);
+                Ok(())
+            });
+        });
+        assert!(told.len() == 1 && told[0].contains("has only this rank's shards"), "{told:?}");
     });
 }
 

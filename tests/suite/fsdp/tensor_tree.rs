@@ -14,6 +14,7 @@ use burn_dtensor::testing::MeshTest;
 
 use super::net::{Net, WIDTH, compare, config};
 use super::support::{on_device, tensor};
+use crate::compiler::Compiler;
 
 /// Of a program: what a rank reads.
 struct Batch {
@@ -197,4 +198,32 @@ fn mixed_precision_casts_the_floats_of_structures_of_ones_own() {
         assert_eq!([x.dtype(), gate.dtype()], [DType::F32; 2]);
         Ok(())
     });
+}
+
+/// The compiler advises a reference, which compiles; the notes say why not, and what to write.
+#[test]
+fn a_struct_without_an_implementation_does_not_compile_and_the_message_says_what_to_write() {
+    let compiler = Compiler::new("tensor-tree");
+    let program = |implemented: &str| {
+        format!(
+            "use burn::{{nn::Linear, tensor::Tensor}};
+             pub struct Batch {{ pub tokens: Tensor<2>, pub mask: Tensor<2> }}
+             {implemented}
+             pub fn forward(layer: &Linear, batch: Batch) -> Tensor<2> {{
+                 burn_dtensor::fsdp::unit(layer, batch, |layer, batch| layer.forward(batch.tokens) * batch.mask)
+             }}"
+        )
+    };
+    let macro_call = "burn_dtensor::tensor_tree! { struct Batch { tokens, mask } }";
+    compiler.check(&program(macro_call)).expect("the fields are named");
+    let text = compiler.check(&program("")).expect_err("its tensors are unknown");
+    let said = [
+        "error[E0277]: `Batch` cannot be an input or output of a unit",
+        macro_call,
+        "Do not borrow it: mixed precision does not cast tensors behind a reference",
+    ];
+    for said in said {
+        assert!(text.contains(said), "`{said}` in:\n{text}");
+    }
+    compiler.finish();
 }

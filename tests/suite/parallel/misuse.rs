@@ -156,8 +156,12 @@ fn meshes_that_make_no_mesh() {
                 Err(Error::Param(error @ ParamError::Meshes { .. })) if data == &other => {
                     assert!(error.to_string().contains("Slice both out of one mesh"), "{error}");
                 }
-                Err(Error::Fsdp(FsdpError::ReplicatedOverDataDim { mesh_dim, .. })) if data != &other => {
+                Err(Error::Fsdp(FsdpError::ReplicatedOverDataDim { mesh_dim, .. })) if *data == mesh.slice("tp")? => {
                     assert_eq!(mesh_dim, "tp");
+                }
+                // The commonest slip: the whole mesh.
+                Err(Error::Fsdp(error @ FsdpError::TensorParallelDim { .. })) if data == mesh => {
+                    assert!(error.to_string().contains("fully_shard(model, &mesh.slice(\"shard\")?, ..)"), "{error}");
                 }
                 other => panic!("must be refused, got {other:?}"),
             }
@@ -170,7 +174,14 @@ fn meshes_that_make_no_mesh() {
         // Parallelized apart, sharded together.
         let second = parallelize(norm(), &mesh.slice("shard")?, Plan::new())?;
         let error = fully_shard(vec![parallel, second], mesh, FullyShard::new());
-        assert!(matches!(error, Err(Error::Fsdp(FsdpError::ReplicatedOverDataDim { .. }))));
+        assert!(matches!(error, Err(Error::Fsdp(FsdpError::TensorParallelDim { .. }))));
+        // Where all that shards is taken.
+        let plan = Plan::new().with_style("", Style::colwise());
+        let layer = parallelize(LinearConfig::new(8, 8).init(mesh.device()), &mesh.slice("tp")?, plan)?;
+        let error = refused(fully_shard(layer.clone(), mesh, FullyShard::new()));
+        assert!(matches!(error, Error::Fsdp(FsdpError::TensorParallelDim { .. })), "{error}");
+        assert_says(&error, &["`weight`", "over `tp`", "`fully_shard(model, &mesh.slice(\"shard\")?, ..)`"]);
+        fully_shard(layer, &mesh.slice("shard")?, FullyShard::new())?;
         Ok(())
     });
     MeshTest::new([2, 2, 1], ["a", "b", "shard"]).run(|mesh| {

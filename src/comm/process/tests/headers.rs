@@ -63,7 +63,8 @@ fn prints() -> Vec<CallSignature> {
 fn digests() -> Arc<[Digests]> {
     let names: Arc<[_]> = ["a".into(), "b".into()].into();
     let values: Arc<[_]> = [Some(u64::MAX), None].into();
-    let kinds = [ReplicatedValue::Weight, ReplicatedValue::GatheredWeight, ReplicatedValue::Gradient];
+    use ReplicatedValue::{GatheredWeight, Gradient, LocalTensor, Weight};
+    let kinds = [Weight, GatheredWeight, Gradient, LocalTensor];
     kinds.map(|of| Digests { of, step: 300, names: names.clone(), values: values.clone() }).into()
 }
 

@@ -134,11 +134,11 @@ fn calls_out_of_order_are_refused_and_two_models_share_a_scale() {
         scaler
             .step(layer.clone(), own, |layer, _| {
                 is_stepped = true;
-                layer
+                Ok(layer)
             })
             .unwrap();
         assert!(is_stepped, "the other model's gradients had overflowed, not these");
-        let again = scaler.step(layer.clone(), GradientsParams::new(), |layer, _| layer);
+        let again = scaler.step(layer.clone(), GradientsParams::new(), |layer, _| Ok(layer));
         is(again.map(drop), "`GradScaler::step` was called twice");
         scaler.update().unwrap();
         assert_eq!(scaler.current_scale(), 32768.0);
@@ -152,7 +152,7 @@ fn two_models_of_one_device_share_a_scale() {
     let mut scaler = GradScaler::new().with_growth_interval(1);
     for layer in [layer(&device), layer(&device)] {
         assert!(scaler.unscale(&layer, &mut GradientsParams::new()).unwrap());
-        scaler.step(layer, GradientsParams::new(), |layer, _| layer).unwrap();
+        scaler.step(layer, GradientsParams::new(), |layer, _| Ok(layer)).unwrap();
     }
     scaler.update().unwrap();
     assert_eq!(scaler.current_scale(), 2.0 * 65536.0);
@@ -173,7 +173,7 @@ fn its_state_is_saved_and_loaded() {
     on_three(|_, layer| {
         let mut scaler = GradScaler::new().with_growth_interval(3);
         let step = |scaler: &mut GradScaler| {
-            scaler.step(layer.clone(), grads(layer, 1.0, None), |layer, _| layer).unwrap();
+            scaler.step(layer.clone(), grads(layer, 1.0, None), |layer, _| Ok(layer)).unwrap();
             scaler.update().unwrap();
         };
         step(&mut scaler);
@@ -242,7 +242,7 @@ fn training_that_overflows_at_first_goes_on_with_a_smaller_scale() {
             let mut is_stepped = false;
             model = scaler.step(model, grads, |model, grads| {
                 is_stepped = true;
-                optim.step(1e-2, model, grads)
+                Ok(optim.step(1e-2, model, grads))
             })?;
             scaler.update()?;
             if is_stepped {
