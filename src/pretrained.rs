@@ -255,7 +255,7 @@ impl ModuleMapper for FloatDTypes {
         let is_other = |dtype: &&DType| dtype.is_float() && param.is_initialized() && param.base().dtype() != **dtype;
         let Some(&dtype) = dtype.filter(is_other) else { return param };
         let require_grad = param.is_require_grad();
-        param.map(|value| value.detach().cast(dtype).set_require_grad(require_grad))
+        param.map(|value| value.cast(dtype).detach().set_require_grad(require_grad))
     }
 }
 
