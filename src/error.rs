@@ -17,6 +17,8 @@ use crate::optim::OptimError;
 use crate::parallel::ParallelError;
 use crate::param::ParamError;
 use crate::placement::PlacementError;
+#[cfg(feature = "train")]
+use crate::train::TrainError;
 
 /// Result with the crate's [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -57,6 +59,10 @@ pub enum Error {
     /// An optimizer could not step a parameter, or its state could not be saved or loaded.
     #[error(transparent)]
     Optim(#[from] OptimError),
+    /// A training on several ranks failed.
+    #[cfg(feature = "train")]
+    #[error(transparent)]
+    Train(#[from] TrainError),
     /// A [`launch`](crate::comm::launch) nested in the program failed.
     #[error(transparent)]
     Launch(Box<LaunchError>),

@@ -76,6 +76,8 @@
 //! | [`nn`] | forward passes of burn-nn's layers for DTensors |
 //! | [`debug`] | [`trace_comm`](debug::trace_comm): reports what is sent and which line of the program caused it; [`visualize_model`](debug::visualize_model): shows which rank holds which shard of a model |
 //!
+//! The feature `train` adds the module `train`: burn's `SupervisedTraining` on the ranks of a mesh.
+//!
 //! The feature `testing` adds the module `testing`: mesh fixtures for tests, and a checker of the operators'
 //! sharding rules.
 #![warn(missing_docs)]
@@ -101,6 +103,8 @@ mod pattern;
 pub mod placement;
 #[cfg(feature = "testing")]
 pub mod testing;
+#[cfg(feature = "train")]
+pub mod train;
 mod watch;
 
 pub use error::{Error, Result};

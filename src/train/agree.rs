@@ -1,0 +1,173 @@
+//! [`Ranks`]: decisions that all ranks of a training take together.
+
+use burn::data::dataloader::{DataLoaderIterator, Progress};
+use burn::train::Interrupter;
+use itertools::Itertools;
+
+use super::TrainError;
+use crate::Result;
+use crate::comm::{Call, Communicator};
+use crate::mesh::DeviceMesh;
+
+/// State of a rank between two batches.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Status {
+    /// It has a further batch.
+    Batch,
+    /// It has none.
+    End,
+    /// Its interrupter was asked to stop.
+    Stop,
+    /// An error stopped it.
+    Failed,
+}
+
+impl Status {
+    const ALL: [Self; 4] = [Self::Batch, Self::End, Self::Stop, Self::Failed];
+}
+
+/// The ranks that take decisions together: all of the root mesh.
+///
+/// Every decision is one exchange of numbers, from which each rank reads the same answer.
+pub(super) struct Ranks {
+    mesh: DeviceMesh,
+    comm: Communicator,
+    interrupter: Interrupter,
+}
+
+/// What all ranks have next.
+pub(super) struct Round {
+    /// Global ranks that have a batch, and those that do not.
+    has_batch: Vec<(usize, bool)>,
+    /// Number of items that all ranks have processed together with this batch.
+    processed: usize,
+    /// True if all ranks stop here, because an interrupter asked for it.
+    pub(super) stopped: bool,
+}
+
+impl Ranks {
+    pub(super) fn new(mesh: &DeviceMesh, interrupter: &Interrupter) -> Result<Self> {
+        let mesh = mesh.root().clone();
+        let comm = mesh.communicator_over(&(0..mesh.ndim()).collect_vec())?;
+        Ok(Self { mesh, comm, interrupter: interrupter.clone() })
+    }
+
+    /// Returns true on the rank that draws, and whose decisions count.
+    pub(super) fn is_first(&self) -> bool {
+        self.comm.group().rank() == 0
+    }
+
+    /// Exchanges the same count of numbers from each rank. Returns one iterator item per rank.
+    fn exchange<const N: usize>(&self, own: [usize; N]) -> Result<Vec<[usize; N]>> {
+        let all = self.comm.all_gather_numbers(Call::new("train"), &own)?;
+        Ok(all.chunks_exact(N).map(|of_rank| of_rank.try_into().expect("chunks of this length")).collect())
+    }
+
+    /// Returns each rank's number, with the global rank.
+    pub(super) fn numbers(&self, own: usize) -> Result<Vec<(usize, usize)>> {
+        let all = self.exchange([own])?.into_iter().map(|[number]| number);
+        Ok(self.mesh.ranks().iter().copied().zip(all).collect())
+    }
+
+    /// Returns the decision of the first rank.
+    pub(super) fn decide(&self, own: bool) -> Result<bool> {
+        Ok(self.exchange([usize::from(own)])?[0] == [1])
+    }
+
+    /// Returns true if all ranks stop here, because an interrupter asked for it.
+    ///
+    /// # Errors
+    /// [`TrainError::Failed`] on every rank if a rank failed.
+    pub(super) fn is_stopped(&self) -> Result<bool> {
+        Ok(self.round(Status::End, 0)?.stopped)
+    }
+
+    /// Exchanges what the ranks have next. An interrupter that was asked to stop, or failed, comes first.
+    fn round(&self, next: Status, processed: usize) -> Result<Round> {
+        let status = match (self.interrupter.error(), self.interrupter.should_stop()) {
+            (Some(_), _) => Status::Failed,
+            (None, true) => Status::Stop,
+            (None, false) => next,
+        };
+        let all = self.exchange([status as usize, processed])?;
+        let status = |number: usize| Status::ALL[number];
+        for found in [Status::Failed, Status::Stop] {
+            if let Some(at) = all.iter().position(|&[number, _]| status(number) == found) {
+                self.stop(found, at)?;
+            }
+        }
+        let has_batch = self.mesh.ranks().iter().zip(&all).map(|(&rank, &[number, _])| (rank, status(number)));
+        Ok(Round {
+            has_batch: has_batch.map(|(rank, status)| (rank, status == Status::Batch)).collect(),
+            processed: all.iter().map(|[_, processed]| processed).sum(),
+            stopped: all.iter().any(|&[number, _]| status(number) == Status::Stop),
+        })
+    }
+
+    /// Takes over why the rank at position `at` stops.
+    fn stop(&self, found: Status, at: usize) -> Result<()> {
+        let own = match found {
+            Status::Failed => self.interrupter.error().map(|error| error.to_string()),
+            _ => self.interrupter.get_message(),
+        };
+        let rank = self.mesh.ranks()[at];
+        let text = self.comm.broadcast_object(Call::new("train_stop"), Some(&own), at)?;
+        if found == Status::Failed {
+            return Err(TrainError::Failed { rank, error: text.unwrap_or_default() }.into());
+        }
+        if !self.interrupter.should_stop() {
+            let reason = text.map_or_else(|| format!("rank {rank} stopped"), |text| format!("rank {rank}: {text}"));
+            self.interrupter.stop(Some(&reason));
+        }
+        Ok(())
+    }
+}
+
+impl Round {
+    /// Returns true if a rank has a batch.
+    pub(super) fn any(&self) -> bool {
+        self.has_batch.iter().any(|&(_, has)| has)
+    }
+
+    /// Returns an error if some ranks have a batch of the training set and others do not.
+    pub(super) fn check_even(&self, epoch: usize, batches: usize) -> Result<()> {
+        let (further, ended): (Vec<_>, Vec<_>) = self.has_batch.iter().partition(|(_, has)| *has);
+        if further.is_empty() || ended.is_empty() {
+            return Ok(());
+        }
+        let ranks = |of: Vec<(usize, bool)>| of.into_iter().map(|(rank, _)| rank).collect();
+        Err(TrainError::UnevenBatches { epoch, batches, ended: ranks(ended), further: ranks(further) }.into())
+    }
+
+    /// Returns burn's progress after this batch, over all ranks.
+    pub(super) fn progress(&self, total: usize) -> Progress {
+        Progress::new(self.processed, total, Some("items".into()))
+    }
+}
+
+/// Batches of one pass over a split, fetched one ahead, so that all ranks know which is the last.
+pub(super) struct Batches<'a, I> {
+    iterator: Box<dyn DataLoaderIterator<I> + 'a>,
+    next: Option<I>,
+}
+
+impl<'a, I> Batches<'a, I> {
+    pub(super) fn new(iterator: Box<dyn DataLoaderIterator<I> + 'a>) -> Self {
+        Self { iterator, next: None }
+    }
+
+    /// Fetches the next batch, and tells the other ranks.
+    pub(super) fn fetch(&mut self, ranks: &Ranks) -> Result<Round> {
+        self.next = self.iterator.next().transpose().unwrap_or_else(|error| {
+            ranks.interrupter.fail(error);
+            None
+        });
+        let next = if self.next.is_some() { Status::Batch } else { Status::End };
+        ranks.round(next, self.iterator.progress().items_processed)
+    }
+
+    /// Returns the batch that was fetched, if this rank has one.
+    pub(super) fn take(&mut self) -> Option<I> {
+        self.next.take()
+    }
+}

@@ -1,0 +1,93 @@
+//! burn's `SupervisedTraining` on the ranks of a mesh: metrics of the global batch, and one decision for all ranks.
+//!
+//! A program written for burn's `Learner` runs on every rank of a [`launch`](crate::comm::launch). [`supervised`]
+//! takes the place of `SupervisedTraining::new`; everything else is burn's own: loaders, metrics, checkpointers, early
+//! stopping, the renderer.
+//!
+//! ```no_run
+//! # use std::sync::Arc;
+//! # use burn::data::dataloader::DataLoader;
+//! # use burn::lr_scheduler::constant::ConstantLr;
+//! # use burn::nn::{Linear, LinearConfig, loss::{MseLoss, Reduction}};
+//! # use burn::tensor::Tensor;
+//! # use burn::train::{InferenceStep, RegressionOutput, TrainOutput, TrainStep};
+//! use burn::module::Module;
+//! use burn::optim::AdamWConfig;
+//! use burn::train::Learner;
+//! use burn::train::metric::LossMetric;
+//! use burn_dtensor::optim::sharded;
+//! use burn_dtensor::prelude::*;
+//! use burn_dtensor::train::supervised;
+//!
+//! # #[derive(Module, Debug)]
+//! # struct Net(Linear);
+//! # impl Net {
+//! #     fn forward(&self, (x, y): (Tensor<2>, Tensor<2>)) -> RegressionOutput {
+//! #         let output = unit(self, x, |net, x| net.0.forward(x));
+//! #         RegressionOutput::new(MseLoss::new().forward(output.clone(), y.clone(), Reduction::Mean), output, y)
+//! #     }
+//! # }
+//! # impl TrainStep for Net {
+//! #     type Input = (Tensor<2>, Tensor<2>);
+//! #     type Output = RegressionOutput;
+//! #     fn step(&self, batch: Self::Input) -> TrainOutput<RegressionOutput> {
+//! #         let output = self.forward(batch);
+//! #         TrainOutput::new(self, output.loss.backward(), output)
+//! #     }
+//! # }
+//! # impl InferenceStep for Net {
+//! #     type Input = (Tensor<2>, Tensor<2>);
+//! #     type Output = RegressionOutput;
+//! #     fn step(&self, batch: Self::Input) -> RegressionOutput {
+//! #         self.forward(batch)
+//! #     }
+//! # }
+//! # type Loader = Arc<dyn DataLoader<(Tensor<2>, Tensor<2>)>>;
+//! # fn loaders(rank: usize) -> (Loader, Loader) { todo!() }
+//! launch(Launch::from_env(4)?, |world| {
+//!     let mesh = DeviceMesh::new(world, [4], ["shard"])?;
+//!     let device = world.device().clone().autodiff();
+//!     let model = fully_shard(Net(LinearConfig::new(8, 1).init(&device)), &mesh, FullyShard::new())?;
+//!     let optim = sharded(AdamWConfig::new()).into_module_optimizer(&model)?;
+//!     let (train, valid) = loaders(world.rank()); // this rank's rows
+//!     let training = supervised(&mesh, "artifacts", train, valid)?
+//!         .metrics((LossMetric::new(),))
+//!         .with_default_checkpointers()
+//!         .num_epochs(10)
+//!         .summary();
+//!     let result = training.launch(Learner::new(model, optim, ConstantLr::new(1e-3)));
+//!     let _full = full_model(&result.model)?;
+//!     Ok(())
+//! })?;
+//! # Ok::<_, burn_dtensor::Error>(())
+//! ```
+//!
+//! | | decided by |
+//! |---|---|
+//! | metrics | every rank, from the outputs of all ranks' rows ([`GatherOutput`]), so all ranks log the same values |
+//! | checkpoints to keep | every rank, from these metrics; each writes its shards |
+//! | early stopping | the first rank, from these metrics |
+//! | stop by an `Interrupter`, of any rank | all ranks, after the step in which they learn of it |
+//! | failure of a rank's data, metrics or checkpoint | all ranks, with [`TrainError::Failed`] |
+//! | end of an epoch | all ranks: training needs the same number of batches on each, validation does not |
+//!
+//! # Invariants
+//! 1. A metric of an epoch has the same value on all ranks, and the value that one device computes from the global
+//!    batches, up to rounding. Each row counts once.
+//! 2. All ranks take each step, stop, save and fail together. No decision is taken from one rank's rows alone.
+//! 3. A training that resumes from a checkpoint on the same mesh continues as if it had not been interrupted, also
+//!    in the order in which burn's loaders shuffle.
+
+mod agree;
+mod checkpoint;
+mod error;
+mod gather;
+mod silent;
+mod strategy;
+mod supervised;
+mod whole;
+
+pub use checkpoint::last_checkpoint;
+pub use error::TrainError;
+pub use gather::{GatherOutput, GlobalBatch};
+pub use supervised::{rank_directory, supervised};

@@ -1,0 +1,71 @@
+//! Metrics and decisions that are those of all rows, on every rank.
+
+use super::support::{
+    BATCH, Folder, Row, early_stopping, epochs, loader, logged, on_ranks, part, rows, train_alone, train_on, weights,
+};
+
+const METRICS: [&str; 3] = ["Loss", "Accuracy", "Precision_@_TopK(1)_[Macro]"];
+
+/// Invariant 1.
+#[test]
+fn every_metric_equals_that_of_one_device_on_all_rows() {
+    let train = rows(100, 4 * BATCH, 0.2);
+    // The last batch has 7 rows. Of two ranks each has some; of three, one has none.
+    let valid = rows(900, 2 * BATCH + 7, 0.2);
+    let alone = Folder::new("metrics-alone");
+    let expected = train_alone(&alone, train.clone(), valid.clone(), |training| training.num_epochs(3));
+    let expected = weights(&expected.model);
+    for ranks in 1..=3 {
+        let folder = Folder::new(&format!("metrics-{ranks}"));
+        let trained = on_ranks(ranks, |mesh| {
+            let own = |rows: &[Row]| loader(part(rows, mesh.rank(), ranks), BATCH / ranks);
+            let result = train_on(mesh, &folder, own(&train), own(&valid), |training| training.num_epochs(3))?;
+            Ok(weights(&burn_dtensor::fsdp::full_model(&result.model)?))
+        })
+        .unwrap();
+        for trained in trained {
+            assert!(trained.iter().zip(&expected).all(|(a, b)| (a - b).abs() < 1e-5), "{trained:?} vs {expected:?}");
+        }
+        for rank in 0..ranks {
+            for (split, epoch, metric) in
+                ["train", "valid"].iter().flat_map(|s| (1..=3).flat_map(move |e| METRICS.map(|m| (s, e, m))))
+            {
+                let [own, all] = [&folder.rank(rank), alone.as_ref()].map(|at| logged(at, split, epoch, metric));
+                assert!(all.len() > 1, "burn logs {metric}");
+                let close = own.len() == all.len() && own.iter().zip(&all).all(|(a, b)| (a - b).abs() < 1e-5);
+                assert!(close, "{split} {metric} of epoch {epoch} on rank {rank} of {ranks}: {own:?} vs {all:?}");
+            }
+        }
+    }
+}
+
+/// Invariant 2.
+#[test]
+fn early_stopping_of_all_ranks_is_that_of_all_rows() {
+    let train = rows(100, 4 * BATCH, 0.3);
+    // The rows of one rank are labeled as those of training, the other's at random.
+    let mut valid = rows(5000, 4 * BATCH, 0.0);
+    let wrong = rows(5000, 4 * BATCH, 0.6);
+    for at in (0..valid.len()).filter(|at| at % BATCH >= BATCH / 2) {
+        valid[at] = wrong[at].clone();
+    }
+    let alone = |name: &str, valid: Vec<Row>| {
+        let folder = Folder::new(name);
+        train_alone(&folder, train.clone(), valid, |training| training.num_epochs(30).early_stopping(early_stopping()));
+        epochs(folder.as_ref())
+    };
+    let all = alone("stop-all", valid.clone());
+    let own = [0, 1].map(|rank| alone(&format!("stop-own-{rank}"), part(&valid, rank, 2)));
+    assert!(own[0] != own[1] && all < 30, "each rank alone would stop elsewhere: {own:?}, all rows after {all}");
+
+    let folder = Folder::new("stop");
+    on_ranks(2, |mesh| {
+        let own = |rows: &[Row]| loader(part(rows, mesh.rank(), 2), BATCH / 2);
+        train_on(mesh, &folder, own(&train), own(&valid), |training| {
+            training.num_epochs(30).early_stopping(early_stopping())
+        })
+        .map(drop)
+    })
+    .unwrap();
+    assert_eq!([0, 1].map(|rank| epochs(&folder.rank(rank))), [all, all]);
+}
