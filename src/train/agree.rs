@@ -16,7 +16,7 @@ enum Status {
     Batch,
     /// It has none.
     End,
-    /// Its interrupter was asked to stop.
+    /// Stopped by its interrupter.
     Stop,
     /// An error stopped it.
     Failed,
@@ -30,12 +30,15 @@ impl Status {
 ///
 /// Every decision is one exchange of numbers, from which each rank reads the same answer.
 pub(super) struct Ranks {
-    mesh: DeviceMesh,
+    /// Global ranks, in the order of `comm`.
+    ranks: Vec<usize>,
+    /// True for the ranks that together have each row once.
+    has_own_rows: Vec<bool>,
     comm: Communicator,
     interrupter: Interrupter,
 }
 
-/// What all ranks have next.
+/// The next batch, as far as the ranks have one.
 pub(super) struct Round {
     /// Global ranks that have a batch, and those that do not.
     has_batch: Vec<(usize, bool)>,
@@ -47,9 +50,11 @@ pub(super) struct Round {
 
 impl Ranks {
     pub(super) fn new(mesh: &DeviceMesh, interrupter: &Interrupter) -> Result<Self> {
-        let mesh = mesh.root().clone();
-        let comm = mesh.communicator_over(&(0..mesh.ndim()).collect_vec())?;
-        Ok(Self { mesh, comm, interrupter: interrupter.clone() })
+        let root = mesh.root();
+        let ranks = root.ranks().to_vec();
+        let has_own_rows = ranks.iter().map(|rank| mesh.ranks().contains(rank)).collect();
+        let comm = root.communicator_over(&(0..root.ndim()).collect_vec())?;
+        Ok(Self { ranks, has_own_rows, comm, interrupter: interrupter.clone() })
     }
 
     /// Returns true on the rank that draws, and whose decisions count.
@@ -57,16 +62,22 @@ impl Ranks {
         self.comm.group().rank() == 0
     }
 
-    /// Exchanges the same count of numbers from each rank. Returns one iterator item per rank.
+    /// Exchanges the same count of numbers from each rank.
     fn exchange<const N: usize>(&self, own: [usize; N]) -> Result<Vec<[usize; N]>> {
         let all = self.comm.all_gather_numbers(Call::new("train"), &own)?;
         Ok(all.chunks_exact(N).map(|of_rank| of_rank.try_into().expect("chunks of this length")).collect())
     }
 
-    /// Returns each rank's number, with the global rank.
-    pub(super) fn numbers(&self, own: usize) -> Result<Vec<(usize, usize)>> {
-        let all = self.exchange([own])?.into_iter().map(|[number]| number);
-        Ok(self.mesh.ranks().iter().copied().zip(all).collect())
+    /// Returns the global ranks that have no items, and the number of items of all ranks.
+    pub(super) fn items(&self, own: usize) -> Result<(Vec<usize>, usize)> {
+        let all = self.exchange([own])?.into_iter().map(|[items]| items).collect_vec();
+        let empty = self.ranks.iter().zip(&all).filter(|(_, items)| **items == 0).map(|(rank, _)| *rank).collect();
+        Ok((empty, self.sum(all)))
+    }
+
+    /// Adds up what the ranks have, once for ranks that have the same rows.
+    fn sum(&self, of_ranks: impl IntoIterator<Item = usize>) -> usize {
+        self.has_own_rows.iter().zip(of_ranks).filter(|(own, _)| **own).map(|(_, number)| number).sum()
     }
 
     /// Returns the decision of the first rank.
@@ -82,7 +93,7 @@ impl Ranks {
         Ok(self.round(Status::End, 0)?.stopped)
     }
 
-    /// Exchanges what the ranks have next. An interrupter that was asked to stop, or failed, comes first.
+    /// Exchanges what each rank does next. An interrupter that was asked to stop, or failed, comes first.
     fn round(&self, next: Status, processed: usize) -> Result<Round> {
         let status = match (self.interrupter.error(), self.interrupter.should_stop()) {
             (Some(_), _) => Status::Failed,
@@ -96,10 +107,10 @@ impl Ranks {
                 self.stop(found, at)?;
             }
         }
-        let has_batch = self.mesh.ranks().iter().zip(&all).map(|(&rank, &[number, _])| (rank, status(number)));
+        let has_batch = self.ranks.iter().zip(&all).map(|(&rank, &[number, _])| (rank, status(number)));
         Ok(Round {
             has_batch: has_batch.map(|(rank, status)| (rank, status == Status::Batch)).collect(),
-            processed: all.iter().map(|[_, processed]| processed).sum(),
+            processed: self.sum(all.iter().map(|[_, processed]| *processed)),
             stopped: all.iter().any(|&[number, _]| status(number) == Status::Stop),
         })
     }
@@ -110,7 +121,7 @@ impl Ranks {
             Status::Failed => self.interrupter.error().map(|error| error.to_string()),
             _ => self.interrupter.get_message(),
         };
-        let rank = self.mesh.ranks()[at];
+        let rank = self.ranks[at];
         let text = self.comm.broadcast_object(Call::new("train_stop"), Some(&own), at)?;
         if found == Status::Failed {
             return Err(TrainError::Failed { rank, error: text.unwrap_or_default() }.into());
@@ -145,7 +156,8 @@ impl Round {
     }
 }
 
-/// Batches of one pass over a split, fetched one ahead, so that all ranks know which is the last.
+/// Batches of one pass over a split. Each is fetched before the step of the one before it, so that all ranks know which
+/// is the last.
 pub(super) struct Batches<'a, I> {
     iterator: Box<dyn DataLoaderIterator<I> + 'a>,
     next: Option<I>,

@@ -82,10 +82,10 @@ mod agree;
 mod checkpoint;
 mod error;
 mod gather;
+mod global_shapes;
 mod silent;
 mod strategy;
 mod supervised;
-mod whole;
 
 pub use checkpoint::last_checkpoint;
 pub use error::TrainError;

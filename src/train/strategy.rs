@@ -23,7 +23,7 @@ use itertools::Itertools;
 use super::TrainError;
 use super::agree::{Batches, Ranks};
 use super::gather::{GatherOutput, GlobalBatch};
-use super::whole::with_global_shapes;
+use super::global_shapes::with_global_shapes;
 use crate::comm::Communicator;
 use crate::error::OrUnwind;
 use crate::mesh::DeviceMesh;
@@ -128,10 +128,8 @@ where
         }
         let device = model.devices().into_iter().find(|device| device.is_autodiff()).ok_or(TrainError::NoAutodiff)?;
         let (train, valid) = (train.to_device(&device), valid.to_device(&device.inner()));
-        let train_items: usize = self.ranks.numbers(train.num_items())?.into_iter().map(|(_, items)| items).sum();
-        let of_ranks = self.ranks.numbers(valid.num_items())?;
-        let valid_items: usize = of_ranks.iter().map(|(_, items)| items).sum();
-        let empty: Vec<_> = of_ranks.into_iter().filter(|&(_, items)| items == 0).map(|(rank, _)| rank).collect();
+        let (_, train_items) = self.ranks.items(train.num_items())?;
+        let (empty, valid_items) = self.ranks.items(valid.num_items())?;
         if valid_items > 0 && !empty.is_empty() {
             return Err(TrainError::NoRows { empty }.into());
         }

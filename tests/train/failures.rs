@@ -1,4 +1,4 @@
-//! Ranks that disagree, fail, or ask to stop: all of them end alike.
+//! Ranks that disagree, fail, or ask to stop: all ranks end in the same way.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -20,7 +20,7 @@ fn error_of(name: &str, loaders: impl Fn(usize) -> [Arc<dyn DataLoader<Batch>>; 
         let [train, valid] = loaders(mesh.rank());
         let caught =
             Error::catch(|| train_on(mesh, &folder, train, valid, |training| training.num_epochs(2)).map(drop));
-        // Every rank has the error, and can go on.
+        // Every rank has the error, and can continue.
         mesh.world().barrier("after")?;
         Ok(caught.unwrap_err().to_string())
     });

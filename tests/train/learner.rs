@@ -1,4 +1,4 @@
-//! `optim::sharded` inside burn's `Learner`, beside burn's own optimizers on one device.
+//! `optim::sharded` inside burn's `Learner`, compared with burn's own optimizers on one device.
 
 use burn::grad_clipping::GradientClippingConfig;
 use burn::lr_scheduler::constant::ConstantLr;

@@ -1,8 +1,8 @@
-//! burn's `SupervisedTraining` on several ranks, beside burn alone on one device.
+//! burn's `SupervisedTraining` on several ranks, compared with burn alone on one device.
 #![cfg(feature = "train")]
 
-mod alike;
 mod failures;
+mod global_rows;
 mod learner;
 mod output;
 mod resume;

@@ -1,7 +1,11 @@
-//! Metrics and decisions that are those of all rows, on every rank.
+//! Metrics and decisions from all rows, on every rank.
+
+use burn::train::metric::store::EventStoreClient;
+use burn::train::{EarlyStoppingStrategy, SupervisedTraining};
 
 use super::support::{
-    BATCH, Folder, Row, early_stopping, epochs, loader, logged, on_ranks, part, rows, train_alone, train_on, weights,
+    BATCH, Folder, Net, Row, early_stopping, epochs, loader, logged, on_ranks, part, rows, train_alone, train_on,
+    weights,
 };
 
 const METRICS: [&str; 3] = ["Loss", "Accuracy", "Precision_@_TopK(1)_[Macro]"];
@@ -68,4 +72,28 @@ fn early_stopping_of_all_ranks_is_that_of_all_rows() {
     })
     .unwrap();
     assert_eq!([0, 1].map(|rank| epochs(&folder.rank(rank))), [all, all]);
+}
+
+/// Early stopping after an epoch that is given.
+#[derive(Clone)]
+struct StopAfter(usize);
+
+impl EarlyStoppingStrategy for StopAfter {
+    fn should_stop(&mut self, epoch: usize, _: &EventStoreClient) -> bool {
+        epoch >= self.0
+    }
+}
+
+/// Invariant 2, for a strategy that depends on something else than metrics of rows, such as the time.
+#[test]
+fn the_first_rank_decides_on_early_stopping() {
+    let folder = Folder::new("stop-first");
+    on_ranks(2, |mesh| {
+        let own = || loader(part(&rows(100, BATCH, 0.2), mesh.rank(), 2), BATCH / 2);
+        let own_epoch = [3, 1][mesh.rank()];
+        let set = |training: SupervisedTraining<Net>| training.num_epochs(5).early_stopping(StopAfter(own_epoch));
+        train_on(mesh, &folder, own(), own(), set).map(drop)
+    })
+    .unwrap();
+    assert_eq!([0, 1].map(|rank| epochs(&folder.rank(rank))), [3, 3]);
 }
