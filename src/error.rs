@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use crate::comm::flight::FlightError;
 use crate::comm::{CommError, LaunchError, StartError};
+use crate::data::DataError;
 use crate::dtensor::DTensorError;
 use crate::fsdp::FsdpError;
 use crate::mesh::MeshError;
@@ -47,6 +48,9 @@ pub enum Error {
     /// A distributed tensor was built or redistributed wrongly.
     #[error(transparent)]
     DTensor(#[from] DTensorError),
+    /// A dataset cannot be divided among ranks and batches.
+    #[error(transparent)]
+    Data(#[from] DataError),
     /// A parameter could not be distributed, or was read in a way that does not fit how it is distributed.
     #[error(transparent)]
     Param(#[from] ParamError),

@@ -70,6 +70,7 @@
 //! | [`mesh`] | [`DeviceMesh`](mesh::DeviceMesh): named dimensions, slices, collectives of plain tensors |
 //! | [`placement`] | placements, layouts, shard sizes, and the transitions between layouts; pure arithmetic |
 //! | [`dtensor`] | [`DTensor`](dtensor::DTensor): a tensor over a mesh, its redistribution, and its [operators](dtensor::ops) |
+//! | [`data`] | [`DistributedSampler`](data::DistributedSampler): the rows of a dataset that each rank trains on |
 //! | [`fsdp`] | [`fully_shard`](fsdp::fully_shard) for any burn module: parameters are stored as shards and unsharded by [`unit`](fn@fsdp::unit) |
 //! | [`parallel`] | [`parallelize`](parallel::parallelize): assigns tensor-parallel placements by a plan; [`distribute_module`](parallel::distribute_module): assigns them by a function |
 //! | [`optim`] | state of burn's optimizers, keyed by parameter path, loadable on any mesh; burn's optimizers for DTensors outside a module |
@@ -88,6 +89,7 @@
 
 mod autodiff;
 pub mod comm;
+pub mod data;
 pub mod debug;
 pub mod dtensor;
 mod error;
@@ -113,6 +115,7 @@ pub use error::{Error, Result};
 /// DTensors, which a program needs to write a parallel model.
 pub mod prelude {
     pub use crate::comm::{Launch, LaunchError, ReduceOp, World, launch};
+    pub use crate::data::{DistributedSampler, LastBatch};
     pub use crate::dtensor::ops::{RedistributePolicy, activation, loss, module};
     pub use crate::dtensor::{DTensor, DTensorSpec};
     pub use crate::fsdp::{
@@ -138,6 +141,9 @@ mod book {
     struct Concepts;
     #[doc = include_str!("../docs/guides/fsdp.md")]
     struct Fsdp;
+    #[cfg(feature = "dataset")]
+    #[doc = include_str!("../docs/guides/data.md")]
+    struct Data;
     #[doc = include_str!("../docs/guides/tensor-parallelism.md")]
     struct TensorParallelism;
     #[doc = include_str!("../docs/guides/mixed-precision.md")]

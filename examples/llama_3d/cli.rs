@@ -93,6 +93,11 @@ impl Settings {
         const NAMES: &[&str] = &["replicate", "shard", "tp"];
         &NAMES[NAMES.len() - self.mesh.len()..]
     }
+
+    /// Returns the names of the mesh dimensions whose ranks train on different rows.
+    pub fn data_names(&self) -> &'static [&'static str] {
+        &self.names()[..self.mesh.len() - 1]
+    }
 }
 
 impl Cli {

@@ -39,8 +39,8 @@ pub fn train(settings: &Settings, initial: &Llama, world: &World) -> Result<Outc
     let tokens = settings.groups() * settings.batch * settings.model.seq;
     let mut progress = Progress::new(world.rank() == 0, settings.steps, (tokens, "tokens"));
     // Ranks of one tensor-parallel group train on the same rows.
-    let group = world.rank() / tp.size();
-    let rows = group * settings.batch..(group + 1) * settings.batch;
+    let shard = mesh.data_shard(settings.data_names())?;
+    let rows = shard.index * settings.batch..(shard.index + 1) * settings.batch;
     for step in 0..settings.steps {
         let (tokens, targets) = settings.text.batch((settings.seed, step), rows.clone(), settings.model.seq, &device);
         let replicated = |x| DTensor::from_local(x, &tp, &[Placement::Replicate]);

@@ -14,12 +14,15 @@ mod shapes;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
 
+use burn::data::dataset::Dataset;
+use burn::module::Module;
 use burn::optim::AdamConfig;
-use burn::prelude::*;
 use burn::train::metric::store::{Aggregate, Direction, Split};
 use burn::train::metric::{AccuracyMetric, LossMetric};
 use burn::train::{Learner, LearnerSummary, MetricEarlyStoppingStrategy, StoppingCondition};
+use burn_dtensor::data::DistributedLoader;
 use burn_dtensor::fsdp::full_model_on;
 use burn_dtensor::optim::sharded;
 use burn_dtensor::prelude::*;
@@ -28,7 +31,7 @@ use clap::Parser;
 
 use common::{MeshShape, positive, positive_float};
 use model::ModelConfig;
-use shapes::ShapeDataset;
+use shapes::{ShapeBatcher, ShapeDataset};
 
 /// Train an image classifier with burn's own Learner, data loader, metrics, checkpointers and early stopping, on
 /// several ranks that share its parameters. The metrics are those of all rows, so that any number of ranks prints the
@@ -101,8 +104,12 @@ fn train(world: &World, Settings { cli, mesh }: &Settings) -> Result<()> {
         world.run_on(0, || std::fs::remove_dir_all(&cli.dir).ok());
         world.barrier("the folder is empty")?;
     }
-    let train = loader(&mesh, cli.batch, ShapeDataset::train())?;
-    let valid = loader(&mesh, cli.batch, ShapeDataset::test())?;
+    let (train, valid) = (ShapeDataset::train(), ShapeDataset::test());
+    let shard = mesh.data_shard(mesh.names().to_vec())?;
+    let sampler = |rows: &ShapeDataset| DistributedSampler::new(rows.len(), shard).with_global_batch_size(cli.batch);
+    let (shuffled, padded) = (sampler(&train).with_shuffle(cli.seed), sampler(&valid).with_last_batch(LastBatch::Pad));
+    let train = DistributedLoader::new(train, shuffled, ShapeBatcher)?.with_num_workers(1);
+    let valid = DistributedLoader::without_padding(valid, padded, ShapeBatcher)?;
     let config = ModelConfig::new(shapes::CLASSES.len(), 32);
     let model = world.run_seeded(cli.seed, || config.init(&device))?;
     let model = fully_shard(model, &mesh, FullyShard::new())?;
@@ -114,7 +121,7 @@ fn train(world: &World, Settings { cli, mesh }: &Settings) -> Result<()> {
         Split::Valid,
         StoppingCondition::NoImprovementSince { n_epochs: cli.patience },
     );
-    let mut training = supervised(&mesh, &cli.dir, train, valid)?
+    let mut training = supervised(&mesh, &cli.dir, Arc::new(train), Arc::new(valid))?
         .metrics((AccuracyMetric::new(), LossMetric::new()))
         .with_default_checkpointers()
         .early_stopping(early_stopping)
@@ -141,20 +148,4 @@ fn print_epochs(folder: &Path) -> Result<()> {
         println!("{:5}  {:10.6}  {:10.6}  {:12.2} %", loss.step, loss.value, valid_loss.value, accuracy.value);
     }
     Ok(())
-}
-
-/// TEMP
-fn loader(
-    mesh: &DeviceMesh,
-    batch: usize,
-    rows: ShapeDataset,
-) -> Result<std::sync::Arc<dyn burn::data::dataloader::DataLoader<shapes::ShapeBatch>>> {
-    use burn::data::dataset::{Dataset, InMemDataset};
-    let part = batch / mesh.size();
-    let all: Vec<usize> = (0..rows.len()).collect();
-    let own = all.chunks(batch).flat_map(|c| c.chunks(part).nth(mesh.rank()).unwrap_or_default().to_vec());
-    let items: Vec<_> = own.map(|i| rows.get(i).unwrap()).collect();
-    Ok(burn::data::dataloader::DataLoaderBuilder::new(shapes::ShapeBatcher)
-        .batch_size(part)
-        .build(InMemDataset::new(items)))
 }

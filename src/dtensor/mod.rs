@@ -111,7 +111,7 @@ mod kind;
 mod local;
 mod mask;
 pub mod ops;
-mod philox;
+pub(crate) mod philox;
 mod random;
 mod redistribute;
 mod redistribute_cache;

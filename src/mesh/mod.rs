@@ -30,6 +30,7 @@
 mod array;
 mod collectives;
 mod current;
+mod data_shard;
 mod device_mesh;
 mod display;
 mod error;
@@ -42,6 +43,7 @@ mod slice;
 mod tests;
 
 pub use current::with_mesh;
+pub use data_shard::DataShard;
 pub use device_mesh::DeviceMesh;
 pub use error::MeshError;
 pub use names::DimNames;

@@ -5,6 +5,7 @@ mod collective_numerics;
 mod comm;
 #[cfg(feature = "wgpu")]
 mod cube;
+mod data;
 mod debug;
 mod dtensor;
 mod ends;

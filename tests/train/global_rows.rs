@@ -1,10 +1,15 @@
 //! Metrics and decisions from all rows, on every rank.
 
 use burn::train::metric::store::EventStoreClient;
+use burn_dtensor::data::DistributedLoader;
+use burn_dtensor::prelude::*;
+use std::sync::Arc;
+
+use burn::data::dataset::InMemDataset;
 use burn::train::{EarlyStoppingStrategy, SupervisedTraining};
 
 use super::support::{
-    BATCH, Folder, Net, Row, early_stopping, epochs, loader, logged, on_ranks, part, rows, train_alone, train_on,
+    BATCH, Folder, Net, Row, Rows, early_stopping, epochs, loader, logged, on_ranks, part, rows, train_alone, train_on,
     weights,
 };
 
@@ -22,8 +27,14 @@ fn every_metric_equals_that_of_one_device_on_all_rows() {
     for ranks in 1..=3 {
         let folder = Folder::new(&format!("metrics-{ranks}"));
         let trained = on_ranks(ranks, |mesh| {
-            let own = |rows: &[Row]| loader(part(rows, mesh.rank(), ranks), BATCH / ranks);
-            let result = train_on(mesh, &folder, own(&train), own(&valid), |training| training.num_epochs(3))?;
+            let sampler = |rows: &[Row]| -> Result<_> {
+                Ok(DistributedSampler::new(rows.len(), mesh.data_shard("shard")?).with_global_batch_size(BATCH))
+            };
+            let own = DistributedLoader::new(InMemDataset::new(train.clone()), sampler(&train)?, Rows)?;
+            let padded = sampler(&valid)?.with_last_batch(LastBatch::Pad);
+            let own_valid = DistributedLoader::without_padding(InMemDataset::new(valid.clone()), padded, Rows)?;
+            let set = |training: SupervisedTraining<Net>| training.num_epochs(3);
+            let result = train_on(mesh, &folder, Arc::new(own), Arc::new(own_valid), set)?;
             Ok(weights(&burn_dtensor::fsdp::full_model(&result.model)?))
         })
         .unwrap();

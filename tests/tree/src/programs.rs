@@ -14,20 +14,21 @@ use crate::root;
 
 /// The test programs that `cargo test` builds: their names, as [`Test::program`] has them, and the files that the compiler
 /// reads first.
-const PROGRAMS: [(&str, &str); 6] = [
+const PROGRAMS: [(&str, &str); 7] = [
     ("suite", "tests/suite/main.rs"),
     ("memory", "tests/memory/main.rs"),
     ("seeded", "tests/seeded.rs"),
     ("spans", "tests/spans.rs"),
+    ("train", "tests/train/main.rs"),
     ("downstream", "tests/downstream/tests/downstream.rs"),
     ("lib", "src/lib.rs"),
 ];
 
 /// The features in which the README's test command builds these programs.
-const DEFAULT: [&str; 4] = ["default", "flex", "anyhow", "testing"];
+const DEFAULT: [&str; 5] = ["default", "flex", "anyhow", "dataset", "testing"];
 
 /// The sets of features that a test may need in addition, smallest first.
-const ADDED: [&[&str]; 4] = [&[], &["mpi"], &["wgpu"], &["mpi", "wgpu"]];
+const ADDED: [&[&str]; 5] = [&[], &["mpi"], &["wgpu"], &["mpi", "wgpu"], &["train"]];
 
 /// A test function that some set of features builds.
 #[derive(Debug, Clone, PartialEq, Eq)]

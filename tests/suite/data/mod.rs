@@ -1,0 +1,4 @@
+//! Which rows of a dataset a rank trains on.
+
+mod loader;
+mod sampler;
