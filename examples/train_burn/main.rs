@@ -4,7 +4,7 @@
 //! cargo run --features train --example train_burn -- --ranks 3
 //! ```
 //!
-//! `model.rs` is the guide's model and `training` its `train`; the guide in `docs/guides/burn-train.md` lists the lines that
+//! `model.rs` is the model of the guide, and [`train`] its training; `docs/guides/burn-train.md` lists the lines that
 //! differ.
 
 #[path = "../common/cli.rs"]
@@ -14,19 +14,16 @@ mod shapes;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::Arc;
 
-use burn::data::dataset::Dataset;
 use burn::module::Module;
 use burn::optim::AdamConfig;
 use burn::train::metric::store::{Aggregate, Direction, Split};
 use burn::train::metric::{AccuracyMetric, LossMetric};
 use burn::train::{Learner, LearnerSummary, MetricEarlyStoppingStrategy, StoppingCondition};
-use burn_dtensor::data::DistributedLoader;
 use burn_dtensor::fsdp::full_model_on;
 use burn_dtensor::optim::sharded;
 use burn_dtensor::prelude::*;
-use burn_dtensor::train::{last_checkpoint, rank_directory, supervised};
+use burn_dtensor::train::{last_checkpoint, loaders, rank_directory, supervised};
 use clap::Parser;
 
 use common::{MeshShape, positive, positive_float};
@@ -47,7 +44,7 @@ struct Cli {
     #[arg(long)]
     mesh: Option<MeshShape<2>>,
     /// Epochs, if early stopping does not end the training first
-    #[arg(long, default_value_t = 8, value_parser = positive)]
+    #[arg(long, default_value_t = 20, value_parser = positive)]
     epochs: usize,
     /// Images per step, over all ranks
     #[arg(long, default_value_t = 48, value_parser = positive)]
@@ -56,7 +53,7 @@ struct Cli {
     #[arg(long, default_value_t = 2, value_parser = positive)]
     patience: usize,
     /// Learning rate of Adam
-    #[arg(long, default_value_t = 2e-3, value_parser = positive_float)]
+    #[arg(long, default_value_t = 5e-3, value_parser = positive_float)]
     lr: f64,
     /// Seed of the weights and of the order of the images
     #[arg(long, default_value_t = 42)]
@@ -100,16 +97,11 @@ fn train(world: &World, Settings { cli, mesh }: &Settings) -> Result<()> {
     let mesh = DeviceMesh::new(world, mesh, &["replicate", "shard"][2 - mesh.len()..])?;
     let device = world.device().clone().autodiff();
     let resumed = if cli.resume { last_checkpoint(&mesh, &cli.dir)? } else { None };
-    if !cli.resume {
-        world.run_on(0, || std::fs::remove_dir_all(&cli.dir).ok());
-        world.barrier("the folder is empty")?;
+    if resumed.is_none() {
+        std::fs::remove_dir_all(rank_directory(&mesh, &cli.dir)).ok();
     }
     let (train, valid) = (ShapeDataset::train(), ShapeDataset::test());
-    let shard = mesh.data_shard(mesh.names().to_vec())?;
-    let sampler = |rows: &ShapeDataset| DistributedSampler::new(rows.len(), shard).with_global_batch_size(cli.batch);
-    let (shuffled, padded) = (sampler(&train).with_shuffle(cli.seed), sampler(&valid).with_last_batch(LastBatch::Pad));
-    let train = DistributedLoader::new(train, shuffled, ShapeBatcher)?.with_num_workers(1);
-    let valid = DistributedLoader::without_padding(valid, padded, ShapeBatcher)?;
+    let (train, valid) = loaders(&mesh, ShapeBatcher, cli.batch, cli.seed, train, valid)?;
     let config = ModelConfig::new(shapes::CLASSES.len(), 32);
     let model = world.run_seeded(cli.seed, || config.init(&device))?;
     let model = fully_shard(model, &mesh, FullyShard::new())?;
@@ -121,7 +113,7 @@ fn train(world: &World, Settings { cli, mesh }: &Settings) -> Result<()> {
         Split::Valid,
         StoppingCondition::NoImprovementSince { n_epochs: cli.patience },
     );
-    let mut training = supervised(&mesh, &cli.dir, Arc::new(train), Arc::new(valid))?
+    let mut training = supervised(&mesh, &cli.dir, train, valid)?
         .metrics((AccuracyMetric::new(), LossMetric::new()))
         .with_default_checkpointers()
         .early_stopping(early_stopping)

@@ -3,7 +3,7 @@
 use burn::nn::conv::{Conv2d, Conv2dConfig};
 use burn::nn::loss::CrossEntropyLossConfig;
 use burn::nn::pool::{AdaptiveAvgPool2d, AdaptiveAvgPool2dConfig};
-use burn::nn::{Linear, LinearConfig, Relu};
+use burn::nn::{Gelu, Linear, LinearConfig};
 use burn::prelude::*;
 use burn::train::{ClassificationOutput, InferenceStep, TrainOutput, TrainStep};
 use burn_dtensor::prelude::unit;
@@ -17,7 +17,7 @@ pub struct Model {
     pool: AdaptiveAvgPool2d,
     linear1: Linear,
     linear2: Linear,
-    activation: Relu,
+    activation: Gelu,
 }
 
 #[derive(Config, Debug)]
@@ -35,7 +35,7 @@ impl ModelConfig {
             pool: AdaptiveAvgPool2dConfig::new([4, 4]).init(),
             linear1: LinearConfig::new(16 * 4 * 4, self.hidden_size).init(device),
             linear2: LinearConfig::new(self.hidden_size, self.num_classes).init(device),
-            activation: Relu::new(),
+            activation: Gelu::new(),
         }
     }
 }

@@ -4,12 +4,11 @@
 //! takes the place of `SupervisedTraining::new`; everything else is burn's own: loaders, metrics, checkpointers, early
 //! stopping, the renderer.
 //!
-//! ```no_run
-//! # use std::sync::Arc;
-//! # use burn::data::dataloader::DataLoader;
-//! # use burn::lr_scheduler::constant::ConstantLr;
+//! ```
+//! # use burn::data::dataloader::batcher::Batcher;
+//! # use burn::data::dataset::InMemDataset;
 //! # use burn::nn::{Linear, LinearConfig, loss::{MseLoss, Reduction}};
-//! # use burn::tensor::Tensor;
+//! # use burn::tensor::{Device, Tensor, TensorData};
 //! # use burn::train::{InferenceStep, RegressionOutput, TrainOutput, TrainStep};
 //! use burn::module::Module;
 //! use burn::optim::AdamWConfig;
@@ -17,48 +16,60 @@
 //! use burn::train::metric::LossMetric;
 //! use burn_dtensor::optim::sharded;
 //! use burn_dtensor::prelude::*;
-//! use burn_dtensor::train::supervised;
+//! use burn_dtensor::train::{loaders, supervised};
 //!
 //! # #[derive(Module, Debug)]
 //! # struct Net(Linear);
 //! # impl Net {
-//! #     fn forward(&self, (x, y): (Tensor<2>, Tensor<2>)) -> RegressionOutput {
+//! #     fn regress(&self, (x, y): Batch) -> RegressionOutput {
 //! #         let output = unit(self, x, |net, x| net.0.forward(x));
-//! #         RegressionOutput::new(MseLoss::new().forward(output.clone(), y.clone(), Reduction::Mean), output, y)
+//! #         let loss = MseLoss::new().forward(output.clone(), y.clone(), Reduction::Mean);
+//! #         RegressionOutput::new(loss, output, y)
 //! #     }
 //! # }
+//! # type Batch = (Tensor<2>, Tensor<2>);
 //! # impl TrainStep for Net {
-//! #     type Input = (Tensor<2>, Tensor<2>);
+//! #     type Input = Batch;
 //! #     type Output = RegressionOutput;
-//! #     fn step(&self, batch: Self::Input) -> TrainOutput<RegressionOutput> {
-//! #         let output = self.forward(batch);
+//! #     fn step(&self, batch: Batch) -> TrainOutput<RegressionOutput> {
+//! #         let output = self.regress(batch);
 //! #         TrainOutput::new(self, output.loss.backward(), output)
 //! #     }
 //! # }
 //! # impl InferenceStep for Net {
-//! #     type Input = (Tensor<2>, Tensor<2>);
+//! #     type Input = Batch;
 //! #     type Output = RegressionOutput;
-//! #     fn step(&self, batch: Self::Input) -> RegressionOutput {
-//! #         self.forward(batch)
+//! #     fn step(&self, batch: Batch) -> RegressionOutput {
+//! #         self.regress(batch)
 //! #     }
 //! # }
-//! # type Loader = Arc<dyn DataLoader<(Tensor<2>, Tensor<2>)>>;
-//! # fn loaders(rank: usize) -> (Loader, Loader) { todo!() }
-//! launch(Launch::from_env(4)?, |world| {
+//! # #[derive(Clone)]
+//! # struct Squares;
+//! # impl Batcher<f32, Batch> for Squares {
+//! #     fn batch(&self, items: Vec<f32>, device: &Device) -> Batch {
+//! #         let len = items.len();
+//! #         let x: Tensor<2> = Tensor::from_data(TensorData::new(items, [len, 1]), device);
+//! #         (x.clone(), x.square())
+//! #     }
+//! # }
+//! # let artifacts = std::env::temp_dir().join(format!("burn-dtensor-train-{}", std::process::id()));
+//! # let rows = |count: usize| InMemDataset::new((0..count).map(|row| row as f32 / 10.0).collect());
+//! launch(Launch::threads(4), |world| {
 //!     let mesh = DeviceMesh::new(world, [4], ["shard"])?;
 //!     let device = world.device().clone().autodiff();
-//!     let model = fully_shard(Net(LinearConfig::new(8, 1).init(&device)), &mesh, FullyShard::new())?;
+//!     let model = fully_shard(Net(LinearConfig::new(1, 1).init(&device)), &mesh, FullyShard::new())?;
 //!     let optim = sharded(AdamWConfig::new()).into_module_optimizer(&model)?;
-//!     let (train, valid) = loaders(world.rank()); // this rank's rows
-//!     let training = supervised(&mesh, "artifacts", train, valid)?
+//!     let (train, valid) = loaders(&mesh, Squares, 8, 42, rows(30), rows(13))?; // this rank's rows
+//!     let training = supervised(&mesh, &artifacts, train, valid)?
 //!         .metrics((LossMetric::new(),))
 //!         .with_default_checkpointers()
-//!         .num_epochs(10)
+//!         .num_epochs(2)
 //!         .summary();
-//!     let result = training.launch(Learner::new(model, optim, ConstantLr::new(1e-3)));
+//!     let result = training.launch(Learner::new(model, optim, 1e-3));
 //!     let _full = full_model(&result.model)?;
 //!     Ok(())
 //! })?;
+//! # std::fs::remove_dir_all(&artifacts)?;
 //! # Ok::<_, burn_dtensor::Error>(())
 //! ```
 //!
@@ -83,6 +94,7 @@ mod checkpoint;
 mod error;
 mod gather;
 mod global_shapes;
+mod loaders;
 mod silent;
 mod strategy;
 mod supervised;
@@ -90,4 +102,5 @@ mod supervised;
 pub use checkpoint::last_checkpoint;
 pub use error::TrainError;
 pub use gather::{GatherOutput, GlobalBatch};
+pub use loaders::{Loaders, loaders};
 pub use supervised::{rank_directory, supervised};

@@ -1,16 +1,18 @@
 //! Metrics and decisions from all rows, on every rank.
 
-use burn::train::metric::store::EventStoreClient;
-use burn_dtensor::data::DistributedLoader;
-use burn_dtensor::prelude::*;
 use std::sync::Arc;
 
+use burn::data::dataloader::DataLoader;
 use burn::data::dataset::InMemDataset;
+use burn::train::metric::store::EventStoreClient;
 use burn::train::{EarlyStoppingStrategy, SupervisedTraining};
+use burn_dtensor::data::DistributedLoader;
+use burn_dtensor::prelude::*;
+use burn_dtensor::train::loaders;
 
 use super::support::{
-    BATCH, Folder, Net, Row, Rows, early_stopping, epochs, loader, logged, on_ranks, part, rows, train_alone, train_on,
-    weights,
+    BATCH, Batch, Folder, Net, Row, Rows, early_stopping, epochs, loader, logged, on_ranks, part, rows, train_alone,
+    train_on, weights,
 };
 
 const METRICS: [&str; 3] = ["Loss", "Accuracy", "Precision_@_TopK(1)_[Macro]"];
@@ -107,4 +109,35 @@ fn the_first_rank_decides_on_early_stopping() {
     })
     .unwrap();
     assert_eq!([0, 1].map(|rank| epochs(&folder.rank(rank))), [3, 3]);
+}
+
+/// The rows of each global batch, in order, and of the validation set.
+#[test]
+fn loaders_have_the_same_batches_on_any_number_of_ranks() {
+    let (train, valid) = (rows(100, 3 * BATCH + 5, 0.2), rows(900, BATCH + 2, 0.2));
+    let batches = |ranks: usize| {
+        let of_ranks = on_ranks(ranks, |mesh| {
+            let datasets = [&train, &valid].map(|rows| InMemDataset::new(rows.clone()));
+            let [train, valid] = datasets;
+            let (train, valid) = loaders(mesh, Rows, BATCH, 3, train, valid)?;
+            let read = |loader: &dyn DataLoader<Batch>| -> Vec<Vec<f32>> {
+                let first = |batch: Batch| batch.features.narrow(1, 0, 1).into_data().iter().collect();
+                loader.iter().map(|batch| first(batch.unwrap())).collect()
+            };
+            Ok([read(&*train), read(&*valid)])
+        });
+        let of_ranks = of_ranks.unwrap();
+        [0, 1].map(|split| {
+            let batch =
+                |at| of_ranks.iter().flat_map(move |of_rank| of_rank[split].get(at).cloned().unwrap_or_default());
+            (0..of_ranks[0][split].len()).map(|at| batch(at).collect()).collect::<Vec<Vec<f32>>>()
+        })
+    };
+    let [train_batches, valid_batches] = batches(1);
+    assert_eq!(train_batches.iter().map(Vec::len).collect::<Vec<_>>(), [BATCH; 3]);
+    let in_order: Vec<f32> = valid.iter().map(|row| row.features[0]).collect();
+    assert_eq!(valid_batches.concat(), in_order);
+    for ranks in [2, 3] {
+        assert_eq!(batches(ranks), [train_batches.clone(), valid_batches.clone()], "{ranks} ranks");
+    }
 }
