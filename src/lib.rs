@@ -144,6 +144,9 @@ mod book {
     #[cfg(feature = "dataset")]
     #[doc = include_str!("../docs/guides/data.md")]
     struct Data;
+    #[cfg(feature = "train")]
+    #[doc = include_str!("../docs/guides/burn-train.md")]
+    struct BurnTrain;
     #[doc = include_str!("../docs/guides/tensor-parallelism.md")]
     struct TensorParallelism;
     #[doc = include_str!("../docs/guides/mixed-precision.md")]

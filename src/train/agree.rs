@@ -156,14 +156,14 @@ impl Round {
     }
 }
 
-/// Batches of one pass over a split. Each is fetched before the step of the one before it, so that all ranks know which
+/// SplitBatches of one pass over a split. Each is fetched before the step of the one before it, so that all ranks know which
 /// is the last.
-pub(super) struct Batches<'a, I> {
+pub(super) struct SplitBatches<'a, I> {
     iterator: Box<dyn DataLoaderIterator<I> + 'a>,
     next: Option<I>,
 }
 
-impl<'a, I> Batches<'a, I> {
+impl<'a, I> SplitBatches<'a, I> {
     pub(super) fn new(iterator: Box<dyn DataLoaderIterator<I> + 'a>) -> Self {
         Self { iterator, next: None }
     }

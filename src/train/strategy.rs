@@ -21,7 +21,7 @@ use burn::train::{
 use itertools::Itertools;
 
 use super::TrainError;
-use super::agree::{Batches, Ranks};
+use super::agree::{Ranks, SplitBatches};
 use super::gather::{GatherOutput, GlobalBatch};
 use super::global_shapes::with_global_shapes;
 use crate::comm::Communicator;
@@ -163,7 +163,7 @@ where
         total_items: usize,
     ) -> Result<()> {
         self.send_train(LearnerEvent::StartSplit { epoch_number: epoch, total_items });
-        let mut batches = Batches::new(loader.iter());
+        let mut batches = SplitBatches::new(loader.iter());
         let mut accumulator = GradientsAccumulator::new();
         let (mut iteration, mut accumulated) = (0, 0);
         let mut round = batches.fetch(&self.ranks)?;
@@ -208,7 +208,7 @@ where
     ) -> Result<()> {
         self.send_valid(LearnerEvent::StartSplit { epoch_number: epoch, total_items });
         let model = self.learner.model().valid();
-        let mut batches = Batches::new(loader.iter());
+        let mut batches = SplitBatches::new(loader.iter());
         let mut iteration = 0;
         let mut round = batches.fetch(&self.ranks)?;
         while round.any() && !round.stopped {

@@ -38,13 +38,14 @@ fn a_training_that_resumes_equals_one_that_was_not_interrupted() {
         });
         trained.unwrap().remove(0)
     };
-    let (whole, halves) = (Folder::new("resume-whole"), Folder::new("resume-halves"));
-    let expected = run(&whole, None, 4);
+    let (uninterrupted, halves) = (Folder::new("resume-uninterrupted"), Folder::new("resume-halves"));
+    let expected = run(&uninterrupted, None, 4);
     let half = run(&halves, None, 2);
     assert_ne!(half, expected);
     assert_eq!(run(&halves, Some(2), 4), expected);
     for (rank, epoch) in [(0, 3), (0, 4), (1, 3), (1, 4)] {
-        let [resumed, at_once] = [&halves, &whole].map(|folder| logged(&folder.rank(rank), "train", epoch, "Loss"));
+        let [resumed, at_once] =
+            [&halves, &uninterrupted].map(|folder| logged(&folder.rank(rank), "train", epoch, "Loss"));
         assert_eq!(resumed, at_once, "rank {rank}, epoch {epoch}");
     }
 }
