@@ -96,7 +96,7 @@ impl GlobalBatch {
         if len != self.local {
             return Err(TrainError::OutputRows { len, rows: self.local }.into());
         }
-        let own = tensor.inner().slice([0..self.counts[self.comm.group().rank()]]);
+        let own = tensor.inner().slice(0..self.counts[self.comm.group().rank()]);
         let sizes = ShardSizes::Uneven(self.counts.clone().into());
         let shard = ShardedTensor { tensor: own.into_dispatch(), dim: 0, sizes };
         Ok(self.comm.all_gather(Call::new("train_output"), vec![shard]).single()?)

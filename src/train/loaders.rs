@@ -15,10 +15,10 @@ pub type Loaders<O> = (Arc<dyn DataLoader<O>>, Arc<dyn DataLoader<O>>);
 
 /// Returns loaders of this rank's rows for [`supervised`](super::supervised), whose `mesh` they take.
 ///
-/// `batch_size` is the number of rows of a batch over all ranks. The rows for training are shuffled in another order in each epoch,
-/// and those that do not fill the last batch are left out. The rows for validation come in order, each once. Both have
-/// the same batches on any number of ranks. One thread for each loader prefetches. For other settings, create two
-/// [`DistributedLoader`]s.
+/// `batch_size` is the number of rows of a batch over all ranks. The rows for training are shuffled in another
+/// order in each epoch, and those that do not fill the last batch are left out. The rows for validation come in
+/// order, each once. Both have the same batches on any number of ranks. One thread for each loader prefetches. For
+/// other settings, create two [`DistributedLoader`]s.
 ///
 /// Local: no communication.
 ///

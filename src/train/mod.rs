@@ -19,10 +19,12 @@
 //! use burn_dtensor::train::{loaders, supervised};
 //!
 //! # #[derive(Module, Debug)]
-//! # struct Net(Linear);
+//! # struct Net {
+//! #     layer: Linear,
+//! # }
 //! # impl Net {
 //! #     fn regress(&self, (x, y): Batch) -> RegressionOutput {
-//! #         let output = unit(self, x, |net, x| net.0.forward(x));
+//! #         let output = unit(self, x, |net, x| net.layer.forward(x));
 //! #         let loss = MseLoss::new().forward(output.clone(), y.clone(), Reduction::Mean);
 //! #         RegressionOutput::new(loss, output, y)
 //! #     }
@@ -57,7 +59,7 @@
 //! launch(Launch::threads(4), |world| {
 //!     let mesh = DeviceMesh::new(world, [4], ["shard"])?;
 //!     let device = world.device().clone().autodiff();
-//!     let model = fully_shard(Net(LinearConfig::new(1, 1).init(&device)), &mesh, FullyShard::new())?;
+//!     let model = fully_shard(Net { layer: LinearConfig::new(1, 1).init(&device) }, &mesh, FullyShard::new())?;
 //!     let optim = sharded(AdamWConfig::new()).into_module_optimizer(&model)?;
 //!     let (train, valid) = loaders(&mesh, Squares, 8, 42, rows(30), rows(13))?; // this rank's rows
 //!     let training = supervised(&mesh, &artifacts, train, valid)?

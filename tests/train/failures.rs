@@ -6,8 +6,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use burn::data::dataloader::{DataLoader, DataLoaderBuilder};
 use burn::data::dataset::{Dataset, DatasetError};
 use burn::lr_scheduler::constant::ConstantLr;
+use burn::module::Module;
 use burn::optim::SgdConfig;
-use burn::train::{Interrupter, Learner};
+use burn::tensor::Tensor;
+use burn::train::metric::LossMetric;
+use burn::train::{ClassificationOutput, InferenceStep, Interrupter, Learner, TrainOutput, TrainStep};
 use burn_dtensor::prelude::*;
 use burn_dtensor::train::supervised;
 
@@ -131,4 +134,64 @@ fn a_model_that_is_not_distributed_is_refused() {
     });
     let text = text.unwrap_err().to_string();
     assert!(text.contains("no parameter of the model is distributed, so that the 2 ranks"), "{text}");
+}
+
+#[test]
+fn a_model_without_autodiff_is_refused() {
+    let folder = Folder::new("no-autodiff");
+    let text = on_ranks(2, |mesh| {
+        let training = metrics(supervised(mesh, &folder, own(BATCH, 0), own(BATCH, 0))?);
+        let model = fully_shard(Net::new(mesh.device()), mesh, FullyShard::new())?;
+        training.launch(Learner::new(model, SgdConfig::new().init(), ConstantLr::new(0.1)));
+        Ok(())
+    });
+    let text = text.unwrap_err().to_string();
+    assert!(text.contains("the model is on a device without autodiff"), "{text}");
+}
+
+/// A model whose output has two rows for each row of the batch, but one target.
+#[derive(Module, Debug)]
+struct Twice {
+    net: Net,
+}
+
+impl Twice {
+    fn output(&self, batch: Batch) -> ClassificationOutput {
+        let output = InferenceStep::step(&self.net, batch);
+        ClassificationOutput { output: Tensor::cat(vec![output.output.clone(), output.output], 0), ..output }
+    }
+}
+
+impl TrainStep for Twice {
+    type Input = Batch;
+    type Output = ClassificationOutput;
+
+    fn step(&self, batch: Batch) -> TrainOutput<ClassificationOutput> {
+        let output = self.output(batch);
+        TrainOutput::new(self, output.loss.backward(), output)
+    }
+}
+
+impl InferenceStep for Twice {
+    type Input = Batch;
+    type Output = ClassificationOutput;
+
+    fn step(&self, batch: Batch) -> ClassificationOutput {
+        self.output(batch)
+    }
+}
+
+#[test]
+fn an_output_whose_tensors_have_other_lengths_is_refused() {
+    let folder = Folder::new("lengths");
+    let text = on_ranks(2, |mesh| {
+        let training = supervised(mesh, &folder, own(BATCH, mesh.rank()), own(BATCH, mesh.rank()))?;
+        let model = fully_shard(Twice { net: Net::new(&mesh.device().clone().autodiff()) }, mesh, FullyShard::new())?;
+        let learner = Learner::new(model, SgdConfig::new().init(), ConstantLr::new(0.1));
+        training.metrics((LossMetric::new(),)).with_application_logger(None).launch(learner);
+        Ok(())
+    });
+    let text = text.unwrap_err().to_string();
+    let expected = "a tensor of the step's output has length 6 along dimension 0, but the batch has 12 rows";
+    assert!(text.contains(expected), "{text}");
 }

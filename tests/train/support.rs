@@ -8,8 +8,8 @@ use burn::data::dataloader::{DataLoader, DataLoaderBuilder};
 use burn::data::dataset::InMemDataset;
 use burn::lr_scheduler::constant::ConstantLr;
 use burn::module::{Module, Param};
+use burn::nn::Linear;
 use burn::nn::loss::CrossEntropyLossConfig;
-use burn::nn::{Linear, LinearConfig};
 use burn::optim::AdamWConfig;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use burn::train::metric::store::{Aggregate, Direction, Split};
@@ -65,7 +65,6 @@ impl Net {
         let linear = |seed, [rows, columns]: [usize; 2]| Linear {
             weight: Param::from_data(TensorData::new(noise(seed, rows * columns), [rows, columns]), device),
             bias: Some(Param::from_data(TensorData::new(noise(seed + 1, columns), [columns]), device)),
-            ..LinearConfig::new(rows, columns).init(device)
         };
         Self { up: linear(1, [4, 7]), down: linear(3, [7, 3]) }
     }
