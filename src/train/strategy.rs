@@ -214,7 +214,9 @@ where
         while round.any() && !round.stopped {
             let (batch, is_counted) = match batches.take() {
                 Some(batch) => (batch, true),
-                None => (first_row(loader)?, false),
+                None => {
+                    (first_row(loader)?.ok_or_else(|| TrainError::NoRows { empty: vec![self.mesh.rank()] })?, false)
+                }
             };
             let next = batches.fetch(&self.ranks)?;
             iteration += 1;
@@ -269,9 +271,7 @@ where
     }
 }
 
-/// Returns a batch of the loader's first row.
-fn first_row<I>(loader: &dyn DataLoader<I>) -> Result<I> {
-    let row = loader.slice(0, 1);
-    let batch = row.iter().next();
-    batch.expect("the ranks have agreed that each has a row").map_err(Error::other)
+/// Returns a batch of the loader's first row; `None` if the loader makes no batch of one row.
+fn first_row<I>(loader: &dyn DataLoader<I>) -> Result<Option<I>> {
+    loader.slice(0, 1).iter().next().transpose().map_err(Error::other)
 }
