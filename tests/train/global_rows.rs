@@ -1,5 +1,6 @@
 //! Metrics and decisions from all rows, on every rank.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use burn::data::dataloader::DataLoader;
@@ -17,43 +18,53 @@ use super::support::{
 
 const METRICS: [&str; 3] = ["Loss", "Accuracy", "Precision_@_TopK(1)_[Macro]"];
 
-/// Invariant 1.
-#[test]
-fn every_metric_equals_that_of_one_device_on_all_rows() {
+/// Three epochs on a mesh, and by burn alone on all rows: the trained weights, and each line of this rank's logs.
+fn trains_as_one_device(mesh: &DeviceMesh, folder: &Folder) -> Result<()> {
     let train = rows(100, 4 * BATCH, 0.2);
     // The last batch has 7 rows. Of two ranks each has some; of three, one has none.
     let valid = rows(900, 2 * BATCH + 7, 0.2);
-    let alone = Folder::new("metrics-alone");
-    let expected = train_alone(&alone, train.clone(), valid.clone(), |training| training.num_epochs(3));
-    let expected = weights(&expected.model);
+    let set = |training: SupervisedTraining<Net>| training.num_epochs(3);
+    let alone = Folder::new(&format!("metrics-alone-{}-{}", mesh.size(), mesh.rank()));
+    let expected = weights(&train_alone(&alone, train.clone(), valid.clone(), set).model);
+
+    let sampler = |rows: &[Row]| -> Result<_> {
+        Ok(DistributedSampler::new(rows.len(), mesh.data_shard("shard")?).with_global_batch_size(BATCH))
+    };
+    let (in_order, padded) = (sampler(&train)?, sampler(&valid)?.with_last_batch(LastBatch::Pad));
+    let train = DistributedLoader::new(InMemDataset::new(train), in_order, Rows)?;
+    let valid = DistributedLoader::without_padding(InMemDataset::new(valid), padded, Rows)?;
+    let result = train_on(mesh, folder, Arc::new(train), Arc::new(valid), set)?;
+    let trained = weights(&full_model(&result.model)?);
+
+    let is_close = |a: &[f64], b: &[f64]| a.len() == b.len() && a.iter().zip(b).all(|(a, b)| (a - b).abs() < 1e-5);
+    let numbers = |weights: Vec<f32>| -> Vec<f64> { weights.into_iter().map(f64::from).collect() };
+    let (trained, expected) = (numbers(trained), numbers(expected));
+    assert!(is_close(&trained, &expected), "{trained:?} vs {expected:?}");
+    let lines = ["train", "valid"].into_iter().flat_map(|split| (1..=3).map(move |epoch| (split, epoch)));
+    for ((split, epoch), metric) in lines.flat_map(|line| METRICS.map(|metric| (line, metric))) {
+        let of = |folder: &Path| logged(folder, split, epoch, metric);
+        let (own, all) = (of(&folder.rank(mesh.rank())), of(alone.as_ref()));
+        assert!(all.len() > 1, "burn logs {metric}");
+        assert!(is_close(&own, &all), "{split} {metric} of epoch {epoch} on {}: {own:?} vs {all:?}", mesh.rank());
+    }
+    Ok(())
+}
+
+/// Invariant 1.
+#[test]
+fn every_metric_equals_that_of_one_device_on_all_rows() {
     for ranks in 1..=3 {
         let folder = Folder::new(&format!("metrics-{ranks}"));
-        let trained = on_ranks(ranks, |mesh| {
-            let sampler = |rows: &[Row]| -> Result<_> {
-                Ok(DistributedSampler::new(rows.len(), mesh.data_shard("shard")?).with_global_batch_size(BATCH))
-            };
-            let own = DistributedLoader::new(InMemDataset::new(train.clone()), sampler(&train)?, Rows)?;
-            let padded = sampler(&valid)?.with_last_batch(LastBatch::Pad);
-            let own_valid = DistributedLoader::without_padding(InMemDataset::new(valid.clone()), padded, Rows)?;
-            let set = |training: SupervisedTraining<Net>| training.num_epochs(3);
-            let result = train_on(mesh, &folder, Arc::new(own), Arc::new(own_valid), set)?;
-            Ok(weights(&burn_dtensor::fsdp::full_model(&result.model)?))
-        })
-        .unwrap();
-        for trained in trained {
-            assert!(trained.iter().zip(&expected).all(|(a, b)| (a - b).abs() < 1e-5), "{trained:?} vs {expected:?}");
-        }
-        for rank in 0..ranks {
-            for (split, epoch, metric) in
-                ["train", "valid"].iter().flat_map(|s| (1..=3).flat_map(move |e| METRICS.map(|m| (s, e, m))))
-            {
-                let [own, all] = [&folder.rank(rank), alone.as_ref()].map(|at| logged(at, split, epoch, metric));
-                assert!(all.len() > 1, "burn logs {metric}");
-                let close = own.len() == all.len() && own.iter().zip(&all).all(|(a, b)| (a - b).abs() < 1e-5);
-                assert!(close, "{split} {metric} of epoch {epoch} on rank {rank} of {ranks}: {own:?} vs {all:?}");
-            }
-        }
+        on_ranks(ranks, |mesh| trains_as_one_device(mesh, &folder)).unwrap();
     }
+}
+
+/// Invariant 1.
+#[cfg(feature = "mpi")]
+#[test]
+fn every_metric_of_two_processes_equals_that_of_one_device_on_all_rows() {
+    let test = burn_dtensor::testing::MeshTest::new([2], ["shard"]).with_processes(2);
+    test.run(|mesh| trains_as_one_device(mesh, &Folder::new("metrics-processes")));
 }
 
 /// Invariant 2.

@@ -28,7 +28,7 @@ const PROGRAMS: [(&str, &str); 7] = [
 const DEFAULT: [&str; 5] = ["default", "flex", "anyhow", "dataset", "testing"];
 
 /// The sets of features that a test may need in addition, smallest first.
-const ADDED: [&[&str]; 5] = [&[], &["mpi"], &["wgpu"], &["mpi", "wgpu"], &["train"]];
+const ADDED: [&[&str]; 6] = [&[], &["mpi"], &["wgpu"], &["mpi", "wgpu"], &["train"], &["mpi", "train"]];
 
 /// A test function that some set of features builds.
 #[derive(Debug, Clone, PartialEq, Eq)]
