@@ -22,6 +22,8 @@ use crate::param::ParamError;
 use crate::placement::PlacementError;
 #[cfg(feature = "store")]
 use crate::pretrained::PretrainedError;
+#[cfg(feature = "train")]
+use crate::train::TrainError;
 
 /// Result with the crate's [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -69,6 +71,10 @@ pub enum Error {
     #[cfg(feature = "store")]
     #[error(transparent)]
     Pretrained(#[from] PretrainedError),
+    /// A training on several ranks failed.
+    #[cfg(feature = "train")]
+    #[error(transparent)]
+    Train(#[from] TrainError),
     /// A [`launch`](crate::comm::launch) nested in the program failed.
     #[error(transparent)]
     Launch(Box<LaunchError>),

@@ -78,6 +78,8 @@
 //! | [`nn`] | forward passes of burn-nn's layers for DTensors |
 //! | [`debug`] | [`trace_comm`](debug::trace_comm): reports what is sent and which line of the program caused it; [`visualize_model`](debug::visualize_model): shows which rank holds which shard of a model |
 //!
+//! The feature `train` adds the module `train`: burn's `SupervisedTraining` on the ranks of a mesh.
+//!
 //! The feature `testing` adds the module `testing`: mesh fixtures for tests, and a checker of the operators'
 //! sharding rules. The feature `store` adds the module `pretrained`: weights in safetensors and PyTorch files.
 #![warn(missing_docs)]
@@ -106,6 +108,8 @@ pub mod placement;
 pub mod pretrained;
 #[cfg(feature = "testing")]
 pub mod testing;
+#[cfg(feature = "train")]
+pub mod train;
 mod watch;
 
 pub use error::{Error, Result};
@@ -143,6 +147,9 @@ mod book {
     #[cfg(feature = "dataset")]
     #[doc = include_str!("../docs/guides/data.md")]
     struct Data;
+    #[cfg(feature = "train")]
+    #[doc = include_str!("../docs/guides/burn-train.md")]
+    struct BurnTrain;
     #[doc = include_str!("../docs/guides/tensor-parallelism.md")]
     struct TensorParallelism;
     #[doc = include_str!("../docs/guides/mixed-precision.md")]

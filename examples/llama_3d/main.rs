@@ -14,6 +14,7 @@ mod cli;
 #[path = "../common/cli.rs"]
 mod common;
 #[path = "../common/data.rs"]
+#[allow(dead_code, reason = "nothing is validated here")]
 mod data;
 #[path = "../common/fingerprint.rs"]
 mod fingerprint;

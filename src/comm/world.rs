@@ -73,7 +73,7 @@ impl World {
     pub(crate) fn of_device(device: &Device) -> Self {
         let (engine, books) = (HostBackend::of_device(), LedgerHistory::new(None));
         books.open(0, &*engine).expect("a ledger without a file opens");
-        Self::new(0, device.clone().inner(), engine, books, DEADLINE)
+        Self::new(0, device.clone().inner(), engine, books, DEADLINE, false)
     }
 
     fn of(rank: Rank, deadline: Duration, before: Option<Before>) -> Self {

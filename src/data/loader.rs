@@ -132,6 +132,26 @@ impl<I: 'static, O: Send + 'static> DistributedLoader<I, O> {
         })
     }
 
+    /// Creates a loader that leaves padding out, for an evaluation in which each row counts once: the last batch is
+    /// shorter on some shards, and missing on others.
+    ///
+    /// All ranks must still compute it together. burn's `SupervisedTraining` does so for validation if
+    /// `train::supervised` of the feature `train` prepared it. A loop of your own takes
+    /// [`with_padding`](Self::with_padding).
+    ///
+    /// # Errors
+    /// As [`with_padding`](Self::with_padding).
+    pub fn without_padding<D, B>(dataset: D, sampler: DistributedSampler, batcher: B) -> Result<Self>
+    where
+        D: Dataset<I> + 'static,
+        B: Batcher<I, O> + 'static,
+    {
+        let loader = Self::with_padding(dataset, sampler, WithoutPadding(batcher))?;
+        // Padding is at the end of a shard's rows.
+        let num_real = sampler.epoch(0)?.map(|batch| batch.real_rows().len()).sum();
+        Ok(Self { positions: 0..num_real, ..loader })
+    }
+
     /// Sets the device that the batcher gets. Default: burn's default device.
     pub fn with_device(mut self, device: &Device) -> Self {
         self.source.device = device.clone();

@@ -35,23 +35,59 @@ pub(super) fn clip_each<M: Module>(
     faults.map_or(Ok(()), Err)?;
     let mut factors = HashMap::new();
     for Sums { route, ids, squares } in sums {
-        let mut squares = Tensor::cat(squares, 0);
-        for axis in 0..route.iter().map(Route::axes).sum() {
-            let communicator = route.as_ref().expect("only a distributed parameter has axes").communicator(axis);
-            let call = Call { model: Unit::model_over(units, communicator), ..Call::new("clip") };
-            let reduced = communicator.all_reduce(call, vec![squares.into_dispatch()], ReduceOp::Sum);
-            squares = reduced.single()?;
-        }
-        let norms = squares.sqrt();
+        let norms = norms(Tensor::cat(squares, 0), route.as_ref(), units)?;
         for (at, id) in ids.into_iter().enumerate() {
-            let norm = norms.clone().narrow(0, at, 1);
-            // Like burn, adds the smallest positive number, so that a norm of zero does not divide by zero.
-            let smallest = norm.dtype().finfo().unwrap_or(FloatDType::F32.finfo()).min_positive;
-            factors.insert(id, norm.add_scalar(smallest).recip().mul_scalar(bounds[&id].0).clamp_max(1.0));
+            factors.insert(id, factor(norms.clone().narrow(0, at, 1), bounds[&id].0));
         }
     }
     model.visit(&mut GroupScaleVisitor { grads, factors });
     Ok(())
+}
+
+/// Scales down the gradient of one parameter so that its norm does not exceed `max_norm`. `spec` is the parameter's
+/// spec if it is distributed.
+///
+/// # Collective
+/// Every rank of the parameter's mesh: one all-reduce along each mesh dimension that shards the parameter.
+pub(super) fn clip_one<const D: usize>(
+    grad: Tensor<D>,
+    max_norm: f32,
+    spec: Option<&DTensorSpec>,
+) -> Result<Tensor<D>> {
+    let square = square(grad.clone());
+    let route = spec.map(|spec| Route::of(&spec.with_dtype(square.dtype()))).transpose()?;
+    Ok(scaled(grad, &factor(norms(square, route.as_ref(), &[])?, max_norm)))
+}
+
+/// Returns the norms of full gradients from the sums of squares of this rank's shards.
+fn norms(mut squares: Tensor<1>, route: Option<&Route>, units: &[Arc<Unit>]) -> Result<Tensor<1>> {
+    for (route, axis) in route.into_iter().flat_map(|route| (0..route.axes()).map(move |axis| (route, axis))) {
+        let communicator = route.communicator(axis);
+        let call = Call { model: Unit::model_over(units, communicator), ..Call::new("clip") };
+        squares = communicator.all_reduce(call, vec![squares.into_dispatch()], ReduceOp::Sum).single()?;
+    }
+    Ok(squares.sqrt())
+}
+
+/// Returns the sum of squares of a shard, of shape `[1]`.
+fn square<const D: usize>(grad: Tensor<D>) -> Tensor<1> {
+    let dtype = if grad.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
+    match grad.shape().num_elements() {
+        0 => Tensor::zeros([1], (&grad.device(), dtype)),
+        _ => grad.cast(dtype).square().sum(),
+    }
+}
+
+/// Returns the factor by which a gradient of this norm is scaled.
+fn factor(norm: Tensor<1>, max_norm: f32) -> Tensor<1> {
+    // Like burn, adds the smallest positive number, so that a norm of zero does not divide by zero.
+    let smallest = norm.dtype().finfo().unwrap_or(FloatDType::F32.finfo()).min_positive;
+    norm.add_scalar(smallest).recip().mul_scalar(max_norm).clamp_max(1.0)
+}
+
+fn scaled<const D: usize>(grad: Tensor<D>, factor: &Tensor<1>) -> Tensor<D> {
+    let dtype = grad.dtype();
+    grad.cast(factor.dtype()).mul(factor.clone().unsqueeze()).cast(dtype)
 }
 
 /// Sums of squares of this rank's shards, for gradients whose parameters are laid out identically.
@@ -92,11 +128,8 @@ impl ModuleVisitor for GroupNormVisitor<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         let Some((_, spec)) = self.bounds.get(&param.id) else { return };
         let Some(grad) = self.grads.get::<D>(param.id) else { return };
-        let dtype = if grad.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
-        let square = match grad.shape().num_elements() {
-            0 => Tensor::zeros([1], (&grad.device(), dtype)),
-            _ => grad.cast(dtype).square().sum(),
-        };
+        let square = square(grad);
+        let dtype = square.dtype();
         let spec = spec.as_ref().map(|spec| spec.with_dtype(dtype));
         match self.sums(spec, dtype) {
             Ok(sums) => {
@@ -117,9 +150,7 @@ impl ModuleVisitor for GroupScaleVisitor<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         let Some(factor) = self.factors.get(&param.id) else { return };
         if let Some(grad) = self.grads.remove::<D>(param.id) {
-            let dtype = grad.dtype();
-            let clipped = grad.cast(factor.dtype()).mul(factor.clone().unsqueeze()).cast(dtype);
-            self.grads.register(param.id, clipped);
+            self.grads.register(param.id, scaled(grad, factor));
         }
     }
 }

@@ -68,6 +68,7 @@ mod exact;
 mod full;
 mod models;
 mod muon;
+mod per_param;
 mod route;
 mod sharded;
 mod state;

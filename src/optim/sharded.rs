@@ -7,14 +7,15 @@ use burn::backend::TensorMetadata;
 use burn::grad_clipping::GradientClipping;
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::module::{Module, ModuleVisitor, Param, ParamGroup, ParamId};
-use burn::optim::{GradientsParams, ModuleOptimizer, Muon, MuonConfig, OptimizerRecord};
+use burn::optim::{GradientsParams, ModuleOptimizer, MuonConfig, OptimizerRecord};
 use burn::tensor::Tensor;
 use itertools::Itertools;
 
 use super::clip::clip_each;
 use super::dtensors::plain;
 use super::exact::ExactOnShards;
-use super::muon::{Apply, MuonMatrix, Stages, orthogonalized};
+use super::muon::{MuonMatrix, Stages, orthogonalized};
+use super::per_param::{ClippedGroup, MuonOnShards};
 use super::{OptimError, OptimizerState, load_optimizer_state, optimizer_state};
 use crate::Result;
 use crate::dtensor::DTensorSpec;
@@ -55,13 +56,13 @@ use crate::param::{Unit, Visited, check_not_replaced, walk};
 /// ```
 pub fn sharded<O: ExactOnShards>(optimizer: O) -> ShardedOptimizer {
     let (optimizer, clipping) = optimizer.build();
-    let optim = ModuleOptimizer::from(optimizer);
-    let (optim, max_norm) = match clipping {
-        Some(GradientClipping::Norm(max_norm)) => (optim, Some(max_norm)),
+    let optim = ModuleOptimizer::from(optimizer.clone());
+    let (optim, clip) = match clipping {
+        Some(GradientClipping::Norm(max_norm)) => (optim, Some(ClippedGroup::new(optimizer, max_norm))),
         Some(by_value) => (optim.with_grad_clipping(by_value), None),
         None => (optim, None),
     };
-    ShardedOptimizer { optim, groups: vec![OptimizerGroup { params: ParamGroup::all(), max_norm, muon: None }] }
+    ShardedOptimizer { optim, groups: vec![OptimizerGroup { params: ParamGroup::all(), clip, muon: None }] }
 }
 
 /// burn's [`ModuleOptimizer`] for a distributed model, built by [`sharded`].
@@ -78,9 +79,9 @@ pub struct ShardedOptimizer {
 #[derive(Clone)]
 struct OptimizerGroup {
     params: ParamGroup,
-    /// Maximum norm of each parameter's gradient.
-    max_norm: Option<f32>,
-    muon: Option<(Arc<Muon>, Apply)>,
+    /// Clipping of each parameter's gradient by norm.
+    clip: Option<ClippedGroup>,
+    muon: Option<Stages>,
 }
 
 impl ShardedOptimizer {
@@ -88,12 +89,12 @@ impl ShardedOptimizer {
     #[must_use]
     pub fn with_group<O: ExactOnShards>(mut self, params: ParamGroup, optimizer: O) -> Self {
         let (optimizer, clipping) = optimizer.build();
-        let (by_value, max_norm) = match clipping {
-            Some(GradientClipping::Norm(max_norm)) => (None, Some(max_norm)),
+        let (by_value, clip) = match clipping {
+            Some(GradientClipping::Norm(max_norm)) => (None, Some(ClippedGroup::new(optimizer.clone(), max_norm))),
             by_value => (by_value, None),
         };
         self.optim = self.optim.with_group(params.clone(), optimizer, by_value);
-        self.groups.push(OptimizerGroup { params, max_norm, muon: None });
+        self.groups.push(OptimizerGroup { params, clip, muon: None });
         self
     }
 
@@ -109,9 +110,9 @@ impl ShardedOptimizer {
     /// element twice: to the owner and back.
     #[must_use]
     pub fn with_muon(mut self, matrices: ParamGroup, config: MuonConfig) -> Self {
-        let Stages { velocity, orthogonal, apply } = Stages::of(&config);
-        self.optim = self.optim.with_group(matrices.clone(), velocity, None);
-        self.groups.push(OptimizerGroup { params: matrices, max_norm: None, muon: Some((orthogonal, apply)) });
+        let stages = Stages::of(&config);
+        self.optim = self.optim.with_group(matrices.clone(), stages.velocity.clone(), None);
+        self.groups.push(OptimizerGroup { params: matrices, clip: None, muon: Some(stages) });
         self
     }
 
@@ -134,11 +135,13 @@ impl ShardedOptimizer {
         mut grads: GradientsParams,
     ) -> Result<M> {
         let lr = lr.into();
-        if self.groups.iter().all(|group| group.muon.is_none() && group.max_norm.is_none()) {
+        if self.groups.iter().all(|group| group.muon.is_none() && group.clip.is_none()) {
             return Ok(self.optim.step(lr, model, grads));
         }
-        let (members, units) = self.members(&model, &grads)?;
-        let bound = |member: &GroupParam| Some((member.id, (self.groups[member.group].max_norm?, member.spec.clone())));
+        let (members, units) = self.members(&model, Some(&grads))?;
+        let bound = |member: &GroupParam| {
+            Some((member.id, (self.groups[member.group].clip.as_ref()?.max_norm, member.spec.clone())))
+        };
         clip_each(&model, &mut grads, &members.iter().filter_map(bound).collect(), &units)?;
         let mut of_muon = GradientsParams::new();
         let steps = members.into_iter().filter(|member| self.groups[member.group].muon.is_some());
@@ -161,14 +164,78 @@ impl ShardedOptimizer {
         }
         let mut model = self.optim.step(lr.clone(), model, grads);
         for (group, steps) in steps {
-            let (_, apply) = self.groups[group].muon.clone().expect("a group of Muon");
+            let Stages { apply, .. } = self.groups[group].muon.clone().expect("a group of Muon");
             model = ModuleOptimizer::from(apply).step(lr.clone(), model, steps);
         }
         Ok(model)
     }
 
-    /// Returns the parameters with gradients that need more than burn's step, and the model's units.
-    fn members<M: Module>(&self, model: &M, grads: &GradientsParams) -> Result<(Vec<GroupParam>, Vec<Arc<Unit>>)> {
+    /// Returns burn's optimizer that makes the same steps of `model`, for code that takes no other, such as burn's
+    /// `Learner`. Its state is that of this optimizer: [`optimizer_state`] returns it, and the records of either load
+    /// into the other.
+    ///
+    /// It handles one parameter after the other. A matrix of Muon's group takes two all-to-alls along each mesh
+    /// dimension that shards it, and is orthogonalized while the other ranks wait; [`step`](Self::step) distributes
+    /// all matrices over the ranks. Clipping by norm takes one all-reduce for each parameter along each of these mesh
+    /// dimensions. Without Muon and clipping by norm, the steps are local.
+    ///
+    /// Local. Steps of the result are collective like [`step`](Self::step). burn's optimizer cannot return an error,
+    /// so a rank [unwinds](crate::Error::unwind) with the error of a failed collective.
+    ///
+    /// ```
+    /// use burn::module::ParamGroup;
+    /// use burn::nn::LinearConfig;
+    /// use burn::optim::{AdamWConfig, GradientsParams, MuonConfig};
+    /// use burn::tensor::Tensor;
+    /// use burn_dtensor::optim::sharded;
+    /// use burn_dtensor::prelude::*;
+    ///
+    /// launch(Launch::threads(2), |world| {
+    ///     let mesh = DeviceMesh::new(world, [2], ["shard"])?;
+    ///     let device = world.device().clone().autodiff();
+    ///     let mut model = fully_shard(LinearConfig::new(8, 6).init(&device), &mesh, FullyShard::new())?;
+    ///     let optim = sharded(AdamWConfig::new()).with_muon(ParamGroup::from_predicate("weight"), MuonConfig::new());
+    ///     let mut optim = optim.into_module_optimizer(&model)?;
+    ///     let loss = model.forward(Tensor::<2>::ones([1, 8], &device)).square().sum();
+    ///     let grads = GradientsParams::from_grads(loss.backward(), &model);
+    ///     model = optim.step(1e-3, model, grads);
+    ///     # let _ = model;
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<_, burn_dtensor::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`OptimError::NotAMatrix`] for a parameter of Muon's group that is not a matrix, and
+    /// [`ParamError::Replaced`](crate::param::ParamError::Replaced).
+    pub fn into_module_optimizer<M: Module>(self, model: &M) -> Result<ModuleOptimizer> {
+        let (members, _) = self.members(model, None)?;
+        if members.is_empty() {
+            return Ok(self.optim);
+        }
+        // A group that is added drops the state of its parameters.
+        let record = self.optim.to_record();
+        let mut optim = self.optim;
+        for GroupParam { id, path, group, spec } in members {
+            let params = ParamGroup::from_path(path.clone());
+            optim = match &self.groups[group] {
+                OptimizerGroup { muon: Some(stages), .. } => {
+                    optim.with_group(params, MuonOnShards { stages: stages.clone(), id, path: path.into(), spec }, None)
+                }
+                OptimizerGroup { clip: Some(clip), .. } => clip.add(optim, params, spec),
+                OptimizerGroup { .. } => optim,
+            };
+        }
+        Ok(optim.load_record(record))
+    }
+
+    /// Returns the parameters that need more than burn's step, of those with gradients if `grads` is given, and the
+    /// model's units.
+    fn members<M: Module>(
+        &self,
+        model: &M,
+        grads: Option<&GradientsParams>,
+    ) -> Result<(Vec<GroupParam>, Vec<Arc<Unit>>)> {
         let walk = walk(model);
         check_not_replaced(model, &walk)?;
         let units = walk.distributed.iter().map(|visited| visited.param.unit.clone()).unique_by(Arc::as_ptr).collect();
@@ -226,7 +293,7 @@ struct GroupParam {
 
 struct Members<'a> {
     groups: &'a [OptimizerGroup],
-    grads: &'a GradientsParams,
+    grads: Option<&'a GradientsParams>,
     specs: HashMap<ParamId, Arc<DTensorSpec>>,
     path: Vec<String>,
     found: Vec<GroupParam>,
@@ -243,16 +310,16 @@ impl ModuleVisitor for Members<'_> {
     }
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        if self.grads.get::<D>(param.id).is_none() {
+        if self.grads.is_some_and(|grads| grads.get::<D>(param.id).is_none()) {
             return;
         }
         let (id, path) = (param.id, self.path.join("."));
         let group = self.groups.iter().rposition(|group| group.params.matches(&id, Some(&path)));
         let group = group.expect("the first group matches all parameters");
-        let OptimizerGroup { max_norm, muon, .. } = &self.groups[group];
+        let OptimizerGroup { clip, muon, .. } = &self.groups[group];
         if muon.is_some() && D != 2 {
             self.fault.get_or_insert(OptimError::NotAMatrix { path, dims: D });
-        } else if muon.is_some() || max_norm.is_some() {
+        } else if muon.is_some() || clip.is_some() {
             self.found.push(GroupParam { id, path, group, spec: self.specs.get(&id).cloned() });
         }
     }
@@ -271,7 +338,7 @@ impl ModuleVisitor for Matrices<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         let Some(GroupParam { id, path, group, spec }) = self.members.remove(&param.id) else { return };
         let lr = self.lr.lr_from_param(id, Some(&path));
-        let (muon, _) = self.groups[group].muon.clone().expect("a group of Muon");
+        let Stages { orthogonal: muon, .. } = self.groups[group].muon.clone().expect("a group of Muon");
         let part = Tensor::<2>::from_dispatch(plain(&param.base()).into_dispatch());
         let spec = spec.map(|spec| spec.in_dtype(part.dtype()));
         self.found.push((group, MuonMatrix { id, path: path.into(), spec, part, lr, muon }));

@@ -74,7 +74,7 @@ impl Communicator {
 
 impl Communicator {
     /// Gathers numbers from all ranks, the same count from each, in group order.
-    pub(in crate::comm) fn all_gather_numbers(&self, call: Call, own: &[usize]) -> Result<Vec<usize>, CommError> {
+    pub(crate) fn all_gather_numbers(&self, call: Call, own: &[usize]) -> Result<Vec<usize>, CommError> {
         let sizes = ShardSizes::Chunked(WORDS * own.len() * self.group().size());
         let shard = ShardedTensor { tensor: numbers(own, self), dim: 0, sizes };
         Ok(read_numbers(self.all_gather(call, vec![shard]).wait()?.remove(0)))

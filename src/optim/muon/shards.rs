@@ -9,6 +9,7 @@ use burn::optim::{LearningRate, Muon, MuonConfig, MuonState, Optimizer};
 use burn::tensor::{Device, Tensor};
 
 /// A Muon configuration, split into three stages that run in this order: `velocity`, `orthogonal`, `apply`.
+#[derive(Clone)]
 pub(in crate::optim) struct Stages {
     pub(in crate::optim) velocity: Velocity,
     /// Orthogonalization of full matrices, without momentum and weight decay.

@@ -14,7 +14,7 @@ use syn::visit::{self, Visit};
 use syn::{Attribute, File, Item, ItemMod, ItemUse, UseTree, Visibility};
 
 /// Every room may use those of the lines above it. Rooms of one line do not know each other.
-const ROOMS: [&[&str]; 12] = [
+const ROOMS: [&[&str]; 13] = [
     &["placement"],
     &["memory", "pattern"],
     &["kernels"],
@@ -27,6 +27,7 @@ const ROOMS: [&[&str]; 12] = [
     &["nn"],
     &["debug"],
     &["testing"],
+    &["train"],
 ];
 
 /// What gathers all rooms, and is used by all.

@@ -14,11 +14,12 @@ use crate::root;
 
 /// The test programs that `cargo test` builds: their names, as [`Test::program`] has them, and the files that the compiler
 /// reads first.
-const PROGRAMS: [(&str, &str); 6] = [
+const PROGRAMS: [(&str, &str); 7] = [
     ("suite", "tests/suite/main.rs"),
     ("memory", "tests/memory/main.rs"),
     ("seeded", "tests/seeded.rs"),
     ("spans", "tests/spans.rs"),
+    ("train", "tests/train/main.rs"),
     ("downstream", "tests/downstream/tests/downstream.rs"),
     ("lib", "src/lib.rs"),
 ];
@@ -27,7 +28,7 @@ const PROGRAMS: [(&str, &str); 6] = [
 const DEFAULT: [&str; 6] = ["default", "flex", "anyhow", "dataset", "store", "testing"];
 
 /// The sets of features that a test may need in addition, smallest first.
-const ADDED: [&[&str]; 4] = [&[], &["mpi"], &["wgpu"], &["mpi", "wgpu"]];
+const ADDED: [&[&str]; 6] = [&[], &["mpi"], &["wgpu"], &["mpi", "wgpu"], &["train"], &["mpi", "train"]];
 
 /// A test function that some set of features builds.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -1,0 +1,185 @@
+//! [`Ranks`]: decisions that all ranks of a training take together.
+
+use burn::data::dataloader::{DataLoaderIterator, Progress};
+use burn::train::Interrupter;
+use itertools::Itertools;
+
+use super::TrainError;
+use crate::Result;
+use crate::comm::{Call, Communicator};
+use crate::mesh::DeviceMesh;
+
+/// State of a rank between two batches.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Status {
+    /// It has a further batch.
+    Batch,
+    /// It has none.
+    End,
+    /// Stopped by its interrupter.
+    Stop,
+    /// An error stopped it.
+    Failed,
+}
+
+impl Status {
+    const ALL: [Self; 4] = [Self::Batch, Self::End, Self::Stop, Self::Failed];
+}
+
+/// The ranks that take decisions together: all of the root mesh.
+///
+/// Every decision is one exchange of numbers, from which each rank reads the same answer.
+pub(super) struct Ranks {
+    /// Global ranks, in the order of `comm`.
+    ranks: Vec<usize>,
+    /// True for the ranks that together have each row once.
+    has_own_rows: Vec<bool>,
+    comm: Communicator,
+    interrupter: Interrupter,
+}
+
+/// The next batch, as far as the ranks have one.
+pub(super) struct Round {
+    /// Global ranks that have a batch, and those that do not.
+    has_batch: Vec<(usize, bool)>,
+    /// Number of items that all ranks have processed together with this batch.
+    processed: usize,
+    /// True if all ranks stop here, because an interrupter asked for it.
+    pub(super) stopped: bool,
+}
+
+impl Ranks {
+    pub(super) fn new(mesh: &DeviceMesh, interrupter: &Interrupter) -> Result<Self> {
+        let root = mesh.root();
+        let ranks = root.ranks().to_vec();
+        let has_own_rows = ranks.iter().map(|rank| mesh.ranks().contains(rank)).collect();
+        let comm = root.communicator_over(&(0..root.ndim()).collect_vec())?;
+        Ok(Self { ranks, has_own_rows, comm, interrupter: interrupter.clone() })
+    }
+
+    /// Returns true on the rank that draws, and whose decisions count.
+    pub(super) fn is_first(&self) -> bool {
+        self.comm.group().rank() == 0
+    }
+
+    /// Exchanges the same count of numbers from each rank.
+    fn exchange<const N: usize>(&self, own: [usize; N]) -> Result<Vec<[usize; N]>> {
+        let all = self.comm.all_gather_numbers(Call::new("train"), &own)?;
+        Ok(all.chunks_exact(N).map(|of_rank| of_rank.try_into().expect("chunks of this length")).collect())
+    }
+
+    /// Returns the global ranks that have no items, and the number of items of all ranks.
+    pub(super) fn items(&self, own: usize) -> Result<(Vec<usize>, usize)> {
+        let all = self.exchange([own])?.into_iter().map(|[items]| items).collect_vec();
+        let empty = self.ranks.iter().zip(&all).filter(|(_, items)| **items == 0).map(|(rank, _)| *rank).collect();
+        Ok((empty, self.sum(all)))
+    }
+
+    /// Adds up what the ranks have, once for ranks that have the same rows.
+    fn sum(&self, of_ranks: impl IntoIterator<Item = usize>) -> usize {
+        self.has_own_rows.iter().zip(of_ranks).filter(|(own, _)| **own).map(|(_, number)| number).sum()
+    }
+
+    /// Returns the decision of the first rank.
+    pub(super) fn decide(&self, own: bool) -> Result<bool> {
+        Ok(self.exchange([usize::from(own)])?[0] == [1])
+    }
+
+    /// Returns true if all ranks stop here, because an interrupter asked for it.
+    ///
+    /// # Errors
+    /// [`TrainError::Failed`] on every rank if a rank failed.
+    pub(super) fn is_stopped(&self) -> Result<bool> {
+        Ok(self.round(Status::End, 0)?.stopped)
+    }
+
+    /// Exchanges what each rank does next. An interrupter that was asked to stop, or failed, comes first.
+    fn round(&self, next: Status, processed: usize) -> Result<Round> {
+        let status = match (self.interrupter.error(), self.interrupter.should_stop()) {
+            (Some(_), _) => Status::Failed,
+            (None, true) => Status::Stop,
+            (None, false) => next,
+        };
+        let all = self.exchange([status as usize, processed])?;
+        let status = |number: usize| Status::ALL[number];
+        for found in [Status::Failed, Status::Stop] {
+            if let Some(at) = all.iter().position(|&[number, _]| status(number) == found) {
+                self.stop(found, at)?;
+            }
+        }
+        let has_batch = self.ranks.iter().zip(&all).map(|(&rank, &[number, _])| (rank, status(number)));
+        Ok(Round {
+            has_batch: has_batch.map(|(rank, status)| (rank, status == Status::Batch)).collect(),
+            processed: self.sum(all.iter().map(|[_, processed]| *processed)),
+            stopped: all.iter().any(|&[number, _]| status(number) == Status::Stop),
+        })
+    }
+
+    /// Takes over why the rank at position `at` stops.
+    fn stop(&self, found: Status, at: usize) -> Result<()> {
+        let own = match found {
+            Status::Failed => self.interrupter.error().map(|error| error.to_string()),
+            _ => self.interrupter.get_message(),
+        };
+        let rank = self.ranks[at];
+        let text = self.comm.broadcast_object(Call::new("train_stop"), Some(&own), at)?;
+        if found == Status::Failed {
+            return Err(TrainError::Failed { rank, error: text.unwrap_or_default() }.into());
+        }
+        if !self.interrupter.should_stop() {
+            let reason = text.map_or_else(|| format!("rank {rank} stopped"), |text| format!("rank {rank}: {text}"));
+            self.interrupter.stop(Some(&reason));
+        }
+        Ok(())
+    }
+}
+
+impl Round {
+    /// Returns true if a rank has a batch.
+    pub(super) fn any(&self) -> bool {
+        self.has_batch.iter().any(|&(_, has)| has)
+    }
+
+    /// Returns an error if some ranks have a batch of the training set and others do not.
+    pub(super) fn check_even(&self, epoch: usize, batches: usize) -> Result<()> {
+        let (further, ended): (Vec<_>, Vec<_>) = self.has_batch.iter().partition(|(_, has)| *has);
+        if further.is_empty() || ended.is_empty() {
+            return Ok(());
+        }
+        let ranks = |of: Vec<(usize, bool)>| of.into_iter().map(|(rank, _)| rank).collect();
+        Err(TrainError::UnevenBatches { epoch, batches, ended: ranks(ended), further: ranks(further) }.into())
+    }
+
+    /// Returns burn's progress after this batch, over all ranks.
+    pub(super) fn progress(&self, total: usize) -> Progress {
+        Progress::new(self.processed, total, Some("items".into()))
+    }
+}
+
+/// SplitBatches of one pass over a split. Each is fetched before the step of the one before it, so that all ranks know which
+/// is the last.
+pub(super) struct SplitBatches<'a, I> {
+    iterator: Box<dyn DataLoaderIterator<I> + 'a>,
+    next: Option<I>,
+}
+
+impl<'a, I> SplitBatches<'a, I> {
+    pub(super) fn new(iterator: Box<dyn DataLoaderIterator<I> + 'a>) -> Self {
+        Self { iterator, next: None }
+    }
+
+    /// Fetches the next batch, and tells the other ranks.
+    pub(super) fn fetch(&mut self, ranks: &Ranks) -> Result<Round> {
+        self.next = self.iterator.next().transpose().unwrap_or_else(|error| {
+            ranks.interrupter.fail(error);
+            None
+        });
+        let next = if self.next.is_some() { Status::Batch } else { Status::End };
+        ranks.round(next, self.iterator.progress().items_processed)
+    }
+
+    /// Returns the batch that was fetched, if this rank has one.
+    pub(super) fn take(&mut self) -> Option<I> {
+        self.next.take()
+    }
+}

@@ -1,0 +1,67 @@
+//! [`TrainError`]: errors of a training on several ranks.
+
+/// Error of a training that [`supervised`](super::supervised) prepared.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum TrainError {
+    /// Some ranks have a further batch of the training set, and others do not.
+    #[error(
+        "in epoch {epoch}, the training loaders of ranks {ended:?} ended after {batches} batches, those of ranks \
+         {further:?} did not. Give every rank the same number of batches, for example by dropping the last global batch"
+    )]
+    UnevenBatches {
+        /// The epoch, counted from 1.
+        epoch: usize,
+        /// Number of batches that every rank had.
+        batches: usize,
+        /// Global ranks that have no further batch.
+        ended: Vec<usize>,
+        /// Global ranks that have one.
+        further: Vec<usize>,
+    },
+    /// The validation loader of some ranks is empty, while that of others is not.
+    #[error(
+        "the validation loaders of ranks {empty:?} have no rows, those of other ranks do. \
+         Give every rank at least one row: a rank without a batch takes part with a row that is not counted"
+    )]
+    NoRows {
+        /// Global ranks without rows.
+        empty: Vec<usize>,
+    },
+    /// A rank's data loader, a metric or a checkpoint failed.
+    #[error("the training stopped because rank {rank} failed: {error}")]
+    Failed {
+        /// Global rank that failed.
+        rank: usize,
+        /// Text of its error.
+        error: String,
+    },
+    /// The model has no distributed parameter.
+    #[error(
+        "no parameter of the model is distributed, so that the {ranks} ranks of {mesh} would train {ranks} different \
+         models. Call `fully_shard` on the model before `Learner::new`"
+    )]
+    NotDistributed {
+        /// The mesh.
+        mesh: String,
+        /// Number of its ranks.
+        ranks: usize,
+    },
+    /// The model is on a device without autodiff.
+    #[error(
+        "the model is on a device without autodiff, and `Learner` cannot move parameters that are distributed. \
+         Initialize it on `world.device().clone().autodiff()` before `fully_shard`"
+    )]
+    NoAutodiff,
+    /// A tensor of a step's output does not have one entry per row along its first dimension.
+    #[error(
+        "a tensor of the step's output has length {len} along dimension 0, but the batch has {rows} rows. \
+         Give every gathered tensor one entry per row; a loss may also have one entry in all"
+    )]
+    OutputRows {
+        /// Length of the tensor along dimension 0.
+        len: usize,
+        /// Number of rows of the rank's batch, as the output reports it.
+        rows: usize,
+    },
+}

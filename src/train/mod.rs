@@ -1,0 +1,108 @@
+//! burn's `SupervisedTraining` on the ranks of a mesh: metrics of the global batch, and one decision for all ranks.
+//!
+//! A program written for burn's `Learner` runs on every rank of a [`launch`](crate::comm::launch). [`supervised`]
+//! takes the place of `SupervisedTraining::new`; everything else is burn's own: loaders, metrics, checkpointers, early
+//! stopping, the renderer.
+//!
+//! ```
+//! # use burn::data::dataloader::batcher::Batcher;
+//! # use burn::data::dataset::InMemDataset;
+//! # use burn::nn::{Linear, LinearConfig, loss::{MseLoss, Reduction}};
+//! # use burn::tensor::{Device, Tensor, TensorData};
+//! # use burn::train::{InferenceStep, RegressionOutput, TrainOutput, TrainStep};
+//! use burn::module::Module;
+//! use burn::optim::AdamWConfig;
+//! use burn::train::Learner;
+//! use burn::train::metric::LossMetric;
+//! use burn_dtensor::optim::sharded;
+//! use burn_dtensor::prelude::*;
+//! use burn_dtensor::train::{loaders, supervised};
+//!
+//! # #[derive(Module, Debug)]
+//! # struct Net {
+//! #     layer: Linear,
+//! # }
+//! # impl Net {
+//! #     fn regress(&self, (x, y): Batch) -> RegressionOutput {
+//! #         let output = unit(self, x, |net, x| net.layer.forward(x));
+//! #         let loss = MseLoss::new().forward(output.clone(), y.clone(), Reduction::Mean);
+//! #         RegressionOutput::new(loss, output, y)
+//! #     }
+//! # }
+//! # type Batch = (Tensor<2>, Tensor<2>);
+//! # impl TrainStep for Net {
+//! #     type Input = Batch;
+//! #     type Output = RegressionOutput;
+//! #     fn step(&self, batch: Batch) -> TrainOutput<RegressionOutput> {
+//! #         let output = self.regress(batch);
+//! #         TrainOutput::new(self, output.loss.backward(), output)
+//! #     }
+//! # }
+//! # impl InferenceStep for Net {
+//! #     type Input = Batch;
+//! #     type Output = RegressionOutput;
+//! #     fn step(&self, batch: Batch) -> RegressionOutput {
+//! #         self.regress(batch)
+//! #     }
+//! # }
+//! # #[derive(Clone)]
+//! # struct Squares;
+//! # impl Batcher<f32, Batch> for Squares {
+//! #     fn batch(&self, items: Vec<f32>, device: &Device) -> Batch {
+//! #         let len = items.len();
+//! #         let x: Tensor<2> = Tensor::from_data(TensorData::new(items, [len, 1]), device);
+//! #         (x.clone(), x.square())
+//! #     }
+//! # }
+//! # let artifacts = std::env::temp_dir().join(format!("burn-dtensor-train-{}", std::process::id()));
+//! # let rows = |count: usize| InMemDataset::new((0..count).map(|row| row as f32 / 10.0).collect());
+//! launch(Launch::threads(4), |world| {
+//!     let mesh = DeviceMesh::new(world, [4], ["shard"])?;
+//!     let device = world.device().clone().autodiff();
+//!     let model = fully_shard(Net { layer: LinearConfig::new(1, 1).init(&device) }, &mesh, FullyShard::new())?;
+//!     let optim = sharded(AdamWConfig::new()).into_module_optimizer(&model)?;
+//!     let (train, valid) = loaders(&mesh, Squares, 8, 42, rows(30), rows(13))?; // this rank's rows
+//!     let training = supervised(&mesh, &artifacts, train, valid)?
+//!         .metrics((LossMetric::new(),))
+//!         .with_default_checkpointers()
+//!         .num_epochs(2)
+//!         .summary();
+//!     let result = training.launch(Learner::new(model, optim, 1e-3));
+//!     let _full = full_model(&result.model)?;
+//!     Ok(())
+//! })?;
+//! # std::fs::remove_dir_all(&artifacts)?;
+//! # Ok::<_, burn_dtensor::Error>(())
+//! ```
+//!
+//! | | decided by |
+//! |---|---|
+//! | metrics | every rank, from the outputs of all ranks' rows ([`GatherOutput`]), so all ranks log the same values |
+//! | checkpoints to keep | every rank, from these metrics; each writes its shards |
+//! | early stopping | the first rank, from these metrics |
+//! | stop by an `Interrupter`, of any rank | all ranks, after the step in which they learn of it |
+//! | failure of a rank's data, metrics or checkpoint | all ranks, with [`TrainError::Failed`] |
+//! | end of an epoch | all ranks: training needs the same number of batches on each, validation does not |
+//!
+//! # Invariants
+//! 1. A metric of an epoch has the same value on all ranks, and the value that one device computes from the global
+//!    batches, up to rounding. Each row counts once.
+//! 2. All ranks take each step, stop, save and fail together. No decision is taken from one rank's rows alone.
+//! 3. A training that resumes from a checkpoint on the same mesh continues as if it had not been interrupted, also
+//!    in the order in which burn's loaders shuffle.
+
+mod agree;
+mod checkpoint;
+mod error;
+mod gather;
+mod global_shapes;
+mod loaders;
+mod silent;
+mod strategy;
+mod supervised;
+
+pub use checkpoint::last_checkpoint;
+pub use error::TrainError;
+pub use gather::{GatherOutput, GlobalBatch};
+pub use loaders::{Loaders, loaders};
+pub use supervised::{rank_directory, supervised};

@@ -1,0 +1,277 @@
+//! [`OnMesh`]: burn's training loop, in which all ranks of a mesh take every step and every decision together.
+//!
+//! ```text
+//!            rank 0                     rank 1
+//! fetch      batch │ end │ stop │ error batch │ ..          one exchange: all step, stop or fail
+//! step       forward, backward, optimizer                   collectives of the model
+//! gather     output of rank 0 ──┬────── output of rank 1    outputs of all ranks, on all ranks
+//! metrics    of the global batch        the same            burn's metrics, loggers and stores
+//! epoch      checkpoint, early stopping                     from the same metrics; the first rank decides
+//! ```
+
+use std::cell::RefCell;
+
+use burn::data::dataloader::DataLoader;
+use burn::optim::GradientsAccumulator;
+use burn::train::{
+    EventProcessorTraining, InferenceStep, ItemLazy, Learner, LearnerEvent, LearnerModel, LearningResult,
+    SupervisedLearningStrategy, SupervisedTrainingEventProcessor, TrainLoader, TrainStep, TrainingComponents,
+    TrainingItem, ValidLoader,
+};
+use itertools::Itertools;
+
+use super::TrainError;
+use super::agree::{Ranks, SplitBatches};
+use super::gather::{GatherOutput, GlobalBatch};
+use super::global_shapes::with_global_shapes;
+use crate::comm::Communicator;
+use crate::error::OrUnwind;
+use crate::mesh::DeviceMesh;
+use crate::param::ModelScan;
+use crate::{Error, Result};
+
+/// burn's training loop on the ranks of a mesh.
+pub(super) struct OnMesh {
+    pub(super) mesh: DeviceMesh,
+}
+
+/// Result of [`SupervisedLearningStrategy::fit`].
+type Fitted<M> = (M, SupervisedTrainingEventProcessor<M>);
+
+impl<M: LearnerModel> SupervisedLearningStrategy<M> for OnMesh
+where
+    <M as TrainStep>::Output: GatherOutput,
+    <M as InferenceStep>::Output: GatherOutput,
+{
+    fn train(
+        &self,
+        learner: Learner<M>,
+        train: TrainLoader<M>,
+        valid: ValidLoader<M>,
+        mut components: TrainingComponents<M>,
+    ) -> LearningResult<M> {
+        let is_first = Ranks::new(&self.mesh, &components.interrupter).or_unwind().is_first();
+        components.summary = components.summary.filter(|_| is_first);
+        let fit = WithSummary { on_mesh: self, model: RefCell::new(None) };
+        let mut result = fit.train(learner, train, valid, components);
+        if let Some(model) = fit.model.take() {
+            result.model = model.valid();
+        }
+        result
+    }
+
+    fn fit(
+        &self,
+        components: TrainingComponents<M>,
+        learner: Learner<M>,
+        train: TrainLoader<M>,
+        valid: ValidLoader<M>,
+        starting_epoch: usize,
+    ) -> Fitted<M> {
+        let ranks = Ranks::new(&self.mesh, &components.interrupter).or_unwind();
+        let rows = self.mesh.communicator_over(&(0..self.mesh.ndim()).collect_vec()).or_unwind();
+        Fit { mesh: &self.mesh, ranks, rows, components, learner }.run(train, valid, starting_epoch).or_unwind()
+    }
+}
+
+/// [`OnMesh`] with the model's global sizes in burn's summary, which prints the model that `fit` returns.
+struct WithSummary<'a, M> {
+    on_mesh: &'a OnMesh,
+    /// The trained model.
+    model: RefCell<Option<M>>,
+}
+
+impl<M: LearnerModel> SupervisedLearningStrategy<M> for WithSummary<'_, M>
+where
+    <M as TrainStep>::Output: GatherOutput,
+    <M as InferenceStep>::Output: GatherOutput,
+{
+    fn fit(
+        &self,
+        components: TrainingComponents<M>,
+        learner: Learner<M>,
+        train: TrainLoader<M>,
+        valid: ValidLoader<M>,
+        starting_epoch: usize,
+    ) -> Fitted<M> {
+        let is_printed = components.summary.is_some();
+        let (model, processor) = self.on_mesh.fit(components, learner, train, valid, starting_epoch);
+        if !is_printed {
+            return (model, processor);
+        }
+        let printed = with_global_shapes(&model);
+        self.model.replace(Some(model));
+        (printed, processor)
+    }
+}
+
+/// One training.
+struct Fit<'a, M: LearnerModel> {
+    mesh: &'a DeviceMesh,
+    ranks: Ranks,
+    /// Ranks that have distinct rows.
+    rows: Communicator,
+    components: TrainingComponents<M>,
+    learner: Learner<M>,
+}
+
+impl<M: LearnerModel> Fit<'_, M>
+where
+    <M as TrainStep>::Output: GatherOutput,
+    <M as InferenceStep>::Output: GatherOutput,
+{
+    fn run(mut self, train: TrainLoader<M>, valid: ValidLoader<M>, starting_epoch: usize) -> Result<Fitted<M>> {
+        let model = self.learner.model();
+        if self.mesh.size() > 1 && ModelScan::of(&model).params.iter().all(|param| param.distributed.is_none()) {
+            let (mesh, ranks) = (self.mesh.to_string(), self.mesh.size());
+            return Err(TrainError::NotDistributed { mesh, ranks }.into());
+        }
+        let device = model.devices().into_iter().find(|device| device.is_autodiff()).ok_or(TrainError::NoAutodiff)?;
+        let (train, valid) = (train.to_device(&device), valid.to_device(&device.inner()));
+        let (_, train_items) = self.ranks.items(train.num_items())?;
+        let (empty, valid_items) = self.ranks.items(valid.num_items())?;
+        if valid_items > 0 && !empty.is_empty() {
+            return Err(TrainError::NoRows { empty }.into());
+        }
+        // A loader draws each epoch's order when it begins it: a training that resumes draws those it has seen.
+        for _ in 1..starting_epoch {
+            drop((train.iter(), valid.iter()));
+        }
+        for epoch in starting_epoch..=self.components.num_epochs {
+            self.train_epoch(&*train, epoch, train_items)?;
+            if self.ranks.is_stopped()? {
+                break;
+            }
+            self.valid_epoch(&*valid, epoch, valid_items)?;
+            self.send_train(LearnerEvent::EndEpoch(epoch));
+            if self.is_finished(epoch)? {
+                break;
+            }
+        }
+        // Waits for the last checkpoint, and for the metrics.
+        drop(self.components.checkpointer.take());
+        self.flush();
+        self.ranks.is_stopped()?;
+        Ok((self.learner.model(), self.components.event_processor))
+    }
+
+    /// Trains an epoch, on the batches of all ranks together.
+    fn train_epoch(
+        &mut self,
+        loader: &dyn DataLoader<<M as TrainStep>::Input>,
+        epoch: usize,
+        total_items: usize,
+    ) -> Result<()> {
+        self.send_train(LearnerEvent::StartSplit { epoch_number: epoch, total_items });
+        let mut batches = SplitBatches::new(loader.iter());
+        let mut accumulator = GradientsAccumulator::new();
+        let (mut iteration, mut accumulated) = (0, 0);
+        let mut round = batches.fetch(&self.ranks)?;
+        while round.any() && !round.stopped {
+            round.check_even(epoch, iteration)?;
+            let batch = batches.take().expect("the ranks have agreed that each has one");
+            let next = batches.fetch(&self.ranks)?;
+            iteration += 1;
+            let output = self.learner.train_step(batch);
+            let grads = match self.components.grad_accumulation {
+                None => Some(output.grads),
+                Some(accumulation) => {
+                    accumulator.accumulate(&self.learner.model(), output.grads);
+                    accumulated += 1;
+                    let is_full = accumulated >= accumulation || !next.any();
+                    is_full.then(|| {
+                        accumulated = 0;
+                        accumulator.grads()
+                    })
+                }
+            };
+            if let Some(grads) = grads {
+                self.learner.lr_step();
+                self.learner.optimizer_step(grads);
+            }
+            let (output, progress) = (self.gathered(output.item, true)?, round.progress(total_items));
+            let item = TrainingItem::new(output, progress, Some(iteration), Some(self.learner.lr_current()));
+            self.send_train(LearnerEvent::ProcessedItem(item));
+            round = next;
+        }
+        self.send_train(LearnerEvent::EndSplit(epoch));
+        Ok(())
+    }
+
+    /// Validates an epoch. A rank whose batches have ended computes on one of its rows, which is not counted, as long
+    /// as other ranks have batches.
+    fn valid_epoch(
+        &mut self,
+        loader: &dyn DataLoader<<M as InferenceStep>::Input>,
+        epoch: usize,
+        total_items: usize,
+    ) -> Result<()> {
+        self.send_valid(LearnerEvent::StartSplit { epoch_number: epoch, total_items });
+        let model = self.learner.model().valid();
+        let mut batches = SplitBatches::new(loader.iter());
+        let mut iteration = 0;
+        let mut round = batches.fetch(&self.ranks)?;
+        while round.any() && !round.stopped {
+            let (batch, is_counted) = match batches.take() {
+                Some(batch) => (batch, true),
+                None => {
+                    (first_row(loader)?.ok_or_else(|| TrainError::NoRows { empty: vec![self.mesh.rank()] })?, false)
+                }
+            };
+            let next = batches.fetch(&self.ranks)?;
+            iteration += 1;
+            let output = self.gathered(InferenceStep::step(&model, batch), is_counted)?;
+            let item = TrainingItem::new(output, round.progress(total_items), Some(iteration), None);
+            self.send_valid(LearnerEvent::ProcessedItem(item));
+            round = next;
+        }
+        self.send_valid(LearnerEvent::EndSplit(epoch));
+        Ok(())
+    }
+
+    /// Ends an epoch with a checkpoint and early stopping. Returns true if the training is finished.
+    fn is_finished(&mut self, epoch: usize) -> Result<bool> {
+        if self.components.checkpointer.is_some() || self.components.early_stopping.is_some() {
+            self.flush();
+        }
+        if self.ranks.is_stopped()? {
+            return Ok(true);
+        }
+        let store = &self.components.event_store;
+        if let Some(checkpointer) = &mut self.components.checkpointer {
+            checkpointer.checkpoint(&self.learner, epoch, store);
+        }
+        match &mut self.components.early_stopping {
+            Some(early_stopping) => self.ranks.decide(early_stopping.should_stop(epoch, store)),
+            None => Ok(false),
+        }
+    }
+
+    /// Returns the output of a step for the rows of all ranks.
+    fn gathered<T: GatherOutput + ItemLazy>(&self, output: T, is_counted: bool) -> Result<T> {
+        // Without autodiff, as burn's metrics take it.
+        let output = output.sync().map_err(Error::other)?;
+        let batch = GlobalBatch::exchange(&self.rows, output.rows(), is_counted)?;
+        output.gather(&batch)
+    }
+
+    fn send_train(&mut self, event: LearnerEvent<<M as TrainStep>::Output>) {
+        let result = self.components.event_processor.process_train(event);
+        self.components.interrupter.fail_on_error(result);
+    }
+
+    fn send_valid(&mut self, event: LearnerEvent<<M as InferenceStep>::Output>) {
+        let result = self.components.event_processor.process_valid(event);
+        self.components.interrupter.fail_on_error(result);
+    }
+
+    fn flush(&mut self) {
+        let result = self.components.event_processor.flush();
+        self.components.interrupter.fail_on_error(result);
+    }
+}
+
+/// Returns a batch of the loader's first row; `None` if the loader makes no batch of one row.
+fn first_row<I>(loader: &dyn DataLoader<I>) -> Result<Option<I>> {
+    loader.slice(0, 1).iter().next().transpose().map_err(Error::other)
+}

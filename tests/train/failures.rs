@@ -1,0 +1,197 @@
+//! Ranks that disagree, fail, or ask to stop: all ranks end in the same way.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use burn::data::dataloader::{DataLoader, DataLoaderBuilder};
+use burn::data::dataset::{Dataset, DatasetError};
+use burn::lr_scheduler::constant::ConstantLr;
+use burn::module::Module;
+use burn::optim::SgdConfig;
+use burn::tensor::Tensor;
+use burn::train::metric::LossMetric;
+use burn::train::{ClassificationOutput, InferenceStep, Interrupter, Learner, TrainOutput, TrainStep};
+use burn_dtensor::prelude::*;
+use burn_dtensor::train::supervised;
+
+use super::support::{BATCH, Batch, Folder, Net, Row, Rows, loader, metrics, on_ranks, part, rows, train_on};
+
+/// A training on two ranks with these loaders, and its error.
+fn error_of(name: &str, loaders: impl Fn(usize) -> [Arc<dyn DataLoader<Batch>>; 2] + Sync) -> String {
+    let folder = Folder::new(name);
+    let trained = on_ranks(2, |mesh| {
+        let [train, valid] = loaders(mesh.rank());
+        let caught =
+            Error::catch(|| train_on(mesh, &folder, train, valid, |training| training.num_epochs(2)).map(drop));
+        // Every rank has the error, and can continue.
+        mesh.world().barrier("after")?;
+        Ok(caught.unwrap_err().to_string())
+    });
+    let texts = trained.unwrap();
+    assert_eq!(texts[0], texts[1]);
+    texts[0].clone()
+}
+
+fn own(count: usize, rank: usize) -> Arc<dyn DataLoader<Batch>> {
+    loader(part(&rows(100, count, 0.2), rank, 2), BATCH / 2)
+}
+
+#[test]
+fn other_numbers_of_training_batches_are_an_error_of_every_rank() {
+    // Rank 1 has one batch of three.
+    let text = error_of("uneven", |rank| [own(if rank == 0 { 3 * BATCH } else { BATCH }, rank), own(BATCH, rank)]);
+    assert_eq!(
+        text,
+        "in epoch 1, the training loaders of ranks [1] ended after 1 batches, those of ranks [0] did not. Give every \
+         rank the same number of batches, for example by dropping the last global batch"
+    );
+}
+
+#[test]
+fn a_validation_set_without_rows_on_a_rank_is_an_error_of_every_rank() {
+    let text = error_of("no-rows", |rank| [own(BATCH, rank), own(BATCH * (1 - rank), rank)]);
+    assert!(text.starts_with("the validation loaders of ranks [1] have no rows, those of other ranks do"), "{text}");
+}
+
+/// A data set whose row 8 cannot be read.
+struct Broken(Vec<Row>);
+
+impl Dataset<Row> for Broken {
+    fn get(&self, index: usize) -> std::result::Result<Row, DatasetError> {
+        match index {
+            8 => Err(DatasetError::new(std::io::Error::other("the disk is gone"))),
+            _ => Ok(self.0[index].clone()),
+        }
+    }
+
+    fn len(&self) -> usize {
+        self.0.len()
+    }
+}
+
+#[test]
+fn an_error_of_one_ranks_data_is_an_error_of_every_rank() {
+    let text = error_of("broken", |rank| {
+        let rows = part(&rows(100, 3 * BATCH, 0.2), rank, 2);
+        let builder = DataLoaderBuilder::new(Rows).batch_size(BATCH / 2);
+        let train = if rank == 1 { builder.build(Broken(rows)) } else { loader(rows, BATCH / 2) };
+        [train, own(BATCH, rank)]
+    });
+    let expected = "the training stopped because rank 1 failed: Dataset error: the disk is gone";
+    assert_eq!(text, expected);
+}
+
+/// Steps that a rank has fetched a batch for, and the interrupter that it stops after two of them.
+struct StopAt {
+    rows: Vec<Row>,
+    read: AtomicUsize,
+    interrupter: Interrupter,
+}
+
+impl Dataset<Row> for StopAt {
+    fn get(&self, index: usize) -> std::result::Result<Row, DatasetError> {
+        if self.read.fetch_add(1, Ordering::Relaxed) == 3 * BATCH / 2 {
+            self.interrupter.stop(Some("enough"));
+        }
+        Ok(self.rows[index].clone())
+    }
+
+    fn len(&self) -> usize {
+        self.rows.len()
+    }
+}
+
+#[test]
+fn a_rank_that_is_interrupted_stops_all() {
+    let folder = Folder::new("interrupted");
+    let stopped = on_ranks(2, |mesh| {
+        let interrupter = Interrupter::new();
+        let rows = part(&rows(100, 6 * BATCH, 0.2), mesh.rank(), 2);
+        let builder = DataLoaderBuilder::new(Rows).batch_size(BATCH / 2);
+        let train = match mesh.rank() {
+            1 => builder.build(StopAt { rows, read: AtomicUsize::new(0), interrupter: interrupter.clone() }),
+            _ => loader(rows, BATCH / 2),
+        };
+        let result = train_on(mesh, &folder, train, own(BATCH, mesh.rank()), |training| {
+            training.num_epochs(2).with_interrupter(interrupter)
+        })?;
+        let reason = result.interrupted.and_then(|interruption| interruption.reason);
+        Ok((reason, super::support::logged(&folder.rank(mesh.rank()), "train", 1, "Loss").len()))
+    })
+    .unwrap();
+    // Three of the six batches, and the mean of them.
+    assert_eq!(stopped, [(Some("rank 1: enough".into()), 4), (Some("enough".into()), 4)]);
+}
+
+#[test]
+fn a_model_that_is_not_distributed_is_refused() {
+    let folder = Folder::new("replicas");
+    let text = on_ranks(2, |mesh| {
+        let training = metrics(supervised(mesh, &folder, own(BATCH, 0), own(BATCH, 0))?);
+        let model = Net::new(&mesh.device().clone().autodiff());
+        training.launch(Learner::new(model, SgdConfig::new().init(), ConstantLr::new(0.1)));
+        Ok(())
+    });
+    let text = text.unwrap_err().to_string();
+    assert!(text.contains("no parameter of the model is distributed, so that the 2 ranks"), "{text}");
+}
+
+#[test]
+fn a_model_without_autodiff_is_refused() {
+    let folder = Folder::new("no-autodiff");
+    let text = on_ranks(2, |mesh| {
+        let training = metrics(supervised(mesh, &folder, own(BATCH, 0), own(BATCH, 0))?);
+        let model = fully_shard(Net::new(mesh.device()), mesh, FullyShard::new())?;
+        training.launch(Learner::new(model, SgdConfig::new().init(), ConstantLr::new(0.1)));
+        Ok(())
+    });
+    let text = text.unwrap_err().to_string();
+    assert!(text.contains("the model is on a device without autodiff"), "{text}");
+}
+
+/// A model whose output has two rows for each row of the batch, but one target.
+#[derive(Module, Debug)]
+struct Twice {
+    net: Net,
+}
+
+impl Twice {
+    fn output(&self, batch: Batch) -> ClassificationOutput {
+        let output = InferenceStep::step(&self.net, batch);
+        ClassificationOutput { output: Tensor::cat(vec![output.output.clone(), output.output], 0), ..output }
+    }
+}
+
+impl TrainStep for Twice {
+    type Input = Batch;
+    type Output = ClassificationOutput;
+
+    fn step(&self, batch: Batch) -> TrainOutput<ClassificationOutput> {
+        let output = self.output(batch);
+        TrainOutput::new(self, output.loss.backward(), output)
+    }
+}
+
+impl InferenceStep for Twice {
+    type Input = Batch;
+    type Output = ClassificationOutput;
+
+    fn step(&self, batch: Batch) -> ClassificationOutput {
+        self.output(batch)
+    }
+}
+
+#[test]
+fn an_output_whose_tensors_have_other_lengths_is_refused() {
+    let folder = Folder::new("lengths");
+    let text = on_ranks(2, |mesh| {
+        let training = supervised(mesh, &folder, own(BATCH, mesh.rank()), own(BATCH, mesh.rank()))?;
+        let model = fully_shard(Twice { net: Net::new(&mesh.device().clone().autodiff()) }, mesh, FullyShard::new())?;
+        let learner = Learner::new(model, SgdConfig::new().init(), ConstantLr::new(0.1));
+        training.metrics((LossMetric::new(),)).with_application_logger(None).launch(learner);
+        Ok(())
+    });
+    let text = text.unwrap_err().to_string();
+    let expected = "a tensor of the step's output has length 6 along dimension 0, but the batch has 12 rows";
+    assert!(text.contains(expected), "{text}");
+}

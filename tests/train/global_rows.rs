@@ -1,0 +1,154 @@
+//! Metrics and decisions from all rows, on every rank.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use burn::data::dataloader::DataLoader;
+use burn::data::dataset::InMemDataset;
+use burn::train::metric::store::EventStoreClient;
+use burn::train::{EarlyStoppingStrategy, SupervisedTraining};
+use burn_dtensor::data::DistributedLoader;
+use burn_dtensor::prelude::*;
+use burn_dtensor::train::loaders;
+
+use super::support::{
+    BATCH, Batch, Folder, Net, Row, Rows, early_stopping, epochs, loader, logged, on_ranks, part, rows, train_alone,
+    train_on, weights,
+};
+
+const METRICS: [&str; 3] = ["Loss", "Accuracy", "Precision_@_TopK(1)_[Macro]"];
+
+/// Three epochs on a mesh, and by burn alone on all rows: the trained weights, and each line of this rank's logs.
+fn trains_as_one_device(mesh: &DeviceMesh, folder: &Folder) -> Result<()> {
+    let train = rows(100, 4 * BATCH, 0.2);
+    // The last batch has 7 rows. Of two ranks each has some; of three, one has none.
+    let valid = rows(900, 2 * BATCH + 7, 0.2);
+    let set = |training: SupervisedTraining<Net>| training.num_epochs(3);
+    let alone = Folder::new(&format!("metrics-alone-{}-{}", mesh.size(), mesh.rank()));
+    let expected = weights(&train_alone(&alone, train.clone(), valid.clone(), set).model);
+
+    let sampler = |rows: &[Row]| -> Result<_> {
+        Ok(DistributedSampler::new(rows.len(), mesh.data_shard("shard")?).with_global_batch_size(BATCH))
+    };
+    let (in_order, padded) = (sampler(&train)?, sampler(&valid)?.with_last_batch(LastBatch::Pad));
+    let train = DistributedLoader::new(InMemDataset::new(train), in_order, Rows)?;
+    let valid = DistributedLoader::without_padding(InMemDataset::new(valid), padded, Rows)?;
+    let result = train_on(mesh, folder, Arc::new(train), Arc::new(valid), set)?;
+    let trained = weights(&full_model(&result.model)?);
+
+    let is_close = |a: &[f64], b: &[f64]| a.len() == b.len() && a.iter().zip(b).all(|(a, b)| (a - b).abs() < 1e-5);
+    let numbers = |weights: Vec<f32>| -> Vec<f64> { weights.into_iter().map(f64::from).collect() };
+    let (trained, expected) = (numbers(trained), numbers(expected));
+    assert!(is_close(&trained, &expected), "{trained:?} vs {expected:?}");
+    let lines = ["train", "valid"].into_iter().flat_map(|split| (1..=3).map(move |epoch| (split, epoch)));
+    for ((split, epoch), metric) in lines.flat_map(|line| METRICS.map(|metric| (line, metric))) {
+        let of = |folder: &Path| logged(folder, split, epoch, metric);
+        let (own, all) = (of(&folder.rank(mesh.rank())), of(alone.as_ref()));
+        assert!(all.len() > 1, "burn logs {metric}");
+        assert!(is_close(&own, &all), "{split} {metric} of epoch {epoch} on {}: {own:?} vs {all:?}", mesh.rank());
+    }
+    Ok(())
+}
+
+/// Invariant 1.
+#[test]
+fn every_metric_equals_that_of_one_device_on_all_rows() {
+    for ranks in 1..=3 {
+        let folder = Folder::new(&format!("metrics-{ranks}"));
+        on_ranks(ranks, |mesh| trains_as_one_device(mesh, &folder)).unwrap();
+    }
+}
+
+/// Invariant 1.
+#[cfg(feature = "mpi")]
+#[test]
+fn every_metric_of_two_processes_equals_that_of_one_device_on_all_rows() {
+    let test = burn_dtensor::testing::MeshTest::new([2], ["shard"]).with_processes(2);
+    test.run(|mesh| trains_as_one_device(mesh, &Folder::new("metrics-processes")));
+}
+
+/// Invariant 2.
+#[test]
+fn early_stopping_of_all_ranks_is_that_of_all_rows() {
+    let train = rows(100, 4 * BATCH, 0.3);
+    // The rows of one rank are labeled as those of training, the other's at random.
+    let mut valid = rows(5000, 4 * BATCH, 0.0);
+    let wrong = rows(5000, 4 * BATCH, 0.6);
+    for at in (0..valid.len()).filter(|at| at % BATCH >= BATCH / 2) {
+        valid[at] = wrong[at].clone();
+    }
+    let alone = |name: &str, valid: Vec<Row>| {
+        let folder = Folder::new(name);
+        train_alone(&folder, train.clone(), valid, |training| training.num_epochs(30).early_stopping(early_stopping()));
+        epochs(folder.as_ref())
+    };
+    let all = alone("stop-all", valid.clone());
+    let own = [0, 1].map(|rank| alone(&format!("stop-own-{rank}"), part(&valid, rank, 2)));
+    assert!(own[0] != own[1] && all < 30, "each rank alone would stop elsewhere: {own:?}, all rows after {all}");
+
+    let folder = Folder::new("stop");
+    on_ranks(2, |mesh| {
+        let own = |rows: &[Row]| loader(part(rows, mesh.rank(), 2), BATCH / 2);
+        train_on(mesh, &folder, own(&train), own(&valid), |training| {
+            training.num_epochs(30).early_stopping(early_stopping())
+        })
+        .map(drop)
+    })
+    .unwrap();
+    assert_eq!([0, 1].map(|rank| epochs(&folder.rank(rank))), [all, all]);
+}
+
+/// Early stopping after an epoch that is given.
+#[derive(Clone)]
+struct StopAfter(usize);
+
+impl EarlyStoppingStrategy for StopAfter {
+    fn should_stop(&mut self, epoch: usize, _: &EventStoreClient) -> bool {
+        epoch >= self.0
+    }
+}
+
+/// Invariant 2, for a strategy that depends on something else than metrics of rows, such as the time.
+#[test]
+fn the_first_rank_decides_on_early_stopping() {
+    let folder = Folder::new("stop-first");
+    on_ranks(2, |mesh| {
+        let own = || loader(part(&rows(100, BATCH, 0.2), mesh.rank(), 2), BATCH / 2);
+        let own_epoch = [3, 1][mesh.rank()];
+        let set = |training: SupervisedTraining<Net>| training.num_epochs(5).early_stopping(StopAfter(own_epoch));
+        train_on(mesh, &folder, own(), own(), set).map(drop)
+    })
+    .unwrap();
+    assert_eq!([0, 1].map(|rank| epochs(&folder.rank(rank))), [3, 3]);
+}
+
+/// The rows of each global batch, in order, and of the validation set.
+#[test]
+fn loaders_have_the_same_batches_on_any_number_of_ranks() {
+    let (train, valid) = (rows(100, 3 * BATCH + 5, 0.2), rows(900, BATCH + 2, 0.2));
+    let batches = |ranks: usize| {
+        let of_ranks = on_ranks(ranks, |mesh| {
+            let datasets = [&train, &valid].map(|rows| InMemDataset::new(rows.clone()));
+            let [train, valid] = datasets;
+            let (train, valid) = loaders(mesh, Rows, BATCH, 3, train, valid)?;
+            let read = |loader: &dyn DataLoader<Batch>| -> Vec<Vec<f32>> {
+                let first = |batch: Batch| batch.features.narrow(1, 0, 1).into_data().iter().collect();
+                loader.iter().map(|batch| first(batch.unwrap())).collect()
+            };
+            Ok([read(&*train), read(&*valid)])
+        });
+        let of_ranks = of_ranks.unwrap();
+        [0, 1].map(|split| {
+            let batch =
+                |at| of_ranks.iter().flat_map(move |of_rank| of_rank[split].get(at).cloned().unwrap_or_default());
+            (0..of_ranks[0][split].len()).map(|at| batch(at).collect()).collect::<Vec<Vec<f32>>>()
+        })
+    };
+    let [train_batches, valid_batches] = batches(1);
+    assert_eq!(train_batches.iter().map(Vec::len).collect::<Vec<_>>(), [BATCH; 3]);
+    let in_order: Vec<f32> = valid.iter().map(|row| row.features[0]).collect();
+    assert_eq!(valid_batches.concat(), in_order);
+    for ranks in [2, 3] {
+        assert_eq!(batches(ranks), [train_batches.clone(), valid_batches.clone()], "{ranks} ranks");
+    }
+}

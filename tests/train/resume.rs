@@ -1,0 +1,76 @@
+//! Trainings that burn's own checkpointers save and continue.
+
+use std::fs;
+
+use burn::data::dataloader::DataLoaderBuilder;
+use burn::data::dataset::InMemDataset;
+use burn::lr_scheduler::cosine::CosineAnnealingLrSchedulerConfig;
+use burn::module::ParamGroup;
+use burn::optim::{AdamWConfig, MuonConfig};
+use burn::train::Learner;
+use burn::train::checkpoint::KeepLastNCheckpoints;
+use burn_dtensor::optim::sharded;
+use burn_dtensor::prelude::*;
+use burn_dtensor::train::{last_checkpoint, supervised};
+
+use super::support::{BATCH, Folder, Net, Rows, loader, logged, metrics, on_ranks, part, rows, train_on, weights};
+
+/// Invariant 3: bits of the weights, and every metric of the epochs after the checkpoint.
+#[test]
+fn a_training_that_resumes_equals_one_that_was_not_interrupted() {
+    let (train, valid) = (rows(100, 4 * BATCH, 0.2), rows(900, BATCH + 5, 0.2));
+    let run = |folder: &Folder, from: Option<usize>, to: usize| {
+        let trained = on_ranks(2, |mesh| {
+            let shuffled = DataLoaderBuilder::new(Rows).batch_size(BATCH / 2).shuffle(7);
+            let train = shuffled.build(InMemDataset::new(part(&train, mesh.rank(), 2)));
+            let valid = loader(part(&valid, mesh.rank(), 2), BATCH / 2);
+            let model = fully_shard(Net::new(&mesh.device().clone().autodiff()), mesh, FullyShard::new())?;
+            let optim = sharded(AdamWConfig::new()).with_muon(ParamGroup::from_predicate("weight"), MuonConfig::new());
+            let optim = optim.into_module_optimizer(&model)?;
+            let lr = CosineAnnealingLrSchedulerConfig::new(0.05, 20).init().expect("a schedule");
+            let training = metrics(supervised(mesh, folder, train, valid)?).with_default_checkpointers();
+            let training = match from {
+                Some(epoch) => training.checkpoint(epoch),
+                None => training,
+            };
+            let result = training.num_epochs(to).launch(Learner::new(model, optim, lr));
+            Ok(weights(&full_model(&result.model)?))
+        });
+        trained.unwrap().remove(0)
+    };
+    let (uninterrupted, halves) = (Folder::new("resume-uninterrupted"), Folder::new("resume-halves"));
+    let expected = run(&uninterrupted, None, 4);
+    let half = run(&halves, None, 2);
+    assert_ne!(half, expected);
+    assert_eq!(run(&halves, Some(2), 4), expected);
+    for (rank, epoch) in [(0, 3), (0, 4), (1, 3), (1, 4)] {
+        let [resumed, at_once] =
+            [&halves, &uninterrupted].map(|folder| logged(&folder.rank(rank), "train", epoch, "Loss"));
+        assert_eq!(resumed, at_once, "rank {rank}, epoch {epoch}");
+    }
+}
+
+#[test]
+fn the_last_checkpoint_is_one_that_every_rank_can_read() {
+    let folder = Folder::new("last");
+    let rows = rows(100, BATCH, 0.2);
+    let last = || on_ranks(2, |mesh| last_checkpoint(mesh, &folder)).unwrap();
+    assert_eq!(last(), [None, None]);
+    on_ranks(2, |mesh| {
+        let own = || loader(part(&rows, mesh.rank(), 2), BATCH / 2);
+        let keep = KeepLastNCheckpoints::new(3);
+        train_on(mesh, &folder, own(), own(), |training| {
+            training.num_epochs(3).with_default_checkpointers().with_checkpointing_strategy(keep)
+        })
+        .map(drop)
+    })
+    .unwrap();
+    assert_eq!(last(), [Some(3), Some(3)]);
+    // A rank was killed while it wrote one file, and another before it wrote another.
+    let file = |rank, name: &str| folder.rank(rank).join("checkpoint").join(name);
+    let bytes = fs::read(file(1, "optim-3.bpk")).unwrap();
+    fs::write(file(1, "optim-3.bpk"), &bytes[..bytes.len() - 40]).unwrap();
+    assert_eq!(last(), [Some(2), Some(2)]);
+    fs::remove_file(file(0, "scheduler-2.bpk")).unwrap();
+    assert_eq!(last(), [Some(1), Some(1)]);
+}
