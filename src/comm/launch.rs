@@ -17,6 +17,7 @@ use super::local::HostBackend;
 use super::process::ProcessJob;
 use super::rank_context::{self, RankContext};
 use super::rank_outcome::RankOutcome;
+use super::world::DEADLINE;
 use super::{LaunchError, RankReport, StartError, World};
 use crate::{Error, Result, memory};
 
@@ -34,9 +35,6 @@ pub struct Launch {
 
 /// Environment variable with the folder of flight files, used if [`Launch::with_flight_recorder`] does not set one.
 const FLIGHT: &str = "BURN_DTENSOR_FLIGHT";
-
-/// Maximum duration of a wait, unless [`Launch::with_deadline`] sets another.
-pub(super) const DEADLINE: Duration = Duration::from_secs(600);
 
 /// Number of operations of the rank at fault that the error of a failed launch names.
 const LAST: usize = 3;

@@ -9,7 +9,6 @@ use burn::tensor::Device;
 use parking_lot::Mutex;
 
 use super::backend::{Backend, ShrunkWorld, is_device_number};
-use super::launch::DEADLINE;
 use super::ledger_history::LedgerHistory;
 use super::local::HostBackend;
 use super::rank::Rank;
@@ -51,6 +50,9 @@ struct Before {
     ranks: Arc<[usize]>,
 }
 
+/// Maximum duration of a wait, unless the launch sets another.
+pub(super) const DEADLINE: Duration = Duration::from_secs(600);
+
 /// Maximum number of groups of one rank. A mesh uses one group per dimension.
 const MAX_GROUPS: usize = 1 << 12;
 
@@ -69,7 +71,7 @@ impl World {
         Self::of(rank, deadline, None)
     }
 
-    /// Creates the world of a program without ranks on `device`, in which one rank communicates with nobody.
+    /// Creates the world of a program without ranks on `device`, which has one rank.
     pub(crate) fn of_device(device: &Device) -> Self {
         let (engine, books) = (HostBackend::of_device(), LedgerHistory::new(None));
         books.open(0, &*engine).expect("a ledger without a file opens");

@@ -192,7 +192,7 @@ impl<I: 'static, O: Send + 'static> DataLoader<O> for DistributedLoader<I, O> {
         let epoch = self.next_epoch.fetch_add(1, Ordering::Relaxed);
         let order = self.sampler.order(epoch).expect("the sampler was checked when the loader was created");
         let skipped = if epoch == self.start.0 { self.start.1 } else { 0 };
-        let pass = Arc::new(Pass { source: self.source.clone(), order, positions: self.positions.clone() });
+        let pass = Arc::new(LoaderEpoch { source: self.source.clone(), order, positions: self.positions.clone() });
         let workers = || self.workers.get_or_init(|| Workers::start(self.num_workers));
         // Worker `w` loads batches skipped + w, skipped + w + n, ..; the iterator asks the workers in turn.
         let ready: VecDeque<_> = (0..self.num_workers).map(|w| pass.clone().load_on(workers(), w, skipped)).collect();
@@ -214,16 +214,16 @@ impl<I: 'static, O: Send + 'static> DataLoader<O> for DistributedLoader<I, O> {
 }
 
 /// One pass through the positions of a loader, in batches.
-struct Pass<I, O> {
+struct LoaderEpoch<I, O> {
     source: Source<I, O>,
     order: EpochOrder,
     positions: Range<usize>,
 }
 
 /// A batch, an error of the dataset, or a panic of the dataset or the batcher.
-type Loaded<O> = thread::Result<Result<O, DatasetError>>;
+type WorkerItem<O> = thread::Result<Result<O, DatasetError>>;
 
-impl<I: 'static, O: Send + 'static> Pass<I, O> {
+impl<I: 'static, O: Send + 'static> LoaderEpoch<I, O> {
     /// Returns the number of batches.
     fn len(&self) -> usize {
         self.positions.len().div_ceil(self.order.batch_size)
@@ -245,7 +245,7 @@ impl<I: 'static, O: Send + 'static> Pass<I, O> {
 
     /// Loads batches `skipped + worker`, `skipped + worker + n`, .. of `n` workers on one of them, until the receiver
     /// is dropped.
-    fn load_on(self: Arc<Self>, workers: &Workers, worker: usize, skipped: usize) -> Receiver<Loaded<O>> {
+    fn load_on(self: Arc<Self>, workers: &Workers, worker: usize, skipped: usize) -> Receiver<WorkerItem<O>> {
         let (sender, receiver) = sync_channel(READY);
         let batches = (skipped + worker..self.len()).step_by(workers.count());
         let load = move || {
@@ -262,11 +262,11 @@ impl<I: 'static, O: Send + 'static> Pass<I, O> {
 
 /// Iterator over the batches of one pass.
 struct Batches<I, O> {
-    pass: Arc<Pass<I, O>>,
+    pass: Arc<LoaderEpoch<I, O>>,
     /// Index of the next batch.
     next: usize,
     /// Batches of each worker, that of the next batch first. Empty without workers.
-    ready: VecDeque<Receiver<Loaded<O>>>,
+    ready: VecDeque<Receiver<WorkerItem<O>>>,
 }
 
 impl<I: 'static, O: Send + 'static> Iterator for Batches<I, O> {

@@ -79,7 +79,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         Ok(Self::from_parts(local, spec.shared()))
     }
 
-    /// Makes a plain tensor a DTensor beside `like`: on its mesh, replicated. Every rank passes the same values, such
+    /// Makes a plain tensor a DTensor on the mesh of `like`, replicated. Every rank passes the same values, such
     /// as a table or a mask that all ranks compute.
     ///
     /// Nothing is sent or compared, as in [`from_local`](Self::from_local).

@@ -7,7 +7,7 @@ use burn::nn::conv::{Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, C
 use burn::tensor::ops::{ConvOptions, ConvTransposeOptions, DeformConvOptions};
 
 use super::padding::Padding;
-use super::{DTensorForward, apply_style, beside};
+use super::{DTensorForward, apply_style, read_with};
 use crate::dtensor::DTensor;
 use crate::dtensor::ops::{module, operand_error};
 
@@ -23,7 +23,7 @@ macro_rules! convolutions {
                 let padding = self.padding.pairs(lens, kernel, stride);
                 let options = ConvOptions::new_with_padding(stride, padding, dilation, self.groups);
                 apply_style(&self.weight, x, |x, weight| {
-                    let bias = beside(&weight, self.bias.as_ref());
+                    let bias = read_with(&weight, self.bias.as_ref());
                     module::$conv(x, weight, bias, options)
                 })
             }
@@ -50,7 +50,7 @@ macro_rules! transposed {
                     convolutions!(@arrays $each self: stride, padding, padding_out, dilation);
                 let options = ConvTransposeOptions::new(stride, padding, padding_out, dilation, self.groups);
                 apply_style(&self.weight, x, |x, weight| {
-                    let bias = beside(&weight, self.bias.as_ref());
+                    let bias = read_with(&weight, self.bias.as_ref());
                     module::$conv(x, weight, bias, options)
                 })
             }
@@ -82,7 +82,7 @@ impl DTensorForward<(DTensor<4>, DTensor<4>, Option<DTensor<4>>)> for DeformConv
         let options =
             DeformConvOptions::new(self.stride, padding, self.dilation, self.weight_groups, self.offset_groups);
         apply_style(&self.weight, x, |x, weight| {
-            let bias = beside(&weight, self.bias.as_ref());
+            let bias = read_with(&weight, self.bias.as_ref());
             module::deform_conv2d(x, offset, weight, mask, bias, options)
         })
     }

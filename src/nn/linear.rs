@@ -3,7 +3,7 @@
 use burn::nn::Linear;
 use burn::nn::activation::SwiGlu;
 
-use super::{DTensorForward, apply_style, beside};
+use super::{DTensorForward, apply_style, read_with};
 use crate::dtensor::DTensor;
 use crate::dtensor::ops::{activation, module};
 
@@ -13,7 +13,7 @@ impl<const D: usize> DTensorForward<DTensor<D>> for Linear {
 
     fn forward_dtensor(&self, x: DTensor<D>) -> DTensor<D> {
         apply_style(&self.weight, x, |x, weight| {
-            let bias = beside(&weight, self.bias.as_ref());
+            let bias = read_with(&weight, self.bias.as_ref());
             module::linear(x, weight, bias)
         })
     }

@@ -140,9 +140,12 @@ fn read<const D: usize>(param: &Param<Tensor<D>>, mesh: &DeviceMesh) -> DTensor<
     DTensor::from_local(param.val(), mesh, &vec![Placement::Replicate; mesh.ndim()]).or_unwind()
 }
 
-/// Returns a layer's further parameter, such as its bias, beside its weight.
+/// Returns another parameter of a layer, such as its bias, on the mesh of the layer's weight.
 #[track_caller]
-fn beside<const D: usize, const W: usize>(weight: &DTensor<W>, param: Option<&Param<Tensor<D>>>) -> Option<DTensor<D>> {
+fn read_with<const D: usize, const W: usize>(
+    weight: &DTensor<W>,
+    param: Option<&Param<Tensor<D>>>,
+) -> Option<DTensor<D>> {
     param.map(|param| read(param, weight.mesh()))
 }
 

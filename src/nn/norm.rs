@@ -5,7 +5,7 @@ use burn::nn::norm::Normalization;
 use burn::nn::{GroupNorm, InstanceNorm, LayerNorm, LocalResponseNorm, RmsNorm};
 use burn::tensor::Tensor;
 
-use super::{DTensorForward, apply_style, beside, read};
+use super::{DTensorForward, apply_style, read, read_with};
 use crate::dtensor::DTensor;
 use crate::dtensor::ops::{EinsumRule, apply, module, operand_error};
 
@@ -19,7 +19,7 @@ impl<const D: usize> DTensorForward<DTensor<D>> for LayerNorm {
 
     fn forward_dtensor(&self, x: DTensor<D>) -> DTensor<D> {
         apply_style(&self.gamma, x, |x, gamma| {
-            let beta = beside(&gamma, self.beta.as_ref());
+            let beta = read_with(&gamma, self.beta.as_ref());
             module::layer_norm_by(x, gamma, beta, |x, gamma, beta| {
                 // The layer's epsilon is private in burn, so a clone of the layer computes with the given parameters.
                 let mut layer = self.clone();

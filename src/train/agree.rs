@@ -1,4 +1,4 @@
-//! [`Ranks`]: decisions that all ranks of a training take together.
+//! [`TrainingRanks`]: decisions that all ranks of a training take together.
 
 use burn::data::dataloader::{DataLoaderIterator, Progress};
 use burn::train::Interrupter;
@@ -29,7 +29,7 @@ impl Status {
 /// The ranks that take decisions together: all of the root mesh.
 ///
 /// Every decision is one exchange of numbers, from which each rank reads the same answer.
-pub(super) struct Ranks {
+pub(super) struct TrainingRanks {
     /// Global ranks, in the order of `comm`.
     ranks: Vec<usize>,
     /// True for the ranks that together have each row once.
@@ -48,7 +48,7 @@ pub(super) struct Round {
     pub(super) stopped: bool,
 }
 
-impl Ranks {
+impl TrainingRanks {
     pub(super) fn new(mesh: &DeviceMesh, interrupter: &Interrupter) -> Result<Self> {
         let root = mesh.root();
         let ranks = root.ranks().to_vec();
@@ -169,7 +169,7 @@ impl<'a, I> SplitBatches<'a, I> {
     }
 
     /// Fetches the next batch, and tells the other ranks.
-    pub(super) fn fetch(&mut self, ranks: &Ranks) -> Result<Round> {
+    pub(super) fn fetch(&mut self, ranks: &TrainingRanks) -> Result<Round> {
         self.next = self.iterator.next().transpose().unwrap_or_else(|error| {
             ranks.interrupter.fail(error);
             None

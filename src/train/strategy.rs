@@ -21,7 +21,7 @@ use burn::train::{
 use itertools::Itertools;
 
 use super::TrainError;
-use super::agree::{Ranks, SplitBatches};
+use super::agree::{SplitBatches, TrainingRanks};
 use super::gather::{GatherOutput, GlobalBatch};
 use super::global_shapes::with_global_shapes;
 use crate::comm::Communicator;
@@ -50,7 +50,7 @@ where
         valid: ValidLoader<M>,
         mut components: TrainingComponents<M>,
     ) -> LearningResult<M> {
-        let is_first = Ranks::new(&self.mesh, &components.interrupter).or_unwind().is_first();
+        let is_first = TrainingRanks::new(&self.mesh, &components.interrupter).or_unwind().is_first();
         components.summary = components.summary.filter(|_| is_first);
         let fit = WithSummary { on_mesh: self, model: RefCell::new(None) };
         let mut result = fit.train(learner, train, valid, components);
@@ -68,7 +68,7 @@ where
         valid: ValidLoader<M>,
         starting_epoch: usize,
     ) -> Fitted<M> {
-        let ranks = Ranks::new(&self.mesh, &components.interrupter).or_unwind();
+        let ranks = TrainingRanks::new(&self.mesh, &components.interrupter).or_unwind();
         let rows = self.mesh.communicator_over(&(0..self.mesh.ndim()).collect_vec()).or_unwind();
         Fit { mesh: &self.mesh, ranks, rows, components, learner }.run(train, valid, starting_epoch).or_unwind()
     }
@@ -108,8 +108,8 @@ where
 /// One training.
 struct Fit<'a, M: LearnerModel> {
     mesh: &'a DeviceMesh,
-    ranks: Ranks,
-    /// Ranks that have distinct rows.
+    ranks: TrainingRanks,
+    /// TrainingRanks that have distinct rows.
     rows: Communicator,
     components: TrainingComponents<M>,
     learner: Learner<M>,
