@@ -72,16 +72,20 @@
 //! | [`placement`] | placements, layouts, shard sizes, and the transitions between layouts; pure arithmetic |
 //! | [`dtensor`] | [`DTensor`](dtensor::DTensor): a tensor over a mesh, its redistribution, and its [operators](dtensor::ops) |
 //! | [`data`] | [`DistributedSampler`](data::DistributedSampler): the rows of a dataset that each rank trains on |
-//! | [`fsdp`] | [`fully_shard`](fsdp::fully_shard) for any burn module: parameters are stored as shards and unsharded by [`unit`](fn@fsdp::unit) |
+//! | [`fsdp`] | [`fully_shard`](fsdp::fully_shard) for any burn module: parameters are stored as shards and unsharded by [`unit`](fn@fsdp::unit); [`compare`](fsdp::compare()): runs one batch through the sharded and the full model |
 //! | [`parallel`] | [`parallelize`](parallel::parallelize): assigns tensor-parallel placements by a plan; [`distribute_module`](parallel::distribute_module): assigns them by a function |
 //! | [`optim`] | state of burn's optimizers, keyed by parameter path, loadable on any mesh; burn's optimizers for DTensors outside a module |
 //! | [`nn`] | forward passes of burn-nn's layers for DTensors |
 //! | [`debug`] | [`trace_comm`](debug::trace_comm): reports what is sent and which line of the program caused it; [`visualize_model`](debug::visualize_model): shows which rank holds which shard of a model |
 //!
-//! The feature `train` adds the module `train`: burn's `SupervisedTraining` on the ranks of a mesh.
+//! Features add more:
 //!
-//! The feature `testing` adds the module `testing`: mesh fixtures for tests, and a checker of the operators'
-//! sharding rules. The feature `store` adds the module `pretrained`: weights in safetensors and PyTorch files.
+//! | feature | contents |
+//! |---|---|
+//! | `dataset` | `data::DistributedLoader`: a loader of each rank's rows for burn's `Dataset` |
+//! | `store` | `pretrained`: weights in safetensors and PyTorch files |
+//! | `testing` | `testing`: mesh fixtures for tests, and a checker of the operators' sharding rules |
+//! | `train` | `train`: burn's `SupervisedTraining` on the ranks of a mesh |
 #![warn(missing_docs)]
 // The host memory shared by ranks and the copies between tensors are compiled even without the backend that uses
 // them.

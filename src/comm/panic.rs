@@ -7,7 +7,7 @@ use super::rank_context::is_rank;
 use crate::Error;
 use crate::error::record_remedy;
 
-/// PanicCause of a panic, found from its text.
+/// Cause of a panic, found from its text.
 pub(crate) enum PanicCause {
     /// The text stands for an error of this crate.
     Error(Error),

@@ -8,7 +8,7 @@ use super::DataShard;
 
 /// The rows of one batch on one data shard: indices into the dataset.
 ///
-/// Padding comes last, and only in the last batch or batches of an epoch with
+/// Padding comes last, and only in the last batch of an epoch with
 /// [`LastBatch::Pad`](super::LastBatch::Pad).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BatchRows {

@@ -167,7 +167,8 @@ impl<I: 'static, O: Send + 'static> DistributedLoader<I, O> {
     }
 
     /// Resumes: the first `iter` is epoch `epoch`, counted from 0, without its first `batches` batches. After `n`
-    /// complete epochs, as with `SupervisedTraining::checkpoint(n)`, it is `with_start(n, 0)`.
+    /// complete epochs of a loop of your own it is `with_start(n, 0)`. A training that `train::supervised` resumes needs no
+    /// start: it draws the orders of the epochs before.
     pub fn with_start(mut self, epoch: usize, batches: usize) -> Self {
         (self.start, self.next_epoch) = ((epoch, batches), AtomicUsize::new(epoch));
         self
@@ -194,8 +195,10 @@ impl<I: 'static, O: Send + 'static> DataLoader<O> for DistributedLoader<I, O> {
         let skipped = if epoch == self.start.0 { self.start.1 } else { 0 };
         let pass = Arc::new(LoaderEpoch { source: self.source.clone(), order, positions: self.positions.clone() });
         let workers = || self.workers.get_or_init(|| Workers::start(self.num_workers));
+        // One batch is not worth a thread.
+        let num_workers = if pass.len() > 1 { self.num_workers } else { 0 };
         // Worker `w` loads batches skipped + w, skipped + w + n, ..; the iterator asks the workers in turn.
-        let ready: VecDeque<_> = (0..self.num_workers).map(|w| pass.clone().load_on(workers(), w, skipped)).collect();
+        let ready: VecDeque<_> = (0..num_workers).map(|w| pass.clone().load_on(workers(), w, skipped)).collect();
         Box::new(Batches { ready, next: skipped, pass })
     }
 

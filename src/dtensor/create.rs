@@ -7,6 +7,7 @@ use super::check::check_replicas;
 use super::spec::mesh_dim_name;
 use super::{DTensor, DTensorError, DTensorSpec, Kind, MeshDims};
 use crate::Result;
+use crate::error::OrUnwind;
 use crate::mesh::DeviceMesh;
 use crate::placement::{Layout, PartialOp, Placement};
 
@@ -16,7 +17,8 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     ///
     /// Nothing is sent or compared; [`from_local_checked`](Self::from_local_checked) compares the ranks, and
     /// [`Launch::with_replica_checks`](crate::comm::Launch::with_replica_checks) compares what is placed `Replicate`
-    /// here as well, which makes this function collective. The local tensor stays in its autodiff graph, and its gradient is laid out according to invariant 1 of [this
+    /// here as well, which makes this function collective. The local tensor stays in its autodiff graph, and its
+    /// gradient is laid out according to invariant 1 of [this
     /// module](super).
     ///
     /// # Errors
@@ -82,11 +84,15 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     /// Makes a plain tensor a DTensor on the mesh of `like`, replicated. Every rank passes the same values, such
     /// as a table or a mask that all ranks compute.
     ///
-    /// Nothing is sent or compared, as in [`from_local`](Self::from_local).
+    /// Nothing is sent or compared, unless the launch checks replicas, as in [`from_local`](Self::from_local).
+    ///
+    /// # Panics
+    /// Unwinds with a typed [`Error`](crate::Error) if a check of replicas fails.
+    #[track_caller]
     pub fn replicated_like<const L: usize, M: Kind>(full: Tensor<D, K>, like: &DTensor<L, M>) -> Self {
         let mesh = like.mesh();
         let placements = vec![Placement::Replicate; mesh.ndim()];
-        Self::from_local(full, mesh, &placements).expect("a member of the mesh has `like`")
+        Self::from_local(full, mesh, &placements).or_unwind()
     }
 
     /// Returns this rank's local tensor.
@@ -144,8 +150,8 @@ pub(super) fn summed_dims(mesh: &DeviceMesh, forward: &[Placement], grads: &[Pla
     Ok(summed)
 }
 
-/// The tensor on the [mesh of its device](DeviceMesh::single_device), for a program that runs on one device. On ranks of
-/// a launch, name the mesh: [`from_local`](DTensor::from_local), [`replicated_like`](DTensor::replicated_like).
+/// The tensor on the [mesh of its device](DeviceMesh::single_device), for a program that runs on one device. On
+/// ranks of a launch, name the mesh: [`from_local`](DTensor::from_local), [`replicated_like`](DTensor::replicated_like).
 impl<const D: usize, K: Kind> From<Tensor<D, K>> for DTensor<D, K> {
     fn from(tensor: Tensor<D, K>) -> Self {
         let mesh = DeviceMesh::single_device(&tensor.device());

@@ -103,10 +103,21 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         let spec = DTensorSpec::new(mesh, layout, full.shape(), full.dtype())?;
         leaves("distribute_replicated", full, spec, |full, spec| {
             check_replicas(&full, mesh, 0..mesh.ndim())?;
-            let ranges = spec.layout().local_slices(spec.shape(), spec.coordinate());
-            Ok(slice(full, &ranges))
+            Ok(own_part(full, spec))
         })
     }
+
+    /// Like [`distribute_replicated_to`](Self::distribute_replicated_to), for a tensor that this crate has computed:
+    /// it is never compared, so the call is local in any launch.
+    pub(crate) fn distribute_computed(full: Tensor<D, K>, mesh: &DeviceMesh, layout: Layout) -> Result<Self> {
+        let spec = DTensorSpec::new(mesh, layout, full.shape(), full.dtype())?;
+        leaves("distribute_replicated", full, spec, |full, spec| Ok(own_part(full, spec)))
+    }
+}
+
+/// Returns this rank's local tensor of a full tensor that it holds.
+fn own_part<const D: usize, K: Kind>(full: Tensor<D, K>, spec: &DTensorSpec) -> Tensor<D, K> {
+    slice(full, &spec.layout().local_slices(spec.shape(), spec.coordinate()))
 }
 
 /// Builds a DTensor of `spec` whose local tensor is what `part` returns for the plain `tensor`. The local tensor is

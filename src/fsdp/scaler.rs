@@ -27,7 +27,8 @@ use crate::param::{check_not_replaced, walk};
 /// launch(Launch::threads(2), |world| {
 ///     let mesh = DeviceMesh::new(world, [2], ["shard"])?;
 ///     let device = world.device().clone().autodiff();
-///     let half = MixedPrecisionPolicy::new().with_param_dtype(DType::F16).with_reduce_dtype(DType::F32).with_output_dtype(DType::F32);
+///     let half = MixedPrecisionPolicy::new().with_param_dtype(DType::F16);
+///     let half = half.with_reduce_dtype(DType::F32).with_output_dtype(DType::F32);
 ///     let config = FullyShard::new().with_mixed_precision(half);
 ///     let mut layer = fully_shard(LinearConfig::new(4, 1).init(&device), &mesh, config)?;
 ///     let (mut optim, mut scaler) = (sharded(AdamWConfig::new()), GradScaler::new());
@@ -158,7 +159,8 @@ impl GradScaler {
         Ok(is_finite)
     }
 
-    /// Returns the result of `step(model, grads)`, or `model` if gradients had overflowed on any rank. [Unscales](Self::unscale) them
+    /// Returns the result of `step(model, grads)`, or `model` if gradients had overflowed on any rank.
+    /// [Unscales](Self::unscale) them
     /// first, unless that was done since the last [`update`](Self::update).
     ///
     /// # Collective
@@ -196,7 +198,9 @@ impl GradScaler {
             return Err(FsdpError::NothingUnscaled.into());
         }
         if unscaled.iter().any(|unscaled| !unscaled.is_finite) {
-            (self.scale, self.good_steps) = (self.scale * self.backoff_factor, 0);
+            // A scale of 0 would hide every overflow.
+            let shrunk = self.scale * self.backoff_factor;
+            (self.scale, self.good_steps) = (if shrunk.is_normal() { shrunk } else { self.scale }, 0);
             return Ok(());
         }
         self.good_steps += 1;

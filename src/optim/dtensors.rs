@@ -109,7 +109,7 @@ impl DTensorOptimizer {
         }
         let mut stepped = Tensor::from_bridge(stepped);
         if self.is_full {
-            stepped = DTensor::distribute_replicated_to(stepped, spec.mesh(), spec.layout().clone())?.to_local();
+            stepped = DTensor::distribute_computed(stepped, spec.mesh(), spec.layout().clone())?.to_local();
         }
         Ok(DTensor::from_parts(tracked_as(param.local(), stepped), spec))
     }

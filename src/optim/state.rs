@@ -223,7 +223,7 @@ impl StateTensor {
         let layout =
             if data.shape() == spec.shape() { spec.layout().clone() } else { Layout::replicate(spec.mesh().shape())? };
         with_dims!(data.shape().num_dims(), D => {
-            Ok(Self::of(DTensor::distribute_replicated_to(tensor::<D>(data), spec.mesh(), layout)?))
+            Ok(Self::of(DTensor::distribute_computed(tensor::<D>(data), spec.mesh(), layout)?))
         })
     }
 

@@ -156,8 +156,8 @@ impl Round {
     }
 }
 
-/// SplitBatches of one pass over a split. Each is fetched before the step of the one before it, so that all ranks know which
-/// is the last.
+/// Batches of one pass over a split. Each is fetched before the step of the one before it, so that all ranks know
+/// which is the last.
 pub(super) struct SplitBatches<'a, I> {
     iterator: Box<dyn DataLoaderIterator<I> + 'a>,
     next: Option<I>,

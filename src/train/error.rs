@@ -36,10 +36,10 @@ pub enum TrainError {
         /// Text of its error.
         error: String,
     },
-    /// The model has no distributed parameter.
+    /// The model has no parameter that is distributed over the mesh.
     #[error(
-        "no parameter of the model is distributed, so that the {ranks} ranks of {mesh} would train {ranks} different \
-         models. Call `fully_shard` on the model before `Learner::new`"
+        "no parameter of the model is distributed over {mesh}, so that its {ranks} ranks would train {ranks} different \
+         models. Call `fully_shard` on the model, with this mesh, before `Learner::new`"
     )]
     NotDistributed {
         /// The mesh.

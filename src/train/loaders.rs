@@ -23,8 +23,9 @@ pub type Loaders<O> = (Arc<dyn DataLoader<O>>, Arc<dyn DataLoader<O>>);
 /// Local: no communication.
 ///
 /// # Errors
-/// [`DataError`](crate::data::DataError) if `batch_size` is not divisible by the number of ranks, or a dataset is too
-/// small; [`NotAMember`](crate::mesh::MeshError::NotAMember) outside the mesh.
+/// [`DataError`](crate::data::DataError) if `batch_size` is not divisible by the number of ranks, or the training
+/// set has fewer rows. A validation set that leaves a rank without a row is found when the training begins
+/// ([`NoRows`](crate::train::TrainError::NoRows)); [`NotAMember`](crate::mesh::MeshError::NotAMember) outside the mesh.
 pub fn loaders<I, O, B>(
     mesh: &DeviceMesh,
     batcher: B,

@@ -13,6 +13,7 @@ use std::cell::RefCell;
 
 use burn::data::dataloader::DataLoader;
 use burn::optim::GradientsAccumulator;
+use burn::tensor::DType;
 use burn::train::{
     EventProcessorTraining, InferenceStep, ItemLazy, Learner, LearnerEvent, LearnerModel, LearningResult,
     SupervisedLearningStrategy, SupervisedTrainingEventProcessor, TrainLoader, TrainStep, TrainingComponents,
@@ -109,7 +110,7 @@ where
 struct Fit<'a, M: LearnerModel> {
     mesh: &'a DeviceMesh,
     ranks: TrainingRanks,
-    /// TrainingRanks that have distinct rows.
+    /// Ranks that have distinct rows.
     rows: Communicator,
     components: TrainingComponents<M>,
     learner: Learner<M>,
@@ -122,7 +123,12 @@ where
 {
     fn run(mut self, train: TrainLoader<M>, valid: ValidLoader<M>, starting_epoch: usize) -> Result<Fitted<M>> {
         let model = self.learner.model();
-        if self.mesh.size() > 1 && ModelScan::of(&model).params.iter().all(|param| param.distributed.is_none()) {
+        // Tensor parallelism alone leaves the ranks of this mesh with models of their own.
+        let params = ModelScan::of(&model).params;
+        let mut meshes =
+            params.iter().filter_map(|param| Some(param.distributed.as_ref()?.spec(DType::F32).mesh().clone()));
+        let covers = |of: DeviceMesh| self.mesh.ranks().iter().all(|rank| of.ranks().contains(rank));
+        if self.mesh.size() > 1 && !meshes.any(covers) {
             let (mesh, ranks) = (self.mesh.to_string(), self.mesh.size());
             return Err(TrainError::NotDistributed { mesh, ranks }.into());
         }
@@ -178,7 +184,7 @@ where
                 Some(accumulation) => {
                     accumulator.accumulate(&self.learner.model(), output.grads);
                     accumulated += 1;
-                    let is_full = accumulated >= accumulation || !next.any();
+                    let is_full = accumulated >= accumulation || !(next.any() || next.stopped);
                     is_full.then(|| {
                         accumulated = 0;
                         accumulator.grads()

@@ -11,7 +11,8 @@
 //!
 //! # Invariants
 //! 1. All ranks make the same decision, because each follows from values that all of them have gathered.
-//! 2. The full model runs first. It makes no data-parallel collective, so a panic in it leaves no rank waiting.
+//! 2. The full model runs first. It makes no data-parallel collective, so a panic in it leaves no data-parallel rank waiting; a
+//!    tensor-parallel one gets the error of the deadlock.
 //! 3. The program's model, its units, its accumulated gradients and its buffers stay as they are.
 
 mod copies;

@@ -73,7 +73,7 @@ pub enum Finding {
     Output {
         /// The unit; `None` for the loss.
         unit: Option<String>,
-        /// Finding, relative to the magnitude of the values.
+        /// Difference, relative to the magnitude of the values.
         relative: f64,
         /// Dependence that makes the difference.
         cause: Cause,
@@ -82,7 +82,7 @@ pub enum Finding {
     Gradient {
         /// Path of the parameter.
         param: String,
-        /// Finding, relative to the magnitude of the gradient.
+        /// Difference, relative to the magnitude of the gradient.
         relative: f64,
     },
 }

@@ -22,7 +22,7 @@ pub(super) struct Run {
     pub(super) grads: Option<HashMap<String, HostTensor>>,
 }
 
-/// RunOutput of a unit, or the loss, which is the last of all.
+/// Output of a unit, or the loss, which is the last of all.
 pub(super) struct RunOutput {
     /// Label of the unit; `None` for the loss.
     pub(super) unit: Option<Arc<str>>,

@@ -41,7 +41,6 @@ pub const EXCEPTIONS: &[(&[&str], &str)] = &[
     ),
     (
         &[
-            "Tensor::backward",
             "Tensor::grad_remove",
             "Tensor::grad_replace",
             "Tensor::is_tracked",
