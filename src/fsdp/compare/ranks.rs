@@ -196,7 +196,7 @@ impl Ranks {
         let joined = self.data.all_gather(Call::new("compare, rows"), rows).wait()?.remove(0);
         Ok(match is_float {
             true => autodiff::constant(joined, tensor),
-            false => DispatchTensor { autodiff: tensor.autodiff.clone(), ..joined },
+            false => DispatchTensor { autodiff: tensor.autodiff, ..joined },
         })
     }
 }
