@@ -44,6 +44,7 @@ struct Block {
 
 /// The first layer of a block. The variants are in burn's paths, and not in PyTorch's.
 #[derive(Module, Debug)]
+#[allow(clippy::large_enum_variant, reason = "a test has a few of them")]
 enum Mixer {
     Attention(MultiHeadAttention),
     Linear(Linear),
@@ -265,8 +266,11 @@ fn every_rank_has_the_report_and_the_integers() {
     });
 }
 
+/// A tensor of a file: dtype, shape, bytes.
+type FileTensor = (String, Vec<usize>, Vec<u8>);
+
 /// The tensors of a safetensors file, as dtype, shape and bytes by name; and its metadata.
-fn parse(file: &Path) -> (BTreeMap<String, (String, Vec<usize>, Vec<u8>)>, Value) {
+fn parse(file: &Path) -> (BTreeMap<String, FileTensor>, Value) {
     #[derive(Deserialize)]
     struct Entry {
         dtype: String,

@@ -65,25 +65,16 @@
 //!
 //! # Plain tensors
 //!
-//! A plain tensor cannot be an operand together with a DTensor, because only the program knows its values on other
-//! ranks. Such code does not compile, and the compiler error names the conversion:
+//! A plain tensor of one element combines with a DTensor like a number, and is taken as replicated. Any other is an
+//! operand only as a DTensor, because only the program knows its values on other ranks: `x + plain` unwinds with
+//! [`PlainTensor`](crate::dtensor::DTensorError::PlainTensor), which names the conversion.
 //!
-//! ```compile_fail,E0277
+//! ```
 //! # use burn::tensor::Tensor;
 //! # use burn_dtensor::dtensor::DTensor;
 //! fn add(x: DTensor<2>, plain: Tensor<2>) -> DTensor<2> {
+//!     let plain = DTensor::replicated_like(plain, &x); // identical on every rank
 //!     x + plain
-//! }
-//! ```
-//!
-//! ```
-//! # use burn::tensor::Tensor;
-//! # use burn_dtensor::{Result, dtensor::DTensor, placement::Placement};
-//! fn add(x: DTensor<2>, plain: Tensor<2>) -> Result<DTensor<2>> {
-//!     // Identical on every rank.
-//!     let everywhere = vec![Placement::Replicate; x.mesh().ndim()];
-//!     let plain = DTensor::distribute_replicated(plain, x.mesh(), &everywhere)?;
-//!     Ok(x + plain)
 //! }
 //! ```
 //!
