@@ -9,6 +9,8 @@
 mod collective_numerics;
 #[path = "suite/comm/mod.rs"]
 mod comm;
+#[path = "suite/compiler.rs"]
+mod compiler;
 #[path = "suite/ends.rs"]
 mod ends;
 #[path = "suite/failure.rs"]
@@ -17,6 +19,8 @@ mod failure;
 mod fsdp;
 #[path = "suite/launched.rs"]
 mod launched;
+#[path = "suite/logged.rs"]
+mod logged;
 #[path = "suite/models/mod.rs"]
 #[allow(dead_code, unused_imports)]
 mod models;
