@@ -133,7 +133,7 @@ fn a_model_that_is_not_distributed_is_refused() {
         Ok(())
     });
     let text = text.unwrap_err().to_string();
-    assert!(text.contains("no parameter of the model is distributed, so that the 2 ranks"), "{text}");
+    assert!(text.contains("is distributed over DeviceMesh(shard=2; ranks 0..2), so that its 2 ranks"), "{text}");
 }
 
 #[test]
