@@ -176,7 +176,11 @@ impl Error {
     pub fn catch<T>(program: impl FnOnce() -> Result<T>) -> Result<T> {
         match catch_unwind(AssertUnwindSafe(program)) {
             Ok(result) => result,
-            Err(payload) => Err(crate::comm::error_behind(&*payload).unwrap_or_else(|| resume_unwind(payload))),
+            Err(payload) => {
+                let error = crate::comm::error_behind(&*payload).unwrap_or_else(|| resume_unwind(payload));
+                crate::comm::forget_panic();
+                Err(error)
+            }
         }
     }
 

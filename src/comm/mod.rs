@@ -111,7 +111,7 @@ pub use ledger::{
 pub(crate) use ledger::{CopyDirection, listen};
 pub use op::{CollectiveId, Op};
 pub use pack_stats::PackStats;
-pub(crate) use panic::{PanicCause, error_behind, explain_panics_by, forget_panic, note_panic, panic_text};
+pub(crate) use panic::{error_behind, explain_panics_by, forget_panic, note_interrupted, note_panic, panic_text};
 pub use plan::CollectivePlan;
 pub use process::ProcessJob;
 pub(crate) use rank_context::{is_rank, note_unwinding, rank_of_thread};

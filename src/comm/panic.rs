@@ -7,21 +7,15 @@ use super::rank_context::is_rank;
 use crate::Error;
 use crate::error::record_remedy;
 
-/// Cause of a panic, found from its text.
-pub(crate) enum PanicCause {
-    /// The text stands for an error of this crate.
-    Error(Error),
-    /// Part of the program in which the panic occurred, such as ``in the backward of unit `blocks.0` ``.
-    Place(String),
-}
-
-/// Function that explains a panic's text, if it can.
-type Explain = fn(&str) -> Option<PanicCause>;
+/// Function that returns the error which a panic's text stands for, if it recognizes the text.
+type Explain = fn(&str) -> Option<Error>;
 
 thread_local! {
     static EXPLAIN: Cell<Option<Explain>> = const { Cell::new(None) };
     /// Text of the last panic whose place was noted, and the place.
     static NOTED: RefCell<Option<(String, String)>> = const { RefCell::new(None) };
+    /// Innermost pass whose backward a panic has interrupted: the number at which it was opened, and its place.
+    static INTERRUPTED: RefCell<Option<(u64, String)>> = const { RefCell::new(None) };
 }
 
 /// Registers `explain` for the calling thread: it is called with the text of each panic that ends the thread's
@@ -30,18 +24,11 @@ pub(crate) fn explain_panics_by(explain: Explain) {
     EXPLAIN.set(Some(explain));
 }
 
-fn explain(text: &str) -> Option<PanicCause> {
-    EXPLAIN.get()?(text)
-}
-
 /// Returns the error that caused a panic with this payload: the error with which the thread unwinds, or the error
 /// which the text stands for.
 pub(crate) fn error_behind(payload: &(dyn Any + Send)) -> Option<Error> {
     let unwinding = payload.downcast_ref::<Error>().cloned();
-    unwinding.or_else(|| match explain(panic_text(payload))? {
-        PanicCause::Error(error) => Some(error),
-        PanicCause::Place(_) => None,
-    })
+    unwinding.or_else(|| EXPLAIN.get()?(panic_text(payload)))
 }
 
 /// Notes the part of the program in which the calling thread panicked. `place` returns it for the panic's text. If
@@ -63,9 +50,21 @@ pub(crate) fn note_panic(payload: &(dyn Any + Send), place: impl FnOnce(&str) ->
     });
 }
 
-/// Drops the note of a panic that the program has caught.
+/// Notes that a panic of the calling thread has interrupted the backward of a pass, at `place`. `opened` increases
+/// from pass to pass. Of several, those opened last are inside the others or, as backward runs in the opposite order,
+/// ran first; the innermost one is kept.
+pub(crate) fn note_interrupted(opened: u64, place: impl FnOnce() -> String) {
+    INTERRUPTED.with_borrow_mut(|interrupted| {
+        if interrupted.as_ref().is_none_or(|(other, _)| *other < opened) {
+            *interrupted = Some((opened, place()));
+        }
+    });
+}
+
+/// Drops the notes of a panic that the program has caught.
 pub(crate) fn forget_panic() {
     NOTED.take();
+    INTERRUPTED.take();
 }
 
 /// Returns the text of a panic that ended the thread's program, with the place in which it occurred, or the remedy,
@@ -73,10 +72,7 @@ pub(crate) fn forget_panic() {
 pub(super) fn panic_report(payload: &(dyn Any + Send)) -> String {
     let text = panic_text(payload);
     let noted = NOTED.take().filter(|(known, _)| known == text).map(|(_, place)| place);
-    let place = noted.or_else(|| match explain(text)? {
-        PanicCause::Place(place) => Some(place),
-        PanicCause::Error(_) => None,
-    });
+    let place = noted.or_else(|| INTERRUPTED.take().map(|(_, place)| place));
     let remedy = || record_remedy(text).filter(|remedy| !text.contains(remedy));
     match place.or_else(|| remedy().map(Into::into)) {
         Some(place) => format!("{text} ({place})"),

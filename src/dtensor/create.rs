@@ -81,6 +81,12 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         Ok(Self::from_parts(local, spec.shared()))
     }
 
+    /// Makes a plain tensor that this crate has computed on every rank a replicated DTensor. It is never compared.
+    pub(crate) fn replicated_on(full: Tensor<D, K>, mesh: &DeviceMesh) -> Result<Self> {
+        let spec = DTensorSpec::new(mesh, Layout::replicate(mesh.shape())?, full.shape(), full.dtype())?;
+        Ok(Self::from_parts(full, spec.shared()))
+    }
+
     /// Makes a plain tensor a DTensor on the mesh of `like`, replicated. Every rank passes the same values, such
     /// as a table or a mask that all ranks compute.
     ///
@@ -155,6 +161,6 @@ pub(super) fn summed_dims(mesh: &DeviceMesh, forward: &[Placement], grads: &[Pla
 impl<const D: usize, K: Kind> From<Tensor<D, K>> for DTensor<D, K> {
     fn from(tensor: Tensor<D, K>) -> Self {
         let mesh = DeviceMesh::single_device(&tensor.device());
-        Self::from_local(tensor, &mesh, &[Placement::Replicate]).expect("the mesh has this rank alone")
+        Self::replicated_on(tensor, &mesh).expect("the mesh has this rank alone")
     }
 }

@@ -128,7 +128,7 @@ fn data(before: &DistributedParameter, mesh: &DeviceMesh) -> Result<DataParallel
     let config = FullyShard::new().with_reshard_after_forward(data.reshard).with_buffer_sync(data.buffer_sync);
     let config =
         FullyShard { implicit_unshard: data.implicit_unshard, ..config.with_replica_check_every(data.verify.passes()) };
-    let all = mesh.mesh.communicator_over(&(0..mesh.mesh.ndim()).collect::<Vec<_>>())?;
+    let all = mesh.mesh.all()?;
     let groups = data_parallel(mesh, &all, &config, data.ignored.clone(), &data.model.origin)?;
     let offloaded = data.offloaded.as_ref().map(|_| CpuOffload::of(&groups.shard));
     Ok(DataParallelGroups { precision: data.precision, offloaded, ..groups })

@@ -125,7 +125,7 @@ impl DeviceMesh {
     }
 
     /// Returns the communicator of all ranks of the mesh.
-    pub(super) fn all(&self) -> Result<Communicator> {
+    pub(crate) fn all(&self) -> Result<Communicator> {
         self.communicator_over(&(0..self.ndim()).collect::<Vec<_>>())
     }
 

@@ -106,12 +106,11 @@ impl DeviceMesh {
     /// ```
     pub fn single_device(device: &Device) -> Self {
         static MESHES: Mutex<Vec<DeviceMesh>> = Mutex::new(Vec::new());
-        let device = device.clone().inner();
         let mut meshes = MESHES.lock();
-        if let Some(mesh) = meshes.iter().find(|mesh| *mesh.device() == device) {
+        if let Some(mesh) = meshes.iter().find(|mesh| mesh.device() == device) {
             return mesh.clone();
         }
-        let mesh = Self::new(&World::of_device(&device), [1], ["device"]).expect("one rank is a mesh");
+        let mesh = Self::new(&World::of_device(device), [1], ["device"]).expect("one rank is a mesh");
         meshes.push(mesh.clone());
         mesh
     }

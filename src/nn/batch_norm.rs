@@ -9,8 +9,6 @@ use crate::Result;
 use crate::dtensor::DTensor;
 use crate::dtensor::ops::module::{self, BatchNormTrainOutput};
 use crate::error::OrUnwind;
-use crate::mesh::DeviceMesh;
-use crate::placement::Placement;
 
 /// Normalizes by the statistics of the global batch, for any sharding of it over the ranks of the mesh
 /// (synchronized batch normalization). Shards may be uneven or empty.
@@ -58,8 +56,9 @@ impl<const D: usize> DTensorForward<DTensor<D>> for BatchNorm {
         apply_style(&self.gamma, x, |x, gamma| {
             let beta = read(&self.beta, gamma.mesh());
             if !training {
-                let statistics =
-                    |state: &RunningState<Tensor<1>>| replicated(state.value().to_device(&device), &mesh).or_unwind();
+                let statistics = |state: &RunningState<Tensor<1>>| {
+                    DTensor::replicated_on(state.value().to_device(&device), &mesh).or_unwind()
+                };
                 let (mean, variance) = (statistics(&self.running_mean), statistics(&self.running_var));
                 return module::batch_norm(x, gamma, beta, mean, variance, self.epsilon);
             }
@@ -71,10 +70,6 @@ impl<const D: usize> DTensorForward<DTensor<D>> for BatchNorm {
             output
         })
     }
-}
-
-fn replicated<const D: usize>(tensor: Tensor<D>, mesh: &DeviceMesh) -> Result<DTensor<D>> {
-    DTensor::from_local(tensor, mesh, &vec![Placement::Replicate; mesh.ndim()])
 }
 
 /// Returns both statistics for all channels. If each rank normalized only some of the channels, this takes one

@@ -108,7 +108,6 @@ use crate::dtensor::{DTensor, Kind};
 use crate::error::OrUnwind;
 use crate::mesh::DeviceMesh;
 use crate::param::{ParamExt, layer_styles, module_path};
-use crate::placement::Placement;
 use crate::watch;
 
 /// Forward of a burn-nn layer over DTensors.
@@ -137,7 +136,7 @@ fn read<const D: usize>(param: &Param<Tensor<D>>, mesh: &DeviceMesh) -> DTensor<
     if mesh.size() > 1 || layer_styles(param).is_some() {
         return param.dtensor().or_unwind();
     }
-    DTensor::from_local(param.val(), mesh, &vec![Placement::Replicate; mesh.ndim()]).or_unwind()
+    DTensor::replicated_on(param.val(), mesh).or_unwind()
 }
 
 /// Returns another parameter of a layer, such as its bias, on the mesh of the layer's weight.

@@ -123,7 +123,7 @@ pub fn parallelize<M: Module>(model: M, mesh: &DeviceMesh, plan: Plan) -> Result
             again: false,
         }
     });
-    let all = mesh.communicator_over(&(0..mesh.ndim()).collect::<Vec<_>>())?;
+    let all = mesh.all()?;
     if !again.is_empty() {
         sync_buffers(&model)?;
     }

@@ -178,7 +178,7 @@ impl Attach {
         if self.one_by_one {
             // Ranks may copy their shards directly from the full value, so wait before it is freed.
             let mesh = data_spec.mesh();
-            mesh.communicator_over(&(0..mesh.ndim()).collect::<Vec<_>>())?.barrier(call).wait()?;
+            mesh.all()?.barrier(call).wait()?;
         }
         Ok(part)
     }

@@ -11,6 +11,7 @@ use burn::tensor::{Tensor, TensorData};
 
 use super::io::TensorTree;
 use super::shards::plain;
+use crate::comm::forget_panic;
 
 /// Record of a program that ran with a [`probe`].
 #[derive(Debug, Default)]
@@ -38,6 +39,7 @@ thread_local! {
 pub(crate) fn probe<T>(program: impl FnOnce() -> T) -> (thread::Result<T>, Probe) {
     let around = PROBE.replace(Some(Probe::default()));
     let result = catch_unwind(AssertUnwindSafe(program));
+    forget_panic();
     (result, PROBE.replace(around).unwrap_or_default())
 }
 

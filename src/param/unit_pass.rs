@@ -23,7 +23,7 @@ use super::trained::Trained;
 use super::unit::Unit;
 use crate::Error;
 use crate::autodiff::BackwardId;
-use crate::comm::PanicCause;
+use crate::comm::note_interrupted;
 
 /// One forward through a unit and its backward: its gathered parameters, the leaves that receive its gradients, and
 /// its position in the order of reductions.
@@ -199,7 +199,9 @@ impl Drop for UnitPass {
             && *self.is_started.get_mut()
             && let Some(nodes) = self.nodes.get_mut()
         {
-            self.passes.interrupt(nodes.opened_at(), self.buffer.unit());
+            let unit = self.buffer.unit();
+            let place = || format!("in the backward of {}{}", unit.full_name(), unit.precision_note(""));
+            note_interrupted(nodes.opened_at(), place);
         }
         self.gone(false);
         if *self.is_left.get_mut() {
@@ -231,8 +233,6 @@ pub(super) struct BackwardScheduler {
     left: Mutex<Vec<FinishedForward>>,
     /// The passes whose graphs are gone.
     through: Mutex<Through>,
-    /// Innermost pass whose backward a panic has interrupted: the number at which it was opened, and a description.
-    interrupted: Mutex<Option<(u64, String)>>,
 }
 
 /// A pass that forward has left.
@@ -289,7 +289,6 @@ impl BackwardScheduler {
     pub(super) fn enter(&self, tied: bool) -> OrderKey {
         // These are left over from a backward that was abandoned.
         self.models.lock().clear();
-        self.interrupted.lock().take();
         self.order.enter(tied)
     }
 
@@ -397,21 +396,10 @@ impl BackwardScheduler {
         }
     }
 
-    /// Explains a panic with this `text`: by an error, if the text says that a backward reached a consumed graph, or
-    /// by the unit whose backward the panic interrupted.
-    pub(super) fn explain(&self, text: &str) -> Option<PanicCause> {
-        let second = self.through.lock().explain(text).map(PanicCause::Error);
-        second.or_else(|| self.interrupted.lock().clone().map(|(_, place)| PanicCause::Place(place)))
-    }
-
-    /// Records that the calling thread panics, and drops a pass whose backward had begun. Of several, those opened
-    /// last are inside the others or, as backward runs in the opposite order, ran first; the innermost one is kept.
-    fn interrupt(&self, opened: u64, unit: &Unit) {
-        let mut interrupted = self.interrupted.lock();
-        if interrupted.as_ref().is_none_or(|(other, _)| *other < opened) {
-            *interrupted =
-                Some((opened, format!("in the backward of {}{}", unit.full_name(), unit.precision_note(""))));
-        }
+    /// Returns the error behind a panic with this `text`, if the text says that a backward reached a consumed
+    /// graph.
+    pub(super) fn explain(&self, text: &str) -> Option<Error> {
+        self.through.lock().explain(text)
     }
 
     /// Drops the reductions in flight of a backward that was abandoned.

@@ -53,7 +53,7 @@ impl TrainingRanks {
         let root = mesh.root();
         let ranks = root.ranks().to_vec();
         let has_own_rows = ranks.iter().map(|rank| mesh.ranks().contains(rank)).collect();
-        let comm = root.communicator_over(&(0..root.ndim()).collect_vec())?;
+        let comm = root.all()?;
         Ok(Self { ranks, has_own_rows, comm, interrupter: interrupter.clone() })
     }
 

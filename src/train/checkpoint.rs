@@ -7,7 +7,6 @@ use std::path::Path;
 use burn::lr_scheduler::LrSchedulerRecord;
 use burn::optim::OptimizerRecord;
 use burn::store::ModuleRecord;
-use itertools::Itertools;
 
 use super::rank_directory;
 use crate::Result;
@@ -31,7 +30,7 @@ pub fn last_checkpoint(mesh: &DeviceMesh, directory: impl AsRef<Path>) -> Result
     mesh.member("resume on it")?;
     let own = complete(&rank_directory(mesh, directory).join("checkpoint"));
     let root = mesh.root();
-    let comm = root.communicator_over(&(0..root.ndim()).collect_vec())?;
+    let comm = root.all()?;
     let of_ranks = comm.all_gather_object(Call::new("train_checkpoint"), &own)?;
     let of_all = of_ranks.into_iter().reduce(|a, b| &a & &b).expect("a mesh has ranks");
     Ok(of_all.last().copied())

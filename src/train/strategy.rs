@@ -19,7 +19,6 @@ use burn::train::{
     SupervisedLearningStrategy, SupervisedTrainingEventProcessor, TrainLoader, TrainStep, TrainingComponents,
     TrainingItem, ValidLoader,
 };
-use itertools::Itertools;
 
 use super::TrainError;
 use super::agree::{SplitBatches, TrainingRanks};
@@ -70,7 +69,7 @@ where
         starting_epoch: usize,
     ) -> Fitted<M> {
         let ranks = TrainingRanks::new(&self.mesh, &components.interrupter).or_unwind();
-        let rows = self.mesh.communicator_over(&(0..self.mesh.ndim()).collect_vec()).or_unwind();
+        let rows = self.mesh.all().or_unwind();
         Fit { mesh: &self.mesh, ranks, rows, components, learner }.run(train, valid, starting_epoch).or_unwind()
     }
 }

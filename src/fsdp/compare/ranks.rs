@@ -86,7 +86,7 @@ impl Ranks {
             let problem = format!("it is on {other}, which is not a part of {mesh}");
             return Err(FsdpError::NotComparable { param: found.path(), problem }.into());
         }
-        let all = mesh.communicator_over(&(0..mesh.ndim()).collect::<Vec<_>>())?;
+        let all = mesh.all()?;
         Ok(Self { data, all, params, epsilon })
     }
 

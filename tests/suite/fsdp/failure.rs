@@ -414,3 +414,23 @@ fn sync_buffers_returns_an_error_of_a_model_that_has_buffers() {
         assert_returns("full_model", left_alone(norm, |norm| full_model(&norm).map(drop)));
     }
 }
+
+/// The failure of a backward that the program has caught does not explain what panics later.
+#[test]
+fn a_panic_after_a_backward_that_failed_and_was_caught_has_no_place_in_it() {
+    let failed = launch::<(), _>(Launch::threads(2), |world| {
+        let mesh = DeviceMesh::new(world, [2], ["shard"])?;
+        let device = world.device().clone().autodiff();
+        let layer: Linear = fully_shard(LinearConfig::new(4, 4).init(&device), &mesh, FullyShard::new())?;
+        let loss = unit(&layer, Tensor::<2>::ones([2, 4], &device), |layer, x| layer.forward(x)).sum();
+        if world.rank() == 1 {
+            return Err(Error::other("this rank has enough"));
+        }
+        let caught = Error::catch(|| Ok(loss.backward()));
+        assert!(caught.is_err(), "the other rank does not reduce");
+        panic!("later")
+    });
+    let error = failed.expect_err("both ranks have failed");
+    let own = error.others[0].error.as_ref().expect("rank 0 has panicked").to_string();
+    assert!(own.contains("later") && !own.contains("backward"), "{own}");
+}

@@ -152,8 +152,7 @@ fn one_device_samples_the_tokens_of_a_mesh() {
     });
 }
 
-/// Whether the first tokens are likely is what the model says: with the noise of a fixed seed the reference gives the
-/// same scores.
+/// Tokens are drawn with the probabilities of the reference model: over many seeds, each as often as its softmax says.
 #[test]
 fn a_token_has_the_greatest_logit_with_noise() {
     let (_, model) = llama();
