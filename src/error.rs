@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use burn::store::RecordError;
 
+use crate::checkpoint::CheckpointError;
 use crate::comm::flight::FlightError;
 use crate::comm::{CommError, LaunchError, StartError};
 use crate::data::DataError;
@@ -67,6 +68,9 @@ pub enum Error {
     /// An optimizer could not step a parameter, or its state could not be saved or loaded.
     #[error(transparent)]
     Optim(#[from] OptimError),
+    /// A checkpoint was not saved or loaded.
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
     /// Weights in the format of another framework were not loaded or written.
     #[cfg(feature = "store")]
     #[error(transparent)]

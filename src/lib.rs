@@ -93,6 +93,7 @@
 #![cfg_attr(not(any(feature = "flex", feature = "cube")), allow(unused_imports, unused_macros))]
 
 mod autodiff;
+pub mod checkpoint;
 pub mod comm;
 pub mod data;
 pub mod debug;

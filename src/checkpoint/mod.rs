@@ -1,0 +1,5 @@
+//! Checkpoints: a distributed model, its optimizer and other state in files, written by all ranks and loaded on any mesh.
+
+mod error;
+
+pub use error::CheckpointError;
