@@ -167,3 +167,10 @@ fn links_pipes_and_names_that_are_not_text() {
     std::fs::write(outside.join(OsStr::from_bytes(b"\xff")), b"").unwrap();
     fails(fs.list(&outside), ErrorKind::InvalidData, &outside);
 }
+
+#[test]
+fn the_recorder_keeps_the_contract() {
+    let recorder = super::recorder::Recorder::new();
+    recorder.create_dir(Path::new("/root")).unwrap();
+    keeps_contract(&recorder, Path::new("/root"));
+}

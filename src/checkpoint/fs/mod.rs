@@ -13,6 +13,8 @@ mod real;
 
 #[cfg(test)]
 mod contract;
+#[cfg(test)]
+pub(crate) mod recorder;
 
 use std::fmt::Debug;
 use std::io::{self, ErrorKind};
