@@ -93,6 +93,12 @@ fn replacing_a_file_takes_a_sync_of_the_file_and_of_the_folder() {
     assert_eq!(after, set(["f=old", "f=old t=new", "f=new"]));
     let [_, after] = replace(false, true);
     assert_eq!(after, set(["f=", "f=n", "f=ne", "f=000", "f=n00", "f=new"]));
+    let [before, _] = outcomes(&with_old(), |fs| {
+        create(fs, "/f.tmp", "").sync().unwrap();
+        fs.sync_dir(path("/")).unwrap();
+        write_atomically(fs, path("/f"), b"new").unwrap();
+    });
+    assert!(before.contains("f=new f.tmp="), "a rename is durable before what made the file that it renames");
 }
 
 #[test]
@@ -129,26 +135,28 @@ fn entries_are_durable_by_the_sync_of_their_own_folder() {
     assert_eq!(after, set([""]));
 }
 
-/// Each of ten files that were not synced is lost alone, and is there alone.
-#[test]
-fn many_pending_changes() {
+/// Returns what is left of `count` empty files of which only the bytes were synced, and the number of combinations tried.
+fn left_of_files(count: usize) -> (BTreeSet<String>, usize) {
     let fs = Recorder::new();
-    (0..10).for_each(|file| create(&fs, &format!("/{file}"), "").sync().unwrap());
-    fs.mark("returned");
+    (0..count).for_each(|file| create(&fs, &format!("/{file}"), "").sync().unwrap());
     let mut crashes = fs.crashes();
-    let left: BTreeSet<String> = crashes
-        .by_ref()
-        .filter(|crash| !crash.marks.is_empty())
-        .map(|crash| contents(&crash.left, path("/")))
-        .collect();
-    let some = |is_there: &dyn Fn(usize) -> bool| {
-        (0..10).filter(|file| is_there(*file)).map(|file| format!("{file}=")).collect_vec().join(" ")
-    };
+    let left = crashes.by_ref().map(|crash| contents(&crash.left, path("/"))).collect();
+    (left, crashes.tried())
+}
+
+#[test]
+fn all_combinations_of_a_few_changes_and_some_of_many() {
+    let files = |files: &[usize]| files.iter().map(|file| format!("{file}=")).join(" ");
+    let (left, tried) = left_of_files(4);
+    assert_eq!(left, (0..4).powerset().map(|some| files(&some)).collect());
+    assert_eq!(tried, [1, 2, 4, 8, 16].into_iter().flat_map(|of_step| [of_step; 2]).sum::<usize>() - 1);
+    let (left, tried) = left_of_files(10);
     for one in 0..10 {
-        assert!(left.contains(&some(&|file| file == one)) && left.contains(&some(&|file| file != one)));
+        assert!(left.contains(&files(&[one])) && left.contains(&files(&(0..one).collect_vec())));
+        assert!(left.contains(&files(&(0..10).filter(|file| *file != one).collect_vec())));
     }
-    assert!(left.contains(&some(&|_| true)) && left.contains(""));
-    assert!(crashes.tried() > left.len());
+    assert!(left.contains(&files(&(0..10).collect_vec())) && left.contains(""));
+    assert!((600..1300).contains(&tried), "{tried}");
 }
 
 /// Runs a protocol without fault, and once with each of its syncs left out. Returns the syncs that nothing depends on.
@@ -242,6 +250,19 @@ fn a_created_folder_is_durable_even_if_another_process_created_it() {
         killed += 1;
     }
     assert_eq!(killed, 11, "calls");
+}
+
+#[test]
+fn a_write_that_fails_may_have_written_some_bytes() {
+    let fs = Recorder::new();
+    fs.fail(Fault { call: 1, kind: ErrorKind::StorageFull, lasting: false });
+    let mut open = fs.create(path("/f")).unwrap();
+    let error = open.write_all(b"1234").unwrap_err();
+    assert_eq!((error.kind(), error.to_string()), (ErrorKind::StorageFull, "`/f`: no storage space".into()));
+    open.write_all(b"5").unwrap();
+    assert_eq!(contents(&fs, path("/")), "f=125");
+    fs.fail(Fault { call: 0, kind: ErrorKind::StorageFull, lasting: true });
+    assert!([(); 2].iter().all(|()| open.sync().is_err()) && fs.heal());
 }
 
 #[test]
