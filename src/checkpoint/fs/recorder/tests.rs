@@ -135,7 +135,8 @@ fn entries_are_durable_by_the_sync_of_their_own_folder() {
     assert_eq!(after, set([""]));
 }
 
-/// Returns what is left of `count` empty files of which only the bytes were synced, and the number of combinations tried.
+/// Returns the contents that a crash may leave of `count` empty files that have no durable entry, and the number of
+/// combinations.
 fn left_of_files(count: usize) -> (BTreeSet<String>, usize) {
     let fs = Recorder::new();
     (0..count).for_each(|file| create(&fs, &format!("/{file}"), "").sync().unwrap());
