@@ -89,7 +89,9 @@ pub enum CheckpointError {
         placements: String,
     },
     /// A dtype that the file format does not have.
-    #[error("`{key}` has the dtype {dtype}, which safetensors does not have. Save it dequantized, or cast to another dtype")]
+    #[error(
+        "`{key}` has the dtype {dtype}, which safetensors does not have. Save it dequantized, or cast to another dtype"
+    )]
     DType {
         /// Key of the tensor.
         key: String,
