@@ -1,4 +1,4 @@
-//! States with values by which they are told apart.
+//! States whose values show which step saved them.
 
 use std::sync::Arc;
 
