@@ -77,21 +77,17 @@ impl FileSystem for RealFs {
         fs_err::remove_dir(dir)
     }
 
-    #[cfg(unix)]
+    /// Does nothing to a folder on systems apart from Unix, which have no such operation.
     fn sync_dir(&self, dir: &Path) -> io::Result<()> {
         if !fs_err::metadata(dir)?.is_dir() {
             return Err(io::Error::new(ErrorKind::NotADirectory, format!("`{}` is not a folder", dir.display())));
         }
+        #[cfg(unix)]
         match File::open(dir)?.sync_all() {
             // From file systems that have no such operation; PostgreSQL's `fsync_fname_ext` ignores it, too.
-            Err(error) if [ErrorKind::InvalidInput, ErrorKind::Unsupported].contains(&error.kind()) => Ok(()),
-            synced => synced,
+            Err(error) if [ErrorKind::InvalidInput, ErrorKind::Unsupported].contains(&error.kind()) => {}
+            synced => synced?,
         }
-    }
-
-    /// Does nothing: the systems apart from Unix have no such operation.
-    #[cfg(not(unix))]
-    fn sync_dir(&self, _dir: &Path) -> io::Result<()> {
         Ok(())
     }
 }
