@@ -1,5 +1,9 @@
 //! Checkpoints: a distributed model, its optimizer and other state in files, written by all ranks and loaded on any mesh.
 
+mod dtype;
 mod error;
+mod manifest;
+mod region;
 
 pub use error::CheckpointError;
+pub use manifest::ManifestError;
