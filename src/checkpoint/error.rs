@@ -2,9 +2,11 @@
 
 use std::path::PathBuf;
 
-/// Reason why a checkpoint was not saved or loaded. Every rank of the call gets an error; that of a rank whose own part
-/// succeeded is the error of the first rank that failed.
-#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+use serde::{Deserialize, Serialize};
+
+/// Reason why a checkpoint was not saved or loaded. If one rank fails, every rank gets the error of the first rank that
+/// failed.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, thiserror::Error)]
 #[non_exhaustive]
 pub enum CheckpointError {
     /// A file or folder could not be read or written.
@@ -13,10 +15,139 @@ pub enum CheckpointError {
         /// Global rank that failed.
         rank: usize,
         /// What it was doing, such as `write`.
-        action: &'static str,
+        action: String,
         /// The file or folder.
         path: PathBuf,
         /// Message of the operating system.
         reason: String,
     },
+    /// A complete checkpoint has this name. It is never overwritten.
+    #[error("{} is a complete checkpoint, which is never overwritten. Save under another name, or remove it first", path.display())]
+    Exists {
+        /// Folder of the checkpoint.
+        path: PathBuf,
+    },
+    /// The folder contains files that no save wrote.
+    #[error("{} contains `{name}`, which is not part of a checkpoint. Save into a folder that does not exist", path.display())]
+    Occupied {
+        /// The folder.
+        path: PathBuf,
+        /// One of the files.
+        name: String,
+    },
+    /// The path is not the same folder for all ranks.
+    #[error(
+        "{} is not the same folder on rank {rank} as on rank {of}. Use a folder of a file system that all hosts share, and an \
+         absolute path", path.display()
+    )]
+    NotShared {
+        /// The folder.
+        path: PathBuf,
+        /// First global rank that sees another folder.
+        rank: usize,
+        /// Global rank that created or read it.
+        of: usize,
+    },
+    /// The folder is not a complete checkpoint.
+    #[error(
+        "{} is not a complete checkpoint: it has no manifest.json. The save may have been interrupted, or the folder contains \
+         checkpoints: open one of them", path.display()
+    )]
+    Incomplete {
+        /// The folder.
+        path: PathBuf,
+    },
+    /// The manifest is damaged, or was not written by a save.
+    #[error("{} cannot be used: {reason}. Load another checkpoint", path.display())]
+    Manifest {
+        /// The manifest.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// Stored bytes are not those that were saved.
+    #[error(
+        "bytes {first}..{last} of {} are damaged: their checksum differs. They belong to `{key}`. Load another checkpoint, or \
+         restore the file", path.display()
+    )]
+    Corrupt {
+        /// The damaged file.
+        path: PathBuf,
+        /// Tensor to which the bytes belong.
+        key: String,
+        /// First byte of the damaged block, counted from the start of the file.
+        first: u64,
+        /// First byte after it.
+        last: u64,
+    },
+    /// A partial DTensor has no values to be saved before it is reduced.
+    #[error("`{key}` is partial, with placements {placements}: its values are not reduced yet. Redistribute it first")]
+    Partial {
+        /// Key of the tensor.
+        key: String,
+        /// Its placements.
+        placements: String,
+    },
+    /// A dtype that the file format does not have.
+    #[error("`{key}` has the dtype {dtype}, which safetensors does not have. Save it dequantized, or cast to another dtype")]
+    DType {
+        /// Key of the tensor.
+        key: String,
+        /// Its dtype.
+        dtype: String,
+    },
+    /// Two entries of one state have the same key.
+    #[error("the state has two entries `{key}`. Give one of them another prefix")]
+    Duplicate {
+        /// The key.
+        key: String,
+    },
+    /// Ranks hold different tensors or values under one key.
+    #[error("`{key}` differs between ranks: rank {rank} has {found}, and rank {of} has {expected}")]
+    Disagree {
+        /// The key.
+        key: String,
+        /// Global rank that differs.
+        rank: usize,
+        /// What it has.
+        found: String,
+        /// Global rank with which it was compared.
+        of: usize,
+        /// What that rank has.
+        expected: String,
+    },
+    /// Shards of the ranks are not a partition of the tensor.
+    #[error(
+        "the shards of `{key}` on all ranks have {found} elements, but its global shape {shape:?} has {expected}. Save DTensors of \
+         one mesh under one key"
+    )]
+    Cover {
+        /// Key of the tensor.
+        key: String,
+        /// Global shape.
+        shape: Vec<usize>,
+        /// Number of elements of the distinct shards.
+        found: usize,
+        /// Number of elements of the tensor.
+        expected: usize,
+    },
+    /// The checkpoint does not contain a value.
+    #[error("the checkpoint has no value `{key}`. It has: {present}")]
+    NoValue {
+        /// Key that was asked for.
+        key: String,
+        /// Keys of the values.
+        present: String,
+    },
+    /// A value could not be serialized, or is not of the type that was asked for.
+    #[error("value `{key}`: {reason}")]
+    Value {
+        /// Key of the value.
+        key: String,
+        /// Message of serde.
+        reason: String,
+    },
+    /// The state has no step, by which the checkpoint would be named.
+    #[error("the state has no step, by which its checkpoint is named. Add `State::with_step`")]
+    NoStep,
 }

@@ -2,8 +2,8 @@
 
 mod dtype;
 mod error;
+mod fs;
 mod manifest;
 mod region;
 
 pub use error::CheckpointError;
-pub use manifest::ManifestError;

@@ -7,11 +7,17 @@ use burn::tensor::{DType, kind};
 pub trait Kind: kind::Autodiff + 'static {}
 impl<K: kind::Autodiff + 'static> Kind for K {}
 
+/// Returns the kind of tensors with this element type.
+pub(super) fn kind_of(dtype: DType) -> kind::Kind {
+    match dtype {
+        DType::Bool(_) => kind::Kind::Bool,
+        _ if dtype.is_int() || dtype.is_uint() => kind::Kind::Int,
+        // Quantized floats are among them.
+        _ => kind::Kind::Float,
+    }
+}
+
 /// Returns true if tensors of kind `K` can have elements of this type.
 pub(super) fn is_of_kind<K: Kind>(dtype: DType) -> bool {
-    match K::KIND {
-        kind::Kind::Float => dtype.is_float(),
-        kind::Kind::Bool => dtype.is_bool(),
-        kind::Kind::Int => !dtype.is_float() && !dtype.is_bool(),
-    }
+    K::KIND == kind_of(dtype)
 }

@@ -77,6 +77,7 @@
 //! | new DTensors: constants, random values | `factory`, `random`, `philox` |
 //! | new DTensors: parameters, masks | `initialize`, `mask` |
 //! | PyTorch's strided shards | `strided` |
+//! | tensors of different types in one collection | `dyn_dtensor` |
 //! | a tensor as one line of text; as a drawing | `display`; `visualize`, which draws the cells of `grid` |
 //! | how [`debug::trace_comm`](crate::debug::trace_comm) records collectives and their call sites | `src/watch.rs` |
 //! | operators | [`ops`] |
@@ -103,6 +104,7 @@ mod create;
 mod cross_mesh;
 mod display;
 mod distribute;
+mod dyn_dtensor;
 mod error;
 mod factory;
 mod grid;
@@ -127,6 +129,7 @@ mod vjp;
 
 pub use cross_mesh::CrossMeshRedistribute;
 pub(crate) use distribute::send_parts;
+pub use dyn_dtensor::DynDTensor;
 pub use error::DTensorError;
 pub(crate) use grid::Grid;
 pub use kind::Kind;

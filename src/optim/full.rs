@@ -6,7 +6,7 @@ use std::sync::Arc;
 use burn::tensor::{Bytes, TensorData};
 use burn_pack::{Reader, Scalar, Tensor, Writer};
 
-use super::state::{StateTensor, owners};
+use super::state::{owners, shard_of};
 use super::{OptimError, OptimizerState};
 use crate::dtensor::DTensorSpec;
 use crate::{Error, Result};
@@ -81,7 +81,7 @@ impl FullOptimizerState {
         let mut state = OptimizerState::default();
         for (name, data) in &self.tensors {
             let (path, spec, field) = owner(name)?;
-            state.of(path, spec).tensors.insert(field, StateTensor::shard_of(data.clone(), spec)?);
+            state.of(path, spec).tensors.insert(field, shard_of(data.clone(), spec)?);
         }
         for (name, scalar) in &self.scalars {
             let (path, spec, field) = owner(name)?;

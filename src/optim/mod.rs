@@ -81,4 +81,4 @@ pub use exact::ExactOnShards;
 pub use full::FullOptimizerState;
 pub use models::{load_optimizer_state, optimizer_state, parameter_specs};
 pub use sharded::{ShardedOptimizer, sharded};
-pub use state::{OptimizerState, StateTensor};
+pub use state::OptimizerState;

@@ -3,39 +3,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use burn::backend::DispatchTensor;
 use burn::optim::StateSink;
-use burn::tensor::{Tensor, TensorData};
+use burn::tensor::{Shape, TensorData};
 use burn_pack::Scalar;
 
 use super::OptimError;
 use crate::Result;
-use crate::dtensor::{DTensor, DTensorSpec};
-use crate::memory;
+use crate::dtensor::{DTensor, DTensorSpec, DynDTensor};
 use crate::placement::Layout;
-
-/// Evaluates an expression with a runtime number of dimensions as a constant.
-macro_rules! with_dims {
-    ($dims:expr, $D:ident => $run:expr) => {{
-        macro_rules! of {
-            ($n:literal) => {{
-                const $D: usize = $n;
-                $run
-            }};
-        }
-        match $dims {
-            1 => of!(1),
-            2 => of!(2),
-            3 => of!(3),
-            4 => of!(4),
-            5 => of!(5),
-            6 => of!(6),
-            7 => of!(7),
-            8 => of!(8),
-            dims => unreachable!("burn's optimizers step tensors of 1 to 8 dimensions, not {dims}"),
-        }
-    }};
-}
 
 /// State of an optimizer for each parameter: DTensors in host memory, and numbers. Names consist of the parameter's
 /// path and burn's field name, such as `blocks.0.weight.momentum.moment_1`.
@@ -49,15 +24,8 @@ pub struct OptimizerState {
 pub(super) struct ParameterState {
     /// Spec of the parameter.
     pub(super) spec: Arc<DTensorSpec>,
-    pub(super) tensors: BTreeMap<String, StateTensor>,
+    pub(super) tensors: BTreeMap<String, DynDTensor>,
     pub(super) scalars: BTreeMap<String, Scalar>,
-}
-
-/// One tensor of an [`OptimizerState`].
-#[derive(Debug, Clone)]
-pub struct StateTensor {
-    spec: Arc<DTensorSpec>,
-    local: DispatchTensor,
 }
 
 impl OptimizerState {
@@ -67,7 +35,7 @@ impl OptimizerState {
     }
 
     /// Returns every tensor with its name, in the same order on all ranks.
-    pub fn tensors(&self) -> impl Iterator<Item = (String, &StateTensor)> {
+    pub fn tensors(&self) -> impl Iterator<Item = (String, &DynDTensor)> {
         self.params
             .iter()
             .flat_map(|(path, state)| state.tensors.iter().map(move |(field, tensor)| (join(path, field), tensor)))
@@ -113,7 +81,10 @@ impl OptimizerState {
         }
         let moved = self.params.into_iter().map(|(path, state)| {
             let spec = &specs[&path];
-            let tensors = state.tensors.into_iter().map(|(field, tensor)| Ok((field, tensor.redistribute(spec)?)));
+            let tensors = state.tensors.into_iter().map(|(field, tensor)| {
+                let layout = layout_of(tensor.spec().shape(), spec)?;
+                Ok((field, tensor.redistribute_onto(spec.mesh(), &layout)?))
+            });
             let state = ParameterState { spec: spec.clone(), tensors: tensors.collect::<Result<_>>()?, ..state };
             Ok((path, state))
         });
@@ -133,9 +104,9 @@ impl ParameterState {
     pub(super) fn new(path: &str, spec: &Arc<DTensorSpec>, sink: StateSink, full: bool) -> Result<Self> {
         let tensors = sink.tensors.into_iter().map(|(field, data)| {
             let tensor = if full || is_unsharded(spec) {
-                StateTensor::shard_of(data, spec)?
+                shard_of(data, spec)?
             } else if data.shape() == &spec.local_shape() {
-                StateTensor::part(data, spec)
+                DynDTensor::from_local_data(data, spec)
             } else {
                 let (found, expected) = (data.shape().to_vec(), spec.local_shape().to_vec());
                 return Err(OptimError::Shape { name: join(path, &field), found, expected }.into());
@@ -154,12 +125,12 @@ impl ParameterState {
     /// # Errors
     /// [`OptimError::Shape`] if the parameter is sharded and a tensor is not laid out like it.
     pub(super) fn parts(&self, path: &str) -> Result<Vec<(String, TensorData)>, OptimError> {
-        let part = |(field, tensor): (&String, &StateTensor)| {
-            let laid_out = tensor.spec.layout() == self.spec.layout() && tensor.spec.shape() == self.spec.shape();
-            if laid_out || is_unsharded(&self.spec) && is_unsharded(&tensor.spec) {
+        let part = |(field, tensor): (&String, &DynDTensor)| {
+            let laid_out = tensor.spec().layout() == self.spec.layout() && tensor.spec().shape() == self.spec.shape();
+            if laid_out || is_unsharded(&self.spec) && is_unsharded(tensor.spec()) {
                 return Ok((field.clone(), tensor.local_data()));
             }
-            let (found, expected) = (tensor.spec.local_shape().to_vec(), self.spec.local_shape().to_vec());
+            let (found, expected) = (tensor.spec().local_shape().to_vec(), self.spec.local_shape().to_vec());
             Err(OptimError::Shape { name: join(path, field), found, expected })
         };
         self.tensors.iter().map(part).collect()
@@ -172,9 +143,9 @@ impl ParameterState {
         let StateSink { tensors, scalars } = loaded.unwrap_or(&nothing);
         for (field, data) in tensors {
             if let Some(given) = self.tensors.get(field)
-                && given.spec.dtype() != data.dtype()
+                && given.spec().dtype() != data.dtype()
             {
-                return Err(OptimError::element_type(join(path, field), given.spec.dtype(), data.dtype()));
+                return Err(OptimError::element_type(join(path, field), given.spec().dtype(), data.dtype()));
             }
         }
         let given: BTreeSet<&String> = self.tensors.keys().chain(self.scalars.keys()).collect();
@@ -190,73 +161,21 @@ impl ParameterState {
     }
 }
 
-impl StateTensor {
-    /// Returns mesh, layout, global shape and dtype.
-    pub fn spec(&self) -> &Arc<DTensorSpec> {
-        &self.spec
-    }
+/// Creates a state tensor from a full tensor that every rank holds, laid out for the parameter with this spec.
+pub(super) fn shard_of(data: TensorData, param: &DTensorSpec) -> Result<DynDTensor> {
+    let layout = layout_of(data.shape(), param)?;
+    DynDTensor::from_full_data(data, param.mesh(), layout)
+}
 
-    /// Returns the tensor; `None` if it does not have `D` dimensions. Local: no communication.
-    pub fn dtensor<const D: usize>(&self) -> Option<DTensor<D>> {
-        (self.spec.shape().num_dims() == D).then(|| self.typed())
-    }
-
-    fn typed<const D: usize>(&self) -> DTensor<D> {
-        DTensor::from_parts(Tensor::from_dispatch(self.local.clone()), self.spec.clone())
-    }
-
-    fn of<const D: usize>(tensor: DTensor<D>) -> Self {
-        let spec = tensor.spec().clone();
-        Self { spec, local: tensor.to_local().into_dispatch() }
-    }
-
-    /// Creates the tensor from this rank's shard, with the layout of the parameter's `spec`.
-    fn part(data: TensorData, spec: &DTensorSpec) -> Self {
-        let spec = spec.with_dtype(data.dtype()).shared();
-        let local = with_dims!(spec.shape().num_dims(), D => tensor::<D>(data).into_dispatch());
-        Self { spec, local }
-    }
-
-    /// Creates the tensor from a full tensor that every rank holds. If it has the parameter's shape it is sharded
-    /// like the parameter, otherwise it is replicated.
-    pub(super) fn shard_of(data: TensorData, spec: &DTensorSpec) -> Result<Self> {
-        let layout =
-            if data.shape() == spec.shape() { spec.layout().clone() } else { Layout::replicate(spec.mesh().shape())? };
-        with_dims!(data.shape().num_dims(), D => {
-            Ok(Self::of(DTensor::distribute_computed(tensor::<D>(data), spec.mesh(), layout)?))
-        })
-    }
-
-    fn redistribute(self, spec: &DTensorSpec) -> Result<Self> {
-        if self.spec.mesh() != spec.mesh() {
-            return Self::shard_of(self.full_data()?, spec);
-        }
-        if self.spec.shape() != spec.shape() {
-            return Ok(self);
-        }
-        with_dims!(spec.shape().num_dims(), D => Ok(Self::of(self.typed::<D>().redistribute_to(spec.layout())?)))
-    }
-
-    /// Returns this rank's local tensor as data.
-    pub(super) fn local_data(&self) -> TensorData {
-        with_dims!(self.spec.shape().num_dims(), D => self.typed::<D>().to_local().into_data())
-    }
-
-    pub(super) fn full_data(&self) -> Result<TensorData> {
-        with_dims!(self.spec.shape().num_dims(), D => Ok(self.typed::<D>().full_tensor()?.into_data()))
-    }
+/// Returns the layout of a state tensor of this shape: that of its parameter if the shapes are equal, otherwise
+/// replicated (invariant 2).
+fn layout_of(shape: &Shape, param: &DTensorSpec) -> Result<Layout> {
+    Ok(if shape == param.shape() { param.layout().clone() } else { Layout::replicate(param.mesh().shape())? })
 }
 
 /// Returns true if every rank holds the full parameter. An optimizer of local tensors then steps full parameters.
 fn is_unsharded(spec: &DTensorSpec) -> bool {
     spec.placements().iter().all(|placement| placement.is_replicate())
-}
-
-/// Creates a tensor in the dtype of the data instead of the device's default. It is in host memory, like records,
-/// because the device may lack the memory for a second copy of the state.
-fn tensor<const D: usize>(data: TensorData) -> Tensor<D> {
-    let dtype = data.dtype();
-    Tensor::from_data(data, (&memory::host(), dtype))
 }
 
 pub(super) fn layout_error(path: &str, state: &DTensorSpec, param: &DTensorSpec) -> OptimError {

@@ -30,7 +30,7 @@ use twox_hash::XxHash3_64;
 
 use super::region::Region;
 use json::Checksums;
-pub use validity::ManifestError;
+pub(crate) use validity::ManifestError;
 
 /// Bytes of a chunk that one checksum covers, counted from its first byte. The last block of a chunk may be shorter.
 pub(crate) const BLOCK: usize = 1 << 20;

@@ -17,8 +17,7 @@ use super::{BLOCK, ChunkEntry, Manifest, TensorEntry};
 
 /// Reason why a manifest is not valid. The remedy is another checkpoint, unless the version differs.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum ManifestError {
+pub(crate) enum ManifestError {
     /// The bytes do not begin and end as those of a manifest.
     #[error("it is not a manifest, or its beginning or end is missing")]
     Frame,

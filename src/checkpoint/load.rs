@@ -1,0 +1,255 @@
+//! [`Checkpoint`]: a saved checkpoint, of which every rank reads its shards.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use burn::module::Module;
+use burn::tensor::{Bytes, TensorData};
+use serde::de::DeserializeOwned;
+use twox_hash::XxHash3_64;
+
+use super::agree::agree;
+use super::apply::{replace, targets};
+use super::fs::{self, FileSystem, Links};
+use super::keys::{Matched, match_keys};
+use super::manifest::Manifest;
+use super::reader::{Reader, Want};
+use super::region::Region;
+use super::save::MANIFEST;
+use super::state::{StoredScalar, decode};
+use super::{CheckpointError, LoadOptions, LoadReport, ReadOptions, ReadStats};
+use crate::Result;
+use crate::comm::{Call, Communicator};
+use crate::dtensor::{DTensor, DTensorSpec, Kind};
+use crate::mesh::DeviceMesh;
+use crate::optim::OptimizerState;
+
+/// Most bytes that a manifest may have.
+const LIMIT: u64 = 1 << 30;
+
+/// A complete checkpoint, opened by the ranks of a mesh.
+///
+/// Each rank reads what it holds: the parts of the files that make up its shards. Ranks, mesh and placements may be others
+/// than those that saved it.
+#[derive(Debug, Clone)]
+pub struct Checkpoint {
+    fs: Arc<dyn FileSystem>,
+    path: PathBuf,
+    manifest: Arc<Manifest>,
+    mesh: DeviceMesh,
+    read: ReadOptions,
+}
+
+impl Checkpoint {
+    /// Opens the checkpoint in the folder `path`.
+    ///
+    /// # Collective
+    /// Every rank of `mesh`, with the folder that [`save`](super::save) wrote.
+    ///
+    /// # Errors
+    /// On all ranks: [`CheckpointError::Incomplete`] for a folder without a manifest, [`CheckpointError::Manifest`],
+    /// [`CheckpointError::NotShared`] if ranks see different checkpoints, [`CheckpointError::Io`].
+    /// [`Error::Comm`](crate::Error::Comm) if another rank fails.
+    pub fn open(path: impl AsRef<Path>, mesh: &DeviceMesh) -> Result<Self> {
+        Self::open_in(fs::real(), path.as_ref(), mesh)
+    }
+
+    pub(super) fn open_in(fs: Arc<dyn FileSystem>, path: &Path, mesh: &DeviceMesh) -> Result<Self> {
+        mesh.member("load a checkpoint on it")?;
+        let comm = mesh.all()?;
+        let ranks = comm.group().ranks();
+        let own = read_manifest(&*fs, path, mesh.rank());
+        let digests = agree(&comm, "checkpoint_open", own.as_ref().map(|(_, digest)| *digest).map_err(Clone::clone))?;
+        if let Some(other) = digests.iter().position(|digest| *digest != digests[0]) {
+            return Err(CheckpointError::NotShared { path: path.into(), rank: ranks[other], of: ranks[0] }.into());
+        }
+        let manifest = Arc::new(own?.0);
+        Ok(Self { fs, path: path.into(), manifest, mesh: mesh.clone(), read: ReadOptions::new() })
+    }
+
+    /// Sets how files are read.
+    #[must_use]
+    pub fn with_read_options(self, read: ReadOptions) -> Self {
+        Self { read, ..self }
+    }
+
+    /// Returns the folder.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Returns the number of training steps after which it was saved, if the state had one.
+    pub fn step(&self) -> Option<u64> {
+        self.manifest.step
+    }
+
+    /// Returns the keys of the tensors.
+    pub fn keys(&self) -> impl Iterator<Item = &str> {
+        self.manifest.tensors.keys().map(String::as_str)
+    }
+
+    /// Loads the parameters and buffers of a model that were saved under `key`. Each rank reads its shards, as
+    /// `model` is distributed now; values of another dtype are cast. Parameters that are not initialized take no memory
+    /// before they are read.
+    ///
+    /// # Collective
+    /// Every rank of the mesh. Tensors are not communicated.
+    ///
+    /// # Errors
+    /// On all ranks: [`CheckpointError::Keys`] with all missing, unexpected and misshapen keys, as far as `options` do not
+    /// allow them; [`CheckpointError::Corrupt`]; [`CheckpointError::Io`]. [`Error::Comm`](crate::Error::Comm) if another
+    /// rank fails.
+    pub fn load_model<M: Module>(&self, key: &str, model: M, options: &LoadOptions) -> Result<(M, LoadReport)> {
+        let comm = self.mesh.all()?;
+        let run = || -> Result<_> {
+            let targets = targets(&model, &self.mesh)?;
+            let matched = match_keys(&targets, &self.shapes(key), options)?;
+            let (values, read) = self.read_tensors(key, &matched, &targets)?;
+            Ok((values, matched, read))
+        };
+        let (values, matched, read) = together(&comm, "checkpoint_load_model", run())?;
+        Ok((replace(model, values)?, matched.report(read)))
+    }
+
+    /// Loads the state of an optimizer that was saved under `key`, for the parameters of `model`, as they are distributed
+    /// now. Pass it to [`ShardedOptimizer::load_state`](crate::optim::ShardedOptimizer::load_state).
+    ///
+    /// # Collective
+    /// Every rank of the mesh. Tensors are not communicated.
+    ///
+    /// # Errors
+    /// As [`load_model`](Self::load_model), and [`OptimError::NoParameter`](crate::optim::OptimError::NoParameter) for state
+    /// of a parameter that the model does not have.
+    pub fn load_optimizer<M: Module>(&self, key: &str, model: &M) -> Result<OptimizerState> {
+        let comm = self.mesh.all()?;
+        let run = || -> Result<_> {
+            let params = targets(model, &self.mesh)?;
+            let scalars: BTreeMap<String, StoredScalar> = self.value(key)?;
+            let entries = self.entries(key).map(|(name, entry)| (name.to_owned(), entry.shape.clone(), entry.dtype.dtype()));
+            let layouts = OptimizerState::layouts(&params, entries)?;
+            let matched = Matched::all(layouts.keys());
+            let (values, _) = self.read_tensors(key, &matched, &layouts)?;
+            let scalars = scalars.into_iter().map(|(name, scalar)| (name, scalar.into()));
+            OptimizerState::from_parts(&params, &layouts, values, scalars)
+        };
+        together(&comm, "checkpoint_load_optimizer", run())
+    }
+
+    /// Returns a value. Local: no communication.
+    ///
+    /// # Errors
+    /// [`CheckpointError::NoValue`], and [`CheckpointError::Value`] if it is not a `T`.
+    pub fn value<T: DeserializeOwned>(&self, key: &str) -> Result<T> {
+        let values = &self.manifest.values;
+        Ok(decode(key, values.get(key).ok_or_else(|| no_value(key, values.keys()))?)?)
+    }
+
+    /// Returns the values of all ranks that saved the checkpoint, in the order of their mesh. Local: no communication.
+    ///
+    /// # Errors
+    /// As [`value`](Self::value).
+    pub fn rank_values<T: DeserializeOwned>(&self, key: &str) -> Result<Vec<T>> {
+        let values = &self.manifest.rank_values;
+        let of_ranks = values.get(key).ok_or_else(|| no_value(key, values.keys()))?;
+        Ok(of_ranks.iter().map(|value| decode(key, value)).collect::<Result<_, _>>()?)
+    }
+
+    /// Returns the tensors below `key`, by the rest of their keys.
+    fn entries(&self, key: &str) -> impl Iterator<Item = (&str, &super::manifest::TensorEntry)> {
+        let prefix = format!("{key}.");
+        let below = self.manifest.tensors.range(prefix.clone()..);
+        below.map_while(move |(name, entry)| Some((name.strip_prefix(&prefix)?, entry)))
+    }
+
+    fn shapes(&self, key: &str) -> BTreeMap<String, Vec<usize>> {
+        self.entries(key).map(|(path, entry)| (path.to_owned(), entry.shape.clone())).collect()
+    }
+
+    /// Reads this rank's parts of the matched tensors, by path.
+    fn read_tensors(
+        &self,
+        key: &str,
+        matched: &Matched,
+        targets: &BTreeMap<String, Arc<DTensorSpec>>,
+    ) -> Result<(BTreeMap<String, TensorData>, ReadStats)> {
+        let pairs: Vec<_> = matched.pairs().collect();
+        let want = |(path, stored): &(&str, &str)| {
+            let spec = &targets[*path];
+            let slices = spec.layout().local_slices(spec.shape(), spec.coordinate());
+            Want { key: format!("{key}.{stored}"), region: Region::of_slices(&slices) }
+        };
+        let wants: Vec<_> = pairs.iter().map(want).collect();
+        let mut values = BTreeMap::new();
+        let reader = Reader::new(&*self.fs, &self.path, &self.manifest, &self.read, self.mesh.rank());
+        let done = |index: usize, bytes: Bytes| {
+            let ((path, _), Want { key, region }) = (pairs[index], &wants[index]);
+            let stored = self.manifest.tensors[key].dtype;
+            let dtype = stored.dtype().ok_or_else(|| CheckpointError::DType { key: key.clone(), dtype: stored.to_string() })?;
+            let data = TensorData::from_bytes(bytes, region.shape.clone(), dtype);
+            let wanted = targets[path].dtype();
+            values.insert(path.to_owned(), if wanted == dtype { data } else { data.convert_dtype(wanted) });
+            Ok(())
+        };
+        let stats = reader.read(&wants, done)?;
+        Ok((values, stats))
+    }
+}
+
+/// Returns this rank's result if all ranks succeeded; otherwise, on every rank, the error of the first that failed.
+fn together<T>(comm: &Communicator, label: &str, own: Result<T>) -> Result<T> {
+    let failed = match &own {
+        Ok(_) => None,
+        Err(crate::Error::Checkpoint(error)) => Some(Ok(error.clone())),
+        Err(error) => Some(Err(error.to_string())),
+    };
+    let outcomes = comm.all_gather_object(Call::new(label), &failed)?;
+    match (own, outcomes.into_iter().flatten().next()) {
+        (Ok(value), None) => Ok(value),
+        (Err(error @ (crate::Error::Checkpoint(_) | crate::Error::Comm(_))), None) => Err(error),
+        (_, Some(Ok(error))) => Err(error.into()),
+        (Err(error), _) => Err(error),
+        (Ok(_), Some(Err(text))) => Err(crate::Error::other(text)),
+    }
+}
+
+fn read_manifest(fs: &dyn FileSystem, path: &Path, rank: usize) -> Result<(Manifest, u64), CheckpointError> {
+    let file = path.join(MANIFEST);
+    let bytes = fs::read_all(fs, &file, Links::Refuse, LIMIT).map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound => CheckpointError::Incomplete { path: path.into() },
+        _ => CheckpointError::Io { rank, action: "read".into(), path: file.clone(), reason: error.to_string() },
+    })?;
+    let manifest = Manifest::parse(&bytes);
+    let manifest = manifest.map_err(|error| CheckpointError::Manifest { path: file, reason: error.to_string() })?;
+    Ok((manifest, XxHash3_64::oneshot(&bytes)))
+}
+
+fn no_value<'a>(key: &str, present: impl Iterator<Item = &'a String>) -> CheckpointError {
+    let present = present.map(|key| format!("`{key}`")).collect::<Vec<_>>().join(", ");
+    CheckpointError::NoValue { key: key.into(), present: if present.is_empty() { "none".into() } else { present } }
+}
+
+impl Checkpoint {
+    /// Loads one tensor with the placements of `like`. Values of another dtype are cast.
+    ///
+    /// # Collective
+    /// Every rank of the mesh. The tensor is not communicated.
+    ///
+    /// # Errors
+    /// As [`load_model`](Self::load_model).
+    pub fn load_tensor<const D: usize, K: Kind>(&self, key: &str, like: &DTensor<D, K>) -> Result<DTensor<D, K>> {
+        let comm = self.mesh.all()?;
+        let run = || -> Result<_> {
+            let (prefix, name) = key.rsplit_once('.').unwrap_or(("", key));
+            let targets = BTreeMap::from([(name.to_owned(), like.spec().clone())]);
+            let matched = match_keys(&targets, &self.shapes(prefix), &LoadOptions::new().with_partial(true))?;
+            let (mut values, _) = self.read_tensors(prefix, &matched, &targets)?;
+            Ok(values.remove(name))
+        };
+        let data = together(&comm, "checkpoint_load_tensor", run())?;
+        let data = data.ok_or_else(|| no_value(key, self.manifest.tensors.keys()))?;
+        let (device, dtype) = (like.device(), data.dtype);
+        Ok(DTensor::from_parts(burn::tensor::Tensor::from_data(data, (&device, dtype)), like.spec().clone()))
+    }
+}

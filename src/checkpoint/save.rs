@@ -1,0 +1,389 @@
+//! [`save`]: writes a checkpoint from all ranks.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use burn::tensor::{BoolStore, DType, TensorData};
+use serde::{Deserialize, Serialize};
+
+use super::agree::{agree, on_first};
+use super::assign::{Held, Piece, assign, held};
+use super::fs::{self, FileSystem, Links};
+use super::manifest::{ChunkEntry, FileEntry, Manifest, MeshEntry, TensorEntry, block_checksums};
+use super::region::Region;
+use super::safetensors_file::header;
+use super::{CheckpointError, State};
+use crate::Result;
+use crate::comm::{Call, Communicator};
+
+pub(super) const MANIFEST: &str = "manifest.json";
+const PROBE: &str = "probe-";
+const SHARDS: &str = "rank-";
+
+/// What [`save`] wrote.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct SaveReport {
+    /// Folder of the checkpoint.
+    pub path: PathBuf,
+    /// Bytes that each rank of the state's mesh wrote, in the order of the mesh.
+    pub bytes: Vec<u64>,
+}
+
+impl fmt::Display for SaveReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (total, most) = (self.bytes.iter().sum::<u64>(), self.bytes.iter().max().copied().unwrap_or_default());
+        write!(f, "{}: {total} bytes by {} ranks, at most {most} by one", self.path.display(), self.bytes.len())
+    }
+}
+
+/// Writes a checkpoint into the folder `path`, which must not exist.
+///
+/// Each rank writes its own shards into a file of its own. What several ranks hold is written once, and the work is
+/// divided evenly among them. The manifest is written last, once all files are on disk: a folder with a manifest is a
+/// complete checkpoint, also after a power loss. A folder that an interrupted save left is replaced.
+///
+/// ```
+/// # use burn::nn::LinearConfig;
+/// # use burn_dtensor::prelude::*;
+/// use burn_dtensor::checkpoint::{self, Checkpoint, LoadOptions, State};
+///
+/// # let folder = std::env::temp_dir().join(format!("checkpoint-save-{}", std::process::id()));
+/// launch(Launch::threads(2), |world| {
+///     let mesh = DeviceMesh::new(world, [2], ["shard"])?;
+///     let model = fully_shard(LinearConfig::new(4, 3).init(world.device()), &mesh, FullyShard::new())?;
+///     let state = State::new(&mesh).with_model("model", &model)?.with_value("epoch", &3)?;
+///     checkpoint::save(&folder, &state)?;
+///
+///     // Any mesh may load it.
+///     let mesh = DeviceMesh::new(world, [2, 1], ["replicate", "shard"])?;
+///     let again = fully_shard(LinearConfig::new(4, 3).init(world.device()), &mesh, FullyShard::new())?;
+///     let checkpoint = Checkpoint::open(&folder, &mesh)?;
+///     let (again, _) = checkpoint.load_model("model", again, &LoadOptions::new())?;
+///     assert_eq!(again.weight.val().into_data(), model.weight.val().into_data());
+///     assert_eq!(checkpoint.value::<i32>("epoch")?, 3);
+///     Ok(())
+/// })?;
+/// # std::fs::remove_dir_all(folder)?;
+/// # Ok::<_, burn_dtensor::Error>(())
+/// ```
+///
+/// # Collective
+/// Every rank of the state's mesh, with states of the same keys. A rank waits for the others' writes at most for the
+/// launch's deadline.
+///
+/// # Errors
+/// On all ranks, and an existing complete checkpoint is never changed: [`CheckpointError::Exists`],
+/// [`CheckpointError::Occupied`], [`CheckpointError::NotShared`], [`CheckpointError::Partial`], [`CheckpointError::DType`],
+/// [`CheckpointError::Disagree`], [`CheckpointError::Cover`], and [`CheckpointError::Io`], for instance for a full disk.
+/// [`Error::Comm`](crate::Error::Comm) if another rank fails.
+pub fn save(path: impl AsRef<Path>, state: &State) -> Result<SaveReport> {
+    let plan = SavePlan::new(state)?;
+    write(&*fs::real(), path.as_ref(), &plan, &mut Live::new(state), |_| Ok(()))
+}
+
+/// What all ranks write, known to all.
+pub(super) struct SavePlan {
+    pub comm: Communicator,
+    manifest: Manifest,
+    pieces: Vec<(String, Vec<Piece>)>,
+}
+
+/// Gives the bytes of this rank's pieces.
+pub(super) trait PieceBytes {
+    fn bytes(&mut self, key: &str, region: &Region) -> Cow<'_, [u8]>;
+}
+
+/// What one rank wrote.
+#[derive(Debug, Serialize, Deserialize)]
+struct Written {
+    len: u64,
+    /// First byte and checksums of each of its pieces, in their order.
+    chunks: Vec<(u64, Vec<u64>)>,
+}
+
+impl SavePlan {
+    /// Agrees with all ranks on what is written.
+    ///
+    /// # Collective
+    /// Every rank of the state's mesh.
+    pub fn new(state: &State) -> Result<Self> {
+        state.mesh.member("save a checkpoint")?;
+        let comm = state.mesh.all()?;
+        let held = held(state, &comm)?;
+        let (values, rank_values) = values(state, &comm)?;
+        let pieces = assign(&held, comm.group().size());
+        let entry = |Held { shape, dtype, placements, .. }: &Held| TensorEntry {
+            shape: shape.clone(),
+            dtype: *dtype,
+            placements: placements.clone(),
+            chunks: Vec::new(),
+        };
+        let manifest = Manifest {
+            step: state.step,
+            mesh: MeshEntry { shape: state.mesh.shape().to_vec(), names: state.mesh.names().to_vec() },
+            software: concat!("burn-dtensor ", env!("CARGO_PKG_VERSION")).into(),
+            files: Vec::new(),
+            tensors: held.iter().map(|held| (held.key.clone(), entry(held))).collect(),
+            values,
+            rank_values,
+        };
+        let pieces = held.into_iter().map(|held| held.key).zip(pieces).collect();
+        Ok(Self { comm, manifest, pieces })
+    }
+
+    /// Returns the pieces that a rank of the group writes, in their order.
+    pub fn pieces_of(&self, rank: usize) -> impl Iterator<Item = (&str, &Region)> {
+        self.pieces.iter().flat_map(move |(key, pieces)| {
+            pieces.iter().filter(move |piece| piece.writer == rank).map(move |piece| (key.as_str(), &piece.region))
+        })
+    }
+
+    /// Completes the manifest with what the ranks wrote.
+    fn manifest(&self, written: Vec<Written>) -> Manifest {
+        let mut manifest = self.manifest.clone();
+        // Ranks that write nothing have no file.
+        let writers: Vec<_> = (0..written.len()).filter(|&rank| !written[rank].chunks.is_empty()).collect();
+        let index: BTreeMap<_, _> = writers.iter().enumerate().map(|(file, &rank)| (rank, file)).collect();
+        manifest.files = writers.iter().map(|&rank| FileEntry { name: file_name(rank), len: written[rank].len }).collect();
+        let mut chunks: Vec<_> = written.into_iter().map(|written| written.chunks.into_iter()).collect();
+        for (key, pieces) in &self.pieces {
+            let entry = manifest.tensors.get_mut(key).expect("the manifest has every key");
+            entry.chunks.extend(pieces.iter().map(|Piece { region, writer }| {
+                let (begin, checksums) = chunks[*writer].next().expect("a rank writes all its pieces");
+                ChunkEntry { region: region.clone(), file: index[writer], begin, checksums }
+            }));
+        }
+        manifest
+    }
+}
+
+fn file_name(rank: usize) -> String {
+    format!("{SHARDS}{rank:05}.safetensors")
+}
+
+/// Writes the files of all ranks and the manifest. `commit` runs on group rank 0 once the checkpoint is complete.
+///
+/// # Collective
+/// Every rank of the plan's group.
+pub(super) fn write(
+    fs: &dyn FileSystem,
+    path: &Path,
+    plan: &SavePlan,
+    bytes: &mut dyn PieceBytes,
+    commit: impl FnOnce(&dyn FileSystem) -> Result<(), CheckpointError>,
+) -> Result<SaveReport> {
+    let comm = &plan.comm;
+    let first = comm.group().ranks()[0];
+    let own = comm.group().ranks()[comm.group().rank()];
+    let io = |action: &str, path: &Path| {
+        let (action, path) = (action.to_owned(), path.to_owned());
+        move |error: io::Error| CheckpointError::Io { rank: own, action, path, reason: error.to_string() }
+    };
+
+    let probe = on_first(comm, "checkpoint_folder", || create(fs, path, own))?;
+    let seen = match fs.open(&path.join(&probe), Links::Refuse) {
+        Ok(_) => Ok(()),
+        Err(_) => Err(CheckpointError::NotShared { path: path.into(), rank: own, of: first }),
+    };
+    let shared = agree(comm, "checkpoint_probe", seen);
+    let cleared = on_first(comm, "checkpoint_probed", || {
+        let probe = path.join(&probe);
+        fs.remove_file(&probe).map_err(io("remove", &probe))?;
+        match &shared {
+            Ok(_) => Ok(()),
+            Err(_) => fs::remove_dir_all(fs, path).map_err(io("remove", path)),
+        }
+    });
+    shared?;
+    cleared?;
+
+    let outcome = write_pieces(fs, path, plan, bytes).map_err(|(file, error)| io("write", &file)(error));
+    let written = match agree(comm, "checkpoint_write", outcome) {
+        Ok(written) => written,
+        Err(error) => {
+            // What is left is debris, which the next save sweeps.
+            if comm.group().rank() == 0 {
+                let _ = fs::remove_dir_all(fs, path);
+            }
+            return Err(error);
+        }
+    };
+    let sizes = written.iter().map(|written| written.len).collect();
+    on_first(comm, "checkpoint_commit", || {
+        let manifest = plan.manifest(written);
+        fs.sync_dir(path).map_err(io("sync", path))?;
+        let file = path.join(MANIFEST);
+        fs::write_atomically(fs, &file, &manifest.to_bytes()).map_err(io("write", &file))?;
+        let parent = parent(path);
+        fs.sync_dir(parent).map_err(io("sync", parent))?;
+        commit(fs)
+    })?;
+    Ok(SaveReport { path: path.into(), bytes: sizes })
+}
+
+/// Creates the folder, and a file in it by which other ranks recognize it.
+fn create(fs: &dyn FileSystem, path: &Path, rank: usize) -> Result<String, CheckpointError> {
+    let io = |action: &str, path: &Path, error: io::Error| {
+        CheckpointError::Io { rank, action: action.into(), path: path.into(), reason: error.to_string() }
+    };
+    match fs.list(path) {
+        Ok(entries) => {
+            if entries.iter().any(|entry| entry.name == MANIFEST) {
+                return Err(CheckpointError::Exists { path: path.into() });
+            }
+            let is_ours = |name: &str| name.starts_with(PROBE) || name.starts_with(SHARDS) || name == "manifest.json.tmp";
+            if let Some(other) = entries.iter().find(|entry| entry.is_dir || !is_ours(&entry.name)) {
+                return Err(CheckpointError::Occupied { path: path.into(), name: other.name.clone() });
+            }
+            fs::remove_dir_all(fs, path).map_err(|error| io("remove", path, error))?;
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        Err(error) => return Err(io("read", path, error)),
+    }
+    let parent = parent(path);
+    fs.create_dir_all(parent).map_err(|error| io("create", parent, error))?;
+    fs.create_dir(path).map_err(|error| io("create", path, error))?;
+    let probe = format!("{PROBE}{:016x}", nonce());
+    fs.create(&path.join(&probe)).map_err(|error| io("create", path, error))?;
+    Ok(probe)
+}
+
+/// Returns a number that no other save has, with all likelihood.
+fn nonce() -> u64 {
+    use std::hash::{BuildHasher, RandomState};
+    RandomState::new().hash_one(std::process::id())
+}
+
+/// Returns the folder that contains `path`.
+pub(super) fn parent(path: &Path) -> &Path {
+    match path.parent() {
+        Some(parent) if parent != Path::new("") => parent,
+        _ => Path::new("."),
+    }
+}
+
+/// Writes and syncs this rank's file, if it has pieces.
+///
+/// # Errors
+/// The file and the error.
+fn write_pieces(
+    fs: &dyn FileSystem,
+    path: &Path,
+    plan: &SavePlan,
+    bytes: &mut dyn PieceBytes,
+) -> Result<Written, (PathBuf, io::Error)> {
+    let rank = plan.comm.group().rank();
+    let pieces: Vec<_> = plan.pieces_of(rank).collect();
+    if pieces.is_empty() {
+        return Ok(Written { len: 0, chunks: Vec::new() });
+    }
+    let tensors: Vec<_> = pieces
+        .iter()
+        .map(|(key, region)| {
+            let entry = &plan.manifest.tensors[*key];
+            let is_full = region.shape == entry.shape;
+            let name = if is_full { (*key).to_owned() } else { format!("{key}{region}") };
+            (name, entry.dtype, region.shape.clone())
+        })
+        .collect();
+    let metadata = BTreeMap::from([("format".to_owned(), "burn-dtensor checkpoint".to_owned())]);
+    let (head, begins) = header(&tensors, &metadata);
+    let file = path.join(file_name(rank));
+    let run = || {
+        let mut to = fs.create(&file)?;
+        to.write_all(&head)?;
+        let mut len = head.len() as u64;
+        let mut chunks = Vec::with_capacity(pieces.len());
+        for ((key, region), begin) in pieces.iter().zip(begins) {
+            debug_assert_eq!(begin, len, "chunks follow each other");
+            let bytes = bytes.bytes(key, region);
+            to.write_all(&bytes)?;
+            len += bytes.len() as u64;
+            chunks.push((begin, block_checksums(&bytes)));
+        }
+        to.sync()?;
+        Ok(Written { len, chunks })
+    };
+    run().map_err(|error| (file.clone(), error))
+}
+
+/// The tensors of a state, read when they are written. One at a time is in host memory.
+pub(super) struct Live<'a> {
+    state: &'a State,
+    current: Option<(String, TensorData)>,
+}
+
+impl<'a> Live<'a> {
+    pub fn new(state: &'a State) -> Self {
+        Self { state, current: None }
+    }
+}
+
+impl PieceBytes for Live<'_> {
+    fn bytes(&mut self, key: &str, region: &Region) -> Cow<'_, [u8]> {
+        let tensor = &self.state.tensors[key];
+        if self.current.as_ref().is_none_or(|(current, _)| current != key) {
+            self.current = None;
+            self.current = Some((key.into(), stored(tensor.local_data())));
+        }
+        let (_, data) = self.current.as_ref().expect("it was just set");
+        let spec = tensor.spec();
+        let held = Region::of_slices(&spec.layout().local_slices(spec.shape(), spec.coordinate()));
+        let element = data.dtype.size();
+        let first = held.offset_of(region) * element;
+        Cow::Borrowed(&data.as_bytes()[first..first + region.num_elements() * element])
+    }
+}
+
+/// Converts to what the format stores: booleans have one byte.
+fn stored(data: TensorData) -> TensorData {
+    match data.dtype {
+        DType::Bool(BoolStore::U32) => data.convert_dtype(DType::Bool(BoolStore::Native)),
+        _ => data,
+    }
+}
+
+type Values = (BTreeMap<String, serde_json::Value>, BTreeMap<String, Vec<serde_json::Value>>);
+
+/// Compares the values of all ranks, and collects those that each has of its own.
+fn values(state: &State, comm: &Communicator) -> Result<Values> {
+    let text = |values: &BTreeMap<String, serde_json::Value>| serde_json::to_string(values).expect("they are texts");
+    let own = (text(&state.values), text(&state.rank_values));
+    let of_ranks = comm.all_gather_object(Call::new("checkpoint_values"), &own)?;
+    let read = |text: &String| -> BTreeMap<String, serde_json::Value> { serde_json::from_str(text).expect("it was just written") };
+    let ranks = comm.group().ranks();
+    let first = read(&of_ranks[0].0);
+    if let Some(other) = of_ranks.iter().position(|(values, _)| *values != of_ranks[0].0) {
+        return Err(difference(&first, &read(&of_ranks[other].0), ranks[other], ranks[0], "value").into());
+    }
+    let all: Vec<_> = of_ranks.iter().map(|(_, values)| read(values)).collect();
+    if let Some(other) = all.iter().position(|values| !values.keys().eq(all[0].keys())) {
+        let keys = |values: &BTreeMap<String, serde_json::Value>| values.keys().map(|key| (key.clone(), ().into())).collect();
+        return Err(difference(&keys(&all[0]), &keys(&all[other]), ranks[other], ranks[0], "value of its own").into());
+    }
+    let of_key = |key: &String| all.iter().map(|values| values[key].clone()).collect();
+    let rank_values = all[0].keys().map(|key| (key.clone(), of_key(key))).collect();
+    Ok((first, rank_values))
+}
+
+/// Returns the error for the first key in which the values of two ranks differ.
+fn difference(
+    expected: &BTreeMap<String, serde_json::Value>,
+    found: &BTreeMap<String, serde_json::Value>,
+    rank: usize,
+    of: usize,
+    what: &str,
+) -> CheckpointError {
+    let mut keys = expected.keys().chain(found.keys());
+    let key = keys.find(|key| expected.get(*key) != found.get(*key)).cloned().unwrap_or_default();
+    let describe = |values: &BTreeMap<String, serde_json::Value>, other: &str| match values.contains_key(&key) {
+        true => format!("{other} {what}"),
+        false => format!("no {what}"),
+    };
+    let (found, expected) = (describe(found, "another"), describe(expected, "a"));
+    CheckpointError::Disagree { key, rank, found, of, expected }
+}

@@ -1,0 +1,195 @@
+//! [`State`]: what a checkpoint contains.
+
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+
+use burn::module::Module;
+use burn_pack::Scalar;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::{CheckpointError, StateDict};
+use crate::Result;
+use crate::dtensor::DynDTensor;
+use crate::fsdp::sync_buffers;
+use crate::mesh::DeviceMesh;
+use crate::optim::OptimizerState;
+
+/// State to be saved: tensors and values by key.
+///
+/// A state shares the memory of the tensors that are added to it: adding copies nothing, and a later training step does
+/// not change what it contains. A model's old shards are freed once both the model and the state have dropped them.
+///
+/// ```
+/// # use burn::nn::LinearConfig;
+/// # use burn_dtensor::prelude::*;
+/// use burn_dtensor::checkpoint::State;
+///
+/// # launch(Launch::threads(2), |world| {
+/// # let mesh = DeviceMesh::new(world, [2], ["shard"])?;
+/// # let model = fully_shard(LinearConfig::new(4, 3).init(world.device()), &mesh, FullyShard::new())?;
+/// let state = State::new(&mesh).with_step(100).with_model("model", &model)?.with_value("learning_rate", &1e-3)?;
+/// assert_eq!(state.keys().collect::<Vec<_>>(), ["model.bias", "model.weight", "learning_rate"]);
+/// # Ok(())
+/// # })?;
+/// # Ok::<_, burn_dtensor::Error>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct State {
+    pub(super) mesh: DeviceMesh,
+    pub(super) step: Option<u64>,
+    pub(super) tensors: BTreeMap<String, DynDTensor>,
+    /// Values that are the same on all ranks.
+    pub(super) values: BTreeMap<String, Value>,
+    /// Values of this rank.
+    pub(super) rank_values: BTreeMap<String, Value>,
+}
+
+impl State {
+    /// Creates an empty state of the ranks of `mesh`. Pass the mesh with all ranks that hold something, such as the mesh
+    /// of which the model's meshes are slices. Local: no communication.
+    pub fn new(mesh: &DeviceMesh) -> Self {
+        Self {
+            mesh: mesh.clone(),
+            step: None,
+            tensors: BTreeMap::new(),
+            values: BTreeMap::new(),
+            rank_values: BTreeMap::new(),
+        }
+    }
+
+    /// Sets the number of training steps after which the state was taken.
+    #[must_use]
+    pub fn with_step(self, step: u64) -> Self {
+        Self { step: Some(step), ..self }
+    }
+
+    /// Returns the number of training steps.
+    pub fn step(&self) -> Option<u64> {
+        self.step
+    }
+
+    /// Adds the parameters and buffers of a model, each under `key` and its path.
+    ///
+    /// [`sync_buffers`] runs first, so that all ranks have the same running statistics. What is not distributed counts as
+    /// replicated on all ranks of the mesh.
+    ///
+    /// # Collective
+    /// Every rank of the state's mesh.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Duplicate`], those of [`StateDict::of_model`] and of [`sync_buffers`].
+    pub fn with_model<M: Module>(self, key: &str, model: &M) -> Result<Self> {
+        sync_buffers(model)?;
+        let dict = StateDict::of_model(model, &self.mesh)?;
+        self.with_state_dict(key, &dict)
+    }
+
+    /// Adds the state of an optimizer, each tensor under `key` and its name. Local: no communication.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Duplicate`].
+    pub fn with_optimizer(self, key: &str, optimizer: &OptimizerState) -> Result<Self> {
+        let scalars: BTreeMap<_, _> =
+            optimizer.scalars().map(|(name, scalar)| (name, StoredScalar::from(scalar))).collect();
+        self.with_state_dict(key, &StateDict::of_optimizer(optimizer))?.with_value(key, &scalars)
+    }
+
+    /// Adds tensors, each under `key` and its path. Local: no communication.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Duplicate`].
+    pub fn with_state_dict(mut self, key: &str, tensors: &StateDict) -> Result<Self> {
+        for (path, tensor) in tensors.tensors() {
+            insert(&mut self.tensors, format!("{key}.{path}"), tensor.clone())?;
+        }
+        Ok(self)
+    }
+
+    /// Adds a value that is the same on all ranks, such as a scheduler's record or a sampler's position.
+    /// [`save`](super::save) compares the values of the ranks. Local: no communication.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Duplicate`], and [`CheckpointError::Value`] if serde cannot serialize it.
+    pub fn with_value<T: Serialize>(mut self, key: &str, value: &T) -> Result<Self> {
+        insert(&mut self.values, key.into(), encode(key, value)?)?;
+        Ok(self)
+    }
+
+    /// Adds a value that each rank has of its own, such as the state of a random stream.
+    /// [`Checkpoint::rank_values`](super::Checkpoint::rank_values) returns those of all ranks. Local: no communication.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Duplicate`], and [`CheckpointError::Value`] if serde cannot serialize it.
+    pub fn with_rank_value<T: Serialize>(mut self, key: &str, value: &T) -> Result<Self> {
+        insert(&mut self.rank_values, key.into(), encode(key, value)?)?;
+        Ok(self)
+    }
+
+    /// Returns the keys of the tensors, of the values and of the values of each rank.
+    pub fn keys(&self) -> impl Iterator<Item = &str> {
+        self.tensors.keys().chain(self.values.keys()).chain(self.rank_values.keys()).map(String::as_str)
+    }
+}
+
+fn insert<T>(map: &mut BTreeMap<String, T>, key: String, value: T) -> Result<(), CheckpointError> {
+    match map.entry(key) {
+        Entry::Occupied(taken) => Err(CheckpointError::Duplicate { key: taken.key().clone() }),
+        Entry::Vacant(place) => {
+            place.insert(value);
+            Ok(())
+        }
+    }
+}
+
+/// A number of an optimizer, as it is stored.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub(super) enum StoredScalar {
+    Int(i64),
+    UInt(u64),
+    Float(f64),
+    Bool(bool),
+}
+
+impl From<Scalar> for StoredScalar {
+    fn from(scalar: Scalar) -> Self {
+        match scalar {
+            Scalar::Int(value) => Self::Int(value),
+            Scalar::UInt(value) => Self::UInt(value),
+            Scalar::Float(value) => Self::Float(value),
+            Scalar::Bool(value) => Self::Bool(value),
+        }
+    }
+}
+
+impl From<StoredScalar> for Scalar {
+    fn from(stored: StoredScalar) -> Self {
+        match stored {
+            StoredScalar::Int(value) => Self::Int(value),
+            StoredScalar::UInt(value) => Self::UInt(value),
+            StoredScalar::Float(value) => Self::Float(value),
+            StoredScalar::Bool(value) => Self::Bool(value),
+        }
+    }
+}
+
+/// Serializes a value as CBOR in hexadecimal digits. JSON has no infinities, and its numbers may lose their last bit.
+fn encode<T: Serialize>(key: &str, value: &T) -> Result<Value, CheckpointError> {
+    let mut bytes = Vec::new();
+    ciborium::into_writer(value, &mut bytes).map_err(|error| value_error(key, error))?;
+    Ok(Value::String(bytes.iter().map(|byte| format!("{byte:02x}")).collect()))
+}
+
+/// Deserializes what [`encode`] returned.
+pub(super) fn decode<T: DeserializeOwned>(key: &str, value: &Value) -> Result<T, CheckpointError> {
+    let digits = value.as_str().map(str::as_bytes).filter(|digits| digits.is_ascii());
+    let byte = |pair: &[u8]| u8::from_str_radix(str::from_utf8(pair).ok()?, 16).ok();
+    let bytes: Option<Vec<u8>> = digits.and_then(|digits| digits.chunks(2).map(byte).collect());
+    let bytes = bytes.ok_or_else(|| value_error(key, "it is not in hexadecimal digits"))?;
+    ciborium::from_reader(&bytes[..]).map_err(|error| value_error(key, error))
+}
+
+fn value_error(key: &str, reason: impl ToString) -> CheckpointError {
+    CheckpointError::Value { key: key.into(), reason: reason.to_string() }
+}
