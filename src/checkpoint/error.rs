@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use itertools::Itertools;
 use serde::{Deserialize, Serialize};
 
 /// Reason why a checkpoint was not saved or loaded. If one rank fails, every rank gets the error of the first rank that
@@ -150,4 +151,35 @@ pub enum CheckpointError {
     /// The state has no step, by which the checkpoint would be named.
     #[error("the state has no step, by which its checkpoint is named. Add `State::with_step`")]
     NoStep,
+    /// The rank whose values are to be loaded passed none.
+    #[error("rank {rank} is the first rank of the mesh, whose values are loaded, but it passed `None`")]
+    NoValues {
+        /// Global rank.
+        rank: usize,
+    },
+    /// What was saved does not fit the model.
+    #[error(
+        "what was saved does not fit the model. {}To load the rest, use `LoadOptions::with_partial`; to read other keys or \
+         to leave parameters out, `LoadOptions::with_renamed`",
+        misfits(missing, unexpected, mismatched)
+    )]
+    Keys {
+        /// Paths of the model that are not saved.
+        missing: Vec<String>,
+        /// Saved keys that are not in the model.
+        unexpected: Vec<String>,
+        /// One text for each parameter of another shape or kind, with its path.
+        mismatched: Vec<String>,
+    },
+}
+
+/// Returns one sentence for each kind of keys that do not fit.
+fn misfits(missing: &[String], unexpected: &[String], mismatched: &[String]) -> String {
+    let quoted = |paths: &[String]| paths.iter().map(|path| format!("`{path}`")).join(", ");
+    let parts = [
+        ("Not saved", quoted(missing)),
+        ("Not in the model", quoted(unexpected)),
+        ("Of another shape or kind", mismatched.join("; ")),
+    ];
+    parts.iter().filter(|(_, list)| !list.is_empty()).map(|(what, list)| format!("{what}: {list}. ")).collect()
 }
