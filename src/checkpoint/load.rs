@@ -14,8 +14,8 @@ use twox_hash::XxHash3_64;
 use super::agree::agree;
 use super::capture::{replace, targets};
 use super::fs::{self, FileSystem, Links};
-use super::options::SavedTensor;
 use super::manifest::{Manifest, TensorEntry};
+use super::options::SavedTensor;
 use super::reader::{Reader, Want};
 use super::region::Region;
 use super::save::MANIFEST;
@@ -68,7 +68,14 @@ impl Checkpoint {
             return Err(CheckpointError::NotShared { path: path.into(), rank: ranks[other], of: ranks[0] }.into());
         }
         let manifest = Arc::new(own?.0);
-        Ok(Self { fs, path: path.into(), manifest, mesh: mesh.clone(), read: ReadOptions::new(), stats: Arc::default() })
+        Ok(Self {
+            fs,
+            path: path.into(),
+            manifest,
+            mesh: mesh.clone(),
+            read: ReadOptions::new(),
+            stats: Arc::default(),
+        })
     }
 
     /// Sets how files are read.
@@ -209,7 +216,7 @@ impl Checkpoint {
             values.insert(path.clone(), if wanted == dtype { data } else { data.convert_dtype(wanted) });
             Ok(())
         };
-        *self.stats.lock() += reader.read(&wants, done)?;
+        self.stats.lock().add(&reader.read(&wants, done)?);
         Ok(values)
     }
 }
@@ -266,7 +273,7 @@ impl Checkpoint {
         };
         let data = together(&comm, "checkpoint_load_tensor", run())?;
         let data = data.ok_or_else(|| no_value(key, self.manifest.tensors.keys()))?;
-        let (device, dtype) = (like.device(), data.dtype);
+        let (device, dtype) = (like.device(), data.dtype());
         Ok(DTensor::from_parts(burn::tensor::Tensor::from_data(data, (&device, dtype)), like.spec().clone()))
     }
 }
