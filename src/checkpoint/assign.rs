@@ -88,7 +88,8 @@ fn describe(state: &State) -> Result<Vec<Held>, CheckpointError> {
             return Err(CheckpointError::Partial { key: key.clone(), placements: spec.layout().to_string() });
         }
         let dtype = StoredDType::of(spec.dtype());
-        let dtype = dtype.ok_or_else(|| CheckpointError::DType { key: key.clone(), dtype: spec.dtype().name().into() })?;
+        let dtype =
+            dtype.ok_or_else(|| CheckpointError::DType { key: key.clone(), dtype: spec.dtype().name().into() })?;
         let slices = spec.layout().local_slices(spec.shape(), spec.coordinate());
         let regions = vec![(Region::of_slices(&slices), Vec::new())];
         let (shape, placements) = (spec.shape().to_vec(), spec.layout().to_string());
@@ -123,10 +124,13 @@ fn regions(spec: &DTensorSpec, comm: &Communicator) -> Vec<(Region, Vec<usize>)>
         let region = Region::of_slices(&spec.layout().local_slices(spec.shape(), &coordinate));
         by_region.entry(region).or_default().push(comm.group().group_rank_of(*rank).expect("it is in the group"));
     }
-    by_region.into_iter().map(|(region, mut holders)| {
-        holders.sort_unstable();
-        (region, holders)
-    }).collect()
+    by_region
+        .into_iter()
+        .map(|(region, mut holders)| {
+            holders.sort_unstable();
+            (region, holders)
+        })
+        .collect()
 }
 
 /// Joins what the ranks hold.
@@ -137,11 +141,18 @@ fn merge(of_ranks: Vec<Vec<Held>>, ranks: &[usize]) -> Result<Vec<Held>, Checkpo
         for held in of_rank {
             let (region, _) = held.regions[0].clone();
             let at = (held.key.clone(), region.clone());
-            let (first, known) = merged.entry(held.key.clone()).or_insert_with(|| (rank, Held { regions: Vec::new(), ..held.clone() }));
+            let (first, known) =
+                merged.entry(held.key.clone()).or_insert_with(|| (rank, Held { regions: Vec::new(), ..held.clone() }));
             let text = |held: &Held| format!("shape {:?} in {}", held.shape, held.dtype);
             if (&known.shape, known.dtype) != (&held.shape, held.dtype) {
                 let (found, expected) = (text(&held), text(known));
-                return Err(CheckpointError::Disagree { key: held.key, rank: ranks[rank], found, of: ranks[*first], expected });
+                return Err(CheckpointError::Disagree {
+                    key: held.key,
+                    rank: ranks[rank],
+                    found,
+                    of: ranks[*first],
+                    expected,
+                });
             }
             let of_region = holders.entry(at).or_default();
             if of_region.is_empty() {

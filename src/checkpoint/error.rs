@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use itertools::Itertools;
 use serde::{Deserialize, Serialize};
 
 /// Reason why a checkpoint was not saved or loaded. If one rank fails, every rank gets the error of the first rank that
@@ -80,6 +81,27 @@ pub enum CheckpointError {
         /// First byte after it.
         last: u64,
     },
+    /// A file is shorter or longer than when it was saved.
+    #[error(
+        "{} has {found} bytes, but {expected} were saved: it was cut off or replaced. Load another checkpoint, or restore the \
+         file", path.display()
+    )]
+    Length {
+        /// The file.
+        path: PathBuf,
+        /// Bytes that it has.
+        found: u64,
+        /// Bytes that it had.
+        expected: u64,
+    },
+    /// A file is not in the format of safetensors, or its index does not fit it.
+    #[error("{} cannot be read as safetensors: {reason}", path.display())]
+    Safetensors {
+        /// The file, or the index.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
     /// A partial DTensor has no values to be saved before it is reduced.
     #[error("`{key}` is partial, with placements {placements}: its values are not reduced yet. Redistribute it first")]
     Partial {
@@ -152,4 +174,35 @@ pub enum CheckpointError {
     /// The state has no step, by which the checkpoint would be named.
     #[error("the state has no step, by which its checkpoint is named. Add `State::with_step`")]
     NoStep,
+    /// The rank whose values are to be loaded passed none.
+    #[error("rank {rank} is the first rank of the mesh, whose values are loaded, but it passed `None`")]
+    NoValues {
+        /// Global rank.
+        rank: usize,
+    },
+    /// What was saved does not fit the model.
+    #[error(
+        "what was saved does not fit the model. {}To load the rest, use `LoadOptions::with_partial`; to read other keys or \
+         to leave parameters out, `LoadOptions::with_renamed`",
+        misfits(missing, unexpected, mismatched)
+    )]
+    Keys {
+        /// Paths of the model that are not saved.
+        missing: Vec<String>,
+        /// Saved keys that are not in the model.
+        unexpected: Vec<String>,
+        /// One text for each parameter of another shape or kind, with its path.
+        mismatched: Vec<String>,
+    },
+}
+
+/// Returns one sentence for each kind of keys that do not fit.
+fn misfits(missing: &[String], unexpected: &[String], mismatched: &[String]) -> String {
+    let quoted = |paths: &[String]| paths.iter().map(|path| format!("`{path}`")).join(", ");
+    let parts = [
+        ("Not saved", quoted(missing)),
+        ("Not in the model", quoted(unexpected)),
+        ("Of another shape or kind", mismatched.join("; ")),
+    ];
+    parts.iter().filter(|(_, list)| !list.is_empty()).map(|(what, list)| format!("{what}: {list}. ")).collect()
 }

@@ -7,14 +7,15 @@ use std::sync::Arc;
 
 use burn::module::Module;
 use burn::tensor::{Bytes, TensorData};
+use parking_lot::Mutex;
 use serde::de::DeserializeOwned;
 use twox_hash::XxHash3_64;
 
 use super::agree::agree;
-use super::apply::{replace, targets};
+use super::capture::{replace, targets};
 use super::fs::{self, FileSystem, Links};
-use super::keys::{Matched, match_keys};
-use super::manifest::Manifest;
+use super::manifest::{Manifest, TensorEntry};
+use super::options::SavedTensor;
 use super::reader::{Reader, Want};
 use super::region::Region;
 use super::save::MANIFEST;
@@ -22,9 +23,9 @@ use super::state::{StoredScalar, decode};
 use super::{CheckpointError, LoadOptions, LoadReport, ReadOptions, ReadStats};
 use crate::Result;
 use crate::comm::{Call, Communicator};
-use crate::dtensor::{DTensor, DTensorSpec, Kind};
+use crate::dtensor::{DTensor, DTensorSpec, DynDTensor, Kind};
 use crate::mesh::DeviceMesh;
-use crate::optim::OptimizerState;
+use crate::optim::{OptimizerState, parameter_specs};
 
 /// Most bytes that a manifest may have.
 const LIMIT: u64 = 1 << 30;
@@ -40,6 +41,7 @@ pub struct Checkpoint {
     manifest: Arc<Manifest>,
     mesh: DeviceMesh,
     read: ReadOptions,
+    stats: Arc<Mutex<ReadStats>>,
 }
 
 impl Checkpoint {
@@ -66,7 +68,14 @@ impl Checkpoint {
             return Err(CheckpointError::NotShared { path: path.into(), rank: ranks[other], of: ranks[0] }.into());
         }
         let manifest = Arc::new(own?.0);
-        Ok(Self { fs, path: path.into(), manifest, mesh: mesh.clone(), read: ReadOptions::new() })
+        Ok(Self {
+            fs,
+            path: path.into(),
+            manifest,
+            mesh: mesh.clone(),
+            read: ReadOptions::new(),
+            stats: Arc::default(),
+        })
     }
 
     /// Sets how files are read.
@@ -90,6 +99,11 @@ impl Checkpoint {
         self.manifest.tensors.keys().map(String::as_str)
     }
 
+    /// Returns what this rank has read so far through this checkpoint and its clones.
+    pub fn read_stats(&self) -> ReadStats {
+        self.stats.lock().clone()
+    }
+
     /// Loads the parameters and buffers of a model that were saved under `key`. Each rank reads its shards, as
     /// `model` is distributed now; values of another dtype are cast. Parameters that are not initialized take no memory
     /// before they are read.
@@ -105,12 +119,11 @@ impl Checkpoint {
         let comm = self.mesh.all()?;
         let run = || -> Result<_> {
             let targets = targets(&model, &self.mesh)?;
-            let matched = match_keys(&targets, &self.shapes(key), options)?;
-            let (values, read) = self.read_tensors(key, &matched, &targets)?;
-            Ok((values, matched, read))
+            let (pairs, report) = options.matched(&targets, &self.saved(key)?)?;
+            Ok((self.read_tensors(key, &pairs, &targets)?, report))
         };
-        let (values, matched, read) = together(&comm, "checkpoint_load_model", run())?;
-        Ok((replace(model, values)?, matched.report(read)))
+        let (values, report) = together(&comm, "checkpoint_load_model", run())?;
+        Ok((replace(model, values)?, report))
     }
 
     /// Loads the state of an optimizer that was saved under `key`, for the parameters of `model`, as they are distributed
@@ -125,14 +138,19 @@ impl Checkpoint {
     pub fn load_optimizer<M: Module>(&self, key: &str, model: &M) -> Result<OptimizerState> {
         let comm = self.mesh.all()?;
         let run = || -> Result<_> {
-            let params = targets(model, &self.mesh)?;
+            let params = parameter_specs(model)?;
             let scalars: BTreeMap<String, StoredScalar> = self.value(key)?;
-            let entries = self.entries(key).map(|(name, entry)| (name.to_owned(), entry.shape.clone(), entry.dtype.dtype()));
-            let layouts = OptimizerState::layouts(&params, entries)?;
-            let matched = Matched::all(layouts.keys());
-            let (values, _) = self.read_tensors(key, &matched, &layouts)?;
+            let saved = self.saved(key)?;
+            let described = saved.iter().map(|(name, saved)| (name.as_str(), &saved.shape, saved.dtype));
+            let targets = OptimizerState::targets(&params, described)?;
+            let pairs: Vec<_> = targets.keys().map(|name| (name.clone(), name.clone())).collect();
+            let values = self.read_tensors(key, &pairs, &targets)?;
+            let tensors = values.into_iter().map(|(name, data)| {
+                let tensor = DynDTensor::from_local_data(data, &targets[&name]);
+                (name, tensor)
+            });
             let scalars = scalars.into_iter().map(|(name, scalar)| (name, scalar.into()));
-            OptimizerState::from_parts(&params, &layouts, values, scalars)
+            Ok(OptimizerState::from_parts(&params, tensors, scalars)?)
         };
         together(&comm, "checkpoint_load_optimizer", run())
     }
@@ -157,26 +175,33 @@ impl Checkpoint {
     }
 
     /// Returns the tensors below `key`, by the rest of their keys.
-    fn entries(&self, key: &str) -> impl Iterator<Item = (&str, &super::manifest::TensorEntry)> {
+    fn entries(&self, key: &str) -> impl Iterator<Item = (&str, &TensorEntry)> {
         let prefix = format!("{key}.");
         let below = self.manifest.tensors.range(prefix.clone()..);
         below.map_while(move |(name, entry)| Some((name.strip_prefix(&prefix)?, entry)))
     }
 
-    fn shapes(&self, key: &str) -> BTreeMap<String, Vec<usize>> {
-        self.entries(key).map(|(path, entry)| (path.to_owned(), entry.shape.clone())).collect()
+    /// Returns shapes and dtypes of the tensors below `key`.
+    fn saved(&self, key: &str) -> Result<BTreeMap<String, SavedTensor>, CheckpointError> {
+        let saved = |(path, entry): (&str, &TensorEntry)| {
+            let full_key = || format!("{key}.{path}");
+            let dtype = entry.dtype.dtype();
+            let dtype =
+                dtype.ok_or_else(|| CheckpointError::DType { key: full_key(), dtype: entry.dtype.to_string() })?;
+            Ok((path.to_owned(), SavedTensor { shape: entry.shape.clone().into(), dtype }))
+        };
+        self.entries(key).map(saved).collect()
     }
 
     /// Reads this rank's parts of the matched tensors, by path.
     fn read_tensors(
         &self,
         key: &str,
-        matched: &Matched,
+        pairs: &[(String, String)],
         targets: &BTreeMap<String, Arc<DTensorSpec>>,
-    ) -> Result<(BTreeMap<String, TensorData>, ReadStats)> {
-        let pairs: Vec<_> = matched.pairs().collect();
-        let want = |(path, stored): &(&str, &str)| {
-            let spec = &targets[*path];
+    ) -> Result<BTreeMap<String, TensorData>> {
+        let want = |(path, stored): &(String, String)| {
+            let spec = &targets[path];
             let slices = spec.layout().local_slices(spec.shape(), spec.coordinate());
             Want { key: format!("{key}.{stored}"), region: Region::of_slices(&slices) }
         };
@@ -184,16 +209,15 @@ impl Checkpoint {
         let mut values = BTreeMap::new();
         let reader = Reader::new(&*self.fs, &self.path, &self.manifest, &self.read, self.mesh.rank());
         let done = |index: usize, bytes: Bytes| {
-            let ((path, _), Want { key, region }) = (pairs[index], &wants[index]);
-            let stored = self.manifest.tensors[key].dtype;
-            let dtype = stored.dtype().ok_or_else(|| CheckpointError::DType { key: key.clone(), dtype: stored.to_string() })?;
+            let ((path, _), Want { key, region }) = (&pairs[index], &wants[index]);
+            let dtype = self.manifest.tensors[key].dtype.dtype().expect("only dtypes of burn are wanted");
             let data = TensorData::from_bytes(bytes, region.shape.clone(), dtype);
             let wanted = targets[path].dtype();
-            values.insert(path.to_owned(), if wanted == dtype { data } else { data.convert_dtype(wanted) });
+            values.insert(path.clone(), if wanted == dtype { data } else { data.convert_dtype(wanted) });
             Ok(())
         };
-        let stats = reader.read(&wants, done)?;
-        Ok((values, stats))
+        self.stats.lock().add(&reader.read(&wants, done)?);
+        Ok(values)
     }
 }
 
@@ -243,13 +267,13 @@ impl Checkpoint {
         let run = || -> Result<_> {
             let (prefix, name) = key.rsplit_once('.').unwrap_or(("", key));
             let targets = BTreeMap::from([(name.to_owned(), like.spec().clone())]);
-            let matched = match_keys(&targets, &self.shapes(prefix), &LoadOptions::new().with_partial(true))?;
-            let (mut values, _) = self.read_tensors(prefix, &matched, &targets)?;
+            let (pairs, _) = LoadOptions::new().with_partial(true).matched(&targets, &self.saved(prefix)?)?;
+            let mut values = self.read_tensors(prefix, &pairs, &targets)?;
             Ok(values.remove(name))
         };
         let data = together(&comm, "checkpoint_load_tensor", run())?;
         let data = data.ok_or_else(|| no_value(key, self.manifest.tensors.keys()))?;
-        let (device, dtype) = (like.device(), data.dtype);
+        let (device, dtype) = (like.device(), data.dtype());
         Ok(DTensor::from_parts(burn::tensor::Tensor::from_data(data, (&device, dtype)), like.spec().clone()))
     }
 }

@@ -1,6 +1,31 @@
 //! Checkpoints: a distributed model, its optimizer and other state in files, written by all ranks and loaded on any mesh.
 
+mod agree;
+mod assign;
+mod capture;
+mod dtype;
 mod error;
 mod fs;
+mod load;
+mod manager;
+mod manifest;
+mod options;
+mod read_options;
+mod read_plan;
+mod read_stats;
+mod reader;
+mod region;
+mod safetensors_file;
+mod save;
+mod state;
+mod state_dict;
 
 pub use error::CheckpointError;
+pub use load::Checkpoint;
+pub use manager::CheckpointManager;
+pub use options::{LoadOptions, LoadReport};
+pub use read_options::ReadOptions;
+pub use read_stats::{ClassStats, ReadStats, RunClass};
+pub use save::{SaveReport, save};
+pub use state::State;
+pub use state_dict::StateDict;

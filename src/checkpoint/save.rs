@@ -148,7 +148,8 @@ impl SavePlan {
         // Ranks that write nothing have no file.
         let writers: Vec<_> = (0..written.len()).filter(|&rank| !written[rank].chunks.is_empty()).collect();
         let index: BTreeMap<_, _> = writers.iter().enumerate().map(|(file, &rank)| (rank, file)).collect();
-        manifest.files = writers.iter().map(|&rank| FileEntry { name: file_name(rank), len: written[rank].len }).collect();
+        manifest.files =
+            writers.iter().map(|&rank| FileEntry { name: file_name(rank), len: written[rank].len }).collect();
         let mut chunks: Vec<_> = written.into_iter().map(|written| written.chunks.into_iter()).collect();
         for (key, pieces) in &self.pieces {
             let entry = manifest.tensors.get_mut(key).expect("the manifest has every key");
@@ -227,15 +228,19 @@ pub(super) fn write(
 
 /// Creates the folder, and a file in it by which other ranks recognize it.
 fn create(fs: &dyn FileSystem, path: &Path, rank: usize) -> Result<String, CheckpointError> {
-    let io = |action: &str, path: &Path, error: io::Error| {
-        CheckpointError::Io { rank, action: action.into(), path: path.into(), reason: error.to_string() }
+    let io = |action: &str, path: &Path, error: io::Error| CheckpointError::Io {
+        rank,
+        action: action.into(),
+        path: path.into(),
+        reason: error.to_string(),
     };
     match fs.list(path) {
         Ok(entries) => {
             if entries.iter().any(|entry| entry.name == MANIFEST) {
                 return Err(CheckpointError::Exists { path: path.into() });
             }
-            let is_ours = |name: &str| name.starts_with(PROBE) || name.starts_with(SHARDS) || name == "manifest.json.tmp";
+            let is_ours =
+                |name: &str| name.starts_with(PROBE) || name.starts_with(SHARDS) || name == "manifest.json.tmp";
             if let Some(other) = entries.iter().find(|entry| entry.is_dir || !is_ours(&entry.name)) {
                 return Err(CheckpointError::Occupied { path: path.into(), name: other.name.clone() });
             }
@@ -333,7 +338,7 @@ impl PieceBytes for Live<'_> {
         let (_, data) = self.current.as_ref().expect("it was just set");
         let spec = tensor.spec();
         let held = Region::of_slices(&spec.layout().local_slices(spec.shape(), spec.coordinate()));
-        let element = data.dtype.size();
+        let element = data.dtype().size();
         let first = held.offset_of(region) * element;
         Cow::Borrowed(&data.as_bytes()[first..first + region.num_elements() * element])
     }
@@ -341,7 +346,7 @@ impl PieceBytes for Live<'_> {
 
 /// Converts to what the format stores: booleans have one byte.
 fn stored(data: TensorData) -> TensorData {
-    match data.dtype {
+    match data.dtype() {
         DType::Bool(BoolStore::U32) => data.convert_dtype(DType::Bool(BoolStore::Native)),
         _ => data,
     }
@@ -354,7 +359,9 @@ fn values(state: &State, comm: &Communicator) -> Result<Values> {
     let text = |values: &BTreeMap<String, serde_json::Value>| serde_json::to_string(values).expect("they are texts");
     let own = (text(&state.values), text(&state.rank_values));
     let of_ranks = comm.all_gather_object(Call::new("checkpoint_values"), &own)?;
-    let read = |text: &String| -> BTreeMap<String, serde_json::Value> { serde_json::from_str(text).expect("it was just written") };
+    let read = |text: &String| -> BTreeMap<String, serde_json::Value> {
+        serde_json::from_str(text).expect("it was just written")
+    };
     let ranks = comm.group().ranks();
     let first = read(&of_ranks[0].0);
     if let Some(other) = of_ranks.iter().position(|(values, _)| *values != of_ranks[0].0) {
@@ -362,7 +369,8 @@ fn values(state: &State, comm: &Communicator) -> Result<Values> {
     }
     let all: Vec<_> = of_ranks.iter().map(|(_, values)| read(values)).collect();
     if let Some(other) = all.iter().position(|values| !values.keys().eq(all[0].keys())) {
-        let keys = |values: &BTreeMap<String, serde_json::Value>| values.keys().map(|key| (key.clone(), ().into())).collect();
+        let keys =
+            |values: &BTreeMap<String, serde_json::Value>| values.keys().map(|key| (key.clone(), ().into())).collect();
         return Err(difference(&keys(&all[0]), &keys(&all[other]), ranks[other], ranks[0], "value of its own").into());
     }
     let of_key = |key: &String| all.iter().map(|values| values[key].clone()).collect();

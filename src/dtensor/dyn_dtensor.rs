@@ -6,8 +6,10 @@ use std::sync::Arc;
 use burn::backend::DispatchTensor;
 use burn::tensor::{Tensor, TensorData};
 
+use super::distribute::send_parts;
 use super::kind::is_of_kind;
 use super::{DTensor, DTensorSpec, Kind};
+use crate::comm::Call;
 use crate::mesh::DeviceMesh;
 use crate::placement::Layout;
 use crate::{Result, memory};
@@ -104,6 +106,28 @@ impl DynDTensor {
         with_type!(full, D, K => Ok(DTensor::distribute_computed(on_host::<D, K>(data), mesh, layout)?.into()))
     }
 
+    /// Sends the full tensor that global rank `source` of the spec's mesh passes, cast to the spec's dtype. The other
+    /// ranks pass `None`. The local tensors are on the ranks' devices.
+    ///
+    /// # Collective
+    /// Every rank of the mesh.
+    pub(crate) fn distribute_from(
+        source: usize,
+        full: Option<TensorData>,
+        spec: Arc<DTensorSpec>,
+        call: &Call,
+    ) -> Result<Self> {
+        let mesh = spec.mesh();
+        let position = mesh.ranks().iter().position(|&rank| rank == source).expect("the source is in the mesh");
+        let source = mesh.coordinate_at(position)?;
+        let full = full.map(|data| if data.dtype() == spec.dtype() { data } else { data.convert_dtype(spec.dtype()) });
+        let local = with_type!(spec, D, K => {
+            let full = full.map(|data| Tensor::<D, K>::from_data(data, (mesh.device(), spec.dtype())));
+            send_parts(full, &spec, &source, call)?.into_dispatch()
+        });
+        Ok(Self { spec, local })
+    }
+
     /// Returns mesh, layout, global shape and dtype.
     pub fn spec(&self) -> &Arc<DTensorSpec> {
         &self.spec
@@ -153,7 +177,11 @@ impl DynDTensor {
         with_type!(self.spec, D, K => Ok(self.typed::<D, K>().redistribute_to(layout)?.into()))
     }
 
-    fn replicated(self) -> Result<Self> {
+    /// Gathers the full tensor on every rank.
+    ///
+    /// # Collective
+    /// Every rank of the mesh.
+    pub(crate) fn replicated(self) -> Result<Self> {
         let layout = Layout::replicate(self.spec.mesh().shape())?;
         self.redistribute_to(&layout)
     }

@@ -70,7 +70,7 @@ pub(super) fn reshape<const D: usize, const O: usize, K: Kind>(tensor: Tensor<D,
 }
 
 /// Casts `tensor` to `dtype` if it has another element type. It must be a float tensor in that case.
-pub(super) fn cast<const D: usize, K: Kind>(tensor: Tensor<D, K>, dtype: DType) -> Tensor<D, K> {
+pub(crate) fn cast<const D: usize, K: Kind>(tensor: Tensor<D, K>, dtype: DType) -> Tensor<D, K> {
     if tensor.dtype() == dtype {
         return tensor;
     }

@@ -133,9 +133,10 @@ pub use dyn_dtensor::DynDTensor;
 pub use error::DTensorError;
 pub(crate) use grid::Grid;
 pub use kind::Kind;
+pub(crate) use kind::is_castable;
 #[cfg(feature = "testing")]
 pub(crate) use local::{as_float, is_tracked};
-pub(crate) use local::{associate, own};
+pub(crate) use local::{associate, cast, own};
 pub use redistribute_options::{RedistributeOptions, RedistributeWork};
 pub use spec::DTensorSpec;
 pub(crate) use spec::RequiredPlacements;

@@ -6,9 +6,8 @@ use std::sync::Arc;
 use burn::tensor::{Bytes, TensorData};
 use burn_pack::{Reader, Scalar, Tensor, Writer};
 
-use super::state::{owners, shard_of};
-use super::{OptimError, OptimizerState};
-use crate::dtensor::DTensorSpec;
+use super::OptimizerState;
+use crate::dtensor::{DTensorSpec, DynDTensor};
 use crate::{Error, Result};
 
 /// Optimizer state with full tensors, by name. Save it in a checkpoint and load it on any mesh.
@@ -71,23 +70,18 @@ impl FullOptimizerState {
     /// A tensor with the shape of its parameter gets the parameter's layout. Other tensors are replicated.
     ///
     /// # Errors
-    /// [`OptimError::NoParameter`] for a name that does not begin with a path of `specs`.
+    /// [`OptimError::NoParameter`](super::OptimError::NoParameter) for a name that does not begin with a path of `specs`.
     pub fn distribute(&self, specs: impl IntoIterator<Item = (String, Arc<DTensorSpec>)>) -> Result<OptimizerState> {
         let specs: BTreeMap<_, _> = specs.into_iter().collect();
-        let owner = |name: &str| {
-            let owner = owners(&specs, name).next().map(|(path, spec, field)| (path, spec, field.to_owned()));
-            owner.ok_or_else(|| OptimError::no_parameter(name, specs.keys()))
-        };
-        let mut state = OptimizerState::default();
-        for (name, data) in &self.tensors {
-            let (path, spec, field) = owner(name)?;
-            state.of(path, spec).tensors.insert(field, shard_of(data.clone(), spec)?);
-        }
-        for (name, scalar) in &self.scalars {
-            let (path, spec, field) = owner(name)?;
-            state.of(path, spec).scalars.insert(field, *scalar);
-        }
-        Ok(state)
+        let described = self.tensors.iter().map(|(name, data)| (name.as_str(), data.shape(), data.dtype()));
+        let targets = OptimizerState::targets(&specs, described)?;
+        let tensors = self.tensors.iter().map(|(name, data)| {
+            let target = &targets[name];
+            let tensor = DynDTensor::from_full_data(data.clone(), target.mesh(), target.layout().clone())?;
+            Ok((name.clone(), tensor))
+        });
+        let tensors: Vec<_> = tensors.collect::<Result<_>>()?;
+        Ok(OptimizerState::from_parts(&specs, tensors, self.scalars.clone())?)
     }
 }
 

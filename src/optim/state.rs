@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use burn::optim::StateSink;
-use burn::tensor::{Shape, TensorData};
+use burn::tensor::{DType, Shape, TensorData};
 use burn_pack::Scalar;
 
 use super::OptimError;
@@ -91,8 +91,47 @@ impl OptimizerState {
         Ok(Self { params: moved.collect::<Result<_>>()? })
     }
 
+    /// Returns the specs of state tensors with these names, global shapes and dtypes, for parameters with the specs
+    /// `params` by path.
+    ///
+    /// # Errors
+    /// [`OptimError::NoParameter`] for a name that does not begin with a path of `params`.
+    pub(crate) fn targets<'a>(
+        params: &BTreeMap<String, Arc<DTensorSpec>>,
+        tensors: impl IntoIterator<Item = (&'a str, &'a Shape, DType)>,
+    ) -> Result<BTreeMap<String, Arc<DTensorSpec>>> {
+        let target = |(name, shape, dtype): (&str, &Shape, DType)| {
+            let (_, param, _) = owner(params, name)?;
+            let spec = DTensorSpec::new(param.mesh(), layout_of(shape, param)?, shape.clone(), dtype)?.shared();
+            Ok((name.to_owned(), spec))
+        };
+        tensors.into_iter().map(target).collect()
+    }
+
+    /// Creates the state of parameters with the specs `params` by path. The tensors must have the specs that
+    /// [`targets`](Self::targets) returns.
+    ///
+    /// # Errors
+    /// [`OptimError::NoParameter`] for a name that does not begin with a path of `params`.
+    pub(crate) fn from_parts(
+        params: &BTreeMap<String, Arc<DTensorSpec>>,
+        tensors: impl IntoIterator<Item = (String, DynDTensor)>,
+        scalars: impl IntoIterator<Item = (String, Scalar)>,
+    ) -> Result<Self, OptimError> {
+        let mut state = Self::default();
+        for (name, tensor) in tensors {
+            let (path, spec, field) = owner(params, &name)?;
+            state.of(path, spec).tensors.insert(field.to_owned(), tensor);
+        }
+        for (name, scalar) in scalars {
+            let (path, spec, field) = owner(params, &name)?;
+            state.of(path, spec).scalars.insert(field.to_owned(), scalar);
+        }
+        Ok(state)
+    }
+
     /// Returns the state of a parameter, which is empty at first.
-    pub(super) fn of(&mut self, path: &str, spec: &Arc<DTensorSpec>) -> &mut ParameterState {
+    fn of(&mut self, path: &str, spec: &Arc<DTensorSpec>) -> &mut ParameterState {
         let nothing = || ParameterState { spec: spec.clone(), tensors: BTreeMap::new(), scalars: BTreeMap::new() };
         self.params.entry(path.to_owned()).or_insert_with(nothing)
     }
@@ -162,7 +201,7 @@ impl ParameterState {
 }
 
 /// Creates a state tensor from a full tensor that every rank holds, laid out for the parameter with this spec.
-pub(super) fn shard_of(data: TensorData, param: &DTensorSpec) -> Result<DynDTensor> {
+fn shard_of(data: TensorData, param: &DTensorSpec) -> Result<DynDTensor> {
     let layout = layout_of(data.shape(), param)?;
     DynDTensor::from_full_data(data, param.mesh(), layout)
 }
@@ -200,7 +239,7 @@ pub(super) fn field<'a>(name: &'a str, path: &str) -> Option<&'a str> {
 
 /// Returns the entries of `by_path` to which `name`, a path and a field, may belong, longest path first, each with
 /// the field. It looks up only the few prefixes of `name`, so the cost does not depend on the size of the map.
-pub(super) fn owners<'a, 'n, T>(
+fn owners<'a, 'n, T>(
     by_path: &'a BTreeMap<String, T>,
     name: &'n str,
 ) -> impl Iterator<Item = (&'a String, &'a T, &'n str)> {
@@ -208,6 +247,14 @@ pub(super) fn owners<'a, 'n, T>(
         let (path, value) = by_path.get_key_value(&name[..at])?;
         Some((path, value, field(name, path)?))
     })
+}
+
+/// Returns the parameter of `params` to which the state with this name belongs, and the field.
+fn owner<'a, 'n, T>(
+    params: &'a BTreeMap<String, T>,
+    name: &'n str,
+) -> Result<(&'a String, &'a T, &'n str), OptimError> {
+    owners(params, name).next().ok_or_else(|| OptimError::no_parameter(name, params.keys()))
 }
 
 #[cfg(test)]

@@ -58,6 +58,7 @@
 //! | memory of unsharded parameters; shared by several passes | `storage`; `storage/shared` |
 //! | conversion to an ordinary model; table of all parameters | `full`; `describe` |
 //! | the marker of a shard in records | `shard_marker` |
+//! | the tensors of a model by path: reading and replacing them | `stored` |
 //! | module buffers such as running statistics | `buffers` |
 //! | layouts of a layer's and a module's activations | `style`, `prepare`, `prepared` |
 
@@ -109,6 +110,7 @@ mod shard_marker;
 mod shards;
 mod states;
 mod storage;
+mod stored;
 mod style;
 mod sweep;
 mod through;
@@ -162,6 +164,7 @@ pub(crate) use replaced::check_not_replaced;
 pub(crate) use replica_check::ReplicaCheck;
 pub use reshard::ReshardAfterForward;
 pub(crate) use shards::plain;
+pub(crate) use stored::{NewValue, StoredTensor, replace_tensors, stored_tensors};
 pub(crate) use style::LayerStyles;
 pub use style::{LayerParam, Style};
 pub(crate) use tp_after_fsdp::{TpAfterFsdp, apply_tp_after_fsdp};

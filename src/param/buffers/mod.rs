@@ -26,4 +26,5 @@ mod values;
 pub(crate) use first::own_buffers;
 pub use policy::BufferSync;
 pub use sync::sync_buffers;
+pub(super) use unshare::settled;
 pub(crate) use unshare::unshared;

@@ -41,7 +41,7 @@ pub(crate) fn unshared<M: Module>(model: M) -> Result<M> {
 /// is initialized.
 ///
 /// Updates of statistics that a thread has postponed are applied now, in `model` too.
-pub(super) fn settled<M: Module>(model: &M) -> M {
+pub(in crate::param) fn settled<M: Module>(model: &M) -> M {
     copying(|| model.clone().map(&mut WithoutLazy)).valid()
 }
 

@@ -1,0 +1,227 @@
+//! Tensors that a model stores, by path: [`stored_tensors`] and [`replace_tensors`].
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use burn::backend::{DispatchTensor, TensorMetadata};
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId, Parameter, Reparameterization};
+use burn::tensor::{Bool, DType, Device, Int, Tensor, TensorData};
+
+use super::ParamError;
+use super::buffers::settled;
+use super::distributed::{DistributedParameter, take_visited};
+use super::lazy::undrawn;
+use super::model_scan::ModelScan;
+use super::shard_marker::ShardMarker;
+use crate::Result;
+use crate::dtensor::{DTensorSpec, Kind, associate, cast, own};
+
+/// A tensor that a model stores: a parameter, this rank's shard of one, or a buffer.
+pub(crate) struct StoredTensor {
+    pub(crate) path: String,
+    /// Value without autodiff. A lazy parameter that was not drawn has zeros, which take no memory.
+    pub(crate) value: DispatchTensor,
+    /// Spec of a distributed parameter; `None` for every other tensor.
+    pub(crate) spec: Option<Arc<DTensorSpec>>,
+}
+
+/// Returns all tensors of `model`, in burn's order. They share the memory of the model. Updates of running statistics
+/// that a thread has postponed are applied first, in `model` too.
+///
+/// Reading a lazy parameter draws its values. If `draw` is false, it is read as zeros instead.
+///
+/// Local: no communication.
+///
+/// # Errors
+/// [`ParamError::Replaced`] if a parameter was replaced after it was distributed.
+pub(crate) fn stored_tensors<M: Module>(model: &M, draw: bool) -> Result<Vec<StoredTensor>> {
+    let scan = ModelScan::of(model);
+    scan.check_not_replaced()?;
+    if scan.has_running() {
+        settled(model);
+    }
+    Ok(visit_stored(model, draw, |_| true))
+}
+
+/// Returns the tensors of `model` whose paths are `wanted`, in burn's order, without checks.
+pub(super) fn visit_stored<M: Module>(model: &M, draw: bool, wanted: impl FnMut(&str) -> bool) -> Vec<StoredTensor> {
+    let mut visit = Visit { wanted, draw, path: Vec::new(), owners: Vec::new(), last: false, found: Vec::new() };
+    take_visited();
+    model.visit(&mut visit);
+    visit.found
+}
+
+struct Visit<F> {
+    wanted: F,
+    draw: bool,
+    path: Vec<String>,
+    /// Type of the module that contains each component of `path` as a field.
+    owners: Vec<String>,
+    /// True if the last tensor of `found` is the one that was visited last. It is distributed if its reparameterization
+    /// follows.
+    last: bool,
+    found: Vec<StoredTensor>,
+}
+
+impl<F: FnMut(&str) -> bool> Visit<F> {
+    fn visit<const D: usize, K: Kind>(&mut self, param: &Param<Tensor<D, K>>)
+    where
+        Tensor<D, K>: Parameter,
+    {
+        if self.owners.last().is_some_and(|owner| owner == ShardMarker::OWNER) {
+            return;
+        }
+        let path = self.path.join(".");
+        self.last = (self.wanted)(&path);
+        if self.last {
+            let value = match param.is_initialized() || self.draw {
+                true => param.base(),
+                false => undrawn(param.clone()).base(),
+            };
+            self.found.push(StoredTensor { path, value: value.without_autodiff().into_dispatch(), spec: None });
+        }
+    }
+}
+
+impl<F: FnMut(&str) -> bool> ModuleVisitor for Visit<F> {
+    fn enter_module(&mut self, name: &str, owner: &str) {
+        self.path.push(name.into());
+        self.owners.push(owner.into());
+    }
+
+    fn exit_module(&mut self, name: &str, _: &str) {
+        self.path.pop();
+        self.owners.pop();
+        if name == DistributedParameter::NAME
+            && let Some(param) = take_visited()
+            && std::mem::take(&mut self.last)
+            && let Some(stored) = self.found.last_mut()
+        {
+            stored.spec = Some(param.spec(stored.value.dtype()));
+        }
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        self.visit(param);
+    }
+
+    fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<D, Int>>) {
+        self.visit(param);
+    }
+
+    fn visit_bool<const D: usize>(&mut self, param: &Param<Tensor<D, Bool>>) {
+        self.visit(param);
+    }
+}
+
+/// A value for a tensor of a model, of the same shape and kind.
+#[derive(Debug, Clone)]
+pub(crate) enum NewValue {
+    /// Elements in host memory.
+    Data(TensorData),
+    /// A tensor without autodiff, whose memory the model will share if it is on the right device and has the right
+    /// dtype.
+    Tensor(DispatchTensor),
+}
+
+/// Returns the model with these values in place of the stored tensors at their paths. All other tensors stay as they
+/// are, and lazy ones stay lazy. Ids, devices, dtypes, mappers, training state and distribution are kept.
+///
+/// Parameters with one id that get the same value (tied weights) share one tensor. Running statistics are written in
+/// place, so all clones of the model see them.
+///
+/// Local: no communication. Every rank of the model must call it, because clones of a parameter are then told apart.
+///
+/// # Errors
+/// [`ParamError::ParamNotVisited`] for a path that the model's `map` does not visit.
+pub(crate) fn replace_tensors<M: Module>(model: M, values: BTreeMap<String, NewValue>) -> Result<M> {
+    // A postponed update would later take the place of the new value.
+    if ModelScan::of(&model).has_running() {
+        settled(&model);
+    }
+    let mut replace = Replace::new(values);
+    let model = model.map(&mut replace);
+    match replace.values.pop_first() {
+        Some((param, _)) => Err(ParamError::ParamNotVisited { param }.into()),
+        None => Ok(model),
+    }
+}
+
+/// Mapper that replaces the tensors at the paths of `values`.
+pub(super) struct Replace {
+    values: BTreeMap<String, NewValue>,
+    path: Vec<String>,
+    /// New tensors by their parameters' ids and training state: without autodiff, and as the model stores them.
+    known: HashMap<(ParamId, bool), [DispatchTensor; 2]>,
+}
+
+impl Replace {
+    pub(super) fn new(values: BTreeMap<String, NewValue>) -> Self {
+        Self { values, path: Vec::new(), known: HashMap::new() }
+    }
+
+    fn replace<const D: usize, K: Kind>(&mut self, param: Param<Tensor<D, K>>) -> Param<Tensor<D, K>>
+    where
+        Tensor<D, K>: Parameter,
+    {
+        let Some(value) = self.values.remove(&self.path.join(".")) else { return param };
+        let param = if param.is_initialized() { param } else { undrawn(param) };
+        let id = param.id;
+        param.map(|old| {
+            let is_trained = Parameter::is_require_grad(&old);
+            let plain: Tensor<D, K> = value.on(&old.device().inner(), old.dtype());
+            debug_assert_eq!(plain.shape(), old.shape());
+            if let Some([known, stored]) = self.known.get(&(id, is_trained))
+                && Tensor::<D, K>::from_dispatch(known.clone()).into_data() == plain.clone().into_data()
+            {
+                return Tensor::from_dispatch(stored.clone());
+            }
+            let stored = associate(plain.clone(), old.gradient_checkpointing_strategy());
+            let stored = Parameter::set_require_grad(stored, is_trained);
+            self.known.insert((id, is_trained), [plain.into_dispatch(), stored.clone().into_dispatch()]);
+            stored
+        })
+    }
+}
+
+impl ModuleMapper for Replace {
+    fn enter_module(&mut self, name: &str, _: &str) {
+        self.path.push(name.into());
+    }
+
+    fn exit_module(&mut self, _: &str, _: &str) {
+        self.path.pop();
+    }
+
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        self.replace(param)
+    }
+
+    fn map_int<const D: usize>(&mut self, param: Param<Tensor<D, Int>>) -> Param<Tensor<D, Int>> {
+        self.replace(param)
+    }
+
+    fn map_bool<const D: usize>(&mut self, param: Param<Tensor<D, Bool>>) -> Param<Tensor<D, Bool>> {
+        self.replace(param)
+    }
+}
+
+impl NewValue {
+    /// Returns the value on this device and with this dtype.
+    fn on<const D: usize, K: Kind>(self, device: &Device, dtype: DType) -> Tensor<D, K> {
+        match self {
+            Self::Data(data) => {
+                let data = if data.dtype() == dtype { data } else { data.convert_dtype(dtype) };
+                // The memory of data that was read from a file is not always that of tensors.
+                Tensor::from_dispatch(own(Tensor::<D, K>::from_data(data, (device, dtype)).into_dispatch()))
+            }
+            Self::Tensor(tensor) if dtype.is_float() => {
+                cast(Tensor::<D, K>::from_dispatch(tensor).to_device(device), dtype)
+            }
+            Self::Tensor(tensor) => {
+                let tensor = Tensor::<D, K>::from_dispatch(tensor).to_device(device);
+                if tensor.dtype() == dtype { tensor } else { Self::Data(tensor.into_data()).on(device, dtype) }
+            }
+        }
+    }
+}
