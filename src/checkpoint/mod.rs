@@ -19,6 +19,8 @@ mod safetensors_file;
 mod save;
 mod state;
 mod state_dict;
+#[cfg(test)]
+mod tests;
 
 pub use error::CheckpointError;
 pub use load::Checkpoint;

@@ -187,8 +187,10 @@ pub(super) fn write(
 
     let probe = on_first(comm, "checkpoint_folder", || create(fs, path, own))?;
     let seen = match fs.open(&path.join(&probe), Links::Refuse) {
-        Ok(_) => Ok(()),
-        Err(_) => Err(CheckpointError::NotShared { path: path.into(), rank: own, of: first }),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            Err(CheckpointError::NotShared { path: path.into(), rank: own, of: first })
+        }
+        seen => seen.map(drop).map_err(io("open", &path.join(&probe))),
     };
     let shared = agree(comm, "checkpoint_probe", seen);
     let cleared = on_first(comm, "checkpoint_probed", || {

@@ -8,7 +8,7 @@ use itertools::Itertools;
 
 use super::states::{RUN, is_saved, manager, state};
 use crate::checkpoint::fs::recorder::{Crash, Fault, Recorder, SyncCall};
-use crate::checkpoint::fs::{FileSystem, Links, read_all};
+use crate::checkpoint::fs::{Links, read_all};
 use crate::checkpoint::save::{Live, SavePlan, write};
 use crate::checkpoint::{CheckpointError, CheckpointManager};
 use crate::mesh::DeviceMesh;
@@ -105,14 +105,14 @@ fn folder(step: u64) -> PathBuf {
     Path::new(RUN).join(format!("step-{step}"))
 }
 
-/// Runs calls on two ranks, from a file system where some are done. Marks the return of each.
-fn record(start: &Recorder, done: &[Call], calls: &[Call], skipped: Option<&SyncCall>) -> Recorder {
+/// Runs calls on ranks, from a file system where some are done. Marks the return of each.
+fn record(ranks: usize, start: &Recorder, done: &[Call], calls: &[Call], skipped: Option<&SyncCall>) -> Recorder {
     let fs = start.durable_copy();
     if let Some(sync) = skipped {
         fs.skip(sync.clone());
     }
-    launch(Launch::threads(2), |world| {
-        let mesh = DeviceMesh::new(world, [2], ["shard"])?;
+    launch(Launch::threads(ranks), |world| {
+        let mesh = DeviceMesh::new(world, [ranks], ["shard"])?;
         let run = manager(&fs, &mesh);
         let mut expected = Expected::after_all(done);
         for call in calls {
@@ -175,7 +175,9 @@ impl<'a> Checker<'a> {
         }
         let latest = match read_all(left, &Path::new(RUN).join("latest"), Links::Refuse, 100) {
             Err(error) if error.kind() == ErrorKind::NotFound => None,
-            name => Some(String::from_utf8(name.map_err(|error| error.to_string())?).map_err(|error| error.to_string())?),
+            name => {
+                Some(String::from_utf8(name.map_err(|error| error.to_string())?).map_err(|error| error.to_string())?)
+            }
         };
         let is_named = |step: &Option<u64>| latest == step.map(|step| format!("step-{step}"));
         match expected.latest.iter().find(|step| is_named(step)) {
@@ -221,16 +223,16 @@ fn on_one_rank<T: Send>(ranks_that_saved: u64, check: impl Fn(&mut Checker<'_>) 
 #[test]
 fn any_three_calls_survive_a_loss_of_power() {
     let empty = Recorder::new();
-    let one = record(&empty, &[], &[Call::Save], None).durable_copy();
+    let one = record(2, &empty, &[], &[Call::Save], None).durable_copy();
     let sequences = (1..=3).flat_map(|count| (0..count).map(|_| CALLS).multi_cartesian_product());
     let mut recorded: Vec<(Vec<Call>, usize, Recorder)> = sequences
         .map(|calls| {
-            let fs = record(&one, &[Call::Save], &calls, None);
+            let fs = record(2, &one, &[Call::Save], &calls, None);
             ([vec![Call::Save], calls].concat(), 1, fs)
         })
         .collect();
     for first in [Call::Save, Call::SaveAlone, Call::SaveAndPrune] {
-        recorded.push((vec![first], 0, record(&empty, &[], &[first], None)));
+        recorded.push((vec![first], 0, record(2, &empty, &[], &[first], None)));
     }
     let report = on_one_rank(2, |checker| {
         for (calls, done, fs) in &recorded {
@@ -261,13 +263,13 @@ fn every_sync_is_needed() {
     let empty = Recorder::new();
     // Two starts, since a sync that changes nothing is not missed: `latest` names the last step, or the one before.
     let starts = [&[][..], &[Call::Save, Call::Save], &[Call::Save, Call::SaveAlone]];
-    let starts = starts.map(|done| (done, record(&empty, &[], done, None).durable_copy()));
+    let starts = starts.map(|done| (done, record(2, &empty, &[], done, None).durable_copy()));
     let mut recorded = Vec::new();
     for ((done, start), call) in starts.iter().cartesian_product(CALLS) {
         let is_possible = !done.is_empty() || [Call::Save, Call::SaveAlone, Call::SaveAndPrune].contains(&call);
-        let syncs = if is_possible { record(start, done, &[call], None).syncs() } else { Vec::new() };
+        let syncs = if is_possible { record(2, start, done, &[call], None).syncs() } else { Vec::new() };
         recorded.extend(syncs.into_iter().map(|sync| {
-            let fs = record(start, done, &[call], Some(&sync));
+            let fs = record(2, start, done, &[call], Some(&sync));
             (*done, call, sync, fs)
         }));
     }
@@ -279,7 +281,11 @@ fn every_sync_is_needed() {
                 |crash: &Crash| if crash.marks.is_empty() { before.during(*call) } else { before.after(*call) };
             let checked = checker.check_crashes(fs, 0, before.last() + 1, expected);
             let site = (done.is_empty(), *call, sync.clone());
-            if checked.is_err() { found.insert(site) } else { missed.insert(site) };
+            if checked.is_err() {
+                found.insert(site)
+            } else {
+                missed.insert(site)
+            };
         }
         (found, missed)
     });
@@ -294,7 +300,7 @@ fn every_sync_is_needed() {
 /// A process is killed at any call; another saves the same step again, and then an earlier one; then power is lost.
 #[test]
 fn a_killed_process_and_then_a_loss_of_power() {
-    let start = record(&Recorder::new(), &[], &[Call::Save], None).durable_copy();
+    let start = record(1, &Recorder::new(), &[], &[Call::Save], None).durable_copy();
     let mut recorded = Vec::new();
     for (start, first) in [(Recorder::new(), 1), (start, 2)] {
         for call in 0.. {
@@ -344,7 +350,12 @@ fn a_killed_process_and_then_a_loss_of_power() {
             let checked = checker.check_crashes(fs, 1, 3, expected);
             checked.unwrap_or_else(|fault| panic!("killed at call {call} of a save of step {first}: {fault}"));
         }
-        format!("killed at {} calls: {} crashes, {} different file systems", recorded.len(), checker.tried, checker.distinct)
+        format!(
+            "killed at {} calls: {} crashes, {} different file systems",
+            recorded.len(),
+            checker.tried,
+            checker.distinct
+        )
     });
     println!("{report}");
 }
