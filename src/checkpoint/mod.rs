@@ -2,6 +2,7 @@
 
 mod agree;
 mod assign;
+mod asynchronous;
 mod capture;
 mod dtype;
 mod error;
@@ -20,6 +21,7 @@ mod save;
 mod state;
 mod state_dict;
 
+pub use asynchronous::{AsyncCheckpointer, AsyncSaveReport};
 pub use error::CheckpointError;
 pub use load::Checkpoint;
 pub use manager::CheckpointManager;
