@@ -80,6 +80,27 @@ pub enum CheckpointError {
         /// First byte after it.
         last: u64,
     },
+    /// A file is shorter or longer than when it was saved.
+    #[error(
+        "{} has {found} bytes, but {expected} were saved: it was cut off or replaced. Load another checkpoint, or restore the \
+         file", path.display()
+    )]
+    Length {
+        /// The file.
+        path: PathBuf,
+        /// Bytes that it has.
+        found: u64,
+        /// Bytes that it had.
+        expected: u64,
+    },
+    /// A file is not in the format of safetensors, or its index does not fit it.
+    #[error("{} cannot be read as safetensors: {reason}", path.display())]
+    Safetensors {
+        /// The file, or the index.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
     /// A partial DTensor has no values to be saved before it is reduced.
     #[error("`{key}` is partial, with placements {placements}: its values are not reduced yet. Redistribute it first")]
     Partial {
@@ -89,7 +110,9 @@ pub enum CheckpointError {
         placements: String,
     },
     /// A dtype that the file format does not have.
-    #[error("`{key}` has the dtype {dtype}, which safetensors does not have. Save it dequantized, or cast to another dtype")]
+    #[error(
+        "`{key}` has the dtype {dtype}, which safetensors does not have. Save it dequantized, or cast to another dtype"
+    )]
     DType {
         /// Key of the tensor.
         key: String,

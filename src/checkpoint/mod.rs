@@ -4,6 +4,13 @@ mod dtype;
 mod error;
 mod fs;
 mod manifest;
+mod read_options;
+mod read_plan;
+mod read_stats;
+mod reader;
 mod region;
+mod safetensors_file;
 
 pub use error::CheckpointError;
+pub use read_options::ReadOptions;
+pub use read_stats::{ClassStats, ReadStats, RunClass};

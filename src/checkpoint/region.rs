@@ -4,9 +4,10 @@ use std::fmt;
 use std::ops::Range;
 
 use itertools::Itertools;
+use serde::{Deserialize, Serialize};
 
 /// A box of a tensor's elements. Of a tensor without dimensions, the region without dimensions is its one element.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub(crate) struct Region {
     /// First index in each dimension.
     pub offsets: Vec<usize>,
@@ -49,6 +50,13 @@ impl Region {
     /// Returns the slice in each dimension.
     pub fn slices(&self) -> impl Iterator<Item = Range<usize>> {
         self.offsets.iter().zip_eq(&self.shape).map(|(&offset, &len)| offset..offset + len)
+    }
+
+    /// Returns the position of the first element of `part`, which lies inside, among this region's elements in row-major
+    /// order.
+    pub fn offset_of(&self, part: &Self) -> usize {
+        let dims = part.offsets.iter().zip_eq(&self.offsets).zip_eq(&self.shape);
+        dims.fold(0, |position, ((&at, &begin), &len)| position * len + (at - begin))
     }
 
     /// Cuts the region along its first dimension with a length of more than 1, so that the elements of each piece are
@@ -150,6 +158,10 @@ mod tests {
                     let common: Elements = elements(a).intersection(&elements(b)).cloned().collect();
                     assert_eq!(a.intersection(b).as_ref().map(elements).unwrap_or_default(), common, "{a} {b}");
                     assert_eq!(a.intersection(b).is_none(), common.is_empty());
+                    if let Some(first) = common.first() {
+                        let position = elements(a).iter().position(|element| element == first).unwrap();
+                        assert_eq!(a.offset_of(&a.intersection(b).unwrap()), position, "{a} {b}");
+                    }
                 }
             }
         }

@@ -98,6 +98,24 @@ impl UninitBytes {
         }
     }
 
+    /// Returns the elements with any values: what pooled memory had before, and otherwise zeros.
+    pub(crate) fn initialized(mut self) -> Bytes {
+        fn is_pooled<E>(space: &UninitElements<E>) -> bool {
+            matches!(space.0, ElementMemory::Reused(..))
+        }
+        let is_pooled = match &self {
+            Self::Bytes(space) => is_pooled(space),
+            Self::Pairs(space) => is_pooled(space),
+            Self::Fours(space) => is_pooled(space),
+            Self::Eights(space) => is_pooled(space),
+        };
+        if !is_pooled {
+            self.bytes().fill(MaybeUninit::new(0));
+        }
+        // SAFETY: pooled memory is mapped, and all other bytes were written just now.
+        unsafe { self.filled() }
+    }
+
     /// Returns the elements as bytes.
     ///
     /// # Safety
@@ -164,6 +182,17 @@ mod tests {
             let copy = bytes.clone();
             bytes.fill(0xff);
             assert!(bytemuck::cast_slice::<u8, u32>(&copy).iter().copied().eq(0..count as u32), "a copy is a copy");
+        }
+    }
+
+    #[test]
+    fn initialized_memory_can_be_read_and_written() {
+        for (size, count) in [(1, 0), (1, 7), (2, 1000), (4, 16_384), (8, 1 << 20)] {
+            let mut bytes = UninitBytes::at(None, size, count).initialized();
+            assert!(bytes.len() == size * count && bytes.as_ptr().addr().is_multiple_of(size));
+            let sum = bytes.iter().fold(1, |sum, &byte| sum ^ byte);
+            bytes.fill(sum);
+            assert!(bytes.iter().all(|&byte| byte == sum));
         }
     }
 }

@@ -1,0 +1,345 @@
+//! [`Reader`]: reads regions of stored tensors by several threads, in bounded memory.
+//!
+//! Regions are read in batches, in their order, each by a [`Plan`]. Threads of the reader take spans of the batches in
+//! flight. The calling thread starts batches as the memory allows, and hands over the regions of the oldest.
+//!
+//! 1. The memory of batches in flight and of buffers is at most the budget, or one region and buffers if that is more.
+//! 2. A byte that has a checksum is handed over only if its block has that checksum.
+//! 3. A failure stops the threads before their next span. They have ended when the call returns.
+
+use std::collections::{BTreeSet, VecDeque};
+use std::io;
+use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
+use std::thread;
+
+use burn::tensor::Bytes;
+use parking_lot::Mutex;
+use twox_hash::XxHash3_64;
+
+use super::fs::{FileSystem, Links, ReadFile};
+use super::manifest::{BLOCK, Manifest};
+use super::read_plan::{Limits, Piece, Plan, Read, Section};
+use super::{CheckpointError, ReadOptions, ReadStats};
+use crate::memory::UninitBytes;
+
+pub(crate) use super::read_plan::Want;
+
+/// Bytes of one read where memory allows: few enough that they are still in a cache when they are verified.
+const READ: usize = 4 << 20;
+
+/// Reads regions of the tensors of a manifest.
+#[derive(Debug)]
+pub(crate) struct Reader<'a> {
+    fs: &'a dyn FileSystem,
+    dir: &'a Path,
+    manifest: &'a Manifest,
+    links: Links,
+    rank: usize,
+    limits: Limits,
+    /// Bytes for batches in flight.
+    memory: usize,
+}
+
+impl<'a> Reader<'a> {
+    /// Creates a reader of the manifest's files in `dir`. Errors name the global rank `rank`.
+    pub fn new(
+        fs: &'a dyn FileSystem,
+        dir: &'a Path,
+        manifest: &'a Manifest,
+        options: &ReadOptions,
+        rank: usize,
+    ) -> Self {
+        // At most a quarter of the memory is for the threads' buffers.
+        let share = options.memory / 4;
+        let read = if share < READ { BLOCK } else { READ };
+        let threads = options.threads.min(share / read).max(1);
+        let limits = Limits::new(options.max_over_read.max(1.0), read, threads);
+        let memory = options.memory.saturating_sub(threads * read);
+        Self { fs, dir, manifest, links: Links::Refuse, rank, limits, memory }
+    }
+
+    /// Follows files that are symbolic links, as those in caches of models are.
+    pub fn following_links(self) -> Self {
+        Self { links: Links::Follow, ..self }
+    }
+
+    /// Reads regions, each into memory of its own that is aligned for its dtype. Calls `done` with each one's index and
+    /// bytes on the calling thread, in the order of `wants`.
+    ///
+    /// # Panics
+    /// If the manifest does not have a wanted tensor, or not all of the region.
+    pub fn read(
+        &self,
+        wants: &[Want],
+        mut done: impl FnMut(usize, Bytes) -> Result<(), CheckpointError>,
+    ) -> Result<ReadStats, CheckpointError> {
+        self.check_lengths(wants)?;
+        let (to_threads, tasks) = mpsc::channel();
+        let (finish, finished) = mpsc::channel();
+        let (tasks, stop) = (Mutex::new(tasks), AtomicBool::new(false));
+        thread::scope(|scope| {
+            let _stop = StopOnDrop(&stop);
+            let bytes: usize = wants.iter().map(|want| self.bytes(want)).sum();
+            for _ in 0..self.limits.threads.min(bytes.div_ceil(self.limits.read)) {
+                let finish = finish.clone();
+                scope.spawn(|| self.work(&tasks, finish, &stop));
+            }
+            drop(finish);
+            self.coordinate(wants, to_threads, &finished, &mut done)
+        })
+    }
+
+    /// Returns the number of bytes of a region.
+    fn bytes(&self, want: &Want) -> usize {
+        want.region.num_elements() * self.manifest.tensors[&want.key].dtype.bytes()
+    }
+
+    /// Starts batches and hands over their regions.
+    fn coordinate<'w>(
+        &'w self,
+        wants: &'w [Want],
+        to_threads: mpsc::Sender<Task<'w>>,
+        finished: &mpsc::Receiver<Finished>,
+        done: &mut dyn FnMut(usize, Bytes) -> Result<(), CheckpointError>,
+    ) -> Result<ReadStats, CheckpointError> {
+        let buffers = self.limits.threads * self.limits.read;
+        let (mut stats, mut flight, mut memory) = (ReadStats::default(), VecDeque::<Flight>::new(), 0);
+        // Regions and batches that were started, and batches that were handed over.
+        let (mut next, mut started, mut handed) = (0, 0, 0);
+        loop {
+            while next < wants.len() {
+                let (count, bytes) = self.next_batch(&wants[next..]);
+                if !flight.is_empty() && memory + bytes > self.memory {
+                    break;
+                }
+                let wants = &wants[next..next + count];
+                let plan = Plan::new(self.manifest, wants, &self.limits);
+                let targets = wants.iter().map(|want| Target::new(self, want)).collect();
+                stats.add(&plan.stats);
+                memory += bytes;
+                stats.peak_memory = stats.peak_memory.max((memory + buffers) as u64);
+                let batch = Arc::new(Batch { plan, targets });
+                for span in 0..batch.plan.spans.len() {
+                    let task = Task { batch: batch.clone(), number: started, span };
+                    to_threads.send(task).expect("the receiver outlives the scope");
+                }
+                flight.push_back(Flight { left: batch.plan.spans.len(), batch, first: next, bytes });
+                next += count;
+                started += 1;
+            }
+            if flight.is_empty() {
+                return Ok(stats);
+            }
+            while flight[0].left > 0 {
+                let (number, outcome) = finished.recv().expect("threads wait for more spans");
+                outcome.unwrap_or_else(|panic| resume_unwind(panic))?;
+                flight[number - handed].left -= 1;
+            }
+            let Flight { batch, first, bytes, .. } = flight.pop_front().expect("the oldest batch");
+            let batch = Arc::into_inner(batch).expect("no thread reads for it any more");
+            for (index, target) in (first..).zip(batch.targets) {
+                done(index, target.memory)?;
+            }
+            memory -= bytes;
+            handed += 1;
+        }
+    }
+
+    /// Returns the number of regions of the next batch, and their bytes.
+    fn next_batch(&self, wants: &[Want]) -> (usize, usize) {
+        // Several batches are in flight at once.
+        let (most, mut total) = (self.memory / 4, 0);
+        let fits = |(index, want): &(usize, &Want)| {
+            total += self.bytes(want);
+            *index == 0 || total <= most
+        };
+        let count = wants.iter().enumerate().take_while(fits).count();
+        (count, wants[..count].iter().map(|want| self.bytes(want)).sum())
+    }
+
+    fn path(&self, file: usize) -> PathBuf {
+        self.dir.join(&self.manifest.files[file].name)
+    }
+
+    fn open(&self, file: usize) -> Result<Arc<dyn ReadFile>, CheckpointError> {
+        let path = self.path(file);
+        self.fs.open(&path, self.links).map_err(|error| self.io("open", path, &error))
+    }
+
+    fn io(&self, action: &str, path: PathBuf, error: &io::Error) -> CheckpointError {
+        CheckpointError::Io { rank: self.rank, action: action.into(), path, reason: error.to_string() }
+    }
+
+    /// Compares the lengths of the files that are read with the manifest.
+    fn check_lengths(&self, wants: &[Want]) -> Result<(), CheckpointError> {
+        let chunks = wants.iter().flat_map(|want| {
+            let chunks = self.manifest.tensors[&want.key].chunks.iter();
+            chunks.filter(|chunk| chunk.region.intersection(&want.region).is_some())
+        });
+        for file in chunks.map(|chunk| chunk.file).collect::<BTreeSet<_>>() {
+            let (path, expected) = (self.path(file), self.manifest.files[file].len);
+            let found = self.open(file)?.len().map_err(|error| self.io("read", path.clone(), &error))?;
+            if found != expected {
+                return Err(CheckpointError::Length { path, found, expected });
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads spans until there are no more.
+    fn work(&self, tasks: &Mutex<mpsc::Receiver<Task<'_>>>, finish: mpsc::Sender<Finished>, stop: &AtomicBool) {
+        let (mut open, mut buffer) = (None, Vec::new());
+        loop {
+            let task = tasks.lock().recv();
+            let Ok(Task { batch, number, span }) = task else { return };
+            if stop.load(Ordering::Relaxed) {
+                return;
+            }
+            let run = || self.read_span(&batch, span, &mut open, &mut buffer);
+            let outcome = catch_unwind(AssertUnwindSafe(run));
+            drop(batch);
+            if finish.send((number, outcome)).is_err() {
+                return;
+            }
+        }
+    }
+
+    /// Reads a span into the memory of its regions. `open` is the file of the thread's last span.
+    fn read_span(
+        &self,
+        batch: &Batch<'_>,
+        span: usize,
+        open: &mut Option<(usize, Arc<dyn ReadFile>)>,
+        buffer: &mut Vec<u8>,
+    ) -> Result<(), CheckpointError> {
+        let Batch { plan, targets } = batch;
+        for Read { file, bytes, pieces } in &plan.reads[plan.spans[span].clone()] {
+            let source = match open {
+                Some((number, source)) if number == file => &*source,
+                _ => &open.insert((*file, self.open(*file)?)).1,
+            };
+            let fill = |memory: &mut [u8]| {
+                let read = source.read_exact_at(memory, bytes.start);
+                read.map_err(|error| self.io("read", self.path(*file), &error))
+            };
+            let len = (bytes.end - bytes.start) as usize;
+            let pieces = &plan.pieces[pieces.clone()];
+            if let [piece] = pieces
+                && let Some((want, to)) = plan.direct(piece)
+            {
+                // SAFETY: no other piece has bytes of this section, by rule 1 of plans.
+                let memory = unsafe { targets[want].part(to, len) };
+                fill(memory)?;
+                self.verify(plan, piece, memory)?;
+                continue;
+            }
+            if buffer.len() < len {
+                buffer.resize(len, 0);
+            }
+            fill(&mut buffer[..len])?;
+            for piece in pieces {
+                let sections = &plan.sections[piece.sections.clone()];
+                let at = (sections[0].chunk.begin + piece.bytes.start as u64 - bytes.start) as usize;
+                let read = &buffer[at..at + piece.bytes.len()];
+                self.verify(plan, piece, read)?;
+                for Section { want, copies, .. } in sections {
+                    for copy in copies.each(piece.bytes.clone()) {
+                        let from = copy.from - piece.bytes.start;
+                        // SAFETY: no other section or piece has these bytes of the region, by rule 1 of plans.
+                        let memory = unsafe { targets[*want].part(copy.to, copy.len) };
+                        memory.copy_from_slice(&read[from..from + copy.len]);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Compares the checksums of a piece's blocks.
+    fn verify(&self, plan: &Plan<'_>, piece: &Piece, bytes: &[u8]) -> Result<(), CheckpointError> {
+        let Section { key, chunk, .. } = &plan.sections[piece.sections.start];
+        let checksums = chunk.checksums.iter().skip(piece.bytes.start / BLOCK);
+        for (index, (block, checksum)) in bytes.chunks(BLOCK).zip(checksums).enumerate() {
+            if XxHash3_64::oneshot(block) != *checksum {
+                let first = chunk.begin + (piece.bytes.start + index * BLOCK) as u64;
+                let (path, last) = (self.path(chunk.file), first + block.len() as u64);
+                return Err(CheckpointError::Corrupt { path, key: (*key).into(), first, last });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A batch of regions that are read together.
+struct Batch<'a> {
+    plan: Plan<'a>,
+    targets: Vec<Target>,
+}
+
+/// A batch that was not handed over yet.
+struct Flight<'a> {
+    batch: Arc<Batch<'a>>,
+    /// Number of spans that were not read yet.
+    left: usize,
+    /// Index of its first region.
+    first: usize,
+    bytes: usize,
+}
+
+/// A span to be read.
+struct Task<'a> {
+    batch: Arc<Batch<'a>>,
+    /// Number of the batch.
+    number: usize,
+    span: usize,
+}
+
+/// The number of a batch, and the outcome of one of its spans.
+type Finished = (usize, thread::Result<Result<(), CheckpointError>>);
+
+/// Memory of a region, which several threads write.
+struct Target {
+    memory: Bytes,
+    first: *mut u8,
+}
+
+// SAFETY: the pointer is that of the memory, which can be sent and shared.
+unsafe impl Send for Target {}
+// SAFETY: as above. Writes through the pointer are the callers' matter.
+unsafe impl Sync for Target {}
+
+impl Target {
+    fn new(reader: &Reader<'_>, want: &Want) -> Self {
+        let element = reader.manifest.tensors[&want.key].dtype.bytes();
+        let mut memory = UninitBytes::at(None, element, want.region.num_elements()).initialized();
+        let first = memory.as_mut_ptr();
+        Self { memory, first }
+    }
+
+    /// Returns a part of the memory.
+    ///
+    /// # Safety
+    /// No other part in use has any of these bytes.
+    #[allow(clippy::mut_from_ref)]
+    unsafe fn part(&self, begin: usize, len: usize) -> &mut [u8] {
+        assert!(begin <= self.memory.len() && len <= self.memory.len() - begin, "a part of the memory");
+        // SAFETY: the bytes are in the memory, which is initialized, and the caller guarantees that nobody else uses them.
+        unsafe { std::slice::from_raw_parts_mut(self.first.add(begin), len) }
+    }
+}
+
+/// Stops the threads even if the calling thread unwinds.
+struct StopOnDrop<'a>(&'a AtomicBool);
+
+impl Drop for StopOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests;
