@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::agree::on_first;
 use super::fs::{self, FileSystem, Links};
-use super::save::{Live, MANIFEST, SavePlan, write};
+use super::save::{Live, MANIFEST, PieceBytes, SavePlan, write};
 use super::{Checkpoint, CheckpointError, SaveReport, State};
 use crate::Result;
 use crate::mesh::DeviceMesh;
@@ -77,12 +77,20 @@ impl CheckpointManager {
     /// cannot be removed, the new one is complete nevertheless.
     pub fn save(&self, state: &State) -> Result<SaveReport> {
         let step = state.step().ok_or(CheckpointError::NoStep)?;
-        let plan = SavePlan::new(state)?;
-        write(&*self.fs, &self.path.join(name(step)), &plan, &mut Live::new(state), |fs| self.commit(fs, step))
+        self.write(&SavePlan::new(state)?, &mut Live::new(state), step)
+    }
+
+    /// Writes a checkpoint of which all ranks know what they write.
+    pub(super) fn write(&self, plan: &SavePlan, bytes: &mut dyn PieceBytes, step: u64) -> Result<SaveReport> {
+        write(&*self.fs, &self.path.join(name(step)), plan, bytes, |fs| self.commit(fs, step))
+    }
+
+    pub(super) fn mesh(&self) -> &DeviceMesh {
+        &self.mesh
     }
 
     /// Moves `latest` to a complete checkpoint, and removes those that are not kept.
-    pub(super) fn commit(&self, fs: &dyn FileSystem, step: u64) -> Result<(), CheckpointError> {
+    fn commit(&self, fs: &dyn FileSystem, step: u64) -> Result<(), CheckpointError> {
         let latest = self.path.join(LATEST);
         fs::write_atomically(fs, &latest, name(step).as_bytes()).map_err(|error| self.io("write", &latest, error))?;
         let Some(keep) = self.keep else { return Ok(()) };

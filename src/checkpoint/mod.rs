@@ -2,6 +2,7 @@
 
 mod agree;
 mod assign;
+mod asynchronous;
 mod capture;
 mod dtype;
 mod error;
@@ -22,6 +23,7 @@ mod state_dict;
 #[cfg(test)]
 mod tests;
 
+pub use asynchronous::{AsyncCheckpointer, AsyncSaveReport};
 pub use error::CheckpointError;
 pub use load::Checkpoint;
 pub use manager::CheckpointManager;
