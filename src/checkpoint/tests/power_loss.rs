@@ -10,7 +10,7 @@ use super::states::{RUN, is_saved, manager, state};
 use crate::checkpoint::fs::recorder::{Crash, Fault, Recorder, SyncCall};
 use crate::checkpoint::fs::{Links, read_all};
 use crate::checkpoint::save::{Live, SavePlan, write};
-use crate::checkpoint::{CheckpointError, CheckpointManager};
+use crate::checkpoint::{AsyncCheckpointer, CheckpointError, CheckpointManager};
 use crate::mesh::DeviceMesh;
 use crate::prelude::*;
 
@@ -21,6 +21,8 @@ enum Call {
     Save,
     /// Saves the next step, and moves `latest` in no way.
     SaveAlone,
+    /// As `Save`, behind training. It has returned when the next call begins.
+    SaveAsync,
     /// Saves other values under the name of the last step, which is an error.
     SaveTaken,
     /// Saves the next step, moves `latest` to it and removes the others.
@@ -31,8 +33,10 @@ enum Call {
     MoveLatest,
 }
 
-const CALLS: [Call; 6] =
-    [Call::Save, Call::SaveAlone, Call::SaveTaken, Call::SaveAndPrune, Call::Prune, Call::MoveLatest];
+/// The calls that a program may begin with.
+const SAVES: [Call; 4] = [Call::Save, Call::SaveAlone, Call::SaveAsync, Call::SaveAndPrune];
+const CALLS: [Call; 7] =
+    [Call::Save, Call::SaveAlone, Call::SaveAsync, Call::SaveTaken, Call::SaveAndPrune, Call::Prune, Call::MoveLatest];
 
 /// The contents that a run folder must and may have.
 #[derive(Debug, Clone)]
@@ -58,7 +62,7 @@ impl Expected {
         let and_next = || self.saved.iter().copied().chain([next]).collect();
         let only = |step| Self { saved: vec![step], latest: [Some(step)].into() };
         match call {
-            Call::Save => Self { saved: and_next(), latest: [Some(next)].into() },
+            Call::Save | Call::SaveAsync => Self { saved: and_next(), latest: [Some(next)].into() },
             Call::SaveAlone => Self { saved: and_next(), latest: self.latest.clone() },
             Call::SaveTaken => self.clone(),
             Call::SaveAndPrune => only(next),
@@ -80,8 +84,14 @@ impl Expected {
 }
 
 /// Makes a call on every rank, which must return as it should.
-fn perform(call: Call, expected: &Expected, run: &CheckpointManager, fs: &Recorder, mesh: &DeviceMesh) -> Result<()> {
-    let (next, last) = (expected.last() + 1, expected.last());
+fn perform(
+    call: Call,
+    expected: &Expected,
+    behind: &mut AsyncCheckpointer,
+    fs: &Recorder,
+    mesh: &DeviceMesh,
+) -> Result<()> {
+    let (next, last, run) = (expected.last() + 1, expected.last(), behind.manager().clone());
     let on_first = |run: CheckpointManager, step| if mesh.rank() == 0 { run.commit(fs, step) } else { Ok(()) };
     match call {
         Call::Save => drop(run.save(&state(mesh, next, 0)?)?),
@@ -89,14 +99,15 @@ fn perform(call: Call, expected: &Expected, run: &CheckpointManager, fs: &Record
             let state = state(mesh, next, 0)?;
             write(fs, &folder(next), &SavePlan::new(&state)?, &mut Live::new(&state), |_| Ok(()))?;
         }
+        Call::SaveAsync => drop(behind.save(&state(mesh, next, 0)?)?),
         Call::SaveTaken => {
             let taken = run.save(&state(mesh, last, 1)?).expect_err("the name is taken");
             let exists = CheckpointError::Exists { path: folder(last) };
             assert!(matches!(taken, crate::Error::Checkpoint(error) if error == exists));
         }
-        Call::SaveAndPrune => drop(run.clone().with_keep(1).save(&state(mesh, next, 0)?)?),
-        Call::Prune => on_first(run.clone().with_keep(1), last)?,
-        Call::MoveLatest => on_first(run.clone(), expected.saved[0])?,
+        Call::SaveAndPrune => drop(run.with_keep(1).save(&state(mesh, next, 0)?)?),
+        Call::Prune => on_first(run.with_keep(1), last)?,
+        Call::MoveLatest => on_first(run, expected.saved[0])?,
     }
     Ok(())
 }
@@ -113,11 +124,12 @@ fn record(ranks: usize, start: &Recorder, done: &[Call], calls: &[Call], skipped
     }
     launch(Launch::threads(ranks), |world| {
         let mesh = DeviceMesh::new(world, [ranks], ["shard"])?;
-        let run = manager(&fs, &mesh);
+        let mut behind = AsyncCheckpointer::new(manager(&fs, &mesh))?;
         let mut expected = Expected::after_all(done);
         for call in calls {
-            perform(*call, &expected, &run, &fs, &mesh)?;
+            perform(*call, &expected, &mut behind, &fs, &mesh)?;
             expected = expected.after(*call);
+            assert_eq!(behind.finish()?.is_some(), *call == Call::SaveAsync);
             if mesh.rank() == 0 {
                 fs.mark(format!("{call:?}"));
             }
@@ -231,7 +243,7 @@ fn any_three_calls_survive_a_loss_of_power() {
             ([vec![Call::Save], calls].concat(), 1, fs)
         })
         .collect();
-    for first in [Call::Save, Call::SaveAlone, Call::SaveAndPrune] {
+    for first in SAVES {
         recorded.push((vec![first], 0, record(2, &empty, &[], &[first], None)));
     }
     let report = on_one_rank(2, |checker| {
@@ -266,7 +278,7 @@ fn every_sync_is_needed() {
     let starts = starts.map(|done| (done, record(2, &empty, &[], done, None).durable_copy()));
     let mut recorded = Vec::new();
     for ((done, start), call) in starts.iter().cartesian_product(CALLS) {
-        let is_possible = !done.is_empty() || [Call::Save, Call::SaveAlone, Call::SaveAndPrune].contains(&call);
+        let is_possible = !done.is_empty() || SAVES.contains(&call);
         let syncs = if is_possible { record(2, start, done, &[call], None).syncs() } else { Vec::new() };
         recorded.extend(syncs.into_iter().map(|sync| {
             let fs = record(2, start, done, &[call], Some(&sync));
@@ -293,7 +305,7 @@ fn every_sync_is_needed() {
     println!("{} syncs, each left out: {} found", recorded.len(), recorded.len() - missed.len());
     // The run folder's entry is synced by every save, since the process that created it may have been killed before.
     let of_run = |call| (false, call, SyncCall { path: "/".into(), index: 0 });
-    let expected = [Call::Save, Call::SaveAlone, Call::SaveAndPrune].map(of_run);
+    let expected = SAVES.map(of_run);
     assert_eq!(missed, expected.iter().collect_vec());
 }
 
