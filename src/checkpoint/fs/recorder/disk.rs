@@ -14,18 +14,18 @@ pub(super) type Inode = usize;
 /// A file's bytes, or a folder's entries.
 #[derive(Clone)]
 pub(super) enum Node {
-    File(Arc<Contents>),
+    File(Arc<HashedBytes>),
     Folder(Arc<BTreeMap<String, Inode>>),
 }
 
 /// A file's bytes, with their hash once it was needed: most crashes leave most files as they were.
 #[derive(Default)]
-pub(super) struct Contents {
+pub(super) struct HashedBytes {
     pub bytes: Vec<u8>,
     hash: OnceLock<u64>,
 }
 
-impl Contents {
+impl HashedBytes {
     fn hash(&self) -> u64 {
         *self.hash.get_or_init(|| {
             let mut hasher = DefaultHasher::new();
@@ -95,7 +95,7 @@ impl Disk {
                 let mut bytes = contents.bytes.clone();
                 bytes.resize(bytes.len().max(at + written.len()), 0);
                 bytes[*at..at + written.len()].copy_from_slice(written);
-                *contents = Arc::new(Contents { bytes, hash: OnceLock::new() });
+                *contents = Arc::new(HashedBytes { bytes, hash: OnceLock::new() });
             }
             Change::Link { folder, name, inode } => drop(self.folder_mut(*folder).insert(name.clone(), *inode)),
             Change::Unlink { folder, name } => drop(self.folder_mut(*folder).remove(name)),
