@@ -7,6 +7,9 @@ use safetensors::{Dtype, serialize};
 use serde_json::json;
 
 use super::super::fs::real;
+use super::super::manifest::{StoredDType, TensorEntry};
+use super::super::region::Region;
+use super::header::ALIGNMENT;
 use super::*;
 
 fn dtype(dtype: Dtype) -> StoredDType {
