@@ -188,7 +188,11 @@ fn damaged_files_are_refused() {
         ("does not begin at 0", of_json(&format!(r#"{{"a":{}}}"#, tensor(1, 4)), 4), "invalid offset for tensor `a`"),
         ("backwards", of_json(&one("[2]", "[8,0]"), 8), "invalid offset"),
         ("beyond the end", of_json(&one("[2]", "[0,16]"), 8), "invalid shape"),
-        ("huge offset", of_json(&one("[4611686018427387903]", "[0,18446744073709551612]"), 8), "header and data"),
+        (
+            "huge offset",
+            of_json(&one("[2305843009213693951]", "[0,2305843009213693951]").replace("F32", "U8"), 8),
+            "header and data",
+        ),
         ("product overflows", of_json(&one("[4294967296,4294967296]", "[0,8]"), 8), "overflow"),
         ("bytes overflow", of_json(&one("[4611686018427387904]", "[0,8]"), 8), "overflow"),
         ("overflow but for a 0", of_json(&one("[0,4294967296,4294967296]", "[0,0]"), 0), "larger than any memory"),
