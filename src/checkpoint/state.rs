@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{CheckpointError, StateDict};
 use crate::Result;
-use crate::dtensor::DynDTensor;
+use crate::dtensor::{DTensor, DynDTensor, Kind};
 use crate::fsdp::sync_buffers;
 use crate::mesh::DeviceMesh;
 use crate::optim::OptimizerState;
@@ -103,6 +103,15 @@ impl State {
         for (path, tensor) in tensors.tensors() {
             insert(&mut self.tensors, format!("{key}.{path}"), tensor.clone())?;
         }
+        Ok(self)
+    }
+
+    /// Adds one DTensor under `key`. Local: no communication.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Duplicate`].
+    pub fn with_tensor<const D: usize, K: Kind>(mut self, key: &str, tensor: &DTensor<D, K>) -> Result<Self> {
+        insert(&mut self.tensors, key.into(), tensor.clone().into())?;
         Ok(self)
     }
 
