@@ -354,43 +354,38 @@ fn stored(data: TensorData) -> TensorData {
     }
 }
 
-type Values = (BTreeMap<String, serde_json::Value>, BTreeMap<String, Vec<serde_json::Value>>);
+type Values = (BTreeMap<String, String>, BTreeMap<String, Vec<String>>);
 
 /// Compares the values of all ranks, and collects those that each has of its own.
 fn values(state: &State, comm: &Communicator) -> Result<Values> {
-    let text = |values: &BTreeMap<String, serde_json::Value>| serde_json::to_string(values).expect("they are texts");
-    let own = (text(&state.values), text(&state.rank_values));
+    let own = (state.values.clone(), state.rank_values.clone());
     let of_ranks = comm.all_gather_object(Call::new("checkpoint_values"), &own)?;
-    let read = |text: &String| -> BTreeMap<String, serde_json::Value> {
-        serde_json::from_str(text).expect("it was just written")
-    };
     let ranks = comm.group().ranks();
-    let first = read(&of_ranks[0].0);
-    if let Some(other) = of_ranks.iter().position(|(values, _)| *values != of_ranks[0].0) {
-        return Err(difference(&first, &read(&of_ranks[other].0), ranks[other], ranks[0], "value").into());
+    let (first, first_own) = &of_ranks[0];
+    if let Some(other) = of_ranks.iter().position(|(values, _)| values != first) {
+        return Err(difference(first, &of_ranks[other].0, ranks[other], ranks[0], "value").into());
     }
-    let all: Vec<_> = of_ranks.iter().map(|(_, values)| read(values)).collect();
-    if let Some(other) = all.iter().position(|values| !values.keys().eq(all[0].keys())) {
-        let keys =
-            |values: &BTreeMap<String, serde_json::Value>| values.keys().map(|key| (key.clone(), ().into())).collect();
-        return Err(difference(&keys(&all[0]), &keys(&all[other]), ranks[other], ranks[0], "value of its own").into());
+    if let Some(other) = of_ranks.iter().position(|(_, values)| !values.keys().eq(first_own.keys())) {
+        let keys = |values: &BTreeMap<String, String>| values.keys().map(|key| (key.clone(), String::new())).collect();
+        let (expected, found) = (keys(first_own), keys(&of_ranks[other].1));
+        return Err(difference(&expected, &found, ranks[other], ranks[0], "value of its own").into());
     }
-    let of_key = |key: &String| all.iter().map(|values| values[key].clone()).collect();
-    let rank_values = all[0].keys().map(|key| (key.clone(), of_key(key))).collect();
-    Ok((first, rank_values))
+    let of_key = |key: &String| of_ranks.iter().map(|(_, values)| values[key].clone()).collect();
+    let rank_values = first_own.keys().map(|key| (key.clone(), of_key(key))).collect();
+    Ok((first.clone(), rank_values))
 }
 
 /// Returns the error for the first key in which the values of two ranks differ.
 fn difference(
-    expected: &BTreeMap<String, serde_json::Value>,
-    found: &BTreeMap<String, serde_json::Value>,
+    expected: &BTreeMap<String, String>,
+    found: &BTreeMap<String, String>,
     rank: usize,
     of: usize,
     what: &str,
 ) -> CheckpointError {
     let mut keys = expected.keys().chain(found.keys());
     let key = keys.find(|key| expected.get(*key) != found.get(*key)).cloned().unwrap_or_default();
-    let describe = |values: &BTreeMap<String, serde_json::Value>, other: &str| match values.contains_key(&key) {
+    let describe = |values: &BTreeMap<String, String>, other: &str| match values.contains_key(&key) {
         true => format!("{other} {what}"),
         false => format!("no {what}"),
     };
