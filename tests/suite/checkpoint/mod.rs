@@ -1,0 +1,4 @@
+//! State dicts, and checkpoints in files.
+
+mod net;
+mod state_dict;
