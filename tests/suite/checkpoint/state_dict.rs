@@ -113,16 +113,18 @@ fn later_steps_do_not_show_in_a_state_dict() {
     });
 }
 
-/// Every way to distribute the model loads the state dict of every other.
+/// Ways to distribute the model load the state dicts of each other.
 #[test]
 fn a_state_dict_loads_into_every_layout() {
     let expected = values(&Net::new(1, &Device::flex()));
     test().run(|mesh| {
         let device = device(mesh);
-        for (from, distribute_from) in LAYOUTS {
+        for (at, (from, distribute_from)) in LAYOUTS.into_iter().enumerate() {
             let source = distribute_from(Net::new(1, &device), mesh)?;
             let state = StateDict::of_model(&source, mesh)?;
-            for (to, distribute_to) in LAYOUTS {
+            // Itself and the next three, if there is no time for all.
+            let others = LAYOUTS.into_iter().cycle().skip(at).take(if crate::is_long() { LAYOUTS.len() } else { 4 });
+            for (to, distribute_to) in others {
                 let target = distribute_to(Net::new(2, &device), mesh)?;
                 // An update of statistics that is pending must not come after the load.
                 target.loss(0, 0, &device);
