@@ -56,7 +56,7 @@ fn spec(stored: &StoredTensor, mesh: &DeviceMesh) -> Result<Arc<DTensorSpec>> {
 /// Returns the model with these local tensors at these paths. Each has the local shape that [`targets`] describes, and
 /// is cast to the parameter's dtype. All other tensors stay as they are.
 ///
-/// Local: no communication. Every rank of the model must call it.
+/// Local: no communication. Every rank of the model must call it, after [`targets`].
 ///
 /// # Errors
 /// [`ParamError::ParamNotVisited`](crate::param::ParamError::ParamNotVisited) for a path that the model's `map` does not

@@ -6,5 +6,5 @@ mod options;
 mod state_dict;
 
 pub use error::CheckpointError;
-pub use options::{LoadOptions, LoadReport};
+pub use options::{KeyReport, LoadOptions};
 pub use state_dict::StateDict;
