@@ -34,10 +34,10 @@ use crate::placement::Layout;
 /// launch(Launch::threads(4), |world| {
 ///     let mesh = DeviceMesh::new(world, [2, 2], ["dp", "tp"])?;
 ///     let linear = || LinearConfig::new(8, 6).init(world.device());
-///     let rows = fully_shard(linear(), &mesh.slice("dp")?, FullyShard::new())?;
+///     let rows = fully_shard(linear(), &mesh, FullyShard::new())?;
 ///     let state = StateDict::of_model(&rows, &mesh)?;
 ///     let weight: DTensor<2> = state.get("weight").expect("it is a matrix");
-///     assert_eq!(weight.placements(), [Placement::Shard(0)]);
+///     assert_eq!(weight.placements(), [Placement::Replicate, Placement::Shard(0)]);
 ///
 ///     // Loaded into a model of another layout, the values are redistributed.
 ///     let columns = parallelize(linear(), &mesh.slice("tp")?, Plan::new().with_style("", Style::colwise()))?;

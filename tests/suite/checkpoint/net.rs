@@ -135,7 +135,7 @@ impl ModuleVisitor for Visit {
     }
 }
 
-/// What a load must keep of every float tensor of a model, by path: id, training state, dtype, device, local shape.
+/// Describes every float tensor of a model as a load must keep it, by path: id, training state, dtype, device, layout.
 pub fn kept<M: Module>(model: &M) -> BTreeMap<String, String> {
     #[derive(Default)]
     struct Kept(Vec<String>, BTreeMap<String, String>);
