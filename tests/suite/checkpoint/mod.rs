@@ -1,3 +1,5 @@
 //! State dicts, and checkpoints in files.
 
 mod killed;
+mod net;
+mod state_dict;
