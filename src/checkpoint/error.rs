@@ -49,6 +49,12 @@ pub enum CheckpointError {
         /// Global rank that created or read it.
         of: usize,
     },
+    /// Another program saved under the same name at the same time.
+    #[error("another program saved into {} at the same time. Give each program a folder of its own", path.display())]
+    Replaced {
+        /// Folder of the checkpoint.
+        path: PathBuf,
+    },
     /// The folder is not a complete checkpoint.
     #[error(
         "{} is not a complete checkpoint: it has no manifest.json. The save may have been interrupted, or the folder contains \

@@ -13,14 +13,13 @@ use twox_hash::XxHash3_64;
 
 use super::agree::agree;
 use super::capture::{replace, targets};
-use super::fs::{self, FileSystem, Links};
+use super::fs::{self, FileSystem, Links, MANIFEST};
 use super::manifest::{Manifest, TensorEntry};
 use super::options::SavedTensor;
 use super::reader::{Reader, Want};
 use super::region::Region;
-use super::save::MANIFEST;
 use super::state::{StoredScalar, decode};
-use super::{CheckpointError, LoadOptions, KeyReport, ReadOptions, ReadStats};
+use super::{CheckpointError, KeyReport, LoadOptions, ReadOptions, ReadStats};
 use crate::Result;
 use crate::comm::{Call, Communicator};
 use crate::dtensor::{DTensor, DTensorSpec, DynDTensor, Kind};
@@ -244,7 +243,7 @@ fn together<T>(comm: &Communicator, label: &str, own: Result<T>) -> Result<T> {
     }
 }
 
-fn read_manifest(fs: &dyn FileSystem, path: &Path, rank: usize) -> Result<(Manifest, u64), CheckpointError> {
+pub(super) fn read_manifest(fs: &dyn FileSystem, path: &Path, rank: usize) -> Result<(Manifest, u64), CheckpointError> {
     let file = path.join(MANIFEST);
     let bytes = fs::read_all(fs, &file, Links::Refuse, LIMIT).map_err(|error| match error.kind() {
         io::ErrorKind::NotFound => CheckpointError::Incomplete { path: path.into() },

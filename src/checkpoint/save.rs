@@ -11,15 +11,14 @@ use serde::{Deserialize, Serialize};
 
 use super::agree::{agree, on_first};
 use super::assign::{Held, Piece, assign, held};
-use super::fs::{self, FileSystem, Links};
+use super::fs::{self, FileSystem, Links, MANIFEST, parent};
 use super::manifest::{ChunkEntry, FileEntry, Manifest, MeshEntry, TensorEntry, block_checksums};
 use super::region::Region;
 use super::safetensors_file::header;
-use super::{CheckpointError, State};
+use super::{CheckpointError, CheckpointManager, State};
 use crate::Result;
 use crate::comm::{Call, Communicator};
 
-pub(super) const MANIFEST: &str = "manifest.json";
 const PROBE: &str = "probe-";
 const SHARDS: &str = "rank-";
 
@@ -82,7 +81,7 @@ impl fmt::Display for SaveReport {
 /// [`Error::Comm`](crate::Error::Comm) if another rank fails.
 pub fn save(path: impl AsRef<Path>, state: &State) -> Result<SaveReport> {
     let plan = SavePlan::new(state)?;
-    write(&*fs::real(), path.as_ref(), &plan, &mut Live::new(state), |_| Ok(()))
+    write(&*fs::real(), path.as_ref(), &plan, &mut Live::new(state), None)
 }
 
 /// What all ranks write, known to all.
@@ -125,6 +124,7 @@ impl SavePlan {
         let manifest = Manifest {
             step: state.step,
             mesh: MeshEntry { shape: state.mesh.shape().to_vec(), names: state.mesh.names().to_vec() },
+            previous: None,
             software: concat!("burn-dtensor ", env!("CARGO_PKG_VERSION")).into(),
             files: Vec::new(),
             tensors: held.iter().map(|held| (held.key.clone(), entry(held))).collect(),
@@ -166,7 +166,8 @@ fn file_name(rank: usize) -> String {
     format!("{SHARDS}{rank:05}.safetensors")
 }
 
-/// Writes the files of all ranks and the manifest. `commit` runs on group rank 0 once the checkpoint is complete.
+/// Writes the files of all ranks and the manifest. If it is the checkpoint of a step of a `run`, `latest`
+/// then names it.
 ///
 /// # Collective
 /// Every rank of the plan's group.
@@ -175,7 +176,7 @@ pub(super) fn write(
     path: &Path,
     plan: &SavePlan,
     bytes: &mut dyn PieceBytes,
-    commit: impl FnOnce(&dyn FileSystem) -> Result<(), CheckpointError>,
+    run: Option<(&CheckpointManager, u64)>,
 ) -> Result<SaveReport> {
     let comm = &plan.comm;
     let first = comm.group().ranks()[0];
@@ -192,40 +193,34 @@ pub(super) fn write(
         }
         seen => seen.map(drop).map_err(io("open", &path.join(&probe))),
     };
-    let shared = agree(comm, "checkpoint_probe", seen);
-    let cleared = on_first(comm, "checkpoint_probed", || {
-        let probe = path.join(&probe);
-        fs.remove_file(&probe).map_err(io("remove", &probe))?;
-        match &shared {
-            Ok(_) => Ok(()),
-            Err(_) => fs::remove_dir_all(fs, path).map_err(io("remove", path)),
-        }
-    });
-    shared?;
-    cleared?;
-
+    agree(comm, "checkpoint_probe", seen).inspect_err(|_| discard(fs, path, comm))?;
     let outcome = write_pieces(fs, path, plan, bytes).map_err(|(file, error)| io("write", &file)(error));
-    let written = match agree(comm, "checkpoint_write", outcome) {
-        Ok(written) => written,
-        Err(error) => {
-            // What is left is debris, which the next save sweeps.
-            if comm.group().rank() == 0 {
-                let _ = fs::remove_dir_all(fs, path);
-            }
-            return Err(error);
-        }
-    };
+    let written = agree(comm, "checkpoint_write", outcome).inspect_err(|_| discard(fs, path, comm))?;
     let sizes = written.iter().map(|written| written.len).collect();
     on_first(comm, "checkpoint_commit", || {
-        let manifest = plan.manifest(written);
+        let mut manifest = plan.manifest(written);
+        manifest.previous = run.map(|(manager, _)| manager.named(fs)).transpose()?.flatten();
+        // Another save under this name would have removed it, with the files of this one.
+        let probe = path.join(&probe);
+        fs.remove_file(&probe).map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound => CheckpointError::Replaced { path: path.into() },
+            _ => io("remove", &probe)(error),
+        })?;
         fs.sync_dir(path).map_err(io("sync", path))?;
         let file = path.join(MANIFEST);
         fs::write_atomically(fs, &file, &manifest.to_bytes()).map_err(io("write", &file))?;
         let parent = parent(path);
         fs.sync_dir(parent).map_err(io("sync", parent))?;
-        commit(fs)
+        run.map_or(Ok(()), |(manager, step)| manager.commit(fs, step))
     })?;
     Ok(SaveReport { path: path.into(), bytes: sizes })
+}
+
+/// Removes the folder of a save that failed. If that fails, too, it is debris, which the next save removes.
+fn discard(fs: &dyn FileSystem, path: &Path, comm: &Communicator) {
+    if comm.group().rank() == 0 {
+        let _ = fs::remove_dir_all(fs, path);
+    }
 }
 
 /// Creates the folder, and a file in it by which other ranks recognize it.
@@ -263,14 +258,6 @@ fn create(fs: &dyn FileSystem, path: &Path, rank: usize) -> Result<String, Check
 fn nonce() -> u64 {
     use std::hash::{BuildHasher, RandomState};
     RandomState::new().hash_one(std::process::id())
-}
-
-/// Returns the folder that contains `path`.
-pub(super) fn parent(path: &Path) -> &Path {
-    match path.parent() {
-        Some(parent) if parent != Path::new("") => parent,
-        _ => Path::new("."),
-    }
 }
 
 /// Writes and syncs this rank's file, if it has pieces.
