@@ -183,13 +183,8 @@ impl Checkpoint {
 
     /// Returns shapes and dtypes of the tensors below `key`.
     fn saved(&self, key: &str) -> Result<BTreeMap<String, SavedTensor>, CheckpointError> {
-        let saved = |(path, entry): (&str, &TensorEntry)| {
-            let full_key = || format!("{key}.{path}");
-            let dtype = entry.dtype.dtype();
-            let dtype =
-                dtype.ok_or_else(|| CheckpointError::DType { key: full_key(), dtype: entry.dtype.to_string() })?;
-            Ok((path.to_owned(), SavedTensor { shape: entry.shape.clone().into(), dtype }))
-        };
+        let saved =
+            |(path, entry): (&str, &TensorEntry)| Ok((path.to_owned(), saved_tensor(&full_key(key, path), entry)?));
         self.entries(key).map(saved).collect()
     }
 
@@ -203,7 +198,7 @@ impl Checkpoint {
         let want = |(path, stored): &(String, String)| {
             let spec = &targets[path];
             let slices = spec.layout().local_slices(spec.shape(), spec.coordinate());
-            Want { key: format!("{key}.{stored}"), region: Region::of_slices(&slices) }
+            Want { key: full_key(key, stored), region: Region::of_slices(&slices) }
         };
         let wants: Vec<_> = pairs.iter().map(want).collect();
         let mut values = BTreeMap::new();
@@ -219,6 +214,17 @@ impl Checkpoint {
         self.stats.lock().add(&reader.read(&wants, done)?);
         Ok(values)
     }
+}
+
+/// Returns the key of a tensor below `key`.
+fn full_key(key: &str, path: &str) -> String {
+    if key.is_empty() { path.to_owned() } else { format!("{key}.{path}") }
+}
+
+fn saved_tensor(key: &str, entry: &TensorEntry) -> Result<SavedTensor, CheckpointError> {
+    let dtype = entry.dtype.dtype();
+    let dtype = dtype.ok_or_else(|| CheckpointError::DType { key: key.into(), dtype: entry.dtype.to_string() })?;
+    Ok(SavedTensor { shape: entry.shape.clone().into(), dtype })
 }
 
 /// Returns this rank's result if all ranks succeeded; otherwise, on every rank, the error of the first that failed.
@@ -265,14 +271,14 @@ impl Checkpoint {
     pub fn load_tensor<const D: usize, K: Kind>(&self, key: &str, like: &DTensor<D, K>) -> Result<DTensor<D, K>> {
         let comm = self.mesh.all()?;
         let run = || -> Result<_> {
-            let (prefix, name) = key.rsplit_once('.').unwrap_or(("", key));
-            let targets = BTreeMap::from([(name.to_owned(), like.spec().clone())]);
-            let (pairs, _) = LoadOptions::new().with_partial(true).matched(&targets, &self.saved(prefix)?)?;
-            let mut values = self.read_tensors(prefix, &pairs, &targets)?;
-            Ok(values.remove(name))
+            let entry = self.manifest.tensors.get(key);
+            let entry = entry.ok_or_else(|| no_value(key, self.manifest.tensors.keys()))?;
+            let saved = BTreeMap::from([(key.to_owned(), saved_tensor(key, entry)?)]);
+            let targets = BTreeMap::from([(key.to_owned(), like.spec().clone())]);
+            let (pairs, _) = LoadOptions::new().matched(&targets, &saved)?;
+            Ok(self.read_tensors("", &pairs, &targets)?.remove(key).expect("it was read"))
         };
         let data = together(&comm, "checkpoint_load_tensor", run())?;
-        let data = data.ok_or_else(|| no_value(key, self.manifest.tensors.keys()))?;
         let (device, dtype) = (like.device(), data.dtype());
         Ok(DTensor::from_parts(burn::tensor::Tensor::from_data(data, (&device, dtype)), like.spec().clone()))
     }

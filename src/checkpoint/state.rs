@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use super::{CheckpointError, StateDict};
 use crate::Result;
-use crate::dtensor::DynDTensor;
+use crate::dtensor::{DTensor, DynDTensor, Kind};
 use crate::fsdp::sync_buffers;
 use crate::mesh::DeviceMesh;
 use crate::optim::OptimizerState;
@@ -104,6 +104,15 @@ impl State {
         for (path, tensor) in tensors.tensors() {
             insert(&mut self.tensors, format!("{key}.{path}"), tensor.clone())?;
         }
+        Ok(self)
+    }
+
+    /// Adds one DTensor under `key`. Local: no communication.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Duplicate`].
+    pub fn with_tensor<const D: usize, K: Kind>(mut self, key: &str, tensor: &DTensor<D, K>) -> Result<Self> {
+        insert(&mut self.tensors, key.into(), tensor.clone().into())?;
         Ok(self)
     }
 

@@ -1,0 +1,3 @@
+//! State dicts, and checkpoints in files.
+
+mod killed;
