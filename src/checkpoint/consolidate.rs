@@ -169,8 +169,7 @@ pub(super) fn consolidate_in(
     let total = files.iter().flatten().map(Export::bytes).sum();
     let most_bytes = (options.read.memory / 16).max(1);
     let mut writer = Writer { fs, reader, read: ReadStats::default(), most_bytes, done: 0, total, progress };
-    let mut report =
-        ConsolidateReport { files: Vec::new(), tensors: 0, bytes: total, read: ReadStats::default() };
+    let mut report = ConsolidateReport { files: Vec::new(), tensors: 0, bytes: total, read: ReadStats::default() };
     let mut index = BTreeMap::new();
     let mut temporaries = Vec::new();
     let written = files.iter().enumerate().try_for_each(|(number, exports)| {
@@ -349,7 +348,8 @@ impl Writer<'_> {
         }
         let mut to = self.fs.create(file).map_err(failed)?;
         to.write_all(&head).map_err(failed)?;
-        let parts = exports.iter().flat_map(|export| export.parts(self.most_bytes).into_iter().map(move |part| (export, part)));
+        let parts =
+            exports.iter().flat_map(|export| export.parts(self.most_bytes).into_iter().map(move |part| (export, part)));
         let (exports_of, wants): (Vec<_>, Vec<_>) = parts.unzip();
         let (done, total, progress) = (&mut self.done, self.total, &mut self.progress);
         let stats = self.reader.read(&wants, |index, bytes| {

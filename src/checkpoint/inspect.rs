@@ -181,6 +181,7 @@ impl fmt::Display for TensorSummary {
         let Self { shape, dtype, placements, bytes, chunks } = self;
         writeln!(f, "{shape:?} {dtype}, {bytes} bytes, {placements}")?;
         match self.grid() {
+            _ if chunks.is_empty() => Ok(()),
             Some(grid) => f.write_str(&draw_grid(&grid, shape.len())),
             None => writeln!(f, "written by {}", chunks.iter().map(|chunk| chunk.rank).sorted().dedup().join(", ")),
         }

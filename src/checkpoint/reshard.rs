@@ -62,12 +62,15 @@ impl Checkpoint {
             let placements = even_placements(&entry.shape, self.mesh.shape());
             let layout = Layout::new(self.mesh.shape(), &placements)?;
             let shape = entry.shape.clone().into();
-            specs.push((key, DTensorSpec::new(&self.mesh, layout, shape, entry.dtype.dtype().ok_or_else(dtype)?)?.shared()));
+            specs.push((
+                key,
+                DTensorSpec::new(&self.mesh, layout, shape, entry.dtype.dtype().ok_or_else(dtype)?)?.shared(),
+            ));
         }
-        let region = |spec: &DTensorSpec| {
-            Region::of_slices(&spec.layout().local_slices(spec.shape(), spec.coordinate()))
-        };
-        let wants: Vec<_> = specs.iter().map(|(key, spec)| Want { key: (*key).clone(), region: region(spec) }).collect();
+        let region =
+            |spec: &DTensorSpec| Region::of_slices(&spec.layout().local_slices(spec.shape(), spec.coordinate()));
+        let wants: Vec<_> =
+            specs.iter().map(|(key, spec)| Want { key: (*key).clone(), region: region(spec) }).collect();
         let mut tensors = BTreeMap::new();
         let add = |index: usize, bytes: Bytes| {
             let (key, spec): &(&String, Arc<DTensorSpec>) = &specs[index];

@@ -65,7 +65,8 @@ pub(super) fn verify_in(
     let files = (0..manifest.files.len()).map(|file| open(fs, dir, &manifest, file)).collect_vec();
     let tasks = tasks(&manifest, dir, &files);
     let total = tasks.iter().map(Task::len).sum();
-    let mut found: Vec<_> = files.iter().enumerate().filter_map(|(file, open)| Some(((file, 0), open.as_ref().err()?.clone()))).collect();
+    let mut found: Vec<_> =
+        files.iter().enumerate().filter_map(|(file, open)| Some(((file, 0), open.as_ref().err()?.clone()))).collect();
     let (send, receive) = mpsc::channel();
     let next = AtomicUsize::new(0);
     thread::scope(|scope| {

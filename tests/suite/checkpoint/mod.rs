@@ -1,3 +1,4 @@
 //! State dicts, and checkpoints in files.
 
 mod killed;
+mod tools;
