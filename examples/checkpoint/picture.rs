@@ -20,7 +20,9 @@ pub fn picture(summary: &Summary) -> String {
         .iter()
         .map(|(key, tensor)| {
             let mut bytes = vec![0; all.len()];
-            tensor.chunks.iter().for_each(|chunk| bytes[chunk.rank] += chunk.bytes);
+            for chunk in tensor.chunks.iter().filter(|chunk| chunk.rank < all.len()) {
+                bytes[chunk.rank] += chunk.bytes;
+            }
             (key.as_str(), bytes)
         })
         .collect();

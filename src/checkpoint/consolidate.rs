@@ -44,7 +44,7 @@ pub struct ConsolidateReport {
     pub tensors: usize,
     /// Bytes of all tensors.
     pub bytes: u64,
-    /// What was read.
+    /// Bytes that were read.
     pub read: ReadStats,
 }
 

@@ -100,7 +100,7 @@ struct Task<'a> {
     path: PathBuf,
     key: &'a str,
     chunk: &'a ChunkEntry,
-    /// Bytes of the whole chunk.
+    /// Bytes of the chunk.
     len: usize,
     blocks: Range<usize>,
 }

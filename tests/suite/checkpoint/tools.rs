@@ -1,4 +1,4 @@
-//! What needs no model: `inspect`, `verify`, `consolidate` and `reshard`.
+//! Tools that need no model: `inspect`, `verify`, `consolidate` and `reshard`.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
