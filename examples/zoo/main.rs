@@ -21,6 +21,7 @@ mod images;
 mod moe;
 mod plans;
 #[path = "../common/progress.rs"]
+#[allow(dead_code, reason = "nothing is saved here")]
 mod progress;
 mod resnet;
 mod task;

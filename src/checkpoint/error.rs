@@ -177,6 +177,18 @@ pub enum CheckpointError {
         /// Message of serde.
         reason: String,
     },
+    /// Each rank has a value of its own, and there are more or fewer ranks than when they were saved.
+    #[error(
+        "`{key}` is a value of each of {saved} ranks, which {ranks} ranks cannot have. Leave it out, or use {saved} ranks"
+    )]
+    RankValues {
+        /// Key of the values.
+        key: String,
+        /// Number of ranks that saved them.
+        saved: usize,
+        /// Number of ranks now.
+        ranks: usize,
+    },
     /// The state has no step, by which the checkpoint would be named.
     #[error("the state has no step, by which its checkpoint is named. Add `State::with_step`")]
     NoStep,

@@ -35,12 +35,12 @@ const LIMIT: u64 = 1 << 30;
 /// than those that saved it.
 #[derive(Debug, Clone)]
 pub struct Checkpoint {
-    fs: Arc<dyn FileSystem>,
-    path: PathBuf,
-    manifest: Arc<Manifest>,
-    mesh: DeviceMesh,
-    read: ReadOptions,
-    stats: Arc<Mutex<ReadStats>>,
+    pub(super) fs: Arc<dyn FileSystem>,
+    pub(super) path: PathBuf,
+    pub(super) manifest: Arc<Manifest>,
+    pub(super) mesh: DeviceMesh,
+    pub(super) read: ReadOptions,
+    pub(super) stats: Arc<Mutex<ReadStats>>,
 }
 
 impl Checkpoint {
@@ -227,7 +227,7 @@ fn saved_tensor(key: &str, entry: &TensorEntry) -> Result<SavedTensor, Checkpoin
 }
 
 /// Returns this rank's result if all ranks succeeded; otherwise, on every rank, the error of the first that failed.
-fn together<T>(comm: &Communicator, label: &str, own: Result<T>) -> Result<T> {
+pub(super) fn together<T>(comm: &Communicator, label: &str, own: Result<T>) -> Result<T> {
     let failed = match &own {
         Ok(_) => None,
         Err(crate::Error::Checkpoint(error)) => Some(Ok(error.clone())),
@@ -254,7 +254,7 @@ pub(super) fn read_manifest(fs: &dyn FileSystem, path: &Path, rank: usize) -> Re
     Ok((manifest, XxHash3_64::oneshot(&bytes)))
 }
 
-fn no_value<'a>(key: &str, present: impl Iterator<Item = &'a String>) -> CheckpointError {
+pub(super) fn no_value<'a>(key: &str, present: impl Iterator<Item = &'a String>) -> CheckpointError {
     let present = present.map(|key| format!("`{key}`")).collect::<Vec<_>>().join(", ");
     CheckpointError::NoValue { key: key.into(), present: if present.is_empty() { "none".into() } else { present } }
 }

@@ -166,6 +166,16 @@ fn file_name(rank: usize) -> String {
     format!("{SHARDS}{rank:05}.safetensors")
 }
 
+/// Returns the rank whose file has this name.
+pub(super) fn rank_of_file(name: &str) -> Option<usize> {
+    name.strip_prefix(SHARDS)?.strip_suffix(".safetensors")?.parse().ok()
+}
+
+/// Returns the name that a region of a tensor of shape `full` has in its file.
+pub(super) fn stored_name(key: &str, region: &Region, full: &[usize]) -> String {
+    if region.shape == full { key.to_owned() } else { format!("{key}{region}") }
+}
+
 /// Writes the files of all ranks and the manifest. If it is the checkpoint of a step of a `run`, `latest`
 /// then names it.
 ///
@@ -279,9 +289,7 @@ fn write_pieces(
         .iter()
         .map(|(key, region)| {
             let entry = &plan.manifest.tensors[*key];
-            let is_full = region.shape == entry.shape;
-            let name = if is_full { (*key).to_owned() } else { format!("{key}{region}") };
-            (name, entry.dtype, region.shape.clone())
+            (stored_name(key, region, &entry.shape), entry.dtype, region.shape.clone())
         })
         .collect();
     let metadata = BTreeMap::from([("format".to_owned(), "burn-dtensor checkpoint".to_owned())]);

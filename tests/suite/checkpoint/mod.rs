@@ -3,3 +3,4 @@
 mod killed;
 mod net;
 mod state_dict;
+mod tools;
