@@ -4,7 +4,7 @@ mod burn_limits;
 mod collective_numerics;
 mod comm;
 mod compiler;
-#[cfg(feature = "wgpu")]
+#[cfg(feature = "cube")]
 mod cube;
 mod data;
 mod debug;
