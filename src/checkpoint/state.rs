@@ -107,6 +107,35 @@ impl State {
         Ok(self)
     }
 
+    /// Adds a tensor. [`Checkpoint::load_tensor`](super::Checkpoint::load_tensor) loads it. Local: no communication.
+    ///
+    /// ```
+    /// # use burn::tensor::Tensor;
+    /// # use burn_dtensor::prelude::*;
+    /// use burn_dtensor::checkpoint::{self, Checkpoint, State};
+    ///
+    /// # let folder = std::env::temp_dir().join(format!("checkpoint-tensor-{}", std::process::id()));
+    /// launch(Launch::threads(2), |world| {
+    ///     let mesh = DeviceMesh::new(world, [2], ["dp"])?;
+    ///     let ones = Tensor::<2>::ones([4, 3], world.device());
+    ///     let rows = DTensor::distribute_replicated(ones, &mesh, &[Placement::Shard(0)])?;
+    ///     checkpoint::save(&folder, &State::new(&mesh).with_tensor("cache", rows.clone())?)?;
+    ///     let columns = rows.zeros_like().redistribute(&[Placement::Shard(1)])?;
+    ///     let columns = Checkpoint::open(&folder, &mesh)?.load_tensor("cache", &columns)?;
+    ///     assert_eq!(columns.full_tensor()?.into_data(), Tensor::<2>::ones([4, 3], world.device()).into_data());
+    ///     Ok(())
+    /// })?;
+    /// # std::fs::remove_dir_all(folder)?;
+    /// # Ok::<_, burn_dtensor::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`CheckpointError::Duplicate`].
+    pub fn with_tensor(mut self, key: &str, tensor: impl Into<DynDTensor>) -> Result<Self> {
+        insert(&mut self.tensors, key.into(), tensor.into())?;
+        Ok(self)
+    }
+
     /// Adds a value that is the same on all ranks, such as a scheduler's record or a sampler's position.
     /// [`save`](super::save) compares the values of the ranks. Local: no communication.
     ///
