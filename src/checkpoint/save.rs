@@ -78,7 +78,8 @@ impl fmt::Display for SaveReport {
 /// # Errors
 /// On all ranks, and an existing complete checkpoint is never changed: [`CheckpointError::Exists`],
 /// [`CheckpointError::Occupied`], [`CheckpointError::NotShared`], [`CheckpointError::Partial`], [`CheckpointError::DType`],
-/// [`CheckpointError::Disagree`], [`CheckpointError::Cover`], and [`CheckpointError::Io`], for instance for a full disk.
+/// [`CheckpointError::Disagree`], [`CheckpointError::Cover`], [`CheckpointError::Overlap`], and [`CheckpointError::Io`], for
+/// instance for a full disk.
 /// [`Error::Comm`](crate::Error::Comm) if another rank fails.
 pub fn save(path: impl AsRef<Path>, state: &State) -> Result<SaveReport> {
     let plan = SavePlan::new(state)?;
@@ -354,20 +355,26 @@ fn stored(data: TensorData) -> TensorData {
 
 type Values = (BTreeMap<String, serde_json::Value>, BTreeMap<String, Vec<serde_json::Value>>);
 
-/// Compares the values of all ranks, and collects those that each has of its own.
+/// Compares the values and steps of all ranks, and collects the values that each has of its own.
 fn values(state: &State, comm: &Communicator) -> Result<Values> {
     let text = |values: &BTreeMap<String, serde_json::Value>| serde_json::to_string(values).expect("they are texts");
-    let own = (text(&state.values), text(&state.rank_values));
+    let own = (text(&state.values), text(&state.rank_values), state.step);
     let of_ranks = comm.all_gather_object(Call::new("checkpoint_values"), &own)?;
     let read = |text: &String| -> BTreeMap<String, serde_json::Value> {
         serde_json::from_str(text).expect("it was just written")
     };
     let ranks = comm.group().ranks();
     let first = read(&of_ranks[0].0);
-    if let Some(other) = of_ranks.iter().position(|(values, _)| *values != of_ranks[0].0) {
+    if let Some(other) = of_ranks.iter().position(|(.., step)| *step != of_ranks[0].2) {
+        let text = |step: Option<u64>| step.map_or("no step".into(), |step| step.to_string());
+        let (found, expected) = (text(of_ranks[other].2), text(of_ranks[0].2));
+        let (rank, of) = (ranks[other], ranks[0]);
+        return Err(CheckpointError::Disagree { key: "step".into(), rank, found, of, expected }.into());
+    }
+    if let Some(other) = of_ranks.iter().position(|(values, ..)| *values != of_ranks[0].0) {
         return Err(difference(&first, &read(&of_ranks[other].0), ranks[other], ranks[0], "value").into());
     }
-    let all: Vec<_> = of_ranks.iter().map(|(_, values)| read(values)).collect();
+    let all: Vec<_> = of_ranks.iter().map(|(_, values, _)| read(values)).collect();
     if let Some(other) = all.iter().position(|values| !values.keys().eq(all[0].keys())) {
         let keys =
             |values: &BTreeMap<String, serde_json::Value>| values.keys().map(|key| (key.clone(), ().into())).collect();
