@@ -63,9 +63,11 @@ impl Checkpoint {
         let comm = mesh.all()?;
         let ranks = comm.group().ranks();
         let own = read_manifest(&*fs, path, mesh.rank());
-        let digests = agree(&comm, "checkpoint_open", own.as_ref().map(|(_, digest)| *digest).map_err(Clone::clone))?;
-        if let Some(other) = digests.iter().position(|digest| *digest != digests[0]) {
-            return Err(CheckpointError::NotShared { path: path.into(), rank: ranks[other], of: ranks[0] }.into());
+        let seen = own.as_ref().map(|(_, digest)| (path.to_owned(), *digest)).map_err(Clone::clone);
+        let mut seen = agree(&comm, "checkpoint_open", seen)?;
+        if let Some(other) = seen.iter().position(|(_, digest)| *digest != seen[0].1) {
+            let path = seen.swap_remove(other).0;
+            return Err(CheckpointError::NotShared { path, rank: ranks[other], of: ranks[0] }.into());
         }
         let manifest = Arc::new(own?.0);
         Ok(Self {
