@@ -1,6 +1,7 @@
 //! The public API, from outside.
 
 mod burn_limits;
+mod checkpoint;
 mod collective_numerics;
 mod comm;
 mod compiler;

@@ -1,0 +1,8 @@
+//! State dicts, and checkpoints in files.
+
+mod errors;
+mod folder;
+mod random_net;
+mod resume;
+mod round_trip;
+mod sharding;
