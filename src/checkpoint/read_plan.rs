@@ -347,4 +347,4 @@ impl Runs {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -120,7 +120,9 @@ pub(super) fn open(fs: &dyn FileSystem, path: &Path, rank: usize) -> Result<(Pat
         let source = fs.open(&path, Links::Follow).map_err(|error| io("open", &path, error))?;
         let len = source.len().map_err(|error| io("read", &path, error))?;
         let mut start = [0; 8];
-        source.read_exact_at(&mut start, 0).map_err(|error| io("read", &path, error))?;
+        if len >= 8 {
+            source.read_exact_at(&mut start, 0).map_err(|error| io("read", &path, error))?;
+        }
         let header = header_len(start, len).map_err(|reason| invalid(&path, reason))?;
         let mut json = vec![0; header];
         source.read_exact_at(&mut json, 8).map_err(|error| io("read", &path, error))?;
@@ -155,7 +157,7 @@ impl Manifest {
 /// Returns the length of the JSON of a file with `len` bytes that begins with `start`.
 fn header_len(start: [u8; 8], len: u64) -> Result<usize, String> {
     let header = u64::from_le_bytes(start);
-    if header > LONGEST || header > len - 8 {
+    if len < 8 || header > LONGEST.min(len - 8) {
         return Err(format!("it has {len} bytes, but its header has {header}; at most {LONGEST} are read"));
     }
     Ok(header as usize)

@@ -119,7 +119,7 @@ impl State {
     ///     let mesh = DeviceMesh::new(world, [2], ["dp"])?;
     ///     let ones = Tensor::<2>::ones([4, 3], world.device());
     ///     let rows = DTensor::distribute_replicated(ones, &mesh, &[Placement::Shard(0)])?;
-    ///     checkpoint::save(&folder, &State::new(&mesh).with_tensor("cache", rows.clone())?)?;
+    ///     checkpoint::save(&folder, &State::new(&mesh).with_tensor("cache", &rows)?)?;
     ///     let columns = rows.zeros_like().redistribute(&[Placement::Shard(1)])?;
     ///     let columns = Checkpoint::open(&folder, &mesh)?.load_tensor("cache", &columns)?;
     ///     assert_eq!(columns.full_tensor()?.into_data(), Tensor::<2>::ones([4, 3], world.device()).into_data());

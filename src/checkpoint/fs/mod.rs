@@ -77,11 +77,12 @@ pub(crate) trait FileSystem: Send + Sync + Debug {
     /// or be another rank that has not come to it yet.
     fn create_dir_all(&self, dir: &Path) -> io::Result<()> {
         let above = parent(dir);
+        if above == dir {
+            return Ok(());
+        }
         let existed = self.is_dir(dir, Links::Follow)?;
         if !existed {
-            if above != dir {
-                self.create_dir_all(above)?;
-            }
+            self.create_dir_all(above)?;
             match self.create_dir(dir) {
                 Err(error) if error.kind() == ErrorKind::AlreadyExists && self.is_dir(dir, Links::Follow)? => {}
                 created => created?,
@@ -118,7 +119,7 @@ pub(crate) fn real() -> Arc<dyn FileSystem> {
     Arc::new(real::RealFs)
 }
 
-/// Returns the folder that holds the path's entry: `.` for a bare name, and the path itself for the root.
+/// Returns the folder that holds the path's entry: `.` for a bare name; and the path itself for `/` and `.`.
 pub(crate) fn parent(path: &Path) -> &Path {
     match path.parent() {
         Some(above) if above.as_os_str().is_empty() => Path::new("."),

@@ -26,7 +26,7 @@ impl FileSystem for RealFs {
     }
 
     fn create(&self, file: &Path) -> io::Result<Box<dyn WriteFile>> {
-        Ok(Box::new(Writer(File::create_new(file)?)))
+        Ok(Box::new(RealWriter(File::create_new(file)?)))
     }
 
     fn open(&self, file: &Path, links: Links) -> io::Result<Arc<dyn ReadFile>> {
@@ -43,7 +43,11 @@ impl FileSystem for RealFs {
         }
         let opened = options.open(file)?;
         check_regular(&opened.metadata()?, file)?;
-        Ok(Arc::new(Reader::new(opened)))
+        Ok(Arc::new(RealReader {
+            file: opened,
+            #[cfg(not(unix))]
+            position: parking_lot::Mutex::new(()),
+        }))
     }
 
     fn list(&self, dir: &Path) -> io::Result<Vec<Entry>> {
@@ -73,21 +77,17 @@ impl FileSystem for RealFs {
         fs_err::remove_dir(dir)
     }
 
-    #[cfg(unix)]
+    /// Does nothing to a folder on systems apart from Unix, which have no such operation.
     fn sync_dir(&self, dir: &Path) -> io::Result<()> {
         if !fs_err::metadata(dir)?.is_dir() {
             return Err(io::Error::new(ErrorKind::NotADirectory, format!("`{}` is not a folder", dir.display())));
         }
+        #[cfg(unix)]
         match File::open(dir)?.sync_all() {
             // From file systems that have no such operation; PostgreSQL's `fsync_fname_ext` ignores it, too.
-            Err(error) if [ErrorKind::InvalidInput, ErrorKind::Unsupported].contains(&error.kind()) => Ok(()),
-            synced => synced,
+            Err(error) if [ErrorKind::InvalidInput, ErrorKind::Unsupported].contains(&error.kind()) => {}
+            synced => synced?,
         }
-    }
-
-    /// Does nothing: the systems apart from Unix have no such operation.
-    #[cfg(not(unix))]
-    fn sync_dir(&self, _dir: &Path) -> io::Result<()> {
         Ok(())
     }
 }
@@ -111,9 +111,9 @@ fn check_regular(found: &Metadata, file: &Path) -> io::Result<()> {
     Err(io::Error::new(ErrorKind::InvalidInput, format!("`{}` is {kind}, not a regular file", file.display())))
 }
 
-struct Writer(File);
+struct RealWriter(File);
 
-impl WriteFile for Writer {
+impl WriteFile for RealWriter {
     fn write_all(&mut self, bytes: &[u8]) -> io::Result<()> {
         Write::write_all(&mut self.0, bytes)
     }
@@ -123,64 +123,32 @@ impl WriteFile for Writer {
     }
 }
 
-#[cfg(unix)]
-mod positioned {
-    use std::io;
-
-    use fs_err::File;
-    use fs_err::os::unix::fs::FileExt;
-
-    use super::ReadFile;
-
-    /// A file to read.
-    pub(super) struct Reader(File);
-
-    impl Reader {
-        pub(super) fn new(file: File) -> Self {
-            Self(file)
-        }
-    }
-
-    impl ReadFile for Reader {
-        fn len(&self) -> io::Result<u64> {
-            Ok(self.0.metadata()?.len())
-        }
-
-        fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
-            self.0.read_exact_at(buffer, offset)
-        }
-    }
+struct RealReader {
+    file: File,
+    /// Held by the thread that reads: without positioned reads, the position is the file's.
+    #[cfg(not(unix))]
+    position: parking_lot::Mutex<()>,
 }
 
-#[cfg(not(unix))]
-mod positioned {
-    use std::io::{self, Read, Seek, SeekFrom};
-
-    use fs_err::File;
-    use parking_lot::Mutex;
-
-    use super::ReadFile;
-
-    /// A file to read, by one thread at a time: its position is part of it.
-    pub(super) struct Reader(Mutex<File>);
-
-    impl Reader {
-        pub(super) fn new(file: File) -> Self {
-            Self(Mutex::new(file))
-        }
+impl ReadFile for RealReader {
+    fn len(&self) -> io::Result<u64> {
+        Ok(self.file.metadata()?.len())
     }
 
-    impl ReadFile for Reader {
-        fn len(&self) -> io::Result<u64> {
-            Ok(self.0.lock().metadata()?.len())
-        }
+    #[cfg(unix)]
+    fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
+        fs_err::os::unix::fs::FileExt::read_exact_at(&self.file, buffer, offset)
+    }
 
-        fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
-            let mut file = self.0.lock();
-            file.seek(SeekFrom::Start(offset))?;
-            file.read_exact(buffer)
-        }
+    #[cfg(not(unix))]
+    fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
+        use std::io::{Read, Seek, SeekFrom};
+
+        let _held = self.position.lock();
+        let mut file = &self.file;
+        file.seek(SeekFrom::Start(offset))?;
+        let named =
+            |error: io::Error| io::Error::new(error.kind(), format!("`{}`: {error}", self.file.path().display()));
+        file.read_exact(buffer).map_err(named)
     }
 }
-
-use positioned::Reader;

@@ -2,6 +2,7 @@
 
 mod errors;
 mod folder;
+mod killed;
 mod random_net;
 mod resume;
 mod round_trip;

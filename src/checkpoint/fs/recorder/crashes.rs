@@ -45,7 +45,7 @@ enum Fate {
 }
 
 /// Returns the fates of pending changes that are tried.
-fn combinations(pending: &[(Change, String)]) -> vec::IntoIter<Vec<Fate>> {
+fn combinations(pending: &[(Change, String)]) -> Vec<Vec<Fate>> {
     let count = pending.len();
     let fates = |is_done: &dyn Fn(usize) -> bool| -> Vec<Fate> {
         (0..count).map(|at| if is_done(at) { Fate::Done } else { Fate::Lost }).collect()
@@ -68,7 +68,7 @@ fn combinations(pending: &[(Change, String)]) -> vec::IntoIter<Vec<Fate>> {
             }
         }
     }
-    all.into_iter()
+    all
 }
 
 /// A loss of power.
@@ -102,12 +102,20 @@ impl Crashes {
         Self {
             log: recording.log.clone().into(),
             next: 0,
-            combinations: combinations(&replay.pending),
+            combinations: combinations(&replay.pending).into_iter(),
             replay,
             marks: Vec::new(),
             seen: HashSet::new(),
             tried: 0,
         }
+    }
+
+    /// Skips the crashes before that many marks.
+    #[must_use]
+    pub(crate) fn after_marks(mut self, marks: usize) -> Self {
+        while self.marks.len() < marks && self.advance().is_some() {}
+        self.combinations = combinations(&self.replay.pending).into_iter();
+        self
     }
 
     /// Returns the number of combinations so far, of which some leave the same file system.
@@ -124,7 +132,6 @@ impl Crashes {
             self.marks.push(text.clone());
             self.seen.clear();
         }
-        self.combinations = combinations(&self.replay.pending);
         Some(())
     }
 
@@ -161,11 +168,12 @@ impl Iterator for Crashes {
         loop {
             let Some(fates) = self.combinations.next() else {
                 self.advance()?;
+                self.combinations = combinations(&self.replay.pending).into_iter();
                 continue;
             };
             self.tried += 1;
             let disk = self.state(&fates);
-            if self.seen.insert(disk.digest()) {
+            if self.seen.insert(disk.digest(0)) {
                 return Some(self.crash(disk, &fates));
             }
         }

@@ -93,9 +93,9 @@ impl Disk {
         }
     }
 
-    /// Returns the paths of all files and folders that have names, with their inodes, in order.
-    pub fn walk(&self) -> Vec<(String, Inode)> {
-        let (mut found, mut open) = (Vec::new(), vec![(String::new(), 0)]);
+    /// Returns the paths from a folder of all in it, with their inodes, in order.
+    pub fn walk(&self, folder: Inode) -> Vec<(String, Inode)> {
+        let (mut found, mut open) = (Vec::new(), vec![(String::new(), folder)]);
         while let Some((path, inode)) = open.pop() {
             if let Node::Folder(entries) = &self.nodes[inode] {
                 open.extend(entries.iter().rev().map(|(name, inode)| (format!("{path}/{name}"), *inode)));
@@ -105,10 +105,10 @@ impl Disk {
         found
     }
 
-    /// Returns a hash of all that can be found by name.
-    pub fn digest(&self) -> u64 {
+    /// Returns a hash of all that can be found by name in a folder.
+    pub fn digest(&self, folder: Inode) -> u64 {
         let mut hasher = XxHash3_64::new();
-        for (path, inode) in self.walk() {
+        for (path, inode) in self.walk(folder) {
             path.hash(&mut hasher);
             match &self.nodes[inode] {
                 Node::File(bytes) => bytes.hash(&mut hasher),

@@ -194,6 +194,12 @@ impl Recorder {
         Self::of(replay.durable)
     }
 
+    /// Returns a hash of the names and contents of all in a folder, or `None` if there is no such folder or file.
+    pub(crate) fn digest(&self, dir: &Path) -> Option<u64> {
+        let now = &self.0.lock().now;
+        Some(now.digest(now.find(dir).ok()?))
+    }
+
     /// Notes in the log that the program has come so far. [`Crash::marks`] has the texts of those before the crash.
     pub(crate) fn mark(&self, text: impl Into<String>) {
         self.0.lock().log.push((Step::Mark(text.into()), String::new()));
@@ -258,7 +264,7 @@ impl Debug for Recorder {
             Node::File(bytes) => format!("{path} ({} bytes)", bytes.len()),
             Node::Folder(_) => format!("{path}/"),
         };
-        write!(f, "{}", disk.walk().iter().map(line).format(", "))
+        write!(f, "{}", disk.walk(0).iter().map(line).format(", "))
     }
 }
 

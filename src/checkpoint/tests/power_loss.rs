@@ -1,0 +1,350 @@
+//! A loss of power, after any step of any sequence of calls, leaves checkpoints that load.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+use itertools::Itertools;
+
+use super::states::{RUN, is_saved, manager, state};
+use crate::checkpoint::fs::recorder::{Crash, Fault, Recorder, SyncCall};
+use crate::checkpoint::fs::{FileSystem, Links, read_all};
+use crate::checkpoint::save::{Live, SavePlan, write};
+use crate::checkpoint::{CheckpointError, CheckpointManager};
+use crate::mesh::DeviceMesh;
+use crate::prelude::*;
+
+/// One call of a training program.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Call {
+    /// Saves the next step and moves `latest` to it.
+    Save,
+    /// Saves the next step, and moves `latest` in no way.
+    SaveAlone,
+    /// Saves other values under the name of the last step, which is an error.
+    SaveTaken,
+    /// Saves the next step, moves `latest` to it and removes the others.
+    SaveAndPrune,
+    /// Moves `latest` to the last step and removes the others.
+    Prune,
+    /// Moves `latest` to the first step.
+    MoveLatest,
+}
+
+const CALLS: [Call; 6] =
+    [Call::Save, Call::SaveAlone, Call::SaveTaken, Call::SaveAndPrune, Call::Prune, Call::MoveLatest];
+
+/// The contents that a run folder must and may have.
+#[derive(Debug, Clone)]
+struct Expected {
+    /// Steps whose saves have returned and that were not removed, ascending.
+    saved: Vec<u64>,
+    /// The steps of which `latest` names one; `None` if the file may be missing.
+    latest: BTreeSet<Option<u64>>,
+}
+
+impl Expected {
+    fn empty() -> Self {
+        Self { saved: Vec::new(), latest: [None].into() }
+    }
+
+    fn last(&self) -> u64 {
+        self.saved.last().copied().unwrap_or_default()
+    }
+
+    /// Returns what is expected once a call has returned.
+    fn after(&self, call: Call) -> Self {
+        let (next, last) = (self.last() + 1, self.last());
+        let and_next = || self.saved.iter().copied().chain([next]).collect();
+        let only = |step| Self { saved: vec![step], latest: [Some(step)].into() };
+        match call {
+            Call::Save => Self { saved: and_next(), latest: [Some(next)].into() },
+            Call::SaveAlone => Self { saved: and_next(), latest: self.latest.clone() },
+            Call::SaveTaken => self.clone(),
+            Call::SaveAndPrune => only(next),
+            Call::Prune => only(last),
+            Call::MoveLatest => Self { saved: self.saved.clone(), latest: [self.saved.first().copied()].into() },
+        }
+    }
+
+    /// Returns what is expected while a call runs: steps that it removes may be gone, and `latest` may have moved.
+    fn during(&self, call: Call) -> Self {
+        let after = self.after(call);
+        let saved = self.saved.iter().copied().filter(|step| after.saved.contains(step)).collect();
+        Self { saved, latest: &self.latest | &after.latest }
+    }
+
+    fn after_all(calls: &[Call]) -> Self {
+        calls.iter().fold(Self::empty(), |expected, call| expected.after(*call))
+    }
+}
+
+/// Makes a call on every rank, which must return as it should.
+fn perform(call: Call, expected: &Expected, run: &CheckpointManager, fs: &Recorder, mesh: &DeviceMesh) -> Result<()> {
+    let (next, last) = (expected.last() + 1, expected.last());
+    let on_first = |run: CheckpointManager, step| if mesh.rank() == 0 { run.commit(fs, step) } else { Ok(()) };
+    match call {
+        Call::Save => drop(run.save(&state(mesh, next, 0)?)?),
+        Call::SaveAlone => {
+            let state = state(mesh, next, 0)?;
+            write(fs, &folder(next), &SavePlan::new(&state)?, &mut Live::new(&state), |_| Ok(()))?;
+        }
+        Call::SaveTaken => {
+            let taken = run.save(&state(mesh, last, 1)?).expect_err("the name is taken");
+            let exists = CheckpointError::Exists { path: folder(last) };
+            assert!(matches!(taken, crate::Error::Checkpoint(error) if error == exists));
+        }
+        Call::SaveAndPrune => drop(run.clone().with_keep(1).save(&state(mesh, next, 0)?)?),
+        Call::Prune => on_first(run.clone().with_keep(1), last)?,
+        Call::MoveLatest => on_first(run.clone(), expected.saved[0])?,
+    }
+    Ok(())
+}
+
+fn folder(step: u64) -> PathBuf {
+    Path::new(RUN).join(format!("step-{step}"))
+}
+
+/// Runs calls on two ranks, from a file system where some are done. Marks the return of each.
+fn record(start: &Recorder, done: &[Call], calls: &[Call], skipped: Option<&SyncCall>) -> Recorder {
+    let fs = start.durable_copy();
+    if let Some(sync) = skipped {
+        fs.skip(sync.clone());
+    }
+    launch(Launch::threads(2), |world| {
+        let mesh = DeviceMesh::new(world, [2], ["shard"])?;
+        let run = manager(&fs, &mesh);
+        let mut expected = Expected::after_all(done);
+        for call in calls {
+            perform(*call, &expected, &run, &fs, &mesh)?;
+            expected = expected.after(*call);
+            if mesh.rank() == 0 {
+                fs.mark(format!("{call:?}"));
+            }
+        }
+        Ok(())
+    })
+    .unwrap();
+    fs
+}
+
+/// Checks what a crash leaves. Loads of folders with the same contents are not repeated.
+struct Checker<'a> {
+    mesh: &'a DeviceMesh,
+    /// Number of ranks that saved.
+    ranks: u64,
+    loads: HashMap<(u64, u64), Result<(), String>>,
+    saved_again: HashSet<(u64, u64)>,
+    tried: usize,
+    distinct: usize,
+}
+
+impl<'a> Checker<'a> {
+    fn new(mesh: &'a DeviceMesh, ranks: u64) -> Self {
+        Self { mesh, ranks, loads: HashMap::new(), saved_again: HashSet::new(), tried: 0, distinct: 0 }
+    }
+
+    /// Checks all crashes after that many marks, and that a step can be saved again after each.
+    fn check_crashes(
+        &mut self,
+        fs: &Recorder,
+        marks: usize,
+        step: u64,
+        expected: impl Fn(&Crash) -> Expected,
+    ) -> Result<(), String> {
+        let mut crashes = fs.crashes().after_marks(marks);
+        let checked = crashes.by_ref().try_for_each(|crash| {
+            self.distinct += 1;
+            let left = format!("{:?}", crash.left);
+            self.check(&crash.left, &expected(&crash))
+                .and_then(|()| self.save_again(&crash.left, step))
+                .map_err(|fault| format!("{fault}\n  {}\n  left: {left}", crash.description))
+        });
+        self.tried += crashes.tried();
+        checked
+    }
+
+    fn check(&mut self, left: &Recorder, expected: &Expected) -> Result<(), String> {
+        let run = manager(left, self.mesh);
+        let steps = run.steps().map_err(|error| format!("the run folder: {error}"))?;
+        for &step in &steps {
+            self.load(left, &run, step).map_err(|fault| format!("step {step} does not load: {fault}"))?;
+        }
+        if let Some(lost) = expected.saved.iter().find(|step| !steps.contains(step)) {
+            return Err(format!("step {lost} is lost, of which the save had returned"));
+        }
+        let latest = match read_all(left, &Path::new(RUN).join("latest"), Links::Refuse, 100) {
+            Err(error) if error.kind() == ErrorKind::NotFound => None,
+            name => Some(String::from_utf8(name.map_err(|error| error.to_string())?).map_err(|error| error.to_string())?),
+        };
+        let is_named = |step: &Option<u64>| latest == step.map(|step| format!("step-{step}"));
+        match expected.latest.iter().find(|step| is_named(step)) {
+            Some(step) if step.is_none_or(|step| steps.contains(&step)) => Ok(()),
+            _ => Err(format!("`latest` is {latest:?}, where {expected:?} and there are {steps:?}")),
+        }
+    }
+
+    fn load(&mut self, left: &Recorder, run: &CheckpointManager, step: u64) -> Result<(), String> {
+        let digest = left.digest(&folder(step)).expect("it has a folder");
+        let (mesh, ranks) = (self.mesh, self.ranks);
+        let load = || is_saved(&run.open(step).map_err(|error| error.to_string())?, mesh, ranks, step);
+        self.loads.entry((digest, step)).or_insert_with(load).clone()
+    }
+
+    /// Saves over what an interrupted save left, unless the same was left before.
+    fn save_again(&mut self, left: &Recorder, step: u64) -> Result<(), String> {
+        let Some(digest) = left.digest(&folder(step)) else { return Ok(()) };
+        if !self.saved_again.insert((digest, step)) {
+            return Ok(());
+        }
+        let run = manager(left, self.mesh);
+        match state(self.mesh, step, 0).and_then(|state| run.save(&state)) {
+            Err(crate::Error::Checkpoint(CheckpointError::Exists { .. })) => return Ok(()),
+            saved => saved.map_err(|error| format!("step {step} is not saved again: {error}"))?,
+        };
+        let left = left.lose_pending();
+        let latest = manager(&left, self.mesh).latest().map_err(|error| error.to_string())?;
+        let latest = latest.ok_or("there is no latest after another save")?;
+        is_saved(&latest, self.mesh, 1, step)
+    }
+}
+
+/// Runs a check on one rank.
+fn on_one_rank<T: Send>(ranks_that_saved: u64, check: impl Fn(&mut Checker<'_>) -> T + Sync) -> T {
+    let checked = launch(Launch::threads(1), |world| {
+        let mesh = DeviceMesh::new(world, [1], ["shard"])?;
+        Ok(check(&mut Checker::new(&mesh, ranks_that_saved)))
+    });
+    checked.unwrap().pop().expect("there is one rank").1
+}
+
+#[test]
+fn any_three_calls_survive_a_loss_of_power() {
+    let empty = Recorder::new();
+    let one = record(&empty, &[], &[Call::Save], None).durable_copy();
+    let sequences = (1..=3).flat_map(|count| (0..count).map(|_| CALLS).multi_cartesian_product());
+    let mut recorded: Vec<(Vec<Call>, usize, Recorder)> = sequences
+        .map(|calls| {
+            let fs = record(&one, &[Call::Save], &calls, None);
+            ([vec![Call::Save], calls].concat(), 1, fs)
+        })
+        .collect();
+    for first in [Call::Save, Call::SaveAlone, Call::SaveAndPrune] {
+        recorded.push((vec![first], 0, record(&empty, &[], &[first], None)));
+    }
+    let report = on_one_rank(2, |checker| {
+        for (calls, done, fs) in &recorded {
+            // Shorter sequences have the crashes before.
+            let (last, before) = calls.split_last().expect("there is a call");
+            let (before, marks) = (Expected::after_all(before), before.len() - done);
+            let expected =
+                |crash: &Crash| if crash.marks.len() > marks { before.after(*last) } else { before.during(*last) };
+            let checked = checker.check_crashes(fs, marks, before.last() + 1, expected);
+            checked.unwrap_or_else(|fault| panic!("{calls:?}: {fault}"));
+        }
+        let steps: usize = recorded.iter().map(|(.., fs)| fs.steps()).sum();
+        format!(
+            "{} sequences of {steps} steps: {} crashes, {} different file systems, {} different checkpoints loaded, {} \
+             replaced",
+            recorded.len(),
+            checker.tried,
+            checker.distinct,
+            checker.loads.len(),
+            checker.saved_again.len()
+        )
+    });
+    println!("{report}");
+}
+
+#[test]
+fn every_sync_is_needed() {
+    let empty = Recorder::new();
+    // Two starts, since a sync that changes nothing is not missed: `latest` names the last step, or the one before.
+    let starts = [&[][..], &[Call::Save, Call::Save], &[Call::Save, Call::SaveAlone]];
+    let starts = starts.map(|done| (done, record(&empty, &[], done, None).durable_copy()));
+    let mut recorded = Vec::new();
+    for ((done, start), call) in starts.iter().cartesian_product(CALLS) {
+        let is_possible = !done.is_empty() || [Call::Save, Call::SaveAlone, Call::SaveAndPrune].contains(&call);
+        let syncs = if is_possible { record(start, done, &[call], None).syncs() } else { Vec::new() };
+        recorded.extend(syncs.into_iter().map(|sync| {
+            let fs = record(start, done, &[call], Some(&sync));
+            (*done, call, sync, fs)
+        }));
+    }
+    let (found, missed) = on_one_rank(2, |checker| {
+        let (mut found, mut missed) = (BTreeSet::new(), BTreeSet::new());
+        for (done, call, sync, fs) in &recorded {
+            let before = Expected::after_all(done);
+            let expected =
+                |crash: &Crash| if crash.marks.is_empty() { before.during(*call) } else { before.after(*call) };
+            let checked = checker.check_crashes(fs, 0, before.last() + 1, expected);
+            let site = (done.is_empty(), *call, sync.clone());
+            if checked.is_err() { found.insert(site) } else { missed.insert(site) };
+        }
+        (found, missed)
+    });
+    let missed = missed.difference(&found).collect_vec();
+    println!("{} syncs, each left out: {} found", recorded.len(), recorded.len() - missed.len());
+    // The run folder's entry is synced by every save, since the process that created it may have been killed before.
+    let of_run = |call| (false, call, SyncCall { path: "/".into(), index: 0 });
+    let expected = [Call::Save, Call::SaveAlone, Call::SaveAndPrune].map(of_run);
+    assert_eq!(missed, expected.iter().collect_vec());
+}
+
+/// A process is killed at any call; another saves the same step again, and then an earlier one; then power is lost.
+#[test]
+fn a_killed_process_and_then_a_loss_of_power() {
+    let start = record(&Recorder::new(), &[], &[Call::Save], None).durable_copy();
+    let mut recorded = Vec::new();
+    for (start, first) in [(Recorder::new(), 1), (start, 2)] {
+        for call in 0.. {
+            let fs = start.durable_copy();
+            let is_killed = launch(Launch::threads(1), |world| {
+                let mesh = DeviceMesh::new(world, [1], ["shard"])?;
+                let run = manager(&fs, &mesh).with_keep(1);
+                fs.fail(Fault { call, kind: ErrorKind::Other, lasting: true });
+                let killed = run.save(&state(&mesh, first, 0)?);
+                fs.heal();
+                if killed.is_ok() {
+                    return Ok(false);
+                }
+                fs.mark("killed");
+                for step in (1..=first).rev() {
+                    match run.save(&state(&mesh, step, 0)?) {
+                        Err(crate::Error::Checkpoint(CheckpointError::Exists { .. })) => fs.mark("taken"),
+                        saved => fs.mark(format!("saved {}", saved.map(|_| step)?)),
+                    }
+                }
+                Ok(true)
+            });
+            if !is_killed.unwrap()[0].1 {
+                break;
+            }
+            recorded.push((first, call, fs));
+        }
+    }
+    let report = on_one_rank(1, |checker| {
+        for (first, call, fs) in &recorded {
+            let expected = |crash: &Crash| {
+                // The save that was killed may have pruned what was saved before, once `latest` had moved.
+                let latest = [if *first == 1 { None } else { Some(1) }, Some(*first)].into();
+                let mut expected = Expected { saved: Vec::new(), latest };
+                for mark in &crash.marks {
+                    if let Some(step) = mark.strip_prefix("saved ").map(|step| step.parse().expect("it is a step")) {
+                        expected = Expected { saved: vec![step], latest: [Some(step)].into() };
+                    }
+                }
+                let running = first + 1 - crash.marks.len() as u64;
+                if running > 0 {
+                    expected.saved.clear();
+                    expected.latest.insert(Some(running));
+                }
+                expected
+            };
+            let checked = checker.check_crashes(fs, 1, 3, expected);
+            checked.unwrap_or_else(|fault| panic!("killed at call {call} of a save of step {first}: {fault}"));
+        }
+        format!("killed at {} calls: {} crashes, {} different file systems", recorded.len(), checker.tried, checker.distinct)
+    });
+    println!("{report}");
+}
