@@ -11,17 +11,21 @@
 //! `ROUND_TRIPS` says how many to run, `ROUND_TRIPS_FROM` the first seed. A failing case is printed.
 
 use std::collections::BTreeMap;
+use std::fs;
 use std::ops::Range;
 use std::path::Path;
 use std::time::Duration;
 
+use burn::module::Module;
+use burn::nn::BatchNormConfig;
 use burn::optim::momentum::MomentumConfig;
 use burn::optim::{AdaGradConfig, AdamWConfig, AdanConfig, LionConfig, RmsPropConfig, SgdConfig};
-use burn::tensor::{Bool, BoolStore, DType, Device, Float, Int, TensorData};
+use burn::tensor::{Bool, BoolStore, DType, Device, Float, Int, Tensor, TensorData};
 use burn_dtensor::checkpoint::{self, Checkpoint, LoadOptions, ReadOptions, State, StateDict};
 use burn_dtensor::dtensor::DynDTensor;
 use burn_dtensor::optim::{FullOptimizerState, ShardedOptimizer, sharded};
 use burn_dtensor::prelude::*;
+use burn_dtensor::testing::MeshTest;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
@@ -121,6 +125,14 @@ impl Case {
                 state.with_tensor(&format!("tensor{index}"), distributed(self.tensor(index), &mesh, &plan.save)?)?;
         }
         checkpoint::save(folder, &state)?;
+        mesh.world().barrier("all have saved")?;
+        let tensors = (0..self.tensors.len()).map(|index| self.tensor(index));
+        let all = expected.model.values().chain(expected.optimizer.tensors.values()).cloned().chain(tensors);
+        assert_eq!(
+            stored(folder),
+            all.map(|data| data.as_bytes().len()).sum::<usize>(),
+            "each element is written once"
+        );
         Ok(expected)
     }
 
@@ -197,6 +209,18 @@ const OPTIMIZERS: [fn() -> ShardedOptimizer; 7] = [
     || sharded(LionConfig::new()),
 ];
 
+/// Returns the number of bytes of all tensors in safetensors files.
+fn stored(folder: &Path) -> usize {
+    let paths = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    let files = paths.filter(|path| path.extension().is_some_and(|extension| extension == "safetensors"));
+    let stored = files.map(|path| {
+        let file = fs::read(path).unwrap();
+        let (len, rest) = file.split_at(8);
+        rest.len() - u64::from_le_bytes(len.try_into().unwrap()) as usize
+    });
+    stored.sum()
+}
+
 /// Distributes a full tensor that every rank has.
 fn distributed(full: TensorData, mesh: &DeviceMesh, layout: &Layout) -> Result<DynDTensor> {
     let full = StateDict::from_full([("tensor".into(), full)], mesh)?;
@@ -249,9 +273,54 @@ fn what_is_saved_on_one_mesh_is_loaded_on_another_to_the_bit() {
             println!("{case:#?}\n// seed {seed}: {how}\n");
             failures.push(seed);
         }
-        let _ = std::fs::remove_dir_all(folder);
+        let _ = fs::remove_dir_all(folder);
     }
     assert!(failures.is_empty(), "round trips of seeds {failures:?} failed");
+}
+
+/// The bytes of a replicated tensor are divided among the ranks, in pieces of 16 MiB.
+#[test]
+fn what_all_ranks_hold_is_written_by_all() {
+    let folder = Folder::new("even");
+    let path = folder.join("checkpoint");
+    let full = data(&mut StdRng::seed_from_u64(1), &[3 << 22], DType::F32, true);
+    let reports = MeshTest::new([3], ["dp"]).run(|mesh| {
+        let tensor = distributed(full.clone(), mesh, &Layout::replicate(mesh.shape())?)?;
+        checkpoint::save(&path, &State::new(mesh).with_tensor("tensor", tensor)?)
+    });
+    assert!(reports[0].bytes.iter().all(|&bytes| bytes > 16 << 20 && bytes < 17 << 20), "{}", reports[0]);
+    MeshTest::new([2], ["dp"]).run(|mesh| {
+        let like = distributed(
+            TensorData::zeros::<f32, _>([3 << 22]),
+            mesh,
+            &Layout::new(mesh.shape(), &[Placement::Shard(0)])?,
+        )?;
+        let loaded = load_tensor(&Checkpoint::open(&path, mesh)?, "tensor", &like)?;
+        assert!(loaded.local_data() == shard(&full, &loaded));
+        Ok(())
+    });
+}
+
+/// A layer of [`BatchNorm`] has seen another batch on each rank.
+#[test]
+fn running_statistics_are_saved_as_all_ranks_agree_on_them() {
+    let folder = Folder::new("running");
+    let path = folder.join("checkpoint");
+    let distributed = |mesh: &DeviceMesh| {
+        let norm = BatchNormConfig::new(3).init(&mesh.device().clone().autodiff());
+        fully_shard(norm, mesh, FullyShard::new().with_buffer_sync(BufferSync::Average).with_layer_warnings(false))
+    };
+    MeshTest::new([2], ["dp"]).run(|mesh| {
+        let norm = distributed(mesh)?;
+        norm.forward(Tensor::<2>::full([4, 3], mesh.rank() as f32, &mesh.device().clone().autodiff()));
+        checkpoint::save(&path, &State::new(mesh).with_model("norm", &norm)?)
+    });
+    MeshTest::new([3], ["dp"]).run(|mesh| {
+        let (norm, _) = Checkpoint::open(&path, mesh)?.load_model("norm", distributed(mesh)?, &LoadOptions::new())?;
+        let mean = norm.valid().running_mean.value();
+        assert_eq!(mean.into_data().try_to_vec::<f32>()?, [0.05; 3], "momentum 0.1, of means 0 and 1");
+        Ok(())
+    });
 }
 
 /// Saved and loaded by the same processes, on two meshes.
