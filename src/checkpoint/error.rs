@@ -190,7 +190,7 @@ pub enum CheckpointError {
         /// Global rank.
         rank: usize,
     },
-    /// What was saved does not fit the model.
+    /// The saved tensors do not fit the model.
     #[error(
         "what was saved does not fit the model. {}To load the rest, use `LoadOptions::with_partial`; to read other keys or \
          to leave parameters out, `LoadOptions::with_renamed`",

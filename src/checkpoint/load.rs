@@ -20,7 +20,7 @@ use super::reader::{Reader, Want};
 use super::region::Region;
 use super::save::MANIFEST;
 use super::state::{StoredScalar, decode};
-use super::{CheckpointError, LoadOptions, LoadReport, ReadOptions, ReadStats};
+use super::{CheckpointError, KeyReport, LoadOptions, ReadOptions, ReadStats};
 use crate::Result;
 use crate::comm::{Call, Communicator};
 use crate::dtensor::{DTensor, DTensorSpec, DynDTensor, Kind};
@@ -117,7 +117,7 @@ impl Checkpoint {
     /// On all ranks: [`CheckpointError::Keys`] with all missing, unexpected and misshapen keys, as far as `options` do not
     /// allow them; [`CheckpointError::Corrupt`]; [`CheckpointError::Io`]. [`Error::Comm`](crate::Error::Comm) if another
     /// rank fails.
-    pub fn load_model<M: Module>(&self, key: &str, model: M, options: &LoadOptions) -> Result<(M, LoadReport)> {
+    pub fn load_model<M: Module>(&self, key: &str, model: M, options: &LoadOptions) -> Result<(M, KeyReport)> {
         let comm = self.mesh.all()?;
         let run = || -> Result<_> {
             let targets = targets(&model, &self.mesh)?;

@@ -92,7 +92,7 @@ impl CheckpointManager {
     }
 
     /// Moves `latest` to a complete checkpoint, and removes those that are not kept.
-    fn commit(&self, fs: &dyn FileSystem, step: u64) -> Result<(), CheckpointError> {
+    pub(super) fn commit(&self, fs: &dyn FileSystem, step: u64) -> Result<(), CheckpointError> {
         let latest = self.path.join(LATEST);
         fs::write_atomically(fs, &latest, name(step).as_bytes()).map_err(|error| self.io("write", &latest, error))?;
         let Some(keep) = self.keep else { return Ok(()) };

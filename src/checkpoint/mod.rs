@@ -20,12 +20,14 @@ mod safetensors_file;
 mod save;
 mod state;
 mod state_dict;
+#[cfg(test)]
+mod tests;
 
 pub use asynchronous::{AsyncCheckpointer, AsyncSaveReport};
 pub use error::CheckpointError;
 pub use load::Checkpoint;
 pub use manager::CheckpointManager;
-pub use options::{LoadOptions, LoadReport};
+pub use options::{KeyReport, LoadOptions};
 pub use read_options::ReadOptions;
 pub use read_stats::{ClassStats, ReadStats, RunClass};
 pub use save::{SaveReport, save};

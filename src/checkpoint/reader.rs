@@ -9,7 +9,6 @@
 
 use std::collections::{BTreeSet, VecDeque};
 use std::io;
-use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -188,8 +188,10 @@ pub(super) fn write(
 
     let probe = on_first(comm, "checkpoint_folder", || create(fs, path, own))?;
     let seen = match fs.open(&path.join(&probe), Links::Refuse) {
-        Ok(_) => Ok(()),
-        Err(_) => Err(CheckpointError::NotShared { path: path.into(), rank: own, of: first }),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            Err(CheckpointError::NotShared { path: path.into(), rank: own, of: first })
+        }
+        seen => seen.map(drop).map_err(io("open", &path.join(&probe))),
     };
     let shared = agree(comm, "checkpoint_probe", seen);
     let cleared = on_first(comm, "checkpoint_probed", || {
@@ -353,49 +355,44 @@ fn stored(data: TensorData) -> TensorData {
     }
 }
 
-type Values = (BTreeMap<String, serde_json::Value>, BTreeMap<String, Vec<serde_json::Value>>);
+type Values = (BTreeMap<String, String>, BTreeMap<String, Vec<String>>);
 
 /// Compares the values and steps of all ranks, and collects the values that each has of its own.
 fn values(state: &State, comm: &Communicator) -> Result<Values> {
-    let text = |values: &BTreeMap<String, serde_json::Value>| serde_json::to_string(values).expect("they are texts");
-    let own = (text(&state.values), text(&state.rank_values), state.step);
+    let own = (state.values.clone(), state.rank_values.clone(), state.step);
     let of_ranks = comm.all_gather_object(Call::new("checkpoint_values"), &own)?;
-    let read = |text: &String| -> BTreeMap<String, serde_json::Value> {
-        serde_json::from_str(text).expect("it was just written")
-    };
     let ranks = comm.group().ranks();
-    let first = read(&of_ranks[0].0);
-    if let Some(other) = of_ranks.iter().position(|(.., step)| *step != of_ranks[0].2) {
+    let (first, first_own, first_step) = &of_ranks[0];
+    if let Some(other) = of_ranks.iter().position(|(.., step)| step != first_step) {
         let text = |step: Option<u64>| step.map_or("no step".into(), |step| step.to_string());
-        let (found, expected) = (text(of_ranks[other].2), text(of_ranks[0].2));
+        let (found, expected) = (text(of_ranks[other].2), text(*first_step));
         let (rank, of) = (ranks[other], ranks[0]);
         return Err(CheckpointError::Disagree { key: "step".into(), rank, found, of, expected }.into());
     }
-    if let Some(other) = of_ranks.iter().position(|(values, ..)| *values != of_ranks[0].0) {
-        return Err(difference(&first, &read(&of_ranks[other].0), ranks[other], ranks[0], "value").into());
+    if let Some(other) = of_ranks.iter().position(|(values, ..)| values != first) {
+        return Err(difference(first, &of_ranks[other].0, ranks[other], ranks[0], "value").into());
     }
-    let all: Vec<_> = of_ranks.iter().map(|(_, values, _)| read(values)).collect();
-    if let Some(other) = all.iter().position(|values| !values.keys().eq(all[0].keys())) {
-        let keys =
-            |values: &BTreeMap<String, serde_json::Value>| values.keys().map(|key| (key.clone(), ().into())).collect();
-        return Err(difference(&keys(&all[0]), &keys(&all[other]), ranks[other], ranks[0], "value of its own").into());
+    if let Some(other) = of_ranks.iter().position(|(_, values, _)| !values.keys().eq(first_own.keys())) {
+        let keys = |values: &BTreeMap<String, String>| values.keys().map(|key| (key.clone(), String::new())).collect();
+        let (expected, found) = (keys(first_own), keys(&of_ranks[other].1));
+        return Err(difference(&expected, &found, ranks[other], ranks[0], "value of its own").into());
     }
-    let of_key = |key: &String| all.iter().map(|values| values[key].clone()).collect();
-    let rank_values = all[0].keys().map(|key| (key.clone(), of_key(key))).collect();
-    Ok((first, rank_values))
+    let of_key = |key: &String| of_ranks.iter().map(|(_, values, _)| values[key].clone()).collect();
+    let rank_values = first_own.keys().map(|key| (key.clone(), of_key(key))).collect();
+    Ok((first.clone(), rank_values))
 }
 
 /// Returns the error for the first key in which the values of two ranks differ.
 fn difference(
-    expected: &BTreeMap<String, serde_json::Value>,
-    found: &BTreeMap<String, serde_json::Value>,
+    expected: &BTreeMap<String, String>,
+    found: &BTreeMap<String, String>,
     rank: usize,
     of: usize,
     what: &str,
 ) -> CheckpointError {
     let mut keys = expected.keys().chain(found.keys());
     let key = keys.find(|key| expected.get(*key) != found.get(*key)).cloned().unwrap_or_default();
-    let describe = |values: &BTreeMap<String, serde_json::Value>, other: &str| match values.contains_key(&key) {
+    let describe = |values: &BTreeMap<String, String>, other: &str| match values.contains_key(&key) {
         true => format!("{other} {what}"),
         false => format!("no {what}"),
     };

@@ -25,7 +25,6 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
-use serde_json::Value;
 use twox_hash::XxHash3_64;
 
 use super::region::Region;
@@ -64,12 +63,12 @@ pub(crate) struct Manifest {
     /// Tensors by key.
     #[serde(deserialize_with = "json::unique")]
     pub tensors: BTreeMap<String, TensorEntry>,
-    /// Values by key that are the same on all ranks.
-    #[serde(with = "json::values")]
-    pub values: BTreeMap<String, Value>,
-    /// Values by key of which each rank of the mesh has its own.
-    #[serde(with = "json::rank_values")]
-    pub rank_values: BTreeMap<String, Vec<Value>>,
+    /// Values by key that are the same on all ranks, as text.
+    #[serde(deserialize_with = "json::unique")]
+    pub values: BTreeMap<String, String>,
+    /// Values by key of which each rank of the mesh has its own, as text.
+    #[serde(deserialize_with = "json::unique")]
+    pub rank_values: BTreeMap<String, Vec<String>>,
 }
 
 /// A mesh in a manifest.

@@ -3,7 +3,9 @@
 mod errors;
 mod folder;
 mod killed;
+mod net;
 mod random_net;
 mod resume;
 mod round_trip;
 mod sharding;
+mod state_dict;

@@ -1,7 +1,5 @@
 //! [`Net`]: a model with parameters and buffers of any shape and dtype.
 
-use std::collections::BTreeMap;
-
 use burn::module::{Module, ModuleVisitor, Param, ParamId, RunningState};
 use burn::optim::GradientsParams;
 use burn::tensor::{Bool, BoolStore, DType, Device, Int, Tensor, TensorData};
@@ -163,39 +161,4 @@ pub fn grads<M: Module>(model: &M, step: u64) -> GradientsParams {
     let mut grads = Grads { seen: 0, step, grads: GradientsParams::new() };
     model.visit(&mut grads);
     grads.grads
-}
-
-/// Returns the values of an ordinary model by path: parameters and buffers, read without this crate.
-pub fn values<M: Module>(model: &M) -> BTreeMap<String, TensorData> {
-    let mut visit = Visit::default();
-    model.visit(&mut visit);
-    visit.values
-}
-
-#[derive(Default)]
-struct Visit {
-    path: Vec<String>,
-    values: BTreeMap<String, TensorData>,
-}
-
-impl ModuleVisitor for Visit {
-    fn enter_module(&mut self, name: &str, _: &str) {
-        self.path.push(name.into());
-    }
-
-    fn exit_module(&mut self, _: &str, _: &str) {
-        self.path.pop();
-    }
-
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        self.values.insert(self.path.join("."), param.base().into_data());
-    }
-
-    fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<D, Int>>) {
-        self.values.insert(self.path.join("."), param.val().into_data());
-    }
-
-    fn visit_bool<const D: usize>(&mut self, param: &Param<Tensor<D, Bool>>) {
-        self.values.insert(self.path.join("."), param.val().into_data());
-    }
 }

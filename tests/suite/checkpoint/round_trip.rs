@@ -30,7 +30,8 @@ use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
 use super::folder::Folder;
-use super::random_net::{INTS, NetPlan, data, grads, values};
+use super::net::values;
+use super::random_net::{INTS, NetPlan, data, grads};
 use super::sharding::Sharding;
 use crate::random_programs::{layouts, setting};
 
@@ -76,9 +77,8 @@ impl Case {
     fn draw(seed: u64, ranks: Option<usize>) -> Self {
         let mut rng = StdRng::seed_from_u64(seed);
         let (save, load) = (Sharding::draw(&mut rng, ranks), Sharding::draw(&mut rng, ranks));
-        // An optimizer has no state by path of parameters that are not distributed.
-        let has_state = |sharding: &Sharding| !sharding.is_ordinary() && !sharding.ignores;
-        let has_optimizer = rng.random_bool(0.6) && has_state(&save) && has_state(&load);
+        // The optimizer of an ordinary model has no state by path.
+        let has_optimizer = rng.random_bool(0.6) && !save.is_ordinary() && !load.is_ordinary();
         let tensors =
             (0..rng.random_range(0..=2)).map(|_| TensorPlan::draw(&mut rng, &save.sizes, &load.sizes)).collect();
         Self {

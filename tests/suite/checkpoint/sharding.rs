@@ -48,7 +48,7 @@ pub struct Sharding {
     is_balanced: bool,
     is_offloaded: bool,
     /// `fully_shard` ignores some parameters.
-    pub ignores: bool,
+    ignores: bool,
 }
 
 impl Sharding {
