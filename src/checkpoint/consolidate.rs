@@ -233,8 +233,8 @@ impl Export {
     fn parts(&self, most_bytes: usize) -> Vec<Want> {
         let (full, most) = (Region::full(&self.shape), most_bytes / self.dtype.bytes());
         let parts = match self.is_transposed {
-            true => transposed(full).pieces(most).into_iter().map(transposed).collect(),
-            false => full.pieces(most),
+            true => transposed(full).split(most).into_iter().map(transposed).collect(),
+            false => full.split(most),
         };
         parts.into_iter().map(|region| Want { key: self.key.clone(), region }).collect()
     }

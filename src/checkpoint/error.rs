@@ -161,6 +161,16 @@ pub enum CheckpointError {
         /// Number of elements of the tensor.
         expected: usize,
     },
+    /// Shards of several ranks, not equal, have elements in common.
+    #[error(
+        "shards of `{key}`, of global shape {shape:?}, overlap on different ranks. Save DTensors of one layout under one key"
+    )]
+    Overlap {
+        /// Key of the tensor.
+        key: String,
+        /// Global shape.
+        shape: Vec<usize>,
+    },
     /// The checkpoint does not contain a value.
     #[error("the checkpoint has no value `{key}`. It has: {present}")]
     NoValue {

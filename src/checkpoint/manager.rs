@@ -77,8 +77,10 @@ impl CheckpointManager {
     /// Those of [`save`](super::save), and [`CheckpointError::NoStep`]. If `latest` cannot be moved or an old checkpoint
     /// cannot be removed, the new one is complete nevertheless.
     pub fn save(&self, state: &State) -> Result<SaveReport> {
+        let plan = SavePlan::new(state)?;
+        // All ranks have this step, or none.
         let step = state.step().ok_or(CheckpointError::NoStep)?;
-        self.write(&SavePlan::new(state)?, &mut Live::new(state), step)
+        self.write(&plan, &mut Live::new(state), step)
     }
 
     /// Writes a checkpoint of which all ranks know what they write.

@@ -77,7 +77,8 @@ impl fmt::Display for SaveReport {
 /// # Errors
 /// On all ranks, and an existing complete checkpoint is never changed: [`CheckpointError::Exists`],
 /// [`CheckpointError::Occupied`], [`CheckpointError::NotShared`], [`CheckpointError::Partial`], [`CheckpointError::DType`],
-/// [`CheckpointError::Disagree`], [`CheckpointError::Cover`], and [`CheckpointError::Io`], for instance for a full disk.
+/// [`CheckpointError::Disagree`], [`CheckpointError::Cover`], [`CheckpointError::Overlap`], and [`CheckpointError::Io`], for
+/// instance for a full disk.
 /// [`Error::Comm`](crate::Error::Comm) if another rank fails.
 pub fn save(path: impl AsRef<Path>, state: &State) -> Result<SaveReport> {
     let plan = SavePlan::new(state)?;
@@ -351,21 +352,27 @@ fn stored(data: TensorData) -> TensorData {
 
 type Values = (BTreeMap<String, String>, BTreeMap<String, Vec<String>>);
 
-/// Compares the values of all ranks, and collects those that each has of its own.
+/// Compares the values and steps of all ranks, and collects the values that each has of its own.
 fn values(state: &State, comm: &Communicator) -> Result<Values> {
-    let own = (state.values.clone(), state.rank_values.clone());
+    let own = (state.values.clone(), state.rank_values.clone(), state.step);
     let of_ranks = comm.all_gather_object(Call::new("checkpoint_values"), &own)?;
     let ranks = comm.group().ranks();
-    let (first, first_own) = &of_ranks[0];
-    if let Some(other) = of_ranks.iter().position(|(values, _)| values != first) {
+    let (first, first_own, first_step) = &of_ranks[0];
+    if let Some(other) = of_ranks.iter().position(|(.., step)| step != first_step) {
+        let text = |step: Option<u64>| step.map_or("no step".into(), |step| step.to_string());
+        let (found, expected) = (text(of_ranks[other].2), text(*first_step));
+        let (rank, of) = (ranks[other], ranks[0]);
+        return Err(CheckpointError::Disagree { key: "step".into(), rank, found, of, expected }.into());
+    }
+    if let Some(other) = of_ranks.iter().position(|(values, ..)| values != first) {
         return Err(difference(first, &of_ranks[other].0, ranks[other], ranks[0], "value").into());
     }
-    if let Some(other) = of_ranks.iter().position(|(_, values)| !values.keys().eq(first_own.keys())) {
+    if let Some(other) = of_ranks.iter().position(|(_, values, _)| !values.keys().eq(first_own.keys())) {
         let keys = |values: &BTreeMap<String, String>| values.keys().map(|key| (key.clone(), String::new())).collect();
         let (expected, found) = (keys(first_own), keys(&of_ranks[other].1));
         return Err(difference(&expected, &found, ranks[other], ranks[0], "value of its own").into());
     }
-    let of_key = |key: &String| of_ranks.iter().map(|(_, values)| values[key].clone()).collect();
+    let of_key = |key: &String| of_ranks.iter().map(|(_, values, _)| values[key].clone()).collect();
     let rank_values = first_own.keys().map(|key| (key.clone(), of_key(key))).collect();
     Ok((first.clone(), rank_values))
 }

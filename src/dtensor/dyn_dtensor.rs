@@ -87,6 +87,12 @@ impl<const D: usize, K: Kind> From<DTensor<D, K>> for DynDTensor {
     }
 }
 
+impl<const D: usize, K: Kind> From<&DTensor<D, K>> for DynDTensor {
+    fn from(tensor: &DTensor<D, K>) -> Self {
+        tensor.clone().into()
+    }
+}
+
 impl DynDTensor {
     /// Creates the tensor from a plain local tensor and its spec, which the caller knows to match.
     pub(crate) fn from_parts(local: DispatchTensor, spec: Arc<DTensorSpec>) -> Self {
