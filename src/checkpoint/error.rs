@@ -49,6 +49,12 @@ pub enum CheckpointError {
         /// Global rank that created or read it.
         of: usize,
     },
+    /// Another program saved under the same name at the same time.
+    #[error("another program saved into {} at the same time. Give each program a folder of its own", path.display())]
+    Replaced {
+        /// Folder of the checkpoint.
+        path: PathBuf,
+    },
     /// The folder is not a complete checkpoint.
     #[error(
         "{} is not a complete checkpoint: it has no manifest.json. The save may have been interrupted, or the folder contains \
@@ -192,7 +198,7 @@ pub enum CheckpointError {
         /// Global rank.
         rank: usize,
     },
-    /// What was saved does not fit the model.
+    /// The saved tensors do not fit the model.
     #[error(
         "what was saved does not fit the model. {}To load the rest, use `LoadOptions::with_partial`; to read other keys or \
          to leave parameters out, `LoadOptions::with_renamed`",

@@ -6,7 +6,6 @@ use std::path::{Path, PathBuf};
 
 use itertools::Itertools;
 use serde::Serialize;
-use serde_json::Value;
 
 use super::CheckpointError;
 use super::fs::{self, FileSystem};
@@ -111,7 +110,7 @@ pub fn inspect(path: impl AsRef<Path>) -> Result<Summary, CheckpointError> {
 fn inspect_in(fs: &dyn FileSystem, path: &Path) -> Result<Summary, CheckpointError> {
     let (manifest, _) = read_manifest(fs, path, 0)?;
     let tensor = |(key, entry): (&String, &TensorEntry)| (key.clone(), TensorSummary::new(entry, &manifest));
-    let of_ranks = |(key, values): (&String, &Vec<Value>)| (key.clone(), values.iter().map(text).collect());
+    let of_ranks = |(key, values): (&String, &Vec<String>)| (key.clone(), values.iter().map(|value| text(value)).collect());
     let file = |(index, file): (usize, &super::manifest::FileEntry)| FileSummary {
         name: file.name.clone(),
         bytes: file.len,
@@ -189,7 +188,7 @@ impl fmt::Display for TensorSummary {
 }
 
 /// Returns a stored value as text, much like JSON.
-fn text(value: &Value) -> String {
+fn text(value: &str) -> String {
     let decoded: Result<ciborium::Value, _> = decode("", value);
     decoded.map_or_else(|_| value.to_string(), |value| cbor_text(&value))
 }

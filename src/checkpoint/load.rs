@@ -13,14 +13,13 @@ use twox_hash::XxHash3_64;
 
 use super::agree::agree;
 use super::capture::{replace, targets};
-use super::fs::{self, FileSystem, Links};
+use super::fs::{self, FileSystem, Links, MANIFEST};
 use super::manifest::{Manifest, TensorEntry};
 use super::options::SavedTensor;
 use super::reader::{Reader, Want};
 use super::region::Region;
-use super::save::MANIFEST;
 use super::state::{StoredScalar, decode};
-use super::{CheckpointError, LoadOptions, LoadReport, ReadOptions, ReadStats};
+use super::{CheckpointError, KeyReport, LoadOptions, ReadOptions, ReadStats};
 use crate::Result;
 use crate::comm::{Call, Communicator};
 use crate::dtensor::{DTensor, DTensorSpec, DynDTensor, Kind};
@@ -115,7 +114,7 @@ impl Checkpoint {
     /// On all ranks: [`CheckpointError::Keys`] with all missing, unexpected and misshapen keys, as far as `options` do not
     /// allow them; [`CheckpointError::Corrupt`]; [`CheckpointError::Io`]. [`Error::Comm`](crate::Error::Comm) if another
     /// rank fails.
-    pub fn load_model<M: Module>(&self, key: &str, model: M, options: &LoadOptions) -> Result<(M, LoadReport)> {
+    pub fn load_model<M: Module>(&self, key: &str, model: M, options: &LoadOptions) -> Result<(M, KeyReport)> {
         let comm = self.mesh.all()?;
         let run = || -> Result<_> {
             let targets = targets(&model, &self.mesh)?;

@@ -23,6 +23,8 @@ mod safetensors_file;
 mod save;
 mod state;
 mod state_dict;
+#[cfg(test)]
+mod tests;
 mod verify;
 
 pub use asynchronous::{AsyncCheckpointer, AsyncSaveReport};
@@ -31,7 +33,7 @@ pub use error::CheckpointError;
 pub use inspect::{ChunkSummary, FileSummary, Summary, TensorSummary, inspect};
 pub use load::Checkpoint;
 pub use manager::CheckpointManager;
-pub use options::{LoadOptions, LoadReport};
+pub use options::{KeyReport, LoadOptions};
 pub use read_options::ReadOptions;
 pub use read_stats::{ClassStats, ReadStats, RunClass};
 pub use save::{SaveReport, save};

@@ -11,15 +11,14 @@ use serde::{Deserialize, Serialize};
 
 use super::agree::{agree, on_first};
 use super::assign::{Held, Piece, assign, held};
-use super::fs::{self, FileSystem, Links};
+use super::fs::{self, FileSystem, Links, MANIFEST, parent};
 use super::manifest::{ChunkEntry, FileEntry, Manifest, MeshEntry, TensorEntry, block_checksums};
 use super::region::Region;
 use super::safetensors_file::header;
-use super::{CheckpointError, State};
+use super::{CheckpointError, CheckpointManager, State};
 use crate::Result;
 use crate::comm::{Call, Communicator};
 
-pub(super) const MANIFEST: &str = "manifest.json";
 const PROBE: &str = "probe-";
 const SHARDS: &str = "rank-";
 
@@ -82,7 +81,7 @@ impl fmt::Display for SaveReport {
 /// [`Error::Comm`](crate::Error::Comm) if another rank fails.
 pub fn save(path: impl AsRef<Path>, state: &State) -> Result<SaveReport> {
     let plan = SavePlan::new(state)?;
-    write(&*fs::real(), path.as_ref(), &plan, &mut Live::new(state), |_| Ok(()))
+    write(&*fs::real(), path.as_ref(), &plan, &mut Live::new(state), None)
 }
 
 /// What all ranks write, known to all.
@@ -125,6 +124,7 @@ impl SavePlan {
         let manifest = Manifest {
             step: state.step,
             mesh: MeshEntry { shape: state.mesh.shape().to_vec(), names: state.mesh.names().to_vec() },
+            previous: None,
             software: concat!("burn-dtensor ", env!("CARGO_PKG_VERSION")).into(),
             files: Vec::new(),
             tensors: held.iter().map(|held| (held.key.clone(), entry(held))).collect(),
@@ -176,7 +176,8 @@ pub(super) fn stored_name(key: &str, region: &Region, full: &[usize]) -> String 
     if region.shape == full { key.to_owned() } else { format!("{key}{region}") }
 }
 
-/// Writes the files of all ranks and the manifest. `commit` runs on group rank 0 once the checkpoint is complete.
+/// Writes the files of all ranks and the manifest. If it is the checkpoint of a step of a `run`, `latest`
+/// then names it.
 ///
 /// # Collective
 /// Every rank of the plan's group.
@@ -185,7 +186,7 @@ pub(super) fn write(
     path: &Path,
     plan: &SavePlan,
     bytes: &mut dyn PieceBytes,
-    commit: impl FnOnce(&dyn FileSystem) -> Result<(), CheckpointError>,
+    run: Option<(&CheckpointManager, u64)>,
 ) -> Result<SaveReport> {
     let comm = &plan.comm;
     let first = comm.group().ranks()[0];
@@ -197,43 +198,39 @@ pub(super) fn write(
 
     let probe = on_first(comm, "checkpoint_folder", || create(fs, path, own))?;
     let seen = match fs.open(&path.join(&probe), Links::Refuse) {
-        Ok(_) => Ok(()),
-        Err(_) => Err(CheckpointError::NotShared { path: path.into(), rank: own, of: first }),
-    };
-    let shared = agree(comm, "checkpoint_probe", seen);
-    let cleared = on_first(comm, "checkpoint_probed", || {
-        let probe = path.join(&probe);
-        fs.remove_file(&probe).map_err(io("remove", &probe))?;
-        match &shared {
-            Ok(_) => Ok(()),
-            Err(_) => fs::remove_dir_all(fs, path).map_err(io("remove", path)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            Err(CheckpointError::NotShared { path: path.into(), rank: own, of: first })
         }
-    });
-    shared?;
-    cleared?;
-
+        seen => seen.map(drop).map_err(io("open", &path.join(&probe))),
+    };
+    agree(comm, "checkpoint_probe", seen).inspect_err(|_| discard(fs, path, comm))?;
     let outcome = write_pieces(fs, path, plan, bytes).map_err(|(file, error)| io("write", &file)(error));
-    let written = match agree(comm, "checkpoint_write", outcome) {
-        Ok(written) => written,
-        Err(error) => {
-            // What is left is debris, which the next save sweeps.
-            if comm.group().rank() == 0 {
-                let _ = fs::remove_dir_all(fs, path);
-            }
-            return Err(error);
-        }
-    };
+    let written = agree(comm, "checkpoint_write", outcome).inspect_err(|_| discard(fs, path, comm))?;
     let sizes = written.iter().map(|written| written.len).collect();
     on_first(comm, "checkpoint_commit", || {
-        let manifest = plan.manifest(written);
+        let mut manifest = plan.manifest(written);
+        manifest.previous = run.map(|(manager, _)| manager.named(fs)).transpose()?.flatten();
+        // Another save under this name would have removed it, with the files of this one.
+        let probe = path.join(&probe);
+        fs.remove_file(&probe).map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound => CheckpointError::Replaced { path: path.into() },
+            _ => io("remove", &probe)(error),
+        })?;
         fs.sync_dir(path).map_err(io("sync", path))?;
         let file = path.join(MANIFEST);
         fs::write_atomically(fs, &file, &manifest.to_bytes()).map_err(io("write", &file))?;
         let parent = parent(path);
         fs.sync_dir(parent).map_err(io("sync", parent))?;
-        commit(fs)
+        run.map_or(Ok(()), |(manager, step)| manager.commit(fs, step))
     })?;
     Ok(SaveReport { path: path.into(), bytes: sizes })
+}
+
+/// Removes the folder of a save that failed. If that fails, too, it is debris, which the next save removes.
+fn discard(fs: &dyn FileSystem, path: &Path, comm: &Communicator) {
+    if comm.group().rank() == 0 {
+        let _ = fs::remove_dir_all(fs, path);
+    }
 }
 
 /// Creates the folder, and a file in it by which other ranks recognize it.
@@ -271,14 +268,6 @@ fn create(fs: &dyn FileSystem, path: &Path, rank: usize) -> Result<String, Check
 fn nonce() -> u64 {
     use std::hash::{BuildHasher, RandomState};
     RandomState::new().hash_one(std::process::id())
-}
-
-/// Returns the folder that contains `path`.
-pub(super) fn parent(path: &Path) -> &Path {
-    match path.parent() {
-        Some(parent) if parent != Path::new("") => parent,
-        _ => Path::new("."),
-    }
 }
 
 /// Writes and syncs this rank's file, if it has pieces.
@@ -360,43 +349,38 @@ fn stored(data: TensorData) -> TensorData {
     }
 }
 
-type Values = (BTreeMap<String, serde_json::Value>, BTreeMap<String, Vec<serde_json::Value>>);
+type Values = (BTreeMap<String, String>, BTreeMap<String, Vec<String>>);
 
 /// Compares the values of all ranks, and collects those that each has of its own.
 fn values(state: &State, comm: &Communicator) -> Result<Values> {
-    let text = |values: &BTreeMap<String, serde_json::Value>| serde_json::to_string(values).expect("they are texts");
-    let own = (text(&state.values), text(&state.rank_values));
+    let own = (state.values.clone(), state.rank_values.clone());
     let of_ranks = comm.all_gather_object(Call::new("checkpoint_values"), &own)?;
-    let read = |text: &String| -> BTreeMap<String, serde_json::Value> {
-        serde_json::from_str(text).expect("it was just written")
-    };
     let ranks = comm.group().ranks();
-    let first = read(&of_ranks[0].0);
-    if let Some(other) = of_ranks.iter().position(|(values, _)| *values != of_ranks[0].0) {
-        return Err(difference(&first, &read(&of_ranks[other].0), ranks[other], ranks[0], "value").into());
+    let (first, first_own) = &of_ranks[0];
+    if let Some(other) = of_ranks.iter().position(|(values, _)| values != first) {
+        return Err(difference(first, &of_ranks[other].0, ranks[other], ranks[0], "value").into());
     }
-    let all: Vec<_> = of_ranks.iter().map(|(_, values)| read(values)).collect();
-    if let Some(other) = all.iter().position(|values| !values.keys().eq(all[0].keys())) {
-        let keys =
-            |values: &BTreeMap<String, serde_json::Value>| values.keys().map(|key| (key.clone(), ().into())).collect();
-        return Err(difference(&keys(&all[0]), &keys(&all[other]), ranks[other], ranks[0], "value of its own").into());
+    if let Some(other) = of_ranks.iter().position(|(_, values)| !values.keys().eq(first_own.keys())) {
+        let keys = |values: &BTreeMap<String, String>| values.keys().map(|key| (key.clone(), String::new())).collect();
+        let (expected, found) = (keys(first_own), keys(&of_ranks[other].1));
+        return Err(difference(&expected, &found, ranks[other], ranks[0], "value of its own").into());
     }
-    let of_key = |key: &String| all.iter().map(|values| values[key].clone()).collect();
-    let rank_values = all[0].keys().map(|key| (key.clone(), of_key(key))).collect();
-    Ok((first, rank_values))
+    let of_key = |key: &String| of_ranks.iter().map(|(_, values)| values[key].clone()).collect();
+    let rank_values = first_own.keys().map(|key| (key.clone(), of_key(key))).collect();
+    Ok((first.clone(), rank_values))
 }
 
 /// Returns the error for the first key in which the values of two ranks differ.
 fn difference(
-    expected: &BTreeMap<String, serde_json::Value>,
-    found: &BTreeMap<String, serde_json::Value>,
+    expected: &BTreeMap<String, String>,
+    found: &BTreeMap<String, String>,
     rank: usize,
     of: usize,
     what: &str,
 ) -> CheckpointError {
     let mut keys = expected.keys().chain(found.keys());
     let key = keys.find(|key| expected.get(*key) != found.get(*key)).cloned().unwrap_or_default();
-    let describe = |values: &BTreeMap<String, serde_json::Value>, other: &str| match values.contains_key(&key) {
+    let describe = |values: &BTreeMap<String, String>, other: &str| match values.contains_key(&key) {
         true => format!("{other} {what}"),
         false => format!("no {what}"),
     };

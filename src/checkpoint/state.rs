@@ -7,7 +7,6 @@ use burn::module::Module;
 use burn_pack::Scalar;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 
 use super::{CheckpointError, StateDict};
 use crate::Result;
@@ -41,9 +40,9 @@ pub struct State {
     pub(super) step: Option<u64>,
     pub(super) tensors: BTreeMap<String, DynDTensor>,
     /// Values that are the same on all ranks.
-    pub(super) values: BTreeMap<String, Value>,
+    pub(super) values: BTreeMap<String, String>,
     /// Values of this rank.
-    pub(super) rank_values: BTreeMap<String, Value>,
+    pub(super) rank_values: BTreeMap<String, String>,
 }
 
 impl State {
@@ -184,17 +183,16 @@ impl From<StoredScalar> for Scalar {
 }
 
 /// Serializes a value as CBOR in hexadecimal digits. JSON has no infinities, and its numbers may lose their last bit.
-fn encode<T: Serialize>(key: &str, value: &T) -> Result<Value, CheckpointError> {
+fn encode<T: Serialize>(key: &str, value: &T) -> Result<String, CheckpointError> {
     let mut bytes = Vec::new();
     ciborium::into_writer(value, &mut bytes).map_err(|error| value_error(key, error))?;
-    Ok(Value::String(bytes.iter().map(|byte| format!("{byte:02x}")).collect()))
+    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
 /// Deserializes what [`encode`] returned.
-pub(super) fn decode<T: DeserializeOwned>(key: &str, value: &Value) -> Result<T, CheckpointError> {
-    let digits = value.as_str().map(str::as_bytes).filter(|digits| digits.is_ascii());
+pub(super) fn decode<T: DeserializeOwned>(key: &str, digits: &str) -> Result<T, CheckpointError> {
     let byte = |pair: &[u8]| u8::from_str_radix(str::from_utf8(pair).ok()?, 16).ok();
-    let bytes: Option<Vec<u8>> = digits.and_then(|digits| digits.chunks(2).map(byte).collect());
+    let bytes: Option<Vec<u8>> = digits.as_bytes().chunks(2).map(byte).collect();
     let bytes = bytes.ok_or_else(|| value_error(key, "it is not in hexadecimal digits"))?;
     ciborium::from_reader(&bytes[..]).map_err(|error| value_error(key, error))
 }

@@ -1,6 +1,6 @@
 //! [`Manifest`]: which files of a checkpoint have which elements of which tensors.
 //!
-//! The file `manifest.json` is one line of JSON, and frame and contents are told apart by their bytes, so that the
+//! The file `manifest.json` is one line of JSON, and frame and contents are separated by their bytes, so that the
 //! checksum is compared before anything else is read:
 //!
 //! ```text
@@ -25,7 +25,6 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
-use serde_json::Value;
 use twox_hash::XxHash3_64;
 
 use super::region::Region;
@@ -38,7 +37,7 @@ pub(crate) const BLOCK: usize = 1 << 20;
 /// The version that this crate writes and reads.
 const VERSION: u64 = 1;
 
-// The frame, but for version, checksum and contents.
+// The frame without version, checksum and contents.
 const BEFORE_VERSION: &str = r#"{"format":"burn-dtensor checkpoint","version":"#;
 const BEFORE_CHECKSUM: &str = r#","checksum":""#;
 const BEFORE_CONTENTS: &str = r#"","manifest":"#;
@@ -55,6 +54,8 @@ pub(crate) fn block_checksums(bytes: &[u8]) -> Vec<u64> {
 pub(crate) struct Manifest {
     /// Step of the training.
     pub step: Option<u64>,
+    /// Step of the checkpoint that was the latest of the run before this one.
+    pub previous: Option<u64>,
     /// Name and version of the crate that wrote the checkpoint.
     pub software: String,
     /// Mesh of the ranks that wrote it.
@@ -64,12 +65,12 @@ pub(crate) struct Manifest {
     /// Tensors by key.
     #[serde(deserialize_with = "json::unique")]
     pub tensors: BTreeMap<String, TensorEntry>,
-    /// Values by key that are the same on all ranks.
-    #[serde(with = "json::values")]
-    pub values: BTreeMap<String, Value>,
-    /// Values by key of which each rank of the mesh has its own.
-    #[serde(with = "json::rank_values")]
-    pub rank_values: BTreeMap<String, Vec<Value>>,
+    /// Values by key that are the same on all ranks, as text.
+    #[serde(deserialize_with = "json::unique")]
+    pub values: BTreeMap<String, String>,
+    /// Values by key of which each rank of the mesh has its own, as text.
+    #[serde(deserialize_with = "json::unique")]
+    pub rank_values: BTreeMap<String, Vec<String>>,
 }
 
 /// A mesh in a manifest.
@@ -119,7 +120,7 @@ pub(crate) struct ChunkEntry {
     pub checksums: Vec<u64>,
 }
 
-/// A data type in files: one of safetensors whose elements are whole bytes.
+/// A data type in files: one of safetensors whose elements have a number of bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "safetensors::Dtype")]
 pub(crate) struct StoredDType(safetensors::Dtype);
@@ -140,8 +141,12 @@ impl TryFrom<safetensors::Dtype> for StoredDType {
     type Error = String;
 
     fn try_from(dtype: safetensors::Dtype) -> Result<Self, String> {
-        let whole = dtype.bitsize().is_multiple_of(8);
-        if whole { Ok(Self(dtype)) } else { Err(format!("elements of the dtype {dtype} are not whole bytes")) }
+        let has_bytes = dtype.bitsize().is_multiple_of(8);
+        if has_bytes {
+            Ok(Self(dtype))
+        } else {
+            Err(format!("elements of the dtype {dtype} have a fraction of a byte"))
+        }
     }
 }
 

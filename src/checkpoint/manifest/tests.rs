@@ -5,7 +5,6 @@ use std::collections::BTreeSet;
 use itertools::Itertools;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
-use serde_json::json;
 
 use super::*;
 use rules::assert_valid;
@@ -34,12 +33,13 @@ fn example() -> Manifest {
     ];
     Manifest {
         step: Some(100),
+        previous: Some(90),
         software: "burn-dtensor 0.1.0".into(),
         mesh: MeshEntry { shape: vec![2, 1], names: vec!["shard".into(), "tp".into()] },
         files: vec![file("rank-00000.safetensors", 126), file("rank-00001.safetensors", 64 + (2 << 20))],
         tensors: tensors.map(|(key, tensor)| (key.into(), tensor)).into(),
-        values: [("scheduler".into(), json!({ "step": 3, "rate": 0.1 }))].into(),
-        rank_values: [("random".into(), vec![json!(u64::MAX), json!(null)])].into(),
+        values: [("scheduler".into(), "03".into())].into(),
+        rank_values: [("random".into(), vec!["04".into(), "05".into()])].into(),
     }
 }
 
@@ -61,36 +61,9 @@ fn what_is_written_is_read() {
     let bytes = manifest.to_bytes();
     assert_eq!(Manifest::parse(&bytes), Ok(manifest));
     // The frame is JSON as well, for other programs.
-    let json: Value = serde_json::from_slice(&bytes).unwrap();
+    let json: serde_json::Value = serde_json::from_slice(&bytes).unwrap();
     assert_eq!(json["manifest"]["tensors"]["b"]["chunks"][0][4], "00000000000000030000000000000004");
     assert_eq!(json["checksum"], format!("{:016x}", XxHash3_64::oneshot(contents(&example()).as_bytes())));
-}
-
-#[test]
-fn numbers_are_read_as_they_were_written() {
-    let mut random = StdRng::seed_from_u64(2);
-    let finite = |bits| Some(f64::from_bits(bits)).filter(|number| number.is_finite());
-    let numbers = (0..2000).filter_map(|_| finite(random.random())).collect_vec();
-    let read_inexactly = |number: &&f64| serde_json::from_str::<f64>(&json!(number).to_string()).unwrap() != **number;
-    assert!(numbers.iter().filter(read_inexactly).count() > 10, "no number here needs care");
-    let special = [0.0, -0.0, 0.1, 1e300, f64::MIN_POSITIVE, 5e-324, f64::MAX, 1.0, 9007199254740993.0];
-    let value = json!({
-        "numbers": numbers, "special": special, "single": 0.1f32, "integers": [u64::MAX, i64::MIN, 0],
-        "f64": "text", "inner": { "f64": { "f64": 0.3 } }, "number": { "f64": numbers[0] }, "text": [{ "f64": "1.5" }],
-    });
-    let mut manifest = example();
-    manifest.values.insert("value".into(), value.clone());
-    manifest.rank_values.insert("each".into(), vec![value, json!(numbers[1])]);
-    let read = Manifest::parse(&manifest.to_bytes()).unwrap();
-    assert_eq!(read, manifest);
-    assert!(read.values["value"]["special"][1].as_f64().unwrap().is_sign_negative());
-    for (wrong, reason) in
-        [(r#"{"f64":"x"}"#, "`x` is not a finite"), (r#"{"f64":"inf"}"#, "`inf`"), (r#"{"f64":1}"#, "neither")]
-    {
-        let damaged = contents(&example()).replace(r#"{"rate":0.1,"step":3}"#, wrong);
-        let error = Manifest::parse(&framed(&damaged)).unwrap_err();
-        assert!(matches!(&error, ManifestError::Json { reason: found } if found.contains(reason)), "{error}");
-    }
 }
 
 #[test]
@@ -106,20 +79,19 @@ fn bytes_that_changed_are_found() {
     let newer = String::from_utf8(bytes).unwrap().replacen(r#""version":1"#, r#""version":2"#, 1);
     assert_eq!(Manifest::parse(newer.as_bytes()), Err(ManifestError::Version { found: 2, known: 1 }));
     let stored = frame(&example().to_bytes()).unwrap().1;
-    let changed = example().to_bytes().iter().map(|&byte| if byte == b'7' { b'8' } else { byte }).collect_vec();
-    assert!(
-        matches!(Manifest::parse(&changed), Err(ManifestError::Checksum { stored: s, found }) if s == stored && s != found)
-    );
+    let changed = String::from_utf8(example().to_bytes()).unwrap().replace("Shard(0)", "Shard(1)");
+    let error = Manifest::parse(changed.as_bytes()).unwrap_err();
+    assert!(matches!(error, ManifestError::Checksum { stored: s, found } if s == stored && s != found), "{error}");
 }
 
-/// The names of the variants, but for `Frame`, `Version` and `Checksum`.
+/// The names of the variants, except for `Frame`, `Version` and `Checksum`.
 fn kind(error: &ManifestError) -> &'static str {
     match error {
         ManifestError::Json { .. } => "Json",
         ManifestError::FileName { .. } => "FileName",
         ManifestError::Mesh { .. } => "Mesh",
         ManifestError::Shape { .. } => "Shape",
-        ManifestError::Outside { .. } => "Outside",
+        ManifestError::OutOfBounds { .. } => "OutOfBounds",
         ManifestError::Coverage { .. } => "Coverage",
         ManifestError::Overlap { .. } => "Overlap",
         ManifestError::Range { .. } => "Range",
@@ -135,7 +107,7 @@ const KINDS: [&str; 11] = [
     "FileName",
     "Mesh",
     "Shape",
-    "Outside",
+    "OutOfBounds",
     "Coverage",
     "Overlap",
     "Range",
@@ -165,15 +137,16 @@ fn what_breaks_a_rule_is_refused_with_that_rule() {
         ("Shape", "product overflows", |m| a(m).shape = vec![1 << 32, 1 << 32]),
         ("Shape", "bytes overflow", |m| a(m).shape = vec![1 << 62, 1]),
         ("Shape", "more than an address", |m| a(m).shape = vec![1 << 61, 1]),
+        ("Shape", "overflows after a 0", |m| empty(m, &[0, 1 << 32, 1 << 32])),
         ("Shape", "overflows before a 0", |m| empty(m, &[1 << 32, 1 << 32, 0])),
-        ("Outside", "one row too many", |m| a(m).chunks[1].region.shape[0] = 2),
-        ("Outside", "offset beyond the end", |m| a(m).chunks[1].region.offsets[0] = 4),
-        ("Outside", "end overflows", |m| a(m).chunks[1].region.offsets[0] = usize::MAX),
-        ("Outside", "huge", |m| a(m).chunks[1].region.shape[0] = usize::MAX),
-        ("Outside", "empty", |m| a(m).chunks[1].region.shape[0] = 0),
-        ("Outside", "a dimension too few", |m| _ = a(m).chunks[1].region.shape.pop()),
-        ("Outside", "an offset too many", |m| a(m).chunks[1].region.offsets.push(0)),
-        ("Outside", "a chunk of nothing", |m| { let chunk = chunk(&[0, 0], &[1, 1], 0, 0, &[0]); m.tensors.get_mut("empty").unwrap().chunks.push(chunk) }),
+        ("OutOfBounds", "one row too many", |m| a(m).chunks[1].region.shape[0] = 2),
+        ("OutOfBounds", "offset beyond the end", |m| a(m).chunks[1].region.offsets[0] = 4),
+        ("OutOfBounds", "end overflows", |m| a(m).chunks[1].region.offsets[0] = usize::MAX),
+        ("OutOfBounds", "huge", |m| a(m).chunks[1].region.shape[0] = usize::MAX),
+        ("OutOfBounds", "empty", |m| a(m).chunks[1].region.shape[0] = 0),
+        ("OutOfBounds", "a dimension too few", |m| _ = a(m).chunks[1].region.shape.pop()),
+        ("OutOfBounds", "an offset too many", |m| a(m).chunks[1].region.offsets.push(0)),
+        ("OutOfBounds", "a chunk of nothing", |m| { let chunk = chunk(&[0, 0], &[1, 1], 0, 0, &[0]); m.tensors.get_mut("empty").unwrap().chunks.push(chunk) }),
         ("Coverage", "a chunk too few", |m| _ = a(m).chunks.pop()),
         ("Coverage", "a row too few", |m| a(m).chunks[0].region.shape[0] = 1),
         ("Coverage", "no chunk of a scalar", |m| m.tensors.values_mut().find(|t| t.shape.is_empty()).unwrap().chunks.clear()),
@@ -211,25 +184,28 @@ fn contents_that_are_not_a_manifest_are_refused() {
     let damages = [
         ("two tensors", tensor, format!("{tensor},{tensor}"), "two values for the key `empty`"),
         ("two of a field", r#""step":100"#, r#""step":100,"step":100"#.into(), "duplicate field `step`"),
-        ("two values", r#""scheduler":"#, r#""scheduler":0,"scheduler":"#.into(), "two values for the key `scheduler`"),
-        ("two inside", r#""rate":0.1"#, r#""rate":0.1,"rate":0.1"#.into(), "two values for the key `rate`"),
+        (
+            "two values",
+            r#""scheduler":"#,
+            r#""scheduler":"","scheduler":"#.into(),
+            "two values for the key `scheduler`",
+        ),
         ("two of each", r#""random":["#, r#""random":[],"random":["#.into(), "two values for the key `random`"),
         ("unknown field", r#""step":100"#, r#""step":100,"steps":1"#.into(), "unknown field `steps`"),
-        ("missing field", r#""step":100,"software":"#, r#""step":"#.into(), "invalid type"),
+        ("missing field", r#""previous":90,"software":"#, r#""previous":"#.into(), "invalid type"),
         ("negative", "[[2,0],[1,3]", "[[-2,0],[1,3]".into(), "invalid value"),
         ("larger than u64", "[[2,0],[1,3]", "[[18446744073709551616,0],[1,3]".into(), "invalid type"),
         ("a fraction", "[[2,0],[1,3]", "[[2.0,0],[1,3]".into(), "invalid type"),
         ("unknown dtype", r#""BOOL""#, r#""QFLOAT""#.into(), "unknown variant `QFLOAT`"),
-        ("half a byte", r#""BOOL""#, r#""F4""#.into(), "elements of the dtype F4 are not whole bytes"),
+        ("half a byte", r#""BOOL""#, r#""F4""#.into(), "elements of the dtype F4 have a fraction of a byte"),
         ("upper case", "ffffffffffffffff", "FFFFFFFFFFFFFFFF".into(), "16 hexadecimal digits"),
         ("a sign", "ffffffffffffffff", "+fffffffffffffff".into(), "16 hexadecimal digits"),
         ("15 digits", "ffffffffffffffff", "fffffffffffffff".into(), "16 hexadecimal digits"),
         ("a longer chunk", r#""ffffffffffffffff"]"#, r#""ffffffffffffffff",0]"#.into(), "trailing characters"),
         ("a shorter chunk", r#",1,8,"ffffffffffffffff"]"#, ",1,8]".into(), "invalid length 4"),
-        ("deep lists", r#""scheduler":"#, deep("["), "recursion limit"),
-        ("deep objects", r#""scheduler":"#, deep(r#"{"":"#), "recursion limit"),
+        ("deep lists", r#""scheduler":"#, deep("["), "invalid type"),
+        ("deep objects", r#""scheduler":"#, deep(r#"{"":"#), "invalid type"),
         ("deep where none is", r#""step":100"#, format!(r#""step":{}"#, "[".repeat(100_000)), "invalid type"),
-        ("huge number", r#""rate":0.1"#, r#""rate":1e999"#.into(), "number out of range"),
     ];
     for (name, from, to, reason) in damages {
         assert!(contents.contains(from), "{name}");

@@ -1,0 +1,2 @@
+#[path = "../../../../src/checkpoint/safetensors_file/header.rs"]
+pub mod header;
