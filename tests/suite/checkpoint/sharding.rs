@@ -35,7 +35,7 @@ const MESHES: [&[&str]; 19] = [
     &["replicate", "efsdp", "ep"],
 ];
 
-/// How a model is distributed.
+/// A mesh, and the placements of a model on it.
 #[derive(Debug, Clone)]
 pub struct Sharding {
     pub names: &'static [&'static str],
