@@ -161,7 +161,7 @@ pub enum CheckpointError {
         /// Number of elements of the tensor.
         expected: usize,
     },
-    /// Shards of several ranks, not equal, have elements in common.
+    /// Two ranks have different shards that share elements.
     #[error(
         "shards of `{key}`, of global shape {shape:?}, overlap on different ranks. Save DTensors of one layout under one key"
     )]

@@ -22,8 +22,7 @@ use crate::parallel::support::data_rank;
 const ROWS: usize = 24;
 const STEPS: u64 = 10;
 
-/// How far apart weights may be after as many steps on two meshes, which sum gradients in different orders. They move by
-/// about 0.1.
+/// The largest difference of weights after as many steps on two meshes, which sum gradients in different orders.
 const BOUND: f64 = 1e-6;
 
 /// Neither layer divides evenly, and the second bias has fewer elements than there are ranks.
@@ -191,7 +190,7 @@ fn a_tensor_parallel_run_resumes_on_every_mesh() {
     resumes_on_every_mesh(&[2, 2], true);
 }
 
-/// Of 4 ranks, the last has nothing of the second bias, and no gradient of it.
+/// The last of 4 ranks has nothing of the second bias.
 #[test]
 fn a_run_with_empty_shards_resumes_on_every_mesh() {
     resumes_on_every_mesh(&[4], false);

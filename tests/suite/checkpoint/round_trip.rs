@@ -2,7 +2,7 @@
 //!
 //! Floats of four dtypes, integers and booleans, with 1 to 4 dimensions, uneven and often smaller than the number of ranks;
 //! meshes of 1 to 3 dimensions with `fully_shard`, `parallelize`, both in both orders, replicas, experts, explicit and
-//! balanced shard sizes, ignored and offloaded parameters, and ordinary models; several optimizers. Beside models, DTensors
+//! balanced shard sizes, ignored and offloaded parameters, and ordinary models; several optimizers. Next to models, DTensors
 //! in any layout, also with other shard orders, and with several mesh dimensions that shard one dimension.
 //!
 //! What is loaded is compared with full values that were gathered before the save, by collectives: the full model, each
@@ -278,7 +278,7 @@ fn what_is_saved_on_one_mesh_is_loaded_on_another_to_the_bit() {
     assert!(failures.is_empty(), "round trips of seeds {failures:?} failed");
 }
 
-/// The bytes of a replicated tensor are divided among the ranks, in pieces of 16 MiB.
+/// The bytes of a replicated tensor are divided among the ranks, 16 MiB at a time.
 #[test]
 fn what_all_ranks_hold_is_written_by_all() {
     let folder = Folder::new("even");

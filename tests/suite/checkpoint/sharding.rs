@@ -35,7 +35,7 @@ const MESHES: [&[&str]; 19] = [
     &["replicate", "efsdp", "ep"],
 ];
 
-/// How a model is distributed.
+/// A mesh, and the placements of a model on it.
 #[derive(Debug, Clone)]
 pub struct Sharding {
     pub names: &'static [&'static str],
@@ -94,14 +94,16 @@ impl Sharding {
                 let names = self.named(|name| name == "ep" || name.starts_with("tp"));
                 net.experts = self.parallelized(net.experts, mesh, &names)?;
             }
-            return fully_shard(net, mesh, self.config());
+            let config = self.config(net.blocks.len());
+            return fully_shard(net, mesh, config);
         }
-        let sharded = |net, mesh: &DeviceMesh| {
+        let sharded = |net: Net, mesh: &DeviceMesh| {
             let names = self.named(|name| !name.starts_with("tp"));
             if names.is_empty() || self.is_ordinary() {
                 return Ok(net);
             }
-            fully_shard(net, &mesh.slice(&names)?, self.config())
+            let config = self.config(net.blocks.len());
+            fully_shard(net, &mesh.slice(&names)?, config)
         };
         if self.shards_first {
             return self.parallelized(sharded(net, mesh)?, mesh, &tensor);
@@ -126,7 +128,7 @@ impl Sharding {
         })
     }
 
-    fn config(&self) -> FullyShard {
+    fn config(&self, blocks: usize) -> FullyShard {
         let shard = self.named(|name| name.contains("shard") || name == "efsdp" || name == "ep");
         let config = FullyShard::new()
             .with_shard_dims(&shard)
@@ -137,8 +139,11 @@ impl Sharding {
         // Shards of tensor-parallel ranks may have other sizes than the explicit ones.
         let is_alone = !self.names.iter().any(|name| name.starts_with("tp") || *name == "ep");
         let config = if self.is_balanced && is_alone { config.with_balanced_bytes() } else { config };
-        let config =
-            if self.ignores && is_alone && !self.has_units { config.with_ignored(["blocks.0.*"]) } else { config };
+        let config = if self.ignores && is_alone && !self.has_units && blocks > 1 {
+            config.with_ignored(["blocks.0.*"])
+        } else {
+            config
+        };
         let ranks = self.sizes.iter().zip(self.names).filter(|(_, name)| shard.contains(name)).map(|(size, _)| size);
         let (ranks, sharding) = (ranks.product(), self.clone());
         config.with_shard_placement_fn(move |ParamInfo { path, shape }: ParamInfo<'_>| {
