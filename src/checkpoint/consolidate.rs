@@ -241,14 +241,14 @@ impl Export {
 }
 
 /// Returns a region of a matrix as one of the transposed matrix.
-fn transposed(mut region: Region) -> Region {
+pub(super) fn transposed(mut region: Region) -> Region {
     region.offsets.reverse();
     region.shape.reverse();
     region
 }
 
 /// Returns the bytes of a transposed matrix of `rows` by `columns` elements of `size` bytes.
-fn transposed_bytes(bytes: &[u8], [rows, columns]: [usize; 2], size: usize) -> Vec<u8> {
+pub(super) fn transposed_bytes(bytes: &[u8], [rows, columns]: [usize; 2], size: usize) -> Vec<u8> {
     let mut transposed = Vec::with_capacity(bytes.len());
     for column in 0..columns {
         for row in 0..rows {

@@ -110,7 +110,8 @@ pub fn inspect(path: impl AsRef<Path>) -> Result<Summary, CheckpointError> {
 fn inspect_in(fs: &dyn FileSystem, path: &Path) -> Result<Summary, CheckpointError> {
     let (manifest, _) = read_manifest(fs, path, 0)?;
     let tensor = |(key, entry): (&String, &TensorEntry)| (key.clone(), TensorSummary::new(entry, &manifest));
-    let of_ranks = |(key, values): (&String, &Vec<String>)| (key.clone(), values.iter().map(|value| text(value)).collect());
+    let of_ranks =
+        |(key, values): (&String, &Vec<String>)| (key.clone(), values.iter().map(|value| text(value)).collect());
     let file = |(index, file): (usize, &super::manifest::FileEntry)| FileSummary {
         name: file.name.clone(),
         bytes: file.len,

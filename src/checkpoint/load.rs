@@ -245,7 +245,7 @@ pub(super) fn read_manifest(fs: &dyn FileSystem, path: &Path, rank: usize) -> Re
 }
 
 /// Returns the shape and dtype of a tensor in a manifest.
-fn saved_tensor(key: &str, entry: &TensorEntry) -> Result<SavedTensor, CheckpointError> {
+pub(super) fn saved_tensor(key: &str, entry: &TensorEntry) -> Result<SavedTensor, CheckpointError> {
     let dtype = entry.dtype.dtype();
     let dtype = dtype.ok_or_else(|| CheckpointError::DType { key: key.into(), dtype: entry.dtype.to_string() })?;
     Ok(SavedTensor { shape: entry.shape.clone().into(), dtype })
