@@ -42,8 +42,8 @@ pub(super) struct Piece {
 /// Every rank of `comm`.
 ///
 /// # Errors
-/// [`CheckpointError::Partial`], [`CheckpointError::DType`], [`CheckpointError::Disagree`] and [`CheckpointError::Cover`], on
-/// all ranks.
+/// [`CheckpointError::Partial`], [`CheckpointError::DType`], [`CheckpointError::Disagree`], [`CheckpointError::Cover`] and
+/// [`CheckpointError::Overlap`], on all ranks.
 pub(super) fn held(state: &State, comm: &Communicator) -> Result<Vec<Held>> {
     let own = describe(state);
     let everywhere = state.tensors.values().all(|tensor| is_on_all(tensor.spec(), comm));
@@ -176,6 +176,11 @@ fn check_cover(held: &[Held]) -> Result<(), CheckpointError> {
         let (found, expected) = (regions.iter().map(|(region, _)| region.num_elements()).sum(), shape.iter().product());
         if found != expected {
             return Err(CheckpointError::Cover { key: key.clone(), shape: shape.clone(), found, expected });
+        }
+        let mut regions: Vec<_> =
+            regions.iter().map(|(region, _)| region).filter(|region| !region.is_empty()).collect();
+        if !Region::are_disjoint(&mut regions) {
+            return Err(CheckpointError::Overlap { key: key.clone(), shape: shape.clone() });
         }
     }
     Ok(())

@@ -78,7 +78,7 @@ impl fmt::Display for AsyncSaveReport {
 
 impl AsyncCheckpointer {
     /// Creates a checkpointer that saves into the manager's folder. Create at most one for a mesh: the threads of a mesh
-    /// share one sequence of calls.
+    /// share one sequence of calls. While it writes, save and remove checkpoints of its folder only through it.
     ///
     /// Local: no communication.
     ///
@@ -105,12 +105,13 @@ impl AsyncCheckpointer {
     /// The error of the previous checkpoint, on all ranks; then nothing is saved, and the next call starts anew. Those of
     /// [`save`](super::save) that are found before anything is written.
     pub fn save(&mut self, state: &State) -> Result<AsyncSaveReport> {
-        let step = state.step().ok_or(CheckpointError::NoStep)?;
         let started = Instant::now();
         let is_behind = self.is_writing();
         let previous = self.finish()?;
         let waited = if is_behind { started.elapsed() } else { Duration::ZERO };
         let mut plan = SavePlan::new(state)?;
+        // All ranks have this step, or none.
+        let step = state.step().ok_or(CheckpointError::NoStep)?;
         let copying = Instant::now();
         let mut staging = std::mem::take(&mut self.staging);
         staging.fill(&plan, &mut Live::new(state));

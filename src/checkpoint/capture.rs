@@ -56,11 +56,57 @@ fn spec(stored: &StoredTensor, mesh: &DeviceMesh) -> Result<Arc<DTensorSpec>> {
 /// Returns the model with these local tensors at these paths. Each has the local shape that [`targets`] describes, and
 /// is cast to the parameter's dtype. All other tensors stay as they are.
 ///
-/// Local: no communication. Every rank of the model must call it.
+/// Local: no communication. Every rank of the model must call it, after [`targets`].
 ///
 /// # Errors
 /// [`ParamError::ParamNotVisited`](crate::param::ParamError::ParamNotVisited) for a path that the model's `map` does not
 /// visit.
 pub(crate) fn replace<M: Module>(model: M, values: BTreeMap<String, TensorData>) -> Result<M> {
     replace_tensors(model, values.into_iter().map(|(path, data)| (path, NewValue::Data(data))).collect())
+}
+
+#[cfg(all(test, feature = "flex"))]
+mod tests {
+    use burn::nn::{Linear, LinearConfig};
+    use burn::tensor::DType;
+
+    use super::*;
+    use crate::comm::{Launch, launch};
+    use crate::fsdp::{FullyShard, full_model, fully_shard};
+    use crate::memory;
+
+    /// Rows of four equal elements, in memory that is not an ordinary allocation, as a reader of files may pass them.
+    fn foreign(rows: usize) -> TensorData {
+        memory::flex::tests::foreign(rows).into_data()
+    }
+
+    /// Each rank passes its shard of the full values, in another dtype.
+    #[test]
+    fn local_values_replace_those_of_the_paths() {
+        launch(Launch::threads(2), |world| {
+            let mesh = DeviceMesh::new(world, [2], ["shard"])?;
+            let device = world.device().clone().autodiff();
+            let model: Linear = fully_shard(LinearConfig::new(6, 4).init(&device), &mesh, FullyShard::new())?;
+            let (bias, id) = (full_model(&model)?.bias.map(|bias| bias.val().into_data()), model.weight.id);
+            let targets = targets(&model, &mesh)?;
+            assert_eq!(targets["weight"].local_range(0), [0..3, 3..6][mesh.rank()]);
+            let full = foreign(6);
+            let local = |full: &TensorData| {
+                let tensor = DynDTensor::from_full_data(full.clone(), &mesh, targets["weight"].layout().clone())?;
+                Ok::<_, crate::Error>(tensor.local_data())
+            };
+            let values = |data| BTreeMap::from([("weight".to_owned(), data)]);
+            let model = replace(model, values(local(&full)?.convert_dtype(DType::F64)))?;
+            let gathered = full_model(&model)?;
+            assert_eq!(gathered.weight.val().into_data(), full);
+            assert_eq!(gathered.bias.map(|bias| bias.val().into_data()), bias);
+            assert!(model.weight.is_require_grad() && model.weight.id == id);
+            // Other ranks read shards in place.
+            let model = replace(model, values(foreign(3)))?;
+            assert!(memory::is_persistent(&model.weight.base().inner().into_dispatch()));
+            assert!(replace(model, BTreeMap::from([("other".to_owned(), full)])).is_err());
+            Ok(())
+        })
+        .unwrap_or_else(|error| panic!("{error}"));
+    }
 }

@@ -13,14 +13,13 @@ use twox_hash::XxHash3_64;
 
 use super::agree::agree;
 use super::capture::{replace, targets};
-use super::fs::{self, FileSystem, Links};
+use super::fs::{self, FileSystem, Links, MANIFEST};
 use super::manifest::{Manifest, TensorEntry};
 use super::options::SavedTensor;
 use super::reader::{Reader, Want};
 use super::region::Region;
-use super::save::MANIFEST;
 use super::state::{StoredScalar, decode};
-use super::{CheckpointError, LoadOptions, LoadReport, ReadOptions, ReadStats};
+use super::{CheckpointError, KeyReport, LoadOptions, ReadOptions, ReadStats};
 use crate::Result;
 use crate::comm::{Call, Communicator};
 use crate::dtensor::{DTensor, DTensorSpec, DynDTensor, Kind};
@@ -36,12 +35,12 @@ const LIMIT: u64 = 1 << 30;
 /// than those that saved it.
 #[derive(Debug, Clone)]
 pub struct Checkpoint {
-    fs: Arc<dyn FileSystem>,
-    path: PathBuf,
-    manifest: Arc<Manifest>,
-    mesh: DeviceMesh,
-    read: ReadOptions,
-    stats: Arc<Mutex<ReadStats>>,
+    pub(super) fs: Arc<dyn FileSystem>,
+    pub(super) path: PathBuf,
+    pub(super) manifest: Arc<Manifest>,
+    pub(super) mesh: DeviceMesh,
+    pub(super) read: ReadOptions,
+    pub(super) stats: Arc<Mutex<ReadStats>>,
 }
 
 impl Checkpoint {
@@ -63,9 +62,11 @@ impl Checkpoint {
         let comm = mesh.all()?;
         let ranks = comm.group().ranks();
         let own = read_manifest(&*fs, path, mesh.rank());
-        let digests = agree(&comm, "checkpoint_open", own.as_ref().map(|(_, digest)| *digest).map_err(Clone::clone))?;
-        if let Some(other) = digests.iter().position(|digest| *digest != digests[0]) {
-            return Err(CheckpointError::NotShared { path: path.into(), rank: ranks[other], of: ranks[0] }.into());
+        let seen = own.as_ref().map(|(_, digest)| (path.to_owned(), *digest)).map_err(Clone::clone);
+        let mut seen = agree(&comm, "checkpoint_open", seen)?;
+        if let Some(other) = seen.iter().position(|(_, digest)| *digest != seen[0].1) {
+            let path = seen.swap_remove(other).0;
+            return Err(CheckpointError::NotShared { path, rank: ranks[other], of: ranks[0] }.into());
         }
         let manifest = Arc::new(own?.0);
         Ok(Self {
@@ -115,12 +116,13 @@ impl Checkpoint {
     /// On all ranks: [`CheckpointError::Keys`] with all missing, unexpected and misshapen keys, as far as `options` do not
     /// allow them; [`CheckpointError::Corrupt`]; [`CheckpointError::Io`]. [`Error::Comm`](crate::Error::Comm) if another
     /// rank fails.
-    pub fn load_model<M: Module>(&self, key: &str, model: M, options: &LoadOptions) -> Result<(M, LoadReport)> {
+    pub fn load_model<M: Module>(&self, key: &str, model: M, options: &LoadOptions) -> Result<(M, KeyReport)> {
         let comm = self.mesh.all()?;
         let run = || -> Result<_> {
             let targets = targets(&model, &self.mesh)?;
             let (pairs, report) = options.matched(&targets, &self.saved(key)?)?;
-            Ok((self.read_tensors(key, &pairs, &targets)?, report))
+            let keys = pairs.into_iter().map(|(path, stored)| (path, format!("{key}.{stored}")));
+            Ok((self.read_tensors(keys, &targets)?, report))
         };
         let (values, report) = together(&comm, "checkpoint_load_model", run())?;
         Ok((replace(model, values)?, report))
@@ -143,8 +145,8 @@ impl Checkpoint {
             let saved = self.saved(key)?;
             let described = saved.iter().map(|(name, saved)| (name.as_str(), &saved.shape, saved.dtype));
             let targets = OptimizerState::targets(&params, described)?;
-            let pairs: Vec<_> = targets.keys().map(|name| (name.clone(), name.clone())).collect();
-            let values = self.read_tensors(key, &pairs, &targets)?;
+            let keys = targets.keys().map(|name| (name.clone(), format!("{key}.{name}")));
+            let values = self.read_tensors(keys, &targets)?;
             let tensors = values.into_iter().map(|(name, data)| {
                 let tensor = DynDTensor::from_local_data(data, &targets[&name]);
                 (name, tensor)
@@ -183,28 +185,26 @@ impl Checkpoint {
 
     /// Returns shapes and dtypes of the tensors below `key`.
     fn saved(&self, key: &str) -> Result<BTreeMap<String, SavedTensor>, CheckpointError> {
-        let saved =
-            |(path, entry): (&str, &TensorEntry)| Ok((path.to_owned(), saved_tensor(&full_key(key, path), entry)?));
+        let saved = |(path, entry)| Ok((String::from(path), saved_tensor(&format!("{key}.{path}"), entry)?));
         self.entries(key).map(saved).collect()
     }
 
-    /// Reads this rank's parts of the matched tensors, by path.
+    /// Reads this rank's parts of tensors, by path: each path with its key.
     fn read_tensors(
         &self,
-        key: &str,
-        pairs: &[(String, String)],
+        keys: impl Iterator<Item = (String, String)>,
         targets: &BTreeMap<String, Arc<DTensorSpec>>,
     ) -> Result<BTreeMap<String, TensorData>> {
-        let want = |(path, stored): &(String, String)| {
-            let spec = &targets[path];
+        let want = |(path, key): (String, String)| {
+            let spec = &targets[&path];
             let slices = spec.layout().local_slices(spec.shape(), spec.coordinate());
-            Want { key: full_key(key, stored), region: Region::of_slices(&slices) }
+            (path, Want { key, region: Region::of_slices(&slices) })
         };
-        let wants: Vec<_> = pairs.iter().map(want).collect();
+        let (paths, wants): (Vec<_>, Vec<_>) = keys.map(want).unzip();
         let mut values = BTreeMap::new();
         let reader = Reader::new(&*self.fs, &self.path, &self.manifest, &self.read, self.mesh.rank());
         let done = |index: usize, bytes: Bytes| {
-            let ((path, _), Want { key, region }) = (&pairs[index], &wants[index]);
+            let (path, Want { key, region }) = (&paths[index], &wants[index]);
             let dtype = self.manifest.tensors[key].dtype.dtype().expect("only dtypes of burn are wanted");
             let data = TensorData::from_bytes(bytes, region.shape.clone(), dtype);
             let wanted = targets[path].dtype();
@@ -216,19 +216,8 @@ impl Checkpoint {
     }
 }
 
-/// Returns the key of a tensor below `key`.
-fn full_key(key: &str, path: &str) -> String {
-    if key.is_empty() { path.to_owned() } else { format!("{key}.{path}") }
-}
-
-fn saved_tensor(key: &str, entry: &TensorEntry) -> Result<SavedTensor, CheckpointError> {
-    let dtype = entry.dtype.dtype();
-    let dtype = dtype.ok_or_else(|| CheckpointError::DType { key: key.into(), dtype: entry.dtype.to_string() })?;
-    Ok(SavedTensor { shape: entry.shape.clone().into(), dtype })
-}
-
 /// Returns this rank's result if all ranks succeeded; otherwise, on every rank, the error of the first that failed.
-fn together<T>(comm: &Communicator, label: &str, own: Result<T>) -> Result<T> {
+pub(super) fn together<T>(comm: &Communicator, label: &str, own: Result<T>) -> Result<T> {
     let failed = match &own {
         Ok(_) => None,
         Err(crate::Error::Checkpoint(error)) => Some(Ok(error.clone())),
@@ -244,7 +233,7 @@ fn together<T>(comm: &Communicator, label: &str, own: Result<T>) -> Result<T> {
     }
 }
 
-fn read_manifest(fs: &dyn FileSystem, path: &Path, rank: usize) -> Result<(Manifest, u64), CheckpointError> {
+pub(super) fn read_manifest(fs: &dyn FileSystem, path: &Path, rank: usize) -> Result<(Manifest, u64), CheckpointError> {
     let file = path.join(MANIFEST);
     let bytes = fs::read_all(fs, &file, Links::Refuse, LIMIT).map_err(|error| match error.kind() {
         io::ErrorKind::NotFound => CheckpointError::Incomplete { path: path.into() },
@@ -255,7 +244,14 @@ fn read_manifest(fs: &dyn FileSystem, path: &Path, rank: usize) -> Result<(Manif
     Ok((manifest, XxHash3_64::oneshot(&bytes)))
 }
 
-fn no_value<'a>(key: &str, present: impl Iterator<Item = &'a String>) -> CheckpointError {
+/// Returns the shape and dtype of a tensor in a manifest.
+fn saved_tensor(key: &str, entry: &TensorEntry) -> Result<SavedTensor, CheckpointError> {
+    let dtype = entry.dtype.dtype();
+    let dtype = dtype.ok_or_else(|| CheckpointError::DType { key: key.into(), dtype: entry.dtype.to_string() })?;
+    Ok(SavedTensor { shape: entry.shape.clone().into(), dtype })
+}
+
+pub(super) fn no_value<'a>(key: &str, present: impl Iterator<Item = &'a String>) -> CheckpointError {
     let present = present.map(|key| format!("`{key}`")).collect::<Vec<_>>().join(", ");
     CheckpointError::NoValue { key: key.into(), present: if present.is_empty() { "none".into() } else { present } }
 }
@@ -267,16 +263,21 @@ impl Checkpoint {
     /// Every rank of the mesh. The tensor is not communicated.
     ///
     /// # Errors
-    /// As [`load_model`](Self::load_model).
+    /// As [`load_model`](Self::load_model), [`CheckpointError::NoValue`] if there is no such tensor, and
+    /// [`CheckpointError::Partial`] if `like` is partial.
     pub fn load_tensor<const D: usize, K: Kind>(&self, key: &str, like: &DTensor<D, K>) -> Result<DTensor<D, K>> {
         let comm = self.mesh.all()?;
         let run = || -> Result<_> {
-            let entry = self.manifest.tensors.get(key);
-            let entry = entry.ok_or_else(|| no_value(key, self.manifest.tensors.keys()))?;
-            let saved = BTreeMap::from([(key.to_owned(), saved_tensor(key, entry)?)]);
+            let (layout, tensors) = (like.spec().layout(), &self.manifest.tensors);
+            if layout.has_partial() {
+                return Err(CheckpointError::Partial { key: key.into(), placements: layout.to_string() }.into());
+            }
+            let entry = tensors.get(key).ok_or_else(|| no_value(key, tensors.keys()))?;
             let targets = BTreeMap::from([(key.to_owned(), like.spec().clone())]);
+            let saved = BTreeMap::from([(key.to_owned(), saved_tensor(key, entry)?)]);
             let (pairs, _) = LoadOptions::new().matched(&targets, &saved)?;
-            Ok(self.read_tensors("", &pairs, &targets)?.remove(key).expect("it was read"))
+            let mut values = self.read_tensors(pairs.into_iter(), &targets)?;
+            Ok(values.remove(key).expect("it is the one that was read"))
         };
         let data = together(&comm, "checkpoint_load_tensor", run())?;
         let (device, dtype) = (like.device(), data.dtype());

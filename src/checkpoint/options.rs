@@ -1,4 +1,4 @@
-//! [`LoadOptions`] and [`LoadReport`]: which saved tensors a load gives to which parameters.
+//! [`LoadOptions`] and [`KeyReport`]: which saved tensors a load gives to which parameters.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -30,7 +30,7 @@ impl LoadOptions {
     }
 
     /// Allows that parameters are not saved, which then keep their values, and that saved tensors are not in the model.
-    /// The [`LoadReport`] lists both. Shapes must still fit.
+    /// The [`KeyReport`] lists both. Shapes must still fit.
     #[must_use]
     pub fn with_partial(mut self, partial: bool) -> Self {
         self.partial = partial;
@@ -65,8 +65,8 @@ impl LoadOptions {
         &self,
         targets: &BTreeMap<String, Arc<DTensorSpec>>,
         saved: &BTreeMap<String, SavedTensor>,
-    ) -> Result<(Vec<(String, String)>, LoadReport), CheckpointError> {
-        let (mut pairs, mut report, mut mismatched) = (Vec::new(), LoadReport::default(), Vec::new());
+    ) -> Result<(Vec<(String, String)>, KeyReport), CheckpointError> {
+        let (mut pairs, mut report, mut mismatched) = (Vec::new(), KeyReport::default(), Vec::new());
         for (path, target) in targets {
             let Some(key) = self.key(path) else {
                 report.skipped.push(path.clone());
@@ -93,7 +93,7 @@ impl LoadOptions {
         if fits && mismatched.is_empty() {
             return Ok((pairs, report));
         }
-        let LoadReport { missing, unexpected, .. } = report;
+        let KeyReport { missing, unexpected, .. } = report;
         let (missing, unexpected) = if self.partial { Default::default() } else { (missing, unexpected) };
         Err(CheckpointError::Keys { missing, unexpected, mismatched })
     }
@@ -135,7 +135,7 @@ impl fmt::Display for SavedTensor {
 /// Report of a load into a model, identical on every rank. Paths are those of parameters and buffers in the model.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
-pub struct LoadReport {
+pub struct KeyReport {
     /// Paths that were loaded.
     pub loaded: Vec<String>,
     /// Those of them whose values had another dtype and were cast.

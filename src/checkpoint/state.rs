@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{CheckpointError, StateDict};
 use crate::Result;
-use crate::dtensor::{DTensor, DynDTensor, Kind};
+use crate::dtensor::DynDTensor;
 use crate::fsdp::sync_buffers;
 use crate::mesh::DeviceMesh;
 use crate::optim::OptimizerState;
@@ -106,12 +106,32 @@ impl State {
         Ok(self)
     }
 
-    /// Adds one DTensor under `key`. Local: no communication.
+    /// Adds a tensor. [`Checkpoint::load_tensor`](super::Checkpoint::load_tensor) loads it. Local: no communication.
+    ///
+    /// ```
+    /// # use burn::tensor::Tensor;
+    /// # use burn_dtensor::prelude::*;
+    /// use burn_dtensor::checkpoint::{self, Checkpoint, State};
+    ///
+    /// # let folder = std::env::temp_dir().join(format!("checkpoint-tensor-{}", std::process::id()));
+    /// launch(Launch::threads(2), |world| {
+    ///     let mesh = DeviceMesh::new(world, [2], ["dp"])?;
+    ///     let ones = Tensor::<2>::ones([4, 3], world.device());
+    ///     let rows = DTensor::distribute_replicated(ones, &mesh, &[Placement::Shard(0)])?;
+    ///     checkpoint::save(&folder, &State::new(&mesh).with_tensor("cache", &rows)?)?;
+    ///     let columns = rows.zeros_like().redistribute(&[Placement::Shard(1)])?;
+    ///     let columns = Checkpoint::open(&folder, &mesh)?.load_tensor("cache", &columns)?;
+    ///     assert_eq!(columns.full_tensor()?.into_data(), Tensor::<2>::ones([4, 3], world.device()).into_data());
+    ///     Ok(())
+    /// })?;
+    /// # std::fs::remove_dir_all(folder)?;
+    /// # Ok::<_, burn_dtensor::Error>(())
+    /// ```
     ///
     /// # Errors
     /// [`CheckpointError::Duplicate`].
-    pub fn with_tensor<const D: usize, K: Kind>(mut self, key: &str, tensor: &DTensor<D, K>) -> Result<Self> {
-        insert(&mut self.tensors, key.into(), tensor.clone().into())?;
+    pub fn with_tensor(mut self, key: &str, tensor: impl Into<DynDTensor>) -> Result<Self> {
+        insert(&mut self.tensors, key.into(), tensor.into())?;
         Ok(self)
     }
 

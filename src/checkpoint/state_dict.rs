@@ -10,7 +10,7 @@ use itertools::Itertools;
 
 use super::CheckpointError;
 use super::capture::{capture, targets};
-use super::options::{LoadOptions, LoadReport, SavedTensor};
+use super::options::{KeyReport, LoadOptions, SavedTensor};
 use crate::Result;
 use crate::comm::{Call, Communicator};
 use crate::dtensor::{DTensor, DTensorSpec, DynDTensor, Kind};
@@ -34,10 +34,10 @@ use crate::placement::Layout;
 /// launch(Launch::threads(4), |world| {
 ///     let mesh = DeviceMesh::new(world, [2, 2], ["dp", "tp"])?;
 ///     let linear = || LinearConfig::new(8, 6).init(world.device());
-///     let rows = fully_shard(linear(), &mesh.slice("dp")?, FullyShard::new())?;
+///     let rows = fully_shard(linear(), &mesh, FullyShard::new())?;
 ///     let state = StateDict::of_model(&rows, &mesh)?;
 ///     let weight: DTensor<2> = state.get("weight").expect("it is a matrix");
-///     assert_eq!(weight.placements(), [Placement::Shard(0)]);
+///     assert_eq!(weight.placements(), [Placement::Replicate, Placement::Shard(0)]);
 ///
 ///     // Loaded into a model of another layout, the values are redistributed.
 ///     let columns = parallelize(linear(), &mesh.slice("tp")?, Plan::new().with_style("", Style::colwise()))?;
@@ -59,7 +59,8 @@ impl StateDict {
     /// replicated over `mesh`: a buffer, a parameter that `fully_shard` ignored, any parameter of an ordinary model. A
     /// lazy parameter is drawn.
     ///
-    /// Nothing is copied or sent. Running statistics may differ between ranks until
+    /// Nothing is copied or sent, and nothing is compared: if slices of a mesh were distributed separately, from different
+    /// initial values, each rank takes those of its slice. Running statistics may differ between ranks until
     /// [`sync_buffers`](crate::fsdp::sync_buffers) makes them equal.
     ///
     /// # Errors
@@ -153,7 +154,8 @@ impl StateDict {
     /// get it redistributed, one tensor after the other. Lazy parameters are not drawn.
     ///
     /// `mesh` is the one of which the model's meshes are slices. Distribution, training state, devices and dtypes of the
-    /// model are kept. Running statistics are written in place, so clones of the model see them.
+    /// model are kept. Running statistics are written in place, so clones of the model see them. Until all tensors have
+    /// been redistributed, the model's old ones are in memory too.
     ///
     /// # Collective
     /// Every rank of `mesh` and of the tensors' meshes, which must have the same ranks.
@@ -162,7 +164,7 @@ impl StateDict {
     /// On every rank, and before anything is loaded: [`CheckpointError::Keys`] with all missing, unexpected and misshapen
     /// keys. Also [`ParamError::Replaced`](crate::param::ParamError::Replaced) like [`of_model`](Self::of_model), and
     /// [`Error::Comm`](crate::Error::Comm) if another rank fails.
-    pub fn load_model<M: Module>(&self, model: M, mesh: &DeviceMesh, options: &LoadOptions) -> Result<(M, LoadReport)> {
+    pub fn load_model<M: Module>(&self, model: M, mesh: &DeviceMesh, options: &LoadOptions) -> Result<(M, KeyReport)> {
         let targets = targets(&model, mesh)?;
         let saved = self.tensors.iter().map(|(key, tensor)| (key.clone(), SavedTensor::of(tensor.spec()))).collect();
         let (pairs, report) = agreed(&mesh.all()?, options.matched(&targets, &saved))?;
@@ -207,7 +209,7 @@ impl StateDict {
         model: M,
         mesh: &DeviceMesh,
         options: &LoadOptions,
-    ) -> Result<(M, LoadReport)> {
+    ) -> Result<(M, KeyReport)> {
         let targets = targets(&model, mesh)?;
         let all = mesh.all()?;
         let first = mesh.ranks()[0];

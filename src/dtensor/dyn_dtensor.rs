@@ -56,7 +56,7 @@ macro_rules! with_type {
 /// no autodiff graph.
 ///
 /// ```
-/// use burn::tensor::{Bool, Tensor};
+/// use burn::tensor::{Bool, Int, Tensor};
 /// use burn_dtensor::dtensor::DynDTensor;
 /// use burn_dtensor::prelude::*;
 ///
@@ -67,7 +67,9 @@ macro_rules! with_type {
 ///     assert_eq!(tensors[1].local_data().shape().as_slice(), [2, 3]);
 ///     let rows: DTensor<2> = tensors[1].dtensor().expect("it is a float matrix");
 ///     assert_eq!(rows.dims(), [4, 3]);
-///     assert!(tensors[0].dtensor::<2, Bool>().is_some() && tensors[0].dtensor::<1, Bool>().is_none());
+///     let bools = &tensors[0];
+///     assert!(bools.dtensor::<2, Bool>().is_some());
+///     assert!(bools.dtensor::<1, Bool>().is_none() && bools.dtensor::<2, Int>().is_none());
 ///     Ok(())
 /// })?;
 /// # Ok::<_, burn_dtensor::Error>(())
@@ -82,6 +84,12 @@ impl<const D: usize, K: Kind> From<DTensor<D, K>> for DynDTensor {
     fn from(tensor: DTensor<D, K>) -> Self {
         let spec = tensor.spec.clone();
         Self { spec, local: tensor.local.inner().into_dispatch() }
+    }
+}
+
+impl<const D: usize, K: Kind> From<&DTensor<D, K>> for DynDTensor {
+    fn from(tensor: &DTensor<D, K>) -> Self {
+        tensor.clone().into()
     }
 }
 
@@ -120,7 +128,6 @@ impl DynDTensor {
         let mesh = spec.mesh();
         let position = mesh.ranks().iter().position(|&rank| rank == source).expect("the source is in the mesh");
         let source = mesh.coordinate_at(position)?;
-        let full = full.map(|data| if data.dtype() == spec.dtype() { data } else { data.convert_dtype(spec.dtype()) });
         let local = with_type!(spec, D, K => {
             let full = full.map(|data| Tensor::<D, K>::from_data(data, (mesh.device(), spec.dtype())));
             send_parts(full, &spec, &source, call)?.into_dispatch()

@@ -12,15 +12,16 @@ use burn_pack::{Reader, Scalar, Tensor, Writer};
 use super::state::{ParameterState, field, join, layout_error};
 use super::{OptimError, OptimizerState};
 use crate::dtensor::DTensorSpec;
-use crate::param::{Visited, check_not_replaced, walk_with_paths};
+use crate::param::{ModelScan, Visited, check_not_replaced, walk_with_paths};
+use crate::placement::Layout;
 use crate::{Error, Result};
 
 /// Field name under which burn stores a parameter's number of dimensions.
 const RANK: &str = "__rank";
 
-/// Returns the specs of a model's distributed parameters, by path.
-/// [`FullOptimizerState::distribute`](super::FullOptimizerState::distribute) and [`OptimizerState::redistribute`]
-/// take them.
+/// Returns the specs of a distributed model's parameters, by path. One that is not distributed counts as replicated
+/// over the mesh of the first that is. [`FullOptimizerState::distribute`](super::FullOptimizerState::distribute) and
+/// [`OptimizerState::redistribute`] take them.
 ///
 /// # Errors
 /// Like [`optimizer_state`].
@@ -28,11 +29,9 @@ pub fn parameter_specs<M: Module>(model: &M) -> Result<BTreeMap<String, Arc<DTen
     Ok(parameters(model)?.into_iter().map(|(path, ModelParameter { spec, .. })| (path, spec)).collect())
 }
 
-/// Returns a copy of the state that burn's `optim` has for the distributed parameters of `model`, by path. It
-/// supports every optimizer whose state of a shard is the shard of its state of the full parameter. Local: no
-/// communication.
-///
-/// burn's own record contains the state of the other parameters.
+/// Returns a copy of the state that burn's `optim` has for the parameters of a distributed `model`, by path. It
+/// supports every optimizer whose state of a shard is the shard of its state of the full parameter. The state of a
+/// parameter that is not distributed is this rank's own. Local: no communication.
 ///
 /// # Errors
 /// [`OptimError::Shape`] if the optimizer's state of a shard is not a shard of its state of the full parameter,
@@ -42,7 +41,7 @@ pub fn parameter_specs<M: Module>(model: &M) -> Result<BTreeMap<String, Arc<DTen
 pub fn optimizer_state<M: Module>(optim: &ModuleOptimizer, model: &M) -> Result<OptimizerState> {
     let mut states = OptimizerRecord::of(optim)?.states;
     let mut params = BTreeMap::new();
-    for (path, ModelParameter { id, spec }) in parameters(model)? {
+    for (path, ModelParameter { id, spec, .. }) in parameters(model)? {
         if let Some((_, sink)) = states.remove(&id) {
             let state = ParameterState::new(&path, &spec, sink, false)?;
             params.insert(path, state);
@@ -51,8 +50,8 @@ pub fn optimizer_state<M: Module>(optim: &ModuleOptimizer, model: &M) -> Result<
     Ok(OptimizerState { params })
 }
 
-/// Returns `optim` with `state` in place of its state of all distributed parameters of `model`. Local: no
-/// communication.
+/// Returns `optim` with `state` in place of its state of all distributed parameters of `model`, and of the others that
+/// `state` contains. Local: no communication.
 ///
 /// # Errors
 /// [`OptimError::NoParameter`] for a path that the model does not contain, [`OptimError::Layout`] for state of a
@@ -66,10 +65,11 @@ pub fn load_optimizer_state<M: Module>(
 ) -> Result<ModuleOptimizer> {
     let parameters = parameters(model)?;
     let mut record = OptimizerRecord::of(&optim)?;
-    parameters.values().for_each(|parameter| drop(record.states.remove(&parameter.id)));
+    let replaced = parameters.iter().filter(|(path, param)| param.is_distributed || state.params.contains_key(*path));
+    replaced.for_each(|(_, param)| drop(record.states.remove(&param.id)));
     let find = |path: &String| parameters.get(path).ok_or_else(|| OptimError::no_parameter(path, parameters.keys()));
     for (path, state) in &state.params {
-        let ModelParameter { id, spec } = find(path)?;
+        let ModelParameter { id, spec, .. } = find(path)?;
         if state.spec != *spec {
             return Err(layout_error(path, &state.spec, spec).into());
         }
@@ -87,21 +87,32 @@ pub fn load_optimizer_state<M: Module>(
     Ok(optim)
 }
 
-/// A distributed parameter of a model.
+/// A parameter of a distributed model.
 struct ModelParameter {
     /// burn's parameter id.
     id: u64,
     spec: Arc<DTensorSpec>,
+    is_distributed: bool,
 }
 
-/// Returns the distributed parameters of a model, by path.
+/// Returns the parameters of a distributed model, by path; none of a model without distributed parameters.
 fn parameters<M: Module>(model: &M) -> Result<BTreeMap<String, ModelParameter>> {
     let walk = walk_with_paths(model);
     check_not_replaced(model, &walk)?;
-    let parameter = |Visited { id, param, base, path, .. }: Visited| {
-        (path.expect("the walk records paths"), ModelParameter { id: id.val(), spec: param.spec(base.dtype()) })
-    };
-    Ok(walk.distributed.into_iter().map(parameter).collect())
+    let Some(first) = walk.distributed.first() else { return Ok(BTreeMap::new()) };
+    let mesh = first.param.info().spec.mesh().clone();
+    let replicate = Layout::replicate(mesh.shape())?;
+    let others = ModelScan::of(model).params.into_iter().filter(|found| found.distributed.is_none()).map(|found| {
+        let spec = DTensorSpec::new(&mesh, replicate.clone(), found.shape.clone().into(), found.dtype)?.shared();
+        Ok((found.path(), ModelParameter { id: found.id.val(), spec, is_distributed: false }))
+    });
+    let mut parameters: BTreeMap<_, _> = others.collect::<Result<_>>()?;
+    parameters.extend(walk.distributed.into_iter().map(|Visited { id, param, base, path, .. }| {
+        let spec = param.spec(base.dtype());
+        let path = path.expect("the walk records paths");
+        (path, ModelParameter { id: id.val(), spec, is_distributed: true })
+    }));
+    Ok(parameters)
 }
 
 /// Decoded record of burn's optimizer. Its fields are private, but its bytes can be read.

@@ -250,7 +250,7 @@ impl ShardedOptimizer {
         }
     }
 
-    /// Returns the state of the distributed parameters of `model`, like [`optimizer_state`].
+    /// Returns the state of the parameters of `model`, by path, like [`optimizer_state`].
     ///
     /// # Errors
     /// Like [`optimizer_state`].
@@ -258,7 +258,7 @@ impl ShardedOptimizer {
         optimizer_state(&self.optim, model)
     }
 
-    /// Returns the optimizer with `state` in place of its state of the distributed parameters of `model`, like
+    /// Returns the optimizer with `state` in place of its state of the parameters of `model`, like
     /// [`load_optimizer_state`].
     ///
     /// # Errors

@@ -52,7 +52,7 @@ const NOTED: [&str; 2] = ["BatchNorm", "Dropout"];
 
 /// A float parameter.
 pub(crate) struct ScannedParam {
-    id: ParamId,
+    pub(crate) id: ParamId,
     pub(crate) path: Vec<String>,
     owners: Vec<String>,
     /// Shape of the stored value.

@@ -45,13 +45,14 @@ pub(crate) fn stored_tensors<M: Module>(model: &M, draw: bool) -> Result<Vec<Sto
 
 /// Returns the tensors of `model` whose paths are `wanted`, in burn's order, without checks.
 pub(super) fn visit_stored<M: Module>(model: &M, draw: bool, wanted: impl FnMut(&str) -> bool) -> Vec<StoredTensor> {
-    let mut visit = Visit { wanted, draw, path: Vec::new(), owners: Vec::new(), last: false, found: Vec::new() };
+    let mut visit =
+        StoredVisitor { wanted, draw, path: Vec::new(), owners: Vec::new(), last: false, found: Vec::new() };
     take_visited();
     model.visit(&mut visit);
     visit.found
 }
 
-struct Visit<F> {
+struct StoredVisitor<F> {
     wanted: F,
     draw: bool,
     path: Vec<String>,
@@ -63,7 +64,7 @@ struct Visit<F> {
     found: Vec<StoredTensor>,
 }
 
-impl<F: FnMut(&str) -> bool> Visit<F> {
+impl<F: FnMut(&str) -> bool> StoredVisitor<F> {
     fn visit<const D: usize, K: Kind>(&mut self, param: &Param<Tensor<D, K>>)
     where
         Tensor<D, K>: Parameter,
@@ -83,7 +84,7 @@ impl<F: FnMut(&str) -> bool> Visit<F> {
     }
 }
 
-impl<F: FnMut(&str) -> bool> ModuleVisitor for Visit<F> {
+impl<F: FnMut(&str) -> bool> ModuleVisitor for StoredVisitor<F> {
     fn enter_module(&mut self, name: &str, owner: &str) {
         self.path.push(name.into());
         self.owners.push(owner.into());
@@ -130,15 +131,13 @@ pub(crate) enum NewValue {
 /// Parameters with one id that get the same value (tied weights) share one tensor. Running statistics are written in
 /// place, so all clones of the model see them.
 ///
-/// Local: no communication. Every rank of the model must call it, because clones of a parameter are then told apart.
+/// Local: no communication. Every rank of the model must call it, because clones of a parameter are then told apart. Call
+/// [`stored_tensors`] before: an update of running statistics that is still postponed would take the place of the new
+/// value.
 ///
 /// # Errors
 /// [`ParamError::ParamNotVisited`] for a path that the model's `map` does not visit.
 pub(crate) fn replace_tensors<M: Module>(model: M, values: BTreeMap<String, NewValue>) -> Result<M> {
-    // A postponed update would later take the place of the new value.
-    if ModelScan::of(&model).has_running() {
-        settled(&model);
-    }
     let mut replace = Replace::new(values);
     let model = model.map(&mut replace);
     match replace.values.pop_first() {
@@ -211,7 +210,6 @@ impl NewValue {
     fn on<const D: usize, K: Kind>(self, device: &Device, dtype: DType) -> Tensor<D, K> {
         match self {
             Self::Data(data) => {
-                let data = if data.dtype() == dtype { data } else { data.convert_dtype(dtype) };
                 // The memory of data that was read from a file is not always that of tensors.
                 Tensor::from_dispatch(own(Tensor::<D, K>::from_data(data, (device, dtype)).into_dispatch()))
             }

@@ -35,6 +35,7 @@ pub(crate) fn random_region(shape: &[usize], random: &mut StdRng) -> Region {
 fn manifest(files: usize) -> Manifest {
     Manifest {
         step: None,
+        previous: None,
         software: String::new(),
         mesh: MeshEntry { shape: vec![], names: vec![] },
         files: (0..files).map(|file| FileEntry { name: format!("{file}"), len: 8 }).collect(),

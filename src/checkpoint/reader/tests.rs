@@ -62,6 +62,7 @@ fn write(folder: &Folder, files: usize, tensors: &[(&str, Dtype, Vec<usize>, Vec
     let mut of_file = vec![Vec::new(); files];
     let mut manifest = Manifest {
         step: None,
+        previous: None,
         software: String::new(),
         mesh: MeshEntry { shape: vec![], names: vec![] },
         files: Vec::new(),

@@ -8,9 +8,9 @@ use itertools::Itertools;
 
 use super::states::{RUN, is_saved, manager, state};
 use crate::checkpoint::fs::recorder::{Crash, Fault, Recorder, SyncCall};
-use crate::checkpoint::fs::{FileSystem, Links, read_all};
+use crate::checkpoint::fs::{Links, read_all};
 use crate::checkpoint::save::{Live, SavePlan, write};
-use crate::checkpoint::{CheckpointError, CheckpointManager};
+use crate::checkpoint::{AsyncCheckpointer, CheckpointError, CheckpointManager};
 use crate::mesh::DeviceMesh;
 use crate::prelude::*;
 
@@ -21,6 +21,8 @@ enum Call {
     Save,
     /// Saves the next step, and moves `latest` in no way.
     SaveAlone,
+    /// As `Save`, behind training. It has returned when the next call begins.
+    SaveAsync,
     /// Saves other values under the name of the last step, which is an error.
     SaveTaken,
     /// Saves the next step, moves `latest` to it and removes the others.
@@ -31,8 +33,10 @@ enum Call {
     MoveLatest,
 }
 
-const CALLS: [Call; 6] =
-    [Call::Save, Call::SaveAlone, Call::SaveTaken, Call::SaveAndPrune, Call::Prune, Call::MoveLatest];
+/// The calls that a program may begin with.
+const SAVES: [Call; 4] = [Call::Save, Call::SaveAlone, Call::SaveAsync, Call::SaveAndPrune];
+const CALLS: [Call; 7] =
+    [Call::Save, Call::SaveAlone, Call::SaveAsync, Call::SaveTaken, Call::SaveAndPrune, Call::Prune, Call::MoveLatest];
 
 /// The contents that a run folder must and may have.
 #[derive(Debug, Clone)]
@@ -58,7 +62,7 @@ impl Expected {
         let and_next = || self.saved.iter().copied().chain([next]).collect();
         let only = |step| Self { saved: vec![step], latest: [Some(step)].into() };
         match call {
-            Call::Save => Self { saved: and_next(), latest: [Some(next)].into() },
+            Call::Save | Call::SaveAsync => Self { saved: and_next(), latest: [Some(next)].into() },
             Call::SaveAlone => Self { saved: and_next(), latest: self.latest.clone() },
             Call::SaveTaken => self.clone(),
             Call::SaveAndPrune => only(next),
@@ -80,23 +84,30 @@ impl Expected {
 }
 
 /// Makes a call on every rank, which must return as it should.
-fn perform(call: Call, expected: &Expected, run: &CheckpointManager, fs: &Recorder, mesh: &DeviceMesh) -> Result<()> {
-    let (next, last) = (expected.last() + 1, expected.last());
+fn perform(
+    call: Call,
+    expected: &Expected,
+    behind: &mut AsyncCheckpointer,
+    fs: &Recorder,
+    mesh: &DeviceMesh,
+) -> Result<()> {
+    let (next, last, run) = (expected.last() + 1, expected.last(), behind.manager().clone());
     let on_first = |run: CheckpointManager, step| if mesh.rank() == 0 { run.commit(fs, step) } else { Ok(()) };
     match call {
         Call::Save => drop(run.save(&state(mesh, next, 0)?)?),
         Call::SaveAlone => {
             let state = state(mesh, next, 0)?;
-            write(fs, &folder(next), &SavePlan::new(&state)?, &mut Live::new(&state), |_| Ok(()))?;
+            write(fs, &folder(next), &SavePlan::new(&state)?, &mut Live::new(&state), None)?;
         }
+        Call::SaveAsync => drop(behind.save(&state(mesh, next, 0)?)?),
         Call::SaveTaken => {
             let taken = run.save(&state(mesh, last, 1)?).expect_err("the name is taken");
             let exists = CheckpointError::Exists { path: folder(last) };
             assert!(matches!(taken, crate::Error::Checkpoint(error) if error == exists));
         }
-        Call::SaveAndPrune => drop(run.clone().with_keep(1).save(&state(mesh, next, 0)?)?),
-        Call::Prune => on_first(run.clone().with_keep(1), last)?,
-        Call::MoveLatest => on_first(run.clone(), expected.saved[0])?,
+        Call::SaveAndPrune => drop(run.with_keep(1).save(&state(mesh, next, 0)?)?),
+        Call::Prune => on_first(run.with_keep(1), last)?,
+        Call::MoveLatest => on_first(run, expected.saved[0])?,
     }
     Ok(())
 }
@@ -105,19 +116,20 @@ fn folder(step: u64) -> PathBuf {
     Path::new(RUN).join(format!("step-{step}"))
 }
 
-/// Runs calls on two ranks, from a file system where some are done. Marks the return of each.
-fn record(start: &Recorder, done: &[Call], calls: &[Call], skipped: Option<&SyncCall>) -> Recorder {
+/// Runs calls on ranks, from a file system where some are done. Marks the return of each.
+fn record(ranks: usize, start: &Recorder, done: &[Call], calls: &[Call], skipped: Option<&SyncCall>) -> Recorder {
     let fs = start.durable_copy();
     if let Some(sync) = skipped {
         fs.skip(sync.clone());
     }
-    launch(Launch::threads(2), |world| {
-        let mesh = DeviceMesh::new(world, [2], ["shard"])?;
-        let run = manager(&fs, &mesh);
+    launch(Launch::threads(ranks), |world| {
+        let mesh = DeviceMesh::new(world, [ranks], ["shard"])?;
+        let mut behind = AsyncCheckpointer::new(manager(&fs, &mesh))?;
         let mut expected = Expected::after_all(done);
         for call in calls {
-            perform(*call, &expected, &run, &fs, &mesh)?;
+            perform(*call, &expected, &mut behind, &fs, &mesh)?;
             expected = expected.after(*call);
+            assert_eq!(behind.finish()?.is_some(), *call == Call::SaveAsync);
             if mesh.rank() == 0 {
                 fs.mark(format!("{call:?}"));
             }
@@ -175,7 +187,9 @@ impl<'a> Checker<'a> {
         }
         let latest = match read_all(left, &Path::new(RUN).join("latest"), Links::Refuse, 100) {
             Err(error) if error.kind() == ErrorKind::NotFound => None,
-            name => Some(String::from_utf8(name.map_err(|error| error.to_string())?).map_err(|error| error.to_string())?),
+            name => {
+                Some(String::from_utf8(name.map_err(|error| error.to_string())?).map_err(|error| error.to_string())?)
+            }
         };
         let is_named = |step: &Option<u64>| latest == step.map(|step| format!("step-{step}"));
         match expected.latest.iter().find(|step| is_named(step)) {
@@ -221,16 +235,16 @@ fn on_one_rank<T: Send>(ranks_that_saved: u64, check: impl Fn(&mut Checker<'_>) 
 #[test]
 fn any_three_calls_survive_a_loss_of_power() {
     let empty = Recorder::new();
-    let one = record(&empty, &[], &[Call::Save], None).durable_copy();
+    let one = record(2, &empty, &[], &[Call::Save], None).durable_copy();
     let sequences = (1..=3).flat_map(|count| (0..count).map(|_| CALLS).multi_cartesian_product());
     let mut recorded: Vec<(Vec<Call>, usize, Recorder)> = sequences
         .map(|calls| {
-            let fs = record(&one, &[Call::Save], &calls, None);
+            let fs = record(2, &one, &[Call::Save], &calls, None);
             ([vec![Call::Save], calls].concat(), 1, fs)
         })
         .collect();
-    for first in [Call::Save, Call::SaveAlone, Call::SaveAndPrune] {
-        recorded.push((vec![first], 0, record(&empty, &[], &[first], None)));
+    for first in SAVES {
+        recorded.push((vec![first], 0, record(2, &empty, &[], &[first], None)));
     }
     let report = on_one_rank(2, |checker| {
         for (calls, done, fs) in &recorded {
@@ -261,13 +275,13 @@ fn every_sync_is_needed() {
     let empty = Recorder::new();
     // Two starts, since a sync that changes nothing is not missed: `latest` names the last step, or the one before.
     let starts = [&[][..], &[Call::Save, Call::Save], &[Call::Save, Call::SaveAlone]];
-    let starts = starts.map(|done| (done, record(&empty, &[], done, None).durable_copy()));
+    let starts = starts.map(|done| (done, record(2, &empty, &[], done, None).durable_copy()));
     let mut recorded = Vec::new();
     for ((done, start), call) in starts.iter().cartesian_product(CALLS) {
-        let is_possible = !done.is_empty() || [Call::Save, Call::SaveAlone, Call::SaveAndPrune].contains(&call);
-        let syncs = if is_possible { record(start, done, &[call], None).syncs() } else { Vec::new() };
+        let is_possible = !done.is_empty() || SAVES.contains(&call);
+        let syncs = if is_possible { record(2, start, done, &[call], None).syncs() } else { Vec::new() };
         recorded.extend(syncs.into_iter().map(|sync| {
-            let fs = record(start, done, &[call], Some(&sync));
+            let fs = record(2, start, done, &[call], Some(&sync));
             (*done, call, sync, fs)
         }));
     }
@@ -279,7 +293,11 @@ fn every_sync_is_needed() {
                 |crash: &Crash| if crash.marks.is_empty() { before.during(*call) } else { before.after(*call) };
             let checked = checker.check_crashes(fs, 0, before.last() + 1, expected);
             let site = (done.is_empty(), *call, sync.clone());
-            if checked.is_err() { found.insert(site) } else { missed.insert(site) };
+            if checked.is_err() {
+                found.insert(site)
+            } else {
+                missed.insert(site)
+            };
         }
         (found, missed)
     });
@@ -287,14 +305,14 @@ fn every_sync_is_needed() {
     println!("{} syncs, each left out: {} found", recorded.len(), recorded.len() - missed.len());
     // The run folder's entry is synced by every save, since the process that created it may have been killed before.
     let of_run = |call| (false, call, SyncCall { path: "/".into(), index: 0 });
-    let expected = [Call::Save, Call::SaveAlone, Call::SaveAndPrune].map(of_run);
+    let expected = SAVES.map(of_run);
     assert_eq!(missed, expected.iter().collect_vec());
 }
 
 /// A process is killed at any call; another saves the same step again, and then an earlier one; then power is lost.
 #[test]
 fn a_killed_process_and_then_a_loss_of_power() {
-    let start = record(&Recorder::new(), &[], &[Call::Save], None).durable_copy();
+    let start = record(1, &Recorder::new(), &[], &[Call::Save], None).durable_copy();
     let mut recorded = Vec::new();
     for (start, first) in [(Recorder::new(), 1), (start, 2)] {
         for call in 0.. {
@@ -344,7 +362,12 @@ fn a_killed_process_and_then_a_loss_of_power() {
             let checked = checker.check_crashes(fs, 1, 3, expected);
             checked.unwrap_or_else(|fault| panic!("killed at call {call} of a save of step {first}: {fault}"));
         }
-        format!("killed at {} calls: {} crashes, {} different file systems", recorded.len(), checker.tried, checker.distinct)
+        format!(
+            "killed at {} calls: {} crashes, {} different file systems",
+            recorded.len(),
+            checker.tried,
+            checker.distinct
+        )
     });
     println!("{report}");
 }

@@ -47,7 +47,11 @@ pub(super) fn is_saved(checkpoint: &Checkpoint, mesh: &DeviceMesh, ranks: u64, s
     let like = state(mesh, 0, 0).map_err(text)?;
     check("step", &checkpoint.step(), &Some(step))?;
     check("epoch", &checkpoint.value("epoch").map_err(text)?, &(step, 0))?;
-    check("random", &checkpoint.rank_values("random").map_err(text)?, &(0..ranks).map(|rank| 10 * step + rank).collect())?;
+    check(
+        "random",
+        &checkpoint.rank_values("random").map_err(text)?,
+        &(0..ranks).map(|rank| 10 * step + rank).collect(),
+    )?;
     let weight_like = like.tensors["model.weight"].dtensor::<2, burn::tensor::Float>().expect("it is a matrix");
     let counts_like = like.tensors["model.counts"].dtensor::<1, Int>().expect("it is a vector");
     check("weight", &load(checkpoint, "model.weight", &weight_like).map_err(text)?, &weight(step, 0))?;

@@ -1,3 +1,12 @@
 //! State dicts, and checkpoints in files.
 
+mod errors;
+mod folder;
 mod killed;
+mod net;
+mod random_net;
+mod resume;
+mod round_trip;
+mod sharding;
+mod state_dict;
+mod tools;

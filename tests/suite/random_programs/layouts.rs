@@ -27,6 +27,11 @@ pub fn target(rng: &mut StdRng, mesh: &[usize], ndim: usize, kind: ElementKind) 
     one(rng, mesh, ndim, 0.2, |rng| if rng.random_bool(0.3) { summed } else { Placement::Replicate })
 }
 
+/// Any layout of shards and replicas.
+pub fn unreduced(rng: &mut StdRng, mesh: &[usize], ndim: usize) -> Layout {
+    one(rng, mesh, ndim, 0.0, |_| Placement::Replicate)
+}
+
 /// Draws a layout of `ndim` dimensions, of which `share` of the placements are `partial`.
 fn one(
     rng: &mut StdRng,

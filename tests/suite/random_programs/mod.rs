@@ -21,7 +21,7 @@ mod value;
 
 mod coverage;
 mod draft;
-mod layouts;
+pub mod layouts;
 mod operators;
 mod profile;
 mod program;

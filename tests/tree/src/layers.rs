@@ -25,7 +25,7 @@ const ROOMS: [&[&str]; 13] = [
     &["data", "param"],
     &["fsdp", "optim", "parallel", "pretrained"],
     &["nn"],
-    &["debug"],
+    &["checkpoint", "debug"],
     &["testing"],
     &["train"],
 ];

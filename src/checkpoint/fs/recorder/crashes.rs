@@ -75,8 +75,6 @@ fn combinations(pending: &[(Change, String)]) -> Vec<Vec<Fate>> {
 pub(crate) struct Crash {
     /// The last step before the crash, and the fates of the changes that were pending, in words.
     pub description: String,
-    /// Number of steps before the crash.
-    pub step: usize,
     /// The marks before the crash.
     pub marks: Vec<String>,
     /// The file system that is left, all of it durable. It records in its turn.
@@ -157,7 +155,7 @@ impl Crashes {
             Fate::Torn(bytes, true) => format!("done to byte {bytes}, then zeros: {description}"),
         });
         let description = format!("after step {step}, {last}: [{}]", pending.format("; "));
-        Crash { description, step, marks: self.marks.clone(), left: Recorder::of(disk) }
+        Crash { description, marks: self.marks.clone(), left: Recorder::of(disk) }
     }
 }
 

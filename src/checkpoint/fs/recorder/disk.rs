@@ -1,12 +1,10 @@
 //! [`Disk`]: contents of a file system, and [`Change`]s to them.
 
 use std::collections::BTreeMap;
-use std::hash::{Hash, Hasher};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::{self, ErrorKind};
 use std::path::{Component, Path};
-use std::sync::Arc;
-
-use twox_hash::XxHash3_64;
+use std::sync::{Arc, OnceLock};
 
 use crate::checkpoint::fs::parent;
 
@@ -16,8 +14,25 @@ pub(super) type Inode = usize;
 /// A file's bytes, or a folder's entries.
 #[derive(Clone)]
 pub(super) enum Node {
-    File(Arc<Vec<u8>>),
+    File(Arc<HashedBytes>),
     Folder(Arc<BTreeMap<String, Inode>>),
+}
+
+/// A file's bytes, with their hash once it was needed: most crashes leave most files as they were.
+#[derive(Default)]
+pub(super) struct HashedBytes {
+    pub bytes: Vec<u8>,
+    hash: OnceLock<u64>,
+}
+
+impl HashedBytes {
+    fn hash(&self) -> u64 {
+        *self.hash.get_or_init(|| {
+            let mut hasher = DefaultHasher::new();
+            self.bytes.hash(&mut hasher);
+            hasher.finish()
+        })
+    }
 }
 
 impl Node {
@@ -51,9 +66,9 @@ impl Disk {
         }
     }
 
-    pub fn file(&self, inode: Inode) -> &Arc<Vec<u8>> {
+    pub fn file(&self, inode: Inode) -> &[u8] {
         match &self.nodes[inode] {
-            Node::File(bytes) => bytes,
+            Node::File(contents) => &contents.bytes,
             Node::Folder(_) => unreachable!("folders are not opened"),
         }
     }
@@ -75,11 +90,12 @@ impl Disk {
 
     pub fn apply(&mut self, change: &Change) {
         match change {
-            Change::Write { file, at, bytes } => {
+            Change::Write { file, at, bytes: written } => {
                 let Node::File(contents) = &mut self.nodes[*file] else { unreachable!("writes are to files") };
-                let contents = Arc::make_mut(contents);
-                contents.resize(contents.len().max(at + bytes.len()), 0);
-                contents[*at..at + bytes.len()].copy_from_slice(bytes);
+                let mut bytes = contents.bytes.clone();
+                bytes.resize(bytes.len().max(at + written.len()), 0);
+                bytes[*at..at + written.len()].copy_from_slice(written);
+                *contents = Arc::new(HashedBytes { bytes, hash: OnceLock::new() });
             }
             Change::Link { folder, name, inode } => drop(self.folder_mut(*folder).insert(name.clone(), *inode)),
             Change::Unlink { folder, name } => drop(self.folder_mut(*folder).remove(name)),
@@ -107,11 +123,11 @@ impl Disk {
 
     /// Returns a hash of all that can be found by name in a folder.
     pub fn digest(&self, folder: Inode) -> u64 {
-        let mut hasher = XxHash3_64::new();
+        let mut hasher = DefaultHasher::new();
         for (path, inode) in self.walk(folder) {
             path.hash(&mut hasher);
             match &self.nodes[inode] {
-                Node::File(bytes) => bytes.hash(&mut hasher),
+                Node::File(contents) => contents.hash().hash(&mut hasher),
                 Node::Folder(_) => hasher.write_u8(0),
             }
         }

@@ -261,7 +261,7 @@ impl Debug for Recorder {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         let disk = &self.0.lock().now;
         let line = |(path, inode): &(String, Inode)| match &disk.nodes[*inode] {
-            Node::File(bytes) => format!("{path} ({} bytes)", bytes.len()),
+            Node::File(contents) => format!("{path} ({} bytes)", contents.bytes.len()),
             Node::Folder(_) => format!("{path}/"),
         };
         write!(f, "{}", disk.walk(0).iter().map(line).format(", "))
