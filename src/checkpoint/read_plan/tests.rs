@@ -118,6 +118,7 @@ fn every_byte_is_read_once_and_goes_to_its_place() {
                 let mut copies = 0;
                 for section in &plan.sections[extent.sections.clone()] {
                     for copy in section.copies.each(extent.bytes.clone()) {
+                        assert!(copy.len > 0);
                         copies += 1;
                         for byte in 0..copy.len {
                             let place = (file, section.chunk.begin + (copy.from + byte) as u64);
@@ -143,6 +144,12 @@ fn every_byte_is_read_once_and_goes_to_its_place() {
         for (found, want) in found.iter().zip(&wants) {
             let expected = places(&manifest, want).into_iter().map(Some).collect_vec();
             assert_eq!(*found, expected, "seed {seed}: {want:?}");
+        }
+
+        // Neighbours in a chunk are one extent, up to the length of a read.
+        for (a, b) in plan.extents.iter().tuple_windows() {
+            let joined = a.sections != b.sections || a.bytes.end < b.bytes.start || a.bytes.len() == TINY.read;
+            assert!(joined, "seed {seed}: {a:?} {b:?}");
         }
 
         // Every extent is in one read, every read in one span, and no byte in two.
