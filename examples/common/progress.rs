@@ -2,6 +2,7 @@
 
 use std::fmt::Display;
 use std::io::IsTerminal;
+use std::ops::Range;
 use std::time::Instant;
 
 use indicatif::{ProgressBar, ProgressStyle};
@@ -15,6 +16,8 @@ pub struct Progress {
     /// The redrawn line, on a terminal.
     bar: Option<ProgressBar>,
     start: Instant,
+    /// Steps that were made before.
+    first: usize,
     steps: usize,
     done: usize,
     /// Amount of data in one step, with its unit.
@@ -24,28 +27,40 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Starts the clock of a run of `steps` steps. `a_step` is the amount of data in one step. Shows progress only
-    /// if `reports` is true.
-    pub fn new(reports: bool, steps: usize, a_step: (usize, &'static str)) -> Self {
+    /// Starts the clock of a run of these steps, which begin with 0 unless it resumes. `a_step` is the amount of data in one
+    /// step. Shows progress only if `reports` is true.
+    pub fn new(reports: bool, steps: Range<usize>, a_step: (usize, &'static str)) -> Self {
         // The message alone, because indicatif draws once for each change of message, position or length.
         let style = ProgressStyle::with_template("{msg}").expect("the template is well formed");
         let bar = (reports && std::io::stderr().is_terminal()).then(|| ProgressBar::no_length().with_style(style));
-        Self { reports, bar, start: Instant::now(), steps, done: 0, a_step, last: String::new() }
+        let Range { start: first, end: steps } = steps;
+        Self { reports, bar, start: Instant::now(), first, steps, done: first, a_step, last: String::new() }
     }
 
     /// Counts a step with these results, such as `loss 0.4321`.
     pub fn step(&mut self, results: impl Display) {
         self.done += 1;
-        let Self { done, steps, a_step: (_, unit), .. } = *self;
+        let Self { first, done, steps, a_step: (_, unit), .. } = *self;
         self.last = format!("step {done:>3}/{steps}  {results}  {:.0} {unit}/s", self.per_s());
         match &self.bar {
             Some(bar) => {
-                let left = self.start.elapsed().as_secs_f64() / done as f64 * (steps - done) as f64;
+                let left = self.start.elapsed().as_secs_f64() / (done - first) as f64 * (steps - done) as f64;
                 bar.set_message(format!("{}  {left:.0} s left", self.last));
             }
-            None if self.reports && (done.is_multiple_of(steps.div_ceil(LINES)) || [1, steps].contains(&done)) => {
+            None if self.reports
+                && (done.is_multiple_of(steps.div_ceil(LINES)) || [first + 1, steps].contains(&done)) =>
+            {
                 eprintln!("{}", self.last);
             }
+            None => {}
+        }
+    }
+
+    /// Prints a line between two steps.
+    pub fn note(&self, text: impl Display) {
+        match &self.bar {
+            Some(bar) => bar.println(text.to_string()),
+            None if self.reports => eprintln!("{text}"),
             None => {}
         }
     }
@@ -60,6 +75,6 @@ impl Progress {
     }
 
     fn per_s(&self) -> f64 {
-        (self.done * self.a_step.0) as f64 / self.start.elapsed().as_secs_f64()
+        ((self.done - self.first) * self.a_step.0) as f64 / self.start.elapsed().as_secs_f64()
     }
 }

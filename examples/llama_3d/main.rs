@@ -22,6 +22,7 @@ mod generate;
 mod model;
 mod plan;
 #[path = "../common/progress.rs"]
+#[allow(dead_code, reason = "nothing is saved here")]
 mod progress;
 mod report;
 mod train;

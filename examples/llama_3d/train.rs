@@ -43,7 +43,7 @@ pub fn train(settings: &Settings, initial: &Llama, world: &World) -> Result<Outc
     world.ledger().reset();
 
     let tokens = settings.groups() * settings.batch * settings.model.seq;
-    let mut progress = Progress::new(world.rank() == 0, settings.steps, (tokens, "tokens"));
+    let mut progress = Progress::new(world.rank() == 0, 0..settings.steps, (tokens, "tokens"));
     // Ranks of one tensor-parallel group train on the same rows.
     let shard = mesh.data_shard(settings.data_names())?;
     let rows = shard.index * settings.batch..(shard.index + 1) * settings.batch;

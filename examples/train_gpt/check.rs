@@ -43,5 +43,5 @@ pub fn reference(settings: &Settings, initial: Gpt) -> Result<(Vec<f32>, Gpt)> {
 pub fn difference(outcome: &Outcome, (losses, model): &(Vec<f32>, Gpt)) -> Difference {
     let sharded = weights(outcome.model.iter().map(|model| ("model", model)));
     let found = [&outcome.losses[..], &outcome.validations].concat();
-    Difference::new((&found, sharded), (losses, weights([("model", model)])))
+    Difference::new((&found, sharded), (losses, weights([("model", model)])), &model.devices()[0])
 }

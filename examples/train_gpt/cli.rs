@@ -87,6 +87,18 @@ pub struct Args {
     /// processes]
     #[arg(long, value_name = "BLOCKS")]
     pub prefetch: Option<usize>,
+    /// Save checkpoints in this folder
+    #[arg(long, value_name = "DIR")]
+    pub save: Option<PathBuf>,
+    /// Steps between two checkpoints. The last step is saved as well
+    #[arg(long, value_name = "STEPS", default_value_t = 100, value_parser = positive)]
+    pub every: usize,
+    /// Keep this number of checkpoints, and remove older ones [default: keep all]
+    #[arg(long, value_name = "NUMBER", value_parser = positive)]
+    pub keep: Option<usize>,
+    /// Continue from the latest checkpoint in --save, if there is one, on any mesh
+    #[arg(long)]
+    pub resume: bool,
     /// Device of the ranks: flex (the CPU), wgpu or cuda (the first GPU, which all ranks share)
     #[arg(long, default_value = "flex")]
     pub device: RankDevice,
@@ -155,6 +167,9 @@ impl Args {
                 shape.clone()
             }
         };
+        if self.save.is_none() && (self.resume || self.keep.is_some()) {
+            return Err("--resume and --keep concern the checkpoints of --save. Add --save DIR".into());
+        }
         if !self.dim.is_multiple_of(self.heads) {
             return Err(format!("--heads {} does not divide --dim {}", self.heads, self.dim));
         }

@@ -2,12 +2,14 @@
 //!
 //! ```text
 //! cargo run --release --example train_gpt -- --mesh 2x2 --check
+//! cargo run --release --example train_gpt -- --save runs/gpt --resume    # again and again, on any mesh
 //!
 //! cargo build --release --features mpi --example train_gpt
 //! mpirun -n 4 target/release/examples/train_gpt
 //! ```
 
 mod check;
+mod checkpoints;
 mod cli;
 #[path = "../common/cli.rs"]
 mod common;

@@ -16,6 +16,7 @@ use burn_dtensor::fsdp::{FsdpModule, OffloadPolicy, record_events};
 use burn_dtensor::optim::sharded;
 use burn_dtensor::prelude::*;
 
+use crate::checkpoints::{Checkpoints, Training};
 use crate::cli::Settings;
 use crate::data::Batch;
 use crate::model::Gpt;
@@ -27,7 +28,11 @@ pub struct Outcome {
     pub losses: Vec<f32>,
     /// Validation losses, over all ranks.
     pub validations: Vec<f32>,
-    /// Number of optimizer steps that did not overflow.
+    /// Number of steps of this run, which may have resumed after others.
+    pub steps: usize,
+    /// Number of validations of this run.
+    pub validated: usize,
+    /// Number of optimizer steps of this run that did not overflow.
     pub made: usize,
     /// Elements of this rank's parameter shards.
     pub local_params: usize,
@@ -66,52 +71,72 @@ pub fn train(settings: &Settings, initial: &Gpt, world: &World) -> Result<Outcom
     let start = if args.offload { Device::flex().autodiff() } else { device.clone() };
     let mut model = initial.clone().fork(&start);
     model.checkpoint = args.checkpoint_activations;
-    let mut model = fully_shard(model, &mesh, config)?;
+    let model = fully_shard(model, &mesh, config)?;
     if let Some(blocks) = args.prefetch {
         prefetch(&model, blocks)?;
     }
     let local_params = model.num_params();
-    let (mut optim, mut schedule) = (sharded(AdamWConfig::new()), schedule(settings)?);
-    let mut scaler = (args.param_dtype == DType::F16).then(GradScaler::new);
-    let (mut losses, mut validations, mut made) = (Vec::with_capacity(args.steps), Vec::new(), 0);
+    let mut training = Training {
+        model,
+        optim: sharded(AdamWConfig::new()),
+        schedule: schedule(settings)?,
+        scaler: (args.param_dtype == DType::F16).then(GradScaler::new),
+        losses: Vec::with_capacity(args.steps),
+        validations: Vec::new(),
+    };
+    let checkpoints = Checkpoints::open(settings, &mesh)?;
+    let mut first = 0;
+    if let Some(checkpoints) = checkpoints.as_ref().filter(|_| args.resume) {
+        let report;
+        (training, first, report) = checkpoints.resume(training)?;
+        world.run_on(0, || println!("{report}"));
+    }
+    let validated_before = training.validations.len();
     world.ledger().reset();
 
     let tokens = settings.ranks() * args.accumulate * args.batch * settings.model.seq;
-    let mut progress = Progress::new(world.rank() == 0, args.steps, (tokens, "tokens"));
+    let mut progress = Progress::new(world.rank() == 0, first..args.steps, (tokens, "tokens"));
     let rows = world.rank() * args.batch..(world.rank() + 1) * args.batch;
-    let mut last_step = Vec::new();
-    for step in 0..args.steps {
+    let (mut made, mut last_step) = (0, Vec::new());
+    for step in first..args.steps {
         let batches = batches(settings, step, rows.clone(), &device);
-        let rate = schedule.step();
-        let optim_step = |model, grads| optim.step(rate, model, grads);
-        let (stepped, events) = record_events(|| train_step(model, optim_step, scaler.as_mut(), batches, settings));
+        let rate = training.schedule.step();
+        let optim_step = |model, grads| training.optim.step(rate, model, grads);
+        let scaler = training.scaler.as_mut();
+        let (stepped, events) = record_events(|| train_step(training.model, optim_step, scaler, batches, settings));
         last_step = events;
         let (loss, is_made);
-        (model, loss, is_made) = stepped?;
+        (training.model, loss, is_made) = stepped?;
         made += usize::from(is_made);
         let loss = mesh.all_reduce(loss, ReduceOp::Avg)?.into_scalar::<f32>();
-        losses.push(loss);
+        training.losses.push(loss);
         if settings.is_validated_after(step) {
-            validations.push(validation_loss(&model, settings, &mesh)?);
+            training.validations.push(validation_loss(&training.model, settings, &mesh)?);
         }
-        match validations.last() {
+        match training.validations.last() {
             Some(validation) => progress.step(format_args!("loss {loss:.4}  validation loss {validation:.4}")),
             None => progress.step(format_args!("loss {loss:.4}")),
+        }
+        if let Some(checkpoints) = checkpoints.as_ref().filter(|checkpoints| checkpoints.is_saved_after(step)) {
+            progress.note(checkpoints.save(step + 1, &training)?);
         }
     }
     let tokens_per_s = progress.finish();
     let (ledger, host_copies) = (world.ledger().snapshot(), world.ledger().summary().host_copies);
-    let waiting = world.ledger().spent().waiting / args.steps as u32;
+    let steps = args.steps - first;
+    let waiting = world.ledger().spent().waiting / steps as u32;
     let waiting = world.all().gather_object("waiting".into(), &waiting, 0)?.unwrap_or_default();
-    let full = full_model(&model)?;
+    let full = full_model(&training.model)?;
     let model = (world.rank() == 0).then_some(full);
     let timelines = match args.trace {
         Some(_) => world.all().gather_object("timelines".into(), &Timeline::of(world.rank(), &last_step), 0)?,
         None => None,
     };
     Ok(Outcome {
-        losses,
-        validations,
+        validated: training.validations.len() - validated_before,
+        losses: training.losses,
+        validations: training.validations,
+        steps,
         made,
         local_params,
         ledger,

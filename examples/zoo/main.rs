@@ -21,6 +21,7 @@ mod images;
 mod moe;
 mod plans;
 #[path = "../common/progress.rs"]
+#[allow(dead_code, reason = "nothing is saved here")]
 mod progress;
 mod resnet;
 mod task;
@@ -84,7 +85,11 @@ fn run<T: Task>(settings: &Settings, data: &T::Data, initial: &T) -> Result<bool
     let (losses, models) = train::unsharded(settings, data, &initial)?;
     let names = ["model", "average"];
     let sharded = weights(names.into_iter().zip(outcome.models.iter().flatten()));
-    let difference = Difference::new((&outcome.losses, sharded), (&losses, weights(names.into_iter().zip(&models))));
+    let difference = Difference::new(
+        (&outcome.losses, sharded),
+        (&losses, weights(names.into_iter().zip(&models))),
+        &Device::flex(),
+    );
     println!("{difference}");
     Ok(difference.passes())
 }

@@ -46,7 +46,7 @@ pub fn train<T: Task>(settings: &Settings, data: &T::Data, initial: &T, world: &
     let (rank, ranks) = data_rank::<T>(settings, world.rank());
     let rows = rank * settings.batch..(rank + 1) * settings.batch;
     let mut progress =
-        Progress::new(world.rank() == 0, settings.steps, (ranks * settings.batch * settings.accumulate, "rows"));
+        Progress::new(world.rank() == 0, 0..settings.steps, (ranks * settings.batch * settings.accumulate, "rows"));
     for step in 0..settings.steps {
         let (mut sum, mut total) = (GradientsAccumulator::new(), 0.0);
         for batch in 0..settings.accumulate {

@@ -69,7 +69,7 @@ pub(super) fn assign(held: &[Held], ranks: usize) -> Vec<Vec<Piece>> {
         let mut pieces = Vec::new();
         for (region, holders) in held.regions.iter().filter(|(region, _)| !region.is_empty()) {
             let most = if holders.len() > 1 { PIECE / size } else { usize::MAX };
-            for region in region.pieces(most) {
+            for region in region.split(most) {
                 let writer = *holders.iter().min_by_key(|&&rank| (bytes[rank], rank)).expect("a rank holds it");
                 bytes[writer] += region.num_elements() * size;
                 pieces.push(Piece { region, writer });

@@ -78,7 +78,7 @@ impl fmt::Display for AsyncSaveReport {
 
 impl AsyncCheckpointer {
     /// Creates a checkpointer that saves into the manager's folder. Create at most one for a mesh: the threads of a mesh
-    /// share one sequence of calls.
+    /// share one sequence of calls. While it writes, save and remove checkpoints of its folder only through it.
     ///
     /// Local: no communication.
     ///

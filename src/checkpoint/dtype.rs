@@ -25,7 +25,7 @@ impl StoredDType {
             DType::Bool(_) => Dtype::BOOL,
             DType::Flex32 | DType::QFloat(_) => return None,
         };
-        Some(stored.try_into().expect("whole bytes"))
+        Some(stored.try_into().expect("elements have a number of bytes"))
     }
 
     /// Returns burn's data type of the bytes, or `None` if burn has none, as for complex numbers and floats of 8 bits.

@@ -49,6 +49,12 @@ pub enum CheckpointError {
         /// Global rank that created or read it.
         of: usize,
     },
+    /// Another program saved under the same name at the same time.
+    #[error("another program saved into {} at the same time. Give each program a folder of its own", path.display())]
+    Replaced {
+        /// Folder of the checkpoint.
+        path: PathBuf,
+    },
     /// The folder is not a complete checkpoint.
     #[error(
         "{} is not a complete checkpoint: it has no manifest.json. The save may have been interrupted, or the folder contains \
@@ -180,6 +186,18 @@ pub enum CheckpointError {
         key: String,
         /// Message of serde.
         reason: String,
+    },
+    /// Each rank has a value of its own, and there are more or fewer ranks than when they were saved.
+    #[error(
+        "`{key}` is a value of each of {saved} ranks, which {ranks} ranks cannot have. Leave it out, or use {saved} ranks"
+    )]
+    RankValues {
+        /// Key of the values.
+        key: String,
+        /// Number of ranks that saved them.
+        saved: usize,
+        /// Number of ranks now.
+        ranks: usize,
     },
     /// The state has no step, by which the checkpoint would be named.
     #[error("the state has no step, by which its checkpoint is named. Add `State::with_step`")]

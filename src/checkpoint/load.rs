@@ -13,12 +13,11 @@ use twox_hash::XxHash3_64;
 
 use super::agree::agree;
 use super::capture::{replace, targets};
-use super::fs::{self, FileSystem, Links};
+use super::fs::{self, FileSystem, Links, MANIFEST};
 use super::manifest::{Manifest, TensorEntry};
 use super::options::SavedTensor;
 use super::reader::{Reader, Want};
 use super::region::Region;
-use super::save::MANIFEST;
 use super::state::{StoredScalar, decode};
 use super::{CheckpointError, KeyReport, LoadOptions, ReadOptions, ReadStats};
 use crate::Result;
@@ -36,12 +35,12 @@ const LIMIT: u64 = 1 << 30;
 /// than those that saved it.
 #[derive(Debug, Clone)]
 pub struct Checkpoint {
-    fs: Arc<dyn FileSystem>,
-    path: PathBuf,
-    manifest: Arc<Manifest>,
-    mesh: DeviceMesh,
-    read: ReadOptions,
-    stats: Arc<Mutex<ReadStats>>,
+    pub(super) fs: Arc<dyn FileSystem>,
+    pub(super) path: PathBuf,
+    pub(super) manifest: Arc<Manifest>,
+    pub(super) mesh: DeviceMesh,
+    pub(super) read: ReadOptions,
+    pub(super) stats: Arc<Mutex<ReadStats>>,
 }
 
 impl Checkpoint {
@@ -218,7 +217,7 @@ impl Checkpoint {
 }
 
 /// Returns this rank's result if all ranks succeeded; otherwise, on every rank, the error of the first that failed.
-fn together<T>(comm: &Communicator, label: &str, own: Result<T>) -> Result<T> {
+pub(super) fn together<T>(comm: &Communicator, label: &str, own: Result<T>) -> Result<T> {
     let failed = match &own {
         Ok(_) => None,
         Err(crate::Error::Checkpoint(error)) => Some(Ok(error.clone())),
@@ -234,7 +233,7 @@ fn together<T>(comm: &Communicator, label: &str, own: Result<T>) -> Result<T> {
     }
 }
 
-fn read_manifest(fs: &dyn FileSystem, path: &Path, rank: usize) -> Result<(Manifest, u64), CheckpointError> {
+pub(super) fn read_manifest(fs: &dyn FileSystem, path: &Path, rank: usize) -> Result<(Manifest, u64), CheckpointError> {
     let file = path.join(MANIFEST);
     let bytes = fs::read_all(fs, &file, Links::Refuse, LIMIT).map_err(|error| match error.kind() {
         io::ErrorKind::NotFound => CheckpointError::Incomplete { path: path.into() },
@@ -246,13 +245,13 @@ fn read_manifest(fs: &dyn FileSystem, path: &Path, rank: usize) -> Result<(Manif
 }
 
 /// Returns the shape and dtype of a tensor in a manifest.
-fn saved_tensor(key: &str, entry: &TensorEntry) -> Result<SavedTensor, CheckpointError> {
+pub(super) fn saved_tensor(key: &str, entry: &TensorEntry) -> Result<SavedTensor, CheckpointError> {
     let dtype = entry.dtype.dtype();
     let dtype = dtype.ok_or_else(|| CheckpointError::DType { key: key.into(), dtype: entry.dtype.to_string() })?;
     Ok(SavedTensor { shape: entry.shape.clone().into(), dtype })
 }
 
-fn no_value<'a>(key: &str, present: impl Iterator<Item = &'a String>) -> CheckpointError {
+pub(super) fn no_value<'a>(key: &str, present: impl Iterator<Item = &'a String>) -> CheckpointError {
     let present = present.map(|key| format!("`{key}`")).collect::<Vec<_>>().join(", ");
     CheckpointError::NoValue { key: key.into(), present: if present.is_empty() { "none".into() } else { present } }
 }

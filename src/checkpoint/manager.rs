@@ -5,8 +5,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::agree::on_first;
-use super::fs::{self, FileSystem, Links};
-use super::save::{Live, MANIFEST, PieceBytes, SavePlan, write};
+use super::fs::{self, FileSystem, Links, MANIFEST};
+use super::load::read_manifest;
+use super::save::{Live, PieceBytes, SavePlan, write};
 use super::{Checkpoint, CheckpointError, SaveReport, State};
 use crate::Result;
 use crate::mesh::DeviceMesh;
@@ -84,7 +85,7 @@ impl CheckpointManager {
 
     /// Writes a checkpoint of which all ranks know what they write.
     pub(super) fn write(&self, plan: &SavePlan, bytes: &mut dyn PieceBytes, step: u64) -> Result<SaveReport> {
-        write(&*self.fs, &self.path.join(name(step)), plan, bytes, |fs| self.commit(fs, step))
+        write(&*self.fs, &self.path.join(name(step)), plan, bytes, Some((self, step)))
     }
 
     pub(super) fn mesh(&self) -> &DeviceMesh {
@@ -133,14 +134,17 @@ impl CheckpointManager {
         let comm = self.mesh.all()?;
         let found = on_first(&comm, "checkpoint_latest", || {
             let steps = complete(&*self.fs, &self.path).map_err(|error| self.io("read", &self.path, error))?;
-            let latest = self.path.join(LATEST);
-            let named = match fs::read_all(&*self.fs, &latest, Links::Refuse, 64) {
-                Ok(bytes) => String::from_utf8(bytes).ok().and_then(|name| step_of(&name)),
-                Err(error) if error.kind() == io::ErrorKind::NotFound => None,
-                Err(error) => return Err(self.io("read", &latest, error)),
-            };
             // The folder that `latest` names may have been removed by hand.
-            Ok(named.filter(|step| steps.contains(step)).or(steps.last().copied()))
+            let named = self.named(&*self.fs)?.filter(|step| steps.contains(step));
+            let Some(named) = named else { return Ok(steps.last().copied()) };
+            // A save that was interrupted before it moved `latest` has completed the checkpoint after it.
+            for &step in steps.iter().rev().filter(|&&step| step != named) {
+                let manifest = read_manifest(&*self.fs, &self.path.join(name(step)), self.mesh.rank());
+                if manifest.is_ok_and(|(manifest, _)| manifest.previous == Some(named)) {
+                    return Ok(Some(step));
+                }
+            }
+            Ok(Some(named))
         })?;
         found.map(|step| Checkpoint::open_in(self.fs.clone(), &self.path.join(name(step)), &self.mesh)).transpose()
     }
@@ -154,6 +158,16 @@ impl CheckpointManager {
     /// Those of [`Checkpoint::open`].
     pub fn open(&self, step: u64) -> Result<Checkpoint> {
         Checkpoint::open_in(self.fs.clone(), &self.path.join(name(step)), &self.mesh)
+    }
+
+    /// Returns the step that `latest` names.
+    pub(super) fn named(&self, fs: &dyn FileSystem) -> Result<Option<u64>, CheckpointError> {
+        let latest = self.path.join(LATEST);
+        match fs::read_all(fs, &latest, Links::Refuse, 64) {
+            Ok(bytes) => Ok(String::from_utf8(bytes).ok().and_then(|name| step_of(&name))),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(self.io("read", &latest, error)),
+        }
     }
 
     fn io(&self, action: &str, path: &Path, error: io::Error) -> CheckpointError {

@@ -1,8 +1,8 @@
-//! [`ReadOptions`]: how files are read.
+//! [`ReadOptions`]: memory, threads and over-reading of a load.
 
 use std::thread;
 
-/// How a checkpoint's files are read.
+/// Memory, threads and over-reading of a load.
 ///
 /// ```
 /// use burn_dtensor::checkpoint::ReadOptions;

@@ -1,20 +1,20 @@
-//! [`Plan`]: which bytes of which files are read for regions of tensors, and where they go.
+//! [`ReadPlan`]: which bytes of which files are read for regions of tensors, and where they go.
 //!
 //! ```text
 //! region     wanted elements of a tensor
 //! section    those of one chunk; runs of bytes in the chunk, and of the region's memory
-//! piece      bytes of a chunk that are read for its sections: runs, joined, rounded out to blocks with a checksum
-//! read       pieces of a file, read into one buffer, or one piece directly into the memory of its region
+//! extent     bytes of a chunk that are read for its sections: runs, joined, rounded out to blocks with a checksum
+//! read       extents of a file, read into one buffer, or one extent directly into the memory of its region
 //! span       reads of a file, one after the other by one thread
 //! ```
 //!
-//! 1. Every byte of a region is in exactly one section, and every byte of a section in exactly one piece.
+//! 1. Every byte of a region is in exactly one section, and every byte of a section in exactly one extent.
 //! 2. No byte of a file is in two reads of a plan.
-//! 3. A piece of a chunk with checksums is whole blocks.
+//! 3. An extent of a chunk with checksums consists of complete blocks.
 //! 4. Where runs of a section are long, at least 16 KiB, they are joined as long as the bytes read are at most
 //!    `max_over_read` times the bytes needed. Shorter runs are joined if less than a page lies between them, or until
 //!    they are long. Both without the bytes that rule 3 adds.
-//! 5. Pieces that a page or more lies between, or two long ones that anything lies between, are not in one read.
+//! 5. Extents that a page or more lies between, or two long ones that anything lies between, are not in one read.
 
 use std::ops::Range;
 
@@ -30,7 +30,7 @@ use super::region::Region;
 pub(crate) struct Want {
     /// Key of the tensor.
     pub key: String,
-    /// Its elements.
+    /// The wanted elements.
     pub region: Region,
 }
 
@@ -62,16 +62,16 @@ impl Limits {
 
 /// The reads of some wanted regions.
 #[derive(Debug)]
-pub(super) struct Plan<'a> {
+pub(super) struct ReadPlan<'a> {
     /// Ordered by file and position in it.
     pub sections: Vec<Section<'a>>,
     /// Ordered by file and position in it.
-    pub pieces: Vec<Piece>,
+    pub extents: Vec<Extent>,
     /// Ordered by file and position in it.
     pub reads: Vec<Read>,
     /// Reads of each span.
     pub spans: Vec<Range<usize>>,
-    /// What is read.
+    /// Sums of what is read.
     pub stats: ReadStats,
 }
 
@@ -94,7 +94,7 @@ pub(super) struct Section<'a> {
 
 /// Bytes of a chunk that are read for its sections.
 #[derive(Debug)]
-pub(super) struct Piece {
+pub(super) struct Extent {
     /// All sections of the chunk.
     pub sections: Range<usize>,
     /// Bytes, counted from the first of the chunk.
@@ -108,11 +108,11 @@ pub(super) struct Read {
     pub file: usize,
     /// Bytes of the file.
     pub bytes: Range<u64>,
-    /// The pieces in it.
-    pub pieces: Range<usize>,
+    /// The extents in it.
+    pub extents: Range<usize>,
 }
 
-impl<'a> Plan<'a> {
+impl<'a> ReadPlan<'a> {
     /// Plans the reads of regions of the manifest's tensors.
     ///
     /// # Panics
@@ -122,14 +122,14 @@ impl<'a> Plan<'a> {
             wants.iter().enumerate().flat_map(|(index, want)| sections(manifest, index, want)).collect();
         sections.sort_by_key(|section| (section.chunk.file, section.chunk.begin));
         let mut plan =
-            Self { sections, pieces: Vec::new(), reads: Vec::new(), spans: Vec::new(), stats: Default::default() };
-        plan.add_pieces(limits);
+            Self { sections, extents: Vec::new(), reads: Vec::new(), spans: Vec::new(), stats: Default::default() };
+        plan.add_extents(limits);
         plan.add_reads(limits);
         plan.add_spans(limits);
         plan
     }
 
-    fn add_pieces(&mut self, limits: &Limits) {
+    fn add_extents(&mut self, limits: &Limits) {
         let mut first = 0;
         for of_chunk in self.sections.chunk_by(|a, b| (a.chunk.file, a.chunk.begin) == (b.chunk.file, b.chunk.begin)) {
             let (chunk, len) = (of_chunk[0].chunk, of_chunk[0].len);
@@ -146,8 +146,8 @@ impl<'a> Plan<'a> {
                 let block = limits.block;
                 run.start / block * block..run.end.next_multiple_of(block).min(len)
             };
-            let whole = if chunk.checksums.is_empty() { joined } else { union(joined.iter().map(blocks).collect()) };
-            let rounding = whole.iter().map(Range::len).sum::<usize>() - read;
+            let complete = if chunk.checksums.is_empty() { joined } else { union(joined.iter().map(blocks).collect()) };
+            let rounding = complete.iter().map(Range::len).sum::<usize>() - read;
             let stats = self.stats.by_class.entry(class).or_default();
             stats.needed += needed as u64;
             stats.read += read as u64;
@@ -157,22 +157,22 @@ impl<'a> Plan<'a> {
             self.stats.block_rounding += rounding as u64;
             let sections = first..first + of_chunk.len();
             first = sections.end;
-            for bytes in whole {
-                let pieces = bytes.clone().step_by(limits.read).map(|begin| begin..bytes.end.min(begin + limits.read));
-                self.pieces.extend(pieces.map(|bytes| Piece { sections: sections.clone(), bytes }));
+            for bytes in complete {
+                let extents = bytes.clone().step_by(limits.read).map(|begin| begin..bytes.end.min(begin + limits.read));
+                self.extents.extend(extents.map(|bytes| Extent { sections: sections.clone(), bytes }));
             }
         }
     }
 
-    /// Returns the file of a piece and its bytes there.
-    fn place(&self, piece: &Piece) -> (usize, Range<u64>) {
-        let chunk = self.sections[piece.sections.start].chunk;
-        (chunk.file, chunk.begin + piece.bytes.start as u64..chunk.begin + piece.bytes.end as u64)
+    /// Returns the file of an extent and its bytes there.
+    fn place(&self, extent: &Extent) -> (usize, Range<u64>) {
+        let chunk = self.sections[extent.sections.start].chunk;
+        (chunk.file, chunk.begin + extent.bytes.start as u64..chunk.begin + extent.bytes.end as u64)
     }
 
     fn add_reads(&mut self, limits: &Limits) {
-        for (index, piece) in self.pieces.iter().enumerate() {
-            let (file, bytes) = self.place(piece);
+        for (index, extent) in self.extents.iter().enumerate() {
+            let (file, bytes) = self.place(extent);
             if let Some(last) = self.reads.last_mut()
                 && last.file == file
                 && bytes.end - last.bytes.start <= limits.read as u64
@@ -182,11 +182,11 @@ impl<'a> Plan<'a> {
                 if between == 0 || between < limits.page as u64 && shorter < limits.long as u64 {
                     self.stats.read += between;
                     last.bytes.end = bytes.end;
-                    last.pieces.end = index + 1;
+                    last.extents.end = index + 1;
                     continue;
                 }
             }
-            self.reads.push(Read { file, bytes, pieces: index..index + 1 });
+            self.reads.push(Read { file, bytes, extents: index..index + 1 });
         }
         self.stats.reads = self.reads.len() as u64;
     }
@@ -209,14 +209,14 @@ impl<'a> Plan<'a> {
         }
     }
 
-    /// Returns the region that has all bytes of the piece next to each other, and the first of them in its memory, if no
+    /// Returns the region that has all bytes of the extent next to each other, and the first of them in its memory, if no
     /// other region has any.
-    pub fn direct(&self, piece: &Piece) -> Option<(usize, usize)> {
-        let sections = &self.sections[piece.sections.clone()];
+    pub fn direct(&self, extent: &Extent) -> Option<(usize, usize)> {
+        let sections = &self.sections[extent.sections.clone()];
         let mut copies =
-            sections.iter().filter_map(|section| Some((section, section.copies.each(piece.bytes.clone()).next()?)));
+            sections.iter().filter_map(|section| Some((section, section.copies.each(extent.bytes.clone()).next()?)));
         let (section, copy) = copies.next()?;
-        (copies.next().is_none() && copy.len == piece.bytes.len()).then_some((section.want, copy.to))
+        (copies.next().is_none() && copy.len == extent.bytes.len()).then_some((section.want, copy.to))
     }
 }
 
@@ -263,7 +263,7 @@ pub(super) struct Runs {
 
 /// A run, or the part of it that is asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Copy {
+pub(super) struct CopyRun {
     /// First byte in the first region.
     pub from: usize,
     /// First byte in the second region.
@@ -323,7 +323,7 @@ impl Runs {
     }
 
     /// Returns the runs in their order, of each the part that is in `bytes` of the first region.
-    pub fn each(&self, bytes: Range<usize>) -> impl Iterator<Item = Copy> {
+    pub fn each(&self, bytes: Range<usize>) -> impl Iterator<Item = CopyRun> {
         let at = |mut index: usize| {
             let mut position = self.first;
             for &(len, strides) in &self.dims {
@@ -341,7 +341,7 @@ impl Runs {
         let starts = (index..self.count()).map(at).take_while(move |[from, _]| *from < bytes.end);
         starts.map(move |[from, to]| {
             let skipped = bytes.start.saturating_sub(from);
-            Copy { from: from + skipped, to: to + skipped, len: self.run.min(bytes.end - from) - skipped }
+            CopyRun { from: from + skipped, to: to + skipped, len: self.run.min(bytes.end - from) - skipped }
         })
     }
 }

@@ -1,11 +1,11 @@
-//! [`ReadStats`]: what a load read.
+//! [`ReadStats`]: bytes that a load read.
 
 use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// How the wanted bytes of a tensor lie in a stored chunk.
+/// Order in which the wanted bytes of a tensor lie in a stored chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum RunClass {
@@ -17,7 +17,7 @@ pub enum RunClass {
     ShortRuns,
 }
 
-/// What was read of the tensors of one class, in bytes.
+/// Bytes read of the tensors of one class.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct ClassStats {
@@ -25,11 +25,11 @@ pub struct ClassStats {
     pub needed: u64,
     /// Bytes that were read for them, without `block_rounding`.
     pub read: u64,
-    /// Bytes that were read to verify whole blocks.
+    /// Bytes that were read to verify complete blocks.
     pub block_rounding: u64,
 }
 
-/// What a rank read from files.
+/// Bytes that a rank read from files, and reads that it took.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct ReadStats {
@@ -37,7 +37,7 @@ pub struct ReadStats {
     pub needed: u64,
     /// Bytes that were read for them, without `block_rounding`: also what lies between runs that are read together.
     pub read: u64,
-    /// Bytes that were read because checksums are those of whole blocks of 1 MiB.
+    /// Bytes that were read because checksums are those of complete blocks of 1 MiB.
     pub block_rounding: u64,
     /// Number of reads.
     pub reads: u64,
@@ -90,7 +90,7 @@ impl fmt::Display for ReadStats {
         let Self { needed, read, block_rounding, reads, peak_memory, by_class } = self;
         write!(
             f,
-            "{:.1} MiB needed, {:.1} MiB read ({:.3}x), {:.1} MiB more for whole blocks, in {reads} reads with at most {:.1} MiB \
+            "{:.1} MiB needed, {:.1} MiB read ({:.3}x), {:.1} MiB more for complete blocks, in {reads} reads with at most {:.1} MiB \
              of memory",
             mib(*needed),
             mib(*read),
@@ -101,7 +101,10 @@ impl fmt::Display for ReadStats {
         by_class.iter().try_for_each(|(class, stats)| {
             let ClassStats { needed, block_rounding, .. } = stats;
             let (over, needed, rounding) = (stats.over_read(), mib(*needed), mib(*block_rounding));
-            write!(f, "\n  {class:?}: {needed:.1} MiB needed, {over:.3}x read, {rounding:.1} MiB more for whole blocks")
+            write!(
+                f,
+                "\n  {class:?}: {needed:.1} MiB needed, {over:.3}x read, {rounding:.1} MiB more for complete blocks"
+            )
         })
     }
 }

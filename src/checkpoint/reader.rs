@@ -1,6 +1,6 @@
 //! [`Reader`]: reads regions of stored tensors by several threads, in bounded memory.
 //!
-//! Regions are read in batches, in their order, each by a [`Plan`]. Threads of the reader take spans of the batches in
+//! Regions are read in batches, in their order, each by a [`ReadPlan`]. Threads of the reader take spans of the batches in
 //! flight. The calling thread starts batches as the memory allows, and hands over the regions of the oldest.
 //!
 //! 1. The memory of batches in flight and of buffers is at most the budget, or one region and buffers if that is more.
@@ -21,7 +21,7 @@ use twox_hash::XxHash3_64;
 
 use super::fs::{FileSystem, Links, ReadFile};
 use super::manifest::{BLOCK, Manifest};
-use super::read_plan::{Limits, Piece, Plan, Read, Section};
+use super::read_plan::{Extent, Limits, Read, ReadPlan, Section};
 use super::{CheckpointError, ReadOptions, ReadStats};
 use crate::memory::UninitBytes;
 
@@ -116,7 +116,7 @@ impl<'a> Reader<'a> {
                     break;
                 }
                 let wants = &wants[next..next + count];
-                let plan = Plan::new(self.manifest, wants, &self.limits);
+                let plan = ReadPlan::new(self.manifest, wants, &self.limits);
                 let targets = wants.iter().map(|want| Target::new(self, want)).collect();
                 stats.add(&plan.stats);
                 memory += bytes;
@@ -216,7 +216,7 @@ impl<'a> Reader<'a> {
         buffer: &mut Vec<u8>,
     ) -> Result<(), CheckpointError> {
         let Batch { plan, targets } = batch;
-        for Read { file, bytes, pieces } in &plan.reads[plan.spans[span].clone()] {
+        for Read { file, bytes, extents } in &plan.reads[plan.spans[span].clone()] {
             let source = match open {
                 Some((number, source)) if number == file => &*source,
                 _ => &open.insert((*file, self.open(*file)?)).1,
@@ -226,29 +226,29 @@ impl<'a> Reader<'a> {
                 read.map_err(|error| self.io("read", self.path(*file), &error))
             };
             let len = (bytes.end - bytes.start) as usize;
-            let pieces = &plan.pieces[pieces.clone()];
-            if let [piece] = pieces
-                && let Some((want, to)) = plan.direct(piece)
+            let extents = &plan.extents[extents.clone()];
+            if let [extent] = extents
+                && let Some((want, to)) = plan.direct(extent)
             {
-                // SAFETY: no other piece has bytes of this section, by rule 1 of plans.
+                // SAFETY: no other extent has bytes of this section, by rule 1 of plans.
                 let memory = unsafe { targets[want].part(to, len) };
                 fill(memory)?;
-                self.verify(plan, piece, memory)?;
+                self.verify(plan, extent, memory)?;
                 continue;
             }
             if buffer.len() < len {
                 buffer.resize(len, 0);
             }
             fill(&mut buffer[..len])?;
-            for piece in pieces {
-                let sections = &plan.sections[piece.sections.clone()];
-                let at = (sections[0].chunk.begin + piece.bytes.start as u64 - bytes.start) as usize;
-                let read = &buffer[at..at + piece.bytes.len()];
-                self.verify(plan, piece, read)?;
+            for extent in extents {
+                let sections = &plan.sections[extent.sections.clone()];
+                let at = (sections[0].chunk.begin + extent.bytes.start as u64 - bytes.start) as usize;
+                let read = &buffer[at..at + extent.bytes.len()];
+                self.verify(plan, extent, read)?;
                 for Section { want, copies, .. } in sections {
-                    for copy in copies.each(piece.bytes.clone()) {
-                        let from = copy.from - piece.bytes.start;
-                        // SAFETY: no other section or piece has these bytes of the region, by rule 1 of plans.
+                    for copy in copies.each(extent.bytes.clone()) {
+                        let from = copy.from - extent.bytes.start;
+                        // SAFETY: no other section or extent has these bytes of the region, by rule 1 of plans.
                         let memory = unsafe { targets[*want].part(copy.to, copy.len) };
                         memory.copy_from_slice(&read[from..from + copy.len]);
                     }
@@ -258,13 +258,13 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
-    /// Compares the checksums of a piece's blocks.
-    fn verify(&self, plan: &Plan<'_>, piece: &Piece, bytes: &[u8]) -> Result<(), CheckpointError> {
-        let Section { key, chunk, .. } = &plan.sections[piece.sections.start];
-        let checksums = chunk.checksums.iter().skip(piece.bytes.start / BLOCK);
+    /// Compares the checksums of an extent's blocks.
+    fn verify(&self, plan: &ReadPlan<'_>, extent: &Extent, bytes: &[u8]) -> Result<(), CheckpointError> {
+        let Section { key, chunk, .. } = &plan.sections[extent.sections.start];
+        let checksums = chunk.checksums.iter().skip(extent.bytes.start / BLOCK);
         for (index, (block, checksum)) in bytes.chunks(BLOCK).zip(checksums).enumerate() {
             if XxHash3_64::oneshot(block) != *checksum {
-                let first = chunk.begin + (piece.bytes.start + index * BLOCK) as u64;
+                let first = chunk.begin + (extent.bytes.start + index * BLOCK) as u64;
                 let (path, last) = (self.path(chunk.file), first + block.len() as u64);
                 return Err(CheckpointError::Corrupt { path, key: (*key).into(), first, last });
             }
@@ -275,7 +275,7 @@ impl<'a> Reader<'a> {
 
 /// A batch of regions that are read together.
 struct Batch<'a> {
-    plan: Plan<'a>,
+    plan: ReadPlan<'a>,
     targets: Vec<Target>,
 }
 
@@ -326,7 +326,7 @@ impl Target {
     #[allow(clippy::mut_from_ref)]
     unsafe fn part(&self, begin: usize, len: usize) -> &mut [u8] {
         assert!(begin <= self.memory.len() && len <= self.memory.len() - begin, "a part of the memory");
-        // SAFETY: the bytes are in the memory, which is initialized, and the caller guarantees that nobody else uses them.
+        // SAFETY: the bytes are in the memory, which is initialized, and the caller guarantees that no other part has them.
         unsafe { std::slice::from_raw_parts_mut(self.first.add(begin), len) }
     }
 }

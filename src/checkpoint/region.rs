@@ -59,30 +59,30 @@ impl Region {
         dims.fold(0, |position, ((&at, &begin), &len)| position * len + (at - begin))
     }
 
-    /// Cuts the region along its first dimension with a length of more than 1, so that the elements of each piece are
-    /// consecutive in the memory of the region. A piece has at most `most_elements` elements, or one row if a row has
+    /// Splits the region along its first dimension with a length of more than 1, so that the elements of each part are
+    /// consecutive in the memory of the region. A part has at most `most_elements` elements, or one row if a row has
     /// more.
     ///
     /// ```text
     /// [0:1,4:9,0:2], 4 elements   ->   [0:1,4:6,0:2]  [0:1,6:8,0:2]  [0:1,8:9,0:2]
     /// ```
-    pub fn pieces(&self, most_elements: usize) -> Vec<Self> {
+    pub fn split(&self, most_elements: usize) -> Vec<Self> {
         if self.is_empty() {
             return Vec::new();
         }
         let Some(dim) = self.shape.iter().position(|&len| len > 1) else { return vec![self.clone()] };
         let row: usize = self.shape[dim + 1..].iter().product();
         let rows = (most_elements / row).max(1);
-        let piece = |begin| {
-            let mut piece = self.clone();
-            piece.offsets[dim] += begin;
-            piece.shape[dim] = rows.min(self.shape[dim] - begin);
-            piece
+        let part = |begin| {
+            let mut part = self.clone();
+            part.offsets[dim] += begin;
+            part.shape[dim] = rows.min(self.shape[dim] - begin);
+            part
         };
-        (0..self.shape[dim]).step_by(rows).map(piece).collect()
+        (0..self.shape[dim]).step_by(rows).map(part).collect()
     }
 
-    /// Returns true if no two of the regions of a tensor, none of which is empty, have an element in common.
+    /// Returns true if no two of the regions of a tensor, none of which is empty, share an element.
     ///
     /// Groups of regions are separated by planes between them, as those of a mesh are. Returns false as well for more
     /// than 256 regions that no plane separates, although they may be disjoint. The order of `regions` changes.
@@ -168,18 +168,18 @@ mod tests {
     }
 
     #[test]
-    fn pieces_are_the_region_in_order() {
+    fn parts_are_the_region_in_order() {
         for region in [vec![], vec![3], vec![1, 3, 2], vec![2, 0], vec![3, 3]].iter().flat_map(|shape| regions(shape)) {
             for most in 1..10 {
-                let pieces = region.pieces(most);
+                let parts = region.split(most);
                 // Row-major order of the elements is their order as vectors.
-                let joined = pieces.iter().flat_map(elements).collect_vec();
+                let joined = parts.iter().flat_map(elements).collect_vec();
                 assert_eq!(joined, elements(&region).into_iter().collect_vec(), "{region} by {most}");
                 let row = region.shape.iter().skip_while(|&&len| len == 1).skip(1).product::<usize>();
-                assert!(pieces.iter().all(|piece| piece.num_elements() <= most.max(row)), "{region} by {most}");
+                assert!(parts.iter().all(|part| part.num_elements() <= most.max(row)), "{region} by {most}");
             }
         }
-        assert_eq!(Region::full(&[1, 5, 2]).pieces(4).len(), 3, "and as few as possible");
+        assert_eq!(Region::full(&[1, 5, 2]).split(4).len(), 3, "and as few as possible");
     }
 
     #[test]
@@ -187,14 +187,14 @@ mod tests {
         let mut random = StdRng::seed_from_u64(1);
         let mut found = [0; 2];
         for case in 0..400 {
-            // A grid as of a mesh, whose cells are cut further, and whose first cells may have moved.
+            // A grid as of a mesh, whose cells are split further, and whose first cells may have moved.
             let shape = [random.random_range(4..9), random.random_range(1..9), random.random_range(1..5)];
-            let cuts = |len: usize, random: &mut StdRng| {
+            let splits = |len: usize, random: &mut StdRng| {
                 let inner = (1..len).filter(|_| random.random_bool(0.6)).collect_vec();
                 [0].into_iter().chain(inner).chain([len]).tuple_windows().map(|(a, b)| a..b).collect_vec()
             };
-            let grid = shape.map(|len| cuts(len, &mut random)).into_iter().multi_cartesian_product();
-            let mut cells = grid.flat_map(|slices| Region::of_slices(&slices).pieces(4)).collect_vec();
+            let grid = shape.map(|len| splits(len, &mut random)).into_iter().multi_cartesian_product();
+            let mut cells = grid.flat_map(|slices| Region::of_slices(&slices).split(4)).collect_vec();
             for _ in 0..case % 3 {
                 let (cell, dim) = (random.random_range(0..cells.len()), random.random_range(0..3));
                 if cells[cell].offsets[dim] > 0 {
@@ -217,7 +217,7 @@ mod tests {
         assert!(Region::are_disjoint(&mut pinwheel.iter().collect_vec()));
         pinwheel[0].shape[1] = 2;
         assert!(!Region::are_disjoint(&mut pinwheel.iter().collect_vec()));
-        // All the same, and many: false at once, without comparing each with each.
+        // Many identical ones: false at once, without comparing each with each.
         let same = vec![Region::full(&[1 << 40, 2]); 1 << 20];
         assert!(!Region::are_disjoint(&mut same.iter().collect_vec()));
         // A spiral, of which every plane separates but one.

@@ -92,6 +92,7 @@ impl Manifest {
         let files = names.iter().map(|name| FileEntry { name: name.clone(), len: 0 }).collect();
         Self {
             step: None,
+            previous: None,
             software: String::new(),
             mesh: MeshEntry { shape: Vec::new(), names: Vec::new() },
             files,

@@ -11,15 +11,14 @@ use serde::{Deserialize, Serialize};
 
 use super::agree::{agree, on_first};
 use super::assign::{Held, Piece, assign, held};
-use super::fs::{self, FileSystem, Links};
+use super::fs::{self, FileSystem, Links, MANIFEST, parent};
 use super::manifest::{ChunkEntry, FileEntry, Manifest, MeshEntry, TensorEntry, block_checksums};
 use super::region::Region;
 use super::safetensors_file::header;
-use super::{CheckpointError, State};
+use super::{CheckpointError, CheckpointManager, State};
 use crate::Result;
 use crate::comm::{Call, Communicator};
 
-pub(super) const MANIFEST: &str = "manifest.json";
 const PROBE: &str = "probe-";
 const SHARDS: &str = "rank-";
 
@@ -83,7 +82,7 @@ impl fmt::Display for SaveReport {
 /// [`Error::Comm`](crate::Error::Comm) if another rank fails.
 pub fn save(path: impl AsRef<Path>, state: &State) -> Result<SaveReport> {
     let plan = SavePlan::new(state)?;
-    write(&*fs::real(), path.as_ref(), &plan, &mut Live::new(state), |_| Ok(()))
+    write(&*fs::real(), path.as_ref(), &plan, &mut Live::new(state), None)
 }
 
 /// What all ranks write, known to all.
@@ -126,6 +125,7 @@ impl SavePlan {
         let manifest = Manifest {
             step: state.step,
             mesh: MeshEntry { shape: state.mesh.shape().to_vec(), names: state.mesh.names().to_vec() },
+            previous: None,
             software: concat!("burn-dtensor ", env!("CARGO_PKG_VERSION")).into(),
             files: Vec::new(),
             tensors: held.iter().map(|held| (held.key.clone(), entry(held))).collect(),
@@ -167,7 +167,18 @@ fn file_name(rank: usize) -> String {
     format!("{SHARDS}{rank:05}.safetensors")
 }
 
-/// Writes the files of all ranks and the manifest. `commit` runs on group rank 0 once the checkpoint is complete.
+/// Returns the rank whose file has this name.
+pub(super) fn rank_of_file(name: &str) -> Option<usize> {
+    name.strip_prefix(SHARDS)?.strip_suffix(".safetensors")?.parse().ok()
+}
+
+/// Returns the name that a region of a tensor of shape `full` has in its file.
+pub(super) fn stored_name(key: &str, region: &Region, full: &[usize]) -> String {
+    if region.shape == full { key.to_owned() } else { format!("{key}{region}") }
+}
+
+/// Writes the files of all ranks and the manifest. If it is the checkpoint of a step of a `run`, `latest`
+/// then names it.
 ///
 /// # Collective
 /// Every rank of the plan's group.
@@ -176,7 +187,7 @@ pub(super) fn write(
     path: &Path,
     plan: &SavePlan,
     bytes: &mut dyn PieceBytes,
-    commit: impl FnOnce(&dyn FileSystem) -> Result<(), CheckpointError>,
+    run: Option<(&CheckpointManager, u64)>,
 ) -> Result<SaveReport> {
     let comm = &plan.comm;
     let first = comm.group().ranks()[0];
@@ -193,40 +204,34 @@ pub(super) fn write(
         }
         seen => seen.map(drop).map_err(io("open", &path.join(&probe))),
     };
-    let shared = agree(comm, "checkpoint_probe", seen);
-    let cleared = on_first(comm, "checkpoint_probed", || {
-        let probe = path.join(&probe);
-        fs.remove_file(&probe).map_err(io("remove", &probe))?;
-        match &shared {
-            Ok(_) => Ok(()),
-            Err(_) => fs::remove_dir_all(fs, path).map_err(io("remove", path)),
-        }
-    });
-    shared?;
-    cleared?;
-
+    agree(comm, "checkpoint_probe", seen).inspect_err(|_| discard(fs, path, comm))?;
     let outcome = write_pieces(fs, path, plan, bytes).map_err(|(file, error)| io("write", &file)(error));
-    let written = match agree(comm, "checkpoint_write", outcome) {
-        Ok(written) => written,
-        Err(error) => {
-            // What is left is debris, which the next save sweeps.
-            if comm.group().rank() == 0 {
-                let _ = fs::remove_dir_all(fs, path);
-            }
-            return Err(error);
-        }
-    };
+    let written = agree(comm, "checkpoint_write", outcome).inspect_err(|_| discard(fs, path, comm))?;
     let sizes = written.iter().map(|written| written.len).collect();
     on_first(comm, "checkpoint_commit", || {
-        let manifest = plan.manifest(written);
+        let mut manifest = plan.manifest(written);
+        manifest.previous = run.map(|(manager, _)| manager.named(fs)).transpose()?.flatten();
+        // Another save under this name would have removed it, with the files of this one.
+        let probe = path.join(&probe);
+        fs.remove_file(&probe).map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound => CheckpointError::Replaced { path: path.into() },
+            _ => io("remove", &probe)(error),
+        })?;
         fs.sync_dir(path).map_err(io("sync", path))?;
         let file = path.join(MANIFEST);
         fs::write_atomically(fs, &file, &manifest.to_bytes()).map_err(io("write", &file))?;
         let parent = parent(path);
         fs.sync_dir(parent).map_err(io("sync", parent))?;
-        commit(fs)
+        run.map_or(Ok(()), |(manager, step)| manager.commit(fs, step))
     })?;
     Ok(SaveReport { path: path.into(), bytes: sizes })
+}
+
+/// Removes the folder of a save that failed. If that fails, too, it is debris, which the next save removes.
+fn discard(fs: &dyn FileSystem, path: &Path, comm: &Communicator) {
+    if comm.group().rank() == 0 {
+        let _ = fs::remove_dir_all(fs, path);
+    }
 }
 
 /// Creates the folder, and a file in it by which other ranks recognize it.
@@ -266,14 +271,6 @@ fn nonce() -> u64 {
     RandomState::new().hash_one(std::process::id())
 }
 
-/// Returns the folder that contains `path`.
-pub(super) fn parent(path: &Path) -> &Path {
-    match path.parent() {
-        Some(parent) if parent != Path::new("") => parent,
-        _ => Path::new("."),
-    }
-}
-
 /// Writes and syncs this rank's file, if it has pieces.
 ///
 /// # Errors
@@ -293,9 +290,7 @@ fn write_pieces(
         .iter()
         .map(|(key, region)| {
             let entry = &plan.manifest.tensors[*key];
-            let is_full = region.shape == entry.shape;
-            let name = if is_full { (*key).to_owned() } else { format!("{key}{region}") };
-            (name, entry.dtype, region.shape.clone())
+            (stored_name(key, region, &entry.shape), entry.dtype, region.shape.clone())
         })
         .collect();
     let metadata = BTreeMap::from([("format".to_owned(), "burn-dtensor checkpoint".to_owned())]);

@@ -59,7 +59,8 @@ impl StateDict {
     /// replicated over `mesh`: a buffer, a parameter that `fully_shard` ignored, any parameter of an ordinary model. A
     /// lazy parameter is drawn.
     ///
-    /// Nothing is copied or sent. Running statistics may differ between ranks until
+    /// Nothing is copied or sent, and nothing is compared: if slices of a mesh were distributed separately, from different
+    /// initial values, each rank takes those of its slice. Running statistics may differ between ranks until
     /// [`sync_buffers`](crate::fsdp::sync_buffers) makes them equal.
     ///
     /// # Errors

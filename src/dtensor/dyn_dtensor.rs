@@ -128,7 +128,6 @@ impl DynDTensor {
         let mesh = spec.mesh();
         let position = mesh.ranks().iter().position(|&rank| rank == source).expect("the source is in the mesh");
         let source = mesh.coordinate_at(position)?;
-        let full = full.map(|data| if data.dtype() == spec.dtype() { data } else { data.convert_dtype(spec.dtype()) });
         let local = with_type!(spec, D, K => {
             let full = full.map(|data| Tensor::<D, K>::from_data(data, (mesh.device(), spec.dtype())));
             send_parts(full, &spec, &source, call)?.into_dispatch()

@@ -23,11 +23,24 @@ impl Grid {
     /// Returns the grid of the sharded dimensions, completed to two with the first of the others. Returns `None` if
     /// more than two dimensions are sharded.
     pub fn of(spec: &DTensorSpec) -> Option<Self> {
-        let sizes = spec.layout().orders().map(|(dim, _)| dim);
-        let mut dims: Vec<usize> = sizes.chain(0..spec.shape().num_dims()).unique().collect();
-        if spec.layout().orders().count() > 2 {
+        let mesh = spec.mesh();
+        let coordinates = mesh.shape().iter().map(|&size| 0..size).multi_cartesian_product();
+        let slices = |coordinate: Vec<usize>| spec.layout().local_slices(spec.shape(), &coordinate);
+        let held = mesh.ranks().iter().zip(coordinates).map(|(&rank, coordinate)| (rank, slices(coordinate)));
+        Self::new(spec.shape(), spec.layout().orders().map(|(dim, _)| dim).collect(), held)
+    }
+
+    /// Returns the grid of the dimensions `divided`, completed to two with the first of the others, for ranks and the
+    /// slices that each holds. Returns `None` if more than two dimensions are divided.
+    pub fn new(
+        shape: &[usize],
+        divided: Vec<usize>,
+        held: impl IntoIterator<Item = (usize, Vec<Range<usize>>)>,
+    ) -> Option<Self> {
+        if divided.len() > 2 {
             return None;
         }
+        let mut dims: Vec<usize> = divided.into_iter().chain(0..shape.len()).unique().collect();
         dims.truncate(2);
         dims.sort_unstable();
         let dims = match dims[..] {
@@ -35,16 +48,13 @@ impl Grid {
             [row, column] => [Some(row), Some(column)],
             _ => [None, None],
         };
-        let mesh = spec.mesh();
-        let coordinates = mesh.shape().iter().map(|&size| 0..size).multi_cartesian_product();
-        let parts = mesh.ranks().iter().zip(coordinates).map(|(&rank, coordinate)| {
-            let slices = spec.layout().local_slices(spec.shape(), &coordinate);
+        let parts = held.into_iter().map(|(rank, slices)| {
             let is_empty = slices.iter().any(Range::is_empty);
             (rank, is_empty, dims.map(|dim| dim.map_or(0..1, |dim| slices[dim].clone())))
         });
         let (empty, held): (Vec<_>, Vec<_>) = parts.partition(|(_, is_empty, _)| *is_empty);
         let intervals = |at: usize| -> Vec<Range<usize>> {
-            let end = dims[at].map_or(1, |dim| spec.shape()[dim]);
+            let end = dims[at].map_or(1, |dim| shape[dim]);
             let starts = held.iter().map(|(.., slices)| slices[at].start).chain([end]);
             starts.sorted().dedup().tuple_windows().map(|(start, end)| start..end).collect()
         };

@@ -141,5 +141,6 @@ pub use redistribute_options::{RedistributeOptions, RedistributeWork};
 pub use spec::DTensorSpec;
 pub(crate) use spec::RequiredPlacements;
 pub use tensor::DTensor;
+pub(crate) use visualize::draw_grid;
 pub use visualize::visualize_sharding;
 pub(crate) use vjp::MeshDims;

@@ -25,13 +25,13 @@ use super::grid::Grid;
 /// than two are sharded, only the heading is returned.
 pub fn visualize_sharding(spec: &DTensorSpec) -> String {
     match Grid::of(spec) {
-        Some(grid) if spec.shape().num_dims() > 0 => format!("{spec}\n{}", drawn(&grid, spec.shape().num_dims())),
+        Some(grid) if spec.shape().num_dims() > 0 => format!("{spec}\n{}", draw_grid(&grid, spec.shape().num_dims())),
         _ => format!("{spec}\n"),
     }
 }
 
 /// Draws the cells of a tensor of `ndim` dimensions.
-fn drawn(grid: &Grid, ndim: usize) -> String {
+pub(crate) fn draw_grid(grid: &Grid, ndim: usize) -> String {
     let cells: Vec<Vec<String>> =
         grid.cells.iter().map(|row| row.iter().map(|ranks| ranks.iter().join(" ")).collect()).collect();
     let labels: Vec<String> = grid.rows.iter().map(|row| format!("{row:?}")).collect();

@@ -210,7 +210,6 @@ impl NewValue {
     fn on<const D: usize, K: Kind>(self, device: &Device, dtype: DType) -> Tensor<D, K> {
         match self {
             Self::Data(data) => {
-                let data = if data.dtype() == dtype { data } else { data.convert_dtype(dtype) };
                 // The memory of data that was read from a file is not always that of tensors.
                 Tensor::from_dispatch(own(Tensor::<D, K>::from_data(data, (device, dtype)).into_dispatch()))
             }

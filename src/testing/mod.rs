@@ -20,6 +20,8 @@ mod conformance;
 pub mod copies;
 mod each_engine;
 mod full;
+#[cfg(feature = "cube")]
+mod gpu;
 mod graph_depth;
 mod mesh_test;
 #[cfg(feature = "mpi")]
@@ -30,6 +32,8 @@ pub mod prove;
 
 pub use conformance::{Conformance, ConformanceReport};
 pub use full::{assert_full_close, assert_full_eq};
+#[cfg(feature = "cube")]
+pub use gpu::gpu;
 pub use graph_depth::{GraphDepth, graph_depth};
 pub use mesh_test::MeshTest;
 #[cfg(feature = "mpi")]

@@ -6,10 +6,10 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::{AdamWConfig, GradientsParams};
-use burn::tensor::{Device, DeviceKind, Tensor};
+use burn::tensor::{Device, Tensor};
 use burn_dtensor::fsdp::{FsdpModule, FullyShard, OffloadPolicy, ReshardAfterForward, fully_shard, unit};
 use burn_dtensor::mesh::DeviceMesh;
-use burn_dtensor::testing::MeshTest;
+use burn_dtensor::testing::{MeshTest, gpu};
 use burn_dtensor::{Error, Result};
 
 use crate::live::alone;
@@ -41,8 +41,7 @@ fn in_use(mesh: &DeviceMesh) -> Result<u64> {
 
 /// What is in use before forward, after it, and after backward, in each of three steps.
 fn steps(reshard: ReshardAfterForward) -> Vec<[u64; 3]> {
-    let device = Device::wgpu(DeviceKind::DefaultDevice);
-    let mut ranks = MeshTest::new([RANKS], ["shard"]).with_device(device).run(|mesh| {
+    let mut ranks = MeshTest::new([RANKS], ["shard"]).with_device(gpu()).run(|mesh| {
         let device = mesh.device().clone().autodiff();
         let net = Net { blocks: (0..BLOCKS).map(|_| LinearConfig::new(WIDTH, WIDTH).init(&device)).collect() };
         let config = FullyShard::new().with_units(["blocks.*"]).with_reshard_after_forward(reshard);
@@ -80,8 +79,7 @@ fn gathered_weights_are_taken_back_under_the_views_that_a_graph_keeps() {
 
 /// Most that is in use in the backwards of two steps of AdamW, after one before them, and what is after each.
 fn trained(ranks: usize, offload: OffloadPolicy) -> (u64, [u64; 2]) {
-    let device = Device::wgpu(DeviceKind::DefaultDevice);
-    let mut results = MeshTest::new([ranks], ["shard"]).with_device(device).run(|mesh| {
+    let mut results = MeshTest::new([ranks], ["shard"]).with_device(gpu()).run(|mesh| {
         let device = mesh.device().clone().autodiff();
         let start = if offload == OffloadPolicy::Cpu { Device::flex().autodiff() } else { device.clone() };
         let net = Net { blocks: (0..BLOCKS).map(|_| LinearConfig::new(WIDTH, WIDTH).init(&start)).collect() };

@@ -5,7 +5,7 @@ mod bookkeeping;
 mod bounds;
 mod chain;
 mod checkpointed;
-#[cfg(feature = "wgpu")]
+#[cfg(feature = "cube")]
 mod cube;
 mod failed;
 mod full;

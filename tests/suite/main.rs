@@ -5,7 +5,7 @@ mod checkpoint;
 mod collective_numerics;
 mod comm;
 mod compiler;
-#[cfg(feature = "wgpu")]
+#[cfg(feature = "cube")]
 mod cube;
 mod data;
 mod debug;

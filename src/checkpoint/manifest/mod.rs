@@ -1,6 +1,6 @@
 //! [`Manifest`]: which files of a checkpoint have which elements of which tensors.
 //!
-//! The file `manifest.json` is one line of JSON, and frame and contents are told apart by their bytes, so that the
+//! The file `manifest.json` is one line of JSON, and frame and contents are separated by their bytes, so that the
 //! checksum is compared before anything else is read:
 //!
 //! ```text
@@ -37,7 +37,7 @@ pub(crate) const BLOCK: usize = 1 << 20;
 /// The version that this crate writes and reads.
 const VERSION: u64 = 1;
 
-// The frame, but for version, checksum and contents.
+// The frame without version, checksum and contents.
 const BEFORE_VERSION: &str = r#"{"format":"burn-dtensor checkpoint","version":"#;
 const BEFORE_CHECKSUM: &str = r#","checksum":""#;
 const BEFORE_CONTENTS: &str = r#"","manifest":"#;
@@ -54,6 +54,8 @@ pub(crate) fn block_checksums(bytes: &[u8]) -> Vec<u64> {
 pub(crate) struct Manifest {
     /// Step of the training.
     pub step: Option<u64>,
+    /// Step of the checkpoint that was the latest of the run before this one.
+    pub previous: Option<u64>,
     /// Name and version of the crate that wrote the checkpoint.
     pub software: String,
     /// Mesh of the ranks that wrote it.
@@ -118,7 +120,7 @@ pub(crate) struct ChunkEntry {
     pub checksums: Vec<u64>,
 }
 
-/// A data type in files: one of safetensors whose elements are whole bytes.
+/// A data type in files: one of safetensors whose elements have a number of bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "safetensors::Dtype")]
 pub(crate) struct StoredDType(safetensors::Dtype);
@@ -139,8 +141,12 @@ impl TryFrom<safetensors::Dtype> for StoredDType {
     type Error = String;
 
     fn try_from(dtype: safetensors::Dtype) -> Result<Self, String> {
-        let whole = dtype.bitsize().is_multiple_of(8);
-        if whole { Ok(Self(dtype)) } else { Err(format!("elements of the dtype {dtype} are not whole bytes")) }
+        let has_bytes = dtype.bitsize().is_multiple_of(8);
+        if has_bytes {
+            Ok(Self(dtype))
+        } else {
+            Err(format!("elements of the dtype {dtype} have a fraction of a byte"))
+        }
     }
 }
 

@@ -33,6 +33,7 @@ fn example() -> Manifest {
     ];
     Manifest {
         step: Some(100),
+        previous: Some(90),
         software: "burn-dtensor 0.1.0".into(),
         mesh: MeshEntry { shape: vec![2, 1], names: vec!["shard".into(), "tp".into()] },
         files: vec![file("rank-00000.safetensors", 126), file("rank-00001.safetensors", 64 + (2 << 20))],
@@ -83,14 +84,14 @@ fn bytes_that_changed_are_found() {
     assert!(matches!(error, ManifestError::Checksum { stored: s, found } if s == stored && s != found), "{error}");
 }
 
-/// The names of the variants, but for `Frame`, `Version` and `Checksum`.
+/// The names of the variants, except for `Frame`, `Version` and `Checksum`.
 fn kind(error: &ManifestError) -> &'static str {
     match error {
         ManifestError::Json { .. } => "Json",
         ManifestError::FileName { .. } => "FileName",
         ManifestError::Mesh { .. } => "Mesh",
         ManifestError::Shape { .. } => "Shape",
-        ManifestError::Outside { .. } => "Outside",
+        ManifestError::OutOfBounds { .. } => "OutOfBounds",
         ManifestError::Coverage { .. } => "Coverage",
         ManifestError::Overlap { .. } => "Overlap",
         ManifestError::Range { .. } => "Range",
@@ -106,7 +107,7 @@ const KINDS: [&str; 11] = [
     "FileName",
     "Mesh",
     "Shape",
-    "Outside",
+    "OutOfBounds",
     "Coverage",
     "Overlap",
     "Range",
@@ -136,15 +137,16 @@ fn what_breaks_a_rule_is_refused_with_that_rule() {
         ("Shape", "product overflows", |m| a(m).shape = vec![1 << 32, 1 << 32]),
         ("Shape", "bytes overflow", |m| a(m).shape = vec![1 << 62, 1]),
         ("Shape", "more than an address", |m| a(m).shape = vec![1 << 61, 1]),
+        ("Shape", "overflows after a 0", |m| empty(m, &[0, 1 << 32, 1 << 32])),
         ("Shape", "overflows before a 0", |m| empty(m, &[1 << 32, 1 << 32, 0])),
-        ("Outside", "one row too many", |m| a(m).chunks[1].region.shape[0] = 2),
-        ("Outside", "offset beyond the end", |m| a(m).chunks[1].region.offsets[0] = 4),
-        ("Outside", "end overflows", |m| a(m).chunks[1].region.offsets[0] = usize::MAX),
-        ("Outside", "huge", |m| a(m).chunks[1].region.shape[0] = usize::MAX),
-        ("Outside", "empty", |m| a(m).chunks[1].region.shape[0] = 0),
-        ("Outside", "a dimension too few", |m| _ = a(m).chunks[1].region.shape.pop()),
-        ("Outside", "an offset too many", |m| a(m).chunks[1].region.offsets.push(0)),
-        ("Outside", "a chunk of nothing", |m| { let chunk = chunk(&[0, 0], &[1, 1], 0, 0, &[0]); m.tensors.get_mut("empty").unwrap().chunks.push(chunk) }),
+        ("OutOfBounds", "one row too many", |m| a(m).chunks[1].region.shape[0] = 2),
+        ("OutOfBounds", "offset beyond the end", |m| a(m).chunks[1].region.offsets[0] = 4),
+        ("OutOfBounds", "end overflows", |m| a(m).chunks[1].region.offsets[0] = usize::MAX),
+        ("OutOfBounds", "huge", |m| a(m).chunks[1].region.shape[0] = usize::MAX),
+        ("OutOfBounds", "empty", |m| a(m).chunks[1].region.shape[0] = 0),
+        ("OutOfBounds", "a dimension too few", |m| _ = a(m).chunks[1].region.shape.pop()),
+        ("OutOfBounds", "an offset too many", |m| a(m).chunks[1].region.offsets.push(0)),
+        ("OutOfBounds", "a chunk of nothing", |m| { let chunk = chunk(&[0, 0], &[1, 1], 0, 0, &[0]); m.tensors.get_mut("empty").unwrap().chunks.push(chunk) }),
         ("Coverage", "a chunk too few", |m| _ = a(m).chunks.pop()),
         ("Coverage", "a row too few", |m| a(m).chunks[0].region.shape[0] = 1),
         ("Coverage", "no chunk of a scalar", |m| m.tensors.values_mut().find(|t| t.shape.is_empty()).unwrap().chunks.clear()),
@@ -190,12 +192,12 @@ fn contents_that_are_not_a_manifest_are_refused() {
         ),
         ("two of each", r#""random":["#, r#""random":[],"random":["#.into(), "two values for the key `random`"),
         ("unknown field", r#""step":100"#, r#""step":100,"steps":1"#.into(), "unknown field `steps`"),
-        ("missing field", r#""step":100,"software":"#, r#""step":"#.into(), "invalid type"),
+        ("missing field", r#""previous":90,"software":"#, r#""previous":"#.into(), "invalid type"),
         ("negative", "[[2,0],[1,3]", "[[-2,0],[1,3]".into(), "invalid value"),
         ("larger than u64", "[[2,0],[1,3]", "[[18446744073709551616,0],[1,3]".into(), "invalid type"),
         ("a fraction", "[[2,0],[1,3]", "[[2.0,0],[1,3]".into(), "invalid type"),
         ("unknown dtype", r#""BOOL""#, r#""QFLOAT""#.into(), "unknown variant `QFLOAT`"),
-        ("half a byte", r#""BOOL""#, r#""F4""#.into(), "elements of the dtype F4 are not whole bytes"),
+        ("half a byte", r#""BOOL""#, r#""F4""#.into(), "elements of the dtype F4 have a fraction of a byte"),
         ("upper case", "ffffffffffffffff", "FFFFFFFFFFFFFFFF".into(), "16 hexadecimal digits"),
         ("a sign", "ffffffffffffffff", "+fffffffffffffff".into(), "16 hexadecimal digits"),
         ("15 digits", "ffffffffffffffff", "fffffffffffffff".into(), "16 hexadecimal digits"),

@@ -67,7 +67,7 @@ pub(crate) enum ManifestError {
     },
     /// A chunk is empty or not inside its tensor (rule 4).
     #[error("the chunk at {offsets:?} of shape {shape:?} of `{key}` is empty or not inside of {tensor:?}")]
-    Outside {
+    OutOfBounds {
         /// Key of the tensor.
         key: String,
         /// Offsets of the chunk.
@@ -87,8 +87,8 @@ pub(crate) enum ManifestError {
         /// Elements of the tensor.
         elements: usize,
     },
-    /// Two chunks of a tensor have an element in common (rule 5).
-    #[error("two chunks of `{key}` have elements in common, or are divided as no mesh divides a tensor")]
+    /// Two chunks of a tensor share an element (rule 5).
+    #[error("two chunks of `{key}` share elements, or are divided as no mesh divides a tensor")]
     Overlap {
         /// Key of the tensor.
         key: String,
@@ -107,8 +107,8 @@ pub(crate) enum ManifestError {
         /// Number of bytes.
         bytes: u64,
     },
-    /// Two chunks have a byte of a file in common (rule 6).
-    #[error("chunks of `{first}` and `{second}` have bytes of {file} in common")]
+    /// Two chunks share a byte of a file (rule 6).
+    #[error("chunks of `{first}` and `{second}` share bytes of {file}")]
     Shared {
         /// Name of the file.
         file: String,
@@ -206,7 +206,7 @@ impl Manifest {
         let inside = |((&offset, &len), &of): ((&usize, &usize), &usize)| len > 0 && offset <= of && len <= of - offset;
         let dims = tensor.shape.len();
         if [offsets.len(), shape.len()] != [dims; 2] || !offsets.iter().zip(shape).zip(&tensor.shape).all(inside) {
-            return Err(ManifestError::Outside {
+            return Err(ManifestError::OutOfBounds {
                 key: key.to_owned(),
                 offsets: offsets.clone(),
                 shape: shape.clone(),

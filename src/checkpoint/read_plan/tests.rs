@@ -7,18 +7,18 @@ use safetensors::Dtype;
 use super::super::manifest::{FileEntry, MeshEntry, TensorEntry};
 use super::*;
 
-/// Returns the chunks of a tensor as of a mesh: a grid, and some cells cut further.
+/// Returns the chunks of a tensor as of a mesh: a grid, and some cells split further.
 pub(crate) fn random_chunks(shape: &[usize], random: &mut StdRng) -> Vec<Region> {
-    let cuts = |&len: &usize, random: &mut StdRng| {
+    let splits = |&len: &usize, random: &mut StdRng| {
         let inner = (1..len).filter(|_| random.random_bool(0.3)).collect_vec();
         [0].into_iter().chain(inner).chain([len]).tuple_windows().map(|(a, b)| a..b).collect_vec()
     };
     if shape.is_empty() {
         return vec![Region::full(shape)];
     }
-    let grid = shape.iter().map(|len| cuts(len, random)).multi_cartesian_product();
+    let grid = shape.iter().map(|len| splits(len, random)).multi_cartesian_product();
     let most = random.random_range(1..20);
-    grid.flat_map(|slices| Region::of_slices(&slices).pieces(most)).collect()
+    grid.flat_map(|slices| Region::of_slices(&slices).split(most)).collect()
 }
 
 pub(crate) fn random_region(shape: &[usize], random: &mut StdRng) -> Region {
@@ -35,6 +35,7 @@ pub(crate) fn random_region(shape: &[usize], random: &mut StdRng) -> Region {
 fn manifest(files: usize) -> Manifest {
     Manifest {
         step: None,
+        previous: None,
         software: String::new(),
         mesh: MeshEntry { shape: vec![], names: vec![] },
         files: (0..files).map(|file| FileEntry { name: format!("{file}"), len: 8 }).collect(),
@@ -104,19 +105,19 @@ fn every_byte_is_read_once_and_goes_to_its_place() {
             Want { key, region }
         };
         let wants = (0..4).map(want).collect_vec();
-        let plan = Plan::new(&manifest, &wants, &TINY);
+        let plan = ReadPlan::new(&manifest, &wants, &TINY);
 
-        // Where each byte comes from, by way of the copies of pieces.
+        // Where each byte comes from, by way of the copies of extents.
         let mut found = wants.iter().map(|want| vec![None; places(&manifest, want).len()]).collect_vec();
         for read in &plan.reads {
             assert!(read.bytes.end - read.bytes.start <= TINY.read as u64, "seed {seed}");
             assert!(read.bytes.end <= manifest.files[read.file].len, "seed {seed}");
-            for piece in &plan.pieces[read.pieces.clone()] {
-                let (file, bytes) = plan.place(piece);
+            for extent in &plan.extents[read.extents.clone()] {
+                let (file, bytes) = plan.place(extent);
                 assert!(file == read.file && bytes.start >= read.bytes.start && bytes.end <= read.bytes.end);
                 let mut copies = 0;
-                for section in &plan.sections[piece.sections.clone()] {
-                    for copy in section.copies.each(piece.bytes.clone()) {
+                for section in &plan.sections[extent.sections.clone()] {
+                    for copy in section.copies.each(extent.bytes.clone()) {
                         copies += 1;
                         for byte in 0..copy.len {
                             let place = (file, section.chunk.begin + (copy.from + byte) as u64);
@@ -125,14 +126,17 @@ fn every_byte_is_read_once_and_goes_to_its_place() {
                         }
                     }
                 }
-                if let Some((want, to)) = plan.direct(piece) {
+                if let Some((want, to)) = plan.direct(extent) {
                     assert_eq!((copies, found[want][to]), (1, Some((file, bytes.start))), "seed {seed}");
                     direct += 1;
                 }
-                let section = &plan.sections[piece.sections.start];
+                let section = &plan.sections[extent.sections.start];
                 if !section.chunk.checksums.is_empty() {
-                    let whole = |byte: usize| byte.is_multiple_of(TINY.block) || byte == section.len;
-                    assert!(whole(piece.bytes.start) && whole(piece.bytes.end), "seed {seed}: not whole blocks");
+                    let is_complete = |byte: usize| byte.is_multiple_of(TINY.block) || byte == section.len;
+                    assert!(
+                        is_complete(extent.bytes.start) && is_complete(extent.bytes.end),
+                        "seed {seed}: not complete blocks"
+                    );
                 }
             }
         }
@@ -141,8 +145,8 @@ fn every_byte_is_read_once_and_goes_to_its_place() {
             assert_eq!(*found, expected, "seed {seed}: {want:?}");
         }
 
-        // Every piece is in one read, every read in one span, and no byte in two.
-        assert!(plan.reads.iter().flat_map(|read| read.pieces.clone()).eq(0..plan.pieces.len()), "seed {seed}");
+        // Every extent is in one read, every read in one span, and no byte in two.
+        assert!(plan.reads.iter().flat_map(|read| read.extents.clone()).eq(0..plan.extents.len()), "seed {seed}");
         assert!(plan.spans.iter().cloned().flatten().eq(0..plan.reads.len()), "seed {seed}");
         for span in &plan.spans {
             let reads = &plan.reads[span.clone()];
@@ -151,12 +155,12 @@ fn every_byte_is_read_once_and_goes_to_its_place() {
         }
         for (a, b) in plan.reads.iter().tuple_windows() {
             assert!(a.file < b.file || a.bytes.end <= b.bytes.start, "seed {seed}: {a:?} {b:?}");
-            // Rule 5, but for reads that would be too long.
+            // Rule 5, except for reads that would be too long.
             let [long_a, long_b] = [a, b].map(|read| read.bytes.end - read.bytes.start >= TINY.long as u64);
             let fits = b.bytes.end.saturating_sub(a.bytes.start) <= TINY.read as u64;
             if a.file == b.file && fits {
                 let between = b.bytes.start - a.bytes.end;
-                let first = plan.place(&plan.pieces[b.pieces.start]).1;
+                let first = plan.place(&plan.extents[b.extents.start]).1;
                 let fits = first.end - a.bytes.start <= TINY.read as u64;
                 let short = !long_a || first.end - first.start < TINY.long as u64;
                 assert!(!fits || !(between == 0 || between < TINY.page as u64 && short), "seed {seed}: {a:?} {b:?}");
@@ -164,7 +168,7 @@ fn every_byte_is_read_once_and_goes_to_its_place() {
             }
         }
         for read in &plan.reads {
-            let places = plan.pieces[read.pieces.clone()].iter().map(|piece| plan.place(piece).1);
+            let places = plan.extents[read.extents.clone()].iter().map(|extent| plan.place(extent).1);
             for (a, b) in places.tuple_windows() {
                 joined += 1;
                 assert!(b.start - a.end < TINY.page as u64, "seed {seed}: a page is read for nothing");
@@ -204,7 +208,7 @@ fn runs_are_joined_by_their_length_and_distance() {
     let limits = Limits::new(1.1, 4 << 20, 2);
     let read = |rows, bytes, wanted| {
         let (manifest, wants) = columns(rows, bytes, wanted);
-        let stats = Plan::new(&manifest, &wants, &limits).stats;
+        let stats = ReadPlan::new(&manifest, &wants, &limits).stats;
         let class = stats.by_class.into_keys().exactly_one().unwrap();
         (class, stats.read, stats.reads)
     };
@@ -228,7 +232,7 @@ fn runs_are_joined_by_their_length_and_distance() {
         TensorEntry { shape: shape.to_vec(), dtype: Dtype::U8.try_into().unwrap(), placements: String::new(), chunks };
     manifest.tensors.insert("m".into(), tensor);
     let wants = [Want { key: "m".into(), region: Region::of_slices(&[0..12, 0..8, 0..K]) }];
-    let stats = Plan::new(&manifest, &wants, &limits).stats;
+    let stats = ReadPlan::new(&manifest, &wants, &limits).stats;
     assert_eq!((stats.needed, stats.read, stats.reads), (96 << 10, 12 * (7 * 8 + 1) << 10, 12));
 }
 
@@ -240,7 +244,7 @@ fn long_runs_are_never_read_for_more_than_the_cap() {
         let (rows, bytes) = (random.random_range(1..50), random.random_range(17..90) << 10);
         let begin = random.random_range(0..bytes - (16 << 10));
         let (manifest, wants) = columns(rows, bytes, begin..random.random_range(begin + (16 << 10)..=bytes));
-        let stats = Plan::new(&manifest, &wants, &limits).stats;
+        let stats = ReadPlan::new(&manifest, &wants, &limits).stats;
         assert!(stats.over_read() <= 1.1, "seed {seed}: {stats}");
         assert_eq!(stats.block_rounding, 0);
     }
@@ -251,7 +255,7 @@ fn spans_are_divided_among_threads_and_bounded() {
     let spans = |gib: usize, threads| {
         let (manifest, wants) = columns(gib << 10, 1 << 20, 0..1 << 20);
         let limits = Limits::new(1.1, 4 << 20, threads);
-        let plan = Plan::new(&manifest, &wants, &limits);
+        let plan = ReadPlan::new(&manifest, &wants, &limits);
         plan.spans
             .iter()
             .map(|span| plan.reads[span.end - 1].bytes.end - plan.reads[span.start].bytes.start)
@@ -269,5 +273,5 @@ fn chunks_that_overlap_are_not_read() {
     let tensor = manifest.tensors.get_mut("m").unwrap();
     tensor.chunks[0].region = Region::full(&[1, 4]);
     tensor.chunks.push(tensor.chunks[0].clone());
-    Plan::new(&manifest, &wants, &TINY);
+    ReadPlan::new(&manifest, &wants, &TINY);
 }

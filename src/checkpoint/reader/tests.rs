@@ -57,11 +57,12 @@ fn bytes_of(key: &str, shape: &[usize], region: &Region, element: usize) -> Vec<
     bytes
 }
 
-/// Writes tensors, each cut into these regions, into files in turn. Files are as those of a save.
+/// Writes tensors, each split into these regions, into files in turn. Files are as those of a save.
 fn write(folder: &Folder, files: usize, tensors: &[(&str, Dtype, Vec<usize>, Vec<Region>)]) -> Manifest {
     let mut of_file = vec![Vec::new(); files];
     let mut manifest = Manifest {
         step: None,
+        previous: None,
         software: String::new(),
         mesh: MeshEntry { shape: vec![], names: vec![] },
         files: Vec::new(),
@@ -148,8 +149,8 @@ fn regions_of_any_dtype_are_read() {
 
 /// Three matrices of several blocks, in uneven chunks in two files.
 fn matrices(folder: &Folder) -> Manifest {
-    let rows = |cuts: &[usize], columns| {
-        cuts.iter().tuple_windows().map(|(&a, &b)| Region::of_slices(&[a..b, 0..columns])).collect_vec()
+    let rows = |bounds: &[usize], columns| {
+        bounds.iter().tuple_windows().map(|(&a, &b)| Region::of_slices(&[a..b, 0..columns])).collect_vec()
     };
     let grid = [0..1000, 1000..1025].into_iter().cartesian_product([0..300, 300..1025]);
     let grid = grid.map(|(a, b)| Region::of_slices(&[a, b])).collect_vec();
@@ -196,7 +197,7 @@ fn large_regions_are_read_in_bounded_memory() {
     assert!(
         stats
             .to_string()
-            .starts_with("3.0 MiB needed, 3.0 MiB read (1.000x), 0.0 MiB more for whole blocks, in 1 reads")
+            .starts_with("3.0 MiB needed, 3.0 MiB read (1.000x), 0.0 MiB more for complete blocks, in 1 reads")
     );
 }
 

@@ -41,7 +41,7 @@ pub(crate) fn header(
     assert!(names.clone().all_unique(), "names of a header differ: {:?}", names.duplicates().collect_vec());
 
     let mut bytes = vec![0; 8];
-    serde_json::to_writer(&mut bytes, &Header { metadata, infos: &infos }).expect("memory takes all bytes");
+    serde_json::to_writer(&mut bytes, &HeaderJson { metadata, infos: &infos }).expect("memory takes all bytes");
     bytes.resize(bytes.len().next_multiple_of(ALIGNMENT), b' ');
     let len = bytes.len() - 8;
     bytes[..8].copy_from_slice(&(len as u64).to_le_bytes());
@@ -49,12 +49,12 @@ pub(crate) fn header(
     (bytes, begins)
 }
 
-struct Header<'a> {
+struct HeaderJson<'a> {
     metadata: &'a BTreeMap<String, String>,
     infos: &'a [(String, TensorInfo)],
 }
 
-impl Serialize for Header<'_> {
+impl Serialize for HeaderJson<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut map = serializer.serialize_map(Some(self.infos.len() + 1))?;
         map.serialize_entry(METADATA, self.metadata)?;
@@ -75,7 +75,7 @@ pub(crate) fn header_len(start: [u8; 8], len: u64) -> Result<usize, String> {
 /// Reads the JSON of the header of a file with `len` bytes: the tensors in it, as tensors of the manifest's file `file`.
 /// Allocates at most a constant times its length.
 pub(crate) fn parse_header(json: &[u8], len: u64, file: usize) -> Result<BTreeMap<String, TensorEntry>, String> {
-    let Tensors(infos) = serde_json::from_slice(json).map_err(|error| error.to_string())?;
+    let HeaderTensors(infos) = serde_json::from_slice(json).map_err(|error| error.to_string())?;
     let data = 8 + json.len() as u64;
     let entry = |(key, info): (&String, &TensorInfo)| {
         let dtype = StoredDType::try_from(info.dtype).map_err(|reason| format!("`{key}`: {reason}"))?;
@@ -99,20 +99,20 @@ pub(crate) fn parse_header(json: &[u8], len: u64, file: usize) -> Result<BTreeMa
 }
 
 /// The tensors of a header by name.
-struct Tensors(BTreeMap<String, TensorInfo>);
+struct HeaderTensors(BTreeMap<String, TensorInfo>);
 
-impl<'de> Deserialize<'de> for Tensors {
+impl<'de> Deserialize<'de> for HeaderTensors {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Entries;
+        struct HeaderVisitor;
 
-        impl<'de> Visitor<'de> for Entries {
-            type Value = Tensors;
+        impl<'de> Visitor<'de> for HeaderVisitor {
+            type Value = HeaderTensors;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("a map of tensors")
             }
 
-            fn visit_map<A: MapAccess<'de>>(self, mut access: A) -> Result<Tensors, A::Error> {
+            fn visit_map<A: MapAccess<'de>>(self, mut access: A) -> Result<HeaderTensors, A::Error> {
                 let mut tensors = BTreeMap::new();
                 while let Some(name) = access.next_key::<String>()? {
                     if name == METADATA {
@@ -123,11 +123,11 @@ impl<'de> Deserialize<'de> for Tensors {
                         tensors.insert(name, access.next_value()?);
                     }
                 }
-                Ok(Tensors(tensors))
+                Ok(HeaderTensors(tensors))
             }
         }
 
-        deserializer.deserialize_map(Entries)
+        deserializer.deserialize_map(HeaderVisitor)
     }
 }
 

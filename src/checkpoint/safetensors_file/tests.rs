@@ -164,11 +164,11 @@ fn damaged_files_are_refused() {
     assert_eq!(parse_header(good.as_bytes(), 8 + good.len() as u64 + 8, 0).unwrap().len(), 1);
     let cases = [
         ("empty", Vec::new(), "0 bytes"),
-        ("cut in the length", vec![1; 7], "7 bytes"),
-        ("cut in the header", of_json(&good, 0)[..20].to_vec(), "header has"),
+        ("ends in the length", vec![1; 7], "7 bytes"),
+        ("ends in the header", of_json(&good, 0)[..20].to_vec(), "header has"),
         ("huge header", [u64::MAX.to_le_bytes(), [0; 8]].concat(), "header has 18446744073709551615"),
         ("header above the limit", [100_000_001u64.to_le_bytes(), [0; 8]].concat(), "header has 100000001"),
-        ("cut in the data", of_json(&good, 7), "header and data are"),
+        ("ends in the data", of_json(&good, 7), "header and data are"),
         ("bytes after the data", of_json(&good, 9), "header and data are"),
         ("not JSON", of_json("{", 0), "EOF"),
         ("not UTF-8", of_json("", 0).into_iter().chain([0xff]).collect(), "EOF"),
@@ -195,7 +195,7 @@ fn damaged_files_are_refused() {
         ),
         ("product overflows", of_json(&one("[4294967296,4294967296]", "[0,8]"), 8), "overflow"),
         ("bytes overflow", of_json(&one("[4611686018427387904]", "[0,8]"), 8), "overflow"),
-        ("overflow but for a 0", of_json(&one("[0,4294967296,4294967296]", "[0,0]"), 0), "larger than any memory"),
+        ("overflow apart from a 0", of_json(&one("[0,4294967296,4294967296]", "[0,0]"), 0), "larger than any memory"),
         ("negative", of_json(&one("[-1]", "[0,8]"), 8), "invalid value"),
         ("unknown dtype", of_json(&good.replace("F32", "F99"), 8), "unknown variant `F99`"),
         ("half bytes", of_json(&one("[16]", "[0,8]").replace("F32", "F4"), 8), "`a`: elements of the dtype F4"),

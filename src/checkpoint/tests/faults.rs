@@ -1,20 +1,32 @@
 //! A save that fails is an error on every rank, and leaves the checkpoint before it.
 
+use std::borrow::Cow;
 use std::io::ErrorKind;
 use std::path::Path;
 
 use super::states::{RUN, is_saved, manager, state};
 use crate::checkpoint::CheckpointError;
-use crate::checkpoint::fs::FileSystem;
 use crate::checkpoint::fs::recorder::{Fault, Recorder};
+use crate::checkpoint::fs::{FileSystem, remove_dir_all, write_atomically};
+use crate::checkpoint::region::Region;
+use crate::checkpoint::save::{Live, PieceBytes, SavePlan, write};
 use crate::mesh::DeviceMesh;
 use crate::prelude::*;
 
 /// Returns the outcomes of both ranks of saving a step, keeping one.
 fn save(of_ranks: [&Recorder; 2], step: u64) -> [Result<(), CheckpointError>; 2] {
+    save_keeping(of_ranks, step, 1)
+}
+
+/// Returns the outcomes of both ranks of saving a step, keeping everything.
+fn save_all(of_ranks: [&Recorder; 2], step: u64) -> [Result<(), CheckpointError>; 2] {
+    save_keeping(of_ranks, step, usize::MAX)
+}
+
+fn save_keeping(of_ranks: [&Recorder; 2], step: u64, keep: usize) -> [Result<(), CheckpointError>; 2] {
     let saved = launch(Launch::threads(2), |world| {
         let mesh = DeviceMesh::new(world, [2], ["shard"])?;
-        match manager(of_ranks[mesh.rank()], &mesh).with_keep(1).save(&state(&mesh, step, 0)?) {
+        match manager(of_ranks[mesh.rank()], &mesh).with_keep(keep).save(&state(&mesh, step, 0)?) {
             Ok(_) => Ok(Ok(())),
             Err(crate::Error::Checkpoint(error)) => Ok(Err(error)),
             Err(error) => Err(error),
@@ -55,7 +67,11 @@ fn an_error_at_any_call_is_returned_by_every_rank_and_the_last_checkpoint_remain
                     Ok(()) => saved += 1,
                     Err(CheckpointError::Io { .. }) => failed += 1,
                     // A file that is not found is how another folder is recognized.
-                    Err(CheckpointError::NotShared { .. }) if kind == ErrorKind::NotFound => failed += 1,
+                    Err(CheckpointError::NotShared { .. } | CheckpointError::Replaced { .. })
+                        if kind == ErrorKind::NotFound =>
+                    {
+                        failed += 1;
+                    }
                     Err(error) => panic!("{kind} at call {call}: {error}"),
                 }
                 let steps = [latest(&fs), latest(&fs.lose_pending())];
@@ -82,4 +98,58 @@ fn two_folders_of_one_name_are_found_before_a_byte_is_written() {
         assert_eq!(fs.list(&path).unwrap_err().kind(), ErrorKind::NotFound);
     }
     assert_eq!(of_ranks[1].steps(), 0, "rank 1 has changed nothing");
+}
+
+/// A checkpoint that was complete when the program was killed, before `latest` named it, is the latest: a training that
+/// resumed before it would come to the same step again, and could not save it.
+#[test]
+fn what_was_complete_before_latest_moved_is_the_latest() {
+    let fs = Recorder::new();
+    for step in [1, 2, 3] {
+        assert_eq!(save_all([&fs; 2], step), [Ok(()), Ok(())]);
+    }
+    let names = |step: u64| write_atomically(&fs, Path::new("/run/latest"), format!("step-{step}").as_bytes()).unwrap();
+    names(2);
+    assert_eq!(latest(&fs), 3);
+    // A run that was set back: 2 was saved after 3, and is not followed by it.
+    names(1);
+    assert_eq!(latest(&fs), 2);
+    remove_dir_all(&fs, Path::new("/run/step-2")).unwrap();
+    assert_eq!(latest(&fs), 1);
+}
+
+/// Another program that saves under the same name takes the files for debris.
+#[test]
+fn two_programs_that_save_under_one_name_do_not_mix_their_files() {
+    let fs = Recorder::new();
+    /// Runs another save before the first bytes.
+    struct Interrupted<'a>(Live<'a>, Option<Box<dyn FnOnce() + 'a>>);
+    impl PieceBytes for Interrupted<'_> {
+        fn bytes(&mut self, key: &str, region: &Region) -> Cow<'_, [u8]> {
+            self.1.take().into_iter().for_each(|other| other());
+            self.0.bytes(key, region)
+        }
+    }
+    let saved = launch(Launch::threads(1), |world| {
+        let mesh = DeviceMesh::new(world, [1], ["shard"])?;
+        let [state, others] = [0, 1].map(|variant| state(&mesh, 1, variant));
+        let (state, others) = (state?, others?);
+        let path = Path::new("/run/step-1");
+        let other = || {
+            let plan = SavePlan::new(&others).unwrap();
+            write(&fs, path, &plan, &mut Live::new(&others), None).unwrap();
+        };
+        let mut bytes = Interrupted(Live::new(&state), Some(Box::new(other)));
+        let error = write(&fs, path, &SavePlan::new(&state)?, &mut bytes, None).map(drop).unwrap_err();
+        Ok(error.to_string())
+    });
+    let error = &saved.unwrap()[0].1;
+    assert!(error.contains("another program saved into /run/step-1 at the same time"), "{error}");
+    // The other program's checkpoint is complete, and its own.
+    launch(Launch::threads(1), |world| {
+        let mesh = DeviceMesh::new(world, [1], ["shard"])?;
+        assert_eq!(manager(&fs, &mesh).open(1)?.value::<(u64, u64)>("epoch")?, (1, 1));
+        Ok(())
+    })
+    .unwrap();
 }

@@ -61,7 +61,7 @@ pub(crate) fn plan(device: &CubeDevice, layout: &FlatLayout, side: CopySide, dty
     of_layout.entry((device.clone(), side, dtype)).or_insert_with(make).clone()
 }
 
-#[cfg(all(test, feature = "wgpu"))]
+#[cfg(all(test, feature = "cube"))]
 mod tests {
     use burn::tensor::Shape;
 

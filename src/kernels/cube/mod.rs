@@ -29,12 +29,12 @@ mod kernel;
 mod lanes;
 mod plan;
 mod table;
-#[cfg(all(test, feature = "wgpu"))]
+#[cfg(all(test, feature = "cube"))]
 mod tests;
 
 pub(crate) use block::{BlockLayout, SharedAllocation, alignment, vector_lanes, vectors, view};
 pub(crate) use cache::{CopySide, plan};
 pub(crate) use error::CubeError;
 pub(crate) use plan::CubePlan;
-#[cfg(all(test, feature = "wgpu"))]
+#[cfg(all(test, feature = "cube"))]
 pub(crate) use plan::DeviceLimits;

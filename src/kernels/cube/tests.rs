@@ -1,11 +1,11 @@
-//! Tests of kernels against copies element by element, on burn's default wgpu device.
+//! Tests of kernels against copies element by element, on the GPU of tests.
 
 mod casts;
 mod launches;
 mod layouts;
 
 use burn::backend::DispatchDevice;
-use burn::tensor::{DType, Device, DeviceKind, Shape};
+use burn::tensor::{DType, Shape};
 use burn_cubecl::CubeDevice;
 use burn_cubecl::tensor::CubeTensor;
 use itertools::Itertools;
@@ -14,12 +14,13 @@ use rand::rngs::StdRng;
 
 use super::CubePlan;
 use crate::kernels::{Convert, CopyPlan};
+use crate::testing::gpu;
 
 /// Returns the device of all tests.
 pub(super) fn device() -> CubeDevice {
-    match Device::wgpu(DeviceKind::DefaultDevice).as_dispatch() {
+    match gpu().as_dispatch() {
         DispatchDevice::Cube(device) => device.clone(),
-        other => panic!("wgpu is a cube device, not {other:?}"),
+        other => panic!("a GPU is a cube device, not {other:?}"),
     }
 }
 

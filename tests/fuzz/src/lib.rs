@@ -1,13 +1,7 @@
-//! What a load reads of a checkpoint before its data, on hostile bytes: the manifest, and headers of safetensors files.
+//! Parsers of hostile bytes: of the manifest and of headers of safetensors files, which a load reads before the data.
 //!
-//! `cargo test` runs the corpus, random changes of it and inputs that aim at memory. With coverage as a guide, from this
-//! folder and on stable Rust:
-//!
-//! ```text
-//! RUSTFLAGS="-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 -Cllvm-args=-sanitizer-coverage-inline-8bit-counters \
-//!   -Cllvm-args=-sanitizer-coverage-pc-table -Cllvm-args=-sanitizer-coverage-trace-compares -Ccodegen-units=1" \
-//!   cargo run --features libfuzzer --bin manifest --target x86_64-unknown-linux-gnu -- corpus/manifest -max_total_time=600
-//! ```
+//! `cargo test` runs the corpus, random changes of it and inputs that aim at memory. The script `run` in this package fuzzes
+//! with coverage as a guide.
 //!
 //! An input that panics, breaks a rule, or takes more memory than a constant times its length is a find.
 

@@ -57,7 +57,10 @@ fn save_until_killed(folder: &Path) {
         for step in first.. {
             let done = match step % 3 {
                 0 => behind.save(&state(&mesh, step)?)?.previous.map(|_| step - 3),
-                _ => manager.save(&state(&mesh, step)?).map(|_| Some(step))?,
+                _ => {
+                    behind.finish()?;
+                    manager.save(&state(&mesh, step)?).map(|_| Some(step))?
+                }
             };
             if let (0, Some(done)) = (world.rank(), done) {
                 fs::write(folder.join("returned"), done.to_string())?;

@@ -7,5 +7,7 @@ mod net;
 mod random_net;
 mod resume;
 mod round_trip;
+mod safetensors;
 mod sharding;
 mod state_dict;
+mod tools;

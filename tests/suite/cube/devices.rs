@@ -8,9 +8,9 @@ use burn::tensor::{Device, Tensor};
 use burn_dtensor::comm::{Launch, ReduceOp, launch};
 use burn_dtensor::fsdp::{FullyShard, fully_shard, unit};
 use burn_dtensor::mesh::DeviceMesh;
-use burn_dtensor::testing::MeshTest;
+use burn_dtensor::testing::{MeshTest, gpu};
 
-use super::wgpu;
+use super::{backend, rounding};
 use crate::fsdp::support::{furthest, on_device, values};
 use crate::launched;
 
@@ -18,19 +18,19 @@ use crate::launched;
 fn a_tensor_on_another_device_is_an_error_that_names_both() {
     let failure = MeshTest::new([2], ["shard"]).run_failing(|mesh| {
         let elsewhere = mesh.world().rank() == 1;
-        let device = if elsewhere { wgpu() } else { mesh.device().clone() };
+        let device = if elsewhere { gpu() } else { mesh.device().clone() };
         mesh.all_reduce(Tensor::<1>::ones([3], &device), ReduceOp::Sum)
     });
     let text = failure.to_string();
     assert!(
-        ["rank 1", "tensor 0", "Flex", "Wgpu", "Launch::with_devices"].iter().all(|word| text.contains(word)),
+        ["rank 1", "tensor 0", "Flex", backend(), "Launch::with_devices"].iter().all(|word| text.contains(word)),
         "{text}"
     );
 }
 
 #[test]
 fn each_rank_may_have_a_device_of_its_own() {
-    let devices = [Device::flex(), wgpu(), wgpu()];
+    let devices = [Device::flex(), gpu(), gpu()];
     let config = Launch::threads(3).with_devices(devices.clone());
     let sums = launch(config, |world| {
         assert_eq!(*world.device(), devices[world.rank()]);
@@ -59,9 +59,9 @@ fn a_model_may_be_sharded_over_devices_of_two_backends() {
         launched::values(ranks.unwrap())
     };
     let expected = gradients([Device::flex(), Device::flex(), Device::flex()]);
-    let found = gradients([wgpu(), Device::flex(), wgpu()]);
+    let found = gradients([gpu(), Device::flex(), gpu()]);
     for (found, expected) in found.iter().zip(&expected) {
-        assert!(furthest(found, expected) < 1e-4, "{found:?} {expected:?}");
+        assert!(furthest(found, expected) < rounding(1e-4), "{found:?} {expected:?}");
     }
 }
 
@@ -75,5 +75,5 @@ static LAYER: LazyLock<Linear> = LazyLock::new(|| {
 #[test]
 #[should_panic(expected = "2 devices for 3 ranks. Pass one device per rank")]
 fn devices_are_one_for_each_rank() {
-    let _ = Launch::threads(3).with_devices([Device::flex(), wgpu()]);
+    let _ = Launch::threads(3).with_devices([Device::flex(), gpu()]);
 }

@@ -1,4 +1,4 @@
-//! Shards in host memory, computed with on wgpu.
+//! Shards in host memory, computed with on a GPU.
 
 use std::sync::LazyLock;
 
@@ -16,10 +16,10 @@ use burn_dtensor::fsdp::{
 use burn_dtensor::mesh::DeviceMesh;
 use burn_dtensor::optim::{load_optimizer_state, optimizer_state};
 use burn_dtensor::placement::Placement;
-use burn_dtensor::testing::MeshTest;
+use burn_dtensor::testing::{MeshTest, gpu};
 use burn_dtensor::{Error, Result};
 
-use super::wgpu;
+use super::{backend, rounding};
 use crate::fsdp::support::{furthest, on_device, values};
 
 /// Lengths that no number of ranks here divides, a frozen layer, buffers, and a tensor that is no parameter.
@@ -143,10 +143,10 @@ fn trained(mesh: &DeviceMesh, start: &Device, reshard: ReshardAfterForward) -> R
 
 fn is_as_unsharded(test: &MeshTest, start: &Device, reshard: ReshardAfterForward) {
     let (losses, weights) = reference(test.ranks());
-    test.clone().with_device(wgpu()).run(|mesh| {
+    test.clone().with_device(gpu()).run(|mesh| {
         let found = trained(mesh, start, reshard)?;
-        assert!(furthest(&found.0, &losses) < 1e-4, "{:?} {losses:?}", found.0);
-        assert!(furthest(&found.1, &weights) < 1e-3, "{}", furthest(&found.1, &weights));
+        assert!(furthest(&found.0, &losses) < rounding(1e-4), "{:?} {losses:?}", found.0);
+        assert!(furthest(&found.1, &weights) < rounding(1e-3), "{}", furthest(&found.1, &weights));
         Ok(())
     });
 }
@@ -159,7 +159,7 @@ fn a_rank_alone_trains_with_its_weights_on_the_cpu() {
 #[test]
 fn ten_steps_are_those_of_the_unsharded_model_on_the_cpu() {
     is_as_unsharded(&MeshTest::new([2], ["shard"]), &Device::flex(), ReshardAfterForward::Always);
-    is_as_unsharded(&MeshTest::new([3], ["shard"]), &wgpu(), ReshardAfterForward::Auto);
+    is_as_unsharded(&MeshTest::new([3], ["shard"]), &gpu(), ReshardAfterForward::Auto);
     if crate::is_long() {
         is_as_unsharded(&MeshTest::new([4], ["shard"]), &Device::flex(), ReshardAfterForward::Ranks(2));
         is_as_unsharded(&MeshTest::new([8], ["shard"]), &Device::flex(), ReshardAfterForward::Auto);
@@ -171,11 +171,11 @@ fn replicas_train_identically_and_compare_their_shards() {
     is_as_unsharded(&MeshTest::new([2, 2], ["replicate", "shard"]), &Device::flex(), ReshardAfterForward::Never);
 }
 
-/// All that reads stored values, on the CPU, beside the same on wgpu.
+/// All that reads stored values, on the CPU, beside the same on a GPU.
 #[test]
 fn what_reads_shards_and_gradients_gives_the_same_on_the_cpu() {
     let run = |offload: OffloadPolicy| {
-        MeshTest::new([2, 2], ["replicate", "shard"]).with_device(wgpu()).run(|mesh| {
+        MeshTest::new([2, 2], ["replicate", "shard"]).with_device(gpu()).run(|mesh| {
             let device = mesh.device().clone().autodiff();
             let config = config(ReshardAfterForward::Ranks(2)).with_offload(offload).with_replica_check_every(1);
             let half = MixedPrecisionPolicy::new()
@@ -221,7 +221,7 @@ fn what_reads_shards_and_gradients_gives_the_same_on_the_cpu() {
 /// Whatever is no parameter is where the rank computes, wherever the model was made; what is ignored stays.
 #[test]
 fn other_tensors_go_to_the_device() {
-    MeshTest::new([2], ["shard"]).with_device(wgpu()).run(|mesh| {
+    MeshTest::new([2], ["shard"]).with_device(gpu()).run(|mesh| {
         let placed = config(ReshardAfterForward::Auto)
             .with_ignored(["frozen.*", "norm.*"])
             .with_offload_for(["blocks.2"], OffloadPolicy::Cpu);
@@ -246,11 +246,11 @@ fn other_tensors_go_to_the_device() {
 
 #[test]
 fn a_model_elsewhere_is_refused_with_both_devices_and_the_remedy() {
-    MeshTest::new([2], ["shard"]).with_device(wgpu()).run(|mesh| {
+    MeshTest::new([2], ["shard"]).with_device(gpu()).run(|mesh| {
         let refused = |config: FullyShard| {
             let error = fully_shard(made(&Device::flex()), mesh, config).map(|_| ()).unwrap_err();
             let Error::Param(ParamError::Device { param, device, own }) = &error else { panic!("{error}") };
-            assert!(device.contains("Flex") && own.contains("Wgpu"), "{error}");
+            assert!(device.contains("Flex") && own.contains(backend()), "{error}");
             assert!(error.to_string().contains("FullyShard::with_offload(OffloadPolicy::Cpu)"), "{error}");
             param.clone()
         };
@@ -265,7 +265,7 @@ fn a_model_elsewhere_is_refused_with_both_devices_and_the_remedy() {
 #[test]
 fn an_input_elsewhere_is_refused_with_both_devices_and_the_remedy() {
     for (tracked, offload) in [(false, OffloadPolicy::Cpu), (true, OffloadPolicy::Never)] {
-        let failure = MeshTest::new([2], ["shard"]).with_device(wgpu()).run_failing(|mesh| {
+        let failure = MeshTest::new([2], ["shard"]).with_device(gpu()).run_failing(|mesh| {
             let made = on_device(&NET.head, &mesh.device().clone().autodiff());
             let head = fully_shard(made, mesh, FullyShard::new().with_offload(offload))?;
             let x = Tensor::<2>::ones([2, WIDTH], &Device::flex().autodiff()).set_require_grad(tracked);
@@ -274,7 +274,7 @@ fn an_input_elsewhere_is_refused_with_both_devices_and_the_remedy() {
         });
         let text = failure.to_string();
         assert!(
-            ["`root`", "Flex", "Wgpu", "x.to_device(world.device())"].iter().all(|word| text.contains(word)),
+            ["`root`", "Flex", backend(), "x.to_device(world.device())"].iter().all(|word| text.contains(word)),
             "{text}"
         );
     }
@@ -283,7 +283,7 @@ fn an_input_elsewhere_is_refused_with_both_devices_and_the_remedy() {
 /// Tensors of a call are on the rank's device, or all on the CPU: their results are where they are.
 #[test]
 fn collectives_of_tensors_on_the_cpu_stay_there() {
-    MeshTest::new([3], ["shard"]).with_device(wgpu()).run(|mesh| {
+    MeshTest::new([3], ["shard"]).with_device(gpu()).run(|mesh| {
         let own = |device: &Device| Tensor::<1>::full([5], mesh.rank() as f32, device);
         let sum = mesh.all_reduce(own(&Device::flex()), ReduceOp::Sum)?;
         assert!(is_on_cpu(&sum));
@@ -322,13 +322,13 @@ fn half_used(
 
 fn are_close(found: &[(bool, [Vec<f32>; 2])], expected: &[(bool, [Vec<f32>; 2])]) -> bool {
     let all = |of: &[(bool, [Vec<f32>; 2])]| of.iter().flat_map(|(_, grads)| grads.concat()).collect::<Vec<_>>();
-    furthest(&all(found), &all(expected)) < 1e-5
+    furthest(&all(found), &all(expected)) < rounding(1e-5)
 }
 
 #[test]
 fn what_a_rank_does_not_use_counts_as_zeros() {
     let expected = half_used(Device::flex(), OffloadPolicy::Never, |head, _| head);
-    let found = half_used(wgpu(), OffloadPolicy::Cpu, |head, _| head);
+    let found = half_used(gpu(), OffloadPolicy::Cpu, |head, _| head);
     assert!(are_close(&found, &expected) && found[0].1 == found[1].1, "{found:?} {expected:?}");
     assert!(found.iter().all(|(are_on_cpu, _)| *are_on_cpu));
 }
@@ -336,7 +336,7 @@ fn what_a_rank_does_not_use_counts_as_zeros() {
 #[test]
 fn a_model_that_is_moved_by_hand_has_its_gradients_where_it_is() {
     let expected = half_used(Device::flex(), OffloadPolicy::Never, |head, _| head);
-    let found = half_used(wgpu(), OffloadPolicy::Cpu, |head, device| head.fork(device));
+    let found = half_used(gpu(), OffloadPolicy::Cpu, |head, device| head.fork(device));
     assert!(are_close(&found, &expected), "{found:?} {expected:?}");
     assert!(!found[0].0);
 }

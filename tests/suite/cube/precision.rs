@@ -6,8 +6,9 @@ use burn::tensor::{DType, Device, Tensor, TensorData};
 use burn_dtensor::comm::Op;
 use burn_dtensor::fsdp::FsdpError;
 use burn_dtensor::prelude::*;
+use burn_dtensor::testing::gpu;
 
-use super::{run, wgpu};
+use super::run;
 
 fn layer(device: &Device) -> Linear {
     let values = |count: usize| (0..count).map(|i| ((i * 37 % 23) as f32 - 11.0) / 23.0).collect::<Vec<_>>();
@@ -45,8 +46,8 @@ fn step(param: DType, device: &Device) -> Vec<(Vec<f32>, Vec<f32>, u64, u64)> {
 fn units_compute_in_the_types_that_the_device_has() {
     let mut computed = 0;
     for param in [DType::F32, DType::F16, DType::BF16, DType::F64] {
-        if !wgpu().supports_dtype(param) {
-            run(2, &wgpu(), |world| {
+        if !gpu().supports_dtype(param) {
+            run(2, &gpu(), |world| {
                 let mesh = DeviceMesh::new(world, [2], ["shard"])?;
                 let refused = fully_shard(layer(world.device()), &mesh, config(param)).map(|_| ());
                 assert!(matches!(refused, Err(Error::Fsdp(FsdpError::DeviceElementType { what: "param_dtype", .. }))));
@@ -55,7 +56,7 @@ fn units_compute_in_the_types_that_the_device_has() {
             continue;
         }
         computed += 1;
-        for (found, expected) in step(param, &wgpu()).into_iter().zip(step(param, &Device::flex())) {
+        for (found, expected) in step(param, &gpu()).into_iter().zip(step(param, &Device::flex())) {
             let of = [(found.0, expected.0), (found.1, expected.1)];
             for (found, expected) in of.into_iter().flat_map(|(found, expected)| found.into_iter().zip(expected)) {
                 let bound = 2e-2 * expected.abs().max(1.0);

@@ -5,8 +5,9 @@ use burn::nn::Linear;
 use burn::tensor::{Device, Tensor, TensorData};
 use burn_dtensor::comm::{Op, Phase};
 use burn_dtensor::prelude::*;
+use burn_dtensor::testing::gpu;
 
-use super::{run, wgpu};
+use super::{rounding, run};
 
 #[derive(Module, Debug)]
 struct Net {
@@ -146,7 +147,7 @@ fn step_with_unused_output(device: &Device, frozen: bool, is_checkpointed: bool)
 
 fn are_close(found: &[Vec<f32>], expected: &[Vec<f32>]) {
     for (found, expected) in found.iter().flatten().zip(expected.iter().flatten()) {
-        assert!((found - expected).abs() <= 1e-5 * expected.abs().max(1.0), "{found} {expected}");
+        assert!((found - expected).abs() <= rounding(1e-5) * expected.abs().max(1.0), "{found} {expected}");
     }
 }
 
@@ -154,7 +155,7 @@ fn are_close(found: &[Vec<f32>], expected: &[Vec<f32>]) {
 fn a_units_collectives_are_two_kernels_each_and_gradients_those_of_flex() {
     for ranks in [2, 3] {
         let step = |device| step(ranks, device, ReshardAfterForward::Auto, OpenedBy::Program);
-        for ((found, launches, collectives), (expected, none, _)) in step(&wgpu()).iter().zip(&step(&Device::flex())) {
+        for ((found, launches, collectives), (expected, none, _)) in step(&gpu()).iter().zip(&step(&Device::flex())) {
             assert!(*collectives >= 6, "each of three units is gathered and reduced");
             assert!(*none <= 2, "Flex launches nothing");
             assert_eq!(*launches, 2 * collectives);
@@ -166,7 +167,7 @@ fn a_units_collectives_are_two_kernels_each_and_gradients_those_of_flex() {
 #[test]
 fn gradients_are_those_of_flex_where_a_few_ranks_keep_what_forward_gathered() {
     let step = |device| step(4, device, ReshardAfterForward::Ranks(2), OpenedBy::Program);
-    step(&wgpu())
+    step(&gpu())
         .iter()
         .zip(&step(&Device::flex()))
         .for_each(|((found, ..), (expected, ..))| are_close(found, expected));
@@ -177,7 +178,7 @@ fn gradients_are_those_of_flex_where_a_few_ranks_keep_what_forward_gathered() {
 fn gradients_are_those_of_flex_where_the_program_does_not_open_units() {
     for opened in [OpenedBy::Read, OpenedBy::Other] {
         let step = |device| step(2, device, ReshardAfterForward::Always, opened);
-        let both = step(&wgpu()).into_iter().zip(step(&Device::flex()));
+        let both = step(&gpu()).into_iter().zip(step(&Device::flex()));
         both.for_each(|((found, ..), (expected, ..))| are_close(&found, &expected));
     }
 }
@@ -187,7 +188,7 @@ fn gradients_are_those_of_flex_where_the_program_does_not_open_units() {
 fn gradients_are_those_of_flex_where_no_loss_hears_of_a_unit_around_another() {
     for (frozen, is_checkpointed) in itertools::iproduct!([true, false], [false, true]) {
         let step = |device| step_with_unused_output(device, frozen, is_checkpointed);
-        for (found, expected) in step(&wgpu()).iter().zip(&step(&Device::flex())) {
+        for (found, expected) in step(&gpu()).iter().zip(&step(&Device::flex())) {
             let has_gradient = expected.iter().map(|grad| !grad.is_empty());
             assert!(has_gradient.eq([true, false, false, true]), "zeros of unheard weights are none");
             are_close(found, expected);

@@ -6,9 +6,9 @@ use burn::module::{Module, ModuleMapper, Param};
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::{Device, Tensor};
 use burn_dtensor::fsdp::{FullyShard, fully_shard, unit, unshard};
-use burn_dtensor::testing::MeshTest;
+use burn_dtensor::testing::{MeshTest, gpu};
 
-use super::wgpu;
+use super::rounding;
 use crate::fsdp::support::{on_device, values};
 
 #[derive(Module, Debug)]
@@ -39,12 +39,12 @@ fn output(net: &Net, device: &Device) -> Vec<f32> {
 
 /// Adding one to the weights of three inputs and to the bias adds four.
 fn shifted(before: &[f32], after: &[f32]) -> bool {
-    before.iter().zip(after).all(|(before, after)| (after - before - 4.0).abs() < 1e-4)
+    before.iter().zip(after).all(|(before, after)| (after - before - 4.0).abs() < rounding(1e-4))
 }
 
 #[test]
 fn what_was_gathered_of_older_shards_is_not_used() {
-    MeshTest::new([2], ["shard"]).with_device(wgpu()).run(|mesh| {
+    MeshTest::new([2], ["shard"]).with_device(gpu()).run(|mesh| {
         let device = mesh.device().clone();
         let model = fully_shard(on_device(&*NET, &device), mesh, FullyShard::new())?;
         let before = output(&model, &device);
@@ -60,7 +60,7 @@ fn what_was_gathered_of_older_shards_is_not_used() {
 
 #[test]
 fn a_clone_with_other_shards_has_its_own_weights() {
-    MeshTest::new([2], ["shard"]).with_device(wgpu()).run(|mesh| {
+    MeshTest::new([2], ["shard"]).with_device(gpu()).run(|mesh| {
         let device = mesh.device().clone();
         let student = fully_shard(on_device(&*NET, &device), mesh, FullyShard::new())?;
         let teacher = student.clone().map(&mut Shift);

@@ -1,6 +1,7 @@
 //! Prints tests for the scripts of `.ci`.
 //!
-//! - `tree gated PROGRAM`: the paths of a program's tests that the README's test command does not build, one a line.
+//! - `tree gated PROGRAM [FEATURE]`: the paths of a program's tests that the README's test command does not build, one a line;
+//!   with a feature, of those that need this feature alone.
 //! - `tree needs PROGRAM FILTER`: the features that the tests need whose paths contain a filter, separated by commas; an empty
 //!   line if the README's test command builds one of them.
 //!
@@ -17,6 +18,10 @@ fn main() -> ExitCode {
             let gated = tests().iter().filter(|test| test.program == program && !test.needs.is_empty());
             gated.for_each(|test| println!("{}", test.path));
         }
+        ["gated", program, feature] => {
+            let gated = tests().iter().filter(|test| test.program == program && test.needs == [feature]);
+            gated.for_each(|test| println!("{}", test.path));
+        }
         ["needs", program, filter] => {
             let matching = tests().iter().filter(|test| test.program == program && test.path.contains(filter));
             let Some(needs) = matching.map(|test| test.needs).min_by_key(|needs| needs.len()) else {
@@ -26,7 +31,7 @@ fn main() -> ExitCode {
             println!("{}", needs.join(","));
         }
         _ => {
-            eprintln!("usage: tree gated PROGRAM | tree needs PROGRAM FILTER");
+            eprintln!("usage: tree gated PROGRAM [FEATURE] | tree needs PROGRAM FILTER");
             return ExitCode::FAILURE;
         }
     }

@@ -14,7 +14,7 @@
 //! path, they can still use burn's own operations.
 
 mod reduce;
-#[cfg(all(test, feature = "wgpu"))]
+#[cfg(all(test, feature = "cube"))]
 mod tests;
 
 use std::sync::Arc;

@@ -1,24 +1,21 @@
 //! Compares the kernel's reduction with burn's own operations on the same device, to the bit.
 
 use burn::backend::cubecl::dtype_to_storage_type;
-use burn::tensor::{DType, Device, DeviceKind, Distribution, Tensor};
+use burn::tensor::{DType, Distribution, Tensor};
 use half::f16;
 use itertools::Itertools;
 
 use super::*;
 use crate::comm::backend;
 use crate::comm::backend::ranges::slice;
+use crate::testing::gpu;
 
 const OPS: [ReduceOp; 5] = [ReduceOp::Sum, ReduceOp::Avg, ReduceOp::Min, ReduceOp::Max, ReduceOp::Product];
-
-fn device() -> Device {
-    Device::wgpu(DeviceKind::DefaultDevice)
-}
 
 /// Returns flat buffers of `ranks` ranks, each with one row per rank.
 fn flats(ranks: usize, row: usize, dtype: DType) -> Vec<DispatchTensor> {
     let flat = |rank: usize| {
-        let values = Tensor::<1>::random([ranks * row], Distribution::Uniform(-4.0, 4.0), &device());
+        let values = Tensor::<1>::random([ranks * row], Distribution::Uniform(-4.0, 4.0), &gpu());
         (values * (1.0 + rank as f32)).cast(dtype).into_dispatch()
     };
     (0..ranks).map(flat).collect()
@@ -42,7 +39,7 @@ fn reduces_like_burns_operations() {
         let primitives = flats.iter().map(|flat| primitive(flat).unwrap().clone()).collect_vec();
         for op in OPS {
             let ranges = slice(&[ranks * row], 0, rank * row..(rank + 1) * row);
-            let expected = backend::reduce(&flats.iter().collect_vec(), &ranges, op, &device());
+            let expected = backend::reduce(&flats.iter().collect_vec(), &ranges, op, &gpu());
             let found = wrap(reduce::reduce_row(&primitives, rank, op, dtype, 1.0));
             assert_eq!(bits(found), bits(expected), "{dtype:?} {ranks} ranks {op:?}");
         }

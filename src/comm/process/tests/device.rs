@@ -1,13 +1,14 @@
 //! Tensors of other devices, which are sent through host memory.
 
 use burn::backend::TensorMetadata;
-use burn::tensor::{DType, Device, DeviceKind, Tensor, TensorData};
+use burn::tensor::{DType, Tensor, TensorData};
 
 use super::loopback::Job;
 use crate::Result;
 use crate::comm::backend::into_data;
 use crate::comm::{Call, Launch, ReduceOp, ShardedTensor, TensorMeta, World, launch};
 use crate::placement::ShardSizes;
+use crate::testing::gpu;
 
 /// Returns this rank's results of all kinds of collectives.
 fn program(world: &World) -> Result<Vec<TensorData>> {
@@ -40,7 +41,7 @@ fn program(world: &World) -> Result<Vec<TensorData>> {
 
 #[test]
 fn collectives_of_another_device_are_those_of_threads() {
-    let device = Device::wgpu(DeviceKind::DefaultDevice);
+    let device = gpu();
     let expected =
         launch(Launch::threads(4).with_device(device.clone()), program).unwrap_or_else(|error| panic!("{error}"));
     for (processes, each) in [(2, 2), (4, 1)] {

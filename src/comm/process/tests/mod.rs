@@ -6,7 +6,7 @@ mod background;
 #[expect(clippy::result_large_err, reason = "made once per test")]
 mod bits;
 mod conformance;
-#[cfg(feature = "wgpu")]
+#[cfg(feature = "cube")]
 #[expect(clippy::result_large_err, reason = "made once per test")]
 mod device;
 #[expect(clippy::result_large_err, reason = "made once per test")]

@@ -1,4 +1,4 @@
-//! The crate's own sources, but for those that use more of it.
+//! The crate's own sources, except for those that use more of it.
 
 #![allow(dead_code, unused_imports)]
 

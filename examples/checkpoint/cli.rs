@@ -1,0 +1,117 @@
+//! The command line.
+
+use std::path::{Path, PathBuf};
+
+use clap::{Parser, Subcommand};
+use glob::Pattern;
+
+use crate::common::positive;
+
+/// Shows what a checkpoint contains and who wrote it, verifies it, writes it as
+/// safetensors files for Python, or divides it among another number of ranks. DIR
+/// is a checkpoint, or the folder of a run, of which the latest is taken.
+#[derive(Debug, Parser)]
+#[command(name = "checkpoint", verbatim_doc_comment, disable_version_flag = true)]
+pub struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Clone, Subcommand)]
+pub enum Command {
+    /// Show tensors, values and files, and which rank wrote how much
+    Inspect(Inspect),
+    /// Read everything and compare it with its checksums. Exits with 1 if something is damaged
+    Verify {
+        #[arg(value_name = "DIR")]
+        checkpoint: PathBuf,
+    },
+    /// Write the full tensors of a model in Hugging Face's layout
+    Consolidate(Consolidate),
+    /// Save once more, divided among another number of ranks. All tensors are in memory meanwhile
+    Reshard(Reshard),
+}
+
+#[derive(Debug, Clone, Parser)]
+pub struct Inspect {
+    #[arg(value_name = "DIR")]
+    pub checkpoint: PathBuf,
+    /// Draw which rank wrote which part of the tensors with such a key, such as 'model.*.weight'
+    #[arg(long, value_name = "PATTERN", value_parser = Pattern::new)]
+    pub tensor: Option<Pattern>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+    /// Also write a picture of the bytes of each rank and tensor
+    #[arg(long, value_name = "FILE")]
+    pub svg: Option<PathBuf>,
+}
+
+#[derive(Debug, Clone, Parser)]
+pub struct Consolidate {
+    #[arg(value_name = "DIR")]
+    pub checkpoint: PathBuf,
+    /// Folder to write to
+    pub out: PathBuf,
+    /// Write the tensors below this key, without it in their names; '' for all
+    #[arg(long, default_value = "model")]
+    pub key: String,
+    /// Megabytes of tensors in one file
+    #[arg(long, value_name = "MB", default_value_t = 5000)]
+    pub max_file_mb: u64,
+    /// Transpose matrices with such a name: the weights of `Linear` for PyTorch, such as '*.query.weight'
+    #[arg(long, value_name = "PATTERN", value_parser = Pattern::new)]
+    pub transpose: Vec<Pattern>,
+    /// Replace a part of names, such as '.gamma=.weight'
+    #[arg(long, value_name = "FROM=TO", value_parser = replacement)]
+    pub rename: Vec<(String, String)>,
+}
+
+#[derive(Debug, Clone, Parser)]
+pub struct Reshard {
+    #[arg(value_name = "DIR")]
+    pub checkpoint: PathBuf,
+    /// Checkpoint to write
+    pub out: PathBuf,
+    /// Number of ranks, each of which writes a file
+    #[arg(long, value_parser = positive)]
+    pub ranks: usize,
+    /// Leave out what has this key, or a key below it, such as `optimizer`
+    #[arg(long, value_name = "KEY")]
+    pub without: Vec<String>,
+}
+
+/// A command whose checkpoint was found.
+pub struct Settings {
+    pub command: Command,
+}
+
+impl Args {
+    /// Takes the latest checkpoint of a run's folder.
+    ///
+    /// # Errors
+    /// A message with the folder that does not exist.
+    pub fn settings(mut self) -> Result<Settings, String> {
+        let (Command::Inspect(Inspect { checkpoint, .. })
+        | Command::Verify { checkpoint }
+        | Command::Consolidate(Consolidate { checkpoint, .. })
+        | Command::Reshard(Reshard { checkpoint, .. })) = &mut self.command;
+        *checkpoint = found(checkpoint)?;
+        Ok(Settings { command: self.command })
+    }
+}
+
+fn found(folder: &Path) -> Result<PathBuf, String> {
+    if !folder.is_dir() {
+        return Err(format!("there is no folder {}", folder.display()));
+    }
+    match std::fs::read_to_string(folder.join("latest")) {
+        Ok(latest) if !folder.join("manifest.json").exists() => Ok(folder.join(latest)),
+        _ => Ok(folder.into()),
+    }
+}
+
+fn replacement(text: &str) -> Result<(String, String), String> {
+    let (from, to) = text.split_once('=').filter(|(from, _)| !from.is_empty()).ok_or("expected FROM=TO")?;
+    Ok((from.into(), to.into()))
+}

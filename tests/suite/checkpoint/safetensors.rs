@@ -1,0 +1,121 @@
+//! Weights in safetensors files that another library wrote, loaded into every layout.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs;
+
+use burn::tensor::{DType, Device, Tensor, TensorData};
+use burn_dtensor::checkpoint::{SafetensorsWeights, StateDict, WeightSource};
+use safetensors::Dtype;
+use safetensors::tensor::TensorView;
+
+use super::net::{LAYOUTS, Net, WIDTH, device, test, values};
+
+/// Rows of other tensors before and after one with which they are fused.
+const OTHERS: [usize; 2] = [3, 2];
+
+/// Returns the tensor transposed, and with other rows around it, by burn's operations.
+fn stored(path: &str, value: TensorData) -> TensorData {
+    if path == "mask" || path == "steps" {
+        return value;
+    }
+    let cpu = Device::flex();
+    match path {
+        "up.weight" => Tensor::<2>::from_data(value, &cpu).transpose().into_data(),
+        "down.weight" => {
+            let [before, after] = OTHERS.map(|rows| Tensor::<2>::full([rows, WIDTH], 9.0, &cpu));
+            Tensor::cat(vec![before, Tensor::from_data(value, &cpu), after], 0).into_data()
+        }
+        "frozen.weight" => {
+            let [before, after] = OTHERS.map(|rows| Tensor::<2>::full([rows, WIDTH], 9.0, &cpu));
+            Tensor::cat(vec![before, Tensor::<2>::from_data(value, &cpu).transpose(), after], 0).into_data()
+        }
+        _ => value,
+    }
+}
+
+fn source(path: &str) -> Option<WeightSource> {
+    let source = WeightSource::new(format!("transformer.{path}"));
+    let rows = |len: usize| OTHERS[0]..OTHERS[0] + len;
+    Some(match path {
+        "up.weight" => source.transposed(),
+        "down.weight" => source.rows(rows(7)),
+        "frozen.weight" => source.rows(rows(1)).transposed(),
+        _ => source,
+    })
+}
+
+fn dtype(data: &TensorData) -> Dtype {
+    match data.dtype() {
+        DType::F32 => Dtype::F32,
+        DType::I32 => Dtype::I32,
+        DType::I64 => Dtype::I64,
+        DType::Bool(_) => Dtype::BOOL,
+        other => panic!("the model has no {other:?}"),
+    }
+}
+
+/// Writes the model's tensors into two files with an index.
+fn write(folder: &std::path::Path, model: &BTreeMap<String, TensorData>) {
+    fs::create_dir_all(folder).unwrap();
+    let tensors: Vec<_> = model.iter().map(|(path, value)| (path, stored(path, value.clone()))).collect();
+    let mut index = serde_json::Map::new();
+    for (file, part) in tensors.chunks(tensors.len().div_ceil(2)).enumerate() {
+        let name = format!("model-0000{}-of-00002.safetensors", file + 1);
+        let views = part.iter().map(|(path, data)| {
+            index.insert(format!("transformer.{path}"), name.clone().into());
+            let view = TensorView::new(dtype(data), data.shape().to_vec(), data.as_bytes()).unwrap();
+            (format!("transformer.{path}"), view)
+        });
+        let metadata = HashMap::from([("format".to_string(), "pt".to_string())]);
+        safetensors::serialize_to_file(views, Some(metadata), &folder.join(&name)).unwrap();
+    }
+    let index = serde_json::json!({ "metadata": { "total_size": 1 }, "weight_map": index });
+    fs::write(folder.join("model.safetensors.index.json"), index.to_string()).unwrap();
+}
+
+#[test]
+fn weights_of_other_libraries_load_into_every_layout() {
+    let folder = std::env::temp_dir().join(format!("burn-dtensor-safetensors-{}", std::process::id()));
+    let expected = values(&Net::new(1, &Device::flex()));
+    write(&folder, &expected);
+    test().run(|mesh| {
+        let weights = SafetensorsWeights::open(&folder, mesh)?;
+        assert_eq!(weights.keys().count(), expected.len());
+        for (layout, distribute) in LAYOUTS {
+            let model = distribute(Net::new(2, &device(mesh)), mesh)?;
+            let (model, report) = weights.load_model(model, source)?;
+            assert_eq!(report.loaded.len(), expected.len(), "{layout}: {report:?}");
+            assert!(report.missing.is_empty() && report.unexpected.is_empty(), "{layout}: {report:?}");
+            assert_eq!(StateDict::of_model(&model, mesh)?.full()?, expected, "{layout}");
+        }
+        Ok(())
+    });
+    fs::remove_dir_all(folder).unwrap();
+}
+
+/// What does not fit is listed in one error on all ranks.
+#[test]
+fn weights_that_do_not_fit_are_listed_on_all_ranks() {
+    let folder = std::env::temp_dir().join(format!("burn-dtensor-misfits-{}", std::process::id()));
+    write(&folder, &values(&Net::new(1, &Device::flex())));
+    test().run(|mesh| {
+        let weights = SafetensorsWeights::open(folder.join("model.safetensors.index.json"), mesh)?;
+        let model = (LAYOUTS[3].1)(Net::new(2, &device(mesh)), mesh)?;
+        let error = weights.load_model(model, |path| match path {
+            "up.weight" => Some(WeightSource::new("transformer.up.weight")),
+            "down.weight" => Some(WeightSource::new("transformer.down.weight").rows(6..14)),
+            "norm.gamma" => Some(WeightSource::new("transformer.norm.gamma").transposed()),
+            "frozen.bias" => Some(WeightSource::new("frozen.bias")),
+            "spare" => None,
+            _ => source(path),
+        });
+        let text = error.map(drop).unwrap_err().to_string();
+        for part in ["`up.weight` is [5, 7]", "[7, 5]", "rows 6..14", "`norm.gamma`", "to be transposed", "frozen.bias"]
+        {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+        assert!(!text.contains("spare"), "{text}");
+        Ok(())
+    });
+    fs::remove_dir_all(folder).unwrap();
+}
