@@ -5,19 +5,24 @@ use std::collections::HashMap;
 use std::fmt;
 use std::ops::Range;
 use std::panic::resume_unwind;
+use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use super::agree::on_first;
 use super::region::Region;
-use super::save::{FragmentBytes, Live, SavePlan};
+use super::save::{FragmentBytes, Live, OpenSave, SavePlan, WrittenFile};
 use super::{CheckpointError, CheckpointManager, SaveReport, State};
 use crate::Result;
-use crate::comm::Communicator;
 
 /// Saves checkpoints on a thread of each rank while training continues.
 ///
 /// [`save`](Self::save) copies what this rank writes to host memory and returns. The memory is as large as the rank's part
 /// of the checkpoint, and is used again for the next one. At most one checkpoint is being written.
+///
+/// The threads write files and do not communicate. [`poll`](Self::poll), the next `save` and [`finish`](Self::finish) agree
+/// with the other ranks that all files are written: only then is the checkpoint complete. Call `poll` after each step, or
+/// after some.
 ///
 /// ```
 /// # use burn::nn::LinearConfig;
@@ -29,26 +34,41 @@ use crate::comm::Communicator;
 ///     let mesh = DeviceMesh::new(world, [2], ["shard"])?;
 ///     let model = fully_shard(LinearConfig::new(4, 3).init(world.device()), &mesh, FullyShard::new())?;
 ///     let mut checkpointer = AsyncCheckpointer::new(CheckpointManager::new(&folder, &mesh))?;
-///     for step in 1..=3 {
+///     for step in 1..=30 {
 ///         // .. a training step ..
-///         checkpointer.save(&State::new(&mesh).with_step(step).with_model("model", &model)?)?;
+///         checkpointer.poll()?;
+///         if step % 10 == 0 {
+///             checkpointer.save(&State::new(&mesh).with_step(step).with_model("model", &model)?)?;
+///         }
 ///     }
 ///     checkpointer.finish()?;
-///     assert_eq!(checkpointer.manager().steps()?, [1, 2, 3]);
+///     assert_eq!(checkpointer.manager().steps()?, [10, 20, 30]);
 ///     Ok(())
 /// })?;
 /// # std::fs::remove_dir_all(folder)?;
 /// # Ok::<_, burn_dtensor::Error>(())
 /// ```
 ///
-/// Dropping it waits for the checkpoint that is being written, and logs its error as a warning.
+/// Dropping it waits for its thread. A checkpoint that is not complete by then is lost, about which it warns.
 #[derive(Debug)]
 pub struct AsyncCheckpointer {
     manager: CheckpointManager,
-    /// Calls of the writing threads have a sequence of their own.
-    comm: Communicator,
     staging: Staging,
-    writing: Option<JoinHandle<(Staging, Result<SaveReport>)>>,
+    writing: Option<Writing>,
+}
+
+/// A checkpoint that is being written.
+struct Writing {
+    save: Arc<OpenSave>,
+    step: u64,
+    stage: Stage,
+}
+
+enum Stage {
+    /// Each rank writes its file.
+    Files(JoinHandle<(Staging, Result<WrittenFile, CheckpointError>)>),
+    /// Group rank 0 writes the manifest. Other ranks have no thread.
+    Manifest(Option<JoinHandle<Result<Vec<u64>, CheckpointError>>>),
 }
 
 /// What [`AsyncCheckpointer::save`] did before it returned.
@@ -77,8 +97,8 @@ impl fmt::Display for AsyncSaveReport {
 }
 
 impl AsyncCheckpointer {
-    /// Creates a checkpointer that saves into the manager's folder. Create at most one for a mesh: the threads of a mesh
-    /// share one sequence of calls. While it writes, save and remove checkpoints of its folder only through it.
+    /// Creates a checkpointer that saves into the manager's folder. While it writes, save and remove checkpoints of this
+    /// folder only through it.
     ///
     /// Local: no communication.
     ///
@@ -86,8 +106,7 @@ impl AsyncCheckpointer {
     /// [`MeshError::NotAMember`](crate::mesh::MeshError::NotAMember) outside the mesh.
     pub fn new(manager: CheckpointManager) -> Result<Self> {
         manager.mesh().member("save a checkpoint")?;
-        let comm = manager.mesh().all()?.duplicate("checkpoint");
-        Ok(Self { manager, comm, staging: Staging::default(), writing: None })
+        Ok(Self { manager, staging: Staging::default(), writing: None })
     }
 
     /// Returns the manager.
@@ -102,57 +121,117 @@ impl AsyncCheckpointer {
     /// Every rank of the state's mesh.
     ///
     /// # Errors
-    /// The error of the previous checkpoint, on all ranks; then nothing is saved, and the next call starts from scratch. Those of
-    /// [`save`](super::save) that are found before anything is written.
+    /// The error of the previous checkpoint, on all ranks; then nothing is saved, and the next call starts from scratch.
+    /// Those of [`save`](super::save) that are found before anything is written.
     pub fn save(&mut self, state: &State) -> Result<AsyncSaveReport> {
         let started = Instant::now();
         let is_behind = self.is_writing();
         let previous = self.finish()?;
         let waited = if is_behind { started.elapsed() } else { Duration::ZERO };
-        let mut plan = SavePlan::new(state)?;
+        let plan = SavePlan::new(state)?;
         // All ranks have this step, or none.
         let step = state.step().ok_or(CheckpointError::NoStep)?;
+        let fs = self.manager.fs().clone();
+        let save = Arc::new(OpenSave::begin(&*fs, &self.manager.folder(step), plan)?);
         let copying = Instant::now();
         let mut staging = std::mem::take(&mut self.staging);
-        staging.fill(&plan, &mut Live::new(state));
+        staging.fill(save.plan(), &mut Live::new(state));
         let (copied, bytes) = (copying.elapsed(), staging.bytes.len() as u64);
-        plan.comm = self.comm.clone();
-        let manager = self.manager.clone();
-        let run = move || {
-            let report = manager.write(&plan, &mut staging, step);
-            (staging, report)
+        let write = {
+            let save = save.clone();
+            move || {
+                let written = save.write_fragments(&*fs, &mut staging);
+                (staging, written)
+            }
         };
-        let thread = thread::Builder::new().name(format!("checkpoint {step}"));
-        self.writing = Some(thread.spawn(run).map_err(crate::Error::other)?);
+        self.writing = Some(Writing { save, step, stage: Stage::Files(spawn(step, write)?) });
         Ok(AsyncSaveReport { waited, copied, bytes, previous })
     }
 
-    /// Returns true while this rank's thread is writing. Local: no communication.
+    /// Returns true if a checkpoint is being written, as far as this rank knows. Local: no communication.
     pub fn is_writing(&self) -> bool {
-        self.writing.as_ref().is_some_and(|thread| !thread.is_finished())
+        self.writing.is_some()
     }
 
-    /// Waits until the last checkpoint is written, and returns its report; `None` if there is none since the last call.
+    /// Completes the checkpoint that is being written if all files are, without waiting for a disk. Returns its report once it
+    /// is complete; `None` before that, and if there is none.
+    ///
+    /// # Collective
+    /// Every rank of the mesh. It communicates only while a checkpoint is being written.
+    ///
+    /// # Errors
+    /// Those of [`save`](super::save), on all ranks.
+    pub fn poll(&mut self) -> Result<Option<SaveReport>> {
+        self.advance(false)
+    }
+
+    /// Waits until the checkpoint that is being written is complete, and returns its report; `None` if there is none.
     ///
     /// # Collective
     /// Every rank of the mesh.
     ///
     /// # Errors
-    /// Those of [`save`](super::save).
+    /// Those of [`save`](super::save), on all ranks.
     pub fn finish(&mut self) -> Result<Option<SaveReport>> {
-        let Some(thread) = self.writing.take() else { return Ok(None) };
-        let (staging, report) = thread.join().unwrap_or_else(|panic| resume_unwind(panic));
-        self.staging = staging;
-        report.map(Some)
+        self.advance(true)
+    }
+
+    fn advance(&mut self, wait: bool) -> Result<Option<SaveReport>> {
+        let Some(Writing { save, step, stage }) = self.writing.take() else { return Ok(None) };
+        let (comm, fs) = (save.comm(), self.manager.fs().clone());
+        let manifest = match stage {
+            Stage::Files(thread) => {
+                let is_ready = wait || !comm.any("checkpoint_files".into(), !thread.is_finished())?;
+                if !is_ready {
+                    self.writing = Some(Writing { save, step, stage: Stage::Files(thread) });
+                    return Ok(None);
+                }
+                let (staging, own) = join(thread);
+                self.staging = staging;
+                let written = save.gather(&*fs, own)?;
+                let commit = {
+                    let (save, run) = (save.clone(), self.manager.step(step));
+                    move || save.commit(&*fs, written, Some(&run))
+                };
+                (comm.group().rank() == 0).then(|| spawn(step, commit)).transpose()?
+            }
+            Stage::Manifest(thread) => thread,
+        };
+        let is_busy = manifest.as_ref().is_some_and(|thread| !thread.is_finished());
+        if !wait && comm.any("checkpoint_manifest".into(), is_busy)? {
+            self.writing = Some(Writing { save, step, stage: Stage::Manifest(manifest) });
+            return Ok(None);
+        }
+        let sizes = on_first(comm, "checkpoint_commit", || join(manifest.expect("group rank 0 has the thread")))?;
+        Ok(Some(save.report(sizes)))
     }
 }
 
 impl Drop for AsyncCheckpointer {
     fn drop(&mut self) {
-        if let Some(Ok((_, Err(error)))) = self.writing.take().map(JoinHandle::join) {
-            log::warn!("the last checkpoint was not saved: {error}");
+        let Some(Writing { step, stage, .. }) = self.writing.take() else { return };
+        match stage {
+            Stage::Files(thread) => drop(thread.join()),
+            Stage::Manifest(thread) => drop(thread.map(JoinHandle::join)),
         }
+        log::warn!(
+            "the checkpoint of step {step} may not be complete: call `AsyncCheckpointer::finish` at the end of the training"
+        );
     }
+}
+
+impl fmt::Debug for Writing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Writing(step {})", self.step)
+    }
+}
+
+fn spawn<T: Send + 'static>(step: u64, run: impl FnOnce() -> T + Send + 'static) -> Result<JoinHandle<T>> {
+    thread::Builder::new().name(format!("checkpoint {step}")).spawn(run).map_err(crate::Error::other)
+}
+
+fn join<T>(thread: JoinHandle<T>) -> T {
+    thread.join().unwrap_or_else(|panic| resume_unwind(panic))
 }
 
 /// Copies of the fragments that a rank writes.

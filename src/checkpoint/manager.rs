@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::agree::on_first;
 use super::fs::{self, FileSystem, Links, MANIFEST};
 use super::load::read_manifest;
-use super::save::{FragmentBytes, Live, SavePlan, write};
+use super::save::{Live, RunStep, SavePlan, write};
 use super::{Checkpoint, CheckpointError, SaveReport, State};
 use crate::Result;
 use crate::mesh::DeviceMesh;
@@ -80,12 +80,21 @@ impl CheckpointManager {
         let plan = SavePlan::new(state)?;
         // All ranks have this step, or none.
         let step = state.step().ok_or(CheckpointError::NoStep)?;
-        self.write(&plan, &mut Live::new(state), step)
+        write(&*self.fs, &self.folder(step), plan, &mut Live::new(state), Some(&self.step(step)))
     }
 
-    /// Writes a checkpoint of which all ranks know what they write.
-    pub(super) fn write(&self, plan: &SavePlan, bytes: &mut dyn FragmentBytes, step: u64) -> Result<SaveReport> {
-        write(&*self.fs, &self.path.join(name(step)), plan, bytes, Some((self, step)))
+    /// Returns the folder of a step's checkpoint.
+    pub(super) fn folder(&self, step: u64) -> PathBuf {
+        self.path.join(name(step))
+    }
+
+    /// Returns what moves `latest` to the checkpoint of a step.
+    pub(super) fn step(&self, step: u64) -> StepOfRun {
+        StepOfRun { manager: self.clone(), step }
+    }
+
+    pub(super) fn fs(&self) -> &Arc<dyn FileSystem> {
+        &self.fs
     }
 
     pub(super) fn mesh(&self) -> &DeviceMesh {
@@ -139,14 +148,14 @@ impl CheckpointManager {
             let Some(named) = named else { return Ok(steps.last().copied()) };
             // A save that was interrupted before it moved `latest` has completed the checkpoint after it.
             for &step in steps.iter().rev().filter(|&&step| step != named) {
-                let manifest = read_manifest(&*self.fs, &self.path.join(name(step)), self.mesh.rank());
+                let manifest = read_manifest(&*self.fs, &self.folder(step), self.mesh.rank());
                 if manifest.is_ok_and(|(manifest, _)| manifest.previous == Some(named)) {
                     return Ok(Some(step));
                 }
             }
             Ok(Some(named))
         })?;
-        found.map(|step| Checkpoint::open_in(self.fs.clone(), &self.path.join(name(step)), &self.mesh)).transpose()
+        found.map(|step| Checkpoint::open_in(self.fs.clone(), &self.folder(step), &self.mesh)).transpose()
     }
 
     /// Opens the checkpoint of a step.
@@ -157,7 +166,7 @@ impl CheckpointManager {
     /// # Errors
     /// Those of [`Checkpoint::open`].
     pub fn open(&self, step: u64) -> Result<Checkpoint> {
-        Checkpoint::open_in(self.fs.clone(), &self.path.join(name(step)), &self.mesh)
+        Checkpoint::open_in(self.fs.clone(), &self.folder(step), &self.mesh)
     }
 
     /// Returns the step that `latest` names.
@@ -173,6 +182,22 @@ impl CheckpointManager {
     fn io(&self, action: &str, path: &Path, error: io::Error) -> CheckpointError {
         let (rank, reason) = (self.mesh.rank(), error.to_string());
         CheckpointError::Io { rank, action: action.into(), path: path.into(), reason }
+    }
+}
+
+/// One step of a run.
+pub(super) struct StepOfRun {
+    manager: CheckpointManager,
+    step: u64,
+}
+
+impl RunStep for StepOfRun {
+    fn previous(&self, fs: &dyn FileSystem) -> Result<Option<u64>, CheckpointError> {
+        self.manager.named(fs)
+    }
+
+    fn commit(&self, fs: &dyn FileSystem) -> Result<(), CheckpointError> {
+        self.manager.commit(fs, self.step)
     }
 }
 

@@ -15,7 +15,7 @@ use super::fs::{self, FileSystem, Links, MANIFEST, parent};
 use super::manifest::{ChunkEntry, FileEntry, Manifest, MeshEntry, TensorEntry, block_checksums};
 use super::region::Region;
 use super::safetensors_file::header;
-use super::{CheckpointError, CheckpointManager, State};
+use super::{CheckpointError, State};
 use crate::Result;
 use crate::comm::{Call, Communicator};
 
@@ -82,7 +82,7 @@ impl fmt::Display for SaveReport {
 /// [`Error::Comm`](crate::Error::Comm) if another rank fails.
 pub fn save(path: impl AsRef<Path>, state: &State) -> Result<SaveReport> {
     let plan = SavePlan::new(state)?;
-    write(&*fs::real(), path.as_ref(), &plan, &mut Live::new(state), None)
+    write(&*fs::real(), path.as_ref(), plan, &mut Live::new(state), None)
 }
 
 /// What all ranks write, known to all.
@@ -99,7 +99,7 @@ pub(super) trait FragmentBytes {
 
 /// What one rank wrote.
 #[derive(Debug, Serialize, Deserialize)]
-struct WrittenFile {
+pub(super) struct WrittenFile {
     len: u64,
     /// First byte and checksums of each of its fragments, in their order.
     chunks: Vec<(u64, Vec<u64>)>,
@@ -180,44 +180,107 @@ pub(super) fn stored_name(key: &str, region: &Region, full: &[usize]) -> String 
     if region.shape == full { key.to_owned() } else { format!("{key}{region}") }
 }
 
-/// Writes the files of all ranks and the manifest. If it is the checkpoint of a step of a `run`, `latest`
-/// then names it.
+/// Run to which a checkpoint belongs.
+pub(super) trait RunStep: Send + Sync {
+    /// Returns the step that was the latest of the run.
+    fn previous(&self, fs: &dyn FileSystem) -> Result<Option<u64>, CheckpointError>;
+    /// Makes the checkpoint, which is complete, the latest of the run.
+    fn commit(&self, fs: &dyn FileSystem) -> Result<(), CheckpointError>;
+}
+
+/// Writes the files of all ranks and the manifest. If the checkpoint belongs to a run, it is then the latest.
 ///
 /// # Collective
 /// Every rank of the plan's group.
 pub(super) fn write(
     fs: &dyn FileSystem,
     path: &Path,
-    plan: &SavePlan,
+    plan: SavePlan,
     bytes: &mut dyn FragmentBytes,
-    run: Option<(&CheckpointManager, u64)>,
+    run: Option<&dyn RunStep>,
 ) -> Result<SaveReport> {
-    let comm = &plan.comm;
-    let first = comm.group().ranks()[0];
-    let own = comm.group().ranks()[comm.group().rank()];
-    let io = |action: &str, path: &Path| {
-        let (action, path) = (action.to_owned(), path.to_owned());
-        move |error: io::Error| CheckpointError::Io { rank: own, action, path, reason: error.to_string() }
-    };
+    let save = OpenSave::begin(fs, path, plan)?;
+    let written = save.gather(fs, save.write_fragments(fs, bytes))?;
+    let sizes = on_first(save.comm(), "checkpoint_commit", || save.commit(fs, written, run))?;
+    Ok(save.report(sizes))
+}
 
-    let probe = on_first(comm, "checkpoint_folder", || create(fs, path, own))?;
-    let seen = match fs.open(&path.join(&probe), Links::Refuse) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            Err(CheckpointError::NotShared { path: path.into(), rank: own, of: first })
-        }
-        seen => seen.map(drop).map_err(io("open", &path.join(&probe))),
-    };
-    agree(comm, "checkpoint_probe", seen).inspect_err(|_| discard(fs, path, comm))?;
-    let outcome = write_fragments(fs, path, plan, bytes).map_err(|(file, error)| io("write", &file)(error));
-    let written = agree(comm, "checkpoint_write", outcome).inspect_err(|_| discard(fs, path, comm))?;
-    let sizes = written.iter().map(|written| written.len).collect();
-    on_first(comm, "checkpoint_commit", || {
-        let mut manifest = plan.manifest(written);
-        manifest.previous = run.map(|(manager, _)| manager.named(fs)).transpose()?.flatten();
+/// A save whose folder exists. Its steps are to be called in the order of its methods.
+pub(super) struct OpenSave {
+    path: PathBuf,
+    plan: SavePlan,
+    /// File by which all ranks recognize the folder.
+    probe: String,
+}
+
+impl OpenSave {
+    /// Creates the folder.
+    ///
+    /// # Collective
+    /// Every rank of the plan's group.
+    pub fn begin(fs: &dyn FileSystem, path: &Path, plan: SavePlan) -> Result<Self> {
+        let (comm, ranks) = (&plan.comm, plan.comm.group().ranks());
+        let rank = ranks[comm.group().rank()];
+        let probe = on_first(comm, "checkpoint_folder", || create(fs, path, rank))?;
+        let seen = match fs.open(&path.join(&probe), Links::Refuse) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                Err(CheckpointError::NotShared { path: path.into(), rank, of: ranks[0] })
+            }
+            seen => seen.map(drop).map_err(|error| io_error(rank, "open", &path.join(&probe), error)),
+        };
+        agree(comm, "checkpoint_probe", seen).inspect_err(|_| discard(fs, path, comm))?;
+        Ok(Self { path: path.into(), plan, probe })
+    }
+
+    pub fn plan(&self) -> &SavePlan {
+        &self.plan
+    }
+
+    pub fn comm(&self) -> &Communicator {
+        &self.plan.comm
+    }
+
+    fn rank(&self) -> usize {
+        self.comm().group().ranks()[self.comm().group().rank()]
+    }
+
+    /// Writes and syncs this rank's file. Local: no communication.
+    pub fn write_fragments(
+        &self,
+        fs: &dyn FileSystem,
+        bytes: &mut dyn FragmentBytes,
+    ) -> Result<WrittenFile, CheckpointError> {
+        let written = write_fragments(fs, &self.path, &self.plan, bytes);
+        written.map_err(|(file, error)| io_error(self.rank(), "write", &file, error))
+    }
+
+    /// Returns what all ranks wrote. If one failed, the folder is removed.
+    ///
+    /// # Collective
+    /// Every rank of the plan's group.
+    pub fn gather(&self, fs: &dyn FileSystem, own: Result<WrittenFile, CheckpointError>) -> Result<Vec<WrittenFile>> {
+        agree(self.comm(), "checkpoint_write", own).inspect_err(|_| discard(fs, &self.path, self.comm()))
+    }
+
+    /// Writes the manifest, on group rank 0. Returns the bytes of each rank's file. Local: no communication.
+    pub fn commit(
+        &self,
+        fs: &dyn FileSystem,
+        written: Vec<WrittenFile>,
+        run: Option<&dyn RunStep>,
+    ) -> Result<Vec<u64>, CheckpointError> {
+        let path = &self.path;
+        let io = |action, path: &Path| {
+            let (rank, path) = (self.rank(), path.to_owned());
+            move |error| io_error(rank, action, &path, error)
+        };
+        let sizes = written.iter().map(|written| written.len).collect();
+        let mut manifest = self.plan.manifest(written);
+        manifest.previous = run.map(|run| run.previous(fs)).transpose()?.flatten();
         // Another save under this name would have removed it, with the files of this one.
-        let probe = path.join(&probe);
+        let probe = path.join(&self.probe);
         fs.remove_file(&probe).map_err(|error| match error.kind() {
-            io::ErrorKind::NotFound => CheckpointError::Replaced { path: path.into() },
+            io::ErrorKind::NotFound => CheckpointError::Replaced { path: path.clone() },
             _ => io("remove", &probe)(error),
         })?;
         fs.sync_dir(path).map_err(io("sync", path))?;
@@ -225,9 +288,17 @@ pub(super) fn write(
         fs::write_atomically(fs, &file, &manifest.to_bytes()).map_err(io("write", &file))?;
         let parent = parent(path);
         fs.sync_dir(parent).map_err(io("sync", parent))?;
-        run.map_or(Ok(()), |(manager, step)| manager.commit(fs, step))
-    })?;
-    Ok(SaveReport { path: path.into(), bytes: sizes })
+        run.map_or(Ok(()), |run| run.commit(fs))?;
+        Ok(sizes)
+    }
+
+    pub fn report(&self, bytes: Vec<u64>) -> SaveReport {
+        SaveReport { path: self.path.clone(), bytes }
+    }
+}
+
+fn io_error(rank: usize, action: &str, path: &Path, error: io::Error) -> CheckpointError {
+    CheckpointError::Io { rank, action: action.into(), path: path.into(), reason: error.to_string() }
 }
 
 /// Removes the folder of a save that failed. If that fails, too, it is debris, which the next save removes.
@@ -239,12 +310,7 @@ fn discard(fs: &dyn FileSystem, path: &Path, comm: &Communicator) {
 
 /// Creates the folder, and a file in it by which other ranks recognize it.
 fn create(fs: &dyn FileSystem, path: &Path, rank: usize) -> Result<String, CheckpointError> {
-    let io = |action: &str, path: &Path, error: io::Error| CheckpointError::Io {
-        rank,
-        action: action.into(),
-        path: path.into(),
-        reason: error.to_string(),
-    };
+    let io = |action: &str, path: &Path, error: io::Error| io_error(rank, action, path, error);
     match fs.list(path) {
         Ok(entries) => {
             if entries.iter().any(|entry| entry.name == MANIFEST) {

@@ -96,8 +96,7 @@ impl Communicator {
     /// this communicator returns the same duplicate.
     ///
     /// Names belong to the group, also when a duplicate is duplicated, so use each name for one purpose only.
-    /// Reserved names: `fully_shard` uses "reduced" and "gathered again", random streams use "threads", and
-    /// `AsyncCheckpointer` uses "checkpoint".
+    /// Reserved names: `fully_shard` uses "reduced" and "gathered again", and random streams use "threads".
     pub fn duplicate(&self, name: &'static str) -> Self {
         let make = || Self::new(self.shared.rank.clone(), self.group().clone(), name, self.deadline);
         let duplicate = self.shared.duplicates.lock().entry(name).or_insert_with(make).clone();

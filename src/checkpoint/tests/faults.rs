@@ -137,10 +137,10 @@ fn two_programs_that_save_under_one_name_do_not_mix_their_files() {
         let path = Path::new("/run/step-1");
         let other = || {
             let plan = SavePlan::new(&others).unwrap();
-            write(&fs, path, &plan, &mut Live::new(&others), None).unwrap();
+            write(&fs, path, plan, &mut Live::new(&others), None).unwrap();
         };
         let mut bytes = Interrupted(Live::new(&state), Some(Box::new(other)));
-        let error = write(&fs, path, &SavePlan::new(&state)?, &mut bytes, None).map(drop).unwrap_err();
+        let error = write(&fs, path, SavePlan::new(&state)?, &mut bytes, None).map(drop).unwrap_err();
         Ok(error.to_string())
     });
     let error = &saved.unwrap()[0].1;

@@ -97,7 +97,7 @@ fn perform(
         Call::Save => drop(run.save(&state(mesh, next, 0)?)?),
         Call::SaveAlone => {
             let state = state(mesh, next, 0)?;
-            write(fs, &folder(next), &SavePlan::new(&state)?, &mut Live::new(&state), None)?;
+            write(fs, &folder(next), SavePlan::new(&state)?, &mut Live::new(&state), None)?;
         }
         Call::SaveAsync => drop(behind.save(&state(mesh, next, 0)?)?),
         Call::SaveTaken => {
