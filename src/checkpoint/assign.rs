@@ -13,7 +13,7 @@ use crate::comm::{Call, Communicator};
 use crate::dtensor::DTensorSpec;
 
 /// Bytes above which a region that several ranks hold is divided among them.
-const PIECE: usize = 16 << 20;
+const FRAGMENT: usize = 16 << 20;
 
 /// A tensor as the ranks of the group hold it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -28,7 +28,7 @@ pub(super) struct Held {
 
 /// A part of a tensor, and the group rank that writes it.
 #[derive(Debug, Clone)]
-pub(super) struct Piece {
+pub(super) struct Fragment {
     pub region: Region,
     pub writer: usize,
 }
@@ -62,20 +62,20 @@ pub(super) fn held(state: &State, comm: &Communicator) -> Result<Vec<Held>> {
 
 /// Returns a rank for each part of each tensor. Of the ranks that hold it, the one with the fewest bytes so far writes
 /// it. Nothing is written of a tensor without elements.
-pub(super) fn assign(held: &[Held], ranks: usize) -> Vec<Vec<Piece>> {
+pub(super) fn assign(held: &[Held], ranks: usize) -> Vec<Vec<Fragment>> {
     let mut bytes = vec![0usize; ranks];
     let mut assign = |held: &Held| {
         let size = held.dtype.bytes();
-        let mut pieces = Vec::new();
+        let mut fragments = Vec::new();
         for (region, holders) in held.regions.iter().filter(|(region, _)| !region.is_empty()) {
-            let most = if holders.len() > 1 { PIECE / size } else { usize::MAX };
+            let most = if holders.len() > 1 { FRAGMENT / size } else { usize::MAX };
             for region in region.split(most) {
                 let writer = *holders.iter().min_by_key(|&&rank| (bytes[rank], rank)).expect("a rank holds it");
                 bytes[writer] += region.num_elements() * size;
-                pieces.push(Piece { region, writer });
+                fragments.push(Fragment { region, writer });
             }
         }
-        pieces
+        fragments
     };
     held.iter().map(&mut assign).collect()
 }

@@ -9,7 +9,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use super::region::Region;
-use super::save::{Live, PieceBytes, SavePlan};
+use super::save::{FragmentBytes, Live, SavePlan};
 use super::{CheckpointError, CheckpointManager, SaveReport, State};
 use crate::Result;
 use crate::comm::Communicator;
@@ -102,7 +102,7 @@ impl AsyncCheckpointer {
     /// Every rank of the state's mesh.
     ///
     /// # Errors
-    /// The error of the previous checkpoint, on all ranks; then nothing is saved, and the next call starts anew. Those of
+    /// The error of the previous checkpoint, on all ranks; then nothing is saved, and the next call starts from scratch. Those of
     /// [`save`](super::save) that are found before anything is written.
     pub fn save(&mut self, state: &State) -> Result<AsyncSaveReport> {
         let started = Instant::now();
@@ -155,7 +155,7 @@ impl Drop for AsyncCheckpointer {
     }
 }
 
-/// Copies of the pieces that a rank writes.
+/// Copies of the fragments that a rank writes.
 #[derive(Default)]
 struct Staging {
     bytes: Vec<u8>,
@@ -166,7 +166,7 @@ impl Staging {
     fn fill(&mut self, plan: &SavePlan, live: &mut Live<'_>) {
         self.bytes.clear();
         self.places.clear();
-        for (key, region) in plan.pieces_of(plan.comm.group().rank()) {
+        for (key, region) in plan.fragments_of(plan.comm.group().rank()) {
             let begin = self.bytes.len();
             self.bytes.extend_from_slice(&live.bytes(key, region));
             self.places.insert((key.into(), region.clone()), begin..self.bytes.len());
@@ -174,7 +174,7 @@ impl Staging {
     }
 }
 
-impl PieceBytes for Staging {
+impl FragmentBytes for Staging {
     fn bytes(&mut self, key: &str, region: &Region) -> Cow<'_, [u8]> {
         let place = &self.places[&(key.to_owned(), region.clone())];
         Cow::Borrowed(&self.bytes[place.clone()])

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::agree::on_first;
 use super::fs::{self, FileSystem, Links, MANIFEST};
 use super::load::read_manifest;
-use super::save::{Live, PieceBytes, SavePlan, write};
+use super::save::{FragmentBytes, Live, SavePlan, write};
 use super::{Checkpoint, CheckpointError, SaveReport, State};
 use crate::Result;
 use crate::mesh::DeviceMesh;
@@ -84,7 +84,7 @@ impl CheckpointManager {
     }
 
     /// Writes a checkpoint of which all ranks know what they write.
-    pub(super) fn write(&self, plan: &SavePlan, bytes: &mut dyn PieceBytes, step: u64) -> Result<SaveReport> {
+    pub(super) fn write(&self, plan: &SavePlan, bytes: &mut dyn FragmentBytes, step: u64) -> Result<SaveReport> {
         write(&*self.fs, &self.path.join(name(step)), plan, bytes, Some((self, step)))
     }
 

@@ -10,7 +10,7 @@ use burn::tensor::{BoolStore, DType, TensorData};
 use serde::{Deserialize, Serialize};
 
 use super::agree::{agree, on_first};
-use super::assign::{Held, Piece, assign, held};
+use super::assign::{Fragment, Held, assign, held};
 use super::fs::{self, FileSystem, Links, MANIFEST, parent};
 use super::manifest::{ChunkEntry, FileEntry, Manifest, MeshEntry, TensorEntry, block_checksums};
 use super::region::Region;
@@ -89,19 +89,19 @@ pub fn save(path: impl AsRef<Path>, state: &State) -> Result<SaveReport> {
 pub(super) struct SavePlan {
     pub comm: Communicator,
     manifest: Manifest,
-    pieces: Vec<(String, Vec<Piece>)>,
+    fragments: Vec<(String, Vec<Fragment>)>,
 }
 
-/// Gives the bytes of this rank's pieces.
-pub(super) trait PieceBytes {
+/// Gives the bytes of this rank's fragments.
+pub(super) trait FragmentBytes {
     fn bytes(&mut self, key: &str, region: &Region) -> Cow<'_, [u8]>;
 }
 
 /// What one rank wrote.
 #[derive(Debug, Serialize, Deserialize)]
-struct Written {
+struct WrittenFile {
     len: u64,
-    /// First byte and checksums of each of its pieces, in their order.
+    /// First byte and checksums of each of its fragments, in their order.
     chunks: Vec<(u64, Vec<u64>)>,
 }
 
@@ -115,7 +115,7 @@ impl SavePlan {
         let comm = state.mesh.all()?;
         let held = held(state, &comm)?;
         let (values, rank_values) = values(state, &comm)?;
-        let pieces = assign(&held, comm.group().size());
+        let fragments = assign(&held, comm.group().size());
         let entry = |Held { shape, dtype, placements, .. }: &Held| TensorEntry {
             shape: shape.clone(),
             dtype: *dtype,
@@ -132,19 +132,22 @@ impl SavePlan {
             values,
             rank_values,
         };
-        let pieces = held.into_iter().map(|held| held.key).zip(pieces).collect();
-        Ok(Self { comm, manifest, pieces })
+        let fragments = held.into_iter().map(|held| held.key).zip(fragments).collect();
+        Ok(Self { comm, manifest, fragments })
     }
 
-    /// Returns the pieces that a rank of the group writes, in their order.
-    pub fn pieces_of(&self, rank: usize) -> impl Iterator<Item = (&str, &Region)> {
-        self.pieces.iter().flat_map(move |(key, pieces)| {
-            pieces.iter().filter(move |piece| piece.writer == rank).map(move |piece| (key.as_str(), &piece.region))
+    /// Returns the fragments that a rank of the group writes, in their order.
+    pub fn fragments_of(&self, rank: usize) -> impl Iterator<Item = (&str, &Region)> {
+        self.fragments.iter().flat_map(move |(key, fragments)| {
+            fragments
+                .iter()
+                .filter(move |fragment| fragment.writer == rank)
+                .map(move |fragment| (key.as_str(), &fragment.region))
         })
     }
 
     /// Completes the manifest with what the ranks wrote.
-    fn manifest(&self, written: Vec<Written>) -> Manifest {
+    fn manifest(&self, written: Vec<WrittenFile>) -> Manifest {
         let mut manifest = self.manifest.clone();
         // Ranks that write nothing have no file.
         let writers: Vec<_> = (0..written.len()).filter(|&rank| !written[rank].chunks.is_empty()).collect();
@@ -152,10 +155,10 @@ impl SavePlan {
         manifest.files =
             writers.iter().map(|&rank| FileEntry { name: file_name(rank), len: written[rank].len }).collect();
         let mut chunks: Vec<_> = written.into_iter().map(|written| written.chunks.into_iter()).collect();
-        for (key, pieces) in &self.pieces {
+        for (key, fragments) in &self.fragments {
             let entry = manifest.tensors.get_mut(key).expect("the manifest has every key");
-            entry.chunks.extend(pieces.iter().map(|Piece { region, writer }| {
-                let (begin, checksums) = chunks[*writer].next().expect("a rank writes all its pieces");
+            entry.chunks.extend(fragments.iter().map(|Fragment { region, writer }| {
+                let (begin, checksums) = chunks[*writer].next().expect("a rank writes all its fragments");
                 ChunkEntry { region: region.clone(), file: index[writer], begin, checksums }
             }));
         }
@@ -186,7 +189,7 @@ pub(super) fn write(
     fs: &dyn FileSystem,
     path: &Path,
     plan: &SavePlan,
-    bytes: &mut dyn PieceBytes,
+    bytes: &mut dyn FragmentBytes,
     run: Option<(&CheckpointManager, u64)>,
 ) -> Result<SaveReport> {
     let comm = &plan.comm;
@@ -205,7 +208,7 @@ pub(super) fn write(
         seen => seen.map(drop).map_err(io("open", &path.join(&probe))),
     };
     agree(comm, "checkpoint_probe", seen).inspect_err(|_| discard(fs, path, comm))?;
-    let outcome = write_pieces(fs, path, plan, bytes).map_err(|(file, error)| io("write", &file)(error));
+    let outcome = write_fragments(fs, path, plan, bytes).map_err(|(file, error)| io("write", &file)(error));
     let written = agree(comm, "checkpoint_write", outcome).inspect_err(|_| discard(fs, path, comm))?;
     let sizes = written.iter().map(|written| written.len).collect();
     on_first(comm, "checkpoint_commit", || {
@@ -271,22 +274,22 @@ fn nonce() -> u64 {
     RandomState::new().hash_one(std::process::id())
 }
 
-/// Writes and syncs this rank's file, if it has pieces.
+/// Writes and syncs this rank's file, if it has fragments.
 ///
 /// # Errors
 /// The file and the error.
-fn write_pieces(
+fn write_fragments(
     fs: &dyn FileSystem,
     path: &Path,
     plan: &SavePlan,
-    bytes: &mut dyn PieceBytes,
-) -> Result<Written, (PathBuf, io::Error)> {
+    bytes: &mut dyn FragmentBytes,
+) -> Result<WrittenFile, (PathBuf, io::Error)> {
     let rank = plan.comm.group().rank();
-    let pieces: Vec<_> = plan.pieces_of(rank).collect();
-    if pieces.is_empty() {
-        return Ok(Written { len: 0, chunks: Vec::new() });
+    let fragments: Vec<_> = plan.fragments_of(rank).collect();
+    if fragments.is_empty() {
+        return Ok(WrittenFile { len: 0, chunks: Vec::new() });
     }
-    let tensors: Vec<_> = pieces
+    let tensors: Vec<_> = fragments
         .iter()
         .map(|(key, region)| {
             let entry = &plan.manifest.tensors[*key];
@@ -300,8 +303,8 @@ fn write_pieces(
         let mut to = fs.create(&file)?;
         to.write_all(&head)?;
         let mut len = head.len() as u64;
-        let mut chunks = Vec::with_capacity(pieces.len());
-        for ((key, region), begin) in pieces.iter().zip(begins) {
+        let mut chunks = Vec::with_capacity(fragments.len());
+        for ((key, region), begin) in fragments.iter().zip(begins) {
             debug_assert_eq!(begin, len, "chunks follow each other");
             let bytes = bytes.bytes(key, region);
             to.write_all(&bytes)?;
@@ -309,7 +312,7 @@ fn write_pieces(
             chunks.push((begin, block_checksums(&bytes)));
         }
         to.sync()?;
-        Ok(Written { len, chunks })
+        Ok(WrittenFile { len, chunks })
     };
     run().map_err(|error| (file.clone(), error))
 }
@@ -326,7 +329,7 @@ impl<'a> Live<'a> {
     }
 }
 
-impl PieceBytes for Live<'_> {
+impl FragmentBytes for Live<'_> {
     fn bytes(&mut self, key: &str, region: &Region) -> Cow<'_, [u8]> {
         let tensor = &self.state.tensors[key];
         if self.current.as_ref().is_none_or(|(current, _)| current != key) {

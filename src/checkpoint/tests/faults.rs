@@ -9,7 +9,7 @@ use crate::checkpoint::CheckpointError;
 use crate::checkpoint::fs::recorder::{Fault, Recorder};
 use crate::checkpoint::fs::{FileSystem, remove_dir_all, write_atomically};
 use crate::checkpoint::region::Region;
-use crate::checkpoint::save::{Live, PieceBytes, SavePlan, write};
+use crate::checkpoint::save::{FragmentBytes, Live, SavePlan, write};
 use crate::mesh::DeviceMesh;
 use crate::prelude::*;
 
@@ -124,7 +124,7 @@ fn two_programs_that_save_under_one_name_do_not_mix_their_files() {
     let fs = Recorder::new();
     /// Runs another save before the first bytes.
     struct Interrupted<'a>(Live<'a>, Option<Box<dyn FnOnce() + 'a>>);
-    impl PieceBytes for Interrupted<'_> {
+    impl FragmentBytes for Interrupted<'_> {
         fn bytes(&mut self, key: &str, region: &Region) -> Cow<'_, [u8]> {
             self.1.take().into_iter().for_each(|other| other());
             self.0.bytes(key, region)
