@@ -22,7 +22,8 @@ pub enum Command {
     /// Show tensors, values and files, and which rank wrote how much
     Inspect(Inspect),
     /// Read everything and compare it with its checksums. Exits with 1 if something is damaged
-    Verify {
+    #[command(name = "verify")]
+    CheckBlocks {
         #[arg(value_name = "DIR")]
         checkpoint: PathBuf,
     },
@@ -93,7 +94,7 @@ impl Args {
     /// A message with the folder that does not exist.
     pub fn settings(mut self) -> Result<Settings, String> {
         let (Command::Inspect(Inspect { checkpoint, .. })
-        | Command::Verify { checkpoint }
+        | Command::CheckBlocks { checkpoint }
         | Command::Consolidate(Consolidate { checkpoint, .. })
         | Command::Reshard(Reshard { checkpoint, .. })) = &mut self.command;
         *checkpoint = found(checkpoint)?;

@@ -1,6 +1,6 @@
 //! `inspect`: tables of what a checkpoint contains.
 
-use burn_dtensor::checkpoint::{self, Summary, TensorSummary};
+use burn_dtensor::checkpoint::{self, CheckpointSummary, TensorSummary};
 use burn_dtensor::prelude::*;
 
 use crate::cli::Inspect;
@@ -30,8 +30,8 @@ pub fn inspect(command: &Inspect) -> Result<bool> {
     Ok(true)
 }
 
-fn print(summary: &Summary) {
-    let Summary { path, step, software, mesh, files, tensors, values, rank_values, .. } = summary;
+fn print(summary: &CheckpointSummary) {
+    let CheckpointSummary { path, step, software, mesh, files, tensors, values, rank_values, .. } = summary;
     let by_rank = summary.bytes_by_rank();
     let dims: Vec<_> = mesh.iter().map(|(name, ranks)| format!("{name}={ranks}")).collect();
     let step = step.map_or("without a step".into(), |step| format!("step {step}"));

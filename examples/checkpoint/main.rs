@@ -29,7 +29,7 @@ fn main() -> ExitCode {
 fn run(command: &Command) -> Result<bool> {
     match command {
         Command::Inspect(inspect) => inspect::inspect(inspect),
-        Command::Verify { checkpoint } => verify(checkpoint),
+        Command::CheckBlocks { checkpoint } => verify(checkpoint),
         Command::Consolidate(command) => consolidate(command),
         Command::Reshard(command) => reshard(command),
     }

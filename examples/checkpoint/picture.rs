@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use burn_dtensor::checkpoint::Summary;
+use burn_dtensor::checkpoint::CheckpointSummary;
 
 use crate::size;
 
@@ -13,7 +13,7 @@ const LETTER: f64 = 6.7;
 
 /// Returns an SVG with a row for each tensor and a column for each rank. The more bytes, the darker the cell; the last
 /// row has the bytes of all tensors.
-pub fn picture(summary: &Summary) -> String {
+pub fn picture(summary: &CheckpointSummary) -> String {
     let all = summary.bytes_by_rank();
     let mut rows: Vec<(&str, Vec<u64>)> = summary
         .tensors

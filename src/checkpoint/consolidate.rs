@@ -27,11 +27,11 @@ pub struct ConsolidateOptions {
     key: Option<String>,
     most_bytes: u64,
     read: ReadOptions,
-    renamed: Arc<RenameFn>,
+    renamed: Arc<ExportNameFn>,
     transposed: Arc<TransposeFn>,
 }
 
-type RenameFn = dyn Fn(&str) -> Option<String> + Send + Sync;
+type ExportNameFn = dyn Fn(&str) -> Option<String> + Send + Sync;
 type TransposeFn = dyn Fn(&str) -> bool + Send + Sync;
 
 /// Files that [`consolidate`] wrote.

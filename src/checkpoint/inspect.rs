@@ -18,7 +18,7 @@ use crate::dtensor::{Grid, draw_grid};
 /// Description of a checkpoint, as [`inspect`] returns it. With serde it becomes JSON.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[non_exhaustive]
-pub struct Summary {
+pub struct CheckpointSummary {
     /// Folder of the checkpoint.
     pub path: PathBuf,
     /// Number of training steps after which it was saved.
@@ -103,11 +103,11 @@ pub struct ChunkSummary {
 /// # Errors
 /// [`CheckpointError::Incomplete`] for a folder without a manifest, [`CheckpointError::Manifest`],
 /// [`CheckpointError::Io`].
-pub fn inspect(path: impl AsRef<Path>) -> Result<Summary, CheckpointError> {
+pub fn inspect(path: impl AsRef<Path>) -> Result<CheckpointSummary, CheckpointError> {
     inspect_in(&*fs::real(), path.as_ref())
 }
 
-fn inspect_in(fs: &dyn FileSystem, path: &Path) -> Result<Summary, CheckpointError> {
+fn inspect_in(fs: &dyn FileSystem, path: &Path) -> Result<CheckpointSummary, CheckpointError> {
     let (manifest, _) = read_manifest(fs, path, 0)?;
     let tensor = |(key, entry): (&String, &TensorEntry)| (key.clone(), TensorSummary::new(entry, &manifest));
     let of_ranks =
@@ -117,7 +117,7 @@ fn inspect_in(fs: &dyn FileSystem, path: &Path) -> Result<Summary, CheckpointErr
         bytes: file.len,
         rank: rank_of_file(&file.name).unwrap_or(index),
     };
-    Ok(Summary {
+    Ok(CheckpointSummary {
         path: path.into(),
         step: manifest.step,
         software: manifest.software.clone(),
@@ -129,7 +129,7 @@ fn inspect_in(fs: &dyn FileSystem, path: &Path) -> Result<Summary, CheckpointErr
     })
 }
 
-impl Summary {
+impl CheckpointSummary {
     /// Returns the bytes of tensors that each rank of the mesh wrote.
     pub fn bytes_by_rank(&self) -> Vec<u64> {
         let mut bytes = vec![0; self.mesh.iter().map(|(_, size)| size).product()];

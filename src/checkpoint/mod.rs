@@ -31,7 +31,7 @@ mod verify;
 pub use asynchronous::{AsyncCheckpointer, AsyncSaveReport};
 pub use consolidate::{ConsolidateOptions, ConsolidateReport, consolidate};
 pub use error::CheckpointError;
-pub use inspect::{ChunkSummary, FileSummary, Summary, TensorSummary, inspect};
+pub use inspect::{CheckpointSummary, ChunkSummary, FileSummary, TensorSummary, inspect};
 pub use load::Checkpoint;
 pub use manager::CheckpointManager;
 pub use options::{KeyReport, LoadOptions};

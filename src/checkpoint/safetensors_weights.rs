@@ -33,7 +33,7 @@ use crate::mesh::DeviceMesh;
 /// use burn_dtensor::checkpoint::{self, SafetensorsWeights, WeightSource};
 ///
 /// # let folder = std::env::temp_dir().join(format!("safetensors-weights-{}", std::process::id()));
-/// # let (saved, exported) = (folder.join("saved"), folder.join("model.safetensors"));
+/// # let (saved, exported) = (folder.join("saved"), folder.join("exported"));
 /// launch(Launch::threads(2), |world| {
 ///     let mesh = DeviceMesh::new(world, [2], ["shard"])?;
 /// #   let model = fully_shard(LinearConfig::new(4, 6).init(world.device()), &mesh, FullyShard::new())?;
@@ -43,7 +43,7 @@ use crate::mesh::DeviceMesh;
 /// #       checkpoint::consolidate(&saved, &exported, &options, |_, _| {}).unwrap();
 /// #   });
 /// #   world.barrier("exported")?;
-///     let weights = SafetensorsWeights::open(&folder, &mesh)?;
+///     let weights = SafetensorsWeights::open(&exported, &mesh)?;
 ///     let again = fully_shard(LinearConfig::new(4, 6).init(world.device()), &mesh, FullyShard::new())?;
 ///     // A PyTorch `Linear` has its weight as [out, in].
 ///     let (again, _) = weights.load_model(again, |path| match path {

@@ -64,7 +64,7 @@ pub(super) fn verify_in(
     let (manifest, _) = read_manifest(fs, dir, 0)?;
     let files = (0..manifest.files.len()).map(|file| open(fs, dir, &manifest, file)).collect_vec();
     let tasks = tasks(&manifest, dir, &files);
-    let total = tasks.iter().map(Task::len).sum();
+    let total = tasks.iter().map(BlockRange::len).sum();
     let mut found: Vec<_> =
         files.iter().enumerate().filter_map(|(file, open)| Some(((file, 0), open.as_ref().err()?.clone()))).collect();
     let (send, receive) = mpsc::channel();
@@ -94,8 +94,8 @@ pub(super) fn verify_in(
     Ok(Verification { bytes: total, damage: found.into_iter().map(|(_, error)| error).collect() })
 }
 
-/// Some blocks of a chunk.
-struct Task<'a> {
+/// Consecutive blocks of a chunk.
+struct BlockRange<'a> {
     file: &'a dyn ReadFile,
     path: PathBuf,
     key: &'a str,
@@ -110,7 +110,7 @@ fn tasks<'a>(
     manifest: &'a Manifest,
     dir: &Path,
     files: &'a [Result<Arc<dyn ReadFile>, CheckpointError>],
-) -> Vec<Task<'a>> {
+) -> Vec<BlockRange<'a>> {
     let chunks = manifest.tensors.iter().flat_map(|(key, tensor)| tensor.chunks.iter().map(move |c| (key, tensor, c)));
     let chunks = chunks.sorted_unstable_by_key(|(.., chunk)| (chunk.file, chunk.begin));
     let of_chunk = |(key, tensor, chunk): (&'a String, &super::manifest::TensorEntry, &'a ChunkEntry)| {
@@ -120,14 +120,14 @@ fn tasks<'a>(
             let path = path.clone();
             (0..count).step_by(BLOCKS).map(move |first| {
                 let blocks = first..(first + BLOCKS).min(count);
-                Task { file: &**file, path: path.clone(), key, chunk, len, blocks }
+                BlockRange { file: &**file, path: path.clone(), key, chunk, len, blocks }
             })
         })
     };
     chunks.flat_map(of_chunk).collect()
 }
 
-impl Task<'_> {
+impl BlockRange<'_> {
     /// Returns the bytes in the file.
     fn bytes(&self) -> Range<u64> {
         let byte = |block: usize| self.chunk.begin + (block * BLOCK).min(self.len) as u64;
