@@ -16,6 +16,7 @@ use super::dtensors::plain;
 use super::exact::ExactOnShards;
 use super::muon::{MuonMatrix, Stages, orthogonalized};
 use super::per_param::{ClippedGroup, MuonOnShards};
+use super::realigned::Realigned;
 use super::{OptimError, OptimizerState, load_optimizer_state, optimizer_state};
 use crate::Result;
 use crate::dtensor::DTensorSpec;
@@ -56,6 +57,7 @@ use crate::param::{Unit, Visited, check_not_replaced, walk};
 /// ```
 pub fn sharded<O: ExactOnShards>(optimizer: O) -> ShardedOptimizer {
     let (optimizer, clipping) = optimizer.build();
+    let optimizer = Realigned(optimizer);
     let optim = ModuleOptimizer::from(optimizer.clone());
     let (optim, clip) = match clipping {
         Some(GradientClipping::Norm(max_norm)) => (optim, Some(ClippedGroup::new(optimizer, max_norm))),
@@ -89,6 +91,7 @@ impl ShardedOptimizer {
     #[must_use]
     pub fn with_group<O: ExactOnShards>(mut self, params: ParamGroup, optimizer: O) -> Self {
         let (optimizer, clipping) = optimizer.build();
+        let optimizer = Realigned(optimizer);
         let (by_value, clip) = match clipping {
             Some(GradientClipping::Norm(max_norm)) => (None, Some(ClippedGroup::new(optimizer.clone(), max_norm))),
             by_value => (by_value, None),
