@@ -20,7 +20,7 @@ use super::realigned::Realigned;
 use super::{OptimError, OptimizerState, load_optimizer_state, optimizer_state};
 use crate::Result;
 use crate::dtensor::DTensorSpec;
-use crate::param::{Unit, Visited, check_not_replaced, walk};
+use crate::param::{Unit, Visited, check_not_replaced, check_reduced, walk};
 
 /// Builds a burn optimizer for a model that is sharded or parallelized. It steps every parameter as one device
 /// would.
@@ -127,9 +127,10 @@ impl ShardedOptimizer {
     /// gradients of the same parameters.
     ///
     /// # Errors
-    /// [`OptimError::NotAMatrix`] for a parameter of Muon's group that is not a matrix, and
-    /// [`ParamError::Replaced`](crate::param::ParamError::Replaced) if a parameter was replaced after it was
-    /// distributed, both before any parameter is stepped; [`Error::Comm`](crate::Error::Comm) if another rank
+    /// [`OptimError::NotAMatrix`] for a parameter of Muon's group that is not a matrix,
+    /// [`ParamError::Unreduced`](crate::param::ParamError::Unreduced) if gradients wait to be reduced and `grads` has
+    /// none of a distributed parameter, and [`ParamError::Replaced`](crate::param::ParamError::Replaced) if a
+    /// parameter was replaced after it was distributed, all before any parameter is stepped; [`Error::Comm`](crate::Error::Comm) if another rank
     /// fails.
     pub fn step<M: Module>(
         &mut self,
@@ -138,6 +139,7 @@ impl ShardedOptimizer {
         mut grads: GradientsParams,
     ) -> Result<M> {
         let lr = lr.into();
+        check_reduced(&model, &walk(&model), &grads)?;
         if self.groups.iter().all(|group| group.muon.is_none() && group.clip.is_none()) {
             return Ok(self.optim.step(lr, model, grads));
         }
