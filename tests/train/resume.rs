@@ -57,6 +57,28 @@ fn resumes(ranks: usize) {
 }
 
 #[test]
+fn checkpoints_of_other_ranks_are_refused_by_every_rank() {
+    let folder = Folder::new("other-ranks");
+    on_ranks(2, |mesh| {
+        let own = || loader(part(&rows(100, BATCH, 0.2), mesh.rank(), 2), BATCH / 2);
+        train_on(mesh, &folder, own(), own(), |training| training.num_epochs(1).with_default_checkpointers()).map(drop)
+    })
+    .unwrap();
+    for ranks in [1, 3] {
+        let texts = on_ranks(ranks, |mesh| Ok(last_checkpoint(mesh, &folder).unwrap_err().to_string())).unwrap();
+        let expected = format!("are of 2 ranks, this training has {ranks}: ");
+        assert!(texts.iter().all(|text| text.contains(&expected) && text.contains("Resume on 2,")), "{texts:?}");
+    }
+    // A training that ended before its first checkpoint leaves nothing to resume from.
+    for rank in [0, 1] {
+        let checkpoints = folder.rank(rank).join("checkpoint");
+        fs::remove_dir_all(&checkpoints).unwrap();
+        fs::create_dir(&checkpoints).unwrap();
+    }
+    assert_eq!(on_ranks(3, |mesh| last_checkpoint(mesh, &folder)).unwrap(), [None; 3]);
+}
+
+#[test]
 fn the_last_checkpoint_is_one_that_every_rank_can_read() {
     let folder = Folder::new("last");
     let rows = rows(100, BATCH, 0.2);
