@@ -282,12 +282,12 @@ pub enum ParamError {
     },
     /// A parameter without tensor-parallel placements was read as a DTensor on the tensor-parallel mesh.
     #[error(
-        "parameter `{param}` was not parallelized, so it has no tensor-parallel mesh. Call parallelize on the model \
+        "the parameter {param} was not parallelized, so it has no tensor-parallel mesh. Call parallelize on the model \
          (an empty plan replicates all parameters), compute on one device (`DeviceMesh::single_device`) with \
          `apply_style`, or read it with `val()`"
     )]
     NotParallelized {
-        /// Path of the parameter, or its id.
+        /// Path of the parameter, or its shape if it is not distributed.
         param: String,
     },
 }

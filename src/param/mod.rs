@@ -171,6 +171,6 @@ pub(crate) use unit_name::UnitName;
 pub(crate) use unreduced::check_reduced;
 pub use unshard::{UnshardHandle, reshard, unshard};
 pub use view::ParamExt;
-pub(crate) use view::{layer_styles, module_path, path};
+pub(crate) use view::{layer_styles, module_path, path, placed};
 pub(crate) use visit::{Visited, walk, walk_with_paths};
 pub(crate) use warning::warn;

@@ -1,5 +1,6 @@
 //! DTensors without a launch, and plain tensors that meet DTensors.
 
+use burn::module::{Module, Param};
 use burn::tensor::{Bool, Device, Int, Tensor};
 use burn_dtensor::dtensor::DTensorError;
 use burn_dtensor::prelude::*;
