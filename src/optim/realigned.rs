@@ -5,9 +5,9 @@ use burn::tensor::{Bytes, Device, Tensor, TensorData};
 
 /// A burn optimizer for shards, some of which have no elements.
 ///
-/// A file of a record gives a tensor without elements bytes of any alignment. burn's CPU backend steps a tensor in place, and
-/// panics if its bytes are not aligned, even if there are none. Loaded state without elements therefore gets aligned
-/// bytes, and so does the shard.
+/// A tensor without elements that was read from a file has bytes of any alignment. burn's CPU backend steps a tensor in
+/// place, and panics if its bytes are not aligned, even if there are none. Loaded state without elements therefore gets
+/// aligned bytes, and so does the shard.
 #[derive(Clone)]
 pub(super) struct Realigned<O>(pub(super) O);
 
