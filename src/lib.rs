@@ -133,7 +133,7 @@ pub mod prelude {
         unit,
     };
     pub use crate::mesh::{DeviceMesh, with_mesh};
-    pub use crate::nn::{DTensorForward, GroupedQueryAttention, GroupedQueryAttentionConfig, MhaInput, apply_style};
+    pub use crate::nn::{DTensorForward, GroupedQueryAttention, GroupedQueryAttentionConfig, apply_style};
     pub use crate::parallel::{Plan, Style, parallelize};
     pub use crate::placement::{Layout, PartialOp, Placement};
     pub use crate::{Error, Result, tensor_tree};

@@ -272,6 +272,11 @@ impl World {
         self.0.before.as_ref().map(|before| &*before.ranks)
     }
 
+    /// Returns true if it is that of a program on one device, without a launch.
+    pub(crate) fn is_of_device(&self) -> bool {
+        is_device_number(self.identity().0)
+    }
+
     /// Returns true if `other` was shrunk to this world.
     pub(crate) fn is_left_of(&self, other: &Self) -> bool {
         self.0.before.as_ref().is_some_and(|before| before.launch == other.identity().0)
@@ -333,7 +338,7 @@ impl World {
 impl std::fmt::Display for World {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self.identity() {
-            (launch, _) if is_device_number(launch) => f.write_str("a device outside a launch"),
+            _ if self.is_of_device() => f.write_str("a device outside a launch"),
             (launch, rank) => write!(f, "rank {rank} of launch {launch}"),
         }
     }

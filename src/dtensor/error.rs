@@ -33,6 +33,17 @@ pub enum DTensorError {
         /// Rank and launch of the other tensor.
         right: String,
     },
+    /// A tensor of a rank meets one on the mesh of a device alone.
+    #[error(
+        "tensors of one operation must be on the same mesh, got one of {rank} and one of a device outside a launch: made \
+         by `DTensor::from`, or a parameter of a model that was not parallelized. On ranks, use \
+         `DTensor::replicated_like(tensor, &x)` in place of `DTensor::from(tensor)`, and call `parallelize` on the model \
+         (an empty plan replicates all parameters)"
+    )]
+    OneDevice {
+        /// Rank and launch of the one tensor, such as `rank 0 of launch 3`.
+        rank: String,
+    },
     /// An operator of a DTensor was given a plain tensor of several elements.
     #[error(
         "`{operator}` combines a DTensor on {mesh} with a plain tensor of shape {shape:?}. A plain tensor of one \

@@ -189,12 +189,16 @@ impl DTensorSpec {
     /// Checks that `other` is on the same mesh and belongs to the same rank.
     ///
     /// # Errors
-    /// [`DTensorError::RankMismatch`] or [`DTensorError::MeshMismatch`].
+    /// [`DTensorError::OneDevice`], [`DTensorError::RankMismatch`] or [`DTensorError::MeshMismatch`].
     pub fn check_same_mesh(&self, other: &Self) -> Result<(), DTensorError> {
         if self.mesh.congruent(&other.mesh) {
             return Ok(());
         }
         let (left, right) = (self.mesh.world(), other.mesh.world());
+        if left.is_of_device() != right.is_of_device() {
+            let rank = if left.is_of_device() { right } else { left };
+            return Err(DTensorError::OneDevice { rank: rank.to_string() });
+        }
         if left.identity() != right.identity() {
             return Err(DTensorError::RankMismatch { left: left.to_string(), right: right.to_string() });
         }

@@ -11,7 +11,7 @@ use smallvec::SmallVec;
 use super::powers::PowerSum;
 use crate::Result;
 use crate::comm::{Call, Communicator, ReduceOp};
-use crate::param::{Unit, check_not_replaced, walk};
+use crate::param::{Unit, check_not_replaced, check_reduced, walk};
 
 /// Norm that [`clip_grad_norm`] computes.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -48,10 +48,13 @@ impl NormType {
 ///
 /// # Errors
 /// [`ParamError::Replaced`](crate::param::ParamError::Replaced) if a parameter was replaced after it was distributed;
+/// [`ParamError::Unreduced`](crate::param::ParamError::Unreduced) if gradients wait to be reduced and `grads` has none
+/// of a distributed parameter, both before anything is sent;
 /// [`Error::Comm`](crate::Error::Comm) if another rank fails.
 pub fn clip_grad_norm<M: Module>(model: &M, grads: &mut GradientsParams, max_norm: f64, norm: NormType) -> Result<f64> {
     let walk = walk(model);
     check_not_replaced(model, &walk)?;
+    check_reduced(model, &walk, grads)?;
     let units: Vec<_> = walk.distributed.iter().map(|visited| visited.param.unit.clone()).collect();
     let holders = walk.distributed.into_iter().map(|visited| {
         let spec = visited.param.spec(visited.base.dtype());

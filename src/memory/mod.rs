@@ -27,6 +27,8 @@ pub(crate) mod cube;
 mod digest;
 #[cfg(feature = "flex")]
 pub(crate) mod flex;
+#[cfg(all(feature = "cube", any(test, feature = "testing")))]
+pub(crate) mod gpu;
 mod host_pool;
 #[cfg(feature = "cube")]
 mod reading;

@@ -107,7 +107,7 @@ use crate::dtensor::ops::Operand;
 use crate::dtensor::{DTensor, Kind};
 use crate::error::OrUnwind;
 use crate::mesh::DeviceMesh;
-use crate::param::{ParamExt, layer_styles, module_path};
+use crate::param::{layer_styles, module_path, placed};
 use crate::watch;
 
 /// Forward of a burn-nn layer over DTensors.
@@ -134,7 +134,7 @@ pub trait DTensorForward<Input> {
 #[track_caller]
 fn read<const D: usize>(param: &Param<Tensor<D>>, mesh: &DeviceMesh) -> DTensor<D> {
     if mesh.size() > 1 || layer_styles(param).is_some() {
-        return param.dtensor().or_unwind();
+        return placed(param).or_unwind();
     }
     DTensor::replicated_on(param.val(), mesh).or_unwind()
 }

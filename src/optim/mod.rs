@@ -69,6 +69,7 @@ mod full;
 mod models;
 mod muon;
 mod per_param;
+mod realigned;
 mod route;
 mod sharded;
 mod state;

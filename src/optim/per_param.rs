@@ -7,7 +7,8 @@ use burn::optim::{LearningRate, ModuleOptimizer, MuonState, Optimizer};
 use burn::tensor::{Device, Tensor};
 
 use super::clip::clip_one;
-use super::muon::{MuonMatrix, Stages, orthogonalized};
+use super::muon::{MuonMatrix, Stages, Velocity, orthogonalized};
+use super::realigned::{Realigned, RealignedState};
 use crate::dtensor::DTensorSpec;
 use crate::error::OrUnwind;
 
@@ -77,15 +78,15 @@ pub(super) struct MuonOnShards {
 }
 
 impl Optimizer for MuonOnShards {
-    type State<const D: usize> = MuonState<D>;
+    type State<const D: usize> = RealignedState<MuonState<D>>;
 
     fn step<const D: usize>(
         &self,
         lr: LearningRate,
         param: Tensor<D>,
         grad: Tensor<D>,
-        state: Option<MuonState<D>>,
-    ) -> (Tensor<D>, Option<MuonState<D>>) {
+        state: Option<Self::State<D>>,
+    ) -> (Tensor<D>, Option<Self::State<D>>) {
         let Stages { velocity, orthogonal, apply } = &self.stages;
         let (velocity, state) = velocity.step(lr, param.clone(), grad, state);
         let part = Tensor::<2>::from_dispatch(velocity.into_dispatch());
@@ -96,8 +97,7 @@ impl Optimizer for MuonOnShards {
         (apply.step(lr, param, update, None).0, state)
     }
 
-    fn to_device<const D: usize>(mut state: MuonState<D>, device: &Device) -> MuonState<D> {
-        state.momentum = state.momentum.to_device(device);
-        state
+    fn to_device<const D: usize>(state: Self::State<D>, device: &Device) -> Self::State<D> {
+        Realigned::<Velocity>::to_device(state, device)
     }
 }

@@ -16,10 +16,11 @@ use super::dtensors::plain;
 use super::exact::ExactOnShards;
 use super::muon::{MuonMatrix, Stages, orthogonalized};
 use super::per_param::{ClippedGroup, MuonOnShards};
+use super::realigned::Realigned;
 use super::{OptimError, OptimizerState, load_optimizer_state, optimizer_state};
 use crate::Result;
 use crate::dtensor::DTensorSpec;
-use crate::param::{Unit, Visited, check_not_replaced, walk};
+use crate::param::{Unit, Visited, check_not_replaced, check_reduced, walk};
 
 /// Builds a burn optimizer for a model that is sharded or parallelized. It steps every parameter as one device
 /// would.
@@ -56,6 +57,7 @@ use crate::param::{Unit, Visited, check_not_replaced, walk};
 /// ```
 pub fn sharded<O: ExactOnShards>(optimizer: O) -> ShardedOptimizer {
     let (optimizer, clipping) = optimizer.build();
+    let optimizer = Realigned(optimizer);
     let optim = ModuleOptimizer::from(optimizer.clone());
     let (optim, clip) = match clipping {
         Some(GradientClipping::Norm(max_norm)) => (optim, Some(ClippedGroup::new(optimizer, max_norm))),
@@ -89,6 +91,7 @@ impl ShardedOptimizer {
     #[must_use]
     pub fn with_group<O: ExactOnShards>(mut self, params: ParamGroup, optimizer: O) -> Self {
         let (optimizer, clipping) = optimizer.build();
+        let optimizer = Realigned(optimizer);
         let (by_value, clip) = match clipping {
             Some(GradientClipping::Norm(max_norm)) => (None, Some(ClippedGroup::new(optimizer.clone(), max_norm))),
             by_value => (by_value, None),
@@ -124,9 +127,10 @@ impl ShardedOptimizer {
     /// gradients of the same parameters.
     ///
     /// # Errors
-    /// [`OptimError::NotAMatrix`] for a parameter of Muon's group that is not a matrix, and
-    /// [`ParamError::Replaced`](crate::param::ParamError::Replaced) if a parameter was replaced after it was
-    /// distributed, both before any parameter is stepped; [`Error::Comm`](crate::Error::Comm) if another rank
+    /// [`OptimError::NotAMatrix`] for a parameter of Muon's group that is not a matrix,
+    /// [`ParamError::Unreduced`](crate::param::ParamError::Unreduced) if gradients wait to be reduced and `grads` has
+    /// none of a distributed parameter, and [`ParamError::Replaced`](crate::param::ParamError::Replaced) if a
+    /// parameter was replaced after it was distributed, all before any parameter is stepped; [`Error::Comm`](crate::Error::Comm) if another rank
     /// fails.
     pub fn step<M: Module>(
         &mut self,
@@ -135,6 +139,7 @@ impl ShardedOptimizer {
         mut grads: GradientsParams,
     ) -> Result<M> {
         let lr = lr.into();
+        check_reduced(&model, &walk(&model), &grads)?;
         if self.groups.iter().all(|group| group.muon.is_none() && group.clip.is_none()) {
             return Ok(self.optim.step(lr, model, grads));
         }

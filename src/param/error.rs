@@ -223,7 +223,7 @@ pub enum ParamError {
         /// Description of the wrong result.
         reason: String,
     },
-    /// The optimizer stepped before accumulated gradients were reduced.
+    /// The optimizer stepped other parameters before accumulated gradients were reduced.
     #[error(
         "gradients of unit `{unit}` have not been reduced, and the optimizer has stepped without them. They were \
          computed by a backward without gradient synchronization. Call \
@@ -233,6 +233,17 @@ pub enum ParamError {
     )]
     PendingGradients {
         /// The unit.
+        unit: String,
+    },
+    /// A step has no gradients, because those of its backwards have not been reduced.
+    #[error(
+        "this step has no gradients: those of unit `{unit}` have not been reduced. They were computed by backwards \
+         without gradient synchronization, and none with it followed. Call \
+         FsdpModule::of(&model)?.set_requires_gradient_sync(true) before the last backward of a step (with HSDP also \
+         set_requires_all_reduce(true)), or drop the gradients with FsdpModule::of(&model)?.reset_iter_state()"
+    )]
+    Unreduced {
+        /// The unit. The first one, if gradients of several have not been reduced.
         unit: String,
     },
     /// A backward reached a graph that an earlier backward had consumed.
@@ -271,12 +282,12 @@ pub enum ParamError {
     },
     /// A parameter without tensor-parallel placements was read as a DTensor on the tensor-parallel mesh.
     #[error(
-        "parameter `{param}` was not parallelized, so it has no tensor-parallel mesh. Call parallelize on the model \
+        "the parameter {param} was not parallelized, so it has no tensor-parallel mesh. Call parallelize on the model \
          (an empty plan replicates all parameters), compute on one device (`DeviceMesh::single_device`) with \
          `apply_style`, or read it with `val()`"
     )]
     NotParallelized {
-        /// Path of the parameter, or its id.
+        /// Path of the parameter, or its shape if it is not distributed.
         param: String,
     },
 }

@@ -1,10 +1,11 @@
 //! Panics inside units: the report of the launch names the unit.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::Arc;
 
 use super::recompute::context;
 use super::unit::Unit;
-use super::unit_stack;
+use super::unit_stack::{self, InnermostUnit};
 use crate::comm::{forget_panic, note_panic};
 
 /// Runs `forward`, the forward of the module entered last. If it panics, notes the innermost open unit. The payload
@@ -15,10 +16,10 @@ pub(super) fn noting_panics<O>(forward: impl FnOnce() -> O) -> O {
         Ok(output) => output,
         Err(payload) => {
             note_panic(&*payload, |text| {
-                let (unit, may_be_over) = unit_stack::innermost_unit()?;
+                let InnermostUnit { unit, may_be_over, inside } = unit_stack::innermost_unit()?;
                 let phase = if context::anchor().is_some() { "recomputation" } else { "forward" };
                 let place = if may_be_over { "in or after" } else { "in" };
-                Some(format!("{place} the {phase} of {}{}", unit.full_name(), unit.precision_note(text)))
+                Some(format!("{place} the {phase} of {}{}", unit.full_name(), unit.precision_note(text, &inside)))
             });
             resume_unwind(payload)
         }
@@ -33,17 +34,26 @@ impl Unit {
     }
 
     /// Returns a clause about the element type that the unit's policy sets, if it sets one, with the remedy for a panic
-    /// whose `text` is about element types.
-    pub(super) fn precision_note(&self, text: &str) -> String {
+    /// whose `text` is about element types. `inside` are units inside this one, whose outputs it may have computed with.
+    pub(super) fn precision_note(&self, text: &str, inside: &[Arc<Self>]) -> String {
         let weights = || self.params.iter().find_map(|param| param.compute);
         let Some(dtype) = self.precision().inputs.or_else(weights) else { return String::new() };
-        let remedy = match text.to_lowercase().contains("dtype") {
-            true => {
-                ". Tensors of one operation must have the same dtype: inside the unit, create constants in the dtype \
-                 of its input (`x.dtype()`), or create them before and pass them in its input, which is cast"
-            }
-            false => "",
-        };
-        format!(", which computes in {}{remedy}", dtype.name())
+        let note = format!(", which computes in {}", dtype.name());
+        if !text.to_lowercase().contains("dtype") {
+            return note;
+        }
+        let returns_other =
+            |unit: &Arc<Self>| Some((unit.label(), unit.precision().outputs.filter(|&out| out != dtype)?));
+        let inner = inside.iter().find_map(returns_other).map(|(label, out)| {
+            format!(
+                ". Unit `{label}` inside it returns {}: set `with_output_dtype` for the outermost unit only, and a policy \
+                 without it for the others (`with_mixed_precision_for`)",
+                out.name()
+            )
+        });
+        let constants = ". Tensors of one operation must have the same dtype: inside the unit, create constants in the \
+                         dtype of its input (`x.dtype()`), or create them before and pass them in its input, which is \
+                         cast";
+        note + inner.as_deref().unwrap_or(constants)
     }
 }

@@ -200,7 +200,7 @@ impl Drop for UnitPass {
             && let Some(nodes) = self.nodes.get_mut()
         {
             let unit = self.buffer.unit();
-            let place = || format!("in the backward of {}{}", unit.full_name(), unit.precision_note(""));
+            let place = || format!("in the backward of {}{}", unit.full_name(), unit.precision_note("", &[]));
             note_interrupted(nodes.opened_at(), place);
         }
         self.gone(false);

@@ -138,13 +138,28 @@ pub(super) fn is_first() -> bool {
     OPEN.with_borrow(|open| open.is_first)
 }
 
-/// Returns the innermost open unit, and true if a read opened it, so that its forward may be over.
-pub(super) fn innermost_unit() -> Option<(Arc<Unit>, bool)> {
+/// The innermost open unit.
+pub(super) struct InnermostUnit {
+    pub(super) unit: Arc<Unit>,
+    /// True if a read opened it, so that its forward may be over.
+    pub(super) may_be_over: bool,
+    /// The units of modules inside it.
+    pub(super) inside: Vec<Arc<Unit>>,
+}
+
+/// Returns the innermost open unit.
+pub(super) fn innermost_unit() -> Option<InnermostUnit> {
+    let of = |scope: &Rc<ForwardScope>, may_be_over, inside: &[(Arc<Unit>, LocalShards)]| InnermostUnit {
+        unit: scope.pass.buffer.unit().clone(),
+        may_be_over,
+        inside: inside.iter().map(|(unit, _)| unit.clone()).collect(),
+    };
     OPEN.with_borrow(|open| {
-        let around = open.around_block.iter().flat_map(|around| around.scopes.iter().rev().map(|scope| (scope, false)));
         let opened = open.in_block().iter().rev();
-        let scopes = opened.filter_map(|opened| Some((opened.scope.as_ref()?, matches!(opened.by, OpenedBy::Read))));
-        scopes.chain(around).map(|(scope, by_read)| (scope.pass.buffer.unit().clone(), by_read)).next()
+        let by = |opened: &ActiveUnit| matches!(opened.by, OpenedBy::Read);
+        let mut scopes = opened.filter_map(|opened| Some(of(opened.scope.as_ref()?, by(opened), &opened.inside)));
+        let around = || open.around_block.iter().flat_map(|around| around.scopes.iter().rev());
+        scopes.next().or_else(|| around().next().map(|scope| of(scope, false, &[])))
     })
 }
 

@@ -9,7 +9,6 @@ use super::distributed::DistributedParameter;
 use super::style::LayerStyles;
 use super::{Grads, ParamError, Style, read};
 use crate::Result;
-use crate::comm::rank_of_thread;
 use crate::dtensor::DTensor;
 
 /// The distributed views of a parameter.
@@ -37,13 +36,15 @@ pub trait ParamExt<const D: usize> {
     /// all others of the unit in one all-reduce. Partial gradients of a tensor made from it, such as a transpose,
     /// are summed in a separate all-reduce.
     ///
-    /// Outside a launch, an ordinary parameter is on the [mesh of its device](crate::mesh::DeviceMesh::single_device).
+    /// An ordinary parameter is on the [mesh of its device](crate::mesh::DeviceMesh::single_device), also inside a
+    /// launch, so that a model that is not distributed computes there as it does outside. It does not combine with
+    /// tensors on a mesh of ranks ([`DTensorError::OneDevice`](crate::dtensor::DTensorError::OneDevice)).
     ///
     /// # Collective
     /// Outside its unit's scope: an all-gather over the data-parallel ranks. Inside it: local.
     ///
     /// # Errors
-    /// [`ParamError::NotParallelized`] for a parameter without tensor-parallel placements, on a rank of a launch.
+    /// [`ParamError::NotParallelized`] for a parameter that `fully_shard` distributed and `parallelize` did not.
     ///
     /// # Panics
     /// Like [`unit`](fn@super::unit).
@@ -100,12 +101,10 @@ pub trait ParamExt<const D: usize> {
 
 impl<const D: usize> ParamExt<D> for Param<Tensor<D>> {
     fn dtensor(&self) -> Result<DTensor<D>> {
-        let param = self.reparameterization::<DistributedParameter>();
-        let view = param.and_then(|param| read::dtensor(param, self.base()));
-        if view.is_none() && rank_of_thread().is_none() {
-            return Ok(self.val().into());
+        match self.reparameterization::<DistributedParameter>() {
+            Some(_) => placed(self),
+            None => Ok(self.val().into()),
         }
-        view.ok_or_else(|| ParamError::NotParallelized { param: path(self) }.into())
     }
 
     fn shard(&self) -> Option<DTensor<D>> {
@@ -128,6 +127,16 @@ impl<const D: usize> ParamExt<D> for Param<Tensor<D>> {
     }
 }
 
+/// Returns a parallelized parameter as [`ParamExt::dtensor`] does.
+///
+/// # Errors
+/// [`ParamError::NotParallelized`] for any other parameter.
+pub(crate) fn placed<const D: usize>(param: &Param<Tensor<D>>) -> Result<DTensor<D>> {
+    let distributed = param.reparameterization::<DistributedParameter>();
+    let view = distributed.and_then(|distributed| read::dtensor(distributed, param.base()));
+    view.ok_or_else(|| ParamError::NotParallelized { param: path(param) }.into())
+}
+
 /// Returns the styles of `param`'s layer, or `None` without tensor-parallel placements.
 pub(crate) fn layer_styles<const D: usize>(param: &Param<Tensor<D>>) -> Option<&LayerStyles> {
     let param = param.reparameterization::<DistributedParameter>()?;
@@ -146,10 +155,10 @@ pub(crate) fn module_path<const D: usize>(param: &Param<Tensor<D>>) -> Option<Ar
     Some(path.rsplit_once('.').map_or("root", |(module, _)| module).into())
 }
 
-/// Returns the parameter's path in the model that was distributed, or else its id, for messages.
+/// Returns the parameter's path in the model that was distributed, or else its shape, for messages.
 pub(crate) fn path<const D: usize>(param: &Param<Tensor<D>>) -> String {
     match param.reparameterization::<DistributedParameter>() {
         Some(distributed) => distributed.info().path.to_string(),
-        None => format!("id {}", param.id),
+        None => format!("of shape {:?}", param.base().dims()),
     }
 }

@@ -20,8 +20,6 @@ mod conformance;
 pub mod copies;
 mod each_engine;
 mod full;
-#[cfg(feature = "cube")]
-mod gpu;
 mod graph_depth;
 mod mesh_test;
 #[cfg(feature = "mpi")]
@@ -32,8 +30,6 @@ pub mod prove;
 
 pub use conformance::{Conformance, ConformanceReport};
 pub use full::{assert_full_close, assert_full_eq};
-#[cfg(feature = "cube")]
-pub use gpu::gpu;
 pub use graph_depth::{GraphDepth, graph_depth};
 pub use mesh_test::MeshTest;
 #[cfg(feature = "mpi")]
@@ -43,4 +39,6 @@ pub use process_test::{ProcessTest, mpirun};
 
 #[doc(hidden)]
 pub use crate::memory::counted::{Counter, count_blocks};
+#[cfg(feature = "cube")]
+pub use crate::memory::gpu::gpu;
 pub use crate::param::trace::{RanNode, trace_backward};

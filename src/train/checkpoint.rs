@@ -1,14 +1,15 @@
 //! [`last_checkpoint`]: the epoch from which all ranks can resume.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 
 use burn::lr_scheduler::LrSchedulerRecord;
 use burn::optim::OptimizerRecord;
 use burn::store::ModuleRecord;
+use itertools::Itertools;
 
-use super::rank_directory;
+use super::{TrainError, rank_directory};
 use crate::Result;
 use crate::comm::Call;
 use crate::mesh::DeviceMesh;
@@ -24,28 +25,57 @@ use crate::mesh::DeviceMesh;
 /// Every rank of the root mesh.
 ///
 /// # Errors
+/// [`TrainError::OtherRanks`] on every rank if other ranks than those of the root mesh have written the checkpoints;
 /// [`NotAMember`](crate::mesh::MeshError::NotAMember) outside the mesh, [`Error::Comm`](crate::Error::Comm) if another
 /// rank fails.
 pub fn last_checkpoint(mesh: &DeviceMesh, directory: impl AsRef<Path>) -> Result<Option<usize>> {
     mesh.member("resume on it")?;
-    let own = complete(&rank_directory(mesh, directory).join("checkpoint"));
+    let directory = directory.as_ref();
+    let own = (complete(&rank_directory(mesh, directory).join("checkpoint")), writers(directory));
     let root = mesh.root();
     let comm = root.all()?;
     let of_ranks = comm.all_gather_object(Call::new("train_checkpoint"), &own)?;
-    let of_all = of_ranks.into_iter().reduce(|a, b| &a & &b).expect("a mesh has ranks");
+    let (epochs, writers): (Vec<_>, Vec<_>) = of_ranks.into_iter().unzip();
+    // Ranks on another host may see other folders.
+    let writers: Writers = writers.into_iter().flatten().collect();
+    if writers.values().any(|&has_model| has_model) && !writers.keys().eq(root.ranks().iter().sorted()) {
+        let (directory, found) = (directory.display().to_string(), writers.into_keys().collect());
+        return Err(TrainError::OtherRanks { directory, found, ranks: root.ranks().to_vec() }.into());
+    }
+    let of_all = epochs.into_iter().reduce(|a, b| &a & &b).expect("a mesh has ranks");
     Ok(of_all.last().copied())
+}
+
+/// Ranks that have a folder for checkpoints, each with true if there is a model in it. burn creates the folder before
+/// the first step.
+type Writers = BTreeMap<usize, bool>;
+
+fn writers(directory: &Path) -> Writers {
+    let writer = |folder: String| {
+        let rank = folder.strip_prefix("rank-")?.parse().ok()?;
+        let checkpoints = directory.join(folder).join("checkpoint");
+        let has_model = names(&checkpoints).any(|name| epoch_of_model(&name).is_some());
+        checkpoints.is_dir().then_some((rank, has_model))
+    };
+    names(directory).filter_map(writer).collect()
+}
+
+/// Returns the names in a folder; none if it does not exist.
+fn names(folder: &Path) -> impl Iterator<Item = String> {
+    fs::read_dir(folder).into_iter().flatten().filter_map(|entry| entry.ok()?.file_name().into_string().ok())
+}
+
+fn epoch_of_model(name: &str) -> Option<usize> {
+    name.strip_prefix("model-")?.strip_suffix(".bpk")?.parse().ok()
 }
 
 /// Returns the epochs of which the folder has all files, and all can be read.
 fn complete(folder: &Path) -> BTreeSet<usize> {
-    let entries =
-        fs::read_dir(folder).into_iter().flatten().filter_map(|entry| entry.ok()?.file_name().into_string().ok());
-    let epochs = entries.filter_map(|name| name.strip_prefix("model-")?.strip_suffix(".bpk")?.parse().ok());
     let file = |name: &str, epoch: usize| folder.join(format!("{name}-{epoch}.bpk"));
     let is_read = |&epoch: &usize| {
         ModuleRecord::load(file("model", epoch)).is_ok()
             && OptimizerRecord::load(file("optim", epoch)).is_ok()
             && LrSchedulerRecord::load(file("scheduler", epoch)).is_ok()
     };
-    epochs.filter(is_read).collect()
+    names(folder).filter_map(|name| epoch_of_model(&name)).filter(is_read).collect()
 }

@@ -28,6 +28,21 @@ pub enum TrainError {
         /// Global ranks without rows.
         empty: Vec<usize>,
     },
+    /// The checkpoints of a folder were written by other ranks than those of the mesh.
+    #[error(
+        "the checkpoints in `{directory}` are of {} ranks, this training has {}: a checkpoint holds each rank's shards, \
+         and resumes on as many ranks only. Resume on {}, or train in another folder. To continue on other ranks, save \
+         the full model (`full_model`) and the optimizer's full state (`FullOptimizerState`)",
+        .found.len(), .ranks.len(), .found.len()
+    )]
+    OtherRanks {
+        /// The folder of the training.
+        directory: String,
+        /// Global ranks with a folder of checkpoints in it.
+        found: Vec<usize>,
+        /// Global ranks of the mesh.
+        ranks: Vec<usize>,
+    },
     /// A rank's data loader, a metric or a checkpoint failed.
     #[error("the training stopped because rank {rank} failed: {error}")]
     Failed {

@@ -15,15 +15,22 @@ use burn_dtensor::train::{last_checkpoint, supervised};
 
 use super::support::{BATCH, Folder, Net, Rows, loader, logged, metrics, on_ranks, part, rows, train_on, weights};
 
-/// Invariant 3: bits of the weights, and every metric of the epochs after the checkpoint.
+/// Invariant 3: bits of the weights, and every metric of the epochs after the checkpoint. Of four ranks, one has an empty
+/// shard of a bias.
 #[test]
 fn a_training_that_resumes_equals_one_that_was_not_interrupted() {
+    for ranks in [2, 4] {
+        resumes(ranks);
+    }
+}
+
+fn resumes(ranks: usize) {
     let (train, valid) = (rows(100, 4 * BATCH, 0.2), rows(900, BATCH + 5, 0.2));
     let run = |folder: &Folder, from: Option<usize>, to: usize| {
-        let trained = on_ranks(2, |mesh| {
-            let shuffled = DataLoaderBuilder::new(Rows).batch_size(BATCH / 2).shuffle(7);
-            let train = shuffled.build(InMemDataset::new(part(&train, mesh.rank(), 2)));
-            let valid = loader(part(&valid, mesh.rank(), 2), BATCH / 2);
+        let trained = on_ranks(ranks, |mesh| {
+            let shuffled = DataLoaderBuilder::new(Rows).batch_size(BATCH / ranks).shuffle(7);
+            let train = shuffled.build(InMemDataset::new(part(&train, mesh.rank(), ranks)));
+            let valid = loader(part(&valid, mesh.rank(), ranks), BATCH / ranks);
             let model = fully_shard(Net::new(&mesh.device().clone().autodiff()), mesh, FullyShard::new())?;
             let optim = sharded(AdamWConfig::new()).with_muon(ParamGroup::from_predicate("weight"), MuonConfig::new());
             let optim = optim.into_module_optimizer(&model)?;
@@ -38,16 +45,39 @@ fn a_training_that_resumes_equals_one_that_was_not_interrupted() {
         });
         trained.unwrap().remove(0)
     };
-    let (uninterrupted, halves) = (Folder::new("resume-uninterrupted"), Folder::new("resume-halves"));
+    let folder = |name: &str| Folder::new(&format!("resume-{name}-{ranks}"));
+    let (uninterrupted, halves) = (folder("uninterrupted"), folder("halves"));
     let expected = run(&uninterrupted, None, 4);
     let half = run(&halves, None, 2);
     assert_ne!(half, expected);
     assert_eq!(run(&halves, Some(2), 4), expected);
-    for (rank, epoch) in [(0, 3), (0, 4), (1, 3), (1, 4)] {
+    for (rank, epoch) in (0..ranks).flat_map(|rank| [(rank, 3), (rank, 4)]) {
         let [resumed, at_once] =
             [&halves, &uninterrupted].map(|folder| logged(&folder.rank(rank), "train", epoch, "Loss"));
         assert_eq!(resumed, at_once, "rank {rank}, epoch {epoch}");
     }
+}
+
+#[test]
+fn checkpoints_of_other_ranks_are_refused_by_every_rank() {
+    let folder = Folder::new("other-ranks");
+    on_ranks(2, |mesh| {
+        let own = || loader(part(&rows(100, BATCH, 0.2), mesh.rank(), 2), BATCH / 2);
+        train_on(mesh, &folder, own(), own(), |training| training.num_epochs(1).with_default_checkpointers()).map(drop)
+    })
+    .unwrap();
+    for ranks in [1, 3] {
+        let texts = on_ranks(ranks, |mesh| Ok(last_checkpoint(mesh, &folder).unwrap_err().to_string())).unwrap();
+        let expected = format!("are of 2 ranks, this training has {ranks}: ");
+        assert!(texts.iter().all(|text| text.contains(&expected) && text.contains("Resume on 2,")), "{texts:?}");
+    }
+    // A training that ended before its first checkpoint leaves nothing to resume from.
+    for rank in [0, 1] {
+        let checkpoints = folder.rank(rank).join("checkpoint");
+        fs::remove_dir_all(&checkpoints).unwrap();
+        fs::create_dir(&checkpoints).unwrap();
+    }
+    assert_eq!(on_ranks(3, |mesh| last_checkpoint(mesh, &folder)).unwrap(), [None; 3]);
 }
 
 #[test]

@@ -14,7 +14,7 @@ use rand::rngs::StdRng;
 
 use super::CubePlan;
 use crate::kernels::{Convert, CopyPlan};
-use crate::testing::gpu;
+use crate::memory::gpu::gpu;
 
 /// Returns the device of all tests.
 pub(super) fn device() -> CubeDevice {

@@ -26,4 +26,4 @@ mod rounds;
 mod shards;
 
 pub(super) use exchange::{MuonMatrix, orthogonalized};
-pub(super) use shards::Stages;
+pub(super) use shards::{Stages, Velocity};

@@ -8,13 +8,15 @@ use burn::optim::momentum::{Momentum, MomentumConfig};
 use burn::optim::{LearningRate, Muon, MuonConfig, MuonState, Optimizer};
 use burn::tensor::{Device, Tensor};
 
+use crate::optim::realigned::Realigned;
+
 /// A Muon configuration, split into three stages that run in this order: `velocity`, `orthogonal`, `apply`.
 #[derive(Clone)]
 pub(in crate::optim) struct Stages {
-    pub(in crate::optim) velocity: Velocity,
+    pub(in crate::optim) velocity: Realigned<Velocity>,
     /// Orthogonalization of full matrices, without momentum and weight decay.
     pub(in crate::optim) orthogonal: Arc<Muon>,
-    pub(in crate::optim) apply: Apply,
+    pub(in crate::optim) apply: Realigned<Apply>,
 }
 
 /// Fields of burn's configuration that are needed on shards. They are private in burn, so they are read from its
@@ -30,9 +32,9 @@ impl Stages {
         let on_shards = OnShards::load_binary(config.to_string().as_bytes()).expect("burn writes what it reads");
         let none = MomentumConfig { momentum: 0.0, dampening: 0.0, nesterov: false };
         Self {
-            velocity: Velocity(Momentum::new(&on_shards.momentum)),
+            velocity: Realigned(Velocity(Momentum::new(&on_shards.momentum))),
             orthogonal: Arc::new(config.clone().with_momentum(none).with_weight_decay(None).build()),
-            apply: Apply { penalty: on_shards.weight_decay.map_or(0.0, |decay| f64::from(decay.penalty)) },
+            apply: Realigned(Apply { penalty: on_shards.weight_decay.map_or(0.0, |decay| f64::from(decay.penalty)) }),
         }
     }
 }

@@ -1,5 +1,6 @@
 //! DTensors without a launch, and plain tensors that meet DTensors.
 
+use burn::module::{Module, Param};
 use burn::tensor::{Bool, Device, Int, Tensor};
 use burn_dtensor::dtensor::DTensorError;
 use burn_dtensor::prelude::*;
@@ -51,7 +52,46 @@ fn tensors_of_one_device_do_not_meet_those_of_ranks() {
         Ok((x + alone.clone()).to_local().into_data())
     });
     let message = failed.expect_err("they belong to other ranks").to_string();
-    assert!(message.contains("of a device outside a launch"), "{message}");
+    let says =
+        ["of rank ", "one of a device outside a launch", "`DTensor::replicated_like(tensor, &x)`", "`parallelize`"];
+    assert!(says.iter().all(|part| message.contains(part)), "{message}");
+}
+
+/// A layer that reads its parameter by itself.
+#[derive(Module, Debug)]
+struct Projection {
+    weight: Param<Tensor<2>>,
+}
+
+impl Projection {
+    fn forward(&self, x: DTensor<2>) -> DTensor<2> {
+        x.matmul(self.weight.dtensor().unwrap_or_else(|error| error.unwind()))
+    }
+}
+
+/// A full model next to the sharded one, as for a comparison.
+#[test]
+fn a_model_that_is_not_distributed_computes_on_one_device_in_a_launch_as_well() {
+    MeshTest::new([2], ["tp"]).run(|mesh| {
+        let device = mesh.device().clone().autodiff();
+        let projection = Projection { weight: Param::from_tensor(tensor(1, [3, 2], &device)) };
+        let x = tensor(2, [4, 3], &device);
+        let expected = x.clone().matmul(projection.weight.val());
+        let product = floats(expected.clone());
+        let y = projection.forward(x.clone().into());
+        assert_eq!(y.mesh(), &DeviceMesh::single_device(&device));
+        assert_eq!(floats(y.clone().to_local()), product);
+        let [found, wanted] =
+            [y.sum().backward(), expected.sum().backward()].map(|grads| projection.weight.val().grad(&grads));
+        assert_eq!(found.map(floats), wanted.map(floats));
+        // On the mesh of the ranks it is missing.
+        let x = DTensor::distribute_replicated(x, mesh, &[R])?;
+        let error = Error::catch(|| Ok(projection.forward(x.clone()))).map(drop).unwrap_err();
+        assert!(matches!(error, Error::DTensor(DTensorError::OneDevice { .. })), "{error}");
+        let projection = parallelize(projection, mesh, Plan::new())?;
+        assert_eq!(floats(projection.forward(x).to_local()), product);
+        Ok(())
+    });
 }
 
 #[test]

@@ -3,13 +3,16 @@
 use std::collections::BTreeMap;
 
 use burn::module::Module;
-use burn::optim::{GradientsAccumulator, GradientsParams};
+use burn::optim::{AdamWConfig, GradientsAccumulator, GradientsParams};
 use burn::tensor::{Device, Tensor};
 use burn_dtensor::Result;
 use burn_dtensor::comm::{Launch, Op, World, launch};
 use burn_dtensor::fsdp::ParamError;
-use burn_dtensor::fsdp::{FsdpModule, FullyShard, ReshardAfterForward, full_model, fully_shard};
+use burn_dtensor::fsdp::{
+    FsdpModule, FullyShard, NormType, ReshardAfterForward, clip_grad_norm, full_model, fully_shard,
+};
 use burn_dtensor::mesh::DeviceMesh;
+use burn_dtensor::optim::sharded;
 
 use super::collective_counts::{BLOCKS, Stack, WIDTH, stack};
 use super::support::{Holder, max_diff, mean, on_device, tensor, values};
@@ -200,6 +203,53 @@ fn a_guard_holds_gradients_back_while_it_lives() {
         Ok(())
     })
     .unwrap();
+}
+
+/// The usual mistake: the condition for the last batch is never true. Nothing of the step is sent.
+#[test]
+fn a_step_whose_gradients_wait_is_refused() {
+    for (is_hsdp, ranks) in [(false, 2), (true, 4)] {
+        let errors = launch(Launch::threads(ranks), |world| {
+            let device = world.device().clone().autodiff();
+            let config = FullyShard::new().with_units(["blocks.*"]).with_ignored(["first.bias"]);
+            let model = fully_shard(stack(&device), &mesh(world, is_hsdp)?, config)?;
+            let mut optim = sharded(AdamWConfig::new());
+            let all = FsdpModule::of(&model)?;
+            let wait = |waits: bool| match is_hsdp {
+                false => all.set_requires_gradient_sync(!waits),
+                true => all.set_requires_all_reduce(!waits),
+            };
+            let grads = || {
+                let loss = model.forward(batch(world.rank(), 0, &device)).square().sum();
+                GradientsParams::from_grads(loss.backward(), &model)
+            };
+            wait(true);
+            let mut waiting = grads();
+            // An ignored parameter has a gradient all the same.
+            assert_eq!(waiting.len(), 1);
+            let before = world.ledger().total(|_| true).calls;
+            let clipped = clip_grad_norm(&model, &mut waiting, 1.0, NormType::L2).map(|_| ());
+            let stepped = optim.step(0.1, model.clone(), waiting).map(drop);
+            assert_eq!(world.ledger().total(|_| true).calls, before);
+
+            // Gradients of one unit are a step: another one may wait for several.
+            wait(false);
+            FsdpModule::of(&model.blocks[0])?.set_requires_gradient_sync(false);
+            let mut some = grads();
+            clip_grad_norm(&model, &mut some, 1.0, NormType::L2)?;
+            FsdpModule::of(&model.blocks[0])?.set_requires_gradient_sync(true);
+            all.reset_iter_state();
+            optim.step(0.1, model.clone(), grads())?;
+            Ok([clipped, stepped].map(|refused| refused.expect_err("gradients wait")))
+        });
+        for error in launched::values(errors.unwrap()).into_iter().flatten() {
+            assert!(
+                matches!(&error, burn_dtensor::Error::Param(ParamError::Unreduced { unit }) if unit == "root"),
+                "{error}"
+            );
+            assert!(error.to_string().contains("set_requires_gradient_sync(true)"), "{error}");
+        }
+    }
 }
 
 #[test]

@@ -164,6 +164,30 @@ fn another_dtype_under_mixed_precision_says_what_to_do() {
     assert!(says.iter().all(|part| text.contains(part)), "{text}");
 }
 
+#[test]
+fn an_inner_unit_that_returns_another_dtype_is_named() {
+    let error = launch(Launch::threads(1), |world| {
+        let device = world.device().clone().autodiff();
+        let mesh = DeviceMesh::new(world, [1], ["shard"])?;
+        let bf16 = MixedPrecisionPolicy::new().with_param_dtype(DType::BF16).with_output_dtype(DType::F32);
+        let config = FullyShard::new().with_units(["first"]).with_mixed_precision(bf16);
+        let layer = || LinearConfig::new(5, 5).init(&device);
+        let pair = fully_shard(Pair { first: layer(), second: layer() }, &mesh, config)?;
+        let _ = unit(&pair, tensor(1, [2, 5], &device), |pair, x| {
+            pair.second.forward(unit(&pair.first, x, |first, x| first.forward(x)))
+        });
+        Ok(())
+    });
+    let text = error.unwrap_err().to_string();
+    let says = [
+        "dtype mismatch",
+        "(in the forward of unit `root` of Pair, sharded at ",
+        "which computes in bf16. Unit `first` inside it returns f32: set `with_output_dtype` for the outermost unit only",
+    ];
+    assert!(says.iter().all(|part| text.contains(part)), "{text}");
+    assert!(!text.contains("`x.dtype()`"), "{text}");
+}
+
 /// Burn's own operations, between a unit's nodes in the graph.
 #[test]
 fn a_panic_in_backward_names_the_unit() {

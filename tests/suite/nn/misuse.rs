@@ -52,6 +52,7 @@ fn a_layer_that_was_not_parallelized() {
         let x = DTensor::<2>::ones([3, 8], mesh, &[R], mesh.device())?;
         let error = refused(|| layer.forward_dtensor(x));
         assert!(matches!(error, Error::Param(ParamError::NotParallelized { .. })), "{error}");
+        assert!(error.to_string().contains("the parameter of shape [8, 4] was not parallelized"), "{error}");
         Ok(())
     });
 }

@@ -20,6 +20,21 @@ mod vision;
 use burn::module::Module;
 use burn::tensor::Tensor;
 
+/// Programs that import all of burn's attention and of the prelude.
+mod imports {
+    use burn::nn::attention::*;
+    use burn::tensor::{Device, Tensor};
+    #[allow(unused_imports)] // names that both would have are ambiguous where they are used
+    use burn_dtensor::prelude::*;
+
+    #[test]
+    fn the_prelude_has_no_name_of_burns_attention() {
+        let x = Tensor::<3>::ones([1, 2, 4], &Device::flex());
+        let layer = MultiHeadAttentionConfig::new(4, 2).init(&x.device());
+        assert_eq!(layer.forward(MhaInput::self_attn(x)).context.dims(), [1, 2, 4]);
+    }
+}
+
 /// A layer as a field of a model, for plans to name.
 #[derive(Module, Debug)]
 struct Only<L> {

@@ -2,6 +2,7 @@
 
 mod alone;
 mod average;
+mod empty_shards;
 mod errors;
 mod lists;
 mod models;

@@ -8,7 +8,7 @@ use itertools::Itertools;
 use super::*;
 use crate::comm::backend;
 use crate::comm::backend::ranges::slice;
-use crate::testing::gpu;
+use crate::memory::gpu::gpu;
 
 const OPS: [ReduceOp; 5] = [ReduceOp::Sum, ReduceOp::Avg, ReduceOp::Min, ReduceOp::Max, ReduceOp::Product];
 

@@ -7,8 +7,8 @@ use super::loopback::Job;
 use crate::Result;
 use crate::comm::backend::into_data;
 use crate::comm::{Call, Launch, ReduceOp, ShardedTensor, TensorMeta, World, launch};
+use crate::memory::gpu::gpu;
 use crate::placement::ShardSizes;
-use crate::testing::gpu;
 
 /// Returns this rank's results of all kinds of collectives.
 fn program(world: &World) -> Result<Vec<TensorData>> {
