@@ -360,7 +360,7 @@ fn a_file_in_the_place_of_a_folder_is_named() {
     assert_eq!(fs::read_to_string(&file).unwrap(), "notes");
     // A manager's `latest` that cannot be moved: the checkpoint is complete nevertheless.
     let run = folder.join("run");
-    fs::create_dir_all(run.join("latest/notes")).unwrap();
+    fs::create_dir_all(run.join("latest.tmp/notes")).unwrap();
     let error = error_of(|mesh| CheckpointManager::new(&run, mesh).save(&state(mesh, 1.0)?));
     assert!(matches!(&error, CheckpointError::Io { rank: 0, path, .. } if *path == run.join("latest")), "{error}");
     assert_loads(&run.join("step-1"), 1.0);
