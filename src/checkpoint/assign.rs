@@ -28,7 +28,7 @@ pub(super) struct Held {
 
 /// A part of a tensor, and the group rank that writes it.
 #[derive(Debug, Clone)]
-pub(super) struct Fragment {
+pub(super) struct AssignedRegion {
     pub region: Region,
     pub writer: usize,
 }
@@ -62,7 +62,7 @@ pub(super) fn held(state: &State, comm: &Communicator) -> Result<Vec<Held>> {
 
 /// Returns a rank for each part of each tensor. Of the ranks that hold it, the one with the fewest bytes so far writes
 /// it. Nothing is written of a tensor without elements.
-pub(super) fn assign(held: &[Held], ranks: usize) -> Vec<Vec<Fragment>> {
+pub(super) fn assign(held: &[Held], ranks: usize) -> Vec<Vec<AssignedRegion>> {
     let mut bytes = vec![0usize; ranks];
     let mut assign = |held: &Held| {
         let size = held.dtype.bytes();
@@ -72,7 +72,7 @@ pub(super) fn assign(held: &[Held], ranks: usize) -> Vec<Vec<Fragment>> {
             for region in region.split(most) {
                 let writer = *holders.iter().min_by_key(|&&rank| (bytes[rank], rank)).expect("a rank holds it");
                 bytes[writer] += region.num_elements() * size;
-                fragments.push(Fragment { region, writer });
+                fragments.push(AssignedRegion { region, writer });
             }
         }
         fragments

@@ -89,7 +89,7 @@ pub enum CheckpointError {
     },
     /// A file is shorter or longer than when it was saved.
     #[error(
-        "{} has {found} bytes, but {expected} were saved: it was cut off or replaced. Load another checkpoint, or restore the \
+        "{} has {found} bytes, but {expected} were saved: it was truncated or replaced. Load another checkpoint, or restore the \
          file", path.display()
     )]
     Length {

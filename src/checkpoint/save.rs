@@ -10,7 +10,7 @@ use burn::tensor::{BoolStore, DType, TensorData};
 use serde::{Deserialize, Serialize};
 
 use super::agree::{agree, on_first};
-use super::assign::{Fragment, Held, assign, held};
+use super::assign::{AssignedRegion, Held, assign, held};
 use super::fs::{self, FileSystem, Links, MANIFEST, parent};
 use super::manifest::{ChunkEntry, FileEntry, Manifest, MeshEntry, TensorEntry, block_checksums};
 use super::region::Region;
@@ -89,7 +89,7 @@ pub fn save(path: impl AsRef<Path>, state: &State) -> Result<SaveReport> {
 pub(super) struct SavePlan {
     pub comm: Communicator,
     manifest: Manifest,
-    fragments: Vec<(String, Vec<Fragment>)>,
+    fragments: Vec<(String, Vec<AssignedRegion>)>,
 }
 
 /// Gives the bytes of this rank's fragments.
@@ -157,7 +157,7 @@ impl SavePlan {
         let mut chunks: Vec<_> = written.into_iter().map(|written| written.chunks.into_iter()).collect();
         for (key, fragments) in &self.fragments {
             let entry = manifest.tensors.get_mut(key).expect("the manifest has every key");
-            entry.chunks.extend(fragments.iter().map(|Fragment { region, writer }| {
+            entry.chunks.extend(fragments.iter().map(|AssignedRegion { region, writer }| {
                 let (begin, checksums) = chunks[*writer].next().expect("a rank writes all its fragments");
                 ChunkEntry { region: region.clone(), file: index[writer], begin, checksums }
             }));

@@ -152,7 +152,7 @@ impl Sharding {
             match sharding.pick(path, "placement", 6) {
                 0 => None,
                 1 => Some(Placement::Replicate.into()),
-                2 if is_alone => Some(ParamPlacement::uneven(dim, sharding.cut(path, shape[dim], ranks))),
+                2 if is_alone => Some(ParamPlacement::uneven(dim, sharding.split(path, shape[dim], ranks))),
                 3 if shard.len() == 2 && is_alone => Some(sharded().with_mesh_dims(shard[1])),
                 _ => Some(sharded()),
             }
@@ -160,7 +160,7 @@ impl Sharding {
     }
 
     /// Divides a length among ranks.
-    fn cut(&self, path: &str, len: usize, ranks: usize) -> Vec<usize> {
+    fn split(&self, path: &str, len: usize, ranks: usize) -> Vec<usize> {
         let mut ends: Vec<_> = (1..ranks).map(|rank| self.pick(path, &rank.to_string(), len + 1)).collect();
         ends.push(len);
         ends.sort_unstable();
