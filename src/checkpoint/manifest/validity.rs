@@ -176,7 +176,7 @@ impl Manifest {
 
     fn validate_tensor(&self, key: &str, tensor: &TensorEntry, checksummed: bool) -> Result<(), ManifestError> {
         let bytes = tensor.shape.iter().try_fold(tensor.dtype.bytes(), |bytes, &len| bytes.checked_mul(len.max(1)));
-        if !bytes.is_some_and(|bytes| bytes <= isize::MAX as usize) {
+        if bytes.is_none_or(|bytes| bytes > isize::MAX as usize) {
             return Err(ManifestError::Shape { key: key.to_owned(), shape: tensor.shape.clone() });
         }
         let elements: usize = tensor.shape.iter().product();
@@ -215,7 +215,7 @@ impl Manifest {
         }
         let (file, begin, bytes) = (chunk.file, chunk.begin, chunk.region.num_elements() * tensor.dtype.bytes());
         let end = begin.checked_add(bytes as u64);
-        if !self.files.get(file).is_some_and(|file| end.is_some_and(|end| end <= file.len)) {
+        if self.files.get(file).is_none_or(|file| end.is_none_or(|end| end > file.len)) {
             let region = chunk.region.to_string();
             return Err(ManifestError::Range { key: key.to_owned(), region, file, begin, bytes: bytes as u64 });
         }

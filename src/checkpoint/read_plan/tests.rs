@@ -240,7 +240,7 @@ fn runs_are_joined_by_their_length_and_distance() {
     manifest.tensors.insert("m".into(), tensor);
     let wants = [Want { key: "m".into(), region: Region::of_slices(&[0..12, 0..8, 0..K]) }];
     let stats = ReadPlan::new(&manifest, &wants, &limits).stats;
-    assert_eq!((stats.needed, stats.read, stats.reads), (96 << 10, 12 * (7 * 8 + 1) << 10, 12));
+    assert_eq!((stats.needed, stats.read, stats.reads), (96 << 10, (12 * (7 * 8 + 1)) << 10, 12));
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! The bytes of headers and of indexes.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::fmt;
 
 use itertools::Itertools;
@@ -117,11 +118,14 @@ impl<'de> Deserialize<'de> for HeaderTensors {
                 while let Some(name) = access.next_key::<String>()? {
                     if name == METADATA {
                         access.next_value::<IgnoredAny>()?;
-                    } else if tensors.contains_key(&name) {
-                        return Err(A::Error::custom(format_args!("two tensors `{name}`")));
-                    } else {
-                        tensors.insert(name, access.next_value()?);
+                        continue;
                     }
+                    match tensors.entry(name) {
+                        Entry::Occupied(taken) => {
+                            return Err(A::Error::custom(format_args!("two tensors `{}`", taken.key())));
+                        }
+                        Entry::Vacant(place) => place.insert(access.next_value()?),
+                    };
                 }
                 Ok(HeaderTensors(tensors))
             }

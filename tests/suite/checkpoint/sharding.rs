@@ -132,7 +132,7 @@ impl Sharding {
         let shard = self.named(|name| name.contains("shard") || name == "efsdp" || name == "ep");
         let config = FullyShard::new()
             .with_shard_dims(&shard)
-            .with_replicate_dims(&self.named(|name| name == "replicate"))
+            .with_replicate_dims(self.named(|name| name == "replicate"))
             .with_layer_warnings(false);
         let config = if self.has_units { config.with_units(["blocks.*"]) } else { config };
         let config = if self.is_offloaded { config.with_offload(OffloadPolicy::Cpu) } else { config };

@@ -90,25 +90,25 @@ fn save(path: &Path) -> Net {
             .with_model("model", &model)?
             .with_tensor(
                 "model.large",
-                &distributed::<2, burn::tensor::Float>(&values["model.large"], mesh, [Replicate, Shard(0)]),
+                distributed::<2, burn::tensor::Float>(&values["model.large"], mesh, [Replicate, Shard(0)]),
             )?
             .with_tensor(
                 "model.half",
-                &distributed::<2, burn::tensor::Float>(&values["model.half"], mesh, [Shard(1), Shard(0)]),
+                distributed::<2, burn::tensor::Float>(&values["model.half"], mesh, [Shard(1), Shard(0)]),
             )?
-            .with_tensor("model.ints", &distributed::<3, Int>(&values["model.ints"], mesh, [Shard(2), Shard(1)]))?
-            .with_tensor("model.mask", &distributed::<1, Bool>(&values["model.mask"], mesh, [Shard(0), Shard(0)]))?
+            .with_tensor("model.ints", distributed::<3, Int>(&values["model.ints"], mesh, [Shard(2), Shard(1)]))?
+            .with_tensor("model.mask", distributed::<1, Bool>(&values["model.mask"], mesh, [Shard(0), Shard(0)]))?
             .with_tensor(
                 "model.none",
-                &distributed::<2, burn::tensor::Float>(&values["model.none"], mesh, [Shard(0), Replicate]),
+                distributed::<2, burn::tensor::Float>(&values["model.none"], mesh, [Shard(0), Replicate]),
             )?
             .with_tensor(
                 "model.wide",
-                &distributed::<2, burn::tensor::Float>(&values["model.wide"], mesh, [Replicate, Shard(1)]),
+                distributed::<2, burn::tensor::Float>(&values["model.wide"], mesh, [Replicate, Shard(1)]),
             )?
             .with_tensor(
                 "optimizer.moment",
-                &distributed::<1, burn::tensor::Float>(&values["optimizer.moment"], mesh, [Shard(0), Replicate]),
+                distributed::<1, burn::tensor::Float>(&values["optimizer.moment"], mesh, [Shard(0), Replicate]),
             )?
             .with_value("epoch", &(3, "three", [0.5, f64::INFINITY]))?
             .with_rank_value("stream", &(10 * mesh.rank()))?;

@@ -15,7 +15,10 @@ use burn_dtensor::testing::MeshTest;
 use crate::fsdp::optimizers::{grads, layers};
 use crate::fsdp::support::{on_device, values};
 
-const MAKERS: [(&str, fn() -> ShardedOptimizer); 5] = [
+/// Makes an optimizer.
+type Make = fn() -> ShardedOptimizer;
+
+const MAKERS: [(&str, Make); 5] = [
     ("Sgd", || sharded(SgdConfig::new().with_momentum(Some(MomentumConfig::new())))),
     ("Adam", || sharded(AdamConfig::new())),
     ("AdamW", || sharded(AdamWConfig::new())),
