@@ -107,7 +107,12 @@ fn found(folder: &Path) -> Result<PathBuf, String> {
         return Err(format!("there is no folder {}", folder.display()));
     }
     match std::fs::read_to_string(folder.join("latest")) {
-        Ok(latest) if !folder.join("manifest.json").exists() => Ok(folder.join(latest)),
+        Ok(latest) if !folder.join("manifest.json").exists() => match latest.trim() {
+            name if name.starts_with("step-") && !name.contains(['/', '\\']) => Ok(folder.join(name)),
+            name => {
+                Err(format!("{} does not name a checkpoint of the folder: {name}", folder.join("latest").display()))
+            }
+        },
         _ => Ok(folder.into()),
     }
 }

@@ -9,6 +9,8 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
+
 use super::agree::on_first;
 use super::region::Region;
 use super::save::{FragmentBytes, Live, OpenSave, SavePlan, WrittenFile};
@@ -66,9 +68,9 @@ struct Writing {
 
 enum Stage {
     /// Each rank writes its file.
-    Files(JoinHandle<(Staging, Result<WrittenFile, CheckpointError>)>),
+    Files(Background<(Staging, Result<WrittenFile, CheckpointError>)>),
     /// Group rank 0 writes the manifest. Other ranks have no thread.
-    Manifest(Option<JoinHandle<Result<Vec<u64>, CheckpointError>>>),
+    Manifest(Option<Background<Result<Vec<u64>, CheckpointError>>>),
 }
 
 /// What [`AsyncCheckpointer::save`] did before it returned.
@@ -144,7 +146,7 @@ impl AsyncCheckpointer {
                 (staging, written)
             }
         };
-        self.writing = Some(Writing { save, step, stage: Stage::Files(spawn(step, write)?) });
+        self.writing = Some(Writing { save, step, stage: Stage::Files(Background::spawn(step, write)) });
         Ok(AsyncSaveReport { waited, copied, bytes, previous })
     }
 
@@ -186,14 +188,14 @@ impl AsyncCheckpointer {
                     self.writing = Some(Writing { save, step, stage: Stage::Files(thread) });
                     return Ok(None);
                 }
-                let (staging, own) = join(thread);
+                let (staging, own) = thread.join();
                 self.staging = staging;
                 let written = save.gather(&*fs, own)?;
                 let commit = {
                     let (save, run) = (save.clone(), self.manager.step(step));
                     move || save.commit(&*fs, written, Some(&run))
                 };
-                (comm.group().rank() == 0).then(|| spawn(step, commit)).transpose()?
+                (comm.group().rank() == 0).then(|| Background::spawn(step, commit))
             }
             Stage::Manifest(thread) => thread,
         };
@@ -202,7 +204,7 @@ impl AsyncCheckpointer {
             self.writing = Some(Writing { save, step, stage: Stage::Manifest(manifest) });
             return Ok(None);
         }
-        let sizes = on_first(comm, "checkpoint_commit", || join(manifest.expect("group rank 0 has the thread")))?;
+        let sizes = on_first(comm, "checkpoint_commit", || manifest.expect("group rank 0 has it").join())?;
         Ok(Some(save.report(sizes)))
     }
 }
@@ -211,8 +213,9 @@ impl Drop for AsyncCheckpointer {
     fn drop(&mut self) {
         let Some(Writing { step, stage, .. }) = self.writing.take() else { return };
         match stage {
-            Stage::Files(thread) => drop(thread.join()),
-            Stage::Manifest(thread) => drop(thread.map(JoinHandle::join)),
+            Stage::Files(Background::Thread(thread)) => drop(thread.join()),
+            Stage::Manifest(Some(Background::Thread(thread))) => drop(thread.join()),
+            _ => {}
         }
         log::warn!(
             "the checkpoint of step {step} may not be complete: call `AsyncCheckpointer::finish` at the end of the training"
@@ -226,12 +229,36 @@ impl fmt::Debug for Writing {
     }
 }
 
-fn spawn<T: Send + 'static>(step: u64, run: impl FnOnce() -> T + Send + 'static) -> Result<JoinHandle<T>> {
-    thread::Builder::new().name(format!("checkpoint {step}")).spawn(run).map_err(crate::Error::other)
+/// Work on a thread of its own, or done where the system gave no thread: other ranks count on it.
+enum Background<T> {
+    Thread(JoinHandle<T>),
+    Done(T),
 }
 
-fn join<T>(thread: JoinHandle<T>) -> T {
-    thread.join().unwrap_or_else(|panic| resume_unwind(panic))
+impl<T: Send + 'static> Background<T> {
+    fn spawn(step: u64, run: impl FnOnce() -> T + Send + 'static) -> Self {
+        let run = Arc::new(Mutex::new(Some(run)));
+        let take = |run: &Mutex<Option<_>>| run.lock().take().expect("it runs once");
+        let shared = run.clone();
+        match thread::Builder::new().name(format!("checkpoint {step}")).spawn(move || take(&shared)()) {
+            Ok(thread) => Self::Thread(thread),
+            Err(_) => Self::Done(take(&run)()),
+        }
+    }
+
+    fn is_finished(&self) -> bool {
+        match self {
+            Self::Thread(thread) => thread.is_finished(),
+            Self::Done(_) => true,
+        }
+    }
+
+    fn join(self) -> T {
+        match self {
+            Self::Thread(thread) => thread.join().unwrap_or_else(|panic| resume_unwind(panic)),
+            Self::Done(done) => done,
+        }
+    }
 }
 
 /// Copies of the fragments that a rank writes.
@@ -245,7 +272,9 @@ impl Staging {
     fn fill(&mut self, plan: &SavePlan, live: &mut Live<'_>) {
         self.bytes.clear();
         self.places.clear();
-        for (key, region) in plan.fragments_of(plan.comm.group().rank()) {
+        let rank = plan.comm.group().rank();
+        self.bytes.reserve_exact(plan.bytes_of(rank));
+        for (key, region) in plan.fragments_of(rank) {
             let begin = self.bytes.len();
             self.bytes.extend_from_slice(&live.bytes(key, region));
             self.places.insert((key.into(), region.clone()), begin..self.bytes.len());

@@ -188,6 +188,7 @@ pub(super) fn consolidate_in(
             let _ = fs.remove_file(temporary);
             let _ = fs.remove_file(file);
         }
+        let _ = fs.remove_file(&out.join(INDEX));
         return Err(error);
     }
     report.read = writer.read;

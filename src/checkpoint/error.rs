@@ -72,6 +72,17 @@ pub enum CheckpointError {
         /// What is wrong with it.
         reason: String,
     },
+    /// The manifest would be too large to be read again.
+    #[error(
+        "the manifest would have {bytes} bytes, and may have {limit}. It contains the values of `with_value` and, for every rank, \
+         of `with_rank_value`: save large ones as tensors"
+    )]
+    ManifestSize {
+        /// Bytes that it would have.
+        bytes: u64,
+        /// Most that it may have.
+        limit: u64,
+    },
     /// Stored bytes are not those that were saved.
     #[error(
         "bytes {first}..{last} of {} are damaged: their checksum differs. They belong to `{key}`. Load another checkpoint, or \

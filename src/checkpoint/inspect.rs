@@ -130,9 +130,12 @@ fn inspect_in(fs: &dyn FileSystem, path: &Path) -> Result<CheckpointSummary, Che
 }
 
 impl CheckpointSummary {
-    /// Returns the bytes of tensors that each rank of the mesh wrote.
+    /// Returns the bytes of tensors that each rank of the mesh wrote, up to the last that wrote any.
     pub fn bytes_by_rank(&self) -> Vec<u64> {
-        let mut bytes = vec![0; self.mesh.iter().map(|(_, size)| size).product()];
+        // A manifest may claim any mesh: only ranks that wrote something count.
+        const MOST: usize = 1 << 20;
+        let last = self.files.iter().map(|file| file.rank).filter(|&rank| rank < MOST).max();
+        let mut bytes = vec![0; last.map_or(0, |last| last + 1)];
         for chunk in self.tensors.values().flat_map(|tensor| &tensor.chunks) {
             if let Some(of_rank) = bytes.get_mut(chunk.rank) {
                 *of_rank += chunk.bytes;

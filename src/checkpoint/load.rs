@@ -18,6 +18,7 @@ use super::manifest::{Manifest, TensorEntry};
 use super::options::SavedTensor;
 use super::reader::{Reader, Want};
 use super::region::Region;
+use super::save::LIMIT;
 use super::state::{StoredScalar, decode};
 use super::{CheckpointError, KeyReport, LoadOptions, ReadOptions, ReadStats};
 use crate::Result;
@@ -25,9 +26,6 @@ use crate::comm::{Call, Communicator};
 use crate::dtensor::{DTensor, DTensorSpec, DynDTensor, Kind};
 use crate::mesh::DeviceMesh;
 use crate::optim::{OptimizerState, parameter_specs};
-
-/// Most bytes that a manifest may have.
-const LIMIT: u64 = 1 << 30;
 
 /// A complete checkpoint, opened by the ranks of a mesh.
 ///

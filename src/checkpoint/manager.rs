@@ -107,8 +107,9 @@ impl CheckpointManager {
         fs::write_atomically(fs, &latest, name(step).as_bytes()).map_err(|error| self.io("write", &latest, error))?;
         let Some(keep) = self.keep else { return Ok(()) };
         let steps = complete(fs, &self.path).map_err(|error| self.io("read", &self.path, error))?;
-        // The new one is kept, also if a run that was set back writes a lower step.
+        // The new one is kept, also if a run that was set back writes a lower step. Those after it are of the run before.
         let mut others: Vec<_> = steps.into_iter().filter(|&other| other != step).collect();
+        others.sort_by_key(|&other| (other < step, other));
         others.truncate((others.len() + 1).saturating_sub(keep));
         for old in others {
             let old = self.path.join(name(old));
@@ -146,14 +147,12 @@ impl CheckpointManager {
             // The folder that `latest` names may have been removed by hand.
             let named = self.named(&*self.fs)?.filter(|step| steps.contains(step));
             let Some(named) = named else { return Ok(steps.last().copied()) };
+            let manifest = |step| read_manifest(&*self.fs, &self.folder(step), self.mesh.rank());
+            let Ok((_, checksum)) = manifest(named) else { return Ok(Some(named)) };
             // A save that was interrupted before it moved `latest` has completed the checkpoint after it.
-            for &step in steps.iter().rev().filter(|&&step| step != named) {
-                let manifest = read_manifest(&*self.fs, &self.folder(step), self.mesh.rank());
-                if manifest.is_ok_and(|(manifest, _)| manifest.previous == Some(named)) {
-                    return Ok(Some(step));
-                }
-            }
-            Ok(Some(named))
+            let follows =
+                |step: &u64| manifest(*step).is_ok_and(|(manifest, _)| manifest.previous == Some((named, checksum)));
+            Ok(Some(steps.into_iter().rev().filter(|step| *step != named).find(follows).unwrap_or(named)))
         })?;
         found.map(|step| Checkpoint::open_in(self.fs.clone(), &self.folder(step), &self.mesh)).transpose()
     }
@@ -173,7 +172,7 @@ impl CheckpointManager {
     pub(super) fn named(&self, fs: &dyn FileSystem) -> Result<Option<u64>, CheckpointError> {
         let latest = self.path.join(LATEST);
         match fs::read_all(fs, &latest, Links::Refuse, 64) {
-            Ok(bytes) => Ok(String::from_utf8(bytes).ok().and_then(|name| step_of(&name))),
+            Ok(bytes) => Ok(String::from_utf8(bytes).ok().and_then(|name| step_of(name.trim()))),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(self.io("read", &latest, error)),
         }
@@ -192,8 +191,10 @@ pub(super) struct StepOfRun {
 }
 
 impl RunStep for StepOfRun {
-    fn previous(&self, fs: &dyn FileSystem) -> Result<Option<u64>, CheckpointError> {
-        self.manager.named(fs)
+    fn previous(&self, fs: &dyn FileSystem) -> Result<Option<(u64, u64)>, CheckpointError> {
+        let Some(named) = self.manager.named(fs)? else { return Ok(None) };
+        let manifest = read_manifest(fs, &self.manager.folder(named), self.manager.mesh.rank());
+        Ok(manifest.ok().map(|(_, checksum)| (named, checksum)))
     }
 
     fn commit(&self, fs: &dyn FileSystem) -> Result<(), CheckpointError> {

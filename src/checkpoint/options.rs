@@ -87,7 +87,8 @@ impl LoadOptions {
             report.loaded.push(path.clone());
             pairs.push((path.clone(), key));
         }
-        let asked: BTreeSet<_> = targets.keys().filter_map(|path| self.key(path)).collect();
+        // A parameter that is left out may well be saved.
+        let asked: BTreeSet<_> = targets.keys().map(|path| self.key(path).unwrap_or_else(|| path.clone())).collect();
         report.unexpected = saved.keys().filter(|key| !asked.contains(*key)).cloned().collect();
         let fits = self.partial || report.missing.is_empty() && report.unexpected.is_empty();
         if fits && mismatched.is_empty() {

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use burn::module::Module;
 use burn::tensor::{Bytes, Shape, TensorData};
 use parking_lot::Mutex;
+use twox_hash::XxHash3_64;
 
 use super::agree::agree;
 use super::capture::{replace, targets};
@@ -125,15 +126,24 @@ impl SafetensorsWeights {
     /// Symbolic links are followed, as in Hugging Face's cache.
     ///
     /// # Collective
-    /// Every rank of `mesh`. Each reads the headers.
+    /// Every rank of `mesh`. Each reads the headers, which are compared. Hosts may have copies of their own; that the tensors
+    /// of these are the same is not checked.
     ///
     /// # Errors
-    /// On all ranks: [`CheckpointError::Safetensors`], [`CheckpointError::Io`].
+    /// On all ranks: [`CheckpointError::Safetensors`], [`CheckpointError::NotShared`], [`CheckpointError::Io`].
     pub fn open(path: impl AsRef<Path>, mesh: &DeviceMesh) -> Result<Self> {
         mesh.member("load weights on it")?;
         let fs = fs::real();
         let opened = safetensors_file::open(&*fs, path.as_ref(), mesh.rank());
-        agree(&mesh.all()?, "safetensors_open", opened.as_ref().map(drop).map_err(Clone::clone))?;
+        let comm = mesh.all()?;
+        let checksum = |(_, manifest): &(PathBuf, Manifest)| XxHash3_64::oneshot(&manifest.to_bytes());
+        let checksums = agree(&comm, "safetensors_open", opened.as_ref().map(checksum).map_err(Clone::clone))?;
+        if let Some(other) = checksums.iter().position(|checksum| *checksum != checksums[0]) {
+            let ranks = comm.group().ranks();
+            return Err(
+                CheckpointError::NotShared { path: path.as_ref().into(), rank: ranks[other], of: ranks[0] }.into()
+            );
+        }
         let (folder, manifest) = opened?;
         let (manifest, mesh, read) = (Arc::new(manifest), mesh.clone(), ReadOptions::new());
         Ok(Self { fs, folder, manifest, mesh, read, stats: Arc::default() })

@@ -19,6 +19,8 @@ use super::{CheckpointError, State};
 use crate::Result;
 use crate::comm::{Call, Communicator};
 
+/// Most bytes that a manifest may have.
+pub(super) const LIMIT: u64 = 1 << 30;
 const PROBE: &str = "probe-";
 const SHARDS: &str = "rank-";
 
@@ -146,6 +148,12 @@ impl SavePlan {
         })
     }
 
+    /// Returns the bytes of the fragments that a rank of the group writes.
+    pub fn bytes_of(&self, rank: usize) -> usize {
+        let bytes = |(key, region): (&str, &Region)| region.num_elements() * self.manifest.tensors[key].dtype.bytes();
+        self.fragments_of(rank).map(bytes).sum()
+    }
+
     /// Completes the manifest with what the ranks wrote.
     fn manifest(&self, written: Vec<WrittenFile>) -> Manifest {
         let mut manifest = self.manifest.clone();
@@ -182,8 +190,8 @@ pub(super) fn stored_name(key: &str, region: &Region, full: &[usize]) -> String 
 
 /// Run to which a checkpoint belongs.
 pub(super) trait RunStep: Send + Sync {
-    /// Returns the step that was the latest of the run.
-    fn previous(&self, fs: &dyn FileSystem) -> Result<Option<u64>, CheckpointError>;
+    /// Returns the checkpoint that was the latest of the run: its step and the checksum of its manifest.
+    fn previous(&self, fs: &dyn FileSystem) -> Result<Option<(u64, u64)>, CheckpointError>;
     /// Makes the checkpoint, which is complete, the latest of the run.
     fn commit(&self, fs: &dyn FileSystem) -> Result<(), CheckpointError>;
 }
@@ -277,6 +285,10 @@ impl OpenSave {
         let sizes = written.iter().map(|written| written.len).collect();
         let mut manifest = self.plan.manifest(written);
         manifest.previous = run.map(|run| run.previous(fs)).transpose()?.flatten();
+        let manifest = manifest.to_bytes();
+        if manifest.len() as u64 > LIMIT {
+            return Err(CheckpointError::ManifestSize { bytes: manifest.len() as u64, limit: LIMIT });
+        }
         // Another save under this name would have removed it, with the files of this one.
         let probe = path.join(&self.probe);
         fs.remove_file(&probe).map_err(|error| match error.kind() {
@@ -285,7 +297,7 @@ impl OpenSave {
         })?;
         fs.sync_dir(path).map_err(io("sync", path))?;
         let file = path.join(MANIFEST);
-        fs::write_atomically(fs, &file, &manifest.to_bytes()).map_err(io("write", &file))?;
+        fs::write_atomically(fs, &file, &manifest).map_err(io("write", &file))?;
         let parent = parent(path);
         fs.sync_dir(parent).map_err(io("sync", parent))?;
         run.map_or(Ok(()), |run| run.commit(fs))?;
@@ -316,8 +328,8 @@ fn create(fs: &dyn FileSystem, path: &Path, rank: usize) -> Result<String, Check
             if entries.iter().any(|entry| entry.name == MANIFEST) {
                 return Err(CheckpointError::Exists { path: path.into() });
             }
-            let is_ours =
-                |name: &str| name.starts_with(PROBE) || name.starts_with(SHARDS) || name == "manifest.json.tmp";
+            let is_probe = |name: &str| name.strip_prefix(PROBE).is_some_and(|nonce| nonce.len() == 16);
+            let is_ours = |name: &str| rank_of_file(name).is_some() || is_probe(name) || name == "manifest.json.tmp";
             if let Some(other) = entries.iter().find(|entry| entry.is_dir || !is_ours(&entry.name)) {
                 return Err(CheckpointError::Occupied { path: path.into(), name: other.name.clone() });
             }

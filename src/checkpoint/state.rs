@@ -1,5 +1,6 @@
 //! [`State`]: what a checkpoint contains.
 
+use std::cmp::Ordering;
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 
@@ -205,8 +206,23 @@ impl From<StoredScalar> for Scalar {
 /// Serializes a value as CBOR in hexadecimal digits. JSON has no infinities, and its numbers may lose their last bit.
 fn encode<T: Serialize>(key: &str, value: &T) -> Result<String, CheckpointError> {
     let mut bytes = Vec::new();
-    ciborium::into_writer(value, &mut bytes).map_err(|error| value_error(key, error))?;
+    let mut value = ciborium::Value::serialized(value).map_err(|error| value_error(key, error))?;
+    sort_maps(&mut value);
+    ciborium::into_writer(&value, &mut bytes).map_err(|error| value_error(key, error))?;
     Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+/// Sorts the entries of all maps: a `HashMap` has an order of its own on each rank.
+fn sort_maps(value: &mut ciborium::Value) {
+    match value {
+        ciborium::Value::Map(entries) => {
+            entries.sort_by(|(a, _), (b, _)| a.partial_cmp(b).unwrap_or(Ordering::Equal));
+            entries.iter_mut().for_each(|(_, value)| sort_maps(value));
+        }
+        ciborium::Value::Array(values) => values.iter_mut().for_each(sort_maps),
+        ciborium::Value::Tag(_, value) => sort_maps(value),
+        _ => {}
+    }
 }
 
 /// Deserializes what [`encode`] returned.

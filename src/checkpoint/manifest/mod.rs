@@ -54,8 +54,8 @@ pub(crate) fn block_checksums(bytes: &[u8]) -> Vec<u64> {
 pub(crate) struct Manifest {
     /// Step of the training.
     pub step: Option<u64>,
-    /// Step of the checkpoint that was the latest of the run before this one.
-    pub previous: Option<u64>,
+    /// Checkpoint that was the latest of the run before this one: its step and the checksum of its manifest.
+    pub previous: Option<(u64, u64)>,
     /// Name and version of the crate that wrote the checkpoint.
     pub software: String,
     /// Mesh of the ranks that wrote it.

@@ -33,7 +33,7 @@ fn example() -> Manifest {
     ];
     Manifest {
         step: Some(100),
-        previous: Some(90),
+        previous: Some((90, u64::MAX)),
         software: "burn-dtensor 0.1.0".into(),
         mesh: MeshEntry { shape: vec![2, 1], names: vec!["shard".into(), "tp".into()] },
         files: vec![file("rank-00000.safetensors", 126), file("rank-00001.safetensors", 64 + (2 << 20))],
@@ -192,7 +192,12 @@ fn contents_that_are_not_a_manifest_are_refused() {
         ),
         ("two of each", r#""random":["#, r#""random":[],"random":["#.into(), "two values for the key `random`"),
         ("unknown field", r#""step":100"#, r#""step":100,"steps":1"#.into(), "unknown field `steps`"),
-        ("missing field", r#""previous":90,"software":"#, r#""previous":"#.into(), "invalid type"),
+        (
+            "missing field",
+            r#""previous":[90,18446744073709551615],"software":"#,
+            r#""previous":"#.into(),
+            "invalid type",
+        ),
         ("negative", "[[2,0],[1,3]", "[[-2,0],[1,3]".into(), "invalid value"),
         ("larger than u64", "[[2,0],[1,3]", "[[18446744073709551616,0],[1,3]".into(), "invalid type"),
         ("a fraction", "[[2,0],[1,3]", "[[2.0,0],[1,3]".into(), "invalid type"),

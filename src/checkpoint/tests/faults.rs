@@ -111,11 +111,29 @@ fn what_was_complete_before_latest_moved_is_the_latest() {
     let names = |step: u64| write_atomically(&fs, Path::new("/run/latest"), format!("step-{step}").as_bytes()).unwrap();
     names(2);
     assert_eq!(latest(&fs), 3);
-    // A run that was set back: 2 was saved after 3, and is not followed by it.
     names(1);
     assert_eq!(latest(&fs), 2);
+    // The run is set back to 1, and saves another 2, which 3 does not follow.
     remove_dir_all(&fs, Path::new("/run/step-2")).unwrap();
     assert_eq!(latest(&fs), 1);
+    assert_eq!(save_all([&fs; 2], 2), [Ok(()), Ok(())]);
+    assert_eq!(latest(&fs), 2);
+    write_atomically(&fs, Path::new("/run/latest"), b"step-2\n").unwrap();
+    assert_eq!(latest(&fs), 2);
+    // Of a run that is set back, what it saved after that step is removed first.
+    assert_eq!(save_keeping([&fs; 2], 4, 3), [Ok(()), Ok(())]);
+    names(1);
+    assert_eq!(save_keeping([&fs; 2], 5, 3), [Ok(()), Ok(())]);
+    let steps = || fs.list(Path::new("/run")).unwrap().into_iter().filter(|entry| entry.is_dir).map(|entry| entry.name);
+    assert_eq!(steps().collect::<Vec<_>>(), ["step-3", "step-4", "step-5"]);
+    remove_dir_all(&fs, Path::new("/run/step-3")).unwrap();
+    assert_eq!(save_keeping([&fs; 2], 3, 3), [Ok(()), Ok(())]);
+    assert_eq!(steps().collect::<Vec<_>>(), ["step-3", "step-4", "step-5"]);
+    assert_eq!(save_keeping([&fs; 2], 2, 2), [Ok(()), Ok(())]);
+    assert_eq!(steps().collect::<Vec<_>>(), ["step-2", "step-5"]);
+    assert_eq!(latest(&fs), 2);
+    assert_eq!(save_keeping([&fs; 2], 3, 2), [Ok(()), Ok(())]);
+    assert_eq!(steps().collect::<Vec<_>>(), ["step-2", "step-3"]);
 }
 
 /// Another program that saves under the same name takes the files for debris.

@@ -1,5 +1,6 @@
 //! Errors of saves and loads: every rank returns the same, and nothing that was saved before is lost.
 
+use std::collections::HashMap;
 use std::path::Path;
 use std::{array, fs};
 
@@ -85,7 +86,7 @@ fn a_complete_checkpoint_is_not_overwritten() {
 #[test]
 fn a_folder_with_other_files_is_left_as_it_is() {
     let folder = Folder::new("occupied");
-    for name in ["notes.txt", "rank-notes/notes.txt"] {
+    for name in ["notes.txt", "rank-notes/notes.txt", "rank-0.log", "probe-notes"] {
         let path = folder.join(format!("in-{}", name.len()));
         fs::create_dir_all(path.join(name).parent().unwrap()).unwrap();
         fs::write(path.join("rank-00000.safetensors"), "debris").unwrap();
@@ -96,6 +97,18 @@ fn a_folder_with_other_files_is_left_as_it_is() {
         assert_eq!(error, CheckpointError::Occupied { path: path.clone(), name });
         assert_eq!(folder.files(), before);
     }
+}
+
+/// Each rank's hash map has an order of its own.
+#[test]
+fn hash_maps_with_the_same_entries_are_one_value() {
+    let folder = Folder::new("maps");
+    pair().run(|mesh| {
+        let map: HashMap<String, Vec<usize>> = (0..40).map(|at| (format!("key {at}"), vec![at; 3])).collect();
+        checkpoint::save(folder.join("checkpoint"), &state(mesh, 1.0)?.with_value("map", &map)?)?;
+        assert_eq!(Checkpoint::open(folder.join("checkpoint"), mesh)?.value::<HashMap<_, _>>("map")?, map);
+        Ok(())
+    });
 }
 
 #[test]

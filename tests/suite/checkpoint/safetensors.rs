@@ -93,6 +93,27 @@ fn weights_of_other_libraries_load_into_every_layout() {
     fs::remove_dir_all(folder).unwrap();
 }
 
+/// As on two hosts with caches of their own.
+#[test]
+fn files_that_differ_between_ranks_are_refused() {
+    let folders = [1, 2].map(|seed| {
+        let folder = std::env::temp_dir().join(format!("burn-dtensor-revision-{seed}-{}", std::process::id()));
+        let mut model = values(&Net::new(1, &Device::flex()));
+        if seed == 2 {
+            model.remove("spare");
+        }
+        write(&folder, &model);
+        folder
+    });
+    test().run(|mesh| {
+        let own = &folders[usize::from(mesh.rank() == 3)];
+        let error = SafetensorsWeights::open(own, mesh).map(drop).unwrap_err().to_string();
+        assert!(error.contains("is not the same folder on rank 3 as on rank 0"), "{error}");
+        Ok(())
+    });
+    folders.iter().for_each(|folder| fs::remove_dir_all(folder).unwrap());
+}
+
 /// What does not fit is listed in one error on all ranks.
 #[test]
 fn weights_that_do_not_fit_are_listed_on_all_ranks() {
