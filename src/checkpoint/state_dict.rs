@@ -171,7 +171,7 @@ impl StateDict {
         let values = pairs.into_iter().map(|(path, key)| {
             let target = &targets[&path];
             let value = self.tensors[&key].clone().redistribute_onto(target.mesh(), target.layout())?;
-            Ok((path, NewValue::Tensor(value.local().clone())))
+            Ok((path, NewValue::Tensor(Box::new(value.local().clone()))))
         });
         let values = values.collect::<Result<_>>()?;
         Ok((replace_tensors(model, values)?, report))
@@ -232,7 +232,7 @@ impl StateDict {
                 _ => values.get(&key).cloned(),
             });
             let value = send(full, &targets[&path], mesh)?;
-            new.insert(path, NewValue::Tensor(value.local().clone()));
+            new.insert(path, NewValue::Tensor(Box::new(value.local().clone())));
         }
         Ok((replace_tensors(model, new)?, report))
     }

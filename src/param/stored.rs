@@ -122,7 +122,7 @@ pub(crate) enum NewValue {
     Data(TensorData),
     /// A tensor without autodiff, whose memory the model will share if it is on the right device and has the right
     /// dtype.
-    Tensor(DispatchTensor),
+    Tensor(Box<DispatchTensor>),
 }
 
 /// Returns the model with these values in place of the stored tensors at their paths. All other tensors stay as they
@@ -214,10 +214,10 @@ impl NewValue {
                 Tensor::from_dispatch(own(Tensor::<D, K>::from_data(data, (device, dtype)).into_dispatch()))
             }
             Self::Tensor(tensor) if dtype.is_float() => {
-                cast(Tensor::<D, K>::from_dispatch(tensor).to_device(device), dtype)
+                cast(Tensor::<D, K>::from_dispatch(*tensor).to_device(device), dtype)
             }
             Self::Tensor(tensor) => {
-                let tensor = Tensor::<D, K>::from_dispatch(tensor).to_device(device);
+                let tensor = Tensor::<D, K>::from_dispatch(*tensor).to_device(device);
                 if tensor.dtype() == dtype { tensor } else { Self::Data(tensor.into_data()).on(device, dtype) }
             }
         }

@@ -20,7 +20,7 @@ pub(super) fn read<M: Module>(model: &M, paths: &[String], draw: bool) -> Vec<Di
 /// Returns the model with these plain values at these paths. Running statistics are written in place, so all clones
 /// of the model see them.
 pub(super) fn write<M: Module>(model: M, paths: Vec<String>, values: Vec<DispatchTensor>) -> M {
-    let values = paths.into_iter().zip(values.into_iter().map(NewValue::Tensor)).collect();
+    let values = paths.into_iter().zip(values.into_iter().map(|value| NewValue::Tensor(Box::new(value)))).collect();
     copying(|| model.map(&mut Replace::new(values)))
 }
 
