@@ -129,12 +129,15 @@ impl Checkpoint {
     /// Loads the state of an optimizer that was saved under `key`, for the parameters of `model`, as they are distributed
     /// now. Pass it to [`ShardedOptimizer::load_state`](crate::optim::ShardedOptimizer::load_state).
     ///
+    /// A parameter without saved state has none, so its state starts from zero.
+    ///
     /// # Collective
     /// Every rank of the mesh. Tensors are not communicated.
     ///
     /// # Errors
-    /// As [`load_model`](Self::load_model), and [`OptimError::NoParameter`](crate::optim::OptimError::NoParameter) for state
-    /// of a parameter that the model does not have.
+    /// On all ranks: [`OptimError::NoParameter`](crate::optim::OptimError::NoParameter) for state of a parameter that the
+    /// model does not have, [`CheckpointError::NoValue`], [`CheckpointError::Corrupt`], [`CheckpointError::Io`].
+    /// [`Error::Comm`](crate::Error::Comm) if another rank fails.
     pub fn load_optimizer<M: Module>(&self, key: &str, model: &M) -> Result<OptimizerState> {
         let comm = self.mesh.all()?;
         let run = || -> Result<_> {
