@@ -10,7 +10,7 @@ use super::region::Region;
 use super::{CheckpointError, State};
 use crate::Result;
 use crate::comm::{Call, Communicator};
-use crate::dtensor::DTensorSpec;
+use crate::dtensor::{DTensorSpec, DynDTensor};
 
 /// Bytes above which a region that several ranks hold is divided among them.
 const FRAGMENT: usize = 16 << 20;
@@ -80,9 +80,14 @@ pub(super) fn assign(held: &[Held], ranks: usize) -> Vec<Vec<AssignedRegion>> {
     held.iter().map(&mut assign).collect()
 }
 
+/// Returns the region that this rank's shard is.
+pub(super) fn shard_region(spec: &DTensorSpec) -> Region {
+    Region::of_slices(&spec.layout().local_slices(spec.shape(), spec.coordinate()))
+}
+
 /// Describes the tensors of this rank.
 fn describe(state: &State) -> Result<Vec<Held>, CheckpointError> {
-    let describe = |(key, tensor): (&String, &crate::dtensor::DynDTensor)| {
+    let describe = |(key, tensor): (&String, &DynDTensor)| {
         let spec = tensor.spec();
         if spec.layout().has_partial() {
             return Err(CheckpointError::Partial { key: key.clone(), placements: spec.layout().to_string() });
@@ -90,8 +95,7 @@ fn describe(state: &State) -> Result<Vec<Held>, CheckpointError> {
         let dtype = StoredDType::of(spec.dtype());
         let dtype =
             dtype.ok_or_else(|| CheckpointError::DType { key: key.clone(), dtype: spec.dtype().name().into() })?;
-        let slices = spec.layout().local_slices(spec.shape(), spec.coordinate());
-        let regions = vec![(Region::of_slices(&slices), Vec::new())];
+        let regions = vec![(shard_region(spec), Vec::new())];
         let (shape, placements) = (spec.shape().to_vec(), spec.layout().to_string());
         Ok(Held { key: key.clone(), shape, dtype, placements, regions })
     };

@@ -73,7 +73,7 @@ enum Stage {
     Manifest(Option<Background<Result<Vec<u64>, CheckpointError>>>),
 }
 
-/// What [`AsyncCheckpointer::save`] did before it returned.
+/// Report of [`AsyncCheckpointer::save`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct AsyncSaveReport {

@@ -14,7 +14,7 @@ use super::fs::{self, FileSystem};
 use super::load::{no_value, read_manifest};
 use super::manifest::StoredDType;
 use super::reader::{Reader, Want};
-use super::region::Region;
+use super::region::{Region, transposed_bytes};
 use super::safetensors_file::header;
 use super::{CheckpointError, ReadOptions, ReadStats};
 
@@ -234,30 +234,11 @@ impl Export {
     fn parts(&self, most_bytes: usize) -> Vec<Want> {
         let (full, most) = (Region::full(&self.shape), most_bytes / self.dtype.bytes());
         let parts = match self.is_transposed {
-            true => transposed(full).split(most).into_iter().map(transposed).collect(),
+            true => full.transposed().split(most).into_iter().map(Region::transposed).collect(),
             false => full.split(most),
         };
         parts.into_iter().map(|region| Want { key: self.key.clone(), region }).collect()
     }
-}
-
-/// Returns a region of a matrix as one of the transposed matrix.
-pub(super) fn transposed(mut region: Region) -> Region {
-    region.offsets.reverse();
-    region.shape.reverse();
-    region
-}
-
-/// Returns the bytes of a transposed matrix of `rows` by `columns` elements of `size` bytes.
-pub(super) fn transposed_bytes(bytes: &[u8], [rows, columns]: [usize; 2], size: usize) -> Vec<u8> {
-    let mut transposed = Vec::with_capacity(bytes.len());
-    for column in 0..columns {
-        for row in 0..rows {
-            let at = (row * columns + column) * size;
-            transposed.extend_from_slice(&bytes[at..at + size]);
-        }
-    }
-    transposed
 }
 
 /// Returns what is written, ordered by name.
@@ -373,5 +354,5 @@ impl Writer<'_> {
 }
 
 fn io(action: &str, path: &Path, error: io::Error) -> CheckpointError {
-    CheckpointError::Io { rank: 0, action: action.into(), path: path.into(), reason: error.to_string() }
+    CheckpointError::io(0, action, path, &error)
 }

@@ -1,6 +1,7 @@
 //! [`CheckpointError`]: a checkpoint that was not saved or loaded.
 
-use std::path::PathBuf;
+use std::io;
+use std::path::{Path, PathBuf};
 
 use itertools::Itertools;
 use serde::{Deserialize, Serialize};
@@ -15,7 +16,7 @@ pub enum CheckpointError {
     Io {
         /// Global rank that failed.
         rank: usize,
-        /// What it was doing, such as `write`.
+        /// Action that failed, such as `write`.
         action: String,
         /// The file or folder.
         path: PathBuf,
@@ -69,7 +70,7 @@ pub enum CheckpointError {
     Manifest {
         /// The manifest.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Description of the damage.
         reason: String,
     },
     /// The manifest would be too large to be read again.
@@ -116,7 +117,7 @@ pub enum CheckpointError {
     Safetensors {
         /// The file, or the index.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Description of the damage.
         reason: String,
     },
     /// A partial DTensor has no values to be saved before it is reduced.
@@ -124,7 +125,7 @@ pub enum CheckpointError {
     Partial {
         /// Key of the tensor.
         key: String,
-        /// Its placements.
+        /// Placements of the tensor.
         placements: String,
     },
     /// A dtype that the file format does not have.
@@ -134,7 +135,7 @@ pub enum CheckpointError {
     DType {
         /// Key of the tensor.
         key: String,
-        /// Its dtype.
+        /// Dtype of the tensor.
         dtype: String,
     },
     /// Two entries of one state have the same key.
@@ -150,11 +151,11 @@ pub enum CheckpointError {
         key: String,
         /// Global rank that differs.
         rank: usize,
-        /// What it has.
+        /// Description of its tensor or value.
         found: String,
         /// Global rank with which it was compared.
         of: usize,
-        /// What that rank has.
+        /// Description of that rank's tensor or value.
         expected: String,
     },
     /// Shards of the ranks are not a partition of the tensor.
@@ -233,6 +234,13 @@ pub enum CheckpointError {
         /// One text for each parameter of another shape or kind, with its path.
         mismatched: Vec<String>,
     },
+}
+
+impl CheckpointError {
+    /// Creates the error of global rank `rank`, which could not do `action` with the file or folder `path`.
+    pub(super) fn io(rank: usize, action: &str, path: &Path, error: &io::Error) -> Self {
+        Self::Io { rank, action: action.into(), path: path.into(), reason: error.to_string() }
+    }
 }
 
 /// Returns one sentence for each kind of keys that do not fit.

@@ -6,18 +6,19 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use burn::module::Module;
-use burn::tensor::{Bytes, TensorData};
+use burn::tensor::{Bytes, Tensor, TensorData};
 use parking_lot::Mutex;
 use serde::de::DeserializeOwned;
 use twox_hash::XxHash3_64;
 
 use super::agree::agree;
+use super::assign::shard_region;
 use super::capture::{replace, targets};
 use super::fs::{self, FileSystem, Links, MANIFEST};
 use super::manifest::{Manifest, TensorEntry};
 use super::options::SavedTensor;
 use super::reader::{Reader, Want};
-use super::region::Region;
+use super::region::transposed_bytes;
 use super::save::LIMIT;
 use super::state::{StoredScalar, decode};
 use super::{CheckpointError, KeyReport, LoadOptions, ReadOptions, ReadStats};
@@ -158,6 +159,33 @@ impl Checkpoint {
         together(&comm, "checkpoint_load_optimizer", run())
     }
 
+    /// Loads one tensor with the placements of `like`. Values of another dtype are cast.
+    ///
+    /// # Collective
+    /// Every rank of the mesh. The tensor is not communicated.
+    ///
+    /// # Errors
+    /// As [`load_model`](Self::load_model), [`CheckpointError::NoValue`] if there is no such tensor, and
+    /// [`CheckpointError::Partial`] if `like` is partial.
+    pub fn load_tensor<const D: usize, K: Kind>(&self, key: &str, like: &DTensor<D, K>) -> Result<DTensor<D, K>> {
+        let comm = self.mesh.all()?;
+        let run = || -> Result<_> {
+            let (layout, tensors) = (like.spec().layout(), &self.manifest.tensors);
+            if layout.has_partial() {
+                return Err(CheckpointError::Partial { key: key.into(), placements: layout.to_string() }.into());
+            }
+            let entry = tensors.get(key).ok_or_else(|| no_value(key, tensors.keys()))?;
+            let targets = BTreeMap::from([(key.to_owned(), like.spec().clone())]);
+            let saved = BTreeMap::from([(key.to_owned(), saved_tensor(key, entry)?)]);
+            let (pairs, _) = LoadOptions::new().matched(&targets, &saved)?;
+            let mut values = self.read_tensors(pairs.into_iter(), &targets)?;
+            Ok(values.remove(key).expect("it is the one that was read"))
+        };
+        let data = together(&comm, "checkpoint_load_tensor", run())?;
+        let (device, dtype) = (like.device(), data.dtype());
+        Ok(DTensor::from_parts(Tensor::from_data(data, (&device, dtype)), like.spec().clone()))
+    }
+
     /// Returns a value. Local: no communication.
     ///
     /// # Errors
@@ -197,24 +225,41 @@ impl Checkpoint {
         targets: &BTreeMap<String, Arc<DTensorSpec>>,
     ) -> Result<BTreeMap<String, TensorData>> {
         let want = |(path, key): (String, String)| {
-            let spec = &targets[&path];
-            let slices = spec.layout().local_slices(spec.shape(), spec.coordinate());
-            (path, Want { key, region: Region::of_slices(&slices) })
+            let region = shard_region(&targets[&path]);
+            (path, Want { key, region }, false)
         };
-        let (paths, wants): (Vec<_>, Vec<_>) = keys.map(want).unzip();
-        let mut values = BTreeMap::new();
         let reader = Reader::new(&*self.fs, &self.path, &self.manifest, &self.read, self.mesh.rank());
-        let done = |index: usize, bytes: Bytes| {
-            let (path, Want { key, region }) = (&paths[index], &wants[index]);
-            let dtype = self.manifest.tensors[key].dtype.dtype().expect("only dtypes of burn are wanted");
-            let data = TensorData::from_bytes(bytes, region.shape.clone(), dtype);
-            let wanted = targets[path].dtype();
-            values.insert(path.clone(), if wanted == dtype { data } else { data.convert_dtype(wanted) });
-            Ok(())
-        };
-        self.stats.lock().add(&reader.read(&wants, done)?);
+        let (values, stats) = read_values(&reader, &self.manifest, keys.map(want).collect(), targets)?;
+        self.stats.lock().add(&stats);
         Ok(values)
     }
+}
+
+/// Reads values of this rank, by path, in the dtypes of `targets`. Each path has the stored region, and says whether the values
+/// are its transpose.
+pub(super) fn read_values(
+    reader: &Reader<'_>,
+    manifest: &Manifest,
+    parts: Vec<(String, Want, bool)>,
+    targets: &BTreeMap<String, Arc<DTensorSpec>>,
+) -> Result<(BTreeMap<String, TensorData>, ReadStats), CheckpointError> {
+    let wants: Vec<_> = parts.iter().map(|(_, want, _)| want.clone()).collect();
+    let mut values = BTreeMap::new();
+    let done = |index: usize, bytes: Bytes| {
+        let (path, Want { key, region }, is_transposed) = &parts[index];
+        let dtype = manifest.tensors[key].dtype.dtype().expect("only dtypes of burn are wanted");
+        let mut data = TensorData::from_bytes(bytes, region.shape.clone(), dtype);
+        if *is_transposed {
+            let [rows, columns] = [region.shape[0], region.shape[1]];
+            let bytes = transposed_bytes(data.as_bytes(), [rows, columns], dtype.size());
+            data = TensorData::from_bytes_vec(bytes, [columns, rows], dtype);
+        }
+        let wanted = targets[path].dtype();
+        values.insert(path.clone(), if wanted == dtype { data } else { data.convert_dtype(wanted) });
+        Ok(())
+    };
+    let stats = reader.read(&wants, done)?;
+    Ok((values, stats))
 }
 
 /// Returns this rank's result if all ranks succeeded; otherwise, on every rank, the error of the first that failed.
@@ -238,7 +283,7 @@ pub(super) fn read_manifest(fs: &dyn FileSystem, path: &Path, rank: usize) -> Re
     let file = path.join(MANIFEST);
     let bytes = fs::read_all(fs, &file, Links::Refuse, LIMIT).map_err(|error| match error.kind() {
         io::ErrorKind::NotFound => CheckpointError::Incomplete { path: path.into() },
-        _ => CheckpointError::Io { rank, action: "read".into(), path: file.clone(), reason: error.to_string() },
+        _ => CheckpointError::io(rank, "read", &file, &error),
     })?;
     let manifest = Manifest::parse(&bytes);
     let manifest = manifest.map_err(|error| CheckpointError::Manifest { path: file, reason: error.to_string() })?;
@@ -255,33 +300,4 @@ pub(super) fn saved_tensor(key: &str, entry: &TensorEntry) -> Result<SavedTensor
 pub(super) fn no_value<'a>(key: &str, present: impl Iterator<Item = &'a String>) -> CheckpointError {
     let present = present.map(|key| format!("`{key}`")).collect::<Vec<_>>().join(", ");
     CheckpointError::NoValue { key: key.into(), present: if present.is_empty() { "none".into() } else { present } }
-}
-
-impl Checkpoint {
-    /// Loads one tensor with the placements of `like`. Values of another dtype are cast.
-    ///
-    /// # Collective
-    /// Every rank of the mesh. The tensor is not communicated.
-    ///
-    /// # Errors
-    /// As [`load_model`](Self::load_model), [`CheckpointError::NoValue`] if there is no such tensor, and
-    /// [`CheckpointError::Partial`] if `like` is partial.
-    pub fn load_tensor<const D: usize, K: Kind>(&self, key: &str, like: &DTensor<D, K>) -> Result<DTensor<D, K>> {
-        let comm = self.mesh.all()?;
-        let run = || -> Result<_> {
-            let (layout, tensors) = (like.spec().layout(), &self.manifest.tensors);
-            if layout.has_partial() {
-                return Err(CheckpointError::Partial { key: key.into(), placements: layout.to_string() }.into());
-            }
-            let entry = tensors.get(key).ok_or_else(|| no_value(key, tensors.keys()))?;
-            let targets = BTreeMap::from([(key.to_owned(), like.spec().clone())]);
-            let saved = BTreeMap::from([(key.to_owned(), saved_tensor(key, entry)?)]);
-            let (pairs, _) = LoadOptions::new().matched(&targets, &saved)?;
-            let mut values = self.read_tensors(pairs.into_iter(), &targets)?;
-            Ok(values.remove(key).expect("it is the one that was read"))
-        };
-        let data = together(&comm, "checkpoint_load_tensor", run())?;
-        let (device, dtype) = (like.device(), data.dtype());
-        Ok(DTensor::from_parts(burn::tensor::Tensor::from_data(data, (&device, dtype)), like.spec().clone()))
-    }
 }

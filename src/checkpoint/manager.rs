@@ -179,8 +179,7 @@ impl CheckpointManager {
     }
 
     fn io(&self, action: &str, path: &Path, error: io::Error) -> CheckpointError {
-        let (rank, reason) = (self.mesh.rank(), error.to_string());
-        CheckpointError::Io { rank, action: action.into(), path: path.into(), reason }
+        CheckpointError::io(self.mesh.rank(), action, path, &error)
     }
 }
 

@@ -166,11 +166,11 @@ impl<'a> Reader<'a> {
 
     fn open(&self, file: usize) -> Result<Arc<dyn ReadFile>, CheckpointError> {
         let path = self.path(file);
-        self.fs.open(&path, self.links).map_err(|error| self.io("open", path, &error))
+        self.fs.open(&path, self.links).map_err(|error| self.io("open", &path, &error))
     }
 
-    fn io(&self, action: &str, path: PathBuf, error: &io::Error) -> CheckpointError {
-        CheckpointError::Io { rank: self.rank, action: action.into(), path, reason: error.to_string() }
+    fn io(&self, action: &str, path: &Path, error: &io::Error) -> CheckpointError {
+        CheckpointError::io(self.rank, action, path, error)
     }
 
     /// Compares the lengths of the files that are read with the manifest.
@@ -181,7 +181,7 @@ impl<'a> Reader<'a> {
         });
         for file in chunks.map(|chunk| chunk.file).collect::<BTreeSet<_>>() {
             let (path, expected) = (self.path(file), self.manifest.files[file].len);
-            let found = self.open(file)?.len().map_err(|error| self.io("read", path.clone(), &error))?;
+            let found = self.open(file)?.len().map_err(|error| self.io("read", &path, &error))?;
             if found != expected {
                 return Err(CheckpointError::Length { path, found, expected });
             }
@@ -223,7 +223,7 @@ impl<'a> Reader<'a> {
             };
             let fill = |memory: &mut [u8]| {
                 let read = source.read_exact_at(memory, bytes.start);
-                read.map_err(|error| self.io("read", self.path(*file), &error))
+                read.map_err(|error| self.io("read", &self.path(*file), &error))
             };
             let len = (bytes.end - bytes.start) as usize;
             let extents = &plan.extents[extents.clone()];

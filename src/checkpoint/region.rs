@@ -15,6 +15,18 @@ pub(crate) struct Region {
     pub shape: Vec<usize>,
 }
 
+/// Returns the bytes of a transposed matrix of `rows` by `columns` elements of `size` bytes.
+pub(crate) fn transposed_bytes(bytes: &[u8], [rows, columns]: [usize; 2], size: usize) -> Vec<u8> {
+    let mut transposed = Vec::with_capacity(bytes.len());
+    for column in 0..columns {
+        for row in 0..rows {
+            let at = (row * columns + column) * size;
+            transposed.extend_from_slice(&bytes[at..at + size]);
+        }
+    }
+    transposed
+}
+
 impl Region {
     /// Returns the region of one slice in each dimension.
     pub fn of_slices(slices: &[Range<usize>]) -> Self {
@@ -80,6 +92,13 @@ impl Region {
             part
         };
         (0..self.shape[dim]).step_by(rows).map(part).collect()
+    }
+
+    /// Returns the region of a matrix as one of the transposed matrix.
+    pub fn transposed(mut self) -> Self {
+        self.offsets.reverse();
+        self.shape.reverse();
+        self
     }
 
     /// Returns true if no two of the regions of a tensor, none of which is empty, share an element.

@@ -6,9 +6,9 @@ use std::sync::Arc;
 
 use burn::tensor::{Bytes, TensorData};
 
+use super::assign::shard_region;
 use super::load::together;
 use super::reader::{Reader, Want};
-use super::region::Region;
 use super::{Checkpoint, CheckpointError, SaveReport, State, save};
 use crate::Result;
 use crate::dtensor::{DTensorSpec, DynDTensor};
@@ -67,10 +67,8 @@ impl Checkpoint {
                 DTensorSpec::new(&self.mesh, layout, shape, entry.dtype.dtype().ok_or_else(dtype)?)?.shared(),
             ));
         }
-        let region =
-            |spec: &DTensorSpec| Region::of_slices(&spec.layout().local_slices(spec.shape(), spec.coordinate()));
-        let wants: Vec<_> =
-            specs.iter().map(|(key, spec)| Want { key: (*key).clone(), region: region(spec) }).collect();
+        let want = |(key, spec): &(&String, Arc<DTensorSpec>)| Want { key: (*key).clone(), region: shard_region(spec) };
+        let wants: Vec<_> = specs.iter().map(want).collect();
         let mut tensors = BTreeMap::new();
         let add = |index: usize, bytes: Bytes| {
             let (key, spec): &(&String, Arc<DTensorSpec>) = &specs[index];

@@ -33,12 +33,7 @@ const SINGLE: &str = "model.safetensors";
 /// index (`.json`), or a folder with `model.safetensors.index.json` or else `model.safetensors`. Links are followed, but no
 /// name in the files leads out of the folder.
 pub(super) fn open(fs: &dyn FileSystem, path: &Path, rank: usize) -> Result<(PathBuf, Manifest), CheckpointError> {
-    let io = |action: &str, path: &Path, error: std::io::Error| CheckpointError::Io {
-        rank,
-        action: action.into(),
-        path: path.into(),
-        reason: error.to_string(),
-    };
+    let io = |action: &str, path: &Path, error: std::io::Error| CheckpointError::io(rank, action, path, &error);
     let path = match fs.is_dir(path, Links::Follow).map_err(|error| io("open", path, error))? {
         false => path.to_owned(),
         true => {

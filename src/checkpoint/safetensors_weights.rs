@@ -6,15 +6,15 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use burn::module::Module;
-use burn::tensor::{Bytes, Shape, TensorData};
+use burn::tensor::{Shape, TensorData};
 use parking_lot::Mutex;
 use twox_hash::XxHash3_64;
 
 use super::agree::agree;
+use super::assign::shard_region;
 use super::capture::{replace, targets};
-use super::consolidate::{transposed, transposed_bytes};
 use super::fs::{self, FileSystem};
-use super::load::{saved_tensor, together};
+use super::load::{read_values, saved_tensor, together};
 use super::manifest::Manifest;
 use super::options::SavedTensor;
 use super::reader::{Reader, Want};
@@ -113,7 +113,7 @@ impl WeightSource {
 
     /// Returns the stored region of a region of the values.
     fn region(&self, of_values: Region) -> Region {
-        let mut region = if self.is_transposed { transposed(of_values) } else { of_values };
+        let mut region = if self.is_transposed { of_values.transposed() } else { of_values };
         if let Some(rows) = &self.rows {
             region.offsets[0] += rows.start;
         }
@@ -234,27 +234,13 @@ impl SafetensorsWeights {
         targets: &BTreeMap<String, Arc<DTensorSpec>>,
     ) -> Result<BTreeMap<String, TensorData>> {
         let want = |(path, source): &(String, WeightSource)| {
-            let spec = &targets[path];
-            let region = Region::of_slices(&spec.layout().local_slices(spec.shape(), spec.coordinate()));
-            Want { key: source.key.clone(), region: source.region(region) }
+            let region = source.region(shard_region(&targets[path]));
+            (path.clone(), Want { key: source.key.clone(), region }, source.is_transposed)
         };
-        let wants: Vec<_> = sources.iter().map(want).collect();
-        let mut values = BTreeMap::new();
         let reader = Reader::new(&*self.fs, &self.folder, &self.manifest, &self.read, self.mesh.rank());
-        let done = |index: usize, bytes: Bytes| {
-            let ((path, source), Want { key, region }) = (&sources[index], &wants[index]);
-            let dtype = self.manifest.tensors[key].dtype.dtype().expect("only dtypes of burn are wanted");
-            let mut data = TensorData::from_bytes(bytes, region.shape.clone(), dtype);
-            if source.is_transposed {
-                let [rows, columns] = [region.shape[0], region.shape[1]];
-                let bytes = transposed_bytes(data.as_bytes(), [rows, columns], dtype.size());
-                data = TensorData::from_bytes_vec(bytes, [columns, rows], dtype);
-            }
-            let wanted = targets[path].dtype();
-            values.insert(path.clone(), if wanted == dtype { data } else { data.convert_dtype(wanted) });
-            Ok(())
-        };
-        self.stats.lock().add(&reader.following_links().read(&wants, done)?);
+        let parts = sources.iter().map(want).collect();
+        let (values, stats) = read_values(&reader.following_links(), &self.manifest, parts, targets)?;
+        self.stats.lock().add(&stats);
         Ok(values)
     }
 }

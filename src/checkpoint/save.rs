@@ -10,7 +10,7 @@ use burn::tensor::{BoolStore, DType, TensorData};
 use serde::{Deserialize, Serialize};
 
 use super::agree::{agree, on_first};
-use super::assign::{AssignedRegion, Held, assign, held};
+use super::assign::{AssignedRegion, Held, assign, held, shard_region};
 use super::fs::{self, FileSystem, Links, MANIFEST, parent};
 use super::manifest::{ChunkEntry, FileEntry, Manifest, MeshEntry, TensorEntry, block_checksums};
 use super::region::Region;
@@ -24,7 +24,7 @@ pub(super) const LIMIT: u64 = 1 << 30;
 const PROBE: &str = "probe-";
 const SHARDS: &str = "rank-";
 
-/// What [`save`] wrote.
+/// Report of [`save`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SaveReport {
@@ -87,7 +87,7 @@ pub fn save(path: impl AsRef<Path>, state: &State) -> Result<SaveReport> {
     write(&*fs::real(), path.as_ref(), plan, &mut Live::new(state), None)
 }
 
-/// What all ranks write, known to all.
+/// Plan of a save, which every rank knows in full.
 pub(super) struct SavePlan {
     pub comm: Communicator,
     manifest: Manifest,
@@ -99,7 +99,7 @@ pub(super) trait FragmentBytes {
     fn bytes(&mut self, key: &str, region: &Region) -> Cow<'_, [u8]>;
 }
 
-/// What one rank wrote.
+/// File that one rank wrote.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct WrittenFile {
     len: u64,
@@ -234,7 +234,7 @@ impl OpenSave {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 Err(CheckpointError::NotShared { path: path.into(), rank, of: ranks[0] })
             }
-            seen => seen.map(drop).map_err(|error| io_error(rank, "open", &path.join(&probe), error)),
+            seen => seen.map(drop).map_err(|error| CheckpointError::io(rank, "open", &path.join(&probe), &error)),
         };
         agree(comm, "checkpoint_probe", seen).inspect_err(|_| discard(fs, path, comm))?;
         Ok(Self { path: path.into(), plan, probe })
@@ -259,7 +259,7 @@ impl OpenSave {
         bytes: &mut dyn FragmentBytes,
     ) -> Result<WrittenFile, CheckpointError> {
         let written = write_fragments(fs, &self.path, &self.plan, bytes);
-        written.map_err(|(file, error)| io_error(self.rank(), "write", &file, error))
+        written.map_err(|(file, error)| CheckpointError::io(self.rank(), "write", &file, &error))
     }
 
     /// Returns what all ranks wrote. If one failed, the folder is removed.
@@ -280,7 +280,7 @@ impl OpenSave {
         let path = &self.path;
         let io = |action, path: &Path| {
             let (rank, path) = (self.rank(), path.to_owned());
-            move |error| io_error(rank, action, &path, error)
+            move |error| CheckpointError::io(rank, action, &path, &error)
         };
         let sizes = written.iter().map(|written| written.len).collect();
         let mut manifest = self.plan.manifest(written);
@@ -309,10 +309,6 @@ impl OpenSave {
     }
 }
 
-fn io_error(rank: usize, action: &str, path: &Path, error: io::Error) -> CheckpointError {
-    CheckpointError::Io { rank, action: action.into(), path: path.into(), reason: error.to_string() }
-}
-
 /// Removes the folder of a save that failed. If that fails, too, it is debris, which the next save removes.
 fn discard(fs: &dyn FileSystem, path: &Path, comm: &Communicator) {
     if comm.group().rank() == 0 {
@@ -322,7 +318,7 @@ fn discard(fs: &dyn FileSystem, path: &Path, comm: &Communicator) {
 
 /// Creates the folder, and a file in it by which other ranks recognize it.
 fn create(fs: &dyn FileSystem, path: &Path, rank: usize) -> Result<String, CheckpointError> {
-    let io = |action: &str, path: &Path, error: io::Error| io_error(rank, action, path, error);
+    let io = |action: &str, path: &Path, error: io::Error| CheckpointError::io(rank, action, path, &error);
     match fs.list(path) {
         Ok(entries) => {
             if entries.iter().any(|entry| entry.name == MANIFEST) {
@@ -416,7 +412,7 @@ impl FragmentBytes for Live<'_> {
         }
         let (_, data) = self.current.as_ref().expect("it was just set");
         let spec = tensor.spec();
-        let held = Region::of_slices(&spec.layout().local_slices(spec.shape(), spec.coordinate()));
+        let held = shard_region(spec);
         let element = data.dtype().size();
         let first = held.offset_of(region) * element;
         Cow::Borrowed(&data.as_bytes()[first..first + region.num_elements() * element])

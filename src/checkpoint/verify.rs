@@ -190,5 +190,5 @@ fn open(
 }
 
 fn io(action: &str, path: &Path, error: std::io::Error) -> CheckpointError {
-    CheckpointError::Io { rank: 0, action: action.into(), path: path.into(), reason: error.to_string() }
+    CheckpointError::io(0, action, path, &error)
 }

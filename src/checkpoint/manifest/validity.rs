@@ -62,7 +62,7 @@ pub(crate) enum ManifestError {
     Shape {
         /// Key of the tensor.
         key: String,
-        /// Its shape.
+        /// Shape of the tensor.
         shape: Vec<usize>,
     },
     /// A chunk is empty or not inside its tensor (rule 4).
