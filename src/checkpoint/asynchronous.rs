@@ -170,7 +170,7 @@ impl AsyncCheckpointer {
     /// Waits until the checkpoint that is being written is complete, and returns its report; `None` if there is none.
     ///
     /// # Collective
-    /// Every rank of the mesh.
+    /// Every rank of the mesh. A rank waits for the files of the others at most for the launch's deadline.
     ///
     /// # Errors
     /// Those of [`save`](super::save), on all ranks.
