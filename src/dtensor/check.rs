@@ -51,14 +51,23 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
 /// # Errors
 /// [`CommError::Diverged`](crate::comm::CommError::Diverged), or
 /// [`CommError::Mismatch`](crate::comm::CommError::Mismatch) for another shape or dtype.
+#[inline]
 pub(super) fn check_replicas<const D: usize, K: Kind>(
     value: &Tensor<D, K>,
     mesh: &DeviceMesh,
     dims: impl IntoIterator<Item = usize>,
 ) -> Result<()> {
-    if !mesh.world().checks_replicas() {
-        return Ok(());
-    }
+    if mesh.world().checks_replicas() { compare_replicas(value, mesh, dims) } else { Ok(()) }
+}
+
+/// Compares `value` with the ranks along each mesh dimension in `dims`. A separate function, so that a launch without
+/// checks pays for one branch.
+#[cold]
+fn compare_replicas<const D: usize, K: Kind>(
+    value: &Tensor<D, K>,
+    mesh: &DeviceMesh,
+    dims: impl IntoIterator<Item = usize>,
+) -> Result<()> {
     let digest = LazyCell::new(|| {
         let plain = value.clone().inner().into_dispatch();
         let known = digests(std::iter::once(&plain)).remove(0);

@@ -43,6 +43,7 @@ impl PartialEq for DTensorSpec {
 impl Eq for DTensorSpec {}
 
 impl Hash for DTensorSpec {
+    #[inline]
     fn hash<H: Hasher>(&self, state: &mut H) {
         let Self { mesh, layout, shape, dtype, terms: _ } = self;
         (mesh, layout, shape, dtype).hash(state);
