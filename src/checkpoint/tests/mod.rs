@@ -4,4 +4,6 @@ mod checker;
 mod faults;
 mod in_flight;
 mod power_loss;
+#[cfg(feature = "mpi")]
+mod process_death;
 mod states;
