@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 use super::agree::on_first;
+use super::manager::InFlight;
 use super::region::Region;
 use super::save::{FragmentBytes, Live, OpenSave, SavePlan, WrittenFile};
 use super::{CheckpointError, CheckpointManager, SaveReport, State};
@@ -64,6 +65,7 @@ struct Writing {
     save: Arc<OpenSave>,
     step: u64,
     stage: Stage,
+    in_flight: InFlight,
 }
 
 enum Stage {
@@ -99,8 +101,8 @@ impl fmt::Display for AsyncSaveReport {
 }
 
 impl AsyncCheckpointer {
-    /// Creates a checkpointer that saves into the manager's folder. While it writes, save and remove checkpoints of this
-    /// folder only through it.
+    /// Creates a checkpointer that saves into the manager's folder. While it writes, the manager and its clones save nothing
+    /// ([`CheckpointError::InFlight`]). Let nothing else save or remove checkpoints of this folder then, either.
     ///
     /// Local: no communication.
     ///
@@ -146,7 +148,8 @@ impl AsyncCheckpointer {
                 (staging, written)
             }
         };
-        self.writing = Some(Writing { save, step, stage: Stage::Files(Background::spawn(step, write)) });
+        let (stage, in_flight) = (Stage::Files(Background::spawn(step, write)), self.manager.start(step));
+        self.writing = Some(Writing { save, step, stage, in_flight });
         Ok(AsyncSaveReport { waited, copied, bytes, previous })
     }
 
@@ -179,13 +182,13 @@ impl AsyncCheckpointer {
     }
 
     fn advance(&mut self, wait: bool) -> Result<Option<SaveReport>> {
-        let Some(Writing { save, step, stage }) = self.writing.take() else { return Ok(None) };
+        let Some(Writing { save, step, stage, in_flight }) = self.writing.take() else { return Ok(None) };
         let (comm, fs) = (save.comm(), self.manager.fs().clone());
         let manifest = match stage {
             Stage::Files(thread) => {
                 let is_ready = wait || !comm.any("checkpoint_files".into(), !thread.is_finished())?;
                 if !is_ready {
-                    self.writing = Some(Writing { save, step, stage: Stage::Files(thread) });
+                    self.writing = Some(Writing { save, step, stage: Stage::Files(thread), in_flight });
                     return Ok(None);
                 }
                 let (staging, own) = thread.join();
@@ -201,7 +204,7 @@ impl AsyncCheckpointer {
         };
         let is_busy = manifest.as_ref().is_some_and(|thread| !thread.is_finished());
         if !wait && comm.any("checkpoint_manifest".into(), is_busy)? {
-            self.writing = Some(Writing { save, step, stage: Stage::Manifest(manifest) });
+            self.writing = Some(Writing { save, step, stage: Stage::Manifest(manifest), in_flight });
             return Ok(None);
         }
         let sizes = on_first(comm, "checkpoint_commit", || manifest.expect("group rank 0 has it").join())?;
@@ -211,12 +214,7 @@ impl AsyncCheckpointer {
 
 impl Drop for AsyncCheckpointer {
     fn drop(&mut self) {
-        let Some(Writing { step, stage, .. }) = self.writing.take() else { return };
-        match stage {
-            Stage::Files(Background::Thread(thread)) => drop(thread.join()),
-            Stage::Manifest(Some(Background::Thread(thread))) => drop(thread.join()),
-            _ => {}
-        }
+        let Some(Writing { step, .. }) = &self.writing else { return };
         log::warn!(
             "the checkpoint of step {step} may not be complete: call `AsyncCheckpointer::finish` at the end of the training"
         );
@@ -231,8 +229,18 @@ impl fmt::Debug for Writing {
 
 /// Work on a thread of its own, or done where the system gave no thread: other ranks count on it.
 enum Background<T> {
-    Thread(JoinHandle<T>),
+    Thread(OwnThread<T>),
     Done(T),
+}
+
+/// A thread that has ended when this is dropped, also by an error of another rank: it writes into a folder that the next
+/// save may replace.
+struct OwnThread<T>(Option<JoinHandle<T>>);
+
+impl<T> Drop for OwnThread<T> {
+    fn drop(&mut self) {
+        self.0.take().into_iter().for_each(|thread| drop(thread.join()));
+    }
 }
 
 impl<T: Send + 'static> Background<T> {
@@ -241,21 +249,24 @@ impl<T: Send + 'static> Background<T> {
         let take = |run: &Mutex<Option<_>>| run.lock().take().expect("it runs once");
         let shared = run.clone();
         match thread::Builder::new().name(format!("checkpoint {step}")).spawn(move || take(&shared)()) {
-            Ok(thread) => Self::Thread(thread),
+            Ok(thread) => Self::Thread(OwnThread(Some(thread))),
             Err(_) => Self::Done(take(&run)()),
         }
     }
 
     fn is_finished(&self) -> bool {
         match self {
-            Self::Thread(thread) => thread.is_finished(),
+            Self::Thread(OwnThread(thread)) => thread.as_ref().is_none_or(JoinHandle::is_finished),
             Self::Done(_) => true,
         }
     }
 
     fn join(self) -> T {
         match self {
-            Self::Thread(thread) => thread.join().unwrap_or_else(|panic| resume_unwind(panic)),
+            Self::Thread(mut own) => {
+                let thread = own.0.take().expect("it is joined once");
+                thread.join().unwrap_or_else(|panic| resume_unwind(panic))
+            }
             Self::Done(done) => done,
         }
     }

@@ -56,6 +56,19 @@ pub enum CheckpointError {
         /// Folder of the checkpoint.
         path: PathBuf,
     },
+    /// An [`AsyncCheckpointer`](super::AsyncCheckpointer) of the same manager is writing a checkpoint.
+    #[error(
+        "step {step} cannot be saved into {} while step {in_flight} is written there. Save it by the `AsyncCheckpointer`, or call \
+         its `finish` first", path.display()
+    )]
+    InFlight {
+        /// Folder of the run.
+        path: PathBuf,
+        /// Step that was to be saved.
+        step: u64,
+        /// Step that is being written.
+        in_flight: u64,
+    },
     /// The folder is not a complete checkpoint.
     #[error(
         "{} is not a complete checkpoint: it has no manifest.json. The save may have been interrupted, or the folder contains \

@@ -4,6 +4,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use parking_lot::Mutex;
+
 use super::agree::on_first;
 use super::fs::{self, FileSystem, Links, MANIFEST};
 use super::load::read_manifest;
@@ -43,6 +45,17 @@ pub struct CheckpointManager {
     path: PathBuf,
     mesh: DeviceMesh,
     keep: Option<usize>,
+    /// The step that is being written behind training, for this manager and its clones: identical on all ranks.
+    in_flight: Arc<Mutex<Option<u64>>>,
+}
+
+/// Mark of the step that is being written behind training. It ends when it is dropped.
+pub(super) struct InFlight(Arc<Mutex<Option<u64>>>);
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        *self.0.lock() = None;
+    }
 }
 
 impl CheckpointManager {
@@ -53,7 +66,7 @@ impl CheckpointManager {
     }
 
     pub(super) fn new_in(fs: Arc<dyn FileSystem>, path: PathBuf, mesh: &DeviceMesh) -> Self {
-        Self { fs, path, mesh: mesh.clone(), keep: None }
+        Self { fs, path, mesh: mesh.clone(), keep: None, in_flight: Arc::default() }
     }
 
     /// Keeps only the last `keep` checkpoints, at least one. After each save, older ones are removed. Without it, all are
@@ -74,13 +87,23 @@ impl CheckpointManager {
     /// Every rank of the state's mesh.
     ///
     /// # Errors
-    /// Those of [`save`](super::save), and [`CheckpointError::NoStep`]. If `latest` cannot be moved or an old checkpoint
-    /// cannot be removed, the new one is complete nevertheless.
+    /// Those of [`save`](super::save), [`CheckpointError::NoStep`], and [`CheckpointError::InFlight`] while an
+    /// [`AsyncCheckpointer`](super::AsyncCheckpointer) of this manager or a clone writes. If `latest` cannot be moved or an
+    /// old checkpoint cannot be removed, the new one is complete nevertheless.
     pub fn save(&self, state: &State) -> Result<SaveReport> {
         let plan = SavePlan::new(state)?;
         // All ranks have this step, or none.
         let step = state.step().ok_or(CheckpointError::NoStep)?;
+        if let Some(in_flight) = *self.in_flight.lock() {
+            return Err(CheckpointError::InFlight { path: self.path.clone(), step, in_flight }.into());
+        }
         write(&*self.fs, &self.folder(step), plan, &mut Live::new(state), Some(&self.step(step)))
+    }
+
+    /// Marks a step as being written behind training.
+    pub(super) fn start(&self, step: u64) -> InFlight {
+        *self.in_flight.lock() = Some(step);
+        InFlight(self.in_flight.clone())
     }
 
     /// Returns the folder of a step's checkpoint.
@@ -218,7 +241,12 @@ fn complete(fs: &dyn FileSystem, path: &Path) -> io::Result<Vec<u64>> {
     let mut steps = Vec::new();
     for entry in entries.iter().filter(|entry| entry.is_dir) {
         let Some(step) = step_of(&entry.name).filter(|step| name(*step) == entry.name) else { continue };
-        if fs.list(&path.join(&entry.name))?.iter().any(|file| file.name == MANIFEST) {
+        let files = match fs.list(&path.join(&entry.name)) {
+            // A save behind training, or of another program, has removed it by now.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            files => files?,
+        };
+        if files.iter().any(|file| file.name == MANIFEST) {
             steps.push(step);
         }
     }

@@ -1,14 +1,13 @@
 //! A loss of power, after any step of any sequence of calls, leaves checkpoints that load.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::BTreeSet;
 use std::io::ErrorKind;
-use std::path::{Path, PathBuf};
 
 use itertools::Itertools;
 
-use super::states::{RUN, is_saved, manager, state};
+use super::checker::{Expected, folder, on_one_rank};
+use super::states::{manager, state};
 use crate::checkpoint::fs::recorder::{Crash, Fault, Recorder, SyncCall};
-use crate::checkpoint::fs::{Links, read_all};
 use crate::checkpoint::save::{Live, SavePlan, write};
 use crate::checkpoint::{AsyncCheckpointer, CheckpointError, CheckpointManager};
 use crate::mesh::DeviceMesh;
@@ -16,7 +15,7 @@ use crate::prelude::*;
 
 /// One call of a training program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Call {
+pub(super) enum Call {
     /// Saves the next step and moves `latest` to it.
     Save,
     /// Saves the next step, and moves `latest` in no way.
@@ -38,47 +37,30 @@ const SAVES: [Call; 4] = [Call::Save, Call::SaveAlone, Call::SaveAsync, Call::Sa
 const CALLS: [Call; 7] =
     [Call::Save, Call::SaveAlone, Call::SaveAsync, Call::SaveTaken, Call::SaveAndPrune, Call::Prune, Call::MoveLatest];
 
-/// The contents that a run folder must and may have.
-#[derive(Debug, Clone)]
-struct Expected {
-    /// Steps whose saves have returned and that were not removed, ascending.
-    saved: Vec<u64>,
-    /// The steps of which `latest` names one; `None` if the file may be missing.
-    latest: BTreeSet<Option<u64>>,
-}
-
 impl Expected {
-    fn empty() -> Self {
-        Self { saved: Vec::new(), latest: [None].into() }
-    }
-
-    fn last(&self) -> u64 {
-        self.saved.last().copied().unwrap_or_default()
-    }
-
     /// Returns what is expected once a call has returned.
-    fn after(&self, call: Call) -> Self {
+    pub fn after(&self, call: Call) -> Self {
         let (next, last) = (self.last() + 1, self.last());
         let and_next = || self.saved.iter().copied().chain([next]).collect();
-        let only = |step| Self { saved: vec![step], latest: [Some(step)].into() };
+        let only = |step| Self::new(vec![step], [Some(step)]);
         match call {
-            Call::Save | Call::SaveAsync => Self { saved: and_next(), latest: [Some(next)].into() },
-            Call::SaveAlone => Self { saved: and_next(), latest: self.latest.clone() },
+            Call::Save | Call::SaveAsync => Self::new(and_next(), [Some(next)]),
+            Call::SaveAlone => Self { saved: and_next(), ..self.clone() },
             Call::SaveTaken => self.clone(),
             Call::SaveAndPrune => only(next),
             Call::Prune => only(last),
-            Call::MoveLatest => Self { saved: self.saved.clone(), latest: [self.saved.first().copied()].into() },
+            Call::MoveLatest => Self::new(self.saved.clone(), [self.saved.first().copied()]),
         }
     }
 
     /// Returns what is expected while a call runs: steps that it removes may be gone, and `latest` may have moved.
-    fn during(&self, call: Call) -> Self {
+    pub fn during(&self, call: Call) -> Self {
         let after = self.after(call);
         let saved = self.saved.iter().copied().filter(|step| after.saved.contains(step)).collect();
-        Self { saved, latest: &self.latest | &after.latest }
+        Self { saved, latest: &self.latest | &after.latest, ..after }
     }
 
-    fn after_all(calls: &[Call]) -> Self {
+    pub fn after_all(calls: &[Call]) -> Self {
         calls.iter().fold(Self::empty(), |expected, call| expected.after(*call))
     }
 }
@@ -112,12 +94,14 @@ fn perform(
     Ok(())
 }
 
-fn folder(step: u64) -> PathBuf {
-    Path::new(RUN).join(format!("step-{step}"))
-}
-
 /// Runs calls on ranks, from a file system where some are done. Marks the return of each.
-fn record(ranks: usize, start: &Recorder, done: &[Call], calls: &[Call], skipped: Option<&SyncCall>) -> Recorder {
+pub(super) fn record(
+    ranks: usize,
+    start: &Recorder,
+    done: &[Call],
+    calls: &[Call],
+    skipped: Option<&SyncCall>,
+) -> Recorder {
     let fs = start.durable_copy();
     if let Some(sync) = skipped {
         fs.skip(sync.clone());
@@ -138,98 +122,6 @@ fn record(ranks: usize, start: &Recorder, done: &[Call], calls: &[Call], skipped
     })
     .unwrap();
     fs
-}
-
-/// Checks what a crash leaves. Loads of folders with the same contents are not repeated.
-struct Checker<'a> {
-    mesh: &'a DeviceMesh,
-    /// Number of ranks that saved.
-    ranks: u64,
-    loads: HashMap<(u64, u64), Result<(), String>>,
-    saved_again: HashSet<(u64, u64)>,
-    tried: usize,
-    distinct: usize,
-}
-
-impl<'a> Checker<'a> {
-    fn new(mesh: &'a DeviceMesh, ranks: u64) -> Self {
-        Self { mesh, ranks, loads: HashMap::new(), saved_again: HashSet::new(), tried: 0, distinct: 0 }
-    }
-
-    /// Checks all crashes after that many marks, and that a step can be saved again after each.
-    fn check_crashes(
-        &mut self,
-        fs: &Recorder,
-        marks: usize,
-        step: u64,
-        expected: impl Fn(&Crash) -> Expected,
-    ) -> Result<(), String> {
-        let mut crashes = fs.crashes().after_marks(marks);
-        let checked = crashes.by_ref().try_for_each(|crash| {
-            self.distinct += 1;
-            let left = format!("{:?}", crash.left);
-            self.check(&crash.left, &expected(&crash))
-                .and_then(|()| self.save_again(&crash.left, step))
-                .map_err(|fault| format!("{fault}\n  {}\n  left: {left}", crash.description))
-        });
-        self.tried += crashes.tried();
-        checked
-    }
-
-    fn check(&mut self, left: &Recorder, expected: &Expected) -> Result<(), String> {
-        let run = manager(left, self.mesh);
-        let steps = run.steps().map_err(|error| format!("the run folder: {error}"))?;
-        for &step in &steps {
-            self.load(left, &run, step).map_err(|fault| format!("step {step} does not load: {fault}"))?;
-        }
-        if let Some(lost) = expected.saved.iter().find(|step| !steps.contains(step)) {
-            return Err(format!("step {lost} is lost, of which the save had returned"));
-        }
-        let latest = match read_all(left, &Path::new(RUN).join("latest"), Links::Refuse, 100) {
-            Err(error) if error.kind() == ErrorKind::NotFound => None,
-            name => {
-                Some(String::from_utf8(name.map_err(|error| error.to_string())?).map_err(|error| error.to_string())?)
-            }
-        };
-        let is_named = |step: &Option<u64>| latest == step.map(|step| format!("step-{step}"));
-        match expected.latest.iter().find(|step| is_named(step)) {
-            Some(step) if step.is_none_or(|step| steps.contains(&step)) => Ok(()),
-            _ => Err(format!("`latest` is {latest:?}, where {expected:?} and there are {steps:?}")),
-        }
-    }
-
-    fn load(&mut self, left: &Recorder, run: &CheckpointManager, step: u64) -> Result<(), String> {
-        let digest = left.digest(&folder(step)).expect("it has a folder");
-        let (mesh, ranks) = (self.mesh, self.ranks);
-        let load = || is_saved(&run.open(step).map_err(|error| error.to_string())?, mesh, ranks, step);
-        self.loads.entry((digest, step)).or_insert_with(load).clone()
-    }
-
-    /// Saves over what an interrupted save left, unless the same was left before.
-    fn save_again(&mut self, left: &Recorder, step: u64) -> Result<(), String> {
-        let Some(digest) = left.digest(&folder(step)) else { return Ok(()) };
-        if !self.saved_again.insert((digest, step)) {
-            return Ok(());
-        }
-        let run = manager(left, self.mesh);
-        match state(self.mesh, step, 0).and_then(|state| run.save(&state)) {
-            Err(crate::Error::Checkpoint(CheckpointError::Exists { .. })) => return Ok(()),
-            saved => saved.map_err(|error| format!("step {step} is not saved again: {error}"))?,
-        };
-        let left = left.lose_pending();
-        let latest = manager(&left, self.mesh).latest().map_err(|error| error.to_string())?;
-        let latest = latest.ok_or("there is no latest after another save")?;
-        is_saved(&latest, self.mesh, 1, step)
-    }
-}
-
-/// Runs a check on one rank.
-fn on_one_rank<T: Send>(ranks_that_saved: u64, check: impl Fn(&mut Checker<'_>) -> T + Sync) -> T {
-    let checked = launch(Launch::threads(1), |world| {
-        let mesh = DeviceMesh::new(world, [1], ["shard"])?;
-        Ok(check(&mut Checker::new(&mesh, ranks_that_saved)))
-    });
-    checked.unwrap().pop().expect("there is one rank").1
 }
 
 #[test]
@@ -257,15 +149,7 @@ fn any_three_calls_survive_a_loss_of_power() {
             checked.unwrap_or_else(|fault| panic!("{calls:?}: {fault}"));
         }
         let steps: usize = recorded.iter().map(|(.., fs)| fs.steps()).sum();
-        format!(
-            "{} sequences of {steps} steps: {} crashes, {} different file systems, {} different checkpoints loaded, {} \
-             replaced",
-            recorded.len(),
-            checker.tried,
-            checker.distinct,
-            checker.loads.len(),
-            checker.saved_again.len()
-        )
+        format!("{} sequences of {steps} steps: {}", recorded.len(), checker.report())
     });
     println!("{report}");
 }
@@ -345,11 +229,11 @@ fn a_killed_process_and_then_a_loss_of_power() {
         for (first, call, fs) in &recorded {
             let expected = |crash: &Crash| {
                 // The save that was killed may have pruned what was saved before, once `latest` had moved.
-                let latest = [if *first == 1 { None } else { Some(1) }, Some(*first)].into();
-                let mut expected = Expected { saved: Vec::new(), latest };
+                let before = if *first == 1 { None } else { Some(1) };
+                let mut expected = Expected::new(Vec::new(), [before, Some(*first)]);
                 for mark in &crash.marks {
                     if let Some(step) = mark.strip_prefix("saved ").map(|step| step.parse().expect("it is a step")) {
-                        expected = Expected { saved: vec![step], latest: [Some(step)].into() };
+                        expected = Expected::new(vec![step], [Some(step)]);
                     }
                 }
                 let running = first + 1 - crash.marks.len() as u64;
@@ -362,12 +246,7 @@ fn a_killed_process_and_then_a_loss_of_power() {
             let checked = checker.check_crashes(fs, 1, 3, expected);
             checked.unwrap_or_else(|fault| panic!("killed at call {call} of a save of step {first}: {fault}"));
         }
-        format!(
-            "killed at {} calls: {} crashes, {} different file systems",
-            recorded.len(),
-            checker.tried,
-            checker.distinct
-        )
+        format!("killed at {} calls: {}", recorded.len(), checker.report())
     });
     println!("{report}");
 }

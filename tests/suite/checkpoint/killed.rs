@@ -54,17 +54,18 @@ fn save_until_killed(folder: &Path) {
         let manager = manager(folder, &mesh);
         let first = manager.latest()?.map_or(1, |checkpoint| checkpoint.step().unwrap() + 1);
         let mut behind = AsyncCheckpointer::new(manager.clone())?;
+        let returned = |step: u64| match world.rank() {
+            0 => fs::write(folder.join("returned"), step.to_string()),
+            _ => Ok(()),
+        };
         for step in first.. {
-            let done = match step % 3 {
-                0 => behind.save(&state(&mesh, step)?)?.previous.map(|_| step - 3),
-                _ => {
-                    behind.finish()?;
-                    manager.save(&state(&mesh, step)?).map(|_| Some(step))?
-                }
-            };
-            if let (0, Some(done)) = (world.rank(), done) {
-                fs::write(folder.join("returned"), done.to_string())?;
+            if step % 3 == 0 {
+                behind.save(&state(&mesh, step)?)?;
+                continue;
             }
+            behind.finish()?.map_or(Ok(()), |_| returned(step - 1))?;
+            manager.save(&state(&mesh, step)?)?;
+            returned(step)?;
         }
         Ok(())
     });

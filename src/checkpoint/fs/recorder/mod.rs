@@ -17,6 +17,7 @@
 
 mod crashes;
 mod disk;
+mod schedule;
 mod tests;
 
 use std::fmt::{self, Debug, Formatter};
@@ -28,6 +29,7 @@ use itertools::Itertools;
 use parking_lot::Mutex;
 
 pub(crate) use crashes::{Crash, Crashes};
+pub(crate) use schedule::Schedule;
 
 use crashes::Replay;
 use disk::{Change, Disk, Inode, Node};
@@ -167,7 +169,11 @@ impl Recording {
 /// A file system in memory that records changes. Clones are the same file system. Paths are absolute or from the root, and
 /// there are no links.
 #[derive(Clone)]
-pub(crate) struct Recorder(Arc<Mutex<Recording>>);
+pub(crate) struct Recorder {
+    recording: Arc<Mutex<Recording>>,
+    /// The rank that makes the calls, and the schedule that they follow, if they follow one.
+    schedule: Option<(usize, Arc<Schedule>)>,
+}
 
 impl Recorder {
     /// Returns an empty file system.
@@ -178,17 +184,23 @@ impl Recorder {
     fn of(disk: Disk) -> Self {
         let (start, now) = (disk.clone(), disk);
         let (log, syncs) = (Vec::new(), Vec::new());
-        Self(Arc::new(Mutex::new(Recording { start, now, log, syncs, skipped: None, calls: 0, fault: None })))
+        let recording = Recording { start, now, log, syncs, skipped: None, calls: 0, fault: None };
+        Self { recording: Arc::new(Mutex::new(recording)), schedule: None }
+    }
+
+    /// Returns the same file system for a rank, whose calls follow the schedule.
+    pub(crate) fn scheduled(&self, rank: usize, schedule: &Arc<Schedule>) -> Self {
+        Self { recording: self.recording.clone(), schedule: Some((rank, schedule.clone())) }
     }
 
     /// Returns another file system with the present contents, all of them durable.
     pub(crate) fn durable_copy(&self) -> Self {
-        Self::of(self.0.lock().now.clone())
+        Self::of(self.recording.lock().now.clone())
     }
 
     /// Returns the file system as it is after the loss of power that loses all pending changes.
     pub(crate) fn lose_pending(&self) -> Self {
-        let recording = self.0.lock();
+        let recording = self.recording.lock();
         let mut replay = Replay::new(recording.start.clone());
         recording.log.iter().for_each(|(step, description)| replay.step(step, description));
         Self::of(replay.durable)
@@ -196,43 +208,43 @@ impl Recorder {
 
     /// Returns a hash of the names and contents of all in a folder, or `None` if there is no such folder or file.
     pub(crate) fn digest(&self, dir: &Path) -> Option<u64> {
-        let now = &self.0.lock().now;
+        let now = &self.recording.lock().now;
         Some(now.digest(now.find(dir).ok()?))
     }
 
     /// Notes in the log that the program has come so far. [`Crash::marks`] has the texts of those before the crash.
     pub(crate) fn mark(&self, text: impl Into<String>) {
-        self.0.lock().log.push((Step::Mark(text.into()), String::new()));
+        self.recording.lock().log.push((Step::Mark(text.into()), String::new()));
     }
 
     /// Plans an error.
     pub(crate) fn fail(&self, fault: Fault) {
-        self.0.lock().fault = Some(fault);
+        self.recording.lock().fault = Some(fault);
     }
 
     /// Takes the planned error back. Returns true if there was one that no call has met, or a lasting one.
     pub(crate) fn heal(&self) -> bool {
-        self.0.lock().fault.take().is_some()
+        self.recording.lock().fault.take().is_some()
     }
 
     /// Returns the number of calls.
     pub(crate) fn calls(&self) -> usize {
-        self.0.lock().calls
+        self.recording.lock().calls
     }
 
     /// Makes one sync do nothing and succeed.
     pub(crate) fn skip(&self, sync: SyncCall) {
-        self.0.lock().skipped = Some(sync);
+        self.recording.lock().skipped = Some(sync);
     }
 
     /// Returns all syncs that were called.
     pub(crate) fn syncs(&self) -> Vec<SyncCall> {
-        self.0.lock().syncs.clone()
+        self.recording.lock().syncs.clone()
     }
 
     /// Returns the number of changes and syncs that were recorded.
     pub(crate) fn steps(&self) -> usize {
-        self.0.lock().log.iter().filter(|(step, _)| !matches!(step, Step::Mark(_))).count()
+        self.recording.lock().log.iter().filter(|(step, _)| !matches!(step, Step::Mark(_))).count()
     }
 
     /// Returns the file systems that a loss of power may leave, before the first recorded step and after each step.
@@ -241,13 +253,21 @@ impl Recorder {
     /// it. Each pending write is torn, among others that are done, are not done, or are done if they were before it.
     /// A state that was given since the last mark is not given again.
     pub(crate) fn crashes(&self) -> Crashes {
-        Crashes::new(&self.0.lock())
+        Crashes::new(&self.recording.lock())
+    }
+
+    /// Does a call when it is its turn.
+    fn in_turn<T>(&self, call: impl FnOnce(&mut Recording) -> T) -> T {
+        let call = || call(&mut self.recording.lock());
+        match &self.schedule {
+            Some((rank, schedule)) => schedule.in_turn(*rank, call),
+            None => call(),
+        }
     }
 
     /// Does a call on a path.
     fn on<T>(&self, call: Call, path: &Path, body: impl FnOnce(&mut Recording) -> io::Result<T>) -> io::Result<T> {
-        let mut recording = self.0.lock();
-        let done = recording.call(call).and_then(|()| body(&mut recording));
+        let done = self.in_turn(|recording| recording.call(call).and_then(|()| body(recording)));
         done.map_err(|error| named(error, path.display()))
     }
 }
@@ -259,7 +279,7 @@ fn named(error: io::Error, path: impl fmt::Display) -> io::Error {
 /// The files and folders, with the lengths of files.
 impl Debug for Recorder {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        let disk = &self.0.lock().now;
+        let disk = &self.recording.lock().now;
         let line = |(path, inode): &(String, Inode)| match &disk.nodes[*inode] {
             Node::File(contents) => format!("{path} ({} bytes)", contents.bytes.len()),
             Node::Folder(_) => format!("{path}/"),
@@ -337,15 +357,17 @@ struct OpenFile {
 
 impl WriteFile for OpenFile {
     fn write_all(&mut self, bytes: &[u8]) -> io::Result<()> {
-        let mut recording = self.recorder.0.lock();
-        let called = recording.call(Call::Writes);
-        let bytes = if called.is_ok() { bytes } else { &bytes[..bytes.len() / 2] };
-        let at = recording.now.file(self.inode).len();
-        if !bytes.is_empty() {
-            let description = format!("write {} bytes at {at} of {}", bytes.len(), self.path);
-            recording.change(Change::Write { file: self.inode, at, bytes: bytes.into() }, description);
-        }
-        called.map_err(|error| named(error, &self.path))
+        let written = self.recorder.in_turn(|recording| {
+            let called = recording.call(Call::Writes);
+            let bytes = if called.is_ok() { bytes } else { &bytes[..bytes.len() / 2] };
+            let at = recording.now.file(self.inode).len();
+            if !bytes.is_empty() {
+                let description = format!("write {} bytes at {at} of {}", bytes.len(), self.path);
+                recording.change(Change::Write { file: self.inode, at, bytes: bytes.into() }, description);
+            }
+            called
+        });
+        written.map_err(|error| named(error, &self.path))
     }
 
     fn sync(&mut self) -> io::Result<()> {
