@@ -1,5 +1,7 @@
-//! Checkpoints on a file system that forgets what was not synced, and that fails.
+//! Checkpoints on a file system that forgets what was not synced, that fails, and that others have written to.
 
 mod faults;
+pub(super) mod folder;
+mod hostile;
 mod power_loss;
 mod states;
