@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use burn_dtensor::checkpoint;
 use clap::{Parser, Subcommand};
 use glob::Pattern;
 
@@ -77,6 +78,10 @@ pub struct Reshard {
     /// Number of ranks, each of which writes a file
     #[arg(long, value_parser = positive)]
     pub ranks: usize,
+    /// Divide tensors with such a key in this dimension, such as '*.down.weight=1'. The first that fits counts; others are
+    /// divided in dimension 0
+    #[arg(long, value_name = "PATTERN=DIM", value_parser = shard_dim)]
+    pub shard: Vec<(Pattern, usize)>,
     /// Leave out what has this key, or a key below it, such as `optimizer`
     #[arg(long, value_name = "KEY")]
     pub without: Vec<String>,
@@ -106,15 +111,16 @@ fn found(folder: &Path) -> Result<PathBuf, String> {
     if !folder.is_dir() {
         return Err(format!("there is no folder {}", folder.display()));
     }
-    match std::fs::read_to_string(folder.join("latest")) {
-        Ok(latest) if !folder.join("manifest.json").exists() => match latest.trim() {
-            name if name.starts_with("step-") && !name.contains(['/', '\\']) => Ok(folder.join(name)),
-            name => {
-                Err(format!("{} does not name a checkpoint of the folder: {name}", folder.join("latest").display()))
-            }
-        },
-        _ => Ok(folder.into()),
+    if folder.join("manifest.json").exists() {
+        return Ok(folder.into());
     }
+    Ok(checkpoint::latest(folder).map_err(|error| error.to_string())?.unwrap_or_else(|| folder.into()))
+}
+
+fn shard_dim(text: &str) -> Result<(Pattern, usize), String> {
+    let (pattern, dim) = text.rsplit_once('=').ok_or("expected PATTERN=DIM")?;
+    let pattern = Pattern::new(pattern).map_err(|error| error.to_string())?;
+    Ok((pattern, dim.parse().map_err(|error| format!("`{dim}` is no dimension: {error}"))?))
 }
 
 fn replacement(text: &str) -> Result<(String, String), String> {

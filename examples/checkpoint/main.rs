@@ -15,7 +15,7 @@ mod picture;
 use std::path::Path;
 use std::process::ExitCode;
 
-use burn_dtensor::checkpoint::{self, Checkpoint, ConsolidateOptions, ReadOptions};
+use burn_dtensor::checkpoint::{self, Checkpoint, ConsolidateOptions, ReadOptions, ReshardOptions};
 use burn_dtensor::prelude::*;
 use indicatif::{ProgressBar, ProgressStyle};
 
@@ -62,15 +62,18 @@ fn consolidate(command: &Consolidate) -> Result<bool> {
 }
 
 fn reshard(command: &Reshard) -> Result<bool> {
-    let Reshard { checkpoint, out, ranks, without } = command;
-    let is_left_out = |key: &str| {
+    let Reshard { checkpoint, out, ranks, shard, without } = command.clone();
+    let is_left_out = move |key: &str| {
         without
             .iter()
             .any(|left| key.strip_prefix(left.as_str()).is_some_and(|rest| rest.is_empty() || rest.starts_with('.')))
     };
-    let reports = launch(Launch::threads(*ranks), |world| {
-        let mesh = DeviceMesh::new(world, [*ranks], ["shard"])?;
-        Checkpoint::open(checkpoint, &mesh)?.reshard(out, |key| !is_left_out(key))
+    let dim =
+        move |key: &str, _: &[usize]| shard.iter().find(|(pattern, _)| pattern.matches(key)).map_or(0, |(_, dim)| *dim);
+    let options = ReshardOptions::new().with_keep(move |key| !is_left_out(key)).with_shard_dim(dim);
+    let reports = launch(Launch::threads(ranks), |world| {
+        let mesh = DeviceMesh::new(world, [ranks], ["shard"])?;
+        Checkpoint::open(&checkpoint, &mesh)?.reshard(&out, &options)
     })?;
     println!("{}", reports[0].1);
     Ok(true)

@@ -88,7 +88,8 @@ impl<'a> Checkpoints<'a> {
             return Ok((training, 0, format!("nothing to resume from in {}", self.run.path().display())));
         };
         let (model, _) = checkpoint.load_model("model", training.model, &LoadOptions::new())?;
-        let optim = training.optim.load_state(&model, checkpoint.load_optimizer("optimizer", &model)?)?;
+        let (optim, _) = checkpoint.load_optimizer("optimizer", &model, &LoadOptions::new())?;
+        let optim = training.optim.load_state(&model, optim)?;
         let schedule = LrSchedulerRecord::from_bytes(Bytes::from_bytes_vec(checkpoint.value("schedule")?));
         let training = Training {
             model,

@@ -34,3 +34,24 @@ where
     let own = (comm.group().rank() == 0).then(step);
     Ok(comm.broadcast_object(Call::new(label), own.as_ref(), 0)??)
 }
+
+/// Returns this rank's result if all ranks succeeded; otherwise, on every rank, the error of the first that failed.
+///
+/// # Collective
+/// Every rank of `comm` must call it, also after a failure of its own.
+pub(super) fn together<T>(comm: &Communicator, label: &str, own: Result<T>) -> Result<T> {
+    if !comm.any(Call::new(label), own.is_err())? {
+        return own;
+    }
+    let failed = match &own {
+        Ok(_) => None,
+        Err(crate::Error::Checkpoint(error)) => Some(Ok(error.clone())),
+        Err(error) => Some(Err(error.to_string())),
+    };
+    let outcomes = comm.all_gather_object(Call::new(label), &failed)?;
+    match (own, outcomes.into_iter().flatten().next().expect("one rank has failed")) {
+        (_, Ok(error)) => Err(error.into()),
+        (Err(error), _) => Err(error),
+        (Ok(_), Err(text)) => Err(crate::Error::other(text)),
+    }
+}

@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 use super::agree::on_first;
 use super::manager::InFlight;
 use super::region::Region;
-use super::save::{FragmentBytes, Live, OpenSave, SavePlan, WrittenFile};
+use super::save::{Committed, FragmentBytes, Live, OpenSave, SavePlan, WrittenFile};
 use super::{CheckpointError, CheckpointManager, SaveReport, State};
 use crate::Result;
 
@@ -72,11 +72,11 @@ enum Stage {
     /// Each rank writes its file.
     Files(Background<(Staging, Result<WrittenFile, CheckpointError>)>),
     /// Group rank 0 writes the manifest. Other ranks have no thread.
-    Manifest(Option<Background<Result<Vec<u64>, CheckpointError>>>),
+    Manifest(Option<Background<Result<Committed, CheckpointError>>>),
 }
 
 /// Report of [`AsyncCheckpointer::save`].
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct AsyncSaveReport {
     /// Time for which it waited until the previous checkpoint was written.
@@ -207,8 +207,8 @@ impl AsyncCheckpointer {
             self.writing = Some(Writing { save, step, stage: Stage::Manifest(manifest), in_flight });
             return Ok(None);
         }
-        let sizes = on_first(comm, "checkpoint_commit", || manifest.expect("group rank 0 has it").join())?;
-        Ok(Some(save.report(sizes)))
+        let done = on_first(comm, "checkpoint_commit", || manifest.expect("group rank 0 has it").join())?;
+        Ok(Some(save.report(done)))
     }
 }
 
@@ -245,10 +245,14 @@ impl<T> Drop for OwnThread<T> {
 
 impl<T: Send + 'static> Background<T> {
     fn spawn(step: u64, run: impl FnOnce() -> T + Send + 'static) -> Self {
+        Self::spawn_by(thread::Builder::new().name(format!("checkpoint {step}")), run)
+    }
+
+    fn spawn_by(thread: thread::Builder, run: impl FnOnce() -> T + Send + 'static) -> Self {
         let run = Arc::new(Mutex::new(Some(run)));
         let take = |run: &Mutex<Option<_>>| run.lock().take().expect("it runs once");
         let shared = run.clone();
-        match thread::Builder::new().name(format!("checkpoint {step}")).spawn(move || take(&shared)()) {
+        match thread.spawn(move || take(&shared)()) {
             Ok(thread) => Self::Thread(OwnThread(Some(thread))),
             Err(_) => Self::Done(take(&run)()),
         }
@@ -303,5 +307,20 @@ impl FragmentBytes for Staging {
 impl fmt::Debug for Staging {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Staging({} bytes)", self.bytes.len())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn work_whose_thread_does_not_start_is_done_at_once() {
+        // A stack that no system has memory for.
+        let work = Background::spawn_by(thread::Builder::new().stack_size(1 << 60), || thread::current().id());
+        assert!(work.is_finished());
+        assert_eq!(work.join(), thread::current().id());
+        let work = Background::spawn(3, || thread::current().name().map(str::to_owned));
+        assert_eq!(work.join().as_deref(), Some("checkpoint 3"));
     }
 }

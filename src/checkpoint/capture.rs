@@ -1,17 +1,15 @@
-//! Tensors of a model as DTensors by path: [`capture`] reads them, [`targets`] describes them, and [`replace`] replaces
-//! them.
+//! Tensors of a model as DTensors by path: [`capture`] reads them, and [`targets`] describes them.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use burn::backend::TensorMetadata;
 use burn::module::Module;
-use burn::tensor::TensorData;
 
 use crate::Result;
 use crate::dtensor::{DTensorSpec, DynDTensor};
 use crate::mesh::DeviceMesh;
-use crate::param::{NewValue, StoredTensor, replace_tensors, stored_tensors};
+use crate::param::{StoredTensor, stored_tensors};
 use crate::placement::Layout;
 
 /// Returns the tensors of `model` by path, without copying them. Draws the values of lazy parameters. A tensor that is
@@ -37,7 +35,7 @@ pub(super) fn capture<M: Module>(model: &M, mesh: &DeviceMesh) -> Result<BTreeMa
 ///
 /// # Errors
 /// Those of [`capture`].
-pub(crate) fn targets<M: Module>(model: &M, mesh: &DeviceMesh) -> Result<BTreeMap<String, Arc<DTensorSpec>>> {
+pub(super) fn targets<M: Module>(model: &M, mesh: &DeviceMesh) -> Result<BTreeMap<String, Arc<DTensorSpec>>> {
     let targets = stored_tensors(model, false)?.into_iter().map(|stored| {
         let spec = spec(&stored, mesh)?;
         Ok((stored.path, spec))
@@ -53,27 +51,16 @@ fn spec(stored: &StoredTensor, mesh: &DeviceMesh) -> Result<Arc<DTensorSpec>> {
     Ok(DTensorSpec::new(mesh, Layout::replicate(mesh.shape())?, shape, dtype)?.shared())
 }
 
-/// Returns the model with these local tensors at these paths. Each has the local shape that [`targets`] describes, and
-/// is cast to the parameter's dtype. All other tensors stay as they are.
-///
-/// Local: no communication. Every rank of the model must call it, after [`targets`].
-///
-/// # Errors
-/// [`ParamError::ParamNotVisited`](crate::param::ParamError::ParamNotVisited) for a path that the model's `map` does not
-/// visit.
-pub(crate) fn replace<M: Module>(model: M, values: BTreeMap<String, TensorData>) -> Result<M> {
-    replace_tensors(model, values.into_iter().map(|(path, data)| (path, NewValue::Data(data))).collect())
-}
-
 #[cfg(all(test, feature = "flex"))]
 mod tests {
     use burn::nn::{Linear, LinearConfig};
-    use burn::tensor::DType;
+    use burn::tensor::{DType, TensorData};
 
     use super::*;
     use crate::comm::{Launch, launch};
     use crate::fsdp::{FullyShard, full_model, fully_shard};
     use crate::memory;
+    use crate::param::{NewValue, replace_tensors};
 
     /// Rows of four equal elements, in memory that is not an ordinary allocation, as a reader of files may pass them.
     fn foreign(rows: usize) -> TensorData {
@@ -95,16 +82,16 @@ mod tests {
                 let tensor = DynDTensor::from_full_data(full.clone(), &mesh, targets["weight"].layout().clone())?;
                 Ok::<_, crate::Error>(tensor.local_data())
             };
-            let values = |data| BTreeMap::from([("weight".to_owned(), data)]);
-            let model = replace(model, values(local(&full)?.convert_dtype(DType::F64)))?;
+            let values = |data| BTreeMap::from([("weight".to_owned(), NewValue::Data(data))]);
+            let model = replace_tensors(model, values(local(&full)?.convert_dtype(DType::F64)))?;
             let gathered = full_model(&model)?;
             assert_eq!(gathered.weight.val().into_data(), full);
             assert_eq!(gathered.bias.map(|bias| bias.val().into_data()), bias);
             assert!(model.weight.is_require_grad() && model.weight.id == id);
             // Other ranks read shards in place.
-            let model = replace(model, values(foreign(3)))?;
+            let model = replace_tensors(model, values(foreign(3)))?;
             assert!(memory::is_persistent(&model.weight.base().inner().into_dispatch()));
-            assert!(replace(model, BTreeMap::from([("other".to_owned(), full)])).is_err());
+            assert!(replace_tensors(model, BTreeMap::from([("other".to_owned(), NewValue::Data(full))])).is_err());
             Ok(())
         })
         .unwrap_or_else(|error| panic!("{error}"));

@@ -10,16 +10,17 @@ use std::sync::Arc;
 use itertools::Itertools;
 use serde_json::json;
 
-use super::fs::{self, FileSystem};
+use super::fs::{self, FileSystem, Links};
 use super::load::{no_value, read_manifest};
 use super::manifest::StoredDType;
 use super::reader::{Reader, Want};
 use super::region::{Region, transposed_bytes};
-use super::safetensors_file::header;
+use super::safetensors_file::{INDEX, METADATA, header};
 use super::{CheckpointError, ReadOptions, ReadStats};
 
 const SUFFIX: &str = ".safetensors";
-const INDEX: &str = "model.safetensors.index.json";
+/// Ending of the file in which a large matrix is transposed.
+const TRANSPOSED: &str = ".transposed";
 
 /// Options of [`consolidate`]. By default all tensors are written as they are, under their keys.
 #[derive(Clone)]
@@ -79,7 +80,8 @@ impl ConsolidateOptions {
         Self { most_bytes: bytes, ..self }
     }
 
-    /// Sets how the checkpoint is read. Memory is bounded by [`ReadOptions::memory`], and one sixteenth of it for a transpose.
+    /// Sets how the checkpoint is read. Memory is bounded by [`ReadOptions::memory`], and a quarter of it for a transpose. A
+    /// matrix with more bytes than that quarter is transposed by way of a temporary file in the folder that is written.
     #[must_use]
     pub fn with_read_options(self, read: ReadOptions) -> Self {
         Self { read, ..self }
@@ -139,7 +141,7 @@ impl fmt::Debug for ConsolidateOptions {
 ///
 /// # Errors
 /// [`CheckpointError::Occupied`] if `out` contains safetensors files; [`CheckpointError::NoValue`] if there are no tensors
-/// to write; [`CheckpointError::Duplicate`] if two have the same name; [`CheckpointError::Corrupt`]; [`CheckpointError::Io`];
+/// to write; [`CheckpointError::Duplicate`] if two have the same name; [`CheckpointError::Name`]; [`CheckpointError::Corrupt`]; [`CheckpointError::Io`];
 /// [`CheckpointError::Incomplete`] and [`CheckpointError::Manifest`] for the checkpoint. Nothing is left in `out` then.
 pub fn consolidate(
     path: impl AsRef<Path>,
@@ -185,8 +187,9 @@ pub(super) fn consolidate_in(
     let committed = written.and_then(|()| commit(fs, out, &temporaries, (files.len() > 1).then_some((&index, total))));
     if let Err(error) = committed {
         for (temporary, file) in &temporaries {
-            let _ = fs.remove_file(temporary);
-            let _ = fs.remove_file(file);
+            for file in [temporary, &appended(temporary, TRANSPOSED), file] {
+                let _ = fs.remove_file(file);
+            }
         }
         let _ = fs.remove_file(&out.join(INDEX));
         return Err(error);
@@ -230,13 +233,16 @@ impl Export {
         (self.shape.iter().product::<usize>() * self.dtype.bytes()) as u64
     }
 
-    /// Returns the parts that are read one after the other: rows, or columns if they become rows.
+    /// Returns true if the bytes are written in another order.
+    fn is_reordered(&self) -> bool {
+        self.is_transposed && !self.shape.contains(&1)
+    }
+
+    /// Returns the parts that are read one after the other, consecutive rows of at most so many bytes; the full matrix if
+    /// it is reordered.
     fn parts(&self, most_bytes: usize) -> Vec<Want> {
-        let (full, most) = (Region::full(&self.shape), most_bytes / self.dtype.bytes());
-        let parts = match self.is_transposed {
-            true => full.transposed().split(most).into_iter().map(Region::transposed).collect(),
-            false => full.split(most),
-        };
+        let full = Region::full(&self.shape);
+        let parts = if self.is_reordered() { vec![full] } else { full.split(most_bytes / self.dtype.bytes()) };
         parts.into_iter().map(|region| Want { key: self.key.clone(), region }).collect()
     }
 }
@@ -256,8 +262,11 @@ fn exports(
         let is_transposed = entry.shape.len() == 2 && (options.transposed)(path);
         let (dtype, shape) = (entry.dtype, entry.shape.clone());
         let export = Export { name: name.clone(), key: key.clone(), dtype, shape, is_transposed };
-        // The entry of a header that is not a tensor.
-        if name == "__metadata__" || exports.insert(name.clone(), export).is_some() {
+        if name == METADATA {
+            let reason = "the format uses it for what is not a tensor".into();
+            return Err(CheckpointError::Name { key: name, reason });
+        }
+        if exports.insert(name.clone(), export).is_some() {
             return Err(CheckpointError::Duplicate { key: name });
         }
     }
@@ -322,35 +331,109 @@ impl Writer<'_> {
         };
         let tensors = exports.iter().map(tensor).collect_vec();
         let (head, _) = header(&tensors, &BTreeMap::from([("format".into(), "pt".into())]));
-        match self.fs.remove_file(file) {
-            // What an interrupted call left.
-            Ok(()) => {}
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => return Err(failed(error)),
-        }
-        let mut to = self.fs.create(file).map_err(failed)?;
+        let mut to = fs::create_or_replace(self.fs, file).map_err(failed)?;
         to.write_all(&head).map_err(failed)?;
+        let most = 4 * self.most_bytes as u64;
+        let is_large = |export: &Export| export.is_reordered() && export.bytes() > most;
+        for exports in exports.chunk_by(|a, b| !is_large(a) && !is_large(b)) {
+            let mut write = |bytes: &[u8]| to.write_all(bytes).map_err(failed);
+            match exports {
+                [export] if is_large(export) => {
+                    self.transpose_on_disk(export, &appended(file, TRANSPOSED), &mut write)?
+                }
+                _ => self.copy(exports, &mut write)?,
+            }
+        }
+        to.sync().map_err(failed)?;
+        Ok(head.len() as u64 + exports.iter().map(Export::bytes).sum::<u64>())
+    }
+
+    /// Copies tensors in parts.
+    fn copy(&mut self, exports: &[Export], write: &mut WriteFn<'_>) -> Result<(), CheckpointError> {
         let parts =
             exports.iter().flat_map(|export| export.parts(self.most_bytes).into_iter().map(move |part| (export, part)));
         let (exports_of, wants): (Vec<_>, Vec<_>) = parts.unzip();
         let (done, total, progress) = (&mut self.done, self.total, &mut self.progress);
         let stats = self.reader.read(&wants, |index, bytes| {
-            let bytes = match exports_of[index] {
-                Export { is_transposed: true, dtype, .. } => {
-                    let shape = [wants[index].region.shape[0], wants[index].region.shape[1]];
-                    Cow::Owned(transposed_bytes(&bytes, shape, dtype.bytes()))
-                }
-                _ => Cow::Borrowed(&bytes[..]),
+            let export = exports_of[index];
+            let bytes = match export.is_reordered() {
+                true => Cow::Owned(transposed(&wants[index].region, &bytes, export.dtype)),
+                false => Cow::Borrowed(&bytes[..]),
             };
-            to.write_all(&bytes).map_err(failed)?;
+            write(&bytes)?;
             *done += bytes.len() as u64;
             progress(*done, total);
             Ok(())
         })?;
         self.read.add(&stats);
-        to.sync().map_err(failed)?;
-        Ok(head.len() as u64 + exports.iter().map(Export::bytes).sum::<u64>())
+        Ok(())
     }
+
+    /// Copies a matrix that is transposed and too large to be in memory. Reading it column by column would read every row's
+    /// blocks for each of them. Instead, panels of consecutive rows are read once, and written transposed to a temporary
+    /// file:
+    ///
+    /// ```text
+    ///  stored      temporary file    written: for rows 0, 1, ..
+    ///  a b c d     a e  b f  c g  d h          of each panel one run
+    ///  e f g h     i m  j n  k o  l p          a e i m   b f j n   ..
+    ///  --------
+    ///  i j k l
+    ///  m n o p
+    /// ```
+    fn transpose_on_disk(
+        &mut self,
+        export: &Export,
+        file: &Path,
+        write: &mut WriteFn<'_>,
+    ) -> Result<(), CheckpointError> {
+        let failed = |action| move |error| io(action, file, error);
+        let (size, [rows, columns]) = (export.dtype.bytes(), [export.shape[0], export.shape[1]]);
+        let panels = Region::full(&export.shape).split(self.most_bytes / size);
+        let wants = panels.iter().map(|region| Want { key: export.key.clone(), region: region.clone() }).collect_vec();
+        let mut to = fs::create_or_replace(self.fs, file).map_err(failed("write"))?;
+        let copied = self.reader.read(&wants, |index, bytes| {
+            to.write_all(&transposed(&wants[index].region, &bytes, export.dtype)).map_err(failed("write"))
+        });
+        drop(to);
+        self.read.add(&copied?);
+
+        let from = self.fs.open(file, Links::Refuse).map_err(failed("open"))?;
+        // Columns that are written together, as rows.
+        let stripe = (self.most_bytes / (rows * size)).clamp(1, columns);
+        let (mut run, mut joined) = (Vec::new(), vec![0; stripe * rows * size]);
+        for first in (0..columns).step_by(stripe) {
+            let count = stripe.min(columns - first);
+            for panel in &panels {
+                let (begin, of_panel) = (panel.offsets[0], panel.shape[0]);
+                run.resize(count * of_panel * size, 0);
+                let at = (begin * columns + first * of_panel) * size;
+                from.read_exact_at(&mut run, at as u64).map_err(failed("read"))?;
+                for (column, bytes) in run.chunks(of_panel * size).enumerate() {
+                    joined[(column * rows + begin) * size..][..bytes.len()].copy_from_slice(bytes);
+                }
+            }
+            let bytes = &joined[..count * rows * size];
+            write(bytes)?;
+            self.done += bytes.len() as u64;
+            (self.progress)(self.done, self.total);
+        }
+        drop(from);
+        self.fs.remove_file(file).map_err(failed("remove"))
+    }
+}
+
+type WriteFn<'a> = dyn FnMut(&[u8]) -> Result<(), CheckpointError> + 'a;
+
+/// Returns the bytes of a region of a matrix, transposed.
+fn transposed(region: &Region, bytes: &[u8], dtype: StoredDType) -> Vec<u8> {
+    transposed_bytes(bytes, [region.shape[0], region.shape[1]], dtype.bytes())
+}
+
+fn appended(file: &Path, suffix: &str) -> PathBuf {
+    let mut name = file.as_os_str().to_owned();
+    name.push(suffix);
+    name.into()
 }
 
 fn io(action: &str, path: &Path, error: io::Error) -> CheckpointError {

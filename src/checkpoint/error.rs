@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 use itertools::Itertools;
 use serde::{Deserialize, Serialize};
 
+use super::os_path;
+
 /// Reason why a checkpoint was not saved or loaded. If one rank fails, every rank gets the error of the first rank that
 /// failed.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, thiserror::Error)]
@@ -19,6 +21,7 @@ pub enum CheckpointError {
         /// Action that failed, such as `write`.
         action: String,
         /// The file or folder.
+        #[serde(with = "os_path")]
         path: PathBuf,
         /// Message of the operating system.
         reason: String,
@@ -27,12 +30,14 @@ pub enum CheckpointError {
     #[error("{} is a complete checkpoint, which is never overwritten. Save under another name, or remove it first", path.display())]
     Exists {
         /// Folder of the checkpoint.
+        #[serde(with = "os_path")]
         path: PathBuf,
     },
     /// The folder contains files that no save wrote.
     #[error("{} contains `{name}`, which is not part of a checkpoint. Save into a folder that does not exist", path.display())]
     Occupied {
         /// The folder.
+        #[serde(with = "os_path")]
         path: PathBuf,
         /// One of the files.
         name: String,
@@ -44,6 +49,7 @@ pub enum CheckpointError {
     )]
     NotShared {
         /// The folder.
+        #[serde(with = "os_path")]
         path: PathBuf,
         /// First global rank that sees another folder.
         rank: usize,
@@ -54,6 +60,7 @@ pub enum CheckpointError {
     #[error("another program saved into {} at the same time. Give each program a folder of its own", path.display())]
     Replaced {
         /// Folder of the checkpoint.
+        #[serde(with = "os_path")]
         path: PathBuf,
     },
     /// An [`AsyncCheckpointer`](super::AsyncCheckpointer) of the same manager is writing a checkpoint.
@@ -76,12 +83,14 @@ pub enum CheckpointError {
     )]
     Incomplete {
         /// The folder.
+        #[serde(with = "os_path")]
         path: PathBuf,
     },
     /// The manifest is damaged, or was not written by a save.
     #[error("{} cannot be used: {reason}. Load another checkpoint", path.display())]
     Manifest {
         /// The manifest.
+        #[serde(with = "os_path")]
         path: PathBuf,
         /// Description of the damage.
         reason: String,
@@ -104,6 +113,7 @@ pub enum CheckpointError {
     )]
     Corrupt {
         /// The damaged file.
+        #[serde(with = "os_path")]
         path: PathBuf,
         /// Tensor to which the bytes belong.
         key: String,
@@ -119,6 +129,7 @@ pub enum CheckpointError {
     )]
     Length {
         /// The file.
+        #[serde(with = "os_path")]
         path: PathBuf,
         /// Bytes that it has.
         found: u64,
@@ -129,6 +140,7 @@ pub enum CheckpointError {
     #[error("{} cannot be read as safetensors: {reason}", path.display())]
     Safetensors {
         /// The file, or the index.
+        #[serde(with = "os_path")]
         path: PathBuf,
         /// Description of the damage.
         reason: String,
@@ -141,7 +153,7 @@ pub enum CheckpointError {
         /// Placements of the tensor.
         placements: String,
     },
-    /// A dtype that the file format does not have.
+    /// A tensor that is saved has a dtype that the file format does not have.
     #[error(
         "`{key}` has the dtype {dtype}, which safetensors does not have. Save it dequantized, or cast to another dtype"
     )]
@@ -150,6 +162,63 @@ pub enum CheckpointError {
         key: String,
         /// Dtype of the tensor.
         dtype: String,
+    },
+    /// A key cannot be the name of a tensor in a safetensors file.
+    #[error("a tensor in a safetensors file cannot be named `{key}`: {reason}. Give it another key")]
+    Name {
+        /// The key.
+        key: String,
+        /// Reason why it cannot be a name.
+        reason: String,
+    },
+    /// A stored tensor has a dtype that burn does not have.
+    #[error("`{key}` is stored as {dtype}, which burn does not have. Leave it out, or convert it in the file")]
+    StoredDType {
+        /// Key of the tensor.
+        key: String,
+        /// Dtype of the stored tensor.
+        dtype: String,
+    },
+    /// A stored tensor has a number of dimensions that no tensor of burn has.
+    #[error("`{key}` has {dims} dimensions, and burn's tensors have 1 to 8. Leave it out, or reshape it in the file")]
+    Dims {
+        /// Key of the tensor.
+        key: String,
+        /// Number of its dimensions.
+        dims: usize,
+    },
+    /// A tensor is to be sharded in a dimension that it does not have.
+    #[error(
+        "`{key}` has the shape {shape:?}, and is to be sharded in dimension {dim}. Choose one of its dimensions, from 0 on"
+    )]
+    NoDim {
+        /// Key of the tensor.
+        key: String,
+        /// The dimension.
+        dim: usize,
+        /// Global shape of the tensor.
+        shape: Vec<usize>,
+    },
+    /// A stored tensor of booleans has other bytes than 0 and 1.
+    #[error(
+        "`{key}` has the dtype BOOL and contains the byte {byte}, which is neither 0 nor 1. Write it as 0 or 1, or as U8"
+    )]
+    NotBool {
+        /// Key of the tensor.
+        key: String,
+        /// The first such byte.
+        byte: u8,
+    },
+    /// A load of one key would find tensors that were saved under another.
+    #[error(
+        "`{key}` cannot be added to a state that has `{other}`: a load of one would find tensors of the other. Use keys of which \
+         none equals or is below the other, such as `model` and `model_ema`"
+    )]
+    Nested {
+        /// The key that is added.
+        key: String,
+        /// The key that the state has.
+        other: String,
     },
     /// Two entries of one state have the same key.
     #[error("the state has two entries `{key}`. Give one of them another prefix")]
@@ -233,14 +302,12 @@ pub enum CheckpointError {
         /// Global rank.
         rank: usize,
     },
-    /// The saved tensors do not fit the model.
-    #[error(
-        "what was saved does not fit the model. {}To load the rest, use `LoadOptions::with_partial`; to read other keys or \
-         to leave parameters out, `LoadOptions::with_renamed`",
-        misfits(missing, unexpected, mismatched)
-    )]
+    /// The saved tensors do not fit what is loaded. Everything that does not fit is listed.
+    #[error("{}", describe_keys(*of, missing, unexpected, mismatched))]
     Keys {
-        /// Paths of the model that are not saved.
+        /// The load.
+        of: LoadKind,
+        /// Paths of the model that are not saved, each with its key if that is another.
         missing: Vec<String>,
         /// Saved keys that are not in the model.
         unexpected: Vec<String>,
@@ -256,13 +323,48 @@ impl CheckpointError {
     }
 }
 
-/// Returns one sentence for each kind of keys that do not fit.
-fn misfits(missing: &[String], unexpected: &[String], mismatched: &[String]) -> String {
+/// A load that [`CheckpointError::Keys`] describes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum LoadKind {
+    /// Parameters and buffers of a model, from a checkpoint or a state dict.
+    Model,
+    /// State of an optimizer.
+    Optimizer,
+    /// One tensor.
+    Tensor,
+    /// Weights in files of another framework.
+    Weights,
+}
+
+/// Returns one sentence for each kind of keys that do not fit, and the remedies for them.
+fn describe_keys(of: LoadKind, missing: &[String], unexpected: &[String], mismatched: &[String]) -> String {
     let quoted = |paths: &[String]| paths.iter().map(|path| format!("`{path}`")).join(", ");
+    let (subject, without) = match of {
+        LoadKind::Model => ("what was saved does not fit the model", "Not saved"),
+        LoadKind::Optimizer => ("the optimizer's state that was saved does not fit the model", "Without saved state"),
+        LoadKind::Tensor => ("the saved tensor does not fit the DTensor", "Not saved"),
+        LoadKind::Weights => ("the files do not fit the model", "Not in the files"),
+    };
     let parts = [
-        ("Not saved", quoted(missing)),
+        (without, quoted(missing)),
         ("Not in the model", quoted(unexpected)),
         ("Of another shape or kind", mismatched.join("; ")),
     ];
-    parts.iter().filter(|(_, list)| !list.is_empty()).map(|(what, list)| format!("{what}: {list}. ")).collect()
+    let parts = parts.iter().filter(|(_, list)| !list.is_empty()).map(|(what, list)| format!("{what}: {list}"));
+    let remedies = match of {
+        LoadKind::Tensor => vec!["Pass a DTensor of the saved shape and kind"],
+        LoadKind::Weights => {
+            vec!["Return another `WeightSource` for these parameters, or `None` to leave them as they are"]
+        }
+        LoadKind::Model | LoadKind::Optimizer => {
+            let keys = "To load the rest, use `LoadOptions::with_partial`; to read a parameter from another key or to leave it \
+                        out, `LoadOptions::with_renamed`";
+            let shapes = "`LoadOptions::with_partial` allows no other shapes: build the model with those that were saved, or \
+                          leave these parameters out by `LoadOptions::with_renamed`";
+            let keys = (!missing.is_empty() || !unexpected.is_empty()).then_some(keys);
+            keys.into_iter().chain((!mismatched.is_empty()).then_some(shapes)).collect()
+        }
+    };
+    [subject.to_owned()].into_iter().chain(parts).chain(remedies.into_iter().map(str::to_owned)).join(". ")
 }

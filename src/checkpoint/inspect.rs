@@ -5,7 +5,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 use itertools::Itertools;
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
 use super::CheckpointError;
 use super::fs::{self, FileSystem};
@@ -20,6 +20,7 @@ use crate::dtensor::{Grid, draw_grid};
 #[non_exhaustive]
 pub struct CheckpointSummary {
     /// Folder of the checkpoint.
+    #[serde(serialize_with = "as_text")]
     pub path: PathBuf,
     /// Number of training steps after which it was saved.
     pub step: Option<u64>,
@@ -107,7 +108,7 @@ pub fn inspect(path: impl AsRef<Path>) -> Result<CheckpointSummary, CheckpointEr
     inspect_in(&*fs::real(), path.as_ref())
 }
 
-fn inspect_in(fs: &dyn FileSystem, path: &Path) -> Result<CheckpointSummary, CheckpointError> {
+pub(super) fn inspect_in(fs: &dyn FileSystem, path: &Path) -> Result<CheckpointSummary, CheckpointError> {
     let (manifest, _) = read_manifest(fs, path, 0)?;
     let tensor = |(key, entry): (&String, &TensorEntry)| (key.clone(), TensorSummary::new(entry, &manifest));
     let of_ranks =
@@ -189,6 +190,11 @@ impl fmt::Display for TensorSummary {
             None => writeln!(f, "written by {}", chunks.iter().map(|chunk| chunk.rank).sorted().dedup().join(", ")),
         }
     }
+}
+
+/// Serializes a path as people read it: JSON has no other bytes than those of text.
+fn as_text<S: Serializer>(path: &Path, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(&path.display())
 }
 
 /// Returns a stored value as text, much like JSON.

@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use super::agree::on_first;
 use super::fs::{self, FileSystem, Links, MANIFEST};
 use super::load::read_manifest;
-use super::save::{Live, RunStep, SavePlan, write};
+use super::save::{Live, RunStep, SavePlan, rank_of_file, write};
 use super::{Checkpoint, CheckpointError, SaveReport, State};
 use crate::Result;
 use crate::mesh::DeviceMesh;
@@ -83,13 +83,16 @@ impl CheckpointManager {
 
     /// Saves a checkpoint as `step-N`, makes it the latest, and then removes those that are not kept.
     ///
+    /// If an old checkpoint cannot be removed, the new one is saved nevertheless, and [`SaveReport::not_removed`] says on all
+    /// ranks what remains. The next save tries again. What was removed in part is no checkpoint any more.
+    ///
     /// # Collective
     /// Every rank of the state's mesh.
     ///
     /// # Errors
     /// Those of [`save`](super::save), [`CheckpointError::NoStep`], and [`CheckpointError::InFlight`] while an
-    /// [`AsyncCheckpointer`](super::AsyncCheckpointer) of this manager or a clone writes. If `latest` cannot be moved or an
-    /// old checkpoint cannot be removed, the new one is complete nevertheless.
+    /// [`AsyncCheckpointer`](super::AsyncCheckpointer) of this manager or a clone writes. If `latest` cannot be moved, the
+    /// checkpoint is complete nevertheless.
     pub fn save(&self, state: &State) -> Result<SaveReport> {
         let plan = SavePlan::new(state)?;
         // All ranks have this step, or none.
@@ -124,21 +127,27 @@ impl CheckpointManager {
         &self.mesh
     }
 
-    /// Moves `latest` to a complete checkpoint, and removes those that are not kept.
-    pub(super) fn commit(&self, fs: &dyn FileSystem, step: u64) -> Result<(), CheckpointError> {
+    /// Moves `latest` to a complete checkpoint, and removes those that are not kept. Returns an error for each that could not
+    /// be removed.
+    pub(super) fn commit(&self, fs: &dyn FileSystem, step: u64) -> Result<Vec<CheckpointError>, CheckpointError> {
         let latest = self.path.join(LATEST);
         fs::write_atomically(fs, &latest, name(step).as_bytes()).map_err(|error| self.io("write", &latest, error))?;
-        let Some(keep) = self.keep else { return Ok(()) };
-        let steps = complete(fs, &self.path).map_err(|error| self.io("read", &self.path, error))?;
-        // The new one is kept, also if a run that was set back writes a lower step. Those after it are of the run before.
-        let mut others: Vec<_> = steps.into_iter().filter(|&other| other != step).collect();
-        others.sort_by_key(|&other| (other < step, other));
-        others.truncate((others.len() + 1).saturating_sub(keep));
-        for old in others {
-            let old = self.path.join(name(old));
-            fs::remove_dir_all(fs, &old).map_err(|error| self.io("remove", &old, error))?;
-        }
-        Ok(())
+        Ok(self.keep.map(|keep| self.prune(fs, step, keep)).unwrap_or_default())
+    }
+
+    /// Removes the checkpoints that are not kept next to the one of `step`, and what earlier removals left.
+    fn prune(&self, fs: &dyn FileSystem, step: u64, keep: usize) -> Vec<CheckpointError> {
+        let folders = match folders(fs, &self.path) {
+            Ok(folders) => folders,
+            Err(error) => return vec![self.io("read", &self.path, error)],
+        };
+        let of = |kind: FolderState| folders.iter().filter(move |(_, state)| *state == kind).map(|(step, _)| *step);
+        let removed = of(FolderState::Debris).chain(not_kept(of(FolderState::Complete).collect(), step, keep));
+        let remove = |old: u64| {
+            let old = self.folder(old);
+            fs::remove_dir_all(fs, &old).map_err(|error| self.io("remove", &old, error)).err()
+        };
+        removed.filter_map(remove).collect()
     }
 
     /// Returns the steps of the complete checkpoints, ascending.
@@ -165,18 +174,7 @@ impl CheckpointManager {
     pub fn latest(&self) -> Result<Option<Checkpoint>> {
         self.mesh.member("load a checkpoint on it")?;
         let comm = self.mesh.all()?;
-        let found = on_first(&comm, "checkpoint_latest", || {
-            let steps = complete(&*self.fs, &self.path).map_err(|error| self.io("read", &self.path, error))?;
-            // The folder that `latest` names may have been removed by hand.
-            let named = self.named(&*self.fs)?.filter(|step| steps.contains(step));
-            let Some(named) = named else { return Ok(steps.last().copied()) };
-            let manifest = |step| read_manifest(&*self.fs, &self.folder(step), self.mesh.rank());
-            let Ok((_, checksum)) = manifest(named) else { return Ok(Some(named)) };
-            // A save that was interrupted before it moved `latest` has completed the checkpoint after it.
-            let follows =
-                |step: &u64| manifest(*step).is_ok_and(|(manifest, _)| manifest.previous == Some((named, checksum)));
-            Ok(Some(steps.into_iter().rev().filter(|step| *step != named).find(follows).unwrap_or(named)))
-        })?;
+        let found = on_first(&comm, "checkpoint_latest", || latest_step(&*self.fs, &self.path, self.mesh.rank()))?;
         found.map(|step| Checkpoint::open_in(self.fs.clone(), &self.folder(step), &self.mesh)).transpose()
     }
 
@@ -193,12 +191,7 @@ impl CheckpointManager {
 
     /// Returns the step that `latest` names.
     pub(super) fn named(&self, fs: &dyn FileSystem) -> Result<Option<u64>, CheckpointError> {
-        let latest = self.path.join(LATEST);
-        match fs::read_all(fs, &latest, Links::Refuse, 64) {
-            Ok(bytes) => Ok(String::from_utf8(bytes).ok().and_then(|name| step_of(name.trim()))),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(self.io("read", &latest, error)),
-        }
+        named(fs, &self.path, self.mesh.rank())
     }
 
     fn io(&self, action: &str, path: &Path, error: io::Error) -> CheckpointError {
@@ -219,7 +212,7 @@ impl RunStep for StepOfRun {
         Ok(manifest.ok().map(|(_, checksum)| (named, checksum)))
     }
 
-    fn commit(&self, fs: &dyn FileSystem) -> Result<(), CheckpointError> {
+    fn commit(&self, fs: &dyn FileSystem) -> Result<Vec<CheckpointError>, CheckpointError> {
         self.manager.commit(fs, self.step)
     }
 }
@@ -232,13 +225,59 @@ fn step_of(name: &str) -> Option<u64> {
     name.strip_prefix("step-")?.parse().ok()
 }
 
-/// Returns the steps of the complete checkpoints in the folder, ascending.
-fn complete(fs: &dyn FileSystem, path: &Path) -> io::Result<Vec<u64>> {
+/// Returns the folder of the latest complete checkpoint of the run in the folder `path`, which a [`CheckpointManager`] saved;
+/// `None` if there is none.
+///
+/// Needs no launch.
+///
+/// # Errors
+/// [`CheckpointError::Io`].
+pub fn latest(path: impl AsRef<Path>) -> Result<Option<PathBuf>, CheckpointError> {
+    let path = path.as_ref();
+    Ok(latest_step(&*fs::real(), path, 0)?.map(|step| path.join(name(step))))
+}
+
+fn latest_step(fs: &dyn FileSystem, path: &Path, rank: usize) -> Result<Option<u64>, CheckpointError> {
+    let steps = complete(fs, path).map_err(|error| CheckpointError::io(rank, "read", path, &error))?;
+    // The folder that `latest` names may have been removed by hand.
+    let Some(named) = named(fs, path, rank)?.filter(|step| steps.contains(step)) else {
+        return Ok(steps.last().copied());
+    };
+    let manifest = |step| read_manifest(fs, &path.join(name(step)), rank);
+    let Ok((_, checksum)) = manifest(named) else { return Ok(Some(named)) };
+    // A save that was interrupted before it moved `latest` has completed the checkpoint after it.
+    let follows = |step: &u64| manifest(*step).is_ok_and(|(manifest, _)| manifest.previous == Some((named, checksum)));
+    Ok(Some(steps.into_iter().rev().filter(|step| *step != named).find(follows).unwrap_or(named)))
+}
+
+/// Returns the step that `latest` names.
+fn named(fs: &dyn FileSystem, path: &Path, rank: usize) -> Result<Option<u64>, CheckpointError> {
+    let latest = path.join(LATEST);
+    match fs::read_all(fs, &latest, Links::Refuse, 64) {
+        Ok(bytes) => Ok(String::from_utf8(bytes).ok().and_then(|name| step_of(name.trim()))),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(CheckpointError::io(rank, "read", &latest, &error)),
+    }
+}
+
+/// State of a folder `step-N`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum FolderState {
+    /// A complete checkpoint.
+    Complete,
+    /// The files of a checkpoint that was removed in part, or nothing.
+    Debris,
+    /// A checkpoint that is being saved, or files of others.
+    Other,
+}
+
+/// Returns the steps that have a folder, ascending, and what is in it.
+fn folders(fs: &dyn FileSystem, path: &Path) -> io::Result<Vec<(u64, FolderState)>> {
     let entries = match fs.list(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         entries => entries?,
     };
-    let mut steps = Vec::new();
+    let mut folders = Vec::new();
     for entry in entries.iter().filter(|entry| entry.is_dir) {
         let Some(step) = step_of(&entry.name).filter(|step| name(*step) == entry.name) else { continue };
         let files = match fs.list(&path.join(&entry.name)) {
@@ -246,10 +285,56 @@ fn complete(fs: &dyn FileSystem, path: &Path) -> io::Result<Vec<u64>> {
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
             files => files?,
         };
-        if files.iter().any(|file| file.name == MANIFEST) {
-            steps.push(step);
+        // A save has removed its probe before it writes the manifest, and a removal begins with the manifest.
+        let state = match files.iter().any(|file| file.name == MANIFEST) {
+            true => FolderState::Complete,
+            false if files.iter().all(|file| !file.is_dir && rank_of_file(&file.name).is_some()) => FolderState::Debris,
+            false => FolderState::Other,
+        };
+        folders.push((step, state));
+    }
+    folders.sort_unstable_by_key(|(step, _)| *step);
+    Ok(folders)
+}
+
+/// Returns the steps of the complete checkpoints in the folder, ascending.
+fn complete(fs: &dyn FileSystem, path: &Path) -> io::Result<Vec<u64>> {
+    let folders = folders(fs, path)?.into_iter();
+    Ok(folders.filter(|(_, state)| *state == FolderState::Complete).map(|(step, _)| step).collect())
+}
+
+/// Returns which of the checkpoints of `steps` are removed, in that order, if `keep` are kept and the one of `saved` is the
+/// last.
+///
+/// That one is kept, also if a run that was set back has saved a lower step. Steps after it are of the run before, and are
+/// removed first.
+fn not_kept(steps: Vec<u64>, saved: u64, keep: usize) -> Vec<u64> {
+    let mut others: Vec<_> = steps.into_iter().filter(|&step| step != saved).collect();
+    others.sort_unstable_by_key(|&step| (step < saved, step));
+    others.truncate((others.len() + 1).saturating_sub(keep));
+    others
+}
+
+#[cfg(test)]
+mod tests {
+    use super::not_kept;
+
+    #[test]
+    fn old_checkpoints_are_removed_and_those_of_a_run_before_it_was_set_back_first() {
+        for (steps, saved, keep, expected) in [
+            (&[10, 9, 8, 11][..], 11, 4, &[][..]),
+            (&[10, 9, 8, 11], 11, 2, &[8, 9]),
+            (&[10, 9, 8, 11], 11, 1, &[8, 9, 10]),
+            (&[1, 2, 3, 4, 5], 3, 4, &[4]),
+            (&[1, 2, 3, 4, 5], 3, 3, &[4, 5]),
+            (&[1, 2, 3, 4, 5], 3, 2, &[4, 5, 1]),
+            (&[1, 2, 3, 4, 5], 3, 1, &[4, 5, 1, 2]),
+            (&[7], 7, 1, &[]),
+            // Removed by another program since.
+            (&[5, 6], 7, 2, &[5]),
+            (&[], 7, 1, &[]),
+        ] {
+            assert_eq!(not_kept(steps.to_vec(), saved, keep), expected, "{steps:?} {saved} {keep}");
         }
     }
-    steps.sort_unstable();
-    Ok(steps)
 }

@@ -1,14 +1,11 @@
-//! [`LoadOptions`] and [`KeyReport`]: which saved tensors a load gives to which parameters.
+//! [`LoadOptions`]: which saved tensors a load gives to which parameters.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 
-use burn::tensor::{DType, Shape};
-use serde::{Deserialize, Serialize};
-
-use super::CheckpointError;
-use crate::dtensor::{DTensorSpec, is_castable};
+use super::LoadKind;
+use super::matching::Matching;
+use super::weight_source::WeightSource;
 
 /// Options of a load into a model. By default every parameter and buffer of the model must be saved under its path, and
 /// everything that is saved must be in the model.
@@ -30,7 +27,7 @@ impl LoadOptions {
     }
 
     /// Allows that parameters are not saved, which then keep their values, and that saved tensors are not in the model.
-    /// The [`KeyReport`] lists both. Shapes must still fit.
+    /// The [`KeyReport`](super::KeyReport) lists both. Shapes must still fit.
     #[must_use]
     pub fn with_partial(mut self, partial: bool) -> Self {
         self.partial = partial;
@@ -56,54 +53,13 @@ impl LoadOptions {
         self
     }
 
-    /// Decides which saved tensor each target gets: pairs of a path of `targets` and a key of `saved`, in the order of the
-    /// paths.
-    ///
-    /// # Errors
-    /// [`CheckpointError::Keys`] with everything that does not fit.
-    pub(crate) fn matched(
-        &self,
-        targets: &BTreeMap<String, Arc<DTensorSpec>>,
-        saved: &BTreeMap<String, SavedTensor>,
-    ) -> Result<(Vec<(String, String)>, KeyReport), CheckpointError> {
-        let (mut pairs, mut report, mut mismatched) = (Vec::new(), KeyReport::default(), Vec::new());
-        for (path, target) in targets {
-            let Some(key) = self.key(path) else {
-                report.skipped.push(path.clone());
-                continue;
-            };
-            let Some(saved) = saved.get(&key) else {
-                report.missing.push(path.clone());
-                continue;
-            };
-            if saved.shape != *target.shape() || !is_castable(saved.dtype, target.dtype()) {
-                let own = SavedTensor::of(target);
-                mismatched.push(format!("`{path}` is {own} in the model, but {saved} in what was saved"));
-                continue;
-            }
-            if saved.dtype != target.dtype() {
-                report.cast.push(path.clone());
-            }
-            report.loaded.push(path.clone());
-            pairs.push((path.clone(), key));
-        }
-        // A parameter that is left out may well be saved.
-        let asked: BTreeSet<_> = targets.keys().map(|path| self.key(path).unwrap_or_else(|| path.clone())).collect();
-        report.unexpected = saved.keys().filter(|key| !asked.contains(*key)).cloned().collect();
-        let fits = self.partial || report.missing.is_empty() && report.unexpected.is_empty();
-        if fits && mismatched.is_empty() {
-            return Ok((pairs, report));
-        }
-        let KeyReport { missing, unexpected, .. } = report;
-        let (missing, unexpected) = if self.partial { Default::default() } else { (missing, unexpected) };
-        Err(CheckpointError::Keys { missing, unexpected, mismatched })
-    }
-
-    fn key(&self, path: &str) -> Option<String> {
-        match &self.renamed {
-            Some(renamed) => renamed(path),
-            None => Some(path.to_owned()),
-        }
+    /// Returns the rules of a load of this kind.
+    pub(super) fn matching(&self, of: LoadKind) -> Matching<'_> {
+        let source = move |path: &str| match &self.renamed {
+            Some(renamed) => renamed(path).map(WeightSource::new),
+            None => Some(WeightSource::new(path)),
+        };
+        Matching { of, source: Box::new(source), allows_missing: self.partial, allows_unexpected: self.partial }
     }
 }
 
@@ -112,40 +68,4 @@ impl fmt::Debug for LoadOptions {
         let Self { partial, renamed } = self;
         f.debug_struct("LoadOptions").field("partial", partial).field("renamed", &renamed.is_some()).finish()
     }
-}
-
-/// Global shape and dtype of a saved tensor.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub(crate) struct SavedTensor {
-    pub(crate) shape: Shape,
-    pub(crate) dtype: DType,
-}
-
-impl SavedTensor {
-    pub(crate) fn of(spec: &DTensorSpec) -> Self {
-        Self { shape: spec.shape().clone(), dtype: spec.dtype() }
-    }
-}
-
-impl fmt::Display for SavedTensor {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?} {}", self.shape.as_slice(), self.dtype.name())
-    }
-}
-
-/// Report of a load into a model, identical on every rank. Paths are those of parameters and buffers in the model.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[non_exhaustive]
-pub struct KeyReport {
-    /// Paths that were loaded.
-    pub loaded: Vec<String>,
-    /// Those of them whose values had another dtype and were cast.
-    pub cast: Vec<String>,
-    /// Paths that were not saved and keep their values. Empty unless the load is
-    /// [partial](LoadOptions::with_partial).
-    pub missing: Vec<String>,
-    /// Paths that [`LoadOptions::with_renamed`] left out.
-    pub skipped: Vec<String>,
-    /// Saved keys that no parameter reads. Empty unless the load is [partial](LoadOptions::with_partial).
-    pub unexpected: Vec<String>,
 }

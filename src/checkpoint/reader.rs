@@ -41,6 +41,8 @@ pub(crate) struct Reader<'a> {
     limits: Limits,
     /// Bytes for batches in flight.
     memory: usize,
+    /// Returns the configuration of a thread.
+    thread: fn() -> thread::Builder,
 }
 
 impl<'a> Reader<'a> {
@@ -58,12 +60,12 @@ impl<'a> Reader<'a> {
         let threads = options.threads.min(share / read).max(1);
         let limits = Limits::new(options.max_over_read.max(1.0), read, threads);
         let memory = options.memory.saturating_sub(threads * read);
-        Self { fs, dir, manifest, links: Links::Refuse, rank, limits, memory }
+        Self { fs, dir, manifest, links: Links::Refuse, rank, limits, memory, thread: thread::Builder::new }
     }
 
-    /// Follows files that are symbolic links, as those in caches of models are.
-    pub fn following_links(self) -> Self {
-        Self { links: Links::Follow, ..self }
+    /// Sets the treatment of files that are symbolic links, as those in caches of models are. By default they are refused.
+    pub fn with_links(self, links: Links) -> Self {
+        Self { links, ..self }
     }
 
     /// Reads regions, each into memory of its own that is aligned for its dtype. Calls `done` with each one's index and
@@ -83,9 +85,13 @@ impl<'a> Reader<'a> {
         thread::scope(|scope| {
             let _stop = StopOnDrop(&stop);
             let bytes: usize = wants.iter().map(|want| self.bytes(want)).sum();
-            for _ in 0..self.limits.threads.min(bytes.div_ceil(self.limits.read)) {
+            for started in 0..self.limits.threads.min(bytes.div_ceil(self.limits.read)) {
                 let finish = finish.clone();
-                scope.spawn(|| self.work(&tasks, finish, &stop));
+                match (self.thread)().spawn_scoped(scope, || self.work(&tasks, finish, &stop)) {
+                    Ok(_) => {}
+                    Err(error) if started == 0 => return Err(self.io("start a thread to read", self.dir, &error)),
+                    Err(_) => break,
+                }
             }
             drop(finish);
             self.coordinate(wants, to_threads, &finished, &mut done)

@@ -22,11 +22,12 @@ use itertools::Itertools;
 use super::CheckpointError;
 use super::fs::{FileSystem, Links, read_all};
 use super::manifest::{FileEntry, Manifest, MeshEntry};
-pub(super) use header::header;
 use header::{LONGEST, header_len, parse_header, parse_index};
+pub(super) use header::{METADATA, header};
 
-/// Name of the index of a model in several files, and of a model in one.
-const INDEX: &str = "model.safetensors.index.json";
+/// Name of the index of a model in several files.
+pub(super) const INDEX: &str = "model.safetensors.index.json";
+/// Name of the file of a model in one.
 const SINGLE: &str = "model.safetensors";
 
 /// Reads the headers of a model's files, and returns their folder and what is in them. `path` is a safetensors file, an

@@ -14,7 +14,7 @@ use super::assign::{AssignedRegion, Held, assign, held, shard_region};
 use super::fs::{self, FileSystem, Links, MANIFEST, parent};
 use super::manifest::{ChunkEntry, FileEntry, Manifest, MeshEntry, TensorEntry, block_checksums};
 use super::region::Region;
-use super::safetensors_file::header;
+use super::safetensors_file::{METADATA, header};
 use super::{CheckpointError, State};
 use crate::Result;
 use crate::comm::{Call, Communicator};
@@ -24,20 +24,24 @@ pub(super) const LIMIT: u64 = 1 << 30;
 const PROBE: &str = "probe-";
 const SHARDS: &str = "rank-";
 
-/// Report of [`save`].
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// Report of [`save`], identical on every rank.
+#[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct SaveReport {
     /// Folder of the checkpoint.
     pub path: PathBuf,
     /// Bytes that each rank of the state's mesh wrote, in the order of the mesh.
     pub bytes: Vec<u64>,
+    /// Errors of the removal of old checkpoints, of which a [`CheckpointManager`](super::CheckpointManager) keeps only some.
+    /// The checkpoint is saved, and the next save tries to remove them again.
+    pub not_removed: Vec<CheckpointError>,
 }
 
 impl fmt::Display for SaveReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (total, most) = (self.bytes.iter().sum::<u64>(), self.bytes.iter().max().copied().unwrap_or_default());
-        write!(f, "{}: {total} bytes by {} ranks, at most {most} by one", self.path.display(), self.bytes.len())
+        write!(f, "{}: {total} bytes by {} ranks, at most {most} by one", self.path.display(), self.bytes.len())?;
+        self.not_removed.iter().try_for_each(|error| write!(f, "; {error}"))
     }
 }
 
@@ -79,8 +83,8 @@ impl fmt::Display for SaveReport {
 /// # Errors
 /// On all ranks, and an existing complete checkpoint is never changed: [`CheckpointError::Exists`],
 /// [`CheckpointError::Occupied`], [`CheckpointError::NotShared`], [`CheckpointError::Partial`], [`CheckpointError::DType`],
-/// [`CheckpointError::Disagree`], [`CheckpointError::Cover`], [`CheckpointError::Overlap`], and [`CheckpointError::Io`], for
-/// instance for a full disk.
+/// [`CheckpointError::Name`], [`CheckpointError::Disagree`], [`CheckpointError::Cover`], [`CheckpointError::Overlap`], and
+/// [`CheckpointError::Io`], for instance for a full disk.
 /// [`Error::Comm`](crate::Error::Comm) if another rank fails.
 pub fn save(path: impl AsRef<Path>, state: &State) -> Result<SaveReport> {
     let plan = SavePlan::new(state)?;
@@ -90,6 +94,8 @@ pub fn save(path: impl AsRef<Path>, state: &State) -> Result<SaveReport> {
 /// Plan of a save, which every rank knows in full.
 pub(super) struct SavePlan {
     pub comm: Communicator,
+    /// Most bytes of the manifest.
+    pub limit: u64,
     manifest: Manifest,
     fragments: Vec<(String, Vec<AssignedRegion>)>,
 }
@@ -116,6 +122,7 @@ impl SavePlan {
         state.mesh.member("save a checkpoint")?;
         let comm = state.mesh.all()?;
         let held = held(state, &comm)?;
+        check_names(&held)?;
         let (values, rank_values) = values(state, &comm)?;
         let fragments = assign(&held, comm.group().size());
         let entry = |Held { shape, dtype, placements, .. }: &Held| TensorEntry {
@@ -135,7 +142,7 @@ impl SavePlan {
             rank_values,
         };
         let fragments = held.into_iter().map(|held| held.key).zip(fragments).collect();
-        Ok(Self { comm, manifest, fragments })
+        Ok(Self { comm, limit: LIMIT, manifest, fragments })
     }
 
     /// Returns the fragments that a rank of the group writes, in their order.
@@ -174,6 +181,23 @@ impl SavePlan {
     }
 }
 
+/// Checks that the keys can be names of tensors in files. It does not depend on how the tensors are divided, so that a state
+/// that can be saved on one mesh can be on every other.
+fn check_names(held: &[Held]) -> Result<(), CheckpointError> {
+    let has = |key: &str| held.binary_search_by(|held| held.key.as_str().cmp(key)).is_ok();
+    for Held { key, .. } in held {
+        // As `stored_name` names the regions of a tensor.
+        let divided = key.strip_suffix(']').and_then(|key| key.rsplit_once('[')).map(|(divided, _)| divided);
+        let reason = match divided.filter(|divided| has(divided)) {
+            Some(divided) => format!("a region of `{divided}` could have this name"),
+            None if key == METADATA => "the format uses it for what is not a tensor".into(),
+            None => continue,
+        };
+        return Err(CheckpointError::Name { key: key.clone(), reason });
+    }
+    Ok(())
+}
+
 fn file_name(rank: usize) -> String {
     format!("{SHARDS}{rank:05}.safetensors")
 }
@@ -192,8 +216,9 @@ pub(super) fn stored_name(key: &str, region: &Region, full: &[usize]) -> String 
 pub(super) trait RunStep: Send + Sync {
     /// Returns the checkpoint that was the latest of the run: its step and the checksum of its manifest.
     fn previous(&self, fs: &dyn FileSystem) -> Result<Option<(u64, u64)>, CheckpointError>;
-    /// Makes the checkpoint, which is complete, the latest of the run.
-    fn commit(&self, fs: &dyn FileSystem) -> Result<(), CheckpointError>;
+    /// Makes the checkpoint, which is complete, the latest of the run. Returns an error for each old one that could not be
+    /// removed.
+    fn commit(&self, fs: &dyn FileSystem) -> Result<Vec<CheckpointError>, CheckpointError>;
 }
 
 /// Writes the files of all ranks and the manifest. If the checkpoint belongs to a run, it is then the latest.
@@ -209,8 +234,7 @@ pub(super) fn write(
 ) -> Result<SaveReport> {
     let save = OpenSave::begin(fs, path, plan)?;
     let written = save.gather(fs, save.write_fragments(fs, bytes))?;
-    let sizes = on_first(save.comm(), "checkpoint_commit", || save.commit(fs, written, run))?;
-    Ok(save.report(sizes))
+    on_first(save.comm(), "checkpoint_commit", || save.commit(fs, written, run)).map(|done| save.report(done))
 }
 
 /// A save whose folder exists. Its steps are to be called in the order of its methods.
@@ -270,24 +294,26 @@ impl OpenSave {
         agree(self.comm(), "checkpoint_write", own).inspect_err(|_| discard(fs, &self.path, self.comm()))
     }
 
-    /// Writes the manifest, on group rank 0. Returns the bytes of each rank's file. Local: no communication.
+    /// Writes the manifest, on group rank 0. Local: no communication.
     pub fn commit(
         &self,
         fs: &dyn FileSystem,
         written: Vec<WrittenFile>,
         run: Option<&dyn RunStep>,
-    ) -> Result<Vec<u64>, CheckpointError> {
+    ) -> Result<Committed, CheckpointError> {
         let path = &self.path;
         let io = |action, path: &Path| {
             let (rank, path) = (self.rank(), path.to_owned());
             move |error| CheckpointError::io(rank, action, &path, &error)
         };
-        let sizes = written.iter().map(|written| written.len).collect();
+        let bytes = written.iter().map(|written| written.len).collect();
         let mut manifest = self.plan.manifest(written);
         manifest.previous = run.map(|run| run.previous(fs)).transpose()?.flatten();
         let manifest = manifest.to_bytes();
-        if manifest.len() as u64 > LIMIT {
-            return Err(CheckpointError::ManifestSize { bytes: manifest.len() as u64, limit: LIMIT });
+        let (bytes_of_manifest, limit) = (manifest.len() as u64, self.plan.limit);
+        if bytes_of_manifest > limit {
+            discard(fs, path, self.comm());
+            return Err(CheckpointError::ManifestSize { bytes: bytes_of_manifest, limit });
         }
         // Another save under this name would have removed it, with the files of this one.
         let probe = path.join(&self.probe);
@@ -300,13 +326,23 @@ impl OpenSave {
         fs::write_atomically(fs, &file, &manifest).map_err(io("write", &file))?;
         let parent = parent(path);
         fs.sync_dir(parent).map_err(io("sync", parent))?;
-        run.map_or(Ok(()), |run| run.commit(fs))?;
-        Ok(sizes)
+        let not_removed = run.map(|run| run.commit(fs)).transpose()?.unwrap_or_default();
+        not_removed.iter().for_each(|error| log::warn!("{} is saved, but {error}", path.display()));
+        Ok(Committed { bytes, not_removed })
     }
 
-    pub fn report(&self, bytes: Vec<u64>) -> SaveReport {
-        SaveReport { path: self.path.clone(), bytes }
+    pub fn report(&self, Committed { bytes, not_removed }: Committed) -> SaveReport {
+        SaveReport { path: self.path.clone(), bytes, not_removed }
     }
+}
+
+/// Result of [`OpenSave::commit`].
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Committed {
+    /// Bytes of each rank's file.
+    bytes: Vec<u64>,
+    /// Errors of the removal of old checkpoints.
+    not_removed: Vec<CheckpointError>,
 }
 
 /// Removes the folder of a save that failed. If that fails, too, it is debris, which the next save removes.

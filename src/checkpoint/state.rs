@@ -1,14 +1,14 @@
 //! [`State`]: what a checkpoint contains.
 
 use std::cmp::Ordering;
-use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
 
 use burn::module::Module;
-use burn_pack::Scalar;
+use serde::Serialize;
 use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
 
+use super::optimizer::StoredOptimizer;
 use super::{CheckpointError, StateDict};
 use crate::Result;
 use crate::dtensor::DynDTensor;
@@ -40,6 +40,8 @@ pub struct State {
     pub(super) mesh: DeviceMesh,
     pub(super) step: Option<u64>,
     pub(super) tensors: BTreeMap<String, DynDTensor>,
+    /// Keys of models, optimizers and state dicts: what is loaded together has a key below one of them.
+    pub(super) groups: BTreeSet<String>,
     /// Values that are the same on all ranks.
     pub(super) values: BTreeMap<String, String>,
     /// Values of this rank.
@@ -54,6 +56,7 @@ impl State {
             mesh: mesh.clone(),
             step: None,
             tensors: BTreeMap::new(),
+            groups: BTreeSet::new(),
             values: BTreeMap::new(),
             rank_values: BTreeMap::new(),
         }
@@ -79,28 +82,36 @@ impl State {
     /// Every rank of the state's mesh.
     ///
     /// # Errors
-    /// [`CheckpointError::Duplicate`], those of [`StateDict::of_model`] and of [`sync_buffers`].
+    /// [`CheckpointError::Nested`], those of [`StateDict::of_model`] and of [`sync_buffers`].
     pub fn with_model<M: Module>(self, key: &str, model: &M) -> Result<Self> {
         sync_buffers(model)?;
         let dict = StateDict::of_model(model, &self.mesh)?;
         self.with_state_dict(key, &dict)
     }
 
-    /// Adds the state of an optimizer, each tensor under `key` and its name. Local: no communication.
+    /// Adds the state of an optimizer, each tensor under `key` and its name, and the paths of all parameters of its model.
+    /// Local: no communication.
     ///
     /// # Errors
-    /// [`CheckpointError::Duplicate`].
+    /// [`CheckpointError::Nested`], and [`CheckpointError::Duplicate`] for the key of a value.
     pub fn with_optimizer(self, key: &str, optimizer: &OptimizerState) -> Result<Self> {
-        let scalars: BTreeMap<_, _> =
-            optimizer.scalars().map(|(name, scalar)| (name, StoredScalar::from(scalar))).collect();
-        self.with_state_dict(key, &StateDict::of_optimizer(optimizer))?.with_value(key, &scalars)
+        let state = self.with_state_dict(key, &StateDict::of_optimizer(optimizer))?;
+        state.with_value(key, &StoredOptimizer::of(optimizer))
     }
 
     /// Adds tensors, each under `key` and its path. Local: no communication.
     ///
     /// # Errors
-    /// [`CheckpointError::Duplicate`].
+    /// [`CheckpointError::Nested`] if `key` is that of another model, optimizer or state dict, or one of both keys is below the
+    /// other, as `model.ema` is below `model`; or if a tensor has a key below `key`. What was saved under one of them would
+    /// be part of the other.
     pub fn with_state_dict(mut self, key: &str, tensors: &StateDict) -> Result<Self> {
+        let groups = self.groups.iter().find(|group| *group == key || is_below(group, key) || is_below(key, group));
+        let other = groups.or_else(|| self.tensors.keys().find(|tensor| is_below(tensor, key)));
+        if let Some(other) = other {
+            return Err(CheckpointError::Nested { key: key.into(), other: other.clone() }.into());
+        }
+        self.groups.insert(key.into());
         for (path, tensor) in tensors.tensors() {
             insert(&mut self.tensors, format!("{key}.{path}"), tensor.clone())?;
         }
@@ -130,8 +141,12 @@ impl State {
     /// ```
     ///
     /// # Errors
-    /// [`CheckpointError::Duplicate`].
+    /// [`CheckpointError::Duplicate`], and [`CheckpointError::Nested`] for a key below that of a model, an optimizer or a state
+    /// dict.
     pub fn with_tensor(mut self, key: &str, tensor: impl Into<DynDTensor>) -> Result<Self> {
+        if let Some(group) = self.groups.iter().find(|group| is_below(key, group)) {
+            return Err(CheckpointError::Nested { key: key.into(), other: group.clone() }.into());
+        }
         insert(&mut self.tensors, key.into(), tensor.into())?;
         Ok(self)
     }
@@ -162,43 +177,17 @@ impl State {
     }
 }
 
+/// Returns true if `key` consists of `above`, a dot and more.
+fn is_below(key: &str, above: &str) -> bool {
+    key.strip_prefix(above).is_some_and(|rest| rest.starts_with('.'))
+}
+
 fn insert<T>(map: &mut BTreeMap<String, T>, key: String, value: T) -> Result<(), CheckpointError> {
     match map.entry(key) {
         Entry::Occupied(taken) => Err(CheckpointError::Duplicate { key: taken.key().clone() }),
         Entry::Vacant(place) => {
             place.insert(value);
             Ok(())
-        }
-    }
-}
-
-/// A number of an optimizer, as it is stored.
-#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
-pub(super) enum StoredScalar {
-    Int(i64),
-    UInt(u64),
-    Float(f64),
-    Bool(bool),
-}
-
-impl From<Scalar> for StoredScalar {
-    fn from(scalar: Scalar) -> Self {
-        match scalar {
-            Scalar::Int(value) => Self::Int(value),
-            Scalar::UInt(value) => Self::UInt(value),
-            Scalar::Float(value) => Self::Float(value),
-            Scalar::Bool(value) => Self::Bool(value),
-        }
-    }
-}
-
-impl From<StoredScalar> for Scalar {
-    fn from(stored: StoredScalar) -> Self {
-        match stored {
-            StoredScalar::Int(value) => Self::Int(value),
-            StoredScalar::UInt(value) => Self::UInt(value),
-            StoredScalar::Float(value) => Self::Float(value),
-            StoredScalar::Bool(value) => Self::Bool(value),
         }
     }
 }

@@ -8,15 +8,16 @@ use burn::tensor::TensorData;
 use burn_pack::Scalar;
 use itertools::Itertools;
 
-use super::CheckpointError;
-use super::capture::{capture, targets};
-use super::options::{KeyReport, LoadOptions, SavedTensor};
+use super::capture::capture;
+use super::matching::{self, SavedTensor};
+use super::weight_source::WeightSource;
+use super::{CheckpointError, KeyReport, LoadKind, LoadOptions};
 use crate::Result;
-use crate::comm::{Call, Communicator};
+use crate::comm::Call;
 use crate::dtensor::{DTensor, DTensorSpec, DynDTensor, Kind};
 use crate::mesh::DeviceMesh;
 use crate::optim::{OptimizerState, parameter_specs};
-use crate::param::{NewValue, replace_tensors};
+use crate::param::NewValue;
 use crate::placement::Layout;
 
 /// The tensors of a model or of an optimizer by path, as DTensors, without files. It has the values of the moment at
@@ -81,10 +82,14 @@ impl StateDict {
     /// only one rank holds, see [`load_model_from_first`](Self::load_model_from_first).
     ///
     /// # Errors
+    /// [`CheckpointError::Dims`] for values with no or with more than 8 dimensions, and
     /// [`MeshError::NotAMember`](crate::mesh::MeshError::NotAMember) outside `mesh`.
     pub fn from_full(values: impl IntoIterator<Item = (String, TensorData)>, mesh: &DeviceMesh) -> Result<Self> {
         let layout = Layout::replicate(mesh.shape())?;
-        let tensor = |(key, data)| Ok((key, DynDTensor::from_full_data(data, mesh, layout.clone())?));
+        let tensor = |(key, data): (String, TensorData)| {
+            SavedTensor::of_data(&data).check_dims(&key)?;
+            Ok((key, DynDTensor::from_full_data(data, mesh, layout.clone())?))
+        };
         Ok(Self { tensors: values.into_iter().map(tensor).collect::<Result<_>>()?, scalars: BTreeMap::new() })
     }
 
@@ -165,16 +170,15 @@ impl StateDict {
     /// keys. Also [`ParamError::Replaced`](crate::param::ParamError::Replaced) like [`of_model`](Self::of_model), and
     /// [`Error::Comm`](crate::Error::Comm) if another rank fails.
     pub fn load_model<M: Module>(&self, model: M, mesh: &DeviceMesh, options: &LoadOptions) -> Result<(M, KeyReport)> {
-        let targets = targets(&model, mesh)?;
         let saved = self.tensors.iter().map(|(key, tensor)| (key.clone(), SavedTensor::of(tensor.spec()))).collect();
-        let (pairs, report) = agreed(&mesh.all()?, options.matched(&targets, &saved))?;
-        let values = pairs.into_iter().map(|(path, key)| {
-            let target = &targets[&path];
-            let value = self.tensors[&key].clone().redistribute_onto(target.mesh(), target.layout())?;
-            Ok((path, NewValue::Tensor(Box::new(value.local().clone()))))
-        });
-        let values = values.collect::<Result<_>>()?;
-        Ok((replace_tensors(model, values)?, report))
+        matching::load_model(model, mesh, &options.matching(LoadKind::Model), &saved, |pairs, targets| {
+            let value = |(path, source): &(String, WeightSource)| {
+                let target = &targets[path];
+                let value = self.tensors[source.key()].clone().redistribute_onto(target.mesh(), target.layout())?;
+                Ok((path.clone(), NewValue::Tensor(Box::new(value.local().clone()))))
+            };
+            pairs.iter().map(value).collect()
+        })
     }
 
     /// Returns the model with full values that only the first rank of `mesh` passes, by key, and a report. Each tensor
@@ -210,31 +214,28 @@ impl StateDict {
         mesh: &DeviceMesh,
         options: &LoadOptions,
     ) -> Result<(M, KeyReport)> {
-        let targets = targets(&model, mesh)?;
-        let all = mesh.all()?;
         let first = mesh.ranks()[0];
         let mut values = values.filter(|_| mesh.rank() == first);
         let described = values.as_ref().map(|values| {
-            let described = |data: &TensorData| SavedTensor { shape: data.shape().clone(), dtype: data.dtype() };
-            values.iter().map(|(key, data)| (key.clone(), described(data))).collect::<BTreeMap<_, _>>()
+            values.iter().map(|(key, data)| (key.clone(), SavedTensor::of_data(data))).collect::<BTreeMap<_, _>>()
         });
-        let saved =
-            all.broadcast_object(call(), Some(&described), 0)?.ok_or(CheckpointError::NoValues { rank: first })?;
-        let (pairs, report) = agreed(&all, options.matched(&targets, &saved))?;
-        // A value that several parameters read is kept until the last of them.
-        let mut uses = pairs.iter().map(|(_, key)| key.clone()).counts();
-        let mut new = BTreeMap::new();
-        for (path, key) in pairs {
-            let uses = uses.get_mut(&key).expect("every key was counted");
-            *uses -= 1;
-            let full = values.as_mut().and_then(|values| match *uses {
-                0 => values.remove(&key),
-                _ => values.get(&key).cloned(),
-            });
-            let value = send(full, &targets[&path], mesh)?;
-            new.insert(path, NewValue::Tensor(Box::new(value.local().clone())));
-        }
-        Ok((replace_tensors(model, new)?, report))
+        let saved = mesh.all()?.broadcast_object(call(), Some(&described), 0)?;
+        let saved = saved.ok_or(CheckpointError::NoValues { rank: first })?;
+        matching::load_model(model, mesh, &options.matching(LoadKind::Model), &saved, |pairs, targets| {
+            // A value that several parameters read is kept until the last of them.
+            let mut uses = pairs.iter().map(|(_, source)| source.key()).counts();
+            let value = |(path, source): &(String, WeightSource)| {
+                let uses = uses.get_mut(source.key()).expect("every key was counted");
+                *uses -= 1;
+                let full = values.as_mut().and_then(|values| match *uses {
+                    0 => values.remove(source.key()),
+                    _ => values.get(source.key()).cloned(),
+                });
+                let value = send(full, &targets[path], mesh)?;
+                Ok((path.clone(), NewValue::Tensor(Box::new(value.local().clone()))))
+            };
+            pairs.iter().map(value).collect()
+        })
     }
 
     /// Returns the state for the optimizer of `model`, laid out like the model's parameters. Pass it to
@@ -262,20 +263,6 @@ impl StateDict {
 
 fn call() -> Call {
     Call::new("StateDict::load_model")
-}
-
-/// Returns this rank's outcome if no rank failed. Otherwise every rank returns an error: its own, or that of the first
-/// rank that failed.
-fn agreed<T>(all: &Communicator, own: Result<T, CheckpointError>) -> Result<T> {
-    let failed = all.all_gather_numbers(call(), &[usize::from(own.is_err())])?;
-    let Some(first) = failed.iter().position(|&failed| failed == 1) else { return Ok(own?) };
-    let keys = match &own {
-        Err(CheckpointError::Keys { missing, unexpected, mismatched }) => Some([missing, unexpected, mismatched]),
-        _ => None,
-    };
-    let [missing, unexpected, mismatched] =
-        all.broadcast_object(call(), keys.map(|keys| keys.map(Clone::clone)).as_ref(), first)?;
-    Ok(own.and(Err(CheckpointError::Keys { missing, unexpected, mismatched }))?)
 }
 
 /// Sends a full value from the first rank of `mesh`, which passes it, to all others. Returns the tensor laid out like

@@ -70,9 +70,9 @@ pub(super) fn verify_in(
     let (send, receive) = mpsc::channel();
     let next = AtomicUsize::new(0);
     thread::scope(|scope| {
-        for _ in 0..options.threads.clamp(1, tasks.len().max(1)) {
+        for started in 0..options.threads.clamp(1, tasks.len().max(1)) {
             let (send, next, tasks) = (send.clone(), &next, &tasks);
-            scope.spawn(move || {
+            let thread = thread::Builder::new().spawn_scoped(scope, move || {
                 let mut buffer = vec![0; BLOCKS * BLOCK];
                 while let Some(task) = tasks.get(next.fetch_add(1, Ordering::Relaxed)) {
                     // The other end is dropped if `progress` panics.
@@ -81,6 +81,11 @@ pub(super) fn verify_in(
                     }
                 }
             });
+            match thread {
+                Ok(_) => {}
+                Err(error) if started == 0 => return Err(io("start a thread to read", dir, error)),
+                Err(_) => break,
+            }
         }
         drop(send);
         let mut done = 0;
@@ -89,7 +94,8 @@ pub(super) fn verify_in(
             found.extend(damage.into_iter().map(|error| ((task.chunk.file, task.bytes().start), error)));
             progress(done, total);
         }
-    });
+        Ok(())
+    })?;
     found.sort_by_key(|(place, _)| *place);
     Ok(Verification { bytes: total, damage: found.into_iter().map(|(_, error)| error).collect() })
 }

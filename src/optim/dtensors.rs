@@ -141,7 +141,7 @@ impl DTensorOptimizer {
             let state = ParameterState::new(path, &kept.spec, self.flat(&kept.state), self.is_full)?;
             Ok((path.clone(), state))
         };
-        Ok(OptimizerState { params: self.states.iter().map(of).collect::<Result<_>>()? })
+        Ok(OptimizerState { params: self.states.iter().map(of).collect::<Result<_>>()?, stateless: BTreeMap::new() })
     }
 
     /// Replaces the optimizer's state with `state`.

@@ -40,14 +40,14 @@ pub fn parameter_specs<M: Module>(model: &M) -> Result<BTreeMap<String, Arc<DTen
 /// [`named_parameters`](crate::fsdp::named_parameters).
 pub fn optimizer_state<M: Module>(optim: &ModuleOptimizer, model: &M) -> Result<OptimizerState> {
     let mut states = OptimizerRecord::of(optim)?.states;
-    let mut params = BTreeMap::new();
+    let mut state = OptimizerState::default();
     for (path, ModelParameter { id, spec, .. }) in parameters(model)? {
-        if let Some((_, sink)) = states.remove(&id) {
-            let state = ParameterState::new(&path, &spec, sink, false)?;
-            params.insert(path, state);
+        match states.remove(&id) {
+            Some((_, sink)) => _ = state.params.insert(path.clone(), ParameterState::new(&path, &spec, sink, false)?),
+            None => _ = state.stateless.insert(path, spec),
         }
     }
-    Ok(OptimizerState { params })
+    Ok(state)
 }
 
 /// Returns `optim` with `state` in place of its state of all distributed parameters of `model`, and of the others that

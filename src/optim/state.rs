@@ -17,21 +17,29 @@ use crate::placement::Layout;
 #[derive(Debug, Clone, Default)]
 pub struct OptimizerState {
     pub(super) params: BTreeMap<String, ParameterState>,
+    /// Specs of the model's other parameters, for which the optimizer has no state.
+    pub(super) stateless: BTreeMap<String, Arc<DTensorSpec>>,
 }
 
 /// State of one parameter.
 #[derive(Debug, Clone)]
-pub(super) struct ParameterState {
+pub(crate) struct ParameterState {
     /// Spec of the parameter.
     pub(super) spec: Arc<DTensorSpec>,
-    pub(super) tensors: BTreeMap<String, DynDTensor>,
-    pub(super) scalars: BTreeMap<String, Scalar>,
+    pub(crate) tensors: BTreeMap<String, DynDTensor>,
+    pub(crate) scalars: BTreeMap<String, Scalar>,
 }
 
 impl OptimizerState {
     /// Returns the paths of the parameters with state.
     pub fn paths(&self) -> impl Iterator<Item = &str> {
         self.params.keys().map(String::as_str)
+    }
+
+    /// Returns the spec of every parameter of the model by path, and its state, if it has any.
+    pub(crate) fn parameters(&self) -> impl Iterator<Item = (&str, &DTensorSpec, Option<&ParameterState>)> {
+        let stateless = self.stateless.iter().map(|(path, spec)| (path.as_str(), &**spec, None));
+        self.params.iter().map(|(path, state)| (path.as_str(), &*state.spec, Some(state))).chain(stateless)
     }
 
     /// Returns every tensor with its name, in the same order on all ranks.
@@ -88,7 +96,8 @@ impl OptimizerState {
             let state = ParameterState { spec: spec.clone(), tensors: tensors.collect::<Result<_>>()?, ..state };
             Ok((path, state))
         });
-        Ok(Self { params: moved.collect::<Result<_>>()? })
+        let params = moved.collect::<Result<_>>()?;
+        Ok(Self::of(params, &specs))
     }
 
     /// Returns the specs of state tensors with these names, global shapes and dtypes, for parameters with the specs
@@ -118,23 +127,34 @@ impl OptimizerState {
         tensors: impl IntoIterator<Item = (String, DynDTensor)>,
         scalars: impl IntoIterator<Item = (String, Scalar)>,
     ) -> Result<Self, OptimError> {
-        let mut state = Self::default();
+        let mut states = BTreeMap::new();
         for (name, tensor) in tensors {
             let (path, spec, field) = owner(params, &name)?;
-            state.of(path, spec).tensors.insert(field.to_owned(), tensor);
+            state_of(&mut states, path, spec).tensors.insert(field.to_owned(), tensor);
         }
         for (name, scalar) in scalars {
             let (path, spec, field) = owner(params, &name)?;
-            state.of(path, spec).scalars.insert(field.to_owned(), scalar);
+            state_of(&mut states, path, spec).scalars.insert(field.to_owned(), scalar);
         }
-        Ok(state)
+        Ok(Self::of(states, params))
     }
 
-    /// Returns the state of a parameter, which is empty at first.
-    fn of(&mut self, path: &str, spec: &Arc<DTensorSpec>) -> &mut ParameterState {
-        let nothing = || ParameterState { spec: spec.clone(), tensors: BTreeMap::new(), scalars: BTreeMap::new() };
-        self.params.entry(path.to_owned()).or_insert_with(nothing)
+    /// Creates the state of some of the parameters with the specs `specs` by path.
+    fn of(params: BTreeMap<String, ParameterState>, specs: &BTreeMap<String, Arc<DTensorSpec>>) -> Self {
+        let others = specs.iter().filter(|(path, _)| !params.contains_key(*path));
+        let stateless = others.map(|(path, spec)| (path.clone(), spec.clone())).collect();
+        Self { params, stateless }
     }
+}
+
+/// Returns the state of a parameter, which is empty at first.
+fn state_of<'a>(
+    states: &'a mut BTreeMap<String, ParameterState>,
+    path: &str,
+    spec: &Arc<DTensorSpec>,
+) -> &'a mut ParameterState {
+    let nothing = || ParameterState { spec: spec.clone(), tensors: BTreeMap::new(), scalars: BTreeMap::new() };
+    states.entry(path.to_owned()).or_insert_with(nothing)
 }
 
 impl ParameterState {

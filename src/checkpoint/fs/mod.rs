@@ -56,7 +56,8 @@ pub(crate) trait FileSystem: Send + Sync + Debug {
     /// Opens a file for reading. The error is `InvalidInput` if it is not a regular file.
     fn open(&self, file: &Path, links: Links) -> io::Result<Arc<dyn ReadFile>>;
 
-    /// Returns the entries of a folder, sorted by name. A name that is not UTF-8 is an `InvalidData` error.
+    /// Returns the entries of a folder, sorted by name. Of a name that is not UTF-8, which is not that of a file of a checkpoint,
+    /// other bytes are replaced by U+FFFD.
     fn list(&self, dir: &Path) -> io::Result<Vec<Entry>>;
 
     /// Renames a file. A file named `to` is replaced.
@@ -134,8 +135,7 @@ pub(crate) fn write_atomically(fs: &dyn FileSystem, file: &Path, bytes: &[u8]) -
     temporary.push(".tmp");
     let temporary = Path::new(&temporary);
     let written = (|| {
-        if_exists(fs.remove_file(temporary))?;
-        let mut writer = fs.create(temporary)?;
+        let mut writer = create_or_replace(fs, temporary)?;
         writer.write_all(bytes)?;
         writer.sync()?;
         drop(writer);
@@ -146,6 +146,12 @@ pub(crate) fn write_atomically(fs: &dyn FileSystem, file: &Path, bytes: &[u8]) -
         drop(fs.remove_file(temporary));
     }
     written
+}
+
+/// Creates a file in place of one that an interrupted call may have left.
+pub(crate) fn create_or_replace(fs: &dyn FileSystem, file: &Path) -> io::Result<Box<dyn WriteFile>> {
+    if_exists(fs.remove_file(file))?;
+    fs.create(file)
 }
 
 /// Reads a file. The error is `FileTooLarge`, before any allocation, if it has more than `limit` bytes.

@@ -51,13 +51,9 @@ impl FileSystem for RealFs {
     }
 
     fn list(&self, dir: &Path) -> io::Result<Vec<Entry>> {
-        let not_utf8 = |name| {
-            let reason = format!("the name {name:?} in `{}` is not UTF-8", dir.display());
-            io::Error::new(ErrorKind::InvalidData, reason)
-        };
         let entries = fs_err::read_dir(dir)?.map(|entry| {
             let entry = entry?;
-            let name = entry.file_name().into_string().map_err(not_utf8)?;
+            let name = entry.file_name().to_string_lossy().into_owned();
             Ok(Entry { name, is_dir: entry.file_type()?.is_dir() })
         });
         let mut entries: Vec<Entry> = entries.collect::<io::Result<_>>()?;

@@ -1,7 +1,8 @@
 //! Rules of a manifest. What follows them can be read without a large allocation, an overflow, or a read outside of the
 //! folder or the files.
 //!
-//! 1. Names of files differ. They are letters, digits, `.`, `_` and `-`, and not `.` or `..`: no path leads elsewhere.
+//! 1. Names of files differ. They are letters, digits, `.`, `_` and `-`, and not `.` or `..`: no path leads elsewhere. Those of
+//!    files of another origin are any single component of a path.
 //! 2. The mesh has a name for each axis, no axis of length 0, and a number of ranks that fits.
 //! 3. The bytes of a tensor fit an address, even if lengths of 0 count as 1.
 //! 4. A chunk has elements, all of them of its tensor.
@@ -9,6 +10,8 @@
 //! 6. The bytes of a chunk are in its file, and no other chunk has them.
 //! 7. A chunk has a checksum for each block, or none in files of another origin.
 //! 8. A value of each rank is as many values as the mesh has ranks.
+
+use std::path::{Component, Path};
 
 use itertools::Itertools;
 
@@ -142,9 +145,9 @@ pub(crate) enum ManifestError {
 }
 
 impl Manifest {
-    /// Checks the rules. `checksummed` tells which of the two numbers of checksums rule 7 asks for.
+    /// Checks the rules. `checksummed` is false for files of another origin, for which rules 1 and 7 differ.
     pub fn validate(&self, checksummed: bool) -> Result<(), ManifestError> {
-        self.validate_files()?;
+        self.validate_files(if checksummed { is_plain } else { is_component })?;
         let ranks = self.validate_mesh()?;
         for (key, tensor) in &self.tensors {
             self.validate_tensor(key, tensor, checksummed)?;
@@ -156,10 +159,10 @@ impl Manifest {
         }
     }
 
-    fn validate_files(&self) -> Result<(), ManifestError> {
+    fn validate_files(&self, is_valid: fn(&str) -> bool) -> Result<(), ManifestError> {
         let names = self.files.iter().map(|file| file.name.as_str()).sorted_unstable().collect_vec();
         let twice = names.iter().tuple_windows().find_map(|(a, b)| (a == b).then_some(*a));
-        match names.iter().copied().find(|name| !is_plain(name)).or(twice) {
+        match names.iter().copied().find(|name| !is_valid(name)).or(twice) {
             Some(name) => Err(ManifestError::FileName { name: name.to_owned() }),
             None => Ok(()),
         }
@@ -241,6 +244,12 @@ impl Manifest {
             None => Ok(()),
         }
     }
+}
+
+/// Returns true if the name is a single component of a path on every system, and not `.` or `..`.
+fn is_component(name: &str) -> bool {
+    let components = Path::new(name).components();
+    components.eq([Component::Normal(name.as_ref())]) && !name.contains(['/', '\\', '\0'])
 }
 
 fn is_plain(name: &str) -> bool {

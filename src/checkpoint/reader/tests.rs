@@ -12,25 +12,8 @@ use super::super::read_plan::tests::{random_chunks, random_region};
 use super::super::read_stats::{ClassStats, RunClass};
 use super::super::region::Region;
 use super::super::safetensors_file::header;
+use super::super::tests::folder::Folder;
 use super::*;
-
-/// A folder that is removed at the end of a test.
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new(name: &str) -> Self {
-        let folder = std::env::temp_dir().join(format!("burn-dtensor-reader-{name}-{}", std::process::id()));
-        let _ = fs::remove_dir_all(&folder);
-        fs::create_dir(&folder).unwrap();
-        Self(folder)
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
-}
 
 /// Returns the byte of a tensor at a position of its memory.
 fn byte(key: &str, at: usize) -> u8 {
@@ -134,7 +117,7 @@ fn regions_of_any_dtype_are_read() {
         (name, *dtype, shape, chunks)
     };
     let tensors = names.iter().map(String::as_str).zip(&dtypes).map(tensor).collect_vec();
-    let folder = Folder::new("dtypes");
+    let folder = Folder::new("reader-dtypes");
     let manifest = write(&folder, 3, &tensors);
     for round in 0..40 {
         let want = |(key, tensor): (&String, &TensorEntry)| want(key, random_region(&tensor.shape, random));
@@ -164,7 +147,7 @@ fn matrices(folder: &Folder) -> Manifest {
 
 #[test]
 fn large_regions_are_read_in_bounded_memory() {
-    let folder = Folder::new("memory");
+    let folder = Folder::new("reader-memory");
     let manifest = matrices(&folder);
     let full = |key: &str| want(key, Region::full(&manifest.tensors[key].shape));
     let wants = [
@@ -203,7 +186,7 @@ fn large_regions_are_read_in_bounded_memory() {
 
 #[test]
 fn one_changed_bit_in_any_block_is_found_and_named() {
-    let folder = Folder::new("corrupt");
+    let folder = Folder::new("reader-corrupt");
     let manifest = matrices(&folder);
     let options = ReadOptions::new().with_threads(2);
     let mut blocks = 0;
@@ -236,7 +219,7 @@ fn one_changed_bit_in_any_block_is_found_and_named() {
 
 #[test]
 fn files_that_are_not_as_the_manifest_says() {
-    let folder = Folder::new("length");
+    let folder = Folder::new("reader-length");
     let manifest = matrices(&folder);
     let fs = real();
     let region = Region::of_slices(&[0..1, 0..1]);
@@ -265,14 +248,14 @@ fn files_that_are_not_as_the_manifest_says() {
     {
         std::os::unix::fs::symlink("other", folder.0.join(&manifest.files[0].name)).unwrap();
         assert!(matches!(read("rows"), Err(CheckpointError::Io { .. })));
-        let reader = Reader::new(&*fs, &folder.0, &manifest, &ReadOptions::new(), 7).following_links();
+        let reader = Reader::new(&*fs, &folder.0, &manifest, &ReadOptions::new(), 7).with_links(Links::Follow);
         reader.read(&[want("rows", region.clone())], |_, _| Ok(())).unwrap();
     }
 }
 
 #[test]
 fn a_failure_of_the_caller_ends_the_read() {
-    let folder = Folder::new("caller");
+    let folder = Folder::new("reader-caller");
     let manifest = matrices(&folder);
     let wants = ["rows", "grid", "full"].map(|key| want(key, Region::full(&manifest.tensors[key].shape)));
     let fs = real();
@@ -288,4 +271,35 @@ fn a_failure_of_the_caller_ends_the_read() {
         let panicked = catch_unwind(AssertUnwindSafe(|| reader.read(&wants, |_, _| panic!("planned"))));
         assert_eq!(panicked.unwrap_err().downcast_ref(), Some(&"planned"));
     }
+}
+
+#[test]
+fn threads_that_do_not_start_are_an_error_unless_one_does() {
+    use std::sync::atomic::AtomicUsize;
+
+    static STARTED: AtomicUsize = AtomicUsize::new(0);
+    let folder = Folder::new("reader-threads");
+    let shape = [3 * BLOCK];
+    let manifest = write(&folder, 1, &[("a", Dtype::U8, shape.to_vec(), vec![Region::full(&shape)])]);
+    let (fs, options, wants) = (real(), ReadOptions::new().with_threads(3), [want("a", Region::full(&shape))]);
+    let reader = |thread| Reader { thread, ..Reader::new(&*fs, &folder.0, &manifest, &options, 7) };
+    let read = |thread| {
+        let mut found = Vec::new();
+        let done = |_, bytes: Bytes| {
+            found = bytes.to_vec();
+            Ok(())
+        };
+        reader(thread).read(&wants, done).map(|_| found)
+    };
+    // Stacks that no system has memory for.
+    let error = read(|| thread::Builder::new().stack_size(1 << 60)).unwrap_err();
+    assert!(
+        matches!(&error, CheckpointError::Io { rank: 7, action, .. } if action == "start a thread to read"),
+        "{error}"
+    );
+    let found = read(|| match STARTED.fetch_add(1, Ordering::Relaxed) {
+        0 => thread::Builder::new(),
+        _ => thread::Builder::new().stack_size(1 << 60),
+    });
+    assert!(found.unwrap() == bytes_of("a", &shape, &Region::full(&shape), 1));
 }

@@ -20,7 +20,7 @@ pub(super) const ALIGNMENT: usize = 4096;
 pub(super) const LONGEST: u64 = 100_000_000;
 
 /// Name of the entry of a header that is not a tensor.
-const METADATA: &str = "__metadata__";
+pub(crate) const METADATA: &str = "__metadata__";
 
 /// Returns the beginning of a file with these tensors, up to the first byte of data, and the first byte of each tensor.
 /// The data begin at a multiple of 4096, and follow each other in the order of `tensors`.

@@ -9,6 +9,7 @@ use serde_json::json;
 use super::super::fs::real;
 use super::super::manifest::{StoredDType, TensorEntry};
 use super::super::region::Region;
+use super::super::tests::folder::Folder;
 use super::header::ALIGNMENT;
 use super::*;
 
@@ -16,16 +17,7 @@ fn dtype(dtype: Dtype) -> StoredDType {
     dtype.try_into().unwrap()
 }
 
-struct Folder(PathBuf);
-
 impl Folder {
-    fn new(name: &str) -> Self {
-        let folder = std::env::temp_dir().join(format!("burn-dtensor-safetensors-{name}-{}", std::process::id()));
-        let _ = fs::remove_dir_all(&folder);
-        fs::create_dir(&folder).unwrap();
-        Self(folder)
-    }
-
     fn write(&self, name: &str, bytes: impl AsRef<[u8]>) -> PathBuf {
         fs::write(self.0.join(name), bytes).unwrap();
         self.0.join(name)
@@ -33,12 +25,6 @@ impl Folder {
 
     fn open(&self, name: &str) -> Result<(PathBuf, Manifest), CheckpointError> {
         open(&*real(), &self.0.join(name), 3)
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
     }
 }
 
@@ -68,7 +54,7 @@ fn the_crate_reads_files_that_begin_with_our_header() {
     assert_eq!(header(&tensors, &metadata).0, bytes[..begin], "the same every time");
 
     // And so do we.
-    let folder = Folder::new("own");
+    let folder = Folder::new("safetensors-own");
     folder.write("x.safetensors", &bytes);
     let (dir, manifest) = folder.open("x.safetensors").unwrap();
     assert_eq!(
@@ -101,7 +87,7 @@ fn file(tensors: &[(&str, &[usize])]) -> Vec<u8> {
 
 #[test]
 fn models_in_one_file_and_in_several() {
-    let folder = Folder::new("several");
+    let folder = Folder::new("safetensors-several");
     folder.write("model.safetensors", file(&[("a", &[2, 3]), ("b", &[])]));
     let keys = |(_, manifest): (PathBuf, Manifest)| {
         let place =
@@ -158,7 +144,7 @@ fn of_json(json: &str, data: usize) -> Vec<u8> {
 
 #[test]
 fn damaged_files_are_refused() {
-    let folder = Folder::new("damaged");
+    let folder = Folder::new("safetensors-damaged");
     let tensor = |begin: u64, end: u64| {
         format!(r#"{{"dtype":"U8","shape":[{}],"data_offsets":[{begin},{end}]}}"#, end.wrapping_sub(begin))
     };
@@ -215,7 +201,7 @@ fn damaged_files_are_refused() {
 
 #[test]
 fn a_header_above_the_limit_is_not_read() {
-    let folder = Folder::new("limit");
+    let folder = Folder::new("safetensors-limit");
     let path = folder.write("x.safetensors", (LONGEST + 1).to_le_bytes());
     // Of which nothing is on the disk.
     fs::File::options().write(true).open(path).unwrap().set_len(2 * LONGEST).unwrap();

@@ -13,21 +13,27 @@ use crate::checkpoint::save::{FragmentBytes, Live, SavePlan, write};
 use crate::mesh::DeviceMesh;
 use crate::prelude::*;
 
+/// Errors of the removal of old checkpoints, or the error of a save.
+type Outcome = Result<Vec<CheckpointError>, CheckpointError>;
+
+/// A save that has removed all that is not kept.
+const SAVED: Outcome = Ok(Vec::new());
+
 /// Returns the outcomes of both ranks of saving a step, keeping one.
-fn save(of_ranks: [&Recorder; 2], step: u64) -> [Result<(), CheckpointError>; 2] {
+fn save(of_ranks: [&Recorder; 2], step: u64) -> [Outcome; 2] {
     save_keeping(of_ranks, step, 1)
 }
 
 /// Returns the outcomes of both ranks of saving a step, keeping everything.
-fn save_all(of_ranks: [&Recorder; 2], step: u64) -> [Result<(), CheckpointError>; 2] {
+fn save_all(of_ranks: [&Recorder; 2], step: u64) -> [Outcome; 2] {
     save_keeping(of_ranks, step, usize::MAX)
 }
 
-fn save_keeping(of_ranks: [&Recorder; 2], step: u64, keep: usize) -> [Result<(), CheckpointError>; 2] {
+fn save_keeping(of_ranks: [&Recorder; 2], step: u64, keep: usize) -> [Outcome; 2] {
     let saved = launch(Launch::threads(2), |world| {
         let mesh = DeviceMesh::new(world, [2], ["shard"])?;
         match manager(of_ranks[mesh.rank()], &mesh).with_keep(keep).save(&state(&mesh, step, 0)?) {
-            Ok(_) => Ok(Ok(())),
+            Ok(report) => Ok(Ok(report.not_removed)),
             Err(crate::Error::Checkpoint(error)) => Ok(Err(error)),
             Err(error) => Err(error),
         }
@@ -48,12 +54,18 @@ fn latest(fs: &Recorder) -> u64 {
     loaded.unwrap()[0].1
 }
 
-/// The disk is full, read-only, broken or gone from any call on, or for one call, on one rank or the other.
+/// Returns the names in the run's folder.
+fn names(fs: &Recorder) -> Vec<String> {
+    fs.list(Path::new(RUN)).unwrap().into_iter().map(|entry| entry.name).collect()
+}
+
+/// The disk is full, read-only, broken or gone from any call on, or for one call, on one rank or the other. If that is while
+/// an old checkpoint is removed, the new one is saved, and the next save removes the rest of the old one.
 #[test]
 fn an_error_at_any_call_is_returned_by_every_rank_and_the_last_checkpoint_remains() {
     let start = Recorder::new();
-    assert_eq!(save([&start; 2], 1), [Ok(()), Ok(())]);
-    let (mut failed, mut saved) = (0, 0);
+    assert_eq!(save([&start; 2], 1), [SAVED; 2]);
+    let (mut failed, mut saved, mut not_removed) = (0, 0, 0);
     for kind in [ErrorKind::StorageFull, ErrorKind::ReadOnlyFilesystem, ErrorKind::Other, ErrorKind::NotFound] {
         for lasting in [false, true] {
             for call in 0.. {
@@ -63,8 +75,16 @@ fn an_error_at_any_call_is_returned_by_every_rank_and_the_last_checkpoint_remain
                 assert_eq!(first, second, "{kind} at call {call}");
                 let is_over = fs.calls() <= call;
                 fs.heal();
-                match first {
-                    Ok(()) => saved += 1,
+                match &first {
+                    Ok(errors) => {
+                        saved += 1;
+                        not_removed += usize::from(!errors.is_empty());
+                        let is_named = |error: &CheckpointError| matches!(error, CheckpointError::Io { rank: 0, path, .. } if path.starts_with(RUN));
+                        assert!(errors.iter().all(is_named), "{kind} at call {call}: {errors:?}");
+                        // A run's folder that is not found has no old checkpoints.
+                        let is_clean = names(&fs) == ["latest", "step-2"] || kind == ErrorKind::NotFound;
+                        assert!(is_clean || !errors.is_empty(), "{kind} at call {call}");
+                    }
                     Err(CheckpointError::Io { .. }) => failed += 1,
                     // A file that is not found is how another folder is recognized.
                     Err(CheckpointError::NotShared { .. } | CheckpointError::Replaced { .. })
@@ -77,22 +97,28 @@ fn an_error_at_any_call_is_returned_by_every_rank_and_the_last_checkpoint_remain
                 let steps = [latest(&fs), latest(&fs.lose_pending())];
                 let is_right = |step: u64| if first.is_ok() { step == 2 } else { [1, 2].contains(&step) };
                 assert!(steps.into_iter().all(is_right), "{kind} at call {call}: {steps:?}");
-                assert_eq!(save([&fs; 2], 3), [Ok(()), Ok(())], "{kind} at call {call}");
+                assert_eq!(save([&fs; 2], 3), [SAVED; 2], "{kind} at call {call}");
                 assert_eq!(latest(&fs.lose_pending()), 3);
+                assert!(
+                    first.is_err() || names(&fs) == ["latest", "step-3"],
+                    "{kind} at call {call}: {:?}",
+                    names(&fs)
+                );
                 if is_over {
                     break;
                 }
             }
         }
     }
-    println!("{failed} errors were returned, {saved} saves succeeded");
+    assert!(not_removed > 20, "{not_removed} saves did not remove the old checkpoint");
+    println!("{failed} errors were returned, {saved} saves succeeded, {not_removed} of them without removing the last");
 }
 
 #[test]
 fn two_folders_of_one_name_are_found_before_a_byte_is_written() {
     let of_ranks = [Recorder::new(), Recorder::new()];
     let path = Path::new(RUN).join("step-1");
-    let expected = Err(CheckpointError::NotShared { path: path.clone(), rank: 1, of: 0 });
+    let expected: Outcome = Err(CheckpointError::NotShared { path: path.clone(), rank: 1, of: 0 });
     assert_eq!(save([&of_ranks[0], &of_ranks[1]], 1), [expected.clone(), expected]);
     for fs in &of_ranks {
         assert_eq!(fs.list(&path).unwrap_err().kind(), ErrorKind::NotFound);
@@ -106,35 +132,55 @@ fn two_folders_of_one_name_are_found_before_a_byte_is_written() {
 fn what_was_complete_before_latest_moved_is_the_latest() {
     let fs = Recorder::new();
     for step in [1, 2, 3] {
-        assert_eq!(save_all([&fs; 2], step), [Ok(()), Ok(())]);
+        assert_eq!(save_all([&fs; 2], step), [SAVED; 2]);
     }
-    let names = |step: u64| write_atomically(&fs, Path::new("/run/latest"), format!("step-{step}").as_bytes()).unwrap();
-    names(2);
+    let name = |step: u64| write_atomically(&fs, Path::new("/run/latest"), format!("step-{step}").as_bytes()).unwrap();
+    name(2);
     assert_eq!(latest(&fs), 3);
-    names(1);
+    name(1);
     assert_eq!(latest(&fs), 2);
     // The run is set back to 1, and saves another 2, which 3 does not follow. It differs in what was the latest before it.
     remove_dir_all(&fs, Path::new("/run/step-2")).unwrap();
     assert_eq!(latest(&fs), 1);
     fs.remove_file(Path::new("/run/latest")).unwrap();
-    assert_eq!(save_all([&fs; 2], 2), [Ok(()), Ok(())]);
+    assert_eq!(save_all([&fs; 2], 2), [SAVED; 2]);
     assert_eq!(latest(&fs), 2);
     write_atomically(&fs, Path::new("/run/latest"), b"step-2\n").unwrap();
     assert_eq!(latest(&fs), 2);
     // Of a run that is set back, what it saved after that step is removed first.
-    assert_eq!(save_keeping([&fs; 2], 4, 3), [Ok(()), Ok(())]);
-    names(1);
-    assert_eq!(save_keeping([&fs; 2], 5, 3), [Ok(()), Ok(())]);
+    assert_eq!(save_keeping([&fs; 2], 4, 3), [SAVED; 2]);
+    name(1);
+    assert_eq!(save_keeping([&fs; 2], 5, 3), [SAVED; 2]);
     let steps = || fs.list(Path::new("/run")).unwrap().into_iter().filter(|entry| entry.is_dir).map(|entry| entry.name);
     assert_eq!(steps().collect::<Vec<_>>(), ["step-3", "step-4", "step-5"]);
     remove_dir_all(&fs, Path::new("/run/step-3")).unwrap();
-    assert_eq!(save_keeping([&fs; 2], 3, 3), [Ok(()), Ok(())]);
+    assert_eq!(save_keeping([&fs; 2], 3, 3), [SAVED; 2]);
     assert_eq!(steps().collect::<Vec<_>>(), ["step-3", "step-4", "step-5"]);
-    assert_eq!(save_keeping([&fs; 2], 2, 2), [Ok(()), Ok(())]);
+    assert_eq!(save_keeping([&fs; 2], 2, 2), [SAVED; 2]);
     assert_eq!(steps().collect::<Vec<_>>(), ["step-2", "step-5"]);
     assert_eq!(latest(&fs), 2);
-    assert_eq!(save_keeping([&fs; 2], 3, 2), [Ok(()), Ok(())]);
+    assert_eq!(save_keeping([&fs; 2], 3, 2), [SAVED; 2]);
     assert_eq!(steps().collect::<Vec<_>>(), ["step-2", "step-3"]);
+}
+
+/// A manifest that could not be read again is not written.
+#[test]
+fn a_manifest_above_the_limit_is_an_error_of_every_rank_and_leaves_nothing() {
+    let fs = Recorder::new();
+    let errors = launch(Launch::threads(2), |world| {
+        let mesh = DeviceMesh::new(world, [2], ["shard"])?;
+        let state = state(&mesh, 1, 0)?;
+        let mut plan = SavePlan::new(&state)?;
+        plan.limit = 300;
+        match write(&fs, Path::new("/run/step-1"), plan, &mut Live::new(&state), None) {
+            Err(crate::Error::Checkpoint(CheckpointError::ManifestSize { bytes, limit: 300 })) => Ok(bytes),
+            other => panic!("{other:?}"),
+        }
+    });
+    let bytes: Vec<_> = errors.unwrap().into_iter().map(|(_, bytes)| bytes).collect();
+    assert!(bytes[0] == bytes[1] && bytes[0] > 300, "{bytes:?}");
+    assert_eq!(names(&fs), [""; 0]);
+    assert_eq!(save([&fs; 2], 1), [SAVED; 2]);
 }
 
 /// Another program that saves under the same name takes the files for debris.

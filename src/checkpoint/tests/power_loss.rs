@@ -74,7 +74,10 @@ fn perform(
     mesh: &DeviceMesh,
 ) -> Result<()> {
     let (next, last, run) = (expected.last() + 1, expected.last(), behind.manager().clone());
-    let on_first = |run: CheckpointManager, step| if mesh.rank() == 0 { run.commit(fs, step) } else { Ok(()) };
+    let on_first = |run: CheckpointManager, step| match mesh.rank() {
+        0 => run.commit(fs, step).map(|not_removed| assert_eq!(not_removed, [])),
+        _ => Ok(()),
+    };
     match call {
         Call::Save => drop(run.save(&state(mesh, next, 0)?)?),
         Call::SaveAlone => {

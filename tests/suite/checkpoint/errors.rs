@@ -9,9 +9,11 @@ use burn::nn::{Linear, LinearConfig};
 use burn::optim::AdamWConfig;
 use burn::tensor::quantization::Calibration;
 use burn::tensor::{DType, Tensor};
-use burn_dtensor::checkpoint::{self, Checkpoint, CheckpointError, CheckpointManager, LoadOptions, State};
+use burn_dtensor::checkpoint::{
+    self, Checkpoint, CheckpointError, CheckpointManager, LoadKind, LoadOptions, State, StateDict,
+};
 use burn_dtensor::dtensor::DTensor;
-use burn_dtensor::optim::{OptimError, sharded};
+use burn_dtensor::optim::{parameter_specs, sharded};
 use burn_dtensor::placement::PartialOp;
 use burn_dtensor::prelude::*;
 use burn_dtensor::testing::MeshTest;
@@ -228,6 +230,116 @@ fn keys_are_unique_and_a_managed_checkpoint_has_a_step() {
     assert!(is_empty(&folder));
 }
 
+/// A load of one would find tensors of the other.
+#[test]
+fn keys_below_each_other_are_refused() {
+    let rows = |mesh: &DeviceMesh| matrix(mesh, 1.0, Placement::Replicate);
+    let dict = |mesh: &DeviceMesh| {
+        let data = rows(mesh)?.full_tensor()?.into_data();
+        StateDict::from_full([("weight".to_owned(), data)], mesh)
+    };
+    let nested = |key: &str, other: &str| CheckpointError::Nested { key: key.into(), other: other.into() };
+    for (first, second) in [("m", "m.ema"), ("m.ema", "m"), ("m", "m"), ("a.b", "a.b.c.d")] {
+        let state = |mesh: &DeviceMesh| State::new(mesh).with_state_dict(first, &dict(mesh)?);
+        assert_eq!(error_of(|mesh| state(mesh)?.with_state_dict(second, &dict(mesh)?)), nested(second, first));
+        assert_eq!(error_of(|mesh| state(mesh)?.with_model(second, &none(mesh))), nested(second, first));
+    }
+    let error = error_of(|mesh| State::new(mesh).with_state_dict("m", &dict(mesh)?)?.with_tensor("m.x", rows(mesh)?));
+    assert_eq!(error, nested("m.x", "m"));
+    let error = error_of(|mesh| State::new(mesh).with_tensor("m.x", rows(mesh)?)?.with_state_dict("m", &dict(mesh)?));
+    assert_eq!(error, nested("m", "m.x"));
+
+    // Keys that only begin with the same letters are loaded one by one.
+    let folder = Folder::new("groups");
+    pair().run(|mesh| {
+        let state = State::new(mesh).with_model("m", &none(mesh))?.with_model("m_ema", &none(mesh))?;
+        checkpoint::save(folder.join("checkpoint"), &state.with_tensor("m", rows(mesh)?)?)?;
+        for key in ["m", "m_ema"] {
+            let checkpoint = Checkpoint::open(folder.join("checkpoint"), mesh)?;
+            let (_, report) = checkpoint.load_model(key, none(mesh), &LoadOptions::new())?;
+            assert_eq!(report.loaded, ["bias", "weight"]);
+        }
+        Ok(())
+    });
+}
+
+/// Names in the files would be taken twice, or be no tensor's.
+#[test]
+fn keys_that_cannot_be_names_are_refused() {
+    let rows = |mesh: &DeviceMesh| matrix(mesh, 1.0, Placement::Shard(0));
+    for key in ["__metadata__", "rows[0:2,0:4]", "rows[no region]"] {
+        let error = refused(|mesh| state(mesh, 1.0)?.with_tensor(key, rows(mesh)?));
+        assert!(matches!(&error, CheckpointError::Name { key: found, .. } if found == key), "{error}");
+    }
+    let folder = Folder::new("names");
+    pair().run(|mesh| {
+        let keys = ["lines[0:2,0:4]", "rows]", "model.__metadata__", "a b"];
+        let state = keys.iter().try_fold(state(mesh, 1.0)?, |state, key| state.with_tensor(key, rows(mesh)?))?;
+        checkpoint::save(folder.join("checkpoint"), &state)?;
+        let checkpoint = Checkpoint::open(folder.join("checkpoint"), mesh)?;
+        for key in keys {
+            let loaded = checkpoint.load_tensor(key, &matrix(mesh, 0.0, Placement::Shard(1))?)?;
+            assert_eq!(loaded.full_tensor()?.into_data(), rows(mesh)?.full_tensor()?.into_data(), "{key}");
+        }
+        Ok(())
+    });
+}
+
+/// Errors travel between ranks with the path.
+#[cfg(target_os = "linux")]
+#[test]
+fn paths_that_are_not_text_are_saved_loaded_and_named() {
+    use std::ffi::OsStr;
+    use std::os::unix::ffi::OsStrExt;
+
+    let folder = Folder::new("bytes");
+    let run = folder.join(OsStr::from_bytes(b"run-\xff"));
+    let path = run.join("step-1");
+    pair().run(|mesh| CheckpointManager::new(&run, mesh).save(&state(mesh, 1.0)?));
+    assert_loads(&path, 1.0);
+    assert_eq!(
+        error_of(|mesh| checkpoint::save(&path, &state(mesh, 2.0)?)),
+        CheckpointError::Exists { path: path.clone() }
+    );
+    let json = serde_json::to_value(checkpoint::inspect(&path).unwrap()).unwrap();
+    assert_eq!(json["path"], path.display().to_string());
+    // Another file with such a name in the run's folder does not matter.
+    fs::write(run.join(OsStr::from_bytes(b"\xfe")), "notes").unwrap();
+    assert_eq!(pair().run(|mesh| CheckpointManager::new(&run, mesh).steps()), [[1], [1]]);
+    let own = |mesh: &DeviceMesh| if mesh.rank() == 0 { path.clone() } else { run.join("step-2") };
+    pair().run(|mesh| checkpoint::save(run.join("step-2"), &state(mesh, 3.0)?));
+    let error = error_of(|mesh| Checkpoint::open(own(mesh), mesh));
+    assert_eq!(error, CheckpointError::NotShared { path: run.join("step-2"), rank: 1, of: 0 });
+}
+
+/// Without a launch, it is the checkpoint that the manager opens.
+#[test]
+fn the_latest_checkpoint_of_a_run_is_found() {
+    let folder = Folder::new("latest");
+    let run = folder.join("run");
+    assert_eq!(checkpoint::latest(&run), Ok(None));
+    let manager = |mesh: &DeviceMesh| CheckpointManager::new(&run, mesh);
+    let found = || {
+        let found = checkpoint::latest(&run).unwrap();
+        let opened = pair().run(|mesh| Ok(manager(mesh).latest()?.map(|checkpoint| checkpoint.path().to_owned())));
+        assert_eq!(opened, [found.clone(), found.clone()]);
+        found
+    };
+    let step = |step: u64| Some(run.join(format!("step-{step}")));
+    for last in [9, 10] {
+        pair().run(|mesh| manager(mesh).save(&state(mesh, 1.0)?.with_step(last)));
+        assert_eq!(found(), step(last));
+    }
+    for (named, expected) in [("step-10\n", 10), ("step-11", 10), ("../run/step-9", 10), ("", 10)] {
+        fs::write(run.join("latest"), named).unwrap();
+        assert_eq!(found(), step(expected), "{named}");
+    }
+    fs::remove_file(run.join("step-10/manifest.json")).unwrap();
+    assert_eq!(found(), step(9));
+    fs::remove_file(run.join("step-9/manifest.json")).unwrap();
+    assert_eq!(found(), None);
+}
+
 #[derive(Module, Debug)]
 struct Saved {
     up: Linear,
@@ -257,28 +369,77 @@ fn all_keys_that_do_not_fit_are_in_one_error() {
         fully_shard(Wanted { up: linear(mesh, 4, 5), head: linear(mesh, 3, 2) }, mesh, FullyShard::new())
     };
     let error = error_of(|mesh| Checkpoint::open(&path, mesh)?.load_model("model", wanted(mesh)?, &LoadOptions::new()));
-    let CheckpointError::Keys { missing, unexpected, mismatched } = &error else { panic!("{error}") };
+    let CheckpointError::Keys { missing, unexpected, mismatched, .. } = &error else { panic!("{error}") };
     assert_eq!(missing[..], ["head.bias", "head.weight"]);
     assert_eq!(unexpected[..], ["down.bias", "down.weight"]);
     let [bias, weight] = &mismatched[..] else { panic!("{error}") };
-    assert!(bias.contains("`up.bias` is [5] f32 in the model, but [3] f32"), "{bias}");
-    assert!(weight.contains("`up.weight` is [4, 5] f32 in the model, but [4, 3] f32"), "{weight}");
+    assert!(bias.contains("`up.bias` is [5] f32, but `up.bias` was saved as [3] f32"), "{bias}");
+    assert!(weight.contains("`up.weight` is [4, 5] f32, but `up.weight` was saved as [4, 3] f32"), "{weight}");
 
     // A key that nothing was saved under.
     let error = error_of(|mesh| Checkpoint::open(&path, mesh)?.load_model("ema", wanted(mesh)?, &LoadOptions::new()));
     let CheckpointError::Keys { missing, unexpected, .. } = &error else { panic!("{error}") };
     assert_eq!((missing.len(), unexpected.len()), (4, 0), "{error}");
 
-    let errors = pair().run(|mesh| {
-        let checkpoint = Checkpoint::open(&path, mesh)?;
-        match checkpoint.load_optimizer("optimizer", &wanted(mesh)?).map(drop).expect_err("it has no `down`") {
-            Error::Optim(error) => Ok(error),
-            other => Err(other),
-        }
+    // The same of the optimizer's state, by parameter.
+    let error = error_of(|mesh| {
+        Checkpoint::open(&path, mesh)?.load_optimizer("optimizer", &wanted(mesh)?, &LoadOptions::new())
     });
-    let is_named =
-        |error: &OptimError| matches!(error, OptimError::NoParameter { name, .. } if name.starts_with("down.bias"));
-    assert!(errors.iter().all(is_named), "{errors:?}");
+    let CheckpointError::Keys { of: LoadKind::Optimizer, missing, unexpected, mismatched } = &error else {
+        panic!("{error}")
+    };
+    assert_eq!((&missing[..], mismatched.len()), (&["head.bias".into(), "head.weight".into()][..], 2), "{error}");
+    assert!(mismatched[0].contains("`up.bias` is [5] f32, but `up.bias` was saved as [3] f32"), "{error}");
+    assert!(unexpected.iter().all(|path| path.starts_with("down.")) && !unexpected.is_empty(), "{error}");
+}
+
+/// `head` has the shapes of `down`. Some parameters have had no gradient, and have no state.
+#[test]
+fn an_optimizers_state_loads_renamed_and_in_part() {
+    let folder = Folder::new("optimizer");
+    let path = folder.join("checkpoint");
+    let linear = |mesh: &DeviceMesh, from, to| LinearConfig::new(from, to).init(&mesh.device().clone().autodiff());
+    let saved = pair().run(|mesh| {
+        let model = Saved { up: linear(mesh, 4, 3), down: linear(mesh, 3, 2) };
+        let model = fully_shard(model, mesh, FullyShard::new())?;
+        let mut optimizer = sharded(AdamWConfig::new());
+        let model = optimizer.step(0.1, model.clone(), grads(&model, 1))?;
+        let state = optimizer.state(&model)?;
+        checkpoint::save(&path, &State::new(mesh).with_optimizer("optimizer", &state)?)?;
+        Ok((state.paths().map(str::to_owned).collect::<Vec<_>>(), state.full()?))
+    });
+    let (paths, full) = &saved[0];
+    assert!(paths.len() < 4 && paths.iter().any(|path| path.starts_with("down.")), "{paths:?}");
+    pair().run(|mesh| {
+        let model = Wanted { up: linear(mesh, 4, 3), head: linear(mesh, 3, 2) };
+        let model = fully_shard(model, mesh, FullyShard::new())?;
+        let load = |options: LoadOptions| {
+            let (state, report) = Checkpoint::open(&path, mesh)?.load_optimizer("optimizer", &model, &options)?;
+            Ok::<_, Error>((state.full()?, report))
+        };
+        let renamed = |path: &str| Some(path.replace("head.", "down."));
+        let (loaded, report) = load(LoadOptions::new().with_renamed(renamed))?;
+        let here = |path: &String| path.replace("down.", "head.");
+        assert_eq!(loaded.tensors, full.tensors.iter().map(|(name, data)| (here(name), data.clone())).collect());
+        assert_eq!(loaded.scalars, full.scalars.iter().map(|(name, scalar)| (here(name), *scalar)).collect());
+        let mut expected: Vec<_> = paths.iter().map(here).collect();
+        expected.sort();
+        assert_eq!((&report.loaded, report.missing.len(), report.skipped.len()), (&expected, 0, 0));
+
+        let (up, down): (Vec<String>, Vec<String>) = paths.iter().cloned().partition(|path| path.starts_with("up."));
+        let (loaded, report) = load(LoadOptions::new().with_partial(true))?;
+        assert_eq!(loaded.tensors.len(), 2 * up.len(), "two moments for each");
+        assert_eq!((report.loaded, report.unexpected), (up.clone(), down.clone()));
+        assert_eq!((&report.missing[..], report.skipped.len()), (&["head.bias".into(), "head.weight".into()][..], 0));
+        let left_out = |path: &str| path.starts_with("up.").then(|| path.to_owned());
+        let (_, report) = load(LoadOptions::new().with_partial(true).with_renamed(left_out))?;
+        assert_eq!((report.loaded, report.unexpected, report.missing.len()), (up, down, 0));
+        assert_eq!(report.skipped, ["head.bias", "head.weight"]);
+        // What was trained on resumes with what it had.
+        let renamed = load(LoadOptions::new().with_renamed(renamed))?.0.distribute(parameter_specs(&model)?)?;
+        sharded(AdamWConfig::new()).load_state(&model, renamed)?;
+        Ok(())
+    });
 }
 
 #[test]
@@ -298,7 +459,8 @@ fn values_that_are_missing_or_of_another_type_are_named() {
     assert_eq!(error_of(|mesh| open(mesh)?.load_tensor("columns", &like(mesh)?)), no_value("columns", "`rows`"));
     let error = error_of(|mesh| open(mesh)?.value::<String>("epoch"));
     assert!(matches!(&error, CheckpointError::Value { key, .. } if key == "epoch"), "{error}");
-    assert_eq!(error_of(|mesh| open(mesh)?.load_optimizer("optimizer", &none(mesh))), no_value("optimizer", "`epoch`"));
+    let error = error_of(|mesh| open(mesh)?.load_optimizer("optimizer", &none(mesh), &LoadOptions::new()));
+    assert_eq!(error, no_value("optimizer", "`epoch`"));
 }
 
 fn none(mesh: &DeviceMesh) -> Linear {

@@ -119,7 +119,8 @@ impl Run {
         let first: u64 = checkpoint.value("batches")?;
         let (net, _) = checkpoint.load_model("model", Net::new().distribute(mesh)?, &LoadOptions::new())?;
         let Self { net, optimizer } = Self::new(net);
-        let optimizer = optimizer.load_state(&net, checkpoint.load_optimizer("optimizer", &net)?)?;
+        let optimizer =
+            optimizer.load_state(&net, checkpoint.load_optimizer("optimizer", &net, &LoadOptions::new())?.0)?;
         Self { net, optimizer }.train(first..2 * STEPS, mesh)
     }
 

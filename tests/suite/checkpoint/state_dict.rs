@@ -6,7 +6,7 @@ use burn::module::{Lora, Module, ModuleVisitor, Param, ParamGroup, ParamId};
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::{AdamWConfig, GradientsParams};
 use burn::tensor::{Bool, DType, Device, Float, Int, Tensor, TensorData};
-use burn_dtensor::checkpoint::{CheckpointError, LoadOptions, StateDict};
+use burn_dtensor::checkpoint::{CheckpointError, LoadKind, LoadOptions, StateDict};
 use burn_dtensor::optim::sharded;
 use burn_dtensor::prelude::*;
 use burn_dtensor::testing::MeshTest;
@@ -315,7 +315,7 @@ fn a_report_names_what_was_loaded_and_what_was_not() {
 
 fn refused<T>(result: Result<T>) -> [Vec<String>; 3] {
     match result.map(drop) {
-        Err(Error::Checkpoint(CheckpointError::Keys { missing, unexpected, mismatched })) => {
+        Err(Error::Checkpoint(CheckpointError::Keys { of: LoadKind::Model, missing, unexpected, mismatched })) => {
             [missing, unexpected, mismatched]
         }
         other => panic!("{other:?}"),
@@ -344,16 +344,17 @@ fn all_keys_that_do_not_fit_are_in_one_error() {
                 (vec!["down.bias".into(), "spare".into()], vec!["a.b".into()]),
                 "{layout}"
             );
-            let shapes = "`up.weight` is [5, 7] f32 in the model, but [5, 8] f32 in what was saved";
+            let shapes = "`up.weight` is [5, 7] f32, but `up.weight` was saved as [5, 8] f32";
             assert!(
                 mismatched.len() == 2 && mismatched[1] == shapes && mismatched[0].contains("`steps`"),
                 "{mismatched:?}"
             );
             let parts = ["Not saved: `down.bias`, `spare`. ", "Not in the model: `a.b`. ", shapes, "with_partial"];
             assert!(parts.iter().all(|part| text.contains(part)), "{text}");
-            // A partial load does not forgive a shape.
-            let (_, [missing, unexpected, mismatched]) = load(&strict().with_partial(true))?;
+            // A partial load does not forgive a shape, and is not proposed for it.
+            let (text, [missing, unexpected, mismatched]) = load(&strict().with_partial(true))?;
             assert!(missing.is_empty() && unexpected.is_empty() && mismatched.len() == 2, "{layout}");
+            assert!(text.contains("allows no other shapes") && !text.contains("To load the rest"), "{text}");
         }
         Ok(())
     });

@@ -2,16 +2,16 @@
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
-use std::{env, fs, process};
+use std::fs;
+use std::path::Path;
 
 use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::{Bool, DType, Device, Int, Tensor, TensorData};
 use burn_dtensor::Error;
 use burn_dtensor::checkpoint::{
-    self, Checkpoint, CheckpointError, ConsolidateOptions, ConsolidateReport, ReadOptions, State, consolidate, inspect,
-    verify,
+    self, Checkpoint, CheckpointError, ConsolidateOptions, ConsolidateReport, ReadOptions, ReshardOptions, State,
+    StateDict, consolidate, inspect, verify,
 };
 use burn_dtensor::dtensor::Kind;
 use burn_dtensor::placement::Placement::{Replicate, Shard};
@@ -20,31 +20,11 @@ use burn_dtensor::testing::MeshTest;
 use itertools::Itertools;
 use safetensors::SafeTensors;
 
+use super::folder::Folder;
 use crate::fsdp::support::fill;
 
 /// Tensor of more than one block of checksums on each rank that writes it.
 const LARGE: [usize; 2] = [701, 1000];
-
-/// A folder that is removed at the end of a test.
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new(name: &str) -> Self {
-        let path = env::temp_dir().join(format!("burn-dtensor-tools-{name}-{}", process::id()));
-        fs::create_dir_all(&path).unwrap();
-        Self(path)
-    }
-
-    fn join(&self, name: &str) -> PathBuf {
-        self.0.join(name)
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
-}
 
 #[derive(Module, Debug)]
 struct Net {
@@ -85,9 +65,11 @@ fn save(path: &Path) -> Net {
         let model = mesh.world().run_seeded(3, || net(mesh.device()))?;
         let model = fully_shard(model, mesh, FullyShard::new())?;
         let values = others();
-        let state = State::new(mesh)
-            .with_step(20)
-            .with_model("model", &model)?
+        let mut state = State::new(mesh).with_step(20);
+        for (path, tensor) in StateDict::of_model(&model, mesh)?.tensors() {
+            state = state.with_tensor(&format!("model.{path}"), tensor.clone())?;
+        }
+        let state = state
             .with_tensor(
                 "model.large",
                 distributed::<2, burn::tensor::Float>(&values["model.large"], mesh, [Replicate, Shard(0)]),
@@ -358,17 +340,18 @@ fn a_copy_by_other_ranks_has_the_same_values() {
     MeshTest::new([3], ["shard"]).run(|mesh| {
         let saved = Checkpoint::open(folder.join("saved"), mesh)?;
         // Random streams of four ranks cannot be those of three.
-        let error = saved.reshard(folder.join("copy"), |_| true).unwrap_err();
+        let error = saved.reshard(folder.join("copy"), &ReshardOptions::new()).unwrap_err();
         let expected = CheckpointError::RankValues { key: "stream".into(), saved: 4, ranks: 3 };
         assert!(matches!(&error, Error::Checkpoint(error) if *error == expected), "{error}");
-        saved.reshard(folder.join("copy"), |key| !["stream", "optimizer.moment"].contains(&key))?;
+        let options = ReshardOptions::new().with_keep(|key| !["stream", "optimizer.moment"].contains(&key));
+        saved.reshard(folder.join("copy"), &options)?;
         let copy = Checkpoint::open(folder.join("copy"), mesh)?;
         assert_eq!((copy.step(), copy.value::<(i32, String, [f64; 2])>("epoch")?.2), (Some(20), [0.5, f64::INFINITY]));
         Ok(())
     });
     // Compared with the original through the file format alone.
     let [saved, copy] = ["saved", "copy"].map(|name| {
-        let out = folder.join(&format!("{name}-out"));
+        let out = folder.join(format!("{name}-out"));
         let options = ConsolidateOptions::new().with_key("model");
         read(&out, &consolidate(folder.join(name), &out, &options, |_, _| ()).unwrap())
     });
@@ -381,8 +364,75 @@ fn a_copy_by_other_ranks_has_the_same_values() {
     assert!(verify(folder.join("copy"), &ReadOptions::new(), |_, _| ()).unwrap().is_intact());
     // The same number of ranks keeps their values.
     MeshTest::new([4], ["shard"]).run(|mesh| {
-        Checkpoint::open(folder.join("saved"), mesh)?.reshard(folder.join("four"), |key| key == "stream")?;
+        let options = ReshardOptions::new().with_keep(|key| key == "stream");
+        Checkpoint::open(folder.join("saved"), mesh)?.reshard(folder.join("four"), &options)?;
         assert_eq!(Checkpoint::open(folder.join("four"), mesh)?.rank_values::<usize>("stream")?, [0, 10, 20, 30]);
         Ok(())
     });
+}
+
+/// Each tensor is divided along the dimension that is chosen for it.
+#[test]
+fn a_copy_is_sharded_in_the_chosen_dimensions() {
+    let folder = Folder::new("reshard-dims");
+    save(&folder.join("saved"));
+    let options =
+        ReshardOptions::new().with_keep(|key| key.starts_with("model.")).with_shard_dim(|key, shape| match key {
+            "model.ints" => 1,
+            _ => shape.len() - 1,
+        });
+    MeshTest::new([2], ["shard"]).run(|mesh| {
+        let saved = Checkpoint::open(folder.join("saved"), mesh)?;
+        let wrong = ReshardOptions::new().with_keep(|key| key == "model.half").with_shard_dim(|_, _| 2);
+        let error = saved.reshard(folder.join("copy"), &wrong).unwrap_err();
+        let expected = CheckpointError::NoDim { key: "model.half".into(), dim: 2, shape: vec![9, 2] };
+        assert!(matches!(&error, Error::Checkpoint(error) if *error == expected), "{error}");
+        saved.reshard(folder.join("copy"), &options)
+    });
+    let regions = |key: &str| {
+        let chunks = inspect(folder.join("copy")).unwrap().tensors[key].chunks.clone();
+        chunks.into_iter().map(|chunk| (chunk.rank, chunk.offsets, chunk.shape)).sorted().collect_vec()
+    };
+    assert_eq!(regions("model.large"), [(0, vec![0, 0], vec![701, 500]), (1, vec![0, 500], vec![701, 500])]);
+    assert_eq!(regions("model.ints"), [(0, vec![0, 0, 0], vec![2, 2, 5]), (1, vec![0, 2, 0], vec![2, 1, 5])]);
+    assert_eq!(regions("model.half"), [(0, vec![0, 0], vec![9, 1]), (1, vec![0, 1], vec![9, 1])]);
+    let [saved, copy] = ["saved", "copy"].map(|name| {
+        let out = folder.join(format!("{name}-out"));
+        let options = ConsolidateOptions::new().with_key("model");
+        read(&out, &consolidate(folder.join(name), &out, &options, |_, _| ()).unwrap())
+    });
+    assert!(saved == copy);
+}
+
+/// A matrix that is many times larger than the memory is read about once, whatever the parts in which it is stored.
+#[test]
+fn large_transposed_matrices_are_read_once() {
+    let shape = [3001, 1024];
+    let folder = Folder::new("transposed");
+    let full = fill(7, &shape);
+    for (name, placement) in [("rows", Shard(0)), ("columns", Shard(1))] {
+        MeshTest::new([2], ["shard"]).run(|mesh| {
+            let weight = DTensor::<2>::distribute_replicated(
+                Tensor::from_data(full.clone(), mesh.device()),
+                mesh,
+                &[placement],
+            )?;
+            checkpoint::save(folder.join(name), &State::new(mesh).with_tensor("weight", weight)?)
+        });
+        let out = folder.join(format!("{name}-out"));
+        let options = ConsolidateOptions::new()
+            .with_transposed(|_| true)
+            .with_read_options(ReadOptions::new().with_memory(16 << 20));
+        let report = consolidate(folder.join(name), &out, &options, |_, _| ()).unwrap();
+        let transposed = Tensor::<2>::from_data(full.clone(), &Device::flex()).transpose().into_data();
+        assert!(
+            read(&out, &report)["weight"] == (safetensors::Dtype::F32, vec![1024, 3001], bytes(&transposed)),
+            "{name}"
+        );
+        assert_eq!(fs::read_dir(&out).unwrap().count(), 1, "no temporary file is left");
+        let (needed, all) = (report.read.needed, report.read.read + report.read.block_rounding);
+        assert_eq!(needed, full.as_bytes().len() as u64);
+        assert!(all as f64 <= 1.8 * needed as f64, "{name}: {}", report.read);
+        assert!(report.read.peak_memory <= 16 << 20, "{name}: {}", report.read);
+    }
 }

@@ -1,0 +1,145 @@
+//! [`TensorFiles`]: files with tensors, of which every rank of a mesh reads its shards.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use burn::module::Module;
+use burn::tensor::{Bytes, DType, Shape, TensorData};
+use parking_lot::Mutex;
+
+use super::agree::together;
+use super::assign::shard_region;
+use super::fs::{FileSystem, Links};
+use super::manifest::{Manifest, TensorEntry};
+use super::matching::{self, Matching, SavedTensor, Targets};
+use super::reader::{Reader, Want};
+use super::region::transposed_bytes;
+use super::weight_source::WeightSource;
+use super::{CheckpointError, KeyReport, ReadOptions, ReadStats};
+use crate::Result;
+use crate::mesh::DeviceMesh;
+use crate::param::NewValue;
+
+/// The files of a manifest, and the mesh whose ranks read them.
+#[derive(Debug, Clone)]
+pub(super) struct TensorFiles {
+    pub fs: Arc<dyn FileSystem>,
+    pub folder: PathBuf,
+    pub manifest: Arc<Manifest>,
+    pub mesh: DeviceMesh,
+    /// Treatment of files that are links.
+    pub links: Links,
+    read: ReadOptions,
+    stats: Arc<Mutex<ReadStats>>,
+}
+
+impl TensorFiles {
+    pub fn new(fs: Arc<dyn FileSystem>, folder: PathBuf, manifest: Manifest, mesh: &DeviceMesh, links: Links) -> Self {
+        let (manifest, mesh, read) = (Arc::new(manifest), mesh.clone(), ReadOptions::new());
+        Self { fs, folder, manifest, mesh, links, read, stats: Arc::default() }
+    }
+
+    pub fn with_read_options(self, read: ReadOptions) -> Self {
+        Self { read, ..self }
+    }
+
+    /// Returns what this rank has read so far.
+    pub fn stats(&self) -> ReadStats {
+        self.stats.lock().clone()
+    }
+
+    /// Loads the tensors whose keys begin with `prefix` into a model, by the rest of their keys.
+    ///
+    /// # Collective
+    /// Every rank of the mesh. Tensors are not communicated.
+    ///
+    /// # Errors
+    /// Those of [`matching::load_model`] and of [`read_values`](Self::read_values), on every rank.
+    pub fn load_model<M: Module>(&self, prefix: &str, model: M, matching: &Matching<'_>) -> Result<(M, KeyReport)> {
+        let saved = self.below(prefix).map(|(path, entry)| (path.to_owned(), saved_tensor(entry))).collect();
+        matching::load_model(model, &self.mesh, matching, &saved, |pairs, targets| {
+            let stored = |(path, source): &(String, WeightSource)| {
+                (path.clone(), format!("{prefix}{}", source.key()), source.clone())
+            };
+            let read = self.read_values(pairs.iter().map(stored).collect(), targets);
+            let values = together(&self.mesh.all()?, "checkpoint_read", read.map_err(Into::into))?;
+            Ok(values.into_iter().map(|(path, data)| (path, NewValue::Data(data))).collect())
+        })
+    }
+
+    /// Returns the tensors whose keys begin with `prefix`, by the rest of their keys.
+    fn below(&self, prefix: &str) -> impl Iterator<Item = (&str, &TensorEntry)> {
+        let tensors = self.manifest.tensors.range(prefix.to_owned()..);
+        tensors.map_while(move |(key, entry)| Some((key.strip_prefix(prefix)?, entry)))
+    }
+
+    /// Reads this rank's parts of values, by path, in the dtypes of `targets`. `sources` has the paths, the keys of the
+    /// stored tensors, and what is taken of them.
+    ///
+    /// # Errors
+    /// Those of [`read`](Self::read).
+    pub fn read_values(
+        &self,
+        sources: Vec<(String, String, WeightSource)>,
+        targets: &Targets,
+    ) -> Result<BTreeMap<String, TensorData>, CheckpointError> {
+        let want = |(path, key, source): &(String, String, WeightSource)| {
+            let region = source.region(shard_region(&targets[path]));
+            Want { key: key.clone(), region }
+        };
+        let wants: Vec<_> = sources.iter().map(want).collect();
+        let mut values = BTreeMap::new();
+        self.read(&wants, |index, data| {
+            let (path, _, source) = &sources[index];
+            let data = if source.is_transposed() { transposed(&data) } else { data };
+            let wanted = targets[path].dtype();
+            values.insert(path.clone(), if wanted == data.dtype() { data } else { data.convert_dtype(wanted) });
+        })?;
+        Ok(values)
+    }
+
+    /// Reads regions of tensors with dtypes that burn has, and passes them to `done` in their order.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Corrupt`], [`CheckpointError::Length`], [`CheckpointError::NotBool`], [`CheckpointError::Io`].
+    pub fn read(&self, wants: &[Want], mut done: impl FnMut(usize, TensorData)) -> Result<(), CheckpointError> {
+        let reader = Reader::new(&*self.fs, &self.folder, &self.manifest, &self.read, self.mesh.rank());
+        let stats = reader.with_links(self.links).read(wants, |index: usize, bytes: Bytes| {
+            let Want { key, region } = &wants[index];
+            let dtype = self.manifest.tensors[key].dtype.dtype().expect("only dtypes of burn are wanted");
+            if dtype.is_bool()
+                && let Some(&byte) = bytes.iter().find(|&&byte| byte > 1)
+            {
+                return Err(CheckpointError::NotBool { key: key.clone(), byte });
+            }
+            done(index, TensorData::from_bytes(bytes, region.shape.clone(), dtype));
+            Ok(())
+        })?;
+        self.stats.lock().add(&stats);
+        Ok(())
+    }
+}
+
+/// Returns the shape and dtype of a tensor in a manifest.
+pub(super) fn saved_tensor(entry: &TensorEntry) -> SavedTensor {
+    let dtype = entry.dtype.dtype().ok_or_else(|| entry.dtype.to_string());
+    SavedTensor { shape: entry.shape.clone().into(), dtype }
+}
+
+/// Returns the shape and dtype of a stored tensor that becomes one of burn.
+///
+/// # Errors
+/// [`CheckpointError::StoredDType`] and [`CheckpointError::Dims`] if burn has no such tensors.
+pub(super) fn readable(key: &str, entry: &TensorEntry) -> Result<(Shape, DType), CheckpointError> {
+    let saved = saved_tensor(entry);
+    saved.check_dims(key)?;
+    let dtype = saved.dtype.map_err(|dtype| CheckpointError::StoredDType { key: key.into(), dtype })?;
+    Ok((saved.shape, dtype))
+}
+
+fn transposed(matrix: &TensorData) -> TensorData {
+    let [rows, columns] = [0, 1].map(|dim| matrix.shape()[dim]);
+    let bytes = transposed_bytes(matrix.as_bytes(), [rows, columns], matrix.dtype().size());
+    TensorData::from_bytes_vec(bytes, [columns, rows], matrix.dtype())
+}
