@@ -85,9 +85,10 @@ impl Text {
         self.tokens.iter().copied().take(count).collect()
     }
 
-    /// Returns the characters of `tokens`.
+    /// Returns the characters of `tokens`. A token of a model with a larger vocabulary is the replacement character.
     pub fn decode(&self, tokens: &[u32]) -> String {
-        tokens.iter().map(|&t| self.alphabet[t as usize]).collect()
+        let character = |&token: &u32| self.alphabet.get(token as usize).copied();
+        tokens.iter().map(|token| character(token).unwrap_or(char::REPLACEMENT_CHARACTER)).collect()
     }
 
     /// Returns rows `rows` of the batch of `step`: windows of `seq + 1` characters at random positions.

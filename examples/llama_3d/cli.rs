@@ -7,6 +7,7 @@ use clap::Parser;
 use crate::common::{MeshShape, positive, positive_float};
 use crate::data::Text;
 use crate::model::LlamaConfig;
+use crate::weights::Weights;
 
 /// Trains a character-level Llama on 8 ranks, in parallel over three mesh
 /// dimensions: replicas (HSDP), parameter shards (FSDP), and tensor with sequence
@@ -18,8 +19,8 @@ pub struct Cli {
     /// Mesh of ranks: T for tensor parallelism only, SxT with S parameter shards, RxSxT with R replicas
     #[arg(long, default_value = "2x2x2")]
     mesh: MeshShape<3>,
-    /// Training steps
-    #[arg(long, default_value_t = 20, value_parser = positive)]
+    /// Training steps; with 0 the model is only loaded and sampled from
+    #[arg(long, default_value_t = 20)]
     steps: usize,
     /// Sequences per step and tensor-parallel group
     #[arg(long, default_value_t = 2, value_parser = positive)]
@@ -57,6 +58,13 @@ pub struct Cli {
     /// Text to learn [default: short stories, examples/common/stories.txt]
     #[arg(long, value_name = "FILE")]
     text: Option<PathBuf>,
+    /// Start from a Llama in Hugging Face's layout: a folder with config.json, which has the sizes, and safetensors
+    /// files. Tokens are the characters of the text, whatever they were. make_weights.py writes such a folder
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["dim", "hidden", "layers", "heads", "kv_heads"])]
+    weights: Option<PathBuf>,
+    /// Memory that each rank may use to read --weights, besides its shards
+    #[arg(long, value_name = "MIB", default_value_t = 1024, value_parser = positive)]
+    read_memory: usize,
 }
 
 /// Help text about running with several processes.
@@ -81,6 +89,10 @@ pub struct Settings {
     pub generate: usize,
     pub check: bool,
     pub text: Text,
+    /// The weights that training starts from; `None` for random ones.
+    pub weights: Option<Weights>,
+    /// Bytes of memory that each rank may use to read them.
+    pub read_memory: usize,
 }
 
 impl Settings {
@@ -112,42 +124,61 @@ impl Cli {
     /// # Errors
     /// A message with the flags that do not fit, and the remedy.
     pub fn settings(self) -> Result<Settings, String> {
-        let MeshShape(mesh) = self.mesh;
+        let text = Text::load(self.text.as_deref())?;
+        let weights = self.weights.as_deref().map(|folder| Weights::open(folder, self.seq)).transpose()?;
+        let (model, [dim, heads, kv_heads]) = match &weights {
+            Some(Weights { config, .. }) => (*config, ["hidden_size", "num_attention_heads", "num_key_value_heads"]),
+            None => (self.model(text.vocab()), ["--dim", "--heads", "--kv-heads"]),
+        };
+        let LlamaConfig { vocab, .. } = model;
+        if vocab < text.vocab() {
+            return Err(format!(
+                "the weights have {vocab} tokens, but the text has {} distinct characters. Pass another --text",
+                text.vocab()
+            ));
+        }
         for (a, b, divisor, number) in
-            [("heads", "dim", self.heads, self.dim), ("kv-heads", "heads", self.kv_heads, self.heads)]
+            [(heads, dim, model.heads, model.dim), (kv_heads, heads, model.kv_heads, model.heads)]
         {
-            if !number.is_multiple_of(divisor) {
-                return Err(format!("--{a} {divisor} does not divide --{b} {number}"));
+            if divisor == 0 || !number.is_multiple_of(divisor) {
+                return Err(format!("{a} {divisor} does not divide {b} {number}"));
             }
         }
+        let MeshShape(mesh) = self.mesh;
         let tp = mesh[mesh.len() - 1];
-        for (name, heads) in [("heads", self.heads), ("kv-heads", self.kv_heads)] {
+        for (name, heads) in [(heads, model.heads), (kv_heads, model.kv_heads)] {
             if !heads.is_multiple_of(tp) {
                 return Err(format!(
-                    "--{name} {heads} cannot be split over the {tp} tensor-parallel ranks, the last size of --mesh. \
+                    "{name} {heads} cannot be split over the {tp} tensor-parallel ranks, the last size of --mesh. \
                      Use a multiple of {tp}, or fewer ranks"
                 ));
             }
         }
-        if !(self.dim / self.heads).is_multiple_of(2) {
+        if !(model.dim / model.heads).is_multiple_of(2) {
             return Err(format!(
-                "--dim {} / --heads {} is odd, but rotary encoding needs heads of even width. Change one of them",
-                self.dim, self.heads
+                "{dim} {} / {heads} {} is odd, but rotary encoding needs heads of even width. Change one of them",
+                model.dim, model.heads
             ));
         }
-        let text = Text::load(self.text.as_deref())?;
         let groups: usize = mesh[..mesh.len() - 1].iter().product();
         text.check_batch(groups.saturating_mul(self.batch), self.seq)?;
-        let model = LlamaConfig {
-            vocab: text.vocab(),
+        let Self { steps, batch, lr, seed, generate, check, .. } = self;
+        let read_memory = self.read_memory << 20;
+        Ok(Settings { mesh, steps, batch, model, lr, seed, generate, check, text, weights, read_memory })
+    }
+
+    /// Returns the sizes of the flags.
+    fn model(&self, vocab: usize) -> LlamaConfig {
+        LlamaConfig {
+            vocab,
             seq: self.seq,
             dim: self.dim,
             layers: self.layers,
             heads: self.heads,
             kv_heads: self.kv_heads,
             hidden: self.hidden,
-        };
-        let Self { steps, batch, lr, seed, generate, check, .. } = self;
-        Ok(Settings { mesh, steps, batch, model, lr, seed, generate, check, text })
+            norm_epsilon: 1e-5,
+            rope_theta: 10_000.0,
+        }
     }
 }

@@ -6,6 +6,9 @@
 //! cargo run --release --example llama_3d -- --mesh 2x2x2 --check
 //! cargo run --release --example llama_3d -- --steps 300 --generate 200
 //!
+//! python examples/llama_3d/make_weights.py llama --dim 1024    # or a Llama of Hugging Face
+//! cargo run --release --example llama_3d -- --weights llama --steps 0 --generate 40
+//!
 //! cargo build --release --features mpi --example llama_3d
 //! mpirun -n 2 target/release/examples/llama_3d
 //! ```
@@ -19,6 +22,7 @@ mod data;
 #[path = "../common/fingerprint.rs"]
 mod fingerprint;
 mod generate;
+mod loading;
 mod model;
 mod plan;
 #[path = "../common/progress.rs"]
@@ -26,6 +30,7 @@ mod plan;
 mod progress;
 mod report;
 mod train;
+mod weights;
 
 use std::process::ExitCode;
 
@@ -42,8 +47,10 @@ fn main() -> ExitCode {
 fn run(settings: &Settings) -> Result<bool> {
     let device = Device::flex();
     device.seed(settings.seed);
-    // Initialized once, because ranks share one random state. `train` initializes parameters that are still lazy.
-    let initial = settings.model.init(&device).train();
+    let initial = settings.model.init(&device);
+    // Initialized once, because ranks share one random state. `train` initializes parameters that are still lazy, which those
+    // that are loaded stay until then.
+    let initial = if settings.weights.is_some() { initial } else { initial.train() };
     let params = initial.num_params();
     let dims = settings.names().iter().zip(&settings.mesh).map(|(name, size)| format!("{name}={size}"));
     let mesh = dims.collect::<Vec<_>>().join(" ");
@@ -53,9 +60,14 @@ fn run(settings: &Settings) -> Result<bool> {
     })?;
     // Only the process of rank 0 reports.
     let Some((0, outcome)) = outcomes.first() else { return Ok(true) };
-    let (first, last) = (outcome.losses[0], outcome.losses[settings.steps - 1]);
-    println!("loss {first:.4} -> {last:.4} in {} steps, {:.0} tokens/s", settings.steps, outcome.tokens_per_s);
-    println!("fingerprint of all losses: {:016x}", fingerprint::of(&outcome.losses));
+    if let Some(ranks) = &outcome.loads {
+        let memory = settings.read_memory as u64;
+        println!("{}\n", loading::Report { ranks, ranks_of_process: outcomes.len(), memory });
+    }
+    if let (Some(first), Some(last)) = (outcome.losses.first(), outcome.losses.last()) {
+        println!("loss {first:.4} -> {last:.4} in {} steps, {:.0} tokens/s", settings.steps, outcome.tokens_per_s);
+        println!("fingerprint of all losses: {:016x}", fingerprint::of(&outcome.losses));
+    }
     println!("rank 0 steps {} of the {params} parameters\n", outcome.local_params);
     let collectives = report::Collectives::new(settings, outcome);
     println!("{collectives}\n");
@@ -69,7 +81,7 @@ fn run(settings: &Settings) -> Result<bool> {
     if !settings.check {
         return Ok(passes);
     }
-    let difference = report::Difference::new(&outcome.losses, &train::unsharded(settings, &initial));
+    let difference = report::Difference::new(&outcome.losses, &train::unsharded(settings, &initial)?);
     println!("{difference}");
     Ok(passes && difference.passes() && collectives.agree())
 }

@@ -9,7 +9,7 @@ use burn::tensor::{Device, Int};
 use burn_dtensor::prelude::*;
 
 /// Sizes of a [`Llama`].
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LlamaConfig {
     /// Number of distinct tokens.
     pub vocab: usize,
@@ -25,6 +25,10 @@ pub struct LlamaConfig {
     pub kv_heads: usize,
     /// Width inside the multilayer perceptron.
     pub hidden: usize,
+    /// Added to the mean square in norms.
+    pub norm_epsilon: f64,
+    /// Base of the rotary encoding's wavelengths.
+    pub rope_theta: f32,
 }
 
 /// Token embedding, blocks, a final norm and an untied head.
@@ -54,22 +58,27 @@ impl LlamaConfig {
         Llama {
             token: EmbeddingConfig::new(self.vocab, self.dim).with_initializer(normal).init(device),
             blocks: (0..self.layers).map(|_| self.block(device)).collect(),
-            norm: RmsNormConfig::new(self.dim).init(device),
+            norm: self.norm(device),
             head: linear(self.dim, self.vocab, device),
         }
     }
 
     fn block(&self, device: &Device) -> Block {
         let width = self.dim / self.heads;
+        let rotary = RotaryEncodingConfig::new(self.seq, width).with_theta(self.rope_theta);
         Block {
-            attention_norm: RmsNormConfig::new(self.dim).init(device),
+            attention_norm: self.norm(device),
             attention: GroupedQueryAttentionConfig::new(self.dim, self.heads, self.kv_heads)
                 .init(device)
-                .with_rotary(RotaryEncodingConfig::new(self.seq, width).init(device)),
-            mlp_norm: RmsNormConfig::new(self.dim).init(device),
+                .with_rotary(rotary.init(device)),
+            mlp_norm: self.norm(device),
             gate: SwiGluConfig::new(self.dim, self.hidden).init(device),
             down: linear(self.hidden, self.dim, device),
         }
+    }
+
+    fn norm(&self, device: &Device) -> RmsNorm {
+        RmsNormConfig::new(self.dim).with_epsilon(self.norm_epsilon).init(device)
     }
 }
 

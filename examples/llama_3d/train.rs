@@ -1,5 +1,7 @@
 //! Training: the program of one rank, and the unsharded run for comparison.
 
+use std::time::Instant;
+
 use burn::optim::{AdamWConfig, GradientsParams};
 use burn::prelude::*;
 use burn_dtensor::comm::Snapshot;
@@ -9,6 +11,7 @@ use burn_dtensor::prelude::*;
 
 use crate::cli::Settings;
 use crate::generate::{self, Sampled};
+use crate::loading::{self, Load};
 use crate::model::Llama;
 use crate::plan::parallel;
 use crate::progress::Progress;
@@ -27,6 +30,8 @@ pub struct Outcome {
     pub sampled: Vec<Sampled>,
     /// The trained model in full, on rank 0, if tokens were sampled.
     pub model: Option<Llama>,
+    /// The load of each rank, if weights were loaded.
+    pub loads: Option<Vec<Load>>,
 }
 
 /// Parallelizes and trains `initial`.
@@ -36,7 +41,10 @@ pub struct Outcome {
 pub fn train(settings: &Settings, initial: &Llama, world: &World) -> Result<Outcome> {
     let mesh = DeviceMesh::new(world, &settings.mesh, settings.names().to_vec())?;
     let (tp, device) = (mesh.slice("tp")?, world.device().clone().autodiff());
-    let mut model = parallel(initial.clone(), &settings.model, &mesh)?;
+    let (mut model, loads) = match &settings.weights {
+        Some(_) => load(settings, &mesh).map(|(model, loads)| (model, Some(loads)))?,
+        None => (parallel(initial.clone(), &settings.model, &mesh)?, None),
+    };
     let local_params = model.num_params();
     let mut optim = sharded(AdamWConfig::new());
     let mut losses = Vec::with_capacity(settings.steps);
@@ -69,7 +77,29 @@ pub fn train(settings: &Settings, initial: &Llama, world: &World) -> Result<Outc
         sampled = generate(settings, &model.valid(), &tp)?;
         full = full_model_on(&model, 0)?.map(|model| model.valid());
     }
-    Ok(Outcome { losses, local_params, ledger, tokens_per_s, sampled, model: full })
+    Ok(Outcome { losses, local_params, ledger, tokens_per_s, sampled, model: full, loads })
+}
+
+/// Loads this rank's shards of the weights. Also returns the loads of all ranks.
+///
+/// # Collective
+/// Every rank calls it.
+fn load(settings: &Settings, mesh: &DeviceMesh) -> Result<(Llama, Vec<Load>)> {
+    let (world, weights) = (mesh.world(), settings.weights.as_ref().expect("there are weights to load"));
+    // No parameter takes memory before it is read.
+    let lazy = settings.model.init(&world.device().clone().autodiff());
+    let lazy = parallel(lazy, &settings.model, mesh)?;
+    world.barrier("distributed")?;
+    let before = loading::reset_peak();
+    world.barrier("load")?;
+    let start = Instant::now();
+    let (model, unused, stats) = weights.load(lazy, mesh, settings.read_memory)?;
+    world.barrier("loaded")?;
+    let seconds = start.elapsed().as_secs_f64();
+    let peak = loading::peak().zip(before).map(|(peak, before)| peak.saturating_sub(before));
+    let shards = (model.num_params() * size_of::<f32>()) as u64;
+    let load = Load { stats, seconds, shards, peak, unused };
+    Ok((model, world.all().all_gather_object("loads".into(), &load)?))
 }
 
 /// Continues the beginning of the text, with a model on `mesh`.
@@ -86,10 +116,16 @@ pub fn text_of(settings: &Settings, sampled: &[Sampled]) -> Vec<u32> {
 /// Tokens at the beginning of the text that sampling continues.
 const PROMPT: usize = 16;
 
-/// Trains `initial` on one device, on the rows of all ranks. Returns the loss of each step.
-pub fn unsharded(settings: &Settings, initial: &Llama) -> Vec<f32> {
+/// Trains `initial`, or the weights to load, on one device, on the rows of all ranks. Returns the loss of each step.
+pub fn unsharded(settings: &Settings, initial: &Llama) -> Result<Vec<f32>> {
     let device = Device::flex().autodiff();
-    let mut model = initial.clone();
+    let mut model = match &settings.weights {
+        Some(weights) => {
+            let mesh = DeviceMesh::single_device(&Device::flex());
+            weights.load(settings.model.init(&device), &mesh, settings.read_memory)?.0
+        }
+        None => initial.clone(),
+    };
     let mut optim = AdamWConfig::new().init();
     let rows = settings.groups() * settings.batch;
     let step = |step| {
@@ -100,5 +136,5 @@ pub fn unsharded(settings: &Settings, initial: &Llama) -> Vec<f32> {
         model = optim.step(settings.lr, model.clone(), grads);
         value
     };
-    (0..settings.steps).map(step).collect()
+    Ok((0..settings.steps).map(step).collect())
 }

@@ -8,6 +8,10 @@ mod model;
 mod plan;
 #[path = "llama_reference.rs"]
 mod reference;
+#[path = "../../../examples/llama_3d/weights.rs"]
+mod weights;
+#[path = "llama_weights.rs"]
+mod weights_of_hugging_face;
 
 use burn::optim::{AdamWConfig, GradientsParams};
 use burn::tensor::{Device, Int, Tensor, TensorData};
@@ -30,8 +34,22 @@ const SEQ: usize = 6;
 const VOCAB: usize = 13;
 const HIDDEN: usize = 11;
 
+fn config() -> LlamaConfig {
+    LlamaConfig {
+        vocab: VOCAB,
+        seq: SEQ,
+        dim: 16,
+        layers: BLOCKS,
+        heads: 4,
+        kv_heads: 2,
+        hidden: HIDDEN,
+        norm_epsilon: 1e-5,
+        rope_theta: 10_000.0,
+    }
+}
+
 fn llama() -> (LlamaConfig, Llama) {
-    let config = LlamaConfig { vocab: VOCAB, seq: SEQ, dim: 16, layers: BLOCKS, heads: 4, kv_heads: 2, hidden: HIDDEN };
+    let config = config();
     let device = Device::flex();
     device.seed(8);
     let model = config.init(&device);

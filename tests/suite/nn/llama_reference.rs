@@ -14,17 +14,25 @@ pub fn loss(llama: &Llama, tokens: Tensor<2, Int>, targets: Tensor<2, Int>) -> T
 
 /// Returns logits `[batch, seq, vocab]` for the token after each of `tokens` `[batch, seq]`.
 pub fn logits(llama: &Llama, tokens: Tensor<2, Int>) -> Tensor<3> {
-    let x = llama.blocks.iter().fold(llama.token.forward(tokens), |x, layer| block(layer, x));
+    let rotary = llama.blocks[0].attention.rotary.as_ref().expect("the model is built with rotary encoding");
+    logits_turned(llama, tokens, &|x| rotary.forward(x))
+}
+
+/// Returns [`logits`] with `turn` as the rotary encoding of queries and keys `[batch, heads, seq, width]`.
+pub fn logits_turned(llama: &Llama, tokens: Tensor<2, Int>, turn: Turn<'_>) -> Tensor<3> {
+    let x = llama.blocks.iter().fold(llama.token.forward(tokens), |x, layer| block(layer, x, turn));
     llama.head.forward(llama.norm.forward(x))
 }
 
-fn block(block: &Block, x: Tensor<3>) -> Tensor<3> {
-    let x = x.clone() + attention(&block.attention, block.attention_norm.forward(x));
+type Turn<'a> = &'a dyn Fn(Tensor<4>) -> Tensor<4>;
+
+fn block(block: &Block, x: Tensor<3>, turn: Turn<'_>) -> Tensor<3> {
+    let x = x.clone() + attention(&block.attention, block.attention_norm.forward(x), turn);
     let h = block.gate.forward(block.mlp_norm.forward(x.clone()));
     x + block.down.forward(h)
 }
 
-fn attention(layer: &GroupedQueryAttention, x: Tensor<3>) -> Tensor<3> {
+fn attention(layer: &GroupedQueryAttention, x: Tensor<3>, turn: Turn<'_>) -> Tensor<3> {
     let [batch, seq, dim] = x.dims();
     let width = dim / layer.n_heads;
     let heads = |x: Tensor<3>, heads: usize| x.reshape([batch, seq, heads, width]).swap_dims(1, 2);
@@ -32,7 +40,6 @@ fn attention(layer: &GroupedQueryAttention, x: Tensor<3>) -> Tensor<3> {
         let groups = layer.n_heads / layer.n_heads_kv;
         x.unsqueeze_dim::<5>(2).repeat_dim(2, groups).reshape([batch, layer.n_heads, seq, width])
     };
-    let turn = |x: Tensor<4>| layer.rotary.as_ref().expect("the model is built with rotary encoding").forward(x);
     let query = turn(heads(layer.query.forward(x.clone()), layer.n_heads));
     let key = grouped(turn(heads(layer.key.forward(x.clone()), layer.n_heads_kv)));
     let value = grouped(heads(layer.value.forward(x), layer.n_heads_kv));
