@@ -255,7 +255,8 @@ fn load(cli: &Cli, folder: &Path, mut peer: Option<&mut Peer>) -> Result<Rounds>
                     let run = || {
                         let checkpoint = Checkpoint::open(&saved, &mesh)?;
                         let (model, _) = checkpoint.load_model("model", model, &LoadOptions::new())?;
-                        let optim = optim.load_state(&model, checkpoint.load_optimizer("optimizer", &model)?)?;
+                        let (state, _) = checkpoint.load_optimizer("optimizer", &model, &LoadOptions::new())?;
+                        let optim = optim.load_state(&model, state)?;
                         Ok((model, optim))
                     };
                     Ok(timed(world, run)?.1)
