@@ -75,12 +75,15 @@ impl fmt::Display for SavedTensor {
     }
 }
 
+/// Function from the path of a parameter to the source of its values.
+type SourceOf<'a> = dyn Fn(&str) -> Option<WeightSource> + 'a;
+
 /// Rules by which parameters are matched with saved tensors.
 pub(super) struct Matching<'a> {
     /// The load that an error describes.
     pub of: LoadKind,
     /// Returns the values of the parameter with a path; `None` to leave it as it is.
-    pub source: Box<dyn Fn(&str) -> Option<WeightSource> + 'a>,
+    pub source: Box<SourceOf<'a>>,
     /// Parameters that are not saved keep their values.
     pub allows_missing: bool,
     /// Saved tensors may be read by no parameter.
