@@ -12,8 +12,7 @@
 //! before, on as many threads. Where tensors are many and small, it shows that they are burn's: one is found through three
 //! pointers, and made of three allocations beside its memory. So on one thread the plain copy is there once more, from as
 //! many tensors to as many. All take turns, so that whatever else the machine does meets them alike; each figure is the best
-//! of its rounds. With `mixed`, f32 parts are gathered as bf16, and gradients of bf16 are scattered as
-//! f32, divided by the ranks.
+//! of its rounds.
 
 use std::hint::black_box;
 use std::mem::MaybeUninit;
@@ -51,9 +50,6 @@ struct Cli {
     /// Threads that copy, on Flex
     #[arg(long, default_value_t = 1)]
     threads: usize,
-    /// Add to gradients that are there instead of making new ones, on Flex
-    #[arg(long)]
-    accumulate: bool,
     /// Lists with more elements are left out
     #[arg(long, default_value_t = usize::MAX)]
     max_elements: usize,
@@ -75,19 +71,14 @@ enum Device {
 enum Dtype {
     F32,
     Bf16,
-    Mixed,
 }
 
-/// One copy, and the dtypes that it reads and writes.
+/// One copy, and the dtype of its elements.
 struct Case {
     name: &'static str,
     copies: UnitCopies,
-    from: DType,
-    to: DType,
-    scale: f32,
+    dtype: DType,
     threads: usize,
-    /// Whether it adds to what is there.
-    accumulate: bool,
 }
 
 /// One call, done when it returns.
@@ -158,22 +149,19 @@ impl Cli {
     }
 
     fn cases(&self, shapes: Vec<Shape>) -> impl Iterator<Item = Case> {
-        use DType::{BF16, F32};
+        let dtype = match self.dtype {
+            Dtype::F32 => DType::F32,
+            Dtype::Bf16 => DType::BF16,
+        };
         let all = [
-            ("all-gather in", UnitCopy::GatherIn, (F32, BF16), 1.0),
-            ("all-gather out", UnitCopy::GatherOut, (BF16, BF16), 1.0),
-            ("reduce-scatter in", UnitCopy::ScatterIn, (BF16, F32), 1.0 / self.ranks as f32),
-            ("reduce-scatter out", UnitCopy::ScatterOut, (F32, F32), 1.0 / self.ranks as f32),
+            ("all-gather in", UnitCopy::GatherIn),
+            ("all-gather out", UnitCopy::GatherOut),
+            ("reduce-scatter in", UnitCopy::ScatterIn),
+            ("reduce-scatter out", UnitCopy::ScatterOut),
         ];
-        all.into_iter().map(move |(name, copy, mixed, scale)| {
-            let ((from, to), scale) = match self.dtype {
-                Dtype::F32 => ((F32, F32), 1.0),
-                Dtype::Bf16 => ((BF16, BF16), 1.0),
-                Dtype::Mixed => (mixed, scale),
-            };
+        all.into_iter().map(move |(name, copy)| {
             let copies = UnitCopies::new(copy, self.ranks, shapes.clone(), self.dim as usize);
-            let accumulate = self.accumulate && copy == UnitCopy::ScatterOut;
-            Case { name, copies, from, to, scale, threads: self.threads, accumulate }
+            Case { name, copies, dtype, threads: self.threads }
         })
     }
 }
@@ -186,8 +174,7 @@ impl Case {
 
     /// Read and written.
     fn bytes(&self) -> usize {
-        let made = self.made() * self.to.size();
-        self.copies.copied() * self.from.size() + made + if self.accumulate { made } else { 0 }
+        (self.copies.copied() + self.made()) * self.dtype.size()
     }
 }
 
@@ -214,14 +201,12 @@ fn measure(Steps { copy, plain, tensors }: Steps, bytes: usize) -> [Duration; 3]
 
 fn flex(case: Case) -> Steps {
     let (total, made) = (case.bytes() / 2, case.made());
-    let Case { copies, from, to, scale, threads, accumulate, .. } = case;
-    let tensor = |shape: &Shape, dtype: DType| {
+    let Case { copies, dtype, threads, .. } = case;
+    let tensor = |shape: &Shape| {
         let bytes = Bytes::from_elems(vec![ONES; (shape.num_elements() * dtype.size()).div_ceil(4)]);
         FlexTensor::new(bytes, Layout::contiguous(shape.clone()), dtype)
     };
-    let sources: Vec<FlexTensor> = copies.sources().iter().map(|shape| tensor(shape, from)).collect();
-    let mut there: Option<Vec<_>> =
-        accumulate.then(|| copies.targets().iter().map(|shape| tensor(shape, to)).collect());
+    let sources: Vec<FlexTensor> = copies.sources().iter().map(tensor).collect();
     // As many bytes as the copy reads and writes, half of them each way.
     let len = |shape: &Shape| (shape.num_elements() as u128 * total as u128 / made as u128) as usize;
     let lens: Vec<usize> = copies.targets().iter().map(len).collect();
@@ -231,10 +216,7 @@ fn flex(case: Case) -> Steps {
     let parts: Vec<_> = (0..parts).map(part).collect();
     let part_lens = lens.clone();
     Steps {
-        copy: Box::new(move || match there.take() {
-            Some(onto) => there = Some(black_box(copies.add_flex(black_box(&sources), onto, to, scale))),
-            None => drop(black_box(copies.run_flex(black_box(&sources), to, scale))),
-        }),
+        copy: Box::new(move || drop(black_box(copies.run_flex(black_box(&sources))))),
         plain: Box::new(move || drop(black_box(plain(black_box(&block), &lens, threads)))),
         tensors: (threads == 1)
             .then(|| -> Step { Box::new(move || drop(black_box(tensors(black_box(&parts), &part_lens)))) }),
@@ -244,7 +226,7 @@ fn flex(case: Case) -> Steps {
 /// One launch each, to new memory, waited for.
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
 fn cube(case: Case, device: &burn::tensor::Device) -> Steps {
-    let copies = std::rc::Rc::new(case.copies.on_cube(device, case.from, case.to, case.scale));
+    let copies = std::rc::Rc::new(case.copies.on_cube(device, case.dtype));
     let plain = copies.clone();
     Steps { copy: Box::new(move || copies.copy()), plain: Box::new(move || plain.plain()), tensors: None }
 }

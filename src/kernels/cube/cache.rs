@@ -8,7 +8,7 @@ use burn_cubecl::CubeDevice;
 use parking_lot::Mutex;
 
 use super::{CubeError, CubePlan};
-use crate::kernels::{Convert, CopyPlan, FlatLayout};
+use crate::kernels::{CopyPlan, FlatLayout};
 
 /// Selects one of a [`FlatLayout`]'s copies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -44,7 +44,7 @@ const LAYOUTS: usize = 1024;
 
 static PLANS: LazyLock<Mutex<Plans>> = LazyLock::new(Mutex::default);
 
-/// Returns the plan of one side's copies, without conversion. When the cache is full, it is cleared.
+/// Returns the plan of one side's copies. When the cache is full, it is cleared.
 ///
 /// # Errors
 /// The reason why kernels cannot copy on the device. Errors are cached too.
@@ -57,7 +57,7 @@ pub(crate) fn plan(device: &CubeDevice, layout: &FlatLayout, side: CopySide, dty
         plans.insert(layout.clone(), HashMap::new());
     }
     let of_layout = plans.get_mut(layout).expect("it was just inserted");
-    let make = || CubePlan::new(device, &side.copies(layout), dtype, Convert::to(dtype), false).map(Arc::new);
+    let make = || CubePlan::new(device, &side.copies(layout), dtype).map(Arc::new);
     of_layout.entry((device.clone(), side, dtype)).or_insert_with(make).clone()
 }
 

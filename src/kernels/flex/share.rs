@@ -19,27 +19,20 @@ const LONG: usize = 1024;
 /// Granularity in elements at which a run is split: a cache line or more.
 const LINE: usize = 64;
 
-/// Calls `work` with all elements of `segments`, each once, in the order of the segments. `prepare` creates the
-/// state of each task.
+/// Calls `work` with all elements of `segments`, each once, in the order of the segments.
 ///
 /// The elements are divided into tasks of nearly equal length: a task has several small segments, and a large
 /// segment is split. On one thread, or for small copies, the caller does all the work.
-pub(super) fn each<S>(
-    segments: &[StridedCopy],
-    size: usize,
-    prepare: impl Fn() -> S + Sync,
-    work: impl Fn(&mut S, &[StridedCopy]) + Sync,
-) {
+pub(super) fn each(segments: &[StridedCopy], size: usize, work: impl Fn(&[StridedCopy]) + Sync) {
     let threads = rayon::current_num_threads();
     let total = if threads > 1 { segments.iter().map(StridedCopy::len).sum() } else { 0 };
     let count = (threads * TASKS_PER_THREAD).min(total * size / TASK_BYTES);
     if count < 2 {
-        return work(&mut prepare(), segments);
+        return work(segments);
     }
     let shardings = split_points(segments, total, count);
     shardings.par_windows(2).with_max_len(1).for_each(|shardings| {
-        let mut state = prepare();
-        for_range(segments, shardings[0], shardings[1], |segments| work(&mut state, segments));
+        for_range(segments, shardings[0], shardings[1], &work);
     });
 }
 

@@ -1,6 +1,6 @@
 //! [`CopyTasks`]: a plain copy that several ranks share.
 
-use super::memory::Ends;
+use super::memory::OutputPtrs;
 use super::share::{SplitPoint, TASK_BYTES, for_range, split_points};
 use super::{CopyPlan, Sources, StridedCopy, check, segments, stream};
 
@@ -37,7 +37,7 @@ impl CopyTasks {
     /// # Safety
     /// `copies` and `sources` are those with which `self` was created, and `to` is where the targets of `copies`
     /// begin. While this runs, no other thread reads the targets or executes this task.
-    pub unsafe fn copy(&self, index: usize, copies: &CopyPlan, sources: &Sources, to: &Ends<u8>) {
+    pub unsafe fn copy(&self, index: usize, copies: &CopyPlan, sources: &Sources, to: &OutputPtrs) {
         for_range(&copies.segments, self.places[index], self.places[index + 1], |part| {
             // SAFETY: a segment is inside its source, which was checked. It is inside its target, where no other
             // segment writes its elements (invariants 1 and 2 of `CopyPlan`). The same holds for sections of

@@ -2,7 +2,6 @@
 
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn::tensor::{DType, Distribution, Tensor};
-use half::f16;
 use itertools::Itertools;
 
 use super::*;
@@ -40,25 +39,8 @@ fn reduces_like_burns_operations() {
         for op in OPS {
             let ranges = slice(&[ranks * row], 0, rank * row..(rank + 1) * row);
             let expected = backend::reduce(&flats.iter().collect_vec(), &ranges, op, &gpu());
-            let found = wrap(reduce::reduce_row(&primitives, rank, op, dtype, 1.0));
+            let found = wrap(reduce::reduce_row(&primitives, rank, op));
             assert_eq!(bits(found), bits(expected), "{dtype:?} {ranks} ranks {op:?}");
         }
-    }
-}
-
-#[test]
-fn scales_and_casts_the_reduction_and_rounds_once() {
-    let flats = flats(3, 256, DType::F32);
-    let primitives = flats.iter().map(|flat| primitive(flat).unwrap().clone()).collect_vec();
-    let values = flats.into_iter().map(|flat| Tensor::<1>::from_dispatch(flat).into_data().iter::<f32>().collect_vec());
-    let [a, b, c]: [Vec<f32>; 3] = values.collect_vec().try_into().unwrap();
-    for to in dtypes() {
-        let rounded = |value: f32| match to {
-            DType::F16 => f16::from_f32(value).to_f32(),
-            DType::BF16 => half::bf16::from_f32(value).to_f32(),
-            _ => value,
-        };
-        let expected = (256..512).map(|at| rounded(((a[at] + b[at]) + c[at]) * 0.3).to_bits()).collect_vec();
-        assert_eq!(bits(wrap(reduce::reduce_row(&primitives, 1, ReduceOp::Sum, to, 0.3))), expected, "{to:?}");
     }
 }

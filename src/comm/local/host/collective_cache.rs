@@ -22,7 +22,7 @@ use super::{primitive, wrap};
 use crate::comm::ReduceOp;
 use crate::comm::backend::ranges::{Ranges, full};
 use crate::comm::plan::offered;
-use crate::kernels::flex::{Ends, OutputBuffers, PinnedSources, Sources, stream};
+use crate::kernels::flex::{OutputBuffers, OutputPtrs, PinnedSources, Sources, stream};
 use crate::memory::HostMemoryPool;
 use crate::placement::chunk;
 
@@ -154,7 +154,7 @@ unsafe impl PartitionedJob for ReduceJob<'_> {
         )
     }
 
-    unsafe fn make(&self, slices: &ReduceSlices, index: usize, to: &Ends<u8>) {
+    unsafe fn make(&self, slices: &ReduceSlices, index: usize, to: &OutputPtrs) {
         let range = chunk(self.shape.num_elements(), slices.count, index);
         // SAFETY: the caller guarantees it; the operands have as many elements as the result.
         unsafe { reduce_flat(&self.terms, range, self.op, to.start(0), slices.streams) }

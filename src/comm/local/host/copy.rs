@@ -12,8 +12,8 @@ use super::result_cache::Owner;
 use super::wrap;
 use crate::comm::CollectivePlan;
 use crate::comm::backend::ranges::Ranges;
-use crate::kernels::flex::{CopyTasks, Ends, OutputBuffers, PinnedSources, Sources, run};
-use crate::kernels::{Convert, CopyPlan, FlatLayout};
+use crate::kernels::flex::{CopyTasks, OutputBuffers, OutputPtrs, PinnedSources, Sources, run};
+use crate::kernels::{CopyPlan, FlatLayout};
 use crate::memory::HostMemoryPool;
 
 /// Copies of an all-gather, one for all tensors of a dtype. Kept with its [`CollectivePlan`].
@@ -63,7 +63,7 @@ impl GatherCopyPlan {
             let of_joint = match owner.filter(|_| joint.bytes * ranks >= WORTH) {
                 // SAFETY: all ranks have the shards of the same collective, and the copies of the same plan.
                 Some(owner) => unsafe { together.get(&Join { joint, sources, ranks }, owner) },
-                None => run(&joint.copies, &sources, Convert::to(joint.dtype)),
+                None => run(&joint.copies, &sources),
             };
             full_tensors.extend(joint.indices.iter().zip(of_joint));
         }
@@ -97,7 +97,7 @@ unsafe impl PartitionedJob for Join<'_> {
         (OutputBuffers::of(Some(home), copies, size), blocks, count)
     }
 
-    unsafe fn make(&self, blocks: &CopyTasks, index: usize, to: &Ends<u8>) {
+    unsafe fn make(&self, blocks: &CopyTasks, index: usize, to: &OutputPtrs) {
         // SAFETY: the caller guarantees it.
         unsafe { blocks.copy(index, &self.joint.copies, &self.sources, to) }
     }
@@ -114,6 +114,6 @@ unsafe impl PartitionedJob for Join<'_> {
 pub(crate) fn concat(sources: &[(&FlexTensor, Ranges)], dim: usize) -> DispatchTensor {
     let blocks = sources.iter().map(|(tensor, ranges)| (tensor.layout().shape().clone(), &ranges[..])).collect_vec();
     let tensors = Sources::of(sources.iter().map(|(tensor, _)| *tensor));
-    let mut copy = run(&CopyPlan::concat(&blocks, dim), &tensors, Convert::to(sources[0].0.dtype()));
+    let mut copy = run(&CopyPlan::concat(&blocks, dim), &tensors);
     wrap(copy.pop().expect("one target"))
 }

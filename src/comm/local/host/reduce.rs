@@ -30,7 +30,7 @@ pub(super) fn reduce(sources: &Sources, shape: &Shape, ranges: &Ranges, op: Redu
     ranges.iter().enumerate().for_each(|(dim, range)| sizes[dim] = range.len());
     let (dtype, bytes) = (dtype_of(sources), block.len() * dtype_of(sources).size());
     let mut targets = OutputBuffers::new(None, [&sizes], dtype.size());
-    let out = targets.ends().start(0);
+    let out = targets.ptrs().start(0);
     // SAFETY: the memory is for as many elements as the block has.
     unsafe {
         by_dtype(sources, op, &block, out, stream::pays(bytes));

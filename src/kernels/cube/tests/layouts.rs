@@ -7,7 +7,7 @@ use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
 
-use super::{assert_copies, device, plain};
+use super::{assert_copies, device, plan_of};
 use crate::kernels::cube::CubeError;
 use crate::kernels::{CopyPlan, FlatLayout, ShardedTensorSpec, StridedCopy};
 use crate::placement::ShardSizes;
@@ -15,10 +15,10 @@ use crate::placement::ShardSizes;
 const DTYPES: [DType; 7] =
     [DType::F32, DType::I32, DType::I64, DType::Bool(BoolStore::U32), DType::F16, DType::BF16, DType::U8];
 
-/// Checks plain copies, unless the device does not support the dtype and the copies cannot use words.
+/// Checks copies, unless the device does not support the dtype and the copies cannot use words.
 fn assert_copied(copies: &CopyPlan, dtype: DType, rng: &mut StdRng) {
     let has = device().client().properties().supports_type(dtype_to_storage_type(dtype));
-    match plain(copies, dtype) {
+    match plan_of(copies, dtype) {
         Ok(plan) => assert_copies(&plan, copies, dtype, rng),
         Err(error) => {
             assert_eq!(error, CubeError::Dtype { dtype });
@@ -110,7 +110,7 @@ fn long_and_short_segments_in_one_launch() {
         lens.map(|len| ShardedTensorSpec { shape: Shape::new([len, 2]), dim: 0, sizes: ShardSizes::Chunked(len) });
     let layout = FlatLayout::new(3, tensors.to_vec(), 4);
     for copies in [layout.pack_parts(1), layout.unpack_rows(), layout.pack_full()] {
-        let plan = plain(&copies, DType::F32).unwrap();
+        let plan = plan_of(&copies, DType::F32).unwrap();
         assert_eq!(plan.launches(), 1);
         assert_copies(&plan, &copies, DType::F32, &mut rng);
     }
