@@ -16,11 +16,10 @@ use std::time::{Duration, Instant};
 use memmap2::MmapMut;
 use parking_lot::Mutex;
 
+use super::HostTuning;
 #[cfg(feature = "testing")]
 use super::counted;
 
-/// Bytes of a page on most systems.
-const PAGE: usize = 4 << 10;
 /// Bytes of a huge page, which is mapped by a single page fault.
 #[cfg(target_os = "linux")]
 const HUGE_PAGE: usize = 2 << 20;
@@ -48,16 +47,13 @@ pub(super) struct PooledMemory {
 }
 
 impl PooledMemory {
-    /// Minimum number of bytes for which pooling is worth a system call.
-    pub const LEAST: usize = 64 << 10;
-
     /// Takes a block of at least `len` bytes, with its previous contents. Returns `None` if the system has too
     /// little memory, if it has no `MADV_FREE`, or under a sanitizer, which must see when memory is freed.
     pub fn take(home: &Arc<HostMemoryPool>, len: usize) -> Option<Self> {
         if !cfg!(target_os = "linux") || cfg!(sanitized) {
             return None;
         }
-        let len = len.checked_next_multiple_of(PAGE)?;
+        let len = len.checked_next_multiple_of(HostTuning::get().page)?;
         Some(Self {
             memory: Some(home.take(len)?),
             home: Arc::downgrade(home),
@@ -217,6 +213,8 @@ mod tests {
     use std::thread;
 
     use super::*;
+
+    const PAGE: usize = 4 << 10;
 
     /// Takes a block from the calling thread's pool.
     fn take(len: usize) -> Option<PooledMemory> {

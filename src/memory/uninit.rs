@@ -8,6 +8,7 @@ use burn::tensor::Bytes;
 use burn_std::{AccessError, AccessPolicy, AllocationController, AllocationProperty};
 use bytemuck::Pod;
 
+use super::HostTuning;
 use super::host_pool::{HostMemoryPool, PooledMemory};
 
 /// Uninitialized memory for elements, aligned for them. Large memory is [pooled](super::host_pool).
@@ -25,7 +26,7 @@ impl UninitBytes {
     /// pool if that is `None`.
     pub(crate) fn at(pool: Option<&Arc<HostMemoryPool>>, size: usize, count: usize) -> Self {
         if let Some(len) = count.checked_mul(size)
-            && len >= PooledMemory::LEAST
+            && len >= HostTuning::get().min_pooled_bytes
             && let Some(block) = match pool {
                 Some(pool) => PooledMemory::take(pool, len),
                 None => PooledMemory::take(&HostMemoryPool::of_thread(), len),

@@ -7,6 +7,7 @@ use burn::tensor::DType;
 use burn_cubecl::CubeDevice;
 use parking_lot::Mutex;
 
+use super::tuning::LAYOUTS;
 use super::{CubeError, CubePlan};
 use crate::kernels::{CopyPlan, FlatLayout};
 
@@ -38,9 +39,6 @@ type PlanResult = Result<Arc<CubePlan>, CubeError>;
 
 /// Plans by layout, so that a lookup does not need to copy its key.
 type Plans = HashMap<FlatLayout, HashMap<(CubeDevice, CopySide, DType), PlanResult>>;
-
-/// Maximum number of layouts in the cache: more than one for each unit of a large model and each direction.
-const LAYOUTS: usize = 1024;
 
 static PLANS: LazyLock<Mutex<Plans>> = LazyLock::new(Mutex::default);
 

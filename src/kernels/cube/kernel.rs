@@ -2,11 +2,7 @@
 
 use cubecl::prelude::*;
 
-/// Units of a cube.
-pub(super) const CUBE: usize = 256;
-
-/// Number of vectors that one cube writes. It does not depend on the lengths of segments, so the load is balanced.
-pub(super) const TASK_ELEMENTS: usize = 4 * CUBE;
+use super::tuning::{TASK_VECTORS, UNITS};
 
 /// Words of a band, and of a column, in the table.
 pub(super) const ENTRY: usize = 4;
@@ -39,15 +35,15 @@ pub(super) fn copy<E: Numeric, N: Size>(
     #[define(E)] _dtype: ElemType,
 ) {
     let end = table[1] as usize;
-    let begin = table[0] as usize + CUBE_POS * TASK_ELEMENTS;
+    let begin = table[0] as usize + CUBE_POS * TASK_VECTORS;
     if begin < end {
         let low = table[HEADER + CUBE_POS] as usize;
         let high = table[HEADER + CUBE_POS + 1] as usize;
-        let stop = min(begin + TASK_ELEMENTS, end);
+        let stop = min(begin + TASK_VECTORS, end);
         let mut at = begin + UNIT_POS as usize;
         while at < stop {
             target[at] = gather::<E, N>(&sources, table, at, low, high);
-            at += CUBE;
+            at += UNITS;
         }
     }
 }

@@ -30,6 +30,7 @@ mod plan;
 mod table;
 #[cfg(all(test, feature = "cube"))]
 mod tests;
+mod tuning;
 
 pub(crate) use block::{BlockLayout, SharedAllocation, alignment, vector_lanes, vectors, view};
 pub(crate) use cache::{CopySide, plan};

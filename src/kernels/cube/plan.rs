@@ -13,8 +13,9 @@ use cubecl::server::Handle;
 
 use super::bands::{bands, ranges};
 use super::block::{vector_lanes, vectors};
-use super::kernel::{self, CUBE};
+use super::kernel;
 use super::table::table;
+use super::tuning::UNITS;
 use super::{BlockLayout, CubeError, SharedAllocation};
 use crate::kernels::{CopyPlan, StridedCopy};
 
@@ -148,7 +149,7 @@ impl CubePlan {
             kernel::copy::launch_unchecked(
                 &self.client,
                 count,
-                CubeDim::new_1d(CUBE as u32),
+                CubeDim::new_1d(UNITS as u32),
                 self.width,
                 launch.sources.iter().map(read).collect(),
                 table,

@@ -6,18 +6,7 @@ use rayon::prelude::*;
 use smallvec::{SmallVec, smallvec};
 
 use crate::kernels::StridedCopy;
-
-/// Minimum number of bytes for which a task is worth a thread.
-pub(super) const TASK_BYTES: usize = 512 << 10;
-
-/// Number of tasks per thread. With several, a slow thread delays the others little.
-const TASKS_PER_THREAD: usize = 4;
-
-/// Runs of at least this many elements may be split, at multiples of [`LINE`].
-const LONG: usize = 1024;
-
-/// Granularity in elements at which a run is split: a cache line or more.
-const LINE: usize = 64;
+use crate::memory::HostTuning;
 
 /// Calls `work` with all elements of `segments`, each once, in the order of the segments.
 ///
@@ -26,7 +15,8 @@ const LINE: usize = 64;
 pub(super) fn each(segments: &[StridedCopy], size: usize, work: impl Fn(&[StridedCopy]) + Sync) {
     let threads = rayon::current_num_threads();
     let total = if threads > 1 { segments.iter().map(StridedCopy::len).sum() } else { 0 };
-    let count = (threads * TASKS_PER_THREAD).min(total * size / TASK_BYTES);
+    let HostTuning { tasks_per_worker, task_bytes, .. } = *HostTuning::get();
+    let count = (threads * tasks_per_worker).min(total * size / task_bytes);
     if count < 2 {
         return work(segments);
     }
@@ -50,7 +40,7 @@ pub(super) fn split_points(segments: &[StridedCopy], total: usize, count: usize)
         }
         let (element, run) = (at - before, segments[index].run);
         let column = element % run;
-        (index, element - if run < LONG { column } else { column % LINE })
+        (index, element - if run < HostTuning::SPLIT_RUN { column } else { column % HostTuning::SPLIT })
     });
     [(0, 0)].into_iter().chain(inner).chain([(segments.len(), 0)]).collect()
 }
@@ -153,7 +143,7 @@ mod tests {
                 }
                 assert_eq!(seen.len(), total);
                 assert_eq!(seen.iter().collect::<BTreeSet<_>>().len(), total, "no element occurs twice");
-                assert!(longest <= total / count + LONG, "{longest} of {total} in one of {count}");
+                assert!(longest <= total / count + HostTuning::SPLIT_RUN, "{longest} of {total} in one of {count}");
             }
         }
     }

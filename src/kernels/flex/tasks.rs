@@ -1,8 +1,9 @@
 //! [`CopyTasks`]: a plain copy that several ranks share.
 
 use super::memory::OutputPtrs;
-use super::share::{SplitPoint, TASK_BYTES, for_range, split_points};
+use super::share::{SplitPoint, for_range, split_points};
 use super::{CopyPlan, Sources, StridedCopy, check, segments, stream};
+use crate::memory::HostTuning;
 
 /// A copy of elements of one size, divided into tasks of nearly equal length. A rank executes a task with its
 /// threads.
@@ -23,7 +24,7 @@ impl CopyTasks {
         check(copies, sources, size);
         let total = copies.segments.iter().map(StridedCopy::len).sum();
         assert!(total > 0, "a copy without elements has no tasks");
-        let count = total * size / (TASK_BYTES * rayon::current_num_threads());
+        let count = total * size / (HostTuning::get().task_bytes * rayon::current_num_threads());
         let places = split_points(&copies.segments, total, count.min(most).max(1));
         Self { places, size, streams: stream::pays(total * size) }
     }

@@ -14,7 +14,7 @@ use burn::tensor::Shape;
 use smallvec::SmallVec;
 
 use super::super::match_table::OpHandle;
-use super::cooperative::{self, CooperativeResult, PartitionedJob, WORTH};
+use super::cooperative::{CooperativeResult, PartitionedJob};
 use super::copy::{GatherCopyPlan, GatherSources};
 use super::reduce::{dtype_of, reduce, reduce_flat};
 use super::result_cache::{CachedResults, Owner, ResultRetention, SharedResultCache};
@@ -23,7 +23,7 @@ use crate::comm::ReduceOp;
 use crate::comm::backend::ranges::{Ranges, full};
 use crate::comm::plan::offered;
 use crate::kernels::flex::{OutputBuffers, OutputPtrs, PinnedSources, Sources, stream};
-use crate::memory::HostMemoryPool;
+use crate::memory::{HostMemoryPool, HostTuning};
 use crate::placement::chunk;
 
 /// Cache of one collective, stored in the contribution of the first member.
@@ -108,7 +108,7 @@ impl ReduceOperands {
     /// has an `owner`.
     pub fn reduce_full(&self, op: ReduceOp, owner: Option<Owner>) -> DispatchTensor {
         let (terms, elements) = (self.terms.get(), self.shape.num_elements());
-        match owner.filter(|_| elements * dtype_of(&terms).size() * terms.len() >= WORTH) {
+        match owner.filter(|_| elements * dtype_of(&terms).size() * terms.len() >= HostTuning::get().shared_bytes) {
             Some(owner) => {
                 // SAFETY: all ranks have the operands of the same collective, and agree on the operation.
                 let mut complete = unsafe { self.full.get(&ReduceJob { terms, shape: &self.shape, op }, owner) };
@@ -127,10 +127,6 @@ struct ReduceSlices {
     streams: bool,
 }
 
-/// Minimum number of bytes that a slice reads, and that it writes.
-const READ: usize = 512 << 10;
-const WRITTEN: usize = 16 << 10;
-
 /// Reduction of all elements of the operands.
 struct ReduceJob<'a> {
     terms: Sources<'a>,
@@ -145,8 +141,9 @@ unsafe impl PartitionedJob for ReduceJob<'_> {
     fn begin(&self, home: &Arc<HostMemoryPool>) -> (OutputBuffers, ReduceSlices, usize) {
         let size = dtype_of(&self.terms).size();
         let bytes = self.shape.num_elements() * size;
-        let worth = (bytes * self.terms.len() / READ).min(bytes / WRITTEN);
-        let count = worth.clamp(1, self.terms.len() * cooperative::PARTS_PER_RANK);
+        let HostTuning { task_bytes, task_output_bytes, tasks_per_worker, .. } = *HostTuning::get();
+        let worth = (bytes * self.terms.len() / task_bytes).min(bytes / task_output_bytes);
+        let count = worth.clamp(1, self.terms.len() * tasks_per_worker);
         (
             OutputBuffers::new(Some(home), [self.shape], size),
             ReduceSlices { count, streams: stream::pays(bytes) },

@@ -30,12 +30,6 @@ use super::result_cache::{Owner, SharedResultCache};
 use crate::kernels::flex::{OutputBuffers, OutputPtrs};
 use crate::memory::HostMemoryPool;
 
-/// Minimum number of bytes that all ranks would move separately for which cooperation pays off.
-pub(super) const WORTH: usize = 1 << 20;
-
-/// Number of tasks per rank. With several, a late rank delays the others little.
-pub(super) const PARTS_PER_RANK: usize = 4;
-
 /// Work that is divided into tasks.
 ///
 /// # Safety

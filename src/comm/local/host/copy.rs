@@ -7,14 +7,14 @@ use burn::backend::flex::FlexTensor;
 use burn::tensor::DType;
 use itertools::Itertools;
 
-use super::cooperative::{self, CooperativeResult, PartitionedJob, WORTH};
+use super::cooperative::{CooperativeResult, PartitionedJob};
 use super::result_cache::Owner;
 use super::wrap;
 use crate::comm::CollectivePlan;
 use crate::comm::backend::ranges::Ranges;
 use crate::kernels::flex::{CopyTasks, OutputBuffers, OutputPtrs, PinnedSources, Sources, run};
 use crate::kernels::{CopyPlan, FlatLayout};
-use crate::memory::HostMemoryPool;
+use crate::memory::{HostMemoryPool, HostTuning};
 
 /// Copies of an all-gather, one for all tensors of a dtype. Kept with its [`CollectivePlan`].
 #[derive(Debug)]
@@ -60,7 +60,7 @@ impl GatherCopyPlan {
         for (joint, (parts, together)) in self.0.iter().zip(&gathered.joints) {
             let sources = parts.get();
             let ranks = gathered.ranks;
-            let of_joint = match owner.filter(|_| joint.bytes * ranks >= WORTH) {
+            let of_joint = match owner.filter(|_| joint.bytes * ranks >= HostTuning::get().shared_bytes) {
                 // SAFETY: all ranks have the shards of the same collective, and the copies of the same plan.
                 Some(owner) => unsafe { together.get(&Join { joint, sources, ranks }, owner) },
                 None => run(&joint.copies, &sources),
@@ -92,7 +92,7 @@ unsafe impl PartitionedJob for Join<'_> {
 
     fn begin(&self, home: &Arc<HostMemoryPool>) -> (OutputBuffers, CopyTasks, usize) {
         let (copies, size) = (&self.joint.copies, self.joint.dtype.size());
-        let blocks = CopyTasks::new(copies, &self.sources, size, self.ranks * cooperative::PARTS_PER_RANK);
+        let blocks = CopyTasks::new(copies, &self.sources, size, self.ranks * HostTuning::get().tasks_per_worker);
         let count = blocks.count();
         (OutputBuffers::of(Some(home), copies, size), blocks, count)
     }

@@ -5,6 +5,8 @@ use std::mem::MaybeUninit;
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
+use crate::memory::HostTuning;
+
 /// Arithmetic of a reduction.
 pub(super) trait ReduceElement: Copy + Default {
     fn plus(self, other: Self) -> Self;
@@ -167,8 +169,7 @@ macro_rules! narrow_int {
 
 narrow_int!(i32: i64, i16: i64, i8: i64, u32: u64, u16: u64, u8: u64);
 
-/// Number of elements converted at a time; the conversion instructions take 8.
-const LANES: usize = 64;
+const LANES: usize = HostTuning::CONVERTED;
 
 impl Element for f16 {
     type Sum = f32;

@@ -14,12 +14,7 @@ use super::element::{Element, ReduceElement};
 use crate::comm::ReduceOp;
 use crate::comm::backend::ranges::Ranges;
 use crate::kernels::flex::{LINE, OutputBuffers, Sources, prefetch, stream};
-
-/// Number of elements reduced at a time, so that partial results stay in the first-level cache.
-const STRIP: usize = 1024;
-
-/// Minimum length of runs that are reduced in place. Shorter runs are first copied into contiguous memory.
-const SHORT_RUN: usize = 64;
+use crate::memory::HostTuning;
 
 /// Reduces the block `ranges` of every source over the sources, in a fixed binary tree.
 ///
@@ -143,7 +138,7 @@ impl<E: Element> Strips<'_, E> {
     ) {
         let Self { sources, block, streams } = *self;
         let mut tree = Tree::new(sources.len(), combine, finish);
-        if block.run < SHORT_RUN && block.offsets().len() > 1 {
+        if block.run < HostTuning::get().reduced_run && block.offsets().len() > 1 {
             let together = |source: &&[E]| -> Vec<E> {
                 block.offsets().flat_map(|offset| &source[offset..offset + block.run]).copied().collect()
             };
@@ -182,6 +177,8 @@ impl<E: Element> Strips<'_, E> {
 struct Tree<S, C, F> {
     combine: C,
     finish: F,
+    /// Number of elements of a strip.
+    strip: usize,
     /// Partial results of one strip, from the left.
     partial: Vec<Box<[S]>>,
 }
@@ -192,18 +189,19 @@ impl<S: ReduceElement, C: Fn(S, S) -> S + Copy, F: Fn(S) -> S + Copy> Tree<S, C,
         // Two sources are combined directly into the result. With more sources, the number of stored partial
         // results is at most the number of binary digits of the number of pairs, plus one for the last pair.
         let most = if ranks > 2 { ranks.div_ceil(2).ilog2() as usize + 2 } else { 0 };
-        Self { combine, finish, partial: (0..most).map(|_| vec![S::default(); STRIP].into()).collect() }
+        let strip = HostTuning::get().strip;
+        Self { combine, finish, strip, partial: (0..most).map(|_| vec![S::default(); strip].into()).collect() }
     }
 
     /// Writes the reduction of the elements `range`, which has the length of `out`.
     #[inline(always)]
     fn reduce<E: Element<Sum = S>>(&mut self, sources: &[&[E]], range: Range<usize>, out: &mut [MaybeUninit<E>]) {
-        let Self { combine, finish, partial } = self;
+        let Self { combine, finish, strip, partial } = self;
         if let [left, right] = sources {
             return E::write_pair(&left[range.clone()], &right[range], |a, b| finish(combine(a, b)), out);
         }
         let (pairs, single) = sources.as_chunks::<2>();
-        for (start, out) in range.clone().step_by(STRIP).zip(out.chunks_mut(STRIP)) {
+        for (start, out) in range.clone().step_by(*strip).zip(out.chunks_mut(*strip)) {
             let (strip, len) = (start..start + out.len(), out.len());
             let mut count = 0;
             for (index, [left, right]) in pairs.iter().enumerate() {
@@ -245,9 +243,10 @@ impl<S: ReduceElement, C: Fn(S, S) -> S + Copy, F: Fn(S) -> S + Copy> Tree<S, C,
         sources: &[&[E]],
         runs: impl Iterator<Item = (Range<usize>, &'a mut [MaybeUninit<E>])>,
     ) {
-        let mut strip = [MaybeUninit::uninit(); STRIP];
+        let length = self.strip;
+        let mut strip = vec![MaybeUninit::uninit(); length];
         for (run, out) in runs {
-            for (start, out) in run.step_by(STRIP).zip(out.chunks_mut(STRIP)) {
+            for (start, out) in run.step_by(length).zip(out.chunks_mut(length)) {
                 let strip = &mut strip[..out.len()];
                 self.reduce(sources, start..start + out.len(), strip);
                 // SAFETY: the strip is written, has the length of `out`, and does not overlap it.
