@@ -1,4 +1,4 @@
-//! Tests with the copies of layouts, and with segments that no layout produces.
+//! Tests with the copies of layouts.
 
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn::tensor::{BoolStore, DType, Shape};
@@ -9,7 +9,7 @@ use rand::{Rng, SeedableRng};
 
 use super::{assert_copies, device, plan_of};
 use crate::kernels::cube::CubeError;
-use crate::kernels::{CopyPlan, FlatLayout, ShardedTensorSpec, StridedCopy};
+use crate::kernels::{CopyPlan, FlatLayout, ShardedTensorSpec};
 use crate::placement::ShardSizes;
 
 const DTYPES: [DType; 7] =
@@ -64,41 +64,6 @@ fn all_copies_of_random_layouts_in_every_dtype() {
         ] {
             assert_copied(&copies, dtype, &mut rng);
         }
-    }
-}
-
-/// Returns segments without overlap that no layout produces: interleaved rows of several lengths, gaps, any order.
-fn scattered(rng: &mut StdRng) -> CopyPlan {
-    let (sources, targets) = (rng.random_range(1..=3), rng.random_range(1..=3));
-    let lens = (0..sources).map(|_| rng.random_range(300..600)).collect_vec();
-    let mut segments = Vec::new();
-    let mut ends = vec![0; targets];
-    for _ in 0..rng.random_range(0..12) {
-        let (source, target) = (rng.random_range(0..sources), rng.random_range(0..targets));
-        let (rows, run) = (rng.random_range(1..6), rng.random_range(1..14));
-        let (from_gap, to_gap) = (rng.random_range(0..9), rng.random_range(0..9));
-        let (from_stride, to_stride) = (run + from_gap, run + to_gap);
-        let from = rng.random_range(0..lens[source] - rows * from_stride);
-        let to = ends[target] + rng.random_range(0..7);
-        segments.push(StridedCopy { source, target, from, to, rows, run, from_stride, to_stride });
-        ends[target] = to + (rows - 1) * to_stride + run;
-        // In the gaps between its rows, other segments with as many rows, or fewer.
-        if to_gap > 1 && rows > 1 {
-            let rows = rng.random_range(1..rows);
-            let (to, from) = (to + run, rng.random_range(0..200));
-            segments.push(StridedCopy { source, target, from, to, rows, run: to_gap - 1, from_stride, to_stride });
-        }
-    }
-    let targets = ends.iter().map(|end| Shape::new([end + rng.random_range(0..9)])).collect();
-    CopyPlan::new(lens.iter().map(|len| Shape::new([*len])).collect(), targets, segments)
-}
-
-#[test]
-fn segments_in_any_place_and_gaps_of_zeros() {
-    let mut rng = StdRng::seed_from_u64(34);
-    for round in 0..40 {
-        let copies = scattered(&mut rng);
-        assert_copied(&copies, [DType::F32, DType::I32, DType::F16][round % 3], &mut rng);
     }
 }
 
