@@ -18,12 +18,7 @@ unsafe fn build(memory: UninitBytes, shape: &Shape, dtype: DType) -> FlexTensor 
     // SAFETY: guaranteed by the caller.
     let bytes = unsafe { memory.filled() };
     debug_assert_eq!(bytes.len(), shape.num_elements() * dtype.size());
-    FlexTensor::new(bytes, Layout::contiguous(same(shape)), dtype)
-}
-
-/// Copies `shape`. Its own `clone` takes as long as an allocation.
-fn same(shape: &Shape) -> Shape {
-    Shape::new_raw(SmallVec::from_slice(shape))
+    FlexTensor::new(bytes, Layout::contiguous(shape.clone()), dtype)
 }
 
 /// Uninitialized memory for tensors. It is written through its [`ptrs`](Self::ptrs).

@@ -30,7 +30,7 @@ use super::{CopyPlan, StridedCopy};
 
 pub(crate) use memory::{OutputBuffers, OutputPtrs};
 pub(crate) use prefetch::{LINE, prefetch};
-pub(crate) use sources::{PinnedSources, Sources};
+pub(crate) use sources::Sources;
 pub(crate) use tasks::CopyTasks;
 
 /// Executes `copies` and returns the targets, each in separate memory.

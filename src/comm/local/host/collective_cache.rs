@@ -22,7 +22,7 @@ use super::{primitive, wrap};
 use crate::comm::ReduceOp;
 use crate::comm::backend::ranges::{Ranges, full};
 use crate::comm::plan::offered;
-use crate::kernels::flex::{OutputBuffers, OutputPtrs, PinnedSources, Sources, stream};
+use crate::kernels::flex::{OutputBuffers, OutputPtrs, Sources, stream};
 use crate::memory::{HostMemoryPool, HostTuning};
 use crate::placement::chunk;
 
@@ -72,7 +72,7 @@ impl CollectiveCache {
 /// Operands of a reduction: tensors of one shape and dtype, one per rank.
 #[derive(Debug)]
 pub(in crate::comm::local) struct ReduceOperands {
-    terms: PinnedSources,
+    terms: Sources,
     shape: Shape,
     full: CooperativeResult<ReduceSlices>,
 }
@@ -86,12 +86,12 @@ impl ReduceOperands {
 
     fn new(terms: &[&FlexTensor]) -> Self {
         let shape = terms[0].layout().shape().clone();
-        Self { terms: PinnedSources::of(terms), shape, full: CooperativeResult::default() }
+        Self { terms: Sources::of(terms.iter().copied()), shape, full: CooperativeResult::default() }
     }
 
     /// Returns the reduction of the block `ranges`.
     pub fn reduce(&self, ranges: &Ranges, op: ReduceOp) -> DispatchTensor {
-        wrap(reduce(&self.terms.get(), &self.shape, ranges, op))
+        wrap(reduce(&self.terms, &self.shape, ranges, op))
     }
 
     /// Writes the reduction of all elements to `to`. Uses streaming stores if the buffer has so many `bytes` that
@@ -101,14 +101,14 @@ impl ReduceOperands {
     /// `to` points to aligned memory for one operand, which no other thread reads or writes.
     pub unsafe fn reduce_into(&self, op: ReduceOp, to: *mut u8, bytes: usize) {
         // SAFETY: the caller guarantees it.
-        unsafe { reduce_flat(&self.terms.get(), 0..self.shape.num_elements(), op, to, stream::pays(bytes)) }
+        unsafe { reduce_flat(&self.terms, 0..self.shape.num_elements(), op, to, stream::pays(bytes)) }
     }
 
     /// Returns the reduction of all elements. A large one is computed by all local ranks together and shared, if it
     /// has an `owner`.
     pub fn reduce_full(&self, op: ReduceOp, owner: Option<Owner>) -> DispatchTensor {
-        let (terms, elements) = (self.terms.get(), self.shape.num_elements());
-        match owner.filter(|_| elements * dtype_of(&terms).size() * terms.len() >= HostTuning::get().shared_bytes) {
+        let (terms, elements) = (&self.terms, self.shape.num_elements());
+        match owner.filter(|_| elements * dtype_of(terms).size() * terms.len() >= HostTuning::get().shared_bytes) {
             Some(owner) => {
                 // SAFETY: all ranks have the operands of the same collective, and agree on the operation.
                 let mut complete = unsafe { self.full.get(&ReduceJob { terms, shape: &self.shape, op }, owner) };
@@ -129,7 +129,7 @@ struct ReduceSlices {
 
 /// Reduction of all elements of the operands.
 struct ReduceJob<'a> {
-    terms: Sources<'a>,
+    terms: &'a Sources,
     shape: &'a Shape,
     op: ReduceOp,
 }
@@ -139,7 +139,7 @@ unsafe impl PartitionedJob for ReduceJob<'_> {
     type Partition = ReduceSlices;
 
     fn begin(&self, home: &Arc<HostMemoryPool>) -> (OutputBuffers, ReduceSlices, usize) {
-        let size = dtype_of(&self.terms).size();
+        let size = dtype_of(self.terms).size();
         let bytes = self.shape.num_elements() * size;
         let HostTuning { task_bytes, task_output_bytes, tasks_per_worker, .. } = *HostTuning::get();
         let worth = (bytes * self.terms.len() / task_bytes).min(bytes / task_output_bytes);
@@ -154,11 +154,11 @@ unsafe impl PartitionedJob for ReduceJob<'_> {
     unsafe fn make(&self, slices: &ReduceSlices, index: usize, to: &OutputPtrs) {
         let range = chunk(self.shape.num_elements(), slices.count, index);
         // SAFETY: the caller guarantees it; the operands have as many elements as the result.
-        unsafe { reduce_flat(&self.terms, range, self.op, to.start(0), slices.streams) }
+        unsafe { reduce_flat(self.terms, range, self.op, to.start(0), slices.streams) }
     }
 
     unsafe fn finish(&self, targets: OutputBuffers) -> Vec<FlexTensor> {
         // SAFETY: the caller guarantees it.
-        unsafe { targets.finish([self.shape], dtype_of(&self.terms)).collect() }
+        unsafe { targets.finish([self.shape], dtype_of(self.terms)).collect() }
     }
 }
