@@ -9,10 +9,12 @@
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
-use std::ops::{Deref, DerefMut};
+use std::mem::MaybeUninit;
+use std::slice;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
+use burn_std::{AccessError, AccessPolicy, AllocationController, AllocationProperty};
 use memmap2::MmapMut;
 use parking_lot::Mutex;
 
@@ -38,42 +40,66 @@ thread_local! {
 }
 
 /// Memory that is returned to its pool when it is dropped, on any thread.
-pub(super) struct PooledMemory {
+pub(crate) struct PooledMemory {
     /// `None` once it was returned.
     memory: Option<MmapMut>,
+    /// Requested bytes, and the alignment of the elements in them.
+    len: usize,
+    align: usize,
     home: Weak<HostMemoryPool>,
     #[cfg(feature = "testing")]
     account: Option<usize>,
 }
 
 impl PooledMemory {
-    /// Takes a block of at least `len` bytes, with its previous contents. Returns `None` if the system has too
-    /// little memory, if it has no `MADV_FREE`, or under a sanitizer, which must see when memory is freed.
-    pub fn take(home: &Arc<HostMemoryPool>, len: usize) -> Option<Self> {
+    /// Takes a block of at least `len` bytes, with its previous contents, for elements of `align` bytes. Returns `None`
+    /// if the system has too little memory, if it has no `MADV_FREE`, or under a sanitizer, which must see when memory is freed.
+    pub fn take(home: &Arc<HostMemoryPool>, len: usize, align: usize) -> Option<Self> {
         if !cfg!(target_os = "linux") || cfg!(sanitized) {
             return None;
         }
-        let len = len.checked_next_multiple_of(HostTuning::get().page)?;
+        let block = len.checked_next_multiple_of(HostTuning::get().page)?;
         Some(Self {
-            memory: Some(home.take(len)?),
+            memory: Some(home.take(block)?),
+            len,
+            align,
             home: Arc::downgrade(home),
             #[cfg(feature = "testing")]
-            account: counted::taken(len),
+            account: counted::taken(block),
         })
     }
-}
 
-impl Deref for PooledMemory {
-    type Target = [u8];
-
-    fn deref(&self) -> &[u8] {
-        self.memory.as_ref().expect(HERE)
+    /// Returns the requested bytes.
+    pub fn bytes(&mut self) -> &mut [MaybeUninit<u8>] {
+        let memory = self.memory.as_mut().expect(HERE);
+        // SAFETY: the block has `len` bytes. Who writes through this writes initialized bytes: a tensor by the contract
+        // of `memory_mut`, others because an `UninitBytes` becomes a tensor only when all its bytes are written.
+        unsafe { slice::from_raw_parts_mut(memory.as_mut_ptr().cast(), self.len) }
     }
 }
 
-impl DerefMut for PooledMemory {
-    fn deref_mut(&mut self) -> &mut [u8] {
-        self.memory.as_mut().expect(HERE)
+impl AllocationController for PooledMemory {
+    fn alloc_align(&self) -> usize {
+        self.align
+    }
+
+    /// Reports an ordinary allocation: only the tensor writes to the block, and nothing takes it away.
+    fn property(&self) -> AllocationProperty {
+        AllocationProperty::Native
+    }
+
+    fn capacity(&self) -> usize {
+        self.len
+    }
+
+    fn memory(&self, _: AccessPolicy) -> Result<&[MaybeUninit<u8>], AccessError> {
+        let memory = self.memory.as_ref().expect(HERE);
+        // SAFETY: the block has `len` bytes, and `u8` is a valid `MaybeUninit<u8>`.
+        Ok(unsafe { slice::from_raw_parts(memory.as_ptr().cast(), self.len) })
+    }
+
+    unsafe fn memory_mut(&mut self, _: AccessPolicy) -> Result<&mut [MaybeUninit<u8>], AccessError> {
+        Ok(self.bytes())
     }
 }
 
@@ -218,11 +244,11 @@ mod tests {
 
     /// Takes a block from the calling thread's pool.
     fn take(len: usize) -> Option<PooledMemory> {
-        PooledMemory::take(&HostMemoryPool::of_thread(), len)
+        PooledMemory::take(&HostMemoryPool::of_thread(), len, 1)
     }
 
     fn address(block: &PooledMemory) -> usize {
-        block.as_ptr().addr()
+        block.memory.as_ref().unwrap().as_ptr().addr()
     }
 
     /// Runs a test on a new thread, so that tests share no blocks.
@@ -369,8 +395,9 @@ mod tests {
     #[test]
     fn a_block_outlives_its_thread() {
         let mut block = on_a_thread(|| take(100_000).unwrap());
-        block.fill(7);
-        assert_eq!(block[99_999], 7);
+        block.bytes().fill(MaybeUninit::new(7));
+        // SAFETY: all bytes are written.
+        assert_eq!(unsafe { block.bytes()[99_999].assume_init() }, 7);
     }
 
     #[test]

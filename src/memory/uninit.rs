@@ -5,7 +5,7 @@ use std::slice;
 use std::sync::Arc;
 
 use burn::tensor::Bytes;
-use burn_std::{AccessError, AccessPolicy, AllocationController, AllocationProperty};
+use burn_std::AllocationController;
 use bytemuck::Pod;
 
 use super::HostTuning;
@@ -18,7 +18,7 @@ pub(crate) enum UninitBytes {
     Pairs(Box<[MaybeUninit<u16>]>),
     Fours(Box<[MaybeUninit<u32>]>),
     Eights(Box<[MaybeUninit<u64>]>),
-    Pooled(PooledBytes),
+    Pooled(PooledMemory),
 }
 
 impl UninitBytes {
@@ -28,11 +28,11 @@ impl UninitBytes {
         if let Some(len) = count.checked_mul(size)
             && len >= HostTuning::get().min_pooled_bytes
             && let Some(block) = match pool {
-                Some(pool) => PooledMemory::take(pool, len),
-                None => PooledMemory::take(&HostMemoryPool::of_thread(), len),
+                Some(pool) => PooledMemory::take(pool, len, size),
+                None => PooledMemory::take(&HostMemoryPool::of_thread(), len, size),
             }
         {
-            return Self::Pooled(PooledBytes { block, len, align: size });
+            return Self::Pooled(block);
         }
         match size {
             1 => Self::Bytes(Box::new_uninit_slice(count)),
@@ -56,7 +56,7 @@ impl UninitBytes {
             Self::Pairs(elements) => bytes(elements),
             Self::Fours(elements) => bytes(elements),
             Self::Eights(elements) => bytes(elements),
-            Self::Pooled(pooled) => pooled.bytes(),
+            Self::Pooled(block) => block.bytes(),
         }
     }
 
@@ -80,58 +80,19 @@ impl UninitBytes {
             // SAFETY: guaranteed by the caller.
             Bytes::from_elems(unsafe { elements.assume_init() }.into_vec())
         }
-        // SAFETY: guaranteed by the caller; a pooled block has `len` bytes.
+        // SAFETY: guaranteed by the caller; a block has as many bytes as its capacity.
         unsafe {
             match self {
                 Self::Bytes(elements) => filled(elements),
                 Self::Pairs(elements) => filled(elements),
                 Self::Fours(elements) => filled(elements),
                 Self::Eights(elements) => filled(elements),
-                Self::Pooled(pooled) => {
-                    let len = pooled.len;
-                    Bytes::from_controller(Box::new(pooled), len)
+                Self::Pooled(block) => {
+                    let len = block.capacity();
+                    Bytes::from_controller(Box::new(block), len)
                 }
             }
         }
-    }
-}
-
-/// The first `len` bytes of a pooled block, as memory of a tensor.
-pub(crate) struct PooledBytes {
-    block: PooledMemory,
-    len: usize,
-    align: usize,
-}
-
-impl PooledBytes {
-    fn bytes(&mut self) -> &mut [MaybeUninit<u8>] {
-        // SAFETY: the block has `len` bytes, and whoever writes through this writes initialized bytes: a tensor by the
-        // contract of `memory_mut`, others because `UninitBytes` is turned into a tensor only when all are written.
-        unsafe { slice::from_raw_parts_mut(self.block.as_mut_ptr().cast(), self.len) }
-    }
-}
-
-impl AllocationController for PooledBytes {
-    fn alloc_align(&self) -> usize {
-        self.align
-    }
-
-    /// Reports an ordinary allocation: only the tensor writes to the block, and nothing takes it away.
-    fn property(&self) -> AllocationProperty {
-        AllocationProperty::Native
-    }
-
-    fn capacity(&self) -> usize {
-        self.len
-    }
-
-    fn memory(&self, _: AccessPolicy) -> Result<&[MaybeUninit<u8>], AccessError> {
-        // SAFETY: `u8` is a valid `MaybeUninit<u8>`.
-        Ok(unsafe { slice::from_raw_parts(self.block.as_ptr().cast(), self.len) })
-    }
-
-    unsafe fn memory_mut(&mut self, _: AccessPolicy) -> Result<&mut [MaybeUninit<u8>], AccessError> {
-        Ok(self.bytes())
     }
 }
 
