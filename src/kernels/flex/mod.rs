@@ -5,31 +5,25 @@
 //! | `sources`, `memory` | memory that is read, and memory that is written |
 //! | `share` | divides segments into tasks of equal length for the threads |
 //! | `tasks` | the same for the threads of several ranks that share one copy |
-//! | `group`, `tiles` | copies equal segments a few rows at a time, and transposes tiles of single elements |
-//! | `rows` | runs at equal distances: a specialized loop per length, and `memcpy` for very long ones |
-//! | `stream`, `prefetch` | stores of large copies that bypass the caches, and prefetching into the caches |
+//! | `rows` | runs at equal distances: a specialized loop for each short length, and `memcpy` for the others |
 //!
 //! Each element of a target is written once: by a segment, or with zero in a gap. Several threads may write to one
 //! target at the same time, each the elements of its own segments. The invariants of [`CopyPlan`] make this safe.
 
-mod group;
 mod memory;
-mod prefetch;
 mod rows;
 mod share;
 mod sources;
-pub(crate) mod stream;
 mod tasks;
 #[cfg(test)]
 mod tests;
-mod tiles;
 
 use burn::backend::flex::FlexTensor;
 
 use super::{CopyPlan, StridedCopy};
+use rows::StridedRows;
 
 pub(crate) use memory::{OutputBuffers, OutputPtrs};
-pub(crate) use prefetch::{LINE, prefetch};
 pub(crate) use sources::Sources;
 pub(crate) use tasks::CopyTasks;
 
@@ -47,7 +41,7 @@ pub(crate) fn run(copies: &CopyPlan, sources: &Sources) -> Vec<FlexTensor> {
     // target, where no other segment writes its elements (invariants 1 and 2 of `CopyPlan`). The target is new
     // memory. Every element is in a gap, which is set to zero, or in a segment, and all segments are copied.
     unsafe {
-        segments(&copies.segments, sources, &to, size, stream::pays(copies.copied() * size));
+        segments(&copies.segments, sources, &to, size);
         targets.finish(&copies.targets, dtype).collect()
     }
 }
@@ -63,20 +57,21 @@ fn check(copies: &CopyPlan, sources: &Sources, size: usize) {
     }
 }
 
-/// Copies `segments` of elements of `size` bytes on the rank's threads. If `streams`, long runs bypass the caches.
+/// Copies `segments` of elements of `size` bytes on the rank's threads.
 ///
 /// # Safety
 /// All segments are inside their sources, and inside the memory that begins at `to`. Nothing else reads or writes
 /// that memory.
-unsafe fn segments(segments: &[StridedCopy], sources: &Sources, to: &OutputPtrs, size: usize, streams: bool) {
+unsafe fn segments(segments: &[StridedCopy], sources: &Sources, to: &OutputPtrs, size: usize) {
     let from = sources.bytes();
     share::each(segments, size, |segments| {
-        // SAFETY: guaranteed by the caller.
-        unsafe {
-            group::copy(segments, size, streams, |segment| {
-                let (source, target) = (from[segment.source].as_ptr(), to.start(segment.target));
-                (source.add(segment.from * size), target.add(segment.to * size))
-            })
+        for segment in segments {
+            let (source, target) = (from[segment.source].as_ptr(), to.start(segment.target));
+            // SAFETY: guaranteed by the caller.
+            unsafe {
+                let start = (source.add(segment.from * size), target.add(segment.to * size));
+                StridedRows::of(segment, size).copy(start);
+            }
         }
     });
 }

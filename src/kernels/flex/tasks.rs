@@ -2,7 +2,7 @@
 
 use super::memory::OutputPtrs;
 use super::share::{SplitPoint, for_range, split_points};
-use super::{CopyPlan, Sources, StridedCopy, check, segments, stream};
+use super::{CopyPlan, Sources, StridedCopy, check, segments};
 use crate::memory::HostTuning;
 
 /// A copy of elements of one size, divided into tasks of nearly equal length. A rank executes a task with its
@@ -11,7 +11,6 @@ use crate::memory::HostTuning;
 pub(crate) struct CopyTasks {
     places: Vec<SplitPoint>,
     size: usize,
-    streams: bool,
 }
 
 impl CopyTasks {
@@ -26,7 +25,7 @@ impl CopyTasks {
         assert!(total > 0, "a copy without elements has no tasks");
         let count = total * size / (HostTuning::get().task_bytes * rayon::current_num_threads());
         let places = split_points(&copies.segments, total, count.min(most).max(1));
-        Self { places, size, streams: stream::pays(total * size) }
+        Self { places, size }
     }
 
     pub fn count(&self) -> usize {
@@ -43,7 +42,7 @@ impl CopyTasks {
             // SAFETY: a segment is inside its source, which was checked. It is inside its target, where no other
             // segment writes its elements (invariants 1 and 2 of `CopyPlan`). The same holds for sections of
             // segments, and tasks do not overlap.
-            unsafe { segments(part, sources, to, self.size, self.streams) }
+            unsafe { segments(part, sources, to, self.size) }
         });
     }
 }

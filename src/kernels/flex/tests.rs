@@ -174,9 +174,9 @@ fn elements_of_every_dtype_arrive_where_the_segments_lead() {
 }
 
 #[test]
-fn full_tensors_of_several_tiles_are_packed_and_unpacked() {
-    // Single elements, short runs, and runs that bypass the caches.
-    for (rows, each, ranks) in [(9001, 1, 8), (2003, 25, 3), (7001, 600, 2), (1401, 3000, 2)] {
+fn full_tensors_sharded_along_columns_are_packed_and_unpacked() {
+    // Single elements, short runs, and long ones.
+    for (rows, each, ranks) in [(9001, 1, 8), (2003, 25, 3), (701, 600, 2)] {
         let shape = Shape::new([rows, each * ranks]);
         let full: Vec<u16> = (0..shape.num_elements()).map(|at| (at * 7 + at / 65_521) as u16).collect();
         let tensor = ShardedTensorSpec { shape: shape.clone(), dim: 1, sizes: ShardSizes::Chunked(each * ranks) };

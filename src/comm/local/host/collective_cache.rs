@@ -22,7 +22,7 @@ use super::{primitive, wrap};
 use crate::comm::ReduceOp;
 use crate::comm::backend::ranges::{Ranges, full};
 use crate::comm::plan::offered;
-use crate::kernels::flex::{OutputBuffers, OutputPtrs, Sources, stream};
+use crate::kernels::flex::{OutputBuffers, OutputPtrs, Sources};
 use crate::memory::{HostMemoryPool, HostTuning};
 use crate::placement::chunk;
 
@@ -94,14 +94,13 @@ impl ReduceOperands {
         wrap(reduce(&self.terms, &self.shape, ranges, op))
     }
 
-    /// Writes the reduction of all elements to `to`. Uses streaming stores if the buffer has so many `bytes` that
-    /// it exceeds the caches.
+    /// Writes the reduction of all elements to `to`.
     ///
     /// # Safety
     /// `to` points to aligned memory for one operand, which no other thread reads or writes.
-    pub unsafe fn reduce_into(&self, op: ReduceOp, to: *mut u8, bytes: usize) {
+    pub unsafe fn reduce_into(&self, op: ReduceOp, to: *mut u8) {
         // SAFETY: the caller guarantees it.
-        unsafe { reduce_flat(&self.terms, 0..self.shape.num_elements(), op, to, stream::pays(bytes)) }
+        unsafe { reduce_flat(&self.terms, 0..self.shape.num_elements(), op, to) }
     }
 
     /// Returns the reduction of all elements. A large one is computed by all local ranks together and shared, if it
@@ -119,13 +118,9 @@ impl ReduceOperands {
     }
 }
 
-/// Division of a reduction into slices of nearly equal length. If `streams`, they are written with streaming
-/// stores.
+/// Number of slices of nearly equal length into which a reduction is divided.
 #[derive(Debug)]
-struct ReduceSlices {
-    count: usize,
-    streams: bool,
-}
+struct ReduceSlices(usize);
 
 /// Reduction of all elements of the operands.
 struct ReduceJob<'a> {
@@ -144,17 +139,13 @@ unsafe impl PartitionedJob for ReduceJob<'_> {
         let HostTuning { task_bytes, task_output_bytes, tasks_per_worker, .. } = *HostTuning::get();
         let worth = (bytes * self.terms.len() / task_bytes).min(bytes / task_output_bytes);
         let count = worth.clamp(1, self.terms.len() * tasks_per_worker);
-        (
-            OutputBuffers::new(Some(home), [self.shape], size),
-            ReduceSlices { count, streams: stream::pays(bytes) },
-            count,
-        )
+        (OutputBuffers::new(Some(home), [self.shape], size), ReduceSlices(count), count)
     }
 
     unsafe fn make(&self, slices: &ReduceSlices, index: usize, to: &OutputPtrs) {
-        let range = chunk(self.shape.num_elements(), slices.count, index);
+        let range = chunk(self.shape.num_elements(), slices.0, index);
         // SAFETY: the caller guarantees it; the operands have as many elements as the result.
-        unsafe { reduce_flat(self.terms, range, self.op, to.start(0), slices.streams) }
+        unsafe { reduce_flat(self.terms, range, self.op, to.start(0)) }
     }
 
     unsafe fn finish(&self, targets: OutputBuffers) -> Vec<FlexTensor> {

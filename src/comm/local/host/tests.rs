@@ -94,26 +94,6 @@ fn assert_summed_like_the_kernels<const D: usize>(tensors: &[DispatchTensor], ra
     assert!(generic == kernel, "{:?} of {} ranks", tensors[0].dtype(), tensors.len());
 }
 
-/// Tests results of 16 MiB and more, which are written with streaming stores, in strips that start anywhere in a
-/// cache line.
-#[test]
-fn reduces_large_tensors_like_the_kernels() {
-    let device = Device::flex();
-    for (dtype, rows) in [(DType::F32, 2062), (DType::BF16, 4124)] {
-        for ranks in [2, 3] {
-            let random = || {
-                // The random values are repeated. Their number is prime, so that rows differ.
-                let drawn = Tensor::<1>::random([10_007], Distribution::Uniform(-4.0, 4.0), &device);
-                let mut values = drawn.into_data().try_to_vec::<f32>().unwrap().repeat(rows * 4099 / 10_007 + 1);
-                values.truncate(rows * 4099);
-                Tensor::<2>::from_data(TensorData::new(values, [rows, 4099]), &device)
-            };
-            let tensors: Vec<_> = (0..ranks).map(|_| random().cast(dtype).into_dispatch()).collect();
-            assert_summed_like_the_kernels::<2>(&tensors, &slice(&[rows, 4099], 1, 3..2058));
-        }
-    }
-}
-
 #[test]
 fn concatenates_like_the_kernels() {
     let device = Device::flex();
@@ -185,14 +165,7 @@ fn reduces_several_strips_of_many_ranks_like_the_kernels() {
 /// dimension and of two dtypes. The results must equal those of burn's own operations.
 #[test]
 fn shared_results_are_like_the_kernels() {
-    // The larger ones are written with streaming stores.
-    for (rows, columns) in [(1031, 257), (2053, 2111)] {
-        shared_results(rows, columns);
-    }
-}
-
-fn shared_results(rows: usize, columns: usize) {
-    let (device, ranks) = (Device::flex(), 3);
+    let (device, ranks, [rows, columns]) = (Device::flex(), 3, [1031, 257]);
     let complete = [(0, DType::F32), (1, DType::F32), (0, DType::I64)];
     let print = |(dim, dtype): (usize, DType)| {
         let shape = Shape::from([rows, columns]);
