@@ -102,9 +102,10 @@ fn node<E: Numeric, A: Float, N: Size>(
         } else if comptime!(op == ReduceOp::Product) {
             left * right
         } else if comptime!(op == ReduceOp::Min) {
-            select_many(right.less_than(&left), right, left)
+            // As on the CPU: no comparison with NaN is true, so the result is NaN whichever side has it.
+            select_many(left.less_than(&right).or(left.is_nan()), left, right)
         } else {
-            select_many(left.less_than(&right), right, left)
+            select_many(left.greater_than(&right).or(left.is_nan()), left, right)
         }
     }
 }

@@ -6,6 +6,7 @@ use std::thread;
 
 use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::{Bool, DType, Device, Distribution, Int, Shape, Tensor, TensorData};
+use itertools::Itertools;
 
 use crate::comm::backend::ranges::{Ranges, full, slice};
 use crate::comm::backend::{CallSignature, ShardSignature, TensorSignature, concat, reduce};
@@ -252,5 +253,43 @@ fn a_reduction_in_common_is_like_the_kernels() {
         assert_eq!(address(&all[0]) == address(&all[1]), elements > 1000 || elements == 0);
         all.into_iter().for_each(|own| assert_eq!(Tensor::<1>::from_dispatch(own).into_data(), generic));
         assert_eq!(looked.into_inner(), 1);
+    }
+}
+
+/// Checks that NaN of any rank is in the result, and that infinities are values like others, by the kernels and by
+/// burn's operations.
+#[test]
+fn nan_and_infinities_are_reduced_like_the_kernels() {
+    let device = Device::flex();
+    let values = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, -0.0, 0.0, 1.5];
+    for (dtype, ranks) in [DType::F32, DType::F64, DType::F16, DType::BF16].into_iter().cartesian_product([2, 3, 5]) {
+        // The elements are all pairs of values, held by neighbouring ranks.
+        let term = |rank: usize| {
+            let value = |at: usize| match (at / 36 + 1) % ranks {
+                _ if rank == at / 36 => values[at % 6],
+                next if rank == next => values[at / 6 % 6],
+                _ => 1.0,
+            };
+            let data = (0..36 * ranks).map(value).collect::<Vec<_>>();
+            Tensor::<1>::from_floats(&data[..], &device).cast(dtype).into_dispatch()
+        };
+        let tensors: Vec<_> = (0..ranks).map(term).collect();
+        let shared = host::CollectiveCache::default();
+        let terms = shared.terms((0, 1), || tensors.iter().map(host::primitive).collect()).expect("all are Flex");
+        for op in [ReduceOp::Min, ReduceOp::Max, ReduceOp::Sum] {
+            let ranges = full(&[36 * ranks]);
+            // `None` is any NaN.
+            let bits = |tensor: DispatchTensor| -> Vec<Option<u64>> {
+                let data = Tensor::<1>::from_dispatch(tensor).into_data();
+                data.iter::<f64>().map(|value| (!value.is_nan()).then_some(value.to_bits())).collect()
+            };
+            let generic = bits(reduce(&tensors.iter().collect::<Vec<_>>(), &ranges, op, &device));
+            let kernel = bits(terms.reduce(&ranges, op));
+            assert_eq!(generic, kernel, "{dtype:?} {ranks} ranks {op:?}");
+            for (at, value) in kernel.iter().enumerate().filter(|_| op != ReduceOp::Sum) {
+                let has_nan = values[at % 6].is_nan() || values[at / 6 % 6].is_nan();
+                assert_eq!(value.is_none(), has_nan, "{dtype:?} {ranks} ranks {op:?}, element {at}");
+            }
+        }
     }
 }
