@@ -85,12 +85,12 @@ impl CubePlan {
         let client = device.client();
         let layout = BlockLayout::new(&client, &copies.targets, dtype);
         let (lane, counted) = lane(&client, copies, dtype)?;
-        let total = layout.size() / lane.1;
+        let total = layout.size / lane.1;
         let longest = counted.sources.iter().map(|shape| shape.num_elements()).fold(total, usize::max);
         if longest >= u32::MAX as usize {
             return Err(CubeError::TooLarge { len: longest });
         }
-        let offsets: Vec<_> = layout.offsets().iter().map(|offset| offset / lane.1).collect();
+        let offsets: Vec<_> = layout.offsets.iter().map(|offset| offset / lane.1).collect();
         let bands = bands(&counted, &offsets, total);
         let (width, limit) = (vector_lanes(&client, lane.1), limits.bindings.saturating_sub(OTHERS).max(1));
         let ranges = ranges(&bands, width, limit).map_err(|needed| CubeError::Bindings { needed, limit })?;

@@ -10,17 +10,6 @@ use smallvec::SmallVec;
 use crate::kernels::CopyPlan;
 use crate::memory::{HostMemoryPool, UninitBytes};
 
-/// Creates a tensor from `memory`.
-///
-/// # Safety
-/// All of it is written, as elements of `dtype`.
-unsafe fn build(memory: UninitBytes, shape: &Shape, dtype: DType) -> FlexTensor {
-    // SAFETY: guaranteed by the caller.
-    let bytes = unsafe { memory.filled() };
-    debug_assert_eq!(bytes.len(), shape.num_elements() * dtype.size());
-    FlexTensor::new(bytes, Layout::contiguous(shape.clone()), dtype)
-}
-
 /// Uninitialized memory for tensors. It is written through its [`ptrs`](Self::ptrs).
 pub(crate) struct OutputBuffers(SmallVec<[UninitBytes; 1]>);
 
@@ -59,8 +48,12 @@ impl OutputBuffers {
         shapes: impl IntoIterator<Item = &'a Shape>,
         dtype: DType,
     ) -> impl Iterator<Item = FlexTensor> {
-        // SAFETY: guaranteed by the caller.
-        self.0.into_iter().zip(shapes).map(move |(memory, shape)| unsafe { build(memory, shape, dtype) })
+        self.0.into_iter().zip(shapes).map(move |(memory, shape)| {
+            // SAFETY: guaranteed by the caller.
+            let bytes = unsafe { memory.filled() };
+            debug_assert_eq!(bytes.len(), shape.num_elements() * dtype.size());
+            FlexTensor::new(bytes, Layout::contiguous(shape.clone()), dtype)
+        })
     }
 }
 
