@@ -1,18 +1,18 @@
-//! Bandwidth of the copies around a unit's collectives, beside plain copies of as many bytes in the same run.
+//! Bandwidth of the copies around a unit's collectives, next to plain copies of as many bytes in the same run.
 //!
 //! ```text
 //! cargo bench --bench copy_kernels -- --ranks 8 --dim 1 --dtype bf16
 //! ```
 //!
 //! Three lists of parameters, drawn by a fixed seed, so that most lengths are odd: 150 of 1 to 16 K elements, 54 of
-//! 64 K to 1 M, 3 of 16 to 64 M. Along dimension 0 they are rows of 257, cut unevenly; along dimension 1 they have 64
-//! rows, cut evenly. Figures are GB a second, read and written; zeros in the padding are written.
+//! 64 K to 1 M, 3 of 16 to 64 M. Along dimension 0 they are rows of 257, sharded unevenly; along dimension 1 they have 64
+//! rows, sharded evenly. Figures are GB a second, read and written; zeros in the padding are written.
 //!
 //! On Flex the plain copy is `copy_from_slice`, once for each target, into memory taken from the same allocator just
-//! before, on as many threads. Where tensors are many and small, it shows that they are burn's: one is found through three
-//! pointers, and made of three allocations beside its memory. So on one thread the plain copy is there once more, from as
-//! many tensors to as many. All take turns, so that whatever else the machine does meets them alike; each figure is the best
-//! of its rounds.
+//! before, on as many threads. Where tensors are many and small, it shows that they are burn's: one is found through
+//! three pointers, and made of three allocations in addition to its memory. So on one thread the plain copy is there once
+//! more, from as many tensors to as many. They take turns, so that whatever else the machine does affects each of them;
+//! each figure is the best of its rounds.
 
 use std::hint::black_box;
 use std::mem::MaybeUninit;
@@ -36,13 +36,13 @@ const ONES: u32 = 0x3f80_3f80;
 #[derive(Parser)]
 #[command(about = "Bandwidth of the copies around a unit's collectives, in GB read and written a second")]
 struct Cli {
-    /// Where to copy
+    /// Device that copies
     #[arg(long, value_enum, default_value = "flex")]
     device: Device,
     /// Ranks that share every parameter
     #[arg(long, default_value_t = 8)]
     ranks: usize,
-    /// The dimension that is cut, 0 or 1
+    /// The sharded dimension, 0 or 1
     #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u64).range(0..2))]
     dim: u64,
     #[arg(long, value_enum, default_value = "f32")]
@@ -113,7 +113,7 @@ fn main() {
 
 fn run(cli: &Cli) {
     let dtype = cli.dtype.to_possible_value().expect("no value is skipped");
-    println!("{} ranks, cut along dim {}, {}, GB/s read and written:\n", cli.ranks, cli.dim, dtype.get_name());
+    println!("{} ranks, sharded along dim {}, {}, GB/s read and written:\n", cli.ranks, cli.dim, dtype.get_name());
     println!(
         "{:<28} {:<20} {:>8} {:>8} {:>8} {:>6} {:>8} {:>6}",
         "list", "copy", "MB", "copied", "plain", "ratio", "tensors", "ratio"

@@ -20,9 +20,9 @@ pub(super) fn each(segments: &[StridedCopy], size: usize, work: impl Fn(&[Stride
     if count < 2 {
         return work(segments);
     }
-    let shardings = split_points(segments, total, count);
-    shardings.par_windows(2).with_max_len(1).for_each(|shardings| {
-        for_range(segments, shardings[0], shardings[1], &work);
+    let points = split_points(segments, total, count);
+    points.par_windows(2).with_max_len(1).for_each(|points| {
+        for_range(segments, points[0], points[1], &work);
     });
 }
 
@@ -131,12 +131,12 @@ mod tests {
         for segments in lists {
             let total = segments.iter().map(StridedCopy::len).sum();
             for count in [2, 3, 8, 13] {
-                let shardings = split_points(&segments, total, count);
+                let points = split_points(&segments, total, count);
                 let mut seen = Vec::new();
                 let mut longest = 0;
-                for shardings in shardings.windows(2) {
+                for points in points.windows(2) {
                     let before = seen.len();
-                    for_range(&segments, shardings[0], shardings[1], |part| {
+                    for_range(&segments, points[0], points[1], |part| {
                         seen.extend(part.iter().flat_map(|segment| written(*segment)).map(|at| at.1))
                     });
                     longest = longest.max(seen.len() - before);

@@ -91,7 +91,7 @@ fn specials(scope: &TestGroup, dtype: DType, op: ReduceOp) -> Result<()> {
 const SPECIALS: usize = 5;
 
 /// Returns element `i` of a rank. Each rank in turn has NaN, an infinity of either sign, NaN next to a rank with an
-/// infinity, or an infinity next to a rank with the other. The ranks beside them have small integers.
+/// infinity, or an infinity next to a rank with the other. All other ranks have small integers.
 fn special(rank: usize, size: usize, i: usize) -> f64 {
     let (first, second) = (i % size, (i + 1) % size);
     match i / size {
