@@ -1,19 +1,18 @@
-//! Bandwidth of the copies around a unit's collectives, beside plain copies of as many bytes in the same run.
+//! Bandwidth of the copies around a unit's collectives, next to plain copies of as many bytes in the same run.
 //!
 //! ```text
 //! cargo bench --bench copy_kernels -- --ranks 8 --dim 1 --dtype bf16
 //! ```
 //!
 //! Three lists of parameters, drawn by a fixed seed, so that most lengths are odd: 150 of 1 to 16 K elements, 54 of
-//! 64 K to 1 M, 3 of 16 to 64 M. Along dimension 0 they are rows of 257, cut unevenly; along dimension 1 they have 64
-//! rows, cut evenly. Figures are GB a second, read and written; zeros in the padding are written.
+//! 64 K to 1 M, 3 of 16 to 64 M. Along dimension 0 they are rows of 257, sharded unevenly; along dimension 1 they have 64
+//! rows, sharded evenly. Figures are GB a second, read and written; zeros in the padding are written.
 //!
 //! On Flex the plain copy is `copy_from_slice`, once for each target, into memory taken from the same allocator just
-//! before, on as many threads. Where tensors are many and small, it shows that they are burn's: one is found through three
-//! pointers, and made of three allocations beside its memory. So on one thread the plain copy is there once more, from as
-//! many tensors to as many. All take turns, so that whatever else the machine does meets them alike; each figure is the best
-//! of its rounds. With `mixed`, f32 parts are gathered as bf16, and gradients of bf16 are scattered as
-//! f32, divided by the ranks.
+//! before, on as many threads. Where tensors are many and small, it shows that they are burn's: one is found through
+//! three pointers, and made of three allocations in addition to its memory. So on one thread the plain copy is there once
+//! more, from as many tensors to as many. They take turns, so that whatever else the machine does affects each of them;
+//! each figure is the best of its rounds.
 
 use std::hint::black_box;
 use std::mem::MaybeUninit;
@@ -37,13 +36,13 @@ const ONES: u32 = 0x3f80_3f80;
 #[derive(Parser)]
 #[command(about = "Bandwidth of the copies around a unit's collectives, in GB read and written a second")]
 struct Cli {
-    /// Where to copy
+    /// Device that copies
     #[arg(long, value_enum, default_value = "flex")]
     device: Device,
     /// Ranks that share every parameter
     #[arg(long, default_value_t = 8)]
     ranks: usize,
-    /// The dimension that is cut, 0 or 1
+    /// The sharded dimension, 0 or 1
     #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u64).range(0..2))]
     dim: u64,
     #[arg(long, value_enum, default_value = "f32")]
@@ -51,9 +50,6 @@ struct Cli {
     /// Threads that copy, on Flex
     #[arg(long, default_value_t = 1)]
     threads: usize,
-    /// Add to gradients that are there instead of making new ones, on Flex
-    #[arg(long)]
-    accumulate: bool,
     /// Lists with more elements are left out
     #[arg(long, default_value_t = usize::MAX)]
     max_elements: usize,
@@ -75,19 +71,14 @@ enum Device {
 enum Dtype {
     F32,
     Bf16,
-    Mixed,
 }
 
-/// One copy, and the dtypes that it reads and writes.
+/// One copy, and the dtype of its elements.
 struct Case {
     name: &'static str,
     copies: UnitCopies,
-    from: DType,
-    to: DType,
-    scale: f32,
+    dtype: DType,
     threads: usize,
-    /// Whether it adds to what is there.
-    accumulate: bool,
 }
 
 /// One call, done when it returns.
@@ -122,7 +113,7 @@ fn main() {
 
 fn run(cli: &Cli) {
     let dtype = cli.dtype.to_possible_value().expect("no value is skipped");
-    println!("{} ranks, cut along dim {}, {}, GB/s read and written:\n", cli.ranks, cli.dim, dtype.get_name());
+    println!("{} ranks, sharded along dim {}, {}, GB/s read and written:\n", cli.ranks, cli.dim, dtype.get_name());
     println!(
         "{:<28} {:<20} {:>8} {:>8} {:>8} {:>6} {:>8} {:>6}",
         "list", "copy", "MB", "copied", "plain", "ratio", "tensors", "ratio"
@@ -158,22 +149,19 @@ impl Cli {
     }
 
     fn cases(&self, shapes: Vec<Shape>) -> impl Iterator<Item = Case> {
-        use DType::{BF16, F32};
+        let dtype = match self.dtype {
+            Dtype::F32 => DType::F32,
+            Dtype::Bf16 => DType::BF16,
+        };
         let all = [
-            ("all-gather in", UnitCopy::GatherIn, (F32, BF16), 1.0),
-            ("all-gather out", UnitCopy::GatherOut, (BF16, BF16), 1.0),
-            ("reduce-scatter in", UnitCopy::ScatterIn, (BF16, F32), 1.0 / self.ranks as f32),
-            ("reduce-scatter out", UnitCopy::ScatterOut, (F32, F32), 1.0 / self.ranks as f32),
+            ("all-gather in", UnitCopy::GatherIn),
+            ("all-gather out", UnitCopy::GatherOut),
+            ("reduce-scatter in", UnitCopy::ScatterIn),
+            ("reduce-scatter out", UnitCopy::ScatterOut),
         ];
-        all.into_iter().map(move |(name, copy, mixed, scale)| {
-            let ((from, to), scale) = match self.dtype {
-                Dtype::F32 => ((F32, F32), 1.0),
-                Dtype::Bf16 => ((BF16, BF16), 1.0),
-                Dtype::Mixed => (mixed, scale),
-            };
+        all.into_iter().map(move |(name, copy)| {
             let copies = UnitCopies::new(copy, self.ranks, shapes.clone(), self.dim as usize);
-            let accumulate = self.accumulate && copy == UnitCopy::ScatterOut;
-            Case { name, copies, from, to, scale, threads: self.threads, accumulate }
+            Case { name, copies, dtype, threads: self.threads }
         })
     }
 }
@@ -186,8 +174,7 @@ impl Case {
 
     /// Read and written.
     fn bytes(&self) -> usize {
-        let made = self.made() * self.to.size();
-        self.copies.copied() * self.from.size() + made + if self.accumulate { made } else { 0 }
+        (self.copies.copied() + self.made()) * self.dtype.size()
     }
 }
 
@@ -214,14 +201,12 @@ fn measure(Steps { copy, plain, tensors }: Steps, bytes: usize) -> [Duration; 3]
 
 fn flex(case: Case) -> Steps {
     let (total, made) = (case.bytes() / 2, case.made());
-    let Case { copies, from, to, scale, threads, accumulate, .. } = case;
-    let tensor = |shape: &Shape, dtype: DType| {
+    let Case { copies, dtype, threads, .. } = case;
+    let tensor = |shape: &Shape| {
         let bytes = Bytes::from_elems(vec![ONES; (shape.num_elements() * dtype.size()).div_ceil(4)]);
         FlexTensor::new(bytes, Layout::contiguous(shape.clone()), dtype)
     };
-    let sources: Vec<FlexTensor> = copies.sources().iter().map(|shape| tensor(shape, from)).collect();
-    let mut there: Option<Vec<_>> =
-        accumulate.then(|| copies.targets().iter().map(|shape| tensor(shape, to)).collect());
+    let sources: Vec<FlexTensor> = copies.sources().iter().map(tensor).collect();
     // As many bytes as the copy reads and writes, half of them each way.
     let len = |shape: &Shape| (shape.num_elements() as u128 * total as u128 / made as u128) as usize;
     let lens: Vec<usize> = copies.targets().iter().map(len).collect();
@@ -231,10 +216,7 @@ fn flex(case: Case) -> Steps {
     let parts: Vec<_> = (0..parts).map(part).collect();
     let part_lens = lens.clone();
     Steps {
-        copy: Box::new(move || match there.take() {
-            Some(onto) => there = Some(black_box(copies.add_flex(black_box(&sources), onto, to, scale))),
-            None => drop(black_box(copies.run_flex(black_box(&sources), to, scale))),
-        }),
+        copy: Box::new(move || drop(black_box(copies.run_flex(black_box(&sources))))),
         plain: Box::new(move || drop(black_box(plain(black_box(&block), &lens, threads)))),
         tensors: (threads == 1)
             .then(|| -> Step { Box::new(move || drop(black_box(tensors(black_box(&parts), &part_lens)))) }),
@@ -244,7 +226,7 @@ fn flex(case: Case) -> Steps {
 /// One launch each, to new memory, waited for.
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
 fn cube(case: Case, device: &burn::tensor::Device) -> Steps {
-    let copies = std::rc::Rc::new(case.copies.on_cube(device, case.from, case.to, case.scale));
+    let copies = std::rc::Rc::new(case.copies.on_cube(device, case.dtype));
     let plain = copies.clone();
     Steps { copy: Box::new(move || copies.copy()), plain: Box::new(move || plain.plain()), tensors: None }
 }

@@ -337,7 +337,7 @@ where
     let books: Vec<_> = here.iter().map(|_| LedgerHistory::new(folder.clone())).collect();
     let _running = ActiveLaunch::new(engine.clone(), here.iter().copied().zip(books.iter().cloned()));
     let ledgers: Vec<_> = here.iter().zip(&books).map(|(rank, books)| books.open_at(*rank, &start)).collect();
-    let run = |(place, rank): (usize, usize), memory: Arc<memory::HostMemoryPool>| {
+    let run = |(place, rank): (usize, usize)| {
         let home = Arc::new(RankContext { launch: engine.launch(), rank, outer: outer.clone() });
         // A panic is the outcome of the rank, even while its pool is created.
         let end = RankOutcome::of(|| match &ledgers[place] {
@@ -345,7 +345,7 @@ where
                 let (device, books) = (config.devices.of(place), books[place].clone());
                 let (engine, checks) = (engine.clone(), config.checks_replicas);
                 let world = World::new(rank, device, engine, books, config.deadline, checks);
-                in_own_pool((home, memory), threads, config.stack_size, || run_program(&program, &world))
+                in_own_pool(home, threads, config.stack_size, || run_program(&program, &world))
             }
             Err(error) => RankOutcome::failed(error.clone().into()),
         });
@@ -356,20 +356,18 @@ where
         end.leave(rank, &engine);
         end
     };
-    // A rank's memory is released with it.
-    let homes = memory::HostMemoryPool::of_ranks(here.len(), cores);
     let ends = thread::scope(|scope| {
-        let spawn = |((place, rank), memory)| {
+        let spawn = |(place, rank)| {
             let thread = thread::Builder::new().name(format!("launch {rank}"));
             let run = &run;
-            thread.spawn_scoped(scope, move || run((place, rank), memory)).map_err(|error| {
+            thread.spawn_scoped(scope, move || run((place, rank))).map_err(|error| {
                 let end = RankOutcome::failed(Error::other(format!("cannot start rank {rank}: {error}")));
                 end.tell(rank, &engine);
                 end.leave(rank, &engine);
                 end
             })
         };
-        let threads: Vec<_> = here.iter().copied().enumerate().zip(homes).map(spawn).collect();
+        let threads: Vec<_> = here.iter().copied().enumerate().map(spawn).collect();
         let join = |thread: Result<thread::ScopedJoinHandle<RankOutcome<T>>, RankOutcome<T>>| match thread {
             Ok(thread) => thread.join().unwrap_or_else(RankOutcome::from_panic),
             Err(end) => end,
@@ -424,9 +422,9 @@ fn run_program<T>(program: impl Fn(&World) -> Result<T>, world: &World) -> RankO
 }
 
 /// Runs `body` in a new rayon pool of the rank, whose first thread is named after the rank. The threads of the pool
-/// are registered as threads of the rank, and use its memory pool.
+/// are registered as threads of the rank, and share a memory pool, which is freed with the rank.
 fn in_own_pool<T: Send>(
-    (home, memory): (Arc<RankContext>, Arc<memory::HostMemoryPool>),
+    home: Arc<RankContext>,
     threads: usize,
     stack_size: usize,
     body: impl FnOnce() -> RankOutcome<T> + Send,
@@ -434,6 +432,7 @@ fn in_own_pool<T: Send>(
     let rank = home.rank;
     let name = move |worker| if worker == 0 { format!("rank {rank}") } else { format!("rank {rank}.{worker}") };
     let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).thread_name(name).stack_size(stack_size);
+    let memory = Arc::<memory::HostMemoryPool>::default();
     let settle = move |_| {
         home.clone().settle();
         memory.clone().settle();
@@ -449,19 +448,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn threads_of_a_rank_share_a_home_of_memory_and_so_do_ranks_of_one_core() {
+    fn threads_of_a_rank_share_a_memory_pool_that_no_other_rank_uses() {
         let cores = cores();
         let home = || Arc::as_ptr(&memory::HostMemoryPool::of_thread()).addr();
-        let of_ranks = launch(Launch::threads(2 * cores), |world| {
+        let of_ranks = launch(Launch::threads(3), |world| {
             world.barrier("started")?;
-            Ok(home())
+            let home = home();
+            world.barrier("ended")?;
+            Ok(home)
         });
-        let homes: Vec<_> = of_ranks.unwrap().into_iter().map(|(_, home)| home).collect();
-        assert_eq!(homes[..cores], homes[cores..]);
-        let mut distinct = homes[..cores].to_vec();
-        distinct.sort();
-        distinct.dedup();
-        assert_eq!(distinct.len(), cores, "one for each core");
+        let mut homes: Vec<_> = of_ranks.unwrap().into_iter().map(|(_, home)| home).collect();
+        homes.sort();
+        homes.dedup();
+        assert_eq!(homes.len(), 3);
 
         let of_threads = launch(Launch::threads(1), |_| Ok(rayon::broadcast(|_| home()))).unwrap().remove(0).1;
         assert_eq!(of_threads, vec![of_threads[0]; cores]);

@@ -92,7 +92,8 @@ impl FlatLayout {
         CopyPlan::new(sources, vec![Shape::new([self.row])], segments)
     }
 
-    /// Returns the copy-out of a reduce-scatter: from the row of `rank` to its shards.
+    /// Returns the copy-out of a reduce-scatter: from the row of `rank` to its shards. Only tests and the benchmark
+    /// use it so far: it is for backends whose reduce-scatter writes to a buffer of the backend's, as NCCL's may.
     pub fn unpack_parts(&self, rank: usize) -> CopyPlan {
         let segments = self.parts(rank, |index, len| StridedCopy::run(0, index, self.offsets[index], 0, len));
         let targets = self.tensors.iter().map(|tensor| tensor.part(self.ranks, rank)).collect();
@@ -123,7 +124,8 @@ impl FlatLayout {
     }
 
     /// Returns the copy-out of an all-gather: from the rows of all ranks, one after another in one buffer, to the
-    /// full tensors.
+    /// full tensors. Only tests and the benchmark use it so far: it is for backends whose all-gather writes to one
+    /// buffer, as NCCL's does.
     pub fn unpack_full(&self) -> CopyPlan {
         let sources = vec![Shape::new([self.ranks * self.row])];
         self.copy_full(sources, |index, rank| (0, rank * self.row + self.offsets[index]))

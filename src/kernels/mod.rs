@@ -15,8 +15,8 @@
 //! | reduce-scatter copy-in | the full tensors | one row per rank |
 //! | reduce-scatter copy-out | this rank's reduced row | its shards |
 //!
-//! Each copy is a [`CopyPlan`], which a backend executes in one pass over memory. During a copy, an element may be
-//! [converted](Convert): cast to another dtype, scaled, or added to the previous value of the target.
+//! Each copy is a [`CopyPlan`], which a backend executes in one pass over memory. A copy changes no element: mixed
+//! precision casts with burn's operations, before packing and after unpacking.
 //!
 //! | backend | execution |
 //! |---|---|
@@ -28,7 +28,6 @@
 //!
 //! 1. Every segment of a plan is inside its source and its target ([`CopyPlan::new`] checks it).
 //! 2. Each element of a target is written exactly once, by one segment or as zero.
-//! 3. A conversion rounds once.
 
 mod concat;
 mod copies;
@@ -42,23 +41,3 @@ mod tests;
 
 pub(crate) use copies::{CopyPlan, StridedCopy};
 pub(crate) use layout::{FlatLayout, ShardedTensorSpec};
-
-use burn::tensor::DType;
-
-/// Conversion of an element during a copy: `cast(element * scale)`, rounded once.
-///
-/// Half-precision floats are first widened to f32. Integers and booleans are neither cast nor scaled.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct Convert {
-    /// Dtype of the targets.
-    pub dtype: DType,
-    /// Factor by which each value is multiplied; 1 leaves it unchanged.
-    pub scale: f32,
-}
-
-impl Convert {
-    /// Returns a plain copy.
-    pub fn to(dtype: DType) -> Self {
-        Self { dtype, scale: 1.0 }
-    }
-}

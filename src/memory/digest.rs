@@ -7,10 +7,7 @@ use burn::backend::flex::FlexTensor;
 use rayon::prelude::*;
 use twox_hash::XxHash3_64;
 
-use super::flex;
-
-/// Minimum number of bytes for which several threads are used.
-const WORTH: usize = 1 << 20;
+use super::{HostTuning, flex};
 
 /// Returns a digest of each tensor's elements in row-major order, or `None` for a tensor that is not on the CPU.
 pub(crate) fn digests<'a>(tensors: impl Iterator<Item = &'a DispatchTensor>) -> Vec<Option<u64>> {
@@ -22,7 +19,8 @@ pub(crate) fn digests<'a>(tensors: impl Iterator<Item = &'a DispatchTensor>) -> 
     // Bytes are read on this thread: another thread would get a copy of a gathered weight.
     let bytes: Vec<_> = tensors.iter().map(|tensor| tensor.as_deref().and_then(flex::elements)).collect();
     let digest = |bytes: &Option<&[u8]>| bytes.map(XxHash3_64::oneshot);
-    if rayon::current_num_threads() == 1 || bytes.iter().flatten().map(|bytes| bytes.len()).sum::<usize>() < WORTH {
+    let total: usize = bytes.iter().flatten().map(|bytes| bytes.len()).sum();
+    if rayon::current_num_threads() == 1 || total < HostTuning::get().shared_bytes {
         return bytes.iter().map(digest).collect();
     }
     bytes.par_iter().with_max_len(1).map(digest).collect()

@@ -30,6 +30,7 @@ pub(crate) mod flex;
 #[cfg(all(feature = "cube", any(test, feature = "testing")))]
 pub(crate) mod gpu;
 mod host_pool;
+mod host_tuning;
 #[cfg(feature = "cube")]
 mod reading;
 pub(crate) mod shared_memory;
@@ -45,6 +46,7 @@ pub(crate) use crossing::{ToHost, bytes, copied_to};
 #[cfg(feature = "flex")]
 pub(crate) use digest::digests;
 pub(crate) use host_pool::HostMemoryPool;
+pub(crate) use host_tuning::HostTuning;
 pub(crate) use uninit::UninitBytes;
 
 /// Returns a digest of each tensor's elements. Without a CPU backend all are `None`.

@@ -1,167 +1,98 @@
-//! [`UninitElements`]: uninitialized memory for the elements of a tensor on the host.
+//! [`UninitBytes`]: uninitialized memory for the elements of a tensor on the host.
 
 use std::mem::MaybeUninit;
 use std::slice;
 use std::sync::Arc;
 
 use burn::tensor::Bytes;
-use burn_std::{AccessError, AccessPolicy, AllocationController, AllocationProperty};
+use burn_std::AllocationController;
 use bytemuck::Pod;
 
+use super::HostTuning;
 use super::host_pool::{HostMemoryPool, PooledMemory};
 
-/// Uninitialized memory for elements. Large memory is [pooled](super::host_pool).
-pub(crate) struct UninitElements<E>(ElementMemory<E>);
-
-enum ElementMemory<E> {
-    Heap(Box<[MaybeUninit<E>]>),
-    /// The first elements of a pooled block, and their number.
-    Reused(PooledMemory, usize),
-}
-
-impl<E: Pod + Send + Sync> UninitElements<E> {
-    /// Allocates memory. Large memory is taken from the pool `home`, or from the thread's pool if that is `None`.
-    fn at(home: Option<&Arc<HostMemoryPool>>, count: usize) -> Self {
-        if let Some(bytes) = count.checked_mul(size_of::<E>())
-            && bytes >= PooledMemory::LEAST
-            && let Some(block) = home.map_or_else(
-                || PooledMemory::take(&HostMemoryPool::of_thread(), bytes),
-                |home| PooledMemory::take(home, bytes),
-            )
-        {
-            return Self(ElementMemory::Reused(block, count));
-        }
-        Self(ElementMemory::Heap(Box::new_uninit_slice(count)))
-    }
-
-    fn elements(&mut self) -> &mut [MaybeUninit<E>] {
-        match &mut self.0 {
-            ElementMemory::Heap(elements) => elements,
-            // SAFETY: a block begins at a page, so it is aligned, and it has the requested number of bytes.
-            ElementMemory::Reused(block, count) => unsafe {
-                slice::from_raw_parts_mut(block.as_mut_ptr().cast(), *count)
-            },
-        }
-    }
-
-    /// Returns the elements as bytes.
-    ///
-    /// # Safety
-    /// All elements are written.
-    unsafe fn filled(self) -> Bytes {
-        match self.0 {
-            // SAFETY: guaranteed by the caller.
-            ElementMemory::Heap(elements) => Bytes::from_elems(unsafe { elements.assume_init() }.into_vec()),
-            ElementMemory::Reused(block, count) => {
-                let len = count * size_of::<E>();
-                // SAFETY: the block has `len` bytes, and the caller guarantees that they are written.
-                unsafe { Bytes::from_controller(Box::new(Reused { block, len, align: align_of::<E>() }), len) }
-            }
-        }
-    }
-}
-
-/// Uninitialized memory for elements of which only the size is known.
+/// Uninitialized memory for elements, aligned for them. Large memory is [pooled](super::host_pool).
 pub(crate) enum UninitBytes {
-    Bytes(UninitElements<u8>),
-    Pairs(UninitElements<u16>),
-    Fours(UninitElements<u32>),
-    Eights(UninitElements<u64>),
+    /// A box for each size of elements, because a tensor's memory is freed with the alignment of its elements.
+    Bytes(Box<[MaybeUninit<u8>]>),
+    Pairs(Box<[MaybeUninit<u16>]>),
+    Fours(Box<[MaybeUninit<u32>]>),
+    Eights(Box<[MaybeUninit<u64>]>),
+    Pooled(PooledMemory),
 }
 
 impl UninitBytes {
-    /// Allocates memory for `count` elements of `size` bytes. Large memory is taken from the pool `home`, or from
-    /// the thread's pool if that is `None`.
-    pub(crate) fn at(home: Option<&Arc<HostMemoryPool>>, size: usize, count: usize) -> Self {
+    /// Allocates memory for `count` elements of `size` bytes. Large memory is taken from `pool`, or from the thread's
+    /// pool if that is `None`.
+    pub(crate) fn at(pool: Option<&Arc<HostMemoryPool>>, size: usize, count: usize) -> Self {
+        if let Some(len) = count.checked_mul(size)
+            && len >= HostTuning::get().min_pooled_bytes
+            && let Some(block) = match pool {
+                Some(pool) => PooledMemory::take(pool, len, size),
+                None => PooledMemory::take(&HostMemoryPool::of_thread(), len, size),
+            }
+        {
+            return Self::Pooled(block);
+        }
         match size {
-            1 => Self::Bytes(UninitElements::at(home, count)),
-            2 => Self::Pairs(UninitElements::at(home, count)),
-            4 => Self::Fours(UninitElements::at(home, count)),
-            8 => Self::Eights(UninitElements::at(home, count)),
+            1 => Self::Bytes(Box::new_uninit_slice(count)),
+            2 => Self::Pairs(Box::new_uninit_slice(count)),
+            4 => Self::Fours(Box::new_uninit_slice(count)),
+            8 => Self::Eights(Box::new_uninit_slice(count)),
             size => unreachable!("no element has {size} bytes"),
         }
     }
 
-    /// Returns the bytes of the elements, with the alignment of the elements.
+    /// Returns the bytes of the elements.
     pub(crate) fn bytes(&mut self) -> &mut [MaybeUninit<u8>] {
-        fn bytes<E>(space: &mut [MaybeUninit<E>]) -> &mut [MaybeUninit<u8>] {
-            let len = size_of_val(space);
+        fn bytes<E>(elements: &mut [MaybeUninit<E>]) -> &mut [MaybeUninit<u8>] {
+            let len = size_of_val(elements);
             // SAFETY: the result has the same length and a smaller alignment. Neither type requires initialized
             // memory.
-            unsafe { slice::from_raw_parts_mut(space.as_mut_ptr().cast(), len) }
+            unsafe { slice::from_raw_parts_mut(elements.as_mut_ptr().cast(), len) }
         }
         match self {
-            Self::Bytes(space) => bytes(space.elements()),
-            Self::Pairs(space) => bytes(space.elements()),
-            Self::Fours(space) => bytes(space.elements()),
-            Self::Eights(space) => bytes(space.elements()),
+            Self::Bytes(elements) => elements,
+            Self::Pairs(elements) => bytes(elements),
+            Self::Fours(elements) => bytes(elements),
+            Self::Eights(elements) => bytes(elements),
+            Self::Pooled(block) => block.bytes(),
         }
     }
 
     /// Returns the elements with any values: what pooled memory had before, and otherwise zeros.
     pub(crate) fn initialized(mut self) -> Bytes {
-        fn is_pooled<E>(space: &UninitElements<E>) -> bool {
-            matches!(space.0, ElementMemory::Reused(..))
-        }
-        let is_pooled = match &self {
-            Self::Bytes(space) => is_pooled(space),
-            Self::Pairs(space) => is_pooled(space),
-            Self::Fours(space) => is_pooled(space),
-            Self::Eights(space) => is_pooled(space),
-        };
-        if !is_pooled {
+        if !matches!(self, Self::Pooled(_)) {
             self.bytes().fill(MaybeUninit::new(0));
         }
         // SAFETY: pooled memory is mapped, and all other bytes were written just now.
         unsafe { self.filled() }
     }
 
-    /// Returns the elements as bytes.
+    /// Returns the elements.
     ///
     /// # Safety
     /// All bytes are written.
     pub(crate) unsafe fn filled(self) -> Bytes {
-        // SAFETY: guaranteed by the caller.
+        /// # Safety
+        /// All elements are written.
+        unsafe fn filled<E: Pod + Send + Sync>(elements: Box<[MaybeUninit<E>]>) -> Bytes {
+            // SAFETY: guaranteed by the caller.
+            Bytes::from_elems(unsafe { elements.assume_init() }.into_vec())
+        }
+        // SAFETY: guaranteed by the caller; a block has as many bytes as its capacity.
         unsafe {
             match self {
-                Self::Bytes(space) => space.filled(),
-                Self::Pairs(space) => space.filled(),
-                Self::Fours(space) => space.filled(),
-                Self::Eights(space) => space.filled(),
+                Self::Bytes(elements) => filled(elements),
+                Self::Pairs(elements) => filled(elements),
+                Self::Fours(elements) => filled(elements),
+                Self::Eights(elements) => filled(elements),
+                Self::Pooled(block) => {
+                    let len = block.capacity();
+                    Bytes::from_controller(Box::new(block), len)
+                }
             }
         }
-    }
-}
-
-/// Allocation of a tensor in a pooled block.
-struct Reused {
-    block: PooledMemory,
-    len: usize,
-    align: usize,
-}
-
-impl AllocationController for Reused {
-    fn alloc_align(&self) -> usize {
-        self.align
-    }
-
-    /// Reports an ordinary allocation: only the tensor writes to the block, and nothing takes it away.
-    fn property(&self) -> AllocationProperty {
-        AllocationProperty::Native
-    }
-
-    fn capacity(&self) -> usize {
-        self.len
-    }
-
-    fn memory(&self, _: AccessPolicy) -> Result<&[MaybeUninit<u8>], AccessError> {
-        // SAFETY: `u8` is a valid `MaybeUninit<u8>`.
-        Ok(unsafe { slice::from_raw_parts(self.block.as_ptr().cast(), self.len) })
-    }
-
-    unsafe fn memory_mut(&mut self, _: AccessPolicy) -> Result<&mut [MaybeUninit<u8>], AccessError> {
-        // SAFETY: the caller only writes initialized bytes, as this function's contract says.
-        Ok(unsafe { slice::from_raw_parts_mut(self.block.as_mut_ptr().cast(), self.len) })
     }
 }
 
@@ -171,17 +102,17 @@ mod tests {
 
     #[test]
     fn elements_are_the_bytes_whatever_their_number() {
-        for count in [0, 1, 1000, 16_384, 16_385, 1 << 20] {
-            let mut space = UninitElements::<u32>::at(None, count);
-            assert_eq!(space.elements().len(), count);
-            space.elements().iter_mut().zip(0..).for_each(|(element, value)| _ = element.write(value));
-            // SAFETY: all elements are written.
-            let mut bytes = unsafe { space.filled() };
-            assert_eq!(bytes.len(), 4 * count);
-            assert!(bytemuck::cast_slice::<u8, u32>(&bytes).iter().copied().eq(0..count as u32));
+        for (size, count) in [(4, 0), (1, 1), (2, 1000), (4, 16_384), (4, 16_385), (8, 1 << 17)] {
+            let mut memory = UninitBytes::at(None, size, count);
+            assert_eq!(memory.bytes().len(), size * count);
+            memory.bytes().iter_mut().zip(0_usize..).for_each(|(byte, value)| _ = byte.write(value as u8));
+            // SAFETY: all bytes are written.
+            let mut bytes = unsafe { memory.filled() };
+            assert!(bytes.len() == size * count && bytes.as_ptr().addr().is_multiple_of(size));
+            assert!(bytes.iter().copied().eq((0..size * count).map(|value| value as u8)));
             let copy = bytes.clone();
             bytes.fill(0xff);
-            assert!(bytemuck::cast_slice::<u8, u32>(&copy).iter().copied().eq(0..count as u32), "a copy is a copy");
+            assert!(copy.iter().copied().eq((0..size * count).map(|value| value as u8)), "a copy is a copy");
         }
     }
 

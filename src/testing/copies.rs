@@ -1,6 +1,8 @@
 //! Copies before and after a unit's collectives, for the benchmark `copy_kernels`.
 
-use burn::tensor::{DType, Shape};
+#[cfg(feature = "cube")]
+use burn::tensor::DType;
+use burn::tensor::Shape;
 #[cfg(feature = "cube")]
 use burn_cubecl::tensor::CubeTensor;
 
@@ -8,7 +10,7 @@ use burn_cubecl::tensor::CubeTensor;
 use crate::kernels::cube::CubePlan;
 #[cfg(feature = "flex")]
 use crate::kernels::flex::Sources;
-use crate::kernels::{Convert, CopyPlan, FlatLayout, ShardedTensorSpec};
+use crate::kernels::{CopyPlan, FlatLayout, ShardedTensorSpec};
 use crate::placement::ShardSizes;
 
 /// Kind of copy. Copies for one rank are those of rank 0.
@@ -56,38 +58,19 @@ impl UnitCopies {
         self.0.copied()
     }
 
-    /// Runs the copies on Flex tensors: each target element is `cast(element * scale)`, in `dtype`.
+    /// Runs the copies on Flex tensors.
     #[cfg(feature = "flex")]
-    pub fn run_flex(
-        &self,
-        sources: &[burn::backend::flex::FlexTensor],
-        dtype: DType,
-        scale: f32,
-    ) -> Vec<burn::backend::flex::FlexTensor> {
-        let sources = Sources::of(sources);
-        crate::kernels::flex::run(&self.0, &sources, Convert { dtype, scale })
+    pub fn run_flex(&self, sources: &[burn::backend::flex::FlexTensor]) -> Vec<burn::backend::flex::FlexTensor> {
+        crate::kernels::flex::run(&self.0, &Sources::of(sources))
     }
 
-    /// Runs the copies on Flex tensors and adds the results to `onto`: `cast(previous + element * scale)`.
-    #[cfg(feature = "flex")]
-    pub fn add_flex(
-        &self,
-        sources: &[burn::backend::flex::FlexTensor],
-        onto: Vec<burn::backend::flex::FlexTensor>,
-        dtype: DType,
-        scale: f32,
-    ) -> Vec<burn::backend::flex::FlexTensor> {
-        let sources = Sources::of(sources);
-        crate::kernels::flex::add(&self.0, &sources, Convert { dtype, scale }, onto)
-    }
-
-    /// Prepares the copies on a Cube device, from sources of dtype `from`.
+    /// Prepares the copies on a Cube device, of tensors of `dtype`.
     ///
     /// # Panics
     /// If the device does not support them.
     #[cfg(feature = "cube")]
-    pub fn on_cube(&self, device: &burn::tensor::Device, from: DType, dtype: DType, scale: f32) -> CubeCopies {
-        CubeCopies::new(&self.0, device, from, Convert { dtype, scale })
+    pub fn on_cube(&self, device: &burn::tensor::Device, dtype: DType) -> CubeCopies {
+        CubeCopies::new(&self.0, device, dtype)
     }
 }
 
@@ -101,7 +84,7 @@ pub struct CubeCopies {
 
 #[cfg(feature = "cube")]
 impl CubeCopies {
-    fn new(copies: &CopyPlan, device: &burn::tensor::Device, from: DType, convert: Convert) -> Self {
+    fn new(copies: &CopyPlan, device: &burn::tensor::Device, dtype: DType) -> Self {
         let burn::backend::DispatchDevice::Cube(device) = device.as_dispatch() else {
             panic!("{device:?} is not a Cube device")
         };
@@ -110,10 +93,10 @@ impl CubeCopies {
             let memory = client.empty((len * dtype.size()).max(1));
             CubeTensor::new_contiguous(client.clone(), device.clone(), Shape::new([len]), memory, dtype)
         };
-        let plan = CubePlan::new(device, copies, from, convert, false).unwrap_or_else(|error| panic!("{error}"));
-        let sources = copies.sources().iter().map(|shape| tensor(shape.num_elements(), from)).collect();
+        let plan = CubePlan::new(device, copies, dtype).unwrap_or_else(|error| panic!("{error}"));
+        let sources = copies.sources().iter().map(|shape| tensor(shape.num_elements(), dtype)).collect();
         let made: usize = copies.targets().iter().map(Shape::num_elements).sum();
-        let bytes = copies.copied() * from.size() + made * convert.dtype.size();
+        let bytes = (copies.copied() + made) * dtype.size();
         Self { plan, sources, block: tensor(bytes / 2 / size_of::<f32>(), DType::F32) }
     }
 
@@ -124,7 +107,7 @@ impl CubeCopies {
 
     /// Runs the copies and waits for the device.
     pub fn copy(&self) {
-        drop(self.plan.run(&self.sources, None));
+        drop(self.plan.run(&self.sources));
         self.sync();
     }
 

@@ -146,7 +146,24 @@ fn reduce_float<const D: usize>(blocks: Vec<Tensor<D>>, dtype: DType, op: Reduce
         let terms = blocks.into_iter().map(|block| block.mul_scalar(factor.value())).collect();
         return reduce_numeric(terms, ReduceOp::Sum);
     }
-    reduce_numeric(blocks, op)
+    match op {
+        ReduceOp::Min => tree(blocks, |left, right| {
+            let is_less = left.clone().lower(right.clone());
+            select(left, right, is_less)
+        }),
+        ReduceOp::Max => tree(blocks, |left, right| {
+            let is_greater = left.clone().greater(right.clone());
+            select(left, right, is_greater)
+        }),
+        _ => reduce_numeric(blocks, op),
+    }
+}
+
+/// Returns `left` where it is `better` than `right` or NaN, and otherwise `right`. No comparison with NaN is true, so
+/// the result is NaN if either is; burn's `min_pair` and `max_pair` drop a NaN on the right.
+fn select<const D: usize>(left: Tensor<D>, right: Tensor<D>, better: Tensor<D, Bool>) -> Tensor<D> {
+    let is_left = better.bool_or(left.clone().is_nan());
+    right.mask_where(is_left, left)
 }
 
 /// Reduces integer blocks. Narrow integers are averaged in 64 bits, where their sum does not overflow.

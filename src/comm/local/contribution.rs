@@ -367,7 +367,7 @@ impl<'a> CollectiveInputs<'a> {
             if let Some(terms) = shardings.iter().enumerate().map(terms).collect::<Option<Vec<_>>>() {
                 for (terms, at) in terms.iter().zip(full_tensors.starts(member)) {
                     // SAFETY: the caller guarantees it.
-                    unsafe { terms.reduce_into(op, at, full_tensors.bytes()) };
+                    unsafe { terms.reduce_into(op, at) };
                 }
                 return true;
             }

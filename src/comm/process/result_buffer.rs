@@ -35,8 +35,6 @@ use super::payload::payload;
 use crate::comm::TensorMeta;
 use crate::comm::backend;
 use crate::comm::transport::{Payload, RecvBuffer};
-#[cfg(feature = "flex")]
-use crate::kernels::flex::stream;
 use crate::memory::shared_memory::SharedMemoryBlock;
 use crate::memory::{HostMemoryPool, UninitBytes};
 use crate::placement::ShardSizes;
@@ -149,14 +147,6 @@ impl ResultBuffer {
         }
     }
 
-    /// Returns the number of bytes of all tensors; for a window, those of the buffer that it is a window of.
-    pub fn bytes(&self) -> usize {
-        match &self.memory {
-            ResultMemory::Own(_) | ResultMemory::Common(_) => self.layouts.iter().map(ContiguousLayout::len).sum(),
-            ResultMemory::Of(results) => results.bytes(),
-        }
-    }
-
     /// Returns the address and number of bytes of each shard of `member`.
     fn places(&self, member: usize) -> impl Iterator<Item = (BufferStart, usize)> {
         self.starts.iter().zip(&self.layouts).map(move |(start, layout)| {
@@ -205,7 +195,6 @@ impl ResultBuffer {
     /// These shards must not be received or copied by any other thread.
     pub unsafe fn put(&self, member: usize, parts: &[DispatchTensor], meanwhile: impl Fn()) {
         assert_eq!(parts.len(), self.layouts.len(), "the signatures agree on the number of tensors");
-        let bytes = self.bytes();
         for (part, (at, len)) in parts.iter().zip(self.places(member)) {
             let part = payload(part);
             let elements = (*part).as_ref();
@@ -216,7 +205,7 @@ impl ResultBuffer {
                 // SAFETY: the region is inside the tensor and belongs to this member alone; its size was compared
                 // above.
                 unsafe {
-                    copy(fragment, at, bytes);
+                    at.copy_from_nonoverlapping(fragment.as_ptr(), fragment.len());
                     at = at.add(fragment.len());
                 }
             }
@@ -274,23 +263,6 @@ fn ranges_in_common(layouts: &[ContiguousLayout]) -> impl Iterator<Item = Range<
         *end = start + layout.len();
         Some(start..*end)
     })
-}
-
-/// Copies `fragment` to `at`. If the results of `bytes` bytes are too large for the caches, it uses streaming
-/// stores, which do not read the destination first.
-///
-/// # Safety
-/// `at` must be valid for writes of `fragment.len()` bytes.
-unsafe fn copy(fragment: &[u8], at: *mut u8, bytes: usize) {
-    #[cfg(feature = "flex")]
-    if stream::pays(bytes) {
-        // SAFETY: guaranteed by the caller; no other thread accesses this memory.
-        unsafe { stream::copy(fragment.as_ptr(), at, fragment.len()) };
-        return stream::done();
-    }
-    let _ = bytes;
-    // SAFETY: as above.
-    unsafe { at.copy_from_nonoverlapping(fragment.as_ptr(), fragment.len()) }
 }
 
 /// Region of a [`ResultBuffer`] into which one shard is received.

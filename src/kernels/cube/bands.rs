@@ -74,35 +74,36 @@ impl Band {
 }
 
 /// Returns the bands of `copies` over `total` lanes, in which target `i` begins at `offsets[i]`.
+///
+/// # Panics
+/// If rows of segments interleave and are not of equal number and distance, as those of a layout are.
 pub(super) fn bands(copies: &CopyPlan, offsets: &[usize], total: usize) -> Vec<Band> {
     let segments = copies.segments.iter().copied().sorted_by_key(|segment| (offsets[segment.target], segment.to));
     let by_target = segments.chunk_by(|segment| segment.target);
     let mut bands: Vec<Band> = Vec::new();
     for (target, segments) in &by_target {
-        let segments = segments.collect_vec();
-        let len = copies.targets[target].num_elements();
-        let found = side_by_side(&segments, offsets[target], len);
-        bands.extend(found.unwrap_or_else(|| one_by_one(&segments, offsets[target])));
+        side_by_side(&segments.collect_vec(), offsets[target], &mut bands);
     }
     let mut covered = Vec::with_capacity(2 * bands.len() + 1);
     let mut end = 0;
     for band in bands {
-        assert!(band.start >= end, "no element is written twice");
+        assert!(band.start >= end, "rows interleave only with rows of equal number and distance");
         if band.start > end {
             covered.push(Band::zeros(end, band.start));
         }
         end = band.end();
         covered.push(band);
     }
+    assert!(end <= total, "rows end inside their target");
     if end < total {
         covered.push(Band::zeros(end, total));
     }
     covered
 }
 
-/// Returns the segments of one target as bands, or `None` if segments interleave whose rows differ.
-fn side_by_side(segments: &[StridedCopy], offset: usize, len: usize) -> Option<Vec<Band>> {
-    let (mut bands, mut rest) = (Vec::new(), segments);
+/// Appends the segments of one target, which begins at `offset`, as bands.
+fn side_by_side(segments: &[StridedCopy], offset: usize, bands: &mut Vec<Band>) {
+    let mut rest = segments;
     while let Some(first) = rest.first() {
         let row = first.to + first.to_stride;
         let other = |segment: &StridedCopy| {
@@ -113,26 +114,9 @@ fn side_by_side(segments: &[StridedCopy], offset: usize, len: usize) -> Option<V
             _ => rest.iter().take_while(|segment| other(segment)).count(),
         };
         let (together, after) = rest.split_at(count);
-        let band = Band::of(offset + first.to, together);
-        if band.end() > offset + after.first().map_or(len, |next| next.to) {
-            return None;
-        }
-        bands.push(band);
+        bands.push(Band::of(offset + first.to, together));
         rest = after;
     }
-    Some(bands)
-}
-
-/// Returns each run as a separate band. This is correct for any copies.
-fn one_by_one(segments: &[StridedCopy], offset: usize) -> Vec<Band> {
-    let runs = segments.iter().flat_map(|segment| {
-        let row = |row| {
-            let (from, to) = (segment.from + row * segment.from_stride, segment.to + row * segment.to_stride);
-            StridedCopy::run(segment.source, segment.target, from, to, segment.run)
-        };
-        (0..segment.rows).map(row)
-    });
-    runs.sorted_by_key(|run| run.to).map(|run| Band::of(offset + run.to, &[run])).collect()
 }
 
 /// Part of the target memory that one launch writes.

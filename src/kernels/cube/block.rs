@@ -13,9 +13,9 @@ pub(crate) struct BlockLayout {
     shapes: Vec<Shape>,
     dtype: DType,
     /// Offset of each tensor in bytes.
-    offsets: Vec<usize>,
+    pub(super) offsets: Vec<usize>,
     /// Size of the allocation in bytes.
-    size: usize,
+    pub(super) size: usize,
 }
 
 impl BlockLayout {
@@ -29,16 +29,6 @@ impl BlockLayout {
         };
         let offsets = shapes.iter().map(offset).collect();
         Self { shapes: shapes.to_vec(), dtype, offsets, size: size.max(align) }
-    }
-
-    /// Returns the offset of each tensor in bytes.
-    pub fn offsets(&self) -> &[usize] {
-        &self.offsets
-    }
-
-    /// Returns the size of the allocation in bytes.
-    pub fn size(&self) -> usize {
-        self.size
     }
 
     /// Allocates uninitialized memory for the tensors.

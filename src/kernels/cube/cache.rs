@@ -5,10 +5,12 @@ use std::sync::{Arc, LazyLock};
 
 use burn::tensor::DType;
 use burn_cubecl::CubeDevice;
+use lru::LruCache;
 use parking_lot::Mutex;
 
+use super::tuning::LAYOUTS;
 use super::{CubeError, CubePlan};
-use crate::kernels::{Convert, CopyPlan, FlatLayout};
+use crate::kernels::{CopyPlan, FlatLayout};
 
 /// Selects one of a [`FlatLayout`]'s copies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -37,27 +39,19 @@ impl CopySide {
 type PlanResult = Result<Arc<CubePlan>, CubeError>;
 
 /// Plans by layout, so that a lookup does not need to copy its key.
-type Plans = HashMap<FlatLayout, HashMap<(CubeDevice, CopySide, DType), PlanResult>>;
+type Plans = LruCache<FlatLayout, HashMap<(CubeDevice, CopySide, DType), PlanResult>>;
 
-/// Maximum number of layouts in the cache: more than one for each unit of a large model and each direction.
-const LAYOUTS: usize = 1024;
+static PLANS: LazyLock<Mutex<Plans>> = LazyLock::new(|| Mutex::new(LruCache::new(LAYOUTS)));
 
-static PLANS: LazyLock<Mutex<Plans>> = LazyLock::new(Mutex::default);
-
-/// Returns the plan of one side's copies, without conversion. When the cache is full, it is cleared.
+/// Returns the plan of one side's copies. When the cache is full, the plans of the layout that was used least recently
+/// are dropped.
 ///
 /// # Errors
 /// The reason why kernels cannot copy on the device. Errors are cached too.
 pub(crate) fn plan(device: &CubeDevice, layout: &FlatLayout, side: CopySide, dtype: DType) -> PlanResult {
     let mut plans = PLANS.lock();
-    if !plans.contains_key(layout) {
-        if plans.len() == LAYOUTS {
-            plans.clear();
-        }
-        plans.insert(layout.clone(), HashMap::new());
-    }
-    let of_layout = plans.get_mut(layout).expect("it was just inserted");
-    let make = || CubePlan::new(device, &side.copies(layout), dtype, Convert::to(dtype), false).map(Arc::new);
+    let of_layout = plans.get_or_insert_mut_ref(layout, HashMap::new);
+    let make = || CubePlan::new(device, &side.copies(layout), dtype).map(Arc::new);
     of_layout.entry((device.clone(), side, dtype)).or_insert_with(make).clone()
 }
 
@@ -91,9 +85,15 @@ mod tests {
         ] {
             assert!(!Arc::ptr_eq(&first, &other));
         }
-        for len in 0..LAYOUTS {
+        // A layout that is used outlives any number of others.
+        for len in 0..LAYOUTS.get() {
             made(&layout(1000 + len), CopySide::PackParts(0), DType::F32);
+            if len % 100 == 0 {
+                made(&layout(6), CopySide::PackParts(0), DType::F32);
+            }
         }
-        assert!(PLANS.lock().len() <= LAYOUTS);
+        assert_eq!(PLANS.lock().len(), LAYOUTS.get());
+        assert!(Arc::ptr_eq(&first, &made(&layout(6), CopySide::PackParts(0), DType::F32)));
+        assert!(!PLANS.lock().contains(&layout(7)), "it was used least recently");
     }
 }

@@ -11,19 +11,8 @@ pub(crate) enum CubeError {
          multiple of 4 bytes. Copy with burn's own operations, or in a dtype of at least 4 bytes"
     )]
     Dtype {
-        /// Dtype of the sources or the targets.
+        /// Dtype of the elements.
         dtype: DType,
-    },
-    /// The dtype is not a float: only floats are cast, scaled and accumulated.
-    #[error(
-        "{from:?} cannot be cast to {to:?}, scaled or accumulated during a copy: only floats can. Copy with burn's own \
-         operations"
-    )]
-    Convert {
-        /// Dtype of the sources.
-        from: DType,
-        /// Dtype of the targets.
-        to: DType,
     },
     /// One row of a target is read from more buffers than a kernel can bind.
     #[error(

@@ -2,11 +2,7 @@
 
 use cubecl::prelude::*;
 
-/// Units of a cube.
-pub(super) const CUBE: usize = 256;
-
-/// Number of vectors that one cube writes. It does not depend on the lengths of segments, so the load is balanced.
-pub(super) const TASK_ELEMENTS: usize = 4 * CUBE;
+use super::tuning::{TASK_VECTORS, UNITS};
 
 /// Words of a band, and of a column, in the table.
 pub(super) const ENTRY: usize = 4;
@@ -26,57 +22,53 @@ struct LaneSource {
     left: usize,
 }
 
-/// Writes a range of vectors of `target`: `cast(source * scale + onto)`. Arithmetic, if any, is in `A`.
+/// Writes a range of vectors of `target`.
 ///
 /// `table` contains the range's first vector, its end, and the offsets of bands and columns. Then follows the first
 /// band of each task. Then follow four words per band (first lane, lanes of a row, first column, number of columns)
 /// and four words per column (first lane, source, first lane in the source, distance between rows in the source).
 #[cube(launch_unchecked)]
-pub(super) fn copy<S: Numeric, O: Numeric, A: Numeric, N: Size>(
-    sources: Sequence<Box<[Vector<S, N>]>>,
-    onto: Sequence<Box<[Vector<O, N>]>>,
+pub(super) fn copy<E: Numeric, N: Size>(
+    sources: Sequence<Box<[Vector<E, N>]>>,
     table: &[u32],
-    target: &mut [Vector<O, N>],
-    scale: InputScalar,
-    #[comptime] scaled: bool,
-    #[define(S, O, A)] _dtypes: [ElemType; 3],
+    target: &mut [Vector<E, N>],
+    #[define(E)] _dtype: ElemType,
 ) {
     let end = table[1] as usize;
-    let begin = table[0] as usize + CUBE_POS * TASK_ELEMENTS;
+    let begin = table[0] as usize + CUBE_POS * TASK_VECTORS;
     if begin < end {
         let low = table[HEADER + CUBE_POS] as usize;
         let high = table[HEADER + CUBE_POS + 1] as usize;
-        let stop = min(begin + TASK_ELEMENTS, end);
+        let stop = min(begin + TASK_VECTORS, end);
         let mut at = begin + UNIT_POS as usize;
         while at < stop {
-            let value = gather::<S, N>(&sources, table, at, low, high);
-            target[at] = convert::<S, O, A, N>(value, &onto, at, scale.get::<A>(), scaled);
-            at += CUBE;
+            target[at] = gather::<E, N>(&sources, table, at, low, high);
+            at += UNITS;
         }
     }
 }
 
 /// Returns the source elements of vector `at` of the target.
 #[cube]
-fn gather<S: Numeric, N: Size>(
-    sources: &Sequence<Box<[Vector<S, N>]>>,
+fn gather<E: Numeric, N: Size>(
+    sources: &Sequence<Box<[Vector<E, N>]>>,
     table: &[u32],
     at: usize,
     low: usize,
     high: usize,
-) -> Vector<S, N> {
+) -> Vector<E, N> {
     let lanes = N::value();
     let place = locate(table, at * lanes, low, high);
-    let mut value = Vector::<S, N>::new(S::from_int(0));
+    let mut value = Vector::<E, N>::new(E::from_int(0));
     if place.left >= lanes && (place.source == ZEROS || place.lane.is_multiple_of(lanes)) {
         if place.source != ZEROS {
-            value = load::<S, N>(sources, place.source, place.lane / lanes, 0usize, sources.len());
+            value = load::<E, N>(sources, place.source, place.lane / lanes, 0usize, sources.len());
         }
     } else {
         for lane in 0..lanes {
             let place = locate(table, at * lanes + lane, low, high);
             if place.source != ZEROS {
-                let vector = load::<S, N>(sources, place.source, place.lane / lanes, 0usize, sources.len());
+                let vector = load::<E, N>(sources, place.source, place.lane / lanes, 0usize, sources.len());
                 value.insert_dynamic(lane, vector.extract_dynamic(place.lane % lanes));
             }
         }
@@ -127,46 +119,23 @@ fn search(table: &[u32], entries: usize, key: usize, low: usize, high: usize) ->
 
 /// Loads vector `at` of one of `count` sources starting at `first`, by binary search over the sources.
 #[cube]
-fn load<S: Numeric, N: Size>(
-    sources: &Sequence<Box<[Vector<S, N>]>>,
+fn load<E: Numeric, N: Size>(
+    sources: &Sequence<Box<[Vector<E, N>]>>,
     source: u32,
     at: usize,
     #[comptime] first: usize,
     #[comptime] count: usize,
-) -> Vector<S, N> {
+) -> Vector<E, N> {
     if comptime!(count == 0) {
-        Vector::new(S::from_int(0))
+        Vector::new(E::from_int(0))
     } else if comptime!(count == 1) {
         sources.index(first)[at]
     } else {
         let half = comptime!(count / 2);
         if source < comptime!((first + half) as u32) {
-            load::<S, N>(sources, source, at, first, half)
+            load::<E, N>(sources, source, at, first, half)
         } else {
-            load::<S, N>(sources, source, at, comptime!(first + half), comptime!(count - half))
+            load::<E, N>(sources, source, at, comptime!(first + half), comptime!(count - half))
         }
-    }
-}
-
-/// Returns `cast(value * scale + onto)`, rounded once.
-#[cube]
-fn convert<S: Numeric, O: Numeric, A: Numeric, N: Size>(
-    value: Vector<S, N>,
-    onto: &Sequence<Box<[Vector<O, N>]>>,
-    at: usize,
-    scale: A,
-    #[comptime] scaled: bool,
-) -> Vector<O, N> {
-    if comptime!(!scaled && onto.len() == 0) {
-        Vector::cast_from(value)
-    } else {
-        let mut wide = Vector::<A, N>::cast_from(value);
-        if comptime!(scaled) {
-            wide *= Vector::new(scale);
-        }
-        if comptime!(onto.len() > 0) {
-            wide += Vector::cast_from(onto.index(0)[at]);
-        }
-        Vector::cast_from(wide)
     }
 }

@@ -12,10 +12,10 @@
 //! ```
 //!
 //! If the lanes of a vector are adjacent in a source and start at a multiple of 16 bytes, the vector is one access.
-//! Nearly all vectors are if shard sizes are multiples of 16 bytes. Without a conversion, a lane has 4 bytes,
-//! whatever the dtype. So dtypes that the device's shaders do not support are copied too, unless two runs share 4
-//! such bytes. That case is a [`CubeError`], and so is a row with more sources than the device can bind: the caller
-//! then copies with burn's own operations.
+//! Nearly all vectors are if shard sizes are multiples of 16 bytes. A lane has 4 bytes whatever the dtype, so dtypes
+//! that the device's shaders do not support are copied too, unless two runs share 4 such bytes. That case is a
+//! [`CubeError`], and so is a row with more sources than the device can bind: the caller then copies with burn's own
+//! operations.
 //!
 //! Results are always in new memory: another stream orders itself after allocations, but not after later writes to
 //! existing memory.
@@ -26,11 +26,11 @@ mod cache;
 mod error;
 #[expect(clippy::manual_div_ceil, clippy::len_zero, reason = "the kernel language has neither")]
 mod kernel;
-mod lanes;
 mod plan;
 mod table;
 #[cfg(all(test, feature = "cube"))]
 mod tests;
+mod tuning;
 
 pub(crate) use block::{BlockLayout, SharedAllocation, alignment, vector_lanes, vectors, view};
 pub(crate) use cache::{CopySide, plan};

@@ -1,18 +1,19 @@
 //! Tables that the [kernel](super::kernel) reads, as 32-bit words.
 
 use super::bands::{Band, Range};
-use super::kernel::{ENTRY, HEADER, TASK_ELEMENTS, ZEROS};
+use super::kernel::{ENTRY, HEADER, ZEROS};
+use super::tuning::TASK_VECTORS;
 
 /// Returns the table of one launch, for vectors of `lanes` lanes, and the number of its tasks.
 ///
 /// Sources are numbered within the launch.
 pub(super) fn table(bands: &[Band], range: &Range, lanes: usize) -> (Vec<u32>, usize) {
-    let tasks = range.vectors.len().div_ceil(TASK_ELEMENTS);
+    let tasks = range.vectors.len().div_ceil(TASK_VECTORS);
     let first = |vector: usize| bands.partition_point(|band| band.start <= vector * lanes) - 1;
     let last = bands.partition_point(|band| band.start < range.vectors.end * lanes) - 1;
     let begin = first(range.vectors.start);
     let used = &bands[begin..=last];
-    let starts = (0..tasks).map(|task| first(range.vectors.start + task * TASK_ELEMENTS) - begin);
+    let starts = (0..tasks).map(|task| first(range.vectors.start + task * TASK_VECTORS) - begin);
     let bands_at = HEADER + tasks + 1;
     let columns_at = bands_at + ENTRY * used.len();
 

@@ -1,6 +1,5 @@
 //! Tests of kernels against copies element by element, on the GPU of tests.
 
-mod casts;
 mod launches;
 mod layouts;
 
@@ -13,7 +12,7 @@ use rand::Rng;
 use rand::rngs::StdRng;
 
 use super::CubePlan;
-use crate::kernels::{Convert, CopyPlan};
+use crate::kernels::CopyPlan;
 use crate::memory::gpu::gpu;
 
 /// Returns the device of all tests.
@@ -62,18 +61,18 @@ fn reference(copies: &CopyPlan, sources: &[Vec<u8>], size: usize) -> Vec<Vec<u8>
     targets
 }
 
-/// Runs plain copies of random elements, and compares them with the reference.
+/// Copies random elements, and compares them with the reference.
 fn assert_copies(plan: &CubePlan, copies: &CopyPlan, dtype: DType, rng: &mut StdRng) {
     let sources = copies.sources.iter().map(|shape| random(shape.num_elements(), dtype, rng)).collect_vec();
     let tensors = copies.sources.iter().zip(&sources).map(|(shape, bytes)| upload(bytes, shape, dtype)).collect_vec();
-    let block = plan.run(&tensors, None);
+    let block = plan.run(&tensors);
     let found = block.tensors.iter().map(download).collect_vec();
     assert!(found == reference(copies, &sources, dtype.size()), "{dtype:?} {copies:?}");
     let shapes = block.tensors.iter().map(|tensor| tensor.meta.shape().clone()).collect_vec();
     assert_eq!(shapes, copies.targets);
 }
 
-/// Creates a plan of plain copies.
-fn plain(copies: &CopyPlan, dtype: DType) -> Result<CubePlan, super::CubeError> {
-    CubePlan::new(&device(), copies, dtype, Convert::to(dtype), false)
+/// Creates a plan on the device of tests.
+fn plan_of(copies: &CopyPlan, dtype: DType) -> Result<CubePlan, super::CubeError> {
+    CubePlan::new(&device(), copies, dtype)
 }

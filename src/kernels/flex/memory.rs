@@ -4,31 +4,13 @@ use std::mem::MaybeUninit;
 use std::sync::Arc;
 
 use burn::backend::flex::{FlexTensor, Layout};
-use burn::tensor::{DType, Element, Shape};
-use bytemuck::Pod;
+use burn::tensor::{DType, Shape};
 use smallvec::SmallVec;
 
 use crate::kernels::CopyPlan;
-use crate::memory::flex::copied;
 use crate::memory::{HostMemoryPool, UninitBytes};
 
-/// Creates a tensor from `memory`.
-///
-/// # Safety
-/// All of it is written, as elements of `dtype`.
-unsafe fn build(memory: UninitBytes, shape: &Shape, dtype: DType) -> FlexTensor {
-    // SAFETY: guaranteed by the caller.
-    let bytes = unsafe { memory.filled() };
-    debug_assert_eq!(bytes.len(), shape.num_elements() * dtype.size());
-    FlexTensor::new(bytes, Layout::contiguous(same(shape)), dtype)
-}
-
-/// Copies `shape`. Its own `clone` takes as long as an allocation.
-fn same(shape: &Shape) -> Shape {
-    Shape::new_raw(SmallVec::from_slice(shape))
-}
-
-/// Uninitialized memory for tensors. It is written through its [`ends`](Self::ends).
+/// Uninitialized memory for tensors. It is written through its [`ptrs`](Self::ptrs).
 pub(crate) struct OutputBuffers(SmallVec<[UninitBytes; 1]>);
 
 impl OutputBuffers {
@@ -53,8 +35,8 @@ impl OutputBuffers {
 
     /// Returns the start of each tensor. Until everything is written, `self` must not move, and only
     /// [`finish`](Self::finish) may be called on it afterwards.
-    pub fn ends<E>(&mut self) -> Ends<E> {
-        Ends(self.0.iter_mut().map(|memory| memory.bytes().as_mut_ptr().cast()).collect())
+    pub fn ptrs(&mut self) -> OutputPtrs {
+        OutputPtrs(self.0.iter_mut().map(|memory| memory.bytes().as_mut_ptr().cast()).collect())
     }
 
     /// Returns the tensors.
@@ -66,48 +48,26 @@ impl OutputBuffers {
         shapes: impl IntoIterator<Item = &'a Shape>,
         dtype: DType,
     ) -> impl Iterator<Item = FlexTensor> {
-        // SAFETY: guaranteed by the caller.
-        self.0.into_iter().zip(shapes).map(move |(memory, shape)| unsafe { build(memory, shape, dtype) })
+        self.0.into_iter().zip(shapes).map(move |(memory, shape)| {
+            // SAFETY: guaranteed by the caller.
+            let bytes = unsafe { memory.filled() };
+            debug_assert_eq!(bytes.len(), shape.num_elements() * dtype.size());
+            FlexTensor::new(bytes, Layout::contiguous(shape.clone()), dtype)
+        })
     }
 }
 
 /// Starts of targets to which several threads write.
-pub(crate) struct Ends<E>(SmallVec<[*mut E; 1]>);
+pub(crate) struct OutputPtrs(SmallVec<[*mut u8; 1]>);
 
 // SAFETY: these are only addresses; code that writes to them must justify the access.
-unsafe impl<E: Send> Send for Ends<E> {}
+unsafe impl Send for OutputPtrs {}
 // SAFETY: as above.
-unsafe impl<E: Send> Sync for Ends<E> {}
+unsafe impl Sync for OutputPtrs {}
 
-impl<E> Ends<E> {
-    /// Returns the starts of `tensors`, which are written in place. A tensor whose memory is shared is copied
-    /// first.
-    ///
-    /// # Panics
-    /// If the shapes are not those of the targets, or a dtype is not `dtype`.
-    pub(super) fn of(copies: &CopyPlan, tensors: &mut [FlexTensor], dtype: DType) -> Self
-    where
-        E: Pod + Element,
-    {
-        assert_eq!(tensors.len(), copies.targets.len(), "one tensor per target");
-        let start = |(tensor, shape): (&mut FlexTensor, &Shape)| {
-            assert_eq!((tensor.dtype(), tensor.layout().shape()), (dtype, shape), "dtype and shape of a target");
-            own::<E>(tensor)
-        };
-        Self(tensors.iter_mut().zip(&copies.targets).map(start).collect())
-    }
-
-    /// Returns the first element of a target.
-    pub fn start(&self, target: usize) -> *mut E {
+impl OutputPtrs {
+    /// Returns the start of a target.
+    pub fn start(&self, target: usize) -> *mut u8 {
         self.0[target]
     }
-}
-
-/// Returns the first element of a row-major tensor. Its elements are in memory that no other tensor uses, and are
-/// copied there if necessary.
-fn own<E: Pod + Element>(tensor: &mut FlexTensor) -> *mut E {
-    if !tensor.is_contiguous() || tensor.layout().start_offset() > 0 {
-        *tensor = copied(tensor);
-    }
-    tensor.storage_mut::<E>().as_mut_ptr()
 }

@@ -6,40 +6,23 @@ use rayon::prelude::*;
 use smallvec::{SmallVec, smallvec};
 
 use crate::kernels::StridedCopy;
+use crate::memory::HostTuning;
 
-/// Minimum number of bytes for which a task is worth a thread.
-pub(super) const TASK_BYTES: usize = 512 << 10;
-
-/// Number of tasks per thread. With several, a slow thread delays the others little.
-const TASKS_PER_THREAD: usize = 4;
-
-/// Runs of at least this many elements may be split, at multiples of [`LINE`].
-const LONG: usize = 1024;
-
-/// Granularity in elements at which a run is split: a cache line or more.
-const LINE: usize = 64;
-
-/// Calls `work` with all elements of `segments`, each once, in the order of the segments. `prepare` creates the
-/// state of each task.
+/// Calls `work` with all elements of `segments`, each once, in the order of the segments.
 ///
 /// The elements are divided into tasks of nearly equal length: a task has several small segments, and a large
 /// segment is split. On one thread, or for small copies, the caller does all the work.
-pub(super) fn each<S>(
-    segments: &[StridedCopy],
-    size: usize,
-    prepare: impl Fn() -> S + Sync,
-    work: impl Fn(&mut S, &[StridedCopy]) + Sync,
-) {
+pub(super) fn each(segments: &[StridedCopy], size: usize, work: impl Fn(&[StridedCopy]) + Sync) {
     let threads = rayon::current_num_threads();
     let total = if threads > 1 { segments.iter().map(StridedCopy::len).sum() } else { 0 };
-    let count = (threads * TASKS_PER_THREAD).min(total * size / TASK_BYTES);
+    let HostTuning { tasks_per_worker, task_bytes, .. } = *HostTuning::get();
+    let count = (threads * tasks_per_worker).min(total * size / task_bytes);
     if count < 2 {
-        return work(&mut prepare(), segments);
+        return work(segments);
     }
-    let shardings = split_points(segments, total, count);
-    shardings.par_windows(2).with_max_len(1).for_each(|shardings| {
-        let mut state = prepare();
-        for_range(segments, shardings[0], shardings[1], |segments| work(&mut state, segments));
+    let points = split_points(segments, total, count);
+    points.par_windows(2).with_max_len(1).for_each(|points| {
+        for_range(segments, points[0], points[1], &work);
     });
 }
 
@@ -57,7 +40,7 @@ pub(super) fn split_points(segments: &[StridedCopy], total: usize, count: usize)
         }
         let (element, run) = (at - before, segments[index].run);
         let column = element % run;
-        (index, element - if run < LONG { column } else { column % LINE })
+        (index, element - if run < HostTuning::SPLIT_RUN { column } else { column % HostTuning::SPLIT })
     });
     [(0, 0)].into_iter().chain(inner).chain([(segments.len(), 0)]).collect()
 }
@@ -148,19 +131,19 @@ mod tests {
         for segments in lists {
             let total = segments.iter().map(StridedCopy::len).sum();
             for count in [2, 3, 8, 13] {
-                let shardings = split_points(&segments, total, count);
+                let points = split_points(&segments, total, count);
                 let mut seen = Vec::new();
                 let mut longest = 0;
-                for shardings in shardings.windows(2) {
+                for points in points.windows(2) {
                     let before = seen.len();
-                    for_range(&segments, shardings[0], shardings[1], |part| {
+                    for_range(&segments, points[0], points[1], |part| {
                         seen.extend(part.iter().flat_map(|segment| written(*segment)).map(|at| at.1))
                     });
                     longest = longest.max(seen.len() - before);
                 }
                 assert_eq!(seen.len(), total);
                 assert_eq!(seen.iter().collect::<BTreeSet<_>>().len(), total, "no element occurs twice");
-                assert!(longest <= total / count + LONG, "{longest} of {total} in one of {count}");
+                assert!(longest <= total / count + HostTuning::SPLIT_RUN, "{longest} of {total} in one of {count}");
             }
         }
     }

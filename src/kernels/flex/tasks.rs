@@ -1,8 +1,9 @@
 //! [`CopyTasks`]: a plain copy that several ranks share.
 
-use super::memory::Ends;
-use super::share::{SplitPoint, TASK_BYTES, for_range, split_points};
-use super::{CopyPlan, Sources, StridedCopy, check, segments, stream};
+use super::memory::OutputPtrs;
+use super::share::{SplitPoint, for_range, split_points};
+use super::{CopyPlan, Sources, StridedCopy, check, segments};
+use crate::memory::HostTuning;
 
 /// A copy of elements of one size, divided into tasks of nearly equal length. A rank executes a task with its
 /// threads.
@@ -10,7 +11,6 @@ use super::{CopyPlan, Sources, StridedCopy, check, segments, stream};
 pub(crate) struct CopyTasks {
     places: Vec<SplitPoint>,
     size: usize,
-    streams: bool,
 }
 
 impl CopyTasks {
@@ -23,9 +23,9 @@ impl CopyTasks {
         check(copies, sources, size);
         let total = copies.segments.iter().map(StridedCopy::len).sum();
         assert!(total > 0, "a copy without elements has no tasks");
-        let count = total * size / (TASK_BYTES * rayon::current_num_threads());
+        let count = total * size / (HostTuning::get().task_bytes * rayon::current_num_threads());
         let places = split_points(&copies.segments, total, count.min(most).max(1));
-        Self { places, size, streams: stream::pays(total * size) }
+        Self { places, size }
     }
 
     pub fn count(&self) -> usize {
@@ -37,12 +37,12 @@ impl CopyTasks {
     /// # Safety
     /// `copies` and `sources` are those with which `self` was created, and `to` is where the targets of `copies`
     /// begin. While this runs, no other thread reads the targets or executes this task.
-    pub unsafe fn copy(&self, index: usize, copies: &CopyPlan, sources: &Sources, to: &Ends<u8>) {
+    pub unsafe fn copy(&self, index: usize, copies: &CopyPlan, sources: &Sources, to: &OutputPtrs) {
         for_range(&copies.segments, self.places[index], self.places[index + 1], |part| {
             // SAFETY: a segment is inside its source, which was checked. It is inside its target, where no other
             // segment writes its elements (invariants 1 and 2 of `CopyPlan`). The same holds for sections of
             // segments, and tasks do not overlap.
-            unsafe { segments(part, sources, to, self.size, self.streams) }
+            unsafe { segments(part, sources, to, self.size) }
         });
     }
 }

@@ -1,5 +1,6 @@
-//! Bitwise tests of reductions: the order of summation, and when sums are rounded.
+//! Tests of what reductions do to bits: the order of summation, when sums are rounded, and NaN and infinities.
 
+use burn::backend::DispatchTensor;
 use burn::tensor::{DType, Int, Tensor, TensorData};
 
 use super::cases::held;
@@ -13,11 +14,14 @@ use crate::placement::ShardSizes;
 const LEN: usize = 61;
 
 /// Checks sums of values of many magnitudes, whose bits depend on the order of summation. Also checks averages of
-/// integers whose sum overflows the dtype.
+/// integers whose sum overflows the dtype, and NaN and infinities of any rank.
 pub(super) fn bits(scope: &TestGroup) -> Result<()> {
     for dtype in [DType::F32, DType::F64, DType::F16, DType::BF16] {
         for op in [ReduceOp::Sum, ReduceOp::Avg, ReduceOp::premul_sum(0.3)] {
             sums(scope, dtype, op)?;
+        }
+        for op in [ReduceOp::Min, ReduceOp::Max, ReduceOp::Sum, ReduceOp::Avg] {
+            specials(scope, dtype, op)?;
         }
     }
     let greatest = [(DType::I8, 127), (DType::U8, 255), (DType::I16, 32_767), (DType::U16, 65_535)];
@@ -59,6 +63,60 @@ fn tree(terms: Vec<f64>, op: ReduceOp, dtype: DType) -> f64 {
         level = level.chunks(2).map(|pair| round(pair.iter().sum())).collect();
     }
     if op == ReduceOp::Avg { round(level[0] / count as f64) } else { level[0] }
+}
+
+/// Checks that a result is NaN if any rank has NaN, and that infinities are values like others.
+fn specials(scope: &TestGroup, dtype: DType, op: ReduceOp) -> Result<()> {
+    let (size, rank) = (scope.size(), scope.rank());
+    let len = SPECIALS * size;
+    let term = |rank: usize| TensorData::new((0..len).map(|i| special(rank, size, i)).collect(), [len]);
+    let expected: Vec<_> =
+        (0..len).map(|i| limit((0..size).map(|rank| special(rank, size, i)).collect(), op)).collect();
+    let known = |tensor: DispatchTensor| -> Vec<Option<f64>> {
+        into_data(tensor).iter::<f64>().map(|value| Some(value).filter(|value| !value.is_nan())).collect()
+    };
+
+    let tensor = Tensor::<1>::from_data(term(rank).convert_dtype(dtype), (&scope.device, dtype)).into_dispatch();
+    let sizes = ShardSizes::Chunked(len);
+    let part = expected[held(&sizes, size, rank)].to_vec();
+    let full = scope.comm.all_reduce(Call::default(), vec![tensor.clone()], op).wait()?.remove(0);
+    scope.same(known(full), expected, || format!("all_reduce, NaN and infinities of {dtype:?} {op:?}"));
+    let shard = ShardedTensor { tensor, dim: 0, sizes };
+    let own = scope.comm.reduce_scatter(Call::default(), vec![shard], op).wait()?.remove(0);
+    scope.same(known(own), part, || format!("reduce_scatter, NaN and infinities of {dtype:?} {op:?}"));
+    Ok(())
+}
+
+/// Number of patterns of [`special`].
+const SPECIALS: usize = 5;
+
+/// Returns element `i` of a rank. Each rank in turn has NaN, an infinity of either sign, NaN next to a rank with an
+/// infinity, or an infinity next to a rank with the other. All other ranks have small integers.
+fn special(rank: usize, size: usize, i: usize) -> f64 {
+    let (first, second) = (i % size, (i + 1) % size);
+    match i / size {
+        0 | 3 if rank == first => f64::NAN,
+        1 | 4 if rank == first => f64::INFINITY,
+        2 if rank == first => f64::NEG_INFINITY,
+        3 if rank == second => f64::INFINITY,
+        4 if rank == second => f64::NEG_INFINITY,
+        _ => ((rank + i) % 5) as f64 - 2.0,
+    }
+}
+
+/// Computes the expected reduction of values of [`special`], by the definition of each; `None` is NaN.
+fn limit(terms: Vec<f64>, op: ReduceOp) -> Option<f64> {
+    let has = |value: f64| terms.contains(&value);
+    if terms.iter().any(|term| term.is_nan()) {
+        return None;
+    }
+    match op {
+        ReduceOp::Min => terms.iter().copied().reduce(f64::min),
+        ReduceOp::Max => terms.iter().copied().reduce(f64::max),
+        // Each sum has an infinity.
+        _ if has(f64::INFINITY) && has(f64::NEG_INFINITY) => None,
+        _ => Some(if has(f64::INFINITY) { f64::INFINITY } else { f64::NEG_INFINITY }),
+    }
 }
 
 fn averages(scope: &TestGroup, dtype: DType, greatest: i64) -> Result<()> {

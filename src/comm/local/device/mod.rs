@@ -108,7 +108,7 @@ impl CoalescedCopies {
     pub fn reduced(&self, deposits: &[Contribution], op: ReduceOp) -> Option<Vec<DispatchTensor>> {
         let flats = self.flats(deposits)?;
         let bytes = self.layout.row() * self.dtype.size();
-        let row = reduce::reduce_row(&flats, self.member, op, self.dtype, 1.0);
+        let row = reduce::reduce_row(&flats, self.member, op);
         let parts = self.layout.parts_in_row(self.member);
         let copied: usize = parts.iter().map(|(_, shape)| shape.num_elements() * self.dtype.size()).sum();
         self.count(usize::from(bytes > 0), copied, bytes - copied);
@@ -124,7 +124,7 @@ impl CoalescedCopies {
     fn run(&self, side: CopySide, sources: &[CubeTensor]) -> Option<Vec<CubeTensor>> {
         let plan: Arc<CubePlan> = plan(&self.device, &self.layout, side, self.dtype).ok()?;
         self.count(plan.launches(), plan.copied(), plan.padding());
-        Some(plan.run(sources, None).tensors)
+        Some(plan.run(sources).tensors)
     }
 
     fn count(&self, launches: usize, bytes: usize, padding: usize) {

@@ -21,25 +21,25 @@ pub(super) fn is_possible(client: &Client, ranks: usize, dtype: DType) -> bool {
         && properties.supports_type(dtype_to_storage_type(dtype))
 }
 
-/// Returns `cast(reduction * scale)` of row `rank` of `flats`. Each flat buffer has one row per rank.
+/// Returns the reduction of row `rank` of `flats`. Each flat buffer has one row per rank.
 ///
 /// The rows are reduced in the same fixed binary tree as in all reductions: neighbours first, and an odd row moves
 /// up. f16 and bf16 accumulate in f32 and are rounded once.
-pub(super) fn reduce_row(flats: &[CubeTensor], rank: usize, op: ReduceOp, to: DType, scale: f32) -> CubeTensor {
+pub(super) fn reduce_row(flats: &[CubeTensor], rank: usize, op: ReduceOp) -> CubeTensor {
     let CubeTensor { client, device, dtype, .. } = &flats[0];
     let row = flats[0].meta.num_elements() / flats.len();
-    let block = BlockLayout::new(client, &[Shape::new([row])], to);
+    let block = BlockLayout::new(client, &[Shape::new([row])], *dtype);
     let result = block.allocate(client, device).tensors.remove(0);
     if row == 0 {
         return result;
     }
-    let lanes = vector_lanes(client, dtype.size().max(to.size()));
+    let lanes = vector_lanes(client, dtype.size());
     let size = row * dtype.size();
     let own = |flat: &CubeTensor| vectors(&view(&flat.handle, rank * size, size), lanes * dtype.size());
     let sum = if *dtype == DType::F64 { DType::F64 } else { DType::F32 };
     let count = row.div_ceil(lanes);
     let cube = CubeDim::new(client, count);
-    let types = [*dtype, to, sum].map(dtype_to_storage_type);
+    let types = [*dtype, sum].map(dtype_to_storage_type);
     // SAFETY: each unit reads and writes only the vector at its own position, if there is one.
     unsafe {
         tree::launch_unchecked(
@@ -48,11 +48,9 @@ pub(super) fn reduce_row(flats: &[CubeTensor], rank: usize, op: ReduceOp, to: DT
             cube,
             lanes,
             flats.iter().map(own).collect(),
-            vectors(&result.handle, lanes * to.size()),
+            vectors(&result.handle, lanes * dtype.size()),
             count as u32,
-            InputScalar::new(scale, types[2]),
             op,
-            scale != 1.0,
             types,
         );
     }
@@ -67,23 +65,18 @@ pub(super) fn view_of(row: &CubeTensor, offset: usize, shape: Shape) -> CubeTens
 }
 
 #[cube(launch_unchecked)]
-fn tree<E: Numeric, O: Numeric, A: Float, N: Size>(
+fn tree<E: Numeric, A: Float, N: Size>(
     rows: Sequence<Box<[Vector<E, N>]>>,
-    target: &mut [Vector<O, N>],
+    target: &mut [Vector<E, N>],
     count: u32,
-    scale: InputScalar,
     #[comptime] op: ReduceOp,
-    #[comptime] scaled: bool,
-    #[define(E, O, A)] _dtypes: [ElemType; 3],
+    #[define(E, A)] _dtypes: [ElemType; 2],
 ) {
     let at = ABSOLUTE_POS;
     if at < count as usize {
         let mut value = node::<E, A, N>(&rows, at, 0usize, rows.len(), op);
         if comptime!(op == ReduceOp::Avg) {
             value /= Vector::new(A::cast_from(rows.len() as u32));
-        }
-        if comptime!(scaled) {
-            value *= Vector::new(scale.get::<A>());
         }
         target[at] = Vector::cast_from(value);
     }
@@ -109,9 +102,10 @@ fn node<E: Numeric, A: Float, N: Size>(
         } else if comptime!(op == ReduceOp::Product) {
             left * right
         } else if comptime!(op == ReduceOp::Min) {
-            select_many(right.less_than(&left), right, left)
+            // As on the CPU: no comparison with NaN is true, so the result is NaN whichever side has it.
+            select_many(left.less_than(&right).or(left.is_nan()), left, right)
         } else {
-            select_many(left.less_than(&right), right, left)
+            select_many(left.greater_than(&right).or(left.is_nan()), left, right)
         }
     }
 }

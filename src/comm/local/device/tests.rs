@@ -2,7 +2,6 @@
 
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn::tensor::{DType, Distribution, Tensor};
-use half::f16;
 use itertools::Itertools;
 
 use super::*;
@@ -40,25 +39,49 @@ fn reduces_like_burns_operations() {
         for op in OPS {
             let ranges = slice(&[ranks * row], 0, rank * row..(rank + 1) * row);
             let expected = backend::reduce(&flats.iter().collect_vec(), &ranges, op, &gpu());
-            let found = wrap(reduce::reduce_row(&primitives, rank, op, dtype, 1.0));
+            let found = wrap(reduce::reduce_row(&primitives, rank, op));
             assert_eq!(bits(found), bits(expected), "{dtype:?} {ranks} ranks {op:?}");
         }
     }
 }
 
+/// Checks that the minimum and the maximum are NaN whichever rank has it, as on the CPU, and that infinities are values
+/// like others.
 #[test]
-fn scales_and_casts_the_reduction_and_rounds_once() {
-    let flats = flats(3, 256, DType::F32);
-    let primitives = flats.iter().map(|flat| primitive(flat).unwrap().clone()).collect_vec();
-    let values = flats.into_iter().map(|flat| Tensor::<1>::from_dispatch(flat).into_data().iter::<f32>().collect_vec());
-    let [a, b, c]: [Vec<f32>; 3] = values.collect_vec().try_into().unwrap();
-    for to in dtypes() {
-        let rounded = |value: f32| match to {
-            DType::F16 => f16::from_f32(value).to_f32(),
-            DType::BF16 => half::bf16::from_f32(value).to_f32(),
-            _ => value,
+fn nan_and_infinities_are_reduced_as_on_the_cpu() {
+    for (dtype, ranks) in dtypes().into_iter().cartesian_product([2, 3, 5]) {
+        let (row, rank) = (128, ranks - 1);
+        // In each element one rank has a special value, and the others have numbers.
+        let value = |of: usize, at: usize| match (at / ranks) % 3 {
+            _ if at % ranks != of => (of + at % 7) as f32 - 3.0,
+            0 => f32::NAN,
+            1 => f32::INFINITY,
+            _ => f32::NEG_INFINITY,
         };
-        let expected = (256..512).map(|at| rounded(((a[at] + b[at]) + c[at]) * 0.3).to_bits()).collect_vec();
-        assert_eq!(bits(wrap(reduce::reduce_row(&primitives, 1, ReduceOp::Sum, to, 0.3))), expected, "{to:?}");
+        let flat = |of: usize| {
+            let values = (0..ranks * row).map(|at| value(of, at % row)).collect_vec();
+            Tensor::<1>::from_floats(&values[..], &gpu()).cast(dtype).into_dispatch()
+        };
+        let flats = (0..ranks).map(flat).collect_vec();
+        let primitives = flats.iter().map(|flat| primitive(flat).unwrap().clone()).collect_vec();
+        let ranges = slice(&[ranks * row], 0, rank * row..(rank + 1) * row);
+        for (op, best) in
+            [(ReduceOp::Min, f32::min as fn(f32, f32) -> f32), (ReduceOp::Max, f32::max as fn(f32, f32) -> f32)]
+        {
+            let expected = (0..row).map(|at| {
+                let values = (0..ranks).map(|of| value(of, at)).collect_vec();
+                let nan = values.iter().any(|value| value.is_nan());
+                (!nan).then(|| values.into_iter().reduce(best).unwrap())
+            });
+            let expected = expected.collect_vec();
+            let found = |tensor: DispatchTensor| {
+                let values = Tensor::<1>::from_dispatch(tensor).into_data();
+                values.iter::<f32>().map(|value| Some(value).filter(|value| !value.is_nan())).collect_vec()
+            };
+            let kernel = wrap(reduce::reduce_row(&primitives, rank, op));
+            assert_eq!(found(kernel), expected, "{dtype:?} {ranks} ranks {op:?}");
+            let generic = backend::reduce(&flats.iter().collect_vec(), &ranges, op, &gpu());
+            assert_eq!(found(generic), expected, "burn's operations, {dtype:?} {ranks} ranks {op:?}");
+        }
     }
 }

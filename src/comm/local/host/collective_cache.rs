@@ -14,7 +14,7 @@ use burn::tensor::Shape;
 use smallvec::SmallVec;
 
 use super::super::match_table::OpHandle;
-use super::cooperative::{self, CooperativeResult, PartitionedJob, WORTH};
+use super::cooperative::{CooperativeResult, PartitionedJob};
 use super::copy::{GatherCopyPlan, GatherSources};
 use super::reduce::{dtype_of, reduce, reduce_flat};
 use super::result_cache::{CachedResults, Owner, ResultRetention, SharedResultCache};
@@ -22,8 +22,8 @@ use super::{primitive, wrap};
 use crate::comm::ReduceOp;
 use crate::comm::backend::ranges::{Ranges, full};
 use crate::comm::plan::offered;
-use crate::kernels::flex::{Ends, OutputBuffers, PinnedSources, Sources, stream};
-use crate::memory::HostMemoryPool;
+use crate::kernels::flex::{OutputBuffers, OutputPtrs, Sources};
+use crate::memory::{HostMemoryPool, HostTuning};
 use crate::placement::chunk;
 
 /// Cache of one collective, stored in the contribution of the first member.
@@ -72,7 +72,7 @@ impl CollectiveCache {
 /// Operands of a reduction: tensors of one shape and dtype, one per rank.
 #[derive(Debug)]
 pub(in crate::comm::local) struct ReduceOperands {
-    terms: PinnedSources,
+    terms: Sources,
     shape: Shape,
     full: CooperativeResult<ReduceSlices>,
 }
@@ -86,29 +86,28 @@ impl ReduceOperands {
 
     fn new(terms: &[&FlexTensor]) -> Self {
         let shape = terms[0].layout().shape().clone();
-        Self { terms: PinnedSources::of(terms), shape, full: CooperativeResult::default() }
+        Self { terms: Sources::of(terms.iter().copied()), shape, full: CooperativeResult::default() }
     }
 
     /// Returns the reduction of the block `ranges`.
     pub fn reduce(&self, ranges: &Ranges, op: ReduceOp) -> DispatchTensor {
-        wrap(reduce(&self.terms.get(), &self.shape, ranges, op))
+        wrap(reduce(&self.terms, &self.shape, ranges, op))
     }
 
-    /// Writes the reduction of all elements to `to`. Uses streaming stores if the buffer has so many `bytes` that
-    /// it exceeds the caches.
+    /// Writes the reduction of all elements to `to`.
     ///
     /// # Safety
     /// `to` points to aligned memory for one operand, which no other thread reads or writes.
-    pub unsafe fn reduce_into(&self, op: ReduceOp, to: *mut u8, bytes: usize) {
+    pub unsafe fn reduce_into(&self, op: ReduceOp, to: *mut u8) {
         // SAFETY: the caller guarantees it.
-        unsafe { reduce_flat(&self.terms.get(), 0..self.shape.num_elements(), op, to, stream::pays(bytes)) }
+        unsafe { reduce_flat(&self.terms, 0..self.shape.num_elements(), op, to) }
     }
 
     /// Returns the reduction of all elements. A large one is computed by all local ranks together and shared, if it
     /// has an `owner`.
     pub fn reduce_full(&self, op: ReduceOp, owner: Option<Owner>) -> DispatchTensor {
-        let (terms, elements) = (self.terms.get(), self.shape.num_elements());
-        match owner.filter(|_| elements * dtype_of(&terms).size() * terms.len() >= WORTH) {
+        let (terms, elements) = (&self.terms, self.shape.num_elements());
+        match owner.filter(|_| elements * dtype_of(terms).size() * terms.len() >= HostTuning::get().shared_bytes) {
             Some(owner) => {
                 // SAFETY: all ranks have the operands of the same collective, and agree on the operation.
                 let mut complete = unsafe { self.full.get(&ReduceJob { terms, shape: &self.shape, op }, owner) };
@@ -119,21 +118,13 @@ impl ReduceOperands {
     }
 }
 
-/// Division of a reduction into slices of nearly equal length. If `streams`, they are written with streaming
-/// stores.
+/// Number of slices of nearly equal length into which a reduction is divided.
 #[derive(Debug)]
-struct ReduceSlices {
-    count: usize,
-    streams: bool,
-}
-
-/// Minimum number of bytes that a slice reads, and that it writes.
-const READ: usize = 512 << 10;
-const WRITTEN: usize = 16 << 10;
+struct ReduceSlices(usize);
 
 /// Reduction of all elements of the operands.
 struct ReduceJob<'a> {
-    terms: Sources<'a>,
+    terms: &'a Sources,
     shape: &'a Shape,
     op: ReduceOp,
 }
@@ -143,25 +134,22 @@ unsafe impl PartitionedJob for ReduceJob<'_> {
     type Partition = ReduceSlices;
 
     fn begin(&self, home: &Arc<HostMemoryPool>) -> (OutputBuffers, ReduceSlices, usize) {
-        let size = dtype_of(&self.terms).size();
+        let size = dtype_of(self.terms).size();
         let bytes = self.shape.num_elements() * size;
-        let worth = (bytes * self.terms.len() / READ).min(bytes / WRITTEN);
-        let count = worth.clamp(1, self.terms.len() * cooperative::PARTS_PER_RANK);
-        (
-            OutputBuffers::new(Some(home), [self.shape], size),
-            ReduceSlices { count, streams: stream::pays(bytes) },
-            count,
-        )
+        let HostTuning { task_bytes, task_output_bytes, tasks_per_worker, .. } = *HostTuning::get();
+        let worth = (bytes * self.terms.len() / task_bytes).min(bytes / task_output_bytes);
+        let count = worth.clamp(1, self.terms.len() * tasks_per_worker);
+        (OutputBuffers::new(Some(home), [self.shape], size), ReduceSlices(count), count)
     }
 
-    unsafe fn make(&self, slices: &ReduceSlices, index: usize, to: &Ends<u8>) {
-        let range = chunk(self.shape.num_elements(), slices.count, index);
+    unsafe fn make(&self, slices: &ReduceSlices, index: usize, to: &OutputPtrs) {
+        let range = chunk(self.shape.num_elements(), slices.0, index);
         // SAFETY: the caller guarantees it; the operands have as many elements as the result.
-        unsafe { reduce_flat(&self.terms, range, self.op, to.start(0), slices.streams) }
+        unsafe { reduce_flat(self.terms, range, self.op, to.start(0)) }
     }
 
     unsafe fn finish(&self, targets: OutputBuffers) -> Vec<FlexTensor> {
         // SAFETY: the caller guarantees it.
-        unsafe { targets.finish([self.shape], dtype_of(&self.terms)).collect() }
+        unsafe { targets.finish([self.shape], dtype_of(self.terms)).collect() }
     }
 }

@@ -27,14 +27,8 @@ use burn::tensor::{Bytes, DType};
 
 use super::super::sync::{Condvar, Mutex};
 use super::result_cache::{Owner, SharedResultCache};
-use crate::kernels::flex::{Ends, OutputBuffers};
+use crate::kernels::flex::{OutputBuffers, OutputPtrs};
 use crate::memory::HostMemoryPool;
-
-/// Minimum number of bytes that all ranks would move separately for which cooperation pays off.
-pub(super) const WORTH: usize = 1 << 20;
-
-/// Number of tasks per rank. With several, a late rank delays the others little.
-pub(super) const PARTS_PER_RANK: usize = 4;
 
 /// Work that is divided into tasks.
 ///
@@ -53,7 +47,7 @@ pub(super) unsafe trait PartitionedJob {
     /// # Safety
     /// `sizes` and `to` are from one [`begin`](Self::begin). No other thread performs this task, and no thread
     /// reads its output.
-    unsafe fn make(&self, sizes: &Self::Partition, index: usize, to: &Ends<u8>);
+    unsafe fn make(&self, sizes: &Self::Partition, index: usize, to: &OutputPtrs);
 
     /// Returns the results.
     ///
@@ -81,7 +75,7 @@ struct Making<C> {
     partition: C,
     count: usize,
     /// Addresses of the targets, which do not move until the results are complete.
-    to: OnceLock<Ends<u8>>,
+    to: OnceLock<OutputPtrs>,
     targets: Mutex<Option<OutputBuffers>>,
     /// Next task that no rank has taken.
     next: AtomicUsize,
@@ -122,7 +116,7 @@ impl<C> Making<C> {
             has_failed: AtomicBool::new(false),
         });
         // Only now the targets have their final addresses.
-        let to = this.targets.lock().as_mut().map(OutputBuffers::ends);
+        let to = this.targets.lock().as_mut().map(OutputBuffers::ptrs);
         this.to.get_or_init(|| to.expect("the targets are kept until the result is complete"));
         this
     }

@@ -7,14 +7,14 @@ use burn::backend::flex::FlexTensor;
 use burn::tensor::DType;
 use itertools::Itertools;
 
-use super::cooperative::{self, CooperativeResult, PartitionedJob, WORTH};
+use super::cooperative::{CooperativeResult, PartitionedJob};
 use super::result_cache::Owner;
 use super::wrap;
 use crate::comm::CollectivePlan;
 use crate::comm::backend::ranges::Ranges;
-use crate::kernels::flex::{CopyTasks, Ends, OutputBuffers, PinnedSources, Sources, run};
-use crate::kernels::{Convert, CopyPlan, FlatLayout};
-use crate::memory::HostMemoryPool;
+use crate::kernels::flex::{CopyTasks, OutputBuffers, OutputPtrs, Sources, run};
+use crate::kernels::{CopyPlan, FlatLayout};
+use crate::memory::{HostMemoryPool, HostTuning};
 
 /// Copies of an all-gather, one for all tensors of a dtype. Kept with its [`CollectivePlan`].
 #[derive(Debug)]
@@ -48,7 +48,7 @@ impl GatherCopyPlan {
     pub fn sources(&self, parts: &[Vec<&FlexTensor>]) -> GatherSources {
         let of_joint = |joint: &Joint| {
             let of_dtype = parts.iter().flat_map(|parts| joint.indices.iter().map(|index| parts[*index]));
-            (PinnedSources::of(&of_dtype.collect_vec()), CooperativeResult::default())
+            (Sources::of(of_dtype), CooperativeResult::default())
         };
         GatherSources { ranks: parts.len(), joints: self.0.iter().map(of_joint).collect() }
     }
@@ -57,13 +57,12 @@ impl GatherCopyPlan {
     /// `owner`.
     pub fn full_tensors(&self, gathered: &GatherSources, owner: Option<Owner>) -> Vec<DispatchTensor> {
         let mut full_tensors = Vec::with_capacity(self.0.iter().map(|joint| joint.indices.len()).sum());
-        for (joint, (parts, together)) in self.0.iter().zip(&gathered.joints) {
-            let sources = parts.get();
+        for (joint, (sources, together)) in self.0.iter().zip(&gathered.joints) {
             let ranks = gathered.ranks;
-            let of_joint = match owner.filter(|_| joint.bytes * ranks >= WORTH) {
+            let of_joint = match owner.filter(|_| joint.bytes * ranks >= HostTuning::get().shared_bytes) {
                 // SAFETY: all ranks have the shards of the same collective, and the copies of the same plan.
                 Some(owner) => unsafe { together.get(&Join { joint, sources, ranks }, owner) },
-                None => run(&joint.copies, &sources, Convert::to(joint.dtype)),
+                None => run(&joint.copies, sources),
             };
             full_tensors.extend(joint.indices.iter().zip(of_joint));
         }
@@ -76,13 +75,13 @@ impl GatherCopyPlan {
 #[derive(Debug)]
 pub(in crate::comm::local) struct GatherSources {
     ranks: usize,
-    joints: Box<[(PinnedSources, CooperativeResult<CopyTasks>)]>,
+    joints: Box<[(Sources, CooperativeResult<CopyTasks>)]>,
 }
 
 /// Job that joins the shards of all ranks to full tensors.
 struct Join<'a> {
     joint: &'a Joint,
-    sources: Sources<'a>,
+    sources: &'a Sources,
     ranks: usize,
 }
 
@@ -92,14 +91,14 @@ unsafe impl PartitionedJob for Join<'_> {
 
     fn begin(&self, home: &Arc<HostMemoryPool>) -> (OutputBuffers, CopyTasks, usize) {
         let (copies, size) = (&self.joint.copies, self.joint.dtype.size());
-        let blocks = CopyTasks::new(copies, &self.sources, size, self.ranks * cooperative::PARTS_PER_RANK);
+        let blocks = CopyTasks::new(copies, self.sources, size, self.ranks * HostTuning::get().tasks_per_worker);
         let count = blocks.count();
         (OutputBuffers::of(Some(home), copies, size), blocks, count)
     }
 
-    unsafe fn make(&self, blocks: &CopyTasks, index: usize, to: &Ends<u8>) {
+    unsafe fn make(&self, blocks: &CopyTasks, index: usize, to: &OutputPtrs) {
         // SAFETY: the caller guarantees it.
-        unsafe { blocks.copy(index, &self.joint.copies, &self.sources, to) }
+        unsafe { blocks.copy(index, &self.joint.copies, self.sources, to) }
     }
 
     unsafe fn finish(&self, targets: OutputBuffers) -> Vec<FlexTensor> {
@@ -114,6 +113,6 @@ unsafe impl PartitionedJob for Join<'_> {
 pub(crate) fn concat(sources: &[(&FlexTensor, Ranges)], dim: usize) -> DispatchTensor {
     let blocks = sources.iter().map(|(tensor, ranges)| (tensor.layout().shape().clone(), &ranges[..])).collect_vec();
     let tensors = Sources::of(sources.iter().map(|(tensor, _)| *tensor));
-    let mut copy = run(&CopyPlan::concat(&blocks, dim), &tensors, Convert::to(sources[0].0.dtype()));
+    let mut copy = run(&CopyPlan::concat(&blocks, dim), &tensors);
     wrap(copy.pop().expect("one target"))
 }

@@ -5,7 +5,7 @@ use std::mem::MaybeUninit;
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
-use crate::kernels::flex::{round_to_bf16, widen_bf16};
+use crate::memory::HostTuning;
 
 /// Arithmetic of a reduction.
 pub(super) trait ReduceElement: Copy + Default {
@@ -169,8 +169,7 @@ macro_rules! narrow_int {
 
 narrow_int!(i32: i64, i16: i64, i8: i64, u32: u64, u16: u64, u8: u64);
 
-/// Number of elements converted at a time; the conversion instructions take 8.
-const LANES: usize = 64;
+const LANES: usize = HostTuning::CONVERTED;
 
 impl Element for f16 {
     type Sum = f32;
@@ -218,6 +217,23 @@ impl Element for f16 {
     }
 }
 
+/// Converts `value` to single precision, exactly.
+#[inline(always)]
+fn widen_bf16(value: bf16) -> f32 {
+    f32::from_bits((value.to_bits() as u32) << 16)
+}
+
+/// Rounds to nearest, ties to even. It has no branches and uses a signed shift, so that it vectorizes.
+/// `bf16::from_f32` does not.
+#[inline(always)]
+fn round_to_bf16(value: f32) -> bf16 {
+    let bits = value.to_bits();
+    let nearest = bits.wrapping_add(0x7fff + ((bits >> 16) & 1));
+    let quiet_nan = bits | 0x40_0000;
+    let wide = if value.is_nan() { quiet_nan } else { nearest };
+    bf16::from_bits((wide as i32 >> 16) as i16 as u16)
+}
+
 impl Element for bf16 {
     type Sum = f32;
 
@@ -255,5 +271,14 @@ mod tests {
         assert!(f32::NAN.least(1.0).is_nan() && 1f32.least(f32::NAN).is_nan());
         assert!(f32::NAN.greatest(1.0).is_nan() && 1f32.greatest(f32::NAN).is_nan());
         assert_eq!((1f32.least(2.0), 1f32.greatest(2.0)), (1.0, 2.0));
+    }
+    #[test]
+    fn bf16_rounds_as_half_does() {
+        let near = |bits: u32| [bits.wrapping_sub(1), bits, bits.wrapping_add(1)];
+        let edges =
+            (0..=u16::MAX).flat_map(|high| [0u32, 0x7fff, 0x8000, 0x8001].map(|low| ((high as u32) << 16) | low));
+        for value in edges.flat_map(near).map(f32::from_bits) {
+            assert_eq!(round_to_bf16(value).to_bits(), bf16::from_f32(value).to_bits(), "{value:e}");
+        }
     }
 }

@@ -13,13 +13,8 @@ use super::block::RunBlock;
 use super::element::{Element, ReduceElement};
 use crate::comm::ReduceOp;
 use crate::comm::backend::ranges::Ranges;
-use crate::kernels::flex::{LINE, OutputBuffers, Sources, prefetch, stream};
-
-/// Number of elements reduced at a time, so that partial results stay in the first-level cache.
-const STRIP: usize = 1024;
-
-/// Minimum length of runs that are reduced in place. Shorter runs are first copied into contiguous memory.
-const SHORT_RUN: usize = 64;
+use crate::kernels::flex::{OutputBuffers, Sources};
+use crate::memory::HostTuning;
 
 /// Reduces the block `ranges` of every source over the sources, in a fixed binary tree.
 ///
@@ -28,26 +23,26 @@ pub(super) fn reduce(sources: &Sources, shape: &Shape, ranges: &Ranges, op: Redu
     let block = RunBlock::new(&shape[..], ranges);
     let mut sizes = shape.clone();
     ranges.iter().enumerate().for_each(|(dim, range)| sizes[dim] = range.len());
-    let (dtype, bytes) = (dtype_of(sources), block.len() * dtype_of(sources).size());
+    let dtype = dtype_of(sources);
     let mut targets = OutputBuffers::new(None, [&sizes], dtype.size());
-    let out = targets.ends().start(0);
+    let out = targets.ptrs().start(0);
     // SAFETY: the memory is for as many elements as the block has.
     unsafe {
-        by_dtype(sources, op, &block, out, stream::pays(bytes));
+        by_dtype(sources, op, &block, out);
         targets.finish([&sizes], dtype).next().expect("one target")
     }
 }
 
 /// Reduces elements `range` of every source, taken as flat, and writes them to the same range of the buffer at
-/// `full`. Uses streaming stores, which bypass the caches, if `streams`.
+/// `full`.
 ///
 /// # Safety
 /// No other thread reads or writes this range.
-pub(super) unsafe fn reduce_flat(sources: &Sources, range: Range<usize>, op: ReduceOp, full: *mut u8, streams: bool) {
+pub(super) unsafe fn reduce_flat(sources: &Sources, range: Range<usize>, op: ReduceOp, full: *mut u8) {
     // SAFETY: the range is inside the buffer, and the caller guarantees the rest.
     unsafe {
         let out = full.add(range.start * dtype_of(sources).size());
-        by_dtype(sources, op, &RunBlock::new(&[range.end], &[range]), out, streams);
+        by_dtype(sources, op, &RunBlock::new(&[range.end], &[range]), out);
     }
 }
 
@@ -59,7 +54,7 @@ pub(super) fn dtype_of(sources: &Sources) -> DType {
 ///
 /// # Safety
 /// `out` points to aligned memory for as many elements as `block` has, which no other thread reads or writes.
-unsafe fn by_dtype(sources: &Sources, op: ReduceOp, block: &RunBlock, out: *mut u8, streams: bool) {
+unsafe fn by_dtype(sources: &Sources, op: ReduceOp, block: &RunBlock, out: *mut u8) {
     let typed = match dtype_of(sources) {
         DType::F32 | DType::Flex32 => by_op::<f32>,
         DType::F64 => by_op::<f64>,
@@ -77,42 +72,36 @@ unsafe fn by_dtype(sources: &Sources, op: ReduceOp, block: &RunBlock, out: *mut 
         DType::QFloat(_) => unreachable!("quantized tensors are rejected when a collective is posted"),
     };
     // SAFETY: the caller guarantees it.
-    unsafe { typed(sources, op, block, out, streams) }
+    unsafe { typed(sources, op, block, out) }
 }
 
 /// Calls the kernel of the operation, compiled for the processor.
 ///
 /// # Safety
 /// Same requirements as [`by_dtype`].
-unsafe fn by_op<E: Element>(sources: &Sources, op: ReduceOp, block: &RunBlock, out: *mut u8, streams: bool) {
+unsafe fn by_op<E: Element>(sources: &Sources, op: ReduceOp, block: &RunBlock, out: *mut u8) {
     /// Like [`reduced`], but compiled for AVX2, whose registers are twice as long as those of the x86-64 baseline.
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "avx2")]
-    fn by_avx2<E: Element>(
-        sources: &Sources,
-        op: ReduceOp,
-        block: &RunBlock,
-        out: &mut [MaybeUninit<E>],
-        streams: bool,
-    ) {
-        reduced(sources, op, block, out, streams);
+    fn by_avx2<E: Element>(sources: &Sources, op: ReduceOp, block: &RunBlock, out: &mut [MaybeUninit<E>]) {
+        reduced(sources, op, block, out);
     }
     // SAFETY: the caller guarantees it.
     let out = unsafe { slice::from_raw_parts_mut(out.cast(), block.len()) };
     #[cfg(target_arch = "x86_64")]
     if std::arch::is_x86_feature_detected!("avx2") {
         // SAFETY: the processor supports AVX2.
-        return unsafe { by_avx2::<E>(sources, op, block, out, streams) };
+        return unsafe { by_avx2::<E>(sources, op, block, out) };
     }
-    reduced::<E>(sources, op, block, out, streams);
+    reduced::<E>(sources, op, block, out);
 }
 
 /// Reduces the block with the operation `op`. Writes all of `out`.
 #[inline(always)]
-fn reduced<E: Element>(sources: &Sources, op: ReduceOp, block: &RunBlock, out: &mut [MaybeUninit<E>], streams: bool) {
+fn reduced<E: Element>(sources: &Sources, op: ReduceOp, block: &RunBlock, out: &mut [MaybeUninit<E>]) {
     let slices: SmallVec<[&[E]; 8]> = sources.elements().collect();
     let count = slices.len();
-    let strips = Strips { sources: &slices, block, streams };
+    let strips = Strips { sources: &slices, block };
     match op {
         ReduceOp::Sum => strips.reduce(out, ReduceElement::plus, |sum| sum),
         ReduceOp::Avg => strips.reduce(out, ReduceElement::plus, |sum: E::Sum| sum.over(count)),
@@ -129,7 +118,6 @@ fn reduced<E: Element>(sources: &Sources, op: ReduceOp, block: &RunBlock, out: &
 struct Strips<'a, E> {
     sources: &'a [&'a [E]],
     block: &'a RunBlock,
-    streams: bool,
 }
 
 impl<E: Element> Strips<'_, E> {
@@ -141,9 +129,9 @@ impl<E: Element> Strips<'_, E> {
         combine: impl Fn(E::Sum, E::Sum) -> E::Sum + Copy,
         finish: impl Fn(E::Sum) -> E::Sum + Copy,
     ) {
-        let Self { sources, block, streams } = *self;
+        let Self { sources, block } = *self;
         let mut tree = Tree::new(sources.len(), combine, finish);
-        if block.run < SHORT_RUN && block.offsets().len() > 1 {
+        if block.run < HostTuning::get().reduced_run && block.offsets().len() > 1 {
             let together = |source: &&[E]| -> Vec<E> {
                 block.offsets().flat_map(|offset| &source[offset..offset + block.run]).copied().collect()
             };
@@ -153,12 +141,8 @@ impl<E: Element> Strips<'_, E> {
         } else if !out.is_empty() {
             // There are as many runs as chunks, and the tree writes all of each chunk.
             let runs = block.offsets().map(|offset| offset..offset + block.run).zip(out.chunks_exact_mut(block.run));
-            if streams {
-                tree.stream(sources, runs);
-            } else {
-                for (run, out) in runs {
-                    tree.reduce(sources, run, out);
-                }
+            for (run, out) in runs {
+                tree.reduce(sources, run, out);
             }
         }
     }
@@ -182,6 +166,8 @@ impl<E: Element> Strips<'_, E> {
 struct Tree<S, C, F> {
     combine: C,
     finish: F,
+    /// Number of elements of a strip.
+    strip: usize,
     /// Partial results of one strip, from the left.
     partial: Vec<Box<[S]>>,
 }
@@ -192,27 +178,27 @@ impl<S: ReduceElement, C: Fn(S, S) -> S + Copy, F: Fn(S) -> S + Copy> Tree<S, C,
         // Two sources are combined directly into the result. With more sources, the number of stored partial
         // results is at most the number of binary digits of the number of pairs, plus one for the last pair.
         let most = if ranks > 2 { ranks.div_ceil(2).ilog2() as usize + 2 } else { 0 };
-        Self { combine, finish, partial: (0..most).map(|_| vec![S::default(); STRIP].into()).collect() }
+        let strip = HostTuning::get().strip;
+        Self { combine, finish, strip, partial: (0..most).map(|_| vec![S::default(); strip].into()).collect() }
     }
 
     /// Writes the reduction of the elements `range`, which has the length of `out`.
     #[inline(always)]
     fn reduce<E: Element<Sum = S>>(&mut self, sources: &[&[E]], range: Range<usize>, out: &mut [MaybeUninit<E>]) {
-        let Self { combine, finish, partial } = self;
+        let Self { combine, finish, strip, partial } = self;
         if let [left, right] = sources {
             return E::write_pair(&left[range.clone()], &right[range], |a, b| finish(combine(a, b)), out);
         }
         let (pairs, single) = sources.as_chunks::<2>();
-        for (start, out) in range.clone().step_by(STRIP).zip(out.chunks_mut(STRIP)) {
+        for (start, out) in range.clone().step_by(*strip).zip(out.chunks_mut(*strip)) {
             let (strip, len) = (start..start + out.len(), out.len());
             let mut count = 0;
             for (index, [left, right]) in pairs.iter().enumerate() {
                 E::pair(&left[strip.clone()], &right[strip.clone()], *combine, &mut partial[count]);
                 count += 1;
-                let next = &sources[2 * (index + 1)..];
-                next.iter().take(2).for_each(|source| prefetch_all(&source[strip.clone()]));
                 // Merge complete groups of 4, 8, .. ranks, except at the root.
-                for _ in 0..if next.is_empty() { 0 } else { index.trailing_ones() } {
+                let is_last = 2 * (index + 1) == sources.len();
+                for _ in 0..if is_last { 0 } else { index.trailing_ones() } {
                     let [.., left, right] = &mut partial[..count] else { unreachable!("two partial results") };
                     onto(&mut left[..len], &right[..len], *combine);
                     count -= 1;
@@ -237,25 +223,6 @@ impl<S: ReduceElement, C: Fn(S, S) -> S + Copy, F: Fn(S) -> S + Copy> Tree<S, C,
             }
         }
     }
-
-    /// Writes the reductions of `runs`, each as long as its output, with streaming stores that bypass the caches.
-    #[inline(always)]
-    fn stream<'a, E: Element<Sum = S>>(
-        &mut self,
-        sources: &[&[E]],
-        runs: impl Iterator<Item = (Range<usize>, &'a mut [MaybeUninit<E>])>,
-    ) {
-        let mut strip = [MaybeUninit::uninit(); STRIP];
-        for (run, out) in runs {
-            for (start, out) in run.step_by(STRIP).zip(out.chunks_mut(STRIP)) {
-                let strip = &mut strip[..out.len()];
-                self.reduce(sources, start..start + out.len(), strip);
-                // SAFETY: the strip is written, has the length of `out`, and does not overlap it.
-                unsafe { stream::copy(strip.as_ptr().cast(), out.as_mut_ptr().cast(), size_of_val(out)) };
-            }
-        }
-        stream::done();
-    }
 }
 
 /// Combines `right` into `left`.
@@ -264,11 +231,4 @@ fn onto<S: ReduceElement>(left: &mut [S], right: &[S], combine: impl Fn(S, S) ->
     for (left, right) in left.iter_mut().zip(right) {
         *left = combine(*left, *right);
     }
-}
-
-/// Prefetches the elements that are read next. Each rank's elements are in different memory, and a strip ends
-/// before the hardware prefetcher detects the pattern.
-#[inline(always)]
-fn prefetch_all<E>(elements: &[E]) {
-    elements.chunks(LINE / size_of::<E>()).for_each(|line| prefetch(line.as_ptr().cast()));
 }

@@ -17,10 +17,7 @@ use burn::backend::flex::FlexTensor;
 use super::super::match_table::{GroupKey, OpHandle};
 use super::super::rendezvous::SpinPolicy;
 use super::super::sync::Mutex;
-use crate::memory::HostMemoryPool;
-
-/// Value of [`SharedResultCache::patience`]: many time slices of a busy core.
-const PATIENCE: Duration = Duration::from_millis(250);
+use crate::memory::{HostMemoryPool, HostTuning};
 
 /// Cache of the results that ranks of a process share.
 pub(in crate::comm::local) struct SharedResultCache {
@@ -38,7 +35,7 @@ impl SharedResultCache {
     /// Creates a cache, with the memory pool of the cache `before`, if there is one.
     pub fn new(lingers: SpinPolicy, before: Option<&Self>) -> Self {
         let home = before.map(|before| before.home.clone()).unwrap_or_default();
-        Self { lingers, patience: PATIENCE, home, latest: Mutex::new(HashMap::new()) }
+        Self { lingers, patience: HostTuning::get().patience, home, latest: Mutex::new(HashMap::new()) }
     }
 
     /// Returns the cache with a patience of an hour, for tests that must not fail on a slow machine.

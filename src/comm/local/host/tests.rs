@@ -6,6 +6,7 @@ use std::thread;
 
 use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::{Bool, DType, Device, Distribution, Int, Shape, Tensor, TensorData};
+use itertools::Itertools;
 
 use crate::comm::backend::ranges::{Ranges, full, slice};
 use crate::comm::backend::{CallSignature, ShardSignature, TensorSignature, concat, reduce};
@@ -94,26 +95,6 @@ fn assert_summed_like_the_kernels<const D: usize>(tensors: &[DispatchTensor], ra
     assert!(generic == kernel, "{:?} of {} ranks", tensors[0].dtype(), tensors.len());
 }
 
-/// Tests results of 16 MiB and more, which are written with streaming stores, in strips that start anywhere in a
-/// cache line.
-#[test]
-fn reduces_large_tensors_like_the_kernels() {
-    let device = Device::flex();
-    for (dtype, rows) in [(DType::F32, 2062), (DType::BF16, 4124)] {
-        for ranks in [2, 3] {
-            let random = || {
-                // The random values are repeated. Their number is prime, so that rows differ.
-                let drawn = Tensor::<1>::random([10_007], Distribution::Uniform(-4.0, 4.0), &device);
-                let mut values = drawn.into_data().try_to_vec::<f32>().unwrap().repeat(rows * 4099 / 10_007 + 1);
-                values.truncate(rows * 4099);
-                Tensor::<2>::from_data(TensorData::new(values, [rows, 4099]), &device)
-            };
-            let tensors: Vec<_> = (0..ranks).map(|_| random().cast(dtype).into_dispatch()).collect();
-            assert_summed_like_the_kernels::<2>(&tensors, &slice(&[rows, 4099], 1, 3..2058));
-        }
-    }
-}
-
 #[test]
 fn concatenates_like_the_kernels() {
     let device = Device::flex();
@@ -185,14 +166,7 @@ fn reduces_several_strips_of_many_ranks_like_the_kernels() {
 /// dimension and of two dtypes. The results must equal those of burn's own operations.
 #[test]
 fn shared_results_are_like_the_kernels() {
-    // The larger ones are written with streaming stores.
-    for (rows, columns) in [(1031, 257), (2053, 2111)] {
-        shared_results(rows, columns);
-    }
-}
-
-fn shared_results(rows: usize, columns: usize) {
-    let (device, ranks) = (Device::flex(), 3);
+    let (device, ranks, [rows, columns]) = (Device::flex(), 3, [1031, 257]);
     let complete = [(0, DType::F32), (1, DType::F32), (0, DType::I64)];
     let print = |(dim, dtype): (usize, DType)| {
         let shape = Shape::from([rows, columns]);
@@ -279,5 +253,43 @@ fn a_reduction_in_common_is_like_the_kernels() {
         assert_eq!(address(&all[0]) == address(&all[1]), elements > 1000 || elements == 0);
         all.into_iter().for_each(|own| assert_eq!(Tensor::<1>::from_dispatch(own).into_data(), generic));
         assert_eq!(looked.into_inner(), 1);
+    }
+}
+
+/// Checks that NaN of any rank is in the result, and that infinities are values like others, by the kernels and by
+/// burn's operations.
+#[test]
+fn nan_and_infinities_are_reduced_like_the_kernels() {
+    let device = Device::flex();
+    let values = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, -0.0, 0.0, 1.5];
+    for (dtype, ranks) in [DType::F32, DType::F64, DType::F16, DType::BF16].into_iter().cartesian_product([2, 3, 5]) {
+        // The elements are all pairs of values, held by neighbouring ranks.
+        let term = |rank: usize| {
+            let value = |at: usize| match (at / 36 + 1) % ranks {
+                _ if rank == at / 36 => values[at % 6],
+                next if rank == next => values[at / 6 % 6],
+                _ => 1.0,
+            };
+            let data = (0..36 * ranks).map(value).collect::<Vec<_>>();
+            Tensor::<1>::from_floats(&data[..], &device).cast(dtype).into_dispatch()
+        };
+        let tensors: Vec<_> = (0..ranks).map(term).collect();
+        let shared = host::CollectiveCache::default();
+        let terms = shared.terms((0, 1), || tensors.iter().map(host::primitive).collect()).expect("all are Flex");
+        for op in [ReduceOp::Min, ReduceOp::Max, ReduceOp::Sum] {
+            let ranges = full(&[36 * ranks]);
+            // `None` is any NaN.
+            let bits = |tensor: DispatchTensor| -> Vec<Option<u64>> {
+                let data = Tensor::<1>::from_dispatch(tensor).into_data();
+                data.iter::<f64>().map(|value| (!value.is_nan()).then_some(value.to_bits())).collect()
+            };
+            let generic = bits(reduce(&tensors.iter().collect::<Vec<_>>(), &ranges, op, &device));
+            let kernel = bits(terms.reduce(&ranges, op));
+            assert_eq!(generic, kernel, "{dtype:?} {ranks} ranks {op:?}");
+            for (at, value) in kernel.iter().enumerate().filter(|_| op != ReduceOp::Sum) {
+                let has_nan = values[at % 6].is_nan() || values[at / 6 % 6].is_nan();
+                assert_eq!(value.is_none(), has_nan, "{dtype:?} {ranks} ranks {op:?}, element {at}");
+            }
+        }
     }
 }

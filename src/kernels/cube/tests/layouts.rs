@@ -1,4 +1,4 @@
-//! Tests with the copies of layouts, and with segments that no layout produces.
+//! Tests with the copies of layouts.
 
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn::tensor::{BoolStore, DType, Shape};
@@ -7,18 +7,18 @@ use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
 
-use super::{assert_copies, device, plain};
+use super::{assert_copies, device, plan_of};
 use crate::kernels::cube::CubeError;
-use crate::kernels::{CopyPlan, FlatLayout, ShardedTensorSpec, StridedCopy};
+use crate::kernels::{CopyPlan, FlatLayout, ShardedTensorSpec};
 use crate::placement::ShardSizes;
 
 const DTYPES: [DType; 7] =
     [DType::F32, DType::I32, DType::I64, DType::Bool(BoolStore::U32), DType::F16, DType::BF16, DType::U8];
 
-/// Checks plain copies, unless the device does not support the dtype and the copies cannot use words.
+/// Checks copies, unless the device does not support the dtype and the copies cannot use words.
 fn assert_copied(copies: &CopyPlan, dtype: DType, rng: &mut StdRng) {
     let has = device().client().properties().supports_type(dtype_to_storage_type(dtype));
-    match plain(copies, dtype) {
+    match plan_of(copies, dtype) {
         Ok(plan) => assert_copies(&plan, copies, dtype, rng),
         Err(error) => {
             assert_eq!(error, CubeError::Dtype { dtype });
@@ -67,41 +67,6 @@ fn all_copies_of_random_layouts_in_every_dtype() {
     }
 }
 
-/// Returns segments without overlap that no layout produces: interleaved rows of several lengths, gaps, any order.
-fn scattered(rng: &mut StdRng) -> CopyPlan {
-    let (sources, targets) = (rng.random_range(1..=3), rng.random_range(1..=3));
-    let lens = (0..sources).map(|_| rng.random_range(300..600)).collect_vec();
-    let mut segments = Vec::new();
-    let mut ends = vec![0; targets];
-    for _ in 0..rng.random_range(0..12) {
-        let (source, target) = (rng.random_range(0..sources), rng.random_range(0..targets));
-        let (rows, run) = (rng.random_range(1..6), rng.random_range(1..14));
-        let (from_gap, to_gap) = (rng.random_range(0..9), rng.random_range(0..9));
-        let (from_stride, to_stride) = (run + from_gap, run + to_gap);
-        let from = rng.random_range(0..lens[source] - rows * from_stride);
-        let to = ends[target] + rng.random_range(0..7);
-        segments.push(StridedCopy { source, target, from, to, rows, run, from_stride, to_stride });
-        ends[target] = to + (rows - 1) * to_stride + run;
-        // In the gaps between its rows, other segments with as many rows, or fewer.
-        if to_gap > 1 && rows > 1 {
-            let rows = rng.random_range(1..rows);
-            let (to, from) = (to + run, rng.random_range(0..200));
-            segments.push(StridedCopy { source, target, from, to, rows, run: to_gap - 1, from_stride, to_stride });
-        }
-    }
-    let targets = ends.iter().map(|end| Shape::new([end + rng.random_range(0..9)])).collect();
-    CopyPlan::new(lens.iter().map(|len| Shape::new([*len])).collect(), targets, segments)
-}
-
-#[test]
-fn segments_in_any_place_and_gaps_of_zeros() {
-    let mut rng = StdRng::seed_from_u64(34);
-    for round in 0..40 {
-        let copies = scattered(&mut rng);
-        assert_copied(&copies, [DType::F32, DType::I32, DType::F16][round % 3], &mut rng);
-    }
-}
-
 #[test]
 fn long_and_short_segments_in_one_launch() {
     let mut rng = StdRng::seed_from_u64(56);
@@ -110,7 +75,7 @@ fn long_and_short_segments_in_one_launch() {
         lens.map(|len| ShardedTensorSpec { shape: Shape::new([len, 2]), dim: 0, sizes: ShardSizes::Chunked(len) });
     let layout = FlatLayout::new(3, tensors.to_vec(), 4);
     for copies in [layout.pack_parts(1), layout.unpack_rows(), layout.pack_full()] {
-        let plan = plain(&copies, DType::F32).unwrap();
+        let plan = plan_of(&copies, DType::F32).unwrap();
         assert_eq!(plan.launches(), 1);
         assert_copies(&plan, &copies, DType::F32, &mut rng);
     }

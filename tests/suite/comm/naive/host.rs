@@ -98,6 +98,8 @@ fn floats(terms: &[TensorData], op: ReduceOp, dtype: DType) -> Vec<f64> {
     let reduced = tree(&terms, &|a, b| match op {
         ReduceOp::Sum | ReduceOp::Avg | ReduceOp::PremulSum(_) => round(a + b),
         ReduceOp::Product => round(a * b),
+        // `f64::min` drops NaN.
+        ReduceOp::Min | ReduceOp::Max if a.is_nan() || b.is_nan() => f64::NAN,
         ReduceOp::Min => a.min(b),
         ReduceOp::Max => a.max(b),
         ReduceOp::BitAnd | ReduceOp::BitOr | ReduceOp::BitXor => panic!("{op:?} of floats"),

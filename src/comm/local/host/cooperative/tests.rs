@@ -39,7 +39,7 @@ unsafe impl<F: Fn(usize)> PartitionedJob for Numbers<F> {
         (OutputBuffers::new(Some(home), [&self.shape()], size_of::<i64>()), (), self.tasks)
     }
 
-    unsafe fn make(&self, (): &(), index: usize, to: &Ends<u8>) {
+    unsafe fn make(&self, (): &(), index: usize, to: &OutputPtrs) {
         (self.before)(index);
         for number in 100 * index..100 * (index + 1) {
             // SAFETY: inside the buffer, in the range of this task.
