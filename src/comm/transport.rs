@@ -78,14 +78,6 @@ pub trait Transport: Debug + Send + Sync {
         None
     }
 
-    /// Returns true if this process and process `with` can share memory, as processes on one host can: each can
-    /// open the other's file descriptors in `/proc/<process>/fd`. The answer must be the same in all processes, and
-    /// must not change.
-    fn shares_memory(&self, with: usize) -> bool {
-        let _ = with;
-        false
-    }
-
     /// Returns, for each process, the bytes of headers and payloads handed over for it so far.
     fn sent(&self) -> Vec<u64>;
 

@@ -3,7 +3,6 @@
 //! ```text
 //!   tensor on the CPU (Flex) ─┬─ small: heap
 //!                             ├─ large: `HostMemoryPool` of the rank (`uninit`, `host_pool`)
-//!                             ├─ shared by processes of a host: `SharedMemoryPool` (`shared_memory`)
 //!                             └─ gathered weight: evictable storage (`param/storage`)
 //!
 //!   tensor on a GPU (Cube) ───┬─ pools of the device
@@ -32,7 +31,6 @@ pub(crate) mod gpu;
 mod host_pool;
 #[cfg(feature = "cube")]
 mod reading;
-pub(crate) mod shared_memory;
 mod uninit;
 
 #[cfg(feature = "flex")]

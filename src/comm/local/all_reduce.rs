@@ -11,12 +11,10 @@ use super::match_table::OpHandle;
 use super::remote_group::{DataMode, RecipientData, RemoteGroup};
 use super::requests::{CollectiveRequest, OpHandleGuard};
 use super::segments::Segment;
-use super::shared_memory::SharedMemoryResult;
 use super::shared_request::{Left, SharedRequest};
-use super::two_phase_all_reduce::{DeferredContribution, ReduceScatterPhase, ReductionTarget, TwoPhaseAllReduce};
+use super::two_phase_all_reduce::{DeferredContribution, ReduceScatterPhase, TwoPhaseAllReduce};
 use crate::comm::backend::{CallContext, CallSignature, PostResult, reshaped};
 use crate::comm::process::contiguous_layout::ContiguousLayout;
-use crate::comm::process::header::SharedMemoryMessage;
 use crate::comm::process::result_buffer::{self, ResultBuffer};
 use crate::comm::transport::SendStamp;
 use crate::comm::{CommError, ReduceOp};
@@ -59,29 +57,17 @@ impl HostGroupBackend {
         let (device, engine) = (self.member.home(&rows), &self.engine);
         let layout = |row: &DispatchTensor| ContiguousLayout::of_row(row.shape().num_elements(), row.dtype(), []);
         let layouts = || rows.iter().map(layout).collect();
-        let pays = result_buffer::pay(bytes, ranks);
-        let results = (pays && outlet.has_common_memory()).then(|| SharedMemoryResult::new(outlet, layouts()));
-        let common = results.as_ref().map(|results| results.wanted(self.member.group.rank()));
-        let Joinings { tickets, taken, later } = self.join_halves(outlet, post, &rows, &segments, common)?;
-        let lands = results.is_none() && outlet.lands(bytes);
-        let full = lands.then(|| ResultBuffer::new(layouts(), &engine.others().memory));
-        let owed = |segment: &Segment, ticket| DeferredContribution {
-            ticket,
-            rows: rows.clone(),
-            segment: segment.clone(),
-            common,
-        };
+        let Joinings { tickets, taken, later } = self.join_halves(outlet, post, &rows, &segments)?;
+        let full = outlet.lands(bytes).then(|| ResultBuffer::new(layouts(), &engine.others().memory));
+        let owed =
+            |segment: &Segment, ticket| DeferredContribution { ticket, rows: rows.clone(), segment: segment.clone() };
         let pairs = segments.iter().zip(tickets);
         let mut rest = pairs.clone().skip(1).map(|(segment, (ticket, _))| owed(segment, ticket));
         let begun: Vec<_> = rest.by_ref().take(SEGMENTS_IN_FLIGHT - 1).collect();
         let (mut firsts, mut seconds, mut taken) = (Vec::new(), Vec::new(), Some(taken));
         for (segment, (ticket, second)) in pairs {
-            let sums = match (&results, &full) {
-                (Some(results), _) => ReductionTarget::Common(results.clone(), segment.clone()),
-                (None, Some(full)) => ReductionTarget::Window(full.window(segment.ranges(), ranks)),
-                (None, None) => ReductionTarget::Apart,
-            };
-            if let ReductionTarget::Window(window) = &sums {
+            let sums = full.as_ref().map(|full| full.window(segment.ranges(), ranks));
+            if let Some(window) = &sums {
                 engine.place(second, window);
             }
             seconds.push(Left(self.second_half(second, segment.ranges().len(), sums.clone(), &rows)));
@@ -95,12 +81,11 @@ impl HostGroupBackend {
         let firsts = firsts.into_iter().map(leave_open).collect();
         begun.into_iter().for_each(|owed| owed.bring(engine, &later));
         let finish = move |mut parts: Vec<Vec<DispatchTensor>>| {
-            let full = full.or_else(|| results.map(|results| results.found()));
             // SAFETY: the windows cover the buffer, and all shards received in them are complete.
             let full_tensors = full.map_or_else(|| parts.remove(0), |full| unsafe { full.take(&device) });
             full_tensors.into_iter().zip(shapes).map(|(full, shape)| reshaped(full, shape)).collect::<Vec<_>>()
         };
-        Ok(Box::new(TwoPhaseAllReduce { deferred: None, firsts, seconds, finish }))
+        Ok(Box::new(TwoPhaseAllReduce { firsts, seconds, finish }))
     }
 
     /// Posts both phases of every segment of `rows`, the first phase of the first segment with its data. All are
@@ -111,9 +96,8 @@ impl HostGroupBackend {
         post: CallContext,
         rows: &[DispatchTensor],
         segments: &[Segment],
-        common: Option<SharedMemoryMessage>,
     ) -> Result<Joinings, CommError> {
-        let deposit = Contribution::new(segments[0].segments_of(rows)).saying(common).there(None);
+        let deposit = Contribution::new(segments[0].segments_of(rows)).there(None);
         self.note(&deposit);
         let shares = outlet.shares(&deposit, RecipientData::Parts(&segments[0].shardings()));
         // All other properties are compared in the first phase of the first segment.
@@ -154,14 +138,13 @@ impl HostGroupBackend {
         &self,
         ticket: OpHandle,
         count: usize,
-        sums: ReductionTarget,
+        sums: Option<Arc<ResultBuffer>>,
         rows: &[DispatchTensor],
     ) -> Arc<SharedRequest<Vec<DispatchTensor>>> {
         let device = self.member.home(rows);
         let bytes = rows.iter().map(|row| (row.shape().num_elements() * row.dtype().size()) as u64).sum();
-        let is_open = matches!(sums, ReductionTarget::Apart) && self.is_worth_hands(bytes, &device);
-        let ranks = self.member.group.size();
-        let finish = move |exchange: &CollectiveInputs| match sums.found(ranks) {
+        let is_open = sums.is_none() && self.is_worth_hands(bytes, &device);
+        let finish = move |exchange: &CollectiveInputs| match sums {
             Some(window) => {
                 exchange.land(&window);
                 Vec::new()

@@ -161,11 +161,6 @@ impl GroupBackend for HostGroupBackend {
         plan: Arc<CollectivePlan>,
         parts: Vec<DispatchTensor>,
     ) -> PostResult<Vec<DispatchTensor>> {
-        if let Some(outlet) = self.outlet.as_ref().filter(|outlet| outlet.has_common_memory())
-            && self.gathers_in_common(&post.print)
-        {
-            return self.all_gather_in_common(outlet, post, parts);
-        }
         let deposit = Contribution::planned(parts, plan.clone());
         #[cfg(feature = "cube")]
         let (fused, deposit) = CoalescedCopies::pack_parts(post.is_deferred, deposit, &plan, &self.member);

@@ -12,18 +12,16 @@
 //! The ranks of a launch may be in several [processes](super::process). A call is then also sent to every other
 //! process that has ranks of the group ([`remote_group`]), which posts it on behalf of the calling rank
 //! ([`remote`]). Between processes, a large all-reduce runs as a reduce-scatter followed by an all-gather
-//! ([`two_phase_all_reduce`]), and a large gather within one host uses [`shared_memory`]. A request that its rank
-//! has not waited for may be completed by the [`completion_thread`].
+//! ([`two_phase_all_reduce`]). A request that its rank has not waited for may be completed by the
+//! [`completion_thread`].
 //!
 //! On Cube devices, a list of tensors is packed into one flat buffer per rank, which kernels fill and read (module
 //! `device`).
 
-mod all_gather;
 mod all_reduce;
 mod channel;
 mod completion_thread;
 mod contribution;
-mod deferred_gather;
 #[cfg(feature = "cube")]
 mod device;
 #[cfg(feature = "flex")]
@@ -36,7 +34,6 @@ mod remote_group;
 mod rendezvous;
 mod requests;
 mod segments;
-mod shared_memory;
 mod shared_request;
 mod shrink;
 mod sync;
@@ -74,8 +71,6 @@ pub(super) struct HostBackend {
     here: Range<usize>,
     /// Other processes of the launch, if there are any.
     others: Option<Arc<PeerProcesses>>,
-    /// Deferred shared-memory gathers that no rank has started yet.
-    deferred_gathers: deferred_gather::DeferredGathers,
     /// Number of the launch in this process: 0, 1, ..
     launch: u64,
     /// Number of ranks whose programs have ended.
@@ -145,7 +140,6 @@ impl HostBackend {
             size,
             here: 0..size,
             others: None,
-            deferred_gathers: deferred_gather::DeferredGathers::default(),
             launch,
             left: AtomicUsize::new(0),
             manner,
@@ -171,7 +165,6 @@ impl HostBackend {
             manner,
             going_on: others.going_on(),
             others: Some(others),
-            deferred_gathers: deferred_gather::DeferredGathers::default(),
             #[cfg(feature = "flex")]
             shelf: shelf(manner, SpinPolicy::Yielding(YIELDS, LINGER), before),
             this: this.clone(),

@@ -20,12 +20,10 @@ use crate::comm::process::result_buffer::ResultBuffer;
 use crate::comm::transport::{Message, Payload, SendStamp, Transport};
 use crate::comm::{CommError, RankReport};
 use crate::memory::HostMemoryPool;
-use crate::memory::shared_memory::SharedMemoryPool;
 
 /// The other processes of a launch.
 pub(in crate::comm) struct PeerProcesses {
     courier: Arc<dyn Transport>,
-    commons: Arc<SharedMemoryPool>,
     launch: LaunchId,
     /// Ranks of each process.
     ranks: Vec<Range<usize>>,
@@ -77,13 +75,7 @@ pub(super) struct Channels {
 
 impl PeerProcesses {
     /// Creates the processes of a launch, with `counts` ranks each.
-    pub fn new(
-        courier: Arc<dyn Transport>,
-        commons: Arc<SharedMemoryPool>,
-        launch: LaunchId,
-        counts: &[usize],
-        begin: Begin,
-    ) -> Self {
+    pub fn new(courier: Arc<dyn Transport>, launch: LaunchId, counts: &[usize], begin: Begin) -> Self {
         let ends = counts.iter().scan(0, |end, count| {
             *end += count;
             Some(*end)
@@ -96,7 +88,6 @@ impl PeerProcesses {
         let first_is_lost = AtomicBool::new(false);
         Self {
             courier,
-            commons,
             launch,
             ranks,
             begin,
@@ -116,8 +107,7 @@ impl PeerProcesses {
     pub fn of_those(&self, ranks: &[usize]) -> Self {
         let count = |range: &Range<usize>| ranks.iter().filter(|rank| range.contains(rank)).count();
         let counts: Vec<_> = self.ranks.iter().map(count).collect();
-        let commons = Arc::new(self.commons.reset());
-        Self::new(self.courier.clone(), commons, self.launch.next(), &counts, self.begin.clone())
+        Self::new(self.courier.clone(), self.launch.next(), &counts, self.begin.clone())
     }
 
     /// Registers the backend of the next launch, so that it receives the messages for it.
@@ -158,17 +148,6 @@ impl PeerProcesses {
     /// Returns true if this process decides which failure is the first.
     pub fn decides(&self) -> bool {
         self.courier.process_index() == self.first()
-    }
-
-    /// Returns the pool of memory that this process shares with others.
-    pub fn commons(&self) -> &SharedMemoryPool {
-        &self.commons
-    }
-
-    /// Returns true if ranks of this process and of `others` can share memory. After a `shrink` they cannot,
-    /// because memory that a lost process has used stays in use.
-    pub fn have_in_common(&self, mut others: impl Iterator<Item = usize>) -> bool {
-        self.launch.shrunk == 0 && others.all(|other| self.courier.shares_memory(other))
     }
 
     /// Returns a new channel number of this process.

@@ -11,9 +11,7 @@ use super::shared_request::SharedRequest;
 use super::wait_for_graph::WaitForEdge;
 use crate::comm::backend::{Backend, CallSignature, Failure, Request};
 use crate::comm::process::contiguous_layout::ContiguousLayout;
-use crate::comm::process::header::{
-    ControlMessage, DataMode, PayloadDesc, RemoteGroupId, RemoteGroupInfo, Said, SharedMemoryMessage,
-};
+use crate::comm::process::header::{ControlMessage, DataMode, PayloadDesc, RemoteGroupId, RemoteGroupInfo, Said};
 use crate::comm::process::late::Known;
 use crate::comm::process::result_buffer::{self, ResultBuffer};
 use crate::comm::{CommError, Op, RankReport};
@@ -91,9 +89,6 @@ impl HostBackend {
     pub(in crate::comm) fn fill(&self, place: PayloadTarget, deposit: Contribution) {
         match place {
             PayloadTarget::Collective(ticket) => {
-                if let Some(SharedMemoryMessage::At { .. } | SharedMemoryMessage::Wanted {}) = deposit.common {
-                    self.begin_deferred(ticket);
-                }
                 let is_here = |rank: &usize| self.here.contains(rank);
                 let ranks = self.rendezvous.ranks(ticket.group);
                 let is_for_one = ranks.iter().filter(|rank| is_here(rank)).count() == 1;

@@ -12,9 +12,6 @@
 //! tensors to each process. Both phases are posted at once. No rank has to wait between them, because the first
 //! phase is a [`SharedRequest`], which the completion thread completes.
 //!
-//! Ranks of one host that have the result in [shared memory](super::shared_memory) write their sums there instead
-//! of sending them.
-//!
 //! Large tensors are reduced in [segments](super::segments), each in two phases. These are also posted at once, so
 //! that all ranks post them in the same order. A rank contributes to the first phase of a segment when an earlier
 //! segment is reduced:
@@ -33,16 +30,13 @@ use burn::tensor::Device;
 
 use super::HostBackend;
 use super::contribution::{CollectiveInputs, Contribution};
-use super::deferred_gather::DeferredGather;
 use super::match_table::OpHandle;
 use super::remote_group::{RecipientData, RemoteGroup};
 use super::rendezvous::Matched;
 use super::requests::OpHandleGuard;
 use super::segments::Segment;
-use super::shared_memory::SharedMemoryResult;
 use super::shared_request::{Left, SharedRequest};
 use crate::comm::backend::{Completed, Request};
-use crate::comm::process::header::SharedMemoryMessage;
 use crate::comm::process::result_buffer::ResultBuffer;
 use crate::comm::transport::SendStamp;
 use crate::comm::{CommError, ReduceOp, TransferTiming};
@@ -75,48 +69,12 @@ pub(super) struct ReduceScatterPhase {
     pub op: ReduceOp,
     /// Dimension and shard sizes by which the ranks shard each row.
     pub shardings: Vec<(usize, ShardSizes)>,
-    pub sums: ReductionTarget,
+    /// Result buffer for the sums, into which remote shards are also received; `None` if the rank reduces into
+    /// separate memory.
+    pub sums: Option<Arc<ResultBuffer>>,
     pub device: Device,
     /// Contribution to a later segment, which is made after this phase.
     pub next: Option<DeferredContribution>,
-}
-
-/// Destination of the sums of a segment.
-#[derive(Debug, Clone)]
-pub(super) enum ReductionTarget {
-    /// Separate memory on each rank.
-    Apart,
-    /// The result buffer, into which remote shards are also received.
-    Window(Arc<ResultBuffer>),
-    /// A result that ranks share.
-    Common(Arc<SharedMemoryResult>, Segment),
-}
-
-impl ReductionTarget {
-    /// Locates the destination from the messages `said` of the call `ticket`.
-    fn find(
-        &self,
-        engine: &HostBackend,
-        ticket: OpHandle,
-        said: &[Contribution],
-    ) -> Result<Option<Arc<ResultBuffer>>, CommError> {
-        Ok(match self {
-            Self::Apart => None,
-            Self::Window(window) => Some(window.clone()),
-            Self::Common(results, segment) => {
-                Some(results.find(engine, ticket, said)?.window(segment.ranges(), said.len()))
-            }
-        })
-    }
-
-    /// Returns the destination, which was located before.
-    pub fn found(self, ranks: usize) -> Option<Arc<ResultBuffer>> {
-        match self {
-            Self::Apart => None,
-            Self::Window(window) => Some(window),
-            Self::Common(results, segment) => Some(results.found().window(segment.ranges(), ranks)),
-        }
-    }
 }
 
 impl Request<()> for ReduceScatterPhase {
@@ -129,7 +87,6 @@ impl Request<()> for ReduceScatterPhase {
         let Self { mut seat, second, outlet, taken, op, shardings, sums, device, next } = *self;
         let (ticket, engine) = (seat.take(), &seat.engine);
         let Matched { parts, last } = engine.rendezvous.wait(ticket, deadline)?;
-        let window = sums.find(engine, ticket, &parts)?;
         let reduced = Completed::timed(|| {
             let exchange = CollectiveInputs::new(&parts, engine, ticket, &device);
             let part =
@@ -138,14 +95,7 @@ impl Request<()> for ReduceScatterPhase {
             // SAFETY: no other thread uses this rank's region. The second phase is not complete without it.
             let reduce =
                 |window: &Arc<ResultBuffer>| unsafe { exchange.reduce_into(window, second.member, &shardings, op) };
-            let (shares, deposit) = match window {
-                Some(window) if window.are_common() => {
-                    if !reduce(&window) {
-                        // SAFETY: as above.
-                        unsafe { window.put(second.member, &parts(), || engine.carry()) };
-                    }
-                    (outlet.nothing(), Contribution::of_result_buffer(window))
-                }
+            let (shares, deposit) = match sums {
                 Some(window) if reduce(&window) => {
                     // SAFETY: the shard was written, and the result consists of Flex tensors.
                     let share = unsafe { window.sent(second.member) };
@@ -175,22 +125,18 @@ pub(super) struct DeferredContribution {
     /// Rows of which it is a segment.
     pub rows: Arc<[DispatchTensor]>,
     pub segment: Segment,
-    /// Message about a result in shared memory.
-    pub common: Option<SharedMemoryMessage>,
 }
 
 impl DeferredContribution {
     pub fn bring(self, engine: &HostBackend, outlet: &RemoteGroup) {
-        let deposit = Contribution::new(self.segment.segments_of(&self.rows)).saying(self.common).there(None);
+        let deposit = Contribution::new(self.segment.segments_of(&self.rows)).there(None);
         outlet.bring(self.ticket.seq, outlet.shares(&deposit, RecipientData::Parts(&self.segment.shardings())));
         engine.fill_and_finish(self.ticket, deposit);
     }
 }
 
-/// An all-reduce, or a [shared-memory](super::shared_memory) gather, that this rank has posted.
+/// An all-reduce that this rank has posted.
 pub(super) struct TwoPhaseAllReduce<F> {
-    /// Set if the rank may not need the result yet.
-    pub deferred: Option<DeferredGather>,
     /// First phases. They are completed even if this request is dropped, because the other ranks need the
     /// contributions.
     pub firsts: Vec<Arc<SharedRequest<()>>>,
@@ -204,21 +150,16 @@ where
     F: FnOnce(Vec<Vec<DispatchTensor>>) -> Vec<DispatchTensor> + Send,
 {
     fn is_complete(&self) -> bool {
-        self.deferred.as_ref().is_some_and(DeferredGather::is_all) || self.seconds.iter().all(Left::is_complete)
-    }
-
-    fn start(&mut self) {
-        self.deferred.iter().for_each(DeferredGather::begin);
+        self.seconds.iter().all(Left::is_complete)
     }
 
     fn wait(self: Box<Self>, deadline: Duration) -> Result<Completed<Vec<DispatchTensor>>, CommError> {
-        let Self { deferred, firsts, seconds, finish } = *self;
+        let Self { firsts, seconds, finish } = *self;
         let start = Instant::now();
         let left = || deadline.saturating_sub(start.elapsed());
         // All at once: the thread that completes them then wakes no other thread for it.
         let seconds: Vec<_> = seconds.iter().map(|second| (second.0.take(), &second.0)).collect();
         let firsts: Vec<_> = firsts.iter().map(|first| (first.take(), first)).collect();
-        deferred.iter().for_each(DeferredGather::begin);
         let (mut moving, mut last, mut carried, mut parts) = (Duration::ZERO, None, None, Vec::new());
         for (own, first) in firsts {
             let first = own.map_or_else(|| first.taken_by_hands(), |own| own.wait(left()))?;
@@ -236,7 +177,6 @@ where
             carried = carried.zip(second.carried).map(complete);
             parts.push(second.value);
         }
-        let carried = carried.map(|carried| deferred.as_ref().map_or(carried, |deferred| deferred.seen(carried)));
         let finished = Completed::timed(|| finish(parts));
         Ok(Completed { moving: moving + finished.moving, last, carried, ..finished })
     }

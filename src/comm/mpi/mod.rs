@@ -23,9 +23,6 @@
 //! 3. No MPI message is longer than [`FragmentLimits::message`]. Longer frames and payloads are split into
 //!    fragments.
 //!
-//! At the start, [`host`] tests which processes can share memory, so that ranks of one host can place gather
-//! results there.
-//!
 //! # How a process ends
 //!
 //! 4. A process may end by returning from `main`, by `std::process::exit` or by a panic. At exit, [`ending`] makes
@@ -42,7 +39,6 @@
 mod ending;
 mod error;
 mod frame;
-mod host;
 mod idle_backoff;
 mod library;
 mod progress_engine;
@@ -97,8 +93,6 @@ impl Default for FragmentLimits {
 /// State shared by ranks and the thread that uses the engine.
 struct MpiShared {
     place: ProcessRank,
-    /// True for each process that can share memory with this one.
-    common: Box<[bool]>,
     queue: Mutex<SendQueue>,
     addressee: OnceLock<Arc<dyn MessageHandler>>,
     /// Number of bytes sent to each process.
@@ -139,18 +133,13 @@ impl MpiTransport {
     fn start(place: ProcessRank, limits: FragmentLimits) -> Result<Self, StartError> {
         let (tell, told) = mpsc::channel();
         let thread = thread::Builder::new().name("courier".into());
-        let connect = move || {
-            let library = Library::start(place)?;
-            let common = host::shared_with(&library, place)?;
-            Ok((library, common))
-        };
-        let thread = thread.spawn(move || match connect() {
+        let thread = thread.spawn(move || match Library::start(place) {
             Err(error) => drop(tell.send(Err(error))),
-            Ok((library, common)) => {
+            Ok(library) => {
                 let sent = (0..place.processes).map(|_| AtomicU64::new(0)).collect();
                 let (queue, addressee) = (Mutex::default(), OnceLock::new());
                 let [hurried, helped, sleeps] = [(); 3].map(|()| AtomicBool::new(false));
-                let shared = Arc::new(MpiShared { place, common, queue, addressee, sent, hurried, helped, sleeps });
+                let shared = Arc::new(MpiShared { place, queue, addressee, sent, hurried, helped, sleeps });
                 let may_help = library.is_serialized();
                 let carrier = Arc::new(Mutex::new(ProgressEngine::new(shared.clone(), library, limits)));
                 // If this send fails, the starting thread has already ended.
@@ -282,10 +271,6 @@ impl Transport for MpiTransport {
             self.thread.unpark();
         }
         Some(turn == PollResult::Moved)
-    }
-
-    fn shares_memory(&self, with: usize) -> bool {
-        self.shared.common[with]
     }
 
     fn sent(&self) -> Vec<u64> {

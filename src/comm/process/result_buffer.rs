@@ -10,9 +10,6 @@
 //!
 //! This requires that every tensor has a [`ContiguousLayout`].
 //!
-//! Ranks of one host may place a result in [shared memory](ResultBuffer::in_common): each rank writes its shards
-//! there, for all ranks.
-//!
 //! A rank may also compute its shards in the buffer, like the sums of an all-reduce, and
 //! [send](ResultBuffer::sent) them from there. burn writes in place only to memory with a unique handle. While a
 //! shard is being sent, a second handle prevents this.
@@ -37,7 +34,6 @@ use crate::comm::backend;
 use crate::comm::transport::{Payload, RecvBuffer};
 #[cfg(feature = "flex")]
 use crate::kernels::flex::stream;
-use crate::memory::shared_memory::SharedMemoryBlock;
 use crate::memory::{HostMemoryPool, UninitBytes};
 use crate::placement::ShardSizes;
 
@@ -70,8 +66,6 @@ enum ResultMemory {
     Own(Mutex<OwnMemory>),
     /// A window into another buffer, which is kept alive.
     Of(Arc<ResultBuffer>),
-    /// Memory shared with other processes; `None` once the result is taken.
-    Common(Mutex<Option<Arc<SharedMemoryBlock>>>),
 }
 
 /// State of the memory of this process.
@@ -102,22 +96,6 @@ impl ResultBuffer {
         Arc::new(Self { layouts, starts, memory, are_sent: AtomicBool::new(false) })
     }
 
-    /// Places the results in shared memory, to which each process writes its shards. `common` must have at least
-    /// [`bytes_in_common`](Self::bytes_in_common) bytes.
-    pub fn in_common(layouts: Vec<ContiguousLayout>, common: SharedMemoryBlock) -> Arc<Self> {
-        assert!(Self::bytes_in_common(&layouts) <= common.len(), "the shared memory is too small for the layouts");
-        // SAFETY: the range is inside the block, as asserted above.
-        let start = |range: Range<usize>| BufferStart(unsafe { common.start().add(range.start) });
-        let starts = ranges_in_common(&layouts).map(start).collect();
-        let memory = ResultMemory::Common(Mutex::new(Some(Arc::new(common))));
-        Arc::new(Self { layouts, starts, memory, are_sent: AtomicBool::new(false) })
-    }
-
-    /// Returns the number of bytes of shared memory that results of these layouts need.
-    pub fn bytes_in_common(layouts: &[ContiguousLayout]) -> usize {
-        ranges_in_common(layouts).last().map_or(0, |range| range.end)
-    }
-
     /// Returns a view of element ranges of some of the tensors, each given as (tensor index, range). Each range
     /// becomes a tensor that is sharded over `ranks` ranks. The tensors must be one-dimensional.
     pub fn window(self: &Arc<Self>, ranges: &[(usize, Range<usize>)], ranks: usize) -> Arc<Self> {
@@ -140,19 +118,10 @@ impl ResultBuffer {
         Arc::new(Self { layouts, starts, memory: ResultMemory::Of(self.clone()), are_sent: AtomicBool::new(false) })
     }
 
-    /// Returns true if the memory is shared with other processes.
-    pub fn are_common(&self) -> bool {
-        match &self.memory {
-            ResultMemory::Own(_) => false,
-            ResultMemory::Of(results) => results.are_common(),
-            ResultMemory::Common(_) => true,
-        }
-    }
-
     /// Returns the number of bytes of all tensors; for a window, those of the buffer that it is a window of.
     pub fn bytes(&self) -> usize {
         match &self.memory {
-            ResultMemory::Own(_) | ResultMemory::Common(_) => self.layouts.iter().map(ContiguousLayout::len).sum(),
+            ResultMemory::Own(_) => self.layouts.iter().map(ContiguousLayout::len).sum(),
             ResultMemory::Of(results) => results.bytes(),
         }
     }
@@ -228,21 +197,7 @@ impl ResultBuffer {
     /// # Safety
     /// The shards of all members must be received or copied. Must be called at most once.
     pub unsafe fn take(&self, device: &Device) -> Vec<DispatchTensor> {
-        let own = match &self.memory {
-            ResultMemory::Own(own) => own,
-            ResultMemory::Of(_) => unreachable!("a window is not a result"),
-            ResultMemory::Common(common) => {
-                let common = common.lock().take().expect("a result is taken once");
-                let results = self.layouts.iter().zip(ranges_in_common(&self.layouts));
-                let full = |(ContiguousLayout { shape, dtype, .. }, range): (&ContiguousLayout, Range<usize>)| {
-                    // SAFETY: the shards of all members are written, and no process writes there before all have
-                    // released the block.
-                    let bytes = unsafe { common.bytes(range, dtype.size()) };
-                    backend::from_data(TensorData::from_bytes(bytes, shape.clone(), *dtype), device)
-                };
-                return results.map(full).collect();
-            }
-        };
+        let ResultMemory::Own(own) = &self.memory else { unreachable!("a window is not a result") };
         let mut own = own.lock();
         let OwnMemory::Spaces(spaces) = mem::replace(&mut *own, OwnMemory::Taken(Vec::new())) else {
             unreachable!("a result is taken once")
@@ -264,16 +219,6 @@ impl ResultBuffer {
         }
         results
     }
-}
-
-/// Returns the byte range of each tensor in shared memory: one after another, each aligned to a cache line.
-fn ranges_in_common(layouts: &[ContiguousLayout]) -> impl Iterator<Item = Range<usize>> {
-    const LINE: usize = 64;
-    layouts.iter().scan(0, |end: &mut usize, layout| {
-        let start = end.next_multiple_of(LINE);
-        *end = start + layout.len();
-        Some(start..*end)
-    })
 }
 
 /// Copies `fragment` to `at`. If the results of `bytes` bytes are too large for the caches, it uses streaming

@@ -17,7 +17,7 @@ use crate::placement::ShardSizes;
 /// Runs `program` in worlds of four ranks, as threads and in 1, 2 and 4 processes, and compares the results.
 fn everywhere<T: Send + std::fmt::Debug + PartialEq>(program: impl Fn(&World) -> Result<T> + Sync) {
     let expected = launch(Launch::threads(4), &program).unwrap_or_else(|error| panic!("{error}"));
-    let jobs = [(Job::new(1, 11), 4), (Job::new(2, 11), 2), (Job::new(4, 11), 1), (Job::on_one_host(4, 11), 1)];
+    let jobs = [(Job::new(1, 11), 4), (Job::new(2, 11), 2), (Job::new(4, 11), 1)];
     for (job, each) in jobs {
         let run =
             |_, processes: &super::super::ProcessJob| launch(Launch::on_backend(processes.engine(each)), &program);

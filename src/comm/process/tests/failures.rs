@@ -10,9 +10,12 @@ use super::super::header::{
     ControlMessage, DataMode, EncodedSignature, Header, LaunchId, PayloadDesc, RemoteGroupId, RemoteGroupInfo, Said,
 };
 use super::loopback::Job;
-use crate::comm::backend::CallSignature;
+use crate::comm::backend::{Backend, CallSignature};
 use crate::comm::transport::{Message, Transport};
-use crate::comm::{Call, CommError, Communicator, Launch, LaunchError, Op, RankReport, ReduceOp, World, launch};
+use crate::comm::{
+    Call, CommError, Communicator, Launch, LaunchError, Op, RankReport, ReduceOp, ShardedTensor, World, launch,
+};
+use crate::placement::ShardSizes;
 use crate::{Error, Result};
 
 const FAR: Duration = Duration::from_secs(3600);
@@ -197,6 +200,31 @@ fn a_process_that_is_lost_ends_the_others() {
             );
         }
     }
+}
+
+/// Rank 1 drops a deferred gather and ends. Rank 0 then still needs its shard, which never arrives.
+#[test]
+fn a_process_that_is_lost_before_it_has_sent_what_its_rank_dropped_ends_the_others() {
+    let job = Job::new(2, 23);
+    let ends = job.run(|process, processes| {
+        launched(processes, 1, |world| {
+            let tensor = Tensor::<1>::ones([50_000], world.device()).into_dispatch();
+            let shard = ShardedTensor { tensor, dim: 0, sizes: ShardSizes::Chunked(100_000) };
+            let gathered = world.all().all_gather(Call::new("dropped by one").with_deferred(), vec![shard]);
+            if process == 1 {
+                return Ok(());
+            }
+            let engine = processes.state.lock().engines().next().unwrap();
+            while engine.activity(1) != "finished" {
+                std::thread::yield_now();
+            }
+            job.lose(1);
+            let error = gathered.wait().expect_err("the other rank's shard never arrives");
+            assert!(matches!(error, CommError::Disconnected { rank: 1, .. }), "{error}");
+            Ok(())
+        })
+    });
+    assert!(ends.iter().all(Result::is_ok), "{ends:?}");
 }
 
 /// If a process receives an invalid header, which no backend sends, the error names the sender and no thread
