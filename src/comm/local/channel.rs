@@ -267,7 +267,7 @@ impl GroupBackend for HostGroupBackend {
         if let Some(outlet) = &self.outlet
             && two_phase_all_reduce::pay(post.print.bytes(), self.member.group.size(), outlet.processes())
         {
-            return self.all_reduce_in_halves(outlet, post, tensors, op);
+            return self.all_reduce_in_two_phases(outlet, post, tensors, op);
         }
         let count = tensors.len();
         let deposit = Contribution::new(tensors);

@@ -18,7 +18,6 @@
 //! On Cube devices, a list of tensors is packed into one flat buffer per rank, which kernels fill and read (module
 //! `device`).
 
-mod all_reduce;
 mod channel;
 mod completion_thread;
 mod contribution;
@@ -33,7 +32,6 @@ mod remote;
 mod remote_group;
 mod rendezvous;
 mod requests;
-mod segments;
 mod shared_request;
 mod shrink;
 mod sync;

@@ -17,7 +17,6 @@
 use std::any::Any;
 use std::fmt;
 use std::mem::{self, MaybeUninit};
-use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -35,7 +34,6 @@ use crate::comm::transport::{Payload, RecvBuffer};
 #[cfg(feature = "flex")]
 use crate::kernels::flex::stream;
 use crate::memory::{HostMemoryPool, UninitBytes};
-use crate::placement::ShardSizes;
 
 /// Minimum number of bytes of a shard that is received in place. Smaller shards are copied faster than their
 /// region is found.
@@ -55,21 +53,13 @@ pub(in crate::comm) struct ResultBuffer {
     layouts: Vec<ContiguousLayout>,
     /// Address of the first byte of each tensor.
     starts: Vec<BufferStart>,
-    memory: ResultMemory,
+    memory: Mutex<ResultMemory>,
     /// True if shards are sent from this memory, so that the result needs a second handle.
     are_sent: AtomicBool,
 }
 
-/// Owner of the memory.
+/// State of the memory.
 enum ResultMemory {
-    /// Memory of this process.
-    Own(Mutex<OwnMemory>),
-    /// A window into another buffer, which is kept alive.
-    Of(Arc<ResultBuffer>),
-}
-
-/// State of the memory of this process.
-enum OwnMemory {
     /// The memory, until the result is taken.
     Spaces(Vec<UninitBytes>),
     /// The result was taken. If shards are [sent](ResultBuffer::sent), this holds a second handle to each tensor,
@@ -92,38 +82,13 @@ impl ResultBuffer {
         let mut spaces: Vec<_> = layouts.iter().map(space).collect();
         let start = |space: &mut UninitBytes| BufferStart(NonNull::from(space.bytes()).cast());
         let starts = spaces.iter_mut().map(start).collect();
-        let memory = ResultMemory::Own(Mutex::new(OwnMemory::Spaces(spaces)));
+        let memory = Mutex::new(ResultMemory::Spaces(spaces));
         Arc::new(Self { layouts, starts, memory, are_sent: AtomicBool::new(false) })
     }
 
-    /// Returns a view of element ranges of some of the tensors, each given as (tensor index, range). Each range
-    /// becomes a tensor that is sharded over `ranks` ranks. The tensors must be one-dimensional.
-    pub fn window(self: &Arc<Self>, ranges: &[(usize, Range<usize>)], ranks: usize) -> Arc<Self> {
-        let window = |(index, range): &(usize, Range<usize>)| {
-            let (full, sizes) = (&self.layouts[*index], ShardSizes::Chunked(range.len()));
-            assert!(
-                full.shape[..] == [full.shape.num_elements()] && range.end <= full.shape[0],
-                "a window requires one-dimensional tensors and a range inside them"
-            );
-            let layout = ContiguousLayout::of_row(
-                range.len(),
-                full.dtype,
-                (0..ranks).map(|rank| sizes.range(ranks, rank).len()),
-            );
-            // SAFETY: the range is inside the tensor, as asserted above.
-            let start = unsafe { self.starts[*index].0.add(range.start * full.dtype.size()) };
-            (layout, BufferStart(start))
-        };
-        let (layouts, starts) = ranges.iter().map(window).unzip();
-        Arc::new(Self { layouts, starts, memory: ResultMemory::Of(self.clone()), are_sent: AtomicBool::new(false) })
-    }
-
-    /// Returns the number of bytes of all tensors; for a window, those of the buffer that it is a window of.
+    /// Returns the number of bytes of all tensors.
     pub fn bytes(&self) -> usize {
-        match &self.memory {
-            ResultMemory::Own(_) => self.layouts.iter().map(ContiguousLayout::len).sum(),
-            ResultMemory::Of(results) => results.bytes(),
-        }
+        self.layouts.iter().map(ContiguousLayout::len).sum()
     }
 
     /// Returns the address and number of bytes of each shard of `member`.
@@ -145,8 +110,7 @@ impl ResultBuffer {
     /// The shards must be written, and must not be written again through an address of this buffer. The result
     /// must be taken on the host device.
     pub unsafe fn sent(self: &Arc<Self>, member: usize) -> (PayloadDesc, Vec<Payload>) {
-        let owner = if let ResultMemory::Of(results) = &self.memory { results } else { self };
-        owner.are_sent.store(true, Ordering::Relaxed);
+        self.are_sent.store(true, Ordering::Relaxed);
         let meta = |layout: &ContiguousLayout| TensorMeta {
             shape: Shape::from([layout.bytes(member) / layout.dtype.size()]),
             dtype: layout.dtype,
@@ -197,9 +161,8 @@ impl ResultBuffer {
     /// # Safety
     /// The shards of all members must be received or copied. Must be called at most once.
     pub unsafe fn take(&self, device: &Device) -> Vec<DispatchTensor> {
-        let ResultMemory::Own(own) = &self.memory else { unreachable!("a window is not a result") };
-        let mut own = own.lock();
-        let OwnMemory::Spaces(spaces) = mem::replace(&mut *own, OwnMemory::Taken(Vec::new())) else {
+        let mut memory = self.memory.lock();
+        let ResultMemory::Spaces(spaces) = mem::replace(&mut *memory, ResultMemory::Taken(Vec::new())) else {
             unreachable!("a result is taken once")
         };
         let full = |(ContiguousLayout { shape, dtype, .. }, space): (&ContiguousLayout, UninitBytes)| {
@@ -215,7 +178,7 @@ impl ResultBuffer {
                 let stays = elements.is_empty() || std::ptr::eq(elements.as_ptr(), start.0.as_ptr().cast());
                 assert!(stays, "a host tensor must use the memory into which its shards were written");
             }
-            *own = OwnMemory::Taken(results.clone());
+            *memory = ResultMemory::Taken(results.clone());
         }
         results
     }
@@ -343,14 +306,13 @@ mod tests {
         assert_eq!(before, after, "the handle is unique");
 
         let results = new();
-        let window = results.window(&[(0, 0..8)], 2);
         // SAFETY: the shards are written before the payloads are read, and the result is taken on the host.
-        let (contents, payloads) = unsafe { window.sent(1) };
-        assert_eq!((&contents.tensors[0].shape[..], payloads.len()), (&[4][..], 1), "a shard has half of the elements");
+        let (contents, payloads) = unsafe { results.sent(1) };
+        assert_eq!((&contents.tensors[0].shape[..], payloads.len()), (&[5][..], 1), "the elements of the second shard");
         let (before, changed, after) = add_one(&results);
-        drop((results, window));
+        drop(results);
         assert_ne!(before, after, "the shard is still being sent");
-        assert_eq!((*payloads[0]).as_ref(), bytemuck::cast_slice::<f32, u8>(&[4.0, 5.0, 6.0, 7.0]));
+        assert_eq!((*payloads[0]).as_ref(), bytemuck::cast_slice::<f32, u8>(&[3.0, 4.0, 5.0, 6.0, 7.0]));
         assert!(changed.into_data().iter::<f32>().eq((1..9).map(|value| value as f32)));
     }
 }

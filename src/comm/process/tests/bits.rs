@@ -69,9 +69,8 @@ fn reductions_are_those_of_threads_to_the_bit() {
     });
 }
 
-/// Large all-reduces have several segments if every rank is alone in its process, with segment boundaries inside
-/// tensors. The test waits for some, leaves one to the completion thread, drops one, and has two in flight at
-/// once.
+/// The ranks shard all-reduces of several tensors, with shards of uneven length. The test waits for some, leaves one to
+/// the completion thread, drops one, and has two in flight at once.
 #[test]
 fn large_all_reduces_are_those_of_threads() {
     everywhere(|world| {
