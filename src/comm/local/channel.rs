@@ -7,7 +7,7 @@ use burn::tensor::{Device, Shape};
 use parking_lot::Mutex;
 
 use super::HostBackend;
-use super::completion_thread;
+use super::background::{self, BackgroundRequest};
 #[cfg(feature = "cube")]
 use super::contribution::has_kernel;
 use super::contribution::{self, CollectiveInputs, Contribution};
@@ -16,7 +16,6 @@ use super::device::CoalescedCopies;
 use super::match_table::{GroupKey, P2pMessage};
 use super::remote_group::{DataMode, OutgoingData, RecipientData, RemoteGroup};
 use super::requests::{CollectiveRequest, OpHandleGuard, OwnShards, RecvRequest, SendRequest};
-use super::shared_request::Left;
 use super::two_phase_all_reduce;
 use crate::comm::backend::{CallContext, GroupBackend, GroupMember, PostResult, ReceivedTensors, rows_for_each};
 use crate::comm::process::contiguous_layout::ContiguousLayout;
@@ -86,7 +85,7 @@ impl HostGroupBackend {
     ) -> PostResult<T> {
         self.note(&deposit);
         let (place, device) = (self.member.group.rank(), self.member.home(&deposit.tensors));
-        let is_open = !post.is_deferred && self.is_worth_hands(post.print.bytes(), &device);
+        let in_background = !post.is_deferred && self.completes_in_background(post.print.bytes(), &device);
         let mut join = |print, deposit| {
             let ticket = self.engine.rendezvous.post(self.key, place, print, deposit)?;
             if let Some(own) = own.as_mut().filter(|_| !post.is_deferred) {
@@ -108,7 +107,11 @@ impl HostGroupBackend {
         };
         let seat = OpHandleGuard::new(self.engine.clone(), ticket, self.outlet.is_some() && post.is_deferred);
         let joined = Box::new(CollectiveRequest { seat, own, taken, device, finish });
-        Ok(if is_open { Box::new(Left(self.engine.leave_open(ticket, joined))) } else { joined })
+        if !in_background {
+            return Ok(joined);
+        }
+        let request = BackgroundRequest::new(&self.engine, self.member.rank(), joined);
+        Ok(Box::new(request.complete_when_ready(ticket)))
     }
 
     /// Returns true if remote data is received in place in results of `bytes` bytes.
@@ -135,9 +138,9 @@ impl HostGroupBackend {
         Some(OwnShards::new(move || vec![part()], move || Some(vec![layout])))
     }
 
-    /// Returns true if the completion thread may complete a result of `bytes` bytes on `device`.
-    pub fn is_worth_hands(&self, bytes: u64, device: &Device) -> bool {
-        self.outlet.is_some() && bytes >= completion_thread::WORTH && memory::is_host(device)
+    /// Returns true if the completion thread completes a result of `bytes` bytes on `device`.
+    pub fn completes_in_background(&self, bytes: u64, device: &Device) -> bool {
+        self.outlet.is_some() && bytes >= background::WORTH && memory::is_host(device)
     }
 
     /// Returns the data of a contribution that other processes need, if there are any.

@@ -12,14 +12,14 @@
 //! The ranks of a launch may be in several [processes](super::process). A call is then also sent to every other
 //! process that has ranks of the group ([`remote_group`]), which posts it on behalf of the calling rank
 //! ([`remote`]). Between processes, a large all-reduce runs as a reduce-scatter followed by an all-gather
-//! ([`two_phase_all_reduce`]). A request that its rank has not waited for may be completed by the
-//! [`completion_thread`].
+//! ([`two_phase_all_reduce`]). A request that its rank has not waited for may be completed in the
+//! [`background`].
 //!
 //! On Cube devices, a list of tensors is packed into one flat buffer per rank, which kernels fill and read (module
 //! `device`).
 
+mod background;
 mod channel;
-mod completion_thread;
 mod contribution;
 #[cfg(feature = "cube")]
 mod device;
@@ -32,7 +32,6 @@ mod remote;
 mod remote_group;
 mod rendezvous;
 mod requests;
-mod shared_request;
 mod shrink;
 mod sync;
 mod two_phase_all_reduce;
@@ -244,7 +243,7 @@ impl Backend for HostBackend {
     fn finish(&self) -> RemoteOutcome {
         let Some(others) = self.others.as_ref() else { return RemoteOutcome::default() };
         self.rendezvous.finish();
-        others.hands.forget();
+        others.completion.forget();
         // If the other ranks have continued without a remote rank, the outcome of that rank does not matter.
         let roster = self.going_on.roster();
         let counts =

@@ -8,7 +8,7 @@ use std::sync::{Arc, Weak};
 use parking_lot::Mutex;
 
 use super::HostBackend;
-use super::completion_thread::CompletionThread;
+use super::background::CompletionThread;
 use super::match_table::{GroupKey, OpHandle, StalledWait};
 use super::membership::MembershipMessage;
 use super::rendezvous::{PeerEvent, PeerNotifier};
@@ -34,7 +34,7 @@ pub(in crate::comm) struct PeerProcesses {
     pub(super) channels: Mutex<Channels>,
     /// Data offered on demand, by process, channel and sequence number of the call.
     pub(super) offered: Mutex<HashMap<(usize, usize, u64), Offer>>,
-    pub(super) hands: CompletionThread,
+    pub(super) completion: CompletionThread,
     /// Result buffers into which remote shards are received.
     pub(super) result_buffers: Mutex<HashMap<CollectiveKey, Weak<ResultBuffer>>>,
     /// Pool of the memory of result buffers. The thread of the rank, of the completion or of the transport
@@ -82,7 +82,7 @@ impl PeerProcesses {
         });
         let ranks = ends.zip(counts).map(|(end, count)| end - count..end).collect();
         let (numbers, channels) = (AtomicUsize::default(), Mutex::default());
-        let (offered, hands) = (Mutex::default(), CompletionThread::default());
+        let (offered, completion) = (Mutex::default(), CompletionThread::default());
         let (result_buffers, memory) = (Mutex::default(), Arc::default());
         let (chains, ended) = (Mutex::default(), Mutex::default());
         let first_is_lost = AtomicBool::new(false);
@@ -94,7 +94,7 @@ impl PeerProcesses {
             numbers,
             channels,
             offered,
-            hands,
+            completion,
             result_buffers,
             memory,
             chains,

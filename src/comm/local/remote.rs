@@ -7,9 +7,8 @@ use super::HostBackend;
 use super::contribution::Contribution;
 use super::match_table::{GroupKey, OpHandle, P2pMessage, RemoteMessageHandle};
 use super::peer_processes::{CollectiveKey, Ended, PeerProcesses};
-use super::shared_request::SharedRequest;
 use super::wait_for_graph::WaitForEdge;
-use crate::comm::backend::{Backend, CallSignature, Failure, Request};
+use crate::comm::backend::{Backend, CallSignature, Failure};
 use crate::comm::process::contiguous_layout::ContiguousLayout;
 use crate::comm::process::header::{ControlMessage, DataMode, PayloadDesc, RemoteGroupId, RemoteGroupInfo, Said};
 use crate::comm::process::late::Known;
@@ -98,29 +97,13 @@ impl HostBackend {
         }
     }
 
-    /// Adds the contribution of `ticket`. If that completes the collective, the completion thread completes the
-    /// shared requests.
+    /// Adds the contribution of `ticket`. If that completes the collective, the completion thread completes its
+    /// requests.
     pub(super) fn fill_and_finish(&self, ticket: OpHandle, deposit: Contribution) {
         if self.rendezvous.provide_data(ticket, deposit) {
-            self.others().hands.finish(ticket, &self.this);
+            let this = self.this.upgrade().expect("the caller has a reference to the backend");
+            self.others().completion.complete(ticket, &this);
         }
-    }
-
-    /// Shares `pending` with the completion thread, which completes it once the collective `ticket` is complete,
-    /// unless the rank is first.
-    pub(super) fn leave_open<T: Send + 'static>(
-        &self,
-        ticket: OpHandle,
-        pending: Box<dyn Request<T>>,
-    ) -> Arc<SharedRequest<T>> {
-        let (hands, rank) = (&self.others().hands, self.rendezvous.ranks(ticket.group)[ticket.member]);
-        let open = SharedRequest::new(rank, pending);
-        hands.keep(ticket, open.clone());
-        if open.is_complete() {
-            // The collective was complete before.
-            hands.finish(ticket, &self.this);
-        }
-        open
     }
 
     /// Fails the world because process `from` has sent an invalid message.

@@ -75,7 +75,7 @@ pub(crate) struct Matched<P> {
 }
 
 /// Deadline that stands for "none". It can be added to any instant.
-const LONGEST: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
+pub(crate) const LONGEST: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 
 /// Time that a rank waits for ranks of other processes before it asks whether those wait, too.
 const PATIENCE: Duration = Duration::from_millis(500);

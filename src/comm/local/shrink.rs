@@ -44,7 +44,7 @@ impl HostBackend {
     pub(super) fn go_on(&self, rank: usize, deadline: Duration) -> Result<ShrunkWorld, CommError> {
         self.fail(Failure::Collective(CommError::Revoked { rank }));
         // No collective completes any more.
-        self.others.iter().for_each(|others| others.hands.forget());
+        self.others.iter().for_each(|others| others.completion.forget());
         self.muster(|muster| {
             muster.came(rank);
             Some(MembershipMessage::Came { rank })

@@ -10,7 +10,7 @@
 //!
 //! A process sends less than twice its tensors, for any number of processes. In one phase it would send the full
 //! tensors to each process. Both phases are posted at once. No rank has to wait between them, because the first
-//! phase is a [`SharedRequest`], which the completion thread completes.
+//! phase is a [`BackgroundRequest`], which the completion thread completes.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -18,13 +18,13 @@ use std::time::{Duration, Instant};
 use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::{Device, Shape};
 
+use super::background::BackgroundRequest;
 use super::channel::HostGroupBackend;
 use super::contribution::{CollectiveInputs, Contribution};
 use super::match_table::OpHandle;
 use super::remote_group::{DataMode, RecipientData, RemoteGroup};
 use super::rendezvous::Matched;
 use super::requests::{CollectiveRequest, OpHandleGuard};
-use super::shared_request::{Left, SharedRequest};
 use crate::comm::backend::{CallContext, CallSignature, Completed, PostResult, Request, reshaped};
 use crate::comm::process::contiguous_layout::ContiguousLayout;
 use crate::comm::process::result_buffer::ResultBuffer;
@@ -79,14 +79,15 @@ impl HostGroupBackend {
         };
         let gathered =
             Box::new(CollectiveRequest { seat: seat(second), own: None, taken: None, device: device.clone(), finish });
-        let gathered = match self.is_worth_hands(bytes, &device) {
-            true => engine.leave_open(second, gathered),
-            false => SharedRequest::new(self.member.rank(), gathered),
+        let gathered = BackgroundRequest::new(engine, self.member.rank(), gathered);
+        let gathered = match self.completes_in_background(bytes, &device) {
+            true => gathered.complete_when_ready(second),
+            false => gathered,
         };
         let reduced =
             ReduceScatterPhase { seat: seat(first), second, outlet: later, taken, op, shardings, sums, device };
-        let reduced = engine.leave_open(first, Box::new(reduced));
-        Ok(Box::new(TwoPhaseAllReduce { first: reduced, second: Left(gathered) }))
+        let reduced = BackgroundRequest::owed(engine, self.member.rank(), Box::new(reduced)).complete_when_ready(first);
+        Ok(Box::new(TwoPhaseAllReduce { first: reduced, second: gathered }))
     }
 
     /// Posts both phases, the first with its data. Returns their handles, the time at which the first was sent, and
@@ -179,9 +180,8 @@ impl Request<()> for ReduceScatterPhase {
 
 /// An all-reduce that this rank has posted.
 struct TwoPhaseAllReduce {
-    /// First phase. It is completed even if this request is dropped, because the other ranks need the reduced shard.
-    first: Arc<SharedRequest<()>>,
-    second: Left<Vec<DispatchTensor>>,
+    first: BackgroundRequest<()>,
+    second: BackgroundRequest<Vec<DispatchTensor>>,
 }
 
 impl Request<Vec<DispatchTensor>> for TwoPhaseAllReduce {
@@ -192,10 +192,9 @@ impl Request<Vec<DispatchTensor>> for TwoPhaseAllReduce {
     fn wait(self: Box<Self>, deadline: Duration) -> Result<Completed<Vec<DispatchTensor>>, CommError> {
         let (start, Self { first, second }) = (Instant::now(), *self);
         // Taken now, so that the thread that completes the first phase wakes no other thread for the second.
-        let own = second.0.take();
-        let first = first.wait(deadline)?;
-        let left = deadline.saturating_sub(start.elapsed());
-        let second = own.map_or_else(|| second.0.taken_by_hands(), |own| own.wait(left))?;
+        let second = second.claim();
+        let first = Box::new(first).wait(deadline)?;
+        let second = second.wait(deadline.saturating_sub(start.elapsed()))?;
         let complete =
             |(first, second): (TransferTiming, TransferTiming)| TransferTiming { complete: second.complete, ..first };
         let carried = first.carried.zip(second.carried).map(complete);
