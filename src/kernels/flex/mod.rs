@@ -115,21 +115,30 @@ fn plain(copies: &CopyPlan, sources: &Sources, dtype: DType) -> Vec<FlexTensor> 
 /// All segments are inside their sources, and inside the memory that begins at `to`. Nothing else reads or writes
 /// that memory.
 unsafe fn segments(segments: &[StridedCopy], sources: &Sources, to: &Ends<u8>, size: usize, streams: bool) {
-    let from = sources.bytes();
     share::each(
         segments,
         size,
         || (),
         |(), segments| {
             // SAFETY: guaranteed by the caller.
-            unsafe {
-                group::copy(segments, size, streams, |segment| {
-                    let (source, target) = (from[segment.source].as_ptr(), to.start(segment.target));
-                    (source.add(segment.from * size), target.add(segment.to * size))
-                })
-            }
+            unsafe { copy_segments(segments, sources, to, size, streams) }
         },
     );
+}
+
+/// Like [`segments`], on the calling thread.
+///
+/// # Safety
+/// Same requirements as [`segments`].
+unsafe fn copy_segments(segments: &[StridedCopy], sources: &Sources, to: &Ends<u8>, size: usize, streams: bool) {
+    let from = sources.bytes();
+    // SAFETY: guaranteed by the caller.
+    unsafe {
+        group::copy(segments, size, streams, |segment| {
+            let (source, target) = (from[segment.source].as_ptr(), to.start(segment.target));
+            (source.add(segment.from * size), target.add(segment.to * size))
+        })
+    }
 }
 
 fn by_dtype(
