@@ -381,7 +381,7 @@ where
     let place = |rank: usize| worlds(engine.clone(), rank).last().filter(|(engine, _)| Arc::ptr_eq(engine, &last));
     let left = here.iter().zip(&ends).filter_map(|(rank, end)| Some((place(*rank)?.1, end)));
     let left: Vec<_> = left.collect();
-    let RemoteOutcome { failure, reports, is_told } = last.finish();
+    let RemoteOutcome { failure, reports, is_told } = last.finish(config.deadline);
     if failure.is_none() && left.iter().all(|(_, end)| end.is_done()) {
         for (rank, error) in here.iter().zip(&ends).filter_map(|(rank, end)| Some((rank, end.error(*rank)?))) {
             log::warn!("rank {rank} was lost, and the other ranks continued without it: {error}");

@@ -78,6 +78,13 @@ pub trait Transport: Debug + Send + Sync {
         None
     }
 
+    /// Tells the transport whether this process may end only when process `of` ends, which is so at first. After a
+    /// failure, a process may be stuck in its program. The provided implementation is for transports that wait for no
+    /// process.
+    fn await_end(&self, of: usize, is_awaited: bool) {
+        let _ = (of, is_awaited);
+    }
+
     /// Returns, for each process, the bytes of headers and payloads handed over for it so far.
     fn sent(&self) -> Vec<u64>;
 

@@ -125,11 +125,13 @@ pub trait Backend: Debug + Send + Sync {
         None
     }
 
-    /// Waits until the programs of all ranks are over, including those of other processes. Returns the outcome of
-    /// the ranks in other processes.
+    /// Waits until the programs of all ranks are over, including those of other processes. If the world has failed, it
+    /// waits at most for `deadline`, because a program may be stuck outside collectives. Returns the outcome of the
+    /// ranks in other processes; a rank whose program is not over has the error [`CommError::StillRunning`].
     ///
     /// The provided implementation is for backends whose ranks are all in this process: there is nothing to report.
-    fn finish(&self) -> RemoteOutcome {
+    fn finish(&self, deadline: Duration) -> RemoteOutcome {
+        let _ = deadline;
         RemoteOutcome::default()
     }
 }

@@ -240,9 +240,14 @@ impl Backend for HostBackend {
         self.going_on.next()
     }
 
-    fn finish(&self) -> RemoteOutcome {
+    fn finish(&self, deadline: Duration) -> RemoteOutcome {
         let Some(others) = self.others.as_ref() else { return RemoteOutcome::default() };
-        self.rendezvous.finish();
+        let running = self.rendezvous.finish(deadline);
+        others.finish(&running);
+        for rank in running {
+            let error = Some(CommError::StillRunning { rank, deadline }.into());
+            others.lose(RankReport { rank, doing: self.activity(rank), error, at: None });
+        }
         others.completion.forget();
         // If the other ranks have continued without a remote rank, the outcome of that rank does not matter.
         let roster = self.going_on.roster();

@@ -51,7 +51,7 @@ pub(in crate::comm) struct PeerProcesses {
 pub(super) enum Ended {
     /// The rank has ended, as its process reported.
     Said(RankReport),
-    /// The process of the rank was lost.
+    /// The process of the rank was lost, or its program did not end in time.
     Lost(RankReport),
 }
 
@@ -226,6 +226,28 @@ impl PeerProcesses {
         self.ended.lock().insert(report.rank, Ended::Said(report));
     }
 
+    /// Records the report of a rank of another process that will not send one.
+    pub(super) fn lose(&self, report: RankReport) {
+        self.ended.lock().insert(report.rank, Ended::Lost(report));
+    }
+
+    /// Lets this process end without the processes of the ranks in `running`, whose programs have not ended in time,
+    /// and not without the others, except those that were [left behind](Self::leave_behind) by a shrunk world.
+    pub(super) fn finish(&self, running: &[usize]) {
+        let here = self.courier.process_index();
+        for process in (0..self.ranks.len()).filter(|process| *process != here && !self.ranks[*process].is_empty()) {
+            let is_over = !running.iter().any(|rank| self.ranks[process].contains(rank));
+            if !is_over || self.launch.shrunk == 0 {
+                self.courier.await_end(process, is_over);
+            }
+        }
+    }
+
+    /// Lets this process end without the processes of `ranks`, for which the survivors of a failure do not wait.
+    pub(super) fn leave_behind(&self, ranks: &[usize]) {
+        ranks.iter().for_each(|rank| self.courier.await_end(self.process_of(*rank), false));
+    }
+
     /// Returns the first rank whose program has failed, of the ranks for which `counts` returns true.
     pub fn unsuccessful(&self, counts: impl Fn(&usize) -> bool) -> Option<usize> {
         let ended = self.ended.lock();
@@ -239,7 +261,7 @@ impl PeerProcesses {
         ended.values().map(Ended::report).filter(|report| !here.contains(&report.rank)).cloned().collect()
     }
 
-    /// Returns true if the first process, which reports the outcome of the launch, was lost before its ranks ended.
+    /// Returns true if the first process, which reports the outcome of the launch, does not report it.
     pub fn has_lost_first(&self) -> bool {
         let ended = self.ended.lock();
         self.of(self.first()).any(|rank| matches!(ended.get(&rank), Some(Ended::Lost(_))))

@@ -133,7 +133,7 @@ impl HostBackend {
         for rank in interrupted {
             let error = CommError::Disconnected { rank, problem: problem.into() };
             let report = RankReport { rank, doing: self.activity(rank), error: Some(error.into()), at: None };
-            others.ended.lock().insert(rank, Ended::Lost(report));
+            others.lose(report);
             self.left(rank);
         }
     }

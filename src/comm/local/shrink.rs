@@ -71,12 +71,16 @@ impl HostBackend {
     /// Handles a membership message of process `from`.
     pub(super) fn hear_of_going_on(&self, from: usize, notice: MembershipMessage) -> Result<(), String> {
         let mut heard = Ok(());
+        let left_behind = if let MembershipMessage::Gone { ranks } = &notice { ranks.clone() } else { Vec::new() };
         self.muster(|muster| {
             muster.hear(from, notice).unwrap_or_else(|problem| {
                 heard = Err(problem);
                 None
             })
         });
+        if heard.is_ok() {
+            self.others().leave_behind(&left_behind);
+        }
         heard
     }
 
@@ -107,11 +111,13 @@ impl HostBackend {
                 return muster.roster().cloned();
             }
             drop(muster);
+            let mut ranks = Vec::new();
             self.muster(|muster| {
-                let ranks = muster.open();
+                ranks = muster.open();
                 ranks.iter().for_each(|rank| muster.gone(*rank));
-                Some(MembershipMessage::Gone { ranks })
+                Some(MembershipMessage::Gone { ranks: ranks.clone() })
             });
+            self.others.iter().for_each(|others| others.leave_behind(&ranks));
         }
         unreachable!("the second wait is the last")
     }

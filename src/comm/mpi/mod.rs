@@ -28,6 +28,8 @@
 //! 4. A process may end by returning from `main`, by `std::process::exit` or by a panic. At exit, [`ending`] makes
 //!    the progress thread send all queued messages and a last frame to each process, receive until the last frames
 //!    of the others have arrived, and finalize MPI. So every message is delivered, and a process ends when all do.
+//!    After a failed launch it does not wait for processes with ranks that are stuck in their programs, and does not
+//!    finalize MPI, which would wait for them. The launcher then ends these.
 //! 5. When the last frame of a process and all payloads before it have arrived, the handler is notified that the
 //!    process is [lost](MessageHandler::lost).
 //! 6. If MPI continues after the failure of a process ([`ulfm`]), the handler is notified that the process is
@@ -93,6 +95,8 @@ impl Default for FragmentLimits {
 /// State shared by ranks and the thread that uses the engine.
 struct MpiShared {
     place: ProcessRank,
+    /// False for each process that this process does not wait for when it ends.
+    awaited: Box<[AtomicBool]>,
     queue: Mutex<SendQueue>,
     addressee: OnceLock<Arc<dyn MessageHandler>>,
     /// Number of bytes sent to each process.
@@ -137,9 +141,10 @@ impl MpiTransport {
             Err(error) => drop(tell.send(Err(error))),
             Ok(library) => {
                 let sent = (0..place.processes).map(|_| AtomicU64::new(0)).collect();
+                let awaited = (0..place.processes).map(|_| AtomicBool::new(true)).collect();
                 let (queue, addressee) = (Mutex::default(), OnceLock::new());
                 let [hurried, helped, sleeps] = [(); 3].map(|()| AtomicBool::new(false));
-                let shared = Arc::new(MpiShared { place, queue, addressee, sent, hurried, helped, sleeps });
+                let shared = Arc::new(MpiShared { place, awaited, queue, addressee, sent, hurried, helped, sleeps });
                 let may_help = library.is_serialized();
                 let carrier = Arc::new(Mutex::new(ProgressEngine::new(shared.clone(), library, limits)));
                 // If this send fails, the starting thread has already ended.
@@ -271,6 +276,10 @@ impl Transport for MpiTransport {
             self.thread.unpark();
         }
         Some(turn == PollResult::Moved)
+    }
+
+    fn await_end(&self, of: usize, is_awaited: bool) {
+        self.shared.awaited[of].store(is_awaited, Ordering::Relaxed);
     }
 
     fn sent(&self) -> Vec<u64> {

@@ -88,6 +88,7 @@ fn errors() -> Vec<CommError> {
         CommError::InvalidArgument { rank, op: Op::Reduce, label, problem: problem.clone(), remedy: "r".into() },
         CommError::InvalidGroup { rank, ranks: vec![1, 1], problem: problem.clone() },
         CommError::Disconnected { rank, problem },
+        CommError::StillRunning { rank, deadline: Duration::from_millis(3) },
         CommError::Diverged {
             rank,
             other: 2,
