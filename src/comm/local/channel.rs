@@ -18,6 +18,7 @@ use super::remote_group::{DataMode, OutgoingData, RecipientData, RemoteGroup};
 use super::requests::{CollectiveRequest, OpHandleGuard, OwnShards, RecvRequest, SendRequest};
 use super::two_phase_all_reduce;
 use crate::comm::backend::{CallContext, GroupBackend, GroupMember, PostResult, ReceivedTensors, rows_for_each};
+use crate::comm::communicator::PRIVATE;
 use crate::comm::process::contiguous_layout::ContiguousLayout;
 use crate::comm::{CollectivePlan, ReduceOp, ShardedTensor, TensorMeta};
 use crate::memory;
@@ -46,9 +47,8 @@ impl HostGroupBackend {
 
     /// Returns the key and the remote ranks of an internal group with the same members, on which second phases are
     /// posted.
-    pub fn second_halves(&self) -> (GroupKey, Arc<RemoteGroup>) {
-        // No program uses this name for a group.
-        let name = format!("{}\0second halves", self.name);
+    pub fn second_phases(&self) -> (GroupKey, Arc<RemoteGroup>) {
+        let name = format!("{PRIVATE}second phases of {}", self.name);
         let key = self.engine.rendezvous.group(self.member.group.ranks(), name.clone());
         let others = self.engine.others.as_ref().expect("an all-reduce has two phases only among processes");
         let outlet = RemoteGroup::new(others, &self.member, name).expect("some of the group are in other processes");

@@ -111,7 +111,7 @@ impl HostGroupBackend {
             ..post.print.clone()
         };
         let mut second = self.second.lock();
-        let (key, later) = second.get_or_insert_with(|| self.second_halves());
+        let (key, later) = second.get_or_insert_with(|| self.second_phases());
         let (member, rendezvous) = (self.member.group.rank(), &self.engine.rendezvous);
         let join = |print| rendezvous.post(self.key, member, print, deposit);
         let (first, taken) = outlet.joined(post.print, shares, DataMode::Eager, join)?;
@@ -209,7 +209,7 @@ mod tests {
     const KIB: u64 = 1 << 10;
 
     #[test]
-    fn halves_pay_for_large_tensors_and_many_processes() {
+    fn two_phases_pay_for_large_tensors_and_many_processes() {
         let least = |ranks, processes| (1..1 << 14).find(|kib| pay(kib * KIB, ranks, processes));
         assert_eq!(least(2, 2), Some(2049));
         assert_eq!(least(4, 2), Some(1025));

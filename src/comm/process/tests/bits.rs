@@ -177,7 +177,7 @@ fn a_sharded_model_trains_to_the_bits_of_threads() {
 /// A header may arrive before its data, and a rank that calls later than others must nevertheless continue. A rank
 /// must not see writes of other ranks to their results either.
 #[test]
-fn all_reduces_in_halves_follow_each_other() {
+fn all_reduces_in_two_phases_follow_each_other() {
     let job = Job::new(3, 20);
     let ends = job.run(|_, processes| {
         launch(Launch::on_backend(processes.engine(1)), |world| {
@@ -196,7 +196,7 @@ fn all_reduces_in_halves_follow_each_other() {
 /// A rank that does not wait for an operation must still send its data. Ranks that wait in another order get the
 /// correct results.
 #[test]
-fn all_reduces_in_halves_are_waited_for_in_any_order_or_not_at_all() {
+fn all_reduces_in_two_phases_are_waited_for_in_any_order_or_not_at_all() {
     everywhere(|world| {
         let comm = world.all();
         let reduce = |call: usize| {
