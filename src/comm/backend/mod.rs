@@ -47,7 +47,6 @@ mod process_options;
 mod provided;
 pub(crate) mod ranges;
 mod request;
-mod shrunk_world;
 mod signature;
 
 use std::fmt::Debug;
@@ -63,14 +62,13 @@ use super::{CollectivePlan, CommError, Group, Ledger, RankReport, ReduceOp, Shar
 use crate::Error;
 use crate::placement::ShardSizes;
 
+pub use super::membership::ShrunkWorld;
 pub use failure::Failure;
 pub(crate) use generic::{concat, from_data, into_data, reduce, reshaped, rows};
 pub use process_options::ProcessOptions;
 pub(super) use provided::rows_for_each;
 pub(super) use request::Mapped;
 pub use request::{Completed, Request};
-pub use shrunk_world::ShrunkWorld;
-pub(super) use shrunk_world::{last, worlds};
 pub use signature::CallSignature;
 pub(crate) use signature::{PairwiseSignature, ShardSignature, TensorSignature, tensor_text};
 

@@ -26,13 +26,11 @@ mod device;
 #[cfg(feature = "flex")]
 mod host;
 mod match_table;
-mod membership;
 mod peer_processes;
 mod remote;
 mod remote_group;
 mod rendezvous;
 mod requests;
-mod shrink;
 mod sync;
 mod two_phase_all_reduce;
 mod wait_for_graph;
@@ -47,16 +45,16 @@ use super::backend::{
     Backend, CallSignature, Failure, GroupBackend, GroupMember, ProcessOptions, RemoteOutcome, ShrunkWorld,
     device_number, launch_number,
 };
+use super::membership::Membership;
 use super::{CommError, Divergence, Op, RankReport};
 use crate::Error;
 
 pub(super) use contribution::Contribution;
 use match_table::OpHandle;
-pub(super) use membership::MembershipMessage;
 pub(super) use peer_processes::PeerProcesses;
 pub(super) use remote::PayloadTarget;
+pub(super) use rendezvous::LONGEST;
 use rendezvous::{LINGER, PeerNotifier, SpinPolicy};
-use shrink::ShrinkState;
 pub(super) use wait_for_graph::WaitForEdge;
 
 /// State shared by the ranks of one [`launch`](super::launch) in one process.
@@ -73,7 +71,7 @@ pub(super) struct HostBackend {
     /// Number of ranks whose programs have ended.
     left: AtomicUsize,
     manner: ProcessOptions,
-    going_on: ShrinkState,
+    membership: Membership,
     /// Cache of results that several local ranks share; `None` if every rank needs separate memory.
     #[cfg(feature = "flex")]
     shelf: Option<host::SharedResultCache>,
@@ -131,7 +129,6 @@ impl HostBackend {
     fn numbered(before: Option<&Self>, size: usize, manner: ProcessOptions, launch: u64) -> Arc<Self> {
         let lingers = lingers(size);
         let rendezvous = rendezvous::Rendezvous::new(size, lingers, manner.multithreaded);
-        let going_on = ShrinkState::new(std::iter::once(0..size), 0);
         Arc::new_cyclic(|this| Self {
             rendezvous,
             size,
@@ -140,7 +137,7 @@ impl HostBackend {
             launch,
             left: AtomicUsize::new(0),
             manner,
-            going_on,
+            membership: Membership::of_threads(size),
             #[cfg(feature = "flex")]
             shelf: shelf(manner, lingers, before),
             this: this.clone(),
@@ -160,12 +157,24 @@ impl HostBackend {
             launch: launch_number(),
             left: AtomicUsize::new(0),
             manner,
-            going_on: others.going_on(),
+            membership: others.membership(),
             others: Some(others),
             #[cfg(feature = "flex")]
             shelf: shelf(manner, SpinPolicy::Yielding(YIELDS, LINGER), before),
             this: this.clone(),
         })
+    }
+
+    /// Creates the backend of the surviving `ranks`.
+    fn next_engine(&self, ranks: &[usize]) -> Arc<Self> {
+        match &self.others {
+            None => Self::after(Some(self), ranks.len(), self.manner),
+            Some(others) => {
+                let engine = Self::of_processes(Some(self), others.of_those(ranks), self.manner);
+                others.begin(&engine);
+                engine
+            }
+        }
     }
 
     /// Requests the contributions in `offers`, which ranks of other processes send on demand.
@@ -186,7 +195,7 @@ impl HostBackend {
     fn left(&self, rank: usize) {
         if self.rendezvous.returned(rank) {
             self.left.fetch_add(1, Ordering::Relaxed);
-            self.does_not_go_on(rank);
+            self.membership.exited(rank);
         }
     }
 }
@@ -233,11 +242,16 @@ impl Backend for HostBackend {
     }
 
     fn shrink(&self, rank: usize, deadline: Duration) -> Result<ShrunkWorld, CommError> {
-        self.go_on(rank, deadline)
+        self.fail(Failure::Collective(CommError::Revoked { rank }));
+        // No collective completes any more.
+        self.others.iter().for_each(|others| others.completion.forget());
+        let ranks = self.membership.survivors(rank, deadline)?;
+        let next = || ShrunkWorld { engine: self.next_engine(&ranks), ranks: ranks.clone() };
+        Ok(self.membership.next_or(next))
     }
 
     fn successor(&self) -> Option<ShrunkWorld> {
-        self.going_on.next()
+        self.membership.next()
     }
 
     fn finish(&self, deadline: Duration) -> RemoteOutcome {
@@ -250,7 +264,7 @@ impl Backend for HostBackend {
         }
         others.completion.forget();
         // If the other ranks have continued without a remote rank, the outcome of that rank does not matter.
-        let roster = self.going_on.roster();
+        let roster = self.membership.roster();
         let counts =
             |rank: &usize| self.here.contains(rank) || roster.as_ref().is_none_or(|ranks| ranks.contains(rank));
         let failure = others.unsuccessful(counts).map(|rank| {

@@ -10,11 +10,10 @@ use parking_lot::Mutex;
 use super::HostBackend;
 use super::background::CompletionThread;
 use super::match_table::{GroupKey, OpHandle, StalledWait};
-use super::membership::MembershipMessage;
 use super::rendezvous::{PeerEvent, PeerNotifier};
-use super::shrink::ShrinkState;
 use super::wait_for_graph::{WaitForEdge, WaitForGraph};
 use crate::comm::backend::{CallSignature, Failure};
+use crate::comm::membership::{Membership, MembershipMessage, MembershipPeers};
 use crate::comm::process::header::{ControlMessage, EncodedSignature, Header, LaunchId, PayloadDesc};
 use crate::comm::process::result_buffer::ResultBuffer;
 use crate::comm::transport::{Message, Payload, SendStamp, Transport};
@@ -120,9 +119,9 @@ impl PeerProcesses {
         self.ranks.last().map_or(0, |ranks| ranks.end)
     }
 
-    /// Returns the initial state of a `shrink`, in which no rank has called it.
-    pub(super) fn going_on(&self) -> ShrinkState {
-        ShrinkState::new(self.ranks.iter().cloned(), self.courier.process_index())
+    /// Returns the agreement of the launch's processes on the survivors of a failure.
+    pub(super) fn membership(self: &Arc<Self>) -> Membership {
+        Membership::of_processes(&self.ranks, self.courier.process_index(), self.clone())
     }
 
     /// Returns the ranks of this process.
@@ -215,11 +214,6 @@ impl PeerProcesses {
         if decided { self.send_all(word) } else { self.send(self.first(), word(), Vec::new()) }
     }
 
-    /// Sends a membership message to all other processes.
-    pub fn notify(&self, notice: &MembershipMessage) {
-        self.send_all(|| ControlMessage::Membership(notice.clone()));
-    }
-
     /// Sends the report of a local rank that has exited to all other processes.
     pub fn leave(&self, report: RankReport) {
         self.send_all(|| ControlMessage::RankExited(report.clone()));
@@ -232,7 +226,7 @@ impl PeerProcesses {
     }
 
     /// Lets this process end without the processes of the ranks in `running`, whose programs have not ended in time,
-    /// and not without the others, except those that were [left behind](Self::leave_behind) by a shrunk world.
+    /// and not without the others, except those that were [left behind](MembershipPeers::leave_behind) by a shrunk world.
     pub(super) fn finish(&self, running: &[usize]) {
         let here = self.courier.process_index();
         for process in (0..self.ranks.len()).filter(|process| *process != here && !self.ranks[*process].is_empty()) {
@@ -241,11 +235,6 @@ impl PeerProcesses {
                 self.courier.await_end(process, is_over);
             }
         }
-    }
-
-    /// Lets this process end without the processes of `ranks`, for which the survivors of a failure do not wait.
-    pub(super) fn leave_behind(&self, ranks: &[usize]) {
-        ranks.iter().for_each(|rank| self.courier.await_end(self.process_of(*rank), false));
     }
 
     /// Returns the first rank whose program has failed, of the ranks for which `counts` returns true.
@@ -265,6 +254,16 @@ impl PeerProcesses {
     pub fn has_lost_first(&self) -> bool {
         let ended = self.ended.lock();
         self.of(self.first()).any(|rank| matches!(ended.get(&rank), Some(Ended::Lost(_))))
+    }
+}
+
+impl MembershipPeers for PeerProcesses {
+    fn notify(&self, message: &MembershipMessage) {
+        self.send_all(|| ControlMessage::Membership(message.clone()));
+    }
+
+    fn leave_behind(&self, ranks: &[usize]) {
+        ranks.iter().for_each(|rank| self.courier.await_end(self.process_of(*rank), false));
     }
 }
 

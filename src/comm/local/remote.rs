@@ -115,7 +115,7 @@ impl HostBackend {
     /// Handles the loss of the connection to `process`.
     pub(in crate::comm) fn lost(&self, process: usize, problem: &str) {
         let others = self.others();
-        self.goes_on_without(process);
+        self.membership.lost(process);
         if process == others.first() {
             others.lose_first();
             self.rendezvous.decide_here();
@@ -200,7 +200,7 @@ impl HostBackend {
                 self.rendezvous.hear(failure, decided);
                 Ok(None)
             }
-            ControlMessage::Membership(notice) => self.hear_of_going_on(from, notice).map(|()| None),
+            ControlMessage::Membership(notice) => self.membership.hear(from, notice).map(|()| None),
             ControlMessage::Waits(chain) => self.hear_of_waiting(from, chain).map(|()| None),
         }
     }

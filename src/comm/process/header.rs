@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use super::wire::{Decode, Encode, wire_enum, wire_struct};
 use crate::comm::backend::{CallSignature, Failure};
-use crate::comm::local::{MembershipMessage, WaitForEdge};
+use crate::comm::local::WaitForEdge;
+use crate::comm::membership::MembershipMessage;
 use crate::comm::{Digests, RankReport, TensorMeta};
 
 /// A control message, with the launch to which it belongs.

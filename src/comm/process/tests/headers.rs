@@ -11,7 +11,7 @@ use super::super::header::{
 };
 use crate::Error;
 use crate::comm::backend::{CallSignature, Failure, PairwiseSignature, ShardSignature, TensorSignature};
-use crate::comm::local::MembershipMessage;
+use crate::comm::membership::MembershipMessage;
 use crate::comm::{
     Call, CollectiveId, CommError, Digests, Op, RankReport, ReduceOp, ReplicatedValue, ShardedModel, StartError,
     TensorMeta,
