@@ -11,9 +11,8 @@ use std::sync::{Arc, Once};
 
 use parking_lot::Mutex;
 
-use super::backend::{Backend, worlds};
 use super::flight::{ExitKind, FirstFailure, ProgramExit};
-use super::ledger_history::LedgerHistory;
+use super::membership::RankWorlds;
 use super::rank_context;
 use super::rank_outcome::first;
 
@@ -32,19 +31,19 @@ static LAUNCHES: Mutex<Vec<Arc<LocalRanks>>> = Mutex::new(Vec::new());
 
 /// The ranks of a launch that run in this process.
 struct LocalRanks {
-    engine: Arc<dyn Backend>,
-    books: Vec<(usize, Arc<LedgerHistory>)>,
+    launch: u64,
+    ranks: Vec<Arc<RankWorlds>>,
 }
 
 /// Registration of a running launch. Dropping it removes the registration.
 pub(super) struct ActiveLaunch(Arc<LocalRanks>);
 
 impl ActiveLaunch {
-    /// Registers the launch of `engine`, whose ranks in this process have the ledgers `books`.
-    pub fn new(engine: Arc<dyn Backend>, books: impl Iterator<Item = (usize, Arc<LedgerHistory>)>) -> Self {
+    /// Registers a launch with its ranks in this process.
+    pub fn new(launch: u64, ranks: Vec<Arc<RankWorlds>>) -> Self {
         static REGISTERED: Once = Once::new();
         REGISTERED.call_once(|| at_exit(note));
-        let ranks = Arc::new(LocalRanks { engine, books: books.collect() });
+        let ranks = Arc::new(LocalRanks { launch, ranks });
         LAUNCHES.lock().push(ranks.clone());
         Self(ranks)
     }
@@ -62,7 +61,7 @@ pub(super) extern "C" fn note() {
     let launches = LAUNCHES.lock().clone();
     let by = rank_context::launch_and_rank();
     for ranks in launches {
-        let by = by.filter(|(launch, _)| *launch == ranks.engine.launch());
+        let by = by.filter(|(launch, _)| *launch == ranks.launch);
         ranks.note(by.map(|(_, rank)| rank));
     }
 }
@@ -71,14 +70,13 @@ impl LocalRanks {
     /// Records the exit in every world that the ranks were in. `by` is the rank whose program ended the process, or
     /// `None` if no rank did.
     fn note(&self, by: Option<usize>) {
-        for (rank, books) in &self.books {
-            for ((engine, place), ledger) in worlds(self.engine.clone(), *rank).zip(books.all()) {
-                let by =
-                    by.and_then(|by| worlds(self.engine.clone(), by).find(|(other, _)| Arc::ptr_eq(other, &engine)));
-                let (text, by_another) = match by {
+        let by = by.and_then(|by| self.ranks.iter().find(|worlds| worlds.rank == by));
+        for worlds in &self.ranks {
+            for (engine, place, ledger) in worlds.with_ledgers() {
+                let (text, by_another) = match by.and_then(|by| by.rank_in(&engine)) {
                     None => ("its process has ended".into(), None),
-                    Some((_, by)) if by == place => ("its program has ended the process".into(), None),
-                    Some((_, rank)) => {
+                    Some(by) if by == place => ("its program has ended the process".into(), None),
+                    Some(rank) => {
                         let text = format!("the program of rank {rank} has ended the process");
                         (text.clone(), Some(FirstFailure { rank, is_own: false, is_difference: false, text }))
                     }

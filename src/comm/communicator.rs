@@ -53,6 +53,9 @@ struct CommunicatorInner {
     duplicates: Mutex<HashMap<&'static str, Communicator>>,
 }
 
+/// Beginning of the names of this crate's own duplicates and internal groups, which names of programs do not have.
+pub(crate) const PRIVATE: &str = "burn_dtensor::";
+
 impl Communicator {
     /// Creates the communicator of `group` for its rank `rank`.
     pub(super) fn new(rank: Arc<Rank>, group: Group, name: &'static str, deadline: Duration) -> Self {
@@ -96,8 +99,20 @@ impl Communicator {
     /// this communicator returns the same duplicate.
     ///
     /// Names belong to the group, also when a duplicate is duplicated, so use each name for one purpose only.
-    /// Reserved names: `fully_shard` uses "reduced" and "gathered again", and random streams use "threads".
+    ///
+    /// # Panics
+    /// If the name begins with `burn_dtensor::`, like those of this crate's own duplicates.
     pub fn duplicate(&self, name: &'static str) -> Self {
+        assert!(
+            !name.starts_with(PRIVATE),
+            "cannot duplicate a communicator with the name {name:?}: names that begin with {PRIVATE:?} are this crate's own. \
+             Pass another name"
+        );
+        self.duplicate_private(name)
+    }
+
+    /// Like [`duplicate`](Self::duplicate), with a name of this crate that no program can use.
+    pub(crate) fn duplicate_private(&self, name: &'static str) -> Self {
         let make = || Self::new(self.shared.rank.clone(), self.group().clone(), name, self.deadline);
         let duplicate = self.shared.duplicates.lock().entry(name).or_insert_with(make).clone();
         Self { deadline: self.deadline, ..duplicate }

@@ -213,6 +213,18 @@ pub enum CommError {
         rank: usize,
     },
 
+    /// The program of a rank in another process did not end after a failure.
+    #[error(
+        "rank {rank} was still running {deadline:?} after the failure, so its process is left behind. Find out where its \
+         program is stuck outside collectives, or raise `Launch::with_deadline` if it is only slow"
+    )]
+    StillRunning {
+        /// Global rank.
+        rank: usize,
+        /// Time for which the other ranks waited.
+        deadline: Duration,
+    },
+
     /// A process cannot be reached any more, or sent invalid data.
     #[error(
         "lost the connection to the process of rank {rank}: {problem}. Read what it printed, and run the same build of \
@@ -244,6 +256,7 @@ impl CommError {
             | Self::Revoked { rank }
             | Self::ExcludedFromShrink { rank }
             | Self::CannotShrink { rank }
+            | Self::StillRunning { rank, .. }
             | Self::Disconnected { rank, .. } => *rank,
             Self::DeadlineExceeded { rank, missing, .. } => missing.first().copied().unwrap_or(*rank),
             Self::Deadlock { waits } => waits.first().map_or(0, |(rank, ..)| *rank),

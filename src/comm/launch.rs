@@ -8,11 +8,11 @@ use std::{env, thread};
 use burn::tensor::Device;
 
 use super::active_launch::ActiveLaunch;
-use super::backend::{Backend, ProcessOptions, RemoteOutcome, last, worlds};
+use super::backend::{Backend, ProcessOptions, RemoteOutcome};
 use super::flight::{LaunchStart, RankTrace};
 use super::launcher;
-use super::ledger_history::LedgerHistory;
 use super::local::HostBackend;
+use super::membership::{RankWorlds, last};
 #[cfg(feature = "mpi")]
 use super::process::ProcessJob;
 use super::rank_context::{self, RankContext};
@@ -334,36 +334,34 @@ where
     let threads = (cores / here.len()).max(1);
     let folder = config.flight.or_else(|| env::var_os(FLIGHT).filter(|folder| !folder.is_empty()).map(PathBuf::from));
     let start = LaunchStart::new(engine.size(), engine.launch());
-    let books: Vec<_> = here.iter().map(|_| LedgerHistory::new(folder.clone())).collect();
-    let _running = ActiveLaunch::new(engine.clone(), here.iter().copied().zip(books.iter().cloned()));
-    let ledgers: Vec<_> = here.iter().zip(&books).map(|(rank, books)| books.open_at(*rank, &start)).collect();
+    let worlds = |rank: &usize| RankWorlds::new(engine.clone(), *rank, folder.clone());
+    let worlds: Vec<_> = here.iter().map(worlds).collect();
+    let _running = ActiveLaunch::new(engine.launch(), worlds.clone());
+    let ledgers: Vec<_> = worlds.iter().map(|worlds| worlds.open_at(worlds.rank, &start)).collect();
     let run = |(place, rank): (usize, usize)| {
         let home = Arc::new(RankContext { launch: engine.launch(), rank, outer: outer.clone() });
         // A panic is the outcome of the rank, even while its pool is created.
         let end = RankOutcome::of(|| match &ledgers[place] {
-            Ok(_) => {
-                let (device, books) = (config.devices.of(place), books[place].clone());
-                let (engine, checks) = (engine.clone(), config.checks_replicas);
-                let world = World::new(rank, device, engine, books, config.deadline, checks);
+            Ok(ledger) => {
+                let (worlds, ledger, device) = (worlds[place].clone(), ledger.clone(), config.devices.of(place));
+                let world = World::new(worlds, ledger, device, config.deadline, config.checks_replicas);
                 in_own_pool(home, threads, config.stack_size, || run_program(&program, &world))
             }
             Err(error) => RankOutcome::failed(error.clone().into()),
         });
-        end.tell(rank, &engine);
-        for ((engine, rank), ledger) in worlds(engine.clone(), rank).zip(books[place].all()) {
-            end.note(rank, &*engine, ledger.recorder());
-        }
-        end.leave(rank, &engine);
+        end.tell(&worlds[place]);
+        end.note(&worlds[place]);
+        end.leave(&worlds[place]);
         end
     };
     let ends = thread::scope(|scope| {
         let spawn = |(place, rank)| {
             let thread = thread::Builder::new().name(format!("launch {rank}"));
-            let run = &run;
+            let (run, worlds) = (&run, &worlds);
             thread.spawn_scoped(scope, move || run((place, rank))).map_err(|error| {
                 let end = RankOutcome::failed(Error::other(format!("cannot start rank {rank}: {error}")));
-                end.tell(rank, &engine);
-                end.leave(rank, &engine);
+                end.tell(&worlds[place]);
+                end.leave(&worlds[place]);
                 end
             })
         };
@@ -376,10 +374,9 @@ where
     });
     // The result depends on the ranks that continued in the last world.
     let last = last(engine.clone());
-    let place = |rank: usize| worlds(engine.clone(), rank).last().filter(|(engine, _)| Arc::ptr_eq(engine, &last));
-    let left = here.iter().zip(&ends).filter_map(|(rank, end)| Some((place(*rank)?.1, end)));
+    let left = worlds.iter().zip(&ends).filter_map(|(worlds, end)| Some((worlds.rank_in(&last)?, end)));
     let left: Vec<_> = left.collect();
-    let RemoteOutcome { failure, reports, is_told } = last.finish();
+    let RemoteOutcome { failure, reports, is_told } = last.finish(config.deadline);
     if failure.is_none() && left.iter().all(|(_, end)| end.is_done()) {
         for (rank, error) in here.iter().zip(&ends).filter_map(|(rank, end)| Some((rank, end.error(*rank)?))) {
             log::warn!("rank {rank} was lost, and the other ranks continued without it: {error}");
@@ -396,9 +393,9 @@ where
     let error = LaunchError::new(failure, reports);
     // `error.rank` is a rank of the last world. With several processes, all must report the same operations, so
     // they read the files, which every process can read.
-    let at = here.iter().position(|rank| place(*rank).is_some_and(|(_, place)| place == error.rank));
+    let at = worlds.iter().position(|worlds| worlds.rank_in(&last) == Some(error.rank));
     let flight = match at {
-        Some(at) if last.local_ranks().len() == last.size() => books[at].all().last().map(|ledger| ledger.flight()),
+        Some(at) if last.local_ranks().len() == last.size() => worlds[at].ledger().map(|ledger| ledger.flight()),
         _ => folder.as_ref().and_then(|folder| RankTrace::of_rank(folder, last.launch(), error.rank)),
     };
     let last = flight.map(|flight| flight.last(LAST)).unwrap_or_default();

@@ -73,8 +73,8 @@ mod groups;
 mod launch;
 mod launcher;
 mod ledger;
-mod ledger_history;
 mod local;
+mod membership;
 #[cfg(feature = "mpi")]
 mod mpi;
 mod op;

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use burn::tensor::Device;
 
 use super::backend::{Backend, Failure};
-use super::ledger_history::LedgerHistory;
+use super::membership::RankWorlds;
 use super::rank_context::RankContext;
 use super::{CommError, Ledger, Op};
 
@@ -16,8 +16,7 @@ pub(super) struct Rank {
     pub rank: usize,
     pub device: Device,
     pub ledger: Arc<Ledger>,
-    /// Ledgers of all worlds of which the rank was a member.
-    pub books: Arc<LedgerHistory>,
+    pub worlds: Arc<RankWorlds>,
     pub engine: Arc<dyn Backend>,
     /// Launch that created the rank's threads, and the rank's number in that launch. The number may differ from
     /// `rank` after a shrink.

@@ -2,10 +2,10 @@
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, Location, catch_unwind};
-use std::sync::Arc;
 
-use super::backend::{Backend, Failure, worlds};
-use super::flight::{ExitKind, FirstFailure, ProgramExit, Recorder};
+use super::backend::Failure;
+use super::flight::{ExitKind, FirstFailure, ProgramExit};
+use super::membership::RankWorlds;
 use super::panic::{error_behind, panic_report};
 use super::{CommError, rank_context};
 use crate::Error;
@@ -42,8 +42,8 @@ impl<T> RankOutcome<T> {
 
     /// Reports a failure to the other ranks, in every world of which the rank was a member, because they may be
     /// waiting for this rank.
-    pub fn tell(&self, rank: usize, engine: &Arc<dyn Backend>) {
-        for (engine, rank) in worlds(engine.clone(), rank) {
+    pub fn tell(&self, worlds: &RankWorlds) {
+        for (engine, rank) in worlds.iter() {
             match self {
                 Self::Done(_) => {}
                 Self::Failed { error, .. } => {
@@ -59,21 +59,23 @@ impl<T> RankOutcome<T> {
     /// Notifies the backend that the rank's program is over, in every world of which the rank was a member.
     /// [Record](Self::note) the outcome before: other processes wait for this notification, and the record must be
     /// complete when the launch has ended everywhere.
-    pub fn leave(&self, rank: usize, engine: &Arc<dyn Backend>) {
-        for (engine, rank) in worlds(engine.clone(), rank) {
+    pub fn leave(&self, worlds: &RankWorlds) {
+        for (engine, rank) in worlds.iter() {
             engine.rank_exited(rank, self.error(rank), self.unwound_at());
         }
     }
 
-    /// Records the outcome in the flight recorder, with the first failure of the launch as far as that is known.
-    pub fn note(&self, rank: usize, engine: &dyn Backend, recorder: &Recorder) {
+    /// Records the outcome in the flight recorders, with the first failure of each world as far as that is known.
+    pub fn note(&self, worlds: &RankWorlds) {
         let (how, text) = match self {
             Self::Done(_) => (ExitKind::Returned, String::new()),
             Self::Failed { error, .. } => (ExitKind::Failed, error.to_string()),
             Self::Panicked(message) => (ExitKind::Panicked, message.clone()),
         };
-        let failure = engine.failure().map(|failure| first(&failure, rank));
-        recorder.ended(|at| ProgramExit { how, at, text, failure });
+        for (engine, rank, ledger) in worlds.with_ledgers() {
+            let failure = engine.failure().map(|failure| first(&failure, rank));
+            ledger.recorder().ended(|at| ProgramExit { how, at, text: text.clone(), failure });
+        }
     }
 
     pub fn is_done(&self) -> bool {

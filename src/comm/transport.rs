@@ -78,12 +78,11 @@ pub trait Transport: Debug + Send + Sync {
         None
     }
 
-    /// Returns true if this process and process `with` can share memory, as processes on one host can: each can
-    /// open the other's file descriptors in `/proc/<process>/fd`. The answer must be the same in all processes, and
-    /// must not change.
-    fn shares_memory(&self, with: usize) -> bool {
-        let _ = with;
-        false
+    /// Tells the transport whether this process may end only when process `of` ends, which is so at first. After a
+    /// failure, a process may be stuck in its program. The provided implementation is for transports that wait for no
+    /// process.
+    fn await_end(&self, of: usize, is_awaited: bool) {
+        let _ = (of, is_awaited);
     }
 
     /// Returns, for each process, the bytes of headers and payloads handed over for it so far.

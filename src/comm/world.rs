@@ -8,9 +8,9 @@ use std::time::Duration;
 use burn::tensor::Device;
 use parking_lot::Mutex;
 
-use super::backend::{Backend, ShrunkWorld, is_device_number};
-use super::ledger_history::LedgerHistory;
+use super::backend::{ShrunkWorld, is_device_number};
 use super::local::HostBackend;
+use super::membership::RankWorlds;
 use super::rank::Rank;
 use super::{Call, CommError, Communicator, Group, Ledger, in_turn};
 use crate::{Error, Result};
@@ -57,25 +57,25 @@ pub(super) const DEADLINE: Duration = Duration::from_secs(600);
 const MAX_GROUPS: usize = 1 << 12;
 
 impl World {
-    /// Creates the world of a rank. The last ledger of `books` must be that of this world.
+    /// Creates the world of a rank in its launch, where it has a ledger.
     pub(super) fn new(
-        rank: usize,
+        worlds: Arc<RankWorlds>,
+        ledger: Arc<Ledger>,
         device: Device,
-        engine: Arc<dyn Backend>,
-        books: Arc<LedgerHistory>,
         deadline: Duration,
         checks_replicas: bool,
     ) -> Self {
-        let (home, ledger) = ((engine.launch(), rank), books.last());
-        let rank = Rank { rank, device, ledger, books, engine, home, alone: AtomicUsize::new(0), checks_replicas };
+        let (rank, engine) = (worlds.rank, worlds.engine.clone());
+        let home = (engine.launch(), rank);
+        let rank = Rank { rank, device, ledger, worlds, engine, home, alone: AtomicUsize::new(0), checks_replicas };
         Self::of(rank, deadline, None)
     }
 
     /// Creates the world of a program without ranks on `device`, which has one rank.
     pub(crate) fn of_device(device: &Device) -> Self {
-        let (engine, books) = (HostBackend::of_device(), LedgerHistory::new(None));
-        books.open(0, &*engine).expect("a ledger without a file opens");
-        Self::new(0, device.clone().inner(), engine, books, DEADLINE, false)
+        let worlds = RankWorlds::new(HostBackend::of_device(), 0, None);
+        let ledger = worlds.open(0, &*worlds.engine).expect("a ledger without a file opens");
+        Self::new(worlds, ledger, device.clone().inner(), DEADLINE, false)
     }
 
     fn of(rank: Rank, deadline: Duration, before: Option<Before>) -> Self {
@@ -255,14 +255,14 @@ impl World {
         if let Some(next) = &*next {
             return Ok(next.clone());
         }
-        let Rank { rank, device, books, engine, home, checks_replicas, .. } = &*self.0.rank;
+        let Rank { rank, device, worlds, engine, home, checks_replicas, .. } = &*self.0.rank;
         let successor = engine.shrink(*rank, self.0.deadline)?;
         let place = successor.place_of(*rank).ok_or(CommError::ExcludedFromShrink { rank: *rank })?;
         let ShrunkWorld { engine, ranks } = successor;
-        let (ledger, alone) = (books.open(place, &*engine)?, AtomicUsize::new(0));
-        let (device, books) = (device.clone(), books.clone());
+        let (ledger, alone) = (worlds.open(place, &*engine)?, AtomicUsize::new(0));
+        let (device, worlds) = (device.clone(), worlds.clone());
         let (home, checks_replicas) = (*home, *checks_replicas);
-        let rank = Rank { rank: place, device, ledger, books, engine, home, alone, checks_replicas };
+        let rank = Rank { rank: place, device, ledger, worlds, engine, home, alone, checks_replicas };
         let (launch, _) = self.identity();
         Ok(next.insert(Self::of(rank, self.0.deadline, Some(Before { launch, ranks }))).clone())
     }

@@ -195,10 +195,10 @@ pub(super) fn data_parallel(
         _ => None,
     };
     let model = ModelNumbers::draw(origin.clone(), &shard, replicate, post_forward_group.as_ref(), all);
-    let replicate = replicate.map(|group| group.duplicate(REDUCE));
-    let post_forward_group = post_forward_group.map(|group| group.duplicate(AGAIN));
+    let replicate = replicate.map(|group| group.duplicate_private(REDUCE));
+    let post_forward_group = post_forward_group.map(|group| group.duplicate_private(AGAIN));
     let verify = ReplicaCheck::every(replica_check_every).into();
-    let (again, reduce) = (shard.duplicate(AGAIN), shard.duplicate(REDUCE));
+    let (again, reduce) = (shard.duplicate_private(AGAIN), shard.duplicate_private(REDUCE));
     let precision = Precision::default();
     Ok(DataParallelGroups {
         ignored,

@@ -3,7 +3,6 @@
 //! ```text
 //!   tensor on the CPU (Flex) ─┬─ small: heap
 //!                             ├─ large: `HostMemoryPool` of the rank (`uninit`, `host_pool`)
-//!                             ├─ shared by processes of a host: `SharedMemoryPool` (`shared_memory`)
 //!                             └─ gathered weight: evictable storage (`param/storage`)
 //!
 //!   tensor on a GPU (Cube) ───┬─ pools of the device
@@ -33,7 +32,6 @@ mod host_pool;
 mod host_tuning;
 #[cfg(feature = "cube")]
 mod reading;
-pub(crate) mod shared_memory;
 mod uninit;
 
 #[cfg(feature = "flex")]

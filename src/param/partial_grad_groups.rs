@@ -9,7 +9,7 @@ use crate::mesh::DeviceMesh;
 
 /// Name of the duplicated communicators on which backward issues its reductions. Their collectives are ordered
 /// independently of those that forward issues.
-pub(crate) const REDUCE: &str = "reduced";
+pub(crate) const REDUCE: &str = "burn_dtensor::reduced";
 
 /// The groups of a tensor-parallel mesh over which partial gradients are summed. Computations that read a parameter
 /// may differ along some of the mesh dimensions. The parameter's gradient is then summed over the ranks along these
@@ -27,7 +27,7 @@ impl PartialGradGroups {
     /// # Errors
     /// [`MeshError::NotAMember`](crate::mesh::MeshError::NotAMember), and a failure of the world.
     pub(super) fn of(mesh: &DeviceMesh) -> Result<Self> {
-        let over = |dims: &[usize]| -> Result<_> { Ok(mesh.communicator_over(dims)?.duplicate(REDUCE)) };
+        let over = |dims: &[usize]| -> Result<_> { Ok(mesh.communicator_over(dims)?.duplicate_private(REDUCE)) };
         let longer = (0..mesh.ndim()).filter(|&dim| mesh.size_of(dim) > 1);
         let along = longer.powerset().filter(|dims| !dims.is_empty());
         Ok(Self {

@@ -218,7 +218,7 @@ const MAX_CHECKED_MODULES: usize = 16;
 
 /// Name of the duplicated communicators on which backward's all-gathers are issued. These calls are ordered
 /// independently of backward's [reductions](super::partial_grad_groups::REDUCE) and of forward's collectives.
-pub(crate) const AGAIN: &str = "gathered again";
+pub(crate) const AGAIN: &str = "burn_dtensor::gathered again";
 
 impl Unit {
     /// Creates the unit of the modules at `path`.

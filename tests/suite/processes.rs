@@ -231,6 +231,29 @@ fn a_launch_that_fails_in_several_processes_is_reported_once_with_the_ranks_of_a
     assert!(text.contains("\n  each of ranks [0, 1, 2, 3, 5] ended with it\n"), "{text}");
 }
 
+/// Process 0 ends with the report, though rank 1 never ends: neither the end of the launch nor that of the process waits for
+/// it. The launcher then ends process 1.
+#[test]
+fn a_rank_that_is_stuck_in_its_own_code_keeps_no_other_process_from_ending() {
+    let text = ProcessTest::new(2).run_failing(|| {
+        let config = Launch::from_env(2).unwrap().with_deadline(Duration::from_millis(200));
+        let failed = launch(config, |world| -> Result<()> {
+            world.barrier("both have started")?;
+            if world.rank() == 0 {
+                return Err(Error::other("no batch left"));
+            }
+            loop {
+                thread::park();
+            }
+        });
+        println!("{}", failed.unwrap_err());
+        std::process::exit(1);
+    });
+    let Some(text) = text else { return };
+    assert!(text.contains("launch failed at rank 0: no batch left\n"), "{text}");
+    assert!(text.contains("rank 1 ended with: rank 1 was still running 200ms after the failure"), "{text}");
+}
+
 /// The environment variable that has every rank keep its last operations in a file.
 const FLIGHT: &str = "BURN_DTENSOR_FLIGHT";
 

@@ -47,7 +47,6 @@ mod process_options;
 mod provided;
 pub(crate) mod ranges;
 mod request;
-mod shrunk_world;
 mod signature;
 
 use std::fmt::Debug;
@@ -63,14 +62,13 @@ use super::{CollectivePlan, CommError, Group, Ledger, RankReport, ReduceOp, Shar
 use crate::Error;
 use crate::placement::ShardSizes;
 
+pub use super::membership::ShrunkWorld;
 pub use failure::Failure;
 pub(crate) use generic::{concat, from_data, into_data, reduce, reshaped, rows};
 pub use process_options::ProcessOptions;
 pub(super) use provided::rows_for_each;
 pub(super) use request::Mapped;
 pub use request::{Completed, Request};
-pub use shrunk_world::ShrunkWorld;
-pub(super) use shrunk_world::{last, worlds};
 pub use signature::CallSignature;
 pub(crate) use signature::{PairwiseSignature, ShardSignature, TensorSignature, tensor_text};
 
@@ -125,11 +123,13 @@ pub trait Backend: Debug + Send + Sync {
         None
     }
 
-    /// Waits until the programs of all ranks are over, including those of other processes. Returns the outcome of
-    /// the ranks in other processes.
+    /// Waits until the programs of all ranks are over, including those of other processes. If the world has failed, it
+    /// waits at most for `deadline`, because a program may be stuck outside collectives. Returns the outcome of the
+    /// ranks in other processes; a rank whose program is not over has the error [`CommError::StillRunning`].
     ///
     /// The provided implementation is for backends whose ranks are all in this process: there is nothing to report.
-    fn finish(&self) -> RemoteOutcome {
+    fn finish(&self, deadline: Duration) -> RemoteOutcome {
+        let _ = deadline;
         RemoteOutcome::default()
     }
 }

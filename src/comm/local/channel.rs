@@ -7,7 +7,7 @@ use burn::tensor::{Device, Shape};
 use parking_lot::Mutex;
 
 use super::HostBackend;
-use super::completion_thread;
+use super::background::{self, BackgroundRequest};
 #[cfg(feature = "cube")]
 use super::contribution::has_kernel;
 use super::contribution::{self, CollectiveInputs, Contribution};
@@ -16,9 +16,9 @@ use super::device::CoalescedCopies;
 use super::match_table::{GroupKey, P2pMessage};
 use super::remote_group::{DataMode, OutgoingData, RecipientData, RemoteGroup};
 use super::requests::{CollectiveRequest, OpHandleGuard, OwnShards, RecvRequest, SendRequest};
-use super::shared_request::Left;
 use super::two_phase_all_reduce;
 use crate::comm::backend::{CallContext, GroupBackend, GroupMember, PostResult, ReceivedTensors, rows_for_each};
+use crate::comm::communicator::PRIVATE;
 use crate::comm::process::contiguous_layout::ContiguousLayout;
 use crate::comm::{CollectivePlan, ReduceOp, ShardedTensor, TensorMeta};
 use crate::memory;
@@ -47,9 +47,8 @@ impl HostGroupBackend {
 
     /// Returns the key and the remote ranks of an internal group with the same members, on which second phases are
     /// posted.
-    pub fn second_halves(&self) -> (GroupKey, Arc<RemoteGroup>) {
-        // No program uses this name for a group.
-        let name = format!("{}\0second halves", self.name);
+    pub fn second_phases(&self) -> (GroupKey, Arc<RemoteGroup>) {
+        let name = format!("{PRIVATE}second phases of {}", self.name);
         let key = self.engine.rendezvous.group(self.member.group.ranks(), name.clone());
         let others = self.engine.others.as_ref().expect("an all-reduce has two phases only among processes");
         let outlet = RemoteGroup::new(others, &self.member, name).expect("some of the group are in other processes");
@@ -86,7 +85,7 @@ impl HostGroupBackend {
     ) -> PostResult<T> {
         self.note(&deposit);
         let (place, device) = (self.member.group.rank(), self.member.home(&deposit.tensors));
-        let is_open = !post.is_deferred && self.is_worth_hands(post.print.bytes(), &device);
+        let in_background = !post.is_deferred && self.completes_in_background(post.print.bytes(), &device);
         let mut join = |print, deposit| {
             let ticket = self.engine.rendezvous.post(self.key, place, print, deposit)?;
             if let Some(own) = own.as_mut().filter(|_| !post.is_deferred) {
@@ -108,7 +107,11 @@ impl HostGroupBackend {
         };
         let seat = OpHandleGuard::new(self.engine.clone(), ticket, self.outlet.is_some() && post.is_deferred);
         let joined = Box::new(CollectiveRequest { seat, own, taken, device, finish });
-        Ok(if is_open { Box::new(Left(self.engine.leave_open(ticket, joined))) } else { joined })
+        if !in_background {
+            return Ok(joined);
+        }
+        let request = BackgroundRequest::new(&self.engine, self.member.rank(), joined);
+        Ok(Box::new(request.complete_when_ready(ticket)))
     }
 
     /// Returns true if remote data is received in place in results of `bytes` bytes.
@@ -135,9 +138,9 @@ impl HostGroupBackend {
         Some(OwnShards::new(move || vec![part()], move || Some(vec![layout])))
     }
 
-    /// Returns true if the completion thread may complete a result of `bytes` bytes on `device`.
-    pub fn is_worth_hands(&self, bytes: u64, device: &Device) -> bool {
-        self.outlet.is_some() && bytes >= completion_thread::WORTH && memory::is_host(device)
+    /// Returns true if the completion thread completes a result of `bytes` bytes on `device`.
+    pub fn completes_in_background(&self, bytes: u64, device: &Device) -> bool {
+        self.outlet.is_some() && bytes >= background::WORTH && memory::is_host(device)
     }
 
     /// Returns the data of a contribution that other processes need, if there are any.
@@ -161,11 +164,6 @@ impl GroupBackend for HostGroupBackend {
         plan: Arc<CollectivePlan>,
         parts: Vec<DispatchTensor>,
     ) -> PostResult<Vec<DispatchTensor>> {
-        if let Some(outlet) = self.outlet.as_ref().filter(|outlet| outlet.has_common_memory())
-            && self.gathers_in_common(&post.print)
-        {
-            return self.all_gather_in_common(outlet, post, parts);
-        }
         let deposit = Contribution::planned(parts, plan.clone());
         #[cfg(feature = "cube")]
         let (fused, deposit) = CoalescedCopies::pack_parts(post.is_deferred, deposit, &plan, &self.member);
@@ -272,7 +270,7 @@ impl GroupBackend for HostGroupBackend {
         if let Some(outlet) = &self.outlet
             && two_phase_all_reduce::pay(post.print.bytes(), self.member.group.size(), outlet.processes())
         {
-            return self.all_reduce_in_halves(outlet, post, tensors, op);
+            return self.all_reduce_in_two_phases(outlet, post, tensors, op);
         }
         let count = tensors.len();
         let deposit = Contribution::new(tensors);

@@ -16,7 +16,6 @@ use super::HostBackend;
 use super::host;
 use super::match_table::OpHandle;
 use crate::comm::backend::ranges::{Ranges, full, slice};
-use crate::comm::process::header::SharedMemoryMessage;
 use crate::comm::process::result_buffer::ResultBuffer;
 use crate::comm::transport::SendStamp;
 use crate::comm::{CollectivePlan, ReduceOp, TransferTiming, backend};
@@ -54,7 +53,6 @@ pub(crate) struct Contribution {
     origin: ContributionSource,
     /// Result buffer that has the data, if it was received or written there instead of into `tensors`.
     result_buffer: Option<Arc<ResultBuffer>>,
-    pub common: Option<SharedMemoryMessage>,
     /// Time of arrival, if there are several processes.
     came: Option<Arrival>,
     /// All tensors packed into one buffer, in addition to `tensors`.
@@ -78,7 +76,6 @@ impl Contribution {
             plan: None,
             origin: ContributionSource::Local,
             result_buffer: None,
-            common: None,
             came: None,
             #[cfg(feature = "cube")]
             flat: None,
@@ -115,11 +112,6 @@ impl Contribution {
     /// Marks received data as owned by the only local rank of the group.
     pub fn for_one(self) -> Self {
         Self { origin: ContributionSource::RemoteExclusive, ..self }
-    }
-
-    /// Sets the message about a result in shared memory.
-    pub fn saying(self, common: Option<SharedMemoryMessage>) -> Self {
-        Self { common, ..self }
     }
 
     /// Sets the time of arrival to now. `begun` is the time at which the bytes were announced, if they are from
@@ -204,10 +196,6 @@ impl<'a> CollectiveInputs<'a> {
 
     /// Copies all contributions into `full_tensors` that are not there yet.
     pub fn land(&self, full_tensors: &ResultBuffer) {
-        if full_tensors.are_common() {
-            // Every rank has written its own.
-            return;
-        }
         for (member, deposit) in self.deposits.iter().enumerate() {
             let is_there =
                 deposit.result_buffer.is_some() || (member == self.ticket.member && self.result_buffer.is_some());

@@ -373,9 +373,9 @@ impl<F: Signature, P> MatchTable<F, P> {
         self.ranks[rank].returned
     }
 
-    /// Returns true if the programs of all ranks have ended.
-    pub fn all_returned(&self) -> bool {
-        self.ranks.iter().all(|rank| rank.returned)
+    /// Returns the ranks whose programs have not ended.
+    pub fn running(&self) -> Vec<usize> {
+        (0..self.ranks.len()).filter(|rank| !self.ranks[*rank].returned).collect()
     }
 
     /// Returns the last call that the rank of `member` has posted, or whose result it has taken since.

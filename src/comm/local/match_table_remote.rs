@@ -28,30 +28,6 @@ impl<F: Signature, P> MatchTable<F, P> {
         Ok(ticket)
     }
 
-    /// Like [`post`](Self::post), for a local rank that [contributes](Self::provide_data) once it needs the result
-    /// or a rank of another process [does](Self::ask_for).
-    pub fn post_deferred(&mut self, group: GroupKey, member: usize, print: F) -> Result<OpHandle, CommError> {
-        let (ticket, _) = self.join_with(group, member, print, None)?;
-        Ok(ticket)
-    }
-
-    /// Records that a rank of another process needs the result of `ticket`.
-    pub fn ask_for(&mut self, ticket: OpHandle) {
-        if self.kept(ticket).is_some() {
-            self.slot_mut(ticket).wanted = Wanted::Now;
-        }
-    }
-
-    /// Returns true if any rank needs the result. The caller must not have released `ticket`.
-    pub fn is_asked_for(&self, ticket: OpHandle) -> bool {
-        self.slot(ticket).wanted != Wanted::Later
-    }
-
-    /// Returns true if all ranks have posted the collective of `ticket`, with or without their contributions.
-    pub fn have_all_called(&self, ticket: OpHandle) -> bool {
-        self.kept(ticket).is_none_or(|slot| slot.expected == 0)
-    }
-
     /// Returns true if `rank`, of another process, has posted a collective without its contribution, and a local
     /// rank has not taken the result.
     pub fn owes(&self, rank: usize) -> bool {

@@ -12,33 +12,25 @@
 //! The ranks of a launch may be in several [processes](super::process). A call is then also sent to every other
 //! process that has ranks of the group ([`remote_group`]), which posts it on behalf of the calling rank
 //! ([`remote`]). Between processes, a large all-reduce runs as a reduce-scatter followed by an all-gather
-//! ([`two_phase_all_reduce`]), and a large gather within one host uses [`shared_memory`]. A request that its rank
-//! has not waited for may be completed by the [`completion_thread`].
+//! ([`two_phase_all_reduce`]). A request that its rank has not waited for may be completed in the
+//! [`background`].
 //!
 //! On Cube devices, a list of tensors is packed into one flat buffer per rank, which kernels fill and read (module
 //! `device`).
 
-mod all_gather;
-mod all_reduce;
+mod background;
 mod channel;
-mod completion_thread;
 mod contribution;
-mod deferred_gather;
 #[cfg(feature = "cube")]
 mod device;
 #[cfg(feature = "flex")]
 mod host;
 mod match_table;
-mod membership;
 mod peer_processes;
 mod remote;
 mod remote_group;
 mod rendezvous;
 mod requests;
-mod segments;
-mod shared_memory;
-mod shared_request;
-mod shrink;
 mod sync;
 mod two_phase_all_reduce;
 mod wait_for_graph;
@@ -53,16 +45,16 @@ use super::backend::{
     Backend, CallSignature, Failure, GroupBackend, GroupMember, ProcessOptions, RemoteOutcome, ShrunkWorld,
     device_number, launch_number,
 };
+use super::membership::Membership;
 use super::{CommError, Divergence, Op, RankReport};
 use crate::Error;
 
 pub(super) use contribution::Contribution;
 use match_table::OpHandle;
-pub(super) use membership::MembershipMessage;
 pub(super) use peer_processes::PeerProcesses;
 pub(super) use remote::PayloadTarget;
+pub(super) use rendezvous::LONGEST;
 use rendezvous::{LINGER, PeerNotifier, SpinPolicy};
-use shrink::ShrinkState;
 pub(super) use wait_for_graph::WaitForEdge;
 
 /// State shared by the ranks of one [`launch`](super::launch) in one process.
@@ -74,14 +66,12 @@ pub(super) struct HostBackend {
     here: Range<usize>,
     /// Other processes of the launch, if there are any.
     others: Option<Arc<PeerProcesses>>,
-    /// Deferred shared-memory gathers that no rank has started yet.
-    deferred_gathers: deferred_gather::DeferredGathers,
     /// Number of the launch in this process: 0, 1, ..
     launch: u64,
     /// Number of ranks whose programs have ended.
     left: AtomicUsize,
     manner: ProcessOptions,
-    going_on: ShrinkState,
+    membership: Membership,
     /// Cache of results that several local ranks share; `None` if every rank needs separate memory.
     #[cfg(feature = "flex")]
     shelf: Option<host::SharedResultCache>,
@@ -139,17 +129,15 @@ impl HostBackend {
     fn numbered(before: Option<&Self>, size: usize, manner: ProcessOptions, launch: u64) -> Arc<Self> {
         let lingers = lingers(size);
         let rendezvous = rendezvous::Rendezvous::new(size, lingers, manner.multithreaded);
-        let going_on = ShrinkState::new(std::iter::once(0..size), 0);
         Arc::new_cyclic(|this| Self {
             rendezvous,
             size,
             here: 0..size,
             others: None,
-            deferred_gathers: deferred_gather::DeferredGathers::default(),
             launch,
             left: AtomicUsize::new(0),
             manner,
-            going_on,
+            membership: Membership::of_threads(size),
             #[cfg(feature = "flex")]
             shelf: shelf(manner, lingers, before),
             this: this.clone(),
@@ -169,13 +157,24 @@ impl HostBackend {
             launch: launch_number(),
             left: AtomicUsize::new(0),
             manner,
-            going_on: others.going_on(),
+            membership: others.membership(),
             others: Some(others),
-            deferred_gathers: deferred_gather::DeferredGathers::default(),
             #[cfg(feature = "flex")]
             shelf: shelf(manner, SpinPolicy::Yielding(YIELDS, LINGER), before),
             this: this.clone(),
         })
+    }
+
+    /// Creates the backend of the surviving `ranks`.
+    fn next_engine(&self, ranks: &[usize]) -> Arc<Self> {
+        match &self.others {
+            None => Self::after(Some(self), ranks.len(), self.manner),
+            Some(others) => {
+                let engine = Self::of_processes(Some(self), others.of_those(ranks), self.manner);
+                others.begin(&engine);
+                engine
+            }
+        }
     }
 
     /// Requests the contributions in `offers`, which ranks of other processes send on demand.
@@ -196,7 +195,7 @@ impl HostBackend {
     fn left(&self, rank: usize) {
         if self.rendezvous.returned(rank) {
             self.left.fetch_add(1, Ordering::Relaxed);
-            self.does_not_go_on(rank);
+            self.membership.exited(rank);
         }
     }
 }
@@ -243,19 +242,29 @@ impl Backend for HostBackend {
     }
 
     fn shrink(&self, rank: usize, deadline: Duration) -> Result<ShrunkWorld, CommError> {
-        self.go_on(rank, deadline)
+        self.fail(Failure::Collective(CommError::Revoked { rank }));
+        // No collective completes any more.
+        self.others.iter().for_each(|others| others.completion.forget());
+        let ranks = self.membership.survivors(rank, deadline)?;
+        let next = || ShrunkWorld { engine: self.next_engine(&ranks), ranks: ranks.clone() };
+        Ok(self.membership.next_or(next))
     }
 
     fn successor(&self) -> Option<ShrunkWorld> {
-        self.going_on.next()
+        self.membership.next()
     }
 
-    fn finish(&self) -> RemoteOutcome {
+    fn finish(&self, deadline: Duration) -> RemoteOutcome {
         let Some(others) = self.others.as_ref() else { return RemoteOutcome::default() };
-        self.rendezvous.finish();
-        others.hands.forget();
+        let running = self.rendezvous.finish(deadline);
+        others.finish(&running);
+        for rank in running {
+            let error = Some(CommError::StillRunning { rank, deadline }.into());
+            others.lose(RankReport { rank, doing: self.activity(rank), error, at: None });
+        }
+        others.completion.forget();
         // If the other ranks have continued without a remote rank, the outcome of that rank does not matter.
-        let roster = self.going_on.roster();
+        let roster = self.membership.roster();
         let counts =
             |rank: &usize| self.here.contains(rank) || roster.as_ref().is_none_or(|ranks| ranks.contains(rank));
         let failure = others.unsuccessful(counts).map(|rank| {

@@ -8,24 +8,21 @@ use std::sync::{Arc, Weak};
 use parking_lot::Mutex;
 
 use super::HostBackend;
-use super::completion_thread::CompletionThread;
+use super::background::CompletionThread;
 use super::match_table::{GroupKey, OpHandle, StalledWait};
-use super::membership::MembershipMessage;
 use super::rendezvous::{PeerEvent, PeerNotifier};
-use super::shrink::ShrinkState;
 use super::wait_for_graph::{WaitForEdge, WaitForGraph};
 use crate::comm::backend::{CallSignature, Failure};
+use crate::comm::membership::{Membership, MembershipMessage, MembershipPeers};
 use crate::comm::process::header::{ControlMessage, EncodedSignature, Header, LaunchId, PayloadDesc};
 use crate::comm::process::result_buffer::ResultBuffer;
 use crate::comm::transport::{Message, Payload, SendStamp, Transport};
 use crate::comm::{CommError, RankReport};
 use crate::memory::HostMemoryPool;
-use crate::memory::shared_memory::SharedMemoryPool;
 
 /// The other processes of a launch.
 pub(in crate::comm) struct PeerProcesses {
     courier: Arc<dyn Transport>,
-    commons: Arc<SharedMemoryPool>,
     launch: LaunchId,
     /// Ranks of each process.
     ranks: Vec<Range<usize>>,
@@ -36,7 +33,7 @@ pub(in crate::comm) struct PeerProcesses {
     pub(super) channels: Mutex<Channels>,
     /// Data offered on demand, by process, channel and sequence number of the call.
     pub(super) offered: Mutex<HashMap<(usize, usize, u64), Offer>>,
-    pub(super) hands: CompletionThread,
+    pub(super) completion: CompletionThread,
     /// Result buffers into which remote shards are received.
     pub(super) result_buffers: Mutex<HashMap<CollectiveKey, Weak<ResultBuffer>>>,
     /// Pool of the memory of result buffers. The thread of the rank, of the completion or of the transport
@@ -53,7 +50,7 @@ pub(in crate::comm) struct PeerProcesses {
 pub(super) enum Ended {
     /// The rank has ended, as its process reported.
     Said(RankReport),
-    /// The process of the rank was lost.
+    /// The process of the rank was lost, or its program did not end in time.
     Lost(RankReport),
 }
 
@@ -77,33 +74,26 @@ pub(super) struct Channels {
 
 impl PeerProcesses {
     /// Creates the processes of a launch, with `counts` ranks each.
-    pub fn new(
-        courier: Arc<dyn Transport>,
-        commons: Arc<SharedMemoryPool>,
-        launch: LaunchId,
-        counts: &[usize],
-        begin: Begin,
-    ) -> Self {
+    pub fn new(courier: Arc<dyn Transport>, launch: LaunchId, counts: &[usize], begin: Begin) -> Self {
         let ends = counts.iter().scan(0, |end, count| {
             *end += count;
             Some(*end)
         });
         let ranks = ends.zip(counts).map(|(end, count)| end - count..end).collect();
         let (numbers, channels) = (AtomicUsize::default(), Mutex::default());
-        let (offered, hands) = (Mutex::default(), CompletionThread::default());
+        let (offered, completion) = (Mutex::default(), CompletionThread::default());
         let (result_buffers, memory) = (Mutex::default(), Arc::default());
         let (chains, ended) = (Mutex::default(), Mutex::default());
         let first_is_lost = AtomicBool::new(false);
         Self {
             courier,
-            commons,
             launch,
             ranks,
             begin,
             numbers,
             channels,
             offered,
-            hands,
+            completion,
             result_buffers,
             memory,
             chains,
@@ -116,8 +106,7 @@ impl PeerProcesses {
     pub fn of_those(&self, ranks: &[usize]) -> Self {
         let count = |range: &Range<usize>| ranks.iter().filter(|rank| range.contains(rank)).count();
         let counts: Vec<_> = self.ranks.iter().map(count).collect();
-        let commons = Arc::new(self.commons.reset());
-        Self::new(self.courier.clone(), commons, self.launch.next(), &counts, self.begin.clone())
+        Self::new(self.courier.clone(), self.launch.next(), &counts, self.begin.clone())
     }
 
     /// Registers the backend of the next launch, so that it receives the messages for it.
@@ -130,9 +119,9 @@ impl PeerProcesses {
         self.ranks.last().map_or(0, |ranks| ranks.end)
     }
 
-    /// Returns the initial state of a `shrink`, in which no rank has called it.
-    pub(super) fn going_on(&self) -> ShrinkState {
-        ShrinkState::new(self.ranks.iter().cloned(), self.courier.process_index())
+    /// Returns the agreement of the launch's processes on the survivors of a failure.
+    pub(super) fn membership(self: &Arc<Self>) -> Membership {
+        Membership::of_processes(&self.ranks, self.courier.process_index(), self.clone())
     }
 
     /// Returns the ranks of this process.
@@ -158,17 +147,6 @@ impl PeerProcesses {
     /// Returns true if this process decides which failure is the first.
     pub fn decides(&self) -> bool {
         self.courier.process_index() == self.first()
-    }
-
-    /// Returns the pool of memory that this process shares with others.
-    pub fn commons(&self) -> &SharedMemoryPool {
-        &self.commons
-    }
-
-    /// Returns true if ranks of this process and of `others` can share memory. After a `shrink` they cannot,
-    /// because memory that a lost process has used stays in use.
-    pub fn have_in_common(&self, mut others: impl Iterator<Item = usize>) -> bool {
-        self.launch.shrunk == 0 && others.all(|other| self.courier.shares_memory(other))
     }
 
     /// Returns a new channel number of this process.
@@ -236,15 +214,27 @@ impl PeerProcesses {
         if decided { self.send_all(word) } else { self.send(self.first(), word(), Vec::new()) }
     }
 
-    /// Sends a membership message to all other processes.
-    pub fn notify(&self, notice: &MembershipMessage) {
-        self.send_all(|| ControlMessage::Membership(notice.clone()));
-    }
-
     /// Sends the report of a local rank that has exited to all other processes.
     pub fn leave(&self, report: RankReport) {
         self.send_all(|| ControlMessage::RankExited(report.clone()));
         self.ended.lock().insert(report.rank, Ended::Said(report));
+    }
+
+    /// Records the report of a rank of another process that will not send one.
+    pub(super) fn lose(&self, report: RankReport) {
+        self.ended.lock().insert(report.rank, Ended::Lost(report));
+    }
+
+    /// Lets this process end without the processes of the ranks in `running`, whose programs have not ended in time,
+    /// and not without the others, except those that were [left behind](MembershipPeers::leave_behind) by a shrunk world.
+    pub(super) fn finish(&self, running: &[usize]) {
+        let here = self.courier.process_index();
+        for process in (0..self.ranks.len()).filter(|process| *process != here && !self.ranks[*process].is_empty()) {
+            let is_over = !running.iter().any(|rank| self.ranks[process].contains(rank));
+            if !is_over || self.launch.shrunk == 0 {
+                self.courier.await_end(process, is_over);
+            }
+        }
     }
 
     /// Returns the first rank whose program has failed, of the ranks for which `counts` returns true.
@@ -260,10 +250,20 @@ impl PeerProcesses {
         ended.values().map(Ended::report).filter(|report| !here.contains(&report.rank)).cloned().collect()
     }
 
-    /// Returns true if the first process, which reports the outcome of the launch, was lost before its ranks ended.
+    /// Returns true if the first process, which reports the outcome of the launch, does not report it.
     pub fn has_lost_first(&self) -> bool {
         let ended = self.ended.lock();
         self.of(self.first()).any(|rank| matches!(ended.get(&rank), Some(Ended::Lost(_))))
+    }
+}
+
+impl MembershipPeers for PeerProcesses {
+    fn notify(&self, message: &MembershipMessage) {
+        self.send_all(|| ControlMessage::Membership(message.clone()));
+    }
+
+    fn leave_behind(&self, ranks: &[usize]) {
+        ranks.iter().for_each(|rank| self.courier.await_end(self.process_of(*rank), false));
     }
 }
 

@@ -7,13 +7,10 @@ use super::HostBackend;
 use super::contribution::Contribution;
 use super::match_table::{GroupKey, OpHandle, P2pMessage, RemoteMessageHandle};
 use super::peer_processes::{CollectiveKey, Ended, PeerProcesses};
-use super::shared_request::SharedRequest;
 use super::wait_for_graph::WaitForEdge;
-use crate::comm::backend::{Backend, CallSignature, Failure, Request};
+use crate::comm::backend::{Backend, CallSignature, Failure};
 use crate::comm::process::contiguous_layout::ContiguousLayout;
-use crate::comm::process::header::{
-    ControlMessage, DataMode, PayloadDesc, RemoteGroupId, RemoteGroupInfo, Said, SharedMemoryMessage,
-};
+use crate::comm::process::header::{ControlMessage, DataMode, PayloadDesc, RemoteGroupId, RemoteGroupInfo, Said};
 use crate::comm::process::late::Known;
 use crate::comm::process::result_buffer::{self, ResultBuffer};
 use crate::comm::{CommError, Op, RankReport};
@@ -91,9 +88,6 @@ impl HostBackend {
     pub(in crate::comm) fn fill(&self, place: PayloadTarget, deposit: Contribution) {
         match place {
             PayloadTarget::Collective(ticket) => {
-                if let Some(SharedMemoryMessage::At { .. } | SharedMemoryMessage::Wanted {}) = deposit.common {
-                    self.begin_deferred(ticket);
-                }
                 let is_here = |rank: &usize| self.here.contains(rank);
                 let ranks = self.rendezvous.ranks(ticket.group);
                 let is_for_one = ranks.iter().filter(|rank| is_here(rank)).count() == 1;
@@ -103,29 +97,13 @@ impl HostBackend {
         }
     }
 
-    /// Adds the contribution of `ticket`. If that completes the collective, the completion thread completes the
-    /// shared requests.
+    /// Adds the contribution of `ticket`. If that completes the collective, the completion thread completes its
+    /// requests.
     pub(super) fn fill_and_finish(&self, ticket: OpHandle, deposit: Contribution) {
         if self.rendezvous.provide_data(ticket, deposit) {
-            self.others().hands.finish(ticket, &self.this);
+            let this = self.this.upgrade().expect("the caller has a reference to the backend");
+            self.others().completion.complete(ticket, &this);
         }
-    }
-
-    /// Shares `pending` with the completion thread, which completes it once the collective `ticket` is complete,
-    /// unless the rank is first.
-    pub(super) fn leave_open<T: Send + 'static>(
-        &self,
-        ticket: OpHandle,
-        pending: Box<dyn Request<T>>,
-    ) -> Arc<SharedRequest<T>> {
-        let (hands, rank) = (&self.others().hands, self.rendezvous.ranks(ticket.group)[ticket.member]);
-        let open = SharedRequest::new(rank, pending);
-        hands.keep(ticket, open.clone());
-        if open.is_complete() {
-            // The collective was complete before.
-            hands.finish(ticket, &self.this);
-        }
-        open
     }
 
     /// Fails the world because process `from` has sent an invalid message.
@@ -137,7 +115,7 @@ impl HostBackend {
     /// Handles the loss of the connection to `process`.
     pub(in crate::comm) fn lost(&self, process: usize, problem: &str) {
         let others = self.others();
-        self.goes_on_without(process);
+        self.membership.lost(process);
         if process == others.first() {
             others.lose_first();
             self.rendezvous.decide_here();
@@ -155,7 +133,7 @@ impl HostBackend {
         for rank in interrupted {
             let error = CommError::Disconnected { rank, problem: problem.into() };
             let report = RankReport { rank, doing: self.activity(rank), error: Some(error.into()), at: None };
-            others.ended.lock().insert(rank, Ended::Lost(report));
+            others.lose(report);
             self.left(rank);
         }
     }
@@ -222,7 +200,7 @@ impl HostBackend {
                 self.rendezvous.hear(failure, decided);
                 Ok(None)
             }
-            ControlMessage::Membership(notice) => self.hear_of_going_on(from, notice).map(|()| None),
+            ControlMessage::Membership(notice) => self.membership.hear(from, notice).map(|()| None),
             ControlMessage::Waits(chain) => self.hear_of_waiting(from, chain).map(|()| None),
         }
     }

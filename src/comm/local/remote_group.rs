@@ -11,13 +11,12 @@ use super::peer_processes::PeerProcesses;
 use crate::comm::backend::{CallSignature, GroupMember};
 pub(super) use crate::comm::process::header::DataMode;
 use crate::comm::process::header::{
-    ControlMessage, EncodedSignature, PayloadDesc, RemoteGroupId, RemoteGroupInfo, Said, SharedMemoryMessage,
+    ControlMessage, EncodedSignature, PayloadDesc, RemoteGroupId, RemoteGroupInfo, Said,
 };
 use crate::comm::process::payload::payload;
 use crate::comm::process::result_buffer;
 use crate::comm::transport::{Payload, SendStamp};
 use crate::comm::{CommError, TensorMeta};
-use crate::memory::shared_memory::SharedMemoryPool;
 use crate::placement::ShardSizes;
 
 /// Data of a contribution that the ranks of another process need.
@@ -42,7 +41,6 @@ pub(super) struct RemoteGroup {
     number: usize,
     /// Other processes, each with the group ranks that it has.
     members: Vec<(usize, Vec<usize>)>,
-    common: bool,
     /// Locked while a call is posted here and sent, so that other processes receive calls in the order in which
     /// they were posted.
     told: Mutex<SentState>,
@@ -100,9 +98,7 @@ impl RemoteGroup {
         }
         let told = SentState { calls: 0, introduced: vec![false; members.len()], prints: HashMap::new() };
         let (others, member, number) = (others.clone(), member.clone(), others.number());
-        let common = members.len() + 1 == member.group.size()
-            && others.have_in_common(members.iter().map(|(process, _)| *process));
-        Some(Self { others, member, name, number, members, common, told: Mutex::new(told) })
+        Some(Self { others, member, name, number, members, told: Mutex::new(told) })
     }
 
     /// Posts a collective locally with `join`, and sends the call to the other processes with the data that they
@@ -155,17 +151,6 @@ impl RemoteGroup {
         self.members.len() + 1
     }
 
-    /// Returns true if every rank of the group is alone in its process and all of them can share memory. The answer
-    /// is the same on all ranks.
-    pub fn has_common_memory(&self) -> bool {
-        self.common
-    }
-
-    /// Returns the pool of memory that this process shares with others.
-    pub fn commons(&self) -> &SharedMemoryPool {
-        self.others.commons()
-    }
-
     /// Returns true if remote data is received in place in results of `bytes` bytes: if they are large enough and
     /// this is the only local rank of the group.
     pub fn lands(&self, bytes: u64) -> bool {
@@ -182,7 +167,7 @@ impl RemoteGroup {
     /// Sends a message to member `to` of the group, which is in another process.
     pub fn sent(&self, to: usize, tag: u32, print: &CallSignature, deposit: &Contribution) {
         let at = self.process_of(to).expect("the member is in another process");
-        let (contents, payloads) = contents(Vec::new(), &deposit.tensors, None);
+        let (contents, payloads) = contents(Vec::new(), &deposit.tensors);
         let mut told = self.told.lock();
         let channel = self.channel(&mut told, at);
         let word = ControlMessage::Sent { channel, to, tag, print: &EncodedSignature::of(print), contents };
@@ -212,7 +197,7 @@ impl RemoteGroup {
         let ranks = self.member.group.size();
         if let RecipientData::Full = share {
             // Built once for all processes.
-            return self.same_for_all(contents(Vec::new(), &deposit.tensors, deposit.common));
+            return self.same_for_all(contents(Vec::new(), &deposit.tensors));
         }
         let parts = |member: usize| -> Vec<DispatchTensor> {
             match share {
@@ -228,21 +213,17 @@ impl RemoteGroup {
         let of_process = |(_, members): &(usize, Vec<usize>)| {
             let parts = members.iter().flat_map(|member| parts(*member).into_iter().map(|part| (*member, part)));
             let (addressees, tensors): (Vec<_>, Vec<_>) = parts.unzip();
-            contents(addressees, &tensors, deposit.common)
+            contents(addressees, &tensors)
         };
         self.members.iter().map(of_process).collect()
     }
 }
 
-fn contents(
-    addressees: Vec<usize>,
-    tensors: &[DispatchTensor],
-    common: Option<SharedMemoryMessage>,
-) -> (PayloadDesc, Vec<Payload>) {
+fn contents(addressees: Vec<usize>, tensors: &[DispatchTensor]) -> (PayloadDesc, Vec<Payload>) {
     let meta = |tensor: &DispatchTensor| TensorMeta { shape: tensor.shape(), dtype: tensor.dtype() };
     let full = tensors.iter().filter(|tensor| tensor.shape().num_elements() > 0);
     let tensors = tensors.iter().map(meta).collect();
-    (PayloadDesc { addressees, tensors, common }, full.map(payload).collect())
+    (PayloadDesc { addressees, tensors }, full.map(payload).collect())
 }
 
 impl std::fmt::Debug for RemoteGroup {

@@ -75,7 +75,7 @@ pub(crate) struct Matched<P> {
 }
 
 /// Deadline that stands for "none". It can be added to any instant.
-const LONGEST: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
+pub(crate) const LONGEST: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 
 /// Time that a rank waits for ranks of other processes before it asks whether those wait, too.
 const PATIENCE: Duration = Duration::from_millis(500);
@@ -362,12 +362,20 @@ impl<F: Signature, P> Rendezvous<F, P> {
         self.state.lock().board.owes(rank)
     }
 
-    /// Blocks until the programs of all ranks have ended.
-    pub fn finish(&self) {
-        let mut state = self.state.lock();
-        while !state.board.all_returned() {
+    /// Blocks until the programs of all ranks have ended or, if the world has failed, `deadline` has passed. Returns
+    /// the ranks whose programs have not ended.
+    pub fn finish(&self, deadline: Duration) -> Vec<usize> {
+        let (mut state, mut until, mut is_late) = (self.state.lock(), None, false);
+        loop {
+            let running = state.board.running();
+            if running.is_empty() || is_late {
+                return running;
+            }
+            if state.board.failure().is_some() {
+                until.get_or_insert_with(|| Instant::now() + deadline.min(LONGEST));
+            }
             let bell = state.end.clone();
-            (state, _) = bell.sleep(state, Instant::now() + LONGEST);
+            (state, is_late) = bell.sleep(state, until.unwrap_or_else(|| Instant::now() + LONGEST));
         }
     }
 

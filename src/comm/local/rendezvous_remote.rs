@@ -157,28 +157,6 @@ impl<F: Signature, P> Rendezvous<F, P> {
         self.notify(state, group, false, joined).map_err(|error| self.counted(group, member, error))
     }
 
-    /// Posts a deferred collective for a local rank, which contributes once a rank needs the result.
-    pub fn post_deferred(&self, group: GroupKey, member: usize, print: F) -> Result<OpHandle, CommError> {
-        let mut state = self.state.lock();
-        let joined = state.board.post_deferred(group, member, print);
-        self.notify(state, group, false, joined).map_err(|error| self.counted(group, member, error))
-    }
-
-    /// Records that a rank of another process needs the result of `ticket`.
-    pub fn ask_for(&self, ticket: OpHandle) {
-        self.state.lock().board.ask_for(ticket);
-    }
-
-    /// Returns true if any rank [needs](Self::ask_for) the result.
-    pub fn is_asked_for(&self, ticket: OpHandle) -> bool {
-        self.state.lock().board.is_asked_for(ticket)
-    }
-
-    /// Returns true if all ranks have posted the collective of `ticket`, with or without their contributions.
-    pub fn have_all_called(&self, ticket: OpHandle) -> bool {
-        self.state.lock().board.have_all_called(ticket)
-    }
-
     /// Posts a message of another process, whose data arrives later.
     pub fn announce_letter(
         &self,

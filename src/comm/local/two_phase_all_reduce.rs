@@ -10,39 +10,23 @@
 //!
 //! A process sends less than twice its tensors, for any number of processes. In one phase it would send the full
 //! tensors to each process. Both phases are posted at once. No rank has to wait between them, because the first
-//! phase is a [`SharedRequest`], which the completion thread completes.
-//!
-//! Ranks of one host that have the result in [shared memory](super::shared_memory) write their sums there instead
-//! of sending them.
-//!
-//! Large tensors are reduced in [segments](super::segments), each in two phases. These are also posted at once, so
-//! that all ranks post them in the same order. A rank contributes to the first phase of a segment when an earlier
-//! segment is reduced:
-//!
-//! ```text
-//! segment 0   shards --> sums --> second phase
-//! segment 1   shards ..........-> sums --> second phase
-//! segment 2                 shards ........-> sums --> second phase
-//! ```
+//! phase is a [`BackgroundRequest`], which the completion thread completes.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use burn::backend::DispatchTensor;
-use burn::tensor::Device;
+use burn::backend::{DispatchTensor, TensorMetadata};
+use burn::tensor::{Device, Shape};
 
-use super::HostBackend;
+use super::background::BackgroundRequest;
+use super::channel::HostGroupBackend;
 use super::contribution::{CollectiveInputs, Contribution};
-use super::deferred_gather::DeferredGather;
 use super::match_table::OpHandle;
-use super::remote_group::{RecipientData, RemoteGroup};
+use super::remote_group::{DataMode, RecipientData, RemoteGroup};
 use super::rendezvous::Matched;
-use super::requests::OpHandleGuard;
-use super::segments::Segment;
-use super::shared_memory::SharedMemoryResult;
-use super::shared_request::{Left, SharedRequest};
-use crate::comm::backend::{Completed, Request};
-use crate::comm::process::header::SharedMemoryMessage;
+use super::requests::{CollectiveRequest, OpHandleGuard};
+use crate::comm::backend::{CallContext, CallSignature, Completed, PostResult, Request, reshaped};
+use crate::comm::process::contiguous_layout::ContiguousLayout;
 use crate::comm::process::result_buffer::ResultBuffer;
 use crate::comm::transport::SendStamp;
 use crate::comm::{CommError, ReduceOp, TransferTiming};
@@ -61,62 +45,99 @@ pub(super) fn pay(bytes: u64, ranks: usize, processes: usize) -> bool {
     less_sent + bytes / 2 > u128::from(MESSAGE)
 }
 
-/// First phase of a rank, until its shard is reduced.
-#[derive(Debug)]
-pub(super) struct ReduceScatterPhase {
-    pub seat: OpHandleGuard,
-    /// Handle of the second phase, to which the rank contributes its reduced shard.
-    pub second: OpHandle,
-    /// Remote ranks of the group on which both phases are posted. The very first phase is posted on the group
-    /// itself.
-    pub outlet: Arc<RemoteGroup>,
-    /// Records when the call was sent; for the first segment only.
-    pub taken: Option<SendStamp>,
-    pub op: ReduceOp,
-    /// Dimension and shard sizes by which the ranks shard each row.
-    pub shardings: Vec<(usize, ShardSizes)>,
-    pub sums: ReductionTarget,
-    pub device: Device,
-    /// Contribution to a later segment, which is made after this phase.
-    pub next: Option<DeferredContribution>,
-}
-
-/// Destination of the sums of a segment.
-#[derive(Debug, Clone)]
-pub(super) enum ReductionTarget {
-    /// Separate memory on each rank.
-    Apart,
-    /// The result buffer, into which remote shards are also received.
-    Window(Arc<ResultBuffer>),
-    /// A result that ranks share.
-    Common(Arc<SharedMemoryResult>, Segment),
-}
-
-impl ReductionTarget {
-    /// Locates the destination from the messages `said` of the call `ticket`.
-    fn find(
+impl HostGroupBackend {
+    /// Posts an [`all_reduce`](crate::comm::backend::GroupBackend::all_reduce) in a group of several processes.
+    pub(super) fn all_reduce_in_two_phases(
         &self,
-        engine: &HostBackend,
-        ticket: OpHandle,
-        said: &[Contribution],
-    ) -> Result<Option<Arc<ResultBuffer>>, CommError> {
-        Ok(match self {
-            Self::Apart => None,
-            Self::Window(window) => Some(window.clone()),
-            Self::Common(results, segment) => {
-                Some(results.find(engine, ticket, said)?.window(segment.ranges(), said.len()))
-            }
-        })
+        outlet: &Arc<RemoteGroup>,
+        post: CallContext,
+        tensors: Vec<DispatchTensor>,
+        op: ReduceOp,
+    ) -> PostResult<Vec<DispatchTensor>> {
+        let (engine, ranks, bytes) = (&self.engine, self.member.group.size(), post.print.bytes());
+        let shapes: Vec<_> = tensors.iter().map(DispatchTensor::shape).collect();
+        let row = |(tensor, shape): (DispatchTensor, &Shape)| reshaped(tensor, Shape::from([shape.num_elements()]));
+        let deposit = Contribution::new(tensors.into_iter().zip(&shapes).map(row).collect()).there(None);
+        self.note(&deposit);
+        let device = self.member.home(&deposit.tensors);
+        let shardings: Vec<_> = shapes.iter().map(|shape| (0, ShardSizes::Chunked(shape.num_elements()))).collect();
+        let layout = |(row, (_, sizes)): (&DispatchTensor, &(usize, ShardSizes))| {
+            let lengths = (0..ranks).map(|rank| sizes.range(ranks, rank).len());
+            ContiguousLayout::of_row(row.shape().num_elements(), row.dtype(), lengths)
+        };
+        let layouts = deposit.tensors.iter().zip(&shardings).map(layout);
+        let sums = outlet.lands(bytes).then(|| ResultBuffer::new(layouts.collect(), &engine.others().memory));
+
+        let (first, second, taken, later) = self.post_phases(outlet, post, deposit, &shardings)?;
+        if let Some(sums) = &sums {
+            engine.place(second, sums);
+        }
+        let seat = |ticket| OpHandleGuard::new(engine.clone(), ticket, false);
+        let finish = move |exchange: &CollectiveInputs| {
+            let rows = exchange.joined(shapes.len()).into_iter();
+            rows.zip(shapes).map(|(row, shape)| reshaped(row, shape)).collect::<Vec<_>>()
+        };
+        let gathered =
+            Box::new(CollectiveRequest { seat: seat(second), own: None, taken: None, device: device.clone(), finish });
+        let gathered = BackgroundRequest::new(engine, self.member.rank(), gathered);
+        let gathered = match self.completes_in_background(bytes, &device) {
+            true => gathered.complete_when_ready(second),
+            false => gathered,
+        };
+        let reduced =
+            ReduceScatterPhase { seat: seat(first), second, outlet: later, taken, op, shardings, sums, device };
+        let reduced = BackgroundRequest::owed(engine, self.member.rank(), Box::new(reduced)).complete_when_ready(first);
+        Ok(Box::new(TwoPhaseAllReduce { first: reduced, second: gathered }))
     }
 
-    /// Returns the destination, which was located before.
-    pub fn found(self, ranks: usize) -> Option<Arc<ResultBuffer>> {
-        match self {
-            Self::Apart => None,
-            Self::Window(window) => Some(window),
-            Self::Common(results, segment) => Some(results.found().window(segment.ranges(), ranks)),
-        }
+    /// Posts both phases, the first with its data. Returns their handles, the time at which the first was sent, and
+    /// the remote ranks of the group on which the second is posted. Both are posted at once, so that calls match the
+    /// calls of the other ranks in order.
+    fn post_phases(
+        &self,
+        outlet: &RemoteGroup,
+        post: CallContext,
+        deposit: Contribution,
+        shardings: &[(usize, ShardSizes)],
+    ) -> Result<(OpHandle, OpHandle, SendStamp, Arc<RemoteGroup>), CommError> {
+        let shares = outlet.shares(&deposit, RecipientData::Parts(shardings));
+        // All other properties are compared in the first phase.
+        let agreed = CallSignature {
+            tensors: Arc::new([]),
+            names: None,
+            global_tensor: None,
+            operand_shapes: None,
+            digests: None,
+            ..post.print.clone()
+        };
+        let mut second = self.second.lock();
+        let (key, later) = second.get_or_insert_with(|| self.second_phases());
+        let (member, rendezvous) = (self.member.group.rank(), &self.engine.rendezvous);
+        let join = |print| rendezvous.post(self.key, member, print, deposit);
+        let (first, taken) = outlet.joined(post.print, shares, DataMode::Eager, join)?;
+        let join = |print| rendezvous.join_late(*key, member, print);
+        let joined = later.joined(agreed, later.nothing(), DataMode::Deferred, join);
+        let (second, _) = joined.inspect_err(|_| rendezvous.release(first))?;
+        Ok((first, second, taken, later.clone()))
     }
+}
+
+/// First phase of a rank, until its shard is reduced.
+struct ReduceScatterPhase {
+    seat: OpHandleGuard,
+    /// Handle of the second phase, to which the rank contributes its reduced shard.
+    second: OpHandle,
+    /// Remote ranks of the group on which the second phase is posted.
+    outlet: Arc<RemoteGroup>,
+    /// Records when the call of the first phase was sent.
+    taken: SendStamp,
+    op: ReduceOp,
+    /// Dimension and shard sizes by which the ranks shard each tensor.
+    shardings: Vec<(usize, ShardSizes)>,
+    /// Result buffer for the sums, into which remote shards are also received; `None` if the rank reduces into
+    /// separate memory.
+    sums: Option<Arc<ResultBuffer>>,
+    device: Device,
 }
 
 impl Request<()> for ReduceScatterPhase {
@@ -126,33 +147,25 @@ impl Request<()> for ReduceScatterPhase {
 
     /// Waits for the other ranks' contributions to the first phase, and contributes this rank's sums to the second.
     fn wait(self: Box<Self>, deadline: Duration) -> Result<Completed<()>, CommError> {
-        let Self { mut seat, second, outlet, taken, op, shardings, sums, device, next } = *self;
+        let Self { mut seat, second, outlet, taken, op, shardings, sums, device } = *self;
         let (ticket, engine) = (seat.take(), &seat.engine);
         let Matched { parts, last } = engine.rendezvous.wait(ticket, deadline)?;
-        let window = sums.find(engine, ticket, &parts)?;
         let reduced = Completed::timed(|| {
             let exchange = CollectiveInputs::new(&parts, engine, ticket, &device);
-            let part =
-                |(index, (dim, sizes)): (usize, &(usize, ShardSizes))| exchange.reduce_part(index, *dim, sizes, op);
-            let parts = || shardings.iter().enumerate().map(part).collect::<Vec<_>>();
             // SAFETY: no other thread uses this rank's region. The second phase is not complete without it.
             let reduce =
-                |window: &Arc<ResultBuffer>| unsafe { exchange.reduce_into(window, second.member, &shardings, op) };
-            let (shares, deposit) = match window {
-                Some(window) if window.are_common() => {
-                    if !reduce(&window) {
-                        // SAFETY: as above.
-                        unsafe { window.put(second.member, &parts(), || engine.carry()) };
-                    }
-                    (outlet.nothing(), Contribution::of_result_buffer(window))
-                }
-                Some(window) if reduce(&window) => {
+                |sums: &Arc<ResultBuffer>| unsafe { exchange.reduce_into(sums, second.member, &shardings, op) };
+            let (shares, deposit) = match sums {
+                Some(sums) if reduce(&sums) => {
                     // SAFETY: the shard was written, and the result consists of Flex tensors.
-                    let share = unsafe { window.sent(second.member) };
-                    (outlet.same_for_all(share), Contribution::of_result_buffer(window))
+                    let share = unsafe { sums.sent(second.member) };
+                    (outlet.same_for_all(share), Contribution::of_result_buffer(sums))
                 }
                 _ => {
-                    let deposit = Contribution::new(parts());
+                    let part = |(index, (dim, sizes)): (usize, &(usize, ShardSizes))| {
+                        exchange.reduce_part(index, *dim, sizes, op)
+                    };
+                    let deposit = Contribution::new(shardings.iter().enumerate().map(part).collect());
                     (outlet.shares(&deposit, RecipientData::Full), deposit)
                 }
             };
@@ -160,85 +173,32 @@ impl Request<()> for ReduceScatterPhase {
             // While the other contributions are in flight.
             engine.carry();
             engine.fill_and_finish(second, deposit.there(None));
-            if let Some(next) = next {
-                next.bring(engine, &outlet);
-            }
         });
-        Ok(Completed { last: Some(last), carried: Contribution::carried(&parts, taken.as_ref()), ..reduced })
+        Ok(Completed { last: Some(last), carried: Contribution::carried(&parts, Some(&taken)), ..reduced })
     }
 }
 
-/// Contribution to a first phase that the rank has posted without data.
-#[derive(Debug)]
-pub(super) struct DeferredContribution {
-    pub ticket: OpHandle,
-    /// Rows of which it is a segment.
-    pub rows: Arc<[DispatchTensor]>,
-    pub segment: Segment,
-    /// Message about a result in shared memory.
-    pub common: Option<SharedMemoryMessage>,
+/// An all-reduce that this rank has posted.
+struct TwoPhaseAllReduce {
+    first: BackgroundRequest<()>,
+    second: BackgroundRequest<Vec<DispatchTensor>>,
 }
 
-impl DeferredContribution {
-    pub fn bring(self, engine: &HostBackend, outlet: &RemoteGroup) {
-        let deposit = Contribution::new(self.segment.segments_of(&self.rows)).saying(self.common).there(None);
-        outlet.bring(self.ticket.seq, outlet.shares(&deposit, RecipientData::Parts(&self.segment.shardings())));
-        engine.fill_and_finish(self.ticket, deposit);
-    }
-}
-
-/// An all-reduce, or a [shared-memory](super::shared_memory) gather, that this rank has posted.
-pub(super) struct TwoPhaseAllReduce<F> {
-    /// Set if the rank may not need the result yet.
-    pub deferred: Option<DeferredGather>,
-    /// First phases. They are completed even if this request is dropped, because the other ranks need the
-    /// contributions.
-    pub firsts: Vec<Arc<SharedRequest<()>>>,
-    pub seconds: Vec<Left<Vec<DispatchTensor>>>,
-    /// Builds the result from the results of the second phases.
-    pub finish: F,
-}
-
-impl<F> Request<Vec<DispatchTensor>> for TwoPhaseAllReduce<F>
-where
-    F: FnOnce(Vec<Vec<DispatchTensor>>) -> Vec<DispatchTensor> + Send,
-{
+impl Request<Vec<DispatchTensor>> for TwoPhaseAllReduce {
     fn is_complete(&self) -> bool {
-        self.deferred.as_ref().is_some_and(DeferredGather::is_all) || self.seconds.iter().all(Left::is_complete)
-    }
-
-    fn start(&mut self) {
-        self.deferred.iter().for_each(DeferredGather::begin);
+        self.second.is_complete()
     }
 
     fn wait(self: Box<Self>, deadline: Duration) -> Result<Completed<Vec<DispatchTensor>>, CommError> {
-        let Self { deferred, firsts, seconds, finish } = *self;
-        let start = Instant::now();
-        let left = || deadline.saturating_sub(start.elapsed());
-        // All at once: the thread that completes them then wakes no other thread for it.
-        let seconds: Vec<_> = seconds.iter().map(|second| (second.0.take(), &second.0)).collect();
-        let firsts: Vec<_> = firsts.iter().map(|first| (first.take(), first)).collect();
-        deferred.iter().for_each(DeferredGather::begin);
-        let (mut moving, mut last, mut carried, mut parts) = (Duration::ZERO, None, None, Vec::new());
-        for (own, first) in firsts {
-            let first = own.map_or_else(|| first.taken_by_hands(), |own| own.wait(left()))?;
-            moving += first.moving;
-            last = last.or(first.last);
-            carried = carried.or(first.carried);
-        }
-        for (own, second) in seconds {
-            let second = own.map_or_else(|| second.taken_by_hands(), |own| own.wait(left()))?;
-            moving += second.moving;
-            let complete = |(first, second): (TransferTiming, TransferTiming)| TransferTiming {
-                complete: second.complete,
-                ..first
-            };
-            carried = carried.zip(second.carried).map(complete);
-            parts.push(second.value);
-        }
-        let carried = carried.map(|carried| deferred.as_ref().map_or(carried, |deferred| deferred.seen(carried)));
-        let finished = Completed::timed(|| finish(parts));
-        Ok(Completed { moving: moving + finished.moving, last, carried, ..finished })
+        let (start, Self { first, second }) = (Instant::now(), *self);
+        // Taken now, so that the thread that completes the first phase wakes no other thread for the second.
+        let second = second.claim();
+        let first = Box::new(first).wait(deadline)?;
+        let second = second.wait(deadline.saturating_sub(start.elapsed()))?;
+        let complete =
+            |(first, second): (TransferTiming, TransferTiming)| TransferTiming { complete: second.complete, ..first };
+        let carried = first.carried.zip(second.carried).map(complete);
+        Ok(Completed { moving: first.moving + second.moving, last: first.last, carried, ..second })
     }
 }
 
@@ -249,7 +209,7 @@ mod tests {
     const KIB: u64 = 1 << 10;
 
     #[test]
-    fn halves_pay_for_large_tensors_and_many_processes() {
+    fn two_phases_pay_for_large_tensors_and_many_processes() {
         let least = |ranks, processes| (1..1 << 14).find(|kib| pay(kib * KIB, ranks, processes));
         assert_eq!(least(2, 2), Some(2049));
         assert_eq!(least(4, 2), Some(1025));

@@ -5,11 +5,10 @@ use std::marker::PhantomData;
 use std::ptr;
 
 use mpi::ffi::{
-    MPI_Abort, MPI_Allgather, MPI_Comm, MPI_Comm_dup, MPI_Comm_rank, MPI_Comm_set_errhandler, MPI_Comm_size,
-    MPI_ERR_IN_STATUS, MPI_Finalize, MPI_Get_count, MPI_Improbe, MPI_Imrecv, MPI_Init_thread, MPI_Initialized,
-    MPI_Irecv, MPI_Isend, MPI_Message, MPI_Request, MPI_Status, MPI_Testsome, RSMPI_ANY_SOURCE, RSMPI_COMM_NULL,
-    RSMPI_COMM_WORLD, RSMPI_ERRORS_RETURN, RSMPI_MESSAGE_NULL, RSMPI_THREAD_FUNNELED, RSMPI_THREAD_SERIALIZED,
-    RSMPI_UINT8_T,
+    MPI_Abort, MPI_Comm, MPI_Comm_dup, MPI_Comm_rank, MPI_Comm_set_errhandler, MPI_Comm_size, MPI_ERR_IN_STATUS,
+    MPI_Finalize, MPI_Get_count, MPI_Improbe, MPI_Imrecv, MPI_Init_thread, MPI_Initialized, MPI_Irecv, MPI_Isend,
+    MPI_Message, MPI_Request, MPI_Status, MPI_Testsome, RSMPI_ANY_SOURCE, RSMPI_COMM_NULL, RSMPI_COMM_WORLD,
+    RSMPI_ERRORS_RETURN, RSMPI_MESSAGE_NULL, RSMPI_THREAD_FUNNELED, RSMPI_THREAD_SERIALIZED, RSMPI_UINT8_T,
 };
 
 use super::error::{MpiError, check};
@@ -80,22 +79,6 @@ impl Library {
     /// Returns true if threads other than the one that initialized MPI may call it.
     pub fn is_serialized(&self) -> bool {
         self.serialized
-    }
-
-    /// Returns the concatenated bytes of all processes, which must pass equally many.
-    ///
-    /// # Collective
-    /// All processes must call it. Returns when all have called it.
-    pub fn all_gather(&self, own: &[u8]) -> Result<Vec<u8>, MpiError> {
-        let (mut processes, length) = (0, count(own.len()));
-        // SAFETY: the receive buffer has capacity for equally many bytes of each process.
-        unsafe {
-            check("MPI_Comm_size", MPI_Comm_size(self.comm, &mut processes))?;
-            let mut all = vec![0_u8; own.len() * processes as usize];
-            let (from, to, kind) = (own.as_ptr().cast(), all.as_mut_ptr().cast(), RSMPI_UINT8_T);
-            check("MPI_Allgather", MPI_Allgather(from, length, kind, to, length, kind, self.comm))?;
-            Ok(all)
-        }
     }
 
     /// Returns the failed processes, if MPI continues without them.

@@ -23,14 +23,13 @@
 //! 3. No MPI message is longer than [`FragmentLimits::message`]. Longer frames and payloads are split into
 //!    fragments.
 //!
-//! At the start, [`host`] tests which processes can share memory, so that ranks of one host can place gather
-//! results there.
-//!
 //! # How a process ends
 //!
 //! 4. A process may end by returning from `main`, by `std::process::exit` or by a panic. At exit, [`ending`] makes
 //!    the progress thread send all queued messages and a last frame to each process, receive until the last frames
 //!    of the others have arrived, and finalize MPI. So every message is delivered, and a process ends when all do.
+//!    After a failed launch it does not wait for processes with ranks that are stuck in their programs, and does not
+//!    finalize MPI, which would wait for them. The launcher then ends these.
 //! 5. When the last frame of a process and all payloads before it have arrived, the handler is notified that the
 //!    process is [lost](MessageHandler::lost).
 //! 6. If MPI continues after the failure of a process ([`ulfm`]), the handler is notified that the process is
@@ -42,7 +41,6 @@
 mod ending;
 mod error;
 mod frame;
-mod host;
 mod idle_backoff;
 mod library;
 mod progress_engine;
@@ -97,8 +95,8 @@ impl Default for FragmentLimits {
 /// State shared by ranks and the thread that uses the engine.
 struct MpiShared {
     place: ProcessRank,
-    /// True for each process that can share memory with this one.
-    common: Box<[bool]>,
+    /// False for each process that this process does not wait for when it ends.
+    awaited: Box<[AtomicBool]>,
     queue: Mutex<SendQueue>,
     addressee: OnceLock<Arc<dyn MessageHandler>>,
     /// Number of bytes sent to each process.
@@ -139,18 +137,14 @@ impl MpiTransport {
     fn start(place: ProcessRank, limits: FragmentLimits) -> Result<Self, StartError> {
         let (tell, told) = mpsc::channel();
         let thread = thread::Builder::new().name("courier".into());
-        let connect = move || {
-            let library = Library::start(place)?;
-            let common = host::shared_with(&library, place)?;
-            Ok((library, common))
-        };
-        let thread = thread.spawn(move || match connect() {
+        let thread = thread.spawn(move || match Library::start(place) {
             Err(error) => drop(tell.send(Err(error))),
-            Ok((library, common)) => {
+            Ok(library) => {
                 let sent = (0..place.processes).map(|_| AtomicU64::new(0)).collect();
+                let awaited = (0..place.processes).map(|_| AtomicBool::new(true)).collect();
                 let (queue, addressee) = (Mutex::default(), OnceLock::new());
                 let [hurried, helped, sleeps] = [(); 3].map(|()| AtomicBool::new(false));
-                let shared = Arc::new(MpiShared { place, common, queue, addressee, sent, hurried, helped, sleeps });
+                let shared = Arc::new(MpiShared { place, awaited, queue, addressee, sent, hurried, helped, sleeps });
                 let may_help = library.is_serialized();
                 let carrier = Arc::new(Mutex::new(ProgressEngine::new(shared.clone(), library, limits)));
                 // If this send fails, the starting thread has already ended.
@@ -284,8 +278,8 @@ impl Transport for MpiTransport {
         Some(turn == PollResult::Moved)
     }
 
-    fn shares_memory(&self, with: usize) -> bool {
-        self.shared.common[with]
+    fn await_end(&self, of: usize, is_awaited: bool) {
+        self.shared.awaited[of].store(is_awaited, Ordering::Relaxed);
     }
 
     fn sent(&self) -> Vec<u64> {

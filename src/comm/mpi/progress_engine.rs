@@ -141,7 +141,12 @@ impl ProgressEngine {
             moved |= self.find_lost(addressee)?;
         }
         let under_way = !self.transfers.is_empty();
-        if self.ending && !under_way && self.others().all(|other| self.senders[other].end >= ShutdownState::Notified) {
+        let has_ended = |process: usize| self.senders[process].end >= ShutdownState::Notified;
+        let is_awaited = |process: usize| has_ended(process) || self.shared.awaited[process].load(Ordering::Relaxed);
+        if self.ending
+            && self.others().all(|other| has_ended(other) || !is_awaited(other))
+            && !self.transfers.are_any_with(is_awaited)
+        {
             return Ok(PollResult::Over);
         }
         Ok(if moved { PollResult::Moved } else { PollResult::Still { under_way } })
@@ -150,8 +155,8 @@ impl ProgressEngine {
     /// Finalizes MPI after the last poll. Must be called on the thread that initialized MPI.
     pub fn finalize(&mut self) -> Result<(), MpiError> {
         self.problem = Some("the process ends".into());
-        // `MPI_Finalize` is collective, and might not return without the lost processes.
-        let all_end = self.senders.iter().all(|sender| sender.end != ShutdownState::Lost);
+        // `MPI_Finalize` is collective, and might not return without processes that are lost or do not end.
+        let all_end = self.others().all(|other| self.senders[other].end == ShutdownState::Notified);
         if all_end { self.transfers.finalize() } else { Ok(()) }
     }
 

@@ -143,8 +143,16 @@ impl RequestTable {
 
     /// Returns true if no request is in flight and no announced payload is waiting.
     pub fn is_empty(&self) -> bool {
-        let nothing_comes = |of: &Announced| of.parcels.is_empty() && of.fragments.is_empty();
-        self.requests.is_empty() && self.failed.is_empty() && self.announced.iter().all(nothing_comes)
+        !self.are_any_with(|_| true)
+    }
+
+    /// Returns true if a request is in flight, or an announced payload is waiting, with a process for which `which`
+    /// returns true.
+    pub fn are_any_with(&self, which: impl Fn(usize) -> bool) -> bool {
+        let comes = |of: &Announced| !of.parcels.is_empty() || !of.fragments.is_empty();
+        self.held.iter().any(|request| which(request.with))
+            || self.failed.iter().any(|failed| which(failed.with))
+            || self.announced.iter().enumerate().any(|(from, announced)| comes(announced) && which(from))
     }
 
     /// Starts to send `payload` in as many MPI messages as necessary.

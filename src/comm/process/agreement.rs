@@ -132,4 +132,5 @@ wire_enum!(CommError {
     13 ExcludedFromShrink { rank },
     14 CannotShrink { rank },
     15 Diverged { rank, other, during, param, of, step, majority },
+    16 StillRunning { rank, deadline },
 });

@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use super::wire::{Decode, Encode, wire_enum, wire_struct};
 use crate::comm::backend::{CallSignature, Failure};
-use crate::comm::local::{MembershipMessage, WaitForEdge};
+use crate::comm::local::WaitForEdge;
+use crate::comm::membership::MembershipMessage;
 use crate::comm::{Digests, RankReport, TensorMeta};
-use crate::memory::shared_memory::SharedMemoryHandle;
 
 /// A control message, with the launch to which it belongs.
 #[derive(Debug)]
@@ -111,28 +111,6 @@ pub(in crate::comm) struct PayloadDesc {
     /// Recipient (group rank) of each tensor, ascending; empty if all recipients need all tensors.
     pub addressees: Vec<usize>,
     pub tensors: Vec<TensorMeta>,
-    pub common: Option<SharedMemoryMessage>,
-}
-
-/// Part of the negotiation of a gather result in shared memory, sent by each rank.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::comm) enum SharedMemoryMessage {
-    /// The rank requests the result, and has allocated memory for it at this address.
-    At { address: SharedMemoryHandle },
-    /// The rank requests the result.
-    Wanted {},
-    /// The rank does not request the result.
-    Unwanted {},
-}
-
-impl SharedMemoryMessage {
-    /// Returns the address of the allocated memory, if the message has one.
-    pub fn address(self) -> Option<SharedMemoryHandle> {
-        match self {
-            Self::At { address } => Some(address),
-            Self::Wanted {} | Self::Unwanted {} => None,
-        }
-    }
 }
 
 impl<P> ControlMessage<P> {
@@ -195,13 +173,7 @@ wire_enum!(WaitForEdge {
 });
 wire_struct!(RemoteGroupId { number, introduction });
 wire_struct!(RemoteGroupInfo { ranks, name, member });
-wire_struct!(PayloadDesc { addressees, tensors, common });
-wire_struct!(SharedMemoryHandle { process, file, number });
-wire_enum!(SharedMemoryMessage {
-    0 At { address },
-    1 Wanted {},
-    2 Unwanted {},
-});
+wire_struct!(PayloadDesc { addressees, tensors });
 
 impl Encode for EncodedSignature {
     fn encode(&self, out: &mut Vec<u8>) {

@@ -14,8 +14,7 @@
 //! A payload holds the data of one rank's tensors that the ranks of the receiving process need: the shard of an
 //! all-gather, or their blocks of a reduction or an all-to-all. It is sent to each process once, however many
 //! ranks the process has. After the rendezvous, ranks in processes use the same code as ranks as threads: the same
-//! kernels, the same reduction tree, and bit-identical results. A large all-gather among ranks of one host is not
-//! sent: the ranks write their shards to [shared memory](super::local).
+//! kernels, the same reduction tree, and bit-identical results.
 //!
 //! | file | content |
 //! |---|---|
@@ -53,7 +52,6 @@ use super::backend::{Backend, ProcessOptions};
 use super::local::{Contribution, HostBackend, PayloadTarget, PeerProcesses};
 use super::transport::{MessageHandler, RecvBuffer, Transport};
 use crate::memory::HostMemoryPool;
-use crate::memory::shared_memory::SharedMemoryPool;
 use header::{ControlMessage, Header, LaunchId, PayloadDesc};
 use late::Known;
 
@@ -83,8 +81,6 @@ pub struct ProcessJob {
     state: Mutex<JobState>,
     /// Pool for payloads that are received into separate buffers, whichever thread receives them.
     memory: Arc<HostMemoryPool>,
-    /// Memory shared with other processes of the host, for the latest launch.
-    commons: Mutex<Arc<SharedMemoryPool>>,
     this: Weak<Self>,
 }
 
@@ -138,10 +134,10 @@ impl ProcessJob {
     pub fn new(courier: Arc<dyn Transport>) -> Arc<Self> {
         let state = JobState { headers: vec![0; courier.processes()], ..JobState::default() };
         let state = Mutex::new(state);
-        let (carrier, memory, commons) = (courier.clone(), Arc::default(), Mutex::default());
+        let (carrier, memory) = (courier.clone(), Arc::default());
         let this = Arc::new_cyclic(|this: &Weak<Self>| {
             let this = this.clone();
-            Self { courier: carrier, state, memory, commons, this }
+            Self { courier: carrier, state, memory, this }
         });
         courier.set_handler(this.clone());
         this
@@ -171,12 +167,7 @@ impl ProcessJob {
             processes.upgrade().expect("the transport's handler keeps the job alive").begin(launch, engine);
         });
         let counts = vec![each; self.count()];
-        let commons = {
-            let mut commons = self.commons.lock();
-            *commons = Arc::new(commons.reset());
-            commons.clone()
-        };
-        let others = PeerProcesses::new(self.courier.clone(), commons, launch, &counts, begin);
+        let others = PeerProcesses::new(self.courier.clone(), launch, &counts, begin);
         let engine = HostBackend::of_processes(None, others, manner);
         self.begin(launch, &engine);
         engine
@@ -292,10 +283,10 @@ impl MessageHandler for ProcessJob {
         let deposit = match result_buffer::of_landings(&landings) {
             Some(results) => Contribution::of_result_buffer(results),
             None => {
-                let PayloadDesc { addressees, tensors, common } = contents;
+                let PayloadDesc { addressees, tensors } = contents;
                 // SAFETY: the caller guarantees that all bytes are written.
                 let tensors = unsafe { payload::landed(tensors, landings) };
-                Contribution::landed(addressees, tensors).saying(common)
+                Contribution::landed(addressees, tensors)
             }
         };
         let deposit = deposit.there(Some(begun));

@@ -10,9 +10,6 @@
 //!
 //! This requires that every tensor has a [`ContiguousLayout`].
 //!
-//! Ranks of one host may place a result in [shared memory](ResultBuffer::in_common): each rank writes its shards
-//! there, for all ranks.
-//!
 //! A rank may also compute its shards in the buffer, like the sums of an all-reduce, and
 //! [send](ResultBuffer::sent) them from there. burn writes in place only to memory with a unique handle. While a
 //! shard is being sent, a second handle prevents this.
@@ -20,7 +17,6 @@
 use std::any::Any;
 use std::fmt;
 use std::mem::{self, MaybeUninit};
-use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -35,9 +31,7 @@ use super::payload::payload;
 use crate::comm::TensorMeta;
 use crate::comm::backend;
 use crate::comm::transport::{Payload, RecvBuffer};
-use crate::memory::shared_memory::SharedMemoryBlock;
 use crate::memory::{HostMemoryPool, UninitBytes};
-use crate::placement::ShardSizes;
 
 /// Minimum number of bytes of a shard that is received in place. Smaller shards are copied faster than their
 /// region is found.
@@ -57,23 +51,13 @@ pub(in crate::comm) struct ResultBuffer {
     layouts: Vec<ContiguousLayout>,
     /// Address of the first byte of each tensor.
     starts: Vec<BufferStart>,
-    memory: ResultMemory,
+    memory: Mutex<ResultMemory>,
     /// True if shards are sent from this memory, so that the result needs a second handle.
     are_sent: AtomicBool,
 }
 
-/// Owner of the memory.
+/// State of the memory.
 enum ResultMemory {
-    /// Memory of this process.
-    Own(Mutex<OwnMemory>),
-    /// A window into another buffer, which is kept alive.
-    Of(Arc<ResultBuffer>),
-    /// Memory shared with other processes; `None` once the result is taken.
-    Common(Mutex<Option<Arc<SharedMemoryBlock>>>),
-}
-
-/// State of the memory of this process.
-enum OwnMemory {
     /// The memory, until the result is taken.
     Spaces(Vec<UninitBytes>),
     /// The result was taken. If shards are [sent](ResultBuffer::sent), this holds a second handle to each tensor,
@@ -96,55 +80,13 @@ impl ResultBuffer {
         let mut spaces: Vec<_> = layouts.iter().map(space).collect();
         let start = |space: &mut UninitBytes| BufferStart(NonNull::from(space.bytes()).cast());
         let starts = spaces.iter_mut().map(start).collect();
-        let memory = ResultMemory::Own(Mutex::new(OwnMemory::Spaces(spaces)));
+        let memory = Mutex::new(ResultMemory::Spaces(spaces));
         Arc::new(Self { layouts, starts, memory, are_sent: AtomicBool::new(false) })
     }
 
-    /// Places the results in shared memory, to which each process writes its shards. `common` must have at least
-    /// [`bytes_in_common`](Self::bytes_in_common) bytes.
-    pub fn in_common(layouts: Vec<ContiguousLayout>, common: SharedMemoryBlock) -> Arc<Self> {
-        assert!(Self::bytes_in_common(&layouts) <= common.len(), "the shared memory is too small for the layouts");
-        // SAFETY: the range is inside the block, as asserted above.
-        let start = |range: Range<usize>| BufferStart(unsafe { common.start().add(range.start) });
-        let starts = ranges_in_common(&layouts).map(start).collect();
-        let memory = ResultMemory::Common(Mutex::new(Some(Arc::new(common))));
-        Arc::new(Self { layouts, starts, memory, are_sent: AtomicBool::new(false) })
-    }
-
-    /// Returns the number of bytes of shared memory that results of these layouts need.
-    pub fn bytes_in_common(layouts: &[ContiguousLayout]) -> usize {
-        ranges_in_common(layouts).last().map_or(0, |range| range.end)
-    }
-
-    /// Returns a view of element ranges of some of the tensors, each given as (tensor index, range). Each range
-    /// becomes a tensor that is sharded over `ranks` ranks. The tensors must be one-dimensional.
-    pub fn window(self: &Arc<Self>, ranges: &[(usize, Range<usize>)], ranks: usize) -> Arc<Self> {
-        let window = |(index, range): &(usize, Range<usize>)| {
-            let (full, sizes) = (&self.layouts[*index], ShardSizes::Chunked(range.len()));
-            assert!(
-                full.shape[..] == [full.shape.num_elements()] && range.end <= full.shape[0],
-                "a window requires one-dimensional tensors and a range inside them"
-            );
-            let layout = ContiguousLayout::of_row(
-                range.len(),
-                full.dtype,
-                (0..ranks).map(|rank| sizes.range(ranks, rank).len()),
-            );
-            // SAFETY: the range is inside the tensor, as asserted above.
-            let start = unsafe { self.starts[*index].0.add(range.start * full.dtype.size()) };
-            (layout, BufferStart(start))
-        };
-        let (layouts, starts) = ranges.iter().map(window).unzip();
-        Arc::new(Self { layouts, starts, memory: ResultMemory::Of(self.clone()), are_sent: AtomicBool::new(false) })
-    }
-
-    /// Returns true if the memory is shared with other processes.
-    pub fn are_common(&self) -> bool {
-        match &self.memory {
-            ResultMemory::Own(_) => false,
-            ResultMemory::Of(results) => results.are_common(),
-            ResultMemory::Common(_) => true,
-        }
+    /// Returns the number of bytes of all tensors.
+    pub fn bytes(&self) -> usize {
+        self.layouts.iter().map(ContiguousLayout::len).sum()
     }
 
     /// Returns the address and number of bytes of each shard of `member`.
@@ -166,8 +108,7 @@ impl ResultBuffer {
     /// The shards must be written, and must not be written again through an address of this buffer. The result
     /// must be taken on the host device.
     pub unsafe fn sent(self: &Arc<Self>, member: usize) -> (PayloadDesc, Vec<Payload>) {
-        let owner = if let ResultMemory::Of(results) = &self.memory { results } else { self };
-        owner.are_sent.store(true, Ordering::Relaxed);
+        self.are_sent.store(true, Ordering::Relaxed);
         let meta = |layout: &ContiguousLayout| TensorMeta {
             shape: Shape::from([layout.bytes(member) / layout.dtype.size()]),
             dtype: layout.dtype,
@@ -217,23 +158,8 @@ impl ResultBuffer {
     /// # Safety
     /// The shards of all members must be received or copied. Must be called at most once.
     pub unsafe fn take(&self, device: &Device) -> Vec<DispatchTensor> {
-        let own = match &self.memory {
-            ResultMemory::Own(own) => own,
-            ResultMemory::Of(_) => unreachable!("a window is not a result"),
-            ResultMemory::Common(common) => {
-                let common = common.lock().take().expect("a result is taken once");
-                let results = self.layouts.iter().zip(ranges_in_common(&self.layouts));
-                let full = |(ContiguousLayout { shape, dtype, .. }, range): (&ContiguousLayout, Range<usize>)| {
-                    // SAFETY: the shards of all members are written, and no process writes there before all have
-                    // released the block.
-                    let bytes = unsafe { common.bytes(range, dtype.size()) };
-                    backend::from_data(TensorData::from_bytes(bytes, shape.clone(), *dtype), device)
-                };
-                return results.map(full).collect();
-            }
-        };
-        let mut own = own.lock();
-        let OwnMemory::Spaces(spaces) = mem::replace(&mut *own, OwnMemory::Taken(Vec::new())) else {
+        let mut memory = self.memory.lock();
+        let ResultMemory::Spaces(spaces) = mem::replace(&mut *memory, ResultMemory::Taken(Vec::new())) else {
             unreachable!("a result is taken once")
         };
         let full = |(ContiguousLayout { shape, dtype, .. }, space): (&ContiguousLayout, UninitBytes)| {
@@ -249,20 +175,12 @@ impl ResultBuffer {
                 let stays = elements.is_empty() || std::ptr::eq(elements.as_ptr(), start.0.as_ptr().cast());
                 assert!(stays, "a host tensor must use the memory into which its shards were written");
             }
-            *own = OwnMemory::Taken(results.clone());
+            *memory = ResultMemory::Taken(results.clone());
         }
         results
     }
 }
 
-/// Returns the byte range of each tensor in shared memory: one after another, each aligned to a cache line.
-fn ranges_in_common(layouts: &[ContiguousLayout]) -> impl Iterator<Item = Range<usize>> {
-    const LINE: usize = 64;
-    layouts.iter().scan(0, |end: &mut usize, layout| {
-        let start = end.next_multiple_of(LINE);
-        *end = start + layout.len();
-        Some(start..*end)
-    })
 }
 
 /// Region of a [`ResultBuffer`] into which one shard is received.
@@ -370,14 +288,13 @@ mod tests {
         assert_eq!(before, after, "the handle is unique");
 
         let results = new();
-        let window = results.window(&[(0, 0..8)], 2);
         // SAFETY: the shards are written before the payloads are read, and the result is taken on the host.
-        let (contents, payloads) = unsafe { window.sent(1) };
-        assert_eq!((&contents.tensors[0].shape[..], payloads.len()), (&[4][..], 1), "a shard has half of the elements");
+        let (contents, payloads) = unsafe { results.sent(1) };
+        assert_eq!((&contents.tensors[0].shape[..], payloads.len()), (&[5][..], 1), "the elements of the second shard");
         let (before, changed, after) = add_one(&results);
-        drop((results, window));
+        drop(results);
         assert_ne!(before, after, "the shard is still being sent");
-        assert_eq!((*payloads[0]).as_ref(), bytemuck::cast_slice::<f32, u8>(&[4.0, 5.0, 6.0, 7.0]));
+        assert_eq!((*payloads[0]).as_ref(), bytemuck::cast_slice::<f32, u8>(&[3.0, 4.0, 5.0, 6.0, 7.0]));
         assert!(changed.into_data().iter::<f32>().eq((1..9).map(|value| value as f32)));
     }
 }

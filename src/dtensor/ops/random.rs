@@ -216,7 +216,7 @@ fn of_rank() -> Option<RngState> {
 fn of_thread(mesh: &DeviceMesh) -> RngState {
     let number = mesh.member("draw a seed on it").map_err(Error::from).and_then(|_| {
         let ranks = mesh.world().group(mesh.ranks())?;
-        Ok(ranks.duplicate("threads").next_forward_index())
+        Ok(ranks.duplicate_private("burn_dtensor::threads").next_forward_index())
     });
     let group = mesh.ranks().iter().fold(0, |seed, &rank| fold_in(seed, rank as u64));
     RngState { common: true, ..RngState::new(derived(group, number.or_unwind(), Purpose::Thread)) }

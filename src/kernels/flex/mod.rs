@@ -63,15 +63,22 @@ fn check(copies: &CopyPlan, sources: &Sources, size: usize) {
 /// All segments are inside their sources, and inside the memory that begins at `to`. Nothing else reads or writes
 /// that memory.
 unsafe fn segments(segments: &[StridedCopy], sources: &Sources, to: &OutputPtrs, size: usize) {
+    // SAFETY: guaranteed by the caller.
+    share::each(segments, size, |segments| unsafe { copy_segments(segments, sources, to, size) });
+}
+
+/// Like [`segments`], on the calling thread.
+///
+/// # Safety
+/// Same requirements as [`segments`].
+unsafe fn copy_segments(segments: &[StridedCopy], sources: &Sources, to: &OutputPtrs, size: usize) {
     let from = sources.bytes();
-    share::each(segments, size, |segments| {
-        for segment in segments {
-            let (source, target) = (from[segment.source].as_ptr(), to.start(segment.target));
-            // SAFETY: guaranteed by the caller.
-            unsafe {
-                let start = (source.add(segment.from * size), target.add(segment.to * size));
-                StridedRows::of(segment, size).copy(start);
-            }
+    for segment in segments {
+        let (source, target) = (from[segment.source].as_ptr(), to.start(segment.target));
+        // SAFETY: guaranteed by the caller.
+        unsafe {
+            let start = (source.add(segment.from * size), target.add(segment.to * size));
+            StridedRows::of(segment, size).copy(start);
         }
-    });
+    }
 }

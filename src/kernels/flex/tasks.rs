@@ -2,11 +2,10 @@
 
 use super::memory::OutputPtrs;
 use super::share::{SplitPoint, for_range, split_points};
-use super::{CopyPlan, Sources, StridedCopy, check, segments};
+use super::{CopyPlan, Sources, StridedCopy, check, copy_segments};
 use crate::memory::HostTuning;
 
-/// A copy of elements of one size, divided into tasks of nearly equal length. A rank executes a task with its
-/// threads.
+/// A copy of elements of one size, divided into tasks of nearly equal length, each for one thread.
 #[derive(Debug)]
 pub(crate) struct CopyTasks {
     places: Vec<SplitPoint>,
@@ -14,8 +13,8 @@ pub(crate) struct CopyTasks {
 }
 
 impl CopyTasks {
-    /// Divides `copies` of elements of `size` bytes into at most `most` tasks: fewer if they would be too short for
-    /// a rank's threads.
+    /// Divides `copies` of elements of `size` bytes into at most `most` tasks for each thread of the rank's pool: fewer
+    /// if they would be too short for a thread.
     ///
     /// # Panics
     /// If the sources do not match `copies`, or nothing is copied.
@@ -23,8 +22,8 @@ impl CopyTasks {
         check(copies, sources, size);
         let total = copies.segments.iter().map(StridedCopy::len).sum();
         assert!(total > 0, "a copy without elements has no tasks");
-        let count = total * size / (HostTuning::get().task_bytes * rayon::current_num_threads());
-        let places = split_points(&copies.segments, total, count.min(most).max(1));
+        let most = most * rayon::current_num_threads();
+        let places = split_points(&copies.segments, total, (total * size / HostTuning::get().task_bytes).clamp(1, most));
         Self { places, size }
     }
 
@@ -32,7 +31,7 @@ impl CopyTasks {
         self.places.len() - 1
     }
 
-    /// Executes one task.
+    /// Executes one task on the calling thread.
     ///
     /// # Safety
     /// `copies` and `sources` are those with which `self` was created, and `to` is where the targets of `copies`
@@ -42,7 +41,7 @@ impl CopyTasks {
             // SAFETY: a segment is inside its source, which was checked. It is inside its target, where no other
             // segment writes its elements (invariants 1 and 2 of `CopyPlan`). The same holds for sections of
             // segments, and tasks do not overlap.
-            unsafe { segments(part, sources, to, self.size) }
+            unsafe { copy_segments(part, sources, to, self.size) }
         });
     }
 }

@@ -29,7 +29,7 @@ impl Signature for Label {
 }
 
 /// Every check, by name.
-pub const CHECKS: [(&str, fn(Schedules)); 18] = [
+pub const CHECKS: [(&str, fn(Schedules)); 19] = [
     ("all_meet_round_after_round", all_meet_round_after_round),
     ("all_are_told_of_one_that_came_last", all_are_told_of_one_that_came_last),
     (
@@ -51,6 +51,7 @@ pub const CHECKS: [(&str, fn(Schedules)); 18] = [
     ("deposits_of_another_process_wake_who_waits_for_them", deposits_of_another_process_wake_who_waits_for_them),
     ("messages_of_another_process_wake_who_waits_for_them", messages_of_another_process_wake_who_waits_for_them),
     ("the_last_to_return_wakes_who_waits_for_the_end", the_last_to_return_wakes_who_waits_for_the_end),
+    ("a_failed_world_ends_without_a_rank_that_does_not", a_failed_world_ends_without_a_rank_that_does_not),
 ];
 
 /// What ranks deposit: a number, and what shows whether it is still there.
@@ -362,7 +363,21 @@ fn messages_of_another_process_wake_who_waits_for_them(schedules: Schedules) {
 fn the_last_to_return_wakes_who_waits_for_the_end(schedules: Schedules) {
     schedules.check(3, |rank, world, _| {
         world.returned(rank);
-        world.finish();
+        assert_eq!(world.finish(FAR), []);
         assert!((0..3).all(|rank| world.has_returned(rank)));
+    });
+}
+
+/// Rank 2 never returns. The others wait for it without a deadline until the world has failed.
+fn a_failed_world_ends_without_a_rank_that_does_not(schedules: Schedules) {
+    schedules.check(3, |rank, world, _| {
+        if rank == 2 {
+            return;
+        }
+        if rank == 0 {
+            world.fail(Failure::Panicked { rank, message: String::new() });
+        }
+        world.returned(rank);
+        assert!(world.finish(NEAR).contains(&2));
     });
 }

@@ -29,6 +29,16 @@ fn rows_and_columns_of_a_mesh_work_at_once() {
 }
 
 #[test]
+fn the_librarys_own_names_are_refused() {
+    let error = launch(Launch::threads(2), |world| {
+        world.all().duplicate("burn_dtensor::reduced").barrier("own".into()).wait()?;
+        Ok(())
+    });
+    let error = error.unwrap_err().to_string();
+    assert!(error.contains("names that begin with \"burn_dtensor::\" are this crate's own"), "{error}");
+}
+
+#[test]
 fn groups_are_checked() {
     run(3, |world| {
         let problem = |ranks: &[usize]| world.group(ranks).unwrap_err().to_string();

@@ -35,6 +35,23 @@ pub fn step(model: &Stack, world: &World) -> Result<BTreeMap<String, Vec<f32>>> 
     Ok(values(&full_model(&model.clone().map(&mut Holder(&mut grads)))?, None))
 }
 
+/// A program may give its duplicates of a mesh's groups any name: its calls do not meet those of units. Rank 0 calls
+/// before backward, rank 1 after it.
+#[test]
+fn duplicates_of_any_name_are_apart_from_those_of_units() {
+    let model = stack(&Device::flex());
+    let all = launch(Launch::threads(2), |world| {
+        let mesh = DeviceMesh::new(world, [2], ["shard"])?;
+        let (model, comm) = (sharded(&model, world, &mesh)?, mesh.communicator(0)?);
+        let own = ["reduced", "gathered again"].map(|name| comm.duplicate(name));
+        let post = || own.each_ref().map(|comm| comm.barrier("own".into()));
+        let early = (world.rank() == 0).then(post);
+        step(&model, world)?;
+        Ok(early.unwrap_or_else(post).into_iter().try_for_each(Work::wait)?)
+    });
+    all.unwrap();
+}
+
 /// Reduce-scatter as an all-reduce of everything, of which each rank keeps its part; writes down what else is called.
 #[derive(Default)]
 struct Substitute(Arc<Mutex<Vec<String>>>);

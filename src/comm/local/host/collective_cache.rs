@@ -17,7 +17,7 @@ use super::super::match_table::OpHandle;
 use super::cooperative::{CooperativeResult, PartitionedJob};
 use super::copy::{GatherCopyPlan, GatherSources};
 use super::reduce::{dtype_of, reduce, reduce_flat};
-use super::result_cache::{CachedResults, Owner, ResultRetention, SharedResultCache};
+use super::result_cache::{CachedResults, Owner, ResultOwner, ResultRetention, SharedResultCache};
 use super::{primitive, wrap};
 use crate::comm::ReduceOp;
 use crate::comm::backend::ranges::{Ranges, full};
@@ -46,7 +46,8 @@ impl CollectiveCache {
         keep: ResultRetention,
         waited: &'a Cell<Duration>,
     ) -> Owner<'a> {
-        Owner { shelf, ticket, bag: self.bag.get_or_init(Arc::default), keep, waited }
+        let results = ResultOwner { shelf, ticket, bag: self.bag.get_or_init(Arc::default), keep };
+        Owner { results, waited }
     }
 
     /// Returns the shards that an all-gather joins, by rank and tensor; `None` if they are not all Flex tensors.

@@ -13,9 +13,10 @@
 //! A tensor is a handle in any case, and burn writes in place only through a unique handle. If two ranks share a
 //! result, the first that writes gets a private copy. Sharing therefore affects only time and memory.
 //!
-//! A rank that has taken a task may be delayed: by another program, or by other work of its thread pool. A rank
-//! that has waited for it while [no task was completed](SharedResultCache::patience) builds the result alone, for
-//! itself.
+//! 1. All threads of a rank's pool take tasks.
+//! 2. A thread that has taken a task does nothing else before the task is complete, so no task waits for other work
+//!    of the thread's pool. A rank therefore waits for tasks of others without a deadline: they are short, and a
+//!    thread that panics in one ends the wait.
 
 use std::mem;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -25,8 +26,9 @@ use std::time::Instant;
 use burn::backend::flex::{FlexTensor, Layout};
 use burn::tensor::{Bytes, DType};
 
+use super::super::rendezvous::{LONGEST, SpinPolicy};
 use super::super::sync::{Condvar, Mutex};
-use super::result_cache::{Owner, SharedResultCache};
+use super::result_cache::{Owner, ResultOwner};
 use crate::kernels::flex::{OutputBuffers, OutputPtrs};
 use crate::memory::HostMemoryPool;
 
@@ -34,7 +36,7 @@ use crate::memory::HostMemoryPool;
 ///
 /// # Safety
 /// The tasks cover all elements of the results, and no two tasks write the same element.
-pub(super) unsafe trait PartitionedJob {
+pub(super) unsafe trait PartitionedJob: Sync {
     /// Data that describes the division into tasks.
     type Partition: Send + Sync;
 
@@ -42,7 +44,7 @@ pub(super) unsafe trait PartitionedJob {
     /// at least one.
     fn begin(&self, home: &Arc<HostMemoryPool>) -> (OutputBuffers, Self::Partition, usize);
 
-    /// Performs task `index` and writes to the memory at `to`.
+    /// Performs task `index` on the calling thread alone, and writes to the memory at `to`.
     ///
     /// # Safety
     /// `sizes` and `to` are from one [`begin`](Self::begin). No other thread performs this task, and no thread
@@ -77,7 +79,7 @@ struct Making<C> {
     /// Addresses of the targets, which do not move until the results are complete.
     to: OnceLock<OutputPtrs>,
     targets: Mutex<Option<OutputBuffers>>,
-    /// Next task that no rank has taken.
+    /// Next task that no thread has taken.
     next: AtomicUsize,
     /// Number of tasks that are not complete.
     left: AtomicUsize,
@@ -159,39 +161,60 @@ impl<C> Default for CooperativeResult<C> {
     }
 }
 
-impl<C> CooperativeResult<C> {
+impl<C: Send + Sync> CooperativeResult<C> {
     /// Returns the results of `job`: builds them with the other ranks that wait, or takes handles if they exist.
     ///
     /// # Safety
     /// All jobs with which this is called have the same results.
     pub unsafe fn get(&self, job: &impl PartitionedJob<Partition = C>, owner: Owner) -> Vec<FlexTensor> {
         loop {
-            let making = match self.find(job, owner) {
+            let making = match self.find(job, &owner.results) {
                 Ok(made) => return made,
                 Err(making) => making,
             };
-            while let Some(index) = making.take() {
-                let failing = Failing { of: self, making: &making };
-                // SAFETY: the task was taken once, and all jobs are equal.
-                unsafe {
-                    if making.make(job, index) {
-                        self.put(&making, making.finish(job), owner);
-                    }
+            let work = || {
+                // SAFETY: all jobs are equal.
+                unsafe { self.work(&making, job, &owner.results) }
+            };
+            match rayon::current_num_threads() {
+                // Only threads of a rank's pool may wait for jobs of that pool.
+                threads if threads > 1 && rayon::current_thread_index().is_some() => rayon::in_place_scope(|scope| {
+                    (1..threads).for_each(|_| scope.spawn(|_| work()));
+                    work();
+                }),
+                _ => work(),
+            }
+            owner.wait(|| self.await_others(&making, owner.results.shelf.lingers));
+            if let Some(made) = making.made.get() {
+                return made.clone();
+            }
+        }
+    }
+
+    /// Performs tasks until all are taken. The thread that completes the last one publishes the results.
+    ///
+    /// # Safety
+    /// `job` is the job that has begun `making`, or an equal job of another rank.
+    unsafe fn work(&self, making: &Arc<Making<C>>, job: &impl PartitionedJob<Partition = C>, owner: &ResultOwner) {
+        while let Some(index) = making.take() {
+            let failing = Failing { of: self, making };
+            // SAFETY: the task was taken once, and the caller guarantees the rest.
+            unsafe {
+                if making.make(job, index) {
+                    self.put(making, making.finish(job), owner);
                 }
-                mem::forget(failing);
             }
-            let has_come = owner.wait(|| self.await_others(&making, owner.shelf));
-            match making.made.get() {
-                Some(made) => return made.clone(),
-                None if has_come => {}
-                None => return alone(job, owner),
-            }
+            mem::forget(failing);
         }
     }
 
     /// Returns the results if they exist; otherwise the results that are being built, which this call begins if
     /// necessary.
-    fn find(&self, job: &impl PartitionedJob<Partition = C>, owner: Owner) -> Result<Vec<FlexTensor>, Arc<Making<C>>> {
+    fn find(
+        &self,
+        job: &impl PartitionedJob<Partition = C>,
+        owner: &ResultOwner,
+    ) -> Result<Vec<FlexTensor>, Arc<Making<C>>> {
         // If some of several tensors are still alive, these may be their last handles, which are dropped outside
         // the lock.
         let found: Vec<Option<FlexTensor>>;
@@ -213,7 +236,7 @@ impl<C> CooperativeResult<C> {
     }
 
     /// Publishes the results, which all ranks have completed.
-    fn put(&self, making: &Making<C>, made: Vec<FlexTensor>, owner: Owner) {
+    fn put(&self, making: &Making<C>, made: Vec<FlexTensor>, owner: &ResultOwner) {
         owner.keep(&made);
         let held = made.iter().map(WeakTensor::of).collect();
         let _ = making.made.set(made);
@@ -221,37 +244,18 @@ impl<C> CooperativeResult<C> {
         self.changed.notify_all();
     }
 
-    /// Waits until the other ranks have completed their tasks or one of them has failed. Returns false if no task
-    /// was completed for so long that the wait might not end.
-    fn await_others(&self, making: &Making<C>, shelf: &SharedResultCache) -> bool {
-        let patience_ends = || Instant::now() + shelf.patience;
-        shelf.lingers.pass(patience_ends(), || !making.is_over());
-        let mut before = making.left.load(Ordering::Relaxed);
+    /// Waits until the other threads have completed their tasks or one of them has failed.
+    fn await_others(&self, making: &Making<C>, lingers: SpinPolicy) {
+        let until = Instant::now() + LONGEST;
+        lingers.pass(until, || !making.is_over());
         let mut state = self.state.lock();
         while !making.is_over() {
-            let is_late;
-            (state, is_late) = self.changed.wait_until(state, patience_ends());
-            let left = making.left.load(Ordering::Relaxed);
-            if is_late && left == before {
-                return making.is_over();
-            }
-            before = left;
+            (state, _) = self.changed.wait_until(state, until);
         }
-        true
     }
 }
 
-/// Builds the results of `job` for this rank alone.
-fn alone<C>(job: &impl PartitionedJob<Partition = C>, owner: Owner) -> Vec<FlexTensor> {
-    let making = Making::begin(job, owner.home());
-    // SAFETY: each task is performed here, once.
-    unsafe {
-        (0..making.count).for_each(|index| _ = making.make(job, index));
-        making.finish(job)
-    }
-}
-
-/// Guard that is dropped if a rank panics during a task. The other ranks then start from scratch.
+/// Guard that is dropped if a thread panics during a task. The other ranks then start from scratch.
 struct Failing<'a, C> {
     of: &'a CooperativeResult<C>,
     making: &'a Arc<Making<C>>,

@@ -17,14 +17,12 @@ use burn::backend::flex::FlexTensor;
 use super::super::match_table::{GroupKey, OpHandle};
 use super::super::rendezvous::SpinPolicy;
 use super::super::sync::Mutex;
-use crate::memory::{HostMemoryPool, HostTuning};
+use crate::memory::HostMemoryPool;
 
 /// Cache of the results that ranks of a process share.
 pub(in crate::comm::local) struct SharedResultCache {
     /// Policy by which ranks spin or yield before they sleep.
     pub(super) lingers: SpinPolicy,
-    /// Time after which a rank gives up waiting for tasks of others, if no task is completed.
-    pub(super) patience: Duration,
     /// Pool of the memory of shared results.
     home: Arc<HostMemoryPool>,
     /// Latest collective of each group whose results are cached; reductions are not included.
@@ -35,13 +33,7 @@ impl SharedResultCache {
     /// Creates a cache, with the memory pool of the cache `before`, if there is one.
     pub fn new(lingers: SpinPolicy, before: Option<&Self>) -> Self {
         let home = before.map(|before| before.home.clone()).unwrap_or_default();
-        Self { lingers, patience: HostTuning::get().patience, home, latest: Mutex::new(HashMap::new()) }
-    }
-
-    /// Returns the cache with a patience of an hour, for tests that must not fail on a slow machine.
-    #[cfg(test)]
-    pub fn patient(self) -> Self {
-        Self { patience: Duration::from_secs(3600), ..self }
+        Self { lingers, home, latest: Mutex::new(HashMap::new()) }
     }
 
     /// Makes `bag` the latest of its group, and evicts the results of an earlier one before new memory is
@@ -75,17 +67,23 @@ pub(in crate::comm::local) enum ResultRetention {
     All,
 }
 
+/// Owner of the shared results of one collective.
+#[derive(Clone, Copy)]
+pub(super) struct ResultOwner<'a> {
+    pub shelf: &'a SharedResultCache,
+    pub ticket: OpHandle,
+    pub bag: &'a Arc<CachedResults>,
+    pub keep: ResultRetention,
+}
+
 /// Owner of the shared results of one collective, as one rank uses it.
 #[derive(Clone, Copy)]
 pub(in crate::comm::local) struct Owner<'a> {
-    pub(super) shelf: &'a SharedResultCache,
-    pub(super) ticket: OpHandle,
-    pub(super) bag: &'a Arc<CachedResults>,
-    pub(super) keep: ResultRetention,
+    pub(super) results: ResultOwner<'a>,
     pub(super) waited: &'a Cell<Duration>,
 }
 
-impl Owner<'_> {
+impl ResultOwner<'_> {
     /// Returns the pool of their memory.
     pub fn home(&self) -> &Arc<HostMemoryPool> {
         &self.shelf.home
@@ -104,7 +102,9 @@ impl Owner<'_> {
             self.bag.0.lock().extend_from_slice(results);
         }
     }
+}
 
+impl Owner<'_> {
     /// Runs `wait`, and counts its time as time that the rank waited for others.
     pub fn wait<T>(&self, wait: impl FnOnce() -> T) -> T {
         let start = Instant::now();

@@ -186,7 +186,7 @@ fn shared_results_are_like_the_kernels() {
     let plan = CollectivePlan::new(Op::AllGather, None, prints, shardings.clone(), ranks);
     let (shared, shelf, joints) = (
         host::CollectiveCache::default(),
-        host::SharedResultCache::new(SpinPolicy::Spinning(1000), None).patient(),
+        host::SharedResultCache::new(SpinPolicy::Spinning(1000), None),
         host::GatherCopyPlan::new(&plan, ranks),
     );
     let ticket = ticket(ranks);
@@ -228,7 +228,7 @@ fn a_reduction_in_common_is_like_the_kernels() {
             .map(Tensor::into_dispatch)
             .collect();
         let (shared, shelf) =
-            (host::CollectiveCache::default(), host::SharedResultCache::new(SpinPolicy::Spinning(0), None).patient());
+            (host::CollectiveCache::default(), host::SharedResultCache::new(SpinPolicy::Spinning(0), None));
         let ticket = ticket(ranks);
         let looked = AtomicUsize::new(0);
         let terms = || {

@@ -17,7 +17,7 @@ use crate::placement::ShardSizes;
 /// Runs `program` in worlds of four ranks, as threads and in 1, 2 and 4 processes, and compares the results.
 fn everywhere<T: Send + std::fmt::Debug + PartialEq>(program: impl Fn(&World) -> Result<T> + Sync) {
     let expected = launch(Launch::threads(4), &program).unwrap_or_else(|error| panic!("{error}"));
-    let jobs = [(Job::new(1, 11), 4), (Job::new(2, 11), 2), (Job::new(4, 11), 1), (Job::on_one_host(4, 11), 1)];
+    let jobs = [(Job::new(1, 11), 4), (Job::new(2, 11), 2), (Job::new(4, 11), 1)];
     for (job, each) in jobs {
         let run =
             |_, processes: &super::super::ProcessJob| launch(Launch::on_backend(processes.engine(each)), &program);
@@ -69,9 +69,8 @@ fn reductions_are_those_of_threads_to_the_bit() {
     });
 }
 
-/// Large all-reduces have several segments if every rank is alone in its process, with segment boundaries inside
-/// tensors. The test waits for some, leaves one to the completion thread, drops one, and has two in flight at
-/// once.
+/// The ranks shard all-reduces of several tensors, with shards of uneven length. The test waits for some, leaves one to
+/// the completion thread, drops one, and has two in flight at once.
 #[test]
 fn large_all_reduces_are_those_of_threads() {
     everywhere(|world| {
@@ -178,7 +177,7 @@ fn a_sharded_model_trains_to_the_bits_of_threads() {
 /// A header may arrive before its data, and a rank that calls later than others must nevertheless continue. A rank
 /// must not see writes of other ranks to their results either.
 #[test]
-fn all_reduces_in_halves_follow_each_other() {
+fn all_reduces_in_two_phases_follow_each_other() {
     let job = Job::new(3, 20);
     let ends = job.run(|_, processes| {
         launch(Launch::on_backend(processes.engine(1)), |world| {
@@ -197,7 +196,7 @@ fn all_reduces_in_halves_follow_each_other() {
 /// A rank that does not wait for an operation must still send its data. Ranks that wait in another order get the
 /// correct results.
 #[test]
-fn all_reduces_in_halves_are_waited_for_in_any_order_or_not_at_all() {
+fn all_reduces_in_two_phases_are_waited_for_in_any_order_or_not_at_all() {
     everywhere(|world| {
         let comm = world.all();
         let reduce = |call: usize| {

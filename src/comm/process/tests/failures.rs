@@ -1,18 +1,23 @@
 //! A failure that ends a launch in one process ends it in all processes, with the same error.
 
-use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use burn::tensor::Tensor;
+use parking_lot::Mutex;
 
 use super::super::ProcessJob;
 use super::super::header::{
     ControlMessage, DataMode, EncodedSignature, Header, LaunchId, PayloadDesc, RemoteGroupId, RemoteGroupInfo, Said,
 };
 use super::loopback::Job;
-use crate::comm::backend::CallSignature;
+use crate::comm::backend::{Backend, CallSignature};
 use crate::comm::transport::{Message, Transport};
-use crate::comm::{Call, CommError, Communicator, Launch, LaunchError, Op, RankReport, ReduceOp, World, launch};
+use crate::comm::{
+    Call, CommError, Communicator, Launch, LaunchError, Op, RankReport, ReduceOp, ShardedTensor, World, launch,
+};
+use crate::placement::ShardSizes;
 use crate::{Error, Result};
 
 const FAR: Duration = Duration::from_secs(3600);
@@ -197,6 +202,66 @@ fn a_process_that_is_lost_ends_the_others() {
             );
         }
     }
+}
+
+/// After a failure, rank 1 stays in a loop of its own, outside collectives. The launches of the other processes end, and
+/// their report names it.
+#[test]
+fn a_rank_that_is_stuck_in_its_own_code_ends_no_launch_but_its_own() {
+    let (job, (go, told)) = (Job::new(3, 9), mpsc::channel::<()>());
+    let (told, left) = (Mutex::new(told), AtomicUsize::new(2));
+    let go = Mutex::new(Some(go));
+    let ends = job.run(|process, processes| {
+        let config = Launch::on_backend(processes.engine(1)).with_deadline(Duration::from_millis(20));
+        let end = launch(config, |world| match world.rank() {
+            0 => Err(Error::other("boom")),
+            1 => {
+                // Bounded, so that launches that wait for it end, too.
+                let _ = told.lock().recv_timeout(Duration::from_secs(60));
+                Ok(())
+            }
+            _ => Ok(()),
+        });
+        if process != 1 && left.fetch_sub(1, Ordering::SeqCst) == 1 {
+            drop(go.lock().take());
+        }
+        end
+    });
+    let stuck = CommError::StillRunning { rank: 1, deadline: Duration::from_millis(20) }.to_string();
+    for process in [0, 2] {
+        let error = ends[process].as_ref().unwrap_err();
+        assert_eq!((error.rank, error.is_reported_by_other_process), (0, process == 2));
+        let report = error.others.iter().find(|report| report.rank == 1).expect("every rank has a report");
+        assert_eq!(report.error.as_ref().map(ToString::to_string), Some(stuck.clone()));
+        assert_eq!(report.doing, "computing, before any collective");
+    }
+    let others = &ends[1].as_ref().unwrap_err().others;
+    assert!(others.iter().all(|report| report.error.is_none()), "the others have ended: {others:?}");
+}
+
+/// Rank 1 drops a deferred gather and ends. Rank 0 then still needs its shard, which never arrives.
+#[test]
+fn a_process_that_is_lost_before_it_has_sent_what_its_rank_dropped_ends_the_others() {
+    let job = Job::new(2, 23);
+    let ends = job.run(|process, processes| {
+        launched(processes, 1, |world| {
+            let tensor = Tensor::<1>::ones([50_000], world.device()).into_dispatch();
+            let shard = ShardedTensor { tensor, dim: 0, sizes: ShardSizes::Chunked(100_000) };
+            let gathered = world.all().all_gather(Call::new("dropped by one").with_deferred(), vec![shard]);
+            if process == 1 {
+                return Ok(());
+            }
+            let engine = processes.state.lock().engines().next().unwrap();
+            while engine.activity(1) != "finished" {
+                std::thread::yield_now();
+            }
+            job.lose(1);
+            let error = gathered.wait().expect_err("the other rank's shard never arrives");
+            assert!(matches!(error, CommError::Disconnected { rank: 1, .. }), "{error}");
+            Ok(())
+        })
+    });
+    assert!(ends.iter().all(Result::is_ok), "{ends:?}");
 }
 
 /// If a process receives an invalid header, which no backend sends, the error names the sender and no thread

@@ -8,16 +8,14 @@ use burn::tensor::{BoolStore, DType, Shape};
 
 use super::super::header::{
     ControlMessage, DataMode, EncodedSignature, Header, LaunchId, PayloadDesc, RemoteGroupId, RemoteGroupInfo, Said,
-    SharedMemoryMessage,
 };
 use crate::Error;
 use crate::comm::backend::{CallSignature, Failure, PairwiseSignature, ShardSignature, TensorSignature};
-use crate::comm::local::MembershipMessage;
+use crate::comm::membership::MembershipMessage;
 use crate::comm::{
     Call, CollectiveId, CommError, Digests, Op, RankReport, ReduceOp, ReplicatedValue, ShardedModel, StartError,
     TensorMeta,
 };
-use crate::memory::shared_memory::SharedMemoryHandle;
 use crate::placement::ShardSizes;
 
 fn meta(shape: &[usize], dtype: DType) -> TensorMeta {
@@ -90,6 +88,7 @@ fn errors() -> Vec<CommError> {
         CommError::InvalidArgument { rank, op: Op::Reduce, label, problem: problem.clone(), remedy: "r".into() },
         CommError::InvalidGroup { rank, ranks: vec![1, 1], problem: problem.clone() },
         CommError::Disconnected { rank, problem },
+        CommError::StillRunning { rank, deadline: Duration::from_millis(3) },
         CommError::Diverged {
             rank,
             other: 2,
@@ -113,10 +112,7 @@ fn headers() -> Vec<Vec<u8>> {
         let introduction = RemoteGroupInfo { ranks: vec![0, 200, 3], name: "reduced".into(), member: 1 };
         RemoteGroupId { number: 128, introduction: is_new.then_some(introduction) }
     };
-    let at =
-        SharedMemoryMessage::At { address: SharedMemoryHandle { process: 1 << 22, file: 7, number: u64::MAX - 1 } };
-    let contents =
-        PayloadDesc { addressees: vec![0, 0, 2], tensors: vec![meta(&[3, 5], DType::F64); 3], common: Some(at) };
+    let contents = PayloadDesc { addressees: vec![0, 0, 2], tensors: vec![meta(&[3, 5], DType::F64); 3] };
     let mut headers = Vec::new();
     for print in prints() {
         let (print, contents) = (&EncodedSignature::of(&print), contents.clone());
@@ -142,10 +138,6 @@ fn headers() -> Vec<Vec<u8>> {
     }));
     headers.push(write(ControlMessage::Pull { channel: 300, seq: 1 << 33, wanted: true }));
     headers.push(write(ControlMessage::Data { channel: 300, seq: 1 << 33, contents }));
-    for word in [SharedMemoryMessage::Wanted {}, SharedMemoryMessage::Unwanted {}] {
-        let contents = PayloadDesc { common: Some(word), ..PayloadDesc::default() };
-        headers.push(write(ControlMessage::Data { channel: 3, seq: 1, contents }));
-    }
     let notices = [
         MembershipMessage::Came { rank: 300 },
         MembershipMessage::Gone { ranks: vec![1, 300] },

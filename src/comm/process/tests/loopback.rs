@@ -27,8 +27,6 @@ pub struct Loopback {
     placed: AtomicU64,
     /// True while payloads for this process are held back.
     held: AtomicBool,
-    /// True if the processes have shared memory.
-    common: AtomicBool,
     /// Number of times that [`Transport::poll_now`] was called.
     hurried: AtomicU64,
     addressee: OnceLock<Arc<dyn MessageHandler>>,
@@ -82,10 +80,6 @@ impl Transport for Loopback {
 
     fn poll_now(&self) {
         self.hurried.fetch_add(1, Ordering::SeqCst);
-    }
-
-    fn shares_memory(&self, _: usize) -> bool {
-        self.common.load(Ordering::SeqCst)
     }
 
     fn sent(&self) -> Vec<u64> {
@@ -184,8 +178,8 @@ impl Job {
         let courier = |here| {
             let sent = (0..processes).map(|_| AtomicU64::default()).collect();
             let (placed, hurried, addressee) = (AtomicU64::default(), AtomicU64::default(), OnceLock::new());
-            let [held, common] = [(); 2].map(|()| AtomicBool::new(false));
-            Arc::new(Loopback { here, inboxes: inboxes.clone(), sent, placed, held, common, hurried, addressee })
+            let held = AtomicBool::new(false);
+            Arc::new(Loopback { here, inboxes: inboxes.clone(), sent, placed, held, hurried, addressee })
         };
         let couriers: Vec<_> = (0..processes).map(courier).collect();
         let processes = couriers.iter().map(|courier| ProcessJob::new(courier.clone())).collect();
@@ -201,13 +195,6 @@ impl Job {
         };
         let threads = couriers.iter().map(start).collect();
         Self { couriers, processes, threads }
-    }
-
-    /// Like [`new`](Self::new), but the processes are on one host and have shared memory.
-    pub fn on_one_host(processes: usize, seed: u64) -> Self {
-        let job = Self::new(processes, seed);
-        job.couriers.iter().for_each(|courier| courier.common.store(true, Ordering::SeqCst));
-        job
     }
 
     /// Runs `body` in every process at the same time. If it panics in a process, the other processes lose that

@@ -15,9 +15,6 @@ mod digests;
 mod failures;
 mod going_on;
 mod headers;
-#[cfg(feature = "flex")]
-#[expect(clippy::result_large_err, reason = "made once per test")]
-mod in_common;
 #[expect(clippy::result_large_err, reason = "made once per test")]
 mod landing;
 mod launches;

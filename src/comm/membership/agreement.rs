@@ -161,5 +161,5 @@ impl MembershipAgreement {
 }
 
 #[cfg(test)]
-#[path = "membership_tests.rs"]
+#[path = "agreement_tests.rs"]
 mod tests;

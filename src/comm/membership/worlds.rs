@@ -1,0 +1,89 @@
+//! [`RankWorlds`]: the worlds of which a rank was a member: that of its launch, and those in which it
+//! [continued](Backend::shrink).
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use crate::comm::backend::Backend;
+use crate::comm::flight::{LaunchStart, Recorder};
+use crate::comm::{Ledger, StartError};
+
+/// The world of the ranks that survived a failure of another world.
+#[derive(Debug, Clone)]
+pub struct ShrunkWorld {
+    /// Backend of the new world.
+    pub engine: Arc<dyn Backend>,
+    /// Old rank of each new rank, ascending: rank `i` of the new world was rank `ranks[i]` of the old one.
+    pub ranks: Arc<[usize]>,
+}
+
+impl ShrunkWorld {
+    /// Returns the new rank of the old rank `rank`, or `None` if it did not survive.
+    pub fn place_of(&self, rank: usize) -> Option<usize> {
+        self.ranks.binary_search(&rank).ok()
+    }
+}
+
+/// The worlds of which one rank of a launch was a member, in the order in which it joined them, and its ledgers there.
+#[derive(Debug)]
+pub(in crate::comm) struct RankWorlds {
+    /// Backend of the launch.
+    pub engine: Arc<dyn Backend>,
+    /// Rank in the launch.
+    pub rank: usize,
+    /// Folder of the flight recorders' files, if they have files.
+    folder: Option<PathBuf>,
+    ledgers: Mutex<Vec<Arc<Ledger>>>,
+}
+
+impl RankWorlds {
+    pub fn new(engine: Arc<dyn Backend>, rank: usize, folder: Option<PathBuf>) -> Arc<Self> {
+        Arc::new(Self { engine, rank, folder, ledgers: Mutex::default() })
+    }
+
+    /// Creates the ledger of rank `rank` in the world of `engine`, which starts now.
+    pub fn open(&self, rank: usize, engine: &dyn Backend) -> Result<Arc<Ledger>, StartError> {
+        self.open_at(rank, &LaunchStart::new(engine.size(), engine.launch()))
+    }
+
+    /// Like [`open`](Self::open), for a world that has already started.
+    pub fn open_at(&self, rank: usize, start: &LaunchStart) -> Result<Arc<Ledger>, StartError> {
+        let ledger = Arc::new(Ledger::new(Recorder::new(rank, start, self.folder.as_deref())?));
+        self.ledgers.lock().push(ledger.clone());
+        Ok(ledger)
+    }
+
+    /// Returns the ledger of the rank's current world, if it has one.
+    pub fn ledger(&self) -> Option<Arc<Ledger>> {
+        self.ledgers.lock().last().cloned()
+    }
+
+    /// Iterates over the worlds, each with the rank's number there.
+    pub fn iter(&self) -> impl Iterator<Item = (Arc<dyn Backend>, usize)> {
+        std::iter::successors(Some((self.engine.clone(), self.rank)), |(engine, rank)| {
+            let successor = engine.successor()?;
+            let place = successor.place_of(*rank)?;
+            Some((successor.engine, place))
+        })
+    }
+
+    /// Iterates over the worlds in which the rank has a ledger.
+    pub fn with_ledgers(&self) -> impl Iterator<Item = (Arc<dyn Backend>, usize, Arc<Ledger>)> {
+        let ledgers = self.ledgers.lock().clone();
+        self.iter().zip(ledgers).map(|((engine, rank), ledger)| (engine, rank, ledger))
+    }
+
+    /// Returns the rank's number in the world of `engine`, if it was a member.
+    pub fn rank_in(&self, engine: &Arc<dyn Backend>) -> Option<usize> {
+        self.iter().find(|(other, _)| Arc::ptr_eq(other, engine)).map(|(_, rank)| rank)
+    }
+}
+
+/// Returns the last world in which ranks of this process continued, starting from the world of `engine`; the same
+/// world if they did not.
+pub(in crate::comm) fn last(engine: Arc<dyn Backend>) -> Arc<dyn Backend> {
+    let next = |engine: &Arc<dyn Backend>| engine.successor().map(|successor| successor.engine);
+    std::iter::successors(Some(engine), next).last().expect("the first world always exists")
+}
