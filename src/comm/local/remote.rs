@@ -14,8 +14,8 @@ use crate::comm::process::contiguous_layout::ContiguousLayout;
 use crate::comm::process::header::{
     ControlMessage, DataMode, PayloadDesc, RemoteGroupId, RemoteGroupInfo, Said, SharedMemoryMessage,
 };
-use crate::comm::process::late::Known;
 use crate::comm::process::result_buffer::{self, ResultBuffer};
+use crate::comm::transport::RecvBuffer;
 use crate::comm::{CommError, Op, RankReport};
 
 /// Target of received payloads.
@@ -36,34 +36,28 @@ impl HostBackend {
         })
     }
 
-    /// Returns the receive buffers for payloads with this description. Large ones are received in place, in the
+    /// Returns the regions of a result into which payloads with this description are received: large ones, in the
     /// result of the only local rank of the group, if its layout is known.
-    pub(in crate::comm) fn regions(&self, place: PayloadTarget, contents: &PayloadDesc) -> Known {
-        let PayloadTarget::Collective(ticket) = place else { return Known::Nowhere };
+    pub(in crate::comm) fn regions(
+        &self,
+        place: PayloadTarget,
+        contents: &PayloadDesc,
+    ) -> Option<Vec<Box<dyn RecvBuffer>>> {
+        let PayloadTarget::Collective(ticket) = place else { return None };
         let bytes: usize = contents.tensors.iter().map(|meta| meta.shape.num_elements() * meta.dtype.size()).sum();
         if bytes < result_buffer::WORTH {
-            return Known::Nowhere;
+            return None;
         }
-        let Some(print) = self.rendezvous.print(ticket) else { return Known::Nowhere };
+        let print = self.rendezvous.print(ticket)?;
         let ranks = self.rendezvous.ranks(ticket.group);
-        let mut here = (0..ranks.len()).filter(|member| self.here.contains(&ranks[*member]));
-        let (Some(member), None) = (here.next(), here.next()) else { return Known::Nowhere };
-        let is_gathered = contents.addressees.is_empty() && print.op() == Op::AllGather;
-        // For an all-to-all, the local rank provides the layout when it calls.
-        let is_exchanged = match print.op() {
-            Op::AllToAll => ContiguousLayout::of_full(&print.tensors, ranks.len()).is_some(),
-            op => op == Op::AllToAllList,
-        };
-        let has_called = !is_exchanged || self.rendezvous.has_joined(OpHandle { member, ..ticket });
-        let layouts = || is_gathered.then(|| ContiguousLayout::of_full(&print.tensors, ranks.len())).flatten();
-        let regions = self
-            .result_buffer(ticket, layouts)
-            .and_then(|full_tensors| full_tensors.regions(ticket.member, &contents.tensors));
-        match regions {
-            Some(regions) => Known::Placed(regions),
-            None if has_called => Known::Nowhere,
-            None => Known::NotYet,
+        if ranks.iter().filter(|rank| self.here.contains(rank)).count() != 1 {
+            return None;
         }
+        // The signature of an all-gather determines the layout. For an all-to-all, the local rank provides it when it
+        // calls.
+        let is_gathered = contents.addressees.is_empty() && print.op() == Op::AllGather;
+        let layouts = || is_gathered.then(|| ContiguousLayout::of_full(&print.tensors, ranks.len())).flatten();
+        self.result_buffer(ticket, layouts)?.regions(ticket.member, &contents.tensors)
     }
 
     /// Returns the result buffer of the collective `ticket` for the only local rank of the group. If there is none

@@ -21,7 +21,7 @@
 //! |---|---|
 //! | `header`, `agreement`, `remote_error`, `wire` | messages and their encoding |
 //! | `payload` | tensors that are sent, and the memory into which they are received |
-//! | `contiguous_layout`, `result_buffer`, `late` | results into which payloads are received directly |
+//! | `contiguous_layout`, `result_buffer` | results into which payloads are received directly |
 //! | [`transport`](super::transport) | interface that carries headers and payloads |
 //!
 //! # Failures
@@ -35,7 +35,6 @@
 mod agreement;
 pub(super) mod contiguous_layout;
 pub(super) mod header;
-pub(super) mod late;
 pub(super) mod payload;
 mod remote_error;
 pub(super) mod result_buffer;
@@ -55,7 +54,6 @@ use super::transport::{MessageHandler, RecvBuffer, Transport};
 use crate::memory::HostMemoryPool;
 use crate::memory::shared_memory::SharedMemoryPool;
 use header::{ControlMessage, Header, LaunchId, PayloadDesc};
-use late::Known;
 
 /// The processes of a job, as seen from one of them: creates the backends of its launches.
 ///
@@ -248,30 +246,16 @@ impl JobState {
                 place.map(|place| Goal::Place(engine.clone(), place))
             }
         };
-        let known = match &goal {
-            Some(Goal::Place(engine, place)) => known_of(engine, *place, &contents),
-            _ => Known::Nowhere,
+        let placed = match &goal {
+            Some(Goal::Place(engine, place)) => engine.upgrade().and_then(|engine| engine.regions(*place, &contents)),
+            Some(Goal::Early) | None => None,
         };
-        let landings = match (known, &goal) {
-            (Known::Placed(landings), _) => landings,
-            (Known::NotYet, Some(Goal::Place(engine, place))) => {
-                let (engine, place, asked, tensors) =
-                    (engine.clone(), *place, contents.clone(), contents.tensors.clone());
-                let (ask, memory) = (move || known_of(&engine, place, &asked), memory.clone());
-                late::landings(lengths.len(), lengths.iter().sum(), ask, move || payload::spaces(&tensors, &memory))
-            }
-            _ => payload::spaces(&contents.tensors, memory),
-        };
+        let landings = placed.unwrap_or_else(|| payload::spaces(&contents.tensors, memory));
         if let Some(goal) = goal {
             self.awaited.insert(from, Awaited { contents, goal, begun: Instant::now() });
         }
         Ok(landings)
     }
-}
-
-/// Returns the buffers, as far as they are known, for payloads with this description that `place` waits for.
-fn known_of(engine: &Weak<HostBackend>, place: PayloadTarget, contents: &PayloadDesc) -> Known {
-    engine.upgrade().map_or(Known::Nowhere, |engine| engine.regions(place, contents))
 }
 
 impl MessageHandler for ProcessJob {
@@ -286,7 +270,6 @@ impl MessageHandler for ProcessJob {
     }
 
     unsafe fn arrived(&self, from: usize, number: u64, landings: Vec<Box<dyn RecvBuffer>>) {
-        let landings: Vec<_> = landings.into_iter().map(late::settled).collect();
         let mut state = self.state.lock();
         let Some(Awaited { contents, goal, begun }) = state.awaited.remove(&(from, number)) else { return };
         let deposit = match result_buffer::of_landings(&landings) {

@@ -13,7 +13,6 @@ use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
 use super::super::ProcessJob;
-use super::super::late::settled;
 use super::super::result_buffer::of_landings;
 use crate::comm::transport::{Message, MessageHandler, Payload, RecvBuffer, SendStamp, Transport};
 
@@ -140,8 +139,7 @@ impl Loopback {
                 Some(Event::Over) => return,
                 None if late.is_empty() || self.held.load(Ordering::SeqCst) => thread::yield_now(),
                 None => {
-                    let Late { from, number, payloads, landings } = late.swap_remove(rng.random_range(0..late.len()));
-                    let mut landings: Vec<_> = landings.into_iter().map(settled).collect();
+                    let Late { from, number, payloads, mut landings } = late.swap_remove(rng.random_range(0..late.len()));
                     if of_landings(&landings).is_some() {
                         let bytes: usize = landings.iter_mut().map(|landing| landing.space().len()).sum();
                         self.placed.fetch_add(bytes as u64, Ordering::SeqCst);
