@@ -213,7 +213,19 @@ pub enum CommError {
         rank: usize,
     },
 
-    /// A process cannot be reached any more, or sent invalid data.
+    /// A process sent a message that is not valid, or does not fit the calls of its ranks.
+    #[error(
+        "the process of rank {rank} sent an invalid message: {problem}. Run the same build of the same program in all \
+         processes"
+    )]
+    Protocol {
+        /// Lowest global rank of that process.
+        rank: usize,
+        /// Description of the message.
+        problem: String,
+    },
+
+    /// A process cannot be reached any more.
     #[error(
         "lost the connection to the process of rank {rank}: {problem}. Read what it printed, and run the same build of \
          the same program in all processes"
@@ -244,6 +256,7 @@ impl CommError {
             | Self::Revoked { rank }
             | Self::ExcludedFromShrink { rank }
             | Self::CannotShrink { rank }
+            | Self::Protocol { rank, .. }
             | Self::Disconnected { rank, .. } => *rank,
             Self::DeadlineExceeded { rank, missing, .. } => missing.first().copied().unwrap_or(*rank),
             Self::Deadlock { waits } => waits.first().map_or(0, |(rank, ..)| *rank),

@@ -64,7 +64,7 @@ use crate::Error;
 use crate::placement::ShardSizes;
 
 pub use failure::Failure;
-pub(crate) use generic::{concat, from_data, into_data, reduce, reshaped, rows};
+pub(crate) use generic::{MAX_DIMS, concat, from_data, into_data, reduce, reshaped, rows};
 pub use process_options::ProcessOptions;
 pub(super) use provided::rows_for_each;
 pub(super) use request::Mapped;
