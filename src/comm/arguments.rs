@@ -144,7 +144,8 @@ pub(super) fn listed(
         Ok(print.map(|TensorSignature { shape, dtype, .. }| TensorMeta { shape, dtype }))
     };
     let given: Vec<_> = parts.iter().enumerate().map(meta).collect::<Checked<_>>()?;
-    let is_supported = |(i, meta): (usize, &Option<TensorMeta>)| meta.as_ref().map_or(Ok(()), |meta| described(i, meta).map(drop));
+    let is_supported =
+        |(i, meta): (usize, &Option<TensorMeta>)| meta.as_ref().map_or(Ok(()), |meta| described(i, meta).map(drop));
     metas.iter().enumerate().try_for_each(is_supported)?;
     if given[member] != metas[member] {
         return problem(
@@ -277,7 +278,12 @@ pub(super) fn split(
 fn total_rows(name: &str, counts: &[usize], row: usize) -> Checked<usize> {
     let rows = counts.iter().try_fold(0_usize, |rows, count| rows.checked_add(*count));
     rows.filter(|rows| rows.checked_mul(row).is_some()).map_or_else(
-        || problem(format!("{name} {counts:?} add up to more rows than memory can hold"), "Pass a number of rows for each rank"),
+        || {
+            problem(
+                format!("{name} {counts:?} add up to more rows than memory can hold"),
+                "Pass a number of rows for each rank",
+            )
+        },
         Ok,
     )
 }

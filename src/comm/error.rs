@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 use super::{CollectiveId, Op, ReplicatedValue};
 
 /// Reason why a collective failed. Each variant names the rank at fault.
@@ -9,7 +11,7 @@ use super::{CollectiveId, Op, ReplicatedValue};
 /// A failure is joint: after the first one, every collective of every group of the world ends with it, on every
 /// rank. `during` is the collective in which the reporting rank received the failure; it is `None` if the error
 /// comes from the failing rank itself.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum CommError {
     /// A rank panicked.

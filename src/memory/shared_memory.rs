@@ -25,6 +25,7 @@ use burn::tensor::Bytes;
 use burn_std::{AccessError, AccessPolicy, AllocationController, AllocationProperty};
 use memmap2::{MmapOptions, MmapRaw};
 use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
 
 use super::UninitBytes;
 
@@ -38,7 +39,7 @@ const FEW: usize = 32;
 const HEAD: usize = 4 << 10;
 
 /// Address at which the processes of a host find a block.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) struct SharedMemoryHandle {
     /// Process id of the creator.
     pub process: u32,

@@ -71,8 +71,8 @@ pub(super) use request::Mapped;
 pub use request::{Completed, Request};
 pub use shrunk_world::ShrunkWorld;
 pub(super) use shrunk_world::{last, worlds};
-pub use signature::CallSignature;
-pub(crate) use signature::{PairwiseSignature, ShardSignature, TensorSignature, tensor_text};
+pub(crate) use signature::tensor_text;
+pub use signature::{CallSignature, PairwiseSignature, ShardSignature, TensorSignature};
 
 /// The ranks of one [`launch`](super::launch) and the connections between them (c10d: backend).
 pub trait Backend: Debug + Send + Sync {

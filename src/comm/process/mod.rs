@@ -19,8 +19,8 @@
 //!
 //! | file | content |
 //! |---|---|
-//! | `header`, `agreement`, `remote_error`, `wire` | messages and their encoding |
-//! | `payload` | tensors that are sent, and the memory into which they are received |
+//! | `header`, `remote_error` | messages and their encoding |
+//! | `payload`, `payload_check` | tensors that are sent, and the memory into which they are received |
 //! | `contiguous_layout`, `result_buffer` | results into which payloads are received directly |
 //! | [`transport`](super::transport) | interface that carries headers and payloads |
 //!
@@ -32,15 +32,14 @@
 //! any rank failed, and the outcome of each rank from that rank's process. Every process therefore has the same
 //! report; process 0 prints it.
 
-mod agreement;
 pub(super) mod contiguous_layout;
 pub(super) mod header;
 pub(super) mod payload;
-mod remote_error;
+pub(super) mod payload_check;
+pub(super) mod remote_error;
 pub(super) mod result_buffer;
 #[cfg(test)]
 mod tests;
-mod wire;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
@@ -100,6 +99,8 @@ struct JobState {
     awaited: HashMap<(usize, u64), Awaited>,
     /// Processes from which no more messages arrive, and the reason.
     lost: Vec<(usize, String)>,
+    /// Processes that have sent an invalid message, and the problem.
+    invalid: Vec<(usize, String)>,
 }
 
 /// Describes how to handle the payloads of one header after they have arrived.
@@ -200,6 +201,9 @@ impl ProcessJob {
                 (None, _) => drop(state.awaited.remove(&from)),
             }
         }
+        for (process, problem) in &state.invalid {
+            engine.misunderstood(*process, problem.clone());
+        }
         for (process, problem) in &state.lost {
             engine.lost(*process, problem);
         }
@@ -226,9 +230,8 @@ impl JobState {
         lengths: &[usize],
         memory: &Arc<HostMemoryPool>,
     ) -> Result<Vec<Box<dyn RecvBuffer>>, String> {
-        let Some(Header { launch, mut word }) = Header::read(header) else {
-            return Err(format!("header {} of {} bytes cannot be decoded", from.1, header.len()));
-        };
+        let Header { launch, word } = Header::read(header)
+            .map_err(|problem| format!("header {} of {} bytes {problem}", from.1, header.len()))?;
         let contents = word.contents();
         if !payload::are_of(lengths, &contents.tensors) {
             return Err(format!(
@@ -265,6 +268,7 @@ impl MessageHandler for ProcessJob {
         state.headers[from] += 1;
         state.take((from, number), &header, lengths, &self.memory).unwrap_or_else(|problem| {
             state.engines().for_each(|engine| engine.misunderstood(from, problem.clone()));
+            state.invalid.push((from, problem));
             payload::waste(lengths)
         })
     }

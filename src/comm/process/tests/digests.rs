@@ -38,6 +38,6 @@ fn a_print_with_new_digests_is_said_once() {
     for (rank, (first, most, others)) in ends.into_iter().flat_map(|end| end.unwrap_or_else(|error| panic!("{error}")))
     {
         assert!(first > 2000 && others[0] > 2000, "rank {rank}: {first}, {others:?}");
-        assert!(most.is_some_and(|most| most < 50) && others[1] < 20, "rank {rank}: {most:?}, {others:?}");
+        assert!(most.is_some_and(|most| most < 70) && others[1] < 50, "rank {rank}: {most:?}, {others:?}");
     }
 }

@@ -76,7 +76,7 @@ impl NaiveChannel {
 }
 
 fn id(print: &CallSignature, seq: u64, (ranks, _): &Key) -> CollectiveId {
-    CollectiveId { op: print.op(), seq, label: print.label().clone(), ranks: ranks.clone() }
+    CollectiveId { op: print.op, seq, label: print.label.clone(), ranks: ranks.clone() }
 }
 
 fn read(tensors: Vec<DispatchTensor>) -> Vec<TensorData> {
