@@ -34,6 +34,8 @@
 
 pub(super) mod contiguous_layout;
 pub(super) mod header;
+#[cfg(feature = "testing")]
+pub(crate) mod loopback;
 pub(super) mod payload;
 pub(super) mod payload_check;
 pub(super) mod remote_error;
@@ -230,8 +232,8 @@ impl JobState {
         lengths: &[usize],
         memory: &Arc<HostMemoryPool>,
     ) -> Result<Vec<Box<dyn RecvBuffer>>, String> {
-        let Header { launch, word } = Header::read(header)
-            .map_err(|problem| format!("header {} of {} bytes {problem}", from.1, header.len()))?;
+        let Header { launch, word } =
+            Header::read(header).map_err(|problem| format!("header {} of {} bytes {problem}", from.1, header.len()))?;
         let contents = word.contents();
         if !payload::are_of(lengths, &contents.tensors) {
             return Err(format!(

@@ -10,12 +10,12 @@ use super::super::header::{
     ControlMessage, DataMode, Header, KnownSignatures, LaunchId, PayloadDesc, RemoteGroupId, RemoteGroupInfo,
     SentSignature,
 };
-use super::loopback::Job;
 use crate::comm::backend::{CallSignature, ShardSignature, TensorSignature};
 use crate::comm::transport::{Message, Transport};
 use crate::comm::{
     Call, CommError, Communicator, Launch, LaunchError, Op, RankReport, ReduceOp, TensorMeta, World, launch,
 };
+use crate::testing::LoopbackJob as Job;
 use crate::{Error, Result};
 
 const FAR: Duration = Duration::from_secs(3600);
@@ -225,8 +225,9 @@ fn a_header_that_cannot_be_right_is_an_error() {
         let tensor = TensorSignature { shape: [0, 3].into(), dtype: DType::F32, sharding, to: None };
         CallSignature::new(op, &Call::new("end"), vec![tensor])
     };
-    let call_with =
-        |op, dim, addressees: &[usize], count| join_with(Some(of(&[1, 0], 0)), 0, &call(op, dim), data(addressees, count));
+    let call_with = |op, dim, addressees: &[usize], count| {
+        join_with(Some(of(&[1, 0], 0)), 0, &call(op, dim), data(addressees, count))
+    };
     let message_of = |to, contents| {
         let channel = channel(Some(of(&[0, 1], 1)));
         let word = ControlMessage::Sent { channel, to, tag: 0, print: print(), contents };

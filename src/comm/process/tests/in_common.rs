@@ -3,13 +3,22 @@
 use burn::backend::DispatchTensor;
 use burn::tensor::{Tensor, TensorData};
 
-use super::bits::values;
-use super::loopback::Job;
 use crate::Result;
 use crate::comm::backend::{Backend, into_data};
 use crate::comm::{Call, CommError, Launch, ReduceOp, ShardedTensor, Work, World, launch};
 use crate::memory::flex;
 use crate::placement::ShardSizes;
+use crate::testing::LoopbackJob as Job;
+
+/// Returns values of many magnitudes, whose floating-point sum depends on the order of addition.
+fn values(rank: usize, len: usize) -> Vec<f32> {
+    let value = |i| ((i * 7919 + rank * 104_729) % 1013) as f32 / (1 << ((i + 3 * rank) % 11)) as f32 - 40.0;
+    // The remaining values repeat this period.
+    let period = (0..1013 * 11).map(value).collect::<Vec<_>>();
+    let mut values = period.repeat(len.div_ceil(period.len()));
+    values.truncate(len);
+    values
+}
 
 const LENS: [usize; 2] = [200_001, 90_000];
 
