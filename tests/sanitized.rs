@@ -21,6 +21,8 @@ mod fsdp;
 mod launched;
 #[path = "suite/logged.rs"]
 mod logged;
+#[path = "suite/loopback/mod.rs"]
+mod loopback;
 #[path = "suite/models/mod.rs"]
 #[allow(dead_code, unused_imports)]
 mod models;

@@ -3,7 +3,7 @@
 use burn::backend::{DispatchAutodiffContext, DispatchTensor, TensorMetadata};
 use burn::tensor::{DType, Device, Shape};
 
-use super::backend::{PairwiseSignature, ShardSignature, TensorSignature, tensor_text};
+use super::backend::{MAX_DIMS, PairwiseSignature, ShardSignature, TensorSignature, tensor_text};
 use super::{CollectivePlan, Group, Op, ReduceOp, ShardedTensor, TensorMeta};
 use crate::memory;
 use crate::placement::ShardSizes;
@@ -70,8 +70,9 @@ pub(super) fn check_shards(
                 "Shard the full tensor with `placement::ShardSizes`",
             );
         }
+        let sharding = print.sharding;
         print.shape[*dim] = sizes.total();
-        Ok(print)
+        Ok(TensorSignature { sharding, ..supported(i, print.shape, print.dtype)? })
     };
     tensors.iter().zip(shardings).enumerate().map(block).collect()
 }
@@ -143,6 +144,9 @@ pub(super) fn listed(
         Ok(print.map(|TensorSignature { shape, dtype, .. }| TensorMeta { shape, dtype }))
     };
     let given: Vec<_> = parts.iter().enumerate().map(meta).collect::<Checked<_>>()?;
+    let is_supported =
+        |(i, meta): (usize, &Option<TensorMeta>)| meta.as_ref().map_or(Ok(()), |meta| described(i, meta).map(drop));
+    metas.iter().enumerate().try_for_each(is_supported)?;
     if given[member] != metas[member] {
         return problem(
             format!(
@@ -165,6 +169,7 @@ pub(super) fn rooted(
     group: &Group,
 ) -> Checked<Vec<TensorSignature>> {
     member("root", root, group)?;
+    let prints = all_described(metas)?;
     if root == group.rank() {
         let Some(tensors) = tensors else {
             return problem("the root passes no tensors".into(), "Pass `Some(tensors)` on the root");
@@ -191,12 +196,16 @@ pub(super) fn rooted(
             }
         }
     }
-    Ok(metas.iter().map(described).collect())
+    Ok(prints)
 }
 
-/// Returns the signature of the tensor that `meta` describes.
-pub(super) fn described(meta: &TensorMeta) -> TensorSignature {
-    TensorSignature { shape: meta.shape.clone(), dtype: meta.dtype, sharding: None, to: None }
+/// Returns the signatures of the tensors that `metas` describes.
+pub(super) fn all_described(metas: &[TensorMeta]) -> Checked<Vec<TensorSignature>> {
+    metas.iter().enumerate().map(|(i, meta)| described(i, meta)).collect()
+}
+
+fn described(i: usize, meta: &TensorMeta) -> Checked<TensorSignature> {
+    supported(i, meta.shape.clone(), meta.dtype)
 }
 
 /// Checks tensors that are sent unchanged. Returns their signatures.
@@ -246,7 +255,9 @@ pub(super) fn split(
     let print = plain(0, tensor)?;
     one_each("send counts", given.len(), group)?;
     one_each("receive counts", taken.len(), group)?;
-    let (rows, sum) = (print.shape[0], given.iter().sum::<usize>());
+    let row = print.shape[1..].iter().fold(print.dtype.size(), |bytes, len| bytes.saturating_mul(*len));
+    let (rows, sum) = (print.shape[0], total_rows("send counts", given, row)?);
+    total_rows("receive counts", taken, row)?;
     if rows != sum {
         return problem(
             format!("send counts {given:?} add up to {sum}, but the tensor has {rows} rows"),
@@ -261,6 +272,20 @@ pub(super) fn split(
         );
     }
     Ok(print)
+}
+
+/// Adds up the counts of an argument. Checks that this many rows of `row` bytes can be addressed.
+fn total_rows(name: &str, counts: &[usize], row: usize) -> Checked<usize> {
+    let rows = counts.iter().try_fold(0_usize, |rows, count| rows.checked_add(*count));
+    rows.filter(|rows| rows.checked_mul(row).is_some()).map_or_else(
+        || {
+            problem(
+                format!("{name} {counts:?} add up to more rows than memory can hold"),
+                "Pass a number of rows for each rank",
+            )
+        },
+        Ok,
+    )
 }
 
 /// Checks that a tensor has one row for each index.
@@ -324,7 +349,7 @@ pub(super) fn check_described(
     group: &Group,
 ) -> Checked<Vec<TensorSignature>> {
     let full = |(i, (meta, dim, sizes)): (usize, &(TensorMeta, usize, ShardSizes))| {
-        let print = sharded_along(i, described(meta), *dim, sizes, group)?;
+        let print = sharded_along(i, described(i, meta)?, *dim, sizes, group)?;
         check_total(i, &print.shape, *dim, sizes)?;
         Ok(print)
     };
@@ -373,11 +398,27 @@ fn plain(i: usize, tensor: &DispatchTensor) -> Checked<TensorSignature> {
             "Pass `tensor.inner()`, or use an operation that has a gradient",
         );
     }
-    let dtype = tensor.dtype();
+    supported(i, tensor.shape(), tensor.dtype())
+}
+
+/// Checks that collectives support tensors of this shape and dtype. Returns the signature of tensor `i`.
+fn supported(i: usize, shape: Shape, dtype: DType) -> Checked<TensorSignature> {
     if matches!(dtype, DType::QFloat(_)) {
         return problem(format!("tensor {i} is quantized"), "Dequantize it first");
     }
-    Ok(TensorSignature { shape: tensor.shape(), dtype, sharding: None, to: None })
+    if shape.num_dims() > MAX_DIMS {
+        return problem(
+            format!("tensor {i} has {} dimensions, but collectives support at most {MAX_DIMS}", shape.num_dims()),
+            "Reshape it to fewer dimensions",
+        );
+    }
+    if shape.iter().try_fold(dtype.size(), |bytes, len| bytes.checked_mul(*len)).is_none() {
+        return problem(
+            format!("tensor {i} of shape {:?} has more bytes than memory can hold", &shape[..]),
+            "Correct its shape",
+        );
+    }
+    Ok(TensorSignature { shape, dtype, sharding: None, to: None })
 }
 
 fn in_range(i: usize, dim: usize, shape: &Shape) -> Checked<()> {
@@ -390,14 +431,22 @@ fn in_range(i: usize, dim: usize, shape: &Shape) -> Checked<()> {
     )
 }
 
+/// Checks that explicit shard sizes are one per rank, and that their sum does not overflow.
 fn one_per_rank(i: usize, sizes: &ShardSizes, group: &Group) -> Checked<()> {
-    let lengths = sizes.lengths().filter(|lengths| lengths.len() != group.size());
-    lengths.map_or(Ok(()), |lengths| {
-        problem(
+    let Some(lengths) = sizes.lengths() else { return Ok(()) };
+    if lengths.len() != group.size() {
+        return problem(
             format!("tensor {i} has {} shard sizes {lengths:?} in a group of {} ranks", lengths.len(), group.size()),
             "Pass one shard size per rank of the group",
-        )
-    })
+        );
+    }
+    if lengths.iter().try_fold(0_usize, |total, length| total.checked_add(*length)).is_none() {
+        return problem(
+            format!("tensor {i} has shard sizes {lengths:?}, whose sum overflows"),
+            "Pass the length of each rank's shard",
+        );
+    }
+    Ok(())
 }
 
 fn check_total(i: usize, shape: &Shape, dim: usize, sizes: &ShardSizes) -> Checked<()> {

@@ -4,6 +4,8 @@ use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
+
 use super::{Digests, TensorMeta};
 
 /// The training pass to which a collective belongs; part of the key under which the [`Ledger`](super::Ledger)
@@ -105,7 +107,7 @@ impl From<&str> for Call {
 
 /// The model to which a unit's parameters belong. It is part of the signature because two ranks that run two models
 /// of equal shapes in different orders may differ in nothing else.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct ShardedModel {
     /// Sequence number of the model among those that were sharded over the same ranks.
     pub number: u64,

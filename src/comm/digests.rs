@@ -6,6 +6,8 @@
 use std::fmt;
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
+
 use super::{CollectiveId, CommError, ReplicatedValue};
 
 /// Digests of values that must be bit-identical on all ranks of a group.
@@ -13,7 +15,7 @@ use super::{CollectiveId, CommError, ReplicatedValue};
 /// If the digests of two ranks describe different values, the ranks fail with [`Mismatch`](CommError::Mismatch), as
 /// for any other difference between calls. If the digests themselves differ, they fail with
 /// [`CommError::Diverged`].
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Digests {
     /// Kind of the values.
     pub of: ReplicatedValue,

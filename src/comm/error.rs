@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 use super::{CollectiveId, Op, ReplicatedValue};
 
 /// Reason why a collective failed. Each variant names the rank at fault.
@@ -9,7 +11,7 @@ use super::{CollectiveId, Op, ReplicatedValue};
 /// A failure is joint: after the first one, every collective of every group of the world ends with it, on every
 /// rank. `during` is the collective in which the reporting rank received the failure; it is `None` if the error
 /// comes from the failing rank itself.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum CommError {
     /// A rank panicked.
@@ -225,7 +227,19 @@ pub enum CommError {
         deadline: Duration,
     },
 
-    /// A process cannot be reached any more, or sent invalid data.
+    /// A process sent a message that is not valid, or does not fit the calls of its ranks.
+    #[error(
+        "the process of rank {rank} sent an invalid message: {problem}. Run the same build of the same program in all \
+         processes"
+    )]
+    Protocol {
+        /// Lowest global rank of that process.
+        rank: usize,
+        /// Description of the message.
+        problem: String,
+    },
+
+    /// A process cannot be reached any more.
     #[error(
         "lost the connection to the process of rank {rank}: {problem}. Read what it printed, and run the same build of \
          the same program in all processes"
@@ -257,6 +271,7 @@ impl CommError {
             | Self::ExcludedFromShrink { rank }
             | Self::CannotShrink { rank }
             | Self::StillRunning { rank, .. }
+            | Self::Protocol { rank, .. }
             | Self::Disconnected { rank, .. } => *rank,
             Self::DeadlineExceeded { rank, missing, .. } => missing.first().copied().unwrap_or(*rank),
             Self::Deadlock { waits } => waits.first().map_or(0, |(rank, ..)| *rank),

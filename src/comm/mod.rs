@@ -81,7 +81,7 @@ mod op;
 mod pack_stats;
 mod panic;
 mod plan;
-mod process;
+pub(crate) mod process;
 mod rank;
 mod rank_context;
 mod rank_outcome;

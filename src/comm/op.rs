@@ -3,8 +3,10 @@
 use std::fmt;
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
+
 /// Kind of a collective or of a message.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Op {
     /// Every rank receives the concatenated shards of all ranks.
     AllGather,
@@ -66,7 +68,7 @@ impl fmt::Display for Op {
 /// Identification of one collective of one group in error messages and reports.
 ///
 /// Displays as ``all_gather #12 `blocks.3` on ranks [0, 1]``.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct CollectiveId {
     /// Kind of the operation.
     pub op: Op,

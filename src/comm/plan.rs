@@ -5,6 +5,7 @@ use std::fmt;
 use std::sync::{Arc, OnceLock};
 
 use burn::tensor::DType;
+use serde::{Deserialize, Serialize};
 
 use super::backend::{CallSignature, TensorSignature};
 use super::{Call, Op, ReduceOp};
@@ -31,6 +32,7 @@ use crate::placement::ShardSizes;
 /// })?;
 /// # Ok::<_, burn_dtensor::Error>(())
 /// ```
+#[derive(Serialize, Deserialize)]
 pub struct CollectivePlan {
     pub(super) op: Op,
     pub(super) reduce: Option<ReduceOp>,
@@ -39,6 +41,7 @@ pub struct CollectivePlan {
     shardings: Box<[(usize, ShardSizes)]>,
     /// Number of ranks in the group.
     pub(super) ranks: usize,
+    #[serde(skip)]
     kept: OnceLock<Box<dyn Any + Send + Sync>>,
 }
 
@@ -67,6 +70,16 @@ impl CollectivePlan {
     /// tensors.
     pub fn shardings(&self) -> &[(usize, ShardSizes)] {
         &self.shardings
+    }
+
+    /// Returns the signatures of the full tensors.
+    pub fn tensors(&self) -> &[TensorSignature] {
+        &self.tensors
+    }
+
+    /// Returns the number of ranks in the group.
+    pub fn ranks(&self) -> usize {
+        self.ranks
     }
 
     /// Returns the dtypes of the tensors.

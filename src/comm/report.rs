@@ -4,8 +4,10 @@ use std::fmt;
 use std::path::PathBuf;
 
 use itertools::Itertools;
+use serde::{Deserialize, Serialize};
 
 use super::backend::Failure;
+use super::process::remote_error;
 use super::{CollectiveId, CommError};
 use crate::Error;
 
@@ -36,7 +38,7 @@ pub struct LaunchError {
 }
 
 /// Outcome of one rank in a failed [`launch`](super::launch).
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct RankReport {
     /// Global rank.
     pub rank: usize,
@@ -45,6 +47,7 @@ pub struct RankReport {
     pub doing: String,
     /// Error of the rank, if it did not succeed. For a rank of another process, a [`CommError`] is transferred as a
     /// value, and any other error as its texts.
+    #[serde(with = "remote_error")]
     pub error: Option<Error>,
     /// Program line where an operator unwound with the error. `None` if the program returned it.
     pub at: Option<String>,

@@ -2,6 +2,7 @@
 
 use burn::backend::DispatchTensor;
 use burn::tensor::{DType, Shape};
+use serde::{Deserialize, Serialize};
 
 use crate::placement::ShardSizes;
 
@@ -9,7 +10,7 @@ use crate::placement::ShardSizes;
 ///
 /// Reductions run in a fixed binary tree over group ranks, never in order of arrival, so that a
 /// run is bitwise repeatable. f16 and bf16 accumulate in f32 and round once.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum ReduceOp {
     /// Sum over ranks.
     Sum,
@@ -32,7 +33,7 @@ pub enum ReduceOp {
 }
 
 /// Factor of [`ReduceOp::PremulSum`]. Two factors are equal if their bits are equal.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Factor(u64);
 
 impl ReduceOp {
@@ -56,7 +57,7 @@ impl std::fmt::Debug for Factor {
 }
 
 /// Shape and dtype of a tensor that a rank does not hold yet.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct TensorMeta {
     /// Shape of the full tensor.
     pub shape: Shape,

@@ -16,8 +16,8 @@ pub(super) fn posted(rank: usize, group: &Group, seq: u64, print: &CallSignature
     debug_span!(
         target: "burn_dtensor::comm",
         "collective",
-        operation = print.op().name(),
-        label = &**print.label(),
+        operation = print.op.name(),
+        label = &*print.label,
         %phase,
         bytes,
         tensors = %Tensors(print),

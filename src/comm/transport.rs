@@ -44,12 +44,6 @@ impl SendStamp {
 /// Memory into which one payload is received, exactly as long as the payload. [`MessageHandler::arrived`]
 /// recognizes a buffer by its type.
 pub trait RecvBuffer: Any + Send {
-    /// Returns true if the memory is known. A transport that can leave the payload in the network for a short time
-    /// waits until it is.
-    fn is_settled(&mut self) -> bool {
-        true
-    }
-
     /// Returns the memory, to be written.
     fn space(&mut self) -> &mut [MaybeUninit<u8>];
 }

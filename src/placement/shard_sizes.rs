@@ -3,6 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
 use super::chunk;
@@ -14,7 +15,7 @@ use super::chunk;
 /// Chunked(5)                 | 0 1     | 2 3     | 4 |
 /// Uneven([3, 0, 2])          | 0 1 2   |         | 3 4 |
 /// ```
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum ShardSizes {
     /// This length is split into [`chunk`]s: all ranks hold equally many elements, except for the last ranks.
     Chunked(usize),

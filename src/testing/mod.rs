@@ -11,7 +11,8 @@
 //! burn's in combinations of layouts. [`graph_depth`] shows whether an operator adds as many nodes to the autodiff
 //! graph on every rank. [`trace_backward`] shows what backward does with the units of a model.
 //!
-//! The ranks of a [`MeshTest`] are threads, and those of a `ProcessMeshTest` are in several processes.
+//! The ranks of a [`MeshTest`] are threads, and those of a `ProcessMeshTest` are in several processes. A [`LoopbackJob`]
+//! simulates processes in one.
 //! [`mesh_test!`](crate::mesh_test) defines one test of each. Collectives run under a deadline, so a test that
 //! would hang fails instead.
 
@@ -37,6 +38,7 @@ pub use process_mesh_test::ProcessMeshTest;
 #[cfg(feature = "mpi")]
 pub use process_test::{ProcessTest, mpirun};
 
+pub use crate::comm::process::loopback::{LoopbackJob, LoopbackTransport};
 #[doc(hidden)]
 pub use crate::memory::counted::{Counter, count_blocks};
 #[cfg(feature = "cube")]

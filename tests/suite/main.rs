@@ -19,6 +19,7 @@ mod fsdp;
 mod golden;
 mod launched;
 mod logged;
+mod loopback;
 mod mesh;
 mod models;
 mod nn;

@@ -1,9 +1,11 @@
 //! [`Failure`]: the reason why a world ended.
 
+use serde::{Deserialize, Serialize};
+
 use crate::comm::{CollectiveId, CommError};
 
 /// The first failure of a world.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub enum Failure {
     /// A rank's program panicked.
     Panicked {

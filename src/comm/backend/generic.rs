@@ -13,6 +13,9 @@ use super::ranges::Ranges;
 use crate::comm::ReduceOp;
 use crate::memory;
 
+/// Maximum number of dimensions of a tensor, as [`with_rank`] lists them.
+pub(crate) const MAX_DIMS: usize = 8;
+
 /// Evaluates `$body` with the constant `$d` set to `$rank`.
 macro_rules! with_rank {
     ($rank:expr, $d:ident => $body:expr) => {
@@ -21,7 +24,7 @@ macro_rules! with_rank {
     (@each $rank:expr, $d:ident => $body:expr; $($literal:literal)*) => {
         match $rank {
             $($literal => { const $d: usize = $literal; $body })*
-            rank => panic!("collectives on this backend support tensors of 1 to 8 dimensions, not {rank}"),
+            rank => panic!("collectives on this backend support tensors of 1 to {MAX_DIMS} dimensions, not {rank}"),
         }
     };
 }

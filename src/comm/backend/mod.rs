@@ -64,13 +64,13 @@ use crate::placement::ShardSizes;
 
 pub use super::membership::ShrunkWorld;
 pub use failure::Failure;
-pub(crate) use generic::{concat, from_data, into_data, reduce, reshaped, rows};
+pub(crate) use generic::{MAX_DIMS, concat, from_data, into_data, reduce, reshaped, rows};
 pub use process_options::ProcessOptions;
 pub(super) use provided::rows_for_each;
 pub(super) use request::Mapped;
 pub use request::{Completed, Request};
-pub use signature::CallSignature;
-pub(crate) use signature::{PairwiseSignature, ShardSignature, TensorSignature, tensor_text};
+pub(crate) use signature::tensor_text;
+pub use signature::{CallSignature, PairwiseSignature, ShardSignature, TensorSignature};
 
 /// The ranks of one [`launch`](super::launch) and the connections between them (c10d: backend).
 pub trait Backend: Debug + Send + Sync {

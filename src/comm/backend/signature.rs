@@ -4,38 +4,55 @@ use std::fmt::{self, Debug};
 use std::sync::Arc;
 
 use burn::tensor::{DType, Shape};
+use serde::{Deserialize, Serialize};
+use twox_hash::XxHash3_128;
 
 use crate::comm::{Call, Digests, Divergence, Op, ReduceOp, ShardedModel, TensorMeta};
 use crate::placement::ShardSizes;
 
 /// The arguments of one collective, except for the data. The ranks compare them.
-#[derive(Debug, Clone)]
+///
+/// A backend whose ranks are in several processes sends signatures with serde, and checks that a received one
+/// [fits](Self::fits) its group.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct CallSignature {
-    pub(crate) op: Op,
-    pub(crate) label: Arc<str>,
-    pub(crate) reduce: Option<ReduceOp>,
-    pub(crate) root: Option<usize>,
-    pub(crate) model: Option<ShardedModel>,
-    pub(crate) forward_index: Option<u64>,
-    pub(crate) global_tensor: Option<TensorMeta>,
-    pub(crate) operand_shapes: Option<Arc<str>>,
+    /// The operation.
+    pub op: Op,
+    /// Label of the call.
+    pub label: Arc<str>,
+    /// Reduction, if the operation reduces.
+    pub reduce: Option<ReduceOp>,
+    /// Group rank of the root, if the operation has one.
+    pub root: Option<usize>,
+    /// As in [`Call::model`].
+    pub model: Option<ShardedModel>,
+    /// As in [`Call::forward_index`].
+    pub forward_index: Option<u64>,
+    /// As in [`Call::global_tensor`].
+    pub global_tensor: Option<TensorMeta>,
+    /// As in [`Call::operand_shapes`].
+    pub operand_shapes: Option<Arc<str>>,
     /// Names of the first tensors, one per tensor.
-    pub(crate) names: Option<Arc<[Arc<str>]>>,
-    pub(crate) tensors: Arc<[TensorSignature]>,
+    pub names: Option<Arc<[Arc<str>]>>,
+    /// The full tensors.
+    pub tensors: Arc<[TensorSignature]>,
     /// True for a receive that accepts any tensors.
-    pub(crate) any: bool,
+    pub any: bool,
     /// Arguments of an all-to-all of lists, which each pair of ranks must agree on separately.
-    pub(crate) pairs: Option<Box<PairwiseSignature>>,
+    pub pairs: Option<Box<PairwiseSignature>>,
     /// Digests of values that must be identical on all ranks.
-    pub(crate) digests: Option<Arc<[Digests]>>,
+    pub digests: Option<Arc<[Digests]>>,
 }
 
 /// Tensors that one rank sends to each rank of its group, and those that it receives from each, in group order.
-#[derive(Debug, Clone)]
-pub(crate) struct PairwiseSignature {
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct PairwiseSignature {
     /// Group rank of this rank.
     pub member: usize,
+    /// Tensor that this rank sends to each rank.
     pub given: Vec<Option<TensorMeta>>,
+    /// Tensor that this rank receives from each rank.
     pub taken: Vec<Option<TensorMeta>>,
 }
 
@@ -47,6 +64,14 @@ impl PairwiseSignature {
         others.filter_map(|(_, meta)| meta.as_ref().map(bytes)).sum()
     }
 
+    fn fits(&self, ranks: usize) -> bool {
+        let Self { member, given, taken } = self;
+        let mut metas = given.iter().chain(taken).flatten();
+        *member < ranks
+            && [given.len(), taken.len()] == [ranks; 2]
+            && metas.all(|meta| is_plain(&meta.shape, meta.dtype))
+    }
+
     fn difference(&self, other: &Self) -> Option<String> {
         let says = |from: usize, to: usize| format!("tensor of group rank {from} for group rank {to}");
         let (own, its) = (self.member, other.member);
@@ -56,10 +81,11 @@ impl PairwiseSignature {
 }
 
 /// Shape, dtype and sharding of one tensor of a collective.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(crate) struct TensorSignature {
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct TensorSignature {
     /// Shape of the full tensor.
     pub shape: Shape,
+    /// Element type.
     pub dtype: DType,
     /// Sharding of the tensor, if it is sharded.
     pub sharding: Option<ShardSignature>,
@@ -68,15 +94,16 @@ pub(crate) struct TensorSignature {
 }
 
 /// Sharding of a full tensor whose shape is known.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(crate) struct ShardSignature {
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct ShardSignature {
+    /// Sharded dimension.
     pub dim: usize,
     /// Explicit shard sizes, if the sharding is uneven.
     pub lengths: Option<Arc<[usize]>>,
 }
 
 impl ShardSignature {
-    pub fn new(dim: usize, sizes: &ShardSizes) -> Self {
+    pub(crate) fn new(dim: usize, sizes: &ShardSizes) -> Self {
         Self { dim, lengths: sizes.lengths().cloned() }
     }
 
@@ -98,6 +125,24 @@ impl TensorSignature {
     pub fn bytes(&self) -> u64 {
         (self.shape.num_elements() * self.dtype.size()) as u64
     }
+
+    fn fits(&self, ranks: usize) -> bool {
+        let is_total = |lengths: &[usize], len: usize| {
+            let total = lengths.iter().try_fold(0_usize, |total, length| total.checked_add(*length));
+            lengths.len() == ranks && total == Some(len)
+        };
+        let is_sharded = |ShardSignature { dim, lengths }: &ShardSignature| {
+            let len = self.shape.get(*dim);
+            len.is_some_and(|len| lengths.as_ref().is_none_or(|lengths| is_total(lengths, *len)))
+        };
+        is_plain(&self.shape, self.dtype) && self.sharding.iter().chain(&self.to).all(is_sharded)
+    }
+}
+
+/// Returns true if a tensor of this shape is not quantized and its number of bytes does not overflow.
+fn is_plain(shape: &Shape, dtype: DType) -> bool {
+    let bytes = shape.iter().try_fold(dtype.size(), |bytes, len| bytes.checked_mul(*len));
+    bytes.is_some() && !matches!(dtype, DType::QFloat(_))
 }
 
 impl CallSignature {
@@ -122,21 +167,26 @@ impl CallSignature {
         }
     }
 
-    /// Returns the operation.
-    pub fn op(&self) -> Op {
-        self.op
-    }
-
-    /// Returns the label of the call.
-    pub fn label(&self) -> &Arc<str> {
-        &self.label
-    }
-
     /// Returns the number of bytes of the full tensors, plus the bytes that the rank sends to others in an
     /// all-to-all of lists.
-    pub(crate) fn bytes(&self) -> u64 {
+    pub fn bytes(&self) -> u64 {
         self.tensors.iter().map(TensorSignature::bytes).sum::<u64>()
             + self.pairs.as_ref().map_or(0, |pairs| pairs.bytes())
+    }
+
+    /// Returns true if the fields fit each other and a group of `ranks` ranks. Those of a call always do; those of a
+    /// signature that was received may not, and must not be used then.
+    pub fn fits(&self, ranks: usize) -> bool {
+        let Self { root, tensors, pairs, .. } = self;
+        root.is_none_or(|root| root < ranks)
+            && tensors.iter().all(|tensor| tensor.fits(ranks))
+            && pairs.as_ref().is_none_or(|pairs| pairs.fits(ranks))
+    }
+
+    /// Returns a hash of all fields that is the same in all processes. Two ranks whose calls agree may have different
+    /// hashes, because their [models](ShardedModel) may have been sharded at different lines.
+    pub fn hash128(&self) -> u128 {
+        XxHash3_128::oneshot(&postcard::to_stdvec(self).expect("a vector takes every signature"))
     }
 
     /// Describes the first difference from `other`, with the value of `self` first. Returns `None` if the calls
@@ -327,6 +377,36 @@ mod tests {
         assert_eq!(says(uneven), "tensor 0: sharded dimension 0 vs 0 with sizes [3, 1]");
         let again = |p: &mut CallSignature| tensor(p).to = Some(ShardSignature::new(1, &ShardSizes::Chunked(8)));
         assert_eq!(says(again), "tensor 0: new sharded dimension none vs 1");
+    }
+
+    #[test]
+    fn a_signature_that_was_received_fits_its_group_or_not() {
+        let tensor = |sharding, to| {
+            let shape = Shape::from([4, 8]);
+            CallSignature { tensors: [TensorSignature { shape, dtype: DType::F32, sharding, to }].into(), ..print() }
+        };
+        let along = |dim, lengths: &[usize]| Some(ShardSignature { dim, lengths: Some(lengths.into()) });
+        let root = |root| CallSignature { root: Some(root), ..print() };
+        let meta = |len: usize| Some(TensorMeta { shape: Shape::from([len]), dtype: DType::F32 });
+        let pairs = |member, given: &[usize], taken: &[usize]| {
+            let [given, taken] = [given, taken].map(|lens| lens.iter().map(|len| meta(*len)).collect());
+            CallSignature { pairs: Some(PairwiseSignature { member, given, taken }.into()), ..print() }
+        };
+        let all = [print(), tensor(along(0, &[1, 3]), along(1, &[8, 0])), root(1), pairs(1, &[1, 2], &[3, 4])];
+        assert!(all.iter().all(|signature| signature.fits(2)), "{all:?}");
+        let none = [
+            tensor(Some(ShardSignature { dim: 2, lengths: None }), None),
+            tensor(along(0, &[4]), None),
+            tensor(along(0, &[3, 3]), None),
+            tensor(along(0, &[usize::MAX, 5]), None),
+            tensor(None, along(1, &[8, 8])),
+            root(2),
+            pairs(2, &[1, 2], &[3, 4]),
+            pairs(0, &[1], &[3, 4]),
+            pairs(0, &[1, 2], &[3, 4, 5]),
+            pairs(0, &[1, usize::MAX], &[3, 4]),
+        ];
+        assert!(none.iter().all(|signature| !signature.fits(2)), "{none:?}");
     }
 
     #[test]

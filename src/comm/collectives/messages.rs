@@ -55,11 +55,11 @@ impl Communicator {
     ) -> Work<ReceivedTensors> {
         let from = from.into();
         let checked = from.map_or(Ok(()), |from| arguments::member("from", from, self.group()));
-        if let Err(problem) = checked {
-            return self.refuse(Op::Receive, &call, problem);
-        }
+        let prints = match checked.and_then(|()| arguments::all_described(metas.as_deref().unwrap_or_default())) {
+            Ok(prints) => prints,
+            Err(problem) => return self.refuse(Op::Receive, &call, problem),
+        };
         let any = metas.is_none();
-        let prints: Vec<_> = metas.iter().flatten().map(arguments::described).collect();
         let print = CallSignature { any, ..CallSignature::new(Op::Receive, &call, prints) };
         let peer = Peer { rank: from.map(|from| self.group().ranks()[from]), tag };
         self.post_to(Some(peer), call, print, 0, |channel, post| channel.receive(post, from, tag, metas))

@@ -56,8 +56,8 @@ impl Communicator {
     /// # Errors
     /// [`CommError::InvalidArgument`] if `op` cannot reduce a dtype.
     pub fn plan_all_reduce(&self, metas: &[TensorMeta], op: ReduceOp) -> Result<Arc<CollectivePlan>, CommError> {
-        let prints: Vec<_> = metas.iter().map(arguments::described).collect();
-        let checked = arguments::all_reducible(&prints, op).map(|()| prints);
+        let checked =
+            arguments::all_described(metas).and_then(|prints| arguments::all_reducible(&prints, op).map(|()| prints));
         self.planned_as(Op::AllReduce, Some(op), checked, Vec::new())
     }
 

@@ -122,11 +122,6 @@ impl<F: Signature, P> MatchTable<F, P> {
         joined.filter(|(_, part)| part.is_none()).map(|(print, _)| print)
     }
 
-    /// Returns true if the member of `ticket` has posted the collective.
-    pub fn has_joined(&self, ticket: OpHandle) -> bool {
-        self.kept(ticket).is_none_or(|slot| slot.joined.get(ticket.member).is_none_or(Option::is_some))
-    }
-
     /// Returns the entry of `ticket`. There is none before the first rank has posted, nor after the collective is
     /// over.
     fn kept(&self, ticket: OpHandle) -> Option<&MatchEntry<F, P>> {

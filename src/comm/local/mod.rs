@@ -278,11 +278,11 @@ impl Backend for HostBackend {
 
 impl match_table::Signature for CallSignature {
     fn op(&self) -> Op {
-        self.op()
+        self.op
     }
 
     fn label(&self) -> Arc<str> {
-        self.label().clone()
+        self.label.clone()
     }
 
     fn difference(&self, other: &Self) -> Option<String> {

@@ -14,7 +14,7 @@ use super::rendezvous::{PeerEvent, PeerNotifier};
 use super::wait_for_graph::{WaitForEdge, WaitForGraph};
 use crate::comm::backend::{CallSignature, Failure};
 use crate::comm::membership::{Membership, MembershipMessage, MembershipPeers};
-use crate::comm::process::header::{ControlMessage, EncodedSignature, Header, LaunchId, PayloadDesc};
+use crate::comm::process::header::{ControlMessage, Header, KnownSignatures, LaunchId, PayloadDesc};
 use crate::comm::process::result_buffer::ResultBuffer;
 use crate::comm::transport::{Message, Payload, SendStamp, Transport};
 use crate::comm::{CommError, RankReport};
@@ -68,8 +68,8 @@ type Offer = (PayloadDesc, Vec<Payload>);
 pub(super) struct Channels {
     pub places: HashMap<(usize, usize), (GroupKey, usize)>,
     pub numbers: HashMap<(GroupKey, usize), (usize, usize)>,
-    /// Signatures of each channel that have a number.
-    pub prints: HashMap<(usize, usize), Vec<CallSignature>>,
+    /// Signatures that were received on each channel.
+    pub prints: HashMap<(usize, usize), KnownSignatures<CallSignature>>,
 }
 
 impl PeerProcesses {
@@ -155,22 +155,16 @@ impl PeerProcesses {
     }
 
     /// Sends a control message and its payloads to a process.
-    pub fn send(&self, to: usize, word: ControlMessage<&EncodedSignature>, payloads: Vec<Payload>) {
+    pub fn send(&self, to: usize, word: ControlMessage, payloads: Vec<Payload>) {
         self.send_noted(to, word, payloads, None);
     }
 
     /// Like [`send`](Self::send), and records in `taken` when the message is sent.
-    pub fn send_noted(
-        &self,
-        to: usize,
-        word: ControlMessage<&EncodedSignature>,
-        payloads: Vec<Payload>,
-        taken: Option<SendStamp>,
-    ) {
+    pub fn send_noted(&self, to: usize, word: ControlMessage, payloads: Vec<Payload>, taken: Option<SendStamp>) {
         self.courier.send(to, Message { header: Header { launch: self.launch, word }.write(), payloads, taken });
     }
 
-    fn send_all(&self, word: impl Fn() -> ControlMessage<&'static EncodedSignature>) {
+    fn send_all(&self, word: impl Fn() -> ControlMessage) {
         let here = self.courier.process_index();
         let others = (0..self.ranks.len()).filter(|process| *process != here && !self.ranks[*process].is_empty());
         others.for_each(|process| self.send(process, word(), Vec::new()));

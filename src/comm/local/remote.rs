@@ -10,9 +10,12 @@ use super::peer_processes::{CollectiveKey, Ended, PeerProcesses};
 use super::wait_for_graph::WaitForEdge;
 use crate::comm::backend::{Backend, CallSignature, Failure};
 use crate::comm::process::contiguous_layout::ContiguousLayout;
-use crate::comm::process::header::{ControlMessage, DataMode, PayloadDesc, RemoteGroupId, RemoteGroupInfo, Said};
-use crate::comm::process::late::Known;
+use crate::comm::process::header::{
+    ControlMessage, DataMode, PayloadDesc, RemoteGroupId, RemoteGroupInfo, SentSignature,
+};
+use crate::comm::process::payload_check::Recipients;
 use crate::comm::process::result_buffer::{self, ResultBuffer};
+use crate::comm::transport::RecvBuffer;
 use crate::comm::{CommError, Op, RankReport};
 
 /// Target of received payloads.
@@ -33,34 +36,28 @@ impl HostBackend {
         })
     }
 
-    /// Returns the receive buffers for payloads with this description. Large ones are received in place, in the
+    /// Returns the regions of a result into which payloads with this description are received: large ones, in the
     /// result of the only local rank of the group, if its layout is known.
-    pub(in crate::comm) fn regions(&self, place: PayloadTarget, contents: &PayloadDesc) -> Known {
-        let PayloadTarget::Collective(ticket) = place else { return Known::Nowhere };
+    pub(in crate::comm) fn regions(
+        &self,
+        place: PayloadTarget,
+        contents: &PayloadDesc,
+    ) -> Option<Vec<Box<dyn RecvBuffer>>> {
+        let PayloadTarget::Collective(ticket) = place else { return None };
         let bytes: usize = contents.tensors.iter().map(|meta| meta.shape.num_elements() * meta.dtype.size()).sum();
         if bytes < result_buffer::WORTH {
-            return Known::Nowhere;
+            return None;
         }
-        let Some(print) = self.rendezvous.print(ticket) else { return Known::Nowhere };
+        let print = self.rendezvous.print(ticket)?;
         let ranks = self.rendezvous.ranks(ticket.group);
-        let mut here = (0..ranks.len()).filter(|member| self.here.contains(&ranks[*member]));
-        let (Some(member), None) = (here.next(), here.next()) else { return Known::Nowhere };
-        let is_gathered = contents.addressees.is_empty() && print.op() == Op::AllGather;
-        // For an all-to-all, the local rank provides the layout when it calls.
-        let is_exchanged = match print.op() {
-            Op::AllToAll => ContiguousLayout::of_full(&print.tensors, ranks.len()).is_some(),
-            op => op == Op::AllToAllList,
-        };
-        let has_called = !is_exchanged || self.rendezvous.has_joined(OpHandle { member, ..ticket });
-        let layouts = || is_gathered.then(|| ContiguousLayout::of_full(&print.tensors, ranks.len())).flatten();
-        let regions = self
-            .result_buffer(ticket, layouts)
-            .and_then(|full_tensors| full_tensors.regions(ticket.member, &contents.tensors));
-        match regions {
-            Some(regions) => Known::Placed(regions),
-            None if has_called => Known::Nowhere,
-            None => Known::NotYet,
+        if ranks.iter().filter(|rank| self.here.contains(rank)).count() != 1 {
+            return None;
         }
+        // The signature of an all-gather determines the layout. For an all-to-all, the local rank provides it when it
+        // calls.
+        let is_gathered = contents.addressees.is_empty() && print.op == Op::AllGather;
+        let layouts = || is_gathered.then(|| ContiguousLayout::of_full(&print.tensors, ranks.len())).flatten();
+        self.result_buffer(ticket, layouts)?.regions(ticket.member, &contents.tensors)
     }
 
     /// Returns the result buffer of the collective `ticket` for the only local rank of the group. If there is none
@@ -109,7 +106,7 @@ impl HostBackend {
     /// Fails the world because process `from` has sent an invalid message.
     pub(in crate::comm) fn misunderstood(&self, from: usize, problem: String) {
         let rank = self.others().of(from).start;
-        self.rendezvous.find(Failure::Collective(CommError::Disconnected { rank, problem }));
+        self.rendezvous.find(Failure::Collective(CommError::Protocol { rank, problem }));
     }
 
     /// Handles the loss of the connection to `process`.
@@ -129,7 +126,8 @@ impl HostBackend {
         if interrupted.is_empty() && !is_owed() {
             return;
         }
-        self.misunderstood(process, problem.into());
+        let error = CommError::Disconnected { rank: others.of(process).start, problem: problem.into() };
+        self.rendezvous.find(Failure::Collective(error));
         for rank in interrupted {
             let error = CommError::Disconnected { rank, problem: problem.into() };
             let report = RankReport { rank, doing: self.activity(rank), error: Some(error.into()), at: None };
@@ -145,9 +143,13 @@ impl HostBackend {
     fn heard(&self, from: usize, word: ControlMessage) -> Result<Option<PayloadTarget>, String> {
         let others = self.others();
         match word {
-            ControlMessage::Joined { channel, seq, print, digests, when, .. } => {
-                let print = CallSignature { digests, ..self.print((from, channel.number), print)? };
+            ControlMessage::Joined { channel, seq, print, when, contents } => {
+                let number = channel.number;
                 let (group, member) = self.channel(from, channel)?;
+                let print = self.print((from, number), group, print)?;
+                if when == DataMode::Eager {
+                    self.check_data(&contents, &print, OpHandle { group, member, seq })?;
+                }
                 let announced = match when {
                     DataMode::Eager | DataMode::Deferred => {
                         self.rendezvous.post_remote(group, member, print).map(|ticket| (ticket, false))
@@ -173,15 +175,24 @@ impl HostBackend {
                 }
                 Ok(None)
             }
-            ControlMessage::Data { channel, seq, .. } => {
+            ControlMessage::Data { channel, seq, contents } => {
                 let (group, member) = self.channel(from, RemoteGroupId { number: channel, introduction: None })?;
-                Ok(Some(PayloadTarget::Collective(OpHandle { group, member, seq })))
+                let ticket = OpHandle { group, member, seq };
+                // There is no signature any more if no rank needs the data, and that of the second of two phases does not
+                // determine it.
+                if let Some(print) = self.rendezvous.print(ticket).filter(|print| print.op != Op::AllReduce) {
+                    self.check_data(&contents, &print, ticket)?;
+                }
+                Ok(Some(PayloadTarget::Collective(ticket)))
             }
-            ControlMessage::Sent { channel, to, tag, print, .. } => {
+            ControlMessage::Sent { channel, to, tag, print, contents } => {
                 let (group, from) = self.channel(from, channel)?;
                 let size = self.rendezvous.ranks(group).len();
                 if to >= size {
                     return Err(format!("it sent a message to member {to} of a group of {size}"));
+                }
+                if !print.fits(size) || !contents.is_of_message(&print) {
+                    return Err("it sent a message whose data is not that of its signature".into());
                 }
                 let letter = P2pMessage { from, tag, print, part: () };
                 Ok(self.rendezvous.announce_letter(group, to, letter).ok().map(PayloadTarget::Message))
@@ -236,19 +247,35 @@ impl HostBackend {
         Ok(())
     }
 
-    /// Decodes a signature that was sent on a channel of another process, in full or by number.
-    fn print(&self, channel: (usize, usize), said: Said<CallSignature>) -> Result<CallSignature, String> {
-        let (number, print) = match said {
-            Said::Full { number: None, print } => return Ok(print),
-            Said::Full { number: Some(number), print } => (number, Some(print)),
-            Said::Known { number } => (number, None),
-        };
+    /// Returns the signature of a call on a channel of another process.
+    fn print(&self, channel: (usize, usize), group: GroupKey, sent: SentSignature) -> Result<CallSignature, String> {
         let mut channels = self.others().channels.lock();
         let known = channels.prints.entry(channel).or_default();
-        if number == known.len() {
-            known.extend(print);
+        let print = sent.complete(known).ok_or("it has not sent the signature of its call")?;
+        match self.rendezvous.ranks(group).len() {
+            ranks if print.fits(ranks) => Ok(print),
+            ranks => Err(format!("it called with a signature that does not fit a group of {ranks}")),
         }
-        known.get(number).cloned().ok_or_else(|| format!("it has not defined signature {number}"))
+    }
+
+    /// Checks that `contents` is the data of the call `ticket` for the local ranks.
+    fn check_data(&self, contents: &PayloadDesc, print: &CallSignature, ticket: OpHandle) -> Result<(), String> {
+        if contents.common.is_some() {
+            return Ok(());
+        }
+        let ranks = self.rendezvous.ranks(ticket.group);
+        let members: Vec<_> = (0..ranks.len()).filter(|member| self.here.contains(&ranks[*member])).collect();
+        let to = Recipients { ranks: ranks.len(), members: &members };
+        if contents.is_of_call(print, ticket.member, &to) {
+            return Ok(());
+        }
+        Err(format!(
+            "it sent data for members {:?} of {} tensors in call {} of a group, {}, which are not those of its signature",
+            contents.addressees,
+            contents.tensors.len(),
+            ticket.seq,
+            print.op
+        ))
     }
 
     /// Returns the group of a channel of another process, and the group rank of the caller.

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use burn::backend::{DispatchTensor, TensorMetadata};
-use hashbrown::HashMap;
 use parking_lot::Mutex;
 
 use super::contribution::{self, Contribution};
@@ -11,7 +10,7 @@ use super::peer_processes::PeerProcesses;
 use crate::comm::backend::{CallSignature, GroupMember};
 pub(super) use crate::comm::process::header::DataMode;
 use crate::comm::process::header::{
-    ControlMessage, EncodedSignature, PayloadDesc, RemoteGroupId, RemoteGroupInfo, Said,
+    ControlMessage, KnownSignatures, PayloadDesc, RemoteGroupId, RemoteGroupInfo, SentSignature,
 };
 use crate::comm::process::payload::payload;
 use crate::comm::process::result_buffer;
@@ -52,34 +51,8 @@ struct SentState {
     calls: u64,
     /// True for each process that has received the description of the group.
     introduced: Vec<bool>,
-    /// Signatures that all other processes have received, with their numbers.
-    prints: HashMap<Vec<u8>, usize>,
-}
-
-/// Minimum length in bytes of a signature that is sent by number. Shorter ones are always sent in full, which costs
-/// no more than the lookup.
-const LONG: usize = 256;
-
-/// Maximum number of signatures of a group that are sent by number. A model has about as many as units, or a few
-/// times that.
-const MOST: usize = 1024;
-
-impl SentState {
-    /// Encodes a signature by its number if it was sent before, and in full otherwise.
-    fn say<'a>(&mut self, print: &'a EncodedSignature) -> Said<&'a EncodedSignature> {
-        if print.bytes().len() < LONG {
-            return Said::Full { number: None, print };
-        }
-        if let Some(number) = self.prints.get(print.bytes()) {
-            return Said::Known { number: *number };
-        }
-        let number = (self.prints.len() < MOST).then(|| {
-            let number = self.prints.len();
-            self.prints.insert(print.bytes().to_vec(), number);
-            number
-        });
-        Said::Full { number, print }
-    }
+    /// Signatures that all other processes have received.
+    prints: KnownSignatures<()>,
 }
 
 impl RemoteGroup {
@@ -96,7 +69,7 @@ impl RemoteGroup {
         if members.is_empty() {
             return None;
         }
-        let told = SentState { calls: 0, introduced: vec![false; members.len()], prints: HashMap::new() };
+        let told = SentState { calls: 0, introduced: vec![false; members.len()], prints: KnownSignatures::default() };
         let (others, member, number) = (others.clone(), member.clone(), others.number());
         Some(Self { others, member, name, number, members, told: Mutex::new(told) })
     }
@@ -110,12 +83,12 @@ impl RemoteGroup {
         when: DataMode,
         join: impl FnOnce(CallSignature) -> Result<T, CommError>,
     ) -> Result<(T, SendStamp), CommError> {
-        let (written, digests) = (EncodedSignature::of(&print), print.digests.clone());
+        let sent = SentSignature::new(&print);
         let mut told = self.told.lock();
         let joined = join(print)?;
         let seq = told.calls;
         told.calls += 1;
-        let (print, taken) = (told.say(&written), SendStamp::default());
+        let (sent, taken) = (sent.abbreviated(&mut told.prints), SendStamp::default());
         for (at, (contents, payloads)) in shares.into_iter().enumerate() {
             let (channel, to) = (self.channel(&mut told, at), self.members[at].0);
             let when = if when == DataMode::OnDemand && payloads.is_empty() { DataMode::Eager } else { when };
@@ -126,8 +99,7 @@ impl RemoteGroup {
                     Default::default()
                 }
             };
-            let digests = digests.clone();
-            let word = ControlMessage::Joined { channel, seq, print, digests, when, contents };
+            let word = ControlMessage::Joined { channel, seq, print: sent.clone(), when, contents };
             self.others.send_noted(to, word, payloads, Some(taken.clone()));
         }
         Ok((joined, taken))
@@ -170,7 +142,7 @@ impl RemoteGroup {
         let (contents, payloads) = contents(Vec::new(), &deposit.tensors);
         let mut told = self.told.lock();
         let channel = self.channel(&mut told, at);
-        let word = ControlMessage::Sent { channel, to, tag, print: &EncodedSignature::of(print), contents };
+        let word = ControlMessage::Sent { channel, to, tag, print: print.clone(), contents };
         self.others.send(self.members[at].0, word, payloads);
     }
 

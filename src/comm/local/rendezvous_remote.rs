@@ -110,11 +110,6 @@ impl<F: Signature, P> Rendezvous<F, P> {
         self.state.lock().board.print(ticket).cloned()
     }
 
-    /// Returns true if the member of `ticket`, a local rank, has posted the collective.
-    pub fn has_joined(&self, ticket: OpHandle) -> bool {
-        self.state.lock().board.has_joined(ticket)
-    }
-
     /// Adds the contribution of a call that was posted without one. Returns true if the collective is now complete.
     pub fn provide_data(&self, ticket: OpHandle, part: P) -> bool {
         let mut state = self.state.lock();

@@ -16,10 +16,12 @@
 
 use std::collections::{HashMap, HashSet};
 
+use serde::{Deserialize, Serialize};
+
 use crate::comm::CollectiveId;
 
 /// Message of deadlock detection, about ranks that have waited for long.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(in crate::comm) enum WaitForEdge {
     /// Wait `number` of `rank` needs `other`. Sent to the process of `other`.
     Needs { rank: usize, number: u64, other: usize },

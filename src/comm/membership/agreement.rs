@@ -19,8 +19,10 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
+
 /// Message of the agreement, sent to all other processes.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(in crate::comm) enum MembershipMessage {
     /// A rank has called `shrink`.
     Came { rank: usize },

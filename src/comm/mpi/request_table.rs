@@ -36,8 +36,7 @@ pub(super) struct RequestTable {
 /// Payloads that one process has announced, in the order in which it sends them.
 #[derive(Default)]
 struct Announced {
-    parcels: VecDeque<IncomingMessage>,
-    /// Fragments of earlier messages that are not being received yet.
+    /// Fragments that are not being received yet.
     fragments: VecDeque<Fragment>,
     /// Number of bytes that are being received.
     coming: usize,
@@ -149,7 +148,7 @@ impl RequestTable {
     /// Returns true if a request is in flight, or an announced payload is waiting, with a process for which `which`
     /// returns true.
     pub fn are_any_with(&self, which: impl Fn(usize) -> bool) -> bool {
-        let comes = |of: &Announced| !of.parcels.is_empty() || !of.fragments.is_empty();
+        let comes = |of: &Announced| !of.fragments.is_empty();
         self.held.iter().any(|request| which(request.with))
             || self.failed.iter().any(|failed| which(failed.with))
             || self.announced.iter().enumerate().any(|(from, announced)| comes(announced) && which(from))
@@ -181,23 +180,17 @@ impl RequestTable {
     }
 
     /// Receives the separately sent payloads of `parcel`. Their receives are posted after those of earlier
-    /// messages, and when their destinations are settled.
+    /// messages.
     pub fn receive_parts(&mut self, parcel: IncomingMessage) {
         let from = parcel.from;
-        self.announced[from].parcels.push_back(parcel);
+        self.announced[from].fragments.extend(parcel.into_fragments(self.limit));
         self.begin_receives(from);
     }
 
     /// Posts receives for announced payloads of process `from`, as far as the limit [`AT_ONCE`] allows.
     fn begin_receives(&mut self, from: usize) {
         loop {
-            let Announced { parcels, fragments, coming } = &mut self.announced[from];
-            if fragments.is_empty() {
-                let is_settled =
-                    |next: &mut IncomingMessage| next.landings.iter_mut().all(|landing| landing.is_settled());
-                let Some(parcel) = parcels.pop_front_if(is_settled) else { return };
-                fragments.extend(parcel.into_fragments(self.limit));
-            }
+            let Announced { fragments, coming } = &mut self.announced[from];
             let may_come = |next: &mut Fragment| *coming == 0 || *coming + next.length <= AT_ONCE * self.limit;
             let Some(Fragment { space, length, parcel }) = fragments.pop_front_if(may_come) else { return };
             *coming += length;
@@ -215,13 +208,12 @@ impl RequestTable {
     pub fn give_up(&mut self, process: usize) {
         // Receives in flight fail on their own.
         self.announced[process].fragments.clear();
-        self.announced[process].parcels.clear();
     }
 
     /// Returns the requests that completed since the last call. All requests make progress.
     pub fn done(&mut self) -> Result<Done, MpiError> {
         let mut done = Done { failed: mem::take(&mut self.failed), ..Done::default() };
-        // Some destinations may be settled now.
+        // Receives that completed in the last call have made room for others.
         (0..self.announced.len()).for_each(|from| self.begin_receives(from));
         if self.requests.is_empty() {
             return Ok(done);

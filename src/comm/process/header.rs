@@ -1,23 +1,38 @@
-//! [`Header`]: a control message from one process to another.
+//! [`Header`]: a control message from one process to another, and its encoding.
+//!
+//! ```text
+//! version, as text    launch and message, in the format of `postcard`
+//! ┌───────────┬────┬──────────────────
+//! │ 0.1.0+1   │ \n │
+//! └───────────┴────┴──────────────────
+//! ```
+//!
+//! The version comes first in every header, so that a process recognizes any message of another version.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
-use super::wire::{Decode, Encode, wire_enum, wire_struct};
+use serde::{Deserialize, Serialize};
+
 use crate::comm::backend::{CallSignature, Failure};
 use crate::comm::local::WaitForEdge;
 use crate::comm::membership::MembershipMessage;
 use crate::comm::{Digests, RankReport, TensorMeta};
 
+/// Version of the messages: that of this crate, and a number. Increase the number when the encoding or the meaning of a
+/// message changes.
+pub(super) const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), "+1");
+
 /// A control message, with the launch to which it belongs.
-#[derive(Debug)]
-pub(in crate::comm) struct Header<P = CallSignature> {
+#[derive(Debug, Serialize, Deserialize)]
+pub(in crate::comm) struct Header {
     pub launch: LaunchId,
-    pub word: ControlMessage<P>,
+    pub word: ControlMessage,
 }
 
 /// Identifies a world. `number` is the index (0, 1, ..) of the launch, which is the same in all processes.
 /// `shrunk` counts how often `shrink` has replaced the launch's world.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(in crate::comm) struct LaunchId {
     pub number: u64,
     pub shrunk: u64,
@@ -36,24 +51,17 @@ impl LaunchId {
 }
 
 /// Content of a [`Header`].
-#[derive(Debug)]
-pub(in crate::comm) enum ControlMessage<P = CallSignature> {
+#[derive(Debug, Serialize, Deserialize)]
+pub(in crate::comm) enum ControlMessage {
     /// A rank has called a collective.
-    Joined {
-        channel: RemoteGroupId,
-        seq: u64,
-        print: Said<P>,
-        digests: HeaderDigests,
-        when: DataMode,
-        contents: PayloadDesc,
-    },
+    Joined { channel: RemoteGroupId, seq: u64, print: SentSignature, when: DataMode, contents: PayloadDesc },
     /// Accepts or declines the data that a rank offered with [`DataMode::OnDemand`], in call `seq` of the
     /// receiver's `channel`.
     Pull { channel: usize, seq: u64, wanted: bool },
     /// Data of an earlier `Joined` message: offered and accepted, or deferred.
     Data { channel: usize, seq: u64, contents: PayloadDesc },
     /// A rank has sent a point-to-point message to member `to` of the group.
-    Sent { channel: RemoteGroupId, to: usize, tag: u32, print: P, contents: PayloadDesc },
+    Sent { channel: RemoteGroupId, to: usize, tag: u32, print: CallSignature, contents: PayloadDesc },
     /// The program of a rank has ended.
     RankExited(RankReport),
     /// A failure. If `decided`, it is the first one of the world; otherwise the sender reports it to the deciding
@@ -65,11 +73,8 @@ pub(in crate::comm) enum ControlMessage<P = CallSignature> {
     Waits(WaitForEdge),
 }
 
-/// Digests of a signature. They are encoded separately from it, because they differ in every call.
-type HeaderDigests = Option<Arc<[Digests]>>;
-
 /// Describes when the data of a call is sent to the other processes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(in crate::comm) enum DataMode {
     /// With the `Joined` message.
     Eager,
@@ -79,16 +84,77 @@ pub(in crate::comm) enum DataMode {
     Deferred,
 }
 
-/// Signature of a call. A signature may be long and identical in every step; it is then sent once, and afterwards
-/// referred to by its number on the channel.
-#[derive(Debug, Clone, Copy)]
-pub(in crate::comm) enum Said<P> {
-    Full { number: Option<usize>, print: P },
-    Known { number: usize },
+/// Signature of a call. Its names and shapes may be long, but are the same in every step. They are sent in the first
+/// call that has them, and are known by their hash afterwards.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(in crate::comm) struct SentSignature {
+    /// Hash of the signature without the fields below.
+    hash: SignatureHash,
+    /// The signature without the fields below, unless it was sent before.
+    full: Option<CallSignature>,
+    /// Fields that differ in every call.
+    forward_index: Option<u64>,
+    digests: Option<Arc<[Digests]>>,
+}
+
+/// [Hash](CallSignature::hash128) of a signature.
+type SignatureHash = [u8; 16];
+
+/// Signatures of a channel that its process has sent, or another process has received, by hash. When there are
+/// [`CAPACITY`](Self::CAPACITY), the next one replaces all of them, on both sides: both see the same calls in the same
+/// order.
+#[derive(Debug)]
+pub(in crate::comm) struct KnownSignatures<T>(HashMap<SignatureHash, T>);
+
+impl<T> Default for KnownSignatures<T> {
+    fn default() -> Self {
+        Self(HashMap::new())
+    }
+}
+
+impl<T> KnownSignatures<T> {
+    /// Number of signatures that are kept. A model has about as many as units, or a few times that.
+    const CAPACITY: usize = 1024;
+
+    fn insert(&mut self, hash: SignatureHash, signature: T) {
+        if self.0.len() == Self::CAPACITY {
+            self.0.clear();
+        }
+        self.0.insert(hash, signature);
+    }
+}
+
+impl SentSignature {
+    /// Prepares a signature for sending, in full.
+    pub fn new(signature: &CallSignature) -> Self {
+        let mut full = signature.clone();
+        let (forward_index, digests) = (full.forward_index.take(), full.digests.take());
+        Self { hash: full.hash128().to_le_bytes(), full: Some(full), forward_index, digests }
+    }
+
+    /// Removes what the receivers know, as the sender's `known` says.
+    pub fn abbreviated(self, known: &mut KnownSignatures<()>) -> Self {
+        if known.0.contains_key(&self.hash) {
+            return Self { full: None, ..self };
+        }
+        known.insert(self.hash, ());
+        self
+    }
+
+    /// Returns the complete signature. `known` holds those that the sender has sent before. Returns `None` if it has
+    /// not sent this one.
+    pub fn complete(self, known: &mut KnownSignatures<CallSignature>) -> Option<CallSignature> {
+        let Self { hash, full, forward_index, digests } = self;
+        if let Some(full) = full {
+            known.insert(hash, full);
+        }
+        let signature = known.0.get(&hash)?.clone();
+        Some(CallSignature { forward_index, digests, ..signature })
+    }
 }
 
 /// Identifies a rank's membership of a group, by a number that the rank's process has assigned.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(in crate::comm) struct RemoteGroupId {
     pub number: usize,
     /// Description of the group; present in the first message to a process that uses this number.
@@ -96,7 +162,7 @@ pub(in crate::comm) struct RemoteGroupId {
 }
 
 /// Describes a group to another process.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(in crate::comm) struct RemoteGroupInfo {
     /// Global ranks of the group.
     pub ranks: Vec<usize>,
@@ -106,19 +172,19 @@ pub(in crate::comm) struct RemoteGroupInfo {
 }
 
 /// Describes the tensors whose elements the payloads hold. A tensor without elements has no payload.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(in crate::comm) struct PayloadDesc {
     /// Recipient (group rank) of each tensor, ascending; empty if all recipients need all tensors.
     pub addressees: Vec<usize>,
     pub tensors: Vec<TensorMeta>,
 }
 
-impl<P> ControlMessage<P> {
-    /// Removes and returns the description of the payloads.
-    pub fn contents(&mut self) -> PayloadDesc {
+impl ControlMessage {
+    /// Returns the description of the payloads.
+    pub fn contents(&self) -> PayloadDesc {
         match self {
             Self::Joined { contents, .. } | Self::Data { contents, .. } | Self::Sent { contents, .. } => {
-                std::mem::take(contents)
+                contents.clone()
             }
             Self::Pull { .. } | Self::RankExited(_) | Self::Failed { .. } | Self::Membership(_) | Self::Waits(_) => {
                 PayloadDesc::default()
@@ -127,175 +193,29 @@ impl<P> ControlMessage<P> {
     }
 }
 
-/// A [`CallSignature`] that is encoded once and then sent to several processes.
-pub(in crate::comm) struct EncodedSignature(Vec<u8>);
-
-impl EncodedSignature {
-    pub fn bytes(&self) -> &[u8] {
-        &self.0
-    }
-
-    pub fn of(print: &CallSignature) -> Self {
-        let mut bytes = Vec::with_capacity(64);
-        print.encode(&mut bytes);
-        Self(bytes)
-    }
-}
-
-impl Header<&EncodedSignature> {
-    pub fn write(&self) -> Vec<u8> {
-        let mut out = Vec::with_capacity(64);
-        self.launch.encode(&mut out);
-        self.word.encode(&mut out);
-        out
-    }
-}
-
 impl Header {
-    /// Decodes a header; returns `None` if the bytes are not a valid header.
-    pub fn read(mut bytes: &[u8]) -> Option<Self> {
-        let header = Self { launch: LaunchId::decode(&mut bytes)?, word: ControlMessage::decode(&mut bytes)? };
-        bytes.is_empty().then_some(header)
+    /// Encodes the header.
+    pub fn write(&self) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(64);
+        bytes.extend_from_slice(VERSION.as_bytes());
+        bytes.push(b'\n');
+        postcard::to_extend(self, bytes).expect("a vector takes every message")
     }
-}
 
-wire_struct!(LaunchId { number, shrunk });
-wire_enum!(MembershipMessage {
-    0 Came { rank },
-    1 Gone { ranks },
-    2 Missed { process },
-    3 Roster { ranks },
-});
-wire_enum!(WaitForEdge {
-    0 Needs { rank, number, other },
-    1 Waiting { rank, number, other, in_wait },
-    2 WaitsFor { rank, number, during, other, in_wait },
-});
-wire_struct!(RemoteGroupId { number, introduction });
-wire_struct!(RemoteGroupInfo { ranks, name, member });
-wire_struct!(PayloadDesc { addressees, tensors });
-
-impl Encode for EncodedSignature {
-    fn encode(&self, out: &mut Vec<u8>) {
-        out.extend_from_slice(&self.0);
-    }
-}
-
-impl<P: Encode> Encode for Said<P> {
-    fn encode(&self, out: &mut Vec<u8>) {
-        match self {
-            Self::Full { number, print } => {
-                out.push(0);
-                number.encode(out);
-                print.encode(out);
-            }
-            Self::Known { number } => {
-                out.push(1);
-                number.encode(out);
-            }
+    /// Decodes a header. Takes no more memory than a constant times the number of bytes.
+    ///
+    /// # Errors
+    /// Describes the problem if the bytes are not a valid header, or one of another version.
+    pub fn read(bytes: &[u8]) -> Result<Self, String> {
+        let invalid = "cannot be decoded";
+        let line = bytes.iter().take(64).position(|byte| *byte == b'\n').ok_or(invalid)?;
+        let version = String::from_utf8_lossy(&bytes[..line]);
+        if version != VERSION {
+            return Err(format!("has version `{}`, but this process has version `{VERSION}`", version.escape_debug()));
         }
-    }
-}
-
-impl<P: Decode> Decode for Said<P> {
-    fn decode(input: &mut &[u8]) -> Option<Self> {
-        Some(match u8::decode(input)? {
-            0 => Self::Full { number: Decode::decode(input)?, print: Decode::decode(input)? },
-            1 => Self::Known { number: Decode::decode(input)? },
-            _ => return None,
-        })
-    }
-}
-
-impl Encode for DataMode {
-    fn encode(&self, out: &mut Vec<u8>) {
-        out.push(*self as u8);
-    }
-}
-
-impl Decode for DataMode {
-    fn decode(input: &mut &[u8]) -> Option<Self> {
-        let said = u8::decode(input)?;
-        [Self::Eager, Self::OnDemand, Self::Deferred].into_iter().find(|when| *when as u8 == said)
-    }
-}
-
-impl Encode for ControlMessage<&EncodedSignature> {
-    fn encode(&self, out: &mut Vec<u8>) {
-        match self {
-            Self::Joined { channel, seq, print, digests, when, contents } => {
-                out.push(0);
-                (channel, seq, print).encode(out);
-                digests.encode(out);
-                when.encode(out);
-                contents.encode(out);
-            }
-            Self::Sent { channel, to, tag, print, contents } => {
-                out.push(1);
-                (channel, to, tag).encode(out);
-                print.encode(out);
-                contents.encode(out);
-            }
-            Self::RankExited(report) => {
-                out.push(2);
-                report.encode(out);
-            }
-            Self::Failed { failure, decided } => {
-                out.push(3);
-                failure.encode(out);
-                decided.encode(out);
-            }
-            Self::Membership(notice) => {
-                out.push(6);
-                notice.encode(out);
-            }
-            Self::Waits(chain) => {
-                out.push(7);
-                chain.encode(out);
-            }
-            Self::Pull { channel, seq, wanted } => {
-                out.push(4);
-                (channel, seq, wanted).encode(out);
-            }
-            Self::Data { channel, seq, contents } => {
-                out.push(5);
-                (channel, seq, contents).encode(out);
-            }
+        match postcard::take_from_bytes(&bytes[line + 1..]) {
+            Ok((header, [])) => Ok(header),
+            _ => Err(invalid.into()),
         }
-    }
-}
-
-impl Decode for ControlMessage {
-    fn decode(input: &mut &[u8]) -> Option<Self> {
-        Some(match u8::decode(input)? {
-            0 => {
-                let (channel, seq, print) = Decode::decode(input)?;
-                Self::Joined {
-                    channel,
-                    seq,
-                    print,
-                    digests: Decode::decode(input)?,
-                    when: Decode::decode(input)?,
-                    contents: Decode::decode(input)?,
-                }
-            }
-            1 => {
-                let (channel, to, tag) = Decode::decode(input)?;
-                Self::Sent { channel, to, tag, print: Decode::decode(input)?, contents: Decode::decode(input)? }
-            }
-            2 => Self::RankExited(Decode::decode(input)?),
-            3 => Self::Failed { failure: Decode::decode(input)?, decided: Decode::decode(input)? },
-            4 => {
-                let (channel, seq, wanted) = Decode::decode(input)?;
-                Self::Pull { channel, seq, wanted }
-            }
-            5 => {
-                let (channel, seq, contents) = Decode::decode(input)?;
-                Self::Data { channel, seq, contents }
-            }
-            6 => Self::Membership(Decode::decode(input)?),
-            7 => Self::Waits(Decode::decode(input)?),
-            _ => return None,
-        })
     }
 }

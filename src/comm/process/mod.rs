@@ -18,9 +18,9 @@
 //!
 //! | file | content |
 //! |---|---|
-//! | `header`, `agreement`, `remote_error`, `wire` | messages and their encoding |
-//! | `payload` | tensors that are sent, and the memory into which they are received |
-//! | `contiguous_layout`, `result_buffer`, `late` | results into which payloads are received directly |
+//! | `header`, `remote_error` | messages and their encoding |
+//! | `payload`, `payload_check` | tensors that are sent, and the memory into which they are received |
+//! | `contiguous_layout`, `result_buffer` | results into which payloads are received directly |
 //! | [`transport`](super::transport) | interface that carries headers and payloads |
 //!
 //! # Failures
@@ -31,16 +31,16 @@
 //! any rank failed, and the outcome of each rank from that rank's process. Every process therefore has the same
 //! report; process 0 prints it.
 
-mod agreement;
 pub(super) mod contiguous_layout;
 pub(super) mod header;
-pub(super) mod late;
+#[cfg(feature = "testing")]
+pub(crate) mod loopback;
 pub(super) mod payload;
-mod remote_error;
+pub(super) mod payload_check;
+pub(super) mod remote_error;
 pub(super) mod result_buffer;
 #[cfg(test)]
 mod tests;
-mod wire;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
@@ -53,7 +53,6 @@ use super::local::{Contribution, HostBackend, PayloadTarget, PeerProcesses};
 use super::transport::{MessageHandler, RecvBuffer, Transport};
 use crate::memory::HostMemoryPool;
 use header::{ControlMessage, Header, LaunchId, PayloadDesc};
-use late::Known;
 
 /// The processes of a job, as seen from one of them: creates the backends of its launches.
 ///
@@ -98,6 +97,8 @@ struct JobState {
     awaited: HashMap<(usize, u64), Awaited>,
     /// Processes from which no more messages arrive, and the reason.
     lost: Vec<(usize, String)>,
+    /// Processes that have sent an invalid message, and the problem.
+    invalid: Vec<(usize, String)>,
 }
 
 /// Describes how to handle the payloads of one header after they have arrived.
@@ -193,6 +194,9 @@ impl ProcessJob {
                 (None, _) => drop(state.awaited.remove(&from)),
             }
         }
+        for (process, problem) in &state.invalid {
+            engine.misunderstood(*process, problem.clone());
+        }
         for (process, problem) in &state.lost {
             engine.lost(*process, problem);
         }
@@ -219,9 +223,8 @@ impl JobState {
         lengths: &[usize],
         memory: &Arc<HostMemoryPool>,
     ) -> Result<Vec<Box<dyn RecvBuffer>>, String> {
-        let Some(Header { launch, mut word }) = Header::read(header) else {
-            return Err(format!("header {} of {} bytes cannot be decoded", from.1, header.len()));
-        };
+        let Header { launch, word } =
+            Header::read(header).map_err(|problem| format!("header {} of {} bytes {problem}", from.1, header.len()))?;
         let contents = word.contents();
         if !payload::are_of(lengths, &contents.tensors) {
             return Err(format!(
@@ -239,30 +242,16 @@ impl JobState {
                 place.map(|place| Goal::Place(engine.clone(), place))
             }
         };
-        let known = match &goal {
-            Some(Goal::Place(engine, place)) => known_of(engine, *place, &contents),
-            _ => Known::Nowhere,
+        let placed = match &goal {
+            Some(Goal::Place(engine, place)) => engine.upgrade().and_then(|engine| engine.regions(*place, &contents)),
+            Some(Goal::Early) | None => None,
         };
-        let landings = match (known, &goal) {
-            (Known::Placed(landings), _) => landings,
-            (Known::NotYet, Some(Goal::Place(engine, place))) => {
-                let (engine, place, asked, tensors) =
-                    (engine.clone(), *place, contents.clone(), contents.tensors.clone());
-                let (ask, memory) = (move || known_of(&engine, place, &asked), memory.clone());
-                late::landings(lengths.len(), lengths.iter().sum(), ask, move || payload::spaces(&tensors, &memory))
-            }
-            _ => payload::spaces(&contents.tensors, memory),
-        };
+        let landings = placed.unwrap_or_else(|| payload::spaces(&contents.tensors, memory));
         if let Some(goal) = goal {
             self.awaited.insert(from, Awaited { contents, goal, begun: Instant::now() });
         }
         Ok(landings)
     }
-}
-
-/// Returns the buffers, as far as they are known, for payloads with this description that `place` waits for.
-fn known_of(engine: &Weak<HostBackend>, place: PayloadTarget, contents: &PayloadDesc) -> Known {
-    engine.upgrade().map_or(Known::Nowhere, |engine| engine.regions(place, contents))
 }
 
 impl MessageHandler for ProcessJob {
@@ -272,12 +261,12 @@ impl MessageHandler for ProcessJob {
         state.headers[from] += 1;
         state.take((from, number), &header, lengths, &self.memory).unwrap_or_else(|problem| {
             state.engines().for_each(|engine| engine.misunderstood(from, problem.clone()));
+            state.invalid.push((from, problem));
             payload::waste(lengths)
         })
     }
 
     unsafe fn arrived(&self, from: usize, number: u64, landings: Vec<Box<dyn RecvBuffer>>) {
-        let landings: Vec<_> = landings.into_iter().map(late::settled).collect();
         let mut state = self.state.lock();
         let Some(Awaited { contents, goal, begun }) = state.awaited.remove(&(from, number)) else { return };
         let deposit = match result_buffer::of_landings(&landings) {

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use burn::backend::DispatchTensor;
 #[cfg(feature = "flex")]
 use burn::backend::flex::FlexTensor;
-use burn::tensor::TensorData;
+use burn::tensor::{DType, TensorData};
 
 use crate::comm::transport::{Payload, RecvBuffer};
 use crate::comm::{TensorMeta, backend};
@@ -53,8 +53,11 @@ impl RecvBuffer for UninitBytes {
     }
 }
 
-/// Returns the number of bytes of a tensor, or `None` if it overflows.
+/// Returns the number of bytes of a tensor, or `None` if it overflows or if the tensor is quantized.
 fn bytes(meta: &TensorMeta) -> Option<usize> {
+    if matches!(meta.dtype, DType::QFloat(_)) {
+        return None;
+    }
     meta.shape.iter().try_fold(meta.dtype.size(), |bytes, len| bytes.checked_mul(*len))
 }
 

@@ -1,16 +1,28 @@
-//! Encoding of [`RankReport`]s, by which a process reports the outcome of a rank to the others.
+//! Encoding of the error in a [`RankReport`](crate::comm::RankReport), by which a process reports the outcome of a rank
+//! to the others.
 //!
-//! A [`CommError`](crate::comm::CommError) is transferred as a value. Of any other error, only the message and
-//! those of its sources are transferred.
+//! A [`CommError`] is transferred as a value. Of any other error, only the message and those of its sources are
+//! transferred.
 
 use std::error::Error as StdError;
 use std::fmt;
 
-use super::wire::{Decode, Encode, wire_struct};
-use crate::Error;
-use crate::comm::RankReport;
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-wire_struct!(RankReport { rank, doing, error, at });
+use crate::Error;
+use crate::comm::CommError;
+
+/// Maximum number of messages of an error and its sources that are transferred.
+const MOST: usize = 64;
+
+/// An error as it is transferred.
+#[derive(Serialize, Deserialize)]
+enum SentError {
+    Comm(CommError),
+    /// Messages of the error and of its sources.
+    Texts(Vec<String>),
+}
 
 /// Message of an error of another process, with its sources.
 #[derive(Debug)]
@@ -39,27 +51,30 @@ impl StdError for RemoteErrorText {
     }
 }
 
-impl Encode for Error {
-    fn encode(&self, out: &mut Vec<u8>) {
-        if let Self::Comm(error) = self {
-            out.push(0);
-            return error.encode(out);
+impl From<&Error> for SentError {
+    fn from(error: &Error) -> Self {
+        if let Error::Comm(error) = error {
+            return Self::Comm(error.clone());
         }
-        out.push(1);
         // Other errors of this crate contain the messages of their sources in their own.
-        let has_sources = matches!(self, Self::Other(_));
+        let has_sources = matches!(error, Error::Other(_));
         let errors =
-            std::iter::successors(Some(self as &dyn StdError), |error| (*error).source().filter(|_| has_sources));
-        errors.map(ToString::to_string).collect::<Vec<_>>().encode(out);
+            std::iter::successors(Some(error as &dyn StdError), |error| (*error).source().filter(|_| has_sources));
+        Self::Texts(errors.take(MOST).map(ToString::to_string).collect())
     }
 }
 
-impl Decode for Error {
-    fn decode(input: &mut &[u8]) -> Option<Self> {
-        match u8::decode(input)? {
-            0 => Some(Self::Comm(Decode::decode(input)?)),
-            1 => Some(Self::other(RemoteErrorText::new(Decode::decode(input)?)?)),
-            _ => None,
+pub(in crate::comm) fn serialize<S: Serializer>(error: &Option<Error>, serializer: S) -> Result<S::Ok, S::Error> {
+    error.as_ref().map(SentError::from).serialize(serializer)
+}
+
+pub(in crate::comm) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Error>, D::Error> {
+    let error = |sent| match sent {
+        SentError::Comm(error) => Ok(Error::Comm(error)),
+        SentError::Texts(texts) if texts.len() > MOST => Err(D::Error::custom("an error with too many sources")),
+        SentError::Texts(texts) => {
+            RemoteErrorText::new(texts).map(Error::other).ok_or_else(|| D::Error::custom("an error without a message"))
         }
-    }
+    };
+    Option::deserialize(deserializer)?.map(error).transpose()
 }

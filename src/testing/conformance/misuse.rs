@@ -48,7 +48,7 @@ fn holding(step: u64, b: u64) -> Call {
 
 /// All misuses. Each runs in a world of at least two ranks, all of which make the mistake unless the program checks
 /// the rank.
-const MISUSES: [Misuse; 46] = [
+const MISUSES: [Misuse; 53] = [
     (
         "a root outside the group",
         |w, c| drop_of(c.broadcast(call(), Some(vec![ones(w, 2)]), vec![meta(2)], 99).wait()),
@@ -230,6 +230,68 @@ const MISUSES: [Misuse; 46] = [
             drop_of(c.all_to_all_single(call(), ones(w, 99), &splits, &splits).wait())
         },
         "but the tensor has 99 rows",
+    ),
+    (
+        "splits whose sum overflows",
+        |w, c| {
+            let (size, own) = (c.group().size(), c.group().rank());
+            let (mut sent, received) = (vec![0; size], vec![0; size]);
+            (sent[(own + 1) % size], sent[own]) = (usize::MAX, 3);
+            drop_of(c.all_to_all_single(call(), ones(w, 2), &sent, &received).wait())
+        },
+        "add up to more rows than memory can hold",
+    ),
+    (
+        "expected splits whose sum overflows",
+        |w, c| {
+            let (size, own) = (c.group().size(), c.group().rank());
+            let (mut sent, mut received) = (vec![0; size], vec![0; size]);
+            (sent[own], received[own]) = (2, 2);
+            received[(own + 1) % size] = usize::MAX;
+            drop_of(c.all_to_all_single(call(), ones(w, 2), &sent, &received).wait())
+        },
+        "receive counts [",
+    ),
+    (
+        "more expected rows than memory can hold",
+        |w, c| {
+            let size = c.group().size();
+            let mut received = vec![0; size];
+            received[(c.group().rank() + 1) % size] = usize::MAX / 2;
+            drop_of(c.all_to_all_single(call(), ones(w, 0), &vec![0; size], &received).wait())
+        },
+        "add up to more rows than memory can hold",
+    ),
+    (
+        "shard sizes whose sum overflows",
+        |w, c| {
+            let mut sizes = vec![2; c.group().size()];
+            sizes[(c.group().rank() + 1) % c.group().size()] = usize::MAX;
+            let shard = ShardedTensor { tensor: ones(w, 2), dim: 0, sizes: ShardSizes::Uneven(sizes.into()) };
+            drop_of(c.all_gather(call(), vec![shard]).wait())
+        },
+        "whose sum overflows",
+    ),
+    (
+        "a description of more than memory can hold",
+        |w, c| drop_of(c.broadcast(call(), Some(vec![ones(w, 2)]), vec![meta(usize::MAX)], 0).wait()),
+        "has more bytes than memory can hold",
+    ),
+    (
+        "a tensor of nine dimensions",
+        |w, c| {
+            let tensor = Tensor::<9>::ones([1; 9], w.device()).into_dispatch();
+            drop_of(c.all_reduce(call(), vec![tensor], ReduceOp::Sum).wait())
+        },
+        "tensor 0 has 9 dimensions, but collectives support at most 8",
+    ),
+    (
+        "a receive of nine dimensions",
+        |w, c| {
+            let meta = TensorMeta { shape: Shape::from([1; 9]), dtype: DType::F32 };
+            drop_of(c.receive(call(), Some(vec![meta]), w.rank(), 0).wait())
+        },
+        "tensor 0 has 9 dimensions",
     ),
     (
         "splits that keep more than they give",

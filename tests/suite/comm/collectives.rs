@@ -1,8 +1,9 @@
 //! Every collective of thread ranks, against brute force; and that the seam is real: an engine that has nothing in common
 //! with theirs passes the same.
 
-use burn::tensor::{DType, Tensor};
-use burn_dtensor::comm::{Call, Launch, ReduceOp};
+use burn::tensor::{DType, Shape, Tensor};
+use burn_dtensor::comm::{Call, CollectivePlan, Launch, ReduceOp, TensorMeta};
+use burn_dtensor::placement::ShardSizes;
 use burn_dtensor::testing::Conformance;
 
 use super::naive::Naive;
@@ -167,6 +168,23 @@ fn an_engine_of_its_own_passes_every_check() {
 #[test]
 fn an_engine_of_its_own_names_wrong_use() {
     assert!(naive().misuse() >= 2 * 38);
+}
+
+#[test]
+fn a_plan_that_was_sent_is_the_plan() {
+    run(2, |world| {
+        let comm = world.all();
+        let meta = TensorMeta { shape: Shape::from([5, 3]), dtype: DType::F32 };
+        let plan = comm.plan_reduce_scatter(vec![(meta, 0, ShardSizes::Uneven([4, 1].into()))], ReduceOp::Max)?;
+        let sent: CollectivePlan = postcard::from_bytes(&postcard::to_stdvec(&*plan).unwrap()).unwrap();
+        assert_eq!(format!("{sent:?}"), format!("{plan:?}"));
+        assert_eq!((sent.tensors(), sent.ranks()), (plan.tensors(), 2));
+        let full = Tensor::<2>::full([5, 3], world.rank() as f32, world.device());
+        let shard = comm.execute_plan("sent".into(), &sent.into(), vec![full.into_dispatch()]).wait()?.remove(0);
+        let expected = vec![1.0; 3 * [4, 1][world.rank()]];
+        assert_eq!(Tensor::<2>::from_dispatch(shard).into_data().try_to_vec::<f32>().unwrap(), expected);
+        Ok(())
+    });
 }
 
 #[test]

@@ -4,20 +4,21 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Tensor};
 use parking_lot::Mutex;
 
 use super::super::ProcessJob;
 use super::super::header::{
-    ControlMessage, DataMode, EncodedSignature, Header, LaunchId, PayloadDesc, RemoteGroupId, RemoteGroupInfo, Said,
+    ControlMessage, DataMode, Header, KnownSignatures, LaunchId, PayloadDesc, RemoteGroupId, RemoteGroupInfo,
+    SentSignature,
 };
-use super::loopback::Job;
-use crate::comm::backend::{Backend, CallSignature};
+use crate::comm::backend::{Backend, CallSignature, ShardSignature, TensorSignature};
 use crate::comm::transport::{Message, Transport};
 use crate::comm::{
-    Call, CommError, Communicator, Launch, LaunchError, Op, RankReport, ReduceOp, ShardedTensor, World, launch,
+    Call, CommError, Communicator, Launch, LaunchError, Op, RankReport, ReduceOp, ShardedTensor, TensorMeta, World, launch,
 };
 use crate::placement::ShardSizes;
+use crate::testing::LoopbackJob as Job;
 use crate::{Error, Result};
 
 const FAR: Duration = Duration::from_secs(3600);
@@ -268,29 +269,41 @@ fn a_process_that_is_lost_before_it_has_sent_what_its_rank_dropped_ends_the_othe
 /// panics.
 #[test]
 fn a_header_that_cannot_be_right_is_an_error() {
-    let print = || EncodedSignature::of(&CallSignature::new(Op::Barrier, &Call::new("end"), Vec::new()));
+    let print = || CallSignature::new(Op::Barrier, &Call::new("end"), Vec::new());
     let of = |ranks: &[usize], member| RemoteGroupInfo { ranks: ranks.to_vec(), name: String::new(), member };
     let channel = |introduction| RemoteGroupId { number: 1000, introduction };
-    let join = |introduction, seq| {
-        let print = print();
-        let print = Said::Full { number: None, print: &print };
-        let contents = PayloadDesc::default();
-        let (channel, when) = (channel(introduction), DataMode::Eager);
-        let word = ControlMessage::Joined { channel, seq, print, digests: None, when, contents };
+    let join_with = |introduction, seq, print: &CallSignature, contents| {
+        let (channel, when, print) = (channel(introduction), DataMode::Eager, SentSignature::new(print));
+        let word = ControlMessage::Joined { channel, seq, print, when, contents };
         Header { launch: LaunchId::first(0), word }.write()
     };
-    let message = |to| {
-        let print = print();
+    let join = |introduction, seq| join_with(introduction, seq, &print(), PayloadDesc::default());
+    // Tensors without elements, which have no payload.
+    let data = |addressees: &[usize], count: usize| {
+        let meta = TensorMeta { shape: [0, 3].into(), dtype: DType::F32 };
+        PayloadDesc { addressees: addressees.to_vec(), tensors: vec![meta; count], ..PayloadDesc::default() }
+    };
+    let call = |op, dim| {
+        let sharding = Some(ShardSignature { dim, lengths: None });
+        let tensor = TensorSignature { shape: [0, 3].into(), dtype: DType::F32, sharding, to: None };
+        CallSignature::new(op, &Call::new("end"), vec![tensor])
+    };
+    let call_with = |op, dim, addressees: &[usize], count| {
+        join_with(Some(of(&[1, 0], 0)), 0, &call(op, dim), data(addressees, count))
+    };
+    let message_of = |to, contents| {
         let channel = channel(Some(of(&[0, 1], 1)));
-        let word = ControlMessage::Sent { channel, to, tag: 0, print: &print, contents: PayloadDesc::default() };
+        let word = ControlMessage::Sent { channel, to, tag: 0, print: print(), contents };
         Header { launch: LaunchId::first(0), word }.write()
     };
-    let write = |word: ControlMessage<&EncodedSignature>| Header { launch: LaunchId::first(0), word }.write();
+    let message = |to| message_of(to, PayloadDesc::default());
+    let write = |word: ControlMessage| Header { launch: LaunchId::first(0), word }.write();
+    let mut known = KnownSignatures::default();
+    let [_, known] = [(); 2].map(|()| SentSignature::new(&print()).abbreviated(&mut known));
     let known = write(ControlMessage::Joined {
         channel: channel(Some(of(&[0, 1], 1))),
         seq: 0,
-        print: Said::Known { number: 3 },
-        digests: None,
+        print: known,
         when: DataMode::Eager,
         contents: PayloadDesc::default(),
     });
@@ -302,7 +315,7 @@ fn a_header_that_cannot_be_right_is_an_error() {
         (join(Some(of(&[0, 1], 7)), 0), "it called as invalid member 7"),
         (join(Some(of(&[0, 9], 1)), 0), "of a group of ranks [0, 9]"),
         (join(Some(of(&[1, 0], 0)), 5), "it sent call 5 of a group where call 0 is next"),
-        (known, "it has not defined signature 3"),
+        (known, "it has not sent the signature of its call"),
         (
             write(ControlMessage::Pull { channel: 0, seq: 7, wanted: true }),
             "it requested data that was not offered in call 7",
@@ -312,6 +325,17 @@ fn a_header_that_cannot_be_right_is_an_error() {
             "it has not introduced channel 1000",
         ),
         (message(2), "it sent a message to member 2 of a group of 2"),
+        (message_of(0, data(&[], 1)), "it sent a message whose data is not that of its signature"),
+        (call_with(Op::AllGather, 2, &[], 1), "it called with a signature that does not fit a group of 2"),
+        (call_with(Op::AllGather, 0, &[], 0), "data for members [] of 0 tensors in call 0 of a group, all_gather"),
+        (call_with(Op::AllGather, 1, &[], 1), "data for members [] of 1 tensors in call 0 of a group, all_gather"),
+        (call_with(Op::AllGather, 0, &[1], 1), "data for members [1] of 1 tensors"),
+        (call_with(Op::ReduceScatter, 0, &[0], 1), "data for members [0] of 1 tensors"),
+        (call_with(Op::ReduceScatter, 0, &[1, 1], 2), "data for members [1, 1] of 2 tensors"),
+        (call_with(Op::AllReduce, 0, &[1, 1], 2), "data for members [1, 1] of 2 tensors"),
+        (call_with(Op::AllReduce, 0, &[1], 0), "data for members [1] of 0 tensors"),
+        (call_with(Op::Scatter, 0, &[1], 1), "data for members [1] of 1 tensors"),
+        (call_with(Op::AllToAllList, 0, &[], 0), "data for members [] of 0 tensors"),
         (write(ControlMessage::RankExited(left(0))), "it reported the exit of rank 0 of another process"),
     ];
     for (header, problem) in wrong {
@@ -329,9 +353,45 @@ fn a_header_that_cannot_be_right_is_an_error() {
         for end in ends {
             let error = end.unwrap_err().cause.to_string();
             assert!(
-                error.contains("lost the connection to the process of rank 1") && error.contains(problem),
-                "{error}"
+                error.contains("the process of rank 1 sent an invalid message: ") && error.contains(problem),
+                "expected `{problem}`: {error}"
             );
+        }
+    }
+}
+
+/// The first message of process 1 arrives before the launch begins in process 0, or during it.
+#[test]
+fn a_process_of_another_version_is_named() {
+    for is_early in [true, false] {
+        let job = Job::new(2, 9);
+        let send = || {
+            let header = b"9.9.9+7\nwhatever follows".to_vec();
+            job.couriers[1].send(0, Message { header, payloads: Vec::new(), taken: None });
+        };
+        if is_early {
+            send();
+            while job.processes[0].state.lock().headers[1] == 0 {
+                std::thread::yield_now();
+            }
+        }
+        let ends = job.run(|process, processes| {
+            launched(processes, 1, |world| {
+                if !is_early {
+                    world.barrier("start")?;
+                    if process == 1 {
+                        send();
+                    }
+                }
+                world.barrier("middle")?;
+                world.barrier("end")
+            })
+        });
+        for end in ends {
+            let error = end.unwrap_err().cause;
+            assert!(matches!(error, Error::Comm(CommError::Protocol { rank: 1, .. })), "{error}");
+            let text = "has version `9.9.9+7`, but this process has version `";
+            assert!(error.to_string().contains(text), "{error}");
         }
     }
 }

@@ -5,9 +5,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use burn::tensor::{BoolStore, DType, Shape};
+use twox_hash::XxHash3_128;
 
 use super::super::header::{
-    ControlMessage, DataMode, EncodedSignature, Header, LaunchId, PayloadDesc, RemoteGroupId, RemoteGroupInfo, Said,
+    ControlMessage, DataMode, Header, KnownSignatures, LaunchId, PayloadDesc, RemoteGroupId, RemoteGroupInfo,
+    SentSignature, VERSION,
 };
 use crate::Error;
 use crate::comm::backend::{CallSignature, Failure, PairwiseSignature, ShardSignature, TensorSignature};
@@ -38,6 +40,7 @@ fn prints() -> Vec<CallSignature> {
     let full = CallSignature {
         root: Some(200),
         any: true,
+        digests: Some(digests()),
         pairs: Some(Box::new(PairwiseSignature {
             member: 1,
             given: vec![None, Some(meta(&[7], DType::U16))],
@@ -101,9 +104,15 @@ fn errors() -> Vec<CommError> {
     ]
 }
 
+/// Returns a signature as a channel sends it in its first and in its second call.
+fn sent_twice(signature: &CallSignature) -> [SentSignature; 2] {
+    let mut known = KnownSignatures::default();
+    [(); 2].map(|()| SentSignature::new(signature).abbreviated(&mut known))
+}
+
 const LAUNCH: LaunchId = LaunchId { number: 3, shrunk: 1 };
 
-fn write(word: ControlMessage<&EncodedSignature>) -> Vec<u8> {
+fn write(word: ControlMessage) -> Vec<u8> {
     Header { launch: LAUNCH, word }.write()
 }
 
@@ -115,27 +124,19 @@ fn headers() -> Vec<Vec<u8>> {
     let contents = PayloadDesc { addressees: vec![0, 0, 2], tensors: vec![meta(&[3, 5], DType::F64); 3] };
     let mut headers = Vec::new();
     for print in prints() {
-        let (print, contents) = (&EncodedSignature::of(&print), contents.clone());
+        let contents = contents.clone();
         headers.push(write(ControlMessage::Joined {
             channel: channel(true),
             seq: 1 << 33,
-            print: Said::Full { number: Some(5), print },
-            digests: Some(digests()),
+            print: SentSignature::new(&print),
             when: DataMode::OnDemand,
             contents: contents.clone(),
         }));
         headers.push(write(ControlMessage::Sent { channel: channel(false), to: 2, tag: u32::MAX, print, contents }));
     }
-    let print = Said::Known { number: 300 };
-    let contents_of = contents.clone();
-    headers.push(write(ControlMessage::Joined {
-        channel: channel(false),
-        seq: 0,
-        print,
-        digests: None,
-        when: DataMode::Eager,
-        contents: contents_of,
-    }));
+    let [_, again] = sent_twice(&prints()[0]);
+    let (channel, when) = (channel(false), DataMode::Eager);
+    headers.push(write(ControlMessage::Joined { channel, seq: 0, print: again, when, contents: contents.clone() }));
     headers.push(write(ControlMessage::Pull { channel: 300, seq: 1 << 33, wanted: true }));
     headers.push(write(ControlMessage::Data { channel: 300, seq: 1 << 33, contents }));
     let notices = [
@@ -168,14 +169,14 @@ fn text(value: &impl Debug) -> String {
 fn a_header_is_read_as_it_was_written() {
     for (header, print) in headers().chunks(2).zip(prints()) {
         for header in header {
-            let Some(Header { launch, word }) = Header::read(header) else { panic!("{header:?} cannot be decoded") };
+            let Header { launch, word } = Header::read(header).unwrap();
             assert_eq!(launch, LAUNCH);
-            let (ControlMessage::Joined { print: Said::Full { number: Some(5), print: read }, .. }
-            | ControlMessage::Sent { print: read, .. }) = &word
-            else {
-                panic!("{word:?}")
+            let read = match word {
+                ControlMessage::Joined { print, .. } => print.complete(&mut KnownSignatures::default()).unwrap(),
+                ControlMessage::Sent { print, .. } => print,
+                word => panic!("{word:?}"),
             };
-            assert_eq!(text(read), text(&print));
+            assert_eq!(text(&read), text(&print));
         }
     }
     let mut errors = errors().into_iter();
@@ -191,20 +192,52 @@ fn a_header_is_read_as_it_was_written() {
     let ControlMessage::Joined {
         channel: RemoteGroupId { number: 128, introduction: Some(introduction) },
         seq,
-        digests: Some(read_digests),
         contents,
         ..
     } = read.word
     else {
         panic!("{read:?}")
     };
-    assert_eq!(read_digests, digests());
     assert_eq!(
         (&introduction.ranks[..], &introduction.name[..], introduction.member),
         (&[0, 200, 3][..], "reduced", 1)
     );
     assert_eq!((seq, contents.addressees), (1 << 33, vec![0, 0, 2]));
     assert_eq!(contents.tensors, vec![meta(&[3, 5], DType::F64); 3]);
+}
+
+/// A signature is sent once, and what differs in every step each time.
+#[test]
+fn a_signature_that_was_sent_is_known_by_its_hash() {
+    let signature = |label: &str, step: u64| CallSignature {
+        forward_index: Some(step),
+        digests: Some(digests().iter().map(|digests| Digests { step, ..digests.clone() }).collect()),
+        ..CallSignature::new(Op::AllGather, &Call::new(label), vec![tensor(&[4, 301], DType::F32)])
+    };
+    let (mut sender, mut receiver) = (KnownSignatures::default(), KnownSignatures::default());
+    let mut sizes = Vec::new();
+    // More different ones than are kept, and some of them again.
+    for (step, label) in (0..1500).map(|at| at.to_string()).chain(["1499".into(), "0".into(), "0".into()]).enumerate() {
+        let signature = signature(&label, step as u64);
+        let sent = SentSignature::new(&signature).abbreviated(&mut sender);
+        sizes.push(postcard::to_stdvec(&sent).unwrap().len());
+        assert_eq!(text(&sent.complete(&mut receiver).expect("both know it")), text(&signature));
+    }
+    let is_long: Vec<_> = sizes.iter().map(|size| *size > sizes[1500]).collect();
+    assert!(is_long[..1500].iter().all(|is_long| *is_long) && is_long[1500..] == [false, true, false], "{sizes:?}");
+    let [_, unknown] = sent_twice(&signature("a", 0));
+    assert!(unknown.complete(&mut KnownSignatures::default()).is_none());
+}
+
+/// If this fails, the encoding has changed. Then increase the number in [`VERSION`], and enter it here with the hash.
+#[test]
+fn the_encoding_is_that_of_the_version() {
+    let messages = headers().iter().flat_map(|header| header[VERSION.len()..].to_vec()).collect::<Vec<_>>();
+    let number = VERSION.rsplit('+').next().unwrap();
+    assert_eq!(
+        (number, format!("{:032x}", XxHash3_128::oneshot(&messages)).as_str()),
+        ("1", "c0bf6480b23c312414cd494404f7801a")
+    );
 }
 
 #[test]
@@ -233,18 +266,23 @@ fn how_a_rank_ended_arrives_with_the_sources_of_its_error() {
 }
 
 /// Every truncated header, every header with one more byte, and every header with one changed byte is either
-/// rejected or decoded as another header, without a panic.
+/// rejected or decoded as another header, without a panic. So is a length of a list or text that the header does not
+/// have, for which no memory may be allocated: the allocator aborts.
 #[test]
 fn what_is_no_header_is_refused_without_a_panic() {
     for header in headers() {
         for end in 0..header.len() {
-            assert!(Header::read(&header[..end]).is_none(), "{end} bytes of {header:?}");
+            assert!(Header::read(&header[..end]).is_err(), "{end} bytes of {header:?}");
             for byte in [0, 1, 0x7f, 0x80, 0xff] {
                 let mut other = header.clone();
                 other[end] = byte;
                 let _ = Header::read(&other);
             }
+            for length in [1 << 40, u64::MAX] {
+                let length = postcard::to_stdvec(&length).unwrap();
+                let _ = Header::read(&[&header[..end], &length, &header[end + 1..]].concat());
+            }
         }
-        assert!(Header::read(&[&header[..], &[0]].concat()).is_none());
+        assert!(Header::read(&[&header[..], &[0]].concat()).is_err());
     }
 }

@@ -5,9 +5,9 @@ use std::thread;
 use burn::tensor::Tensor;
 
 use super::super::ProcessJob;
-use super::loopback::Job;
 use crate::Result;
 use crate::comm::{Launch, ReceivedTensors, ReduceOp, World, launch};
+use crate::testing::LoopbackJob as Job;
 
 /// Returns the sum of all rank numbers, and the value of a message from the last rank (-1 on the last rank
 /// itself).

@@ -104,7 +104,7 @@ impl BrokenChannel {
         call: impl FnOnce(CallContext) -> PostResult<Vec<DispatchTensor>>,
     ) -> PostResult<Vec<DispatchTensor>> {
         let print = &post.print;
-        let is_it = |fault: &Fault| (print.op(), &**print.label()) == (fault.op, fault.label);
+        let is_it = |fault: &Fault| (print.op, &*print.label) == (fault.op, fault.label);
         let fault =
             self.fault.filter(is_it).filter(|fault| self.calls.fetch_add(1, Ordering::SeqCst) + 1 == fault.number);
         let pending = call(post)?;

@@ -53,7 +53,7 @@ impl NaiveChannel {
 
     /// Counts a call.
     fn enter(&self, post: CallContext, calls: &AtomicU64) -> Result<Called, CommError> {
-        let (print, channel) = (Arc::new(post.print), (Arc::from(self.member.group.ranks()), self.name));
+        let (print, channel) = (Arc::new(sent(&post.print)), (Arc::from(self.member.group.ranks()), self.name));
         let (engine, place) = (self.engine.clone(), self.member.group.rank());
         let id = id(&print, calls.fetch_add(1, Ordering::SeqCst), &channel);
         engine.enter(self.member.rank(), &id)?;
@@ -75,8 +75,14 @@ impl NaiveChannel {
     }
 }
 
+/// A signature as another process would receive it.
+fn sent(print: &CallSignature) -> CallSignature {
+    let bytes = postcard::to_stdvec(print).expect("every signature can be sent");
+    postcard::from_bytes(&bytes).expect("it arrives as it was sent")
+}
+
 fn id(print: &CallSignature, seq: u64, (ranks, _): &Key) -> CollectiveId {
-    CollectiveId { op: print.op(), seq, label: print.label().clone(), ranks: ranks.clone() }
+    CollectiveId { op: print.op, seq, label: print.label.clone(), ranks: ranks.clone() }
 }
 
 fn read(tensors: Vec<DispatchTensor>) -> Vec<TensorData> {

@@ -6,7 +6,7 @@
 
 pub mod broken;
 mod channel;
-mod host;
+pub mod host;
 mod inbox;
 
 use std::panic::Location;

@@ -1,12 +1,12 @@
 //! The conformance suite with ranks in several processes.
 
-use super::loopback::Job;
-use crate::comm::Launch;
-use crate::testing::Conformance;
+use burn_dtensor::comm::Launch;
+use burn_dtensor::testing::Conformance;
+use burn_dtensor::testing::LoopbackJob;
 
 /// Runs all cases, or only some if `is_brief` is set, because the MPI tests run all of them on real processes.
 fn conforms(processes: usize, each: usize, is_brief: bool) {
-    let job = Job::new(processes, 7);
+    let job = LoopbackJob::new(processes, 7);
     let reports = job.run(|_, processes| {
         let launch = |ranks: usize| {
             assert_eq!(ranks, job.processes.len() * each);

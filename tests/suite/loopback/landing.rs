@@ -4,40 +4,49 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread;
 
-use burn::backend::DispatchTensor;
-use burn::tensor::{Tensor, TensorData};
+use burn::backend::{BackendTensor, DispatchTensor, DispatchTensorKind};
+use burn::tensor::{Device, Tensor, TensorData};
+use burn_dtensor::Result;
+use burn_dtensor::comm::backend::Backend;
+use burn_dtensor::comm::{Communicator, Launch, ShardedTensor, Work, World, launch};
+use burn_dtensor::placement::ShardSizes;
+use burn_dtensor::testing::LoopbackJob;
 
 use super::bits::values;
-use super::loopback::Job;
-use crate::Result;
-use crate::comm::backend::{Backend, into_data};
-use crate::comm::{Communicator, Launch, ShardedTensor, Work, World, launch};
-#[cfg(all(feature = "flex", target_os = "linux", not(sanitized)))]
-use crate::memory::flex;
-use crate::placement::ShardSizes;
+use crate::comm::naive::host::read;
 
 /// Number of columns: a row of 4-byte elements has 200 bytes.
 const COLUMNS: usize = 50;
 
-/// A collective of two ranks, the number of bytes that rank 1 sends, and true if these are received in place once
-/// rank 0 has called.
-type Case = (fn(&Communicator) -> Work<Vec<DispatchTensor>>, u64, bool);
+/// A collective of two ranks, the number of bytes that rank 1 sends, and when these are received in place.
+type Case = (fn(&Communicator) -> Work<Vec<DispatchTensor>>, u64, Landing);
+
+/// Describes when a payload is received in the result of rank 0.
+#[derive(Clone, Copy, PartialEq)]
+enum Landing {
+    /// Before and after rank 0 has called: the signature determines the layout.
+    Always,
+    /// Once rank 0 has called: only its arguments determine the layout.
+    Called,
+    /// Never: the shards are not contiguous in the result, or too small.
+    Never,
+}
 
 const CASES: [Case; 6] = [
-    (|comm| rows(comm, [[100, 800], [700, 300]]), 700 * 200, true),
-    (|comm| rows(comm, [[100, 800], [300, 900]]), 300 * 200, false),
+    (|comm| rows(comm, [[100, 800], [700, 300]]), 700 * 200, Landing::Called),
+    (|comm| rows(comm, [[100, 800], [300, 900]]), 300 * 200, Landing::Never),
     (
         |comm| one(comm.all_to_all("rows".into(), shard(comm, 0, [900, 1600]), 1, ShardSizes::Chunked(COLUMNS))),
         1600 * 100,
-        true,
+        Landing::Called,
     ),
     (
         |comm| one(comm.all_to_all("columns".into(), shard(comm, 1, [30, 20]), 0, ShardSizes::Chunked(4000))),
         2000 * 80,
-        false,
+        Landing::Never,
     ),
-    (|comm| comm.all_gather("rows".into(), vec![shard(comm, 0, [900, 1600])]), 1600 * 200, true),
-    (|comm| comm.all_gather("columns".into(), vec![shard(comm, 1, [30, 20])]), 4000 * 80, false),
+    (|comm| comm.all_gather("rows".into(), vec![shard(comm, 0, [900, 1600])]), 1600 * 200, Landing::Always),
+    (|comm| comm.all_gather("columns".into(), vec![shard(comm, 1, [30, 20])]), 4000 * 80, Landing::Never),
 ];
 
 fn one(work: Work<DispatchTensor>) -> Work<Vec<DispatchTensor>> {
@@ -45,7 +54,7 @@ fn one(work: Work<DispatchTensor>) -> Work<Vec<DispatchTensor>> {
 }
 
 fn given(comm: &Communicator, shape: [usize; 2]) -> Tensor<2> {
-    Tensor::from_data(TensorData::new(values(comm.group().rank(), shape.iter().product()), shape), comm.device())
+    Tensor::from_data(TensorData::new(values(comm.group().rank(), shape.iter().product()), shape), &Device::flex())
 }
 
 /// Returns this rank's shard of a tensor of 4000 rows and [`COLUMNS`] columns, sharded along `dim` with these
@@ -65,7 +74,7 @@ fn rows(comm: &Communicator, given_rows: [[usize; 2]; 2]) -> Work<Vec<DispatchTe
 }
 
 fn taken(work: Work<Vec<DispatchTensor>>) -> Result<TensorData> {
-    Ok(into_data(work.wait()?.remove(0)))
+    Ok(read(work.wait()?.remove(0)))
 }
 
 /// Runs all [`CASES`] on two ranks in two processes. Rank 1 calls once `there` returns true, given the backend of
@@ -74,7 +83,8 @@ fn lands(there: fn(&dyn Backend, bool) -> bool, take: fn(Work<Vec<DispatchTensor
     for (at, (call, bytes, lands)) in CASES.into_iter().enumerate() {
         let program = |world: &World| taken(call(&world.all()));
         let expected = launch(Launch::threads(2), program).unwrap_or_else(|error| panic!("{error}"));
-        let (job, first, called) = (Job::new(2, 50), OnceLock::<Arc<dyn Backend>>::new(), AtomicBool::new(false));
+        let (job, first, called) =
+            (LoopbackJob::new(2, 50), OnceLock::<Arc<dyn Backend>>::new(), AtomicBool::new(false));
         let ends = job.run(|process, processes| {
             let engine = processes.engine(1);
             if process == 0 {
@@ -93,7 +103,7 @@ fn lands(there: fn(&dyn Backend, bool) -> bool, take: fn(Work<Vec<DispatchTensor
         });
         let got = ends.into_iter().flat_map(|end| end.unwrap_or_else(|error| panic!("{error}"))).collect::<Vec<_>>();
         assert_eq!(got, expected, "case {at}");
-        assert_eq!(job.placed(0), if lands { bytes } else { 0 }, "case {at}");
+        assert_eq!(job.placed(0), if lands == Landing::Never { 0 } else { bytes }, "case {at}");
     }
 }
 
@@ -113,13 +123,13 @@ fn what_comes_to_a_rank_that_has_called_lands_in_what_will_be_its_result() {
     lands(|_, called| called, take);
 }
 
-/// Tests a transport that may leave payloads unreceived until their destination is known.
+/// The headers arrive before rank 0 calls, and the payloads after.
 #[test]
-fn what_comes_before_its_rank_has_called_lands_in_its_result() {
+fn what_comes_before_its_rank_has_called_lands_where_the_signature_says() {
     for (at, (call, bytes, lands)) in CASES.into_iter().enumerate() {
         let program = |world: &World| taken(call(&world.all()));
         let expected = launch(Launch::threads(2), program).unwrap_or_else(|error| panic!("{error}"));
-        let job = Job::new(2, 50);
+        let job = LoopbackJob::new(2, 50);
         let ends = job.run(|process, processes| {
             launch(Launch::on_backend(processes.engine(1)), |world| {
                 world.barrier("both ranks have started")?;
@@ -140,22 +150,23 @@ fn what_comes_before_its_rank_has_called_lands_in_its_result() {
         });
         let got = ends.into_iter().flat_map(|end| end.unwrap_or_else(|error| panic!("{error}"))).collect::<Vec<_>>();
         assert_eq!(got, expected, "case {at}");
-        assert_eq!(job.placed(0), if lands { bytes } else { 0 }, "case {at}");
+        assert_eq!(job.placed(0), if lands == Landing::Always { bytes } else { 0 }, "case {at}");
     }
 }
 
-#[cfg(all(feature = "flex", target_os = "linux", not(sanitized)))]
+#[cfg(all(target_os = "linux", not(sanitized)))]
 #[test]
 fn results_take_each_others_memory_whichever_is_first() {
-    let (job, called) = (Job::new(2, 50), AtomicBool::new(false));
+    let (job, called) = (LoopbackJob::new(2, 50), AtomicBool::new(false));
     let ends = job.run(|_, processes| {
         launch(Launch::on_backend(processes.engine(1)), |world| {
             let comm = world.all();
             let gather = || comm.all_gather("rows".into(), vec![shard(&comm, 0, [1600, 900])]);
             let address = |work: Work<Vec<DispatchTensor>>| -> Result<usize> {
-                let full = work.wait()?.remove(0);
-                let flex = flex::primitive(&full).expect("a Flex tensor");
-                Ok(flex::elements(flex).expect("the tensor is row-major").as_ptr().addr())
+                match work.wait()?.remove(0).kind {
+                    DispatchTensorKind::Flex(BackendTensor::Float(tensor)) => Ok(tensor.bytes().as_ptr().addr()),
+                    other => panic!("not on the CPU: {other:?}"),
+                }
             };
             let until = |there: &dyn Fn() -> bool| {
                 while !there() {

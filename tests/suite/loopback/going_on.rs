@@ -5,12 +5,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use burn::tensor::Tensor;
-
-use super::super::ProcessJob;
-use super::loopback::Job;
-use crate::comm::transport::Transport;
-use crate::comm::{Launch, LaunchError, ReduceOp, World, launch};
-use crate::{Error, Result};
+use burn_dtensor::comm::transport::Transport;
+use burn_dtensor::comm::{Launch, LaunchError, ProcessJob, ReduceOp, World, launch};
+use burn_dtensor::testing::LoopbackJob;
+use burn_dtensor::{Error, Result};
 
 /// Retries an all-reduce, and shrinks the world after each failure, until it succeeds. Returns the size of the
 /// last world, and for each rank its rank in the first world.
@@ -44,7 +42,7 @@ fn launched(
 #[test]
 fn ranks_go_on_without_a_process_that_is_lost() {
     for lost in 0..3 {
-        let job = Job::new(3, 20);
+        let job = LoopbackJob::new(3, 20);
         let all_are_there = Barrier::new(6);
         let ends = job.run(|process, processes| {
             launched(processes, 2, |world| {
@@ -69,7 +67,7 @@ fn ranks_go_on_without_a_process_that_is_lost() {
 #[test]
 fn ranks_go_on_without_others_of_their_process() {
     for lost in [vec![0], vec![3], vec![1, 2, 5], vec![0, 1], vec![0, 2, 3, 4]] {
-        let job = Job::new(3, 21);
+        let job = LoopbackJob::new(3, 21);
         let all_are_there = Barrier::new(6);
         let ends = job.run(|_, processes| {
             launched(processes, 2, |world| {
@@ -96,7 +94,7 @@ fn ranks_go_on_without_others_of_their_process() {
 #[test]
 fn ranks_survive_once_more_next_to_a_process_without_any() {
     for [first, second] in [[0, 1], [0, 2], [1, 0], [2, 0], [1, 2]] {
-        let job = Job::new(3, 22);
+        let job = LoopbackJob::new(3, 22);
         let ends = job.run(|_, processes| {
             launched(processes, 1, |world| {
                 let rank = world.rank();
@@ -120,7 +118,7 @@ fn ranks_survive_once_more_next_to_a_process_without_any() {
 /// Every call of `shrink` on a rank returns the same world, whichever handle it is called on.
 #[test]
 fn a_world_is_shrunk_to_one() {
-    let job = Job::new(2, 23);
+    let job = LoopbackJob::new(2, 23);
     let ends = job.run(|_, processes| {
         launched(processes, 2, |world| {
             let [once, again] = [world.shrink()?, world.clone().shrink()?];
@@ -137,7 +135,7 @@ fn a_world_is_shrunk_to_one() {
 /// A rank whose program has ended has succeeded, even if another rank is lost afterwards.
 #[test]
 fn who_is_done_succeeds_where_others_go_on_without_a_rank() {
-    let job = Job::new(3, 24);
+    let job = LoopbackJob::new(3, 24);
     let ends = job.run(|_, processes| {
         launched(processes, 1, |world| match world.rank() {
             0 => Ok((0, Vec::new())),
@@ -155,7 +153,7 @@ fn who_is_done_succeeds_where_others_go_on_without_a_rank() {
 /// `shrink` while another waits for it.
 #[test]
 fn ranks_go_on_without_the_process_that_decides_which_failure_is_the_first() {
-    let job = Job::new(3, 25);
+    let job = LoopbackJob::new(3, 25);
     let ends = job.run(|_, processes| {
         launched(processes, 1, |world| match world.rank() {
             0 => Ok((0, Vec::new())),
@@ -184,7 +182,7 @@ fn ranks_go_on_without_the_process_that_decides_which_failure_is_the_first() {
 #[test]
 fn ranks_survive_whichever_is_lost_during_a_shrink() {
     for seed in 0..40 {
-        let job = Job::new(4, seed);
+        let job = LoopbackJob::new(4, seed);
         let ends = job.run(|process, processes| {
             let end = launched(processes, 1, |world| {
                 // Some processes may be lost before all ranks have left the barrier.

@@ -5,15 +5,15 @@ use std::time::{Duration, Instant};
 
 use burn::backend::DispatchTensor;
 use burn::tensor::{Tensor, TensorData};
+use burn_dtensor::comm::{
+    CommError, Communicator, Launch, OpTiming, ProcessJob, ReduceOp, ShardedTensor, TransferTiming, Work, World, launch,
+};
+use burn_dtensor::placement::ShardSizes;
+use burn_dtensor::testing::LoopbackJob;
+use burn_dtensor::{Error, Result};
 
 use super::bits::values;
-use super::loopback::Job;
-use crate::comm::backend::into_data;
-use crate::comm::{
-    CommError, Communicator, Launch, OpTiming, ReduceOp, ShardedTensor, TransferTiming, Work, World, launch,
-};
-use crate::placement::ShardSizes;
-use crate::{Error, Result};
+use crate::comm::naive::host::read;
 
 /// Shape of each rank's tensor: large enough for the completion thread, and for shards that are received in place.
 const SHAPE: [usize; 2] = [100, 6000];
@@ -78,7 +78,7 @@ fn await_complete(work: &Work<Vec<DispatchTensor>>) {
 }
 
 fn taken(work: Work<Vec<DispatchTensor>>) -> Result<Vec<Vec<u8>>> {
-    Ok(work.wait()?.into_iter().map(|tensor| into_data(tensor).as_bytes().to_vec()).collect())
+    Ok(work.wait()?.into_iter().map(|tensor| read(tensor).as_bytes().to_vec()).collect())
 }
 
 /// Starts the collectives on all ranks, in several numbers of processes, and returns the results of `meanwhile`
@@ -86,8 +86,8 @@ fn taken(work: Work<Vec<DispatchTensor>>) -> Result<Vec<Vec<u8>>> {
 fn after<T: Send>(meanwhile: impl Fn(&World, Vec<Posted>) -> Result<T> + Sync) -> Vec<(usize, Vec<(usize, T)>)> {
     let mut ends = Vec::new();
     for (processes, each) in [(2, 2), (4, 1)] {
-        let job = Job::new(processes, 30);
-        let run = |_, processes: &super::super::ProcessJob| {
+        let job = LoopbackJob::new(processes, 30);
+        let run = |_, processes: &ProcessJob| {
             launch(Launch::on_backend(processes.engine(each)), |world| meanwhile(world, posted(world)))
         };
         let got = job.run(run).into_iter().flat_map(|end| end.unwrap_or_else(|error| panic!("{error}")));
@@ -160,7 +160,7 @@ fn what_is_dropped_is_given_back() {
 /// A result that is complete remains available after a failure. A request that is incomplete then fails.
 #[test]
 fn a_failure_spares_what_is_made() {
-    let job = Job::new(2, 31);
+    let job = LoopbackJob::new(2, 31);
     let ends = job.run(|_, processes| {
         launch(Launch::on_backend(processes.engine(1)), |world| {
             let mut posted = posted(world);
@@ -185,7 +185,7 @@ fn a_failure_spares_what_is_made() {
 /// whichever thread computed the result.
 #[test]
 fn a_course_says_when_what_others_bring_came() {
-    let ends = Job::new(2, 32).run(|_, processes| {
+    let ends = LoopbackJob::new(2, 32).run(|_, processes| {
         launch(Launch::on_backend(processes.engine(1)), |world| {
             let (all, other) = (world.all(), world.all().duplicate("control"));
             for (seed, call) in CALLS.iter().enumerate() {
@@ -214,7 +214,7 @@ fn a_course_says_when_what_others_bring_came() {
 /// The transport may back off as long as ranks compute.
 #[test]
 fn a_rank_that_begins_to_wait_hurries_its_courier_and_no_other() {
-    let job = Job::new(2, 40);
+    let job = LoopbackJob::new(2, 40);
     let ends = job.run(|process, processes| {
         launch(Launch::on_backend(processes.engine(1)), |world| {
             if process == 0 {

@@ -2,13 +2,13 @@
 
 use burn::backend::TensorMetadata;
 use burn::tensor::{DType, Tensor, TensorData};
+use burn_dtensor::Result;
+use burn_dtensor::comm::{Call, Launch, ProcessJob, ReduceOp, ShardedTensor, TensorMeta, World, launch};
+use burn_dtensor::placement::ShardSizes;
+use burn_dtensor::testing::LoopbackJob;
+use burn_dtensor::testing::gpu;
 
-use super::loopback::Job;
-use crate::Result;
-use crate::comm::backend::into_data;
-use crate::comm::{Call, Launch, ReduceOp, ShardedTensor, TensorMeta, World, launch};
-use crate::memory::gpu::gpu;
-use crate::placement::ShardSizes;
+use crate::comm::naive::host::read;
 
 /// Returns this rank's results of all kinds of collectives.
 fn program(world: &World) -> Result<Vec<TensorData>> {
@@ -36,7 +36,7 @@ fn program(world: &World) -> Result<Vec<TensorData>> {
     got.extend(comm.receive("message".into(), None, None, 0).wait()?.tensors);
     let home = world.device().as_dispatch();
     assert!(got.iter().all(|tensor| tensor.device() == *home), "results are on the rank's device");
-    Ok(got.into_iter().map(into_data).collect())
+    Ok(got.into_iter().map(read).collect())
 }
 
 #[test]
@@ -45,8 +45,8 @@ fn collectives_of_another_device_are_those_of_threads() {
     let expected =
         launch(Launch::threads(4).with_device(device.clone()), program).unwrap_or_else(|error| panic!("{error}"));
     for (processes, each) in [(2, 2), (4, 1)] {
-        let job = Job::new(processes, 22);
-        let run = |_, processes: &super::super::ProcessJob| {
+        let job = LoopbackJob::new(processes, 22);
+        let run = |_, processes: &ProcessJob| {
             launch(Launch::on_backend(processes.engine(each)).with_device(device.clone()), program)
         };
         let got = job.run(run).into_iter().flat_map(|end| end.unwrap_or_else(|error| panic!("{error}")));

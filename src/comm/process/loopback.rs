@@ -1,4 +1,4 @@
-//! A [`Transport`] between simulated processes: queues instead of connections.
+//! [`LoopbackJob`]: processes that are simulated by threads, connected by queues.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -9,17 +9,15 @@ use std::sync::{Arc, OnceLock};
 use std::thread;
 
 use parking_lot::{Condvar, Mutex};
-use rand::rngs::StdRng;
-use rand::{Rng, SeedableRng};
+use twox_hash::XxHash3_64;
 
-use super::super::ProcessJob;
-use super::super::late::settled;
-use super::super::result_buffer::of_landings;
+use super::ProcessJob;
+use super::result_buffer::of_landings;
 use crate::comm::transport::{Message, MessageHandler, Payload, RecvBuffer, SendStamp, Transport};
 
-/// Connections of one process. Headers of one sender arrive in order; payloads arrive late, in a pseudo-random
-/// order that depends on a seed.
-pub struct Loopback {
+/// Connections of one simulated process. Headers of one sender arrive in order; payloads arrive late, in a
+/// pseudo-random order that depends on a seed.
+pub struct LoopbackTransport {
     here: usize,
     inboxes: Arc<[Inbox]>,
     sent: Box<[AtomicU64]>,
@@ -32,8 +30,8 @@ pub struct Loopback {
     addressee: OnceLock<Arc<dyn MessageHandler>>,
 }
 
-#[derive(Default)]
 /// Queue of events for one process.
+#[derive(Default)]
 struct Inbox {
     events: Mutex<VecDeque<Event>>,
     bell: Condvar,
@@ -62,7 +60,7 @@ impl Inbox {
     }
 }
 
-impl Transport for Loopback {
+impl Transport for LoopbackTransport {
     fn processes(&self) -> usize {
         self.inboxes.len()
     }
@@ -91,13 +89,17 @@ impl Transport for Loopback {
     }
 }
 
-impl Loopback {
+impl LoopbackTransport {
     fn addressee(&self) -> &dyn MessageHandler {
         &**self.addressee.get().expect("the handler is set before the job runs")
     }
 
     fn run(&self, seed: u64) {
-        let mut rng = StdRng::seed_from_u64(seed);
+        let mut drawn = 0_u64;
+        let mut draw = |below: usize| {
+            drawn += 1;
+            XxHash3_64::oneshot_with_seed(seed, &drawn.to_le_bytes()) as usize % below
+        };
         let mut headers = vec![0; self.processes()];
         let mut late: Vec<Late> = Vec::new();
         let mut lost = Vec::new();
@@ -108,7 +110,7 @@ impl Loopback {
                     self.inboxes[self.here].bell.wait(&mut events);
                 }
                 let only_events = late.is_empty() || self.held.load(Ordering::SeqCst);
-                if only_events || rng.random() { events.pop_front() } else { None }
+                if only_events || draw(2) == 0 { events.pop_front() } else { None }
             };
             match event {
                 // The process is lost, so its messages are discarded, even if it continues to send.
@@ -134,8 +136,7 @@ impl Loopback {
                 Some(Event::Over) => return,
                 None if late.is_empty() || self.held.load(Ordering::SeqCst) => thread::yield_now(),
                 None => {
-                    let Late { from, number, payloads, landings } = late.swap_remove(rng.random_range(0..late.len()));
-                    let mut landings: Vec<_> = landings.into_iter().map(settled).collect();
+                    let Late { from, number, payloads, mut landings } = late.swap_remove(draw(late.len()));
                     if of_landings(&landings).is_some() {
                         let bytes: usize = landings.iter_mut().map(|landing| landing.space().len()).sum();
                         self.placed.fetch_add(bytes as u64, Ordering::SeqCst);
@@ -159,31 +160,47 @@ fn uninit(bytes: &[u8]) -> &[MaybeUninit<u8>] {
     unsafe { std::slice::from_raw_parts(bytes.as_ptr().cast(), bytes.len()) }
 }
 
-impl fmt::Debug for Loopback {
+impl fmt::Debug for LoopbackTransport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Loopback({} of {})", self.here, self.processes())
+        write!(f, "LoopbackTransport({} of {})", self.here, self.processes())
     }
 }
 
-/// Connected simulated processes. Dropping this value ends their connections.
-pub struct Job {
-    pub couriers: Vec<Arc<Loopback>>,
+/// Simulated processes, each with ranks of its own, in one process. Tests of ranks in several processes run in it
+/// without a launcher, and can lose a process or delay what it receives.
+///
+/// ```
+/// use burn_dtensor::comm::{Launch, launch};
+/// use burn_dtensor::testing::LoopbackJob;
+///
+/// let ends = LoopbackJob::new(2, 0).run(|_, processes| {
+///     launch(Launch::on_backend(processes.engine(2)), |world| Ok(world.size())).map_err(Box::new)
+/// });
+/// assert_eq!(ends.into_iter().flat_map(Result::unwrap).collect::<Vec<_>>(), [(0, 4), (1, 4), (2, 4), (3, 4)]);
+/// ```
+///
+/// Dropping this value ends the connections.
+pub struct LoopbackJob {
+    /// Transport of each process.
+    pub couriers: Vec<Arc<LoopbackTransport>>,
+    /// The job as each process sees it.
     pub processes: Vec<Arc<ProcessJob>>,
     threads: Vec<thread::JoinHandle<()>>,
 }
 
-impl Job {
+impl LoopbackJob {
+    /// Connects `processes` processes. `seed` determines the order in which payloads arrive.
     pub fn new(processes: usize, seed: u64) -> Self {
         let inboxes: Arc<[Inbox]> = (0..processes).map(|_| Inbox::default()).collect();
         let courier = |here| {
             let sent = (0..processes).map(|_| AtomicU64::default()).collect();
             let (placed, hurried, addressee) = (AtomicU64::default(), AtomicU64::default(), OnceLock::new());
             let held = AtomicBool::new(false);
-            Arc::new(Loopback { here, inboxes: inboxes.clone(), sent, placed, held, hurried, addressee })
+            Arc::new(LoopbackTransport { here, inboxes: inboxes.clone(), sent, placed, held, hurried, addressee })
         };
         let couriers: Vec<_> = (0..processes).map(courier).collect();
         let processes = couriers.iter().map(|courier| ProcessJob::new(courier.clone())).collect();
-        let start = |courier: &Arc<Loopback>| {
+        let start = |courier: &Arc<LoopbackTransport>| {
             let courier = courier.clone();
             let seed = seed + courier.here as u64;
             thread::spawn(move || {
@@ -248,7 +265,7 @@ impl Job {
     }
 }
 
-impl Drop for Job {
+impl Drop for LoopbackJob {
     fn drop(&mut self) {
         self.couriers[0].inboxes.iter().for_each(|inbox| inbox.put(Event::Over));
         for thread in self.threads.drain(..) {

@@ -2,16 +2,15 @@
 
 use burn::backend::TensorMetadata;
 use burn::tensor::{DType, Distribution, Tensor};
-
-use super::loopback::Job;
-use crate::Result;
-use crate::comm::{Call, Launch, ReduceOp, ShardedTensor, TensorMeta, Work, World, launch};
-use crate::mesh::DeviceMesh;
-use crate::placement::ShardSizes;
+use burn_dtensor::Result;
+use burn_dtensor::comm::{Call, Launch, ReduceOp, ShardedTensor, TensorMeta, Work, World, launch};
+use burn_dtensor::mesh::DeviceMesh;
+use burn_dtensor::placement::ShardSizes;
+use burn_dtensor::testing::LoopbackJob;
 
 /// Returns the number of bytes that this process sends during `work`. Every rank reads the counter between two
 /// barriers of its process, so that no rank of the process sends at that moment.
-fn sent(job: &Job, world: &World, work: impl FnOnce() -> Result<()>) -> Result<u64> {
+fn sent(job: &LoopbackJob, world: &World, work: impl FnOnce() -> Result<()>) -> Result<u64> {
     let each = world.size() / job.processes();
     let process = world.rank() / each;
     let within = world.group(&(process * each..(process + 1) * each).collect::<Vec<_>>())?;
@@ -28,7 +27,7 @@ fn sent(job: &Job, world: &World, work: impl FnOnce() -> Result<()>) -> Result<u
 
 #[test]
 fn a_mesh_dimension_inside_a_process_sends_nothing() {
-    let job = Job::new(2, 12);
+    let job = LoopbackJob::new(2, 12);
     let ends = job.run(|_, processes| {
         launch(Launch::on_backend(processes.engine(2)), |world| {
             let mesh = DeviceMesh::new(world, [2, 2], ["across", "inside"])?;
@@ -58,7 +57,7 @@ fn a_mesh_dimension_inside_a_process_sends_nothing() {
 #[test]
 fn the_other_process_gets_what_its_ranks_need_and_once() {
     const FLOATS: usize = 4 * 256;
-    let job = Job::new(2, 13);
+    let job = LoopbackJob::new(2, 13);
     let ends = job.run(|_, processes| {
         launch(Launch::on_backend(processes.engine(2)), |world| {
             let (comm, shard_sizes) = (world.all(), ShardSizes::Chunked(FLOATS));
@@ -122,7 +121,7 @@ fn the_other_process_gets_what_its_ranks_need_and_once() {
 fn of_an_all_reduce_parts_are_sent_and_nothing_twice() {
     const FLOATS: usize = 4 << 17;
     for (processes, each, quarters) in [(2, 2, 2 * (2 + 1)), (4, 1, 3 + 3)] {
-        let job = Job::new(processes, 19);
+        let job = LoopbackJob::new(processes, 19);
         let ends = job.run(|_, processes| {
             launch(Launch::on_backend(processes.engine(each)), |world| {
                 let comm = world.all();
@@ -145,7 +144,7 @@ fn of_an_all_reduce_parts_are_sent_and_nothing_twice() {
 fn a_deferred_gather_is_sent_when_it_is_needed_and_not_before() {
     const FLOATS: usize = 1 << 14;
     for each in [1, 2] {
-        let job = Job::new(2, 18);
+        let job = LoopbackJob::new(2, 18);
         let ends = job.run(|process, processes| {
             launch(Launch::on_backend(processes.engine(each)), |world| {
                 let comm = world.all();
@@ -192,7 +191,7 @@ fn a_deferred_gather_is_sent_when_it_is_needed_and_not_before() {
 /// The backend keeps offered data for the ranks that may request it, and releases it when all have declined.
 #[test]
 fn what_no_rank_needs_is_returned() {
-    let job = Job::new(2, 19);
+    let job = LoopbackJob::new(2, 19);
     job.run(|_, processes| {
         let ends = launch(Launch::on_backend(processes.engine(2)), |world| {
             let comm = world.all();
@@ -216,7 +215,7 @@ fn what_no_rank_needs_is_returned() {
 /// Sends a long signature only in the first step that uses it.
 #[test]
 fn a_long_print_is_sent_once() {
-    let job = Job::new(2, 21);
+    let job = LoopbackJob::new(2, 21);
     let ends = job.run(|_, processes| {
         launch(Launch::on_backend(processes.engine(2)), |world| {
             let comm = world.all();

@@ -4,23 +4,23 @@ use burn::module::{Module, Param};
 use burn::nn::Linear;
 use burn::optim::{AdamWConfig, GradientsParams};
 use burn::tensor::{DType, Tensor, TensorData};
+use burn_dtensor::Result;
+use burn_dtensor::comm::backend::ReceivedTensors;
+use burn_dtensor::comm::{Launch, ProcessJob, ReduceOp, ShardedTensor, TensorMeta, World, launch};
+use burn_dtensor::fsdp::unit;
+use burn_dtensor::fsdp::{FullyShard, full_model, fully_shard};
+use burn_dtensor::mesh::DeviceMesh;
+use burn_dtensor::placement::ShardSizes;
+use burn_dtensor::testing::LoopbackJob;
 
-use super::loopback::Job;
-use crate::Result;
-use crate::comm::backend::{ReceivedTensors, into_data};
-use crate::comm::{Launch, ReduceOp, ShardedTensor, TensorMeta, World, launch};
-use crate::fsdp::{FullyShard, full_model, fully_shard};
-use crate::mesh::DeviceMesh;
-use crate::param::unit;
-use crate::placement::ShardSizes;
+use crate::comm::naive::host::read;
 
 /// Runs `program` in worlds of four ranks, as threads and in 1, 2 and 4 processes, and compares the results.
 fn everywhere<T: Send + std::fmt::Debug + PartialEq>(program: impl Fn(&World) -> Result<T> + Sync) {
     let expected = launch(Launch::threads(4), &program).unwrap_or_else(|error| panic!("{error}"));
-    let jobs = [(Job::new(1, 11), 4), (Job::new(2, 11), 2), (Job::new(4, 11), 1)];
+    let jobs = [(LoopbackJob::new(1, 11), 4), (LoopbackJob::new(2, 11), 2), (LoopbackJob::new(4, 11), 1)];
     for (job, each) in jobs {
-        let run =
-            |_, processes: &super::super::ProcessJob| launch(Launch::on_backend(processes.engine(each)), &program);
+        let run = |_, processes: &ProcessJob| launch(Launch::on_backend(processes.engine(each)), &program);
         let got = job.run(run).into_iter().flat_map(|end| end.unwrap_or_else(|error| panic!("{error}")));
         assert_eq!(got.collect::<Vec<_>>(), expected, "{} processes of {each}", job.processes());
     }
@@ -65,7 +65,7 @@ fn reductions_are_those_of_threads_to_the_bit() {
                 }
             }
         }
-        Ok(got.into_iter().map(into_data).map(|data| data.as_bytes().to_vec()).collect::<Vec<_>>())
+        Ok(got.into_iter().map(read).map(|data| data.as_bytes().to_vec()).collect::<Vec<_>>())
     });
 }
 
@@ -95,7 +95,7 @@ fn large_all_reduces_are_those_of_threads() {
         // This reduction uses burn's operations.
         got.extend(call(ReduceOp::premul_sum(0.5)).wait()?);
         world.barrier("all have their results")?;
-        Ok(got.into_iter().map(into_data).map(|data| data.as_bytes().to_vec()).collect::<Vec<_>>())
+        Ok(got.into_iter().map(read).map(|data| data.as_bytes().to_vec()).collect::<Vec<_>>())
     });
 }
 
@@ -121,7 +121,7 @@ fn gathers_of_large_parts_are_those_of_threads() {
                 got.extend(comm.all_gather("large".into(), shards).wait()?);
             }
         }
-        Ok(got.into_iter().map(into_data).map(|data| data.as_bytes().to_vec()).collect::<Vec<_>>())
+        Ok(got.into_iter().map(read).map(|data| data.as_bytes().to_vec()).collect::<Vec<_>>())
     });
 }
 
@@ -178,7 +178,7 @@ fn a_sharded_model_trains_to_the_bits_of_threads() {
 /// must not see writes of other ranks to their results either.
 #[test]
 fn all_reduces_in_two_phases_follow_each_other() {
-    let job = Job::new(3, 20);
+    let job = LoopbackJob::new(3, 20);
     let ends = job.run(|_, processes| {
         launch(Launch::on_backend(processes.engine(1)), |world| {
             let tensor = || Tensor::<1>::full([300_000], world.rank() as f32, world.device()).into_dispatch();
@@ -213,7 +213,7 @@ fn all_reduces_in_two_phases_are_waited_for_in_any_order_or_not_at_all() {
         }
         let mut got = Vec::new();
         for (call, work) in works {
-            got.push((call, into_data(work.wait()?.remove(0)).as_bytes().to_vec()));
+            got.push((call, read(work.wait()?.remove(0)).as_bytes().to_vec()));
         }
         world.barrier("all have their results")?;
         Ok(got)
@@ -225,7 +225,7 @@ fn all_reduces_in_two_phases_are_waited_for_in_any_order_or_not_at_all() {
 #[test]
 fn no_rank_sees_what_another_writes() {
     for (processes, each) in [(2, 1), (2, 2)] {
-        let job = Job::new(processes, 20);
+        let job = LoopbackJob::new(processes, 20);
         job.run(|_, processes| {
             let ends = launch(Launch::on_backend(processes.engine(each)), |world| {
                 let (comm, size) = (world.all(), world.size());
