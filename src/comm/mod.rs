@@ -77,7 +77,6 @@ mod ledger_history;
 mod local;
 #[cfg(feature = "mpi")]
 mod mpi;
-mod op;
 mod pack_stats;
 mod panic;
 mod plan;
@@ -96,7 +95,8 @@ mod work;
 mod world;
 
 pub use backend::ReceivedTensors;
-pub use call::{Call, Phase, ShardedModel};
+pub use burn_dtensor_flight::{CollectiveId, Op, Phase};
+pub use call::{Call, ShardedModel};
 pub use communicator::Communicator;
 pub use digests::{Digests, Divergence};
 pub(crate) use digests::{Vote, vote};
@@ -109,7 +109,6 @@ pub use ledger::{
     WaitBreakdown, Waits,
 };
 pub(crate) use ledger::{CopyDirection, listen};
-pub use op::{CollectiveId, Op};
 pub use pack_stats::PackStats;
 pub(crate) use panic::{error_behind, explain_panics_by, forget_panic, note_interrupted, note_panic, panic_text};
 pub use plan::CollectivePlan;

@@ -1,21 +1,18 @@
 //! [`Recorder`]: records the operations of a rank.
 
 use std::collections::HashMap;
+use std::io;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Once};
 use std::time::{Duration, Instant};
 
+use burn_dtensor_flight::format::{Identity, RecorderMemory, file_name};
 use parking_lot::Mutex;
 
-use super::channels;
-use super::file;
-use super::identity::Identity;
-use super::layout::header::{CHANNELS as CHANNELS_USED, POSTED};
-use super::layout::{CHANNEL_WORDS, CHANNELS, END, END_WORDS, OPERATIONS, RECORD_WORDS, RECORDS, WORDS};
-use super::program_exit::ProgramExit;
-use super::record::{self, Mark, OpOutcome, Posting};
+use super::call::Posting;
 use super::words::Words;
+use super::{OpOutcome, ProgramExit, RankTrace};
 use crate::comm::{Group, Op, StartError};
 
 /// Records a rank's operations in memory, or in a file. Recording an operation takes no lock and does not
@@ -80,11 +77,17 @@ impl Recorder {
     pub fn new(rank: usize, start: &LaunchStart, folder: Option<&Path>) -> Result<Self, StartError> {
         let identity = Identity { rank, ..start.identity.clone() };
         let words = match folder {
-            Some(folder) => file::create(folder, &identity)?,
-            None => Words::in_memory(WORDS).expect("anonymous memory can be mapped"),
+            Some(folder) => {
+                let path = folder.join(file_name(identity.launch, rank));
+                let failed =
+                    |error: io::Error| StartError::Flight { rank, path: path.clone(), problem: error.to_string() };
+                Words::in_file(&path).map_err(failed)?
+            }
+            None => Words::in_memory().expect("anonymous memory can be mapped"),
         };
-        identity.write(words.all());
-        Ok(Self { words, start: start.at, channels: Mutex::default(), end: Once::new() })
+        let recorder = Self { words, start: start.at, channels: Mutex::default(), end: Once::new() };
+        recorder.memory().begin(&identity);
+        Ok(recorder)
     }
 
     /// Returns the counters of the channel with this group and name, which is added if it is new.
@@ -97,64 +100,54 @@ impl Recorder {
     }
 
     fn add(&self, number: u32, name: &str, ranks: &[usize]) -> Sequence {
-        let used = self.word(CHANNELS_USED).load(Ordering::Relaxed) as usize;
-        let room = &self.words.all()[CHANNELS..CHANNELS + CHANNEL_WORDS];
-        let Some(taken) = channels::write(&room[used..], name, ranks) else { return Sequence::default() };
-        self.word(CHANNELS_USED).store((used + taken) as u64, Ordering::Release);
-        Sequence { number, at: CHANNELS + used, ..Sequence::default() }
+        let channel = self.memory().add_channel(name, ranks);
+        channel.map_or_else(Sequence::default, |at| Sequence { number, at, ..Sequence::default() })
     }
 
     /// Records an operation. Returns its index among all operations of the rank.
     pub fn posted(&self, at: Instant, posting: &Posting<'_>) -> u64 {
-        let index = self.word(POSTED).fetch_add(1, Ordering::Relaxed);
-        let after = at.saturating_duration_since(self.start).as_nanos() as u64;
-        record::write(self.record(index), index, after, posting);
-        index
+        self.memory().post(at.saturating_duration_since(self.start), &posting.call(), posting.tensors())
     }
 
     /// Records that the backend has accepted a collective, so that the rank counts as having taken part.
     pub fn taken(&self, sequence: &Sequence, op: Op, seq: u64) {
         if sequence.number > 0 && !op.is_message() {
-            channels::count(&self.words.all()[sequence.at..], seq + 1);
+            self.memory().count(sequence.at, seq + 1);
         }
     }
 
     /// Records the number under which the ledger counted the operation.
     pub fn counted(&self, index: u64, count: u64) {
-        record::mark(self.record(index), index, Mark::Counted, count);
+        self.memory().counted(index, count);
     }
 
     /// Records that the rank began to wait for the operation, `after` it was posted.
     pub fn waited(&self, index: u64, after: Duration) {
-        record::mark(self.record(index), index, Mark::Waited, after.as_nanos() as u64);
+        self.memory().waited(index, after);
     }
 
     /// Records that the operation ended, `after` it was posted. Only the first call has an effect.
     pub fn over(&self, index: u64, after: Duration, over: OpOutcome) {
-        record::mark(self.record(index), index, Mark::Ended, after.as_nanos() as u64);
-        record::mark(self.record(index), index, Mark::How, over.value());
+        self.memory().over(index, after, over);
     }
 
     /// Records the end of the rank's program. Only the first call has an effect; the record is complete when it
     /// returns.
     pub fn ended(&self, ending: impl FnOnce(Duration) -> ProgramExit) {
-        self.end.call_once(|| ending(self.start.elapsed()).write(&self.words.all()[END..END + END_WORDS]));
+        self.end.call_once(|| self.memory().end(&ending(self.start.elapsed())));
+    }
+
+    /// Returns the trace of what is recorded.
+    pub fn trace(&self) -> RankTrace {
+        RankTrace::decode(&self.words()).expect("a recorder's memory has the format of its file")
     }
 
     /// Returns a copy of the memory, in the format of a flight file.
     pub fn words(&self) -> Vec<u64> {
-        // Records that were never written are left out.
-        let used = (self.word(POSTED).load(Ordering::Acquire) as usize).min(OPERATIONS);
-        let words = &self.words.all()[..RECORDS + used * RECORD_WORDS];
-        words.iter().map(|word| word.load(Ordering::Acquire)).collect()
+        self.memory().copy()
     }
 
-    fn word(&self, at: usize) -> &AtomicU64 {
-        &self.words.all()[at]
-    }
-
-    fn record(&self, index: u64) -> &[AtomicU64] {
-        let at = RECORDS + (index as usize % OPERATIONS) * RECORD_WORDS;
-        &self.words.all()[at..at + RECORD_WORDS]
+    fn memory(&self) -> RecorderMemory<'_> {
+        RecorderMemory::new(self.words.all())
     }
 }

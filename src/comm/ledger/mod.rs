@@ -279,7 +279,7 @@ impl Ledger {
     /// # Ok::<_, burn_dtensor::Error>(())
     /// ```
     pub fn flight(&self) -> RankTrace {
-        RankTrace::of_words(&self.recorder.words()).expect("a recorder's memory has the format of its file")
+        self.recorder.trace()
     }
 
     /// Clears the ledger, except for the flight recorder. Collectives in flight stay counted as such.

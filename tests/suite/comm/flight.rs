@@ -7,11 +7,11 @@ use std::time::Duration;
 use std::{env, fs};
 
 use burn::tensor::{DType, Tensor};
-use burn_dtensor::comm::flight::{ExitKind, FaultKind, LaunchTrace, OpOutcome, RankTrace};
 use burn_dtensor::comm::{CommError, Communicator, Launch, LaunchError, Op, StartError, Work, World, launch};
 use burn_dtensor::comm::{ReduceOp, ShardedTensor};
 use burn_dtensor::placement::ShardSizes;
 use burn_dtensor::{Error, Result};
+use burn_dtensor_flight::{ExitKind, FaultKind, LaunchTrace, OpOutcome, RankTrace};
 
 /// Ends what would hang; nobody waits for it.
 const FAR: Duration = Duration::from_secs(3600);

@@ -13,16 +13,13 @@
 //! atomic store: when the rank began to wait, when the operation ended, and how. A mark contains the low bits of
 //! the operation's index, so that it cannot be attributed to the next operation in the same record.
 
-use std::hash::{Hash, Hasher};
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
-use super::bytes::{Room, pack, truncate, unpack};
-use super::fold::Fold;
-use super::layout::RECORD_WORDS;
-use super::shapes;
-use super::words::WORD;
-use crate::comm::backend::CallSignature;
-use crate::comm::{Op, Phase, ReduceOp};
+use super::RECORD_WORDS;
+use super::bytes::{FixedBuf, WORD, pack, truncate, unpack};
+use super::hash::StableHasher;
+use super::shapes::{self, ElementType, Tensor};
+use crate::{Op, Phase};
 
 /// Number of words of the call: time, bytes, sequence number, channel and kinds, partner and tag, hash, lengths.
 const CALL: usize = 2;
@@ -66,28 +63,89 @@ pub enum OpOutcome {
 
 /// Destination of a message, or source of a receive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::comm) struct Peer {
+pub struct Peer {
     /// Global rank; `None` if a receive accepts messages from any rank.
     pub rank: Option<usize>,
+    /// Tag of the message.
     pub tag: u32,
+}
+
+/// Kind of a reduction.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[expect(missing_docs, reason = "named after the operations")]
+pub enum Reduction {
+    Sum,
+    Average,
+    Minimum,
+    Maximum,
+    Product,
+    And,
+    Or,
+    ExclusiveOr,
+    /// A sum of which each term is multiplied by a factor.
+    SumOfMultiples,
+}
+
+impl Reduction {
+    /// All reductions, in declaration order. The encoding is the index plus 1.
+    const ALL: [Self; 9] = [
+        Self::Sum,
+        Self::Average,
+        Self::Minimum,
+        Self::Maximum,
+        Self::Product,
+        Self::And,
+        Self::Or,
+        Self::ExclusiveOr,
+        Self::SumOfMultiples,
+    ];
+
+    /// Returns the name of the reduction.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Sum => "sum",
+            Self::Average => "average",
+            Self::Minimum => "minimum",
+            Self::Maximum => "maximum",
+            Self::Product => "product",
+            Self::And => "and",
+            Self::Or => "or",
+            Self::ExclusiveOr => "exclusive or",
+            Self::SumOfMultiples => "sum of multiples",
+        }
+    }
 }
 
 /// Description of an operation that is being posted.
 #[derive(Debug, Clone, Copy)]
-pub(in crate::comm) struct Posting<'a> {
-    /// Number of the channel.
+pub struct PostedCall<'a> {
+    /// Number of the channel, from 1; 0 if the recorder had no capacity for it.
     pub channel: u32,
     /// Sequence number among the channel's collectives, or among this rank's messages on the channel.
     pub seq: u64,
-    pub print: &'a CallSignature,
+    /// Operation.
+    pub op: Op,
+    /// Pass in which it is posted.
     pub phase: Phase,
+    /// Payload bytes.
     pub bytes: u64,
+    /// Label of the call.
+    pub label: &'a str,
+    /// Reduction, if the operation reduces.
+    pub reduction: Option<Reduction>,
+    /// Group rank of the root.
+    pub root: Option<usize>,
+    /// Partner of a message.
     pub peer: Option<Peer>,
+    /// True if each rank passes different tensors.
+    pub is_of_pairs: bool,
+    /// Hash of everything that ranks must agree on.
+    pub agreement: u64,
 }
 
 /// A record as it is read.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct FlightRecord {
+pub(crate) struct FlightRecord {
     pub index: u64,
     /// Time of posting, in nanoseconds since the launch's start.
     pub posted: u64,
@@ -96,7 +154,7 @@ pub(super) struct FlightRecord {
     pub channel: u32,
     pub op: Op,
     pub phase: Phase,
-    pub reduce: u8,
+    pub reduction: Option<Reduction>,
     pub root: Option<usize>,
     pub peer: Option<Peer>,
     /// Hash of everything that ranks must agree on.
@@ -104,7 +162,7 @@ pub(super) struct FlightRecord {
     pub label: String,
     /// True if the label was not truncated.
     pub is_label_complete: bool,
-    pub tensors: Vec<shapes::Tensor>,
+    pub tensors: Vec<Tensor>,
     /// Number of tensors of the operation; `tensors` may hold fewer.
     pub count: usize,
     /// True if each rank passes different tensors.
@@ -116,66 +174,37 @@ pub(super) struct FlightRecord {
     pub counted: Option<u64>,
 }
 
-const OPS: [Op; 12] = [
-    Op::AllGather,
-    Op::ReduceScatter,
-    Op::AllReduce,
-    Op::AllToAll,
-    Op::AllToAllList,
-    Op::Broadcast,
-    Op::Scatter,
-    Op::Reduce,
-    Op::Gather,
-    Op::Barrier,
-    Op::Send,
-    Op::Receive,
-];
-
-const PHASES: [Phase; 3] = [Phase::Other, Phase::Forward, Phase::Backward];
-
-/// Names of the reductions; their encoding is the index plus 1.
-pub(super) const REDUCTIONS: [&str; 9] =
-    ["sum", "average", "minimum", "maximum", "product", "and", "or", "exclusive or", "sum of multiples"];
-
-fn reduction(reduce: Option<ReduceOp>) -> u64 {
-    match reduce {
-        None => 0,
-        Some(ReduceOp::Sum) => 1,
-        Some(ReduceOp::Avg) => 2,
-        Some(ReduceOp::Min) => 3,
-        Some(ReduceOp::Max) => 4,
-        Some(ReduceOp::Product) => 5,
-        Some(ReduceOp::BitAnd) => 6,
-        Some(ReduceOp::BitOr) => 7,
-        Some(ReduceOp::BitXor) => 8,
-        Some(ReduceOp::PremulSum(_)) => 9,
-    }
-}
-
 /// Writes the operation with index `index`, posted `posted` nanoseconds after the launch's start.
-pub(super) fn write(words: &[AtomicU64], index: u64, posted: u64, posting: &Posting<'_>) {
-    let Posting { channel, seq, print, phase, bytes, peer } = *posting;
-    let mut text = Room::<TEXT_BYTES>::new();
-    let label = truncate(&print.label, LABEL);
+pub(super) fn write<'a>(
+    words: &[AtomicU64],
+    index: u64,
+    posted: u64,
+    call: &PostedCall<'_>,
+    tensors: impl Iterator<Item = Option<(&'a [usize], ElementType)>>,
+) {
+    let PostedCall { channel, seq, op, phase, bytes, label: full, reduction, root, peer, is_of_pairs, agreement } =
+        *call;
+    let mut text = FixedBuf::<TEXT_BYTES>::new();
+    let label = truncate(full, LABEL);
     text.push(label.as_bytes());
-    let count = shapes::push(print, &mut text);
-    let (op, phase) = (print.op as u64, phase as u64);
-    let kinds = op | phase << 8 | reduction(print.reduce) << 16 | u64::from(print.is_of_pairs()) << 24;
+    let count = shapes::push(tensors, &mut text);
+    let reduction = reduction.map_or(0, |reduction| reduction as u64 + 1);
+    let kinds = op as u64 | (phase as u64) << 8 | reduction << 16 | u64::from(is_of_pairs) << 24;
     let rank = |rank: Option<usize>| rank.map_or(NO_RANK, |rank| rank as u32);
     // A message has a peer and a collective a root; the operation determines which of them this is.
-    let (partner, tag) = peer.map_or((rank(print.root), 0), |peer| (rank(peer.rank), peer.tag));
-    let lengths = label.len() | (text.bytes().len() << 8) | (usize::from(label.len() == print.label.len()) << 16);
+    let (partner, tag) = peer.map_or((rank(root), 0), |peer| (rank(peer.rank), peer.tag));
+    let lengths = label.len() | (text.bytes().len() << 8) | (usize::from(label.len() == full.len()) << 16);
     let call: [u64; CALL_WORDS] = [
         posted,
         bytes,
         seq,
         u64::from(channel) << 32 | kinds,
         u64::from(partner) << 32 | u64::from(tag),
-        agreement(print),
+        agreement,
         (count as u64) << 32 | lengths as u64,
     ];
     let place = 2 * index + 2;
-    let check = Fold::of([place].into_iter().chain(call).chain(pack(text.bytes())));
+    let check = StableHasher::of([place].into_iter().chain(call).chain(pack(text.bytes())));
     words[0].store(place - 1, Ordering::Relaxed);
     fence(Ordering::Release);
     words[1].store(check, Ordering::Relaxed);
@@ -185,28 +214,6 @@ pub(super) fn write(words: &[AtomicU64], index: u64, posted: u64, posting: &Post
         words[at].store(word, Ordering::Relaxed);
     }
     words[0].store(place, Ordering::Release);
-}
-
-/// Returns a hash of everything that all ranks must agree on.
-fn agreement(print: &CallSignature) -> u64 {
-    let CallSignature {
-        op,
-        label,
-        reduce,
-        root,
-        model,
-        forward_index,
-        global_tensor,
-        operand_shapes,
-        names,
-        tensors,
-        any: _,
-        pairs: _,
-        digests: _,
-    } = print;
-    let mut fold = Fold::default();
-    (op, label, reduce, root, model, forward_index, global_tensor, operand_shapes, names, tensors).hash(&mut fold);
-    fold.finish()
 }
 
 /// Returns the bits by which a mark identifies its operation.
@@ -260,7 +267,7 @@ impl OpOutcome {
 }
 
 /// Decodes the operation in a record. Returns `None` if there is none, or if it was being written.
-pub(super) fn read(words: &[u64]) -> Option<FlightRecord> {
+pub(crate) fn read(words: &[u64]) -> Option<FlightRecord> {
     let place = words[0];
     let index = (place / 2).checked_sub(1).filter(|_| place.is_multiple_of(2))?;
     let &[posted, bytes, seq, kinds, partners, agreement, lengths] = words[CALL..].first_chunk::<CALL_WORDS>()?;
@@ -270,12 +277,12 @@ pub(super) fn read(words: &[u64]) -> Option<FlightRecord> {
     }
     let text = unpack(&words[TEXT..], text_bytes);
     let call = [posted, bytes, seq, kinds, partners, agreement, lengths];
-    if words[1] != Fold::of([place].into_iter().chain(call).chain(pack(&text))) {
+    if words[1] != StableHasher::of([place].into_iter().chain(call).chain(pack(&text))) {
         return None;
     }
     let rank = |rank: u32| Some(rank as usize).filter(|_| rank != NO_RANK);
     let (label, tensors) = text.split_at(label_bytes);
-    let op = *OPS.get(kinds as usize & 0xff)?;
+    let op = *Op::ALL.get(kinds as usize & 0xff)?;
     let partner = rank((partners >> 32) as u32);
     let is_of_pairs = kinds >> 24 & 1 == 1;
     let marked = |mark: Mark| {
@@ -290,8 +297,8 @@ pub(super) fn read(words: &[u64]) -> Option<FlightRecord> {
         seq,
         channel: (kinds >> 32) as u32,
         op,
-        phase: *PHASES.get(kinds as usize >> 8 & 0xff)?,
-        reduce: (kinds >> 16) as u8,
+        phase: *Phase::ALL.get(kinds as usize >> 8 & 0xff)?,
+        reduction: (kinds as usize >> 16 & 0xff).checked_sub(1).and_then(|number| Reduction::ALL.get(number).copied()),
         root: partner.filter(|_| !op.is_message()),
         peer: op.is_message().then_some(Peer { rank: partner, tag: partners as u32 }),
         agreement,

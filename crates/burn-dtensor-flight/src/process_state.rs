@@ -17,7 +17,7 @@ pub enum ProcessState {
 
 impl ProcessState {
     /// Returns the state of process `pid` of `host`, which began at `start`.
-    pub(super) fn of(host: &str, pid: u32, start: u64) -> Self {
+    pub(crate) fn of(host: &str, pid: u32, start: u64) -> Self {
         if host.is_empty() || host != self::host() || start == 0 || process_start(std::process::id()).is_none() {
             return Self::Unknown;
         }
@@ -47,12 +47,12 @@ fn stat(pid: u32) -> Option<Stat> {
 }
 
 /// Returns the start time of a process, in clock ticks since boot.
-pub(super) fn process_start(pid: u32) -> Option<u64> {
+pub(crate) fn process_start(pid: u32) -> Option<u64> {
     Some(stat(pid)?.start)
 }
 
 /// Returns the name of this host.
-pub(super) fn host() -> String {
+pub(crate) fn host() -> String {
     let named = fs::read_to_string("/proc/sys/kernel/hostname").ok();
     named.map(|name| name.trim().to_string()).or_else(|| env::var("HOSTNAME").ok()).unwrap_or_default()
 }

@@ -5,16 +5,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use super::channels::{self, GroupRecord};
-use super::file;
-use super::identity::Identity;
-use super::layout::header::{CHANNELS as CHANNELS_USED, CHECK, POSTED};
-use super::layout::{CHANNEL_WORDS, CHANNELS, END, END_WORDS, MAGIC, OPERATIONS, RECORD_WORDS, RECORDS, VERSION};
-use super::operation::Operation;
-use super::process_state::ProcessState;
-use super::program_exit::ProgramExit;
-use super::record;
-use crate::comm::CollectiveId;
+use crate::format::{self, DecodeError, Decoded, ProgramExit};
+use crate::op::CollectiveId;
+use crate::operation::Operation;
+use crate::process_state::ProcessState;
 
 /// Last operations of a rank, whose program may be running, have ended or have been killed.
 #[derive(Debug, Clone, PartialEq)]
@@ -30,7 +24,7 @@ pub struct RankTrace {
     /// Process id of the rank's process on that host.
     pub pid: u32,
     /// Start time of that process, which distinguishes it from a later one with the same pid.
-    pub(super) process_start: u64,
+    pub(crate) process_start: u64,
     /// Wall-clock time of the launch's start in that process.
     pub started: SystemTime,
     /// End of the rank's program. `None` while the program runs, or if it was killed.
@@ -48,7 +42,7 @@ pub struct RankTrace {
 pub struct GroupTrace {
     /// Global ranks, in group order.
     pub ranks: Arc<[usize]>,
-    /// Name of the communicator, if it is a [duplicate](crate::comm::Communicator::duplicate).
+    /// Name of the communicator, if it is a duplicate.
     pub name: Arc<str>,
     /// Number of collectives in which the rank has taken part.
     pub taken: u64,
@@ -78,20 +72,13 @@ pub enum FlightError {
         path: PathBuf,
     },
 
-    /// A program has created a file, but has not written its header yet.
-    #[error("{}: the program has not written the header yet. Read the file again", .path.display())]
-    NotBegun {
+    /// A file is not a flight file that this version can read.
+    #[error("{}: {problem}", .path.display())]
+    Invalid {
         /// The file.
         path: PathBuf,
-    },
-
-    /// A file is not a flight file, or has another format version.
-    #[error("{}: {problem}. Read it with the version of burn-dtensor that wrote it", .path.display())]
-    Unknown {
-        /// The file.
-        path: PathBuf,
-        /// Reason why it is not valid.
-        problem: String,
+        /// The problem.
+        problem: DecodeError,
     },
 }
 
@@ -107,49 +94,42 @@ impl RankTrace {
         let bytes = fs::read(path).map_err(unreadable)?;
         let (words, _) = bytes.as_chunks::<8>();
         let words: Vec<_> = words.iter().map(|word| u64::from_le_bytes(*word)).collect();
-        match words.get(CHECK) {
-            Some(0) => Err(FlightError::NotBegun { path: path.into() }),
-            _ => Self::of_words(&words).map_err(|problem| FlightError::Unknown { path: path.into(), problem }),
-        }
+        Self::decode(&words).map_err(|problem| FlightError::Invalid { path: path.into(), problem })
     }
 
     /// Reads the file of a rank in a folder. Returns `None` if there is none, or if it cannot be read.
-    pub(in crate::comm) fn of_rank(folder: &Path, launch: u64, rank: usize) -> Option<Self> {
-        Self::read(file::path(folder, launch, rank)).ok()
+    pub fn of_rank(folder: &Path, launch: u64, rank: usize) -> Option<Self> {
+        Self::read(folder.join(format::file_name(launch, rank))).ok()
     }
 
     /// Returns the last `count` operations in which the rank took part, oldest first.
-    pub(in crate::comm) fn last(&self, count: usize) -> Vec<CollectiveId> {
+    pub fn last(&self, count: usize) -> Vec<CollectiveId> {
         let taken = self.operations.iter().filter(|operation| operation.is_taken());
         let mut last: Vec<_> = taken.rev().take(count).map(|operation| operation.id.clone()).collect();
         last.reverse();
         last
     }
 
-    /// Decodes the memory of a recorder. Returns a description of the problem if it is not valid.
-    pub(in crate::comm) fn of_words(words: &[u64]) -> Result<Self, String> {
-        match words.get(..2) {
-            Some(&[MAGIC, VERSION]) => {}
-            Some(&[MAGIC, version]) => return Err(format!("the file has format version {version}, not {VERSION}")),
-            _ => return Err("this is not a flight file".into()),
-        }
-        let found = Identity::read(words).filter(|_| words.len() >= RECORDS).ok_or("the header is incomplete")?;
-        let Identity { rank, size, launch, pid, process_start, started, host } = found;
-        let used = (words[CHANNELS_USED] as usize).min(CHANNEL_WORDS);
-        let channel = |GroupRecord { name, ranks, posted }: GroupRecord| GroupTrace {
-            ranks: ranks.into(),
-            name: name.into(),
+    /// Decodes the [memory](format::RecorderMemory) of a recorder.
+    ///
+    /// # Errors
+    /// [`DecodeError`] if it is not valid, or has another [version](format::VERSION).
+    pub fn decode(words: &[u64]) -> Result<Self, DecodeError> {
+        let Decoded { identity, exit, posted, channels, records } = format::decode(words)?;
+        let channel = |format::GroupRecord { name, ranks, posted }| GroupTrace {
+            ranks: Arc::from(ranks),
+            name: Arc::from(name),
             taken: posted,
         };
-        let channels: Vec<_> = channels::read(&words[CHANNELS..CHANNELS + used]).into_iter().map(channel).collect();
-        let records = words[RECORDS..].as_chunks::<RECORD_WORDS>().0.iter().take(OPERATIONS);
-        let operation = |record: record::FlightRecord| {
+        let channels: Vec<_> = channels.into_iter().map(channel).collect();
+        let operation = |record: format::FlightRecord| {
             let channel = (record.channel as usize).checked_sub(1).and_then(|at| channels.get(at));
             let (name, ranks) = channel.map_or_else(Default::default, |of| (of.name.clone(), of.ranks.clone()));
             Operation::new(record, name, ranks)
         };
-        let mut operations: Vec<_> = records.filter_map(|words| record::read(words)).map(operation).collect();
+        let mut operations: Vec<_> = records.into_iter().map(operation).collect();
         operations.sort_unstable_by_key(|operation| operation.index);
+        let format::Identity { rank, size, launch, pid, process_start, started, host } = identity;
         Ok(Self {
             rank,
             size,
@@ -158,8 +138,8 @@ impl RankTrace {
             pid,
             process_start,
             started: UNIX_EPOCH + Duration::from_nanos(started),
-            ending: ProgramExit::read(&words[END..END + END_WORDS]),
-            posted: words[POSTED],
+            ending: exit,
+            posted,
             operations,
             channels,
         })
@@ -180,7 +160,7 @@ impl RankTrace {
 
     /// Returns the number of collectives in which the rank has taken part, on the channel with this group and
     /// name.
-    pub(super) fn taken(&self, ranks: &[usize], name: &str) -> u64 {
+    pub(crate) fn taken(&self, ranks: &[usize], name: &str) -> u64 {
         let channel = self.channels.iter().find(|channel| *channel.ranks == *ranks && *channel.name == *name);
         channel.map_or(0, |channel| channel.taken)
     }

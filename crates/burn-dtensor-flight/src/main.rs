@@ -3,13 +3,13 @@
 //!
 //! ```text
 //! BURN_DTENSOR_FLIGHT=flights mpirun -n 4 program
-//! cargo run --example flight -- flights
+//! flight flights
 //! ```
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use burn_dtensor::comm::flight::{FlightError, LaunchTrace};
+use burn_dtensor_flight::{FlightError, LaunchTrace};
 use clap::Parser;
 
 /// Shows the rank of a program that is at fault and the reason, which ranks wait

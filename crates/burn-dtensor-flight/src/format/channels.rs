@@ -12,8 +12,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::bytes::{Room, pack, take_number, truncate, unpack};
-use super::fold::Fold;
+use super::bytes::{FixedBuf, pack, take_number, truncate, unpack};
+use super::hash::StableHasher;
 
 /// Number of words before the text.
 const HEAD: usize = 3;
@@ -26,7 +26,7 @@ const MOST: usize = 4096;
 
 /// A channel as it is read.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct GroupRecord {
+pub(crate) struct GroupRecord {
     pub name: String,
     pub ranks: Vec<usize>,
     /// Number of collectives that the backend has accepted.
@@ -37,18 +37,18 @@ pub(super) struct GroupRecord {
 /// too small.
 pub(super) fn write(words: &[AtomicU64], name: &str, ranks: &[usize]) -> Option<usize> {
     let text = text(name, ranks)?;
-    let room = words.get(..HEAD + text.bytes().len().div_ceil(8))?;
-    room[1].store(text.bytes().len() as u64, Ordering::Relaxed);
-    for (word, value) in room[HEAD..].iter().zip(pack(text.bytes())) {
+    let used = words.get(..HEAD + text.bytes().len().div_ceil(8))?;
+    used[1].store(text.bytes().len() as u64, Ordering::Relaxed);
+    for (word, value) in used[HEAD..].iter().zip(pack(text.bytes())) {
         word.store(value, Ordering::Relaxed);
     }
-    room[0].store(Fold::of(pack(text.bytes())), Ordering::Release);
-    Some(room.len())
+    used[0].store(StableHasher::of(pack(text.bytes())), Ordering::Release);
+    Some(used.len())
 }
 
 /// Encodes the name and the ranks.
-fn text(name: &str, ranks: &[usize]) -> Option<Room<MOST>> {
-    let mut text = Room::new();
+fn text(name: &str, ranks: &[usize]) -> Option<FixedBuf<MOST>> {
+    let mut text = FixedBuf::new();
     let name = truncate(name, 200);
     let apart = match ranks {
         [first, second, ..] => second.checked_sub(*first),
@@ -75,7 +75,7 @@ pub(super) fn read(mut words: &[u64]) -> Vec<GroupRecord> {
         let text = words.get(HEAD..length.checked_add(HEAD)?)?;
         words = &words[HEAD + length..];
         let text = unpack(text, bytes as usize);
-        if check != Fold::of(pack(&text)) {
+        if check != StableHasher::of(pack(&text)) {
             return None;
         }
         let mut text = &text[..];

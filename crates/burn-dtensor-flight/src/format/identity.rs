@@ -4,25 +4,28 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::bytes::{pack, truncate, unpack};
-use super::fold::Fold;
-use super::layout::header::{CHECK, FIXED, HOST};
-use super::layout::{MAGIC, VERSION};
-use super::process_state;
+use super::hash::StableHasher;
+use super::header::{CHECK, FIXED, HOST};
+use super::{MAGIC, VERSION};
+use crate::process_state;
 
 /// Rank of a launch, and its process.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(in crate::comm) struct Identity {
+pub struct Identity {
+    /// Global rank.
     pub rank: usize,
     /// Number of ranks.
     pub size: usize,
     /// Number of the launch in its process.
     pub launch: u64,
+    /// Process id.
     pub pid: u32,
     /// Start time of the process, in the system's unit, or 0 if unknown. It distinguishes the process from a later
     /// one with the same pid.
     pub process_start: u64,
     /// Wall-clock time of the launch's start, in nanoseconds since 1970.
     pub started: u64,
+    /// Name of the host.
     pub host: String,
 }
 
@@ -54,13 +57,13 @@ impl Identity {
         for (at, word) in fixed.into_iter().enumerate() {
             words[at].store(word, Ordering::Relaxed);
         }
-        words[CHECK].store(Fold::of(fixed), Ordering::Release);
+        words[CHECK].store(StableHasher::of(fixed), Ordering::Release);
     }
 
     /// Reads the identity. Returns `None` if it is incomplete.
     pub(super) fn read(words: &[u64]) -> Option<Self> {
         let (fixed, check) = (words.get(..FIXED)?, *words.get(CHECK)?);
-        if check != Fold::of(fixed.iter().copied()) {
+        if check != StableHasher::of(fixed.iter().copied()) {
             return None;
         }
         let &[_, _, rank, size, launch, pid, process_start, started, length] = fixed.first_chunk()?;

@@ -20,10 +20,10 @@ use std::fmt;
 
 use itertools::Itertools;
 
-use super::merge::{BlockedWait, CollectiveTrace, LaunchTrace};
-use super::operation::Operation;
-use super::process_state::ProcessState;
-use super::program_exit::{ExitKind, ProgramExit};
+use crate::format::{ExitKind, ProgramExit};
+use crate::merge::{BlockedWait, CollectiveTrace, LaunchTrace};
+use crate::operation::Operation;
+use crate::process_state::ProcessState;
 
 /// Rank at fault, with the reason. Displays as a line that names the rank.
 #[derive(Debug, Clone, PartialEq, Eq)]

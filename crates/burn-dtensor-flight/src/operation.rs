@@ -6,9 +6,8 @@ use std::time::Duration;
 
 use itertools::Itertools;
 
-use super::record::{FlightRecord, OpOutcome, REDUCTIONS};
-use super::shapes::Tensor;
-use crate::comm::{CollectiveId, Op, Phase};
+use crate::format::{FlightRecord, OpOutcome, Reduction, Tensor};
+use crate::op::{CollectiveId, Op, Phase};
 
 /// A collective or message that a rank has posted.
 ///
@@ -20,11 +19,11 @@ pub struct Operation {
     /// Operation, sequence number, label and ranks. The sequence number counts the collectives of the channel, or
     /// the rank's messages there. A long label is truncated.
     pub id: CollectiveId,
-    /// Name of the communicator, if it is a [duplicate](crate::comm::Communicator::duplicate).
+    /// Name of the communicator, if it is a duplicate.
     pub channel: Arc<str>,
     /// Pass in which it was posted.
     pub phase: Phase,
-    /// Payload bytes, as the [`Ledger`](crate::comm::Ledger) counts them.
+    /// Payload bytes, as the `Ledger` counts them.
     pub bytes: u64,
     /// Shapes and dtypes of the first tensors, as many as fit. For an all-to-all of lists, the tensors that are
     /// sent to each rank.
@@ -44,17 +43,17 @@ pub struct Operation {
     /// Time of the end, and the outcome.
     pub over: Option<(Duration, OpOutcome)>,
     /// Hash of everything that ranks must agree on.
-    pub(super) agreement: u64,
-    pub(super) is_of_pairs: bool,
-    pub(super) is_label_complete: bool,
-    /// Number under which the ledger counted it.
-    pub(in crate::comm) counted: Option<u64>,
+    pub(crate) agreement: u64,
+    pub(crate) is_of_pairs: bool,
+    pub(crate) is_label_complete: bool,
+    /// Number under which the `Ledger` counted it.
+    pub counted: Option<u64>,
 }
 
 impl Operation {
     /// Makes an operation of a record, on a channel with this name and these ranks.
-    pub(super) fn new(record: FlightRecord, channel: Arc<str>, ranks: Arc<[usize]>) -> Self {
-        let FlightRecord { index, posted, bytes, seq, op, phase, reduce, root, peer, agreement, label, .. } = record;
+    pub(crate) fn new(record: FlightRecord, channel: Arc<str>, ranks: Arc<[usize]>) -> Self {
+        let FlightRecord { index, posted, bytes, seq, op, phase, reduction, root, peer, agreement, label, .. } = record;
         let posted = Duration::from_nanos(posted);
         let after = |nanos: u64| posted + Duration::from_nanos(nanos);
         Self {
@@ -65,7 +64,7 @@ impl Operation {
             bytes,
             tensors: record.tensors,
             count: record.count,
-            reduction: usize::from(reduce).checked_sub(1).and_then(|reduce| REDUCTIONS.get(reduce).copied()),
+            reduction: reduction.map(Reduction::name),
             root,
             message: peer.map(|peer| (peer.rank, peer.tag)),
             posted,

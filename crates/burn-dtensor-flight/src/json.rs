@@ -5,13 +5,12 @@ use std::time::{Duration, UNIX_EPOCH};
 use itertools::Itertools;
 use serde_json::{Value, json};
 
-use super::fault::Fault;
-use super::merge::{BlockedWait, LaunchTrace};
-use super::operation::Operation;
-use super::process_state::ProcessState;
-use super::program_exit::ExitKind;
-use super::read::RankTrace;
-use super::record::OpOutcome;
+use crate::fault::Fault;
+use crate::format::{ExitKind, OpOutcome};
+use crate::merge::{BlockedWait, LaunchTrace};
+use crate::operation::Operation;
+use crate::process_state::ProcessState;
+use crate::read::RankTrace;
 
 impl LaunchTrace {
     /// Returns the trace as JSON, with the last `count` operations of each rank:

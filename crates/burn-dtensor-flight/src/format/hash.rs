@@ -1,22 +1,22 @@
-//! [`Fold`]: a hash that is the same in every process.
+//! [`StableHasher`]: a hash that is the same in every process.
 
 use std::hash::Hasher;
 
 /// Fast 64-bit hash that is the same in every process of one build. It compares data that does not fit into a
 /// record, and detects torn records. It is not resistant to deliberate collisions.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Fold(u64);
+pub struct StableHasher(u64);
 
-impl Fold {
+impl StableHasher {
     /// Returns the hash of words.
     pub fn of(words: impl IntoIterator<Item = u64>) -> u64 {
-        let mut fold = Self::default();
-        words.into_iter().for_each(|word| fold.write_u64(word));
-        fold.finish()
+        let mut hasher = Self::default();
+        words.into_iter().for_each(|word| hasher.write_u64(word));
+        hasher.finish()
     }
 }
 
-impl Hasher for Fold {
+impl Hasher for StableHasher {
     fn write(&mut self, bytes: &[u8]) {
         let (words, rest) = bytes.as_chunks::<8>();
         words.iter().for_each(|word| self.write_u64(u64::from_le_bytes(*word)));
@@ -54,15 +54,15 @@ mod tests {
     #[test]
     fn every_bit_of_every_word_counts() {
         let words = [0, 1, u64::MAX, 7, 0, 0];
-        let full = Fold::of(words);
+        let full = StableHasher::of(words);
         for at in 0..words.len() {
             for bit in 0..64 {
                 let mut other = words;
                 other[at] ^= 1 << bit;
-                assert_ne!(Fold::of(other), full, "bit {bit} of word {at}");
+                assert_ne!(StableHasher::of(other), full, "bit {bit} of word {at}");
             }
         }
-        assert_ne!(Fold::of(words[..5].iter().copied()), full);
-        assert_ne!(Fold::of([]), 0);
+        assert_ne!(StableHasher::of(words[..5].iter().copied()), full);
+        assert_ne!(StableHasher::of([]), 0);
     }
 }

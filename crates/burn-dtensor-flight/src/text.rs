@@ -3,12 +3,12 @@
 use std::fmt::{self, Write};
 use std::time::{Duration, SystemTime};
 
-use super::merge::LaunchTrace;
-use super::operation::Operation;
-use super::process_state::ProcessState;
-use super::program_exit::ExitKind;
-use super::read::RankTrace;
-use super::record::OpOutcome;
+use crate::format::{ExitKind, OpOutcome};
+use crate::merge::LaunchTrace;
+use crate::op::Op;
+use crate::operation::Operation;
+use crate::process_state::ProcessState;
+use crate::read::RankTrace;
 
 /// Default number of operations to print for each rank.
 const LAST: usize = 5;
@@ -99,7 +99,7 @@ fn line(operation: &Operation) -> String {
         (None, None) => "posted".into(),
         (None, Some(from)) => format!("waiting since {}", time(from)),
         (Some((at, OpOutcome::Done(last))), _) => {
-            let of = if operation.id.op == crate::comm::Op::Receive { "received from" } else { "last to call was" };
+            let of = if operation.id.op == Op::Receive { "received from" } else { "last to call was" };
             let last = last.map(|rank| format!(", {of} rank {rank}")).unwrap_or_default();
             format!("done, waited {}{last}", waited(at).unwrap_or_default())
         }

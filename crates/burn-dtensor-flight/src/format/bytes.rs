@@ -1,6 +1,7 @@
 //! Packing of bytes into words, and a variable-length encoding of numbers.
 
-use super::words::WORD;
+/// Number of bytes of a word.
+pub(super) const WORD: usize = size_of::<u64>();
 
 /// Packs bytes into little-endian words. The last word is padded with zeros.
 pub(super) fn pack(bytes: &[u8]) -> impl Iterator<Item = u64> + '_ {
@@ -23,12 +24,12 @@ pub(super) fn truncate(text: &str, most: usize) -> &str {
 
 /// Byte buffer of fixed capacity.
 #[derive(Debug)]
-pub(super) struct Room<const N: usize> {
+pub(super) struct FixedBuf<const N: usize> {
     bytes: [u8; N],
     used: usize,
 }
 
-impl<const N: usize> Room<N> {
+impl<const N: usize> FixedBuf<N> {
     pub fn new() -> Self {
         Self { bytes: [0; N], used: 0 }
     }
@@ -44,8 +45,8 @@ impl<const N: usize> Room<N> {
 
     /// Appends bytes. Returns false, and appends nothing, if the capacity is too small.
     pub fn push(&mut self, bytes: &[u8]) -> bool {
-        let Some(room) = self.bytes[self.used..].get_mut(..bytes.len()) else { return false };
-        room.copy_from_slice(bytes);
+        let Some(buffer) = self.bytes[self.used..].get_mut(..bytes.len()) else { return false };
+        buffer.copy_from_slice(bytes);
         self.used += bytes.len();
         true
     }
@@ -66,7 +67,7 @@ impl<const N: usize> Room<N> {
     }
 }
 
-/// Decodes and removes a number that [`Room::push_number`] has written at the front.
+/// Decodes and removes a number that [`FixedBuf::push_number`] has written at the front.
 pub(super) fn take_number(bytes: &mut &[u8]) -> Option<u64> {
     let mut number = 0;
     for shift in (0..u64::BITS).step_by(7) {
@@ -86,12 +87,12 @@ mod tests {
     #[test]
     fn numbers_come_back() {
         for number in [0, 1, 127, 128, 300, 1 << 20, u64::MAX] {
-            let mut room = Room::<10>::new();
-            assert!(room.push_number(number));
-            let mut bytes = room.bytes();
+            let mut buffer = FixedBuf::<10>::new();
+            assert!(buffer.push_number(number));
+            let mut bytes = buffer.bytes();
             assert_eq!((take_number(&mut bytes), bytes.len()), (Some(number), 0));
         }
-        assert!(!Room::<1>::new().push_number(128));
+        assert!(!FixedBuf::<1>::new().push_number(128));
         assert_eq!(take_number(&mut &[0x80][..]), None);
     }
 

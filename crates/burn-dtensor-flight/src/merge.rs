@@ -7,12 +7,11 @@ use std::time::{Duration, SystemTime};
 
 use itertools::Itertools;
 
-use super::file;
-use super::operation::Operation;
-use super::process_state::ProcessState;
-use super::read::{FlightError, RankTrace};
-use super::record::OpOutcome;
-use crate::comm::Op;
+use crate::format::{self, DecodeError, OpOutcome};
+use crate::op::Op;
+use crate::operation::Operation;
+use crate::process_state::ProcessState;
+use crate::read::{FlightError, RankTrace};
 
 /// Last operations of the ranks of a launch.
 ///
@@ -67,11 +66,13 @@ impl LaunchTrace {
         };
         let entries: Vec<_> = fs::read_dir(folder).and_then(Iterator::collect).map_err(unreadable)?;
         let paths = entries.into_iter().map(|entry: fs::DirEntry| entry.path());
-        let paths: Vec<PathBuf> = paths.filter(|path| file::is_flight(path)).collect();
+        let paths: Vec<PathBuf> = paths.filter(|path| format::is_flight_file(path)).collect();
         if paths.is_empty() {
             return Err(FlightError::Empty { path: folder.into() });
         }
-        let begun = |read: &Result<RankTrace, FlightError>| !matches!(read, Err(FlightError::NotBegun { .. }));
+        let begun = |read: &Result<RankTrace, FlightError>| {
+            !matches!(read, Err(FlightError::Invalid { problem: DecodeError::NotBegun, .. }))
+        };
         let flights: Vec<_> = paths.iter().map(RankTrace::read).filter(begun).try_collect()?;
         Ok(Self::of(flights))
     }
@@ -111,7 +112,7 @@ impl LaunchTrace {
 
     /// Converts a time of a rank to one since [`started`](Self::started). The result is as exact as the hosts'
     /// clocks agree.
-    pub(super) fn since(&self, flight: &RankTrace, at: Duration) -> Duration {
+    pub(crate) fn since(&self, flight: &RankTrace, at: Duration) -> Duration {
         let late = self.started().and_then(|first| flight.started.duration_since(first).ok());
         late.unwrap_or_default() + at
     }
@@ -174,7 +175,7 @@ impl LaunchTrace {
     }
 
     /// Returns the time at which the first wait of a rank failed.
-    pub(super) fn failed(&self) -> Option<Duration> {
+    pub(crate) fn failed(&self) -> Option<Duration> {
         let failed = self.ranks.iter().flat_map(|flight| {
             let over = flight.operations.iter().filter_map(|operation| operation.over);
             over.filter(|(_, over)| *over == OpOutcome::Failed).map(|(at, _)| self.since(flight, at))

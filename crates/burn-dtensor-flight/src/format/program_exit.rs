@@ -3,9 +3,9 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use super::END_WORDS;
 use super::bytes::{pack, truncate, unpack};
-use super::fold::Fold;
-use super::layout::END_WORDS;
+use super::hash::StableHasher;
 
 /// End of a rank's program.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -38,7 +38,7 @@ pub enum ExitKind {
 /// First failure of a launch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FirstFailure {
-    /// Rank at fault, as returned by `CommError::rank`.
+    /// Rank at fault, as `CommError::rank` returns it.
     pub rank: usize,
     /// True if the program of that rank failed, and not a collective.
     pub is_own: bool,
@@ -69,7 +69,7 @@ impl ProgramExit {
         for (word, value) in words[1..].iter().zip(all()) {
             word.store(value, Ordering::Relaxed);
         }
-        words[0].store(Fold::of(all()), Ordering::Release);
+        words[0].store(StableHasher::of(all()), Ordering::Release);
     }
 
     /// Reads the end of the program. Returns `None` if the program is running, or the end was being written.
@@ -77,7 +77,7 @@ impl ProgramExit {
         let &[check, kind, at, rank] = words.first_chunk()?;
         let (text, first) = ((kind >> 16 & 0xffff) as usize, (kind >> 32 & 0xffff) as usize);
         let used = HEAD + text.div_ceil(8) + first.div_ceil(8);
-        if check != Fold::of(words.get(1..used)?.iter().copied()) {
+        if check != StableHasher::of(words.get(1..used)?.iter().copied()) {
             return None;
         }
         let read = |words: &[u64], count| String::from_utf8_lossy(&unpack(words, count)).into_owned();

@@ -1,10 +1,13 @@
-//! [`Op`] and [`CollectiveId`]: kind of a collective, and its identification in messages.
+//! [`Op`], [`Phase`] and [`CollectiveId`]: kind of a collective, its training pass, and its identification in messages.
 
 use std::fmt;
 use std::sync::Arc;
 
-/// Kind of a collective or of a message.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+use serde::{Deserialize, Serialize};
+
+/// Kind of a collective or of a message. The declaration order is part of the [format](crate::format).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Op {
     /// Every rank receives the concatenated shards of all ranks.
     AllGather,
@@ -33,12 +36,28 @@ pub enum Op {
 }
 
 impl Op {
+    /// All operations, in declaration order.
+    pub const ALL: [Self; 12] = [
+        Self::AllGather,
+        Self::ReduceScatter,
+        Self::AllReduce,
+        Self::AllToAll,
+        Self::AllToAllList,
+        Self::Broadcast,
+        Self::Scatter,
+        Self::Reduce,
+        Self::Gather,
+        Self::Barrier,
+        Self::Send,
+        Self::Receive,
+    ];
+
     /// Returns true for point-to-point operations, which two ranks call rather than all of a group.
     pub fn is_message(self) -> bool {
         matches!(self, Self::Send | Self::Receive)
     }
 
-    /// Returns the name of the [`Communicator`](super::Communicator) method.
+    /// Returns the name of the `Communicator` method.
     pub fn name(self) -> &'static str {
         match self {
             Self::AllGather => "all_gather",
@@ -63,10 +82,39 @@ impl fmt::Display for Op {
     }
 }
 
+/// The training pass to which a collective belongs; part of the key under which the `Ledger` counts it. The declaration
+/// order is part of the [format](crate::format).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Phase {
+    /// Outside a training pass: set-up, checkpoints, norms.
+    #[default]
+    Other,
+    /// In a forward pass.
+    Forward,
+    /// In a backward pass.
+    Backward,
+}
+
+impl Phase {
+    /// All phases, in declaration order.
+    pub const ALL: [Self; 3] = [Self::Other, Self::Forward, Self::Backward];
+}
+
+impl fmt::Display for Phase {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Other => "other",
+            Self::Forward => "forward",
+            Self::Backward => "backward",
+        })
+    }
+}
+
 /// Identification of one collective of one group in error messages and reports.
 ///
 /// Displays as ``all_gather #12 `blocks.3` on ranks [0, 1]``.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct CollectiveId {
     /// Kind of the operation.
     pub op: Op,
@@ -96,6 +144,14 @@ impl fmt::Display for CollectiveId {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_number_of_an_operation_or_a_phase_finds_it() {
+        assert!(Op::ALL.iter().enumerate().all(|(number, op)| *op as usize == number));
+        assert!(Phase::ALL.iter().enumerate().all(|(number, phase)| *phase as usize == number));
+        let names = Op::ALL.map(|op| serde_json::to_value(op).unwrap());
+        assert_eq!(names, Op::ALL.map(|op| serde_json::Value::from(op.name())));
+    }
 
     #[test]
     fn an_id_names_op_number_label_and_ranks() {
