@@ -333,7 +333,7 @@ where
     let (cores, outer) = (cores(), RankContext::current());
     let threads = (cores / here.len()).max(1);
     let folder = config.flight.or_else(|| env::var_os(FLIGHT).filter(|folder| !folder.is_empty()).map(PathBuf::from));
-    let start = LaunchStart::new(engine.size(), engine.launch());
+    let start = LaunchStart::new(engine.size(), engine.launch_id());
     let books: Vec<_> = here.iter().map(|_| LedgerHistory::new(folder.clone())).collect();
     let _running = ActiveLaunch::new(engine.clone(), here.iter().copied().zip(books.iter().cloned()));
     let ledgers: Vec<_> = here.iter().zip(&books).map(|(rank, books)| books.open_at(*rank, &start)).collect();
@@ -401,7 +401,13 @@ where
     let at = here.iter().position(|rank| place(*rank).is_some_and(|(_, place)| place == error.rank));
     let flight = match at {
         Some(at) if last.local_ranks().len() == last.size() => books[at].all().last().map(|ledger| ledger.flight()),
-        _ => folder.as_ref().and_then(|folder| RankTrace::of_rank(folder, last.launch(), error.rank)),
+        _ => {
+            let read = |folder: &PathBuf| RankTrace::of_rank(folder, last.launch_id(), error.rank);
+            let own = books.iter().filter_map(|books| Some(books.all().last()?.flight()));
+            let own = own.into_iter().find(|own| own.launch == last.launch_id());
+            // If the rank has not begun, its file is of an earlier run.
+            folder.as_ref().and_then(read).filter(|read| own.is_none_or(|own| own.is_same_run(read)))
+        }
     };
     let last = flight.map(|flight| flight.last(LAST)).unwrap_or_default();
     Err(LaunchError { is_reported_by_other_process: is_told, last, flight: folder, ..error })

@@ -24,7 +24,7 @@ impl LedgerHistory {
 
     /// Creates the ledger of rank `rank` in the world of `engine`, which starts now.
     pub fn open(&self, rank: usize, engine: &dyn Backend) -> Result<Arc<Ledger>, StartError> {
-        self.open_at(rank, &LaunchStart::new(engine.size(), engine.launch()))
+        self.open_at(rank, &LaunchStart::new(engine.size(), engine.launch_id()))
     }
 
     /// Like [`open`](Self::open), for a world that has already started.

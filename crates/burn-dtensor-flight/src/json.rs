@@ -16,7 +16,7 @@ impl LaunchTrace {
     /// Returns the trace as JSON, with the last `count` operations of each rank:
     ///
     /// ```text
-    /// {"launch": 0, "size": 2, "started_ns": 1763884800000000000,
+    /// {"launch": 0, "shrunk": 0, "process": null, "size": 2, "started_ns": 1763884800000000000,
     ///  "fault": {"rank": 1, "why": "gone", "text": "is gone: .."},
     ///  "waits": [{"rank": 0, "operation": "barrier", "seq": 1, "label": "step", "group": [0, 1], "since_ns": 9000,
     ///             "missing": [1], "any": false}],
@@ -35,7 +35,9 @@ impl LaunchTrace {
         let waits = self.waits();
         let waits = waits.iter().filter(|waiting| !waiting.missing.is_empty());
         json!({
-            "launch": self.launch,
+            "launch": self.launch.number,
+            "shrunk": self.launch.shrunk,
+            "process": self.launch.process,
             "size": self.size,
             "started_ns": started.map(nanos),
             "fault": self.fault().map(|Fault { rank, why, text }| json!({ "rank": rank, "why": why.name(), "text": text })),

@@ -9,7 +9,7 @@
 //! ```console
 //! $ cargo install --path crates/burn-dtensor-flight
 //! $ flight flights
-//! launch 0 of 3 ranks, begun 1.284 ms ago
+//! launch 0 of process 0: 3 ranks, begun 1.284 ms ago
 //!   at fault: rank 1 returned, but rank 0 waits for it in barrier #1 `step` on ranks [0, 1, 2]
 //!   rank 0 waits in barrier #1 `step` on ranks [0, 1, 2] for ranks [1], since 310.441 us
 //!   ..
@@ -20,7 +20,7 @@
 //!
 //! | file | content |
 //! |---|---|
-//! | `op` | kinds and names of operations |
+//! | `op`, `launch_id` | kinds and names of operations, and identity of launches |
 //! | `format` | the recorder's memory, which is also the format of a file: encoding and decoding |
 //! | `read`, `operation`, `process_state` | the trace of one rank |
 //! | `merge`, `fault`, `text`, `json` | the traces of all ranks of a launch |
@@ -29,6 +29,7 @@
 mod fault;
 pub mod format;
 mod json;
+mod launch_id;
 mod merge;
 mod op;
 mod operation;
@@ -40,6 +41,7 @@ mod text;
 
 pub use fault::{Fault, FaultKind};
 pub use format::{DecodeError, ExitKind, FirstFailure, OpOutcome, ProgramExit, Tensor};
+pub use launch_id::LaunchId;
 pub use merge::{BlockedWait, CollectiveTrace, LaunchTrace};
 pub use op::{CollectiveId, Op, Phase};
 pub use operation::Operation;

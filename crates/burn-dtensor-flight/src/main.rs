@@ -23,7 +23,7 @@ use clap::Parser;
 #[derive(Parser)]
 #[command(verbatim_doc_comment)]
 struct Args {
-    /// Folder of flight files, such as `launch-0-rank-0.flight`
+    /// Folder of flight files, such as `launch-0-rank-3.flight`
     folder: PathBuf,
     /// Print JSON, one line per launch
     #[arg(long)]

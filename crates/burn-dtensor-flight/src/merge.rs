@@ -8,6 +8,7 @@ use std::time::{Duration, SystemTime};
 use itertools::Itertools;
 
 use crate::format::{self, DecodeError, OpOutcome};
+use crate::launch_id::LaunchId;
 use crate::op::Op;
 use crate::operation::Operation;
 use crate::process_state::ProcessState;
@@ -19,8 +20,8 @@ use crate::read::{FlightError, RankTrace};
 /// each rank.
 #[derive(Debug, Clone)]
 pub struct LaunchTrace {
-    /// Number of the launch in its process.
-    pub launch: u64,
+    /// Identity of the launch, the same in all its processes.
+    pub launch: LaunchId,
     /// Number of ranks.
     pub size: usize,
     /// Traces of the ranks that have a file, ascending by rank.
@@ -77,16 +78,19 @@ impl LaunchTrace {
         Ok(Self::of(flights))
     }
 
-    /// Groups traces by launch. If the launches of two runs have the same number, ranks of an older launch with
-    /// another size are dropped.
+    /// Groups traces by launch. If a launch of two runs has the same id, those of the older run are dropped. They stay
+    /// in a folder where a rank of the newer run has not begun.
     pub fn of(flights: Vec<RankTrace>) -> Vec<Self> {
-        let mut launches: BTreeMap<u64, Vec<RankTrace>> = BTreeMap::new();
+        let mut launches: BTreeMap<LaunchId, Vec<RankTrace>> = BTreeMap::new();
         for flight in flights {
             launches.entry(flight.launch).or_default().push(flight);
         }
-        let launched = |(launch, mut ranks): (u64, Vec<RankTrace>)| {
-            let size = ranks.iter().max_by_key(|flight| flight.started).map_or(0, |newest| newest.size);
-            ranks.retain(|flight| flight.size == size);
+        let launched = |(launch, mut ranks): (LaunchId, Vec<RankTrace>)| {
+            ranks.sort_by_key(|flight| flight.started);
+            let newest = ranks.pop().expect("a launch has a trace");
+            let size = newest.size;
+            ranks.retain(|flight| flight.is_same_run(&newest));
+            ranks.push(newest);
             ranks.sort_by_key(|flight| flight.rank);
             let lives = ranks.iter().map(RankTrace::life).collect();
             Self { launch, size, ranks, lives }

@@ -1,6 +1,12 @@
 //! [`ProcessState`]: state of a rank's process, read from `/proc`.
 
+use std::time::Duration;
 use std::{env, fs};
+
+#[cfg(target_os = "linux")]
+use rustix::param::clock_ticks_per_second;
+#[cfg(target_os = "linux")]
+use rustix::time::{ClockId, clock_gettime};
 
 /// State of a rank's process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,6 +57,20 @@ pub(crate) fn process_start(pid: u32) -> Option<u64> {
     Some(stat(pid)?.start)
 }
 
+/// Returns the time since the start of a process of this host, which `start` gives in clock ticks since boot.
+#[cfg(target_os = "linux")]
+pub(crate) fn age(start: u64) -> Option<Duration> {
+    let now = clock_gettime(ClockId::Boottime);
+    let since_boot = Duration::new(now.tv_sec.try_into().ok()?, now.tv_nsec.try_into().ok()?);
+    let start = Duration::from_millis(start * 1000 / clock_ticks_per_second());
+    since_boot.checked_sub(start).filter(|_| !start.is_zero())
+}
+
+#[cfg(not(target_os = "linux"))]
+pub(crate) fn age(_: u64) -> Option<Duration> {
+    None
+}
+
 /// Returns the name of this host.
 pub(crate) fn host() -> String {
     let named = fs::read_to_string("/proc/sys/kernel/hostname").ok();
@@ -66,6 +86,8 @@ mod tests {
         let (own, host) = (std::process::id(), host());
         let start = process_start(own).unwrap();
         assert!(start > 0);
+        assert!(age(start).unwrap() < age(1).unwrap(), "the first process is older");
+        assert_eq!(age(u64::MAX / 1000), None, "it starts in the future");
         assert_eq!(ProcessState::of(&host, own, start), ProcessState::Runs);
         assert_eq!(ProcessState::of(&host, own, start + 1), ProcessState::Gone, "another process has the same pid");
         assert_eq!(ProcessState::of(&host, 0, start), ProcessState::Gone);

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::format::{self, DecodeError, Decoded, ProgramExit};
+use crate::launch_id::LaunchId;
 use crate::op::CollectiveId;
 use crate::operation::Operation;
 use crate::process_state::ProcessState;
@@ -17,14 +18,16 @@ pub struct RankTrace {
     pub rank: usize,
     /// Number of ranks.
     pub size: usize,
-    /// Number of the launch in its process.
-    pub launch: u64,
+    /// Identity of the launch, the same in all its processes.
+    pub launch: LaunchId,
     /// Name of the rank's host.
     pub host: String,
     /// Process id of the rank's process on that host.
     pub pid: u32,
     /// Start time of that process, which distinguishes it from a later one with the same pid.
     pub(crate) process_start: u64,
+    /// Wall-clock time of that process's start, if known.
+    pub(crate) process_started: Option<SystemTime>,
     /// Wall-clock time of the launch's start in that process.
     pub started: SystemTime,
     /// End of the rank's program. `None` while the program runs, or if it was killed.
@@ -36,6 +39,9 @@ pub struct RankTrace {
     /// Groups that the rank has used.
     pub channels: Vec<GroupTrace>,
 }
+
+/// Largest expected difference between the clocks of two hosts.
+const CLOCK_SKEW: Duration = Duration::from_secs(10);
 
 /// A group, as a rank has used it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -98,8 +104,8 @@ impl RankTrace {
     }
 
     /// Reads the file of a rank in a folder. Returns `None` if there is none, or if it cannot be read.
-    pub fn of_rank(folder: &Path, launch: u64, rank: usize) -> Option<Self> {
-        Self::read(folder.join(format::file_name(launch, rank))).ok()
+    pub fn of_rank(folder: &Path, launch: LaunchId, rank: usize) -> Option<Self> {
+        Self::read(folder.join(launch.file_name(rank))).ok()
     }
 
     /// Returns the last `count` operations in which the rank took part, oldest first.
@@ -129,7 +135,8 @@ impl RankTrace {
         };
         let mut operations: Vec<_> = records.into_iter().map(operation).collect();
         operations.sort_unstable_by_key(|operation| operation.index);
-        let format::Identity { rank, size, launch, pid, process_start, started, host } = identity;
+        let format::Identity { rank, size, launch, pid, process_start, process_started, started, host } = identity;
+        let time = |nanos| UNIX_EPOCH + Duration::from_nanos(nanos);
         Ok(Self {
             rank,
             size,
@@ -137,7 +144,8 @@ impl RankTrace {
             host,
             pid,
             process_start,
-            started: UNIX_EPOCH + Duration::from_nanos(started),
+            process_started: Some(process_started).filter(|nanos| *nanos > 0).map(time),
+            started: time(started),
             ending: exit,
             posted,
             operations,
@@ -148,6 +156,22 @@ impl RankTrace {
     /// Returns the current state of the rank's process.
     pub fn life(&self) -> ProcessState {
         ProcessState::of(&self.host, self.pid, self.process_start)
+    }
+
+    /// Returns false if the traces are certainly of two runs of a program, although their launches have the same id.
+    ///
+    /// The ranks of a launch of one process are all in that process. A launch of several processes begins after all of
+    /// them have started, because they are connected before. A launch that began before a process started is
+    /// therefore of an earlier run than that process. The clocks of two hosts may differ, by at most 10 seconds.
+    pub fn is_same_run(&self, other: &Self) -> bool {
+        let process = |of: &Self| (of.host.clone(), of.pid, of.process_start);
+        let (before, after) = if self.started <= other.started { (self, other) } else { (other, self) };
+        let skew = if before.host == after.host { Duration::ZERO } else { CLOCK_SKEW };
+        let is_connected = match self.launch.process {
+            Some(_) => process(self) == process(other),
+            None => after.process_started.is_none_or(|process| process <= before.started + skew),
+        };
+        self.launch == other.launch && self.size == other.size && is_connected
     }
 
     /// Returns the time of the rank's last recorded activity, since the launch's start.

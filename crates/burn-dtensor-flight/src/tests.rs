@@ -7,13 +7,16 @@ use std::{env, fs};
 
 use crate::format::{
     DecodeError, ElementType, ExitKind, FirstFailure, FlightRecord, Identity, OPERATIONS, OpOutcome, PostedCall,
-    ProgramExit, RecorderMemory, Reduction, VERSION, WORDS, file_name, record,
+    ProgramExit, RecorderMemory, Reduction, StableHasher, VERSION, WORDS, record,
 };
-use crate::{FaultKind, FlightError, LaunchTrace, Op, Phase, ProcessState, RankTrace};
+use crate::{FaultKind, FlightError, LaunchId, LaunchTrace, Op, Phase, ProcessState, RankTrace};
 
 /// Number of words of a record, and index of the first record.
 const RECORD_WORDS: usize = 32;
 const RECORDS: usize = WORDS - RECORD_WORDS * OPERATIONS;
+
+/// Launch of the ranks of a test.
+const LAUNCH: LaunchId = LaunchId { number: 0, shrunk: 0, process: Some(0) };
 
 /// A temporary folder, removed on drop.
 struct Folder(PathBuf);
@@ -38,7 +41,7 @@ struct Rank {
 
 impl Rank {
     fn new(rank: usize) -> Self {
-        Self::of(Identity { rank, ..Identity::here(3, 0) })
+        Self::of(Identity { rank, ..Identity::here(3, LAUNCH) })
     }
 
     fn of(identity: Identity) -> Self {
@@ -209,7 +212,7 @@ fn a_program_that_ends_its_process_is_at_fault() {
 #[test]
 fn what_is_no_flight_file_is_an_error() {
     let folder = Folder::new("others");
-    let path = folder.0.join(file_name(0, 1));
+    let path = folder.0.join(LAUNCH.file_name(1));
     let problem = || match LaunchTrace::read(&folder.0).unwrap_err() {
         FlightError::Invalid { path: of, problem } if of == path => problem,
         error => panic!("{error}"),
@@ -235,11 +238,100 @@ fn what_is_no_flight_file_is_an_error() {
     with(8, 9);
     assert_eq!(problem(), DecodeError::Version { found: 9 });
     let text = LaunchTrace::read(&folder.0).unwrap_err().to_string();
-    let expected =
-        format!("launch-0-rank-1.flight: the file has format version 9, but this program reads version {VERSION}");
+    let expected = format!(
+        "launch-0-process-0-rank-1.flight: the file has format version 9, but this program reads version {VERSION}"
+    );
     assert!(text.contains(&expected), "{text}");
     with(24, 77);
     assert_eq!(problem(), DecodeError::Header);
     fs::write(&path, &valid).unwrap();
     assert_eq!(LaunchTrace::read(&folder.0).unwrap()[0].ranks[0].rank, 1);
+}
+
+/// The numbers in a file: a change needs a new version.
+#[test]
+fn the_format_is_that_of_its_version() {
+    let identity = Identity {
+        rank: 1,
+        size: 3,
+        launch: LaunchId { number: 4, shrunk: 5, process: Some(6) },
+        pid: 7,
+        process_start: 8,
+        process_started: 9,
+        started: 10,
+        host: "host".into(),
+    };
+    let rank = Rank::of(identity);
+    let memory = rank.memory();
+    (0..3).for_each(|index| rank.post(index));
+    memory.count(rank.channel, 2);
+    memory.counted(0, 9);
+    memory.waited(1, Duration::from_nanos(10));
+    memory.over(1, Duration::from_nanos(11), OpOutcome::Done(Some(2)));
+    let failure = FirstFailure { rank: 2, is_own: false, is_difference: true, text: "first".into() };
+    memory.end(&ProgramExit {
+        how: ExitKind::Panicked,
+        at: Duration::from_nanos(12),
+        text: "boom".into(),
+        failure: Some(failure),
+    });
+    assert_eq!(
+        (VERSION, StableHasher::of(memory.copy())),
+        (2, 16_194_409_517_040_018_915),
+        "a change needs a new version"
+    );
+}
+
+/// Runs A and B of a program in the same folder: B's launches replace the files of A's ranks as they begin.
+#[test]
+fn a_rank_that_has_not_begun_is_not_that_of_an_earlier_run() {
+    const SECOND: u64 = 1_000_000_000;
+    // The process starts, and then the launch begins, so many seconds after 1970.
+    let trace = |rank: usize, host: &str, process: Option<u64>, (start, launch): (u64, u64)| {
+        let id = LaunchId { number: 0, shrunk: 0, process };
+        let (pid, process_started, started) = (start as u32, start * SECOND, launch * SECOND);
+        let (size, launch, host) = (2, id, host.into());
+        Rank::of(Identity { rank, size, launch, pid, process_start: start, process_started, started, host }).trace()
+    };
+    let ranks = |traces: Vec<RankTrace>| {
+        let launches = LaunchTrace::of(traces);
+        assert_eq!(launches.len(), 1, "{launches:?}");
+        launches[0].ranks.iter().map(|trace| trace.rank).collect::<Vec<_>>()
+    };
+    for process in [None, Some(0)] {
+        let trace = |rank, times| trace(rank, "a", process, times);
+        let ended = trace(1, (100, 101));
+        assert_eq!(ranks(vec![trace(0, (102, 103)), ended.clone()]), [0], "rank 1 has not begun");
+        let error = LaunchTrace::of(vec![trace(0, (102, 103)), ended]).remove(0);
+        assert!(error.text(0).contains("no flight file: ranks [1]"), "{error}");
+    }
+    // A rank of the same run that begins hours later, in another process or, alone, in the same.
+    assert_eq!(ranks(vec![trace(0, "a", None, (100, 101)), trace(1, "a", None, (100, 9000))]), [0, 1]);
+    assert_eq!(ranks(vec![trace(0, "a", Some(0), (100, 101)), trace(1, "a", Some(0), (100, 101))]), [0, 1]);
+    // The clocks of hosts differ.
+    assert_eq!(ranks(vec![trace(0, "a", None, (100, 101)), trace(1, "b", None, (108, 109))]), [0, 1]);
+    assert_eq!(ranks(vec![trace(0, "a", None, (100, 101)), trace(1, "b", None, (120, 121))]), [1]);
+}
+
+/// Process 1 has made a launch alone, so that its numbers are not those of process 0.
+#[test]
+fn launches_of_all_processes_and_of_one_are_told_apart() {
+    let trace = |rank: usize, launch: LaunchId| Rank::of(Identity { rank, ..Identity::here(3, launch) }).trace();
+    let (alone, all) = (LaunchId::of_process(1, 0), LaunchId::first(0));
+    let launches = LaunchTrace::of(vec![trace(0, alone), trace(1, all.next()), trace(1, all), trace(0, all)]);
+    let found: Vec<_> = launches
+        .iter()
+        .map(|launch| (launch.launch.to_string(), launch.ranks.iter().map(|trace| trace.rank).collect::<Vec<_>>()))
+        .collect();
+    let expected = [
+        ("launch 0".to_owned(), vec![0, 1]),
+        ("launch 0 of process 1".to_owned(), vec![0]),
+        ("launch 0 after 1 shrink".to_owned(), vec![1]),
+    ];
+    assert_eq!(found, expected);
+    let names = [all, all.next(), alone].map(|launch| launch.file_name(7));
+    assert_eq!(
+        names,
+        ["launch-0-rank-7.flight", "launch-0-shrunk-1-rank-7.flight", "launch-0-process-1-rank-7.flight"]
+    );
 }

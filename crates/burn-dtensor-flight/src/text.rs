@@ -24,7 +24,7 @@ impl LaunchTrace {
     fn write(&self, f: &mut impl Write, count: usize) -> fmt::Result {
         let started = self.started().and_then(|started| SystemTime::now().duration_since(started).ok());
         let started = started.map(|ago| format!(", begun {} ago", time(ago))).unwrap_or_default();
-        writeln!(f, "launch {} of {} ranks{started}", self.launch, self.size)?;
+        writeln!(f, "{}: {} ranks{started}", self.launch, self.size)?;
         match self.fault() {
             Some(fault) => writeln!(f, "  at fault: {fault}")?,
             None if self.is_over() => writeln!(f, "  every rank has returned")?,

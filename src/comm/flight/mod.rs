@@ -2,7 +2,8 @@
 //! the program runs.
 //!
 //! Each rank keeps its last 1024 collectives and messages in memory. If a folder is named, this memory is a
-//! memory-mapped file of the rank, `launch-0-rank-3.flight`. The program can name the folder with
+//! memory-mapped file of the rank, `launch-0-process-0-rank-3.flight`, or `launch-0-rank-3.flight` if several
+//! processes make the launch together. The program can name the folder with
 //! [`Launch::with_flight_recorder`](super::Launch::with_flight_recorder), and the user with the environment
 //! variable `BURN_DTENSOR_FLIGHT`. What a rank has recorded remains in the file however its process ends, also
 //! after SIGKILL. If ranks run on several hosts, use a folder that all of them can access.
@@ -12,7 +13,7 @@
 //! ```console
 //! $ cargo install --path crates/burn-dtensor-flight
 //! $ flight flights
-//! launch 0 of 3 ranks, begun 1.284 ms ago
+//! launch 0 of process 0: 3 ranks, begun 1.284 ms ago
 //!   at fault: rank 1 returned, but rank 0 waits for it in barrier #1 `step` on ranks [0, 1, 2]
 //!   rank 0 waits in barrier #1 `step` on ranks [0, 1, 2] for ranks [1], since 310.441 us
 //!   ..
@@ -35,7 +36,7 @@
 //!     world.barrier("step")
 //! });
 //! assert!(failed.is_err());
-//! let trace = RankTrace::read(folder.join("launch-0-rank-1.flight"))?;
+//! let trace = RankTrace::read(folder.join("launch-0-process-0-rank-1.flight"))?;
 //! assert_eq!(trace.operations[0].to_string(), "barrier #0 `start` on ranks [0, 1, 2]");
 //! assert_eq!(trace.ending.map(|ending| ending.how), Some(ExitKind::Returned));
 //! # std::fs::remove_dir_all(&folder).unwrap();
@@ -49,8 +50,8 @@ mod tests;
 mod words;
 
 pub use burn_dtensor_flight::{
-    DecodeError, ExitKind, FirstFailure, FlightError, GroupTrace, OpOutcome, Operation, ProcessState, ProgramExit,
-    RankTrace, Tensor,
+    DecodeError, ExitKind, FirstFailure, FlightError, GroupTrace, LaunchId, OpOutcome, Operation, ProcessState,
+    ProgramExit, RankTrace, Tensor,
 };
 
 pub(super) use burn_dtensor_flight::format::Peer;

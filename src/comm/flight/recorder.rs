@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Once};
 use std::time::{Duration, Instant};
 
-use burn_dtensor_flight::format::{Identity, RecorderMemory, file_name};
+use burn_dtensor_flight::LaunchId;
+use burn_dtensor_flight::format::{Identity, RecorderMemory};
 use parking_lot::Mutex;
 
 use super::call::Posting;
@@ -50,8 +51,8 @@ pub(in crate::comm) struct Sequence {
 }
 
 impl LaunchStart {
-    /// Records the current time as the start of launch number `launch` of this process, with `size` ranks.
-    pub fn new(size: usize, launch: u64) -> Self {
+    /// Records the current time as the start of `launch`, with `size` ranks.
+    pub fn new(size: usize, launch: LaunchId) -> Self {
         Self { at: Instant::now(), identity: Identity::here(size, launch) }
     }
 }
@@ -78,7 +79,7 @@ impl Recorder {
         let identity = Identity { rank, ..start.identity.clone() };
         let words = match folder {
             Some(folder) => {
-                let path = folder.join(file_name(identity.launch, rank));
+                let path = folder.join(identity.launch.file_name(rank));
                 let failed =
                     |error: io::Error| StartError::Flight { rank, path: path.clone(), problem: error.to_string() };
                 Words::in_file(&path).map_err(failed)?

@@ -7,8 +7,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use burn::tensor::{DType, Shape};
-use burn_dtensor_flight::LaunchTrace;
-use burn_dtensor_flight::format::{OPERATIONS, file_name};
+use burn_dtensor_flight::format::OPERATIONS;
+use burn_dtensor_flight::{LaunchId, LaunchTrace};
 
 use super::{ExitKind, LaunchStart, OpOutcome, Posting, ProgramExit, RankTrace, Recorder};
 use crate::comm::backend::{CallSignature, TensorSignature};
@@ -30,7 +30,7 @@ impl Drop for Folder {
 }
 
 fn in_memory() -> Recorder {
-    Recorder::new(1, &LaunchStart::new(3, 0), None).unwrap()
+    Recorder::new(1, &LaunchStart::new(3, LaunchId::of_process(0, 0)), None).unwrap()
 }
 
 /// Returns a call whose label and tensors depend on `index`.
@@ -124,9 +124,9 @@ fn a_program_ends_once() {
 #[test]
 fn a_file_is_read_while_its_rank_writes() {
     let folder = Folder::new("written");
-    let recorder = Recorder::new(0, &LaunchStart::new(1, 5), Some(&folder.0)).unwrap();
+    let recorder = Recorder::new(0, &LaunchStart::new(1, LaunchId::of_process(0, 5)), Some(&folder.0)).unwrap();
     recorder.sequence(&Group::new([0], 0), "");
-    let (is_over, path) = (AtomicBool::new(false), folder.0.join(file_name(5, 0)));
+    let (is_over, path) = (AtomicBool::new(false), folder.0.join(LaunchId::of_process(0, 5).file_name(0)));
     thread::scope(|scope| {
         scope.spawn(|| {
             (0..20_000).for_each(|index| post(&recorder, Instant::now(), index));
@@ -148,7 +148,7 @@ fn a_file_is_read_while_its_rank_writes() {
 #[test]
 fn a_file_holds_what_memory_does() {
     let folder = Folder::new("same");
-    let (start, at) = (LaunchStart::new(3, 7), Instant::now());
+    let (start, at) = (LaunchStart::new(3, LaunchId::of_process(0, 7)), Instant::now());
     let [first, second] = [None, Some(&*folder.0)].map(|folder| {
         let recorder = Recorder::new(2, &start, folder).unwrap();
         recorder.sequence(&Group::new([0, 1, 2], 2), "");
@@ -159,15 +159,18 @@ fn a_file_holds_what_memory_does() {
         recorder.over(8, Duration::from_nanos(2), OpOutcome::Done(Some(1)));
         recorder
     });
-    let of_file = RankTrace::read(folder.0.join(file_name(7, 2))).unwrap();
+    let of_file = RankTrace::read(folder.0.join(LaunchId::of_process(0, 7).file_name(2))).unwrap();
     assert_eq!([read(&first), read(&second)], [of_file.clone(), of_file.clone()]);
-    assert_eq!((of_file.rank, of_file.size, of_file.launch, of_file.pid), (2, 3, 7, std::process::id()));
+    assert_eq!(
+        (of_file.rank, of_file.size, of_file.launch, of_file.pid),
+        (2, 3, LaunchId::of_process(0, 7), std::process::id())
+    );
     assert_eq!(of_file.channels[1].taken, 5);
     assert_eq!((&*of_file.channels[1].name, &*of_file.channels[1].ranks), ("reduced", &[2, 0][..]));
     assert_eq!(of_file.operations[0].id.ranks, [0, 1, 2].into());
     assert!(is_complete(&of_file));
     // The words of a file are those of the recorder, and the rest of its ring is empty.
-    let bytes = fs::read(folder.0.join(file_name(7, 2))).unwrap();
+    let bytes = fs::read(folder.0.join(LaunchId::of_process(0, 7).file_name(2))).unwrap();
     let words: Vec<_> = bytes.as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word)).collect();
     let own = second.words();
     assert!(words.starts_with(&own) && words[own.len()..].iter().all(|word| *word == 0));
@@ -177,13 +180,13 @@ fn a_file_holds_what_memory_does() {
 #[test]
 fn files_of_another_run_are_not_touched() {
     let folder = Folder::new("again");
-    let old = Recorder::new(0, &LaunchStart::new(2, 0), Some(&folder.0)).unwrap();
-    drop(Recorder::new(1, &LaunchStart::new(2, 0), Some(&folder.0)).unwrap());
-    let new = Recorder::new(0, &LaunchStart::new(1, 0), Some(&folder.0)).unwrap();
+    let old = Recorder::new(0, &LaunchStart::new(2, LaunchId::of_process(0, 0)), Some(&folder.0)).unwrap();
+    drop(Recorder::new(1, &LaunchStart::new(2, LaunchId::of_process(0, 0)), Some(&folder.0)).unwrap());
+    let new = Recorder::new(0, &LaunchStart::new(1, LaunchId::of_process(0, 0)), Some(&folder.0)).unwrap();
     post(&old, Instant::now(), 0);
     post(&old, Instant::now(), 1);
     post(&new, Instant::now(), 0);
-    assert_eq!(RankTrace::read(folder.0.join(file_name(0, 0))).unwrap().operations.len(), 1);
+    assert_eq!(RankTrace::read(folder.0.join(LaunchId::of_process(0, 0).file_name(0))).unwrap().operations.len(), 1);
     let launches = LaunchTrace::read(&folder.0).unwrap();
     assert_eq!(
         (launches.len(), launches[0].size, launches[0].ranks.len()),
@@ -196,9 +199,9 @@ fn files_of_another_run_are_not_touched() {
 fn a_file_that_cannot_be_made_is_an_error_with_its_path() {
     let folder = Folder::new("refused");
     fs::write(&folder.0, "a file").unwrap();
-    let error = Recorder::new(4, &LaunchStart::new(5, 6), Some(&folder.0)).unwrap_err();
+    let error = Recorder::new(4, &LaunchStart::new(5, LaunchId::of_process(0, 6)), Some(&folder.0)).unwrap_err();
     let StartError::Flight { rank: 4, path, .. } = &error else { panic!("{error}") };
-    assert_eq!(*path, folder.0.join("launch-6-rank-4.flight"));
+    assert_eq!(*path, folder.0.join("launch-6-process-0-rank-4.flight"));
     assert!(error.to_string().contains("Name a folder to which the program can write ("), "{error}");
     fs::remove_file(&folder.0).unwrap();
 }

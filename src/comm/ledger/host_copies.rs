@@ -61,11 +61,12 @@ mod tests {
 
     use super::*;
     use crate::comm::Ledger;
-    use crate::comm::flight::{LaunchStart, Recorder};
+    use crate::comm::flight::{LaunchId, LaunchStart, Recorder};
 
     #[test]
     fn copies_between_host_and_device_are_told_by_unit() {
-        let ledger = Ledger::new(Recorder::new(0, &LaunchStart::new(2, 0), None).expect("it has no file"));
+        let ledger =
+            Ledger::new(Recorder::new(0, &LaunchStart::new(2, LaunchId::first(0)), None).expect("it has no file"));
         assert!(!ledger.summary().to_string().contains("device"), "no copies yet");
         for (unit, way, bytes) in
             [("b", CopyDirection::ToDevice, 100), ("a", CopyDirection::ToHost, 7), ("b", CopyDirection::ToDevice, 20)]

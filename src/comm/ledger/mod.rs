@@ -305,10 +305,10 @@ mod tests {
     use super::*;
     use crate::comm::Group;
     use crate::comm::backend::CallSignature;
-    use crate::comm::flight::{LaunchStart, Posting};
+    use crate::comm::flight::{LaunchId, LaunchStart, Posting};
 
     fn filled() -> Ledger {
-        let recorder = Recorder::new(0, &LaunchStart::new(2, 0), None).expect("it has no file");
+        let recorder = Recorder::new(0, &LaunchStart::new(2, LaunchId::first(0)), None).expect("it has no file");
         let sequence = recorder.sequence(&Group::new([0, 1], 0), "");
         let ledger = Ledger::new(recorder);
         let record = |op, bytes, label: &str, phase| {

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use burn_dtensor_flight::LaunchId;
+
 use super::wire::{Decode, Encode, wire_enum, wire_struct};
 use crate::comm::backend::{CallSignature, Failure};
 use crate::comm::local::{MembershipMessage, WaitForEdge};
@@ -13,26 +15,6 @@ use crate::memory::shared_memory::SharedMemoryHandle;
 pub(in crate::comm) struct Header<P = CallSignature> {
     pub launch: LaunchId,
     pub word: ControlMessage<P>,
-}
-
-/// Identifies a world. `number` is the index (0, 1, ..) of the launch, which is the same in all processes.
-/// `shrunk` counts how often `shrink` has replaced the launch's world.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(in crate::comm) struct LaunchId {
-    pub number: u64,
-    pub shrunk: u64,
-}
-
-impl LaunchId {
-    /// Returns the id of launch `number`'s initial world.
-    pub fn first(number: u64) -> Self {
-        Self { number, shrunk: 0 }
-    }
-
-    /// Returns the id of the world that `shrink` creates from this one.
-    pub fn next(self) -> Self {
-        Self { shrunk: self.shrunk + 1, ..self }
-    }
 }
 
 /// Content of a [`Header`].
@@ -181,7 +163,7 @@ impl Header {
     }
 }
 
-wire_struct!(LaunchId { number, shrunk });
+wire_struct!(LaunchId { number, shrunk, process });
 wire_enum!(MembershipMessage {
     0 Came { rank },
     1 Gone { ranks },

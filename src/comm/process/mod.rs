@@ -47,6 +47,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
+use burn_dtensor_flight::LaunchId;
 use parking_lot::Mutex;
 
 use super::backend::{Backend, ProcessOptions};
@@ -54,7 +55,7 @@ use super::local::{Contribution, HostBackend, PayloadTarget, PeerProcesses};
 use super::transport::{MessageHandler, RecvBuffer, Transport};
 use crate::memory::HostMemoryPool;
 use crate::memory::shared_memory::SharedMemoryPool;
-use header::{ControlMessage, Header, LaunchId, PayloadDesc};
+use header::{ControlMessage, Header, PayloadDesc};
 use late::Known;
 
 /// The processes of a job, as seen from one of them: creates the backends of its launches.

@@ -438,7 +438,7 @@ fn the_files_say_what_the_ledger_does() {
     })
     .unwrap();
     for (rank, (flight, entries)) in own {
-        let mut file = RankTrace::read(folder.0.join(format!("launch-{}-rank-{rank}.flight", flight.launch))).unwrap();
+        let mut file = RankTrace::read(folder.0.join(flight.launch.file_name(rank))).unwrap();
         assert_eq!(file.ending.take().map(|ending| ending.how), Some(ExitKind::Returned));
         assert_eq!((file, flight.posted, entries.len()), (flight.clone(), 2000, 1024));
         let labels = flight.operations.iter().map(|operation| operation.id.label.clone());

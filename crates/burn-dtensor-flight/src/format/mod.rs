@@ -42,7 +42,7 @@ use header::{CHANNELS as CHANNELS_USED, CHECK, POSTED};
 use record::Mark;
 
 /// Version of the format.
-pub const VERSION: u64 = 1;
+pub const VERSION: u64 = 2;
 
 /// Number of operations that are kept.
 pub const OPERATIONS: usize = 1024;
@@ -55,9 +55,10 @@ const MAGIC: u64 = u64::from_le_bytes(*b"bdflight");
 
 /// Words of the header.
 mod header {
-    /// Number of words that are written once: magic, version, rank, number of ranks, launch, pid, start of the
-    /// process and wall-clock nanoseconds of the launch's start, one word each, and then [`HOST`] words.
-    pub const FIXED: usize = 8 + HOST;
+    /// Number of words that are written once: magic, version, rank, number of ranks, three of the launch's id, pid,
+    /// start of the process, its wall-clock time and that of the launch's start, one word each, and then [`HOST`]
+    /// words.
+    pub const FIXED: usize = 11 + HOST;
     /// Number of words of the host's name: its length in bytes, and the bytes.
     pub const HOST: usize = 9;
     /// Index of the checksum of these words.
@@ -167,11 +168,6 @@ impl<'a> RecorderMemory<'a> {
 /// Returns the index at which an operation's record begins.
 fn record_at(index: u64) -> usize {
     RECORDS + (index as usize % OPERATIONS) * RECORD_WORDS
-}
-
-/// Returns the name of a rank's file, for example `launch-0-rank-3.flight`.
-pub fn file_name(launch: u64, rank: usize) -> String {
-    format!("launch-{launch}-rank-{rank}.flight")
 }
 
 /// Returns true if a file has the extension of flight files.

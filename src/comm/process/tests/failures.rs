@@ -4,10 +4,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use burn::tensor::Tensor;
+use burn_dtensor_flight::LaunchId;
 
 use super::super::ProcessJob;
 use super::super::header::{
-    ControlMessage, DataMode, EncodedSignature, Header, LaunchId, PayloadDesc, RemoteGroupId, RemoteGroupInfo, Said,
+    ControlMessage, DataMode, EncodedSignature, Header, PayloadDesc, RemoteGroupId, RemoteGroupInfo, Said,
 };
 use super::loopback::Job;
 use crate::comm::backend::CallSignature;

@@ -5,9 +5,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use burn::tensor::{BoolStore, DType, Shape};
+use burn_dtensor_flight::LaunchId;
 
 use super::super::header::{
-    ControlMessage, DataMode, EncodedSignature, Header, LaunchId, PayloadDesc, RemoteGroupId, RemoteGroupInfo, Said,
+    ControlMessage, DataMode, EncodedSignature, Header, PayloadDesc, RemoteGroupId, RemoteGroupInfo, Said,
     SharedMemoryMessage,
 };
 use crate::Error;
@@ -102,7 +103,7 @@ fn errors() -> Vec<CommError> {
     ]
 }
 
-const LAUNCH: LaunchId = LaunchId { number: 3, shrunk: 1 };
+const LAUNCH: LaunchId = LaunchId { number: 3, shrunk: 1, process: None };
 
 fn write(word: ControlMessage<&EncodedSignature>) -> Vec<u8> {
     Header { launch: LAUNCH, word }.write()
