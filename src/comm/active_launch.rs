@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 
 use super::backend::{Backend, worlds};
 use super::flight::{ExitKind, FirstFailure, ProgramExit};
-use super::ledger_history::LedgerHistory;
+use super::observe::LedgerHistory;
 use super::rank_context;
 use super::rank_outcome::first;
 

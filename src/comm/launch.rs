@@ -11,8 +11,8 @@ use super::active_launch::ActiveLaunch;
 use super::backend::{Backend, ProcessOptions, RemoteOutcome, last, worlds};
 use super::flight::{LaunchStart, RankTrace};
 use super::launcher;
-use super::ledger_history::LedgerHistory;
 use super::local::HostBackend;
+use super::observe::LedgerHistory;
 #[cfg(feature = "mpi")]
 use super::process::ProcessJob;
 use super::rank_context::{self, RankContext};

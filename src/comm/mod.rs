@@ -27,7 +27,7 @@
 //!    ├─ local                    ranks are threads of one process: match table, data planes for host and devices
 //!    └─ process                  ranks are in several processes: headers and payloads
 //!         └─ transport           sends bytes between processes (MPI)
-//! flight                         records the last calls of every rank, also in a file
+//! observe                        one stream of events of every call: ledger, flight recorder, `tracing` spans
 //! ```
 //!
 //! # Invariants on every backend
@@ -67,16 +67,14 @@ mod collectives;
 mod communicator;
 mod digests;
 mod error;
-pub mod flight;
 mod group;
 mod groups;
 mod launch;
 mod launcher;
-mod ledger;
-mod ledger_history;
 mod local;
 #[cfg(feature = "mpi")]
 mod mpi;
+mod observe;
 mod pack_stats;
 mod panic;
 mod plan;
@@ -88,7 +86,6 @@ mod replicated;
 mod report;
 mod tensors;
 mod timing;
-mod trace;
 pub mod transport;
 mod turn;
 mod work;
@@ -104,11 +101,11 @@ pub use error::CommError;
 pub use group::Group;
 pub use launch::{Launch, launch};
 pub use launcher::StartError;
-pub use ledger::{
+pub(crate) use observe::{CallEvent, CallInfo, CopyDirection, listen};
+pub use observe::{
     CallTotals, Histogram, Ledger, LedgerEntry, LedgerKey, OffloadTraffic, QueueDepth, Snapshot, Straggler, Summary,
-    WaitBreakdown, Waits,
+    WaitBreakdown, Waits, flight,
 };
-pub(crate) use ledger::{CopyDirection, listen};
 pub use pack_stats::PackStats;
 pub(crate) use panic::{error_behind, explain_panics_by, forget_panic, note_interrupted, note_panic, panic_text};
 pub use plan::CollectivePlan;

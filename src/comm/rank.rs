@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use burn::tensor::Device;
 
 use super::backend::{Backend, Failure};
-use super::ledger_history::LedgerHistory;
+use super::observe::LedgerHistory;
 use super::rank_context::RankContext;
 use super::{CommError, Ledger, Op};
 

@@ -9,8 +9,8 @@ use burn::tensor::Device;
 use parking_lot::Mutex;
 
 use super::backend::{Backend, ShrunkWorld, is_device_number};
-use super::ledger_history::LedgerHistory;
 use super::local::HostBackend;
+use super::observe::LedgerHistory;
 use super::rank::Rank;
 use super::{Call, CommError, Communicator, Group, Ledger, in_turn};
 use crate::{Error, Result};

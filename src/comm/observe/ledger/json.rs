@@ -1,13 +1,12 @@
 //! Export of a [`Ledger`] as JSON.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use itertools::Itertools;
+use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::{CallTotals, Ledger, LedgerKey, OffloadTraffic, QueueDepth, Straggler, Summary, Waits};
-use crate::comm::PackStats;
+use super::{CallTotals, Ledger, LedgerKey, OffloadTraffic, Straggler, Summary, Waits};
 
 impl Ledger {
     /// Returns the contents of the ledger as JSON:
@@ -40,34 +39,39 @@ impl Ledger {
     /// # Ok::<_, burn_dtensor::Error>(())
     /// ```
     pub fn to_json(&self) -> String {
-        let totals = self.snapshot();
-        let CallTotals { calls, bytes } = totals.total(|_| true);
-        let Summary { spent, queue: QueueDepth { now, most }, waits, .. } = self.summary();
-        let PackStats { launches, bytes: copied, padding } = self.copied();
-        let collective = |(LedgerKey { op, phase, label }, CallTotals { calls, bytes }): (&LedgerKey, &CallTotals)| {
-            json!({
-                "operation": op.name(), "phase": phase.to_string(), "label": **label, "calls": calls, "bytes": bytes,
-            })
-        };
+        let (totals, Summary { total, spent, queue, waits, .. }) = (self.snapshot(), self.summary());
+        let host_copies = self.host_copies();
         json!({
-            "calls": calls,
-            "bytes": bytes,
-            "collectives": totals.iter().map(collective).collect_vec(),
+            "calls": total.calls,
+            "bytes": total.bytes,
+            "collectives": totals.iter().map(|(key, total)| CountedCalls { key, total }).collect_vec(),
             "waiting_ns": spent.waiting.as_nanos() as u64,
             "moving_ns": spent.local_work.as_nanos() as u64,
             "waits": self::waits(&waits),
-            "queue": { "now": now, "most": most },
+            "queue": queue,
             "backends": self.backends(),
-            "copied": { "launches": launches, "bytes": copied, "padding": padding },
-            "host_copies": self.host_copies().iter().map(host_copies).collect_vec(),
+            "copied": self.copied(),
+            "host_copies": host_copies.iter().map(|(label, traffic)| UnitTraffic { label, traffic }).collect_vec(),
         })
         .to_string()
     }
 }
 
-fn host_copies((label, OffloadTraffic { to_device, to_host }): (&Arc<str>, &OffloadTraffic)) -> Value {
-    let total = |CallTotals { calls, bytes }: &CallTotals| json!({ "calls": calls, "bytes": bytes });
-    json!({ "label": **label, "to_device": total(to_device), "to_host": total(to_host) })
+/// One entry of `collectives`.
+#[derive(Serialize)]
+struct CountedCalls<'a> {
+    #[serde(flatten)]
+    key: &'a LedgerKey,
+    #[serde(flatten)]
+    total: &'a CallTotals,
+}
+
+/// One entry of `host_copies`.
+#[derive(Serialize)]
+struct UnitTraffic<'a> {
+    label: &'a str,
+    #[serde(flatten)]
+    traffic: &'a OffloadTraffic,
 }
 
 fn waits(waits: &Waits) -> Value {

@@ -1,18 +1,33 @@
 //! Creation of a [`tracing`] span for each collective, for profilers.
 
 use std::fmt;
-use std::time::Duration;
 
 use tracing::field::Empty;
 use tracing::{Span, debug_span};
 
-use super::backend::{CallSignature, tensor_text};
-use super::{Group, Phase, TensorMeta};
+use super::{CallEvent, Posting};
+use crate::comm::TensorMeta;
+use crate::comm::backend::{CallSignature, tensor_text};
 
-/// Returns the span of a collective that `rank` posts, or a disabled span if there is no subscriber.
+/// Consumes an event: creates the span when the call is posted, and adds the result of the wait to it.
+pub(super) fn observe(span: &mut Span, event: &CallEvent<'_>) {
+    match *event {
+        CallEvent::Posted(posting) => *span = posted(posting),
+        CallEvent::Completed { waiting, local_work, last } => {
+            span.record("waiting_ns", waiting.as_nanos() as u64);
+            span.record("moving_ns", local_work.as_nanos() as u64);
+            if let Some(last) = last {
+                span.record("last", last);
+            }
+        }
+        _ => {}
+    }
+}
+
+/// Returns the span of a call, or a disabled span if there is no subscriber.
 ///
 /// Fields are evaluated and formatted only if there is a subscriber: the macro checks first.
-pub(super) fn posted(rank: usize, group: &Group, seq: u64, print: &CallSignature, phase: Phase, bytes: u64) -> Span {
+fn posted(&Posting { group, seq, print, phase, bytes, .. }: &Posting<'_>) -> Span {
     debug_span!(
         target: "burn_dtensor::comm",
         "collective",
@@ -23,21 +38,12 @@ pub(super) fn posted(rank: usize, group: &Group, seq: u64, print: &CallSignature
         tensors = %Tensors(print),
         group = group.size(),
         ranks = ?group.ranks(),
-        rank,
+        rank = group.ranks()[group.rank()],
         seq,
         waiting_ns = Empty,
         moving_ns = Empty,
         last = Empty,
     )
-}
-
-/// Records the duration of the wait in the span, and the rank that joined last.
-pub(super) fn waited(span: &Span, waiting: Duration, moving: Duration, last: Option<usize>) {
-    span.record("waiting_ns", waiting.as_nanos() as u64);
-    span.record("moving_ns", moving.as_nanos() as u64);
-    if let Some(last) = last {
-        span.record("last", last);
-    }
 }
 
 /// Displays the shapes and dtypes of a call's tensors.

@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, LazyLock};
 
+use serde::Serialize;
+
 use crate::comm::{Op, Phase};
 
 /// Maximum number of keys that a ledger counts separately.
@@ -12,7 +14,7 @@ pub(super) const KEYS: usize = 4096;
 pub(super) static OTHERS: LazyLock<Arc<str>> = LazyLock::new(|| "(other labels)".into());
 
 /// Number of calls and of payload bytes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 pub struct CallTotals {
     /// Number of collectives.
     pub calls: u64,
@@ -34,9 +36,10 @@ impl std::iter::Sum for CallTotals {
 }
 
 /// Key under which a ledger counts a collective.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 pub struct LedgerKey {
     /// Operation of the collective.
+    #[serde(rename = "operation")]
     pub op: Op,
     /// Pass in which it ran.
     pub phase: Phase,

@@ -11,7 +11,8 @@ use burn_dtensor_flight::LaunchId;
 use burn_dtensor_flight::format::{Identity, RecorderMemory};
 use parking_lot::Mutex;
 
-use super::call::Posting;
+use super::super::event::{CallEvent, CallInfo, Posting};
+use super::call;
 use super::words::Words;
 use super::{OpOutcome, ProgramExit, RankTrace};
 use crate::comm::{Group, Op, StartError};
@@ -24,6 +25,8 @@ pub(in crate::comm) struct Recorder {
     start: Instant,
     /// Call counters of each channel.
     channels: Mutex<HashMap<Key, Arc<Sequence>>>,
+    /// Number of operations that the ledger has counted.
+    counted: AtomicU64,
     /// Guards that the end of the program is recorded only once.
     end: Once,
 }
@@ -50,6 +53,26 @@ pub(in crate::comm) struct Sequence {
     messages: AtomicU64,
 }
 
+/// The record of a call, by which its events find it.
+#[derive(Debug)]
+pub(in crate::comm) struct RecordedCall {
+    posted: Instant,
+    sequence: Arc<Sequence>,
+    index: u64,
+}
+
+impl RecordedCall {
+    /// Creates the record of a call that is posted now.
+    pub fn new(posted: Instant, sequence: Arc<Sequence>) -> Self {
+        Self { posted, sequence, index: 0 }
+    }
+
+    /// Returns the time when the call was posted.
+    pub fn posted(&self) -> Instant {
+        self.posted
+    }
+}
+
 impl LaunchStart {
     /// Records the current time as the start of `launch`, with `size` ranks.
     pub fn new(size: usize, launch: LaunchId) -> Self {
@@ -61,6 +84,12 @@ impl Sequence {
     /// Returns the number of the channel.
     pub fn number(&self) -> u32 {
         self.number
+    }
+
+    /// Returns the index of the channel's first word.
+    #[cfg(test)]
+    pub(super) fn at(&self) -> usize {
+        self.at
     }
 
     /// Returns the sequence number of the next collective, or of the next message, and increments it.
@@ -86,7 +115,13 @@ impl Recorder {
             }
             None => Words::in_memory().expect("anonymous memory can be mapped"),
         };
-        let recorder = Self { words, start: start.at, channels: Mutex::default(), end: Once::new() };
+        let recorder = Self {
+            words,
+            start: start.at,
+            channels: Mutex::default(),
+            counted: AtomicU64::default(),
+            end: Once::new(),
+        };
         recorder.memory().begin(&identity);
         Ok(recorder)
     }
@@ -105,31 +140,33 @@ impl Recorder {
         channel.map_or_else(Sequence::default, |at| Sequence { number, at, ..Sequence::default() })
     }
 
-    /// Records an operation. Returns its index among all operations of the rank.
-    pub fn posted(&self, at: Instant, posting: &Posting<'_>) -> u64 {
-        self.memory().post(at.saturating_duration_since(self.start), &posting.call(), posting.tensors())
-    }
-
-    /// Records that the backend has accepted a collective, so that the rank counts as having taken part.
-    pub fn taken(&self, sequence: &Sequence, op: Op, seq: u64) {
-        if sequence.number > 0 && !op.is_message() {
-            self.memory().count(sequence.at, seq + 1);
+    /// Consumes an event of a call.
+    pub fn observe(&self, call: &mut RecordedCall, info: &CallInfo, at: Instant, event: &CallEvent<'_>) {
+        let (memory, after) = (self.memory(), at.saturating_duration_since(call.posted));
+        let index = call.index;
+        let over = |outcome| memory.over(index, after, outcome);
+        match *event {
+            CallEvent::Posted(posting) => call.index = self.post(at, posting),
+            CallEvent::Counted => memory.counted(index, self.counted.fetch_add(1, Ordering::Relaxed)),
+            CallEvent::Accepted if info.op.is_message() || call.sequence.number == 0 => {}
+            CallEvent::Accepted => memory.count(call.sequence.at, info.seq + 1),
+            CallEvent::Refused => over(OpOutcome::Refused),
+            CallEvent::Waiting => memory.waited(index, after),
+            CallEvent::Completed { last, .. } => over(OpOutcome::Done(last)),
+            CallEvent::Failed => over(OpOutcome::Failed),
+            CallEvent::Dropped => over(OpOutcome::Dropped),
         }
     }
 
-    /// Records the number under which the ledger counted the operation.
-    pub fn counted(&self, index: u64, count: u64) {
-        self.memory().counted(index, count);
+    /// Records an operation. Returns its index among all operations of the rank.
+    pub(super) fn post(&self, at: Instant, posting: &Posting<'_>) -> u64 {
+        let after = at.saturating_duration_since(self.start);
+        self.memory().post(after, &call::describe(posting), call::tensors(posting.print))
     }
 
-    /// Records that the rank began to wait for the operation, `after` it was posted.
-    pub fn waited(&self, index: u64, after: Duration) {
-        self.memory().waited(index, after);
-    }
-
-    /// Records that the operation ended, `after` it was posted. Only the first call has an effect.
-    pub fn over(&self, index: u64, after: Duration, over: OpOutcome) {
-        self.memory().over(index, after, over);
+    /// Returns the number of operations that the ledger has counted.
+    pub fn count(&self) -> u64 {
+        self.counted.load(Ordering::Relaxed)
     }
 
     /// Records the end of the rank's program. Only the first call has an effect; the record is complete when it
@@ -140,15 +177,10 @@ impl Recorder {
 
     /// Returns the trace of what is recorded.
     pub fn trace(&self) -> RankTrace {
-        RankTrace::decode(&self.words()).expect("a recorder's memory has the format of its file")
+        RankTrace::decode(&self.memory().copy()).expect("a recorder's memory has the format of its file")
     }
 
-    /// Returns a copy of the memory, in the format of a flight file.
-    pub fn words(&self) -> Vec<u64> {
-        self.memory().copy()
-    }
-
-    fn memory(&self) -> RecorderMemory<'_> {
+    pub(super) fn memory(&self) -> RecorderMemory<'_> {
         RecorderMemory::new(self.words.all())
     }
 }

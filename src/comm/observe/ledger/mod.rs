@@ -18,15 +18,13 @@ use std::time::Duration;
 use burn::backend::{Backend, Dispatch, DispatchDevice};
 use parking_lot::Mutex;
 
+use super::event::{CallEvent, CallInfo};
 use super::flight::{Operation, RankTrace, Recorder};
-use super::{Op, PackStats, Phase};
-pub(super) use entry::Charge;
+use crate::comm::{Op, PackStats, Phase};
 pub use entry::LedgerEntry;
-pub(crate) use entry::listen;
 pub use histogram::Histogram;
 pub(crate) use host_copies::CopyDirection;
 pub use host_copies::OffloadTraffic;
-use queue::InFlightCount;
 pub use queue::QueueDepth;
 pub use summary::Summary;
 pub use totals::{CallTotals, LedgerKey, Snapshot};
@@ -61,16 +59,14 @@ pub use waits::{Straggler, WaitBreakdown, Waits};
 pub struct Ledger {
     recorder: Recorder,
     book: Mutex<Book>,
-    queue: InFlightCount,
 }
 
 #[derive(Debug, Default)]
 struct Book {
     totals: Snapshot,
-    /// Number of collectives counted since the ledger was created.
-    counted: u64,
-    /// Number of these that were counted before the last reset.
+    /// Number of collectives that were counted before the last reset.
     forgotten: u64,
+    queue: QueueDepth,
     waits: Waits,
     moving: Duration,
     copied: PackStats,
@@ -80,40 +76,34 @@ struct Book {
 
 impl Ledger {
     /// Creates the ledger of a rank whose operations `recorder` records.
-    pub(super) fn new(recorder: Recorder) -> Self {
-        Self { recorder, book: Mutex::default(), queue: InFlightCount::default() }
+    pub(in crate::comm) fn new(recorder: Recorder) -> Self {
+        Self { recorder, book: Mutex::default() }
     }
 
     /// Returns the flight recorder of the rank.
-    pub(super) fn recorder(&self) -> &Recorder {
+    pub(in crate::comm) fn recorder(&self) -> &Recorder {
         &self.recorder
     }
 
-    /// Counts one collective.
-    pub(super) fn record(&self, charge: &Charge) {
-        let mut book = self.book.lock();
-        let Charge { op, phase, label, bytes, .. } = charge;
-        book.totals.add(LedgerKey { op: *op, phase: *phase, label: label.clone() }, *bytes);
-        self.recorder.counted(charge.noted, book.counted);
-        entry::tell(book.counted - book.forgotten, charge);
-        book.counted += 1;
-    }
-
-    /// Counts one more collective in flight.
-    pub(super) fn posted(&self) {
-        self.queue.enter();
-    }
-
-    /// Counts one collective in flight less.
-    pub(super) fn ended(&self) {
-        self.queue.leave();
-    }
-
-    /// Adds one wait. `straggler` is the rank that joined last, if it was another rank.
-    pub(super) fn waited(&self, waiting: Duration, moving: Duration, straggler: Option<usize>) {
-        let mut book = self.book.lock();
-        book.waits.add(waiting, straggler);
-        book.moving += moving;
+    /// Consumes an event of a call.
+    pub(in crate::comm) fn observe(&self, call: &CallInfo, event: &CallEvent<'_>) {
+        let CallInfo { rank, op, phase, label, bytes, .. } = call;
+        match *event {
+            CallEvent::Counted => {
+                let key = LedgerKey { op: *op, phase: *phase, label: label.clone() };
+                self.book.lock().totals.add(key, *bytes);
+            }
+            CallEvent::Accepted => self.book.lock().queue.enter(),
+            CallEvent::Completed { waiting, local_work, last } => {
+                let mut book = self.book.lock();
+                book.queue.leave();
+                // A rank does not wait for itself.
+                book.waits.add(waiting, last.filter(|last| last != rank));
+                book.moving += local_work;
+            }
+            CallEvent::Failed | CallEvent::Dropped => self.book.lock().queue.leave(),
+            CallEvent::Posted(_) | CallEvent::Refused | CallEvent::Waiting => {}
+        }
     }
 
     /// Returns the time spent in waits.
@@ -144,7 +134,7 @@ impl Ledger {
     /// Returns the number of collectives in flight: posted, and neither waited for nor dropped.
     /// [Deferred](crate::comm::Call::with_deferred) collectives are included.
     pub fn queue_depth(&self) -> QueueDepth {
-        self.queue.depth()
+        self.book.lock().queue
     }
 
     /// Returns a summary of the ledger, displayed in one line.
@@ -166,14 +156,14 @@ impl Ledger {
     /// ```
     pub fn summary(&self) -> Summary {
         let book = self.book.lock();
-        let (total, queue) = (book.totals.total(|_| true), self.queue.depth());
+        let (total, queue) = (book.totals.total(|_| true), book.queue);
         let host_copies = book.host_copies.0.values().copied().sum();
         Summary { total, spent: book.spent(), queue, waits: book.waits.clone(), host_copies }
     }
 
     /// Adds copies made by kernels around collectives.
     #[cfg(feature = "cube")]
-    pub(super) fn copied_by(&self, more: PackStats) {
+    pub(in crate::comm) fn copied_by(&self, more: PackStats) {
         self.book.lock().copied += more;
     }
 
@@ -193,7 +183,7 @@ impl Ledger {
     }
 
     /// Records the device of the tensors of a collective.
-    pub(super) fn ran_on(&self, device: DispatchDevice) {
+    pub(in crate::comm) fn ran_on(&self, device: DispatchDevice) {
         let devices = &mut self.book.lock().devices;
         if !devices.contains(&device) {
             devices.push(device);
@@ -285,10 +275,8 @@ impl Ledger {
     /// Clears the ledger, except for the flight recorder. Collectives in flight stay counted as such.
     pub fn reset(&self) {
         let mut book = self.book.lock();
-        let counted = book.counted;
-        *book = Book { counted, forgotten: counted, ..Book::default() };
-        drop(book);
-        self.queue.reset();
+        let now = book.queue.now;
+        *book = Book { forgotten: self.recorder.count(), queue: QueueDepth { now, most: now }, ..Book::default() };
     }
 }
 
@@ -300,28 +288,53 @@ impl Book {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Instant;
-
     use super::*;
+    use crate::comm::CommError;
     use crate::comm::Group;
-    use crate::comm::backend::CallSignature;
-    use crate::comm::flight::{LaunchId, LaunchStart, Posting};
+    use crate::comm::backend::{CallSignature, Completed, Request};
+    use crate::comm::observe::flight::{LaunchId, LaunchStart};
+    use crate::comm::observe::{ObservedCall, Posting};
 
-    fn filled() -> Ledger {
+    /// A request whose result is not used.
+    struct Done;
+
+    impl Request<()> for Done {
+        fn is_complete(&self) -> bool {
+            true
+        }
+
+        fn wait(self: Box<Self>, _: Duration) -> Result<Completed<()>, CommError> {
+            Ok(Completed::timed(|| ()))
+        }
+    }
+
+    /// Posts a call of a group of two ranks.
+    fn post(ledger: &Arc<Ledger>, op: Op, bytes: u64, label: &str, phase: Phase, is_deferred: bool) -> ObservedCall {
+        let group = Group::new([0, 1], 0);
+        let sequence = ledger.recorder().sequence(&group, "");
+        let print = CallSignature::new(op, &label.into(), Vec::new());
+        let (channel, seq) = (sequence.number(), sequence.next(op));
+        let posting = Posting { group: &group, channel, seq, print: &print, phase, bytes, peer: None };
+        let info = CallInfo { rank: 0, op, group_size: 2, bytes, label: label.into(), phase, seq };
+        ObservedCall::post(ledger.clone(), sequence, info, &posting, is_deferred)
+    }
+
+    fn filled() -> Arc<Ledger> {
         let recorder = Recorder::new(0, &LaunchStart::new(2, LaunchId::first(0)), None).expect("it has no file");
-        let sequence = recorder.sequence(&Group::new([0, 1], 0), "");
-        let ledger = Ledger::new(recorder);
-        let record = |op, bytes, label: &str, phase| {
-            let print = CallSignature::new(op, &label.into(), Vec::new());
-            let (channel, seq, at) = (sequence.number(), sequence.next(op), Instant::now());
-            let posting = Posting { channel, seq, print: &print, phase, bytes, peer: None };
-            let noted = ledger.recorder().posted(at, &posting);
-            ledger.record(&Charge { noted, op, group_size: 2, bytes, label: label.into(), phase });
-        };
-        record(Op::AllGather, 100, "a", Phase::Forward);
-        record(Op::AllGather, 100, "a", Phase::Backward);
-        record(Op::ReduceScatter, 40, "b", Phase::Backward);
+        let ledger = Arc::new(Ledger::new(recorder));
+        drop(post(&ledger, Op::AllGather, 100, "a", Phase::Forward, false));
+        drop(post(&ledger, Op::AllGather, 100, "a", Phase::Backward, false));
+        drop(post(&ledger, Op::ReduceScatter, 40, "b", Phase::Backward, false));
         ledger
+    }
+
+    /// Records a wait, at whose end rank `last` was the last to call.
+    fn waited(ledger: &Arc<Ledger>, waiting: u64, local_work: u64, last: Option<usize>) {
+        let call = post(ledger, Op::Barrier, 0, "wait", Phase::Other, false);
+        let [waiting, local_work] = [waiting, local_work].map(Duration::from_millis);
+        for event in [CallEvent::Accepted, CallEvent::Completed { waiting, local_work, last }] {
+            ledger.observe(&call.info, &event);
+        }
     }
 
     #[test]
@@ -338,10 +351,11 @@ mod tests {
     #[test]
     fn time_adds_up() {
         let ledger = filled();
-        ledger.waited(Duration::from_millis(2), Duration::from_millis(3), Some(1));
-        ledger.waited(Duration::from_millis(20), Duration::from_millis(30), None);
+        waited(&ledger, 2, 3, Some(1));
+        waited(&ledger, 20, 30, Some(0));
         let spent = WaitBreakdown { waiting: Duration::from_millis(22), local_work: Duration::from_millis(33) };
         assert_eq!(ledger.spent(), spent);
+        assert_eq!(ledger.waits().stragglers().len(), 1, "a rank does not wait for itself");
     }
 
     #[test]
@@ -358,12 +372,30 @@ mod tests {
     #[test]
     fn reset_forgets() {
         let ledger = filled();
-        ledger.waited(Duration::from_millis(2), Duration::from_millis(3), Some(1));
+        waited(&ledger, 2, 3, Some(1));
         ledger.reset();
         assert_eq!((ledger.spent(), ledger.waits()), Default::default());
         assert_eq!(ledger.snapshot(), Snapshot::default());
         assert!(ledger.recent().is_empty());
-        assert_eq!(ledger.flight().operations.len(), 3, "the flight recorder is not reset");
+        assert_eq!(ledger.flight().operations.len(), 4, "the flight recorder is not reset");
+    }
+
+    #[test]
+    fn the_most_in_flight_outlives_them_until_it_is_reset() {
+        let ledger = filled();
+        let calls = || post(&ledger, Op::Barrier, 0, "call", Phase::Other, false);
+        let mut calls = [calls(), calls(), calls()];
+        for call in &mut calls {
+            drop(call.begin(|| Ok(Box::new(Done) as Box<dyn Request<()>>)));
+        }
+        let [first, second, third] = calls;
+        drop(first);
+        assert!(second.wait(|| Ok(Completed::timed(|| ()))).is_ok());
+        assert_eq!(ledger.queue_depth(), QueueDepth { now: 1, most: 3 });
+        ledger.reset();
+        assert_eq!(ledger.queue_depth(), QueueDepth { now: 1, most: 1 });
+        assert!(third.wait(|| Err::<Completed<()>, _>(CommError::Revoked { rank: 1 })).is_err());
+        assert_eq!(ledger.queue_depth(), QueueDepth { now: 0, most: 1 });
     }
 
     #[test]
@@ -374,11 +406,12 @@ mod tests {
         assert_eq!((ledger.recent()[2].index, ledger.recent()[2].group_size, ledger.recent()[2].bytes), (2, 2, 40));
         ledger.reset();
         // Posted before the reset, and counted after it.
-        let print = CallSignature::new(Op::Barrier, &"deferred".into(), Vec::new());
-        let posting = Posting { channel: 1, seq: 3, print: &print, phase: Phase::Other, bytes: 0, peer: None };
-        let (noted, op, label) = (ledger.recorder().posted(Instant::now(), &posting), Op::Barrier, print.label.clone());
+        let mut deferred = post(&ledger, Op::Barrier, 0, "deferred", Phase::Other, true);
+        drop(deferred.begin(|| Ok(Box::new(Done) as Box<dyn Request<()>>)));
         ledger.reset();
-        ledger.record(&Charge { noted, op, group_size: 2, bytes: 0, label, phase: Phase::Other });
+        assert!(ledger.recent().is_empty());
+        let failed = CommError::Revoked { rank: 1 };
+        assert!(deferred.wait(|| Err::<Completed<()>, _>(failed)).is_err());
         assert_eq!((labels(&ledger), ledger.recent()[0].index), (vec!["deferred".to_string()], 0));
     }
 

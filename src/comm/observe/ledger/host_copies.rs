@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use serde::Serialize;
+
 use super::CallTotals;
 use super::totals::{KEYS, OTHERS};
 
@@ -10,7 +12,7 @@ use super::totals::{KEYS, OTHERS};
 /// [`FullyShard::with_offload`](crate::fsdp::FullyShard::with_offload).
 ///
 /// A call is one copy of several tensors of a unit; bytes are those of the tensors' elements.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 pub struct OffloadTraffic {
     /// Copies of gathered parameters to the rank's device.
     pub to_device: CallTotals,
@@ -61,7 +63,7 @@ mod tests {
 
     use super::*;
     use crate::comm::Ledger;
-    use crate::comm::flight::{LaunchId, LaunchStart, Recorder};
+    use crate::comm::observe::flight::{LaunchId, LaunchStart, Recorder};
 
     #[test]
     fn copies_between_host_and_device_are_told_by_unit() {

@@ -10,7 +10,8 @@ use burn::tensor::{DType, Shape};
 use burn_dtensor_flight::format::OPERATIONS;
 use burn_dtensor_flight::{LaunchId, LaunchTrace};
 
-use super::{ExitKind, LaunchStart, OpOutcome, Posting, ProgramExit, RankTrace, Recorder};
+use super::super::event::Posting;
+use super::{ExitKind, LaunchStart, OpOutcome, ProgramExit, RankTrace, Recorder};
 use crate::comm::backend::{CallSignature, TensorSignature};
 use crate::comm::{Group, Op, Phase, StartError};
 
@@ -48,10 +49,10 @@ fn print(index: u64) -> CallSignature {
 
 /// Posts call `index` of a rank that makes no other calls.
 fn post(recorder: &Recorder, at: Instant, index: u64) {
-    let print = print(index);
-    let posting =
-        Posting { channel: 1, seq: index, print: &print, phase: Phase::Forward, bytes: 3 * index, peer: None };
-    assert_eq!(recorder.posted(at, &posting), index);
+    let (group, print) = (Group::new([0, 1, 2], 1), print(index));
+    let (seq, bytes, phase) = (index, 3 * index, Phase::Forward);
+    let posting = Posting { group: &group, channel: 1, seq, print: &print, phase, bytes, peer: None };
+    assert_eq!(recorder.post(at, &posting), index);
 }
 
 /// Returns true if every operation in the trace is a call that [`post`] made, with all its data.
@@ -79,8 +80,8 @@ fn the_last_operations_are_kept() {
     assert!(flight.operations.iter().map(|operation| operation.index).eq(5..count));
     assert!(is_complete(&flight));
     // A mark for an operation whose record was reused has no effect.
-    recorder.over(4, Duration::ZERO, OpOutcome::Failed);
-    recorder.over(5, Duration::from_nanos(7), OpOutcome::Done(Some(2)));
+    recorder.memory().over(4, Duration::ZERO, OpOutcome::Failed);
+    recorder.memory().over(5, Duration::from_nanos(7), OpOutcome::Done(Some(2)));
     let flight = read(&recorder);
     let first = &flight.operations[0];
     assert_eq!(first.over, Some((first.posted + Duration::from_nanos(7), OpOutcome::Done(Some(2)))));
@@ -98,8 +99,9 @@ fn what_does_not_fit_is_truncated_and_still_compared() {
     let label = "ü".repeat(50);
     for (seq, (label, last)) in [(&*label, 1), (&*label, 2), ("short", 1)].into_iter().enumerate() {
         let print = CallSignature::new(Op::AllGather, &label.into(), tensors(last));
-        let (channel, seq, phase) = (1, seq as u64, Phase::Other);
-        recorder.posted(Instant::now(), &Posting { channel, seq, print: &print, phase, bytes: 0, peer: None });
+        let (group, seq, phase) = (Group::new([0, 1], 1), seq as u64, Phase::Other);
+        let posting = Posting { group: &group, channel: 1, seq, print: &print, phase, bytes: 0, peer: None };
+        recorder.post(Instant::now(), &posting);
     }
     let flight = read(&recorder);
     let [first, second, short] = &flight.operations[..] else { panic!("{flight:?}") };
@@ -154,9 +156,9 @@ fn a_file_holds_what_memory_does() {
         recorder.sequence(&Group::new([0, 1, 2], 2), "");
         let pair = recorder.sequence(&Group::new([2, 0], 0), "reduced");
         (0..10).for_each(|index| post(&recorder, at, index));
-        recorder.taken(&pair, Op::AllReduce, 4);
-        recorder.waited(8, Duration::from_nanos(1));
-        recorder.over(8, Duration::from_nanos(2), OpOutcome::Done(Some(1)));
+        recorder.memory().count(pair.at(), 5);
+        recorder.memory().waited(8, Duration::from_nanos(1));
+        recorder.memory().over(8, Duration::from_nanos(2), OpOutcome::Done(Some(1)));
         recorder
     });
     let of_file = RankTrace::read(folder.0.join(LaunchId::of_process(0, 7).file_name(2))).unwrap();
@@ -172,7 +174,7 @@ fn a_file_holds_what_memory_does() {
     // The words of a file are those of the recorder, and the rest of its ring is empty.
     let bytes = fs::read(folder.0.join(LaunchId::of_process(0, 7).file_name(2))).unwrap();
     let words: Vec<_> = bytes.as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word)).collect();
-    let own = second.words();
+    let own = second.memory().copy();
     assert!(words.starts_with(&own) && words[own.len()..].iter().all(|word| *word == 0));
 }
 
@@ -211,12 +213,12 @@ fn an_operation_writes_its_record_alone() {
     let recorder = in_memory();
     recorder.sequence(&Group::new([0, 1, 2], 1), "");
     (0..3).for_each(|index| post(&recorder, Instant::now(), index));
-    let before = recorder.words();
+    let before = recorder.memory().copy();
     post(&recorder, Instant::now(), 3);
-    recorder.waited(3, Duration::ZERO);
-    recorder.over(3, Duration::ZERO, OpOutcome::Done(None));
-    recorder.counted(3, 3);
-    let after = recorder.words();
+    recorder.memory().waited(3, Duration::ZERO);
+    recorder.memory().over(3, Duration::ZERO, OpOutcome::Done(None));
+    recorder.memory().counted(3, 0);
+    let after = recorder.memory().copy();
     let changed: Vec<_> = (0..before.len()).filter(|at| before[*at] != after[*at]).collect();
     assert_eq!(changed.len(), 1, "only the counter of operations changes: {changed:?}");
     assert_eq!(after.len(), before.len() + 32, "one record");

@@ -5,13 +5,14 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use super::backend::Backend;
+use super::Ledger;
 use super::flight::{LaunchStart, Recorder};
-use super::{Ledger, StartError};
+use crate::comm::StartError;
+use crate::comm::backend::Backend;
 
 /// The ledgers of one rank of a launch, in the order in which it joined their worlds.
 #[derive(Debug)]
-pub(super) struct LedgerHistory {
+pub(in crate::comm) struct LedgerHistory {
     /// Folder of the flight recorders' files, if they have files.
     folder: Option<PathBuf>,
     ledgers: Mutex<Vec<Arc<Ledger>>>,

@@ -1,52 +1,38 @@
-//! [`Posting`]: a call as the flight recorder stores it.
+//! Translation of a call to the terms of the flight recorder's format.
 
 use std::hash::{Hash, Hasher};
 
 use burn::tensor::DType;
-use burn_dtensor_flight::format::{ElementType, Peer, PostedCall, Reduction, StableHasher};
+use burn_dtensor_flight::format::{ElementType, PostedCall, Reduction, StableHasher};
 
+use super::super::event::Posting;
 use crate::comm::backend::CallSignature;
-use crate::comm::{Phase, ReduceOp, TensorMeta};
+use crate::comm::{ReduceOp, TensorMeta};
 
-/// Description of an operation that is being posted.
-#[derive(Debug, Clone, Copy)]
-pub(in crate::comm) struct Posting<'a> {
-    /// Number of the channel.
-    pub channel: u32,
-    /// Sequence number among the channel's collectives, or among this rank's messages on the channel.
-    pub seq: u64,
-    pub print: &'a CallSignature,
-    pub phase: Phase,
-    pub bytes: u64,
-    pub peer: Option<Peer>,
+/// Returns a call in the terms of the format.
+pub(super) fn describe<'a>(posting: &Posting<'a>) -> PostedCall<'a> {
+    let Posting { channel, seq, print, phase, bytes, peer, .. } = *posting;
+    PostedCall {
+        channel,
+        seq,
+        op: print.op,
+        phase,
+        bytes,
+        label: &print.label,
+        reduction: print.reduce.map(reduction),
+        root: print.root,
+        peer,
+        is_of_pairs: print.is_of_pairs(),
+        agreement: agreement(print),
+    }
 }
 
-impl Posting<'_> {
-    /// Returns the call in the terms of the format.
-    pub(super) fn call(&self) -> PostedCall<'_> {
-        let Self { channel, seq, print, phase, bytes, peer } = *self;
-        PostedCall {
-            channel,
-            seq,
-            op: print.op,
-            phase,
-            bytes,
-            label: &print.label,
-            reduction: print.reduce.map(reduction),
-            root: print.root,
-            peer,
-            is_of_pairs: print.is_of_pairs(),
-            agreement: agreement(print),
-        }
-    }
-
-    /// Iterates over shape and type of each tensor. For an all-to-all of lists, these are the tensors that are sent.
-    pub(super) fn tensors(&self) -> impl Iterator<Item = Option<(&[usize], ElementType)>> {
-        let tensors = self.print.tensors.iter().map(|tensor| Some((&tensor.shape[..], element_type(tensor.dtype))));
-        let given = self.print.pairs.iter().flat_map(|pairs| &pairs.given);
-        let meta = |TensorMeta { shape, dtype }: &'_ TensorMeta| (&shape[..], element_type(*dtype));
-        tensors.chain(given.map(move |given| given.as_ref().map(meta)))
-    }
+/// Iterates over shape and type of each tensor. For an all-to-all of lists, these are the tensors that are sent.
+pub(super) fn tensors<'a>(print: &'a CallSignature) -> impl Iterator<Item = Option<(&'a [usize], ElementType)>> {
+    let tensors = print.tensors.iter().map(|tensor| Some((&tensor.shape[..], element_type(tensor.dtype))));
+    let given = print.pairs.iter().flat_map(|pairs| &pairs.given);
+    let meta = |TensorMeta { shape, dtype }: &'a TensorMeta| (&shape[..], element_type(*dtype));
+    tensors.chain(given.map(move |given| given.as_ref().map(meta)))
 }
 
 fn reduction(reduce: ReduceOp) -> Reduction {
