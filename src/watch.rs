@@ -8,7 +8,7 @@ use std::cell::{Cell, RefCell};
 use std::panic::Location;
 use std::sync::Arc;
 
-use crate::comm::{LedgerEntry, Phase, listen};
+use crate::comm::{CallEvent, CallInfo, Phase, listen};
 use crate::placement::Layout;
 
 /// Origin of a change of layout.
@@ -45,7 +45,7 @@ pub struct LayoutChange {
 /// A collective that was issued while a watch was active.
 #[derive(Debug, Clone)]
 pub(crate) struct Seen {
-    pub entry: LedgerEntry,
+    pub call: CallInfo,
     /// Path of the module whose forward issued it.
     pub module: Option<Arc<str>>,
     /// The change of layout for which it was issued.
@@ -105,10 +105,13 @@ fn is_on() -> bool {
     WATCHES.get() > 0
 }
 
-fn note(entry: &LedgerEntry) {
+fn note(call: &CallInfo, event: &CallEvent<'_>) {
+    if !matches!(event, CallEvent::Counted) {
+        return;
+    }
     let change = CHANGE.with_borrow(Clone::clone);
     let module = change.as_ref().map_or_else(module, |change| change.origin.module.clone());
-    LOG.with_borrow_mut(|log| log.collectives.push(Seen { entry: entry.clone(), module, change }));
+    LOG.with_borrow_mut(|log| log.collectives.push(Seen { call: call.clone(), module, change }));
 }
 
 fn module() -> Option<Arc<str>> {

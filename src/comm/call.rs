@@ -6,30 +6,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Digests, TensorMeta};
-
-/// The training pass to which a collective belongs; part of the key under which the [`Ledger`](super::Ledger)
-/// counts it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
-pub enum Phase {
-    /// Outside a training pass: set-up, checkpoints, norms.
-    #[default]
-    Other,
-    /// In a forward pass.
-    Forward,
-    /// In a backward pass.
-    Backward,
-}
-
-impl fmt::Display for Phase {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::Other => "other",
-            Self::Forward => "forward",
-            Self::Backward => "backward",
-        })
-    }
-}
+use super::{Digests, Phase, TensorMeta};
 
 /// Description of a collective. All fields except `phase` and `deferred` are part of the call's signature, on which
 /// all ranks must agree. `label` and `phase` are part of the ledger's key.

@@ -3,19 +3,19 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use burn::backend::DispatchTensor;
 use burn::tensor::Device;
+use burn_dtensor_flight::format::Peer;
 use parking_lot::Mutex;
 
 use super::arguments::{self, Problem};
 use super::backend::{CallContext, CallSignature, GroupBackend, GroupMember, PostResult, TensorSignature};
-use super::flight::{OpOutcome, Peer, Posting, Sequence};
-use super::ledger::Charge;
+use super::observe::flight::Sequence;
+use super::observe::{CallInfo, ObservedCall, Posting};
 use super::rank::Rank;
-use super::work::InFlightGuard;
-use super::{Call, CollectiveId, CommError, Group, Ledger, Op, Work, trace};
+use super::{Call, CollectiveId, CommError, Group, Ledger, Op, Work};
 
 /// The collectives of a group, as called by one of its ranks. It is cheap to clone; all clones are the same
 /// communicator.
@@ -196,33 +196,19 @@ impl Communicator {
         if let Err(error) = rank.check_thread(print.op, &call.label) {
             return Work::failed(error);
         }
-        let (op, group_size) = (print.op, self.group().size());
+        let (op, group) = (print.op, self.group());
         let seq = sequence.next(op);
         if rank.is_alone() && !op.is_message() {
-            let called = CollectiveId { op, seq, label: call.label.clone(), ranks: self.group().shared_ranks() };
+            let called = CollectiveId { op, seq, label: call.label.clone(), ranks: group.shared_ranks() };
             return Work::failed(rank.fail(CommError::CollectiveInRunOn { rank: rank.rank, called }));
         }
-        let span = trace::posted(rank.rank, self.group(), seq, &print, call.phase, bytes);
         let Call { label, phase, deferred: is_deferred, .. } = call;
-        let (posted, recorder) = (Instant::now(), rank.ledger.recorder());
-        let posting = Posting { channel: sequence.number(), seq, print: &print, phase, bytes, peer };
-        let noted = recorder.posted(posted, &posting);
-        let charge = Charge { noted, op, group_size, bytes, label, phase };
-        if !is_deferred {
-            rank.ledger.record(&charge);
-        }
-        match span.in_scope(|| begin(&**channel, CallContext { print, is_deferred })) {
-            Ok(pending) => {
-                recorder.taken(sequence, op, seq);
-                Work::under_way(
-                    pending,
-                    InFlightGuard::new(rank.clone(), span, charge, posted, is_deferred, self.deadline),
-                )
-            }
-            Err(error) => {
-                recorder.over(noted, posted.elapsed(), OpOutcome::Refused);
-                Work::failed(error)
-            }
+        let posting = Posting { group, channel: sequence.number(), seq, print: &print, phase, bytes, peer };
+        let info = CallInfo { rank: rank.rank, op, group_size: group.size(), bytes, label, phase, seq };
+        let mut call = ObservedCall::post(rank.ledger.clone(), sequence.clone(), info, &posting, is_deferred);
+        match call.begin(|| begin(&**channel, CallContext { print, is_deferred })) {
+            Ok(pending) => Work::under_way(pending, rank.clone(), call, self.deadline),
+            Err(error) => Work::failed(error),
         }
     }
 }

@@ -333,7 +333,7 @@ where
     let (cores, outer) = (cores(), RankContext::current());
     let threads = (cores / here.len()).max(1);
     let folder = config.flight.or_else(|| env::var_os(FLIGHT).filter(|folder| !folder.is_empty()).map(PathBuf::from));
-    let start = LaunchStart::new(engine.size(), engine.launch());
+    let start = LaunchStart::new(engine.size(), engine.launch_id());
     let worlds = |rank: &usize| RankWorlds::new(engine.clone(), *rank, folder.clone());
     let worlds: Vec<_> = here.iter().map(worlds).collect();
     let _running = ActiveLaunch::new(engine.launch(), worlds.clone());
@@ -396,7 +396,13 @@ where
     let at = worlds.iter().position(|worlds| worlds.rank_in(&last) == Some(error.rank));
     let flight = match at {
         Some(at) if last.local_ranks().len() == last.size() => worlds[at].ledger().map(|ledger| ledger.flight()),
-        _ => folder.as_ref().and_then(|folder| RankTrace::of_rank(folder, last.launch(), error.rank)),
+        _ => {
+            let read = |folder: &PathBuf| RankTrace::of_rank(folder, last.launch_id(), error.rank);
+            let own = worlds.iter().filter_map(|worlds| Some(worlds.ledger()?.flight()));
+            let own = own.into_iter().find(|own| own.launch == last.launch_id());
+            // If the rank has not begun, its file is of an earlier run.
+            folder.as_ref().and_then(read).filter(|read| own.is_none_or(|own| own.is_same_run(read)))
+        }
     };
     let last = flight.map(|flight| flight.last(LAST)).unwrap_or_default();
     Err(LaunchError { is_reported_by_other_process: is_told, last, flight: folder, ..error })

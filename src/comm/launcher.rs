@@ -26,6 +26,11 @@ pub(crate) struct ProcessRank {
     pub here: usize,
 }
 
+/// Returns the index of this process; 0 if no launcher started it.
+pub(super) fn process_index() -> usize {
+    place().ok().flatten().map_or(0, |place| place.here)
+}
+
 /// Reason why the processes started by a launcher could not be connected, or why a launch could not begin.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]

@@ -27,7 +27,7 @@
 //!    ├─ local                    ranks are threads of one process: match table, data planes for host and devices
 //!    └─ process                  ranks are in several processes: headers and payloads
 //!         └─ transport           sends bytes between processes (MPI)
-//! flight                         records the last calls of every rank, also in a file
+//! observe                        one stream of events of every call: ledger, flight recorder, `tracing` spans
 //! ```
 //!
 //! # Invariants on every backend
@@ -67,17 +67,15 @@ mod collectives;
 mod communicator;
 mod digests;
 mod error;
-pub mod flight;
 mod group;
 mod groups;
 mod launch;
 mod launcher;
-mod ledger;
 mod local;
 mod membership;
 #[cfg(feature = "mpi")]
 mod mpi;
-mod op;
+mod observe;
 mod pack_stats;
 mod panic;
 mod plan;
@@ -89,14 +87,14 @@ mod replicated;
 mod report;
 mod tensors;
 mod timing;
-mod trace;
 pub mod transport;
 mod turn;
 mod work;
 mod world;
 
 pub use backend::ReceivedTensors;
-pub use call::{Call, Phase, ShardedModel};
+pub use burn_dtensor_flight::{CollectiveId, Op, Phase};
+pub use call::{Call, ShardedModel};
 pub use communicator::Communicator;
 pub use digests::{Digests, Divergence};
 pub(crate) use digests::{Vote, vote};
@@ -104,12 +102,11 @@ pub use error::CommError;
 pub use group::Group;
 pub use launch::{Launch, launch};
 pub use launcher::StartError;
-pub use ledger::{
+pub(crate) use observe::{CallEvent, CallInfo, CopyDirection, listen};
+pub use observe::{
     CallTotals, Histogram, Ledger, LedgerEntry, LedgerKey, OffloadTraffic, QueueDepth, Snapshot, Straggler, Summary,
-    WaitBreakdown, Waits,
+    WaitBreakdown, Waits, flight,
 };
-pub(crate) use ledger::{CopyDirection, listen};
-pub use op::{CollectiveId, Op};
 pub use pack_stats::PackStats;
 pub(crate) use panic::{error_behind, explain_panics_by, forget_panic, note_interrupted, note_panic, panic_text};
 pub use plan::CollectivePlan;

@@ -1,10 +1,12 @@
 //! [`PackStats`]: copies by kernels around collectives.
 
+use serde::Serialize;
+
 /// Copies made by kernels around a rank's collectives, where a list of tensors is packed into one buffer.
 ///
 /// They are counted on Cube backends (wgpu, CUDA), for all-gathers and reduce-scatters of at least two float
 /// tensors of the same dtype: one copy or reduction before the collective, and one after it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 pub struct PackStats {
     /// Number of kernels launched.
     pub launches: u64,

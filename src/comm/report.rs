@@ -31,7 +31,7 @@ pub struct LaunchError {
     /// Last operations of the rank at fault, oldest first, if its [flight recorder](super::flight) can be read.
     /// With several processes they are read from the rank's file, so that all processes have the same error.
     pub last: Vec<CollectiveId>,
-    /// Folder with the files of the ranks' flight recorders, if they have files. `LaunchTrace::read` analyzes them.
+    /// Folder with the files of the ranks' flight recorders, if they have files. The program `flight` reads them.
     pub flight: Option<PathBuf>,
     /// True if another process reports the same error: with several processes, process 0 does.
     pub is_reported_by_other_process: bool,

@@ -1,18 +1,15 @@
 //! [`Work`]: a collective in flight.
 
-use std::cell::Cell;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use burn::backend::DispatchTensor;
 use burn::tensor::{Tensor, kind};
-use tracing::Span;
 
-use super::backend::{Completed, Mapped, Request};
-use super::flight::OpOutcome;
-use super::ledger::Charge;
+use super::backend::{Mapped, Request};
+use super::observe::ObservedCall;
 use super::rank::Rank;
-use super::{CommError, OpTiming, TransferTiming, trace};
+use super::{CommError, OpTiming};
 
 /// A collective in flight. Its result is available only after [`wait`](Self::wait).
 ///
@@ -29,50 +26,9 @@ enum WorkState<T> {
 
 struct InFlightOp<T> {
     pending: Box<dyn Request<T>>,
-    place: InFlightGuard,
-}
-
-/// Guard that ends the accounting of a collective in flight: its place in the queue depth, its flight record and
-/// its span.
-pub(super) struct InFlightGuard {
     rank: Arc<Rank>,
-    span: Span,
-    charge: Charge,
-    posted: Instant,
-    /// True if the flight recorder has already recorded the outcome.
-    is_over: Cell<bool>,
-    /// True if the ledger counts the collective only when its result is requested.
-    is_deferred: bool,
+    call: ObservedCall,
     deadline: Duration,
-}
-
-impl InFlightGuard {
-    pub fn new(
-        rank: Arc<Rank>,
-        span: Span,
-        charge: Charge,
-        posted: Instant,
-        is_deferred: bool,
-        deadline: Duration,
-    ) -> Self {
-        rank.ledger.posted();
-        Self { rank, span, charge, posted, is_over: Cell::new(false), is_deferred, deadline }
-    }
-
-    /// Records the outcome in the flight recorder.
-    fn over(&self, at: Instant, over: OpOutcome) {
-        self.is_over.set(true);
-        self.rank.ledger.recorder().over(self.charge.noted, at.saturating_duration_since(self.posted), over);
-    }
-}
-
-impl Drop for InFlightGuard {
-    fn drop(&mut self) {
-        if !self.is_over.get() {
-            self.over(Instant::now(), OpOutcome::Dropped);
-        }
-        self.rank.ledger.ended();
-    }
 }
 
 impl<T> Work<T> {
@@ -84,8 +40,13 @@ impl<T> Work<T> {
         Self(WorkState::Ended(Err(error)))
     }
 
-    pub(super) fn under_way(pending: Box<dyn Request<T>>, place: InFlightGuard) -> Self {
-        Self(WorkState::UnderWay(InFlightOp { pending, place }))
+    pub(super) fn under_way(
+        pending: Box<dyn Request<T>>,
+        rank: Arc<Rank>,
+        call: ObservedCall,
+        deadline: Duration,
+    ) -> Self {
+        Self(WorkState::UnderWay(InFlightOp { pending, rank, call, deadline }))
     }
 
     /// Returns true if [`wait`](Self::wait) would return without waiting for other ranks.
@@ -118,29 +79,12 @@ impl<T> Work<T> {
     /// # Errors
     /// See [`Communicator`](super::Communicator).
     pub fn wait_with_timing(self) -> Result<(T, Option<OpTiming>), CommError> {
-        let InFlightOp { pending, place } = match self.0 {
+        let InFlightOp { pending, rank, call, deadline } = match self.0 {
             WorkState::Ended(result) => return result.map(|value| (value, None)),
             WorkState::UnderWay(work) => work,
         };
-        let InFlightGuard { rank, span, charge, posted, is_deferred, deadline, .. } = &place;
-        rank.check_thread(charge.op, &charge.label)?;
-        if *is_deferred {
-            rank.ledger.record(charge);
-        }
-        let _inside = span.enter();
-        let start = Instant::now();
-        rank.ledger.recorder().waited(charge.noted, start.saturating_duration_since(*posted));
-        let waited = pending.wait(*deadline);
-        let end = Instant::now();
-        place.over(end, waited.as_ref().map_or(OpOutcome::Failed, |waited| OpOutcome::Done(waited.last)));
-        let Completed { value, moving, last, carried } = waited?;
-        let waiting = end.saturating_duration_since(start).saturating_sub(moving);
-        rank.ledger.waited(waiting, moving, last.filter(|last| *last != rank.rank));
-        trace::waited(span, waiting, moving, last);
-        let here =
-            || TransferTiming { taken: Some(*posted), begun: end.checked_sub(moving).unwrap_or(start), complete: end };
-        let carried = carried.unwrap_or_else(here);
-        Ok((value, Some(OpTiming { posted: *posted, carried, wanted: start })))
+        rank.check_thread(call.info.op, &call.info.label)?;
+        call.wait(|| pending.wait(deadline)).map(|(value, timing)| (value, Some(timing)))
     }
 
     /// Like [`wait`](Self::wait), but with `deadline` instead of the communicator's deadline. As with any
@@ -150,7 +94,7 @@ impl<T> Work<T> {
     /// See [`Communicator`](super::Communicator).
     pub fn wait_timeout(mut self, deadline: Duration) -> Result<T, CommError> {
         if let WorkState::UnderWay(work) = &mut self.0 {
-            work.place.deadline = deadline;
+            work.deadline = deadline;
         }
         self.wait()
     }
@@ -162,8 +106,8 @@ impl<T> Work<T> {
     {
         Work(match self.0 {
             WorkState::Ended(result) => WorkState::Ended(result.map(map)),
-            WorkState::UnderWay(InFlightOp { pending, place }) => {
-                WorkState::UnderWay(InFlightOp { pending: Box::new(Mapped { pending, map }), place })
+            WorkState::UnderWay(InFlightOp { pending, rank, call, deadline }) => {
+                WorkState::UnderWay(InFlightOp { pending: Box::new(Mapped { pending, map }), rank, call, deadline })
             }
         })
     }

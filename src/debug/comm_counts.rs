@@ -5,13 +5,14 @@ use std::fmt;
 use std::sync::Arc;
 
 use itertools::Itertools;
+use serde::Serialize;
 use serde_json::json;
 
 use crate::comm::{CallTotals, Op, Phase};
 use crate::watch::Seen;
 
 /// Number of calls and bytes of one kind of collective.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct CommCount {
     /// Path of the module whose forward, or its gradient, issued the collective: a layer of [`nn`](crate::nn) or a
     /// [unit](fn@crate::fsdp::unit). The path of the model is `root`; the path is empty outside all modules. For a
@@ -20,10 +21,12 @@ pub struct CommCount {
     /// Operator or method of a DTensor that caused the collective, if any.
     pub operator: Option<&'static str>,
     /// Operation.
+    #[serde(rename = "collective")]
     pub op: Op,
     /// Pass in which the collective ran.
     pub phase: Phase,
     /// Number of calls and payload bytes.
+    #[serde(flatten)]
     pub total: CallTotals,
 }
 
@@ -43,14 +46,14 @@ pub struct CommCounts(Vec<CommCount>);
 impl CommCounts {
     pub(super) fn of(collectives: &[Seen]) -> Self {
         let mut totals: BTreeMap<_, CallTotals> = BTreeMap::new();
-        for Seen { entry, module, change } in collectives {
+        for Seen { call, module, change } in collectives {
             let module = match change {
                 Some(_) => module.clone().unwrap_or_default(),
-                None => entry.label.clone(),
+                None => call.label.clone(),
             };
             let operator = change.as_ref().map(|change| change.origin.operator);
-            let total = totals.entry((module, operator, entry.op, entry.phase)).or_default();
-            *total = [*total, CallTotals { calls: 1, bytes: entry.bytes }].into_iter().sum();
+            let total = totals.entry((module, operator, call.op, call.phase)).or_default();
+            *total = [*total, CallTotals { calls: 1, bytes: call.bytes }].into_iter().sum();
         }
         let row = |((module, operator, op, phase), total)| CommCount { module, operator, op, phase, total };
         Self(totals.into_iter().map(row).collect())
@@ -77,17 +80,7 @@ impl CommCounts {
     /// "phase", "calls", "bytes"}]}`, where `operator` may be null.
     pub fn to_json(&self) -> String {
         let CallTotals { calls, bytes } = self.total(|_| true);
-        let row = |CommCount { module, operator, op, phase, total }: &CommCount| {
-            json!({
-                "module": **module,
-                "operator": operator,
-                "collective": op.name(),
-                "phase": phase.to_string(),
-                "calls": total.calls,
-                "bytes": total.bytes,
-            })
-        };
-        json!({ "calls": calls, "bytes": bytes, "collectives": self.0.iter().map(row).collect_vec() }).to_string()
+        json!({ "calls": calls, "bytes": bytes, "collectives": self.0 }).to_string()
     }
 }
 

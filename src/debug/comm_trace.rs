@@ -5,7 +5,7 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 use super::CommCounts;
-use crate::comm::Op;
+use crate::comm::{CallInfo, Op};
 use crate::watch::{self, LayoutChange, Log};
 
 /// Runs `program` and records the collectives that the calling thread issues, in forward and in backward. Calls may
@@ -63,8 +63,8 @@ impl CommTrace {
                 .iter()
                 .filter(|seen| seen.change.as_ref().is_some_and(|cause| Arc::ptr_eq(cause, change)));
             let step = |seen: &watch::Seen| {
-                let entry = &seen.entry;
-                TracedCollective { op: entry.op, ranks: entry.group_size, bytes: entry.bytes }
+                let CallInfo { op, group_size, bytes, .. } = seen.call;
+                TracedCollective { op, ranks: group_size, bytes }
             };
             TracedLayoutChange { change: change.clone(), collectives: steps.map(step).collect() }
         };

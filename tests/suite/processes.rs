@@ -9,10 +9,10 @@ use burn::module::{Module, Param};
 use burn::nn::{Dropout, DropoutConfig, Linear, LinearConfig};
 use burn::optim::{AdamWConfig, GradientsParams};
 use burn::tensor::{Distribution, Tensor};
-use burn_dtensor::comm::flight::{FaultKind, LaunchTrace};
 use burn_dtensor::fsdp::full_model;
 use burn_dtensor::prelude::*;
 use burn_dtensor::testing::{Conformance, MeshTest, ProcessTest};
+use burn_dtensor_flight::{FaultKind, LaunchTrace};
 
 /// Every case on two processes of a rank each; on others some, where there is no time for all.
 fn conforms(processes: usize, ranks: usize) {

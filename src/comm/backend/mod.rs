@@ -57,7 +57,9 @@ use std::time::Duration;
 
 use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::Device;
+use burn_dtensor_flight::LaunchId;
 
+use super::launcher;
 use super::{CollectivePlan, CommError, Group, Ledger, RankReport, ReduceOp, ShardedTensor, TensorMeta};
 use crate::Error;
 use crate::placement::ShardSizes;
@@ -82,6 +84,13 @@ pub trait Backend: Debug + Send + Sync {
 
     /// Returns the [`launch_number`] of this backend, which distinguishes the launches of a process.
     fn launch(&self) -> u64;
+
+    /// Returns the id by which the flight recorder knows the launch: the same in all processes of the launch.
+    ///
+    /// The provided implementation is for backends whose ranks are all in this process.
+    fn launch_id(&self) -> LaunchId {
+        LaunchId::of_process(launcher::process_index(), self.launch())
+    }
 
     /// Returns the handle of `member` on its group. `name` distinguishes channels of the same ranks: calls on a
     /// channel match only calls on the channel of the same name.

@@ -1,10 +1,10 @@
 //! Point-to-point messages.
 
 use burn::backend::DispatchTensor;
+use burn_dtensor_flight::format::Peer;
 
 use crate::comm::backend::{CallSignature, ReceivedTensors};
 use crate::comm::communicator::bytes;
-use crate::comm::flight::Peer;
 use crate::comm::{Call, Communicator, Op, TensorMeta, Work, arguments};
 
 impl Communicator {

@@ -41,12 +41,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use burn_dtensor_flight::LaunchId;
+
 use super::backend::{
     Backend, CallSignature, Failure, GroupBackend, GroupMember, ProcessOptions, RemoteOutcome, ShrunkWorld,
     device_number, launch_number,
 };
 use super::membership::Membership;
-use super::{CommError, Divergence, Op, RankReport};
+use super::{CommError, Divergence, Op, RankReport, launcher};
 use crate::Error;
 
 pub(super) use contribution::Contribution;
@@ -211,6 +213,11 @@ impl Backend for HostBackend {
 
     fn launch(&self) -> u64 {
         self.launch
+    }
+
+    fn launch_id(&self) -> LaunchId {
+        let alone = || LaunchId::of_process(launcher::process_index(), self.launch);
+        self.others.as_ref().map_or_else(alone, |others| others.launch())
     }
 
     fn channel(&self, member: GroupMember, name: &'static str) -> Arc<dyn GroupBackend> {

@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
+use burn_dtensor_flight::LaunchId;
 use parking_lot::Mutex;
 
 use super::HostBackend;
@@ -14,7 +15,7 @@ use super::rendezvous::{PeerEvent, PeerNotifier};
 use super::wait_for_graph::{WaitForEdge, WaitForGraph};
 use crate::comm::backend::{CallSignature, Failure};
 use crate::comm::membership::{Membership, MembershipMessage, MembershipPeers};
-use crate::comm::process::header::{ControlMessage, Header, KnownSignatures, LaunchId, PayloadDesc};
+use crate::comm::process::header::{ControlMessage, Header, KnownSignatures, PayloadDesc};
 use crate::comm::process::result_buffer::ResultBuffer;
 use crate::comm::transport::{Message, Payload, SendStamp, Transport};
 use crate::comm::{CommError, RankReport};
@@ -112,6 +113,11 @@ impl PeerProcesses {
     /// Registers the backend of the next launch, so that it receives the messages for it.
     pub fn begin(&self, next: &Arc<HostBackend>) {
         (self.begin)(self.launch.next(), next);
+    }
+
+    /// Returns the id of the launch.
+    pub fn launch(&self) -> LaunchId {
+        self.launch
     }
 
     /// Returns the number of ranks of the launch.

@@ -7,8 +7,9 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use crate::comm::backend::Backend;
-use crate::comm::flight::{LaunchStart, Recorder};
-use crate::comm::{Ledger, StartError};
+use crate::comm::StartError;
+use crate::comm::observe::Ledger;
+use crate::comm::observe::flight::{LaunchStart, Recorder};
 
 /// The world of the ranks that survived a failure of another world.
 #[derive(Debug, Clone)]
@@ -45,7 +46,7 @@ impl RankWorlds {
 
     /// Creates the ledger of rank `rank` in the world of `engine`, which starts now.
     pub fn open(&self, rank: usize, engine: &dyn Backend) -> Result<Arc<Ledger>, StartError> {
-        self.open_at(rank, &LaunchStart::new(engine.size(), engine.launch()))
+        self.open_at(rank, &LaunchStart::new(engine.size(), engine.launch_id()))
     }
 
     /// Like [`open`](Self::open), for a world that has already started.

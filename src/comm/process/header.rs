@@ -12,6 +12,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use burn_dtensor_flight::LaunchId;
 use serde::{Deserialize, Serialize};
 
 use crate::comm::backend::{CallSignature, Failure};
@@ -28,26 +29,6 @@ pub(super) const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), "+1");
 pub(in crate::comm) struct Header {
     pub launch: LaunchId,
     pub word: ControlMessage,
-}
-
-/// Identifies a world. `number` is the index (0, 1, ..) of the launch, which is the same in all processes.
-/// `shrunk` counts how often `shrink` has replaced the launch's world.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub(in crate::comm) struct LaunchId {
-    pub number: u64,
-    pub shrunk: u64,
-}
-
-impl LaunchId {
-    /// Returns the id of launch `number`'s initial world.
-    pub fn first(number: u64) -> Self {
-        Self { number, shrunk: 0 }
-    }
-
-    /// Returns the id of the world that `shrink` creates from this one.
-    pub fn next(self) -> Self {
-        Self { shrunk: self.shrunk + 1, ..self }
-    }
 }
 
 /// Content of a [`Header`].

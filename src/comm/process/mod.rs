@@ -46,13 +46,14 @@ use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
+use burn_dtensor_flight::LaunchId;
 use parking_lot::Mutex;
 
 use super::backend::{Backend, ProcessOptions};
 use super::local::{Contribution, HostBackend, PayloadTarget, PeerProcesses};
 use super::transport::{MessageHandler, RecvBuffer, Transport};
 use crate::memory::HostMemoryPool;
-use header::{ControlMessage, Header, LaunchId, PayloadDesc};
+use header::{ControlMessage, Header, PayloadDesc};
 
 /// The processes of a job, as seen from one of them: creates the backends of its launches.
 ///

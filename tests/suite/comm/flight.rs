@@ -7,11 +7,11 @@ use std::time::Duration;
 use std::{env, fs};
 
 use burn::tensor::{DType, Tensor};
-use burn_dtensor::comm::flight::{ExitKind, FaultKind, LaunchTrace, OpOutcome, RankTrace};
 use burn_dtensor::comm::{CommError, Communicator, Launch, LaunchError, Op, StartError, Work, World, launch};
 use burn_dtensor::comm::{ReduceOp, ShardedTensor};
 use burn_dtensor::placement::ShardSizes;
 use burn_dtensor::{Error, Result};
+use burn_dtensor_flight::{ExitKind, FaultKind, LaunchTrace, OpOutcome, RankTrace};
 
 /// Ends what would hang; nobody waits for it.
 const FAR: Duration = Duration::from_secs(3600);
@@ -438,7 +438,7 @@ fn the_files_say_what_the_ledger_does() {
     })
     .unwrap();
     for (rank, (flight, entries)) in own {
-        let mut file = RankTrace::read(folder.0.join(format!("launch-{}-rank-{rank}.flight", flight.launch))).unwrap();
+        let mut file = RankTrace::read(folder.0.join(flight.launch.file_name(rank))).unwrap();
         assert_eq!(file.ending.take().map(|ending| ending.how), Some(ExitKind::Returned));
         assert_eq!((file, flight.posted, entries.len()), (flight.clone(), 2000, 1024));
         let labels = flight.operations.iter().map(|operation| operation.id.label.clone());

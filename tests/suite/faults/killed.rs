@@ -5,9 +5,9 @@ use std::process::{self, Command};
 use std::time::{Duration, Instant};
 
 use burn_dtensor::Result;
-use burn_dtensor::comm::flight::{FaultKind, LaunchTrace, ProcessState};
 use burn_dtensor::comm::{CommError, Launch, World, launch};
 use burn_dtensor::testing::ProcessTest;
+use burn_dtensor_flight::{FaultKind, LaunchTrace, ProcessState};
 
 use super::folder::Folder;
 use super::operation::{Arguments, OPERATIONS, Operation};

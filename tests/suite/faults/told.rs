@@ -4,9 +4,9 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 use std::{fmt, fs};
 
-use burn_dtensor::comm::flight::{Fault, FaultKind, LaunchTrace};
 use burn_dtensor::comm::{CommError, Launch, LaunchError, World, launch};
 use burn_dtensor::{Error, Result};
+use burn_dtensor_flight::{Fault, FaultKind, LaunchTrace};
 
 use super::folder::Folder;
 

@@ -39,6 +39,9 @@ pub const RETIRED_WORDS: [(&str, &str); 16] = [
     ("wholes", "full tensors, unsharded parameters"),
 ];
 
+/// Sources of the crate that reads flight files.
+const FLIGHT: &str = "crates/burn-dtensor-flight/src";
+
 /// Names that nothing is called any more.
 const RETIRED_NAMES: &str = include_str!("retired_names.txt");
 
@@ -49,6 +52,7 @@ const EXCEPTIONS: [&str; 0] = [];
 fn a_type_name_stands_for_one_type() {
     let tree = Tree::read(&crate::root().join("src"));
     assert_eq!(shared(&tree, &SHARED_TYPE_NAMES), [""; 0]);
+    assert_eq!(shared(&Tree::read(&crate::root().join(FLIGHT)), &[]), [""; 0]);
     assert!(SHARED_TYPE_NAMES.len() <= 15, "{} type names stand for several types", SHARED_TYPE_NAMES.len());
 }
 
@@ -56,7 +60,8 @@ fn a_type_name_stands_for_one_type() {
 fn retired_names_do_not_come_back() {
     let root = crate::root();
     let mut found = Vec::new();
-    for path in ["src", "tests", "examples", "benches"].iter().flat_map(|folder| sources(&root.join(folder))) {
+    for path in ["src", "crates", "tests", "examples", "benches"].iter().flat_map(|folder| sources(&root.join(folder)))
+    {
         let name = path.strip_prefix(&root).expect("inside").display().to_string();
         let faults = retired(&fs::read_to_string(&path).expect("a source"));
         match EXCEPTIONS.contains(&name.as_str()) {
@@ -71,10 +76,10 @@ fn retired_names_do_not_come_back() {
 #[test]
 fn texts_name_members_that_exist() {
     let root = crate::root();
-    let tree = Tree::read(&root.join("src"));
-    let members = members(&tree);
+    let mut members = members(&Tree::read(&root.join("src")));
+    members.extend(self::members(&Tree::read(&root.join(FLIGHT))));
     let mut faults = Vec::new();
-    for path in sources(&root.join("src")) {
+    for path in ["src", "crates"].iter().flat_map(|folder| sources(&root.join(folder))) {
         let name = path.strip_prefix(&root).expect("inside").display().to_string();
         let mut texts = Vec::new();
         collect_texts(fs::read_to_string(&path).expect("a source").parse().expect("Rust"), &mut texts);

@@ -14,13 +14,14 @@ use crate::root;
 
 /// The test programs that `cargo test` builds: their names, as [`Test::program`] has them, and the files that the compiler
 /// reads first.
-const PROGRAMS: [(&str, &str); 7] = [
+const PROGRAMS: [(&str, &str); 8] = [
     ("suite", "tests/suite/main.rs"),
     ("memory", "tests/memory/main.rs"),
     ("seeded", "tests/seeded.rs"),
     ("spans", "tests/spans.rs"),
     ("train", "tests/train/main.rs"),
     ("downstream", "tests/downstream/tests/downstream.rs"),
+    ("flight", "crates/burn-dtensor-flight/src/lib.rs"),
     ("lib", "src/lib.rs"),
 ];
 
@@ -33,7 +34,7 @@ const ADDED: [&[&str]; 6] = [&[], &["mpi"], &["wgpu"], &["mpi", "wgpu"], &["trai
 /// A test function that some set of features builds.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Test {
-    /// The program that it is part of: `lib` for the crate's own tests, else the name of a test target.
+    /// The program that it is part of: `lib` and `flight` for the crates' own tests, else the name of a test target.
     pub program: &'static str,
     /// The file that defines it, from the root of the repository.
     pub file: PathBuf,

@@ -38,7 +38,7 @@ const EXCEPTIONS: [&str; 0] = [];
 fn few_doc_comments_begin_with_an_announcement() {
     let root = crate::root();
     let (mut count, mut found) = (0, Vec::new());
-    for path in sources(&root.join("src")) {
+    for path in ["src", "crates"].iter().flat_map(|folder| sources(&root.join(folder))) {
         let text = fs::read_to_string(&path).expect("a source");
         let comments = doc_comments(&text);
         count += comments.len();
@@ -52,7 +52,7 @@ fn few_doc_comments_begin_with_an_announcement() {
 fn retired_words_are_not_in_prose() {
     let root = crate::root();
     let mut found = Vec::new();
-    let rust = ["src", "examples"].iter().flat_map(|folder| sources(&root.join(folder)));
+    let rust = ["src", "crates", "examples"].iter().flat_map(|folder| sources(&root.join(folder)));
     for path in rust.chain(pages::all(&root)) {
         let text = fs::read_to_string(&path).expect("a file");
         let name = path.strip_prefix(&root).expect("inside").display().to_string();

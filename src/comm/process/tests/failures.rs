@@ -5,11 +5,12 @@ use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use burn::tensor::{DType, Tensor};
+use burn_dtensor_flight::LaunchId;
 use parking_lot::Mutex;
 
 use super::super::ProcessJob;
 use super::super::header::{
-    ControlMessage, DataMode, Header, KnownSignatures, LaunchId, PayloadDesc, RemoteGroupId, RemoteGroupInfo,
+    ControlMessage, DataMode, Header, KnownSignatures, PayloadDesc, RemoteGroupId, RemoteGroupInfo,
     SentSignature,
 };
 use crate::comm::backend::{Backend, CallSignature, ShardSignature, TensorSignature};

@@ -5,10 +5,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use burn::tensor::{BoolStore, DType, Shape};
+use burn_dtensor_flight::LaunchId;
 use twox_hash::XxHash3_128;
 
 use super::super::header::{
-    ControlMessage, DataMode, Header, KnownSignatures, LaunchId, PayloadDesc, RemoteGroupId, RemoteGroupInfo,
+    ControlMessage, DataMode, Header, KnownSignatures, PayloadDesc, RemoteGroupId, RemoteGroupInfo,
     SentSignature, VERSION,
 };
 use crate::Error;
@@ -110,7 +111,7 @@ fn sent_twice(signature: &CallSignature) -> [SentSignature; 2] {
     [(); 2].map(|()| SentSignature::new(signature).abbreviated(&mut known))
 }
 
-const LAUNCH: LaunchId = LaunchId { number: 3, shrunk: 1 };
+const LAUNCH: LaunchId = LaunchId { number: 3, shrunk: 1, process: None };
 
 fn write(word: ControlMessage) -> Vec<u8> {
     Header { launch: LAUNCH, word }.write()

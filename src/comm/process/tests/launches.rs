@@ -1,8 +1,9 @@
 //! Several launches in succession, in processes that do not run in step.
 
-use std::thread;
+use std::{env, fs, process, thread};
 
 use burn::tensor::Tensor;
+use burn_dtensor_flight::LaunchTrace;
 
 use super::super::ProcessJob;
 use crate::Result;
@@ -101,4 +102,43 @@ fn nothing_that_comes_late_is_kept() {
             thread::yield_now();
         }
     }
+}
+
+/// A launch that process 0 makes alone, such as an evaluation, between those that all processes make. The files of each
+/// launch are those of its ranks in all processes, and a failed launch names the operations of its own rank.
+#[test]
+fn a_launch_of_one_process_alone_is_not_mixed_up_with_those_of_all() {
+    let folder = env::temp_dir().join(format!("burn-dtensor-launches-{}", process::id()));
+    let job = Job::new(2, 18);
+    let ends = job.run(|process, processes| {
+        let launched = |config: Launch, label: &str, fails: bool| {
+            launch(config.with_flight_recorder(&folder), |world| {
+                world.barrier(label)?;
+                if fails && world.rank() == 1 { Err(crate::Error::other("no more")) } else { world.barrier("end") }
+            })
+        };
+        let all = || Launch::on_backend(processes.engine(1));
+        launched(all(), "first", false).unwrap();
+        if process == 0 {
+            launched(Launch::threads(2), "evaluation", false).unwrap();
+        }
+        launched(all(), "second", true).map(drop).unwrap_err()
+    });
+    for error in ends {
+        let last: Vec<_> = error.last.iter().map(|id| &*id.label).collect();
+        assert_eq!((error.rank, last), (1, vec!["second"]), "{error}");
+    }
+    let launches = LaunchTrace::read(&folder).unwrap();
+    fs::remove_dir_all(&folder).unwrap();
+    let found: Vec<_> = launches
+        .iter()
+        .map(|launch| {
+            let labels: Vec<_> = launch.ranks.iter().map(|trace| trace.operations[0].id.label.to_string()).collect();
+            (launch.launch.process, launch.launch.number, labels)
+        })
+        .collect();
+    let of_all = |number, label: &str| (None, number, vec![label.to_owned(); 2]);
+    let [first, second, (Some(0), _, evaluation)] = &found[..] else { panic!("{found:?}") };
+    assert_eq!([first, second], [&of_all(0, "first"), &of_all(1, "second")]);
+    assert_eq!(evaluation, &["evaluation"; 2]);
 }

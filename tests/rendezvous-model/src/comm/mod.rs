@@ -4,14 +4,12 @@ pub(crate) mod backend;
 #[path = "../../../../src/comm/error.rs"]
 mod error;
 pub(crate) mod local;
-#[path = "../../../../src/comm/op.rs"]
-mod op;
 #[path = "../../../../src/comm/replicated.rs"]
 mod replicated;
 
+pub use burn_dtensor_flight::{CollectiveId, Op};
 #[cfg(test)]
 pub use digests::Digests;
 pub use digests::Divergence;
 pub use error::CommError;
-pub use op::{CollectiveId, Op};
 pub use replicated::ReplicatedValue;

@@ -1,0 +1,102 @@
+//! [`Snapshot`]: numbers of calls and bytes by operation, phase and label.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, LazyLock};
+
+use serde::Serialize;
+
+use crate::comm::{Op, Phase};
+
+/// Maximum number of keys that a ledger counts separately.
+pub(super) const KEYS: usize = 4096;
+
+/// Label under which further keys are counted together.
+pub(super) static OTHERS: LazyLock<Arc<str>> = LazyLock::new(|| "(other labels)".into());
+
+/// Number of calls and of payload bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+pub struct CallTotals {
+    /// Number of collectives.
+    pub calls: u64,
+    /// Payload bytes, see [`Ledger`](super::Ledger).
+    pub bytes: u64,
+}
+
+impl CallTotals {
+    pub(super) fn add(&mut self, bytes: u64) {
+        self.calls += 1;
+        self.bytes += bytes;
+    }
+}
+
+impl std::iter::Sum for CallTotals {
+    fn sum<I: Iterator<Item = Self>>(iter: I) -> Self {
+        iter.fold(Self::default(), |a, b| Self { calls: a.calls + b.calls, bytes: a.bytes + b.bytes })
+    }
+}
+
+/// Key under which a ledger counts a collective.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+pub struct LedgerKey {
+    /// Operation of the collective.
+    #[serde(rename = "operation")]
+    pub op: Op,
+    /// Pass in which it ran.
+    pub phase: Phase,
+    /// Label of the call.
+    pub label: Arc<str>,
+}
+
+/// A copy of a ledger's totals.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Snapshot(BTreeMap<LedgerKey, CallTotals>);
+
+impl Snapshot {
+    /// Counts one collective.
+    pub(super) fn add(&mut self, mut key: LedgerKey, bytes: u64) {
+        if self.0.len() >= KEYS && !self.0.contains_key(&key) {
+            key.label = OTHERS.clone();
+        }
+        self.0.entry(key).or_default().add(bytes);
+    }
+
+    /// Returns the totals of the collectives whose key `select` accepts.
+    pub fn total(&self, select: impl Fn(&LedgerKey) -> bool) -> CallTotals {
+        self.0.iter().filter(|(key, _)| select(key)).map(|(_, total)| *total).sum()
+    }
+
+    /// Iterates over all keys with their totals, in order of operation, phase and label.
+    pub fn iter(&self) -> impl Iterator<Item = (&LedgerKey, &CallTotals)> {
+        self.0.iter()
+    }
+
+    /// Returns totals grouped by the value of `by`.
+    pub(super) fn grouped<K: Ord>(&self, by: impl Fn(&LedgerKey) -> K) -> BTreeMap<K, CallTotals> {
+        let mut groups = BTreeMap::new();
+        for (key, total) in self.iter() {
+            let group: &mut CallTotals = groups.entry(by(key)).or_default();
+            group.calls += total.calls;
+            group.bytes += total.bytes;
+        }
+        groups
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn labels_without_end_share_a_row() {
+        let mut totals = Snapshot::default();
+        let key = |label: &str| LedgerKey { op: Op::Barrier, phase: Phase::Other, label: label.into() };
+        for i in 0..KEYS + 10 {
+            totals.add(key(&i.to_string()), 1);
+        }
+        totals.add(key("0"), 1);
+        let labels = totals.grouped(|key| key.label.clone());
+        assert_eq!(labels.len(), KEYS + 1);
+        assert_eq!((labels["0"].calls, labels["(other labels)"].calls), (2, 10));
+        assert_eq!(totals.total(|_| true).calls, KEYS as u64 + 11);
+    }
+}
