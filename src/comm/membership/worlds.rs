@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use crate::comm::backend::Backend;
 use crate::comm::StartError;
+use crate::comm::backend::Backend;
 use crate::comm::observe::Ledger;
 use crate::comm::observe::flight::{LaunchStart, Recorder};
 

@@ -57,11 +57,6 @@ impl ContiguousLayout {
         prints.iter().map(layout).collect()
     }
 
-    /// Returns the number of bytes of the tensor.
-    pub fn len(&self) -> usize {
-        self.shape.num_elements() * self.dtype.size()
-    }
-
     /// Returns the number of bytes of the shard of `member`.
     pub fn bytes(&self, member: usize) -> usize {
         self.edges[member + 1] - self.edges[member]

@@ -84,11 +84,6 @@ impl ResultBuffer {
         Arc::new(Self { layouts, starts, memory, are_sent: AtomicBool::new(false) })
     }
 
-    /// Returns the number of bytes of all tensors.
-    pub fn bytes(&self) -> usize {
-        self.layouts.iter().map(ContiguousLayout::len).sum()
-    }
-
     /// Returns the address and number of bytes of each shard of `member`.
     fn places(&self, member: usize) -> impl Iterator<Item = (BufferStart, usize)> {
         self.starts.iter().zip(&self.layouts).map(move |(start, layout)| {
@@ -179,8 +174,6 @@ impl ResultBuffer {
         }
         results
     }
-}
-
 }
 
 /// Region of a [`ResultBuffer`] into which one shard is received.

@@ -23,7 +23,8 @@ impl CopyTasks {
         let total = copies.segments.iter().map(StridedCopy::len).sum();
         assert!(total > 0, "a copy without elements has no tasks");
         let most = most * rayon::current_num_threads();
-        let places = split_points(&copies.segments, total, (total * size / HostTuning::get().task_bytes).clamp(1, most));
+        let places =
+            split_points(&copies.segments, total, (total * size / HostTuning::get().task_bytes).clamp(1, most));
         Self { places, size }
     }
 

@@ -10,13 +10,13 @@ use parking_lot::Mutex;
 
 use super::super::ProcessJob;
 use super::super::header::{
-    ControlMessage, DataMode, Header, KnownSignatures, PayloadDesc, RemoteGroupId, RemoteGroupInfo,
-    SentSignature,
+    ControlMessage, DataMode, Header, KnownSignatures, PayloadDesc, RemoteGroupId, RemoteGroupInfo, SentSignature,
 };
 use crate::comm::backend::{Backend, CallSignature, ShardSignature, TensorSignature};
 use crate::comm::transport::{Message, Transport};
 use crate::comm::{
-    Call, CommError, Communicator, Launch, LaunchError, Op, RankReport, ReduceOp, ShardedTensor, TensorMeta, World, launch,
+    Call, CommError, Communicator, Launch, LaunchError, Op, RankReport, ReduceOp, ShardedTensor, TensorMeta, World,
+    launch,
 };
 use crate::placement::ShardSizes;
 use crate::testing::LoopbackJob as Job;

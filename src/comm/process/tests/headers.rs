@@ -9,8 +9,8 @@ use burn_dtensor_flight::LaunchId;
 use twox_hash::XxHash3_128;
 
 use super::super::header::{
-    ControlMessage, DataMode, Header, KnownSignatures, PayloadDesc, RemoteGroupId, RemoteGroupInfo,
-    SentSignature, VERSION,
+    ControlMessage, DataMode, Header, KnownSignatures, PayloadDesc, RemoteGroupId, RemoteGroupInfo, SentSignature,
+    VERSION,
 };
 use crate::Error;
 use crate::comm::backend::{CallSignature, Failure, PairwiseSignature, ShardSignature, TensorSignature};
