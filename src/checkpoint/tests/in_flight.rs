@@ -73,7 +73,7 @@ impl Counts {
         [self.files[0] + self.manifest, self.files[1]]
     }
 
-    /// Returns the calls that the threads make from a moment on without a call of the training.
+    /// Returns the calls that the threads have made once they can make no more without a call of the training.
     fn of_stage(self, made: [usize; RANKS]) -> [usize; RANKS] {
         if made[0] > self.files[0] { self.all() } else { self.files }
     }
