@@ -23,6 +23,7 @@ use super::unit_pass::{BackwardScheduler, UnitPass};
 use super::varying::Varying;
 use crate::Result;
 use crate::autodiff::{self, Retain};
+use crate::burn_compat::LAYER_DEPTH;
 use crate::comm::{Call, explain_panics_by};
 use crate::memory::is_host;
 
@@ -80,11 +81,6 @@ pub(super) struct ScopeOptions {
     /// saved the unit's weights.
     pub(super) by_read: bool,
 }
-
-/// Number of links by which the token of a unit that a read opens is deeper in the graph than its predecessor. It
-/// is about the depth of a module's operations, so that backward runs these first. See the end of
-/// [`backward_nodes`](super::backward_nodes).
-const DEEPER: usize = 96;
 
 impl ForwardScope {
     /// Opens `unit` on the shards of some or all of its parameters, and ties it to its inputs.
@@ -149,7 +145,7 @@ impl ForwardScope {
         let stands_for_shards = parent.and_then(|parent| context::anchor().or_else(|| leaf(parent)));
         let parent = stands_for_shards.as_ref().or(parent);
         let earlier = parent.and_then(|parent| opening.earlier.filter(|last| one_graph(last, parent)));
-        let deeper = if opening.by_read { DEEPER } else { 0 };
+        let deeper = if opening.by_read { LAYER_DEPTH } else { 0 };
         // The graph of a block that is being recomputed is dropped when the recomputation ends, and needs no such
         // leaf.
         let own_leaf = parent.filter(|_| context::anchor().is_none()).map(sweep::own_leaf);

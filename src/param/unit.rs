@@ -1,5 +1,6 @@
 //! [`Unit`]: an FSDP unit, whose parameters are gathered and reduced together.
 
+use std::any::Any;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Arc, OnceLock, Weak};
 
@@ -15,13 +16,11 @@ use super::partial_grad_groups::PartialGradGroups;
 use super::pending_all_gather::{Keeps, Unsharded};
 use super::plan_cache::PlanCache;
 use super::precision::{Precision, cast};
-use super::prepare::ModuleIoLayouts;
 use super::replica_check::{Passed, ReplicaCheck};
 use super::runtime_options::RuntimeOptions;
 use super::shard_marker::ShardMarker;
 use super::shards::LocalShards;
 use super::states::ParamStateHandle;
-use super::style::LayerStyles;
 use super::unit_name::UnitName;
 use super::{BufferSync, ParamError, ReshardAfterForward};
 use crate::Result;
@@ -58,10 +57,8 @@ pub(crate) struct UnitParam {
 pub(crate) struct TpPlacement {
     /// The parameter on the tensor-parallel mesh.
     pub(crate) spec: Arc<DTensorSpec>,
-    pub(crate) styles: Arc<LayerStyles>,
-    /// Input and output layouts of the modules around it, each with the number of path components from the module
-    /// down to the parameter.
-    pub(crate) modules: Vec<(usize, Arc<ModuleIoLayouts>)>,
+    /// Record of the parameter's layer. This module only carries it.
+    pub(crate) layer: Arc<dyn Any + Send + Sync>,
     /// Dimensions of the tensor-parallel mesh that are data-parallel for other parameters: ranks along them have
     /// distinct data.
     pub(crate) data_dims: MeshDims,
