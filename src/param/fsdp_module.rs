@@ -137,7 +137,7 @@ impl FsdpModule {
 
     /// Sets whether backward gathers parameters that were freed after forward. Default: true. Use `false` for a unit
     /// whose backward reads no parameter, such as one of embeddings. If backward does read one, the rank fails with
-    /// an error. Parameters that a [checkpointed](super::checkpoint_activations) block reads are gathered in any
+    /// [`ParamError::NotUnsharded`]. Parameters that a [checkpointed](super::checkpoint_activations) block reads are gathered in any
     /// case, for its recomputation.
     pub fn set_unshard_in_backward(&self, unshard: bool) {
         self.set(|control| control.unshard_in_backward = unshard);

@@ -174,9 +174,9 @@ pub(crate) struct Unit {
     /// The model that the unit belongs to: the origin of the most recent `fully_shard` call whose model contains
     /// it.
     root: RwLock<Option<Arc<str>>>,
-    /// Modules that have already passed `check_not_replaced`, each as (depth, number of distributed parameters,
-    /// number of other float tensors).
-    checked_modules: Mutex<SmallVec<[[usize; 3]; 2]>>,
+    /// Modules that have already passed `check_not_replaced`, each as (depth of its first distributed parameter, that
+    /// parameter's index, number of distributed parameters, number of other float tensors).
+    checked_modules: Mutex<SmallVec<[[usize; 4]; 2]>>,
     pub(super) plans: PlanCache,
     pub(super) passed: Passed,
     /// Options that the program changes at run time.
@@ -269,12 +269,12 @@ impl Unit {
     }
 
     /// Returns true if a module with these properties has passed `check_not_replaced`.
-    pub(super) fn has_passed_check(&self, key: [usize; 3]) -> bool {
+    pub(super) fn has_passed_check(&self, key: [usize; 4]) -> bool {
         self.checked_modules.lock().contains(&key)
     }
 
     /// Records that a module with these properties has passed `check_not_replaced`.
-    pub(super) fn note_passed_check(&self, key: [usize; 3]) {
+    pub(super) fn note_passed_check(&self, key: [usize; 4]) {
         let mut full = self.checked_modules.lock();
         if full.len() == MAX_CHECKED_MODULES {
             full.clear();

@@ -184,6 +184,11 @@ pub(super) fn passes_of(units: &[Arc<Unit>]) -> Vec<(Arc<UnitPass>, LocalShards)
     passes
 }
 
+/// Returns the pass through the innermost open unit.
+pub(super) fn innermost_pass() -> Option<Arc<UnitPass>> {
+    OPEN.with_borrow(UnitStack::innermost)
+}
+
 /// Returns the token made last, by the open units and by those opened inside them.
 pub(super) fn last_token() -> Option<DispatchTensor> {
     OPEN.with_borrow(|open| open.last.clone())

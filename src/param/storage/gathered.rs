@@ -18,9 +18,11 @@
 //! | `Backward` | restored, until the last view is dropped | present until it is returned once |
 //! | `Kept` | like `UnderWay`, for views that the program keeps | absent |
 //! | `Done` | present as long as its views | absent |
+//! | `Released` | evicted, and never restored: reading a view is an error | absent |
 //!
 //! A unit that forward left without gathering it is `UnderWay` too, because other ranks gather. If no backward
-//! follows, its state is `Done` at once.
+//! follows, its state is `Done` at once. If a backward follows that is not supposed to read the weights, it is
+//! `Released`.
 
 use std::mem;
 use std::sync::{Arc, Weak};
@@ -51,12 +53,16 @@ enum PassState<G, S: ?Sized, T> {
     Kept(G, Vec<Option<Weak<S>>>),
     /// Nothing will be gathered any more.
     Done,
+    /// Forward is over, its weights are freed, and backward does not gather them.
+    Released,
 }
 
 /// Policy for the weights after forward.
 pub enum After<G> {
-    /// They are freed, and not restored.
+    /// They are freed, and not restored, because no backward follows.
     Free,
+    /// They are freed, and not restored, although a backward follows.
+    Release,
     /// They are kept.
     Keep,
     /// They are freed, and this all-gather restores them for backward.
@@ -159,8 +165,17 @@ impl<G, S: ?Sized, T: Clone> UnshardState<G, S, T> {
                 free(weights, release);
                 PassState::Done
             }
+            After::Release => {
+                free(weights, release);
+                PassState::Released
+            }
             After::Again(issued) => PassState::UnderWay(issued, free(weights, release)),
         };
+    }
+
+    /// Returns true if the weights were freed after forward, and backward does not gather them.
+    pub fn is_released(&self) -> bool {
+        matches!(&*self.0.lock(), PassState::Released)
     }
 
     /// Frees weights that were kept after forward. The all-gather that `issue` returns restores them for backward.
@@ -223,7 +238,11 @@ impl<G, S: ?Sized, T: Clone> UnshardState<G, S, T> {
                 BackwardWeight::Unsharded(full) if shared => full.clone(),
                 BackwardWeight::Unsharded(full) => full.take(),
             },
-            PassState::Sharded | PassState::UnderWay(..) | PassState::Kept(..) | PassState::Done => None,
+            PassState::Sharded
+            | PassState::UnderWay(..)
+            | PassState::Kept(..)
+            | PassState::Done
+            | PassState::Released => None,
         }
     }
 
@@ -239,7 +258,7 @@ impl<G, S: ?Sized, T: Clone> UnshardState<G, S, T> {
             PassState::Forward(_) | PassState::Unsharded(_) => true,
             PassState::UnderWay(_, in_slots) => in_slots.iter().flatten().any(|in_slot| is_full(&in_slot.slot)),
             PassState::Backward(again) => again.iter().any(|again| !matches!(again, BackwardWeight::Unsharded(None))),
-            PassState::Sharded | PassState::Kept(..) | PassState::Done => false,
+            PassState::Sharded | PassState::Kept(..) | PassState::Done | PassState::Released => false,
         }
     }
 
@@ -252,6 +271,7 @@ impl<G, S: ?Sized, T: Clone> UnshardState<G, S, T> {
             PassState::UnderWay(issued, in_slots) => PassState::Kept(issued, in_slots.into_iter().map(left).collect()),
             PassState::Kept(issued, slots) => PassState::Kept(issued, slots),
             PassState::Unsharded(_) | PassState::Backward(_) | PassState::Done => PassState::Done,
+            PassState::Released => PassState::Released,
         };
     }
 }

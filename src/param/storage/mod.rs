@@ -72,7 +72,7 @@ use parking_lot::Mutex;
 
 use gathered::{After, StoredWeight};
 use gradients::Gradients;
-pub(super) use gradients::zeros_of;
+pub(super) use gradients::{is_zero, zeros_of};
 use placing::{StoragePlacer, persistent_copy};
 use shared::FreedBy;
 pub(super) use shared::SharedWeights;
@@ -264,7 +264,7 @@ impl UnshardedParams {
                 self.source.unit.split(&self.source.members, &unsharded)
             });
             let unshard = self.recomputed.load(Relaxed) || self.source.unit.control.lock().unshard_in_backward;
-            if unshard { After::Again(self.source.post_all_gather(parts)) } else { After::Free }
+            if unshard { After::Again(self.source.post_all_gather(parts)) } else { After::Release }
         };
         // Also if the forward unwinds, storage that other passes share is not evicted.
         let is_shared = matches!(*self.stays.lock(), Stays::Shared);
@@ -321,22 +321,26 @@ impl UnshardedParams {
 
     /// Waits for the all-gather for backward. Later calls return at once.
     pub(super) fn gather_again(&self) {
-        self.source.refill();
+        self.source.fill();
     }
 
     /// Returns the weight at `position` in backward. A weight outside evictable storage is normally returned only
     /// once, so that its last reader frees it. It is retained if it has two autodiff nodes, if checkpointed blocks
     /// read it, or if it is kept for the next forward.
+    ///
+    /// # Panics
+    /// Unwinds with [`ParamError::NotUnsharded`](super::ParamError::NotUnsharded) if backward does not gather the unit.
     pub(super) fn view_again(&self, position: usize) -> DispatchTensor {
         let stays = matches!(*self.stays.lock(), Stays::For(_));
         let shared = stays || self.recomputed.load(Relaxed) || self.gradients.lock().is_term_expected(position);
-        match self.source.again(position, shared) {
-            Some(weight) => weight,
-            None => unreachable!(
-                "rules 2 and 9: read once per backward, before the unit's post-backward node, from the all-gather \
-                 that forward issued"
-            ),
+        if let Some(weight) = self.source.again(position, shared) {
+            return weight;
         }
+        self.source.check_unsharded();
+        unreachable!(
+            "rules 2 and 9: read once per backward, before the unit's post-backward node, from the all-gather that \
+             forward issued"
+        )
     }
 
     /// Adds `grad` to the unsharded gradient of the weight at `position`.
@@ -363,7 +367,7 @@ impl UnshardedParams {
             Stays::Shared if !is_freed && unit.is_shared() => {}
             Stays::For(shards) if !is_freed => {
                 // All ranks keep the weights, or none does. This includes ranks whose backward read none of them.
-                self.source.refill();
+                self.source.fill();
                 if let Some(unsharded) = self.source.gathered.left() {
                     self.leave_unsharded(shards, unsharded);
                 }

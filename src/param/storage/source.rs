@@ -9,9 +9,11 @@ use burn::tensor::{DType, Device};
 use super::gathered::UnshardState;
 use super::shared::FreedBy;
 use super::slots::{Refill, Storage};
+use crate::Error;
 use crate::comm::{Call, CommError, Op, Phase};
 use crate::error::OrUnwind;
 use crate::memory;
+use crate::param::ParamError;
 use crate::param::events::{EventKind, ShardedState, TrainingState, done, happened};
 use crate::param::offload::CpuOffload;
 use crate::param::pending_all_gather::{GatheredTensors, Keeps, PendingAllGather};
@@ -234,8 +236,26 @@ impl Keeps for ShardGatherer {
     }
 }
 
+impl ShardGatherer {
+    /// Waits for the all-gather for backward, if one was issued. Later calls return at once.
+    pub(super) fn fill(&self) {
+        self.gathered.refill(|issued| self.gather_again(issued), Storage::fill);
+    }
+
+    /// Checks that backward may read the weights.
+    ///
+    /// # Panics
+    /// Unwinds with [`ParamError::NotUnsharded`] if the program turned the unit's all-gather in backward off.
+    pub(super) fn check_unsharded(&self) {
+        if self.gathered.is_released() {
+            Error::from(ParamError::NotUnsharded { unit: self.unit.label().to_string() }).unwind();
+        }
+    }
+}
+
 impl Refill for ShardGatherer {
     fn refill(&self) {
-        self.gathered.refill(|issued| self.gather_again(issued), Storage::fill);
+        self.check_unsharded();
+        self.fill();
     }
 }
