@@ -110,7 +110,7 @@ impl FsdpModule {
     ///
     /// Local: no communication.
     pub fn is_prefetched(&self) -> bool {
-        let is_gathered = |unit: &Arc<Unit>| unit.is_unsharded() || is_gathered_again(unit);
+        let is_gathered = |unit: &Arc<Unit>| unit.copies.is_ready() || is_gathered_again(unit);
         self.units.iter().all(is_gathered)
     }
 
@@ -279,7 +279,7 @@ impl FsdpModule {
     /// # Collective
     /// Every rank must call it if a forward keeps parameters of these units for a later backward.
     pub fn reshard(&self) {
-        self.units.iter().for_each(|unit| unit.reshard());
+        self.units.iter().for_each(|unit| unit.copies.reshard());
     }
 
     /// Discards the state of an abandoned iteration, after the program has caught a panic: gradients that are
@@ -288,7 +288,7 @@ impl FsdpModule {
     pub fn reset_iter_state(&self) {
         give_up_backward();
         for unit in &self.units {
-            unit.reshard();
+            unit.copies.reshard();
             unit.waiting.clear();
         }
     }

@@ -55,7 +55,7 @@
 //! | autodiff nodes, order of backward | `backward_nodes`, `reduction_order` |
 //! | checks of backward, and errors of a second one | `progress`, `trace`; `through` |
 //! | memory held by forwards without a backward | `sweep` |
-//! | memory of unsharded parameters; shared by several passes | `storage`; `storage/shared` |
+//! | unsharded parameters: their state, copies, memory | `storage`: `unshard_state`, `copies`, `slot` |
 //! | conversion to an ordinary model; table of all parameters | `full`; `describe` |
 //! | the marker of a shard in records | `shard_marker` |
 //! | the tensors of a model by path: reading and replacing them | `stored` |

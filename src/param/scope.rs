@@ -15,8 +15,8 @@ use super::io::TensorTree;
 use super::precision::cast;
 use super::recompute::context::{self, Next};
 use super::recompute::leaves;
-use super::shards::{LocalShards, LocalShardsId};
-use super::storage::{ShardGatherer, UnshardedParams};
+use super::shards::LocalShards;
+use super::storage::{ShardGatherer, UnshardOptions, UnshardedParams};
 use super::sweep;
 use super::unit::{Kept, Unit};
 use super::unit_pass::{BackwardScheduler, UnitPass};
@@ -285,31 +285,28 @@ fn enter(
     let may_be_late = opening.by_read || unit.is_group();
     let is_filled = || !may_be_late || bases.iter().all(|base| fills_when_read(unit, base));
     let in_slots = !opening.lone && backward && unit.is_gathered() && is_filled();
-    let passes = PASSES.with(Arc::clone);
-    let place = leaves.iter().any(Option::is_some).then(|| passes.enter(tied));
-    let due = place.and_then(|_| unit.begin_pass(opening.lone.then(|| members[0])));
+    let is_own = |leaf: &NodeId| opening.lone || leaves.contains(&Some(*leaf));
+    let is_trained = leaves.iter().any(Option::is_some);
+    if is_trained && unit.waiting.is_too_late(is_own) {
+        return Err(ParamError::PendingGradients { unit: unit.label().to_string() }.into());
+    }
+    let due = is_trained.then(|| unit.begin_pass(opening.lone.then(|| members[0]))).flatten();
     let call = Call { model: unit.model(shards), ..Call::new(opening.label.clone()).with_forward_index(unit.draw()) };
     let stays = match backward {
         true => !unit.control.lock().reshard_after_backward,
         // Without a backward, parameters that would be kept for it are kept for the next forward.
         false => opening.kept == Kept::Full && !opening.lone && unit.is_gathered(),
     };
-    let stays = stays.then(|| LocalShardsId::of(shards));
+    let is_cast = |(&member, base): (&usize, _)| unit.computed_dtype(member, base) != base.dtype();
+    let is_as_stored = || unit.offloaded().is_none() && !members.iter().zip(bases).any(is_cast);
+    let options = UnshardOptions { kept, in_slots, stays, finds: !opening.stored || is_as_stored() };
     let source = ShardGatherer::new(unit.clone(), members.clone(), shards.plain(), opening.stored, call, due);
-    let buffer = UnshardedParams::new(source, kept, in_slots, stays);
-    let is_own = |leaf: &NodeId| opening.lone || leaves.contains(&Some(*leaf));
-    if place.is_some() && unit.waiting.is_too_late(is_own) {
-        return Err(ParamError::PendingGradients { unit: unit.label().to_string() }.into());
-    }
+    let buffer = UnshardedParams::new(source, shards, options)?;
+    let passes = PASSES.with(Arc::clone);
+    let place = is_trained.then(|| passes.enter(tied));
     let pass = UnitPass::new(buffer, leaves, passes, place, opening.around.clone());
     #[cfg(feature = "testing")]
     super::trace::entered(&pass);
-    let is_cast = |(&member, base): (&usize, _)| unit.computed_dtype(member, base) != base.dtype();
-    // Prefetched parameters are in the element types of a forward.
-    let is_as_stored = || unit.offloaded().is_none() && !members.iter().zip(bases).any(is_cast);
-    if !opening.stored || is_as_stored() {
-        unit.take_unsharded(shards).into_iter().try_for_each(|prefetched| pass.buffer.copy_in(prefetched))?;
-    }
     Ok(pass)
 }
 

@@ -13,7 +13,6 @@ use super::accumulated_grads::AccumulatedGrads;
 use super::data_mesh::FsdpMeshInfo;
 use super::offload::CpuOffload;
 use super::partial_grad_groups::PartialGradGroups;
-use super::pending_all_gather::{Keeps, Unsharded};
 use super::plan_cache::PlanCache;
 use super::precision::{Precision, cast};
 use super::replica_check::{Passed, ReplicaCheck};
@@ -21,6 +20,7 @@ use super::runtime_options::RuntimeOptions;
 use super::shard_marker::ShardMarker;
 use super::shards::LocalShards;
 use super::states::ParamStateHandle;
+use super::storage::UnshardedCopies;
 use super::unit_name::UnitName;
 use super::{BufferSync, ParamError, ReshardAfterForward};
 use crate::Result;
@@ -183,9 +183,8 @@ pub(crate) struct Unit {
     pub(super) control: Mutex<RuntimeOptions>,
     /// Gradients that are accumulated without reduction.
     pub(super) waiting: AccumulatedGrads,
-    pub(super) unsharded: Mutex<Option<Unsharded>>,
-    /// The passes that keep gathered parameters after forward.
-    pub(super) keeping: Mutex<Vec<Weak<dyn Keeps>>>,
+    /// The unsharded copies of its parameters.
+    pub(super) copies: UnshardedCopies,
     /// Number of live passes that forward has left.
     pub(super) left: AtomicUsize,
     /// Number of such passes at which they are [swept](super::sweep).
@@ -252,8 +251,7 @@ impl Unit {
             plans: PlanCache::default(),
             control: Mutex::new(RuntimeOptions::new(reshard)),
             waiting: AccumulatedGrads::default(),
-            unsharded: Mutex::new(None),
-            keeping: Mutex::default(),
+            copies: UnshardedCopies::default(),
             left: AtomicUsize::new(0),
             swept_at: AtomicUsize::new(FEW_PASSES),
             follower: Mutex::default(),

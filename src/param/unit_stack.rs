@@ -420,7 +420,7 @@ impl Drop for UnitGuard {
         scopes.chain(&self.ended).for_each(|scope| scope.close(backward));
         // A block that is being recomputed does not use prefetched parameters, so it drops none.
         if last.is_some() && context::anchor().is_none() {
-            closed.iter().flat_map(|opened| &opened.inside).for_each(|(unit, _)| unit.forget_prefetched());
+            closed.iter().flat_map(|opened| &opened.inside).for_each(|(unit, _)| unit.copies.forget_prefetched());
         }
     }
 }
