@@ -94,6 +94,7 @@
 #![cfg_attr(not(any(feature = "flex", feature = "cube")), allow(unused_imports, unused_macros))]
 
 mod autodiff;
+mod burn_compat;
 pub mod checkpoint;
 pub mod comm;
 pub mod data;
@@ -134,7 +135,7 @@ pub mod prelude {
     };
     pub use crate::mesh::{DeviceMesh, with_mesh};
     pub use crate::nn::{DTensorForward, GroupedQueryAttention, GroupedQueryAttentionConfig, apply_style};
-    pub use crate::parallel::{Plan, Style, parallelize};
+    pub use crate::parallel::{ParamStyles, Plan, Style, parallelize};
     pub use crate::placement::{Layout, PartialOp, Placement};
     pub use crate::{Error, Result, tensor_tree};
 }

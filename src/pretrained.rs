@@ -46,6 +46,7 @@ use itertools::Itertools;
 use serde::{Deserialize, Serialize};
 
 use crate::Result;
+use crate::burn_compat::{ModulePath, TensorMapper, TensorVisitor, map_tensors, visit_tensors};
 use crate::comm::Call;
 use crate::mesh::DeviceMesh;
 use crate::param::{full_model_if, walk_with_paths};
@@ -197,13 +198,13 @@ struct Loaded {
 /// The store's message.
 fn read<M: Module, S: ModuleStore>(mut model: M, store: &mut S) -> Result<(M, Loaded), String> {
     let mut dtypes = FloatDTypes::default();
-    model.visit(&mut dtypes);
+    visit_tensors(&model, &mut dtypes);
     let result = store.apply_to(&mut model).map_err(reason)?;
     // A store that does not validate would leave a parameter of another shape at its random values.
     if !result.errors.is_empty() {
         return Err(result.errors.iter().join("; "));
     }
-    let model = model.map(&mut dtypes);
+    let model = map_tensors(model, &mut dtypes);
     let mut discrete = ReadDiscrete::default();
     model.visit(&mut discrete);
     let missing = result.missing.into_iter().map(|(path, _)| path).collect();
@@ -218,40 +219,21 @@ fn reason(error: impl Display) -> String {
 
 /// The dtypes of float parameters and buffers by path, recorded on a visit and restored by mapping.
 #[derive(Default)]
-struct FloatDTypes {
-    path: Vec<String>,
-    of: HashMap<String, DType>,
-}
+struct FloatDTypes(HashMap<String, DType>);
 
-impl ModuleVisitor for FloatDTypes {
-    fn enter_module(&mut self, name: &str, _: &str) {
-        self.path.push(name.into());
-    }
-
-    fn exit_module(&mut self, _: &str, _: &str) {
-        self.path.pop();
-    }
-
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+impl TensorVisitor for FloatDTypes {
+    fn float<const D: usize>(&mut self, path: &ModulePath, param: &Param<Tensor<D>>) {
         let dtype = match param.is_initialized() {
             true => param.base().dtype(),
             false => param.lazy_device().settings().float_dtype.into(),
         };
-        self.of.insert(self.path.join("."), dtype);
+        self.0.insert(path.join(), dtype);
     }
 }
 
-impl ModuleMapper for FloatDTypes {
-    fn enter_module(&mut self, name: &str, _: &str) {
-        self.path.push(name.into());
-    }
-
-    fn exit_module(&mut self, _: &str, _: &str) {
-        self.path.pop();
-    }
-
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        let dtype = self.of.get(&self.path.join("."));
+impl TensorMapper for FloatDTypes {
+    fn float<const D: usize>(&mut self, path: &ModulePath, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let dtype = self.0.get(&path.join());
         let is_other = |dtype: &&DType| dtype.is_float() && param.is_initialized() && param.base().dtype() != **dtype;
         let Some(&dtype) = dtype.filter(is_other) else { return param };
         let require_grad = param.is_require_grad();

@@ -56,12 +56,11 @@ pub(crate) trait GraphOp: Debug + Send + Sync + 'static {
 /// The graph's gradients, as seen by one step of a backward.
 pub(crate) struct BackwardStep<'a> {
     depth: usize,
-    backward: BackwardId,
     parents: &'a [Option<NodeId>],
     grads: &'a mut dyn GradStore,
 }
 
-/// Identifies one call of `backward` while it runs, to distinguish it from one that runs inside it.
+/// Number of one call of `backward`. No other call in the process has the same number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct BackwardId(usize);
 
@@ -73,8 +72,8 @@ impl BackwardStep<'_> {
     }
 
     /// Returns the backward to which this step belongs.
-    pub(crate) fn backward(&self) -> BackwardId {
-        self.backward
+    pub(crate) fn backward(&mut self) -> BackwardId {
+        self.grads.backward()
     }
 
     /// Takes the gradient of the output.
@@ -100,6 +99,8 @@ impl BackwardStep<'_> {
 
 /// Object-safe view of burn's gradient container.
 trait GradStore {
+    /// Returns the backward that created the container.
+    fn backward(&mut self) -> BackwardId;
     fn take(&mut self) -> DispatchTensor;
     fn add(&mut self, id: NodeId, grad: DispatchTensor);
     /// Adds a gradient that may be on another of this crate's backends.

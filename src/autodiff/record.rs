@@ -1,11 +1,18 @@
 //! Records a [`GraphOp`](super::GraphOp) as a node of burn's autodiff graph.
 
 use std::marker::PhantomData;
+use std::sync::LazyLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 #[cfg(feature = "flex")]
 use burn::backend::DispatchTensorKind;
 #[cfg(feature = "flex")]
 use burn::backend::Flex;
+// The backend of the tensor that marks a container of gradients.
+#[cfg(all(not(feature = "flex"), any(feature = "wgpu", feature = "cuda")))]
+use burn::backend::Cube as MarkBackend;
+#[cfg(feature = "flex")]
+use burn::backend::Flex as MarkBackend;
 use burn::backend::autodiff::NodeId;
 use burn::backend::autodiff::checkpoint::{
     base::Checkpointer,
@@ -15,8 +22,10 @@ use burn::backend::autodiff::checkpoint::{
 };
 use burn::backend::autodiff::grads::Gradients;
 use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
+use burn::backend::ops::FloatTensorOps;
 use burn::backend::tensor::FloatTensor;
-use burn::backend::{Autodiff, DispatchTensor};
+use burn::backend::{Autodiff, AutodiffBackend, DispatchTensor, TensorMetadata};
+use burn::tensor::FloatDType;
 
 use super::{BackwardId, BackwardStep, GradStore, GraphOps, Retain, SharedGraphOp, Wrap, running};
 
@@ -81,10 +90,8 @@ impl<B: Wrap, const N: usize> Backward<B, N> for RecordedNode {
 
     fn backward(self, ops: Ops<SharedGraphOp, N>, grads: &mut Gradients, _: &mut Checkpointer) {
         let parents = ops.parents.each_ref().map(|node| node.as_ref().map(|node| node.id));
-        // The container has the same address from the first step of a backward to the last.
-        let backward = BackwardId(std::ptr::from_mut(grads).addr());
         let mut store = Store::<B, N> { ops: &ops, grads, backend: PhantomData };
-        let mut step = BackwardStep { depth: ops.node.order, backward, parents: &parents, grads: &mut store };
+        let mut step = BackwardStep { depth: ops.node.order, parents: &parents, grads: &mut store };
         running(&ops.state, &mut step);
     }
 }
@@ -96,6 +103,10 @@ struct Store<'a, B, const N: usize> {
 }
 
 impl<B: Wrap, const N: usize> GradStore for Store<'_, B, N> {
+    fn backward(&mut self) -> BackwardId {
+        backward_of(self.grads)
+    }
+
     fn take(&mut self) -> DispatchTensor {
         B::wrap(self.grads.consume::<B>(&self.ops.node))
     }
@@ -111,6 +122,35 @@ impl<B: Wrap, const N: usize> GradStore for Store<'_, B, N> {
             _ => self.add(id, grad),
         }
     }
+}
+
+/// Returns the backward that created the container `grads`.
+///
+/// burn calls no hook when a backward begins or ends, and the address of a container is that of an earlier one whose
+/// backward was abandoned. So the container itself holds the number, from the first call on: as the shape of an empty
+/// tensor, under a node that is in no graph.
+#[cfg(any(feature = "flex", feature = "wgpu", feature = "cuda"))]
+fn backward_of(grads: &mut Gradients) -> BackwardId {
+    static NODE: LazyLock<FloatTensor<Autodiff<MarkBackend>>> =
+        LazyLock::new(|| Autodiff::<MarkBackend>::from_inner(mark(0)));
+    static NEXT: AtomicUsize = AtomicUsize::new(1);
+    if let Some(mark) = grads.get::<MarkBackend>(&NODE) {
+        return BackwardId(mark.shape()[1]);
+    }
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    grads.register::<MarkBackend>(NODE.id(), mark(number));
+    BackwardId(number)
+}
+
+#[cfg(any(feature = "flex", feature = "wgpu", feature = "cuda"))]
+fn mark(number: usize) -> FloatTensor<MarkBackend> {
+    MarkBackend::float_empty([0, number].into(), &Default::default(), FloatDType::F32)
+}
+
+/// Without a backend there are no graphs.
+#[cfg(not(any(feature = "flex", feature = "wgpu", feature = "cuda")))]
+fn backward_of(_: &mut Gradients) -> BackwardId {
+    BackwardId(0)
 }
 
 /// Recomputes an operation's output during backward.

@@ -6,6 +6,7 @@ use burn::backend::TensorMetadata;
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
 use burn::tensor::{DType, Tensor};
+use itertools::Itertools;
 use smallvec::SmallVec;
 
 use super::powers::PowerSum;
@@ -62,9 +63,10 @@ pub fn clip_grad_norm<M: Module>(model: &M, grads: &mut GradientsParams, max_nor
         let groups = sharded.map(|dim| Ok(spec.mesh().communicator(dim)?.clone()));
         Ok((visited.id, groups.collect::<Result<NormGroups>>()?))
     });
-    let mut measure = NormVisitor { norm, grads, holders: holders.collect::<Result<_>>()?, parts: Vec::new() };
+    let holders = holders.collect::<Result<_>>()?;
+    let mut measure = NormVisitor { norm, grads, holders, parts: Vec::new(), sums: Vec::new() };
     model.visit(&mut measure);
-    let mut parts = measure.parts;
+    let mut parts = measure.read(model);
     let device = model.devices().into_iter().next().unwrap_or_default().inner();
     while let Some(group) = parts.iter().find_map(|part| part.groups.first().cloned()) {
         // All sums that this group still has to reduce are sent together.
@@ -95,20 +97,22 @@ pub fn clip_grad_norm<M: Module>(model: &M, grads: &mut GradientsParams, max_nor
 }
 
 impl NormType {
-    /// Returns the contribution of one tensor to the norm, before [`join`](Self::join) and
-    /// [`finish`](Self::finish).
-    fn of<const D: usize>(self, tensor: Tensor<D>) -> PowerSum {
-        let elements = tensor.shape().num_elements();
-        if elements == 0 {
-            return PowerSum::default();
-        }
+    /// Returns the contribution of one tensor to the norm, before [`join`](Self::join) and [`finish`](Self::finish).
+    /// The result is not read: reading waits for the device.
+    fn of<const D: usize>(self, tensor: Tensor<D>) -> Tensor<1> {
+        let magnitude = magnitude(tensor);
         match self {
-            Self::P(0.0) => PowerSum::new(magnitude(tensor).not_equal_elem(0.0).float().sum().into_scalar::<f64>()),
-            Self::P(p) => {
-                let sum = sum_of_powers(magnitude(tensor.clone()), p);
-                if PowerSum::is_precise(sum, elements) { PowerSum::new(sum) } else { scaled(magnitude(tensor), p, sum) }
-            }
-            Self::Inf => PowerSum::new(magnitude(tensor).max().into_scalar::<f64>()),
+            Self::P(0.0) => magnitude.not_equal_elem(0.0).float().sum(),
+            Self::P(p) => sum_of_powers(magnitude, p),
+            Self::Inf => magnitude.max(),
+        }
+    }
+
+    /// Returns true if a sum of this many elements is as precise as its type allows.
+    fn is_precise(self, sum: f64, elements: usize) -> bool {
+        match self {
+            Self::P(0.0) | Self::Inf => true,
+            Self::P(_) => PowerSum::is_precise(sum, elements),
         }
     }
 
@@ -133,13 +137,13 @@ fn magnitude<const D: usize>(tensor: Tensor<D>) -> Tensor<D> {
     if double { tensor } else { tensor.cast(DType::F32) }.abs()
 }
 
-fn sum_of_powers<const D: usize>(magnitude: Tensor<D>, p: f64) -> f64 {
+fn sum_of_powers<const D: usize>(magnitude: Tensor<D>, p: f64) -> Tensor<1> {
     let powers = match p {
         1.0 => magnitude,
         2.0 => magnitude.clone() * magnitude,
         _ => magnitude.powf_scalar(p),
     };
-    powers.sum().into_scalar::<f64>()
+    powers.sum()
 }
 
 /// Returns the sum of powers of magnitudes that are scaled first. The scale is the magnitude with the largest
@@ -155,11 +159,12 @@ fn scaled<const D: usize>(magnitude: Tensor<D>, p: f64, sum: f64) -> PowerSum {
     let exponent = most.log2().floor().clamp(-limit, limit);
     let magnitude = magnitude.mul_scalar((-exponent).exp2());
     if p == 2.0 {
-        return PowerSum::scaled(sum_of_powers(magnitude, p), p * exponent);
+        return PowerSum::scaled(sum_of_powers(magnitude, p).into_scalar::<f64>(), p * exponent);
     }
     // The largest power is now 1, even if `p` is so large that powers of 2 overflow.
     let rest = most * (-exponent).exp2();
-    PowerSum::scaled(sum_of_powers(magnitude.div_scalar(rest), p), p * (exponent + rest.log2()))
+    let sum = sum_of_powers(magnitude.div_scalar(rest), p).into_scalar::<f64>();
+    PowerSum::scaled(sum, p * (exponent + rest.log2()))
 }
 
 /// The groups of the mesh dimensions that shard a parameter. Together their ranks hold it exactly once.
@@ -190,23 +195,77 @@ struct NormVisitor<'a> {
     grads: &'a GradientsParams,
     holders: HashMap<ParamId, NormGroups>,
     parts: Vec<LocalNorm>,
+    sums: Vec<UnreadSum>,
+}
+
+/// The contribution of one gradient to a [`LocalNorm`], on the device.
+struct UnreadSum {
+    /// Index among the parts.
+    part: usize,
+    param: ParamId,
+    /// Number of elements of the gradient.
+    elements: usize,
+    sum: Tensor<1>,
 }
 
 impl ModuleVisitor for NormVisitor<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        // A rank with an empty shard, or without a gradient, must still participate in the reduction.
-        let sum = self.grads.get::<D>(param.id).map(|grad| self.norm.of(grad)).unwrap_or_default();
         let holders = self.holders.get(&param.id).cloned().unwrap_or_default();
-        let same = |part: &&mut LocalNorm| {
+        let same = |part: &LocalNorm| {
             part.holders.len() == holders.len() && part.holders.iter().zip(&holders).all(|(a, b)| a.is_same(b))
         };
-        let double = param.base().dtype() == DType::F64;
-        match self.parts.iter_mut().find(same) {
-            Some(part) => {
-                self.norm.join(&mut part.sum, &sum);
-                part.double |= double;
-            }
-            None => self.parts.push(LocalNorm { groups: holders.clone(), holders, double, sum }),
+        // A rank with an empty shard, or without a gradient, must still participate in the reduction.
+        let part = self.parts.iter().position(same).unwrap_or_else(|| {
+            self.parts.push(LocalNorm { groups: holders.clone(), holders, double: false, sum: PowerSum::default() });
+            self.parts.len() - 1
+        });
+        self.parts[part].double |= param.base().dtype() == DType::F64;
+        let Some(grad) = self.grads.get::<D>(param.id).filter(|grad| grad.shape().num_elements() > 0) else { return };
+        let (param, elements) = (param.id, grad.shape().num_elements());
+        self.sums.push(UnreadSum { part, param, elements, sum: self.norm.of(grad) });
+    }
+}
+
+impl NormVisitor<'_> {
+    /// Reads the contributions, which waits for each device once, and adds them up. Contributions that have overflowed
+    /// or lost operands to underflow are computed a second time.
+    fn read<M: Module>(self, model: &M) -> Vec<LocalNorm> {
+        let Self { norm, grads, mut parts, sums, .. } = self;
+        let place = |sum: &UnreadSum| (sum.sum.device(), sum.sum.dtype());
+        let mut values = vec![0.0; sums.len()];
+        for (device, dtype) in sums.iter().map(place).unique_by(|place| format!("{place:?}")) {
+            let together = sums.iter().positions(|sum| place(sum) == (device.clone(), dtype)).collect_vec();
+            let read = Tensor::cat(together.iter().map(|&at| sums[at].sum.clone()).collect(), 0).into_data();
+            together.into_iter().zip(read.iter::<f64>()).for_each(|(at, value)| values[at] = value);
+        }
+        let imprecise = sums.iter().zip(&values).filter(|(sum, value)| !norm.is_precise(**value, sum.elements));
+        let sums_of = imprecise.map(|(sum, &value)| (sum.param, value)).collect();
+        let mut rescale = RescaleVisitor { norm, grads, sums: sums_of, scaled: HashMap::new() };
+        if !rescale.sums.is_empty() {
+            model.visit(&mut rescale);
+        }
+        for (UnreadSum { part, param, .. }, value) in sums.into_iter().zip(values) {
+            let sum = rescale.scaled.get(&param).cloned().unwrap_or_else(|| PowerSum::new(value));
+            norm.join(&mut parts[part].sum, &sum);
+        }
+        parts
+    }
+}
+
+/// Computes the contributions of gradients whose sums, without scaling, are imprecise.
+struct RescaleVisitor<'a> {
+    norm: NormType,
+    grads: &'a GradientsParams,
+    sums: HashMap<ParamId, f64>,
+    scaled: HashMap<ParamId, PowerSum>,
+}
+
+impl ModuleVisitor for RescaleVisitor<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if let (NormType::P(p), Some(&sum)) = (self.norm, self.sums.get(&param.id))
+            && let Some(grad) = self.grads.get::<D>(param.id)
+        {
+            self.scaled.insert(param.id, scaled(magnitude(grad), p, sum));
         }
     }
 }

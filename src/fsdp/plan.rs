@@ -14,6 +14,7 @@ use super::dims::FsdpMeshDims;
 use super::precision::Policy;
 use super::{FsdpError, MixedPrecisionPolicy};
 use crate::Result;
+use crate::burn_compat::{BurnLayer, Container};
 use crate::memory;
 use crate::mesh::DeviceMesh;
 use crate::param::{Layer, ModelScan, OffloadPolicy, ScannedParam, TpPlacement, Unit, UnitName};
@@ -214,8 +215,7 @@ impl UnitsOf {
 
 /// A parameter whose stored shape burn-nn reads in forward, where a shard has another shape.
 struct StoredShape {
-    /// The layer.
-    module: &'static str,
+    layer: BurnLayer,
     /// Path of the parameter in the layer.
     field: &'static str,
     /// Placement that keeps the dimensions that the layer reads.
@@ -223,9 +223,13 @@ struct StoredShape {
 }
 
 const STORED_SHAPES: [StoredShape; 3] = [
-    StoredShape { module: "BatchNorm", field: "gamma", placement: Placement::Replicate },
-    StoredShape { module: "RmsNorm", field: "gamma", placement: Placement::Replicate },
-    StoredShape { module: "PositionWiseFeedForward", field: "linear_inner.weight", placement: Placement::Shard(1) },
+    StoredShape { layer: BurnLayer::BatchNorm, field: "gamma", placement: Placement::Replicate },
+    StoredShape { layer: BurnLayer::RmsNorm, field: "gamma", placement: Placement::Replicate },
+    StoredShape {
+        layer: BurnLayer::PositionWiseFeedForward,
+        field: "linear_inner.weight",
+        placement: Placement::Shard(1),
+    },
 ];
 
 impl StoredShape {
@@ -233,7 +237,7 @@ impl StoredShape {
         STORED_SHAPES.iter().find(|stored| {
             let parts: Vec<_> = stored.field.split('.').collect();
             found.path.ends_with(&parts.iter().map(ToString::to_string).collect::<Vec<_>>())
-                && found.owner(parts.len() - 1) == Some(stored.module)
+                && found.container(parts.len() - 1).and_then(Container::layer) == Some(stored.layer)
         })
     }
 }
@@ -252,7 +256,7 @@ fn choose_sharding(config: &FullyShard, found: &ScannedParam, path: &str) -> Res
     {
         return Err(FsdpError::StoredShape {
             param: path.into(),
-            module: stored.module,
+            module: stored.layer.name(),
             placement: placement.to_string(),
             remedy: stored.placement.to_string(),
         });

@@ -13,12 +13,13 @@ use super::config::FullyShard;
 use super::dims::FsdpMeshDims;
 use super::plan::{PlannedParam, ShardingPlan, plan};
 use super::warnings::warn_about;
+use crate::burn_compat::take_adapters;
 use crate::comm::Communicator;
 use crate::mesh::DeviceMesh;
 use crate::param::{
     AGAIN, CpuOffload, DataParallelGroups, FsdpMeshInfo, ModelNumbers, OffloadPolicy, Precision, REDUCE, ReplicaCheck,
     ReshardAfterForward, ShardAssignment, UnitName, UnitParam, attach_shards, combine, data_spec, in_turn, is_any_lazy,
-    make_units, move_other_params, own_buffers, take_burns,
+    make_units, move_other_params, own_buffers,
 };
 use crate::pattern::PathPattern;
 use crate::placement::PlacementError;
@@ -143,7 +144,7 @@ pub fn fully_shard<M: Module>(model: M, mesh: &DeviceMesh, config: FullyShard) -
     }
     let units: Vec<_> = params.iter().map(|param| param.unit.clone()).collect();
     let sharded: HashSet<_> = params.iter().map(|param| param.info().path.clone()).collect();
-    let (model, mut adapters) = take_burns(model, adapted, |path| sharded.contains(path));
+    let (model, mut adapters) = take_adapters(model, adapted, |path| sharded.contains(path));
     let attachments = params.into_iter().zip(data_specs).map(|(param, sharding)| {
         let UnitParam { path, parallel, .. } = param.info();
         let copies = others.clone().filter(|_| parallel.is_none());

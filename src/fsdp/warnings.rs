@@ -2,6 +2,7 @@
 
 use itertools::Itertools;
 
+use crate::burn_compat::BurnLayer;
 use crate::mesh::DeviceMesh;
 use crate::param::{Layer, warn};
 
@@ -15,7 +16,7 @@ pub(super) fn warn_about(layers: &[Layer], origin: &str, mesh: &DeviceMesh, rank
     if mesh.root().ranks().first() != Some(&mesh.rank()) {
         return;
     }
-    let paths = |kind: &str| {
+    let paths = |kind: BurnLayer| {
         let paths: Vec<_> =
             layers.iter().filter(|layer| layer.kind == kind).map(|layer| &layer.path).unique().collect();
         let named = |path: &&String| if path.is_empty() { "the model itself".into() } else { format!("`{path}`") };
@@ -24,14 +25,14 @@ pub(super) fn warn_about(layers: &[Layer], origin: &str, mesh: &DeviceMesh, rank
         (!paths.is_empty()).then(|| if more > 0 { format!("{listed} and {more} more") } else { listed })
     };
     let off = "`FullyShard::with_layer_warnings(false)` turns this warning off";
-    if let Some(paths) = paths("BatchNorm").filter(|_| ranks > 1) {
+    if let Some(paths) = paths(BurnLayer::BatchNorm).filter(|_| ranks > 1) {
         warn(&format!(
             "each of the {ranks} data-parallel ranks normalizes with the statistics of its own batch in {paths} ({origin}), \
              so the model trains differently than on one device. The only synchronized batch norm is \
              `BatchNorm::forward_dtensor` with a batch that is one DTensor; `GroupNorm` and `LayerNorm` need none. {off}"
         ));
     }
-    if let Some(paths) = paths("Dropout").filter(|_| ranks > 1 && mesh.world().ranks_here() > 1) {
+    if let Some(paths) = paths(BurnLayer::Dropout).filter(|_| ranks > 1 && mesh.world().ranks_here() > 1) {
         warn(&format!(
             "the masks of burn's `Dropout` in {paths} ({origin}) depend on timing, unless its probability is 0, because \
              all ranks of a process draw from one random state. Call `burn_dtensor::nn::dropout` instead, or run one rank \

@@ -107,7 +107,8 @@ use crate::dtensor::ops::Operand;
 use crate::dtensor::{DTensor, Kind};
 use crate::error::OrUnwind;
 use crate::mesh::DeviceMesh;
-use crate::param::{layer_styles, module_path, placed};
+use crate::parallel::layer_styles;
+use crate::param::{module_path, placed};
 use crate::watch;
 
 /// Forward of a burn-nn layer over DTensors.

@@ -7,8 +7,7 @@ use crate::Result;
 use crate::dtensor::{DTensor, DTensorError, Kind};
 use crate::error::OrUnwind;
 use crate::mesh::DeviceMesh;
-use crate::parallel::ParallelError;
-use crate::param::{IoLayout, Prepared, prepared_of};
+use crate::parallel::{IoLayout, ParallelError, Prepared, prepared_of};
 use crate::placement::Placement;
 
 /// Runs a module's forward with its inputs and outputs redistributed to the layouts that the plan's

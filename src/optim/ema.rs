@@ -3,13 +3,14 @@
 use std::collections::BTreeMap;
 
 use burn::backend::{DispatchTensor, TensorMetadata};
-use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
+use burn::module::{Module, Param};
 use burn::tensor::Tensor;
 
 use super::OptimError;
 use super::dtensors::{plain, tracked_as};
 use super::state::describe;
 use crate::Result;
+use crate::burn_compat::{ModulePath, TensorMapper, TensorVisitor, map_tensors, visit_tensors};
 use crate::param::{Visited, check_not_replaced, walk_with_paths};
 
 /// Returns `average * decay + model * (1 - decay)` for every float parameter and buffer. Use it for an exponential
@@ -54,7 +55,7 @@ pub fn ema<M: Module>(average: M, model: &M, decay: f64) -> Result<M> {
         }
     }
     drop(own);
-    Ok(average.map(&mut Average { path: Vec::new(), values, decay }))
+    Ok(map_tensors(average, &mut Average { values, decay }))
 }
 
 /// Stored value of each parameter of a model, by path, with a description of its layout.
@@ -64,8 +65,8 @@ impl StoredValues {
     fn of<M: Module>(model: &M) -> Result<Self> {
         let walk = walk_with_paths(model);
         check_not_replaced(model, &walk)?;
-        let mut visit = Visit { path: Vec::new(), found: BTreeMap::new() };
-        model.visit(&mut visit);
+        let mut visit = Visit { found: BTreeMap::new() };
+        visit_tensors(model, &mut visit);
         for Visited { param, base, path, .. } in walk.distributed {
             let stored = visit.found.get_mut(&path.expect("the walk records paths")).expect("it was visited");
             stored.0 = describe(&param.spec(base.dtype()));
@@ -75,43 +76,25 @@ impl StoredValues {
 }
 
 struct Visit {
-    path: Vec<String>,
     found: BTreeMap<String, (String, DispatchTensor)>,
 }
 
-impl ModuleVisitor for Visit {
-    fn enter_module(&mut self, name: &str, _: &str) {
-        self.path.push(name.into());
-    }
-
-    fn exit_module(&mut self, _: &str, _: &str) {
-        self.path.pop();
-    }
-
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+impl TensorVisitor for Visit {
+    fn float<const D: usize>(&mut self, path: &ModulePath, param: &Param<Tensor<D>>) {
         let value = plain(&param.base());
         let laid_out = format!("{:?} {}", value.dims(), value.dtype().name());
-        self.found.insert(self.path.join("."), (laid_out, value.into_dispatch()));
+        self.found.insert(path.join(), (laid_out, value.into_dispatch()));
     }
 }
 
 struct Average {
-    path: Vec<String>,
     values: StoredValues,
     decay: f64,
 }
 
-impl ModuleMapper for Average {
-    fn enter_module(&mut self, name: &str, _: &str) {
-        self.path.push(name.into());
-    }
-
-    fn exit_module(&mut self, _: &str, _: &str) {
-        self.path.pop();
-    }
-
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        let (_, value) = self.values.0.remove(&self.path.join(".")).expect("`ema` has compared the paths");
+impl TensorMapper for Average {
+    fn float<const D: usize>(&mut self, path: &ModulePath, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let (_, value) = self.values.0.remove(&path.join()).expect("`ema` has compared the paths");
         let value = Tensor::<D>::from_dispatch(value);
         param.map(|was| {
             let average = plain(&was).mul_scalar(self.decay) + value.mul_scalar(1.0 - self.decay);

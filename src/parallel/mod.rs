@@ -25,15 +25,20 @@
 //!    these are summed before they are averaged over the data-parallel ranks. This takes one all-reduce per unit
 //!    and set of mesh dimensions, and none in units without such gradients.
 
+mod after_fsdp;
 mod distribute_module;
 mod error;
 mod parallelize;
 mod plan;
+mod prepare;
 mod resolve;
+mod style;
 
 pub use distribute_module::{InputOutputFns, Styles, distribute_module};
 pub use error::ParallelError;
 pub use parallelize::parallelize;
 pub use plan::Plan;
-
-pub use crate::param::{LayerParam, PrepareModuleInputOutput, Style};
+pub(crate) use prepare::IoLayout;
+pub use prepare::PrepareModuleInputOutput;
+pub use style::{LayerParam, ParamStyles, Style};
+pub(crate) use style::{Prepared, layer_styles, prepared_of};

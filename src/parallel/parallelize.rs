@@ -6,13 +6,15 @@ use std::sync::Arc;
 use burn::module::Module;
 
 use super::Plan;
+use super::after_fsdp::{TpAfterFsdp, apply_after_fsdp};
 use super::resolve::{ParallelizedParam, resolve};
+use super::style::LayerStyles;
 use crate::Result;
 use crate::dtensor::{DTensorSpec, MeshDims};
 use crate::mesh::DeviceMesh;
 use crate::param::{
-    LayerStyles, ModelScan, ShardAssignment, TpAfterFsdp, TpPlacement, UnitParam, apply_tp_after_fsdp, attach_shards,
-    in_turn, is_any_lazy, make_units, own_buffers, sync_buffers,
+    ModelScan, ShardAssignment, TpPlacement, UnitParam, attach_shards, in_turn, is_any_lazy, make_units, own_buffers,
+    sync_buffers,
 };
 use crate::placement::Layout;
 
@@ -86,8 +88,8 @@ pub fn parallelize<M: Module>(model: M, mesh: &DeviceMesh, plan: Plan) -> Result
         let ParallelizedParam { path, shape, dtype, sharded: before, styles, placements, modules, unit, depth } = param;
         let layout = Layout::new(mesh.shape(), &placements)?;
         let spec = DTensorSpec::new(mesh, layout, shape.into(), dtype)?.shared();
-        let styles = Arc::new(LayerStyles::new(styles));
-        let parallel = TpPlacement { spec: spec.clone(), styles, modules, data_dims: MeshDims::new() };
+        let layer = Arc::new(LayerStyles::new(styles, modules));
+        let parallel = TpPlacement { spec: spec.clone(), layer, data_dims: MeshDims::new() };
         if let Some((before, module)) = before {
             is_sharded.insert(path.clone());
             sharded.push(TpAfterFsdp { path: path.clone(), module, before, parallel: parallel.clone() });
@@ -109,7 +111,7 @@ pub fn parallelize<M: Module>(model: M, mesh: &DeviceMesh, plan: Plan) -> Result
     let params = make_units(params.collect::<Result<_>>()?, |_, ()| None)?;
     // Parameters that were sharded before are already initialized and have their own units.
     let params: Vec<_> = params.into_iter().filter(|param| !is_sharded.contains(&*param.info().path)).collect();
-    let again = apply_tp_after_fsdp(sharded)?;
+    let again = apply_after_fsdp(sharded)?;
     let attached = params.iter().chain(again.iter().map(|attachment| &attachment.param));
     let units: Vec<_> = attached.map(|param| param.unit.clone()).collect();
     let attachments = params.into_iter().map(|param| {

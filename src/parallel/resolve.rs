@@ -7,12 +7,17 @@ use burn::tensor::DType;
 use itertools::Itertools;
 
 use super::plan::PatternEntry;
-use super::{ParallelError, Plan, PrepareModuleInputOutput, Style};
+use super::prepare::ModuleIoLayouts;
+use super::{LayerParam, ParallelError, Plan, PrepareModuleInputOutput, Style};
 use crate::Result;
+use crate::burn_compat::{BurnLayer, Container};
 use crate::mesh::DeviceMesh;
-use crate::param::{DistributedParameter, LayerParam, ModelScan, ModuleIoLayouts, ScannedParam, UnitName};
+use crate::param::{DistributedParameter, ModelScan, ScannedParam, UnitName};
 use crate::pattern::PathPattern;
 use crate::placement::{Placement, Placements, ShardSizes};
+
+/// Name of [`nn::CrossAttention`](crate::nn::CrossAttention).
+const CROSS_ATTENTION: &str = "CrossAttention";
 
 /// A parameter with its style and placement on each mesh dimension.
 pub(super) struct ParallelizedParam {
@@ -153,11 +158,17 @@ impl Resolver<'_> {
             return Ok((Style::placed(Placement::Replicate), Placement::Replicate));
         };
         let name = found.path.last().expect("a parameter has a name");
-        let param = LayerParam { layer: found.owner(0).unwrap_or_default(), name, shape };
-        let placement = style.placement(param, above <= 1).ok_or_else(|| ParallelError::UnknownLayer {
+        let container = found.container(0);
+        let param = LayerParam { layer: container.and_then(Container::struct_name).unwrap_or_default(), name, shape };
+        let layer = container.filter(|_| above <= 1).and_then(Container::layer);
+        let placement = style.placement(param, layer).ok_or_else(|| ParallelError::UnknownLayer {
             pattern: pattern.text().into(),
             style: style.to_string(),
-            layer: found.owner(above.saturating_sub(1)).unwrap_or("collection").into(),
+            layer: found
+                .container(above.saturating_sub(1))
+                .and_then(Container::struct_name)
+                .unwrap_or("collection")
+                .into(),
             param: path.into(),
             mesh_dim: self.mesh.names()[mesh_dim].clone(),
         })?;
@@ -200,10 +211,11 @@ impl Resolver<'_> {
                 return Err(ParallelError::Heads { param, heads, len, size, mesh_dim });
             }
             // Their forward splits the features into heads, and a rank needs complete heads.
-            let attention = ["MultiHeadAttention", "CrossAttention"];
-            if let Some(layer) = attention.into_iter().find(|layer| found.owner(1) == Some(layer))
-                && !len.is_multiple_of(size)
-            {
+            let attention = found.container(1).and_then(|module| match module.layer() {
+                Some(layer @ BurnLayer::MultiHeadAttention) => Some(layer.name()),
+                _ => module.is_own(CROSS_ATTENTION).then_some(CROSS_ATTENTION),
+            });
+            if let Some(layer) = attention.filter(|_| !len.is_multiple_of(size)) {
                 return Err(ParallelError::Uneven { param, layer, dim, len, size, mesh_dim });
             }
         }

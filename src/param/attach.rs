@@ -8,11 +8,10 @@ use burn::module::{Module, Param, ParamId, Reparameterizer};
 use burn::tensor::Tensor;
 
 use super::ParamError;
-use super::adapter;
 use super::distributed::{DistributedParameter, replace_next};
-use super::lazy::undrawn;
 use super::read::stored;
 use super::states::copying;
+use crate::burn_compat::{ADAPTER, undrawn};
 use crate::comm::{Call, Communicator, TensorMeta};
 use crate::dtensor::{DTensorSpec, send_parts};
 use crate::{Error, Result, memory};
@@ -94,7 +93,7 @@ impl Reparameterizer for &mut Attach {
                 }
                 let distributed = next.param.with_adapter(|adapter| {
                     // The factors of the adapter are the next entries of the queue.
-                    self.inside = format!("{path}.{}.", adapter::NAME);
+                    self.inside = format!("{path}.{}.", ADAPTER);
                     let adapter = adapter.apply_reparameterization(&mut **self);
                     self.inside.clear();
                     adapter

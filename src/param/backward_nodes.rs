@@ -144,6 +144,7 @@ impl GraphOp for PostBackward {
             && !self.pass.input_seen(*number)
         {
             self.pass.passes.order.pad();
+            UnitPass::pad(self.pass.around());
             self.pass.gather_around();
             step.give(1, || like.zeros());
         }
@@ -259,11 +260,12 @@ impl GraphOp for PreBackward {
     }
 
     fn backward(&self, step: &mut BackwardStep<'_>) {
+        let grad = step.take();
         if let Some(pass) = &self.pass {
             pass.start_again();
             pass.buffer.gather_again();
+            pass.see_output(&grad);
         }
-        let grad = step.take();
         step.give(0, || cast(grad, Some(self.dtype)));
         ran("PreBackward", self.pass.as_ref(), step);
     }

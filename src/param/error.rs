@@ -256,6 +256,16 @@ pub enum ParamError {
         /// The unit. The last one in forward order, if several are possible.
         unit: String,
     },
+    /// Backward reads a parameter of a unit that it does not gather.
+    #[error(
+        "backward reads a parameter of unit `{unit}`, which `set_unshard_in_backward(false)` keeps it from gathering. \
+         Call FsdpModule::of(&module)?.set_unshard_in_backward(true) before the forward; only a unit whose parameters \
+         no gradient needs, such as an embedding's, can do without"
+    )]
+    NotUnsharded {
+        /// The unit.
+        unit: String,
+    },
     /// `unshard` was called on one module of a unit that consists of several.
     #[error(
         "unit `{unit}` consists of several modules, but `unshard` was called on one of them. The unit is gathered when \

@@ -110,7 +110,7 @@ impl FsdpModule {
     ///
     /// Local: no communication.
     pub fn is_prefetched(&self) -> bool {
-        let is_gathered = |unit: &Arc<Unit>| unit.is_unsharded() || is_gathered_again(unit);
+        let is_gathered = |unit: &Arc<Unit>| unit.copies.is_ready() || is_gathered_again(unit);
         self.units.iter().all(is_gathered)
     }
 
@@ -137,7 +137,7 @@ impl FsdpModule {
 
     /// Sets whether backward gathers parameters that were freed after forward. Default: true. Use `false` for a unit
     /// whose backward reads no parameter, such as one of embeddings. If backward does read one, the rank fails with
-    /// an error. Parameters that a [checkpointed](super::checkpoint_activations) block reads are gathered in any
+    /// [`ParamError::NotUnsharded`]. Parameters that a [checkpointed](super::checkpoint_activations) block reads are gathered in any
     /// case, for its recomputation.
     pub fn set_unshard_in_backward(&self, unshard: bool) {
         self.set(|control| control.unshard_in_backward = unshard);
@@ -279,7 +279,7 @@ impl FsdpModule {
     /// # Collective
     /// Every rank must call it if a forward keeps parameters of these units for a later backward.
     pub fn reshard(&self) {
-        self.units.iter().for_each(|unit| unit.reshard());
+        self.units.iter().for_each(|unit| unit.copies.reshard());
     }
 
     /// Discards the state of an abandoned iteration, after the program has caught a panic: gradients that are
@@ -288,7 +288,7 @@ impl FsdpModule {
     pub fn reset_iter_state(&self) {
         give_up_backward();
         for unit in &self.units {
-            unit.reshard();
+            unit.copies.reshard();
             unit.waiting.clear();
         }
     }

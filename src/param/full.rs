@@ -13,6 +13,7 @@ use super::replaced::check_not_replaced;
 use super::shards::LocalShards;
 use super::visit::{Visited, Walk, walk};
 use crate::Result;
+use crate::burn_compat::put_adapters;
 
 /// Gathers all parameters and returns an ordinary burn module that is no longer sharded.
 ///
@@ -122,6 +123,6 @@ fn gathered<M: Module>(model: &M, visited: Vec<Visited>, stay: bool) -> Result<O
         let (model, adapters) = adapter::take(model.clone());
         let factors = adapters.into_iter().map(|(path, adapter)| (path, adapter.materialize()));
         let factors = factors.collect();
-        adapter::put_burns(model.materialize(), factors)
+        put_adapters(model.materialize(), factors)
     }))
 }

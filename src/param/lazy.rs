@@ -14,30 +14,9 @@
 //! one device draws the values that the first slice draws. Along mesh dimensions that do not shard a parameter, the
 //! ranks receive copies of the shards of the ranks with index 0.
 
-use burn::module::{Param, Parameter};
-use burn::tensor::Tensor;
-
 use crate::Result;
 use crate::comm::{self, Call};
-use crate::dtensor::Kind;
 use crate::mesh::DeviceMesh;
-
-/// Returns a parameter with the final shape, device and id of a lazy `param`, but without its values. The placeholder
-/// takes no memory.
-///
-/// The shape that burn reports for a lazy parameter is that of its record, which a `Linear` with column layout
-/// transposes. The mapping that burn applies when a record is loaded produces the final shape.
-pub(super) fn undrawn<const D: usize, K: Kind>(param: Param<Tensor<D, K>>) -> Param<Tensor<D, K>>
-where
-    Tensor<D, K>: Parameter,
-{
-    let (shape, device, id) = (param.lazy_shape(), param.lazy_device(), param.id);
-    let zeros = match shape.num_elements() {
-        0 => Tensor::zeros(shape, &device),
-        _ => Tensor::<D, K>::zeros([1; D], &device).expand(shape),
-    };
-    param.transform_for_load(zeros, id)
-}
 
 /// Returns true if any rank of the mesh that `mesh` was sliced from has lazy parameters. `own` is the contribution of
 /// this rank.

@@ -36,7 +36,7 @@
 //! | parameters of a model; replacement by shards; lazy parameters | `model_scan`, `visit`; `attach`; `lazy` |
 //! | LoRA adapters of distributed parameters | `adapter` |
 //! | checks that a model is still distributed, and on the right device | `replaced`; `device` |
-//! | meshes and specs; tensor parallelism after sharding | `data_mesh`, `combine`; `tp_after_fsdp` |
+//! | meshes and specs | `data_mesh`, `combine` |
 //! | the parameter, its views and its gradient | `distributed`, `view`, `read`, `varying`, `grad` |
 //! | states that distinguish clones of a parameter | `states` |
 //! | units and their shards | `unit`, `unit_name`, `shards`, `partial_grad_groups` |
@@ -55,12 +55,11 @@
 //! | autodiff nodes, order of backward | `backward_nodes`, `reduction_order` |
 //! | checks of backward, and errors of a second one | `progress`, `trace`; `through` |
 //! | memory held by forwards without a backward | `sweep` |
-//! | memory of unsharded parameters; shared by several passes | `storage`; `storage/shared` |
+//! | unsharded parameters: their state, copies, memory | `storage`: `unshard_state`, `copies`, `slot` |
 //! | conversion to an ordinary model; table of all parameters | `full`; `describe` |
 //! | the marker of a shard in records | `shard_marker` |
 //! | the tensors of a model by path: reading and replacing them | `stored` |
 //! | module buffers such as running statistics | `buffers` |
-//! | layouts of a layer's and a module's activations | `style`, `prepare`, `prepared` |
 
 mod accumulated_grads;
 mod adapter;
@@ -93,8 +92,6 @@ mod pending_all_gather;
 mod plan_cache;
 mod precision;
 mod prefetch;
-mod prepare;
-mod prepared;
 mod probe;
 mod progress;
 mod read;
@@ -111,10 +108,8 @@ mod shards;
 mod states;
 mod storage;
 mod stored;
-mod style;
 mod sweep;
 mod through;
-mod tp_after_fsdp;
 #[cfg(feature = "testing")]
 pub(crate) mod trace;
 mod trained;
@@ -130,7 +125,6 @@ mod view;
 mod visit;
 mod warning;
 
-pub(crate) use adapter::take_burns;
 pub(crate) use attach::{ShardAssignment, attach_shards};
 pub use buffers::{BufferSync, sync_buffers};
 pub(crate) use buffers::{own_buffers, unshared};
@@ -156,9 +150,6 @@ pub use offload::OffloadPolicy;
 pub(crate) use other_params::move_other_params;
 pub(crate) use partial_grad_groups::REDUCE;
 pub(crate) use precision::Precision;
-pub use prepare::PrepareModuleInputOutput;
-pub(crate) use prepare::{IoLayout, ModuleIoLayouts};
-pub(crate) use prepared::{Prepared, prepared_of};
 pub(crate) use probe::{HostTensor, Probe, probe};
 pub use recompute::checkpoint_activations;
 pub(crate) use replaced::check_not_replaced;
@@ -166,14 +157,11 @@ pub(crate) use replica_check::ReplicaCheck;
 pub use reshard::ReshardAfterForward;
 pub(crate) use shards::plain;
 pub(crate) use stored::{NewValue, StoredTensor, replace_tensors, stored_tensors};
-pub(crate) use style::LayerStyles;
-pub use style::{LayerParam, Style};
-pub(crate) use tp_after_fsdp::{TpAfterFsdp, apply_tp_after_fsdp};
 pub(crate) use unit::{AGAIN, DataParallelGroups, ModelNumbers, TpPlacement, Unit, UnitParam};
 pub(crate) use unit_name::UnitName;
 pub(crate) use unreduced::check_reduced;
 pub use unshard::{UnshardHandle, reshard, unshard};
 pub use view::ParamExt;
-pub(crate) use view::{layer_styles, module_path, path, placed};
+pub(crate) use view::{module_path, path, placed};
 pub(crate) use visit::{Visited, walk, walk_with_paths};
 pub(crate) use warning::warn;

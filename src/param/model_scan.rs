@@ -2,25 +2,24 @@
 
 use std::collections::{HashMap, HashSet};
 
-use burn::module::{Flag, Module, ModuleVisitor, Param, ParamId, Reparameterization, Reparameterizer};
-use burn::tensor::{Bool, DType, Device, Int, Tensor};
+use burn::module::{Flag, Module, Param, ParamId, Parameter, Reparameterization};
+use burn::tensor::{DType, Device, Tensor};
 use itertools::Itertools;
 
 use super::ParamError;
-use super::adapter;
 use super::distributed::{DistributedParameter, take_visited};
-use super::lazy::undrawn;
 use super::shard_marker::ShardMarker;
 use super::states::copying;
 use super::unit_name::UnitName;
+use crate::burn_compat::{
+    ADAPTER, BurnLayer, Container, MARK, ModulePath, REPARAMETERIZATION, TensorVisitor, marked, undrawn, visit_tensors,
+};
+use crate::dtensor::Kind;
 use crate::pattern::PathPattern;
 
 /// Float parameters and buffers of a model, in burn's order.
 #[derive(Default)]
 pub(crate) struct ModelScan {
-    path: Vec<String>,
-    /// Type of the module that contains each component of `path` as a field.
-    owners: Vec<String>,
     /// Tensor visited last. It is a parameter if a reparameterization follows, and a buffer otherwise.
     last: Option<ScannedParam>,
     pub(crate) params: Vec<ScannedParam>,
@@ -43,18 +42,18 @@ pub(crate) struct Buffer {
 #[derive(Debug)]
 pub(crate) struct Layer {
     pub(crate) path: String,
-    /// The type's name.
-    pub(crate) kind: &'static str,
+    pub(crate) kind: BurnLayer,
 }
 
 /// Types of burn whose layers are noted.
-const NOTED: [&str; 2] = ["BatchNorm", "Dropout"];
+const NOTED: [BurnLayer; 2] = [BurnLayer::BatchNorm, BurnLayer::Dropout];
 
 /// A float parameter.
 pub(crate) struct ScannedParam {
     pub(crate) id: ParamId,
     pub(crate) path: Vec<String>,
-    owners: Vec<String>,
+    /// The type that declares each component of `path`.
+    containers: Vec<Container>,
     /// Shape of the stored value.
     pub(crate) shape: Vec<usize>,
     pub(crate) dtype: DType,
@@ -72,7 +71,7 @@ impl ModelScan {
     pub(crate) fn of<M: Module>(model: &M) -> Self {
         let mut inventory = Self::default();
         take_visited();
-        copying(|| model.clone().apply_reparameterization(Marker)).visit(&mut inventory);
+        visit_tensors(&copying(|| marked(model)), &mut inventory);
         inventory.replace_last(None);
         // A parallelized batch norm computes with DTensors.
         let Self { layers, params, .. } = &mut inventory;
@@ -94,15 +93,6 @@ impl ModelScan {
     fn replace_last(&mut self, next: Option<ScannedParam>) {
         let before = std::mem::replace(&mut self.last, next);
         self.buffers.extend(before.map(|ScannedParam { path, .. }| Buffer { path, running: true }));
-    }
-
-    /// Records the int or bool parameter at the current path as a buffer, unless it is a [`ShardMarker`].
-    fn note_unowned(&mut self) {
-        if self.owners.last().is_some_and(|owner| owner == ShardMarker::OWNER) {
-            return;
-        }
-        self.replace_last(None);
-        self.buffers.push(Buffer { path: self.path.clone(), running: false });
     }
 
     /// Returns the paths of the modules that contain parameters, outermost first.
@@ -214,7 +204,7 @@ impl ModelScan {
 
 impl ScannedParam {
     fn reparameterized(&self) -> ParamError {
-        ParamError::Reparameterized { param: self.path(), name: adapter::NAME.into() }
+        ParamError::Reparameterized { param: self.path(), name: ADAPTER.into() }
     }
 
     pub(crate) fn path(&self) -> String {
@@ -236,11 +226,10 @@ impl ScannedParam {
         (1..self.path.len()).map(|above| self.ancestor(above))
     }
 
-    /// Returns the type of a struct that contains the parameter: with `above` = 0 its layer, with 1 the module that
-    /// contains the layer. Returns `None` if the container is not a struct.
-    pub(crate) fn owner(&self, above: usize) -> Option<&str> {
-        let at = self.owners.len().checked_sub(above + 1)?;
-        self.owners[at].strip_prefix("Struct:")
+    /// Returns the type of a module that contains the parameter: with `above` = 0 its layer, with 1 the module that
+    /// contains the layer.
+    pub(crate) fn container(&self, above: usize) -> Option<&Container> {
+        self.containers.iter().nth_back(above)
     }
 
     /// Returns the path of its unit's module if it is distributed as `param`. Returns `None` if that module is
@@ -276,71 +265,41 @@ fn matched<'a>(
     Err(ParamError::NoMatch { pattern: pattern.text().into(), what, near_path, present })
 }
 
-/// Marker for parameters. burn presents buffers (`RunningState`) and parameters to visitors in the same way, but only
-/// parameters keep a reparameterization.
-#[derive(Module, Debug)]
-struct Marker;
-
-impl Reparameterization for Marker {
-    const NAME: &'static str = "parameter";
-
-    fn apply<const D: usize>(&self, base: Tensor<D>) -> Tensor<D> {
-        base
-    }
-}
-
-impl Reparameterizer for Marker {
-    type Reparam = Marker;
-
-    fn reparameterize<const D: usize>(
-        &mut self,
-        _: &str,
-        param: Param<Tensor<D>>,
-    ) -> (Param<Tensor<D>>, Option<Marker>) {
-        (param, Some(Marker))
-    }
-}
-
-impl ModuleVisitor for ModelScan {
-    fn enter_module(&mut self, name: &str, owner: &str) {
-        // This type name belongs only to the reparameterization of the parameter visited before.
-        if owner == adapter::REPARAMETERIZATION {
-            match (self.last.take(), name) {
-                (Some(param), Marker::NAME | DistributedParameter::NAME) => self.params.push(param),
-                (Some(param), adapter::NAME) => self.params.push(ScannedParam { adapted: true, ..param }),
-                (Some(param), _) => self.foreign.push((param.path, name.into())),
-                // The adapter of a distributed parameter follows its `DistributedParameter`.
-                (None, adapter::NAME) => {
-                    self.params.iter_mut().last().into_iter().for_each(|param| param.adapted = true)
-                }
-                (None, _) => {}
-            }
+impl TensorVisitor for ModelScan {
+    fn enter(&mut self, path: &ModulePath) {
+        let Some((name, container)) = path.last() else { return };
+        if container.text() != REPARAMETERIZATION {
+            return;
         }
-        self.path.push(name.into());
-        self.owners.push(owner.into());
+        match (self.last.take(), name) {
+            (Some(param), MARK | DistributedParameter::NAME) => self.params.push(param),
+            (Some(param), ADAPTER) => self.params.push(ScannedParam { adapted: true, ..param }),
+            (Some(param), _) => self.foreign.push((param.path, name.into())),
+            // The adapter of a distributed parameter follows its `DistributedParameter`.
+            (None, ADAPTER) => self.params.iter_mut().last().into_iter().for_each(|param| param.adapted = true),
+            (None, _) => {}
+        }
     }
 
-    fn exit_module(&mut self, name: &str, owner: &str) {
-        self.path.pop();
-        self.owners.pop();
-        if (name, owner) == (DistributedParameter::NAME, adapter::REPARAMETERIZATION)
+    fn exit(&mut self, path: &ModulePath) {
+        let Some((name, container)) = path.last() else { return };
+        if (name, container.text()) == (DistributedParameter::NAME, REPARAMETERIZATION)
             && let (Some(param), Some(visited)) = (self.params.last_mut(), take_visited())
         {
             param.distributed = Some(visited);
         }
     }
 
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+    fn float<const D: usize>(&mut self, at: &ModulePath, param: &Param<Tensor<D>>) {
         let value = match param.is_initialized() {
             true => param.base(),
             // Reading the base of a lazy parameter would draw its values.
             false => undrawn(param.clone()).base(),
         };
-        let (path, owners) = (self.path.clone(), self.owners.clone());
         self.replace_last(Some(ScannedParam {
             id: param.id,
-            path,
-            owners,
+            path: at.names().into(),
+            containers: at.containers().into(),
             shape: value.shape().to_vec(),
             dtype: value.dtype(),
             device: value.device(),
@@ -350,19 +309,22 @@ impl ModuleVisitor for ModelScan {
         }));
     }
 
-    fn visit_int<const D: usize>(&mut self, _: &Param<Tensor<D, Int>>) {
-        self.note_unowned();
+    /// Records an int or bool parameter as a buffer, unless it is a [`ShardMarker`].
+    fn tensor<const D: usize, K: Kind>(&mut self, at: &ModulePath, _: &Param<Tensor<D, K>>)
+    where
+        Tensor<D, K>: Parameter,
+    {
+        if !ShardMarker::is_at(at) {
+            self.replace_last(None);
+            self.buffers.push(Buffer { path: at.names().into(), running: false });
+        }
     }
 
     /// Notes the layer that the flag `training` belongs to.
-    fn visit_flag(&mut self, flag: &Param<Flag>) {
-        let owner = self.owners.last().and_then(|owner| owner.strip_prefix("Struct:"));
-        let kind = NOTED.into_iter().find(|kind| owner == Some(kind) && flag.is_enabled());
-        let path = self.path.split_last().map_or(&[][..], |(_, path)| path).join(".");
+    fn flag(&mut self, at: &ModulePath, flag: &Param<Flag>) {
+        let layer = at.last().and_then(|(_, container)| container.layer());
+        let kind = layer.filter(|kind| NOTED.contains(kind) && flag.is_enabled());
+        let path = at.names().split_last().map_or(&[][..], |(_, path)| path).join(".");
         self.layers.extend(kind.map(|kind| Layer { path, kind }));
-    }
-
-    fn visit_bool<const D: usize>(&mut self, _: &Param<Tensor<D, Bool>>) {
-        self.note_unowned();
     }
 }

@@ -3,11 +3,12 @@
 use std::collections::{HashMap, HashSet};
 
 use burn::backend::DispatchTensor;
-use burn::module::{Module, ModuleMapper, Param};
+use burn::module::{Module, Param};
 use burn::tensor::{Device, Shape, Tensor};
 
 use super::model_scan::ModelScan;
 use super::states::copying;
+use crate::burn_compat::{ModulePath, TensorMapper, map_tensors};
 
 /// Moves everything except the float parameters of `model` to `device`: running statistics, integer and boolean
 /// parameters, and tensors in fields that are not parameters, such as that of a positional encoding. Used for models
@@ -17,29 +18,20 @@ use super::states::copying;
 /// taken out of the model while it moves.
 pub(crate) fn move_other_params<M: Module>(model: M, device: &Device) -> M {
     let paths = ModelScan::of(&model).paths().into_iter().collect();
-    let mut parameters = Parameters { path: Vec::new(), paths, taken: HashMap::new() };
-    let model = copying(|| model.map(&mut parameters)).to_device(device);
-    copying(|| model.map(&mut parameters))
+    let mut parameters = Parameters { paths, taken: HashMap::new() };
+    let model = copying(|| map_tensors(model, &mut parameters)).to_device(device);
+    copying(|| map_tensors(model, &mut parameters))
 }
 
 /// A mapper that takes the parameters at `paths` out of a model on its first run, and puts them back on its second.
 struct Parameters {
-    path: Vec<String>,
     paths: HashSet<String>,
     taken: HashMap<String, DispatchTensor>,
 }
 
-impl ModuleMapper for Parameters {
-    fn enter_module(&mut self, name: &str, _: &str) {
-        self.path.push(name.into());
-    }
-
-    fn exit_module(&mut self, _: &str, _: &str) {
-        self.path.pop();
-    }
-
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        let path = self.path.join(".");
+impl TensorMapper for Parameters {
+    fn float<const D: usize>(&mut self, at: &ModulePath, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let path = at.join();
         if let Some(taken) = self.taken.remove(&path) {
             return param.map(|_| Tensor::from_dispatch(taken));
         }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::recompute::context;
 use super::unit::Unit;
 use super::unit_stack::{self, InnermostUnit};
+use crate::burn_compat::is_about_dtypes;
 use crate::comm::{forget_panic, note_panic};
 
 /// Runs `forward`, the forward of the module entered last. If it panics, notes the innermost open unit. The payload
@@ -39,7 +40,7 @@ impl Unit {
         let weights = || self.params.iter().find_map(|param| param.compute);
         let Some(dtype) = self.precision().inputs.or_else(weights) else { return String::new() };
         let note = format!(", which computes in {}", dtype.name());
-        if !text.to_lowercase().contains("dtype") {
+        if !is_about_dtypes(text) {
             return note;
         }
         let returns_other =

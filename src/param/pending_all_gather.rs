@@ -1,14 +1,11 @@
-//! [`PendingAllGather`]: gathered parameters, or an all-gather in flight, and the owners of gathered parameters
-//! between passes.
+//! [`PendingAllGather`]: gathered parameters, or an all-gather in flight.
 
-use std::fmt::Debug;
+use std::mem;
 use std::sync::Arc;
 
 use burn::backend::DispatchTensor;
 
 use super::offload::CpuOffload;
-use super::shards::LocalShardsId;
-use super::storage::SharedWeights;
 use crate::comm::{CommError, OpTiming, Work};
 
 /// The result of an all-gather: complete, or in flight.
@@ -47,6 +44,17 @@ impl PendingAllGather {
         }
     }
 
+    /// Returns true if it is an all-gather.
+    pub(super) fn is_under_way(&self) -> bool {
+        matches!(self, Self::UnderWay(..))
+    }
+
+    /// Waits for the all-gather, and keeps its result.
+    pub(super) fn complete(&mut self) -> Result<(), CommError> {
+        *self = Self::Done(mem::replace(self, Self::Done((Vec::new(), None))).wait()?);
+        Ok(())
+    }
+
     pub(super) fn wait(self) -> Result<GatheredTensors, CommError> {
         match self {
             Self::UnderWay(work, copy_in) => {
@@ -69,61 +77,4 @@ impl PendingAllGather {
             done @ Self::Done(_) => done,
         }
     }
-}
-
-/// Parameters that are gathered, or being gathered, before the forward that will use them.
-#[derive(Debug)]
-pub(super) struct Unsharded {
-    /// The shards that they were gathered from. An optimizer step replaces the shards, which makes the gathered
-    /// values stale.
-    pub(super) shards: LocalShardsId,
-    pub(super) prefetched: Prefetched,
-}
-
-/// Origin of unsharded parameters that a forward finds without gathering them itself.
-#[derive(Debug)]
-pub(super) enum Prefetched {
-    /// The program called `unshard`.
-    Program(PendingAllGather),
-    /// An earlier unit of the running forward prefetched them.
-    Prefetch(PendingAllGather),
-    /// An earlier unit of the running forward posted the all-gather, whose data transfer does not start before this
-    /// unit is entered.
-    Posted(PendingAllGather),
-    /// A completed pass kept them.
-    Left(Vec<DispatchTensor>),
-    /// Passes that are not complete hold them and share them with the next forward.
-    Shared(SharedWeights),
-}
-
-impl Prefetched {
-    /// Returns true if using the parameters would not block on other ranks.
-    pub(super) fn is_there(&self) -> bool {
-        match self {
-            Self::Program(gathering) | Self::Prefetch(gathering) => gathering.is_complete(),
-            // The transfer of a posted all-gather has not started.
-            Self::Posted(_) => false,
-            Self::Left(_) | Self::Shared(_) => true,
-        }
-    }
-
-    pub(super) fn is_posted(&self) -> bool {
-        matches!(self, Self::Posted(_))
-    }
-
-    /// Returns true if they were gathered for the running forward.
-    pub(super) fn is_of_forward(&self) -> bool {
-        matches!(self, Self::Prefetch(_) | Self::Posted(_))
-    }
-
-    /// Returns true if passes kept or share them.
-    pub(super) fn is_of_passes(&self) -> bool {
-        matches!(self, Self::Left(_) | Self::Shared(_))
-    }
-}
-
-/// A pass that keeps gathered parameters from forward to backward.
-pub(super) trait Keeps: Debug + Send + Sync {
-    /// Frees the parameters and issues the all-gather that backward will need.
-    fn reshard(self: Arc<Self>);
 }

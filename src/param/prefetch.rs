@@ -27,7 +27,7 @@ pub(super) fn prefetch(unit: &Arc<Unit>) {
     };
     for next in next.iter().filter_map(Weak::upgrade) {
         if let Some(shards) = unit_stack::shards_inside(&next) {
-            next.prefetch(shards);
+            next.prefetch(&shards);
         }
     }
 }
@@ -38,7 +38,7 @@ fn post_followers(unit: &Unit) {
     let mut next = unit.follower();
     while let Some(unit) = next.as_ref().and_then(Weak::upgrade)
         && let Some(shards) = unit_stack::shards_inside(&unit)
-        && unit.post(shards)
+        && unit.post(&shards)
     {
         next = unit.follower();
     }

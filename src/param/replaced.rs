@@ -24,14 +24,14 @@ use crate::pattern::PathPattern;
 
 /// Checks that no parameter inside `module` has been replaced since it was distributed.
 ///
-/// Local. The check costs nothing if every tensor of `module` is distributed, and almost nothing if a module of the
-/// same structure passed before.
+/// Local. The check costs nothing if every tensor of `module` is distributed, and almost nothing if the module, or a
+/// clone of it, passed before.
 ///
 /// # Errors
 /// [`ParamError::Replaced`].
 pub(crate) fn check_not_replaced<M: Module>(module: &M, walk: &Walk) -> Result<(), ParamError> {
     let Some(first) = walk.distributed.first() else { return Ok(()) };
-    let key = [first.depth, walk.distributed.len(), walk.others];
+    let key = [first.depth, first.param.index, walk.distributed.len(), walk.others];
     if walk.others == 0 || first.param.unit.has_passed_check(key) {
         return Ok(());
     }

@@ -15,14 +15,15 @@ use super::io::TensorTree;
 use super::precision::cast;
 use super::recompute::context::{self, Next};
 use super::recompute::leaves;
-use super::shards::{LocalShards, LocalShardsId};
-use super::storage::{ShardGatherer, UnshardedParams};
+use super::shards::LocalShards;
+use super::storage::{ShardGatherer, UnshardOptions, UnshardedParams};
 use super::sweep;
 use super::unit::{Kept, Unit};
 use super::unit_pass::{BackwardScheduler, UnitPass};
 use super::varying::Varying;
 use crate::Result;
 use crate::autodiff::{self, Retain};
+use crate::burn_compat::LAYER_DEPTH;
 use crate::comm::{Call, explain_panics_by};
 use crate::memory::is_host;
 
@@ -80,11 +81,6 @@ pub(super) struct ScopeOptions {
     /// saved the unit's weights.
     pub(super) by_read: bool,
 }
-
-/// Number of links by which the token of a unit that a read opens is deeper in the graph than its predecessor. It
-/// is about the depth of a module's operations, so that backward runs these first. See the end of
-/// [`backward_nodes`](super::backward_nodes).
-const DEEPER: usize = 96;
 
 impl ForwardScope {
     /// Opens `unit` on the shards of some or all of its parameters, and ties it to its inputs.
@@ -149,7 +145,7 @@ impl ForwardScope {
         let stands_for_shards = parent.and_then(|parent| context::anchor().or_else(|| leaf(parent)));
         let parent = stands_for_shards.as_ref().or(parent);
         let earlier = parent.and_then(|parent| opening.earlier.filter(|last| one_graph(last, parent)));
-        let deeper = if opening.by_read { DEEPER } else { 0 };
+        let deeper = if opening.by_read { LAYER_DEPTH } else { 0 };
         // The graph of a block that is being recomputed is dropped when the recomputation ends, and needs no such
         // leaf.
         let own_leaf = parent.filter(|_| context::anchor().is_none()).map(sweep::own_leaf);
@@ -289,31 +285,28 @@ fn enter(
     let may_be_late = opening.by_read || unit.is_group();
     let is_filled = || !may_be_late || bases.iter().all(|base| fills_when_read(unit, base));
     let in_slots = !opening.lone && backward && unit.is_gathered() && is_filled();
-    let passes = PASSES.with(Arc::clone);
-    let place = leaves.iter().any(Option::is_some).then(|| passes.enter(tied));
-    let due = place.and_then(|_| unit.begin_pass(opening.lone.then(|| members[0])));
+    let is_own = |leaf: &NodeId| opening.lone || leaves.contains(&Some(*leaf));
+    let is_trained = leaves.iter().any(Option::is_some);
+    if is_trained && unit.waiting.is_too_late(is_own) {
+        return Err(ParamError::PendingGradients { unit: unit.label().to_string() }.into());
+    }
+    let due = is_trained.then(|| unit.begin_pass(opening.lone.then(|| members[0]))).flatten();
     let call = Call { model: unit.model(shards), ..Call::new(opening.label.clone()).with_forward_index(unit.draw()) };
     let stays = match backward {
         true => !unit.control.lock().reshard_after_backward,
         // Without a backward, parameters that would be kept for it are kept for the next forward.
         false => opening.kept == Kept::Full && !opening.lone && unit.is_gathered(),
     };
-    let stays = stays.then(|| LocalShardsId::of(shards));
+    let is_cast = |(&member, base): (&usize, _)| unit.computed_dtype(member, base) != base.dtype();
+    let is_as_stored = || unit.offloaded().is_none() && !members.iter().zip(bases).any(is_cast);
+    let options = UnshardOptions { kept, in_slots, stays, finds: !opening.stored || is_as_stored() };
     let source = ShardGatherer::new(unit.clone(), members.clone(), shards.plain(), opening.stored, call, due);
-    let buffer = UnshardedParams::new(source, kept, in_slots, stays);
-    let is_own = |leaf: &NodeId| opening.lone || leaves.contains(&Some(*leaf));
-    if place.is_some() && unit.waiting.is_too_late(is_own) {
-        return Err(ParamError::PendingGradients { unit: unit.label().to_string() }.into());
-    }
+    let buffer = UnshardedParams::new(source, shards, options)?;
+    let passes = PASSES.with(Arc::clone);
+    let place = is_trained.then(|| passes.enter(tied));
     let pass = UnitPass::new(buffer, leaves, passes, place, opening.around.clone());
     #[cfg(feature = "testing")]
     super::trace::entered(&pass);
-    let is_cast = |(&member, base): (&usize, _)| unit.computed_dtype(member, base) != base.dtype();
-    // Prefetched parameters are in the element types of a forward.
-    let is_as_stored = || unit.offloaded().is_none() && !members.iter().zip(bases).any(is_cast);
-    if !opening.stored || is_as_stored() {
-        unit.take_unsharded(shards).into_iter().try_for_each(|prefetched| pass.buffer.copy_in(prefetched))?;
-    }
     Ok(pass)
 }
 

@@ -19,6 +19,7 @@ use burn::tensor::{Int, Tensor};
 use itertools::Itertools;
 
 use super::warning::warn;
+use crate::burn_compat::ModulePath;
 use crate::dtensor::DTensorSpec;
 
 /// True if this process has warned that shards are saved.
@@ -35,7 +36,7 @@ pub(super) struct ShardMarker {
 
 impl ShardMarker {
     /// Type name that visitors receive for the marker's module.
-    pub(super) const OWNER: &'static str = "Part";
+    const OWNER: &'static str = "Part";
 
     /// Creates the marker of the calling rank's shard. Returns `None` if the rank holds the full tensor.
     pub(super) fn of(spec: &DTensorSpec) -> Option<Self> {
@@ -61,6 +62,11 @@ impl ShardMarker {
             Tensor::empty([0], device)
         };
         Some(Self { name, marker: Param::uninitialized(ParamId::new(), empty, device, false, [0].into()) })
+    }
+
+    /// Returns true if the field at this path is a marker.
+    pub(super) fn is_at(path: &ModulePath) -> bool {
+        path.last().is_some_and(|(_, container)| container.text() == Self::OWNER)
     }
 
     pub(super) fn visit<V: ModuleVisitor>(&self, visitor: &mut V) {

@@ -59,6 +59,18 @@ enum ShardKey {
     Plain(Box<DispatchTensor>),
 }
 
+/// Two are equal if they are of the same shards of the same parameters.
+impl PartialEq for LocalShardsId {
+    fn eq(&self, other: &Self) -> bool {
+        let is = |(a, b): (&ShardKey, &ShardKey)| match (a, b) {
+            (ShardKey::Node(a), ShardKey::Node(b)) => a == b,
+            (ShardKey::Plain(a), ShardKey::Plain(b)) => memory::is_same(a, b),
+            _ => false,
+        };
+        self.members == other.members && self.values.iter().zip(&other.values).all(is)
+    }
+}
+
 impl LocalShardsId {
     pub(super) fn of(shards: &LocalShards) -> Self {
         let key = |base: &DispatchTensor| match leaves::node_id(base) {

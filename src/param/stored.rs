@@ -4,16 +4,16 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use burn::backend::{DispatchTensor, TensorMetadata};
-use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId, Parameter, Reparameterization};
-use burn::tensor::{Bool, DType, Device, Int, Tensor, TensorData};
+use burn::module::{Module, Param, ParamId, Parameter, Reparameterization};
+use burn::tensor::{DType, Device, Tensor, TensorData};
 
 use super::ParamError;
 use super::buffers::settled;
 use super::distributed::{DistributedParameter, take_visited};
-use super::lazy::undrawn;
 use super::model_scan::ModelScan;
 use super::shard_marker::ShardMarker;
 use crate::Result;
+use crate::burn_compat::{ModulePath, TensorMapper, TensorVisitor, map_tensors, undrawn, visit_tensors};
 use crate::dtensor::{DTensorSpec, Kind, associate, cast, own};
 
 /// A tensor that a model stores: a parameter, this rank's shard of one, or a buffer.
@@ -45,55 +45,24 @@ pub(crate) fn stored_tensors<M: Module>(model: &M, draw: bool) -> Result<Vec<Sto
 
 /// Returns the tensors of `model` whose paths are `wanted`, in burn's order, without checks.
 pub(super) fn visit_stored<M: Module>(model: &M, draw: bool, wanted: impl FnMut(&str) -> bool) -> Vec<StoredTensor> {
-    let mut visit =
-        StoredVisitor { wanted, draw, path: Vec::new(), owners: Vec::new(), last: false, found: Vec::new() };
+    let mut visit = StoredVisitor { wanted, draw, last: false, found: Vec::new() };
     take_visited();
-    model.visit(&mut visit);
+    visit_tensors(model, &mut visit);
     visit.found
 }
 
 struct StoredVisitor<F> {
     wanted: F,
     draw: bool,
-    path: Vec<String>,
-    /// Type of the module that contains each component of `path` as a field.
-    owners: Vec<String>,
     /// True if the last tensor of `found` is the one that was visited last. It is distributed if its reparameterization
     /// follows.
     last: bool,
     found: Vec<StoredTensor>,
 }
 
-impl<F: FnMut(&str) -> bool> StoredVisitor<F> {
-    fn visit<const D: usize, K: Kind>(&mut self, param: &Param<Tensor<D, K>>)
-    where
-        Tensor<D, K>: Parameter,
-    {
-        if self.owners.last().is_some_and(|owner| owner == ShardMarker::OWNER) {
-            return;
-        }
-        let path = self.path.join(".");
-        self.last = (self.wanted)(&path);
-        if self.last {
-            let value = match param.is_initialized() || self.draw {
-                true => param.base(),
-                false => undrawn(param.clone()).base(),
-            };
-            self.found.push(StoredTensor { path, value: value.without_autodiff().into_dispatch(), spec: None });
-        }
-    }
-}
-
-impl<F: FnMut(&str) -> bool> ModuleVisitor for StoredVisitor<F> {
-    fn enter_module(&mut self, name: &str, owner: &str) {
-        self.path.push(name.into());
-        self.owners.push(owner.into());
-    }
-
-    fn exit_module(&mut self, name: &str, _: &str) {
-        self.path.pop();
-        self.owners.pop();
-        if name == DistributedParameter::NAME
+impl<F: FnMut(&str) -> bool> TensorVisitor for StoredVisitor<F> {
+    fn exit(&mut self, path: &ModulePath) {
+        if path.last().is_some_and(|(name, _)| name == DistributedParameter::NAME)
             && let Some(param) = take_visited()
             && std::mem::take(&mut self.last)
             && let Some(stored) = self.found.last_mut()
@@ -102,16 +71,22 @@ impl<F: FnMut(&str) -> bool> ModuleVisitor for StoredVisitor<F> {
         }
     }
 
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        self.visit(param);
-    }
-
-    fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<D, Int>>) {
-        self.visit(param);
-    }
-
-    fn visit_bool<const D: usize>(&mut self, param: &Param<Tensor<D, Bool>>) {
-        self.visit(param);
+    fn tensor<const D: usize, K: Kind>(&mut self, at: &ModulePath, param: &Param<Tensor<D, K>>)
+    where
+        Tensor<D, K>: Parameter,
+    {
+        if ShardMarker::is_at(at) {
+            return;
+        }
+        let path = at.join();
+        self.last = (self.wanted)(&path);
+        if self.last {
+            let value = match param.is_initialized() || self.draw {
+                true => param.base(),
+                false => undrawn(param.clone()).base(),
+            };
+            self.found.push(StoredTensor { path, value: value.without_autodiff().into_dispatch(), spec: None });
+        }
     }
 }
 
@@ -139,7 +114,7 @@ pub(crate) enum NewValue {
 /// [`ParamError::ParamNotVisited`] for a path that the model's `map` does not visit.
 pub(crate) fn replace_tensors<M: Module>(model: M, values: BTreeMap<String, NewValue>) -> Result<M> {
     let mut replace = Replace::new(values);
-    let model = model.map(&mut replace);
+    let model = map_tensors(model, &mut replace);
     match replace.values.pop_first() {
         Some((param, _)) => Err(ParamError::ParamNotVisited { param }.into()),
         None => Ok(model),
@@ -149,21 +124,22 @@ pub(crate) fn replace_tensors<M: Module>(model: M, values: BTreeMap<String, NewV
 /// Mapper that replaces the tensors at the paths of `values`.
 pub(super) struct Replace {
     values: BTreeMap<String, NewValue>,
-    path: Vec<String>,
     /// New tensors by their parameters' ids and training state: without autodiff, and as the model stores them.
     known: HashMap<(ParamId, bool), [DispatchTensor; 2]>,
 }
 
 impl Replace {
     pub(super) fn new(values: BTreeMap<String, NewValue>) -> Self {
-        Self { values, path: Vec::new(), known: HashMap::new() }
+        Self { values, known: HashMap::new() }
     }
+}
 
-    fn replace<const D: usize, K: Kind>(&mut self, param: Param<Tensor<D, K>>) -> Param<Tensor<D, K>>
+impl TensorMapper for Replace {
+    fn tensor<const D: usize, K: Kind>(&mut self, path: &ModulePath, param: Param<Tensor<D, K>>) -> Param<Tensor<D, K>>
     where
         Tensor<D, K>: Parameter,
     {
-        let Some(value) = self.values.remove(&self.path.join(".")) else { return param };
+        let Some(value) = self.values.remove(&path.join()) else { return param };
         let param = if param.is_initialized() { param } else { undrawn(param) };
         let id = param.id;
         param.map(|old| {
@@ -180,28 +156,6 @@ impl Replace {
             self.known.insert((id, is_trained), [plain.into_dispatch(), stored.clone().into_dispatch()]);
             stored
         })
-    }
-}
-
-impl ModuleMapper for Replace {
-    fn enter_module(&mut self, name: &str, _: &str) {
-        self.path.push(name.into());
-    }
-
-    fn exit_module(&mut self, _: &str, _: &str) {
-        self.path.pop();
-    }
-
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        self.replace(param)
-    }
-
-    fn map_int<const D: usize>(&mut self, param: Param<Tensor<D, Int>>) -> Param<Tensor<D, Int>> {
-        self.replace(param)
-    }
-
-    fn map_bool<const D: usize>(&mut self, param: Param<Tensor<D, Bool>>) -> Param<Tensor<D, Bool>> {
-        self.replace(param)
     }
 }
 

@@ -19,13 +19,11 @@ use smallvec::SmallVec;
 
 use super::ParamError;
 use crate::Error;
+use crate::burn_compat::consumed_node;
 
 /// Maximum number of recorded passes. The first of two backwards is of the same step, so the units of a step
 /// suffice.
 const REMEMBERED: usize = 1024;
-
-/// Text of burn's panic before the number of the node.
-const CONSUMED: &str = "graph tape has already been consumed at NodeId(";
 
 /// The most recent passes of a thread whose graphs are gone.
 #[derive(Debug, Default)]
@@ -81,8 +79,7 @@ impl Through {
     /// Returns the error that explains a panic of burn with this `text`, if the text names a node that depends on a
     /// consumed unit.
     pub(super) fn explain(&self, text: &str) -> Option<Error> {
-        let (_, rest) = text.split_once(CONSUMED)?;
-        let node = rest.split_once(')')?.0.parse().ok()?;
+        let node = consumed_node(text)?;
         let unit = self.around(node).or_else(|| self.forgotten_before(node)).or_else(|| {
             let before = self.0.iter().filter(|gone| gone.consumed && gone.nodes.opened < node);
             before.max_by_key(|gone| gone.nodes.opened)
@@ -116,7 +113,7 @@ mod tests {
     }
 
     fn named(through: &Through, node: u64) -> Option<String> {
-        let text = format!("Cannot run backward: {CONSUMED}{node}). Burn does not support retain_graph.");
+        let text = format!("Cannot run backward: graph tape has already been consumed at NodeId({node}). Burn ..");
         match through.explain(&text)? {
             Error::Param(ParamError::SecondBackward { unit }) => Some(unit),
             other => panic!("{other}"),

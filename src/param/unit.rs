@@ -1,5 +1,6 @@
 //! [`Unit`]: an FSDP unit, whose parameters are gathered and reduced together.
 
+use std::any::Any;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Arc, OnceLock, Weak};
 
@@ -12,16 +13,14 @@ use super::accumulated_grads::AccumulatedGrads;
 use super::data_mesh::FsdpMeshInfo;
 use super::offload::CpuOffload;
 use super::partial_grad_groups::PartialGradGroups;
-use super::pending_all_gather::{Keeps, Unsharded};
 use super::plan_cache::PlanCache;
 use super::precision::{Precision, cast};
-use super::prepare::ModuleIoLayouts;
 use super::replica_check::{Passed, ReplicaCheck};
 use super::runtime_options::RuntimeOptions;
 use super::shard_marker::ShardMarker;
 use super::shards::LocalShards;
 use super::states::ParamStateHandle;
-use super::style::LayerStyles;
+use super::storage::UnshardedCopies;
 use super::unit_name::UnitName;
 use super::{BufferSync, ParamError, ReshardAfterForward};
 use crate::Result;
@@ -58,10 +57,8 @@ pub(crate) struct UnitParam {
 pub(crate) struct TpPlacement {
     /// The parameter on the tensor-parallel mesh.
     pub(crate) spec: Arc<DTensorSpec>,
-    pub(crate) styles: Arc<LayerStyles>,
-    /// Input and output layouts of the modules around it, each with the number of path components from the module
-    /// down to the parameter.
-    pub(crate) modules: Vec<(usize, Arc<ModuleIoLayouts>)>,
+    /// Record of the parameter's layer. This module only carries it.
+    pub(crate) layer: Arc<dyn Any + Send + Sync>,
     /// Dimensions of the tensor-parallel mesh that are data-parallel for other parameters: ranks along them have
     /// distinct data.
     pub(crate) data_dims: MeshDims,
@@ -177,18 +174,17 @@ pub(crate) struct Unit {
     /// The model that the unit belongs to: the origin of the most recent `fully_shard` call whose model contains
     /// it.
     root: RwLock<Option<Arc<str>>>,
-    /// Modules that have already passed `check_not_replaced`, each as (depth, number of distributed parameters,
-    /// number of other float tensors).
-    checked_modules: Mutex<SmallVec<[[usize; 3]; 2]>>,
+    /// Modules that have already passed `check_not_replaced`, each as (depth of its first distributed parameter, that
+    /// parameter's index, number of distributed parameters, number of other float tensors).
+    checked_modules: Mutex<SmallVec<[[usize; 4]; 2]>>,
     pub(super) plans: PlanCache,
     pub(super) passed: Passed,
     /// Options that the program changes at run time.
     pub(super) control: Mutex<RuntimeOptions>,
     /// Gradients that are accumulated without reduction.
     pub(super) waiting: AccumulatedGrads,
-    pub(super) unsharded: Mutex<Option<Unsharded>>,
-    /// The passes that keep gathered parameters after forward.
-    pub(super) keeping: Mutex<Vec<Weak<dyn Keeps>>>,
+    /// The unsharded copies of its parameters.
+    pub(super) copies: UnshardedCopies,
     /// Number of live passes that forward has left.
     pub(super) left: AtomicUsize,
     /// Number of such passes at which they are [swept](super::sweep).
@@ -255,8 +251,7 @@ impl Unit {
             plans: PlanCache::default(),
             control: Mutex::new(RuntimeOptions::new(reshard)),
             waiting: AccumulatedGrads::default(),
-            unsharded: Mutex::new(None),
-            keeping: Mutex::default(),
+            copies: UnshardedCopies::default(),
             left: AtomicUsize::new(0),
             swept_at: AtomicUsize::new(FEW_PASSES),
             follower: Mutex::default(),
@@ -272,12 +267,12 @@ impl Unit {
     }
 
     /// Returns true if a module with these properties has passed `check_not_replaced`.
-    pub(super) fn has_passed_check(&self, key: [usize; 3]) -> bool {
+    pub(super) fn has_passed_check(&self, key: [usize; 4]) -> bool {
         self.checked_modules.lock().contains(&key)
     }
 
     /// Records that a module with these properties has passed `check_not_replaced`.
-    pub(super) fn note_passed_check(&self, key: [usize; 3]) {
+    pub(super) fn note_passed_check(&self, key: [usize; 4]) {
         let mut full = self.checked_modules.lock();
         if full.len() == MAX_CHECKED_MODULES {
             full.clear();

@@ -17,7 +17,7 @@ use super::events::{EventKind, TrainingState};
 use super::progress::Progress;
 use super::reduce::{Advanced, GradReducer, Issued, PutOff};
 use super::reduction_order::{OrderKey, ReductionOrder};
-use super::storage::UnshardedParams;
+use super::storage::{UnshardedParams, is_zero};
 use super::through::{Nodes, Through};
 use super::trained::Trained;
 use super::unit::Unit;
@@ -44,6 +44,8 @@ pub(super) struct UnitPass {
     is_started: AtomicBool,
     /// True if forward has left the unit, and a backward may follow.
     is_left: AtomicBool,
+    /// True if backward may have given operations of the unit zeros in place of a missing gradient.
+    is_padded: AtomicBool,
     /// For each tracked input: true if its gradient has been passed on.
     inputs_seen: Mutex<Vec<bool>>,
     pub(super) progress: Progress,
@@ -66,8 +68,8 @@ impl UnitPass {
         around: Option<Arc<Self>>,
     ) -> Arc<Self> {
         let (inputs_seen, progress, reductions) = (Mutex::default(), Progress::default(), Mutex::default());
-        let (is_started, is_left, nodes) =
-            (AtomicBool::default(), AtomicBool::default(), Mutex::new(Some(Nodes::opened())));
+        let [is_started, is_left, is_padded] = Default::default();
+        let nodes = Mutex::new(Some(Nodes::opened()));
         Arc::new(Self {
             buffer,
             leaves,
@@ -76,6 +78,7 @@ impl UnitPass {
             around,
             is_started,
             is_left,
+            is_padded,
             inputs_seen,
             progress,
             nodes,
@@ -145,12 +148,42 @@ impl UnitPass {
         around.for_each(|pass| pass.buffer.gather_again());
     }
 
+    /// Records that operations of the innermost unit, or of a unit around it, were given zeros in place of a missing
+    /// gradient.
+    pub(super) fn pad(innermost: Option<&Arc<Self>>) {
+        std::iter::successors(innermost, |pass| pass.around.as_ref())
+            .for_each(|pass| pass.is_padded.store(true, Relaxed));
+    }
+
+    /// Returns the pass through the enclosing unit.
+    pub(super) fn around(&self) -> Option<&Arc<Self>> {
+        self.around.as_ref()
+    }
+
+    /// Records that the gradient of an output has arrived. If it is zero in a backward that was given zeros, it may
+    /// consist of these.
+    pub(super) fn see_output(&self, grad: &DispatchTensor) {
+        if self.passes.order.padded() && is_zero(grad) {
+            self.is_padded.store(true, Relaxed);
+        }
+    }
+
+    /// Returns true if a gradient that is entirely zero may be one that the unsharded model does not have. Only then
+    /// the values decide, because a parameter may be used and have a gradient of zero.
+    ///
+    /// Zeros reach a unit's operations through its outputs, or if an operation of the unit made the input for which
+    /// they were given. If backward has not reached an output, the unit has none, or the program uses values inside
+    /// it that it does not return.
+    fn may_be_unused(&self) -> bool {
+        self.passes.order.padded() && (self.is_padded.load(Relaxed) || !self.is_started.load(Relaxed))
+    }
+
     /// Ends the pass when all its gradients are complete: nodes of this backward no longer read its weights.
     /// Returns the passes to reduce now, in order.
     pub(super) fn finish(self: &Arc<Self>) -> Vec<Weak<Self>> {
         self.gone(true);
         self.buffer.end_backward();
-        if self.passes.order.padded() {
+        if self.may_be_unused() {
             self.buffer.drop_zeros();
         }
         let Some(place) = self.place else { return Vec::new() };

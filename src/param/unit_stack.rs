@@ -184,6 +184,11 @@ pub(super) fn passes_of(units: &[Arc<Unit>]) -> Vec<(Arc<UnitPass>, LocalShards)
     passes
 }
 
+/// Returns the pass through the innermost open unit.
+pub(super) fn innermost_pass() -> Option<Arc<UnitPass>> {
+    OPEN.with_borrow(UnitStack::innermost)
+}
+
 /// Returns the token made last, by the open units and by those opened inside them.
 pub(super) fn last_token() -> Option<DispatchTensor> {
     OPEN.with_borrow(|open| open.last.clone())
@@ -415,7 +420,7 @@ impl Drop for UnitGuard {
         scopes.chain(&self.ended).for_each(|scope| scope.close(backward));
         // A block that is being recomputed does not use prefetched parameters, so it drops none.
         if last.is_some() && context::anchor().is_none() {
-            closed.iter().flat_map(|opened| &opened.inside).for_each(|(unit, _)| unit.forget_prefetched());
+            closed.iter().flat_map(|opened| &opened.inside).for_each(|(unit, _)| unit.copies.forget_prefetched());
         }
     }
 }

@@ -6,8 +6,7 @@ use burn::module::Param;
 use burn::tensor::Tensor;
 
 use super::distributed::DistributedParameter;
-use super::style::LayerStyles;
-use super::{Grads, ParamError, Style, read};
+use super::{Grads, ParamError, read};
 use crate::Result;
 use crate::dtensor::DTensor;
 
@@ -92,11 +91,6 @@ pub trait ParamExt<const D: usize> {
     /// # Errors
     /// [`Error::Comm`](crate::Error::Comm) if another rank fails.
     fn full_grad(&self, grads: &impl Grads) -> Result<Option<Tensor<D>>>;
-
-    /// Returns the styles with which [`parallelize`](crate::parallel::parallelize) placed the parameter and its
-    /// layer's activations, one for each dimension of its mesh. Empty for a parameter without tensor-parallel
-    /// placements.
-    fn styles(&self) -> &[Style];
 }
 
 impl<const D: usize> ParamExt<D> for Param<Tensor<D>> {
@@ -121,10 +115,6 @@ impl<const D: usize> ParamExt<D> for Param<Tensor<D>> {
             None => Ok(grads.of(self)),
         }
     }
-
-    fn styles(&self) -> &[Style] {
-        layer_styles(self).map_or(&[], |known| &known.styles)
-    }
 }
 
 /// Returns a parallelized parameter as [`ParamExt::dtensor`] does.
@@ -135,12 +125,6 @@ pub(crate) fn placed<const D: usize>(param: &Param<Tensor<D>>) -> Result<DTensor
     let distributed = param.reparameterization::<DistributedParameter>();
     let view = distributed.and_then(|distributed| read::dtensor(distributed, param.base()));
     view.ok_or_else(|| ParamError::NotParallelized { param: path(param) }.into())
-}
-
-/// Returns the styles of `param`'s layer, or `None` without tensor-parallel placements.
-pub(crate) fn layer_styles<const D: usize>(param: &Param<Tensor<D>>) -> Option<&LayerStyles> {
-    let param = param.reparameterization::<DistributedParameter>()?;
-    param.info().parallel.as_ref().map(|parallel| &*parallel.styles)
 }
 
 /// Returns `local`, laid out as the stored shard of `param`, as a DTensor; `None` for an ordinary parameter.

@@ -10,7 +10,6 @@
 //!
 //! | module | contents |
 //! |---|---|
-//! | `policy` | policy for statistics that differ between ranks |
 //! | `buffer_owner` | the parameter to which a buffer belongs |
 //! | `unshare` | private copies of buffers |
 //! | `values` | reading and writing buffers by path |
@@ -18,13 +17,11 @@
 
 mod buffer_owner;
 mod first;
-mod policy;
 mod sync;
 mod unshare;
 mod values;
 
 pub(crate) use first::own_buffers;
-pub use policy::BufferSync;
-pub use sync::sync_buffers;
+pub use sync::{BufferSync, sync_buffers};
 pub(super) use unshare::settled;
 pub(crate) use unshare::unshared;

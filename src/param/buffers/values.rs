@@ -5,6 +5,7 @@ use std::collections::HashSet;
 use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::module::Module;
 
+use crate::burn_compat::map_tensors;
 use crate::comm::TensorMeta;
 use crate::param::states::copying;
 use crate::param::stored::{NewValue, Replace, visit_stored};
@@ -21,7 +22,7 @@ pub(super) fn read<M: Module>(model: &M, paths: &[String], draw: bool) -> Vec<Di
 /// of the model see them.
 pub(super) fn write<M: Module>(model: M, paths: Vec<String>, values: Vec<DispatchTensor>) -> M {
     let values = paths.into_iter().zip(values.into_iter().map(|value| NewValue::Tensor(Box::new(value)))).collect();
-    copying(|| model.map(&mut Replace::new(values)))
+    copying(|| map_tensors(model, &mut Replace::new(values)))
 }
 
 /// Returns the shape and element type of a tensor that the other ranks will receive.

@@ -243,7 +243,7 @@ where
         passes: passes.clone(),
         digests: digests(values.iter()),
     };
-    let block = RecomputeRegion::new(Box::new(again), &tracked, values.len(), passes);
+    let block = RecomputeRegion::new(Box::new(again), &tracked, values.len(), passes, unit_stack::innermost_pass());
     let gate = block.gate(leaf, tracked, unit_stack::last_token(), !is_inside);
     if trains {
         unit_stack::set_last_token(gate.clone());

@@ -48,6 +48,8 @@ pub(super) struct RecomputeRegion {
     inputs: Vec<(NodeId, Like)>,
     /// The passes of units inside the block.
     passes: Vec<Arc<UnitPass>>,
+    /// The pass through the innermost unit around the block.
+    around: Option<Arc<UnitPass>>,
 }
 
 impl fmt::Debug for RecomputeRegion {
@@ -60,12 +62,14 @@ impl fmt::Debug for RecomputeRegion {
 }
 
 impl RecomputeRegion {
-    /// Creates a block with these tracked inputs, and `outputs` outputs.
+    /// Creates a block with these tracked inputs, and `outputs` outputs, inside the unit of the
+    /// pass `around`.
     pub(super) fn new(
         recompute: Box<dyn Recompute>,
         inputs: &[DispatchTensor],
         outputs: usize,
         passes: Vec<Arc<UnitPass>>,
+        around: Option<Arc<UnitPass>>,
     ) -> Arc<Self> {
         let input = |tensor: &DispatchTensor| Some((autodiff::node_id(tensor.clone())?, Like::of(tensor)));
         Arc::new(Self {
@@ -73,6 +77,7 @@ impl RecomputeRegion {
             grads: Mutex::new(vec![None; outputs]),
             inputs: inputs.iter().filter_map(input).collect(),
             passes,
+            around,
         })
     }
 
@@ -143,6 +148,7 @@ impl RecomputeRegion {
             // The node that made the input expects a gradient.
             let zeros = || {
                 pad();
+                UnitPass::pad(self.around.as_ref());
                 like.zeros()
             };
             step.give_to(*node, grad.unwrap_or_else(zeros));

@@ -104,7 +104,7 @@ pub(in super::super) fn zeros_of(shape: &[usize], device: &DispatchDevice, dtype
 }
 
 /// Returns true if every element is zero. Waits for the device.
-fn is_zero(grad: &DispatchTensor) -> bool {
+pub(in super::super) fn is_zero(grad: &DispatchTensor) -> bool {
     if grad.shape().num_elements() == 0 {
         return true;
     }

@@ -6,8 +6,7 @@
 //!
 //! | operation | purpose | waits for | implementation |
 //! |---|---|---|---|
-//! | [`new`](UnshardedParams::new) | creates the owner | | allocates nothing: the communicator allocates results |
-//! | [`copy_in`](UnshardedParams::copy_in) | accepts prefetched weights | the prefetch | stores them like `gather` |
+//! | [`new`](UnshardedParams::new) | creates the owner, and accepts prefetched weights | the prefetch | stores them like `gather` |
 //! | [`gather`](UnshardedParams::gather) | gathers for forward | all-gather | keeps each tensor, or moves it into evictable storage |
 //! | [`view`](UnshardedParams::view) | returns a weight in forward | | a handle |
 //! | [`take_back`](UnshardedParams::take_back) | ends forward | | evicts storage, issues the next all-gather |
@@ -49,19 +48,19 @@
 //! opened, and those of a unit of several modules. There, backward may reach an operation that saved a view before
 //! it reaches the unit.
 
+mod copies;
 #[cfg(feature = "cube")]
 mod cube;
 #[cfg(feature = "flex")]
 mod flex;
-mod gathered;
 mod gradients;
 mod placing;
-mod shared;
 #[cfg(feature = "flex")]
 mod slot;
 mod slots;
 mod source;
 mod sync;
+mod unshard_state;
 
 use std::mem;
 use std::sync::Arc;
@@ -70,19 +69,20 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use burn::backend::DispatchTensor;
 use parking_lot::Mutex;
 
-use gathered::{After, StoredWeight};
+pub(super) use copies::UnshardedCopies;
+use copies::{UnshardedCopy, Weights};
 use gradients::Gradients;
-pub(super) use gradients::zeros_of;
+pub(super) use gradients::{is_zero, zeros_of};
 use placing::{StoragePlacer, persistent_copy};
-use shared::FreedBy;
-pub(super) use shared::SharedWeights;
 use slots::{Refill, Storage};
 pub(super) use source::ShardGatherer;
+pub(super) use unshard_state::GatherOrigin;
+use unshard_state::{After, StoredWeight};
 
 use super::events::{EventKind, ShardedState, TrainingState, happened};
-use super::pending_all_gather::{Keeps, PendingAllGather, Prefetched};
+use super::pending_all_gather::PendingAllGather;
 use super::precision::cast;
-use super::shards::LocalShardsId;
+use super::shards::LocalShards;
 use super::unit::{Kept, Unit};
 use crate::comm::{CommError, Phase};
 use crate::error::OrUnwind;
@@ -90,43 +90,72 @@ use crate::error::OrUnwind;
 /// Unsharded weights of one forward through a unit and of its backward, and unsharded gradients until they are
 /// reduced. A weight is identified by its position among the parameters that participate.
 ///
-/// Holds plain tensors only, so that it keeps no graph alive.
+/// The weights are in a copy that belongs to the unit, which other passes over the same shards may use too. Holds plain
+/// tensors only, so that it keeps no graph alive.
 #[derive(Debug)]
 pub(super) struct UnshardedParams {
     source: Arc<ShardGatherer>,
+    copy: Arc<UnshardedCopy>,
     kept: Kept,
     /// True if gathered weights are moved to evictable storage, on backends that support it.
     in_slots: bool,
+    /// True if the weights stay unsharded after the pass, for the next forward from the same shards.
+    stays: bool,
     gradients: Mutex<Gradients>,
-    stays: Mutex<Stays>,
-    /// Restores the evictable storage if later passes share it.
-    freed_by: Option<Arc<FreedBy>>,
+    phase: Mutex<PassPhase>,
     /// True if checkpointed blocks read the weights, and so will read them a second time in backward.
     recomputed: AtomicBool,
 }
 
-/// Policy for the unsharded weights at the end of a pass.
-#[derive(Debug)]
-enum Stays {
-    /// They are freed.
-    No,
-    /// They are kept for the next forward from these shards.
-    For(LocalShardsId),
-    /// The unit holds them, for all forwards from the same shards.
-    Shared,
+/// Progress of a pass, which counts as a user of its copy until it has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum PassPhase {
+    Forward,
+    Left,
+    Ended,
+}
+
+/// Options of the weights of one pass.
+pub(super) struct UnshardOptions {
+    pub(super) kept: Kept,
+    pub(super) in_slots: bool,
+    pub(super) stays: bool,
+    /// True if the pass may use weights that were gathered or kept before: those have the element types of a forward.
+    pub(super) finds: bool,
 }
 
 impl UnshardedParams {
-    /// Creates the owner of the weights of `source`. If `stays` names shards, the unsharded weights are kept for
-    /// the next forward from these shards.
-    pub(super) fn new(source: Arc<ShardGatherer>, kept: Kept, in_slots: bool, stays: Option<LocalShardsId>) -> Self {
-        let gradients = Mutex::new(Gradients::new(source.members.len()));
-        let is_left = stays.is_some();
-        let stays = Mutex::new(stays.map_or(Stays::No, Stays::For));
-        let recomputed = AtomicBool::new(false);
-        let mut buffer = Self { source, kept, in_slots, gradients, stays, freed_by: None, recomputed };
-        buffer.freed_by = (is_left && buffer.may_share()).then(Arc::default);
-        buffer
+    /// Creates the owner of the weights of `source`, which are gathered from `shards`. It uses the weights that were
+    /// gathered or kept for these shards before, if there are any.
+    ///
+    /// # Errors
+    /// The error of an all-gather that was started before.
+    pub(super) fn new(
+        source: Arc<ShardGatherer>,
+        shards: &LocalShards,
+        options: UnshardOptions,
+    ) -> Result<Self, CommError> {
+        let UnshardOptions { kept, in_slots, stays, finds } = options;
+        let (gradients, phase, recomputed) =
+            (Mutex::new(Gradients::new(source.members.len())), Mutex::new(PassPhase::Forward), AtomicBool::new(false));
+        // Memory that passes share must be freed only by an explicit `reshard`, which frees it for all of them.
+        let joins = in_slots && kept == Kept::Full;
+        let (copy, values) = match finds {
+            true => source.unit.copies.begin_pass(shards, joins, &source),
+            false => (UnshardedCopies::private(shards, &source), None),
+        };
+        let params = Self { source, copy, kept, in_slots, stays, gradients, phase, recomputed };
+        let state = &params.copy.state;
+        if let Some(values) = values {
+            state.unshard(|| Ok::<_, CommError>(params.place(values)))?;
+        }
+        state.adopt(|gathering, origin| {
+            if origin == GatherOrigin::Posted {
+                params.source.happened(EventKind::Unshard, TrainingState::Forward, ShardedState::Unsharded);
+            }
+            Ok::<_, CommError>(params.place(params.source.gathered_in(TrainingState::Forward, gathering)?))
+        })?;
+        Ok(params)
     }
 
     pub(super) fn unit(&self) -> &Arc<Unit> {
@@ -151,51 +180,16 @@ impl UnshardedParams {
         self.source.offloaded().is_some()
     }
 
-    /// Uses weights that were gathered before this forward, from the same shards.
-    ///
-    /// # Errors
-    /// The error of the all-gather.
-    pub(super) fn copy_in(&self, prefetched: Prefetched) -> Result<(), CommError> {
-        let gathered = &self.source.gathered;
-        let copy = |gathering| {
-            gathered.unshard(|| Ok(self.place(self.source.gathered_in(TrainingState::Forward, gathering)?)))
-        };
-        match prefetched {
-            Prefetched::Program(gathering) | Prefetched::Prefetch(gathering) => copy(gathering),
-            Prefetched::Posted(gathering) => {
-                self.source.happened(EventKind::Unshard, TrainingState::Forward, ShardedState::Unsharded);
-                copy(gathering)
-            }
-            Prefetched::Left(unsharded) => copy(PendingAllGather::Done((unsharded, None))),
-            Prefetched::Shared(shared) if self.may_share() => {
-                self.source.shares(&shared.freed_by);
-                gathered.unshard(|| Ok::<_, CommError>(shared.weights))?;
-                *self.stays.lock() = Stays::Shared;
-                Ok(())
-            }
-            Prefetched::Shared(shared) => gathered.unshard(|| Ok(self.place(shared.lasting()))),
-        }
-    }
-
-    /// Returns true if other passes may compute with the same memory. The memory must then be freed only by an
-    /// explicit `reshard`, which frees it for all of them.
-    fn may_share(&self) -> bool {
-        self.in_slots && self.kept == Kept::Full
-    }
-
     /// Gathers for forward, unless this pass has gathered already.
     ///
     /// # Errors
     /// The error of the all-gather.
     pub(super) fn gather(&self) -> Result<(), CommError> {
-        self.source.gathered.unshard(|| Ok(self.place(self.source.gather()?)))
+        self.copy.state.unshard(|| Ok(self.place(self.source.gather()?)))
     }
 
-    fn place(&self, unsharded: Vec<DispatchTensor>) -> Vec<StoredWeight<dyn Storage, DispatchTensor>> {
-        let mut placing = StoragePlacer::new(match &self.freed_by {
-            Some(freed_by) => freed_by.clone(),
-            None => self.source.clone(),
-        });
+    fn place(&self, unsharded: Vec<DispatchTensor>) -> Weights {
+        let mut placing = StoragePlacer::new(self.copy.clone());
         let place = |(position, full)| match self.in_slots && !self.source.is_shard(position) {
             true => placing.place(full),
             false => StoredWeight::Own(full),
@@ -213,7 +207,8 @@ impl UnshardedParams {
         let is_empty = || self.source.unit.params[self.source.members[position]].shape.contains(&0);
         self.kept == Kept::Full
             || self.source.is_shard(position)
-            || self.source.gathered.is_in_slot(position)
+            || self.copy.state.weights(|weights| matches!(weights.get(position), Some(StoredWeight::InSlot(_))))
+                == Some(true)
             || self.in_slots && is_empty()
     }
 
@@ -226,7 +221,8 @@ impl UnshardedParams {
     /// forward gets the weight that was gathered for backward.
     pub(super) fn view(&self, position: usize) -> DispatchTensor {
         self.gather().or_unwind();
-        match self.source.gathered.forward(position) {
+        let weight = |weights: &[StoredWeight<_, DispatchTensor>]| Some(weights.get(position)?.value().clone());
+        match self.copy.state.weights(weight).flatten() {
             Some(weight) => weight,
             None if self.recomputed.load(Relaxed) => self.view_again(position),
             None => unreachable!("a unit's weights are read before its forward ends"),
@@ -236,20 +232,19 @@ impl UnshardedParams {
     /// Ends forward: frees the unsharded weights, except those that are kept, and issues the all-gather that
     /// `backward` will need.
     pub(super) fn take_back(&self, backward: bool) {
+        let state = &self.copy.state;
+        let (was_shared, mut is_left) = (state.was_shared(), false);
         let after = |weights: &[StoredWeight<_, DispatchTensor>]| {
             if let Some(due) = self.source.due.as_ref().filter(|_| backward && !weights.is_empty()) {
                 let unsharded = weights.iter().map(StoredWeight::value);
                 self.source.unit.look_at_gathered(due, &self.source.members, unsharded);
             }
             if backward && self.kept == Kept::Full {
-                return After::Keep;
+                return After::Keep { share: self.stays && self.in_slots };
             }
-            if !backward
-                && !weights.is_empty()
-                && let Stays::For(shards) = mem::replace(&mut *self.stays.lock(), Stays::No)
-            {
-                self.leave_unsharded(shards, weights.iter().map(|weight| weight.value().clone()).collect());
-                return After::Free;
+            if !backward && !weights.is_empty() && self.stays && !was_shared {
+                is_left = true;
+                return After::Retain(self.left(weights.iter().map(|weight| weight.value().clone()).collect()));
             }
             if !weights.is_empty() {
                 let part = backward && self.kept == Kept::Part;
@@ -264,31 +259,21 @@ impl UnshardedParams {
                 self.source.unit.split(&self.source.members, &unsharded)
             });
             let unshard = self.recomputed.load(Relaxed) || self.source.unit.control.lock().unshard_in_backward;
-            if unshard { After::Again(self.source.post_all_gather(parts)) } else { After::Free }
+            if unshard { After::Again(self.source.post_all_gather(parts)) } else { After::Release }
         };
-        // Also if the forward unwinds, storage that other passes share is not evicted.
-        let is_shared = matches!(*self.stays.lock(), Stays::Shared);
-        self.source.gathered.leave(after, |slot| {
-            if !is_shared {
-                slot.release()
-            }
-        });
-        if backward && self.kept == Kept::Full {
-            let source: Arc<dyn Keeps> = self.source.clone();
-            self.source.unit.keep(Arc::downgrade(&source));
-            self.share();
+        if *self.phase.lock() == PassPhase::Ended {
+            // A backward inside the unit's own forward has ended the pass.
+            state.begin_pass();
         }
+        state.leave(after, Storage::release);
+        *self.phase.lock() = if is_left { PassPhase::Ended } else { PassPhase::Left };
+        self.source.unit.copies.settle(&self.copy);
     }
 
-    /// Shares the weights that are kept after forward with later passes.
-    fn share(&self) {
-        let Some(freed_by) = &self.freed_by else { return };
-        let Some(weights) = self.source.gathered.kept().filter(|weights| !weights.is_empty()) else { return };
-        if let Stays::For(shards) = mem::replace(&mut *self.stays.lock(), Stays::Shared) {
-            self.source.shares(freed_by);
-            let shared = SharedWeights { weights, freed_by: freed_by.clone() };
-            self.source.unit.keep_unsharded(shards, Prefetched::Shared(shared));
-        }
+    /// Returns weights that are left for the next forward, as the result of its all-gather.
+    fn left(&self, weights: Vec<DispatchTensor>) -> PendingAllGather {
+        let sharded = self.source.unit.sharded_of(&self.source.members, weights);
+        PendingAllGather::Done((sharded.into_iter().map(persistent_copy).collect(), None))
     }
 
     /// Records an event of the unit.
@@ -297,46 +282,52 @@ impl UnshardedParams {
             kind,
             || self.source.unit.label(),
             during,
-            || match self.source.gathered.is_here() {
+            || match self.copy.state.is_unsharded() {
                 true => ShardedState::Unsharded,
                 false => ShardedState::Sharded,
             },
         );
     }
 
-    /// Starts the data transfer of the all-gather for backward.
+    /// Starts the data transfer of the all-gather for backward, unless it has started.
     pub(super) fn start_again(&self) {
-        self.source.start();
+        if self.copy.state.start(PendingAllGather::start) {
+            self.source.note_start();
+        }
     }
 
     /// Returns true if the weights must be gathered for backward, and the transfer has not started.
     pub(super) fn is_to_start(&self) -> bool {
-        self.source.is_to_start()
+        self.copy.state.is_to_start()
     }
 
     /// Returns true if the transfer for backward has started and is complete.
     pub(super) fn is_gathered_again(&self) -> bool {
-        self.source.is_there()
+        self.copy.state.is_started(PendingAllGather::is_complete)
     }
 
     /// Waits for the all-gather for backward. Later calls return at once.
     pub(super) fn gather_again(&self) {
-        self.source.refill();
+        self.copy.fill();
     }
 
     /// Returns the weight at `position` in backward. A weight outside evictable storage is normally returned only
     /// once, so that its last reader frees it. It is retained if it has two autodiff nodes, if checkpointed blocks
     /// read it, or if it is kept for the next forward.
+    ///
+    /// # Panics
+    /// Unwinds with [`ParamError::NotUnsharded`](super::ParamError::NotUnsharded) if backward does not gather the unit.
     pub(super) fn view_again(&self, position: usize) -> DispatchTensor {
-        let stays = matches!(*self.stays.lock(), Stays::For(_));
+        let stays = self.stays && !self.copy.state.was_shared();
         let shared = stays || self.recomputed.load(Relaxed) || self.gradients.lock().is_term_expected(position);
-        match self.source.again(position, shared) {
-            Some(weight) => weight,
-            None => unreachable!(
-                "rules 2 and 9: read once per backward, before the unit's post-backward node, from the all-gather \
-                 that forward issued"
-            ),
+        if let Some(weight) = self.copy.again(position, shared) {
+            return weight;
         }
+        self.copy.check_gathered();
+        unreachable!(
+            "rules 2 and 9: read once per backward, before the unit's post-backward node, from the all-gather that \
+             forward issued"
+        )
     }
 
     /// Adds `grad` to the unsharded gradient of the weight at `position`.
@@ -357,34 +348,28 @@ impl UnshardedParams {
 
     /// Called when backward needs the weights no longer: frees them, or keeps them for the next forward.
     pub(super) fn end_backward(&self) {
-        let unit = &self.source.unit;
-        let is_freed = unit.control.lock().reshard_after_backward;
-        match mem::replace(&mut *self.stays.lock(), Stays::No) {
-            Stays::Shared if !is_freed && unit.is_shared() => {}
-            Stays::For(shards) if !is_freed => {
-                // All ranks keep the weights, or none does. This includes ranks whose backward read none of them.
-                self.source.refill();
-                if let Some(unsharded) = self.source.gathered.left() {
-                    self.leave_unsharded(shards, unsharded);
-                }
+        let (unit, state) = (&self.source.unit, &self.copy.state);
+        let is_kept = !unit.control.lock().reshard_after_backward;
+        if is_kept && self.stays && !state.was_shared() {
+            // All ranks keep the weights, or none does. This includes ranks whose backward read none of them.
+            self.copy.fill();
+            if state.retain(|weights| self.left(weights)) {
+                *self.phase.lock() = PassPhase::Ended;
+                unit.copies.settle(&self.copy);
             }
-            Stays::No | Stays::For(_) | Stays::Shared => {
-                unit.forget_shared();
-                self.source.happened(EventKind::Reshard, TrainingState::PostBackward, ShardedState::Sharded);
-            }
+        } else if !(is_kept && state.is_open()) {
+            state.close();
+            self.source.happened(EventKind::Reshard, TrainingState::PostBackward, ShardedState::Sharded);
         }
         self.end();
     }
 
-    /// Keeps the weights for the next forward from these shards.
-    fn leave_unsharded(&self, shards: LocalShardsId, unsharded: Vec<DispatchTensor>) {
-        let unsharded = self.source.unit.sharded_of(&self.source.members, unsharded);
-        self.source.unit.keep_unsharded(shards, Prefetched::Left(unsharded.into_iter().map(persistent_copy).collect()));
-    }
-
     /// Called when no operation of the pass reads the weights any more. A view that the program keeps stays valid.
     pub(super) fn end(&self) {
-        self.source.gathered.end();
+        let phase = mem::replace(&mut *self.phase.lock(), PassPhase::Ended);
+        if phase != PassPhase::Ended {
+            self.source.unit.copies.end_pass(&self.copy, phase == PassPhase::Forward);
+        }
     }
 
     /// Drops gradients that are entirely zero.
@@ -424,7 +409,7 @@ impl UnshardedParams {
     /// Returns true if unsharded weights are in memory.
     #[cfg(feature = "testing")]
     pub(super) fn has_weights(&self) -> bool {
-        self.source.gathered.is_there(Storage::is_full)
+        self.copy.state.is_in_memory(Storage::is_full)
     }
 
     /// Returns true if unsharded gradients have not been reduced yet.

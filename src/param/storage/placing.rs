@@ -8,8 +8,8 @@ use burn::backend::{AutodiffBackend, Dispatch, DispatchTensor, DispatchTensorKin
 use super::cube;
 #[cfg(feature = "flex")]
 use super::flex;
-use super::gathered::{InSlot, StoredWeight};
 use super::slots::{Refill, Storage};
+use super::unshard_state::{InSlot, StoredWeight};
 use crate::dtensor::own;
 use crate::memory::is_persistent;
 

@@ -1,30 +1,23 @@
 //! [`ShardGatherer`]: gathers the weights of one pass from their shards, for forward and for backward.
 
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::Arc;
 
 use burn::backend::{DispatchDevice, DispatchTensor, TensorMetadata};
 use burn::tensor::{DType, Device};
 
-use super::gathered::UnshardState;
-use super::shared::FreedBy;
-use super::slots::{Refill, Storage};
+use super::copies::Regather;
+use crate::Error;
 use crate::comm::{Call, CommError, Op, Phase};
 use crate::error::OrUnwind;
 use crate::memory;
+use crate::param::ParamError;
 use crate::param::events::{EventKind, ShardedState, TrainingState, done, happened};
 use crate::param::offload::CpuOffload;
-use crate::param::pending_all_gather::{GatheredTensors, Keeps, PendingAllGather};
+use crate::param::pending_all_gather::{GatheredTensors, PendingAllGather};
 use crate::param::replica_check::{CheckedPass, PendingDigests};
 use crate::param::unit::Unit;
 
-/// The shards from which a pass started, and the state of their all-gathers.
-///
-/// The all-gather for backward is issued when forward leaves the unit (rule 9 of
-/// [`graph`](crate::param::backward_nodes)), so that backward may use the results in any order, or not at all. No
-/// data moves until a result is used or [`start`](Self::start) is called.
-///
-/// Views of evictable storage keep this object alive: a weight that outlives its pass can still be read.
+/// The shards from which a pass started, and the calls that gather them.
 #[derive(Debug)]
 pub(in super::super) struct ShardGatherer {
     pub(super) unit: Arc<Unit>,
@@ -38,11 +31,6 @@ pub(in super::super) struct ShardGatherer {
     call: Call,
     /// The pass that the replica check compares, if it is due in this pass.
     pub(super) due: Option<CheckedPass>,
-    pub(super) gathered: UnshardState<PendingAllGather, dyn Storage, DispatchTensor>,
-    /// True once the data transfer of the all-gather for backward has been requested.
-    started: AtomicBool,
-    /// Restores the evictable storage if passes share it.
-    shared: OnceLock<Weak<FreedBy>>,
 }
 
 impl ShardGatherer {
@@ -57,8 +45,7 @@ impl ShardGatherer {
         call: Call,
         due: Option<CheckedPass>,
     ) -> Arc<Self> {
-        let (gathered, started, shared) = (UnshardState::new(), AtomicBool::new(false), OnceLock::new());
-        Arc::new(Self { unit, members, shards, stored, call, due, gathered, started, shared })
+        Arc::new(Self { unit, members, shards, stored, call, due })
     }
 
     pub(in super::super) fn unit(&self) -> &Arc<Unit> {
@@ -82,11 +69,6 @@ impl ShardGatherer {
     /// Returns the digests that the reduction of the pass compares.
     pub(in super::super) fn carried(&self) -> PendingDigests {
         self.unit.carried(self.due.as_ref(), &self.members, &self.shards)
-    }
-
-    /// Records that its evictable storage is shared with other passes.
-    pub(super) fn shares(&self, freed_by: &Arc<FreedBy>) {
-        let _ = self.shared.set(Arc::downgrade(freed_by));
     }
 
     /// Returns the shards, converting either the sharded ones (if `sharding`) or the others to the element types of
@@ -161,36 +143,6 @@ impl ShardGatherer {
         Ok(self.unsharded(during, gathering.wait()?))
     }
 
-    /// Starts the data transfer of the all-gather for backward, unless it has started.
-    pub(super) fn start(&self) {
-        let starts = self.gathered.issued(|issued| {
-            issued.start();
-            !self.started.swap(true, Relaxed)
-        });
-        if starts == Some(true) {
-            self.happened(EventKind::Unshard, TrainingState::PreBackward, ShardedState::Unsharded);
-        }
-    }
-
-    /// Returns true if [`start`](Self::start) has something to start.
-    pub(super) fn is_to_start(&self) -> bool {
-        !self.started.load(Relaxed) && self.gathered.issued(|_| ()).is_some()
-    }
-
-    /// Returns true if the all-gather that [`start`](Self::start) started is complete, and its result was not
-    /// taken.
-    pub(super) fn is_there(&self) -> bool {
-        self.started.load(Relaxed) && self.gathered.issued(|issued| issued.is_complete()) == Some(true)
-    }
-
-    /// Waits for the all-gather for backward, and returns every weight of the pass.
-    fn gather_again(&self, gathering: PendingAllGather) -> Vec<DispatchTensor> {
-        if !self.started.swap(true, Relaxed) {
-            self.happened(EventKind::Unshard, TrainingState::PreBackward, ShardedState::Unsharded);
-        }
-        self.gathered_in(TrainingState::PreBackward, gathering).or_unwind()
-    }
-
     /// Assembles every weight of the pass from the gathered shards and the replicated parameters.
     pub(super) fn unsharded(&self, during: TrainingState, (gathered, course): GatheredTensors) -> Vec<DispatchTensor> {
         let replicated = self.unit.replicated_of(&self.members, self.sent(false));
@@ -215,27 +167,26 @@ impl ShardGatherer {
         }
     }
 
-    /// Returns the weight at `position`, gathered for backward: see [`UnshardState::again`].
-    pub(super) fn again(&self, position: usize, shared: bool) -> Option<DispatchTensor> {
-        self.gathered.again(position, shared, |issued| self.gather_again(issued), Storage::fill)
+    /// Records that the data transfer of the all-gather for backward starts.
+    pub(super) fn note_start(&self) {
+        self.happened(EventKind::Unshard, TrainingState::PreBackward, ShardedState::Unsharded);
     }
 }
 
-impl Keeps for ShardGatherer {
-    fn reshard(self: Arc<Self>) {
-        let issue = || {
-            self.happened(EventKind::Reshard, TrainingState::Idle, ShardedState::Sharded);
-            if let Some(freed_by) = self.shared.get().and_then(Weak::upgrade) {
-                freed_by.add(self.clone());
-            }
-            self.post_all_gather(None)
-        };
-        self.gathered.reshard(issue, Storage::release);
+impl Regather for ShardGatherer {
+    fn post_again(&self) -> PendingAllGather {
+        self.happened(EventKind::Reshard, TrainingState::Idle, ShardedState::Sharded);
+        self.post_all_gather(None)
     }
-}
 
-impl Refill for ShardGatherer {
-    fn refill(&self) {
-        self.gathered.refill(|issued| self.gather_again(issued), Storage::fill);
+    fn wait_again(&self, gathering: PendingAllGather, is_started: bool) -> Vec<DispatchTensor> {
+        if !is_started {
+            self.note_start();
+        }
+        self.gathered_in(TrainingState::PreBackward, gathering).or_unwind()
+    }
+
+    fn refuse(&self) -> ! {
+        Error::from(ParamError::NotUnsharded { unit: self.unit.label().to_string() }).unwind()
     }
 }

@@ -1,5 +1,6 @@
 //! Programs of a few threads that read a weight, under many schedules.
 
+use std::cell::Cell;
 use std::convert::Infallible;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
@@ -10,15 +11,15 @@ use shuttle::thread::{self, JoinHandle};
 use shuttle::{Runner, sync::atomic::AtomicBool};
 
 use crate::storage::Refill;
-use crate::storage::gathered::{After, UnshardState, InSlot, StoredWeight};
 use crate::storage::slot::{self, StorageReadError};
+use crate::storage::unshard_state::{After, InSlot, StoredWeight, UnshardState};
 use crate::memory::{Bytes, Heap, Slice, Values};
 
 /// A program of the thread that gathered, and of those that it starts.
 type Check = fn(Pass);
 
 /// Every check, by name.
-pub const CHECKS: [(&str, Check); 13] = [
+pub const CHECKS: [(&str, Check); 14] = [
     ("readers_meet_the_end_of_forward", readers_meet_the_end_of_forward),
     ("another_thread_takes_nothing_back", another_thread_takes_nothing_back),
     ("readers_at_once_gather_once", readers_at_once_gather_once),
@@ -31,6 +32,7 @@ pub const CHECKS: [(&str, Check); 13] = [
     ("who_writes_has_a_copy", who_writes_has_a_copy),
     ("who_may_not_copy_is_told", who_may_not_copy_is_told),
     ("what_is_kept_is_freed_by_hand", what_is_kept_is_freed_by_hand),
+    ("passes_that_share_weights_end_on_two_threads", passes_that_share_weights_end_on_two_threads),
     ("a_forward_that_failed_is_told", a_forward_that_failed_is_told),
 ];
 
@@ -47,6 +49,7 @@ pub struct Pass {
     slot: Arc<EvictableStorage>,
     /// Forward's memory of the first.
     forward: Slice,
+    in_forward: Cell<bool>,
 }
 
 struct Source {
@@ -71,7 +74,7 @@ struct Gathering {
 }
 
 impl Gathering {
-    fn wait(self) -> Vec<Tensor> {
+    fn wait(self, _: bool) -> Vec<Tensor> {
         // The other ranks take their time.
         AtomicBool::new(false).load(SeqCst);
         assert_eq!(self.waits.fetch_add(1, SeqCst), 0, "waited for twice");
@@ -121,12 +124,13 @@ impl Pass {
         let memory = Bytes::new(heap, WEIGHT);
         let forward = memory.slice();
         let slot = EvictableStorage::new(memory, (), source.clone());
+        source.gathered.begin_pass();
         let Ok(()) = source.gathered.unshard(|| {
             let view = Tensor::StorageView(Arc::new(StorageView::new(slot.clone())));
             let other = Tensor::Own(Arc::new(Bytes::new(heap, OTHER)));
             Ok::<_, Infallible>(vec![StoredWeight::InSlot(InSlot { view, slot: slot.clone() }), StoredWeight::Own(other)])
         });
-        Self { source, slot, forward }
+        Self { source, slot, forward, in_forward: Cell::new(true) }
     }
 
     fn slot(&self) -> Arc<EvictableStorage> {
@@ -139,8 +143,13 @@ impl Pass {
 
     /// The end of forward.
     fn leave(&self) {
-        self.source.gathered.leave(|_| After::Again(self.source.issue()), EvictableStorage::evict);
+        self.leave_to(After::Again(self.source.issue()));
         assert!(self.forward.is_freed(), "taken back when forward has ended");
+    }
+
+    fn leave_to(&self, after: After<Gathering>) {
+        self.in_forward.set(false);
+        self.source.gathered.leave(|_| after, EvictableStorage::evict);
     }
 
     fn waits(&self) -> usize {
@@ -150,7 +159,7 @@ impl Pass {
 
 impl Drop for Pass {
     fn drop(&mut self) {
-        self.source.gathered.end();
+        self.source.gathered.end_pass(self.in_forward.get());
     }
 }
 
@@ -340,10 +349,27 @@ fn who_may_not_copy_is_told(pass: Pass) {
 fn what_is_kept_is_freed_by_hand(pass: Pass) {
     let (here, elsewhere) = (pass.view(), pass.view());
     let other = reader(elsewhere);
-    pass.source.gathered.leave(|_| After::Keep, EvictableStorage::evict);
+    pass.leave_to(After::Keep { share: false });
     read(&here);
     pass.source.gathered.reshard(|| pass.source.issue(), EvictableStorage::evict);
     read(&here);
+    join([other]);
+}
+
+/// Two passes use the weights of one forward. They are freed by hand while one of them ends on another thread.
+fn passes_that_share_weights_end_on_two_threads(pass: Pass) {
+    let view = pass.view();
+    pass.leave_to(After::Keep { share: true });
+    pass.source.gathered.begin_pass();
+    pass.source.gathered.leave(|_| After::Keep { share: true }, EvictableStorage::evict);
+    let source = pass.source.clone();
+    let other = thread::spawn(move || {
+        assert_eq!(source.again(0, false).expect("a view").slice().read(), WEIGHT);
+        source.gathered.end_pass(false);
+    });
+    pass.source.gathered.reshard(|| pass.source.issue(), EvictableStorage::evict);
+    read(&view);
+    assert_eq!(pass.source.again(1, true).expect("the first pass has not ended").slice().read(), OTHER);
     join([other]);
 }
 
@@ -354,7 +380,7 @@ fn a_forward_that_failed_is_told(pass: Pass) {
         Ok(place) => assert_eq!(place.slice().read(), WEIGHT),
         Err(unread) => assert!(matches!(unread, StorageReadError::Gone)),
     });
-    pass.source.gathered.leave(|_| After::Free, EvictableStorage::evict);
+    pass.leave_to(After::Free);
     assert!(matches!(here.read(true), Err(StorageReadError::Gone)));
     join([other]);
 }

@@ -155,11 +155,11 @@ fn gradients_are_those_of_the_unsharded_model() {
     }
 }
 
-/// Three forwards share weights when they are freed; each gathers them again, and a fourth anew.
+/// Three forwards share weights when they are freed: these are gathered once for all three, and once for a fourth.
 #[test]
 fn weights_that_are_shared_are_freed_by_hand() {
     let (plain, turns) = (stack(&Device::flex()), one_forward_one_backward(2));
-    let (freed, gathers) = (Turn::Backward(0), [UNITS, 3 * UNITS, UNITS]);
+    let (freed, gathers) = (Turn::Backward(0), [UNITS; 3]);
     let grads = launch(Launch::threads(2), |world| {
         let model = sharded(&plain, world, 1)?;
         let run = |is_freed: bool| -> Result<_> {

@@ -48,6 +48,7 @@ mod runtime_options;
 mod second_backward;
 mod several_models;
 mod sharding;
+mod shared_copies;
 pub mod support;
 mod tensor_tree;
 mod tied;

@@ -88,6 +88,24 @@ fn a_unit_names_a_replaced_parameter_by_its_path_in_the_model() {
 }
 
 /// Over tensor-parallel ranks too, and before data-parallel ranks cut the rest.
+/// Two modules without units of their own have equally many parameters that are distributed and that are not: those of
+/// one were ignored, and one of the other was replaced.
+#[test]
+fn a_module_that_passed_the_check_does_not_stand_for_another() {
+    let model = net(&Device::flex());
+    let error = MeshTest::new([2], ["shard"]).run_failing(|mesh| {
+        let device = mesh.device().clone().autodiff();
+        let config = FullyShard::new().with_ignored(["first.bias"]);
+        let mut sharded = fully_shard(on_device(&model, &device), mesh, config)?;
+        let pass = |layer: &Linear| drop(unit(layer, tensor(1, [2, WIDTH], &device), |layer, x| layer.forward(x)));
+        pass(&sharded.first);
+        sharded.spare.bias = sharded.spare.bias.clone().map(|bias| bias.map(|bias| bias.zeros_like()));
+        pass(&sharded.spare);
+        Ok(())
+    });
+    assert!(matches!(&error.cause, Error::Param(ParamError::Replaced { param }) if param == "spare.bias"), "{error}");
+}
+
 #[test]
 fn a_parameter_replaced_after_parallelize_is_named() {
     let model = net(&Device::flex());

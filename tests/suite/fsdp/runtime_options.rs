@@ -163,6 +163,30 @@ fn backward_gathers_no_unit_that_was_told_not_to() {
     .unwrap();
 }
 
+/// It is told which unit, and what to do: where an operation reads a weight that it has saved, and where burn's gradient
+/// checkpointing asks for it again.
+#[test]
+fn a_backward_that_reads_what_it_was_told_not_to_gather_fails_with_an_error() {
+    let model = stack(&Device::flex());
+    for checkpointing in [false, true] {
+        let end = launch(Launch::threads(2), |world| {
+            let device = world.device().clone().autodiff();
+            let device = if checkpointing { device.gradient_checkpointing() } else { device };
+            let config = FullyShard::new().with_units(["blocks.*"]);
+            let mesh = DeviceMesh::new(world, [2], ["shard"])?;
+            let model = fully_shard(on_device(&model, &device), &mesh, config)?;
+            FsdpModule::of(&model.blocks[1])?.set_unshard_in_backward(false);
+            let x = tensor::<2>(1, [2, WIDTH], &device);
+            drop(model.forward(x).sum().backward());
+            Ok(())
+        });
+        let error = end.expect_err("the gradient of the block's input needs its weight");
+        let Error::Param(ParamError::NotUnsharded { unit }) = &error.cause else { panic!("{error}") };
+        assert_eq!(unit, "blocks.1");
+        assert!(error.to_string().contains("set_unshard_in_backward(true)"), "{error}");
+    }
+}
+
 /// An evaluation of a model that keeps its parameters gathers once, until the optimizer steps.
 #[test]
 fn forwards_without_backward_share_what_is_kept() {
@@ -228,12 +252,19 @@ fn a_backward_that_was_given_up_leaves_no_gradient_to_the_next() {
             let device = world.device().clone().autodiff();
             let mesh = DeviceMesh::new(world, &shape, &["replicate", "shard"][2 - shape.len()..])?;
             let model = fully_shard(on_device(&model, &device), &mesh, FullyShard::new().with_units(["blocks.*"]))?;
+            // Outputs in no loss, which keep the passes of their units alive.
+            let unused = std::cell::RefCell::new(Vec::new());
             let backward = |seed: u64, panics: bool| {
                 let x = tensor::<2>(seed + world.rank() as u64, [2, WIDTH], &device);
                 let loss = unit(&model, x, |model, x| {
                     let mut x = model.first.forward(x);
                     for (at, block) in model.blocks.iter().enumerate() {
-                        x = unit(block, x, |block, x| block.forward(x).tanh());
+                        let other;
+                        (x, other) = unit(block, x, |block, x| {
+                            let x = block.forward(x).tanh();
+                            (x.clone(), x * 2.0)
+                        });
+                        unused.borrow_mut().push(other);
                         if at == 0 {
                             x = in_backward(x, move || assert!(!panics, "the program's own"));
                         }

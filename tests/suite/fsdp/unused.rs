@@ -2,11 +2,12 @@
 
 use burn::optim::{AdamWConfig, GradientsParams};
 use burn::tensor::Device;
+use burn::tensor::activation::relu;
 use burn_dtensor::comm::{Launch, launch};
 use burn_dtensor::fsdp::{FullyShard, full_model, fully_shard, unit};
 use burn_dtensor::mesh::DeviceMesh;
 
-use super::net::{compare, config};
+use super::net::{Net, WIDTH, compare, config, net};
 use super::params_outside_unit;
 use super::support::{on_device, tensor, values};
 
@@ -85,4 +86,42 @@ fn a_parameter_that_no_rank_uses_stays_where_it_is() {
         })
         .unwrap();
     }
+}
+
+/// A unit that leaves an input unused is given zeros for it. A parameter elsewhere whose gradient is zero, because its layer
+/// is saturated, is stepped all the same; one that reaches only the unused input is not.
+#[test]
+fn a_used_parameter_whose_gradient_is_zero_is_stepped() {
+    let model = net(&Device::flex());
+    launch(Launch::threads(2), |world| {
+        let device = world.device().clone().autodiff();
+        let mesh = DeviceMesh::new(world, [2], ["shard"])?;
+        let train = |mut model: Net| {
+            let mut optim = AdamWConfig::new().with_weight_decay(0.1).init();
+            for step in 0..3 {
+                let loss = unit(&model, tensor(step, [4, WIDTH], &device), |net, x| {
+                    let x = net.first.forward(x);
+                    let unused = unit(&net.blocks[2], x.clone(), |block, x| block.forward(x));
+                    let x = unit(&net.blocks[0], (x, unused), |block, (x, _)| block.forward(x));
+                    unit(&net.blocks[1], x, |block, x| relu(block.forward(x.clone()) - 1e6) + x)
+                });
+                let grads = GradientsParams::from_grads(loss.square().mean().backward(), &model);
+                model = optim.step(1e-2, model, grads);
+            }
+            model
+        };
+        let plain = on_device(&model, &device);
+        let start = values(&plain, None);
+        let sharded = fully_shard(plain.clone(), &mesh, config())?;
+        let trained = values(&full_model(&train(sharded))?, None);
+        let expected = values(&train(plain), None);
+        assert_ne!(expected["blocks.1.weight"], start["blocks.1.weight"], "its gradient is zero, but it decays");
+        assert_eq!(expected["blocks.2.weight"], start["blocks.2.weight"]);
+        for (path, values) in &trained {
+            let close = values.iter().zip(&expected[path]).all(|(a, b)| (a - b).abs() < 1e-5);
+            assert!(close, "{path}: {values:?} for {:?}", expected[path]);
+        }
+        Ok(())
+    })
+    .unwrap();
 }

@@ -14,7 +14,7 @@ use syn::visit::{self, Visit};
 use syn::{Attribute, File, Item, ItemMod, ItemUse, UseTree, Visibility};
 
 /// Every room may use those of the lines above it. Rooms of one line do not know each other.
-const ROOMS: [&[&str]; 13] = [
+const ROOMS: [&[&str]; 14] = [
     &["placement"],
     &["memory", "pattern"],
     &["kernels"],
@@ -22,6 +22,7 @@ const ROOMS: [&[&str]; 13] = [
     &["comm"],
     &["mesh", "watch"],
     &["dtensor"],
+    &["burn_compat"],
     &["data", "param"],
     &["fsdp", "optim", "parallel", "pretrained"],
     &["nn"],

@@ -1,10 +1,10 @@
-#[path = "../../../../src/param/storage/gathered.rs"]
-pub mod gathered;
 #[path = "../../../../src/param/storage/slot.rs"]
 pub mod slot;
 mod sync;
+#[path = "../../../../src/param/storage/unshard_state.rs"]
+pub mod unshard_state;
 
-/// As in `src/param/storage/mod.rs`.
+/// As in `src/param/storage/slots.rs`.
 pub trait Refill: Send + Sync {
     fn refill(&self);
 }

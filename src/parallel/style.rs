@@ -3,6 +3,13 @@
 use std::fmt;
 use std::sync::Arc;
 
+use burn::module::{Module, Param};
+use burn::tensor::Tensor;
+
+use super::prepare::ModuleIoLayouts;
+use crate::burn_compat::BurnLayer;
+use crate::mesh::DeviceMesh;
+use crate::param::{DistributedParameter, walk};
 use crate::placement::Placement;
 
 /// Describes how a layer is split over the ranks of one tensor-parallel mesh dimension.
@@ -51,7 +58,7 @@ pub struct LayerParam<'a> {
 
 /// A parameter that `colwise` and `rowwise` can split, with its placement in each.
 struct Split {
-    layer: &'static str,
+    layer: BurnLayer,
     param: &'static str,
     colwise: Placement,
     rowwise: Placement,
@@ -60,9 +67,9 @@ struct Split {
 const SPLITS: [Split; 3] = {
     use Placement::{Replicate, Shard};
     [
-        Split { layer: "Linear", param: "weight", colwise: Shard(1), rowwise: Shard(0) },
-        Split { layer: "Linear", param: "bias", colwise: Shard(0), rowwise: Replicate },
-        Split { layer: "Embedding", param: "weight", colwise: Shard(1), rowwise: Shard(0) },
+        Split { layer: BurnLayer::Linear, param: "weight", colwise: Shard(1), rowwise: Shard(0) },
+        Split { layer: BurnLayer::Linear, param: "bias", colwise: Shard(0), rowwise: Replicate },
+        Split { layer: BurnLayer::Embedding, param: "weight", colwise: Shard(1), rowwise: Shard(0) },
     ]
 };
 
@@ -152,11 +159,10 @@ impl Style {
         self.heads
     }
 
-    /// Returns the placement of `param`, or `None` if the style does not support the layer. `named` is true if the
-    /// plan names the layer or the parameter itself; false if it names a module around the layer, whose columns and
-    /// rows are unknown.
-    pub(crate) fn placement(&self, param: LayerParam<'_>, named: bool) -> Option<Placement> {
-        let split = SPLITS.iter().find(|split| named && split.layer == param.layer && split.param == param.name);
+    /// Returns the placement of `param`, or `None` if the style does not support the layer. `layer` is the layer of
+    /// burn that the plan names, itself or by the parameter: a module around a layer has no known columns and rows.
+    pub(super) fn placement(&self, param: LayerParam<'_>, layer: Option<BurnLayer>) -> Option<Placement> {
+        let split = SPLITS.iter().find(|split| Some(split.layer) == layer && split.param == param.name);
         match self.params {
             Params::Placed(placement) => Some(placement),
             Params::Colwise => split.map(|split| split.colwise),
@@ -166,25 +172,72 @@ impl Style {
     }
 }
 
-/// Styles of a layer, one for each mesh dimension, and the placements of its activations.
+/// Record that [`parallelize`](super::parallelize) attaches to each parameter of a layer: the layer's styles, one for
+/// each mesh dimension, and the layouts of the activations around it.
 #[derive(Debug)]
 pub(crate) struct LayerStyles {
-    pub(crate) styles: Box<[Style]>,
+    styles: Box<[Style]>,
     /// Placement of the input for each mesh dimension; `None` if no style redistributes it.
     pub(crate) input: Option<Arc<[Option<Placement>]>>,
     /// Placement of the output for each mesh dimension; `None` if no style redistributes it.
     pub(crate) output: Option<Arc<[Option<Placement>]>>,
+    /// Input and output layouts of the modules around the parameter, each with the number of path components from the
+    /// module down to the parameter.
+    pub(super) modules: Vec<(usize, Arc<ModuleIoLayouts>)>,
 }
 
 impl LayerStyles {
-    /// Combines the styles of a layer, one for each mesh dimension.
-    pub(crate) fn new(styles: Vec<Style>) -> Self {
+    /// Combines the styles of a layer, one for each mesh dimension, and the layouts of the modules around it.
+    pub(super) fn new(styles: Vec<Style>, modules: Vec<(usize, Arc<ModuleIoLayouts>)>) -> Self {
         let wanted = |of: fn(&Style) -> Option<Placement>| {
             let wanted: Arc<[_]> = styles.iter().map(of).collect();
             wanted.iter().any(Option::is_some).then_some(wanted)
         };
         let (input, output) = (wanted(Style::input), wanted(Style::output));
-        Self { styles: styles.into(), input, output }
+        Self { styles: styles.into(), input, output, modules }
+    }
+
+    /// Returns the record of a parameter, or `None` without tensor-parallel placements.
+    pub(super) fn of(param: &DistributedParameter) -> Option<&Self> {
+        let parallel = param.info().parallel.as_ref()?;
+        Some(parallel.layer.downcast_ref().expect("`parallelize` attaches the layer's styles"))
+    }
+}
+
+/// Returns the styles of `param`'s layer, or `None` without tensor-parallel placements.
+pub(crate) fn layer_styles<const D: usize>(param: &Param<Tensor<D>>) -> Option<&LayerStyles> {
+    LayerStyles::of(param.reparameterization()?)
+}
+
+/// Information about a module that its parameters carry.
+pub(crate) struct Prepared {
+    /// The mesh on which its parameters are parallelized, if any of them is.
+    pub(crate) mesh: Option<DeviceMesh>,
+    /// The input and output layouts that the plan declares for the module, if any.
+    pub(crate) layouts: Option<Arc<ModuleIoLayouts>>,
+}
+
+/// Returns the mesh and the layouts that the parameters inside `module` carry.
+pub(crate) fn prepared_of<M: Module>(module: &M) -> Prepared {
+    let distributed = walk(module).distributed;
+    // Every parameter carries the layouts of all modules around it, so the first one is as good as any other.
+    let first = distributed.iter().find_map(|found| Some((found, LayerStyles::of(&found.param)?)));
+    let Some((found, layer)) = first else { return Prepared { mesh: None, layouts: None } };
+    let own = layer.modules.iter().find(|(above, _)| *above == found.depth);
+    let mesh = found.param.info().parallel.as_ref().map(|parallel| parallel.spec.mesh().clone());
+    Prepared { mesh, layouts: own.map(|(_, layouts)| layouts.clone()) }
+}
+
+/// The styles of a parameter.
+pub trait ParamStyles {
+    /// Returns the styles with which [`parallelize`](super::parallelize) placed the parameter and its layer's
+    /// activations, one for each dimension of its mesh. Empty for a parameter without tensor-parallel placements.
+    fn styles(&self) -> &[Style];
+}
+
+impl<const D: usize> ParamStyles for Param<Tensor<D>> {
+    fn styles(&self) -> &[Style] {
+        layer_styles(self).map_or(&[], |layer| &layer.styles)
     }
 }
 

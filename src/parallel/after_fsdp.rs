@@ -1,4 +1,4 @@
-//! [`apply_tp_after_fsdp`]: data-parallel sharding of parameters that are parallelized after they were sharded.
+//! [`apply_after_fsdp`]: data-parallel sharding of parameters that are parallelized after they were sharded.
 //!
 //! Tensor parallelism shards a parameter first, whichever function is called first. So each sharded parameter is
 //! gathered, parallelized, and sharded once more in the same way, one parameter after another:
@@ -14,24 +14,22 @@ use std::sync::Arc;
 
 use itertools::Itertools;
 
-use super::attach::ShardAssignment;
-use super::combine::{combine, data_spec};
-use super::distributed::{DistributedParameter, make_units};
-use super::unit::{TpPlacement, UnitParam};
-use super::unit_name::UnitName;
 use crate::Result;
+use crate::param::{
+    DistributedParameter, ShardAssignment, TpPlacement, UnitName, UnitParam, combine, data_spec, make_units,
+};
 use crate::placement::ShardSizes;
 
 /// A sharded parameter that is being parallelized.
-pub(crate) struct TpAfterFsdp {
+pub(super) struct TpAfterFsdp {
     /// Path in the model.
-    pub(crate) path: String,
+    pub(super) path: String,
     /// Path of its unit's module.
-    pub(crate) module: String,
+    pub(super) module: String,
     /// The parameter as `fully_shard` sharded it.
-    pub(crate) before: DistributedParameter,
+    pub(super) before: DistributedParameter,
     /// Tensor-parallel placement that `parallelize` gives it.
-    pub(crate) parallel: TpPlacement,
+    pub(super) parallel: TpPlacement,
 }
 
 /// Returns the assignments that gather these parameters, parallelize them and shard them once more. The parameters
@@ -40,8 +38,8 @@ pub(crate) struct TpAfterFsdp {
 /// Local: no communication.
 ///
 /// # Errors
-/// [`ParamError::Meshes`](super::ParamError::Meshes) unless the meshes are slices of one, along different dimensions.
-pub(crate) fn apply_tp_after_fsdp(params: Vec<TpAfterFsdp>) -> Result<Vec<ShardAssignment>> {
+/// [`ParamError::Meshes`](crate::param::ParamError::Meshes) unless the meshes are slices of one, along different dimensions.
+pub(super) fn apply_after_fsdp(params: Vec<TpAfterFsdp>) -> Result<Vec<ShardAssignment>> {
     let params = params.into_iter().map(|TpAfterFsdp { path, module, before, parallel }| {
         let info = before.info();
         let mesh = &before.unit.data_parallel().expect("`fully_shard` sharded it").mesh;
@@ -72,7 +70,7 @@ pub(crate) fn apply_tp_after_fsdp(params: Vec<TpAfterFsdp>) -> Result<Vec<ShardA
         // Grouped by the unit and not by its module, because several calls may have made several units of one
         // module.
         let unit = &params[0].1.0.0.unit;
-        let (unit, data, was_group) = (unit.clone(), unit.data.clone(), unit.is_group());
+        let (unit, data, was_group) = (unit.clone(), unit.data_parallel().cloned(), unit.is_group());
         let (before, (modules, params)): (Vec<_>, (Vec<_>, Vec<_>)) =
             params.into_iter().map(|(at, (before, param))| ((at, before), param)).unzip();
         let keys = UnitName::again(was_group, &modules).into_iter().map(|path| (path, ()));

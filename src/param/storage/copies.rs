@@ -1,0 +1,283 @@
+//! [`UnshardedCopies`]: the unsharded copies of a unit's parameters, by the shards that they were gathered from.
+
+use std::fmt;
+use std::sync::Arc;
+
+use burn::backend::DispatchTensor;
+use parking_lot::Mutex;
+use smallvec::SmallVec;
+
+use super::placing::persistent_copy;
+use super::slots::{Refill, Storage};
+use super::unshard_state::{GatherOrigin, StoredWeight, UnshardState};
+use crate::comm::CommError;
+use crate::param::pending_all_gather::PendingAllGather;
+use crate::param::shards::{LocalShards, LocalShardsId};
+
+/// Weights of a pass, some of them in evictable storage.
+pub(super) type Weights = Vec<StoredWeight<dyn Storage, DispatchTensor>>;
+
+/// One unsharded copy of some parameters of a unit.
+pub(in super::super) struct UnshardedCopy {
+    /// The shards that it is gathered from. An optimizer step replaces the shards, which makes the copy stale.
+    shards: LocalShardsId,
+    pub(super) state: UnshardState<PendingAllGather, dyn Storage, DispatchTensor>,
+    /// Gathers the parameters a second time, for backward: the first of the passes that use the copy. A copy that the
+    /// unit holds between passes has none, because a pass holds the unit.
+    gatherer: Mutex<Option<Arc<dyn Regather>>>,
+}
+
+/// Gathers the parameters of a copy for backward.
+pub(in super::super) trait Regather: Send + Sync {
+    /// Posts the all-gather for backward of parameters that are freed by hand.
+    fn post_again(&self) -> PendingAllGather;
+
+    /// Waits for the all-gather for backward, and returns every weight. `is_started` is true if its data transfer was
+    /// started before.
+    fn wait_again(&self, gathering: PendingAllGather, is_started: bool) -> Vec<DispatchTensor>;
+
+    /// Unwinds with the error for a weight that backward does not gather.
+    fn refuse(&self) -> !;
+}
+
+impl UnshardedCopy {
+    fn new(shards: &LocalShards, state: UnshardState<PendingAllGather, dyn Storage, DispatchTensor>) -> Arc<Self> {
+        Arc::new(Self { shards: LocalShardsId::of(shards), state, gatherer: Mutex::default() })
+    }
+
+    /// Counts a pass that begins.
+    fn begin_pass(&self, gatherer: &Arc<impl Regather + 'static>) {
+        self.state.begin_pass();
+        let mut known = self.gatherer.lock();
+        if known.is_none() {
+            *known = Some(gatherer.clone());
+        }
+    }
+
+    fn gatherer(&self) -> Option<Arc<dyn Regather>> {
+        self.gatherer.lock().clone()
+    }
+
+    /// Waits for the all-gather for backward, if one was posted. Later calls return at once.
+    pub(super) fn fill(&self) {
+        let Some(gatherer) = self.gatherer() else { return };
+        self.state.refill(|gathering, is_started| gatherer.wait_again(gathering, is_started), Storage::fill);
+    }
+
+    /// Returns the weight at `position` for backward: see [`UnshardState::again`].
+    pub(super) fn again(&self, position: usize, shared: bool) -> Option<DispatchTensor> {
+        let gatherer = self.gatherer()?;
+        let wait = |gathering, is_started| gatherer.wait_again(gathering, is_started);
+        self.state.again(position, shared, wait, Storage::fill)
+    }
+
+    /// Checks that backward may read the weights.
+    ///
+    /// # Panics
+    /// Unwinds with the gatherer's error if the program turned the unit's all-gather in backward off.
+    pub(super) fn check_gathered(&self) {
+        if self.state.is_released() {
+            self.gatherer().inspect(|gatherer| gatherer.refuse());
+        }
+    }
+
+    /// Frees weights that are kept for backward, and posts the all-gather that restores them.
+    fn reshard(&self) {
+        if let Some(gatherer) = self.gatherer() {
+            self.state.reshard(|| gatherer.post_again(), Storage::release);
+        }
+    }
+}
+
+/// Without the gatherer, which refers to the unit.
+impl fmt::Debug for UnshardedCopy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { shards, state, .. } = self;
+        f.debug_struct("UnshardedCopy").field("shards", shards).field("state", state).finish_non_exhaustive()
+    }
+}
+
+impl Refill for UnshardedCopy {
+    fn refill(&self) {
+        self.check_gathered();
+        self.fill();
+    }
+}
+
+/// The unsharded copies of a unit's parameters: those that passes use, and one or more that the next forward will use.
+#[derive(Debug, Default)]
+pub(in super::super) struct UnshardedCopies(Mutex<SmallVec<[Arc<UnshardedCopy>; 1]>>);
+
+impl UnshardedCopies {
+    /// Returns the copy for a pass that begins, and counts the pass. It is the copy that was gathered or kept for these
+    /// shards, if there is one. Otherwise it is a new one.
+    ///
+    /// A copy that other passes use is returned only to a pass that `joins` them. Any other pass gets a new copy, with
+    /// the weights to store in it, in persistent memory.
+    pub(in super::super) fn begin_pass(
+        &self,
+        shards: &LocalShards,
+        joins: bool,
+        gatherer: &Arc<impl Regather + 'static>,
+    ) -> (Arc<UnshardedCopy>, Option<Vec<DispatchTensor>>) {
+        let mut copies = self.0.lock();
+        remove(&mut copies, |copy| copy.is_left() && !copy.shards.is_of(shards));
+        let found = copies.iter().find(|copy| copy.is_for_next() && copy.shards.is_of(shards)).cloned();
+        let joined = found.clone().filter(|copy| joins || !copy.state.is_open());
+        let copy = joined.unwrap_or_else(|| {
+            copies.push(UnshardedCopy::new(shards, UnshardState::new()));
+            copies[copies.len() - 1].clone()
+        });
+        copy.begin_pass(gatherer);
+        let others = found.filter(|found| !Arc::ptr_eq(found, &copy));
+        let values = |weights: &[StoredWeight<_, DispatchTensor>]| {
+            weights.iter().map(|weight| persistent_copy(weight.value().clone())).collect()
+        };
+        let weights = others.and_then(|others| others.state.weights(values));
+        (copy, weights)
+    }
+
+    /// Creates the copy of a pass that finds no other, and that no other finds.
+    pub(in super::super) fn private(
+        shards: &LocalShards,
+        gatherer: &Arc<impl Regather + 'static>,
+    ) -> Arc<UnshardedCopy> {
+        let copy = UnshardedCopy::new(shards, UnshardState::new());
+        copy.begin_pass(gatherer);
+        copy
+    }
+
+    /// Returns true if the next forward over these shards finds parameters that passes have left.
+    pub(in super::super) fn has_left(&self, shards: &LocalShards) -> bool {
+        self.0.lock().iter().any(|copy| copy.is_left_or_open() && copy.shards.is_of(shards))
+    }
+
+    /// Returns true if the next forward over these shards finds an all-gather or parameters. Without `posted`, an
+    /// all-gather that was only posted does not count.
+    pub(in super::super) fn has(&self, shards: &LocalShards, posted: bool) -> bool {
+        let counts = |copy: &UnshardedCopy| copy.is_for_next() && (posted || !copy.is_posted());
+        self.0.lock().iter().any(|copy| counts(copy) && copy.shards.is_of(shards))
+    }
+
+    /// Changes the origin of an all-gather that was posted for these shards. Returns false if there is none.
+    pub(in super::super) fn promote(&self, shards: &LocalShards, origin: GatherOrigin) -> Option<bool> {
+        let copies = self.0.lock();
+        let posted = copies.iter().find(|copy| copy.is_posted() && copy.shards.is_of(shards))?;
+        posted.state.gathering(|gathering, before| {
+            *before = origin;
+            gathering.is_under_way()
+        })
+    }
+
+    /// Stores an all-gather for the next forward over these shards. It replaces those of other forwards, and what passes
+    /// have left.
+    pub(in super::super) fn gather(&self, shards: &LocalShards, gathering: PendingAllGather, origin: GatherOrigin) {
+        let mut copies = self.0.lock();
+        remove(&mut copies, |copy| copy.state.is_idle());
+        copies.push(UnshardedCopy::new(shards, UnshardState::starting(gathering, origin)));
+    }
+
+    /// Drops what the running forward has prefetched and not used.
+    pub(in super::super) fn forget_prefetched(&self) {
+        let is_prefetched = |copy: &UnshardedCopy| {
+            copy.state.is_idle() && matches!(copy.origin(), Some(GatherOrigin::Prefetch | GatherOrigin::Posted))
+        };
+        remove(&mut self.0.lock(), is_prefetched);
+    }
+
+    /// Returns true if the next forward would not wait for other ranks.
+    pub(in super::super) fn is_ready(&self) -> bool {
+        let is_ready = |copy: &Arc<UnshardedCopy>| {
+            copy.state.is_open()
+                || copy.state.gathering(|gathering, origin| *origin != GatherOrigin::Posted && gathering.is_complete())
+                    == Some(true)
+        };
+        self.0.lock().iter().any(is_ready)
+    }
+
+    /// Waits for the all-gathers that `unshard` or a prefetch started. One that fails is dropped.
+    pub(in super::super) fn wait(&self) -> Result<(), CommError> {
+        let copies = self.0.lock().clone();
+        let is_waited_for = |copy: &&Arc<UnshardedCopy>| !copy.is_posted();
+        let waited =
+            |copy: &Arc<UnshardedCopy>| copy.state.gathering(|gathering, _| gathering.complete()).unwrap_or(Ok(()));
+        let result = copies.iter().filter(is_waited_for).try_for_each(waited);
+        if result.is_err() {
+            remove(&mut self.0.lock(), |copy| copy.state.is_idle());
+        }
+        result
+    }
+
+    /// Drops what no pass uses, and frees what passes keep for backward.
+    pub(in super::super) fn reshard(&self) {
+        let mut copies = self.0.lock();
+        remove(&mut copies, |copy| copy.state.is_idle());
+        let used = copies.clone();
+        drop(copies);
+        used.iter().for_each(|copy| copy.reshard());
+    }
+
+    /// Ends a pass that uses `copy`. `in_forward` is true if forward has not left the pass.
+    pub(super) fn end_pass(&self, copy: &Arc<UnshardedCopy>, in_forward: bool) {
+        copy.state.end_pass(in_forward);
+        self.settle(copy);
+    }
+
+    /// Called when a pass has left or ended. Keeps the copy for the next forward over its shards, in place of any other
+    /// that no pass uses, or drops the unit's reference to a copy that no pass uses any more.
+    pub(super) fn settle(&self, copy: &Arc<UnshardedCopy>) {
+        let mut copies = self.0.lock();
+        let is_idle = copy.state.is_idle();
+        if !copy.is_for_next() {
+            copies.retain(|other| !is_idle || !Arc::ptr_eq(other, copy));
+            return;
+        }
+        let is_same = |other: &UnshardedCopy| other.shards == copy.shards;
+        remove(&mut copies, |other| other.state.is_idle() && !std::ptr::eq(other, &**copy) && is_same(other));
+        if is_idle {
+            copy.gatherer.lock().take();
+        }
+    }
+}
+
+/// A copy's storage refers to the copy, which refers to its storage.
+impl Drop for UnshardedCopies {
+    fn drop(&mut self) {
+        self.0.get_mut().iter().for_each(|copy| copy.state.clear());
+    }
+}
+
+impl UnshardedCopy {
+    fn origin(&self) -> Option<GatherOrigin> {
+        self.state.gathering(|_, origin| *origin)
+    }
+
+    fn is_posted(&self) -> bool {
+        self.origin() == Some(GatherOrigin::Posted)
+    }
+
+    /// Returns true if the next forward may use it.
+    fn is_for_next(&self) -> bool {
+        self.origin().is_some() || self.state.is_open()
+    }
+
+    /// Returns true if passes have left it for the next forward, and no pass uses it.
+    fn is_left(&self) -> bool {
+        self.state.is_idle() && self.is_left_or_open()
+    }
+
+    fn is_left_or_open(&self) -> bool {
+        self.origin() == Some(GatherOrigin::Retained) || self.state.is_open()
+    }
+}
+
+/// Removes copies, and breaks the cycles of those that no pass uses.
+fn remove(copies: &mut SmallVec<[Arc<UnshardedCopy>; 1]>, is_removed: impl Fn(&UnshardedCopy) -> bool) {
+    copies.retain(|copy| {
+        let is_removed = is_removed(copy);
+        if is_removed {
+            copy.state.clear();
+        }
+        !is_removed
+    });
+}
