@@ -33,11 +33,11 @@ pub struct LoopbackTransport {
 /// Queue of events for one process.
 #[derive(Default)]
 struct Inbox {
-    events: Mutex<VecDeque<Event>>,
+    events: Mutex<VecDeque<LoopbackEvent>>,
     bell: Condvar,
 }
 
-enum Event {
+enum LoopbackEvent {
     Message(usize, Message),
     /// This process is lost.
     Lost(usize),
@@ -54,7 +54,7 @@ struct Late {
 }
 
 impl Inbox {
-    fn put(&self, event: Event) {
+    fn put(&self, event: LoopbackEvent) {
         self.events.lock().push_back(event);
         self.bell.notify_all();
     }
@@ -73,7 +73,7 @@ impl Transport for LoopbackTransport {
         assert_ne!(to, self.here, "no process sends to itself");
         let payloads: usize = parcel.payloads.iter().map(|payload| payload.as_ref().as_ref().len()).sum();
         self.sent[to].fetch_add((parcel.header.len() + payloads) as u64, Ordering::SeqCst);
-        self.inboxes[to].put(Event::Message(self.here, parcel));
+        self.inboxes[to].put(LoopbackEvent::Message(self.here, parcel));
     }
 
     fn poll_now(&self) {
@@ -114,8 +114,8 @@ impl LoopbackTransport {
             };
             match event {
                 // The process is lost, so its messages are discarded, even if it continues to send.
-                Some(Event::Message(from, _)) if lost.contains(&from) => {}
-                Some(Event::Message(from, Message { header, payloads, taken })) => {
+                Some(LoopbackEvent::Message(from, _)) if lost.contains(&from) => {}
+                Some(LoopbackEvent::Message(from, Message { header, payloads, taken })) => {
                     taken.iter().for_each(SendStamp::note);
                     let lengths: Vec<_> = payloads.iter().map(|payload| payload.as_ref().as_ref().len()).collect();
                     let landings = self.addressee().header(from, header, &lengths);
@@ -128,12 +128,12 @@ impl LoopbackTransport {
                         late.push(Late { from, number, payloads, landings });
                     }
                 }
-                Some(Event::Lost(process)) => {
+                Some(LoopbackEvent::Lost(process)) => {
                     lost.push(process);
                     late.retain(|late| late.from != process);
                     self.addressee().lost(Some(process), "the process was removed from the queue");
                 }
-                Some(Event::Over) => return,
+                Some(LoopbackEvent::Over) => return,
                 None if late.is_empty() || self.held.load(Ordering::SeqCst) => thread::yield_now(),
                 None => {
                     let Late { from, number, payloads, mut landings } = late.swap_remove(draw(late.len()));
@@ -236,7 +236,7 @@ impl LoopbackJob {
     /// Notifies all other processes that a process is lost.
     pub fn lose(&self, process: usize) {
         let inboxes = self.couriers[0].inboxes.iter().enumerate();
-        inboxes.filter(|(other, _)| *other != process).for_each(|(_, inbox)| inbox.put(Event::Lost(process)));
+        inboxes.filter(|(other, _)| *other != process).for_each(|(_, inbox)| inbox.put(LoopbackEvent::Lost(process)));
     }
 
     /// Returns the number of processes.
@@ -267,7 +267,7 @@ impl LoopbackJob {
 
 impl Drop for LoopbackJob {
     fn drop(&mut self) {
-        self.couriers[0].inboxes.iter().for_each(|inbox| inbox.put(Event::Over));
+        self.couriers[0].inboxes.iter().for_each(|inbox| inbox.put(LoopbackEvent::Over));
         for thread in self.threads.drain(..) {
             if thread.join().is_err() && !thread::panicking() {
                 panic!("a transport's thread panicked");

@@ -41,15 +41,15 @@ impl PayloadDesc {
             }
             // The second of two phases, whose signature has no tensors.
             Op::AllGather | Op::AllReduce if tensors.is_empty() => self.addressees.is_empty(),
-            Op::AllReduce => shared(&whole),
+            Op::AllReduce => shared(&full),
             Op::AllGather => shared(&|tensor| shard(tensor, from)),
-            Op::Broadcast if *root == Some(from) => shared(&whole),
+            Op::Broadcast if *root == Some(from) => shared(&full),
             Op::Scatter if *root == Some(from) => for_each(&shard),
             Op::Broadcast | Op::Scatter | Op::Barrier => self.tensors.is_empty() && self.addressees.is_empty(),
             Op::ReduceScatter => for_each(&shard),
             // The root's shard is everything.
             Op::Reduce => for_each(&|tensor, member| {
-                let mut meta = whole(tensor)?;
+                let mut meta = full(tensor)?;
                 *meta.shape.first_mut()? *= usize::from(*root == Some(member));
                 Some(meta)
             }),
@@ -64,7 +64,7 @@ impl PayloadDesc {
 
     /// Returns true if this is the data of a message with this signature.
     pub fn is_of_message(&self, signature: &CallSignature) -> bool {
-        self.addressees.is_empty() && self.are(signature.tensors.iter().map(whole))
+        self.addressees.is_empty() && self.are(signature.tensors.iter().map(full))
     }
 
     fn are(&self, metas: impl Iterator<Item = Option<TensorMeta>>) -> bool {
@@ -72,7 +72,7 @@ impl PayloadDesc {
     }
 }
 
-fn whole(tensor: &TensorSignature) -> Option<TensorMeta> {
+fn full(tensor: &TensorSignature) -> Option<TensorMeta> {
     Some(TensorMeta { shape: tensor.shape.clone(), dtype: tensor.dtype })
 }
 
@@ -83,7 +83,7 @@ fn shard_of(
     ranks: usize,
     member: usize,
 ) -> Option<TensorMeta> {
-    let (mut meta, sharding) = (whole(tensor)?, sharding.as_ref()?);
+    let (mut meta, sharding) = (full(tensor)?, sharding.as_ref()?);
     let len = meta.shape.get_mut(sharding.dim)?;
     *len = sharding.of(*len).range(ranks, member).len();
     Some(meta)

@@ -19,11 +19,11 @@ use crate::comm::naive::host::read;
 const COLUMNS: usize = 50;
 
 /// A collective of two ranks, the number of bytes that rank 1 sends, and when these are received in place.
-type Case = (fn(&Communicator) -> Work<Vec<DispatchTensor>>, u64, Landing);
+type Case = (fn(&Communicator) -> Work<Vec<DispatchTensor>>, u64, InPlace);
 
 /// Describes when a payload is received in the result of rank 0.
 #[derive(Clone, Copy, PartialEq)]
-enum Landing {
+enum InPlace {
     /// Before and after rank 0 has called: the signature determines the layout.
     Always,
     /// Once rank 0 has called: only its arguments determine the layout.
@@ -33,20 +33,20 @@ enum Landing {
 }
 
 const CASES: [Case; 6] = [
-    (|comm| rows(comm, [[100, 800], [700, 300]]), 700 * 200, Landing::Called),
-    (|comm| rows(comm, [[100, 800], [300, 900]]), 300 * 200, Landing::Never),
+    (|comm| rows(comm, [[100, 800], [700, 300]]), 700 * 200, InPlace::Called),
+    (|comm| rows(comm, [[100, 800], [300, 900]]), 300 * 200, InPlace::Never),
     (
         |comm| one(comm.all_to_all("rows".into(), shard(comm, 0, [900, 1600]), 1, ShardSizes::Chunked(COLUMNS))),
         1600 * 100,
-        Landing::Called,
+        InPlace::Called,
     ),
     (
         |comm| one(comm.all_to_all("columns".into(), shard(comm, 1, [30, 20]), 0, ShardSizes::Chunked(4000))),
         2000 * 80,
-        Landing::Never,
+        InPlace::Never,
     ),
-    (|comm| comm.all_gather("rows".into(), vec![shard(comm, 0, [900, 1600])]), 1600 * 200, Landing::Always),
-    (|comm| comm.all_gather("columns".into(), vec![shard(comm, 1, [30, 20])]), 4000 * 80, Landing::Never),
+    (|comm| comm.all_gather("rows".into(), vec![shard(comm, 0, [900, 1600])]), 1600 * 200, InPlace::Always),
+    (|comm| comm.all_gather("columns".into(), vec![shard(comm, 1, [30, 20])]), 4000 * 80, InPlace::Never),
 ];
 
 fn one(work: Work<DispatchTensor>) -> Work<Vec<DispatchTensor>> {
@@ -103,7 +103,7 @@ fn lands(there: fn(&dyn Backend, bool) -> bool, take: fn(Work<Vec<DispatchTensor
         });
         let got = ends.into_iter().flat_map(|end| end.unwrap_or_else(|error| panic!("{error}"))).collect::<Vec<_>>();
         assert_eq!(got, expected, "case {at}");
-        assert_eq!(job.placed(0), if lands == Landing::Never { 0 } else { bytes }, "case {at}");
+        assert_eq!(job.placed(0), if lands == InPlace::Never { 0 } else { bytes }, "case {at}");
     }
 }
 
@@ -150,7 +150,7 @@ fn what_comes_before_its_rank_has_called_lands_where_the_signature_says() {
         });
         let got = ends.into_iter().flat_map(|end| end.unwrap_or_else(|error| panic!("{error}"))).collect::<Vec<_>>();
         assert_eq!(got, expected, "case {at}");
-        assert_eq!(job.placed(0), if lands == Landing::Always { bytes } else { 0 }, "case {at}");
+        assert_eq!(job.placed(0), if lands == InPlace::Always { bytes } else { 0 }, "case {at}");
     }
 }
 
