@@ -36,8 +36,7 @@ impl PayloadDesc {
             // The first of two phases, in which the tensors are sharded as rows.
             Op::AllReduce if !self.addressees.is_empty() => {
                 let count = self.tensors.len() / to.members.len().max(1);
-                let is_count = tensors.is_empty() || count <= tensors.len();
-                is_count && addressees_are(count) && self.tensors.len() == self.addressees.len()
+                count == tensors.len() && addressees_are(count) && self.tensors.len() == self.addressees.len()
             }
             // The second of two phases, whose signature has no tensors.
             Op::AllGather | Op::AllReduce if tensors.is_empty() => self.addressees.is_empty(),

@@ -1,6 +1,6 @@
+pub(crate) mod backend;
 #[path = "../../../../src/comm/digests.rs"]
 mod digests;
-pub(crate) mod backend;
 #[path = "../../../../src/comm/error.rs"]
 mod error;
 pub(crate) mod local;
