@@ -47,6 +47,7 @@ mod process_options;
 mod provided;
 pub(crate) mod ranges;
 mod request;
+mod shrunk_world;
 mod signature;
 
 use std::fmt::Debug;
@@ -64,13 +65,13 @@ use super::{CollectivePlan, CommError, Group, Ledger, RankReport, ReduceOp, Shar
 use crate::Error;
 use crate::placement::ShardSizes;
 
-pub use super::membership::ShrunkWorld;
 pub use failure::Failure;
 pub(crate) use generic::{MAX_DIMS, concat, from_data, into_data, reduce, reshaped, rows};
 pub use process_options::ProcessOptions;
 pub(super) use provided::rows_for_each;
 pub(super) use request::Mapped;
 pub use request::{Completed, Request};
+pub use shrunk_world::ShrunkWorld;
 pub(crate) use signature::tensor_text;
 pub use signature::{CallSignature, PairwiseSignature, ShardSignature, TensorSignature};
 

@@ -16,7 +16,6 @@ use super::device::CoalescedCopies;
 use super::match_table::{GroupKey, P2pMessage};
 use super::remote_group::{DataMode, OutgoingData, RecipientData, RemoteGroup};
 use super::requests::{CollectiveRequest, OpHandleGuard, OwnShards, RecvRequest, SendRequest};
-use super::two_phase_all_reduce;
 use crate::comm::backend::{CallContext, GroupBackend, GroupMember, PostResult, ReceivedTensors, rows_for_each};
 use crate::comm::communicator::PRIVATE;
 use crate::comm::process::contiguous_layout::ContiguousLayout;
@@ -268,7 +267,7 @@ impl GroupBackend for HostGroupBackend {
         op: ReduceOp,
     ) -> PostResult<Vec<DispatchTensor>> {
         if let Some(outlet) = &self.outlet
-            && two_phase_all_reduce::pay(post.print.bytes(), self.member.group.size(), outlet.processes())
+            && self.has_two_phases(outlet, post.print.bytes())
         {
             return self.all_reduce_in_two_phases(outlet, post, tensors, op);
         }

@@ -37,7 +37,7 @@ const MESSAGE: u64 = 1 << 20;
 
 /// Returns true if an all-reduce of `bytes` bytes, of `ranks` ranks in `processes` processes, is faster in two
 /// phases: if a process sends and adds enough less.
-pub(super) fn pay(bytes: u64, ranks: usize, processes: usize) -> bool {
+fn pay(bytes: u64, ranks: usize, processes: usize) -> bool {
     let (bytes, n, p) = (u128::from(bytes), ranks as u128, processes as u128);
     // In one phase, a process sends the tensors of its `n / p` ranks to each other process. In two phases, it sends
     // a shard of `1 / n` of them for each rank there, and the shards of its own sums. It adds half as much or less.
@@ -46,6 +46,12 @@ pub(super) fn pay(bytes: u64, ranks: usize, processes: usize) -> bool {
 }
 
 impl HostGroupBackend {
+    /// Returns true if an all-reduce of `bytes` bytes is faster in two phases in this group, which `outlet` connects to
+    /// other processes.
+    pub(super) fn has_two_phases(&self, outlet: &RemoteGroup, bytes: u64) -> bool {
+        pay(bytes, self.member.group.size(), outlet.processes())
+    }
+
     /// Posts an [`all_reduce`](crate::comm::backend::GroupBackend::all_reduce) in a group of several processes.
     pub(super) fn all_reduce_in_two_phases(
         &self,

@@ -20,5 +20,4 @@ mod worlds;
 
 pub(super) use agreement::MembershipMessage;
 pub(super) use survivors::{Membership, MembershipPeers};
-pub use worlds::ShrunkWorld;
 pub(super) use worlds::{RankWorlds, last};

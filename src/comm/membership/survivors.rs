@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
-use super::ShrunkWorld;
 use super::agreement::{MembershipAgreement, MembershipMessage};
 use crate::comm::CommError;
+use crate::comm::backend::ShrunkWorld;
 use crate::comm::local::LONGEST;
 
 /// Agreement on the survivors of a world, and the world in which they continue.

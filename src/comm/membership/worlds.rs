@@ -11,22 +11,6 @@ use crate::comm::backend::Backend;
 use crate::comm::observe::Ledger;
 use crate::comm::observe::flight::{LaunchStart, Recorder};
 
-/// The world of the ranks that survived a failure of another world.
-#[derive(Debug, Clone)]
-pub struct ShrunkWorld {
-    /// Backend of the new world.
-    pub engine: Arc<dyn Backend>,
-    /// Old rank of each new rank, ascending: rank `i` of the new world was rank `ranks[i]` of the old one.
-    pub ranks: Arc<[usize]>,
-}
-
-impl ShrunkWorld {
-    /// Returns the new rank of the old rank `rank`, or `None` if it did not survive.
-    pub fn place_of(&self, rank: usize) -> Option<usize> {
-        self.ranks.binary_search(&rank).ok()
-    }
-}
-
 /// The worlds of which one rank of a launch was a member, in the order in which it joined them, and its ledgers there.
 #[derive(Debug)]
 pub(in crate::comm) struct RankWorlds {

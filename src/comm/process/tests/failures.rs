@@ -282,7 +282,7 @@ fn a_header_that_cannot_be_right_is_an_error() {
     // Tensors without elements, which have no payload.
     let data = |addressees: &[usize], count: usize| {
         let meta = TensorMeta { shape: [0, 3].into(), dtype: DType::F32 };
-        PayloadDesc { addressees: addressees.to_vec(), tensors: vec![meta; count], ..PayloadDesc::default() }
+        PayloadDesc { addressees: addressees.to_vec(), tensors: vec![meta; count] }
     };
     let call = |op, dim| {
         let sharding = Some(ShardSignature { dim, lengths: None });

@@ -4,4 +4,5 @@
 #[expect(clippy::result_large_err, reason = "made once per test")]
 mod failures;
 mod headers;
+#[expect(clippy::result_large_err, reason = "made once per test")]
 mod launches;

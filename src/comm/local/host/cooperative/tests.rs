@@ -124,7 +124,7 @@ fn invariant_1_all_threads_of_a_rank_take_tasks() {
     let (call, shelf) = (Call::new(0, 0, ResultRetention::Latest), shelf(SPINS));
     // No thread can continue without another one, so two perform tasks at the same time, twice.
     let both = Barrier::new(2);
-    let job = Numbers::new(4, |_| drop(both.wait()));
+    let job = Numbers::new(4, |_| _ = both.wait());
     let pool = rayon::ThreadPoolBuilder::new().num_threads(2).build().unwrap();
     assert!(are_numbers(&pool.install(|| call.get(&job, &shelf).0)));
 }
