@@ -24,7 +24,7 @@ mod bands;
 mod block;
 mod cache;
 mod error;
-#[expect(clippy::manual_div_ceil, clippy::len_zero, reason = "the kernel language has neither")]
+#[expect(clippy::manual_div_ceil, reason = "the kernel language has no `div_ceil`")]
 mod kernel;
 mod plan;
 mod table;
