@@ -9,7 +9,7 @@
 //! place of `#[derive(Module)]` at the type. A type is burn's if its place is the one that a layer of burn has.
 //!
 //! # The issue to file
-//! That of [`visitor`](super::visitor): with a `TypeId` next to the name this file would be a comparison.
+//! The issue is the one of [`visitor`](super::visitor): with a `TypeId` next to the name this file would be a comparison.
 
 use std::panic::Location;
 use std::sync::OnceLock;

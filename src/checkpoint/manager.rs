@@ -306,8 +306,8 @@ fn complete(fs: &dyn FileSystem, path: &Path) -> io::Result<Vec<u64>> {
 /// Returns which of the checkpoints of `steps` are removed, in that order, if `keep` are kept and the one of `saved` is the
 /// last.
 ///
-/// That one is kept, also if a run that was set back has saved a lower step. Steps after it are of the run before, and are
-/// removed first.
+/// The checkpoint of `saved` is kept, also if a run that was set back has saved a lower step. Steps after it are of the run
+/// before, and are removed first.
 fn not_kept(steps: Vec<u64>, saved: u64, keep: usize) -> Vec<u64> {
     let mut others: Vec<_> = steps.into_iter().filter(|&step| step != saved).collect();
     others.sort_unstable_by_key(|&step| (step < saved, step));

@@ -2,7 +2,6 @@
 #![cfg_attr(not(feature = "flex"), allow(dead_code, reason = "without a CPU backend, only memory of results is here"))]
 
 use std::sync::LazyLock;
-use std::time::Duration;
 
 /// Sizes that change how long an operation takes, never its result.
 ///
@@ -28,9 +27,6 @@ pub(crate) struct HostTuning {
     /// Minimum elements of the runs of a block that are reduced in place. Shorter runs are first copied to adjacent
     /// memory: a call of the reduction takes as long as some tens of elements.
     pub reduced_run: usize,
-    /// Time after which a rank stops waiting for tasks that other ranks have taken, if none is completed: many time
-    /// slices of a busy core.
-    pub patience: Duration,
 }
 
 impl HostTuning {
@@ -70,7 +66,6 @@ impl HostTuning {
             task_output_bytes: 4 * page,
             strip: (cache / (4 * size_of::<f64>())).max(Self::CONVERTED),
             reduced_run: 64,
-            patience: Duration::from_millis(250),
         }
     }
 }
