@@ -20,6 +20,7 @@ use burn::module::{
 use burn::tensor::{Bool, Int, Shape, Tensor};
 
 use super::visitor::{ModulePath, TensorMapper, map_tensors};
+use crate::dtensor::Kind;
 
 /// Name of the reparameterization that [`marked`] attaches.
 pub(crate) const MARK: &str = Marker::NAME;
@@ -160,15 +161,10 @@ impl RestoreParams {
 }
 
 impl TensorMapper for RestoreParams {
-    fn float<const D: usize>(&mut self, path: &ModulePath, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        self.restore(path, param)
-    }
-
-    fn int<const D: usize>(&mut self, path: &ModulePath, param: Param<Tensor<D, Int>>) -> Param<Tensor<D, Int>> {
-        self.restore(path, param)
-    }
-
-    fn bool<const D: usize>(&mut self, path: &ModulePath, param: Param<Tensor<D, Bool>>) -> Param<Tensor<D, Bool>> {
+    fn tensor<const D: usize, K: Kind>(&mut self, path: &ModulePath, param: Param<Tensor<D, K>>) -> Param<Tensor<D, K>>
+    where
+        Tensor<D, K>: Parameter,
+    {
         self.restore(path, param)
     }
 
