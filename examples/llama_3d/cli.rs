@@ -62,7 +62,7 @@ pub struct Cli {
     /// files. Tokens are the characters of the text, whatever they were. make_weights.py writes such a folder
     #[arg(long, value_name = "DIR", conflicts_with_all = ["dim", "hidden", "layers", "heads", "kv_heads"])]
     weights: Option<PathBuf>,
-    /// Memory that each rank may use to read --weights, besides its shards
+    /// Memory that each rank may use to read --weights, besides its shards before and after
     #[arg(long, value_name = "MIB", default_value_t = 1024, value_parser = positive)]
     read_memory: usize,
 }

@@ -59,7 +59,7 @@ impl fmt::Display for Report<'_> {
         let bound = shards + memory;
         write!(
             f,
-            "  memory of a rank: shards {:.1} MB + --read-memory {:.1} MB = {:.1} MB",
+            "  memory that loading adds to a rank: its new shards {:.1} MB + --read-memory {:.1} MB = {:.1} MB",
             mb(shards),
             mb(memory),
             mb(bound)

@@ -86,7 +86,6 @@ pub fn train(settings: &Settings, initial: &Llama, world: &World) -> Result<Outc
 /// Every rank calls it.
 fn load(settings: &Settings, mesh: &DeviceMesh) -> Result<(Llama, Vec<Load>)> {
     let (world, weights) = (mesh.world(), settings.weights.as_ref().expect("there are weights to load"));
-    // No parameter takes memory before it is read.
     let lazy = settings.model.init(&world.device().clone().autodiff());
     let lazy = parallel(lazy, &settings.model, mesh)?;
     world.barrier("distributed")?;

@@ -88,8 +88,8 @@ impl Checkpoint {
     }
 
     /// Loads the parameters and buffers of a model that were saved under `key`. Each rank reads its shards, as
-    /// `model` is distributed now; values of another dtype are cast. Parameters that are not initialized take no memory
-    /// before they are read.
+    /// `model` is distributed now; values of another dtype are cast. The shards of `model` stay in memory until all are
+    /// read.
     ///
     /// # Collective
     /// Every rank of the mesh. Tensors are not communicated.
