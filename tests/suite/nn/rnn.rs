@@ -17,7 +17,7 @@ use crate::fsdp::support::tensor;
 use Placement::{Replicate as R, Shard as S};
 
 const BATCH: usize = 3;
-const SEQ: usize = 4;
+const SEQ: usize = 3;
 const INPUT: usize = 5;
 /// The ranks do not divide it.
 const HIDDEN: usize = 6;

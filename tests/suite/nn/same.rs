@@ -36,8 +36,8 @@ fn plain<L: Module + ModuleDisplay, const D: usize, const E: usize>(
     (floats(y.inner()), x, values(&model, Some(&grads)).into_iter().collect())
 }
 
-/// Runs `parallel` on one device without a launch, and on 2 and 4 ranks, with the input replicated and sharded along each dimension,
-/// and holds it to `forward`.
+/// Runs `parallel` on one device without a launch, and on 4 ranks (also on 2 if `LONG_TESTS` is set), with the input replicated and
+/// sharded along each dimension, and holds it to `forward`.
 pub fn same<L: Module + ModuleDisplay + Sync, const D: usize, const E: usize>(
     layer: L,
     plan: &(impl Fn() -> Plan + Sync),
@@ -55,7 +55,8 @@ pub fn same<L: Module + ModuleDisplay + Sync, const D: usize, const E: usize>(
     for ((path, grad), (_, expected)) in alone.2.iter().zip(&expected.2) {
         near(grad, expected, || format!("{name}, one device: gradient of {path}"));
     }
-    for ranks in [2, 4] {
+    let worlds: &[usize] = if crate::is_long() { &[2, 4] } else { &[4] };
+    for &ranks in worlds {
         MeshTest::new([ranks], ["tp"]).run(|mesh| {
             let device = mesh.device().clone().autodiff();
             for placement in std::iter::once(R).chain((0..D).map(S)) {
