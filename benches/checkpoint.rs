@@ -368,7 +368,10 @@ impl Rounds {
         println!("  share of the machine: {}", ratio(&self.plain, &self.ours));
         if !self.handed.is_empty() {
             let seconds = median(self.handed.iter().copied(), 3);
-            println!("  the optimizer takes the state in {seconds} s, {} of a plain read", ratio(&self.handed, &self.plain));
+            println!(
+                "  the optimizer takes the state in {seconds} s, {} of a plain read",
+                ratio(&self.handed, &self.plain)
+            );
         }
         if !self.peer.is_empty() {
             println!(
