@@ -125,7 +125,7 @@ fn a_load_holds_the_shards_once() {
 }
 
 #[test]
-fn an_optimizer_takes_its_state_without_a_copy() {
+fn an_optimizer_takes_its_state_without_a_copy_and_gives_one() {
     let _alone = alone();
     let folder = Folder::new("loaded-optimizer");
     let growths = launch(apart(RANKS), |world| {
@@ -138,11 +138,14 @@ fn an_optimizer_takes_its_state_without_a_copy() {
         let load = || checkpoint.load_optimizer("optimizer", &model, &LoadOptions::new());
         drop(sharded(AdamWConfig::new()).load_state(&model, load()?.0)?);
         let ((state, _), loaded) = peak(world, load)?;
-        let (_optim, handed) = peak(world, || sharded(AdamWConfig::new()).load_state(&model, state))?;
-        Ok([loaded, handed].map(|bytes| bytes / RANKS))
+        let (optim, handed) = peak(world, || sharded(AdamWConfig::new()).load_state(&model, state))?;
+        let (_state, copied) = peak(world, || optim.state(&model))?;
+        Ok([loaded, handed, copied].map(|bytes| bytes / RANKS))
     });
-    let [loaded, handed] = growths.unwrap()[0].1;
-    println!("state of {} bytes: loading adds {loaded} bytes, and handing it over {handed}", 2 * SHARDS);
-    assert!((2 * SHARDS..=2 * SHARDS + MEMORY + OTHER).contains(&loaded), "{loaded} bytes");
+    let [loaded, handed, copied] = growths.unwrap()[0].1;
+    let state = 2 * SHARDS;
+    println!("state of {state} bytes: loading adds {loaded}, handing it over {handed}, and a copy to save it {copied}");
+    assert!((state..=state + MEMORY + OTHER).contains(&loaded), "{loaded} bytes");
     assert!(handed <= OTHER, "{handed} bytes");
+    assert!((state..=state + OTHER).contains(&copied), "{copied} bytes");
 }
