@@ -53,7 +53,7 @@ pub fn resume<M: LearnerModel>(
     let optim = load_optimizer_state(optim, &model, state)?;
     let record = Bytes::from_bytes_vec(checkpoint.value(SCHEDULE)?);
     let record = LrSchedulerRecord::from_bytes(record).map_err(Error::other)?;
-    let epoch = checkpoint.step().map(usize::try_from).transpose()?;
+    let epoch = checkpoint.step().map(|epoch| epoch as usize);
     Ok((Learner::new(model, optim, schedule.into().load_record(record)), epoch))
 }
 
