@@ -147,5 +147,6 @@ fn an_optimizer_takes_its_state_without_a_copy_and_gives_one() {
     println!("state of {state} bytes: loading adds {loaded}, handing it over {handed}, and a copy to save it {copied}");
     assert!((state..=state + MEMORY + OTHER).contains(&loaded), "{loaded} bytes");
     assert!(handed <= OTHER, "{handed} bytes");
-    assert!((state..=state + OTHER).contains(&copied), "{copied} bytes");
+    // burn copies one tensor twice at a time, to align it.
+    assert!((state..=state + WIDTH * WIDTH * 4 / RANKS + OTHER).contains(&copied), "{copied} bytes");
 }
