@@ -11,8 +11,9 @@
 //! smallest and the largest.
 //!
 //! - `save`, and a plain loop of `write` over bytes in memory, by as many threads into as many files, with the same syncs;
-//! - loading model and optimizer, and plain positioned reads of the same files by as many threads into new memory, both
-//!   from the page cache. Loading also compares the checksums;
+//! - loading model and optimizer state, and plain positioned reads of the same files by as many threads into new memory, both
+//!   from the page cache. Loading also compares the checksums. Handing the state to the optimizer is timed apart: PyTorch's
+//!   `set_optimizer_state_dict` is not a part of its load either;
 //! - training steps while `AsyncCheckpointer` writes, and steps before it.
 //!
 //! `--peer` names a Python with PyTorch 2. `checkpoint_dcp.py` then saves and loads the same tensors in each round, from as
@@ -122,6 +123,8 @@ struct Rounds {
     ours: Vec<f64>,
     plain: Vec<f64>,
     peer: Vec<f64>,
+    /// Seconds for which an optimizer takes the state that was loaded.
+    handed: Vec<f64>,
 }
 
 /// Results of steps while a checkpoint is written.
@@ -244,27 +247,35 @@ fn behind(cli: &Cli, folder: &Path, mesh: &DeviceMesh, training: &mut Training, 
 fn load(cli: &Cli, folder: &Path, mut peer: Option<&mut Peer>) -> Result<Rounds> {
     let saved = folder.join("saved");
     let mut rounds = Rounds::default();
-    let first = |outcomes: Vec<(usize, f64)>| outcomes[0].1;
     for round in 0..cli.rounds {
         for turn in 0..3 {
             match (round + turn) % 3 {
-                0 => rounds.ours.push(first(launch(Launch::threads(RANKS), |world| {
-                    let mesh = DeviceMesh::new(world, [RANKS], ["shard"])?;
-                    let Training { model, optim } = Training::new(cli, &mesh)?;
-                    let model = model.expect("it is new");
-                    let run = || {
-                        let checkpoint = Checkpoint::open(&saved, &mesh)?;
-                        let (model, _) = checkpoint.load_model("model", model, &LoadOptions::new())?;
-                        let (state, _) = checkpoint.load_optimizer("optimizer", &model, &LoadOptions::new())?;
-                        let optim = optim.load_state(&model, state)?;
-                        Ok((model, optim))
-                    };
-                    Ok(timed(world, run)?.1)
-                })?)),
-                1 => rounds.plain.push(first(launch(Launch::threads(RANKS), |world| {
-                    let file = saved.join(format!("rank-{:05}.safetensors", world.rank()));
-                    Ok(timed(world, || read(&file, ReadOptions::new().threads))?.1)
-                })?)),
+                0 => {
+                    let outcomes = launch(Launch::threads(RANKS), |world| {
+                        let mesh = DeviceMesh::new(world, [RANKS], ["shard"])?;
+                        let Training { model, optim } = Training::new(cli, &mesh)?;
+                        let model = model.expect("it is new");
+                        let load = || {
+                            let checkpoint = Checkpoint::open(&saved, &mesh)?;
+                            let (model, _) = checkpoint.load_model("model", model, &LoadOptions::new())?;
+                            let (state, _) = checkpoint.load_optimizer("optimizer", &model, &LoadOptions::new())?;
+                            Ok((model, state))
+                        };
+                        let ((model, state), loaded) = timed(world, load)?;
+                        let (_optim, handed) = timed(world, || optim.load_state(&model, state))?;
+                        Ok((loaded, handed))
+                    })?;
+                    let (loaded, handed) = outcomes[0].1;
+                    rounds.ours.push(loaded);
+                    rounds.handed.push(handed);
+                }
+                1 => {
+                    let outcomes = launch(Launch::threads(RANKS), |world| {
+                        let file = saved.join(format!("rank-{:05}.safetensors", world.rank()));
+                        Ok(timed(world, || read(&file, ReadOptions::new().threads))?.1)
+                    })?;
+                    rounds.plain.push(outcomes[0].1);
+                }
                 _ => {
                     if let Some(peer) = &mut peer {
                         rounds.peer.push(peer.time("load")?);
@@ -355,6 +366,13 @@ impl Rounds {
         let speed = |seconds: &[f64]| median(seconds.iter().map(|seconds| bytes as f64 / seconds / 1e9), 2);
         println!("{what}: {} GB/s; {machine}: {} GB/s", speed(&self.ours), speed(&self.plain));
         println!("  share of the machine: {}", ratio(&self.plain, &self.ours));
+        if !self.handed.is_empty() {
+            let seconds = median(self.handed.iter().copied(), 3);
+            println!(
+                "  the optimizer takes the state in {seconds} s, {} of a plain read",
+                ratio(&self.handed, &self.plain)
+            );
+        }
         if !self.peer.is_empty() {
             println!(
                 "  PyTorch DCP: {} GB/s; ours is {} times as fast",

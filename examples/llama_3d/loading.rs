@@ -13,8 +13,8 @@ pub struct Load {
     pub seconds: f64,
     /// Bytes of the rank's shards.
     pub shards: u64,
-    /// Most bytes of memory of the rank's process since [`reset_peak`], less those then; `None` where they are not known.
-    pub peak: Option<u64>,
+    /// Most bytes of memory that the load added to the rank's process; `None` where they are not known.
+    pub added: Option<u64>,
     /// Tensors of the files that were not used.
     pub unused: Vec<String>,
 }
@@ -59,13 +59,14 @@ impl fmt::Display for Report<'_> {
         let bound = shards + memory;
         write!(
             f,
-            "  memory that loading adds to a rank: its new shards {:.1} MB + --read-memory {:.1} MB = {:.1} MB",
+            "  memory of a rank: its shards {:.1} MB + --read-memory {:.1} MB = {:.1} MB",
             mb(shards),
             mb(memory),
             mb(bound)
         )?;
-        if let Some(peak) = ranks.iter().filter_map(|load| load.peak).max() {
-            let peak = peak / ranks_of_process as u64;
+        if let Some(added) = ranks.iter().filter_map(|load| load.added).max() {
+            // The old shards, which are as large, were there before.
+            let peak = shards + added / ranks_of_process as u64;
             let verdict = if peak <= bound { "within it" } else { "MORE" };
             write!(f, "; measured at most {:.1} MB ({ranks_of_process} ranks a process): {verdict}", mb(peak))?;
         }

@@ -95,9 +95,9 @@ fn load(settings: &Settings, mesh: &DeviceMesh) -> Result<(Llama, Vec<Load>)> {
     let (model, unused, stats) = weights.load(lazy, mesh, settings.read_memory)?;
     world.barrier("loaded")?;
     let seconds = start.elapsed().as_secs_f64();
-    let peak = loading::peak().zip(before).map(|(peak, before)| peak.saturating_sub(before));
+    let added = loading::peak().zip(before).map(|(peak, before)| peak.saturating_sub(before));
     let shards = (model.num_params() * size_of::<f32>()) as u64;
-    let load = Load { stats, seconds, shards, peak, unused };
+    let load = Load { stats, seconds, shards, added, unused };
     Ok((model, world.all().all_gather_object("loads".into(), &load)?))
 }
 

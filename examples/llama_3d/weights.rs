@@ -105,8 +105,8 @@ impl Weights {
         Ok(Self { folder: folder.into(), config, is_tied: file.tie_word_embeddings })
     }
 
-    /// Loads a model, as it is distributed. Each rank uses at most `memory` bytes besides its shards, and the shards of
-    /// `model` until all are read. Also returns the tensors of the files that were not used, and what this rank read.
+    /// Loads a model, as it is distributed. Each rank uses at most `memory` bytes next to its shards. Also returns the tensors
+    /// of the files that were not used, and what this rank read.
     ///
     /// # Collective
     /// Every rank of `mesh`, of which the model's meshes are slices.

@@ -101,8 +101,9 @@ impl fmt::Display for AsyncSaveReport {
 }
 
 impl AsyncCheckpointer {
-    /// Creates a checkpointer that saves into the manager's folder. While it writes, the manager and its clones save nothing
-    /// ([`CheckpointError::InFlight`]). Let nothing else save or remove checkpoints of this folder then, either.
+    /// Creates a checkpointer that saves into the manager's folder. While it writes, no other checkpointer or manager of these
+    /// ranks' processes saves into the folder ([`CheckpointError::InFlight`]). Let no other program save or remove checkpoints
+    /// there then, either.
     ///
     /// Local: no communication.
     ///
@@ -126,15 +127,13 @@ impl AsyncCheckpointer {
     ///
     /// # Errors
     /// The error of the previous checkpoint, on all ranks; then nothing is saved, and the next call starts from scratch.
-    /// Those of [`save`](super::save) that are found before anything is written.
+    /// Those of [`CheckpointManager::save`] that are found before anything is written.
     pub fn save(&mut self, state: &State) -> Result<AsyncSaveReport> {
         let started = Instant::now();
         let is_behind = self.is_writing();
         let previous = self.finish()?;
         let waited = if is_behind { started.elapsed() } else { Duration::ZERO };
-        let plan = SavePlan::new(state)?;
-        // All ranks have this step, or none.
-        let step = state.step().ok_or(CheckpointError::NoStep)?;
+        let (plan, step) = self.manager.plan(state)?;
         let fs = self.manager.fs().clone();
         let save = Arc::new(OpenSave::begin(&*fs, &self.manager.folder(step), plan)?);
         let copying = Instant::now();

@@ -14,7 +14,7 @@ use super::fs::{self, FileSystem, Links};
 use super::load::{no_value, read_manifest};
 use super::manifest::StoredDType;
 use super::reader::{Reader, Want};
-use super::region::{Region, transposed_bytes};
+use super::region::{Region, transpose};
 use super::safetensors_file::{INDEX, METADATA, header};
 use super::{CheckpointError, ReadOptions, ReadStats};
 
@@ -427,7 +427,9 @@ type WriteFn<'a> = dyn FnMut(&[u8]) -> Result<(), CheckpointError> + 'a;
 
 /// Returns the bytes of a region of a matrix, transposed.
 fn transposed(region: &Region, bytes: &[u8], dtype: StoredDType) -> Vec<u8> {
-    transposed_bytes(bytes, [region.shape[0], region.shape[1]], dtype.bytes())
+    let mut transposed = vec![0; bytes.len()];
+    transpose(bytes, &mut transposed, [region.shape[0], region.shape[1]], dtype.bytes());
+    transposed
 }
 
 fn appended(file: &Path, suffix: &str) -> PathBuf {

@@ -63,13 +63,14 @@ pub enum CheckpointError {
         #[serde(with = "os_path")]
         path: PathBuf,
     },
-    /// An [`AsyncCheckpointer`](super::AsyncCheckpointer) of the same manager is writing a checkpoint.
+    /// An [`AsyncCheckpointer`](super::AsyncCheckpointer) of a rank's process is writing a checkpoint into the same folder.
     #[error(
         "step {step} cannot be saved into {} while step {in_flight} is written there. Save it by the `AsyncCheckpointer`, or call \
          its `finish` first", path.display()
     )]
     InFlight {
         /// Folder of the run.
+        #[serde(with = "os_path")]
         path: PathBuf,
         /// Step that was to be saved.
         step: u64,

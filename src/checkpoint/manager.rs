@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use super::agree::on_first;
+use super::agree::{agree, on_first};
 use super::fs::{self, FileSystem, Links, MANIFEST};
 use super::load::read_manifest;
 use super::save::{Live, RunStep, SavePlan, rank_of_file, write};
@@ -45,16 +45,24 @@ pub struct CheckpointManager {
     path: PathBuf,
     mesh: DeviceMesh,
     keep: Option<usize>,
-    /// The step that is being written behind training, for this manager and its clones: identical on all ranks.
-    in_flight: Arc<Mutex<Option<u64>>>,
 }
 
-/// Mark of the step that is being written behind training. It ends when it is dropped.
-pub(super) struct InFlight(Arc<Mutex<Option<u64>>>);
+/// The steps that the ranks of this process write behind training.
+static IN_FLIGHT: Mutex<Vec<(RunOfRank, u64)>> = Mutex::new(Vec::new());
+
+/// A run's folder, by a path that is the same for all managers of the process, and a rank.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct RunOfRank {
+    folder: PathBuf,
+    rank: usize,
+}
+
+/// Mark of the step that a rank writes behind training. It ends when it is dropped.
+pub(super) struct InFlight(RunOfRank);
 
 impl Drop for InFlight {
     fn drop(&mut self) {
-        *self.0.lock() = None;
+        IN_FLIGHT.lock().retain(|(run, _)| *run != self.0);
     }
 }
 
@@ -66,7 +74,7 @@ impl CheckpointManager {
     }
 
     pub(super) fn new_in(fs: Arc<dyn FileSystem>, path: PathBuf, mesh: &DeviceMesh) -> Self {
-        Self { fs, path, mesh: mesh.clone(), keep: None, in_flight: Arc::default() }
+        Self { fs, path, mesh: mesh.clone(), keep: None }
     }
 
     /// Keeps only the last `keep` checkpoints, at least one. After each save, older ones are removed. Without it, all are
@@ -91,22 +99,44 @@ impl CheckpointManager {
     ///
     /// # Errors
     /// Those of [`save`](super::save), [`CheckpointError::NoStep`], and [`CheckpointError::InFlight`] while an
-    /// [`AsyncCheckpointer`](super::AsyncCheckpointer) of this manager or a clone writes. If `latest` cannot be moved, the
-    /// checkpoint is complete nevertheless.
+    /// [`AsyncCheckpointer`](super::AsyncCheckpointer) of a rank's process writes into the same folder. If `latest` cannot be
+    /// moved, the checkpoint is complete nevertheless.
     pub fn save(&self, state: &State) -> Result<SaveReport> {
-        let plan = SavePlan::new(state)?;
-        // All ranks have this step, or none.
-        let step = state.step().ok_or(CheckpointError::NoStep)?;
-        if let Some(in_flight) = *self.in_flight.lock() {
-            return Err(CheckpointError::InFlight { path: self.path.clone(), step, in_flight }.into());
-        }
+        let (plan, step) = self.plan(state)?;
         write(&*self.fs, &self.folder(step), plan, &mut Live::new(state), Some(&self.step(step)))
     }
 
-    /// Marks a step as being written behind training.
+    /// Plans the save of a state. Also returns its step.
+    ///
+    /// # Collective
+    /// Every rank of the state's mesh.
+    ///
+    /// # Errors
+    /// Those of [`SavePlan::new`], [`CheckpointError::NoStep`] and [`CheckpointError::InFlight`], on all ranks.
+    pub(super) fn plan(&self, state: &State) -> Result<(SavePlan, u64)> {
+        let plan = SavePlan::new(state)?;
+        // All ranks have this step, or none.
+        let step = state.step().ok_or(CheckpointError::NoStep)?;
+        let run = self.run_of_rank();
+        let in_flight = IN_FLIGHT.lock().iter().find(|(other, _)| *other == run).map(|(_, step)| *step);
+        let own = match in_flight {
+            Some(in_flight) => Err(CheckpointError::InFlight { path: self.path.clone(), step, in_flight }),
+            None => Ok(()),
+        };
+        // The save in flight may be of a mesh of other ranks.
+        agree(&plan.comm, "checkpoint_in_flight", own)?;
+        Ok((plan, step))
+    }
+
+    /// Marks a step as being written behind training. Its folder exists.
     pub(super) fn start(&self, step: u64) -> InFlight {
-        *self.in_flight.lock() = Some(step);
-        InFlight(self.in_flight.clone())
+        let run = self.run_of_rank();
+        IN_FLIGHT.lock().push((run.clone(), step));
+        InFlight(run)
+    }
+
+    fn run_of_rank(&self) -> RunOfRank {
+        RunOfRank { folder: self.fs.identity(&self.path), rank: self.mesh.rank() }
     }
 
     /// Returns the folder of a step's checkpoint.
@@ -123,7 +153,7 @@ impl CheckpointManager {
         &self.fs
     }
 
-    pub(super) fn mesh(&self) -> &DeviceMesh {
+    pub(crate) fn mesh(&self) -> &DeviceMesh {
         &self.mesh
     }
 
@@ -164,7 +194,8 @@ impl CheckpointManager {
         })
     }
 
-    /// Opens the latest complete checkpoint; `None` if there is none.
+    /// Opens the latest complete checkpoint; `None` if there is none. It may be called while an
+    /// [`AsyncCheckpointer`](super::AsyncCheckpointer) writes, which may remove that checkpoint once a later one is complete.
     ///
     /// # Collective
     /// Every rank of the mesh.
@@ -174,8 +205,18 @@ impl CheckpointManager {
     pub fn latest(&self) -> Result<Option<Checkpoint>> {
         self.mesh.member("load a checkpoint on it")?;
         let comm = self.mesh.all()?;
-        let found = on_first(&comm, "checkpoint_latest", || latest_step(&*self.fs, &self.path, self.mesh.rank()))?;
-        found.map(|step| Checkpoint::open_in(self.fs.clone(), &self.folder(step), &self.mesh)).transpose()
+        let mut removed = None;
+        loop {
+            let found = on_first(&comm, "checkpoint_latest", || latest_step(&*self.fs, &self.path, self.mesh.rank()))?;
+            let Some(step) = found else { return Ok(None) };
+            match self.open(step) {
+                // It was removed after it was found: there is a later one.
+                Err(crate::Error::Checkpoint(CheckpointError::Incomplete { .. })) if removed != Some(step) => {
+                    removed = Some(step);
+                }
+                opened => return opened.map(Some),
+            }
+        }
     }
 
     /// Opens the checkpoint of a step.

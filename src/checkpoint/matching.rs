@@ -16,7 +16,7 @@ use super::{CheckpointError, LoadKind};
 use crate::Result;
 use crate::dtensor::{DTensorSpec, is_castable};
 use crate::mesh::DeviceMesh;
-use crate::param::{NewValue, replace_tensors};
+use crate::param::{NewValue, release_shards, replace_tensors};
 
 /// Specs of the tensors of a model by path.
 pub(super) type Targets = BTreeMap<String, Arc<DTensorSpec>>;
@@ -160,5 +160,8 @@ pub(super) fn load_model<M: Module>(
         Ok((targets, pairs, report))
     };
     let (targets, pairs, report) = together(&mesh.all()?, "checkpoint_match", run())?;
+    // The old shards and the new ones are not in memory at once.
+    let paths: BTreeSet<_> = pairs.iter().map(|(path, _)| path.as_str()).collect();
+    let model = release_shards(model, |path| paths.contains(path));
     Ok((replace_tensors(model, values(&pairs, &targets)?)?, report))
 }

@@ -13,7 +13,8 @@ use std::thread;
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[non_exhaustive]
 pub struct ReadOptions {
-    /// Bytes of memory for what is being read, on each rank. One shard at a time is read if a shard is larger.
+    /// Bytes of memory for what is being read, on each rank, next to the shards that were read. One shard at a time is read if a
+    /// shard is larger.
     pub memory: usize,
     /// Number of threads that read, on each rank.
     pub threads: usize,

@@ -167,7 +167,7 @@ impl<'a> Reader<'a> {
     }
 
     fn path(&self, file: usize) -> PathBuf {
-        self.dir.join(&self.manifest.files[file].name)
+        self.manifest.files[file].path(self.dir)
     }
 
     fn open(&self, file: usize) -> Result<Arc<dyn ReadFile>, CheckpointError> {

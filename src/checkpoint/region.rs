@@ -15,16 +15,28 @@ pub(crate) struct Region {
     pub shape: Vec<usize>,
 }
 
-/// Returns the bytes of a transposed matrix of `rows` by `columns` elements of `size` bytes.
-pub(crate) fn transposed_bytes(bytes: &[u8], [rows, columns]: [usize; 2], size: usize) -> Vec<u8> {
-    let mut transposed = Vec::with_capacity(bytes.len());
-    for column in 0..columns {
-        for row in 0..rows {
-            let at = (row * columns + column) * size;
-            transposed.extend_from_slice(&bytes[at..at + size]);
+/// Writes the elements, of `size` bytes each, of a matrix of `rows` by `columns` to `to` as those of the transposed matrix.
+pub(crate) fn transpose(from: &[u8], to: &mut [u8], shape: [usize; 2], size: usize) {
+    match size {
+        1 => transpose_tiles::<1>(from, to, shape),
+        2 => transpose_tiles::<2>(from, to, shape),
+        4 => transpose_tiles::<4>(from, to, shape),
+        8 => transpose_tiles::<8>(from, to, shape),
+        size => unreachable!("no element has {size} bytes"),
+    }
+}
+
+fn transpose_tiles<const SIZE: usize>(from: &[u8], to: &mut [u8], [rows, columns]: [usize; 2]) {
+    /// Elements of a tile's side: its lines of either matrix stay in a first-level cache.
+    const TILE: usize = 32;
+    let (from, to) = (bytemuck::cast_slice::<_, [u8; SIZE]>(from), bytemuck::cast_slice_mut::<_, [u8; SIZE]>(to));
+    for (first_row, first_column) in (0..rows).step_by(TILE).cartesian_product((0..columns).step_by(TILE)) {
+        for column in first_column..columns.min(first_column + TILE) {
+            let to = &mut to[column * rows..][first_row..rows.min(first_row + TILE)];
+            let from = from[first_row * columns + column..].iter().step_by(columns);
+            to.iter_mut().zip(from).for_each(|(to, from)| *to = *from);
         }
     }
-    transposed
 }
 
 impl Region {
@@ -183,6 +195,22 @@ mod tests {
                     }
                 }
             }
+        }
+    }
+
+    #[test]
+    fn a_transposed_matrix_has_each_element_at_its_place() {
+        for (size, rows, columns) in [(1, 3, 5), (2, 33, 64), (4, 70, 1), (4, 1, 70), (8, 65, 31), (4, 0, 3), (4, 3, 0)]
+        {
+            let element =
+                |row: usize, column: usize| (0..size).map(move |byte| (row * 7 + column * 13 + byte * 101) as u8);
+            let matrix =
+                (0..rows).cartesian_product(0..columns).flat_map(|(row, column)| element(row, column)).collect_vec();
+            let expected =
+                (0..columns).cartesian_product(0..rows).flat_map(|(column, row)| element(row, column)).collect_vec();
+            let mut transposed = vec![0xff; matrix.len()];
+            transpose(&matrix, &mut transposed, [rows, columns], size);
+            assert!(transposed == expected, "{rows} by {columns} elements of {size} bytes");
         }
     }
 

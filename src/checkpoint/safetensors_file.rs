@@ -52,16 +52,14 @@ pub(super) fn open(fs: &dyn FileSystem, path: &Path, rank: usize) -> Result<(Pat
         }
         _ => None,
     };
-    let name = || path.file_name().and_then(|name| name.to_str()).map(str::to_owned);
-    let names = match &index {
-        Some(index) => index.values().cloned().sorted_unstable().dedup().collect_vec(),
-        None => vec![name().ok_or_else(|| invalid(&path, "its name is not UTF-8".into()))?],
+    let mut manifest = match &index {
+        Some(index) => Manifest::of_files(index.values().sorted_unstable().dedup().map(|name| FileEntry::new(name, 0))),
+        None => Manifest::of_files([FileEntry::of_name(path.file_name().unwrap_or_default())]),
     };
-    let mut manifest = Manifest::of_names(&names);
     // Before any path is made of the names.
     manifest.validate(false).map_err(|error| invalid(&path, error.to_string()))?;
-    for (file, name) in names.iter().enumerate() {
-        let path = dir.join(name);
+    for (file, entry) in manifest.files.iter_mut().enumerate() {
+        let path = entry.path(&dir);
         let source = fs.open(&path, Links::Follow).map_err(|error| io("open", &path, error))?;
         let len = source.len().map_err(|error| io("read", &path, error))?;
         let mut start = [0; 8];
@@ -70,9 +68,9 @@ pub(super) fn open(fs: &dyn FileSystem, path: &Path, rank: usize) -> Result<(Pat
         }
         let mut json = vec![0; header_len(start, len).map_err(|reason| invalid(&path, reason))?];
         source.read_exact_at(&mut json, 8).map_err(|error| io("read", &path, error))?;
-        let is_here = |key: &str| index.as_ref().is_none_or(|index| index.get(key).is_some_and(|of| of == name));
+        let is_here = |key: &str| index.as_ref().is_none_or(|index| index.get(key).is_some_and(|of| *of == entry.name));
         let tensors = parse_header(&json, len, file).map_err(|reason| invalid(&path, reason))?;
-        manifest.files[file].len = len;
+        entry.len = len;
         manifest.tensors.extend(tensors.into_iter().filter(|(key, _)| is_here(key)));
     }
     if let Some((key, name)) = index.iter().flatten().find(|(key, _)| !manifest.tensors.contains_key(*key)) {
@@ -84,14 +82,13 @@ pub(super) fn open(fs: &dyn FileSystem, path: &Path, rank: usize) -> Result<(Pat
 
 impl Manifest {
     /// Returns a manifest of files of another origin, without tensors.
-    fn of_names(names: &[String]) -> Self {
-        let files = names.iter().map(|name| FileEntry { name: name.clone(), len: 0 }).collect();
+    fn of_files(files: impl IntoIterator<Item = FileEntry>) -> Self {
         Self {
             step: None,
             previous: None,
             software: String::new(),
             mesh: MeshEntry { shape: Vec::new(), names: Vec::new() },
-            files,
+            files: files.into_iter().collect(),
             tensors: BTreeMap::new(),
             values: BTreeMap::new(),
             rank_values: BTreeMap::new(),

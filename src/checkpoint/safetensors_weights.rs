@@ -97,7 +97,8 @@ impl SafetensorsWeights {
 
     /// Loads a model, as it is distributed now. `source` returns the place of the values of a parameter or buffer, given its
     /// path in the model; `None` leaves it as it is. Values of another dtype are cast. Tensors of the files that no
-    /// parameter reads are listed in the report.
+    /// parameter reads are listed in the report. The shards of `model` are freed before the new ones are read, as by
+    /// [`Checkpoint::load_model`](super::Checkpoint::load_model).
     ///
     /// # Collective
     /// Every rank of the mesh. Tensors are not communicated.

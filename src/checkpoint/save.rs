@@ -167,8 +167,7 @@ impl SavePlan {
         // Ranks that write nothing have no file.
         let writers: Vec<_> = (0..written.len()).filter(|&rank| !written[rank].chunks.is_empty()).collect();
         let index: BTreeMap<_, _> = writers.iter().enumerate().map(|(file, &rank)| (rank, file)).collect();
-        manifest.files =
-            writers.iter().map(|&rank| FileEntry { name: file_name(rank), len: written[rank].len }).collect();
+        manifest.files = writers.iter().map(|&rank| FileEntry::new(file_name(rank), written[rank].len)).collect();
         let mut chunks: Vec<_> = written.into_iter().map(|written| written.chunks.into_iter()).collect();
         for (key, fragments) in &self.fragments {
             let entry = manifest.tensors.get_mut(key).expect("the manifest has every key");

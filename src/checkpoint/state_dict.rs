@@ -159,8 +159,8 @@ impl StateDict {
     /// get it redistributed, one tensor after the other. Lazy parameters are not drawn.
     ///
     /// `mesh` is the one of which the model's meshes are slices. Distribution, training state, devices and dtypes of the
-    /// model are kept. Running statistics are written in place, so clones of the model see them. Until all tensors have
-    /// been redistributed, the model's old ones are in memory too.
+    /// model are kept. Running statistics are written in place, so clones of the model see them. The model's old shards are
+    /// freed first, unless a clone or a state dict has them.
     ///
     /// # Collective
     /// Every rank of `mesh` and of the tensors' meshes, which must have the same ranks.
@@ -238,26 +238,65 @@ impl StateDict {
         })
     }
 
-    /// Returns the state for the optimizer of `model`, laid out like the model's parameters. Pass it to
+    /// Returns the state for the optimizer of `model`, laid out like the model's parameters, and a report. Pass the state to
     /// [`ShardedOptimizer::load_state`](crate::optim::ShardedOptimizer::load_state).
+    ///
+    /// `options` are those with which the model was loaded: [`LoadOptions::with_renamed`] receives the path of a parameter and
+    /// returns the path under which this state dict has its state. A parameter of which it has none starts without state. In a
+    /// [partial](LoadOptions::with_partial) load, state of parameters that the model does not have is left out.
     ///
     /// # Collective
     /// Every rank of both the tensors' and the model's meshes. Local if the layouts are equal.
     ///
     /// # Errors
-    /// [`OptimError::NoParameter`](crate::optim::OptimError::NoParameter) for a key that does not begin with the path of
-    /// a distributed parameter, [`ParamError::Replaced`](crate::param::ParamError::Replaced), and
-    /// [`Error::Comm`](crate::Error::Comm) if another rank fails.
-    pub fn optimizer_state<M: Module>(&self, model: &M) -> Result<OptimizerState> {
-        let params = parameter_specs(model)?;
-        let described = self.tensors().map(|(key, tensor)| (key, tensor.spec().shape(), tensor.spec().dtype()));
+    /// [`CheckpointError::Keys`] with all state of parameters that the model does not have, unless `options` allow it;
+    /// [`ParamError::Replaced`](crate::param::ParamError::Replaced), and [`Error::Comm`](crate::Error::Comm) if another rank
+    /// fails.
+    pub fn optimizer_state<M: Module>(&self, model: &M, options: &LoadOptions) -> Result<(OptimizerState, KeyReport)> {
+        let (params, matching) = (parameter_specs(model)?, options.matching(LoadKind::Optimizer));
+        let mut report = KeyReport::default();
+        // Paths of the model by the path under which their state is: of none for a parameter that is left out.
+        let mut paths: BTreeMap<String, Vec<&str>> = BTreeMap::new();
+        for path in params.keys() {
+            match (matching.source)(path) {
+                Some(source) => paths.entry(source.key().to_owned()).or_default().push(path),
+                None => {
+                    paths.entry(path.clone()).or_default();
+                    report.skipped.push(path.clone());
+                }
+            }
+        }
+        // Names of the state for the model by their keys here.
+        let mut names: BTreeMap<&str, Vec<String>> = BTreeMap::new();
+        for key in self.tensors.keys().chain(self.scalars.keys()) {
+            let mut parts = key.rmatch_indices('.').map(|(at, _)| (&key[..at], &key[at + 1..]));
+            match parts.find_map(|(path, field)| Some((paths.get(path)?, field))) {
+                Some((paths, field)) => {
+                    report.loaded.extend(paths.iter().map(|path| (*path).to_owned()));
+                    names.insert(key, paths.iter().map(|path| format!("{path}.{field}")).collect());
+                }
+                None => report.unexpected.push(key.clone()),
+            }
+        }
+        report.loaded.sort_unstable();
+        report.loaded.dedup();
+        if !report.unexpected.is_empty() && !matching.allows_unexpected {
+            let (missing, unexpected, mismatched) = (Vec::new(), report.unexpected, Vec::new());
+            return Err(CheckpointError::Keys { of: LoadKind::Optimizer, missing, unexpected, mismatched }.into());
+        }
+        let of = |key: &str| names.get(key).into_iter().flatten();
+        let tensors = self.tensors.iter().flat_map(|(key, tensor)| of(key).map(move |name| (name, tensor)));
+        let tensors: Vec<_> = tensors.collect();
+        let described =
+            tensors.iter().map(|(name, tensor)| (name.as_str(), tensor.spec().shape(), tensor.spec().dtype()));
         let targets = OptimizerState::targets(&params, described)?;
-        let tensors = self.tensors.iter().map(|(key, tensor)| {
-            let target = &targets[key];
-            Ok((key.clone(), tensor.clone().redistribute_onto(target.mesh(), target.layout())?))
+        let tensors = tensors.into_iter().map(|(name, tensor)| {
+            let target = &targets[name];
+            Ok((name.clone(), tensor.clone().redistribute_onto(target.mesh(), target.layout())?))
         });
         let tensors: Vec<_> = tensors.collect::<Result<_>>()?;
-        Ok(OptimizerState::from_parts(&params, tensors, self.scalars.clone())?)
+        let scalars = self.scalars.iter().flat_map(|(key, scalar)| of(key).map(move |name| (name.clone(), *scalar)));
+        Ok((OptimizerState::from_parts(&params, tensors, scalars)?, report))
     }
 }
 

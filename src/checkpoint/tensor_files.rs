@@ -14,10 +14,11 @@ use super::fs::{FileSystem, Links};
 use super::manifest::{Manifest, TensorEntry};
 use super::matching::{self, Matching, SavedTensor, Targets};
 use super::reader::{Reader, Want};
-use super::region::transposed_bytes;
+use super::region::transpose;
 use super::weight_source::WeightSource;
 use super::{CheckpointError, KeyReport, ReadOptions, ReadStats};
 use crate::Result;
+use crate::memory::UninitBytes;
 use crate::mesh::DeviceMesh;
 use crate::param::NewValue;
 
@@ -140,6 +141,8 @@ pub(super) fn readable(key: &str, entry: &TensorEntry) -> Result<(Shape, DType),
 
 fn transposed(matrix: &TensorData) -> TensorData {
     let [rows, columns] = [0, 1].map(|dim| matrix.shape()[dim]);
-    let bytes = transposed_bytes(matrix.as_bytes(), [rows, columns], matrix.dtype().size());
-    TensorData::from_bytes_vec(bytes, [columns, rows], matrix.dtype())
+    let size = matrix.dtype().size();
+    let mut bytes = UninitBytes::at(None, size, rows * columns).initialized();
+    transpose(matrix.as_bytes(), &mut bytes, [rows, columns], size);
+    TensorData::from_bytes(bytes, [columns, rows], matrix.dtype())
 }

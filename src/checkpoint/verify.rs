@@ -120,7 +120,7 @@ fn tasks<'a>(
     let chunks = manifest.tensors.iter().flat_map(|(key, tensor)| tensor.chunks.iter().map(move |c| (key, tensor, c)));
     let chunks = chunks.sorted_unstable_by_key(|(.., chunk)| (chunk.file, chunk.begin));
     let of_chunk = |(key, tensor, chunk): (&'a String, &super::manifest::TensorEntry, &'a ChunkEntry)| {
-        let (file, path) = (files[chunk.file].as_ref().ok(), dir.join(&manifest.files[chunk.file].name));
+        let (file, path) = (files[chunk.file].as_ref().ok(), manifest.files[chunk.file].path(dir));
         let (len, count) = (chunk.region.num_elements() * tensor.dtype.bytes(), chunk.checksums.len());
         file.into_iter().flat_map(move |file| {
             let path = path.clone();

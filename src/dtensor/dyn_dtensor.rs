@@ -156,7 +156,12 @@ impl DynDTensor {
 
     /// Returns this rank's local tensor as data. Local: no communication.
     pub fn local_data(&self) -> TensorData {
-        with_type!(self.spec, D, K => self.typed::<D, K>().to_local().into_data())
+        self.clone().into_local_data()
+    }
+
+    /// Returns this rank's local tensor as data, without a copy if nothing else shares its memory.
+    pub(crate) fn into_local_data(self) -> TensorData {
+        with_type!(self.spec, D, K => Tensor::<D, K>::from_dispatch(self.local).into_data())
     }
 
     /// Returns the full tensor as data, on every rank.

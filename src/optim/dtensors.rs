@@ -7,10 +7,10 @@ use std::sync::Arc;
 use burn::optim::{Adafactor, DynOptimizer, DynState, Lamb, LearningRate, Muon, Optimizer, StateSink, StateSource};
 use burn::tensor::Tensor;
 
-use super::state::{ParameterState, describe, layout_error};
+use super::state::{ParameterState, StateFields, describe, layout_error};
 use super::{OptimError, OptimizerState};
 use crate::Result;
-use crate::dtensor::{DTensor, DTensorSpec};
+use crate::dtensor::{DTensor, DTensorSpec, DynDTensor};
 
 /// burn optimizer for parameters that are [`DTensor`]s outside a module. It identifies each parameter by its path.
 ///
@@ -156,26 +156,29 @@ impl DTensorOptimizer {
     /// [`Error::Comm`](crate::Error::Comm) if a collective fails. On an error the optimizer keeps its state.
     pub fn load(&mut self, state: OptimizerState) -> Result<()> {
         let load = |(path, state): (String, ParameterState)| {
-            let kept = ParamState { state: self.loaded(&path, &state)?, spec: state.spec };
+            let kept = ParamState { spec: state.spec.clone(), state: self.loaded(&path, state)? };
             Ok((path, kept))
         };
         self.states = state.params.into_iter().map(load).collect::<Result<_>>()?;
         Ok(())
     }
 
-    fn loaded(&self, path: &str, state: &ParameterState) -> Result<DynState> {
-        let ParameterState { spec, tensors, scalars } = state;
-        let data: Vec<_> = match self.is_full {
+    fn loaded(&self, path: &str, state: ParameterState) -> Result<DynState> {
+        let spec = state.spec.clone();
+        let given = match self.is_full {
             true => {
-                tensors.iter().map(|(field, tensor)| Ok((field.clone(), tensor.full_data()?))).collect::<Result<_>>()?
+                let full = |(field, tensor): (String, DynDTensor)| Ok((field, tensor.full_data()?));
+                let tensors = state.tensors.into_iter().map(full).collect::<Result<_>>()?;
+                StateSink { tensors, scalars: state.scalars.into_iter().collect() }
             }
-            false => state.parts(path)?,
+            false => state.into_parts(path)?,
         };
-        let mut source = StateSource::new(scalars.clone());
-        data.into_iter().for_each(|(field, data)| source.insert_tensor(field, data));
+        let fields = StateFields::of(&given);
+        let mut source = StateSource::new(given.scalars.into_iter().collect());
+        given.tensors.into_iter().for_each(|(field, data)| source.insert_tensor(field, data));
         let loaded = self.optimizer.state_unflatten(spec.shape().num_dims(), "", &mut source, spec.mesh().device());
-        let found = loaded.as_ref().map(|loaded| self.flat(loaded));
-        state.check_loaded(path, found.as_ref())?;
+        let found = loaded.as_ref().map(|loaded| StateFields::of(&self.flat(loaded)));
+        fields.check_loaded(path, found.as_ref())?;
         Ok(loaded.expect("`check_loaded` rejects a missing state"))
     }
 

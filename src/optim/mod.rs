@@ -73,6 +73,7 @@ mod realigned;
 mod route;
 mod sharded;
 mod state;
+mod state_exchange;
 
 pub use burn_pack::Scalar;
 pub use dtensors::DTensorOptimizer;
@@ -80,6 +81,8 @@ pub use ema::ema;
 pub use error::OptimError;
 pub use exact::ExactOnShards;
 pub use full::FullOptimizerState;
+#[cfg(feature = "train")]
+pub(crate) use models::recorded_state;
 pub use models::{load_optimizer_state, optimizer_state, parameter_specs};
 pub use sharded::{ShardedOptimizer, sharded};
 pub use state::OptimizerState;

@@ -1,15 +1,17 @@
 //! State of a burn `ModuleOptimizer` for a distributed model, by path.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use burn::backend::TensorMetadata;
 use burn::module::Module;
 use burn::optim::{ModuleOptimizer, StateSink};
+use burn::store::RecordError;
 use burn::tensor::{Bytes, TensorData};
 use burn_pack::{Reader, Scalar, Tensor, Writer};
 
-use super::state::{ParameterState, field, join, layout_error};
+use super::state::{ParameterState, StateFields, field, join, layout_error};
+use super::state_exchange::{StateExchange, States};
 use super::{OptimError, OptimizerState};
 use crate::dtensor::DTensorSpec;
 use crate::param::{ModelScan, Visited, check_not_replaced, walk_with_paths};
@@ -39,7 +41,16 @@ pub fn parameter_specs<M: Module>(model: &M) -> Result<BTreeMap<String, Arc<DTen
 /// [`ParamError::Replaced`](crate::param::ParamError::Replaced), like
 /// [`named_parameters`](crate::fsdp::named_parameters).
 pub fn optimizer_state<M: Module>(optim: &ModuleOptimizer, model: &M) -> Result<OptimizerState> {
-    let mut states = OptimizerRecord::of(optim)?.states;
+    recorded_state(model, || optim.into_bytes())
+}
+
+/// Returns the state of an optimizer whose record, as bytes, `record` asks the optimizer for on the calling thread. Otherwise
+/// like [`optimizer_state`].
+pub(crate) fn recorded_state<M: Module>(
+    model: &M,
+    record: impl FnOnce() -> Result<Bytes, RecordError>,
+) -> Result<OptimizerState> {
+    let mut states = OptimizerRecord::of(record, BTreeSet::new())?.states;
     let mut state = OptimizerState::default();
     for (path, ModelParameter { id, spec, .. }) in parameters(model)? {
         match states.remove(&id) {
@@ -64,26 +75,23 @@ pub fn load_optimizer_state<M: Module>(
     state: OptimizerState,
 ) -> Result<ModuleOptimizer> {
     let parameters = parameters(model)?;
-    let mut record = OptimizerRecord::of(&optim)?;
     let replaced = parameters.iter().filter(|(path, param)| param.is_distributed || state.params.contains_key(*path));
-    replaced.for_each(|(_, param)| drop(record.states.remove(&param.id)));
-    let find = |path: &String| parameters.get(path).ok_or_else(|| OptimError::no_parameter(path, parameters.keys()));
-    for (path, state) in &state.params {
-        let ModelParameter { id, spec, .. } = find(path)?;
+    let mut record = OptimizerRecord::of(|| optim.into_bytes(), replaced.map(|(_, param)| param.id).collect())?;
+    let mut given = Vec::new();
+    for (path, state) in state.params {
+        let param = parameters.get(&path).ok_or_else(|| OptimError::no_parameter(&path, parameters.keys()))?;
+        let ModelParameter { id, spec, .. } = param;
         if state.spec != *spec {
-            return Err(layout_error(path, &state.spec, spec).into());
+            return Err(layout_error(&path, &state.spec, spec).into());
         }
-        let scalars = state.scalars.iter().map(|(field, scalar)| (field.clone(), *scalar));
-        let sink = StateSink { tensors: state.parts(path)?, scalars: scalars.collect() };
-        record.paths.insert(id.to_string(), path.clone());
-        record.states.insert(*id, (Scalar::from(spec.shape().num_dims()), sink));
+        let state = state.into_parts(&path)?;
+        given.push((path.clone(), *id, StateFields::of(&state)));
+        record.paths.insert(id.to_string(), path);
+        record.states.insert(*id, (Scalar::from(spec.shape().num_dims()), state));
     }
-    let optim = optim.from_bytes(record.into_bytes()?)?;
+    let (optim, loaded) = record.load_into(optim)?;
     // burn silently ignores state that it cannot read.
-    let loaded = OptimizerRecord::of(&optim)?.states;
-    for (path, state) in &state.params {
-        state.check_loaded(path, loaded.get(&parameters[path].id).map(|(_, sink)| sink))?;
-    }
+    given.iter().try_for_each(|(path, id, fields)| fields.check_loaded(path, loaded.get(id)))?;
     Ok(optim)
 }
 
@@ -115,7 +123,8 @@ fn parameters<M: Module>(model: &M) -> Result<BTreeMap<String, ModelParameter>> 
     Ok(parameters)
 }
 
-/// Decoded record of burn's optimizer. Its fields are private, but its bytes can be read.
+/// The states of burn's optimizer. Its record has private fields, but its bytes can be read. States of this crate's optimizers
+/// are [exchanged](StateExchange) without them.
 struct OptimizerRecord {
     /// Number of dimensions and state of each parameter, by the parameter's id.
     states: BTreeMap<u64, (Scalar, StateSink)>,
@@ -124,8 +133,11 @@ struct OptimizerRecord {
 }
 
 impl OptimizerRecord {
-    fn of(optim: &ModuleOptimizer) -> Result<Self> {
-        let reader = Reader::from_bytes(optim.into_bytes()?).map_err(Error::other)?;
+    /// Returns the states of all parameters apart from `except`. `record` asks the optimizer for its record, on this thread.
+    fn of(record: impl FnOnce() -> Result<Bytes, RecordError>, except: BTreeSet<u64>) -> Result<Self> {
+        let (bytes, exchange) = StateExchange::Take { except, taken: States::new() }.during(record);
+        let StateExchange::Take { except, taken } = exchange else { unreachable!("an exchange stays of its kind") };
+        let reader = Reader::from_bytes(bytes?).map_err(Error::other)?;
         let paths = reader.metadata().clone();
         let mut states: BTreeMap<u64, (Scalar, StateSink)> = BTreeMap::new();
         let (ranks, scalars): (Vec<_>, Vec<_>) = reader
@@ -147,7 +159,33 @@ impl OptimizerRecord {
             let state = states.get_mut(&id).ok_or_else(|| unknown(&name))?;
             state.1.tensors.push((field, TensorData::from_bytes(bytes, shape, dtype)));
         }
+        for (id, fields) in taken {
+            states.get_mut(&id).ok_or_else(|| unknown(&id.to_string()))?.1 = fields;
+        }
+        states.retain(|id, _| !except.contains(id));
         Ok(Self { states, paths })
+    }
+
+    /// Returns the optimizer with these states, and the fields that it has made of them.
+    fn load_into(mut self, optim: ModuleOptimizer) -> Result<(ModuleOptimizer, BTreeMap<u64, StateFields>)> {
+        let nothing = self.states.iter().map(|(id, (dims, _))| (*id, (*dims, StateSink::default()))).collect();
+        let nothing = Self { states: nothing, paths: self.paths.clone() }.into_bytes()?;
+        let (probed, exchange) = StateExchange::Probe(BTreeSet::new()).during(|| optim.clone().from_bytes(nothing));
+        probed?;
+        let StateExchange::Probe(ids) = exchange else { unreachable!("an exchange stays of its kind") };
+        let given = ids.iter().filter_map(|id| Some((*id, std::mem::take(&mut self.states.get_mut(id)?.1)))).collect();
+        let by_bytes = self.states.len() > ids.len();
+        let bytes = self.into_bytes()?;
+        let (optim, exchange) =
+            StateExchange::Give { given, loaded: BTreeMap::new() }.during(|| optim.from_bytes(bytes));
+        let (optim, StateExchange::Give { mut loaded, .. }) = (optim?, exchange) else {
+            unreachable!("an exchange stays of its kind")
+        };
+        if by_bytes {
+            let others = Self::of(|| optim.into_bytes(), ids)?.states;
+            loaded.extend(others.iter().map(|(id, (_, state))| (*id, StateFields::of(state))));
+        }
+        Ok((optim, loaded))
     }
 
     fn into_bytes(self) -> Result<Bytes> {

@@ -1,7 +1,9 @@
 //! [`Realigned`]: an optimizer that steps a shard without elements after its state was loaded.
 
 use burn::optim::{LearningRate, Optimizer, RecordState, StateSink, StateSource};
-use burn::tensor::{Bytes, Device, Tensor, TensorData};
+use burn::tensor::{Device, Tensor};
+
+use super::state_exchange::{self, aligned};
 
 /// A burn optimizer for shards, some of which have no elements.
 ///
@@ -40,10 +42,15 @@ pub(super) struct RealignedState<S>(S);
 
 impl<S: RecordState> RecordState for RealignedState<S> {
     fn state_flatten(&self, prefix: &str, out: &mut StateSink) {
-        self.0.state_flatten(prefix, out);
+        if !state_exchange::take(prefix, &self.0) {
+            self.0.state_flatten(prefix, out);
+        }
     }
 
     fn state_unflatten(prefix: &str, source: &mut StateSource, device: &Device) -> Option<Self> {
+        if let Some(given) = state_exchange::give(prefix, device) {
+            return given.map(Self);
+        }
         let state = S::state_unflatten(prefix, source, device)?;
         let mut sink = StateSink::default();
         state.state_flatten(prefix, &mut sink);
@@ -53,13 +60,5 @@ impl<S: RecordState> RecordState for RealignedState<S> {
         let mut source = StateSource::new(sink.scalars.into_iter().collect());
         sink.tensors.into_iter().for_each(|(name, data)| source.insert_tensor(name, aligned(data)));
         S::state_unflatten(prefix, &mut source, device).map(Self)
-    }
-}
-
-/// Returns the data with bytes that are aligned for every element type, if it has no elements.
-fn aligned(data: TensorData) -> TensorData {
-    match data.num_elements() {
-        0 => TensorData::from_bytes(Bytes::from_elems::<u64>(Vec::new()), data.shape().clone(), data.dtype()),
-        _ => data,
     }
 }

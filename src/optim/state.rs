@@ -1,6 +1,6 @@
 //! [`OptimizerState`]: the state that an optimizer keeps for each parameter, by path.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use burn::optim::StateSink;
@@ -179,44 +179,55 @@ impl ParameterState {
         })
     }
 
-    /// Returns the tensors for an optimizer that steps this rank's shard of the parameter at `path`.
+    /// Returns the state for an optimizer that steps this rank's shard of the parameter at `path`.
     ///
     /// # Errors
     /// [`OptimError::Shape`] if the parameter is sharded and a tensor is not laid out like it.
-    pub(super) fn parts(&self, path: &str) -> Result<Vec<(String, TensorData)>, OptimError> {
-        let part = |(field, tensor): (&String, &DynDTensor)| {
-            let laid_out = tensor.spec().layout() == self.spec.layout() && tensor.spec().shape() == self.spec.shape();
-            if laid_out || is_unsharded(&self.spec) && is_unsharded(tensor.spec()) {
-                return Ok((field.clone(), tensor.local_data()));
+    pub(super) fn into_parts(self, path: &str) -> Result<StateSink, OptimError> {
+        let Self { spec: param, tensors, scalars } = self;
+        let part = |(field, tensor): (String, DynDTensor)| {
+            let spec = tensor.spec();
+            let laid_out = spec.layout() == param.layout() && spec.shape() == param.shape();
+            if laid_out || is_unsharded(&param) && is_unsharded(spec) {
+                return Ok((field, tensor.into_local_data()));
             }
-            let (found, expected) = (tensor.spec().local_shape().to_vec(), self.spec.local_shape().to_vec());
-            Err(OptimError::Shape { name: join(path, field), found, expected })
+            let (found, expected) = (spec.local_shape().to_vec(), param.local_shape().to_vec());
+            Err(OptimError::Shape { name: join(path, &field), found, expected })
         };
-        self.tensors.iter().map(part).collect()
+        let tensors = tensors.into_iter().map(part).collect::<Result<_, _>>()?;
+        Ok(StateSink { tensors, scalars: scalars.into_iter().collect() })
+    }
+}
+
+/// Names of the fields of a state, and the dtypes of tensors among them.
+#[derive(Debug, Default)]
+pub(super) struct StateFields(BTreeMap<String, Option<DType>>);
+
+impl StateFields {
+    pub(super) fn of(StateSink { tensors, scalars }: &StateSink) -> Self {
+        let tensors = tensors.iter().map(|(field, data)| (field.clone(), Some(data.dtype())));
+        Self(tensors.chain(scalars.iter().map(|(field, _)| (field.clone(), None))).collect())
     }
 
-    /// Checks that an optimizer has loaded the complete state unchanged. `loaded` is the optimizer's state after
-    /// loading.
-    pub(super) fn check_loaded(&self, path: &str, loaded: Option<&StateSink>) -> Result<(), OptimError> {
-        let nothing = StateSink::default();
-        let StateSink { tensors, scalars } = loaded.unwrap_or(&nothing);
-        for (field, data) in tensors {
-            if let Some(given) = self.tensors.get(field)
-                && given.spec().dtype() != data.dtype()
+    /// Checks that an optimizer has loaded all of these fields of the parameter at `path` unchanged. `loaded` are those of its
+    /// state after loading.
+    pub(super) fn check_loaded(&self, path: &str, loaded: Option<&Self>) -> Result<(), OptimError> {
+        let nothing = Self::default();
+        let Self(found) = loaded.unwrap_or(&nothing);
+        for (field, dtype) in found {
+            if let (Some(Some(given)), Some(loaded)) = (self.0.get(field), dtype)
+                && given != loaded
             {
-                return Err(OptimError::element_type(join(path, field), given.spec().dtype(), data.dtype()));
+                return Err(OptimError::element_type(join(path, field), *given, *loaded));
             }
         }
-        let given: BTreeSet<&String> = self.tensors.keys().chain(self.scalars.keys()).collect();
-        let fields = tensors.iter().map(|(field, _)| field).chain(scalars.iter().map(|(field, _)| field));
-        let loaded_fields: BTreeSet<&String> = fields.collect();
-        if loaded.is_some() && given == loaded_fields {
+        if loaded.is_some() && self.0.keys().eq(found.keys()) {
             return Ok(());
         }
-        let without =
-            |a: &BTreeSet<&String>, b: &BTreeSet<&String>| a.difference(b).map(|name| name.to_string()).collect();
-        let (missing, extra) = (without(&loaded_fields, &given), without(&given, &loaded_fields));
-        Err(OptimError::Foreign { path: path.into(), missing, extra })
+        let without = |a: &BTreeMap<String, _>, b: &BTreeMap<String, _>| {
+            a.keys().filter(|field| !b.contains_key(*field)).cloned().collect()
+        };
+        Err(OptimError::Foreign { path: path.into(), missing: without(found, &self.0), extra: without(&self.0, found) })
     }
 }
 

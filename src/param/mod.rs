@@ -156,7 +156,7 @@ pub(crate) use replaced::check_not_replaced;
 pub(crate) use replica_check::ReplicaCheck;
 pub use reshard::ReshardAfterForward;
 pub(crate) use shards::plain;
-pub(crate) use stored::{NewValue, StoredTensor, replace_tensors, stored_tensors};
+pub(crate) use stored::{NewValue, StoredTensor, release_shards, replace_tensors, stored_tensors};
 pub(crate) use unit::{AGAIN, DataParallelGroups, ModelNumbers, TpPlacement, Unit, UnitParam};
 pub(crate) use unit_name::UnitName;
 pub(crate) use unreduced::check_reduced;

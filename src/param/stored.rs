@@ -1,6 +1,6 @@
-//! Tensors that a model stores, by path: [`stored_tensors`] and [`replace_tensors`].
+//! Tensors that a model stores, by path: [`stored_tensors`], [`release_shards`] and [`replace_tensors`].
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
 use burn::backend::{DispatchTensor, TensorMetadata};
@@ -90,6 +90,46 @@ impl<F: FnMut(&str) -> bool> TensorVisitor for StoredVisitor<F> {
     }
 }
 
+/// Returns the model with zeros, which take no memory, in place of this rank's shards of the distributed parameters whose
+/// paths are `wanted`. The rest of the parameters stays as it is, and so do all clones of the model: their shards are freed
+/// with the last of them. [`replace_tensors`] then gives the parameters new values.
+///
+/// Local: no communication. Every rank of the model must call it, because clones of a parameter are then told apart.
+pub(crate) fn release_shards<M: Module>(model: M, wanted: impl FnMut(&str) -> bool) -> M {
+    let stored = visit_stored(&model, false, wanted).into_iter();
+    let paths = stored.filter(|stored| stored.spec.is_some()).map(|stored| stored.path).collect();
+    map_tensors(model, &mut Release { paths })
+}
+
+struct Release {
+    paths: HashSet<String>,
+}
+
+impl TensorMapper for Release {
+    fn float<const D: usize>(&mut self, path: &ModulePath, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        if !self.paths.contains(&path.join()) {
+            return param;
+        }
+        param.map(|shard| {
+            let on = (&shard.device().inner(), shard.dtype());
+            let zeros = match shard.shape().num_elements() {
+                0 => Tensor::zeros(shard.shape(), on),
+                _ => Tensor::<D>::zeros([1; D], on).expand(shard.shape()),
+            };
+            stored_like(&shard, zeros)
+        })
+    }
+}
+
+/// Returns a tensor without autodiff as the model stores it in place of `old`.
+fn stored_like<const D: usize, K: Kind>(old: &Tensor<D, K>, plain: Tensor<D, K>) -> Tensor<D, K>
+where
+    Tensor<D, K>: Parameter,
+{
+    let stored = associate(plain, old.gradient_checkpointing_strategy());
+    Parameter::set_require_grad(stored, Parameter::is_require_grad(old))
+}
+
 /// A value for a tensor of a model, of the same shape and kind.
 #[derive(Debug, Clone)]
 pub(crate) enum NewValue {
@@ -151,8 +191,7 @@ impl TensorMapper for Replace {
             {
                 return Tensor::from_dispatch(stored.clone());
             }
-            let stored = associate(plain.clone(), old.gradient_checkpointing_strategy());
-            let stored = Parameter::set_require_grad(stored, is_trained);
+            let stored = stored_like(&old, plain.clone());
             self.known.insert((id, is_trained), [plain.into_dispatch(), stored.clone().into_dispatch()]);
             stored
         })

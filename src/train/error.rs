@@ -31,8 +31,8 @@ pub enum TrainError {
     /// The checkpoints of a folder were written by other ranks than those of the mesh.
     #[error(
         "the checkpoints in `{directory}` are of {} ranks, this training has {}: a checkpoint holds each rank's shards, \
-         and resumes on as many ranks only. Resume on {}, or train in another folder. To continue on other ranks, save \
-         the full model (`full_model`) and the optimizer's full state (`FullOptimizerState`)",
+         and resumes on as many ranks only. Resume on {}, or train in another folder. To continue on other ranks, save by \
+         `with_checkpoints`",
         .found.len(), .ranks.len(), .found.len()
     )]
     OtherRanks {

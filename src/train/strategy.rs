@@ -24,6 +24,8 @@ use super::TrainError;
 use super::agree::{SplitBatches, TrainingRanks};
 use super::gather::{GatherOutput, GlobalBatch};
 use super::global_shapes::with_global_shapes;
+use super::mesh_checkpoints;
+use crate::checkpoint::CheckpointManager;
 use crate::comm::Communicator;
 use crate::error::OrUnwind;
 use crate::mesh::DeviceMesh;
@@ -33,6 +35,8 @@ use crate::{Error, Result};
 /// burn's training loop on the ranks of a mesh.
 pub(super) struct OnMesh {
     pub(super) mesh: DeviceMesh,
+    /// The run that saves a checkpoint at the end of each epoch.
+    pub(super) checkpoints: Option<CheckpointManager>,
 }
 
 /// Result of [`SupervisedLearningStrategy::fit`].
@@ -70,7 +74,10 @@ where
     ) -> Fitted<M> {
         let ranks = TrainingRanks::new(&self.mesh, &components.interrupter).or_unwind();
         let rows = self.mesh.all().or_unwind();
-        Fit { mesh: &self.mesh, ranks, rows, components, learner }.run(train, valid, starting_epoch).or_unwind()
+        let checkpoints = self.checkpoints.as_ref();
+        Fit { mesh: &self.mesh, checkpoints, ranks, rows, components, learner }
+            .run(train, valid, starting_epoch)
+            .or_unwind()
     }
 }
 
@@ -108,6 +115,7 @@ where
 /// One training.
 struct Fit<'a, M: LearnerModel> {
     mesh: &'a DeviceMesh,
+    checkpoints: Option<&'a CheckpointManager>,
     ranks: TrainingRanks,
     /// Ranks that have distinct rows.
     rows: Communicator,
@@ -245,6 +253,9 @@ where
         let store = &self.components.event_store;
         if let Some(checkpointer) = &mut self.components.checkpointer {
             checkpointer.checkpoint(&self.learner, epoch, store);
+        }
+        if let Some(run) = self.checkpoints {
+            mesh_checkpoints::save(run, &self.learner, epoch, store)?;
         }
         match &mut self.components.early_stopping {
             Some(early_stopping) => self.ranks.decide(early_stopping.should_stop(epoch, store)),

@@ -1,4 +1,4 @@
-//! [`supervised`]: burn's `SupervisedTraining` on a mesh.
+//! [`supervised`]: burn's `SupervisedTraining` on a mesh, and [`with_checkpoints`].
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -10,6 +10,7 @@ use super::gather::GatherOutput;
 use super::silent::SilentRenderer;
 use super::strategy::OnMesh;
 use crate::Result;
+use crate::checkpoint::CheckpointManager;
 use crate::mesh::DeviceMesh;
 
 /// Creates burn's `SupervisedTraining` for the ranks of `mesh`, in place of `SupervisedTraining::new`.
@@ -45,11 +46,33 @@ where
 {
     mesh.member("train on it")?;
     let training = SupervisedTraining::new(rank_directory(mesh, directory), train, valid)
-        .with_training_strategy(TrainingStrategy::Custom(Arc::new(OnMesh { mesh: mesh.clone() })));
+        .with_training_strategy(TrainingStrategy::Custom(Arc::new(OnMesh { mesh: mesh.clone(), checkpoints: None })));
     Ok(match mesh.root().ranks()[0] == mesh.rank() {
         true => training,
         false => training.renderer(Box::new(SilentRenderer)).with_application_logger(None),
     })
+}
+
+/// Returns a training of [`supervised`] on `mesh` that also saves model, optimizer and schedule by `run` at
+/// the end of each epoch, as its step. [`resume`](super::resume) loads them, on any mesh and any number of ranks. `run` decides which
+/// checkpoints are kept, and its mesh is the root of `mesh`.
+///
+/// burn's own checkpointers are not needed next to it. Early stopping is not saved, as burn does not save it either.
+///
+/// # Collective
+/// Local. The launched training unwinds on every rank with the errors of [`CheckpointManager::save`].
+#[must_use]
+pub fn with_checkpoints<M: LearnerModel>(
+    training: SupervisedTraining<M>,
+    mesh: &DeviceMesh,
+    run: CheckpointManager,
+) -> SupervisedTraining<M>
+where
+    <M as TrainStep>::Output: GatherOutput,
+    <M as InferenceStep>::Output: GatherOutput,
+{
+    let strategy = OnMesh { mesh: mesh.clone(), checkpoints: Some(run) };
+    training.with_training_strategy(TrainingStrategy::Custom(Arc::new(strategy)))
 }
 
 /// Returns the folder of this rank inside `directory`: `rank-0`, `rank-1`, .. by global rank. burn's default

@@ -13,6 +13,7 @@ mod full;
 mod hook;
 mod lazy;
 mod live;
+mod loaded;
 mod muon;
 mod order;
 mod tables;

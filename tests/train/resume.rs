@@ -1,4 +1,4 @@
-//! Trainings that burn's own checkpointers save and continue.
+//! Trainings that are saved and continue: by burn's own checkpointers, and on any mesh.
 
 use std::fs;
 
@@ -9,11 +9,12 @@ use burn::module::ParamGroup;
 use burn::optim::{AdamWConfig, MuonConfig};
 use burn::train::Learner;
 use burn::train::checkpoint::KeepLastNCheckpoints;
+use burn_dtensor::checkpoint::CheckpointManager;
 use burn_dtensor::optim::sharded;
 use burn_dtensor::prelude::*;
-use burn_dtensor::train::{last_checkpoint, supervised};
+use burn_dtensor::train::{last_checkpoint, resume, supervised, with_checkpoints};
 
-use super::support::{BATCH, Folder, Net, Rows, loader, logged, metrics, on_ranks, part, rows, train_on, weights};
+use super::support::{BATCH, Folder, Net, Row, Rows, loader, logged, metrics, on_ranks, part, rows, train_on, weights};
 
 /// Invariant 3: bits of the weights, and every metric of the epochs after the checkpoint. Of four ranks, one has an empty
 /// shard of a bias.
@@ -55,6 +56,49 @@ fn resumes(ranks: usize) {
         let [resumed, at_once] =
             [&halves, &uninterrupted].map(|folder| logged(&folder.rank(rank), "train", epoch, "Loss"));
         assert_eq!(resumed, at_once, "rank {rank}, epoch {epoch}");
+    }
+}
+
+/// A run that saves at the end of each epoch continues on as many ranks to the bit, and on others as the rounding allows: also
+/// its schedule, and the weights that it begins with are those that were saved.
+#[test]
+fn a_training_resumes_on_another_mesh() {
+    let (train, valid) = (rows(100, 4 * BATCH, 0.2), rows(900, BATCH, 0.2));
+    // Returns the epoch of the checkpoint, and the weights before the training and after it.
+    let run = |folder: &Folder, ranks: usize, to: usize| {
+        let trained = on_ranks(ranks, |mesh| {
+            let own = |rows: &[Row]| loader(part(rows, mesh.rank(), ranks), BATCH / ranks);
+            let model = fully_shard(Net::new(&mesh.device().clone().autodiff()), mesh, FullyShard::new())?;
+            let optim = sharded(AdamWConfig::new()).with_muon(ParamGroup::from_predicate("weight"), MuonConfig::new());
+            let optim = optim.into_module_optimizer(&model)?;
+            let lr = CosineAnnealingLrSchedulerConfig::new(0.05, 20).init().expect("a schedule");
+            let checkpoints = CheckpointManager::new(folder.as_ref().join("run"), mesh).with_keep(2);
+            let (learner, epoch) = resume(&checkpoints, model, optim, lr)?;
+            let before = weights(&full_model(&learner.model())?);
+            let training = metrics(supervised(mesh, folder, own(&train), own(&valid))?).num_epochs(to);
+            let training = with_checkpoints(training, mesh, checkpoints.clone());
+            let training = match epoch {
+                Some(epoch) => training.checkpoint(epoch),
+                None => training,
+            };
+            let result = training.launch(learner);
+            assert_eq!(checkpoints.steps()?, [to as u64 - 1, to as u64]);
+            Ok((epoch, before, weights(&full_model(&result.model)?)))
+        });
+        trained.unwrap().remove(0)
+    };
+    let uninterrupted = Folder::new("mesh-uninterrupted");
+    let (began, _, expected) = run(&uninterrupted, 2, 4);
+    assert_eq!(began, None);
+    for (ranks, bound) in [(2, 0.0), (4, 1e-5), (1, 1e-5), (3, 1e-5)] {
+        let folder = Folder::new(&format!("mesh-{ranks}"));
+        let (_, _, half) = run(&folder, 2, 2);
+        let (epoch, before, after) = run(&folder, ranks, 4);
+        assert_eq!((epoch, &before), (Some(2), &half), "{ranks} ranks");
+        let distance = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        assert!(distance(&after, &half) > 1e-3, "it trains");
+        let found = distance(&after, &expected);
+        assert!(found <= bound, "{ranks} ranks: {found}");
     }
 }
 

@@ -18,7 +18,7 @@ pub(crate) mod recorder;
 
 use std::fmt::Debug;
 use std::io::{self, ErrorKind};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// Name of the file that makes a checkpoint complete.
@@ -55,6 +55,9 @@ pub(crate) trait FileSystem: Send + Sync + Debug {
 
     /// Opens a file for reading. The error is `InvalidInput` if it is not a regular file.
     fn open(&self, file: &Path, links: Links) -> io::Result<Arc<dyn ReadFile>>;
+
+    /// Returns a path that is the same for all paths by which this process names the folder, if it exists.
+    fn identity(&self, dir: &Path) -> PathBuf;
 
     /// Returns the entries of a folder, sorted by name. Of a name that is not UTF-8, which is not that of a file of a checkpoint,
     /// other bytes are replaced by U+FFFD.

@@ -2,7 +2,7 @@
 
 use std::fs::Metadata;
 use std::io::{self, ErrorKind, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use fs_err::{File, OpenOptions};
@@ -48,6 +48,11 @@ impl FileSystem for RealFs {
             #[cfg(not(unix))]
             position: parking_lot::Mutex::new(()),
         }))
+    }
+
+    fn identity(&self, dir: &Path) -> PathBuf {
+        let path = fs_err::canonicalize(dir).or_else(|_| std::path::absolute(dir));
+        path.unwrap_or_else(|_| dir.to_owned())
     }
 
     fn list(&self, dir: &Path) -> io::Result<Vec<Entry>> {

@@ -22,7 +22,9 @@ mod tests;
 mod validity;
 
 use std::collections::BTreeMap;
+use std::ffi::{OsStr, OsString};
 use std::ops::Range;
+use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use twox_hash::XxHash3_64;
@@ -91,6 +93,27 @@ pub(crate) struct FileEntry {
     pub name: String,
     /// Length in bytes.
     pub len: u64,
+    /// The name if it is not UTF-8, as that of a file of another origin may be. `name` then has U+FFFD for other bytes.
+    #[serde(skip)]
+    pub other_name: Option<OsString>,
+}
+
+impl FileEntry {
+    pub fn new(name: impl Into<String>, len: u64) -> Self {
+        Self { name: name.into(), len, other_name: None }
+    }
+
+    /// Returns the entry of a file of another origin, whose length is not known yet.
+    pub fn of_name(name: &OsStr) -> Self {
+        let text = name.to_string_lossy();
+        let other_name = name.to_str().is_none().then(|| name.to_owned());
+        Self { name: text.into(), len: 0, other_name }
+    }
+
+    /// Returns the path of the file in the folder `dir`.
+    pub fn path(&self, dir: &Path) -> PathBuf {
+        dir.join(self.other_name.as_deref().unwrap_or(self.name.as_ref()))
+    }
 }
 
 /// A tensor in a manifest.

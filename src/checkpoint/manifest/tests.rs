@@ -23,7 +23,7 @@ fn tensor(shape: &[usize], dtype: safetensors::Dtype, chunks: &[ChunkEntry]) -> 
 fn example() -> Manifest {
     use safetensors::Dtype::*;
 
-    let file = |name: &str, len| FileEntry { name: name.into(), len };
+    let file = |name: &str, len| FileEntry::new(name, len);
     let halves = [chunk(&[0, 0], &[2, 3], 0, 100, &[1]), chunk(&[2, 0], &[1, 3], 1, 8, &[u64::MAX])];
     let tensors = [
         ("a", tensor(&[3, 3], F32, &halves)),

@@ -38,7 +38,7 @@ fn manifest(files: usize) -> Manifest {
         previous: None,
         software: String::new(),
         mesh: MeshEntry { shape: vec![], names: vec![] },
-        files: (0..files).map(|file| FileEntry { name: format!("{file}"), len: 8 }).collect(),
+        files: (0..files).map(|file| FileEntry::new(format!("{file}"), 8)).collect(),
         tensors: BTreeMap::new(),
         values: BTreeMap::new(),
         rank_values: BTreeMap::new(),

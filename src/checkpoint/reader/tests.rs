@@ -76,7 +76,7 @@ fn write(folder: &Folder, files: usize, tensors: &[(&str, Dtype, Vec<usize>, Vec
         }
         let name = format!("{file}.safetensors");
         fs::write(folder.0.join(&name), &bytes).unwrap();
-        manifest.files.push(FileEntry { name, len: bytes.len() as u64 });
+        manifest.files.push(FileEntry::new(name, bytes.len() as u64));
     }
     manifest.validate(true).unwrap();
     manifest

@@ -59,7 +59,7 @@ fn the_crate_reads_files_that_begin_with_our_header() {
     let (dir, manifest) = folder.open("x.safetensors").unwrap();
     assert_eq!(
         (dir, &manifest.files[..]),
-        (folder.0.clone(), &[FileEntry { name: "x.safetensors".into(), len: bytes.len() as u64 }][..])
+        (folder.0.clone(), &[FileEntry::new("x.safetensors", bytes.len() as u64)][..])
     );
     for ((name, dtype, shape), at) in tensors.iter().zip(begins) {
         let entry = &manifest.tensors[name];
@@ -83,6 +83,22 @@ fn file(tensors: &[(&str, &[usize])]) -> Vec<u8> {
         (*name, TensorView::new(Dtype::F32, shape.to_vec(), &zeros[..bytes]).unwrap())
     });
     serialize(views, None).unwrap()
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn the_name_of_a_file_may_be_any_bytes() {
+    use std::os::unix::ffi::OsStrExt;
+
+    let folder = Folder::new("safetensors-bytes");
+    // The one that has the other's name as text is not taken for it.
+    let [other, same_text] = [&b"model-\xff.safetensors"[..], "model-\u{fffd}.safetensors".as_bytes()];
+    for (name, tensors) in [(other, &[("a", &[2, 3][..])][..]), (same_text, &[("b", &[5])])] {
+        fs_err::write(folder.0.join(std::ffi::OsStr::from_bytes(name)), file(tensors)).unwrap();
+    }
+    let (dir, manifest) = open(&*real(), &folder.0.join(std::ffi::OsStr::from_bytes(other)), 0).unwrap();
+    assert_eq!((&dir, manifest.tensors["a"].shape.as_slice()), (&folder.0, &[2, 3][..]));
+    assert_eq!(manifest.files[0].path(&dir).file_name().unwrap().as_bytes(), other);
 }
 
 #[test]

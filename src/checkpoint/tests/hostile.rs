@@ -30,7 +30,7 @@ fn manifest(file: &str, key: &str, dtype: Dtype, shape: &[usize], bytes: &[u8]) 
         previous: None,
         software: String::new(),
         mesh: MeshEntry { shape: vec![1], names: vec!["shard".into()] },
-        files: vec![FileEntry { name: file.into(), len: bytes.len() as u64 }],
+        files: vec![FileEntry::new(file, bytes.len() as u64)],
         tensors: BTreeMap::from([(key.into(), entry)]),
         values: BTreeMap::new(),
         rank_values: BTreeMap::new(),

@@ -17,7 +17,7 @@ use itertools::Itertools;
 
 use super::checker::{EXPORT, Expected, on_one_rank};
 use super::power_loss::{Call, record};
-use super::states::{RUN, is_saved, manager, state};
+use super::states::{RUN, is_saved, manager as new_manager, state};
 use crate::checkpoint::fs::recorder::{Crash, Recorder, Schedule};
 use crate::checkpoint::save::{Live, SavePlan, write};
 use crate::checkpoint::{AsyncCheckpointer, CheckpointError};
@@ -155,30 +155,27 @@ impl Training<'_> {
         let (manager, mesh, step) = (self.behind.manager(), self.mesh, self.run.step());
         assert!(self.behind.is_writing());
         assert!(!manager.steps()?.is_empty(), "one of two checkpoints is always there");
-        match self.latest() {
-            Ok(latest) => assert!(self.run.before().during(Call::Save).latest.contains(&Some(latest))),
-            // It was removed after it was found.
-            Err(error) => {
-                let is_removed = error.contains("entity not found") || error.contains("is not a complete checkpoint");
-                assert!(is_removed && self.run.keep == 1 && moment.interrupted.is_some(), "{moment:?}: {error}");
-            }
+        let latest = manager.latest()?.expect("one of two checkpoints is always there");
+        let latest_step = latest.step().expect("it has a step");
+        assert!(self.run.before().during(Call::Save).latest.contains(&Some(latest_step)));
+        // It may be removed after it was opened.
+        if let Err(error) = is_saved(&latest, mesh, RANKS as u64, latest_step) {
+            let is_removed = error.contains("entity not found") && self.run.keep == 1 && moment.interrupted.is_some();
+            assert!(is_removed, "{moment:?}: {error}");
         }
         for other in [step, step + 1] {
-            let refused = manager.save(&state(mesh, other, 1)?).expect_err("another save is in flight");
             let expected = CheckpointError::InFlight { path: RUN.into(), step: other, in_flight: step };
-            assert!(matches!(refused, crate::Error::Checkpoint(error) if error == expected));
+            let is_refused = |refused| matches!(refused, crate::Error::Checkpoint(error) if error == expected);
+            assert!(is_refused(manager.save(&state(mesh, other, 1)?).expect_err("another save is in flight")));
+            // A manager and a checkpointer that know nothing of the first.
+            let second = new_manager(&self.fs, mesh);
+            assert!(is_refused(second.save(&state(mesh, other, 1)?).expect_err("another save is in flight")));
+            let mut second = AsyncCheckpointer::new(second)?;
+            assert!(is_refused(second.save(&state(mesh, other, 1)?).expect_err("another save is in flight")));
         }
         let export = state(mesh, step - 1, 0)?;
         write(&self.fs, EXPORT.as_ref(), SavePlan::new(&export)?, &mut Live::new(&export), None)?;
         Ok(())
-    }
-
-    /// Loads the latest checkpoint and returns its step.
-    fn latest(&self) -> Result<u64, String> {
-        let text = |error: crate::Error| error.to_string();
-        let latest = self.behind.manager().latest().map_err(text)?.expect("there is a checkpoint");
-        let step = latest.step().expect("it has a step");
-        is_saved(&latest, self.mesh, RANKS as u64, step).map(|()| step)
     }
 
     fn end(mut self, end: End) -> Result<()> {
@@ -217,7 +214,7 @@ fn fly(run: Run, start: &Recorder, counts: Counts, moment: Moment, end: End) -> 
     launch(Launch::threads(RANKS), |world| {
         let mesh = DeviceMesh::new(world, [RANKS], ["shard"])?;
         let fs = fs.scheduled(mesh.rank(), &schedule);
-        let behind = AsyncCheckpointer::new(manager(&fs, &mesh).with_keep(run.keep))?;
+        let behind = AsyncCheckpointer::new(new_manager(&fs, &mesh).with_keep(run.keep))?;
         let mut training = Training { run, fs, schedule: &schedule, mesh: &mesh, behind };
         training.behind.save(&state(&mesh, run.step(), 0)?)?;
         training.advance(counts, moment.made)?;
@@ -242,7 +239,7 @@ fn count(run: Run, start: &Recorder) -> Counts {
     launch(Launch::threads(RANKS), |world| {
         let mesh = DeviceMesh::new(world, [RANKS], ["shard"])?;
         let fs = fs.scheduled(mesh.rank(), &schedule);
-        let mut behind = AsyncCheckpointer::new(manager(&fs, &mesh).with_keep(run.keep))?;
+        let mut behind = AsyncCheckpointer::new(new_manager(&fs, &mesh).with_keep(run.keep))?;
         behind.save(&state(&mesh, run.step(), 0)?)?;
         behind.finish()
     })
@@ -301,7 +298,7 @@ fn a_poll_that_fails_has_ended_the_thread_behind_training() {
     let written = AtomicUsize::new(0);
     let failed = launch(Launch::threads(RANKS), |world| {
         let mesh = DeviceMesh::new(world, [RANKS], ["shard"])?;
-        let mut behind = AsyncCheckpointer::new(manager(&fs.scheduled(mesh.rank(), &schedule), &mesh))?;
+        let mut behind = AsyncCheckpointer::new(new_manager(&fs.scheduled(mesh.rank(), &schedule), &mesh))?;
         behind.save(&state(&mesh, 1, 0)?)?;
         if mesh.rank() == 1 {
             schedule.allow(1, files[1]);

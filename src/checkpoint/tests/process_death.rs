@@ -89,6 +89,10 @@ impl FileSystem for Deadly {
         self.fs.open(file, links)
     }
 
+    fn identity(&self, dir: &Path) -> PathBuf {
+        self.fs.identity(dir)
+    }
+
     fn list(&self, dir: &Path) -> io::Result<Vec<Entry>> {
         self.call();
         self.fs.list(dir)

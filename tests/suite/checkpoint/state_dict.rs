@@ -450,7 +450,7 @@ fn an_optimizers_state_moves_with_the_model() {
             let onto = |to: fn(Net, &DeviceMesh) -> Result<Net>, model: &Net, state: &StateDict| {
                 let values = StateDict::of_model(model, mesh)?;
                 let (model, _) = values.load_model(to(Net::new(2, &device), mesh)?, mesh, &strict())?;
-                let state = state.optimizer_state(&model)?;
+                let (state, _) = state.optimizer_state(&model, &strict())?;
                 let optim = optimizer().load_state(&model, state)?;
                 Ok::<_, Error>((model, optim))
             };
@@ -468,8 +468,50 @@ fn an_optimizers_state_moves_with_the_model() {
         }
         let model = LAYOUTS[1].1(Net::new(1, &device), mesh)?;
         let foreign = StateDict::from_full([("nowhere.moment_1".into(), TensorData::from([1.0]))], mesh)?;
-        let error = foreign.optimizer_state(&model).map(drop).unwrap_err();
-        assert!(error.to_string().contains("`nowhere.moment_1` belongs to no parameter"), "{error}");
+        let error = foreign.optimizer_state(&model, &strict()).map(drop).unwrap_err();
+        let unexpected = vec!["nowhere.moment_1".to_owned()];
+        let of = LoadKind::Optimizer;
+        let expected =
+            CheckpointError::Keys { of, missing: vec![], unexpected: unexpected.clone(), mismatched: vec![] };
+        assert!(matches!(&error, Error::Checkpoint(error) if *error == expected), "{error}");
+        let (nothing, report) = foreign.optimizer_state(&model, &strict().with_partial(true))?;
+        assert_eq!((nothing.paths().count(), report.loaded.len(), report.unexpected), (0, 0, unexpected));
+        Ok(())
+    });
+}
+
+/// The state follows a renamed parameter, and that of a parameter that is left out is not loaded.
+#[test]
+fn an_optimizers_state_follows_renamed_parameters() {
+    test().run(|mesh| {
+        let device = device(mesh);
+        let mut model = LAYOUTS[1].1(Net::new(1, &device), mesh)?;
+        let mut optim = sharded(AdamWConfig::new());
+        let grads = model.grads(0, 0, &device);
+        model = optim.step(0.1, model, grads)?;
+        let own = optim.state(&model)?;
+        let keyed = |path: &str| if path.starts_with("up.") { format!("before.{path}") } else { path.to_owned() };
+        let saved = own.full()?.tensors.into_iter().map(|(key, data)| (keyed(&key), data));
+        let saved = StateDict::from_full(saved, mesh)?;
+
+        let error = saved.optimizer_state(&model, &strict()).map(drop).unwrap_err().to_string();
+        assert!(error.contains("before.up.weight.momentum.moment_1"), "{error}");
+        let left_out = own.paths().find(|path| !path.starts_with("up.")).unwrap().to_owned();
+        let renamed = {
+            let left_out = left_out.clone();
+            strict().with_renamed(move |path| (path != left_out).then(|| keyed(path)))
+        };
+        let (state, report) = saved.optimizer_state(&model, &renamed)?;
+        let loaded: Vec<_> = own.paths().filter(|path| *path != left_out).collect();
+        assert_eq!(
+            (report.loaded, report.skipped.contains(&left_out)),
+            (loaded.iter().map(|path| path.to_string()).collect(), true)
+        );
+        assert!(state.paths().eq(loaded));
+        for (name, tensor) in state.tensors() {
+            let same = own.tensors().find(|(other, _)| *other == name).unwrap().1;
+            assert_eq!((tensor.local_data(), tensor.spec()), (same.local_data(), same.spec()), "{name}");
+        }
         Ok(())
     });
 }

@@ -22,7 +22,7 @@ mod tests;
 
 use std::fmt::{self, Debug, Formatter};
 use std::io::{self, ErrorKind};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use itertools::Itertools;
@@ -314,6 +314,11 @@ impl FileSystem for Recorder {
             }
         })?;
         Ok(Arc::new(OpenFile { recorder: self.clone(), path: file.display().to_string(), inode }))
+    }
+
+    fn identity(&self, dir: &Path) -> PathBuf {
+        let root = format!("/recorder/{:p}", Arc::as_ptr(&self.recording));
+        Path::new(&root).join(dir.strip_prefix("/").unwrap_or(dir))
     }
 
     fn list(&self, dir: &Path) -> io::Result<Vec<Entry>> {

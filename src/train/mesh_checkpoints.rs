@@ -1,0 +1,124 @@
+//! Checkpoints of a training that load on any mesh: [`save`], and [`resume`].
+//!
+//! burn's checkpointers get records, each on a thread of its own, and only burn's `LearningCheckpointer` can read a learner's
+//! optimizer and schedule. So one with checkpointers that only pass records on reads them, and the rank itself saves:
+//!
+//! ```text
+//! rank                         burn's threads
+//! LearningCheckpointer ──────> model │ optimizer │ schedule
+//!                      <────── records
+//! states of the parameters by path, CheckpointManager::save, with the other ranks
+//! ```
+
+use std::sync::mpsc::{self, Receiver, Sender};
+
+use burn::lr_scheduler::LrSchedulerRecord;
+use burn::lr_scheduler::module_lr_scheduler::ModuleLrScheduler;
+use burn::optim::{ModuleOptimizer, OptimizerRecord};
+use burn::store::ModuleRecord;
+use burn::tensor::Bytes;
+use burn::train::checkpoint::{
+    AsyncCheckpointer, Checkpoint, Checkpointer, CheckpointerError, CheckpointingAction, CheckpointingStrategy,
+};
+use burn::train::metric::store::EventStoreClient;
+use burn::train::{Learner, LearnerModel, LearningCheckpointer};
+
+use crate::checkpoint::{CheckpointManager, LoadOptions, SaveReport, State};
+use crate::optim::{load_optimizer_state, recorded_state};
+use crate::{Error, Result};
+
+const MODEL: &str = "model";
+const OPTIMIZER: &str = "optimizer";
+const SCHEDULE: &str = "schedule";
+
+/// Returns burn's `Learner` of a model that is already distributed, its optimizer and its schedule, with the values of the
+/// latest checkpoint of `run`, and the epoch at whose end it was saved; `None` if there is no checkpoint. Pass the epoch to
+/// burn's `SupervisedTraining::checkpoint`, without which the training begins with the first epoch.
+///
+/// # Collective
+/// Every rank of the manager's mesh.
+///
+/// # Errors
+/// On all ranks, those of [`CheckpointManager::latest`], [`Checkpoint::load_model`](crate::checkpoint::Checkpoint::load_model),
+/// [`Checkpoint::load_optimizer`](crate::checkpoint::Checkpoint::load_optimizer) and [`load_optimizer_state`].
+pub fn resume<M: LearnerModel>(
+    run: &CheckpointManager,
+    model: M,
+    optim: ModuleOptimizer,
+    schedule: impl Into<ModuleLrScheduler>,
+) -> Result<(Learner<M>, Option<usize>)> {
+    let Some(checkpoint) = run.latest()? else { return Ok((Learner::new(model, optim, schedule), None)) };
+    let (model, _) = checkpoint.load_model(MODEL, model, &LoadOptions::new())?;
+    let (state, _) = checkpoint.load_optimizer(OPTIMIZER, &model, &LoadOptions::new())?;
+    let optim = load_optimizer_state(optim, &model, state)?;
+    let record = Bytes::from_bytes_vec(checkpoint.value(SCHEDULE)?);
+    let record = LrSchedulerRecord::from_bytes(record).map_err(Error::other)?;
+    let epoch = checkpoint.step().map(|epoch| epoch as usize);
+    Ok((Learner::new(model, optim, schedule.into().load_record(record)), epoch))
+}
+
+/// Saves the learner at the end of an epoch.
+///
+/// # Collective
+/// Every rank of the manager's mesh.
+pub(super) fn save<M: LearnerModel>(
+    run: &CheckpointManager,
+    learner: &Learner<M>,
+    epoch: usize,
+    store: &EventStoreClient,
+) -> Result<SaveReport> {
+    let (model, (to_optimizer, optimizer), (to_schedule, schedule)) =
+        (learner.model(), mpsc::channel(), mpsc::channel());
+    let optimizer = recorded_state(&model, || {
+        let (unread, _) = mpsc::channel();
+        let mut reader = LearningCheckpointer::new(
+            AsyncCheckpointer::new(PassOn::<ModuleRecord>(unread)),
+            AsyncCheckpointer::new(PassOn::<OptimizerRecord>(to_optimizer)),
+            AsyncCheckpointer::new(PassOn::<LrSchedulerRecord>(to_schedule)),
+            Box::new(SaveNow),
+        );
+        reader.checkpoint(learner, epoch, store);
+        // Its threads pass on what they have.
+        drop(reader);
+        record(&optimizer).into_bytes()
+    })?;
+    let schedule = record(&schedule).into_bytes().map_err(Error::other)?;
+    let state = State::new(run.mesh())
+        .with_step(epoch as u64)
+        .with_model(MODEL, &model)?
+        .with_optimizer(OPTIMIZER, &optimizer)?
+        .with_value(SCHEDULE, &schedule.to_vec())?;
+    run.save(&state)
+}
+
+fn record<R>(records: &Receiver<R>) -> R {
+    records.recv().expect("burn's checkpointer saves a record of each part")
+}
+
+/// Checkpointer that passes records on.
+struct PassOn<R>(Sender<R>);
+
+impl<R: Checkpoint> Checkpointer<R> for PassOn<R> {
+    fn save(&self, _: usize, record: R) -> Result<(), CheckpointerError> {
+        // The model's is not received.
+        drop(self.0.send(record));
+        Ok(())
+    }
+
+    fn delete(&self, _: usize) -> Result<(), CheckpointerError> {
+        Ok(())
+    }
+
+    fn restore(&self, epoch: usize) -> Result<R, CheckpointerError> {
+        Err(CheckpointerError::Unknown(format!("the record of epoch {epoch} was not kept")))
+    }
+}
+
+/// Strategy that saves whenever it is asked.
+struct SaveNow;
+
+impl CheckpointingStrategy for SaveNow {
+    fn checkpointing(&mut self, _: usize, _: &EventStoreClient) -> Vec<CheckpointingAction> {
+        vec![CheckpointingAction::Save]
+    }
+}
