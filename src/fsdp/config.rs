@@ -90,6 +90,7 @@ pub struct FullyShard {
     pub(super) replicate_dims: Vec<String>,
     pub(super) balanced: bool,
     pub(super) replica_check_every: u64,
+    pub(super) weight_check: bool,
     pub(super) layer_warnings: bool,
     pub(super) precision: MixedPrecisionPolicy,
     /// Policies of units by pattern.
@@ -113,6 +114,7 @@ impl Default for FullyShard {
             replicate_dims: Vec::new(),
             balanced: false,
             replica_check_every: 10,
+            weight_check: false,
             layer_warnings: true,
             precision: MixedPrecisionPolicy::default(),
             precision_for: Vec::new(),
@@ -252,10 +254,10 @@ impl FullyShard {
     /// processor is detected before it has spread far; with 1, in the backward of the step in which it occurs.
     /// Default: 10; 0 disables the check. The value must be equal on all ranks.
     ///
-    /// The check covers each unit that trains a parameter. Replicas (HSDP) compare the stored shards and their
-    /// averaged gradients. The ranks that shard compare parameters placed `Replicate`, their averaged gradients,
-    /// and the weights gathered in forward. A shard that only one rank holds cannot be compared. Gradients are
-    /// compared in the next reduction of any unit.
+    /// The check covers each unit that trains a parameter, and compares what this crate computes in one order on all ranks:
+    /// averaged gradients between replicas (HSDP), and, between the ranks that shard, the weights gathered in forward and
+    /// the averaged gradients of parameters placed `Replicate`. Gradients are compared in the next reduction of any unit.
+    /// [`with_weight_check`](Self::with_weight_check) adds the stored weights, which are the optimizer's work.
     ///
     /// A value that was wrong for several steps has spread, through gradients that were averaged with it. The named
     /// rank holds the wrong value, but may have received it from another rank.
@@ -263,11 +265,21 @@ impl FullyShard {
     /// Steps are passes of a unit, counted from 1 when a forward begins with autodiff, even if several are made for
     /// one optimizer step.
     ///
-    /// On devices other than the CPU values are not checked, except [offloaded](Self::with_offload) shards.
-    /// Optimizers that multiply matrices or compute sums, such as Muon and Lamb, give identical bits only on
-    /// processors of one kind with one number of threads. If replicas differ in this, pass 0.
+    /// On devices other than the CPU values are not checked, except stored shards that are [offloaded](Self::with_offload).
     pub fn with_replica_check_every(mut self, steps: u64) -> Self {
         self.replica_check_every = steps;
+        self
+    }
+
+    /// Sets whether the [replica check](Self::with_replica_check_every) also compares weights as they are stored: shards
+    /// between replicas (HSDP), and parameters placed `Replicate` between the ranks that shard. A shard that only one rank
+    /// holds cannot be compared. Default: false. The value must be equal on all ranks.
+    ///
+    /// With true, an error in a stored weight of one replica is found, which gradients do not show. Use it if all replicas
+    /// run on processors of one kind with one number of threads. Otherwise the optimizer may give them other bits, and the
+    /// run would fail without a fault: those that multiply matrices or compute sums, such as Muon and Lamb, do.
+    pub fn with_weight_check(mut self, weights: bool) -> Self {
+        self.weight_check = weights;
         self
     }
 
@@ -392,6 +404,7 @@ impl fmt::Debug for FullyShard {
             .field("buffer_sync", &self.buffer_sync)
             .field("balanced", &self.balanced)
             .field("replica_check_every", &self.replica_check_every)
+            .field("weight_check", &self.weight_check)
             .field("layer_warnings", &self.layer_warnings)
             .field("mixed_precision", &self.precision)
             .field("mixed_precision_for", &self.precision_for)

@@ -126,8 +126,8 @@ fn data(before: &DistributedParameter, mesh: &DeviceMesh) -> Result<DataParallel
         return Err(FsdpError::IncompatibleMesh { unit, mesh, was: shard(was), is: shard(is) }.into());
     }
     let config = FullyShard::new().with_reshard_after_forward(data.reshard).with_buffer_sync(data.buffer_sync);
-    let config =
-        FullyShard { implicit_unshard: data.implicit_unshard, ..config.with_replica_check_every(data.verify.passes()) };
+    let config = config.with_replica_check_every(data.verify.passes()).with_weight_check(data.verify.includes_stored());
+    let config = FullyShard { implicit_unshard: data.implicit_unshard, ..config };
     let all = mesh.mesh.all()?;
     let groups = data_parallel(mesh, &all, &config, data.ignored.clone(), &data.model.origin)?;
     let offloaded = data.offloaded.as_ref().map(|_| CpuOffload::of(&groups.shard));

@@ -181,7 +181,7 @@ pub(super) fn data_parallel(
     ignored: Arc<[PathPattern]>,
     origin: &Arc<str>,
 ) -> Result<DataParallelGroups> {
-    let FullyShard { reshard, implicit_unshard, buffer_sync, replica_check_every, .. } = *config;
+    let FullyShard { reshard, implicit_unshard, buffer_sync, replica_check_every, weight_check, .. } = *config;
     let (shard, replicate) = (mesh.shard_group()?.clone(), mesh.replicate_group()?);
     let post_forward_group = match reshard {
         ReshardAfterForward::Ranks(ranks) => {
@@ -198,7 +198,7 @@ pub(super) fn data_parallel(
     let model = ModelNumbers::draw(origin.clone(), &shard, replicate, post_forward_group.as_ref(), all);
     let replicate = replicate.map(|group| group.duplicate_private(REDUCE));
     let post_forward_group = post_forward_group.map(|group| group.duplicate_private(AGAIN));
-    let verify = ReplicaCheck::every(replica_check_every).into();
+    let verify = ReplicaCheck::every(replica_check_every, weight_check).into();
     let (again, reduce) = (shard.duplicate_private(AGAIN), shard.duplicate_private(REDUCE));
     let precision = Precision::default();
     Ok(DataParallelGroups {

@@ -8,10 +8,12 @@ use parking_lot::Mutex;
 
 use crate::comm::Digests;
 
-/// Interval of the replica check, and the digests that wait for the next reduction.
+/// Interval and extent of the replica check, and the digests that wait for the next reduction.
 #[derive(Debug)]
 pub(crate) struct ReplicaCheck {
     pub(super) every: u64,
+    /// True if stored weights are compared too.
+    pub(super) stored: bool,
     pub(super) gradients: Mutex<PendingDigests>,
 }
 
@@ -27,13 +29,18 @@ pub(super) struct PendingDigests {
 }
 
 impl ReplicaCheck {
-    /// Checks every n-th pass of a unit, where n is `passes`. 0 disables the check.
-    pub(crate) fn every(passes: u64) -> Self {
-        Self { every: passes, gradients: Mutex::default() }
+    /// Checks every n-th pass of a unit, where n is `passes`; 0 disables the check. It includes the stored weights if
+    /// `stored` is true.
+    pub(crate) fn every(passes: u64, stored: bool) -> Self {
+        Self { every: passes, stored, gradients: Mutex::default() }
     }
 
     pub(crate) fn passes(&self) -> u64 {
         self.every
+    }
+
+    pub(crate) fn includes_stored(&self) -> bool {
+        self.stored
     }
 }
 

@@ -3,11 +3,14 @@
 //!
 //! | values of a pass | identical on the ranks that | digests are computed |
 //! |---|---|---|
-//! | stored shards, and parameters placed `Replicate` | replicate | when its gradients are reduced |
-//! | parameters placed `Replicate` | shard | when its gradients are reduced |
 //! | gathered weights | shard | when forward leaves the unit |
 //! | averaged gradients | replicate | when they are reduced |
 //! | gradients of parameters placed `Replicate`, averaged over the ranks that shard | shard | when they are averaged |
+//! | on request, stored shards, and parameters placed `Replicate` | replicate | when its gradients are reduced |
+//! | on request, parameters placed `Replicate` | shard | when its gradients are reduced |
+//!
+//! This crate computes the first three kinds: in one order, or by copies. Stored values are the optimizer's work. They may
+//! differ in their last bits on processors of different kinds, so they are compared on request only.
 //!
 //! Digests are sent with the first reduction over these ranks: those of weights with the pass's own reduction,
 //! those of gradients with the next reduction of any unit. So most of them are compared in the same backward. A
@@ -69,8 +72,10 @@ impl Unit {
         let mut carried = mem::take(&mut *data.verify.gradients.lock());
         if let Some(due) = due {
             carried.due = Some(due.step);
-            carried.replicate.extend(self.same_on_replicas(ReplicatedValue::Weight, due.step, members, shards));
-            carried.shard.extend(self.same_on_shards(ReplicatedValue::Weight, due.step, members, shards));
+            if data.verify.stored {
+                carried.replicate.extend(self.same_on_replicas(ReplicatedValue::Weight, due.step, members, shards));
+                carried.shard.extend(self.same_on_shards(ReplicatedValue::Weight, due.step, members, shards));
+            }
             carried.shard.extend(self.gathered(due, members));
         }
         carried

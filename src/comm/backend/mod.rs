@@ -16,7 +16,7 @@
 //! | [`Backend::channel`] | a group and a name | a handle on the group |
 //!
 //! All other operations are provided methods built from these. A backend can override them with faster
-//! implementations.
+//! implementations. The book's page "Writing a backend" names an example in another crate, across processes too.
 //!
 //! # Guarantees of a backend
 //!

@@ -1,4 +1,8 @@
-//! Operators and a layer that burn-dtensor does not have, written with what it makes public.
+//! Operators, a layer, a backend and a transport that burn-dtensor does not have, written with its public items alone.
+
+pub mod naive;
+#[cfg(unix)]
+pub mod socket;
 
 use burn::module::{Module, Param};
 use burn::tensor::{Tensor, activation};

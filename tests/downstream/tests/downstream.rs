@@ -1,4 +1,7 @@
-//! They compute what they do on one device, wherever their inputs lie.
+//! Operators, layers and placements of a crate of its own compute what they do on one device, wherever their inputs lie. Its
+//! backend and its transport carry the collectives of burn-dtensor.
+
+mod backend;
 
 use burn::module::{Module, Param};
 use burn::nn::LinearConfig;

@@ -6,7 +6,6 @@ use burn_dtensor::comm::{Call, CollectivePlan, Launch, ReduceOp, TensorMeta};
 use burn_dtensor::placement::ShardSizes;
 use burn_dtensor::testing::Conformance;
 
-use super::naive::Naive;
 use super::run;
 
 /// On worlds of several sizes, of which each has groups of several sizes.
@@ -150,24 +149,6 @@ fn sums_are_of_neighbours_first_and_rounded_once() {
 #[test]
 fn wrong_use_is_named_on_every_rank() {
     assert!(Conformance::of(Launch::threads).with_ranks([2, 3, 8]).misuse() >= 3 * 38);
-}
-
-/// On threads that have nothing but envelopes.
-fn naive() -> Conformance<impl Fn(usize) -> Launch> {
-    let conformance = Conformance::of(|ranks| Launch::on_backend(Naive::new(ranks))).with_ranks([2, 3]);
-    if crate::is_long() { conformance } else { conformance.with_few_cases() }
-}
-
-#[test]
-fn an_engine_of_its_own_passes_every_check() {
-    let cases: Vec<_> =
-        Conformance::<fn(usize) -> Launch>::names().map(|check| (check, naive().check(check))).collect();
-    assert!(cases.iter().all(|(_, cases)| *cases > 0), "{cases:?}");
-}
-
-#[test]
-fn an_engine_of_its_own_names_wrong_use() {
-    assert!(naive().misuse() >= 2 * 38);
 }
 
 #[test]

@@ -5,7 +5,6 @@ mod flight;
 mod groups;
 mod ledger;
 mod memory;
-pub mod naive;
 mod numbers;
 mod only;
 mod waits;

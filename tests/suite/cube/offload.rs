@@ -177,7 +177,10 @@ fn what_reads_shards_and_gradients_gives_the_same_on_the_cpu() {
     let run = |offload: OffloadPolicy| {
         MeshTest::new([2, 2], ["replicate", "shard"]).with_device(gpu()).run(|mesh| {
             let device = mesh.device().clone().autodiff();
-            let config = config(ReshardAfterForward::Ranks(2)).with_offload(offload).with_replica_check_every(1);
+            let config = config(ReshardAfterForward::Ranks(2))
+                .with_offload(offload)
+                .with_replica_check_every(1)
+                .with_weight_check(true);
             let half = MixedPrecisionPolicy::new()
                 .with_param_dtype(DType::F16)
                 .with_reduce_dtype(DType::F32)

@@ -185,7 +185,7 @@ fn right_models_agree() {
         (two(), units()),
         (three.clone(), units()),
         (three, bf16()),
-        (hsdp.clone(), units().with_replica_check_every(1)),
+        (hsdp.clone(), units().with_replica_check_every(1).with_weight_check(true)),
         (hsdp, bf16()),
         (MeshTest::new([1], ["shard"]), units()),
         (two(), FullyShard::new()),

@@ -39,6 +39,7 @@ mod offload;
 pub mod optimizers;
 #[cfg(feature = "mpi")]
 mod overlap;
+mod own_layers;
 mod params_outside_unit;
 mod prefetch;
 mod records;

@@ -86,7 +86,8 @@ fn weights_are_those_of_shards_on_the_device_to_the_bit() {
     ] {
         for &mode in modes {
             mesh.run(|mesh| {
-                let config = || config().with_reshard_after_forward(mode).with_replica_check_every(1);
+                let config =
+                    || config().with_reshard_after_forward(mode).with_replica_check_every(1).with_weight_check(true);
                 let expected = trained(mesh, config())?;
                 assert_eq!(mesh.world().ledger().host_copies(), BTreeMap::new());
                 assert_eq!(trained(mesh, config().with_offload(OffloadPolicy::Cpu))?, expected, "{mode:?} on {mesh}");

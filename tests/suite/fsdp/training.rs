@@ -13,7 +13,6 @@ use burn_dtensor::prelude::*;
 use burn_dtensor::testing::MeshTest;
 
 use super::support::{elements, furthest, on_device, tensor, values};
-use crate::comm::naive::Naive;
 
 const STEPS: u64 = 10;
 /// Lengths of features that ranks cannot share evenly; of three rows the last of four ranks has none.
@@ -133,26 +132,6 @@ fn one_rank_trains_without_a_collective() {
         })
         .unwrap();
     }
-}
-
-/// What carries the collectives is nothing to the numbers: an engine of its own promises the same tree of sums.
-#[test]
-fn training_on_another_engine_is_the_same_to_the_bit() {
-    let model = Mlp::new();
-    let run = |config: Launch| {
-        launch(config, |world| {
-            let device = world.device().clone().autodiff();
-            let mesh = DeviceMesh::new(world, [3], ["shard"])?;
-            let sharded = fully_shard(on_device(&model, &device), &mesh, FullyShard::new().with_units(["layers.*"]))?;
-            let own = |model: &Mlp, step| Ok(loss(model.forward(batch(step, world.rank(), &device))));
-            let (trained, losses) = train(sharded, own)?;
-            Ok((losses, values(&full_model(&trained)?, None)))
-        })
-        .unwrap_or_else(|error| panic!("{error}"))
-    };
-    let threads = run(Launch::threads(3));
-    assert!(threads.iter().all(|(_, (losses, _))| losses[STEPS as usize - 1] < losses[0]), "it has learned");
-    assert_eq!(run(Launch::on_backend(Naive::new(3))), threads);
 }
 
 /// In the middle of forward all ranks agree on a scale; what comes after it is gathered meanwhile.

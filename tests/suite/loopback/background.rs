@@ -13,7 +13,7 @@ use burn_dtensor::testing::LoopbackJob;
 use burn_dtensor::{Error, Result};
 
 use super::bits::values;
-use crate::comm::naive::host::read;
+use super::read;
 
 /// Shape of each rank's tensor: large enough for the completion thread, and for shards that are received in place.
 const SHAPE: [usize; 2] = [100, 6000];

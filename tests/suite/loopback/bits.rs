@@ -13,7 +13,7 @@ use burn_dtensor::mesh::DeviceMesh;
 use burn_dtensor::placement::ShardSizes;
 use burn_dtensor::testing::LoopbackJob;
 
-use crate::comm::naive::host::read;
+use super::read;
 
 /// Runs `program` in worlds of four ranks, as threads and in 1, 2 and 4 processes, and compares the results.
 fn everywhere<T: Send + std::fmt::Debug + PartialEq>(program: impl Fn(&World) -> Result<T> + Sync) {

@@ -8,7 +8,7 @@ use burn_dtensor::placement::ShardSizes;
 use burn_dtensor::testing::LoopbackJob;
 use burn_dtensor::testing::gpu;
 
-use crate::comm::naive::host::read;
+use super::read;
 
 /// Returns this rank's results of all kinds of collectives.
 fn program(world: &World) -> Result<Vec<TensorData>> {

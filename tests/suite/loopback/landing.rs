@@ -13,7 +13,7 @@ use burn_dtensor::placement::ShardSizes;
 use burn_dtensor::testing::LoopbackJob;
 
 use super::bits::values;
-use crate::comm::naive::host::read;
+use super::read;
 
 /// Number of columns: a row of 4-byte elements has 200 bytes.
 const COLUMNS: usize = 50;

@@ -1,6 +1,7 @@
 //! Checks of the project's files as text. They need neither burn nor the crate, so they are built in seconds.
 //!
 //! - `layers`: modules of the crate use only modules of lower layers, and no files use each other in a cycle.
+//! - [`lines`]: the sizes of folders, for the program of this package.
 //! - `names`: a type's name stands for one type, and names and words that were replaced do not come back.
 //! - `pages`: every page of the book is in its summary, and links lead somewhere.
 //! - `parity`: every row of `docs/parity.md` names tests that exist, and says which features they need.
@@ -10,6 +11,7 @@
 
 #[cfg(test)]
 mod layers;
+pub mod lines;
 #[cfg(test)]
 mod names;
 #[cfg(test)]
@@ -25,6 +27,6 @@ mod prose;
 use std::path::{Path, PathBuf};
 
 /// Returns the root of the repository.
-fn root() -> PathBuf {
+pub fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }

@@ -1,14 +1,17 @@
-//! Prints tests for the scripts of `.ci`.
+//! Prints what scripts and contributors ask of the sources.
 //!
 //! - `tree gated PROGRAM [FEATURE]`: the paths of a program's tests that the README's test command does not build, one a line;
 //!   with a feature, of those that need this feature alone.
 //! - `tree needs PROGRAM FILTER`: the features that the tests need whose paths contain a filter, separated by commas; an empty
 //!   line if the README's test command builds one of them.
+//! - `tree lines [FOLDER..]`: lines that are not tests, lines of tests, files of each kind, and thread-locals, of every folder in
+//!   these, as [`lines`](tree::lines) counts them; of `src` without a folder. Folders are named from the root of the repository.
 //!
 //! A program is `lib` or the name of a test target.
 
 use std::process::ExitCode;
 
+use tree::lines::{self, Size};
 use tree::programs::tests;
 
 fn main() -> ExitCode {
@@ -30,10 +33,27 @@ fn main() -> ExitCode {
             };
             println!("{}", needs.join(","));
         }
+        ["lines"] => print_sizes("src"),
+        ["lines", ref folders @ ..] => folders.iter().for_each(|folder| print_sizes(folder)),
         _ => {
-            eprintln!("usage: tree gated PROGRAM [FEATURE] | tree needs PROGRAM FILTER");
+            eprintln!("usage: tree gated PROGRAM [FEATURE] | tree needs PROGRAM FILTER | tree lines [FOLDER..]");
             return ExitCode::FAILURE;
         }
     }
     ExitCode::SUCCESS
+}
+
+/// Prints the sizes of the folders in `folder`, and their sum.
+fn print_sizes(folder: &str) {
+    let sizes = lines::of_folder(&tree::root().join(folder));
+    println!("{:<40}{:>9}{:>8}{:>7}{:>12}{:>15}", "folder", "non-test", "test", "files", "test files", "thread-locals");
+    for (name, size) in sizes.iter().map(|(name, size)| (format!("{folder}/{name}"), *size)) {
+        print_size(&name, size);
+    }
+    print_size(folder, sizes.into_values().sum());
+}
+
+fn print_size(name: &str, size: Size) {
+    let Size { code, test, files, test_files, thread_locals } = size;
+    println!("{name:<40}{code:>9}{test:>8}{files:>7}{test_files:>12}{thread_locals:>15}");
 }

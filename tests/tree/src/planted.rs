@@ -53,7 +53,7 @@ fn fault_of(header: &str) -> Option<String> {
         }
         _ => by.split_once(' ').unwrap_or((by, "")),
     };
-    if !["lib", "suite", "memory"].contains(&program) || filter.is_empty() {
+    if !["lib", "suite", "memory", "downstream"].contains(&program) || filter.is_empty() {
         return Some(format!("`{by}` names no program of tests"));
     }
     let is_found = tests().iter().any(|test| test.program == program && test.path.contains(filter));

@@ -180,7 +180,7 @@ fn has(attributes: &[Attribute], name: &str) -> bool {
 }
 
 /// Returns the value of `#[path = ".."]`.
-fn path_of(attributes: &[Attribute]) -> Option<String> {
+pub(crate) fn path_of(attributes: &[Attribute]) -> Option<String> {
     let path = attributes.iter().find(|attribute| attribute.path().is_ident("path"))?;
     let Meta::NameValue(pair) = &path.meta else { return None };
     let syn::Expr::Lit(syn::ExprLit { lit: syn::Lit::Str(value), .. }) = &pair.value else { return None };

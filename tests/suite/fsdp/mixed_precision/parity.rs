@@ -38,6 +38,7 @@ impl Case {
             .with_mixed_precision(self.policy().with_output_dtype(DType::F32))
             .with_mixed_precision_for(["layers.*"], self.policy())
             .with_replica_check_every(1)
+            .with_weight_check(true)
     }
 }
 

@@ -4,7 +4,7 @@ mod no_false_alarm;
 
 use burn::module::{Module, ModuleMapper, Param};
 use burn::optim::{AdamWConfig, GradientsParams};
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{Device, Tensor, TensorData};
 use burn_dtensor::comm::{CommError, Launch, Op, ReplicatedValue, launch};
 use burn_dtensor::fsdp::{FullyShard, fully_shard, remesh};
 use burn_dtensor::mesh::DeviceMesh;
@@ -15,7 +15,6 @@ use burn_dtensor::{Error, Result};
 
 use super::net::{Net, WIDTH, config, net, with_units};
 use super::support::{on_device, tensor};
-use crate::comm::naive::broken::{Broken, Fault, flipped};
 
 /// One bit of a parameter's first element, as this rank stores it.
 struct Flip {
@@ -46,6 +45,13 @@ impl ModuleMapper for Flip {
         let device = Device::flex().autodiff();
         param.map(|base| Tensor::from_data(flipped(base.inner().into_data(), self.bit), &device).require_grad())
     }
+}
+
+/// Returns the same numbers, except for one bit of the first.
+fn flipped(mut data: TensorData, bit: u32) -> TensorData {
+    let first = &mut data.as_mut_slice::<f32>().expect("parameters are f32")[0];
+    *first = f32::from_bits(first.to_bits() ^ (1 << bit));
+    data
 }
 
 const STEPS: usize = 12;
@@ -79,7 +85,9 @@ fn gradients(net: &Net, step: usize, mesh: &DeviceMesh) -> GradientsParams {
 
 /// Biases and the scale are whole on each rank.
 fn replicated() -> FullyShard {
-    config().with_shard_placement_fn(|param| (param.shape.len() == 1).then_some(Placement::Replicate))
+    config()
+        .with_weight_check(true)
+        .with_shard_placement_fn(|param| (param.shape.len() == 1).then_some(Placement::Replicate))
 }
 
 /// What is wrong, on a mesh, and how it is found.
@@ -205,7 +213,7 @@ mesh_test!(a_bit_of_a_parameter_that_four_ranks_replicate, [4], ["shard"], |mesh
 });
 
 #[test]
-fn by_default_it_is_told_by_the_tenth_step() {
+fn without_a_number_it_is_told_by_the_tenth_step() {
     for (in_step, culprit) in [(1, 0), (3, 1), (10, 2)] {
         // A lesser bit may be rounded away until then, and is no harm any more.
         let case =
@@ -224,14 +232,40 @@ fn by_default_it_is_told_by_the_tenth_step() {
     });
 }
 
+/// An optimizer may give replicas other bits on other processors: the run continues, by default. An error in a gathered
+/// weight or an averaged gradient is found nevertheless (`tests/downstream`).
+#[test]
+fn weights_that_an_optimizer_makes_differ_are_no_failure_by_default() {
+    for shape in [[3, 1], [2, 2], [1, 3]] {
+        mesh_of(shape).run(|mesh| {
+            let last_bits = |_, net: Net| match mesh.rank() {
+                1 => ["blocks.1.weight", "blocks.0.bias"]
+                    .into_iter()
+                    .fold(net, |net, param| net.map(&mut Flip::new(param, 0))),
+                _ => net,
+            };
+            // The biases are replicated between the ranks that shard.
+            let config = || replicated().with_weight_check(false);
+            let (_, made, error) = train(mesh, config(), last_bits)?;
+            assert!(made == STEPS && error.is_none(), "after {made} steps: {error:?}");
+            let (_, made, error) = train(mesh, config().with_replica_check_every(1), last_bits)?;
+            assert!(made == STEPS && error.is_none(), "after {made} steps: {error:?}");
+            Ok(())
+        });
+    }
+}
+
 /// Both are read in every step: were they counted together, one would never be compared in every other step.
 #[test]
 fn parameters_that_are_read_outside_their_unit_are_compared_each() {
     for param in ["spare.weight", "spare.bias"] {
         mesh_of([2, 1]).run(|mesh| {
             let device = mesh.device().clone().autodiff();
-            let mut net =
-                fully_shard(on_device(&net(&Device::flex()), &device), mesh, config().with_replica_check_every(2))?;
+            let mut net = fully_shard(
+                on_device(&net(&Device::flex()), &device),
+                mesh,
+                config().with_weight_check(true).with_replica_check_every(2),
+            )?;
             let step = |net: &Net| {
                 let (weight, bias) = (net.spare.weight.val(), net.spare.bias.as_ref().expect("it has one").val());
                 let _ = (weight.square().sum() + bias.square().sum()).backward();
@@ -250,50 +284,6 @@ fn parameters_that_are_read_outside_their_unit_are_compared_each() {
     }
 }
 
-/// Trains on hosts of which one is broken: what the ranks are told, and the steps that they have made.
-fn told_on_broken(shape: [usize; 2], fault: Fault) -> (CommError, usize) {
-    let config = Launch::on_backend(Broken::new(shape[0] * shape[1], fault));
-    let told = launch(config, |world| {
-        let mesh = DeviceMesh::new(world, shape, ["replicate", "shard"])?;
-        let (_, made, error) = train(&mesh, replicated().with_replica_check_every(1), |_, net| net)?;
-        let Some(Error::Comm(error)) = error else { panic!("{error:?}, after {made} steps") };
-        Ok((error, made))
-    });
-    let told = told.unwrap();
-    assert!(told.iter().all(|(_, (error, _))| *error == told[0].1.0), "{told:?}");
-    told[fault.rank].1.clone()
-}
-
-/// A gathered weight shows when its unit is reduced, a gradient with the next unit: of the root, which is the last, in the
-/// next step, where it has made weights differ.
-#[test]
-fn what_a_broken_host_is_given_is_told() {
-    use ReplicatedValue::{GatheredWeight, Gradient};
-    for (shape, op, label, of, param, during) in [
-        ([1, 2], Op::AllGather, "blocks.1", GatheredWeight, "blocks.1.weight", Op::ReduceScatter),
-        ([1, 3], Op::AllGather, "blocks.1", GatheredWeight, "blocks.1.weight", Op::ReduceScatter),
-        ([2, 3], Op::AllGather, "root", GatheredWeight, "first.weight", Op::ReduceScatter),
-        ([2, 1], Op::AllReduce, "blocks.2", Gradient, "blocks.2.weight", Op::AllReduce),
-        ([3, 1], Op::AllReduce, "blocks.2", Gradient, "blocks.2.weight", Op::AllReduce),
-        ([3, 2], Op::AllReduce, "blocks.2", Gradient, "blocks.2.bias", Op::ReduceScatter),
-        ([3, 2], Op::AllReduce, "root", Gradient, "first.bias", Op::ReduceScatter),
-        ([1, 3], Op::AllReduce, "root", Gradient, "first.bias", Op::ReduceScatter),
-    ] {
-        let fault = Fault { rank: 1, op, label, number: 4 };
-        let (error, made) = told_on_broken(shape, fault);
-        let text = error.to_string();
-        let CommError::Diverged { rank, other, param: its, of: what, step, majority, during: found } = error else {
-            panic!("{shape:?} {label}: {text}")
-        };
-        assert_eq!((what, &*its, found.op, step), (of, param, during, 4), "{shape:?} {label}: {text}");
-        assert_eq!(made, if of == Gradient && label == "root" { 4 } else { 3 }, "{shape:?} {label}: {text}");
-        match found.ranks.len() {
-            2 => assert!(!majority && [rank, other].contains(&1), "{shape:?} {label}: {text}"),
-            _ => assert!(majority && rank == 1, "{shape:?} {label}: {text}"),
-        }
-    }
-}
-
 /// What the broken host has made is in no weight of theirs.
 #[test]
 fn the_others_go_on_without_the_rank_that_is_named() {
@@ -303,7 +293,7 @@ fn the_others_go_on_without_the_rank_that_is_named() {
             (1, 5) => net.map(&mut Flip::new("blocks.1.weight", 0)),
             _ => net,
         };
-        let (net, made, error) = train(&mesh, config().with_replica_check_every(1), flip)?;
+        let (net, made, error) = train(&mesh, config().with_weight_check(true).with_replica_check_every(1), flip)?;
         let error = error.expect("it is told");
         let Error::Comm(CommError::Diverged { rank, majority: true, .. }) = error else { panic!("{error}") };
         if rank == mesh.rank() {

@@ -1,4 +1,4 @@
-//! Tensors as bytes and numbers of the host: cut, joined and reduced one element after another.
+//! Tensors as bytes and numbers of the host: split, concatenated and reduced one element after another.
 
 use std::ops::Range;
 
@@ -6,7 +6,7 @@ use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::{Bool, DType, Device, Float, Int, Tensor, TensorData};
 use burn_dtensor::comm::ReduceOp;
 
-/// What a tensor holds.
+/// Returns the elements of a tensor.
 pub fn read(tensor: DispatchTensor) -> TensorData {
     fn typed<const D: usize>(tensor: DispatchTensor) -> TensorData {
         match tensor.dtype() {
@@ -24,7 +24,7 @@ pub fn read(tensor: DispatchTensor) -> TensorData {
     }
 }
 
-/// A tensor that holds `data`.
+/// Returns a tensor with the elements of `data`.
 pub fn write(data: TensorData, device: &Device) -> DispatchTensor {
     fn typed<const D: usize>(data: TensorData, device: &Device) -> DispatchTensor {
         match data.dtype() {
@@ -42,13 +42,13 @@ pub fn write(data: TensorData, device: &Device) -> DispatchTensor {
     }
 }
 
-/// How many rows of `dim` there are side by side, and the bytes of one element of a row.
+/// Returns the number of rows along `dim`, and the bytes of one element of a row.
 fn rows(data: &TensorData, dim: usize) -> (usize, usize) {
     let shape = &data.shape()[..];
     (shape[..dim].iter().product(), shape[dim + 1..].iter().product::<usize>() * data.dtype().size())
 }
 
-/// The elements whose index in `dim` lies in `range`.
+/// Returns the elements whose index in `dim` lies in `range`.
 pub fn narrow(data: &TensorData, dim: usize, range: Range<usize>) -> TensorData {
     let (count, width) = rows(data, dim);
     let (mut shape, bytes) = (data.shape().clone(), data.as_bytes());
@@ -59,7 +59,7 @@ pub fn narrow(data: &TensorData, dim: usize, range: Range<usize>) -> TensorData 
     TensorData::from_bytes_vec(bytes, shape, data.dtype())
 }
 
-/// `parts` one after another along `dim`.
+/// Concatenates `parts` along `dim`.
 pub fn concat(parts: &[TensorData], dim: usize) -> TensorData {
     let (count, width) = rows(&parts[0], dim);
     let row = |part: &TensorData, row: usize| {
@@ -72,7 +72,7 @@ pub fn concat(parts: &[TensorData], dim: usize) -> TensorData {
     TensorData::from_bytes_vec(bytes, shape, parts[0].dtype())
 }
 
-/// The reduction of `terms`, neighbours first.
+/// Reduces `terms`, neighbours first.
 pub fn reduce(terms: &[TensorData], op: ReduceOp) -> TensorData {
     let (shape, dtype) = (terms[0].shape().clone(), terms[0].dtype());
     if dtype.is_float() {
@@ -87,7 +87,7 @@ fn low_bytes(value: i128, dtype: DType) -> Vec<u8> {
     value.to_le_bytes()[..dtype.size()].to_vec()
 }
 
-/// An operation in 64 bits, rounded to 32, is the operation in 32 bits.
+/// Reduces floats. An operation in 64 bits, rounded to 32, is the operation in 32 bits.
 fn floats(terms: &[TensorData], op: ReduceOp, dtype: DType) -> Vec<f64> {
     let round = |value: f64| if dtype == DType::F64 { value } else { f64::from(value as f32) };
     let term = |term: &TensorData| match op {
@@ -108,7 +108,7 @@ fn floats(terms: &[TensorData], op: ReduceOp, dtype: DType) -> Vec<f64> {
     reduced.into_iter().map(|value| round(value / count)).collect()
 }
 
-/// Wide enough for every sum; of averages the sum has 64 bits.
+/// Reduces integers, in enough bits for every sum; the sum of an average has 64 bits.
 fn integers(terms: &[TensorData], op: ReduceOp, dtype: DType) -> Vec<i128> {
     let signed = !dtype.is_uint() && !dtype.is_bool();
     let term = |term: &TensorData| -> Vec<i128> {
@@ -130,7 +130,7 @@ fn integers(terms: &[TensorData], op: ReduceOp, dtype: DType) -> Vec<i128> {
     if op == ReduceOp::Avg { reduced.into_iter().map(averaged).collect() } else { reduced }
 }
 
-/// The first half is a power of two: whole pairs, whole pairs of pairs, and so on.
+/// Combines neighbours in a binary tree whose first half is a power of two: pairs, then pairs of pairs, and so on.
 fn tree<T: Copy>(terms: &[Vec<T>], combine: &impl Fn(T, T) -> T) -> Vec<T> {
     if let [one] = terms {
         return one.clone();

@@ -16,12 +16,12 @@ use super::Naive;
 use super::host::{self, concat, narrow, reduce};
 use super::inbox::{About, Desk, Envelope, Key, Receive, Seen};
 
-/// A rank's place in one group.
+/// The handle of a rank on one group.
 #[derive(Debug)]
 pub struct NaiveChannel {
     engine: Arc<Naive>,
     member: GroupMember,
-    name: &'static str,
+    name: Arc<str>,
     /// Collectives so far.
     calls: AtomicU64,
     /// Sends and receives so far.
@@ -32,15 +32,15 @@ pub struct NaiveChannel {
 struct Called {
     engine: Arc<Naive>,
     channel: Key,
-    /// The rank's place in the group.
+    /// The group rank.
     place: usize,
-    print: Arc<CallSignature>,
+    signature: Arc<CallSignature>,
     id: CollectiveId,
 }
 
 impl NaiveChannel {
     pub fn new(engine: Arc<Naive>, member: GroupMember, name: &'static str) -> Self {
-        Self { engine, member, name, calls: AtomicU64::new(0), messages: AtomicU64::new(0) }
+        Self { engine, member, name: name.into(), calls: AtomicU64::new(0), messages: AtomicU64::new(0) }
     }
 
     fn device(&self) -> Device {
@@ -53,14 +53,14 @@ impl NaiveChannel {
 
     /// Counts a call.
     fn enter(&self, post: CallContext, calls: &AtomicU64) -> Result<Called, CommError> {
-        let (print, channel) = (Arc::new(sent(&post.print)), (Arc::from(self.member.group.ranks()), self.name));
-        let (engine, place) = (self.engine.clone(), self.member.group.rank());
-        let id = id(&print, calls.fetch_add(1, Ordering::SeqCst), &channel);
+        let (signature, ranks) = (Arc::new(post.print), Arc::from(self.member.group.ranks()));
+        let (engine, place, channel) = (self.engine.clone(), self.member.group.rank(), (ranks, self.name.clone()));
+        let id = id(&signature, calls.fetch_add(1, Ordering::SeqCst), &channel);
         engine.enter(self.member.rank(), &id)?;
-        Ok(Called { engine, channel, place, print, id })
+        Ok(Called { engine, channel, place, signature, id })
     }
 
-    /// Sends `parts` to the ranks of the group; the result is what `finish` makes of theirs.
+    /// Sends `parts` to the ranks of the group. The result is that of `finish` on the parts of all ranks for this one.
     fn call<T: 'static>(
         &self,
         post: CallContext,
@@ -75,14 +75,8 @@ impl NaiveChannel {
     }
 }
 
-/// A signature as another process would receive it.
-fn sent(print: &CallSignature) -> CallSignature {
-    let bytes = postcard::to_stdvec(print).expect("every signature can be sent");
-    postcard::from_bytes(&bytes).expect("it arrives as it was sent")
-}
-
-fn id(print: &CallSignature, seq: u64, (ranks, _): &Key) -> CollectiveId {
-    CollectiveId { op: print.op, seq, label: print.label.clone(), ranks: ranks.clone() }
+fn id(signature: &CallSignature, seq: u64, (ranks, _): &Key) -> CollectiveId {
+    CollectiveId { op: signature.op, seq, label: signature.label.clone(), ranks: ranks.clone() }
 }
 
 fn read(tensors: Vec<DispatchTensor>) -> Vec<TensorData> {
@@ -93,7 +87,7 @@ fn write(data: Vec<TensorData>, device: &Device) -> Vec<DispatchTensor> {
     data.into_iter().map(|data| host::write(data, device)).collect()
 }
 
-/// Tensor `at` of each rank.
+/// Returns tensor `at` of each rank.
 fn column(of_ranks: &[Vec<TensorData>], at: usize) -> Vec<TensorData> {
     of_ranks.iter().map(|tensors| tensors[at].clone()).collect()
 }
@@ -190,12 +184,12 @@ impl Called {
     }
 
     fn desk<T>(&self, look: impl FnOnce(&mut Desk) -> T) -> T {
-        look(&mut self.engine.inboxes[self.rank()].desk.lock())
+        look(&mut self.engine.inbox(self.rank()).desk.lock())
     }
 
     fn send(&self, to: usize, about: About, tensors: Vec<TensorData>) {
-        let (channel, print) = (self.channel.clone(), self.print.clone());
-        self.engine.deliver(self.channel.0[to], Envelope { channel, about, from: self.place, print, tensors });
+        let (channel, signature) = (self.channel.clone(), self.signature.clone());
+        self.engine.deliver(self.channel.0[to], Envelope { channel, about, from: self.place, signature, tensors });
     }
 
     fn is_over(&self) -> bool {
@@ -216,18 +210,18 @@ impl Called {
         }
         let mut came = desk.take_call(&self.channel, self.id.seq);
         came.sort_by_key(|envelope| envelope.from);
-        if let Some(divergence) = CallSignature::divergence(came.iter().map(|envelope| &*envelope.print)) {
+        if let Some(divergence) = CallSignature::divergence(came.iter().map(|envelope| &*envelope.signature)) {
             return Seen::Wrong(divergence.error(&self.channel.0, self.id.clone()));
         }
         Seen::There(came.into_iter().map(|envelope| envelope.tensors).collect())
     }
 
-    /// Blames whom fewer agree with. Every rank compares with every other: it needs no one to stand for others.
+    /// Blames the rank that fewer ranks agree with. Every rank compares its signature with every other, by itself.
     fn disagreement(&self, came: &[&Envelope]) -> Option<CommError> {
-        let other = came.iter().find(|envelope| self.print.difference(&envelope.print).is_some())?;
+        let other = came.iter().find(|envelope| self.signature.difference(&envelope.signature).is_some())?;
         let agree =
-            |print: &CallSignature| came.iter().filter(|envelope| print.difference(&envelope.print).is_none()).count();
-        let (own, its) = ((self.place, &self.print), (other.from, &other.print));
+            |own: &CallSignature| came.iter().filter(|envelope| own.difference(&envelope.signature).is_none()).count();
+        let (own, its) = ((self.place, &self.signature), (other.from, &other.signature));
         let (blamed, other) = if agree(own.1) < agree(its.1) { (own, its) } else { (its, own) };
         Some(CommError::Mismatch {
             rank: self.channel.0[blamed.0],
@@ -242,7 +236,7 @@ impl Called {
         let Some(message) = desk.take_message(&self.channel, self.id.seq) else {
             return Seen::Awaited(from.map_or_else(|| self.channel.0.to_vec(), |from| vec![self.channel.0[from]]));
         };
-        let Some(differs) = self.print.refusal(&message.print) else { return Seen::There(message) };
+        let Some(differs) = self.signature.refusal(&message.signature) else { return Seen::There(message) };
         let (rank, other, during) = (self.rank(), self.channel.0[message.from], self.id.clone());
         Seen::Wrong(CommError::Mismatch { rank, other, during, differs })
     }

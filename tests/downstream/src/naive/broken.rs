@@ -1,4 +1,4 @@
-//! [`Broken`]: the naive engine, on hosts of which one changes what it is given.
+//! [`Broken`]: the naive backend on hosts of which one changes a bit of what it receives.
 
 use std::panic::Location;
 use std::sync::Arc;
@@ -22,14 +22,14 @@ pub struct Broken {
     fault: Fault,
 }
 
-/// One bit of the first tensor that a collective gives a rank.
+/// An error in one bit of the first tensor that a rank receives from a collective.
 #[derive(Debug, Clone, Copy)]
 pub struct Fault {
     pub rank: usize,
     pub op: Op,
-    /// The caller's.
+    /// Label of the call.
     pub label: &'static str,
-    /// Which of those on one channel: 1, 2, ..
+    /// Index among the calls with this operation and label on one channel: 1, 2, ..
     pub number: u64,
 }
 
@@ -39,7 +39,7 @@ impl Broken {
     }
 }
 
-/// The same numbers, but for this bit of the first.
+/// Returns the same numbers, except for one bit of the first.
 pub fn flipped(mut data: TensorData, bit: u32) -> TensorData {
     let first = &mut data.as_mut_slice::<f32>().expect("parameters are f32")[0];
     *first = f32::from_bits(first.to_bits() ^ (1 << bit));
@@ -85,16 +85,16 @@ impl Backend for Broken {
     }
 }
 
-/// A rank's place in one group.
+/// The handle of a rank on one group.
 #[derive(Debug)]
 struct BrokenChannel {
     channel: Arc<dyn GroupBackend>,
     fault: Option<Fault>,
-    /// Of the kind that the fault is in.
+    /// Number of calls with the operation and label of the fault.
     calls: AtomicU64,
 }
 
-/// A call of which the first tensor is another.
+/// A request whose first tensor is changed.
 struct Flipped(Box<dyn Request<Vec<DispatchTensor>>>, Device);
 
 impl BrokenChannel {
@@ -103,8 +103,8 @@ impl BrokenChannel {
         post: CallContext,
         call: impl FnOnce(CallContext) -> PostResult<Vec<DispatchTensor>>,
     ) -> PostResult<Vec<DispatchTensor>> {
-        let print = &post.print;
-        let is_it = |fault: &Fault| (print.op, &*print.label) == (fault.op, fault.label);
+        let signature = &post.print;
+        let is_it = |fault: &Fault| (signature.op, &*signature.label) == (fault.op, fault.label);
         let fault =
             self.fault.filter(is_it).filter(|fault| self.calls.fetch_add(1, Ordering::SeqCst) + 1 == fault.number);
         let pending = call(post)?;

@@ -1,4 +1,4 @@
-//! [`Inbox`]: what has come for one rank.
+//! [`Inbox`]: the envelopes and receives of one rank.
 
 use std::sync::Arc;
 
@@ -6,31 +6,32 @@ use burn::tensor::TensorData;
 use burn_dtensor::comm::CommError;
 use burn_dtensor::comm::backend::CallSignature;
 use parking_lot::{Condvar, Mutex};
+use serde::{Deserialize, Serialize};
 
 /// A group's ranks, and the channel's name.
-pub type Key = (Arc<[usize]>, &'static str);
+pub type Key = (Arc<[usize]>, Arc<str>);
 
-/// What one rank sends another.
-#[derive(Debug)]
+/// The tensors that one rank sends another in a call.
+#[derive(Debug, Serialize, Deserialize)]
 pub struct Envelope {
     pub channel: Key,
     pub about: About,
-    /// The sender's place in the group.
+    /// Group rank of the sender.
     pub from: usize,
-    pub print: Arc<CallSignature>,
+    pub signature: Arc<CallSignature>,
     pub tensors: Vec<TensorData>,
 }
 
-/// What an envelope belongs to.
-#[derive(Debug, Clone, Copy, PartialEq)]
+/// The call that an envelope belongs to.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub enum About {
-    /// The collective of this number.
+    /// The collective with this sequence number.
     Call(u64),
     /// A message, with its tag.
     Message(u32),
 }
 
-/// A receive, whose message may have come.
+/// A posted receive, with its message once that has arrived.
 #[derive(Debug)]
 pub struct Receive {
     pub channel: Key,
@@ -43,24 +44,36 @@ pub struct Receive {
 #[derive(Debug, Default)]
 pub struct Inbox {
     pub desk: Mutex<Desk>,
-    /// Rung when something has come.
+    /// Notified when an envelope arrives, and when a rank exits or the world fails.
     pub bell: Condvar,
 }
 
 #[derive(Debug, Default)]
 pub struct Desk {
-    /// In the order in which they came.
+    /// In the order in which they arrived.
     envelopes: Vec<Envelope>,
     /// In the order in which they were posted.
     receives: Vec<Receive>,
 }
 
-/// What a rank finds that looks for something.
+/// The result of a look into an inbox.
 pub enum Seen<T> {
     There(T),
-    /// Of these global ranks.
+    /// Envelopes of these global ranks are missing.
     Awaited(Vec<usize>),
     Wrong(CommError),
+}
+
+impl Envelope {
+    /// Returns true if the envelope can have been sent on its channel, as must be checked for one of another process.
+    pub fn fits(&self, size: usize) -> bool {
+        let ranks = &self.channel.0;
+        self.from < ranks.len() && ranks.iter().all(|rank| *rank < size) && self.signature.fits(ranks.len())
+    }
+
+    fn is(&self, channel: &Key, number: u64) -> bool {
+        self.about == About::Call(number) && self.channel == *channel
+    }
 }
 
 impl Desk {
@@ -74,7 +87,7 @@ impl Desk {
         self.sort();
     }
 
-    /// Every receive gets the first message that it takes, the first receive first.
+    /// Gives every receive the first message that it accepts, in the order in which the receives were posted.
     fn sort(&mut self) {
         for receive in self.receives.iter_mut().filter(|receive| receive.message.is_none()) {
             let at = self.envelopes.iter().position(|envelope| receive.takes(envelope));
@@ -82,7 +95,7 @@ impl Desk {
         }
     }
 
-    /// What has come of a collective.
+    /// Returns the envelopes of a collective that have arrived.
     pub fn of_call<'a>(&'a self, channel: &'a Key, number: u64) -> impl Iterator<Item = &'a Envelope> {
         self.envelopes.iter().filter(move |envelope| envelope.is(channel, number))
     }
@@ -95,16 +108,10 @@ impl Desk {
         self.receives.iter().any(|receive| receive.is(channel, number) && receive.message.is_some())
     }
 
-    /// The message of a receive, which is gone then.
+    /// Removes a receive whose message has arrived, and returns the message.
     pub fn take_message(&mut self, channel: &Key, number: u64) -> Option<Envelope> {
         let at = self.receives.iter().position(|receive| receive.is(channel, number) && receive.message.is_some())?;
         self.receives.remove(at).message
-    }
-}
-
-impl Envelope {
-    fn is(&self, channel: &Key, number: u64) -> bool {
-        self.about == About::Call(number) && self.channel == *channel
     }
 }
 
