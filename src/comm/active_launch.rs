@@ -12,9 +12,9 @@ use std::sync::{Arc, Once};
 use parking_lot::Mutex;
 
 use super::flight::{ExitKind, FirstFailure, ProgramExit};
-use super::membership::RankWorlds;
 use super::rank_context;
 use super::rank_outcome::first;
+use super::rank_worlds::RankWorlds;
 
 unsafe extern "C" {
     /// Function of C's standard library: registers `function` to be called on the thread that ends the process,

@@ -17,8 +17,13 @@ pub(super) struct Problem {
 
 type Checked<T> = Result<T, Problem>;
 
-fn problem<T>(problem: String, remedy: &'static str) -> Checked<T> {
-    Err(Problem { problem, remedy })
+/// Returns the problem that the format describes, unless the condition holds.
+macro_rules! ensure {
+    ($condition:expr => $problem:literal, $remedy:expr $(,)?) => {
+        if !$condition {
+            return Err(Problem { problem: format!($problem), remedy: $remedy });
+        }
+    };
 }
 
 /// Checks that all tensors are on the rank's own device, or all on the host.
@@ -26,23 +31,12 @@ pub(super) fn at_home<'a>(tensors: impl IntoIterator<Item = &'a DispatchTensor>,
     let mut first: Option<Device> = None;
     for (i, tensor) in tensors.into_iter().enumerate() {
         let device = Device::new(tensor.device());
-        if device != *own && !memory::is_host(&device) {
-            return problem(
-                format!("tensor {i} is on {device:?}, but the rank's device is {own:?}"),
-                "Create tensors on `world.device()`, move them there, or move all tensors of a call to the CPU \
-                 (`Launch::with_devices` sets the device of each rank)",
-            );
-        }
-        match &first {
-            Some(first) if *first != device => {
-                return problem(
-                    format!("tensor 0 is on {first:?}, and tensor {i} on {device:?}"),
-                    "Move all tensors of a call to `world.device()`, or all to the CPU",
-                );
-            }
-            Some(_) => {}
-            None => first = Some(device),
-        }
+        ensure!(device == *own || memory::is_host(&device) => "tensor {i} is on {device:?}, but the rank's device is {own:?}",
+            "Create tensors on `world.device()`, move them there, or move all tensors of a call to the CPU \
+             (`Launch::with_devices` sets the device of each rank)");
+        let first = first.get_or_insert_with(|| device.clone());
+        ensure!(*first == device => "tensor 0 is on {first:?}, and tensor {i} on {device:?}",
+            "Move all tensors of a call to `world.device()`, or all to the CPU");
     }
     Ok(())
 }
@@ -60,15 +54,13 @@ pub(super) fn check_shards(
         let mut print = full_of(i, tensor, *dim, sizes, group)?;
         let expected = sizes.range(group.size(), group.rank()).len();
         let found = print.shape[*dim];
+        let shard = || match sizes {
+            ShardSizes::Chunked(len) => format!("chunk {} of {len} over {} ranks has", group.rank(), group.size()),
+            ShardSizes::Uneven(lengths) => format!("shard size {} of {lengths:?} is", group.rank()),
+        };
         if found != expected {
-            let part = match sizes {
-                ShardSizes::Chunked(len) => format!("chunk {} of {len} over {} ranks has", group.rank(), group.size()),
-                ShardSizes::Uneven(lengths) => format!("shard size {} of {lengths:?} is", group.rank()),
-            };
-            return problem(
-                format!("tensor {i} has length {found} in dimension {dim}, but {part} {expected}"),
-                "Shard the full tensor with `placement::ShardSizes`",
-            );
+            let problem = format!("tensor {i} has length {found} in dimension {dim}, but {} {expected}", shard());
+            return Err(Problem { problem, remedy: "Shard the full tensor with `placement::ShardSizes`" });
         }
         let sharding = print.sharding;
         print.shape[*dim] = sizes.total();
@@ -113,12 +105,8 @@ pub(super) fn recut(
     let ShardedTensor { tensor, dim, sizes } = shard;
     let mut print = check_shards(std::slice::from_ref(tensor), &[(*dim, sizes.clone())], group)?.remove(0);
     in_range(0, to_dim, &print.shape)?;
-    if to_dim == shard.dim {
-        return problem(
-            format!("`to_dim` is {to_dim}, which is the sharded dimension already"),
-            "Pass another dimension, or use the tensor as it is",
-        );
-    }
+    ensure!(to_dim != shard.dim => "`to_dim` is {to_dim}, which is the sharded dimension already",
+        "Pass another dimension, or use the tensor as it is");
     one_per_rank(0, to_sizes, group)?;
     check_total(0, &print.shape, to_dim, to_sizes)?;
     print.to = Some(ShardSignature::new(to_dim, to_sizes));
@@ -133,12 +121,9 @@ pub(super) fn listed(
     group: &Group,
 ) -> Checked<PairwiseSignature> {
     let (size, member) = (group.size(), group.rank());
-    if parts.len() != size || metas.len() != size {
-        return problem(
-            format!("{} parts and {} `metas` in a group of {size} ranks", parts.len(), metas.len()),
-            "Pass one of each per rank of the group, `None` for a rank without a tensor",
-        );
-    }
+    let [tensors, descriptions] = [parts.len(), metas.len()];
+    ensure!([tensors, descriptions] == [size; 2] => "{tensors} parts and {descriptions} `metas` in a group of {size} ranks",
+        "Pass one of each per rank of the group, `None` for a rank without a tensor");
     let meta = |(i, part): (usize, &Option<DispatchTensor>)| {
         let print = part.as_ref().map(|part| plain(i, part)).transpose()?;
         Ok(print.map(|TensorSignature { shape, dtype, .. }| TensorMeta { shape, dtype }))
@@ -147,16 +132,9 @@ pub(super) fn listed(
     let is_supported =
         |(i, meta): (usize, &Option<TensorMeta>)| meta.as_ref().map_or(Ok(()), |meta| described(i, meta).map(drop));
     metas.iter().enumerate().try_for_each(is_supported)?;
-    if given[member] != metas[member] {
-        return problem(
-            format!(
-                "this rank's tensor for itself is {}, but `metas` describes {}",
-                tensor_text(&given[member]),
-                tensor_text(&metas[member])
-            ),
-            "Describe in `metas` the tensor that this rank passes for itself",
-        );
-    }
+    let [own, meta] = [&given[member], &metas[member]].map(tensor_text);
+    ensure!(own == meta => "this rank's tensor for itself is {own}, but `metas` describes {meta}",
+        "Describe in `metas` the tensor that this rank passes for itself");
     Ok(PairwiseSignature { member, given, taken: metas })
 }
 
@@ -171,29 +149,14 @@ pub(super) fn rooted(
     member("root", root, group)?;
     let prints = all_described(metas)?;
     if root == group.rank() {
-        let Some(tensors) = tensors else {
-            return problem("the root passes no tensors".into(), "Pass `Some(tensors)` on the root");
-        };
-        if tensors.len() != metas.len() {
-            return problem(
-                format!("{} tensors, but {} `metas`", tensors.len(), metas.len()),
-                "Describe every tensor in `metas`",
-            );
-        }
-        for (i, (tensor, meta)) in tensors.iter().zip(metas).enumerate() {
-            let print = plain(i, tensor)?;
-            if print.shape != meta.shape || print.dtype != meta.dtype {
-                return problem(
-                    format!(
-                        "tensor {i} is {:?} {}, but `metas` describes {:?} {}",
-                        &print.shape[..],
-                        print.dtype.name(),
-                        &meta.shape[..],
-                        meta.dtype.name()
-                    ),
-                    "Describe the root's tensors in `metas` on every rank",
-                );
-            }
+        let remedy = "Pass `Some(tensors)` on the root";
+        let tensors = tensors.ok_or_else(|| Problem { problem: "the root passes no tensors".into(), remedy })?;
+        let (given, described) = (tensors.len(), metas.len());
+        ensure!(given == described => "{given} tensors, but {described} `metas`", "Describe every tensor in `metas`");
+        for (i, (tensor, expected)) in tensors.iter().zip(&prints).enumerate() {
+            let [found, expected] = [&plain(i, tensor)?, expected].map(text);
+            ensure!(found == expected => "tensor {i} is {found}, but `metas` describes {expected}",
+                "Describe the root's tensors in `metas` on every rank");
         }
     }
     Ok(prints)
@@ -215,33 +178,25 @@ pub(super) fn sent(tensors: &[DispatchTensor]) -> Checked<Vec<TensorSignature>> 
 
 /// Checks that the argument `name`, with the value `place`, is a rank of the group.
 pub(super) fn member(name: &str, place: usize, group: &Group) -> Checked<()> {
-    if place < group.size() {
-        return Ok(());
-    }
-    problem(
-        format!("{name} {place} is outside a group of {} ranks", group.size()),
-        "Pass a group rank, not a global rank",
-    )
+    let size = group.size();
+    ensure!(place < size => "{name} {place} is outside a group of {size} ranks", "Pass a group rank, not a global rank");
+    Ok(())
 }
 
 /// Checks that the root, and no other rank, passes `name`.
 pub(super) fn on_root(name: &str, is_given: bool, root: usize, group: &Group) -> Checked<()> {
     member("root", root, group)?;
-    match (root == group.rank(), is_given) {
-        (true, false) => problem(format!("the root passes no {name}"), "Pass `Some` on the root"),
-        (false, true) => {
-            problem(format!("group rank {} passes {name}, the root is {root}", group.rank()), "Pass `None` there")
-        }
-        _ => Ok(()),
-    }
+    let (rank, is_root) = (group.rank(), root == group.rank());
+    ensure!(is_given || !is_root => "the root passes no {name}", "Pass `Some` on the root");
+    ensure!(is_root || !is_given => "group rank {rank} passes {name}, the root is {root}", "Pass `None` there");
+    Ok(())
 }
 
 /// Checks that an argument has one element for each rank of the group.
 pub(super) fn one_each(name: &str, count: usize, group: &Group) -> Checked<()> {
-    if count == group.size() {
-        return Ok(());
-    }
-    problem(format!("{count} {name} in a group of {} ranks", group.size()), "Pass one per rank of the group")
+    let size = group.size();
+    ensure!(count == size => "{count} {name} in a group of {size} ranks", "Pass one per rank of the group");
+    Ok(())
 }
 
 /// Checks the counts of an all-to-all of rows: the send counts must add up to the rows of `tensor`, and this rank
@@ -258,42 +213,26 @@ pub(super) fn split(
     let row = print.shape[1..].iter().fold(print.dtype.size(), |bytes, len| bytes.saturating_mul(*len));
     let (rows, sum) = (print.shape[0], total_rows("send counts", given, row)?);
     total_rows("receive counts", taken, row)?;
-    if rows != sum {
-        return problem(
-            format!("send counts {given:?} add up to {sum}, but the tensor has {rows} rows"),
-            "Make them add up to the number of rows",
-        );
-    }
+    ensure!(rows == sum => "send counts {given:?} add up to {sum}, but the tensor has {rows} rows",
+        "Make them add up to the number of rows");
     let (kept, own) = (given[group.rank()], taken[group.rank()]);
-    if kept != own {
-        return problem(
-            format!("this rank sends itself {kept} rows but expects {own} from itself"),
-            "Make both counts equal",
-        );
-    }
+    ensure!(kept == own => "this rank sends itself {kept} rows but expects {own} from itself", "Make both counts equal");
     Ok(print)
 }
 
 /// Adds up the counts of an argument. Checks that this many rows of `row` bytes can be addressed.
 fn total_rows(name: &str, counts: &[usize], row: usize) -> Checked<usize> {
     let rows = counts.iter().try_fold(0_usize, |rows, count| rows.checked_add(*count));
-    rows.filter(|rows| rows.checked_mul(row).is_some()).map_or_else(
-        || {
-            problem(
-                format!("{name} {counts:?} add up to more rows than memory can hold"),
-                "Pass a number of rows for each rank",
-            )
-        },
-        Ok,
-    )
+    let rows = rows.filter(|rows| rows.checked_mul(row).is_some());
+    ensure!(rows.is_some() => "{name} {counts:?} add up to more rows than memory can hold",
+        "Pass a number of rows for each rank");
+    Ok(rows.unwrap_or_default())
 }
 
 /// Checks that a tensor has one row for each index.
 pub(super) fn rows_of(dims: &[usize], indices: usize) -> Checked<()> {
-    if dims[0] == indices {
-        return Ok(());
-    }
-    problem(format!("{indices} indices for values of shape {dims:?}"), "Pass one index per row")
+    ensure!(dims[0] == indices => "{indices} indices for values of shape {dims:?}", "Pass one index per row");
+    Ok(())
 }
 
 /// Adds the shardings of a scatter to the signatures of its tensors, and checks them.
@@ -302,12 +241,8 @@ pub(super) fn scattered(
     shardings: &[(usize, ShardSizes)],
     group: &Group,
 ) -> Checked<()> {
-    if prints.len() != shardings.len() {
-        return problem(
-            format!("{} tensors, but {} `shardings`", prints.len(), shardings.len()),
-            "Pass one sharding per tensor",
-        );
-    }
+    let (tensors, given) = (prints.len(), shardings.len());
+    ensure!(tensors == given => "{tensors} tensors, but {given} `shardings`", "Pass one sharding per tensor");
     for (i, (print, (dim, sizes))) in prints.iter_mut().zip(shardings).enumerate() {
         in_range(i, *dim, &print.shape)?;
         one_per_rank(i, sizes, group)?;
@@ -363,14 +298,10 @@ pub(super) fn all_reducible(prints: &[TensorSignature], op: ReduceOp) -> Checked
 
 /// Checks that the tensors match a plan, and that the plan was made for a group of this size.
 pub(super) fn as_planned(plan: &CollectivePlan, tensors: &[DispatchTensor], group: &Group) -> Checked<()> {
-    if plan.ranks != group.size() {
-        let (planned, found) = (plan.ranks, group.size());
-        return problem(format!("a plan for {planned} ranks in a group of {found}"), "Make a plan on this group");
-    }
+    let (planned, found) = (plan.ranks, group.size());
+    ensure!(planned == found => "a plan for {planned} ranks in a group of {found}", "Make a plan on this group");
     let (planned, given) = (plan.tensors.len(), tensors.len());
-    if planned != given {
-        return problem(format!("{given} tensors, but a plan for {planned}"), REPLAN);
-    }
+    ensure!(planned == given => "{given} tensors, but a plan for {planned}", REPLAN);
     for (i, (tensor, of_plan)) in tensors.iter().zip(&*plan.tensors).enumerate() {
         let print = plain(i, tensor)?;
         let mut shape = of_plan.shape.clone();
@@ -381,9 +312,9 @@ pub(super) fn as_planned(plan: &CollectivePlan, tensors: &[DispatchTensor], grou
             }
         }
         if print.dtype != of_plan.dtype || print.shape != shape {
-            let says = |shape, dtype| tensor_text(&Some(TensorMeta { shape, dtype }));
-            let (found, expected) = (says(print.shape, print.dtype), says(shape, of_plan.dtype));
-            return problem(format!("tensor {i} is {found}, but the plan is for {expected}"), REPLAN);
+            let [found, expected] = [&print, &TensorSignature { shape, ..of_plan.clone() }].map(text);
+            let problem = format!("tensor {i} is {found}, but the plan is for {expected}");
+            return Err(Problem { problem, remedy: REPLAN });
         }
     }
     Ok(())
@@ -392,82 +323,60 @@ pub(super) fn as_planned(plan: &CollectivePlan, tensors: &[DispatchTensor], grou
 const REPLAN: &str = "Make a plan for tensors of these shapes, dtypes and number";
 
 fn plain(i: usize, tensor: &DispatchTensor) -> Checked<TensorSignature> {
-    if tensor.autodiff != DispatchAutodiffContext::Disabled {
-        return problem(
-            format!("tensor {i} belongs to an autodiff device"),
-            "Pass `tensor.inner()`, or use an operation that has a gradient",
-        );
-    }
+    ensure!(tensor.autodiff == DispatchAutodiffContext::Disabled => "tensor {i} belongs to an autodiff device",
+        "Pass `tensor.inner()`, or use an operation that has a gradient");
     supported(i, tensor.shape(), tensor.dtype())
 }
 
 /// Checks that collectives support tensors of this shape and dtype. Returns the signature of tensor `i`.
 fn supported(i: usize, shape: Shape, dtype: DType) -> Checked<TensorSignature> {
-    if matches!(dtype, DType::QFloat(_)) {
-        return problem(format!("tensor {i} is quantized"), "Dequantize it first");
-    }
-    if shape.num_dims() > MAX_DIMS {
-        return problem(
-            format!("tensor {i} has {} dimensions, but collectives support at most {MAX_DIMS}", shape.num_dims()),
-            "Reshape it to fewer dimensions",
-        );
-    }
-    if shape.iter().try_fold(dtype.size(), |bytes, len| bytes.checked_mul(*len)).is_none() {
-        return problem(
-            format!("tensor {i} of shape {:?} has more bytes than memory can hold", &shape[..]),
-            "Correct its shape",
-        );
-    }
+    ensure!(!matches!(dtype, DType::QFloat(_)) => "tensor {i} is quantized", "Dequantize it first");
+    let dims = shape.num_dims();
+    ensure!(dims <= MAX_DIMS => "tensor {i} has {dims} dimensions, but collectives support at most {MAX_DIMS}",
+        "Reshape it to fewer dimensions");
+    let (bytes, lengths) = (shape.iter().try_fold(dtype.size(), |bytes, len| bytes.checked_mul(*len)), &shape[..]);
+    ensure!(bytes.is_some() => "tensor {i} of shape {lengths:?} has more bytes than memory can hold", "Correct its shape");
     Ok(TensorSignature { shape, dtype, sharding: None, to: None })
 }
 
 fn in_range(i: usize, dim: usize, shape: &Shape) -> Checked<()> {
-    if dim < shape.num_dims() {
-        return Ok(());
-    }
-    problem(
-        format!("tensor {i} has {} dimensions, so dimension {dim} is out of range", shape.num_dims()),
-        "Count dimensions from 0",
-    )
+    let dims = shape.num_dims();
+    ensure!(dim < dims => "tensor {i} has {dims} dimensions, so dimension {dim} is out of range", "Count dimensions from 0");
+    Ok(())
 }
 
 /// Checks that explicit shard sizes are one per rank, and that their sum does not overflow.
 fn one_per_rank(i: usize, sizes: &ShardSizes, group: &Group) -> Checked<()> {
     let Some(lengths) = sizes.lengths() else { return Ok(()) };
-    if lengths.len() != group.size() {
-        return problem(
-            format!("tensor {i} has {} shard sizes {lengths:?} in a group of {} ranks", lengths.len(), group.size()),
-            "Pass one shard size per rank of the group",
-        );
-    }
-    if lengths.iter().try_fold(0_usize, |total, length| total.checked_add(*length)).is_none() {
-        return problem(
-            format!("tensor {i} has shard sizes {lengths:?}, whose sum overflows"),
-            "Pass the length of each rank's shard",
-        );
-    }
+    let (given, size) = (lengths.len(), group.size());
+    ensure!(given == size => "tensor {i} has {given} shard sizes {lengths:?} in a group of {size} ranks",
+        "Pass one shard size per rank of the group");
+    let total = lengths.iter().try_fold(0_usize, |total, length| total.checked_add(*length));
+    ensure!(total.is_some() => "tensor {i} has shard sizes {lengths:?}, whose sum overflows",
+        "Pass the length of each rank's shard");
     Ok(())
 }
 
 fn check_total(i: usize, shape: &Shape, dim: usize, sizes: &ShardSizes) -> Checked<()> {
     let (found, total) = (shape[dim], sizes.total());
-    if found == total {
-        return Ok(());
-    }
-    problem(
-        format!("tensor {i} has length {found} in dimension {dim}, but its shard sizes add up to {total}"),
-        "Pass the full tensor, and shard sizes that add up to its length in that dimension",
-    )
+    ensure!(found == total => "tensor {i} has length {found} in dimension {dim}, but its shard sizes add up to {total}",
+        "Pass the full tensor, and shard sizes that add up to its length in that dimension");
+    Ok(())
 }
 
 fn reducible(i: usize, dtype: DType, op: ReduceOp) -> Checked<()> {
-    let no = |remedy| problem(format!("tensor {i} is {}, which has no {op:?}", dtype.name()), remedy);
-    match op {
-        ReduceOp::Sum | ReduceOp::Avg if dtype.is_bool() => no("Use Max (any), Min (all), or convert it to int"),
+    let remedy = match op {
+        ReduceOp::Sum | ReduceOp::Avg if dtype.is_bool() => "Use Max (any), Min (all), or convert it to int",
         ReduceOp::BitAnd | ReduceOp::BitOr | ReduceOp::BitXor if dtype.is_float() => {
-            no("Pass integers or bools to a bitwise reduction")
+            "Pass integers or bools to a bitwise reduction"
         }
-        ReduceOp::PremulSum(_) if !dtype.is_float() => no("Multiply before a Sum, or pass floats"),
-        _ => Ok(()),
-    }
+        ReduceOp::PremulSum(_) if !dtype.is_float() => "Multiply before a Sum, or pass floats",
+        _ => return Ok(()),
+    };
+    Err(Problem { problem: format!("tensor {i} is {}, which has no {op:?}", dtype.name()), remedy })
+}
+
+/// Displays shape and dtype of a tensor.
+fn text(tensor: &TensorSignature) -> String {
+    tensor_text(&Some(TensorMeta { shape: tensor.shape.clone(), dtype: tensor.dtype }))
 }

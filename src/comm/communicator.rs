@@ -171,20 +171,9 @@ impl Communicator {
         self.shared.channel.can_overlap()
     }
 
-    /// Posts a collective to the backend with `begin`, and records it. `bytes` is the number of bytes that the
-    /// ledger counts.
+    /// Posts a call to the backend with `begin`, and records it. `bytes` is the number of bytes that the ledger counts.
+    /// If there is a `peer`, the call is a point-to-point message.
     pub(super) fn post<T>(
-        &self,
-        call: Call,
-        print: CallSignature,
-        bytes: u64,
-        begin: impl FnOnce(&dyn GroupBackend, CallContext) -> PostResult<T>,
-    ) -> Work<T> {
-        self.post_to(None, call, print, bytes, begin)
-    }
-
-    /// Like [`post`](Self::post); if there is a `peer`, the call is a point-to-point message.
-    pub(super) fn post_to<T>(
         &self,
         peer: Option<Peer>,
         call: Call,

@@ -1,10 +1,11 @@
 //! [`CommError`]: the error of a failed collective.
 
+use std::fmt;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::{CollectiveId, Op, ReplicatedValue};
+use super::{CollectiveId, Op};
 
 /// Reason why a collective failed. Each variant names the rank at fault.
 ///
@@ -299,6 +300,31 @@ impl CommError {
             *during = None;
         }
         failure
+    }
+}
+
+/// Kind of a value that must be identical on several ranks, which a replica check compares.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum ReplicatedValue {
+    /// A parameter, or this rank's shard of it, as stored.
+    Weight,
+    /// An unsharded parameter, gathered from the shards.
+    GatheredWeight,
+    /// An averaged gradient.
+    Gradient,
+    /// A local tensor that the program passed for a DTensor
+    /// ([`Launch::with_replica_checks`](super::Launch::with_replica_checks)).
+    LocalTensor,
+}
+
+impl fmt::Display for ReplicatedValue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Weight => "weight",
+            Self::GatheredWeight => "gathered weight",
+            Self::Gradient => "gradient",
+            Self::LocalTensor => "local tensor",
+        })
     }
 }
 

@@ -10,13 +10,13 @@ use burn::tensor::Device;
 use super::active_launch::ActiveLaunch;
 use super::backend::{Backend, ProcessOptions, RemoteOutcome};
 use super::flight::{LaunchStart, RankTrace};
-use super::launcher;
-use super::local::HostBackend;
-use super::membership::{RankWorlds, last};
+use super::host_backend::HostBackend;
 #[cfg(feature = "mpi")]
-use super::process::ProcessJob;
+use super::host_backend::ProcessJob;
+use super::launcher;
 use super::rank_context::{self, RankContext};
 use super::rank_outcome::RankOutcome;
+use super::rank_worlds::{RankWorlds, last};
 use super::world::DEADLINE;
 use super::{LaunchError, RankReport, StartError, World};
 use crate::{Error, Result, memory};
@@ -104,7 +104,7 @@ impl Launch {
     /// If `ranks` is 0.
     pub fn from_env(ranks: usize) -> Result<Self, StartError> {
         #[cfg(feature = "mpi")]
-        if let Some(connected) = super::mpi::processes()? {
+        if let Some(connected) = super::host_backend::mpi_processes()? {
             let processes = connected.count();
             if !ranks.is_multiple_of(processes) {
                 return Err(StartError::Uneven { ranks, processes, here: connected.here() });

@@ -23,10 +23,11 @@
 //!    │  World, Communicator      checks arguments, counts the call in the Ledger
 //!    │  Call in, Work out
 //!    ▼
-//! backend: GroupBackend          matches the calls of the ranks, compares their signatures, handles failures
-//!    ├─ local                    ranks are threads of one process: match table, data planes for host and devices
-//!    └─ process                  ranks are in several processes: headers and payloads
-//!         └─ transport           sends bytes between processes (MPI)
+//! backend                        interface of a backend: Backend, GroupBackend, Request
+//! host_backend                   the backend of this crate: ranks as threads of one or more processes
+//!    ├─ data                     copies and reductions: host memory, devices
+//!    ├─ transport                bytes between processes: Transport, its messages, MPI
+//!    └─ control                  who has called what: matching, agreement, failures, membership
 //! observe                        one stream of events of every call: ledger, flight recorder, `tracing` spans
 //! ```
 //!
@@ -65,57 +66,49 @@ pub mod backend;
 mod call;
 mod collectives;
 mod communicator;
+mod control;
+mod data;
 mod digests;
 mod error;
 mod group;
 mod groups;
+mod host_backend;
 mod launch;
 mod launcher;
-mod local;
-mod membership;
-#[cfg(feature = "mpi")]
-mod mpi;
 mod observe;
-mod pack_stats;
 mod panic;
 mod plan;
-pub(crate) mod process;
 mod rank;
 mod rank_context;
 mod rank_outcome;
-mod replicated;
+mod rank_worlds;
 mod report;
 mod tensors;
-mod timing;
 pub mod transport;
-mod turn;
 mod work;
 mod world;
 
-pub use backend::ReceivedTensors;
+pub use backend::{OpTiming, ReceivedTensors, TransferTiming};
 pub use burn_dtensor_flight::{CollectiveId, Op, Phase};
 pub use call::{Call, ShardedModel};
 pub use communicator::Communicator;
 pub use digests::{Digests, Divergence};
 pub(crate) use digests::{Vote, vote};
-pub use error::CommError;
+pub use error::{CommError, ReplicatedValue};
 pub use group::Group;
+pub use host_backend::ProcessJob;
 pub use launch::{Launch, launch};
 pub use launcher::StartError;
 pub(crate) use observe::{CallEvent, CallInfo, CopyDirection, listen};
 pub use observe::{
-    CallTotals, Histogram, Ledger, LedgerEntry, LedgerKey, OffloadTraffic, QueueDepth, Snapshot, Straggler, Summary,
-    WaitBreakdown, Waits, flight,
+    CallTotals, Histogram, Ledger, LedgerEntry, LedgerKey, OffloadTraffic, PackStats, QueueDepth, Snapshot, Straggler,
+    Summary, WaitBreakdown, Waits, flight,
 };
-pub use pack_stats::PackStats;
 pub(crate) use panic::{error_behind, explain_panics_by, forget_panic, note_interrupted, note_panic, panic_text};
 pub use plan::CollectivePlan;
-pub use process::ProcessJob;
 pub(crate) use rank_context::{is_rank, note_unwinding, rank_of_thread};
-pub use replicated::ReplicatedValue;
 pub use report::{LaunchError, RankReport};
 pub use tensors::{Factor, ReduceOp, ShardedTensor, TensorMeta};
-pub use timing::{OpTiming, TransferTiming};
-pub(crate) use turn::in_turn;
 pub use work::Work;
 pub use world::World;
+pub(crate) use world::in_turn;

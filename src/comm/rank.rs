@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use burn::tensor::Device;
 
 use super::backend::{Backend, Failure};
-use super::membership::RankWorlds;
 use super::rank_context::RankContext;
+use super::rank_worlds::RankWorlds;
 use super::{CommError, Ledger, Op};
 
 /// One rank of a world.

@@ -5,8 +5,8 @@ use std::panic::{AssertUnwindSafe, Location, catch_unwind};
 
 use super::backend::Failure;
 use super::flight::{ExitKind, FirstFailure, ProgramExit};
-use super::membership::RankWorlds;
 use super::panic::{error_behind, panic_report};
+use super::rank_worlds::RankWorlds;
 use super::{CommError, rank_context};
 use crate::Error;
 

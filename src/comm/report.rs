@@ -7,7 +7,7 @@ use itertools::Itertools;
 use serde::{Deserialize, Serialize};
 
 use super::backend::Failure;
-use super::process::remote_error;
+use super::transport::remote_error;
 use super::{CollectiveId, CommError};
 use crate::Error;
 

@@ -6,10 +6,10 @@ use std::time::Duration;
 use burn::backend::DispatchTensor;
 use burn::tensor::{Tensor, kind};
 
-use super::backend::{Mapped, Request};
+use super::CommError;
+use super::backend::{Mapped, OpTiming, Request};
 use super::observe::ObservedCall;
 use super::rank::Rank;
-use super::{CommError, OpTiming};
 
 /// A collective in flight. Its result is available only after [`wait`](Self::wait).
 ///

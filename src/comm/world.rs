@@ -9,10 +9,10 @@ use burn::tensor::Device;
 use parking_lot::Mutex;
 
 use super::backend::{ShrunkWorld, is_device_number};
-use super::local::HostBackend;
-use super::membership::RankWorlds;
+use super::host_backend::HostBackend;
 use super::rank::Rank;
-use super::{Call, CommError, Communicator, Group, Ledger, in_turn};
+use super::rank_worlds::RankWorlds;
+use super::{Call, CommError, Communicator, Group, Ledger};
 use crate::{Error, Result};
 
 /// Handle of one rank on all ranks of a [`launch`](super::launch). It is cheap to clone.
@@ -332,6 +332,32 @@ impl World {
         }
         let index = ranks.iter().position(|rank| *rank == self.rank());
         index.ok_or_else(|| "only its members can use a group. Call this on the listed ranks only".into())
+    }
+}
+
+/// Runs `body` after all ranks with a lower `turn` have completed theirs. There are `turns` turns; ranks with the
+/// same turn run at the same time.
+///
+/// # Collective
+/// Called by every rank of the group, with the same label and number of turns. `body` must not wait for ranks with
+/// another turn.
+///
+/// # Errors
+/// The error of `body`, after which the other ranks still have their turns, or a failure of another rank.
+pub(crate) fn in_turn<T, E: From<CommError>>(
+    group: &Communicator,
+    label: &'static str,
+    turn: usize,
+    turns: usize,
+    body: impl FnOnce() -> Result<T, E>,
+) -> Result<T, E> {
+    let wait = |turns: usize| (0..turns).try_for_each(|_| group.barrier(label.into()).wait());
+    wait(turn)?;
+    let result = body();
+    // Runs the remaining barriers even if `body` failed, because the other ranks wait for their turns.
+    match (result, wait(turns - turn)) {
+        (Ok(_), Err(error)) => Err(error.into()),
+        (result, _) => result,
     }
 }
 

@@ -22,6 +22,7 @@ pub mod copies;
 mod each_engine;
 mod full;
 mod graph_depth;
+mod loopback;
 mod mesh_test;
 #[cfg(feature = "mpi")]
 mod process_mesh_test;
@@ -32,13 +33,13 @@ pub mod prove;
 pub use conformance::{Conformance, ConformanceReport};
 pub use full::{assert_full_close, assert_full_eq};
 pub use graph_depth::{GraphDepth, graph_depth};
+pub use loopback::{LoopbackJob, LoopbackTransport};
 pub use mesh_test::MeshTest;
 #[cfg(feature = "mpi")]
 pub use process_mesh_test::ProcessMeshTest;
 #[cfg(feature = "mpi")]
 pub use process_test::{ProcessTest, mpirun};
 
-pub use crate::comm::process::loopback::{LoopbackJob, LoopbackTransport};
 #[doc(hidden)]
 pub use crate::memory::counted::{Counter, count_blocks};
 #[cfg(feature = "cube")]

@@ -43,18 +43,15 @@
 
 mod failure;
 mod generic;
-mod process_options;
 mod provided;
 pub(crate) mod ranges;
-mod request;
-mod shrunk_world;
 mod signature;
 
 use std::fmt::Debug;
 use std::panic::Location;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::Device;
@@ -67,11 +64,7 @@ use crate::placement::ShardSizes;
 
 pub use failure::Failure;
 pub(crate) use generic::{MAX_DIMS, concat, from_data, into_data, reduce, reshaped, rows};
-pub use process_options::ProcessOptions;
 pub(super) use provided::rows_for_each;
-pub(super) use request::Mapped;
-pub use request::{Completed, Request};
-pub use shrunk_world::ShrunkWorld;
 pub(crate) use signature::tensor_text;
 pub use signature::{CallSignature, PairwiseSignature, ShardSignature, TensorSignature};
 
@@ -144,6 +137,41 @@ pub trait Backend: Debug + Send + Sync {
     }
 }
 
+/// The world of the ranks that survived a failure of another world.
+#[derive(Debug, Clone)]
+pub struct ShrunkWorld {
+    /// Backend of the new world.
+    pub engine: Arc<dyn Backend>,
+    /// Old rank of each new rank, ascending: rank `i` of the new world was rank `ranks[i]` of the old one.
+    pub ranks: Arc<[usize]>,
+}
+
+impl ShrunkWorld {
+    /// Returns the new rank of the old rank `rank`, or `None` if it did not survive.
+    pub fn place_of(&self, rank: usize) -> Option<usize> {
+        self.ranks.binary_search(&rank).ok()
+    }
+}
+
+/// Threading and memory sharing of the ranks of a process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ProcessOptions {
+    /// True if several threads of a rank may call and wait at the same time:
+    /// [`Launch::with_multithreaded_ranks`](crate::comm::Launch::with_multithreaded_ranks).
+    pub multithreaded: bool,
+    /// True if ranks must not share memory for results:
+    /// [`Launch::with_separate_memory`](crate::comm::Launch::with_separate_memory).
+    pub separate_memory: bool,
+}
+
+impl Default for ProcessOptions {
+    /// Returns the default: one thread of a rank at a time, and shared memory. In builds with a sanitizer the
+    /// memory is separate, so that the sanitizer detects uses of memory that its rank has released.
+    fn default() -> Self {
+        Self { multithreaded: false, separate_memory: cfg!(sanitized) }
+    }
+}
+
 /// Outcome of the ranks that ran in other processes.
 #[derive(Debug, Clone, Default)]
 pub struct RemoteOutcome {
@@ -213,6 +241,94 @@ pub struct ReceivedTensors {
     pub from: usize,
     /// The received tensors.
     pub tensors: Vec<DispatchTensor>,
+}
+
+/// An operation that a backend has begun (MPI: request).
+pub trait Request<T>: Send {
+    /// Returns true if [`wait`](Self::wait) would return without waiting for other ranks.
+    fn is_complete(&self) -> bool;
+
+    /// Starts the transfer of a [deferred](CallContext::is_deferred) call, if the backend can transfer data
+    /// before the rank waits for it. Returns at once.
+    fn start(&mut self) {}
+
+    /// Blocks until the result is ready, the world has failed, or `deadline` has passed, which is a failure.
+    fn wait(self: Box<Self>, deadline: Duration) -> Result<Completed<T>, CommError>;
+}
+
+/// Result of an operation, with its timing.
+#[derive(Debug)]
+pub struct Completed<T> {
+    /// The result.
+    pub value: T,
+    /// Time spent on copies and reductions by the thread that waited.
+    pub moving: Duration,
+    /// Global rank that joined last, if the backend knows it.
+    pub last: Option<usize>,
+    /// Timestamps of the transfer, if another thread than the one that waited made it.
+    pub carried: Option<TransferTiming>,
+}
+
+impl<T> Completed<T> {
+    /// Runs `make` and measures its time. The last rank and the timestamps of the transfer are unknown.
+    pub fn timed(make: impl FnOnce() -> T) -> Self {
+        let start = Instant::now();
+        Self { value: make(), moving: start.elapsed(), last: None, carried: None }
+    }
+}
+
+/// Timestamps of one operation's data transfer.
+///
+/// | | between processes (progress thread) | between threads |
+/// |---|---|---|
+/// | `taken` | the progress thread has taken up the call, to send it to the other processes | the call was posted |
+/// | `begun` | the first bytes for this rank were announced | the rank that waits began to copy or reduce |
+/// | `complete` | the last bytes arrived, or the rank itself joined last | the copy or reduction was complete |
+///
+/// For a deferred call, `begun` and `complete` are never earlier than the moment at which this rank requested the
+/// result, even if another rank started the transfer earlier.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TransferTiming {
+    /// Start of sending; `None` if all data had arrived before this process began to send.
+    pub taken: Option<Instant>,
+    /// Start of the transfer.
+    pub begun: Instant,
+    /// End of the transfer.
+    pub complete: Instant,
+}
+
+/// Timestamps of one operation of a rank, from posting it until its result was ready.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct OpTiming {
+    /// Time when the rank posted the operation.
+    pub posted: Instant,
+    /// Timestamps of the data transfer.
+    pub carried: TransferTiming,
+    /// Time when the rank began to wait for the result.
+    pub wanted: Instant,
+}
+
+/// A request whose result is mapped by a function.
+pub(crate) struct Mapped<P, F> {
+    pub pending: P,
+    pub map: F,
+}
+
+impl<T, U, F: FnOnce(T) -> U + Send> Request<U> for Mapped<Box<dyn Request<T>>, F> {
+    fn is_complete(&self) -> bool {
+        self.pending.is_complete()
+    }
+
+    fn start(&mut self) {
+        self.pending.start();
+    }
+
+    fn wait(self: Box<Self>, deadline: Duration) -> Result<Completed<U>, CommError> {
+        let Self { pending, map } = *self;
+        let Completed { value, moving, last, carried } = pending.wait(deadline)?;
+        let mapped = Completed::timed(|| map(value));
+        Ok(Completed { moving: moving + mapped.moving, last, carried, ..mapped })
+    }
 }
 
 /// Result of posting an operation: the request to wait for, or an error.

@@ -4,8 +4,7 @@ use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::Device;
 
 use super::ranges::{full, slice};
-use super::request::Mapped;
-use super::{CallContext, GroupBackend, PostResult, Request, concat, reduce, rows};
+use super::{CallContext, GroupBackend, Mapped, PostResult, Request, concat, reduce, rows};
 use crate::comm::{ReduceOp, ShardedTensor, TensorMeta};
 use crate::placement::ShardSizes;
 

@@ -38,7 +38,7 @@ impl Communicator {
         };
         let (bytes, print) = (bytes(&prints), CallSignature::new(Op::Send, &call, prints));
         let peer = Peer { rank: Some(self.group().ranks()[to]), tag };
-        self.post_to(Some(peer), call, print, bytes, |channel, post| channel.send(post, tensors, to, tag))
+        self.post(Some(peer), call, print, bytes, |channel, post| channel.send(post, tensors, to, tag))
     }
 
     /// Receives the next message with `tag` from group rank `from`, or from any rank if `from` is `None`. Returns
@@ -62,6 +62,6 @@ impl Communicator {
         let any = metas.is_none();
         let print = CallSignature { any, ..CallSignature::new(Op::Receive, &call, prints) };
         let peer = Peer { rank: from.map(|from| self.group().ranks()[from]), tag };
-        self.post_to(Some(peer), call, print, 0, |channel, post| channel.receive(post, from, tag, metas))
+        self.post(Some(peer), call, print, 0, |channel, post| channel.receive(post, from, tag, metas))
     }
 }

@@ -109,7 +109,7 @@ impl Communicator {
             });
         }
         let (print, bytes) = (plan.print(&call), plan.bytes());
-        self.post(call, print, bytes, |channel, post| match plan.reduce {
+        self.post(None, call, print, bytes, |channel, post| match plan.reduce {
             None => channel.all_gather(post, plan.clone(), tensors),
             Some(op) if plan.op() == Op::AllReduce => channel.all_reduce(post, tensors, op),
             Some(op) => channel.reduce_scatter(post, plan.clone(), tensors, op),

@@ -31,7 +31,7 @@ impl Communicator {
         }
         let bytes = bytes(&prints);
         let print = CallSignature { root: Some(root), ..CallSignature::new(Op::Broadcast, &call, prints) };
-        self.post(call, print, bytes, |channel, post| channel.broadcast(post, tensors, metas, root))
+        self.post(None, call, print, bytes, |channel, post| channel.broadcast(post, tensors, metas, root))
     }
 
     /// Sends each rank its shards of the tensors of group rank `root`: `shardings[i]` contains the dimension and
@@ -59,7 +59,7 @@ impl Communicator {
         }
         let bytes = bytes(&prints);
         let print = CallSignature { root: Some(root), ..CallSignature::new(Op::Scatter, &call, prints) };
-        self.post(call, print, bytes, |channel, post| channel.scatter(post, tensors, metas, shardings, root))
+        self.post(None, call, print, bytes, |channel, post| channel.scatter(post, tensors, metas, shardings, root))
     }
 
     /// Reduces tensors of the same shape over the ranks. Group rank `root` receives the result, the other ranks
@@ -84,7 +84,7 @@ impl Communicator {
         let plan = Arc::new(CollectivePlan::new(Op::Reduce, Some(op), prints, shardings, size));
         let print = CallSignature { root: Some(root), ..plan.print(&call) };
         let bytes = plan.bytes();
-        let work = self.post(call, print, bytes, |channel, post| channel.reduce_scatter(post, plan, tensors, op));
+        let work = self.post(None, call, print, bytes, |channel, post| channel.reduce_scatter(post, plan, tensors, op));
         work.then(move |tensors| is_root.then_some(tensors))
     }
 

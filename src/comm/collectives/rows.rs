@@ -56,7 +56,9 @@ impl Communicator {
         let bytes = pairs.bytes();
         let print =
             CallSignature { pairs: Some(pairs.into()), ..CallSignature::new(Op::AllToAllList, &call, Vec::new()) };
-        self.post(call, print, bytes, |channel, post| channel.all_to_all_v(post, tensor, send_counts, recv_counts))
+        self.post(None, call, print, bytes, |channel, post| {
+            channel.all_to_all_v(post, tensor, send_counts, recv_counts)
+        })
     }
 
     /// Sends `send_counts[i]`, a number of rows, to group rank `i`. Returns the numbers from all ranks for this one, in

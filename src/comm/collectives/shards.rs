@@ -89,7 +89,7 @@ impl Communicator {
         }
         let block = (shard.tensor.shape().num_elements() * shard.tensor.dtype().size()) as u64;
         let print = CallSignature::new(Op::AllToAll, &call, vec![full]);
-        self.post(call, print, block, |channel, post| channel.shard_dim_all_to_all(post, shard, to_dim, to_sizes))
+        self.post(None, call, print, block, |channel, post| channel.shard_dim_all_to_all(post, shard, to_dim, to_sizes))
     }
 
     /// Returns once every rank of the group has called it.
@@ -101,6 +101,6 @@ impl Communicator {
             return Work::done(());
         }
         let print = CallSignature::new(Op::Barrier, &call, Vec::new());
-        self.post(call, print, 0, |channel, post| channel.barrier(post))
+        self.post(None, call, print, 0, |channel, post| channel.barrier(post))
     }
 }

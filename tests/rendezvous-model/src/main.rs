@@ -1,4 +1,4 @@
-//! The sources of `burn_dtensor::comm::local`'s rendezvous, compiled against shuttle's primitives.
+//! The sources of `burn_dtensor::comm::control`'s rendezvous, compiled against shuttle's primitives.
 //!
 //! Shuttle runs a program under many schedules, and reports a lost wake-up as a deadlock. Run with
 //! `cargo test --manifest-path tests/rendezvous-model/Cargo.toml`, and after ` -- ` how many schedules to

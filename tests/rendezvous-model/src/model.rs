@@ -7,9 +7,9 @@ use shuttle::scheduler::{PctScheduler, RandomScheduler};
 use shuttle::{Runner, thread};
 
 use crate::comm::backend::Failure;
-use crate::comm::local::match_table::{GroupKey, P2pMessage, Signature};
-use crate::comm::local::rendezvous::{LINGER, Matched, Rendezvous, SpinPolicy};
-use crate::comm::local::sync::FAR;
+use crate::comm::control::match_table::{CallData, DataMode, GroupKey, P2pMessage, Signature};
+use crate::comm::control::rendezvous::{LINGER, Matched, Rendezvous, SpinPolicy};
+use crate::comm::control::sync::FAR;
 use crate::comm::{CommError, Op};
 
 struct Label(&'static str);
@@ -120,7 +120,7 @@ fn meet_until(
     label: &'static str,
     part: usize,
 ) -> Result<Vec<usize>, CommError> {
-    let ticket = world.post(group, member, Label(label), Part(part, Arc::default()))?;
+    let (ticket, _) = world.post(group, member, Label(label), Part(part, Arc::default()))?;
     Ok(world.wait(ticket, deadline)?.parts.iter().map(|part| part.0).collect())
 }
 
@@ -134,7 +134,7 @@ fn all_meet_round_after_round(schedules: Schedules) {
 
 fn all_are_told_of_one_that_came_last(schedules: Schedules) {
     schedules.check(3, |rank, world, group| {
-        let ticket = world.post(group, rank, Label("x"), Part(0, Arc::default())).unwrap();
+        let (ticket, _) = world.post(group, rank, Label("x"), Part(0, Arc::default())).unwrap();
         let Matched { last, .. } = world.wait(ticket, FAR).unwrap();
         assert_eq!(meet(world, group, rank, "y", last).unwrap(), [last; 3]);
     });
@@ -142,7 +142,7 @@ fn all_are_told_of_one_that_came_last(schedules: Schedules) {
 
 fn works_in_flight_may_be_waited_for_in_any_order_or_dropped(schedules: Schedules) {
     schedules.check(2, |rank, world, group| {
-        let issue = |part| world.post(group, rank, Label("x"), Part(part + rank, Arc::default())).unwrap();
+        let issue = |part| world.post(group, rank, Label("x"), Part(part + rank, Arc::default())).unwrap().0;
         let [a, b, c] = [10, 20, 30].map(issue);
         let (first, second) = if rank == 0 { (a, c) } else { (c, a) };
         world.release(b);
@@ -186,9 +186,9 @@ fn an_early_return_leaves_what_the_rank_took_part_in(schedules: Schedules) {
         let (pair, last) = (world.group(&[0, 1], ""), world.post(group, rank, Label("y"), Part(rank, Arc::default())));
         match rank {
             // Takes part, and does not wait.
-            2 => world.release(last.unwrap()),
+            2 => world.release(last.unwrap().0),
             _ => {
-                assert_eq!(world.wait(last.unwrap(), FAR).unwrap().parts.len(), 3);
+                assert_eq!(world.wait(last.unwrap().0, FAR).unwrap().parts.len(), 3);
                 assert_eq!(meet(world, pair, rank, "z", rank).unwrap(), [0, 1]);
             }
         }
@@ -273,7 +273,7 @@ fn every_contribution_is_freed_once_no_rank_needs_it(schedules: Schedules) {
     schedules.check(2, |rank, world, group| {
         let mine: [Arc<()>; 3] = Default::default();
         let [held, waited, dropped] =
-            mine.each_ref().map(|part| world.post(group, rank, Label("x"), Part(rank, part.clone())).unwrap());
+            mine.each_ref().map(|part| world.post(group, rank, Label("x"), Part(rank, part.clone())).unwrap().0);
         assert_eq!(world.wait(waited, FAR).unwrap().parts.len(), 2);
         world.release(dropped);
         // The first is not waited for; the later ones go all the same, when the other rank is done too.
@@ -289,7 +289,7 @@ fn a_failure_frees_every_deposit(schedules: Schedules) {
         let mine: Arc<()> = Default::default();
         if rank == 2 {
             world.fail(Failure::Panicked { rank, message: String::new() });
-        } else if let Ok(ticket) = world.post(group, rank, Label("x"), Part(rank, mine.clone())) {
+        } else if let Ok((ticket, _)) = world.post(group, rank, Label("x"), Part(rank, mine.clone())) {
             // Never waited for and never released, as by a program that leaks it.
             let _ = ticket;
             meet(world, group, rank, "y", 0).unwrap_err();
@@ -304,11 +304,11 @@ fn a_failure_frees_every_deposit(schedules: Schedules) {
 fn messages_wake_who_waits_for_them(schedules: Schedules) {
     schedules.check(3, |rank, world, group| {
         let send = |to: usize, part: usize| {
-            let letter = P2pMessage { from: rank, tag: 0, print: Label("x"), part: Part(part, Arc::default()) };
-            world.send(group, to, letter).unwrap();
+            let message = P2pMessage { from: rank, tag: 0, signature: Label("x"), part: Some(Part(part, Arc::default())) };
+            world.send(group, to, message).unwrap();
         };
         let receive = |from: Option<usize>| world.receive(group, rank, from, 0, Label("x")).unwrap();
-        let take = |claim| world.wait_for_message(claim, FAR).map(|letter| (letter.from, letter.part.0)).unwrap();
+        let take = |claim| world.wait_for_message(claim, FAR).map(|message| (message.from, message.part.0)).unwrap();
         if rank > 0 {
             (0..2).for_each(|part| send(0, part));
             assert_eq!(take(receive(Some(0))), (0, 10 * rank));
@@ -316,7 +316,7 @@ fn messages_wake_who_waits_for_them(schedules: Schedules) {
         }
         // Of each in order, whoever is first; one posted ahead, one given up.
         let (deferred, given_up) = (receive(None), receive(Some(2)));
-        world.give_up(given_up);
+        world.release_receive(given_up);
         let mut heard = [0; 3];
         for claim in [deferred, receive(Some(1))] {
             let (from, part) = take(claim);
@@ -336,7 +336,7 @@ fn deposits_of_another_process_wake_who_waits_for_them(schedules: Schedules) {
             }
             return;
         }
-        let announced = [0, 1, 2].map(|round| (round, world.post_remote(group, 2, Label("x")).unwrap()));
+        let announced = [0, 1, 2].map(|round| (round, world.post(group, 2, Label("x"), CallData::Remote(DataMode::Eager)).unwrap().0));
         let [first, second, third] = announced;
         for (round, ticket) in [second, first, third] {
             world.provide_data(ticket, Part(round, Arc::default()));
@@ -353,10 +353,10 @@ fn messages_of_another_process_wake_who_waits_for_them(schedules: Schedules) {
             }
             return;
         }
-        let letter = || P2pMessage { from: 1, tag: 0, print: Label("x"), part: () };
-        let [first, second] = [0, 1].map(|_| world.announce_letter(group, 0, letter()).unwrap());
-        world.fill_letter(second, Part(1, Arc::default()));
-        world.fill_letter(first, Part(0, Arc::default()));
+        let message = || P2pMessage { from: 1, tag: 0, signature: Label("x"), part: None };
+        let [first, second] = [0, 1].map(|_| world.send(group, 0, message()).unwrap());
+        world.provide_message(second, Part(1, Arc::default()));
+        world.provide_message(first, Part(0, Arc::default()));
     });
 }
 
@@ -364,7 +364,7 @@ fn the_last_to_return_wakes_who_waits_for_the_end(schedules: Schedules) {
     schedules.check(3, |rank, world, _| {
         world.returned(rank);
         assert!(world.finish(FAR).is_empty(), "every rank has ended");
-        assert!((0..3).all(|rank| world.has_returned(rank)));
+        assert!(world.read(|table| table.running()).is_empty());
     });
 }
 

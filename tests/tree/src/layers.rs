@@ -31,6 +31,9 @@ const ROOMS: [&[&str]; 14] = [
     &["train"],
 ];
 
+/// Every module of `comm` in this list may use those before it, and none after it.
+const COMM: [&str; 4] = ["control", "transport", "data", "host_backend"];
+
 /// What gathers all rooms, and is used by all.
 const ERROR: &str = "error";
 
@@ -42,6 +45,13 @@ fn rooms_use_those_above_them_and_no_files_each_other() {
     let tree = Tree::read(&crate::root().join("src"));
     let rooms: BTreeSet<&str> = tree.files.keys().filter_map(|module| Some(module.first()?.as_str())).collect();
     assert_eq!(rooms, ROOMS.into_iter().flatten().copied().chain([ERROR]).collect(), "every room has its place");
+    let layers: BTreeSet<&str> = tree
+        .files
+        .keys()
+        .filter(|module| module[..].first().is_some_and(|room| room == "comm"))
+        .filter_map(|module| Some(module.get(1)?.as_str()))
+        .collect();
+    assert!(COMM.iter().all(|layer| layers.contains(layer)), "every layer of `comm` exists");
     assert_eq!(tree.faults(), [""; 0]);
 }
 
@@ -56,6 +66,13 @@ fn a_circle_and_a_room_that_uses_one_below_it_are_found() {
         ("mesh/a.rs", "#[cfg(test)] mod tests { use crate::nn::C; }"),
     ];
     assert_eq!(planted(&upward), ["comm/b uses mesh/a, a room that is not above its own"]);
+    let layered = |path: &str, text: &str| {
+        let modules = [("comm/mod.rs", ""), ("comm/control/mod.rs", ""), ("comm/data/mod.rs", "")];
+        planted(&[&modules[..], &[(path, text)]].concat())
+    };
+    let above = "comm/control/a uses comm/data, a layer above its own";
+    assert_eq!(layered("comm/control/a.rs", "use crate::comm::data::B;"), [above]);
+    assert_eq!(layered("comm/data/a.rs", "use crate::comm::control::B;"), [""; 0]);
     let circle = [
         ("mesh/mod.rs", "mod a; mod b; mod c; use c::C; pub(crate) use {a::A, b::{B, D as E}};"),
         ("mesh/a.rs", "use super::{B, c};"),
@@ -115,10 +132,17 @@ impl Tree {
         let upward = uses.iter().filter(|(from, to)| from[0] != to[0] && place(from) <= place(to));
         let upward = upward
             .map(|(from, to)| format!("{} uses {}, a room that is not above its own", from.join("/"), to.join("/")));
+        let layer = |module: &Module| match &module[..] {
+            [room, name, ..] if room == "comm" => COMM.iter().position(|layer| layer == name),
+            _ => None,
+        };
+        let above =
+            uses.iter().filter(|(from, to)| layer(from).is_some_and(|from| layer(to).is_some_and(|to| from < to)));
+        let above = above.map(|(from, to)| format!("{} uses {}, a layer above its own", from.join("/"), to.join("/")));
         let circles = circles(&uses)
             .into_iter()
             .map(|circle| format!("a circle: {}", circle.into_iter().map(|module| module.join("/")).join(", ")));
-        upward.chain(circles).collect()
+        upward.chain(above).chain(circles).collect()
     }
 
     /// Which file uses which, but for those that lie inside each other.

@@ -1,12 +1,9 @@
 //! [`Ledger`]: counts of all collectives of a rank.
 
-mod entry;
+mod display;
 mod histogram;
 mod host_copies;
 mod json;
-mod queue;
-mod summary;
-mod table;
 mod totals;
 mod units;
 mod waits;
@@ -20,14 +17,12 @@ use parking_lot::Mutex;
 
 use super::event::{CallEvent, CallInfo};
 use super::flight::{Operation, RankTrace, Recorder};
-use crate::comm::{Op, PackStats, Phase};
-pub use entry::LedgerEntry;
+use crate::comm::{Op, Phase};
+pub use display::Summary;
 pub use histogram::Histogram;
 pub(crate) use host_copies::CopyDirection;
 pub use host_copies::OffloadTraffic;
-pub use queue::QueueDepth;
-pub use summary::Summary;
-pub use totals::{CallTotals, LedgerKey, Snapshot};
+pub use totals::{CallTotals, LedgerEntry, LedgerKey, PackStats, QueueDepth, Snapshot};
 pub use waits::{Straggler, WaitBreakdown, Waits};
 
 /// Counts of the collectives that a rank has posted: calls and bytes by operation, phase and label.

@@ -1,4 +1,4 @@
-//! [`Snapshot`]: numbers of calls and bytes by operation, phase and label.
+//! [`Snapshot`]: numbers of calls and bytes by operation, phase and label; [`LedgerEntry`], [`QueueDepth`].
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, LazyLock};
@@ -79,6 +79,68 @@ impl Snapshot {
             group.bytes += total.bytes;
         }
         groups
+    }
+}
+
+/// One collective that the ledger has counted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LedgerEntry {
+    /// Index among all counted collectives, from 0.
+    pub index: u64,
+    /// Operation of the collective.
+    pub op: Op,
+    /// Number of ranks in the group.
+    pub group_size: usize,
+    /// Payload bytes.
+    pub bytes: u64,
+    /// Label of the call, such as the path of a unit.
+    pub label: Arc<str>,
+    /// Pass in which it ran.
+    pub phase: Phase,
+}
+
+/// Number of collectives of a rank that are in flight: posted, and neither waited for nor dropped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+pub struct QueueDepth {
+    /// Current number.
+    pub now: u64,
+    /// Largest number so far.
+    pub most: u64,
+}
+
+impl QueueDepth {
+    /// Counts an accepted collective.
+    pub(super) fn enter(&mut self) {
+        self.now += 1;
+        self.most = self.most.max(self.now);
+    }
+
+    /// Removes a collective that was waited for or dropped.
+    pub(super) fn leave(&mut self) {
+        self.now -= 1;
+    }
+}
+
+/// Copies made by kernels around a rank's collectives, where a list of tensors is packed into one buffer.
+///
+/// They are counted on Cube backends (wgpu, CUDA), for all-gathers and reduce-scatters of at least two float
+/// tensors of the same dtype: one copy or reduction before the collective, and one after it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+pub struct PackStats {
+    /// Number of kernels launched.
+    pub launches: u64,
+    /// Bytes of tensor elements written by the kernels.
+    pub bytes: u64,
+    /// Bytes of padding written by the kernels: between shards, and where a rank's shard is smaller than the
+    /// largest.
+    pub padding: u64,
+}
+
+impl std::ops::AddAssign for PackStats {
+    fn add_assign(&mut self, more: Self) {
+        self.launches += more.launches;
+        self.bytes += more.bytes;
+        self.padding += more.padding;
     }
 }
 

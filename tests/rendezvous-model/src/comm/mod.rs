@@ -3,13 +3,10 @@ pub(crate) mod backend;
 mod digests;
 #[path = "../../../../src/comm/error.rs"]
 mod error;
-pub(crate) mod local;
-#[path = "../../../../src/comm/replicated.rs"]
-mod replicated;
+pub(crate) mod control;
 
 pub use burn_dtensor_flight::{CollectiveId, Op};
 #[cfg(test)]
 pub use digests::Digests;
 pub use digests::Divergence;
-pub use error::CommError;
-pub use replicated::ReplicatedValue;
+pub use error::{CommError, ReplicatedValue};

@@ -1,0 +1,134 @@
+//! Data plane for lists of tensors on one Cube device. For any number of tensors, each rank runs one kernel before
+//! the ranks exchange data and one after.
+//!
+//! ```text
+//! all-gather        shards       --copy-in-->  a row of each rank   --copy-out-->  full tensors
+//! deferred          shards       --------------------------------------------->   full tensors
+//! reduce-scatter    full tensors --copy-in-->  rows for all ranks   --reduce-->    shards, views of the reduced row
+//! ```
+//!
+//! Ranks exchange tensors by handle, without a copy through the host. Ranks are streams of the device, which wait
+//! for each other's kernels. A deferred all-gather, such as those of backward that forward posts, has no row,
+//! because the row would take as much memory as the shards until the gather starts. A contribution keeps the
+//! tensors in addition to the flat buffer. If ranks are on different devices and one of them does not support this
+//! path, they can still use burn's own operations.
+
+mod reduce;
+#[cfg(all(test, feature = "cube"))]
+mod tests;
+
+use std::sync::Arc;
+
+use burn::backend::DispatchTensor;
+use burn::tensor::DType;
+use burn_cubecl::CubeDevice;
+use burn_cubecl::tensor::CubeTensor;
+
+use super::contribution::Contribution;
+use crate::comm::backend::GroupMember;
+use crate::comm::{CollectivePlan, Ledger, PackStats, ReduceOp};
+use crate::kernels::FlatLayout;
+use crate::kernels::cube::{CopySide, CubePlan, alignment, plan};
+use crate::memory::cube::{primitive, wrap};
+
+/// Copies before and after one collective of a list of tensors.
+pub(in crate::comm) struct CoalescedCopies {
+    layout: FlatLayout,
+    device: CubeDevice,
+    dtype: DType,
+    member: usize,
+    ledger: Arc<Ledger>,
+}
+
+impl CoalescedCopies {
+    /// Prepares an all-gather: adds this rank's row to its contribution, unless the call is `deferred`.
+    pub fn pack_parts(
+        deferred: bool,
+        mut contribution: Contribution,
+        plan: &CollectivePlan,
+        member: &GroupMember,
+    ) -> (Option<Self>, Contribution) {
+        let fused = Self::new(&contribution.tensors, plan, member);
+        let now = fused.as_ref().filter(|_| !deferred);
+        contribution.flat = now.and_then(|fused| fused.pack(CopySide::PackParts(fused.member), &contribution.tensors));
+        (fused, contribution)
+    }
+
+    /// Prepares a reduce-scatter: adds rows for all ranks to this rank's contribution, if the device can reduce
+    /// them.
+    pub fn pack_full(
+        mut contribution: Contribution,
+        plan: &CollectivePlan,
+        member: &GroupMember,
+    ) -> (Option<Self>, Contribution) {
+        let fused = Self::new(&contribution.tensors, plan, member);
+        let fused = fused.filter(|fused| reduce::is_possible(&fused.device.client(), member.group.size(), fused.dtype));
+        contribution.flat = fused.as_ref().and_then(|fused| fused.pack(CopySide::PackFull, &contribution.tensors));
+        (fused, contribution)
+    }
+
+    /// Returns the copies for at least two float tensors of one dtype on one Cube device; `None` for other lists.
+    fn new(tensors: &[DispatchTensor], plan: &CollectivePlan, member: &GroupMember) -> Option<Self> {
+        let [first, _, ..] = tensors else { return None };
+        let CubeTensor { device, dtype, client, .. } = primitive(first)?;
+        let same = |tensor: &CubeTensor| tensor.device == *device && tensor.dtype == *dtype;
+        let all_same = tensors.iter().all(|tensor| primitive(tensor).is_some_and(same));
+        if !all_same || !matches!(dtype, DType::F64 | DType::F32 | DType::F16 | DType::BF16) {
+            return None;
+        }
+        let tensors = plan.sharded_tensors().map(|(_, tensor)| tensor).collect();
+        let layout = FlatLayout::new(member.group.size(), tensors, alignment(client) / dtype.size());
+        let (device, dtype, ledger) = (device.clone(), *dtype, member.ledger.clone());
+        Some(Self { layout, device, dtype, member: member.group.rank(), ledger })
+    }
+
+    fn pack(&self, side: CopySide, tensors: &[DispatchTensor]) -> Option<CubeTensor> {
+        let sources: Vec<_> = tensors.iter().map(|tensor| primitive(tensor).cloned()).collect::<Option<_>>()?;
+        Some(self.run(side, &sources)?.remove(0))
+    }
+
+    /// Returns the full tensors of an all-gather, if every rank has contributed its row, or shards that this device
+    /// can read.
+    pub fn gathered(&self, contributions: &[Contribution]) -> Option<Vec<DispatchTensor>> {
+        let full_tensors = match self.flats(contributions) {
+            Some(rows) => self.run(CopySide::UnpackRows, &rows),
+            None => self.run(CopySide::JoinParts, &self.parts(contributions)?),
+        };
+        Some(full_tensors?.into_iter().map(wrap).collect())
+    }
+
+    /// Returns the shards of all ranks, if they are on this device.
+    fn parts(&self, contributions: &[Contribution]) -> Option<Vec<CubeTensor>> {
+        let parts = contributions.iter().flat_map(|contribution| &contribution.tensors);
+        let part = |part| primitive(part).filter(|part| part.device == self.device).cloned();
+        parts.map(part).collect()
+    }
+
+    /// Returns this rank's shards of a reduce-scatter, if every rank has contributed its rows.
+    pub fn reduced(&self, contributions: &[Contribution], op: ReduceOp) -> Option<Vec<DispatchTensor>> {
+        let flats = self.flats(contributions)?;
+        let bytes = self.layout.row() * self.dtype.size();
+        let row = reduce::reduce_row(&flats, self.member, op);
+        let parts = self.layout.parts_in_row(self.member);
+        let copied: usize = parts.iter().map(|(_, shape)| shape.num_elements() * self.dtype.size()).sum();
+        self.count(usize::from(bytes > 0), copied, bytes - copied);
+        Some(parts.into_iter().map(|(offset, shape)| wrap(reduce::view_of(&row, offset, shape))).collect())
+    }
+
+    /// Returns the flat buffers of all ranks, if all exist and are on this device.
+    fn flats(&self, contributions: &[Contribution]) -> Option<Vec<CubeTensor>> {
+        let flat = |contribution: &Contribution| contribution.flat.clone().filter(|flat| flat.device == self.device);
+        contributions.iter().map(flat).collect()
+    }
+
+    fn run(&self, side: CopySide, sources: &[CubeTensor]) -> Option<Vec<CubeTensor>> {
+        let plan: Arc<CubePlan> = plan(&self.device, &self.layout, side, self.dtype).ok()?;
+        self.count(plan.launches(), plan.copied(), plan.padding());
+        Some(plan.run(sources).tensors)
+    }
+
+    fn count(&self, launches: usize, bytes: usize, padding: usize) {
+        let [launches, bytes, padding] = [launches, bytes, padding].map(|count| count as u64);
+        self.ledger.copied_by(PackStats { launches, bytes, padding });
+    }
+}

@@ -1,0 +1,118 @@
+//! Kernels of the collectives that move elements: all-gather, all-to-all, broadcast and scatter.
+
+use std::sync::Arc;
+
+use burn::backend::DispatchTensor;
+use burn::backend::flex::FlexTensor;
+use burn::tensor::DType;
+use itertools::Itertools;
+
+use super::cooperative::{CooperativeResult, PartitionedJob};
+use super::result_cache::Owner;
+use super::wrap;
+use crate::comm::CollectivePlan;
+use crate::comm::backend::ranges::Ranges;
+use crate::kernels::flex::{CopyTasks, OutputBuffers, OutputPtrs, Sources, run};
+use crate::kernels::{CopyPlan, FlatLayout};
+use crate::memory::{HostMemoryPool, HostTuning};
+
+/// Copies of an all-gather, one for all tensors of a dtype. Kept with its [`CollectivePlan`].
+#[derive(Debug)]
+pub(in crate::comm) struct GatherCopyPlan(Box<[Joint]>);
+
+/// The tensors of one dtype in an all-gather.
+#[derive(Debug)]
+struct Joint {
+    dtype: DType,
+    /// Indices of these tensors.
+    indices: Box<[usize]>,
+    copies: CopyPlan,
+    /// Number of bytes of the full tensors.
+    bytes: usize,
+}
+
+impl GatherCopyPlan {
+    /// Creates the copies of a planned all-gather over `ranks` ranks. The order does not depend on the rank that
+    /// creates them.
+    pub fn new(plan: &CollectivePlan, ranks: usize) -> Self {
+        let joint = |dtype: DType| {
+            let tensors = plan.sharded_tensors().enumerate().filter(|(_, (of, _))| *of == dtype);
+            let (indices, tensors): (Vec<_>, _) = tensors.map(|(index, (_, tensor))| (index, tensor)).unzip();
+            let copies = FlatLayout::new(ranks, tensors, 1).join_parts();
+            Joint { dtype, indices: indices.into(), bytes: copies.copied() * dtype.size(), copies }
+        };
+        Self(plan.dtypes().unique().map(joint).collect())
+    }
+
+    /// Returns the sources of the copies: `parts` are the shards by rank and tensor.
+    pub fn sources(&self, parts: &[Vec<&FlexTensor>]) -> GatherSources {
+        let of_joint = |joint: &Joint| {
+            let of_dtype = parts.iter().flat_map(|parts| joint.indices.iter().map(|index| parts[*index]));
+            (Sources::of(of_dtype), CooperativeResult::default())
+        };
+        GatherSources { ranks: parts.len(), joints: self.0.iter().map(of_joint).collect() }
+    }
+
+    /// Returns the full tensors. Large ones are built by all local ranks together and shared, if they have an
+    /// `owner`.
+    pub fn full_tensors(&self, gathered: &GatherSources, owner: Option<Owner>) -> Vec<DispatchTensor> {
+        let mut full_tensors = Vec::with_capacity(self.0.iter().map(|joint| joint.indices.len()).sum());
+        for (joint, (sources, together)) in self.0.iter().zip(&gathered.joints) {
+            let ranks = gathered.ranks;
+            let of_joint = match owner.filter(|_| joint.bytes * ranks >= HostTuning::get().shared_bytes) {
+                // SAFETY: all ranks have the shards of the same collective, and the copies of the same plan.
+                Some(owner) => unsafe { together.get(&Join { joint, sources, ranks }, owner) },
+                None => run(&joint.copies, sources),
+            };
+            full_tensors.extend(joint.indices.iter().zip(of_joint));
+        }
+        full_tensors.sort_unstable_by_key(|(index, _)| **index);
+        full_tensors.into_iter().map(|(_, full)| wrap(full)).collect()
+    }
+}
+
+/// Shards of all ranks, for each dtype of the [`GatherCopyPlan`], and the shared results.
+#[derive(Debug)]
+pub(in crate::comm) struct GatherSources {
+    ranks: usize,
+    joints: Box<[(Sources, CooperativeResult<CopyTasks>)]>,
+}
+
+/// Job that joins the shards of all ranks to full tensors.
+struct Join<'a> {
+    joint: &'a Joint,
+    sources: &'a Sources,
+    ranks: usize,
+}
+
+// SAFETY: the tasks are from one copy, which writes every element of its targets once.
+unsafe impl PartitionedJob for Join<'_> {
+    type Partition = CopyTasks;
+
+    fn begin(&self, home: &Arc<HostMemoryPool>) -> (OutputBuffers, CopyTasks, usize) {
+        let (copies, size) = (&self.joint.copies, self.joint.dtype.size());
+        let blocks = CopyTasks::new(copies, self.sources, size, self.ranks * HostTuning::get().tasks_per_worker);
+        let count = blocks.count();
+        (OutputBuffers::of(Some(home), copies, size), blocks, count)
+    }
+
+    unsafe fn make(&self, blocks: &CopyTasks, index: usize, to: &OutputPtrs) {
+        // SAFETY: the caller guarantees it.
+        unsafe { blocks.copy(index, &self.joint.copies, self.sources, to) }
+    }
+
+    unsafe fn finish(&self, targets: OutputBuffers) -> Vec<FlexTensor> {
+        // SAFETY: the caller guarantees it.
+        unsafe { targets.finish(self.joint.copies.targets(), self.joint.dtype).collect() }
+    }
+}
+
+/// Concatenates the blocks of `sources` along `dim`.
+///
+/// All sources have the same dtype, and the same shape except for `dim`. There is at least one.
+pub(crate) fn concat(sources: &[(&FlexTensor, Ranges)], dim: usize) -> DispatchTensor {
+    let blocks = sources.iter().map(|(tensor, ranges)| (tensor.layout().shape().clone(), &ranges[..])).collect_vec();
+    let tensors = Sources::of(sources.iter().map(|(tensor, _)| *tensor));
+    let mut copy = run(&CopyPlan::concat(&blocks, dim), &tensors);
+    wrap(copy.pop().expect("one target"))
+}

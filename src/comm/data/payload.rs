@@ -1,0 +1,104 @@
+//! Conversion of tensors to [`Payload`]s for sending, and of received [`UninitBytes`] to tensors.
+//!
+//! The elements of a Flex tensor are sent from its own memory and received into memory that a tensor then uses:
+//! zero-copy on both sides. Tensors of other backends are copied through host memory on both sides.
+
+use std::any::Any;
+use std::mem::MaybeUninit;
+use std::sync::Arc;
+
+use burn::backend::DispatchTensor;
+#[cfg(feature = "flex")]
+use burn::backend::flex::FlexTensor;
+use burn::tensor::{DType, TensorData};
+
+use crate::comm::transport::{Payload, RecvBuffer};
+use crate::comm::{TensorMeta, backend};
+#[cfg(feature = "flex")]
+use crate::memory::flex;
+use crate::memory::{self, HostMemoryPool, UninitBytes};
+
+/// Returns the elements of a row-major tensor as a payload.
+pub(in crate::comm) fn payload(tensor: &DispatchTensor) -> Payload {
+    #[cfg(feature = "flex")]
+    if let Some(flex) = flex::primitive(tensor) {
+        return Arc::new(Elements(flex.clone()));
+    }
+    Arc::new(Host(backend::into_data(tensor.clone())))
+}
+
+/// Elements of a Flex tensor, in its own memory.
+#[cfg(feature = "flex")]
+struct Elements(FlexTensor);
+
+#[cfg(feature = "flex")]
+impl AsRef<[u8]> for Elements {
+    fn as_ref(&self) -> &[u8] {
+        flex::elements(&self.0).expect("the tensor is row-major")
+    }
+}
+
+/// Elements of a tensor of another backend, copied to the host.
+struct Host(TensorData);
+
+impl AsRef<[u8]> for Host {
+    fn as_ref(&self) -> &[u8] {
+        self.0.as_bytes()
+    }
+}
+
+impl RecvBuffer for UninitBytes {
+    fn space(&mut self) -> &mut [MaybeUninit<u8>] {
+        self.bytes()
+    }
+}
+
+/// Returns the number of bytes of a tensor, or `None` if it overflows or if the tensor is quantized.
+fn bytes(meta: &TensorMeta) -> Option<usize> {
+    if matches!(meta.dtype, DType::QFloat(_)) {
+        return None;
+    }
+    meta.shape.iter().try_fold(meta.dtype.size(), |bytes, len| bytes.checked_mul(*len))
+}
+
+/// Returns true if the payload sizes `lengths` match `tensors`. Tensors without elements have no payload.
+pub(in crate::comm) fn are_of(lengths: &[usize], tensors: &[TensorMeta]) -> bool {
+    let sizes: Option<Vec<_>> = tensors.iter().map(bytes).filter(|bytes| *bytes != Some(0)).collect();
+    sizes.is_some_and(|sizes| sizes == lengths)
+}
+
+/// Allocates receive buffers for the payloads of `tensors` from the pool `home`.
+pub(in crate::comm) fn spaces(tensors: &[TensorMeta], home: &Arc<HostMemoryPool>) -> Vec<Box<dyn RecvBuffer>> {
+    let full = tensors.iter().filter(|meta| meta.shape.num_elements() > 0);
+    let space = |meta: &TensorMeta| UninitBytes::at(Some(home), meta.dtype.size(), meta.shape.num_elements());
+    full.map(|meta| -> Box<dyn RecvBuffer> { Box::new(space(meta)) }).collect()
+}
+
+/// Allocates receive buffers for payloads that will be discarded.
+pub(in crate::comm) fn waste(lengths: &[usize]) -> Vec<Box<dyn RecvBuffer>> {
+    lengths.iter().map(|len| -> Box<dyn RecvBuffer> { Box::new(UninitBytes::at(None, 1, *len)) }).collect()
+}
+
+/// Makes host tensors of the payloads received into their [`spaces`].
+///
+/// # Safety
+/// All bytes of the buffers must be written.
+pub(in crate::comm) unsafe fn received(
+    tensors: Vec<TensorMeta>,
+    buffers: Vec<Box<dyn RecvBuffer>>,
+) -> Vec<DispatchTensor> {
+    let (host, mut buffers) = (memory::host(), buffers.into_iter());
+    let tensor = |meta: TensorMeta| {
+        let space = match meta.shape.num_elements() {
+            0 => UninitBytes::at(None, meta.dtype.size(), 0),
+            _ => {
+                let buffer: Box<dyn Any> = buffers.next().expect("each tensor with elements has a payload");
+                *buffer.downcast().expect("the buffers are those that `spaces` allocated")
+            }
+        };
+        // SAFETY: the caller guarantees that all bytes are written.
+        let bytes = unsafe { space.filled() };
+        backend::from_data(TensorData::from_bytes(bytes, meta.shape, meta.dtype), &host)
+    };
+    tensors.into_iter().map(tensor).collect()
+}

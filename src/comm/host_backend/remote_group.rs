@@ -1,0 +1,186 @@
+//! [`RemoteGroup`]: a rank's view of the group's members in other processes; sends the rank's calls to them.
+
+use std::sync::Arc;
+
+use burn::backend::{DispatchTensor, TensorMetadata};
+use parking_lot::Mutex;
+
+use crate::comm::backend::{CallSignature, GroupMember};
+use crate::comm::control::match_table::DataMode;
+use crate::comm::data::contribution::{self, Contribution};
+use crate::comm::data::payload::payload;
+use crate::comm::data::result_buffer;
+use crate::comm::transport::SendStamp;
+use crate::comm::transport::header::{
+    ControlMessage, KnownSignatures, PayloadDesc, RemoteGroupId, RemoteGroupInfo, SentSignature,
+};
+use crate::comm::transport::peer_processes::{PayloadData, PeerProcesses};
+use crate::comm::{CommError, TensorMeta};
+use crate::placement::ShardSizes;
+
+/// Data of a contribution that the ranks of another process need.
+pub(super) enum RecipientData<'a> {
+    /// All tensors.
+    Full,
+    /// Shards of the recipients, each given as (dimension, shard sizes).
+    Shards(&'a [(usize, ShardSizes)]),
+    /// Tensors that are addressed to the recipients.
+    Addressed,
+}
+
+/// A rank's view of a group that has members in other processes.
+pub(super) struct RemoteGroup {
+    peers: Arc<PeerProcesses>,
+    member: GroupMember,
+    name: String,
+    /// Number of this remote group in this process.
+    number: usize,
+    /// Other processes, each with the group ranks that it has.
+    processes: Vec<(usize, Vec<usize>)>,
+    /// Locked while a call is posted here and sent, so that other processes receive calls in the order in which
+    /// they were posted.
+    sent: Mutex<SentState>,
+}
+
+/// State that the other processes have received.
+#[derive(Default)]
+struct SentState {
+    /// Number of collectives so far.
+    calls: u64,
+    /// True for each process that has received the description of the group.
+    introduced: Vec<bool>,
+    /// Signatures that all other processes have received.
+    signatures: KnownSignatures<()>,
+}
+
+impl RemoteGroup {
+    /// Returns `None` if all ranks of the group are in this process.
+    pub fn new(peers: &Arc<PeerProcesses>, member: &GroupMember, name: String) -> Option<Self> {
+        let mut processes: Vec<(usize, Vec<usize>)> = Vec::new();
+        let ranks = member.group.ranks().iter().enumerate();
+        for (member, rank) in ranks.filter(|(_, rank)| !peers.local_ranks().contains(rank)) {
+            let process = peers.process_of(*rank);
+            match processes.iter_mut().find(|(other, _)| *other == process) {
+                Some((_, members)) => members.push(member),
+                None => processes.push((process, vec![member])),
+            }
+        }
+        let sent = SentState { introduced: vec![false; processes.len()], ..SentState::default() };
+        let (peers, member, number, sent) = (peers.clone(), member.clone(), peers.number(), Mutex::new(sent));
+        (!processes.is_empty()).then_some(Self { peers, member, name, number, processes, sent })
+    }
+
+    /// Posts a collective locally with `post`, and sends the call to the other processes with the `data` for each of
+    /// them. Also returns a stamp of the time at which the message was sent.
+    pub fn post<T>(
+        &self,
+        signature: CallSignature,
+        data: Vec<PayloadData>,
+        mode: DataMode,
+        post: impl FnOnce(CallSignature) -> Result<T, CommError>,
+    ) -> Result<(T, SendStamp), CommError> {
+        let message = SentSignature::new(&signature);
+        let mut sent = self.sent.lock();
+        let posted = post(signature)?;
+        let seq = sent.calls;
+        sent.calls += 1;
+        let (signature, stamp) = (message.abbreviated(&mut sent.signatures), SendStamp::default());
+        for (at, (contents, payloads)) in data.into_iter().enumerate() {
+            let (channel, to, signature) = (self.channel(&mut sent, at), self.processes[at].0, signature.clone());
+            let is_offered = mode == DataMode::OnDemand && !payloads.is_empty();
+            let mode = if mode == DataMode::OnDemand && !is_offered { DataMode::Eager } else { mode };
+            let (contents, payloads) = if is_offered {
+                self.peers.offer(to, self.number, seq, (contents, payloads));
+                Default::default()
+            } else {
+                (contents, payloads)
+            };
+            let message = ControlMessage::Joined { channel, seq, signature, mode, contents };
+            self.peers.send(to, message, payloads, Some(stamp.clone()));
+        }
+        Ok((posted, stamp))
+    }
+
+    /// Sends the data of a contribution to a collective that was posted as [`Deferred`](DataMode::Deferred).
+    pub fn send_data(&self, seq: u64, data: Vec<PayloadData>) {
+        for ((to, _), (contents, payloads)) in self.processes.iter().zip(data) {
+            self.peers.send(*to, ControlMessage::Data { channel: self.number, seq, contents }, payloads, None);
+        }
+    }
+
+    /// Returns the number of processes that have ranks of the group.
+    pub fn processes(&self) -> usize {
+        // Only a group with a local rank has a `RemoteGroup`.
+        self.processes.len() + 1
+    }
+
+    /// Returns true if remote data is received in place in results of `bytes` bytes: if they are large enough and
+    /// this is the only local rank of the group.
+    pub fn receives_in_place(&self, bytes: u64) -> bool {
+        let size = self.member.group.size();
+        let remote: usize = self.processes.iter().map(|(_, members)| members.len()).sum();
+        result_buffer::pay(bytes, size) && remote + 1 == size
+    }
+
+    /// Sends a message to member `to` of the group. Returns false if the member is in this process.
+    pub fn send(&self, to: usize, tag: u32, signature: &CallSignature, contribution: &Contribution) -> bool {
+        let at = self.processes.iter().position(|(_, members)| members.contains(&to));
+        let Some(at) = at else { return false };
+        let (contents, payloads) = payload_data(Vec::new(), &contribution.tensors);
+        let mut sent = self.sent.lock();
+        let channel = self.channel(&mut sent, at);
+        let message = ControlMessage::Sent { channel, to, tag, signature: signature.clone(), contents };
+        self.peers.send(self.processes[at].0, message, payloads, None);
+        true
+    }
+
+    fn channel(&self, sent: &mut SentState, at: usize) -> RemoteGroupId {
+        let (group, name) = (&self.member.group, &self.name);
+        let is_new = !std::mem::replace(&mut sent.introduced[at], true);
+        let introduce = || RemoteGroupInfo { ranks: group.ranks().to_vec(), name: name.clone(), member: group.rank() };
+        RemoteGroupId { number: self.number, introduction: is_new.then(introduce) }
+    }
+
+    /// Returns `data` for every other process.
+    pub fn same_for_all(&self, data: PayloadData) -> Vec<PayloadData> {
+        vec![data; self.processes.len()]
+    }
+
+    /// Returns the data of `contribution` that each other process needs.
+    pub fn data(&self, contribution: &Contribution, needed: RecipientData<'_>) -> Vec<PayloadData> {
+        let ranks = self.member.group.size();
+        let tensors_for = |member: usize| -> Vec<DispatchTensor> {
+            match needed {
+                RecipientData::Shards(shardings) => {
+                    let shard = |(tensor, (dim, sizes)): (&DispatchTensor, &(usize, ShardSizes))| {
+                        contribution::shard(tensor, *dim, sizes.range(ranks, member))
+                    };
+                    contribution.tensors.iter().zip(shardings).map(shard).collect()
+                }
+                RecipientData::Full | RecipientData::Addressed => contribution.tensors_for(member).to_vec(),
+            }
+        };
+        let of_process = |(_, members): &(usize, Vec<usize>)| {
+            let tensors = members.iter().flat_map(|member| tensors_for(*member).into_iter().map(|t| (*member, t)));
+            let (recipients, tensors): (Vec<_>, Vec<_>) = tensors.unzip();
+            payload_data(recipients, &tensors)
+        };
+        match needed {
+            // Built once for all processes.
+            RecipientData::Full => self.same_for_all(payload_data(Vec::new(), &contribution.tensors)),
+            _ => self.processes.iter().map(of_process).collect(),
+        }
+    }
+}
+
+fn payload_data(recipients: Vec<usize>, tensors: &[DispatchTensor]) -> PayloadData {
+    let meta = |tensor: &DispatchTensor| TensorMeta { shape: tensor.shape(), dtype: tensor.dtype() };
+    let payloads = tensors.iter().filter(|tensor| tensor.shape().num_elements() > 0).map(payload).collect();
+    (PayloadDesc { recipients, tensors: tensors.iter().map(meta).collect() }, payloads)
+}
+
+impl std::fmt::Debug for RemoteGroup {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("RemoteGroup").field("number", &self.number).field("processes", &self.processes).finish()
+    }
+}

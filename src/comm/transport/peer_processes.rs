@@ -1,0 +1,317 @@
+//! [`PeerProcesses`]: the other processes of a launch, and the messages to them.
+
+use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use burn_dtensor_flight::LaunchId;
+use parking_lot::Mutex;
+
+use super::header::{ControlMessage, Header, KnownSignatures, PayloadDesc, RemoteGroupId, RemoteGroupInfo};
+use super::{Message, Payload, SendStamp, Transport};
+use crate::comm::backend::{CallSignature, Failure};
+use crate::comm::control::match_table::{GroupKey, OpHandle, StalledWait};
+use crate::comm::control::membership::{Membership, MembershipMessage, MembershipPeers};
+use crate::comm::control::rendezvous::{PeerEvent, PeerNotifier};
+use crate::comm::control::wait_for_graph::{WaitForEdge, WaitForGraph};
+use crate::comm::{CommError, RankReport};
+
+/// The other processes of a launch.
+pub(in crate::comm) struct PeerProcesses {
+    transport: Arc<dyn Transport>,
+    launch: LaunchId,
+    /// Ranks of each process.
+    ranks: Vec<Range<usize>>,
+    /// Number of channels of this process so far.
+    numbers: AtomicUsize,
+    channels: Mutex<Channels>,
+    /// Data offered on demand, by process, channel and sequence number of the call.
+    offered: Mutex<HashMap<(usize, usize, u64), PayloadData>>,
+    /// Graph of the waits of ranks in several processes. The first process maintains it.
+    waits: Mutex<WaitForGraph>,
+    /// Outcomes of ranks of all processes that have ended.
+    ended: Mutex<BTreeMap<usize, EndedRank>>,
+    /// True if the [first](Self::first) process is lost.
+    first_is_lost: AtomicBool,
+}
+
+struct EndedRank {
+    report: RankReport,
+    /// True if the process of the rank was lost, or its program did not end in time.
+    is_lost: bool,
+}
+
+/// Description of payloads, and the payloads.
+pub(in crate::comm) type PayloadData = (PayloadDesc, Vec<Payload>);
+
+/// A channel of another process: the process and a number that it has assigned.
+pub(in crate::comm) type ChannelId = (usize, usize);
+
+/// Channels of other processes, mapped to the group and the caller's group rank; and the reverse.
+#[derive(Default)]
+struct Channels {
+    members: HashMap<ChannelId, (GroupKey, usize)>,
+    ids: HashMap<(GroupKey, usize), ChannelId>,
+    /// Signatures that were received on each channel.
+    signatures: HashMap<ChannelId, KnownSignatures<CallSignature>>,
+}
+
+impl PeerProcesses {
+    /// Creates the processes of a launch, with `counts` ranks each.
+    pub fn new(transport: Arc<dyn Transport>, launch: LaunchId, counts: &[usize]) -> Self {
+        let ends = counts.iter().scan(0, |end, count| {
+            *end += count;
+            Some(*end)
+        });
+        let ranks = ends.zip(counts).map(|(end, count)| end - count..end).collect();
+        let (numbers, first_is_lost) = (AtomicUsize::default(), AtomicBool::default());
+        let (channels, offered) = (Mutex::default(), Mutex::default());
+        let (waits, ended) = (Mutex::default(), Mutex::default());
+        Self { transport, launch, ranks, numbers, channels, offered, waits, ended, first_is_lost }
+    }
+
+    /// Creates the processes of the next launch, which has only the surviving `ranks`.
+    pub fn of_survivors(&self, ranks: &[usize]) -> Self {
+        let count = |range: &Range<usize>| ranks.iter().filter(|rank| range.contains(rank)).count();
+        let counts: Vec<_> = self.ranks.iter().map(count).collect();
+        Self::new(self.transport.clone(), self.launch.next(), &counts)
+    }
+
+    /// Returns the id of the launch.
+    pub fn launch(&self) -> LaunchId {
+        self.launch
+    }
+
+    /// Returns the number of ranks of the launch.
+    pub fn size(&self) -> usize {
+        self.ranks.last().map_or(0, |ranks| ranks.end)
+    }
+
+    /// Returns the agreement of the launch's processes on the survivors of a failure.
+    pub fn membership(self: &Arc<Self>) -> Membership {
+        Membership::of_processes(&self.ranks, self.transport.process_index(), self.clone())
+    }
+
+    /// Returns the ranks of this process.
+    pub fn local_ranks(&self) -> Range<usize> {
+        self.ranks_of(self.transport.process_index())
+    }
+
+    /// Returns the ranks of a process.
+    pub fn ranks_of(&self, process: usize) -> Range<usize> {
+        self.ranks[process].clone()
+    }
+
+    /// Returns the process that a rank is in.
+    pub fn process_of(&self, rank: usize) -> usize {
+        self.ranks.partition_point(|ranks| ranks.end <= rank)
+    }
+
+    /// Returns the process that decides which failure is the first: that of rank 0.
+    pub fn first(&self) -> usize {
+        self.process_of(0)
+    }
+
+    /// Returns true if this process decides which failure is the first.
+    pub fn decides(&self) -> bool {
+        self.transport.process_index() == self.first()
+    }
+
+    /// Returns a new channel number of this process.
+    pub fn number(&self) -> usize {
+        self.numbers.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Sends a control message and its payloads to a process. Records in `taken` when the message is sent.
+    pub fn send(&self, to: usize, message: ControlMessage, payloads: Vec<Payload>, taken: Option<SendStamp>) {
+        self.transport.send(to, Message { header: Header { launch: self.launch, message }.write(), payloads, taken });
+    }
+
+    /// Sends a message without payloads.
+    pub fn notify_process(&self, to: usize, message: ControlMessage) {
+        self.send(to, message, Vec::new(), None);
+    }
+
+    fn notify_all(&self, message: impl Fn() -> ControlMessage) {
+        self.peers().for_each(|process| self.notify_process(process, message()));
+    }
+
+    /// Returns the other processes that have ranks.
+    fn peers(&self) -> impl Iterator<Item = usize> {
+        let here = self.transport.process_index();
+        (0..self.ranks.len()).filter(move |process| *process != here && !self.ranks[*process].is_empty())
+    }
+
+    /// Keeps offered data until the process requests or declines it.
+    pub fn offer(&self, to: usize, channel: usize, seq: u64, data: PayloadData) {
+        self.offered.lock().insert((to, channel, seq), data);
+    }
+
+    /// Handles the answer of process `from` to an offer: sends the data if it is wanted.
+    pub fn answered(&self, from: usize, channel: usize, seq: u64, wanted: bool) -> Result<(), String> {
+        let offered = self.offered.lock().remove(&(from, channel, seq));
+        let (contents, payloads) = offered
+            .ok_or_else(|| format!("it requested data that was not offered in call {seq} of channel {channel}"))?;
+        if wanted {
+            self.send(from, ControlMessage::Data { channel, seq, contents }, payloads, None);
+        }
+        Ok(())
+    }
+
+    /// Requests the offered contributions of ranks of other processes, or declines them.
+    pub fn answer(&self, offers: Vec<OpHandle>, wanted: bool) {
+        for OpHandle { group, member, seq } in offers {
+            let id = self.channels.lock().ids.get(&(group, member)).copied();
+            let (process, channel) = id.expect("the offer came on a known channel");
+            self.notify_process(process, ControlMessage::Pull { channel, seq, wanted });
+        }
+    }
+
+    /// Returns the group of a channel of process `from`, and the group rank of the caller. `group` returns the key of a
+    /// group that the process introduces.
+    pub fn channel(
+        &self,
+        from: usize,
+        channel: RemoteGroupId,
+        group: impl FnOnce(&[usize], String) -> GroupKey,
+    ) -> Result<(GroupKey, usize), String> {
+        let (id, mut channels) = ((from, channel.number), self.channels.lock());
+        let Some(RemoteGroupInfo { ranks, name, member }) = channel.introduction else {
+            let known = channels.members.get(&id).copied();
+            return known.ok_or_else(|| format!("it has not introduced channel {}", channel.number));
+        };
+        let is_known = |rank: &usize| *rank < self.size();
+        if !ranks.iter().all(is_known) || !ranks.get(member).is_some_and(|rank| self.ranks_of(from).contains(rank)) {
+            return Err(format!("it called as invalid member {member} of a group of ranks {ranks:?}"));
+        }
+        let of_group = (group(&ranks, name), member);
+        channels.members.insert(id, of_group);
+        channels.ids.insert(of_group, id);
+        Ok(of_group)
+    }
+
+    /// Passes the signatures that were received on a channel to `complete`.
+    pub fn with_signatures<T>(
+        &self,
+        channel: ChannelId,
+        complete: impl FnOnce(&mut KnownSignatures<CallSignature>) -> T,
+    ) -> T {
+        complete(self.channels.lock().signatures.entry(channel).or_default())
+    }
+
+    /// Passes an edge of the wait-for graph to the first process. If this is the first process, returns a deadlock
+    /// that the edge completes.
+    pub fn waits_for(&self, edge: WaitForEdge) -> Option<Failure> {
+        if !self.decides() {
+            self.notify_process(self.first(), ControlMessage::Waits(edge));
+            return None;
+        }
+        let WaitForEdge::WaitsFor { rank, number, during, other, in_wait } = edge else { return None };
+        let waits = self.waits.lock().add(rank, number, during, other, in_wait)?;
+        Some(Failure::Collective(CommError::Deadlock { waits }))
+    }
+
+    /// Records that the first process is lost, so that every process decides by itself which failure is the first.
+    pub fn lose_first(&self) {
+        self.first_is_lost.store(true, Ordering::Relaxed);
+    }
+
+    /// Sends the report of a local rank that has exited to all other processes.
+    pub fn exit(&self, report: RankReport) {
+        self.notify_all(|| ControlMessage::RankExited(report.clone()));
+        self.ended.lock().insert(report.rank, EndedRank { report, is_lost: false });
+    }
+
+    /// Records the report that the process of a rank has sent, unless the process was lost before.
+    pub fn exited(&self, report: RankReport) {
+        self.ended.lock().entry(report.rank).or_insert(EndedRank { report, is_lost: false });
+    }
+
+    /// Records the report of a rank of another process that will not send one.
+    pub fn lose(&self, report: RankReport) {
+        self.ended.lock().insert(report.rank, EndedRank { report, is_lost: true });
+    }
+
+    /// Lets this process end without the processes of the ranks in `running`, whose programs have not ended in time,
+    /// and not without the others, except those that were [left behind](MembershipPeers::leave_behind) by a shrunk world.
+    pub fn finish(&self, running: &[usize]) {
+        for process in self.peers() {
+            let is_over = !running.iter().any(|rank| self.ranks[process].contains(rank));
+            if !is_over || self.launch.shrunk == 0 {
+                self.transport.await_end(process, is_over);
+            }
+        }
+    }
+
+    /// Returns the first rank whose program has failed, of the ranks for which `counts` returns true.
+    pub fn unsuccessful(&self, counts: impl Fn(&usize) -> bool) -> Option<usize> {
+        let ended = self.ended.lock();
+        let mut failed = ended.iter().filter(|(_, ended)| ended.report.error.is_some());
+        failed.find(|(rank, _)| counts(rank)).map(|(rank, _)| *rank)
+    }
+
+    /// Returns the outcomes of the ranks of other processes.
+    pub fn reports(&self) -> Vec<RankReport> {
+        let (ended, here) = (self.ended.lock(), self.local_ranks());
+        ended.values().map(|ended| &ended.report).filter(|report| !here.contains(&report.rank)).cloned().collect()
+    }
+
+    /// Returns true if the first process, which reports the outcome of the launch, does not report it.
+    pub fn has_lost_first(&self) -> bool {
+        let ended = self.ended.lock();
+        self.ranks_of(self.first()).any(|rank| ended.get(&rank).is_some_and(|ended| ended.is_lost))
+    }
+}
+
+impl MembershipPeers for PeerProcesses {
+    fn notify(&self, message: &MembershipMessage) {
+        self.notify_all(|| ControlMessage::Membership(message.clone()));
+    }
+
+    fn leave_behind(&self, ranks: &[usize]) {
+        ranks.iter().for_each(|rank| self.transport.await_end(self.process_of(*rank), false));
+    }
+}
+
+impl PeerNotifier for PeerProcesses {
+    fn notify(&self, event: PeerEvent) -> Option<Failure> {
+        match event {
+            PeerEvent::Failed(failure) => {
+                let decided = self.decides() || self.first_is_lost.load(Ordering::Relaxed);
+                let message = || ControlMessage::Failed { failure: failure.clone(), decided };
+                if decided {
+                    self.notify_all(message)
+                } else {
+                    self.notify_process(self.first(), message())
+                }
+                None
+            }
+            PeerEvent::Declined(offers) => {
+                self.answer(offers, false);
+                None
+            }
+            PeerEvent::Awaited => {
+                self.transport.poll_now();
+                None
+            }
+            PeerEvent::Waits(StalledWait { rank, number, during, needs }) => {
+                let here = self.transport.process_index();
+                needs.into_iter().find_map(|(other, in_wait)| match (in_wait, self.process_of(other)) {
+                    (Some(in_wait), _) => {
+                        self.waits_for(WaitForEdge::WaitsFor { rank, number, during: during.clone(), other, in_wait })
+                    }
+                    (None, process) if process != here => {
+                        self.notify_process(process, ControlMessage::Waits(WaitForEdge::Needs { rank, number, other }));
+                        None
+                    }
+                    (None, _) => None,
+                })
+            }
+        }
+    }
+
+    fn progress(&self) -> Option<bool> {
+        self.transport.progress()
+    }
+}
