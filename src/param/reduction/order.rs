@@ -1,7 +1,7 @@
 //! [`ReductionOrder`]: the order in which a rank's units are reduced.
 //!
 //! Each pass gets an order key in forward, which runs in the same order on all ranks. Reductions follow these keys:
-//! rule 5 of [`backward_nodes`](super::backward_nodes).
+//! rule 5 of [`backward_nodes`](crate::param::backward_nodes).
 //!
 //! ```text
 //!   entered       root (nothing before it)   0   1   2   3
@@ -14,7 +14,7 @@
 //!   the root first.
 //! * A pass whose gradients are complete is **held** while a pass that was entered later is open, even if this
 //!   backward will never reach that one. This rule uses only information that is the same on every rank.
-//! * When backward ends, [`RootPostBackward`](super::backward_nodes::RootPostBackward) issues the reductions that
+//! * When backward ends, [`RootPostBackward`](crate::param::backward_nodes::RootPostBackward) issues the reductions that
 //!   are still held.
 
 use std::collections::BTreeMap;

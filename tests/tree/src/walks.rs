@@ -84,8 +84,10 @@ fn steps(page: &str, heading: &str) -> Vec<String> {
 fn named(page: &str) -> Vec<(String, String)> {
     let page = page.split_whitespace().collect::<Vec<_>>().join(" ");
     let parts: Vec<&str> = page.split('`').collect();
-    let is_named =
-        |at: &usize| parts[at + 1] == " (" && parts[at + 2].ends_with(".rs") && parts[at + 3].starts_with(')');
+    let is_name = |text: &str| text.chars().all(|letter| letter.is_alphanumeric() || "_:".contains(letter));
+    let is_named = |at: &usize| {
+        is_name(parts[*at]) && parts[at + 1] == " (" && parts[at + 2].ends_with(".rs") && parts[at + 3].starts_with(')')
+    };
     let places = (1..parts.len().saturating_sub(3)).step_by(2).filter(is_named);
     places.map(|at| (parts[at].into(), parts[at + 2].into())).collect()
 }
