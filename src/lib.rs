@@ -113,6 +113,7 @@ mod pattern;
 pub mod placement;
 #[cfg(feature = "store")]
 pub mod pretrained;
+mod tensor_tree;
 #[cfg(feature = "testing")]
 pub mod testing;
 #[cfg(feature = "train")]

@@ -192,8 +192,10 @@ mod by_unit;
 mod clip;
 mod compare;
 mod config;
+mod describe;
 mod dims;
 mod error;
+mod fsdp_module;
 mod named;
 mod plan;
 mod powers;
@@ -206,7 +208,9 @@ mod warnings;
 pub use clip::{NormType, clip_grad_norm};
 pub use compare::{Cause, Comparison, Finding, Side, compare};
 pub use config::{FullyShard, ParamInfo, ParamPlacement};
+pub use describe::{Description, describe};
 pub use error::FsdpError;
+pub use fsdp_module::{FsdpModule, NoSync, Prefetch, UnshardHandle, reshard, unshard};
 pub use named::{NamedParameter, named_parameters};
 pub use precision::MixedPrecisionPolicy;
 pub use remesh::remesh;
@@ -214,8 +218,8 @@ pub use scaler::GradScaler;
 pub use shard::fully_shard;
 
 pub use crate::param::{
-    BufferSync, Description, DistributedParameter, Event, EventKind, FsdpModule, Grads, NoSync, OffloadPolicy,
-    ParamError, ParamExt, Prefetch, ReducedGradients, ReshardAfterForward, ShardedState, TensorMapFn, TensorTree,
-    TrainingState, UnitCollectives, UnshardHandle, checkpoint_activations, describe, full_model, full_model_on,
-    record_events, reshard, sync_buffers, unit, unshard,
+    BufferSync, DistributedParameter, Event, EventKind, Grads, OffloadPolicy, ParamError, ParamExt, ReducedGradients,
+    ReshardAfterForward, ShardedState, TrainingState, UnitCollectives, checkpoint_activations, full_model,
+    full_model_on, record_events, sync_buffers, unit,
 };
+pub use crate::tensor_tree::{TensorMapFn, TensorTree};

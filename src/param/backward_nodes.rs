@@ -1,17 +1,21 @@
 #![doc = include_str!("backward.md")]
 
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Arc, Weak};
 
 use burn::backend::ops::FloatTensorOps;
 use burn::backend::{Dispatch, DispatchDevice, DispatchTensor, TensorMetadata};
-use burn::tensor::{DType, Shape};
+use burn::tensor::{DType, Device, Shape, Tensor};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
-use super::precision::cast;
+use super::options::cast;
 use super::recompute::context;
+use super::reduction::Reduced;
 use super::storage::UnshardedParams;
-use super::unit_pass::{Reduced, UnitPass};
+use super::unit::{FEW_PASSES, Unit};
+use super::unit_pass::{BackwardScheduler, UnitPass};
 use crate::autodiff::{self, BackwardStep, GraphOp, Retain};
 use crate::dtensor::MeshDims;
 
@@ -58,8 +62,8 @@ impl GraphOp for RootPostBackward {
         for pass in &self.passes {
             pass.progress.flush(step.depth());
             reduce(pass, pass.passes.order.flush(), step);
-            give(pass.passes.reduce_waiting(step.backward(), pass), step);
-            give(pass.passes.finish(step.backward()), step);
+            give(pass.passes.reducer.reduce_postponed(step.backward(), &pass.reductions), step);
+            give(pass.passes.reducer.finish(step.backward()), step);
             ran("RootPostBackward", Some(pass), step);
         }
     }
@@ -166,7 +170,7 @@ impl GraphOp for UnshardedParamNode {
     }
 
     fn recompute(&self, _: &[DispatchTensor]) -> DispatchTensor {
-        self.pass.buffer.view_again(self.position)
+        self.pass.view_again(self.position)
     }
 
     fn retain(&self) -> Retain {
@@ -199,7 +203,7 @@ impl GraphOp for PartialGradParamNode {
     }
 
     fn recompute(&self, _: &[DispatchTensor]) -> DispatchTensor {
-        self.pass.buffer.view_again(self.position)
+        self.pass.view_again(self.position)
     }
 
     fn retain(&self) -> Retain {
@@ -208,7 +212,7 @@ impl GraphOp for PartialGradParamNode {
 
     fn backward(&self, step: &mut BackwardStep<'_>) {
         progress(&self.pass, step);
-        self.pass.buffer.reduce_in_term(self.position, &self.dims, step.take());
+        self.pass.grads.lock().add_partial(self.position, &self.dims, step.take());
         ran("PartialGradParamNode", Some(&self.pass), step);
     }
 }
@@ -268,5 +272,104 @@ impl GraphOp for PreBackward {
         }
         step.give(0, || cast(grad, Some(self.dtype)));
         ran("PreBackward", self.pass.as_ref(), step);
+    }
+}
+
+/// A node whose backward makes burn free a pass. Parent: the pass's own leaf.
+#[derive(Debug)]
+struct Sweep;
+
+impl GraphOp for Sweep {
+    fn forward(&self, parents: &[DispatchTensor]) -> DispatchTensor {
+        nothing(&parents[0])
+    }
+
+    fn backward(&self, _: &mut BackwardStep<'_>) {}
+}
+
+/// Returns a new leaf for one pass, in the graph of `like`.
+pub(super) fn own_leaf(like: &DispatchTensor) -> DispatchTensor {
+    autodiff::leaf(&Device::new(like.device()).inner(), like, true)
+}
+
+/// Frees the passes through these units on which no tensor depends, for units that may have several such passes.
+/// Call it only while none of these units is open and no backward runs.
+///
+/// If passes are still needed, such as those of several micro-batches in a pipeline, the number of passes that
+/// triggers the next sweep is doubled.
+///
+/// burn frees the saved tensors of a graph that the program has dropped in the next backward that reaches the
+/// graph. So forwards in training mode without a backward, such as an evaluation without `valid()`, would keep the
+/// memory of gathered units until then, one forward after another.
+///
+/// To prevent this, every pass depends on a separate leaf, which its thread holds. When a unit is entered while
+/// earlier passes through it have had no backward, a backward of a single node runs on the leaf of each. It
+/// computes nothing, and burn then frees the pass unless a tensor of the program depends on it.
+///
+/// ```text
+///   shard's leaf ──┐
+///   own leaf ──┬───┴> RootPostBackward ──> PostBackward ──> ..      the pass
+///              └────> Sweep                       its backward frees the pass, unless a tensor depends on it
+/// ```
+pub(super) fn sweep<'a>(passes: &BackwardScheduler, units: impl Iterator<Item = &'a Arc<Unit>>) {
+    for unit in units {
+        if unit.left.load(Relaxed) < unit.swept_at.load(Relaxed) {
+            continue;
+        }
+        for (pass, leaf) in passes.leaves_of(unit) {
+            if pass.strong_count() == 0 {
+                continue;
+            }
+            // Backward consumes the leaf, so the pass gets another one first.
+            let next = own_leaf(&leaf);
+            drop(autodiff::binary(leaf.clone(), next.clone(), Arc::new(Sweep)));
+            passes.hang(&pass, next);
+            drop(Tensor::<1>::from_dispatch(autodiff::unary(leaf, Arc::new(Sweep))).backward());
+        }
+        unit.swept_at.store(FEW_PASSES.max(2 * unit.left.load(Relaxed)), Relaxed);
+    }
+}
+
+/// State of a pass in backward. Debug builds use it to check the rules of
+/// [`backward_nodes`](super::backward_nodes).
+#[derive(Debug)]
+pub(super) struct Progress {
+    /// Depth of the shallowest node that has run.
+    shallowest: AtomicUsize,
+    /// True if the pass's `PostBackward` node has run.
+    ended: AtomicBool,
+}
+
+impl Default for Progress {
+    fn default() -> Self {
+        Self { shallowest: AtomicUsize::new(usize::MAX), ended: AtomicBool::new(false) }
+    }
+}
+
+impl Progress {
+    /// Records that a node which depends on the pass's `PostBackward` node runs.
+    pub(super) fn node(&self, depth: usize) {
+        if cfg!(debug_assertions) {
+            assert!(!self.ended.load(Relaxed), "rule 2: a node of depth {depth} runs after its unit's `PostBackward`");
+            self.shallowest.fetch_min(depth, Relaxed);
+        }
+    }
+
+    /// Records that the pass's `PostBackward` node runs.
+    pub(super) fn token(&self, depth: usize) {
+        if cfg!(debug_assertions) {
+            let shallowest = self.shallowest.load(Relaxed);
+            assert!(
+                depth < shallowest,
+                "rule 2: `PostBackward` is at depth {depth}, but a node of its unit is at depth {shallowest}"
+            );
+            assert!(!self.ended.swap(true, Relaxed), "rule 3: a unit's `PostBackward` runs twice");
+        }
+    }
+
+    /// Records that the pass's [`RootPostBackward`](super::backward_nodes::RootPostBackward) runs.
+    pub(super) fn flush(&self, depth: usize) {
+        debug_assert_eq!(depth, 1, "rule 6: `PostBackward` nodes at this depth may not have run");
+        debug_assert!(self.ended.load(Relaxed), "rule 6: a unit's gradients are flushed before its `PostBackward` ran");
     }
 }

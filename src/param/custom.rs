@@ -9,13 +9,13 @@ use burn::tensor::{DType, Shape, Tensor};
 use itertools::Itertools;
 
 use super::ParamError;
-use super::plan_cache::UnitCollectiveKind;
+use super::collectives::UnitCollectiveKind;
 use super::shards::plain;
 use crate::Result;
 use crate::comm::{Call, CollectivePlan, Communicator, Work};
 
 /// User-defined replacements for the collectives of units: to count or delay them, to compress data, or to use
-/// another network. See [`FsdpModule::set_collectives`](super::FsdpModule::set_collectives).
+/// another network. See [`FsdpModule::set_collectives`](crate::fsdp::FsdpModule::set_collectives).
 ///
 /// Each method has the arguments and the result of [`Communicator::execute_plan`], which the default implementation
 /// calls. Its result must have the shapes and dtypes that `plan` describes. All ranks of `group` must issue the same
@@ -61,14 +61,14 @@ pub trait UnitCollectives: Send + Sync {
 
 /// The user-defined collectives of a unit.
 #[derive(Clone)]
-pub(super) struct Collectives(Arc<dyn UnitCollectives>);
+pub(crate) struct Collectives(Arc<dyn UnitCollectives>);
 
 impl Collectives {
-    pub(super) fn new(collectives: impl UnitCollectives + 'static) -> Self {
+    pub(crate) fn new(collectives: impl UnitCollectives + 'static) -> Self {
         Self(Arc::new(collectives))
     }
 
-    pub(super) fn exchange(
+    pub(crate) fn exchange(
         &self,
         exchange: UnitCollectiveKind,
         group: &Communicator,
@@ -93,7 +93,7 @@ impl fmt::Debug for Collectives {
 }
 
 /// Shards of a unit's averaged gradients on this rank, the argument of an all-reduce hook. See
-/// [`FsdpModule::set_all_reduce_hook`](super::FsdpModule::set_all_reduce_hook).
+/// [`FsdpModule::set_all_reduce_hook`](crate::fsdp::FsdpModule::set_all_reduce_hook).
 #[derive(Debug)]
 pub struct ReducedGradients {
     /// Path of the unit.
@@ -108,10 +108,10 @@ type HookFn = dyn Fn(ReducedGradients) -> Result<Vec<Tensor<1>>> + Send + Sync;
 
 /// A user-defined function that runs on a unit's averaged gradients before the optimizer gets them.
 #[derive(Clone)]
-pub(super) struct AllReduceHook(Arc<HookFn>);
+pub(crate) struct AllReduceHook(Arc<HookFn>);
 
 impl AllReduceHook {
-    pub(super) fn new(hook: impl Fn(ReducedGradients) -> Result<Vec<Tensor<1>>> + Send + Sync + 'static) -> Self {
+    pub(crate) fn new(hook: impl Fn(ReducedGradients) -> Result<Vec<Tensor<1>>> + Send + Sync + 'static) -> Self {
         Self(Arc::new(hook))
     }
 
@@ -120,7 +120,7 @@ impl AllReduceHook {
     ///
     /// # Errors
     /// Errors of the hook; [`ParamError::HookResult`].
-    pub(super) fn run(
+    pub(crate) fn run(
         &self,
         unit: Arc<str>,
         params: Vec<Arc<str>>,

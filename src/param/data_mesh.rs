@@ -1,8 +1,13 @@
-//! [`FsdpMeshInfo`]: the mesh dimensions over which data parallelism shards and replicates a parameter.
+//! [`FsdpMeshInfo`]: the mesh of a unit's shards and replicas. [`data_spec`] and [`combine`]: specs of parameters on it.
 
+use burn::tensor::DType;
+
+use super::ParamError;
 use crate::Result;
 use crate::comm::Communicator;
+use crate::dtensor::DTensorSpec;
 use crate::mesh::DeviceMesh;
+use crate::placement::{Layout, Placement, ShardSizes};
 
 /// A mesh with one dimension that shards, and optionally a second one that replicates (HSDP). Each may consist of
 /// several flattened dimensions of the program's mesh.
@@ -39,4 +44,70 @@ impl FsdpMeshInfo {
     pub(crate) fn replicate_group(&self) -> Result<Option<&Communicator>> {
         self.replicate().map(|dim| self.mesh.communicator(dim)).transpose()
     }
+}
+
+/// Returns the spec of a tensor of this shape that data parallelism shards on the mesh `data`. The tensor is a
+/// parameter, or this rank's tensor-parallel shard of one. `sharding` is the sharded dimension with its shard sizes,
+/// or `None` if the tensor is replicated.
+pub(crate) fn data_spec(
+    data: &FsdpMeshInfo,
+    sharding: Option<&(usize, ShardSizes)>,
+    shape: &[usize],
+    dtype: DType,
+) -> Result<DTensorSpec> {
+    let (mesh, shard) = (&data.mesh, data.shard);
+    let mut placements = vec![Placement::Replicate; mesh.ndim()];
+    if let Some((dim, _)) = sharding {
+        placements[shard] = Placement::Shard(*dim);
+    }
+    let mut layout = Layout::new(mesh.shape(), &placements)?;
+    if let Some((_, ShardSizes::Uneven(lengths))) = sharding {
+        layout = layout.with_uneven_sizes(shard, lengths.clone())?;
+    }
+    DTensorSpec::new(mesh, layout, shape.to_vec().into(), dtype)
+}
+
+/// Returns the spec of a parameter that is first sharded by tensor parallelism, as `tensor` describes, and then by
+/// data parallelism. The tensor-parallel shard is split further, as `sharding` describes, over the dimension of
+/// `data` that shards.
+///
+/// ```text
+/// parallelize   on tp                  [S(0)]
+/// fully_shard   on (replicate, shard)  [R, S(0)]
+/// combined      on their common mesh   [R, S(0), S(0); dim 0 sharded by mesh dims 2, 1]
+/// ```
+///
+/// # Errors
+/// [`ParamError::Meshes`] unless both meshes are slices of one mesh along different dimensions.
+pub(crate) fn combine(
+    data: &FsdpMeshInfo,
+    sharding: Option<&(usize, ShardSizes)>,
+    tensor: &DTensorSpec,
+) -> Result<DTensorSpec> {
+    let dim = sharding.map(|(dim, _)| *dim);
+    let tp = tensor.mesh();
+    let meshes = |_| ParamError::Meshes { data: data.mesh.to_string(), tensor: tp.to_string() };
+    let mesh = data.mesh.concatenate(&[tp]).map_err(meshes)?;
+
+    let mut placements = vec![Placement::Replicate; mesh.ndim()];
+    let shard = mesh.dim(data.shard_name())?;
+    if let Some(dim) = dim {
+        placements[shard] = Placement::Shard(dim);
+    }
+    let of_tensor: Vec<usize> = tp.names().iter().map(|name| mesh.dim(name)).collect::<Result<_>>()?;
+    for (&outer, &placement) in of_tensor.iter().zip(tensor.placements()) {
+        placements[outer] = placement;
+    }
+    let outer = dim.map_or(&[][..], |dim| tensor.layout().shard_order(dim));
+    let mut layout = match dim {
+        Some(dim) if !outer.is_empty() => {
+            let order: Vec<_> = outer.iter().map(|&sharding| of_tensor[sharding]).chain([shard]).collect();
+            Layout::with_shard_order(mesh.shape(), &placements, &[(dim, &order)])?
+        }
+        _ => Layout::new(mesh.shape(), &placements)?,
+    };
+    if let Some((_, ShardSizes::Uneven(lengths))) = sharding {
+        layout = layout.with_uneven_sizes(shard, lengths.clone())?;
+    }
+    DTensorSpec::new(&mesh, layout, tensor.shape().clone(), tensor.dtype())
 }

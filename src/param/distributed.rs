@@ -1,21 +1,21 @@
 //! [`DistributedParameter`]: the reparameterization through which `param.val()` returns the full parameter.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::hash::Hash;
 use std::sync::{Arc, Weak};
 
 use burn::module::{
-    Content, Devices, LoraAdapter, Module, ModuleDisplay, ModuleDisplayDefault, ModuleMapper, ModuleVisitor,
+    Content, Devices, LoraAdapter, Module, ModuleDisplay, ModuleDisplayDefault, ModuleMapper, ModuleVisitor, Param,
     Reparameterization,
 };
-use burn::tensor::{DType, Device};
+use burn::tensor::{DType, Device, Tensor};
 
-use super::adapter;
-use super::states::{ParamStateHandle, WeakState, is_copying};
+use super::states::{ParamStateHandle, WeakState};
 use super::unit::{DataParallelGroups, Unit, UnitParam};
 use super::unit_name::UnitName;
 use crate::Result;
+use crate::burn_compat::{ADAPTER, Adapters, ModulePath, REPARAMETERIZATION, TensorMapper, map_tensors};
 use crate::dtensor::DTensorSpec;
 
 /// The reparameterization that [`fully_shard`](crate::fsdp::fully_shard) and
@@ -103,44 +103,68 @@ impl DistributedParameter {
     }
 }
 
-thread_local! {
+/// State of the traversal of a module on a thread, which burn's visitors and mappers cannot pass on.
+#[derive(Default)]
+struct ModuleTraversal {
     /// Record of the distributed parameter that was visited last, because burn passes only its base to visitors.
     /// Every visitor causes such a record, even one that does not use it. Therefore the record does not keep the unit
     /// alive.
-    static VISITED: RefCell<Option<(Weak<Unit>, usize, WeakState)>> = const { RefCell::new(None) };
+    visited: RefCell<Option<(Weak<Unit>, usize, WeakState)>>,
     /// Replacement for the parameter whose base was mapped last. burn gives the parameter its previous
     /// reparameterization again after mapping that too.
-    static NEXT: RefCell<Option<DistributedParameter>> = const { RefCell::new(None) };
+    next: RefCell<Option<DistributedParameter>>,
+    /// Destination of the adapters of mapped parameters while [`take_adapters`] runs; `None` otherwise.
+    adapters: RefCell<Option<Vec<LoraAdapter>>>,
+    /// True while mapped parameters keep their state.
+    is_copying: Cell<bool>,
+}
+
+thread_local! {
+    static TRAVERSAL: ModuleTraversal = ModuleTraversal::default();
+}
+
+/// Runs `copy`, which maps modules without changing the values of their shards, perhaps on one rank only. Mapped
+/// parameters keep their state.
+pub(super) fn copying<T>(copy: impl FnOnce() -> T) -> T {
+    struct RestoreGuard(bool);
+    impl Drop for RestoreGuard {
+        fn drop(&mut self) {
+            TRAVERSAL.with(|traversal| traversal.is_copying.set(self.0));
+        }
+    }
+    let _restore = RestoreGuard(TRAVERSAL.with(|traversal| traversal.is_copying.replace(true)));
+    copy()
 }
 
 /// Returns the parameter whose base was visited last. Call it after its reparameterization was visited, too.
 pub(super) fn take_visited() -> Option<DistributedParameter> {
-    let (unit, index, state) = VISITED.take()?;
+    let (unit, index, state) = TRAVERSAL.with(|traversal| traversal.visited.take())?;
     Some(DistributedParameter::new(unit.upgrade()?, index, state.upgrade()?))
 }
 
 /// Replaces the distributed parameter whose base is being mapped by `param`.
 pub(super) fn replace_next(param: &DistributedParameter) {
-    NEXT.set(Some(param.clone()));
+    TRAVERSAL.with(|traversal| traversal.next.replace(Some(param.clone())));
 }
 
 impl Module for DistributedParameter {
     fn visit<V: ModuleVisitor>(&self, visitor: &mut V) {
-        VISITED.set(Some((Arc::downgrade(&self.unit), self.index, self.state.downgrade())));
+        let visited = (Arc::downgrade(&self.unit), self.index, self.state.downgrade());
+        TRAVERSAL.with(|traversal| traversal.visited.replace(Some(visited)));
         self.unit.parts[self.index].iter().for_each(|part| part.visit(visitor));
-        self.adapter.iter().for_each(|adapter| adapter::visit(adapter, Self::NAME, visitor));
+        self.adapter.iter().for_each(|adapter| visit_adapter(adapter, Self::NAME, visitor));
     }
 
     fn map<M: ModuleMapper>(self, mapper: &mut M) -> Self {
         self.unit.parts[self.index].iter().for_each(|part| part.map(mapper));
-        // Mapping the adapter's factors may set `NEXT` too, so take it first.
-        let next = NEXT.take();
-        if !is_copying() {
+        // Mapping the adapter's factors may set `next` too, so take it first.
+        let (next, is_copying) = TRAVERSAL.with(|traversal| (traversal.next.take(), traversal.is_copying.get()));
+        if !is_copying {
             self.unit.note_step();
         }
         let Self { unit, index, state, adapter } = self;
-        let state = state.mapped();
-        let adapter = adapter.and_then(|adapter| adapter::map(*adapter, Self::NAME, mapper));
+        let state = if is_copying { state } else { state.mapped() };
+        let adapter = adapter.and_then(|adapter| map_adapter(*adapter, Self::NAME, mapper));
         next.unwrap_or(Self::new(unit, index, state)).adapted(adapter)
     }
 
@@ -176,3 +200,77 @@ impl ModuleDisplayDefault for DistributedParameter {
 }
 
 impl ModuleDisplay for DistributedParameter {}
+
+/// Removes the adapters from the distributed parameters of `model`, and returns them.
+///
+/// A burn parameter can have only one reparameterization, and that is
+/// [`DistributedParameter`](super::DistributedParameter). It therefore contains the adapter, and presents the
+/// adapter's factors to visitors and mappers at the paths where burn does, `weight.lora.a` and `weight.lora.b`. The
+/// factors are ordinary parameters of the unit.
+///
+/// ```text
+/// burn's model       weight ── LoraAdapter { a, b, scale }
+/// in between         weight                                  LoraAdapter { a, b, scale }       separate
+/// distributed        weight ── DistributedParameter { adapter: LoraAdapter { a ── .., b ── .., scale } }
+/// ```
+pub(super) fn take_adapters<M: Module>(model: M) -> (M, Adapters) {
+    TRAVERSAL.with(|traversal| traversal.adapters.replace(Some(Vec::new())));
+    let mut paths = Paths { last: String::new(), adapted: Vec::new() };
+    let model = copying(|| map_tensors(model, &mut paths));
+    let taken = TRAVERSAL.with(|traversal| traversal.adapters.take()).unwrap_or_default();
+    (model, paths.adapted.into_iter().zip(taken).collect())
+}
+
+/// Returns the adapter of a parameter that is being mapped, or moves it away and returns `None` while
+/// [`take_adapters`] runs.
+fn left(adapter: LoraAdapter) -> Option<LoraAdapter> {
+    TRAVERSAL.with(|traversal| match traversal.adapters.borrow_mut().as_mut() {
+        Some(taken) => {
+            taken.push(adapter);
+            None
+        }
+        None => Some(adapter),
+    })
+}
+
+/// Presents the adapter's factors to `visitor` as burn does: next to the parameter, instead of inside the
+/// reparameterization named `around` that contains them.
+pub(super) fn visit_adapter<V: ModuleVisitor>(adapter: &LoraAdapter, around: &str, visitor: &mut V) {
+    visitor.exit_module(around, REPARAMETERIZATION);
+    visitor.enter_module(ADAPTER, REPARAMETERIZATION);
+    adapter.visit(visitor);
+    visitor.exit_module(ADAPTER, REPARAMETERIZATION);
+    visitor.enter_module(around, REPARAMETERIZATION);
+}
+
+/// Does the same as [`visit_adapter`] for a mapper. Returns the mapped adapter, or `None` if [`take_adapters`] removed it.
+pub(super) fn map_adapter<M: ModuleMapper>(adapter: LoraAdapter, around: &str, mapper: &mut M) -> Option<LoraAdapter> {
+    mapper.exit_module(around, REPARAMETERIZATION);
+    mapper.enter_module(ADAPTER, REPARAMETERIZATION);
+    let adapter = left(adapter).map(|adapter| adapter.map(mapper));
+    mapper.exit_module(ADAPTER, REPARAMETERIZATION);
+    mapper.enter_module(around, REPARAMETERIZATION);
+    adapter
+}
+
+/// A mapper that collects the paths of the distributed parameters whose adapters are removed. burn's own adapters
+/// stay.
+struct Paths {
+    /// Path of the parameter that was mapped last.
+    last: String,
+    adapted: Vec<String>,
+}
+
+impl TensorMapper for Paths {
+    fn exit(&mut self, _: &ModulePath) {
+        let taken = TRAVERSAL.with(|traversal| traversal.adapters.borrow().as_ref().map_or(0, Vec::len));
+        if taken > self.adapted.len() {
+            self.adapted.push(self.last.clone());
+        }
+    }
+
+    fn float<const D: usize>(&mut self, path: &ModulePath, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        self.last = path.join();
+        param
+    }
+}

@@ -1,11 +1,18 @@
-//! [`Event`]: events of FSDP units, for profiling and tests.
+//! [`Event`]: events of FSDP units, for profiling and tests. [`probe`]: what units return.
 
 use std::cell::RefCell;
-use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Instant;
+use std::{fmt, thread};
 
-use crate::comm::{Op, OpTiming};
+use burn::backend::ops::FloatTensorOps;
+use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
+use burn::tensor::{Tensor, TensorData};
+
+use super::shards::plain;
+use crate::comm::{Op, OpTiming, forget_panic};
+use crate::tensor_tree::TensorTree;
 
 /// An event of a unit.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -89,8 +96,15 @@ impl fmt::Display for EventKind {
     }
 }
 
+/// Records of the program that runs on a thread, if it is observed.
+#[derive(Default)]
+struct Observers {
+    events: RefCell<Option<Vec<Event>>>,
+    probe: RefCell<Option<Probe>>,
+}
+
 thread_local! {
-    static RECORDED: RefCell<Option<Vec<Event>>> = const { RefCell::new(None) };
+    static OBSERVERS: Observers = Observers::default();
 }
 
 /// Runs `program` and returns the events of units on this thread, that is on this rank, in the order in which they
@@ -117,9 +131,9 @@ thread_local! {
 /// # Ok::<_, burn_dtensor::Error>(())
 /// ```
 pub fn record_events<T>(program: impl FnOnce() -> T) -> (T, Vec<Event>) {
-    let around = RECORDED.replace(Some(Vec::new()));
+    let around = OBSERVERS.with(|observers| observers.events.replace(Some(Vec::new())));
     let result = program();
-    (result, RECORDED.replace(around).unwrap_or_default())
+    (result, OBSERVERS.with(|observers| observers.events.replace(around)).unwrap_or_default())
 }
 
 /// Records an event of the unit with this path.
@@ -151,7 +165,7 @@ fn tell(
     timing: Option<OpTiming>,
 ) {
     let is_traced = tracing::enabled!(target: TARGET, tracing::Level::TRACE);
-    let is_recorded = RECORDED.with_borrow(Option::is_some);
+    let is_recorded = OBSERVERS.with(|observers| observers.events.borrow().is_some());
     if !is_traced && !is_recorded {
         return;
     }
@@ -160,11 +174,81 @@ fn tell(
         let Event { unit, training_state, state, .. } = &event;
         tracing::trace!(target: TARGET, %kind, unit = &**unit, ?training_state, ?state);
     }
-    RECORDED.with_borrow_mut(|recorded| {
-        if let Some(recorded) = recorded {
-            recorded.push(event);
-        }
-    });
+    OBSERVERS.with(|observers| observers.events.borrow_mut().iter_mut().for_each(|events| events.push(event.clone())));
 }
 
 const TARGET: &str = "burn_dtensor::fsdp";
+
+/// Record of a program that ran with a [`probe`].
+#[derive(Debug, Default)]
+pub(crate) struct Probe {
+    /// The float tensors that each call of [`unit`](super::unit()) returned, with the unit's label. A unit inside
+    /// another one returns first.
+    pub(crate) outputs: Vec<(Arc<str>, Vec<HostTensor>)>,
+    /// Label of the innermost unit in which the program panicked.
+    pub(crate) panicked_in: Option<Arc<str>>,
+}
+
+/// The values of a float tensor, in host memory.
+#[derive(Debug, Clone)]
+pub(crate) struct HostTensor {
+    pub(crate) shape: Vec<usize>,
+    data: TensorData,
+}
+
+/// Runs `program` on this thread and returns its result, or the payload of its panic, with a record of the units that
+/// it entered by [`unit`](super::unit()).
+pub(crate) fn probe<T>(program: impl FnOnce() -> T) -> (thread::Result<T>, Probe) {
+    let around = OBSERVERS.with(|observers| observers.probe.replace(Some(Probe::default())));
+    let result = catch_unwind(AssertUnwindSafe(program));
+    forget_panic();
+    (result, OBSERVERS.with(|observers| observers.probe.replace(around)).unwrap_or_default())
+}
+
+impl HostTensor {
+    /// Copies a float tensor.
+    pub(crate) fn of(tensor: DispatchTensor) -> Self {
+        let shape = tensor.shape();
+        let flat = Dispatch::float_reshape(plain(tensor), [shape.num_elements()].into());
+        Self { shape: shape.to_vec(), data: Tensor::<1>::from_dispatch(flat).into_data() }
+    }
+
+    /// Returns the values in row-major order.
+    pub(crate) fn values(&self) -> Vec<f64> {
+        self.data.iter::<f64>().collect()
+    }
+}
+
+/// Guard of a unit whose forward runs with a probe.
+pub(super) struct ProbedUnit(Arc<str>);
+
+impl ProbedUnit {
+    /// Records that the unit is entered. Returns `None` without a probe.
+    pub(super) fn begin(label: &Arc<str>) -> Option<Self> {
+        OBSERVERS.with(|observers| observers.probe.borrow().is_some()).then(|| Self(label.clone()))
+    }
+
+    /// Records what the unit returns.
+    pub(super) fn leave<O: TensorTree>(self, output: O) -> O {
+        let mut tensors = Vec::new();
+        let output = output.map_floats(&mut |tensor| {
+            // The elements of quantized tensors cannot be read as floats.
+            tensors.extend(tensor.dtype().is_float().then(|| HostTensor::of(tensor.clone())));
+            tensor
+        });
+        self.note(|probe, label| probe.outputs.push((label.clone(), tensors)));
+        output
+    }
+
+    fn note(&self, note: impl FnOnce(&mut Probe, &Arc<str>)) {
+        OBSERVERS.with(|observers| observers.probe.borrow_mut().as_mut().map(|probe| note(probe, &self.0)));
+    }
+}
+
+impl Drop for ProbedUnit {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            self.note(|probe, label| _ = probe.panicked_in.get_or_insert_with(|| label.clone()));
+        }
+    }
+}

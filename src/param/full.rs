@@ -6,12 +6,11 @@ use burn::module::Module;
 use itertools::Itertools;
 
 use super::ParamError;
-use super::adapter;
 use super::buffers::{sync_buffers, unshared};
+use super::distributed::take_adapters;
 use super::read::open_gathered;
-use super::replaced::check_not_replaced;
 use super::shards::LocalShards;
-use super::visit::{Visited, Walk, walk};
+use super::visit::{Visited, Walk, check_not_replaced, walk};
 use crate::Result;
 use crate::burn_compat::put_adapters;
 
@@ -120,7 +119,7 @@ fn gathered<M: Module>(model: &M, visited: Vec<Visited>, stay: bool) -> Result<O
         open.extend(stay.then_some(unit));
     }
     Ok(stay.then(|| {
-        let (model, adapters) = adapter::take(model.clone());
+        let (model, adapters) = take_adapters(model.clone());
         let factors = adapters.into_iter().map(|(path, adapter)| (path, adapter.materialize()));
         let factors = factors.collect();
         put_adapters(model.materialize(), factors)

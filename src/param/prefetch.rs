@@ -1,22 +1,27 @@
-//! Prefetch: gathers units before they are needed, so that communication overlaps computation.
-//!
-//! | in | next units | gathered by |
-//! |---|---|---|
-//! | forward | the units that the program named, or those that followed in the previous forward | an all-gather that is posted here |
-//! | backward ([`UnitPass::start_again`](super::unit_pass::UnitPass::start_again)) | the units that the program named, or the one that forward left before | the all-gather that forward posted |
-//!
-//! Only the prefetch in forward posts collectives, so it must be the same on all ranks, as forward is. If the
-//! backend can overlap transfers with computation, the unit that followed in the previous forward is gathered while
-//! the rank computes. If it cannot, as between threads, the first unit posts the all-gathers of all following
-//! units. None of these parameters is in memory before its unit is entered. A rank then waits for a slow rank only
-//! if that rank has not posted its all-gathers yet.
+//! All-gathers of units before their forward: those that the program starts, and [`prefetch`].
 
 use std::sync::{Arc, Weak};
 
+use super::collectives::UnitAllGather;
+use super::events::{EventKind, ShardedState, TrainingState, happened};
+use super::shards::LocalShards;
+use super::storage::GatherOrigin;
 use super::unit::Unit;
 use super::unit_stack;
+use crate::comm::{Call, Phase};
 
 /// Prefetches the units that follow `unit`. Called when `unit` has been gathered for forward.
+///
+/// | in | next units | gathered by |
+/// |---|---|---|
+/// | forward | the units that the program named, or those that followed in the previous forward | an all-gather that is posted here |
+/// | backward ([`UnitPass::start_again`](super::unit_pass::UnitPass::start_again)) | the units that the program named, or the one that forward left before | the all-gather that forward posted |
+///
+/// Only the prefetch in forward posts collectives, so it must be the same on all ranks, as forward is. If the
+/// backend can overlap transfers with computation, the unit that followed in the previous forward is gathered while
+/// the rank computes. If it cannot, as between threads, the first unit posts the all-gathers of all following
+/// units. None of these parameters is in memory before its unit is entered. A rank then waits for a slow rank only
+/// if that rank has not posted its all-gathers yet.
 pub(super) fn prefetch(unit: &Arc<Unit>) {
     let named = unit.prefetch.lock().forward.clone();
     let next = match named {
@@ -27,7 +32,7 @@ pub(super) fn prefetch(unit: &Arc<Unit>) {
     };
     for next in next.iter().filter_map(Weak::upgrade) {
         if let Some(shards) = unit_stack::shards_inside(&next) {
-            next.prefetch(&shards);
+            prefetch_unit(&next, &shards);
         }
     }
 }
@@ -38,25 +43,51 @@ fn post_followers(unit: &Unit) {
     let mut next = unit.follower();
     while let Some(unit) = next.as_ref().and_then(Weak::upgrade)
         && let Some(shards) = unit_stack::shards_inside(&unit)
-        && unit.post(&shards)
+        && post(&unit, &shards)
     {
         next = unit.follower();
     }
 }
 
-impl Unit {
-    /// Returns the unit that was entered after this one in the most recent forward.
-    pub(super) fn follower(&self) -> Option<Weak<Unit>> {
-        self.follower.lock().clone()
+/// Starts gathering parameters before their use, unless earlier passes kept them.
+pub(crate) fn unshard_unit(unit: &Unit, shards: &LocalShards) {
+    if !unit.copies.has_left(shards) {
+        begin_gather(unit, shards, GatherOrigin::Program);
     }
+}
 
-    /// Records that `unit` was entered after this one.
-    pub(super) fn is_followed_by(&self, unit: &Arc<Unit>) {
-        *self.follower.lock() = Some(Arc::downgrade(unit));
+/// Posts the all-gather whose result the running forward will use. Returns false if it was posted before, or if
+/// the unit needs none.
+fn post(unit: &Unit, shards: &LocalShards) -> bool {
+    let posts = unit.is_gathered() && !unit.copies.has(shards, true);
+    if posts {
+        begin_gather(unit, shards, GatherOrigin::Posted);
     }
+    posts
+}
 
-    /// Returns true if the unit is gathered and its backend overlaps the transfer with computation.
-    pub(super) fn moves_meanwhile(&self) -> bool {
-        self.is_gathered() && self.data.as_ref().is_some_and(|data| data.shard.moves_meanwhile())
+/// Starts gathering the parameters that the running forward will need, unless that has been done.
+fn prefetch_unit(unit: &Unit, shards: &LocalShards) {
+    if !unit.copies.has(shards, false) {
+        begin_gather(unit, shards, GatherOrigin::Prefetch);
+    }
+}
+
+/// Uses the all-gather that was posted for these shards, or posts one now.
+fn begin_gather(unit: &Unit, shards: &LocalShards, origin: GatherOrigin) {
+    let (phase, during) = match origin {
+        GatherOrigin::Program | GatherOrigin::Retained => (Phase::Other, TrainingState::Idle),
+        GatherOrigin::Prefetch | GatherOrigin::Posted => (Phase::Forward, TrainingState::Forward),
+    };
+    let is_under_way = unit.copies.promote(shards, origin).unwrap_or_else(|| {
+        let call = Call { model: unit.model(shards), ..Call::new(unit.label()).with_phase(phase) };
+        let sent = unit.computed(true, &shards.members, shards.plain());
+        let gathering = unit.all_gather(UnitAllGather::Forward, call, &shards.members, sent);
+        let is_under_way = gathering.is_under_way();
+        unit.copies.gather(shards, gathering, origin);
+        is_under_way
+    });
+    if is_under_way && origin != GatherOrigin::Posted {
+        happened(EventKind::Unshard, || unit.label(), during, || ShardedState::Unsharded);
     }
 }

@@ -1,21 +1,194 @@
-//! Reading a distributed parameter: in the open scope of its unit, or in a scope opened for this parameter alone.
+//! The distributed views of a parameter ([`ParamExt`]), and reading it: in the open scope of its unit, or in a scope
+//! opened for this parameter alone.
 
 use std::sync::Arc;
 
 use burn::backend::{DispatchTensor, TensorMetadata};
-use burn::module::Reparameterization;
-use burn::tensor::Tensor;
+use burn::module::{Param, Reparameterization};
+use burn::optim::GradientsParams;
+use burn::tensor::{Gradients, Tensor};
+use parking_lot::Mutex;
+use smallvec::SmallVec;
 
+use super::ParamError;
+use super::backward_nodes::PartialGradParamNode;
 use super::distributed::DistributedParameter;
+use super::panicked::note_read_outside;
 use super::prefetch::prefetch;
 use super::scope::{ForwardScope, ScopeOptions, sweep_passes};
-use super::shards::LocalShards;
+use super::shards::{LocalShards, plain};
 use super::unit::{Kept, Unit};
+use super::unit_pass::UnitPass;
 use super::unit_stack::{self, UnitGuard};
-use crate::dtensor::{DTensor, DTensorSpec};
+use crate::autodiff::{self, Retain};
+use crate::dtensor::{DTensor, DTensorSpec, MeshDims};
 use crate::error::OrUnwind;
 use crate::placement::Placement;
 use crate::{Error, Result};
+
+/// The distributed views of a parameter.
+///
+/// | view | what it is | communicates over |
+/// |---|---|---|
+/// | [`val`](Param::val) | the full weight, for burn's own layers | data-parallel and tensor-parallel ranks |
+/// | [`dtensor`](Self::dtensor) | a DTensor on the tensor-parallel mesh, for layers on DTensor | data-parallel ranks |
+/// | [`shard`](Self::shard) | this rank's shard, which the optimizer steps | nothing |
+///
+/// burn keeps gradients for the tensor that a parameter stores, which is the shard: `param.val().grad(..)` is
+/// `None` for a distributed parameter. Its gradient has two views:
+///
+/// | view | what it is | communicates over |
+/// |---|---|---|
+/// | [`shard_grad`](Self::shard_grad) | this rank's shard of the gradient, with which the optimizer steps | nothing |
+/// | [`full_grad`](Self::full_grad) | the full gradient | data-parallel and tensor-parallel ranks |
+pub trait ParamExt<const D: usize> {
+    /// Returns the parameter for layers that compute with [`DTensor`]: on the mesh on which
+    /// [`parallelize`](crate::parallel::parallelize) placed it, gathered over the data-parallel ranks.
+    ///
+    /// Read it in every forward. Its gradient is averaged over the data-parallel ranks together with its unit. If
+    /// tensor-parallel ranks compute different things with a replicated parameter, they read it through
+    /// [`vary`](DTensor::vary), as operators do automatically. The partial gradients that result are summed with
+    /// all others of the unit in one all-reduce. Partial gradients of a tensor made from it, such as a transpose,
+    /// are summed in a separate all-reduce.
+    ///
+    /// An ordinary parameter is on the [mesh of its device](crate::mesh::DeviceMesh::single_device), also inside a
+    /// launch, so that a model that is not distributed computes there as it does outside. It does not combine with
+    /// tensors on a mesh of ranks ([`DTensorError::OneDevice`](crate::dtensor::DTensorError::OneDevice)).
+    ///
+    /// # Collective
+    /// Outside its unit's scope: an all-gather over the data-parallel ranks. Inside it: local.
+    ///
+    /// # Errors
+    /// [`ParamError::NotParallelized`] for a parameter that `fully_shard` distributed and `parallelize` did not.
+    ///
+    /// # Panics
+    /// Like [`unit`](fn@super::unit).
+    fn dtensor(&self) -> Result<DTensor<D>>;
+
+    /// Returns this rank's shard, which the optimizer steps, as a [`DTensor`] on the mesh of all data-parallel and
+    /// tensor-parallel dimensions that place it. Returns `None` for an ordinary parameter.
+    ///
+    /// If both kinds of dimensions shard one tensor dimension, tensor parallelism shards it first. Local: no
+    /// communication.
+    fn shard(&self) -> Option<DTensor<D>>;
+
+    /// Returns this rank's shard of the gradient, averaged over the data-parallel ranks and laid out as
+    /// [`shard`](Self::shard). Returns `None` for a frozen parameter, for one that no rank has used, and for an
+    /// ordinary one, whose gradient is [`full_grad`](Self::full_grad).
+    ///
+    /// `grads` is the result of `backward`, or the `GradientsParams` made of it. Local: no communication.
+    ///
+    /// ```
+    /// # use burn::nn::LinearConfig;
+    /// # use burn::tensor::Tensor;
+    /// # use burn_dtensor::prelude::*;
+    /// launch(Launch::threads(2), |world| {
+    ///     let mesh = DeviceMesh::new(world, [2], ["shard"])?;
+    ///     let device = world.device().clone().autodiff();
+    ///     let layer = fully_shard(LinearConfig::new(4, 3).init(&device), &mesh, FullyShard::new())?;
+    ///     let x = Tensor::<2>::ones([1, 4], &device) * world.rank() as f32;
+    ///     let grads = layer.forward(x).sum().backward();
+    ///     let shard = layer.weight.shard_grad(&grads).expect("the weight is in the loss");
+    ///     assert_eq!(shard.local().dims(), [2, 3]);
+    ///     let full = layer.weight.full_grad(&grads)?.expect("the weight is in the loss");
+    ///     assert_eq!(full.into_data().iter::<f32>().collect::<Vec<_>>(), [0.5; 12]); // mean of the ranks' 0 and 1
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<_, burn_dtensor::Error>(())
+    /// ```
+    fn shard_grad(&self, grads: &impl Grads) -> Option<DTensor<D>>;
+
+    /// Returns the full gradient, averaged over the data-parallel ranks, on every rank. Returns `None` for a frozen
+    /// parameter and for one that no rank has used. For an ordinary parameter it is burn's gradient on this rank.
+    ///
+    /// # Collective
+    /// For a distributed parameter: on every rank of its mesh.
+    ///
+    /// # Errors
+    /// [`Error::Comm`](crate::Error::Comm) if another rank fails.
+    fn full_grad(&self, grads: &impl Grads) -> Result<Option<Tensor<D>>>;
+}
+
+impl<const D: usize> ParamExt<D> for Param<Tensor<D>> {
+    fn dtensor(&self) -> Result<DTensor<D>> {
+        match self.reparameterization::<DistributedParameter>() {
+            Some(_) => placed(self),
+            None => Ok(self.val().into()),
+        }
+    }
+
+    fn shard(&self) -> Option<DTensor<D>> {
+        as_shard(self, self.base())
+    }
+
+    fn shard_grad(&self, grads: &impl Grads) -> Option<DTensor<D>> {
+        as_shard(self, grads.of(self)?)
+    }
+
+    fn full_grad(&self, grads: &impl Grads) -> Result<Option<Tensor<D>>> {
+        match self.reparameterization::<DistributedParameter>() {
+            Some(_) => self.shard_grad(grads).map(DTensor::full_tensor).transpose(),
+            None => Ok(grads.of(self)),
+        }
+    }
+}
+
+/// Returns a parallelized parameter as [`ParamExt::dtensor`] does.
+///
+/// # Errors
+/// [`ParamError::NotParallelized`] for any other parameter.
+pub(crate) fn placed<const D: usize>(param: &Param<Tensor<D>>) -> Result<DTensor<D>> {
+    let distributed = param.reparameterization::<DistributedParameter>();
+    let view = distributed.and_then(|distributed| dtensor_of(distributed, param.base()));
+    view.ok_or_else(|| ParamError::NotParallelized { param: path(param) }.into())
+}
+
+/// Returns `local`, laid out as the stored shard of `param`, as a DTensor; `None` for an ordinary parameter.
+fn as_shard<const D: usize>(param: &Param<Tensor<D>>, local: Tensor<D>) -> Option<DTensor<D>> {
+    let spec = param.reparameterization::<DistributedParameter>()?.spec(local.dtype());
+    Some(DTensor::from_parts(local, spec))
+}
+
+/// Returns the path of the module that has the parameter as a field, in the model that was distributed.
+pub(crate) fn module_path<const D: usize>(param: &Param<Tensor<D>>) -> Option<Arc<str>> {
+    let path = &param.reparameterization::<DistributedParameter>()?.info().path;
+    Some(path.rsplit_once('.').map_or("root", |(module, _)| module).into())
+}
+
+/// Returns the parameter's path in the model that was distributed, or else its shape, for messages.
+pub(crate) fn path<const D: usize>(param: &Param<Tensor<D>>) -> String {
+    match param.reparameterization::<DistributedParameter>() {
+        Some(distributed) => distributed.info().path.to_string(),
+        None => format!("of shape {:?}", param.base().dims()),
+    }
+}
+
+/// Gradients of a model's parameters: burn's [`Gradients`], which `backward` returns, or
+/// [`GradientsParams`], which optimizers take.
+pub trait Grads: sealed::Sealed {}
+
+impl<T: sealed::Sealed> Grads for T {}
+
+mod sealed {
+    use super::{Param, Tensor};
+
+    pub trait Sealed {
+        /// Returns the gradient of the parameter's base; `None` if it has none.
+        fn of<const D: usize>(&self, param: &Param<Tensor<D>>) -> Option<Tensor<D>>;
+    }
+}
+
+impl sealed::Sealed for Gradients {
+    fn of<const D: usize>(&self, param: &Param<Tensor<D>>) -> Option<Tensor<D>> {
+        param.base().grad(self)
+    }
+}
+
+impl sealed::Sealed for GradientsParams {
+    fn of<const D: usize>(&self, param: &Param<Tensor<D>>) -> Option<Tensor<D>> {
+        self.get(param.id)
+    }
+}
 
 impl Reparameterization for DistributedParameter {
     const NAME: &'static str = "distributed";
@@ -72,7 +245,7 @@ fn unshard_placed<const D: usize>(placed: DTensor<D>, data_dims: &[usize]) -> Re
 
 /// Returns the weight on its tensor-parallel mesh, gathered over the data-parallel ranks, or `None` if it was not
 /// parallelized.
-pub(super) fn dtensor<const D: usize>(param: &DistributedParameter, base: Tensor<D>) -> Option<DTensor<D>> {
+fn dtensor_of<const D: usize>(param: &DistributedParameter, base: Tensor<D>) -> Option<DTensor<D>> {
     let placed = &param.info().parallel.as_ref()?.spec;
     let replicated: Vec<usize> =
         (0..placed.mesh().ndim()).filter(|&dim| placed.placements()[dim].is_replicate()).collect();
@@ -112,7 +285,7 @@ fn read<T>(param: &DistributedParameter, base: DispatchTensor, f: impl FnOnce(&F
     // On backends other than Flex, an untracked shard cannot be matched with the open unit. So a read while the
     // unit is open is never reported.
     if unit_stack::find(|scope| Arc::ptr_eq(scope.pass.buffer.unit(), &param.unit).then_some(())).is_none() {
-        param.unit.read_outside(param.index);
+        note_read_outside(&param.unit, param.index);
     }
     if !unit_stack::is_any() {
         sweep_passes(std::iter::once(&param.unit));
@@ -159,4 +332,51 @@ pub(super) fn open_gathered(unit: &Arc<Unit>, shards: LocalShards) -> Result<Uni
     scope.pass.buffer.gather()?;
     scope.pass.begin();
     Ok(UnitGuard::new(Some(scope), Vec::new()))
+}
+
+/// The value of a parameter that is replicated along some tensor-parallel mesh dimensions, for computations that
+/// differ along them. Each set of such dimensions has its own node in the graph, made on first use. The gradients
+/// that arrive at this node are partial sums. The unit sums all its partial gradients over the same ranks in one
+/// collective.
+///
+/// Ranks of a tensor-parallel mesh run one program, so either all of them use such a node or none does.
+#[derive(Debug)]
+pub(super) struct Varying {
+    pub(super) pass: Arc<UnitPass>,
+    pub(super) position: usize,
+    /// The shard, or the leaf that replaces it in the graph; `None` for a frozen parameter.
+    pub(super) parent: Option<DispatchTensor>,
+    pub(super) token: DispatchTensor,
+    /// The value for computations that are the same on all tensor-parallel ranks.
+    pub(super) value: DispatchTensor,
+    pub(super) retain: Retain,
+    /// The nodes, one for each set of mesh dimensions along which computations differ.
+    pub(super) handles: Mutex<SmallVec<[(MeshDims, DispatchTensor); 1]>>,
+}
+
+impl Varying {
+    /// Returns the value for computations that differ along these mesh dimensions.
+    pub(super) fn get(&self, dims: &[usize]) -> DispatchTensor {
+        let mut handles = self.handles.lock();
+        if let Some((_, known)) = handles.iter().find(|(known, _)| **known == *dims) {
+            return known.clone();
+        }
+        let handle = self.make(dims);
+        handles.push((dims.into(), handle.clone()));
+        handle
+    }
+
+    fn make(&self, dims: &[usize]) -> DispatchTensor {
+        // The gradient of a frozen parameter is not needed, so no partial gradients have to be summed.
+        let Some(parent) = &self.parent else { return self.value.clone() };
+        self.pass.grads.lock().expect_partial(self.position, dims);
+        let op = PartialGradParamNode {
+            pass: self.pass.clone(),
+            position: self.position,
+            dims: dims.into(),
+            retain: self.retain,
+            value: Mutex::new(Some(plain(self.value.clone()))),
+        };
+        autodiff::binary(parent.clone(), self.token.clone(), Arc::new(op))
+    }
 }

@@ -9,23 +9,24 @@ use burn::tensor::Device;
 use parking_lot::Mutex;
 
 use super::ParamError;
-use super::backward_nodes::{PostBackward, RootPostBackward, UnitInput, UnshardedParamNode, one_graph};
+use super::backward_nodes::{
+    PostBackward, RootPostBackward, UnitInput, UnshardedParamNode, one_graph, own_leaf, sweep,
+};
 use super::events::{EventKind, TrainingState};
-use super::io::TensorTree;
-use super::precision::cast;
+use super::options::cast;
+use super::read::Varying;
 use super::recompute::context::{self, Next};
-use super::recompute::leaves;
 use super::shards::LocalShards;
 use super::storage::{ShardGatherer, UnshardOptions, UnshardedParams};
-use super::sweep;
+use super::thread::thread;
 use super::unit::{Kept, Unit};
-use super::unit_pass::{BackwardScheduler, UnitPass};
-use super::varying::Varying;
+use super::unit_pass::UnitPass;
 use crate::Result;
 use crate::autodiff::{self, Retain};
 use crate::burn_compat::LAYER_DEPTH;
-use crate::comm::{Call, explain_panics_by};
+use crate::comm::Call;
 use crate::memory::is_host;
+use crate::tensor_tree::TensorTree;
 
 /// An open unit on this rank. Unlike [`UnitPass`] it holds tensors of the graph, so it is dropped when the unit is
 /// left.
@@ -37,7 +38,7 @@ pub(super) struct ForwardScope {
     /// Leaf that replaces the shards in the graph, if they are not leaves of it: shards on another device, or a
     /// checkpointed block that is being recomputed.
     stands_for_shards: Option<DispatchTensor>,
-    /// The pass's [own leaf](super::sweep) in the graph.
+    /// The pass's [own leaf](super::backward_nodes::own_leaf) in the graph.
     own_leaf: Option<DispatchTensor>,
     /// True if a backward may need the pass, on this rank or another.
     backward: bool,
@@ -116,7 +117,7 @@ impl ForwardScope {
             tensor
         });
         let bases = &shards.bases;
-        let trained = |base: &&DispatchTensor| opening.tracked && leaves::trained(base).is_some();
+        let trained = |base: &&DispatchTensor| opening.tracked && context::trained(base).is_some();
         let first = bases.iter().find(trained);
         let tracked = first.is_some() || !inputs.is_empty();
         // In forward, a checkpointed block computes without a graph.
@@ -128,7 +129,7 @@ impl ForwardScope {
         let backward = tracked || without_graph || again || opening.tracked && opening.earlier.is_some();
         let pass = match pass {
             Some(pass) => pass,
-            None => enter(unit, &shards, &opening, backward, !inputs.is_empty())?,
+            None => begin_pass(unit, &shards, &opening, backward, !inputs.is_empty())?,
         };
         if again {
             pass.buffer.start_again();
@@ -148,7 +149,7 @@ impl ForwardScope {
         let deeper = if opening.by_read { LAYER_DEPTH } else { 0 };
         // The graph of a block that is being recomputed is dropped when the recomputation ends, and needs no such
         // leaf.
-        let own_leaf = parent.filter(|_| context::anchor().is_none()).map(sweep::own_leaf);
+        let own_leaf = parent.filter(|_| context::anchor().is_none()).map(own_leaf);
         let token = parent.map(|parent| token(&pass, parent.clone(), own_leaf.clone(), &inputs, earlier, deeper));
         let mut number = 0;
         let input = input.map_floats(&mut |tensor| match &token {
@@ -267,7 +268,7 @@ impl ForwardScope {
 }
 
 /// Creates a pass through `unit` in forward.
-fn enter(
+fn begin_pass(
     unit: &Arc<Unit>,
     shards: &LocalShards,
     opening: &ScopeOptions,
@@ -275,7 +276,7 @@ fn enter(
     has_inputs: bool,
 ) -> Result<Arc<UnitPass>> {
     let LocalShards { members, bases, .. } = shards;
-    let trained = |base| leaves::trained(base).filter(|_| opening.tracked);
+    let trained = |base| context::trained(base).filter(|_| opening.tracked);
     let leaves: Vec<_> = bases.iter().map(trained).collect();
     let tied = has_inputs || opening.enclosed;
     // Without a backward there is no reason to keep anything.
@@ -287,7 +288,7 @@ fn enter(
     let in_slots = !opening.lone && backward && unit.is_gathered() && is_filled();
     let is_own = |leaf: &NodeId| opening.lone || leaves.contains(&Some(*leaf));
     let is_trained = leaves.iter().any(Option::is_some);
-    if is_trained && unit.waiting.is_too_late(is_own) {
+    if is_trained && unit.accumulated.is_too_late(is_own) {
         return Err(ParamError::PendingGradients { unit: unit.label().to_string() }.into());
     }
     let due = is_trained.then(|| unit.begin_pass(opening.lone.then(|| members[0]))).flatten();
@@ -302,8 +303,8 @@ fn enter(
     let options = UnshardOptions { kept, in_slots, stays, finds: !opening.stored || is_as_stored() };
     let source = ShardGatherer::new(unit.clone(), members.clone(), shards.plain(), opening.stored, call, due);
     let buffer = UnshardedParams::new(source, shards, options)?;
-    let passes = PASSES.with(Arc::clone);
-    let place = is_trained.then(|| passes.enter(tied));
+    let passes = thread(|thread| thread.passes.clone());
+    let place = is_trained.then(|| passes.register(tied));
     let pass = UnitPass::new(buffer, leaves, passes, place, opening.around.clone());
     #[cfg(feature = "testing")]
     super::trace::entered(&pass);
@@ -320,34 +321,26 @@ fn fills_when_read(unit: &Unit, base: &DispatchTensor) -> bool {
 }
 
 /// Records that zeros were given in this thread's backward in place of a missing gradient: see
-/// [`ReductionOrder::pad`](super::reduction_order::ReductionOrder::pad).
+/// [`ReductionOrder::pad`](super::reduction::order::ReductionOrder::pad).
 pub(super) fn pad() {
-    PASSES.with(|passes| passes.order.pad());
-}
-
-thread_local! {
-    /// The passes that this thread enters.
-    static PASSES: Arc<BackwardScheduler> = {
-        explain_panics_by(|text| PASSES.with(|passes| passes.explain(text)));
-        Arc::default()
-    };
+    thread(|thread| thread.passes.order.pad());
 }
 
 /// Returns true if the last pass through `unit` is gathered in advance of its backward, and the gather is complete.
-pub(super) fn is_gathered_again(unit: &Arc<Unit>) -> bool {
-    PASSES.with(|passes| passes.is_gathered_again(unit))
+pub(crate) fn is_gathered_again(unit: &Arc<Unit>) -> bool {
+    thread(|thread| thread.passes.is_gathered_again(unit))
 }
 
-/// Frees this thread's passes through these units that no backward will reach: see [`sweep`](super::sweep).
+/// Frees this thread's passes through these units that no backward will reach: see [`sweep`](super::backward_nodes::sweep).
 pub(super) fn sweep_passes<'a>(units: impl Iterator<Item = &'a Arc<Unit>>) {
     if !context::is_any() && !autodiff::is_in_backward() {
-        PASSES.with(|passes| sweep::sweep(passes, units));
+        thread(|thread| sweep(&thread.passes, units));
     }
 }
 
 /// Drops the reductions in flight of a backward of this thread that was abandoned.
-pub(super) fn give_up_backward() {
-    PASSES.with(|passes| passes.give_up());
+pub(crate) fn give_up_backward() {
+    thread(|thread| thread.passes.reducer.abandon());
 }
 
 /// Builds the token of a unit from these tracked inputs and the `earlier` token, with one link for each. Rules 3,

@@ -1,40 +1,46 @@
-//! [`LocalShards`]: this rank's shards of some or all parameters of a unit.
+//! [`LocalShards`]: this rank's shards of some or all parameters of a unit. [`ShardMarker`]: their marker in records.
+
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use burn::backend::autodiff::NodeId;
 use burn::backend::{AutodiffBackend, Dispatch, DispatchAutodiffContext, DispatchTensor};
+use burn::module::{ModuleMapper, ModuleVisitor, Param, ParamId};
+use burn::tensor::{Int, Tensor};
 use itertools::Itertools;
 
-use super::recompute::leaves;
+use super::panicked::warn;
+use super::recompute::context;
 use super::states::ParamStateHandle;
-use crate::autodiff;
-use crate::memory;
+use crate::burn_compat::ModulePath;
+use crate::dtensor::DTensorSpec;
+use crate::{autodiff, memory};
 
 /// Some parameters of a unit, as sorted indices into it, and this rank's shard of each as the model stores it: a
 /// leaf of the graph, or a tensor without autodiff.
 #[derive(Debug, Clone)]
 pub(crate) struct LocalShards {
-    pub(super) members: Vec<usize>,
-    pub(super) bases: Vec<DispatchTensor>,
+    pub(crate) members: Vec<usize>,
+    pub(crate) bases: Vec<DispatchTensor>,
     /// State of each parameter.
-    pub(super) states: Vec<ParamStateHandle>,
+    pub(crate) states: Vec<ParamStateHandle>,
 }
 
 impl LocalShards {
     /// Collects parameters of one unit, given with their indices in the unit, and sorts them.
-    pub(super) fn new(params: impl IntoIterator<Item = (usize, ParamStateHandle, DispatchTensor)>) -> Self {
+    pub(crate) fn new(params: impl IntoIterator<Item = (usize, ParamStateHandle, DispatchTensor)>) -> Self {
         let (members, states, bases) = params.into_iter().sorted_by_key(|(index, ..)| *index).multiunzip();
         Self { members, bases, states }
     }
 
     /// Creates the shards of one parameter.
-    pub(super) fn one(index: usize, state: ParamStateHandle, base: DispatchTensor) -> Self {
+    pub(crate) fn one(index: usize, state: ParamStateHandle, base: DispatchTensor) -> Self {
         Self { members: vec![index], bases: vec![base], states: vec![state] }
     }
 
     /// Returns the position of parameter `member` if these shards contain it with this same shard `base`.
     ///
     /// Clones of a module share its unit. A clone that was stepped, frozen or averaged has other shards.
-    pub(super) fn position(&self, member: usize, base: &DispatchTensor) -> Option<usize> {
+    pub(crate) fn position(&self, member: usize, base: &DispatchTensor) -> Option<usize> {
         let position = self.members.binary_search(&member).ok()?;
         same_value(&self.bases[position], base).then_some(position)
     }
@@ -47,7 +53,7 @@ impl LocalShards {
 
 /// Identity of [`LocalShards`]. It does not keep their graph alive.
 #[derive(Debug)]
-pub(super) struct LocalShardsId {
+pub(crate) struct LocalShardsId {
     members: Vec<usize>,
     values: Vec<ShardKey>,
 }
@@ -72,8 +78,8 @@ impl PartialEq for LocalShardsId {
 }
 
 impl LocalShardsId {
-    pub(super) fn of(shards: &LocalShards) -> Self {
-        let key = |base: &DispatchTensor| match leaves::node_id(base) {
+    pub(crate) fn of(shards: &LocalShards) -> Self {
+        let key = |base: &DispatchTensor| match context::node_id(base) {
             Some(node) => ShardKey::Node(node),
             None => ShardKey::Plain(Box::new(base.clone())),
         };
@@ -81,8 +87,8 @@ impl LocalShardsId {
     }
 
     /// Returns true if these are the same shards of the same parameters.
-    pub(super) fn is_of(&self, shards: &LocalShards) -> bool {
-        let is = |(key, base): (&ShardKey, &DispatchTensor)| match (key, leaves::node_id(base)) {
+    pub(crate) fn is_of(&self, shards: &LocalShards) -> bool {
+        let is = |(key, base): (&ShardKey, &DispatchTensor)| match (key, context::node_id(base)) {
             (ShardKey::Node(node), Some(other)) => *node == other,
             (ShardKey::Plain(plain), None) => memory::is_same(plain, base),
             _ => false,
@@ -104,5 +110,78 @@ pub(crate) fn plain(tensor: DispatchTensor) -> DispatchTensor {
     match tensor.autodiff {
         DispatchAutodiffContext::Disabled => tensor,
         DispatchAutodiffContext::Enabled(_) => Dispatch::inner(tensor),
+    }
+}
+
+/// True if this process has warned that shards are saved.
+static WARNED: AtomicBool = AtomicBool::new(false);
+
+/// Empty tensor that a record holds next to a shard, under a path that describes the shard.
+///
+/// Shards of equal shard sizes have equal shapes, so a record of one rank would fit the model of any other. Next to
+/// each shard that is smaller than its parameter, visitors and mappers therefore see a tensor without elements. Its
+/// path describes the shard:
+///
+/// ```text
+///   blocks.0.weight                                               [2, 4]
+///   blocks.0.weight.distributed.part [2:4, 0:4] of [4, 4]         [0]
+/// ```
+///
+/// burn loads a record by paths. In the record of another shard this path is missing, and burn's error names it. Only
+/// what is saved reads the tensor itself: the first time, a warning tells that shards are saved.
+#[derive(Debug)]
+pub(crate) struct ShardMarker {
+    /// Last component of the path.
+    name: String,
+    /// Tensor without elements, stored under that path.
+    marker: Param<Tensor<1, Int>>,
+}
+
+impl ShardMarker {
+    /// Type name that visitors receive for the marker's module.
+    const OWNER: &'static str = "Part";
+
+    /// Creates the marker of the calling rank's shard. Returns `None` if the rank holds the full tensor.
+    pub(crate) fn of(spec: &DTensorSpec) -> Option<Self> {
+        let shape = spec.shape();
+        if spec.local_shape() == *shape {
+            return None;
+        }
+        let range = |dim| {
+            let range = spec.local_range(dim);
+            format!("{}:{}", range.start, range.end)
+        };
+        let name = format!("part [{}] of {:?}", (0..shape.num_dims()).map(range).join(", "), shape.as_slice());
+        let device = spec.mesh().device().clone();
+        let is_first = spec.coordinate().iter().all(|&index| index == 0);
+        let empty = move |device: &_, _| {
+            if is_first && !WARNED.swap(true, Ordering::Relaxed) {
+                warn(
+                    "a record or file of a sharded model is written. It has only this rank's shards, and loads only on a \
+                     rank with the same shards. To save the model itself, save `full_model(&model)?`, or \
+                     `full_model_on(&model, 0)?` on one rank",
+                );
+            }
+            Tensor::empty([0], device)
+        };
+        Some(Self { name, marker: Param::uninitialized(ParamId::new(), empty, device, false, [0].into()) })
+    }
+
+    /// Returns true if the field at this path is a marker.
+    pub(crate) fn is_at(path: &ModulePath) -> bool {
+        path.last().is_some_and(|(_, container)| container.text() == Self::OWNER)
+    }
+
+    pub(crate) fn visit<V: ModuleVisitor>(&self, visitor: &mut V) {
+        visitor.enter_module(&self.name, Self::OWNER);
+        visitor.visit_int(&self.marker);
+        visitor.exit_module(&self.name, Self::OWNER);
+    }
+
+    /// Shows `mapper` the marker. The tensor that it returns, for instance a loaded one, is dropped.
+    pub(crate) fn map<M: ModuleMapper>(&self, mapper: &mut M) {
+        mapper.enter_module(&self.name, Self::OWNER);
+        mapper.map_int(self.marker.clone());
+        mapper.exit_module(&self.name, Self::OWNER);
     }
 }

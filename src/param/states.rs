@@ -18,40 +18,15 @@
 //!   the states derived earlier from the same state: those that have a name, or that still exist and may get one.
 //! * Mapping a parameter that has not run since the last map, and that has no clone, does not change its state.
 
-use std::cell::Cell;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Arc, OnceLock, Weak};
 
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
-thread_local! {
-    /// True while mapped parameters keep their state.
-    static IS_COPYING: Cell<bool> = const { Cell::new(false) };
-}
-
-/// Runs `copy`, which maps modules without changing the values of their shards, perhaps on one rank only. Mapped
-/// parameters keep their state.
-pub(super) fn copying<T>(copy: impl FnOnce() -> T) -> T {
-    struct RestoreGuard(bool);
-    impl Drop for RestoreGuard {
-        fn drop(&mut self) {
-            IS_COPYING.set(self.0);
-        }
-    }
-    let _restore = RestoreGuard(IS_COPYING.replace(true));
-    copy()
-}
-
-/// Returns true while mapped parameters keep their state, because the map does not change the values of their
-/// shards.
-pub(super) fn is_copying() -> bool {
-    IS_COPYING.get()
-}
-
 /// The state of one parameter. Clones of the parameter share it.
 #[derive(Debug, Clone, Default)]
-pub(super) struct ParamStateHandle(Arc<Named>);
+pub(crate) struct ParamStateHandle(Arc<Named>);
 
 /// A [`ParamStateHandle`] that does not count as a clone.
 #[derive(Debug, Clone)]
@@ -82,7 +57,7 @@ struct RestoredState {
 impl ParamStateHandle {
     /// Returns the state of a parameter that is mapped from one in this state.
     pub(super) fn mapped(self) -> Self {
-        if is_copying() || self.0.name.get().is_none() && Arc::strong_count(&self.0) == 1 {
+        if self.0.name.get().is_none() && Arc::strong_count(&self.0) == 1 {
             return self;
         }
         self.name();

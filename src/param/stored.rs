@@ -11,7 +11,7 @@ use super::ParamError;
 use super::buffers::settled;
 use super::distributed::{DistributedParameter, take_visited};
 use super::model_scan::ModelScan;
-use super::shard_marker::ShardMarker;
+use super::shards::ShardMarker;
 use crate::Result;
 use crate::burn_compat::{ModulePath, TensorMapper, TensorVisitor, map_tensors, undrawn, visit_tensors};
 use crate::dtensor::{DTensorSpec, Kind, associate, cast, own};

@@ -1,8 +1,8 @@
 //! Record of the nodes that backward runs, for tests to compare with the expected order.
 
-use std::cell::RefCell;
 use std::sync::{Arc, Weak};
 
+use super::thread::thread;
 use super::unit_pass::UnitPass;
 
 /// A node of a unit whose backward has run, and the units in memory after it.
@@ -23,36 +23,29 @@ pub struct RanNode {
 }
 
 #[derive(Default)]
-struct Trace {
+pub(super) struct Trace {
     passes: Vec<Weak<UnitPass>>,
     ran: Vec<RanNode>,
-}
-
-thread_local! {
-    static TRACE: RefCell<Option<Trace>> = const { RefCell::new(None) };
 }
 
 /// Runs `program`, a forward and its backward on this thread. Returns its result and the nodes of units whose
 /// backward ran, in order.
 pub fn trace_backward<T>(program: impl FnOnce() -> T) -> (T, Vec<RanNode>) {
-    TRACE.set(Some(Trace::default()));
+    thread(|thread| thread.trace.replace(Some(Trace::default())));
     let result = program();
-    (result, TRACE.take().map_or_else(Vec::new, |trace| trace.ran))
+    (result, thread(|thread| thread.trace.take()).map_or_else(Vec::new, |trace| trace.ran))
 }
 
 /// Records that a pass was created.
 pub(super) fn entered(pass: &Arc<UnitPass>) {
-    TRACE.with_borrow_mut(|trace| {
-        if let Some(trace) = trace {
-            trace.passes.push(Arc::downgrade(pass));
-        }
-    });
+    thread(|thread| thread.trace.borrow_mut().iter_mut().for_each(|trace| trace.passes.push(Arc::downgrade(pass))));
 }
 
 /// Records that a node of `pass` has run.
 pub(super) fn ran(node: &'static str, pass: Option<&Arc<UnitPass>>, depth: usize) {
-    TRACE.with_borrow_mut(|trace| {
-        let Some(trace) = trace else { return };
+    thread(|thread| {
+        let mut trace = thread.trace.borrow_mut();
+        let Some(trace) = trace.as_mut() else { return };
         let path = |pass: &Arc<UnitPass>| pass.buffer.unit().label().to_string();
         let alive = |holds: fn(&UnitPass) -> bool| {
             let passes = trace.passes.iter().filter_map(Weak::upgrade);
@@ -64,7 +57,7 @@ pub(super) fn ran(node: &'static str, pass: Option<&Arc<UnitPass>>, depth: usize
             depth,
             place: pass.and_then(|pass| pass.number()),
             weights: alive(|pass| pass.buffer.has_weights()),
-            gradients: alive(|pass| pass.buffer.has_gradients()),
+            gradients: alive(|pass| pass.grads.lock().is_any()),
         });
     });
 }

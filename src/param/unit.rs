@@ -5,29 +5,28 @@ use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Arc, OnceLock, Weak};
 
 use burn::backend::{DispatchTensor, TensorMetadata};
-use burn::tensor::DType;
+use burn::tensor::{DType, Device};
 use parking_lot::{Mutex, RwLock};
 use smallvec::SmallVec;
 
-use super::accumulated_grads::AccumulatedGrads;
+use super::collectives::PlanCache;
 use super::data_mesh::FsdpMeshInfo;
 use super::offload::CpuOffload;
-use super::partial_grad_groups::PartialGradGroups;
-use super::plan_cache::PlanCache;
-use super::precision::{Precision, cast};
+use super::options::{GradientDivideFactors, Precision, RuntimeOptions, cast};
+use super::reduction::PartialGradGroups;
+use super::reduction::gradients::AccumulatedGrads;
 use super::replica_check::{Passed, ReplicaCheck};
-use super::runtime_options::RuntimeOptions;
-use super::shard_marker::ShardMarker;
 use super::shards::LocalShards;
+use super::shards::ShardMarker;
 use super::states::ParamStateHandle;
 use super::storage::UnshardedCopies;
 use super::unit_name::UnitName;
 use super::{BufferSync, ParamError, ReshardAfterForward};
-use crate::Result;
 use crate::comm::{Communicator, ShardedModel};
 use crate::dtensor::{DTensorSpec, MeshDims};
 use crate::pattern::PathPattern;
 use crate::placement::ShardSizes;
+use crate::{Error, Result};
 
 /// One parameter of a unit.
 ///
@@ -101,11 +100,11 @@ pub(crate) struct DataParallelGroups {
 /// same ranks.
 #[derive(Debug, Clone)]
 pub(crate) struct ModelNumbers {
-    pub(super) shard: u64,
-    pub(super) replicate: u64,
-    pub(super) post_forward_group: u64,
+    pub(crate) shard: u64,
+    pub(crate) replicate: u64,
+    pub(crate) post_forward_group: u64,
     /// Number in the group of all ranks that have distinct data.
-    pub(super) all: u64,
+    pub(crate) all: u64,
     /// Type of the model, and the source location at which it was sharded.
     pub(crate) origin: Arc<str>,
 }
@@ -138,19 +137,19 @@ impl DataParallelGroups {
     }
 
     /// Returns the signature that all ranks with distinct data must agree on.
-    pub(super) fn model_of_all(&self) -> ShardedModel {
+    pub(crate) fn model_of_all(&self) -> ShardedModel {
         self.model.of(self.model.all)
     }
 
     /// Returns the number of ranks that gather and reduce the unit.
-    pub(super) fn ranks(&self) -> usize {
+    pub(crate) fn ranks(&self) -> usize {
         self.shard.group().size() * self.replicate.as_ref().map_or(1, |group| group.group().size())
     }
 }
 
 /// Form in which a unit's gathered parameters remain between forward and backward.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kept {
+pub(crate) enum Kept {
     /// The unsharded parameters.
     Full,
     /// A shard over a group of neighbouring ranks.
@@ -164,11 +163,11 @@ pub(super) enum Kept {
 pub(crate) struct Unit {
     pub(crate) params: Vec<UnitParam>,
     /// Markers of the shards in records, one for each parameter.
-    pub(super) parts: Vec<Option<ShardMarker>>,
+    pub(crate) parts: Vec<Option<ShardMarker>>,
     /// `None` if only `parallelize` distributed the parameters.
-    pub(super) data: Option<DataParallelGroups>,
+    pub(crate) data: Option<DataParallelGroups>,
     /// Groups of tensor-parallel ranks over which backward sums partial gradients.
-    pub(super) tensor: Option<PartialGradGroups>,
+    pub(crate) tensor: Option<PartialGradGroups>,
     /// Paths of its modules, with the unit's label in the ledger, in signatures and in errors.
     path: RwLock<UnitName>,
     /// The model that the unit belongs to: the origin of the most recent `fully_shard` call whose model contains
@@ -177,43 +176,43 @@ pub(crate) struct Unit {
     /// Modules that have already passed `check_not_replaced`, each as (depth of its first distributed parameter, that
     /// parameter's index, number of distributed parameters, number of other float tensors).
     checked_modules: Mutex<SmallVec<[[usize; 4]; 2]>>,
-    pub(super) plans: PlanCache,
-    pub(super) passed: Passed,
+    pub(crate) plans: PlanCache,
+    pub(crate) passed: Passed,
     /// Options that the program changes at run time.
-    pub(super) control: Mutex<RuntimeOptions>,
+    pub(crate) control: Mutex<RuntimeOptions>,
     /// Gradients that are accumulated without reduction.
-    pub(super) waiting: AccumulatedGrads,
+    pub(crate) accumulated: AccumulatedGrads,
     /// The unsharded copies of its parameters.
-    pub(super) copies: UnshardedCopies,
+    pub(crate) copies: UnshardedCopies,
     /// Number of live passes that forward has left.
-    pub(super) left: AtomicUsize,
-    /// Number of such passes at which they are [swept](super::sweep).
-    pub(super) swept_at: AtomicUsize,
+    pub(crate) left: AtomicUsize,
+    /// Number of such passes at which they are [swept](super::backward_nodes::sweep).
+    pub(crate) swept_at: AtomicUsize,
     /// The unit that was entered after this one in the most recent forward.
-    pub(super) follower: Mutex<Option<Weak<Unit>>>,
+    pub(crate) follower: Mutex<Option<Weak<Unit>>>,
     /// The units to prefetch next, if the program has named them.
-    pub(super) prefetch: Mutex<Prefetches>,
+    pub(crate) prefetch: Mutex<Prefetches>,
     /// The parameter that was first read outside the unit.
-    pub(super) first_outside: OnceLock<usize>,
+    pub(crate) first_outside: OnceLock<usize>,
     /// True if the program was warned about reads outside the unit.
-    pub(super) warned: AtomicBool,
+    pub(crate) warned: AtomicBool,
 }
 
 /// The units that are prefetched when another one is gathered, if the program has named them.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Prefetches {
-    pub(super) forward: Option<Vec<Weak<Unit>>>,
-    pub(super) backward: Option<Vec<Weak<Unit>>>,
+pub(crate) struct Prefetches {
+    pub(crate) forward: Option<Vec<Weak<Unit>>>,
+    pub(crate) backward: Option<Vec<Weak<Unit>>>,
 }
 
 /// Number of passes through a unit that may wait for a backward before the first sweep.
-pub(super) const FEW_PASSES: usize = 2;
+pub(crate) const FEW_PASSES: usize = 2;
 
 /// Maximum number of modules that a unit remembers to have passed `check_not_replaced`.
 const MAX_CHECKED_MODULES: usize = 16;
 
 /// Name of the duplicated communicators on which backward's all-gathers are issued. These calls are ordered
-/// independently of backward's [reductions](super::partial_grad_groups::REDUCE) and of forward's collectives.
+/// independently of backward's [reductions](super::reduction::REDUCE) and of forward's collectives.
 pub(crate) const AGAIN: &str = "burn_dtensor::gathered again";
 
 impl Unit {
@@ -221,7 +220,7 @@ impl Unit {
     ///
     /// # Errors
     /// [`ParamError::TensorMeshes`] for parameters parallelized over different meshes.
-    pub(super) fn new(path: UnitName, params: Vec<UnitParam>, data: Option<DataParallelGroups>) -> Result<Self> {
+    pub(crate) fn new(path: UnitName, params: Vec<UnitParam>, data: Option<DataParallelGroups>) -> Result<Self> {
         let mut meshes = params.iter().filter_map(|param| Some((param, param.parallel.as_ref()?.spec.mesh())));
         let tensor = match meshes.next() {
             None => None,
@@ -250,7 +249,7 @@ impl Unit {
             checked_modules: Mutex::default(),
             plans: PlanCache::default(),
             control: Mutex::new(RuntimeOptions::new(reshard)),
-            waiting: AccumulatedGrads::default(),
+            accumulated: AccumulatedGrads::default(),
             copies: UnshardedCopies::default(),
             left: AtomicUsize::new(0),
             swept_at: AtomicUsize::new(FEW_PASSES),
@@ -262,17 +261,17 @@ impl Unit {
     }
 
     /// Returns the patterns of the parameters that the unit's `fully_shard` call ignored.
-    pub(super) fn ignored(&self) -> &[PathPattern] {
+    pub(crate) fn ignored(&self) -> &[PathPattern] {
         self.data.as_ref().map_or(&[], |data| &data.ignored)
     }
 
     /// Returns true if a module with these properties has passed `check_not_replaced`.
-    pub(super) fn has_passed_check(&self, key: [usize; 4]) -> bool {
+    pub(crate) fn has_passed_check(&self, key: [usize; 4]) -> bool {
         self.checked_modules.lock().contains(&key)
     }
 
     /// Records that a module with these properties has passed `check_not_replaced`.
-    pub(super) fn note_passed_check(&self, key: [usize; 4]) {
+    pub(crate) fn note_passed_check(&self, key: [usize; 4]) {
         let mut full = self.checked_modules.lock();
         if full.len() == MAX_CHECKED_MODULES {
             full.clear();
@@ -287,12 +286,12 @@ impl Unit {
 
     /// Returns true if its weights must be gathered: if several ranks shard it, or if its shards are in host memory
     /// and must be copied to the device.
-    pub(super) fn is_gathered(&self) -> bool {
+    pub(crate) fn is_gathered(&self) -> bool {
         self.is_of_several() || self.offloaded().is_some()
     }
 
     /// Returns true if several ranks shard it.
-    pub(super) fn is_of_several(&self) -> bool {
+    pub(crate) fn is_of_several(&self) -> bool {
         self.data.as_ref().is_some_and(|data| data.shard.group().size() > 1)
     }
 
@@ -306,23 +305,23 @@ impl Unit {
         self.data.as_ref()
     }
 
-    pub(super) fn data(&self) -> &DataParallelGroups {
+    pub(crate) fn data(&self) -> &DataParallelGroups {
         self.data.as_ref().expect("only a data-parallel unit shards its parameters")
     }
 
     /// Returns the element types in which it computes and reduces.
-    pub(super) fn precision(&self) -> Precision {
+    pub(crate) fn precision(&self) -> Precision {
         self.data.as_ref().map_or_else(Precision::default, |data| data.precision)
     }
 
     /// Returns the element type in which the parameter `member`, with this shard, is used in computations.
-    pub(super) fn computed_dtype(&self, member: usize, shard: &DispatchTensor) -> DType {
+    pub(crate) fn computed_dtype(&self, member: usize, shard: &DispatchTensor) -> DType {
         self.params[member].compute.filter(|_| shard.dtype().is_float()).unwrap_or_else(|| shard.dtype())
     }
 
     /// Casts shards of `members` to the element types of the computation: those of sharded parameters if `sharded`
     /// is true, otherwise those of replicated ones. The others are returned unchanged.
-    pub(super) fn computed(
+    pub(crate) fn computed(
         &self,
         sharded: bool,
         members: &[usize],
@@ -348,20 +347,20 @@ impl Unit {
 
     /// Returns the model that the unit belongs to, identified by its address. Returns `None` if `fully_shard` did
     /// not make the unit.
-    pub(super) fn model_root(&self) -> Option<Arc<str>> {
+    pub(crate) fn model_root(&self) -> Option<Arc<str>> {
         self.root.read().clone()
     }
 
     /// Records that an optimizer step, or another operation, replaces the unit's parameters. If the unit's
     /// backwards reduce gradients, accumulated gradients that are not reduced yet have missed the step.
-    pub(super) fn note_step(&self) {
-        if self.waiting.is_any() && !self.puts_off() {
-            self.waiting.miss_step();
+    pub(crate) fn note_step(&self) {
+        if self.accumulated.is_any() && !self.puts_off() {
+            self.accumulated.miss_step();
         }
     }
 
     /// Returns true if a backward may now leave gradients to be reduced later.
-    pub(super) fn puts_off(&self) -> bool {
+    pub(crate) fn puts_off(&self) -> bool {
         let control = self.control.lock();
         let is_replicated = || self.data.as_ref().is_some_and(|data| data.replicate.is_some());
         !control.sync || !control.all_reduce && is_replicated()
@@ -373,19 +372,19 @@ impl Unit {
     }
 
     /// Returns true if one of its modules contains one of `other`'s. Both must be of the same model.
-    pub(super) fn encloses(&self, other: &Self) -> bool {
+    pub(crate) fn encloses(&self, other: &Self) -> bool {
         let other = other.path.read().clone();
         self.path.read().encloses(&other)
     }
 
     /// Returns true if it has the same modules as `other`, but its parameters are on another mesh.
-    pub(super) fn is_sibling_of(&self, other: &Self) -> bool {
+    pub(crate) fn is_sibling_of(&self, other: &Self) -> bool {
         let mesh = |unit: &Self| unit.data.as_ref().map(|data| data.mesh.clone());
         mesh(self) != mesh(other) && *self.path.read() == *other.path.read()
     }
 
     /// Returns true if the pattern matches one of its modules.
-    pub(super) fn is_taken_by(&self, pattern: &PathPattern) -> bool {
+    pub(crate) fn is_taken_by(&self, pattern: &PathPattern) -> bool {
         self.path.read().is_taken_by(pattern)
     }
 
@@ -394,7 +393,7 @@ impl Unit {
     }
 
     /// Returns the form in which the gathered parameters remain after forward.
-    pub(super) fn kept(&self) -> Kept {
+    pub(crate) fn kept(&self) -> Kept {
         let root = self.path.read().is_root();
         let Some(data) = &self.data else { return Kept::Full };
         let size = data.shard.group().size();
@@ -418,7 +417,7 @@ impl Unit {
     }
 
     /// Returns the signature that the ranks that shard the unit must agree on when they run it with these shards.
-    pub(super) fn model(&self, shards: &LocalShards) -> Option<ShardedModel> {
+    pub(crate) fn model(&self, shards: &LocalShards) -> Option<ShardedModel> {
         let model = &self.data.as_ref()?.model;
         Some(ShardedModel { states: ParamStateHandle::names(&shards.states), ..model.of(model.shard) })
     }
@@ -430,27 +429,62 @@ impl Unit {
     }
 
     /// Returns the next index in forward order, drawn from the group over which the unit is reduced.
-    pub(super) fn draw(&self) -> u64 {
+    pub(crate) fn draw(&self) -> u64 {
         let group = self.data.as_ref().map(|data| &data.shard).or(self.tensor.as_ref().map(PartialGradGroups::all));
         group.map_or(0, |group| group.next_forward_index())
     }
 
+    /// Returns the divisors of the unit's gradients.
+    pub(crate) fn averaging(&self) -> GradientDivideFactors {
+        let numbers = |data: &DataParallelGroups| (data.shard.group().size(), data.ranks(), data.all.group().size());
+        let (sharding, ranks, averaged) = self.data.as_ref().map_or((1, 1, 1), numbers);
+        self.control.lock().averaging(sharding, ranks, averaged)
+    }
+
+    /// Checks that an input is on the device on which the unit computes.
+    ///
+    /// # Panics
+    /// Unwinds with [`ParamError::InputDevice`].
+    pub(crate) fn check_input(&self, input: &DispatchTensor) {
+        let Some(data) = &self.data else { return };
+        let (device, own) = (Device::new(input.device()).inner(), data.shard.device());
+        if device != *own {
+            let (unit, device, own) = (self.label().to_string(), format!("{device:?}"), format!("{own:?}"));
+            Error::from(ParamError::InputDevice { unit, device, own }).unwind();
+        }
+    }
+
+    /// Returns the unit that was entered after this one in the most recent forward.
+    pub(crate) fn follower(&self) -> Option<Weak<Unit>> {
+        self.follower.lock().clone()
+    }
+
+    /// Records that `unit` was entered after this one.
+    pub(crate) fn is_followed_by(&self, unit: &Arc<Unit>) {
+        *self.follower.lock() = Some(Arc::downgrade(unit));
+    }
+
+    /// Returns true if the unit is gathered and its backend overlaps the transfer with computation.
+    pub(crate) fn moves_meanwhile(&self) -> bool {
+        self.is_gathered() && self.data.as_ref().is_some_and(|data| data.shard.moves_meanwhile())
+    }
+
     /// Selects the tensors of the sharded parameters.
-    pub(super) fn sharded_of(&self, members: &[usize], tensors: Vec<DispatchTensor>) -> Vec<DispatchTensor> {
+    pub(crate) fn sharded_of(&self, members: &[usize], tensors: Vec<DispatchTensor>) -> Vec<DispatchTensor> {
         let sharded =
             |(&member, tensor): (&usize, DispatchTensor)| self.params[member].sharding.is_some().then_some(tensor);
         members.iter().zip(tensors).filter_map(sharded).collect()
     }
 
     /// Selects the tensors of the replicated parameters.
-    pub(super) fn replicated_of(&self, members: &[usize], tensors: Vec<DispatchTensor>) -> Vec<DispatchTensor> {
+    pub(crate) fn replicated_of(&self, members: &[usize], tensors: Vec<DispatchTensor>) -> Vec<DispatchTensor> {
         let replicated =
             |(&member, tensor): (&usize, DispatchTensor)| self.params[member].sharding.is_none().then_some(tensor);
         members.iter().zip(tensors).filter_map(replicated).collect()
     }
 
     /// Merges tensors of the sharded and the replicated parameters into the order of `members`.
-    pub(super) fn merge(
+    pub(crate) fn merge(
         &self,
         members: &[usize],
         sharding: Vec<DispatchTensor>,

@@ -1,8 +1,6 @@
 //! [`UnitPass`]: one forward through a unit with its backward. [`BackwardScheduler`]: the passes and reductions of
 //! a thread.
 
-use std::collections::VecDeque;
-use std::mem;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Weak};
 use std::thread;
@@ -10,20 +8,19 @@ use std::thread;
 use burn::backend::DispatchTensor;
 use burn::backend::autodiff::NodeId;
 use parking_lot::Mutex;
-use smallvec::SmallVec;
 
-use super::accumulated_grads::GradStage;
+use super::backward_nodes::Progress;
 use super::events::{EventKind, TrainingState};
-use super::progress::Progress;
-use super::reduce::{Advanced, GradReducer, Issued, PutOff};
-use super::reduction_order::{OrderKey, ReductionOrder};
-use super::storage::{UnshardedParams, is_zero};
-use super::through::{Nodes, Through};
-use super::trained::Trained;
+use super::panicked::{Nodes, Through, full_name, precision_note};
+use super::reduction::gradients::{CollectedGrads, Trained, is_zero};
+use super::reduction::order::{OrderKey, ReductionOrder};
+use super::reduction::{GradReducer, OwnedReductions, Reduced};
+use super::storage::UnshardedParams;
 use super::unit::Unit;
 use crate::Error;
 use crate::autodiff::BackwardId;
 use crate::comm::note_interrupted;
+use crate::error::OrUnwind;
 
 /// One forward through a unit and its backward: its gathered parameters, the leaves that receive its gradients, and
 /// its position in the order of reductions.
@@ -51,13 +48,10 @@ pub(super) struct UnitPass {
     pub(super) progress: Progress,
     /// Numbers of the graph's nodes that are made while the unit is open.
     nodes: Mutex<Option<Nodes>>,
-    /// The reductions that are dropped together with the pass's graph: that of its own gradients, and postponed
-    /// ones that its backward has issued at the end.
-    reductions: Mutex<SmallVec<[Arc<UnderWay>; 1]>>,
+    /// The gradients that backward has collected.
+    pub(super) grads: Mutex<CollectedGrads>,
+    pub(super) reductions: OwnedReductions,
 }
-
-/// A reduction in flight; `None` once it is complete.
-type UnderWay = Mutex<Option<Box<GradReducer>>>;
 
 impl UnitPass {
     pub(super) fn new(
@@ -67,7 +61,8 @@ impl UnitPass {
         place: Option<OrderKey>,
         around: Option<Arc<Self>>,
     ) -> Arc<Self> {
-        let (inputs_seen, progress, reductions) = (Mutex::default(), Progress::default(), Mutex::default());
+        let (inputs_seen, progress, reductions) = (Mutex::default(), Progress::default(), OwnedReductions::default());
+        let grads = Mutex::new(CollectedGrads::new(leaves.len()));
         let [is_started, is_left, is_padded] = Default::default();
         let nodes = Mutex::new(Some(Nodes::opened()));
         Arc::new(Self {
@@ -82,6 +77,7 @@ impl UnitPass {
             inputs_seen,
             progress,
             nodes,
+            grads,
             reductions,
         })
     }
@@ -107,8 +103,14 @@ impl UnitPass {
     /// The gradient of a frozen parameter is dropped.
     pub(super) fn collect(&self, position: usize, grad: DispatchTensor) {
         if self.trains(position) {
-            self.buffer.reduce_in(position, grad);
+            self.grads.lock().add(position, grad);
         }
+    }
+
+    /// Returns the weight at `position` in backward: see [`UnshardedParams::view_again`].
+    pub(super) fn view_again(&self, position: usize) -> DispatchTensor {
+        let has_two_nodes = self.grads.lock().is_partial_expected(position);
+        self.buffer.view_again(position, has_two_nodes)
     }
 
     /// Records that the pass's forward begins.
@@ -184,20 +186,21 @@ impl UnitPass {
         self.gone(true);
         self.buffer.end_backward();
         if self.may_be_unused() {
-            self.buffer.drop_zeros();
+            self.grads.lock().drop_zeros();
         }
         let Some(place) = self.place else { return Vec::new() };
-        self.passes.trains(self.buffer.unit());
+        self.passes.reducer.trains(self.buffer.unit());
         self.passes.order.ready(place, Arc::downgrade(self))
     }
 
     /// Starts the reduction of the collected gradients of all trainable parameters. A parameter that this rank did
-    /// not use counts as zeros. If the unit does not synchronize, the gradients are accumulated instead.
-    fn issue_reduction(&self) -> Issued {
-        let grads = self.buffer.take_gradients().unwrap_or_else(|error| Error::from(error).unwind());
-        let trained = Trained::new(self.buffer.source().clone(), &self.leaves);
-        let grads = trained.take(grads);
-        GradReducer::issue(trained, grads)
+    /// not use counts as zeros.
+    fn reduce(&self, reducer: &GradReducer, backward: BackwardId) {
+        let source = self.buffer.source();
+        let grads = self.grads.lock().take(source).or_unwind();
+        let trained = Trained::new(source.clone(), &self.leaves);
+        let grads = trained.select(grads);
+        reducer.submit(trained, grads, backward, &self.reductions);
     }
 
     /// Records that the pass's nodes are gone: `consumed` by a backward, or dropped.
@@ -233,7 +236,7 @@ impl Drop for UnitPass {
             && let Some(nodes) = self.nodes.get_mut()
         {
             let unit = self.buffer.unit();
-            let place = || format!("in the backward of {}{}", unit.full_name(), unit.precision_note("", &[]));
+            let place = || format!("in the backward of {}{}", full_name(unit), precision_note(unit, "", &[]));
             note_interrupted(nodes.opened_at(), place);
         }
         self.gone(false);
@@ -246,22 +249,11 @@ impl Drop for UnitPass {
     }
 }
 
-/// The passes that a thread enters, and the reductions in flight of its backwards.
-///
-/// Each reduction is waited for before the next is issued. Between the two, the rank computes further gradients. So
-/// one unit's unsharded gradients are in memory in addition to those being computed; two units' if another rank is
-/// slow to receive its shards.
+/// The passes that a thread enters, in the order of their reductions, and the reductions of its backwards.
 #[derive(Debug, Default)]
 pub(super) struct BackwardScheduler {
     pub(super) order: ReductionOrder<Weak<UnitPass>>,
-    /// The reductions in flight, oldest first. The passes own them, so that they are dropped with the graph of an
-    /// abandoned backward.
-    under_way: Mutex<VecDeque<(BackwardId, Weak<UnderWay>)>>,
-    /// The models whose units this backward trains.
-    models: Mutex<SmallVec<[Arc<str>; 1]>>,
-    /// The postponed reductions. Their order is the same on all ranks, including a rank that has none of the
-    /// gradients.
-    put_off: Mutex<Vec<PutOff>>,
+    pub(super) reducer: GradReducer,
     /// The passes that a backward may follow, in the order in which forward left them.
     left: Mutex<Vec<FinishedForward>>,
     /// The passes whose graphs are gone.
@@ -272,12 +264,9 @@ pub(super) struct BackwardScheduler {
 #[derive(Debug)]
 struct FinishedForward {
     pass: Weak<UnitPass>,
-    /// The pass's [own leaf](super::sweep) in the graph, if it is in one.
+    /// The pass's [own leaf](super::backward_nodes::own_leaf) in the graph, if it is in one.
     leaf: Option<DispatchTensor>,
 }
-
-/// Reduced gradients, each with its leaf.
-pub(super) type Reduced = Vec<(NodeId, DispatchTensor)>;
 
 impl BackwardScheduler {
     /// Starts the reductions of the passes in `due`, and returns the gradients of earlier ones.
@@ -286,81 +275,20 @@ impl BackwardScheduler {
     /// Unwinds with the typed error of a collective that fails.
     pub(super) fn reduce(&self, due: Vec<Weak<UnitPass>>, backward: BackwardId) -> Reduced {
         let mut reduced = Reduced::new();
-        for weak in due {
-            let Some(pass) = weak.upgrade() else { continue };
+        for pass in due.iter().filter_map(Weak::upgrade) {
             // The earlier reduction completes first. A peer that meets this rank in the next reduction can rely on
             // that: this rank has received its shard of the earlier one, whose gradients the peer then frees.
-            reduced.extend(self.advance(self.of(backward), backward));
-            let issued = pass.issue_reduction();
+            reduced.extend(self.reducer.advance(backward));
+            pass.reduce(&self.reducer, backward);
             pass.buffer.happened(EventKind::PostBackward, TrainingState::PostBackward);
-            self.add(issued, backward, &pass);
         }
         reduced
-    }
-
-    /// Registers a reduction that a backward through `pass` has issued or postponed.
-    fn add(&self, issued: Issued, backward: BackwardId, pass: &UnitPass) {
-        match issued {
-            Issued::PutOff(put_off) => self.put_off(put_off),
-            Issued::UnderWay(reduction) => {
-                let reduction = Arc::new(Mutex::new(Some(reduction)));
-                self.under_way.lock().push_back((backward, Arc::downgrade(&reduction)));
-                pass.reductions.lock().push(reduction);
-            }
-        }
-    }
-
-    /// Registers a postponed reduction, and removes those whose gradients it includes.
-    fn put_off(&self, new: PutOff) {
-        let mut put_off = self.put_off.lock();
-        let takes = |leaf: &NodeId| new.trained.leaves.contains(leaf);
-        put_off.retain(|old| old.waits() && (old.stage != new.stage || !old.trained.leaves.iter().all(takes)));
-        put_off.push(new);
     }
 
     /// Returns the next position in forward, for a pass that trains a parameter.
-    pub(super) fn enter(&self, tied: bool) -> OrderKey {
-        // These are left over from a backward that was abandoned.
-        self.models.lock().clear();
-        self.order.enter(tied)
-    }
-
-    /// Records that the running backward trains `unit`.
-    fn trains(&self, unit: &Unit) {
-        let model = unit.model_root();
-        let mut models = self.models.lock();
-        if let Some(model) = model.filter(|model| !models.iter().any(|known| Arc::ptr_eq(known, model))) {
-            models.push(model);
-        }
-    }
-
-    /// Starts the reductions that earlier backwards postponed, for the models whose units this backward trains.
-    /// Returns the gradients of earlier reductions. A step then has all gradients, including those of units that
-    /// its last backward does not enter. Called at the end of a backward through `pass`.
-    ///
-    /// # Panics
-    /// Like [`reduce`](Self::reduce).
-    pub(super) fn reduce_waiting(&self, backward: BackwardId, pass: &UnitPass) -> Reduced {
-        let mut reduced = Reduced::new();
-        let models = mem::take(&mut *self.models.lock());
-        let is_trained = |put_off: &PutOff| {
-            let model = put_off.trained.unit().model_root();
-            model.is_some_and(|model| models.iter().any(|known| Arc::ptr_eq(known, &model)))
-        };
-        let is_due = |put_off: &PutOff| put_off.is_due() && is_trained(put_off);
-        while self.put_off.lock().iter().any(is_due) {
-            // A reduction in flight may include postponed gradients.
-            reduced.extend(self.advance(self.of(backward), backward));
-            let next = {
-                let mut put_off = self.put_off.lock();
-                put_off.retain(PutOff::waits);
-                let first = |stage| put_off.iter().position(|put_off| put_off.stage == stage && is_due(put_off));
-                let at = first(GradStage::Full).or_else(|| first(GradStage::Scattered));
-                at.map(|at| put_off.remove(at))
-            };
-            next.into_iter().for_each(|next| self.add(GradReducer::issue_waiting(next), backward, pass));
-        }
-        reduced
+    pub(super) fn register(&self, tied: bool) -> OrderKey {
+        self.reducer.begin_forward();
+        self.order.next_key(tied)
     }
 
     /// Records that forward has left the pass, and that a backward may follow. `leaf` is the pass's own leaf in the
@@ -415,60 +343,9 @@ impl BackwardScheduler {
         of_unit.next().is_some_and(|pass| pass.buffer.is_gathered_again())
     }
 
-    /// Waits for all reductions of `backward` in flight.
-    ///
-    /// # Panics
-    /// Like [`reduce`](Self::reduce).
-    pub(super) fn finish(&self, backward: BackwardId) -> Reduced {
-        let mut reduced = Reduced::new();
-        loop {
-            match self.of(backward) {
-                none if none.is_empty() => return reduced,
-                some => reduced.extend(self.advance(some, backward)),
-            }
-        }
-    }
-
     /// Returns the error behind a panic with this `text`, if the text says that a backward reached a consumed
     /// graph.
     pub(super) fn explain(&self, text: &str) -> Option<Error> {
         self.through.lock().explain(text)
-    }
-
-    /// Drops the reductions in flight of a backward that was abandoned.
-    pub(super) fn give_up(&self) {
-        self.under_way.lock().clear();
-    }
-
-    /// Removes the reductions of `backward` from the queue and returns them. Drops those whose graph is gone.
-    fn of(&self, backward: BackwardId) -> Vec<Weak<UnderWay>> {
-        let mut under_way = self.under_way.lock();
-        let alive = mem::take(&mut *under_way).into_iter().filter(|(_, reduction)| reduction.strong_count() > 0);
-        let (own, others): (Vec<_>, Vec<_>) = alive.partition(|(of, _)| *of == backward);
-        *under_way = others.into();
-        own.into_iter().map(|(_, reduction)| reduction).collect()
-    }
-
-    /// Advances these reductions by one stage, oldest first. Those that are not complete return to the front of the
-    /// queue.
-    fn advance(&self, reductions: Vec<Weak<UnderWay>>, backward: BackwardId) -> Reduced {
-        let mut reduced = Reduced::new();
-        let mut left = VecDeque::new();
-        for weak in reductions {
-            let Some(under_way) = weak.upgrade() else { continue };
-            let Some(reduction) = under_way.lock().take() else { continue };
-            match GradReducer::advance(*reduction).unwrap_or_else(|error| error.unwind()) {
-                Advanced::Done(grads) => reduced.extend(grads),
-                Advanced::PutOff(put_off) => self.put_off(put_off),
-                Advanced::UnderWay(reduction) => {
-                    *under_way.lock() = Some(reduction);
-                    left.push_back((backward, weak));
-                }
-            }
-        }
-        let mut under_way = self.under_way.lock();
-        left.append(&mut under_way);
-        *under_way = left;
-        reduced
     }
 }

@@ -5,25 +5,24 @@
 //! closed when a unit that is not inside it is opened. So units of layers that run one after another are gathered
 //! once each, as if the program had opened them.
 
-use std::cell::RefCell;
 use std::mem;
 use std::rc::Rc;
 use std::sync::{Arc, Weak};
-use std::thread;
 
 use burn::backend::{Dispatch, DispatchAutodiffContext, DispatchTensor, TensorMetadata};
 
 use super::backward_nodes::{PreBackward, one_graph};
-use super::io::TensorTree;
-use super::precision::cast;
+use super::options::cast;
 use super::recompute::context;
 use super::scope::{ForwardScope, ScopeOptions};
 use super::shards::LocalShards;
 use super::storage::UnshardedParams;
+use super::thread::thread;
 use super::unit::Unit;
 use super::unit_pass::UnitPass;
 use crate::autodiff;
 use crate::error::OrUnwind;
+use crate::tensor_tree::TensorTree;
 
 /// An entry of the stack: an open unit, or an open module that only encloses units.
 struct ActiveUnit {
@@ -45,7 +44,7 @@ enum OpenedBy {
 
 /// The units open on this thread.
 #[derive(Default)]
-struct UnitStack {
+pub(super) struct UnitStack {
     /// Open units and modules, outermost first.
     stack: Vec<ActiveUnit>,
     /// The token made last, by these units and by those opened inside them.
@@ -72,7 +71,7 @@ struct AroundBlock {
 
 impl UnitStack {
     /// Records that `scope` is entered.
-    fn enter(&mut self, scope: &ForwardScope) {
+    fn note_entered(&mut self, scope: &ForwardScope) {
         self.last = scope.token.clone().or(self.last.take());
         self.reduced += u64::from(scope.pass.is_reduced());
         if scope.again {
@@ -109,20 +108,24 @@ impl UnitStack {
         inside: Vec<(Arc<Unit>, LocalShards)>,
         by: OpenedBy,
     ) -> Option<Rc<ForwardScope>> {
-        scope.iter().for_each(|scope| self.enter(scope));
+        scope.iter().for_each(|scope| self.note_entered(scope));
         let scope = scope.map(Rc::new);
         self.stack.push(ActiveUnit { scope: scope.clone(), inside, by });
         scope
     }
 }
 
-thread_local! {
-    static OPEN: RefCell<UnitStack> = RefCell::default();
+fn stack<T>(f: impl FnOnce(&UnitStack) -> T) -> T {
+    thread(|thread| f(&thread.stack.borrow()))
+}
+
+fn stack_mut<T>(f: impl FnOnce(&mut UnitStack) -> T) -> T {
+    thread(|thread| f(&mut thread.stack.borrow_mut()))
 }
 
 /// Returns the shards of `unit`, if it belongs to a module inside an open one, and is not open itself.
 pub(super) fn shards_inside(unit: &Arc<Unit>) -> Option<LocalShards> {
-    OPEN.with_borrow(|open| {
+    stack(|open| {
         let is_open = |opened: &ActiveUnit| opened.scope.as_ref().is_some_and(|scope| scope.is_of(unit));
         if open.stack.iter().any(is_open) { None } else { open.inside(unit, |_| true) }
     })
@@ -130,12 +133,12 @@ pub(super) fn shards_inside(unit: &Arc<Unit>) -> Option<LocalShards> {
 
 /// Returns true if a unit is open, or a module that encloses units.
 pub(super) fn is_any() -> bool {
-    OPEN.with_borrow(|open| !open.stack.is_empty())
+    stack(|open| !open.stack.is_empty())
 }
 
 /// Returns true if the unit entered last is the first entered since the stack was empty.
 pub(super) fn is_first() -> bool {
-    OPEN.with_borrow(|open| open.is_first)
+    stack(|open| open.is_first)
 }
 
 /// The innermost open unit.
@@ -154,7 +157,7 @@ pub(super) fn innermost_unit() -> Option<InnermostUnit> {
         may_be_over,
         inside: inside.iter().map(|(unit, _)| unit.clone()).collect(),
     };
-    OPEN.with_borrow(|open| {
+    stack(|open| {
         let opened = open.in_block().iter().rev();
         let by = |opened: &ActiveUnit| matches!(opened.by, OpenedBy::Read);
         let mut scopes = opened.filter_map(|opened| Some(of(opened.scope.as_ref()?, by(opened), &opened.inside)));
@@ -165,7 +168,7 @@ pub(super) fn innermost_unit() -> Option<InnermostUnit> {
 
 /// Calls `f` on the open scopes, innermost first, and returns its first result that is not `None`.
 pub(super) fn find<T>(f: impl FnMut(&Rc<ForwardScope>) -> Option<T>) -> Option<T> {
-    OPEN.with_borrow(|open| {
+    stack(|open| {
         let around = open.around_block.iter().flat_map(|around| around.scopes.iter().rev());
         open.in_block().iter().rev().filter_map(|opened| opened.scope.as_ref()).chain(around).find_map(f)
     })
@@ -186,17 +189,17 @@ pub(super) fn passes_of(units: &[Arc<Unit>]) -> Vec<(Arc<UnitPass>, LocalShards)
 
 /// Returns the pass through the innermost open unit.
 pub(super) fn innermost_pass() -> Option<Arc<UnitPass>> {
-    OPEN.with_borrow(UnitStack::innermost)
+    stack(UnitStack::innermost)
 }
 
 /// Returns the token made last, by the open units and by those opened inside them.
 pub(super) fn last_token() -> Option<DispatchTensor> {
-    OPEN.with_borrow(|open| open.last.clone())
+    stack(|open| open.last.clone())
 }
 
 /// Makes `token` the last one.
 pub(super) fn set_last_token(token: DispatchTensor) {
-    OPEN.with_borrow_mut(|open| open.last = Some(token));
+    stack_mut(|open| open.last = Some(token));
 }
 
 /// Guard that exists while a checkpointed block computes. Dropping it restores the stack.
@@ -210,7 +213,7 @@ enum Restored {
 impl InBlock {
     /// Begins the first computation of a block, in forward. The block reads open units through `scopes`.
     pub(super) fn first(scopes: Vec<Rc<ForwardScope>>) -> Self {
-        OPEN.with_borrow_mut(|open| {
+        stack_mut(|open| {
             let depth = open.stack.len();
             Self(Restored::AroundBlock(open.around_block.replace(AroundBlock { depth, scopes })))
         })
@@ -220,31 +223,32 @@ impl InBlock {
     /// them through `scopes`.
     pub(super) fn again(scopes: Vec<Rc<ForwardScope>>) -> Self {
         let around_block = Some(AroundBlock { depth: 0, scopes });
-        Self(Restored::All(Box::new(OPEN.replace(UnitStack { around_block, ..UnitStack::default() }))))
+        let inside = UnitStack { around_block, ..UnitStack::default() };
+        Self(Restored::All(Box::new(stack_mut(|open| mem::replace(open, inside)))))
     }
 }
 
 impl Drop for InBlock {
     fn drop(&mut self) {
         match mem::replace(&mut self.0, Restored::AroundBlock(None)) {
-            Restored::AroundBlock(around) => OPEN.with_borrow_mut(|open| open.around_block = around),
-            Restored::All(open) => drop(OPEN.replace(*open)),
+            Restored::AroundBlock(around) => stack_mut(|open| open.around_block = around),
+            Restored::All(open) => drop(stack_mut(|inside| mem::replace(inside, *open))),
         }
     }
 }
 
 /// Makes the token of `scope`, which does not stay open, the last one of the enclosing units.
 pub(super) fn follow(scope: &ForwardScope) {
-    OPEN.with_borrow_mut(|open| {
+    stack_mut(|open| {
         if !open.stack.is_empty() {
-            open.enter(scope);
+            open.note_entered(scope);
         }
     });
 }
 
 /// Returns the options with which the program opens `unit` at this point.
 pub(super) fn opening(unit: &Unit) -> ScopeOptions {
-    OPEN.with_borrow(|open| ScopeOptions {
+    stack(|open| ScopeOptions {
         kept: unit.kept(),
         stored: false,
         lone: false,
@@ -260,11 +264,11 @@ pub(super) fn opening(unit: &Unit) -> ScopeOptions {
 /// Opens the unit on those shards for which `holds` returns true, if a module around the unit's own is open. The
 /// unit stays open until another unit is read, or that module is left.
 pub(super) fn by_read(unit: &Arc<Unit>, holds: impl Fn(&LocalShards) -> bool) -> Option<Rc<ForwardScope>> {
-    let shards = OPEN.with_borrow(|open| open.inside(unit, holds))?;
+    let shards = stack(|open| open.inside(unit, holds))?;
     close_read(unit);
     let (scope, ()) = ForwardScope::open(unit, shards, ScopeOptions { by_read: true, ..opening(unit) }, ()).or_unwind();
     scope.pass.buffer.gather().or_unwind();
-    OPEN.with_borrow_mut(|open| open.push(Some(scope), Vec::new(), OpenedBy::Read))
+    stack_mut(|open| open.push(Some(scope), Vec::new(), OpenedBy::Read))
 }
 
 /// Closes the innermost units that were opened by reads, except those that enclose `unit` or have the same modules.
@@ -274,7 +278,7 @@ pub(super) fn close_read(unit: &Unit) {
         let stays = |opened: &Unit| opened.encloses(unit) || opened.is_sibling_of(unit);
         scope.is_some_and(|scope| !stays(scope.pass.buffer.unit()))
     };
-    while let Some(closed) = OPEN.with_borrow_mut(|open| open.stack.pop_if(done)) {
+    while let Some(closed) = stack_mut(|open| open.stack.pop_if(done)) {
         closed.scope.iter().for_each(|scope| scope.close(true));
     }
 }
@@ -289,7 +293,7 @@ pub(super) enum UnitEntry {
 }
 
 /// Returns the next action for a module of `unit` that is entered with these shards.
-pub(super) fn member(unit: &Arc<Unit>, shards: LocalShards) -> UnitEntry {
+pub(super) fn entry_of(unit: &Arc<Unit>, shards: LocalShards) -> UnitEntry {
     if !unit.is_group() {
         return UnitEntry::Opens { all: shards, one: None };
     }
@@ -299,11 +303,11 @@ pub(super) fn member(unit: &Arc<Unit>, shards: LocalShards) -> UnitEntry {
         let scope = opened.scope.as_ref().filter(|_| matches!(opened.by, OpenedBy::Member(_)));
         scope.is_some_and(|scope| scope.is_of(unit) && has(&scope.shards))
     };
-    let at = OPEN.with_borrow(|open| {
+    let at = stack(|open| {
         let around = open.stack.len() - open.in_block().len();
         open.in_block().iter().rposition(is_this).map(|at| around + at)
     });
-    let all = || OPEN.with_borrow(|open| open.inside(unit, has));
+    let all = || stack(|open| open.inside(unit, has));
     match at {
         Some(at) => UnitEntry::Joins { at, shards },
         None => match all() {
@@ -315,8 +319,8 @@ pub(super) fn member(unit: &Arc<Unit>, shards: LocalShards) -> UnitEntry {
 
 /// Opens a group unit until each of its modules has run, or the enclosing unit is left. Returns its index on the
 /// stack.
-pub(super) fn begin(scope: ForwardScope) -> usize {
-    OPEN.with_borrow_mut(|open| {
+pub(super) fn open_group(scope: ForwardScope) -> usize {
+    stack_mut(|open| {
         let all = (0..scope.shards.members.len()).collect();
         open.push(Some(scope), Vec::new(), OpenedBy::Member(all));
         open.stack.len() - 1
@@ -338,7 +342,7 @@ pub(super) struct UnitGuard {
 impl UnitGuard {
     /// Opens a unit with the units inside it, or, without `scope`, a module that only encloses units.
     pub(super) fn new(scope: Option<ForwardScope>, inside: Vec<(Arc<Unit>, LocalShards)>) -> Self {
-        OPEN.with_borrow_mut(|open| {
+        stack_mut(|open| {
             let (depth, reduced) = (open.stack.len(), open.reduced);
             open.push(scope, inside, OpenedBy::Program);
             Self { depth, reduced, member_of: None, ended: None }
@@ -357,7 +361,7 @@ impl UnitGuard {
     /// module.
     fn has_run(&mut self) -> Option<Rc<ForwardScope>> {
         let (at, shards) = self.member_of.as_ref()?;
-        OPEN.with_borrow_mut(|open| {
+        stack_mut(|open| {
             let ActiveUnit { scope, by: OpenedBy::Member(left), .. } = &mut open.stack[*at] else { return None };
             let scope = scope.clone()?;
             left.retain(|&position| !shards.members.contains(&scope.shards.members[position]));
@@ -370,8 +374,8 @@ impl UnitGuard {
     /// [`backward_nodes`](super::backward_nodes).
     pub(super) fn leave<O: TensorTree>(mut self, output: O) -> O {
         let of_several = self.has_run();
-        let (scope, last, trains) = OPEN
-            .with_borrow(|open| (open.stack[self.depth].scope.clone(), open.last.clone(), open.reduced > self.reduced));
+        let (scope, last, trains) =
+            stack(|open| (open.stack[self.depth].scope.clone(), open.last.clone(), open.reduced > self.reduced));
         let scope = scope.or(of_several);
         let trains = trains || scope.as_ref().is_some_and(|scope| scope.pass.is_reduced());
         let mut tracked = false;
@@ -403,7 +407,7 @@ impl UnitGuard {
 
 impl Drop for UnitGuard {
     fn drop(&mut self) {
-        let (closed, last) = OPEN.with_borrow_mut(|open| {
+        let (closed, last) = stack_mut(|open| {
             let closed = open.stack.split_off(self.depth.min(open.stack.len()));
             if let (Some(_), Some((at, _))) = (&self.ended, &self.member_of) {
                 open.stack[*at].scope = None;
@@ -415,7 +419,7 @@ impl Drop for UnitGuard {
             (closed, is_over.then(|| open.last.take()))
         });
         // A rank that unwinds issues no collective, because other ranks may not have reached this point.
-        let backward = !thread::panicking();
+        let backward = !std::thread::panicking();
         let scopes = closed.iter().rev().filter_map(|opened| opened.scope.as_ref());
         scopes.chain(&self.ended).for_each(|scope| scope.close(backward));
         // A block that is being recomputed does not use prefetched parameters, so it drops none.

@@ -29,7 +29,8 @@ use burn::tensor::Tensor;
 
 use super::FsdpError;
 use crate::Result;
-use crate::param::{TensorTree, unshared};
+use crate::param::unshared;
+use crate::tensor_tree::TensorTree;
 
 use measure::{Measured, Verdict};
 use ranks::Ranks;

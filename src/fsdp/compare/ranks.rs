@@ -15,8 +15,9 @@ use crate::Result;
 use crate::autodiff;
 use crate::comm::{Call, Communicator, ShardedTensor};
 use crate::fsdp::FsdpError;
-use crate::param::{ModelScan, ParamError, TensorTree, plain};
+use crate::param::{ModelScan, ParamError, plain};
 use crate::placement::ShardSizes;
+use crate::tensor_tree::TensorTree;
 
 /// The ranks that compare a model.
 pub(super) struct Ranks {

@@ -9,17 +9,20 @@
 //! is recomputed, the nested one runs its own first run and later its own recomputation.
 
 use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
 use std::mem;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use burn::backend::DispatchTensor;
+use burn::backend::autodiff::NodeId;
+use burn::backend::{Dispatch, DispatchTensor};
 
-use super::leaves::{KnownLeaves, Leaves};
-use crate::autodiff::BackwardId;
-use crate::param::unit_pass::{Reduced, UnitPass};
+use crate::autodiff::{self, BackwardId};
+use crate::param::reduction::Reduced;
+use crate::param::thread::thread;
+use crate::param::unit_pass::UnitPass;
 
-struct RecomputeContext {
+pub(crate) struct RecomputeContext {
     /// The passes that were recorded in the first run, or that the recomputation reuses.
     passes: RefCell<Vec<Arc<UnitPass>>>,
     /// State of the recomputation; `None` in the first run.
@@ -38,32 +41,28 @@ struct RecomputePass {
     reduced: RefCell<Reduced>,
 }
 
-thread_local! {
-    static FRAME: RefCell<Option<Rc<RecomputeContext>>> = const { RefCell::new(None) };
-}
-
 fn current<T>(f: impl FnOnce(&RecomputeContext) -> T) -> Option<T> {
-    let frame = FRAME.with_borrow(Clone::clone)?;
-    Some(f(&frame))
+    let block = thread(|thread| thread.block.borrow().clone())?;
+    Some(f(&block))
 }
 
 /// Returns true if a checkpointed block is running on this thread.
-pub(in crate::param) fn is_any() -> bool {
-    FRAME.with_borrow(Option::is_some)
+pub(crate) fn is_any() -> bool {
+    thread(|thread| thread.block.borrow().is_some())
 }
 
 /// Returns true if the innermost block is in its first run.
-pub(in crate::param) fn is_first() -> bool {
-    FRAME.with_borrow(|frame| frame.as_ref().is_some_and(|frame| frame.again.is_none()))
+pub(crate) fn is_first() -> bool {
+    thread(|thread| thread.block.borrow().as_ref().is_some_and(|block| block.again.is_none()))
 }
 
 /// Returns a leaf of the private graph if the innermost block is being recomputed.
-pub(in crate::param) fn anchor() -> Option<DispatchTensor> {
-    current(|frame| frame.again.as_ref().map(|again| again.anchor.clone())).flatten()
+pub(crate) fn anchor() -> Option<DispatchTensor> {
+    current(|block| block.again.as_ref().map(|again| again.anchor.clone())).flatten()
 }
 
 /// Pass of the unit that is entered next.
-pub(in crate::param) enum Next {
+pub(crate) enum Next {
     /// A new pass.
     New,
     /// A pass that forward recorded.
@@ -73,25 +72,25 @@ pub(in crate::param) enum Next {
 }
 
 /// Returns the pass for the unit that is entered next.
-pub(in crate::param) fn next() -> Next {
+pub(crate) fn next() -> Next {
     current(RecomputeContext::next).unwrap_or(Next::New)
 }
 
 /// Records a pass that is entered for the first time.
-pub(in crate::param) fn record(pass: &Arc<UnitPass>) {
-    current(|frame| frame.passes.borrow_mut().push(pass.clone()));
+pub(crate) fn record(pass: &Arc<UnitPass>) {
+    current(|block| block.passes.borrow_mut().push(pass.clone()));
 }
 
 /// Returns the backward that the program called: that of the running recomputation, or `own` if no block is being
 /// recomputed. `own` is the backward to which the calling step belongs.
-pub(in crate::param) fn backward(own: BackwardId) -> BackwardId {
-    current(|frame| frame.again.as_ref().map(|again| again.backward)).flatten().unwrap_or(own)
+pub(crate) fn backward(own: BackwardId) -> BackwardId {
+    current(|block| block.again.as_ref().map(|again| again.backward)).flatten().unwrap_or(own)
 }
 
 /// Keeps gradients for the enclosing graph if the innermost block is being recomputed. Otherwise returns them.
-pub(in crate::param) fn keep(reduced: Reduced) -> Option<Reduced> {
-    let frame = FRAME.with_borrow(Clone::clone);
-    match frame.as_ref().and_then(|frame| frame.again.as_ref()) {
+pub(crate) fn keep(reduced: Reduced) -> Option<Reduced> {
+    let block = thread(|thread| thread.block.borrow().clone());
+    match block.as_ref().and_then(|block| block.again.as_ref()) {
         Some(again) => {
             again.reduced.borrow_mut().extend(reduced);
             None
@@ -101,9 +100,9 @@ pub(in crate::param) fn keep(reduced: Reduced) -> Option<Reduced> {
 }
 
 /// Returns true if the innermost block is being recomputed and the pass was entered outside it.
-pub(in crate::param) fn is_outside(pass: &Arc<UnitPass>) -> bool {
-    let is_inside = |frame: &RecomputeContext| frame.passes.borrow().iter().any(|inside| Arc::ptr_eq(inside, pass));
-    current(|frame| frame.again.is_some() && !is_inside(frame)).unwrap_or(false)
+pub(crate) fn is_outside(pass: &Arc<UnitPass>) -> bool {
+    let is_inside = |block: &RecomputeContext| block.passes.borrow().iter().any(|inside| Arc::ptr_eq(inside, pass));
+    current(|block| block.again.is_some() && !is_inside(block)).unwrap_or(false)
 }
 
 impl RecomputeContext {
@@ -125,7 +124,7 @@ impl RecomputeContext {
 
 /// Guard of a running block: the block is the innermost one of its thread until the guard is dropped.
 pub(super) struct RecomputeGuard {
-    frame: Rc<RecomputeContext>,
+    block: Rc<RecomputeContext>,
     _leaves: KnownLeaves,
 }
 
@@ -147,32 +146,69 @@ impl RecomputeGuard {
     }
 
     fn new(passes: Vec<Arc<UnitPass>>, again: Option<RecomputePass>, leaves: Leaves) -> Self {
-        let frame = FRAME.with_borrow_mut(|frame| {
-            let inside = Rc::new(RecomputeContext { passes: RefCell::new(passes), again, around: frame.take() });
-            frame.insert(inside).clone()
+        let block = thread(|thread| {
+            let mut block = thread.block.borrow_mut();
+            let inside = RecomputeContext { passes: RefCell::new(passes), again, around: block.take() };
+            block.insert(Rc::new(inside)).clone()
         });
-        Self { frame, _leaves: KnownLeaves::new(leaves) }
+        Self { block, _leaves: KnownLeaves::new(leaves) }
     }
 
     /// Returns the passes that were entered.
     pub(super) fn passes(&self) -> Vec<Arc<UnitPass>> {
-        self.frame.passes.borrow().clone()
+        self.block.passes.borrow().clone()
     }
 
     /// Returns true if the recomputation has entered as many passes as the first run.
     pub(super) fn has_entered_all(&self) -> bool {
-        let entered = self.frame.again.as_ref().map_or(0, |again| again.entered.get());
-        entered == self.frame.passes.borrow().len()
+        let entered = self.block.again.as_ref().map_or(0, |again| again.entered.get());
+        entered == self.block.passes.borrow().len()
     }
 
     /// Takes the gradients for leaves outside the block.
     pub(super) fn take_reduced(&self) -> Reduced {
-        self.frame.again.as_ref().map(|again| mem::take(&mut *again.reduced.borrow_mut())).unwrap_or_default()
+        self.block.again.as_ref().map(|again| mem::take(&mut *again.reduced.borrow_mut())).unwrap_or_default()
     }
 }
 
 impl Drop for RecomputeGuard {
     fn drop(&mut self) {
-        FRAME.set(self.frame.around.clone());
+        thread(|thread| thread.block.replace(self.block.around.clone()));
+    }
+}
+
+/// Leaf of each copy.
+pub(crate) type Leaves = Arc<HashMap<NodeId, NodeId>>;
+
+/// Returns the leaf that receives the gradient of this shard, or `None` if the shard is frozen.
+pub(crate) fn trained(base: &DispatchTensor) -> Option<NodeId> {
+    let node = autodiff::node_id(base.clone())?;
+    leaf_of(node).or_else(|| Dispatch::is_tracked(base).then_some(node))
+}
+
+/// Returns the node that identifies a stored shard, also if `base` is a copy of it. Returns `None` without
+/// autodiff.
+pub(crate) fn node_id(base: &DispatchTensor) -> Option<NodeId> {
+    let node = autodiff::node_id(base.clone())?;
+    Some(leaf_of(node).unwrap_or(node))
+}
+
+fn leaf_of(copy: NodeId) -> Option<NodeId> {
+    thread(|thread| thread.copied.borrow().iter().rev().find_map(|leaves| leaves.get(&copy).copied()))
+}
+
+/// Guard that registers a block's copies on this thread until it is dropped.
+pub(super) struct KnownLeaves;
+
+impl KnownLeaves {
+    pub(super) fn new(leaves: Leaves) -> Self {
+        thread(|thread| thread.copied.borrow_mut().push(leaves));
+        Self
+    }
+}
+
+impl Drop for KnownLeaves {
+    fn drop(&mut self) {
+        thread(|thread| thread.copied.borrow_mut().pop());
     }
 }

@@ -14,12 +14,12 @@ use burn::backend::{AutodiffBackend, Dispatch, DispatchTensor};
 use burn::module::{Module, ModuleMapper, Param, Reparameterization};
 use burn::tensor::Tensor;
 
-use super::leaves::Leaves;
+use super::context::Leaves;
 use crate::Result;
 use crate::autodiff::{self, node_id};
 use crate::param::buffers::unshared;
 use crate::param::distributed::DistributedParameter;
-use crate::param::states::copying;
+use crate::param::distributed::copying;
 
 /// Returns an untracked tensor with the same memory and device.
 pub(super) fn untracked(tensor: DispatchTensor) -> DispatchTensor {

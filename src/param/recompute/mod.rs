@@ -11,23 +11,16 @@
 //! passed to their units as usual. Units inside the block are entered once: the recomputation uses the passes that
 //! forward recorded.
 
-pub(in crate::param) mod context;
-mod detached;
-pub(in crate::param) mod leaves;
-mod region;
-mod rng;
-
 use std::any::type_name;
 use std::rc::Rc;
 use std::sync::Arc;
 
 use burn::backend::{AutodiffBackend, Dispatch, DispatchAutodiffContext, DispatchTensor, TensorMetadata};
 use burn::module::{Module, ModuleVisitor, Param};
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{DType, Device, Distribution, Tensor};
 
 use super::backward_nodes::nothing;
-use super::enter::{Scoped, in_unit};
-use super::io::TensorTree;
+use super::forward::{ModuleUnits, in_unit};
 use super::panicked::noting_panics;
 use super::scope::ForwardScope;
 use super::shards::{LocalShards, plain};
@@ -38,12 +31,17 @@ use super::visit::walk;
 use super::{DistributedParameter, ParamError};
 use crate::Error;
 use crate::autodiff::{self, BackwardId};
+use crate::dtensor::ops::random::{self, RngState};
 use crate::error::OrUnwind;
-use crate::memory::digests;
+use crate::memory::{digests, is_host};
+use crate::tensor_tree::TensorTree;
 use context::RecomputeGuard;
 use detached::{DetachedModule, leaf, untracked};
 use region::{Recompute, RecomputeRegion, Recomputed, backward_from};
-use rng::SavedRngState;
+
+pub(crate) mod context;
+mod detached;
+mod region;
 
 /// [`unit`](fn@super::unit) with activation checkpointing: keeps only the input of `forward`, and recomputes
 /// everything else in backward.
@@ -68,14 +66,14 @@ use rng::SavedRngState;
 /// ```
 ///
 /// It also checkpoints a module that is not sharded. For units,
-/// [`FsdpModule::set_activation_checkpointing`](super::FsdpModule::set_activation_checkpointing) turns
+/// [`FsdpModule::set_activation_checkpointing`](crate::fsdp::FsdpModule::set_activation_checkpointing) turns
 /// checkpointing off and on, optionally by path patterns. If nothing is tracked, it is equivalent to
 /// [`unit`](fn@super::unit).
 ///
 /// Backward gathers each unit once, for both the recomputation and the gradients, and reduces it in the same order
 /// as without checkpointing. This holds for units inside the block, however they are entered, and for enclosing
 /// units whose weights the block reads. Backward gathers the units that a block reads even if
-/// [`FsdpModule::set_unshard_in_backward`](super::FsdpModule::set_unshard_in_backward) is off. Blocks may be
+/// [`FsdpModule::set_unshard_in_backward`](crate::fsdp::FsdpModule::set_unshard_in_backward) is off. Blocks may be
 /// nested, and one block may run several times.
 ///
 /// Every tracked tensor that the block uses must be in `input` or a parameter of `module`: other captured tensors
@@ -172,7 +170,7 @@ impl ModuleVisitor for RegionInputs {
             Some(offloaded) => drop(self.device.get_or_insert_with(|| offloaded.device().clone())),
             None => self.see(&base),
         }
-        self.trains |= leaves::trained(&base).is_some();
+        self.trains |= context::trained(&base).is_some();
     }
 }
 
@@ -261,7 +259,7 @@ where
 /// Runs `forward` with access to the units of modules inside. Also returns the last post-backward node that was
 /// created inside.
 fn run<M: Module, I, O>(module: &M, input: I, forward: impl Fn(&M, I) -> O) -> (O, Option<DispatchTensor>) {
-    let Some(Scoped { inside, .. }) = Scoped::of(module).or_unwind() else {
+    let Some(ModuleUnits { inside, .. }) = ModuleUnits::of(module).or_unwind() else {
         return (forward(module, input), None);
     };
     let _open = UnitGuard::new(None, inside);
@@ -348,5 +346,66 @@ where
         let inputs = inputs.iter().map(&mut grad).collect();
         let leaves = grown.into_iter().filter_map(|(of, grown)| Some((of, grad(&grown)?))).collect();
         Recomputed { inputs, leaves, reduced: computing.take_reduced() }
+    }
+}
+
+/// State of random numbers at the start of a block: that of the thread's [stream](random), and the seed of burn's
+/// own state.
+///
+/// burn's state can be seeded, but not read. So each block reseeds it with a number that is drawn from it. On
+/// devices other than the CPU, reading that number would wait for the device, so it is drawn from the thread's
+/// stream instead.
+pub(super) struct SavedRngState {
+    stream: Option<RngState>,
+    device: Device,
+    seed: u64,
+}
+
+impl SavedRngState {
+    /// Saves the state and reseeds burn's, when a block starts on a device without autodiff.
+    pub(super) fn start(device: Device) -> Self {
+        let stream = random::started();
+        let seed = next_seed(&device);
+        device.seed(seed);
+        Self { stream, device, seed }
+    }
+
+    /// Restores the saved state for the recomputation of the block. Dropping the returned guard ends the replay.
+    pub(super) fn replay(self) -> Replayed {
+        let Self { stream, device, seed } = self;
+        let after = if is_host(&device) { next_seed(&device) } else { random::fold_in(seed, 1) };
+        let replayed = Replayed { stream: random::started(), device, seed: after };
+        random::restart(stream);
+        if !is_host(&replayed.device) {
+            // The first run drew the block's seed from the stream, so the replay does too.
+            next_seed(&replayed.device);
+        }
+        replayed.device.seed(seed);
+        replayed
+    }
+}
+
+/// Draws a seed for burn's state.
+fn next_seed(device: &Device) -> u64 {
+    match is_host(device) {
+        true => {
+            let drawn = Tensor::<1>::random([1], Distribution::Default, (device, DType::F64));
+            drawn.into_scalar::<f64>().to_bits()
+        }
+        false => random::next_device_seed(),
+    }
+}
+
+/// Guard of a replay. When it is dropped, the random state continues as if there had been no replay.
+pub(super) struct Replayed {
+    stream: Option<RngState>,
+    device: Device,
+    seed: u64,
+}
+
+impl Drop for Replayed {
+    fn drop(&mut self) {
+        random::restart(self.stream);
+        self.device.seed(self.seed);
     }
 }

@@ -18,10 +18,11 @@ use burn::backend::{AutodiffBackend, Dispatch, DispatchTensor};
 use parking_lot::Mutex;
 
 use crate::autodiff::{self, BackwardId, BackwardStep, GraphOp};
+use crate::param::backward_nodes::own_leaf;
 use crate::param::backward_nodes::{Like, RootPostBackward, give, nothing, one_graph, reduce};
+use crate::param::reduction::Reduced;
 use crate::param::scope::pad;
-use crate::param::sweep::own_leaf;
-use crate::param::unit_pass::{Reduced, UnitPass};
+use crate::param::unit_pass::UnitPass;
 
 /// Recomputation of a block.
 pub(super) trait Recompute: Send {

@@ -8,17 +8,17 @@ use parking_lot::Mutex;
 use smallvec::SmallVec;
 
 use super::placing::persistent_copy;
-use super::slots::{Refill, Storage};
+use super::placing::{Refill, Storage};
 use super::unshard_state::{GatherOrigin, StoredWeight, UnshardState};
 use crate::comm::CommError;
-use crate::param::pending_all_gather::PendingAllGather;
+use crate::param::collectives::PendingAllGather;
 use crate::param::shards::{LocalShards, LocalShardsId};
 
 /// Weights of a pass, some of them in evictable storage.
-pub(super) type Weights = Vec<StoredWeight<dyn Storage, DispatchTensor>>;
+pub(crate) type Weights = Vec<StoredWeight<dyn Storage, DispatchTensor>>;
 
 /// One unsharded copy of some parameters of a unit.
-pub(in super::super) struct UnshardedCopy {
+pub(crate) struct UnshardedCopy {
     /// The shards that it is gathered from. An optimizer step replaces the shards, which makes the copy stale.
     shards: LocalShardsId,
     pub(super) state: UnshardState<PendingAllGather, dyn Storage, DispatchTensor>,
@@ -28,7 +28,7 @@ pub(in super::super) struct UnshardedCopy {
 }
 
 /// Gathers the parameters of a copy for backward.
-pub(in super::super) trait Regather: Send + Sync {
+pub(crate) trait Regather: Send + Sync {
     /// Posts the all-gather for backward of parameters that are freed by hand.
     fn post_again(&self) -> PendingAllGather;
 
@@ -59,13 +59,13 @@ impl UnshardedCopy {
     }
 
     /// Waits for the all-gather for backward, if one was posted. Later calls return at once.
-    pub(super) fn fill(&self) {
+    pub(crate) fn fill(&self) {
         let Some(gatherer) = self.gatherer() else { return };
         self.state.refill(|gathering, is_started| gatherer.wait_again(gathering, is_started), Storage::fill);
     }
 
     /// Returns the weight at `position` for backward: see [`UnshardState::again`].
-    pub(super) fn again(&self, position: usize, shared: bool) -> Option<DispatchTensor> {
+    pub(crate) fn again(&self, position: usize, shared: bool) -> Option<DispatchTensor> {
         let gatherer = self.gatherer()?;
         let wait = |gathering, is_started| gatherer.wait_again(gathering, is_started);
         self.state.again(position, shared, wait, Storage::fill)
@@ -75,7 +75,7 @@ impl UnshardedCopy {
     ///
     /// # Panics
     /// Unwinds with the gatherer's error if the program turned the unit's all-gather in backward off.
-    pub(super) fn check_gathered(&self) {
+    pub(crate) fn check_gathered(&self) {
         if self.state.is_released() {
             self.gatherer().inspect(|gatherer| gatherer.refuse());
         }
@@ -106,7 +106,7 @@ impl Refill for UnshardedCopy {
 
 /// The unsharded copies of a unit's parameters: those that passes use, and one or more that the next forward will use.
 #[derive(Debug, Default)]
-pub(in super::super) struct UnshardedCopies(Mutex<SmallVec<[Arc<UnshardedCopy>; 1]>>);
+pub(crate) struct UnshardedCopies(Mutex<SmallVec<[Arc<UnshardedCopy>; 1]>>);
 
 impl UnshardedCopies {
     /// Returns the copy for a pass that begins, and counts the pass. It is the copy that was gathered or kept for these
@@ -114,7 +114,7 @@ impl UnshardedCopies {
     ///
     /// A copy that other passes use is returned only to a pass that `joins` them. Any other pass gets a new copy, with
     /// the weights to store in it, in persistent memory.
-    pub(in super::super) fn begin_pass(
+    pub(crate) fn begin_pass(
         &self,
         shards: &LocalShards,
         joins: bool,
@@ -138,29 +138,26 @@ impl UnshardedCopies {
     }
 
     /// Creates the copy of a pass that finds no other, and that no other finds.
-    pub(in super::super) fn private(
-        shards: &LocalShards,
-        gatherer: &Arc<impl Regather + 'static>,
-    ) -> Arc<UnshardedCopy> {
+    pub(crate) fn private(shards: &LocalShards, gatherer: &Arc<impl Regather + 'static>) -> Arc<UnshardedCopy> {
         let copy = UnshardedCopy::new(shards, UnshardState::new());
         copy.begin_pass(gatherer);
         copy
     }
 
     /// Returns true if the next forward over these shards finds parameters that passes have left.
-    pub(in super::super) fn has_left(&self, shards: &LocalShards) -> bool {
+    pub(crate) fn has_left(&self, shards: &LocalShards) -> bool {
         self.0.lock().iter().any(|copy| copy.is_left_or_open() && copy.shards.is_of(shards))
     }
 
     /// Returns true if the next forward over these shards finds an all-gather or parameters. Without `posted`, an
     /// all-gather that was only posted does not count.
-    pub(in super::super) fn has(&self, shards: &LocalShards, posted: bool) -> bool {
+    pub(crate) fn has(&self, shards: &LocalShards, posted: bool) -> bool {
         let counts = |copy: &UnshardedCopy| copy.is_for_next() && (posted || !copy.is_posted());
         self.0.lock().iter().any(|copy| counts(copy) && copy.shards.is_of(shards))
     }
 
     /// Changes the origin of an all-gather that was posted for these shards. Returns false if there is none.
-    pub(in super::super) fn promote(&self, shards: &LocalShards, origin: GatherOrigin) -> Option<bool> {
+    pub(crate) fn promote(&self, shards: &LocalShards, origin: GatherOrigin) -> Option<bool> {
         let copies = self.0.lock();
         let posted = copies.iter().find(|copy| copy.is_posted() && copy.shards.is_of(shards))?;
         posted.state.gathering(|gathering, before| {
@@ -171,14 +168,14 @@ impl UnshardedCopies {
 
     /// Stores an all-gather for the next forward over these shards. It replaces those of other forwards, and what passes
     /// have left.
-    pub(in super::super) fn gather(&self, shards: &LocalShards, gathering: PendingAllGather, origin: GatherOrigin) {
+    pub(crate) fn gather(&self, shards: &LocalShards, gathering: PendingAllGather, origin: GatherOrigin) {
         let mut copies = self.0.lock();
         remove(&mut copies, |copy| copy.state.is_idle());
         copies.push(UnshardedCopy::new(shards, UnshardState::starting(gathering, origin)));
     }
 
     /// Drops what the running forward has prefetched and not used.
-    pub(in super::super) fn forget_prefetched(&self) {
+    pub(crate) fn forget_prefetched(&self) {
         let is_prefetched = |copy: &UnshardedCopy| {
             copy.state.is_idle() && matches!(copy.origin(), Some(GatherOrigin::Prefetch | GatherOrigin::Posted))
         };
@@ -186,7 +183,7 @@ impl UnshardedCopies {
     }
 
     /// Returns true if the next forward would not wait for other ranks.
-    pub(in super::super) fn is_ready(&self) -> bool {
+    pub(crate) fn is_ready(&self) -> bool {
         let is_ready = |copy: &Arc<UnshardedCopy>| {
             copy.state.is_open()
                 || copy.state.gathering(|gathering, origin| *origin != GatherOrigin::Posted && gathering.is_complete())
@@ -196,7 +193,7 @@ impl UnshardedCopies {
     }
 
     /// Waits for the all-gathers that `unshard` or a prefetch started. One that fails is dropped.
-    pub(in super::super) fn wait(&self) -> Result<(), CommError> {
+    pub(crate) fn wait(&self) -> Result<(), CommError> {
         let copies = self.0.lock().clone();
         let is_waited_for = |copy: &&Arc<UnshardedCopy>| !copy.is_posted();
         let waited =
@@ -209,7 +206,7 @@ impl UnshardedCopies {
     }
 
     /// Drops what no pass uses, and frees what passes keep for backward.
-    pub(in super::super) fn reshard(&self) {
+    pub(crate) fn reshard(&self) {
         let mut copies = self.0.lock();
         remove(&mut copies, |copy| copy.state.is_idle());
         let used = copies.clone();
@@ -218,14 +215,14 @@ impl UnshardedCopies {
     }
 
     /// Ends a pass that uses `copy`. `in_forward` is true if forward has not left the pass.
-    pub(super) fn end_pass(&self, copy: &Arc<UnshardedCopy>, in_forward: bool) {
+    pub(crate) fn end_pass(&self, copy: &Arc<UnshardedCopy>, in_forward: bool) {
         copy.state.end_pass(in_forward);
         self.settle(copy);
     }
 
     /// Called when a pass has left or ended. Keeps the copy for the next forward over its shards, in place of any other
     /// that no pass uses, or drops the unit's reference to a copy that no pass uses any more.
-    pub(super) fn settle(&self, copy: &Arc<UnshardedCopy>) {
+    pub(crate) fn settle(&self, copy: &Arc<UnshardedCopy>) {
         let mut copies = self.0.lock();
         let is_idle = copy.state.is_idle();
         if !copy.is_for_next() {

@@ -10,7 +10,7 @@ use burn::backend::DispatchTensor;
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
-use super::slots;
+use super::placing::Storage;
 use crate::memory::cube::{AllocationOffset, EvictableAllocation, id, primitive};
 
 /// One allocation that contains gathered weights.
@@ -54,7 +54,7 @@ impl UnitAllocations {
     }
 }
 
-impl slots::Storage for CubeStorage {
+impl Storage for CubeStorage {
     fn release(&self) {
         let mut state = self.state.lock();
         if *state == StorageState::Full {

@@ -8,8 +8,8 @@ use burn::backend::{BackendTensor, DispatchAutodiffContext, DispatchTensor, Disp
 use burn::tensor::{Bytes, DType, Shape};
 use burn_std::{AccessError, AccessPolicy, AllocationController, AllocationProperty};
 
+use super::placing::{Refill, Storage};
 use super::slot::{self, StorageMemory, StorageReadError};
-use super::slots::{self, Refill};
 use crate::memory::flex as memory;
 
 /// Evictable storage of one gathered weight.
@@ -35,7 +35,7 @@ impl std::fmt::Debug for FlexStorage {
     }
 }
 
-impl slots::Storage for FlexStorage {
+impl Storage for FlexStorage {
     fn release(&self) {
         slot::EvictableStorage::evict(self);
     }

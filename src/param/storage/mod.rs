@@ -1,7 +1,6 @@
-//! [`UnshardedParams`]: owner of a unit's unsharded parameters and gradients during one forward and its backward.
+//! [`UnshardedParams`]: owner of a unit's unsharded parameters during one forward and its backward.
 //!
-//! A unit's weights are unsharded in forward and a second time in backward, and its gradients until they are
-//! reduced. Scopes, passes and autodiff nodes hold an `UnshardedParams` and use only the operations below. How the
+//! A unit's weights are unsharded in forward and a second time in backward. Scopes, passes and autodiff nodes hold an `UnshardedParams` and use only the operations below. How the
 //! memory is allocated, freed and restored is private to this module.
 //!
 //! | operation | purpose | waits for | implementation |
@@ -11,9 +10,7 @@
 //! | [`view`](UnshardedParams::view) | returns a weight in forward | | a handle |
 //! | [`take_back`](UnshardedParams::take_back) | ends forward | | evicts storage, issues the next all-gather |
 //! | [`gather_again`](UnshardedParams::gather_again), [`view_again`](UnshardedParams::view_again) | return weights in backward | that all-gather | restores storage |
-//! | [`reduce_in`](UnshardedParams::reduce_in) | accepts an unsharded gradient | | keeps the tensor |
 //! | [`end`](UnshardedParams::end) | ends the pass | | drops the handles |
-//! | [`take_gradients`](UnshardedParams::take_gradients) | returns the gradients to reduce | all-reduce of partial gradients | drops them here |
 //! | [`copy_out`](UnshardedParams::copy_out) | returns a tensor that outlives the unit | | copies it if its memory is evictable |
 //!
 //! Another memory layout (such as one block per unit that kernels copy shards into) would change only the
@@ -53,13 +50,10 @@ mod copies;
 mod cube;
 #[cfg(feature = "flex")]
 mod flex;
-mod gradients;
 mod placing;
 #[cfg(feature = "flex")]
 mod slot;
-mod slots;
 mod source;
-mod sync;
 mod unshard_state;
 
 use std::mem;
@@ -69,26 +63,32 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use burn::backend::DispatchTensor;
 use parking_lot::Mutex;
 
-pub(super) use copies::UnshardedCopies;
+pub(crate) use copies::UnshardedCopies;
 use copies::{UnshardedCopy, Weights};
-use gradients::Gradients;
-pub(super) use gradients::{is_zero, zeros_of};
-use placing::{StoragePlacer, persistent_copy};
-use slots::{Refill, Storage};
+use placing::{Refill, Storage, StoragePlacer, persistent_copy};
 pub(super) use source::ShardGatherer;
 pub(super) use unshard_state::GatherOrigin;
 use unshard_state::{After, StoredWeight};
 
+use super::collectives::PendingAllGather;
 use super::events::{EventKind, ShardedState, TrainingState, happened};
-use super::pending_all_gather::PendingAllGather;
-use super::precision::cast;
 use super::shards::LocalShards;
 use super::unit::{Kept, Unit};
-use crate::comm::{CommError, Phase};
+use crate::comm::CommError;
 use crate::error::OrUnwind;
 
-/// Unsharded weights of one forward through a unit and of its backward, and unsharded gradients until they are
-/// reduced. A weight is identified by its position among the parameters that participate.
+/// Blocking primitives of this module, in one place so that a model checker can replace them.
+mod sync {
+    pub(super) use parking_lot::Mutex;
+    #[cfg(feature = "flex")]
+    pub(super) use parking_lot::{RwLock, RwLockReadGuard};
+    #[cfg(feature = "flex")]
+    pub(super) use std::sync::OnceLock;
+    #[cfg(feature = "flex")]
+    pub(super) use std::thread::{self, ThreadId};
+}
+
+/// Unsharded weights of one forward through a unit and of its backward. A weight is identified by its position among the parameters that participate.
 ///
 /// The weights are in a copy that belongs to the unit, which other passes over the same shards may use too. Holds plain
 /// tensors only, so that it keeps no graph alive.
@@ -101,7 +101,6 @@ pub(super) struct UnshardedParams {
     in_slots: bool,
     /// True if the weights stay unsharded after the pass, for the next forward from the same shards.
     stays: bool,
-    gradients: Mutex<Gradients>,
     phase: Mutex<PassPhase>,
     /// True if checkpointed blocks read the weights, and so will read them a second time in backward.
     recomputed: AtomicBool,
@@ -136,15 +135,14 @@ impl UnshardedParams {
         options: UnshardOptions,
     ) -> Result<Self, CommError> {
         let UnshardOptions { kept, in_slots, stays, finds } = options;
-        let (gradients, phase, recomputed) =
-            (Mutex::new(Gradients::new(source.members.len())), Mutex::new(PassPhase::Forward), AtomicBool::new(false));
+        let (phase, recomputed) = (Mutex::new(PassPhase::Forward), AtomicBool::new(false));
         // Memory that passes share must be freed only by an explicit `reshard`, which frees it for all of them.
         let joins = in_slots && kept == Kept::Full;
         let (copy, values) = match finds {
             true => source.unit.copies.begin_pass(shards, joins, &source),
             false => (UnshardedCopies::private(shards, &source), None),
         };
-        let params = Self { source, copy, kept, in_slots, stays, gradients, phase, recomputed };
+        let params = Self { source, copy, kept, in_slots, stays, phase, recomputed };
         let state = &params.copy.state;
         if let Some(values) = values {
             state.unshard(|| Ok::<_, CommError>(params.place(values)))?;
@@ -224,7 +222,7 @@ impl UnshardedParams {
         let weight = |weights: &[StoredWeight<_, DispatchTensor>]| Some(weights.get(position)?.value().clone());
         match self.copy.state.weights(weight).flatten() {
             Some(weight) => weight,
-            None if self.recomputed.load(Relaxed) => self.view_again(position),
+            None if self.recomputed.load(Relaxed) => self.view_again(position, false),
             None => unreachable!("a unit's weights are read before its forward ends"),
         }
     }
@@ -312,14 +310,14 @@ impl UnshardedParams {
     }
 
     /// Returns the weight at `position` in backward. A weight outside evictable storage is normally returned only
-    /// once, so that its last reader frees it. It is retained if it has two autodiff nodes, if checkpointed blocks
+    /// once, so that its last reader frees it. It is retained if it `has_two_nodes` in the graph, if checkpointed blocks
     /// read it, or if it is kept for the next forward.
     ///
     /// # Panics
     /// Unwinds with [`ParamError::NotUnsharded`](super::ParamError::NotUnsharded) if backward does not gather the unit.
-    pub(super) fn view_again(&self, position: usize) -> DispatchTensor {
+    pub(super) fn view_again(&self, position: usize, has_two_nodes: bool) -> DispatchTensor {
         let stays = self.stays && !self.copy.state.was_shared();
-        let shared = stays || self.recomputed.load(Relaxed) || self.gradients.lock().is_term_expected(position);
+        let shared = stays || has_two_nodes || self.recomputed.load(Relaxed);
         if let Some(weight) = self.copy.again(position, shared) {
             return weight;
         }
@@ -328,22 +326,6 @@ impl UnshardedParams {
             "rules 2 and 9: read once per backward, before the unit's post-backward node, from the all-gather that \
              forward issued"
         )
-    }
-
-    /// Adds `grad` to the unsharded gradient of the weight at `position`.
-    pub(super) fn reduce_in(&self, position: usize, grad: DispatchTensor) {
-        self.gradients.lock().add(position, grad);
-    }
-
-    /// Records that the weight at `position` was read for computations that differ between the tensor-parallel
-    /// ranks along the mesh dimensions `dims`. Its gradient then contains a partial sum on each of these ranks.
-    pub(super) fn expect_term(&self, position: usize, dims: &[usize]) {
-        self.gradients.lock().expect_term(position, dims);
-    }
-
-    /// Adds this rank's partial gradient of the weight at `position`.
-    pub(super) fn reduce_in_term(&self, position: usize, dims: &[usize], grad: DispatchTensor) {
-        self.gradients.lock().add_term(position, dims, grad);
     }
 
     /// Called when backward needs the weights no longer: frees them, or keeps them for the next forward.
@@ -372,50 +354,10 @@ impl UnshardedParams {
         }
     }
 
-    /// Drops gradients that are entirely zero.
-    pub(super) fn drop_zeros(&self) {
-        self.gradients.lock().drop_zeros();
-    }
-
-    /// Returns the collected gradients by position, after summing the partial gradients of tensor-parallel ranks.
-    ///
-    /// All sums (of partial gradients, of accumulated gradients, and of the averages) use the unit's reduction
-    /// element type, or else the element type in which the parameter is stored. The element type of the gradient
-    /// itself does not matter. So one reduce-scatter may carry tensors of several types. The result on this rank
-    /// has the element type of its shard.
-    ///
-    /// # Collective
-    /// On the tensor-parallel ranks, if gradients are partial.
-    pub(super) fn take_gradients(&self) -> Result<Vec<Option<DispatchTensor>>, CommError> {
-        let ShardGatherer { unit, members, .. } = &*self.source;
-        let dtype = |position: usize| self.source.added_in(position);
-        let to_add = |(position, grad): (usize, Option<_>)| Some(cast(grad?, Some(dtype(position))));
-        let zeros = |position: usize| {
-            zeros_of(&unit.params[members[position]].shape, &self.source.device(position), dtype(position))
-        };
-        let call = self.source.call(Phase::Backward);
-        let (grads, terms) = self.gradients.lock().take();
-        let mut grads: Vec<_> = grads.into_iter().enumerate().map(to_add).collect();
-        for (dims, terms) in terms {
-            let (positions, own): (Vec<_>, Vec<_>) =
-                terms.into_iter().map(|(position, term)| (position, to_add((position, term)))).unzip();
-            let summed = positions.iter().map(|&position| members[position]);
-            let sums = unit.sum_terms(&dims, call.clone(), summed, own, |at| zeros(positions[at]))?;
-            gradients::add_sums(&mut grads, &positions, sums);
-        }
-        Ok(grads)
-    }
-
     /// Returns true if unsharded weights are in memory.
     #[cfg(feature = "testing")]
     pub(super) fn has_weights(&self) -> bool {
         self.copy.state.is_in_memory(Storage::is_full)
-    }
-
-    /// Returns true if unsharded gradients have not been reduced yet.
-    #[cfg(feature = "testing")]
-    pub(super) fn has_gradients(&self) -> bool {
-        self.gradients.lock().is_any()
     }
 
     /// Returns an untracked tensor that outlives its unit: a copy if its memory is evictable.

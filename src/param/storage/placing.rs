@@ -1,5 +1,6 @@
-//! [`StoragePlacer`]: moves weights into evictable storage, on backends that support it.
+//! [`Storage`]: memory of gathered weights that can be freed while views of it exist. [`StoragePlacer`] moves weights there.
 
+use std::fmt::Debug;
 use std::sync::Arc;
 
 use burn::backend::{AutodiffBackend, Dispatch, DispatchTensor, DispatchTensorKind, TensorMetadata};
@@ -8,7 +9,6 @@ use burn::backend::{AutodiffBackend, Dispatch, DispatchTensor, DispatchTensorKin
 use super::cube;
 #[cfg(feature = "flex")]
 use super::flex;
-use super::slots::{Refill, Storage};
 use super::unshard_state::{InSlot, StoredWeight};
 use crate::dtensor::own;
 use crate::memory::is_persistent;
@@ -62,4 +62,23 @@ pub(super) fn persistent_copy(tensor: DispatchTensor) -> DispatchTensor {
         _ if !is_persistent(&tensor) => own(tensor),
         _ => tensor,
     }
+}
+
+/// Memory of gathered weights, present or evicted.
+pub(super) trait Storage: Debug + Send + Sync {
+    /// Frees the memory that forward gathered, under every view.
+    fn release(&self);
+
+    /// Restores the memory from `full`, which has the same values and to which no other handle writes. Does nothing
+    /// if it was restored before.
+    fn fill(&self, full: DispatchTensor);
+
+    #[cfg(feature = "testing")]
+    fn is_full(&self) -> bool;
+}
+
+/// Restores evicted storage when a view of it is read.
+pub(super) trait Refill: Send + Sync {
+    /// Restores all evicted storage of the unit.
+    fn refill(&self);
 }

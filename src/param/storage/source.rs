@@ -11,15 +11,15 @@ use crate::comm::{Call, CommError, Op, Phase};
 use crate::error::OrUnwind;
 use crate::memory;
 use crate::param::ParamError;
+use crate::param::collectives::{GatheredTensors, PendingAllGather, UnitAllGather};
 use crate::param::events::{EventKind, ShardedState, TrainingState, done, happened};
 use crate::param::offload::CpuOffload;
-use crate::param::pending_all_gather::{GatheredTensors, PendingAllGather};
 use crate::param::replica_check::{CheckedPass, PendingDigests};
 use crate::param::unit::Unit;
 
 /// The shards from which a pass started, and the calls that gather them.
 #[derive(Debug)]
-pub(in super::super) struct ShardGatherer {
+pub(crate) struct ShardGatherer {
     pub(super) unit: Arc<Unit>,
     /// The unit's parameters that participate, as indices into the unit.
     pub(super) members: Vec<usize>,
@@ -37,7 +37,7 @@ impl ShardGatherer {
     /// Creates a gatherer for the parameters `members` of a unit, of which this rank has these `shards`. If
     /// `stored`, the weights have the element types in which they are stored, otherwise those used for computation.
     /// Collectives are posted as `call`. If the replica check is `due`, replicated values are compared.
-    pub(in super::super) fn new(
+    pub(crate) fn new(
         unit: Arc<Unit>,
         members: Vec<usize>,
         shards: Vec<DispatchTensor>,
@@ -48,26 +48,26 @@ impl ShardGatherer {
         Arc::new(Self { unit, members, shards, stored, call, due })
     }
 
-    pub(in super::super) fn unit(&self) -> &Arc<Unit> {
+    pub(crate) fn unit(&self) -> &Arc<Unit> {
         &self.unit
     }
 
-    pub(in super::super) fn members(&self) -> &[usize] {
+    pub(crate) fn members(&self) -> &[usize] {
         &self.members
     }
 
     /// Returns the stored shard at `position`.
-    pub(in super::super) fn shard(&self, position: usize) -> &DispatchTensor {
+    pub(crate) fn shard(&self, position: usize) -> &DispatchTensor {
         &self.shards[position]
     }
 
     /// Returns the element type in which gradients of the weight at `position` are summed.
-    pub(in super::super) fn added_in(&self, position: usize) -> DType {
+    pub(crate) fn added_in(&self, position: usize) -> DType {
         self.unit.precision().reduce.unwrap_or_else(|| self.shards[position].dtype())
     }
 
     /// Returns the digests that the reduction of the pass compares.
-    pub(in super::super) fn carried(&self) -> PendingDigests {
+    pub(crate) fn carried(&self) -> PendingDigests {
         self.unit.carried(self.due.as_ref(), &self.members, &self.shards)
     }
 
@@ -99,18 +99,18 @@ impl ShardGatherer {
 
     /// Returns the copies of reduced gradients to the shards, if those are in host memory. If the program moved the
     /// model to another device, they are not.
-    pub(in super::super) fn copied_out(&self) -> Option<CpuOffload> {
+    pub(crate) fn copied_out(&self) -> Option<CpuOffload> {
         let is_on_host = |shard: &DispatchTensor| memory::is_host(&Device::new(shard.device()));
         self.offloaded().filter(|_| self.shards.iter().all(is_on_host)).cloned()
     }
 
     /// Returns the device on which the rank computes.
-    pub(in super::super) fn device(&self, position: usize) -> DispatchDevice {
+    pub(crate) fn device(&self, position: usize) -> DispatchDevice {
         let of_shard = || self.shards[position].device();
         self.offloaded().map_or_else(of_shard, |offloaded| offloaded.device().as_dispatch().clone())
     }
 
-    pub(in super::super) fn call(&self, phase: Phase) -> Call {
+    pub(crate) fn call(&self, phase: Phase) -> Call {
         self.call.clone().with_phase(phase)
     }
 
@@ -129,7 +129,8 @@ impl ShardGatherer {
     /// Gathers the weights for forward.
     pub(super) fn gather(&self) -> Result<Vec<DispatchTensor>, CommError> {
         self.happened(EventKind::Unshard, TrainingState::Forward, ShardedState::Unsharded);
-        let gathering = self.unit.all_gather(self.call(Phase::Forward), &self.members, self.sent(true));
+        let gathering =
+            self.unit.all_gather(UnitAllGather::Forward, self.call(Phase::Forward), &self.members, self.sent(true));
         let gathering = if self.stored { gathering.in_separate_memory() } else { gathering };
         self.gathered_in(TrainingState::Forward, gathering)
     }
@@ -162,8 +163,8 @@ impl ShardGatherer {
     pub(super) fn post_all_gather(&self, parts: Option<Vec<DispatchTensor>>) -> PendingAllGather {
         let call = self.call(Phase::Backward).with_deferred();
         match parts {
-            Some(parts) => self.unit.all_gather_parts(call, &self.members, parts),
-            None => self.unit.all_gather_again(call, &self.members, self.sent(true)),
+            Some(parts) => self.unit.all_gather(UnitAllGather::PostForward, call, &self.members, parts),
+            None => self.unit.all_gather(UnitAllGather::Backward, call, &self.members, self.sent(true)),
         }
     }
 

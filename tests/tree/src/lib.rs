@@ -7,7 +7,7 @@
 //! - `parity`: every row of `docs/parity.md` names tests that exist, and says which features they need.
 //! - `planted`: every planted error names a test that exists.
 //! - `prose`: doc comments begin with a noun phrase or a verb, and prose avoids words that say little.
-//! - `walks`: the functions that the book lists exist.
+//! - `walks`: the architecture page names functions that exist, and its walks are short.
 //! - [`programs`]: the tests of each test program. The program of this package prints them for the scripts of `.ci`.
 
 #[cfg(test)]

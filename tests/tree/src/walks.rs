@@ -1,90 +1,189 @@
-//! Walks: the functions that the book's page on the architecture lists exist, in the files that it names.
+//! Walks: the architecture page names functions and types that exist in the files it names, and its walks are short.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::fs;
 
 use syn::visit::{self, Visit};
-use syn::{ImplItem, ItemFn, ItemImpl, ItemTrait, TraitItem, Type};
+use syn::{Ident, ImplItemFn, ItemEnum, ItemFn, ItemMacro, ItemMod, ItemStruct, ItemTrait, TraitItemFn};
 
-/// Page with the tables.
+/// The page of the book that describes the walks.
 const PAGE: &str = "docs/architecture.md";
 
+/// Walks, by their headings, with the largest number of functions that each may have.
+const WALKS: [(&str, usize); 2] =
+    [("### From `unit` to the posted all-gather", 20), ("### From `PostBackward` to the posted reduce-scatter", 20)];
+
 #[test]
-fn listed_functions_exist() {
-    let page = fs::read_to_string(crate::root().join(PAGE)).expect("a page");
-    let rows = rows(&page);
-    assert!(rows.len() > 50, "{} rows", rows.len());
-    let missing: Vec<_> = rows.iter().filter(|(function, path)| !is_defined(function, path)).collect();
-    assert_eq!(missing, [&(String::new(), String::new()); 0]);
+fn the_architecture_page_names_what_its_files_define() {
+    let root = crate::root();
+    let page = fs::read_to_string(root.join(PAGE)).expect("the page");
+    let mut known = BTreeMap::new();
+    let missing: Vec<_> = named(&page)
+        .into_iter()
+        .filter(|(name, file)| {
+            let defined = known
+                .entry(file.clone())
+                .or_insert_with(|| fs::read_to_string(root.join(file)).map(|text| defined(&text)).unwrap_or_default());
+            !defined.contains(name)
+        })
+        .collect();
+    assert_eq!(missing, [], "`name` (`file`) is not defined there");
 }
 
 #[test]
-fn the_counts_are_those_of_the_tables() {
-    let page = fs::read_to_string(crate::root().join(PAGE)).expect("a page");
-    let threads = page.split("## An all-gather in five steps").nth(1).expect("a section");
-    let (threads, processes) = threads.split_once("### Between processes").expect("a section");
-    let processes = processes.split("\n## ").next().expect("a section");
-    for (section, text) in [(threads, "crosses"), (processes, "add")] {
-        assert!(section.contains(&format!("{text} {} functions", rows(section).len())), "{}", rows(section).len());
+fn walks_are_short() {
+    let page = fs::read_to_string(crate::root().join(PAGE)).expect("the page");
+    for (heading, most) in WALKS {
+        let steps = steps(&page, heading);
+        assert!(
+            steps.iter().all(|step| named(step).len() == 1),
+            "each step of {heading} names one function and its file"
+        );
+        assert!(
+            (1..=most).contains(&steps.len()),
+            "{heading} has {} functions, at most {most} are allowed",
+            steps.len()
+        );
     }
 }
 
 #[test]
-fn a_function_that_is_gone_is_found() {
-    let source =
-        "impl A { fn method() {} } impl Trait for B<u8> { fn given() {} } fn free() {} trait C { fn own() {} }";
-    let defined = functions(&syn::parse_file(source).expect("Rust"));
-    assert_eq!(defined, ["A::method", "B::given", "C::own", "free"].map(String::from).into());
+fn functions_of_the_tables_exist_and_are_as_many_as_the_text_says() {
+    let root = crate::root();
+    let page = fs::read_to_string(root.join(PAGE)).expect("the page");
+    let missing: Vec<_> = rows(&page)
+        .into_iter()
+        .filter(|(name, file)| !fs::read_to_string(root.join(file)).is_ok_and(|text| defined(&text).contains(name)))
+        .collect();
+    assert_eq!(missing, [], "`name` | `file` is not defined there");
+    let (_, walk) = page.split_once("## An all-gather in five steps").expect("a section");
+    let (threads, processes) = walk.split_once("### Between processes").expect("a section");
+    let processes = processes.split("\n## ").next().expect("a section");
+    for (section, text) in [(threads, "crosses"), (processes, "add")] {
+        let count = rows(section).len();
+        assert!(count > 10 && section.contains(&format!("{text} {count} functions")), "{count} functions");
+    }
 }
 
-/// Returns the functions of a page's tables, each with its file.
+#[test]
+fn a_name_that_its_file_does_not_define_is_found() {
+    let page = "### Walk\n\n1. `a` (`x.rs`) does\n   more, as `B::c` (see `d`); `a -> b` (`x.rs`).\n2. `B::c` (`y/z.rs`)\n\n### Next\n\n1. `e` (`x.rs`)\n";
+    let names = |names: &[(&str, &str)]| -> Vec<(String, String)> {
+        names.iter().map(|(name, file)| (name.to_string(), file.to_string())).collect()
+    };
+    assert_eq!(named(page), names(&[("a", "x.rs"), ("B::c", "y/z.rs"), ("e", "x.rs")]));
+    assert_eq!(steps(page, "### Walk").len(), 2);
+    let text = "struct B; impl B { fn c() {} } trait D { fn f(); } mod m { fn a() {} } macro_rules! n { () => {} } impl D for B { fn f() {} }";
+    let defined = defined(text);
+    for name in ["B", "B::c", "D", "D::f", "a", "n", "B::f"] {
+        assert!(defined.contains(&name.to_string()), "{name}");
+    }
+    assert!(!defined.contains(&"c".to_string()) && !defined.contains(&"E".to_string()));
+}
+
+/// Returns the functions of a page's tables, each with its file: `` | `name` | `file.rs` | ``.
 fn rows(page: &str) -> Vec<(String, String)> {
     let row = |line: &str| {
-        let [function, path] = line.strip_prefix("| `")?.strip_suffix("` |")?.split("` | `").collect::<Vec<_>>()[..]
-        else {
-            return None;
-        };
-        path.ends_with(".rs").then(|| (function.to_owned(), path.to_owned()))
+        let (name, file) = line.strip_prefix("| `")?.strip_suffix("` |")?.split_once("` | `")?;
+        (file.ends_with(".rs") && !file.contains('`')).then(|| (name.into(), file.into()))
     };
     page.lines().filter_map(row).collect()
 }
 
-fn is_defined(function: &str, path: &str) -> bool {
-    let Ok(source) = fs::read_to_string(crate::root().join(path)) else { return false };
-    functions(&syn::parse_file(&source).expect("Rust")).contains(function)
+/// Returns the numbered items below a heading, up to the next one.
+fn steps(page: &str, heading: &str) -> Vec<String> {
+    let Some((_, below)) = page.split_once(&format!("{heading}\n")) else { return Vec::new() };
+    let below = below.split("\n#").next().expect("a first part");
+    let mut steps: Vec<String> = Vec::new();
+    for line in below.lines() {
+        match line.split_once(". ") {
+            Some((number, _)) if !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit()) => {
+                steps.push(line.into())
+            }
+            _ if line.starts_with("   ") => steps.last_mut().into_iter().for_each(|step| *step += line),
+            _ => {}
+        }
+    }
+    steps
 }
 
-/// Returns the functions of a file, with their types.
-fn functions(file: &syn::File) -> BTreeSet<String> {
-    let mut functions = Functions::default();
-    functions.visit_file(file);
-    functions.0
+/// Returns the names that a page gives with their files: `` `name` (`file.rs`) ``.
+fn named(page: &str) -> Vec<(String, String)> {
+    let page = page.split_whitespace().collect::<Vec<_>>().join(" ");
+    let parts: Vec<&str> = page.split('`').collect();
+    let is_name = |text: &str| text.chars().all(|letter| letter.is_alphanumeric() || "_:".contains(letter));
+    let is_named = |at: &usize| {
+        is_name(parts[*at]) && parts[at + 1] == " (" && parts[at + 2].ends_with(".rs") && parts[at + 3].starts_with(')')
+    };
+    let places = (1..parts.len().saturating_sub(3)).step_by(2).filter(is_named);
+    places.map(|at| (parts[at].into(), parts[at + 2].into())).collect()
+}
+
+/// Returns the functions, methods, types, traits and macros that a file defines. A method has the name of its type.
+fn defined(text: &str) -> Vec<String> {
+    let mut items = Items::default();
+    items.visit_file(&syn::parse_file(text).expect("Rust"));
+    items.names
 }
 
 #[derive(Default)]
-struct Functions(BTreeSet<String>);
+struct Items {
+    /// Name of the type or trait that is being visited.
+    around: Option<String>,
+    names: Vec<String>,
+}
 
-impl Visit<'_> for Functions {
-    fn visit_item_fn(&mut self, item: &ItemFn) {
-        self.0.insert(item.sig.ident.to_string());
-        visit::visit_item_fn(self, item);
+impl Items {
+    fn add(&mut self, name: &Ident) {
+        self.names.push(self.around.iter().map(|around| format!("{around}::")).collect::<String>() + &name.to_string());
     }
 
-    fn visit_item_trait(&mut self, item: &ItemTrait) {
-        for function in &item.items {
-            if let TraitItem::Fn(function) = function {
-                self.0.insert(format!("{}::{}", item.ident, function.sig.ident));
-            }
-        }
+    fn inside(&mut self, around: Option<String>, visit: impl FnOnce(&mut Self)) {
+        let before = std::mem::replace(&mut self.around, around);
+        visit(self);
+        self.around = before;
+    }
+}
+
+impl<'a> Visit<'a> for Items {
+    fn visit_item_fn(&mut self, item: &'a ItemFn) {
+        self.add(&item.sig.ident);
     }
 
-    fn visit_item_impl(&mut self, item: &ItemImpl) {
-        let Type::Path(path) = &*item.self_ty else { return };
-        let Some(owner) = path.path.segments.last() else { return };
-        for function in &item.items {
-            if let ImplItem::Fn(function) = function {
-                self.0.insert(format!("{}::{}", owner.ident, function.sig.ident));
-            }
-        }
+    fn visit_item_struct(&mut self, item: &'a ItemStruct) {
+        self.add(&item.ident);
+    }
+
+    fn visit_item_enum(&mut self, item: &'a ItemEnum) {
+        self.add(&item.ident);
+    }
+
+    fn visit_item_macro(&mut self, item: &'a ItemMacro) {
+        item.ident.iter().for_each(|name| self.add(name));
+    }
+
+    fn visit_item_mod(&mut self, item: &'a ItemMod) {
+        self.inside(None, |items| visit::visit_item_mod(items, item));
+    }
+
+    fn visit_item_trait(&mut self, item: &'a ItemTrait) {
+        self.add(&item.ident);
+        self.inside(Some(item.ident.to_string()), |items| visit::visit_item_trait(items, item));
+    }
+
+    fn visit_item_impl(&mut self, item: &'a syn::ItemImpl) {
+        let of = match &*item.self_ty {
+            syn::Type::Path(path) => path.path.segments.last().map(|segment| segment.ident.to_string()),
+            _ => None,
+        };
+        self.inside(of, |items| visit::visit_item_impl(items, item));
+    }
+
+    fn visit_impl_item_fn(&mut self, item: &'a ImplItemFn) {
+        self.add(&item.sig.ident);
+    }
+
+    fn visit_trait_item_fn(&mut self, item: &'a TraitItemFn) {
+        self.add(&item.sig.ident);
     }
 }

@@ -6,19 +6,19 @@ use burn::module::Module;
 use smallvec::SmallVec;
 
 use super::ParamError;
-use super::io::TensorTree;
+use super::events::ProbedUnit;
+use super::options::cast;
 use super::panicked::noting_panics;
-use super::precision::cast;
 use super::prefetch::prefetch;
-use super::probe::ProbedUnit;
-use super::replaced::check_not_replaced;
 use super::scope::{ForwardScope, sweep_passes};
 use super::shards::LocalShards;
 use super::unit::Unit;
 use super::unit_stack::{self, UnitEntry, UnitGuard};
+use super::visit::check_not_replaced;
 use super::visit::{Visited, walk};
 use crate::Result;
 use crate::error::OrUnwind;
+use crate::tensor_tree::TensorTree;
 use crate::watch;
 
 /// Runs `forward` as the forward of an FSDP unit. One all-gather runs before it, and one reduce-scatter in backward.
@@ -104,13 +104,13 @@ where
 
 /// Like [`unit`], but passes `forward` the units of the module, too.
 #[track_caller]
-pub(super) fn in_unit<M, I, O>(module: &M, input: I, forward: impl FnOnce(&M, I, &[Arc<Unit>]) -> O) -> O
+pub(crate) fn in_unit<M, I, O>(module: &M, input: I, forward: impl FnOnce(&M, I, &[Arc<Unit>]) -> O) -> O
 where
     M: Module,
     I: TensorTree,
     O: TensorTree,
 {
-    let Some(Scoped { own, inside }) = Scoped::of(module).or_unwind() else {
+    let Some(ModuleUnits { own, inside }) = ModuleUnits::of(module).or_unwind() else {
         return forward(module, input, &[]);
     };
     if !unit_stack::is_any() {
@@ -122,7 +122,7 @@ where
         return open.leave(output);
     };
     let label = first.label();
-    let probed = ProbedUnit::enter(&label);
+    let probed = ProbedUnit::begin(&label);
     let _inside = watch::entered(|| Some(label));
     let (mut input, mut inside) = (input, inside);
     // The units inside are prefetched together with the module's other units, which are entered next.
@@ -134,7 +134,7 @@ where
     let mut entered: SmallVec<[EnteredUnit; 1]> = SmallVec::new();
     for (unit, shards) in own {
         unit_stack::close_read(&unit);
-        let (next, tied) = enter(&unit, shards, &mut inside, input);
+        let (next, tied) = pre_forward(&unit, shards, &mut inside, input);
         input = tied;
         entered.push(next);
     }
@@ -165,13 +165,13 @@ enum EnteredUnit {
 
 /// Enters `unit` with the module's `shards`. If the new stack entry is the first for this module, it takes over the
 /// units `inside` the module.
-fn enter<I: TensorTree>(
+fn pre_forward<I: TensorTree>(
     unit: &Arc<Unit>,
     shards: LocalShards,
     inside: &mut Option<Vec<(Arc<Unit>, LocalShards)>>,
     input: I,
 ) -> (EnteredUnit, I) {
-    match unit_stack::member(unit, shards) {
+    match unit_stack::entry_of(unit, shards) {
         UnitEntry::Joins { at, shards } => {
             let dtype = unit.precision().inputs;
             (EnteredUnit::Member { at, shards }, input.map_floats(&mut |tensor| cast(tensor, dtype)))
@@ -182,7 +182,7 @@ fn enter<I: TensorTree>(
             scope.pass.buffer.gather().or_unwind();
             let pass = (!scope.again).then(|| scope.pass.clone());
             let entered = match one {
-                Some(shards) => EnteredUnit::Member { at: unit_stack::begin(scope), shards },
+                Some(shards) => EnteredUnit::Member { at: unit_stack::open_group(scope), shards },
                 None => EnteredUnit::Open(UnitGuard::new(Some(scope), inside.take().unwrap_or_default())),
             };
             if let Some(pass) = pass {
@@ -195,22 +195,22 @@ fn enter<I: TensorTree>(
 }
 
 /// Units of one module, each with this rank's shards of the module's parameters.
-pub(super) type OwnUnits = SmallVec<[(Arc<Unit>, LocalShards); 1]>;
+pub(crate) type OwnUnits = SmallVec<[(Arc<Unit>, LocalShards); 1]>;
 
 /// The units in which a module's distributed parameters are.
-pub(super) struct Scoped {
+pub(crate) struct ModuleUnits {
     /// Units of exactly this module, with their shards. There is one, unless parameters are on different meshes.
-    pub(super) own: OwnUnits,
+    pub(crate) own: OwnUnits,
     /// The data-parallel units of modules inside, with their shards.
-    pub(super) inside: Vec<(Arc<Unit>, LocalShards)>,
+    pub(crate) inside: Vec<(Arc<Unit>, LocalShards)>,
 }
 
-impl Scoped {
+impl ModuleUnits {
     /// Collects the units of `module`. Returns `None` if it has no distributed parameters.
     ///
     /// # Errors
     /// [`ParamError::Replaced`].
-    pub(super) fn of<M: Module>(module: &M) -> Result<Option<Self>> {
+    pub(crate) fn of<M: Module>(module: &M) -> Result<Option<Self>> {
         let walk = walk(module);
         if walk.distributed.is_empty() {
             return Ok(None);
@@ -265,7 +265,7 @@ impl Scoped {
 ///
 /// # Errors
 /// [`ParamError::NotSharded`] if there is none, [`ParamError::Replaced`].
-pub(super) fn units_of<M: Module>(module: &M) -> Result<OwnUnits> {
-    let own = Scoped::of(module)?.map(|scoped| scoped.own).unwrap_or_default();
+pub(crate) fn units_of<M: Module>(module: &M) -> Result<OwnUnits> {
+    let own = ModuleUnits::of(module)?.map(|scoped| scoped.own).unwrap_or_default();
     if own.is_empty() { Err(ParamError::NotSharded.into()) } else { Ok(own) }
 }

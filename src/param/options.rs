@@ -1,43 +1,46 @@
-//! [`RuntimeOptions`]: options of a unit that the program changes at run time.
+//! Options of a unit: [`RuntimeOptions`], [`ReshardAfterForward`] and [`Precision`].
 
-use super::ReshardAfterForward;
+use burn::backend::ops::FloatTensorOps;
+use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
+use burn::tensor::DType;
+
 use super::custom::{AllReduceHook, Collectives};
 use crate::comm::ReduceOp;
 
-/// Options that [`FsdpModule`](super::FsdpModule) sets. Each pass reads an option when it needs it.
+/// Options that [`FsdpModule`](crate::fsdp::FsdpModule) sets. Each pass reads an option when it needs it.
 #[derive(Debug, Clone)]
-pub(super) struct RuntimeOptions {
+pub(crate) struct RuntimeOptions {
     /// This option and the next two are read when a pass begins.
-    pub(super) reshard: ReshardAfterForward,
-    pub(super) reshard_after_backward: bool,
-    pub(super) checkpoint: bool,
+    pub(crate) reshard: ReshardAfterForward,
+    pub(crate) reshard_after_backward: bool,
+    pub(crate) checkpoint: bool,
     /// Read when forward leaves the unit.
-    pub(super) unshard_in_backward: bool,
+    pub(crate) unshard_in_backward: bool,
     /// This option and the next four are read when all gradients of a pass are complete.
-    pub(super) sync: bool,
-    pub(super) all_reduce: bool,
-    pub(super) divide_factor: Option<f64>,
-    pub(super) force_sum: bool,
-    pub(super) hook: Option<AllReduceHook>,
+    pub(crate) sync: bool,
+    pub(crate) all_reduce: bool,
+    pub(crate) divide_factor: Option<f64>,
+    pub(crate) force_sum: bool,
+    pub(crate) hook: Option<AllReduceHook>,
     /// Read when the unit issues a collective.
-    pub(super) collectives: Option<Collectives>,
+    pub(crate) collectives: Option<Collectives>,
 }
 
 /// Divisors of a unit's gradients: the reduce operations and the final factor that turn sums into averages, or into
 /// what the program configured.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct GradientDivideFactors {
+pub(crate) struct GradientDivideFactors {
     /// Operation over the ranks that shard.
-    pub(super) shard: ReduceOp,
+    pub(crate) shard: ReduceOp,
     /// Operation over the replicas.
-    pub(super) replicate: ReduceOp,
+    pub(crate) replicate: ReduceOp,
     /// Factor by which the reduced sums are finally multiplied.
-    pub(super) scale: Option<f64>,
+    pub(crate) scale: Option<f64>,
 }
 
 impl RuntimeOptions {
     /// Returns the options of a new unit.
-    pub(super) fn new(reshard: ReshardAfterForward) -> Self {
+    pub(crate) fn new(reshard: ReshardAfterForward) -> Self {
         Self {
             reshard,
             unshard_in_backward: true,
@@ -56,7 +59,7 @@ impl RuntimeOptions {
     /// reduction, and `averaged` have distinct data. With expert parallelism `averaged` is larger than `ranks`: the
     /// backward of the token all-to-all has already summed the contributions of the other ranks, so the divisor is
     /// `averaged`.
-    pub(super) fn averaging(&self, sharding: usize, ranks: usize, averaged: usize) -> GradientDivideFactors {
+    pub(crate) fn averaging(&self, sharding: usize, ranks: usize, averaged: usize) -> GradientDivideFactors {
         let divisor = self.divide_factor.unwrap_or(averaged as f64);
         if self.force_sum || sharding == 1 && ranks == 1 {
             let scale = (divisor != 1.0).then_some(1.0 / divisor);
@@ -72,6 +75,47 @@ impl RuntimeOptions {
                 GradientDivideFactors { shard, replicate: ReduceOp::Sum, scale: None }
             }
         }
+    }
+}
+
+/// Time at which a unit's gathered parameters are freed between forward and backward.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum ReshardAfterForward {
+    /// Frees the parameters after forward and gathers them a second time in backward. Needs the least memory.
+    Always,
+    /// Keeps the parameters until backward, which then needs no all-gather. After a forward without a backward, as
+    /// in evaluation, they are kept for the next forward with the same shards.
+    Never,
+    /// [`Never`](Self::Never) for the root unit, whose backward follows at once, and [`Always`](Self::Always) for
+    /// all others.
+    #[default]
+    Auto,
+    /// Keeps a shard over this many neighbouring ranks after forward, and gathers over these in backward. The
+    /// number must divide the shard dimension of the mesh; 1 is [`Never`](Self::Never), the size of the dimension
+    /// is [`Always`](Self::Always).
+    Ranks(usize),
+}
+
+/// Element types of a unit, except those of its weights. `None` keeps the type of each value.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Precision {
+    /// Element type of the float inputs of its forward.
+    pub(crate) inputs: Option<DType>,
+    /// Element type of the float outputs of its forward.
+    pub(crate) outputs: Option<DType>,
+    /// Element type in which gradients are summed, over the tensor-parallel and over the data-parallel ranks.
+    /// `None` uses the type in which each parameter is stored.
+    pub(crate) reduce: Option<DType>,
+}
+
+/// Casts `tensor` to `dtype`. Returns it unchanged if it already has that type, or if it is not a float tensor
+/// (quantized tensors, for example).
+pub(crate) fn cast(tensor: DispatchTensor, dtype: Option<DType>) -> DispatchTensor {
+    match dtype {
+        Some(dtype) if tensor.dtype() != dtype && tensor.dtype().is_float() => {
+            Dispatch::float_cast(tensor, dtype.into())
+        }
+        _ => tensor,
     }
 }
 

@@ -6,7 +6,7 @@ use burn::module::Module;
 use burn::tensor::DType;
 use itertools::Itertools;
 
-use super::model_scan::{ModelScan, ScannedParam};
+use crate::param::{ModelScan, ScannedParam};
 
 /// A table of a model's parameters. Print it to see the global shapes and counts: burn's own `{model}` and
 /// [`num_params`](Module::num_params) show only this rank's shards.

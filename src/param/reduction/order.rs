@@ -1,7 +1,7 @@
 //! [`ReductionOrder`]: the order in which a rank's units are reduced.
 //!
 //! Each pass gets an order key in forward, which runs in the same order on all ranks. Reductions follow these keys:
-//! rule 5 of [`backward_nodes`](super::backward_nodes).
+//! rule 5 of [`backward_nodes`](crate::param::backward_nodes).
 //!
 //! ```text
 //!   entered       root (nothing before it)   0   1   2   3
@@ -14,7 +14,7 @@
 //!   the root first.
 //! * A pass whose gradients are complete is **held** while a pass that was entered later is open, even if this
 //!   backward will never reach that one. This rule uses only information that is the same on every rank.
-//! * When backward ends, [`RootPostBackward`](super::backward_nodes::RootPostBackward) issues the reductions that
+//! * When backward ends, [`RootPostBackward`](crate::param::backward_nodes::RootPostBackward) issues the reductions that
 //!   are still held.
 
 use std::collections::BTreeMap;
@@ -26,7 +26,7 @@ use parking_lot::Mutex;
 /// `P` is a handle on a pass, which this type only holds and returns. The handle must not keep the pass alive: the
 /// graph's nodes do. If a backward is abandoned, its nodes are dropped, and each pass calls [`leave`](Self::leave).
 #[derive(Debug)]
-pub(super) struct ReductionOrder<P>(Mutex<OrderedQueue<P>>);
+pub(crate) struct ReductionOrder<P>(Mutex<OrderedQueue<P>>);
 
 #[derive(Debug)]
 struct OrderedQueue<P> {
@@ -54,7 +54,7 @@ enum Tied<P> {
 
 /// Position of a pass in the order of entry, and its kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum OrderKey {
+pub(crate) enum OrderKey {
     Tied(u64),
     Loose(u64),
 }
@@ -73,7 +73,7 @@ impl<P> Default for ReductionOrder<P> {
 
 impl<P> ReductionOrder<P> {
     /// Returns the next order key, for a pass that is entered now.
-    pub(super) fn enter(&self, tied: bool) -> OrderKey {
+    pub(crate) fn next_key(&self, tied: bool) -> OrderKey {
         let mut places = self.0.lock();
         // These are left over from a backward that was abandoned.
         (places.padded, places.last) = (false, None);
@@ -87,7 +87,7 @@ impl<P> ReductionOrder<P> {
     }
 
     /// Records that the gradients of `pass` are complete. Returns the passes that may be reduced now, in order.
-    pub(super) fn ready(&self, place: OrderKey, pass: P) -> Vec<P> {
+    pub(crate) fn ready(&self, place: OrderKey, pass: P) -> Vec<P> {
         let mut places = self.0.lock();
         match place {
             OrderKey::Tied(place) => {
@@ -110,17 +110,17 @@ impl<P> ReductionOrder<P> {
     /// Records that zeros were given in place of a missing gradient, because the node that made a unit's input
     /// expects one. From now on a parameter may receive zeros only. Without sharding it would have no gradient
     /// then.
-    pub(super) fn pad(&self) {
+    pub(crate) fn pad(&self) {
         self.0.lock().padded = true;
     }
 
     /// Returns true if zeros were given in this backward.
-    pub(super) fn padded(&self) -> bool {
+    pub(crate) fn padded(&self) -> bool {
         self.0.lock().padded
     }
 
     /// Ends the backward. Returns the passes that are still held, in order.
-    pub(super) fn flush(&self) -> Vec<P> {
+    pub(crate) fn flush(&self) -> Vec<P> {
         let mut places = self.0.lock();
         places.padded = false;
         let held = places.tied.iter().rev().filter(|(_, tied)| matches!(tied, Tied::Held(_)));
@@ -139,7 +139,7 @@ impl<P> ReductionOrder<P> {
     }
 
     /// Removes a pass that was dropped, reduced or not.
-    pub(super) fn leave(&self, place: OrderKey) {
+    pub(crate) fn leave(&self, place: OrderKey) {
         let mut places = self.0.lock();
         match place {
             OrderKey::Tied(place) => places.tied.entry(place).and_modify(|tied| *tied = Tied::Gone),
@@ -172,7 +172,7 @@ impl OrderKey {
     }
 
     #[cfg(feature = "testing")]
-    pub(super) fn number(self) -> u64 {
+    pub(crate) fn number(self) -> u64 {
         match self {
             Self::Tied(number) | Self::Loose(number) => number,
         }
@@ -194,7 +194,7 @@ mod tests {
 
     /// Enters passes that are `tied` or not, and returns their order keys.
     fn entered<const N: usize>(order: &ReductionOrder<usize>, tied: [bool; N]) -> [OrderKey; N] {
-        tied.map(|tied| order.enter(tied))
+        tied.map(|tied| order.next_key(tied))
     }
 
     #[test]
@@ -255,15 +255,15 @@ mod tests {
         let order = ReductionOrder::<usize>::default();
         order.pad();
         assert!(order.padded());
-        order.enter(true);
+        order.next_key(true);
         assert!(!order.padded());
     }
 
     #[test]
     fn an_earlier_forward_holds_nothing() {
         let order = ReductionOrder::default();
-        let old = order.enter(true);
-        let new = order.enter(true);
+        let old = order.next_key(true);
+        let new = order.next_key(true);
         assert_eq!(order.ready(new, 1), [1]);
         assert_eq!(order.ready(old, 0), [0]);
     }

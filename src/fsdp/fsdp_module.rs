@@ -1,18 +1,17 @@
-//! [`FsdpModule`]: changes the options of units at run time.
+//! [`FsdpModule`]: changes the options of units at run time. [`unshard`] and [`reshard`] gather and free one unit.
 
 use std::sync::{Arc, Weak};
 
 use burn::module::Module;
 use burn::tensor::Tensor;
+use smallvec::SmallVec;
 
-use super::custom::{AllReduceHook, Collectives, ReducedGradients, UnitCollectives};
-use super::enter::Scoped;
-use super::runtime_options::RuntimeOptions;
-use super::scope::{give_up_backward, is_gathered_again};
-use super::unit::Unit;
-use super::{ParamError, ReshardAfterForward};
 use crate::Result;
 use crate::comm::Communicator;
+use crate::param::{
+    AllReduceHook, Collectives, LocalShards, ModuleUnits, ParamError, ReducedGradients, ReshardAfterForward,
+    RuntimeOptions, Unit, UnitCollectives, give_up_backward, is_gathered_again, units_of, unshard_unit,
+};
 use crate::pattern::PathPattern;
 
 /// FSDP units of a module that [`fully_shard`](crate::fsdp::fully_shard) returned: those of the module itself, and
@@ -55,7 +54,7 @@ impl FsdpModule {
     /// # Errors
     /// [`ParamError::NotSharded`] if there is none, [`ParamError::Replaced`].
     pub fn of<M: Module>(module: &M) -> Result<Self> {
-        let Scoped { own, inside } = Scoped::of(module)?.ok_or(ParamError::NotSharded)?;
+        let ModuleUnits { own, inside } = ModuleUnits::of(module)?.ok_or(ParamError::NotSharded)?;
         let own: Vec<_> = own.into_iter().map(|(unit, _)| unit).filter(|unit| unit.is_data_parallel()).collect();
         let count = own.len();
         let mut units: Vec<Arc<Unit>> = Vec::new();
@@ -289,7 +288,7 @@ impl FsdpModule {
         give_up_backward();
         for unit in &self.units {
             unit.copies.reshard();
-            unit.waiting.clear();
+            unit.accumulated.clear();
         }
     }
 }
@@ -341,4 +340,56 @@ impl Drop for NoSync {
     fn drop(&mut self) {
         self.0.drain(..).for_each(|(unit, sync)| unit.control.lock().sync = sync);
     }
+}
+
+/// Handle of a unit whose parameters are being gathered before its forward; see [`unshard`].
+#[must_use = "call `wait`, or let the unit's forward wait for the all-gather"]
+#[derive(Debug)]
+pub struct UnshardHandle(SmallVec<[Arc<Unit>; 1]>);
+
+impl UnshardHandle {
+    /// Waits until the parameters are gathered. Optional: the unit's forward waits as well.
+    ///
+    /// # Errors
+    /// [`Error::Comm`](crate::Error::Comm) if another rank fails.
+    pub fn wait(self) -> Result<()> {
+        Ok(self.0.iter().try_for_each(|unit| unit.copies.wait())?)
+    }
+}
+
+/// Starts gathering the parameters of the unit `module` for its next forward.
+///
+/// Not recursive: inner units are not gathered. An optimizer step before that forward makes the gathered values
+/// stale; the forward detects this and gathers once more. The gathered values, stale or not, stay in memory until
+/// then, or until [`reshard`].
+///
+/// # Collective
+/// Every rank of the unit's mesh must call it.
+///
+/// # Errors
+/// [`ParamError`] if `module` is not an FSDP unit, if it is one of several modules of a group unit, or if one of
+/// its parameters was replaced. [`wait`](UnshardHandle::wait) or the unit's forward reports a failing collective.
+pub fn unshard<M: Module>(module: &M) -> Result<UnshardHandle> {
+    let units = units_of(module)?;
+    if let Some((unit, _)) = units.iter().find(|(unit, _)| unit.is_group()) {
+        return Err(ParamError::UnshardOnGroupUnit { unit: unit.label().to_string() }.into());
+    }
+    let unshard = |(unit, shards): (Arc<Unit>, LocalShards)| {
+        unshard_unit(&unit, &shards);
+        unit
+    };
+    Ok(UnshardHandle(units.into_iter().map(unshard).collect()))
+}
+
+/// Frees the unsharded parameters of the unit `module`: those that [`unshard`] gathered and no forward has used, and
+/// those that a forward keeps for its backward, which gathers them a second time.
+///
+/// # Collective
+/// Every rank must call it if a forward keeps parameters of the unit for a later backward. Otherwise it is local.
+///
+/// # Errors
+/// [`ParamError`] if `module` is not an FSDP unit, or if one of its parameters was replaced.
+pub fn reshard<M: Module>(module: &M) -> Result<()> {
+    units_of(module)?.iter().for_each(|(unit, _)| unit.copies.reshard());
+    Ok(())
 }

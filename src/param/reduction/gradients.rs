@@ -1,0 +1,319 @@
+//! Gradients of a unit on the way to the optimizer: collected from backward, accumulated, or reduced.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::mem;
+use std::sync::Arc;
+
+use burn::backend::autodiff::NodeId;
+use burn::backend::ops::FloatTensorOps;
+use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
+use burn::module::{Module, ModuleVisitor, Param, ParamId};
+use burn::optim::GradientsParams;
+use burn::tensor::{DType, Shape, Tensor};
+use parking_lot::Mutex;
+
+use super::FlaggedGrads;
+use crate::comm::{CommError, Phase};
+use crate::dtensor::MeshDims;
+use crate::param::ParamError;
+use crate::param::options::cast;
+use crate::param::storage::ShardGatherer;
+use crate::param::unit::Unit;
+use crate::param::visit::Walk;
+
+/// The trained parameters of one forward through a unit.
+///
+/// If the reduction of its gradients is postponed to a later backward, this outlives the pass.
+#[derive(Debug, Clone)]
+pub(crate) struct Trained {
+    pub(crate) source: Arc<ShardGatherer>,
+    /// Positions among the parameters of the source.
+    positions: Vec<usize>,
+    /// The parameters as indices into the unit.
+    pub(crate) members: Vec<usize>,
+    /// The shards' leaves, to which the gradients belong.
+    pub(crate) leaves: Vec<NodeId>,
+}
+
+impl Trained {
+    /// Selects the parameters of `source` that have a leaf.
+    pub(crate) fn new(source: Arc<ShardGatherer>, leaves: &[Option<NodeId>]) -> Self {
+        let trained = leaves.iter().enumerate().filter_map(|(position, leaf)| Some((position, (*leaf)?)));
+        let (positions, leaves): (Vec<_>, _) = trained.unzip();
+        let members = positions.iter().map(|&position| source.members()[position]).collect();
+        Self { source, positions, members, leaves }
+    }
+
+    pub(crate) fn unit(&self) -> &Arc<Unit> {
+        self.source.unit()
+    }
+
+    /// Selects the gradients of these parameters from those of all weights of the source. `None` stands for a
+    /// parameter that this rank has not used.
+    pub(crate) fn select(&self, mut grads: Vec<Option<DispatchTensor>>) -> Vec<Option<DispatchTensor>> {
+        self.positions.iter().map(|&position| grads[position].take()).collect()
+    }
+
+    /// Returns the element types of their shards.
+    pub(crate) fn stored(&self) -> impl Iterator<Item = DType> + '_ {
+        self.positions.iter().map(|&position| self.source.shard(position).dtype())
+    }
+
+    /// Returns a zero gradient of the unsharded parameter at index `at` of this list.
+    pub(crate) fn zeros(&self, at: usize) -> DispatchTensor {
+        zeros(&self.source, self.positions[at])
+    }
+
+    /// Returns a zero gradient of this rank's shard of that parameter.
+    pub(crate) fn zeros_of_shard(&self, at: usize) -> DispatchTensor {
+        let position = self.positions[at];
+        zeros_of(&self.source, position, self.source.shard(position).shape())
+    }
+}
+
+/// Returns a zero gradient of the unsharded parameter at `position`, for one that did not contribute to the loss.
+fn zeros(source: &ShardGatherer, position: usize) -> DispatchTensor {
+    zeros_of(source, position, source.unit().params[source.members()[position]].shape.clone().into())
+}
+
+fn zeros_of(source: &ShardGatherer, position: usize, shape: Shape) -> DispatchTensor {
+    Dispatch::float_zeros(shape, &source.device(position), source.added_in(position).into())
+}
+
+/// Gradients that a backward has collected for the unsharded parameters of a pass, by position.
+#[derive(Debug, Default)]
+pub(crate) struct CollectedGrads {
+    /// Gradients that are the same on all tensor-parallel ranks.
+    grads: Vec<Option<DispatchTensor>>,
+    /// Partial gradients that are expected or have arrived, by the mesh dimensions over which tensor-parallel ranks
+    /// sum them. One is expected if the parameter was read for computations that differ along these dimensions, and
+    /// then on all ranks.
+    partial: BTreeMap<MeshDims, BTreeMap<usize, Option<DispatchTensor>>>,
+}
+
+impl CollectedGrads {
+    /// Creates an empty set of gradients for `n` parameters.
+    pub(crate) fn new(n: usize) -> Self {
+        Self { grads: vec![None; n], partial: BTreeMap::new() }
+    }
+
+    /// Adds `grad` to the gradient at `position`. A parameter that checkpointed blocks read has several gradients.
+    pub(crate) fn add(&mut self, position: usize, grad: DispatchTensor) {
+        let sum = &mut self.grads[position];
+        *sum = self::sum(sum.take(), Some(grad));
+    }
+
+    /// Records that the parameter at `position` was read for computations that differ along the mesh dimensions `dims`.
+    pub(crate) fn expect_partial(&mut self, position: usize, dims: &[usize]) {
+        self.partial.entry(dims.into()).or_default().entry(position).or_default();
+    }
+
+    pub(crate) fn is_partial_expected(&self, position: usize) -> bool {
+        self.partial.values().any(|expected| expected.contains_key(&position))
+    }
+
+    /// Adds this rank's partial gradient of the parameter at `position`.
+    pub(crate) fn add_partial(&mut self, position: usize, dims: &[usize], grad: DispatchTensor) {
+        let expected = self.partial.get_mut(dims).and_then(|expected| expected.get_mut(&position));
+        let sum = expected.expect("the node of a partial gradient records it as expected");
+        *sum = self::sum(sum.take(), Some(grad));
+    }
+
+    fn all(&mut self) -> impl Iterator<Item = &mut Option<DispatchTensor>> {
+        self.grads.iter_mut().chain(self.partial.values_mut().flat_map(BTreeMap::values_mut))
+    }
+
+    #[cfg(feature = "testing")]
+    pub(crate) fn is_any(&mut self) -> bool {
+        self.all().any(|grad| grad.is_some())
+    }
+
+    /// Drops gradients that are entirely zero.
+    pub(crate) fn drop_zeros(&mut self) {
+        self.all().for_each(|grad| drop(grad.take_if(|grad| is_zero(grad))));
+    }
+
+    /// Takes the gradients by position, after summing the partial gradients of tensor-parallel ranks.
+    ///
+    /// All sums (of partial gradients, of accumulated gradients, and of the averages) use the unit's reduction
+    /// element type, or else the element type in which the parameter is stored. The element type of the gradient
+    /// itself does not matter. So one reduce-scatter may carry tensors of several types. The result on this rank
+    /// has the element type of its shard.
+    ///
+    /// # Collective
+    /// On the tensor-parallel ranks, if gradients are partial.
+    pub(crate) fn take(&mut self, source: &ShardGatherer) -> Result<Vec<Option<DispatchTensor>>, CommError> {
+        let Self { grads, partial } = mem::take(self);
+        let to_add = |(position, grad): (usize, Option<_>)| Some(cast(grad?, Some(source.added_in(position))));
+        let mut grads: Vec<_> = grads.into_iter().enumerate().map(to_add).collect();
+        for (dims, partial) in partial {
+            let positions: Vec<_> = partial.keys().copied().collect();
+            let own = FlaggedGrads::new(partial.into_iter().map(to_add).collect(), |at| zeros(source, positions[at]));
+            let unit = source.unit();
+            let names = positions.iter().map(|&position| unit.params[source.members()[position]].path.clone());
+            let group = unit.tensor.as_ref().expect("only parallelized parameters have partial gradients");
+            let sums = group.sum(&dims, source.call(Phase::Backward), names, own)?;
+            for (position, partial) in positions.into_iter().zip(sums) {
+                grads[position] = sum(grads[position].take(), partial);
+            }
+        }
+        Ok(grads)
+    }
+}
+
+/// Returns true if every element is zero. Waits for the device.
+pub(crate) fn is_zero(grad: &DispatchTensor) -> bool {
+    if grad.shape().num_elements() == 0 {
+        return true;
+    }
+    let largest = Dispatch::float_max(Dispatch::float_abs(grad.clone()));
+    Tensor::<1>::from_dispatch(largest).into_scalar::<f64>() == 0.0
+}
+
+/// Gradients of a unit that backwards did not reduce, or reduced only over the ranks that shard (gradient
+/// accumulation), by the autodiff leaf of their parameter. An optimizer step replaces the leaves.
+///
+/// ```text
+///   backward   full gradients ─── no sync ──────> full       (this rank's sum)
+///                    │ + full
+///              reduce-scatter ── no all-reduce ─> scattered  (this rank's shard of the sum over the ranks that shard)
+///                    │ + scattered
+///              all-reduce over replicas ────────> the optimizer
+/// ```
+///
+/// The next backward that reduces the unit includes them. A backward that does not enter the unit, but reduces other
+/// units of its model, [reduces them at its end](super::GradReducer::reduce_postponed).
+#[derive(Debug, Default)]
+pub(crate) struct AccumulatedGrads(Mutex<ByStage>);
+
+#[derive(Debug, Default)]
+struct ByStage {
+    full: GradsByLeaf,
+    scattered: GradsByLeaf,
+    /// True if the optimizer stepped without these gradients although they should have been reduced before.
+    has_missed_step: bool,
+}
+
+/// Gradients by leaf. A leaf whose reduction was postponed, although this rank has no gradient for it, maps to
+/// `None`, so that all ranks have the same leaves.
+type GradsByLeaf = HashMap<NodeId, Option<DispatchTensor>>;
+
+/// Progress of a gradient's reduction.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum GradStage {
+    /// The gradient is not reduced.
+    Full,
+    /// The gradient is reduced over the ranks that shard.
+    Scattered,
+}
+
+impl ByStage {
+    fn stage(&mut self, stage: GradStage) -> &mut GradsByLeaf {
+        match stage {
+            GradStage::Full => &mut self.full,
+            GradStage::Scattered => &mut self.scattered,
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.full.is_empty() && self.scattered.is_empty()
+    }
+}
+
+impl AccumulatedGrads {
+    /// Postpones the reduction of the gradients of these leaves, and adds them to the accumulated ones.
+    pub(crate) fn add(&self, stage: GradStage, leaves: &[NodeId], grads: Vec<Option<DispatchTensor>>) {
+        let mut accumulated = self.0.lock();
+        let accumulated = accumulated.stage(stage);
+        for (&leaf, grad) in leaves.iter().zip(grads) {
+            let before = accumulated.remove(&leaf).flatten();
+            accumulated.insert(leaf, sum(before, grad));
+        }
+    }
+
+    /// Removes the accumulated gradients of these leaves, and adds them to `grads`. Returns, per leaf, true if there
+    /// was one.
+    pub(crate) fn take(&self, stage: GradStage, leaves: &[NodeId], grads: &mut [Option<DispatchTensor>]) -> Vec<bool> {
+        let mut accumulated = self.0.lock();
+        let of_stage = accumulated.stage(stage);
+        let add = |(leaf, grad): (&NodeId, &mut Option<DispatchTensor>)| {
+            let before = of_stage.remove(leaf).flatten();
+            let was_accumulated = before.is_some();
+            *grad = sum(before, grad.take());
+            was_accumulated
+        };
+        let were_accumulated = leaves.iter().zip(grads).map(add).collect();
+        accumulated.has_missed_step &= !accumulated.is_empty();
+        were_accumulated
+    }
+
+    /// Returns true if the reduction of one of these leaves was postponed.
+    pub(crate) fn has(&self, stage: GradStage, leaves: &[NodeId]) -> bool {
+        let mut accumulated = self.0.lock();
+        let accumulated = accumulated.stage(stage);
+        leaves.iter().any(|leaf| accumulated.contains_key(leaf))
+    }
+
+    /// Returns true if any reduction was postponed.
+    pub(crate) fn is_any(&self) -> bool {
+        !self.0.lock().is_empty()
+    }
+
+    /// Records that the optimizer steps without these gradients although they should have been reduced before.
+    pub(crate) fn miss_step(&self) {
+        self.0.lock().has_missed_step = true;
+    }
+
+    /// Returns true if the gradients can no longer be used: a step was taken without them, or one is for a leaf for
+    /// which `leaves` returns false.
+    pub(crate) fn is_too_late(&self, leaves: impl Fn(&NodeId) -> bool) -> bool {
+        let accumulated = self.0.lock();
+        accumulated.has_missed_step
+            || accumulated.full.keys().chain(accumulated.scattered.keys()).any(|leaf| !leaves(leaf))
+    }
+
+    pub(crate) fn clear(&self) {
+        *self.0.lock() = ByStage::default();
+    }
+}
+
+fn sum(a: Option<DispatchTensor>, b: Option<DispatchTensor>) -> Option<DispatchTensor> {
+    match (a, b) {
+        (Some(a), Some(b)) => Some(Dispatch::float_add(a, b)),
+        (a, b) => a.or(b),
+    }
+}
+
+/// Checks that `grads` has the gradient of a distributed parameter of `model`, if gradients wait in a unit of it.
+/// `walk` is that of the model.
+///
+/// Local. All ranks of a unit postpone the same reductions, and none of them has gradients before the reduction, so
+/// they decide identically.
+///
+/// # Errors
+/// [`ParamError::Unreduced`].
+pub(crate) fn check_reduced<M: Module>(model: &M, walk: &Walk, grads: &GradientsParams) -> Result<(), ParamError> {
+    let Some(pending) = walk.distributed.iter().find(|visited| visited.param.unit.accumulated.is_any()) else {
+        return Ok(());
+    };
+    let distributed = walk.distributed.iter().map(|visited| visited.id).collect();
+    let mut search = GradSearch { distributed, grads, is_found: false };
+    model.visit(&mut search);
+    if search.is_found {
+        return Ok(());
+    }
+    Err(ParamError::Unreduced { unit: pending.param.unit.label().to_string() })
+}
+
+/// Visitor that searches for a gradient of one of these parameters.
+struct GradSearch<'a> {
+    distributed: HashSet<ParamId>,
+    grads: &'a GradientsParams,
+    is_found: bool,
+}
+
+impl ModuleVisitor for GradSearch<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        self.is_found |= self.distributed.contains(&param.id) && self.grads.get::<D>(param.id).is_some();
+    }
+}

@@ -1,0 +1,44 @@
+//! [`ThreadState`]: what this module keeps for a thread, that is for a rank.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use super::recompute::context::{Leaves, RecomputeContext};
+#[cfg(feature = "testing")]
+use super::trace::Trace;
+use super::unit_pass::BackwardScheduler;
+use super::unit_stack::UnitStack;
+use crate::comm::explain_panics_by;
+
+/// The forwards and backwards of a thread.
+pub(super) struct ThreadState {
+    pub(super) stack: RefCell<UnitStack>,
+    /// The innermost checkpointed block that runs.
+    pub(super) block: RefCell<Option<Rc<RecomputeContext>>>,
+    /// The shards that running checkpointed blocks have copied, innermost block last.
+    pub(super) copied: RefCell<Vec<Leaves>>,
+    /// The passes that the thread enters.
+    pub(super) passes: Arc<BackwardScheduler>,
+    #[cfg(feature = "testing")]
+    pub(super) trace: RefCell<Option<Trace>>,
+}
+
+thread_local! {
+    static THREAD: ThreadState = {
+        explain_panics_by(|text| thread(|thread| thread.passes.explain(text)));
+        ThreadState {
+            stack: RefCell::default(),
+            block: RefCell::default(),
+            copied: RefCell::default(),
+            passes: Arc::default(),
+            #[cfg(feature = "testing")]
+            trace: RefCell::default(),
+        }
+    };
+}
+
+/// Calls `f` with the state of this thread.
+pub(super) fn thread<T>(f: impl FnOnce(&ThreadState) -> T) -> T {
+    THREAD.with(f)
+}
