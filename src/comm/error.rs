@@ -9,8 +9,8 @@ use super::{CollectiveId, Op};
 
 /// Reason why a collective failed. Each variant names the rank at fault.
 ///
-/// A failure is joint: after the first one, every collective of every group of the world ends with it, on every
-/// rank. `during` is the collective in which the reporting rank received the failure; it is `None` if the error
+/// A failure is joint: after the first one, every collective of every group of the world that is not complete ends
+/// with it, on every rank. `during` is the collective in which the reporting rank received the failure; it is `None` if the error
 /// comes from the failing rank itself.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
 #[non_exhaustive]

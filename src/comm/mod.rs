@@ -35,7 +35,7 @@
 //!
 //! 1. No call blocks forever after a failure: it succeeds, or returns a [`CommError`] that names the rank at fault,
 //!    the operation, its sequence number and the difference. A failure is joint: it ends every collective of every
-//!    group of the world.
+//!    group of the world that is not complete.
 //! 2. Reductions add in one fixed binary tree over the group's ranks. A run is therefore bitwise repeatable, and on
 //!    power-of-two groups one reduction over 4 ranks equals one over 2 x 2.
 //! 3. Every collective of more than one rank is counted in the rank's [`Ledger`]. A [deferred](Call::with_deferred)

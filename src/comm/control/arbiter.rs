@@ -53,17 +53,43 @@ impl FailureArbiter {
         self.decided.is_none() && self.found.is_some()
     }
 
-    /// Makes this process decide, because the one that decided is lost. Returns the failure that is the first then.
-    /// The other processes may not have received what was sent to that one, so they are notified in any case.
+    /// Makes this process decide, because the one that decided is lost or silent. Returns the failure that is the
+    /// first then. The other processes may not have received what was sent to that one, so they are notified in any
+    /// case.
     pub fn decide_here(&mut self) -> Option<Failure> {
         self.defers = false;
         self.is_unsent = self.known().is_some();
         self.found.clone()
     }
 
-    /// Takes the failure of which the other processes must be notified.
-    pub fn take_unsent(&mut self) -> Option<Failure> {
-        let failure = self.known().cloned();
-        failure.filter(|_| std::mem::replace(&mut self.is_unsent, false))
+    /// Takes the failure of which the other processes must be notified, and whether this process decides that it is
+    /// the first. Otherwise it is for the process that decides.
+    pub fn take_unsent(&mut self) -> Option<(Failure, bool)> {
+        let failure = self.known().cloned().filter(|_| std::mem::replace(&mut self.is_unsent, false))?;
+        Some((failure, !self.defers))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_that_defers_leaves_the_decision_to_another_until_that_one_is_silent() {
+        let failure = || Failure::Panicked { rank: 2, message: "boom".into() };
+        let unsent = |arbiter: &mut FailureArbiter| {
+            let (failure, decided) = arbiter.take_unsent()?;
+            matches!(failure, Failure::Panicked { rank: 2, .. }).then_some(decided)
+        };
+        let mut arbiter = FailureArbiter::default();
+        arbiter.defer();
+        assert!(arbiter.find(failure()).is_none());
+        assert_eq!(unsent(&mut arbiter), Some(false));
+        assert_eq!((unsent(&mut arbiter), arbiter.is_undecided()), (None, true));
+        let found = arbiter.decide_here().expect("a failure was found");
+        arbiter.decide(found);
+        // Also for the processes to which nothing was sent before.
+        assert_eq!(unsent(&mut arbiter), Some(true));
+        assert_eq!((unsent(&mut arbiter), arbiter.is_undecided()), (None, false));
     }
 }

@@ -45,8 +45,8 @@ pub(crate) trait PeerNotifier: Send + Sync {
 
 /// Event of which other processes are notified.
 pub(crate) enum PeerEvent {
-    /// A failure was found in this process.
-    Failed(Failure),
+    /// A failure was found in this process, which has `decided` that it is the first, or leaves that to another process.
+    Failed { failure: Failure, decided: bool },
     /// No local rank needs these contributions, which other processes had offered.
     Declined(Vec<OpHandle>),
     /// A local rank is about to sleep until a message arrives.
@@ -461,6 +461,8 @@ impl<F: Signature, P> Rendezvous<F, P> {
         if is_late {
             state.table.decide_here();
             state.notify_all();
+            self.unlock(state);
+            state = self.state.lock();
         }
         state
     }
@@ -513,7 +515,7 @@ impl<F: Signature, P> Rendezvous<F, P> {
         let freed = state.table.take_freed();
         let events = self.peers.as_ref().map(|peers| {
             let declined = Some(state.table.take_declined()).filter(|declined| !declined.is_empty());
-            (peers, [state.table.arbiter.take_unsent().map(PeerEvent::Failed), declined.map(PeerEvent::Declined)])
+            (peers, [state.table.arbiter.take_unsent().map(|(failure, decided)| PeerEvent::Failed { failure, decided }), declined.map(PeerEvent::Declined)])
         });
         drop(state);
         drop(freed);

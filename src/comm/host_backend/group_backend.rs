@@ -111,7 +111,7 @@ impl HostGroupBackend {
     }
 
     /// Returns this rank's shard of a result with the shape `shape`, if remote data is received in place. The result
-    /// has the device and the element type of `shard`, and is split along `dim` into `lengths`, by rank.
+    /// has the device and the element type of `like`, and is split along `dim` into `lengths`, by rank.
     fn own_shard(
         &self,
         shape: Shape,

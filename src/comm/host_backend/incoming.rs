@@ -101,7 +101,6 @@ impl HostBackend {
         let remote = self.remote();
         self.membership.lost(process);
         if process == remote.first() {
-            remote.lose_first();
             self.rendezvous.decide_here();
         }
         let running = self.rendezvous.read(|table| table.running());

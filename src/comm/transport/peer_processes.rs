@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use burn_dtensor_flight::LaunchId;
 use parking_lot::Mutex;
@@ -32,8 +32,6 @@ pub(in crate::comm) struct PeerProcesses {
     waits: Mutex<WaitForGraph>,
     /// Outcomes of ranks of all processes that have ended.
     ended: Mutex<BTreeMap<usize, EndedRank>>,
-    /// True if the [first](Self::first) process is lost.
-    first_is_lost: AtomicBool,
 }
 
 struct EndedRank {
@@ -65,10 +63,10 @@ impl PeerProcesses {
             Some(*end)
         });
         let ranks = ends.zip(counts).map(|(end, count)| end - count..end).collect();
-        let (numbers, first_is_lost) = (AtomicUsize::default(), AtomicBool::default());
+        let numbers = AtomicUsize::default();
         let (channels, offered) = (Mutex::default(), Mutex::default());
         let (waits, ended) = (Mutex::default(), Mutex::default());
-        Self { transport, launch, ranks, numbers, channels, offered, waits, ended, first_is_lost }
+        Self { transport, launch, ranks, numbers, channels, offered, waits, ended }
     }
 
     /// Creates the processes of the next launch, which has only the surviving `ranks`.
@@ -212,11 +210,6 @@ impl PeerProcesses {
         Some(Failure::Collective(CommError::Deadlock { waits }))
     }
 
-    /// Records that the first process is lost, so that every process decides by itself which failure is the first.
-    pub fn lose_first(&self) {
-        self.first_is_lost.store(true, Ordering::Relaxed);
-    }
-
     /// Sends the report of a local rank that has exited to all other processes.
     pub fn exit(&self, report: RankReport) {
         self.notify_all(|| ControlMessage::RankExited(report.clone()));
@@ -277,8 +270,7 @@ impl MembershipPeers for PeerProcesses {
 impl PeerNotifier for PeerProcesses {
     fn notify(&self, event: PeerEvent) -> Option<Failure> {
         match event {
-            PeerEvent::Failed(failure) => {
-                let decided = self.decides() || self.first_is_lost.load(Ordering::Relaxed);
+            PeerEvent::Failed { failure, decided } => {
                 let message = || ControlMessage::Failed { failure: failure.clone(), decided };
                 if decided {
                     self.notify_all(message)

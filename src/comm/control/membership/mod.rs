@@ -9,8 +9,8 @@
 //! |---|---|
 //! | `agreement` | agreement of processes on the survivors; pure state |
 //! | `survivors` | the agreement as ranks wait for it |
-//! | `worlds` | the worlds of which a rank was a member, with its ledgers |
 //!
+//! The worlds of which a rank was a member are in `comm::rank_worlds`.
 //! Collectives know nothing of it: a shrunk world is an ordinary world with a backend of its own. A backend holds a
 //! [`Membership`], to which it passes the ends of ranks, the losses of processes and the messages of other processes.
 
