@@ -51,9 +51,9 @@ pub(super) fn check_shards(
     group: &Group,
 ) -> Checked<Vec<TensorSignature>> {
     let block = |(i, (tensor, (dim, sizes))): ShardArgument<'_>| {
-        let mut print = full_of(i, tensor, *dim, sizes, group)?;
+        let mut signature = full_of(i, tensor, *dim, sizes, group)?;
         let expected = sizes.range(group.size(), group.rank()).len();
-        let found = print.shape[*dim];
+        let found = signature.shape[*dim];
         let shard = || match sizes {
             ShardSizes::Chunked(len) => format!("chunk {} of {len} over {} ranks has", group.rank(), group.size()),
             ShardSizes::Uneven(lengths) => format!("shard size {} of {lengths:?} is", group.rank()),
@@ -62,9 +62,9 @@ pub(super) fn check_shards(
             let problem = format!("tensor {i} has length {found} in dimension {dim}, but {} {expected}", shard());
             return Err(Problem { problem, remedy: "Shard the full tensor with `placement::ShardSizes`" });
         }
-        let sharding = print.sharding;
-        print.shape[*dim] = sizes.total();
-        Ok(TensorSignature { sharding, ..supported(i, print.shape, print.dtype)? })
+        let sharding = signature.sharding;
+        signature.shape[*dim] = sizes.total();
+        Ok(TensorSignature { sharding, ..supported(i, signature.shape, signature.dtype)? })
     };
     tensors.iter().zip(shardings).enumerate().map(block).collect()
 }
@@ -77,22 +77,22 @@ pub(super) fn check_full(
     group: &Group,
 ) -> Checked<Vec<TensorSignature>> {
     let full = |(i, (tensor, (dim, sizes))): ShardArgument<'_>| {
-        let print = full_of(i, tensor, *dim, sizes, group)?;
-        reducible(i, print.dtype, op)?;
-        check_total(i, &print.shape, *dim, sizes)?;
-        Ok(print)
+        let signature = full_of(i, tensor, *dim, sizes, group)?;
+        reducible(i, signature.dtype, op)?;
+        check_total(i, &signature.shape, *dim, sizes)?;
+        Ok(signature)
     };
     tensors.iter().zip(shardings).enumerate().map(full).collect()
 }
 
 /// Checks tensors that are to be reduced without being sharded. Returns their signatures.
 pub(super) fn reduced(tensors: &[DispatchTensor], op: ReduceOp) -> Checked<Vec<TensorSignature>> {
-    let print = |(i, tensor)| {
-        let print = plain(i, tensor)?;
-        reducible(i, print.dtype, op)?;
-        Ok(print)
+    let signature = |(i, tensor)| {
+        let signature = plain(i, tensor)?;
+        reducible(i, signature.dtype, op)?;
+        Ok(signature)
     };
-    tensors.iter().enumerate().map(print).collect()
+    tensors.iter().enumerate().map(signature).collect()
 }
 
 /// Checks a shard that is to be resharded along `to_dim`. Returns the signature of the full tensor.
@@ -103,14 +103,14 @@ pub(super) fn recut(
     group: &Group,
 ) -> Checked<TensorSignature> {
     let ShardedTensor { tensor, dim, sizes } = shard;
-    let mut print = check_shards(std::slice::from_ref(tensor), &[(*dim, sizes.clone())], group)?.remove(0);
-    in_range(0, to_dim, &print.shape)?;
+    let mut signature = check_shards(std::slice::from_ref(tensor), &[(*dim, sizes.clone())], group)?.remove(0);
+    in_range(0, to_dim, &signature.shape)?;
     ensure!(to_dim != shard.dim => "`to_dim` is {to_dim}, which is the sharded dimension already",
         "Pass another dimension, or use the tensor as it is");
     one_per_rank(0, to_sizes, group)?;
-    check_total(0, &print.shape, to_dim, to_sizes)?;
-    print.to = Some(ShardSignature::new(to_dim, to_sizes));
-    Ok(print)
+    check_total(0, &signature.shape, to_dim, to_sizes)?;
+    signature.to = Some(ShardSignature::new(to_dim, to_sizes));
+    Ok(signature)
 }
 
 /// Checks the tensors that this rank sends to each rank of the group, and the descriptions of those that it
@@ -125,8 +125,8 @@ pub(super) fn listed(
     ensure!([tensors, descriptions] == [size; 2] => "{tensors} parts and {descriptions} `metas` in a group of {size} ranks",
         "Pass one of each per rank of the group, `None` for a rank without a tensor");
     let meta = |(i, part): (usize, &Option<DispatchTensor>)| {
-        let print = part.as_ref().map(|part| plain(i, part)).transpose()?;
-        Ok(print.map(|TensorSignature { shape, dtype, .. }| TensorMeta { shape, dtype }))
+        let signature = part.as_ref().map(|part| plain(i, part)).transpose()?;
+        Ok(signature.map(|TensorSignature { shape, dtype, .. }| TensorMeta { shape, dtype }))
     };
     let given: Vec<_> = parts.iter().enumerate().map(meta).collect::<Checked<_>>()?;
     let is_supported =
@@ -147,19 +147,19 @@ pub(super) fn rooted(
     group: &Group,
 ) -> Checked<Vec<TensorSignature>> {
     member("root", root, group)?;
-    let prints = all_described(metas)?;
+    let signatures = all_described(metas)?;
     if root == group.rank() {
         let remedy = "Pass `Some(tensors)` on the root";
         let tensors = tensors.ok_or_else(|| Problem { problem: "the root passes no tensors".into(), remedy })?;
         let (given, described) = (tensors.len(), metas.len());
         ensure!(given == described => "{given} tensors, but {described} `metas`", "Describe every tensor in `metas`");
-        for (i, (tensor, expected)) in tensors.iter().zip(&prints).enumerate() {
+        for (i, (tensor, expected)) in tensors.iter().zip(&signatures).enumerate() {
             let [found, expected] = [&plain(i, tensor)?, expected].map(text);
             ensure!(found == expected => "tensor {i} is {found}, but `metas` describes {expected}",
                 "Describe the root's tensors in `metas` on every rank");
         }
     }
-    Ok(prints)
+    Ok(signatures)
 }
 
 /// Returns the signatures of the tensors that `metas` describes.
@@ -207,17 +207,17 @@ pub(super) fn split(
     taken: &[usize],
     group: &Group,
 ) -> Checked<TensorSignature> {
-    let print = plain(0, tensor)?;
+    let signature = plain(0, tensor)?;
     one_each("send counts", given.len(), group)?;
     one_each("receive counts", taken.len(), group)?;
-    let row = print.shape[1..].iter().fold(print.dtype.size(), |bytes, len| bytes.saturating_mul(*len));
-    let (rows, sum) = (print.shape[0], total_rows("send counts", given, row)?);
+    let row = signature.shape[1..].iter().fold(signature.dtype.size(), |bytes, len| bytes.saturating_mul(*len));
+    let (rows, sum) = (signature.shape[0], total_rows("send counts", given, row)?);
     total_rows("receive counts", taken, row)?;
     ensure!(rows == sum => "send counts {given:?} add up to {sum}, but the tensor has {rows} rows",
         "Make them add up to the number of rows");
     let (kept, own) = (given[group.rank()], taken[group.rank()]);
     ensure!(kept == own => "this rank sends itself {kept} rows but expects {own} from itself", "Make both counts equal");
-    Ok(print)
+    Ok(signature)
 }
 
 /// Adds up the counts of an argument. Checks that this many rows of `row` bytes can be addressed.
@@ -237,17 +237,17 @@ pub(super) fn rows_of(dims: &[usize], indices: usize) -> Checked<()> {
 
 /// Adds the shardings of a scatter to the signatures of its tensors, and checks them.
 pub(super) fn scattered(
-    prints: &mut [TensorSignature],
+    signatures: &mut [TensorSignature],
     shardings: &[(usize, ShardSizes)],
     group: &Group,
 ) -> Checked<()> {
-    let (tensors, given) = (prints.len(), shardings.len());
+    let (tensors, given) = (signatures.len(), shardings.len());
     ensure!(tensors == given => "{tensors} tensors, but {given} `shardings`", "Pass one sharding per tensor");
-    for (i, (print, (dim, sizes))) in prints.iter_mut().zip(shardings).enumerate() {
-        in_range(i, *dim, &print.shape)?;
+    for (i, (signature, (dim, sizes))) in signatures.iter_mut().zip(shardings).enumerate() {
+        in_range(i, *dim, &signature.shape)?;
         one_per_rank(i, sizes, group)?;
-        check_total(i, &print.shape, *dim, sizes)?;
-        print.sharding = Some(ShardSignature::new(*dim, sizes));
+        check_total(i, &signature.shape, *dim, sizes)?;
+        signature.sharding = Some(ShardSignature::new(*dim, sizes));
     }
     Ok(())
 }
@@ -267,15 +267,15 @@ fn full_of(
 /// Adds a sharding to a signature. Checks it, except for the total of its sizes.
 fn sharded_along(
     i: usize,
-    mut print: TensorSignature,
+    mut signature: TensorSignature,
     dim: usize,
     sizes: &ShardSizes,
     group: &Group,
 ) -> Checked<TensorSignature> {
-    in_range(i, dim, &print.shape)?;
+    in_range(i, dim, &signature.shape)?;
     one_per_rank(i, sizes, group)?;
-    print.sharding = Some(ShardSignature::new(dim, sizes));
-    Ok(print)
+    signature.sharding = Some(ShardSignature::new(dim, sizes));
+    Ok(signature)
 }
 
 /// Returns the signatures of full tensors that are known by their descriptions, and checks their shardings.
@@ -284,16 +284,16 @@ pub(super) fn check_described(
     group: &Group,
 ) -> Checked<Vec<TensorSignature>> {
     let full = |(i, (meta, dim, sizes)): (usize, &(TensorMeta, usize, ShardSizes))| {
-        let print = sharded_along(i, described(i, meta)?, *dim, sizes, group)?;
-        check_total(i, &print.shape, *dim, sizes)?;
-        Ok(print)
+        let signature = sharded_along(i, described(i, meta)?, *dim, sizes, group)?;
+        check_total(i, &signature.shape, *dim, sizes)?;
+        Ok(signature)
     };
     full_tensors.iter().enumerate().map(full).collect()
 }
 
 /// Checks that `op` can reduce the dtypes of all tensors.
-pub(super) fn all_reducible(prints: &[TensorSignature], op: ReduceOp) -> Checked<()> {
-    prints.iter().enumerate().try_for_each(|(i, print)| reducible(i, print.dtype, op))
+pub(super) fn all_reducible(signatures: &[TensorSignature], op: ReduceOp) -> Checked<()> {
+    signatures.iter().enumerate().try_for_each(|(i, signature)| reducible(i, signature.dtype, op))
 }
 
 /// Checks that the tensors match a plan, and that the plan was made for a group of this size.
@@ -303,7 +303,7 @@ pub(super) fn as_planned(plan: &CollectivePlan, tensors: &[DispatchTensor], grou
     let (planned, given) = (plan.tensors.len(), tensors.len());
     ensure!(planned == given => "{given} tensors, but a plan for {planned}", REPLAN);
     for (i, (tensor, of_plan)) in tensors.iter().zip(&*plan.tensors).enumerate() {
-        let print = plain(i, tensor)?;
+        let signature = plain(i, tensor)?;
         let mut shape = of_plan.shape.clone();
         if let Some((dim, sizes)) = plan.shardings().get(i) {
             one_per_rank(i, sizes, group)?;
@@ -311,8 +311,8 @@ pub(super) fn as_planned(plan: &CollectivePlan, tensors: &[DispatchTensor], grou
                 shape[*dim] = sizes.range(group.size(), group.rank()).len();
             }
         }
-        if print.dtype != of_plan.dtype || print.shape != shape {
-            let [found, expected] = [&print, &TensorSignature { shape, ..of_plan.clone() }].map(text);
+        if signature.dtype != of_plan.dtype || signature.shape != shape {
+            let [found, expected] = [&signature, &TensorSignature { shape, ..of_plan.clone() }].map(text);
             let problem = format!("tensor {i} is {found}, but the plan is for {expected}");
             return Err(Problem { problem, remedy: REPLAN });
         }

@@ -177,25 +177,25 @@ impl Communicator {
         &self,
         peer: Option<Peer>,
         call: Call,
-        print: CallSignature,
+        signature: CallSignature,
         bytes: u64,
         begin: impl FnOnce(&dyn GroupBackend, CallContext) -> PostResult<T>,
     ) -> Work<T> {
         let CommunicatorInner { rank, channel, sequence, .. } = &*self.shared;
-        if let Err(error) = rank.check_thread(print.op, &call.label) {
+        if let Err(error) = rank.check_thread(signature.op, &call.label) {
             return Work::failed(error);
         }
-        let (op, group) = (print.op, self.group());
+        let (op, group) = (signature.op, self.group());
         let seq = sequence.next(op);
         if rank.is_alone() && !op.is_message() {
             let called = CollectiveId { op, seq, label: call.label.clone(), ranks: group.shared_ranks() };
             return Work::failed(rank.fail(CommError::CollectiveInRunOn { rank: rank.rank, called }));
         }
         let Call { label, phase, deferred: is_deferred, .. } = call;
-        let posting = Posting { group, channel: sequence.number(), seq, print: &print, phase, bytes, peer };
+        let posting = Posting { group, channel: sequence.number(), seq, signature: &signature, phase, bytes, peer };
         let info = CallInfo { rank: rank.rank, op, group_size: group.size(), bytes, label, phase, seq };
         let mut call = ObservedCall::post(rank.ledger.clone(), sequence.clone(), info, &posting, is_deferred);
-        match call.begin(|| begin(&**channel, CallContext { print, is_deferred })) {
+        match call.begin(|| begin(&**channel, CallContext { signature, is_deferred })) {
             Ok(pending) => Work::under_way(pending, rank.clone(), call, self.deadline),
             Err(error) => Work::failed(error),
         }

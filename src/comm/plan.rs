@@ -88,7 +88,7 @@ impl CollectivePlan {
     }
 
     /// Returns the signature of `call` with this plan.
-    pub(super) fn print(&self, call: &Call) -> CallSignature {
+    pub(super) fn signature(&self, call: &Call) -> CallSignature {
         CallSignature { reduce: self.reduce, ..CallSignature::new(self.op, call, self.tensors.clone()) }
     }
 

@@ -229,7 +229,7 @@ impl GroupMember {
 #[derive(Debug)]
 pub struct CallContext {
     /// Signature of the call, on which all ranks must agree.
-    pub print: CallSignature,
+    pub signature: CallSignature,
     /// True for a deferred call, whose result is needed later.
     pub is_deferred: bool,
 }

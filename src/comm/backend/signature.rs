@@ -210,10 +210,10 @@ impl CallSignature {
             .or_else(|| self.compared_otherwise(other))
     }
 
-    /// Compares the digests of all ranks of a collective. `prints` yields their signatures in group order; no two
+    /// Compares the digests of all ranks of a collective. `signatures` yields them in group order; no two
     /// of them may have a [`difference`](Self::difference). Returns the first divergence.
-    pub fn divergence<'a>(prints: impl Iterator<Item = &'a Self> + Clone) -> Option<Divergence> {
-        Divergence::among(prints.map(Self::digests))
+    pub fn divergence<'a>(signatures: impl Iterator<Item = &'a Self> + Clone) -> Option<Divergence> {
+        Divergence::among(signatures.map(Self::digests))
     }
 
     /// Describes why a receive with this signature rejects the message `sent`, with its own value first. Returns
@@ -289,7 +289,8 @@ impl CallSignature {
         if self.names == other.names {
             return None;
         }
-        let name = |print: &Self, i: usize| print.names().get(i).map_or("none".into(), |name| format!("`{name}`"));
+        let name =
+            |signature: &Self, i: usize| signature.names().get(i).map_or("none".into(), |name| format!("`{name}`"));
         let count = self.names().len().max(other.names().len());
         let mut pairs = (0..count).map(|i| (i, name(self, i), name(other, i)));
         pairs.find_map(|(i, a, b)| (a != b).then(|| format!("tensor {i}: {a} vs {b}")))
@@ -313,8 +314,8 @@ fn some<T: Debug>(value: &Option<T>) -> String {
     value.as_ref().map_or("none".into(), |value| format!("{value:?}"))
 }
 
-fn sharding_text(print: &Option<ShardSignature>) -> String {
-    print.as_ref().map_or("none".into(), ShardSignature::to_string)
+fn sharding_text(signature: &Option<ShardSignature>) -> String {
+    signature.as_ref().map_or("none".into(), ShardSignature::to_string)
 }
 
 pub(crate) fn tensor_text(meta: &Option<TensorMeta>) -> String {
@@ -326,7 +327,7 @@ mod tests {
     use super::*;
     use crate::comm::ReplicatedValue;
 
-    fn print() -> CallSignature {
+    fn signature() -> CallSignature {
         let sharding = Some(ShardSignature::new(0, &ShardSizes::Chunked(4)));
         let tensor = TensorSignature { shape: Shape::from([4, 8]), dtype: DType::F32, sharding, to: None };
         CallSignature {
@@ -348,11 +349,11 @@ mod tests {
 
     #[test]
     fn says_exactly_what_differs() {
-        assert_eq!(print().difference(&print()), None);
+        assert_eq!(signature().difference(&signature()), None);
         let says = |change: fn(&mut CallSignature)| {
-            let mut other = print();
+            let mut other = signature();
             change(&mut other);
-            print().difference(&other).unwrap()
+            signature().difference(&other).unwrap()
         };
         assert_eq!(says(|p| p.op = Op::Barrier), "operation all_gather vs barrier");
         assert_eq!(says(|p| p.label = "b".into()), "label `a` vs `b`");
@@ -363,8 +364,8 @@ mod tests {
         };
         assert_eq!(says(full), "global tensor none vs [4, 8] f32");
         assert_eq!(says(|p| p.operand_shapes = Some("[4, 2]".into())), "reduction of none vs [4, 2]");
-        fn tensor(print: &mut CallSignature) -> &mut TensorSignature {
-            &mut Arc::get_mut(&mut print.tensors).expect("it is new")[0]
+        fn tensor(signature: &mut CallSignature) -> &mut TensorSignature {
+            &mut Arc::get_mut(&mut signature.tensors).expect("it is new")[0]
         }
         assert_eq!(says(|p| p.tensors = [].into()), "number of tensors 1 vs 0");
         assert_eq!(says(|p| tensor(p).shape = Shape::from([4, 9])), "tensor 0: shape [4, 8] vs [4, 9]");
@@ -383,16 +384,19 @@ mod tests {
     fn a_signature_that_was_received_fits_its_group_or_not() {
         let tensor = |sharding, to| {
             let shape = Shape::from([4, 8]);
-            CallSignature { tensors: [TensorSignature { shape, dtype: DType::F32, sharding, to }].into(), ..print() }
+            CallSignature {
+                tensors: [TensorSignature { shape, dtype: DType::F32, sharding, to }].into(),
+                ..signature()
+            }
         };
         let along = |dim, lengths: &[usize]| Some(ShardSignature { dim, lengths: Some(lengths.into()) });
-        let root = |root| CallSignature { root: Some(root), ..print() };
+        let root = |root| CallSignature { root: Some(root), ..signature() };
         let meta = |len: usize| Some(TensorMeta { shape: Shape::from([len]), dtype: DType::F32 });
         let pairs = |member, given: &[usize], taken: &[usize]| {
             let [given, taken] = [given, taken].map(|lens| lens.iter().map(|len| meta(*len)).collect());
-            CallSignature { pairs: Some(PairwiseSignature { member, given, taken }.into()), ..print() }
+            CallSignature { pairs: Some(PairwiseSignature { member, given, taken }.into()), ..signature() }
         };
-        let all = [print(), tensor(along(0, &[1, 3]), along(1, &[8, 0])), root(1), pairs(1, &[1, 2], &[3, 4])];
+        let all = [signature(), tensor(along(0, &[1, 3]), along(1, &[8, 0])), root(1), pairs(1, &[1, 2], &[3, 4])];
         assert!(all.iter().all(|signature| signature.fits(2)), "{all:?}");
         let none = [
             tensor(Some(ShardSignature { dim: 2, lengths: None }), None),
@@ -414,12 +418,12 @@ mod tests {
         let of_model = |number, states: &[u64], line| {
             let origin = format!("Linear, sharded at main.rs:{line}").into();
             let names = Some(["weight".into(), "bias".into()].into());
-            CallSignature { model: Some(ShardedModel { number, states: states.into(), origin }), names, ..print() }
+            CallSignature { model: Some(ShardedModel { number, states: states.into(), origin }), names, ..signature() }
         };
         let says = |other: &CallSignature| of_model(1, &[4 << 32], 7).difference(other);
         let first = "model 1 (Linear, sharded at main.rs:7)";
         assert_eq!(says(&of_model(2, &[4 << 32], 9)).unwrap(), format!("{first} vs 2 (Linear, sharded at main.rs:9)"));
-        assert_eq!(says(&print()).unwrap(), format!("{first} vs none"));
+        assert_eq!(says(&signature()).unwrap(), format!("{first} vs none"));
         let state = |param, other| format!("clone of {first}: `{param}` is in state 00000004 vs 0000000{other}");
         assert_eq!(says(&of_model(1, &[3 << 32], 7)).unwrap(), state("weight", 3));
         assert_eq!(says(&of_model(1, &[4 << 32, 5 << 32], 7)).unwrap(), state("bias", 5));
@@ -436,24 +440,24 @@ mod tests {
                 names,
                 values: values.iter().copied().map(Some).collect(),
             };
-            CallSignature { digests: Some([digests].into()), ..print() }
+            CallSignature { digests: Some([digests].into()), ..signature() }
         };
         let both = comparing(10, &["a", "b"], &[1, 2]);
         assert_eq!(both.difference(&comparing(10, &["a", "b"], &[3, 4])), None, "`divergence` compares digests");
         let says = |other: &CallSignature| both.difference(other).unwrap();
         let is = "values to compare weights of step 10: a, b vs";
-        assert_eq!(says(&print()), format!("{is} none"));
+        assert_eq!(says(&signature()), format!("{is} none"));
         assert_eq!(says(&comparing(9, &["a", "b"], &[1, 2])), format!("{is} weights of step 9: a, b"));
         assert_eq!(says(&comparing(10, &["a"], &[1])), format!("{is} weights of step 10: a"));
-        let prints = [both, comparing(10, &["a", "b"], &[1, 3])];
-        assert!(CallSignature::divergence(prints.iter()).is_some());
-        assert_eq!(CallSignature::divergence([print(), print()].iter()), None);
+        let signatures = [both, comparing(10, &["a", "b"], &[1, 3])];
+        assert!(CallSignature::divergence(signatures.iter()).is_some());
+        assert_eq!(CallSignature::divergence([signature(), signature()].iter()), None);
     }
 
     #[test]
     fn a_receive_takes_what_it_expects() {
-        let receive = CallSignature { op: Op::Receive, ..print() };
-        let mut sent = CallSignature { op: Op::Send, ..print() };
+        let receive = CallSignature { op: Op::Receive, ..signature() };
+        let mut sent = CallSignature { op: Op::Send, ..signature() };
         assert_eq!(receive.refusal(&sent), None);
         Arc::get_mut(&mut sent.tensors).expect("it is new")[0].shape = Shape::from([4, 9]);
         assert_eq!(receive.refusal(&sent).unwrap(), "tensor 0: shape [4, 8] vs [4, 9]");
@@ -468,7 +472,7 @@ mod tests {
         let meta = |len: usize| Some(TensorMeta { shape: Shape::from([len]), dtype: DType::F32 });
         let pairs = |member, given: [usize; 2], taken: [usize; 2]| {
             let pairs = PairwiseSignature { member, given: given.map(meta).into(), taken: taken.map(meta).into() };
-            CallSignature { pairs: Some(pairs.into()), ..print() }
+            CallSignature { pairs: Some(pairs.into()), ..signature() }
         };
         let first = pairs(0, [1, 2], [1, 3]);
         assert_eq!(first.pairs.as_ref().unwrap().bytes(), 8, "the rank's tensor for itself is not sent");
@@ -481,9 +485,9 @@ mod tests {
     #[test]
     fn says_which_tensor_differs_by_its_name() {
         let named = |names: &[&str], width: usize| {
-            let tensor = TensorSignature { shape: Shape::from([4, width]), ..print().tensors[0].clone() };
+            let tensor = TensorSignature { shape: Shape::from([4, width]), ..signature().tensors[0].clone() };
             let names = Some(names.iter().map(|&name| name.into()).collect());
-            CallSignature { names, tensors: [tensor.clone(), tensor].into(), ..print() }
+            CallSignature { names, tensors: [tensor.clone(), tensor].into(), ..signature() }
         };
         let says = |a: &CallSignature, b: &CallSignature| a.difference(b).unwrap();
         let both = named(&["a", "b"], 8);

@@ -83,10 +83,11 @@ impl Communicator {
             return Work::done(parts);
         }
         let bytes = pairs.bytes();
-        let print = CallSignature { root, pairs: Some(pairs.into()), ..CallSignature::new(op, &call, Vec::new()) };
+        let signature = CallSignature { root, pairs: Some(pairs.into()), ..CallSignature::new(op, &call, Vec::new()) };
         let listed = |parts: Vec<Option<DispatchTensor>>| parts.into_iter().map(Vec::from_iter).collect();
         let metas = metas.into_iter().map(Vec::from_iter).collect();
-        let work = self.post(None, call, print, bytes, |channel, post| channel.all_to_all(post, listed(parts), metas));
+        let work =
+            self.post(None, call, signature, bytes, |group, context| group.all_to_all(context, listed(parts), metas));
         work.then(|parts: Vec<Vec<_>>| parts.into_iter().map(|mut part| part.pop()).collect())
     }
 }

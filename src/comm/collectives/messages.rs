@@ -32,13 +32,13 @@ impl Communicator {
     /// ```
     pub fn send(&self, call: Call, tensors: Vec<DispatchTensor>, to: usize, tag: u32) -> Work<()> {
         let checked = arguments::member("to", to, self.group()).and_then(|()| arguments::sent(&tensors));
-        let prints = match self.at_home(checked, &tensors) {
-            Ok(prints) => prints,
+        let signatures = match self.at_home(checked, &tensors) {
+            Ok(signatures) => signatures,
             Err(problem) => return self.refuse(Op::Send, &call, problem),
         };
-        let (bytes, print) = (bytes(&prints), CallSignature::new(Op::Send, &call, prints));
+        let (bytes, signature) = (bytes(&signatures), CallSignature::new(Op::Send, &call, signatures));
         let peer = Peer { rank: Some(self.group().ranks()[to]), tag };
-        self.post(Some(peer), call, print, bytes, |channel, post| channel.send(post, tensors, to, tag))
+        self.post(Some(peer), call, signature, bytes, |group, context| group.send(context, tensors, to, tag))
     }
 
     /// Receives the next message with `tag` from group rank `from`, or from any rank if `from` is `None`. Returns
@@ -55,13 +55,13 @@ impl Communicator {
     ) -> Work<ReceivedTensors> {
         let from = from.into();
         let checked = from.map_or(Ok(()), |from| arguments::member("from", from, self.group()));
-        let prints = match checked.and_then(|()| arguments::all_described(metas.as_deref().unwrap_or_default())) {
-            Ok(prints) => prints,
+        let signatures = match checked.and_then(|()| arguments::all_described(metas.as_deref().unwrap_or_default())) {
+            Ok(signatures) => signatures,
             Err(problem) => return self.refuse(Op::Receive, &call, problem),
         };
         let any = metas.is_none();
-        let print = CallSignature { any, ..CallSignature::new(Op::Receive, &call, prints) };
+        let signature = CallSignature { any, ..CallSignature::new(Op::Receive, &call, signatures) };
         let peer = Peer { rank: from.map(|from| self.group().ranks()[from]), tag };
-        self.post(Some(peer), call, print, 0, |channel, post| channel.receive(post, from, tag, metas))
+        self.post(Some(peer), call, signature, 0, |group, context| group.receive(context, from, tag, metas))
     }
 }

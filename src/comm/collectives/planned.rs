@@ -22,11 +22,11 @@ impl Communicator {
         &self,
         full_tensors: Vec<(TensorMeta, usize, ShardSizes)>,
     ) -> Result<Arc<CollectivePlan>, CommError> {
-        let prints = arguments::check_described(&full_tensors, self.group());
+        let signatures = arguments::check_described(&full_tensors, self.group());
         self.planned_as(
             Op::AllGather,
             None,
-            prints,
+            signatures,
             full_tensors.into_iter().map(|(_, dim, sizes)| (dim, sizes)).collect(),
         )
     }
@@ -43,10 +43,11 @@ impl Communicator {
         full_tensors: Vec<(TensorMeta, usize, ShardSizes)>,
         op: ReduceOp,
     ) -> Result<Arc<CollectivePlan>, CommError> {
-        let prints = arguments::check_described(&full_tensors, self.group());
-        let prints = prints.and_then(|prints| arguments::all_reducible(&prints, op).map(|()| prints));
+        let signatures = arguments::check_described(&full_tensors, self.group());
+        let signatures =
+            signatures.and_then(|signatures| arguments::all_reducible(&signatures, op).map(|()| signatures));
         let shardings = full_tensors.into_iter().map(|(_, dim, sizes)| (dim, sizes)).collect();
-        self.planned_as(Op::ReduceScatter, Some(op), prints, shardings)
+        self.planned_as(Op::ReduceScatter, Some(op), signatures, shardings)
     }
 
     /// Prepares an [`all_reduce`](Self::all_reduce) of tensors with these descriptions. Local.
@@ -56,8 +57,8 @@ impl Communicator {
     /// # Errors
     /// [`CommError::InvalidArgument`] if `op` cannot reduce a dtype.
     pub fn plan_all_reduce(&self, metas: &[TensorMeta], op: ReduceOp) -> Result<Arc<CollectivePlan>, CommError> {
-        let checked =
-            arguments::all_described(metas).and_then(|prints| arguments::all_reducible(&prints, op).map(|()| prints));
+        let checked = arguments::all_described(metas)
+            .and_then(|signatures| arguments::all_reducible(&signatures, op).map(|()| signatures));
         self.planned_as(Op::AllReduce, Some(op), checked, Vec::new())
     }
 
@@ -86,11 +87,11 @@ impl Communicator {
         &self,
         op: Op,
         reduce: Option<ReduceOp>,
-        prints: Result<Vec<TensorSignature>, Problem>,
+        signatures: Result<Vec<TensorSignature>, Problem>,
         shardings: Vec<(usize, ShardSizes)>,
     ) -> Result<Arc<CollectivePlan>, CommError> {
-        match prints {
-            Ok(prints) => Ok(CollectivePlan::new(op, reduce, prints, shardings, self.group().size()).into()),
+        match signatures {
+            Ok(signatures) => Ok(CollectivePlan::new(op, reduce, signatures, shardings, self.group().size()).into()),
             Err(problem) => Err(self.refusal(op, "plan", problem)),
         }
     }
@@ -108,11 +109,11 @@ impl Communicator {
                 None => tensors,
             });
         }
-        let (print, bytes) = (plan.print(&call), plan.bytes());
-        self.post(None, call, print, bytes, |channel, post| match plan.reduce {
-            None => channel.all_gather(post, plan.clone(), tensors),
-            Some(op) if plan.op() == Op::AllReduce => channel.all_reduce(post, tensors, op),
-            Some(op) => channel.reduce_scatter(post, plan.clone(), tensors, op),
+        let (signature, bytes) = (plan.signature(&call), plan.bytes());
+        self.post(None, call, signature, bytes, |group, context| match plan.reduce {
+            None => group.all_gather(context, plan.clone(), tensors),
+            Some(op) if plan.op() == Op::AllReduce => group.all_reduce(context, tensors, op),
+            Some(op) => group.reduce_scatter(context, plan.clone(), tensors, op),
         })
     }
 

@@ -22,16 +22,16 @@ impl Communicator {
     ) -> Work<Vec<DispatchTensor>> {
         let checked = arguments::rooted(tensors.as_deref(), &metas, root, self.group());
         let tensors = tensors.filter(|_| self.group().rank() == root).unwrap_or_default();
-        let prints = match self.at_home(checked, &tensors) {
-            Ok(prints) => prints,
+        let signatures = match self.at_home(checked, &tensors) {
+            Ok(signatures) => signatures,
             Err(problem) => return self.refuse(Op::Broadcast, &call, problem),
         };
         if self.is_alone() {
             return Work::done(tensors);
         }
-        let bytes = bytes(&prints);
-        let print = CallSignature { root: Some(root), ..CallSignature::new(Op::Broadcast, &call, prints) };
-        self.post(None, call, print, bytes, |channel, post| channel.broadcast(post, tensors, metas, root))
+        let bytes = bytes(&signatures);
+        let signature = CallSignature { root: Some(root), ..CallSignature::new(Op::Broadcast, &call, signatures) };
+        self.post(None, call, signature, bytes, |group, context| group.broadcast(context, tensors, metas, root))
     }
 
     /// Sends each rank its shards of the tensors of group rank `root`: `shardings[i]` contains the dimension and
@@ -45,21 +45,23 @@ impl Communicator {
         shardings: Vec<(usize, ShardSizes)>,
         root: usize,
     ) -> Work<Vec<DispatchTensor>> {
-        let checked = arguments::rooted(tensors.as_deref(), &metas, root, self.group()).and_then(|mut prints| {
-            arguments::scattered(&mut prints, &shardings, self.group())?;
-            Ok(prints)
+        let checked = arguments::rooted(tensors.as_deref(), &metas, root, self.group()).and_then(|mut signatures| {
+            arguments::scattered(&mut signatures, &shardings, self.group())?;
+            Ok(signatures)
         });
         let tensors = tensors.filter(|_| self.group().rank() == root).unwrap_or_default();
-        let prints = match self.at_home(checked, &tensors) {
-            Ok(prints) => prints,
+        let signatures = match self.at_home(checked, &tensors) {
+            Ok(signatures) => signatures,
             Err(problem) => return self.refuse(Op::Scatter, &call, problem),
         };
         if self.is_alone() {
             return Work::done(tensors);
         }
-        let bytes = bytes(&prints);
-        let print = CallSignature { root: Some(root), ..CallSignature::new(Op::Scatter, &call, prints) };
-        self.post(None, call, print, bytes, |channel, post| channel.scatter(post, tensors, metas, shardings, root))
+        let bytes = bytes(&signatures);
+        let signature = CallSignature { root: Some(root), ..CallSignature::new(Op::Scatter, &call, signatures) };
+        self.post(None, call, signature, bytes, |group, context| {
+            group.scatter(context, tensors, metas, shardings, root)
+        })
     }
 
     /// Reduces tensors of the same shape over the ranks. Group rank `root` receives the result, the other ranks
@@ -72,8 +74,8 @@ impl Communicator {
         root: usize,
     ) -> Work<Option<Vec<DispatchTensor>>> {
         let checked = arguments::member("root", root, self.group()).and_then(|()| arguments::reduced(&tensors, op));
-        let prints = match self.at_home(checked, &tensors) {
-            Ok(prints) => prints,
+        let signatures = match self.at_home(checked, &tensors) {
+            Ok(signatures) => signatures,
             Err(problem) => return self.refuse(Op::Reduce, &call, problem),
         };
         if self.is_alone() {
@@ -81,10 +83,11 @@ impl Communicator {
         }
         let (size, is_root) = (self.group().size(), self.group().rank() == root);
         let shardings = tensors.iter().map(|tensor| all_for(root, tensor, size)).collect();
-        let plan = Arc::new(CollectivePlan::new(Op::Reduce, Some(op), prints, shardings, size));
-        let print = CallSignature { root: Some(root), ..plan.print(&call) };
+        let plan = Arc::new(CollectivePlan::new(Op::Reduce, Some(op), signatures, shardings, size));
+        let signature = CallSignature { root: Some(root), ..plan.signature(&call) };
         let bytes = plan.bytes();
-        let work = self.post(None, call, print, bytes, |channel, post| channel.reduce_scatter(post, plan, tensors, op));
+        let work =
+            self.post(None, call, signature, bytes, |group, context| group.reduce_scatter(context, plan, tensors, op));
         work.then(move |tensors| is_root.then_some(tensors))
     }
 

@@ -54,10 +54,10 @@ impl Communicator {
         let [send_metas, recv_metas] = [send_counts, recv_counts].map(|counts| counts.iter().map(rows).collect());
         let pairs = PairwiseSignature { member, given: send_metas, taken: recv_metas };
         let bytes = pairs.bytes();
-        let print =
+        let signature =
             CallSignature { pairs: Some(pairs.into()), ..CallSignature::new(Op::AllToAllList, &call, Vec::new()) };
-        self.post(None, call, print, bytes, |channel, post| {
-            channel.all_to_all_v(post, tensor, send_counts, recv_counts)
+        self.post(None, call, signature, bytes, |group, context| {
+            group.all_to_all_v(context, tensor, send_counts, recv_counts)
         })
     }
 

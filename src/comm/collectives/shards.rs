@@ -13,9 +13,9 @@ impl Communicator {
         let (parts, shardings) = unpacked(shards);
         let checked = arguments::check_shards(&parts, &shardings, self.group());
         match self.at_home(checked, &parts) {
-            Ok(prints) => self.begin(
+            Ok(signatures) => self.begin(
                 call,
-                &CollectivePlan::new(Op::AllGather, None, prints, shardings, self.group().size()).into(),
+                &CollectivePlan::new(Op::AllGather, None, signatures, shardings, self.group().size()).into(),
                 parts,
             ),
             Err(problem) => self.refuse(Op::AllGather, &call, problem),
@@ -47,9 +47,9 @@ impl Communicator {
         let (full_tensors, shardings) = unpacked(full_tensors);
         let checked = arguments::check_full(&full_tensors, &shardings, op, self.group());
         match self.at_home(checked, &full_tensors) {
-            Ok(prints) => self.begin(
+            Ok(signatures) => self.begin(
                 call,
-                &CollectivePlan::new(Op::ReduceScatter, Some(op), prints, shardings, self.group().size()).into(),
+                &CollectivePlan::new(Op::ReduceScatter, Some(op), signatures, shardings, self.group().size()).into(),
                 full_tensors,
             ),
             Err(problem) => self.refuse(Op::ReduceScatter, &call, problem),
@@ -59,9 +59,9 @@ impl Communicator {
     /// Reduces tensors of the same shape over the ranks. Every rank receives the results.
     pub fn all_reduce(&self, call: Call, tensors: Vec<DispatchTensor>, op: ReduceOp) -> Work<Vec<DispatchTensor>> {
         match self.at_home(arguments::reduced(&tensors, op), &tensors) {
-            Ok(prints) => self.begin(
+            Ok(signatures) => self.begin(
                 call,
-                &CollectivePlan::new(Op::AllReduce, Some(op), prints, Vec::new(), self.group().size()).into(),
+                &CollectivePlan::new(Op::AllReduce, Some(op), signatures, Vec::new(), self.group().size()).into(),
                 tensors,
             ),
             Err(problem) => self.refuse(Op::AllReduce, &call, problem),
@@ -88,8 +88,10 @@ impl Communicator {
             return Work::done(shard.tensor);
         }
         let block = (shard.tensor.shape().num_elements() * shard.tensor.dtype().size()) as u64;
-        let print = CallSignature::new(Op::AllToAll, &call, vec![full]);
-        self.post(None, call, print, block, |channel, post| channel.shard_dim_all_to_all(post, shard, to_dim, to_sizes))
+        let signature = CallSignature::new(Op::AllToAll, &call, vec![full]);
+        self.post(None, call, signature, block, |group, context| {
+            group.shard_dim_all_to_all(context, shard, to_dim, to_sizes)
+        })
     }
 
     /// Returns once every rank of the group has called it.
@@ -100,7 +102,7 @@ impl Communicator {
         if self.is_alone() {
             return Work::done(());
         }
-        let print = CallSignature::new(Op::Barrier, &call, Vec::new());
-        self.post(None, call, print, 0, |channel, post| channel.barrier(post))
+        let signature = CallSignature::new(Op::Barrier, &call, Vec::new());
+        self.post(None, call, signature, 0, |group, context| group.barrier(context))
     }
 }

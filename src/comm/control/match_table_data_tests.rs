@@ -199,7 +199,10 @@ fn invariant_7_what_is_found_here_ends_nothing_until_it_is_decided() {
     let wait = Wait::All(ticket);
     assert!(board.post(group, 1, Name("y"), 1).is_err());
     assert!(board.arbiter.is_undecided() && !board.is_over(wait));
-    assert!(matches!(board.arbiter.take_unsent(), Some(Failure::Collective(CommError::Mismatch { rank: 1, .. }))));
+    assert!(matches!(
+        board.arbiter.take_unsent(),
+        Some((Failure::Collective(CommError::Mismatch { rank: 1, .. }), true))
+    ));
     assert!(board.arbiter.take_unsent().is_none(), "it is reported once");
     // A later failure is not reported.
     board.fail(panicked(0));

@@ -283,8 +283,8 @@ impl Signature for Holds {
         None
     }
 
-    fn divergence<'a>(prints: impl Iterator<Item = &'a Self> + Clone) -> Option<Divergence> {
-        Divergence::among(prints.map(|print| &print.0[..]))
+    fn divergence<'a>(signatures: impl Iterator<Item = &'a Self> + Clone) -> Option<Divergence> {
+        Divergence::among(signatures.map(|signature| &signature.0[..]))
     }
 }
 

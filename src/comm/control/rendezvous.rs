@@ -515,7 +515,13 @@ impl<F: Signature, P> Rendezvous<F, P> {
         let freed = state.table.take_freed();
         let events = self.peers.as_ref().map(|peers| {
             let declined = Some(state.table.take_declined()).filter(|declined| !declined.is_empty());
-            (peers, [state.table.arbiter.take_unsent().map(|(failure, decided)| PeerEvent::Failed { failure, decided }), declined.map(PeerEvent::Declined)])
+            (
+                peers,
+                [
+                    state.table.arbiter.take_unsent().map(|(failure, decided)| PeerEvent::Failed { failure, decided }),
+                    declined.map(PeerEvent::Declined),
+                ],
+            )
         });
         drop(state);
         drop(freed);

@@ -46,15 +46,17 @@ impl ContiguousLayout {
     /// Returns the layouts of full tensors that are sharded over `ranks` ranks as the signatures state. Returns
     /// `None` if the shards of a tensor are not contiguous, or if a signature has no sharding or shard sizes for
     /// another number of ranks.
-    pub fn of_full(prints: &[TensorSignature], ranks: usize) -> Option<Vec<Self>> {
-        let layout = |print: &TensorSignature| {
-            let sizes =
-                print.sharding.as_ref().filter(|sizes| sizes.lengths.as_ref().is_none_or(|all| all.len() == ranks))?;
-            let of = sizes.of(*print.shape.get(sizes.dim)?);
+    pub fn of_full(signatures: &[TensorSignature], ranks: usize) -> Option<Vec<Self>> {
+        let layout = |signature: &TensorSignature| {
+            let sizes = signature
+                .sharding
+                .as_ref()
+                .filter(|sizes| sizes.lengths.as_ref().is_none_or(|all| all.len() == ranks))?;
+            let of = sizes.of(*signature.shape.get(sizes.dim)?);
             let lengths = (0..ranks).map(|member| of.range(ranks, member).len());
-            Self::new(print.shape.clone(), print.dtype, sizes.dim, lengths)
+            Self::new(signature.shape.clone(), signature.dtype, sizes.dim, lengths)
         };
-        prints.iter().map(layout).collect()
+        signatures.iter().map(layout).collect()
     }
 
     /// Returns the number of bytes of the shard of `member`.
@@ -71,8 +73,8 @@ mod tests {
 
     fn edges_of<const D: usize>(shape: [usize; D], dim: usize, sizes: &ShardSizes) -> Option<Vec<usize>> {
         let sharding = Some(ShardSignature::new(dim, sizes));
-        let print = TensorSignature { shape: Shape::from(shape), dtype: DType::F32, sharding, to: None };
-        Some(ContiguousLayout::of_full(&[print], 3)?.remove(0).edges)
+        let signature = TensorSignature { shape: Shape::from(shape), dtype: DType::F32, sharding, to: None };
+        Some(ContiguousLayout::of_full(&[signature], 3)?.remove(0).edges)
     }
 
     #[test]

@@ -74,7 +74,7 @@ impl HostGroupBackend {
     ) -> PostResult<T> {
         self.note_device(&contribution);
         let (backend, member) = (&self.backend, self.member.group.rank());
-        let CallContext { print: signature, is_deferred } = post;
+        let CallContext { signature: signature, is_deferred } = post;
         let device = self.member.home(&contribution.tensors);
         let in_background = !is_deferred && self.completes_in_background(signature.bytes(), &device);
         let (op, sent) = match &self.remote {
@@ -153,8 +153,8 @@ impl GroupBackend for HostGroupBackend {
         #[cfg(feature = "cube")]
         let (packed, contribution) = CoalescedCopies::pack_parts(post.is_deferred, contribution, &plan, &self.member);
         let layouts = self
-            .receives_in_place(post.print.bytes())
-            .then(|| ContiguousLayout::of_full(&post.print.tensors, self.member.group.size()));
+            .receives_in_place(post.signature.bytes())
+            .then(|| ContiguousLayout::of_full(&post.signature.tensors, self.member.group.size()));
         let tensors = &contribution.tensors;
         let own = layouts.flatten().map(|layouts| OwnShards::new(tensors.clone(), layouts));
         self.post(post, contribution, RecipientData::Full, own, move |inputs| {
@@ -216,7 +216,7 @@ impl GroupBackend for HostGroupBackend {
     }
 
     fn send(&self, post: CallContext, tensors: Vec<DispatchTensor>, to: usize, tag: u32) -> PostResult<()> {
-        let (from, part, signature) = (self.member.group.rank(), Contribution::new(tensors), post.print);
+        let (from, part, signature) = (self.member.group.rank(), Contribution::new(tensors), post.signature);
         self.note_device(&part);
         if !self.remote.as_ref().is_some_and(|remote| remote.send(to, tag, &signature, &part)) {
             let message = P2pMessage { from, tag, signature, part: Some(part) };
@@ -233,7 +233,7 @@ impl GroupBackend for HostGroupBackend {
         _metas: Option<Vec<TensorMeta>>,
     ) -> PostResult<ReceivedTensors> {
         let (backend, member) = (self.backend.clone(), self.member.clone());
-        let handle = Some(backend.rendezvous.receive(self.key, member.group.rank(), from, tag, post.print)?);
+        let handle = Some(backend.rendezvous.receive(self.key, member.group.rank(), from, tag, post.signature)?);
         Ok(Box::new(RecvRequest { backend, handle, member }))
     }
 
@@ -245,7 +245,7 @@ impl GroupBackend for HostGroupBackend {
         op: ReduceOp,
     ) -> PostResult<Vec<DispatchTensor>> {
         if let Some(remote) = &self.remote
-            && self.has_two_phases(remote, post.print.bytes())
+            && self.has_two_phases(remote, post.signature.bytes())
         {
             return self.all_reduce_in_two_phases(remote, post, tensors, op);
         }

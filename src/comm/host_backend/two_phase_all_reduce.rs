@@ -64,7 +64,7 @@ impl HostGroupBackend {
         tensors: Vec<DispatchTensor>,
         op: ReduceOp,
     ) -> PostResult<Vec<DispatchTensor>> {
-        let (backend, group, bytes) = (&self.backend, &self.member.group, post.print.bytes());
+        let (backend, group, bytes) = (&self.backend, &self.member.group, post.signature.bytes());
         let shapes: Vec<_> = tensors.iter().map(DispatchTensor::shape).collect();
         let row = |(tensor, shape): (DispatchTensor, &Shape)| reshaped(tensor, Shape::from([shape.num_elements()]));
         let contribution = Contribution::new(tensors.into_iter().zip(&shapes).map(row).collect()).arrived(None);
@@ -84,13 +84,13 @@ impl HostGroupBackend {
             global_tensor: None,
             operand_shapes: None,
             digests: None,
-            ..post.print.clone()
+            ..post.signature.clone()
         };
 
         let mut second = self.second.lock();
         let (key, later) = second.get_or_insert_with(|| self.second_phases()).clone();
         let post_first = |signature| backend.rendezvous.post(self.key, group.rank(), signature, contribution);
-        let ((first, _), sent) = remote.post(post.print, data, DataMode::Eager, post_first)?;
+        let ((first, _), sent) = remote.post(post.signature, data, DataMode::Eager, post_first)?;
         let first = OpHandleGuard::new(backend.clone(), first);
         let post_second = |signature| backend.rendezvous.post(key, group.rank(), signature, CallData::Local(None));
         let nothing = later.same_for_all(Default::default());

@@ -69,7 +69,7 @@ pub(crate) struct Posting<'a> {
     pub channel: u32,
     /// Sequence number among the channel's collectives, or among this rank's messages on the channel.
     pub seq: u64,
-    pub print: &'a CallSignature,
+    pub signature: &'a CallSignature,
     pub phase: Phase,
     pub bytes: u64,
     pub peer: Option<Peer>,

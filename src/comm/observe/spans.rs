@@ -27,15 +27,15 @@ pub(super) fn observe(span: &mut Span, event: &CallEvent<'_>) {
 /// Returns the span of a call, or a disabled span if there is no subscriber.
 ///
 /// Fields are evaluated and formatted only if there is a subscriber: the macro checks first.
-fn posted(&Posting { group, seq, print, phase, bytes, .. }: &Posting<'_>) -> Span {
+fn posted(&Posting { group, seq, signature, phase, bytes, .. }: &Posting<'_>) -> Span {
     debug_span!(
         target: "burn_dtensor::comm",
         "collective",
-        operation = print.op.name(),
-        label = &*print.label,
+        operation = signature.op.name(),
+        label = &*signature.label,
         %phase,
         bytes,
-        tensors = %Tensors(print),
+        tensors = %Tensors(signature),
         group = group.size(),
         ranks = ?group.ranks(),
         rank = group.ranks()[group.rank()],

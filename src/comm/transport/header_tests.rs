@@ -32,7 +32,7 @@ fn tensor(shape: &[usize], dtype: DType) -> TensorSignature {
 }
 
 /// Returns signatures that together have every field, operation and reduction.
-fn prints() -> Vec<CallSignature> {
+fn signatures() -> Vec<CallSignature> {
     let call = Call::new("blocks.3").with_forward_index(1 << 40).with_names(["a".into(), "b".into()]);
     let model = Some(ShardedModel { number: 3, states: [0, 1 << 50].into(), origin: "Linear".into() });
     let call =
@@ -49,16 +49,16 @@ fn prints() -> Vec<CallSignature> {
         })),
         ..CallSignature::new(Op::AllToAllList, &call, tensors)
     };
-    let mut prints = vec![full, CallSignature::new(Op::Barrier, &Call::default(), Vec::new())];
+    let mut signatures = vec![full, CallSignature::new(Op::Barrier, &Call::default(), Vec::new())];
     use Op::*;
     for op in [AllGather, ReduceScatter, AllReduce, AllToAll, Broadcast, Scatter, Reduce, Gather, Send, Receive] {
-        prints.push(CallSignature::new(op, &call, Vec::new()));
+        signatures.push(CallSignature::new(op, &call, Vec::new()));
     }
     use ReduceOp::*;
     for reduce in [Sum, Avg, Min, Max, Product, BitAnd, BitOr, BitXor, ReduceOp::premul_sum(0.1)] {
-        prints.push(CallSignature { reduce: Some(reduce), ..CallSignature::new(AllReduce, &call, Vec::new()) });
+        signatures.push(CallSignature { reduce: Some(reduce), ..CallSignature::new(AllReduce, &call, Vec::new()) });
     }
-    prints
+    signatures
 }
 
 /// Returns digests of every kind of value.
@@ -124,12 +124,12 @@ fn headers() -> Vec<Vec<u8>> {
     };
     let contents = PayloadDesc { recipients: vec![0, 0, 2], tensors: vec![meta(&[3, 5], DType::F64); 3] };
     let mut headers = Vec::new();
-    for print in prints() {
+    for signature in signatures() {
         let contents = contents.clone();
         headers.push(write(ControlMessage::Joined {
             channel: channel(true),
             seq: 1 << 33,
-            signature: SentSignature::new(&print),
+            signature: SentSignature::new(&signature),
             mode: DataMode::OnDemand,
             contents: contents.clone(),
         }));
@@ -137,11 +137,11 @@ fn headers() -> Vec<Vec<u8>> {
             channel: channel(false),
             to: 2,
             tag: u32::MAX,
-            signature: print,
+            signature: signature,
             contents,
         }));
     }
-    let [_, again] = sent_twice(&prints()[0]);
+    let [_, again] = sent_twice(&signatures()[0]);
     let (channel, mode) = (channel(false), DataMode::Eager);
     headers.push(write(ControlMessage::Joined { channel, seq: 0, signature: again, mode, contents: contents.clone() }));
     headers.push(write(ControlMessage::Pull { channel: 300, seq: 1 << 33, wanted: true }));
@@ -174,7 +174,7 @@ fn text(value: &impl Debug) -> String {
 
 #[test]
 fn a_header_is_read_as_it_was_written() {
-    for (header, print) in headers().chunks(2).zip(prints()) {
+    for (header, signature) in headers().chunks(2).zip(signatures()) {
         for header in header {
             let Header { launch, message } = Header::read(header).unwrap();
             assert_eq!(launch, LAUNCH);
@@ -185,7 +185,7 @@ fn a_header_is_read_as_it_was_written() {
                 ControlMessage::Sent { signature, .. } => signature,
                 message => panic!("{message:?}"),
             };
-            assert_eq!(text(&read), text(&print));
+            assert_eq!(text(&read), text(&signature));
         }
     }
     let mut errors = errors().into_iter();

@@ -121,14 +121,14 @@ fn the_parts_of_all_ranks_are_looked_up_once_a_gather() {
     let parts: Vec<Vec<_>> = (0..3)
         .map(|rank| dtypes.iter().enumerate().map(|(i, of)| random(7 * rank + i, *of, &device)).collect())
         .collect();
-    let print = |(dim, dtype): (usize, DType)| {
+    let signature = |(dim, dtype): (usize, DType)| {
         let mut shape = Shape::from([4, 70, 3]);
         shape[dim] *= 3;
         let sizes = ShardSizes::Chunked(shape[dim]);
         (TensorSignature { shape, dtype, sharding: Some(ShardSignature::new(dim, &sizes)), to: None }, (dim, sizes))
     };
-    let (prints, shardings) = dtypes.into_iter().enumerate().map(print).unzip();
-    let plan = CollectivePlan::new(Op::AllGather, None, prints, shardings, 3);
+    let (signatures, shardings) = dtypes.into_iter().enumerate().map(signature).unzip();
+    let plan = CollectivePlan::new(Op::AllGather, None, signatures, shardings, 3);
     let (shared, joints, mut looked) = (host::CollectiveCache::default(), host::GatherCopyPlan::new(&plan, 3), 0);
     for _ in 0..3 {
         let gathered = shared.gathered(&joints, || {
@@ -168,12 +168,12 @@ fn reduces_several_strips_of_many_ranks_like_the_kernels() {
 fn shared_results_are_like_the_kernels() {
     let (device, ranks, [rows, columns]) = (Device::flex(), 3, [1031, 257]);
     let complete = [(0, DType::F32), (1, DType::F32), (0, DType::I64)];
-    let print = |(dim, dtype): (usize, DType)| {
+    let signature = |(dim, dtype): (usize, DType)| {
         let shape = Shape::from([rows, columns]);
         let sizes = ShardSizes::Chunked(shape[dim]);
         (TensorSignature { shape, dtype, sharding: Some(ShardSignature::new(dim, &sizes)), to: None }, (dim, sizes))
     };
-    let (prints, shardings): (Vec<_>, Vec<_>) = complete.into_iter().map(print).unzip();
+    let (signatures, shardings): (Vec<_>, Vec<_>) = complete.into_iter().map(signature).unzip();
     let part = |rank: usize, (dim, sizes): &(usize, ShardSizes), dtype: DType| {
         let mut shape = [rows, columns];
         shape[*dim] = sizes.range(ranks, rank).len();
@@ -183,7 +183,7 @@ fn shared_results_are_like_the_kernels() {
     let parts: Vec<Vec<_>> = (0..ranks)
         .map(|rank| shardings.iter().zip(complete).map(|(sizes, (_, of))| part(rank, sizes, of)).collect())
         .collect();
-    let plan = CollectivePlan::new(Op::AllGather, None, prints, shardings.clone(), ranks);
+    let plan = CollectivePlan::new(Op::AllGather, None, signatures, shardings.clone(), ranks);
     let (shared, cache, joints) = (
         host::CollectiveCache::default(),
         host::SharedResultCache::new(SpinPolicy::Spinning(1000), None),

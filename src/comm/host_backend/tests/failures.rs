@@ -271,15 +271,15 @@ fn a_process_that_is_lost_before_it_has_sent_what_its_rank_dropped_ends_the_othe
 /// panics.
 #[test]
 fn a_header_that_cannot_be_right_is_an_error() {
-    let print = || CallSignature::new(Op::Barrier, &Call::new("end"), Vec::new());
+    let signature = || CallSignature::new(Op::Barrier, &Call::new("end"), Vec::new());
     let of = |ranks: &[usize], member| RemoteGroupInfo { ranks: ranks.to_vec(), name: String::new(), member };
     let channel = |introduction| RemoteGroupId { number: 1000, introduction };
-    let join_with = |introduction, seq, print: &CallSignature, contents| {
-        let (channel, mode, signature) = (channel(introduction), DataMode::Eager, SentSignature::new(print));
+    let join_with = |introduction, seq, signature: &CallSignature, contents| {
+        let (channel, mode, signature) = (channel(introduction), DataMode::Eager, SentSignature::new(signature));
         let message = ControlMessage::Joined { channel, seq, signature, mode, contents };
         Header { launch: LaunchId::first(0), message }.write()
     };
-    let join = |introduction, seq| join_with(introduction, seq, &print(), PayloadDesc::default());
+    let join = |introduction, seq| join_with(introduction, seq, &signature(), PayloadDesc::default());
     // Tensors without elements, which have no payload.
     let data = |recipients: &[usize], count: usize| {
         let meta = TensorMeta { shape: [0, 3].into(), dtype: DType::F32 };
@@ -295,13 +295,13 @@ fn a_header_that_cannot_be_right_is_an_error() {
     };
     let message_of = |to, contents| {
         let channel = channel(Some(of(&[0, 1], 1)));
-        let message = ControlMessage::Sent { channel, to, tag: 0, signature: print(), contents };
+        let message = ControlMessage::Sent { channel, to, tag: 0, signature: signature(), contents };
         Header { launch: LaunchId::first(0), message }.write()
     };
     let message = |to| message_of(to, PayloadDesc::default());
     let write = |message: ControlMessage| Header { launch: LaunchId::first(0), message }.write();
     let mut known = KnownSignatures::default();
-    let [_, known] = [(); 2].map(|()| SentSignature::new(&print()).abbreviated(&mut known));
+    let [_, known] = [(); 2].map(|()| SentSignature::new(&signature()).abbreviated(&mut known));
     let known = write(ControlMessage::Joined {
         channel: channel(Some(of(&[0, 1], 1))),
         seq: 0,

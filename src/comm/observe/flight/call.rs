@@ -11,26 +11,26 @@ use crate::comm::{ReduceOp, TensorMeta};
 
 /// Returns a call in the terms of the format.
 pub(super) fn describe<'a>(posting: &Posting<'a>) -> PostedCall<'a> {
-    let Posting { channel, seq, print, phase, bytes, peer, .. } = *posting;
+    let Posting { channel, seq, signature, phase, bytes, peer, .. } = *posting;
     PostedCall {
         channel,
         seq,
-        op: print.op,
+        op: signature.op,
         phase,
         bytes,
-        label: &print.label,
-        reduction: print.reduce.map(reduction),
-        root: print.root,
+        label: &signature.label,
+        reduction: signature.reduce.map(reduction),
+        root: signature.root,
         peer,
-        is_of_pairs: print.is_of_pairs(),
-        agreement: agreement(print),
+        is_of_pairs: signature.is_of_pairs(),
+        agreement: agreement(signature),
     }
 }
 
 /// Iterates over shape and type of each tensor. For an all-to-all of lists, these are the tensors that are sent.
-pub(super) fn tensors<'a>(print: &'a CallSignature) -> impl Iterator<Item = Option<(&'a [usize], ElementType)>> {
-    let tensors = print.tensors.iter().map(|tensor| Some((&tensor.shape[..], element_type(tensor.dtype))));
-    let given = print.pairs.iter().flat_map(|pairs| &pairs.given);
+pub(super) fn tensors<'a>(signature: &'a CallSignature) -> impl Iterator<Item = Option<(&'a [usize], ElementType)>> {
+    let tensors = signature.tensors.iter().map(|tensor| Some((&tensor.shape[..], element_type(tensor.dtype))));
+    let given = signature.pairs.iter().flat_map(|pairs| &pairs.given);
     let meta = |TensorMeta { shape, dtype }: &'a TensorMeta| (&shape[..], element_type(*dtype));
     tensors.chain(given.map(move |given| given.as_ref().map(meta)))
 }
@@ -70,7 +70,7 @@ fn element_type(dtype: DType) -> ElementType {
 }
 
 /// Returns a hash of everything that all ranks must agree on.
-fn agreement(print: &CallSignature) -> u64 {
+fn agreement(signature: &CallSignature) -> u64 {
     let CallSignature {
         op,
         label,
@@ -85,7 +85,7 @@ fn agreement(print: &CallSignature) -> u64 {
         any: _,
         pairs: _,
         digests: _,
-    } = print;
+    } = signature;
     let mut hasher = StableHasher::default();
     (op, label, reduce, root, model, forward_index, global_tensor, operand_shapes, names, tensors).hash(&mut hasher);
     hasher.finish()

@@ -161,7 +161,7 @@ impl Recorder {
     /// Records an operation. Returns its index among all operations of the rank.
     pub(super) fn post(&self, at: Instant, posting: &Posting<'_>) -> u64 {
         let after = at.saturating_duration_since(self.start);
-        self.memory().post(after, &call::describe(posting), call::tensors(posting.print))
+        self.memory().post(after, &call::describe(posting), call::tensors(posting.signature))
     }
 
     /// Returns the number of operations that the ledger has counted.

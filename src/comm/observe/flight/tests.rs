@@ -35,7 +35,7 @@ fn in_memory() -> Recorder {
 }
 
 /// Returns a call whose label and tensors depend on `index`.
-fn print(index: u64) -> CallSignature {
+fn signature(index: u64) -> CallSignature {
     let length = index as usize % 5;
     let tensor = |at: usize| TensorSignature {
         shape: Shape::from([at, index as usize]),
@@ -49,16 +49,16 @@ fn print(index: u64) -> CallSignature {
 
 /// Posts call `index` of a rank that makes no other calls.
 fn post(recorder: &Recorder, at: Instant, index: u64) {
-    let (group, print) = (Group::new([0, 1, 2], 1), print(index));
+    let (group, signature) = (Group::new([0, 1, 2], 1), signature(index));
     let (seq, bytes, phase) = (index, 3 * index, Phase::Forward);
-    let posting = Posting { group: &group, channel: 1, seq, print: &print, phase, bytes, peer: None };
+    let posting = Posting { group: &group, channel: 1, seq, signature: &signature, phase, bytes, peer: None };
     assert_eq!(recorder.post(at, &posting), index);
 }
 
 /// Returns true if every operation in the trace is a call that [`post`] made, with all its data.
 fn is_complete(flight: &RankTrace) -> bool {
     flight.operations.iter().all(|operation| {
-        let (index, expected) = (operation.index, print(operation.index));
+        let (index, expected) = (operation.index, signature(operation.index));
         let tensors = expected.tensors.iter().map(|tensor| format!("{:?} f32", &tensor.shape[..]));
         (operation.id.seq, operation.bytes, &operation.id.label) == (index, 3 * index, &expected.label)
             && operation.tensors.iter().map(ToString::to_string).eq(tensors)
@@ -98,9 +98,9 @@ fn what_does_not_fit_is_truncated_and_still_compared() {
     };
     let label = "ü".repeat(50);
     for (seq, (label, last)) in [(&*label, 1), (&*label, 2), ("short", 1)].into_iter().enumerate() {
-        let print = CallSignature::new(Op::AllGather, &label.into(), tensors(last));
+        let signature = CallSignature::new(Op::AllGather, &label.into(), tensors(last));
         let (group, seq, phase) = (Group::new([0, 1], 1), seq as u64, Phase::Other);
-        let posting = Posting { group: &group, channel: 1, seq, print: &print, phase, bytes: 0, peer: None };
+        let posting = Posting { group: &group, channel: 1, seq, signature: &signature, phase, bytes: 0, peer: None };
         recorder.post(Instant::now(), &posting);
     }
     let flight = read(&recorder);

@@ -307,9 +307,9 @@ mod tests {
     fn post(ledger: &Arc<Ledger>, op: Op, bytes: u64, label: &str, phase: Phase, is_deferred: bool) -> ObservedCall {
         let group = Group::new([0, 1], 0);
         let sequence = ledger.recorder().sequence(&group, "");
-        let print = CallSignature::new(op, &label.into(), Vec::new());
+        let signature = CallSignature::new(op, &label.into(), Vec::new());
         let (channel, seq) = (sequence.number(), sequence.next(op));
-        let posting = Posting { group: &group, channel, seq, print: &print, phase, bytes, peer: None };
+        let posting = Posting { group: &group, channel, seq, signature: &signature, phase, bytes, peer: None };
         let info = CallInfo { rank: 0, op, group_size: 2, bytes, label: label.into(), phase, seq };
         ObservedCall::post(ledger.clone(), sequence, info, &posting, is_deferred)
     }

@@ -103,7 +103,7 @@ impl BrokenChannel {
         post: CallContext,
         call: impl FnOnce(CallContext) -> PostResult<Vec<DispatchTensor>>,
     ) -> PostResult<Vec<DispatchTensor>> {
-        let signature = &post.print;
+        let signature = &post.signature;
         let is_it = |fault: &Fault| (signature.op, &*signature.label) == (fault.op, fault.label);
         let fault =
             self.fault.filter(is_it).filter(|fault| self.calls.fetch_add(1, Ordering::SeqCst) + 1 == fault.number);

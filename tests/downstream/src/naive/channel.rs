@@ -53,7 +53,7 @@ impl NaiveChannel {
 
     /// Counts a call.
     fn enter(&self, post: CallContext, calls: &AtomicU64) -> Result<Called, CommError> {
-        let (signature, ranks) = (Arc::new(post.print), Arc::from(self.member.group.ranks()));
+        let (signature, ranks) = (Arc::new(post.signature), Arc::from(self.member.group.ranks()));
         let (engine, place, channel) = (self.engine.clone(), self.member.group.rank(), (ranks, self.name.clone()));
         let id = id(&signature, calls.fetch_add(1, Ordering::SeqCst), &channel);
         engine.enter(self.member.rank(), &id)?;
