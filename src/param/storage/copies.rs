@@ -156,7 +156,8 @@ impl UnshardedCopies {
         self.0.lock().iter().any(|copy| counts(copy) && copy.shards.is_of(shards))
     }
 
-    /// Changes the origin of an all-gather that was posted for these shards. Returns false if there is none.
+    /// Changes the origin of an all-gather that was posted for these shards. Returns true if it is
+    /// under way, and `None` if none was posted.
     pub(crate) fn promote(&self, shards: &LocalShards, origin: GatherOrigin) -> Option<bool> {
         let copies = self.0.lock();
         let posted = copies.iter().find(|copy| copy.is_posted() && copy.shards.is_of(shards))?;

@@ -1,15 +1,19 @@
-//! [`UnshardedParams`]: owner of a unit's unsharded parameters during one forward and its backward.
+//! [`UnshardedParams`]: a unit's unsharded parameters, as one forward and its backward use them.
 //!
-//! A unit's weights are unsharded in forward and a second time in backward. Scopes, passes and autodiff nodes hold an `UnshardedParams` and use only the operations below. How the
-//! memory is allocated, freed and restored is private to this module.
+//! A unit's weights are unsharded in forward and a second time in backward. Scopes, passes and autodiff nodes hold an
+//! `UnshardedParams` and change it only by the operations below. How the memory is allocated, freed and restored is
+//! private to this module.
 //!
 //! | operation | purpose | waits for | implementation |
 //! |---|---|---|---|
-//! | [`new`](UnshardedParams::new) | creates the owner, and accepts prefetched weights | the prefetch | stores them like `gather` |
+//! | [`new`](UnshardedParams::new) | begins a pass, and accepts prefetched weights | the prefetch | stores them like `gather` |
 //! | [`gather`](UnshardedParams::gather) | gathers for forward | all-gather | keeps each tensor, or moves it into evictable storage |
 //! | [`view`](UnshardedParams::view) | returns a weight in forward | | a handle |
+//! | [`will_be_recomputed`](UnshardedParams::will_be_recomputed) | records that a checkpointed block reads the weights | | weights in backward may be read again |
 //! | [`take_back`](UnshardedParams::take_back) | ends forward | | evicts storage, issues the next all-gather |
+//! | [`start_again`](UnshardedParams::start_again) | starts that all-gather's data transfer | | |
 //! | [`gather_again`](UnshardedParams::gather_again), [`view_again`](UnshardedParams::view_again) | return weights in backward | that all-gather | restores storage |
+//! | [`end_backward`](UnshardedParams::end_backward) | ends the pass in backward | that all-gather, if weights stay | drops the handles, or keeps the weights for the next forward |
 //! | [`end`](UnshardedParams::end) | ends the pass | | drops the handles |
 //! | [`copy_out`](UnshardedParams::copy_out) | returns a tensor that outlives the unit | | copies it if its memory is evictable |
 //!
@@ -88,10 +92,11 @@ mod sync {
     pub(super) use std::thread::{self, ThreadId};
 }
 
-/// Unsharded weights of one forward through a unit and of its backward. A weight is identified by its position among the parameters that participate.
+/// Unsharded weights of one forward through a unit and of its backward. A weight is identified by its position among
+/// the parameters that participate.
 ///
-/// The weights are in a copy that belongs to the unit, which other passes over the same shards may use too. Holds plain
-/// tensors only, so that it keeps no graph alive.
+/// The weights are in an [`UnshardedCopy`], which other passes over the same shards may use too. It holds plain tensors
+/// only, so that it keeps no graph alive.
 #[derive(Debug)]
 pub(super) struct UnshardedParams {
     source: Arc<ShardGatherer>,
@@ -124,7 +129,7 @@ pub(super) struct UnshardOptions {
 }
 
 impl UnshardedParams {
-    /// Creates the owner of the weights of `source`, which are gathered from `shards`. It uses the weights that were
+    /// Begins a pass that uses the weights of `source`, which are gathered from `shards`. It uses the weights that were
     /// gathered or kept for these shards before, if there are any.
     ///
     /// # Errors

@@ -1,12 +1,12 @@
 //! [`UnshardState`]: state of one unsharded copy of a unit's parameters. This is the only file that changes it.
 //!
-//! A unit owns its copies. Each copy is of one set of shards, and counts the passes (a forward and its backward) that
-//! use it. Passes over the same shards may share a copy; a pass over other shards, such as those of a stepped clone,
-//! has another one.
+//! A copy is shared by the passes (a forward and its backward) that use it, and by the unit while a later pass may find
+//! it. It is of one set of shards, and counts its passes. Passes over the same shards may share a copy; a pass over
+//! other shards, such as those of a stepped clone, has another one.
 //!
 //! ```text
-//!              start                adopt                  reshard, leave(Again)
-//!   Sharded ──────────> Gathering ─────────> Unsharded ───────────────────────────> Resharded ── refill ──> Regathered
+//!             starting               adopt                  reshard, leave(Again)
+//!   Sharded      └────> Gathering ─────────> Unsharded ───────────────────────────> Resharded ── refill ──> Regathered
 //!      └────────────────── unshard ─────────────^ │ │                                    │                      │
 //!                             ^                   │ └─ leave(Release) ─> Released        └ last pass ends       │
 //!                             └── retain ─────────┤                                            v                │
@@ -31,17 +31,19 @@
 //! | [`begin_pass`](UnshardState::begin_pass) | any | counts one more pass, in forward |
 //! | [`adopt`](UnshardState::adopt) | `Gathering` | `Unsharded`; `Sharded` if the all-gather fails |
 //! | [`unshard`](UnshardState::unshard) | `Sharded` | `Unsharded`, unless the all-gather fails |
-//! | [`leave`](UnshardState::leave) `Keep` | `Unsharded`, `Sharded` | `Unsharded` |
-//! | `leave` `Again` | `Unsharded`, `Sharded` | `Resharded` |
-//! | `leave` `Free`, `Release` | `Unsharded`, `Sharded` | `Done`, `Released`; no change if the copy is shared |
-//! | `leave` `Retain`, [`retain`](UnshardState::retain) | `Unsharded`, `Regathered` | `Gathering`, without the pass |
+//! | [`leave`](UnshardState::leave) `Keep` | any | `Unsharded` |
+//! | `leave` `Again` | any | `Resharded` |
+//! | `leave` `Free`, `Release` | any | `Done`, `Released`; no change if the copy is shared |
+//! | `leave` `Retain` | any | `Gathering`, without the pass |
+//! | [`retain`](UnshardState::retain), by the only pass | `Unsharded`, `Regathered` | `Gathering`, without the pass |
 //! | [`reshard`](UnshardState::reshard) | `Unsharded`, if no pass is in forward and some wait for backward | `Resharded` |
 //! | [`refill`](UnshardState::refill) | `Resharded`, `Detached` | `Regathered`, `Done` |
 //! | [`end_pass`](UnshardState::end_pass), the last one | `Unsharded` | `Unsharded` if it is open to other passes, `Sharded` if forward unwinds, else `Done` |
 //! | the same | `Resharded`, `Regathered` | `Detached`, `Done` |
 //! | [`clear`](UnshardState::clear) | `Gathering`, `Unsharded`, without passes | `Sharded` |
 //!
-//! Every other combination leaves the state as it is.
+//! Every other combination leaves the state as it is. Of the states that `leave` replaces, only `Unsharded` has weights
+//! to keep or to free: in the others the unit was not gathered, or a backward inside its forward has ended the pass.
 //!
 //! Independent of burn, like [`slot`](super::slot), so that a model checker can test it.
 
@@ -563,6 +565,22 @@ mod tests {
         ]
     }
 
+    /// Policies of [`TestCopy::leave`], and the states that they lead to.
+    const POLICIES: [(fn() -> After<&'static str>, &str); 6] = [
+        (|| After::Keep { share: false }, "Unsharded"),
+        (|| After::Keep { share: true }, "Unsharded"),
+        (|| After::Again("again"), "Resharded"),
+        (|| After::Free, "Done"),
+        (|| After::Release, "Released"),
+        (|| After::Retain("retained"), "Gathering"),
+    ];
+
+    /// Makes `copy` one that so many passes use.
+    fn set_passes(copy: &TestCopy, passes: usize, in_forward: usize) {
+        let mut copy = copy.0.lock();
+        (copy.passes, copy.in_forward) = (passes, in_forward);
+    }
+
     /// Applies `operate` to a copy in every state, and checks which states change, and to what.
     fn check(changes: &[(&str, &str)], operate: impl Fn(&TestCopy)) {
         for (before, copy) in all() {
@@ -582,6 +600,10 @@ mod tests {
         check(&[], |copy| copy.begin_pass());
         check(&[], |copy| _ = copy.start(|_| ()));
         check(&[], |copy| copy.reshard(|| panic!("no pass waits for backward"), release));
+        check(&[("Unsharded", "Resharded")], |copy| {
+            set_passes(copy, 1, 0);
+            copy.reshard(|| "by hand", release);
+        });
         check(&[("Resharded", "Regathered"), ("Detached", "Done")], |copy| copy.refill(|_, _| vec![1, 2], fill));
         check(&[("Unsharded", "Gathering"), ("Regathered", "Gathering")], |copy| {
             let is_retained = copy.retain(|weights| {
@@ -594,19 +616,30 @@ mod tests {
             );
         });
         check(&[("Gathering", "Sharded")], TestCopy::clear);
+        for (policy, to) in POLICIES {
+            let expected: Vec<_> = all().iter().map(|(from, _)| (*from, to)).collect();
+            let leave = |copy: &TestCopy, passes| {
+                set_passes(copy, passes, 1);
+                copy.leave(|_| policy(), release);
+            };
+            check(&expected, |copy| leave(copy, 1));
+            let is_freed = matches!(policy(), After::Free | After::Release);
+            check(if is_freed { &[] } else { &expected }, |copy| leave(copy, 2));
+        }
+        let end_pass = |copy: &TestCopy, passes, in_forward| {
+            set_passes(copy, passes, 1);
+            copy.end_pass(in_forward);
+        };
+        let detached = [("Resharded", "Detached"), ("Regathered", "Done")];
+        check(&[&detached[..], &[("Unsharded", "Sharded")]].concat(), |copy| end_pass(copy, 1, true));
+        check(&[&detached[..], &[("Unsharded", "Done")]].concat(), |copy| end_pass(copy, 1, false));
+        check(&[], |copy| end_pass(copy, 2, true));
     }
 
     #[test]
     fn the_end_of_forward_leads_where_the_policy_says() {
-        for (policy, expected) in [
-            (After::Keep { share: false }, "Unsharded"),
-            (After::Keep { share: true }, "Unsharded"),
-            (After::Again("again"), "Resharded"),
-            (After::Free, "Done"),
-            (After::Release, "Released"),
-            (After::Retain("left"), "Gathering"),
-        ] {
-            let copy = after(policy);
+        for (policy, expected) in POLICIES {
+            let copy = after(policy());
             assert_eq!(name(&copy), expected);
             assert_eq!(copy.is_idle(), expected == "Gathering");
         }
