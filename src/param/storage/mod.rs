@@ -236,7 +236,7 @@ impl UnshardedParams {
     /// `backward` will need.
     pub(super) fn take_back(&self, backward: bool) {
         let state = &self.copy.state;
-        let (was_shared, mut is_left) = (state.was_shared(), false);
+        let (was_shared, mut is_retained) = (state.was_shared(), false);
         let after = |weights: &[StoredWeight<_, DispatchTensor>]| {
             if let Some(due) = self.source.due.as_ref().filter(|_| backward && !weights.is_empty()) {
                 let unsharded = weights.iter().map(StoredWeight::value);
@@ -246,8 +246,8 @@ impl UnshardedParams {
                 return After::Keep { share: self.stays && self.in_slots };
             }
             if !backward && !weights.is_empty() && self.stays && !was_shared {
-                is_left = true;
-                return After::Retain(self.left(weights.iter().map(|weight| weight.value().clone()).collect()));
+                is_retained = true;
+                return After::Retain(self.retained(weights.iter().map(|weight| weight.value().clone()).collect()));
             }
             if !weights.is_empty() {
                 let part = backward && self.kept == Kept::Part;
@@ -269,12 +269,12 @@ impl UnshardedParams {
             state.begin_pass();
         }
         state.leave(after, Storage::release);
-        *self.phase.lock() = if is_left { PassPhase::Ended } else { PassPhase::Left };
+        *self.phase.lock() = if is_retained { PassPhase::Ended } else { PassPhase::Left };
         self.source.unit.copies.settle(&self.copy);
     }
 
-    /// Returns weights that are left for the next forward, as the result of its all-gather.
-    fn left(&self, weights: Vec<DispatchTensor>) -> PendingAllGather {
+    /// Returns weights that are retained for the next forward, as the result of its all-gather.
+    fn retained(&self, weights: Vec<DispatchTensor>) -> PendingAllGather {
         let sharded = self.source.unit.sharded_of(&self.source.members, weights);
         PendingAllGather::Done((sharded.into_iter().map(persistent_copy).collect(), None))
     }
@@ -340,7 +340,7 @@ impl UnshardedParams {
         if is_kept && self.stays && !state.was_shared() {
             // All ranks keep the weights, or none does. This includes ranks whose backward read none of them.
             self.copy.fill();
-            if state.retain(|weights| self.left(weights)) {
+            if state.retain(|weights| self.retained(weights)) {
                 *self.phase.lock() = PassPhase::Ended;
                 unit.copies.settle(&self.copy);
             }

@@ -17,7 +17,7 @@
 //! | state | this rank has | passes |
 //! |---|---|---|
 //! | `Sharded` | its shards | any number |
-//! | `Gathering` | an all-gather that was posted or started before the pass that will use it, or parameters that the last pass left | none, until one begins |
+//! | `Gathering` | an all-gather that was posted or started before the pass that will use it, or parameters that the last pass retained | none, until one begins |
 //! | `Unsharded` | the parameters with which forward computes, or which are kept for backward | any number |
 //! | `Resharded` | an all-gather for backward: reading a view restores the storage of all parameters | at least one |
 //! | `Regathered` | the parameters that were gathered for backward; those outside evictable storage until they are taken | at least one |
@@ -102,7 +102,7 @@ pub enum GatherOrigin {
     /// An earlier unit of the running forward posted the all-gather, whose data transfer does not start before this
     /// unit is entered.
     Posted,
-    /// A pass has left the parameters for the next forward.
+    /// A pass retained the parameters for the next forward.
     Retained,
 }
 
@@ -116,7 +116,7 @@ pub enum After<G> {
     Keep { share: bool },
     /// They are freed, and this all-gather restores them for backward.
     Again(G),
-    /// They are left for the next forward, as the result of this all-gather. The pass no longer uses the copy.
+    /// They are retained for the next forward, as the result of this all-gather. The pass no longer uses the copy.
     Retain(G),
 }
 
@@ -310,7 +310,7 @@ impl<G, S: ?Sized, T: Clone> UnshardState<G, S, T> {
         }
     }
 
-    /// Leaves the weights for the next forward, as the result of the all-gather that `keep` returns. The last pass no
+    /// Retains the weights for the next forward, as the result of the all-gather that `keep` returns. The last pass no
     /// longer uses the copy. Returns false if not all weights are present.
     pub fn retain(&self, keep: impl FnOnce(Vec<T>) -> G) -> bool {
         let mut copy = self.0.lock();
@@ -608,11 +608,11 @@ mod tests {
         check(&[("Unsharded", "Gathering"), ("Regathered", "Gathering")], |copy| {
             let is_retained = copy.retain(|weights| {
                 assert_eq!(weights, [1, 2]);
-                "left"
+                "retained"
             });
             assert_eq!(
                 is_retained,
-                copy.gathering(|gather, origin| (*gather, *origin)) == Some(("left", GatherOrigin::Retained))
+                copy.gathering(|gather, origin| (*gather, *origin)) == Some(("retained", GatherOrigin::Retained))
             );
         });
         check(&[("Gathering", "Sharded")], TestCopy::clear);
