@@ -129,22 +129,24 @@ where
     inside.extend(own.iter().skip(1).filter(|(unit, _)| !unit.is_group()).cloned());
     let mut inside = Some(inside);
     let units: SmallVec<[Arc<Unit>; 1]> = own.iter().map(|(unit, _)| unit.clone()).collect();
-    // The module's units are entered one inside the other. A unit of several modules stays entered when this
-    // module is left, so such units come first.
-    let mut entered: SmallVec<[EnteredUnit; 1]> = SmallVec::new();
-    for (unit, shards) in own {
+    let entry = |(unit, shards): (Arc<Unit>, LocalShards)| (unit_stack::entry_of(&unit, shards), unit);
+    let mut entries: SmallVec<[(UnitEntry, Arc<Unit>); 1]> = own.into_iter().map(entry).collect();
+    // The module's units are entered one inside the other. A group unit stays entered when this module is left, so
+    // group units come first, and all guards are above them on the stack.
+    entries.sort_by_key(|(entry, _)| !entry.outlives_module());
+    let mut joined: SmallVec<[(usize, LocalShards); 1]> = SmallVec::new();
+    let mut open: SmallVec<[UnitGuard; 1]> = SmallVec::new();
+    for (entry, unit) in entries {
         unit_stack::close_read(&unit);
-        let (next, tied) = pre_forward(&unit, shards, &mut inside, input);
+        let (next, tied) = pre_forward(&unit, entry, &mut inside, input);
         input = tied;
-        entered.push(next);
+        match next {
+            EnteredUnit::Open(guard) => open.push(guard),
+            EnteredUnit::Member { at, shards } => joined.push((at, shards)),
+        }
     }
-    let open: SmallVec<[UnitGuard; 1]> = entered
-        .into_iter()
-        .map(|entered| match entered {
-            EnteredUnit::Open(open) => open,
-            EnteredUnit::Member { at, shards } => UnitGuard::member(at, shards, inside.take().unwrap_or_default()),
-        })
-        .collect();
+    let member = |(at, shards)| UnitGuard::member(at, shards, inside.take().unwrap_or_default());
+    open.extend(joined.into_iter().map(member));
     let output = noting_panics(|| forward(module, input, &units));
     let output = open.into_iter().rev().fold(output, |output, open| open.leave(output));
     match probed {
@@ -163,15 +165,15 @@ enum EnteredUnit {
     },
 }
 
-/// Enters `unit` with the module's `shards`. If the new stack entry is the first for this module, it takes over the
+/// Enters `unit` as `entry` says. If the new stack entry is the first for this module, it takes over the
 /// units `inside` the module.
 fn pre_forward<I: TensorTree>(
     unit: &Arc<Unit>,
-    shards: LocalShards,
+    entry: UnitEntry,
     inside: &mut Option<Vec<(Arc<Unit>, LocalShards)>>,
     input: I,
 ) -> (EnteredUnit, I) {
-    match unit_stack::entry_of(unit, shards) {
+    match entry {
         UnitEntry::Joins { at, shards } => {
             let dtype = unit.precision().inputs;
             (EnteredUnit::Member { at, shards }, input.map_floats(&mut |tensor| cast(tensor, dtype)))

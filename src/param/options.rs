@@ -10,9 +10,11 @@ use crate::comm::ReduceOp;
 /// Options that [`FsdpModule`](crate::fsdp::FsdpModule) sets. Each pass reads an option when it needs it.
 #[derive(Debug, Clone)]
 pub(crate) struct RuntimeOptions {
-    /// This option and the next two are read when a pass begins.
+    /// Read when a pass begins.
     pub(crate) reshard: ReshardAfterForward,
+    /// Read when a pass begins, and when its backward ends.
     pub(crate) reshard_after_backward: bool,
+    /// Read when a checkpointed block begins, after its units' passes.
     pub(crate) checkpoint: bool,
     /// Read when forward leaves the unit.
     pub(crate) unshard_in_backward: bool,

@@ -51,7 +51,7 @@ fn post_followers(unit: &Unit) {
 
 /// Starts gathering parameters before their use, unless earlier passes kept them.
 pub(crate) fn unshard_unit(unit: &Unit, shards: &LocalShards) {
-    if !unit.copies.has_left(shards) {
+    if !unit.copies.has_retained(shards) {
         begin_gather(unit, shards, GatherOrigin::Program);
     }
 }

@@ -292,6 +292,13 @@ pub(super) enum UnitEntry {
     Opens { all: LocalShards, one: Option<LocalShards> },
 }
 
+impl UnitEntry {
+    /// Returns true if the unit can stay open when the module is left.
+    pub(super) fn outlives_module(&self) -> bool {
+        matches!(self, Self::Joins { .. } | Self::Opens { one: Some(_), .. })
+    }
+}
+
 /// Returns the next action for a module of `unit` that is entered with these shards.
 pub(super) fn entry_of(unit: &Arc<Unit>, shards: LocalShards) -> UnitEntry {
     if !unit.is_group() {

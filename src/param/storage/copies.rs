@@ -121,7 +121,7 @@ impl UnshardedCopies {
         gatherer: &Arc<impl Regather + 'static>,
     ) -> (Arc<UnshardedCopy>, Option<Vec<DispatchTensor>>) {
         let mut copies = self.0.lock();
-        remove(&mut copies, |copy| copy.is_left() && !copy.shards.is_of(shards));
+        remove(&mut copies, |copy| copy.is_retained() && !copy.shards.is_of(shards));
         let found = copies.iter().find(|copy| copy.is_for_next() && copy.shards.is_of(shards)).cloned();
         let joined = found.clone().filter(|copy| joins || !copy.state.is_open());
         let copy = joined.unwrap_or_else(|| {
@@ -144,9 +144,9 @@ impl UnshardedCopies {
         copy
     }
 
-    /// Returns true if the next forward over these shards finds parameters that passes have left.
-    pub(crate) fn has_left(&self, shards: &LocalShards) -> bool {
-        self.0.lock().iter().any(|copy| copy.is_left_or_open() && copy.shards.is_of(shards))
+    /// Returns true if the next forward over these shards finds parameters that passes retained.
+    pub(crate) fn has_retained(&self, shards: &LocalShards) -> bool {
+        self.0.lock().iter().any(|copy| copy.is_retained_or_open() && copy.shards.is_of(shards))
     }
 
     /// Returns true if the next forward over these shards finds an all-gather or parameters. Without `posted`, an
@@ -156,7 +156,8 @@ impl UnshardedCopies {
         self.0.lock().iter().any(|copy| counts(copy) && copy.shards.is_of(shards))
     }
 
-    /// Changes the origin of an all-gather that was posted for these shards. Returns false if there is none.
+    /// Changes the origin of an all-gather that was posted for these shards. Returns true if it is
+    /// under way, and `None` if none was posted.
     pub(crate) fn promote(&self, shards: &LocalShards, origin: GatherOrigin) -> Option<bool> {
         let copies = self.0.lock();
         let posted = copies.iter().find(|copy| copy.is_posted() && copy.shards.is_of(shards))?;
@@ -167,7 +168,7 @@ impl UnshardedCopies {
     }
 
     /// Stores an all-gather for the next forward over these shards. It replaces those of other forwards, and what passes
-    /// have left.
+    /// retained.
     pub(crate) fn gather(&self, shards: &LocalShards, gathering: PendingAllGather, origin: GatherOrigin) {
         let mut copies = self.0.lock();
         remove(&mut copies, |copy| copy.state.is_idle());
@@ -258,12 +259,12 @@ impl UnshardedCopy {
         self.origin().is_some() || self.state.is_open()
     }
 
-    /// Returns true if passes have left it for the next forward, and no pass uses it.
-    fn is_left(&self) -> bool {
-        self.state.is_idle() && self.is_left_or_open()
+    /// Returns true if passes retained it for the next forward, and no pass uses it.
+    fn is_retained(&self) -> bool {
+        self.state.is_idle() && self.is_retained_or_open()
     }
 
-    fn is_left_or_open(&self) -> bool {
+    fn is_retained_or_open(&self) -> bool {
         self.origin() == Some(GatherOrigin::Retained) || self.state.is_open()
     }
 }

@@ -1,15 +1,19 @@
-//! [`UnshardedParams`]: owner of a unit's unsharded parameters during one forward and its backward.
+//! [`UnshardedParams`]: a unit's unsharded parameters, as one forward and its backward use them.
 //!
-//! A unit's weights are unsharded in forward and a second time in backward. Scopes, passes and autodiff nodes hold an `UnshardedParams` and use only the operations below. How the
-//! memory is allocated, freed and restored is private to this module.
+//! A unit's weights are unsharded in forward and a second time in backward. Scopes, passes and autodiff nodes hold an
+//! `UnshardedParams` and change it only by the operations below. How the memory is allocated, freed and restored is
+//! private to this module.
 //!
 //! | operation | purpose | waits for | implementation |
 //! |---|---|---|---|
-//! | [`new`](UnshardedParams::new) | creates the owner, and accepts prefetched weights | the prefetch | stores them like `gather` |
+//! | [`new`](UnshardedParams::new) | begins a pass, and accepts prefetched weights | the prefetch | stores them like `gather` |
 //! | [`gather`](UnshardedParams::gather) | gathers for forward | all-gather | keeps each tensor, or moves it into evictable storage |
 //! | [`view`](UnshardedParams::view) | returns a weight in forward | | a handle |
+//! | [`will_be_recomputed`](UnshardedParams::will_be_recomputed) | records that a checkpointed block reads the weights | | weights in backward may be read again |
 //! | [`take_back`](UnshardedParams::take_back) | ends forward | | evicts storage, issues the next all-gather |
+//! | [`start_again`](UnshardedParams::start_again) | starts that all-gather's data transfer | | |
 //! | [`gather_again`](UnshardedParams::gather_again), [`view_again`](UnshardedParams::view_again) | return weights in backward | that all-gather | restores storage |
+//! | [`end_backward`](UnshardedParams::end_backward) | ends the pass in backward | that all-gather, if weights stay | drops the handles, or keeps the weights for the next forward |
 //! | [`end`](UnshardedParams::end) | ends the pass | | drops the handles |
 //! | [`copy_out`](UnshardedParams::copy_out) | returns a tensor that outlives the unit | | copies it if its memory is evictable |
 //!
@@ -88,10 +92,11 @@ mod sync {
     pub(super) use std::thread::{self, ThreadId};
 }
 
-/// Unsharded weights of one forward through a unit and of its backward. A weight is identified by its position among the parameters that participate.
+/// Unsharded weights of one forward through a unit and of its backward. A weight is identified by its position among
+/// the parameters that participate.
 ///
-/// The weights are in a copy that belongs to the unit, which other passes over the same shards may use too. Holds plain
-/// tensors only, so that it keeps no graph alive.
+/// The weights are in an [`UnshardedCopy`], which other passes over the same shards may use too. It holds plain tensors
+/// only, so that it keeps no graph alive.
 #[derive(Debug)]
 pub(super) struct UnshardedParams {
     source: Arc<ShardGatherer>,
@@ -124,7 +129,7 @@ pub(super) struct UnshardOptions {
 }
 
 impl UnshardedParams {
-    /// Creates the owner of the weights of `source`, which are gathered from `shards`. It uses the weights that were
+    /// Begins a pass that uses the weights of `source`, which are gathered from `shards`. It uses the weights that were
     /// gathered or kept for these shards before, if there are any.
     ///
     /// # Errors
@@ -231,7 +236,7 @@ impl UnshardedParams {
     /// `backward` will need.
     pub(super) fn take_back(&self, backward: bool) {
         let state = &self.copy.state;
-        let (was_shared, mut is_left) = (state.was_shared(), false);
+        let (was_shared, mut is_retained) = (state.was_shared(), false);
         let after = |weights: &[StoredWeight<_, DispatchTensor>]| {
             if let Some(due) = self.source.due.as_ref().filter(|_| backward && !weights.is_empty()) {
                 let unsharded = weights.iter().map(StoredWeight::value);
@@ -241,8 +246,8 @@ impl UnshardedParams {
                 return After::Keep { share: self.stays && self.in_slots };
             }
             if !backward && !weights.is_empty() && self.stays && !was_shared {
-                is_left = true;
-                return After::Retain(self.left(weights.iter().map(|weight| weight.value().clone()).collect()));
+                is_retained = true;
+                return After::Retain(self.retained(weights.iter().map(|weight| weight.value().clone()).collect()));
             }
             if !weights.is_empty() {
                 let part = backward && self.kept == Kept::Part;
@@ -264,12 +269,12 @@ impl UnshardedParams {
             state.begin_pass();
         }
         state.leave(after, Storage::release);
-        *self.phase.lock() = if is_left { PassPhase::Ended } else { PassPhase::Left };
+        *self.phase.lock() = if is_retained { PassPhase::Ended } else { PassPhase::Left };
         self.source.unit.copies.settle(&self.copy);
     }
 
-    /// Returns weights that are left for the next forward, as the result of its all-gather.
-    fn left(&self, weights: Vec<DispatchTensor>) -> PendingAllGather {
+    /// Returns weights that are retained for the next forward, as the result of its all-gather.
+    fn retained(&self, weights: Vec<DispatchTensor>) -> PendingAllGather {
         let sharded = self.source.unit.sharded_of(&self.source.members, weights);
         PendingAllGather::Done((sharded.into_iter().map(persistent_copy).collect(), None))
     }
@@ -335,7 +340,7 @@ impl UnshardedParams {
         if is_kept && self.stays && !state.was_shared() {
             // All ranks keep the weights, or none does. This includes ranks whose backward read none of them.
             self.copy.fill();
-            if state.retain(|weights| self.left(weights)) {
+            if state.retain(|weights| self.retained(weights)) {
                 *self.phase.lock() = PassPhase::Ended;
                 unit.copies.settle(&self.copy);
             }

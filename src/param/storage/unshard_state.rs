@@ -1,12 +1,12 @@
 //! [`UnshardState`]: state of one unsharded copy of a unit's parameters. This is the only file that changes it.
 //!
-//! A unit owns its copies. Each copy is of one set of shards, and counts the passes (a forward and its backward) that
-//! use it. Passes over the same shards may share a copy; a pass over other shards, such as those of a stepped clone,
-//! has another one.
+//! A copy is shared by the passes (a forward and its backward) that use it, and by the unit while a later pass may find
+//! it. It is of one set of shards, and counts its passes. Passes over the same shards may share a copy; a pass over
+//! other shards, such as those of a stepped clone, has another one.
 //!
 //! ```text
-//!              start                adopt                  reshard, leave(Again)
-//!   Sharded ──────────> Gathering ─────────> Unsharded ───────────────────────────> Resharded ── refill ──> Regathered
+//!             starting               adopt                  reshard, leave(Again)
+//!   Sharded      └────> Gathering ─────────> Unsharded ───────────────────────────> Resharded ── refill ──> Regathered
 //!      └────────────────── unshard ─────────────^ │ │                                    │                      │
 //!                             ^                   │ └─ leave(Release) ─> Released        └ last pass ends       │
 //!                             └── retain ─────────┤                                            v                │
@@ -17,7 +17,7 @@
 //! | state | this rank has | passes |
 //! |---|---|---|
 //! | `Sharded` | its shards | any number |
-//! | `Gathering` | an all-gather that was posted or started before the pass that will use it, or parameters that the last pass left | none, until one begins |
+//! | `Gathering` | an all-gather that was posted or started before the pass that will use it, or parameters that the last pass retained | none, until one begins |
 //! | `Unsharded` | the parameters with which forward computes, or which are kept for backward | any number |
 //! | `Resharded` | an all-gather for backward: reading a view restores the storage of all parameters | at least one |
 //! | `Regathered` | the parameters that were gathered for backward; those outside evictable storage until they are taken | at least one |
@@ -31,17 +31,19 @@
 //! | [`begin_pass`](UnshardState::begin_pass) | any | counts one more pass, in forward |
 //! | [`adopt`](UnshardState::adopt) | `Gathering` | `Unsharded`; `Sharded` if the all-gather fails |
 //! | [`unshard`](UnshardState::unshard) | `Sharded` | `Unsharded`, unless the all-gather fails |
-//! | [`leave`](UnshardState::leave) `Keep` | `Unsharded`, `Sharded` | `Unsharded` |
-//! | `leave` `Again` | `Unsharded`, `Sharded` | `Resharded` |
-//! | `leave` `Free`, `Release` | `Unsharded`, `Sharded` | `Done`, `Released`; no change if the copy is shared |
-//! | `leave` `Retain`, [`retain`](UnshardState::retain) | `Unsharded`, `Regathered` | `Gathering`, without the pass |
+//! | [`leave`](UnshardState::leave) `Keep` | any | `Unsharded` |
+//! | `leave` `Again` | any | `Resharded` |
+//! | `leave` `Free`, `Release` | any | `Done`, `Released`; no change if the copy is shared |
+//! | `leave` `Retain` | any | `Gathering`, without the pass |
+//! | [`retain`](UnshardState::retain), by the only pass | `Unsharded`, `Regathered` | `Gathering`, without the pass |
 //! | [`reshard`](UnshardState::reshard) | `Unsharded`, if no pass is in forward and some wait for backward | `Resharded` |
 //! | [`refill`](UnshardState::refill) | `Resharded`, `Detached` | `Regathered`, `Done` |
 //! | [`end_pass`](UnshardState::end_pass), the last one | `Unsharded` | `Unsharded` if it is open to other passes, `Sharded` if forward unwinds, else `Done` |
 //! | the same | `Resharded`, `Regathered` | `Detached`, `Done` |
 //! | [`clear`](UnshardState::clear) | `Gathering`, `Unsharded`, without passes | `Sharded` |
 //!
-//! Every other combination leaves the state as it is.
+//! Every other combination leaves the state as it is. Of the states that `leave` replaces, only `Unsharded` has weights
+//! to keep or to free: in the others the unit was not gathered, or a backward inside its forward has ended the pass.
 //!
 //! Independent of burn, like [`slot`](super::slot), so that a model checker can test it.
 
@@ -100,7 +102,7 @@ pub enum GatherOrigin {
     /// An earlier unit of the running forward posted the all-gather, whose data transfer does not start before this
     /// unit is entered.
     Posted,
-    /// A pass has left the parameters for the next forward.
+    /// A pass retained the parameters for the next forward.
     Retained,
 }
 
@@ -114,7 +116,7 @@ pub enum After<G> {
     Keep { share: bool },
     /// They are freed, and this all-gather restores them for backward.
     Again(G),
-    /// They are left for the next forward, as the result of this all-gather. The pass no longer uses the copy.
+    /// They are retained for the next forward, as the result of this all-gather. The pass no longer uses the copy.
     Retain(G),
 }
 
@@ -308,7 +310,7 @@ impl<G, S: ?Sized, T: Clone> UnshardState<G, S, T> {
         }
     }
 
-    /// Leaves the weights for the next forward, as the result of the all-gather that `keep` returns. The last pass no
+    /// Retains the weights for the next forward, as the result of the all-gather that `keep` returns. The last pass no
     /// longer uses the copy. Returns false if not all weights are present.
     pub fn retain(&self, keep: impl FnOnce(Vec<T>) -> G) -> bool {
         let mut copy = self.0.lock();
@@ -563,6 +565,22 @@ mod tests {
         ]
     }
 
+    /// Policies of [`TestCopy::leave`], and the states that they lead to.
+    const POLICIES: [(fn() -> After<&'static str>, &str); 6] = [
+        (|| After::Keep { share: false }, "Unsharded"),
+        (|| After::Keep { share: true }, "Unsharded"),
+        (|| After::Again("again"), "Resharded"),
+        (|| After::Free, "Done"),
+        (|| After::Release, "Released"),
+        (|| After::Retain("retained"), "Gathering"),
+    ];
+
+    /// Makes `copy` one that so many passes use.
+    fn set_passes(copy: &TestCopy, passes: usize, in_forward: usize) {
+        let mut copy = copy.0.lock();
+        (copy.passes, copy.in_forward) = (passes, in_forward);
+    }
+
     /// Applies `operate` to a copy in every state, and checks which states change, and to what.
     fn check(changes: &[(&str, &str)], operate: impl Fn(&TestCopy)) {
         for (before, copy) in all() {
@@ -582,31 +600,46 @@ mod tests {
         check(&[], |copy| copy.begin_pass());
         check(&[], |copy| _ = copy.start(|_| ()));
         check(&[], |copy| copy.reshard(|| panic!("no pass waits for backward"), release));
+        check(&[("Unsharded", "Resharded")], |copy| {
+            set_passes(copy, 1, 0);
+            copy.reshard(|| "by hand", release);
+        });
         check(&[("Resharded", "Regathered"), ("Detached", "Done")], |copy| copy.refill(|_, _| vec![1, 2], fill));
         check(&[("Unsharded", "Gathering"), ("Regathered", "Gathering")], |copy| {
             let is_retained = copy.retain(|weights| {
                 assert_eq!(weights, [1, 2]);
-                "left"
+                "retained"
             });
             assert_eq!(
                 is_retained,
-                copy.gathering(|gather, origin| (*gather, *origin)) == Some(("left", GatherOrigin::Retained))
+                copy.gathering(|gather, origin| (*gather, *origin)) == Some(("retained", GatherOrigin::Retained))
             );
         });
         check(&[("Gathering", "Sharded")], TestCopy::clear);
+        for (policy, to) in POLICIES {
+            let expected: Vec<_> = all().iter().map(|(from, _)| (*from, to)).collect();
+            let leave = |copy: &TestCopy, passes| {
+                set_passes(copy, passes, 1);
+                copy.leave(|_| policy(), release);
+            };
+            check(&expected, |copy| leave(copy, 1));
+            let is_freed = matches!(policy(), After::Free | After::Release);
+            check(if is_freed { &[] } else { &expected }, |copy| leave(copy, 2));
+        }
+        let end_pass = |copy: &TestCopy, passes, in_forward| {
+            set_passes(copy, passes, 1);
+            copy.end_pass(in_forward);
+        };
+        let detached = [("Resharded", "Detached"), ("Regathered", "Done")];
+        check(&[&detached[..], &[("Unsharded", "Sharded")]].concat(), |copy| end_pass(copy, 1, true));
+        check(&[&detached[..], &[("Unsharded", "Done")]].concat(), |copy| end_pass(copy, 1, false));
+        check(&[], |copy| end_pass(copy, 2, true));
     }
 
     #[test]
     fn the_end_of_forward_leads_where_the_policy_says() {
-        for (policy, expected) in [
-            (After::Keep { share: false }, "Unsharded"),
-            (After::Keep { share: true }, "Unsharded"),
-            (After::Again("again"), "Resharded"),
-            (After::Free, "Done"),
-            (After::Release, "Released"),
-            (After::Retain("left"), "Gathering"),
-        ] {
-            let copy = after(policy);
+        for (policy, expected) in POLICIES {
+            let copy = after(policy());
             assert_eq!(name(&copy), expected);
             assert_eq!(copy.is_idle(), expected == "Gathering");
         }

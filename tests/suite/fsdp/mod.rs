@@ -21,6 +21,7 @@ mod failure;
 mod forward_patterns;
 mod frozen;
 mod full_model;
+mod group_and_own_unit;
 mod group_units;
 pub mod hook;
 mod hsdp;
