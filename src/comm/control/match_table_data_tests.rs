@@ -201,7 +201,7 @@ fn invariant_7_what_is_found_here_ends_nothing_until_it_is_decided() {
     assert!(board.arbiter.is_undecided() && !board.is_over(wait));
     assert!(matches!(
         board.arbiter.take_unsent(),
-        Some((Failure::Collective(CommError::Mismatch { rank: 1, .. }), true))
+        Some((Failure::Collective(CommError::Mismatch { rank: 1, .. }), false))
     ));
     assert!(board.arbiter.take_unsent().is_none(), "it is reported once");
     // A later failure is not reported.

@@ -74,7 +74,7 @@ impl HostGroupBackend {
     ) -> PostResult<T> {
         self.note_device(&contribution);
         let (backend, member) = (&self.backend, self.member.group.rank());
-        let CallContext { signature: signature, is_deferred } = post;
+        let CallContext { signature, is_deferred } = post;
         let device = self.member.home(&contribution.tensors);
         let in_background = !is_deferred && self.completes_in_background(signature.bytes(), &device);
         let (op, sent) = match &self.remote {

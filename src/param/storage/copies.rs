@@ -157,7 +157,7 @@ impl UnshardedCopies {
     }
 
     /// Changes the origin of an all-gather that was posted for these shards. Returns true if it is
-    /// under way, and `None` if none was posted.
+    /// in flight, and `None` if none was posted.
     pub(crate) fn promote(&self, shards: &LocalShards, origin: GatherOrigin) -> Option<bool> {
         let copies = self.0.lock();
         let posted = copies.iter().find(|copy| copy.is_posted() && copy.shards.is_of(shards))?;
