@@ -137,7 +137,7 @@ fn headers() -> Vec<Vec<u8>> {
             channel: channel(false),
             to: 2,
             tag: u32::MAX,
-            signature: signature,
+            signature,
             contents,
         }));
     }
