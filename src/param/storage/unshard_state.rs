@@ -565,8 +565,10 @@ mod tests {
         ]
     }
 
+    type Policy = fn() -> After<&'static str>;
+
     /// Policies of [`TestCopy::leave`], and the states that they lead to.
-    const POLICIES: [(fn() -> After<&'static str>, &str); 6] = [
+    const POLICIES: [(Policy, &str); 6] = [
         (|| After::Keep { share: false }, "Unsharded"),
         (|| After::Keep { share: true }, "Unsharded"),
         (|| After::Again("again"), "Resharded"),

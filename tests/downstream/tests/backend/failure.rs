@@ -11,7 +11,6 @@ use downstream::naive::NaiveJob;
 use super::two_processes::in_two_processes;
 
 /// Launches `program` on two ranks in two processes, where it fails.
-#[expect(clippy::result_large_err, reason = "made once per test")]
 fn failed(job: &NaiveJob, program: fn(&World) -> burn_dtensor::Result<()>) -> LaunchError {
     let config = Launch::on_backend(job.engine(1)).with_deadline(Duration::from_secs(60));
     launch(config, program).expect_err("the program fails")

@@ -72,8 +72,11 @@ fn train(mesh: &DeviceMesh, config: FullyShard) -> Result<Trained> {
     Ok((losses, net, None))
 }
 
-/// Trains on ranks that shard everything. Returns, for each rank of this process, its losses and the full weights.
-fn trained(config: Launch) -> Vec<(usize, (Vec<f64>, Vec<Vec<f32>>))> {
+/// Losses of a rank, and the full weights.
+type LossesAndWeights = (Vec<f64>, Vec<Vec<f32>>);
+
+/// Trains on ranks that shard everything. Returns what each rank of this process has.
+fn trained(config: Launch) -> Vec<(usize, LossesAndWeights)> {
     let ranks = launch(config, |world| {
         let mesh = DeviceMesh::new(world, [world.size()], ["shard"])?;
         let (losses, net, error) = train(&mesh, FullyShard::new().with_units(["blocks.*"]))?;
