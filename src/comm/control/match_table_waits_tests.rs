@@ -144,7 +144,7 @@ fn ranks_that_wait_in_one_collective_search_for_nothing() {
 /// Runs random programs. Whenever a rank begins to wait, a deadlock must be reported exactly if the rank can be
 /// reached from itself, by steps from a waiting rank to the ranks that have not posted.
 #[test]
-fn invariant_5_a_deadlock_is_told_just_when_waits_lead_in_a_circle() {
+fn invariant_5_a_deadlock_is_told_just_when_waits_form_a_cycle() {
     const RANKS: usize = 6;
     let groups: [&[usize]; 6] = [&[0, 1, 2, 3, 4, 5], &[0, 1], &[2, 3, 4], &[5, 1, 3], &[4, 0], &[2, 5]];
     let mut state = 1_u64;
@@ -152,7 +152,7 @@ fn invariant_5_a_deadlock_is_told_just_when_waits_lead_in_a_circle() {
         state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
         (state >> 33) as usize % below
     };
-    let (mut circles, mut longest) = (0, 0);
+    let (mut cycles, mut longest) = (0, 0);
     for _ in 0..5000 {
         let mut board = Plain::new(RANKS, false);
         let keys = groups.map(|ranks| board.group(ranks, ""));
@@ -199,12 +199,12 @@ fn invariant_5_a_deadlock_is_told_just_when_waits_lead_in_a_circle() {
                 let nexts = told.iter().skip(1).chain(&told[..1]);
                 assert!(told[0].0 == rank && told.iter().zip(nexts).all(|(one, next)| one.2 == next.0), "{told:?}");
                 assert!(told.iter().all(|(rank, _, next)| needed(*rank).contains(next)), "{told:?}");
-                (circles, longest) = (circles + 1, longest.max(told.len()));
+                (cycles, longest) = (cycles + 1, longest.max(told.len()));
                 break;
             }
         }
     }
-    assert!(circles > 500 && longest > 3, "{circles} circles, the longest of {longest} ranks");
+    assert!(cycles > 500 && longest > 3, "{cycles} cycles, the longest of {longest} ranks");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! The order of the rooms, and that no files use each other in a circle, except inside a room that is open.
+//! The order of the top-level modules, and that no files import each other in a cycle, except inside a module that is open.
 //!
 //! Read from the sources: `use` declarations, and paths that begin with `crate` or `super`. A name is
 //! followed to the file that defines it through the `pub use` of modules above. What only tests use
@@ -13,8 +13,8 @@ use itertools::Itertools;
 use syn::visit::{self, Visit};
 use syn::{Attribute, File, Item, ItemMod, ItemUse, UseTree, Visibility};
 
-/// Every room may use those of the lines above it. Rooms of one line do not know each other.
-const ROOMS: [&[&str]; 14] = [
+/// Every top-level module may use those of the lines above it. Modules of one line do not know each other.
+const LAYERS: [&[&str]; 14] = [
     &["placement"],
     &["memory", "pattern"],
     &["kernels"],
@@ -34,25 +34,25 @@ const ROOMS: [&[&str]; 14] = [
 /// Every module of `comm` in this list may use those before it, and none after it.
 const COMM: [&str; 4] = ["control", "transport", "data", "host_backend"];
 
-/// Rooms whose files may use each other: one concept has a type, what forward does with it and what backward does, in files that
-/// name each other. Without circles, each would be split by who uses it.
-const OPEN_ROOMS: [&str; 1] = ["param"];
+/// Modules whose files may use each other: one concept has a type, what forward does with it and what backward does, in files that
+/// name each other. Without cycles, each would be split by who uses it.
+const OPEN: [&str; 1] = ["param"];
 
-/// What gathers all rooms, and is used by all.
+/// The module that uses all others, and is used by all.
 const ERROR: &str = "error";
 
 /// A module's path from the root of the crate, which is empty.
 pub type Module = Vec<String>;
 
 #[test]
-fn rooms_use_those_above_them_and_no_files_each_other() {
+fn modules_use_those_above_them_and_files_form_no_cycle() {
     let tree = Tree::read(&crate::root().join("src"));
-    let rooms: BTreeSet<&str> = tree.files.keys().filter_map(|module| Some(module.first()?.as_str())).collect();
-    assert_eq!(rooms, ROOMS.into_iter().flatten().copied().chain([ERROR]).collect(), "every room has its place");
+    let top: BTreeSet<&str> = tree.files.keys().filter_map(|module| Some(module.first()?.as_str())).collect();
+    assert_eq!(top, LAYERS.into_iter().flatten().copied().chain([ERROR]).collect(), "every module has its layer");
     let layers: BTreeSet<&str> = tree
         .files
         .keys()
-        .filter(|module| module[..].first().is_some_and(|room| room == "comm"))
+        .filter(|module| module[..].first().is_some_and(|top| top == "comm"))
         .filter_map(|module| Some(module.get(1)?.as_str()))
         .collect();
     assert!(COMM.iter().all(|layer| layers.contains(layer)), "every layer of `comm` exists");
@@ -60,7 +60,7 @@ fn rooms_use_those_above_them_and_no_files_each_other() {
 }
 
 #[test]
-fn a_circle_and_a_room_that_uses_one_below_it_are_found() {
+fn a_cycle_and_a_module_that_uses_one_below_it_are_found() {
     let planted =
         |sources: &[(&str, &str)]| Tree::new(sources.iter().map(|&(path, text)| (path, text.into()))).faults();
     assert_eq!(planted(&[("mesh/a.rs", "use crate::comm::b::B;"), ("comm/b.rs", "struct B;")]), [""; 0]);
@@ -69,7 +69,7 @@ fn a_circle_and_a_room_that_uses_one_below_it_are_found() {
         ("mesh/mod.rs", "mod a; pub use a::A;"),
         ("mesh/a.rs", "#[cfg(test)] mod tests { use crate::nn::C; }"),
     ];
-    assert_eq!(planted(&upward), ["comm/b uses mesh/a, a room that is not above its own"]);
+    assert_eq!(planted(&upward), ["comm/b uses mesh/a, a module that is not above its own"]);
     let layered = |path: &str, text: &str| {
         let modules = [("comm/mod.rs", ""), ("comm/control/mod.rs", ""), ("comm/data/mod.rs", "")];
         planted(&[&modules[..], &[(path, text)]].concat())
@@ -77,14 +77,14 @@ fn a_circle_and_a_room_that_uses_one_below_it_are_found() {
     let above = "comm/control/a uses comm/data, a layer above its own";
     assert_eq!(layered("comm/control/a.rs", "use crate::comm::data::B;"), [above]);
     assert_eq!(layered("comm/data/a.rs", "use crate::comm::control::B;"), [""; 0]);
-    let circle = [
+    let cycle = [
         ("mesh/mod.rs", "mod a; mod b; mod c; use c::C; pub(crate) use {a::A, b::{B, D as E}};"),
         ("mesh/a.rs", "use super::{B, c};"),
         ("mesh/b.rs", "pub struct B; use super::c::C;"),
         ("mesh/c.rs", "fn f(_: super::A) {}"),
     ];
-    assert_eq!(planted(&circle), ["a circle: mesh/a, mesh/b, mesh/c"]);
-    let open = circle.map(|(path, text)| (path.replace("mesh", "param"), text));
+    assert_eq!(planted(&cycle), ["a cycle: mesh/a, mesh/b, mesh/c"]);
+    let open = cycle.map(|(path, text)| (path.replace("mesh", "param"), text));
     assert_eq!(planted(&open.each_ref().map(|(path, text)| (path.as_str(), *text))), [""; 0]);
 }
 
@@ -134,23 +134,23 @@ impl Tree {
     /// What is wrong, in words.
     fn faults(&self) -> Vec<String> {
         let uses = self.uses();
-        let place = |module: &Module| ROOMS.iter().position(|rooms| rooms.contains(&module[0].as_str()));
+        let place = |module: &Module| LAYERS.iter().position(|layer| layer.contains(&module[0].as_str()));
         let upward = uses.iter().filter(|(from, to)| from[0] != to[0] && place(from) <= place(to));
         let upward = upward
-            .map(|(from, to)| format!("{} uses {}, a room that is not above its own", from.join("/"), to.join("/")));
+            .map(|(from, to)| format!("{} uses {}, a module that is not above its own", from.join("/"), to.join("/")));
         let layer = |module: &Module| match &module[..] {
-            [room, name, ..] if room == "comm" => COMM.iter().position(|layer| layer == name),
+            [top, name, ..] if top == "comm" => COMM.iter().position(|layer| layer == name),
             _ => None,
         };
         let above =
             uses.iter().filter(|(from, to)| layer(from).is_some_and(|from| layer(to).is_some_and(|to| from < to)));
         let above = above.map(|(from, to)| format!("{} uses {}, a layer above its own", from.join("/"), to.join("/")));
-        let is_open = |(from, to): &(&Module, &Module)| from[0] == to[0] && OPEN_ROOMS.contains(&from[0].as_str());
+        let is_open = |(from, to): &(&Module, &Module)| from[0] == to[0] && OPEN.contains(&from[0].as_str());
         let closed = uses.iter().copied().filter(|used| !is_open(used)).collect();
-        let circles = circles(&closed)
+        let cycles = cycles(&closed)
             .into_iter()
-            .map(|circle| format!("a circle: {}", circle.into_iter().map(|module| module.join("/")).join(", ")));
-        upward.chain(above).chain(circles).collect()
+            .map(|cycle| format!("a cycle: {}", cycle.into_iter().map(|module| module.join("/")).join(", ")));
+        upward.chain(above).chain(cycles).collect()
     }
 
     /// Which file uses which, but for those that lie inside each other.
@@ -162,7 +162,7 @@ impl Tree {
             paths.visit_file(file);
             for path in paths.0 {
                 let Some(to) = self.definer(from, &path, &exports) else { continue };
-                let error = [from, to].iter().any(|module| module.first().is_some_and(|room| room == ERROR));
+                let error = [from, to].iter().any(|module| module.first().is_some_and(|top| top == ERROR));
                 if !error && !to.starts_with(from) && !from.starts_with(to) {
                     uses.insert((from, to));
                 }
@@ -292,7 +292,7 @@ fn flatten(tree: &UseTree, before: &mut Vec<String>, used: &mut Vec<Used>) {
 }
 
 /// The largest sets of modules that all reach each other.
-fn circles<'a>(uses: &BTreeSet<(&'a Module, &'a Module)>) -> BTreeSet<Vec<&'a Module>> {
+fn cycles<'a>(uses: &BTreeSet<(&'a Module, &'a Module)>) -> BTreeSet<Vec<&'a Module>> {
     let used: HashMap<&Module, Vec<&Module>> = uses.iter().copied().into_group_map();
     let reached = |start: &'a Module| {
         let (mut reached, mut open) = (BTreeSet::new(), vec![start]);
@@ -303,9 +303,9 @@ fn circles<'a>(uses: &BTreeSet<(&'a Module, &'a Module)>) -> BTreeSet<Vec<&'a Mo
         reached
     };
     let all: BTreeMap<&Module, BTreeSet<&Module>> = used.keys().map(|from| (*from, reached(from))).collect();
-    let circle = |(start, reached): (&&'a Module, &BTreeSet<&'a Module>)| -> Vec<&'a Module> {
+    let cycle = |(start, reached): (&&'a Module, &BTreeSet<&'a Module>)| -> Vec<&'a Module> {
         let back = |to: &&&Module| all.get(**to).is_some_and(|back| back.contains(*start));
         reached.iter().filter(back).copied().collect()
     };
-    all.iter().map(circle).filter(|circle| !circle.is_empty()).collect()
+    all.iter().map(cycle).filter(|cycle| !cycle.is_empty()).collect()
 }
