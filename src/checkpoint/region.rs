@@ -29,7 +29,7 @@ pub(crate) fn transpose(from: &[u8], to: &mut [u8], shape: [usize; 2], size: usi
 fn transpose_tiles<const SIZE: usize>(from: &[u8], to: &mut [u8], [rows, columns]: [usize; 2]) {
     /// Elements of a tile's side: its lines of either matrix stay in a first-level cache.
     const TILE: usize = 32;
-    let (from, to) = (bytemuck::cast_slice::<_, [u8; SIZE]>(from), bytemuck::cast_slice_mut::<_, [u8; SIZE]>(to));
+    let ((from, _), (to, _)) = (from.as_chunks::<SIZE>(), to.as_chunks_mut::<SIZE>());
     for (first_row, first_column) in (0..rows).step_by(TILE).cartesian_product((0..columns).step_by(TILE)) {
         for column in first_column..columns.min(first_column + TILE) {
             let to = &mut to[column * rows..][first_row..rows.min(first_row + TILE)];
