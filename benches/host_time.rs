@@ -72,7 +72,7 @@ impl Net {
         Self { blocks: (0..cli.units).map(block).collect() }
     }
 
-    /// Of `[4, 8]`; on a model that is not sharded, `unit` only calls the closure.
+    /// Takes and returns `[4, 8]`. On a model that is not sharded, `unit` only calls the closure.
     fn forward(&self, x: Tensor<2>) -> Tensor<2> {
         let multiply = |block: &Block, x| block.weights.iter().fold(x, |x: Tensor<2>, weight| x.matmul(weight.val()));
         unit(self, x, |net, x| net.blocks.iter().fold(x, |x, block| unit(block, x, multiply)))
@@ -174,7 +174,7 @@ impl Cli {
     }
 }
 
-/// What the peer prints: forward and backward of each round.
+/// Output of the peer: forward and backward of each round, in microseconds a unit.
 #[derive(Deserialize)]
 struct Peer {
     torch: String,

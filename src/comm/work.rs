@@ -21,7 +21,7 @@ pub struct Work<T>(WorkState<T>);
 
 enum WorkState<T> {
     Ended(Result<T, CommError>),
-    UnderWay(InFlightOp<T>),
+    InFlight(InFlightOp<T>),
 }
 
 struct InFlightOp<T> {
@@ -46,21 +46,21 @@ impl<T> Work<T> {
         call: ObservedCall,
         deadline: Duration,
     ) -> Self {
-        Self(WorkState::UnderWay(InFlightOp { pending, rank, call, deadline }))
+        Self(WorkState::InFlight(InFlightOp { pending, rank, call, deadline }))
     }
 
     /// Returns true if [`wait`](Self::wait) would return without waiting for other ranks.
     pub fn is_complete(&self) -> bool {
         match &self.0 {
             WorkState::Ended(_) => true,
-            WorkState::UnderWay(work) => work.pending.is_complete(),
+            WorkState::InFlight(work) => work.pending.is_complete(),
         }
     }
 
     /// Starts the transfer of a [deferred](super::Call::with_deferred) collective, if the backend transfers data
     /// while ranks compute. Does not block. [`wait`](Self::wait) also starts it.
     pub fn start(&mut self) {
-        if let WorkState::UnderWay(work) = &mut self.0 {
+        if let WorkState::InFlight(work) = &mut self.0 {
             work.pending.start();
         }
     }
@@ -81,7 +81,7 @@ impl<T> Work<T> {
     pub fn wait_with_timing(self) -> Result<(T, Option<OpTiming>), CommError> {
         let InFlightOp { pending, rank, call, deadline } = match self.0 {
             WorkState::Ended(result) => return result.map(|value| (value, None)),
-            WorkState::UnderWay(work) => work,
+            WorkState::InFlight(work) => work,
         };
         rank.check_thread(call.info.op, &call.info.label)?;
         call.wait(|| pending.wait(deadline)).map(|(value, timing)| (value, Some(timing)))
@@ -93,7 +93,7 @@ impl<T> Work<T> {
     /// # Errors
     /// See [`Communicator`](super::Communicator).
     pub fn wait_timeout(mut self, deadline: Duration) -> Result<T, CommError> {
-        if let WorkState::UnderWay(work) = &mut self.0 {
+        if let WorkState::InFlight(work) = &mut self.0 {
             work.deadline = deadline;
         }
         self.wait()
@@ -106,8 +106,8 @@ impl<T> Work<T> {
     {
         Work(match self.0 {
             WorkState::Ended(result) => WorkState::Ended(result.map(map)),
-            WorkState::UnderWay(InFlightOp { pending, rank, call, deadline }) => {
-                WorkState::UnderWay(InFlightOp { pending: Box::new(Mapped { pending, map }), rank, call, deadline })
+            WorkState::InFlight(InFlightOp { pending, rank, call, deadline }) => {
+                WorkState::InFlight(InFlightOp { pending: Box::new(Mapped { pending, map }), rank, call, deadline })
             }
         })
     }

@@ -120,7 +120,7 @@ impl RedistributeOptions {
         let route = RedistributePlan::between(x.layout(), spec.layout())?;
         let casts = Some(self.casts).filter(|casts| *casts != Casts::default());
         let walk = route.start(x.local, &x.spec, &[], casts, CallSite::new("RedistributeOptions"))?;
-        Ok(RedistributeWork(RedistributeState::UnderWay(Box::new(walk), spec.shared())))
+        Ok(RedistributeWork(RedistributeState::InFlight(Box::new(walk), spec.shared())))
     }
 }
 
@@ -136,7 +136,7 @@ pub struct RedistributeWork<const D: usize, K: Kind = Float>(RedistributeState<D
 #[derive(Debug)]
 enum RedistributeState<const D: usize, K: Kind> {
     There(Box<DTensor<D, K>>),
-    UnderWay(Box<Redistribution<D, K>>, Arc<DTensorSpec>),
+    InFlight(Box<Redistribution<D, K>>, Arc<DTensorSpec>),
 }
 
 impl<const D: usize, K: Kind> RedistributeWork<D, K> {
@@ -144,7 +144,7 @@ impl<const D: usize, K: Kind> RedistributeWork<D, K> {
     pub fn is_complete(&self) -> bool {
         match &self.0 {
             RedistributeState::There(_) => true,
-            RedistributeState::UnderWay(walk, _) => walk.is_complete(),
+            RedistributeState::InFlight(walk, _) => walk.is_complete(),
         }
     }
 
@@ -153,7 +153,7 @@ impl<const D: usize, K: Kind> RedistributeWork<D, K> {
     pub fn wait(self) -> Result<DTensor<D, K>> {
         match self.0 {
             RedistributeState::There(x) => Ok(*x),
-            RedistributeState::UnderWay(walk, spec) => Ok(DTensor::from_parts(walk.finish(Weak::new())?, spec)),
+            RedistributeState::InFlight(walk, spec) => Ok(DTensor::from_parts(walk.finish(Weak::new())?, spec)),
         }
     }
 }

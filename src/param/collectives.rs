@@ -111,7 +111,7 @@ impl Unit {
             UnitAllGather::PostForward => (UnitCollectiveKind::Parts, self.post_forward_group(), None),
         };
         let copy_in = offloaded.cloned().map(|offloaded| CopyIn { offloaded, label: call.label.clone() }.into());
-        PendingAllGather::UnderWay(self.exchange(exchange, group, call, members, shards), copy_in)
+        PendingAllGather::InFlight(self.exchange(exchange, group, call, members, shards), copy_in)
     }
 
     /// Returns this rank's shard of each unsharded parameter, over the post-forward group.
@@ -243,7 +243,7 @@ impl PlanCache {
 pub(crate) enum PendingAllGather {
     /// The all-gather is in flight. If the shards are in host memory, the second field describes how the result is
     /// copied to the device.
-    UnderWay(Work<Vec<DispatchTensor>>, Option<Box<CopyIn>>),
+    InFlight(Work<Vec<DispatchTensor>>, Option<Box<CopyIn>>),
     Done(GatheredTensors),
 }
 
@@ -261,7 +261,7 @@ pub(crate) type GatheredTensors = (Vec<DispatchTensor>, Option<OpTiming>);
 impl PendingAllGather {
     /// Starts the data transfer of a deferred all-gather.
     pub(crate) fn start(&mut self) {
-        if let Self::UnderWay(work, _) = self {
+        if let Self::InFlight(work, _) = self {
             work.start();
         }
     }
@@ -269,14 +269,14 @@ impl PendingAllGather {
     /// Returns true if waiting would not block on other ranks.
     pub(crate) fn is_complete(&self) -> bool {
         match self {
-            Self::UnderWay(work, _) => work.is_complete(),
+            Self::InFlight(work, _) => work.is_complete(),
             Self::Done(_) => true,
         }
     }
 
     /// Returns true if it is an all-gather.
     pub(crate) fn is_under_way(&self) -> bool {
-        matches!(self, Self::UnderWay(..))
+        matches!(self, Self::InFlight(..))
     }
 
     /// Waits for the all-gather, and keeps its result.
@@ -287,7 +287,7 @@ impl PendingAllGather {
 
     pub(crate) fn wait(self) -> Result<GatheredTensors, CommError> {
         match self {
-            Self::UnderWay(work, copy_in) => {
+            Self::InFlight(work, copy_in) => {
                 let (unsharded, course) = work.wait_with_timing()?;
                 let unsharded = match copy_in {
                     Some(copy_in) => copy_in.offloaded.copy_in(&copy_in.label, unsharded),
@@ -303,7 +303,7 @@ impl PendingAllGather {
     /// which the shards are.
     pub(crate) fn in_separate_memory(self) -> Self {
         match self {
-            Self::UnderWay(work, _) => Self::UnderWay(work, None),
+            Self::InFlight(work, _) => Self::InFlight(work, None),
             done @ Self::Done(_) => done,
         }
     }

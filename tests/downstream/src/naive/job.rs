@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use super::Naive;
 use super::inbox::Envelope;
 
-/// What one process sends another about a launch.
+/// Message of one process to another about a launch.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum PeerMessage {
     /// An envelope for a global rank.

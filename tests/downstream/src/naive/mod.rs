@@ -1,6 +1,6 @@
 //! [`Naive`]: a backend written against the public items of burn-dtensor alone, as another crate writes one.
 //!
-//! Its ranks are threads of one process, or of several that a [`Transport`] connects ([`NaiveJob`]). Every rank has an inbox.
+//! The ranks are threads of one process, or of several that a [`Transport`] connects ([`NaiveJob`]). Every rank has an inbox.
 //! A call sends one `Envelope` with host data to each rank of the group, also to the caller itself, so that
 //! results share memory with nothing. A rank that waits looks through its inbox until everything is there. The backend is
 //! slow in every way, and keeps envelopes that no rank waits for until it is dropped.
