@@ -1,9 +1,10 @@
-//! Seconds a training step: fully sharded over 2 ranks, beside two unsharded copies run at once.
+//! Seconds a training step: fully sharded over 2 ranks, beside as many unsharded copies run at once.
 //!
 //! ```text
 //! cargo bench --bench step
 //! cargo bench --bench step -- --delay     # one rank sleeps somewhere in each step
 //! cargo bench --features mpi --bench step -- --processes    # ranks are two processes
+//! cargo bench --features cuda --bench step -- --device cuda --dim 2048    # all ranks share the first GPU
 //! ```
 //!
 //! The model is a GPT of width 512, 8 layers, 8 heads, vocabulary 4096, untied, 29.53 M
@@ -14,7 +15,12 @@
 //!
 //! With `--delay` one rank, drawn anew for each step, sleeps half a block's forward before a block that is drawn too,
 //! in the sharded step and in the unsharded one, whose ranks meet at its end.
+//!
+//! A part of a step on a GPU ends when the GPU has done its work. The first steps of each kind compile and tune kernels:
+//! `--warmup` is their number.
 
+#[path = "../examples/train_gpt/device.rs"]
+mod device;
 #[path = "../examples/train_gpt/model.rs"]
 #[allow(dead_code, reason = "the example uses the rest of it")]
 mod model;
@@ -35,9 +41,9 @@ use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use serde::{Deserialize, Serialize};
 
+use device::RankDevice;
 use model::{Gpt, GptConfig, mean_cross_entropy};
 
-const RANKS: usize = 2;
 /// Sequences per rank and step.
 const BATCH: usize = 4;
 const LR: f64 = 1e-4;
@@ -61,13 +67,18 @@ struct Cli {
     /// Width of the model; the recorded figures are for 512
     #[arg(long, default_value_t = MODEL.dim)]
     dim: usize,
+    #[arg(long, default_value_t = 2)]
+    ranks: usize,
+    /// Device of the ranks: flex (the CPU), wgpu or cuda (the first GPU, which all ranks share)
+    #[arg(long, default_value = "flex")]
+    device: RankDevice,
     /// Groups of steps, whose ratios are compared
     #[arg(long, default_value_t = 5)]
     repeats: usize,
     /// One rank sleeps in each step
     #[arg(long)]
     delay: bool,
-    /// Replicas in place of shards: HSDP over 2 x 1 ranks
+    /// Replicas in place of shards: HSDP over N x 1 ranks
     #[arg(long)]
     replicate: bool,
     /// Compare what ranks hold alike in every so-manieth step; 0: never
@@ -76,7 +87,7 @@ struct Cli {
     /// When gathered weights are freed between forward and backward
     #[arg(long, value_enum, default_value_t = Reshard::Auto)]
     reshard: Reshard,
-    /// Start two processes under `mpirun`, of which each is a rank
+    /// Start a process for each rank, under `mpirun`
     #[arg(long)]
     processes: bool,
     /// Passed by cargo bench
@@ -111,7 +122,7 @@ struct Seconds {
     forward: f64,
     backward: f64,
     optimizer: f64,
-    /// In collectives, waiting for the other rank.
+    /// In collectives, waiting for other ranks.
     waiting: f64,
     /// In collectives, copying and reducing.
     moving: f64,
@@ -128,8 +139,8 @@ struct Delay {
 }
 
 impl Delay {
-    fn draw(rng: &mut StdRng, length: Duration) -> Self {
-        Self { rank: rng.random_range(0..RANKS), block: rng.random_range(0..MODEL.layers), length }
+    fn draw(rng: &mut StdRng, ranks: usize, length: Duration) -> Self {
+        Self { rank: rng.random_range(0..ranks), block: rng.random_range(0..MODEL.layers), length }
     }
 }
 
@@ -163,10 +174,13 @@ impl Training {
         let own = delay.filter(|delay| delay.rank == world.rank());
         let before = |block| own.iter().filter(|delay| delay.block == block).for_each(|delay| sleep(delay.length));
         let loss = mean_cross_entropy(model.forward_after(tokens, before), targets);
+        finish(device)?;
         let forward = start.elapsed().as_secs_f64();
         let grads = GradientsParams::from_grads(loss.backward(), &model);
+        finish(device)?;
         let backward = start.elapsed().as_secs_f64();
         self.model = Some(self.optim.step(LR, model, grads));
+        finish(device)?;
         let optimizer = start.elapsed().as_secs_f64();
         let WaitBreakdown { waiting, local_work } = world.ledger().spent();
         world.barrier("step ends")?;
@@ -180,6 +194,11 @@ impl Training {
             faults: page_faults() - faults,
         })
     }
+}
+
+/// Waits until the device has done what was asked of it.
+fn finish(device: &Device) -> Result<()> {
+    device.sync().map_err(Error::other)
 }
 
 fn random_tokens(rng: &mut StdRng, device: &Device) -> Tensor<2, Int> {
@@ -202,8 +221,8 @@ fn measure(cli: &Cli, world: &World) -> Result<Vec<Measured>> {
     let device = world.device().clone().autodiff();
     let config = GptConfig { dim: cli.dim, ..MODEL };
     let mesh = match cli.replicate {
-        false => DeviceMesh::new(world, [RANKS], ["shard"])?,
-        true => DeviceMesh::new(world, [RANKS, 1], ["replicate", "shard"])?,
+        false => DeviceMesh::new(world, [cli.ranks], ["shard"])?,
+        true => DeviceMesh::new(world, [cli.ranks, 1], ["replicate", "shard"])?,
     };
     let fsdp = FullyShard::new()
         .with_units(["blocks.*"])
@@ -218,7 +237,7 @@ fn measure(cli: &Cli, world: &World) -> Result<Vec<Measured>> {
     let mut measured =
         Measured { sharded: Vec::new(), unsharded: Vec::new(), faults: [0.0; 2], traffic: String::new() };
     for step in 0..cli.warmup + cli.steps * cli.repeats {
-        let delay = Delay::draw(&mut delays, half_a_block);
+        let delay = Delay::draw(&mut delays, cli.ranks, half_a_block);
         let delay = Some(delay).filter(|_| cli.delay && step >= cli.warmup);
         let one = sharded.step(world, &mut rng, delay, &device)?;
         let ledger = world.ledger();
@@ -261,56 +280,59 @@ fn medians(steps: &[Seconds]) -> Seconds {
 
 /// Runs this again, with the same arguments but one, in two processes.
 #[cfg(feature = "mpi")]
-fn start_processes() -> Result<()> {
-    let count = RANKS.to_string();
+fn start_processes(ranks: usize) -> Result<()> {
+    let count = ranks.to_string();
     let arguments = env::args().skip(1).filter(|argument| argument != "--processes");
     let status = mpirun().args(["-n", &count]).arg(env::current_exe()?).args(arguments).status()?;
     status.success().then_some(()).ok_or_else(|| Error::other(format!("mpirun has ended with {status}")))
 }
 
 #[cfg(not(feature = "mpi"))]
-fn start_processes() -> Result<()> {
+fn start_processes(_ranks: usize) -> Result<()> {
     Err(Error::other("ranks in processes need MPI: cargo bench --features mpi --bench step -- --processes"))
 }
 
 fn main() -> Result<()> {
     let cli = Cli::parse();
     if cli.processes {
-        return start_processes();
+        return start_processes(cli.ranks);
     }
-    let mut outcomes = launch(Launch::from_env(RANKS)?, |world| measure(&cli, world))?;
+    let mut outcomes = launch(Launch::from_env(cli.ranks)?.with_device(cli.device.device()), |world| measure(&cli, world))?;
     // Of several processes that of the first rank tells.
     let Some((0, ranks)) = outcomes.first_mut() else { return Ok(()) };
     let first = &ranks[0];
     let [sharded, unsharded] = [medians(&first.sharded), medians(&first.unsharded)];
     println!("{:<24} {:>8} {:>8} {:>8} {:>8} {:>10}", "", "s/step", "forward", "backward", "AdamW", "tokens/s");
     for (name, Seconds { step, forward, backward, optimizer, .. }) in
-        [("sharded, 2 ranks", sharded), ("2 unsharded copies", unsharded)]
+        [(format!("sharded, {} ranks", cli.ranks), sharded), (format!("{} unsharded copies", cli.ranks), unsharded)]
     {
-        let tokens = (RANKS * BATCH * MODEL.seq) as f64 / step;
-        println!("{name:<24} {step:>8.3} {forward:>8.3} {backward:>8.3} {optimizer:>8.3} {tokens:>10.0}");
+        let tokens = (cli.ranks * BATCH * MODEL.seq) as f64 / step;
+        println!("{name:<24} {step:>8.4} {forward:>8.4} {backward:>8.4} {optimizer:>8.4} {tokens:>10.0}");
     }
-    println!("{:<24} {TORCH_FSDP2_S:>8.3}  (recorded on one quiet 2-core machine)", "PyTorch FSDP2, gloo");
+    let recorded = cli.device == RankDevice::Flex && cli.ranks == 2 && cli.dim == MODEL.dim;
+    if recorded {
+        println!("{:<24} {TORCH_FSDP2_S:>8.3}  (recorded on one quiet 2-core machine)", "PyTorch FSDP2, gloo");
+    }
     println!("collectives a step: {}", first.traffic);
     for (rank, measured) in ranks.iter().enumerate() {
         let Seconds { waiting, moving, .. } = medians(&measured.sharded);
         let [sharded, unsharded] = measured.faults;
         println!(
-            "  rank {rank}: {moving:.3} s copying and reducing, {waiting:.3} s waiting for the other rank; {sharded:.0} minor \
-             page faults, unsharded {unsharded:.0}"
+            "  rank {rank}: {moving:.3} s copying and reducing, {waiting:.3} s waiting for other ranks; {sharded:.0} minor page \
+             faults, unsharded {unsharded:.0}"
         );
     }
     let repeats = first.sharded.chunks(cli.steps).zip(first.unsharded.chunks(cli.steps));
     let mut ratios: Vec<f64> = repeats.map(|(one, other)| medians(one).step / medians(other).step).collect();
     ratios.sort_by(f64::total_cmp);
     println!(
-        "ratio sharded / unsharded{}: {:.3}, of {} repeats {:.3} to {:.3}  (PyTorch FSDP2: {:.2})",
+        "ratio sharded / unsharded{}: {:.3}, of {} repeats {:.3} to {:.3}{}",
         if cli.delay { ", one rank late" } else { "" },
         ratios[ratios.len() / 2],
         ratios.len(),
         ratios[0],
         ratios[ratios.len() - 1],
-        TORCH_FSDP2_S / TORCH_UNSHARDED_S
+        if recorded { format!("  (PyTorch FSDP2: {:.2})", TORCH_FSDP2_S / TORCH_UNSHARDED_S) } else { String::new() }
     );
     Ok(())
 }
