@@ -349,9 +349,7 @@ where
             }
             Err(error) => RankOutcome::failed(error.clone().into()),
         });
-        end.tell(&worlds[place]);
-        end.note(&worlds[place]);
-        end.leave(&worlds[place]);
+        end.report(&worlds[place]);
         end
     };
     let ends = thread::scope(|scope| {
@@ -360,8 +358,7 @@ where
             let (run, worlds) = (&run, &worlds);
             thread.spawn_scoped(scope, move || run((place, rank))).map_err(|error| {
                 let end = RankOutcome::failed(Error::other(format!("cannot start rank {rank}: {error}")));
-                end.tell(&worlds[place]);
-                end.leave(&worlds[place]);
+                end.report(&worlds[place]);
                 end
             })
         };
