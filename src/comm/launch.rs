@@ -337,7 +337,7 @@ where
     let worlds = |rank: &usize| RankWorlds::new(engine.clone(), *rank, folder.clone());
     let worlds: Vec<_> = here.iter().map(worlds).collect();
     let _running = ActiveLaunch::new(engine.launch(), worlds.clone());
-    let ledgers: Vec<_> = worlds.iter().map(|worlds| worlds.open_at(worlds.rank, &start)).collect();
+    let ledgers: Vec<_> = worlds.iter().map(|worlds| worlds.open(worlds.rank, &start)).collect();
     let run = |(place, rank): (usize, usize)| {
         let home = Arc::new(RankContext { launch: engine.launch(), rank, outer: outer.clone() });
         // A panic is the outcome of the rank, even while its pool is created.

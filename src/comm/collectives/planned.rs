@@ -40,8 +40,6 @@ impl Communicator {
         op: ReduceOp,
     ) -> Result<Arc<CollectivePlan>, CommError> {
         let signatures = arguments::check_described(&full_tensors, self.group());
-        let signatures =
-            signatures.and_then(|signatures| arguments::all_reducible(&signatures, op).map(|()| signatures));
         let shardings = full_tensors.into_iter().map(|(_, dim, sizes)| (dim, sizes)).collect();
         self.planned_as(Op::ReduceScatter, Some(op), signatures, shardings)
     }
@@ -53,9 +51,7 @@ impl Communicator {
     /// # Errors
     /// [`CommError::InvalidArgument`] if `op` cannot reduce a dtype.
     pub fn plan_all_reduce(&self, metas: &[TensorMeta], op: ReduceOp) -> Result<Arc<CollectivePlan>, CommError> {
-        let checked = arguments::all_described(metas)
-            .and_then(|signatures| arguments::all_reducible(&signatures, op).map(|()| signatures));
-        self.planned_as(Op::AllReduce, Some(op), checked, Vec::new())
+        self.planned_as(Op::AllReduce, Some(op), arguments::all_described(metas), Vec::new())
     }
 
     /// Executes `plan`, which was made for a group of the same size. It takes this rank's shards for an all-gather,
@@ -84,7 +80,10 @@ impl Communicator {
         signatures: Result<Vec<TensorSignature>, Problem>,
         shardings: Vec<(usize, ShardSizes)>,
     ) -> Result<Arc<CollectivePlan>, CommError> {
-        match signatures {
+        let reducible = |signatures: Vec<TensorSignature>| {
+            reduce.map_or(Ok(()), |op| arguments::all_reducible(&signatures, op)).map(|()| signatures)
+        };
+        match signatures.and_then(reducible) {
             Ok(signatures) => Ok(CollectivePlan::new(op, reduce, signatures, shardings, self.group().size()).into()),
             Err(problem) => Err(self.refusal(op, "plan", problem)),
         }
