@@ -27,31 +27,28 @@ pub(super) fn at_exit(function: extern "C" fn()) {
     assert_eq!(atexit(function), 0, "the C library can register at least 32 functions with `atexit`");
 }
 
-static LAUNCHES: Mutex<Vec<Arc<LocalRanks>>> = Mutex::new(Vec::new());
+/// Ranks of a launch that run in this process.
+type LocalRanks = Vec<Arc<RankWorlds>>;
 
-/// The ranks of a launch that run in this process.
-struct LocalRanks {
-    launch: u64,
-    ranks: Vec<Arc<RankWorlds>>,
-}
+/// Running launches, by number.
+static LAUNCHES: Mutex<Vec<(u64, LocalRanks)>> = Mutex::new(Vec::new());
 
 /// Registration of a running launch. Dropping it removes the registration.
-pub(super) struct ActiveLaunch(Arc<LocalRanks>);
+pub(super) struct ActiveLaunch(u64);
 
 impl ActiveLaunch {
     /// Registers a launch with its ranks in this process.
-    pub fn new(launch: u64, ranks: Vec<Arc<RankWorlds>>) -> Self {
+    pub fn new(launch: u64, ranks: LocalRanks) -> Self {
         static REGISTERED: Once = Once::new();
         REGISTERED.call_once(|| at_exit(note));
-        let ranks = Arc::new(LocalRanks { launch, ranks });
-        LAUNCHES.lock().push(ranks.clone());
-        Self(ranks)
+        LAUNCHES.lock().push((launch, ranks));
+        Self(launch)
     }
 }
 
 impl Drop for ActiveLaunch {
     fn drop(&mut self) {
-        LAUNCHES.lock().retain(|ranks| !Arc::ptr_eq(ranks, &self.0));
+        LAUNCHES.lock().retain(|(launch, _)| *launch != self.0);
     }
 }
 
@@ -60,30 +57,21 @@ impl Drop for ActiveLaunch {
 pub(super) extern "C" fn note() {
     let launches = LAUNCHES.lock().clone();
     let by = rank_context::launch_and_rank();
-    for ranks in launches {
-        let by = by.filter(|(launch, _)| *launch == ranks.launch);
-        ranks.note(by.map(|(_, rank)| rank));
-    }
-}
-
-impl LocalRanks {
-    /// Records the exit in every world that the ranks were in. `by` is the rank whose program ended the process, or
-    /// `None` if no rank did.
-    fn note(&self, by: Option<usize>) {
-        let by = by.and_then(|by| self.ranks.iter().find(|worlds| worlds.rank == by));
-        for worlds in &self.ranks {
-            for (engine, place, ledger) in worlds.with_ledgers() {
-                let (text, by_another) = match by.and_then(|by| by.rank_in(&engine)) {
-                    None => ("its process has ended".into(), None),
-                    Some(by) if by == place => ("its program has ended the process".into(), None),
-                    Some(rank) => {
-                        let text = format!("the program of rank {rank} has ended the process");
-                        (text.clone(), Some(FirstFailure { rank, is_own: false, is_difference: false, text }))
-                    }
-                };
-                let failure = engine.failure().map(|failure| first(&failure, place)).or(by_another);
-                ledger.recorder().ended(|at| ProgramExit { how: ExitKind::Exited, at, text, failure });
-            }
+    for (launch, ranks) in launches {
+        // The rank whose program has ended the process, if one did.
+        let by = by.filter(|(of, _)| *of == launch);
+        let by = by.and_then(|(_, by)| ranks.iter().find(|worlds| worlds.rank == by));
+        for (engine, place, ledger) in ranks.iter().flat_map(|worlds| worlds.with_ledgers()) {
+            let (text, by_another) = match by.and_then(|by| by.rank_in(&engine)) {
+                None => ("its process has ended".into(), None),
+                Some(by) if by == place => ("its program has ended the process".into(), None),
+                Some(rank) => {
+                    let text = format!("the program of rank {rank} has ended the process");
+                    (text.clone(), Some(FirstFailure { rank, is_own: false, is_difference: false, text }))
+                }
+            };
+            let failure = engine.failure().map(|failure| first(&failure, place)).or(by_another);
+            ledger.recorder().ended(|at| ProgramExit { how: ExitKind::Exited, at, text, failure });
         }
     }
 }

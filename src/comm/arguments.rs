@@ -51,7 +51,7 @@ pub(super) fn check_shards(
     group: &Group,
 ) -> Checked<Vec<TensorSignature>> {
     let block = |(i, (tensor, (dim, sizes))): ShardArgument<'_>| {
-        let mut signature = full_of(i, tensor, *dim, sizes, group)?;
+        let mut signature = sharded_along(i, plain(i, tensor)?, *dim, sizes, group)?;
         let expected = sizes.range(group.size(), group.rank()).len();
         let found = signature.shape[*dim];
         let shard = || match sizes {
@@ -77,7 +77,7 @@ pub(super) fn check_full(
     group: &Group,
 ) -> Checked<Vec<TensorSignature>> {
     let full = |(i, (tensor, (dim, sizes))): ShardArgument<'_>| {
-        let signature = full_of(i, tensor, *dim, sizes, group)?;
+        let signature = sharded_along(i, plain(i, tensor)?, *dim, sizes, group)?;
         reducible(i, signature.dtype, op)?;
         check_total(i, &signature.shape, *dim, sizes)?;
         Ok(signature)
@@ -244,24 +244,10 @@ pub(super) fn scattered(
     let (tensors, given) = (signatures.len(), shardings.len());
     ensure!(tensors == given => "{tensors} tensors, but {given} `shardings`", "Pass one sharding per tensor");
     for (i, (signature, (dim, sizes))) in signatures.iter_mut().zip(shardings).enumerate() {
-        in_range(i, *dim, &signature.shape)?;
-        one_per_rank(i, sizes, group)?;
+        *signature = sharded_along(i, signature.clone(), *dim, sizes, group)?;
         check_total(i, &signature.shape, *dim, sizes)?;
-        signature.sharding = Some(ShardSignature::new(*dim, sizes));
     }
     Ok(())
-}
-
-/// Returns the signature of the full tensor of which `tensor` is tensor `i` of a call, with its sharding. Checks
-/// the sharding, except for the total of its sizes.
-fn full_of(
-    i: usize,
-    tensor: &DispatchTensor,
-    dim: usize,
-    sizes: &ShardSizes,
-    group: &Group,
-) -> Checked<TensorSignature> {
-    sharded_along(i, plain(i, tensor)?, dim, sizes, group)
 }
 
 /// Adds a sharding to a signature. Checks it, except for the total of its sizes.

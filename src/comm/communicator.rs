@@ -11,7 +11,7 @@ use burn_dtensor_flight::format::Peer;
 use parking_lot::Mutex;
 
 use super::arguments::{self, Problem};
-use super::backend::{CallContext, CallSignature, GroupBackend, GroupMember, PostResult, TensorSignature};
+use super::backend::{CallContext, CallSignature, GroupBackend, GroupMember, PostResult};
 use super::observe::flight::Sequence;
 use super::observe::{CallInfo, ObservedCall, Posting};
 use super::rank::Rank;
@@ -171,14 +171,14 @@ impl Communicator {
         self.shared.channel.can_overlap()
     }
 
-    /// Posts a call to the backend with `begin`, and records it. `bytes` is the number of bytes that the ledger counts.
-    /// If there is a `peer`, the call is a point-to-point message.
+    /// Posts a call to the backend with `begin`, and records it. `bytes` is the number of bytes that the ledger counts; if
+    /// `None`, it is that of the signature. If there is a `peer`, the call is a point-to-point message.
     pub(super) fn post<T>(
         &self,
         peer: Option<Peer>,
         call: Call,
         signature: CallSignature,
-        bytes: u64,
+        bytes: Option<u64>,
         begin: impl FnOnce(&dyn GroupBackend, CallContext) -> PostResult<T>,
     ) -> Work<T> {
         let CommunicatorInner { rank, channel, sequence, .. } = &*self.shared;
@@ -192,6 +192,7 @@ impl Communicator {
             return Work::failed(rank.fail(CommError::CollectiveInRunOn { rank: rank.rank, called }));
         }
         let Call { label, phase, deferred: is_deferred, .. } = call;
+        let bytes = bytes.unwrap_or_else(|| signature.bytes());
         let posting = Posting { group, channel: sequence.number(), seq, signature: &signature, phase, bytes, peer };
         let info = CallInfo { rank: rank.rank, op, group_size: group.size(), bytes, label, phase, seq };
         let mut call = ObservedCall::post(rank.ledger.clone(), sequence.clone(), info, &posting, is_deferred);
@@ -200,8 +201,4 @@ impl Communicator {
             Err(error) => Work::failed(error),
         }
     }
-}
-
-pub(super) fn bytes(tensors: &[TensorSignature]) -> u64 {
-    tensors.iter().map(TensorSignature::bytes).sum()
 }

@@ -337,7 +337,7 @@ where
     let worlds = |rank: &usize| RankWorlds::new(engine.clone(), *rank, folder.clone());
     let worlds: Vec<_> = here.iter().map(worlds).collect();
     let _running = ActiveLaunch::new(engine.launch(), worlds.clone());
-    let ledgers: Vec<_> = worlds.iter().map(|worlds| worlds.open_at(worlds.rank, &start)).collect();
+    let ledgers: Vec<_> = worlds.iter().map(|worlds| worlds.open(worlds.rank, &start)).collect();
     let run = |(place, rank): (usize, usize)| {
         let home = Arc::new(RankContext { launch: engine.launch(), rank, outer: outer.clone() });
         // A panic is the outcome of the rank, even while its pool is created.
@@ -349,9 +349,7 @@ where
             }
             Err(error) => RankOutcome::failed(error.clone().into()),
         });
-        end.tell(&worlds[place]);
-        end.note(&worlds[place]);
-        end.leave(&worlds[place]);
+        end.report(&worlds[place]);
         end
     };
     let ends = thread::scope(|scope| {
@@ -360,8 +358,7 @@ where
             let (run, worlds) = (&run, &worlds);
             thread.spawn_scoped(scope, move || run((place, rank))).map_err(|error| {
                 let end = RankOutcome::failed(Error::other(format!("cannot start rank {rank}: {error}")));
-                end.tell(&worlds[place]);
-                end.leave(&worlds[place]);
+                end.report(&worlds[place]);
                 end
             })
         };

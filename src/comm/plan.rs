@@ -7,8 +7,8 @@ use std::sync::{Arc, OnceLock};
 use burn::tensor::DType;
 use serde::{Deserialize, Serialize};
 
-use super::backend::{CallSignature, TensorSignature};
-use super::{Call, Op, ReduceOp};
+use super::backend::TensorSignature;
+use super::{Op, ReduceOp};
 use crate::kernels::ShardedTensorSpec;
 use crate::placement::ShardSizes;
 
@@ -85,11 +85,6 @@ impl CollectivePlan {
     /// Returns the dtypes of the tensors.
     pub fn dtypes(&self) -> impl Iterator<Item = DType> {
         self.tensors.iter().map(|tensor| tensor.dtype)
-    }
-
-    /// Returns the signature of `call` with this plan.
-    pub(super) fn signature(&self, call: &Call) -> CallSignature {
-        CallSignature { reduce: self.reduce, ..CallSignature::new(self.op, call, self.tensors.clone()) }
     }
 
     /// Returns the dtype and the sharding of each tensor.

@@ -40,41 +40,30 @@ impl<T> RankOutcome<T> {
         end
     }
 
-    /// Reports a failure to the other ranks, in every world of which the rank was a member, because they may be
-    /// waiting for this rank.
-    pub fn tell(&self, worlds: &RankWorlds) {
-        for (engine, rank) in worlds.iter() {
-            match self {
-                Self::Done(_) => {}
-                Self::Failed { error, .. } => {
-                    engine.fail(Failure::Failed { rank, message: error.to_string() });
-                }
-                Self::Panicked(message) => {
-                    engine.fail(Failure::Panicked { rank, message: message.clone() });
-                }
-            }
-        }
-    }
-
-    /// Notifies the backend that the rank's program is over, in every world of which the rank was a member.
-    /// [Record](Self::note) the outcome before: other processes wait for this notification, and the record must be
-    /// complete when the launch has ended everywhere.
-    pub fn leave(&self, worlds: &RankWorlds) {
-        for (engine, rank) in worlds.iter() {
-            engine.rank_exited(rank, self.error(rank), self.unwound_at());
-        }
-    }
-
-    /// Records the outcome in the flight recorders, with the first failure of each world as far as that is known.
-    pub fn note(&self, worlds: &RankWorlds) {
+    /// Ends the rank in every world of which it was a member: reports a failure to the other ranks, which may be waiting
+    /// for this one; records the outcome in the flight recorders, with the first failure of each world as far as that is
+    /// known; and notifies the backends that the rank's program is over. Other processes wait for this notification, and
+    /// the record must be complete when the launch has ended everywhere.
+    pub fn report(&self, worlds: &RankWorlds) {
         let (how, text) = match self {
             Self::Done(_) => (ExitKind::Returned, String::new()),
             Self::Failed { error, .. } => (ExitKind::Failed, error.to_string()),
             Self::Panicked(message) => (ExitKind::Panicked, message.clone()),
         };
+        for (engine, rank) in worlds.iter() {
+            let message = text.clone();
+            match self {
+                Self::Done(_) => {}
+                Self::Failed { .. } => drop(engine.fail(Failure::Failed { rank, message })),
+                Self::Panicked(_) => drop(engine.fail(Failure::Panicked { rank, message })),
+            }
+        }
         for (engine, rank, ledger) in worlds.with_ledgers() {
             let failure = engine.failure().map(|failure| first(&failure, rank));
             ledger.recorder().ended(|at| ProgramExit { how, at, text: text.clone(), failure });
+        }
+        for (engine, rank) in worlds.iter() {
+            engine.rank_exited(rank, self.error(rank), self.unwound_at());
         }
     }
 

@@ -28,13 +28,8 @@ impl RankWorlds {
         Arc::new(Self { engine, rank, folder, ledgers: Mutex::default() })
     }
 
-    /// Creates the ledger of rank `rank` in the world of `engine`, which starts now.
-    pub fn open(&self, rank: usize, engine: &dyn Backend) -> Result<Arc<Ledger>, StartError> {
-        self.open_at(rank, &LaunchStart::new(engine.size(), engine.launch_id()))
-    }
-
-    /// Like [`open`](Self::open), for a world that has already started.
-    pub fn open_at(&self, rank: usize, start: &LaunchStart) -> Result<Arc<Ledger>, StartError> {
+    /// Creates the ledger of rank `rank` in a world with this start.
+    pub fn open(&self, rank: usize, start: &LaunchStart) -> Result<Arc<Ledger>, StartError> {
         let ledger = Arc::new(Ledger::new(Recorder::new(rank, start, self.folder.as_deref())?));
         self.ledgers.lock().push(ledger.clone());
         Ok(ledger)

@@ -21,14 +21,7 @@ pub struct Work<T>(WorkState<T>);
 
 enum WorkState<T> {
     Ended(Result<T, CommError>),
-    InFlight(InFlightOp<T>),
-}
-
-struct InFlightOp<T> {
-    pending: Box<dyn Request<T>>,
-    rank: Arc<Rank>,
-    call: ObservedCall,
-    deadline: Duration,
+    InFlight { pending: Box<dyn Request<T>>, rank: Arc<Rank>, call: ObservedCall, deadline: Duration },
 }
 
 impl<T> Work<T> {
@@ -46,22 +39,22 @@ impl<T> Work<T> {
         call: ObservedCall,
         deadline: Duration,
     ) -> Self {
-        Self(WorkState::InFlight(InFlightOp { pending, rank, call, deadline }))
+        Self(WorkState::InFlight { pending, rank, call, deadline })
     }
 
     /// Returns true if [`wait`](Self::wait) would return without waiting for other ranks.
     pub fn is_complete(&self) -> bool {
         match &self.0 {
             WorkState::Ended(_) => true,
-            WorkState::InFlight(work) => work.pending.is_complete(),
+            WorkState::InFlight { pending, .. } => pending.is_complete(),
         }
     }
 
     /// Starts the transfer of a [deferred](super::Call::with_deferred) collective, if the backend transfers data
     /// while ranks compute. Does not block. [`wait`](Self::wait) also starts it.
     pub fn start(&mut self) {
-        if let WorkState::InFlight(work) = &mut self.0 {
-            work.pending.start();
+        if let WorkState::InFlight { pending, .. } = &mut self.0 {
+            pending.start();
         }
     }
 
@@ -79,12 +72,13 @@ impl<T> Work<T> {
     /// # Errors
     /// See [`Communicator`](super::Communicator).
     pub fn wait_with_timing(self) -> Result<(T, Option<OpTiming>), CommError> {
-        let InFlightOp { pending, rank, call, deadline } = match self.0 {
-            WorkState::Ended(result) => return result.map(|value| (value, None)),
-            WorkState::InFlight(work) => work,
-        };
-        rank.check_thread(call.info.op, &call.info.label)?;
-        call.wait(|| pending.wait(deadline)).map(|(value, timing)| (value, Some(timing)))
+        match self.0 {
+            WorkState::Ended(result) => result.map(|value| (value, None)),
+            WorkState::InFlight { pending, rank, call, deadline } => {
+                rank.check_thread(call.info.op, &call.info.label)?;
+                call.wait(|| pending.wait(deadline)).map(|(value, timing)| (value, Some(timing)))
+            }
+        }
     }
 
     /// Like [`wait`](Self::wait), but with `deadline` instead of the communicator's deadline. As with any
@@ -93,8 +87,8 @@ impl<T> Work<T> {
     /// # Errors
     /// See [`Communicator`](super::Communicator).
     pub fn wait_timeout(mut self, deadline: Duration) -> Result<T, CommError> {
-        if let WorkState::InFlight(work) = &mut self.0 {
-            work.deadline = deadline;
+        if let WorkState::InFlight { deadline: of_group, .. } = &mut self.0 {
+            *of_group = deadline;
         }
         self.wait()
     }
@@ -106,8 +100,8 @@ impl<T> Work<T> {
     {
         Work(match self.0 {
             WorkState::Ended(result) => WorkState::Ended(result.map(map)),
-            WorkState::InFlight(InFlightOp { pending, rank, call, deadline }) => {
-                WorkState::InFlight(InFlightOp { pending: Box::new(Mapped { pending, map }), rank, call, deadline })
+            WorkState::InFlight { pending, rank, call, deadline } => {
+                WorkState::InFlight { pending: Box::new(Mapped { pending, map }), rank, call, deadline }
             }
         })
     }

@@ -10,6 +10,7 @@ use parking_lot::Mutex;
 
 use super::backend::{ShrunkWorld, is_device_number};
 use super::host_backend::HostBackend;
+use super::observe::flight::LaunchStart;
 use super::rank::Rank;
 use super::rank_worlds::RankWorlds;
 use super::{Call, CommError, Communicator, Group, Ledger};
@@ -74,7 +75,8 @@ impl World {
     /// Creates the world of a program without ranks on `device`, which has one rank.
     pub(crate) fn of_device(device: &Device) -> Self {
         let worlds = RankWorlds::new(HostBackend::of_device(), 0, None);
-        let ledger = worlds.open(0, &*worlds.engine).expect("a ledger without a file opens");
+        let ledger =
+            worlds.open(0, &LaunchStart::new(1, worlds.engine.launch_id())).expect("a ledger without a file opens");
         Self::new(worlds, ledger, device.clone().inner(), DEADLINE, false)
     }
 
@@ -259,7 +261,8 @@ impl World {
         let successor = engine.shrink(*rank, self.0.deadline)?;
         let place = successor.place_of(*rank).ok_or(CommError::ExcludedFromShrink { rank: *rank })?;
         let ShrunkWorld { engine, ranks } = successor;
-        let (ledger, alone) = (worlds.open(place, &*engine)?, AtomicUsize::new(0));
+        let start = LaunchStart::new(engine.size(), engine.launch_id());
+        let (ledger, alone) = (worlds.open(place, &start)?, AtomicUsize::new(0));
         let (device, worlds) = (device.clone(), worlds.clone());
         let (home, checks_replicas) = (*home, *checks_replicas);
         let rank = Rank { rank: place, device, ledger, worlds, engine, home, alone, checks_replicas };

@@ -29,17 +29,30 @@ macro_rules! with_rank {
     };
 }
 
+/// Evaluates `$body` with the constant `$d` set to `$rank` and the type `$k` to the kind of `$dtype`.
+macro_rules! with_rank_and_kind {
+    ($rank:expr, $dtype:expr, $d:ident, $k:ident => $body:expr) => {
+        match $dtype {
+            dtype if dtype.is_float() => {
+                type $k = Float;
+                with_rank!($rank, $d => $body)
+            }
+            dtype if dtype.is_bool() => {
+                type $k = Bool;
+                with_rank!($rank, $d => $body)
+            }
+            _ => {
+                type $k = Int;
+                with_rank!($rank, $d => $body)
+            }
+        }
+    };
+}
+
 /// Concatenates the blocks of `sources` along `dim`, on `device`.
 pub(crate) fn concat(sources: &[(&DispatchTensor, Ranges)], dim: usize, device: &Device) -> DispatchTensor {
     let first = sources[0].0;
-    let (rank, dtype) = (first.shape().num_dims(), first.dtype());
-    if dtype.is_float() {
-        with_rank!(rank, D => concat_typed::<D, Float>(sources, dim, device))
-    } else if dtype.is_bool() {
-        with_rank!(rank, D => concat_typed::<D, Bool>(sources, dim, device))
-    } else {
-        with_rank!(rank, D => concat_typed::<D, Int>(sources, dim, device))
-    }
+    with_rank_and_kind!(first.shape().num_dims(), first.dtype(), D, K => concat_typed::<D, K>(sources, dim, device))
 }
 
 /// Reduces the block `ranges` of every source over the sources, in a fixed binary tree, on `device`.
@@ -59,29 +72,16 @@ pub(crate) fn reduce(sources: &[&DispatchTensor], ranges: &Ranges, op: ReduceOp,
 
 /// Returns rows `range` of a tensor: a view, if the backend has views.
 pub(crate) fn rows(tensor: &DispatchTensor, range: Range<usize>) -> DispatchTensor {
-    fn typed<const D: usize, K: Basic>(tensor: &DispatchTensor, range: Range<usize>) -> DispatchTensor {
+    with_rank_and_kind!(tensor.shape().num_dims(), tensor.dtype(), D, K => {
         Tensor::<D, K>::from_dispatch(tensor.clone()).slice_dim(0, range).into_dispatch()
-    }
-    let (rank, dtype) = (tensor.shape().num_dims(), tensor.dtype());
-    if dtype.is_float() {
-        with_rank!(rank, D => typed::<D, Float>(tensor, range))
-    } else if dtype.is_bool() {
-        with_rank!(rank, D => typed::<D, Bool>(tensor, range))
-    } else {
-        with_rank!(rank, D => typed::<D, Int>(tensor, range))
-    }
+    })
 }
 
 /// Returns the elements of a tensor, on the host.
 pub(crate) fn into_data(tensor: DispatchTensor) -> TensorData {
-    let (rank, dtype) = (tensor.shape().num_dims(), tensor.dtype());
-    if dtype.is_float() {
-        with_rank!(rank, D => Tensor::<D, Float>::from_dispatch(tensor).into_data())
-    } else if dtype.is_bool() {
-        with_rank!(rank, D => Tensor::<D, Bool>::from_dispatch(tensor).into_data())
-    } else {
-        with_rank!(rank, D => Tensor::<D, Int>::from_dispatch(tensor).into_data())
-    }
+    with_rank_and_kind!(tensor.shape().num_dims(), tensor.dtype(), D, K => {
+        Tensor::<D, K>::from_dispatch(tensor).into_data()
+    })
 }
 
 /// Creates a tensor of these elements on `device`.

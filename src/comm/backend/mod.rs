@@ -277,6 +277,17 @@ impl<T> Completed<T> {
     }
 }
 
+/// The request of an operation that was complete when it was posted.
+impl<T: Send> Request<T> for Completed<T> {
+    fn is_complete(&self) -> bool {
+        true
+    }
+
+    fn wait(self: Box<Self>, _deadline: Duration) -> Result<Self, CommError> {
+        Ok(*self)
+    }
+}
+
 /// Timestamps of one operation's data transfer.
 ///
 /// | | between processes (progress thread) | between threads |

@@ -46,10 +46,7 @@ pub(super) fn recut(
     };
     let ranks = 0..group.size();
     let blocks = channel.all_to_all(post, ranks.clone().map(given).collect(), ranks.map(taken).collect())?;
-    Ok(mapped(blocks, move |blocks| {
-        let blocks: Vec<_> = blocks.iter().flatten().map(|block| (block, full(&block.shape()[..]))).collect();
-        concat(&blocks, dim, &device)
-    }))
+    Ok(mapped(blocks, move |blocks| joined(&blocks, dim, &device)))
 }
 
 /// Implements an all-to-all of rows by an all-to-all of views of them.
@@ -67,10 +64,7 @@ pub(super) fn exchange_rows(
         vec![meta]
     };
     let parts = channel.all_to_all(post, rows_for_each(&tensor, given), taken.iter().map(of_rank).collect())?;
-    Ok(mapped(parts, move |parts| {
-        let parts: Vec<_> = parts.iter().flatten().map(|part| (part, full(&part.shape()[..]))).collect();
-        concat(&parts, 0, &device)
-    }))
+    Ok(mapped(parts, move |parts| joined(&parts, 0, &device)))
 }
 
 /// Splits a tensor into consecutive rows for each rank: the first `given[0]`, the next `given[1]`, ..
@@ -119,6 +113,12 @@ fn block(
     device: &Device,
 ) -> DispatchTensor {
     concat(&[(tensor, slice(&tensor.shape()[..], dim, of.range(ranks, rank)))], 0, device)
+}
+
+/// Concatenates the tensors of all ranks along `dim`.
+fn joined(parts: &[Vec<DispatchTensor>], dim: usize, device: &Device) -> DispatchTensor {
+    let parts: Vec<_> = parts.iter().flatten().map(|part| (part, full(&part.shape()[..]))).collect();
+    concat(&parts, dim, device)
 }
 
 fn meta(tensor: &DispatchTensor) -> TensorMeta {

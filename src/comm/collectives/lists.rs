@@ -53,9 +53,7 @@ impl Communicator {
     /// `parts[i]` must have the same shape on all ranks, but tensors for different ranks may have different shapes.
     pub fn reduce_scatter_list(&self, call: Call, parts: Vec<DispatchTensor>, op: ReduceOp) -> Work<DispatchTensor> {
         let (size, own) = (self.group().size(), self.group().rank());
-        if let Err(problem) = arguments::one_each("parts", parts.len(), self.group()) {
-            return self.refuse(Op::ReduceScatter, &call, problem);
-        }
+        accepted!(arguments::one_each("parts", parts.len(), self.group()), self, Op::ReduceScatter, call);
         let full = |(rank, tensor): (usize, DispatchTensor)| {
             let (dim, sizes) = all_for(rank, &tensor, size);
             ShardedTensor { tensor, dim, sizes }
@@ -75,19 +73,15 @@ impl Communicator {
         metas: Vec<Option<TensorMeta>>,
     ) -> Work<Vec<Option<DispatchTensor>>> {
         let checked = arguments::listed(&parts, metas.clone(), self.group());
-        let pairs: PairwiseSignature = match self.at_home(checked, parts.iter().flatten()) {
-            Ok(pairs) => pairs,
-            Err(problem) => return self.refuse(op, &call, problem),
-        };
+        let pairs: PairwiseSignature = accepted!(self.at_home(checked, parts.iter().flatten()), self, op, call);
         if self.is_alone() {
             return Work::done(parts);
         }
-        let bytes = pairs.bytes();
         let signature = CallSignature { root, pairs: Some(pairs.into()), ..CallSignature::new(op, &call, Vec::new()) };
         let listed = |parts: Vec<Option<DispatchTensor>>| parts.into_iter().map(Vec::from_iter).collect();
         let metas = metas.into_iter().map(Vec::from_iter).collect();
         let work =
-            self.post(None, call, signature, bytes, |group, context| group.all_to_all(context, listed(parts), metas));
+            self.post(None, call, signature, None, |group, context| group.all_to_all(context, listed(parts), metas));
         work.then(|parts: Vec<Vec<_>>| parts.into_iter().map(|mut part| part.pop()).collect())
     }
 }

@@ -4,7 +4,6 @@ use burn::backend::DispatchTensor;
 use burn_dtensor_flight::format::Peer;
 
 use crate::comm::backend::{CallSignature, ReceivedTensors};
-use crate::comm::communicator::bytes;
 use crate::comm::{Call, Communicator, Op, TensorMeta, Work, arguments};
 
 impl Communicator {
@@ -32,13 +31,10 @@ impl Communicator {
     /// ```
     pub fn send(&self, call: Call, tensors: Vec<DispatchTensor>, to: usize, tag: u32) -> Work<()> {
         let checked = arguments::member("to", to, self.group()).and_then(|()| arguments::sent(&tensors));
-        let signatures = match self.at_home(checked, &tensors) {
-            Ok(signatures) => signatures,
-            Err(problem) => return self.refuse(Op::Send, &call, problem),
-        };
-        let (bytes, signature) = (bytes(&signatures), CallSignature::new(Op::Send, &call, signatures));
+        let signatures = accepted!(self.at_home(checked, &tensors), self, Op::Send, call);
+        let signature = CallSignature::new(Op::Send, &call, signatures);
         let peer = Peer { rank: Some(self.group().ranks()[to]), tag };
-        self.post(Some(peer), call, signature, bytes, |group, context| group.send(context, tensors, to, tag))
+        self.post(Some(peer), call, signature, None, |group, context| group.send(context, tensors, to, tag))
     }
 
     /// Receives the next message with `tag` from group rank `from`, or from any rank if `from` is `None`. Returns
@@ -55,13 +51,12 @@ impl Communicator {
     ) -> Work<ReceivedTensors> {
         let from = from.into();
         let checked = from.map_or(Ok(()), |from| arguments::member("from", from, self.group()));
-        let signatures = match checked.and_then(|()| arguments::all_described(metas.as_deref().unwrap_or_default())) {
-            Ok(signatures) => signatures,
-            Err(problem) => return self.refuse(Op::Receive, &call, problem),
-        };
+        accepted!(checked, self, Op::Receive, call);
+        let described = arguments::all_described(metas.as_deref().unwrap_or_default());
+        let signatures = accepted!(described, self, Op::Receive, call);
         let any = metas.is_none();
         let signature = CallSignature { any, ..CallSignature::new(Op::Receive, &call, signatures) };
         let peer = Peer { rank: from.map(|from| self.group().ranks()[from]), tag };
-        self.post(Some(peer), call, signature, 0, |group, context| group.receive(context, from, tag, metas))
+        self.post(Some(peer), call, signature, Some(0), |group, context| group.receive(context, from, tag, metas))
     }
 }

@@ -6,7 +6,7 @@ use burn::backend::{DispatchTensor, TensorMetadata};
 
 use crate::comm::arguments::{self, Problem};
 use crate::comm::backend::ranges::full;
-use crate::comm::backend::{TensorSignature, reduce};
+use crate::comm::backend::{CallSignature, TensorSignature, reduce};
 use crate::comm::{Call, CollectivePlan, CommError, Communicator, Op, ReduceOp, ShardedTensor, TensorMeta, Work};
 use crate::placement::ShardSizes;
 
@@ -23,12 +23,8 @@ impl Communicator {
         full_tensors: Vec<(TensorMeta, usize, ShardSizes)>,
     ) -> Result<Arc<CollectivePlan>, CommError> {
         let signatures = arguments::check_described(&full_tensors, self.group());
-        self.planned_as(
-            Op::AllGather,
-            None,
-            signatures,
-            full_tensors.into_iter().map(|(_, dim, sizes)| (dim, sizes)).collect(),
-        )
+        let shardings = full_tensors.into_iter().map(|(_, dim, sizes)| (dim, sizes)).collect();
+        self.planned_as(Op::AllGather, None, signatures, shardings)
     }
 
     /// Prepares a [`reduce_scatter`](Self::reduce_scatter) of these full tensors. Local.
@@ -44,8 +40,6 @@ impl Communicator {
         op: ReduceOp,
     ) -> Result<Arc<CollectivePlan>, CommError> {
         let signatures = arguments::check_described(&full_tensors, self.group());
-        let signatures =
-            signatures.and_then(|signatures| arguments::all_reducible(&signatures, op).map(|()| signatures));
         let shardings = full_tensors.into_iter().map(|(_, dim, sizes)| (dim, sizes)).collect();
         self.planned_as(Op::ReduceScatter, Some(op), signatures, shardings)
     }
@@ -57,9 +51,7 @@ impl Communicator {
     /// # Errors
     /// [`CommError::InvalidArgument`] if `op` cannot reduce a dtype.
     pub fn plan_all_reduce(&self, metas: &[TensorMeta], op: ReduceOp) -> Result<Arc<CollectivePlan>, CommError> {
-        let checked = arguments::all_described(metas)
-            .and_then(|signatures| arguments::all_reducible(&signatures, op).map(|()| signatures));
-        self.planned_as(Op::AllReduce, Some(op), checked, Vec::new())
+        self.planned_as(Op::AllReduce, Some(op), arguments::all_described(metas), Vec::new())
     }
 
     /// Executes `plan`, which was made for a group of the same size. It takes this rank's shards for an all-gather,
@@ -77,10 +69,8 @@ impl Communicator {
         plan: &Arc<CollectivePlan>,
         tensors: Vec<DispatchTensor>,
     ) -> Work<Vec<DispatchTensor>> {
-        match self.at_home(arguments::as_planned(plan, &tensors, self.group()), &tensors) {
-            Ok(()) => self.begin(call, plan, tensors),
-            Err(problem) => self.refuse(plan.op(), &call, problem),
-        }
+        accepted!(self.at_home(arguments::as_planned(plan, &tensors, self.group()), &tensors), self, plan.op(), call);
+        self.begin(call, plan, tensors)
     }
 
     fn planned_as(
@@ -90,7 +80,10 @@ impl Communicator {
         signatures: Result<Vec<TensorSignature>, Problem>,
         shardings: Vec<(usize, ShardSizes)>,
     ) -> Result<Arc<CollectivePlan>, CommError> {
-        match signatures {
+        let reducible = |signatures: Vec<TensorSignature>| {
+            reduce.map_or(Ok(()), |op| arguments::all_reducible(&signatures, op)).map(|()| signatures)
+        };
+        match signatures.and_then(reducible) {
             Ok(signatures) => Ok(CollectivePlan::new(op, reduce, signatures, shardings, self.group().size()).into()),
             Err(problem) => Err(self.refusal(op, "plan", problem)),
         }
@@ -109,8 +102,9 @@ impl Communicator {
                 None => tensors,
             });
         }
-        let (signature, bytes) = (plan.signature(&call), plan.bytes());
-        self.post(None, call, signature, bytes, |group, context| match plan.reduce {
+        let signature =
+            CallSignature { reduce: plan.reduce, ..CallSignature::new(plan.op, &call, plan.tensors.clone()) };
+        self.post(None, call, signature, None, |group, context| match plan.reduce {
             None => group.all_gather(context, plan.clone(), tensors),
             Some(op) if plan.op() == Op::AllReduce => group.all_reduce(context, tensors, op),
             Some(op) => group.reduce_scatter(context, plan.clone(), tensors, op),

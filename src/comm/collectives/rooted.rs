@@ -6,7 +6,6 @@ use burn::backend::DispatchTensor;
 
 use super::lists::all_for;
 use crate::comm::backend::CallSignature;
-use crate::comm::communicator::bytes;
 use crate::comm::{Call, CollectivePlan, Communicator, Op, ReduceOp, TensorMeta, Work, arguments};
 use crate::placement::ShardSizes;
 
@@ -22,16 +21,12 @@ impl Communicator {
     ) -> Work<Vec<DispatchTensor>> {
         let checked = arguments::rooted(tensors.as_deref(), &metas, root, self.group());
         let tensors = tensors.filter(|_| self.group().rank() == root).unwrap_or_default();
-        let signatures = match self.at_home(checked, &tensors) {
-            Ok(signatures) => signatures,
-            Err(problem) => return self.refuse(Op::Broadcast, &call, problem),
-        };
+        let signatures = accepted!(self.at_home(checked, &tensors), self, Op::Broadcast, call);
         if self.is_alone() {
             return Work::done(tensors);
         }
-        let bytes = bytes(&signatures);
         let signature = CallSignature { root: Some(root), ..CallSignature::new(Op::Broadcast, &call, signatures) };
-        self.post(None, call, signature, bytes, |group, context| group.broadcast(context, tensors, metas, root))
+        self.post(None, call, signature, None, |group, context| group.broadcast(context, tensors, metas, root))
     }
 
     /// Sends each rank its shards of the tensors of group rank `root`: `shardings[i]` contains the dimension and
@@ -50,18 +45,12 @@ impl Communicator {
             Ok(signatures)
         });
         let tensors = tensors.filter(|_| self.group().rank() == root).unwrap_or_default();
-        let signatures = match self.at_home(checked, &tensors) {
-            Ok(signatures) => signatures,
-            Err(problem) => return self.refuse(Op::Scatter, &call, problem),
-        };
+        let signatures = accepted!(self.at_home(checked, &tensors), self, Op::Scatter, call);
         if self.is_alone() {
             return Work::done(tensors);
         }
-        let bytes = bytes(&signatures);
         let signature = CallSignature { root: Some(root), ..CallSignature::new(Op::Scatter, &call, signatures) };
-        self.post(None, call, signature, bytes, |group, context| {
-            group.scatter(context, tensors, metas, shardings, root)
-        })
+        self.post(None, call, signature, None, |group, context| group.scatter(context, tensors, metas, shardings, root))
     }
 
     /// Reduces tensors of the same shape over the ranks. Group rank `root` receives the result, the other ranks
@@ -74,20 +63,17 @@ impl Communicator {
         root: usize,
     ) -> Work<Option<Vec<DispatchTensor>>> {
         let checked = arguments::member("root", root, self.group()).and_then(|()| arguments::reduced(&tensors, op));
-        let signatures = match self.at_home(checked, &tensors) {
-            Ok(signatures) => signatures,
-            Err(problem) => return self.refuse(Op::Reduce, &call, problem),
-        };
+        let signatures = accepted!(self.at_home(checked, &tensors), self, Op::Reduce, call);
         if self.is_alone() {
             return Work::done(Some(self.of_one(tensors, op)));
         }
         let (size, is_root) = (self.group().size(), self.group().rank() == root);
         let shardings = tensors.iter().map(|tensor| all_for(root, tensor, size)).collect();
         let plan = Arc::new(CollectivePlan::new(Op::Reduce, Some(op), signatures, shardings, size));
-        let signature = CallSignature { root: Some(root), ..plan.signature(&call) };
-        let bytes = plan.bytes();
+        let signature = CallSignature::new(Op::Reduce, &call, plan.tensors.clone());
+        let signature = CallSignature { reduce: Some(op), root: Some(root), ..signature };
         let work =
-            self.post(None, call, signature, bytes, |group, context| group.reduce_scatter(context, plan, tensors, op));
+            self.post(None, call, signature, None, |group, context| group.reduce_scatter(context, plan, tensors, op));
         work.then(move |tensors| is_root.then_some(tensors))
     }
 
@@ -101,9 +87,7 @@ impl Communicator {
         root: usize,
     ) -> Work<Option<Vec<DispatchTensor>>> {
         let (size, is_root) = (self.group().size(), self.group().rank() == root);
-        if let Err(problem) = arguments::on_root("metas", metas.is_some(), root, self.group()) {
-            return self.refuse(Op::Gather, &call, problem);
-        }
+        accepted!(arguments::on_root("metas", metas.is_some(), root, self.group()), self, Op::Gather, call);
         let mut parts = vec![None; size];
         parts[root] = Some(tensor);
         let metas = metas.map_or_else(|| vec![None; size], |metas| metas.into_iter().map(Some).collect());
@@ -124,9 +108,7 @@ impl Communicator {
         let size = self.group().size();
         let checked = arguments::on_root("tensors", tensors.is_some(), root, self.group());
         let given = tensors.as_ref().map_or(size, Vec::len);
-        if let Err(problem) = checked.and_then(|()| arguments::one_each("tensors", given, self.group())) {
-            return self.refuse(Op::Scatter, &call, problem);
-        }
+        accepted!(checked.and_then(|()| arguments::one_each("tensors", given, self.group())), self, Op::Scatter, call);
         let parts = tensors.map_or_else(|| vec![None; size], |tensors| tensors.into_iter().map(Some).collect());
         let mut metas = vec![None; size];
         metas[root] = Some(meta);

@@ -38,10 +38,7 @@ impl Communicator {
         recv_counts: &[usize],
     ) -> Work<DispatchTensor> {
         let checked = arguments::split(&tensor, send_counts, recv_counts, self.group());
-        let full = match self.at_home(checked, [&tensor]) {
-            Ok(full) => full,
-            Err(problem) => return self.refuse(Op::AllToAllList, &call, problem),
-        };
+        let full = accepted!(self.at_home(checked, [&tensor]), self, Op::AllToAllList, call);
         if self.is_alone() {
             return Work::done(tensor);
         }
@@ -53,10 +50,9 @@ impl Communicator {
         let member = self.group().rank();
         let [send_metas, recv_metas] = [send_counts, recv_counts].map(|counts| counts.iter().map(rows).collect());
         let pairs = PairwiseSignature { member, given: send_metas, taken: recv_metas };
-        let bytes = pairs.bytes();
         let signature =
             CallSignature { pairs: Some(pairs.into()), ..CallSignature::new(Op::AllToAllList, &call, Vec::new()) };
-        self.post(None, call, signature, bytes, |group, context| {
+        self.post(None, call, signature, None, |group, context| {
             group.all_to_all_v(context, tensor, send_counts, recv_counts)
         })
     }
@@ -64,9 +60,7 @@ impl Communicator {
     /// Sends `send_counts[i]`, a number of rows, to group rank `i`. Returns the numbers from all ranks for this one, in
     /// group order: the `recv_counts` of [`all_to_all_single`](Self::all_to_all_single).
     pub fn exchange_splits(&self, call: Call, send_counts: &[usize]) -> Work<Vec<usize>> {
-        if let Err(problem) = arguments::one_each("send counts", send_counts.len(), self.group()) {
-            return self.refuse(Op::AllToAllList, &call, problem);
-        }
+        accepted!(arguments::one_each("send counts", send_counts.len(), self.group()), self, Op::AllToAllList, call);
         let parts = send_counts.iter().map(|count| Some(numbers(&[*count], self))).collect();
         let metas = vec![Some(numbers_meta(1)); send_counts.len()];
         let work = self.exchange(Op::AllToAllList, call, None, parts, metas);

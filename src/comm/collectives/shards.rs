@@ -12,14 +12,9 @@ impl Communicator {
     pub fn all_gather(&self, call: Call, shards: Vec<ShardedTensor>) -> Work<Vec<DispatchTensor>> {
         let (parts, shardings) = unpacked(shards);
         let checked = arguments::check_shards(&parts, &shardings, self.group());
-        match self.at_home(checked, &parts) {
-            Ok(signatures) => self.begin(
-                call,
-                &CollectivePlan::new(Op::AllGather, None, signatures, shardings, self.group().size()).into(),
-                parts,
-            ),
-            Err(problem) => self.refuse(Op::AllGather, &call, problem),
-        }
+        let signatures = accepted!(self.at_home(checked, &parts), self, Op::AllGather, call);
+        let plan = CollectivePlan::new(Op::AllGather, None, signatures, shardings, self.group().size());
+        self.begin(call, &plan.into(), parts)
     }
 
     /// Gathers tensors of the same shape from all ranks. Every rank receives them stacked in group order, with
@@ -46,26 +41,17 @@ impl Communicator {
     ) -> Work<Vec<DispatchTensor>> {
         let (full_tensors, shardings) = unpacked(full_tensors);
         let checked = arguments::check_full(&full_tensors, &shardings, op, self.group());
-        match self.at_home(checked, &full_tensors) {
-            Ok(signatures) => self.begin(
-                call,
-                &CollectivePlan::new(Op::ReduceScatter, Some(op), signatures, shardings, self.group().size()).into(),
-                full_tensors,
-            ),
-            Err(problem) => self.refuse(Op::ReduceScatter, &call, problem),
-        }
+        let signatures = accepted!(self.at_home(checked, &full_tensors), self, Op::ReduceScatter, call);
+        let plan = CollectivePlan::new(Op::ReduceScatter, Some(op), signatures, shardings, self.group().size());
+        self.begin(call, &plan.into(), full_tensors)
     }
 
     /// Reduces tensors of the same shape over the ranks. Every rank receives the results.
     pub fn all_reduce(&self, call: Call, tensors: Vec<DispatchTensor>, op: ReduceOp) -> Work<Vec<DispatchTensor>> {
-        match self.at_home(arguments::reduced(&tensors, op), &tensors) {
-            Ok(signatures) => self.begin(
-                call,
-                &CollectivePlan::new(Op::AllReduce, Some(op), signatures, Vec::new(), self.group().size()).into(),
-                tensors,
-            ),
-            Err(problem) => self.refuse(Op::AllReduce, &call, problem),
-        }
+        let checked = self.at_home(arguments::reduced(&tensors, op), &tensors);
+        let signatures = accepted!(checked, self, Op::AllReduce, call);
+        let plan = CollectivePlan::new(Op::AllReduce, Some(op), signatures, Vec::new(), self.group().size());
+        self.begin(call, &plan.into(), tensors)
     }
 
     /// Changes the dimension along which a tensor is sharded, from `shard.dim` to `to_dim`.
@@ -80,16 +66,13 @@ impl Communicator {
         to_sizes: ShardSizes,
     ) -> Work<DispatchTensor> {
         let checked = arguments::recut(&shard, to_dim, &to_sizes, self.group());
-        let full = match self.at_home(checked, [&shard.tensor]) {
-            Ok(full) => full,
-            Err(problem) => return self.refuse(Op::AllToAll, &call, problem),
-        };
+        let full = accepted!(self.at_home(checked, [&shard.tensor]), self, Op::AllToAll, call);
         if self.is_alone() {
             return Work::done(shard.tensor);
         }
         let block = (shard.tensor.shape().num_elements() * shard.tensor.dtype().size()) as u64;
         let signature = CallSignature::new(Op::AllToAll, &call, vec![full]);
-        self.post(None, call, signature, block, |group, context| {
+        self.post(None, call, signature, Some(block), |group, context| {
             group.shard_dim_all_to_all(context, shard, to_dim, to_sizes)
         })
     }
@@ -103,6 +86,6 @@ impl Communicator {
             return Work::done(());
         }
         let signature = CallSignature::new(Op::Barrier, &call, Vec::new());
-        self.post(None, call, signature, 0, |group, context| group.barrier(context))
+        self.post(None, call, signature, None, |group, context| group.barrier(context))
     }
 }

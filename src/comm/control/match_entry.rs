@@ -2,20 +2,9 @@
 
 use super::{Parts, Signature};
 
-/// Urgency with which local ranks need a result.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Wanted {
-    Later,
-    /// Prefetched: needed after a result that is needed now.
-    Next,
-    Now,
-}
-
-/// For each member that has posted, its signature, and its contribution until the collective is complete.
-pub(super) type Posts<F, P> = Vec<Option<(F, Option<P>)>>;
-
 pub(super) struct MatchEntry<F, P> {
-    pub(super) posts: Posts<F, P>,
+    /// For each member that has posted, its signature, and its contribution until the collective is complete.
+    pub(super) posts: Vec<Option<(F, Option<P>)>>,
     /// First member, in group order, that has posted.
     pub(super) first: usize,
     /// Number of members that have not posted.
@@ -29,8 +18,8 @@ pub(super) struct MatchEntry<F, P> {
     /// The contributions of all members, once the collective is complete.
     pub(super) parts: Option<Parts<P>>,
     pub(super) unreleased: usize,
-    /// Urgency with which offered contributions are needed.
-    pub(super) wanted: Wanted,
+    /// True if a local rank needs the offered contributions now.
+    pub(super) is_wanted: bool,
     /// Members whose contributions are offered and have not been requested.
     pub(super) offered: Vec<usize>,
     /// True for an internal part of another call, which is not reported.
@@ -38,26 +27,28 @@ pub(super) struct MatchEntry<F, P> {
 }
 
 impl<F: Signature, P> MatchEntry<F, P> {
-    /// Creates the entry of a collective of `size` ranks. `posts` is the empty vector of an earlier collective, or a
-    /// new one.
-    pub(super) fn new(size: usize, mut posts: Posts<F, P>) -> Self {
-        posts.resize_with(size, || None);
+    /// Creates the entry of a collective of `size` ranks.
+    pub(super) fn new(size: usize) -> Self {
+        let posts = (0..size).map(|_| None).collect();
         let (expected, absent, unreleased) = (size, size, size);
-        let (parts, wanted, offered) = (None, Wanted::Later, Vec::new());
-        let (first, waits, last, is_internal) = (size, 0, 0, false);
-        Self { posts, first, expected, absent, last, waits, parts, unreleased, wanted, offered, is_internal }
+        let (first, waits, last, parts, offered) = (size, 0, 0, None, Vec::new());
+        let (is_wanted, is_internal) = (false, false);
+        Self { posts, first, expected, absent, last, waits, parts, unreleased, is_wanted, offered, is_internal }
     }
 
-    /// Adds the call of `member`. If its signature differs from those present, returns a member that it differs from.
+    /// Adds the call of `member`, with its contribution if that is there. If its signature differs from those present, returns a member that it differs from.
     ///
     /// All members present agree so far. With two or more of them, `member` is therefore the one that deviates, and
     /// it suffices to compare with one of them.
-    pub(super) fn post(&mut self, member: usize, signature: F) -> Option<usize> {
+    pub(super) fn post(&mut self, member: usize, signature: F, part: Option<P>) -> Option<usize> {
         let present = self.posts.iter().enumerate().skip(self.first);
         let present = present.filter_map(|(i, post)| Some((i, &post.as_ref()?.0)));
         let mut asked = present.take(if signature.is_of_pairs() { self.posts.len() } else { 1 });
         let other = asked.find(|(_, other)| signature.difference(other).is_some()).map(|(other, _)| other);
-        self.posts[member] = Some((signature, None));
+        if part.is_some() {
+            (self.absent, self.last) = (self.absent - 1, member);
+        }
+        self.posts[member] = Some((signature, part));
         self.expected -= 1;
         self.first = self.first.min(member);
         other
@@ -68,24 +59,9 @@ impl<F: Signature, P> MatchEntry<F, P> {
         self.posts.get(member).is_some_and(|post| matches!(post, Some((_, None)))) && self.parts.is_none()
     }
 
-    /// Adds a contribution.
-    pub(super) fn put(&mut self, member: usize, part: P) {
-        self.posts[member].as_mut().expect("the member has posted").1 = Some(part);
-        self.absent -= 1;
-        self.last = member;
-    }
-
     /// Takes the contributions that have arrived.
     pub(super) fn take_parts(&mut self) -> Parts<P> {
         let arrived = || self.posts.iter_mut().flatten().filter_map(|(_, part)| part.take()).collect();
         self.parts.take().unwrap_or_else(arrived)
-    }
-
-    /// Completes the collective if all contributions have arrived. Returns true if so.
-    pub(super) fn complete(&mut self) -> bool {
-        if self.absent == 0 {
-            self.parts = Some(self.take_parts());
-        }
-        self.absent == 0
     }
 }

@@ -39,7 +39,7 @@ use crate::comm::backend::Failure;
 use crate::comm::{CollectiveId, CommError, Divergence, Op};
 
 use arbiter::FailureArbiter;
-use match_entry::{MatchEntry, Posts, Wanted};
+use match_entry::MatchEntry;
 use p2p_queue::P2pQueue;
 pub(crate) use p2p_queue::{MessageHandle, P2pMessage, RecvHandle};
 pub(crate) use stalled_wait::{StalledWait, Wait};
@@ -165,8 +165,6 @@ struct GroupState<F, P> {
     /// Sequence number of the oldest entry.
     base: u64,
     entries: VecDeque<MatchEntry<F, P>>,
-    /// Empty vector for the next collective, which is reused because it is large if there are many ranks.
-    spare: Posts<F, P>,
     /// Queue of each member; empty before the first message of the group.
     queues: Vec<P2pQueue<F, P>>,
 }
@@ -189,8 +187,8 @@ impl<F: Signature, P> MatchTable<F, P> {
         let (key, ranks) = (GroupKey(self.groups.len()), Arc::from(ranks));
         named.insert(Arc::clone(&ranks), key);
         let returned = ranks.iter().filter(|rank| self.ranks[**rank].returned).count();
-        let (next, entries, spare, queues) = (vec![0; ranks.len()], VecDeque::new(), Vec::new(), Vec::new());
-        self.groups.push(GroupState { ranks, next, returned, base: 0, entries, spare, queues });
+        let (next, entries, queues) = (vec![0; ranks.len()], VecDeque::new(), Vec::new());
+        self.groups.push(GroupState { ranks, next, returned, base: 0, entries, queues });
         key
     }
 
@@ -240,14 +238,11 @@ impl<F: Signature, P> MatchTable<F, P> {
         g.next[member] += 1;
         let at = (seq - g.base) as usize;
         if at == g.entries.len() {
-            g.entries.push_back(MatchEntry::new(g.ranks.len(), std::mem::take(&mut g.spare)));
+            g.entries.push_back(MatchEntry::new(g.ranks.len()));
         }
         let entry = &mut g.entries[at];
-        let differs_from = entry.post(member, signature);
+        let differs_from = entry.post(member, signature, part);
         entry.is_internal |= is_internal;
-        if let Some(part) = part {
-            entry.put(member, part);
-        }
         let error = match differs_from {
             Some(other) => Some(g.mismatch(seq, member, other)),
             None => g.diverged(seq),
@@ -265,7 +260,7 @@ impl<F: Signature, P> MatchTable<F, P> {
         }
         let Some(mode) = mode else { return Ok((op, self.complete(op))) };
         let (entry, is_offered) = (self.entry_mut(op), mode == DataMode::OnDemand);
-        let is_needed = is_offered && entry.wanted != Wanted::Later;
+        let is_needed = is_offered && entry.is_wanted;
         entry.offered.extend((is_offered && !is_needed).then_some(member));
         self.release(op);
         Ok((op, is_needed))
@@ -279,7 +274,9 @@ impl<F: Signature, P> MatchTable<F, P> {
             self.freed.push(Arc::from([part]));
             return false;
         }
-        self.entry_mut(op).put(op.member, part);
+        let entry = self.entry_mut(op);
+        entry.posts[op.member].as_mut().expect("the member has posted").1 = Some(part);
+        (entry.absent, entry.last) = (entry.absent - 1, op.member);
         self.complete(op)
     }
 
@@ -287,9 +284,13 @@ impl<F: Signature, P> MatchTable<F, P> {
     /// true if so.
     fn complete(&mut self, op: OpHandle) -> bool {
         let entry = self.entry_mut(op);
-        let (waits, complete) = (entry.waits, entry.complete());
-        self.waits -= if complete { waits } else { 0 };
-        complete
+        if entry.absent > 0 {
+            return false;
+        }
+        entry.parts = Some(entry.take_parts());
+        let waits = entry.waits;
+        self.waits -= waits;
+        true
     }
 
     /// Records that `rank` makes the call `id`. Fails if the world has failed, or if the rank waits on another thread
@@ -306,30 +307,10 @@ impl<F: Signature, P> MatchTable<F, P> {
         Ok(())
     }
 
-    /// Marks the result of `op` as needed now, and with `and_next` also the latest deferred call before it as needed
-    /// next, unless the result was marked before. Returns the offered contributions to request.
-    ///
-    /// Backward needs the results of the calls that forward deferred from last to first. While it uses one, the next
-    /// is in flight.
-    pub fn request(&mut self, op: OpHandle, and_next: bool) -> Vec<OpHandle> {
-        let was_marked = self.entry(op).wanted == Wanted::Now;
-        let mut offers = self.mark(op, Wanted::Now);
-        let g = &self.groups[op.group.0];
-        let mut before = g.entries.iter().take((op.seq - g.base) as usize);
-        let is_deferred = |entry: &MatchEntry<F, P>| entry.wanted == Wanted::Later && entry.unreleased > 0;
-        if and_next
-            && !was_marked
-            && let Some(at) = before.rposition(is_deferred)
-        {
-            let seq = g.base + at as u64;
-            offers.extend(self.mark(OpHandle { seq, ..op }, Wanted::Next));
-        }
-        offers
-    }
-
-    fn mark(&mut self, op: OpHandle, wanted: Wanted) -> Vec<OpHandle> {
+    /// Records that a local rank needs the result of `op`. Returns the offered contributions to request.
+    pub fn request(&mut self, op: OpHandle) -> Vec<OpHandle> {
         let entry = self.entry_mut(op);
-        entry.wanted = wanted;
+        entry.is_wanted = true;
         std::mem::take(&mut entry.offered).into_iter().map(|member| OpHandle { member, ..op }).collect()
     }
 
@@ -354,7 +335,7 @@ impl<F: Signature, P> MatchTable<F, P> {
     pub fn is_complete(&self, op: OpHandle) -> bool {
         let entry = self.entry(op);
         // A member that has not posted has not offered anything, nor has one whose contribution is in flight.
-        let are_offered = || entry.wanted == Wanted::Later && self.without_data(op).count() == entry.offered.len();
+        let are_offered = || !entry.is_wanted && self.without_data(op).count() == entry.offered.len();
         self.is_over(Wait::All(op)) || are_offered()
     }
 
@@ -377,8 +358,7 @@ impl<F: Signature, P> MatchTable<F, P> {
         entry.unreleased -= 1;
         if entry.unreleased == 0 {
             self.freed.push(entry.take_parts());
-            g.spare = std::mem::take(&mut entry.posts);
-            g.spare.fill_with(|| None);
+            entry.posts = Vec::new();
             self.declined.extend(entry.offered.drain(..).map(|member| OpHandle { member, ..op }));
         }
         while g.entries.front().is_some_and(|entry| entry.unreleased == 0) {

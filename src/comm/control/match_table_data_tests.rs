@@ -242,31 +242,15 @@ fn invariant_6_data_on_demand_is_pulled_once_a_rank_needs_it() {
     assert!(!asked);
     let here = [0, 1].map(|member| board.post(group, member, Name("x"), member).unwrap().0);
     assert!(board.is_complete(here[0]) && !board.is_over(Wait::All(here[0])), "no rank needs to be waited for");
-    assert_eq!(board.request(here[1], false), [first]);
+    assert_eq!(board.request(here[1]), [first]);
     assert!(!board.is_complete(here[0]));
-    assert!(
-        board.request(here[0], false).is_empty() && board.request(here[0], true).is_empty(),
-        "it is requested once"
-    );
+    assert!(board.request(here[0]).is_empty(), "it is requested once");
     assert!(board.provide_data(first, 2));
     assert_eq!(ready(&mut board, here[0]), Some(vec![0, 1, 2]));
     // If the result is needed before the offer arrives.
     let (ticket, _) = board.post(group, 0, Name("x"), 0).unwrap();
-    assert!(board.request(ticket, false).is_empty());
+    assert!(board.request(ticket).is_empty());
     assert!(offer(&mut board, group, 2, Name("x")).unwrap().1);
-}
-
-#[test]
-fn with_a_call_that_is_wanted_the_one_before_it_is_asked_for() {
-    let (mut board, group) = board(2);
-    let offers: Vec<_> = (0..5).map(|_| offer(&mut board, group, 1, Name("x")).unwrap().0).collect();
-    let here: Vec<_> = (0..5).map(|_| board.post(group, 0, Name("x"), 0).unwrap().0).collect();
-    board.release(here[2]);
-    assert_eq!(board.request(here[4], true), [offers[4], offers[3]]);
-    assert!(board.request(here[4], true).is_empty());
-    assert_eq!(board.request(here[3], true), [offers[1]], "a released call is not requested");
-    assert_eq!(board.request(here[0], true), [offers[0]]);
-    assert!(board.request(here[1], true).is_empty());
 }
 
 #[test]
@@ -301,6 +285,19 @@ fn a_contribution_that_no_rank_awaits_changes_nothing() {
     let elsewhere = announce(&mut board, group, 1, Name("x")).unwrap();
     assert!(board.provide_data(elsewhere, 1) && !board.provide_data(elsewhere, 8));
     assert_eq!(ready(&mut board, ticket), Some(vec![0, 1]));
+}
+
+/// Also while an earlier call keeps its entry in the table.
+#[test]
+fn data_of_a_released_call_is_freed() {
+    let (mut board, group) = board(2);
+    let here = [(); 2].map(|()| board.post(group, 0, Name("x"), 0).unwrap().0);
+    let there = [(); 2].map(|()| announce(&mut board, group, 1, Name("x")).unwrap());
+    board.release(here[1]);
+    assert_eq!(board.take_freed().len(), 1, "the contribution of the local rank");
+    assert!(board.signature(there[1]).is_none() && !board.provide_data(there[1], 7));
+    assert_eq!(board.take_freed().len(), 1);
+    assert!(board.provide_data(there[0], 1), "the earlier call is not affected");
 }
 
 mod messages {

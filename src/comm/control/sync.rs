@@ -14,6 +14,7 @@ pub(crate) use std::thread::yield_now;
 pub(crate) use std::time::Instant;
 
 /// A mutex without poisoning.
+#[derive(Default)]
 pub(crate) struct Mutex<T>(std::sync::Mutex<T>);
 
 impl<T> Mutex<T> {

@@ -88,11 +88,7 @@ impl Contribution {
     /// Creates the contribution of a rank of another process from received tensors. They are for all local ranks,
     /// or, if `recipients` is not empty, for these members.
     pub fn received(recipients: Vec<usize>, tensors: Vec<DispatchTensor>) -> Self {
-        let source = match recipients.is_empty() {
-            true => ContributionSource::RemoteShared,
-            false => ContributionSource::RemoteExclusive,
-        };
-        Self { recipients, source, ..Self::new(tensors) }
+        Self { recipients, source: ContributionSource::RemoteShared, ..Self::new(tensors) }
     }
 
     /// Creates a contribution whose data is in the result buffer of the only local rank.

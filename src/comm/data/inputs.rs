@@ -99,7 +99,11 @@ impl<'a> CollectiveInputs<'a> {
 
     /// Changes the sharding of tensor 0 from `dim` to `to_dim`, and returns this rank's shard along `to_dim`.
     pub fn reshard(&self, dim: usize, to_dim: usize, to_sizes: &ShardSizes) -> DispatchTensor {
-        let blocks = self.all.iter().map(|contribution| self.block_of(contribution, 0, to_dim, to_sizes));
+        let block = |contribution: &'a Contribution| match contribution.shard_for(self.op.member, 0) {
+            Ok(shard) => full_block(shard),
+            Err(tensor) => (tensor, slice(&tensor.shape()[..], to_dim, self.range(to_sizes))),
+        };
+        let blocks = self.all.iter().map(block);
         self.received_one().unwrap_or_else(|| concat(blocks.collect(), dim, &self.home(0)))
     }
 
@@ -141,36 +145,16 @@ impl<'a> CollectiveInputs<'a> {
         concat(vec![full_block(tensor)], 0, self.device)
     }
 
-    /// Returns this rank's shard, along `dim`, of tensor `index` of `root`.
-    pub fn shard(&self, index: usize, root: usize, dim: usize, sizes: &ShardSizes) -> DispatchTensor {
-        let root = &self.all[root];
-        match root.shard_for(self.op.member, index) {
-            Ok(shard) => self.own(root, shard),
-            Err(_) => concat(vec![self.block_of(root, index, dim, sizes)], 0, &self.home(index)),
-        }
-    }
-
-    /// Returns a tensor of a contribution and the ranges in it that are this rank's shard, along `dim`, of tensor
-    /// `index`.
-    fn block_of<'b>(
-        &self,
-        contribution: &'b Contribution,
-        index: usize,
-        dim: usize,
-        sizes: &ShardSizes,
-    ) -> (&'b DispatchTensor, Ranges) {
-        match contribution.shard_for(self.op.member, index) {
-            Ok(shard) => full_block(shard),
-            Err(tensor) => (tensor, slice(&tensor.shape()[..], dim, self.range(sizes))),
-        }
-    }
-
     /// Returns this rank's shards of the reductions of all tensors.
     pub fn reduce_scatter(&self, shardings: &[(usize, ShardSizes)], op: ReduceOp) -> Vec<DispatchTensor> {
         let shard = |(index, (dim, sizes)): (usize, &(usize, ShardSizes))| {
             if self.is_distributed && self.all.iter().any(|contribution| !contribution.recipients.is_empty()) {
                 // Ranks of other processes have sent only this rank's shards.
-                let operands = self.operands_of_shard(index, *dim, sizes);
+                let operand = |contribution: &Contribution| match contribution.shard_for(self.op.member, index) {
+                    Ok(shard) => shard.clone(),
+                    Err(tensor) => shard(tensor, *dim, self.range(sizes)),
+                };
+                let operands: Vec<_> = self.all.iter().map(operand).collect();
                 let ranges = full(&operands[0].shape()[..]);
                 #[cfg(feature = "flex")]
                 if has_kernel(op)
@@ -184,44 +168,6 @@ impl<'a> CollectiveInputs<'a> {
             self.reduce(index, &slice(&shape[..], *dim, self.range(sizes)), op)
         };
         shardings.iter().enumerate().map(shard).collect()
-    }
-
-    /// Returns the operands of a reduce-scatter: this rank's shard of tensor `index` of every rank.
-    fn operands_of_shard(&self, index: usize, dim: usize, sizes: &ShardSizes) -> Vec<DispatchTensor> {
-        let operand = |contribution: &Contribution| match contribution.shard_for(self.op.member, index) {
-            Ok(shard) => shard.clone(),
-            Err(tensor) => shard(tensor, dim, self.range(sizes)),
-        };
-        self.all.iter().map(operand).collect()
-    }
-
-    /// Reduces all tensors and writes this rank's shards to the region of `member` in `result`. Returns false, and
-    /// writes nothing, if the tensors are not Flex tensors or the operation has no kernel.
-    ///
-    /// # Safety
-    /// No other thread may read or write the region during the call. The shards must have the length of the region.
-    pub unsafe fn reduce_scatter_into(
-        &self,
-        result: &ResultBuffer,
-        member: usize,
-        shardings: &[(usize, ShardSizes)],
-        op: ReduceOp,
-    ) -> bool {
-        #[cfg(feature = "flex")]
-        if has_kernel(op) {
-            let operands = |(index, (dim, sizes)): (usize, &(usize, ShardSizes))| {
-                host::ReduceOperands::of(&self.operands_of_shard(index, *dim, sizes))
-            };
-            if let Some(operands) = shardings.iter().enumerate().map(operands).collect::<Option<Vec<_>>>() {
-                for (operands, at) in operands.iter().zip(result.starts(member)) {
-                    // SAFETY: the caller guarantees it.
-                    unsafe { operands.reduce_into(op, at) };
-                }
-                return true;
-            }
-        }
-        let _ = (result, member, shardings, op);
-        false
     }
 
     /// Returns the reduction of tensor `index`.

@@ -7,9 +7,8 @@
 //! | `host` | copies and reductions in host memory, and results that ranks of a process share |
 //! | `device` | packed buffers and kernels of Cube devices |
 //! | `payload`, `payload_check` | tensors as bytes for other processes |
-//! | `contiguous_layout`, `result_buffer` | results into which bytes of other processes are received |
+//! | `result_buffer` | results into which bytes of other processes are received |
 
-pub(in crate::comm) mod contiguous_layout;
 pub(in crate::comm) mod contribution;
 #[cfg(feature = "cube")]
 pub(in crate::comm) mod device;

@@ -9,28 +9,21 @@
 //! ```
 //!
 //! This requires that every tensor has a [`ContiguousLayout`].
-//!
-//! A rank may also compute its shards in the buffer, like the sums of an all-reduce, and
-//! [send](ResultBuffer::sent) them from there. burn writes in place only to memory with a unique handle. While a
-//! shard is being sent, a second handle prevents this.
 
 use std::any::Any;
 use std::fmt;
-use std::mem::{self, MaybeUninit};
+use std::mem::MaybeUninit;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use burn::backend::DispatchTensor;
-use burn::tensor::{Device, Shape, TensorData};
+use burn::tensor::{DType, Device, Shape, TensorData};
 use parking_lot::Mutex;
 
-use super::contiguous_layout::ContiguousLayout;
 use super::payload::payload;
 use crate::comm::TensorMeta;
-use crate::comm::backend;
-use crate::comm::transport::header::PayloadDesc;
-use crate::comm::transport::{Payload, RecvBuffer};
+use crate::comm::backend::{self, TensorSignature};
+use crate::comm::transport::RecvBuffer;
 use crate::memory::{HostMemoryPool, UninitBytes};
 
 /// Minimum number of bytes of a shard that is received in place. Smaller shards are copied faster than their
@@ -46,23 +39,68 @@ pub(in crate::comm) fn pay(bytes: u64, ranks: usize) -> bool {
     bytes >= (WORTH * ranks) as u64
 }
 
+/// Layout of a tensor in which the shard of each rank is contiguous. This is the case if the tensor is sharded
+/// along its first dimension, or if all dimensions before the sharded one have size 1.
+///
+/// ```text
+/// | shard of rank 0 | shard of rank 1 | shard of rank 2 |
+/// 0 = edges[0]      edges[1]          edges[2]          edges[3]
+/// ```
+#[derive(Debug, Clone, PartialEq)]
+pub(in crate::comm) struct ContiguousLayout {
+    pub shape: Shape,
+    pub dtype: DType,
+    /// Byte offset of each rank's shard, and the end of the last shard.
+    pub edges: Vec<usize>,
+}
+
+impl ContiguousLayout {
+    /// Returns the layout of a tensor whose shards have these `lengths` along `dim`, by rank. Returns `None` if
+    /// the shards are not contiguous.
+    pub fn new(shape: Shape, dtype: DType, dim: usize, lengths: impl IntoIterator<Item = usize>) -> Option<Self> {
+        let (before, rest) = shape.split_at(dim);
+        let (_, inner) = rest.split_first()?;
+        if before.iter().product::<usize>() != 1 {
+            return None;
+        }
+        let (mut end, row) = (0, inner.iter().product::<usize>() * dtype.size());
+        let ends = lengths.into_iter().map(|len| {
+            end += len * row;
+            end
+        });
+        let edges = std::iter::once(0).chain(ends).collect();
+        Some(Self { shape, dtype, edges })
+    }
+
+    /// Returns the layouts of full tensors that are sharded over `ranks` ranks as the signatures state. Returns
+    /// `None` if the shards of a tensor are not contiguous, or if a signature has no sharding or shard sizes for
+    /// another number of ranks.
+    pub fn of_full(signatures: &[TensorSignature], ranks: usize) -> Option<Vec<Self>> {
+        let layout = |signature: &TensorSignature| {
+            let sizes = signature
+                .sharding
+                .as_ref()
+                .filter(|sizes| sizes.lengths.as_ref().is_none_or(|all| all.len() == ranks))?;
+            let of = sizes.of(*signature.shape.get(sizes.dim)?);
+            let lengths = (0..ranks).map(|member| of.range(ranks, member).len());
+            Self::new(signature.shape.clone(), signature.dtype, sizes.dim, lengths)
+        };
+        signatures.iter().map(layout).collect()
+    }
+
+    /// Returns the number of bytes of the shard of `member`.
+    pub fn bytes(&self, member: usize) -> usize {
+        self.edges[member + 1] - self.edges[member]
+    }
+}
+
 /// Memory for the results of one collective: full tensors, each with a contiguous shard per rank.
 pub(in crate::comm) struct ResultBuffer {
     layouts: Vec<ContiguousLayout>,
     /// Address of the first byte of each tensor.
     starts: Vec<BufferStart>,
-    memory: Mutex<ResultMemory>,
-    /// True if shards are sent from this memory, so that the result needs a second handle.
-    are_sent: AtomicBool,
-}
-
-/// State of the memory.
-enum ResultMemory {
     /// The memory, until the result is taken.
-    Spaces(Vec<UninitBytes>),
-    /// The result was taken. If shards are [sent](ResultBuffer::sent), this holds a second handle to each tensor,
-    /// so that a rank that writes to the result writes to a copy.
-    Taken(#[expect(dead_code, reason = "kept, not read")] Vec<DispatchTensor>),
+    memory: Mutex<Option<Vec<UninitBytes>>>,
 }
 
 struct BufferStart(NonNull<MaybeUninit<u8>>);
@@ -80,8 +118,7 @@ impl ResultBuffer {
         let mut spaces: Vec<_> = layouts.iter().map(space).collect();
         let start = |space: &mut UninitBytes| BufferStart(NonNull::from(space.bytes()).cast());
         let starts = spaces.iter_mut().map(start).collect();
-        let memory = Mutex::new(ResultMemory::Spaces(spaces));
-        Arc::new(Self { layouts, starts, memory, are_sent: AtomicBool::new(false) })
+        Arc::new(Self { layouts, starts, memory: Mutex::new(Some(spaces)) })
     }
 
     /// Returns the address and number of bytes of each shard of `member`.
@@ -90,27 +127,6 @@ impl ResultBuffer {
             // SAFETY: shard offsets are inside the tensor.
             (BufferStart(unsafe { start.0.add(layout.edges[member]) }), layout.bytes(member))
         })
-    }
-
-    /// Returns the address of each shard of `member`, for code that writes the shards there.
-    pub fn starts(&self, member: usize) -> impl Iterator<Item = *mut u8> {
-        self.places(member).map(|(start, _)| start.0.as_ptr().cast())
-    }
-
-    /// Returns the shards of `member` for sending them from this memory. Shards without elements have no payload.
-    ///
-    /// # Safety
-    /// The shards must be written, and must not be written again through an address of this buffer. The result
-    /// must be taken on the host device.
-    pub unsafe fn sent(self: &Arc<Self>, member: usize) -> (PayloadDesc, Vec<Payload>) {
-        self.are_sent.store(true, Ordering::Relaxed);
-        let meta = |layout: &ContiguousLayout| TensorMeta {
-            shape: Shape::from([layout.bytes(member) / layout.dtype.size()]),
-            dtype: layout.dtype,
-        };
-        let region = |(at, len)| -> Payload { Arc::new(Sent(BufferRegion { at, len, buffer: self.clone() })) };
-        let payloads = self.places(member).filter(|(_, len)| *len > 0).map(region).collect();
-        (PayloadDesc { tensors: self.layouts.iter().map(meta).collect(), ..PayloadDesc::default() }, payloads)
     }
 
     /// Returns the regions into which the shards of `member` are received, except shards without elements. Returns
@@ -153,26 +169,13 @@ impl ResultBuffer {
     /// # Safety
     /// The shards of all members must be received or copied. Must be called at most once.
     pub unsafe fn take(&self, device: &Device) -> Vec<DispatchTensor> {
-        let mut memory = self.memory.lock();
-        let ResultMemory::Spaces(spaces) = mem::replace(&mut *memory, ResultMemory::Taken(Vec::new())) else {
-            unreachable!("a result is taken once")
-        };
+        let spaces = self.memory.lock().take().expect("a result is taken once");
         let full = |(ContiguousLayout { shape, dtype, .. }, space): (&ContiguousLayout, UninitBytes)| {
             // SAFETY: the shards of all members are written, and they cover the tensor.
             let bytes = unsafe { space.filled() };
             backend::from_data(TensorData::from_bytes(bytes, shape.clone(), *dtype), device)
         };
-        let results: Vec<_> = self.layouts.iter().zip(spaces).map(full).collect();
-        if self.are_sent.load(Ordering::Relaxed) {
-            for (full, start) in results.iter().zip(&self.starts) {
-                let elements = payload(full);
-                let elements = (*elements).as_ref();
-                let stays = elements.is_empty() || std::ptr::eq(elements.as_ptr(), start.0.as_ptr().cast());
-                assert!(stays, "a host tensor must use the memory into which its shards were written");
-            }
-            *memory = ResultMemory::Taken(results.clone());
-        }
-        results
+        self.layouts.iter().zip(spaces).map(full).collect()
     }
 }
 
@@ -191,18 +194,6 @@ impl RecvBuffer for BufferRegion {
     }
 }
 
-/// Payload: one shard, sent from its region of the buffer.
-struct Sent(BufferRegion);
-
-impl AsRef<[u8]> for Sent {
-    fn as_ref(&self) -> &[u8] {
-        let BufferRegion { at, len, .. } = &self.0;
-        // SAFETY: the caller of `sent` guarantees that the shard is written. The result uses the same memory, but
-        // has a second handle, so that writes to it go to a copy.
-        unsafe { std::slice::from_raw_parts(at.0.as_ptr().cast(), *len) }
-    }
-}
-
 /// Returns the buffer of which `buffers` are regions, or `None` if they are separate buffers.
 pub(in crate::comm) fn of_regions(buffers: &[Box<dyn RecvBuffer>]) -> Option<Arc<ResultBuffer>> {
     let first: &dyn Any = &**buffers.first()?;
@@ -217,9 +208,11 @@ impl fmt::Debug for ResultBuffer {
 
 #[cfg(test)]
 mod tests {
-    use burn::tensor::{DType, Shape, Tensor};
+    use burn::tensor::Tensor;
 
     use super::*;
+    use crate::comm::backend::ShardSignature;
+    use crate::placement::ShardSizes;
 
     /// Copies shards that are larger than the caches and begin at unaligned offsets.
     #[test]
@@ -274,20 +267,24 @@ mod tests {
 
     #[cfg(feature = "flex")]
     #[test]
-    fn a_result_is_written_in_place_but_while_it_is_sent() {
-        let new =
-            || ResultBuffer::new(vec![ContiguousLayout::of_row(8, DType::F32, [3, 5])], &HostMemoryPool::of_thread());
-        let (before, _, after) = add_one(&new());
+    fn a_result_is_written_in_place() {
+        let layout = ContiguousLayout::new(Shape::from([8]), DType::F32, 0, [3, 5]).unwrap();
+        let (before, changed, after) = add_one(&ResultBuffer::new(vec![layout], &HostMemoryPool::of_thread()));
         assert_eq!(before, after, "the handle is unique");
-
-        let results = new();
-        // SAFETY: the shards are written before the payloads are read, and the result is taken on the host.
-        let (contents, payloads) = unsafe { results.sent(1) };
-        assert_eq!((&contents.tensors[0].shape[..], payloads.len()), (&[5][..], 1), "the elements of the second shard");
-        let (before, changed, after) = add_one(&results);
-        drop(results);
-        assert_ne!(before, after, "the shard is still being sent");
-        assert_eq!((*payloads[0]).as_ref(), bytemuck::cast_slice::<f32, u8>(&[3.0, 4.0, 5.0, 6.0, 7.0]));
         assert!(changed.into_data().iter::<f32>().eq((1..9).map(|value| value as f32)));
+    }
+
+    fn edges_of<const D: usize>(shape: [usize; D], dim: usize, sizes: &ShardSizes) -> Option<Vec<usize>> {
+        let sharding = Some(ShardSignature::new(dim, sizes));
+        let signature = TensorSignature { shape: Shape::from(shape), dtype: DType::F32, sharding, to: None };
+        Some(ContiguousLayout::of_full(&[signature], 3)?.remove(0).edges)
+    }
+
+    #[test]
+    fn contiguous_shards_have_an_offset() {
+        assert_eq!(edges_of([7, 2], 0, &ShardSizes::Chunked(7)), Some(vec![0, 24, 48, 56]));
+        assert_eq!(edges_of([1, 1, 5], 2, &ShardSizes::Uneven([3, 0, 2].into())), Some(vec![0, 12, 12, 20]));
+        assert_eq!(edges_of([2, 6], 1, &ShardSizes::Chunked(6)), None, "each shard consists of two separate ranges");
+        assert_eq!(edges_of([5], 0, &ShardSizes::Uneven([3, 2].into())), None, "shard sizes for two ranks only");
     }
 }

@@ -7,22 +7,21 @@ use burn::tensor::{Device, Shape};
 use parking_lot::Mutex;
 
 use super::HostBackend;
-use super::background::{self, BackgroundRequest};
 use super::remote_group::{RecipientData, RemoteGroup};
-use super::requests::{CollectiveRequest, OpHandleGuard, OwnShards, RecvRequest};
+use super::request::{self, HostRequest, OpHandleGuard, OwnShards, PostedCollective, RecvRequest};
 use crate::comm::backend::{
-    CallContext, Completed, GroupBackend, GroupMember, PostResult, ReceivedTensors, Request, rows_for_each,
+    CallContext, Completed, GroupBackend, GroupMember, PostResult, ReceivedTensors, rows_for_each,
 };
 use crate::comm::communicator::PRIVATE;
 use crate::comm::control::match_table::{DataMode, GroupKey, P2pMessage};
-use crate::comm::data::contiguous_layout::ContiguousLayout;
 use crate::comm::data::contribution::{self, Contribution};
 #[cfg(feature = "cube")]
 use crate::comm::data::device::CoalescedCopies;
 use crate::comm::data::inputs::CollectiveInputs;
 #[cfg(feature = "cube")]
 use crate::comm::data::inputs::has_kernel;
-use crate::comm::{CollectivePlan, CommError, ReduceOp, ShardedTensor, TensorMeta};
+use crate::comm::data::result_buffer::ContiguousLayout;
+use crate::comm::{CollectivePlan, ReduceOp, ShardedTensor, TensorMeta};
 use crate::memory;
 use crate::placement::ShardSizes;
 
@@ -91,18 +90,16 @@ impl HostGroupBackend {
                     Ok(op)
                 })?;
                 if !is_deferred {
-                    backend.pull(backend.rendezvous.read(|table| table.request(op, false)));
+                    backend.pull(backend.rendezvous.read(|table| table.request(op)));
                 }
                 (op, Some(sent))
             }
         };
         let is_deferred = is_deferred && self.remote.is_some();
-        let handle = OpHandleGuard::new(backend.clone(), op);
-        let request = Box::new(CollectiveRequest { handle, is_deferred, own, sent, device, finish });
-        if !in_background {
-            return Ok(request);
-        }
-        Ok(Box::new(BackgroundRequest::new(backend, self.member.rank(), false, request).complete_when_ready(op)))
+        let (handle, finish) = (OpHandleGuard { backend: backend.clone(), op: Some(op) }, Box::new(finish));
+        let collective = PostedCollective { handle, is_deferred, own, sent, device, finish };
+        let request = HostRequest::new(self.member.rank(), false, collective);
+        Ok(Box::new(if in_background { request.complete_when_ready(op) } else { request }))
     }
 
     /// Returns true if remote data is received in place in results of `bytes` bytes.
@@ -125,12 +122,12 @@ impl HostGroupBackend {
             return None;
         }
         let layout = ContiguousLayout::new(shape, like.dtype(), dim, lengths.iter().copied())?;
-        Some(OwnShards::new(vec![shard()], vec![layout]))
+        Some(OwnShards { tensors: vec![shard()], layouts: vec![layout], buffer: None })
     }
 
     /// Returns true if the completion thread completes a result of `bytes` bytes on `device`.
     pub fn completes_in_background(&self, bytes: u64, device: &Device) -> bool {
-        self.remote.is_some() && bytes >= background::WORTH && memory::is_host(device)
+        self.remote.is_some() && bytes >= request::WORTH && memory::is_host(device)
     }
 }
 
@@ -156,7 +153,7 @@ impl GroupBackend for HostGroupBackend {
             .receives_in_place(post.signature.bytes())
             .then(|| ContiguousLayout::of_full(&post.signature.tensors, self.member.group.size()));
         let tensors = &contribution.tensors;
-        let own = layouts.flatten().map(|layouts| OwnShards::new(tensors.clone(), layouts));
+        let own = layouts.flatten().map(|layouts| OwnShards { tensors: tensors.clone(), layouts, buffer: None });
         self.post(post, contribution, RecipientData::Full, own, move |inputs| {
             if let Some(full_tensors) = inputs.received() {
                 return full_tensors;
@@ -222,7 +219,8 @@ impl GroupBackend for HostGroupBackend {
             let message = P2pMessage { from, tag, signature, part: Some(part) };
             self.backend.rendezvous.send(self.key, to, message)?;
         }
-        Ok(Box::new(SendRequest))
+        // The backend owns the message.
+        Ok(Box::new(Completed::timed(|| ())))
     }
 
     fn receive(
@@ -293,34 +291,5 @@ impl GroupBackend for HostGroupBackend {
         let own = || contribution.tensors_for(self.member.group.rank())[0].clone();
         let own = self.own_shard(shape, 0, recv_counts, &tensor, own);
         self.post(post, contribution, RecipientData::Addressed, own, |inputs| inputs.addressed_rows())
-    }
-
-    /// Every rank reads its shards in place.
-    fn scatter(
-        &self,
-        post: CallContext,
-        tensors: Vec<DispatchTensor>,
-        _metas: Vec<TensorMeta>,
-        shardings: Vec<(usize, ShardSizes)>,
-        root: usize,
-    ) -> PostResult<Vec<DispatchTensor>> {
-        let needed = shardings.clone();
-        self.post(post, Contribution::new(tensors), RecipientData::Shards(&needed), None, move |inputs| {
-            let shard = |(index, (dim, sizes)): (usize, &(usize, ShardSizes))| inputs.shard(index, root, *dim, sizes);
-            shardings.iter().enumerate().map(shard).collect()
-        })
-    }
-}
-
-/// A sent message, which the backend owns. The request is complete at once.
-struct SendRequest;
-
-impl Request<()> for SendRequest {
-    fn is_complete(&self) -> bool {
-        true
-    }
-
-    fn wait(self: Box<Self>, _deadline: std::time::Duration) -> Result<Completed<()>, CommError> {
-        Ok(Completed::timed(|| ()))
     }
 }

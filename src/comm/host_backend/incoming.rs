@@ -6,10 +6,9 @@ use super::HostBackend;
 use crate::comm::backend::{Backend, CallSignature, Failure};
 use crate::comm::control::match_table::{CallData, DataMode, GroupKey, MessageHandle, OpHandle, P2pMessage};
 use crate::comm::control::wait_for_graph::WaitForEdge;
-use crate::comm::data::contiguous_layout::ContiguousLayout;
 use crate::comm::data::contribution::{Contribution, ContributionSource};
 use crate::comm::data::payload_check::Recipients;
-use crate::comm::data::result_buffer::{self, ResultBuffer};
+use crate::comm::data::result_buffer::{self, ContiguousLayout, ResultBuffer};
 use crate::comm::transport::RecvBuffer;
 use crate::comm::transport::header::{ControlMessage, PayloadDesc, RemoteGroupId, SentSignature};
 use crate::comm::{CommError, Op, RankReport};
@@ -75,7 +74,7 @@ impl HostBackend {
         match target {
             PayloadTarget::Collective(op) => {
                 let ranks = self.rendezvous.read(|table| table.ranks(op.group).clone());
-                let is_for_one = self.local_members(&ranks).count() == 1;
+                let is_for_one = !contribution.recipients.is_empty() || self.local_members(&ranks).count() == 1;
                 self.provide_data(op, if is_for_one { exclusive(contribution) } else { contribution });
             }
             PayloadTarget::Message(message) => self.rendezvous.provide_message(message, exclusive(contribution)),
@@ -85,8 +84,7 @@ impl HostBackend {
     /// Adds the contribution of `op`. If that completes the collective, the completion thread completes its requests.
     pub(super) fn provide_data(&self, op: OpHandle, contribution: Contribution) {
         if self.rendezvous.provide_data(op, contribution) {
-            let this = self.this.upgrade().expect("the caller has a reference to the backend");
-            self.remote().completion.complete(op, &this);
+            self.remote().completion.complete(op);
         }
     }
 

@@ -26,7 +26,7 @@
 //! ranks the process has. From then on, ranks in processes use the same code as ranks as threads: the same
 //! kernels, the same reduction tree, and bit-identical results. Between processes, a large all-reduce runs as a
 //! reduce-scatter followed by an all-gather ([`two_phase_all_reduce`]). A request that its rank has not waited for may
-//! be completed in the [`background`].
+//! be completed in the background ([`request`]).
 //!
 //! # Failures
 //!
@@ -36,12 +36,11 @@
 //! any rank failed, and the outcome of each rank from that rank's process. Every process therefore has the same
 //! report; process 0 prints it.
 
-mod background;
 mod group_backend;
 mod incoming;
 mod process_job;
 mod remote_group;
-mod requests;
+mod request;
 #[cfg(test)]
 mod tests;
 mod two_phase_all_reduce;
@@ -73,7 +72,8 @@ use super::transport::peer_processes::PeerProcesses;
 use super::{CommError, Divergence, Op, RankReport, launcher};
 use crate::Error;
 use crate::memory::HostMemoryPool;
-use background::CompletionThread;
+
+use request::CompletionThread;
 
 pub use process_job::ProcessJob;
 #[cfg(feature = "mpi")]

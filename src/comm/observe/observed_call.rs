@@ -32,7 +32,7 @@ impl ObservedCall {
         is_deferred: bool,
     ) -> Self {
         let (posted, span) = (Instant::now(), Span::none());
-        let record = RecordedCall::new(posted, sequence);
+        let record = RecordedCall { posted, sequence, index: 0 };
         let mut call = Self { ledger, info, is_deferred, is_in_flight: false, record, span };
         call.emit(posted, CallEvent::Posted(posting));
         if !is_deferred {
@@ -66,7 +66,7 @@ impl ObservedCall {
             waited.inspect_err(|_| self.emit(end, CallEvent::Failed))?;
         let waiting = end.saturating_duration_since(start).saturating_sub(local_work);
         self.emit(end, CallEvent::Completed { waiting, local_work, last });
-        let posted = self.record.posted();
+        let posted = self.record.posted;
         let begun = || end.checked_sub(local_work).unwrap_or(start);
         let carried = carried.unwrap_or_else(|| TransferTiming { taken: Some(posted), begun: begun(), complete: end });
         Ok((value, OpTiming { posted, carried, wanted: start }))

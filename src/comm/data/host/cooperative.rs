@@ -13,20 +13,28 @@
 //! A tensor is a handle in any case, and burn writes in place only through a unique handle. If two ranks share a
 //! result, the first that writes gets a private copy. Sharing therefore affects only time and memory.
 //!
+//! A result is alive as long as a rank has a handle to it, or the [`CachedResults`] of its collective keep one for ranks
+//! that need it later. A fast rank must not fill memory with results that its peers need much later. Therefore only the
+//! latest gather of each group is kept. A rank that finds a result evicted copies it once more, which takes as long as
+//! without sharing. The result of a reduction is kept until every rank has taken it, as its operands are, because
+//! recomputing it takes time proportional to the number of ranks.
+//!
 //! 1. All threads of a rank's pool take tasks.
 //! 2. A thread that has taken a task does nothing else before the task is complete, so no task waits for other work
 //!    of the thread's pool. A rank therefore waits for tasks of others without a deadline: they are short, and a
 //!    thread that panics in one ends the wait.
 
+use std::cell::Cell;
+use std::collections::HashMap;
 use std::mem;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use burn::backend::flex::{FlexTensor, Layout};
 use burn::tensor::{Bytes, DType};
 
-use super::result_cache::{Owner, ResultOwner};
+use crate::comm::control::match_table::{GroupKey, OpHandle};
 use crate::comm::control::rendezvous::{LONGEST, SpinPolicy};
 use crate::comm::control::sync::{Condvar, Mutex};
 use crate::kernels::flex::{OutputBuffers, OutputPtrs};
@@ -105,51 +113,6 @@ impl WeakTensor {
 }
 
 impl<C> Making<C> {
-    fn begin(job: &impl PartitionedJob<Partition = C>, home: &Arc<HostMemoryPool>) -> Arc<Self> {
-        let (targets, partition, count) = job.begin(home);
-        let this = Arc::new(Self {
-            partition,
-            count,
-            to: OnceLock::new(),
-            targets: Mutex::new(Some(targets)),
-            next: AtomicUsize::new(0),
-            left: AtomicUsize::new(count),
-            made: OnceLock::new(),
-            has_failed: AtomicBool::new(false),
-        });
-        // Only now the targets have their final addresses.
-        let to = this.targets.lock().as_mut().map(OutputBuffers::ptrs);
-        this.to.get_or_init(|| to.expect("the targets are kept until the result is complete"));
-        this
-    }
-
-    /// Takes the next task for the caller to perform.
-    fn take(&self) -> Option<usize> {
-        let index = self.next.fetch_add(1, Ordering::Relaxed);
-        (index < self.count && !self.has_failed.load(Ordering::Relaxed)).then_some(index)
-    }
-
-    /// Performs task `index`. Returns true if all tasks are complete, and their output is visible to the caller.
-    ///
-    /// # Safety
-    /// Only the caller has taken the task. `job` is the job that has begun `self`, or an equal job of another rank.
-    unsafe fn make(&self, job: &impl PartitionedJob<Partition = C>, index: usize) -> bool {
-        let to = self.to.get().expect("set by `begin`");
-        // SAFETY: the caller guarantees it; no rank has the results before all tasks are complete.
-        unsafe { job.make(&self.partition, index, to) };
-        self.left.fetch_sub(1, Ordering::AcqRel) == 1
-    }
-
-    /// Returns the results.
-    ///
-    /// # Safety
-    /// All tasks are complete. `job` is the job that has begun `self`, or an equal job of another rank.
-    unsafe fn finish(&self, job: &impl PartitionedJob<Partition = C>) -> Vec<FlexTensor> {
-        let targets = self.targets.lock().take().expect("the last task is completed once");
-        // SAFETY: the caller guarantees it.
-        unsafe { job.finish(targets) }
-    }
-
     fn is_over(&self) -> bool {
         self.made.get().is_some() || self.has_failed.load(Ordering::Acquire)
     }
@@ -168,14 +131,19 @@ impl<C: Send + Sync> CooperativeResult<C> {
     /// All jobs with which this is called have the same results.
     pub unsafe fn get(&self, job: &impl PartitionedJob<Partition = C>, owner: Owner) -> Vec<FlexTensor> {
         loop {
-            let making = match self.find(job, &owner.results) {
+            let making = match self.find(job, &owner) {
                 Ok(made) => return made,
                 Err(making) => making,
             };
-            let work = || {
-                // SAFETY: all jobs are equal.
-                unsafe { self.work(&making, job, &owner.results) }
+            // `owner.waited` is the calling thread's; the other threads do not wait.
+            let (cache, cached, op, keep) = (owner.cache, owner.cached, owner.op, owner.keep);
+            let keep_made = |made: &[FlexTensor]| {
+                if keep == ResultRetention::All || cache.make_room(op, cached) {
+                    cached.0.lock().extend_from_slice(made);
+                }
             };
+            // SAFETY: all jobs are equal.
+            let work = || unsafe { self.work(&making, job, keep_made) };
             match rayon::current_num_threads() {
                 // Only threads of a rank's pool may wait for jobs of that pool.
                 threads if threads > 1 && rayon::current_thread_index().is_some() => rayon::in_place_scope(|scope| {
@@ -184,25 +152,51 @@ impl<C: Send + Sync> CooperativeResult<C> {
                 }),
                 _ => work(),
             }
-            owner.wait(|| self.await_others(&making, owner.results.cache.spin));
+            // The other threads complete their tasks, or one of them fails.
+            let (start, until) = (Instant::now(), Instant::now() + LONGEST);
+            owner.cache.spin.pass(until, || !making.is_over());
+            let mut state = self.state.lock();
+            while !making.is_over() {
+                (state, _) = self.changed.wait_until(state, until);
+            }
+            drop(state);
+            owner.waited.set(owner.waited.get() + start.elapsed());
             if let Some(made) = making.made.get() {
                 return made.clone();
             }
         }
     }
 
-    /// Performs tasks until all are taken. The thread that completes the last one publishes the results.
+    /// Performs tasks until all are taken. The thread that completes the last one passes the results to `keep`, and
+    /// publishes them.
     ///
     /// # Safety
     /// `job` is the job that has begun `making`, or an equal job of another rank.
-    unsafe fn work(&self, making: &Arc<Making<C>>, job: &impl PartitionedJob<Partition = C>, owner: &ResultOwner) {
-        while let Some(index) = making.take() {
+    unsafe fn work(
+        &self,
+        making: &Arc<Making<C>>,
+        job: &impl PartitionedJob<Partition = C>,
+        keep: impl Fn(&[FlexTensor]),
+    ) {
+        loop {
+            let index = making.next.fetch_add(1, Ordering::Relaxed);
+            if index >= making.count || making.has_failed.load(Ordering::Relaxed) {
+                return;
+            }
             let failing = Failing { of: self, making };
-            // SAFETY: the task was taken once, and the caller guarantees the rest.
-            unsafe {
-                if making.make(job, index) {
-                    self.put(making, making.finish(job), owner);
-                }
+            // SAFETY: the task was taken once, and the caller guarantees the rest; no rank has the results before all
+            // tasks are complete.
+            unsafe { job.make(&making.partition, index, making.to.get().expect("set by `find`")) };
+            // The output of all tasks is visible to the thread that completes the last one.
+            if making.left.fetch_sub(1, Ordering::AcqRel) == 1 {
+                let targets = making.targets.lock().take().expect("the last task is completed once");
+                // SAFETY: all tasks are complete.
+                let made = unsafe { job.finish(targets) };
+                keep(&made);
+                let held = made.iter().map(WeakTensor::of).collect();
+                let _ = making.made.set(made);
+                *self.state.lock() = BuildState::Made(held);
+                self.changed.notify_all();
             }
             mem::forget(failing);
         }
@@ -210,11 +204,7 @@ impl<C: Send + Sync> CooperativeResult<C> {
 
     /// Returns the results if they exist; otherwise the results that are being built, which this call begins if
     /// necessary.
-    fn find(
-        &self,
-        job: &impl PartitionedJob<Partition = C>,
-        owner: &ResultOwner,
-    ) -> Result<Vec<FlexTensor>, Arc<Making<C>>> {
+    fn find(&self, job: &impl PartitionedJob<Partition = C>, owner: &Owner) -> Result<Vec<FlexTensor>, Arc<Making<C>>> {
         // If some of several tensors are still alive, these may be their last handles, which are dropped outside
         // the lock.
         let found: Vec<Option<FlexTensor>>;
@@ -229,29 +219,26 @@ impl<C: Send + Sync> CooperativeResult<C> {
             }
             BuildState::Open => {}
         }
-        owner.begin();
-        let making = Making::begin(job, owner.home());
+        if owner.keep == ResultRetention::Latest {
+            // Before new memory is allocated.
+            owner.cache.make_room(owner.op, owner.cached);
+        }
+        let (targets, partition, count) = job.begin(&owner.cache.home);
+        let making = Arc::new(Making {
+            partition,
+            count,
+            to: OnceLock::new(),
+            targets: Mutex::new(Some(targets)),
+            next: AtomicUsize::new(0),
+            left: AtomicUsize::new(count),
+            made: OnceLock::new(),
+            has_failed: AtomicBool::new(false),
+        });
+        // Only now the targets have their final addresses.
+        let to = making.targets.lock().as_mut().map(OutputBuffers::ptrs);
+        making.to.get_or_init(|| to.expect("the targets are kept until the result is complete"));
         *state = BuildState::Making(making.clone());
         Err(making)
-    }
-
-    /// Publishes the results, which all ranks have completed.
-    fn put(&self, making: &Making<C>, made: Vec<FlexTensor>, owner: &ResultOwner) {
-        owner.keep(&made);
-        let held = made.iter().map(WeakTensor::of).collect();
-        let _ = making.made.set(made);
-        *self.state.lock() = BuildState::Made(held);
-        self.changed.notify_all();
-    }
-
-    /// Waits until the other threads have completed their tasks or one of them has failed.
-    fn await_others(&self, making: &Making<C>, spin: SpinPolicy) {
-        let until = Instant::now() + LONGEST;
-        spin.pass(until, || !making.is_over());
-        let mut state = self.state.lock();
-        while !making.is_over() {
-            (state, _) = self.changed.wait_until(state, until);
-        }
     }
 }
 
@@ -270,6 +257,72 @@ impl<C> Drop for Failing<'_, C> {
         self.making.has_failed.store(true, Ordering::Release);
         drop(state);
         self.of.changed.notify_all();
+    }
+}
+
+/// Cache of the results that ranks of a process share.
+pub(in crate::comm) struct SharedResultCache {
+    /// Policy by which ranks spin or yield before they sleep.
+    spin: SpinPolicy,
+    /// Pool of the memory of shared results.
+    home: Arc<HostMemoryPool>,
+    /// Latest collective of each group whose results are cached; reductions are not included.
+    latest: Mutex<HashMap<GroupKey, (u64, Weak<CachedResults>)>>,
+}
+
+/// Handles to the results of one collective.
+#[derive(Default)]
+pub(super) struct CachedResults(Mutex<Vec<FlexTensor>>);
+
+/// Time for which results are kept for other ranks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::comm) enum ResultRetention {
+    /// Until the next gather of the group.
+    Latest,
+    /// Until all ranks have taken them.
+    All,
+}
+
+/// Owner of the shared results of one collective, as one rank uses it.
+#[derive(Clone, Copy)]
+pub(in crate::comm) struct Owner<'a> {
+    pub(super) cache: &'a SharedResultCache,
+    pub(super) op: OpHandle,
+    pub(super) cached: &'a Arc<CachedResults>,
+    pub(super) keep: ResultRetention,
+    /// Time that the rank has waited for others.
+    pub(super) waited: &'a Cell<Duration>,
+}
+
+impl SharedResultCache {
+    /// Creates a cache, with the memory pool of the cache `before`, if there is one.
+    pub fn new(spin: SpinPolicy, before: Option<&Self>) -> Self {
+        let home = before.map(|before| before.home.clone()).unwrap_or_default();
+        Self { spin, home, latest: Mutex::default() }
+    }
+
+    /// Makes `cached` the latest of its group, and evicts the results of an earlier one before new memory is
+    /// allocated. Returns false if there is a later one, so that nothing may be cached in `cached`.
+    fn make_room(&self, OpHandle { group, seq, .. }: OpHandle, cached: &Arc<CachedResults>) -> bool {
+        let mut latest = self.latest.lock();
+        if latest.get(&group).is_some_and(|(later, _)| *later > seq) {
+            return false;
+        }
+        let before = latest.insert(group, (seq, Arc::downgrade(cached)));
+        drop(latest);
+        if let Some(before) = before.and_then(|(_, before)| before.upgrade())
+            && !Arc::ptr_eq(&before, cached)
+        {
+            let results = mem::take(&mut *before.0.lock());
+            drop(results);
+        }
+        true
+    }
+}
+
+impl std::fmt::Debug for CachedResults {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_list().entries(&*self.0.lock()).finish()
     }
 }
 

@@ -7,8 +7,7 @@ use burn::backend::flex::FlexTensor;
 use burn::tensor::DType;
 use itertools::Itertools;
 
-use super::cooperative::{CooperativeResult, PartitionedJob};
-use super::result_cache::Owner;
+use super::cooperative::{CooperativeResult, Owner, PartitionedJob};
 use super::wrap;
 use crate::comm::CollectivePlan;
 use crate::comm::backend::ranges::Ranges;

@@ -2,28 +2,78 @@
 //! is identical on all ranks is written once for all of them.
 
 mod block;
-mod collective_cache;
 mod cooperative;
 mod copy;
 mod element;
 mod reduce;
-mod result_cache;
 #[cfg(test)]
 mod tests;
 
+use std::cell::Cell;
 use std::ops::Range;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use burn::backend::flex::FlexTensor;
 use burn::backend::{BackendTensor, DispatchAutodiffContext, DispatchTensor, DispatchTensorKind, Flex};
+use smallvec::SmallVec;
 
+use crate::comm::control::match_table::OpHandle;
+use crate::comm::plan::offered;
 use crate::memory::flex as memory;
+use cooperative::CachedResults;
+use copy::GatherSources;
 
 pub(super) use crate::memory::flex::primitive;
-pub(in crate::comm) use collective_cache::CollectiveCache;
-pub(super) use collective_cache::ReduceOperands;
+pub(in crate::comm) use cooperative::SharedResultCache;
+pub(super) use cooperative::{Owner, ResultRetention};
 pub(super) use copy::{GatherCopyPlan, concat};
-pub(in crate::comm) use result_cache::SharedResultCache;
-pub(super) use result_cache::{Owner, ResultRetention};
+pub(super) use reduce::ReduceOperands;
+
+/// Data that every rank needs of a collective and that is identical for all: the addresses of the tensors of all ranks, and
+/// the shared results. The first rank creates it; it is stored in the contribution of the first member. If each rank looked
+/// the tensors up, the work would grow with the square of the number of ranks, for any size of the tensors.
+#[derive(Debug, Default)]
+pub(in crate::comm) struct CollectiveCache {
+    parts: OnceLock<Option<GatherSources>>,
+    /// Operands of the reduction of each tensor.
+    terms: OnceLock<Box<[OnceLock<Option<ReduceOperands>>]>>,
+    /// Shared results.
+    cached: OnceLock<Arc<CachedResults>>,
+}
+
+impl CollectiveCache {
+    /// Returns the owner of the shared results of the collective `op`. `waited` adds up the time that the rank
+    /// waits for others.
+    pub fn owner<'a>(
+        &'a self,
+        cache: &'a SharedResultCache,
+        op: OpHandle,
+        keep: ResultRetention,
+        waited: &'a Cell<Duration>,
+    ) -> Owner<'a> {
+        Owner { cache, op, cached: self.cached.get_or_init(Arc::default), keep, waited }
+    }
+
+    /// Returns the shards that an all-gather joins, by rank and tensor; `None` if they are not all Flex tensors.
+    pub fn gathered<'a>(
+        &self,
+        joints: &GatherCopyPlan,
+        parts: impl FnOnce() -> Option<Vec<Vec<&'a FlexTensor>>>,
+    ) -> Option<&GatherSources> {
+        offered(&self.parts, || Some(joints.sources(&parts()?))).as_ref()
+    }
+
+    /// Returns the operands of the reduction of tensor `index` of `count`; `None` if they are not all Flex tensors.
+    pub fn terms<'a>(
+        &self,
+        (index, count): (usize, usize),
+        terms: impl FnOnce() -> Option<SmallVec<[&'a FlexTensor; 8]>>,
+    ) -> Option<&ReduceOperands> {
+        let all = offered(&self.terms, || (0..count).map(|_| OnceLock::new()).collect());
+        offered(&all[index], || Some(ReduceOperands::new(&terms()?))).as_ref()
+    }
+}
 
 /// Returns a tensor with the same values, whose elements are adjacent and whose memory lives as long as a handle,
 /// so that peers can read it as a slice.

@@ -3,23 +3,104 @@
 use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::slice;
+use std::sync::Arc;
 
+use burn::backend::DispatchTensor;
 use burn::backend::flex::FlexTensor;
 use burn::tensor::{DType, Shape};
 use half::{bf16, f16};
 use smallvec::SmallVec;
 
 use super::block::RunBlock;
+use super::cooperative::{CooperativeResult, Owner, PartitionedJob};
 use super::element::{Element, ReduceElement};
+use super::{primitive, wrap};
 use crate::comm::ReduceOp;
-use crate::comm::backend::ranges::Ranges;
-use crate::kernels::flex::{OutputBuffers, Sources};
-use crate::memory::HostTuning;
+use crate::comm::backend::ranges::{Ranges, full};
+use crate::kernels::flex::{OutputBuffers, OutputPtrs, Sources};
+use crate::memory::{HostMemoryPool, HostTuning};
+use crate::placement::chunk;
+
+/// Operands of a reduction: tensors of one shape and dtype, one per rank.
+#[derive(Debug)]
+pub(in crate::comm) struct ReduceOperands {
+    terms: Sources,
+    shape: Shape,
+    full: CooperativeResult<ReduceSlices>,
+}
+
+impl ReduceOperands {
+    /// Returns `None` if they are not all Flex tensors.
+    pub fn of(terms: &[DispatchTensor]) -> Option<Self> {
+        let terms: Option<SmallVec<[_; 8]>> = terms.iter().map(primitive).collect();
+        Some(Self::new(&terms?))
+    }
+
+    pub fn new(terms: &[&FlexTensor]) -> Self {
+        let shape = terms[0].layout().shape().clone();
+        Self { terms: Sources::of(terms.iter().copied()), shape, full: CooperativeResult::default() }
+    }
+
+    /// Returns the reduction of the block `ranges`.
+    pub fn reduce(&self, ranges: &Ranges, op: ReduceOp) -> DispatchTensor {
+        wrap(reduce(&self.terms, &self.shape, ranges, op))
+    }
+
+    /// Returns the reduction of all elements. A large one is computed by all local ranks together and shared, if it
+    /// has an `owner`.
+    pub fn reduce_full(&self, op: ReduceOp, owner: Option<Owner>) -> DispatchTensor {
+        let (terms, elements) = (&self.terms, self.shape.num_elements());
+        match owner.filter(|_| elements * dtype_of(terms).size() * terms.len() >= HostTuning::get().shared_bytes) {
+            Some(owner) => {
+                // SAFETY: all ranks have the operands of the same collective, and agree on the operation.
+                let mut complete = unsafe { self.full.get(&ReduceJob { terms, shape: &self.shape, op }, owner) };
+                wrap(complete.pop().expect("a reduction has one result"))
+            }
+            None => self.reduce(&full(&self.shape[..]), op),
+        }
+    }
+}
+
+/// Number of slices of nearly equal length into which a reduction is divided.
+#[derive(Debug)]
+struct ReduceSlices(usize);
+
+/// Reduction of all elements of the operands.
+struct ReduceJob<'a> {
+    terms: &'a Sources,
+    shape: &'a Shape,
+    op: ReduceOp,
+}
+
+// SAFETY: the slices are disjoint and cover all elements.
+unsafe impl PartitionedJob for ReduceJob<'_> {
+    type Partition = ReduceSlices;
+
+    fn begin(&self, home: &Arc<HostMemoryPool>) -> (OutputBuffers, ReduceSlices, usize) {
+        let size = dtype_of(self.terms).size();
+        let bytes = self.shape.num_elements() * size;
+        let HostTuning { task_bytes, task_output_bytes, tasks_per_worker, .. } = *HostTuning::get();
+        let worth = (bytes * self.terms.len() / task_bytes).min(bytes / task_output_bytes);
+        let count = worth.clamp(1, self.terms.len() * tasks_per_worker);
+        (OutputBuffers::new(Some(home), [self.shape], size), ReduceSlices(count), count)
+    }
+
+    unsafe fn make(&self, slices: &ReduceSlices, index: usize, to: &OutputPtrs) {
+        let range = chunk(self.shape.num_elements(), slices.0, index);
+        // SAFETY: the caller guarantees it; the operands have as many elements as the result.
+        unsafe { reduce_flat(self.terms, range, self.op, to.start(0)) }
+    }
+
+    unsafe fn finish(&self, targets: OutputBuffers) -> Vec<FlexTensor> {
+        // SAFETY: the caller guarantees it.
+        unsafe { targets.finish([self.shape], dtype_of(self.terms)).collect() }
+    }
+}
 
 /// Reduces the block `ranges` of every source over the sources, in a fixed binary tree.
 ///
 /// All sources have the shape `shape`; there are at least two.
-pub(super) fn reduce(sources: &Sources, shape: &Shape, ranges: &Ranges, op: ReduceOp) -> FlexTensor {
+fn reduce(sources: &Sources, shape: &Shape, ranges: &Ranges, op: ReduceOp) -> FlexTensor {
     let block = RunBlock::new(&shape[..], ranges);
     let mut sizes = shape.clone();
     ranges.iter().enumerate().for_each(|(dim, range)| sizes[dim] = range.len());
@@ -38,7 +119,7 @@ pub(super) fn reduce(sources: &Sources, shape: &Shape, ranges: &Ranges, op: Redu
 ///
 /// # Safety
 /// No other thread reads or writes this range.
-pub(super) unsafe fn reduce_flat(sources: &Sources, range: Range<usize>, op: ReduceOp, full: *mut u8) {
+unsafe fn reduce_flat(sources: &Sources, range: Range<usize>, op: ReduceOp, full: *mut u8) {
     // SAFETY: the range is inside the buffer, and the caller guarantees the rest.
     unsafe {
         let out = full.add(range.start * dtype_of(sources).size());
@@ -46,7 +127,7 @@ pub(super) unsafe fn reduce_flat(sources: &Sources, range: Range<usize>, op: Red
     }
 }
 
-pub(super) fn dtype_of(sources: &Sources) -> DType {
+fn dtype_of(sources: &Sources) -> DType {
     sources.dtype().expect("a reduction has sources")
 }
 

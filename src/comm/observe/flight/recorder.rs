@@ -56,21 +56,11 @@ pub(in crate::comm) struct Sequence {
 /// The record of a call, by which its events find it.
 #[derive(Debug)]
 pub(in crate::comm) struct RecordedCall {
-    posted: Instant,
-    sequence: Arc<Sequence>,
-    index: u64,
-}
-
-impl RecordedCall {
-    /// Creates the record of a call that is posted now.
-    pub fn new(posted: Instant, sequence: Arc<Sequence>) -> Self {
-        Self { posted, sequence, index: 0 }
-    }
-
-    /// Returns the time when the call was posted.
-    pub fn posted(&self) -> Instant {
-        self.posted
-    }
+    /// Time when the call was posted.
+    pub posted: Instant,
+    pub sequence: Arc<Sequence>,
+    /// Index among all operations of the rank, once it is recorded.
+    pub index: u64,
 }
 
 impl LaunchStart {

@@ -1,9 +1,9 @@
 //! Export of a [`Ledger`] as JSON.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use itertools::Itertools;
-use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::{CallTotals, Ledger, LedgerKey, OffloadTraffic, Straggler, Summary, Waits};
@@ -41,37 +41,28 @@ impl Ledger {
     pub fn to_json(&self) -> String {
         let (totals, Summary { total, spent, queue, waits, .. }) = (self.snapshot(), self.summary());
         let host_copies = self.host_copies();
+        let collective = |(key, CallTotals { calls, bytes }): (&LedgerKey, &CallTotals)| {
+            let LedgerKey { op, phase, label } = key;
+            json!({ "operation": op, "phase": phase, "label": label, "calls": calls, "bytes": bytes })
+        };
+        let unit = |(label, traffic): (&Arc<str>, &OffloadTraffic)| {
+            let OffloadTraffic { to_device, to_host } = traffic;
+            json!({ "label": label, "to_device": to_device, "to_host": to_host })
+        };
         json!({
             "calls": total.calls,
             "bytes": total.bytes,
-            "collectives": totals.iter().map(|(key, total)| CountedCalls { key, total }).collect_vec(),
+            "collectives": totals.iter().map(collective).collect_vec(),
             "waiting_ns": spent.waiting.as_nanos() as u64,
             "moving_ns": spent.local_work.as_nanos() as u64,
             "waits": self::waits(&waits),
             "queue": queue,
             "backends": self.backends(),
             "copied": self.copied(),
-            "host_copies": host_copies.iter().map(|(label, traffic)| UnitTraffic { label, traffic }).collect_vec(),
+            "host_copies": host_copies.iter().map(unit).collect_vec(),
         })
         .to_string()
     }
-}
-
-/// One entry of `collectives`.
-#[derive(Serialize)]
-struct CountedCalls<'a> {
-    #[serde(flatten)]
-    key: &'a LedgerKey,
-    #[serde(flatten)]
-    total: &'a CallTotals,
-}
-
-/// One entry of `host_copies`.
-#[derive(Serialize)]
-struct UnitTraffic<'a> {
-    label: &'a str,
-    #[serde(flatten)]
-    traffic: &'a OffloadTraffic,
 }
 
 fn waits(waits: &Waits) -> Value {

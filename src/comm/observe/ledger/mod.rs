@@ -1,8 +1,6 @@
 //! [`Ledger`]: counts of all collectives of a rank.
 
 mod display;
-mod histogram;
-mod host_copies;
 mod json;
 mod totals;
 mod units;
@@ -19,11 +17,10 @@ use super::event::{CallEvent, CallInfo};
 use super::flight::{Operation, RankTrace, Recorder};
 use crate::comm::{Op, Phase};
 pub use display::Summary;
-pub use histogram::Histogram;
-pub(crate) use host_copies::CopyDirection;
-pub use host_copies::OffloadTraffic;
-pub use totals::{CallTotals, LedgerEntry, LedgerKey, PackStats, QueueDepth, Snapshot};
-pub use waits::{Straggler, WaitBreakdown, Waits};
+pub(crate) use totals::CopyDirection;
+pub use totals::{CallTotals, LedgerEntry, LedgerKey, OffloadTraffic, PackStats, QueueDepth, Snapshot};
+use totals::{KEYS, OTHERS};
+pub use waits::{Histogram, Straggler, WaitBreakdown, Waits};
 
 /// Counts of the collectives that a rank has posted: calls and bytes by operation, phase and label.
 ///
@@ -65,7 +62,7 @@ struct Book {
     waits: Waits,
     moving: Duration,
     copied: PackStats,
-    host_copies: host_copies::TrafficByUnit,
+    host_copies: BTreeMap<Arc<str>, OffloadTraffic>,
     devices: Vec<DispatchDevice>,
 }
 
@@ -152,7 +149,7 @@ impl Ledger {
     pub fn summary(&self) -> Summary {
         let book = self.book.lock();
         let (total, queue) = (book.totals.total(|_| true), book.queue);
-        let host_copies = book.host_copies.0.values().copied().sum();
+        let host_copies = book.host_copies.values().copied().sum();
         Summary { total, spent: book.spent(), queue, waits: book.waits.clone(), host_copies }
     }
 
@@ -169,12 +166,14 @@ impl Ledger {
 
     /// Counts one copy of a unit's tensors between host memory and device.
     pub(crate) fn crossed(&self, unit: &Arc<str>, way: CopyDirection, bytes: u64) {
-        self.book.lock().host_copies.add(unit, way, bytes);
+        let copies = &mut self.book.lock().host_copies;
+        let unit = if copies.len() < KEYS || copies.contains_key(unit) { unit } else { &*OTHERS };
+        copies.entry(unit.clone()).or_default().way(way).add(bytes);
     }
 
     /// Returns, by unit, the copies of units whose shards are in host memory.
     pub fn host_copies(&self) -> BTreeMap<Arc<str>, OffloadTraffic> {
-        self.book.lock().host_copies.0.clone()
+        self.book.lock().host_copies.clone()
     }
 
     /// Records the device of the tensors of a collective.
@@ -286,22 +285,9 @@ mod tests {
     use super::*;
     use crate::comm::CommError;
     use crate::comm::Group;
-    use crate::comm::backend::{CallSignature, Completed, Request};
+    use crate::comm::backend::{CallSignature, Completed, PostResult};
     use crate::comm::observe::flight::{LaunchId, LaunchStart};
     use crate::comm::observe::{ObservedCall, Posting};
-
-    /// A request whose result is not used.
-    struct Done;
-
-    impl Request<()> for Done {
-        fn is_complete(&self) -> bool {
-            true
-        }
-
-        fn wait(self: Box<Self>, _: Duration) -> Result<Completed<()>, CommError> {
-            Ok(Completed::timed(|| ()))
-        }
-    }
 
     /// Posts a call of a group of two ranks.
     fn post(ledger: &Arc<Ledger>, op: Op, bytes: u64, label: &str, phase: Phase, is_deferred: bool) -> ObservedCall {
@@ -312,6 +298,10 @@ mod tests {
         let posting = Posting { group: &group, channel, seq, signature: &signature, phase, bytes, peer: None };
         let info = CallInfo { rank: 0, op, group_size: 2, bytes, label: label.into(), phase, seq };
         ObservedCall::post(ledger.clone(), sequence, info, &posting, is_deferred)
+    }
+
+    fn done() -> PostResult<()> {
+        Ok(Box::new(Completed::timed(|| ())))
     }
 
     fn filled() -> Arc<Ledger> {
@@ -381,7 +371,7 @@ mod tests {
         let calls = || post(&ledger, Op::Barrier, 0, "call", Phase::Other, false);
         let mut calls = [calls(), calls(), calls()];
         for call in &mut calls {
-            drop(call.begin(|| Ok(Box::new(Done) as Box<dyn Request<()>>)));
+            drop(call.begin(done));
         }
         let [first, second, third] = calls;
         drop(first);
@@ -402,7 +392,7 @@ mod tests {
         ledger.reset();
         // Posted before the reset, and counted after it.
         let mut deferred = post(&ledger, Op::Barrier, 0, "deferred", Phase::Other, true);
-        drop(deferred.begin(|| Ok(Box::new(Done) as Box<dyn Request<()>>)));
+        drop(deferred.begin(done));
         ledger.reset();
         assert!(ledger.recent().is_empty());
         let failed = CommError::Revoked { rank: 1 };

@@ -1,14 +1,10 @@
-use std::cell::Cell;
 use std::sync::{Barrier, mpsc};
 use std::thread;
-use std::time::Duration;
 
 use burn::tensor::Shape;
 
-use super::super::result_cache::{CachedResults, ResultOwner, ResultRetention, SharedResultCache};
 use super::*;
-use crate::comm::control::match_table::{MatchTable, OpHandle};
-use crate::comm::control::rendezvous::SpinPolicy;
+use crate::comm::control::match_table::MatchTable;
 
 const SPINS: SpinPolicy = SpinPolicy::Spinning(1000);
 const SLEEPS: SpinPolicy = SpinPolicy::Spinning(0);
@@ -80,8 +76,7 @@ impl Call {
     /// Returns the results of a rank, and the time that it waited for others.
     fn get(&self, job: &impl PartitionedJob<Partition = ()>, cache: &SharedResultCache) -> (Vec<FlexTensor>, Duration) {
         let (Self { ticket, keep, cached, .. }, waited) = (self, Cell::default());
-        let results = ResultOwner { cache, op: *ticket, cached, keep: *keep };
-        let owner = Owner { results, waited: &waited };
+        let owner = Owner { cache, op: *ticket, cached, keep: *keep, waited: &waited };
         // SAFETY: in these tests, each call has one job.
         let got = unsafe { self.together.get(job, owner) };
         (got, waited.get())
