@@ -159,45 +159,28 @@ impl GraphOp for PostBackward {
 /// Autodiff node of an unsharded parameter. Its parents are the shard's leaf and the token.
 #[derive(Debug)]
 pub(super) struct UnshardedParamNode {
-    pub(super) pass: Arc<UnitPass>,
-    pub(super) position: usize,
-    pub(super) retain: Retain,
+    pass: Arc<UnitPass>,
+    position: usize,
+    retain: Retain,
+    /// Gathered value, until the node is created.
+    value: Mutex<Option<DispatchTensor>>,
+    /// Mesh dimensions over which the gradient is summed, if it differs between the tensor-parallel ranks.
+    partial: Option<MeshDims>,
+}
+
+impl UnshardedParamNode {
+    pub(super) fn new(
+        pass: Arc<UnitPass>,
+        position: usize,
+        retain: Retain,
+        value: DispatchTensor,
+        partial: Option<MeshDims>,
+    ) -> Arc<Self> {
+        Arc::new(Self { pass, position, retain, value: Mutex::new(Some(value)), partial })
+    }
 }
 
 impl GraphOp for UnshardedParamNode {
-    fn forward(&self, _: &[DispatchTensor]) -> DispatchTensor {
-        self.pass.buffer.view(self.position)
-    }
-
-    fn recompute(&self, _: &[DispatchTensor]) -> DispatchTensor {
-        self.pass.view_again(self.position)
-    }
-
-    fn retain(&self) -> Retain {
-        self.retain
-    }
-
-    fn backward(&self, step: &mut BackwardStep<'_>) {
-        progress(&self.pass, step);
-        self.pass.collect(self.position, step.take());
-        ran("UnshardedParamNode", Some(&self.pass), step);
-    }
-}
-
-/// Autodiff node of an unsharded parameter whose gradient differs between the tensor-parallel ranks. Its parents are
-/// the shard's leaf and the token.
-#[derive(Debug)]
-pub(super) struct PartialGradParamNode {
-    pub(super) pass: Arc<UnitPass>,
-    pub(super) position: usize,
-    /// Mesh dimensions over which the gradients are summed.
-    pub(super) dims: MeshDims,
-    pub(super) retain: Retain,
-    /// Gathered value, until the node is created.
-    pub(super) value: Mutex<Option<DispatchTensor>>,
-}
-
-impl GraphOp for PartialGradParamNode {
     fn forward(&self, _: &[DispatchTensor]) -> DispatchTensor {
         self.value.lock().take().expect("a graph node is created only once")
     }
@@ -212,8 +195,8 @@ impl GraphOp for PartialGradParamNode {
 
     fn backward(&self, step: &mut BackwardStep<'_>) {
         progress(&self.pass, step);
-        self.pass.grads.lock().add_partial(self.position, &self.dims, step.take());
-        ran("PartialGradParamNode", Some(&self.pass), step);
+        self.pass.collect(self.position, self.partial.as_deref(), step.take());
+        ran("UnshardedParamNode", Some(&self.pass), step);
     }
 }
 

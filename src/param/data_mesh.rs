@@ -29,6 +29,12 @@ impl FsdpMeshInfo {
         &self.mesh.names()[self.shard]
     }
 
+    /// Returns the dimension of the spec's mesh that shards the tensor over these ranks, if there is one.
+    pub(crate) fn sharding_dim(&self, spec: &DTensorSpec) -> Option<usize> {
+        let dim = spec.mesh().dim(self.shard_name()).ok()?;
+        matches!(spec.placements()[dim], Placement::Shard(_)).then_some(dim)
+    }
+
     /// Returns the group of the ranks that shard.
     ///
     /// # Errors

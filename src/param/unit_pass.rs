@@ -61,24 +61,20 @@ impl UnitPass {
         place: Option<OrderKey>,
         around: Option<Arc<Self>>,
     ) -> Arc<Self> {
-        let (inputs_seen, progress, reductions) = (Mutex::default(), Progress::default(), OwnedReductions::default());
-        let grads = Mutex::new(CollectedGrads::new(leaves.len()));
-        let [is_started, is_left, is_padded] = Default::default();
-        let nodes = Mutex::new(Some(Nodes::opened()));
         Arc::new(Self {
+            grads: Mutex::new(CollectedGrads::new(leaves.len())),
+            nodes: Mutex::new(Some(Nodes::opened())),
             buffer,
             leaves,
             passes,
             place,
             around,
-            is_started,
-            is_left,
-            is_padded,
-            inputs_seen,
-            progress,
-            nodes,
-            grads,
-            reductions,
+            is_started: AtomicBool::default(),
+            is_left: AtomicBool::default(),
+            is_padded: AtomicBool::default(),
+            inputs_seen: Mutex::default(),
+            progress: Progress::default(),
+            reductions: OwnedReductions::default(),
         })
     }
 
@@ -98,12 +94,15 @@ impl UnitPass {
         self.place.map(OrderKey::number)
     }
 
-    /// Collects the gradient of an unsharded parameter until the unit is reduced.
+    /// Collects the gradient of an unsharded parameter until the unit is reduced. It is this rank's part if the mesh
+    /// dimensions are given over which ranks sum it.
     ///
     /// The gradient of a frozen parameter is dropped.
-    pub(super) fn collect(&self, position: usize, grad: DispatchTensor) {
-        if self.trains(position) {
-            self.grads.lock().add(position, grad);
+    pub(super) fn collect(&self, position: usize, partial: Option<&[usize]>, grad: DispatchTensor) {
+        match partial {
+            Some(dims) => self.grads.lock().add_partial(position, dims, grad),
+            None if self.trains(position) => self.grads.lock().add(position, grad),
+            None => {}
         }
     }
 
@@ -196,7 +195,7 @@ impl UnitPass {
     /// Starts the reduction of the collected gradients of all trainable parameters. A parameter that this rank did
     /// not use counts as zeros.
     fn reduce(&self, reducer: &GradReducer, backward: BackwardId) {
-        let source = self.buffer.source();
+        let source = &self.buffer.source;
         let grads = self.grads.lock().take(source).or_unwind();
         let trained = Trained::new(source.clone(), &self.leaves);
         let grads = trained.select(grads);

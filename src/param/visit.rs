@@ -124,12 +124,10 @@ impl ModuleVisitor for Collect {
 pub(crate) fn check_not_replaced<M: Module>(module: &M, walk: &Walk) -> Result<(), ParamError> {
     let Some(first) = walk.distributed.first() else { return Ok(()) };
     let key = [first.depth, first.param.index, walk.distributed.len(), walk.others];
-    if walk.others == 0 || first.param.unit.has_passed_check(key) {
+    if walk.others == 0 {
         return Ok(());
     }
-    ModelScan::of(module).check_not_replaced()?;
-    first.param.unit.note_passed_check(key);
-    Ok(())
+    first.param.unit.check_once(key, || ModelScan::of(module).check_not_replaced())
 }
 
 impl ModelScan {

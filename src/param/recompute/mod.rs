@@ -201,10 +201,10 @@ where
         let bases = shards.bases.iter().map(|base| copies.copy_of(base)).collect();
         (pass, LocalShards { bases, ..shards })
     });
-    let around = EnclosingUnits(around.collect());
+    let around: Vec<_> = around.collect();
     let is_inside = context::is_any();
     let computing = RecomputeGuard::first(copies.leaves.clone());
-    let in_block = InBlock::first(around.scopes(None));
+    let in_block = InBlock::first(scopes(&around, None));
     let output = run(&module, kept.clone(), &forward).0;
     drop(in_block);
     let passes = computing.passes();
@@ -267,17 +267,10 @@ fn run<M: Module, I, O>(module: &M, input: I, forward: impl Fn(&M, I) -> O) -> (
     (output, unit_stack::last_token())
 }
 
-/// Enclosing units whose weights a block reads, with copies of their shards.
-struct EnclosingUnits(Vec<(Arc<UnitPass>, LocalShards)>);
-
-impl EnclosingUnits {
-    /// Returns scopes in which the block reads these units: without a graph, or on the graph of `anchor`.
-    fn scopes(&self, anchor: Option<&DispatchTensor>) -> Vec<Rc<ForwardScope>> {
-        let scope = |(pass, shards): &(_, LocalShards)| {
-            Rc::new(ForwardScope::around_block(pass, shards.clone(), anchor.cloned()))
-        };
-        self.0.iter().map(scope).collect()
-    }
+/// Returns scopes in which a block reads enclosing units: without a graph, or on the graph of `anchor`.
+fn scopes(around: &[(Arc<UnitPass>, LocalShards)], anchor: Option<&DispatchTensor>) -> Vec<Rc<ForwardScope>> {
+    let scope = |(pass, shards): &(_, LocalShards)| ForwardScope::around_block(pass, shards.clone(), anchor.cloned());
+    around.iter().map(scope).map(Rc::new).collect()
 }
 
 /// Everything that the recomputation of a block needs.
@@ -293,7 +286,8 @@ struct RecomputeInputs<M, I, F> {
     is_tracked: Vec<bool>,
     /// Empty tensor with the autodiff context of the program's graph, from which the anchor is made.
     like: DispatchTensor,
-    around: EnclosingUnits,
+    /// Enclosing units whose weights the block reads, with copies of their shards.
+    around: Vec<(Arc<UnitPass>, LocalShards)>,
     passes: Vec<Arc<UnitPass>>,
     /// Digests of the outputs that forward computed.
     digests: Vec<Option<u64>>,
@@ -312,7 +306,7 @@ where
         let anchor = leaf(like);
         let computing =
             RecomputeGuard::again(passes, anchor.clone(), context::backward(backward), copies.leaves.clone());
-        let _in_block = InBlock::again(around.scopes(Some(&anchor)));
+        let _in_block = InBlock::again(scopes(&around, Some(&anchor)));
         let (module, grown) = copies.with_leaves(module).or_unwind();
         let mut inputs = Vec::new();
         let mut is_tracked = is_tracked.into_iter();

@@ -18,7 +18,6 @@ use crate::dtensor::MeshDims;
 use crate::param::ParamError;
 use crate::param::options::cast;
 use crate::param::storage::ShardGatherer;
-use crate::param::unit::Unit;
 use crate::param::visit::Walk;
 
 /// The trained parameters of one forward through a unit.
@@ -40,12 +39,8 @@ impl Trained {
     pub(crate) fn new(source: Arc<ShardGatherer>, leaves: &[Option<NodeId>]) -> Self {
         let trained = leaves.iter().enumerate().filter_map(|(position, leaf)| Some((position, (*leaf)?)));
         let (positions, leaves): (Vec<_>, _) = trained.unzip();
-        let members = positions.iter().map(|&position| source.members()[position]).collect();
+        let members = positions.iter().map(|&position| source.members[position]).collect();
         Self { source, positions, members, leaves }
-    }
-
-    pub(crate) fn unit(&self) -> &Arc<Unit> {
-        self.source.unit()
     }
 
     /// Selects the gradients of these parameters from those of all weights of the source. `None` stands for a
@@ -56,7 +51,7 @@ impl Trained {
 
     /// Returns the element types of their shards.
     pub(crate) fn stored(&self) -> impl Iterator<Item = DType> + '_ {
-        self.positions.iter().map(|&position| self.source.shard(position).dtype())
+        self.positions.iter().map(|&position| self.source.shards[position].dtype())
     }
 
     /// Returns a zero gradient of the unsharded parameter at index `at` of this list.
@@ -67,13 +62,13 @@ impl Trained {
     /// Returns a zero gradient of this rank's shard of that parameter.
     pub(crate) fn zeros_of_shard(&self, at: usize) -> DispatchTensor {
         let position = self.positions[at];
-        zeros_of(&self.source, position, self.source.shard(position).shape())
+        zeros_of(&self.source, position, self.source.shards[position].shape())
     }
 }
 
 /// Returns a zero gradient of the unsharded parameter at `position`, for one that did not contribute to the loss.
 fn zeros(source: &ShardGatherer, position: usize) -> DispatchTensor {
-    zeros_of(source, position, source.unit().params[source.members()[position]].shape.clone().into())
+    zeros_of(source, position, source.param(position).shape())
 }
 
 fn zeros_of(source: &ShardGatherer, position: usize, shape: Shape) -> DispatchTensor {
@@ -149,9 +144,8 @@ impl CollectedGrads {
         for (dims, partial) in partial {
             let positions: Vec<_> = partial.keys().copied().collect();
             let own = FlaggedGrads::new(partial.into_iter().map(to_add).collect(), |at| zeros(source, positions[at]));
-            let unit = source.unit();
-            let names = positions.iter().map(|&position| unit.params[source.members()[position]].path.clone());
-            let group = unit.tensor.as_ref().expect("only parallelized parameters have partial gradients");
+            let names = positions.iter().map(|&position| source.param(position).path.clone());
+            let group = source.unit.tensor.as_ref().expect("only parallelized parameters have partial gradients");
             let sums = group.sum(&dims, source.call(Phase::Backward), names, own)?;
             for (position, partial) in positions.into_iter().zip(sums) {
                 grads[position] = sum(grads[position].take(), partial);

@@ -7,8 +7,8 @@ use burn::backend::DispatchTensor;
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
-use super::placing::persistent_copy;
-use super::placing::{Refill, Storage};
+use super::placing::{Refill, Storage, persistent_copy};
+use super::source::ShardGatherer;
 use super::unshard_state::{GatherOrigin, StoredWeight, UnshardState};
 use crate::comm::CommError;
 use crate::param::collectives::PendingAllGather;
@@ -24,20 +24,7 @@ pub(crate) struct UnshardedCopy {
     pub(super) state: UnshardState<PendingAllGather, dyn Storage, DispatchTensor>,
     /// Gathers the parameters a second time, for backward: the first of the passes that use the copy. A copy that the
     /// unit holds between passes has none, because a pass holds the unit.
-    gatherer: Mutex<Option<Arc<dyn Regather>>>,
-}
-
-/// Gathers the parameters of a copy for backward.
-pub(crate) trait Regather: Send + Sync {
-    /// Posts the all-gather for backward of parameters that are freed by hand.
-    fn post_again(&self) -> PendingAllGather;
-
-    /// Waits for the all-gather for backward, and returns every weight. `is_started` is true if its data transfer was
-    /// started before.
-    fn wait_again(&self, gathering: PendingAllGather, is_started: bool) -> Vec<DispatchTensor>;
-
-    /// Unwinds with the error for a weight that backward does not gather.
-    fn refuse(&self) -> !;
+    gatherer: Mutex<Option<Arc<ShardGatherer>>>,
 }
 
 impl UnshardedCopy {
@@ -46,27 +33,20 @@ impl UnshardedCopy {
     }
 
     /// Counts a pass that begins.
-    fn begin_pass(&self, gatherer: &Arc<impl Regather + 'static>) {
+    fn begin_pass(&self, gatherer: &Arc<ShardGatherer>) {
         self.state.begin_pass();
-        let mut known = self.gatherer.lock();
-        if known.is_none() {
-            *known = Some(gatherer.clone());
-        }
-    }
-
-    fn gatherer(&self) -> Option<Arc<dyn Regather>> {
-        self.gatherer.lock().clone()
+        self.gatherer.lock().get_or_insert_with(|| gatherer.clone());
     }
 
     /// Waits for the all-gather for backward, if one was posted. Later calls return at once.
     pub(crate) fn fill(&self) {
-        let Some(gatherer) = self.gatherer() else { return };
+        let Some(gatherer) = self.gatherer.lock().clone() else { return };
         self.state.refill(|gathering, is_started| gatherer.wait_again(gathering, is_started), Storage::fill);
     }
 
     /// Returns the weight at `position` for backward: see [`UnshardState::again`].
     pub(crate) fn again(&self, position: usize, shared: bool) -> Option<DispatchTensor> {
-        let gatherer = self.gatherer()?;
+        let gatherer = self.gatherer.lock().clone()?;
         let wait = |gathering, is_started| gatherer.wait_again(gathering, is_started);
         self.state.again(position, shared, wait, Storage::fill)
     }
@@ -77,13 +57,13 @@ impl UnshardedCopy {
     /// Unwinds with the gatherer's error if the program turned the unit's all-gather in backward off.
     pub(crate) fn check_gathered(&self) {
         if self.state.is_released() {
-            self.gatherer().inspect(|gatherer| gatherer.refuse());
+            self.gatherer.lock().clone().inspect(|gatherer| gatherer.refuse());
         }
     }
 
     /// Frees weights that are kept for backward, and posts the all-gather that restores them.
     fn reshard(&self) {
-        if let Some(gatherer) = self.gatherer() {
+        if let Some(gatherer) = self.gatherer.lock().clone() {
             self.state.reshard(|| gatherer.post_again(), Storage::release);
         }
     }
@@ -118,7 +98,7 @@ impl UnshardedCopies {
         &self,
         shards: &LocalShards,
         joins: bool,
-        gatherer: &Arc<impl Regather + 'static>,
+        gatherer: &Arc<ShardGatherer>,
     ) -> (Arc<UnshardedCopy>, Option<Vec<DispatchTensor>>) {
         let mut copies = self.0.lock();
         remove(&mut copies, |copy| copy.is_retained() && !copy.shards.is_of(shards));
@@ -138,7 +118,7 @@ impl UnshardedCopies {
     }
 
     /// Creates the copy of a pass that finds no other, and that no other finds.
-    pub(crate) fn private(shards: &LocalShards, gatherer: &Arc<impl Regather + 'static>) -> Arc<UnshardedCopy> {
+    pub(crate) fn private(shards: &LocalShards, gatherer: &Arc<ShardGatherer>) -> Arc<UnshardedCopy> {
         let copy = UnshardedCopy::new(shards, UnshardState::new());
         copy.begin_pass(gatherer);
         copy
