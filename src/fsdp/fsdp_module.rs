@@ -244,7 +244,7 @@ impl FsdpModule {
     fn change_averaging(&self, set: impl Fn(&mut RuntimeOptions)) {
         self.set(set);
         // The cached plans contain the previous reduction operations.
-        self.units.iter().for_each(|unit| unit.plans.forget());
+        self.units.iter().for_each(|unit| unit.plans.lock().clear());
     }
 
     /// Disables gradient reduction, as [`set_requires_gradient_sync(false)`](Self::set_requires_gradient_sync) does,

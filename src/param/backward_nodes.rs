@@ -13,7 +13,7 @@ use smallvec::SmallVec;
 use super::options::cast;
 use super::recompute::context;
 use super::reduction::Reduced;
-use super::storage::UnshardedParams;
+use super::storage::persistent_copy;
 use super::unit::{FEW_PASSES, Unit};
 use super::unit_pass::{BackwardScheduler, UnitPass};
 use crate::autodiff::{self, BackwardStep, GraphOp, Retain};
@@ -42,16 +42,7 @@ impl Like {
 /// It keeps its passes alive until then, because their gradients may still be held: one pass, or all passes of a
 /// checkpointed block.
 #[derive(Debug)]
-pub(super) struct RootPostBackward {
-    passes: SmallVec<[Arc<UnitPass>; 1]>,
-}
-
-impl RootPostBackward {
-    /// Creates the node for some passes of one rank.
-    pub(super) fn new(passes: impl IntoIterator<Item = Arc<UnitPass>>) -> Self {
-        Self { passes: passes.into_iter().collect() }
-    }
-}
+pub(super) struct RootPostBackward(pub(super) SmallVec<[Arc<UnitPass>; 1]>);
 
 impl GraphOp for RootPostBackward {
     fn forward(&self, parents: &[DispatchTensor]) -> DispatchTensor {
@@ -59,7 +50,7 @@ impl GraphOp for RootPostBackward {
     }
 
     fn backward(&self, step: &mut BackwardStep<'_>) {
-        for pass in &self.passes {
+        for pass in &self.0 {
             pass.progress.flush(step.depth());
             reduce(pass, pass.passes.order.flush(), step);
             give(pass.passes.reducer.reduce_postponed(step.backward(), &pass.reductions), step);
@@ -148,7 +139,7 @@ impl GraphOp for PostBackward {
             && !self.pass.input_seen(*number)
         {
             self.pass.passes.order.pad();
-            UnitPass::pad(self.pass.around());
+            UnitPass::pad(self.pass.around.as_ref());
             self.pass.gather_around();
             step.give(1, || like.zeros());
         }
@@ -229,21 +220,15 @@ impl GraphOp for UnitInput {
 #[derive(Debug)]
 pub(super) struct PreBackward {
     /// The pass of the unit; `None` for a module that only encloses units.
-    pass: Option<Arc<UnitPass>>,
+    pub(super) pass: Option<Arc<UnitPass>>,
     /// Dtype of the output before the cast.
-    dtype: DType,
-}
-
-impl PreBackward {
-    pub(super) fn new(pass: Option<Arc<UnitPass>>, dtype: DType) -> Arc<Self> {
-        Arc::new(Self { pass, dtype })
-    }
+    pub(super) dtype: DType,
 }
 
 impl GraphOp for PreBackward {
     fn forward(&self, parents: &[DispatchTensor]) -> DispatchTensor {
         let dtype = self.pass.as_ref().and_then(|pass| pass.buffer.unit().precision().outputs);
-        UnshardedParams::copy_out(cast(parents[0].clone(), dtype))
+        persistent_copy(cast(parents[0].clone(), dtype))
     }
 
     fn backward(&self, step: &mut BackwardStep<'_>) {

@@ -1,4 +1,4 @@
-//! The collectives of a unit, executed by plans that a [`PlanCache`] keeps, and the [`PendingAllGather`] of its parameters.
+//! The collectives of a unit, executed by plans that the unit keeps, and the [`PendingAllGather`] of its parameters.
 
 use std::mem;
 use std::ops::Range;
@@ -6,10 +6,8 @@ use std::sync::Arc;
 
 use burn::backend::ops::FloatTensorOps;
 use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
-use burn::tensor::{DType, Slice};
+use burn::tensor::Slice;
 use itertools::Itertools;
-use parking_lot::Mutex;
-use smallvec::SmallVec;
 
 use super::offload::CpuOffload;
 use super::unit::{Unit, UnitParam};
@@ -65,8 +63,12 @@ impl Unit {
         members: &[usize],
         tensors: &[DispatchTensor],
     ) -> Result<CachedPlan, CommError> {
-        if let Some(known) = self.plans.find(kind, members, tensors.iter().map(DispatchTensor::dtype)) {
-            return Ok(known);
+        let is_this = |known: &&CachedPlan| {
+            let is_same = known.kind == kind && *known.members == *members;
+            is_same && known.plan.dtypes().eq(tensors.iter().map(DispatchTensor::dtype))
+        };
+        if let Some(known) = self.plans.lock().iter().find(is_this) {
+            return Ok(known.clone());
         }
         let is_sent = |param: &&UnitParam| match kind {
             UnitCollectiveKind::Shards | UnitCollectiveKind::Parts | UnitCollectiveKind::Gradients => {
@@ -95,7 +97,11 @@ impl Unit {
             UnitCollectiveKind::All => group.plan_all_reduce(&metas.collect_vec(), self.averaging().replicate),
         };
         let known = CachedPlan { kind, members: members.into(), names, plan: plan? };
-        self.plans.keep(known.clone());
+        let mut plans = self.plans.lock();
+        if plans.len() == MAX_PLANS {
+            plans.clear();
+        }
+        plans.push(known.clone());
         Ok(known)
     }
 
@@ -177,50 +183,18 @@ pub(crate) enum UnitCollectiveKind {
     All,
 }
 
-/// The cached plans of a unit.
-#[derive(Debug, Default)]
-pub(crate) struct PlanCache(Mutex<SmallVec<[CachedPlan; 3]>>);
-
 /// The plan of one collective of some parameters.
 #[derive(Debug, Clone)]
 pub(crate) struct CachedPlan {
-    pub kind: UnitCollectiveKind,
-    pub members: Arc<[usize]>,
+    kind: UnitCollectiveKind,
+    members: Arc<[usize]>,
     /// Names of the parameters whose tensors the collective transfers.
-    pub names: Arc<[Arc<str>]>,
-    pub plan: Arc<CollectivePlan>,
+    names: Arc<[Arc<str>]>,
+    plan: Arc<CollectivePlan>,
 }
 
 /// Maximum number of plans in the cache of a unit. A step needs at most five for one set of parameters.
 const MAX_PLANS: usize = 16;
-
-impl PlanCache {
-    /// Returns the cached plan of this collective for tensors of these dtypes, if there is one.
-    pub fn find(
-        &self,
-        kind: UnitCollectiveKind,
-        members: &[usize],
-        dtypes: impl Iterator<Item = DType> + Clone,
-    ) -> Option<CachedPlan> {
-        let is_this = |known: &&CachedPlan| {
-            known.kind == kind && *known.members == *members && known.plan.dtypes().eq(dtypes.clone())
-        };
-        self.0.lock().iter().find(is_this).cloned()
-    }
-
-    /// Drops all plans, so that the next collectives make new ones.
-    pub fn forget(&self) {
-        self.0.lock().clear();
-    }
-
-    pub fn keep(&self, known: CachedPlan) {
-        let mut plans = self.0.lock();
-        if plans.len() == MAX_PLANS {
-            plans.clear();
-        }
-        plans.push(known);
-    }
-}
 
 /// The result of an all-gather: complete, or in flight.
 #[derive(Debug)]

@@ -11,7 +11,7 @@ use burn::module::{
 };
 use burn::tensor::{DType, Device, Tensor};
 
-use super::states::{ParamStateHandle, WeakState};
+use super::states::{ParamState, ParamStateHandle};
 use super::unit::{DataParallelGroups, Unit, UnitParam};
 use super::unit_name::UnitName;
 use crate::Result;
@@ -109,7 +109,7 @@ struct ModuleTraversal {
     /// Record of the distributed parameter that was visited last, because burn passes only its base to visitors.
     /// Every visitor causes such a record, even one that does not use it. Therefore the record does not keep the unit
     /// alive.
-    visited: RefCell<Option<(Weak<Unit>, usize, WeakState)>>,
+    visited: RefCell<Option<(Weak<Unit>, usize, Weak<ParamState>)>>,
     /// Replacement for the parameter whose base was mapped last. burn gives the parameter its previous
     /// reparameterization again after mapping that too.
     next: RefCell<Option<DistributedParameter>>,
@@ -139,7 +139,7 @@ pub(super) fn copying<T>(copy: impl FnOnce() -> T) -> T {
 /// Returns the parameter whose base was visited last. Call it after its reparameterization was visited, too.
 pub(super) fn take_visited() -> Option<DistributedParameter> {
     let (unit, index, state) = TRAVERSAL.with(|traversal| traversal.visited.take())?;
-    Some(DistributedParameter::new(unit.upgrade()?, index, state.upgrade()?))
+    Some(DistributedParameter::new(unit.upgrade()?, index, ParamStateHandle::upgrade(&state)?))
 }
 
 /// Replaces the distributed parameter whose base is being mapped by `param`.

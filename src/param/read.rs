@@ -288,7 +288,7 @@ fn read<T>(param: &DistributedParameter, base: DispatchTensor, f: impl FnOnce(&F
         sweep_passes(std::iter::once(&param.unit));
     }
     let opening = Opening::LoneRead(format!("{} (outside its unit)", param.info().path).into());
-    let shards = LocalShards::one(param.index, param.state.clone(), base);
+    let shards = LocalShards::new([(param.index, param.state.clone(), base)]);
     let (scope, ()) = ForwardScope::open(&param.unit, shards, opening, ()).or_unwind();
     unit_stack::follow(&scope);
     if !scope.again {
@@ -306,8 +306,8 @@ fn read<T>(param: &DistributedParameter, base: DispatchTensor, f: impl FnOnce(&F
 pub(super) fn stored<const D: usize>(param: &DistributedParameter, base: Tensor<D>) -> Result<Tensor<D>> {
     // Without autodiff: burn's graph would otherwise keep the shard alive until a backward.
     let base = base.inner();
-    let _open =
-        open_gathered(&param.unit, LocalShards::one(param.index, param.state.clone(), base.clone().into_dispatch()))?;
+    let shards = LocalShards::new([(param.index, param.state.clone(), base.clone().into_dispatch())]);
+    let _open = open_gathered(&param.unit, shards)?;
     value(param, base)
 }
 

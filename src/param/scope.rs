@@ -7,6 +7,7 @@ use burn::backend::autodiff::NodeId;
 use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
 use burn::tensor::Device;
 use parking_lot::Mutex;
+use smallvec::SmallVec;
 
 use super::ParamError;
 use super::backward_nodes::{
@@ -368,7 +369,7 @@ fn token(
     // A checkpointed block has one `RootPostBackward` for all passes inside, in the graph around it.
     let flush = match own_leaf {
         Some(own) if pass.is_reduced() => {
-            autodiff::binary(parent, own, Arc::new(RootPostBackward::new([pass.clone()])))
+            autodiff::binary(parent, own, Arc::new(RootPostBackward(SmallVec::from([pass.clone()]))))
         }
         Some(own) => own,
         None => parent,

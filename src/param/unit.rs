@@ -9,7 +9,7 @@ use burn::tensor::{DType, Device, Shape};
 use parking_lot::{Mutex, RwLock};
 use smallvec::SmallVec;
 
-use super::collectives::PlanCache;
+use super::collectives::CachedPlan;
 use super::data_mesh::FsdpMeshInfo;
 use super::offload::CpuOffload;
 use super::options::{GradientDivideFactors, Precision, RuntimeOptions, cast};
@@ -192,7 +192,8 @@ pub(crate) struct Unit {
     /// Modules that have already passed `check_not_replaced`, each as (depth of its first distributed parameter, that
     /// parameter's index, number of distributed parameters, number of other float tensors).
     checked_modules: Mutex<SmallVec<[[usize; 4]; 2]>>,
-    pub(crate) plans: PlanCache,
+    /// Plans of its collectives.
+    pub(crate) plans: Mutex<SmallVec<[CachedPlan; 3]>>,
     /// Numbers of passes that trained a parameter: one count for the unit, then one for each parameter that was read
     /// outside the unit.
     pub(crate) passed: Box<[AtomicU64]>,
@@ -265,7 +266,7 @@ impl Unit {
             tensor,
             path: RwLock::new(path),
             checked_modules: Mutex::default(),
-            plans: PlanCache::default(),
+            plans: Mutex::default(),
             control: Mutex::new(RuntimeOptions::new(reshard)),
             accumulated: AccumulatedGrads::default(),
             copies: UnshardedCopies::default(),
@@ -276,11 +277,6 @@ impl Unit {
             first_outside: OnceLock::new(),
             warned: AtomicBool::new(false),
         })
-    }
-
-    /// Returns the patterns of the parameters that the unit's `fully_shard` call ignored.
-    pub(crate) fn ignored(&self) -> &[PathPattern] {
-        self.data.as_ref().map_or(&[], |data| &data.ignored)
     }
 
     /// Runs `check`, unless a module with these properties has passed it.
@@ -407,24 +403,12 @@ impl Unit {
 
     /// Returns the form in which the gathered parameters remain after forward.
     pub(crate) fn kept(&self) -> Kept {
-        let root = self.path.read().is_root();
-        let Some(data) = &self.data else { return Kept::Full };
-        let size = data.shard.group().size();
-        if !self.is_gathered() {
-            return Kept::Full;
-        }
+        let Some(data) = self.data.as_ref().filter(|_| self.is_gathered()) else { return Kept::Full };
         match self.control.lock().reshard {
-            ReshardAfterForward::Always => Kept::Shard,
-            ReshardAfterForward::Never => Kept::Full,
-            ReshardAfterForward::Auto => {
-                if root {
-                    Kept::Full
-                } else {
-                    Kept::Shard
-                }
-            }
-            ReshardAfterForward::Ranks(1) => Kept::Full,
-            ReshardAfterForward::Ranks(n) if n == size => Kept::Shard,
+            ReshardAfterForward::Never | ReshardAfterForward::Ranks(1) => Kept::Full,
+            ReshardAfterForward::Auto if self.path.read().is_root() => Kept::Full,
+            ReshardAfterForward::Always | ReshardAfterForward::Auto => Kept::Shard,
+            ReshardAfterForward::Ranks(n) if n == data.shard.group().size() => Kept::Shard,
             ReshardAfterForward::Ranks(_) => Kept::Part,
         }
     }

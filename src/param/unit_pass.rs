@@ -36,7 +36,7 @@ pub(super) struct UnitPass {
     /// Position of the pass in the order of reductions; `None` if it trains no parameter.
     place: Option<OrderKey>,
     /// The pass through the enclosing unit, which may have no node in the graph.
-    around: Option<Arc<Self>>,
+    pub(super) around: Option<Arc<Self>>,
     /// True if backward has reached an output.
     is_started: AtomicBool,
     /// True if forward has left the unit, and a backward may follow.
@@ -154,11 +154,6 @@ impl UnitPass {
     pub(super) fn pad(innermost: Option<&Arc<Self>>) {
         std::iter::successors(innermost, |pass| pass.around.as_ref())
             .for_each(|pass| pass.is_padded.store(true, Relaxed));
-    }
-
-    /// Returns the pass through the enclosing unit.
-    pub(super) fn around(&self) -> Option<&Arc<Self>> {
-        self.around.as_ref()
     }
 
     /// Records that the gradient of an output has arrived. If it is zero in a backward that was given zeros, it may

@@ -16,7 +16,7 @@ use super::options::cast;
 use super::recompute::context;
 use super::scope::ForwardScope;
 use super::shards::LocalShards;
-use super::storage::UnshardedParams;
+use super::storage::persistent_copy;
 use super::thread::thread;
 use super::unit::Unit;
 use super::unit_pass::UnitPass;
@@ -89,11 +89,6 @@ impl UnitStack {
     fn inside(&self, unit: &Arc<Unit>, holds: impl Fn(&LocalShards) -> bool) -> Option<LocalShards> {
         let mut inside = self.stack.iter().rev().flat_map(|opened| &opened.inside);
         inside.find(|(other, shards)| Arc::ptr_eq(other, unit) && holds(shards)).map(|(_, shards)| shards.clone())
-    }
-
-    /// Returns the pass through the unit opened last.
-    fn innermost(&self) -> Option<Arc<UnitPass>> {
-        self.stack.iter().rev().find_map(|opened| Some(opened.scope.as_ref()?.pass.clone()))
     }
 
     /// Returns the stack entries inside the innermost checkpointed block.
@@ -169,16 +164,6 @@ pub(super) fn passes_of(units: &[Arc<Unit>]) -> Vec<(Arc<UnitPass>, LocalShards)
     passes
 }
 
-/// Returns the pass through the innermost open unit.
-pub(super) fn innermost_pass() -> Option<Arc<UnitPass>> {
-    stack(UnitStack::innermost)
-}
-
-/// Returns the token made last, by the open units and by those opened inside them.
-pub(super) fn last_token() -> Option<DispatchTensor> {
-    stack(|open| open.last.clone())
-}
-
 /// Makes `token` the last one.
 pub(super) fn set_last_token(token: DispatchTensor) {
     stack_mut(|open| open.last = Some(token));
@@ -228,11 +213,11 @@ pub(super) fn follow(scope: &ForwardScope) {
     });
 }
 
-/// The units and modules around a unit that is opened.
+/// The units and modules that are open.
 pub(super) struct Enclosing {
     /// True if there are any.
     pub(super) is_any: bool,
-    /// The last token made inside them.
+    /// The token made last, by these units or by those opened inside them.
     pub(super) last: Option<DispatchTensor>,
     /// The pass through the innermost of the units.
     pub(super) innermost: Option<Arc<UnitPass>>,
@@ -240,7 +225,11 @@ pub(super) struct Enclosing {
 
 /// Returns the units and modules that are open.
 pub(super) fn enclosing() -> Enclosing {
-    stack(|open| Enclosing { is_any: !open.stack.is_empty(), last: open.last.clone(), innermost: open.innermost() })
+    stack(|open| Enclosing {
+        is_any: !open.stack.is_empty(),
+        last: open.last.clone(),
+        innermost: open.stack.iter().rev().find_map(|opened| Some(opened.scope.as_ref()?.pass.clone())),
+    })
 }
 
 /// Returns those shards of `unit` for which `holds` returns true, if it belongs to a module inside an open one.
@@ -367,17 +356,17 @@ impl UnitGuard {
         // become tracked.
         let all = !tracked && trains;
         if context::is_first() {
-            return output.map_floats(&mut |tensor| UnshardedParams::copy_out(cast(tensor, dtype)));
+            return output.map_floats(&mut |tensor| persistent_copy(cast(tensor, dtype)));
         }
         output.map_floats(&mut |tensor| {
             let tie = Dispatch::is_tracked(&tensor) || all && tensor.autodiff != DispatchAutodiffContext::Disabled;
             let last = last.clone().filter(|last| tie && one_graph(last, &tensor));
             match last {
                 Some(last) => {
-                    let leave = PreBackward::new(pass.clone(), tensor.dtype());
-                    autodiff::binary(tensor, last, leave)
+                    let leave = PreBackward { pass: pass.clone(), dtype: tensor.dtype() };
+                    autodiff::binary(tensor, last, Arc::new(leave))
                 }
-                None => UnshardedParams::copy_out(cast(tensor, dtype)),
+                None => persistent_copy(cast(tensor, dtype)),
             }
         })
     }

@@ -159,7 +159,7 @@ impl<'a> DistributeCall<'a> {
     fn of(found: &'a ScannedParam) -> Option<Self> {
         let param = found.distributed.as_ref()?;
         let before = param.info().path.split('.').filter(|part| !part.is_empty()).collect_vec();
-        let ignored = param.unit.ignored();
+        let ignored = param.unit.data.as_ref().map_or(&[][..], |data| &data.ignored);
         let common = before.len().min(found.path.len());
         let (around, end) = found.path.split_at(found.path.len() - common);
         if !end.iter().eq(&before[before.len() - common..]) {

@@ -28,8 +28,8 @@ pub(crate) struct UnshardedCopy {
 }
 
 impl UnshardedCopy {
-    fn new(shards: &LocalShards, state: UnshardState<PendingAllGather, dyn Storage, DispatchTensor>) -> Arc<Self> {
-        Arc::new(Self { shards: LocalShardsId::of(shards), state, gatherer: Mutex::default() })
+    fn new(shards: LocalShardsId, state: UnshardState<PendingAllGather, dyn Storage, DispatchTensor>) -> Arc<Self> {
+        Arc::new(Self { shards, state, gatherer: Mutex::default() })
     }
 
     /// Counts a pass that begins.
@@ -100,9 +100,10 @@ impl UnshardedCopies {
         joins: bool,
         gatherer: &Arc<ShardGatherer>,
     ) -> (Arc<UnshardedCopy>, Option<Vec<DispatchTensor>>) {
+        let shards = LocalShardsId::of(shards);
         let mut copies = self.0.lock();
-        remove(&mut copies, |copy| copy.is_retained() && !copy.shards.is_of(shards));
-        let found = copies.iter().find(|copy| copy.is_for_next() && copy.shards.is_of(shards)).cloned();
+        remove(&mut copies, |copy| copy.is_retained() && copy.shards != shards);
+        let found = copies.iter().find(|copy| copy.is_for_next() && copy.shards == shards).cloned();
         let joined = found.clone().filter(|copy| joins || !copy.state.is_open());
         let copy = joined.unwrap_or_else(|| {
             copies.push(UnshardedCopy::new(shards, UnshardState::new()));
@@ -119,28 +120,30 @@ impl UnshardedCopies {
 
     /// Creates the copy of a pass that finds no other, and that no other finds.
     pub(crate) fn private(shards: &LocalShards, gatherer: &Arc<ShardGatherer>) -> Arc<UnshardedCopy> {
-        let copy = UnshardedCopy::new(shards, UnshardState::new());
+        let copy = UnshardedCopy::new(LocalShardsId::of(shards), UnshardState::new());
         copy.begin_pass(gatherer);
         copy
     }
 
     /// Returns true if the next forward over these shards finds parameters that passes retained.
     pub(crate) fn has_retained(&self, shards: &LocalShards) -> bool {
-        self.0.lock().iter().any(|copy| copy.is_retained_or_open() && copy.shards.is_of(shards))
+        let shards = LocalShardsId::of(shards);
+        self.0.lock().iter().any(|copy| copy.is_retained_or_open() && copy.shards == shards)
     }
 
     /// Returns true if the next forward over these shards finds an all-gather or parameters. Without `posted`, an
     /// all-gather that was only posted does not count.
     pub(crate) fn has(&self, shards: &LocalShards, posted: bool) -> bool {
+        let shards = LocalShardsId::of(shards);
         let counts = |copy: &UnshardedCopy| copy.is_for_next() && (posted || !copy.is_posted());
-        self.0.lock().iter().any(|copy| counts(copy) && copy.shards.is_of(shards))
+        self.0.lock().iter().any(|copy| counts(copy) && copy.shards == shards)
     }
 
     /// Changes the origin of an all-gather that was posted for these shards. Returns true if it is
     /// in flight, and `None` if none was posted.
     pub(crate) fn promote(&self, shards: &LocalShards, origin: GatherOrigin) -> Option<bool> {
-        let copies = self.0.lock();
-        let posted = copies.iter().find(|copy| copy.is_posted() && copy.shards.is_of(shards))?;
+        let (shards, copies) = (LocalShardsId::of(shards), self.0.lock());
+        let posted = copies.iter().find(|copy| copy.is_posted() && copy.shards == shards)?;
         posted.state.gathering(|gathering, before| {
             *before = origin;
             gathering.is_under_way()
@@ -152,7 +155,7 @@ impl UnshardedCopies {
     pub(crate) fn gather(&self, shards: &LocalShards, gathering: PendingAllGather, origin: GatherOrigin) {
         let mut copies = self.0.lock();
         remove(&mut copies, |copy| copy.state.is_idle());
-        copies.push(UnshardedCopy::new(shards, UnshardState::starting(gathering, origin)));
+        copies.push(UnshardedCopy::new(LocalShardsId::of(shards), UnshardState::starting(gathering, origin)));
     }
 
     /// Drops what the running forward has prefetched and not used.

@@ -57,7 +57,8 @@ use parking_lot::Mutex;
 
 pub(crate) use copies::UnshardedCopies;
 use copies::{UnshardedCopy, Weights};
-use placing::{Refill, Storage, StoragePlacer, persistent_copy};
+pub(super) use placing::persistent_copy;
+use placing::{Refill, Storage, StoragePlacer};
 pub(super) use source::ShardGatherer;
 pub(super) use unshard_state::GatherOrigin;
 use unshard_state::{After, StoredWeight};
@@ -331,11 +332,6 @@ impl UnshardedParams {
     #[cfg(feature = "testing")]
     pub(super) fn has_weights(&self) -> bool {
         self.copy.state.is_in_memory(Storage::is_full)
-    }
-
-    /// Returns an untracked tensor that outlives its unit: a copy if its memory is evictable.
-    pub(super) fn copy_out(tensor: DispatchTensor) -> DispatchTensor {
-        persistent_copy(tensor)
     }
 }
 

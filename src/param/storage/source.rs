@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
-use burn::backend::{DispatchDevice, DispatchTensor, TensorMetadata};
-use burn::tensor::{DType, Device};
+use burn::backend::ops::FloatTensorOps;
+use burn::backend::{Dispatch, DispatchDevice, DispatchTensor, TensorMetadata};
+use burn::tensor::{DType, Device, Shape};
 
 use crate::Error;
 use crate::comm::{Call, CommError, Op, Phase};
@@ -41,6 +42,11 @@ impl ShardGatherer {
     /// Returns the element type in which gradients of the weight at `position` are summed.
     pub(crate) fn added_in(&self, position: usize) -> DType {
         self.unit.precision().reduce.unwrap_or_else(|| self.shards[position].dtype())
+    }
+
+    /// Returns a zero gradient of this shape for the weight at `position`, or for a shard of it.
+    pub(crate) fn zeros(&self, position: usize, shape: Shape) -> DispatchTensor {
+        Dispatch::float_zeros(shape, &self.device(position), self.added_in(position).into())
     }
 
     /// Returns the digests that the reduction of the pass compares.
