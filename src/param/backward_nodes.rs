@@ -14,8 +14,9 @@ use super::options::cast;
 use super::recompute::context;
 use super::reduction::Reduced;
 use super::storage::persistent_copy;
+use super::thread::thread;
 use super::unit::{FEW_PASSES, Unit};
-use super::unit_pass::{BackwardScheduler, UnitPass};
+use super::unit_pass::UnitPass;
 use crate::autodiff::{self, BackwardStep, GraphOp, Retain};
 use crate::dtensor::MeshDims;
 
@@ -100,14 +101,17 @@ pub(super) fn nothing(like: &DispatchTensor) -> DispatchTensor {
     Dispatch::float_zeros([1].into(), &like.device(), like.dtype().into())
 }
 
+/// A tracked input of a unit: true once backward has passed its gradient on.
+pub(super) type TrackedInput = Arc<AtomicBool>;
+
 /// Autodiff node that makes a unit's parameters depend on what precedes the unit (rules 2 to 4 and 7): the unit's
 /// token, or a link of it. Its parents are the [`RootPostBackward`] of a shard or the previous link, and the tensor
 /// to which it ties the unit.
 #[derive(Debug)]
 pub(super) struct PostBackward {
     pass: Arc<UnitPass>,
-    /// Index and metadata of the input that this link ties, if any.
-    input: Option<(usize, Like)>,
+    /// The input that this link ties, if any, with the metadata of its gradient.
+    input: Option<(TrackedInput, Like)>,
     /// True if the unit's parameters depend on this link, which makes it the token.
     last: bool,
 }
@@ -115,8 +119,11 @@ pub(super) struct PostBackward {
 impl PostBackward {
     /// Creates a link to this tracked input, or to an earlier token or nothing if `input` is `None`. `last` makes the
     /// link the unit's token.
-    pub(super) fn new(pass: &Arc<UnitPass>, input: Option<&DispatchTensor>, last: bool) -> Arc<Self> {
-        let input = input.map(|tensor| (pass.add_input(autodiff::node_id(tensor.clone())), Like::of(tensor)));
+    pub(super) fn new(pass: &Arc<UnitPass>, input: Option<(&DispatchTensor, &TrackedInput)>, last: bool) -> Arc<Self> {
+        let input = input.map(|(tensor, input)| {
+            pass.add_input(autodiff::node_id(tensor.clone()));
+            (input.clone(), Like::of(tensor))
+        });
         Arc::new(Self { pass: pass.clone(), input, last })
     }
 }
@@ -135,8 +142,8 @@ impl GraphOp for PostBackward {
             reduce(&self.pass, self.pass.finish(), step);
         }
         // The operation that produced the input expects a gradient, even if the unit never used the input.
-        if let Some((number, like)) = &self.input
-            && !self.pass.input_seen(*number)
+        if let Some((input, like)) = &self.input
+            && !input.load(Relaxed)
         {
             self.pass.passes.order.pad();
             UnitPass::pad(self.pass.around.as_ref());
@@ -196,7 +203,7 @@ impl GraphOp for UnshardedParamNode {
 #[derive(Debug)]
 pub(super) struct UnitInput {
     pub(super) pass: Arc<UnitPass>,
-    pub(super) input: usize,
+    pub(super) input: TrackedInput,
     /// Dtype of the input before the cast.
     pub(super) dtype: DType,
 }
@@ -208,7 +215,7 @@ impl GraphOp for UnitInput {
 
     fn backward(&self, step: &mut BackwardStep<'_>) {
         progress(&self.pass, step);
-        self.pass.see_input(self.input);
+        self.input.store(true, Relaxed);
         let grad = step.take();
         step.give(0, || cast(grad, Some(self.dtype)));
         ran("UnitInput", Some(&self.pass), step);
@@ -260,8 +267,9 @@ pub(super) fn own_leaf(like: &DispatchTensor) -> DispatchTensor {
     autodiff::leaf(&Device::new(like.device()).inner(), like, true)
 }
 
-/// Frees the passes through these units on which no tensor depends, for units that may have several such passes.
-/// Call it only while none of these units is open and no backward runs.
+/// Frees this thread's passes through these units on which no tensor depends, for units that may have several such
+/// passes. Call it only while none of these units is open. It does nothing in a checkpointed block, or while a backward
+/// runs.
 ///
 /// If passes are still needed, such as those of several micro-batches in a pipeline, the number of passes that
 /// triggers the next sweep is doubled.
@@ -279,7 +287,11 @@ pub(super) fn own_leaf(like: &DispatchTensor) -> DispatchTensor {
 ///   own leaf ──┬───┴> RootPostBackward ──> PostBackward ──> ..      the pass
 ///              └────> Sweep                       its backward frees the pass, unless a tensor depends on it
 /// ```
-pub(super) fn sweep<'a>(passes: &BackwardScheduler, units: impl Iterator<Item = &'a Arc<Unit>>) {
+pub(super) fn sweep<'a>(units: impl Iterator<Item = &'a Arc<Unit>>) {
+    if context::is_any() || autodiff::is_in_backward() {
+        return;
+    }
+    let passes = thread(|thread| thread.passes.clone());
     for unit in units {
         if unit.left.load(Relaxed) < unit.swept_at.load(Relaxed) {
             continue;

@@ -11,7 +11,7 @@ use burn::module::{
 };
 use burn::tensor::{DType, Device, Tensor};
 
-use super::states::{ParamState, ParamStateHandle};
+use super::states::{ParamStateHandle, WeakState};
 use super::unit::{DataParallelGroups, Unit, UnitParam};
 use super::unit_name::UnitName;
 use crate::Result;
@@ -109,7 +109,7 @@ struct ModuleTraversal {
     /// Record of the distributed parameter that was visited last, because burn passes only its base to visitors.
     /// Every visitor causes such a record, even one that does not use it. Therefore the record does not keep the unit
     /// alive.
-    visited: RefCell<Option<(Weak<Unit>, usize, Weak<ParamState>)>>,
+    visited: RefCell<Option<(Weak<Unit>, usize, WeakState)>>,
     /// Replacement for the parameter whose base was mapped last. burn gives the parameter its previous
     /// reparameterization again after mapping that too.
     next: RefCell<Option<DistributedParameter>>,
@@ -152,7 +152,7 @@ impl Module for DistributedParameter {
         let visited = (Arc::downgrade(&self.unit), self.index, self.state.downgrade());
         TRAVERSAL.with(|traversal| traversal.visited.replace(Some(visited)));
         self.unit.parts[self.index].iter().for_each(|part| part.visit(visitor));
-        self.adapter.iter().for_each(|adapter| visit_adapter(adapter, Self::NAME, visitor));
+        self.adapter.iter().for_each(|adapter| visit_adapter(adapter, visitor));
     }
 
     fn map<M: ModuleMapper>(self, mapper: &mut M) -> Self {
@@ -164,7 +164,7 @@ impl Module for DistributedParameter {
         }
         let Self { unit, index, state, adapter } = self;
         let state = if is_copying { state } else { state.mapped() };
-        let adapter = adapter.and_then(|adapter| map_adapter(*adapter, Self::NAME, mapper));
+        let adapter = adapter.and_then(|adapter| map_adapter(*adapter, mapper));
         next.unwrap_or(Self::new(unit, index, state)).adapted(adapter)
     }
 
@@ -234,22 +234,22 @@ fn left(adapter: LoraAdapter) -> Option<LoraAdapter> {
 }
 
 /// Presents the adapter's factors to `visitor` as burn does: next to the parameter, instead of inside the
-/// reparameterization named `around` that contains them.
-pub(super) fn visit_adapter<V: ModuleVisitor>(adapter: &LoraAdapter, around: &str, visitor: &mut V) {
-    visitor.exit_module(around, REPARAMETERIZATION);
+/// reparameterization that contains them.
+fn visit_adapter<V: ModuleVisitor>(adapter: &LoraAdapter, visitor: &mut V) {
+    visitor.exit_module(DistributedParameter::NAME, REPARAMETERIZATION);
     visitor.enter_module(ADAPTER, REPARAMETERIZATION);
     adapter.visit(visitor);
     visitor.exit_module(ADAPTER, REPARAMETERIZATION);
-    visitor.enter_module(around, REPARAMETERIZATION);
+    visitor.enter_module(DistributedParameter::NAME, REPARAMETERIZATION);
 }
 
 /// Does the same as [`visit_adapter`] for a mapper. Returns the mapped adapter, or `None` if [`take_adapters`] removed it.
-pub(super) fn map_adapter<M: ModuleMapper>(adapter: LoraAdapter, around: &str, mapper: &mut M) -> Option<LoraAdapter> {
-    mapper.exit_module(around, REPARAMETERIZATION);
+fn map_adapter<M: ModuleMapper>(adapter: LoraAdapter, mapper: &mut M) -> Option<LoraAdapter> {
+    mapper.exit_module(DistributedParameter::NAME, REPARAMETERIZATION);
     mapper.enter_module(ADAPTER, REPARAMETERIZATION);
     let adapter = left(adapter).map(|adapter| adapter.map(mapper));
     mapper.exit_module(ADAPTER, REPARAMETERIZATION);
-    mapper.enter_module(around, REPARAMETERIZATION);
+    mapper.enter_module(DistributedParameter::NAME, REPARAMETERIZATION);
     adapter
 }
 

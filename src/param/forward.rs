@@ -6,11 +6,12 @@ use burn::module::Module;
 use smallvec::SmallVec;
 
 use super::ParamError;
+use super::backward_nodes::sweep;
 use super::events::ProbedUnit;
 use super::options::cast;
 use super::panicked::noting_panics;
 use super::prefetch::prefetch;
-use super::scope::{ForwardScope, Opening, sweep_passes};
+use super::scope::{ForwardScope, Opening};
 use super::shards::LocalShards;
 use super::unit::Unit;
 use super::unit_stack::{self, GroupUnit, UnitGuard};
@@ -114,7 +115,7 @@ where
         return forward(module, input, &[]);
     };
     if !unit_stack::is_any() {
-        sweep_passes(own.iter().chain(&inside).map(|(unit, _)| unit));
+        sweep(own.iter().chain(&inside).map(|(unit, _)| unit));
     }
     let Some((first, _)) = own.first() else {
         let open = UnitGuard::new(None, inside);

@@ -11,11 +11,11 @@ use parking_lot::Mutex;
 use smallvec::SmallVec;
 
 use super::ParamError;
-use super::backward_nodes::UnshardedParamNode;
+use super::backward_nodes::{UnshardedParamNode, sweep};
 use super::distributed::DistributedParameter;
 use super::forward::pre_forward;
 use super::panicked::note_read_outside;
-use super::scope::{ForwardScope, Opening, sweep_passes};
+use super::scope::{ForwardScope, Opening};
 use super::shards::{LocalShards, plain};
 use super::unit::Unit;
 use super::unit_pass::UnitPass;
@@ -285,7 +285,7 @@ fn read<T>(param: &DistributedParameter, base: DispatchTensor, f: impl FnOnce(&F
         note_read_outside(&param.unit, param.index);
     }
     if !unit_stack::is_any() {
-        sweep_passes(std::iter::once(&param.unit));
+        sweep(std::iter::once(&param.unit));
     }
     let opening = Opening::LoneRead(format!("{} (outside its unit)", param.info().path).into());
     let shards = LocalShards::new([(param.index, param.state.clone(), base)]);

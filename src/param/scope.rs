@@ -11,7 +11,7 @@ use smallvec::SmallVec;
 
 use super::ParamError;
 use super::backward_nodes::{
-    PostBackward, RootPostBackward, UnitInput, UnshardedParamNode, one_graph, own_leaf, sweep,
+    PostBackward, RootPostBackward, TrackedInput, UnitInput, UnshardedParamNode, one_graph, own_leaf,
 };
 use super::events::{EventKind, TrainingState};
 use super::options::cast;
@@ -115,7 +115,7 @@ impl ForwardScope {
         let input = input.map_floats(&mut |tensor| {
             unit.check_input(&tensor);
             if Dispatch::is_tracked(&tensor) {
-                inputs.push(tensor.clone());
+                inputs.push((tensor.clone(), TrackedInput::default()));
             }
             tensor
         });
@@ -156,11 +156,11 @@ impl ForwardScope {
         // leaf.
         let own_leaf = parent.filter(|_| context::anchor().is_none()).map(own_leaf);
         let token = parent.map(|parent| token(&pass, parent.clone(), own_leaf.clone(), &inputs, earlier, deeper));
-        let mut number = 0;
+        let mut inputs = inputs.into_iter();
         let input = input.map_floats(&mut |tensor| match &token {
             Some(token) if Dispatch::is_tracked(&tensor) => {
-                let op = UnitInput { pass: pass.clone(), input: number, dtype: tensor.dtype() };
-                number += 1;
+                let (_, input) = inputs.next().expect("the first traversal visited the same tensors");
+                let op = UnitInput { pass: pass.clone(), input, dtype: tensor.dtype() };
                 autodiff::binary(tensor, token.clone(), Arc::new(op))
             }
             _ => cast(tensor, pass.buffer.unit().precision().inputs),
@@ -342,13 +342,6 @@ pub(crate) fn is_gathered_again(unit: &Arc<Unit>) -> bool {
     thread(|thread| thread.passes.is_gathered_again(unit))
 }
 
-/// Frees this thread's passes through these units that no backward will reach: see [`sweep`](super::backward_nodes::sweep).
-pub(super) fn sweep_passes<'a>(units: impl Iterator<Item = &'a Arc<Unit>>) {
-    if !context::is_any() && !autodiff::is_in_backward() {
-        thread(|thread| sweep(&thread.passes, units));
-    }
-}
-
 /// Drops the reductions in flight of a backward of this thread that was abandoned.
 pub(crate) fn give_up_backward() {
     thread(|thread| thread.passes.reducer.abandon());
@@ -360,7 +353,7 @@ fn token(
     pass: &Arc<UnitPass>,
     parent: DispatchTensor,
     own_leaf: Option<DispatchTensor>,
-    inputs: &[DispatchTensor],
+    inputs: &[(DispatchTensor, TrackedInput)],
     earlier: Option<DispatchTensor>,
     deeper: usize,
 ) -> DispatchTensor {
@@ -374,7 +367,8 @@ fn token(
         Some(own) => own,
         None => parent,
     };
-    let links = inputs.iter().map(|input| (input, Some(input))).chain(earlier.iter().map(|earlier| (earlier, None)));
+    let links = inputs.iter().map(|(tensor, input)| (tensor, Some((tensor, input))));
+    let links = links.chain(earlier.iter().map(|earlier| (earlier, None)));
     let count = inputs.len() + usize::from(earlier.is_some());
     if count == 0 {
         return autodiff::unary(flush, PostBackward::new(pass, None, true));

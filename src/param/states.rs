@@ -28,6 +28,9 @@ use smallvec::SmallVec;
 #[derive(Debug, Clone, Default)]
 pub(crate) struct ParamStateHandle(Arc<ParamState>);
 
+/// A reference to a state that does not count as a clone.
+pub(super) type WeakState = Weak<ParamState>;
+
 /// State of a parameter, with its name once it has one.
 #[derive(Debug, Default)]
 pub(super) struct ParamState {
@@ -88,12 +91,11 @@ impl ParamStateHandle {
         }
     }
 
-    /// Returns a reference to the state that does not count as a clone.
-    pub(super) fn downgrade(&self) -> Weak<ParamState> {
+    pub(super) fn downgrade(&self) -> WeakState {
         Arc::downgrade(&self.0)
     }
 
-    pub(super) fn upgrade(state: &Weak<ParamState>) -> Option<Self> {
+    pub(super) fn upgrade(state: &WeakState) -> Option<Self> {
         state.upgrade().map(Self)
     }
 }

@@ -43,8 +43,6 @@ pub(super) struct UnitPass {
     is_left: AtomicBool,
     /// True if backward may have given operations of the unit zeros in place of a missing gradient.
     is_padded: AtomicBool,
-    /// For each tracked input: true if its gradient has been passed on.
-    inputs_seen: Mutex<Vec<bool>>,
     pub(super) progress: Progress,
     /// Numbers of the graph's nodes that are made while the unit is open.
     nodes: Mutex<Option<Nodes>>,
@@ -72,7 +70,6 @@ impl UnitPass {
             is_started: AtomicBool::default(),
             is_left: AtomicBool::default(),
             is_padded: AtomicBool::default(),
-            inputs_seen: Mutex::default(),
             progress: Progress::default(),
             reductions: OwnedReductions::default(),
         })
@@ -204,22 +201,9 @@ impl UnitPass {
         }
     }
 
-    /// Registers a tracked input, and returns its number.
-    pub(super) fn add_input(&self, node: Option<NodeId>) -> usize {
-        let mut nodes = self.nodes.lock();
-        nodes.iter_mut().zip(node).for_each(|(nodes, node)| nodes.input(node));
-        let mut seen = self.inputs_seen.lock();
-        seen.push(false);
-        seen.len() - 1
-    }
-
-    /// Records that the input's gradient has been passed on.
-    pub(super) fn see_input(&self, input: usize) {
-        self.inputs_seen.lock()[input] = true;
-    }
-
-    pub(super) fn input_seen(&self, input: usize) -> bool {
-        self.inputs_seen.lock()[input]
+    /// Records the node of a tracked input.
+    pub(super) fn add_input(&self, node: Option<NodeId>) {
+        self.nodes.lock().iter_mut().zip(node).for_each(|(nodes, node)| nodes.input(node));
     }
 }
 

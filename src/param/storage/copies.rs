@@ -102,7 +102,7 @@ impl UnshardedCopies {
     ) -> (Arc<UnshardedCopy>, Option<Vec<DispatchTensor>>) {
         let shards = LocalShardsId::of(shards);
         let mut copies = self.0.lock();
-        remove(&mut copies, |copy| copy.is_retained() && copy.shards != shards);
+        remove(&mut copies, |copy| copy.state.is_idle() && copy.is_retained() && copy.shards != shards);
         let found = copies.iter().find(|copy| copy.is_for_next() && copy.shards == shards).cloned();
         let joined = found.clone().filter(|copy| joins || !copy.state.is_open());
         let copy = joined.unwrap_or_else(|| {
@@ -128,7 +128,7 @@ impl UnshardedCopies {
     /// Returns true if the next forward over these shards finds parameters that passes retained.
     pub(crate) fn has_retained(&self, shards: &LocalShards) -> bool {
         let shards = LocalShardsId::of(shards);
-        self.0.lock().iter().any(|copy| copy.is_retained_or_open() && copy.shards == shards)
+        self.0.lock().iter().any(|copy| copy.is_retained() && copy.shards == shards)
     }
 
     /// Returns true if the next forward over these shards finds an all-gather or parameters. Without `posted`, an
@@ -242,12 +242,8 @@ impl UnshardedCopy {
         self.origin().is_some() || self.state.is_open()
     }
 
-    /// Returns true if passes retained it for the next forward, and no pass uses it.
+    /// Returns true if passes have retained it, or keep it, for the next forward.
     fn is_retained(&self) -> bool {
-        self.state.is_idle() && self.is_retained_or_open()
-    }
-
-    fn is_retained_or_open(&self) -> bool {
         self.origin() == Some(GatherOrigin::Retained) || self.state.is_open()
     }
 }
