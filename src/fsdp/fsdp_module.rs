@@ -55,7 +55,7 @@ impl FsdpModule {
     /// [`ParamError::NotSharded`] if there is none, [`ParamError::Replaced`].
     pub fn of<M: Module>(module: &M) -> Result<Self> {
         let ModuleUnits { own, inside } = ModuleUnits::of(module)?.ok_or(ParamError::NotSharded)?;
-        let own: Vec<_> = own.into_iter().map(|(unit, _)| unit).filter(|unit| unit.is_data_parallel()).collect();
+        let own: Vec<_> = own.into_iter().map(|(unit, _)| unit).filter(|unit| unit.data.is_some()).collect();
         let count = own.len();
         let mut units: Vec<Arc<Unit>> = Vec::new();
         for unit in own.into_iter().chain(inside.into_iter().map(|(unit, _)| unit)) {

@@ -88,7 +88,7 @@ impl DistributedParameter {
 
     /// Returns true if `fully_shard` distributed the parameter.
     pub(crate) fn is_data_parallel(&self) -> bool {
-        self.unit.is_data_parallel()
+        self.unit.data.is_some()
     }
 
     /// Returns the spec of the parameter over all mesh dimensions that place it, of which the base is the local

@@ -228,7 +228,7 @@ impl ForwardScope {
     /// Returns what the graph keeps of a gathered weight. The graph of a recomputed block is dropped before the
     /// weight is freed, so it may keep the weight.
     fn retain(&self) -> Retain {
-        match self.pass.buffer.kept() {
+        match self.pass.buffer.options.kept {
             _ if self.again => Retain::Output,
             Kept::Full => Retain::Output,
             Kept::Part | Kept::Shard => Retain::Recompute,

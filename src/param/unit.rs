@@ -293,11 +293,6 @@ impl Unit {
         Ok(())
     }
 
-    /// Returns true if `fully_shard` made the unit.
-    pub(crate) fn is_data_parallel(&self) -> bool {
-        self.data.is_some()
-    }
-
     /// Returns true if its weights must be gathered: if several ranks shard it, or if its shards are in host memory
     /// and must be copied to the device.
     pub(crate) fn is_gathered(&self) -> bool {

@@ -103,12 +103,6 @@ impl UnitPass {
         }
     }
 
-    /// Returns the weight at `position` in backward: see [`UnshardedParams::view_again`].
-    pub(super) fn view_again(&self, position: usize) -> DispatchTensor {
-        let has_two_nodes = self.grads.lock().is_partial_expected(position);
-        self.buffer.view_again(position, has_two_nodes)
-    }
-
     /// Records that the pass's forward begins.
     pub(super) fn begin(&self) {
         self.buffer.happened(EventKind::PreForward, TrainingState::Forward);
@@ -184,16 +178,6 @@ impl UnitPass {
         self.passes.order.ready(place, Arc::downgrade(self))
     }
 
-    /// Starts the reduction of the collected gradients of all trainable parameters. A parameter that this rank did
-    /// not use counts as zeros.
-    fn reduce(&self, reducer: &GradReducer, backward: BackwardId) {
-        let source = &self.buffer.source;
-        let grads = self.grads.lock().take(source).or_unwind();
-        let trained = Trained::new(source.clone(), &self.leaves);
-        let grads = trained.select(grads);
-        reducer.submit(trained, grads, backward, &self.reductions);
-    }
-
     /// Records that the pass's nodes are gone: `consumed` by a backward, or dropped.
     fn gone(&self, consumed: bool) {
         if let Some(nodes) = self.nodes.lock().take() {
@@ -247,7 +231,8 @@ struct FinishedForward {
 }
 
 impl BackwardScheduler {
-    /// Starts the reductions of the passes in `due`, and returns the gradients of earlier ones.
+    /// Starts the reductions of the passes in `due`, and returns the gradients of earlier ones. A parameter that this
+    /// rank did not use counts as zeros.
     ///
     /// # Panics
     /// Unwinds with the typed error of a collective that fails.
@@ -257,7 +242,11 @@ impl BackwardScheduler {
             // The earlier reduction completes first. A peer that meets this rank in the next reduction can rely on
             // that: this rank has received its shard of the earlier one, whose gradients the peer then frees.
             reduced.extend(self.reducer.advance(backward));
-            pass.reduce(&self.reducer, backward);
+            let source = &pass.buffer.source;
+            let grads = pass.grads.lock().take(source).or_unwind();
+            let trained = Trained::new(source.clone(), &pass.leaves);
+            let grads = trained.select(grads);
+            self.reducer.submit(trained, grads, backward, &pass.reductions);
             pass.buffer.happened(EventKind::PostBackward, TrainingState::PostBackward);
         }
         reduced

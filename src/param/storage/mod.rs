@@ -67,7 +67,7 @@ use super::collectives::PendingAllGather;
 use super::events::{Event, EventKind, ShardedState, TrainingState, happened};
 use super::shards::LocalShards;
 use super::unit::{Kept, Unit};
-use crate::comm::CommError;
+use crate::comm::{CommError, Phase};
 use crate::error::OrUnwind;
 
 /// Blocking primitives of this module, in one place so that a model checker can replace them.
@@ -90,7 +90,7 @@ mod sync {
 pub(super) struct UnshardedParams {
     pub(super) source: Arc<ShardGatherer>,
     copy: Arc<UnshardedCopy>,
-    options: UnshardOptions,
+    pub(super) options: UnshardOptions,
     phase: Mutex<PassPhase>,
     /// True if checkpointed blocks read the weights, and so will read them a second time in backward.
     recomputed: AtomicBool,
@@ -143,10 +143,6 @@ impl UnshardedParams {
         Arc::ptr_eq(&self.source.unit, unit) && self.source.members == members
     }
 
-    pub(super) fn kept(&self) -> Kept {
-        self.options.kept
-    }
-
     /// Returns true if its weights are gathered from shards in host memory to another device.
     pub(super) fn is_offloaded(&self) -> bool {
         self.source.offloaded().is_some()
@@ -162,7 +158,8 @@ impl UnshardedParams {
             if started.as_ref().is_none_or(|(_, origin)| *origin == GatherOrigin::Posted) {
                 self.source.happened(EventKind::Unshard, TrainingState::Forward, ShardedState::Unsharded);
             }
-            let gathering = started.map_or_else(|| self.source.post_forward(), |(gathering, _)| gathering);
+            let post = || self.source.post(self.source.call(Phase::Forward));
+            let gathering = started.map_or_else(post, |(gathering, _)| gathering);
             Ok(self.place(self.source.gathered_in(TrainingState::Forward, gathering)?))
         })
     }

@@ -110,12 +110,8 @@ impl ShardGatherer {
         }
     }
 
-    /// Posts the all-gather for forward.
-    pub(super) fn post_forward(&self) -> PendingAllGather {
-        self.all_gather(self.call(Phase::Forward))
-    }
-
-    fn all_gather(&self, call: Call) -> PendingAllGather {
+    /// Posts an all-gather of the shards over all ranks.
+    pub(super) fn post(&self, call: Call) -> PendingAllGather {
         self.unit.all_gather(UnitCollectiveKind::Shards, call, &self.members, self.sent(true), self.offloaded())
     }
 
@@ -145,7 +141,7 @@ impl ShardGatherer {
         let call = self.call(Phase::Backward).with_deferred();
         match parts {
             Some(parts) => self.unit.all_gather(UnitCollectiveKind::Parts, call, &self.members, parts, None),
-            None => self.all_gather(call),
+            None => self.post(call),
         }
     }
 
