@@ -11,7 +11,7 @@ use super::events::ProbedUnit;
 use super::options::cast;
 use super::panicked::noting_panics;
 use super::prefetch::prefetch;
-use super::scope::{ForwardScope, Opening};
+use super::scope::{ForwardScope, UnitAccess};
 use super::shards::LocalShards;
 use super::unit::Unit;
 use super::unit_stack::{self, GroupUnit, UnitGuard};
@@ -141,12 +141,12 @@ where
         match group {
             None => {
                 let push = |scope| UnitGuard::new(Some(scope), inside.take().unwrap_or_default());
-                let (guard, tied) = pre_forward(&unit, shards, Opening::Forward, input, push);
+                let (guard, tied) = pre_forward(&unit, shards, UnitAccess::Forward, input, push);
                 open.push(guard);
                 input = tied;
             }
             Some(GroupUnit::Closed(all)) => {
-                let (at, tied) = pre_forward(&unit, all, Opening::Forward, input, unit_stack::open_group);
+                let (at, tied) = pre_forward(&unit, all, UnitAccess::Forward, input, unit_stack::open_group);
                 member_of.push((at, shards));
                 input = tied;
             }
@@ -171,12 +171,12 @@ where
 pub(super) fn pre_forward<I: TensorTree, T>(
     unit: &Arc<Unit>,
     shards: LocalShards,
-    opening: Opening,
+    access: UnitAccess,
     input: I,
     push: impl FnOnce(ForwardScope) -> T,
 ) -> (T, I) {
     unit_stack::close_read(unit);
-    let (scope, input) = ForwardScope::open(unit, shards, opening, input).or_unwind();
+    let (scope, input) = ForwardScope::open(unit, shards, access, input).or_unwind();
     // Not when the first parameter is read: a rank that reads none must participate in the all-gather too.
     scope.pass.buffer.gather().or_unwind();
     let pass = (!scope.again).then(|| scope.pass.clone());

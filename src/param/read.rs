@@ -15,7 +15,7 @@ use super::backward_nodes::{UnshardedParamNode, sweep};
 use super::distributed::DistributedParameter;
 use super::forward::pre_forward;
 use super::panicked::note_read_outside;
-use super::scope::{ForwardScope, Opening};
+use super::scope::{ForwardScope, UnitAccess};
 use super::shards::{LocalShards, plain};
 use super::unit::Unit;
 use super::unit_pass::UnitPass;
@@ -276,7 +276,7 @@ fn read<T>(param: &DistributedParameter, base: DispatchTensor, f: impl FnOnce(&F
     }
     // The unit stays open until another unit is read, or the module around it is left.
     if let Some(shards) = unit_stack::inside(&param.unit, |shards| position(shards).is_some()) {
-        let (scope, ()) = pre_forward(&param.unit, shards, Opening::Read, (), unit_stack::open_by_read);
+        let (scope, ()) = pre_forward(&param.unit, shards, UnitAccess::Read, (), unit_stack::open_by_read);
         return f(&scope, position(&scope.shards).expect("the scope was opened for these shards"));
     }
     // On backends other than Flex, an untracked shard cannot be matched with the open unit. So a read while the
@@ -287,9 +287,9 @@ fn read<T>(param: &DistributedParameter, base: DispatchTensor, f: impl FnOnce(&F
     if !unit_stack::is_any() {
         sweep(std::iter::once(&param.unit));
     }
-    let opening = Opening::LoneRead(format!("{} (outside its unit)", param.info().path).into());
+    let access = UnitAccess::LoneRead(format!("{} (outside its unit)", param.info().path).into());
     let shards = LocalShards::new([(param.index, param.state.clone(), base)]);
-    let (scope, ()) = ForwardScope::open(&param.unit, shards, opening, ()).or_unwind();
+    let (scope, ()) = ForwardScope::open(&param.unit, shards, access, ()).or_unwind();
     unit_stack::follow(&scope);
     if !scope.again {
         scope.pass.begin();
@@ -317,7 +317,7 @@ pub(super) fn stored<const D: usize>(param: &DistributedParameter, base: Tensor<
 /// # Errors
 /// Those of [`ForwardScope::open`], and of the all-gather.
 pub(super) fn open_gathered(unit: &Arc<Unit>, shards: LocalShards) -> Result<UnitGuard> {
-    let (scope, ()) = ForwardScope::open(unit, shards, Opening::Stored, ())?;
+    let (scope, ()) = ForwardScope::open(unit, shards, UnitAccess::Stored, ())?;
     scope.pass.buffer.gather()?;
     scope.pass.begin();
     Ok(UnitGuard::new(Some(scope), Vec::new()))

@@ -63,7 +63,7 @@ pub(super) struct ReadValue {
 }
 
 /// Purpose for which a unit is opened.
-pub(super) enum Opening {
+pub(super) enum UnitAccess {
     /// The forward of a module of the unit.
     Forward,
     /// The read of a parameter inside an open module. Then no `PreBackward` node runs before the operations that saved
@@ -76,7 +76,7 @@ pub(super) enum Opening {
     Stored,
 }
 
-impl Opening {
+impl UnitAccess {
     fn is_lone(&self) -> bool {
         matches!(self, Self::LoneRead(_))
     }
@@ -94,7 +94,7 @@ impl ForwardScope {
     pub(super) fn open<I: TensorTree>(
         unit: &Arc<Unit>,
         shards: LocalShards,
-        opening: Opening,
+        access: UnitAccess,
         input: I,
     ) -> Result<(Self, I)> {
         if context::is_any()
@@ -121,7 +121,7 @@ impl ForwardScope {
         });
         let bases = &shards.bases;
         let around = unit_stack::enclosing();
-        let trained = |base: &&DispatchTensor| !opening.is_stored() && context::trained(base).is_some();
+        let trained = |base: &&DispatchTensor| !access.is_stored() && context::trained(base).is_some();
         let first = bases.iter().find(trained);
         let tracked = first.is_some() || !inputs.is_empty();
         // In forward, a checkpointed block computes without a graph.
@@ -130,10 +130,10 @@ impl ForwardScope {
         // neither the order nor the issued collectives may depend on it (rules 5 and 9).
         // A pass that a checkpointed block has recorded ends where the block is computed a second time (rule 13).
         let again = pass.is_some();
-        let backward = tracked || without_graph || again || !opening.is_stored() && around.last.is_some();
+        let backward = tracked || without_graph || again || !access.is_stored() && around.last.is_some();
         let pass = match pass {
             Some(pass) => pass,
-            None => begin_pass(unit, &shards, &opening, &around, backward, !inputs.is_empty())?,
+            None => begin_pass(unit, &shards, &access, &around, backward, !inputs.is_empty())?,
         };
         if again {
             pass.buffer.start_again();
@@ -145,13 +145,13 @@ impl ForwardScope {
         // same point of backward (rule 7).
         let parent = first.or(bases.first()).filter(|_| backward && !without_graph);
         // Shards are not leaves of the graph of a block that is being recomputed, nor of a graph on another device.
-        let offloaded = unit.offloaded().filter(|_| !opening.is_stored());
+        let offloaded = unit.offloaded().filter(|_| !access.is_stored());
         let leaf = |parent| Some(autodiff::leaf(offloaded?.device(), parent, first.is_some()));
         let stands_for_shards = parent.and_then(|parent| context::anchor().or_else(|| leaf(parent)));
         let parent = stands_for_shards.as_ref().or(parent);
-        let last = around.last.filter(|_| !opening.is_stored());
+        let last = around.last.filter(|_| !access.is_stored());
         let earlier = parent.and_then(|parent| last.filter(|last| one_graph(last, parent)));
-        let deeper = if matches!(opening, Opening::Read) { LAYER_DEPTH } else { 0 };
+        let deeper = if matches!(access, UnitAccess::Read) { LAYER_DEPTH } else { 0 };
         // The graph of a block that is being recomputed is dropped when the recomputation ends, and needs no such
         // leaf.
         let own_leaf = parent.filter(|_| context::anchor().is_none()).map(own_leaf);
@@ -273,43 +273,43 @@ impl ForwardScope {
 fn begin_pass(
     unit: &Arc<Unit>,
     shards: &LocalShards,
-    opening: &Opening,
+    access: &UnitAccess,
     around: &Enclosing,
     backward: bool,
     has_inputs: bool,
 ) -> Result<Arc<UnitPass>> {
     let LocalShards { members, bases, .. } = shards;
-    let trained = |base| context::trained(base).filter(|_| !opening.is_stored());
+    let trained = |base| context::trained(base).filter(|_| !access.is_stored());
     let leaves: Vec<_> = bases.iter().map(trained).collect();
     let tied = has_inputs || around.is_any;
-    let (label, keeps) = match (opening, unit.kept()) {
-        (Opening::Forward | Opening::Read, keeps) => (unit.label(), keeps),
-        (Opening::LoneRead(label), Kept::Full) => (label.clone(), Kept::Full),
-        (Opening::LoneRead(label), Kept::Part | Kept::Shard) => (label.clone(), Kept::Shard),
-        (Opening::Stored, _) => (unit.label(), Kept::Shard),
+    let (label, keeps) = match (access, unit.kept()) {
+        (UnitAccess::Forward | UnitAccess::Read, keeps) => (unit.label(), keeps),
+        (UnitAccess::LoneRead(label), Kept::Full) => (label.clone(), Kept::Full),
+        (UnitAccess::LoneRead(label), Kept::Part | Kept::Shard) => (label.clone(), Kept::Shard),
+        (UnitAccess::Stored, _) => (unit.label(), Kept::Shard),
     };
     // Without a backward there is no reason to keep anything.
     let kept = if backward { keeps } else { Kept::Shard };
     // A unit may be opened by a read, or be one of several modules that the program does not run itself. Then
     // backward may need a saved view of a weight before any node of the unit runs.
-    let may_be_late = matches!(opening, Opening::Read) || unit.is_group();
+    let may_be_late = matches!(access, UnitAccess::Read) || unit.is_group();
     let is_filled = || !may_be_late || bases.iter().all(|base| fills_when_read(unit, base));
-    let in_slots = !opening.is_lone() && backward && unit.is_gathered() && is_filled();
-    let is_own = |leaf: &NodeId| opening.is_lone() || leaves.contains(&Some(*leaf));
+    let in_slots = !access.is_lone() && backward && unit.is_gathered() && is_filled();
+    let is_own = |leaf: &NodeId| access.is_lone() || leaves.contains(&Some(*leaf));
     let is_trained = leaves.iter().any(Option::is_some);
     if is_trained && unit.accumulated.is_too_late(is_own) {
         return Err(ParamError::PendingGradients { unit: unit.label().to_string() }.into());
     }
-    let due = is_trained.then(|| unit.begin_pass(opening.is_lone().then(|| members[0]))).flatten();
+    let due = is_trained.then(|| unit.begin_pass(access.is_lone().then(|| members[0]))).flatten();
     let call = Call { model: unit.model(shards), ..Call::new(label).with_forward_index(unit.draw()) };
     let stays = match backward {
         true => !unit.control.lock().reshard_after_backward,
         // Without a backward, parameters that would be kept for it are kept for the next forward.
-        false => keeps == Kept::Full && !opening.is_lone() && unit.is_gathered(),
+        false => keeps == Kept::Full && !access.is_lone() && unit.is_gathered(),
     };
     let is_cast = |(&member, base): (&usize, _)| unit.computed_dtype(member, base) != base.dtype();
     let is_as_stored = || unit.offloaded().is_none() && !members.iter().zip(bases).any(is_cast);
-    let stored = opening.is_stored();
+    let stored = access.is_stored();
     let options = UnshardOptions { kept, in_slots, stays, finds: !stored || is_as_stored() };
     let (unit, members, shards_sent) = (unit.clone(), members.clone(), shards.plain());
     let source = ShardGatherer { unit, members, shards: shards_sent, stored, call, due };
