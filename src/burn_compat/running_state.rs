@@ -13,13 +13,10 @@
 use std::any::Any;
 use std::collections::VecDeque;
 
-use burn::module::{
-    Flag, Module, ModuleMapper, ModuleVisitor, Param, ParamId, Parameter, ParameterValue, Reparameterization,
-    Reparameterizer,
-};
-use burn::tensor::{Bool, Int, Shape, Tensor};
+use burn::module::{Flag, Module, Param, ParamId, Parameter, ParameterValue, Reparameterization, Reparameterizer};
+use burn::tensor::{Shape, Tensor};
 
-use super::visitor::{ModulePath, TensorMapper, map_tensors};
+use super::visitor::{ModulePath, TensorMapper, TensorVisitor, map_tensors, visit_tensors};
 use crate::dtensor::Kind;
 
 /// Name of the reparameterization that [`marked`] attaches.
@@ -68,7 +65,7 @@ impl Reparameterizer for Marker {
 pub(crate) fn renewed<M: Module>(model: M) -> Result<M, String> {
     let fresh = settled(&model);
     let mut saved = SavedParams::default();
-    model.visit(&mut saved);
+    visit_tensors(&model, &mut saved);
     let mut restore = RestoreParams { saved: saved.0, failed: None };
     let model = map_tensors(fresh, &mut restore);
     match (restore.failed, restore.saved.pop_front()) {
@@ -83,32 +80,21 @@ pub(crate) fn renewed<M: Module>(model: M) -> Result<M, String> {
 ///
 /// Updates of statistics that a thread has postponed are applied now, in `model` too.
 pub(crate) fn settled<M: Module>(model: &M) -> M {
-    model.clone().map(&mut WithoutLazy).valid()
+    map_tensors(model.clone(), &mut WithoutLazy).valid()
 }
 
 /// Replaces lazy parameters, which `valid` would initialize, by empty tensors.
 struct WithoutLazy;
 
-impl WithoutLazy {
-    fn map<T: Parameter>(param: Param<T>, empty: impl FnOnce(&Param<T>) -> T) -> Param<T> {
+impl TensorMapper for WithoutLazy {
+    fn tensor<const D: usize, K: Kind>(&mut self, _: &ModulePath, param: Param<Tensor<D, K>>) -> Param<Tensor<D, K>>
+    where
+        Tensor<D, K>: Parameter,
+    {
         match param.is_initialized() {
             true => param,
-            false => Param::initialized(param.id, empty(&param)),
+            false => Param::initialized(param.id, Tensor::empty(Shape::from([0; D]), &param.lazy_device())),
         }
-    }
-}
-
-impl ModuleMapper for WithoutLazy {
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        Self::map(param, |param| Tensor::empty(Shape::from([0; D]), &param.lazy_device()))
-    }
-
-    fn map_int<const D: usize>(&mut self, param: Param<Tensor<D, Int>>) -> Param<Tensor<D, Int>> {
-        Self::map(param, |param| Tensor::empty(Shape::from([0; D]), &param.lazy_device()))
-    }
-
-    fn map_bool<const D: usize>(&mut self, param: Param<Tensor<D, Bool>>) -> Param<Tensor<D, Bool>> {
-        Self::map(param, |param| Tensor::empty(Shape::from([0; D]), &param.lazy_device()))
     }
 }
 
@@ -122,20 +108,15 @@ impl SavedParams {
     }
 }
 
-impl ModuleVisitor for SavedParams {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+impl TensorVisitor for SavedParams {
+    fn tensor<const D: usize, K: Kind>(&mut self, _: &ModulePath, param: &Param<Tensor<D, K>>)
+    where
+        Tensor<D, K>: Parameter,
+    {
         self.save(param);
     }
 
-    fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<D, Int>>) {
-        self.save(param);
-    }
-
-    fn visit_bool<const D: usize>(&mut self, param: &Param<Tensor<D, Bool>>) {
-        self.save(param);
-    }
-
-    fn visit_flag(&mut self, flag: &Param<Flag>) {
+    fn flag(&mut self, _: &ModulePath, flag: &Param<Flag>) {
         self.save(flag);
     }
 }
@@ -180,7 +161,6 @@ mod tests {
     use burn::tensor::Device;
 
     use super::*;
-    use crate::burn_compat::{TensorVisitor, visit_tensors};
 
     #[derive(Default)]
     struct Marks(Vec<String>);

@@ -1,7 +1,7 @@
 //! [`PerUnit`]: a policy for each unit, selected by patterns of module paths.
 
 use crate::Result;
-use crate::param::{ModelScan, ParamError, UnitName};
+use crate::param::{ParamError, UnitName, check_patterns};
 use crate::pattern::PathPattern;
 
 /// Policies of all units.
@@ -27,7 +27,7 @@ impl<T> PerUnit<T> {
     /// # Errors
     /// [`ParamError::NoMatch`].
     pub(super) fn check_units(&self, units: &[String]) -> Result<(), ParamError> {
-        ModelScan::check_paths(self.taken.iter().flat_map(|(patterns, _)| patterns), "unit", units)
+        check_patterns(self.taken.iter().flat_map(|(patterns, _)| patterns), "unit", units)
     }
 
     /// Returns the policy of the unit with these modules.

@@ -55,7 +55,7 @@ impl FsdpModule {
     /// [`ParamError::NotSharded`] if there is none, [`ParamError::Replaced`].
     pub fn of<M: Module>(module: &M) -> Result<Self> {
         let ModuleUnits { own, inside } = ModuleUnits::of(module)?.ok_or(ParamError::NotSharded)?;
-        let own: Vec<_> = own.into_iter().map(|(unit, _)| unit).filter(|unit| unit.is_data_parallel()).collect();
+        let own: Vec<_> = own.into_iter().map(|(unit, _)| unit).filter(|unit| unit.data.is_some()).collect();
         let count = own.len();
         let mut units: Vec<Arc<Unit>> = Vec::new();
         for unit in own.into_iter().chain(inside.into_iter().map(|(unit, _)| unit)) {
@@ -244,7 +244,7 @@ impl FsdpModule {
     fn change_averaging(&self, set: impl Fn(&mut RuntimeOptions)) {
         self.set(set);
         // The cached plans contain the previous reduction operations.
-        self.units.iter().for_each(|unit| unit.plans.forget());
+        self.units.iter().for_each(|unit| unit.plans.lock().clear());
     }
 
     /// Disables gradient reduction, as [`set_requires_gradient_sync(false)`](Self::set_requires_gradient_sync) does,

@@ -17,7 +17,7 @@ use crate::Result;
 use crate::burn_compat::{BurnLayer, Container};
 use crate::memory;
 use crate::mesh::DeviceMesh;
-use crate::param::{Layer, ModelScan, OffloadPolicy, ScannedParam, TpPlacement, Unit, UnitName};
+use crate::param::{Layer, ModelScan, OffloadPolicy, ScannedParam, TpPlacement, Unit, UnitName, check_patterns};
 use crate::pattern::PathPattern;
 use crate::placement::{Placement, ShardSizes};
 
@@ -75,7 +75,7 @@ pub(super) fn plan<M: Module>(
         full.clone()?;
     }
     let units = UnitsOf::new(config, &inventory)?;
-    inventory.check_params(&ignored)?;
+    check_patterns(&ignored, "parameter", &inventory.paths())?;
     let is_ignored = |path: &str| ignored.iter().any(|pattern| pattern.matches(path));
     inventory.check(is_ignored)?;
     let offloads = PerUnit::new(&config.offload, &config.offload_for, |&offload| {
@@ -182,12 +182,12 @@ impl UnitsOf {
     /// [`ParamError::NoMatch`](crate::param::ParamError::NoMatch), [`FsdpError::ModuleInTwoUnits`].
     fn new(config: &FullyShard, inventory: &ModelScan) -> Result<Self> {
         let single = PathPattern::parse_all(&config.units)?;
-        inventory.check_modules(&single)?;
         let modules = inventory.modules();
+        check_patterns(&single, "module", &modules)?;
         let mut groups: Vec<UnitName> = Vec::new();
         for patterns in &config.groups {
             let patterns = PathPattern::parse_all(patterns)?;
-            inventory.check_modules(&patterns)?;
+            check_patterns(&patterns, "module", &modules)?;
             let takes = |module: &&String| patterns.iter().any(|pattern| pattern.matches(module));
             let group = UnitName::of_modules(modules.iter().filter(takes).map(String::as_str));
             let is_taken = |module: &&Arc<str>| {

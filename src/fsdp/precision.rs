@@ -4,7 +4,7 @@ use burn::tensor::{DType, Device};
 
 use super::FsdpError;
 use crate::Result;
-use crate::param::{ModelScan, Precision};
+use crate::param::{ModelScan, Precision, check_patterns};
 use crate::pattern::PathPattern;
 
 /// Element types in which a unit computes and reduces. Stored shards keep their own element type, in which
@@ -139,7 +139,7 @@ impl Policy {
     pub(super) fn new(policy: &MixedPrecisionPolicy, inventory: &ModelScan, device: &Device) -> Result<Self> {
         policy.check(device)?;
         let keep = PathPattern::parse_all(&policy.keep)?;
-        inventory.check_params(&keep)?;
+        check_patterns(&keep, "parameter", &inventory.paths())?;
         Ok(Self { policy: policy.clone(), keep })
     }
 

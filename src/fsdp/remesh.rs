@@ -77,9 +77,12 @@ pub fn remesh<M: Module>(model: M, mesh: &DeviceMesh) -> Result<M> {
         attachments.extend(places.into_iter().zip(made));
     }
     attachments.sort_by_key(|(place, _)| *place);
-    let attachments = attachments.into_iter().map(|(_, param)| {
-        let path = param.info().path.clone();
-        ShardAssignment { path, param, gathered: None, data_specs: Vec::new(), copies: None, again: true }
+    let attachments = attachments.into_iter().map(|(_, param)| ShardAssignment {
+        param,
+        gathered: None,
+        data_specs: Vec::new(),
+        copies: None,
+        again: true,
     });
     attach_shards(model, attachments, false, "remesh")
 }
@@ -102,13 +105,12 @@ impl RemeshedParam {
 
     /// Returns the parameter's description on `mesh`.
     fn on(self, mesh: &FsdpMeshInfo) -> Result<UnitParam> {
-        let UnitParam { depth, shape, sharding, parallel, compute, .. } = self.before.info();
-        if parallel.is_some() {
+        let info = self.before.info();
+        if info.parallel.is_some() {
             return Err(FsdpError::Parallelized { param: self.path }.into());
         }
-        let spec = data_spec(mesh, sharding.as_ref(), shape, self.dtype)?.shared();
-        let (path, shape, sharding) = (self.path.into(), shape.clone(), sharding.clone());
-        Ok(UnitParam { path, depth: *depth, shape, sharding, spec, parallel: None, compute: *compute })
+        let spec = data_spec(mesh, info.sharding().as_ref(), &info.shape(), self.dtype)?.shared();
+        Ok(UnitParam { path: self.path.into(), sharding_dim: mesh.sharding_dim(&spec), spec, ..info.clone() })
     }
 }
 
@@ -116,7 +118,7 @@ impl RemeshedParam {
 /// that it holds.
 fn data(before: &DistributedParameter, mesh: &DeviceMesh) -> Result<DataParallelGroups> {
     let unit = &before.unit;
-    let data = unit.data_parallel().ok_or_else(|| FsdpError::Parallelized { param: before.info().path.to_string() })?;
+    let data = unit.data.as_ref().ok_or_else(|| FsdpError::Parallelized { param: before.info().path.to_string() })?;
     let shard = mesh.names().iter().position(|name| name == data.mesh.shard_name()).unwrap_or(mesh.ndim() - 1);
     let mesh = &FsdpMeshInfo { mesh: mesh.clone(), shard };
     let (was, is) = (data.shard.group(), mesh.shard_group()?.group());
@@ -126,7 +128,7 @@ fn data(before: &DistributedParameter, mesh: &DeviceMesh) -> Result<DataParallel
         return Err(FsdpError::IncompatibleMesh { unit, mesh, was: shard(was), is: shard(is) }.into());
     }
     let config = FullyShard::new().with_reshard_after_forward(data.reshard).with_buffer_sync(data.buffer_sync);
-    let config = config.with_replica_check_every(data.verify.passes()).with_weight_check(data.verify.includes_stored());
+    let config = config.with_replica_check_every(data.verify.every).with_weight_check(data.verify.stored);
     let config = FullyShard { implicit_unshard: data.implicit_unshard, ..config };
     let all = mesh.mesh.all()?;
     let groups = data_parallel(mesh, &all, &config, data.ignored.clone(), &data.model.origin)?;

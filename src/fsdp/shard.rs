@@ -128,9 +128,10 @@ pub fn fully_shard<M: Module>(model: M, mesh: &DeviceMesh, config: FullyShard) -
                 combined.map_err(|error| named(&param, mesh, error))?.shared()
             }
         };
-        let PlannedParam { path, shape, sharding, data, unit, depth, parallel, .. } = param;
+        let sharding_dim = data[param.data].mesh.sharding_dim(&spec);
+        let PlannedParam { path, data, unit, depth, parallel, .. } = param;
         let compute = precisions.of(&unit).compute(&path);
-        Ok(((unit, data), UnitParam { path: path.into(), depth, shape, sharding, spec, parallel, compute }))
+        Ok(((unit, data), UnitParam { path: path.into(), depth, spec, sharding_dim, parallel, compute }))
     });
     let of_unit = |unit: &UnitName, &at: &usize| {
         let offloaded = (*offloads.of(unit) == OffloadPolicy::Cpu).then(|| CpuOffload::of(&data[at].shard));
@@ -148,9 +149,9 @@ pub fn fully_shard<M: Module>(model: M, mesh: &DeviceMesh, config: FullyShard) -
     let attachments = params.into_iter().zip(data_specs).map(|(param, sharding)| {
         let UnitParam { path, parallel, .. } = param.info();
         let copies = others.clone().filter(|_| parallel.is_none());
-        let (path, again) = (path.clone(), parallel.is_some());
-        let param = param.adapted(adapters.remove(&*path));
-        ShardAssignment { path, gathered: None, data_specs: vec![sharding], copies, again, param }
+        let (again, adapter) = (parallel.is_some(), adapters.remove(&**path));
+        let param = param.adapted(adapter);
+        ShardAssignment { gathered: None, data_specs: vec![sharding], copies, again, param }
     });
     let lazy = is_any_lazy(mesh, "fully_shard", lazy)?;
     let place = || attach_shards(model, attachments, lazy, "fully_shard");
@@ -198,7 +199,7 @@ pub(super) fn data_parallel(
     let model = ModelNumbers::draw(origin.clone(), &shard, replicate, post_forward_group.as_ref(), all);
     let replicate = replicate.map(|group| group.duplicate_private(REDUCE));
     let post_forward_group = post_forward_group.map(|group| group.duplicate_private(AGAIN));
-    let verify = ReplicaCheck::every(replica_check_every, weight_check).into();
+    let verify = ReplicaCheck { every: replica_check_every, stored: weight_check, ..ReplicaCheck::default() }.into();
     let (again, reduce) = (shard.duplicate_private(AGAIN), shard.duplicate_private(REDUCE));
     let precision = Precision::default();
     Ok(DataParallelGroups {

@@ -42,12 +42,12 @@ pub(super) struct TpAfterFsdp {
 pub(super) fn apply_after_fsdp(params: Vec<TpAfterFsdp>) -> Result<Vec<ShardAssignment>> {
     let params = params.into_iter().map(|TpAfterFsdp { path, module, before, parallel }| {
         let info = before.info();
-        let mesh = &before.unit.data_parallel().expect("`fully_shard` sharded it").mesh;
+        let mesh = &before.unit.data().mesh;
         let shape = parallel.spec.local_shape().to_vec();
         // Chunks are recomputed for this rank's tensor-parallel shard.
-        let sharding = info.sharding.as_ref().map(|(dim, sizes)| match sizes {
-            ShardSizes::Chunked(_) => (*dim, ShardSizes::Chunked(shape[*dim])),
-            ShardSizes::Uneven(_) => (*dim, sizes.clone()),
+        let sharding = info.sharding().map(|(dim, sizes)| match sizes {
+            ShardSizes::Chunked(_) => (dim, ShardSizes::Chunked(shape[dim])),
+            ShardSizes::Uneven(_) => (dim, sizes),
         });
         let over_data = data_spec(mesh, sharding.as_ref(), &shape, parallel.spec.dtype())?.shared();
         let data_specs = vec![parallel.spec.clone(), over_data];
@@ -55,8 +55,7 @@ pub(super) fn apply_after_fsdp(params: Vec<TpAfterFsdp>) -> Result<Vec<ShardAssi
         let param = UnitParam {
             path: path.into(),
             depth: info.depth,
-            shape,
-            sharding,
+            sharding_dim: mesh.sharding_dim(&spec),
             spec,
             parallel: Some(parallel),
             compute: info.compute,
@@ -70,18 +69,15 @@ pub(super) fn apply_after_fsdp(params: Vec<TpAfterFsdp>) -> Result<Vec<ShardAssi
         // Grouped by the unit and not by its module, because several calls may have made several units of one
         // module.
         let unit = &params[0].1.0.0.unit;
-        let (unit, data, was_group) = (unit.clone(), unit.data_parallel().cloned(), unit.is_group());
+        let (unit, data, was_group) = (unit.clone(), unit.data.clone(), unit.is_group());
         let (before, (modules, params)): (Vec<_>, (Vec<_>, Vec<_>)) =
             params.into_iter().map(|(at, (before, param))| ((at, before), param)).unzip();
         let keys = UnitName::again(was_group, &modules).into_iter().map(|path| (path, ()));
         let made = make_units(keys.zip(params).collect(), |_, ()| data.clone())?;
         made.iter().for_each(|param| param.unit.join(&unit));
         for ((at, (before, data_specs)), param) in before.into_iter().zip(made) {
-            let path = param.info().path.clone();
-            attachments.push((
-                at,
-                ShardAssignment { path, param, gathered: Some(before), data_specs, copies: None, again: true },
-            ));
+            let gathered = Some(before);
+            attachments.push((at, ShardAssignment { param, gathered, data_specs, copies: None, again: true }));
         }
     }
     attachments.sort_by_key(|(at, _)| *at);

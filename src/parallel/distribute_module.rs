@@ -69,7 +69,7 @@ pub fn distribute_module<M: Module, S: Into<Styles>>(
     let mut plan = Plan::new();
     for found in &ModelScan::of(&module).params {
         let param = found.path();
-        let Styles(styles) = partition(&param, found.global_shape()).into();
+        let Styles(styles) = partition(&param, &found.global_shape()).into();
         if styles.len() != mesh.ndim() {
             return Err(ParallelError::Styles { param, given: styles.len(), mesh: mesh.to_string() }.into());
         }

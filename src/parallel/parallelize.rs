@@ -94,19 +94,8 @@ pub fn parallelize<M: Module>(model: M, mesh: &DeviceMesh, plan: Plan) -> Result
             is_sharded.insert(path.clone());
             sharded.push(TpAfterFsdp { path: path.clone(), module, before, parallel: parallel.clone() });
         }
-        let shape = spec.local_shape().to_vec();
-        Ok((
-            (unit, ()),
-            UnitParam {
-                path: path.into(),
-                depth,
-                shape,
-                sharding: None,
-                spec,
-                parallel: Some(parallel),
-                compute: None,
-            },
-        ))
+        let (path, parallel) = (path.into(), Some(parallel));
+        Ok(((unit, ()), UnitParam { path, depth, spec, sharding_dim: None, parallel, compute: None }))
     });
     let params = make_units(params.collect::<Result<_>>()?, |_, ()| None)?;
     // Parameters that were sharded before are already initialized and have their own units.
@@ -115,15 +104,8 @@ pub fn parallelize<M: Module>(model: M, mesh: &DeviceMesh, plan: Plan) -> Result
     let attached = params.iter().chain(again.iter().map(|attachment| &attachment.param));
     let units: Vec<_> = attached.map(|param| param.unit.clone()).collect();
     let attachments = params.into_iter().map(|param| {
-        let UnitParam { path, spec, .. } = param.info();
-        ShardAssignment {
-            path: path.clone(),
-            gathered: None,
-            data_specs: vec![spec.clone()],
-            copies: None,
-            param,
-            again: false,
-        }
+        let data_specs = vec![param.info().spec.clone()];
+        ShardAssignment { param, gathered: None, data_specs, copies: None, again: false }
     });
     let all = mesh.all()?;
     if !again.is_empty() {

@@ -12,7 +12,7 @@ use super::{LayerParam, ParallelError, Plan, PrepareModuleInputOutput, Style};
 use crate::Result;
 use crate::burn_compat::{BurnLayer, Container};
 use crate::mesh::DeviceMesh;
-use crate::param::{DistributedParameter, ModelScan, ScannedParam, UnitName};
+use crate::param::{DistributedParameter, ModelScan, ScannedParam, UnitName, check_patterns};
 use crate::pattern::PathPattern;
 use crate::placement::{Placement, Placements, ShardSizes};
 
@@ -45,9 +45,13 @@ pub(super) fn resolve(plan: &Plan, inventory: ModelScan, mesh: &DeviceMesh) -> R
     let modules = Entries::parse(&plan.modules, mesh)?;
     let units = PathPattern::parse_all(&plan.units)?;
     inventory.check_not_replaced()?;
-    inventory.check_any(styles.patterns())?;
-    inventory.check_modules(modules.patterns().filter(|pattern| !pattern.matches("")))?;
-    inventory.check_modules(&units)?;
+    // A pattern that matches the empty path selects the model.
+    let is_of_part = |pattern: &&PathPattern| !pattern.matches("");
+    let present = inventory.modules();
+    let all = [present.clone(), inventory.paths()].concat();
+    check_patterns(styles.patterns().filter(is_of_part), "module or parameter", &all)?;
+    check_patterns(modules.patterns().filter(is_of_part), "module", &present)?;
+    check_patterns(&units, "module", &present)?;
     inventory.check(|_| false)?;
     inventory.check_not_adapted()?;
     inventory.check_devices(mesh, |_| false, |_| false)?;
@@ -107,14 +111,14 @@ impl Resolver<'_> {
         };
         let shape = match &sharded {
             None => found.shape.clone(),
-            Some((param, _)) => param.info().shape.clone(),
+            Some((param, _)) => param.info().shape().to_vec(),
         };
         let styled = (0..self.mesh.ndim()).map(|mesh_dim| self.style(&found, &path, &shape, mesh_dim));
         let (styles, placements): (Vec<_>, Placements) =
             styled.collect::<Result<Vec<_>, ParallelError>>()?.into_iter().unzip();
         self.check(&found, &path, &shape, &styles, &placements)?;
         if let Some((param, _)) = &sharded
-            && let Some((dim, ShardSizes::Uneven(_))) = param.info().sharding
+            && let Some((dim, ShardSizes::Uneven(_))) = param.info().sharding()
             && let Some((mesh_dim, _)) = self.cutting(&placements, dim).find(|(_, size)| *size > 1)
         {
             return Err(ParallelError::Lengths { param: path, dim, mesh_dim: self.mesh.names()[mesh_dim].clone() });

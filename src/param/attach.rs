@@ -19,7 +19,6 @@ use crate::{Error, Result, memory};
 
 /// A parameter, and the distributed parameter that it becomes.
 pub(crate) struct ShardAssignment {
-    pub(crate) path: Arc<str>,
     pub(crate) param: DistributedParameter,
     /// Present distribution of the parameter. `Some` if its value is gathered before it is sharded.
     pub(crate) gathered: Option<DistributedParameter>,
@@ -54,9 +53,7 @@ pub(crate) fn attach_shards<M: Module>(
     let model = copying(|| model.apply_reparameterization(&mut attach));
     match (attach.failed, attach.queue.pop_front()) {
         (Some(error), _) => Err(error),
-        (None, Some(ShardAssignment { path: param, .. })) => {
-            Err(ParamError::ParamNotVisited { param: param.to_string() }.into())
-        }
+        (None, Some(next)) => Err(ParamError::ParamNotVisited { param: next.param.info().path.to_string() }.into()),
         (None, None) => Ok(model),
     }
 }
@@ -84,7 +81,7 @@ impl Reparameterizer for &mut Attach {
             return (param, None);
         }
         let path = format!("{}{path}", self.inside);
-        let Some(next) = self.queue.pop_front_if(|next| *next.path == *path) else {
+        let Some(next) = self.queue.pop_front_if(|next| *next.param.info().path == *path) else {
             return (self.own_leaf(param), None);
         };
         match self.shard(&next, param.clone()) {
@@ -161,8 +158,8 @@ impl Attach {
         Ok(param.map(|_| shard.set_require_grad(require_grad)))
     }
 
-    fn call(&self, ShardAssignment { path, .. }: &ShardAssignment) -> Call {
-        Call::new(format!("{} {path}", self.label))
+    fn call(&self, next: &ShardAssignment) -> Call {
+        Call::new(format!("{} {}", self.label, next.param.info().path))
     }
 
     /// Returns this rank's local tensor of the value that the rank at coordinate `first` passes in `full`.

@@ -13,9 +13,10 @@ use smallvec::SmallVec;
 use super::options::cast;
 use super::recompute::context;
 use super::reduction::Reduced;
-use super::storage::UnshardedParams;
+use super::storage::persistent_copy;
+use super::thread::thread;
 use super::unit::{FEW_PASSES, Unit};
-use super::unit_pass::{BackwardScheduler, UnitPass};
+use super::unit_pass::UnitPass;
 use crate::autodiff::{self, BackwardStep, GraphOp, Retain};
 use crate::dtensor::MeshDims;
 
@@ -42,16 +43,7 @@ impl Like {
 /// It keeps its passes alive until then, because their gradients may still be held: one pass, or all passes of a
 /// checkpointed block.
 #[derive(Debug)]
-pub(super) struct RootPostBackward {
-    passes: SmallVec<[Arc<UnitPass>; 1]>,
-}
-
-impl RootPostBackward {
-    /// Creates the node for some passes of one rank.
-    pub(super) fn new(passes: impl IntoIterator<Item = Arc<UnitPass>>) -> Self {
-        Self { passes: passes.into_iter().collect() }
-    }
-}
+pub(super) struct RootPostBackward(pub(super) SmallVec<[Arc<UnitPass>; 1]>);
 
 impl GraphOp for RootPostBackward {
     fn forward(&self, parents: &[DispatchTensor]) -> DispatchTensor {
@@ -59,7 +51,7 @@ impl GraphOp for RootPostBackward {
     }
 
     fn backward(&self, step: &mut BackwardStep<'_>) {
-        for pass in &self.passes {
+        for pass in &self.0 {
             pass.progress.flush(step.depth());
             reduce(pass, pass.passes.order.flush(), step);
             give(pass.passes.reducer.reduce_postponed(step.backward(), &pass.reductions), step);
@@ -109,14 +101,17 @@ pub(super) fn nothing(like: &DispatchTensor) -> DispatchTensor {
     Dispatch::float_zeros([1].into(), &like.device(), like.dtype().into())
 }
 
+/// A tracked input of a unit: true once backward has passed its gradient on.
+pub(super) type TrackedInput = Arc<AtomicBool>;
+
 /// Autodiff node that makes a unit's parameters depend on what precedes the unit (rules 2 to 4 and 7): the unit's
 /// token, or a link of it. Its parents are the [`RootPostBackward`] of a shard or the previous link, and the tensor
 /// to which it ties the unit.
 #[derive(Debug)]
 pub(super) struct PostBackward {
     pass: Arc<UnitPass>,
-    /// Index and metadata of the input that this link ties, if any.
-    input: Option<(usize, Like)>,
+    /// The input that this link ties, if any, with the metadata of its gradient.
+    input: Option<(TrackedInput, Like)>,
     /// True if the unit's parameters depend on this link, which makes it the token.
     last: bool,
 }
@@ -124,8 +119,11 @@ pub(super) struct PostBackward {
 impl PostBackward {
     /// Creates a link to this tracked input, or to an earlier token or nothing if `input` is `None`. `last` makes the
     /// link the unit's token.
-    pub(super) fn new(pass: &Arc<UnitPass>, input: Option<&DispatchTensor>, last: bool) -> Arc<Self> {
-        let input = input.map(|tensor| (pass.add_input(autodiff::node_id(tensor.clone())), Like::of(tensor)));
+    pub(super) fn new(pass: &Arc<UnitPass>, input: Option<(&DispatchTensor, &TrackedInput)>, last: bool) -> Arc<Self> {
+        let input = input.map(|(tensor, input)| {
+            pass.add_input(autodiff::node_id(tensor.clone()));
+            (input.clone(), Like::of(tensor))
+        });
         Arc::new(Self { pass: pass.clone(), input, last })
     }
 }
@@ -144,11 +142,11 @@ impl GraphOp for PostBackward {
             reduce(&self.pass, self.pass.finish(), step);
         }
         // The operation that produced the input expects a gradient, even if the unit never used the input.
-        if let Some((number, like)) = &self.input
-            && !self.pass.input_seen(*number)
+        if let Some((input, like)) = &self.input
+            && !input.load(Relaxed)
         {
             self.pass.passes.order.pad();
-            UnitPass::pad(self.pass.around());
+            UnitPass::pad(self.pass.around.as_ref());
             self.pass.gather_around();
             step.give(1, || like.zeros());
         }
@@ -159,51 +157,35 @@ impl GraphOp for PostBackward {
 /// Autodiff node of an unsharded parameter. Its parents are the shard's leaf and the token.
 #[derive(Debug)]
 pub(super) struct UnshardedParamNode {
-    pub(super) pass: Arc<UnitPass>,
-    pub(super) position: usize,
-    pub(super) retain: Retain,
+    pass: Arc<UnitPass>,
+    position: usize,
+    retain: Retain,
+    /// Gathered value, until the node is created.
+    value: Mutex<Option<DispatchTensor>>,
+    /// Mesh dimensions over which the gradient is summed, if it differs between the tensor-parallel ranks.
+    partial: Option<MeshDims>,
+}
+
+impl UnshardedParamNode {
+    pub(super) fn new(
+        pass: Arc<UnitPass>,
+        position: usize,
+        retain: Retain,
+        value: DispatchTensor,
+        partial: Option<MeshDims>,
+    ) -> Arc<Self> {
+        Arc::new(Self { pass, position, retain, value: Mutex::new(Some(value)), partial })
+    }
 }
 
 impl GraphOp for UnshardedParamNode {
-    fn forward(&self, _: &[DispatchTensor]) -> DispatchTensor {
-        self.pass.buffer.view(self.position)
-    }
-
-    fn recompute(&self, _: &[DispatchTensor]) -> DispatchTensor {
-        self.pass.view_again(self.position)
-    }
-
-    fn retain(&self) -> Retain {
-        self.retain
-    }
-
-    fn backward(&self, step: &mut BackwardStep<'_>) {
-        progress(&self.pass, step);
-        self.pass.collect(self.position, step.take());
-        ran("UnshardedParamNode", Some(&self.pass), step);
-    }
-}
-
-/// Autodiff node of an unsharded parameter whose gradient differs between the tensor-parallel ranks. Its parents are
-/// the shard's leaf and the token.
-#[derive(Debug)]
-pub(super) struct PartialGradParamNode {
-    pub(super) pass: Arc<UnitPass>,
-    pub(super) position: usize,
-    /// Mesh dimensions over which the gradients are summed.
-    pub(super) dims: MeshDims,
-    pub(super) retain: Retain,
-    /// Gathered value, until the node is created.
-    pub(super) value: Mutex<Option<DispatchTensor>>,
-}
-
-impl GraphOp for PartialGradParamNode {
     fn forward(&self, _: &[DispatchTensor]) -> DispatchTensor {
         self.value.lock().take().expect("a graph node is created only once")
     }
 
     fn recompute(&self, _: &[DispatchTensor]) -> DispatchTensor {
-        self.pass.view_again(self.position)
+        let has_two_nodes = self.pass.grads.lock().is_partial_expected(self.position);
+        self.pass.buffer.view_again(self.position, has_two_nodes)
     }
 
     fn retain(&self) -> Retain {
@@ -212,8 +194,8 @@ impl GraphOp for PartialGradParamNode {
 
     fn backward(&self, step: &mut BackwardStep<'_>) {
         progress(&self.pass, step);
-        self.pass.grads.lock().add_partial(self.position, &self.dims, step.take());
-        ran("PartialGradParamNode", Some(&self.pass), step);
+        self.pass.collect(self.position, self.partial.as_deref(), step.take());
+        ran("UnshardedParamNode", Some(&self.pass), step);
     }
 }
 
@@ -222,7 +204,7 @@ impl GraphOp for PartialGradParamNode {
 #[derive(Debug)]
 pub(super) struct UnitInput {
     pub(super) pass: Arc<UnitPass>,
-    pub(super) input: usize,
+    pub(super) input: TrackedInput,
     /// Dtype of the input before the cast.
     pub(super) dtype: DType,
 }
@@ -234,7 +216,7 @@ impl GraphOp for UnitInput {
 
     fn backward(&self, step: &mut BackwardStep<'_>) {
         progress(&self.pass, step);
-        self.pass.see_input(self.input);
+        self.input.store(true, Relaxed);
         let grad = step.take();
         step.give(0, || cast(grad, Some(self.dtype)));
         ran("UnitInput", Some(&self.pass), step);
@@ -246,21 +228,15 @@ impl GraphOp for UnitInput {
 #[derive(Debug)]
 pub(super) struct PreBackward {
     /// The pass of the unit; `None` for a module that only encloses units.
-    pass: Option<Arc<UnitPass>>,
+    pub(super) pass: Option<Arc<UnitPass>>,
     /// Dtype of the output before the cast.
-    dtype: DType,
-}
-
-impl PreBackward {
-    pub(super) fn new(pass: Option<Arc<UnitPass>>, dtype: DType) -> Arc<Self> {
-        Arc::new(Self { pass, dtype })
-    }
+    pub(super) dtype: DType,
 }
 
 impl GraphOp for PreBackward {
     fn forward(&self, parents: &[DispatchTensor]) -> DispatchTensor {
         let dtype = self.pass.as_ref().and_then(|pass| pass.buffer.unit().precision().outputs);
-        UnshardedParams::copy_out(cast(parents[0].clone(), dtype))
+        persistent_copy(cast(parents[0].clone(), dtype))
     }
 
     fn backward(&self, step: &mut BackwardStep<'_>) {
@@ -292,8 +268,9 @@ pub(super) fn own_leaf(like: &DispatchTensor) -> DispatchTensor {
     autodiff::leaf(&Device::new(like.device()).inner(), like, true)
 }
 
-/// Frees the passes through these units on which no tensor depends, for units that may have several such passes.
-/// Call it only while none of these units is open and no backward runs.
+/// Frees this thread's passes through these units on which no tensor depends, for units that may have several such
+/// passes. Call it only while none of these units is open. It does nothing in a checkpointed block, or while a backward
+/// runs.
 ///
 /// If passes are still needed, such as those of several micro-batches in a pipeline, the number of passes that
 /// triggers the next sweep is doubled.
@@ -311,7 +288,11 @@ pub(super) fn own_leaf(like: &DispatchTensor) -> DispatchTensor {
 ///   own leaf ──┬───┴> RootPostBackward ──> PostBackward ──> ..      the pass
 ///              └────> Sweep                       its backward frees the pass, unless a tensor depends on it
 /// ```
-pub(super) fn sweep<'a>(passes: &BackwardScheduler, units: impl Iterator<Item = &'a Arc<Unit>>) {
+pub(super) fn sweep<'a>(units: impl Iterator<Item = &'a Arc<Unit>>) {
+    if context::is_any() || autodiff::is_in_backward() {
+        return;
+    }
+    let passes = thread(|thread| thread.passes.clone());
     for unit in units {
         if unit.left.load(Relaxed) < unit.swept_at.load(Relaxed) {
             continue;

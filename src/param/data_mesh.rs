@@ -29,6 +29,12 @@ impl FsdpMeshInfo {
         &self.mesh.names()[self.shard]
     }
 
+    /// Returns the dimension of the spec's mesh that shards the tensor over these ranks, if there is one.
+    pub(crate) fn sharding_dim(&self, spec: &DTensorSpec) -> Option<usize> {
+        let dim = spec.mesh().dim(self.shard_name()).ok()?;
+        matches!(spec.placements()[dim], Placement::Shard(_)).then_some(dim)
+    }
+
     /// Returns the group of the ranks that shard.
     ///
     /// # Errors
@@ -60,11 +66,16 @@ pub(crate) fn data_spec(
     if let Some((dim, _)) = sharding {
         placements[shard] = Placement::Shard(*dim);
     }
-    let mut layout = Layout::new(mesh.shape(), &placements)?;
-    if let Some((_, ShardSizes::Uneven(lengths))) = sharding {
-        layout = layout.with_uneven_sizes(shard, lengths.clone())?;
-    }
+    let layout = with_sizes(Layout::new(mesh.shape(), &placements)?, shard, sharding)?;
     DTensorSpec::new(mesh, layout, shape.to_vec().into(), dtype)
+}
+
+/// Returns the layout with the shard sizes of `sharding` along the mesh dimension `shard`.
+fn with_sizes(layout: Layout, shard: usize, sharding: Option<&(usize, ShardSizes)>) -> Result<Layout> {
+    match sharding {
+        Some((_, ShardSizes::Uneven(lengths))) => Ok(layout.with_uneven_sizes(shard, lengths.clone())?),
+        _ => Ok(layout),
+    }
 }
 
 /// Returns the spec of a parameter that is first sharded by tensor parallelism, as `tensor` describes, and then by
@@ -99,15 +110,12 @@ pub(crate) fn combine(
         placements[outer] = placement;
     }
     let outer = dim.map_or(&[][..], |dim| tensor.layout().shard_order(dim));
-    let mut layout = match dim {
+    let layout = match dim {
         Some(dim) if !outer.is_empty() => {
             let order: Vec<_> = outer.iter().map(|&sharding| of_tensor[sharding]).chain([shard]).collect();
             Layout::with_shard_order(mesh.shape(), &placements, &[(dim, &order)])?
         }
         _ => Layout::new(mesh.shape(), &placements)?,
     };
-    if let Some((_, ShardSizes::Uneven(lengths))) = sharding {
-        layout = layout.with_uneven_sizes(shard, lengths.clone())?;
-    }
-    DTensorSpec::new(&mesh, layout, tensor.shape().clone(), tensor.dtype())
+    DTensorSpec::new(&mesh, with_sizes(layout, shard, sharding)?, tensor.shape().clone(), tensor.dtype())
 }

@@ -88,7 +88,7 @@ impl DistributedParameter {
 
     /// Returns true if `fully_shard` distributed the parameter.
     pub(crate) fn is_data_parallel(&self) -> bool {
-        self.unit.is_data_parallel()
+        self.unit.data.is_some()
     }
 
     /// Returns the spec of the parameter over all mesh dimensions that place it, of which the base is the local
@@ -139,7 +139,7 @@ pub(super) fn copying<T>(copy: impl FnOnce() -> T) -> T {
 /// Returns the parameter whose base was visited last. Call it after its reparameterization was visited, too.
 pub(super) fn take_visited() -> Option<DistributedParameter> {
     let (unit, index, state) = TRAVERSAL.with(|traversal| traversal.visited.take())?;
-    Some(DistributedParameter::new(unit.upgrade()?, index, state.upgrade()?))
+    Some(DistributedParameter::new(unit.upgrade()?, index, ParamStateHandle::upgrade(&state)?))
 }
 
 /// Replaces the distributed parameter whose base is being mapped by `param`.
@@ -152,7 +152,7 @@ impl Module for DistributedParameter {
         let visited = (Arc::downgrade(&self.unit), self.index, self.state.downgrade());
         TRAVERSAL.with(|traversal| traversal.visited.replace(Some(visited)));
         self.unit.parts[self.index].iter().for_each(|part| part.visit(visitor));
-        self.adapter.iter().for_each(|adapter| visit_adapter(adapter, Self::NAME, visitor));
+        self.adapter.iter().for_each(|adapter| visit_adapter(adapter, visitor));
     }
 
     fn map<M: ModuleMapper>(self, mapper: &mut M) -> Self {
@@ -164,7 +164,7 @@ impl Module for DistributedParameter {
         }
         let Self { unit, index, state, adapter } = self;
         let state = if is_copying { state } else { state.mapped() };
-        let adapter = adapter.and_then(|adapter| map_adapter(*adapter, Self::NAME, mapper));
+        let adapter = adapter.and_then(|adapter| map_adapter(*adapter, mapper));
         next.unwrap_or(Self::new(unit, index, state)).adapted(adapter)
     }
 
@@ -234,22 +234,22 @@ fn left(adapter: LoraAdapter) -> Option<LoraAdapter> {
 }
 
 /// Presents the adapter's factors to `visitor` as burn does: next to the parameter, instead of inside the
-/// reparameterization named `around` that contains them.
-pub(super) fn visit_adapter<V: ModuleVisitor>(adapter: &LoraAdapter, around: &str, visitor: &mut V) {
-    visitor.exit_module(around, REPARAMETERIZATION);
+/// reparameterization that contains them.
+fn visit_adapter<V: ModuleVisitor>(adapter: &LoraAdapter, visitor: &mut V) {
+    visitor.exit_module(DistributedParameter::NAME, REPARAMETERIZATION);
     visitor.enter_module(ADAPTER, REPARAMETERIZATION);
     adapter.visit(visitor);
     visitor.exit_module(ADAPTER, REPARAMETERIZATION);
-    visitor.enter_module(around, REPARAMETERIZATION);
+    visitor.enter_module(DistributedParameter::NAME, REPARAMETERIZATION);
 }
 
 /// Does the same as [`visit_adapter`] for a mapper. Returns the mapped adapter, or `None` if [`take_adapters`] removed it.
-pub(super) fn map_adapter<M: ModuleMapper>(adapter: LoraAdapter, around: &str, mapper: &mut M) -> Option<LoraAdapter> {
-    mapper.exit_module(around, REPARAMETERIZATION);
+fn map_adapter<M: ModuleMapper>(adapter: LoraAdapter, mapper: &mut M) -> Option<LoraAdapter> {
+    mapper.exit_module(DistributedParameter::NAME, REPARAMETERIZATION);
     mapper.enter_module(ADAPTER, REPARAMETERIZATION);
     let adapter = left(adapter).map(|adapter| adapter.map(mapper));
     mapper.exit_module(ADAPTER, REPARAMETERIZATION);
-    mapper.enter_module(around, REPARAMETERIZATION);
+    mapper.enter_module(DistributedParameter::NAME, REPARAMETERIZATION);
     adapter
 }
 

@@ -11,6 +11,7 @@ use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
 use burn::tensor::{Tensor, TensorData};
 
 use super::shards::plain;
+use super::unit::Unit;
 use crate::comm::{Op, OpTiming, forget_panic};
 use crate::tensor_tree::TensorTree;
 
@@ -136,42 +137,23 @@ pub fn record_events<T>(program: impl FnOnce() -> T) -> (T, Vec<Event>) {
     (result, OBSERVERS.with(|observers| observers.events.replace(around)).unwrap_or_default())
 }
 
-/// Records an event of the unit with this path.
-pub(super) fn happened(
-    kind: EventKind,
-    unit: impl FnOnce() -> Arc<str>,
-    training_state: TrainingState,
-    state: impl FnOnce() -> ShardedState,
-) {
-    tell(kind, unit, training_state, state, None);
+impl Event {
+    /// Creates an event of a unit that happens now.
+    pub(super) fn of(unit: &Unit, kind: EventKind, training_state: TrainingState, state: ShardedState) -> Self {
+        Self { kind, unit: unit.label(), training_state, state, at: Instant::now(), timing: None }
+    }
 }
 
-/// Records that a collective of the unit is complete.
-pub(super) fn done(
-    op: Op,
-    unit: impl FnOnce() -> Arc<str>,
-    during: TrainingState,
-    state: ShardedState,
-    timing: Option<OpTiming>,
-) {
-    tell(EventKind::Done(op), unit, during, || state, timing);
-}
-
-fn tell(
-    kind: EventKind,
-    unit: impl FnOnce() -> Arc<str>,
-    training_state: TrainingState,
-    state: impl FnOnce() -> ShardedState,
-    timing: Option<OpTiming>,
-) {
+/// Records an event of a unit. `event` is called only while events are observed.
+pub(super) fn happened(event: impl FnOnce() -> Event) {
     let is_traced = tracing::enabled!(target: TARGET, tracing::Level::TRACE);
     let is_recorded = OBSERVERS.with(|observers| observers.events.borrow().is_some());
     if !is_traced && !is_recorded {
         return;
     }
-    let event = Event { kind, unit: unit(), training_state, state: state(), at: Instant::now(), timing };
+    let event = event();
     if is_traced {
-        let Event { unit, training_state, state, .. } = &event;
+        let Event { kind, unit, training_state, state, .. } = &event;
         tracing::trace!(target: TARGET, %kind, unit = &**unit, ?training_state, ?state);
     }
     OBSERVERS.with(|observers| observers.events.borrow_mut().iter_mut().for_each(|events| events.push(event.clone())));

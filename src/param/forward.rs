@@ -6,14 +6,15 @@ use burn::module::Module;
 use smallvec::SmallVec;
 
 use super::ParamError;
+use super::backward_nodes::sweep;
 use super::events::ProbedUnit;
 use super::options::cast;
 use super::panicked::noting_panics;
 use super::prefetch::prefetch;
-use super::scope::{ForwardScope, sweep_passes};
+use super::scope::{ForwardScope, UnitAccess};
 use super::shards::LocalShards;
 use super::unit::Unit;
-use super::unit_stack::{self, UnitEntry, UnitGuard};
+use super::unit_stack::{self, GroupUnit, UnitGuard};
 use super::visit::check_not_replaced;
 use super::visit::{Visited, walk};
 use crate::Result;
@@ -114,7 +115,7 @@ where
         return forward(module, input, &[]);
     };
     if !unit_stack::is_any() {
-        sweep_passes(own.iter().chain(&inside).map(|(unit, _)| unit));
+        sweep(own.iter().chain(&inside).map(|(unit, _)| unit));
     }
     let Some((first, _)) = own.first() else {
         let open = UnitGuard::new(None, inside);
@@ -129,24 +130,35 @@ where
     inside.extend(own.iter().skip(1).filter(|(unit, _)| !unit.is_group()).cloned());
     let mut inside = Some(inside);
     let units: SmallVec<[Arc<Unit>; 1]> = own.iter().map(|(unit, _)| unit.clone()).collect();
-    let entry = |(unit, shards): (Arc<Unit>, LocalShards)| (unit_stack::entry_of(&unit, shards), unit);
-    let mut entries: SmallVec<[(UnitEntry, Arc<Unit>); 1]> = own.into_iter().map(entry).collect();
+    let group = |(unit, shards): (Arc<Unit>, _)| (unit_stack::group_of(&unit, &shards), unit, shards);
+    let mut own: SmallVec<[_; 1]> = own.into_iter().map(group).collect();
     // The module's units are entered one inside the other. A group unit stays entered when this module is left, so
     // group units come first, and all guards are above them on the stack.
-    entries.sort_by_key(|(entry, _)| !entry.outlives_module());
-    let mut joined: SmallVec<[(usize, LocalShards); 1]> = SmallVec::new();
+    own.sort_by_key(|(group, ..)| group.is_none());
+    let mut member_of: SmallVec<[(usize, LocalShards); 1]> = SmallVec::new();
     let mut open: SmallVec<[UnitGuard; 1]> = SmallVec::new();
-    for (entry, unit) in entries {
-        unit_stack::close_read(&unit);
-        let (next, tied) = pre_forward(&unit, entry, &mut inside, input);
-        input = tied;
-        match next {
-            EnteredUnit::Open(guard) => open.push(guard),
-            EnteredUnit::Member { at, shards } => joined.push((at, shards)),
+    for (group, unit, shards) in own {
+        match group {
+            None => {
+                let push = |scope| UnitGuard::new(Some(scope), inside.take().unwrap_or_default());
+                let (guard, tied) = pre_forward(&unit, shards, UnitAccess::Forward, input, push);
+                open.push(guard);
+                input = tied;
+            }
+            Some(GroupUnit::Closed(all)) => {
+                let (at, tied) = pre_forward(&unit, all, UnitAccess::Forward, input, unit_stack::open_group);
+                member_of.push((at, shards));
+                input = tied;
+            }
+            Some(GroupUnit::Open(at)) => {
+                unit_stack::close_read(&unit);
+                member_of.push((at, shards));
+                input = input.map_floats(&mut |tensor| cast(tensor, unit.precision().inputs));
+            }
         }
     }
     let member = |(at, shards)| UnitGuard::member(at, shards, inside.take().unwrap_or_default());
-    open.extend(joined.into_iter().map(member));
+    open.extend(member_of.into_iter().map(member));
     let output = noting_panics(|| forward(module, input, &units));
     let output = open.into_iter().rev().fold(output, |output, open| open.leave(output));
     match probed {
@@ -155,45 +167,25 @@ where
     }
 }
 
-/// Result of entering one unit of a module.
-enum EnteredUnit {
-    Open(UnitGuard),
-    /// The module is one of several of a unit, which is at index `at` of the stack of entered units.
-    Member {
-        at: usize,
-        shards: LocalShards,
-    },
-}
-
-/// Enters `unit` as `entry` says. If the new stack entry is the first for this module, it takes over the
-/// units `inside` the module.
-fn pre_forward<I: TensorTree>(
+/// Opens `unit` on these shards, gathers it, and lets `push` put it on the stack of open units.
+pub(super) fn pre_forward<I: TensorTree, T>(
     unit: &Arc<Unit>,
-    entry: UnitEntry,
-    inside: &mut Option<Vec<(Arc<Unit>, LocalShards)>>,
+    shards: LocalShards,
+    access: UnitAccess,
     input: I,
-) -> (EnteredUnit, I) {
-    match entry {
-        UnitEntry::Joins { at, shards } => {
-            let dtype = unit.precision().inputs;
-            (EnteredUnit::Member { at, shards }, input.map_floats(&mut |tensor| cast(tensor, dtype)))
-        }
-        UnitEntry::Opens { all, one } => {
-            let (scope, input) = ForwardScope::open(unit, all, unit_stack::opening(unit), input).or_unwind();
-            // Not when the first parameter is read: a rank that reads none must participate in the all-gather too.
-            scope.pass.buffer.gather().or_unwind();
-            let pass = (!scope.again).then(|| scope.pass.clone());
-            let entered = match one {
-                Some(shards) => EnteredUnit::Member { at: unit_stack::open_group(scope), shards },
-                None => EnteredUnit::Open(UnitGuard::new(Some(scope), inside.take().unwrap_or_default())),
-            };
-            if let Some(pass) = pass {
-                prefetch(unit);
-                pass.begin();
-            }
-            (entered, input)
-        }
+    push: impl FnOnce(ForwardScope) -> T,
+) -> (T, I) {
+    unit_stack::close_read(unit);
+    let (scope, input) = ForwardScope::open(unit, shards, access, input).or_unwind();
+    // Not when the first parameter is read: a rank that reads none must participate in the all-gather too.
+    scope.pass.buffer.gather().or_unwind();
+    let pass = (!scope.again).then(|| scope.pass.clone());
+    let pushed = push(scope);
+    if let Some(pass) = pass {
+        prefetch(unit);
+        pass.begin();
     }
+    (pushed, input)
 }
 
 /// Units of one module, each with this rank's shards of the module's parameters.

@@ -75,7 +75,7 @@ pub fn full_model_on<M: Module>(model: &M, rank: usize) -> Result<Option<M>> {
     if ![&first].into_iter().chain(meshes).any(|mesh| mesh.ranks().contains(&rank)) {
         return Err(ParamError::NotOfMesh { rank, mesh: first.to_string() }.into());
     }
-    full_model_of(model, walk, first.rank() == rank)
+    gathered(model, walk, first.rank() == rank)
 }
 
 /// Like [`full_model`], but returns the model only on ranks with `stay`. A model without distributed parameters is
@@ -89,20 +89,17 @@ pub fn full_model_on<M: Module>(model: &M, rank: usize) -> Result<Option<M>> {
 pub(crate) fn full_model_if<M: Module>(model: &M, stay: bool) -> Result<Option<M>> {
     let walk = walk(model);
     check_not_replaced(model, &walk)?;
-    full_model_of(model, walk, stay)
+    gathered(model, walk, stay)
 }
 
-fn full_model_of<M: Module>(model: &M, walk: Walk, stay: bool) -> Result<Option<M>> {
-    sync_buffers(model)?;
-    gathered(model, walk.distributed, stay)?.map(unshared).transpose()
-}
-
-/// Gathers the parameters unit by unit. Returns the ordinary module if `stay` is true; otherwise frees each unit at
-/// once.
+/// Synchronizes the buffers, and gathers the parameters unit by unit. Returns the ordinary module if `stay` is true;
+/// otherwise frees each unit at once.
 ///
 /// # Errors
 /// The error of a collective.
-fn gathered<M: Module>(model: &M, visited: Vec<Visited>, stay: bool) -> Result<Option<M>> {
+fn gathered<M: Module>(model: &M, walk: Walk, stay: bool) -> Result<Option<M>> {
+    sync_buffers(model)?;
+    let visited = walk.distributed;
     let by_unit = |visited: &Visited| Arc::as_ptr(&visited.param.unit);
     // Gather units in the order of the model: their addresses differ between ranks.
     let order = visited.iter().map(by_unit).unique().collect_vec();
@@ -118,10 +115,10 @@ fn gathered<M: Module>(model: &M, visited: Vec<Visited>, stay: bool) -> Result<O
         }
         open.extend(stay.then_some(unit));
     }
-    Ok(stay.then(|| {
+    let ordinary = stay.then(|| {
         let (model, adapters) = take_adapters(model.clone());
-        let factors = adapters.into_iter().map(|(path, adapter)| (path, adapter.materialize()));
-        let factors = factors.collect();
-        put_adapters(model.materialize(), factors)
-    }))
+        let adapters = adapters.into_iter().map(|(path, adapter)| (path, adapter.materialize()));
+        put_adapters(model.materialize(), adapters.collect())
+    });
+    ordinary.map(unshared).transpose()
 }

@@ -104,7 +104,7 @@ pub(crate) use forward::{ModuleUnits, units_of};
 #[cfg(feature = "store")]
 pub(crate) use full::full_model_if;
 pub use full::{full_model, full_model_on};
-pub(crate) use model_scan::{Layer, ModelScan, ScannedParam};
+pub(crate) use model_scan::{Layer, ModelScan, ScannedParam, check_patterns};
 pub(crate) use offload::CpuOffload;
 pub use offload::OffloadPolicy;
 pub(crate) use offload::move_other_params;

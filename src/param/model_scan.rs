@@ -158,49 +158,8 @@ impl ModelScan {
         }
     }
 
-    /// Checks that every pattern matches a module.
-    ///
-    /// # Errors
-    /// [`ParamError::NoMatch`].
-    pub(crate) fn check_modules<'a>(
-        &self,
-        patterns: impl IntoIterator<Item = &'a PathPattern>,
-    ) -> Result<(), ParamError> {
-        matched(patterns, "module", &self.modules())
-    }
-
-    /// Checks that every pattern matches a parameter.
-    ///
-    /// # Errors
-    /// [`ParamError::NoMatch`].
-    pub(crate) fn check_params(&self, patterns: &[PathPattern]) -> Result<(), ParamError> {
-        matched(patterns, "parameter", &self.paths())
-    }
-
-    /// Checks that every pattern matches a module or a parameter. A pattern that matches the empty path selects the
-    /// model.
-    ///
-    /// # Errors
-    /// [`ParamError::NoMatch`].
-    pub(crate) fn check_any<'a>(&self, patterns: impl IntoIterator<Item = &'a PathPattern>) -> Result<(), ParamError> {
-        let named = patterns.into_iter().filter(|pattern| !pattern.matches(""));
-        matched(named, "module or parameter", &[self.modules(), self.paths()].concat())
-    }
-
-    /// Checks that every pattern matches one of the paths in `present`. `what` names the kind of items for the error.
-    ///
-    /// # Errors
-    /// [`ParamError::NoMatch`].
-    pub(crate) fn check_paths<'a>(
-        patterns: impl IntoIterator<Item = &'a PathPattern>,
-        what: &'static str,
-        present: &[String],
-    ) -> Result<(), ParamError> {
-        matched(patterns, what, present)
-    }
-
     /// Returns the paths of all parameters, including those that cannot be distributed.
-    pub(super) fn paths(&self) -> Vec<String> {
+    pub(crate) fn paths(&self) -> Vec<String> {
         self.foreign.iter().map(|(path, _)| path.join(".")).chain(self.params.iter().map(ScannedParam::path)).collect()
     }
 }
@@ -215,8 +174,8 @@ impl ScannedParam {
     }
 
     /// Returns the global shape of the parameter, of which only a shard may be stored.
-    pub(crate) fn global_shape(&self) -> &[usize] {
-        self.distributed.as_ref().map_or(&self.shape, |param| &param.info().shape)
+    pub(crate) fn global_shape(&self) -> Vec<usize> {
+        self.distributed.as_ref().map_or_else(|| self.shape.clone(), |param| param.info().shape().to_vec())
     }
 
     /// Returns the path of the ancestor `above` levels up: 0 is the parameter itself, 1 its layer.
@@ -252,8 +211,11 @@ impl ScannedParam {
     }
 }
 
-/// Checks that every pattern matches one of `present`.
-fn matched<'a>(
+/// Checks that every pattern matches one of `present_paths`. `what` names the kind of these items.
+///
+/// # Errors
+/// [`ParamError::NoMatch`].
+pub(crate) fn check_patterns<'a>(
     patterns: impl IntoIterator<Item = &'a PathPattern>,
     what: &'static str,
     present_paths: &[String],

@@ -11,8 +11,9 @@ use smallvec::SmallVec;
 
 use super::ParamError;
 use super::recompute::context;
+use super::shards::LocalShards;
 use super::unit::Unit;
-use super::unit_stack::{self, InnermostUnit};
+use super::unit_stack;
 use crate::Error;
 use crate::burn_compat::{consumed_node, is_about_dtypes};
 use crate::comm::{forget_panic, note_panic};
@@ -25,10 +26,11 @@ pub(super) fn noting_panics<O>(forward: impl FnOnce() -> O) -> O {
         Ok(output) => output,
         Err(payload) => {
             note_panic(&*payload, |text| {
-                let InnermostUnit { unit, may_be_over, inside } = unit_stack::innermost_unit()?;
                 let phase = if context::anchor().is_some() { "recomputation" } else { "forward" };
-                let place = if may_be_over { "in or after" } else { "in" };
-                Some(format!("{place} the {phase} of {}{}", full_name(&unit), precision_note(&unit, text, &inside)))
+                unit_stack::with_innermost_unit(|unit, may_be_over, inside| {
+                    let place = if may_be_over { "in or after" } else { "in" };
+                    format!("{place} the {phase} of {}{}", full_name(unit), precision_note(unit, text, inside))
+                })
             });
             resume_unwind(payload)
         }
@@ -147,14 +149,15 @@ pub(super) fn full_name(unit: &Unit) -> String {
 
 /// Returns a clause about the element type that the unit's policy sets, if it sets one, with the remedy for a panic
 /// whose `text` is about element types. `inside` are units inside this one, whose outputs it may have computed with.
-pub(super) fn precision_note(unit: &Unit, text: &str, inside: &[Arc<Unit>]) -> String {
+pub(super) fn precision_note(unit: &Unit, text: &str, inside: &[(Arc<Unit>, LocalShards)]) -> String {
     let weights = || unit.params.iter().find_map(|param| param.compute);
     let Some(dtype) = unit.precision().inputs.or_else(weights) else { return String::new() };
     let note = format!(", which computes in {}", dtype.name());
     if !is_about_dtypes(text) {
         return note;
     }
-    let returns_other = |unit: &Arc<Unit>| Some((unit.label(), unit.precision().outputs.filter(|&out| out != dtype)?));
+    let returns_other =
+        |(unit, _): &(Arc<Unit>, _)| Some((unit.label(), unit.precision().outputs.filter(|&out| out != dtype)?));
     let inner = inside.iter().find_map(returns_other).map(|(label, out)| {
         format!(
             ". Unit `{label}` inside it returns {}: set `with_output_dtype` for the outermost unit only, and a policy \

@@ -2,8 +2,8 @@
 
 use std::sync::{Arc, Weak};
 
-use super::collectives::UnitAllGather;
-use super::events::{EventKind, ShardedState, TrainingState, happened};
+use super::collectives::UnitCollectiveKind;
+use super::events::{Event, EventKind, ShardedState, TrainingState, happened};
 use super::shards::LocalShards;
 use super::storage::GatherOrigin;
 use super::unit::Unit;
@@ -26,13 +26,15 @@ pub(super) fn prefetch(unit: &Arc<Unit>) {
     let named = unit.prefetch.lock().forward.clone();
     let next = match named {
         Some(units) => units,
-        None if unit.moves_meanwhile() => unit.follower().into_iter().collect(),
+        None if unit.moves_meanwhile() => unit.follower.lock().clone().into_iter().collect(),
         None if unit_stack::is_first() => return post_followers(unit),
         None => return,
     };
     for next in next.iter().filter_map(Weak::upgrade) {
-        if let Some(shards) = unit_stack::shards_inside(&next) {
-            prefetch_unit(&next, &shards);
+        if let Some(shards) = unit_stack::shards_inside(&next)
+            && !next.copies.has(&shards, false)
+        {
+            begin_gather(&next, &shards, GatherOrigin::Prefetch);
         }
     }
 }
@@ -40,12 +42,14 @@ pub(super) fn prefetch(unit: &Arc<Unit>) {
 /// Posts the all-gathers of the units that followed `unit`. Stops at the first unit that needs none or has one
 /// already, because units that run twice may follow each other in a cycle.
 fn post_followers(unit: &Unit) {
-    let mut next = unit.follower();
+    let mut next = unit.follower.lock().clone();
     while let Some(unit) = next.as_ref().and_then(Weak::upgrade)
         && let Some(shards) = unit_stack::shards_inside(&unit)
-        && post(&unit, &shards)
+        && unit.is_gathered()
+        && !unit.copies.has(&shards, true)
     {
-        next = unit.follower();
+        begin_gather(&unit, &shards, GatherOrigin::Posted);
+        next = unit.follower.lock().clone();
     }
 }
 
@@ -53,23 +57,6 @@ fn post_followers(unit: &Unit) {
 pub(crate) fn unshard_unit(unit: &Unit, shards: &LocalShards) {
     if !unit.copies.has_retained(shards) {
         begin_gather(unit, shards, GatherOrigin::Program);
-    }
-}
-
-/// Posts the all-gather whose result the running forward will use. Returns false if it was posted before, or if
-/// the unit needs none.
-fn post(unit: &Unit, shards: &LocalShards) -> bool {
-    let posts = unit.is_gathered() && !unit.copies.has(shards, true);
-    if posts {
-        begin_gather(unit, shards, GatherOrigin::Posted);
-    }
-    posts
-}
-
-/// Starts gathering the parameters that the running forward will need, unless that has been done.
-fn prefetch_unit(unit: &Unit, shards: &LocalShards) {
-    if !unit.copies.has(shards, false) {
-        begin_gather(unit, shards, GatherOrigin::Prefetch);
     }
 }
 
@@ -82,12 +69,12 @@ fn begin_gather(unit: &Unit, shards: &LocalShards, origin: GatherOrigin) {
     let is_under_way = unit.copies.promote(shards, origin).unwrap_or_else(|| {
         let call = Call { model: unit.model(shards), ..Call::new(unit.label()).with_phase(phase) };
         let sent = unit.computed(true, &shards.members, shards.plain());
-        let gathering = unit.all_gather(UnitAllGather::Forward, call, &shards.members, sent);
+        let gathering = unit.all_gather(UnitCollectiveKind::Shards, call, &shards.members, sent, unit.offloaded());
         let is_under_way = gathering.is_under_way();
         unit.copies.gather(shards, gathering, origin);
         is_under_way
     });
     if is_under_way && origin != GatherOrigin::Posted {
-        happened(EventKind::Unshard, || unit.label(), during, || ShardedState::Unsharded);
+        happened(|| Event::of(unit, EventKind::Unshard, during, ShardedState::Unsharded));
     }
 }

@@ -11,13 +11,13 @@ use parking_lot::Mutex;
 use smallvec::SmallVec;
 
 use super::ParamError;
-use super::backward_nodes::PartialGradParamNode;
+use super::backward_nodes::{UnshardedParamNode, sweep};
 use super::distributed::DistributedParameter;
+use super::forward::pre_forward;
 use super::panicked::note_read_outside;
-use super::prefetch::prefetch;
-use super::scope::{ForwardScope, ScopeOptions, sweep_passes};
+use super::scope::{ForwardScope, UnitAccess};
 use super::shards::{LocalShards, plain};
-use super::unit::{Kept, Unit};
+use super::unit::Unit;
 use super::unit_pass::UnitPass;
 use super::unit_stack::{self, UnitGuard};
 use crate::autodiff::{self, Retain};
@@ -266,39 +266,30 @@ fn dtensor_of<const D: usize>(param: &DistributedParameter, base: Tensor<D>) -> 
 /// Reads a parameter with `f`: in its unit's open scope, or in a scope opened for this read. `f` receives the scope
 /// and the parameter's position in it.
 fn read<T>(param: &DistributedParameter, base: DispatchTensor, f: impl FnOnce(&ForwardScope, usize) -> T) -> T {
+    let position = |shards: &LocalShards| shards.position(param.index, &base);
     let open = unit_stack::find(|scope| {
-        let same = Arc::ptr_eq(scope.pass.buffer.unit(), &param.unit);
-        let position = same.then(|| scope.shards.position(param.index, &base))??;
+        let position = scope.is_of(&param.unit).then(|| position(&scope.shards))??;
         Some((scope.clone(), position))
     });
     if let Some((scope, position)) = open {
         return f(&scope, position);
     }
-    let position = |shards: &LocalShards| shards.position(param.index, &base);
-    if let Some(scope) = unit_stack::by_read(&param.unit, |shards| position(shards).is_some()) {
-        if !scope.again {
-            prefetch(&param.unit);
-            scope.pass.begin();
-        }
+    // The unit stays open until another unit is read, or the module around it is left.
+    if let Some(shards) = unit_stack::inside(&param.unit, |shards| position(shards).is_some()) {
+        let (scope, ()) = pre_forward(&param.unit, shards, UnitAccess::Read, (), unit_stack::open_by_read);
         return f(&scope, position(&scope.shards).expect("the scope was opened for these shards"));
     }
     // On backends other than Flex, an untracked shard cannot be matched with the open unit. So a read while the
     // unit is open is never reported.
-    if unit_stack::find(|scope| Arc::ptr_eq(scope.pass.buffer.unit(), &param.unit).then_some(())).is_none() {
+    if unit_stack::find(|scope| scope.is_of(&param.unit).then_some(())).is_none() {
         note_read_outside(&param.unit, param.index);
     }
     if !unit_stack::is_any() {
-        sweep_passes(std::iter::once(&param.unit));
+        sweep(std::iter::once(&param.unit));
     }
-    let kept = match param.unit.kept() {
-        Kept::Part => Kept::Shard,
-        kept => kept,
-    };
-    let label = format!("{} (outside its unit)", param.info().path).into();
-    let opening = ScopeOptions { kept, lone: true, label, ..unit_stack::opening(&param.unit) };
-    let (scope, ()) =
-        ForwardScope::open(&param.unit, LocalShards::one(param.index, param.state.clone(), base), opening, ())
-            .or_unwind();
+    let access = UnitAccess::LoneRead(format!("{} (outside its unit)", param.info().path).into());
+    let shards = LocalShards::new([(param.index, param.state.clone(), base)]);
+    let (scope, ()) = ForwardScope::open(&param.unit, shards, access, ()).or_unwind();
     unit_stack::follow(&scope);
     if !scope.again {
         scope.pass.begin();
@@ -315,8 +306,8 @@ fn read<T>(param: &DistributedParameter, base: DispatchTensor, f: impl FnOnce(&F
 pub(super) fn stored<const D: usize>(param: &DistributedParameter, base: Tensor<D>) -> Result<Tensor<D>> {
     // Without autodiff: burn's graph would otherwise keep the shard alive until a backward.
     let base = base.inner();
-    let _open =
-        open_gathered(&param.unit, LocalShards::one(param.index, param.state.clone(), base.clone().into_dispatch()))?;
+    let shards = LocalShards::new([(param.index, param.state.clone(), base.clone().into_dispatch())]);
+    let _open = open_gathered(&param.unit, shards)?;
     value(param, base)
 }
 
@@ -326,9 +317,7 @@ pub(super) fn stored<const D: usize>(param: &DistributedParameter, base: Tensor<
 /// # Errors
 /// Those of [`ForwardScope::open`], and of the all-gather.
 pub(super) fn open_gathered(unit: &Arc<Unit>, shards: LocalShards) -> Result<UnitGuard> {
-    let opening =
-        ScopeOptions { stored: true, kept: Kept::Shard, tracked: false, earlier: None, ..unit_stack::opening(unit) };
-    let (scope, ()) = ForwardScope::open(unit, shards, opening, ())?;
+    let (scope, ()) = ForwardScope::open(unit, shards, UnitAccess::Stored, ())?;
     scope.pass.buffer.gather()?;
     scope.pass.begin();
     Ok(UnitGuard::new(Some(scope), Vec::new()))
@@ -370,13 +359,8 @@ impl Varying {
         // The gradient of a frozen parameter is not needed, so no partial gradients have to be summed.
         let Some(parent) = &self.parent else { return self.value.clone() };
         self.pass.grads.lock().expect_partial(self.position, dims);
-        let op = PartialGradParamNode {
-            pass: self.pass.clone(),
-            position: self.position,
-            dims: dims.into(),
-            retain: self.retain,
-            value: Mutex::new(Some(plain(self.value.clone()))),
-        };
-        autodiff::binary(parent.clone(), self.token.clone(), Arc::new(op))
+        let (pass, value) = (self.pass.clone(), plain(self.value.clone()));
+        let node = UnshardedParamNode::new(pass, self.position, self.retain, value, Some(dims.into()));
+        autodiff::binary(parent.clone(), self.token.clone(), node)
     }
 }

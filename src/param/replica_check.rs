@@ -18,7 +18,7 @@
 
 use std::mem;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
 use burn::backend::DispatchTensor;
 use parking_lot::Mutex;
@@ -42,7 +42,7 @@ impl Unit {
     /// its unit. Returns the state of the check if this pass is checked.
     pub(super) fn begin_pass(&self, alone: Option<usize>) -> Option<CheckedPass> {
         let data = self.data.as_ref().filter(|data| data.verify.every > 0 && data.ranks() > 1)?;
-        let step = self.passed.0[alone.map_or(0, |param| param + 1)].fetch_add(1, Ordering::Relaxed) + 1;
+        let step = self.passed[alone.map_or(0, |param| param + 1)].fetch_add(1, Ordering::Relaxed) + 1;
         step.is_multiple_of(data.verify.every).then(|| CheckedPass { step, gathered: OnceLock::new() })
     }
 
@@ -54,7 +54,7 @@ impl Unit {
         unsharded: impl Iterator<Item = &'a DispatchTensor>,
     ) {
         if self.data.as_ref().and_then(sharding).is_some() {
-            let sharded = members.iter().zip(unsharded).filter(|(member, _)| self.params[**member].sharding.is_some());
+            let sharded = members.iter().zip(unsharded).filter(|(member, _)| self.params[**member].is_sharded());
             let _ = due.gathered.set(memory::digests(sharded.map(|(_, full)| full)));
         }
     }
@@ -73,63 +73,58 @@ impl Unit {
         if let Some(due) = due {
             carried.due = Some(due.step);
             if data.verify.stored {
-                carried.replicate.extend(self.same_on_replicas(ReplicatedValue::Weight, due.step, members, shards));
-                carried.shard.extend(self.same_on_shards(ReplicatedValue::Weight, due.step, members, shards));
+                let stored = |ranks| self.same_on(ranks, ReplicatedValue::Weight, due.step, members, shards);
+                carried.replicate.extend(stored(ComparedRanks::Replicate));
+                carried.shard.extend(stored(ComparedRanks::Shard));
             }
             carried.shard.extend(self.gathered(due, members));
         }
         carried
     }
 
-    /// Computes digests of the `gradients` of the checked pass `step`, once they are averaged over the ranks that
-    /// shard.
-    pub(super) fn compare_sharded(&self, step: u64, members: &[usize], gradients: &[DispatchTensor]) {
-        if let Some(data) = &self.data {
-            let digests = self.same_on_shards(ReplicatedValue::Gradient, step, members, gradients);
-            data.verify.gradients.lock().shard.extend(digests);
-        }
-    }
-
-    /// Computes digests of the `gradients` of the checked pass `step`, once they are averaged over all ranks.
-    pub(super) fn compare_replicated(&self, step: u64, members: &[usize], gradients: &[DispatchTensor]) {
-        if let Some(data) = &self.data {
-            let digests = self.same_on_replicas(ReplicatedValue::Gradient, step, members, gradients);
-            data.verify.gradients.lock().replicate.extend(digests);
-        }
-    }
-
-    /// Returns the digests of `tensors`, one for each of `members`, if other replicas hold the same values.
-    fn same_on_replicas(
+    /// Computes digests of the `gradients` of the checked pass `step`, once they are averaged over these ranks.
+    pub(super) fn compare_gradients(
         &self,
+        ranks: ComparedRanks,
+        step: u64,
+        members: &[usize],
+        gradients: &[DispatchTensor],
+    ) {
+        if let Some(data) = &self.data {
+            let digests = self.same_on(ranks, ReplicatedValue::Gradient, step, members, gradients);
+            let mut pending = data.verify.gradients.lock();
+            match ranks {
+                ComparedRanks::Shard => pending.shard.extend(digests),
+                ComparedRanks::Replicate => pending.replicate.extend(digests),
+            }
+        }
+    }
+
+    /// Returns the digests of those of `tensors`, one for each of `members`, that must be identical on several of these
+    /// ranks.
+    fn same_on(
+        &self,
+        ranks: ComparedRanks,
         of: ReplicatedValue,
         step: u64,
         members: &[usize],
         tensors: &[DispatchTensor],
     ) -> Option<Digests> {
-        self.data.as_ref()?.replicate.as_ref().filter(|group| has_others(group))?;
-        let params = members.iter().map(|&member| &self.params[member]);
-        digests(of, step, params, memory::digests(tensors.iter()))
-    }
-
-    /// Returns the digests of the tensors of replicated parameters, if several ranks shard the unit.
-    fn same_on_shards(
-        &self,
-        of: ReplicatedValue,
-        step: u64,
-        members: &[usize],
-        tensors: &[DispatchTensor],
-    ) -> Option<Digests> {
-        sharding(self.data.as_ref()?)?;
-        let params = members.iter().map(|&member| &self.params[member]);
-        let replicated = params.zip(tensors).filter(|(param, _)| param.sharding.is_none());
-        let values = memory::digests(replicated.clone().map(|(_, tensor)| tensor));
-        digests(of, step, replicated.map(|(param, _)| param), values)
+        let data = self.data.as_ref()?;
+        match ranks {
+            ComparedRanks::Shard => sharding(data)?,
+            ComparedRanks::Replicate => data.replicate.as_ref().filter(|group| has_others(group))?,
+        };
+        let params = members.iter().map(|&member| &self.params[member]).zip(tensors);
+        let same = params.filter(|(param, _)| ranks == ComparedRanks::Replicate || !param.is_sharded());
+        let values = memory::digests(same.clone().map(|(_, tensor)| tensor));
+        digests(of, step, same.map(|(param, _)| param), values)
     }
 
     /// Returns the digests of the gathered weights. They are unknown if forward has not left the unit on this rank.
     fn gathered(&self, due: &CheckedPass, members: &[usize]) -> Option<Digests> {
         sharding(self.data.as_ref()?)?;
-        let sharded = members.iter().map(|&member| &self.params[member]).filter(|param| param.sharding.is_some());
+        let sharded = members.iter().map(|&member| &self.params[member]).filter(|param| param.is_sharded());
         let values = due.gathered.get().cloned().unwrap_or_else(|| vec![None; sharded.clone().count()]);
         digests(ReplicatedValue::GatheredWeight, due.step, sharded, values)
     }
@@ -147,17 +142,25 @@ fn digests<'a>(
 }
 
 /// Interval and extent of the replica check, and the digests that wait for the next reduction.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct ReplicaCheck {
-    pub(super) every: u64,
+    /// Every n-th pass of a unit is checked, where n is this number; 0 disables the check.
+    pub(crate) every: u64,
     /// True if stored weights are compared too.
-    pub(super) stored: bool,
-    pub(super) gradients: Mutex<PendingDigests>,
+    pub(crate) stored: bool,
+    pub(crate) gradients: Mutex<PendingDigests>,
+}
+
+/// Ranks on which values are compared: those that shard, or the replicas.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum ComparedRanks {
+    Shard,
+    Replicate,
 }
 
 /// Digests that the reductions of a pass compare.
 #[derive(Debug, Default)]
-pub(super) struct PendingDigests {
+pub(crate) struct PendingDigests {
     /// Number of the pass if its reduced gradients are compared next; `None` otherwise.
     pub(super) due: Option<u64>,
     /// Digests to compare over the ranks that shard.
@@ -166,37 +169,9 @@ pub(super) struct PendingDigests {
     pub(super) replicate: Vec<Digests>,
 }
 
-impl ReplicaCheck {
-    /// Checks every n-th pass of a unit, where n is `passes`; 0 disables the check. It includes the stored weights if
-    /// `stored` is true.
-    pub(crate) fn every(passes: u64, stored: bool) -> Self {
-        Self { every: passes, stored, gradients: Mutex::default() }
-    }
-
-    pub(crate) fn passes(&self) -> u64 {
-        self.every
-    }
-
-    pub(crate) fn includes_stored(&self) -> bool {
-        self.stored
-    }
-}
-
-/// Numbers of passes that trained a parameter: one count for the unit, then one for each parameter that was read
-/// outside the unit.
-#[derive(Debug)]
-pub(crate) struct Passed(pub(super) Box<[AtomicU64]>);
-
-impl Passed {
-    /// Creates the counters of a unit with this number of parameters.
-    pub(super) fn new(params: usize) -> Self {
-        Self((0..=params).map(|_| AtomicU64::new(0)).collect())
-    }
-}
-
 /// A pass whose replicated values are compared.
 #[derive(Debug)]
-pub(super) struct CheckedPass {
+pub(crate) struct CheckedPass {
     /// Number of the pass, counted from 1.
     pub(super) step: u64,
     /// Digests of the gathered weights of sharded parameters.

@@ -7,10 +7,11 @@ use burn::backend::autodiff::NodeId;
 use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
 use burn::tensor::Device;
 use parking_lot::Mutex;
+use smallvec::SmallVec;
 
 use super::ParamError;
 use super::backward_nodes::{
-    PostBackward, RootPostBackward, UnitInput, UnshardedParamNode, one_graph, own_leaf, sweep,
+    PostBackward, RootPostBackward, TrackedInput, UnitInput, UnshardedParamNode, one_graph, own_leaf,
 };
 use super::events::{EventKind, TrainingState};
 use super::options::cast;
@@ -21,6 +22,7 @@ use super::storage::{ShardGatherer, UnshardOptions, UnshardedParams};
 use super::thread::thread;
 use super::unit::{Kept, Unit};
 use super::unit_pass::UnitPass;
+use super::unit_stack::{self, Enclosing};
 use crate::Result;
 use crate::autodiff::{self, Retain};
 use crate::burn_compat::LAYER_DEPTH;
@@ -60,38 +62,39 @@ pub(super) struct ReadValue {
     varying: OnceCell<Arc<Varying>>,
 }
 
-/// Options with which a unit is opened.
-pub(super) struct ScopeOptions {
-    pub(super) kept: Kept,
-    /// True if weights are read in the element types in which they are stored, not in those of the computation.
-    pub(super) stored: bool,
-    /// True for one parameter that is read outside its unit. The end of its use is unknown, so its value cannot be
-    /// in evictable storage.
-    pub(super) lone: bool,
-    /// Label of the unit's collectives.
-    pub(super) label: Arc<str>,
-    /// True if a backward may follow.
-    pub(super) tracked: bool,
-    /// True if the unit is opened inside another unit.
-    pub(super) enclosed: bool,
-    /// The last token made inside the enclosing units.
-    pub(super) earlier: Option<DispatchTensor>,
-    /// The pass through the innermost enclosing unit.
-    pub(super) around: Option<Arc<UnitPass>>,
-    /// True if the read of a parameter opens the unit. Then no `PreBackward` node runs before the operations that
-    /// saved the unit's weights.
-    pub(super) by_read: bool,
+/// Purpose for which a unit is opened.
+pub(super) enum UnitAccess {
+    /// The forward of a module of the unit.
+    Forward,
+    /// The read of a parameter inside an open module. Then no `PreBackward` node runs before the operations that saved
+    /// the unit's weights.
+    Read,
+    /// The read of one parameter outside its unit; the field is the label of its collectives. The end of its use is
+    /// unknown, so its value cannot be in evictable storage.
+    LoneRead(Arc<str>),
+    /// Reads in the element types in which weights are stored, not in those of the computation. No backward follows.
+    Stored,
+}
+
+impl UnitAccess {
+    fn is_lone(&self) -> bool {
+        matches!(self, Self::LoneRead(_))
+    }
+
+    fn is_stored(&self) -> bool {
+        matches!(self, Self::Stored)
+    }
 }
 
 impl ForwardScope {
     /// Opens `unit` on the shards of some or all of its parameters, and ties it to its inputs.
     ///
     /// # Errors
-    /// [`ParamError`], and the error of an all-gather that was prefetched.
+    /// [`ParamError`].
     pub(super) fn open<I: TensorTree>(
         unit: &Arc<Unit>,
         shards: LocalShards,
-        opening: ScopeOptions,
+        access: UnitAccess,
         input: I,
     ) -> Result<(Self, I)> {
         if context::is_any()
@@ -112,12 +115,13 @@ impl ForwardScope {
         let input = input.map_floats(&mut |tensor| {
             unit.check_input(&tensor);
             if Dispatch::is_tracked(&tensor) {
-                inputs.push(tensor.clone());
+                inputs.push((tensor.clone(), TrackedInput::default()));
             }
             tensor
         });
         let bases = &shards.bases;
-        let trained = |base: &&DispatchTensor| opening.tracked && context::trained(base).is_some();
+        let around = unit_stack::enclosing();
+        let trained = |base: &&DispatchTensor| !access.is_stored() && context::trained(base).is_some();
         let first = bases.iter().find(trained);
         let tracked = first.is_some() || !inputs.is_empty();
         // In forward, a checkpointed block computes without a graph.
@@ -126,10 +130,10 @@ impl ForwardScope {
         // neither the order nor the issued collectives may depend on it (rules 5 and 9).
         // A pass that a checkpointed block has recorded ends where the block is computed a second time (rule 13).
         let again = pass.is_some();
-        let backward = tracked || without_graph || again || opening.tracked && opening.earlier.is_some();
+        let backward = tracked || without_graph || again || !access.is_stored() && around.last.is_some();
         let pass = match pass {
             Some(pass) => pass,
-            None => begin_pass(unit, &shards, &opening, backward, !inputs.is_empty())?,
+            None => begin_pass(unit, &shards, &access, &around, backward, !inputs.is_empty())?,
         };
         if again {
             pass.buffer.start_again();
@@ -141,21 +145,22 @@ impl ForwardScope {
         // same point of backward (rule 7).
         let parent = first.or(bases.first()).filter(|_| backward && !without_graph);
         // Shards are not leaves of the graph of a block that is being recomputed, nor of a graph on another device.
-        let offloaded = unit.offloaded().filter(|_| !opening.stored);
+        let offloaded = unit.offloaded().filter(|_| !access.is_stored());
         let leaf = |parent| Some(autodiff::leaf(offloaded?.device(), parent, first.is_some()));
         let stands_for_shards = parent.and_then(|parent| context::anchor().or_else(|| leaf(parent)));
         let parent = stands_for_shards.as_ref().or(parent);
-        let earlier = parent.and_then(|parent| opening.earlier.filter(|last| one_graph(last, parent)));
-        let deeper = if opening.by_read { LAYER_DEPTH } else { 0 };
+        let last = around.last.filter(|_| !access.is_stored());
+        let earlier = parent.and_then(|parent| last.filter(|last| one_graph(last, parent)));
+        let deeper = if matches!(access, UnitAccess::Read) { LAYER_DEPTH } else { 0 };
         // The graph of a block that is being recomputed is dropped when the recomputation ends, and needs no such
         // leaf.
         let own_leaf = parent.filter(|_| context::anchor().is_none()).map(own_leaf);
         let token = parent.map(|parent| token(&pass, parent.clone(), own_leaf.clone(), &inputs, earlier, deeper));
-        let mut number = 0;
+        let mut inputs = inputs.into_iter();
         let input = input.map_floats(&mut |tensor| match &token {
             Some(token) if Dispatch::is_tracked(&tensor) => {
-                let op = UnitInput { pass: pass.clone(), input: number, dtype: tensor.dtype() };
-                number += 1;
+                let (_, input) = inputs.next().expect("the first traversal visited the same tensors");
+                let op = UnitInput { pass: pass.clone(), input, dtype: tensor.dtype() };
                 autodiff::binary(tensor, token.clone(), Arc::new(op))
             }
             _ => cast(tensor, pass.buffer.unit().precision().inputs),
@@ -203,18 +208,15 @@ impl ForwardScope {
         // A frozen weight that the graph can keep at no cost gets no node. Its layer then saves no activation for a
         // gradient that is not needed.
         let frozen = !pass.trains(position) && (self.again || pass.buffer.costs_nothing_kept(position));
+        let view = pass.buffer.view(position);
         match self.token.as_ref().filter(|_| self.is_tracked) {
             Some(token) if !frozen => {
-                let retain = self.retain();
-                autodiff::binary(
-                    self.parent(position),
-                    token.clone(),
-                    Arc::new(UnshardedParamNode { pass, position, retain }),
-                )
+                let node = UnshardedParamNode::new(pass, position, self.retain(), view, None);
+                autodiff::binary(self.parent(position), token.clone(), node)
             }
-            _ if pass.buffer.is_offloaded() => autodiff::constant(pass.buffer.view(position), base),
+            _ if pass.buffer.is_offloaded() => autodiff::constant(view, base),
             // Untracked, so the graph cannot recompute the weight.
-            _ => autodiff::unary(base.clone(), Arc::new(UnshardedParamNode { pass, position, retain: Retain::Output })),
+            _ => autodiff::unary(base.clone(), UnshardedParamNode::new(pass, position, Retain::Output, view, None)),
         }
     }
 
@@ -226,7 +228,7 @@ impl ForwardScope {
     /// Returns what the graph keeps of a gathered weight. The graph of a recomputed block is dropped before the
     /// weight is freed, so it may keep the weight.
     fn retain(&self) -> Retain {
-        match self.pass.buffer.kept() {
+        match self.pass.buffer.options.kept {
             _ if self.again => Retain::Output,
             Kept::Full => Retain::Output,
             Kept::Part | Kept::Shard => Retain::Recompute,
@@ -271,41 +273,50 @@ impl ForwardScope {
 fn begin_pass(
     unit: &Arc<Unit>,
     shards: &LocalShards,
-    opening: &ScopeOptions,
+    access: &UnitAccess,
+    around: &Enclosing,
     backward: bool,
     has_inputs: bool,
 ) -> Result<Arc<UnitPass>> {
     let LocalShards { members, bases, .. } = shards;
-    let trained = |base| context::trained(base).filter(|_| opening.tracked);
+    let trained = |base| context::trained(base).filter(|_| !access.is_stored());
     let leaves: Vec<_> = bases.iter().map(trained).collect();
-    let tied = has_inputs || opening.enclosed;
+    let tied = has_inputs || around.is_any;
+    let (label, keeps) = match (access, unit.kept()) {
+        (UnitAccess::Forward | UnitAccess::Read, keeps) => (unit.label(), keeps),
+        (UnitAccess::LoneRead(label), Kept::Full) => (label.clone(), Kept::Full),
+        (UnitAccess::LoneRead(label), Kept::Part | Kept::Shard) => (label.clone(), Kept::Shard),
+        (UnitAccess::Stored, _) => (unit.label(), Kept::Shard),
+    };
     // Without a backward there is no reason to keep anything.
-    let kept = if backward { opening.kept } else { Kept::Shard };
+    let kept = if backward { keeps } else { Kept::Shard };
     // A unit may be opened by a read, or be one of several modules that the program does not run itself. Then
     // backward may need a saved view of a weight before any node of the unit runs.
-    let may_be_late = opening.by_read || unit.is_group();
+    let may_be_late = matches!(access, UnitAccess::Read) || unit.is_group();
     let is_filled = || !may_be_late || bases.iter().all(|base| fills_when_read(unit, base));
-    let in_slots = !opening.lone && backward && unit.is_gathered() && is_filled();
-    let is_own = |leaf: &NodeId| opening.lone || leaves.contains(&Some(*leaf));
+    let in_slots = !access.is_lone() && backward && unit.is_gathered() && is_filled();
+    let is_own = |leaf: &NodeId| access.is_lone() || leaves.contains(&Some(*leaf));
     let is_trained = leaves.iter().any(Option::is_some);
     if is_trained && unit.accumulated.is_too_late(is_own) {
         return Err(ParamError::PendingGradients { unit: unit.label().to_string() }.into());
     }
-    let due = is_trained.then(|| unit.begin_pass(opening.lone.then(|| members[0]))).flatten();
-    let call = Call { model: unit.model(shards), ..Call::new(opening.label.clone()).with_forward_index(unit.draw()) };
+    let due = is_trained.then(|| unit.begin_pass(access.is_lone().then(|| members[0]))).flatten();
+    let call = Call { model: unit.model(shards), ..Call::new(label).with_forward_index(unit.draw()) };
     let stays = match backward {
         true => !unit.control.lock().reshard_after_backward,
         // Without a backward, parameters that would be kept for it are kept for the next forward.
-        false => opening.kept == Kept::Full && !opening.lone && unit.is_gathered(),
+        false => keeps == Kept::Full && !access.is_lone() && unit.is_gathered(),
     };
     let is_cast = |(&member, base): (&usize, _)| unit.computed_dtype(member, base) != base.dtype();
     let is_as_stored = || unit.offloaded().is_none() && !members.iter().zip(bases).any(is_cast);
-    let options = UnshardOptions { kept, in_slots, stays, finds: !opening.stored || is_as_stored() };
-    let source = ShardGatherer::new(unit.clone(), members.clone(), shards.plain(), opening.stored, call, due);
-    let buffer = UnshardedParams::new(source, shards, options)?;
+    let stored = access.is_stored();
+    let options = UnshardOptions { kept, in_slots, stays, finds: !stored || is_as_stored() };
+    let (unit, members, shards_sent) = (unit.clone(), members.clone(), shards.plain());
+    let source = ShardGatherer { unit, members, shards: shards_sent, stored, call, due };
+    let buffer = UnshardedParams::new(source.into(), shards, options);
     let passes = thread(|thread| thread.passes.clone());
     let place = is_trained.then(|| passes.register(tied));
-    let pass = UnitPass::new(buffer, leaves, passes, place, opening.around.clone());
+    let pass = UnitPass::new(buffer, leaves, passes, place, around.innermost.clone());
     #[cfg(feature = "testing")]
     super::trace::entered(&pass);
     Ok(pass)
@@ -331,13 +342,6 @@ pub(crate) fn is_gathered_again(unit: &Arc<Unit>) -> bool {
     thread(|thread| thread.passes.is_gathered_again(unit))
 }
 
-/// Frees this thread's passes through these units that no backward will reach: see [`sweep`](super::backward_nodes::sweep).
-pub(super) fn sweep_passes<'a>(units: impl Iterator<Item = &'a Arc<Unit>>) {
-    if !context::is_any() && !autodiff::is_in_backward() {
-        thread(|thread| sweep(&thread.passes, units));
-    }
-}
-
 /// Drops the reductions in flight of a backward of this thread that was abandoned.
 pub(crate) fn give_up_backward() {
     thread(|thread| thread.passes.reducer.abandon());
@@ -349,7 +353,7 @@ fn token(
     pass: &Arc<UnitPass>,
     parent: DispatchTensor,
     own_leaf: Option<DispatchTensor>,
-    inputs: &[DispatchTensor],
+    inputs: &[(DispatchTensor, TrackedInput)],
     earlier: Option<DispatchTensor>,
     deeper: usize,
 ) -> DispatchTensor {
@@ -358,12 +362,13 @@ fn token(
     // A checkpointed block has one `RootPostBackward` for all passes inside, in the graph around it.
     let flush = match own_leaf {
         Some(own) if pass.is_reduced() => {
-            autodiff::binary(parent, own, Arc::new(RootPostBackward::new([pass.clone()])))
+            autodiff::binary(parent, own, Arc::new(RootPostBackward(SmallVec::from([pass.clone()]))))
         }
         Some(own) => own,
         None => parent,
     };
-    let links = inputs.iter().map(|input| (input, Some(input))).chain(earlier.iter().map(|earlier| (earlier, None)));
+    let links = inputs.iter().map(|(tensor, input)| (tensor, Some((tensor, input))));
+    let links = links.chain(earlier.iter().map(|earlier| (earlier, None)));
     let count = inputs.len() + usize::from(earlier.is_some());
     if count == 0 {
         return autodiff::unary(flush, PostBackward::new(pass, None, true));

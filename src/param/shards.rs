@@ -32,11 +32,6 @@ impl LocalShards {
         Self { members, bases, states }
     }
 
-    /// Creates the shards of one parameter.
-    pub(crate) fn one(index: usize, state: ParamStateHandle, base: DispatchTensor) -> Self {
-        Self { members: vec![index], bases: vec![base], states: vec![state] }
-    }
-
     /// Returns the position of parameter `member` if these shards contain it with this same shard `base`.
     ///
     /// Clones of a module share its unit. A clone that was stepped, frozen or averaged has other shards.
@@ -84,16 +79,6 @@ impl LocalShardsId {
             None => ShardKey::Plain(Box::new(base.clone())),
         };
         Self { members: shards.members.clone(), values: shards.bases.iter().map(key).collect() }
-    }
-
-    /// Returns true if these are the same shards of the same parameters.
-    pub(crate) fn is_of(&self, shards: &LocalShards) -> bool {
-        let is = |(key, base): (&ShardKey, &DispatchTensor)| match (key, context::node_id(base)) {
-            (ShardKey::Node(node), Some(other)) => *node == other,
-            (ShardKey::Plain(plain), None) => memory::is_same(plain, base),
-            _ => false,
-        };
-        self.members == shards.members && self.values.iter().zip(&shards.bases).all(is)
     }
 }
 

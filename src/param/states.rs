@@ -26,14 +26,14 @@ use smallvec::SmallVec;
 
 /// The state of one parameter. Clones of the parameter share it.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct ParamStateHandle(Arc<Named>);
+pub(crate) struct ParamStateHandle(Arc<NamedState>);
 
-/// A [`ParamStateHandle`] that does not count as a clone.
-#[derive(Debug, Clone)]
-pub(super) struct WeakState(Weak<Named>);
+/// A reference to a state that does not count as a clone.
+pub(super) type WeakState = Weak<NamedState>;
 
+/// State of a parameter, with its name once it has one.
 #[derive(Debug, Default)]
-struct Named {
+pub(super) struct NamedState {
     name: OnceLock<u64>,
     /// The state from which this one was derived, and its number there. Cleared once this state has a name; `None`
     /// for a parameter as `fully_shard` made it.
@@ -42,7 +42,7 @@ struct Named {
 }
 
 /// A derived state: its number, the state itself, and its place once it is assigned.
-type Other = (u64, Weak<Named>, Option<u32>);
+type Other = (u64, Weak<NamedState>, Option<u32>);
 
 /// The states that were derived from one state.
 #[derive(Debug, Default)]
@@ -64,7 +64,7 @@ impl ParamStateHandle {
         let mut made = self.0.made.lock();
         made.count += 1;
         let (number, from) = (made.count, self.clone());
-        let next = Arc::new(Named { from: Mutex::new(Some((from, number))), ..Named::default() });
+        let next = Arc::new(NamedState { from: Mutex::new(Some((from, number))), ..NamedState::default() });
         made.settle();
         made.others.push((number, Arc::downgrade(&next), None));
         Self(next)
@@ -92,13 +92,11 @@ impl ParamStateHandle {
     }
 
     pub(super) fn downgrade(&self) -> WeakState {
-        WeakState(Arc::downgrade(&self.0))
+        Arc::downgrade(&self.0)
     }
-}
 
-impl WeakState {
-    pub(super) fn upgrade(&self) -> Option<ParamStateHandle> {
-        self.0.upgrade().map(ParamStateHandle)
+    pub(super) fn upgrade(state: &WeakState) -> Option<Self> {
+        state.upgrade().map(Self)
     }
 }
 

@@ -1,21 +1,21 @@
 //! [`Unit`]: an FSDP unit, whose parameters are gathered and reduced together.
 
 use std::any::Any;
-use std::sync::atomic::{AtomicBool, AtomicUsize};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 use std::sync::{Arc, OnceLock, Weak};
 
 use burn::backend::{DispatchTensor, TensorMetadata};
-use burn::tensor::{DType, Device};
+use burn::tensor::{DType, Device, Shape};
 use parking_lot::{Mutex, RwLock};
 use smallvec::SmallVec;
 
-use super::collectives::PlanCache;
+use super::collectives::CachedPlan;
 use super::data_mesh::FsdpMeshInfo;
 use super::offload::CpuOffload;
 use super::options::{GradientDivideFactors, Precision, RuntimeOptions, cast};
 use super::reduction::PartialGradGroups;
 use super::reduction::gradients::AccumulatedGrads;
-use super::replica_check::{Passed, ReplicaCheck};
+use super::replica_check::ReplicaCheck;
 use super::shards::LocalShards;
 use super::shards::ShardMarker;
 use super::states::ParamStateHandle;
@@ -25,7 +25,7 @@ use super::{BufferSync, ParamError, ReshardAfterForward};
 use crate::comm::{Communicator, ShardedModel};
 use crate::dtensor::{DTensorSpec, MeshDims};
 use crate::pattern::PathPattern;
-use crate::placement::ShardSizes;
+use crate::placement::{Placement, ShardSizes};
 use crate::{Error, Result};
 
 /// One parameter of a unit.
@@ -38,17 +38,33 @@ pub(crate) struct UnitParam {
     pub(crate) path: Arc<str>,
     /// Number of path components from the unit's module down to the parameter.
     pub(crate) depth: usize,
-    /// Shape of the full parameter.
-    pub(crate) shape: Vec<usize>,
-    /// The dimension that is sharded over the data-parallel ranks, and the shard sizes; `None` for a replicated
-    /// parameter.
-    pub(crate) sharding: Option<(usize, ShardSizes)>,
     /// Placement of the stored shard on the mesh of all dimensions that place it.
     pub(crate) spec: Arc<DTensorSpec>,
+    /// Dimension of the spec's mesh that shards it over the data-parallel ranks; `None` for a replicated parameter.
+    pub(crate) sharding_dim: Option<usize>,
     /// Tensor-parallel placement by `parallelize`, if any.
     pub(crate) parallel: Option<TpPlacement>,
     /// Element type in which it is gathered and used in computations. `None`: the type in which it is stored.
     pub(crate) compute: Option<DType>,
+}
+
+impl UnitParam {
+    /// Returns true if the data-parallel ranks shard it.
+    pub(crate) fn is_sharded(&self) -> bool {
+        self.sharding_dim.is_some()
+    }
+
+    /// Returns the shape of the full parameter.
+    pub(crate) fn shape(&self) -> Shape {
+        self.parallel.as_ref().map_or_else(|| self.spec.shape().clone(), |parallel| parallel.spec.local_shape())
+    }
+
+    /// Returns the dimension that the data-parallel ranks shard, and the shard sizes.
+    pub(crate) fn sharding(&self) -> Option<(usize, ShardSizes)> {
+        let (spec, mesh_dim) = (&self.spec, self.sharding_dim?);
+        let Placement::Shard(dim) = spec.placements()[mesh_dim] else { return None };
+        Some((dim, spec.layout().shard_sizes(spec.shape(), spec.coordinate(), mesh_dim)))
+    }
 }
 
 /// Tensor-parallel placement of a parameter by [`parallelize`](crate::parallel::parallelize).
@@ -176,8 +192,11 @@ pub(crate) struct Unit {
     /// Modules that have already passed `check_not_replaced`, each as (depth of its first distributed parameter, that
     /// parameter's index, number of distributed parameters, number of other float tensors).
     checked_modules: Mutex<SmallVec<[[usize; 4]; 2]>>,
-    pub(crate) plans: PlanCache,
-    pub(crate) passed: Passed,
+    /// Plans of its collectives.
+    pub(crate) plans: Mutex<SmallVec<[CachedPlan; 3]>>,
+    /// Numbers of passes that trained a parameter: one count for the unit, then one for each parameter that was read
+    /// outside the unit.
+    pub(crate) passed: Box<[AtomicU64]>,
     /// Options that the program changes at run time.
     pub(crate) control: Mutex<RuntimeOptions>,
     /// Gradients that are accumulated without reduction.
@@ -241,13 +260,13 @@ impl Unit {
         Ok(Self {
             root: RwLock::new(data.as_ref().map(|data| data.model.origin.clone())),
             parts: params.iter().map(|param| ShardMarker::of(&param.spec)).collect(),
-            passed: Passed::new(params.len()),
+            passed: (0..=params.len()).map(|_| AtomicU64::new(0)).collect(),
             params,
             data,
             tensor,
             path: RwLock::new(path),
             checked_modules: Mutex::default(),
-            plans: PlanCache::default(),
+            plans: Mutex::default(),
             control: Mutex::new(RuntimeOptions::new(reshard)),
             accumulated: AccumulatedGrads::default(),
             copies: UnshardedCopies::default(),
@@ -260,28 +279,18 @@ impl Unit {
         })
     }
 
-    /// Returns the patterns of the parameters that the unit's `fully_shard` call ignored.
-    pub(crate) fn ignored(&self) -> &[PathPattern] {
-        self.data.as_ref().map_or(&[], |data| &data.ignored)
-    }
-
-    /// Returns true if a module with these properties has passed `check_not_replaced`.
-    pub(crate) fn has_passed_check(&self, key: [usize; 4]) -> bool {
-        self.checked_modules.lock().contains(&key)
-    }
-
-    /// Records that a module with these properties has passed `check_not_replaced`.
-    pub(crate) fn note_passed_check(&self, key: [usize; 4]) {
-        let mut full = self.checked_modules.lock();
-        if full.len() == MAX_CHECKED_MODULES {
-            full.clear();
+    /// Runs `check`, unless a module with these properties has passed it.
+    pub(crate) fn check_once<E>(&self, key: [usize; 4], check: impl FnOnce() -> Result<(), E>) -> Result<(), E> {
+        if self.checked_modules.lock().contains(&key) {
+            return Ok(());
         }
-        full.push(key);
-    }
-
-    /// Returns true if `fully_shard` made the unit.
-    pub(crate) fn is_data_parallel(&self) -> bool {
-        self.data.is_some()
+        check()?;
+        let mut checked = self.checked_modules.lock();
+        if checked.len() == MAX_CHECKED_MODULES {
+            checked.clear();
+        }
+        checked.push(key);
+        Ok(())
     }
 
     /// Returns true if its weights must be gathered: if several ranks shard it, or if its shards are in host memory
@@ -298,11 +307,6 @@ impl Unit {
     /// Returns the copies between host memory and the device, if its shards are in host memory.
     pub(crate) fn offloaded(&self) -> Option<&CpuOffload> {
         self.data.as_ref()?.offloaded.as_ref()
-    }
-
-    /// Returns the groups that `fully_shard` gave the unit.
-    pub(crate) fn data_parallel(&self) -> Option<&DataParallelGroups> {
-        self.data.as_ref()
     }
 
     pub(crate) fn data(&self) -> &DataParallelGroups {
@@ -329,7 +333,7 @@ impl Unit {
     ) -> Vec<DispatchTensor> {
         let computed = |(&member, shard): (&usize, _)| {
             let param = &self.params[member];
-            cast(shard, param.compute.filter(|_| param.sharding.is_some() == sharded))
+            cast(shard, param.compute.filter(|_| param.is_sharded() == sharded))
         };
         members.iter().zip(shards).map(computed).collect()
     }
@@ -394,24 +398,12 @@ impl Unit {
 
     /// Returns the form in which the gathered parameters remain after forward.
     pub(crate) fn kept(&self) -> Kept {
-        let root = self.path.read().is_root();
-        let Some(data) = &self.data else { return Kept::Full };
-        let size = data.shard.group().size();
-        if !self.is_gathered() {
-            return Kept::Full;
-        }
+        let Some(data) = self.data.as_ref().filter(|_| self.is_gathered()) else { return Kept::Full };
         match self.control.lock().reshard {
-            ReshardAfterForward::Always => Kept::Shard,
-            ReshardAfterForward::Never => Kept::Full,
-            ReshardAfterForward::Auto => {
-                if root {
-                    Kept::Full
-                } else {
-                    Kept::Shard
-                }
-            }
-            ReshardAfterForward::Ranks(1) => Kept::Full,
-            ReshardAfterForward::Ranks(n) if n == size => Kept::Shard,
+            ReshardAfterForward::Never | ReshardAfterForward::Ranks(1) => Kept::Full,
+            ReshardAfterForward::Auto if self.path.read().is_root() => Kept::Full,
+            ReshardAfterForward::Always | ReshardAfterForward::Auto => Kept::Shard,
+            ReshardAfterForward::Ranks(n) if n == data.shard.group().size() => Kept::Shard,
             ReshardAfterForward::Ranks(_) => Kept::Part,
         }
     }
@@ -454,46 +446,28 @@ impl Unit {
         }
     }
 
-    /// Returns the unit that was entered after this one in the most recent forward.
-    pub(crate) fn follower(&self) -> Option<Weak<Unit>> {
-        self.follower.lock().clone()
-    }
-
-    /// Records that `unit` was entered after this one.
-    pub(crate) fn is_followed_by(&self, unit: &Arc<Unit>) {
-        *self.follower.lock() = Some(Arc::downgrade(unit));
-    }
-
     /// Returns true if the unit is gathered and its backend overlaps the transfer with computation.
     pub(crate) fn moves_meanwhile(&self) -> bool {
         self.is_gathered() && self.data.as_ref().is_some_and(|data| data.shard.moves_meanwhile())
     }
 
-    /// Selects the tensors of the sharded parameters.
-    pub(crate) fn sharded_of(&self, members: &[usize], tensors: Vec<DispatchTensor>) -> Vec<DispatchTensor> {
-        let sharded =
-            |(&member, tensor): (&usize, DispatchTensor)| self.params[member].sharding.is_some().then_some(tensor);
-        members.iter().zip(tensors).filter_map(sharded).collect()
-    }
-
-    /// Selects the tensors of the replicated parameters.
-    pub(crate) fn replicated_of(&self, members: &[usize], tensors: Vec<DispatchTensor>) -> Vec<DispatchTensor> {
-        let replicated =
-            |(&member, tensor): (&usize, DispatchTensor)| self.params[member].sharding.is_none().then_some(tensor);
-        members.iter().zip(tensors).filter_map(replicated).collect()
+    /// Selects the tensors of the sharded parameters if `sharded` is true, otherwise those of the replicated ones.
+    pub(crate) fn select(&self, sharded: bool, members: &[usize], tensors: Vec<DispatchTensor>) -> Vec<DispatchTensor> {
+        let is_selected = |(member, _): &(&usize, DispatchTensor)| self.params[**member].is_sharded() == sharded;
+        members.iter().zip(tensors).filter(is_selected).map(|(_, tensor)| tensor).collect()
     }
 
     /// Merges tensors of the sharded and the replicated parameters into the order of `members`.
     pub(crate) fn merge(
         &self,
         members: &[usize],
-        sharding: Vec<DispatchTensor>,
+        sharded: Vec<DispatchTensor>,
         replicated: Vec<DispatchTensor>,
     ) -> Vec<DispatchTensor> {
-        let (mut sharded, mut replicated) = (sharding.into_iter(), replicated.into_iter());
-        let next = |&member: &usize| match self.params[member].sharding {
-            Some(_) => sharded.next(),
-            None => replicated.next(),
+        let (mut sharded, mut replicated) = (sharded.into_iter(), replicated.into_iter());
+        let next = |&member: &usize| match self.params[member].is_sharded() {
+            true => sharded.next(),
+            false => replicated.next(),
         };
         members.iter().filter_map(next).collect()
     }

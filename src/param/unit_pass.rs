@@ -36,15 +36,13 @@ pub(super) struct UnitPass {
     /// Position of the pass in the order of reductions; `None` if it trains no parameter.
     place: Option<OrderKey>,
     /// The pass through the enclosing unit, which may have no node in the graph.
-    around: Option<Arc<Self>>,
+    pub(super) around: Option<Arc<Self>>,
     /// True if backward has reached an output.
     is_started: AtomicBool,
     /// True if forward has left the unit, and a backward may follow.
     is_left: AtomicBool,
     /// True if backward may have given operations of the unit zeros in place of a missing gradient.
     is_padded: AtomicBool,
-    /// For each tracked input: true if its gradient has been passed on.
-    inputs_seen: Mutex<Vec<bool>>,
     pub(super) progress: Progress,
     /// Numbers of the graph's nodes that are made while the unit is open.
     nodes: Mutex<Option<Nodes>>,
@@ -61,24 +59,19 @@ impl UnitPass {
         place: Option<OrderKey>,
         around: Option<Arc<Self>>,
     ) -> Arc<Self> {
-        let (inputs_seen, progress, reductions) = (Mutex::default(), Progress::default(), OwnedReductions::default());
-        let grads = Mutex::new(CollectedGrads::new(leaves.len()));
-        let [is_started, is_left, is_padded] = Default::default();
-        let nodes = Mutex::new(Some(Nodes::opened()));
         Arc::new(Self {
+            grads: Mutex::new(CollectedGrads::new(leaves.len())),
+            nodes: Mutex::new(Some(Nodes::opened())),
             buffer,
             leaves,
             passes,
             place,
             around,
-            is_started,
-            is_left,
-            is_padded,
-            inputs_seen,
-            progress,
-            nodes,
-            grads,
-            reductions,
+            is_started: AtomicBool::default(),
+            is_left: AtomicBool::default(),
+            is_padded: AtomicBool::default(),
+            progress: Progress::default(),
+            reductions: OwnedReductions::default(),
         })
     }
 
@@ -98,19 +91,16 @@ impl UnitPass {
         self.place.map(OrderKey::number)
     }
 
-    /// Collects the gradient of an unsharded parameter until the unit is reduced.
+    /// Collects the gradient of an unsharded parameter until the unit is reduced. It is this rank's part if the mesh
+    /// dimensions are given over which ranks sum it.
     ///
     /// The gradient of a frozen parameter is dropped.
-    pub(super) fn collect(&self, position: usize, grad: DispatchTensor) {
-        if self.trains(position) {
-            self.grads.lock().add(position, grad);
+    pub(super) fn collect(&self, position: usize, partial: Option<&[usize]>, grad: DispatchTensor) {
+        match partial {
+            Some(dims) => self.grads.lock().add_partial(position, dims, grad),
+            None if self.trains(position) => self.grads.lock().add(position, grad),
+            None => {}
         }
-    }
-
-    /// Returns the weight at `position` in backward: see [`UnshardedParams::view_again`].
-    pub(super) fn view_again(&self, position: usize) -> DispatchTensor {
-        let has_two_nodes = self.grads.lock().is_partial_expected(position);
-        self.buffer.view_again(position, has_two_nodes)
     }
 
     /// Records that the pass's forward begins.
@@ -157,11 +147,6 @@ impl UnitPass {
             .for_each(|pass| pass.is_padded.store(true, Relaxed));
     }
 
-    /// Returns the pass through the enclosing unit.
-    pub(super) fn around(&self) -> Option<&Arc<Self>> {
-        self.around.as_ref()
-    }
-
     /// Records that the gradient of an output has arrived. If it is zero in a backward that was given zeros, it may
     /// consist of these.
     pub(super) fn see_output(&self, grad: &DispatchTensor) {
@@ -193,16 +178,6 @@ impl UnitPass {
         self.passes.order.ready(place, Arc::downgrade(self))
     }
 
-    /// Starts the reduction of the collected gradients of all trainable parameters. A parameter that this rank did
-    /// not use counts as zeros.
-    fn reduce(&self, reducer: &GradReducer, backward: BackwardId) {
-        let source = self.buffer.source();
-        let grads = self.grads.lock().take(source).or_unwind();
-        let trained = Trained::new(source.clone(), &self.leaves);
-        let grads = trained.select(grads);
-        reducer.submit(trained, grads, backward, &self.reductions);
-    }
-
     /// Records that the pass's nodes are gone: `consumed` by a backward, or dropped.
     fn gone(&self, consumed: bool) {
         if let Some(nodes) = self.nodes.lock().take() {
@@ -210,22 +185,9 @@ impl UnitPass {
         }
     }
 
-    /// Registers a tracked input, and returns its number.
-    pub(super) fn add_input(&self, node: Option<NodeId>) -> usize {
-        let mut nodes = self.nodes.lock();
-        nodes.iter_mut().zip(node).for_each(|(nodes, node)| nodes.input(node));
-        let mut seen = self.inputs_seen.lock();
-        seen.push(false);
-        seen.len() - 1
-    }
-
-    /// Records that the input's gradient has been passed on.
-    pub(super) fn see_input(&self, input: usize) {
-        self.inputs_seen.lock()[input] = true;
-    }
-
-    pub(super) fn input_seen(&self, input: usize) -> bool {
-        self.inputs_seen.lock()[input]
+    /// Records the node of a tracked input.
+    pub(super) fn add_input(&self, node: Option<NodeId>) {
+        self.nodes.lock().iter_mut().zip(node).for_each(|(nodes, node)| nodes.input(node));
     }
 }
 
@@ -269,7 +231,8 @@ struct FinishedForward {
 }
 
 impl BackwardScheduler {
-    /// Starts the reductions of the passes in `due`, and returns the gradients of earlier ones.
+    /// Starts the reductions of the passes in `due`, and returns the gradients of earlier ones. A parameter that this
+    /// rank did not use counts as zeros.
     ///
     /// # Panics
     /// Unwinds with the typed error of a collective that fails.
@@ -279,7 +242,11 @@ impl BackwardScheduler {
             // The earlier reduction completes first. A peer that meets this rank in the next reduction can rely on
             // that: this rank has received its shard of the earlier one, whose gradients the peer then frees.
             reduced.extend(self.reducer.advance(backward));
-            pass.reduce(&self.reducer, backward);
+            let source = &pass.buffer.source;
+            let grads = pass.grads.lock().take(source).or_unwind();
+            let trained = Trained::new(source.clone(), &pass.leaves);
+            let grads = trained.select(grads);
+            self.reducer.submit(trained, grads, backward, &pass.reductions);
             pass.buffer.happened(EventKind::PostBackward, TrainingState::PostBackward);
         }
         reduced

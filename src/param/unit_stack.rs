@@ -14,14 +14,13 @@ use burn::backend::{Dispatch, DispatchAutodiffContext, DispatchTensor, TensorMet
 use super::backward_nodes::{PreBackward, one_graph};
 use super::options::cast;
 use super::recompute::context;
-use super::scope::{ForwardScope, ScopeOptions};
+use super::scope::ForwardScope;
 use super::shards::LocalShards;
-use super::storage::UnshardedParams;
+use super::storage::persistent_copy;
 use super::thread::thread;
 use super::unit::Unit;
 use super::unit_pass::UnitPass;
 use crate::autodiff;
-use crate::error::OrUnwind;
 use crate::tensor_tree::TensorTree;
 
 /// An entry of the stack: an open unit, or an open module that only encloses units.
@@ -81,7 +80,7 @@ impl UnitStack {
         let before = self.entered.replace(Arc::downgrade(unit));
         self.is_first = before.is_none();
         if let Some(before) = before.and_then(|before| before.upgrade()) {
-            before.is_followed_by(unit);
+            *before.follower.lock() = Some(Arc::downgrade(unit));
         }
     }
 
@@ -92,25 +91,15 @@ impl UnitStack {
         inside.find(|(other, shards)| Arc::ptr_eq(other, unit) && holds(shards)).map(|(_, shards)| shards.clone())
     }
 
-    /// Returns the pass through the unit opened last.
-    fn innermost(&self) -> Option<Arc<UnitPass>> {
-        self.stack.iter().rev().find_map(|opened| Some(opened.scope.as_ref()?.pass.clone()))
-    }
-
     /// Returns the stack entries inside the innermost checkpointed block.
     fn in_block(&self) -> &[ActiveUnit] {
         &self.stack[self.around_block.as_ref().map_or(0, |around| around.depth)..]
     }
 
-    fn push(
-        &mut self,
-        scope: Option<ForwardScope>,
-        inside: Vec<(Arc<Unit>, LocalShards)>,
-        by: OpenedBy,
-    ) -> Option<Rc<ForwardScope>> {
-        scope.iter().for_each(|scope| self.note_entered(scope));
-        let scope = scope.map(Rc::new);
-        self.stack.push(ActiveUnit { scope: scope.clone(), inside, by });
+    fn push(&mut self, scope: ForwardScope, by: OpenedBy) -> Rc<ForwardScope> {
+        self.note_entered(&scope);
+        let scope = Rc::new(scope);
+        self.stack.push(ActiveUnit { scope: Some(scope.clone()), inside: Vec::new(), by });
         scope
     }
 }
@@ -141,28 +130,16 @@ pub(super) fn is_first() -> bool {
     stack(|open| open.is_first)
 }
 
-/// The innermost open unit.
-pub(super) struct InnermostUnit {
-    pub(super) unit: Arc<Unit>,
-    /// True if a read opened it, so that its forward may be over.
-    pub(super) may_be_over: bool,
-    /// The units of modules inside it.
-    pub(super) inside: Vec<Arc<Unit>>,
-}
-
-/// Returns the innermost open unit.
-pub(super) fn innermost_unit() -> Option<InnermostUnit> {
-    let of = |scope: &Rc<ForwardScope>, may_be_over, inside: &[(Arc<Unit>, LocalShards)]| InnermostUnit {
-        unit: scope.pass.buffer.unit().clone(),
-        may_be_over,
-        inside: inside.iter().map(|(unit, _)| unit.clone()).collect(),
-    };
+/// Calls `f` with the innermost open unit. Its second argument is true if a read opened the unit, so that its forward
+/// may be over. The third are the units of modules inside it.
+pub(super) fn with_innermost_unit<T>(f: impl FnOnce(&Unit, bool, &[(Arc<Unit>, LocalShards)]) -> T) -> Option<T> {
     stack(|open| {
-        let opened = open.in_block().iter().rev();
-        let by = |opened: &ActiveUnit| matches!(opened.by, OpenedBy::Read);
-        let mut scopes = opened.filter_map(|opened| Some(of(opened.scope.as_ref()?, by(opened), &opened.inside)));
-        let around = || open.around_block.iter().flat_map(|around| around.scopes.iter().rev());
-        scopes.next().or_else(|| around().next().map(|scope| of(scope, false, &[])))
+        if let Some(opened) = open.in_block().iter().rfind(|opened| opened.scope.is_some()) {
+            let unit = opened.scope.as_ref()?.pass.buffer.unit();
+            return Some(f(unit, matches!(opened.by, OpenedBy::Read), &opened.inside));
+        }
+        let around = open.around_block.as_ref()?.scopes.last()?;
+        Some(f(around.pass.buffer.unit(), false, &[]))
     })
 }
 
@@ -185,16 +162,6 @@ pub(super) fn passes_of(units: &[Arc<Unit>]) -> Vec<(Arc<UnitPass>, LocalShards)
     });
     passes.reverse();
     passes
-}
-
-/// Returns the pass through the innermost open unit.
-pub(super) fn innermost_pass() -> Option<Arc<UnitPass>> {
-    stack(UnitStack::innermost)
-}
-
-/// Returns the token made last, by the open units and by those opened inside them.
-pub(super) fn last_token() -> Option<DispatchTensor> {
-    stack(|open| open.last.clone())
 }
 
 /// Makes `token` the last one.
@@ -246,29 +213,33 @@ pub(super) fn follow(scope: &ForwardScope) {
     });
 }
 
-/// Returns the options with which the program opens `unit` at this point.
-pub(super) fn opening(unit: &Unit) -> ScopeOptions {
-    stack(|open| ScopeOptions {
-        kept: unit.kept(),
-        stored: false,
-        lone: false,
-        label: unit.label(),
-        tracked: true,
-        enclosed: !open.stack.is_empty(),
-        earlier: open.last.clone(),
-        around: open.innermost(),
-        by_read: false,
+/// The units and modules that are open.
+pub(super) struct Enclosing {
+    /// True if there are any.
+    pub(super) is_any: bool,
+    /// The token made last, by these units or by those opened inside them.
+    pub(super) last: Option<DispatchTensor>,
+    /// The pass through the innermost of the units.
+    pub(super) innermost: Option<Arc<UnitPass>>,
+}
+
+/// Returns the units and modules that are open.
+pub(super) fn enclosing() -> Enclosing {
+    stack(|open| Enclosing {
+        is_any: !open.stack.is_empty(),
+        last: open.last.clone(),
+        innermost: open.stack.iter().rev().find_map(|opened| Some(opened.scope.as_ref()?.pass.clone())),
     })
 }
 
-/// Opens the unit on those shards for which `holds` returns true, if a module around the unit's own is open. The
-/// unit stays open until another unit is read, or that module is left.
-pub(super) fn by_read(unit: &Arc<Unit>, holds: impl Fn(&LocalShards) -> bool) -> Option<Rc<ForwardScope>> {
-    let shards = stack(|open| open.inside(unit, holds))?;
-    close_read(unit);
-    let (scope, ()) = ForwardScope::open(unit, shards, ScopeOptions { by_read: true, ..opening(unit) }, ()).or_unwind();
-    scope.pass.buffer.gather().or_unwind();
-    stack_mut(|open| open.push(Some(scope), Vec::new(), OpenedBy::Read))
+/// Returns those shards of `unit` for which `holds` returns true, if it belongs to a module inside an open one.
+pub(super) fn inside(unit: &Arc<Unit>, holds: impl Fn(&LocalShards) -> bool) -> Option<LocalShards> {
+    stack(|open| open.inside(unit, holds))
+}
+
+/// Opens a unit of which a parameter is read, until another unit is read, or a module around the unit is left.
+pub(super) fn open_by_read(scope: ForwardScope) -> Rc<ForwardScope> {
+    stack_mut(|open| open.push(scope, OpenedBy::Read))
 }
 
 /// Closes the innermost units that were opened by reads, except those that enclose `unit` or have the same modules.
@@ -283,26 +254,19 @@ pub(super) fn close_read(unit: &Unit) {
     }
 }
 
-/// Next action for a module of a unit that is entered.
-pub(super) enum UnitEntry {
-    /// The module's group unit is already open, as stack entry `at`.
-    Joins { at: usize, shards: LocalShards },
-    /// The unit must be opened with the shards `all`. If it is a group unit, `one` holds the shards of the module
-    /// that is entered.
-    Opens { all: LocalShards, one: Option<LocalShards> },
+/// A group unit that can stay open when one of its modules is left.
+pub(super) enum GroupUnit {
+    /// It is open, as this entry of the stack.
+    Open(usize),
+    /// It is to be opened on these shards of all its modules.
+    Closed(LocalShards),
 }
 
-impl UnitEntry {
-    /// Returns true if the unit can stay open when the module is left.
-    pub(super) fn outlives_module(&self) -> bool {
-        matches!(self, Self::Joins { .. } | Self::Opens { one: Some(_), .. })
-    }
-}
-
-/// Returns the next action for a module of `unit` that is entered with these shards.
-pub(super) fn entry_of(unit: &Arc<Unit>, shards: LocalShards) -> UnitEntry {
+/// Returns the group unit that `unit` is for a module with these shards, unless the program runs that module outside
+/// the modules that enclose the group.
+pub(super) fn group_of(unit: &Arc<Unit>, shards: &LocalShards) -> Option<GroupUnit> {
     if !unit.is_group() {
-        return UnitEntry::Opens { all: shards, one: None };
+        return None;
     }
     let own = || shards.members.iter().zip(&shards.bases);
     let has = |all: &LocalShards| own().all(|(&member, base)| all.position(member, base).is_some());
@@ -310,18 +274,13 @@ pub(super) fn entry_of(unit: &Arc<Unit>, shards: LocalShards) -> UnitEntry {
         let scope = opened.scope.as_ref().filter(|_| matches!(opened.by, OpenedBy::Member(_)));
         scope.is_some_and(|scope| scope.is_of(unit) && has(&scope.shards))
     };
-    let at = stack(|open| {
+    stack(|open| {
         let around = open.stack.len() - open.in_block().len();
-        open.in_block().iter().rposition(is_this).map(|at| around + at)
-    });
-    let all = || stack(|open| open.inside(unit, has));
-    match at {
-        Some(at) => UnitEntry::Joins { at, shards },
-        None => match all() {
-            Some(all) => UnitEntry::Opens { all, one: Some(shards) },
-            None => UnitEntry::Opens { all: shards, one: None },
-        },
-    }
+        match open.in_block().iter().rposition(is_this) {
+            Some(at) => Some(GroupUnit::Open(around + at)),
+            None => open.inside(unit, has).map(GroupUnit::Closed),
+        }
+    })
 }
 
 /// Opens a group unit until each of its modules has run, or the enclosing unit is left. Returns its index on the
@@ -329,7 +288,7 @@ pub(super) fn entry_of(unit: &Arc<Unit>, shards: LocalShards) -> UnitEntry {
 pub(super) fn open_group(scope: ForwardScope) -> usize {
     stack_mut(|open| {
         let all = (0..scope.shards.members.len()).collect();
-        open.push(Some(scope), Vec::new(), OpenedBy::Member(all));
+        open.push(scope, OpenedBy::Member(all));
         open.stack.len() - 1
     })
 }
@@ -351,7 +310,8 @@ impl UnitGuard {
     pub(super) fn new(scope: Option<ForwardScope>, inside: Vec<(Arc<Unit>, LocalShards)>) -> Self {
         stack_mut(|open| {
             let (depth, reduced) = (open.stack.len(), open.reduced);
-            open.push(scope, inside, OpenedBy::Program);
+            scope.iter().for_each(|scope| open.note_entered(scope));
+            open.stack.push(ActiveUnit { scope: scope.map(Rc::new), inside, by: OpenedBy::Program });
             Self { depth, reduced, member_of: None, ended: None }
         })
     }
@@ -396,17 +356,17 @@ impl UnitGuard {
         // become tracked.
         let all = !tracked && trains;
         if context::is_first() {
-            return output.map_floats(&mut |tensor| UnshardedParams::copy_out(cast(tensor, dtype)));
+            return output.map_floats(&mut |tensor| persistent_copy(cast(tensor, dtype)));
         }
         output.map_floats(&mut |tensor| {
             let tie = Dispatch::is_tracked(&tensor) || all && tensor.autodiff != DispatchAutodiffContext::Disabled;
             let last = last.clone().filter(|last| tie && one_graph(last, &tensor));
             match last {
                 Some(last) => {
-                    let leave = PreBackward::new(pass.clone(), tensor.dtype());
-                    autodiff::binary(tensor, last, leave)
+                    let leave = PreBackward { pass: pass.clone(), dtype: tensor.dtype() };
+                    autodiff::binary(tensor, last, Arc::new(leave))
                 }
-                None => UnshardedParams::copy_out(cast(tensor, dtype)),
+                None => persistent_copy(cast(tensor, dtype)),
             }
         })
     }

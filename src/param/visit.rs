@@ -124,12 +124,10 @@ impl ModuleVisitor for Collect {
 pub(crate) fn check_not_replaced<M: Module>(module: &M, walk: &Walk) -> Result<(), ParamError> {
     let Some(first) = walk.distributed.first() else { return Ok(()) };
     let key = [first.depth, first.param.index, walk.distributed.len(), walk.others];
-    if walk.others == 0 || first.param.unit.has_passed_check(key) {
+    if walk.others == 0 {
         return Ok(());
     }
-    ModelScan::of(module).check_not_replaced()?;
-    first.param.unit.note_passed_check(key);
-    Ok(())
+    first.param.unit.check_once(key, || ModelScan::of(module).check_not_replaced())
 }
 
 impl ModelScan {
@@ -161,7 +159,7 @@ impl<'a> DistributeCall<'a> {
     fn of(found: &'a ScannedParam) -> Option<Self> {
         let param = found.distributed.as_ref()?;
         let before = param.info().path.split('.').filter(|part| !part.is_empty()).collect_vec();
-        let ignored = param.unit.ignored();
+        let ignored = param.unit.data.as_ref().map_or(&[][..], |data| &data.ignored);
         let common = before.len().min(found.path.len());
         let (around, end) = found.path.split_at(found.path.len() - common);
         if !end.iter().eq(&before[before.len() - common..]) {

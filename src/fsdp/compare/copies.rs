@@ -48,11 +48,15 @@ pub(super) fn full<M: Module>(model: &M) -> Result<M> {
     };
     let place = |before: &DistributedParameter, dtype: DType, mesh: &FsdpMeshInfo| {
         let info = before.info();
-        let sharding = info.sharding.as_ref().map(|&(dim, _)| (dim, ShardSizes::Chunked(info.shape[dim])));
-        let alone = data_spec(mesh, sharding.as_ref(), &info.shape, dtype)?.shared();
+        let shape = info.shape();
+        let sharding = info.sharding().map(|(dim, _)| (dim, ShardSizes::Chunked(shape[dim])));
+        let alone = data_spec(mesh, sharding.as_ref(), &shape, dtype)?.shared();
         let tensor = info.parallel.as_ref().map(|parallel| parallel.spec.in_dtype(dtype));
         let spec = tensor.clone().unwrap_or_else(|| alone.clone());
-        Ok((UnitParam { sharding, spec, ..info.clone() }, tensor.into_iter().chain([alone]).collect()))
+        Ok((
+            UnitParam { sharding_dim: mesh.sharding_dim(&spec), spec, ..info.clone() },
+            tensor.into_iter().chain([alone]).collect(),
+        ))
     };
     rebuild(unshared(model.clone())?, groups, place)
 }
@@ -81,7 +85,7 @@ fn rebuild<M: Module>(
     // Every rank creates the units in the same order, because they draw numbers.
     for params in units.into_values().sorted_by_key(|params| params[0].0) {
         let unit = params[0].1.3.unit.clone();
-        let data = unit.data_parallel().expect("the parameter is data-parallel");
+        let data = unit.data();
         // A model is identified by the address of its origin. The copy has another one, so that its backward does not
         // reduce gradients that wait in the units of the program's model.
         let root = root.get_or_insert_with(|| Arc::from(&*data.model.origin));
@@ -97,8 +101,7 @@ fn rebuild<M: Module>(
         }
         let made = make_units(members, |_, ()| Some(data.clone()))?;
         for ((at, gathered, data_specs), param) in places.into_iter().zip(made) {
-            let path = param.info().path.clone();
-            attachments.push((at, ShardAssignment { path, param, gathered, data_specs, copies: None, again: true }));
+            attachments.push((at, ShardAssignment { param, gathered, data_specs, copies: None, again: true }));
         }
     }
     attachments.sort_by_key(|(at, _)| *at);

@@ -53,7 +53,7 @@ impl Ranks {
         let (mut data, mut params, mut epsilon): (Option<Communicator>, _, f64) = (None, Vec::new(), 0.0);
         let distributed = || scan.params.iter().filter_map(|found| Some((found, found.distributed.as_ref()?)));
         for (found, param) in distributed() {
-            let Some(groups) = param.unit.data_parallel() else { continue };
+            let Some(groups) = &param.unit.data else { continue };
             let info = param.info();
             if info.parallel.as_ref().is_some_and(|parallel| !parallel.data_dims.is_empty()) {
                 let problem = "ranks with distinct data hold different parts of it, as of experts";
@@ -73,7 +73,7 @@ impl Ranks {
             params.push(ComparedParam {
                 path: found.path(),
                 unit: param.unit.label(),
-                shard: info.sharding.as_ref().map(|(dim, sizes)| (*dim, range(sizes))),
+                shard: info.sharding().map(|(dim, sizes)| (dim, range(&sizes))),
             });
             let dtypes = [Some(found.dtype), info.compute, groups.precision.outputs, groups.precision.reduce];
             epsilon = dtypes.into_iter().flatten().map(machine_epsilon).fold(epsilon, f64::max);

@@ -24,7 +24,7 @@ use super::forward::{ModuleUnits, in_unit};
 use super::panicked::noting_panics;
 use super::scope::ForwardScope;
 use super::shards::{LocalShards, plain};
-use super::storage::UnshardedParams;
+use super::storage::persistent_copy;
 use super::unit_pass::UnitPass;
 use super::unit_stack::{self, InBlock, UnitGuard};
 use super::visit::walk;
@@ -192,8 +192,8 @@ where
     let block = unit.unwrap_or_else(|| type_name::<M>().into());
     let (module, copies) = DetachedModule::of(module);
     let kept = input.map_floats(&mut |tensor| match tensor.autodiff {
-        DispatchAutodiffContext::Disabled => UnshardedParams::copy_out(tensor),
-        DispatchAutodiffContext::Enabled(_) => UnshardedParams::copy_out(untracked(tensor)),
+        DispatchAutodiffContext::Disabled => persistent_copy(tensor),
+        DispatchAutodiffContext::Enabled(_) => persistent_copy(untracked(tensor)),
     });
     let units: Vec<_> = walk(&module).distributed.into_iter().map(|visited| visited.param.unit).collect();
     let around = unit_stack::passes_of(&units).into_iter().map(|(pass, shards)| {
@@ -201,10 +201,10 @@ where
         let bases = shards.bases.iter().map(|base| copies.copy_of(base)).collect();
         (pass, LocalShards { bases, ..shards })
     });
-    let around = EnclosingUnits(around.collect());
+    let around: Vec<_> = around.collect();
     let is_inside = context::is_any();
     let computing = RecomputeGuard::first(copies.leaves.clone());
-    let in_block = InBlock::first(around.scopes(None));
+    let in_block = InBlock::first(scopes(&around, None));
     let output = run(&module, kept.clone(), &forward).0;
     drop(in_block);
     let passes = computing.passes();
@@ -215,7 +215,7 @@ where
         if Dispatch::is_tracked(&tensor) {
             Error::from(ParamError::CapturedTrackedTensor { block: block.to_string() }).unwind();
         }
-        values.push(UnshardedParams::copy_out(plain(tensor.clone())));
+        values.push(persistent_copy(plain(tensor.clone())));
         tensor
     });
     let RegionInputs { tracked, is_tracked, device, .. } = given;
@@ -241,8 +241,9 @@ where
         passes: passes.clone(),
         digests: digests(values.iter()),
     };
-    let block = RecomputeRegion::new(Box::new(again), &tracked, values.len(), passes, unit_stack::innermost_pass());
-    let gate = block.gate(leaf, tracked, unit_stack::last_token(), !is_inside);
+    let around = unit_stack::enclosing();
+    let block = RecomputeRegion::new(Box::new(again), &tracked, values.len(), passes, around.innermost);
+    let gate = block.gate(leaf, tracked, around.last, !is_inside);
     if trains {
         unit_stack::set_last_token(gate.clone());
     }
@@ -264,20 +265,13 @@ fn run<M: Module, I, O>(module: &M, input: I, forward: impl Fn(&M, I) -> O) -> (
     };
     let _open = UnitGuard::new(None, inside);
     let output = noting_panics(|| forward(module, input));
-    (output, unit_stack::last_token())
+    (output, unit_stack::enclosing().last)
 }
 
-/// Enclosing units whose weights a block reads, with copies of their shards.
-struct EnclosingUnits(Vec<(Arc<UnitPass>, LocalShards)>);
-
-impl EnclosingUnits {
-    /// Returns scopes in which the block reads these units: without a graph, or on the graph of `anchor`.
-    fn scopes(&self, anchor: Option<&DispatchTensor>) -> Vec<Rc<ForwardScope>> {
-        let scope = |(pass, shards): &(_, LocalShards)| {
-            Rc::new(ForwardScope::around_block(pass, shards.clone(), anchor.cloned()))
-        };
-        self.0.iter().map(scope).collect()
-    }
+/// Returns scopes in which a block reads enclosing units: without a graph, or on the graph of `anchor`.
+fn scopes(around: &[(Arc<UnitPass>, LocalShards)], anchor: Option<&DispatchTensor>) -> Vec<Rc<ForwardScope>> {
+    let scope = |(pass, shards): &(_, LocalShards)| ForwardScope::around_block(pass, shards.clone(), anchor.cloned());
+    around.iter().map(scope).map(Rc::new).collect()
 }
 
 /// Everything that the recomputation of a block needs.
@@ -293,7 +287,8 @@ struct RecomputeInputs<M, I, F> {
     is_tracked: Vec<bool>,
     /// Empty tensor with the autodiff context of the program's graph, from which the anchor is made.
     like: DispatchTensor,
-    around: EnclosingUnits,
+    /// Enclosing units whose weights the block reads, with copies of their shards.
+    around: Vec<(Arc<UnitPass>, LocalShards)>,
     passes: Vec<Arc<UnitPass>>,
     /// Digests of the outputs that forward computed.
     digests: Vec<Option<u64>>,
@@ -312,7 +307,7 @@ where
         let anchor = leaf(like);
         let computing =
             RecomputeGuard::again(passes, anchor.clone(), context::backward(backward), copies.leaves.clone());
-        let _in_block = InBlock::again(around.scopes(Some(&anchor)));
+        let _in_block = InBlock::again(scopes(&around, Some(&anchor)));
         let (module, grown) = copies.with_leaves(module).or_unwind();
         let mut inputs = Vec::new();
         let mut is_tracked = is_tracked.into_iter();
@@ -374,13 +369,13 @@ impl SavedRngState {
     pub(super) fn replay(self) -> Replayed {
         let Self { stream, device, seed } = self;
         let after = if is_host(&device) { next_seed(&device) } else { random::fold_in(seed, 1) };
-        let replayed = Replayed { stream: random::started(), device, seed: after };
+        let replayed = Replayed(Self { stream: random::started(), device: device.clone(), seed: after });
         random::restart(stream);
-        if !is_host(&replayed.device) {
+        if !is_host(&device) {
             // The first run drew the block's seed from the stream, so the replay does too.
-            next_seed(&replayed.device);
+            next_seed(&device);
         }
-        replayed.device.seed(seed);
+        device.seed(seed);
         replayed
     }
 }
@@ -397,15 +392,11 @@ fn next_seed(device: &Device) -> u64 {
 }
 
 /// Guard of a replay. When it is dropped, the random state continues as if there had been no replay.
-pub(super) struct Replayed {
-    stream: Option<RngState>,
-    device: Device,
-    seed: u64,
-}
+pub(super) struct Replayed(SavedRngState);
 
 impl Drop for Replayed {
     fn drop(&mut self) {
-        random::restart(self.stream);
-        self.device.seed(self.seed);
+        random::restart(self.0.stream);
+        self.0.device.seed(self.0.seed);
     }
 }

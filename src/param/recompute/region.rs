@@ -16,6 +16,7 @@ use std::sync::Arc;
 use burn::backend::autodiff::NodeId;
 use burn::backend::{AutodiffBackend, Dispatch, DispatchTensor};
 use parking_lot::Mutex;
+use smallvec::SmallVec;
 
 use crate::autodiff::{self, BackwardId, BackwardStep, GraphOp};
 use crate::param::backward_nodes::own_leaf;
@@ -91,12 +92,12 @@ impl RecomputeRegion {
         last: Option<DispatchTensor>,
         top: bool,
     ) -> DispatchTensor {
-        let reduced: Vec<_> = self.passes.iter().filter(|pass| pass.is_reduced()).cloned().collect();
+        let reduced: SmallVec<_> = self.passes.iter().filter(|pass| pass.is_reduced()).cloned().collect();
         let first = match leaf {
             Some(leaf) if top && !reduced.is_empty() => {
                 let own = own_leaf(&leaf);
                 self.passes.iter().for_each(|pass| pass.passes.hang(&Arc::downgrade(pass), own.clone()));
-                Some(autodiff::binary(leaf, own, Arc::new(RootPostBackward::new(reduced))))
+                Some(autodiff::binary(leaf, own, Arc::new(RootPostBackward(reduced))))
             }
             leaf => leaf,
         };

@@ -9,7 +9,7 @@ use burn::backend::ops::FloatTensorOps;
 use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
-use burn::tensor::{DType, Shape, Tensor};
+use burn::tensor::{DType, Tensor};
 use parking_lot::Mutex;
 
 use super::FlaggedGrads;
@@ -18,7 +18,6 @@ use crate::dtensor::MeshDims;
 use crate::param::ParamError;
 use crate::param::options::cast;
 use crate::param::storage::ShardGatherer;
-use crate::param::unit::Unit;
 use crate::param::visit::Walk;
 
 /// The trained parameters of one forward through a unit.
@@ -40,12 +39,8 @@ impl Trained {
     pub(crate) fn new(source: Arc<ShardGatherer>, leaves: &[Option<NodeId>]) -> Self {
         let trained = leaves.iter().enumerate().filter_map(|(position, leaf)| Some((position, (*leaf)?)));
         let (positions, leaves): (Vec<_>, _) = trained.unzip();
-        let members = positions.iter().map(|&position| source.members()[position]).collect();
+        let members = positions.iter().map(|&position| source.members[position]).collect();
         Self { source, positions, members, leaves }
-    }
-
-    pub(crate) fn unit(&self) -> &Arc<Unit> {
-        self.source.unit()
     }
 
     /// Selects the gradients of these parameters from those of all weights of the source. `None` stands for a
@@ -56,28 +51,20 @@ impl Trained {
 
     /// Returns the element types of their shards.
     pub(crate) fn stored(&self) -> impl Iterator<Item = DType> + '_ {
-        self.positions.iter().map(|&position| self.source.shard(position).dtype())
+        self.positions.iter().map(|&position| self.source.shards[position].dtype())
     }
 
     /// Returns a zero gradient of the unsharded parameter at index `at` of this list.
     pub(crate) fn zeros(&self, at: usize) -> DispatchTensor {
-        zeros(&self.source, self.positions[at])
+        let position = self.positions[at];
+        self.source.zeros(position, self.source.param(position).shape())
     }
 
     /// Returns a zero gradient of this rank's shard of that parameter.
     pub(crate) fn zeros_of_shard(&self, at: usize) -> DispatchTensor {
         let position = self.positions[at];
-        zeros_of(&self.source, position, self.source.shard(position).shape())
+        self.source.zeros(position, self.source.shards[position].shape())
     }
-}
-
-/// Returns a zero gradient of the unsharded parameter at `position`, for one that did not contribute to the loss.
-fn zeros(source: &ShardGatherer, position: usize) -> DispatchTensor {
-    zeros_of(source, position, source.unit().params[source.members()[position]].shape.clone().into())
-}
-
-fn zeros_of(source: &ShardGatherer, position: usize, shape: Shape) -> DispatchTensor {
-    Dispatch::float_zeros(shape, &source.device(position), source.added_in(position).into())
 }
 
 /// Gradients that a backward has collected for the unsharded parameters of a pass, by position.
@@ -148,10 +135,11 @@ impl CollectedGrads {
         let mut grads: Vec<_> = grads.into_iter().enumerate().map(to_add).collect();
         for (dims, partial) in partial {
             let positions: Vec<_> = partial.keys().copied().collect();
-            let own = FlaggedGrads::new(partial.into_iter().map(to_add).collect(), |at| zeros(source, positions[at]));
-            let unit = source.unit();
-            let names = positions.iter().map(|&position| unit.params[source.members()[position]].path.clone());
-            let group = unit.tensor.as_ref().expect("only parallelized parameters have partial gradients");
+            let own = FlaggedGrads::new(partial.into_iter().map(to_add).collect(), |at| {
+                source.zeros(positions[at], source.param(positions[at]).shape())
+            });
+            let names = positions.iter().map(|&position| source.param(position).path.clone());
+            let group = source.unit.tensor.as_ref().expect("only parallelized parameters have partial gradients");
             let sums = group.sum(&dims, source.call(Phase::Backward), names, own)?;
             for (position, partial) in positions.into_iter().zip(sums) {
                 grads[position] = sum(grads[position].take(), partial);
@@ -188,8 +176,8 @@ pub(crate) struct AccumulatedGrads(Mutex<ByStage>);
 
 #[derive(Debug, Default)]
 struct ByStage {
-    full: GradsByLeaf,
-    scattered: GradsByLeaf,
+    /// Gradients of each [`GradStage`].
+    stages: [GradsByLeaf; 2],
     /// True if the optimizer stepped without these gradients although they should have been reduced before.
     has_missed_step: bool,
 }
@@ -207,24 +195,10 @@ pub(crate) enum GradStage {
     Scattered,
 }
 
-impl ByStage {
-    fn stage(&mut self, stage: GradStage) -> &mut GradsByLeaf {
-        match stage {
-            GradStage::Full => &mut self.full,
-            GradStage::Scattered => &mut self.scattered,
-        }
-    }
-
-    fn is_empty(&self) -> bool {
-        self.full.is_empty() && self.scattered.is_empty()
-    }
-}
-
 impl AccumulatedGrads {
     /// Postpones the reduction of the gradients of these leaves, and adds them to the accumulated ones.
     pub(crate) fn add(&self, stage: GradStage, leaves: &[NodeId], grads: Vec<Option<DispatchTensor>>) {
-        let mut accumulated = self.0.lock();
-        let accumulated = accumulated.stage(stage);
+        let accumulated = &mut self.0.lock().stages[stage as usize];
         for (&leaf, grad) in leaves.iter().zip(grads) {
             let before = accumulated.remove(&leaf).flatten();
             accumulated.insert(leaf, sum(before, grad));
@@ -235,7 +209,7 @@ impl AccumulatedGrads {
     /// was one.
     pub(crate) fn take(&self, stage: GradStage, leaves: &[NodeId], grads: &mut [Option<DispatchTensor>]) -> Vec<bool> {
         let mut accumulated = self.0.lock();
-        let of_stage = accumulated.stage(stage);
+        let of_stage = &mut accumulated.stages[stage as usize];
         let add = |(leaf, grad): (&NodeId, &mut Option<DispatchTensor>)| {
             let before = of_stage.remove(leaf).flatten();
             let was_accumulated = before.is_some();
@@ -243,20 +217,19 @@ impl AccumulatedGrads {
             was_accumulated
         };
         let were_accumulated = leaves.iter().zip(grads).map(add).collect();
-        accumulated.has_missed_step &= !accumulated.is_empty();
+        accumulated.has_missed_step &= accumulated.stages.iter().any(|stage| !stage.is_empty());
         were_accumulated
     }
 
     /// Returns true if the reduction of one of these leaves was postponed.
     pub(crate) fn has(&self, stage: GradStage, leaves: &[NodeId]) -> bool {
-        let mut accumulated = self.0.lock();
-        let accumulated = accumulated.stage(stage);
+        let accumulated = &self.0.lock().stages[stage as usize];
         leaves.iter().any(|leaf| accumulated.contains_key(leaf))
     }
 
     /// Returns true if any reduction was postponed.
     pub(crate) fn is_any(&self) -> bool {
-        !self.0.lock().is_empty()
+        self.0.lock().stages.iter().any(|stage| !stage.is_empty())
     }
 
     /// Records that the optimizer steps without these gradients although they should have been reduced before.
@@ -268,8 +241,7 @@ impl AccumulatedGrads {
     /// which `leaves` returns false.
     pub(crate) fn is_too_late(&self, leaves: impl Fn(&NodeId) -> bool) -> bool {
         let accumulated = self.0.lock();
-        accumulated.has_missed_step
-            || accumulated.full.keys().chain(accumulated.scattered.keys()).any(|leaf| !leaves(leaf))
+        accumulated.has_missed_step || accumulated.stages.iter().flat_map(HashMap::keys).any(|leaf| !leaves(leaf))
     }
 
     pub(crate) fn clear(&self) {

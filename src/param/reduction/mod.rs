@@ -30,9 +30,9 @@ use gradients::{GradStage, Trained};
 
 use super::collectives::UnitCollectiveKind;
 use super::custom::AllReduceHook;
-use super::events::{EventKind, ShardedState, TrainingState, done, happened};
+use super::events::{Event, EventKind, ShardedState, TrainingState, happened};
 use super::options::cast;
-use super::replica_check::PendingDigests;
+use super::replica_check::{ComparedRanks, PendingDigests};
 use super::unit::{DataParallelGroups, Unit};
 use crate::Result;
 use crate::autodiff::BackwardId;
@@ -120,7 +120,7 @@ impl GradReducer {
         let mut reduced = Reduced::new();
         let models = mem::take(&mut self.0.lock().models);
         let is_due = |postponed: &Postponed| {
-            let model = postponed.trained.unit().model_root();
+            let model = postponed.trained.source.unit.model_root();
             postponed.is_due() && model.is_some_and(|model| models.iter().any(|known| Arc::ptr_eq(known, &model)))
         };
         while self.0.lock().postponed.iter().any(is_due) {
@@ -224,13 +224,13 @@ struct Postponed {
 impl Postponed {
     /// Returns true if no other reduction has included its gradients, and the program has not dropped them.
     fn is_pending(&self) -> bool {
-        self.trained.unit().accumulated.has(self.stage, &self.trained.leaves)
+        self.trained.source.unit.accumulated.has(self.stage, &self.trained.leaves)
     }
 
     /// Returns true if a backward must issue it now.
     fn is_due(&self) -> bool {
         let (sync, all_reduce) = {
-            let control = self.trained.unit().control.lock();
+            let control = self.trained.source.unit.control.lock();
             (control.sync, control.all_reduce)
         };
         sync && (all_reduce || self.stage == GradStage::Full) && self.is_pending()
@@ -284,9 +284,9 @@ enum ReduceStage {
 
 impl GradReduction {
     fn new(trained: Trained) -> Self {
-        let scale = trained.unit().averaging().scale;
+        let scale = trained.source.unit.averaging().scale;
         let (all_reduce, hook) = {
-            let control = trained.unit().control.lock();
+            let control = trained.source.unit.control.lock();
             (control.all_reduce, control.hook.clone())
         };
         let call = trained.source.call(Phase::Backward);
@@ -296,7 +296,7 @@ impl GradReduction {
 
     /// Starts a reduction, or accumulates the gradients: see [`GradReducer::submit`].
     fn issue(trained: Trained, mut grads: Vec<Option<DispatchTensor>>) -> ReduceProgress {
-        let (unit, stage) = (trained.unit(), GradStage::Full);
+        let (unit, stage) = (&trained.source.unit, GradStage::Full);
         if !unit.control.lock().sync {
             unit.accumulated.add(stage, &trained.leaves, grads);
             return ReduceProgress::Postponed(Postponed { stage, trained });
@@ -329,23 +329,21 @@ impl GradReduction {
     /// Posts the reductions over the ranks that shard. The first of them also transfers the flags and the digests in
     /// `compared`.
     fn post_scatter(&self, data: &DataParallelGroups, own: &FlaggedGrads, compared: Vec<Digests>) -> ReduceStage {
-        let (unit, group, members) = (self.unit(), &data.reduce, &self.trained.members);
+        let (unit, members) = (self.unit(), &self.trained.members);
         let (op, first) = (unit.averaging().shard, self.call.clone().with_digests(compared));
-        let (sharded, replicated) = (own.grads.clone(), own.grads.clone());
-        let (mut sharded, mut replicated) =
-            (unit.sharded_of(members, sharded), unit.replicated_of(members, replicated));
-        let post = |kind, call, tensors| unit.exchange(kind, group, call, members, tensors);
+        let [mut sharded, mut replicated] = [true, false].map(|is| unit.select(is, members, own.grads.clone()));
+        let post = |kind, call, tensors| unit.exchange(kind, call, members, tensors);
         let (sharded, replicated) = if sharded.is_empty() {
             replicated.push(own.flags(1, op));
             (None, Some(post(UnitCollectiveKind::ReplicatedGradients, first, replicated)))
         } else {
-            sharded.push(own.flags(group.group().size(), op));
+            sharded.push(own.flags(data.reduce.group().size(), op));
             let sharded = post(UnitCollectiveKind::Gradients, first, sharded);
             let has_rest = !replicated.is_empty();
             let rest = || post(UnitCollectiveKind::ReplicatedGradients, self.call.clone(), replicated);
             (Some(sharded), has_rest.then(rest))
         };
-        self.note_issued(scatter_op(sharded.as_ref()));
+        self.note(EventKind::Issued(scatter_op(sharded.as_ref())), None);
         ReduceStage::Scattering { sharded, replicated }
     }
 
@@ -354,7 +352,7 @@ impl GradReduction {
         let mut reduction = Self::new(trained);
         let Self { trained, .. } = &reduction;
         let mut sums = vec![None; trained.leaves.len()];
-        let used = trained.unit().accumulated.take(GradStage::Scattered, &trained.leaves, &mut sums);
+        let used = trained.source.unit.accumulated.take(GradStage::Scattered, &trained.leaves, &mut sums);
         let sum = |(at, sum): (usize, Option<_>)| sum.unwrap_or_else(|| trained.zeros_of_shard(at));
         let mut sums: Vec<_> = sums.into_iter().enumerate().map(sum).collect();
         sums.push(flags(&used, 1, 1.0, sums[0].device(), sums[0].dtype()));
@@ -365,11 +363,9 @@ impl GradReduction {
 
     /// Starts the all-reduce of gradients and flags over the replicas.
     fn replicate(&mut self, sums: Vec<DispatchTensor>) -> ReduceStage {
-        let unit = self.trained.unit();
-        let group = unit.data.as_ref().and_then(|data| data.replicate.as_ref()).expect("the unit has replicas");
         let call = self.call.clone().with_digests(mem::take(&mut self.replicate));
-        let work = unit.exchange(UnitCollectiveKind::All, group, call, &self.trained.members, sums);
-        self.note_issued(Op::AllReduce);
+        let work = self.unit().exchange(UnitCollectiveKind::All, call, &self.trained.members, sums);
+        self.note(EventKind::Issued(Op::AllReduce), None);
         ReduceStage::Replicating(work)
     }
 
@@ -383,10 +379,10 @@ impl GradReduction {
             ReduceStage::Scattering { sharded, replicated } => self.scattered(sharded, replicated),
             ReduceStage::Replicating(work) => {
                 let (mut reduced, timing) = work.wait_with_timing()?;
-                self.note_done(Op::AllReduce, timing);
+                self.note(EventKind::Done(Op::AllReduce), timing);
                 let flags = reduced.pop().expect("the flags are the last tensor");
                 if let Some(step) = self.due {
-                    self.unit().compare_replicated(step, &self.trained.members, &reduced);
+                    self.unit().compare_gradients(ComparedRanks::Replicate, step, &self.trained.members, &reduced);
                 }
                 let grads = self.without_unused(reduced, flags);
                 self.complete(grads)
@@ -412,11 +408,11 @@ impl GradReduction {
         };
         let op = scatter_op(sharded.as_ref());
         let (sharded, replicated) = (wait(sharded)?, wait(replicated)?);
-        self.note_done(op, first);
+        self.note(EventKind::Done(op), first);
         let mut flags = flags.expect("each parameter is sharded or replicated");
         let mut reduced = self.unit().merge(&self.trained.members, sharded, replicated);
         if let Some(step) = self.due {
-            self.unit().compare_sharded(step, &self.trained.members, &reduced);
+            self.unit().compare_gradients(ComparedRanks::Shard, step, &self.trained.members, &reduced);
         }
         if self.unit().data.as_ref().is_none_or(|data| data.replicate.is_none()) {
             let grads = self.without_unused(reduced, flags);
@@ -468,7 +464,7 @@ impl GradReduction {
     }
 
     fn unit(&self) -> &Arc<Unit> {
-        self.trained.unit()
+        &self.trained.source.unit
     }
 
     /// Returns the gradients with `None` for each parameter that no rank used. A hook receives all of them.
@@ -479,13 +475,9 @@ impl GradReduction {
         }
     }
 
-    fn note_issued(&self, op: Op) {
-        let unit = self.unit();
-        happened(EventKind::Issued(op), || unit.label(), TrainingState::PostBackward, || ShardedState::Sharded);
-    }
-
-    fn note_done(&self, op: Op, timing: Option<OpTiming>) {
-        done(op, || self.unit().label(), TrainingState::PostBackward, ShardedState::Sharded, timing);
+    fn note(&self, kind: EventKind, timing: Option<OpTiming>) {
+        let (during, state) = (TrainingState::PostBackward, ShardedState::Sharded);
+        happened(|| Event { timing, ..Event::of(self.unit(), kind, during, state) });
     }
 }
 

@@ -7,8 +7,8 @@ use burn::backend::DispatchTensor;
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
-use super::placing::persistent_copy;
-use super::placing::{Refill, Storage};
+use super::placing::{Refill, Storage, persistent_copy};
+use super::source::ShardGatherer;
 use super::unshard_state::{GatherOrigin, StoredWeight, UnshardState};
 use crate::comm::CommError;
 use crate::param::collectives::PendingAllGather;
@@ -24,49 +24,29 @@ pub(crate) struct UnshardedCopy {
     pub(super) state: UnshardState<PendingAllGather, dyn Storage, DispatchTensor>,
     /// Gathers the parameters a second time, for backward: the first of the passes that use the copy. A copy that the
     /// unit holds between passes has none, because a pass holds the unit.
-    gatherer: Mutex<Option<Arc<dyn Regather>>>,
-}
-
-/// Gathers the parameters of a copy for backward.
-pub(crate) trait Regather: Send + Sync {
-    /// Posts the all-gather for backward of parameters that are freed by hand.
-    fn post_again(&self) -> PendingAllGather;
-
-    /// Waits for the all-gather for backward, and returns every weight. `is_started` is true if its data transfer was
-    /// started before.
-    fn wait_again(&self, gathering: PendingAllGather, is_started: bool) -> Vec<DispatchTensor>;
-
-    /// Unwinds with the error for a weight that backward does not gather.
-    fn refuse(&self) -> !;
+    gatherer: Mutex<Option<Arc<ShardGatherer>>>,
 }
 
 impl UnshardedCopy {
-    fn new(shards: &LocalShards, state: UnshardState<PendingAllGather, dyn Storage, DispatchTensor>) -> Arc<Self> {
-        Arc::new(Self { shards: LocalShardsId::of(shards), state, gatherer: Mutex::default() })
+    fn new(shards: LocalShardsId, state: UnshardState<PendingAllGather, dyn Storage, DispatchTensor>) -> Arc<Self> {
+        Arc::new(Self { shards, state, gatherer: Mutex::default() })
     }
 
     /// Counts a pass that begins.
-    fn begin_pass(&self, gatherer: &Arc<impl Regather + 'static>) {
+    fn begin_pass(&self, gatherer: &Arc<ShardGatherer>) {
         self.state.begin_pass();
-        let mut known = self.gatherer.lock();
-        if known.is_none() {
-            *known = Some(gatherer.clone());
-        }
-    }
-
-    fn gatherer(&self) -> Option<Arc<dyn Regather>> {
-        self.gatherer.lock().clone()
+        self.gatherer.lock().get_or_insert_with(|| gatherer.clone());
     }
 
     /// Waits for the all-gather for backward, if one was posted. Later calls return at once.
     pub(crate) fn fill(&self) {
-        let Some(gatherer) = self.gatherer() else { return };
+        let Some(gatherer) = self.gatherer.lock().clone() else { return };
         self.state.refill(|gathering, is_started| gatherer.wait_again(gathering, is_started), Storage::fill);
     }
 
     /// Returns the weight at `position` for backward: see [`UnshardState::again`].
     pub(crate) fn again(&self, position: usize, shared: bool) -> Option<DispatchTensor> {
-        let gatherer = self.gatherer()?;
+        let gatherer = self.gatherer.lock().clone()?;
         let wait = |gathering, is_started| gatherer.wait_again(gathering, is_started);
         self.state.again(position, shared, wait, Storage::fill)
     }
@@ -77,13 +57,13 @@ impl UnshardedCopy {
     /// Unwinds with the gatherer's error if the program turned the unit's all-gather in backward off.
     pub(crate) fn check_gathered(&self) {
         if self.state.is_released() {
-            self.gatherer().inspect(|gatherer| gatherer.refuse());
+            self.gatherer.lock().clone().inspect(|gatherer| gatherer.refuse());
         }
     }
 
     /// Frees weights that are kept for backward, and posts the all-gather that restores them.
     fn reshard(&self) {
-        if let Some(gatherer) = self.gatherer() {
+        if let Some(gatherer) = self.gatherer.lock().clone() {
             self.state.reshard(|| gatherer.post_again(), Storage::release);
         }
     }
@@ -118,11 +98,12 @@ impl UnshardedCopies {
         &self,
         shards: &LocalShards,
         joins: bool,
-        gatherer: &Arc<impl Regather + 'static>,
+        gatherer: &Arc<ShardGatherer>,
     ) -> (Arc<UnshardedCopy>, Option<Vec<DispatchTensor>>) {
+        let shards = LocalShardsId::of(shards);
         let mut copies = self.0.lock();
-        remove(&mut copies, |copy| copy.is_retained() && !copy.shards.is_of(shards));
-        let found = copies.iter().find(|copy| copy.is_for_next() && copy.shards.is_of(shards)).cloned();
+        remove(&mut copies, |copy| copy.state.is_idle() && copy.is_retained() && copy.shards != shards);
+        let found = copies.iter().find(|copy| copy.is_for_next() && copy.shards == shards).cloned();
         let joined = found.clone().filter(|copy| joins || !copy.state.is_open());
         let copy = joined.unwrap_or_else(|| {
             copies.push(UnshardedCopy::new(shards, UnshardState::new()));
@@ -138,29 +119,31 @@ impl UnshardedCopies {
     }
 
     /// Creates the copy of a pass that finds no other, and that no other finds.
-    pub(crate) fn private(shards: &LocalShards, gatherer: &Arc<impl Regather + 'static>) -> Arc<UnshardedCopy> {
-        let copy = UnshardedCopy::new(shards, UnshardState::new());
+    pub(crate) fn private(shards: &LocalShards, gatherer: &Arc<ShardGatherer>) -> Arc<UnshardedCopy> {
+        let copy = UnshardedCopy::new(LocalShardsId::of(shards), UnshardState::new());
         copy.begin_pass(gatherer);
         copy
     }
 
     /// Returns true if the next forward over these shards finds parameters that passes retained.
     pub(crate) fn has_retained(&self, shards: &LocalShards) -> bool {
-        self.0.lock().iter().any(|copy| copy.is_retained_or_open() && copy.shards.is_of(shards))
+        let shards = LocalShardsId::of(shards);
+        self.0.lock().iter().any(|copy| copy.is_retained() && copy.shards == shards)
     }
 
     /// Returns true if the next forward over these shards finds an all-gather or parameters. Without `posted`, an
     /// all-gather that was only posted does not count.
     pub(crate) fn has(&self, shards: &LocalShards, posted: bool) -> bool {
+        let shards = LocalShardsId::of(shards);
         let counts = |copy: &UnshardedCopy| copy.is_for_next() && (posted || !copy.is_posted());
-        self.0.lock().iter().any(|copy| counts(copy) && copy.shards.is_of(shards))
+        self.0.lock().iter().any(|copy| counts(copy) && copy.shards == shards)
     }
 
     /// Changes the origin of an all-gather that was posted for these shards. Returns true if it is
     /// in flight, and `None` if none was posted.
     pub(crate) fn promote(&self, shards: &LocalShards, origin: GatherOrigin) -> Option<bool> {
-        let copies = self.0.lock();
-        let posted = copies.iter().find(|copy| copy.is_posted() && copy.shards.is_of(shards))?;
+        let (shards, copies) = (LocalShardsId::of(shards), self.0.lock());
+        let posted = copies.iter().find(|copy| copy.is_posted() && copy.shards == shards)?;
         posted.state.gathering(|gathering, before| {
             *before = origin;
             gathering.is_under_way()
@@ -172,7 +155,7 @@ impl UnshardedCopies {
     pub(crate) fn gather(&self, shards: &LocalShards, gathering: PendingAllGather, origin: GatherOrigin) {
         let mut copies = self.0.lock();
         remove(&mut copies, |copy| copy.state.is_idle());
-        copies.push(UnshardedCopy::new(shards, UnshardState::starting(gathering, origin)));
+        copies.push(UnshardedCopy::new(LocalShardsId::of(shards), UnshardState::starting(gathering, origin)));
     }
 
     /// Drops what the running forward has prefetched and not used.
@@ -259,12 +242,8 @@ impl UnshardedCopy {
         self.origin().is_some() || self.state.is_open()
     }
 
-    /// Returns true if passes retained it for the next forward, and no pass uses it.
+    /// Returns true if passes have retained it, or keep it, for the next forward.
     fn is_retained(&self) -> bool {
-        self.state.is_idle() && self.is_retained_or_open()
-    }
-
-    fn is_retained_or_open(&self) -> bool {
         self.origin() == Some(GatherOrigin::Retained) || self.state.is_open()
     }
 }

@@ -1,21 +1,8 @@
 //! [`UnshardedParams`]: a unit's unsharded parameters, as one forward and its backward use them.
 //!
 //! A unit's weights are unsharded in forward and a second time in backward. Scopes, passes and autodiff nodes hold an
-//! `UnshardedParams` and change it only by the operations below. How the memory is allocated, freed and restored is
-//! private to this module.
-//!
-//! | operation | purpose | waits for | implementation |
-//! |---|---|---|---|
-//! | [`new`](UnshardedParams::new) | begins a pass, and accepts prefetched weights | the prefetch | stores them like `gather` |
-//! | [`gather`](UnshardedParams::gather) | gathers for forward | all-gather | keeps each tensor, or moves it into evictable storage |
-//! | [`view`](UnshardedParams::view) | returns a weight in forward | | a handle |
-//! | [`will_be_recomputed`](UnshardedParams::will_be_recomputed) | records that a checkpointed block reads the weights | | weights in backward may be read again |
-//! | [`take_back`](UnshardedParams::take_back) | ends forward | | evicts storage, issues the next all-gather |
-//! | [`start_again`](UnshardedParams::start_again) | starts that all-gather's data transfer | | |
-//! | [`gather_again`](UnshardedParams::gather_again), [`view_again`](UnshardedParams::view_again) | return weights in backward | that all-gather | restores storage |
-//! | [`end_backward`](UnshardedParams::end_backward) | ends the pass in backward | that all-gather, if weights stay | drops the handles, or keeps the weights for the next forward |
-//! | [`end`](UnshardedParams::end) | ends the pass | | drops the handles |
-//! | [`copy_out`](UnshardedParams::copy_out) | returns a tensor that outlives the unit | | copies it if its memory is evictable |
+//! `UnshardedParams` and change it only by its methods. How the memory is allocated, freed and restored is private to
+//! this module.
 //!
 //! Another memory layout (such as one block per unit that kernels copy shards into) would change only the
 //! implementations. So would an earlier or later communication.
@@ -60,6 +47,7 @@ mod slot;
 mod source;
 mod unshard_state;
 
+use std::convert::Infallible;
 use std::mem;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -69,16 +57,17 @@ use parking_lot::Mutex;
 
 pub(crate) use copies::UnshardedCopies;
 use copies::{UnshardedCopy, Weights};
-use placing::{Refill, Storage, StoragePlacer, persistent_copy};
+pub(super) use placing::persistent_copy;
+use placing::{Refill, Storage, StoragePlacer};
 pub(super) use source::ShardGatherer;
 pub(super) use unshard_state::GatherOrigin;
 use unshard_state::{After, StoredWeight};
 
 use super::collectives::PendingAllGather;
-use super::events::{EventKind, ShardedState, TrainingState, happened};
+use super::events::{Event, EventKind, ShardedState, TrainingState, happened};
 use super::shards::LocalShards;
 use super::unit::{Kept, Unit};
-use crate::comm::CommError;
+use crate::comm::{CommError, Phase};
 use crate::error::OrUnwind;
 
 /// Blocking primitives of this module, in one place so that a model checker can replace them.
@@ -99,13 +88,9 @@ mod sync {
 /// only, so that it keeps no graph alive.
 #[derive(Debug)]
 pub(super) struct UnshardedParams {
-    source: Arc<ShardGatherer>,
+    pub(super) source: Arc<ShardGatherer>,
     copy: Arc<UnshardedCopy>,
-    kept: Kept,
-    /// True if gathered weights are moved to evictable storage, on backends that support it.
-    in_slots: bool,
-    /// True if the weights stay unsharded after the pass, for the next forward from the same shards.
-    stays: bool,
+    pub(super) options: UnshardOptions,
     phase: Mutex<PassPhase>,
     /// True if checkpointed blocks read the weights, and so will read them a second time in backward.
     recomputed: AtomicBool,
@@ -120,9 +105,12 @@ enum PassPhase {
 }
 
 /// Options of the weights of one pass.
+#[derive(Debug)]
 pub(super) struct UnshardOptions {
     pub(super) kept: Kept,
+    /// True if gathered weights are moved to evictable storage, on backends that support it.
     pub(super) in_slots: bool,
+    /// True if the weights stay unsharded after the pass, for the next forward from the same shards.
     pub(super) stays: bool,
     /// True if the pass may use weights that were gathered or kept before: those have the element types of a forward.
     pub(super) finds: bool,
@@ -131,42 +119,23 @@ pub(super) struct UnshardOptions {
 impl UnshardedParams {
     /// Begins a pass that uses the weights of `source`, which are gathered from `shards`. It uses the weights that were
     /// gathered or kept for these shards before, if there are any.
-    ///
-    /// # Errors
-    /// The error of an all-gather that was started before.
-    pub(super) fn new(
-        source: Arc<ShardGatherer>,
-        shards: &LocalShards,
-        options: UnshardOptions,
-    ) -> Result<Self, CommError> {
-        let UnshardOptions { kept, in_slots, stays, finds } = options;
+    pub(super) fn new(source: Arc<ShardGatherer>, shards: &LocalShards, options: UnshardOptions) -> Self {
         let (phase, recomputed) = (Mutex::new(PassPhase::Forward), AtomicBool::new(false));
         // Memory that passes share must be freed only by an explicit `reshard`, which frees it for all of them.
-        let joins = in_slots && kept == Kept::Full;
-        let (copy, values) = match finds {
+        let joins = options.in_slots && options.kept == Kept::Full;
+        let (copy, values) = match options.finds {
             true => source.unit.copies.begin_pass(shards, joins, &source),
             false => (UnshardedCopies::private(shards, &source), None),
         };
-        let params = Self { source, copy, kept, in_slots, stays, phase, recomputed };
-        let state = &params.copy.state;
+        let params = Self { source, copy, options, phase, recomputed };
         if let Some(values) = values {
-            state.unshard(|| Ok::<_, CommError>(params.place(values)))?;
+            let Ok(()) = params.copy.state.unshard(|_| Ok::<_, Infallible>(params.place(values)));
         }
-        state.adopt(|gathering, origin| {
-            if origin == GatherOrigin::Posted {
-                params.source.happened(EventKind::Unshard, TrainingState::Forward, ShardedState::Unsharded);
-            }
-            Ok::<_, CommError>(params.place(params.source.gathered_in(TrainingState::Forward, gathering)?))
-        })?;
-        Ok(params)
+        params
     }
 
     pub(super) fn unit(&self) -> &Arc<Unit> {
         &self.source.unit
-    }
-
-    pub(super) fn source(&self) -> &Arc<ShardGatherer> {
-        &self.source
     }
 
     /// Returns true if it holds these parameters of `unit`.
@@ -174,26 +143,30 @@ impl UnshardedParams {
         Arc::ptr_eq(&self.source.unit, unit) && self.source.members == members
     }
 
-    pub(super) fn kept(&self) -> Kept {
-        self.kept
-    }
-
     /// Returns true if its weights are gathered from shards in host memory to another device.
     pub(super) fn is_offloaded(&self) -> bool {
         self.source.offloaded().is_some()
     }
 
-    /// Gathers for forward, unless this pass has gathered already.
+    /// Gathers for forward, unless this pass has gathered already. Waits for an all-gather that was posted or started
+    /// before.
     ///
     /// # Errors
     /// The error of the all-gather.
     pub(super) fn gather(&self) -> Result<(), CommError> {
-        self.copy.state.unshard(|| Ok(self.place(self.source.gather()?)))
+        self.copy.state.unshard(|started| {
+            if started.as_ref().is_none_or(|(_, origin)| *origin == GatherOrigin::Posted) {
+                self.source.happened(EventKind::Unshard, TrainingState::Forward, ShardedState::Unsharded);
+            }
+            let post = || self.source.post(self.source.call(Phase::Forward));
+            let gathering = started.map_or_else(post, |(gathering, _)| gathering);
+            Ok(self.place(self.source.gathered_in(TrainingState::Forward, gathering)?))
+        })
     }
 
     fn place(&self, unsharded: Vec<DispatchTensor>) -> Weights {
         let mut placing = StoragePlacer::new(self.copy.clone());
-        let place = |(position, full)| match self.in_slots && !self.source.is_shard(position) {
+        let place = |(position, full)| match self.options.in_slots && !self.source.is_shard(position) {
             true => placing.place(full),
             false => StoredWeight::Own(full),
         };
@@ -207,12 +180,12 @@ impl UnshardedParams {
     /// rank an empty weight, that weight is not in evictable storage, but those of the other ranks are. So an empty
     /// weight counts as evictable.
     pub(super) fn costs_nothing_kept(&self, position: usize) -> bool {
-        let is_empty = || self.source.unit.params[self.source.members[position]].shape.contains(&0);
-        self.kept == Kept::Full
+        let is_empty = || self.source.param(position).shape().num_elements() == 0;
+        self.options.kept == Kept::Full
             || self.source.is_shard(position)
             || self.copy.state.weights(|weights| matches!(weights.get(position), Some(StoredWeight::InSlot(_))))
                 == Some(true)
-            || self.in_slots && is_empty()
+            || self.options.in_slots && is_empty()
     }
 
     /// Records that a checkpointed block reads the weights, and so will read them a second time in backward.
@@ -237,30 +210,30 @@ impl UnshardedParams {
     pub(super) fn take_back(&self, backward: bool) {
         let state = &self.copy.state;
         let (was_shared, mut is_retained) = (state.was_shared(), false);
+        let UnshardOptions { kept, in_slots, stays, .. } = self.options;
         let after = |weights: &[StoredWeight<_, DispatchTensor>]| {
             if let Some(due) = self.source.due.as_ref().filter(|_| backward && !weights.is_empty()) {
                 let unsharded = weights.iter().map(StoredWeight::value);
                 self.source.unit.look_at_gathered(due, &self.source.members, unsharded);
             }
-            if backward && self.kept == Kept::Full {
-                return After::Keep { share: self.stays && self.in_slots };
+            if backward && kept == Kept::Full {
+                return After::Keep { share: stays && in_slots };
             }
-            if !backward && !weights.is_empty() && self.stays && !was_shared {
+            let unsharded = || weights.iter().map(|weight| weight.value().clone()).collect::<Vec<_>>();
+            if !backward && !weights.is_empty() && stays && !was_shared {
                 is_retained = true;
-                return After::Retain(self.retained(weights.iter().map(|weight| weight.value().clone()).collect()));
+                return After::Retain(self.retained(unsharded()));
             }
+            let part = backward && kept == Kept::Part;
             if !weights.is_empty() {
-                let part = backward && self.kept == Kept::Part;
                 let state = if part { ShardedState::ShardedPostForward } else { ShardedState::Sharded };
                 self.source.happened(EventKind::Reshard, TrainingState::Forward, state);
             }
             if !backward {
                 return After::Free;
             }
-            let parts = (self.kept == Kept::Part && !weights.is_empty()).then(|| {
-                let unsharded: Vec<_> = weights.iter().map(|weight| weight.value().clone()).collect();
-                self.source.unit.split(&self.source.members, &unsharded)
-            });
+            let split = || self.source.unit.split(&self.source.members, &unsharded());
+            let parts = (part && !weights.is_empty()).then(split);
             let unshard = self.recomputed.load(Relaxed) || self.source.unit.control.lock().unshard_in_backward;
             if unshard { After::Again(self.source.post_all_gather(parts)) } else { After::Release }
         };
@@ -275,21 +248,14 @@ impl UnshardedParams {
 
     /// Returns weights that are retained for the next forward, as the result of its all-gather.
     fn retained(&self, weights: Vec<DispatchTensor>) -> PendingAllGather {
-        let sharded = self.source.unit.sharded_of(&self.source.members, weights);
+        let sharded = self.source.unit.select(true, &self.source.members, weights);
         PendingAllGather::Done((sharded.into_iter().map(persistent_copy).collect(), None))
     }
 
     /// Records an event of the unit.
     pub(super) fn happened(&self, kind: EventKind, during: TrainingState) {
-        happened(
-            kind,
-            || self.source.unit.label(),
-            during,
-            || match self.copy.state.is_unsharded() {
-                true => ShardedState::Unsharded,
-                false => ShardedState::Sharded,
-            },
-        );
+        let state = || if self.copy.state.is_unsharded() { ShardedState::Unsharded } else { ShardedState::Sharded };
+        happened(|| Event::of(&self.source.unit, kind, during, state()));
     }
 
     /// Starts the data transfer of the all-gather for backward, unless it has started.
@@ -321,7 +287,7 @@ impl UnshardedParams {
     /// # Panics
     /// Unwinds with [`ParamError::NotUnsharded`](super::ParamError::NotUnsharded) if backward does not gather the unit.
     pub(super) fn view_again(&self, position: usize, has_two_nodes: bool) -> DispatchTensor {
-        let stays = self.stays && !self.copy.state.was_shared();
+        let stays = self.options.stays && !self.copy.state.was_shared();
         let shared = stays || has_two_nodes || self.recomputed.load(Relaxed);
         if let Some(weight) = self.copy.again(position, shared) {
             return weight;
@@ -337,7 +303,7 @@ impl UnshardedParams {
     pub(super) fn end_backward(&self) {
         let (unit, state) = (&self.source.unit, &self.copy.state);
         let is_kept = !unit.control.lock().reshard_after_backward;
-        if is_kept && self.stays && !state.was_shared() {
+        if is_kept && self.options.stays && !state.was_shared() {
             // All ranks keep the weights, or none does. This includes ranks whose backward read none of them.
             self.copy.fill();
             if state.retain(|weights| self.retained(weights)) {
@@ -363,11 +329,6 @@ impl UnshardedParams {
     #[cfg(feature = "testing")]
     pub(super) fn has_weights(&self) -> bool {
         self.copy.state.is_in_memory(Storage::is_full)
-    }
-
-    /// Returns an untracked tensor that outlives its unit: a copy if its memory is evictable.
-    pub(super) fn copy_out(tensor: DispatchTensor) -> DispatchTensor {
-        persistent_copy(tensor)
     }
 }
 

@@ -52,8 +52,8 @@ impl StoragePlacer {
     }
 }
 
-/// Returns an untracked tensor in persistent memory: a copy if its memory is evictable.
-pub(super) fn persistent_copy(tensor: DispatchTensor) -> DispatchTensor {
+/// Returns an untracked tensor that outlives its unit: a copy if its memory is evictable.
+pub(crate) fn persistent_copy(tensor: DispatchTensor) -> DispatchTensor {
     match &tensor.kind {
         DispatchTensorKind::Autodiff(_) if !Dispatch::is_tracked(&tensor) => {
             let autodiff = tensor.autodiff;

@@ -5,7 +5,7 @@
 //! other shards, such as those of a stepped clone, has another one.
 //!
 //! ```text
-//!             starting               adopt                  reshard, leave(Again)
+//!             starting              unshard                 reshard, leave(Again)
 //!   Sharded      └────> Gathering ─────────> Unsharded ───────────────────────────> Resharded ── refill ──> Regathered
 //!      └────────────────── unshard ─────────────^ │ │                                    │                      │
 //!                             ^                   │ └─ leave(Release) ─> Released        └ last pass ends       │
@@ -29,8 +29,7 @@
 //! |---|---|---|
 //! | [`starting`](UnshardState::starting) | | `Gathering` |
 //! | [`begin_pass`](UnshardState::begin_pass) | any | counts one more pass, in forward |
-//! | [`adopt`](UnshardState::adopt) | `Gathering` | `Unsharded`; `Sharded` if the all-gather fails |
-//! | [`unshard`](UnshardState::unshard) | `Sharded` | `Unsharded`, unless the all-gather fails |
+//! | [`unshard`](UnshardState::unshard) | `Sharded`, `Gathering` | `Unsharded`; `Sharded` if the all-gather fails |
 //! | [`leave`](UnshardState::leave) `Keep` | any | `Unsharded` |
 //! | `leave` `Again` | any | `Resharded` |
 //! | `leave` `Free`, `Release` | any | `Done`, `Released`; no change if the copy is shared |
@@ -224,25 +223,22 @@ impl<G, S: ?Sized, T: Clone> UnshardState<G, S, T> {
         }
     }
 
-    /// Stores the weights that `gather` makes of the all-gather that was posted or started before.
-    pub fn adopt<E>(
+    /// Stores the weights that `gather` returns, unless there are any. `gather` gets the all-gather that was posted or
+    /// started before, if there is one, and its origin.
+    pub fn unshard<E>(
         &self,
-        gather: impl FnOnce(G, GatherOrigin) -> Result<Vec<StoredWeight<S, T>>, E>,
+        gather: impl FnOnce(Option<(G, GatherOrigin)>) -> Result<Vec<StoredWeight<S, T>>, E>,
     ) -> Result<(), E> {
         let mut copy = self.0.lock();
-        match mem::replace(&mut copy.state, CopyState::Sharded) {
-            CopyState::Gathering(started, origin) => copy.state = CopyState::Unsharded(gather(started, origin)?),
-            other => copy.state = other,
-        }
-        Ok(())
-    }
-
-    /// Stores the weights that `gather` returns, unless there are any. If `gather` fails, the state is unchanged.
-    pub fn unshard<E>(&self, gather: impl FnOnce() -> Result<Vec<StoredWeight<S, T>>, E>) -> Result<(), E> {
-        let mut copy = self.0.lock();
-        if let CopyState::Sharded = copy.state {
-            copy.state = CopyState::Unsharded(gather()?);
-        }
+        let started = match &copy.state {
+            CopyState::Sharded => None,
+            CopyState::Gathering(..) => match mem::replace(&mut copy.state, CopyState::Sharded) {
+                CopyState::Gathering(started, origin) => Some((started, origin)),
+                _ => unreachable!("it was matched"),
+            },
+            _ => return Ok(()),
+        };
+        copy.state = CopyState::Unsharded(gather(started)?);
         Ok(())
     }
 
@@ -524,7 +520,7 @@ mod tests {
     fn in_forward() -> TestCopy {
         let copy = TestCopy::new();
         copy.begin_pass();
-        copy.unshard(|| Ok::<_, ()>(weights())).unwrap();
+        copy.unshard(|_| Ok::<_, ()>(weights())).unwrap();
         copy
     }
 
@@ -595,10 +591,15 @@ mod tests {
 
     #[test]
     fn operations_change_the_states_of_the_table_and_no_other() {
-        check(&[("Gathering", "Unsharded")], |copy| copy.adopt(|_, _| Ok::<_, ()>(weights())).unwrap());
-        check(&[("Gathering", "Sharded")], |copy| _ = copy.adopt(|_, _| Err(())));
-        check(&[("Sharded", "Unsharded")], |copy| copy.unshard(|| Ok::<_, ()>(weights())).unwrap());
-        check(&[], |copy| _ = copy.unshard(|| Err(())));
+        check(&[("Sharded", "Unsharded"), ("Gathering", "Unsharded")], |copy| {
+            let posted = copy.gathering(|gather, origin| (*gather, *origin));
+            copy.unshard(|started| {
+                assert_eq!(started, posted);
+                Ok::<_, ()>(weights())
+            })
+            .unwrap();
+        });
+        check(&[("Gathering", "Sharded")], |copy| _ = copy.unshard(|_| Err(())));
         check(&[], |copy| copy.begin_pass());
         check(&[], |copy| _ = copy.start(|_| ()));
         check(&[], |copy| copy.reshard(|| panic!("no pass waits for backward"), release));

@@ -125,7 +125,7 @@ impl Pass {
         let forward = memory.slice();
         let slot = EvictableStorage::new(memory, (), source.clone());
         source.gathered.begin_pass();
-        let Ok(()) = source.gathered.unshard(|| {
+        let Ok(()) = source.gathered.unshard(|_| {
             let view = Tensor::StorageView(Arc::new(StorageView::new(slot.clone())));
             let other = Tensor::Own(Arc::new(Bytes::new(heap, OTHER)));
             Ok::<_, Infallible>(vec![StoredWeight::InSlot(InSlot { view, slot: slot.clone() }), StoredWeight::Own(other)])
