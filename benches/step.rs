@@ -297,7 +297,8 @@ fn main() -> Result<()> {
     if cli.processes {
         return start_processes(cli.ranks);
     }
-    let mut outcomes = launch(Launch::from_env(cli.ranks)?.with_device(cli.device.device()), |world| measure(&cli, world))?;
+    let mut outcomes =
+        launch(Launch::from_env(cli.ranks)?.with_device(cli.device.device()), |world| measure(&cli, world))?;
     // Of several processes that of the first rank tells.
     let Some((0, ranks)) = outcomes.first_mut() else { return Ok(()) };
     let first = &ranks[0];
