@@ -36,7 +36,8 @@ impl<F: Signature, P> MatchEntry<F, P> {
         Self { posts, first, expected, absent, last, waits, parts, unreleased, is_wanted, offered, is_internal }
     }
 
-    /// Adds the call of `member`, with its contribution if that is there. If its signature differs from those present, returns a member that it differs from.
+    /// Adds the call of `member`, with its contribution if that is there. If its signature differs from those present, returns a
+    /// member that it differs from.
     ///
     /// All members present agree so far. With two or more of them, `member` is therefore the one that deviates, and
     /// it suffices to compare with one of them.

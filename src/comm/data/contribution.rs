@@ -45,7 +45,7 @@ pub(crate) struct Contribution {
     /// Plan of an all-gather.
     pub plan: Option<Arc<CollectivePlan>>,
     pub source: ContributionSource,
-    /// Result buffer that has the data, if it was received or written there instead of into `tensors`.
+    /// Result buffer that has the data, if it was received there instead of into `tensors`.
     pub result_buffer: Option<Arc<ResultBuffer>>,
     /// Time of arrival, if there are several processes.
     pub arrival: Option<Arrival>,

@@ -99,11 +99,7 @@ impl<'a> CollectiveInputs<'a> {
 
     /// Changes the sharding of tensor 0 from `dim` to `to_dim`, and returns this rank's shard along `to_dim`.
     pub fn reshard(&self, dim: usize, to_dim: usize, to_sizes: &ShardSizes) -> DispatchTensor {
-        let block = |contribution: &'a Contribution| match contribution.shard_for(self.op.member, 0) {
-            Ok(shard) => full_block(shard),
-            Err(tensor) => (tensor, slice(&tensor.shape()[..], to_dim, self.range(to_sizes))),
-        };
-        let blocks = self.all.iter().map(block);
+        let blocks = self.all.iter().map(|contribution| self.block_of(contribution, 0, to_dim, to_sizes));
         self.received_one().unwrap_or_else(|| concat(blocks.collect(), dim, &self.home(0)))
     }
 
@@ -143,6 +139,30 @@ impl<'a> CollectiveInputs<'a> {
             return tensor.clone();
         }
         concat(vec![full_block(tensor)], 0, self.device)
+    }
+
+    /// Returns this rank's shard, along `dim`, of tensor `index` of `root`.
+    pub fn shard(&self, index: usize, root: usize, dim: usize, sizes: &ShardSizes) -> DispatchTensor {
+        let root = &self.all[root];
+        match root.shard_for(self.op.member, index) {
+            Ok(shard) => self.own(root, shard),
+            Err(_) => concat(vec![self.block_of(root, index, dim, sizes)], 0, &self.home(index)),
+        }
+    }
+
+    /// Returns a tensor of a contribution and the ranges in it that are this rank's shard, along `dim`, of tensor
+    /// `index`.
+    fn block_of<'b>(
+        &self,
+        contribution: &'b Contribution,
+        index: usize,
+        dim: usize,
+        sizes: &ShardSizes,
+    ) -> (&'b DispatchTensor, Ranges) {
+        match contribution.shard_for(self.op.member, index) {
+            Ok(shard) => full_block(shard),
+            Err(tensor) => (tensor, slice(&tensor.shape()[..], dim, self.range(sizes))),
+        }
     }
 
     /// Returns this rank's shards of the reductions of all tensors.

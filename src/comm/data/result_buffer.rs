@@ -2,7 +2,8 @@
 //! place.
 //!
 //! If a rank is the only one of its process in the group, the shards of the other ranks are received directly into
-//! its result and not copied again. At the same time the rank copies its own shard:
+//! its result and not copied again. At the same time the rank copies its own shard (its sums in an all-reduce: when all others
+//! have arrived):
 //!
 //! ```text
 //! full tensor   | from rank 0 | own shard | from rank 2 |

@@ -292,4 +292,20 @@ impl GroupBackend for HostGroupBackend {
         let own = self.own_shard(shape, 0, recv_counts, &tensor, own);
         self.post(post, contribution, RecipientData::Addressed, own, |inputs| inputs.addressed_rows())
     }
+
+    /// Every rank reads its shards in place.
+    fn scatter(
+        &self,
+        post: CallContext,
+        tensors: Vec<DispatchTensor>,
+        _metas: Vec<TensorMeta>,
+        shardings: Vec<(usize, ShardSizes)>,
+        root: usize,
+    ) -> PostResult<Vec<DispatchTensor>> {
+        let needed = shardings.clone();
+        self.post(post, Contribution::new(tensors), RecipientData::Shards(&needed), None, move |inputs| {
+            let shard = |(index, (dim, sizes)): (usize, &(usize, ShardSizes))| inputs.shard(index, root, *dim, sizes);
+            shardings.iter().enumerate().map(shard).collect()
+        })
+    }
 }

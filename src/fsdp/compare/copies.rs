@@ -53,6 +53,7 @@ pub(super) fn full<M: Module>(model: &M) -> Result<M> {
         let alone = data_spec(mesh, sharding.as_ref(), &shape, dtype)?.shared();
         let tensor = info.parallel.as_ref().map(|parallel| parallel.spec.in_dtype(dtype));
         let spec = tensor.clone().unwrap_or_else(|| alone.clone());
+        // The mesh is one rank: no tensor-parallel spec is sharded over it.
         Ok((
             UnitParam { sharding_dim: mesh.sharding_dim(&spec), spec, ..info.clone() },
             tensor.into_iter().chain([alone]).collect(),

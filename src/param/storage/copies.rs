@@ -57,13 +57,15 @@ impl UnshardedCopy {
     /// Unwinds with the gatherer's error if the program turned the unit's all-gather in backward off.
     pub(crate) fn check_gathered(&self) {
         if self.state.is_released() {
-            self.gatherer.lock().clone().inspect(|gatherer| gatherer.refuse());
+            let gatherer = self.gatherer.lock().clone();
+            gatherer.inspect(|gatherer| gatherer.refuse());
         }
     }
 
     /// Frees weights that are kept for backward, and posts the all-gather that restores them.
     fn reshard(&self) {
-        if let Some(gatherer) = self.gatherer.lock().clone() {
+        let gatherer = self.gatherer.lock().clone();
+        if let Some(gatherer) = gatherer {
             self.state.reshard(|| gatherer.post_again(), Storage::release);
         }
     }
