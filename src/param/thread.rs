@@ -24,6 +24,14 @@ pub(super) struct ThreadState {
     pub(super) trace: RefCell<Option<Trace>>,
 }
 
+impl Drop for ThreadState {
+    /// Gives up the passes that had no backward. They own the scheduler, which holds their leaves, so burn would keep
+    /// their graphs.
+    fn drop(&mut self) {
+        self.passes.release_leaves();
+    }
+}
+
 thread_local! {
     static THREAD: ThreadState = {
         explain_panics_by(|text| thread(|thread| thread.passes.explain(text)));

@@ -276,6 +276,11 @@ impl BackwardScheduler {
         }
     }
 
+    /// Releases the own leaves of all passes, so that burn frees those on which no tensor depends.
+    pub(super) fn release_leaves(&self) {
+        self.left.lock().iter_mut().for_each(|left| left.leaf = None);
+    }
+
     /// Returns the passes through `unit` that forward has left, with their own leaves.
     pub(super) fn leaves_of(&self, unit: &Arc<Unit>) -> Vec<(Weak<UnitPass>, DispatchTensor)> {
         let left = self.left.lock();

@@ -7,7 +7,7 @@ use burn_dtensor::fsdp::checkpoint_activations;
 use burn_dtensor::prelude::*;
 
 use crate::is_long;
-use crate::live::{allocates_for, alone, apart, own};
+use crate::live::{allocates_for, alone, apart, live, own};
 
 const WIDTH: usize = 512;
 const UNIT: usize = WIDTH * WIDTH * size_of::<f32>();
@@ -97,4 +97,29 @@ fn many_forwards_without_a_backward_keep_no_more_than_two() {
             }
         }
     }
+}
+
+/// A server that evaluates in training mode, each time in a new launch.
+#[test]
+fn forwards_without_a_backward_are_freed_after_their_threads_have_ended() {
+    let _alone = alone();
+    let evaluated = || {
+        launch(apart(2), |world| {
+            let mesh = DeviceMesh::new(world, [world.size()], ["shard"])?;
+            let device = world.device().clone().autodiff();
+            let config = FullyShard::new().with_units(["inner", "frozen"]);
+            let net = fully_shard(Net::new(&device), &mesh, config)?;
+            net.forward(Tensor::ones([1, WIDTH], &device), Entered::Nested);
+            Ok(())
+        })
+        .expect("every rank evaluates");
+        // burn frees graphs that nothing needs in the next backward, of any graph.
+        let x = Tensor::<1>::ones([1], &Device::flex().autodiff()).require_grad();
+        x.sum().backward();
+        live()
+    };
+    let few = (0..2).map(|_| evaluated()).last().expect("two launches");
+    let many = (0..10).map(|_| evaluated()).last().expect("ten launches");
+    println!("{few} bytes are live after 2 launches, {many} after 12");
+    assert!(many < few + UNIT / 4, "{few} bytes are live after 2 launches, {many} after 12");
 }
