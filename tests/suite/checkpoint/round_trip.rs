@@ -36,7 +36,7 @@ use super::sharding::Sharding;
 use crate::random_programs::{layouts, setting};
 
 /// Number of cases where the environment does not say.
-const ROUND_TRIPS: u64 = 300;
+const ROUND_TRIPS: u64 = 100;
 
 /// A round trip takes milliseconds.
 const DEADLINE: Duration = Duration::from_secs(20);
