@@ -36,20 +36,16 @@ impl<F: Signature, P> MatchEntry<F, P> {
         Self { posts, first, expected, absent, last, waits, parts, unreleased, is_wanted, offered, is_internal }
     }
 
-    /// Adds the call of `member`, with its contribution if that is there. If its signature differs from those present, returns a
-    /// member that it differs from.
+    /// Adds the call of `member`. If its signature differs from those present, returns a member that it differs from.
     ///
     /// All members present agree so far. With two or more of them, `member` is therefore the one that deviates, and
     /// it suffices to compare with one of them.
-    pub(super) fn post(&mut self, member: usize, signature: F, part: Option<P>) -> Option<usize> {
+    pub(super) fn post(&mut self, member: usize, signature: F) -> Option<usize> {
         let present = self.posts.iter().enumerate().skip(self.first);
         let present = present.filter_map(|(i, post)| Some((i, &post.as_ref()?.0)));
         let mut asked = present.take(if signature.is_of_pairs() { self.posts.len() } else { 1 });
         let other = asked.find(|(_, other)| signature.difference(other).is_some()).map(|(other, _)| other);
-        if part.is_some() {
-            (self.absent, self.last) = (self.absent - 1, member);
-        }
-        self.posts[member] = Some((signature, part));
+        self.posts[member] = Some((signature, None));
         self.expected -= 1;
         self.first = self.first.min(member);
         other

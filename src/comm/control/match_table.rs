@@ -241,7 +241,7 @@ impl<F: Signature, P> MatchTable<F, P> {
             g.entries.push_back(MatchEntry::new(g.ranks.len()));
         }
         let entry = &mut g.entries[at];
-        let differs_from = entry.post(member, signature, part);
+        let differs_from = entry.post(member, signature);
         entry.is_internal |= is_internal;
         let error = match differs_from {
             Some(other) => Some(g.mismatch(seq, member, other)),
@@ -251,6 +251,7 @@ impl<F: Signature, P> MatchTable<F, P> {
             // The collective can never complete, also while another process decides whether this failure is the
             // first.
             g.entries[at].absent += 1;
+            self.freed.extend(part.map(|part| Arc::from([part])));
             self.fail(Failure::Collective(error.clone()));
             return Err(error);
         }
@@ -258,7 +259,7 @@ impl<F: Signature, P> MatchTable<F, P> {
         if let Some(last) = reported {
             self.ranks[rank].last = last;
         }
-        let Some(mode) = mode else { return Ok((op, self.complete(op))) };
+        let Some(mode) = mode else { return Ok((op, part.is_some_and(|part| self.provide_data(op, part)))) };
         let (entry, is_offered) = (self.entry_mut(op), mode == DataMode::OnDemand);
         let is_needed = is_offered && entry.is_wanted;
         entry.offered.extend((is_offered && !is_needed).then_some(member));
@@ -266,7 +267,8 @@ impl<F: Signature, P> MatchTable<F, P> {
         Ok((op, is_needed))
     }
 
-    /// Adds the contribution of a call that was posted without one. Returns true if the collective is now complete.
+    /// Adds the contribution of a posted call. Returns true if the collective is now complete: all contributions have
+    /// arrived. Its waits are no longer counted then.
     pub fn provide_data(&mut self, op: OpHandle, part: P) -> bool {
         let is_awaited = self.failure().is_none() && self.find_entry(op).is_some_and(|entry| entry.awaits(op.member));
         if !is_awaited {
@@ -277,13 +279,6 @@ impl<F: Signature, P> MatchTable<F, P> {
         let entry = self.entry_mut(op);
         entry.posts[op.member].as_mut().expect("the member has posted").1 = Some(part);
         (entry.absent, entry.last) = (entry.absent - 1, op.member);
-        self.complete(op)
-    }
-
-    /// Completes the collective if all contributions have arrived. Its waits are no longer counted then. Returns
-    /// true if so.
-    fn complete(&mut self, op: OpHandle) -> bool {
-        let entry = self.entry_mut(op);
         if entry.absent > 0 {
             return false;
         }
