@@ -10,7 +10,7 @@
 mod record;
 
 use std::cell::Cell;
-use std::fmt::Debug;
+use std::fmt::{self, Debug};
 use std::sync::Arc;
 
 use burn::backend::autodiff::NodeId;
@@ -55,6 +55,7 @@ pub(crate) trait GraphOp: Debug + Send + Sync + 'static {
 
 /// The graph's gradients, as seen by one step of a backward.
 pub(crate) struct BackwardStep<'a> {
+    node: NodeId,
     depth: usize,
     parents: &'a [Option<NodeId>],
     grads: &'a mut dyn GradStore,
@@ -65,6 +66,16 @@ pub(crate) struct BackwardStep<'a> {
 pub(crate) struct BackwardId(usize);
 
 impl BackwardStep<'_> {
+    /// Returns the operation's node in the graph.
+    pub(crate) fn node(&self) -> NodeId {
+        self.node
+    }
+
+    /// Writes burn's debug text of the checkpointer of this backward.
+    pub(crate) fn write_checkpointer(&self, to: &mut dyn fmt::Write) -> fmt::Result {
+        self.grads.write_checkpointer(to)
+    }
+
     /// Returns the depth of the operation in the graph: one more than the maximum of its parents. Leaves have depth
     /// 0.
     pub(crate) fn depth(&self) -> usize {
@@ -101,6 +112,7 @@ impl BackwardStep<'_> {
 trait GradStore {
     /// Returns the backward that created the container.
     fn backward(&mut self) -> BackwardId;
+    fn write_checkpointer(&self, to: &mut dyn fmt::Write) -> fmt::Result;
     fn take(&mut self) -> DispatchTensor;
     fn add(&mut self, id: NodeId, grad: DispatchTensor);
     /// Adds a gradient that may be on another of this crate's backends.

@@ -1,5 +1,6 @@
 //! Records a [`GraphOp`](super::GraphOp) as a node of burn's autodiff graph.
 
+use std::fmt;
 use std::marker::PhantomData;
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -88,10 +89,11 @@ struct RecordedNode;
 impl<B: Wrap, const N: usize> Backward<B, N> for RecordedNode {
     type State = SharedGraphOp;
 
-    fn backward(self, ops: Ops<SharedGraphOp, N>, grads: &mut Gradients, _: &mut Checkpointer) {
+    fn backward(self, ops: Ops<SharedGraphOp, N>, grads: &mut Gradients, checkpointer: &mut Checkpointer) {
         let parents = ops.parents.each_ref().map(|node| node.as_ref().map(|node| node.id));
-        let mut store = Store::<B, N> { ops: &ops, grads, backend: PhantomData };
-        let mut step = BackwardStep { depth: ops.node.order, parents: &parents, grads: &mut store };
+        let mut store = Store::<B, N> { ops: &ops, grads, checkpointer, backend: PhantomData };
+        let (node, depth) = (ops.node.id, ops.node.order);
+        let mut step = BackwardStep { node, depth, parents: &parents, grads: &mut store };
         running(&ops.state, &mut step);
     }
 }
@@ -99,12 +101,17 @@ impl<B: Wrap, const N: usize> Backward<B, N> for RecordedNode {
 struct Store<'a, B, const N: usize> {
     ops: &'a Ops<SharedGraphOp, N>,
     grads: &'a mut Gradients,
+    checkpointer: &'a Checkpointer,
     backend: PhantomData<B>,
 }
 
 impl<B: Wrap, const N: usize> GradStore for Store<'_, B, N> {
     fn backward(&mut self) -> BackwardId {
         backward_of(self.grads)
+    }
+
+    fn write_checkpointer(&self, to: &mut dyn fmt::Write) -> fmt::Result {
+        write!(to, "{:?}", self.checkpointer)
     }
 
     fn take(&mut self) -> DispatchTensor {
@@ -154,11 +161,17 @@ fn backward_of(_: &mut Gradients) -> BackwardId {
 }
 
 /// Recomputes an operation's output during backward.
-#[derive(Debug)]
 struct RecomputeOutput<B> {
     parents: Vec<NodeId>,
     op: SharedGraphOp,
     backend: PhantomData<fn() -> B>,
+}
+
+/// Without the operation, because burn prints this for every node of a graph.
+impl<B> fmt::Debug for RecomputeOutput<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RecomputeOutput").field("parents", &self.parents).finish_non_exhaustive()
+    }
 }
 
 impl<B: Wrap> RetroForward for RecomputeOutput<B> {

@@ -12,11 +12,13 @@
 //! | `running_state` | `valid` gives a copy of a model new running statistics; these keep no reparameterization |
 //! | `panics` | texts of panics |
 //! | `graph_depth` | backward runs the deepest node first |
+//! | `graph_edges` | the debug text of a backward's checkpointer lists the nodes and their parents |
 //!
 //! The nodes of the autodiff graph are recorded in [`autodiff`](crate::autodiff), by burn's documented extension
 //! interface.
 
 mod graph_depth;
+mod graph_edges;
 mod layers;
 mod lazy;
 mod lora;
@@ -25,6 +27,7 @@ mod running_state;
 mod visitor;
 
 pub(crate) use graph_depth::LAYER_DEPTH;
+pub(crate) use graph_edges::{GraphEdges, edges_of};
 pub(crate) use layers::BurnLayer;
 pub(crate) use lazy::undrawn;
 pub(crate) use lora::{ADAPTER, Adapters, put_adapters, take_adapters};

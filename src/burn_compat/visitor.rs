@@ -12,6 +12,13 @@
 //! name of the declaring type as a string, so a visitor cannot tell a type of burn from another type of that name. A
 //! method `visit_reparameterization<R: Reparameterization>(&mut self, &R)`, and a `TypeId` next to the name (both with
 //! a default that does nothing), would be enough.
+//!
+//! # Another issue to file
+//! *Visitors should be able to skip a module.* `enter_module` returns nothing, and the visitor does not see the module
+//! itself, so a visit always reaches all parameters. A library that needs the parameters of a model's parts, one after
+//! the other, visits those of the last part once for each module around it. If `enter_module` could return that the field
+//! is to be skipped, and passed the field's address (`*const ()`) together with its `TypeId`, which tells a newtype from
+//! its only field, the visit of an outer module could serve the modules inside it as long as it is borrowed.
 
 use std::panic::Location;
 

@@ -200,6 +200,22 @@ pub enum DTensorError {
         /// Layouts of the inputs.
         inputs: Vec<String>,
     },
+    /// The local operator made a result of another shape than its rule determines.
+    #[error(
+        "output {output} of the local operator of `{operator}` has shape {found:?} on this rank, but its rule has \
+         {expected:?}. Correct `ShardingRule::outputs`. If the shape depends on an argument, make the argument a field \
+         of the rule, included in its `Eq` and `Hash`: what rules that compare as equal determine is computed once"
+    )]
+    OutputShape {
+        /// The operator.
+        operator: &'static str,
+        /// Index of the output.
+        output: usize,
+        /// Shape of this rank's local result.
+        found: Vec<usize>,
+        /// Shape that the rule determines for this rank.
+        expected: Vec<usize>,
+    },
     /// A `CrossMeshRedistribute` was run with a tensor that it was not created for.
     #[error(
         "rank {rank} passed {found} to a `CrossMeshRedistribute` created for {expected}. Pass this rank's DTensor of \

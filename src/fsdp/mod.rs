@@ -72,7 +72,8 @@
 //!    agree bit for bit.
 //! 4. A parameter that only some ranks use counts as zeros on the others. A parameter that no rank uses has no
 //!    gradient, as without sharding. If a unit leaves a tracked input unused, the operation that made the input
-//!    receives zeros. From there on, a gradient that is zero everywhere on every rank counts as missing.
+//!    receives zeros. A parameter of a unit that receives nothing but these has no gradient; one that the loss depends
+//!    on has one, even if it is zero.
 //! 5. A failing collective of a forward or backward unwinds the rank with the typed error. A function that returns
 //!    a `Result` returns the error.
 //! 6. Backward's collectives follow the order of forward, whatever the depth of a rank's graph, so ranks may have

@@ -54,6 +54,7 @@ impl GraphOp for RootPostBackward {
         for pass in &self.0 {
             pass.progress.flush(step.depth());
             reduce(pass, pass.passes.order.flush(), step);
+            pass.passes.padding.forget();
             give(pass.passes.reducer.reduce_postponed(step.backward(), &pass.reductions), step);
             give(pass.passes.reducer.finish(step.backward()), step);
             ran("RootPostBackward", Some(pass), step);
@@ -145,8 +146,7 @@ impl GraphOp for PostBackward {
         if let Some((input, like)) = &self.input
             && !input.load(Relaxed)
         {
-            self.pass.passes.order.pad();
-            UnitPass::pad(self.pass.around.as_ref());
+            self.pass.passes.padding.pad(step);
             self.pass.gather_around();
             step.give(1, || like.zeros());
         }
@@ -194,7 +194,10 @@ impl GraphOp for UnshardedParamNode {
 
     fn backward(&self, step: &mut BackwardStep<'_>) {
         progress(&self.pass, step);
-        self.pass.collect(self.position, self.partial.as_deref(), step.take());
+        let grad = step.take();
+        if self.pass.passes.padding.is_reached(step.node()) {
+            self.pass.collect(self.position, self.partial.as_deref(), grad);
+        }
         ran("UnshardedParamNode", Some(&self.pass), step);
     }
 }
@@ -244,7 +247,6 @@ impl GraphOp for PreBackward {
         if let Some(pass) = &self.pass {
             pass.start_again();
             pass.buffer.gather_again();
-            pass.see_output(&grad);
         }
         step.give(0, || cast(grad, Some(self.dtype)));
         ran("PreBackward", self.pass.as_ref(), step);

@@ -43,7 +43,7 @@
 //! | all-gathers in advance, and resharding | `prefetch` |
 //! | one forward of a unit | `forward`, `unit_stack`, `scope` |
 //! | its backward: autodiff nodes, passes | `backward_nodes`, `unit_pass` |
-//! | gradients: collected, accumulated, reduced in order | `reduction`: `gradients`, `order` |
+//! | gradients: collected, accumulated, reduced in order; told from zeros for none | `reduction`: `gradients`, `order`, `padding` |
 //! | state of a thread | `thread` |
 //! | activation checkpointing | `recompute` |
 //! | CPU offload | `offload` |

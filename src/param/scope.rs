@@ -156,6 +156,7 @@ impl ForwardScope {
         // leaf.
         let own_leaf = parent.filter(|_| context::anchor().is_none()).map(own_leaf);
         let token = parent.map(|parent| token(&pass, parent.clone(), own_leaf.clone(), &inputs, earlier, deeper));
+        token.iter().for_each(|token| pass.set_token(token));
         let mut inputs = inputs.into_iter();
         let input = input.map_floats(&mut |tensor| match &token {
             Some(token) if Dispatch::is_tracked(&tensor) => {
@@ -329,12 +330,6 @@ fn fills_when_read(unit: &Unit, base: &DispatchTensor) -> bool {
         Some(offloaded) => is_host(offloaded.device()),
         None => is_host(&Device::new(base.device()).inner()),
     }
-}
-
-/// Records that zeros were given in this thread's backward in place of a missing gradient: see
-/// [`ReductionOrder::pad`](super::reduction::order::ReductionOrder::pad).
-pub(super) fn pad() {
-    thread(|thread| thread.passes.order.pad());
 }
 
 /// Returns true if the last pass through `unit` is gathered in advance of its backward, and the gather is complete.

@@ -2,7 +2,7 @@
 //! a thread.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::thread;
 
 use burn::backend::DispatchTensor;
@@ -12,13 +12,14 @@ use parking_lot::Mutex;
 use super::backward_nodes::Progress;
 use super::events::{EventKind, TrainingState};
 use super::panicked::{Nodes, Through, full_name, precision_note};
-use super::reduction::gradients::{CollectedGrads, Trained, is_zero};
+use super::reduction::gradients::{CollectedGrads, Trained};
 use super::reduction::order::{OrderKey, ReductionOrder};
+use super::reduction::padding::Padding;
 use super::reduction::{GradReducer, OwnedReductions, Reduced};
 use super::storage::UnshardedParams;
 use super::unit::Unit;
 use crate::Error;
-use crate::autodiff::BackwardId;
+use crate::autodiff::{self, BackwardId};
 use crate::comm::note_interrupted;
 use crate::error::OrUnwind;
 
@@ -41,8 +42,8 @@ pub(super) struct UnitPass {
     is_started: AtomicBool,
     /// True if forward has left the unit, and a backward may follow.
     is_left: AtomicBool,
-    /// True if backward may have given operations of the unit zeros in place of a missing gradient.
-    is_padded: AtomicBool,
+    /// The pass's token in the graph.
+    token: OnceLock<NodeId>,
     pub(super) progress: Progress,
     /// Numbers of the graph's nodes that are made while the unit is open.
     nodes: Mutex<Option<Nodes>>,
@@ -69,7 +70,7 @@ impl UnitPass {
             around,
             is_started: AtomicBool::default(),
             is_left: AtomicBool::default(),
-            is_padded: AtomicBool::default(),
+            token: OnceLock::new(),
             progress: Progress::default(),
             reductions: OwnedReductions::default(),
         })
@@ -140,29 +141,11 @@ impl UnitPass {
         around.for_each(|pass| pass.buffer.gather_again());
     }
 
-    /// Records that operations of the innermost unit, or of a unit around it, were given zeros in place of a missing
-    /// gradient.
-    pub(super) fn pad(innermost: Option<&Arc<Self>>) {
-        std::iter::successors(innermost, |pass| pass.around.as_ref())
-            .for_each(|pass| pass.is_padded.store(true, Relaxed));
-    }
-
-    /// Records that the gradient of an output has arrived. If it is zero in a backward that was given zeros, it may
-    /// consist of these.
-    pub(super) fn see_output(&self, grad: &DispatchTensor) {
-        if self.passes.order.padded() && is_zero(grad) {
-            self.is_padded.store(true, Relaxed);
+    /// Records the pass's token, which only orders the backward.
+    pub(super) fn set_token(&self, token: &DispatchTensor) {
+        if let Some(node) = autodiff::node_id(token.clone()) {
+            self.passes.padding.add(*self.token.get_or_init(|| node));
         }
-    }
-
-    /// Returns true if a gradient that is entirely zero may be one that the unsharded model does not have. Only then
-    /// the values decide, because a parameter may be used and have a gradient of zero.
-    ///
-    /// Zeros reach a unit's operations through its outputs, or if an operation of the unit made the input for which
-    /// they were given. If backward has not reached an output, the unit has none, or the program uses values inside
-    /// it that it does not return.
-    fn may_be_unused(&self) -> bool {
-        self.passes.order.padded() && (self.is_padded.load(Relaxed) || !self.is_started.load(Relaxed))
     }
 
     /// Ends the pass when all its gradients are complete: nodes of this backward no longer read its weights.
@@ -170,9 +153,6 @@ impl UnitPass {
     pub(super) fn finish(self: &Arc<Self>) -> Vec<Weak<Self>> {
         self.gone(true);
         self.buffer.end_backward();
-        if self.may_be_unused() {
-            self.grads.lock().drop_zeros();
-        }
         let Some(place) = self.place else { return Vec::new() };
         self.passes.reducer.trains(self.buffer.unit());
         self.passes.order.ready(place, Arc::downgrade(self))
@@ -208,6 +188,7 @@ impl Drop for UnitPass {
         if let Some(place) = self.place {
             self.passes.order.leave(place);
         }
+        self.token.get().into_iter().for_each(|token| self.passes.padding.remove(*token));
     }
 }
 
@@ -216,6 +197,7 @@ impl Drop for UnitPass {
 pub(super) struct BackwardScheduler {
     pub(super) order: ReductionOrder<Weak<UnitPass>>,
     pub(super) reducer: GradReducer,
+    pub(super) padding: Padding,
     /// The passes that a backward may follow, in the order in which forward left them.
     left: Mutex<Vec<FinishedForward>>,
     /// The passes whose graphs are gone.

@@ -21,11 +21,11 @@ use super::explain;
 use super::operand::{Arg, Operand, PlacementConstraint};
 use super::policy::RedistributePolicy;
 use super::resolve_sharding::{ResolvedSharding, resolve_sharding};
-use crate::Result;
 use crate::dtensor::spec::CAPACITY;
-use crate::dtensor::{DTensor, DTensorSpec, Kind};
+use crate::dtensor::{DTensor, DTensorError, DTensorSpec, Kind};
 use crate::error::OrUnwind;
 use crate::placement::Layout;
+use crate::{Error, Result};
 
 /// A rule resolved for inputs of given specs: the layout to which each input is redistributed, and the layouts of
 /// the outputs.
@@ -77,10 +77,16 @@ impl Operator {
     /// Returns the DTensor of output `at`, of which this rank has the local tensor `local`.
     ///
     /// # Panics
-    /// If the shape of `local` is not the one that the rule determines.
+    /// Unwinds with [`OutputShape`](DTensorError::OutputShape) if the shape of `local` is not the one that the rule
+    /// determines.
     #[inline(always)]
+    #[track_caller]
     pub fn output<const D: usize, K: Kind>(&self, at: usize, local: Tensor<D, K>) -> DTensor<D, K> {
-        self.check_output(at, || local.shape());
+        // Every result is checked: the key of a faulty rule may lack an argument on which the shape depends.
+        let found = local.shape();
+        if found != self.0.outputs[at].local {
+            self.output_shape_error(at, &found).unwind();
+        }
         let spec = self.output_spec(at, local.dtype());
         DTensor::from_parts(local, spec)
     }
@@ -149,17 +155,10 @@ impl Operator {
         if spec.dtype() == dtype { spec.clone() } else { make() }
     }
 
-    /// Checks that the first local result of output `at` has the shape that the rule determines. With debug
-    /// assertions every result is checked, because the key of a faulty rule may lack an argument.
-    ///
-    /// # Panics
-    /// If the shape differs: the spec would not describe the tensor.
-    fn check_output(&self, at: usize, made: impl FnOnce() -> Shape) {
-        let output = &self.0.outputs[at];
-        if cfg!(debug_assertions) || output.spec.get().is_none() {
-            let (made, promised) = (made(), &output.local);
-            assert!(made == *promised, "output {at} of the local operator has shape {made}, its rule has {promised}");
-        }
+    #[cold]
+    fn output_shape_error(&self, at: usize, found: &[usize]) -> Error {
+        let (operator, expected) = (self.name(), self.0.outputs[at].local.to_vec());
+        DTensorError::OutputShape { operator, output: at, found: found.to_vec(), expected }.into()
     }
 }
 

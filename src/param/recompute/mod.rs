@@ -25,7 +25,8 @@ use super::panicked::noting_panics;
 use super::scope::ForwardScope;
 use super::shards::{LocalShards, plain};
 use super::storage::persistent_copy;
-use super::unit_pass::UnitPass;
+use super::thread::thread;
+use super::unit_pass::{BackwardScheduler, UnitPass};
 use super::unit_stack::{self, InBlock, UnitGuard};
 use super::visit::walk;
 use super::{DistributedParameter, ParamError};
@@ -241,9 +242,9 @@ where
         passes: passes.clone(),
         digests: digests(values.iter()),
     };
-    let around = unit_stack::enclosing();
-    let block = RecomputeRegion::new(Box::new(again), &tracked, values.len(), passes, around.innermost);
-    let gate = block.gate(leaf, tracked, around.last, !is_inside);
+    let scheduler = thread(|thread| thread.passes.clone());
+    let block = RecomputeRegion::new(Box::new(again), &tracked, values.len(), passes, scheduler);
+    let gate = block.gate(leaf, tracked, unit_stack::enclosing().last, !is_inside);
     if trains {
         unit_stack::set_last_token(gate.clone());
     }
@@ -301,7 +302,12 @@ where
     O: TensorTree,
     F: Fn(&M, I) -> O + Send + 'static,
 {
-    fn run(self: Box<Self>, grads: Vec<Option<DispatchTensor>>, backward: BackwardId) -> Recomputed {
+    fn run(
+        self: Box<Self>,
+        grads: Vec<Option<DispatchTensor>>,
+        backward: BackwardId,
+        scheduler: &BackwardScheduler,
+    ) -> Recomputed {
         let Self { block, module, copies, input, forward, random, is_tracked, like, around, passes, digests } = *self;
         let _random = random.map(SavedRngState::replay);
         let anchor = leaf(like);
@@ -337,7 +343,11 @@ where
         let with_grads = values.into_iter().zip(grads).filter(|(value, _)| Dispatch::is_tracked(value));
         let outputs = with_grads.filter_map(|(value, grad)| Some((value, grad?))).collect();
         let mut grads = backward_from(outputs, last, anchor);
-        let mut grad = |leaf: &DispatchTensor| Dispatch::grad_remove(leaf, grads.as_mut()?);
+        let is_reached = |leaf: &DispatchTensor| {
+            autodiff::node_id(leaf.clone()).is_none_or(|node| scheduler.padding.is_reached(node))
+        };
+        let mut grad =
+            |leaf: &DispatchTensor| Dispatch::grad_remove(leaf, grads.as_mut()?).filter(|_| is_reached(leaf));
         let inputs = inputs.iter().map(&mut grad).collect();
         let leaves = grown.into_iter().filter_map(|(of, grown)| Some((of, grad(&grown)?))).collect();
         Recomputed { inputs, leaves, reduced: computing.take_reduced() }

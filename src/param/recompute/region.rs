@@ -11,7 +11,7 @@
 //! them too, on every rank, as rules 7 and 8 of [`graph`](crate::param::backward_nodes) require.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use burn::backend::autodiff::NodeId;
 use burn::backend::{AutodiffBackend, Dispatch, DispatchTensor};
@@ -22,13 +22,17 @@ use crate::autodiff::{self, BackwardId, BackwardStep, GraphOp};
 use crate::param::backward_nodes::own_leaf;
 use crate::param::backward_nodes::{Like, RootPostBackward, give, nothing, one_graph, reduce};
 use crate::param::reduction::Reduced;
-use crate::param::scope::pad;
-use crate::param::unit_pass::UnitPass;
+use crate::param::unit_pass::{BackwardScheduler, UnitPass};
 
 /// Recomputation of a block.
 pub(super) trait Recompute: Send {
     /// Recomputes the block, and returns the gradients of its inputs and parameters, given those of its outputs.
-    fn run(self: Box<Self>, grads: Vec<Option<DispatchTensor>>, backward: BackwardId) -> Recomputed;
+    fn run(
+        self: Box<Self>,
+        grads: Vec<Option<DispatchTensor>>,
+        backward: BackwardId,
+        scheduler: &BackwardScheduler,
+    ) -> Recomputed;
 }
 
 /// Gradients of a block's inputs and parameters.
@@ -50,8 +54,10 @@ pub(super) struct RecomputeRegion {
     inputs: Vec<(NodeId, Like)>,
     /// The passes of units inside the block.
     passes: Vec<Arc<UnitPass>>,
-    /// The pass through the innermost unit around the block.
-    around: Option<Arc<UnitPass>>,
+    /// The passes and reductions of the thread that ran the block.
+    scheduler: Arc<BackwardScheduler>,
+    /// The gate's node.
+    gate: OnceLock<NodeId>,
 }
 
 impl fmt::Debug for RecomputeRegion {
@@ -64,14 +70,13 @@ impl fmt::Debug for RecomputeRegion {
 }
 
 impl RecomputeRegion {
-    /// Creates a block with these tracked inputs, and `outputs` outputs, inside the unit of the
-    /// pass `around`.
+    /// Creates a block with these tracked inputs, and `outputs` outputs.
     pub(super) fn new(
         recompute: Box<dyn Recompute>,
         inputs: &[DispatchTensor],
         outputs: usize,
         passes: Vec<Arc<UnitPass>>,
-        around: Option<Arc<UnitPass>>,
+        scheduler: Arc<BackwardScheduler>,
     ) -> Arc<Self> {
         let input = |tensor: &DispatchTensor| Some((autodiff::node_id(tensor.clone())?, Like::of(tensor)));
         Arc::new(Self {
@@ -79,7 +84,8 @@ impl RecomputeRegion {
             grads: Mutex::new(vec![None; outputs]),
             inputs: inputs.iter().filter_map(input).collect(),
             passes,
-            around,
+            scheduler,
+            gate: OnceLock::new(),
         })
     }
 
@@ -107,10 +113,14 @@ impl RecomputeRegion {
         let lowest = parents.pop().expect("`like` is one of the parents");
         let link = |gate, parent| autodiff::binary(gate, parent, Arc::new(RecomputeNode(None)));
         let gate = Arc::new(RecomputeNode(Some(self.clone())));
-        match parents.into_iter().reduce(link) {
+        let gate = match parents.into_iter().reduce(link) {
             Some(links) => autodiff::binary(links, lowest, gate),
             None => autodiff::unary(lowest, gate),
+        };
+        if let Some(node) = autodiff::node_id(gate.clone()) {
+            self.scheduler.padding.add(*self.gate.get_or_init(|| node));
         }
+        gate
     }
 
     /// Creates an output node with this value.
@@ -131,7 +141,7 @@ impl RecomputeRegion {
         let recompute = self.recompute.lock().take().expect("a node runs once");
         let mut inputs = match grads.iter().any(Option::is_some) {
             true => {
-                let Recomputed { inputs, leaves, reduced } = recompute.run(grads, step.backward());
+                let Recomputed { inputs, leaves, reduced } = recompute.run(grads, step.backward(), &self.scheduler);
                 leaves.into_iter().for_each(|(leaf, grad)| step.give_to(leaf, grad));
                 give(reduced, step);
                 inputs
@@ -146,15 +156,23 @@ impl RecomputeRegion {
             }
         };
         inputs.resize(self.inputs.len(), None);
-        for ((node, like), grad) in self.inputs.iter().zip(inputs) {
-            // The node that made the input expects a gradient.
-            let zeros = || {
-                pad();
-                UnitPass::pad(self.around.as_ref());
-                like.zeros()
-            };
-            step.give_to(*node, grad.unwrap_or_else(zeros));
+        let padding = &self.scheduler.padding;
+        if inputs.iter().any(Option::is_none) {
+            padding.pad(step);
         }
+        for ((node, like), grad) in self.inputs.iter().zip(inputs) {
+            if grad.is_some() {
+                padding.reach(*node);
+            }
+            // The node that made the input expects a gradient.
+            step.give_to(*node, grad.unwrap_or_else(|| like.zeros()));
+        }
+    }
+}
+
+impl Drop for RecomputeRegion {
+    fn drop(&mut self) {
+        self.gate.get().into_iter().for_each(|gate| self.scheduler.padding.remove(*gate));
     }
 }
 
@@ -187,7 +205,10 @@ impl GraphOp for RegionOutput {
     }
 
     fn backward(&self, step: &mut BackwardStep<'_>) {
-        self.block.grads.lock()[self.index] = Some(step.take());
+        let grad = step.take();
+        if self.block.scheduler.padding.is_reached(step.node()) {
+            self.block.grads.lock()[self.index] = Some(grad);
+        }
     }
 }
 

@@ -106,18 +106,9 @@ impl CollectedGrads {
         *sum = self::sum(sum.take(), Some(grad));
     }
 
-    fn all(&mut self) -> impl Iterator<Item = &mut Option<DispatchTensor>> {
-        self.grads.iter_mut().chain(self.partial.values_mut().flat_map(BTreeMap::values_mut))
-    }
-
     #[cfg(feature = "testing")]
-    pub(crate) fn is_any(&mut self) -> bool {
-        self.all().any(|grad| grad.is_some())
-    }
-
-    /// Drops gradients that are entirely zero.
-    pub(crate) fn drop_zeros(&mut self) {
-        self.all().for_each(|grad| drop(grad.take_if(|grad| is_zero(grad))));
+    pub(crate) fn is_any(&self) -> bool {
+        self.grads.iter().chain(self.partial.values().flat_map(BTreeMap::values)).any(Option::is_some)
     }
 
     /// Takes the gradients by position, after summing the partial gradients of tensor-parallel ranks.
@@ -147,15 +138,6 @@ impl CollectedGrads {
         }
         Ok(grads)
     }
-}
-
-/// Returns true if every element is zero. Waits for the device.
-pub(crate) fn is_zero(grad: &DispatchTensor) -> bool {
-    if grad.shape().num_elements() == 0 {
-        return true;
-    }
-    let largest = Dispatch::float_max(Dispatch::float_abs(grad.clone()));
-    Tensor::<1>::from_dispatch(largest).into_scalar::<f64>() == 0.0
 }
 
 /// Gradients of a unit that backwards did not reduce, or reduced only over the ranks that shard (gradient

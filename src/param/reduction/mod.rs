@@ -13,6 +13,7 @@
 
 pub(super) mod gradients;
 pub(super) mod order;
+pub(super) mod padding;
 
 use std::collections::VecDeque;
 use std::mem;

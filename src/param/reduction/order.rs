@@ -37,8 +37,6 @@ struct OrderedQueue<P> {
     loose: BTreeMap<u64, P>,
     /// Key of the pass that this backward reduced last.
     last: Option<OrderKey>,
-    /// True if this backward was given zeros in place of a missing gradient.
-    padded: bool,
 }
 
 #[derive(Debug)]
@@ -61,13 +59,7 @@ pub(crate) enum OrderKey {
 
 impl<P> Default for ReductionOrder<P> {
     fn default() -> Self {
-        Self(Mutex::new(OrderedQueue {
-            next: 0,
-            tied: BTreeMap::new(),
-            loose: BTreeMap::new(),
-            last: None,
-            padded: false,
-        }))
+        Self(Mutex::new(OrderedQueue { next: 0, tied: BTreeMap::new(), loose: BTreeMap::new(), last: None }))
     }
 }
 
@@ -75,8 +67,8 @@ impl<P> ReductionOrder<P> {
     /// Returns the next order key, for a pass that is entered now.
     pub(crate) fn next_key(&self, tied: bool) -> OrderKey {
         let mut places = self.0.lock();
-        // These are left over from a backward that was abandoned.
-        (places.padded, places.last) = (false, None);
+        // It is left over from a backward that was abandoned.
+        places.last = None;
         let place = places.next;
         places.next += 1;
         if !tied {
@@ -107,22 +99,9 @@ impl<P> ReductionOrder<P> {
         due
     }
 
-    /// Records that zeros were given in place of a missing gradient, because the node that made a unit's input
-    /// expects one. From now on a parameter may receive zeros only. Without sharding it would have no gradient
-    /// then.
-    pub(crate) fn pad(&self) {
-        self.0.lock().padded = true;
-    }
-
-    /// Returns true if zeros were given in this backward.
-    pub(crate) fn padded(&self) -> bool {
-        self.0.lock().padded
-    }
-
     /// Ends the backward. Returns the passes that are still held, in order.
     pub(crate) fn flush(&self) -> Vec<P> {
         let mut places = self.0.lock();
-        places.padded = false;
         let held = places.tied.iter().rev().filter(|(_, tied)| matches!(tied, Tied::Held(_)));
         let held: Vec<_> = held.map(|(&place, _)| place).collect();
         let mut due = Vec::new();
@@ -248,15 +227,6 @@ mod tests {
         // The graph is dropped, and all passes with it.
         places.into_iter().for_each(|place| order.leave(place));
         assert_eq!(order.flush(), [0; 0]);
-    }
-
-    #[test]
-    fn zeros_that_a_given_up_backward_gave_are_nothing_to_the_next() {
-        let order = ReductionOrder::<usize>::default();
-        order.pad();
-        assert!(order.padded());
-        order.next_key(true);
-        assert!(!order.padded());
     }
 
     #[test]

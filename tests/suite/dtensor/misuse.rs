@@ -1,8 +1,11 @@
 //! Every misuse is a typed error that names what is wrong and how to repair it.
 
+use std::hash::{Hash, Hasher};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
 use burn::tensor::{DType, Device, Distribution, Int, Shape, Tensor};
 use burn_dtensor::comm::{CommError, Launch, launch};
-use burn_dtensor::dtensor::ops::{EinsumRule, ShardingRule, Strategy, apply, loss};
+use burn_dtensor::dtensor::ops::{EinsumRule, Operator, ShardingRule, Strategy, apply, loss};
 use burn_dtensor::dtensor::{DTensor, DTensorError};
 use burn_dtensor::mesh::{DeviceMesh, MeshError};
 use burn_dtensor::placement::{Layout, PlacementError};
@@ -286,33 +289,65 @@ fn a_sum_that_grows_from_step_to_step_stays_one_of_few_specs() {
     });
 }
 
-/// The tensor would not be what its spec says; also where debug assertions are off.
-#[test]
-fn a_rule_that_promises_another_shape_than_its_operator_makes_is_found() {
-    #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-    struct Longer;
+/// A rule of one dimension whose output is longer than its input. `more` is no part of what tells rules apart.
+#[derive(Debug, Clone)]
+struct Longer {
+    more: usize,
+}
 
-    impl ShardingRule for Longer {
-        fn name(&self) -> &'static str {
-            "longer"
-        }
+impl PartialEq for Longer {
+    fn eq(&self, _: &Self) -> bool {
+        true
+    }
+}
 
-        fn outputs(&self, inputs: &[Shape]) -> Result<Vec<Shape>> {
-            Ok(vec![Shape::new([inputs[0][0] + 1])])
-        }
+impl Eq for Longer {}
 
-        fn strategies(&self, _: &[Shape], _: &[Shape]) -> Vec<Strategy> {
-            Vec::new()
-        }
+impl Hash for Longer {
+    fn hash<H: Hasher>(&self, _: &mut H) {}
+}
+
+impl ShardingRule for Longer {
+    fn name(&self) -> &'static str {
+        "longer"
     }
 
-    let error = launch(Launch::threads(2), |world| {
-        let mesh = DeviceMesh::new(world, [2], ["tp"])?;
-        let x = DTensor::<1>::ones([4], &mesh, &[R], world.device())?;
-        Ok(apply(&Longer, x, |x, _| x).to_local().into_data())
-    });
-    let message = error.expect_err("the operator makes 4 elements").to_string();
-    assert!(message.contains("output 0 of the local operator has shape [4], its rule has [5]"), "{message}");
+    fn outputs(&self, inputs: &[Shape]) -> Result<Vec<Shape>> {
+        Ok(vec![Shape::new([inputs[0][0] + self.more])])
+    }
+
+    fn strategies(&self, _: &[Shape], _: &[Shape]) -> Vec<Strategy> {
+        Vec::new()
+    }
+}
+
+/// The tensor would not be what its spec says: for the first call with a rule, and, where a rule does not compare all its
+/// arguments, for a later one. Every rank has the error, also where debug assertions are off.
+#[test]
+fn a_rule_that_promises_another_shape_than_its_operator_makes_is_found() {
+    for calls in [&[(1, 0)][..], &[(0, 0), (2, 2)], &[(1, 1), (1, 1), (0, 0)]] {
+        let errors = MeshTest::new([2], ["tp"]).run(|mesh| {
+            let x = DTensor::<1>::ones([4], mesh, &[R], mesh.device())?;
+            let run = |&(said, made): &(usize, usize)| {
+                let local = |x: Tensor<1>, _: &Operator| Tensor::<1>::zeros([4 + made], &x.device());
+                let run = AssertUnwindSafe(|| apply(&Longer { more: said }, x.clone(), local));
+                catch_unwind(run).err().map(|error| *error.downcast::<Error>().expect("a typed error"))
+            };
+            let errors: Vec<_> = calls.iter().map(run).collect();
+            assert!(errors[..calls.len() - 1].iter().all(Option::is_none), "{errors:?}");
+            Ok((errors.into_iter().next_back().flatten(), calls[0].0, calls[calls.len() - 1].1))
+        });
+        assert_eq!(errors.len(), 2, "one for each rank");
+        for (error, said, made) in errors {
+            let error = error.unwrap_or_else(|| panic!("{calls:?}"));
+            let Error::DTensor(DTensorError::OutputShape { operator: "longer", output: 0, found, expected }) = &error
+            else {
+                panic!("{calls:?}: {error}")
+            };
+            assert_eq!((&found[..], &expected[..]), (&[4 + made][..], &[4 + said][..]), "{calls:?}");
+            assert!(error.to_string().contains("included in its `Eq` and `Hash`"), "{error}");
+        }
+    }
 }
 
 /// Of forty products, the one whose shapes do not fit.

@@ -9,11 +9,12 @@ use burn::tensor::{DType, Device, Tensor};
 use burn_dtensor::comm::{Launch, Op, World, launch};
 use burn_dtensor::fsdp::ParamError;
 use burn_dtensor::fsdp::{
-    FsdpError, FsdpModule, FullyShard, MixedPrecisionPolicy, ReshardAfterForward, full_model, fully_shard,
-    named_parameters, record_events, remesh, unit, unshard,
+    FsdpError, FsdpModule, FullyShard, MixedPrecisionPolicy, ParamInfo, ParamPlacement, ReshardAfterForward,
+    full_model, fully_shard, named_parameters, record_events, remesh, unit, unshard,
 };
 use burn_dtensor::mesh::DeviceMesh;
 use burn_dtensor::parallel::{Plan, parallelize};
+use burn_dtensor::placement::Placement;
 use burn_dtensor::{Error, Result};
 
 use super::events::trace;
@@ -220,6 +221,53 @@ fn modules_run_as_the_program_likes() {
     for (grads, expected) in launched::values(all.unwrap()) {
         let diff = max_diff(&grads, &expected);
         assert!(diff < 1e-5, "{diff}");
+    }
+}
+
+/// A group unit whose parameters are on two meshes, so that it is two units. Frozen clones of its modules run before it is open,
+/// while it is, and after; one clone has a frozen weight, on one mesh, next to the trained bias on the other.
+#[test]
+fn frozen_clones_of_modules_of_a_group_on_two_meshes() {
+    let net = Net::init();
+    let frozen = |layer: &Linear| layer.clone().no_grad();
+    let forward = |net: &Net, x: Tensor<2>| {
+        unit(net, x, |net, x| {
+            let x = unit(&frozen(&net.head), x, through).tanh();
+            let x = unit(&net.embed, x, through).tanh();
+            let x = unit(&frozen(&net.embed), x.clone(), through).tanh() + unit(&net.blocks[0], x, through);
+            let half = Linear { weight: frozen(&net.head).weight, bias: net.head.bias.clone() };
+            let x = unit(&half, x, through).tanh();
+            let x = unit(&net.head, x, through).tanh();
+            unit(&frozen(&net.head), x.clone(), through) + unit(&net.blocks[1], x, through)
+        })
+    };
+    for mesh_dims in ["node", "local"] {
+        for grouped in ["head.weight", "embed.bias"] {
+            let all = launch(Launch::threads(4), |world| {
+                let device = world.device().clone().autodiff();
+                let step = |model: &Net| {
+                    let loss = forward(model, batch(0, &device)).square().sum();
+                    GradientsParams::from_grads(loss.backward(), model)
+                };
+                let mesh = DeviceMesh::new(world, [2, 2], ["node", "local"])?;
+                let other = move |param: ParamInfo| {
+                    (param.path == grouped).then(|| ParamPlacement::from(Placement::Shard(0)).with_mesh_dims(mesh_dims))
+                };
+                let config = config(FAR).with_shard_dims(["node", "local"]).with_shard_placement_fn(other);
+                let plain = on_device(&net, &device);
+                let model = fully_shard(plain.clone(), &mesh, config)?;
+                let group = FsdpModule::of(&model)?.paths().into_iter().filter(|path| path == "embed, head");
+                assert_eq!(group.count(), 2, "one for each mesh");
+                // Twice, because the second forward prefetches what followed in the first.
+                drop(step(&model));
+                let grads = step(&model);
+                Ok((full(&model, grads)?, values(&plain, Some(&step(&plain)))))
+            });
+            for (grads, expected) in launched::values(all.unwrap()) {
+                let diff = max_diff(&grads, &expected);
+                assert!(diff < 1e-5, "{grouped} over {mesh_dims}: {diff}");
+            }
+        }
     }
 }
 

@@ -1,13 +1,13 @@
 //! Ranks whose units differ in one parameter: the error names it.
 
-use burn::module::{Module, ModuleMapper, Param};
+use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::{DType, Device, Tensor};
 use burn_dtensor::comm::{CommError, Op};
 use burn_dtensor::prelude::*;
 use burn_dtensor::testing::MeshTest;
 
-use super::support::on_device;
+use super::support::{Cast, on_device};
 
 #[derive(Module, Debug)]
 struct Pair {
@@ -80,19 +80,11 @@ fn a_rank_freezes_a_weight() {
     }
 }
 
-struct ToDouble;
-
-impl ModuleMapper for ToDouble {
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        param.map(|base| base.cast(DType::F64).detach().require_grad())
-    }
-}
-
 #[test]
 fn a_rank_casts_a_weight() {
     let cast = |mut pair: Pair, rank| {
         if rank == 0 {
-            pair.second = pair.second.map(&mut ToDouble);
+            pair.second = pair.second.map(&mut Cast(DType::F64));
         }
         pair
     };

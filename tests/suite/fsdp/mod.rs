@@ -59,3 +59,4 @@ mod uneven_shards;
 mod unit_scope;
 mod unshard;
 mod unused;
+mod visit_counts;

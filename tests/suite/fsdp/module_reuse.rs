@@ -10,7 +10,7 @@ use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use burn_dtensor::prelude::*;
 use burn_dtensor::testing::MeshTest;
 
-use super::support::{elements, fill, furthest, on_device};
+use super::support::{Cast, elements, fill, furthest, on_device};
 
 /// No multiple of the ranks.
 const WORDS: usize = 11;
@@ -122,7 +122,7 @@ impl Net {
             self.block.down = self.block.down.no_grad();
         }
         if of == Use::Cast && step == 0 {
-            self = self.map(&mut Double);
+            self = self.map(&mut Cast(DType::F64));
         }
         self
     }
@@ -137,17 +137,6 @@ impl ModuleMapper for Fill {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         self.seed += 1;
         param.map(|base| Tensor::from_data(fill(self.seed, &base.dims()), (&base.device(), self.dtype)).require_grad())
-    }
-}
-
-struct Double;
-
-impl ModuleMapper for Double {
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        param.map(|base| {
-            let trained = base.is_require_grad();
-            base.cast(DType::F64).detach().set_require_grad(trained)
-        })
     }
 }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
-use burn::tensor::{Device, Element, Tensor, TensorData};
+use burn::tensor::{DType, Device, Element, Tensor, TensorData};
 
 use crate::models::Init;
 
@@ -137,6 +137,18 @@ pub struct Shift;
 impl ModuleMapper for Shift {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         param.map(|base| Tensor::from_data((base.inner() + 1.0).into_data(), &Device::flex().autodiff()).require_grad())
+    }
+}
+
+/// Casts every parameter.
+pub struct Cast(pub DType);
+
+impl ModuleMapper for Cast {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        param.map(|base| {
+            let is_trained = base.is_require_grad();
+            base.cast(self.0).detach().set_require_grad(is_trained)
+        })
     }
 }
 

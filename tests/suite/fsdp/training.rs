@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use burn::backend::Flex;
-use burn::module::{Module, ModuleMapper, Param};
+use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::{AdamConfig, GradientsParams};
 use burn::tensor::{DType, Device, Element, Tensor};
@@ -12,7 +12,7 @@ use burn_dtensor::fsdp::{ParamInfo, unshard};
 use burn_dtensor::prelude::*;
 use burn_dtensor::testing::MeshTest;
 
-use super::support::{elements, furthest, on_device, tensor, values};
+use super::support::{Cast, elements, furthest, on_device, tensor, values};
 
 const STEPS: u64 = 10;
 /// Lengths of features that ranks cannot share evenly; of three rows the last of four ranks has none.
@@ -173,14 +173,6 @@ fn units_prefetched_around_a_collective_of_the_program() {
         assert!(diff < 1e-5, "weights part by {diff}");
         Ok(())
     });
-}
-
-struct Cast(DType);
-
-impl ModuleMapper for Cast {
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        param.map(|base| base.cast(self.0).detach().require_grad())
-    }
 }
 
 #[test]
