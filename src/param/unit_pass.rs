@@ -14,7 +14,7 @@ use super::events::{EventKind, TrainingState};
 use super::panicked::{Nodes, Through, full_name, precision_note};
 use super::reduction::gradients::{CollectedGrads, Trained};
 use super::reduction::order::{OrderKey, ReductionOrder};
-use super::reduction::padding::Padding;
+use super::reduction::padding::ZeroPadding;
 use super::reduction::{GradReducer, OwnedReductions, Reduced};
 use super::storage::UnshardedParams;
 use super::unit::Unit;
@@ -197,7 +197,7 @@ impl Drop for UnitPass {
 pub(super) struct BackwardScheduler {
     pub(super) order: ReductionOrder<Weak<UnitPass>>,
     pub(super) reducer: GradReducer,
-    pub(super) padding: Padding,
+    pub(super) padding: ZeroPadding,
     /// The passes that a backward may follow, in the order in which forward left them.
     left: Mutex<Vec<FinishedForward>>,
     /// The passes whose graphs are gone.

@@ -1,4 +1,4 @@
-//! [`Padding`]: tells gradients of the loss from zeros that replace a missing gradient.
+//! [`ZeroPadding`]: tells gradients of the loss from zeros that replace a missing gradient.
 //!
 //! Post-backward nodes and checkpointed blocks order the backward: burn runs all ancestors of the loss, and so what
 //! only such a node ties to the loss, too. No gradient of the loss arrives there, and the node passes zeros on
@@ -27,7 +27,7 @@ use crate::param::recompute::context;
 
 /// The backwards of a thread that were given zeros in place of a missing gradient.
 #[derive(Debug, Default)]
-pub(crate) struct Padding(Mutex<PaddedGraphs>);
+pub(crate) struct ZeroPadding(Mutex<PaddedGraphs>);
 
 #[derive(Debug, Default)]
 struct PaddedGraphs {
@@ -43,7 +43,7 @@ struct PaddedGraphs {
     reached: HashSet<NodeId>,
 }
 
-impl Padding {
+impl ZeroPadding {
     /// Records that a node only orders the backward.
     pub(crate) fn add(&self, node: NodeId) {
         self.0.lock().ordering.insert(node);
@@ -135,7 +135,7 @@ mod tests {
         // A checkpointed block passes a gradient to an input.
         graphs.reach(vec![node(3)]);
         assert_eq!(reached(&graphs, 1..8), [1, 2, 3, 4, 7]);
-        let padding = Padding(Mutex::new(graphs));
+        let padding = ZeroPadding(Mutex::new(graphs));
         assert!(!padding.is_reached(node(5)) && padding.is_reached(node(4)));
         assert!(padding.is_reached(node(9)), "it is in no graph that was given zeros");
         padding.forget();
