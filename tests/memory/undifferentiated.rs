@@ -116,10 +116,12 @@ fn forwards_without_a_backward_are_freed_after_their_threads_have_ended() {
         // burn frees graphs that nothing needs in the next backward, of any graph.
         let x = Tensor::<1>::ones([1], &Device::flex().autodiff()).require_grad();
         x.sum().backward();
+    };
+    let live_after = |launches: usize| {
+        (0..launches).for_each(|_| evaluated());
         live()
     };
-    let few = (0..2).map(|_| evaluated()).last().expect("two launches");
-    let many = (0..10).map(|_| evaluated()).last().expect("ten launches");
+    let (few, many) = (live_after(2), live_after(10));
     println!("{few} bytes are live after 2 launches, {many} after 12");
     assert!(many < few + UNIT / 4, "{few} bytes are live after 2 launches, {many} after 12");
 }
