@@ -93,7 +93,7 @@ fn a_parameter_that_no_rank_uses_stays_where_it_is() {
     }
 }
 
-/// How the test below trains [`Net`] on one rank. The unsharded model computes the same for all ranks.
+/// Forward of [`Net`] on the rank of this number. The unsharded model computes the same for all ranks.
 type RankForward = fn(&Net, Tensor<2>, usize) -> Tensor<2>;
 
 /// A layer whose output is never above zero after `relu`: the loss depends on its weight, with a gradient of zero.

@@ -1,4 +1,4 @@
-//! How often a forward visits the modules of a model.
+//! Visits of a model's modules in one forward.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
