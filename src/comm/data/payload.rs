@@ -1,11 +1,12 @@
 //! Conversion of tensors to [`Payload`]s for sending, and of received [`UninitBytes`] to tensors.
 //!
 //! The elements of a Flex tensor are sent from its own memory and received into memory that a tensor then uses:
-//! zero-copy on both sides. Tensors of other backends are copied through host memory on both sides.
+//! zero-copy on both sides. Tensors of other backends are copied through host memory on both sides, by the sender when
+//! the elements are first needed.
 
 use std::any::Any;
 use std::mem::MaybeUninit;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use burn::backend::DispatchTensor;
 #[cfg(feature = "flex")]
@@ -24,7 +25,13 @@ pub(in crate::comm) fn payload(tensor: &DispatchTensor) -> Payload {
     if let Some(flex) = flex::primitive(tensor) {
         return Arc::new(Elements(flex.clone()));
     }
-    Arc::new(Host(backend::into_data(tensor.clone())))
+    let tensor = tensor.clone();
+    let read = move || {
+        #[cfg(all(test, feature = "cube"))]
+        reads::note(&tensor);
+        backend::into_data(tensor)
+    };
+    Arc::new(Host(LazyLock::new(Box::new(read))))
 }
 
 /// Elements of a Flex tensor, in its own memory.
@@ -38,8 +45,8 @@ impl AsRef<[u8]> for Elements {
     }
 }
 
-/// Elements of a tensor of another backend, copied to the host.
-struct Host(TensorData);
+/// Elements of a tensor of another backend, which the first use copies to the host.
+struct Host(LazyLock<TensorData, Box<dyn FnOnce() -> TensorData + Send>>);
 
 impl AsRef<[u8]> for Host {
     fn as_ref(&self) -> &[u8] {
@@ -101,4 +108,25 @@ pub(in crate::comm) unsafe fn received(
         backend::from_data(TensorData::from_bytes(bytes, meta.shape, meta.dtype), &host)
     };
     tensors.into_iter().map(tensor).collect()
+}
+
+/// Record of the tensors that were copied to the host, for tests.
+#[cfg(all(test, feature = "cube"))]
+pub(in crate::comm) mod reads {
+    use std::thread;
+
+    use burn::backend::{DispatchTensor, TensorMetadata};
+    use parking_lot::Mutex;
+
+    /// Number of elements of each tensor, and the name of the thread that copied it.
+    static READS: Mutex<Vec<(usize, Option<String>)>> = Mutex::new(Vec::new());
+
+    pub fn note(tensor: &DispatchTensor) {
+        READS.lock().push((tensor.shape().num_elements(), thread::current().name().map(String::from)));
+    }
+
+    /// Returns the threads that have copied tensors of `elements` elements.
+    pub fn threads(elements: usize) -> Vec<Option<String>> {
+        READS.lock().iter().filter(|(of, _)| *of == elements).map(|(_, thread)| thread.clone()).collect()
+    }
 }

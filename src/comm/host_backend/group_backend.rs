@@ -41,8 +41,8 @@ pub(super) struct HostGroupBackend {
 impl HostGroupBackend {
     pub fn new(backend: Arc<HostBackend>, member: GroupMember, name: &'static str) -> Self {
         let key = backend.rendezvous.group(member.group.ranks(), name);
-        let remote = backend.remote.as_ref().and_then(|remote| RemoteGroup::new(&remote.peers, &member, name.into()));
-        Self { backend, member, key, name, remote: remote.map(Arc::new), second: Mutex::default() }
+        let remote = RemoteGroup::new(&backend, &member, name.into()).map(Arc::new);
+        Self { backend, member, key, name, remote, second: Mutex::default() }
     }
 
     /// Returns the key and the remote ranks of an internal group with the same members, on which second phases are
@@ -50,7 +50,7 @@ impl HostGroupBackend {
     pub fn second_phases(&self) -> (GroupKey, Arc<RemoteGroup>) {
         let name = format!("{PRIVATE}second phases of {}", self.name);
         let key = self.backend.rendezvous.group(self.member.group.ranks(), name.clone());
-        let remote = RemoteGroup::new(&self.backend.remote().peers, &self.member, name);
+        let remote = RemoteGroup::new(&self.backend, &self.member, name);
         (key, Arc::new(remote.expect("some of the group are in other processes")))
     }
 
@@ -148,7 +148,11 @@ impl GroupBackend for HostGroupBackend {
     ) -> PostResult<Vec<DispatchTensor>> {
         let contribution = Contribution { plan: Some(plan.clone()), ..Contribution::new(shards) };
         #[cfg(feature = "cube")]
-        let (packed, contribution) = CoalescedCopies::pack_parts(post.is_deferred, contribution, &plan, &self.member);
+        let (packed, contribution) = match &self.remote {
+            None => CoalescedCopies::pack_parts(post.is_deferred, contribution, &plan, &self.member),
+            // Ranks of other processes contribute host tensors without rows.
+            Some(_) => (None, contribution),
+        };
         let layouts = self
             .receives_in_place(post.signature.bytes())
             .then(|| ContiguousLayout::of_full(&post.signature.tensors, self.member.group.size()));
@@ -175,7 +179,10 @@ impl GroupBackend for HostGroupBackend {
     ) -> PostResult<Vec<DispatchTensor>> {
         let contribution = Contribution::new(full_tensors);
         #[cfg(feature = "cube")]
-        let (packed, contribution) = CoalescedCopies::pack_full(contribution, &plan, &self.member);
+        let (packed, contribution) = match &self.remote {
+            None => CoalescedCopies::pack_full(contribution, &plan, &self.member),
+            Some(_) => (None, contribution),
+        };
         let shardings = plan.clone();
         self.post(post, contribution, RecipientData::Shards(shardings.shardings()), None, move |inputs| {
             #[cfg(feature = "cube")]

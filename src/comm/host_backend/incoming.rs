@@ -140,14 +140,17 @@ impl HostBackend {
                 }
                 Ok((mode == DataMode::Eager).then_some(PayloadTarget::Collective(op)))
             }
-            ControlMessage::Pull { channel, seq, wanted } => remote.answered(from, channel, seq, wanted).map(|()| None),
+            ControlMessage::Pull { channel, seq, wanted } => {
+                if let Some(data) = remote.answered(from, channel, seq, wanted)? {
+                    self.send_data(from, channel, seq, data);
+                }
+                Ok(None)
+            }
             ControlMessage::Data { channel, seq, contents } => {
                 let (group, member) = self.channel_of(from, RemoteGroupId { number: channel, introduction: None })?;
                 let op = OpHandle { group, member, seq };
-                // There is no signature any more if no rank needs the data, and that of the second of two phases does not
-                // determine it.
-                let signature = self.rendezvous.read(|table| table.signature(op).cloned());
-                if let Some(signature) = signature.filter(|signature| signature.op != Op::AllReduce) {
+                // There is no signature any more if no rank needs the data.
+                if let Some(signature) = self.rendezvous.read(|table| table.signature(op).cloned()) {
                     self.check_data(&contents, &signature, op)?;
                 }
                 Ok(Some(PayloadTarget::Collective(op)))

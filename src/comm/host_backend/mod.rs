@@ -23,10 +23,11 @@
 //!
 //! A payload holds the data of one rank's tensors that the ranks of the receiving process need: the shard of an
 //! all-gather, or their blocks of a reduction or an all-to-all. It is sent to each process once, however many
-//! ranks the process has. From then on, ranks in processes use the same code as ranks as threads: the same
-//! kernels, the same reduction tree, and bit-identical results. Between processes, a large all-reduce runs as a
-//! reduce-scatter followed by an all-gather ([`two_phase_all_reduce`]). A request that its rank has not waited for may
-//! be completed in the background ([`request`]).
+//! ranks the process has, and when it is due: that of a deferred call when it is requested. Elements on a device are
+//! copied to the host only then, on the completion thread. From then on, ranks in processes use the same code as
+//! ranks as threads: the same kernels, the same reduction tree, and bit-identical results. Between processes, a large
+//! all-reduce runs as a reduce-scatter followed by an all-gather ([`two_phase_all_reduce`]). A request that its rank
+//! has not waited for may be completed in the background ([`request`]).
 //!
 //! # Failures
 //!
@@ -47,7 +48,7 @@ mod two_phase_all_reduce;
 
 use std::collections::HashMap;
 use std::ops::{Deref, Range};
-use std::panic::Location;
+use std::panic::{AssertUnwindSafe, Location, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -68,7 +69,8 @@ use super::data::contribution::Contribution;
 use super::data::host::SharedResultCache;
 use super::data::inputs::CollectiveInputs;
 use super::data::result_buffer::ResultBuffer;
-use super::transport::peer_processes::PeerProcesses;
+use super::panic::panic_text;
+use super::transport::peer_processes::{PayloadData, PeerProcesses};
 use super::{CommError, Divergence, Op, RankReport, launcher};
 use crate::Error;
 use crate::memory::HostMemoryPool;
@@ -228,6 +230,22 @@ impl HostBackend {
     fn pull(&self, offers: Vec<OpHandle>) {
         if let Some(remote) = self.remote.as_ref().filter(|_| !offers.is_empty()) {
             remote.answer(offers, true);
+        }
+    }
+
+    /// Sends the data of a call that was posted without it. The completion thread reads data on a device, because that
+    /// waits for the device.
+    fn send_data(&self, to: usize, channel: usize, seq: u64, data: PayloadData) {
+        let Some(rank) = data.device_of else { return self.remote().send_data(to, channel, seq, data) };
+        let this = self.this.upgrade().expect("the caller has a reference to the backend");
+        let read = move || match catch_unwind(AssertUnwindSafe(|| data.read())) {
+            Ok(()) => this.remote().send_data(to, channel, seq, data),
+            Err(panic) => {
+                this.rendezvous.find(Failure::Panicked { rank, message: panic_text(&*panic).into() });
+            }
+        };
+        if let Err(refused) = self.remote().completion.run(Box::new(read)) {
+            refused();
         }
     }
 

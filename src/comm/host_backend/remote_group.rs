@@ -3,8 +3,10 @@
 use std::sync::Arc;
 
 use burn::backend::{DispatchTensor, TensorMetadata};
+use burn::tensor::Device;
 use parking_lot::Mutex;
 
+use super::HostBackend;
 use crate::comm::backend::{CallSignature, GroupMember};
 use crate::comm::control::match_table::DataMode;
 use crate::comm::data::contribution::{self, Contribution};
@@ -14,8 +16,9 @@ use crate::comm::transport::SendStamp;
 use crate::comm::transport::header::{
     ControlMessage, KnownSignatures, PayloadDesc, RemoteGroupId, RemoteGroupInfo, SentSignature,
 };
-use crate::comm::transport::peer_processes::{PayloadData, PeerProcesses};
+use crate::comm::transport::peer_processes::PayloadData;
 use crate::comm::{CommError, TensorMeta};
+use crate::memory;
 use crate::placement::ShardSizes;
 
 /// Data of a contribution that the ranks of another process need.
@@ -30,7 +33,7 @@ pub(super) enum RecipientData<'a> {
 
 /// A rank's view of a group that has members in other processes.
 pub(super) struct RemoteGroup {
-    peers: Arc<PeerProcesses>,
+    backend: Arc<HostBackend>,
     member: GroupMember,
     name: String,
     /// Number of this remote group in this process.
@@ -55,7 +58,8 @@ struct SentState {
 
 impl RemoteGroup {
     /// Returns `None` if all ranks of the group are in this process.
-    pub fn new(peers: &Arc<PeerProcesses>, member: &GroupMember, name: String) -> Option<Self> {
+    pub fn new(backend: &Arc<HostBackend>, member: &GroupMember, name: String) -> Option<Self> {
+        let peers = &backend.remote.as_ref()?.peers;
         let mut processes: Vec<(usize, Vec<usize>)> = Vec::new();
         let ranks = member.group.ranks().iter().enumerate();
         for (member, rank) in ranks.filter(|(_, rank)| !peers.local_ranks().contains(rank)) {
@@ -66,12 +70,12 @@ impl RemoteGroup {
             }
         }
         let sent = SentState { introduced: vec![false; processes.len()], ..SentState::default() };
-        let (peers, member, number, sent) = (peers.clone(), member.clone(), peers.number(), Mutex::new(sent));
-        (!processes.is_empty()).then_some(Self { peers, member, name, number, processes, sent })
+        let (backend, member, number, sent) = (backend.clone(), member.clone(), peers.number(), Mutex::new(sent));
+        (!processes.is_empty()).then_some(Self { backend, member, name, number, processes, sent })
     }
 
     /// Posts a collective locally with `post`, and sends the call to the other processes with the `data` for each of
-    /// them. Also returns a stamp of the time at which the message was sent.
+    /// them; data on a device follows when it is read. Also returns a stamp of the time at which the call was sent.
     pub fn post<T>(
         &self,
         signature: CallSignature,
@@ -85,26 +89,32 @@ impl RemoteGroup {
         let seq = sent.calls;
         sent.calls += 1;
         let (signature, stamp) = (message.abbreviated(&mut sent.signatures), SendStamp::default());
-        for (at, (contents, payloads)) in data.into_iter().enumerate() {
+        for (at, data) in data.into_iter().enumerate() {
             let (channel, to, signature) = (self.channel(&mut sent, at), self.processes[at].0, signature.clone());
-            let is_offered = mode == DataMode::OnDemand && !payloads.is_empty();
-            let mode = if mode == DataMode::OnDemand && !is_offered { DataMode::Eager } else { mode };
-            let (contents, payloads) = if is_offered {
-                self.peers.offer(to, self.number, seq, (contents, payloads));
-                Default::default()
-            } else {
-                (contents, payloads)
+            let mode = match mode {
+                DataMode::OnDemand if data.payloads.is_empty() => DataMode::Eager,
+                DataMode::Eager if data.device_of.is_some() => DataMode::Deferred,
+                mode => mode,
             };
-            let message = ControlMessage::Joined { channel, seq, signature, mode, contents };
-            self.peers.send(to, message, payloads, Some(stamp.clone()));
+            let (mut now, mut later) = (PayloadData::default(), None);
+            match mode {
+                DataMode::Eager => now = data,
+                DataMode::OnDemand => self.backend.remote().offer(to, self.number, seq, data),
+                DataMode::Deferred => later = data.device_of.map(|_| data),
+            }
+            let message = ControlMessage::Joined { channel, seq, signature, mode, contents: now.contents };
+            self.backend.remote().send(to, message, now.payloads, Some(stamp.clone()));
+            if let Some(data) = later {
+                self.backend.send_data(to, self.number, seq, data);
+            }
         }
         Ok((posted, stamp))
     }
 
     /// Sends the data of a contribution to a collective that was posted as [`Deferred`](DataMode::Deferred).
     pub fn send_data(&self, seq: u64, data: Vec<PayloadData>) {
-        for ((to, _), (contents, payloads)) in self.processes.iter().zip(data) {
-            self.peers.send(*to, ControlMessage::Data { channel: self.number, seq, contents }, payloads, None);
+        for ((to, _), data) in self.processes.iter().zip(data) {
+            self.backend.send_data(*to, self.number, seq, data);
         }
     }
 
@@ -122,15 +132,17 @@ impl RemoteGroup {
         result_buffer::pay(bytes, size) && remote + 1 == size
     }
 
-    /// Sends a message to member `to` of the group. Returns false if the member is in this process.
+    /// Sends a message to member `to` of the group. Returns false if the member is in this process. Waits for the device
+    /// of the tensors, because messages arrive in the order in which they were sent, and before their sender exits.
     pub fn send(&self, to: usize, tag: u32, signature: &CallSignature, contribution: &Contribution) -> bool {
         let at = self.processes.iter().position(|(_, members)| members.contains(&to));
         let Some(at) = at else { return false };
-        let (contents, payloads) = payload_data(Vec::new(), &contribution.tensors);
+        let data = self.payload_data(Vec::new(), &contribution.tensors);
+        data.read();
         let mut sent = self.sent.lock();
         let channel = self.channel(&mut sent, at);
-        let message = ControlMessage::Sent { channel, to, tag, signature: signature.clone(), contents };
-        self.peers.send(self.processes[at].0, message, payloads, None);
+        let message = ControlMessage::Sent { channel, to, tag, signature: signature.clone(), contents: data.contents };
+        self.backend.remote().send(self.processes[at].0, message, data.payloads, None);
         true
     }
 
@@ -163,20 +175,25 @@ impl RemoteGroup {
         let of_process = |(_, members): &(usize, Vec<usize>)| {
             let tensors = members.iter().flat_map(|member| tensors_for(*member).into_iter().map(|t| (*member, t)));
             let (recipients, tensors): (Vec<_>, Vec<_>) = tensors.unzip();
-            payload_data(recipients, &tensors)
+            self.payload_data(recipients, &tensors)
         };
         match needed {
             // Built once for all processes.
-            RecipientData::Full => self.same_for_all(payload_data(Vec::new(), &contribution.tensors)),
+            RecipientData::Full => self.same_for_all(self.payload_data(Vec::new(), &contribution.tensors)),
             _ => self.processes.iter().map(of_process).collect(),
         }
     }
-}
 
-fn payload_data(recipients: Vec<usize>, tensors: &[DispatchTensor]) -> PayloadData {
-    let meta = |tensor: &DispatchTensor| TensorMeta { shape: tensor.shape(), dtype: tensor.dtype() };
-    let payloads = tensors.iter().filter(|tensor| tensor.shape().num_elements() > 0).map(payload).collect();
-    (PayloadDesc { recipients, tensors: tensors.iter().map(meta).collect() }, payloads)
+    fn payload_data(&self, recipients: Vec<usize>, tensors: &[DispatchTensor]) -> PayloadData {
+        let meta = |tensor: &DispatchTensor| TensorMeta { shape: tensor.shape(), dtype: tensor.dtype() };
+        let sent = || tensors.iter().filter(|tensor| tensor.shape().num_elements() > 0);
+        let is_on_device = sent().any(|tensor| !memory::is_host(&Device::new(tensor.device())));
+        PayloadData {
+            contents: PayloadDesc { recipients, tensors: tensors.iter().map(meta).collect() },
+            payloads: sent().map(payload).collect(),
+            device_of: is_on_device.then(|| self.member.rank()),
+        }
+    }
 }
 
 impl std::fmt::Debug for RemoteGroup {

@@ -23,7 +23,7 @@
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::mpsc::{Sender, channel};
+use std::sync::mpsc::{SendError, Sender, channel};
 use std::time::{Duration, Instant};
 use std::{io, mem, slice, thread};
 
@@ -301,14 +301,17 @@ impl<T: Send> CompletionTask for SharedRequest<T> {
 /// Requests of local ranks, by the group and the sequence number of the collective that must be complete first.
 type ByCollective = HashMap<(GroupKey, u64), Vec<Arc<dyn CompletionTask>>>;
 
-/// Starts a thread that completes the tasks that are sent to it.
-type StartThread = fn() -> io::Result<Sender<Arc<dyn CompletionTask>>>;
+type QueuedTask = Box<dyn FnOnce() + Send>;
 
-/// Requests of local ranks, and the thread that completes them. A separate thread is needed because the rank
-/// computes and the thread of the transport must keep communicating. It ends with the backend.
+/// Starts a thread that runs the tasks that are sent to it.
+type StartThread = fn() -> io::Result<Sender<QueuedTask>>;
+
+/// Requests of local ranks, and the thread that completes them and reads data of devices for other processes. A
+/// separate thread is needed because the rank computes and the thread of the transport must keep communicating. It
+/// ends with the backend.
 pub(super) struct CompletionThread {
     open: Mutex<ByCollective>,
-    thread: Mutex<Option<Sender<Arc<dyn CompletionTask>>>>,
+    thread: Mutex<Option<Sender<QueuedTask>>>,
     start: StartThread,
 }
 
@@ -325,24 +328,28 @@ impl CompletionThread {
     pub fn complete(&self, op: OpHandle) {
         let tasks = self.open.lock().remove(&(op.group, op.seq)).unwrap_or_default();
         for task in tasks.into_iter().filter(|task| task.is_open()) {
-            if let Err(error) = self.send(task.clone()) {
-                log::warn!(
-                    "cannot start the completion thread: {error}. Each rank completes its results when it waits"
-                );
-                if task.is_owed() {
-                    task.complete();
-                }
+            let is_owed = task.is_owed();
+            if let Err(refused) = self.run(Box::new(move || task.complete()))
+                && is_owed
+            {
+                refused();
             }
         }
     }
 
-    fn send(&self, task: Arc<dyn CompletionTask>) -> io::Result<()> {
+    /// Runs `task` after those before. Returns it if the thread does not start.
+    pub fn run(&self, task: QueuedTask) -> Result<(), QueuedTask> {
         let mut thread = self.thread.lock();
-        let sender = match &mut *thread {
-            Some(sender) => sender,
-            none => none.insert((self.start)()?),
-        };
-        sender.send(task).map_err(|_| io::Error::other("it has ended"))
+        if thread.is_none() {
+            let started = (self.start)().inspect_err(|error| {
+                log::warn!(
+                    "cannot start the completion thread: {error}. Each rank completes its results when it waits"
+                );
+            });
+            *thread = started.ok();
+        }
+        let Some(sender) = &*thread else { return Err(task) };
+        sender.send(task).map_err(|SendError(task)| task)
     }
 
     /// Drops the requests of collectives that will never be complete.
@@ -353,9 +360,9 @@ impl CompletionThread {
     }
 }
 
-fn start() -> io::Result<Sender<Arc<dyn CompletionTask>>> {
-    let (sender, tasks) = channel::<Arc<dyn CompletionTask>>();
-    let run = move || tasks.into_iter().for_each(|task| task.complete());
+fn start() -> io::Result<Sender<QueuedTask>> {
+    let (sender, tasks) = channel::<QueuedTask>();
+    let run = move || tasks.into_iter().for_each(|task| task());
     thread::Builder::new().name("completion".into()).spawn(run)?;
     Ok(sender)
 }

@@ -40,8 +40,21 @@ struct EndedRank {
     is_lost: bool,
 }
 
-/// Description of payloads, and the payloads.
-pub(in crate::comm) type PayloadData = (PayloadDesc, Vec<Payload>);
+/// Tensors for another process.
+#[derive(Clone, Default)]
+pub(in crate::comm) struct PayloadData {
+    pub contents: PayloadDesc,
+    pub payloads: Vec<Payload>,
+    /// Global rank whose device has the elements; `None` if they are in host memory.
+    pub device_of: Option<usize>,
+}
+
+impl PayloadData {
+    /// Copies the elements to the host, if they are on a device. Waits for the device.
+    pub fn read(&self) {
+        self.payloads.iter().for_each(|payload| _ = (**payload).as_ref());
+    }
+}
 
 /// A channel of another process: the process and a number that it has assigned.
 pub(in crate::comm) type ChannelId = (usize, usize);
@@ -126,6 +139,11 @@ impl PeerProcesses {
         self.transport.send(to, Message { header: Header { launch: self.launch, message }.write(), payloads, taken });
     }
 
+    /// Sends the data of a call that was posted without it.
+    pub fn send_data(&self, to: usize, channel: usize, seq: u64, PayloadData { contents, payloads, .. }: PayloadData) {
+        self.send(to, ControlMessage::Data { channel, seq, contents }, payloads, None);
+    }
+
     /// Sends a message without payloads.
     pub fn notify_process(&self, to: usize, message: ControlMessage) {
         self.send(to, message, Vec::new(), None);
@@ -146,15 +164,12 @@ impl PeerProcesses {
         self.offered.lock().insert((to, channel, seq), data);
     }
 
-    /// Handles the answer of process `from` to an offer: sends the data if it is wanted.
-    pub fn answered(&self, from: usize, channel: usize, seq: u64, wanted: bool) -> Result<(), String> {
+    /// Returns the data of an offer that process `from` has answered, if it is wanted.
+    pub fn answered(&self, from: usize, channel: usize, seq: u64, wanted: bool) -> Result<Option<PayloadData>, String> {
         let offered = self.offered.lock().remove(&(from, channel, seq));
-        let (contents, payloads) = offered
+        let data = offered
             .ok_or_else(|| format!("it requested data that was not offered in call {seq} of channel {channel}"))?;
-        if wanted {
-            self.send(from, ControlMessage::Data { channel, seq, contents }, payloads, None);
-        }
-        Ok(())
+        Ok(wanted.then_some(data))
     }
 
     /// Requests the offered contributions of ranks of other processes, or declines them.

@@ -3,7 +3,7 @@
 use burn::backend::TensorMetadata;
 use burn::tensor::{DType, Tensor, TensorData};
 use burn_dtensor::Result;
-use burn_dtensor::comm::{Call, Launch, ProcessJob, ReduceOp, ShardedTensor, TensorMeta, World, launch};
+use burn_dtensor::comm::{Call, Launch, PackStats, ProcessJob, ReduceOp, ShardedTensor, TensorMeta, World, launch};
 use burn_dtensor::placement::ShardSizes;
 use burn_dtensor::testing::LoopbackJob;
 use burn_dtensor::testing::gpu;
@@ -51,5 +51,39 @@ fn collectives_of_another_device_are_those_of_threads() {
         };
         let got = job.run(run).into_iter().flat_map(|end| end.unwrap_or_else(|error| panic!("{error}")));
         assert_eq!(got.collect::<Vec<_>>(), expected, "{processes} processes of {each}");
+    }
+}
+
+/// Ranks of other processes contribute host tensors, so the kernels that pack a list for the ranks of a device would run
+/// for nothing, and fill memory.
+#[test]
+fn lists_for_other_processes_are_not_packed() {
+    for (processes, each) in [(2, 1), (2, 2)] {
+        let (job, device) = (LoopbackJob::new(processes, 23), gpu());
+        let run = |_, processes: &ProcessJob| {
+            launch(Launch::on_backend(processes.engine(each)).with_device(device.clone()), |world| {
+                let (comm, size) = (world.all(), world.size());
+                let list = |rows: usize| {
+                    let value = world.rank() as f32 + 1.0;
+                    [1, 2].map(|columns| {
+                        let tensor = Tensor::<2>::full([rows, columns], value, world.device()).into_dispatch();
+                        ShardedTensor { tensor, dim: 0, sizes: ShardSizes::Chunked(2 * size) }
+                    })
+                };
+                let mut got = comm.all_gather("gather".into(), list(2).to_vec()).wait()?;
+                got.extend(comm.reduce_scatter("sum".into(), list(2 * size).to_vec(), ReduceOp::Sum).wait()?);
+                let got = got.into_iter().map(|tensor| read(tensor).iter::<f32>().collect::<Vec<_>>());
+                Ok((got.collect::<Vec<_>>(), world.ledger().copied()))
+            })
+        };
+        let ranks = processes * each;
+        let gathered = |columns| (1..=ranks).flat_map(|value| vec![value as f32; 2 * columns]).collect::<Vec<_>>();
+        let sums = |columns| vec![(1..=ranks).sum::<usize>() as f32; 2 * columns];
+        for (rank, (got, copied)) in
+            job.run(run).into_iter().flat_map(|end| end.unwrap_or_else(|error| panic!("{error}")))
+        {
+            assert_eq!(got, [gathered(1), gathered(2), sums(1), sums(2)], "rank {rank}");
+            assert_eq!(copied, PackStats::default(), "rank {rank}");
+        }
     }
 }

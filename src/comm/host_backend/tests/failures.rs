@@ -274,11 +274,13 @@ fn a_header_that_cannot_be_right_is_an_error() {
     let signature = || CallSignature::new(Op::Barrier, &Call::new("end"), Vec::new());
     let of = |ranks: &[usize], member| RemoteGroupInfo { ranks: ranks.to_vec(), name: String::new(), member };
     let channel = |introduction| RemoteGroupId { number: 1000, introduction };
-    let join_with = |introduction, seq, signature: &CallSignature, contents| {
-        let (channel, mode, signature) = (channel(introduction), DataMode::Eager, SentSignature::new(signature));
+    let join_in = |mode, introduction, seq, signature: &CallSignature, contents| {
+        let (channel, signature) = (channel(introduction), SentSignature::new(signature));
         let message = ControlMessage::Joined { channel, seq, signature, mode, contents };
         Header { launch: LaunchId::first(0), message }.write()
     };
+    let join_with =
+        |introduction, seq, signature: &_, contents| join_in(DataMode::Eager, introduction, seq, signature, contents);
     let join = |introduction, seq| join_with(introduction, seq, &signature(), PayloadDesc::default());
     // Tensors without elements, which have no payload.
     let data = |recipients: &[usize], count: usize| {
@@ -300,6 +302,14 @@ fn a_header_that_cannot_be_right_is_an_error() {
     };
     let message = |to| message_of(to, PayloadDesc::default());
     let write = |message: ControlMessage| Header { launch: LaunchId::first(0), message }.write();
+    // A call, and its data in a message of its own.
+    let call_then = |op, recipients: &[usize], count| {
+        let contents = data(recipients, count);
+        vec![
+            join_in(DataMode::Deferred, Some(of(&[1, 0], 0)), 0, &call(op, 0), PayloadDesc::default()),
+            write(ControlMessage::Data { channel: 1000, seq: 0, contents }),
+        ]
+    };
     let mut known = KnownSignatures::default();
     let [_, known] = [(); 2].map(|()| SentSignature::new(&signature()).abbreviated(&mut known));
     let known = write(ControlMessage::Joined {
@@ -340,13 +350,19 @@ fn a_header_that_cannot_be_right_is_an_error() {
         (call_with(Op::AllToAllList, 0, &[], 0), "data for members [] of 0 tensors"),
         (write(ControlMessage::RankExited(left(0))), "it reported the exit of rank 0 of another process"),
     ];
-    for (header, problem) in wrong {
+    let late = [
+        (call_then(Op::AllGather, &[], 0), "data for members [] of 0 tensors in call 0 of a group, all_gather"),
+        (call_then(Op::AllReduce, &[1, 1], 2), "data for members [1, 1] of 2 tensors in call 0 of a group, all_reduce"),
+    ];
+    for (headers, problem) in wrong.map(|(header, problem)| (vec![header], problem)).into_iter().chain(late) {
         let job = Job::new(2, 9);
         let ends = job.run(|_, processes| {
             launched(processes, 1, |world| {
                 world.barrier("start")?;
                 if world.rank() == 1 {
-                    job.couriers[1].send(0, Message { header: header.clone(), payloads: Vec::new(), taken: None });
+                    for header in headers.clone() {
+                        job.couriers[1].send(0, Message { header, payloads: Vec::new(), taken: None });
+                    }
                 }
                 world.barrier("middle")?;
                 world.barrier("end")
