@@ -60,6 +60,18 @@ fn invariant_6_nothing_is_complete_without_the_deposits_of_those_elsewhere() {
     assert!(board.signature(over).is_none(), "nothing is kept");
 }
 
+/// Also while another process decides whether the mismatch is the first failure.
+#[test]
+fn a_mismatched_collective_is_not_completed_by_the_contribution_that_follows() {
+    let (mut board, group) = board(2);
+    board.arbiter.defer();
+    let (here, _) = board.post(group, 0, Name("x"), 0).unwrap();
+    announce(&mut board, group, 1, Name("y")).unwrap_err();
+    assert!(board.failure().is_none());
+    assert!(!board.provide_data(OpHandle { member: 1, ..here }, 1));
+    assert_eq!(ready(&mut board, here), None);
+}
+
 #[test]
 fn invariant_6_who_has_called_owes_its_deposit_to_those_who_have_yet_to_take_the_result() {
     let (mut board, group) = board(3);

@@ -35,7 +35,7 @@ use coverage::Coverage;
 use value::ElementKind;
 
 /// How many programs run where the environment does not say.
-const PROGRAMS: u64 = 200;
+const PROGRAMS: u64 = 80;
 
 pub fn setting(name: &str, default: u64) -> u64 {
     std::env::var(name).map_or(default, |text| text.parse().unwrap_or_else(|_| panic!("{name}={text} is no number")))

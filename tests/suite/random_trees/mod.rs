@@ -41,9 +41,9 @@ use train::{Trained, sharded};
 use unsharded::{Expected, unsharded};
 
 /// How many trees run where the environment does not say.
-const TREES: u64 = 100;
+const TREES: u64 = 40;
 #[cfg(feature = "cube")]
-const TREES_ON_GPU: u64 = 20;
+const TREES_ON_GPU: u64 = 10;
 
 /// A step takes milliseconds.
 const DEADLINE: Duration = Duration::from_secs(20);
