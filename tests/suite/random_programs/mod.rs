@@ -41,6 +41,11 @@ pub fn setting(name: &str, default: u64) -> u64 {
     std::env::var(name).map_or(default, |text| text.parse().unwrap_or_else(|_| panic!("{name}={text} is no number")))
 }
 
+/// Whether a run ends at its first failure, as it was drawn.
+pub fn stops_at_failure() -> bool {
+    std::env::var_os("RANDOM_STOP_AT_FAILURE").is_some()
+}
+
 #[test]
 fn random_programs_give_what_they_give_on_ordinary_tensors() {
     let (first, count) = (setting("RANDOM_PROGRAMS_FROM", 0), setting("RANDOM_PROGRAMS", PROGRAMS));
@@ -50,6 +55,7 @@ fn random_programs_give_what_they_give_on_ordinary_tensors() {
         let program = draft::draw(seed, &operators);
         coverage.add(&program);
         if let Some(failure) = run::fails(&program) {
+            assert!(!stops_at_failure(), "program of seed {seed}: {failure}");
             let (small, how) = shrink::shrink(program, failure, run::fails);
             println!("{small}// {how}\n");
             failures.push(seed);
