@@ -77,8 +77,9 @@ fn lists_for_other_processes_are_not_packed() {
             })
         };
         let ranks = processes * each;
-        let gathered = |columns| (1..=ranks).flat_map(|value| vec![value as f32; 2 * columns]).collect::<Vec<_>>();
-        let sums = |columns| vec![(1..=ranks).sum::<usize>() as f32; 2 * columns];
+        let gathered =
+            |columns: usize| (1..=ranks).flat_map(|value| vec![value as f32; 2 * columns]).collect::<Vec<_>>();
+        let sums = |columns: usize| vec![(1..=ranks).sum::<usize>() as f32; 2 * columns];
         for (rank, (got, copied)) in
             job.run(run).into_iter().flat_map(|end| end.unwrap_or_else(|error| panic!("{error}")))
         {
