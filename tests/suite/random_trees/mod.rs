@@ -43,7 +43,7 @@ use unsharded::{Expected, unsharded};
 /// How many trees run where the environment does not say.
 const TREES: u64 = 40;
 #[cfg(feature = "cube")]
-const TREES_ON_GPU: u64 = 10;
+const TREES_ON_GPU: u64 = 6;
 
 /// A step takes milliseconds.
 const DEADLINE: Duration = Duration::from_secs(20);
