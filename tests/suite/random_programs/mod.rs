@@ -41,7 +41,7 @@ pub fn setting(name: &str, default: u64) -> u64 {
     std::env::var(name).map_or(default, |text| text.parse().unwrap_or_else(|_| panic!("{name}={text} is no number")))
 }
 
-/// Whether a run ends at its first failure, as it was drawn.
+/// Returns true if a run ends at its first failure, without making it small: if `RANDOM_STOP_AT_FAILURE` is set.
 pub fn stops_at_failure() -> bool {
     std::env::var_os("RANDOM_STOP_AT_FAILURE").is_some()
 }
