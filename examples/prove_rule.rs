@@ -8,7 +8,7 @@
 //!
 //! The cases are those of the tests `rules_are_proven_by_..`, and one operator that this example defines.
 
-#[path = "../tests/suite/rules/mod.rs"]
+#[path = "../tests/operators/rules/mod.rs"]
 mod rules;
 
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! The public API, from outside.
+//! The public API, from outside. Operators on DTensors are tested in `tests/operators`.
 
 mod burn_limits;
 mod checkpoint;
@@ -9,7 +9,7 @@ mod compiler;
 mod cube;
 mod data;
 mod debug;
-mod dtensor;
+mod effort;
 mod ends;
 mod engines;
 mod errors;
@@ -18,6 +18,7 @@ mod faults;
 mod fsdp;
 mod golden;
 mod launched;
+mod layouts;
 mod logged;
 mod loopback;
 mod mesh;
@@ -29,22 +30,9 @@ mod parallel;
 mod pretrained;
 #[cfg(feature = "mpi")]
 mod processes;
-mod prover;
-mod random_programs;
 mod random_trees;
-mod rules;
 mod testing;
 mod worlds;
 
 /// The sizes of worlds that collectives are held to brute force on.
 const CONFORMING: [usize; 3] = [2, 3, 8];
-
-/// Whether everything is tried, as `.ci/long` has time for: of what is much the same many times over, `cargo test` tries some.
-fn is_long() -> bool {
-    std::env::var_os("LONG_TESTS").is_some()
-}
-
-/// Returns true if a sample is enough, as for `.ci/quick smoke` between two edits.
-fn is_smoke() -> bool {
-    std::env::var_os("SMOKE_TESTS").is_some()
-}

@@ -16,7 +16,7 @@ use burn_dtensor_flight::{FaultKind, LaunchTrace};
 
 /// Every case on two processes of a rank each; on others some, where there is no time for all.
 fn conforms(processes: usize, ranks: usize) {
-    let is_brief = ranks > 2 && !crate::is_long();
+    let is_brief = ranks > 2 && !crate::effort::is_long();
     let text = ProcessTest::new(processes).with_deadline(Duration::from_secs(1200)).run(|| {
         let conformance = Conformance::of(|ranks| Launch::from_env(ranks).unwrap()).with_ranks([ranks]);
         let report = if is_brief { conformance.with_few_cases() } else { conformance }.run();

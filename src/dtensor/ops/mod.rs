@@ -166,7 +166,7 @@
 //! the operator on full tensors, forward and backward.
 //!
 //! In this crate, a method with burn's name is a line in one of the macros of `methods` (`mapped!`, `zipped!`,
-//! `along!`, `reductions!`). Its proof is a `case!` in `tests/suite/rules`, and the suite fails without it.
+//! `along!`, `reductions!`). Its proof is a `case!` in `tests/operators/rules`, and a test fails without it.
 
 // Resolving and running.
 mod apply;

@@ -17,8 +17,8 @@ use burn_dtensor::placement::Placement::{Replicate, Shard};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
+use crate::effort::setting;
 use crate::launched;
-use crate::random_programs::setting;
 
 /// Folder of the process that is killed; not set in the process that kills.
 const FOLDER: &str = "BURN_DTENSOR_KILLED";

@@ -33,7 +33,8 @@ use super::folder::Folder;
 use super::net::values;
 use super::random_net::{INTS, NetPlan, data, grads};
 use super::sharding::Sharding;
-use crate::random_programs::{layouts, setting};
+use crate::effort::{is_smoke, setting};
+use crate::layouts;
 
 /// Number of cases where the environment does not say.
 const ROUND_TRIPS: u64 = 100;
@@ -193,7 +194,7 @@ impl TensorPlan {
         let dtypes = [DType::F32, DType::F64, DType::F16, DType::BF16, DType::Bool(BoolStore::Native)];
         let dtypes = [&dtypes[..], &INTS].concat();
         let mut layout = |mesh: &[usize]| {
-            let layout = layouts::unreduced(rng, mesh, shape.len());
+            let layout = layouts::draw(rng, mesh, shape.len(), 0.0, |_| Placement::Replicate);
             layouts::uneven(layout, &shape, rng.random())
         };
         let (save, load) = (layout(save), layout(load));
@@ -263,7 +264,7 @@ fn shard(full: &TensorData, tensor: &DynDTensor) -> TensorData {
 
 #[test]
 fn what_is_saved_on_one_mesh_is_loaded_on_another_to_the_bit() {
-    let default = if crate::is_smoke() { ROUND_TRIPS / 10 } else { ROUND_TRIPS };
+    let default = if is_smoke() { ROUND_TRIPS / 10 } else { ROUND_TRIPS };
     let (first, count) = (setting("ROUND_TRIPS_FROM", 0), setting("ROUND_TRIPS", default));
     println!("round trips {first}..{}", first + count);
     let mut failures = Vec::new();

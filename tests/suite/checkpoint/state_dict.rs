@@ -123,7 +123,8 @@ fn a_state_dict_loads_into_every_layout() {
             let source = distribute_from(Net::new(1, &device), mesh)?;
             let state = StateDict::of_model(&source, mesh)?;
             // Itself and the next three, if there is no time for all.
-            let others = LAYOUTS.into_iter().cycle().skip(at).take(if crate::is_long() { LAYOUTS.len() } else { 4 });
+            let others =
+                LAYOUTS.into_iter().cycle().skip(at).take(if crate::effort::is_long() { LAYOUTS.len() } else { 4 });
             for (to, distribute_to) in others {
                 let target = distribute_to(Net::new(2, &device), mesh)?;
                 // An update of statistics that is pending must not come after the load.

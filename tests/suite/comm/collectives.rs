@@ -12,7 +12,8 @@ use super::run;
 fn threads(check: &str) {
     for ranks in crate::CONFORMING {
         let conformance = Conformance::of(Launch::threads).with_ranks([ranks]);
-        let conformance = if ranks > 2 && !crate::is_long() { conformance.with_few_cases() } else { conformance };
+        let conformance =
+            if ranks > 2 && !crate::effort::is_long() { conformance.with_few_cases() } else { conformance };
         assert!(conformance.check(check) > 0);
     }
 }
@@ -29,7 +30,7 @@ fn checks_hold_on_128_ranks() {
         assert!(cases > 0, "{check}");
         cases
     };
-    let cases: usize = match crate::is_long() {
+    let cases: usize = match crate::effort::is_long() {
         true => Conformance::<fn(usize) -> Launch>::names().map(of_check).sum(),
         false => OF_MANY_RANKS.into_iter().map(of_check).sum(),
     };

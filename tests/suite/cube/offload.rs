@@ -160,7 +160,7 @@ fn a_rank_alone_trains_with_its_weights_on_the_cpu() {
 fn ten_steps_are_those_of_the_unsharded_model_on_the_cpu() {
     is_as_unsharded(&MeshTest::new([2], ["shard"]), &Device::flex(), ReshardAfterForward::Always);
     is_as_unsharded(&MeshTest::new([3], ["shard"]), &gpu(), ReshardAfterForward::Auto);
-    if crate::is_long() {
+    if crate::effort::is_long() {
         is_as_unsharded(&MeshTest::new([4], ["shard"]), &Device::flex(), ReshardAfterForward::Ranks(2));
         is_as_unsharded(&MeshTest::new([8], ["shard"]), &Device::flex(), ReshardAfterForward::Auto);
     }

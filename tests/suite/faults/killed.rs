@@ -109,13 +109,13 @@ const SOME: [Operation; 4] = [Operation::AllGather, Operation::ReduceScatter, Op
 /// With `LONG_TESTS` in every operation: each starts three processes, which takes seconds.
 #[test]
 fn a_process_that_is_killed_in_any_operation_is_told() {
-    strikes(Fault::Killed, if crate::is_long() { OPERATIONS.to_vec() } else { SOME.to_vec() });
+    strikes(Fault::Killed, if crate::effort::is_long() { OPERATIONS.to_vec() } else { SOME.to_vec() });
 }
 
 /// With `LONG_TESTS` in several operations: the failure detector takes ten seconds each time and does not depend on them.
 #[test]
 fn a_process_that_is_stopped_is_told() {
-    strikes(Fault::Stopped, if crate::is_long() { SOME.to_vec() } else { vec![Operation::AllGather] });
+    strikes(Fault::Stopped, if crate::effort::is_long() { SOME.to_vec() } else { vec![Operation::AllGather] });
 }
 
 #[test]

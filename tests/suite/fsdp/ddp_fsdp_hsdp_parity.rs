@@ -79,7 +79,7 @@ fn train(world: &World, parallel: Parallel, tied: bool, checkpointing: bool) -> 
         }
     };
     let mut optim = AdamWConfig::new().init();
-    let steps = if crate::is_long() { 10 } else { 4 };
+    let steps = if crate::effort::is_long() { 10 } else { 4 };
     for step in 0..steps {
         let loss = model.loss(batch(step, world.rank(), 0, &device), batch(step, world.rank(), 1, &device));
         let mut grads = GradientsParams::from_grads(loss.backward(), &model);

@@ -21,7 +21,7 @@ const MIDDLE: usize = 2;
 
 /// Returns the number of steps that are trained: some before [`MIDDLE`], and more after it.
 fn steps() -> usize {
-    if crate::is_long() { 10 } else { 5 }
+    if crate::effort::is_long() { 10 } else { 5 }
 }
 
 #[derive(Module, Debug)]
@@ -201,7 +201,7 @@ fn train_as_one_device(
 /// On any number of ranks, and over replicas.
 pub fn trains_as_on_one_device(of: Use) {
     // Of 4 ranks one has no row of a weight of 5 already.
-    let most = if crate::is_long() { 8 } else { 4 };
+    let most = if crate::effort::is_long() { 8 } else { 4 };
     for ranks in [1, 2, 3, 4, 8].into_iter().filter(|ranks| *ranks <= most) {
         let checkpointing = ranks == 2;
         let expected = alone(of, ranks, checkpointing);

@@ -55,7 +55,7 @@ pub fn same<L: Module + ModuleDisplay + Sync, const D: usize, const E: usize>(
     for ((path, grad), (_, expected)) in alone.2.iter().zip(&expected.2) {
         near(grad, expected, || format!("{name}, one device: gradient of {path}"));
     }
-    let worlds: &[usize] = if crate::is_long() { &[2, 4] } else { &[4] };
+    let worlds: &[usize] = if crate::effort::is_long() { &[2, 4] } else { &[4] };
     for &ranks in worlds {
         MeshTest::new([ranks], ["tp"]).run(|mesh| {
             let device = mesh.device().clone().autodiff();

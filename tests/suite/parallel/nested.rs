@@ -16,7 +16,7 @@ use crate::fsdp::support::{max_diff, on_device, values};
 
 /// Returns the number of steps that are trained.
 fn steps() -> usize {
-    if crate::is_long() { 10 } else { 4 }
+    if crate::effort::is_long() { 10 } else { 4 }
 }
 
 /// Parameters of a block that are cut.

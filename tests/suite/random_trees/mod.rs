@@ -32,8 +32,8 @@ use std::time::Duration;
 use burn::tensor::{DType, Device};
 use burn_dtensor::comm::{Launch, launch};
 
+use crate::effort::{setting, stops_at_failure};
 use crate::fsdp::support::furthest;
-use crate::random_programs::{setting, stops_at_failure};
 use choices::Precision;
 use net::Net;
 use plan::Plan;

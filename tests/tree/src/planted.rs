@@ -45,7 +45,8 @@ fn fault_of(header: &str) -> Option<String> {
     let by: Vec<_> = header.lines().filter_map(|line| line.strip_prefix("found by: ")).collect();
     let [by] = by[..] else { return Some(format!("{} lines `found by: ..`, expected 1", by.len())) };
     let (program, filter) = match by {
-        "random_programs" | "random_trees" => ("suite", by),
+        "random_programs" => ("operators", by),
+        "random_trees" => ("suite", by),
         "sanitize" => return None,
         model if model.ends_with("-model") => {
             let exists = root().join("tests").join(model).join("Cargo.toml").exists();
@@ -53,7 +54,7 @@ fn fault_of(header: &str) -> Option<String> {
         }
         _ => by.split_once(' ').unwrap_or((by, "")),
     };
-    if !["lib", "suite", "memory", "downstream"].contains(&program) || filter.is_empty() {
+    if !["lib", "operators", "suite", "memory", "downstream"].contains(&program) || filter.is_empty() {
         return Some(format!("`{by}` names no program of tests"));
     }
     let is_found = tests().iter().any(|test| test.program == program && test.path.contains(filter));

@@ -14,7 +14,8 @@ use crate::root;
 
 /// The test programs that `cargo test` builds: their names, as [`Test::program`] has them, and the files that the compiler
 /// reads first.
-const PROGRAMS: [(&str, &str); 8] = [
+const PROGRAMS: [(&str, &str); 9] = [
+    ("operators", "tests/operators/main.rs"),
     ("suite", "tests/suite/main.rs"),
     ("memory", "tests/memory/main.rs"),
     ("seeded", "tests/seeded.rs"),
@@ -259,5 +260,14 @@ mod checks {
             "macro_rules! checks { ($($t:ident: $e:expr;)*) => {$(#[test] fn $t() { $e })*} } checks! { a: b; c: d; }";
         assert_eq!(found(text), [("a".into(), &[][..]), ("c".into(), &[])]);
         assert_eq!(found("other! { a: b; }"), []);
+    }
+
+    /// `.ci/run` runs the tests that need features of each program that has such tests.
+    #[test]
+    fn tests_that_need_features_are_run() {
+        let script = fs::read_to_string(root().join(".ci/run")).expect("it is there");
+        let steps = script.lines().filter_map(|line| line.strip_prefix("step gated ")?.split(' ').next());
+        let gated = tests().iter().filter(|test| !test.needs.is_empty()).map(|test| test.program);
+        assert_eq!(steps.collect::<BTreeSet<_>>(), gated.collect());
     }
 }

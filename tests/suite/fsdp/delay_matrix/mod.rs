@@ -76,11 +76,11 @@ fn train_on(shape: &[usize], prefetch: PrefetchMode, late: fn(Precision) -> Vec<
     let net = Net::new();
     for precision in Precision::ALL {
         let late = late(precision);
-        let every = if shape == [2] || late.len() < 3 || crate::is_long() { 1 } else { 3 };
+        let every = if shape == [2] || late.len() < 3 || crate::effort::is_long() { 1 } else { 3 };
         let late: Vec<_> = late.into_iter().step_by(every).collect();
         let modes = modes(shape[shape.len() - 1]);
         let mut cells = cells(precision, &modes, prefetch, &late);
-        if !crate::is_long() {
+        if !crate::effort::is_long() {
             let mut at = 0..;
             let is_tried = |mode: usize, delay: usize| {
                 delay == 0 || (mode + delay + precision as usize).is_multiple_of(modes.len())

@@ -16,7 +16,7 @@ use crate::fsdp::support::{on_device, values};
 
 /// Returns the number of steps of a run. What one leaves for the next is there in 6 several times.
 pub fn steps() -> u64 {
-    if crate::is_long() { 10 } else { 6 }
+    if crate::effort::is_long() { 10 } else { 6 }
 }
 
 /// What weights are computed in, and gradients reduced.

@@ -28,7 +28,7 @@ fn steps(mesh: &DeviceMesh, verify_every: u64, reshard: ReshardAfterForward, nan
     let config = replicated().with_replica_check_every(verify_every).with_reshard_after_forward(reshard);
     let mut model = fully_shard(model, mesh, config)?;
     let mut optim = AdamWConfig::new().init();
-    let count = if crate::is_long() { 8 } else { 4 };
+    let count = if crate::effort::is_long() { 8 } else { 4 };
     for step in 0..count {
         let mut sum = GradientsAccumulator::new();
         for part in 0..2 {
@@ -51,7 +51,7 @@ const NEVER: usize = usize::MAX;
 #[test]
 fn ranks_that_differ_in_all_they_may_are_told_nothing() {
     let shapes = [[2, 2], [3, 1], [1, 3], [2, 3], [1, 4]];
-    for shape in shapes.into_iter().take(if crate::is_long() { 5 } else { 4 }) {
+    for shape in shapes.into_iter().take(if crate::effort::is_long() { 5 } else { 4 }) {
         for reshard in [ReshardAfterForward::Auto, ReshardAfterForward::Always, ReshardAfterForward::Never] {
             mesh_of(shape).run(|mesh| steps(mesh, 1, reshard, NEVER));
         }

@@ -21,7 +21,7 @@ use net::{BLOCKS, Net, Read, blocks, distribute};
 
 /// Returns the number of steps that are trained. A rank has tokens for two experts of three in each: in 4, twice for every one.
 fn steps() -> usize {
-    if crate::is_long() { 10 } else { 4 }
+    if crate::effort::is_long() { 10 } else { 4 }
 }
 
 type Values = BTreeMap<String, Vec<f32>>;

@@ -105,9 +105,9 @@ mod tests {
     /// with `LONG_TESTS` in all combinations of one input and on small meshes, with `SMOKE_TESTS` one case of ten.
     /// Takes one case of two, since tests run next to each other.
     fn rules_are_proven(remainder: usize) {
-        let step = if crate::is_smoke() { 20 } else { 2 };
+        let step = if crate::effort::is_smoke() { 20 } else { 2 };
         let cases: Vec<_> = super::cases().into_iter().skip(remainder).step_by(step).collect();
-        let effort = if crate::is_long() { Effort::Test } else { Effort::Brief };
+        let effort = if crate::effort::is_long() { Effort::Test } else { Effort::Brief };
         let report = prove_with(&cases, effort);
         println!("{report}");
         assert_eq!(report.wrong(), 0, "{}", report.summary());
@@ -128,7 +128,7 @@ mod tests {
         let (operators, cases) = (operators(), super::cases());
         let proven: BTreeSet<String> = cases.iter().map(Case::name).map(String::from).collect();
         let lacking: Vec<_> = operators.difference(&proven).collect();
-        assert!(lacking.is_empty(), "without a case in `tests/suite/rules`: {lacking:?}");
+        assert!(lacking.is_empty(), "without a case in `tests/operators/rules`: {lacking:?}");
         let unknown: Vec<_> = proven.difference(&operators).collect();
         assert!(unknown.is_empty(), "cases of what `src/dtensor/ops` does not have: {unknown:?}");
         let count = format!("There are {} operators", operators.len());

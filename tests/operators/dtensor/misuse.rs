@@ -12,7 +12,7 @@ use burn_dtensor::placement::{Layout, PlacementError};
 use burn_dtensor::testing::MeshTest;
 use burn_dtensor::{Error, Result};
 
-use super::{AVG, MAX, PRODUCT, R, S, SUM, error_of, on_mesh, ramp};
+use super::{AVG, MAX, PRODUCT, R, S, SUM, error_of, on_mesh, ramp, unwound};
 
 #[test]
 fn every_misuse_is_a_typed_error_with_its_remedy() {
@@ -401,8 +401,7 @@ fn shapes_that_only_look_as_if_they_fit_are_refused() {
         let matrix =
             |shape: [usize; 2]| -> Result<DTensor<2>> { DTensor::from_local(ones(&shape).reshape(shape), mesh, &[R]) };
         let refused = |run: &dyn Fn() -> Result<DTensor<1>>, says: &str| {
-            let unwound = std::panic::catch_unwind(std::panic::AssertUnwindSafe(run));
-            let error = unwound.expect_err("it does not fit").downcast::<Error>().expect("a typed error");
+            let error = unwound(run);
             assert!(error.to_string().contains(says), "{error}");
         };
         let vector = || DTensor::<1>::from_local(ones(&[3]), mesh, &[R]);

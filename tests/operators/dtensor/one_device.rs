@@ -6,7 +6,7 @@ use burn_dtensor::dtensor::DTensorError;
 use burn_dtensor::prelude::*;
 use burn_dtensor::testing::MeshTest;
 
-use crate::fsdp::support::tensor;
+use super::ramp;
 
 use Placement::{Partial, Replicate as R, Shard as S};
 
@@ -22,12 +22,12 @@ fn a_device_has_one_mesh_on_all_threads() {
     assert_eq!((mesh.shape(), mesh.coordinate()), (&[1][..], Some(&[0][..])));
     let other = std::thread::spawn(|| {
         let device = Device::flex().autodiff();
-        (DeviceMesh::single_device(&device), DTensor::from(tensor(1, [2, 3], &device)))
+        (DeviceMesh::single_device(&device), DTensor::from(ramp([2, 3], 1.0, &device)))
     });
     let (theirs, x) = other.join().expect("it makes a tensor");
     assert_eq!(theirs, mesh);
-    let y = DTensor::from(tensor(2, [2, 3], &device.clone().autodiff()));
-    assert_eq!(floats((x + y).to_local()), floats(tensor(1, [2, 3], &device) + tensor(2, [2, 3], &device)));
+    let y = DTensor::from(ramp([2, 3], 2.0, &device.clone().autodiff()));
+    assert_eq!(floats((x + y).to_local()), floats(ramp([2, 3], 1.0, &device) + ramp([2, 3], 2.0, &device)));
 
     // Collectives of one rank return what they are given, also on several threads at once.
     std::thread::scope(|scope| {
@@ -45,7 +45,7 @@ fn a_device_has_one_mesh_on_all_threads() {
 /// A tensor of one device is no part of a launch, and says so.
 #[test]
 fn tensors_of_one_device_do_not_meet_those_of_ranks() {
-    let alone = DTensor::from(tensor(1, [2], &Device::flex()));
+    let alone = DTensor::from(ramp([2], 1.0, &Device::flex()));
     let failed = launch(Launch::threads(2), |world| {
         let mesh = DeviceMesh::new(world, [2], ["tp"])?;
         let x = DTensor::<1>::ones([2], &mesh, &[R], world.device())?;
@@ -74,8 +74,8 @@ impl Projection {
 fn a_model_that_is_not_distributed_computes_on_one_device_in_a_launch_as_well() {
     MeshTest::new([2], ["tp"]).run(|mesh| {
         let device = mesh.device().clone().autodiff();
-        let projection = Projection { weight: Param::from_tensor(tensor(1, [3, 2], &device)) };
-        let x = tensor(2, [4, 3], &device);
+        let projection = Projection { weight: Param::from_tensor(ramp([3, 2], 1.0, &device)) };
+        let x = ramp([4, 3], 2.0, &device);
         let expected = x.clone().matmul(projection.weight.val());
         let product = floats(expected.clone());
         let y = projection.forward(x.clone().into());
@@ -97,11 +97,11 @@ fn a_model_that_is_not_distributed_computes_on_one_device_in_a_launch_as_well() 
 #[test]
 fn backward_reduces_a_partial_loss_first() {
     let device = Device::flex().autodiff();
-    let x = tensor(1, [6, 2], &device).require_grad();
+    let x = ramp([6, 2], 1.0, &device).require_grad();
     let expected = floats(x.grad(&x.clone().square().max().backward()).expect("x is in the loss"));
     MeshTest::new([3], ["dp"]).run(|mesh| {
         let device = mesh.device().clone().autodiff();
-        let x = DTensor::distribute_replicated(tensor(1, [6, 2], &device), mesh, &[S(0)])?.require_grad();
+        let x = DTensor::distribute_replicated(ramp([6, 2], 1.0, &device), mesh, &[S(0)])?.require_grad();
         let loss = x.clone().square().max();
         assert!(loss.placements()[0].partial_op().is_some(), "the loss is to be reduced");
         let grad = x.grad(&loss.backward()).expect("x is in the loss").full_tensor()?;
@@ -143,15 +143,15 @@ fn a_plain_tensor_of_one_element_combines_like_a_number() {
     let program =
         |x: Tensor<2>, factor: Tensor<1>| (x.clone() * factor.clone().unsqueeze() - x / factor.unsqueeze()).square();
     let device = Device::flex().autodiff();
-    let factor = tensor(2, [1], &device).require_grad();
-    let y = program(tensor(1, [4, 3], &device), factor.clone());
+    let factor = ramp([1], 2.0, &device).require_grad();
+    let y = program(ramp([4, 3], 1.0, &device), factor.clone());
     let grads = y.clone().sum().backward();
     let (y, grad) = (floats(y.inner()), floats(factor.grad(&grads).expect("it is in the loss")));
     MeshTest::new([2, 2], ["dp", "tp"]).run(|mesh| {
         for placements in [[R, R], [S(0), R], [S(0), S(1)]] {
             let device = mesh.device().clone().autodiff();
-            let factor = tensor(2, [1], &device).require_grad();
-            let x = DTensor::distribute_replicated(tensor(1, [4, 3], &device), mesh, &placements)?;
+            let factor = ramp([1], 2.0, &device).require_grad();
+            let x = DTensor::distribute_replicated(ramp([4, 3], 1.0, &device), mesh, &placements)?;
             let z = (x.clone() * factor.clone() - x / factor.clone()).square();
             let grads = z.clone().sum().backward();
             let own = floats(factor.grad(&grads).expect("it is in the loss"));
@@ -171,7 +171,7 @@ fn a_larger_plain_tensor_is_refused_by_name() {
     let failed = launch(Launch::threads(2), |world| {
         let mesh = DeviceMesh::new(world, [2], ["tp"])?;
         let x = DTensor::<2>::ones([4, 3], &mesh, &[S(0)], world.device())?;
-        Ok((x * tensor(1, [3], world.device())).to_local().into_data())
+        Ok((x * ramp([3], 1.0, world.device())).to_local().into_data())
     });
     let error = failed.expect_err("3 elements are no number").cause;
     let Error::DTensor(DTensorError::PlainTensor { operator, shape, .. }) = &error else { panic!("{error}") };
@@ -179,8 +179,8 @@ fn a_larger_plain_tensor_is_refused_by_name() {
     assert!(error.to_string().contains("`DTensor::replicated_like(tensor, &x)`"), "{error}");
     MeshTest::new([2], ["tp"]).run(|mesh| {
         let x = DTensor::<2>::ones([4, 3], mesh, &[S(0)], mesh.device())?;
-        let table = DTensor::replicated_like(tensor(1, [3], mesh.device()).unsqueeze(), &x);
-        let expected = tensor(1, [3], mesh.device()).unsqueeze::<2>().repeat_dim(0, 4);
+        let table = DTensor::replicated_like(ramp([3], 1.0, mesh.device()).unsqueeze(), &x);
+        let expected = ramp([3], 1.0, mesh.device()).unsqueeze::<2>().repeat_dim(0, 4);
         assert_eq!(floats((x * table).full_tensor()?), floats(expected));
         Ok(())
     });

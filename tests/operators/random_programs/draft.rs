@@ -20,6 +20,7 @@ use super::operators::Operator;
 use super::profile::Profile;
 use super::program::{Id, Leaf, Program, Step, weighed};
 use super::value::{Data, ElementKind, Value};
+use crate::layouts::uneven;
 
 /// The meshes of programs.
 const MESHES: [&[usize]; 15] = [
@@ -138,7 +139,7 @@ impl Draft {
     fn redistribution(&mut self, id: Id) -> Step {
         let data = &self.known[id].data;
         let layout = layouts::target(&mut self.rng, &self.program.mesh, data.shape.len(), data.kind);
-        let layout = layouts::uneven(layout, &data.shape, self.program.seed ^ (id as u64) << 32);
+        let layout = uneven(layout, &data.shape, self.program.seed ^ (id as u64) << 32);
         let text = format!("\"{layout}\"");
         let redistribute = move |operands: Vec<Value>| {
             let moved = operands.into_iter().map(|value| value.redistributed(&layout));
@@ -429,7 +430,7 @@ impl Draft {
         let data = Data { kind, dtype, shape: shape.to_vec(), values };
         let layout: Layout = layouts::any(&mut self.rng, &self.program.mesh, shape.len(), kind, &self.program.profile);
         let id = self.known.len();
-        let layout = layouts::uneven(layout, shape, self.program.seed ^ (id as u64) << 40);
+        let layout = uneven(layout, shape, self.program.seed ^ (id as u64) << 40);
         self.known.push(Known { data: data.clone(), usable: true });
         self.program.leaves.push(Leaf { id, data, layout });
         id

@@ -21,7 +21,7 @@ mod value;
 
 mod coverage;
 mod draft;
-pub mod layouts;
+mod layouts;
 mod operators;
 mod profile;
 mod program;
@@ -30,21 +30,13 @@ mod shrink;
 
 use std::collections::BTreeSet;
 
+use crate::effort::{setting, stops_at_failure};
 use burn_dtensor::testing::prove::Case;
 use coverage::Coverage;
 use value::ElementKind;
 
 /// How many programs run where the environment does not say.
 const PROGRAMS: u64 = 80;
-
-pub fn setting(name: &str, default: u64) -> u64 {
-    std::env::var(name).map_or(default, |text| text.parse().unwrap_or_else(|_| panic!("{name}={text} is no number")))
-}
-
-/// Returns true if a run ends at its first failure, without making it small: if `RANDOM_STOP_AT_FAILURE` is set.
-pub fn stops_at_failure() -> bool {
-    std::env::var_os("RANDOM_STOP_AT_FAILURE").is_some()
-}
 
 #[test]
 fn random_programs_give_what_they_give_on_ordinary_tensors() {

@@ -179,7 +179,7 @@ fn an_explanation_counts_steps_that_are_one_collective_as_one() {
             for ((of, operator), (a, b)) in OPERATORS.into_iter().enumerate().cartesian_product(pairs()) {
                 // Each operator has every layout on either side, with two others: the first one with itself, too.
                 let apart = (b + layouts.len() - a) % layouts.len();
-                if !crate::is_long() && apart != of && apart != of + 4 {
+                if !crate::effort::is_long() && apart != of && apart != of + 4 {
                     continue;
                 }
                 let (a, b) = (&layouts[a], &layouts[b]);

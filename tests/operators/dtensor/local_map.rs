@@ -7,8 +7,7 @@ use burn_dtensor::dtensor::ops::LocalMap;
 use burn_dtensor::dtensor::{DTensor, DTensorError};
 use burn_dtensor::mesh::DeviceMesh;
 
-use super::{R, S, SUM, on_mesh, part, ramp, tracked_devices, values};
-use crate::nn::misuse::refused;
+use super::{R, S, SUM, on_mesh, part, ramp, tracked_devices, unwound, values};
 
 type Pair = (Tensor<2>, Tensor<2>);
 
@@ -110,7 +109,7 @@ fn what_a_map_does_not_list_is_a_typed_error() {
         let x = DTensor::distribute_replicated(ramp([4, 2], 0.0, device), mesh, &[S(0)])?;
         let run = |map: LocalMap| {
             let x = x.clone();
-            refused(move || map.run((x.clone(), x), |(a, b): Pair| a + b))
+            unwound(move || map.run((x.clone(), x), |(a, b): Pair| a + b))
         };
         let said = |error: Error, parts: &[&str]| {
             let text = error.to_string();
@@ -137,7 +136,7 @@ fn what_a_map_does_not_list_is_a_typed_error() {
         let error = run(LocalMap::new().with_mesh(&other).with_output([S(0)]));
         assert!(matches!(&error, Error::DTensor(DTensorError::MeshMismatch { .. })), "{error}");
         let error =
-            refused(|| LocalMap::new().with_output([R]).run(Vec::<DTensor<2>>::new(), |_| ramp([1], 0.0, device)));
+            unwound(|| LocalMap::new().with_output([R]).run(Vec::<DTensor<2>>::new(), |_| ramp([1], 0.0, device)));
         assert!(matches!(&error, Error::DTensor(DTensorError::MapMesh)), "{error}");
         said(error, &[".with_mesh(&mesh)"]);
         Ok(())

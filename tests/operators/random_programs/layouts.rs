@@ -2,11 +2,12 @@
 
 use burn::tensor::DType;
 use burn_dtensor::placement::{Layout, PartialOp, Placement};
+use rand::Rng;
 use rand::rngs::StdRng;
-use rand::{Rng, SeedableRng};
 
 use super::profile::Profile;
 use super::value::{Data, ElementKind};
+use crate::layouts::draw;
 
 const OPS: [PartialOp; 5] = [PartialOp::Sum, PartialOp::Avg, PartialOp::Min, PartialOp::Max, PartialOp::Product];
 
@@ -18,55 +19,13 @@ pub fn any(rng: &mut StdRng, mesh: &[usize], ndim: usize, kind: ElementKind, pro
     };
     // Few operators take integers, and yet each must meet every reduction.
     let share = if kind == ElementKind::Int { 0.5 } else { 0.2 };
-    one(rng, mesh, ndim, share, partial)
+    draw(rng, mesh, ndim, share, partial)
 }
 
 /// Any layout that a result may be redistributed to; see [`reachable`].
 pub fn target(rng: &mut StdRng, mesh: &[usize], ndim: usize, kind: ElementKind) -> Layout {
     let summed = if kind == ElementKind::Bool { Placement::Replicate } else { Placement::Partial(PartialOp::Sum) };
-    one(rng, mesh, ndim, 0.2, |rng| if rng.random_bool(0.3) { summed } else { Placement::Replicate })
-}
-
-/// Any layout of shards and replicas.
-pub fn unreduced(rng: &mut StdRng, mesh: &[usize], ndim: usize) -> Layout {
-    one(rng, mesh, ndim, 0.0, |_| Placement::Replicate)
-}
-
-/// Draws a layout of `ndim` dimensions, of which `share` of the placements are `partial`.
-fn one(
-    rng: &mut StdRng,
-    mesh: &[usize],
-    ndim: usize,
-    share: f64,
-    partial: impl Fn(&mut StdRng) -> Placement,
-) -> Layout {
-    loop {
-        let mut sizes = rng.random_range(0..ndim);
-        let placement = |_| {
-            if rng.random_bool(share) {
-                return partial(rng);
-            }
-            if rng.random_bool(0.25) {
-                return Placement::Replicate;
-            }
-            // Often the dimension that is cut already.
-            if rng.random_bool(0.6) {
-                sizes = rng.random_range(0..ndim);
-            }
-            Placement::Shard(sizes)
-        };
-        let placements: Vec<_> = mesh.iter().map(placement).collect();
-        // Reductions that do not commute are no layout.
-        let Ok(layout) = Layout::new(mesh, &placements) else { continue };
-        let turned: Vec<(usize, Vec<usize>)> = layout
-            .orders()
-            .map(|(dim, shardings)| {
-                (dim, if rng.random_bool(0.5) { shardings.to_vec() } else { shardings.iter().rev().copied().collect() })
-            })
-            .collect();
-        let turned: Vec<(usize, &[usize])> = turned.iter().map(|(dim, shardings)| (*dim, &shardings[..])).collect();
-        return Layout::with_shard_order(mesh, &placements, &turned).expect("the cuts are those of the placements");
-    }
+    draw(rng, mesh, ndim, 0.2, |rng| if rng.random_bool(0.3) { summed } else { Placement::Replicate })
 }
 
 /// `target`, with Replicate for the partial sums that cannot be made of a tensor laid out as `from`.
@@ -83,25 +42,6 @@ pub fn reachable(from: &Layout, target: &Layout) -> Layout {
     let layout =
         lengths.try_fold(layout, |layout, (mesh_dim, lengths)| layout.with_uneven_sizes(mesh_dim, lengths.clone()));
     layout.expect("the cuts are those of the target")
-}
-
-/// Every third of these layouts with ragged cuts, which ones a function of `salt`: so the programs are
-/// otherwise those of chunks. The outermost cut of each tensor dimension gets lengths, often 0.
-pub fn uneven(layout: Layout, shape: &[usize], salt: u64) -> Layout {
-    let mut rng = StdRng::seed_from_u64(salt);
-    if !rng.random_bool(1.0 / 3.0) {
-        return layout;
-    }
-    let outermost: Vec<_> = layout.orders().map(|(dim, shardings)| (dim, shardings[0])).collect();
-    outermost.into_iter().fold(layout, |layout, (dim, mesh_dim)| {
-        let mut ends: Vec<usize> =
-            (1..layout.mesh_shape()[mesh_dim]).map(|_| rng.random_range(0..=shape[dim])).collect();
-        ends.push(shape[dim]);
-        ends.sort_unstable();
-        let starts = std::iter::once(0).chain(ends.iter().copied());
-        let lengths: Vec<usize> = ends.iter().zip(starts).map(|(end, start)| end - start).collect();
-        layout.with_uneven_sizes(mesh_dim, lengths).expect("one length per rank of a cut")
-    })
 }
 
 fn takes(kind: ElementKind, op: PartialOp, profile: &Profile) -> bool {

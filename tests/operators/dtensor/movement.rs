@@ -8,6 +8,8 @@ use burn_dtensor::prelude::*;
 use burn_dtensor::testing::{MeshTest, assert_full_eq};
 use itertools::Itertools;
 
+use super::unwound;
+
 use PartialOp::Sum;
 use Placement::{Partial, Replicate as R, Shard as S};
 
@@ -148,8 +150,7 @@ fn operands_that_do_not_fit_say_what_would() {
         for (name, operator, why) in wrong {
             let shape = if name == "squeeze" { [4, 1] } else { tall };
             let x = DTensor::<2>::ones(shape, mesh, &[R], mesh.device())?;
-            let failed = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| operator(x)));
-            let error = failed.expect_err(name).downcast::<Error>().expect("a typed error");
+            let error = unwound(|| operator(x));
             assert!(error.to_string().contains(why), "{name}: {error}");
         }
         Ok(())

@@ -34,7 +34,7 @@ const LENS: [usize; 9] = [1, 2, 3, 4, 5, 7, 8, 10, 13];
 /// Neither has a factor in common with the number of values of a parameter, so that every value is among those that remain.
 fn some<T>(cases: impl Iterator<Item = T>, ranks: usize) -> impl Iterator<Item = T> {
     let (from, every) = match ranks {
-        _ if crate::is_long() => (0, 1),
+        _ if crate::effort::is_long() => (0, 1),
         2 => (0, 5),
         _ => (ranks, 7),
     };

@@ -33,6 +33,8 @@ mod transfer;
 mod uneven;
 mod vary;
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
 use burn::tensor::{Device, Tensor, TensorData};
 use burn_dtensor::comm::{Launch, World, launch};
 use burn_dtensor::dtensor::DTensor;
@@ -97,6 +99,12 @@ fn part<const D: usize>(gradient: Tensor<D>, x: &DTensor<D>) -> Vec<f32> {
 fn placements_of(ndim: usize, dims: usize) -> Vec<Vec<Placement>> {
     let one = || std::iter::once(R).chain((0..dims).map(S));
     (0..ndim).map(|_| one()).multi_cartesian_product().collect()
+}
+
+/// The error with which `f` unwinds.
+fn unwound<T>(f: impl FnOnce() -> T) -> Error {
+    let payload = catch_unwind(AssertUnwindSafe(f)).err().expect("must be refused");
+    *payload.downcast().expect("a typed error")
 }
 
 fn error_of<T: std::fmt::Debug>(result: Result<T>) -> Error {

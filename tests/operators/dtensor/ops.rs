@@ -11,6 +11,8 @@ use burn_dtensor::placement::{Layout, PartialOp};
 use burn_dtensor::prelude::*;
 use burn_dtensor::testing::MeshTest;
 
+use super::unwound;
+
 use Placement::{Replicate as R, Shard as S};
 
 /// Column- then row-sharded products: nothing but one all-reduce each way, shared by three readers.
@@ -43,10 +45,7 @@ fn deny_names_the_redistribution_to_write() {
     MeshTest::new([2], ["tp"]).run(|mesh| {
         let x = DTensor::<2>::ones([4, 4], mesh, &[S(0)], mesh.device())?;
         let y = DTensor::<2>::ones([4, 4], mesh, &[S(1)], mesh.device())?;
-        let denied = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            RedistributePolicy::Deny.run(|| x.clone() + y.clone())
-        }));
-        let error = denied.expect_err("the inputs differ").downcast::<Error>().expect("a typed error");
+        let error = unwound(|| RedistributePolicy::Deny.run(|| x.clone() + y.clone()));
         assert!(error.to_string().contains("`add` needs its input"), "{error}");
         assert!(error.to_string().contains(".redistribute(&[Shard("), "{error}");
         assert_eq!((x + y).full_tensor()?.into_data(), Tensor::<2>::full([4, 4], 2.0, mesh.device()).into_data());
@@ -61,10 +60,7 @@ fn deny_names_the_shard_order_to_write() {
         let turned = Layout::with_shard_order(&[2, 2], &[S(0), S(0)], &[(0, &[1, 0])])?;
         let x = DTensor::<1>::ones([8], mesh, &[R, R], mesh.device())?;
         let y = x.clone().redistribute_to(&turned)?;
-        let denied = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            RedistributePolicy::Deny.run(|| x.clone() + y.clone())
-        }));
-        let error = denied.expect_err("the inputs differ").downcast::<Error>().expect("a typed error");
+        let error = unwound(|| RedistributePolicy::Deny.run(|| x.clone() + y.clone()));
         let write =
             ".redistribute_to(&Layout::with_shard_order(mesh.shape(), &[Shard(0), Shard(0)], &[(0, &[1, 0])])?)?";
         assert!(error.to_string().contains(write), "{error}");
@@ -104,8 +100,7 @@ fn a_bias_that_would_be_reduced_to_join_a_sum_is_denied() {
         let average = Tensor::<1>::full([3], mesh.rank() as f32, mesh.device());
         let bias = DTensor::from_local(average, mesh, &[Placement::Partial(PartialOp::Avg)])?;
         let run = || module::linear(x.clone(), weight.clone(), Some(bias.clone()));
-        let denied = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| drop(RedistributePolicy::Deny.run(run))));
-        let error = denied.expect_err("the bias moves").downcast::<Error>().expect("a typed error");
+        let error = unwound(|| RedistributePolicy::Deny.run(run));
         assert!(error.to_string().contains("`linear` needs its input 2 as [R], but it is [P(avg)]"), "{error}");
         let y = run().full_tensor()?;
         assert_eq!(y.into_data(), Tensor::<2>::full([2, 3], 4.5, mesh.device()).into_data());
@@ -134,8 +129,7 @@ fn operators_say_what_is_wrong_with_their_arguments() {
             Ok(())
         }
         let refused = |remedy: &str, run: &dyn Fn() -> Result<()>| {
-            let denied = std::panic::catch_unwind(std::panic::AssertUnwindSafe(run));
-            let error = denied.expect_err("the arguments do not fit").downcast::<Error>().expect("a typed error");
+            let error = unwound(run);
             assert!(error.to_string().contains(remedy), "{error}");
         };
         refused("dimension 2 is out of range for 2 dimensions. Use one in -2..2", &|| x().map(|x| drop(x.max_dim(2))));
