@@ -45,12 +45,28 @@ pub struct Communicator {
 #[derive(Debug)]
 struct CommunicatorInner {
     rank: Arc<Rank>,
-    channel: Arc<dyn GroupBackend>,
+    channel: Arc<GroupChannel>,
+    /// The channels of these ranks, by name.
+    channels: Arc<Mutex<HashMap<&'static str, Arc<GroupChannel>>>>,
+}
+
+/// One sequence of calls of a group, by one of its ranks.
+#[derive(Debug)]
+struct GroupChannel {
+    backend: Arc<dyn GroupBackend>,
     sequence: Arc<Sequence>,
     forward_indices: AtomicU64,
     /// Number of models that were sharded over these ranks.
     models: AtomicU64,
-    duplicates: Mutex<HashMap<&'static str, Communicator>>,
+}
+
+impl GroupChannel {
+    fn new(rank: &Rank, group: Group, name: &'static str) -> Arc<Self> {
+        let sequence = rank.ledger.recorder().sequence(&group, name);
+        let member = GroupMember { group, device: rank.device.clone(), ledger: rank.ledger.clone() };
+        let backend = rank.engine.channel(member, name);
+        Arc::new(Self { backend, sequence, forward_indices: AtomicU64::default(), models: AtomicU64::default() })
+    }
 }
 
 /// Beginning of the names of this crate's own duplicates and internal groups, which names of programs do not have.
@@ -58,25 +74,19 @@ pub(crate) const PRIVATE: &str = "burn_dtensor::";
 
 impl Communicator {
     /// Creates the communicator of `group` for its rank `rank`.
-    pub(super) fn new(rank: Arc<Rank>, group: Group, name: &'static str, deadline: Duration) -> Self {
-        let sequence = rank.ledger.recorder().sequence(&group, name);
-        let member = GroupMember { group, device: rank.device.clone(), ledger: rank.ledger.clone() };
-        let channel = rank.engine.channel(member, name);
-        let (forward_indices, models, duplicates) = (AtomicU64::default(), AtomicU64::default(), Mutex::default());
-        Self {
-            shared: Arc::new(CommunicatorInner { rank, channel, sequence, forward_indices, models, duplicates }),
-            deadline,
-        }
+    pub(super) fn new(rank: Arc<Rank>, group: Group, deadline: Duration) -> Self {
+        let channel = GroupChannel::new(&rank, group, "");
+        Self { shared: Arc::new(CommunicatorInner { rank, channel, channels: Arc::default() }), deadline }
     }
 
     /// Returns the ranks of this group and the caller's group rank.
     pub fn group(&self) -> &Group {
-        &self.shared.channel.member().group
+        &self.shared.channel.backend.member().group
     }
 
     /// Returns true if both are clones of the same communicator, with the same deadline.
     pub fn is_same(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.shared, &other.shared) && self.deadline == other.deadline
+        Arc::ptr_eq(&self.shared.channel, &other.shared.channel) && self.deadline == other.deadline
     }
 
     /// Returns the next forward index of this rank on this communicator: 0, 1, .. Local.
@@ -84,25 +94,24 @@ impl Communicator {
     /// Ranks that run the same forward draw the same indices, in whatever order their backward passes use them: see
     /// [`Call::with_forward_index`].
     pub fn next_forward_index(&self) -> u64 {
-        self.shared.forward_indices.fetch_add(1, Ordering::Relaxed)
+        self.shared.channel.forward_indices.fetch_add(1, Ordering::Relaxed)
     }
 
     /// Returns the sequence number for a model that is sharded over these ranks now: 1, 2, .. Local.
     ///
     /// Ranks that shard models in the same order draw the same numbers.
     pub(crate) fn draw_model(&self) -> u64 {
-        self.shared.models.fetch_add(1, Ordering::Relaxed) + 1
+        self.shared.channel.models.fetch_add(1, Ordering::Relaxed) + 1
     }
 
     /// Returns a communicator of the same ranks with a separate sequence of calls: calls on it match only calls on
     /// it, so that the two sequences may be interleaved in any order. Local. Every call with the same `name` on
-    /// this communicator returns the same duplicate.
-    ///
-    /// Names belong to the group, also when a duplicate is duplicated, so use each name for one purpose only.
+    /// this communicator, or on a duplicate of it, returns the same duplicate. So use each name for one purpose only.
     ///
     /// # Panics
-    /// If the name begins with `burn_dtensor::`, like those of this crate's own duplicates.
+    /// If the name is empty, or begins with `burn_dtensor::`, like those of this crate's own duplicates.
     pub fn duplicate(&self, name: &'static str) -> Self {
+        assert!(!name.is_empty(), "cannot duplicate a communicator without a name. Pass one that says what it is for");
         assert!(
             !name.starts_with(PRIVATE),
             "cannot duplicate a communicator with the name {name:?}: names that begin with {PRIVATE:?} are this crate's own. \
@@ -113,9 +122,11 @@ impl Communicator {
 
     /// Like [`duplicate`](Self::duplicate), with a name of this crate that no program can use.
     pub(crate) fn duplicate_private(&self, name: &'static str) -> Self {
-        let make = || Self::new(self.shared.rank.clone(), self.group().clone(), name, self.deadline);
-        let duplicate = self.shared.duplicates.lock().entry(name).or_insert_with(make).clone();
-        Self { deadline: self.deadline, ..duplicate }
+        let CommunicatorInner { rank, channels, .. } = &*self.shared;
+        let make = || GroupChannel::new(rank, self.group().clone(), name);
+        let channel = channels.lock().entry(name).or_insert_with(make).clone();
+        let (rank, channels) = (rank.clone(), channels.clone());
+        Self { shared: Arc::new(CommunicatorInner { rank, channel, channels }), deadline: self.deadline }
     }
 
     /// Returns this communicator, with the same sequence of calls, but with `deadline` as the maximum duration of a
@@ -168,7 +179,7 @@ impl Communicator {
 
     /// Returns true if transfers overlap with computation, as between processes.
     pub(crate) fn moves_meanwhile(&self) -> bool {
-        self.shared.channel.can_overlap()
+        self.shared.channel.backend.can_overlap()
     }
 
     /// Posts a call to the backend with `begin`, and records it. `bytes` is the number of bytes that the ledger counts; if
@@ -181,7 +192,8 @@ impl Communicator {
         bytes: Option<u64>,
         begin: impl FnOnce(&dyn GroupBackend, CallContext) -> PostResult<T>,
     ) -> Work<T> {
-        let CommunicatorInner { rank, channel, sequence, .. } = &*self.shared;
+        let CommunicatorInner { rank, channel, .. } = &*self.shared;
+        let GroupChannel { backend, sequence, .. } = &**channel;
         if let Err(error) = rank.check_thread(signature.op, &call.label) {
             return Work::failed(error);
         }
@@ -196,7 +208,7 @@ impl Communicator {
         let posting = Posting { group, channel: sequence.number(), seq, signature: &signature, phase, bytes, peer };
         let info = CallInfo { rank: rank.rank, op, group_size: group.size(), bytes, label, phase, seq };
         let mut call = ObservedCall::post(rank.ledger.clone(), sequence.clone(), info, &posting, is_deferred);
-        match call.begin(|| begin(&**channel, CallContext { signature, is_deferred })) {
+        match call.begin(|| begin(&**backend, CallContext { signature, is_deferred })) {
             Ok(pending) => Work::under_way(pending, rank.clone(), call, self.deadline),
             Err(error) => Work::failed(error),
         }

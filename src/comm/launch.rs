@@ -288,7 +288,7 @@ impl Launch {
 /// a rank panics, returns an error, or returns while other ranks still need it, all waits of all other ranks end at
 /// once with an error. The other ranks may continue without it: [`World::shrink`].
 ///
-/// The program runs on the first thread of its pool, which is often the only one. A task that it passes to
+/// The program runs on a thread of its pool, which is often the only one. A task that it passes to
 /// `rayon::spawn` may not start before the program ends, so waiting for the task can deadlock. Use `std::thread`
 /// instead.
 ///

@@ -153,7 +153,7 @@ impl World {
             let (rank, ranks) = (self.rank(), ranks.to_vec());
             CommError::InvalidGroup { rank, ranks, problem }
         })?;
-        let communicator = Communicator::new(self.0.rank.clone(), Group::new(ranks, index), "", self.0.deadline);
+        let communicator = Communicator::new(self.0.rank.clone(), Group::new(ranks, index), self.0.deadline);
         groups.insert(ranks.to_vec(), communicator.clone());
         Ok(communicator)
     }
@@ -223,7 +223,8 @@ impl World {
     ///
     /// Meshes, communicators and sharded models belong to their world. Create new ones with
     /// [`DeviceMesh::survivors`](crate::mesh::DeviceMesh::survivors) and [`remesh`](crate::fsdp::remesh). An
-    /// abandoned step has changed neither parameters nor the optimizer. The new world has a new ledger. All calls
+    /// abandoned step has changed neither parameters nor the optimizer, unless Muon's own collectives failed: its momentum has
+    /// advanced then. The new world has a new ledger. All calls
     /// on a rank return the same new world, whichever handle is used.
     ///
     /// [`launch`](super::launch) then succeeds if the surviving ranks do, and returns only their results.

@@ -206,7 +206,12 @@ impl CallSignature {
             })
             .or_else(|| self.tensors_differ(other))
             .or_else(|| self.states_differ(other))
-            .or_else(|| self.pairs.as_ref()?.difference(other.pairs.as_ref()?))
+            .or_else(|| match (&self.pairs, &other.pairs) {
+                (Some(own), Some(theirs)) => own.difference(theirs),
+                (own, theirs) => differ("tensors of", &own.is_some(), &theirs.is_some(), |is_of_pairs| {
+                    if *is_of_pairs { "each pair of ranks" } else { "each rank" }.into()
+                }),
+            })
             .or_else(|| self.compared_otherwise(other))
     }
 
@@ -411,6 +416,15 @@ mod tests {
             pairs(0, &[1, usize::MAX], &[3, 4]),
         ];
         assert!(none.iter().all(|signature| !signature.fits(2)), "{none:?}");
+    }
+
+    #[test]
+    fn says_if_only_one_has_tensors_of_each_pair_of_ranks() {
+        let [given, taken] = [(), ()].map(|()| std::iter::repeat_n(None, 2).collect());
+        let of_pairs =
+            CallSignature { pairs: Some(PairwiseSignature { member: 0, given, taken }.into()), ..signature() };
+        assert_eq!(signature().difference(&of_pairs).unwrap(), "tensors of each rank vs each pair of ranks");
+        assert_eq!(of_pairs.difference(&signature()).unwrap(), "tensors of each pair of ranks vs each rank");
     }
 
     #[test]

@@ -4,7 +4,7 @@
 //! These methods block until they are complete. Each makes two collectives: one for the lengths and one for the
 //! objects. They are meant for small objects; send tensors as tensors, which is faster.
 
-use burn::backend::DispatchTensor;
+use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::DType;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -145,8 +145,8 @@ impl Communicator {
         tag: u32,
     ) -> Result<(usize, T)> {
         let message = self.receive(call.clone(), None, from, tag).wait()?;
-        let [len, words] = <[DispatchTensor; 2]>::try_from(message.tensors).map_err(|tensors| {
-            let problem = format!("received a message of {} tensors, which is not an object", tensors.len());
+        let [len, words] = as_object(message.tensors).ok_or_else(|| {
+            let problem = format!("the message of rank {} is not an object", message.from);
             self.refused(Op::Receive, &call, Problem { problem, remedy: "Send it with `send_object`" })
         })?;
         let object = self.decode(Op::Receive, &call, &read_words(words), read_numbers(len)[0])?;
@@ -178,6 +178,13 @@ impl Communicator {
             Ok(()) => unreachable!("a rejected call fails"),
         }
     }
+}
+
+/// Returns the length and the words of an object, if these are its tensors.
+fn as_object(tensors: Vec<DispatchTensor>) -> Option<[DispatchTensor; 2]> {
+    let is_words = |tensor: &DispatchTensor| tensor.dtype() == DType::I32 && tensor.shape().num_dims() == 1;
+    let tensors = <[DispatchTensor; 2]>::try_from(tensors).ok()?;
+    (tensors.iter().all(is_words) && tensors[0].shape() == numbers_meta(1).shape).then_some(tensors)
 }
 
 /// Creates a tensor of words from bytes, padded with zeros to a multiple of the word size.

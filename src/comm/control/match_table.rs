@@ -416,12 +416,13 @@ impl<F: Signature, P> MatchTable<F, P> {
     }
 
     /// Returns true if `rank`, of another process, has posted a collective without its contribution, and a local
-    /// rank has not taken the result.
+    /// rank has not taken the result; or if it has sent a message without its data, which a local rank may receive.
     pub fn owes(&self, rank: usize) -> bool {
         self.groups.iter().any(|g| {
-            let member = g.ranks.iter().position(|other| *other == rank);
-            let owed = |member| g.entries.iter().any(|entry| entry.unreleased > 0 && entry.awaits(member));
-            member.is_some_and(owed)
+            let Some(member) = g.ranks.iter().position(|other| *other == rank) else { return false };
+            let mut entries = g.entries.iter();
+            entries.any(|entry| entry.unreleased > 0 && entry.awaits(member))
+                || g.queues.iter().any(|queue| queue.awaits_data_of(member))
         })
     }
 

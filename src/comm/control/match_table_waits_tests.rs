@@ -49,6 +49,15 @@ fn invariant_5_ranks_that_wait_for_each_other_are_told() {
 }
 
 #[test]
+fn invariant_5_a_rank_that_waits_for_its_own_message_is_told() {
+    let (mut board, group) = board(2);
+    let receive = board.receive(group, 0, Some(0), 7, Name("x")).unwrap();
+    board.begin_wait(Wait::Message(receive));
+    let error = failure(&board);
+    assert!(error.to_string().contains("rank 0 waits in barrier #0 `x` on ranks [0, 1] for rank 0"), "{error}");
+}
+
+#[test]
 fn invariant_5_a_multithreaded_rank_that_waits_may_still_come() {
     let mut board = crossed(true);
     assert!(board.failure().is_none());

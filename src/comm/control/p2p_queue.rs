@@ -130,6 +130,13 @@ impl<F, P> P2pQueue<F, P> {
         Ok(taken)
     }
 
+    /// Returns true if the data of a message of member `from` has not arrived, and the message may be received.
+    pub(super) fn awaits_data_of(&self, from: usize) -> bool {
+        let receives = self.receives.iter().filter(|receive| !receive.is_released);
+        let mut messages = receives.filter_map(|receive| receive.message.as_ref()).chain(&self.messages);
+        messages.any(|(_, message)| message.from == from && message.part.is_none())
+    }
+
     #[cfg(test)]
     pub fn is_empty(&self) -> bool {
         self.messages.is_empty() && self.receives.is_empty()
@@ -172,6 +179,12 @@ impl<F: Signature, P> MatchTable<F, P> {
             }
         }
         Ok((MessageHandle { group, to, number }, has_data && receive.is_some()))
+    }
+
+    /// Counts a message that a rank here sends to another process. Fails as if it were sent to a rank here.
+    pub fn send_elsewhere(&mut self, group: GroupKey, from: usize, signature: &F) -> Result<(), CommError> {
+        let (rank, id) = self.message_id(group, from, signature);
+        self.enter(rank, id)
     }
 
     /// Adds the data of a message that was sent without. Returns true if a rank may be waiting for it.

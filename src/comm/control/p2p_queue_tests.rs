@@ -48,6 +48,26 @@ fn receives_take_messages_in_the_order_in_which_they_were_posted() {
     assert_eq!(arrived(&mut board, second), Some((2, 21)));
 }
 
+/// If its process is lost then, a rank would wait for ever.
+#[test]
+fn who_has_sent_a_message_owes_its_data_to_who_may_receive_it() {
+    let (mut board, group) = board(3);
+    let announce = |board: &mut Plain, tag| {
+        board.send(group, 0, P2pMessage { from: 1, tag, signature: Name("x"), part: None }).unwrap().0
+    };
+    let owing = |board: &Plain| [0, 1, 2].map(|rank| board.owes(rank));
+    let message = announce(&mut board, 0);
+    assert_eq!(owing(&board), [false, true, false], "it may be received");
+    let handle = receive(&mut board, group, 0, Some(1), 0);
+    assert_eq!(owing(&board), [false, true, false]);
+    board.provide_message(message, 7);
+    assert_eq!((owing(&board), arrived(&mut board, handle)), ([false; 3], Some((1, 7))));
+    announce(&mut board, 1);
+    let handle = receive(&mut board, group, 0, Some(1), 1);
+    board.release_receive(handle);
+    assert_eq!(owing(&board), [false; 3], "no rank receives it");
+}
+
 #[test]
 fn a_receive_that_was_given_up_takes_its_message_which_is_freed() {
     let mut board = MatchTable::<Name, Arc<()>>::new(2, false);

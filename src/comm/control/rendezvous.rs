@@ -225,6 +225,11 @@ impl<F: Signature, P> Rendezvous<F, P> {
         self.change(group, caller, send)
     }
 
+    /// Counts a message that a rank here sends to another process. Fails as if it were sent to a rank here.
+    pub fn send_elsewhere(&self, group: GroupKey, from: usize, signature: &F) -> Result<(), CommError> {
+        self.change(group, Some(from), |table| (table.send_elsewhere(group, from, signature), false))
+    }
+
     /// Adds the data of a message that was sent without.
     pub fn provide_message(&self, message: MessageHandle, part: P) {
         let provide = |table: &mut MatchTable<F, P>| (Ok(()), table.provide_message(message, part));

@@ -88,14 +88,15 @@ impl<F: Signature, P> MatchTable<F, P> {
         self.waits += usize::from(pending);
     }
 
-    /// Returns true if ranks wait for incomplete operations other than the target of `wait`.
+    /// Returns true if ranks wait for incomplete operations other than the target of `wait`, or its rank for its own
+    /// message.
     ///
     /// If no rank does, no rank that `wait` needs is waiting, so no cycle leads through it. In a program of one
     /// group, no search ever runs.
     pub(super) fn others_wait_elsewhere(&self, wait: Wait) -> bool {
         let here = match wait {
             Wait::All(op) => self.entry(op).waits,
-            Wait::Message(_) => 1,
+            Wait::Message(receive) => usize::from(self.senders(receive) != [self.rank(wait)]),
         };
         self.waits > here
     }

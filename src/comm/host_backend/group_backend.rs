@@ -222,9 +222,16 @@ impl GroupBackend for HostGroupBackend {
     fn send(&self, post: CallContext, tensors: Vec<DispatchTensor>, to: usize, tag: u32) -> PostResult<()> {
         let (from, part, signature) = (self.member.group.rank(), Contribution::new(tensors), post.signature);
         self.note_device(&part);
-        if !self.remote.as_ref().is_some_and(|remote| remote.send(to, tag, &signature, &part)) {
-            let message = P2pMessage { from, tag, signature, part: Some(part) };
-            self.backend.rendezvous.send(self.key, to, message)?;
+        let rendezvous = &self.backend.rendezvous;
+        match self.remote.as_ref().and_then(|remote| Some((remote, remote.process_of(to)?))) {
+            Some((remote, process)) => {
+                let count = || rendezvous.send_elsewhere(self.key, from, &signature);
+                remote.send(process, to, tag, &signature, &part, count)?;
+            }
+            None => {
+                let message = P2pMessage { from, tag, signature, part: Some(part) };
+                rendezvous.send(self.key, to, message)?;
+            }
         }
         // The backend owns the message.
         Ok(Box::new(Completed::timed(|| ())))

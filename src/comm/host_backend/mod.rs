@@ -327,8 +327,11 @@ impl Backend for HostBackend {
 
     fn shrink(&self, rank: usize, deadline: Duration) -> Result<ShrunkWorld, CommError> {
         self.fail(Failure::Collective(CommError::Revoked { rank }));
-        // No collective completes any more.
-        self.remote.iter().for_each(|remote| remote.completion.forget());
+        // No collective completes any more, and none of the offered data is requested.
+        if let Some(remote) = &self.remote {
+            remote.completion.forget();
+            remote.withdraw_offers();
+        }
         let ranks = self.membership.survivors(rank, deadline)?;
         let next = || ShrunkWorld { engine: self.of_survivors(&ranks), ranks: ranks.clone() };
         Ok(self.membership.next_or(next))

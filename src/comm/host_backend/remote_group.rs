@@ -132,18 +132,31 @@ impl RemoteGroup {
         result_buffer::pay(bytes, size) && remote + 1 == size
     }
 
-    /// Sends a message to member `to` of the group. Returns false if the member is in this process. Waits for the device
-    /// of the tensors, because messages arrive in the order in which they were sent, and before their sender exits.
-    pub fn send(&self, to: usize, tag: u32, signature: &CallSignature, contribution: &Contribution) -> bool {
-        let at = self.processes.iter().position(|(_, members)| members.contains(&to));
-        let Some(at) = at else { return false };
+    /// Returns the index among `processes` of the process of a member; `None` if the member is in this process.
+    pub fn process_of(&self, member: usize) -> Option<usize> {
+        self.processes.iter().position(|(_, members)| members.contains(&member))
+    }
+
+    /// Sends a message to member `to` of the group, in the process with index `at`, after `count` has counted it locally.
+    /// Waits for the device of the tensors, because messages arrive in the order in which they were sent, and before their
+    /// sender exits.
+    pub fn send(
+        &self,
+        at: usize,
+        to: usize,
+        tag: u32,
+        signature: &CallSignature,
+        contribution: &Contribution,
+        count: impl FnOnce() -> Result<(), CommError>,
+    ) -> Result<(), CommError> {
         let data = self.payload_data(Vec::new(), &contribution.tensors);
         data.read();
         let mut sent = self.sent.lock();
+        count()?;
         let channel = self.channel(&mut sent, at);
         let message = ControlMessage::Sent { channel, to, tag, signature: signature.clone(), contents: data.contents };
         self.backend.remote().send(self.processes[at].0, message, data.payloads, None);
-        true
+        Ok(())
     }
 
     fn channel(&self, sent: &mut SentState, at: usize) -> RemoteGroupId {

@@ -21,6 +21,7 @@
 //!   taken it. Then it waits for the thread, at most until its deadline.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::mpsc::{SendError, Sender, channel};
@@ -256,8 +257,15 @@ impl<T: Send + 'static> Request<T> for HostRequest<T> {
 impl<T> Drop for HostRequest<T> {
     /// Gives up the result, unless other ranks wait for it.
     fn drop(&mut self) {
-        if !self.shared.is_owed {
-            drop(self.shared.take());
+        if self.shared.is_owed {
+            return;
+        }
+        let given_up = self.shared.take();
+        let handle = given_up.as_ref().map(|collective| &collective.handle);
+        if let Some(OpHandleGuard { backend, op: Some(op) }) = handle
+            && let Some(remote) = &backend.remote
+        {
+            remote.completion.discard(*op);
         }
     }
 }
@@ -350,6 +358,24 @@ impl CompletionThread {
         }
         let Some(sender) = &*thread else { return Err(task) };
         sender.send(task).map_err(|SendError(task)| task)
+    }
+
+    /// Drops the requests for the collective of `op` that a thread has taken, or a rank given up: if all ranks give it up,
+    /// nothing completes it.
+    fn discard(&self, op: OpHandle) {
+        let mut open = self.open.lock();
+        if let Entry::Occupied(mut tasks) = open.entry((op.group, op.seq)) {
+            tasks.get_mut().retain(|task| task.is_open());
+            if tasks.get().is_empty() {
+                tasks.remove();
+            }
+        }
+    }
+
+    /// Returns the number of collectives for whose completion requests wait.
+    #[cfg(test)]
+    pub fn open(&self) -> usize {
+        self.open.lock().len()
     }
 
     /// Drops the requests of collectives that will never be complete.

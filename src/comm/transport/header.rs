@@ -3,13 +3,14 @@
 //! ```text
 //! version, as text    launch and message, in the format of `postcard`
 //! ┌───────────┬────┬──────────────────
-//! │ 0.1.0+1   │ \n │
+//! │ 0.1.0+2   │ \n │
 //! └───────────┴────┴──────────────────
 //! ```
 //!
 //! The version comes first in every header, so that a process recognizes any message of another version.
 
 use std::collections::HashMap;
+use std::mem;
 use std::sync::Arc;
 
 use burn_dtensor_flight::LaunchId;
@@ -23,7 +24,7 @@ use crate::comm::{Digests, RankReport, TensorMeta};
 
 /// Version of the messages: that of this crate, and a number. Increase the number when the encoding or the meaning of a
 /// message changes.
-pub(super) const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), "+1");
+pub(super) const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), "+2");
 
 /// A control message, with the launch to which it belongs.
 #[derive(Debug, Serialize, Deserialize)]
@@ -63,9 +64,11 @@ pub(in crate::comm) struct SentSignature {
     hash: SignatureHash,
     /// The signature without the fields below, unless it was sent before.
     full: Option<CallSignature>,
-    /// Fields that differ in every call.
+    /// Fields that differ in every call, or in every step.
     forward_index: Option<u64>,
     digests: Option<Arc<[Digests]>>,
+    /// The states of a [`ShardedModel`](crate::comm::ShardedModel); none without a model.
+    states: Arc<[u64]>,
 }
 
 /// [Hash](CallSignature::hash128) of a signature.
@@ -100,7 +103,8 @@ impl SentSignature {
     pub fn new(signature: &CallSignature) -> Self {
         let mut full = signature.clone();
         let (forward_index, digests) = (full.forward_index.take(), full.digests.take());
-        Self { hash: full.hash128().to_le_bytes(), full: Some(full), forward_index, digests }
+        let states = full.model.as_mut().map(|model| mem::take(&mut model.states)).unwrap_or_default();
+        Self { hash: full.hash128().to_le_bytes(), full: Some(full), forward_index, digests, states }
     }
 
     /// Removes what the receivers know, as the sender's `known` says.
@@ -115,11 +119,12 @@ impl SentSignature {
     /// Returns the complete signature. `known` holds those that the sender has sent before. Returns `None` if it has
     /// not sent this one.
     pub fn complete(self, known: &mut KnownSignatures<CallSignature>) -> Option<CallSignature> {
-        let Self { hash, full, forward_index, digests } = self;
+        let Self { hash, full, forward_index, digests, states } = self;
         if let Some(full) = full {
             known.insert(hash, full);
         }
-        let signature = known.0.get(&hash)?.clone();
+        let mut signature = known.0.get(&hash)?.clone();
+        signature.model.iter_mut().for_each(|model| model.states = states.clone());
         Some(CallSignature { forward_index, digests, ..signature })
     }
 }

@@ -215,12 +215,13 @@ fn a_header_is_read_as_it_was_written() {
     assert_eq!(contents.tensors, vec![meta(&[3, 5], DType::F64); 3]);
 }
 
-/// A signature is sent once, and what differs in every step each time.
+/// A signature is sent once, and what differs in every step, such as the states of parameters, each time.
 #[test]
 fn a_signature_that_was_sent_is_known_by_its_hash() {
     let signature = |label: &str, step: u64| CallSignature {
         forward_index: Some(step),
         digests: Some(digests().iter().map(|digests| Digests { step, ..digests.clone() }).collect()),
+        model: Some(ShardedModel { number: 1, states: [step].into(), origin: "Linear".into() }),
         ..CallSignature::new(Op::AllGather, &Call::new(label), vec![tensor(&[4, 301], DType::F32)])
     };
     let (mut sender, mut receiver) = (KnownSignatures::default(), KnownSignatures::default());
@@ -245,7 +246,7 @@ fn the_encoding_is_that_of_the_version() {
     let number = VERSION.rsplit('+').next().unwrap();
     assert_eq!(
         (number, format!("{:032x}", XxHash3_128::oneshot(&messages)).as_str()),
-        ("1", "de4e4577dabdfe5395444f8e91fbc65b")
+        ("2", "af2ad6295351ff592f7fe4ccccbc025d")
     );
 }
 

@@ -1,6 +1,7 @@
 //! [`PeerProcesses`]: the other processes of a launch, and the messages to them.
 
 use std::collections::{BTreeMap, HashMap};
+use std::mem;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -162,6 +163,13 @@ impl PeerProcesses {
     /// Keeps offered data until the process requests or declines it.
     pub fn offer(&self, to: usize, channel: usize, seq: u64, data: PayloadData) {
         self.offered.lock().insert((to, channel, seq), data);
+    }
+
+    /// Drops all offered data, after a failure.
+    pub fn withdraw_offers(&self) {
+        // Dropped outside the lock.
+        let withdrawn = mem::take(&mut *self.offered.lock());
+        drop(withdrawn);
     }
 
     /// Returns the data of an offer that process `from` has answered, if it is wanted.

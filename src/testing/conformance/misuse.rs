@@ -48,7 +48,7 @@ fn holding(step: u64, b: u64) -> Call {
 
 /// All misuses. Each runs in a world of at least two ranks, all of which make the mistake unless the program checks
 /// the rank.
-const MISUSES: [Misuse; 53] = [
+const MISUSES: [Misuse; 55] = [
     (
         "a root outside the group",
         |w, c| drop_of(c.broadcast(call(), Some(vec![ones(w, 2)]), vec![meta(2)], 99).wait()),
@@ -349,6 +349,22 @@ const MISUSES: [Misuse; 53] = [
             drop_of(c.receive_object::<u8>(call(), w.rank(), 0))
         },
         "the received object is not a u8",
+    ),
+    (
+        "a message that is no object",
+        |w, c| {
+            c.send(call(), vec![ones(w, 2), ones(w, 2)], w.rank(), 0).wait()?;
+            drop_of(c.receive_object::<u8>(call(), w.rank(), 0))
+        },
+        "is not an object",
+    ),
+    (
+        "a list for all ranks and a list for each",
+        |w, c| match w.rank() {
+            0 => drop_of(c.scatter(call(), Some(vec![]), vec![], vec![], 0).wait()),
+            _ => drop_of(c.scatter_list(call(), None, meta(2), 0).wait()),
+        },
+        "tensors of each ",
     ),
     (
         "a rank that does not arrive in time",

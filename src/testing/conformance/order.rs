@@ -53,6 +53,11 @@ fn posted_on_several_channels(scope: &TestGroup) -> Result<()> {
     for (at, work) in works {
         is_sum(scope, work.wait()?, 10 * at, "posted on several channels");
     }
+    // A name stands for one channel, whichever duplicate it is asked for.
+    let around = comm.duplicate("second").duplicate("first");
+    for (value, comm) in [&comms[0], &around, &comms[0]].into_iter().enumerate() {
+        is_sum(scope, sum(scope, comm, value).wait()?, value, "a duplicate of a duplicate");
+    }
     Ok(())
 }
 

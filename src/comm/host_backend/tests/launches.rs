@@ -7,7 +7,8 @@ use burn_dtensor_flight::LaunchTrace;
 
 use super::super::ProcessJob;
 use crate::Result;
-use crate::comm::{Launch, ReceivedTensors, ReduceOp, World, launch};
+use crate::comm::{Launch, ReceivedTensors, ReduceOp, ShardedTensor, World, launch};
+use crate::placement::ShardSizes;
 use crate::testing::LoopbackJob as Job;
 
 /// Returns the sum of all rank numbers, and the value of a message from the last rank (-1 on the last rank
@@ -103,6 +104,26 @@ fn nothing_that_comes_late_is_kept() {
             thread::yield_now();
         }
     }
+}
+
+/// Each rank may drop its operations before the shard of the other has arrived, so that nothing completes them.
+#[test]
+fn nothing_is_kept_of_large_operations_that_all_ranks_drop() {
+    let job = Job::new(2, 19);
+    let kept = job.run(|_, processes| {
+        let ranks = launch(Launch::on_backend(processes.engine(1)), |world| {
+            for _ in 0..10 {
+                let tensor = Tensor::<1>::ones([1 << 19], world.device()).into_dispatch();
+                let shard = ShardedTensor { tensor, dim: 0, sizes: ShardSizes::Chunked(1 << 20) };
+                drop(world.all().all_gather("dropped".into(), vec![shard]));
+            }
+            world.barrier("end")?;
+            let backend = processes.state.lock().backends().next().expect("the launch has one");
+            Ok(backend.remote().completion.open())
+        });
+        ranks.unwrap_or_else(|error| panic!("{error}"))
+    });
+    assert_eq!(kept.concat(), [(0, 0), (1, 0)]);
 }
 
 /// A launch that process 0 makes alone, such as an evaluation, between those that all processes make. The files of each

@@ -118,11 +118,15 @@ impl Recorder {
 
     /// Returns the counters of the channel with this group and name, which is added if it is new.
     pub fn sequence(&self, group: &Group, name: &'static str) -> Arc<Sequence> {
-        let mut channels = self.channels.lock();
-        let number = channels.len() as u32 + 1;
-        let key = (group.shared_ranks(), name);
-        let sequence = channels.entry(key).or_insert_with(|| Arc::new(self.add(number, name, group.ranks())));
-        sequence.clone()
+        let (mut channels, key) = (self.channels.lock(), (group.shared_ranks(), name));
+        if let Some(sequence) = channels.get(&key) {
+            return sequence.clone();
+        }
+        // Those for which there was no capacity are not in the record.
+        let recorded = channels.values().filter(|sequence| sequence.number > 0).count() as u32;
+        let sequence = Arc::new(self.add(recorded + 1, name, group.ranks()));
+        channels.insert(key, sequence.clone());
+        sequence
     }
 
     fn add(&self, number: u32, name: &str, ranks: &[usize]) -> Sequence {

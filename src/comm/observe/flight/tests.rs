@@ -114,6 +114,14 @@ fn what_does_not_fit_is_truncated_and_still_compared() {
 }
 
 #[test]
+fn a_channel_that_does_not_fit_takes_no_number() {
+    let recorder = in_memory();
+    let irregular: Vec<_> = (0..20_000).map(|rank| rank * rank).collect();
+    let groups = [Group::new(irregular, 0), Group::new([0, 1], 1)];
+    assert_eq!(groups.map(|group| recorder.sequence(&group, "").number()), [0, 1]);
+}
+
+#[test]
 fn a_program_ends_once() {
     let recorder = in_memory();
     for (how, text) in [(ExitKind::Exited, "its process has ended"), (ExitKind::Returned, "")] {
