@@ -1,6 +1,6 @@
 //! [`clip_grad_norm`]: clips gradients by their joint norm.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use burn::backend::TensorMetadata;
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
@@ -64,7 +64,7 @@ pub fn clip_grad_norm<M: Module>(model: &M, grads: &mut GradientsParams, max_nor
         Ok((visited.id, groups.collect::<Result<NormGroups>>()?))
     });
     let holders = holders.collect::<Result<_>>()?;
-    let mut measure = NormVisitor { norm, grads, holders, parts: Vec::new(), sums: Vec::new() };
+    let mut measure = NormVisitor { norm, grads, holders, seen: HashSet::new(), parts: Vec::new(), sums: Vec::new() };
     model.visit(&mut measure);
     let mut parts = measure.read(model);
     let device = model.devices().into_iter().next().unwrap_or_default().inner();
@@ -91,7 +91,7 @@ pub fn clip_grad_norm<M: Module>(model: &M, grads: &mut GradientsParams, max_nor
     let total = norm.finish(&all);
     let scale = max_norm / (total + 1e-6);
     if scale < 1.0 || scale.is_nan() {
-        model.visit(&mut ScaleVisitor { grads, scale });
+        model.visit(&mut ScaleVisitor { grads, scale, seen: HashSet::new() });
     }
     Ok(total)
 }
@@ -193,6 +193,8 @@ impl LocalNorm {
 struct NormVisitor<'a> {
     norm: NormType,
     grads: &'a GradientsParams,
+    /// Parameters that were visited: a clone in the model has the ids of the original.
+    seen: HashSet<ParamId>,
     holders: HashMap<ParamId, NormGroups>,
     parts: Vec<LocalNorm>,
     sums: Vec<UnreadSum>,
@@ -210,6 +212,9 @@ struct UnreadSum {
 
 impl ModuleVisitor for NormVisitor<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if !self.seen.insert(param.id) {
+            return;
+        }
         let holders = self.holders.get(&param.id).cloned().unwrap_or_default();
         let same = |part: &LocalNorm| {
             part.holders.len() == holders.len() && part.holders.iter().zip(&holders).all(|(a, b)| a.is_same(b))
@@ -273,11 +278,14 @@ impl ModuleVisitor for RescaleVisitor<'_> {
 struct ScaleVisitor<'a> {
     grads: &'a mut GradientsParams,
     scale: f64,
+    seen: HashSet<ParamId>,
 }
 
 impl ModuleVisitor for ScaleVisitor<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        if let Some(grad) = self.grads.remove::<D>(param.id) {
+        if self.seen.insert(param.id)
+            && let Some(grad) = self.grads.remove::<D>(param.id)
+        {
             self.grads.register(param.id, grad * self.scale);
         }
     }

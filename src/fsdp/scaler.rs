@@ -1,5 +1,7 @@
 //! [`GradScaler`]: loss scaling for models that compute in `f16`.
 
+use std::collections::HashSet;
+
 use burn::module::{Module, ModuleVisitor, Param, ParamId, list_param_ids};
 use burn::optim::GradientsParams;
 use burn::tensor::Tensor;
@@ -153,7 +155,7 @@ impl GradScaler {
         }
         let is_finite = bad == 0.0;
         if is_finite {
-            model.visit(&mut Unscale { grads, scale: self.scale });
+            model.visit(&mut Unscale { grads, scale: self.scale, seen: HashSet::new() });
         }
         self.unscaled.push(Unscaled { model: model_id, is_finite, is_stepped: false });
         Ok(is_finite)
@@ -228,12 +230,16 @@ struct Finite<'a> {
 }
 
 impl Finite<'_> {
-    /// Returns a value greater than 0 if any gradient has such elements. Waits for the device once.
+    /// Returns a value greater than 0 if any gradient has such elements. Waits for each device once: gradients of shards in
+    /// host memory are there.
     fn bad(self) -> f32 {
-        if self.counts.is_empty() {
-            return 0.0;
+        let (mut bad, mut counts) = (0_f32, self.counts);
+        while let Some(device) = counts.first().map(Tensor::device) {
+            let (here, elsewhere) = counts.into_iter().partition(|count| count.device() == device);
+            bad = bad.max(Tensor::cat(here, 0).max().into_scalar());
+            counts = elsewhere;
         }
-        Tensor::cat(self.counts, 0).max().into_scalar()
+        bad
     }
 }
 
@@ -247,11 +253,15 @@ impl ModuleVisitor for Finite<'_> {
 struct Unscale<'a> {
     grads: &'a mut GradientsParams,
     scale: f32,
+    /// Parameters that were visited: a clone in the model has the ids of the original.
+    seen: HashSet<ParamId>,
 }
 
 impl ModuleVisitor for Unscale<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        if let Some(grad) = self.grads.remove::<D>(param.id) {
+        if self.seen.insert(param.id)
+            && let Some(grad) = self.grads.remove::<D>(param.id)
+        {
             self.grads.register(param.id, grad / self.scale);
         }
     }

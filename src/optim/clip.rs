@@ -1,11 +1,11 @@
 //! Gradient clipping by norm, per parameter as in burn. The norm of a sharded gradient is that of all its shards.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
-use burn::tensor::{DType, FloatDType, Tensor};
+use burn::tensor::{DType, Device, FloatDType, Tensor};
 
 use super::route::Route;
 use crate::Result;
@@ -21,7 +21,7 @@ pub(super) type Bounds = HashMap<ParamId, (f32, Option<Arc<DTensorSpec>>)>;
 ///
 /// # Collective
 /// Every rank of the parameters' meshes. The gradients are grouped by the set of mesh dimensions that shard the
-/// parameter, with gradients in double precision apart. Each group takes one all-reduce along each of its mesh
+/// parameter, with gradients in double precision and in host memory apart. Each group takes one all-reduce along each of its mesh
 /// dimensions, with one number per gradient.
 pub(super) fn clip_each<M: Module>(
     model: &M,
@@ -29,7 +29,7 @@ pub(super) fn clip_each<M: Module>(
     bounds: &Bounds,
     units: &[Arc<Unit>],
 ) -> Result<()> {
-    let mut measure = GroupNormVisitor { grads, bounds, sums: Vec::new(), faults: None };
+    let mut measure = GroupNormVisitor { grads, bounds, sums: Vec::new(), seen: HashSet::new(), faults: None };
     model.visit(&mut measure);
     let GroupNormVisitor { sums, faults, .. } = measure;
     faults.map_or(Ok(()), Err)?;
@@ -90,7 +90,7 @@ fn scaled<const D: usize>(grad: Tensor<D>, factor: &Tensor<1>) -> Tensor<D> {
     grad.cast(factor.dtype()).mul(factor.clone().unsqueeze()).cast(dtype)
 }
 
-/// Sums of squares of this rank's shards, for gradients whose parameters are laid out identically.
+/// Sums of squares of this rank's shards, for gradients on one device whose parameters are laid out identically.
 struct Sums {
     /// Route of the parameters; `None` for parameters that are not distributed.
     route: Option<Route>,
@@ -102,15 +102,21 @@ struct GroupNormVisitor<'a> {
     grads: &'a GradientsParams,
     bounds: &'a Bounds,
     sums: Vec<Sums>,
+    /// Parameters that were visited: a clone in the model has the ids of the original.
+    seen: HashSet<ParamId>,
     faults: Option<crate::Error>,
 }
 
 impl GroupNormVisitor<'_> {
-    fn sums(&mut self, spec: Option<DTensorSpec>, dtype: DType) -> Result<&mut Sums> {
-        let like = |sums: &Sums| match (&sums.route, &spec) {
-            (Some(route), Some(spec)) => route.takes(spec),
-            (None, None) => sums.squares[0].dtype() == dtype,
-            _ => false,
+    /// Returns the sums to which the one of a gradient on `device` belongs.
+    fn sums(&mut self, spec: Option<DTensorSpec>, dtype: DType, device: &Device) -> Result<&mut Sums> {
+        let like = |sums: &Sums| {
+            let is_same = match (&sums.route, &spec) {
+                (Some(route), Some(spec)) => route.takes(spec),
+                (None, None) => sums.squares[0].dtype() == dtype,
+                _ => false,
+            };
+            is_same && sums.squares[0].device() == *device
         };
         let at = match self.sums.iter().position(like) {
             Some(at) => at,
@@ -128,10 +134,13 @@ impl ModuleVisitor for GroupNormVisitor<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         let Some((_, spec)) = self.bounds.get(&param.id) else { return };
         let Some(grad) = self.grads.get::<D>(param.id) else { return };
+        if !self.seen.insert(param.id) {
+            return;
+        }
         let square = square(grad);
         let dtype = square.dtype();
         let spec = spec.as_ref().map(|spec| spec.with_dtype(dtype));
-        match self.sums(spec, dtype) {
+        match self.sums(spec, dtype, &square.device()) {
             Ok(sums) => {
                 sums.ids.push(param.id);
                 sums.squares.push(square);
@@ -148,9 +157,9 @@ struct GroupScaleVisitor<'a> {
 
 impl ModuleVisitor for GroupScaleVisitor<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let Some(factor) = self.factors.get(&param.id) else { return };
+        let Some(factor) = self.factors.remove(&param.id) else { return };
         if let Some(grad) = self.grads.remove::<D>(param.id) {
-            self.grads.register(param.id, scaled(grad, factor));
+            self.grads.register(param.id, scaled(grad, &factor));
         }
     }
 }

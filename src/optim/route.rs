@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use burn::tensor::{DType, Device};
+use burn::tensor::DType;
 use itertools::Itertools;
 
 use crate::Result;
@@ -60,10 +60,6 @@ impl Route {
 
     pub(super) fn dtype(&self) -> DType {
         self.dtype
-    }
-
-    pub(super) fn device(&self) -> &Device {
-        self.mesh.device()
     }
 
     /// Returns this rank's coordinate along an axis.

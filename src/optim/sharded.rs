@@ -139,7 +139,9 @@ impl ShardedOptimizer {
         mut grads: GradientsParams,
     ) -> Result<M> {
         let lr = lr.into();
-        check_reduced(&model, &walk(&model), &grads)?;
+        let found = walk(&model);
+        check_not_replaced(&model, &found)?;
+        check_reduced(&model, &found, &grads)?;
         if self.groups.iter().all(|group| group.muon.is_none() && group.clip.is_none()) {
             return Ok(self.optim.step(lr, model, grads));
         }

@@ -3,7 +3,6 @@
 use std::cell::OnceCell;
 use std::sync::Arc;
 
-use burn::backend::autodiff::NodeId;
 use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
 use burn::tensor::Device;
 use parking_lot::Mutex;
@@ -296,9 +295,13 @@ fn begin_pass(
     let may_be_late = matches!(access, UnitAccess::Read) || unit.is_group();
     let is_filled = || !may_be_late || bases.iter().all(|base| fills_when_read(unit, base));
     let in_slots = !access.is_lone() && backward && unit.is_gathered() && is_filled();
-    let is_own = |leaf: &NodeId| access.is_lone() || leaves.contains(&Some(*leaf));
+    // Of a unit of several modules, each may have a pass of its own, in which the others' parameters are not.
+    let is_current = |member, leaf| {
+        let at = members.iter().position(|own| *own == member);
+        access.is_lone() || at.is_none_or(|at| leaves[at] == Some(leaf))
+    };
     let is_trained = leaves.iter().any(Option::is_some);
-    if is_trained && unit.accumulated.is_too_late(is_own) {
+    if is_trained && unit.accumulated.is_too_late(is_current) {
         return Err(ParamError::PendingGradients { unit: unit.label().to_string() }.into());
     }
     let due = is_trained.then(|| unit.begin_pass(access.is_lone().then(|| members[0]))).flatten();

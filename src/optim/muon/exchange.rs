@@ -44,7 +44,10 @@ pub(in crate::optim) fn orthogonalized(matrices: Vec<MuonMatrix>, units: &[Arc<U
             steps.push((matrix.id, matrix.step(matrix.part.clone())));
             continue;
         };
-        let route = match routes.iter().position(|route: &Route| route.takes(&spec)) {
+        let device = matrix.part.device();
+        let takes =
+            |(route, group): (&Route, &Vec<Owned>)| route.takes(&spec) && group[0].matrix.part.device() == device;
+        let route = match routes.iter().zip(&groups).position(takes) {
             Some(known) => known,
             None => {
                 routes.push(Route::of(&spec)?);
@@ -85,7 +88,7 @@ struct Owned {
     owner: Vec<usize>,
 }
 
-/// Matrices of one route that are moved in the same all-to-alls.
+/// Matrices of one route and on one device that are moved in the same all-to-alls.
 struct MuonRound<'a> {
     route: &'a Route,
     matrices: &'a [Owned],
@@ -199,12 +202,12 @@ impl<'a> MuonRound<'a> {
     }
 
     fn apart(&self, together: Option<Tensor<1>>, lengths: &[usize]) -> Vec<Tensor<1>> {
-        let mut start = 0;
+        let (device, mut start) = (self.matrices[0].matrix.part.device(), 0);
         let part = |&len: &usize| {
             start += len;
             match &together {
                 Some(together) if len > 0 => together.clone().narrow(0, start - len, len),
-                _ => Tensor::zeros([0], (self.route.device(), self.route.dtype())),
+                _ => Tensor::zeros([0], (&device, self.route.dtype())),
             }
         };
         lengths.iter().map(part).collect()

@@ -159,6 +159,10 @@ impl RecomputeRegion {
         let padding = &self.scheduler.padding;
         if inputs.iter().any(Option::is_none) {
             padding.pad(step);
+        } else {
+            // It passes gradients on as any node does. It would be removed when it is dropped, but an output that the loss
+            // leaves out keeps it until backward has ended.
+            self.ended();
         }
         for ((node, like), grad) in self.inputs.iter().zip(inputs) {
             if grad.is_some() {
@@ -168,11 +172,16 @@ impl RecomputeRegion {
             step.give_to(*node, grad.unwrap_or_else(|| like.zeros()));
         }
     }
+
+    /// The gate no longer orders the backward.
+    fn ended(&self) {
+        self.gate.get().into_iter().for_each(|gate| self.scheduler.padding.remove(*gate));
+    }
 }
 
 impl Drop for RecomputeRegion {
     fn drop(&mut self) {
-        self.gate.get().into_iter().for_each(|gate| self.scheduler.padding.remove(*gate));
+        self.ended();
     }
 }
 

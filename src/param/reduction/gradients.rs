@@ -10,6 +10,7 @@ use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
 use burn::tensor::{DType, Tensor};
+use itertools::izip;
 use parking_lot::Mutex;
 
 use super::FlaggedGrads;
@@ -164,9 +165,15 @@ struct ByStage {
     has_missed_step: bool,
 }
 
-/// Gradients by leaf. A leaf whose reduction was postponed, although this rank has no gradient for it, maps to
-/// `None`, so that all ranks have the same leaves.
-type GradsByLeaf = HashMap<NodeId, Option<DispatchTensor>>;
+type GradsByLeaf = HashMap<NodeId, AccumulatedGrad>;
+
+#[derive(Debug)]
+struct AccumulatedGrad {
+    /// Index of the parameter in the unit.
+    member: usize,
+    /// `None` if the reduction was postponed although this rank has no gradient, so that all ranks have the same leaves.
+    grad: Option<DispatchTensor>,
+}
 
 /// Progress of a gradient's reduction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -178,12 +185,12 @@ pub(crate) enum GradStage {
 }
 
 impl AccumulatedGrads {
-    /// Postpones the reduction of the gradients of these leaves, and adds them to the accumulated ones.
-    pub(crate) fn add(&self, stage: GradStage, leaves: &[NodeId], grads: Vec<Option<DispatchTensor>>) {
+    /// Postpones the reduction of these gradients, and adds them to the accumulated ones.
+    pub(crate) fn add(&self, stage: GradStage, trained: &Trained, grads: Vec<Option<DispatchTensor>>) {
         let accumulated = &mut self.0.lock().stages[stage as usize];
-        for (&leaf, grad) in leaves.iter().zip(grads) {
-            let before = accumulated.remove(&leaf).flatten();
-            accumulated.insert(leaf, sum(before, grad));
+        for (&member, &leaf, grad) in izip!(&trained.members, &trained.leaves, grads) {
+            let before = accumulated.remove(&leaf).and_then(|before| before.grad);
+            accumulated.insert(leaf, AccumulatedGrad { member, grad: sum(before, grad) });
         }
     }
 
@@ -193,7 +200,7 @@ impl AccumulatedGrads {
         let mut accumulated = self.0.lock();
         let of_stage = &mut accumulated.stages[stage as usize];
         let add = |(leaf, grad): (&NodeId, &mut Option<DispatchTensor>)| {
-            let before = of_stage.remove(leaf).flatten();
+            let before = of_stage.remove(leaf).and_then(|before| before.grad);
             let was_accumulated = before.is_some();
             *grad = sum(before, grad.take());
             was_accumulated
@@ -219,11 +226,12 @@ impl AccumulatedGrads {
         self.0.lock().has_missed_step = true;
     }
 
-    /// Returns true if the gradients can no longer be used: a step was taken without them, or one is for a leaf for
-    /// which `leaves` returns false.
-    pub(crate) fn is_too_late(&self, leaves: impl Fn(&NodeId) -> bool) -> bool {
+    /// Returns true if the gradients can no longer be used: a step was taken without them, or `is_current` returns false
+    /// for a parameter of the unit and the leaf of its gradient.
+    pub(crate) fn is_too_late(&self, is_current: impl Fn(usize, NodeId) -> bool) -> bool {
         let accumulated = self.0.lock();
-        accumulated.has_missed_step || accumulated.stages.iter().flat_map(HashMap::keys).any(|leaf| !leaves(leaf))
+        let mut grads = accumulated.stages.iter().flatten();
+        accumulated.has_missed_step || grads.any(|(leaf, grad)| !is_current(grad.member, *leaf))
     }
 
     pub(crate) fn clear(&self) {

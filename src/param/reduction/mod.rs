@@ -299,7 +299,7 @@ impl GradReduction {
     fn issue(trained: Trained, mut grads: Vec<Option<DispatchTensor>>) -> ReduceProgress {
         let (unit, stage) = (&trained.source.unit, GradStage::Full);
         if !unit.control.lock().sync {
-            unit.accumulated.add(stage, &trained.leaves, grads);
+            unit.accumulated.add(stage, &trained, grads);
             return ReduceProgress::Postponed(Postponed { stage, trained });
         }
         unit.accumulated.take(stage, &trained.leaves, &mut grads);
@@ -421,7 +421,8 @@ impl GradReduction {
         }
         let (accumulated, stage) = (&self.unit().accumulated, GradStage::Scattered);
         if !self.all_reduce {
-            accumulated.add(stage, &self.trained.leaves, without_unused(reduced, flags, &self.used));
+            let grads = without_unused(reduced, flags, &self.used);
+            accumulated.add(stage, &self.trained, grads);
             return Ok(ReduceProgress::Postponed(Postponed { stage, trained: self.trained }));
         }
         let mut sums: Vec<_> = reduced.into_iter().map(Some).collect();

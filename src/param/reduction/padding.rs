@@ -31,8 +31,8 @@ pub(crate) struct ZeroPadding(Mutex<PaddedGraphs>);
 
 #[derive(Debug, Default)]
 struct PaddedGraphs {
-    /// Nodes that only order the backward, until they are dropped. After it has run, such a node may be missing here:
-    /// if it gave zeros, the graph was read before.
+    /// Nodes that only order the backward, until they are dropped or have passed gradients to all their parents. After it
+    /// has run, such a node may be missing here: if it gave zeros, the graph was read before.
     ordering: HashSet<NodeId>,
     /// The backward that the program called.
     program: Option<BackwardId>,
@@ -49,7 +49,7 @@ impl ZeroPadding {
         self.0.lock().ordering.insert(node);
     }
 
-    /// Removes such a node when it is dropped.
+    /// Removes such a node when it is dropped, or has passed gradients to all its parents.
     pub(crate) fn remove(&self, node: NodeId) {
         self.0.lock().ordering.remove(&node);
     }

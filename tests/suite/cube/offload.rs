@@ -2,10 +2,11 @@
 
 use std::sync::LazyLock;
 
-use burn::module::{Module, Param};
+use burn::grad_clipping::GradientClippingConfig;
+use burn::module::{Module, Param, ParamGroup};
 use burn::nn::PositionalEncodingConfig;
 use burn::nn::{BatchNorm, BatchNormConfig, Embedding, EmbeddingConfig, Linear, LinearConfig, PositionalEncoding};
-use burn::optim::{AdamWConfig, GradientsAccumulator, GradientsParams, ModuleOptimizer};
+use burn::optim::{AdamWConfig, GradientsAccumulator, GradientsParams, ModuleOptimizer, MuonConfig};
 use burn::tensor::{DType, Device, Int, Tensor};
 use burn_dtensor::comm::{CommError, ReduceOp};
 use burn_dtensor::fsdp::ParamError;
@@ -14,7 +15,7 @@ use burn_dtensor::fsdp::{
     clip_grad_norm, full_model, fully_shard, named_parameters, unit,
 };
 use burn_dtensor::mesh::DeviceMesh;
-use burn_dtensor::optim::{load_optimizer_state, optimizer_state};
+use burn_dtensor::optim::{load_optimizer_state, optimizer_state, sharded};
 use burn_dtensor::placement::Placement;
 use burn_dtensor::testing::{MeshTest, gpu};
 use burn_dtensor::{Error, Result};
@@ -218,6 +219,35 @@ fn what_reads_shards_and_gradients_gives_the_same_on_the_cpu() {
     };
     for (found, expected) in run(OffloadPolicy::Cpu).iter().flatten().zip(run(OffloadPolicy::Never).iter().flatten()) {
         assert!(furthest(found, expected) < 2e-3, "{found:?} {expected:?}");
+    }
+}
+
+/// The gradients of one unit are in host memory, and those of the others on the GPU. The last rank has no rows of any matrix.
+#[test]
+fn units_on_two_devices_are_scaled_clipped_and_stepped_together() {
+    let run = |offload: OffloadPolicy| {
+        MeshTest::new([8], ["shard"]).with_device(gpu()).run(|mesh| {
+            let device = mesh.device().clone().autodiff();
+            let config = config(ReshardAfterForward::Auto).with_offload(OffloadPolicy::Never);
+            let config = config.with_offload_for(["blocks.1"], offload);
+            let mut model = fully_shard(made(mesh.device()), mesh, config)?;
+            let adam = AdamWConfig::new().with_grad_clipping(Some(GradientClippingConfig::Norm(0.01)));
+            let matrices = ParamGroup::from_paths(vec!["blocks.0.weight", "blocks.1.weight"]);
+            let mut optim = sharded(adam).with_muon(matrices, MuonConfig::new());
+            let mut scaler = GradScaler::new().with_init_scale(8.0);
+            for step in 0..2 {
+                let loss = scaler.scale(model.loss(tokens(step, mesh.rank(), &device)));
+                let grads = GradientsParams::from_grads(loss.backward(), &model);
+                model = scaler.step(model, grads, |model, grads| optim.step(1e-2, model, grads))?;
+                scaler.update()?;
+            }
+            assert_eq!(is_on_cpu(&model.blocks[1].weight.base()), offload == OffloadPolicy::Cpu);
+            assert!(!is_on_cpu(&model.blocks[0].weight.base()));
+            Ok(values(&full_model(&model)?, None).into_values().flatten().collect::<Vec<f32>>())
+        })
+    };
+    for (found, expected) in run(OffloadPolicy::Cpu).iter().zip(&run(OffloadPolicy::Never)) {
+        assert!(furthest(found, expected) < rounding(1e-3), "{}", furthest(found, expected));
     }
 }
 

@@ -1,12 +1,14 @@
 //! `clip_grad_norm` of odd gradients.
 
-use burn::module::Param;
+use burn::grad_clipping::GradientClippingConfig;
+use burn::module::{Module, Param};
 use burn::nn::{Linear, LinearConfig};
-use burn::optim::GradientsParams;
+use burn::optim::{AdamWConfig, GradientsParams};
 use burn::tensor::{DType, Device, Tensor};
 use burn_dtensor::comm::{Launch, launch};
-use burn_dtensor::fsdp::{FullyShard, NormType, ParamExt, ParamInfo, clip_grad_norm, fully_shard};
+use burn_dtensor::fsdp::{FullyShard, GradScaler, NormType, ParamExt, ParamInfo, clip_grad_norm, fully_shard};
 use burn_dtensor::mesh::DeviceMesh;
+use burn_dtensor::optim::sharded;
 use burn_dtensor::placement::Placement;
 use burn_dtensor::testing::MeshTest;
 
@@ -67,6 +69,42 @@ fn double_precision_gradients_have_a_norm_of_double_precision() {
             assert!(grad.iter().all(|element| (element - 0.25).abs() < 1e-6), "{grad:?}");
         }
     }
+}
+
+#[derive(Module, Debug)]
+struct Pair {
+    student: Linear,
+    teacher: Linear,
+}
+
+/// Its parameters have the ids of the original's: there is one gradient for both.
+#[test]
+fn a_clone_in_the_model_is_not_counted_or_scaled_again() {
+    MeshTest::new([2], ["shard"]).run(|mesh| {
+        let device = mesh.device().clone().autodiff();
+        let student = fully_shard(only(2.0, DType::F32, &device), mesh, FullyShard::new())?;
+        let loss = || student.weight.val().square().sum();
+        let pair = Pair { teacher: student.clone().no_grad(), student: student.clone() };
+        let adam = AdamWConfig::new().with_grad_clipping(Some(GradientClippingConfig::Norm(1.0)));
+        let grad = |grads: &GradientsParams| grads.get::<2>(student.weight.id).expect("a gradient").into_data();
+
+        let mut grads = GradientsParams::from_grads(loss().backward(), &student);
+        let mut of_pair = GradientsParams::from_grads(loss().backward(), &pair);
+        let norm = clip_grad_norm(&student, &mut grads, 1.0, NormType::L2)?;
+        assert_eq!(clip_grad_norm(&pair, &mut of_pair, 1.0, NormType::L2)?, norm);
+        assert_eq!(grad(&of_pair), grad(&grads));
+
+        let mut grads = GradientsParams::from_grads((loss() * 8.0).backward(), &pair);
+        assert!(GradScaler::new().with_init_scale(8.0).unscale(&pair, &mut grads)?);
+        assert_eq!(grad(&grads), grad(&GradientsParams::from_grads(loss().backward(), &student)));
+
+        let of_pair = GradientsParams::from_grads(loss().backward(), &pair);
+        let stepped = sharded(adam.clone()).step(0.1, pair.clone(), of_pair)?.student;
+        let grads = GradientsParams::from_grads(loss().backward(), &student);
+        let alone = sharded(adam).step(0.1, student.clone(), grads)?;
+        assert_eq!(stepped.weight.base().into_data(), alone.weight.base().into_data());
+        Ok(())
+    });
 }
 
 /// Elements of a gradient of this shape, the same on every rank.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use burn::module::Module;
 use burn::nn::{LayerNorm, LayerNormConfig, Linear, LinearConfig};
-use burn::optim::GradientsParams;
+use burn::optim::{GradientsAccumulator, GradientsParams};
 use burn::tensor::{DType, Device, Tensor};
 use burn_dtensor::comm::{Launch, Op, World, launch};
 use burn_dtensor::fsdp::ParamError;
@@ -169,6 +169,33 @@ fn with_nothing_around_them_modules_gather_their_own() {
     });
     for (grads, expected) in launched::values(all.unwrap()) {
         assert!(max_diff(&grads, &expected) < 1e-6);
+    }
+}
+
+/// A pass of one of them is not the place of all gradients that wait in the unit.
+#[test]
+fn with_nothing_around_them_modules_accumulate_their_own() {
+    let net = Net::init();
+    let all = launch(Launch::threads(2), |world| {
+        let device = world.device().clone().autodiff();
+        let model = sharded(&net, world, &device, config(FAR))?;
+        let steps = |model: &Net| {
+            let mut grads = GradientsAccumulator::new();
+            for step in 0..4 {
+                if let Ok(model) = FsdpModule::of(model) {
+                    model.set_requires_gradient_sync(step == 3);
+                }
+                let output = unit(&model.head, unit(&model.embed, batch(step, &device), through), through);
+                let of_batch = output.square().sum().backward();
+                grads.accumulate(model, GradientsParams::from_grads(of_batch, model));
+            }
+            grads.grads()
+        };
+        let plain = on_device(&net, &device);
+        Ok((full(&model, steps(&model))?, values(&plain, Some(&steps(&plain)))))
+    });
+    for (grads, expected) in launched::values(all.unwrap()) {
+        assert!(max_diff(&grads, &expected) < 1e-5);
     }
 }
 

@@ -2,10 +2,11 @@
 
 use burn::module::Module;
 use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
-use burn::optim::GradientsParams;
+use burn::optim::{AdamWConfig, GradientsParams};
 use burn::tensor::{Device, Tensor};
 use burn_dtensor::fsdp::ParamError;
 use burn_dtensor::fsdp::{reshard, unshard};
+use burn_dtensor::optim::sharded;
 use burn_dtensor::prelude::*;
 use burn_dtensor::testing::MeshTest;
 
@@ -31,9 +32,12 @@ const CHANGES: [Change; 6] = [
 fn a_replaced_parameter_is_named_by_whatever_sees_the_model() {
     let model = net(&Device::flex());
     for (change, lost) in CHANGES {
-        let uses: [(&str, Use); 7] = [
+        let uses: [(&str, Use); 8] = [
             ("clip_grad_norm", |net, _| {
                 clip_grad_norm(net, &mut GradientsParams::new(), 1.0, NormType::L2).map(|_| ())
+            }),
+            ("ShardedOptimizer::step", |net, _| {
+                sharded(AdamWConfig::new()).step(0.1, net.clone(), GradientsParams::new()).map(|_| ())
             }),
             ("full_model", |net, _| full_model(net).map(|_| ())),
             ("named_parameters", |net, _| named_parameters(net).map(|_| ())),

@@ -249,3 +249,21 @@ fn a_used_parameter_whose_gradient_is_zero_is_stepped() {
         }
     }
 }
+
+/// The output that is left out keeps the block, and a unit before it leaves an input unused.
+#[test]
+fn a_checkpointed_block_of_which_the_loss_leaves_an_output_passes_gradients_on() {
+    let forward: RankForward = |net, x, _| {
+        unit(net, x, |net, x| {
+            let x = unit(&net.blocks[1], net.first.forward(x), |block, x| block.forward(x));
+            let x = unit(&net.blocks[2], (x.clone(), x * 2.0), |block, (x, _)| block.forward(x));
+            let two = |block: &Linear, x: Tensor<2>| (block.forward(x.clone()), x * 2.0);
+            checkpoint_activations(&net.blocks[0], x, two).0
+        })
+    };
+    for (config, batches) in [(config(), 1), (config(), 2), (FullyShard::new(), 1)] {
+        let changes = steps(&config, batches, forward);
+        let mut trained = changes.iter().filter(|(path, _)| path.starts_with("first") || path.starts_with("blocks"));
+        assert!(trained.all(|(_, change)| *change > 1e-4), "{changes:?}");
+    }
+}
