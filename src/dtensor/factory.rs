@@ -14,7 +14,8 @@ use crate::placement::{Layout, Placement};
 
 /// # Factories
 /// `options` are burn's: a device (with or without autodiff), or a device and a dtype. Nothing is sent. All
-/// factories return [`MeshError::NotAMember`](crate::mesh::MeshError::NotAMember), [`DTensorError::Partial`], or
+/// factories return [`MeshError::NotAMember`](crate::mesh::MeshError::NotAMember), [`DTensorError::Partial`],
+/// [`DTensorError::Operands`] for a shape that does not have `D` dimensions, or
 /// [`PlacementError`](crate::placement::PlacementError) for a wrong number of placements or a dimension out of
 /// range.
 impl<const D: usize, K: Kind> DTensor<D, K> {
@@ -245,6 +246,10 @@ pub(super) fn make<const D: usize, K: Kind>(
     check_no_partial(operation, mesh, &layout)?;
     layout.check(D)?;
     let shape = shape.into();
+    if shape.num_dims() != D {
+        let why = format!("the shape has {} dimensions, but {D} were requested", shape.num_dims());
+        return Err(operand_error(operation, &[shape], why));
+    }
     let coordinate = mesh.member("create a DTensor on it")?;
     let slices = layout.local_slices(&shape, coordinate);
     let local = local(LocalRegion { global: &shape, slices });

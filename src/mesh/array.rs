@@ -12,7 +12,7 @@ use super::MeshError;
 /// # Errors
 /// A [`MeshError`] for names, shape or ranks that do not fit each other or the world.
 pub(super) fn validate(world_size: usize, ranks: &[usize], shape: &[usize], names: &[String]) -> Result<(), MeshError> {
-    let needed: usize = shape.iter().product();
+    let needed = rank_count(shape);
     if shape.is_empty() || needed == 0 {
         return Err(MeshError::EmptyShape { shape: shape.to_vec() });
     }
@@ -35,6 +35,11 @@ pub(super) fn validate(world_size: usize, ranks: &[usize], shape: &[usize], name
         Some(&rank) => Err(MeshError::DuplicateRank { rank }),
         None => Ok(()),
     }
+}
+
+/// Returns the number of ranks in a mesh of this shape, or `usize::MAX` if there are more.
+pub(super) fn rank_count(shape: &[usize]) -> usize {
+    shape.iter().fold(1, |count: usize, &size| count.saturating_mul(size))
 }
 
 pub(super) fn first_repeated<T: Eq + Hash>(items: &[T]) -> Option<&T> {

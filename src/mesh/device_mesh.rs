@@ -7,7 +7,7 @@ use burn::tensor::Device;
 use parking_lot::Mutex;
 use smallvec::{SmallVec, smallvec};
 
-use super::array::{along, unravel, validate};
+use super::array::{along, rank_count, unravel, validate};
 use super::{DimNames, MeshError};
 use crate::Result;
 use crate::comm::{Communicator, World};
@@ -79,7 +79,7 @@ impl DeviceMesh {
     /// A [`MeshError`] if shape and names do not fit each other, or the world is too small.
     pub fn new(world: &World, shape: impl AsRef<[usize]>, names: impl DimNames) -> Result<Self> {
         let shape = shape.as_ref();
-        let needed = shape.iter().product();
+        let needed = rank_count(shape);
         if needed > world.size() {
             return Err(MeshError::WorldTooSmall { shape: shape.to_vec(), needed, world_size: world.size() }.into());
         }
@@ -128,28 +128,25 @@ impl DeviceMesh {
         shape: impl AsRef<[usize]>,
         names: impl DimNames,
     ) -> Result<Self> {
-        Self::with_index(world, ranks.into(), shape.as_ref(), names, 0)
-    }
-
-    /// Creates a mesh of `ranks` with this [index](Self::slice_index), which it inherits from the slice that it is
-    /// created from.
-    pub(super) fn with_index(
-        world: &World,
-        ranks: Vec<usize>,
-        shape: &[usize],
-        names: impl DimNames,
-        index: usize,
-    ) -> Result<Self> {
+        let (ranks, shape) = (ranks.into(), shape.as_ref());
         let names: Vec<String> = names.dim_names().into_iter().map(Into::into).collect();
         validate(world.size(), &ranks, shape, &names)?;
-        let position = ranks.iter().position(|&rank| rank == world.rank());
-        let mut communicators = Vec::new();
-        if let Some(coordinate) = position.map(|position| unravel(position, shape)) {
-            for mesh_dim in 0..shape.len() {
-                communicators.push(world.group(&along(&ranks, shape, &coordinate, &[mesh_dim]))?);
-            }
-        }
-        Ok(Self::over(world, ranks, shape, names, communicators, index, true))
+        let communicators = Self::communicators_along(world, &ranks, shape, |_| None)?;
+        Ok(Self::over(world, ranks, shape, names, communicators, 0, true))
+    }
+
+    /// Returns the caller's communicator along each dimension, or none outside the mesh: the one that `known` returns,
+    /// or else the group of the world.
+    pub(super) fn communicators_along(
+        world: &World,
+        ranks: &[usize],
+        shape: &[usize],
+        known: impl Fn(usize) -> Option<Communicator>,
+    ) -> Result<Vec<Communicator>> {
+        let Some(position) = ranks.iter().position(|&rank| rank == world.rank()) else { return Ok(Vec::new()) };
+        let coordinate = unravel(position, shape);
+        let group = |dim| world.group(&along(ranks, shape, &coordinate, &[dim]));
+        (0..shape.len()).map(|dim| known(dim).map_or_else(|| group(dim), Ok)).collect()
     }
 
     /// Creates a root mesh with these communicators, one per dimension, or none outside the mesh.
@@ -336,8 +333,9 @@ impl DeviceMesh {
     }
 
     /// Returns the index of this slice among all slices of the root along the same dimensions, computed from its
-    /// position in the other dimensions. It is 0 for a mesh that is not a slice. With (dp=2, tp=4), the `tp` slices
-    /// have 0 and 1.
+    /// position in the other dimensions. With (dp=2, tp=4), the `tp` slices have 0 and 1. It is 0 for any other mesh,
+    /// unless it was made from a slice by [`unflatten`](Self::unflatten) or [`with_deadline`](Self::with_deadline):
+    /// then it is that slice's index.
     pub fn slice_index(&self) -> usize {
         self.0.index
     }

@@ -84,9 +84,9 @@ impl DeviceMesh {
     /// It replaces [`Launch::with_deadline`](crate::comm::Launch::with_deadline), because the stages of a pipeline
     /// may be further apart in time than tensor-parallel ranks.
     ///
-    /// The deadline is the only option of a dimension. Slices of the new mesh keep it; collectives over several
-    /// dimensions use the deadline of the launch. Tensors on the new mesh cannot be combined with those on the old
-    /// one.
+    /// The deadline is the only option of a dimension. Slices of the new mesh keep it, and so does
+    /// [`unflatten`](Self::unflatten) of other dimensions; collectives over several dimensions use the deadline of the
+    /// launch. Tensors on the new mesh cannot be combined with those on the old one.
     ///
     /// Local. Every rank must set the same deadlines, before it slices the mesh.
     ///

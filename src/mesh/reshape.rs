@@ -1,5 +1,6 @@
 //! Flattening of several mesh dimensions into one, and splitting of one into several.
 
+use super::array::{rank_count, validate};
 use super::device_mesh::MeshDim;
 use super::{DeviceMesh, DimNames, MeshError};
 use crate::Result;
@@ -56,6 +57,9 @@ impl DeviceMesh {
     /// Returns the mesh with the dimension `name` split into several, the last varying fastest. With (dp=8, tp=2),
     /// `unflatten("dp", [2, 4], ["efsdp", "ep"])` is (efsdp=2, ep=4, tp=2). The result is a root.
     ///
+    /// The new dimensions use groups of the world. The other dimensions keep their communicators and
+    /// [deadlines](Self::with_deadline), and so does a new dimension with all ranks of the old one.
+    ///
     /// # Collective
     /// Every rank of the world, as for [`new`](Self::new), because it creates groups.
     ///
@@ -65,7 +69,7 @@ impl DeviceMesh {
     pub fn unflatten(&self, name: &str, sizes: impl AsRef<[usize]>, names: impl DimNames) -> Result<Self> {
         let (dim, sizes) = (self.dim(name)?, sizes.as_ref());
         let size = self.size_of(dim);
-        if sizes.is_empty() || sizes.iter().product::<usize>() != size {
+        if sizes.is_empty() || rank_count(sizes) != size {
             return Err(MeshError::Unflatten { name: name.into(), size, sizes: sizes.to_vec() }.into());
         }
         let names: Vec<String> = names.dim_names().into_iter().map(Into::into).collect();
@@ -75,6 +79,18 @@ impl DeviceMesh {
         let (mut shape, mut all_names) = (self.shape().to_vec(), self.names().to_vec());
         shape.splice(dim..=dim, sizes.iter().copied());
         all_names.splice(dim..=dim, names);
-        Self::with_index(self.world(), self.ranks().to_vec(), &shape, all_names, self.slice_index())
+        validate(self.world().size(), self.ranks(), &shape, &all_names)?;
+        let known = |new: usize| {
+            let old = match new {
+                _ if new < dim => new,
+                _ if new >= dim + sizes.len() => new + 1 - sizes.len(),
+                _ if shape[new] == size => dim,
+                _ => return None,
+            };
+            self.communicator(old).ok().cloned()
+        };
+        let (world, ranks) = (self.world(), self.ranks().to_vec());
+        let communicators = Self::communicators_along(world, &ranks, &shape, known)?;
+        Ok(Self::over(world, ranks, &shape, all_names, communicators, self.slice_index(), self.joins_dims()))
     }
 }

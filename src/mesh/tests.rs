@@ -135,6 +135,23 @@ fn flattening_makes_one_dim_of_several() {
 }
 
 #[test]
+fn unflattening_keeps_the_communicators_of_other_dimensions() {
+    on(4, |world| {
+        let plain = DeviceMesh::new(world, [2, 2], ["dp", "tp"])?;
+        let groups = [plain.communicator(0)?.clone(), plain.communicator(1)?.duplicate("separate")];
+        let mesh = DeviceMesh::from_groups(world, groups, [0, 1, 2, 3], [2, 2], ["dp", "tp"])?;
+        for (mesh, joins_dims) in [(plain, true), (mesh, false)] {
+            let split = mesh.unflatten("dp", [2, 1], ["outer", "inner"])?;
+            assert!(split.communicator(0)?.is_same(mesh.communicator(0)?));
+            assert!(split.communicator(1)?.is_same(&world.group(&[world.rank()])?));
+            assert!(split.communicator(2)?.is_same(mesh.communicator(1)?));
+            assert_eq!(split.joins_dims(), joins_dims);
+        }
+        Ok(())
+    });
+}
+
+#[test]
 fn a_flattened_name_is_found_again_with_its_one_communicator() {
     on(8, |world| {
         let mesh = DeviceMesh::new(world, [2, 2, 2], ["pp", "dp", "cp"])?;
@@ -261,6 +278,9 @@ fn meshes_of_other_ranks_and_other_launches_differ() {
     assert_eq!(first[0], first[0].clone());
 }
 
+/// Size of which two are more than a `usize` holds.
+const HALF: usize = 1 << (usize::BITS - 1);
+
 /// One test case per variant: the rejected call, the variant, and the remedy in its message.
 macro_rules! refusals {
     ($($test:ident: $world:expr, $build:expr => $variant:pat, $message:literal;)*) => {$(
@@ -276,6 +296,12 @@ macro_rules! refusals {
 refusals! {
     a_mesh_larger_than_the_world: 2, |w| DeviceMesh::new(w, [2, 2], ["a", "b"])
         => MeshError::WorldTooSmall { needed: 4, world_size: 2, .. }, "Launch 4 ranks";
+    a_mesh_whose_size_overflows: 2, |w| DeviceMesh::new(w, [HALF, 2], ["a", "b"])
+        => MeshError::WorldTooSmall { needed: usize::MAX, world_size: 2, .. }, "make the mesh smaller";
+    ranks_for_a_size_that_overflows: 2, |w| DeviceMesh::from_ranks(w, [0, 1], [HALF, 2], ["a", "b"])
+        => MeshError::RankCount { given: 2, needed: usize::MAX, .. }, "List exactly";
+    sizes_that_overflow: 2, |w| DeviceMesh::new(w, [2], "dp")?.unflatten("dp", [HALF, 2], ["a", "b"])
+        => MeshError::Unflatten { size: 2, .. }, "Make their product 2";
     a_mesh_without_dims: 1, |w| DeviceMesh::new(w, [], [""; 0])
         => MeshError::EmptyShape { .. }, "at least one dimension";
     a_dim_of_size_0: 1, |w| DeviceMesh::new(w, [1, 0], ["a", "b"])

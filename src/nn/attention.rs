@@ -5,12 +5,13 @@
 
 use burn::nn::Linear;
 use burn::nn::attention::MultiHeadAttention;
-use burn::tensor::Bool;
+use burn::tensor::{Bool, Shape};
 
 use super::DTensorForward;
 use crate::Result;
 use crate::dtensor::DTensor;
 use crate::dtensor::ops::activation::{quiet_softmax, softmax};
+use crate::dtensor::ops::operand_error;
 use crate::error::OrUnwind;
 use crate::parallel::ParallelError;
 use crate::param::path;
@@ -74,6 +75,7 @@ impl DTensorForward<MhaInput> for MultiHeadAttention {
     type Output = MhaOutput;
 
     fn forward_dtensor(&self, input: MhaInput) -> MhaOutput {
+        check_batches("multi-head attention", &[&input.query, &input.key, &input.value]);
         let heads = |x, layer| project(x, layer, self.n_heads);
         let (query, key) = (heads(input.query, &self.query), heads(input.key, &self.key));
         let value = heads(input.value, &self.value);
@@ -84,6 +86,16 @@ impl DTensorForward<MhaInput> for MultiHeadAttention {
         let weights = self.dropout.forward_dtensor(weights);
         let context = self.output.forward_dtensor(join(weights.clone().matmul(value)));
         MhaOutput { weights, context }
+    }
+}
+
+/// Unwinds with an error unless query, key and value `[batch, seq, d]` have equal batches. The products of an attention
+/// would broadcast a batch of 1, which burn's layers refuse.
+#[track_caller]
+pub(super) fn check_batches(operator: &'static str, inputs: &[&DTensor<3>]) {
+    if inputs.iter().any(|input| input.dims()[0] != inputs[0].dims()[0]) {
+        let shapes: Vec<Shape> = inputs.iter().map(|input| input.shape()).collect();
+        operand_error(operator, &shapes, "the batches differ. Pass a query, keys and values of equal batches").unwind();
     }
 }
 

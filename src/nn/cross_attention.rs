@@ -6,7 +6,7 @@ use burn::nn::{Dropout, DropoutConfig, Initializer, Linear, LinearConfig};
 use burn::tensor::{Bool, Device};
 
 use super::DTensorForward;
-use super::attention::{join, of_keys, project};
+use super::attention::{check_batches, join, of_keys, project};
 use super::grouped::repeat_heads;
 use crate::dtensor::DTensor;
 use crate::dtensor::ops::activation::{quiet_softmax, softmax};
@@ -75,6 +75,7 @@ impl DTensorForward<(DTensor<3>, DTensor<3>, Option<DTensor<2, Bool>>)> for Cros
         &self,
         (query, context, mask): (DTensor<3>, DTensor<3>, Option<DTensor<2, Bool>>),
     ) -> DTensor<3> {
+        check_batches("cross-attention", &[&query, &context]);
         let groups = self.n_heads / self.n_heads_kv;
         let query = project(query, &self.query, self.n_heads);
         let key = repeat_heads(project(context.clone(), &self.key, self.n_heads_kv), groups);

@@ -18,6 +18,12 @@ impl<const D: usize> DTensorForward<DTensor<D>> for RotaryEncoding {
     type Output = DTensor<D>;
 
     fn forward_dtensor(&self, x: DTensor<D>) -> DTensor<D> {
+        // Burn clamps a slice of the table that ends after it, and a rank whose shard fits would not fail.
+        let ([longest, width, _], dims) = (self.freq_complex.dims(), x.dims());
+        if !matches!(dims[..], [.., seq, last] if seq <= longest && last == width) {
+            let why = format!("the layer encodes at most {longest} tokens of width {width}. Pass `[.., seq, {width}]`");
+            operand_error("rotary encoding", &[x.shape()], why).unwind();
+        }
         apply(&ROTARY, x, |x, op| self.apply(x, op.input_range(0, D - 2).start))
     }
 }

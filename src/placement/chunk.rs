@@ -17,7 +17,7 @@ use std::ops::Range;
 pub fn chunk(len: usize, parts: usize, index: usize) -> Range<usize> {
     assert!(index < parts, "chunk {index} of {parts} chunks");
     let size = len.div_ceil(parts);
-    (index * size).min(len)..((index + 1) * size).min(len)
+    index.saturating_mul(size).min(len)..(index + 1).saturating_mul(size).min(len)
 }
 
 #[cfg(test)]

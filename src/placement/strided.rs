@@ -186,7 +186,8 @@ impl Hash for StridedPlacement {
 
 /// Returns the intervals of a length that rank `rank` of `ranks` holds under a strided shard.
 pub(super) fn dealt(len: usize, split_factor: usize, ranks: usize, rank: usize) -> impl Iterator<Item = Range<usize>> {
-    (0..split_factor).map(move |block| {
+    // Later blocks are empty.
+    (0..split_factor.min(len)).map(move |block| {
         let block = ShardSizes::Chunked(len).range(split_factor, block);
         let part = ShardSizes::Chunked(block.len()).range(ranks, rank);
         block.start + part.start..block.start + part.end

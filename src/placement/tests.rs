@@ -295,6 +295,20 @@ fn a_strided_shard_holds_a_chunk_of_every_block() {
     assert!(runs(&[6], &[5]).is_empty());
 }
 
+/// Only the blocks with an element are visited.
+#[test]
+fn more_blocks_than_elements_have_one_element_each() {
+    for split_factor in [3, 4, usize::MAX] {
+        let placement = format!("SS(0,{split_factor})").parse().unwrap();
+        let layout = StridedLayout::new(&[2], &[placement]).unwrap();
+        let runs = |len: usize, rank: usize| layout.local_runs(&[len], &[rank])[0].to_vec();
+        assert_eq!(runs(3, 0), [Range { start: 0, end: 3 }], "{split_factor}");
+        assert!(runs(3, 1).is_empty() && runs(0, 0).is_empty(), "{split_factor}");
+        let dealt = layout.dealt(&[3], &[0], 0);
+        assert_eq!((dealt.lengths, dealt.places), (vec![3, 0], vec![0, 1, 2]), "{split_factor}");
+    }
+}
+
 #[test]
 fn a_stride_that_is_no_order_names_those_that_are() {
     let placements = |text: &str| text.split(' ').map(|text| text.parse().unwrap()).collect_vec();

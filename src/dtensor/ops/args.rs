@@ -1,4 +1,7 @@
-//! Dimension arguments as burn accepts them, and the typed error for operands that do not fit.
+//! Arguments as burn accepts them, and the typed error for operands that do not fit.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::slice::from_ref;
 
 use burn::tensor::{AsIndex, Shape};
 use smallvec::SmallVec;
@@ -34,6 +37,24 @@ pub(super) fn dims_of(operator: &'static str, indices: &[impl AsIndex], dims: us
     found.sort_unstable();
     found.dedup();
     found
+}
+
+/// Returns the result of `convert`: burn's conversion of an argument for a tensor of this shape. The argument cannot be
+/// validated first, because burn's traits for it only convert.
+///
+/// # Panics
+/// Unwinds with [`DTensorError::Operands`] if the conversion panics. `why` describes the arguments that it accepts.
+#[track_caller]
+pub(super) fn converted<T>(
+    operator: &'static str,
+    shape: &Shape,
+    convert: impl FnOnce() -> T,
+    why: impl FnOnce() -> String,
+) -> T {
+    match catch_unwind(AssertUnwindSafe(convert)) {
+        Ok(converted) => converted,
+        Err(_) => operand_error(operator, from_ref(shape), why()).unwind(),
+    }
 }
 
 /// Makes a [`DTensorError::Operands`] for inputs of these shapes.

@@ -83,7 +83,8 @@ pub struct BatchNormTrainOutput<const D: usize> {
 /// in backward.
 ///
 /// # Panics
-/// Unwinds with [`DTensorError::Operands`](crate::dtensor::DTensorError::Operands) for other shapes.
+/// Unwinds with [`DTensorError::Operands`](crate::dtensor::DTensorError::Operands) for other shapes, and with
+/// [`MeshMismatch`](crate::dtensor::DTensorError::MeshMismatch) for inputs on different meshes.
 #[must_use]
 #[track_caller]
 pub fn batch_norm_train<const D: usize>(
@@ -92,7 +93,10 @@ pub fn batch_norm_train<const D: usize>(
     beta: DTensor<1>,
     epsilon: f64,
 ) -> BatchNormTrainOutput<D> {
-    let input = input.into().placed().or_unwind();
+    let input: Operand<D> = input.into();
+    // The constraint of the input has one placement for each dimension of the mesh that the others are on.
+    [&gamma, &beta].into_iter().try_for_each(|vector| input.tensor.spec().check_same_mesh(vector.spec())).or_unwind();
+    let input = input.placed().or_unwind();
     let shapes = [input.shape(), gamma.shape(), beta.shape()];
     if D < 2 || shapes[1..].iter().any(|vector| vector[0] != shapes[0][1]) {
         let why = "gamma and beta need one element per channel, dimension 1 of the input";

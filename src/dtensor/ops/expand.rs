@@ -7,7 +7,7 @@
 
 use burn::tensor::{AsIndex, BroadcastArgs, Shape};
 
-use super::args::{dim_of, operand_error};
+use super::args::{converted, dim_of, operand_error};
 use super::partial_rules::MOVED;
 use super::placements::S;
 use super::{EinsumRule, ShardingRule, Strategy, apply, strategy};
@@ -54,7 +54,18 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     #[must_use]
     #[track_caller]
     pub fn expand<const D2: usize, S: BroadcastArgs<D, D2>>(self, shape: S) -> DTensor<D2, K> {
-        let shape = shape.into_shape(&self.shape());
+        let own = self.shape();
+        let why = || {
+            format!(
+                "the lengths are not those of a broadcast. Pass at least {D} lengths, each at least 1, or -1 to keep a \
+                 length of the input"
+            )
+        };
+        let shape = converted("expand", &own, || shape.into_shape(&own), why);
+        if shape.num_dims() != D2 {
+            let why = format!("the result {shape} has {} dimensions, but {D2} were requested", shape.num_dims());
+            operand_error("expand", &[own], why).unwind();
+        }
         apply(&Expand { shape }, self, |x, op| x.expand(op.output_shape(0).clone()))
     }
 

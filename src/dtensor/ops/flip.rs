@@ -1,6 +1,7 @@
 //! Reordering of elements along dimensions: flips and rolls.
 
 use burn::tensor::AsIndex;
+use itertools::Itertools;
 use smallvec::SmallVec;
 
 use super::args::{dim_of, operand_error};
@@ -18,6 +19,10 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     #[track_caller]
     pub fn flip<const N: usize>(self, axes: [impl AsIndex; N]) -> Self {
         let axes = axes.map(|axis| dim_of("flip", axis, D));
+        if !axes.iter().all_unique() {
+            let why = format!("the axes {axes:?} are not different. Pass each axis once");
+            operand_error("flip", &[self.shape()], why).unwind();
+        }
         apply(&const { reordered("flip") }.at(axes), self, |x, _| x.flip(axes))
     }
 

@@ -9,7 +9,7 @@ use std::array::from_fn;
 
 use burn::tensor::{AsIndex, MovedimArgs, Shape};
 
-use super::args::{dim_of, operand_error};
+use super::args::{converted, dim_of, operand_error};
 use super::partial_rules::MOVED;
 use super::placements::S;
 use super::{ShardingRule, Strategy, apply, strategy};
@@ -87,10 +87,13 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     #[must_use]
     #[track_caller]
     pub fn movedim<S1: MovedimArgs, S2: MovedimArgs>(self, src: S1, dst: S2) -> Self {
-        let (src, dst) = (src.into_dim_vec::<D>(), dst.into_dim_vec::<D>());
+        let shape = self.shape();
+        let why = || format!("a dimension is out of range or given twice. Use different ones in -{D}..{D}");
+        let src = converted("movedim", &shape, || src.into_dim_vec::<D>(), why);
+        let dst = converted("movedim", &shape, || dst.into_dim_vec::<D>(), why);
         if src.len() != dst.len() {
             let why = format!("{} dimensions cannot move to {} positions", src.len(), dst.len());
-            operand_error("movedim", &[self.shape()], why).unwind();
+            operand_error("movedim", &[shape], why).unwind();
         }
         let mut others = (0..D).filter(|dim| !src.contains(dim));
         let axes: [usize; D] = from_fn(|place| match dst.iter().position(|&dim| dim == place) {

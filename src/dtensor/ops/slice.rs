@@ -3,7 +3,7 @@
 use burn::tensor::{AsIndex, Element, Shape, Slice, SliceArg};
 use smallvec::SmallVec;
 
-use super::args::{dim_of, operand_error};
+use super::args::{converted, dim_of, operand_error};
 use super::partial_rules::{MOVED, MOVED_WITH_CONSTANT};
 use super::placements::{AVG, MAX, MIN, R};
 use super::{EinsumRule, apply};
@@ -27,12 +27,15 @@ const SLICE_ASSIGN: EinsumRule =
 struct SliceRule(SmallVec<[Slice; 4]>);
 
 impl SliceRule {
-    fn new(slices: impl SliceArg, shape: &Shape) -> Self {
+    #[track_caller]
+    fn new(name: &'static str, slices: impl SliceArg, shape: &Shape) -> Self {
         let full = |(slice, &len): (Slice, &usize)| {
             let entire = slice.step == 1 && slice.to_range(len) == (0..len);
             if entire { Slice::full() } else { slice }
         };
-        Self(slices.into_slices(shape).into_iter().zip(shape.iter()).map(full).collect())
+        let why = || format!("there are more slices than dimensions. Pass at most {}", shape.num_dims());
+        let slices = converted(name, shape, || slices.into_slices(shape), why);
+        Self(slices.into_iter().zip(shape.iter()).map(full).collect())
     }
 
     /// Returns the dimensions of which only some elements are taken.
@@ -51,7 +54,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     #[must_use]
     #[track_caller]
     pub fn slice<S: SliceArg>(self, slices: S) -> Self {
-        let slices = SliceRule::new(slices, self.spec.shape());
+        let slices = SliceRule::new("slice", slices, self.spec.shape());
         if slices.dims().next().is_none() {
             return self;
         }
@@ -101,7 +104,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     #[must_use]
     #[track_caller]
     pub fn slice_assign<S: SliceArg>(self, slices: S, values: Self) -> Self {
-        let (shape, slices) = (self.shape(), SliceRule::new(slices, self.spec.shape()));
+        let (shape, slices) = (self.shape(), SliceRule::new("slice_assign", slices, self.spec.shape()));
         if slices.lens(&shape).any(|len| len == 0) && shape.num_elements() > 0 {
             return self;
         }
@@ -118,7 +121,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     #[must_use]
     #[track_caller]
     pub fn slice_fill<S: SliceArg, E: Element>(self, slices: S, value: E) -> Self {
-        let slices = SliceRule::new(slices, self.spec.shape());
+        let slices = SliceRule::new("slice_fill", slices, self.spec.shape());
         let rule = if value.elem::<f64>() == 0.0 { &SLICE_FILL_WITH_ZERO } else { &SLICE_FILL };
         apply(&rule.at(slices.dims()), self, |x, _| x.slice_fill(&slices.0[..], value))
     }

@@ -20,7 +20,7 @@ use std::ops::Range;
 use burn::tensor::{AsIndex, ReshapeArgs, Shape};
 use smallvec::SmallVec;
 
-use super::args::{dim_of, operand_error};
+use super::args::{converted, dim_of, operand_error};
 use super::partial_rules::MOVED;
 use super::placements::S;
 use super::{ShardingRule, Strategy, apply, strategy};
@@ -118,7 +118,15 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     #[must_use]
     #[track_caller]
     pub fn reshape<const D2: usize, S: ReshapeArgs<D2>>(self, shape: S) -> DTensor<D2, K> {
-        let shape = shape.into_shape::<D>(self.shape());
+        let own = self.shape();
+        let why = || {
+            let len = own.num_elements();
+            format!(
+                "the requested lengths do not fit its {len} elements. Pass lengths whose product is {len}: at most one \
+                 -1, which is inferred, and 0 only for one of the {D} dimensions of the input"
+            )
+        };
+        let shape = converted("reshape", &own, || shape.into_shape::<D>(own.clone()), why);
         view("reshape", self, shape)
     }
 

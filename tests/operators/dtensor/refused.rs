@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use burn::signal::StftOptions;
 use burn::tensor::grid::IndexPos;
 use burn::tensor::ops::GridSampleOptions;
-use burn::tensor::{Bool, Device, Float, IndexingUpdateOp, Int};
+use burn::tensor::{Bool, Device, Float, IndexingUpdateOp, Int, Shape};
 use burn_dtensor::Error;
 use burn_dtensor::dtensor::ops::{grid, linalg, signal};
 use burn_dtensor::dtensor::{DTensor, DTensorError};
@@ -36,6 +36,20 @@ fn what_does_not_fit_is_told_what_would() {
             || DTensor::<2>::ones([4, 6], mesh, &[R], &device.clone().autodiff()).expect("it fits").require_grad();
         let add = IndexingUpdateOp::Add;
         refused! {
+            "reshape" "lengths whose product is 24" x().reshape([5, 5]);
+            "reshape" "at most one -1" x().reshape([-1, -1]);
+            "reshape" "do not fit its 24 elements" x().reshape([-1, 5]);
+            "reshape" "one of the 2 dimensions" x().reshape([4, 6, 0]);
+            "slice" "Pass at most 2" x().slice([0..1, 0..1, 0..1]);
+            "slice_assign" "Pass at most 2" x().slice_assign([0..1, 0..1, 0..1], x());
+            "slice_fill" "Pass at most 2" x().slice_fill([0..1, 0..1, 0..1], 1.0);
+            "expand" "each at least 1" x().expand([0, 6]);
+            "expand" "-1 to keep a" x().expand([-1, 4, 6]);
+            "expand" "at least 2 lengths" x().expand([6]);
+            "expand" "has 3 dimensions, but 2 were requested" x().expand::<2, _>(Shape::from([2, 4, 6]));
+            "movedim" "different ones in -2..2" x().movedim(0, 2);
+            "movedim" "different ones in -2..2" x().movedim(vec![0, -2], vec![0, 1]);
+            "flip" "[0, 0] are not different. Pass each axis once" x().flip([0, -2]);
             "into_scalar" "Reduce the tensor first" x().into_scalar::<f32>();
             "cov" "at least 2 dimensions" row().cov(0, 1);
             "mask_select" "the shape of the tensor" row().mask_select(mask());
@@ -71,6 +85,8 @@ fn what_does_not_fit_is_told_what_would() {
             "istft" "[batch, frames, 3, 2]" signal::istft(x3().unsqueeze_dim::<4>(3), None, None, StftOptions::new(4));
         }
         for error in [
+            error_of(DTensor::<2>::zeros([4], mesh, &[S(1)], &device)),
+            error_of(DTensor::<1>::ones([4, 4], mesh, &[R], &device)),
             error_of(DTensor::<1, Int>::arange_step(0..4, 0, mesh, &[R], &device)),
             error_of(DTensor::<2, Int>::cartesian_grid::<_, 2>([2, 2], mesh, &[R], &device)),
             error_of(DTensor::<3, Int>::cartesian_grid::<_, 4>([2, 2], mesh, &[R], &device)),

@@ -62,3 +62,24 @@ fn a_mesh_with_deadlines_is_another_mesh_over_the_same_order_of_calls() {
         Ok(())
     });
 }
+
+/// The expected meshes get their deadlines after they are built.
+#[test]
+fn a_dimension_keeps_its_deadline_when_another_is_split() {
+    on(8, |world| {
+        let (first, second) = (Duration::from_secs(30), Duration::from_secs(40));
+        let split = |mesh: &DeviceMesh, sizes: [usize; 2]| mesh.unflatten("dp", sizes, ["outer", "inner"]);
+        let mesh = DeviceMesh::new(world, [4, 2], ["dp", "tp"])?.with_deadline("tp", first)?;
+        let expected = DeviceMesh::new(world, [2, 2, 2], ["outer", "inner", "tp"])?;
+        assert_eq!(split(&mesh, [2, 2])?, expected.with_deadline("tp", first)?);
+        // Of two dimensions with deadlines, one is split.
+        let mesh = DeviceMesh::new(world, [2, 4], ["pp", "dp"])?.with_deadline("pp", first)?;
+        let mesh = mesh.with_deadline("dp", second)?;
+        let expected = DeviceMesh::new(world, [2, 2, 2], ["pp", "outer", "inner"])?;
+        assert_eq!(split(&mesh, [2, 2])?, expected.with_deadline("pp", first)?);
+        // It has all ranks on one of the new dimensions.
+        let expected = DeviceMesh::new(world, [2, 1, 4], ["pp", "outer", "inner"])?.with_deadline("pp", first)?;
+        assert_eq!(split(&mesh, [1, 4])?, expected.with_deadline("inner", second)?);
+        Ok(())
+    });
+}

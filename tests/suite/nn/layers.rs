@@ -114,6 +114,30 @@ fn rotary_encoding_turns_each_part_by_its_place_in_the_sequence() {
     same_under!(RotaryEncodingConfig::new(8, 4).init(&Device::flex()), [2, 3, 7, 4], [Plan::new()]);
 }
 
+/// On every rank, also on one whose shard of a longer sequence fits.
+#[test]
+fn rotary_encoding_refuses_what_its_table_lacks() {
+    MeshTest::new([2], ["tp"]).run(|mesh| {
+        let device = mesh.device();
+        let layer = RotaryEncodingConfig::new(8, 4).init(device);
+        let tokens = |shape: [usize; 3], placement| DTensor::<3>::ones(shape, mesh, &[placement], device);
+        let check = |error: Error| assert!(error.to_string().contains("8 tokens of width 4"), "{error}");
+        for (shape, placement) in [([2, 9, 4], S(1)), ([2, 9, 4], S(0)), ([2, 9, 4], R), ([2, 8, 6], R)] {
+            let x = tokens(shape, placement)?;
+            check(refused(|| layer.forward_dtensor(x)));
+        }
+        let vector = DTensor::<1>::ones([4], mesh, &[R], device)?;
+        check(refused(|| layer.forward_dtensor(vector)));
+        let fits = tokens([2, 8, 4], S(1))?;
+        assert_eq!(layer.forward_dtensor(fits).dims(), [2, 8, 4]);
+        let attention = GroupedQueryAttentionConfig::new(8, 2, 1).init(device).with_rotary(layer);
+        let attention = parallelize(Only { layer: attention }, mesh, Plan::new())?;
+        let x = tokens([2, 9, 8], S(1))?;
+        check(refused(|| attention.layer.forward_dtensor(x)));
+        Ok(())
+    });
+}
+
 #[test]
 fn positions_are_those_in_the_full_sequence() {
     let layer = PositionalEncodingConfig::new(4).with_max_sequence_size(9).init(&Device::flex());
@@ -218,6 +242,20 @@ fn heads_that_ranks_cannot_share_are_a_typed_error() {
             panic!("{error}")
         };
         assert_eq!((param.as_str(), mesh_dim.as_str()), ("layer.query.weight", "tp"));
+        Ok(())
+    });
+}
+
+#[test]
+fn attention_refuses_batches_that_differ() {
+    MeshTest::new([2], ["tp"]).run(|mesh| {
+        let model = parallelize(Only { layer: attention(2) }, mesh, split_heads())?;
+        let x = |batch: usize| DTensor::<3>::ones([batch, 5, 8], mesh, &[R], mesh.device());
+        for [query, key, value] in [[2, 1, 1], [1, 2, 2], [2, 2, 1], [2, 1, 2]] {
+            let input = MhaInput::new(x(query)?, x(key)?, x(value)?);
+            let error = refused(|| model.layer.forward_dtensor(input));
+            assert!(error.to_string().contains("values of equal batches"), "{error}");
+        }
         Ok(())
     });
 }

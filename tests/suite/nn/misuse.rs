@@ -1,6 +1,6 @@
 //! Layers given what they cannot take: typed errors that say what to do.
 
-use burn::nn::{EmbeddingConfig, LayerNormConfig, LinearConfig};
+use burn::nn::{BatchNormConfig, EmbeddingConfig, LayerNormConfig, LinearConfig};
 use burn::tensor::Int;
 use burn_dtensor::dtensor::DTensorError;
 use burn_dtensor::fsdp::ParamError;
@@ -32,6 +32,11 @@ fn activations_on_another_mesh() {
         let norm = Only { layer: LayerNormConfig::new(8).init(device) };
         let norm = parallelize(norm, &tp, Plan::new().with_style("layer", Style::sequence_parallel()))?;
         elsewhere(refused(|| norm.layer.forward_dtensor(x.clone())));
+        let training = device.clone().autodiff();
+        let norm = Only { layer: BatchNormConfig::new(8).init(&training) };
+        let norm = parallelize(norm, &tp, Plan::new().with_style("layer", Style::placed(R).with_input(S(0))))?;
+        let batch = DTensor::<2>::ones([3, 8], mesh, &[R, R], &training)?;
+        elsewhere(refused(|| norm.layer.forward_dtensor(batch)));
         for style in [Style::colwise(), Style::rowwise()] {
             let linear = Only { layer: LinearConfig::new(8, 4).init(device) };
             let linear = parallelize(linear, &tp, Plan::new().with_style("layer", style))?;

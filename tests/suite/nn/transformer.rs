@@ -17,6 +17,7 @@ use burn_dtensor::nn::{CrossAttention, TransformerDecoderInput, TransformerEncod
 use burn_dtensor::prelude::*;
 use burn_dtensor::testing::MeshTest;
 
+use super::misuse::refused;
 use super::same::{same, same_under};
 use super::{Only, floats, near};
 use crate::fsdp::support::{max_diff, on_device, tensor, values};
@@ -179,6 +180,22 @@ fn cross_attention_equals_burns_whose_records_it_has() {
             });
         }
     }
+}
+
+#[test]
+fn cross_attention_refuses_a_context_of_another_batch() {
+    let layer = CrossAttention::new(&CrossAttentionConfig::new(8, 6, 4, 2, 3), &Device::flex());
+    let _ = values(&layer, None);
+    MeshTest::new([2], ["tp"]).run(|mesh| {
+        let model = parallelize(Only { layer: layer.clone() }, mesh, Plan::new())?;
+        for [batch, other] in [[2, 1], [1, 2]] {
+            let x = DTensor::<3>::ones([batch, 5, 8], mesh, &[R], mesh.device())?;
+            let context = DTensor::<3>::ones([other, 3, 6], mesh, &[R], mesh.device())?;
+            let error = refused(|| model.layer.forward_dtensor((x, context, None)));
+            assert!(error.to_string().contains("values of equal batches"), "{error}");
+        }
+        Ok(())
+    });
 }
 
 /// Gradients of this crate's layer on one rank, where nothing is distributed, and on two.
