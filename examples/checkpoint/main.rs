@@ -47,7 +47,7 @@ fn verify(checkpoint: &Path) -> Result<bool> {
 fn consolidate(command: &Consolidate) -> Result<bool> {
     let Consolidate { checkpoint, out, key, max_file_mb, transpose, rename } = command.clone();
     let options = ConsolidateOptions::new()
-        .with_max_file_bytes(max_file_mb * 1_000_000)
+        .with_max_file_bytes(max_file_mb.saturating_mul(1_000_000))
         .with_transposed(move |name| transpose.iter().any(|pattern| pattern.matches(name)))
         .with_renamed(move |name| Some(rename.iter().fold(name.to_owned(), |name, (from, to)| name.replace(from, to))));
     let options = if key.is_empty() { options } else { options.with_key(&key) };

@@ -152,7 +152,8 @@ impl State {
     }
 
     /// Adds a value that is the same on all ranks, such as a scheduler's record or a sampler's position.
-    /// [`save`](super::save) compares the values of the ranks. Local: no communication.
+    /// [`save`](super::save) compares the values of the ranks. Maps are stored in the order of their keys, because that of a
+    /// `HashMap` differs between ranks. Local: no communication.
     ///
     /// # Errors
     /// [`CheckpointError::Duplicate`], and [`CheckpointError::Value`] if serde cannot serialize it.

@@ -62,21 +62,21 @@ pub(super) fn verify_in(
     mut progress: impl FnMut(u64, u64),
 ) -> Result<Verification, CheckpointError> {
     let (manifest, _) = read_manifest(fs, dir, 0)?;
-    let files = (0..manifest.files.len()).map(|file| open(fs, dir, &manifest, file)).collect_vec();
+    let files = (0..manifest.files.len()).map(|file| check(fs, dir, &manifest, file)).collect_vec();
     let tasks = tasks(&manifest, dir, &files);
     let total = tasks.iter().map(BlockRange::len).sum();
     let mut found: Vec<_> =
-        files.iter().enumerate().filter_map(|(file, open)| Some(((file, 0), open.as_ref().err()?.clone()))).collect();
+        files.iter().enumerate().filter_map(|(file, is)| Some(((file, 0), is.as_ref().err()?.clone()))).collect();
     let (send, receive) = mpsc::channel();
     let next = AtomicUsize::new(0);
     thread::scope(|scope| {
         for started in 0..options.threads.clamp(1, tasks.len().max(1)) {
             let (send, next, tasks) = (send.clone(), &next, &tasks);
             let thread = thread::Builder::new().spawn_scoped(scope, move || {
-                let mut buffer = vec![0; BLOCKS * BLOCK];
+                let (mut buffer, mut opened) = (vec![0; BLOCKS * BLOCK], None);
                 while let Some(task) = tasks.get(next.fetch_add(1, Ordering::Relaxed)) {
                     // The other end is dropped if `progress` panics.
-                    if send.send((task, task.run(&mut buffer))).is_err() {
+                    if send.send((task, task.run(fs, &mut opened, &mut buffer))).is_err() {
                         return;
                     }
                 }
@@ -100,9 +100,11 @@ pub(super) fn verify_in(
     Ok(Verification { bytes: total, damage: found.into_iter().map(|(_, error)| error).collect() })
 }
 
+/// A file, by its index in the manifest.
+type OpenFile = (usize, Arc<dyn ReadFile>);
+
 /// Consecutive blocks of a chunk.
 struct BlockRange<'a> {
-    file: &'a dyn ReadFile,
     path: PathBuf,
     key: &'a str,
     chunk: &'a ChunkEntry,
@@ -111,22 +113,18 @@ struct BlockRange<'a> {
     blocks: Range<usize>,
 }
 
-/// Returns the blocks of all files that could be opened, in the order in which they lie in them.
-fn tasks<'a>(
-    manifest: &'a Manifest,
-    dir: &Path,
-    files: &'a [Result<Arc<dyn ReadFile>, CheckpointError>],
-) -> Vec<BlockRange<'a>> {
+/// Returns the blocks of all files that are as the manifest says, in the order in which they lie in them.
+fn tasks<'a>(manifest: &'a Manifest, dir: &Path, files: &[Result<(), CheckpointError>]) -> Vec<BlockRange<'a>> {
     let chunks = manifest.tensors.iter().flat_map(|(key, tensor)| tensor.chunks.iter().map(move |c| (key, tensor, c)));
     let chunks = chunks.sorted_unstable_by_key(|(.., chunk)| (chunk.file, chunk.begin));
     let of_chunk = |(key, tensor, chunk): (&'a String, &super::manifest::TensorEntry, &'a ChunkEntry)| {
-        let (file, path) = (files[chunk.file].as_ref().ok(), manifest.files[chunk.file].path(dir));
+        let (file, path) = (&files[chunk.file], manifest.files[chunk.file].path(dir));
         let (len, count) = (chunk.region.num_elements() * tensor.dtype.bytes(), chunk.checksums.len());
-        file.into_iter().flat_map(move |file| {
+        file.iter().flat_map(move |()| {
             let path = path.clone();
             (0..count).step_by(BLOCKS).map(move |first| {
                 let blocks = first..(first + BLOCKS).min(count);
-                BlockRange { file: &**file, path: path.clone(), key, chunk, len, blocks }
+                BlockRange { path: path.clone(), key, chunk, len, blocks }
             })
         })
     };
@@ -144,11 +142,19 @@ impl BlockRange<'_> {
         self.bytes().end - self.bytes().start
     }
 
-    /// Reads the blocks, and returns an error for each that is damaged.
-    fn run(&self, buffer: &mut [u8]) -> Vec<CheckpointError> {
+    /// Reads the blocks, and returns an error for each that is damaged. `opened` is the file that the thread read last: each
+    /// thread keeps one open, since there may be more files than a process may open.
+    fn run(&self, fs: &dyn FileSystem, opened: &mut Option<OpenFile>, buffer: &mut [u8]) -> Vec<CheckpointError> {
         let begin = self.bytes().start;
         let buffer = &mut buffer[..self.len() as usize];
-        if let Err(error) = self.file.read_exact_at(buffer, begin) {
+        if opened.as_ref().is_none_or(|(file, _)| *file != self.chunk.file) {
+            match fs.open(&self.path, Links::Refuse) {
+                Ok(file) => *opened = Some((self.chunk.file, file)),
+                Err(error) => return vec![io("open", &self.path, error)],
+            }
+        }
+        let (_, file) = opened.as_ref().expect("opened above");
+        if let Err(error) = file.read_exact_at(buffer, begin) {
             return vec![io("read", &self.path, error)];
         }
         let blocks = buffer.chunks(BLOCK).zip(&self.chunk.checksums[self.blocks.clone()]).enumerate();
@@ -162,13 +168,8 @@ impl BlockRange<'_> {
     }
 }
 
-/// Opens a file, and compares its length and its header with the manifest.
-fn open(
-    fs: &dyn FileSystem,
-    dir: &Path,
-    manifest: &Manifest,
-    file: usize,
-) -> Result<Arc<dyn ReadFile>, CheckpointError> {
+/// Compares the length and the header of a file with the manifest.
+fn check(fs: &dyn FileSystem, dir: &Path, manifest: &Manifest, file: usize) -> Result<(), CheckpointError> {
     let entry = &manifest.files[file];
     let path = dir.join(&entry.name);
     let opened = fs.open(&path, Links::Refuse).map_err(|error| io("open", &path, error))?;
@@ -192,7 +193,7 @@ fn open(
         let reason = "its header is not the one that was saved".into();
         return Err(CheckpointError::Safetensors { path, reason });
     }
-    Ok(opened)
+    Ok(())
 }
 
 fn io(action: &str, path: &Path, error: std::io::Error) -> CheckpointError {

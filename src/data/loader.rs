@@ -161,6 +161,9 @@ impl<I: 'static, O: Send + 'static> DistributedLoader<I, O> {
     /// Sets the number of threads that prefetch batches. Without any, which is the default, a batch is loaded when
     /// the loop asks for it. A batcher runs on these threads, so it must not communicate, and not draw from
     /// [`random`](crate::dtensor::ops::random).
+    ///
+    /// The threads serve one iterator at a time: drop one before the next begins. While an earlier one that has not ended
+    /// lives, the next waits for ever.
     pub fn with_num_workers(mut self, num_workers: usize) -> Self {
         self.num_workers = num_workers;
         self

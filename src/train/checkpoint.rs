@@ -19,13 +19,15 @@ use crate::mesh::DeviceMesh;
 /// `SupervisedTraining::checkpoint`.
 ///
 /// A training that was killed while it wrote may leave a file that cannot be read, or an epoch that only some ranks
-/// have written. Both are passed over.
+/// have written. Both are passed over. So keep at least two checkpoints, as burn's default strategy does: a rank removes an
+/// old one as soon as it has saved the new one, while others may still write theirs.
 ///
 /// # Collective
 /// Every rank of the root mesh.
 ///
 /// # Errors
-/// [`TrainError::OtherRanks`] on every rank if other ranks than those of the root mesh have written the checkpoints;
+/// [`TrainError::OtherRanks`] on every rank if other ranks than those of the root mesh have written the checkpoints, and
+/// [`TrainError::NoCommonEpoch`] if every rank has some, but of no epoch all;
 /// [`NotAMember`](crate::mesh::MeshError::NotAMember) outside the mesh, [`Error::Comm`](crate::Error::Comm) if another
 /// rank fails.
 pub fn last_checkpoint(mesh: &DeviceMesh, directory: impl AsRef<Path>) -> Result<Option<usize>> {
@@ -42,7 +44,11 @@ pub fn last_checkpoint(mesh: &DeviceMesh, directory: impl AsRef<Path>) -> Result
         let (directory, found) = (directory.display().to_string(), writers.into_keys().collect());
         return Err(TrainError::OtherRanks { directory, found, ranks: root.ranks().to_vec() }.into());
     }
+    let last: Vec<_> = epochs.iter().filter_map(|of_rank| of_rank.last().copied()).collect();
     let of_all = epochs.into_iter().reduce(|a, b| &a & &b).expect("a mesh has ranks");
+    if of_all.is_empty() && last.len() == root.size() {
+        return Err(TrainError::NoCommonEpoch { directory: directory.display().to_string(), last }.into());
+    }
     Ok(of_all.last().copied())
 }
 

@@ -43,6 +43,16 @@ pub enum TrainError {
         /// Global ranks of the mesh.
         ranks: Vec<usize>,
     },
+    /// Every rank has checkpoints in a folder, but there is no epoch of which all ranks have one.
+    #[error(
+        "no epoch in `{directory}` was saved completely by all ranks: the last that each has are {last:?}. A training that          keeps one checkpoint may be killed when some ranks have removed the one before and others have not saved the next.          Keep at least two, or save by `with_checkpoints`. To train from the beginning, remove the folders of all ranks"
+    )]
+    NoCommonEpoch {
+        /// The folder of the training.
+        directory: String,
+        /// The last complete epoch of each rank of the mesh.
+        last: Vec<usize>,
+    },
     /// A rank's data loader, a metric or a checkpoint failed.
     #[error("the training stopped because rank {rank} failed: {error}")]
     Failed {

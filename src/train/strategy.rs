@@ -146,6 +146,8 @@ where
         if valid_items > 0 && !empty.is_empty() {
             return Err(TrainError::NoRows { empty }.into());
         }
+        // Once in each run: burn's loaders draw a random number for each slice.
+        let first_row = (valid_items > 0).then(|| valid.slice(0, 1));
         // A loader draws each epoch's order when it begins it: a training that resumes draws those it has seen.
         for _ in 1..starting_epoch {
             drop((train.iter(), valid.iter()));
@@ -155,7 +157,7 @@ where
             if self.ranks.is_stopped()? {
                 break;
             }
-            self.valid_epoch(&*valid, epoch, valid_items)?;
+            self.valid_epoch(&*valid, first_row.as_deref(), epoch, valid_items)?;
             self.send_train(LearnerEvent::EndEpoch(epoch));
             if self.is_finished(epoch)? {
                 break;
@@ -211,11 +213,12 @@ where
         Ok(())
     }
 
-    /// Validates an epoch. A rank whose batches have ended computes on one of its rows, which is not counted, as long
-    /// as other ranks have batches.
+    /// Validates an epoch. A rank whose batches have ended computes on its `first_row`, which is not counted, as long as other
+    /// ranks have batches.
     fn valid_epoch(
         &mut self,
         loader: &dyn DataLoader<<M as InferenceStep>::Input>,
+        first_row: Option<&dyn DataLoader<<M as InferenceStep>::Input>>,
         epoch: usize,
         total_items: usize,
     ) -> Result<()> {
@@ -228,7 +231,8 @@ where
             let (batch, is_counted) = match batches.take() {
                 Some(batch) => (batch, true),
                 None => {
-                    (first_row(loader)?.ok_or_else(|| TrainError::NoRows { empty: vec![self.mesh.rank()] })?, false)
+                    let first = first_row.and_then(|row| row.iter().next()).transpose().map_err(Error::other)?;
+                    (first.ok_or_else(|| TrainError::NoRows { empty: vec![self.mesh.rank()] })?, false)
                 }
             };
             let next = batches.fetch(&self.ranks)?;
@@ -285,9 +289,4 @@ where
         let result = self.components.event_processor.flush();
         self.components.interrupter.fail_on_error(result);
     }
-}
-
-/// Returns a batch of the loader's first row; `None` if the loader makes no batch of one row.
-fn first_row<I>(loader: &dyn DataLoader<I>) -> Result<Option<I>> {
-    loader.slice(0, 1).iter().next().transpose().map_err(Error::other)
 }
