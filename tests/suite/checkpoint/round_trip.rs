@@ -37,7 +37,7 @@ use crate::effort::{is_smoke, setting};
 use crate::layouts;
 
 /// Number of cases where the environment does not say.
-const ROUND_TRIPS: u64 = 100;
+const ROUND_TRIPS: u64 = 40;
 
 /// A round trip takes milliseconds.
 const DEADLINE: Duration = Duration::from_secs(20);
