@@ -1,6 +1,6 @@
 //! Gradient clipping by norm, per parameter as in burn. The norm of a sharded gradient is that of all its shards.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
@@ -29,7 +29,7 @@ pub(super) fn clip_each<M: Module>(
     bounds: &Bounds,
     units: &[Arc<Unit>],
 ) -> Result<()> {
-    let mut measure = GroupNormVisitor { grads, bounds, sums: Vec::new(), seen: HashSet::new(), faults: None };
+    let mut measure = GroupNormVisitor { grads, bounds, sums: Vec::new(), faults: None };
     model.visit(&mut measure);
     let GroupNormVisitor { sums, faults, .. } = measure;
     faults.map_or(Ok(()), Err)?;
@@ -102,8 +102,6 @@ struct GroupNormVisitor<'a> {
     grads: &'a GradientsParams,
     bounds: &'a Bounds,
     sums: Vec<Sums>,
-    /// Parameters that were visited: a clone in the model has the ids of the original.
-    seen: HashSet<ParamId>,
     faults: Option<crate::Error>,
 }
 
@@ -134,9 +132,6 @@ impl ModuleVisitor for GroupNormVisitor<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         let Some((_, spec)) = self.bounds.get(&param.id) else { return };
         let Some(grad) = self.grads.get::<D>(param.id) else { return };
-        if !self.seen.insert(param.id) {
-            return;
-        }
         let square = square(grad);
         let dtype = square.dtype();
         let spec = spec.as_ref().map(|spec| spec.with_dtype(dtype));
