@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use burn::module::ParamId;
 use burn::optim::{LearningRate, Muon, Optimizer};
-use burn::tensor::Tensor;
+use burn::tensor::{Device, Tensor};
 use itertools::Itertools;
 
 use super::join::{joined, shaped};
@@ -196,13 +196,21 @@ impl<'a> MuonRound<'a> {
         let model = Unit::model_over(self.units, communicator);
         let call = Call { model, ..Call::new("muon").with_names(names) };
         let work = communicator.all_to_all_list(call, given, metas);
-        let taken = work.wait()?.into_iter().map(|taken| taken.map(Tensor::<1>::from_dispatch));
+        // Of a rank that gave nothing, they are on its own device, also if the matrices are in host memory.
+        let device = self.device();
+        let moved = |taken: Tensor<1>| if taken.device() == device { taken } else { taken.to_device(&device) };
+        let taken = work.wait()?.into_iter().map(|taken| taken.map(|taken| moved(Tensor::from_dispatch(taken))));
         let apart = |(taken, lengths): (Option<Tensor<1>>, Vec<usize>)| self.apart(taken, &lengths).into_iter();
         Ok(taken.zip(lengths).map(apart).collect())
     }
 
+    /// Returns the device of the matrices.
+    fn device(&self) -> Device {
+        self.matrices[0].matrix.part.device()
+    }
+
     fn apart(&self, together: Option<Tensor<1>>, lengths: &[usize]) -> Vec<Tensor<1>> {
-        let (device, mut start) = (self.matrices[0].matrix.part.device(), 0);
+        let (device, mut start) = (self.device(), 0);
         let part = |&len: &usize| {
             start += len;
             match &together {
