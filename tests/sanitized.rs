@@ -40,7 +40,7 @@ mod worlds;
 const CONFORMING: [usize; 2] = [2, 3];
 
 mod effort {
-    /// Whether everything is tried: not here.
+    /// Returns true if everything is tried, which takes too long here.
     pub fn is_long() -> bool {
         false
     }

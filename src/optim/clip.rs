@@ -21,8 +21,8 @@ pub(super) type Bounds = HashMap<ParamId, (f32, Option<Arc<DTensorSpec>>)>;
 ///
 /// # Collective
 /// Every rank of the parameters' meshes. The gradients are grouped by the set of mesh dimensions that shard the
-/// parameter, with gradients in double precision and in host memory apart. Each group takes one all-reduce along each of its mesh
-/// dimensions, with one number per gradient.
+/// parameter, with gradients in double precision and in host memory apart. Each group takes one all-reduce along
+/// each of its mesh dimensions, with one number per gradient.
 pub(super) fn clip_each<M: Module>(
     model: &M,
     grads: &mut GradientsParams,

@@ -1,8 +1,8 @@
-//! How much tests try, as the environment says.
+//! The amount that tests try, as the environment says.
 
 use std::env;
 
-/// Whether everything is tried, as `.ci/long` has time for: of what is much the same many times over, `cargo test` tries some.
+/// Returns true if everything is tried, as `.ci/long` has time for. Of cases that are much the same, `cargo test` tries some.
 pub fn is_long() -> bool {
     env::var_os("LONG_TESTS").is_some()
 }

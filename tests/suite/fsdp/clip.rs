@@ -77,7 +77,7 @@ struct Pair {
     teacher: Linear,
 }
 
-/// Its parameters have the ids of the original's: there is one gradient for both.
+/// A clone's parameters have the ids of the original's: there is one gradient for both.
 #[test]
 fn a_clone_in_the_model_is_not_counted_or_scaled_again() {
     MeshTest::new([2], ["shard"]).run(|mesh| {
