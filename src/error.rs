@@ -100,8 +100,8 @@ impl fmt::Debug for Error {
 impl Error {
     /// Wraps an error of another type, or a text.
     ///
-    /// Inside `launch`, `?` converts boxed errors, I/O errors, parse errors, burn's record and tensor data errors
-    /// and, with the feature `anyhow`, `anyhow::Error`. Convert all other errors with `.map_err(Error::other)?`.
+    /// Inside `launch`, `?` converts texts, boxed errors, I/O errors, parse errors, burn's record and tensor data
+    /// errors and, with the feature `anyhow`, `anyhow::Error`. Convert all other errors with `.map_err(Error::other)?`.
     ///
     /// ```
     /// use burn_dtensor::prelude::*;
@@ -240,6 +240,7 @@ macro_rules! entering {
 }
 
 entering!(
+    String,
     Box<dyn std::error::Error + Send + Sync>,
     std::io::Error,
     std::num::ParseIntError,

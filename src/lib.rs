@@ -74,7 +74,7 @@
 //! | [`data`] | [`DistributedSampler`](data::DistributedSampler): the rows of a dataset that each rank trains on |
 //! | [`fsdp`] | [`fully_shard`](fsdp::fully_shard) for any burn module: parameters are stored as shards and unsharded by [`unit`](fn@fsdp::unit); [`compare`](fsdp::compare()): runs one batch through the sharded and the full model |
 //! | [`parallel`] | [`parallelize`](parallel::parallelize): assigns tensor-parallel placements by a plan; [`distribute_module`](parallel::distribute_module): assigns them by a function |
-//! | [`optim`] | state of burn's optimizers, keyed by parameter path, loadable on any mesh; burn's optimizers for DTensors outside a module |
+//! | [`optim`] | [`sharded`](optim::sharded): burn's optimizers on a distributed model, with their state by parameter path, loadable on any mesh; burn's optimizers for DTensors outside a module |
 //! | [`checkpoint`] | checkpoints that survive a power loss and load on any mesh; [`StateDict`](checkpoint::StateDict): a model's tensors by path |
 //! | [`nn`] | forward passes of burn-nn's layers for DTensors |
 //! | [`debug`] | [`trace_comm`](debug::trace_comm): reports what is sent and which line of the program caused it; [`visualize_model`](debug::visualize_model): shows which rank holds which shard of a model |

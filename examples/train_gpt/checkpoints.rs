@@ -68,7 +68,7 @@ impl<'a> Checkpoints<'a> {
             .with_step(steps as u64)
             .with_model("model", model)?
             .with_optimizer("optimizer", &optim.state(model)?)?
-            .with_value("schedule", &schedule.to_record().into_bytes().map_err(Error::other)?.to_vec())?
+            .with_value("schedule", &schedule.to_record().into_bytes()?.to_vec())?
             .with_value("scaler", scaler)?
             .with_value("losses", losses)?
             .with_value("validations", validations)?
@@ -90,11 +90,11 @@ impl<'a> Checkpoints<'a> {
         let (model, _) = checkpoint.load_model("model", training.model, &LoadOptions::new())?;
         let (optim, _) = checkpoint.load_optimizer("optimizer", &model, &LoadOptions::new())?;
         let optim = training.optim.load_state(&model, optim)?;
-        let schedule = LrSchedulerRecord::from_bytes(Bytes::from_bytes_vec(checkpoint.value("schedule")?));
+        let schedule = LrSchedulerRecord::from_bytes(Bytes::from_bytes_vec(checkpoint.value("schedule")?))?;
         let training = Training {
             model,
             optim,
-            schedule: training.schedule.load_record(schedule.map_err(Error::other)?),
+            schedule: training.schedule.load_record(schedule),
             scaler: checkpoint.value("scaler")?,
             losses: checkpoint.value("losses")?,
             validations: checkpoint.value("validations")?,

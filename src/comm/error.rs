@@ -350,8 +350,8 @@ fn remedy(of: &ReplicatedValue) -> &'static str {
     match of {
         ReplicatedValue::LocalTensor => {
             "The tensor is replicated over that dimension, so its ranks must pass the same values, such as the same rows \
-             of a batch. Choose rows by the coordinate in the other dimensions, the data-parallel ones: \
-             `mesh.slice(\"dp\")?.coordinate()`, not by the rank"
+             of a batch. Choose rows by `mesh.data_shard(..)` of the dimensions whose ranks have rows of their own, not by the \
+             rank"
         }
         _ => {
             "All ranks of that group must hold the same bits, so a host has silently corrupted data. Stop using that host, \

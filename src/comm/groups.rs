@@ -18,6 +18,7 @@ impl World {
     /// # Ok::<_, burn_dtensor::Error>(())
     /// ```
     ///
+    /// # Errors
     /// [`CommError::InvalidGroup`] on every rank if a group is empty, names a rank outside the world, or if a rank
     /// is named twice.
     pub fn subgroup(&self, groups: impl IntoIterator<Item = Vec<usize>>) -> Result<Option<Communicator>> {

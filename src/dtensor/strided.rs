@@ -57,7 +57,8 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         placements: &[StridedPlacement],
         shape: impl Into<Shape>,
     ) -> Result<Self> {
-        let (strided, shape) = (checked(mesh, placements, D)?, shape.into());
+        let shape = shape.into();
+        let strided = checked(mesh, placements, shape.num_dims())?;
         let coordinate = mesh.member("create a DTensor on it")?;
         let runs = strided.local_runs(&shape, coordinate);
         let expected: Vec<usize> = runs.iter().map(|runs| runs.iter().map(ExactSizeIterator::len).sum()).collect();

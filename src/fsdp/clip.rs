@@ -91,7 +91,7 @@ pub fn clip_grad_norm<M: Module>(model: &M, grads: &mut GradientsParams, max_nor
     let total = norm.finish(&all);
     let scale = max_norm / (total + 1e-6);
     if scale < 1.0 || scale.is_nan() {
-        model.visit(&mut ScaleVisitor { grads, scale, seen: HashSet::new() });
+        model.visit(&mut ScaleVisitor { grads, factor: scale, seen: HashSet::new() });
     }
     Ok(total)
 }
@@ -275,10 +275,12 @@ impl ModuleVisitor for RescaleVisitor<'_> {
     }
 }
 
-struct ScaleVisitor<'a> {
-    grads: &'a mut GradientsParams,
-    scale: f64,
-    seen: HashSet<ParamId>,
+/// Multiplies gradients, in place, by a factor.
+pub(super) struct ScaleVisitor<'a> {
+    pub(super) grads: &'a mut GradientsParams,
+    pub(super) factor: f64,
+    /// Parameters that were visited: a clone in the model has the ids of the original.
+    pub(super) seen: HashSet<ParamId>,
 }
 
 impl ModuleVisitor for ScaleVisitor<'_> {
@@ -286,7 +288,7 @@ impl ModuleVisitor for ScaleVisitor<'_> {
         if self.seen.insert(param.id)
             && let Some(grad) = self.grads.remove::<D>(param.id)
         {
-            self.grads.register(param.id, grad * self.scale);
+            self.grads.register(param.id, grad * self.factor);
         }
     }
 }

@@ -9,6 +9,7 @@ use itertools::Itertools;
 use serde::{Deserialize, Serialize};
 
 use super::FsdpError;
+use super::clip::ScaleVisitor;
 use crate::Result;
 use crate::comm::ReduceOp;
 use crate::param::{check_not_replaced, walk};
@@ -155,7 +156,7 @@ impl GradScaler {
         }
         let is_finite = bad == 0.0;
         if is_finite {
-            model.visit(&mut Unscale { grads, scale: self.scale, seen: HashSet::new() });
+            model.visit(&mut ScaleVisitor { grads, factor: f64::from(self.scale).recip(), seen: HashSet::new() });
         }
         self.unscaled.push(Unscaled { model: model_id, is_finite, is_stepped: false });
         Ok(is_finite)
@@ -247,22 +248,5 @@ impl ModuleVisitor for Finite<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         let grad = self.grads.get::<D>(param.id).filter(|grad| grad.shape().num_elements() > 0);
         self.counts.extend(grad.map(|grad| grad.is_finite().bool_not().int().max().float()));
-    }
-}
-
-struct Unscale<'a> {
-    grads: &'a mut GradientsParams,
-    scale: f32,
-    /// Parameters that were visited: a clone in the model has the ids of the original.
-    seen: HashSet<ParamId>,
-}
-
-impl ModuleVisitor for Unscale<'_> {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        if self.seen.insert(param.id)
-            && let Some(grad) = self.grads.remove::<D>(param.id)
-        {
-            self.grads.register(param.id, grad / self.scale);
-        }
     }
 }

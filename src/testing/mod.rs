@@ -44,4 +44,5 @@ pub use process_test::{ProcessTest, mpirun};
 pub use crate::memory::counted::{Counter, count_blocks};
 #[cfg(feature = "cube")]
 pub use crate::memory::gpu::gpu;
+pub use crate::mesh_test;
 pub use crate::param::trace::{RanNode, trace_backward};

@@ -1,6 +1,6 @@
 //! [`TrainingRanks`]: decisions that all ranks of a training take together.
 
-use burn::data::dataloader::{DataLoaderIterator, Progress};
+use burn::data::dataloader::{DataLoader, DataLoaderIterator, Progress};
 use burn::train::Interrupter;
 use itertools::Itertools;
 
@@ -160,26 +160,37 @@ impl Round {
 /// which is the last.
 pub(super) struct SplitBatches<'a, I> {
     iterator: Box<dyn DataLoaderIterator<I> + 'a>,
-    next: Option<I>,
+    /// Has the batch on which a rank computes whose batches have ended. It is not counted.
+    filler: Option<&'a dyn DataLoader<I>>,
+    next: Option<SplitBatch<I>>,
+}
+
+/// A batch, and whether it is one of the split.
+pub(super) struct SplitBatch<I> {
+    pub(super) batch: I,
+    pub(super) is_counted: bool,
 }
 
 impl<'a, I> SplitBatches<'a, I> {
-    pub(super) fn new(iterator: Box<dyn DataLoaderIterator<I> + 'a>) -> Self {
-        Self { iterator, next: None }
+    pub(super) fn new(loader: &'a dyn DataLoader<I>, filler: Option<&'a dyn DataLoader<I>>) -> Self {
+        Self { iterator: loader.iter(), filler, next: None }
     }
 
     /// Fetches the next batch, and tells the other ranks.
     pub(super) fn fetch(&mut self, ranks: &TrainingRanks) -> Result<Round> {
-        self.next = self.iterator.next().transpose().unwrap_or_else(|error| {
+        let counted = self.iterator.next();
+        let next = if counted.is_some() { Status::Batch } else { Status::End };
+        let filler = || self.filler.and_then(|filler| filler.iter().next());
+        let batch = counted.or_else(filler).transpose().unwrap_or_else(|error| {
             ranks.interrupter.fail(error);
             None
         });
-        let next = if self.next.is_some() { Status::Batch } else { Status::End };
+        self.next = batch.map(|batch| SplitBatch { batch, is_counted: next == Status::Batch });
         ranks.round(next, self.iterator.progress().items_processed)
     }
 
     /// Returns the batch that was fetched, if this rank has one.
-    pub(super) fn take(&mut self) -> Option<I> {
+    pub(super) fn take(&mut self) -> Option<SplitBatch<I>> {
         self.next.take()
     }
 }

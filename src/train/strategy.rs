@@ -21,7 +21,7 @@ use burn::train::{
 };
 
 use super::TrainError;
-use super::agree::{SplitBatches, TrainingRanks};
+use super::agree::{SplitBatch, SplitBatches, TrainingRanks};
 use super::gather::{GatherOutput, GlobalBatch};
 use super::global_shapes::with_global_shapes;
 use super::mesh_checkpoints;
@@ -178,13 +178,13 @@ where
         total_items: usize,
     ) -> Result<()> {
         self.send_train(LearnerEvent::StartSplit { epoch_number: epoch, total_items });
-        let mut batches = SplitBatches::new(loader.iter());
+        let mut batches = SplitBatches::new(loader, None);
         let mut accumulator = GradientsAccumulator::new();
         let (mut iteration, mut accumulated) = (0, 0);
         let mut round = batches.fetch(&self.ranks)?;
         while round.any() && !round.stopped {
             round.check_even(epoch, iteration)?;
-            let batch = batches.take().expect("the ranks have agreed that each has one");
+            let SplitBatch { batch, .. } = batches.take().expect("the ranks have agreed that each has one");
             let next = batches.fetch(&self.ranks)?;
             iteration += 1;
             let output = self.learner.train_step(batch);
@@ -224,17 +224,12 @@ where
     ) -> Result<()> {
         self.send_valid(LearnerEvent::StartSplit { epoch_number: epoch, total_items });
         let model = self.learner.model().valid();
-        let mut batches = SplitBatches::new(loader.iter());
+        let mut batches = SplitBatches::new(loader, first_row);
         let mut iteration = 0;
         let mut round = batches.fetch(&self.ranks)?;
         while round.any() && !round.stopped {
-            let (batch, is_counted) = match batches.take() {
-                Some(batch) => (batch, true),
-                None => {
-                    let first = first_row.and_then(|row| row.iter().next()).transpose().map_err(Error::other)?;
-                    (first.ok_or_else(|| TrainError::NoRows { empty: vec![self.mesh.rank()] })?, false)
-                }
-            };
+            let SplitBatch { batch, is_counted } =
+                batches.take().ok_or_else(|| TrainError::NoRows { empty: vec![self.mesh.rank()] })?;
             let next = batches.fetch(&self.ranks)?;
             iteration += 1;
             let output = self.gathered(InferenceStep::step(&model, batch), is_counted)?;

@@ -1,7 +1,7 @@
 //! Ranks that disagree, fail, or ask to stop: all ranks end in the same way.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use burn::data::dataloader::{DataLoader, DataLoaderBuilder};
 use burn::data::dataset::{Dataset, DatasetError};
@@ -79,6 +79,39 @@ fn an_error_of_one_ranks_data_is_an_error_of_every_rank() {
     });
     let expected = "the training stopped because rank 1 failed: Dataset error: the disk is gone";
     assert_eq!(text, expected);
+}
+
+/// One row, which can be read once.
+struct ReadOnce {
+    row: Row,
+    read: AtomicBool,
+}
+
+impl Dataset<Row> for ReadOnce {
+    fn get(&self, _: usize) -> std::result::Result<Row, DatasetError> {
+        match self.read.swap(true, Ordering::Relaxed) {
+            true => Err(DatasetError::new(std::io::Error::other("the disk is gone"))),
+            false => Ok(self.row.clone()),
+        }
+    }
+
+    fn len(&self) -> usize {
+        1
+    }
+}
+
+#[test]
+fn an_error_of_the_row_that_a_rank_validates_again_is_an_error_of_every_rank() {
+    let text = error_of("again", |rank| {
+        let row = rows(100, 1, 0.2).remove(0);
+        let builder = DataLoaderBuilder::new(Rows).batch_size(BATCH / 2);
+        let valid = match rank {
+            1 => builder.build(ReadOnce { row, read: AtomicBool::new(false) }),
+            _ => own(3 * BATCH, rank),
+        };
+        [own(BATCH, rank), valid]
+    });
+    assert_eq!(text, "the training stopped because rank 1 failed: Dataset error: the disk is gone");
 }
 
 /// Steps that a rank has fetched a batch for, and the interrupter that it stops after two of them.

@@ -7,7 +7,7 @@
 //! fault](LaunchTrace::fault). The program `flight` does the same on the command line:
 //!
 //! ```console
-//! $ cargo install --path crates/burn-dtensor-flight
+//! $ cargo install burn-dtensor-flight
 //! $ flight flights
 //! launch 0 of process 0: 3 ranks, begun 1.284 ms ago
 //!   at fault: rank 1 returned, but rank 0 waits for it in barrier #1 `step` on ranks [0, 1, 2]

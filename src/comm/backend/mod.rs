@@ -28,10 +28,13 @@
 //!    [difference](CallSignature::difference) is [`CommError::Mismatch`] on every rank of the world. When the
 //!    signatures of all ranks of a collective are available, it also compares the digests in them; a
 //!    [divergence](CallSignature::divergence) is [`CommError::Diverged`].
-//! 3. **Termination.** Only the first [`Failure`] of a world counts, and it ends every wait of every rank. A wait
-//!    also ends when a rank that it needs has [exited](Backend::rank_exited), and at its deadline.
+//! 3. **Termination.** Only the first [`Failure`] of a world counts, and it ends every wait of every rank with the
+//!    same error. A wait also ends when a rank that it needs has [exited](Backend::rank_exited), with
+//!    [`CommError::RankReturned`], and at its deadline, with [`CommError::DeadlineExceeded`]: both are then the world's
+//!    failure, [`Failure::Collective`].
 //! 4. **Reproducible bits.** A reduction adds neighbours in one fixed binary tree over the group's ranks. f16 and
-//!    bf16 are summed in f32 and rounded once; narrow integers are averaged in 64 bits.
+//!    bf16 are summed in f32 and rounded once; narrow integers are averaged in 64 bits. A minimum or maximum is NaN if any
+//!    rank has NaN; of bools, the maximum is their "or" and the minimum their "and".
 //! 5. **Memory.** The backend owns posted tensors until every rank has received what it needs from them. Results
 //!    may alias: ranks of one process can hold handles to the same memory. This is safe because burn writes in
 //!    place only through a unique handle (copy-on-write otherwise). Any number of deferred calls may be posted,
@@ -91,7 +94,7 @@ pub trait Backend: Debug + Send + Sync {
     ///
     /// It is called once for each member, group and name, but not by all ranks at the same time. A backend whose
     /// groups must be created by all their ranks together therefore creates a group at its first operation.
-    fn channel(&self, member: GroupMember, name: &'static str) -> Arc<dyn GroupBackend>;
+    fn channel(self: Arc<Self>, member: GroupMember, name: &'static str) -> Arc<dyn GroupBackend>;
 
     /// Ends every wait of every rank, now and later. Returns the error of the first failure, which may be an
     /// earlier one.

@@ -297,9 +297,8 @@ impl Backend for HostBackend {
         self.remote.as_ref().map_or_else(alone, |remote| remote.launch())
     }
 
-    fn channel(&self, member: GroupMember, name: &'static str) -> Arc<dyn GroupBackend> {
-        let this = self.this.upgrade().expect("the caller has a reference to the backend");
-        Arc::new(group_backend::HostGroupBackend::new(this, member, name))
+    fn channel(self: Arc<Self>, member: GroupMember, name: &'static str) -> Arc<dyn GroupBackend> {
+        Arc::new(group_backend::HostGroupBackend::new(self, member, name))
     }
 
     fn fail(&self, failure: Failure) -> CommError {

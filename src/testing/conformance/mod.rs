@@ -82,6 +82,13 @@ struct TestExtent {
     brief: bool,
 }
 
+impl Conformance<fn(usize) -> Launch> {
+    /// Returns the names of the checks of values, for [`check`](Self::check).
+    pub fn names() -> impl Iterator<Item = &'static str> {
+        CHECKS.into_iter().map(|(name, _)| name)
+    }
+}
+
 impl<L: Fn(usize) -> Launch> Conformance<L> {
     /// Creates the suite. `launch` returns the configuration with which to launch a given number of ranks on the
     /// backend.
@@ -115,18 +122,13 @@ impl<L: Fn(usize) -> Launch> Conformance<L> {
         self
     }
 
-    /// Returns the names of the checks of values, for [`check`](Self::check).
-    pub fn names() -> impl Iterator<Item = &'static str> {
-        CHECKS.into_iter().map(|(name, _)| name)
-    }
-
     /// Runs one check of values. Returns the number of cases that a rank tried.
     ///
     /// # Panics
     /// If there is no check with this name, or if a value is wrong.
     pub fn check(&self, name: &str) -> usize {
         let (_, check) = CHECKS.into_iter().find(|(other, _)| *other == name).unwrap_or_else(|| {
-            panic!("there is no check `{name}`. The checks are {}", Self::names().collect::<Vec<_>>().join(", "))
+            panic!("there is no check `{name}`. The checks are {}", Conformance::names().collect::<Vec<_>>().join(", "))
         });
         self.ranks.iter().map(|ranks| self.on_world(name, *ranks, check)).sum()
     }
@@ -146,7 +148,7 @@ impl<L: Fn(usize) -> Launch> Conformance<L> {
     /// # Panics
     /// Like [`check`](Self::check) and [`misuse`](Self::misuse).
     pub fn run(&self) -> ConformanceReport {
-        let mut cases: Vec<_> = Self::names().map(|name| (name, self.check(name))).collect();
+        let mut cases: Vec<_> = Conformance::names().map(|name| (name, self.check(name))).collect();
         cases.push(("misuse", self.misuse()));
         ConformanceReport { cases }
     }

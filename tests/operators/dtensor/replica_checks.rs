@@ -52,7 +52,7 @@ fn rows_by_rank_are_found_and_rows_by_coordinate_are_equal() {
         let CommError::Diverged { rank, other, param, of, majority: false, .. } = error else { panic!("{text}") };
         assert!(rank != other && rank / 2 == other / 2, "{text}");
         assert_eq!((of, &*param), (ReplicatedValue::LocalTensor, "[4, 3] f32 on mesh dimension `tp`"));
-        let says = ["different values of the local tensor [4, 3] f32", "`mesh.slice(\"dp\")?.coordinate()`"];
+        let says = ["different values of the local tensor [4, 3] f32", "`mesh.data_shard(..)`"];
         assert!(says.iter().all(|part| text.contains(part)), "{text}");
     }
 }

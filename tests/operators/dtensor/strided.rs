@@ -126,6 +126,13 @@ fn strided_shards_that_do_not_fit_are_typed_errors() {
         let error = read(&[ss(0, 2)], [12]);
         assert!(matches!(error, Error::DTensor(DTensorError::LocalShape { .. })), "{error:?}");
         assert!(error.to_string().contains("[SS(0,2)]"), "{error}");
+        let flat = |placements: &[StridedPlacement]| {
+            error_of(DTensor::from_strided(ramp([4, 4], 0.0, &Device::flex()), mesh, placements, [8]))
+        };
+        let error = flat(&[ss(1, 2)]);
+        assert!(matches!(error, Error::Placement(PlacementError::DimOutOfRange { dim: 1, ndim: 1, .. })), "{error:?}");
+        let error = flat(&[ss(0, 2)]);
+        assert!(matches!(error, Error::DTensor(DTensorError::LocalShape { .. })), "{error:?}");
         let full = DTensor::distribute_replicated(ramp([8], 0.0, &Device::flex()), mesh, &[R])?;
         let error = full.to_strided(&[ss(2, 2)]).expect_err("must be refused");
         assert!(matches!(error, Error::Placement(PlacementError::DimOutOfRange { dim: 2, .. })), "{error:?}");

@@ -31,7 +31,7 @@ fn checks_hold_on_128_ranks() {
         cases
     };
     let cases: usize = match crate::effort::is_long() {
-        true => Conformance::<fn(usize) -> Launch>::names().map(of_check).sum(),
+        true => Conformance::names().map(of_check).sum(),
         false => OF_MANY_RANKS.into_iter().map(of_check).sum(),
     };
     println!("{cases} cases");

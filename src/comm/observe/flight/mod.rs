@@ -11,7 +11,7 @@
 //! The program `flight` combines the files of a folder and names the rank at fault:
 //!
 //! ```console
-//! $ cargo install --path crates/burn-dtensor-flight
+//! $ cargo install burn-dtensor-flight
 //! $ flight flights
 //! launch 0 of process 0: 3 ranks, begun 1.284 ms ago
 //!   at fault: rank 1 returned, but rank 0 waits for it in barrier #1 `step` on ranks [0, 1, 2]

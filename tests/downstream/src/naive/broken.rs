@@ -59,9 +59,9 @@ impl Backend for Broken {
         self.engine.launch()
     }
 
-    fn channel(&self, member: GroupMember, name: &'static str) -> Arc<dyn GroupBackend> {
+    fn channel(self: Arc<Self>, member: GroupMember, name: &'static str) -> Arc<dyn GroupBackend> {
         let fault = (member.rank() == self.fault.rank).then_some(self.fault);
-        Arc::new(BrokenChannel { channel: self.engine.channel(member, name), fault, calls: AtomicU64::new(0) })
+        Arc::new(BrokenChannel { channel: self.engine.clone().channel(member, name), fault, calls: AtomicU64::new(0) })
     }
 
     fn fail(&self, failure: Failure) -> CommError {

@@ -30,7 +30,7 @@ mod job;
 use std::ops::Range;
 use std::panic::Location;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use burn_dtensor::Error;
@@ -66,7 +66,6 @@ pub struct Naive {
     is_alone: AtomicBool,
     /// Notified when the world fails, and when a report arrives.
     news: Condvar,
-    this: Weak<Self>,
 }
 
 impl Naive {
@@ -76,7 +75,7 @@ impl Naive {
     }
 
     fn of(peers: Option<Peers>, size: usize, here: Range<usize>) -> Arc<Self> {
-        Arc::new_cyclic(|this| Self {
+        Arc::new(Self {
             launch: launch_number(),
             peers,
             inboxes: here.clone().map(|_| Inbox::default()).collect(),
@@ -87,7 +86,6 @@ impl Naive {
             reports: Mutex::default(),
             is_alone: AtomicBool::new(false),
             news: Condvar::new(),
-            this: this.clone(),
         })
     }
 
@@ -288,8 +286,8 @@ impl Backend for Naive {
         self.peers.as_ref().map_or(LaunchId::of_process(0, self.launch), |peers| LaunchId::first(peers.launch()))
     }
 
-    fn channel(&self, member: GroupMember, name: &'static str) -> Arc<dyn GroupBackend> {
-        Arc::new(NaiveChannel::new(self.this.upgrade().expect("the caller has it"), member, name))
+    fn channel(self: Arc<Self>, member: GroupMember, name: &'static str) -> Arc<dyn GroupBackend> {
+        Arc::new(NaiveChannel::new(self, member, name))
     }
 
     fn fail(&self, failure: Failure) -> CommError {

@@ -16,8 +16,7 @@ fn threads() -> Conformance<impl Fn(usize) -> Launch> {
 
 #[test]
 fn a_backend_of_threads_passes_every_check() {
-    let cases: Vec<_> =
-        Conformance::<fn(usize) -> Launch>::names().map(|check| (check, threads().check(check))).collect();
+    let cases: Vec<_> = Conformance::names().map(|check| (check, threads().check(check))).collect();
     assert!(cases.iter().all(|(_, cases)| *cases > 0), "{cases:?}");
 }
 

@@ -84,7 +84,7 @@ fn invariant_3_every_collective_of_tensors_longer_than_a_message() {
         let conformance = Conformance::of(launches(FragmentLimits { message: 1000, inline_limit: 500 }))
             .with_ranks([2])
             .with_large_tensors();
-        for check in Conformance::<fn(usize) -> Launch>::names() {
+        for check in Conformance::names() {
             assert!(conformance.check(check) > 0, "{check}");
         }
     });
