@@ -61,8 +61,8 @@ pub(super) extern "C" fn note() {
         // The rank whose program has ended the process, if one did.
         let by = by.filter(|(of, _)| *of == launch);
         let by = by.and_then(|(_, by)| ranks.iter().find(|worlds| worlds.rank == by));
-        for (engine, place, ledger) in ranks.iter().flat_map(|worlds| worlds.with_ledgers()) {
-            let (text, by_another) = match by.and_then(|by| by.rank_in(&engine)) {
+        for (backend, place, ledger) in ranks.iter().flat_map(|worlds| worlds.with_ledgers()) {
+            let (text, by_another) = match by.and_then(|by| by.rank_in(&backend)) {
                 None => ("its process has ended".into(), None),
                 Some(by) if by == place => ("its program has ended the process".into(), None),
                 Some(rank) => {
@@ -70,7 +70,7 @@ pub(super) extern "C" fn note() {
                     (text.clone(), Some(FirstFailure { rank, is_own: false, is_difference: false, text }))
                 }
             };
-            let failure = engine.failure().map(|failure| first(&failure, place)).or(by_another);
+            let failure = backend.failure().map(|failure| first(&failure, place)).or(by_another);
             ledger.recorder().ended(|at| ProgramExit { how: ExitKind::Exited, at, text, failure });
         }
     }

@@ -64,7 +64,7 @@ impl GroupChannel {
     fn new(rank: &Rank, group: Group, name: &'static str) -> Arc<Self> {
         let sequence = rank.ledger.recorder().sequence(&group, name);
         let member = GroupMember { group, device: rank.device.clone(), ledger: rank.ledger.clone() };
-        let backend = rank.engine.clone().channel(member, name);
+        let backend = rank.backend.clone().channel(member, name);
         Arc::new(Self { backend, sequence, forward_indices: AtomicU64::default(), models: AtomicU64::default() })
     }
 }

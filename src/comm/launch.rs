@@ -118,9 +118,9 @@ impl Launch {
         Ok(Self::threads(ranks))
     }
 
-    /// Runs the ranks of `engine` that belong to this process, each as a thread.
-    pub fn on_backend(engine: Arc<dyn Backend>) -> Self {
-        Self::new(RankBackend::On(engine))
+    /// Runs the ranks of `backend` that belong to this process, each as a thread.
+    pub fn on_backend(backend: Arc<dyn Backend>) -> Self {
+        Self::new(RankBackend::On(backend))
     }
 
     fn new(ranks: RankBackend) -> Self {
@@ -161,7 +161,7 @@ impl Launch {
             RankBackend::Threads(ranks) => *ranks,
             #[cfg(feature = "mpi")]
             RankBackend::Processes(_, ranks) => *ranks,
-            RankBackend::On(engine) => engine.local_ranks().len(),
+            RankBackend::On(backend) => backend.local_ranks().len(),
         };
         assert_eq!(devices.len(), ranks, "{} devices for {ranks} ranks. Pass one device per rank", devices.len());
         self.devices = Devices::Each(devices);
@@ -323,23 +323,23 @@ where
     T: Send,
     F: Fn(&World) -> Result<T> + Sync,
 {
-    let engine: Arc<dyn Backend> = match config.ranks {
+    let backend: Arc<dyn Backend> = match config.ranks {
         RankBackend::Threads(size) => HostBackend::new(size, config.manner),
         #[cfg(feature = "mpi")]
-        RankBackend::Processes(processes, each) => processes.engine_of(each, config.manner),
-        RankBackend::On(engine) => engine,
+        RankBackend::Processes(processes, each) => processes.backend_with_options(each, config.manner),
+        RankBackend::On(backend) => backend,
     };
-    let here = engine.local_ranks();
+    let here = backend.local_ranks();
     let (cores, outer) = (cores(), RankContext::current());
     let threads = (cores / here.len()).max(1);
     let folder = config.flight.or_else(|| env::var_os(FLIGHT).filter(|folder| !folder.is_empty()).map(PathBuf::from));
-    let start = LaunchStart::new(engine.size(), engine.launch_id());
-    let worlds = |rank: &usize| RankWorlds::new(engine.clone(), *rank, folder.clone());
+    let start = LaunchStart::new(backend.size(), backend.launch_id());
+    let worlds = |rank: &usize| RankWorlds::new(backend.clone(), *rank, folder.clone());
     let worlds: Vec<_> = here.iter().map(worlds).collect();
-    let _running = ActiveLaunch::new(engine.launch(), worlds.clone());
+    let _running = ActiveLaunch::new(backend.launch(), worlds.clone());
     let ledgers: Vec<_> = worlds.iter().map(|worlds| worlds.open(worlds.rank, &start)).collect();
     let run = |(place, rank): (usize, usize)| {
-        let home = Arc::new(RankContext { launch: engine.launch(), rank, outer: outer.clone() });
+        let home = Arc::new(RankContext { launch: backend.launch(), rank, outer: outer.clone() });
         // A panic is the outcome of the rank, even while its pool is created.
         let end = RankOutcome::of(|| match &ledgers[place] {
             Ok(ledger) => {
@@ -370,7 +370,7 @@ where
         threads.into_iter().map(join).collect::<Vec<_>>()
     });
     // The result depends on the ranks that continued in the last world.
-    let last = last(engine.clone());
+    let last = last(backend.clone());
     let left = worlds.iter().zip(&ends).filter_map(|(worlds, end)| Some((worlds.rank_in(&last)?, end)));
     let left: Vec<_> = left.collect();
     let RemoteOutcome { failure, reports, is_told } = last.finish(config.deadline);

@@ -17,7 +17,7 @@ pub(super) struct Rank {
     pub device: Device,
     pub ledger: Arc<Ledger>,
     pub worlds: Arc<RankWorlds>,
-    pub engine: Arc<dyn Backend>,
+    pub backend: Arc<dyn Backend>,
     /// Launch that created the rank's threads, and the rank's number in that launch. The number may differ from
     /// `rank` after a shrink.
     pub home: (u64, usize),
@@ -30,7 +30,7 @@ pub(super) struct Rank {
 impl Rank {
     /// Ends every wait of every rank. Returns the error of the first failure, which may be an earlier one.
     pub fn fail(&self, error: CommError) -> CommError {
-        self.engine.fail(Failure::Collective(error))
+        self.backend.fail(Failure::Collective(error))
     }
 
     /// Fails the world if the calling thread is known to belong to another rank, because it then uses an object of

@@ -50,20 +50,20 @@ impl<T> RankOutcome<T> {
             Self::Failed { error, .. } => (ExitKind::Failed, error.to_string()),
             Self::Panicked(message) => (ExitKind::Panicked, message.clone()),
         };
-        for (engine, rank) in worlds.iter() {
+        for (backend, rank) in worlds.iter() {
             let message = text.clone();
             match self {
                 Self::Done(_) => {}
-                Self::Failed { .. } => drop(engine.fail(Failure::Failed { rank, message })),
-                Self::Panicked(_) => drop(engine.fail(Failure::Panicked { rank, message })),
+                Self::Failed { .. } => drop(backend.fail(Failure::Failed { rank, message })),
+                Self::Panicked(_) => drop(backend.fail(Failure::Panicked { rank, message })),
             }
         }
-        for (engine, rank, ledger) in worlds.with_ledgers() {
-            let failure = engine.failure().map(|failure| first(&failure, rank));
+        for (backend, rank, ledger) in worlds.with_ledgers() {
+            let failure = backend.failure().map(|failure| first(&failure, rank));
             ledger.recorder().ended(|at| ProgramExit { how, at, text: text.clone(), failure });
         }
-        for (engine, rank) in worlds.iter() {
-            engine.rank_exited(rank, self.error(rank), self.unwound_at());
+        for (backend, rank) in worlds.iter() {
+            backend.rank_exited(rank, self.error(rank), self.unwound_at());
         }
     }
 

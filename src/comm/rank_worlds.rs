@@ -15,7 +15,7 @@ use crate::comm::observe::flight::{LaunchStart, Recorder};
 #[derive(Debug)]
 pub(in crate::comm) struct RankWorlds {
     /// Backend of the launch.
-    pub engine: Arc<dyn Backend>,
+    pub backend: Arc<dyn Backend>,
     /// Rank in the launch.
     pub rank: usize,
     /// Folder of the flight recorders' files, if they have files.
@@ -24,8 +24,8 @@ pub(in crate::comm) struct RankWorlds {
 }
 
 impl RankWorlds {
-    pub fn new(engine: Arc<dyn Backend>, rank: usize, folder: Option<PathBuf>) -> Arc<Self> {
-        Arc::new(Self { engine, rank, folder, ledgers: Mutex::default() })
+    pub fn new(backend: Arc<dyn Backend>, rank: usize, folder: Option<PathBuf>) -> Arc<Self> {
+        Arc::new(Self { backend, rank, folder, ledgers: Mutex::default() })
     }
 
     /// Creates the ledger of rank `rank` in a world with this start.
@@ -42,28 +42,28 @@ impl RankWorlds {
 
     /// Iterates over the worlds, each with the rank's number there.
     pub fn iter(&self) -> impl Iterator<Item = (Arc<dyn Backend>, usize)> {
-        std::iter::successors(Some((self.engine.clone(), self.rank)), |(engine, rank)| {
-            let successor = engine.successor()?;
+        std::iter::successors(Some((self.backend.clone(), self.rank)), |(backend, rank)| {
+            let successor = backend.successor()?;
             let place = successor.place_of(*rank)?;
-            Some((successor.engine, place))
+            Some((successor.backend, place))
         })
     }
 
     /// Iterates over the worlds in which the rank has a ledger.
     pub fn with_ledgers(&self) -> impl Iterator<Item = (Arc<dyn Backend>, usize, Arc<Ledger>)> {
         let ledgers = self.ledgers.lock().clone();
-        self.iter().zip(ledgers).map(|((engine, rank), ledger)| (engine, rank, ledger))
+        self.iter().zip(ledgers).map(|((backend, rank), ledger)| (backend, rank, ledger))
     }
 
-    /// Returns the rank's number in the world of `engine`, if it was a member.
-    pub fn rank_in(&self, engine: &Arc<dyn Backend>) -> Option<usize> {
-        self.iter().find(|(other, _)| Arc::ptr_eq(other, engine)).map(|(_, rank)| rank)
+    /// Returns the rank's number in the world of `backend`, if it was a member.
+    pub fn rank_in(&self, backend: &Arc<dyn Backend>) -> Option<usize> {
+        self.iter().find(|(other, _)| Arc::ptr_eq(other, backend)).map(|(_, rank)| rank)
     }
 }
 
-/// Returns the last world in which ranks of this process continued, starting from the world of `engine`; the same
+/// Returns the last world in which ranks of this process continued, starting from the world of `backend`; the same
 /// world if they did not.
-pub(in crate::comm) fn last(engine: Arc<dyn Backend>) -> Arc<dyn Backend> {
-    let next = |engine: &Arc<dyn Backend>| engine.successor().map(|successor| successor.engine);
-    std::iter::successors(Some(engine), next).last().expect("the first world always exists")
+pub(in crate::comm) fn last(backend: Arc<dyn Backend>) -> Arc<dyn Backend> {
+    let next = |backend: &Arc<dyn Backend>| backend.successor().map(|successor| successor.backend);
+    std::iter::successors(Some(backend), next).last().expect("the first world always exists")
 }

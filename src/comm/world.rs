@@ -66,9 +66,9 @@ impl World {
         deadline: Duration,
         checks_replicas: bool,
     ) -> Self {
-        let (rank, engine) = (worlds.rank, worlds.engine.clone());
-        let home = (engine.launch(), rank);
-        let rank = Rank { rank, device, ledger, worlds, engine, home, alone: AtomicUsize::new(0), checks_replicas };
+        let (rank, backend) = (worlds.rank, worlds.backend.clone());
+        let home = (backend.launch(), rank);
+        let rank = Rank { rank, device, ledger, worlds, backend, home, alone: AtomicUsize::new(0), checks_replicas };
         Self::of(rank, deadline, None)
     }
 
@@ -76,7 +76,7 @@ impl World {
     pub(crate) fn of_device(device: &Device) -> Self {
         let worlds = RankWorlds::new(HostBackend::of_device(), 0, None);
         let ledger =
-            worlds.open(0, &LaunchStart::new(1, worlds.engine.launch_id())).expect("a ledger without a file opens");
+            worlds.open(0, &LaunchStart::new(1, worlds.backend.launch_id())).expect("a ledger without a file opens");
         Self::new(worlds, ledger, device.clone().inner(), DEADLINE, false)
     }
 
@@ -98,7 +98,7 @@ impl World {
 
     /// Returns the number of ranks.
     pub fn size(&self) -> usize {
-        self.0.rank.engine.size()
+        self.0.rank.backend.size()
     }
 
     /// Returns true if replicated values are compared when a program passes them to a DTensor.
@@ -108,18 +108,18 @@ impl World {
 
     /// Returns the number of ranks in this process.
     pub(crate) fn ranks_here(&self) -> usize {
-        self.0.rank.engine.local_ranks().len()
+        self.0.rank.backend.local_ranks().len()
     }
 
     /// Returns the number of the launch and the rank. Handles of the same rank of the same launch have equal
     /// identities.
     pub(crate) fn identity(&self) -> (u64, usize) {
-        (self.0.rank.engine.launch(), self.0.rank.rank)
+        (self.0.rank.backend.launch(), self.0.rank.rank)
     }
 
     /// Returns true if the programs of all ranks are over, so that no rank communicates any more.
     pub(crate) fn is_finished(&self) -> bool {
-        self.0.rank.engine.is_finished()
+        self.0.rank.backend.is_finished()
     }
 
     /// Returns the device of this rank's tensors, without autodiff.
@@ -258,15 +258,15 @@ impl World {
         if let Some(next) = &*next {
             return Ok(next.clone());
         }
-        let Rank { rank, device, worlds, engine, home, checks_replicas, .. } = &*self.0.rank;
-        let successor = engine.shrink(*rank, self.0.deadline)?;
+        let Rank { rank, device, worlds, backend, home, checks_replicas, .. } = &*self.0.rank;
+        let successor = backend.shrink(*rank, self.0.deadline)?;
         let place = successor.place_of(*rank).ok_or(CommError::ExcludedFromShrink { rank: *rank })?;
-        let ShrunkWorld { engine, ranks } = successor;
-        let start = LaunchStart::new(engine.size(), engine.launch_id());
+        let ShrunkWorld { backend, ranks } = successor;
+        let start = LaunchStart::new(backend.size(), backend.launch_id());
         let (ledger, alone) = (worlds.open(place, &start)?, AtomicUsize::new(0));
         let (device, worlds) = (device.clone(), worlds.clone());
         let (home, checks_replicas) = (*home, *checks_replicas);
-        let rank = Rank { rank: place, device, ledger, worlds, engine, home, alone, checks_replicas };
+        let rank = Rank { rank: place, device, ledger, worlds, backend, home, alone, checks_replicas };
         let (launch, _) = self.identity();
         Ok(next.insert(Self::of(rank, self.0.deadline, Some(Before { launch, ranks }))).clone())
     }

@@ -175,7 +175,7 @@ impl fmt::Debug for LoopbackTransport {
 /// use burn_dtensor::testing::LoopbackJob;
 ///
 /// let ends = LoopbackJob::new(2, 0).run(|_, processes| {
-///     launch(Launch::on_backend(processes.engine(2)), |world| Ok(world.size())).map_err(Box::new)
+///     launch(Launch::on_backend(processes.backend(2)), |world| Ok(world.size())).map_err(Box::new)
 /// });
 /// assert_eq!(ends.into_iter().flat_map(Result::unwrap).collect::<Vec<_>>(), [(0, 4), (1, 4), (2, 4), (3, 4)]);
 /// ```

@@ -19,7 +19,7 @@
 mod conformance;
 #[doc(hidden)]
 pub mod copies;
-mod each_engine;
+mod each_backend;
 mod full;
 mod graph_depth;
 mod loopback;

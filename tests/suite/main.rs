@@ -11,7 +11,7 @@ mod data;
 mod debug;
 mod effort;
 mod ends;
-mod engines;
+mod backends;
 mod errors;
 mod failure;
 mod faults;

@@ -144,7 +144,7 @@ pub trait Backend: Debug + Send + Sync {
 #[derive(Debug, Clone)]
 pub struct ShrunkWorld {
     /// Backend of the new world.
-    pub engine: Arc<dyn Backend>,
+    pub backend: Arc<dyn Backend>,
     /// Old rank of each new rank, ascending: rank `i` of the new world was rank `ranks[i]` of the old one.
     pub ranks: Arc<[usize]>,
 }

@@ -332,7 +332,7 @@ impl Backend for HostBackend {
             remote.withdraw_offers();
         }
         let ranks = self.membership.survivors(rank, deadline)?;
-        let next = || ShrunkWorld { engine: self.of_survivors(&ranks), ranks: ranks.clone() };
+        let next = || ShrunkWorld { backend: self.of_survivors(&ranks), ranks: ranks.clone() };
         Ok(self.membership.next_or(next))
     }
 

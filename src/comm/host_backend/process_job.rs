@@ -30,7 +30,7 @@ use crate::memory::HostMemoryPool;
 /// # fn run(transport: Arc<dyn Transport>) -> burn_dtensor::Result<()> {
 /// // `transport` is the transport that connects the processes.
 /// let processes = ProcessJob::new(transport);
-/// launch(Launch::on_backend(processes.engine(4)), |world| {
+/// launch(Launch::on_backend(processes.backend(4)), |world| {
 ///     // Runs on the ranks of all processes.
 ///     world.barrier("all are here")
 /// })?;
@@ -112,12 +112,12 @@ impl ProcessJob {
 
     /// Returns the backend of the next launch, with `each` ranks in every process, for
     /// [`Launch::on_backend`](crate::comm::Launch::on_backend).
-    pub fn engine(&self, each: usize) -> Arc<dyn Backend> {
-        self.engine_of(each, ProcessOptions::default())
+    pub fn backend(&self, each: usize) -> Arc<dyn Backend> {
+        self.backend_with_options(each, ProcessOptions::default())
     }
 
-    /// Like [`engine`](Self::engine), with the given options for threading and memory sharing in each process.
-    pub fn engine_of(&self, each: usize, options: ProcessOptions) -> Arc<dyn Backend> {
+    /// Like [`backend`](Self::backend), with the given options for threading and memory sharing in each process.
+    pub fn backend_with_options(&self, each: usize, options: ProcessOptions) -> Arc<dyn Backend> {
         let launch = self.state.lock().next_launch();
         let counts = vec![each; self.count()];
         let peers = PeerProcesses::new(self.transport.clone(), launch, &counts);

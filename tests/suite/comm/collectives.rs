@@ -1,4 +1,4 @@
-//! Every collective of thread ranks, against brute force; and that the seam is real: an engine that has nothing in common
+//! Every collective of thread ranks, against brute force; and that the seam is real: a backend that has nothing in common
 //! with theirs passes the same.
 
 use burn::tensor::{DType, Shape, Tensor};

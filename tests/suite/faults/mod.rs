@@ -1,4 +1,4 @@
-//! Every fault in every operation, on both engines, and in the middle of a training step: what each other rank is told, as
+//! Every fault in every operation, on both backends, and in the middle of a training step: what each other rank is told, as
 //! tables, and that the flight files alone tell it too.
 //!
 //! Deadlines are far longer than the suite's limit for one test, so that only prompt errors pass.

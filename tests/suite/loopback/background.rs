@@ -88,7 +88,7 @@ fn after<T: Send>(meanwhile: impl Fn(&World, Vec<Posted>) -> Result<T> + Sync) -
     for (processes, each) in [(2, 2), (4, 1)] {
         let job = LoopbackJob::new(processes, 30);
         let run = |_, processes: &ProcessJob| {
-            launch(Launch::on_backend(processes.engine(each)), |world| meanwhile(world, posted(world)))
+            launch(Launch::on_backend(processes.backend(each)), |world| meanwhile(world, posted(world)))
         };
         let got = job.run(run).into_iter().flat_map(|end| end.unwrap_or_else(|error| panic!("{error}")));
         ends.push((processes, got.collect()));
@@ -162,7 +162,7 @@ fn what_is_dropped_is_given_back() {
 fn a_failure_spares_what_is_made() {
     let job = LoopbackJob::new(2, 31);
     let ends = job.run(|_, processes| {
-        launch(Launch::on_backend(processes.engine(1)), |world| {
+        launch(Launch::on_backend(processes.backend(1)), |world| {
             let mut posted = posted(world);
             posted.iter().for_each(|(tensor, _)| await_given_back(tensor));
             world.barrier("all results are complete")?;
@@ -186,7 +186,7 @@ fn a_failure_spares_what_is_made() {
 #[test]
 fn a_course_says_when_what_others_bring_came() {
     let ends = LoopbackJob::new(2, 32).run(|_, processes| {
-        launch(Launch::on_backend(processes.engine(1)), |world| {
+        launch(Launch::on_backend(processes.backend(1)), |world| {
             let (all, other) = (world.all(), world.all().duplicate("control"));
             for (seed, call) in CALLS.iter().enumerate() {
                 let tensor = given(world, seed);
@@ -216,7 +216,7 @@ fn a_course_says_when_what_others_bring_came() {
 fn a_rank_that_begins_to_wait_hurries_its_courier_and_no_other() {
     let job = LoopbackJob::new(2, 40);
     let ends = job.run(|process, processes| {
-        launch(Launch::on_backend(processes.engine(1)), |world| {
+        launch(Launch::on_backend(processes.backend(1)), |world| {
             if process == 0 {
                 return world.barrier("waits for process 1");
             }

@@ -20,7 +20,7 @@ fn everywhere<T: Send + std::fmt::Debug + PartialEq>(program: impl Fn(&World) ->
     let expected = launch(Launch::threads(4), &program).unwrap_or_else(|error| panic!("{error}"));
     let jobs = [(LoopbackJob::new(1, 11), 4), (LoopbackJob::new(2, 11), 2), (LoopbackJob::new(4, 11), 1)];
     for (job, each) in jobs {
-        let run = |_, processes: &ProcessJob| launch(Launch::on_backend(processes.engine(each)), &program);
+        let run = |_, processes: &ProcessJob| launch(Launch::on_backend(processes.backend(each)), &program);
         let got = job.run(run).into_iter().flat_map(|end| end.unwrap_or_else(|error| panic!("{error}")));
         assert_eq!(got.collect::<Vec<_>>(), expected, "{} processes of {each}", job.processes());
     }
@@ -180,7 +180,7 @@ fn a_sharded_model_trains_to_the_bits_of_threads() {
 fn all_reduces_in_two_phases_follow_each_other() {
     let job = LoopbackJob::new(3, 20);
     let ends = job.run(|_, processes| {
-        launch(Launch::on_backend(processes.engine(1)), |world| {
+        launch(Launch::on_backend(processes.backend(1)), |world| {
             let tensor = || Tensor::<1>::full([300_000], world.rank() as f32, world.device()).into_dispatch();
             for call in 0..100 {
                 let sum = world.all().all_reduce("sum".into(), vec![tensor()], ReduceOp::Sum).wait()?.remove(0);
@@ -227,7 +227,7 @@ fn no_rank_sees_what_another_writes() {
     for (processes, each) in [(2, 1), (2, 2)] {
         let job = LoopbackJob::new(processes, 20);
         job.run(|_, processes| {
-            let ends = launch(Launch::on_backend(processes.engine(each)), |world| {
+            let ends = launch(Launch::on_backend(processes.backend(each)), |world| {
                 let (comm, size) = (world.all(), world.size());
                 let tensor = || Tensor::<1>::full([8], world.rank() as f32, world.device()).into_dispatch();
                 let meta = TensorMeta { shape: [8].into(), dtype: DType::F32 };

@@ -10,7 +10,7 @@ fn conforms(processes: usize, each: usize, is_brief: bool) {
     let reports = job.run(|_, processes| {
         let launch = |ranks: usize| {
             assert_eq!(ranks, job.processes.len() * each);
-            Launch::on_backend(processes.engine(each))
+            Launch::on_backend(processes.backend(each))
         };
         let conformance = Conformance::of(launch).with_ranks([job.processes.len() * each]);
         if is_brief { conformance.with_few_cases() } else { conformance }.run()

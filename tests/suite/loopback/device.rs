@@ -47,7 +47,7 @@ fn collectives_of_another_device_are_those_of_threads() {
     for (processes, each) in [(2, 2), (4, 1)] {
         let job = LoopbackJob::new(processes, 22);
         let run = |_, processes: &ProcessJob| {
-            launch(Launch::on_backend(processes.engine(each)).with_device(device.clone()), program)
+            launch(Launch::on_backend(processes.backend(each)).with_device(device.clone()), program)
         };
         let got = job.run(run).into_iter().flat_map(|end| end.unwrap_or_else(|error| panic!("{error}")));
         assert_eq!(got.collect::<Vec<_>>(), expected, "{processes} processes of {each}");
@@ -61,7 +61,7 @@ fn lists_for_other_processes_are_not_packed() {
     for (processes, each) in [(2, 1), (2, 2)] {
         let (job, device) = (LoopbackJob::new(processes, 23), gpu());
         let run = |_, processes: &ProcessJob| {
-            launch(Launch::on_backend(processes.engine(each)).with_device(device.clone()), |world| {
+            launch(Launch::on_backend(processes.backend(each)).with_device(device.clone()), |world| {
                 let (comm, size) = (world.all(), world.size());
                 let list = |rows: usize| {
                     let value = world.rank() as f32 + 1.0;

@@ -21,7 +21,7 @@ fn holding(call: Call, step: u64) -> Call {
 fn a_print_with_new_digests_is_said_once() {
     let job = LoopbackJob::new(2, 22);
     let ends = job.run(|process, processes| {
-        launch(Launch::on_backend(processes.engine(1)), |world: &World| {
+        launch(Launch::on_backend(processes.backend(1)), |world: &World| {
             let all = world.all();
             let mut last = job.sent(process);
             let mut bytes = |call: Call| {

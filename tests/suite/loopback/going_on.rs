@@ -36,7 +36,7 @@ fn launched(
     each: usize,
     program: impl Fn(&World) -> Result<(usize, Vec<usize>)> + Sync,
 ) -> Ends {
-    launch(Launch::on_backend(processes.engine(each)), program).map_err(Box::new)
+    launch(Launch::on_backend(processes.backend(each)), program).map_err(Box::new)
 }
 
 #[test]

@@ -86,13 +86,13 @@ fn lands(there: fn(&dyn Backend, bool) -> bool, take: fn(Work<Vec<DispatchTensor
         let (job, first, called) =
             (LoopbackJob::new(2, 50), OnceLock::<Arc<dyn Backend>>::new(), AtomicBool::new(false));
         let ends = job.run(|process, processes| {
-            let engine = processes.engine(1);
+            let backend = processes.backend(1);
             if process == 0 {
-                first.set(engine.clone()).expect("set once");
+                first.set(backend.clone()).expect("set once");
             }
-            launch(Launch::on_backend(engine), |world| {
+            launch(Launch::on_backend(backend), |world| {
                 world.barrier("both ranks have started")?;
-                let is_there = |engine: &Arc<dyn Backend>| there(&**engine, called.load(Ordering::SeqCst));
+                let is_there = |backend: &Arc<dyn Backend>| there(&**backend, called.load(Ordering::SeqCst));
                 while world.rank() == 1 && !first.get().is_some_and(is_there) {
                     thread::yield_now();
                 }
@@ -109,7 +109,7 @@ fn lands(there: fn(&dyn Backend, bool) -> bool, take: fn(Work<Vec<DispatchTensor
 
 #[test]
 fn what_comes_to_a_rank_that_waits_lands_in_its_result() {
-    lands(|engine, _| engine.activity(0).starts_with("waiting in all_"), taken);
+    lands(|backend, _| backend.activity(0).starts_with("waiting in all_"), taken);
 }
 
 #[test]
@@ -131,7 +131,7 @@ fn what_comes_before_its_rank_has_called_lands_where_the_signature_says() {
         let expected = launch(Launch::threads(2), program).unwrap_or_else(|error| panic!("{error}"));
         let job = LoopbackJob::new(2, 50);
         let ends = job.run(|process, processes| {
-            launch(Launch::on_backend(processes.engine(1)), |world| {
+            launch(Launch::on_backend(processes.backend(1)), |world| {
                 world.barrier("both ranks have started")?;
                 if process == 1 {
                     job.hold(0, true);
@@ -159,7 +159,7 @@ fn what_comes_before_its_rank_has_called_lands_where_the_signature_says() {
 fn results_take_each_others_memory_whichever_is_first() {
     let (job, called) = (LoopbackJob::new(2, 50), AtomicBool::new(false));
     let ends = job.run(|_, processes| {
-        launch(Launch::on_backend(processes.engine(1)), |world| {
+        launch(Launch::on_backend(processes.backend(1)), |world| {
             let comm = world.all();
             let gather = || comm.all_gather("rows".into(), vec![shard(&comm, 0, [1600, 900])]);
             let address = |work: Work<Vec<DispatchTensor>>| -> Result<usize> {

@@ -29,7 +29,7 @@ fn sent(job: &LoopbackJob, world: &World, work: impl FnOnce() -> Result<()>) -> 
 fn a_mesh_dimension_inside_a_process_sends_nothing() {
     let job = LoopbackJob::new(2, 12);
     let ends = job.run(|_, processes| {
-        launch(Launch::on_backend(processes.engine(2)), |world| {
+        launch(Launch::on_backend(processes.backend(2)), |world| {
             let mesh = DeviceMesh::new(world, [2, 2], ["across", "inside"])?;
             let all = |dim: usize| {
                 let comm = mesh.communicator(dim)?;
@@ -59,7 +59,7 @@ fn the_other_process_gets_what_its_ranks_need_and_once() {
     const FLOATS: usize = 4 * 256;
     let job = LoopbackJob::new(2, 13);
     let ends = job.run(|_, processes| {
-        launch(Launch::on_backend(processes.engine(2)), |world| {
+        launch(Launch::on_backend(processes.backend(2)), |world| {
             let (comm, shard_sizes) = (world.all(), ShardSizes::Chunked(FLOATS));
             let tensor = |len: usize| Tensor::<1>::ones([len], world.device()).into_dispatch();
             let (shard, complete) = (tensor(FLOATS / 4), tensor(FLOATS));
@@ -123,7 +123,7 @@ fn of_an_all_reduce_parts_are_sent_and_nothing_twice() {
     for (processes, each, quarters) in [(2, 2, 2 * (2 + 1)), (4, 1, 3 + 3)] {
         let job = LoopbackJob::new(processes, 19);
         let ends = job.run(|_, processes| {
-            launch(Launch::on_backend(processes.engine(each)), |world| {
+            launch(Launch::on_backend(processes.backend(each)), |world| {
                 let comm = world.all();
                 let tensor = Tensor::<1>::ones([FLOATS], world.device()).into_dispatch();
                 let reduce =
@@ -145,7 +145,7 @@ fn a_deferred_gather_is_sent_when_it_is_needed_and_not_before() {
     for each in [1, 2] {
         let job = LoopbackJob::new(2, 18);
         let ends = job.run(|process, processes| {
-            launch(Launch::on_backend(processes.engine(each)), |world| {
+            launch(Launch::on_backend(processes.backend(each)), |world| {
                 let comm = world.all();
                 let shard = |value: usize| Tensor::<1>::full([FLOATS], value as f32, world.device());
                 let gather = |value: usize| {
@@ -191,7 +191,7 @@ fn a_deferred_gather_is_sent_when_it_is_needed_and_not_before() {
 fn what_no_rank_needs_is_returned() {
     let job = LoopbackJob::new(2, 19);
     job.run(|_, processes| {
-        let ends = launch(Launch::on_backend(processes.engine(2)), |world| {
+        let ends = launch(Launch::on_backend(processes.backend(2)), |world| {
             let comm = world.all();
             let tensor = Tensor::<1>::ones([1 << 10], world.device());
             let shard =
@@ -215,7 +215,7 @@ fn what_no_rank_needs_is_returned() {
 fn a_long_print_is_sent_once() {
     let job = LoopbackJob::new(2, 21);
     let ends = job.run(|_, processes| {
-        launch(Launch::on_backend(processes.engine(2)), |world| {
+        launch(Launch::on_backend(processes.backend(2)), |world| {
             let comm = world.all();
             let step = |width: usize| {
                 let names = (0..100).map(|at| format!("blocks.{at}.attention.query.weight").into());

@@ -20,7 +20,7 @@ fn data_on_a_device_is_read_once_and_not_before_it_is_needed() {
     for (processes, each, elements) in [(3, 1, 1009), (2, 2, 2003)] {
         let (job, device) = (Job::new(processes, 30), gpu());
         let ends = job.run(|_, processes| {
-            launch(Launch::on_backend(processes.engine(each)).with_device(device.clone()), |world| {
+            launch(Launch::on_backend(processes.backend(each)).with_device(device.clone()), |world| {
                 let gather = |call: Call, len: usize| {
                     let tensor = Tensor::<1>::full([len], world.rank() as f32, world.device()).into_dispatch();
                     let shard = ShardedTensor { tensor, dim: 0, sizes: ShardSizes::Chunked(world.size() * len) };
@@ -64,7 +64,7 @@ impl AsRef<[u8]> for Unreadable {
 #[test]
 fn a_device_that_cannot_be_read_fails_its_rank() {
     let ends = Job::new(2, 31).run(|process, processes| {
-        launch(Launch::on_backend(processes.engine(1)), |world| {
+        launch(Launch::on_backend(processes.backend(1)), |world| {
             world.barrier("both have begun")?;
             if process == 1 {
                 let backend = processes.state.lock().backends().next().expect("the launch has one");

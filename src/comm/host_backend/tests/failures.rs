@@ -32,7 +32,7 @@ fn launched<T: Send>(
     each: usize,
     program: impl Fn(&World) -> Result<T> + Sync,
 ) -> Result<Vec<(usize, T)>, LaunchError> {
-    launch(Launch::on_backend(processes.engine(each)).with_deadline(FAR), program)
+    launch(Launch::on_backend(processes.backend(each)).with_deadline(FAR), program)
 }
 
 fn sum(world: &World, comm: &Communicator, label: &str, len: usize) -> Result<()> {
@@ -215,7 +215,7 @@ fn a_rank_that_is_stuck_in_its_own_code_ends_no_launch_but_its_own() {
     let (told, left) = (Mutex::new(told), AtomicUsize::new(2));
     let go = Mutex::new(Some(go));
     let ends = job.run(|process, processes| {
-        let config = Launch::on_backend(processes.engine(1)).with_deadline(Duration::from_millis(20));
+        let config = Launch::on_backend(processes.backend(1)).with_deadline(Duration::from_millis(20));
         let end = launch(config, |world| match world.rank() {
             0 => Err(Error::other("boom")),
             1 => {
@@ -254,8 +254,8 @@ fn a_process_that_is_lost_before_it_has_sent_what_its_rank_dropped_ends_the_othe
             if process == 1 {
                 return Ok(());
             }
-            let engine = processes.state.lock().backends().next().unwrap();
-            while engine.activity(1) != "finished" {
+            let backend = processes.state.lock().backends().next().unwrap();
+            while backend.activity(1) != "finished" {
                 std::thread::yield_now();
             }
             job.lose(1);

@@ -31,7 +31,7 @@ fn program(world: &World) -> Result<(f32, f32)> {
 }
 
 fn launched(processes: &ProcessJob, each: usize) -> Vec<(f32, f32)> {
-    let ranks = launch(Launch::on_backend(processes.engine(each)), program).unwrap_or_else(|error| panic!("{error}"));
+    let ranks = launch(Launch::on_backend(processes.backend(each)), program).unwrap_or_else(|error| panic!("{error}"));
     ranks.into_iter().map(|(_, got)| got).collect()
 }
 
@@ -77,7 +77,7 @@ fn a_launch_after_a_process_is_lost_fails() {
     while job.processes[0].state.lock().lost.is_empty() {
         thread::yield_now();
     }
-    let error = launch(Launch::on_backend(job.processes[0].engine(1)), program).unwrap_err();
+    let error = launch(Launch::on_backend(job.processes[0].backend(1)), program).unwrap_err();
     assert!(error.cause.to_string().contains("lost the connection to the process of rank 1"), "{error}");
 }
 
@@ -86,7 +86,7 @@ fn a_launch_after_a_process_is_lost_fails() {
 fn nothing_that_comes_late_is_kept() {
     let job = Job::new(2, 17);
     job.run(|_, processes| {
-        let ranks = launch(Launch::on_backend(processes.engine(1)), |world| {
+        let ranks = launch(Launch::on_backend(processes.backend(1)), |world| {
             let comm = world.all();
             let tensor = || Tensor::<1>::ones([1000], world.device()).into_dispatch();
             for _ in 0..50 {
@@ -111,7 +111,7 @@ fn nothing_that_comes_late_is_kept() {
 fn nothing_is_kept_of_large_operations_that_all_ranks_drop() {
     let job = Job::new(2, 19);
     let kept = job.run(|_, processes| {
-        let ranks = launch(Launch::on_backend(processes.engine(1)), |world| {
+        let ranks = launch(Launch::on_backend(processes.backend(1)), |world| {
             for _ in 0..10 {
                 let tensor = Tensor::<1>::ones([1 << 19], world.device()).into_dispatch();
                 let shard = ShardedTensor { tensor, dim: 0, sizes: ShardSizes::Chunked(1 << 20) };
@@ -139,7 +139,7 @@ fn a_launch_of_one_process_alone_is_not_mixed_up_with_those_of_all() {
                 if fails && world.rank() == 1 { Err(crate::Error::other("no more")) } else { world.barrier("end") }
             })
         };
-        let all = || Launch::on_backend(processes.engine(1));
+        let all = || Launch::on_backend(processes.backend(1));
         launched(all(), "first", false).unwrap();
         if process == 0 {
             launched(Launch::threads(2), "evaluation", false).unwrap();

@@ -18,7 +18,7 @@ use super::{Naive, host};
 /// Ranks with inboxes, one of which is on a broken host.
 #[derive(Debug)]
 pub struct Broken {
-    engine: Arc<Naive>,
+    backend: Arc<Naive>,
     fault: Fault,
 }
 
@@ -35,7 +35,7 @@ pub struct Fault {
 
 impl Broken {
     pub fn new(ranks: usize, fault: Fault) -> Arc<Self> {
-        Arc::new(Self { engine: Naive::new(ranks), fault })
+        Arc::new(Self { backend: Naive::new(ranks), fault })
     }
 }
 
@@ -48,40 +48,40 @@ pub fn flipped(mut data: TensorData, bit: u32) -> TensorData {
 
 impl Backend for Broken {
     fn size(&self) -> usize {
-        self.engine.size()
+        self.backend.size()
     }
 
     fn local_ranks(&self) -> Vec<usize> {
-        self.engine.local_ranks()
+        self.backend.local_ranks()
     }
 
     fn launch(&self) -> u64 {
-        self.engine.launch()
+        self.backend.launch()
     }
 
     fn channel(self: Arc<Self>, member: GroupMember, name: &'static str) -> Arc<dyn GroupBackend> {
         let fault = (member.rank() == self.fault.rank).then_some(self.fault);
-        Arc::new(BrokenChannel { channel: self.engine.clone().channel(member, name), fault, calls: AtomicU64::new(0) })
+        Arc::new(BrokenChannel { channel: self.backend.clone().channel(member, name), fault, calls: AtomicU64::new(0) })
     }
 
     fn fail(&self, failure: Failure) -> CommError {
-        self.engine.fail(failure)
+        self.backend.fail(failure)
     }
 
     fn failure(&self) -> Option<Failure> {
-        self.engine.failure()
+        self.backend.failure()
     }
 
     fn rank_exited(&self, rank: usize, error: Option<Error>, at: Option<&'static Location<'static>>) {
-        self.engine.rank_exited(rank, error, at);
+        self.backend.rank_exited(rank, error, at);
     }
 
     fn activity(&self, rank: usize) -> String {
-        self.engine.activity(rank)
+        self.backend.activity(rank)
     }
 
     fn is_finished(&self) -> bool {
-        self.engine.is_finished()
+        self.backend.is_finished()
     }
 }
 

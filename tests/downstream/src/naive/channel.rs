@@ -19,7 +19,7 @@ use super::inbox::{About, Desk, Envelope, Key, Receive, Seen};
 /// The handle of a rank on one group.
 #[derive(Debug)]
 pub struct NaiveChannel {
-    engine: Arc<Naive>,
+    backend: Arc<Naive>,
     member: GroupMember,
     name: Arc<str>,
     /// Collectives so far.
@@ -30,7 +30,7 @@ pub struct NaiveChannel {
 
 /// One call of a rank.
 struct Called {
-    engine: Arc<Naive>,
+    backend: Arc<Naive>,
     channel: Key,
     /// The group rank.
     place: usize,
@@ -39,8 +39,8 @@ struct Called {
 }
 
 impl NaiveChannel {
-    pub fn new(engine: Arc<Naive>, member: GroupMember, name: &'static str) -> Self {
-        Self { engine, member, name: name.into(), calls: AtomicU64::new(0), messages: AtomicU64::new(0) }
+    pub fn new(backend: Arc<Naive>, member: GroupMember, name: &'static str) -> Self {
+        Self { backend, member, name: name.into(), calls: AtomicU64::new(0), messages: AtomicU64::new(0) }
     }
 
     fn device(&self) -> Device {
@@ -54,10 +54,10 @@ impl NaiveChannel {
     /// Counts a call.
     fn enter(&self, post: CallContext, calls: &AtomicU64) -> Result<Called, CommError> {
         let (signature, ranks) = (Arc::new(post.signature), Arc::from(self.member.group.ranks()));
-        let (engine, place, channel) = (self.engine.clone(), self.member.group.rank(), (ranks, self.name.clone()));
+        let (backend, place, channel) = (self.backend.clone(), self.member.group.rank(), (ranks, self.name.clone()));
         let id = id(&signature, calls.fetch_add(1, Ordering::SeqCst), &channel);
-        engine.enter(self.member.rank(), &id)?;
-        Ok(Called { engine, channel, place, signature, id })
+        backend.enter(self.member.rank(), &id)?;
+        Ok(Called { backend, channel, place, signature, id })
     }
 
     /// Sends `parts` to the ranks of the group. The result is that of `finish` on the parts of all ranks for this one.
@@ -184,16 +184,16 @@ impl Called {
     }
 
     fn desk<T>(&self, look: impl FnOnce(&mut Desk) -> T) -> T {
-        look(&mut self.engine.inbox(self.rank()).desk.lock())
+        look(&mut self.backend.inbox(self.rank()).desk.lock())
     }
 
     fn send(&self, to: usize, about: About, tensors: Vec<TensorData>) {
         let (channel, signature) = (self.channel.clone(), self.signature.clone());
-        self.engine.deliver(self.channel.0[to], Envelope { channel, about, from: self.place, signature, tensors });
+        self.backend.deliver(self.channel.0[to], Envelope { channel, about, from: self.place, signature, tensors });
     }
 
     fn is_over(&self) -> bool {
-        self.engine.end.get().is_some()
+        self.backend.end.get().is_some()
     }
 
     /// Looks for all ranks' parts of the collective, in group order.
@@ -256,7 +256,7 @@ impl<T> Request<T> for Meeting<T> {
 
     fn wait(self: Box<Self>, deadline: Duration) -> Result<Completed<T>, CommError> {
         let Self { called, finish } = *self;
-        let parts = called.engine.wait(called.rank(), &called.id, deadline, |desk| called.parts(desk))?;
+        let parts = called.backend.wait(called.rank(), &called.id, deadline, |desk| called.parts(desk))?;
         Ok(Completed::timed(|| finish(parts)))
     }
 }
@@ -277,7 +277,7 @@ impl Request<ReceivedTensors> for Awaited {
     fn wait(self: Box<Self>, deadline: Duration) -> Result<Completed<ReceivedTensors>, CommError> {
         let Self { called, from, device } = *self;
         let look = |desk: &mut Desk| called.message(desk, from);
-        let message = called.engine.wait(called.rank(), &called.id, deadline, look)?;
+        let message = called.backend.wait(called.rank(), &called.id, deadline, look)?;
         Ok(Completed::timed(|| ReceivedTensors { from: message.from, tensors: write(message.tensors, &device) }))
     }
 }

@@ -93,22 +93,22 @@ impl NaiveJob {
     }
 
     /// Returns the backend of the next launch, which has `each` ranks in every process.
-    pub fn engine(&self, each: usize) -> Arc<Naive> {
+    pub fn backend(&self, each: usize) -> Arc<Naive> {
         let mut state = self.state.lock();
         let launch = state.launches.len() as u64;
         let peers = Peers { transport: self.transport.clone(), each, launch };
         let (size, here) = (each * self.transport.processes(), peers.ranks_of(peers.here()));
-        let engine = Naive::of(Some(peers), size, here);
-        state.launches.push(Arc::downgrade(&engine));
+        let backend = Naive::of(Some(peers), size, here);
+        state.launches.push(Arc::downgrade(&backend));
         let early: Vec<_> = state.early.extract_if(.., |(number, ..)| *number == launch).collect();
-        early.into_iter().for_each(|(_, from, message)| engine.handle(from, message));
-        state.lost.iter().for_each(|(process, problem)| engine.lost(*process, problem));
-        engine
+        early.into_iter().for_each(|(_, from, message)| backend.handle(from, message));
+        state.lost.iter().for_each(|(process, problem)| backend.lost(*process, problem));
+        backend
     }
 }
 
 impl JobState {
-    fn engines(&self) -> impl Iterator<Item = Arc<Naive>> {
+    fn backends(&self) -> impl Iterator<Item = Arc<Naive>> {
         self.launches.iter().filter_map(Weak::upgrade)
     }
 }
@@ -118,15 +118,15 @@ impl MessageHandler for NaiveJob {
         let mut state = self.state.lock();
         match postcard::from_bytes::<(u64, PeerMessage)>(&header) {
             Ok((launch, message)) if lengths.is_empty() => match state.launches.get(launch as usize) {
-                Some(engine) => {
-                    if let Some(engine) = engine.upgrade() {
-                        engine.handle(from, message);
+                Some(backend) => {
+                    if let Some(backend) = backend.upgrade() {
+                        backend.handle(from, message);
                     }
                 }
                 None => state.early.push((launch, from, message)),
             },
-            Ok(_) => state.engines().for_each(|engine| engine.misunderstood(from, "payloads without meaning".into())),
-            Err(error) => state.engines().for_each(|engine| engine.misunderstood(from, error.to_string())),
+            Ok(_) => state.backends().for_each(|backend| backend.misunderstood(from, "payloads without meaning".into())),
+            Err(error) => state.backends().for_each(|backend| backend.misunderstood(from, error.to_string())),
         }
         lengths.iter().map(|length| Box::new(Ignored(vec![MaybeUninit::uninit(); *length])) as _).collect()
     }
@@ -137,7 +137,7 @@ impl MessageHandler for NaiveJob {
         let mut state = self.state.lock();
         let others = (0..self.transport.processes()).filter(|other| *other != self.transport.process_index());
         for process in others.filter(|other| process.is_none_or(|process| process == *other)) {
-            state.engines().for_each(|engine| engine.lost(process, problem));
+            state.backends().for_each(|backend| backend.lost(process, problem));
             state.lost.push((process, problem.into()));
         }
     }

@@ -49,7 +49,7 @@ mod processes {
             |transport| {
                 let job = NaiveJob::new(transport);
                 for each in [1, 2] {
-                    conforms(|| Launch::on_backend(job.engine(each)), each);
+                    conforms(|| Launch::on_backend(job.backend(each)), each);
                 }
             },
         );
@@ -60,7 +60,7 @@ mod processes {
         let test = "backend::conformance::processes::a_transport_connects_two_processes_of_the_crates_own_backend";
         in_two_processes(test, |transport| {
             let job = ProcessJob::new(transport);
-            conforms(|| Launch::on_backend(job.engine(2)), 2);
+            conforms(|| Launch::on_backend(job.backend(2)), 2);
         });
     }
 }

@@ -12,7 +12,7 @@ use super::two_processes::in_two_processes;
 
 /// Launches `program` on two ranks in two processes, where it fails.
 fn failed(job: &NaiveJob, program: fn(&World) -> burn_dtensor::Result<()>) -> LaunchError {
-    let config = Launch::on_backend(job.engine(1)).with_deadline(Duration::from_secs(60));
+    let config = Launch::on_backend(job.backend(1)).with_deadline(Duration::from_secs(60));
     launch(config, program).expect_err("the program fails")
 }
 
@@ -32,7 +32,7 @@ fn both_processes_report_the_same_failure() {
         let error = failed(&job, |world| if world.rank() == 0 { Ok(()) } else { world.barrier("step") });
         assert!(matches!(error.cause, Error::Comm(CommError::RankReturned { rank: 0, .. })), "{error}");
         // The job outlives a failure.
-        launch(Launch::on_backend(job.engine(2)), |world| world.barrier("next")).unwrap();
+        launch(Launch::on_backend(job.backend(2)), |world| world.barrier("next")).unwrap();
     });
 }
 
@@ -40,7 +40,7 @@ fn both_processes_report_the_same_failure() {
 fn a_process_that_ends_is_a_failure_of_the_other() {
     in_two_processes("backend::failure::a_process_that_ends_is_a_failure_of_the_other", |transport| {
         let job = NaiveJob::new(transport);
-        launch(Launch::on_backend(job.engine(1)), |world| world.barrier("all are here")).unwrap();
+        launch(Launch::on_backend(job.backend(1)), |world| world.barrier("all are here")).unwrap();
         let error = failed(&job, |world| {
             if world.rank() == 1 {
                 std::process::exit(0);

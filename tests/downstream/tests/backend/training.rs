@@ -105,7 +105,7 @@ fn training_in_two_processes_of_another_backend_gives_the_same_bits() {
     let test = "backend::training::training_in_two_processes_of_another_backend_gives_the_same_bits";
     super::two_processes::in_two_processes(test, |transport| {
         let job = downstream::naive::NaiveJob::new(transport);
-        let own = trained(Launch::on_backend(job.engine(2)));
+        let own = trained(Launch::on_backend(job.backend(2)));
         let threads =
             trained(Launch::threads(4)).into_iter().filter(|(rank, _)| own.iter().any(|(own, _)| own == rank));
         assert_eq!(own, threads.collect::<Vec<_>>());

@@ -75,7 +75,7 @@ fn invariant_3_long_payloads_go_in_fragments() {
 /// Returns a function that makes launches whose MPI messages have these limits.
 fn launches(limits: FragmentLimits) -> impl Fn(usize) -> Launch {
     let processes = ProcessJob::new(Arc::new(start(limits)));
-    move |ranks| Launch::on_backend(processes.engine(ranks / processes.count()))
+    move |ranks| Launch::on_backend(processes.backend(ranks / processes.count()))
 }
 
 #[test]
