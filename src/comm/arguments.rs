@@ -128,14 +128,14 @@ pub(super) fn listed(
         let signature = part.as_ref().map(|part| plain(i, part)).transpose()?;
         Ok(signature.map(|TensorSignature { shape, dtype, .. }| TensorMeta { shape, dtype }))
     };
-    let given: Vec<_> = parts.iter().enumerate().map(meta).collect::<Checked<_>>()?;
+    let sent: Vec<_> = parts.iter().enumerate().map(meta).collect::<Checked<_>>()?;
     let is_supported =
         |(i, meta): (usize, &Option<TensorMeta>)| meta.as_ref().map_or(Ok(()), |meta| described(i, meta).map(drop));
     metas.iter().enumerate().try_for_each(is_supported)?;
-    let [own, meta] = [&given[member], &metas[member]].map(tensor_text);
+    let [own, meta] = [&sent[member], &metas[member]].map(tensor_text);
     ensure!(own == meta => "this rank's tensor for itself is {own}, but `metas` describes {meta}",
         "Describe in `metas` the tensor that this rank passes for itself");
-    Ok(PairwiseSignature { member, given, taken: metas })
+    Ok(PairwiseSignature { member, sent, received: metas })
 }
 
 /// Checks the tensors of the root. Returns their signatures, which come from `metas`; on the root, `metas` must

@@ -107,7 +107,7 @@ impl Launch {
         if let Some(connected) = super::host_backend::mpi_processes()? {
             let processes = connected.count();
             if !ranks.is_multiple_of(processes) {
-                return Err(StartError::Uneven { ranks, processes, here: connected.here() });
+                return Err(StartError::Uneven { ranks, processes, here: connected.process_index() });
             }
             return Ok(Self::new(RankBackend::Processes(connected, ranks / processes)));
         }
@@ -373,7 +373,7 @@ where
     let last = last(backend.clone());
     let left = worlds.iter().zip(&ends).filter_map(|(worlds, end)| Some((worlds.rank_in(&last)?, end)));
     let left: Vec<_> = left.collect();
-    let RemoteOutcome { failure, reports, is_told } = last.finish(config.deadline);
+    let RemoteOutcome { failure, reports, is_reported_by_other_process } = last.finish(config.deadline);
     if failure.is_none() && left.iter().all(|(_, end)| end.is_done()) {
         for (rank, error) in here.iter().zip(&ends).filter_map(|(rank, end)| Some((rank, end.error(*rank)?))) {
             log::warn!("rank {rank} was lost, and the other ranks continued without it: {error}");
@@ -383,7 +383,7 @@ where
     let failure = failure.or_else(|| last.failure()).expect("a rank that does not succeed records a failure");
     let report = |(rank, end): (usize, &RankOutcome<T>)| {
         let at = end.unwound_at().map(ToString::to_string);
-        RankReport { rank, doing: last.activity(rank), error: end.error(rank), at }
+        RankReport { rank, activity: last.activity(rank), error: end.error(rank), at }
     };
     let mut reports: Vec<_> = left.into_iter().map(report).chain(reports).collect();
     reports.sort_by_key(|report| report.rank);
@@ -402,7 +402,7 @@ where
         }
     };
     let last = flight.map(|flight| flight.last(LAST)).unwrap_or_default();
-    Err(LaunchError { is_reported_by_other_process: is_told, last, flight: folder, ..error })
+    Err(LaunchError { is_reported_by_other_process, last, flight: folder, ..error })
 }
 
 /// Returns this process's share of the available cores, at least 1.

@@ -44,7 +44,7 @@ impl RankWorlds {
     pub fn iter(&self) -> impl Iterator<Item = (Arc<dyn Backend>, usize)> {
         std::iter::successors(Some((self.backend.clone(), self.rank)), |(backend, rank)| {
             let successor = backend.successor()?;
-            let place = successor.place_of(*rank)?;
+            let place = successor.new_rank_of(*rank)?;
             Some((successor.backend, place))
         })
     }

@@ -44,7 +44,7 @@ pub struct RankReport {
     pub rank: usize,
     /// Activity of the rank at the first failure, such as
     /// ``waiting in all_gather #12 `blocks.3` on ranks [0, 1, 2] for rank 2``.
-    pub doing: String,
+    pub activity: String,
     /// Error of the rank, if it did not succeed. For a rank of another process, a [`CommError`] is transferred as a
     /// value, and any other error as its texts.
     #[serde(with = "remote_error")]
@@ -117,9 +117,9 @@ impl fmt::Display for LaunchError {
             }
             Some(error) => format!("ended with: {error}"),
         };
-        let doing = by_text(&self.others, |report| format!("was {}", report.doing), str::to_owned);
+        let activity = by_text(&self.others, |report| format!("was {}", report.activity), str::to_owned);
         let ends = by_text(&self.others, end, without_numbers);
-        for (ranks, text) in doing.into_iter().chain(ends) {
+        for (ranks, text) in activity.into_iter().chain(ends) {
             write!(f, "\n  {ranks} {text}")?;
         }
         if !self.last.is_empty() {

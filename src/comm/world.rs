@@ -260,7 +260,7 @@ impl World {
         }
         let Rank { rank, device, worlds, backend, home, checks_replicas, .. } = &*self.0.rank;
         let successor = backend.shrink(*rank, self.0.deadline)?;
-        let place = successor.place_of(*rank).ok_or(CommError::ExcludedFromShrink { rank: *rank })?;
+        let place = successor.new_rank_of(*rank).ok_or(CommError::ExcludedFromShrink { rank: *rank })?;
         let ShrunkWorld { backend, ranks } = successor;
         let start = LaunchStart::new(backend.size(), backend.launch_id());
         let (ledger, alone) = (worlds.open(place, &start)?, AtomicUsize::new(0));

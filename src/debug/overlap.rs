@@ -17,7 +17,7 @@ use crate::fsdp::{Event, EventKind, TrainingState};
 ///
 /// ```text
 /// rank                    | unit 1 computes              | unit 2 computes
-/// all-gather of unit 2  posted   begun ======== complete wanted
+/// all-gather of unit 2  posted   started ====== completed requested
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Overlap {
@@ -38,13 +38,13 @@ impl Overlap {
     pub(super) fn of(events: &[Event]) -> Self {
         let mut overlap = Self::default();
         for (at, event) in events.iter().enumerate().filter(|(_, event)| event.kind == EventKind::Done(Op::AllGather)) {
-            let Some(OpTiming { posted, carried, wanted }) = event.timing else { continue };
-            overlap.exposed += carried.complete.saturating_duration_since(wanted);
+            let Some(OpTiming { posted, transfer, requested }) = event.timing else { continue };
+            overlap.exposed += transfer.completed.saturating_duration_since(requested);
             let Some(before) = before(events, at) else { continue };
             let is_prefetched = posted < before;
             overlap.gathers += 1;
             overlap.prefetched += usize::from(is_prefetched);
-            overlap.hidden += usize::from(is_prefetched && before < carried.complete && carried.begun < wanted);
+            overlap.hidden += usize::from(is_prefetched && before < transfer.completed && transfer.started < requested);
         }
         overlap
     }
@@ -103,7 +103,7 @@ mod tests {
 
     /// Returns the overlap of two consecutive units in one pass, where the second unit's all-gather has these
     /// times. The first unit begins to compute at 10 milliseconds, the second at 20.
-    fn overlap(training_state: TrainingState, [posted, begun, complete, wanted]: Times) -> Overlap {
+    fn overlap(training_state: TrainingState, [posted, started, completed, requested]: Times) -> Overlap {
         let origin = Instant::now();
         let at = |millis: u64| origin + Duration::from_millis(millis);
         let event = |kind, unit: &str, millis, training_state| Event {
@@ -114,8 +114,9 @@ mod tests {
             at: at(millis),
             timing: None,
         };
-        let carried = TransferTiming { taken: Some(at(posted)), begun: at(begun), complete: at(complete) };
-        let timing = Some(OpTiming { posted: at(posted), carried, wanted: at(wanted) });
+        let transfer =
+            TransferTiming { send_started: Some(at(posted)), started: at(started), completed: at(completed) };
+        let timing = Some(OpTiming { posted: at(posted), transfer, requested: at(requested) });
         let done = Event { timing, ..event(EventKind::Done(Op::AllGather), "b", 19, training_state) };
         let starts = |kind| [event(kind, "a", 10, training_state), event(kind, "b", 20, training_state)];
         let other = event(EventKind::PreForward, "b", 5, TrainingState::Forward);
@@ -150,8 +151,8 @@ mod tests {
     fn a_pass_begins_with_a_unit_that_has_none_before() {
         let mut events = Vec::new();
         let at = Instant::now();
-        let carried = TransferTiming { taken: Some(at), begun: at, complete: at + Duration::from_millis(2) };
-        let timing = Some(OpTiming { posted: at, carried, wanted: at });
+        let transfer = TransferTiming { send_started: Some(at), started: at, completed: at + Duration::from_millis(2) };
+        let timing = Some(OpTiming { posted: at, transfer, requested: at });
         for (kind, training_state) in [
             (EventKind::PreForward, TrainingState::Forward),
             (EventKind::PreBackward, TrainingState::PreBackward),

@@ -116,8 +116,8 @@ impl Timeline {
                 // which they began.
                 let start = if what.is_communication() { open.remove(0) } else { open.swap_remove(open.len() - 1) };
                 let (start, end) = event.timing.map_or((start, at), |course| {
-                    let carried = course.carried;
-                    (micros(carried.begun), micros(carried.complete))
+                    let transfer = course.transfer;
+                    (micros(transfer.started), micros(transfer.completed))
                 });
                 spans.push(Span { what, unit, start, end });
             }
@@ -296,9 +296,10 @@ mod tests {
     #[test]
     fn what_another_thread_has_moved_is_drawn_as_that_has_seen_it() {
         let mut events = events(&[(EventKind::Unshard, "a", 1), (EventKind::Done(Op::AllGather), "a", 9)]);
-        let [posted, begun, complete, wanted] = [0, 2, 5, 7].map(|after| events[0].at + Duration::from_millis(after));
-        let carried = TransferTiming { taken: Some(posted), begun, complete };
-        events[1].timing = Some(OpTiming { posted, carried, wanted });
+        let [posted, started, completed, requested] =
+            [0, 2, 5, 7].map(|after| events[0].at + Duration::from_millis(after));
+        let transfer = TransferTiming { send_started: Some(posted), started, completed };
+        events[1].timing = Some(OpTiming { posted, transfer, requested });
         let timeline = Timeline::of(0, &events);
         let [Span { start, end, .. }] = &timeline.spans[..] else { panic!("{timeline:?}") };
         assert_eq!(((end - start) / 1e3).round() as u64, 3);

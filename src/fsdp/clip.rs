@@ -49,7 +49,7 @@ impl NormType {
 ///
 /// # Errors
 /// [`ParamError::Replaced`](crate::param::ParamError::Replaced) if a parameter was replaced after it was distributed;
-/// [`ParamError::Unreduced`](crate::param::ParamError::Unreduced) if gradients wait to be reduced and `grads` has none
+/// [`ParamError::StepWithoutGradients`](crate::param::ParamError::StepWithoutGradients) if gradients wait to be reduced and `grads` has none
 /// of a distributed parameter, both before anything is sent;
 /// [`Error::Comm`](crate::Error::Comm) if another rank fails.
 pub fn clip_grad_norm<M: Module>(model: &M, grads: &mut GradientsParams, max_norm: f64, norm: NormType) -> Result<f64> {

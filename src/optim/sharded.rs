@@ -128,7 +128,7 @@ impl ShardedOptimizer {
     ///
     /// # Errors
     /// [`OptimError::NotAMatrix`] for a parameter of Muon's group that is not a matrix,
-    /// [`ParamError::Unreduced`](crate::param::ParamError::Unreduced) if gradients wait to be reduced and `grads` has
+    /// [`ParamError::StepWithoutGradients`](crate::param::ParamError::StepWithoutGradients) if gradients wait to be reduced and `grads` has
     /// none of a distributed parameter, and [`ParamError::Replaced`](crate::param::ParamError::Replaced) if a
     /// parameter was replaced after it was distributed, all before any parameter is stepped; [`Error::Comm`](crate::Error::Comm) if another rank
     /// fails.

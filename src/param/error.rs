@@ -242,7 +242,7 @@ pub enum ParamError {
          FsdpModule::of(&model)?.set_requires_gradient_sync(true) before the last backward of a step (with HSDP also \
          set_requires_all_reduce(true)), or drop the gradients with FsdpModule::of(&model)?.reset_iter_state()"
     )]
-    Unreduced {
+    StepWithoutGradients {
         /// The unit. The first one, if gradients of several have not been reduced.
         unit: String,
     },

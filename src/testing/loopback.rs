@@ -27,7 +27,7 @@ pub struct LoopbackTransport {
     /// True while payloads for this process are held back.
     held: AtomicBool,
     /// Number of times that [`Transport::poll_now`] was called.
-    hurried: AtomicU64,
+    polled: AtomicU64,
     handler: OnceLock<Arc<dyn MessageHandler>>,
 }
 
@@ -78,7 +78,7 @@ impl Transport for LoopbackTransport {
     }
 
     fn poll_now(&self) {
-        self.hurried.fetch_add(1, Ordering::SeqCst);
+        self.polled.fetch_add(1, Ordering::SeqCst);
     }
 
     fn sent(&self) -> Vec<u64> {
@@ -183,7 +183,7 @@ impl fmt::Debug for LoopbackTransport {
 /// Dropping this value ends the connections.
 pub struct LoopbackJob {
     /// Transport of each process.
-    pub couriers: Vec<Arc<LoopbackTransport>>,
+    pub transports: Vec<Arc<LoopbackTransport>>,
     /// The job as each process sees it.
     pub processes: Vec<Arc<ProcessJob>>,
     threads: Vec<thread::JoinHandle<()>>,
@@ -193,26 +193,26 @@ impl LoopbackJob {
     /// Connects `processes` processes. `seed` determines the order in which payloads arrive.
     pub fn new(processes: usize, seed: u64) -> Self {
         let inboxes: Arc<[Inbox]> = (0..processes).map(|_| Inbox::default()).collect();
-        let courier = |here| {
+        let transport = |here| {
             let sent = (0..processes).map(|_| AtomicU64::default()).collect();
-            let (placed, hurried, handler) = (AtomicU64::default(), AtomicU64::default(), OnceLock::new());
+            let (placed, polled, handler) = (AtomicU64::default(), AtomicU64::default(), OnceLock::new());
             let held = AtomicBool::new(false);
-            Arc::new(LoopbackTransport { here, inboxes: inboxes.clone(), sent, placed, held, hurried, handler })
+            Arc::new(LoopbackTransport { here, inboxes: inboxes.clone(), sent, placed, held, polled, handler })
         };
-        let couriers: Vec<_> = (0..processes).map(courier).collect();
-        let processes = couriers.iter().map(|courier| ProcessJob::new(courier.clone())).collect();
-        let start = |courier: &Arc<LoopbackTransport>| {
-            let courier = courier.clone();
-            let seed = seed + courier.here as u64;
+        let transports: Vec<_> = (0..processes).map(transport).collect();
+        let processes = transports.iter().map(|transport| ProcessJob::new(transport.clone())).collect();
+        let start = |transport: &Arc<LoopbackTransport>| {
+            let transport = transport.clone();
+            let seed = seed + transport.here as u64;
             thread::spawn(move || {
-                if let Err(payload) = catch_unwind(AssertUnwindSafe(|| courier.run(seed))) {
-                    courier.handler().lost(None, "the transport's thread panicked");
+                if let Err(payload) = catch_unwind(AssertUnwindSafe(|| transport.run(seed))) {
+                    transport.handler().lost(None, "the transport's thread panicked");
                     resume_unwind(payload);
                 }
             })
         };
-        let threads = couriers.iter().map(start).collect();
-        Self { couriers, processes, threads }
+        let threads = transports.iter().map(start).collect();
+        Self { transports, processes, threads }
     }
 
     /// Runs `body` in every process at the same time. If it panics in a process, the other processes lose that
@@ -236,39 +236,39 @@ impl LoopbackJob {
 
     /// Notifies all other processes that a process is lost.
     pub fn lose(&self, process: usize) {
-        let inboxes = self.couriers[0].inboxes.iter().enumerate();
+        let inboxes = self.transports[0].inboxes.iter().enumerate();
         inboxes.filter(|(other, _)| *other != process).for_each(|(_, inbox)| inbox.put(LoopbackEvent::Lost(process)));
     }
 
     /// Returns the number of processes.
     pub fn processes(&self) -> usize {
-        self.couriers.len()
+        self.transports.len()
     }
 
     /// Returns the number of bytes that the process received directly into results.
     pub fn placed(&self, process: usize) -> u64 {
-        self.couriers[process].placed.load(Ordering::SeqCst)
+        self.transports[process].placed.load(Ordering::SeqCst)
     }
 
     /// Starts or stops holding back the payloads for a process.
     pub fn hold(&self, process: usize, held: bool) {
-        self.couriers[process].held.store(held, Ordering::SeqCst);
+        self.transports[process].held.store(held, Ordering::SeqCst);
     }
 
     /// Returns the number of times that a rank of the process began to block.
-    pub fn hurried(&self, process: usize) -> u64 {
-        self.couriers[process].hurried.load(Ordering::SeqCst)
+    pub fn polled(&self, process: usize) -> u64 {
+        self.transports[process].polled.load(Ordering::SeqCst)
     }
 
     /// Returns the number of bytes that the process has sent to all others.
     pub fn sent(&self, process: usize) -> u64 {
-        self.couriers[process].sent().iter().sum()
+        self.transports[process].sent().iter().sum()
     }
 }
 
 impl Drop for LoopbackJob {
     fn drop(&mut self) {
-        self.couriers[0].inboxes.iter().for_each(|inbox| inbox.put(LoopbackEvent::Over));
+        self.transports[0].inboxes.iter().for_each(|inbox| inbox.put(LoopbackEvent::Over));
         for thread in self.threads.drain(..) {
             if thread.join().is_err() && !thread::panicking() {
                 panic!("a transport's thread panicked");

@@ -235,7 +235,7 @@ fn the_report_says_what_every_rank_was_doing() {
         .unwrap_err();
         let text = error.to_string();
         assert!(text.starts_with("launch failed at rank 2: rank 2 panicked: boom\n  rank 0 was "), "{text}");
-        doing = error.others.into_iter().map(|report| report.doing).collect();
+        doing = error.others.into_iter().map(|report| report.activity).collect();
         if doing == ["waiting in barrier #1 `meet` on ranks [0, 1, 2] for rank 2", "finished"] {
             return;
         }
@@ -386,8 +386,12 @@ fn one_panic_ends_128_ranks() {
 #[test]
 fn ranks_with_the_same_outcome_share_a_line() {
     let word = CommError::RankFailed { rank: 0, message: "first".into(), during: None };
-    let report =
-        |rank, doing: &str, error: Error| RankReport { rank, doing: doing.into(), error: Some(error), at: None };
+    let report = |rank, activity: &str, error: Error| RankReport {
+        rank,
+        activity: activity.into(),
+        error: Some(error),
+        at: None,
+    };
     let error = LaunchError {
         rank: 0,
         cause: Error::other("first"),
@@ -431,7 +435,7 @@ fn errors_that_differ_in_numbers_share_a_line() {
 
     let report = |rank| RankReport {
         rank,
-        doing: "computing".into(),
+        activity: "computing".into(),
         error: Some(Error::other(format!("{rank} rows"))),
         at: None,
     };

@@ -1,5 +1,6 @@
 //! The public API, from outside. Operators on DTensors are tested in `tests/operators`.
 
+mod backends;
 mod burn_limits;
 mod checkpoint;
 mod collective_numerics;
@@ -11,7 +12,6 @@ mod data;
 mod debug;
 mod effort;
 mod ends;
-mod backends;
 mod errors;
 mod failure;
 mod faults;

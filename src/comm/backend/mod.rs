@@ -151,7 +151,7 @@ pub struct ShrunkWorld {
 
 impl ShrunkWorld {
     /// Returns the new rank of the old rank `rank`, or `None` if it did not survive.
-    pub fn place_of(&self, rank: usize) -> Option<usize> {
+    pub fn new_rank_of(&self, rank: usize) -> Option<usize> {
         self.ranks.binary_search(&rank).ok()
     }
 }
@@ -183,7 +183,7 @@ pub struct RemoteOutcome {
     /// Report of each of them, as far as their processes have sent one.
     pub reports: Vec<RankReport>,
     /// True if another process reports the failure to the user.
-    pub is_told: bool,
+    pub is_reported_by_other_process: bool,
 }
 
 /// Returns a number that no other launch of this process has, whatever its backend: 0, 1, ..
@@ -265,18 +265,18 @@ pub struct Completed<T> {
     /// The result.
     pub value: T,
     /// Time spent on copies and reductions by the thread that waited.
-    pub moving: Duration,
+    pub local_work: Duration,
     /// Global rank that joined last, if the backend knows it.
     pub last: Option<usize>,
     /// Timestamps of the transfer, if another thread than the one that waited made it.
-    pub carried: Option<TransferTiming>,
+    pub transfer: Option<TransferTiming>,
 }
 
 impl<T> Completed<T> {
     /// Runs `make` and measures its time. The last rank and the timestamps of the transfer are unknown.
     pub fn timed(make: impl FnOnce() -> T) -> Self {
         let start = Instant::now();
-        Self { value: make(), moving: start.elapsed(), last: None, carried: None }
+        Self { value: make(), local_work: start.elapsed(), last: None, transfer: None }
     }
 }
 
@@ -295,20 +295,20 @@ impl<T: Send> Request<T> for Completed<T> {
 ///
 /// | | between processes (progress thread) | between threads |
 /// |---|---|---|
-/// | `taken` | the progress thread has taken up the call, to send it to the other processes | the call was posted |
-/// | `begun` | the first bytes for this rank were announced | the rank that waits began to copy or reduce |
-/// | `complete` | the last bytes arrived, or the rank itself joined last | the copy or reduction was complete |
+/// | `send_started` | the progress thread has taken up the call, to send it to the other processes | the call was posted |
+/// | `started` | the first bytes for this rank were announced | the rank that waits began to copy or reduce |
+/// | `completed` | the last bytes arrived, or the rank itself joined last | the copy or reduction was complete |
 ///
-/// For a deferred call, `begun` and `complete` are never earlier than the moment at which this rank requested the
+/// For a deferred call, `started` and `completed` are never earlier than the moment at which this rank requested the
 /// result, even if another rank started the transfer earlier.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TransferTiming {
     /// Start of sending; `None` if all data had arrived before this process began to send.
-    pub taken: Option<Instant>,
+    pub send_started: Option<Instant>,
     /// Start of the transfer.
-    pub begun: Instant,
+    pub started: Instant,
     /// End of the transfer.
-    pub complete: Instant,
+    pub completed: Instant,
 }
 
 /// Timestamps of one operation of a rank, from posting it until its result was ready.
@@ -317,9 +317,9 @@ pub struct OpTiming {
     /// Time when the rank posted the operation.
     pub posted: Instant,
     /// Timestamps of the data transfer.
-    pub carried: TransferTiming,
+    pub transfer: TransferTiming,
     /// Time when the rank began to wait for the result.
-    pub wanted: Instant,
+    pub requested: Instant,
 }
 
 /// A request whose result is mapped by a function.
@@ -339,9 +339,9 @@ impl<T, U, F: FnOnce(T) -> U + Send> Request<U> for Mapped<Box<dyn Request<T>>, 
 
     fn wait(self: Box<Self>, deadline: Duration) -> Result<Completed<U>, CommError> {
         let Self { pending, map } = *self;
-        let Completed { value, moving, last, carried } = pending.wait(deadline)?;
+        let Completed { value, local_work, last, transfer } = pending.wait(deadline)?;
         let mapped = Completed::timed(|| map(value));
-        Ok(Completed { moving: moving + mapped.moving, last, carried, ..mapped })
+        Ok(Completed { local_work: local_work + mapped.local_work, last, transfer, ..mapped })
     }
 }
 

@@ -51,32 +51,32 @@ pub struct PairwiseSignature {
     /// Group rank of this rank.
     pub member: usize,
     /// Tensor that this rank sends to each rank.
-    pub given: Vec<Option<TensorMeta>>,
+    pub sent: Vec<Option<TensorMeta>>,
     /// Tensor that this rank receives from each rank.
-    pub taken: Vec<Option<TensorMeta>>,
+    pub received: Vec<Option<TensorMeta>>,
 }
 
 impl PairwiseSignature {
     /// Returns the number of bytes sent to other ranks.
     pub fn bytes(&self) -> u64 {
-        let others = self.given.iter().enumerate().filter(|(to, _)| *to != self.member);
+        let others = self.sent.iter().enumerate().filter(|(to, _)| *to != self.member);
         let bytes = |meta: &TensorMeta| (meta.shape.num_elements() * meta.dtype.size()) as u64;
         others.filter_map(|(_, meta)| meta.as_ref().map(bytes)).sum()
     }
 
     fn fits(&self, ranks: usize) -> bool {
-        let Self { member, given, taken } = self;
-        let mut metas = given.iter().chain(taken).flatten();
+        let Self { member, sent, received } = self;
+        let mut metas = sent.iter().chain(received).flatten();
         *member < ranks
-            && [given.len(), taken.len()] == [ranks; 2]
+            && [sent.len(), received.len()] == [ranks; 2]
             && metas.all(|meta| is_plain(&meta.shape, meta.dtype))
     }
 
     fn difference(&self, other: &Self) -> Option<String> {
         let says = |from: usize, to: usize| format!("tensor of group rank {from} for group rank {to}");
         let (own, its) = (self.member, other.member);
-        differ(&says(own, its), &self.given[its], &other.taken[own], tensor_text)
-            .or_else(|| differ(&says(its, own), &self.taken[its], &other.given[own], tensor_text))
+        differ(&says(own, its), &self.sent[its], &other.received[own], tensor_text)
+            .or_else(|| differ(&says(its, own), &self.received[its], &other.sent[own], tensor_text))
     }
 }
 
@@ -99,24 +99,24 @@ pub struct ShardSignature {
     /// Sharded dimension.
     pub dim: usize,
     /// Explicit shard sizes, if the sharding is uneven.
-    pub lengths: Option<Arc<[usize]>>,
+    pub uneven_sizes: Option<Arc<[usize]>>,
 }
 
 impl ShardSignature {
     pub(crate) fn new(dim: usize, sizes: &ShardSizes) -> Self {
-        Self { dim, lengths: sizes.lengths().cloned() }
+        Self { dim, uneven_sizes: sizes.lengths().cloned() }
     }
 
     /// Returns the shard sizes of a dimension of length `len`.
     pub fn of(&self, len: usize) -> ShardSizes {
-        self.lengths.clone().map_or(ShardSizes::Chunked(len), ShardSizes::Uneven)
+        self.uneven_sizes.clone().map_or(ShardSizes::Chunked(len), ShardSizes::Uneven)
     }
 }
 
 impl fmt::Display for ShardSignature {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.dim)?;
-        self.lengths.as_ref().map_or(Ok(()), |lengths| write!(f, " with sizes {lengths:?}"))
+        self.uneven_sizes.as_ref().map_or(Ok(()), |lengths| write!(f, " with sizes {lengths:?}"))
     }
 }
 
@@ -131,9 +131,9 @@ impl TensorSignature {
             let total = lengths.iter().try_fold(0_usize, |total, length| total.checked_add(*length));
             lengths.len() == ranks && total == Some(len)
         };
-        let is_sharded = |ShardSignature { dim, lengths }: &ShardSignature| {
+        let is_sharded = |ShardSignature { dim, uneven_sizes }: &ShardSignature| {
             let len = self.shape.get(*dim);
-            len.is_some_and(|len| lengths.as_ref().is_none_or(|lengths| is_total(lengths, *len)))
+            len.is_some_and(|len| uneven_sizes.as_ref().is_none_or(|sizes| is_total(sizes, *len)))
         };
         is_plain(&self.shape, self.dtype) && self.sharding.iter().chain(&self.to).all(is_sharded)
     }
@@ -394,17 +394,17 @@ mod tests {
                 ..signature()
             }
         };
-        let along = |dim, lengths: &[usize]| Some(ShardSignature { dim, lengths: Some(lengths.into()) });
+        let along = |dim, sizes: &[usize]| Some(ShardSignature { dim, uneven_sizes: Some(sizes.into()) });
         let root = |root| CallSignature { root: Some(root), ..signature() };
         let meta = |len: usize| Some(TensorMeta { shape: Shape::from([len]), dtype: DType::F32 });
-        let pairs = |member, given: &[usize], taken: &[usize]| {
-            let [given, taken] = [given, taken].map(|lens| lens.iter().map(|len| meta(*len)).collect());
-            CallSignature { pairs: Some(PairwiseSignature { member, given, taken }.into()), ..signature() }
+        let pairs = |member, sent: &[usize], received: &[usize]| {
+            let [sent, received] = [sent, received].map(|lens| lens.iter().map(|len| meta(*len)).collect());
+            CallSignature { pairs: Some(PairwiseSignature { member, sent, received }.into()), ..signature() }
         };
         let all = [signature(), tensor(along(0, &[1, 3]), along(1, &[8, 0])), root(1), pairs(1, &[1, 2], &[3, 4])];
         assert!(all.iter().all(|signature| signature.fits(2)), "{all:?}");
         let none = [
-            tensor(Some(ShardSignature { dim: 2, lengths: None }), None),
+            tensor(Some(ShardSignature { dim: 2, uneven_sizes: None }), None),
             tensor(along(0, &[4]), None),
             tensor(along(0, &[3, 3]), None),
             tensor(along(0, &[usize::MAX, 5]), None),
@@ -420,9 +420,9 @@ mod tests {
 
     #[test]
     fn says_if_only_one_has_tensors_of_each_pair_of_ranks() {
-        let [given, taken] = [(), ()].map(|()| std::iter::repeat_n(None, 2).collect());
+        let [sent, received] = [(), ()].map(|()| std::iter::repeat_n(None, 2).collect());
         let of_pairs =
-            CallSignature { pairs: Some(PairwiseSignature { member: 0, given, taken }.into()), ..signature() };
+            CallSignature { pairs: Some(PairwiseSignature { member: 0, sent, received }.into()), ..signature() };
         assert_eq!(signature().difference(&of_pairs).unwrap(), "tensors of each rank vs each pair of ranks");
         assert_eq!(of_pairs.difference(&signature()).unwrap(), "tensors of each pair of ranks vs each rank");
     }
@@ -484,8 +484,8 @@ mod tests {
     #[test]
     fn what_one_gives_is_what_the_other_takes() {
         let meta = |len: usize| Some(TensorMeta { shape: Shape::from([len]), dtype: DType::F32 });
-        let pairs = |member, given: [usize; 2], taken: [usize; 2]| {
-            let pairs = PairwiseSignature { member, given: given.map(meta).into(), taken: taken.map(meta).into() };
+        let pairs = |member, sent: [usize; 2], received: [usize; 2]| {
+            let pairs = PairwiseSignature { member, sent: sent.map(meta).into(), received: received.map(meta).into() };
             CallSignature { pairs: Some(pairs.into()), ..signature() }
         };
         let first = pairs(0, [1, 2], [1, 3]);

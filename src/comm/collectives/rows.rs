@@ -49,7 +49,7 @@ impl Communicator {
         };
         let member = self.group().rank();
         let [send_metas, recv_metas] = [send_counts, recv_counts].map(|counts| counts.iter().map(rows).collect());
-        let pairs = PairwiseSignature { member, given: send_metas, taken: recv_metas };
+        let pairs = PairwiseSignature { member, sent: send_metas, received: recv_metas };
         let signature =
             CallSignature { pairs: Some(pairs.into()), ..CallSignature::new(Op::AllToAllList, &call, Vec::new()) };
         self.post(None, call, signature, None, |group, context| {

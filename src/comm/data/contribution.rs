@@ -31,8 +31,8 @@ pub(crate) enum ContributionSource {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Arrival {
     /// Time at which its bytes were announced, if it is from another process.
-    begun: Option<Instant>,
-    complete: Instant,
+    started: Option<Instant>,
+    completed: Instant,
 }
 
 /// Contribution of one rank to a collective.
@@ -96,19 +96,19 @@ impl Contribution {
         Self { result_buffer: Some(result_buffer), ..Self::received(Vec::new(), Vec::new()) }
     }
 
-    /// Sets the time of arrival to now. `begun` is the time at which the bytes were announced, if they are from
+    /// Sets the time of arrival to now. `started` is the time at which the bytes were announced, if they are from
     /// another process.
-    pub fn arrived(self, begun: Option<Instant>) -> Self {
-        Self { arrival: Some(Arrival { begun, complete: Instant::now() }), ..self }
+    pub fn arrived(self, started: Option<Instant>) -> Self {
+        Self { arrival: Some(Arrival { started, completed: Instant::now() }), ..self }
     }
 
     /// Returns the timing of the transfer, if some contributions are from other processes. `sent` records when this
     /// process sent its own.
     pub fn timing(all: &[Self], sent: Option<&SendStamp>) -> Option<TransferTiming> {
         let arrivals = all.iter().filter_map(|contribution| contribution.arrival);
-        let begun = arrivals.clone().filter_map(|arrival| arrival.begun).min()?;
-        let complete = arrivals.map(|arrival| arrival.complete).max()?;
-        Some(TransferTiming { taken: sent.and_then(SendStamp::at), begun, complete })
+        let started = arrivals.clone().filter_map(|arrival| arrival.started).min()?;
+        let completed = arrivals.map(|arrival| arrival.completed).max()?;
+        Some(TransferTiming { send_started: sent.and_then(SendStamp::at), started, completed })
     }
 
     /// Returns tensor `index` as `Ok` if the sender has already sliced out the shard of `member`, and the full

@@ -81,7 +81,7 @@ impl ContiguousLayout {
             let sizes = signature
                 .sharding
                 .as_ref()
-                .filter(|sizes| sizes.lengths.as_ref().is_none_or(|all| all.len() == ranks))?;
+                .filter(|sizes| sizes.uneven_sizes.as_ref().is_none_or(|all| all.len() == ranks))?;
             let of = sizes.of(*signature.shape.get(sizes.dim)?);
             let lengths = (0..ranks).map(|member| of.range(ranks, member).len());
             Self::new(signature.shape.clone(), signature.dtype, sizes.dim, lengths)

@@ -115,7 +115,7 @@ impl HostBackend {
         let error = |rank| CommError::Disconnected { rank, problem: problem.into() };
         self.rendezvous.find(Failure::Collective(error(remote.ranks_of(process).start)));
         for rank in interrupted {
-            remote.lose(RankReport { rank, doing: self.activity(rank), error: Some(error(rank).into()), at: None });
+            remote.lose(RankReport { rank, activity: self.activity(rank), error: Some(error(rank).into()), at: None });
             self.exited(rank);
         }
     }

@@ -312,7 +312,7 @@ impl Backend for HostBackend {
     fn rank_exited(&self, rank: usize, error: Option<Error>, at: Option<&'static Location<'static>>) {
         self.exited(rank);
         if let Some(remote) = &self.remote {
-            remote.exit(RankReport { rank, doing: self.activity(rank), error, at: at.map(ToString::to_string) });
+            remote.exit(RankReport { rank, activity: self.activity(rank), error, at: at.map(ToString::to_string) });
         }
     }
 
@@ -346,7 +346,7 @@ impl Backend for HostBackend {
         remote.finish(&running);
         for rank in running {
             let error = Some(CommError::StillRunning { rank, deadline }.into());
-            remote.lose(RankReport { rank, doing: self.activity(rank), error, at: None });
+            remote.lose(RankReport { rank, activity: self.activity(rank), error, at: None });
         }
         remote.completion.forget();
         // If the other ranks have continued without a remote rank, the outcome of that rank does not matter.
@@ -358,7 +358,11 @@ impl Backend for HostBackend {
             let unknown = || Failure::Failed { rank, message: "its process did not report the cause".into() };
             self.rendezvous.await_failure().unwrap_or_else(unknown)
         });
-        RemoteOutcome { failure, reports: remote.reports(), is_told: !remote.decides() && !remote.has_lost_first() }
+        RemoteOutcome {
+            failure,
+            reports: remote.reports(),
+            is_reported_by_other_process: !remote.decides() && !remote.has_lost_first(),
+        }
     }
 }
 

@@ -106,7 +106,7 @@ impl ProcessJob {
     }
 
     /// Returns the index of this process.
-    pub fn here(&self) -> usize {
+    pub fn process_index(&self) -> usize {
         self.transport.process_index()
     }
 

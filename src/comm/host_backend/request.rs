@@ -151,10 +151,10 @@ impl<T> PostedCollective<T> {
         let Matched { parts, last } = backend.rendezvous.wait(op, deadline)?;
         let inputs = CollectiveInputs { result_buffer: put.value.as_deref(), ..backend.inputs(&parts, op, &device) };
         let finished = Completed::timed(|| finish(&inputs));
-        let moving = put.moving + finished.moving.saturating_sub(inputs.waited.get());
+        let local_work = put.local_work + finished.local_work.saturating_sub(inputs.waited.get());
         // Without other processes, every rank would search all contributions for nothing.
-        let carried = backend.remote.as_ref().and_then(|_| Contribution::timing(&parts, sent.as_ref()));
-        Ok(Completed { moving, last: Some(last), carried, ..finished })
+        let transfer = backend.remote.as_ref().and_then(|_| Contribution::timing(&parts, sent.as_ref()));
+        Ok(Completed { local_work, last: Some(last), transfer, ..finished })
     }
 }
 
@@ -247,10 +247,10 @@ impl<T: Send + 'static> Request<T> for HostRequest<T> {
         let deadline = if first.is_some() { deadline.saturating_sub(start.elapsed()) } else { deadline };
         let result = own.map_or_else(|| self.shared.await_thread(deadline), |own| own.complete(deadline))?;
         let Some(first) = first else { return Ok(result) };
-        let complete =
-            |(first, second): (TransferTiming, TransferTiming)| TransferTiming { complete: second.complete, ..first };
-        let carried = first.carried.zip(result.carried).map(complete);
-        Ok(Completed { moving: first.moving + result.moving, last: first.last, carried, ..result })
+        let completed =
+            |(first, second): (TransferTiming, TransferTiming)| TransferTiming { completed: second.completed, ..first };
+        let transfer = first.transfer.zip(result.transfer).map(completed);
+        Ok(Completed { local_work: first.local_work + result.local_work, last: first.last, transfer, ..result })
     }
 }
 
@@ -295,7 +295,7 @@ impl<T: Send> CompletionTask for SharedRequest<T> {
         let Some(collective) = self.take() else { return };
         let result = match catch_unwind(AssertUnwindSafe(|| collective.complete(Duration::ZERO))) {
             // No time was spent on the thread that waits.
-            Ok(result) => result.map(|waited| Completed { moving: Duration::ZERO, ..waited }),
+            Ok(result) => result.map(|waited| Completed { local_work: Duration::ZERO, ..waited }),
             Err(panic) => {
                 let message = panic_text(&*panic).into();
                 Err(self.backend.fail(Failure::Panicked { rank: self.rank, message }))
@@ -416,8 +416,8 @@ impl Request<ReceivedTensors> for RecvRequest {
             ReceivedTensors { from: message.from, tensors }
         });
         // A receiver sends no message of its own.
-        let carried = Contribution::timing(part, None);
-        Ok(Completed { last: Some(self.member.group.ranks()[message.from]), carried, ..received })
+        let transfer = Contribution::timing(part, None);
+        Ok(Completed { last: Some(self.member.group.ranks()[message.from]), transfer, ..received })
     }
 }
 
@@ -482,8 +482,8 @@ mod tests {
         assert_eq!((request.shared.is_open(), request.is_complete()), (false, true));
         let rank = thread::spawn(move || Box::new(request).wait(LONGEST).unwrap());
         drop(go);
-        let Completed { value, moving, .. } = rank.join().unwrap();
-        assert_eq!((value, moving), (5, Duration::ZERO));
+        let Completed { value, local_work, .. } = rank.join().unwrap();
+        assert_eq!((value, local_work), (5, Duration::ZERO));
     }
 
     #[test]

@@ -62,14 +62,18 @@ impl ObservedCall {
         let waited = self.span.in_scope(wait);
         let end = Instant::now();
         self.is_in_flight = false;
-        let Completed { value, moving: local_work, last, carried } =
+        let Completed { value, local_work, last, transfer } =
             waited.inspect_err(|_| self.emit(end, CallEvent::Failed))?;
         let waiting = end.saturating_duration_since(start).saturating_sub(local_work);
         self.emit(end, CallEvent::Completed { waiting, local_work, last });
         let posted = self.record.posted;
-        let begun = || end.checked_sub(local_work).unwrap_or(start);
-        let carried = carried.unwrap_or_else(|| TransferTiming { taken: Some(posted), begun: begun(), complete: end });
-        Ok((value, OpTiming { posted, carried, wanted: start }))
+        let started = || end.checked_sub(local_work).unwrap_or(start);
+        let transfer = transfer.unwrap_or_else(|| TransferTiming {
+            send_started: Some(posted),
+            started: started(),
+            completed: end,
+        });
+        Ok((value, OpTiming { posted, transfer, requested: start }))
     }
 
     /// Passes an event to every consumer.

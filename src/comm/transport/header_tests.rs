@@ -44,8 +44,8 @@ fn signatures() -> Vec<CallSignature> {
         digests: Some(digests()),
         pairs: Some(Box::new(PairwiseSignature {
             member: 1,
-            given: vec![None, Some(meta(&[7], DType::U16))],
-            taken: vec![None; 2],
+            sent: vec![None, Some(meta(&[7], DType::U16))],
+            received: vec![None; 2],
         })),
         ..CallSignature::new(Op::AllToAllList, &call, tensors)
     };
@@ -155,7 +155,7 @@ fn headers() -> Vec<Vec<u8>> {
     headers.extend(notices.map(|notice| write(ControlMessage::Membership(notice))));
     headers.push(write(ControlMessage::RankExited(RankReport {
         rank: 9,
-        doing: "computing".into(),
+        activity: "computing".into(),
         error: None,
         at: None,
     })));
@@ -256,13 +256,14 @@ fn how_a_rank_ended_arrives_with_the_sources_of_its_error() {
     #[error("no batch left")]
     struct NoBatch(#[source] std::fmt::Error);
     let there = |error: Error| {
-        let report = RankReport { rank: 9, doing: "computing".into(), error: Some(error), at: Some("a.rs:1:2".into()) };
+        let report =
+            RankReport { rank: 9, activity: "computing".into(), error: Some(error), at: Some("a.rs:1:2".into()) };
         let ControlMessage::RankExited(report) =
             Header::read(&write(ControlMessage::RankExited(report))).unwrap().message
         else {
             panic!("decoded as another message")
         };
-        assert_eq!((report.rank, &report.doing[..], report.at.as_deref()), (9, "computing", Some("a.rs:1:2")));
+        assert_eq!((report.rank, &report.activity[..], report.at.as_deref()), (9, "computing", Some("a.rs:1:2")));
         report.error.expect("the report has an error")
     };
     for error in errors() {

@@ -253,7 +253,7 @@ fn sum(a: Option<DispatchTensor>, b: Option<DispatchTensor>) -> Option<DispatchT
 /// they decide identically.
 ///
 /// # Errors
-/// [`ParamError::Unreduced`].
+/// [`ParamError::StepWithoutGradients`].
 pub(crate) fn check_reduced<M: Module>(model: &M, walk: &Walk, grads: &GradientsParams) -> Result<(), ParamError> {
     let Some(pending) = walk.distributed.iter().find(|visited| visited.param.unit.accumulated.is_any()) else {
         return Ok(());
@@ -264,7 +264,7 @@ pub(crate) fn check_reduced<M: Module>(model: &M, walk: &Walk, grads: &Gradients
     if search.is_found {
         return Ok(());
     }
-    Err(ParamError::Unreduced { unit: pending.param.unit.label().to_string() })
+    Err(ParamError::StepWithoutGradients { unit: pending.param.unit.label().to_string() })
 }
 
 /// Visitor that searches for a gradient of one of these parameters.

@@ -58,9 +58,9 @@ fn among_threads_the_rank_that_waits_copies() {
         let tensor = Tensor::<1>::ones([3], world.device()).into_dispatch();
         let (_, course) = world.all().all_reduce(Call::default(), vec![tensor], ReduceOp::Sum).wait_with_timing()?;
         let course = course.expect("there are two ranks");
-        let OpTiming { posted, carried: TransferTiming { taken, begun, complete }, wanted } = course;
-        assert_eq!(taken, Some(posted));
-        assert!([posted, wanted, begun, complete].is_sorted(), "{course:?}");
+        let OpTiming { posted, transfer: TransferTiming { send_started, started, completed }, requested } = course;
+        assert_eq!(send_started, Some(posted));
+        assert!([posted, requested, started, completed].is_sorted(), "{course:?}");
         let (_, alone) = world.group(&[world.rank()])?.barrier(Call::default()).wait_with_timing()?;
         assert_eq!(alone, None, "nothing has moved");
         Ok(())

@@ -244,7 +244,7 @@ fn a_step_whose_gradients_wait_is_refused() {
         });
         for error in launched::values(errors.unwrap()).into_iter().flatten() {
             assert!(
-                matches!(&error, burn_dtensor::Error::Param(ParamError::Unreduced { unit }) if unit == "root"),
+                matches!(&error, burn_dtensor::Error::Param(ParamError::StepWithoutGradients { unit }) if unit == "root"),
                 "{error}"
             );
             assert!(error.to_string().contains("set_requires_gradient_sync(true)"), "{error}");

@@ -87,11 +87,11 @@ fn starts_of_backward(events: &[Event]) -> Vec<Instant> {
 }
 
 /// Whether the thread that communicates has taken an all-gather up before a unit computes, and moved all of it since, before
-/// the rank wanted it.
+/// the rank requested it.
 fn is_behind(event: &Event, computes: Instant) -> bool {
-    let OpTiming { carried: TransferTiming { taken, begun, complete }, wanted, .. } =
+    let OpTiming { transfer: TransferTiming { send_started, started, completed }, requested, .. } =
         event.timing.expect("several ranks");
-    taken.is_some_and(|taken| taken < computes) && [computes, begun, complete, wanted].is_sorted()
+    send_started.is_some_and(|sent| sent < computes) && [computes, started, completed, requested].is_sorted()
 }
 
 /// Enough of those that have a unit before them.

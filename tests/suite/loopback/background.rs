@@ -201,9 +201,13 @@ fn a_course_says_when_what_others_bring_came() {
                 await_complete(&work);
                 let (_, course) = work.wait_with_timing()?;
                 let course = course.expect("there are two ranks");
-                let OpTiming { posted, carried: TransferTiming { taken, begun, complete }, wanted } = course;
-                assert!(posted <= moment && taken.is_none_or(|taken| posted <= taken), "call {seed}: {course:?}");
-                assert!([moment, begun, complete, wanted].is_sorted(), "call {seed}: {course:?} after {moment:?}");
+                let OpTiming { posted, transfer: TransferTiming { send_started, started, completed }, requested } =
+                    course;
+                assert!(posted <= moment && send_started.is_none_or(|sent| posted <= sent), "call {seed}: {course:?}");
+                assert!(
+                    [moment, started, completed, requested].is_sorted(),
+                    "call {seed}: {course:?} after {moment:?}"
+                );
             }
             Ok(())
         })
@@ -221,11 +225,11 @@ fn a_rank_that_begins_to_wait_hurries_its_courier_and_no_other() {
                 return world.barrier("waits for process 1");
             }
             let start = Instant::now();
-            while job.hurried(0) == 0 {
+            while job.polled(0) == 0 {
                 assert!(start.elapsed() < Duration::from_secs(60), "no rank has called `poll_now`");
                 thread::yield_now();
             }
-            assert_eq!(job.hurried(1), 0, "no rank of process 1 waits");
+            assert_eq!(job.polled(1), 0, "no rank of process 1 waits");
             world.barrier("waits for process 1")
         })
     });

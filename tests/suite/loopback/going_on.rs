@@ -159,7 +159,7 @@ fn ranks_go_on_without_the_process_that_decides_which_failure_is_the_first() {
             0 => Ok((0, Vec::new())),
             1 => {
                 let start = Instant::now();
-                while job.couriers[0].sent()[1..].contains(&0) {
+                while job.transports[0].sent()[1..].contains(&0) {
                     assert!(start.elapsed() < Duration::from_secs(60), "rank 0 has not reported that it returned");
                     thread::yield_now();
                 }

@@ -41,7 +41,7 @@ fn sum(world: &World, comm: &Communicator, label: &str, len: usize) -> Result<()
 }
 
 fn left(rank: usize) -> RankReport {
-    RankReport { rank, doing: "finished".into(), error: None, at: None }
+    RankReport { rank, activity: "finished".into(), error: None, at: None }
 }
 
 /// Lets one of four ranks, in two processes, call `wrong` while the others reduce; each rank takes this role once.
@@ -236,7 +236,7 @@ fn a_rank_that_is_stuck_in_its_own_code_ends_no_launch_but_its_own() {
         assert_eq!((error.rank, error.is_reported_by_other_process), (0, process == 2));
         let report = error.others.iter().find(|report| report.rank == 1).expect("every rank has a report");
         assert_eq!(report.error.as_ref().map(ToString::to_string), Some(stuck.clone()));
-        assert_eq!(report.doing, "computing, before any collective");
+        assert_eq!(report.activity, "computing, before any collective");
     }
     let others = &ends[1].as_ref().unwrap_err().others;
     assert!(others.iter().all(|report| report.error.is_none()), "the others have ended: {others:?}");
@@ -308,7 +308,7 @@ fn a_header_that_cannot_be_right_is_an_error() {
         PayloadDesc { recipients: recipients.to_vec(), tensors: vec![meta; count] }
     };
     let call = |op, dim| {
-        let sharding = Some(ShardSignature { dim, lengths: None });
+        let sharding = Some(ShardSignature { dim, uneven_sizes: None });
         let tensor = TensorSignature { shape: [0, 3].into(), dtype: DType::F32, sharding, to: None };
         CallSignature::new(op, &Call::new("end"), vec![tensor])
     };
@@ -381,7 +381,7 @@ fn a_header_that_cannot_be_right_is_an_error() {
                 world.barrier("start")?;
                 if world.rank() == 1 {
                     for header in headers.clone() {
-                        job.couriers[1].send(0, Message { header, payloads: Vec::new(), taken: None });
+                        job.transports[1].send(0, Message { header, payloads: Vec::new(), taken: None });
                     }
                 }
                 world.barrier("middle")?;
@@ -405,7 +405,7 @@ fn a_process_of_another_version_is_named() {
         let job = Job::new(2, 9);
         let send = || {
             let header = b"9.9.9+7\nwhatever follows".to_vec();
-            job.couriers[1].send(0, Message { header, payloads: Vec::new(), taken: None });
+            job.transports[1].send(0, Message { header, payloads: Vec::new(), taken: None });
         };
         if is_early {
             send();
@@ -443,7 +443,7 @@ fn payloads_of_other_lengths_than_announced_are_an_error() {
             if world.rank() == 1 {
                 let header =
                     Header { launch: LaunchId::first(0), message: ControlMessage::RankExited(left(1)) }.write();
-                job.couriers[1].send(0, Message { header, payloads: vec![Arc::new([0; 12])], taken: None });
+                job.transports[1].send(0, Message { header, payloads: vec![Arc::new([0; 12])], taken: None });
             }
             world.barrier("middle")?;
             world.barrier("end")

@@ -60,7 +60,7 @@ struct Book {
     forgotten: u64,
     queue: QueueDepth,
     waits: Waits,
-    moving: Duration,
+    local_work: Duration,
     copied: PackStats,
     host_copies: BTreeMap<Arc<str>, OffloadTraffic>,
     devices: Vec<DispatchDevice>,
@@ -91,7 +91,7 @@ impl Ledger {
                 book.queue.leave();
                 // A rank does not wait for itself.
                 book.waits.add(waiting, last.filter(|last| last != rank));
-                book.moving += local_work;
+                book.local_work += local_work;
             }
             CallEvent::Failed | CallEvent::Dropped => self.book.lock().queue.leave(),
             CallEvent::Posted(_) | CallEvent::Refused | CallEvent::Waiting => {}
@@ -276,7 +276,7 @@ impl Ledger {
 
 impl Book {
     fn spent(&self) -> WaitBreakdown {
-        WaitBreakdown { waiting: self.waits.total(), local_work: self.moving }
+        WaitBreakdown { waiting: self.waits.total(), local_work: self.local_work }
     }
 }
 

@@ -125,7 +125,9 @@ impl MessageHandler for NaiveJob {
                 }
                 None => state.early.push((launch, from, message)),
             },
-            Ok(_) => state.backends().for_each(|backend| backend.misunderstood(from, "payloads without meaning".into())),
+            Ok(_) => {
+                state.backends().for_each(|backend| backend.misunderstood(from, "payloads without meaning".into()))
+            }
             Err(error) => state.backends().for_each(|backend| backend.misunderstood(from, error.to_string())),
         }
         lengths.iter().map(|length| Box::new(Ignored(vec![MaybeUninit::uninit(); *length])) as _).collect()

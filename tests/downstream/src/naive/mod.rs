@@ -228,8 +228,8 @@ impl Naive {
             self.find(Failure::Collective(disconnected(*first)));
         }
         for rank in running {
-            let (doing, error) = ("in a process that was lost".into(), Some(disconnected(rank).into()));
-            self.reports.lock().push(RankReport { rank, doing, error, at: None });
+            let (activity, error) = ("in a process that was lost".into(), Some(disconnected(rank).into()));
+            self.reports.lock().push(RankReport { rank, activity, error, at: None });
             self.exit(rank);
         }
     }
@@ -304,8 +304,8 @@ impl Backend for Naive {
     fn rank_exited(&self, rank: usize, error: Option<Error>, at: Option<&'static Location<'static>>) {
         self.now(rank, "finished".into());
         if let Some(peers) = &self.peers {
-            let (doing, at) = (self.activity(rank), at.map(ToString::to_string));
-            peers.send_to_all(&PeerMessage::Exited(RankReport { rank, doing, error, at }));
+            let (activity, at) = (self.activity(rank), at.map(ToString::to_string));
+            peers.send_to_all(&PeerMessage::Exited(RankReport { rank, activity, error, at }));
         }
         self.exit(rank);
     }
@@ -332,8 +332,8 @@ impl Backend for Naive {
         let elsewhere = (0..self.size()).filter(|rank| !self.here.contains(rank));
         for rank in elsewhere.filter(|rank| !self.has_exited(*rank)) {
             let error = Some(CommError::StillRunning { rank, deadline }.into());
-            reports.push(RankReport { rank, doing: "running its program".into(), error, at: None });
+            reports.push(RankReport { rank, activity: "running its program".into(), error, at: None });
         }
-        RemoteOutcome { failure: Some(failure), reports, is_told: peers.here() != 0 }
+        RemoteOutcome { failure: Some(failure), reports, is_reported_by_other_process: peers.here() != 0 }
     }
 }
