@@ -1,6 +1,7 @@
 //! [`TrainingRanks`]: decisions that all ranks of a training take together.
 
 use burn::data::dataloader::{DataLoader, DataLoaderIterator, Progress};
+use burn::data::dataset::DatasetError;
 use burn::train::Interrupter;
 use itertools::Itertools;
 
@@ -140,6 +141,11 @@ impl Round {
         self.has_batch.iter().any(|&(_, has)| has)
     }
 
+    /// Returns true if some ranks have a batch and others do not, unless all stop.
+    fn is_mixed(&self) -> bool {
+        !self.stopped && self.any() && !self.has_batch.iter().all(|&(_, has)| has)
+    }
+
     /// Returns an error if some ranks have a batch of the training set and others do not.
     pub(super) fn check_even(&self, epoch: usize, batches: usize) -> Result<()> {
         let (further, ended): (Vec<_>, Vec<_>) = self.has_batch.iter().partition(|(_, has)| *has);
@@ -178,19 +184,33 @@ impl<'a, I> SplitBatches<'a, I> {
 
     /// Fetches the next batch, and tells the other ranks.
     pub(super) fn fetch(&mut self, ranks: &TrainingRanks) -> Result<Round> {
-        let counted = self.iterator.next();
-        let next = if counted.is_some() { Status::Batch } else { Status::End };
-        let filler = || self.filler.and_then(|filler| filler.iter().next());
-        let batch = counted.or_else(filler).transpose().unwrap_or_else(|error| {
-            ranks.interrupter.fail(error);
-            None
-        });
-        self.next = batch.map(|batch| SplitBatch { batch, is_counted: next == Status::Batch });
-        ranks.round(next, self.iterator.progress().items_processed)
+        let batch = or_failed(ranks, self.iterator.next());
+        let next = if batch.is_some() { Status::Batch } else { Status::End };
+        self.next = batch.map(|batch| SplitBatch { batch, is_counted: true });
+        let mut round = ranks.round(next, self.iterator.progress().items_processed)?;
+        if let Some(filler) = self.filler
+            && round.is_mixed()
+        {
+            if self.next.is_none() {
+                let batch = or_failed(ranks, filler.iter().next());
+                self.next = batch.map(|batch| SplitBatch { batch, is_counted: false });
+            }
+            // Whether every rank that has ended could read its filler.
+            round.stopped |= ranks.is_stopped()?;
+        }
+        Ok(round)
     }
 
     /// Returns the batch that was fetched, if this rank has one.
     pub(super) fn take(&mut self) -> Option<SplitBatch<I>> {
         self.next.take()
     }
+}
+
+/// Returns a batch that was read. An error ends the training at the next exchange.
+fn or_failed<I>(ranks: &TrainingRanks, batch: Option<std::result::Result<I, DatasetError>>) -> Option<I> {
+    batch.transpose().unwrap_or_else(|error| {
+        ranks.interrupter.fail(error);
+        None
+    })
 }

@@ -19,34 +19,37 @@ use crate::mesh::DeviceMesh;
 /// `SupervisedTraining::checkpoint`.
 ///
 /// A training that was killed while it wrote may leave a file that cannot be read, or an epoch that only some ranks
-/// have written. Both are passed over. So keep at least two checkpoints, as burn's default strategy does: a rank removes an
-/// old one as soon as it has saved the new one, while others may still write theirs.
+/// have written. Both are passed over. So keep at least two checkpoints, as burn's default strategy does: a rank removes the
+/// files of an old one while others, or other files of its own, are still to be written.
 ///
 /// # Collective
 /// Every rank of the root mesh.
 ///
 /// # Errors
 /// [`TrainError::OtherRanks`] on every rank if other ranks than those of the root mesh have written the checkpoints, and
-/// [`TrainError::NoCommonEpoch`] if every rank has some, but of no epoch all;
+/// [`TrainError::NoCommonEpoch`] if there are files of an epoch after the first, but of no epoch all;
 /// [`NotAMember`](crate::mesh::MeshError::NotAMember) outside the mesh, [`Error::Comm`](crate::Error::Comm) if another
 /// rank fails.
 pub fn last_checkpoint(mesh: &DeviceMesh, directory: impl AsRef<Path>) -> Result<Option<usize>> {
     mesh.member("resume on it")?;
     let directory = directory.as_ref();
-    let own = (complete(&rank_directory(mesh, directory).join("checkpoint")), writers(directory));
+    let folder = rank_directory(mesh, directory).join("checkpoint");
+    let begun = names(&folder).filter_map(|name| epoch_of(&name)).max();
+    let own = (complete(&folder), begun, writers(directory));
     let root = mesh.root();
     let comm = root.all()?;
     let of_ranks = comm.all_gather_object(Call::new("train_checkpoint"), &own)?;
-    let (epochs, writers): (Vec<_>, Vec<_>) = of_ranks.into_iter().unzip();
+    let (epochs, begun, writers): (Vec<_>, Vec<_>, Vec<_>) = of_ranks.into_iter().multiunzip();
     // Ranks on another host may see other folders.
     let writers: Writers = writers.into_iter().flatten().collect();
     if writers.values().any(|&has_model| has_model) && !writers.keys().eq(root.ranks().iter().sorted()) {
         let (directory, found) = (directory.display().to_string(), writers.into_keys().collect());
         return Err(TrainError::OtherRanks { directory, found, ranks: root.ranks().to_vec() }.into());
     }
-    let last: Vec<_> = epochs.iter().filter_map(|of_rank| of_rank.last().copied()).collect();
+    let last: Vec<_> = epochs.iter().map(|of_rank: &BTreeSet<usize>| of_rank.last().copied()).collect();
     let of_all = epochs.into_iter().reduce(|a, b| &a & &b).expect("a mesh has ranks");
-    if of_all.is_empty() && last.len() == root.size() {
+    // A training that was killed in its first save has nothing to resume from.
+    if of_all.is_empty() && begun.into_iter().flatten().max() > Some(1) {
         return Err(TrainError::NoCommonEpoch { directory: directory.display().to_string(), last }.into());
     }
     Ok(of_all.last().copied())
@@ -71,8 +74,17 @@ fn names(folder: &Path) -> impl Iterator<Item = String> {
     fs::read_dir(folder).into_iter().flatten().filter_map(|entry| entry.ok()?.file_name().into_string().ok())
 }
 
+/// Files of a checkpoint.
+const FILES: [&str; 3] = ["model", "optim", "scheduler"];
+
+/// Returns the epoch of a file of a checkpoint, by its name.
+fn epoch_of(name: &str) -> Option<usize> {
+    let (file, epoch) = name.strip_suffix(".bpk")?.split_once('-')?;
+    FILES.contains(&file).then(|| epoch.parse().ok()).flatten()
+}
+
 fn epoch_of_model(name: &str) -> Option<usize> {
-    name.strip_prefix("model-")?.strip_suffix(".bpk")?.parse().ok()
+    epoch_of(name).filter(|_| name.starts_with(FILES[0]))
 }
 
 /// Returns the epochs of which the folder has all files, and all can be read.

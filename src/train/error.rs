@@ -1,5 +1,7 @@
 //! [`TrainError`]: errors of a training on several ranks.
 
+use itertools::Itertools;
+
 /// Error of a training that [`supervised`](super::supervised) prepared.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
@@ -43,15 +45,20 @@ pub enum TrainError {
         /// Global ranks of the mesh.
         ranks: Vec<usize>,
     },
-    /// Every rank has checkpoints in a folder, but there is no epoch of which all ranks have one.
+    /// A folder has checkpoints of more than one epoch, or of a later one than the first, but none that all ranks have
+    /// completely.
     #[error(
-        "no epoch in `{directory}` was saved completely by all ranks: the last that each has are {last:?}. A training that          keeps one checkpoint may be killed when some ranks have removed the one before and others have not saved the next.          Keep at least two, or save by `with_checkpoints`. To train from the beginning, remove the folders of all ranks"
+        "no epoch in `{directory}` was saved completely by all ranks: the last that each has are [{}]. A training that \
+         keeps one checkpoint may be killed when some files of the one before are removed and some of the next are not \
+         written. Keep at least two, or save by `with_checkpoints`. To train from the beginning, remove the folders of all \
+         ranks",
+        .last.iter().map(|epoch| epoch.map_or("none".into(), |epoch| epoch.to_string())).join(", ")
     )]
     NoCommonEpoch {
         /// The folder of the training.
         directory: String,
-        /// The last complete epoch of each rank of the mesh.
-        last: Vec<usize>,
+        /// The last complete epoch of each rank of the mesh, if it has one.
+        last: Vec<Option<usize>>,
     },
     /// A rank's data loader, a metric or a checkpoint failed.
     #[error("the training stopped because rank {rank} failed: {error}")]

@@ -155,4 +155,19 @@ fn the_last_checkpoint_is_one_that_every_rank_can_read() {
     fs::remove_file(file(0, "model-3.bpk")).unwrap();
     let texts = on_ranks(2, |mesh| Ok(last_checkpoint(mesh, &folder).unwrap_err().to_string())).unwrap();
     assert!(texts.iter().all(|text| text.contains("the last that each has are [1, 3]")), "{texts:?}");
+    // Or each rank some files of the one before, or of the next.
+    fs::remove_file(file(1, "optim-3.bpk")).unwrap();
+    for name in ["model-1.bpk", "optim-1.bpk", "scheduler-1.bpk"] {
+        fs::remove_file(file(0, name)).unwrap();
+    }
+    let texts = on_ranks(2, |mesh| Ok(last_checkpoint(mesh, &folder).unwrap_err().to_string())).unwrap();
+    assert!(texts.iter().all(|text| text.contains("the last that each has are [none, none]")), "{texts:?}");
+    // A training that was killed in its first save begins anew.
+    for rank in [0, 1] {
+        let checkpoints = folder.rank(rank).join("checkpoint");
+        fs::remove_dir_all(&checkpoints).unwrap();
+        fs::create_dir(&checkpoints).unwrap();
+        fs::write(file(rank, "model-1.bpk"), [0; 8]).unwrap();
+    }
+    assert_eq!(last(), [None, None]);
 }

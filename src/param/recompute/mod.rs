@@ -19,6 +19,7 @@ use burn::backend::{AutodiffBackend, Dispatch, DispatchAutodiffContext, Dispatch
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{DType, Device, Distribution, Tensor};
 
+use super::ParamError;
 use super::backward_nodes::nothing;
 use super::forward::{ModuleUnits, in_unit};
 use super::panicked::noting_panics;
@@ -29,7 +30,6 @@ use super::thread::thread;
 use super::unit_pass::{BackwardScheduler, UnitPass};
 use super::unit_stack::{self, InBlock, UnitGuard};
 use super::visit::walk;
-use super::{DistributedParameter, ParamError};
 use crate::Error;
 use crate::autodiff::{self, BackwardId};
 use crate::dtensor::ops::random::{self, RngState};
@@ -148,6 +148,12 @@ impl RegionInputs {
             given.tracked.extend(is_tracked.then(|| tensor.clone()));
             tensor
         });
+        if given.device.is_none() {
+            // Offloaded shards are in host memory, and the block computes on another device.
+            let found = walk(module).distributed;
+            let offloaded = found.iter().find_map(|visited| visited.param.unit.offloaded());
+            given.device = offloaded.map(|offloaded| offloaded.device().clone());
+        }
         module.visit(&mut given);
         (input, given)
     }
@@ -166,11 +172,7 @@ impl ModuleVisitor for RegionInputs {
             return;
         }
         let base = param.base().into_dispatch();
-        let unit = param.reparameterization::<DistributedParameter>().map(|param| &param.unit);
-        match unit.and_then(|unit| unit.offloaded()) {
-            Some(offloaded) => drop(self.device.get_or_insert_with(|| offloaded.device().clone())),
-            None => self.see(&base),
-        }
+        self.see(&base);
         self.trains |= context::trained(&base).is_some();
     }
 }

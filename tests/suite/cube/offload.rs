@@ -12,7 +12,7 @@ use burn_dtensor::comm::{CommError, ReduceOp};
 use burn_dtensor::fsdp::ParamError;
 use burn_dtensor::fsdp::{
     FsdpModule, FullyShard, GradScaler, MixedPrecisionPolicy, NormType, OffloadPolicy, ParamExt, ReshardAfterForward,
-    clip_grad_norm, full_model, fully_shard, named_parameters, unit,
+    checkpoint_activations, clip_grad_norm, full_model, fully_shard, named_parameters, unit,
 };
 use burn_dtensor::mesh::DeviceMesh;
 use burn_dtensor::optim::{load_optimizer_state, optimizer_state, sharded};
@@ -170,6 +170,31 @@ fn ten_steps_are_those_of_the_unsharded_model_on_the_cpu() {
 #[test]
 fn replicas_train_identically_and_compare_their_shards() {
     is_as_unsharded(&MeshTest::new([2, 2], ["replicate", "shard"]), &Device::flex(), ReshardAfterForward::Never);
+}
+
+/// No tensor of such a block is on the GPU before it computes.
+#[test]
+fn a_checkpointed_block_of_indices_computes_on_the_gpu() {
+    let embedded = |net: &Net, tokens: Tensor<2, Int>| {
+        let output = unit(net, tokens, |net, tokens| {
+            let x = checkpoint_activations(&net.embedding, tokens, |embedding, tokens| embedding.forward(tokens));
+            net.head.forward(x)
+        });
+        output.square().mean()
+    };
+    let cpu = Device::flex().autodiff();
+    let plain = on_device(&*NET, &cpu);
+    let grads = embedded(&plain, tokens(0, 0, &cpu)).backward();
+    let floats = |tensor: Tensor<2>| tensor.into_data().iter::<f32>().collect::<Vec<_>>();
+    let expected = floats(plain.embedding.weight.grad(&grads).expect("a gradient"));
+    MeshTest::new([2], ["shard"]).with_device(gpu()).run(|mesh| {
+        let model = fully_shard(made(&Device::flex()), mesh, config(ReshardAfterForward::Always))?;
+        let loss = embedded(&model, tokens(0, 0, &mesh.device().clone().autodiff()));
+        let grads = GradientsParams::from_grads(loss.backward(), &model);
+        let found = floats(model.embedding.weight.full_grad(&grads)?.expect("a gradient"));
+        assert!(furthest(&found, &expected) < rounding(1e-4), "{found:?} {expected:?}");
+        Ok(())
+    });
 }
 
 /// All that reads stored values, on the CPU, beside the same on a GPU.
