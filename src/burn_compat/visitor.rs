@@ -108,7 +108,7 @@ pub(crate) trait TensorVisitor {
     /// Called when a field is left. It is the last component of `path`.
     fn exit(&mut self, path: &ModulePath) {}
 
-    /// Visits a tensor of any kind, unless the method for its kind is implemented.
+    /// Visits a tensor of any kind, but a float tensor only if `float` is not implemented.
     fn tensor<const D: usize, K: Kind>(&mut self, path: &ModulePath, param: &Param<Tensor<D, K>>)
     where
         Tensor<D, K>: Parameter,
@@ -116,14 +116,6 @@ pub(crate) trait TensorVisitor {
     }
 
     fn float<const D: usize>(&mut self, path: &ModulePath, param: &Param<Tensor<D>>) {
-        self.tensor(path, param);
-    }
-
-    fn int<const D: usize>(&mut self, path: &ModulePath, param: &Param<Tensor<D, Int>>) {
-        self.tensor(path, param);
-    }
-
-    fn bool<const D: usize>(&mut self, path: &ModulePath, param: &Param<Tensor<D, Bool>>) {
         self.tensor(path, param);
     }
 
@@ -136,7 +128,7 @@ pub(crate) trait TensorMapper {
     /// Called when a field is left. It is the last component of `path`.
     fn exit(&mut self, path: &ModulePath) {}
 
-    /// Maps a tensor of any kind, unless the method for its kind is implemented.
+    /// Maps a tensor of any kind, but a float tensor only if `float` is not implemented.
     fn tensor<const D: usize, K: Kind>(&mut self, path: &ModulePath, param: Param<Tensor<D, K>>) -> Param<Tensor<D, K>>
     where
         Tensor<D, K>: Parameter,
@@ -145,14 +137,6 @@ pub(crate) trait TensorMapper {
     }
 
     fn float<const D: usize>(&mut self, path: &ModulePath, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        self.tensor(path, param)
-    }
-
-    fn int<const D: usize>(&mut self, path: &ModulePath, param: Param<Tensor<D, Int>>) -> Param<Tensor<D, Int>> {
-        self.tensor(path, param)
-    }
-
-    fn bool<const D: usize>(&mut self, path: &ModulePath, param: Param<Tensor<D, Bool>>) -> Param<Tensor<D, Bool>> {
         self.tensor(path, param)
     }
 
@@ -194,11 +178,11 @@ impl<V: TensorVisitor> ModuleVisitor for WithPath<'_, V> {
     }
 
     fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<D, Int>>) {
-        self.inner.int(&self.path, param);
+        self.inner.tensor(&self.path, param);
     }
 
     fn visit_bool<const D: usize>(&mut self, param: &Param<Tensor<D, Bool>>) {
-        self.inner.bool(&self.path, param);
+        self.inner.tensor(&self.path, param);
     }
 
     fn visit_flag(&mut self, flag: &Param<Flag>) {
@@ -222,11 +206,11 @@ impl<V: TensorMapper> ModuleMapper for WithPath<'_, V> {
     }
 
     fn map_int<const D: usize>(&mut self, param: Param<Tensor<D, Int>>) -> Param<Tensor<D, Int>> {
-        self.inner.int(&self.path, param)
+        self.inner.tensor(&self.path, param)
     }
 
     fn map_bool<const D: usize>(&mut self, param: Param<Tensor<D, Bool>>) -> Param<Tensor<D, Bool>> {
-        self.inner.bool(&self.path, param)
+        self.inner.tensor(&self.path, param)
     }
 
     fn map_flag(&mut self, flag: Param<Flag>) -> Param<Flag> {

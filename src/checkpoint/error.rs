@@ -210,6 +210,29 @@ pub enum CheckpointError {
         /// The first such byte.
         byte: u8,
     },
+    /// A stored integer is not in the range of the dtype in which the model or the optimizer has it.
+    #[error(
+        "`{key}` contains {value}, which {dtype} cannot represent. Load it into a tensor of a wider dtype, or correct it"
+    )]
+    IntegerRange {
+        /// Key of the tensor.
+        key: String,
+        /// The first such integer.
+        value: String,
+        /// Name of the dtype into which it is loaded.
+        dtype: String,
+    },
+    /// A state dict that is added to a state has numbers, which it would not keep.
+    #[error(
+        "the state dict for `{key}` has numbers, such as `{number}`, and only its tensors would be saved. Add the state of an \
+         optimizer with `State::with_optimizer`"
+    )]
+    Numbers {
+        /// The key that is added.
+        key: String,
+        /// The first number.
+        number: String,
+    },
     /// A load of one key would find tensors that were saved under another.
     #[error(
         "`{key}` cannot be added to a state that has `{other}`: a load of one would find tensors of the other. Use keys of which \

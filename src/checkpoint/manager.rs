@@ -280,11 +280,12 @@ pub fn latest(path: impl AsRef<Path>) -> Result<Option<PathBuf>, CheckpointError
 
 fn latest_step(fs: &dyn FileSystem, path: &Path, rank: usize) -> Result<Option<u64>, CheckpointError> {
     let steps = complete(fs, path).map_err(|error| CheckpointError::io(rank, "read", path, &error))?;
-    // The folder that `latest` names may have been removed by hand.
-    let Some(named) = named(fs, path, rank)?.filter(|step| steps.contains(step)) else {
+    let manifest = |step| read_manifest(fs, &path.join(name(step)), rank);
+    // The folder that `latest` names may have been removed by hand, or be a link to where it was moved.
+    let is_there = |step: &u64| steps.contains(step) || manifest(*step).is_ok();
+    let Some(named) = named(fs, path, rank)?.filter(is_there) else {
         return Ok(steps.last().copied());
     };
-    let manifest = |step| read_manifest(fs, &path.join(name(step)), rank);
     let Ok((_, checksum)) = manifest(named) else { return Ok(Some(named)) };
     // A save that was interrupted before it moved `latest` has completed the checkpoint after it.
     let follows = |step: &u64| manifest(*step).is_ok_and(|(manifest, _)| manifest.previous == Some((named, checksum)));
@@ -326,7 +327,7 @@ fn folders(fs: &dyn FileSystem, path: &Path) -> io::Result<Vec<(u64, FolderState
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
             files => files?,
         };
-        // A save has removed its probe before it writes the manifest, and a removal begins with the manifest.
+        // A save has a probe until the manifest is there, and a removal begins with the manifest.
         let state = match files.iter().any(|file| file.name == MANIFEST) {
             true => FolderState::Complete,
             false if files.iter().all(|file| !file.is_dir && rank_of_file(&file.name).is_some()) => FolderState::Debris,

@@ -23,7 +23,7 @@ use super::fs::{FileSystem, Links, ReadFile};
 use super::manifest::{BLOCK, Manifest};
 use super::read_plan::{Extent, Limits, Read, ReadPlan, Section};
 use super::{CheckpointError, ReadOptions, ReadStats};
-use crate::memory::UninitBytes;
+use crate::memory::{HostMemoryPool, UninitBytes};
 
 pub(crate) use super::read_plan::Want;
 
@@ -41,6 +41,8 @@ pub(crate) struct Reader<'a> {
     limits: Limits,
     /// Bytes for batches in flight.
     memory: usize,
+    /// Memory of the regions. Not the rank's pool, which would keep as much for the rank's life.
+    pool: Arc<HostMemoryPool>,
     /// Returns the configuration of a thread.
     thread: fn() -> thread::Builder,
 }
@@ -60,7 +62,8 @@ impl<'a> Reader<'a> {
         let threads = options.threads.min(share / read).max(1);
         let limits = Limits::new(options.max_over_read.max(1.0), read, threads);
         let memory = options.memory.saturating_sub(threads * read);
-        Self { fs, dir, manifest, links: Links::Refuse, rank, limits, memory, thread: thread::Builder::new }
+        let (links, pool) = (Links::Refuse, Arc::default());
+        Self { fs, dir, manifest, links, rank, limits, memory, pool, thread: thread::Builder::new }
     }
 
     /// Sets the treatment of files that are symbolic links, as those in caches of models are. By default they are refused.
@@ -320,7 +323,7 @@ unsafe impl Sync for Target {}
 impl Target {
     fn new(reader: &Reader<'_>, want: &Want) -> Self {
         let element = reader.manifest.tensors[&want.key].dtype.bytes();
-        let mut memory = UninitBytes::at(None, element, want.region.num_elements()).initialized();
+        let mut memory = UninitBytes::at(Some(&reader.pool), element, want.region.num_elements()).initialized();
         let first = memory.as_mut_ptr();
         Self { memory, first }
     }

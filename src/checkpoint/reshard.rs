@@ -118,6 +118,7 @@ impl Checkpoint {
         self.files.read(&wants, |index, data| {
             let (key, spec) = &specs[index];
             tensors.insert((*key).clone(), DynDTensor::from_local_data(data, spec));
+            Ok(())
         })?;
         let comm = self.files.mesh.all()?;
         let values = self.files.manifest.values.iter().filter(|(key, _)| keep(key));

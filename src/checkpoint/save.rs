@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -254,12 +255,13 @@ impl OpenSave {
         let rank = ranks[comm.group().rank()];
         let probe = on_first(comm, "checkpoint_folder", || create(fs, path, rank))?;
         let seen = match fs.open(&path.join(&probe), Links::Refuse) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                Err(CheckpointError::NotShared { path: path.into(), rank, of: ranks[0] })
-            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Err(match rank == ranks[0] {
+                true => CheckpointError::Replaced { path: path.into() },
+                false => CheckpointError::NotShared { path: path.into(), rank, of: ranks[0] },
+            }),
             seen => seen.map(drop).map_err(|error| CheckpointError::io(rank, "open", &path.join(&probe), &error)),
         };
-        agree(comm, "checkpoint_probe", seen).inspect_err(|_| discard(fs, path, comm))?;
+        agree(comm, "checkpoint_probe", seen).inspect_err(|_| discard(fs, path, &probe, comm))?;
         Ok(Self { path: path.into(), plan, probe })
     }
 
@@ -290,7 +292,7 @@ impl OpenSave {
     /// # Collective
     /// Every rank of the plan's group.
     pub fn gather(&self, fs: &dyn FileSystem, own: Result<WrittenFile, CheckpointError>) -> Result<Vec<WrittenFile>> {
-        agree(self.comm(), "checkpoint_write", own).inspect_err(|_| discard(fs, &self.path, self.comm()))
+        agree(self.comm(), "checkpoint_write", own).inspect_err(|_| self.discard(fs, &self.probe))
     }
 
     /// Writes the manifest, on group rank 0. Local: no communication.
@@ -306,28 +308,48 @@ impl OpenSave {
             move |error| CheckpointError::io(rank, action, &path, &error)
         };
         let bytes = written.iter().map(|written| written.len).collect();
-        let mut manifest = self.plan.manifest(written);
-        manifest.previous = run.map(|run| run.previous(fs)).transpose()?.flatten();
-        let manifest = manifest.to_bytes();
-        let (bytes_of_manifest, limit) = (manifest.len() as u64, self.plan.limit);
-        if bytes_of_manifest > limit {
-            discard(fs, path, self.comm());
-            return Err(CheckpointError::ManifestSize { bytes: bytes_of_manifest, limit });
-        }
-        // Another save under this name would have removed it, with the files of this one.
-        let probe = path.join(&self.probe);
-        fs.remove_file(&probe).map_err(|error| match error.kind() {
+        let manifest = self.manifest_bytes(fs, written, run).inspect_err(|_| self.discard(fs, &self.probe))?;
+        // Another save under this name would have removed the probe, with the files of this one. Under its new name it is there
+        // until the manifest is: without either, the folder would be taken for the rest of a removal.
+        let (probe, claim) = (path.join(&self.probe), probe_name());
+        fs.rename(&probe, &path.join(&claim)).map_err(|error| match error.kind() {
             io::ErrorKind::NotFound => CheckpointError::Replaced { path: path.clone() },
-            _ => io("remove", &probe)(error),
+            _ => io("rename", &probe)(error),
         })?;
-        fs.sync_dir(path).map_err(io("sync", path))?;
         let file = path.join(MANIFEST);
-        fs::write_atomically(fs, &file, &manifest).map_err(io("write", &file))?;
+        let synced = fs.sync_dir(path).map_err(io("sync", path));
+        let put = synced.and_then(|()| fs::write_atomically(fs, &file, &manifest).map_err(io("write", &file)));
+        put.inspect_err(|_| {
+            // If only the last sync failed, it may be complete.
+            if fs.open(&file, Links::Refuse).is_err_and(|error| error.kind() == io::ErrorKind::NotFound) {
+                self.discard(fs, &claim);
+            }
+        })?;
         let parent = parent(path);
         fs.sync_dir(parent).map_err(io("sync", parent))?;
+        // If it stays, it does no harm.
+        let _ = fs.remove_file(&path.join(&claim));
         let not_removed = run.map(|run| run.commit(fs)).transpose()?.unwrap_or_default();
         not_removed.iter().for_each(|error| log::warn!("{} is saved, but {error}", path.display()));
         Ok(Committed { bytes, not_removed })
+    }
+
+    /// Returns the manifest of what the ranks wrote.
+    fn manifest_bytes(
+        &self,
+        fs: &dyn FileSystem,
+        written: Vec<WrittenFile>,
+        run: Option<&dyn RunStep>,
+    ) -> Result<Vec<u8>, CheckpointError> {
+        let mut manifest = self.plan.manifest(written);
+        manifest.previous = run.map(|run| run.previous(fs)).transpose()?.flatten();
+        let manifest = manifest.to_bytes();
+        let (bytes, limit) = (manifest.len() as u64, self.plan.limit);
+        if bytes > limit { Err(CheckpointError::ManifestSize { bytes, limit }) } else { Ok(manifest) }
+    }
+
+    fn discard(&self, fs: &dyn FileSystem, probe: &str) {
+        discard(fs, &self.path, probe, self.comm());
     }
 
     pub fn report(&self, Committed { bytes, not_removed }: Committed) -> SaveReport {
@@ -344,11 +366,17 @@ pub(super) struct Committed {
     not_removed: Vec<CheckpointError>,
 }
 
-/// Removes the folder of a save that failed. If that fails, too, it is debris, which the next save removes.
-fn discard(fs: &dyn FileSystem, path: &Path, comm: &Communicator) {
-    if comm.group().rank() == 0 {
+/// Removes the folder of a save that failed, unless another save has taken its place since: then it has another probe. If
+/// that fails, too, it is debris, which the next save removes.
+fn discard(fs: &dyn FileSystem, path: &Path, probe: &str, comm: &Communicator) {
+    if comm.group().rank() == 0 && fs.remove_file(&path.join(probe)).is_ok() {
         let _ = fs::remove_dir_all(fs, path);
     }
+}
+
+/// Returns a name that no other save gives to its probe.
+fn probe_name() -> String {
+    format!("{PROBE}{:016x}", nonce())
 }
 
 /// Creates the folder, and a file in it by which other ranks recognize it.
@@ -372,7 +400,7 @@ fn create(fs: &dyn FileSystem, path: &Path, rank: usize) -> Result<String, Check
     let parent = parent(path);
     fs.create_dir_all(parent).map_err(|error| io("create", parent, error))?;
     fs.create_dir(path).map_err(|error| io("create", path, error))?;
-    let probe = format!("{PROBE}{:016x}", nonce());
+    let probe = probe_name();
     fs.create(&path.join(&probe)).map_err(|error| io("create", path, error))?;
     Ok(probe)
 }
@@ -462,11 +490,20 @@ fn stored(data: TensorData) -> TensorData {
     }
 }
 
+/// Returns a digest, the same in all processes.
+fn digest(value: &impl Hash) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    value.hash(&mut hasher);
+    hasher.finish()
+}
+
 type Values = (BTreeMap<String, String>, BTreeMap<String, Vec<String>>);
 
 /// Compares the values and steps of all ranks, and collects the values that each has of its own.
 fn values(state: &State, comm: &Communicator) -> Result<Values> {
-    let own = (state.values.clone(), state.rank_values.clone(), state.step);
+    // Only digests of what all ranks should have: it may be large, as the description of an optimizer is.
+    let digests: BTreeMap<_, _> = state.values.iter().map(|(key, value)| (key.clone(), digest(value))).collect();
+    let own = (digest(&digests), state.rank_values.clone(), state.step);
     let of_ranks = comm.all_gather_object(Call::new("checkpoint_values"), &own)?;
     let ranks = comm.group().ranks();
     let (first, first_own, first_step) = &of_ranks[0];
@@ -477,29 +514,30 @@ fn values(state: &State, comm: &Communicator) -> Result<Values> {
         return Err(CheckpointError::Disagree { key: "step".into(), rank, found, of, expected }.into());
     }
     if let Some(other) = of_ranks.iter().position(|(values, ..)| values != first) {
-        return Err(difference(first, &of_ranks[other].0, ranks[other], ranks[0], "value").into());
+        let by_key = comm.all_gather_object(Call::new("checkpoint_digests"), &digests)?;
+        return Err(difference(&by_key[0], &by_key[other], ranks[other], ranks[0], "value").into());
     }
     if let Some(other) = of_ranks.iter().position(|(_, values, _)| !values.keys().eq(first_own.keys())) {
-        let keys = |values: &BTreeMap<String, String>| values.keys().map(|key| (key.clone(), String::new())).collect();
+        let keys = |values: &BTreeMap<String, String>| values.keys().map(|key| (key.clone(), 0)).collect();
         let (expected, found) = (keys(first_own), keys(&of_ranks[other].1));
         return Err(difference(&expected, &found, ranks[other], ranks[0], "value of its own").into());
     }
     let of_key = |key: &String| of_ranks.iter().map(|(_, values, _)| values[key].clone()).collect();
     let rank_values = first_own.keys().map(|key| (key.clone(), of_key(key))).collect();
-    Ok((first.clone(), rank_values))
+    Ok((state.values.clone(), rank_values))
 }
 
-/// Returns the error for the first key in which the values of two ranks differ.
+/// Returns the error for the first key in which the digests of the values of two ranks differ.
 fn difference(
-    expected: &BTreeMap<String, String>,
-    found: &BTreeMap<String, String>,
+    expected: &BTreeMap<String, u64>,
+    found: &BTreeMap<String, u64>,
     rank: usize,
     of: usize,
     what: &str,
 ) -> CheckpointError {
     let mut keys = expected.keys().chain(found.keys());
     let key = keys.find(|key| expected.get(*key) != found.get(*key)).cloned().unwrap_or_default();
-    let describe = |values: &BTreeMap<String, String>, other: &str| match values.contains_key(&key) {
+    let describe = |values: &BTreeMap<String, u64>, other: &str| match values.contains_key(&key) {
         true => format!("{other} {what}"),
         false => format!("no {what}"),
     };

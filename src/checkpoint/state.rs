@@ -95,7 +95,7 @@ impl State {
     /// # Errors
     /// [`CheckpointError::Nested`], and [`CheckpointError::Duplicate`] for the key of a value.
     pub fn with_optimizer(self, key: &str, optimizer: &OptimizerState) -> Result<Self> {
-        let state = self.with_state_dict(key, &StateDict::of_optimizer(optimizer))?;
+        let state = self.with_tensors(key, &StateDict::of_optimizer(optimizer))?;
         state.with_value(key, &StoredOptimizer::of(optimizer))
     }
 
@@ -104,8 +104,16 @@ impl State {
     /// # Errors
     /// [`CheckpointError::Nested`] if `key` is that of another model, optimizer or state dict, or one of both keys is below the
     /// other, as `model.ema` is below `model`; or if a tensor has a key below `key`. What was saved under one of them would
-    /// be part of the other.
-    pub fn with_state_dict(mut self, key: &str, tensors: &StateDict) -> Result<Self> {
+    /// be part of the other. [`CheckpointError::Numbers`] for the state of an optimizer that has numbers: add it with
+    /// [`with_optimizer`](Self::with_optimizer).
+    pub fn with_state_dict(self, key: &str, tensors: &StateDict) -> Result<Self> {
+        match tensors.scalars().next() {
+            Some((number, _)) => Err(CheckpointError::Numbers { key: key.into(), number: number.into() }.into()),
+            None => self.with_tensors(key, tensors),
+        }
+    }
+
+    fn with_tensors(mut self, key: &str, tensors: &StateDict) -> Result<Self> {
         let groups = self.groups.iter().find(|group| *group == key || is_below(group, key) || is_below(key, group));
         let other = groups.or_else(|| self.tensors.keys().find(|tensor| is_below(tensor, key)));
         if let Some(other) = other {

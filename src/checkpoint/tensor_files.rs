@@ -1,6 +1,7 @@
 //! [`TensorFiles`]: files with tensors, of which every rank of a mesh reads its shards.
 
 use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -79,7 +80,7 @@ impl TensorFiles {
     /// stored tensors, and what is taken of them.
     ///
     /// # Errors
-    /// Those of [`read`](Self::read).
+    /// Those of [`read`](Self::read), and [`CheckpointError::IntegerRange`].
     pub fn read_values(
         &self,
         sources: Vec<(String, String, WeightSource)>,
@@ -92,10 +93,12 @@ impl TensorFiles {
         let wants: Vec<_> = sources.iter().map(want).collect();
         let mut values = BTreeMap::new();
         self.read(&wants, |index, data| {
-            let (path, _, source) = &sources[index];
+            let (path, key, source) = &sources[index];
             let data = if source.is_transposed() { transposed(&data) } else { data };
             let wanted = targets[path].dtype();
+            check_range(key, &data, wanted)?;
             values.insert(path.clone(), if wanted == data.dtype() { data } else { data.convert_dtype(wanted) });
+            Ok(())
         })?;
         Ok(values)
     }
@@ -104,7 +107,11 @@ impl TensorFiles {
     ///
     /// # Errors
     /// [`CheckpointError::Corrupt`], [`CheckpointError::Length`], [`CheckpointError::NotBool`], [`CheckpointError::Io`].
-    pub fn read(&self, wants: &[Want], mut done: impl FnMut(usize, TensorData)) -> Result<(), CheckpointError> {
+    pub fn read(
+        &self,
+        wants: &[Want],
+        mut done: impl FnMut(usize, TensorData) -> Result<(), CheckpointError>,
+    ) -> Result<(), CheckpointError> {
         let reader = Reader::new(&*self.fs, &self.folder, &self.manifest, &self.read, self.mesh.rank());
         let stats = reader.with_links(self.links).read(wants, |index: usize, bytes: Bytes| {
             let Want { key, region } = &wants[index];
@@ -114,12 +121,43 @@ impl TensorFiles {
             {
                 return Err(CheckpointError::NotBool { key: key.clone(), byte });
             }
-            done(index, TensorData::from_bytes(bytes, region.shape.clone(), dtype));
-            Ok(())
+            done(index, TensorData::from_bytes(bytes, region.shape.clone(), dtype))
         })?;
         self.stats.lock().add(&stats);
         Ok(())
     }
+}
+
+/// Checks that integers are in the range of the dtype to which they are converted.
+fn check_range(key: &str, data: &TensorData, wanted: DType) -> Result<(), CheckpointError> {
+    let range = |dtype: DType| -> Option<RangeInclusive<i128>> {
+        Some(match dtype {
+            DType::I64 => i64::MIN.into()..=i64::MAX.into(),
+            DType::I32 => i32::MIN.into()..=i32::MAX.into(),
+            DType::I16 => i16::MIN.into()..=i16::MAX.into(),
+            DType::I8 => i8::MIN.into()..=i8::MAX.into(),
+            DType::U64 => u64::MIN.into()..=u64::MAX.into(),
+            DType::U32 => u32::MIN.into()..=u32::MAX.into(),
+            DType::U16 => u16::MIN.into()..=u16::MAX.into(),
+            DType::U8 => u8::MIN.into()..=u8::MAX.into(),
+            _ => return None,
+        })
+    };
+    let (Some(from), Some(to)) = (range(data.dtype()), range(wanted)) else { return Ok(()) };
+    if to.contains(from.start()) && to.contains(from.end()) {
+        return Ok(());
+    }
+    let wide = |value: i128| (!to.contains(&value)).then_some(value);
+    let found = match data.dtype() {
+        DType::U64 => data.iter::<u64>().find_map(|value| wide(value.into())),
+        _ => data.iter::<i64>().find_map(|value| wide(value.into())),
+    };
+    let range = |value: i128| CheckpointError::IntegerRange {
+        key: key.into(),
+        value: value.to_string(),
+        dtype: wanted.name().into(),
+    };
+    found.map_or(Ok(()), |value| Err(range(value)))
 }
 
 /// Returns the shape and dtype of a tensor in a manifest.

@@ -65,7 +65,14 @@ fn owned(names: impl DimNames) -> Vec<String> {
     names.dim_names().into_iter().map(Into::into).collect()
 }
 
-type PlacementFn = Arc<dyn Fn(ParamInfo<'_>) -> Option<ParamPlacement> + Send + Sync>;
+#[derive(Clone)]
+pub(super) struct PlacementFn(pub(super) Arc<dyn Fn(ParamInfo<'_>) -> Option<ParamPlacement> + Send + Sync>);
+
+impl fmt::Debug for PlacementFn {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("PlacementFn")
+    }
+}
 
 /// Configuration of [`fully_shard`](super::fully_shard).
 ///
@@ -75,7 +82,7 @@ type PlacementFn = Arc<dyn Fn(ParamInfo<'_>) -> Option<ParamPlacement> + Send + 
 ///     .with_units(["blocks.*"])
 ///     .with_reshard_after_forward(ReshardAfterForward::Always);
 /// ```
-#[derive(Clone)]
+#[derive(Debug, Clone)]
 pub struct FullyShard {
     pub(super) units: Vec<String>,
     /// Patterns of the modules of each group unit.
@@ -386,31 +393,7 @@ impl FullyShard {
         mut self,
         placement: impl Fn(ParamInfo<'_>) -> Option<P> + Send + Sync + 'static,
     ) -> Self {
-        self.placement = Some(Arc::new(move |param| placement(param).map(Into::into)));
+        self.placement = Some(PlacementFn(Arc::new(move |param| placement(param).map(Into::into))));
         self
-    }
-}
-
-impl fmt::Debug for FullyShard {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("FullyShard")
-            .field("units", &self.units)
-            .field("group_units", &self.groups)
-            .field("ignored", &self.ignored)
-            .field("shard_dims", &self.shard_dims)
-            .field("replicate_dims", &self.replicate_dims)
-            .field("reshard_after_forward", &self.reshard)
-            .field("implicit_unshard", &self.implicit_unshard)
-            .field("buffer_sync", &self.buffer_sync)
-            .field("balanced", &self.balanced)
-            .field("replica_check_every", &self.replica_check_every)
-            .field("weight_check", &self.weight_check)
-            .field("layer_warnings", &self.layer_warnings)
-            .field("mixed_precision", &self.precision)
-            .field("mixed_precision_for", &self.precision_for)
-            .field("offload", &self.offload)
-            .field("offload_for", &self.offload_for)
-            .field("shard_placement_fn", &self.placement.is_some())
-            .finish()
     }
 }

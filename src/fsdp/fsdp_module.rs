@@ -9,8 +9,8 @@ use smallvec::SmallVec;
 use crate::Result;
 use crate::comm::Communicator;
 use crate::param::{
-    AllReduceHook, Collectives, LocalShards, ModuleUnits, ParamError, ReducedGradients, ReshardAfterForward,
-    RuntimeOptions, Unit, UnitCollectives, give_up_backward, is_gathered_again, units_of, unshard_unit,
+    AllReduceHook, LocalShards, ModuleUnits, ParamError, ReducedGradients, ReshardAfterForward, RuntimeOptions, Unit,
+    UnitCollectives, give_up_backward, is_gathered_again, units_of, unshard_unit,
 };
 use crate::pattern::PathPattern;
 
@@ -232,7 +232,7 @@ impl FsdpModule {
 
     /// Makes these units run their collectives through `collectives` instead of their own groups.
     pub fn set_collectives(&self, collectives: impl UnitCollectives + 'static) {
-        let collectives = Collectives::new(collectives);
+        let collectives: Arc<dyn UnitCollectives> = Arc::new(collectives);
         self.set(|control| control.collectives = Some(collectives.clone()));
     }
 

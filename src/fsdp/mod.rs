@@ -1,51 +1,7 @@
 //! Fully sharded data parallelism (FSDP): trains ordinary burn modules whose parameters, gradients and optimizer
 //! states are sharded over ranks.
 //!
-//! ```
-//! use burn::module::Module;
-//! use burn::nn::{Linear, LinearConfig};
-//! use burn::optim::{AdamWConfig, GradientsParams};
-//! use burn::tensor::Tensor;
-//! use burn_dtensor::optim::sharded;
-//! use burn_dtensor::prelude::*;
-//!
-//! #[derive(Module, Debug)]
-//! struct Net {
-//!     blocks: Vec<Linear>,
-//!     head: Linear,
-//! }
-//!
-//! impl Net {
-//!     fn forward(&self, x: Tensor<2>) -> Tensor<2> {
-//!         unit(self, x, |net, mut x| {
-//!             for block in &net.blocks {
-//!                 x = unit(block, x, |block, x| block.forward(x).tanh());
-//!             }
-//!             net.head.forward(x)
-//!         })
-//!     }
-//! }
-//!
-//! launch(Launch::threads(2), |world| {
-//!     let mesh = DeviceMesh::new(world, [2], ["shard"])?;
-//!     let device = world.device().clone().autodiff();
-//!     let net = Net {
-//!         blocks: (0..2).map(|_| LinearConfig::new(4, 4).init(&device)).collect(),
-//!         head: LinearConfig::new(4, 1).init(&device),
-//!     };
-//!     let net = fully_shard(net, &mesh, FullyShard::new().with_units(["blocks.*"]))?;
-//!     assert_eq!(net.head.weight.base().dims(), [2, 1]); // this rank's shard of [4, 1]
-//!
-//!     let mut optim = sharded(AdamWConfig::new());
-//!     let batch = Tensor::<2>::ones([8, 4], &device) * world.rank() as f32; // each rank has its own
-//!     let loss = net.forward(batch).square().mean();
-//!     let grads = GradientsParams::from_grads(loss.backward(), &net); // averaged over the ranks
-//!     let net = optim.step(1e-2, net, grads)?;
-//!     assert_eq!(net.head.weight.val().dims(), [4, 1]);
-//!     Ok(())
-//! })?;
-//! # Ok::<_, burn_dtensor::Error>(())
-//! ```
+//! The [crate page](crate) has a complete program.
 //!
 //! [`fully_shard`] attaches a reparameterization to every parameter: the stored value is this rank's shard, and
 //! layers read the full parameter. Parameters are gathered and reduced in **units**, each with one all-gather and

@@ -248,7 +248,7 @@ type Chosen = (Option<(usize, ShardSizes)>, Option<Vec<String>>);
 fn choose_sharding(config: &FullyShard, found: &ScannedParam, path: &str) -> Result<Chosen, FsdpError> {
     let shape = &found.shape;
     let stored = StoredShape::of(found);
-    let choice = config.placement.as_ref().and_then(|f| f(ParamInfo { path, shape }));
+    let choice = config.placement.as_ref().and_then(|choose| (choose.0)(ParamInfo { path, shape }));
     let default = stored.map_or(Placement::Shard(0), |stored| stored.placement);
     let ParamPlacement { placement, lengths, over } = choice.unwrap_or_else(|| default.into());
     if let Some(stored) = stored

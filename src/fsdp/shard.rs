@@ -18,8 +18,8 @@ use crate::comm::Communicator;
 use crate::mesh::DeviceMesh;
 use crate::param::{
     AGAIN, CpuOffload, DataParallelGroups, FsdpMeshInfo, ModelNumbers, OffloadPolicy, Precision, REDUCE, ReplicaCheck,
-    ReshardAfterForward, ShardAssignment, UnitName, UnitParam, attach_shards, combine, data_spec, in_turn, is_any_lazy,
-    make_units, move_other_params, own_buffers,
+    ReshardAfterForward, ShardAssignment, UnitName, UnitParam, attach_drawn, combine, data_spec, make_units,
+    move_other_params, own_buffers,
 };
 use crate::pattern::PathPattern;
 use crate::placement::PlacementError;
@@ -153,9 +153,7 @@ pub fn fully_shard<M: Module>(model: M, mesh: &DeviceMesh, config: FullyShard) -
         let param = param.adapted(adapter);
         ShardAssignment { gathered: None, data_specs: vec![sharding], copies, again, param }
     });
-    let lazy = is_any_lazy(mesh, "fully_shard", lazy)?;
-    let place = || attach_shards(model, attachments, lazy, "fully_shard");
-    let model = if lazy { in_turn(mesh, "fully_shard, in turn", place)? } else { place()? };
+    let model = attach_drawn(model, attachments, mesh, lazy, "fully_shard")?;
     let model = own_buffers(model, &units, &all, "fully_shard")?;
     if config.layer_warnings {
         warn_about(&layers, &origin, mesh, all.group().size());

@@ -11,6 +11,7 @@ use super::state::{ParameterState, StateFields, describe, layout_error};
 use super::{OptimError, OptimizerState};
 use crate::Result;
 use crate::dtensor::{DTensor, DTensorSpec, DynDTensor};
+use crate::param::stored_like;
 
 /// burn optimizer for parameters that are [`DTensor`]s outside a module. It identifies each parameter by its path.
 ///
@@ -100,7 +101,7 @@ impl DTensorOptimizer {
         let [tensor, grad] = if self.is_full {
             [full_tensor_of(&param)?, full_tensor_of(&grad)?]
         } else {
-            [plain(param.local()), plain(grad.local())]
+            [&param, &grad].map(|tensor| tensor.local().clone().inner())
         };
         let state = self.states.remove(path).map(|kept| kept.state);
         let (stepped, state) = self.optimizer.step_dyn(D, lr, tensor.into_bridge(), grad.into_bridge(), state);
@@ -111,7 +112,7 @@ impl DTensorOptimizer {
         if self.is_full {
             stepped = DTensor::distribute_computed(stepped, spec.mesh(), spec.layout().clone())?.to_local();
         }
-        Ok(DTensor::from_parts(tracked_as(param.local(), stepped), spec))
+        Ok(DTensor::from_parts(stored_like(param.local(), stepped), spec))
     }
 
     fn check<const D: usize>(&self, path: &str, param: &DTensor<D>, grad: &DTensor<D>) -> Result<(), OptimError> {
@@ -189,25 +190,7 @@ impl DTensorOptimizer {
     }
 }
 
-/// Returns the tensor without autodiff.
-pub(super) fn plain<const D: usize>(tensor: &Tensor<D>) -> Tensor<D> {
-    if tensor.is_autodiff() { tensor.clone().inner() } else { tensor.clone() }
-}
-
 /// Gathers the full tensor, without autodiff.
 fn full_tensor_of<const D: usize>(tensor: &DTensor<D>) -> Result<Tensor<D>> {
-    DTensor::from_parts(plain(tensor.local()), tensor.spec().clone()).full_tensor()
-}
-
-/// Returns `stepped` with the autodiff settings of the parameter: device, checkpointing strategy and gradient
-/// tracking.
-pub(super) fn tracked_as<const D: usize>(param: &Tensor<D>, stepped: Tensor<D>) -> Tensor<D> {
-    if !param.is_autodiff() {
-        return stepped;
-    }
-    let mut stepped = Tensor::from_inner(stepped);
-    if let Some(strategy) = param.gradient_checkpointing_strategy() {
-        stepped = stepped.with_gradient_checkpointing_strategy(strategy);
-    }
-    stepped.set_require_grad(param.is_require_grad())
+    DTensor::from_parts(tensor.local().clone().inner(), tensor.spec().clone()).full_tensor()
 }

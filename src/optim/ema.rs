@@ -7,11 +7,10 @@ use burn::module::{Module, Param};
 use burn::tensor::Tensor;
 
 use super::OptimError;
-use super::dtensors::{plain, tracked_as};
 use super::state::describe;
 use crate::Result;
 use crate::burn_compat::{ModulePath, TensorMapper, TensorVisitor, map_tensors, visit_tensors};
-use crate::param::{Visited, check_not_replaced, walk_with_paths};
+use crate::param::{Visited, check_not_replaced, stored_like, walk_with_paths};
 
 /// Returns `average * decay + model * (1 - decay)` for every float parameter and buffer. Use it for an exponential
 /// moving average of the weights, or for the teacher of a student model (`torch.optim.swa_utils`).
@@ -81,7 +80,7 @@ struct Visit {
 
 impl TensorVisitor for Visit {
     fn float<const D: usize>(&mut self, path: &ModulePath, param: &Param<Tensor<D>>) {
-        let value = plain(&param.base());
+        let value = param.base().inner();
         let laid_out = format!("{:?} {}", value.dims(), value.dtype().name());
         self.found.insert(path.join(), (laid_out, value.into_dispatch()));
     }
@@ -97,8 +96,8 @@ impl TensorMapper for Average {
         let (_, value) = self.values.0.remove(&path.join()).expect("`ema` has compared the paths");
         let value = Tensor::<D>::from_dispatch(value);
         param.map(|was| {
-            let average = plain(&was).mul_scalar(self.decay) + value.mul_scalar(1.0 - self.decay);
-            tracked_as(&was, average)
+            let average = was.clone().inner().mul_scalar(self.decay) + value.mul_scalar(1.0 - self.decay);
+            stored_like(&was, average)
         })
     }
 }

@@ -54,6 +54,12 @@ pub enum OptimError {
         /// Shape of this rank's shard of the parameter.
         expected: Vec<usize>,
     },
+    /// The optimizer of a model that is not distributed has a state.
+    #[error(
+        "the optimizer has a state, but no parameter of the model is distributed, so the state has no layout. Call \
+         `fully_shard` on one rank, too: it sends nothing there. Or save burn's record of the optimizer"
+    )]
+    Undistributed,
     /// The average and the model have different parameters or layouts.
     #[error(
         "`{path}` is {average} in the average, but {model} in the model. Create the average as a clone of the model, \

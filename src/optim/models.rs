@@ -37,7 +37,8 @@ pub fn parameter_specs<M: Module>(model: &M) -> Result<BTreeMap<String, Arc<DTen
 ///
 /// # Errors
 /// [`OptimError::Shape`] if the optimizer's state of a shard is not a shard of its state of the full parameter,
-/// such as `Adafactor`'s state of a matrix. It does not occur for replicated parameters. Also
+/// such as `Adafactor`'s state of a matrix. It does not occur for replicated parameters. [`OptimError::Undistributed`]
+/// if no parameter of the model is distributed, but the optimizer has a state. Also
 /// [`ParamError::Replaced`](crate::param::ParamError::Replaced), like
 /// [`named_parameters`](crate::fsdp::named_parameters).
 pub fn optimizer_state<M: Module>(optim: &ModuleOptimizer, model: &M) -> Result<OptimizerState> {
@@ -52,7 +53,11 @@ pub(crate) fn recorded_state<M: Module>(
 ) -> Result<OptimizerState> {
     let mut states = OptimizerRecord::of(record, BTreeSet::new())?.states;
     let mut state = OptimizerState::default();
-    for (path, ModelParameter { id, spec, .. }) in parameters(model)? {
+    let parameters = parameters(model)?;
+    if parameters.is_empty() && !states.is_empty() {
+        return Err(OptimError::Undistributed.into());
+    }
+    for (path, ModelParameter { id, spec, .. }) in parameters {
         match states.remove(&id) {
             Some((_, sink)) => _ = state.params.insert(path.clone(), ParameterState::new(&path, &spec, sink, false)?),
             None => _ = state.stateless.insert(path, spec),

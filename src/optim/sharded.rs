@@ -12,13 +12,13 @@ use burn::tensor::Tensor;
 use itertools::Itertools;
 
 use super::clip::clip_each;
-use super::dtensors::plain;
 use super::exact::ExactOnShards;
 use super::muon::{MuonMatrix, Stages, orthogonalized};
 use super::per_param::{ClippedGroup, MuonOnShards};
 use super::realigned::Realigned;
 use super::{OptimError, OptimizerState, load_optimizer_state, optimizer_state};
 use crate::Result;
+use crate::burn_compat::{ModulePath, TensorVisitor, visit_tensors};
 use crate::dtensor::DTensorSpec;
 use crate::param::{Unit, Visited, check_not_replaced, check_reduced, walk};
 
@@ -248,9 +248,8 @@ impl ShardedOptimizer {
         let units = walk.distributed.iter().map(|visited| visited.param.unit.clone()).unique_by(Arc::as_ptr).collect();
         let spec = |visited: Visited| (visited.id, visited.param.spec(visited.base.dtype()));
         let specs = walk.distributed.into_iter().map(spec).collect();
-        let mut members =
-            Members { groups: &self.groups, grads, specs, path: Vec::new(), found: Vec::new(), fault: None };
-        model.visit(&mut members);
+        let mut members = Members { groups: &self.groups, grads, specs, found: Vec::new(), fault: None };
+        visit_tensors(model, &mut members);
         match members.fault {
             Some(fault) => Err(fault.into()),
             None => Ok((members.found, units)),
@@ -302,25 +301,16 @@ struct Members<'a> {
     groups: &'a [OptimizerGroup],
     grads: Option<&'a GradientsParams>,
     specs: HashMap<ParamId, Arc<DTensorSpec>>,
-    path: Vec<String>,
     found: Vec<GroupParam>,
     fault: Option<OptimError>,
 }
 
-impl ModuleVisitor for Members<'_> {
-    fn enter_module(&mut self, name: &str, _: &str) {
-        self.path.push(name.into());
-    }
-
-    fn exit_module(&mut self, _: &str, _: &str) {
-        self.path.pop();
-    }
-
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+impl TensorVisitor for Members<'_> {
+    fn float<const D: usize>(&mut self, path: &ModulePath, param: &Param<Tensor<D>>) {
         if self.grads.is_some_and(|grads| grads.get::<D>(param.id).is_none()) {
             return;
         }
-        let (id, path) = (param.id, self.path.join("."));
+        let (id, path) = (param.id, path.join());
         let group = self.groups.iter().rposition(|group| group.params.matches(&id, Some(&path)));
         let group = group.expect("the first group matches all parameters");
         let OptimizerGroup { clip, muon, .. } = &self.groups[group];
@@ -346,7 +336,7 @@ impl ModuleVisitor for Matrices<'_> {
         let Some(GroupParam { id, path, group, spec }) = self.members.remove(&param.id) else { return };
         let lr = self.lr.lr_from_param(id, Some(&path));
         let Stages { orthogonal: muon, .. } = self.groups[group].muon.clone().expect("a group of Muon");
-        let part = Tensor::<2>::from_dispatch(plain(&param.base()).into_dispatch());
+        let part = Tensor::<2>::from_dispatch(param.base().inner().into_dispatch());
         let spec = spec.map(|spec| spec.in_dtype(part.dtype()));
         self.found.push((group, MuonMatrix { id, path: path.into(), spec, part, lr, muon }));
     }

@@ -13,7 +13,7 @@ use crate::Result;
 use crate::dtensor::{DTensorSpec, MeshDims};
 use crate::mesh::DeviceMesh;
 use crate::param::{
-    ModelScan, ShardAssignment, TpPlacement, UnitParam, attach_shards, in_turn, is_any_lazy, make_units, own_buffers,
+    ModelScan, ShardAssignment, TpPlacement, UnitParam, attach_drawn, attach_shards, make_units, own_buffers,
     sync_buffers,
 };
 use crate::placement::Layout;
@@ -111,9 +111,7 @@ pub fn parallelize<M: Module>(model: M, mesh: &DeviceMesh, plan: Plan) -> Result
     if !again.is_empty() {
         sync_buffers(&model)?;
     }
-    let lazy = is_any_lazy(mesh, "parallelize", lazy)?;
-    let place = || attach_shards(model, attachments, lazy, "parallelize");
-    let model = if lazy { in_turn(mesh, "parallelize, in turn", place)? } else { place()? };
+    let model = attach_drawn(model, attachments, mesh, lazy, "parallelize")?;
     // Data-parallel ranks are in different slices, so their collectives come after the slices' turns.
     let model = if again.is_empty() { model } else { attach_shards(model, again, true, "parallelize, sharded")? };
     own_buffers(model, &units, &all, "parallelize")

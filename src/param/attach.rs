@@ -13,7 +13,7 @@ use super::distributed::{DistributedParameter, replace_next};
 use super::read::stored;
 use crate::burn_compat::{ADAPTER, undrawn};
 use crate::comm::{self, Call, Communicator, TensorMeta};
-use crate::dtensor::{DTensorSpec, send_parts};
+use crate::dtensor::{DTensorSpec, associate, send_parts};
 use crate::mesh::DeviceMesh;
 use crate::{Error, Result, memory};
 
@@ -145,12 +145,9 @@ impl Attach {
         }
         let is_offloaded = next.param.unit.offloaded().is_some();
         let home = if is_offloaded { memory::host() } else { next.data_specs[0].mesh().device().clone() };
-        let mut shard = held.expect("the value was sharded here or received from another rank").to_device(&home);
+        let shard = held.expect("the value was sharded here or received from another rank").to_device(&home);
 
-        let strategy = Tensor::<1>::empty([0], &device).gradient_checkpointing_strategy();
-        if let Some(strategy) = strategy {
-            shard = shard.autodiff().with_gradient_checkpointing_strategy(strategy);
-        }
+        let shard = associate(shard, Tensor::<1>::empty([0], &device).gradient_checkpointing_strategy());
         // A parameter that is still lazy must not be initialized only to be replaced: that would draw random numbers.
         // Loading a value keeps the parameter's id, mappers and training state.
         let param = if param.is_initialized() { param } else { undrawn(param) };
@@ -181,33 +178,10 @@ impl Attach {
     }
 }
 
-/// Returns true if any rank of the mesh that `mesh` was sliced from has lazy parameters. `own` is the contribution of
-/// this rank.
-///
-/// # Collective
-/// Every rank of the mesh that `mesh` was sliced from. Local if that mesh has one rank.
-///
-/// # Errors
-/// A failure of another rank.
-pub(crate) fn is_any_lazy(mesh: &DeviceMesh, label: &str, own: bool) -> Result<bool> {
-    let root = mesh.root();
-    if root.size() == 1 {
-        return Ok(own);
-    }
-    Ok(mesh.world().group(root.ranks())?.any(Call::new(format!("{label}, lazy parameters")), own)?)
-}
-
-/// Runs `body`, which draws lazy parameters, on one slice after the other of the mesh that `mesh` was sliced from.
-///
-/// # Collective
-/// Every rank of the mesh that `mesh` was sliced from.
-///
-/// # Errors
-/// Errors of `body`, and a failure of another rank.
-///
-/// When a model is distributed, only the first rank of the mesh reads them. It draws the next parameter after every
-/// rank has received its shard of the previous one. So no rank ever holds more than one full parameter, and the other
-/// ranks hold only shards:
+/// [Attaches](attach_shards) the shards of a model of which this rank has `lazy` parameters, or none. If any rank of the
+/// mesh that `mesh` was sliced from has lazy ones, only the first rank of `mesh` draws them, and the next one after every
+/// rank has received its shard of the one before. So no rank ever holds more than one full parameter, and the other ranks
+/// hold only shards:
 ///
 /// ```text
 ///   first rank    draw a │ send    │ drop a │ draw b │ send ...
@@ -218,12 +192,26 @@ pub(crate) fn is_any_lazy(mesh: &DeviceMesh, label: &str, own: bool) -> Result<b
 /// random state may be shared by all of them, so concurrent draws would give values that depend on timing. A run on
 /// one device draws the values that the first slice draws. Along mesh dimensions that do not shard a parameter, the
 /// ranks receive copies of the shards of the ranks with index 0.
-pub(crate) fn in_turn<T>(mesh: &DeviceMesh, label: &'static str, body: impl FnOnce() -> Result<T>) -> Result<T> {
+///
+/// # Collective
+/// Every rank of the mesh that `mesh` was sliced from.
+///
+/// # Errors
+/// Those of [`attach_shards`], and a failure of another rank.
+pub(crate) fn attach_drawn<M: Module>(
+    model: M,
+    attachments: impl IntoIterator<Item = ShardAssignment>,
+    mesh: &DeviceMesh,
+    lazy: bool,
+    label: &'static str,
+) -> Result<M> {
     let root = mesh.root();
-    let slices = root.size() / mesh.size();
-    if slices == 1 {
-        return body();
-    }
     let all = mesh.world().group(root.ranks())?;
-    comm::in_turn(&all, label, mesh.slice_index() % slices, slices, body)
+    let lazy = if root.size() == 1 { lazy } else { all.any(Call::new(format!("{label}, lazy parameters")), lazy)? };
+    let attach = || attach_shards(model, attachments, lazy, label);
+    let slices = root.size() / mesh.size();
+    if !lazy || slices == 1 {
+        return attach();
+    }
+    comm::in_turn(&all, label, mesh.slice_index() % slices, slices, attach)
 }

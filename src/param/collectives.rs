@@ -33,10 +33,17 @@ impl Unit {
             Ok(CachedPlan { names, plan, .. }) => {
                 let model = call.model.map(|model| ShardedModel { number, ..model });
                 let call = Call { names: Some(names), model, ..call };
-                let custom = self.control.lock().collectives.clone();
-                match custom {
-                    Some(custom) => custom.exchange(kind, group, call, &plan, tensors),
-                    None => group.execute_plan(call, &plan, tensors),
+                let Some(custom) = self.control.lock().collectives.clone() else {
+                    return group.execute_plan(call, &plan, tensors);
+                };
+                match kind {
+                    UnitCollectiveKind::Shards | UnitCollectiveKind::Parts => {
+                        custom.all_gather(group, call, &plan, tensors)
+                    }
+                    UnitCollectiveKind::Gradients => custom.reduce_scatter(group, call, &plan, tensors),
+                    UnitCollectiveKind::ReplicatedGradients | UnitCollectiveKind::All => {
+                        custom.all_reduce(group, call, &plan, tensors)
+                    }
                 }
             }
             Err(error) => Work::failed(error),

@@ -9,7 +9,6 @@ use burn::tensor::{DType, Shape, Tensor};
 use itertools::Itertools;
 
 use super::ParamError;
-use super::collectives::UnitCollectiveKind;
 use super::shards::plain;
 use crate::Result;
 use crate::comm::{Call, CollectivePlan, Communicator, Work};
@@ -59,34 +58,7 @@ pub trait UnitCollectives: Send + Sync {
     }
 }
 
-/// The user-defined collectives of a unit.
-#[derive(Clone)]
-pub(crate) struct Collectives(Arc<dyn UnitCollectives>);
-
-impl Collectives {
-    pub(crate) fn new(collectives: impl UnitCollectives + 'static) -> Self {
-        Self(Arc::new(collectives))
-    }
-
-    pub(crate) fn exchange(
-        &self,
-        exchange: UnitCollectiveKind,
-        group: &Communicator,
-        call: Call,
-        plan: &Arc<CollectivePlan>,
-        tensors: Vec<DispatchTensor>,
-    ) -> Work<Vec<DispatchTensor>> {
-        match exchange {
-            UnitCollectiveKind::Shards | UnitCollectiveKind::Parts => self.0.all_gather(group, call, plan, tensors),
-            UnitCollectiveKind::Gradients => self.0.reduce_scatter(group, call, plan, tensors),
-            UnitCollectiveKind::ReplicatedGradients | UnitCollectiveKind::All => {
-                self.0.all_reduce(group, call, plan, tensors)
-            }
-        }
-    }
-}
-
-impl fmt::Debug for Collectives {
+impl fmt::Debug for dyn UnitCollectives {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("UnitCollectives")
     }

@@ -1,10 +1,12 @@
 //! Options of a unit: [`RuntimeOptions`], [`ReshardAfterForward`] and [`Precision`].
 
+use std::sync::Arc;
+
 use burn::backend::ops::FloatTensorOps;
 use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
 use burn::tensor::DType;
 
-use super::custom::{AllReduceHook, Collectives};
+use super::custom::{AllReduceHook, UnitCollectives};
 use crate::comm::ReduceOp;
 
 /// Options that [`FsdpModule`](crate::fsdp::FsdpModule) sets. Each pass reads an option when it needs it.
@@ -25,7 +27,7 @@ pub(crate) struct RuntimeOptions {
     pub(crate) force_sum: bool,
     pub(crate) hook: Option<AllReduceHook>,
     /// Read when the unit issues a collective.
-    pub(crate) collectives: Option<Collectives>,
+    pub(crate) collectives: Option<Arc<dyn UnitCollectives>>,
 }
 
 /// Divisors of a unit's gradients: the reduce operations and the final factor that turn sums into averages, or into

@@ -121,8 +121,8 @@ impl TensorMapper for Release {
     }
 }
 
-/// Returns a tensor without autodiff as the model stores it in place of `old`.
-fn stored_like<const D: usize, K: Kind>(old: &Tensor<D, K>, plain: Tensor<D, K>) -> Tensor<D, K>
+/// Returns a tensor without autodiff as the model stores it in place of `old`: with its autodiff settings.
+pub(crate) fn stored_like<const D: usize, K: Kind>(old: &Tensor<D, K>, plain: Tensor<D, K>) -> Tensor<D, K>
 where
     Tensor<D, K>: Parameter,
 {

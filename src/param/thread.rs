@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use super::recompute::context::{Leaves, RecomputeContext};
+use super::recompute::context::RecomputeContext;
 #[cfg(feature = "testing")]
 use super::trace::Trace;
 use super::unit_pass::BackwardScheduler;
@@ -16,8 +16,6 @@ pub(super) struct ThreadState {
     pub(super) stack: RefCell<UnitStack>,
     /// The innermost checkpointed block that runs.
     pub(super) block: RefCell<Option<Rc<RecomputeContext>>>,
-    /// The shards that running checkpointed blocks have copied, innermost block last.
-    pub(super) copied: RefCell<Vec<Leaves>>,
     /// The passes that the thread enters.
     pub(super) passes: Arc<BackwardScheduler>,
     #[cfg(feature = "testing")]
@@ -38,7 +36,6 @@ thread_local! {
         ThreadState {
             stack: RefCell::default(),
             block: RefCell::default(),
-            copied: RefCell::default(),
             passes: Arc::default(),
             #[cfg(feature = "testing")]
             trace: RefCell::default(),

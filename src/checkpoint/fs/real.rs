@@ -56,12 +56,16 @@ impl FileSystem for RealFs {
     }
 
     fn list(&self, dir: &Path) -> io::Result<Vec<Entry>> {
-        let entries = fs_err::read_dir(dir)?.map(|entry| {
+        let mut entries = Vec::new();
+        for entry in fs_err::read_dir(dir)? {
             let entry = entry?;
-            let name = entry.file_name().to_string_lossy().into_owned();
-            Ok(Entry { name, is_dir: entry.file_type()?.is_dir() })
-        });
-        let mut entries: Vec<Entry> = entries.collect::<io::Result<_>>()?;
+            let kind = match entry.file_type() {
+                // Some file systems look it up now, and another program has removed it.
+                Err(error) if error.kind() == ErrorKind::NotFound => continue,
+                kind => kind?,
+            };
+            entries.push(Entry { name: entry.file_name().to_string_lossy().into_owned(), is_dir: kind.is_dir() });
+        }
         entries.sort();
         Ok(entries)
     }

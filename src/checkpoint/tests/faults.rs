@@ -7,9 +7,9 @@ use std::path::Path;
 use super::states::{RUN, is_saved, manager, state};
 use crate::checkpoint::CheckpointError;
 use crate::checkpoint::fs::recorder::{Fault, Recorder};
-use crate::checkpoint::fs::{FileSystem, remove_dir_all, write_atomically};
+use crate::checkpoint::fs::{FileSystem, MANIFEST, remove_dir_all, write_atomically};
 use crate::checkpoint::region::Region;
-use crate::checkpoint::save::{FragmentBytes, Live, SavePlan, write};
+use crate::checkpoint::save::{FragmentBytes, Live, OpenSave, SavePlan, rank_of_file, write};
 use crate::mesh::DeviceMesh;
 use crate::prelude::*;
 
@@ -211,10 +211,68 @@ fn two_programs_that_save_under_one_name_do_not_mix_their_files() {
     let error = &saved.unwrap()[0].1;
     assert!(error.contains("another program saved into /run/step-1 at the same time"), "{error}");
     // The other program's checkpoint is complete, and its own.
-    launch(Launch::threads(1), |world| {
+    assert_eq!(saved_alone(&fs), (1, 1));
+}
+
+/// Returns a value of the checkpoint that one rank saved as step 1.
+fn saved_alone(fs: &Recorder) -> (u64, u64) {
+    let value = launch(Launch::threads(1), |world| {
         let mesh = DeviceMesh::new(world, [1], ["shard"])?;
-        assert_eq!(manager(&fs, &mesh).open(1)?.value::<(u64, u64)>("epoch")?, (1, 1));
-        Ok(())
-    })
-    .unwrap();
+        manager(fs, &mesh).open(1)?.value("epoch")
+    });
+    value.unwrap()[0].1
+}
+
+/// As when a program hangs, and another takes its place.
+#[test]
+fn a_save_that_fails_late_leaves_what_another_has_saved_under_its_name() {
+    for fails_by in ["a file that is there", "a write"] {
+        let fs = Recorder::new();
+        launch(Launch::threads(1), |world| {
+            let mesh = DeviceMesh::new(world, [1], ["shard"])?;
+            let [state, others] = [0, 1].map(|variant| state(&mesh, 1, variant));
+            let (state, others) = (state?, others?);
+            let path = Path::new("/run/step-1");
+            let save = OpenSave::begin(&fs, path, SavePlan::new(&state)?)?;
+            write(&fs, path, SavePlan::new(&others)?, &mut Live::new(&others), None)?;
+            let written = match fails_by {
+                "a write" => Err(CheckpointError::io(0, "write", path, &ErrorKind::StorageFull.into())),
+                _ => save.write_fragments(&fs, &mut Live::new(&state)),
+            };
+            assert!(save.gather(&fs, written).is_err(), "{fails_by}");
+            Ok(())
+        })
+        .unwrap();
+        assert_eq!(saved_alone(&fs), (1, 1), "{fails_by}");
+    }
+}
+
+/// To another program that removes old checkpoints, whichever call the save has come to.
+#[test]
+fn a_save_is_not_taken_for_the_rest_of_a_removal() {
+    let start = Recorder::new();
+    assert_eq!(save([&start; 2], 1), [SAVED; 2]);
+    let folder = Path::new(RUN).join("step-2");
+    let files = |fs: &Recorder| fs.list(&folder).unwrap_or_default();
+    let mut with_files = 0;
+    for call in 0.. {
+        let fs = start.durable_copy();
+        fs.fail(Fault { call, kind: ErrorKind::Other, lasting: true });
+        let _ = save([&fs; 2], 2);
+        fs.heal();
+        let before = files(&fs);
+        if before.iter().any(|file| file.name == MANIFEST) {
+            break;
+        }
+        let removed = launch(Launch::threads(1), |world| {
+            let mesh = DeviceMesh::new(world, [1], ["shard"])?;
+            Ok(manager(&fs, &mesh).with_keep(1).commit(&fs, 1)?)
+        });
+        assert_eq!(removed.unwrap()[0].1, []);
+        if before.iter().any(|file| rank_of_file(&file.name).is_some()) {
+            assert_eq!(files(&fs), before, "call {call}");
+            with_files += 1;
+        }
+    }
+    assert!(with_files > 5, "{with_files}");
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use burn::tensor::{Bool, Tensor};
+use burn::tensor::{Bool, DType, Int, IntDType, Tensor};
 use itertools::Itertools;
 use safetensors::Dtype;
 
@@ -94,6 +94,26 @@ fn bytes_that_are_no_booleans_are_an_error_of_every_rank() {
         checkpoint.load_tensor("mask", &DTensor::distribute_replicated(like, mesh, &[Placement::Shard(0)])?)
     });
     assert_eq!(error, CheckpointError::NotBool { key: "mask".into(), byte: 255 });
+}
+
+/// One rank's part has no such integer.
+#[test]
+fn integers_that_a_models_dtype_cannot_represent_are_an_error_of_every_rank() {
+    let bytes: Vec<u8> = [1_i64, -2, 3, 1 << 40].into_iter().flat_map(i64::to_le_bytes).collect();
+    let fs = write(&manifest("rank-00000.safetensors", "ids", Dtype::I64, &[4], &bytes), &bytes);
+    let load = |dtype: IntDType| {
+        error_of(&fs, |checkpoint, mesh| {
+            let like = Tensor::<1, Int>::zeros([4], (mesh.device(), DType::from(dtype)));
+            checkpoint.load_tensor("ids", &DTensor::distribute_replicated(like, mesh, &[Placement::Shard(0)])?)
+        })
+    };
+    let error = |value: i64, dtype: &str| CheckpointError::IntegerRange {
+        key: "ids".into(),
+        value: value.to_string(),
+        dtype: dtype.into(),
+    };
+    assert_eq!(load(IntDType::I32), error(1 << 40, "i32"));
+    assert_eq!(load(IntDType::U64), error(-2, "u64"));
 }
 
 #[test]

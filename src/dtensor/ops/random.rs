@@ -49,8 +49,18 @@ use crate::error::OrUnwind;
 use crate::mesh::DeviceMesh;
 
 thread_local! {
+    static THREAD: Cell<ThreadRng> = const { Cell::new(ThreadRng { stream: None, begun: None, device_draws: 0 }) };
+}
+
+/// Random numbers of a thread.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ThreadRng {
     /// `None` before it is seeded.
-    static STREAM: Cell<Option<RngState>> = const { Cell::new(None) };
+    stream: Option<RngState>,
+    /// The stream as an operator began it on a thread without one.
+    begun: Option<RngState>,
+    /// Number of seeds for devices that the thread has drawn without a stream.
+    device_draws: u64,
 }
 
 /// State of a thread's random numbers, which a checkpoint saves: the seed and the number of draws.
@@ -89,7 +99,7 @@ enum Purpose {
 ///
 /// All ranks of a mesh that share DTensors must call it with the same seed.
 pub fn seed(seed: u64) {
-    STREAM.set(Some(RngState::new(seed)));
+    set_rng_state(RngState::new(seed));
 }
 
 /// Returns the state of the calling thread's stream.
@@ -121,26 +131,41 @@ pub fn rng_state() -> RngState {
 /// As with [`seed`], all ranks of a mesh that share DTensors must pass the same state, except for the number
 /// of private draws.
 pub fn set_rng_state(state: RngState) {
-    STREAM.set(Some(state));
+    THREAD.set(ThreadRng { stream: Some(state), ..THREAD.get() });
 }
 
-/// Returns the state of the calling thread's stream, or `None` if it has not started.
-pub(crate) fn started() -> Option<RngState> {
-    STREAM.get()
-}
+impl ThreadRng {
+    /// Returns the random numbers of the calling thread.
+    pub(crate) fn of_thread() -> Self {
+        Self { stream: of_rank(), ..THREAD.get() }
+    }
 
-/// Restores the state that [`started`] returned.
-pub(crate) fn restart(state: Option<RngState>) {
-    STREAM.set(state);
+    /// Makes these the random numbers of the calling thread.
+    pub(crate) fn restore(self) {
+        THREAD.set(self);
+    }
+
+    /// Returns these, of a thread on which an operator may have begun the stream since, with that stream.
+    pub(crate) fn with_begun(self) -> Self {
+        Self { stream: self.stream.or(THREAD.get().begun), ..self }
+    }
 }
 
 /// Returns the next seed private to the rank, for the random state of a device.
 pub(crate) fn next_device_seed() -> u64 {
-    // A thread that does not belong to a rank has nothing else to draw from, and cannot draw tensors private to a
-    // rank.
-    let state = of_rank().unwrap_or(RngState { common: true, ..RngState::new(0) });
-    STREAM.set(Some(RngState { own: state.own + 1, ..state }));
-    fold_in(derived(state.seed, state.own, Purpose::Device), comm::rank_of_thread().unwrap_or(0) as u64)
+    let (seed, number) = match of_rank() {
+        Some(state) => {
+            set_rng_state(RngState { own: state.own + 1, ..state });
+            (state.seed, state.own)
+        }
+        // This begins no stream: an operator may begin the thread's later.
+        None => {
+            let thread = THREAD.get();
+            THREAD.set(ThreadRng { device_draws: thread.device_draws + 1, ..thread });
+            (0, thread.device_draws)
+        }
+    };
+    fold_in(derived(seed, number, Purpose::Device), comm::rank_of_thread().unwrap_or(0) as u64)
 }
 
 /// Returns the next seed of the calling thread's stream, for an operator or a factory that takes one.
@@ -182,7 +207,7 @@ pub fn tensor<const D: usize>(
 /// Returns the next seed private to the rank.
 fn next_own_seed() -> u64 {
     let state @ RngState { seed, own, .. } = of_rank().filter(|state| !state.common).unwrap_or_else(unseeded);
-    STREAM.set(Some(RngState { own: own + 1, ..state }));
+    set_rng_state(RngState { own: own + 1, ..state });
     // Outside of a launch, the rank is 0.
     let rank = comm::rank_of_thread().unwrap_or(0);
     fold_in(derived(seed, own, Purpose::Own), rank as u64)
@@ -207,7 +232,7 @@ pub fn next_seed_on(mesh: &DeviceMesh) -> u64 {
 
 /// Returns the calling thread's stream, or the initial one if it is a rank's main thread.
 fn of_rank() -> Option<RngState> {
-    STREAM.get().or_else(|| comm::is_rank().then_some(RngState::new(0)))
+    THREAD.get().stream.or_else(|| comm::is_rank().then_some(RngState::new(0)))
 }
 
 /// Returns the stream of another thread of a rank. Its seed is derived from the ranks of the mesh of its first
@@ -219,11 +244,13 @@ fn of_thread(mesh: &DeviceMesh) -> RngState {
         Ok(ranks.duplicate_private("burn_dtensor::threads").next_forward_index())
     });
     let group = mesh.ranks().iter().fold(0, |seed, &rank| fold_in(seed, rank as u64));
-    RngState { common: true, ..RngState::new(derived(group, number.or_unwind(), Purpose::Thread)) }
+    let begun = RngState { common: true, ..RngState::new(derived(group, number.or_unwind(), Purpose::Thread)) };
+    THREAD.set(ThreadRng { begun: Some(begun), ..THREAD.get() });
+    begun
 }
 
 fn next(state: RngState) -> u64 {
-    STREAM.set(Some(RngState { shared: state.shared + 1, ..state }));
+    set_rng_state(RngState { shared: state.shared + 1, ..state });
     derived(state.seed, state.shared, Purpose::Draw)
 }
 

@@ -4,13 +4,14 @@
 use std::collections::{HashMap, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-use burn::module::{Module, ModuleVisitor, Param, Parameter};
-use burn::tensor::{Bool, Int, Tensor};
+use burn::module::{Module, Param, Parameter};
+use burn::tensor::Tensor;
 use itertools::Itertools;
 
 use super::ranks::Ranks;
 use super::report::Finding;
 use crate::Result;
+use crate::burn_compat::{ModulePath, TensorVisitor, visit_tensors};
 use crate::comm::{Vote, vote};
 use crate::dtensor::Kind;
 use crate::param::{ModelScan, ScannedParam};
@@ -53,10 +54,9 @@ fn held<M: Module>(model: &M) -> Vec<(ValueId, u64)> {
         buffers: of_kind(false).collect(),
         running: of_kind(true).collect(),
         trains: false,
-        path: Vec::new(),
         held: Vec::new(),
     };
-    model.visit(&mut read);
+    visit_tensors(model, &mut read);
     let ReadDigests { running, trains, mut held, .. } = read;
     // In training, a rank's running statistics follow its own batches, and forward does not read them.
     held.retain(|((path, _), _)| !trains || !running.contains(path));
@@ -70,16 +70,15 @@ struct ReadDigests {
     running: HashSet<String>,
     /// True if the model is on a device with autodiff.
     trains: bool,
-    path: Vec<String>,
     held: Vec<(ValueId, u64)>,
 }
 
-impl ReadDigests {
-    fn read<const D: usize, K: Kind>(&mut self, param: &Param<Tensor<D, K>>)
+impl TensorVisitor for ReadDigests {
+    fn tensor<const D: usize, K: Kind>(&mut self, path: &ModulePath, param: &Param<Tensor<D, K>>)
     where
         Tensor<D, K>: Parameter,
     {
-        let path = self.path.join(".");
+        let path = path.join();
         let place = self.places.get(&path).cloned();
         let is_buffer = self.buffers.contains(&path) || self.running.contains(&path);
         // Reading a lazy parameter would draw its values.
@@ -91,27 +90,5 @@ impl ReadDigests {
         let mut digest = DefaultHasher::new();
         (data.shape().as_slice(), data.as_bytes()).hash(&mut digest);
         self.held.push(((path, place.unwrap_or_default()), digest.finish()));
-    }
-}
-
-impl ModuleVisitor for ReadDigests {
-    fn enter_module(&mut self, name: &str, _: &str) {
-        self.path.push(name.into());
-    }
-
-    fn exit_module(&mut self, _: &str, _: &str) {
-        self.path.pop();
-    }
-
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        self.read(param);
-    }
-
-    fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<D, Int>>) {
-        self.read(param);
-    }
-
-    fn visit_bool<const D: usize>(&mut self, param: &Param<Tensor<D, Bool>>) {
-        self.read(param);
     }
 }

@@ -6,11 +6,12 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use burn::backend::Dispatch;
-use burn::module::{Module, ModuleVisitor, Param};
+use burn::module::{Module, Param};
 use burn::optim::GradientsParams;
 use burn::tensor::Tensor;
 use serde::{Deserialize, Serialize};
 
+use crate::burn_compat::{ModulePath, TensorVisitor, visit_tensors};
 use crate::comm::{error_behind, panic_text};
 use crate::param::{HostTensor, Probe, probe};
 use crate::{Error, Result};
@@ -87,8 +88,8 @@ pub(super) fn run<M: Module, I>(
     let (grads, Probe { panicked_in, .. }) = probe(|| GradientsParams::from_grads(loss.backward(), model));
     match grads {
         Ok(grads) => {
-            let mut read = ReadGrads { grads: &grads, shards, path: Vec::new(), values: HashMap::new() };
-            model.visit(&mut read);
+            let mut read = ReadGrads { grads: &grads, shards, values: HashMap::new() };
+            visit_tensors(model, &mut read);
             Ok(Ok(Run { outputs, grads: Some(read.values) }))
         }
         Err(payload) => panicked(&*payload, panicked_in),
@@ -109,22 +110,13 @@ fn panicked<T>(payload: &(dyn Any + Send), unit: Option<Arc<str>>) -> Result<Res
 struct ReadGrads<'a> {
     grads: &'a GradientsParams,
     shards: &'a ShardRanges<'a>,
-    path: Vec<String>,
     values: HashMap<String, HostTensor>,
 }
 
-impl ModuleVisitor for ReadGrads<'_> {
-    fn enter_module(&mut self, name: &str, _: &str) {
-        self.path.push(name.into());
-    }
-
-    fn exit_module(&mut self, _: &str, _: &str) {
-        self.path.pop();
-    }
-
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+impl TensorVisitor for ReadGrads<'_> {
+    fn float<const D: usize>(&mut self, path: &ModulePath, param: &Param<Tensor<D>>) {
         let Some(grad) = self.grads.get::<D>(param.id) else { return };
-        let path = self.path.join(".");
+        let path = path.join();
         let grad = match self.shards.get(&*path) {
             Some((dim, range)) => grad.slice_dim(*dim, range.clone()),
             None => grad,

@@ -10,9 +10,9 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
-use std::mem;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::{iter, mem};
 
 use burn::backend::autodiff::NodeId;
 use burn::backend::{Dispatch, DispatchTensor};
@@ -27,6 +27,8 @@ pub(crate) struct RecomputeContext {
     passes: RefCell<Vec<Arc<UnitPass>>>,
     /// State of the recomputation; `None` in the first run.
     again: Option<RecomputePass>,
+    /// The shards that the block has copied.
+    leaves: Leaves,
     around: Option<Rc<RecomputeContext>>,
 }
 
@@ -123,10 +125,7 @@ impl RecomputeContext {
 }
 
 /// Guard of a running block: the block is the innermost one of its thread until the guard is dropped.
-pub(super) struct RecomputeGuard {
-    block: Rc<RecomputeContext>,
-    _leaves: KnownLeaves,
-}
+pub(super) struct RecomputeGuard(Rc<RecomputeContext>);
 
 impl RecomputeGuard {
     /// Starts the first run, with copies of these leaves.
@@ -146,34 +145,33 @@ impl RecomputeGuard {
     }
 
     fn new(passes: Vec<Arc<UnitPass>>, again: Option<RecomputePass>, leaves: Leaves) -> Self {
-        let block = thread(|thread| {
+        Self(thread(|thread| {
             let mut block = thread.block.borrow_mut();
-            let inside = RecomputeContext { passes: RefCell::new(passes), again, around: block.take() };
+            let inside = RecomputeContext { passes: RefCell::new(passes), again, leaves, around: block.take() };
             block.insert(Rc::new(inside)).clone()
-        });
-        Self { block, _leaves: KnownLeaves::new(leaves) }
+        }))
     }
 
     /// Returns the passes that were entered.
     pub(super) fn passes(&self) -> Vec<Arc<UnitPass>> {
-        self.block.passes.borrow().clone()
+        self.0.passes.borrow().clone()
     }
 
     /// Returns true if the recomputation has entered as many passes as the first run.
     pub(super) fn has_entered_all(&self) -> bool {
-        let entered = self.block.again.as_ref().map_or(0, |again| again.entered.get());
-        entered == self.block.passes.borrow().len()
+        let entered = self.0.again.as_ref().map_or(0, |again| again.entered.get());
+        entered == self.0.passes.borrow().len()
     }
 
     /// Takes the gradients for leaves outside the block.
     pub(super) fn take_reduced(&self) -> Reduced {
-        self.block.again.as_ref().map(|again| mem::take(&mut *again.reduced.borrow_mut())).unwrap_or_default()
+        self.0.again.as_ref().map(|again| mem::take(&mut *again.reduced.borrow_mut())).unwrap_or_default()
     }
 }
 
 impl Drop for RecomputeGuard {
     fn drop(&mut self) {
-        thread(|thread| thread.block.replace(self.block.around.clone()));
+        thread(|thread| thread.block.replace(self.0.around.clone()));
     }
 }
 
@@ -194,21 +192,6 @@ pub(crate) fn node_id(base: &DispatchTensor) -> Option<NodeId> {
 }
 
 fn leaf_of(copy: NodeId) -> Option<NodeId> {
-    thread(|thread| thread.copied.borrow().iter().rev().find_map(|leaves| leaves.get(&copy).copied()))
-}
-
-/// Guard that registers a block's copies on this thread until it is dropped.
-pub(super) struct KnownLeaves;
-
-impl KnownLeaves {
-    pub(super) fn new(leaves: Leaves) -> Self {
-        thread(|thread| thread.copied.borrow_mut().push(leaves));
-        Self
-    }
-}
-
-impl Drop for KnownLeaves {
-    fn drop(&mut self) {
-        thread(|thread| thread.copied.borrow_mut().pop());
-    }
+    let innermost = thread(|thread| thread.block.borrow().clone());
+    iter::successors(innermost, |block| block.around.clone()).find_map(|block| block.leaves.get(&copy).copied())
 }

@@ -33,28 +33,28 @@ pub(super) fn leaf(tensor: DispatchTensor) -> DispatchTensor {
 }
 
 /// The relation between the copies in a module and the original leaves.
+#[derive(Default)]
 pub(super) struct DetachedModule {
     /// Leaf of each copy.
     pub(super) leaves: Leaves,
-    /// The leaves that no unit gathers, by their copies.
-    ordinary: HashMap<NodeId, NodeId>,
+    /// The copies that units gather.
+    gathered: HashSet<NodeId>,
     /// True if the module has an untracked tensor, which may be a running statistic.
     untrained: bool,
     /// Copy of each leaf, kept only during forward.
     by_leaf: HashMap<NodeId, DispatchTensor>,
     /// A leaf of the module, if it has one.
     pub(super) first: Option<DispatchTensor>,
+    /// The most recent copy. A unit gathers it if a reparameterization of this crate follows.
+    last: Option<NodeId>,
 }
 
 impl DetachedModule {
     /// Returns the module with copies of its trained parameters.
     pub(super) fn of<M: Module>(module: &M) -> (M, Self) {
-        let mut made = Copying::default();
-        let module = copying(|| module.clone().map(&mut made));
-        let Copying { leaves, gathered, untrained, by_leaf, first, .. } = made;
-        let ordinary = leaves.iter().filter(|(copy, _)| !gathered.contains(copy));
-        let ordinary = ordinary.map(|(&copy, &leaf)| (copy, leaf)).collect();
-        (module, Self { leaves: Arc::new(leaves), ordinary, untrained, by_leaf, first })
+        let mut detached = Self::default();
+        let module = copying(|| module.clone().map(&mut detached));
+        (module, detached)
     }
 
     /// Returns the copy of this shard, or an untracked one if the module does not contain the shard.
@@ -79,28 +79,21 @@ impl DetachedModule {
     /// [`ParamError::ParamNotVisited`](crate::param::ParamError::ParamNotVisited).
     pub(super) fn with_leaves<M: Module>(&self, module: M) -> Result<(M, Vec<(NodeId, DispatchTensor)>)> {
         let module = if self.untrained { copying(|| unshared(module))? } else { module };
-        if self.ordinary.is_empty() {
+        if self.leaves.len() == self.gathered.len() {
             return Ok((module, Vec::new()));
         }
-        let mut growing = Growing { ordinary: &self.ordinary, grown: HashMap::new() };
+        let mut growing = Growing { detached: self, grown: HashMap::new() };
         let module = copying(|| module.map(&mut growing));
-        Ok((module, growing.grown.into_iter().map(|(copy, leaf)| (self.ordinary[&copy], leaf)).collect()))
+        Ok((module, growing.grown.into_iter().map(|(copy, leaf)| (self.leaves[&copy], leaf)).collect()))
+    }
+
+    /// Returns true if the node is a copy that no unit gathers.
+    fn is_ordinary(&self, node: NodeId) -> bool {
+        self.leaves.contains_key(&node) && !self.gathered.contains(&node)
     }
 }
 
-#[derive(Default)]
-struct Copying {
-    leaves: HashMap<NodeId, NodeId>,
-    /// The copies that units gather.
-    gathered: HashSet<NodeId>,
-    untrained: bool,
-    by_leaf: HashMap<NodeId, DispatchTensor>,
-    first: Option<DispatchTensor>,
-    /// The most recent copy. A unit gathers it if a reparameterization of this crate follows.
-    last: Option<NodeId>,
-}
-
-impl ModuleMapper for Copying {
+impl ModuleMapper for DetachedModule {
     fn enter_module(&mut self, name: &str, _: &str) {
         if name == DistributedParameter::NAME {
             self.gathered.extend(self.last.take());
@@ -117,14 +110,14 @@ impl ModuleMapper for Copying {
         self.first.get_or_insert_with(|| base.clone());
         let copy = self.by_leaf.entry(leaf).or_insert_with(|| untracked(base)).clone();
         let node = node_id(copy.clone()).expect("it is on a device with autodiff");
-        self.leaves.insert(node, leaf);
+        Arc::make_mut(&mut self.leaves).insert(node, leaf);
         self.last = Some(node);
         param.map(|_| Tensor::from_dispatch(copy))
     }
 }
 
 struct Growing<'a> {
-    ordinary: &'a HashMap<NodeId, NodeId>,
+    detached: &'a DetachedModule,
     /// The new leaves, by the copies from which they are made.
     grown: HashMap<NodeId, DispatchTensor>,
 }
@@ -132,7 +125,7 @@ struct Growing<'a> {
 impl ModuleMapper for Growing<'_> {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         let base = param.base().into_dispatch();
-        let copy = autodiff::node_id(base.clone()).filter(|copy| self.ordinary.contains_key(copy));
+        let copy = autodiff::node_id(base.clone()).filter(|&copy| self.detached.is_ordinary(copy));
         let Some(copy) = copy else { return param };
         let grown = self.grown.entry(copy).or_insert_with(|| leaf(base)).clone();
         param.map(|_| Tensor::from_dispatch(grown))

@@ -32,7 +32,7 @@ use super::unit_stack::{self, InBlock, UnitGuard};
 use super::visit::walk;
 use crate::Error;
 use crate::autodiff::{self, BackwardId};
-use crate::dtensor::ops::random::{self, RngState};
+use crate::dtensor::ops::random::{self, ThreadRng};
 use crate::error::OrUnwind;
 use crate::memory::{digests, is_host};
 use crate::tensor_tree::TensorTree;
@@ -237,7 +237,7 @@ where
         copies: copies.forget_leaves(),
         input: kept,
         forward,
-        random,
+        random: random.map(SavedRngState::with_begun),
         is_tracked,
         like: untracked(nothing(&like)),
         around,
@@ -363,7 +363,7 @@ where
 /// devices other than the CPU, reading that number would wait for the device, so it is drawn from the thread's
 /// stream instead.
 pub(super) struct SavedRngState {
-    stream: Option<RngState>,
+    stream: ThreadRng,
     device: Device,
     seed: u64,
 }
@@ -371,18 +371,23 @@ pub(super) struct SavedRngState {
 impl SavedRngState {
     /// Saves the state and reseeds burn's, when a block starts on a device without autodiff.
     pub(super) fn start(device: Device) -> Self {
-        let stream = random::started();
+        let stream = ThreadRng::of_thread();
         let seed = next_seed(&device);
         device.seed(seed);
         Self { stream, device, seed }
+    }
+
+    /// Returns the state after the first run, whose operators may have begun the thread's stream.
+    pub(super) fn with_begun(self) -> Self {
+        Self { stream: self.stream.with_begun(), ..self }
     }
 
     /// Restores the saved state for the recomputation of the block. Dropping the returned guard ends the replay.
     pub(super) fn replay(self) -> Replayed {
         let Self { stream, device, seed } = self;
         let after = if is_host(&device) { next_seed(&device) } else { random::fold_in(seed, 1) };
-        let replayed = Replayed(Self { stream: random::started(), device: device.clone(), seed: after });
-        random::restart(stream);
+        let replayed = Replayed(Self { stream: ThreadRng::of_thread(), device: device.clone(), seed: after });
+        stream.restore();
         if !is_host(&device) {
             // The first run drew the block's seed from the stream, so the replay does too.
             next_seed(&device);
@@ -408,7 +413,7 @@ pub(super) struct Replayed(SavedRngState);
 
 impl Drop for Replayed {
     fn drop(&mut self) {
-        random::restart(self.0.stream);
+        self.0.stream.restore();
         self.0.device.seed(self.0.seed);
     }
 }

@@ -70,7 +70,7 @@ fn bytes_index_every_shard_of_a_dimension() {
 }
 
 #[test]
-fn byte_targets_of_as_many_classes_as_bytes_are_valid() {
+fn unsigned_targets_of_as_many_classes_as_bytes_are_valid() {
     let on_device = Device::flex();
     let scores = || ramp([3, 256], 0.0, &Device::flex()).div_scalar(100.0);
     let targets = [0, 130, 255];
@@ -79,14 +79,15 @@ fn byte_targets_of_as_many_classes_as_bytes_are_valid() {
             .init(&on_device)
             .forward(scores(), ints(&targets, [3], IntDType::I64, &on_device)),
     )[0];
-    for placements in [[R], [S(1)], [S(0)]] {
+    let types = [IntDType::U8, IntDType::U32, IntDType::U64];
+    for (placements, dtype) in [[R], [S(1)], [S(0)]].into_iter().cartesian_product(types) {
         on_mesh(&[2], |_, mesh| {
-            let targets = DTensor::distribute_replicated(ints(&targets, [3], IntDType::U8, mesh.device()), mesh, &[R])?;
+            let targets = DTensor::distribute_replicated(ints(&targets, [3], dtype, mesh.device()), mesh, &[R])?;
             let scores = DTensor::distribute_replicated(scores(), mesh, &placements)?;
-            // No byte is -100, which wraps around to 156.
+            // No index is -100, which wraps around to 156 as a byte.
             let loss = CrossEntropyLossConfig::new().with_ignore_index(-100).init(mesh.device());
             let loss = values(loss.forward(scores, targets).full_tensor()?)[0];
-            assert!((loss - expected).abs() < 1e-5, "{placements:?}: {loss}, must be {expected}");
+            assert!((loss - expected).abs() < 1e-5, "{placements:?}, {dtype:?}: {loss}, must be {expected}");
             Ok(())
         });
     }

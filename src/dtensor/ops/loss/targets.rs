@@ -61,7 +61,9 @@ impl ClassTargets {
 
     /// Returns `x`, which has an element per sample, with 0 for ignored samples.
     pub(super) fn without_ignored(&self, x: Tensor<1>) -> Tensor<1> {
-        match self.ignored {
+        // No index of an unsigned type is negative.
+        let ignored = self.ignored.filter(|&ignored| ignored >= 0 || !self.indices.dtype().is_uint());
+        match ignored {
             Some(ignored) => x.mask_fill(self.indices.clone().equal_scalar(ignored), 0),
             None => x,
         }

@@ -1,6 +1,10 @@
 //! Random numbers: those of forward, again. Burn's state is the process's, so that these tests have one each.
 
-use burn::tensor::{Device, Distribution, Tensor};
+use std::thread;
+
+use burn::nn::{DropoutConfig, Linear};
+use burn::tensor::{Device, Distribution, Tensor, TensorData};
+use burn_dtensor::dtensor::ops::random;
 use burn_dtensor::fsdp::FsdpModule;
 use burn_dtensor::fsdp::ParamError;
 use burn_dtensor::prelude::*;
@@ -83,4 +87,47 @@ fn numbers_that_others_have_drawn_meanwhile_are_an_error() {
         }
         assert!(error.to_string().contains("nn::dropout"), "{error}");
     });
+}
+
+/// The numbers of DTensors, on a rank's own thread and on one that it has started, whichever thread runs backward.
+#[test]
+fn a_stream_that_begins_in_a_block_repeats_on_every_thread() {
+    let device = Device::flex().autodiff();
+    let grad = |layer: Linear, loss: Tensor<1>| {
+        let grads = loss.backward();
+        layer.weight.val().grad(&grads).expect("it is trained").into_data()
+    };
+    launch(Launch::threads(2), |world| {
+        let mesh = DeviceMesh::new(world, [2], ["tp"])?;
+        let layer = linear(1, &device);
+        let loss = |is_checkpointed: bool| {
+            let (layer, mesh, x) = (layer.clone(), mesh.clone(), batch(1, &device));
+            move || {
+                let dropped = move |layer: &Linear, x: Tensor<2>| {
+                    let x = DTensor::from_local(layer.forward(x), &mesh, &[Placement::Replicate]);
+                    DropoutConfig::new(0.5).init().forward_dtensor(x.expect("on the ranks of the mesh")).to_local()
+                };
+                if is_checkpointed {
+                    checkpoint_activations(&layer, x, dropped).sum()
+                } else {
+                    dropped(&layer, x).sum()
+                }
+            }
+        };
+        let on_another = |body: Box<dyn FnOnce() -> TensorData + Send>| thread::spawn(body).join().expect("it repeats");
+        // The first draw of this thread is in the block.
+        let drawn = loss(true)();
+        let of_rank = layer.clone();
+        let found = on_another(Box::new(move || grad(of_rank, drawn)));
+        random::seed(0);
+        assert_eq!(found, grad(layer.clone(), loss(false)()));
+
+        let (body, of_rank) = (loss(true), layer.clone());
+        on_another(Box::new(move || grad(of_rank, body())));
+        let (body, of_rank) = (loss(true), layer.clone());
+        let drawn = thread::spawn(body).join().expect("it draws");
+        on_another(Box::new(move || grad(of_rank, drawn)));
+        Ok(())
+    })
+    .unwrap();
 }
