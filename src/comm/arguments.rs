@@ -69,23 +69,7 @@ pub(super) fn check_shards(
     tensors.iter().zip(shardings).enumerate().map(block).collect()
 }
 
-/// Checks full tensors that are to be reduced and scattered. Returns their signatures.
-pub(super) fn check_full(
-    tensors: &[DispatchTensor],
-    shardings: &[(usize, ShardSizes)],
-    op: ReduceOp,
-    group: &Group,
-) -> Checked<Vec<TensorSignature>> {
-    let full = |(i, (tensor, (dim, sizes))): ShardArgument<'_>| {
-        let signature = sharded_along(i, plain(i, tensor)?, *dim, sizes, group)?;
-        reducible(i, signature.dtype, op)?;
-        check_total(i, &signature.shape, *dim, sizes)?;
-        Ok(signature)
-    };
-    tensors.iter().zip(shardings).enumerate().map(full).collect()
-}
-
-/// Checks tensors that are to be reduced without being sharded. Returns their signatures.
+/// Checks tensors that are to be reduced. Returns their signatures.
 pub(super) fn reduced(tensors: &[DispatchTensor], op: ReduceOp) -> Checked<Vec<TensorSignature>> {
     let signature = |(i, tensor)| {
         let signature = plain(i, tensor)?;
@@ -235,19 +219,20 @@ pub(super) fn rows_of(dims: &[usize], indices: usize) -> Checked<()> {
     Ok(())
 }
 
-/// Adds the shardings of a scatter to the signatures of its tensors, and checks them.
-pub(super) fn scattered(
-    signatures: &mut [TensorSignature],
+/// Returns the signatures of full tensors with their shardings, which are checked.
+pub(super) fn sharded(
+    signatures: Vec<TensorSignature>,
     shardings: &[(usize, ShardSizes)],
     group: &Group,
-) -> Checked<()> {
+) -> Checked<Vec<TensorSignature>> {
     let (tensors, given) = (signatures.len(), shardings.len());
     ensure!(tensors == given => "{tensors} tensors, but {given} `shardings`", "Pass one sharding per tensor");
-    for (i, (signature, (dim, sizes))) in signatures.iter_mut().zip(shardings).enumerate() {
-        *signature = sharded_along(i, signature.clone(), *dim, sizes, group)?;
+    let full = |(i, (signature, (dim, sizes))): (usize, (TensorSignature, &(usize, ShardSizes)))| {
+        let signature = sharded_along(i, signature, *dim, sizes, group)?;
         check_total(i, &signature.shape, *dim, sizes)?;
-    }
-    Ok(())
+        Ok(signature)
+    };
+    signatures.into_iter().zip(shardings).enumerate().map(full).collect()
 }
 
 /// Adds a sharding to a signature. Checks it, except for the total of its sizes.
@@ -262,19 +247,6 @@ fn sharded_along(
     one_per_rank(i, sizes, group)?;
     signature.sharding = Some(ShardSignature::new(dim, sizes));
     Ok(signature)
-}
-
-/// Returns the signatures of full tensors that are known by their descriptions, and checks their shardings.
-pub(super) fn check_described(
-    full_tensors: &[(TensorMeta, usize, ShardSizes)],
-    group: &Group,
-) -> Checked<Vec<TensorSignature>> {
-    let full = |(i, (meta, dim, sizes)): (usize, &(TensorMeta, usize, ShardSizes))| {
-        let signature = sharded_along(i, described(i, meta)?, *dim, sizes, group)?;
-        check_total(i, &signature.shape, *dim, sizes)?;
-        Ok(signature)
-    };
-    full_tensors.iter().enumerate().map(full).collect()
 }
 
 /// Checks that `op` can reduce the dtypes of all tensors.

@@ -36,18 +36,12 @@ use super::{Call, CollectiveId, CommError, Group, Ledger, Op, Work};
 /// sequence number.
 #[derive(Debug, Clone)]
 pub struct Communicator {
-    shared: Arc<CommunicatorInner>,
-    /// Maximum duration of one wait.
-    deadline: Duration,
-}
-
-/// State shared by the clones of a communicator.
-#[derive(Debug)]
-struct CommunicatorInner {
     rank: Arc<Rank>,
     channel: Arc<GroupChannel>,
     /// The channels of these ranks, by name.
     channels: Arc<Mutex<HashMap<&'static str, Arc<GroupChannel>>>>,
+    /// Maximum duration of one wait.
+    deadline: Duration,
 }
 
 /// One sequence of calls of a group, by one of its ranks.
@@ -76,17 +70,17 @@ impl Communicator {
     /// Creates the communicator of `group` for its rank `rank`.
     pub(super) fn new(rank: Arc<Rank>, group: Group, deadline: Duration) -> Self {
         let channel = GroupChannel::new(&rank, group, "");
-        Self { shared: Arc::new(CommunicatorInner { rank, channel, channels: Arc::default() }), deadline }
+        Self { rank, channel, channels: Arc::default(), deadline }
     }
 
     /// Returns the ranks of this group and the caller's group rank.
     pub fn group(&self) -> &Group {
-        &self.shared.channel.backend.member().group
+        &self.channel.backend.member().group
     }
 
     /// Returns true if both are clones of the same communicator, with the same deadline.
     pub fn is_same(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.shared.channel, &other.shared.channel) && self.deadline == other.deadline
+        Arc::ptr_eq(&self.channel, &other.channel) && self.deadline == other.deadline
     }
 
     /// Returns the next forward index of this rank on this communicator: 0, 1, .. Local.
@@ -94,14 +88,14 @@ impl Communicator {
     /// Ranks that run the same forward draw the same indices, in whatever order their backward passes use them: see
     /// [`Call::with_forward_index`].
     pub fn next_forward_index(&self) -> u64 {
-        self.shared.channel.forward_indices.fetch_add(1, Ordering::Relaxed)
+        self.channel.forward_indices.fetch_add(1, Ordering::Relaxed)
     }
 
     /// Returns the sequence number for a model that is sharded over these ranks now: 1, 2, .. Local.
     ///
     /// Ranks that shard models in the same order draw the same numbers.
     pub(crate) fn draw_model(&self) -> u64 {
-        self.shared.channel.models.fetch_add(1, Ordering::Relaxed) + 1
+        self.channel.models.fetch_add(1, Ordering::Relaxed) + 1
     }
 
     /// Returns a communicator of the same ranks with a separate sequence of calls: calls on it match only calls on
@@ -122,11 +116,9 @@ impl Communicator {
 
     /// Like [`duplicate`](Self::duplicate), with a name of this crate that no program can use.
     pub(crate) fn duplicate_private(&self, name: &'static str) -> Self {
-        let CommunicatorInner { rank, channels, .. } = &*self.shared;
-        let make = || GroupChannel::new(rank, self.group().clone(), name);
-        let channel = channels.lock().entry(name).or_insert_with(make).clone();
-        let (rank, channels) = (rank.clone(), channels.clone());
-        Self { shared: Arc::new(CommunicatorInner { rank, channel, channels }), deadline: self.deadline }
+        let make = || GroupChannel::new(&self.rank, self.group().clone(), name);
+        let channel = self.channels.lock().entry(name).or_insert_with(make).clone();
+        Self { channel, ..self.clone() }
     }
 
     /// Returns this communicator, with the same sequence of calls, but with `deadline` as the maximum duration of a
@@ -141,12 +133,12 @@ impl Communicator {
 
     /// Returns the device of the rank's tensors.
     pub(crate) fn device(&self) -> &Device {
-        &self.shared.rank.device
+        &self.rank.device
     }
 
     /// Returns the ledger that counts the rank's collectives.
     pub(crate) fn ledger(&self) -> &Arc<Ledger> {
-        &self.shared.rank.ledger
+        &self.rank.ledger
     }
 
     pub(super) fn is_alone(&self) -> bool {
@@ -162,24 +154,24 @@ impl Communicator {
     ) -> Result<T, Problem> {
         let checked = checked?;
         if !self.is_alone() {
-            arguments::at_home(tensors, &self.shared.rank.device)?;
+            arguments::at_home(tensors, &self.rank.device)?;
         }
         Ok(checked)
     }
 
     /// Fails the world, because the other ranks would wait for this call forever. Returns a work with the error.
     pub(super) fn refuse<T>(&self, op: Op, call: &Call, problem: Problem) -> Work<T> {
-        Work::failed(self.shared.rank.fail(self.refusal(op, &call.label, problem)))
+        Work::failed(self.rank.fail(self.refusal(op, &call.label, problem)))
     }
 
     pub(super) fn refusal(&self, op: Op, label: &str, Problem { problem, remedy }: Problem) -> CommError {
-        let (rank, label) = (self.shared.rank.rank, label.to_string());
+        let (rank, label) = (self.rank.rank, label.to_string());
         CommError::InvalidArgument { rank, op, label, problem, remedy: remedy.into() }
     }
 
     /// Returns true if transfers overlap with computation, as between processes.
     pub(crate) fn moves_meanwhile(&self) -> bool {
-        self.shared.channel.backend.can_overlap()
+        self.channel.backend.can_overlap()
     }
 
     /// Posts a call to the backend with `begin`, and records it. `bytes` is the number of bytes that the ledger counts; if
@@ -192,7 +184,7 @@ impl Communicator {
         bytes: Option<u64>,
         begin: impl FnOnce(&dyn GroupBackend, CallContext) -> PostResult<T>,
     ) -> Work<T> {
-        let CommunicatorInner { rank, channel, .. } = &*self.shared;
+        let Self { rank, channel, .. } = self;
         let GroupChannel { backend, sequence, .. } = &**channel;
         if let Err(error) = rank.check_thread(signature.op, &call.label) {
             return Work::failed(error);

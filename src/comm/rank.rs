@@ -18,9 +18,6 @@ pub(super) struct Rank {
     pub ledger: Arc<Ledger>,
     pub worlds: Arc<RankWorlds>,
     pub backend: Arc<dyn Backend>,
-    /// Launch that created the rank's threads, and the rank's number in that launch. The number may differ from
-    /// `rank` after a shrink.
-    pub home: (u64, usize),
     /// Number of nested [`alone`](Self::alone) calls that are running.
     pub alone: AtomicUsize,
     /// True if replicated values are compared when a program passes them.
@@ -36,7 +33,8 @@ impl Rank {
     /// Fails the world if the calling thread is known to belong to another rank, because it then uses an object of
     /// this rank.
     pub fn check_thread(&self, op: Op, label: &str) -> Result<(), CommError> {
-        let (launch, own) = self.home;
+        // Of the launch that created the rank's threads: after a shrink, `rank` may differ.
+        let (launch, own) = (self.worlds.backend.launch(), self.worlds.rank);
         match RankContext::rank_in(launch) {
             Some(rank) if rank != own => {
                 let (owner, label) = (self.rank, label.to_string());

@@ -67,8 +67,7 @@ impl World {
         checks_replicas: bool,
     ) -> Self {
         let (rank, backend) = (worlds.rank, worlds.backend.clone());
-        let home = (backend.launch(), rank);
-        let rank = Rank { rank, device, ledger, worlds, backend, home, alone: AtomicUsize::new(0), checks_replicas };
+        let rank = Rank { rank, device, ledger, worlds, backend, alone: AtomicUsize::new(0), checks_replicas };
         Self::of(rank, deadline, None)
     }
 
@@ -258,15 +257,14 @@ impl World {
         if let Some(next) = &*next {
             return Ok(next.clone());
         }
-        let Rank { rank, device, worlds, backend, home, checks_replicas, .. } = &*self.0.rank;
+        let Rank { rank, device, worlds, backend, checks_replicas, .. } = &*self.0.rank;
         let successor = backend.shrink(*rank, self.0.deadline)?;
         let place = successor.new_rank_of(*rank).ok_or(CommError::ExcludedFromShrink { rank: *rank })?;
         let ShrunkWorld { backend, ranks } = successor;
         let start = LaunchStart::new(backend.size(), backend.launch_id());
         let (ledger, alone) = (worlds.open(place, &start)?, AtomicUsize::new(0));
-        let (device, worlds) = (device.clone(), worlds.clone());
-        let (home, checks_replicas) = (*home, *checks_replicas);
-        let rank = Rank { rank: place, device, ledger, worlds, backend, home, alone, checks_replicas };
+        let (device, worlds, checks_replicas) = (device.clone(), worlds.clone(), *checks_replicas);
+        let rank = Rank { rank: place, device, ledger, worlds, backend, alone, checks_replicas };
         let (launch, _) = self.identity();
         Ok(next.insert(Self::of(rank, self.0.deadline, Some(Before { launch, ranks }))).clone())
     }

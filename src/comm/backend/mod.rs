@@ -46,7 +46,7 @@
 
 mod failure;
 mod generic;
-mod provided;
+mod group_backend;
 pub(crate) mod ranges;
 mod signature;
 
@@ -67,7 +67,8 @@ use crate::placement::ShardSizes;
 
 pub use failure::Failure;
 pub(crate) use generic::{MAX_DIMS, concat, from_data, into_data, reduce, reshaped, rows};
-pub(super) use provided::rows_for_each;
+pub use group_backend::GroupBackend;
+pub(super) use group_backend::rows_for_each;
 pub(crate) use signature::tensor_text;
 pub use signature::{CallSignature, PairwiseSignature, ShardSignature, TensorSignature};
 
@@ -347,129 +348,3 @@ impl<T, U, F: FnOnce(T) -> U + Send> Request<U> for Mapped<Box<dyn Request<T>>, 
 
 /// Result of posting an operation: the request to wait for, or an error.
 pub type PostResult<T> = Result<Box<dyn Request<T>>, CommError>;
-
-/// Handle of one rank on one group: the collectives of a backend (c10d: process group).
-///
-/// The caller has already checked all arguments. Shapes, shard sizes and dtypes fit each other and the group.
-/// Tensors are plain and all on the rank's device or all on the host. The group has several ranks, except for a
-/// send or a receive.
-pub trait GroupBackend: Debug + Send + Sync {
-    /// Returns the rank and its group.
-    fn member(&self) -> &GroupMember;
-
-    /// Returns true if posted transfers proceed while the ranks compute, so that posting them before their results
-    /// are needed saves time.
-    ///
-    /// The provided implementation returns false.
-    fn can_overlap(&self) -> bool {
-        false
-    }
-
-    /// Gathers tensors of which every rank passes its shard; `plan` contains the shardings. Returns the full
-    /// tensors.
-    fn all_gather(
-        &self,
-        post: CallContext,
-        plan: Arc<CollectivePlan>,
-        parts: Vec<DispatchTensor>,
-    ) -> PostResult<Vec<DispatchTensor>>;
-
-    /// Reduces full tensors over the ranks. Returns this rank's shards of the results, sharded according to `plan`.
-    fn reduce_scatter(
-        &self,
-        post: CallContext,
-        plan: Arc<CollectivePlan>,
-        full_tensors: Vec<DispatchTensor>,
-        op: ReduceOp,
-    ) -> PostResult<Vec<DispatchTensor>>;
-
-    /// Sends `parts[i]` to group rank `i`. Returns the tensors of each rank for this one, which `metas` describes.
-    /// The rank's tensors for itself are returned unchanged.
-    fn all_to_all(
-        &self,
-        post: CallContext,
-        parts: Vec<Vec<DispatchTensor>>,
-        metas: Vec<Vec<TensorMeta>>,
-    ) -> PostResult<Vec<Vec<DispatchTensor>>>;
-
-    /// Returns the tensors of `root`, which `metas` describes. The other ranks pass no tensors.
-    fn broadcast(
-        &self,
-        post: CallContext,
-        tensors: Vec<DispatchTensor>,
-        metas: Vec<TensorMeta>,
-        root: usize,
-    ) -> PostResult<Vec<DispatchTensor>>;
-
-    /// Completes once all ranks have called it.
-    fn barrier(&self, post: CallContext) -> PostResult<()>;
-
-    /// Sends tensors to group rank `to`, which may be the rank itself. The request is complete when the backend has
-    /// taken over the tensors.
-    fn send(&self, post: CallContext, tensors: Vec<DispatchTensor>, to: usize, tag: u32) -> PostResult<()>;
-
-    /// Receives the next message with `tag` from `from`, or from any rank. `metas` describes its tensors, if it is
-    /// given.
-    fn receive(
-        &self,
-        post: CallContext,
-        from: Option<usize>,
-        tag: u32,
-        metas: Option<Vec<TensorMeta>>,
-    ) -> PostResult<ReceivedTensors>;
-
-    /// Reduces tensors of the same shape over all ranks. Every rank receives the results.
-    ///
-    /// The provided implementation sends all operands to every rank, which reduces them.
-    fn all_reduce(
-        &self,
-        post: CallContext,
-        tensors: Vec<DispatchTensor>,
-        op: ReduceOp,
-    ) -> PostResult<Vec<DispatchTensor>> {
-        provided::all_reduce(self, post, tensors, op)
-    }
-
-    /// Reshards a tensor: from shards along `shard.dim` to shards along `to_dim`.
-    ///
-    /// The provided implementation is an all-to-all of blocks.
-    fn shard_dim_all_to_all(
-        &self,
-        post: CallContext,
-        shard: ShardedTensor,
-        to_dim: usize,
-        to_sizes: ShardSizes,
-    ) -> PostResult<DispatchTensor> {
-        provided::recut(self, post, shard, to_dim, to_sizes)
-    }
-
-    /// Sends rows of `tensor` to each rank: the first `send_counts[0]` rows to group rank 0, the next
-    /// `send_counts[1]` to group rank 1, and so on. Returns the rows for this rank, `recv_counts[i]` from group
-    /// rank `i`, concatenated along the first dimension.
-    ///
-    /// The provided implementation is an all-to-all of the rows.
-    fn all_to_all_v(
-        &self,
-        post: CallContext,
-        tensor: DispatchTensor,
-        send_counts: &[usize],
-        recv_counts: &[usize],
-    ) -> PostResult<DispatchTensor> {
-        provided::exchange_rows(self, post, tensor, send_counts, recv_counts)
-    }
-
-    /// Returns this rank's shards of the tensors of `root`, which `metas` describes. `shardings` contains the
-    /// dimension and the shard sizes of each tensor. The other ranks pass no tensors.
-    ///
-    /// The provided implementation is an all-to-all in which only the root sends.
-    fn scatter(
-        &self,
-        post: CallContext,
-        tensors: Vec<DispatchTensor>,
-        metas: Vec<TensorMeta>,
-        shardings: Vec<(usize, ShardSizes)>,
-        root: usize,
-    ) -> PostResult<Vec<DispatchTensor>> {
-        provided::scatter(self, post, tensors, metas, shardings, root)
-    }
-}

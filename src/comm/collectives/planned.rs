@@ -22,9 +22,7 @@ impl Communicator {
         &self,
         full_tensors: Vec<(TensorMeta, usize, ShardSizes)>,
     ) -> Result<Arc<CollectivePlan>, CommError> {
-        let signatures = arguments::check_described(&full_tensors, self.group());
-        let shardings = full_tensors.into_iter().map(|(_, dim, sizes)| (dim, sizes)).collect();
-        self.planned_as(Op::AllGather, None, signatures, shardings)
+        self.planned_shards(Op::AllGather, None, full_tensors)
     }
 
     /// Prepares a [`reduce_scatter`](Self::reduce_scatter) of these full tensors. Local.
@@ -39,9 +37,20 @@ impl Communicator {
         full_tensors: Vec<(TensorMeta, usize, ShardSizes)>,
         op: ReduceOp,
     ) -> Result<Arc<CollectivePlan>, CommError> {
-        let signatures = arguments::check_described(&full_tensors, self.group());
-        let shardings = full_tensors.into_iter().map(|(_, dim, sizes)| (dim, sizes)).collect();
-        self.planned_as(Op::ReduceScatter, Some(op), signatures, shardings)
+        self.planned_shards(Op::ReduceScatter, Some(op), full_tensors)
+    }
+
+    fn planned_shards(
+        &self,
+        op: Op,
+        reduce: Option<ReduceOp>,
+        full_tensors: Vec<(TensorMeta, usize, ShardSizes)>,
+    ) -> Result<Arc<CollectivePlan>, CommError> {
+        let (metas, shardings): (Vec<_>, Vec<_>) =
+            full_tensors.into_iter().map(|(meta, dim, sizes)| (meta, (dim, sizes))).unzip();
+        let signatures = arguments::all_described(&metas)
+            .and_then(|signatures| arguments::sharded(signatures, &shardings, self.group()));
+        self.planned_as(op, reduce, signatures, shardings)
     }
 
     /// Prepares an [`all_reduce`](Self::all_reduce) of tensors with these descriptions. Local.

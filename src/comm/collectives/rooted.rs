@@ -40,10 +40,8 @@ impl Communicator {
         shardings: Vec<(usize, ShardSizes)>,
         root: usize,
     ) -> Work<Vec<DispatchTensor>> {
-        let checked = arguments::rooted(tensors.as_deref(), &metas, root, self.group()).and_then(|mut signatures| {
-            arguments::scattered(&mut signatures, &shardings, self.group())?;
-            Ok(signatures)
-        });
+        let checked = arguments::rooted(tensors.as_deref(), &metas, root, self.group())
+            .and_then(|signatures| arguments::sharded(signatures, &shardings, self.group()));
         let tensors = tensors.filter(|_| self.group().rank() == root).unwrap_or_default();
         let signatures = accepted!(self.at_home(checked, &tensors), self, Op::Scatter, call);
         if self.is_alone() {

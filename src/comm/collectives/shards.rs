@@ -40,7 +40,8 @@ impl Communicator {
         op: ReduceOp,
     ) -> Work<Vec<DispatchTensor>> {
         let (full_tensors, shardings) = unpacked(full_tensors);
-        let checked = arguments::check_full(&full_tensors, &shardings, op, self.group());
+        let checked = arguments::reduced(&full_tensors, op)
+            .and_then(|signatures| arguments::sharded(signatures, &shardings, self.group()));
         let signatures = accepted!(self.at_home(checked, &full_tensors), self, Op::ReduceScatter, call);
         let plan = CollectivePlan::new(Op::ReduceScatter, Some(op), signatures, shardings, self.group().size());
         self.begin(call, &plan.into(), full_tensors)

@@ -5,7 +5,6 @@
 //! transferred.
 
 use std::error::Error as StdError;
-use std::fmt;
 
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -16,16 +15,12 @@ use crate::comm::CommError;
 /// Maximum number of messages of an error and its sources that are transferred.
 const MOST: usize = 64;
 
-/// An error as it is transferred.
-#[derive(Serialize, Deserialize)]
-enum SentError {
-    Comm(CommError),
-    /// Messages of the error and of its sources.
-    Texts(Vec<String>),
-}
+/// An error as it is transferred: a value, or the messages of the error and of its sources.
+type SentError = Result<CommError, Vec<String>>;
 
 /// Message of an error of another process, with its sources.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
+#[error("{text}")]
 struct RemoteErrorText {
     text: String,
     source: Option<Box<Self>>,
@@ -39,40 +34,25 @@ impl RemoteErrorText {
     }
 }
 
-impl fmt::Display for RemoteErrorText {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.text)
+fn sent(error: &Error) -> SentError {
+    if let Error::Comm(error) = error {
+        return Ok(error.clone());
     }
-}
-
-impl StdError for RemoteErrorText {
-    fn source(&self) -> Option<&(dyn StdError + 'static)> {
-        self.source.as_deref().map(|source| source as _)
-    }
-}
-
-impl From<&Error> for SentError {
-    fn from(error: &Error) -> Self {
-        if let Error::Comm(error) = error {
-            return Self::Comm(error.clone());
-        }
-        // Other errors of this crate contain the messages of their sources in their own.
-        let has_sources = matches!(error, Error::Other(_));
-        let errors =
-            std::iter::successors(Some(error as &dyn StdError), |error| (*error).source().filter(|_| has_sources));
-        Self::Texts(errors.take(MOST).map(ToString::to_string).collect())
-    }
+    // Other errors of this crate contain the messages of their sources in their own.
+    let has_sources = matches!(error, Error::Other(_));
+    let errors = std::iter::successors(Some(error as &dyn StdError), |error| (*error).source().filter(|_| has_sources));
+    Err(errors.take(MOST).map(ToString::to_string).collect())
 }
 
 pub(in crate::comm) fn serialize<S: Serializer>(error: &Option<Error>, serializer: S) -> Result<S::Ok, S::Error> {
-    error.as_ref().map(SentError::from).serialize(serializer)
+    error.as_ref().map(sent).serialize(serializer)
 }
 
 pub(in crate::comm) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Error>, D::Error> {
-    let error = |sent| match sent {
-        SentError::Comm(error) => Ok(Error::Comm(error)),
-        SentError::Texts(texts) if texts.len() > MOST => Err(D::Error::custom("an error with too many sources")),
-        SentError::Texts(texts) => {
+    let error = |sent: SentError| match sent {
+        Ok(error) => Ok(Error::Comm(error)),
+        Err(texts) if texts.len() > MOST => Err(D::Error::custom("an error with too many sources")),
+        Err(texts) => {
             RemoteErrorText::new(texts).map(Error::other).ok_or_else(|| D::Error::custom("an error without a message"))
         }
     };

@@ -1,8 +1,18 @@
-//! [`IdleBackoff`]: time that the progress thread sleeps between polls of MPI.
+//! Time that the progress thread sleeps between polls of MPI.
+//!
+//! An incoming message cannot wake the thread, which therefore polls. It sleeps for an eighth of the time since
+//! the last event, so it delays a message by at most an eighth of the time that the message is waited for. A
+//! thread that sleeps most of the time also gets a core that ranks keep busy as soon as it wakes, whereas a thread
+//! that always polls would have to take turns with them.
+//!
+//! A queued message wakes the thread from a sleep longer than [`SHORT`], and so does a rank that begins to block.
+//! This wakes only the thread of the rank's own process. The thread of the process that the rank waits for may
+//! sleep as long as its own ranks compute.
+//!
+//! While a rank [makes progress](super::MpiTransport::progress), the thread need not poll: it sleeps for [`SHORT`], and
+//! only checks that a rank still does.
 
-#[cfg(target_os = "linux")]
-use std::ffi::{c_int, c_ulong};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Time for which the thread polls without sleeping after a message was sent or received, or a rank began to
 /// block. More may arrive after a rank elsewhere has copied or reduced some megabytes. Between polls the thread
@@ -20,56 +30,9 @@ const UNDER_WAY: Duration = Duration::from_micros(50);
 /// Maximum sleep while no request is in flight. Polling then takes 0.5 % of a core.
 const IDLE: Duration = Duration::from_millis(4);
 
-/// Backoff policy of the progress thread.
-///
-/// An incoming message cannot wake the thread, which therefore polls. It sleeps for an eighth of the time since
-/// the last event, so it delays a message by at most an eighth of the time that the message is waited for. A
-/// thread that sleeps most of the time also gets a core that ranks keep busy as soon as it wakes, whereas a thread
-/// that always polls would have to take turns with them.
-///
-/// A queued message wakes the thread from a sleep longer than [`SHORT`], and so does a rank that begins to block.
-/// This wakes only the thread of the rank's own process. The thread of the process that the rank waits for may
-/// sleep as long as its own ranks compute.
-///
-/// While a rank [makes progress](super::MpiTransport::progress), the thread need not poll, and only checks that a
-/// rank still does.
-pub(super) struct IdleBackoff {
-    last: Instant,
-    /// True if a rank has used the engine since the last pause.
-    helped: bool,
-}
-
-impl IdleBackoff {
-    /// Creates the backoff of the calling thread, and reduces the thread's timer slack on Linux.
-    pub fn new() -> Self {
-        #[cfg(target_os = "linux")]
-        sleep_exactly();
-        Self { last: Instant::now(), helped: false }
-    }
-
-    /// Records that a message was sent or received, or that a rank blocks.
-    pub fn was_busy(&mut self) {
-        self.last = Instant::now();
-    }
-
-    /// Records that a rank has polled.
-    pub fn was_helped(&mut self) {
-        self.helped = true;
-        self.was_busy();
-    }
-
-    /// Returns the time to sleep after a poll that found nothing. `under_way` is true if requests may be in
-    /// flight.
-    pub fn pause(&mut self, under_way: bool) -> Duration {
-        if std::mem::take(&mut self.helped) {
-            return SHORT;
-        }
-        sleep(self.last.elapsed(), under_way)
-    }
-}
-
-/// Returns the time to sleep if nothing was sent or received for `nothing_for`.
-fn sleep(nothing_for: Duration, under_way: bool) -> Duration {
+/// Returns the time to sleep after a poll that found nothing, if nothing was sent or received for `nothing_for`.
+/// `under_way` is true if requests may be in flight.
+pub(super) fn sleep(nothing_for: Duration, under_way: bool) -> Duration {
     if nothing_for < AWAKE {
         return Duration::ZERO;
     }
@@ -78,14 +41,9 @@ fn sleep(nothing_for: Duration, under_way: bool) -> Duration {
 
 /// Makes sleeps of the calling thread end on time. By default, Linux may extend them by 50 microseconds.
 #[cfg(target_os = "linux")]
-fn sleep_exactly() {
-    const PR_SET_TIMERSLACK: c_int = 29;
-    const NANOSECONDS: c_ulong = 1000;
-    unsafe extern "C" {
-        fn prctl(option: c_int, ...) -> c_int;
-    }
+pub(super) fn sleep_exactly() {
     // SAFETY: this option takes one unsigned long, and affects only when the thread's sleeps end.
-    unsafe { prctl(PR_SET_TIMERSLACK, NANOSECONDS) };
+    unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1000 as libc::c_ulong) };
 }
 
 #[cfg(test)]

@@ -54,11 +54,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, mpsc};
 use std::thread::{self, Thread};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use self::idle_backoff::IdleBackoff;
 use self::library::Library;
 use self::progress_engine::{PollResult, ProgressEngine};
 use crate::comm::launcher::{self, ProcessRank, StartError};
@@ -181,7 +180,10 @@ fn run(shared: &MpiShared, engine: &Mutex<ProgressEngine>) {
 
 /// Runs the engine until the end of MPI. Returns an error, with the reason, if it fails before.
 fn carry(shared: &MpiShared, engine: &Mutex<ProgressEngine>) -> Result<(), String> {
-    let mut rest = IdleBackoff::new();
+    #[cfg(target_os = "linux")]
+    idle_backoff::sleep_exactly();
+    // When something was last sent or received, or a rank blocked or polled.
+    let mut last = Instant::now();
     loop {
         // If the lock is taken, a rank is using the engine.
         let turn = engine.try_lock().map(|mut engine| engine.turn());
@@ -196,13 +198,16 @@ fn carry(shared: &MpiShared, engine: &Mutex<ProgressEngine>) -> Result<(), Strin
         let is_helped = shared.helped.swap(false, Ordering::Relaxed);
         if is_hurried || (turn == Some(PollResult::Moved) && !is_helped) {
             // The rank that used the engine may be the one that blocks now.
-            rest.was_busy();
+            last = Instant::now();
             continue;
         }
-        if is_helped {
-            rest.was_helped();
-        }
-        match rest.pause(turn != Some(PollResult::Still { under_way: false })) {
+        let pause = if is_helped {
+            last = Instant::now();
+            idle_backoff::SHORT
+        } else {
+            idle_backoff::sleep(last.elapsed(), turn != Some(PollResult::Still { under_way: false }))
+        };
+        match pause {
             Duration::ZERO => thread::yield_now(),
             pause => shared.sleep(pause),
         }
