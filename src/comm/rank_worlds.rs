@@ -1,5 +1,16 @@
 //! [`RankWorlds`]: the worlds of which a rank was a member: that of its launch, and those in which it
 //! [continued](Backend::shrink).
+//!
+//! A rank has a number in each of its worlds: after rank 1 of three was lost, rank 2 of the launch is rank 1.
+//!
+//! | type | one for each | number of the rank |
+//! |---|---|---|
+//! | [`RankContext`](super::rank_context) | rank of a launch, on its threads | in the launch |
+//! | [`RankWorlds`] | rank of a launch | in the launch; of each world by [`iter`](RankWorlds::iter) |
+//! | [`RankOutcome`](super::rank_outcome) | rank of a launch, when its program ends | in each world, when it reports |
+//! | [`ActiveLaunch`](super::active_launch) | launch of the process, while it runs | |
+//! | [`Backend`] | world of a process | in that world |
+//! | [`Rank`](super::rank), [`World`](super::World), [`Communicator`](super::Communicator) | rank of a world | in that world |
 
 use std::path::PathBuf;
 use std::sync::Arc;

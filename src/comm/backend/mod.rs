@@ -61,9 +61,8 @@ use burn::tensor::Device;
 use burn_dtensor_flight::LaunchId;
 
 use super::launcher;
-use super::{CollectivePlan, CommError, Group, Ledger, RankReport, ReduceOp, ShardedTensor, TensorMeta};
+use super::{CommError, Group, Ledger, RankReport};
 use crate::Error;
-use crate::placement::ShardSizes;
 
 pub use failure::Failure;
 pub(crate) use generic::{MAX_DIMS, concat, from_data, into_data, reduce, reshaped, rows};

@@ -28,7 +28,7 @@ impl PayloadDesc {
         };
         let shard = |tensor: &TensorSignature, member: usize| shard_of(tensor, &tensor.sharding, to.ranks, member);
         if let Some(pairs) = pairs {
-            let given = || to.members.iter().filter_map(|member| Some((*member, pairs.given[*member].clone()?)));
+            let given = || to.members.iter().filter_map(|member| Some((*member, pairs.sent[*member].clone()?)));
             return given().map(|(member, _)| member).eq(self.recipients.iter().copied())
                 && self.are(given().map(|(_, meta)| Some(meta)));
         }

@@ -52,7 +52,7 @@ struct Tensors<'a>(&'a CallSignature);
 impl fmt::Display for Tensors<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self(CallSignature { tensors, pairs, .. }) = self;
-        let given = pairs.iter().flat_map(|pairs| pairs.given.iter().cloned());
+        let given = pairs.iter().flat_map(|pairs| pairs.sent.iter().cloned());
         let metas = tensors.iter().map(|tensor| Some(TensorMeta { shape: tensor.shape.clone(), dtype: tensor.dtype }));
         for (index, meta) in metas.chain(given).enumerate() {
             let separator = if index == 0 { "" } else { ", " };

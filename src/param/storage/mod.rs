@@ -7,6 +7,23 @@
 //! Another memory layout (such as one block per unit that kernels copy shards into) would change only the
 //! implementations. So would an earlier or later communication.
 //!
+//! # What becomes of the weights
+//!
+//! [`UnshardState`](unshard_state) says how the state changes; this is what decides it:
+//!
+//! | when | condition | the weights |
+//! |---|---|---|
+//! | forward leaves the unit, and a backward follows ([`take_back`](UnshardedParams::take_back)) | [`ReshardAfterForward`](super::ReshardAfterForward) keeps them | stay. If `set_reshard_after_backward(false)`, later passes over the same shards share them |
+//! | | it frees them | are freed, and the all-gather for backward is issued: from the shards, or from the parts of a smaller group |
+//! | | the same, with `set_unshard_in_backward(false)`, and no checkpointed block reads them | are freed; reading them in backward is an error |
+//! | forward leaves the unit, no backward | kept after forward, gathered, not a lone read, and no other pass shares them | stay, for the next forward from the same shards |
+//! | | otherwise | are freed, or stay as long as a pass shares them |
+//! | backward leaves the unit ([`end_backward`](UnshardedParams::end_backward)) | `set_reshard_after_backward(false)`, and no other pass shares them | stay, for the next forward from the same shards |
+//! | | the same, and passes share them | stay until the shards change or the program reshards the unit |
+//! | | otherwise | are freed with the last pass over these shards |
+//! | the graph is dropped without a backward | | as after backward, but nothing stays |
+//! | the program calls `reshard` | no pass is in forward | are freed; a backward that follows gathers them |
+//!
 //! # Evictable storage
 //!
 //! Evictable storage replaces saved-tensor hooks, which burn lacks. The autodiff graph may hold a view of a weight,

@@ -30,7 +30,7 @@ pub(super) fn describe<'a>(posting: &Posting<'a>) -> PostedCall<'a> {
 /// Iterates over shape and type of each tensor. For an all-to-all of lists, these are the tensors that are sent.
 pub(super) fn tensors<'a>(signature: &'a CallSignature) -> impl Iterator<Item = Option<(&'a [usize], ElementType)>> {
     let tensors = signature.tensors.iter().map(|tensor| Some((&tensor.shape[..], element_type(tensor.dtype))));
-    let given = signature.pairs.iter().flat_map(|pairs| &pairs.given);
+    let given = signature.pairs.iter().flat_map(|pairs| &pairs.sent);
     let meta = |TensorMeta { shape, dtype }: &'a TensorMeta| (&shape[..], element_type(*dtype));
     tensors.chain(given.map(move |given| given.as_ref().map(meta)))
 }
