@@ -102,7 +102,7 @@ impl fmt::Display for AsyncSaveReport {
 
 impl AsyncCheckpointer {
     /// Creates a checkpointer that saves into the manager's folder. While it writes, no other checkpointer or manager of these
-    /// ranks' processes saves into the folder ([`CheckpointError::InFlight`]). Let no other program save or remove checkpoints
+    /// ranks saves into the folder ([`CheckpointError::InFlight`]). Let no other program save or remove checkpoints
     /// there then, either.
     ///
     /// Local: no communication.
