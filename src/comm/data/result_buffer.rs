@@ -19,7 +19,7 @@
 //! |---|---|---|---|
 //! | shard of a rank of another process | the transport, through the region that [`regions`](ResultBuffer::regions) returned when the header of its payload arrived. The match table accepts one contribution of each rank, so a shard is given out once | its header has arrived | the payload is delivered as that rank's contribution |
 //! | this rank's shard | the thread that has taken the request: the rank or the completion thread ([`put`](ResultBuffer::put)) | it has taken the request | it begins to wait for the contributions |
-//! | all | the same thread ([`take`](ResultBuffer::take)) | the contributions of all ranks are there | |
+//! | every byte | that thread ([`take`](ResultBuffer::take)) | the contributions of all ranks are there | |
 //!
 //! The buffer lives as long as the request, a region, or a contribution that was received into it.
 
