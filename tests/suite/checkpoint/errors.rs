@@ -312,6 +312,20 @@ fn paths_that_are_not_text_are_saved_loaded_and_named() {
     assert_eq!(error, CheckpointError::NotShared { path: run.join("step-2"), rank: 1, of: 0 });
 }
 
+/// Its numbers of steps would be lost.
+#[test]
+fn the_state_of_an_optimizer_is_not_added_as_a_state_dict() {
+    let error = error_of(|mesh| {
+        let model = LinearConfig::new(4, 2).init(&mesh.device().clone().autodiff());
+        let model = fully_shard(model, mesh, FullyShard::new())?;
+        let mut optimizer = sharded(AdamWConfig::new());
+        let model = optimizer.step(0.1, model.clone(), grads(&model, 1))?;
+        State::new(mesh).with_state_dict("optimizer", &StateDict::of_optimizer(&optimizer.state(&model)?))
+    });
+    assert!(matches!(&error, CheckpointError::Numbers { key, .. } if key == "optimizer"), "{error}");
+    assert!(error.to_string().contains("`State::with_optimizer`"), "{error}");
+}
+
 /// Without a launch, it is the checkpoint that the manager opens.
 #[test]
 fn the_latest_checkpoint_of_a_run_is_found() {
@@ -329,6 +343,15 @@ fn the_latest_checkpoint_of_a_run_is_found() {
     for last in [9, 10] {
         pair().run(|mesh| manager(mesh).save(&state(mesh, 1.0)?.with_step(last)));
         assert_eq!(found(), step(last));
+    }
+    #[cfg(unix)]
+    {
+        let moved = folder.join("moved");
+        fs::rename(run.join("step-10"), &moved).unwrap();
+        std::os::unix::fs::symlink(&moved, run.join("step-10")).unwrap();
+        assert_eq!(found(), step(10), "a link to where it was moved");
+        fs::remove_file(run.join("step-10")).unwrap();
+        fs::rename(&moved, run.join("step-10")).unwrap();
     }
     for (named, expected) in [("step-10\n", 10), ("step-11", 10), ("../run/step-9", 10), ("", 10)] {
         fs::write(run.join("latest"), named).unwrap();

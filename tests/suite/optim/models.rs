@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 
 use burn::module::{Module, ModuleVisitor, Param, ParamGroup};
-use burn::nn::Linear;
+use burn::nn::{Linear, LinearConfig};
 use burn::optim::momentum::MomentumConfig;
-use burn::optim::{AdafactorConfig, AdamWConfig, ModuleOptimizer, SgdConfig};
+use burn::optim::{AdafactorConfig, AdamWConfig, GradientsParams, ModuleOptimizer, SgdConfig};
 use burn::tensor::{Device, Tensor, TensorData};
 use burn_dtensor::optim::{
     FullOptimizerState, OptimError, Scalar, load_optimizer_state, optimizer_state, parameter_specs,
@@ -265,4 +265,19 @@ fn a_full_state_is_taken_and_loaded_where_parameters_are_replicated() {
         assert_eq!(optimizer_state(&loaded, &again)?.full()?, optimizer_state(&optim, &went_on)?.full()?);
         Ok(())
     });
+}
+
+/// It has no layout in which it could be saved. An optimizer that has made no step has nothing to lose.
+#[test]
+fn a_state_for_a_model_that_is_not_distributed_is_an_error() -> Result<()> {
+    let device = Device::flex().autodiff();
+    let model: Linear = LinearConfig::new(4, 2).init(&device);
+    let mut optim: ModuleOptimizer = AdamWConfig::new().init();
+    assert_eq!(optimizer_state(&optim, &model)?.paths().count(), 0);
+    let loss = model.forward(Tensor::<2>::ones([1, 4], &device)).sum();
+    let grads = GradientsParams::from_grads(loss.backward(), &model);
+    let model = optim.step(0.1, model, grads);
+    let error = optimizer_state(&optim, &model).map(drop).expect_err("its state would be lost");
+    assert!(matches!(error, Error::Optim(OptimError::Undistributed)), "{error}");
+    Ok(())
 }
