@@ -95,7 +95,7 @@ struct Cli {
     bench: bool,
 }
 
-#[derive(Clone, Copy, ValueEnum)]
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Reshard {
     /// After forward, but for the root's
     Auto,
@@ -242,7 +242,7 @@ fn measure(cli: &Cli, world: &World) -> Result<Vec<Measured>> {
         let one = sharded.step(world, &mut rng, delay, &device)?;
         let ledger = world.ledger();
         let traffic = |op| format!("{} x {op}, {:.1} MB", ledger.calls(op), ledger.bytes(op) as f64 / 1e6);
-        measured.traffic = format!("{}; {}", traffic(Op::AllGather), traffic(Op::ReduceScatter));
+        measured.traffic = [Op::AllGather, Op::ReduceScatter, Op::AllReduce].map(traffic).join("; ");
         let other = unsharded.step(world, &mut rng, delay, &device)?;
         // Of the layers all but the last, which is about as much.
         half_a_block = Duration::from_secs_f64(other.forward / (MODEL.layers + 1) as f64 / 2.0);
@@ -310,7 +310,8 @@ fn main() -> Result<()> {
         let tokens = (cli.ranks * BATCH * MODEL.seq) as f64 / step;
         println!("{name:<24} {step:>8.4} {forward:>8.4} {backward:>8.4} {optimizer:>8.4} {tokens:>10.0}");
     }
-    let recorded = cli.device == RankDevice::Flex && cli.ranks == 2 && cli.dim == MODEL.dim;
+    let is_default = cli.reshard == Reshard::Auto && !cli.replicate && !cli.delay;
+    let recorded = is_default && cli.device == RankDevice::Flex && cli.ranks == 2 && cli.dim == MODEL.dim;
     if recorded {
         println!("{:<24} {TORCH_FSDP2_S:>8.3}  (recorded on one quiet 2-core machine)", "PyTorch FSDP2, gloo");
     }

@@ -39,7 +39,7 @@ pub struct Inspect {
     #[arg(value_name = "DIR")]
     pub checkpoint: PathBuf,
     /// Draw which rank wrote which part of the tensors with such a key, such as 'model.*.weight'
-    #[arg(long, value_name = "PATTERN", value_parser = Pattern::new)]
+    #[arg(long, value_name = "PATTERN", value_parser = Pattern::new, conflicts_with = "json")]
     pub tensor: Option<Pattern>,
     /// Print JSON
     #[arg(long)]

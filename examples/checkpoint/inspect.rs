@@ -17,9 +17,13 @@ pub fn inspect(command: &Inspect) -> Result<bool> {
     match &command.tensor {
         _ if command.json => println!("{}", serde_json::to_string(&summary).map_err(Error::other)?),
         Some(pattern) => {
-            for (key, tensor) in summary.tensors.iter().filter(|(key, _)| pattern.matches(key)) {
-                println!("{key}: {tensor}");
+            let found: Vec<_> = summary.tensors.iter().filter(|(key, _)| pattern.matches(key)).collect();
+            if found.is_empty() {
+                return Err(Error::other(format!(
+                    "no tensor has a key like {pattern}: `inspect` without --tensor lists all"
+                )));
             }
+            found.iter().for_each(|(key, tensor)| println!("{key}: {tensor}"));
         }
         None => print(&summary),
     }

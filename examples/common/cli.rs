@@ -19,9 +19,13 @@ pub fn main<C: Parser, S>(
 ) -> ExitCode {
     let settings = match C::try_parse() {
         Ok(cli) => settings(cli),
-        Err(help) if help.kind() == ErrorKind::DisplayHelp => help.exit(),
-        // clap's first line is the error. The usage below it would hide it.
-        Err(error) => Err(error.to_string().lines().next().unwrap_or_default().trim_start_matches("error: ").into()),
+        Err(help) if is_help(help.kind()) => help.exit(),
+        // The usage below clap's error would hide it.
+        Err(error) => {
+            let text = error.to_string();
+            let lines = text.trim_start_matches("error: ").lines().take_while(|line| !line.is_empty());
+            Err(lines.map(str::trim).collect::<Vec<_>>().join(" "))
+        }
     };
     let settings = match settings {
         Ok(settings) => settings,
@@ -40,6 +44,10 @@ pub fn main<C: Parser, S>(
             ExitCode::FAILURE
         }
     }
+}
+
+fn is_help(kind: ErrorKind) -> bool {
+    matches!(kind, ErrorKind::DisplayHelp | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand)
 }
 
 /// Sizes of at most `MOST` mesh dimensions, such as `2x2`.

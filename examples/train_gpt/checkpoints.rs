@@ -2,9 +2,7 @@
 
 use std::time::Instant;
 
-use burn::lr_scheduler::LrSchedulerRecord;
 use burn::lr_scheduler::module_lr_scheduler::ModuleLrScheduler;
-use burn::tensor::Bytes;
 use burn_dtensor::checkpoint::{CheckpointManager, LoadOptions, State};
 use burn_dtensor::optim::ShardedOptimizer;
 use burn_dtensor::prelude::*;
@@ -63,12 +61,11 @@ impl<'a> Checkpoints<'a> {
     /// Every rank calls it.
     pub fn save(&self, steps: usize, training: &Training) -> Result<String> {
         let start = Instant::now();
-        let Training { model, optim, schedule, scaler, losses, validations } = training;
+        let Training { model, optim, scaler, losses, validations, .. } = training;
         let state = State::new(self.mesh)
             .with_step(steps as u64)
             .with_model("model", model)?
             .with_optimizer("optimizer", &optim.state(model)?)?
-            .with_value("schedule", &schedule.to_record().into_bytes()?.to_vec())?
             .with_value("scaler", scaler)?
             .with_value("losses", losses)?
             .with_value("validations", validations)?
@@ -90,13 +87,17 @@ impl<'a> Checkpoints<'a> {
         let (model, _) = checkpoint.load_model("model", training.model, &LoadOptions::new())?;
         let (optim, _) = checkpoint.load_optimizer("optimizer", &model, &LoadOptions::new())?;
         let optim = training.optim.load_state(&model, optim)?;
-        let schedule = LrSchedulerRecord::from_bytes(Bytes::from_bytes_vec(checkpoint.value("schedule")?))?;
+        let losses: Vec<f32> = checkpoint.value("losses")?;
+        // The rate depends on the step alone: with other --steps, it is that of the new schedule.
+        let mut schedule = training.schedule;
+        losses.iter().for_each(|_| drop(schedule.step()));
+        let scaler: Option<GradScaler> = checkpoint.value("scaler")?;
         let training = Training {
             model,
             optim,
-            schedule: training.schedule.load_record(schedule),
-            scaler: checkpoint.value("scaler")?,
-            losses: checkpoint.value("losses")?,
+            schedule,
+            scaler: training.scaler.map(|new| scaler.unwrap_or(new)),
+            losses,
             validations: checkpoint.value("validations")?,
         };
         let (steps, path) = (training.losses.len(), checkpoint.path().display());
@@ -122,12 +123,14 @@ impl<'a> Checkpoints<'a> {
     fn described(&self) -> String {
         let Settings { args, model, text, .. } = self.settings;
         format!(
-            "--steps {} --validate-every {} --lr {} --clip {:?} --seed {}, {} rows, {} batches, {} characters of text, {model:?}",
+            "--steps {} --validate-every {} --lr {} --clip {:?} --seed {} --param-dtype {:?} --reduce-dtype {:?}, {} rows, {} batches, {} characters of text, {model:?}",
             args.steps,
             args.validate_every,
             args.lr,
             args.clip,
             args.seed,
+            args.param_dtype,
+            args.reduce_dtype,
             self.settings.ranks() * args.batch,
             args.accumulate,
             text.len()

@@ -97,9 +97,10 @@ pub fn train(settings: &Settings, initial: &Gpt, world: &World) -> Result<Outcom
     let tokens = settings.ranks() * args.accumulate * args.batch * settings.model.seq;
     let mut progress = Progress::new(world.rank() == 0, first..args.steps, (tokens, "tokens"));
     let rows = world.rank() * args.batch..(world.rank() + 1) * args.batch;
-    let (mut made, mut last_step) = (0, Vec::new());
+    let (mut made, mut last_step, mut waiting) = (0, Vec::new(), Duration::ZERO);
     for step in first..args.steps {
         let batches = batches(settings, step, rows.clone(), &device);
+        let waited_before = world.ledger().spent().waiting;
         let rate = training.schedule.step();
         let optim_step = |model, grads| training.optim.step(rate, model, grads);
         let scaler = training.scaler.as_mut();
@@ -109,6 +110,7 @@ pub fn train(settings: &Settings, initial: &Gpt, world: &World) -> Result<Outcom
         (training.model, loss, is_made) = stepped?;
         made += usize::from(is_made);
         let loss = mesh.all_reduce(loss, ReduceOp::Avg)?.into_scalar::<f32>();
+        waiting += world.ledger().spent().waiting - waited_before;
         training.losses.push(loss);
         if settings.is_validated_after(step) {
             training.validations.push(validation_loss(&training.model, settings, &mesh)?);
@@ -124,7 +126,7 @@ pub fn train(settings: &Settings, initial: &Gpt, world: &World) -> Result<Outcom
     let tokens_per_s = progress.finish();
     let (ledger, host_copies) = (world.ledger().snapshot(), world.ledger().summary().host_copies);
     let steps = args.steps - first;
-    let waiting = world.ledger().spent().waiting / steps as u32;
+    let waiting = waiting / steps as u32;
     let waiting = world.all().gather_object("waiting".into(), &waiting, 0)?.unwrap_or_default();
     let full = full_model(&training.model)?;
     let model = (world.rank() == 0).then_some(full);

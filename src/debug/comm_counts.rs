@@ -69,7 +69,8 @@ impl CommCounts {
         self.0.iter().filter(|row| select(row)).map(|row| row.total).sum()
     }
 
-    /// Returns the totals of the module at `path` and all modules inside it.
+    /// Returns the totals of the module at `path` and all modules inside it. The paths of a model's modules do not begin
+    /// with `root`: for the entire model, use [`total`](Self::total).
     pub fn inside(&self, path: &str) -> CallTotals {
         let below =
             |module: &str| module.strip_prefix(path).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'));

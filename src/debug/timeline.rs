@@ -190,7 +190,7 @@ pub fn timeline_picture(timelines: &[Timeline]) -> String {
     const MARGIN: f64 = 130.0;
     const ROW: usize = 18;
     let all = || timelines.iter().flat_map(|timeline| &timeline.spans);
-    let start = all().map(|span| span.start).fold(f64::INFINITY, f64::min);
+    let start = all().map(|span| span.start).reduce(f64::min).unwrap_or_default();
     let end = all().map(|span| span.end).fold(start, f64::max);
     let x = |at: f64| MARGIN + (at - start) / (end - start).max(1.0) * WIDTH;
     let (mut body, mut y) = (String::new(), 10);
@@ -328,6 +328,7 @@ mod tests {
 
     #[test]
     fn a_picture_names_the_units() {
+        assert!(!timeline_picture(&[]).contains("NaN"));
         let picture = timeline_picture(&[timeline()]);
         assert!(picture.starts_with("<svg") && picture.contains(">root</text>"), "{picture}");
         assert_eq!(picture.matches("<rect x=").count(), 4);

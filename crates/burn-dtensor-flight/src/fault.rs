@@ -14,6 +14,7 @@
 //! 6. A rank is waited for, but waits for no other rank: it has returned, or is busy elsewhere. If fewer ranks
 //!    wait than have returned, the waiting ranks made an extra call.
 //! 7. No process of the launch is running: the rank whose last recorded activity is the oldest is at fault.
+//! 8. Programs ended with the failure of another rank, of which nothing else is known, such as a lost connection.
 
 use std::cmp::Reverse;
 use std::fmt;
@@ -98,6 +99,7 @@ impl LaunchTrace {
             .or_else(|| circle(&waits))
             .or_else(|| self.waited_for(&waits))
             .or_else(|| self.all_lost(&waits))
+            .or_else(|| self.told_to_fail())
     }
 
     fn failed_by_itself(&self) -> Option<Fault> {
@@ -148,10 +150,25 @@ impl LaunchTrace {
         Some(Fault { rank: failure.rank, why: FaultKind::Disagrees, text: format!("differs: {}", failure.text) })
     }
 
+    fn told_to_fail(&self) -> Option<Fault> {
+        let told = self.ranks.iter().filter_map(|flight| {
+            let ending = flight.ending.as_ref().filter(|ending| ending.how == ExitKind::Failed)?;
+            Some((self.since(flight, ending.at), ending.failure.as_ref()?))
+        });
+        let (_, failure) = told.min_by_key(|(at, _)| *at)?;
+        Some(Fault { rank: failure.rank, why: FaultKind::Failed, text: format!("failed: {}", failure.text) })
+    }
+
     fn lost(&self, waits: &[BlockedWait<'_>]) -> Option<Fault> {
-        let needed = needed(waits).into_iter().filter(|rank| self.is_lost(*rank)).collect_vec();
+        let (lost, others): (Vec<_>, Vec<_>) = needed(waits).into_iter().partition(|rank| self.is_lost(*rank));
+        // A launcher that has ended the processes of this host may have done so because of a rank of another.
+        let may_be_lost = |rank: &usize| {
+            let has_not_ended = self.rank(*rank).is_some_and(|flight| flight.ending.is_none());
+            has_not_ended && self.life(*rank) == ProcessState::Unknown
+        };
         let only = || Some(self.all_that_are_lost()).filter(|lost| lost.len() < self.ranks.len());
-        let rank = self.silent_first(needed).or_else(|| self.silent_first(only()?))?;
+        let only = || only().filter(|_| !others.iter().any(may_be_lost));
+        let rank = self.silent_first(lost).or_else(|| self.silent_first(only()?))?;
         Some(self.not_there(rank, waits))
     }
 

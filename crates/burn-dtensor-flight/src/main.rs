@@ -6,10 +6,11 @@
 //! flight flights
 //! ```
 
+use std::error::Error;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use burn_dtensor_flight::{FlightError, LaunchTrace};
+use burn_dtensor_flight::LaunchTrace;
 use clap::Parser;
 
 /// Shows the rank of a program that is at fault and the reason, which ranks wait
@@ -45,8 +46,11 @@ fn main() -> ExitCode {
 }
 
 /// Prints all launches. Returns true if no rank is at fault.
-fn is_well(Args { folder, json, last }: &Args) -> Result<bool, FlightError> {
+fn is_well(Args { folder, json, last }: &Args) -> Result<bool, Box<dyn Error>> {
     let launches = LaunchTrace::read(folder)?;
+    if launches.is_empty() {
+        return Err(format!("{}: no rank has begun its program yet", folder.display()).into());
+    }
     for flights in &launches {
         if *json {
             println!("{}", flights.to_json(*last));

@@ -98,9 +98,14 @@ impl RankTrace {
         let unreadable =
             |error: std::io::Error| FlightError::Unreadable { path: path.into(), problem: error.to_string() };
         let bytes = fs::read(path).map_err(unreadable)?;
+        let invalid = |problem| FlightError::Invalid { path: path.into(), problem };
+        // The file has been created.
+        if bytes.is_empty() {
+            return Err(invalid(DecodeError::NotBegun));
+        }
         let (words, _) = bytes.as_chunks::<8>();
         let words: Vec<_> = words.iter().map(|word| u64::from_le_bytes(*word)).collect();
-        Self::decode(&words).map_err(|problem| FlightError::Invalid { path: path.into(), problem })
+        Self::decode(&words).map_err(invalid)
     }
 
     /// Reads the file of a rank in a folder. Returns `None` if there is none, or if it cannot be read.

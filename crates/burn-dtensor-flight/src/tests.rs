@@ -176,6 +176,8 @@ fn a_process_that_is_lost_is_at_fault() {
     // Rank 1 is only late; its last activity is older than that of rank 2.
     assert_eq!(fault([3, 2, 2], [Runs; 3]), Some((1, FaultKind::Absent)));
     assert_eq!(fault([3, 2, 2], [Runs, Runs, Gone]), Some((2, FaultKind::Gone)));
+    // The launcher has ended those of this host. Rank 1, for which they waited, is on another.
+    assert_eq!(fault([3, 2, 3], [Gone, Unknown, Gone]), Some((1, FaultKind::Absent)));
     // The launcher has ended all processes.
     assert_eq!(fault([3, 2, 3], [Gone; 3]), Some((1, FaultKind::Gone)), "other ranks wait for it");
     assert_eq!(fault([2, 2, 2], [Gone; 3]), Some((0, FaultKind::Gone)), "its last activity is the oldest");
@@ -204,6 +206,9 @@ fn a_program_that_ends_its_process_is_at_fault() {
     // Rank 2 is in the process of rank 1, and rank 0 exits when it receives the failure.
     let of_one_process = [exited(4, Some(1)), exited(3, None), exited(2, Some(1))];
     assert_eq!(fault([3, 2, 2], ProcessState::Runs, of_one_process), Some((1, FaultKind::Exited)));
+    // Nothing is known of a process on another host but what the others were told.
+    let failed = || ended(ExitKind::Failed, 4, Some(1));
+    assert_eq!(fault([2, 2, 2], ProcessState::Unknown, [failed(), None, failed()]), Some((1, FaultKind::Failed)));
     // A rank that exits because another one is lost is not at fault.
     let after_a_loss = [exited(3, Some(1)), runs, exited(4, Some(1))];
     assert_eq!(fault([3, 2, 3], ProcessState::Gone, after_a_loss), Some((1, FaultKind::Gone)));
@@ -224,10 +229,12 @@ fn what_is_no_flight_file_is_an_error() {
         fs::write(&path, bytes).unwrap();
         assert_eq!(problem(), DecodeError::NotFlight);
     }
-    fs::write(&path, vec![0; 1 << 16]).unwrap();
-    let error = RankTrace::read(&path).unwrap_err();
-    assert!(matches!(error, FlightError::Invalid { problem: DecodeError::NotBegun, .. }), "{error}");
-    assert!(LaunchTrace::read(&folder.0).unwrap().is_empty(), "the header is not written yet");
+    for bytes in [0, 1 << 16] {
+        fs::write(&path, vec![0; bytes]).unwrap();
+        let error = RankTrace::read(&path).unwrap_err();
+        assert!(matches!(error, FlightError::Invalid { problem: DecodeError::NotBegun, .. }), "{error}");
+        assert!(LaunchTrace::read(&folder.0).unwrap().is_empty(), "the header is not written yet");
+    }
 
     let valid: Vec<u8> = Rank::new(1).memory().copy().into_iter().flat_map(u64::to_le_bytes).collect();
     let with = |at: usize, byte: u8| {
