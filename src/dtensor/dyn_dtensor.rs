@@ -161,7 +161,10 @@ impl DynDTensor {
 
     /// Returns this rank's local tensor as data, without a copy if nothing else shares its memory.
     pub(crate) fn into_local_data(self) -> TensorData {
-        with_type!(self.spec, D, K => Tensor::<D, K>::from_dispatch(self.local).into_data())
+        let data = with_type!(self.spec, D, K => Tensor::<D, K>::from_dispatch(self.local).into_data());
+        // On a GPU, data is read when it is first accessed, and may have been written in place by then.
+        let _ = data.as_bytes();
+        data
     }
 
     /// Returns the full tensor as data, on every rank.

@@ -10,6 +10,9 @@ use std::sync::LazyLock;
 
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{BackendTensor, Cube, DispatchAutodiffContext, DispatchTensor, DispatchTensorKind};
+use burn::tensor::Device;
+#[cfg(feature = "cuda")]
+use burn::tensor::Tensor;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::device_handle::DeviceHandle;
 use cubecl::server::Handle;
@@ -49,6 +52,45 @@ pub(crate) fn wrap(tensor: CubeTensor) -> DispatchTensor {
     DispatchTensor {
         kind: DispatchTensorKind::Cube(BackendTensor::Float(float)),
         autodiff: DispatchAutodiffContext::Disabled,
+    }
+}
+
+/// Makes the device run what the calling thread has submitted before what other threads submit from now on. Without it,
+/// a thread may write to memory in place although a read of another thread, which has dropped its handle, is still to run.
+pub(crate) fn run_before_others(tensor: &DispatchTensor) {
+    // A failure is that of the submitted work, whose results have it.
+    #[cfg(feature = "wgpu")]
+    if let Some(tensor) = primitive(tensor)
+        && tensor.handle.service.service == TypeId::of::<WgpuServer>()
+    {
+        // All threads submit to one queue.
+        return drop(tensor.client.flush());
+    }
+    drop(Device::new(tensor.device()).sync());
+}
+
+/// What a thread has submitted to a CUDA device. A stream that reads memory of another waits for it only if the memory was
+/// allocated after the last wait, and not if it was written in place since.
+#[cfg(feature = "cuda")]
+#[derive(Debug)]
+pub(crate) struct SubmittedWork(CubeTensor);
+
+#[cfg(feature = "cuda")]
+impl SubmittedWork {
+    /// Returns the work of the calling thread on the device of `tensor`; `None` on other backends, which need no order.
+    pub(crate) fn on_device_of(tensor: &DispatchTensor) -> Option<Self> {
+        if !matches!(tensor.kind, DispatchTensorKind::Cube(_)) {
+            return None;
+        }
+        // Newer than all that the thread has written.
+        let marker = Tensor::<1>::empty([1], &Device::new(tensor.device())).into_dispatch();
+        let marker = primitive(&marker).filter(|marker| marker.handle.service.service == TypeId::of::<CudaServer>());
+        marker.cloned().map(Self)
+    }
+
+    /// Makes what the calling thread submits from now on run after it.
+    pub(crate) fn wait(&self) {
+        drop(self.0.copy());
     }
 }
 

@@ -13,7 +13,7 @@ use super::distributed::{DistributedParameter, replace_next};
 use super::read::stored;
 use crate::burn_compat::{ADAPTER, undrawn};
 use crate::comm::{self, Call, Communicator, TensorMeta};
-use crate::dtensor::{DTensorSpec, associate, send_parts};
+use crate::dtensor::{DTensorSpec, associate, own, send_parts};
 use crate::mesh::DeviceMesh;
 use crate::{Error, Result, memory};
 
@@ -146,6 +146,8 @@ impl Attach {
         let is_offloaded = next.param.unit.offloaded().is_some();
         let home = if is_offloaded { memory::host() } else { next.data_specs[0].mesh().device().clone() };
         let shard = held.expect("the value was sharded here or received from another rank").to_device(&home);
+        // Data of a GPU that is moved to the host is read later, and keeps its memory there.
+        let shard = if is_offloaded { Tensor::from_dispatch(own(shard.into_dispatch())) } else { shard };
 
         let shard = associate(shard, Tensor::<1>::empty([0], &device).gradient_checkpointing_strategy());
         // A parameter that is still lazy must not be initialized only to be replaced: that would draw random numbers.

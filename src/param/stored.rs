@@ -206,12 +206,18 @@ impl NewValue {
                 // The memory of data that was read from a file is not always that of tensors.
                 Tensor::from_dispatch(own(Tensor::<D, K>::from_data(data, (device, dtype)).into_dispatch()))
             }
-            Self::Tensor(tensor) if dtype.is_float() => {
-                cast(Tensor::<D, K>::from_dispatch(*tensor).to_device(device), dtype)
-            }
             Self::Tensor(tensor) => {
-                let tensor = Tensor::<D, K>::from_dispatch(*tensor).to_device(device);
-                if tensor.dtype() == dtype { tensor } else { Self::Data(tensor.into_data()).on(device, dtype) }
+                let tensor = Tensor::<D, K>::from_dispatch(*tensor);
+                let tensor = match tensor.device() == *device {
+                    true => tensor,
+                    // Data of a GPU that is moved to the host is read later, and keeps its memory there.
+                    false => Tensor::from_dispatch(own(tensor.to_device(device).into_dispatch())),
+                };
+                match tensor.dtype() == dtype {
+                    _ if dtype.is_float() => cast(tensor, dtype),
+                    true => tensor,
+                    false => Self::Data(tensor.into_data()).on(device, dtype),
+                }
             }
         }
     }

@@ -4,10 +4,14 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
+#[cfg(feature = "cube")]
+use burn::backend::DispatchTensorKind;
 use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::Device;
 #[cfg(feature = "cube")]
 use burn_cubecl::tensor::CubeTensor;
+#[cfg(feature = "cube")]
+use itertools::Itertools;
 
 #[cfg(feature = "flex")]
 use super::host;
@@ -15,6 +19,8 @@ use super::result_buffer::ResultBuffer;
 use crate::comm::backend::ranges::{Ranges, slice};
 use crate::comm::transport::SendStamp;
 use crate::comm::{CollectivePlan, TransferTiming, backend};
+#[cfg(feature = "cuda")]
+use crate::memory::cube::SubmittedWork;
 
 /// Source of a contribution, which determines who owns its memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,6 +58,9 @@ pub(crate) struct Contribution {
     /// All tensors packed into one buffer, in addition to `tensors`.
     #[cfg(feature = "cube")]
     pub flat: Option<CubeTensor>,
+    /// What the rank submitted to its GPU before it contributed.
+    #[cfg(feature = "cuda")]
+    work: Option<SubmittedWork>,
     /// Cache of the collective; only that of the first member is used.
     #[cfg(feature = "flex")]
     pub cache: host::CollectiveCache,
@@ -73,6 +82,8 @@ impl Contribution {
             arrival: None,
             #[cfg(feature = "cube")]
             flat: None,
+            #[cfg(feature = "cuda")]
+            work: None,
             #[cfg(feature = "flex")]
             cache: host::CollectiveCache::default(),
         }
@@ -94,6 +105,39 @@ impl Contribution {
     /// Creates a contribution whose data is in the result buffer of the only local rank.
     pub fn of_result_buffer(result_buffer: Arc<ResultBuffer>) -> Self {
         Self { result_buffer: Some(result_buffer), ..Self::received(Vec::new(), Vec::new()) }
+    }
+
+    /// Adds what the calling thread has submitted to the GPU of the tensors so far, for the threads that read them.
+    #[cfg_attr(not(feature = "cuda"), allow(unused_mut, reason = "other backends need no order"))]
+    pub fn after_submitted_work(mut self) -> Self {
+        #[cfg(feature = "cuda")]
+        {
+            self.work = self.tensors.first().and_then(SubmittedWork::on_device_of);
+        }
+        self
+    }
+
+    /// Makes what the calling thread submits to a GPU from now on run after what these ranks had submitted.
+    pub fn wait_for_submitted_work(all: &[Self]) {
+        #[cfg(feature = "cuda")]
+        all.iter().filter_map(|contribution| contribution.work.as_ref()).for_each(SubmittedWork::wait);
+        #[cfg(not(feature = "cuda"))]
+        let _ = all;
+    }
+
+    /// Makes what the calling thread has submitted to a GPU, to read tensors of other ranks than `own`, run before what
+    /// these ranks submit from now on. They may then write to these tensors in place.
+    pub fn finish_reads(all: &[Self], own: usize) {
+        #[cfg(feature = "cube")]
+        all.iter()
+            .enumerate()
+            .filter(|(member, contribution)| *member != own && contribution.source == ContributionSource::Local)
+            .filter_map(|(_, contribution)| contribution.tensors.first())
+            .filter(|tensor| matches!(tensor.kind, DispatchTensorKind::Cube(_)))
+            .dedup_by(|a, b| a.device() == b.device())
+            .for_each(crate::memory::cube::run_before_others);
+        #[cfg(not(feature = "cube"))]
+        let _ = (all, own);
     }
 
     /// Sets the time of arrival to now. `started` is the time at which the bytes were announced, if they are from

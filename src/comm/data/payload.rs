@@ -26,7 +26,11 @@ pub(in crate::comm) fn payload(tensor: &DispatchTensor) -> Payload {
         return Arc::new(Elements(flex.clone()));
     }
     let tensor = tensor.clone();
+    #[cfg(feature = "cuda")]
+    let work = memory::cube::SubmittedWork::on_device_of(&tensor);
     let read = move || {
+        #[cfg(feature = "cuda")]
+        work.iter().for_each(memory::cube::SubmittedWork::wait);
         #[cfg(all(test, feature = "cube"))]
         reads::note(&tensor);
         backend::into_data(tensor)

@@ -72,6 +72,7 @@ impl HostGroupBackend {
         finish: impl FnOnce(&CollectiveInputs) -> T + Send + 'static,
     ) -> PostResult<T> {
         self.note_device(&contribution);
+        let contribution = contribution.after_submitted_work();
         let (backend, member) = (&self.backend, self.member.group.rank());
         let CallContext { signature, is_deferred } = post;
         let device = self.member.home(&contribution.tensors);
@@ -222,6 +223,7 @@ impl GroupBackend for HostGroupBackend {
     fn send(&self, post: CallContext, tensors: Vec<DispatchTensor>, to: usize, tag: u32) -> PostResult<()> {
         let (from, part, signature) = (self.member.group.rank(), Contribution::new(tensors), post.signature);
         self.note_device(&part);
+        let part = part.after_submitted_work();
         let rendezvous = &self.backend.rendezvous;
         match self.remote.as_ref().and_then(|remote| Some((remote, remote.process_of(to)?))) {
             Some((remote, process)) => {

@@ -62,7 +62,8 @@ impl HostGroupBackend {
         let (backend, group, bytes) = (&self.backend, &self.member.group, post.signature.bytes());
         let shapes: Vec<_> = tensors.iter().map(DispatchTensor::shape).collect();
         let row = |(tensor, shape): (DispatchTensor, &Shape)| reshaped(tensor, Shape::from([shape.num_elements()]));
-        let contribution = Contribution::new(tensors.into_iter().zip(&shapes).map(row).collect()).arrived(None);
+        let contribution = Contribution::new(tensors.into_iter().zip(&shapes).map(row).collect());
+        let contribution = contribution.after_submitted_work().arrived(None);
         self.note_device(&contribution);
         let device = self.member.home(&contribution.tensors);
         let shardings: Vec<_> = shapes.iter().map(|shape| (0, ShardSizes::Chunked(shape.num_elements()))).collect();
@@ -116,7 +117,7 @@ impl HostGroupBackend {
             later.send_data(second.seq, data);
             // While the other contributions are in flight.
             this.progress();
-            this.provide_data(second, contribution.arrived(None));
+            this.provide_data(second, contribution.after_submitted_work().arrived(None));
         });
         let (handle, sent) = (first_handle, Some(sent));
         let reduce = PostedCollective { handle, is_deferred: false, own: None, sent, device, finish };

@@ -25,6 +25,16 @@ pub(crate) enum CubeError {
         /// Number of sources that the device allows.
         limit: usize,
     },
+    /// The targets do not fit one allocation of the device.
+    #[error(
+        "a block of {bytes} bytes is more than the {most} bytes that the device allocates at once. Copy fewer tensors at once"
+    )]
+    Allocation {
+        /// Bytes of the block.
+        bytes: usize,
+        /// Most bytes of an allocation.
+        most: u64,
+    },
     /// A buffer is too large, because kernels count elements in 32 bits.
     #[error("{len} elements are more than a kernel can count in 32 bits. Copy fewer tensors at once")]
     TooLarge {

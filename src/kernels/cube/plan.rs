@@ -84,6 +84,10 @@ impl CubePlan {
     ) -> Result<Self, CubeError> {
         let client = device.client();
         let layout = BlockLayout::new(&client, &copies.targets, dtype);
+        let (bytes, most) = (layout.size, client.properties().memory.max_page_size);
+        if bytes as u64 > most {
+            return Err(CubeError::Allocation { bytes, most });
+        }
         let (lane, counted) = lane(&client, copies, dtype)?;
         let total = layout.size / lane.1;
         let longest = counted.sources.iter().map(|shape| shape.num_elements()).fold(total, usize::max);
