@@ -60,7 +60,7 @@ pub(crate) struct Contribution {
     pub flat: Option<CubeTensor>,
     /// What the rank submitted to its GPU before it contributed.
     #[cfg(feature = "cuda")]
-    work: Option<SubmittedWork>,
+    pub work: Option<SubmittedWork>,
     /// Cache of the collective; only that of the first member is used.
     #[cfg(feature = "flex")]
     pub cache: host::CollectiveCache,
