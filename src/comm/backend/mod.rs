@@ -37,9 +37,11 @@
 //!    rank has NaN; of bools, the maximum is their "or" and the minimum their "and".
 //! 5. **Memory.** The backend owns posted tensors until every rank has received what it needs from them. Results
 //!    may alias: ranks of one process can hold handles to the same memory. This is safe because burn writes in
-//!    place only through a unique handle (copy-on-write otherwise). Any number of deferred calls may be posted,
-//!    such as all the all-gathers of a backward, so a backend must not fill result buffers when a call is posted. A
-//!    backend for ranks as threads holds only references to the shards.
+//!    place only through a unique handle (copy-on-write otherwise). On a GPU, work runs after it was submitted: a backend
+//!    that reads a rank's memory by a handle also makes the read run after what that rank submitted before the call, and
+//!    before what it submits once the handle is dropped. Any number of deferred calls may be posted, such as all the
+//!    all-gathers of a backward, so a backend must not fill result buffers when a call is posted. A backend for ranks
+//!    as threads holds only references to the shards.
 //! 6. **Progress.** If nothing else makes progress, [`Request::wait`] does, on the thread that waits. A [`Request`]
 //!    may be dropped at any time without blocking: the rank has taken part, and the other ranks receive their
 //!    results.
