@@ -123,7 +123,8 @@ impl<'a> Checkpoints<'a> {
     fn described(&self) -> String {
         let Settings { args, model, text, .. } = self.settings;
         format!(
-            "--steps {} --validate-every {} --lr {} --clip {:?} --seed {} --param-dtype {:?} --reduce-dtype {:?}, {} rows, {} batches, {} characters of text, {model:?}",
+            "--steps {} --validate-every {} --lr {} --clip {:?} --seed {} --param-dtype {:?} --reduce-dtype {:?}, {} rows, \
+             {} batches, {} characters of text, {model:?}",
             args.steps,
             args.validate_every,
             args.lr,

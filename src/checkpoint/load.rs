@@ -90,9 +90,9 @@ impl Checkpoint {
     /// Loads the parameters and buffers of a model that were saved under `key`. Each rank reads its shards, as
     /// `model` is distributed now; values of another dtype are cast.
     ///
-    /// A rank holds its shards and the memory of [`ReadOptions`], and for a GPU, its shards in host memory as well: once it is known that all keys fit, the shards of `model` are
-    /// freed, and then the new ones are read. A clone of the model keeps its shards, and so its values if the load fails, but
-    /// then both are in memory.
+    /// A rank holds its shards and the memory of [`ReadOptions`], and for a GPU, its shards in host memory as well: once it
+    /// is known that all keys fit, the shards of `model` are freed, and then the new ones are read. A clone of the model
+    /// keeps its shards, and so its values if the load fails, but then both are in memory.
     ///
     /// # Collective
     /// Every rank of the mesh. Tensors are not communicated.

@@ -49,8 +49,8 @@ impl NormType {
 ///
 /// # Errors
 /// [`ParamError::Replaced`](crate::param::ParamError::Replaced) if a parameter was replaced after it was distributed;
-/// [`ParamError::StepWithoutGradients`](crate::param::ParamError::StepWithoutGradients) if gradients wait to be reduced and `grads` has none
-/// of a distributed parameter, both before anything is sent;
+/// [`ParamError::StepWithoutGradients`](crate::param::ParamError::StepWithoutGradients) if gradients wait to be reduced
+/// and `grads` has none of a distributed parameter, both before anything is sent;
 /// [`Error::Comm`](crate::Error::Comm) if another rank fails.
 pub fn clip_grad_norm<M: Module>(model: &M, grads: &mut GradientsParams, max_norm: f64, norm: NormType) -> Result<f64> {
     let walk = walk(model);

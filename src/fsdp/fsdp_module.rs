@@ -157,8 +157,8 @@ impl FsdpModule {
     /// routed). If several backwards train parts of one model with separate optimizers, set the option on the units
     /// of each part before the last backward of that part.
     ///
-    /// Call it before the optimizer steps. A step for which all gradients wait fails with [`ParamError::StepWithoutGradients`] (see
-    /// [`ShardedOptimizer::step`](crate::optim::ShardedOptimizer::step)). If gradients belong to shards that a step has
+    /// Call it before the optimizer steps. A step for which all gradients wait fails with
+    /// [`ParamError::StepWithoutGradients`] (see [`ShardedOptimizer::step`](crate::optim::ShardedOptimizer::step)). If gradients belong to shards that a step has
     /// replaced, the unit's next forward fails with [`ParamError::PendingGradients`].
     pub fn set_requires_gradient_sync(&self, sync: bool) {
         self.set(|control| control.sync = sync);

@@ -128,10 +128,10 @@ impl ShardedOptimizer {
     ///
     /// # Errors
     /// [`OptimError::NotAMatrix`] for a parameter of Muon's group that is not a matrix,
-    /// [`ParamError::StepWithoutGradients`](crate::param::ParamError::StepWithoutGradients) if gradients wait to be reduced and `grads` has
-    /// none of a distributed parameter, and [`ParamError::Replaced`](crate::param::ParamError::Replaced) if a
-    /// parameter was replaced after it was distributed, all before any parameter is stepped; [`Error::Comm`](crate::Error::Comm) if another rank
-    /// fails.
+    /// [`ParamError::StepWithoutGradients`](crate::param::ParamError::StepWithoutGradients) if gradients wait to be
+    /// reduced and `grads` has none of a distributed parameter, and
+    /// [`ParamError::Replaced`](crate::param::ParamError::Replaced) if a parameter was replaced after it was distributed,
+    /// all before any parameter is stepped; [`Error::Comm`](crate::Error::Comm) if another rank fails.
     pub fn step<M: Module>(
         &mut self,
         lr: impl Into<ModuleLearningRate>,
