@@ -152,12 +152,8 @@ fn check_range(key: &str, data: &TensorData, wanted: DType) -> Result<(), Checkp
         DType::U64 => data.iter::<u64>().find_map(|value| wide(value.into())),
         _ => data.iter::<i64>().find_map(|value| wide(value.into())),
     };
-    let range = |value: i128| CheckpointError::IntegerRange {
-        key: key.into(),
-        value: value.to_string(),
-        dtype: wanted.name().into(),
-    };
-    found.map_or(Ok(()), |value| Err(range(value)))
+    let (key, dtype) = (key.into(), wanted.name().into());
+    found.map_or(Ok(()), |value| Err(CheckpointError::IntegerRange { key, value: value.to_string(), dtype }))
 }
 
 /// Returns the shape and dtype of a tensor in a manifest.

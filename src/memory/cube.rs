@@ -69,8 +69,8 @@ pub(crate) fn run_before_others(tensor: &DispatchTensor) {
     drop(Device::new(tensor.device()).sync());
 }
 
-/// What a thread has submitted to a CUDA device. A stream that reads memory of another waits for it only if the memory was
-/// allocated after the last wait, and not if it was written in place since.
+/// Work that a thread has submitted to a CUDA device. A stream that reads memory of another waits for it only if the memory
+/// was allocated after the last wait, and not if it was written in place since.
 #[cfg(feature = "cuda")]
 #[derive(Debug)]
 pub(crate) struct SubmittedWork(CubeTensor);

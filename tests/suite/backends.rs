@@ -1,6 +1,6 @@
 //! The same on every backend: ranks as threads of one process, and as processes of their own.
 //!
-//! What collectives give is held to brute force by the backends' conformance suite; here is what is made of them.
+//! The backends' conformance suite holds collectives to brute force; these tests run what is built from them.
 
 use burn::optim::{AdamWConfig, GradientsParams};
 use burn::tensor::{Device, Tensor, Tolerance};

@@ -58,7 +58,7 @@ pub(crate) struct Contribution {
     /// All tensors packed into one buffer, in addition to `tensors`.
     #[cfg(feature = "cube")]
     pub flat: Option<CubeTensor>,
-    /// What the rank submitted to its GPU before it contributed.
+    /// Work that the rank had submitted to its GPU when it contributed.
     #[cfg(feature = "cuda")]
     pub work: Option<SubmittedWork>,
     /// Cache of the collective; only that of the first member is used.
@@ -107,7 +107,7 @@ impl Contribution {
         Self { result_buffer: Some(result_buffer), ..Self::received(Vec::new(), Vec::new()) }
     }
 
-    /// Adds what the calling thread has submitted to the GPU of the tensors so far, for the threads that read them.
+    /// Adds the work that the calling thread has submitted to the GPU of the tensors, for the threads that read them.
     #[cfg_attr(not(feature = "cuda"), allow(unused_mut, reason = "other backends need no order"))]
     pub fn after_submitted_work(mut self) -> Self {
         #[cfg(feature = "cuda")]
@@ -117,27 +117,24 @@ impl Contribution {
         self
     }
 
-    /// Makes what the calling thread submits to a GPU from now on run after what these ranks had submitted.
-    pub fn wait_for_submitted_work(all: &[Self]) {
+    /// Returns the result of `read`, which reads these contributions. On a GPU, its reads run after what the contributing
+    /// ranks had submitted, and before what ranks other than `own` submit from now on: they may then write to their
+    /// tensors in place.
+    pub fn read_in_order<T>(all: &[Self], own: Option<usize>, read: impl FnOnce() -> T) -> T {
         #[cfg(feature = "cuda")]
         all.iter().filter_map(|contribution| contribution.work.as_ref()).for_each(SubmittedWork::wait);
-        #[cfg(not(feature = "cuda"))]
-        let _ = all;
-    }
-
-    /// Makes what the calling thread has submitted to a GPU, to read tensors of other ranks than `own`, run before what
-    /// these ranks submit from now on. They may then write to these tensors in place.
-    pub fn finish_reads(all: &[Self], own: usize) {
+        let value = read();
         #[cfg(feature = "cube")]
         all.iter()
             .enumerate()
-            .filter(|(member, contribution)| *member != own && contribution.source == ContributionSource::Local)
+            .filter(|(member, contribution)| Some(*member) != own && contribution.source == ContributionSource::Local)
             .filter_map(|(_, contribution)| contribution.tensors.first())
             .filter(|tensor| matches!(tensor.kind, DispatchTensorKind::Cube(_)))
             .dedup_by(|a, b| a.device() == b.device())
             .for_each(crate::memory::cube::run_before_others);
         #[cfg(not(feature = "cube"))]
         let _ = (all, own);
+        value
     }
 
     /// Sets the time of arrival to now. `started` is the time at which the bytes were announced, if they are from

@@ -150,12 +150,8 @@ impl<T> PostedCollective<T> {
         let put = Completed::timed(|| own.and_then(|own| own.put(backend, op)));
         let Matched { parts, last } = backend.rendezvous.wait(op, deadline)?;
         let inputs = CollectiveInputs { result_buffer: put.value.as_deref(), ..backend.inputs(&parts, op, &device) };
-        let finished = Completed::timed(|| {
-            Contribution::wait_for_submitted_work(&parts);
-            let value = finish(&inputs);
-            Contribution::finish_reads(&parts, op.member);
-            value
-        });
+        let read = || Contribution::read_in_order(&parts, Some(op.member), || finish(&inputs));
+        let finished = Completed::timed(read);
         let local_work = put.local_work + finished.local_work.saturating_sub(inputs.waited.get());
         // Without other processes, every rank would search all contributions for nothing.
         let transfer = backend.remote.as_ref().and_then(|_| Contribution::timing(&parts, sent.as_ref()));
@@ -417,8 +413,8 @@ impl Request<ReceivedTensors> for RecvRequest {
         let received = Completed::timed(|| {
             // Like a broadcast whose root is the sender, in a group of the sender alone.
             let op = OpHandle { group: handle.group, member: 0, seq: 0 };
-            Contribution::wait_for_submitted_work(part);
-            let tensors = self.backend.inputs(part, op, &self.member.device).of_root(0);
+            let inputs = self.backend.inputs(part, op, &self.member.device);
+            let tensors = Contribution::read_in_order(part, None, || inputs.of_root(0));
             ReceivedTensors { from: message.from, tensors }
         });
         // A receiver sends no message of its own.

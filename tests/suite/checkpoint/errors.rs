@@ -312,7 +312,7 @@ fn paths_that_are_not_text_are_saved_loaded_and_named() {
     assert_eq!(error, CheckpointError::NotShared { path: run.join("step-2"), rank: 1, of: 0 });
 }
 
-/// Its numbers of steps would be lost.
+/// A state dict would lose its numbers of steps.
 #[test]
 fn the_state_of_an_optimizer_is_not_added_as_a_state_dict() {
     let error = error_of(|mesh| {

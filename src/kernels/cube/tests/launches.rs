@@ -91,6 +91,19 @@ fn more_elements_than_32_bits_count_are_an_error() {
     assert_eq!(plan_of(&copies, DType::F32).err(), Some(CubeError::TooLarge { len }));
 }
 
+/// Such a list is copied one tensor after the other.
+#[test]
+fn more_bytes_than_the_device_allocates_at_once_are_an_error() {
+    let most = device().client().properties().memory.max_page_size;
+    let len = most as usize / 4 + 1;
+    let copies = CopyPlan::new(vec![Shape::new([1])], vec![Shape::new([len])], vec![StridedCopy::run(0, 0, 0, 0, 1)]);
+    let error = plan_of(&copies, DType::F32).err();
+    assert!(
+        matches!(error, Some(CubeError::Allocation { bytes, most: limit }) if bytes > len && limit == most),
+        "{error:?}"
+    );
+}
+
 #[test]
 #[should_panic(expected = "sources have [4] elements")]
 fn other_sources_than_those_of_the_copies_are_refused() {
