@@ -42,7 +42,7 @@ pub struct Fault {
 pub enum FaultKind {
     /// The rank's program panicked.
     Panicked,
-    /// The rank's program returned an error, or made an invalid call.
+    /// The rank's program returned an error or made an invalid call, or other ranks received an error about it.
     Failed,
     /// The rank's process ended while its program ran, for example by [`exit`](std::process::exit), and nothing
     /// had failed before.
