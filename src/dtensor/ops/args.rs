@@ -57,9 +57,8 @@ pub(super) fn converted<T>(
     }
 }
 
-/// Returns a [`DTensorError::Operands`] for inputs of these shapes: the error of
-/// [`ShardingRule::outputs`](super::ShardingRule::outputs).
-pub fn operand_error(operator: &'static str, shapes: &[Shape], why: impl Into<String>) -> Error {
+/// Makes a [`DTensorError::Operands`] for inputs of these shapes.
+pub(crate) fn operand_error(operator: &'static str, shapes: &[Shape], why: impl Into<String>) -> Error {
     let shapes = shapes.iter().map(|shape| shape.to_vec()).collect();
     DTensorError::Operands { operator, shapes, why: why.into() }.into()
 }

@@ -250,7 +250,7 @@ mod view;
 mod windows;
 
 pub use apply::{Inputs, Outputs, apply};
-pub use args::operand_error;
+pub(crate) use args::operand_error;
 pub use arithmetic::Scalar;
 pub use cost_model::CostModel;
 pub(crate) use dropout::check_probability;
