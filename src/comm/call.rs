@@ -34,6 +34,10 @@ pub struct Call {
     /// Digests of values that must be identical on all ranks of the group. The ranks compare them in this
     /// collective, which need not send the values themselves. Messages do not compare them.
     pub digests: Option<Arc<[Digests]>>,
+    /// Description of what made this rank issue the call, such as the state of a unit. Ranks that describe it differently
+    /// have decided by different inputs, and the next calls would not match. Compared if both ranks have one; a unit
+    /// adds it in debug builds.
+    pub decision: Option<Arc<str>>,
     /// True for a deferred call: posted before its result is needed, and counted by the ledger only when the rank
     /// waits for the result.
     pub deferred: bool,

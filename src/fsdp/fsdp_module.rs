@@ -278,7 +278,7 @@ impl FsdpModule {
     /// # Collective
     /// Every rank must call it if a forward keeps parameters of these units for a later backward.
     pub fn reshard(&self) {
-        self.units.iter().for_each(|unit| unit.copies.reshard());
+        self.units.iter().for_each(|unit| unit.copies.reshard(unit));
     }
 
     /// Discards the state of an abandoned iteration, after the program has caught a panic: gradients that are
@@ -287,7 +287,8 @@ impl FsdpModule {
     pub fn reset_iter_state(&self) {
         give_up_backward();
         for unit in &self.units {
-            unit.copies.reshard();
+            unit.copies.abandon();
+            unit.counts.abandon();
             unit.accumulated.clear();
         }
     }
@@ -390,6 +391,6 @@ pub fn unshard<M: Module>(module: &M) -> Result<UnshardHandle> {
 /// # Errors
 /// [`ParamError`] if `module` is not an FSDP unit, or if one of its parameters was replaced.
 pub fn reshard<M: Module>(module: &M) -> Result<()> {
-    units_of(module)?.iter().for_each(|(unit, _)| unit.copies.reshard());
+    units_of(module)?.iter().for_each(|(unit, _)| unit.copies.reshard(unit));
     Ok(())
 }

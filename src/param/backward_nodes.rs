@@ -15,7 +15,7 @@ use super::recompute::context;
 use super::reduction::Reduced;
 use super::storage::persistent_copy;
 use super::thread::thread;
-use super::unit::{FEW_PASSES, Unit};
+use super::unit::Unit;
 use super::unit_pass::UnitPass;
 use crate::autodiff::{self, BackwardStep, GraphOp, Retain};
 use crate::dtensor::MeshDims;
@@ -270,12 +270,15 @@ pub(super) fn own_leaf(like: &DispatchTensor) -> DispatchTensor {
     autodiff::leaf(&Device::new(like.device()).inner(), like, true)
 }
 
-/// Frees this thread's passes through these units on which no tensor depends, for units that may have several such
-/// passes. Call it only while none of these units is open. It does nothing in a checkpointed block, or while a backward
-/// runs.
+/// Number of forwards through a unit that may wait for a backward before they are swept.
+const FEW_PASSES: u64 = 2;
+
+/// Frees this thread's passes on which no tensor depends, if several forwards through one of these units wait for a
+/// backward. Call it only while no unit is open. It does nothing in a checkpointed block, or while a backward runs.
 ///
-/// If passes are still needed, such as those of several micro-batches in a pipeline, the number of passes that
-/// triggers the next sweep is doubled.
+/// A pass is swept when one more forward through its unit has ended. If it is still needed then, such as those of several
+/// micro-batches in a pipeline, it is swept next when [`LATER`] times as many have. All numbers are the program's: when
+/// a pass is swept does not depend on which passes burn has dropped on this rank.
 ///
 /// burn frees the saved tensors of a graph that the program has dropped in the next backward that reaches the
 /// graph. So forwards in training mode without a backward, such as an evaluation without `valid()`, would keep the
@@ -294,24 +297,30 @@ pub(super) fn sweep<'a>(units: impl Iterator<Item = &'a Arc<Unit>>) {
     if context::is_any() || autodiff::is_in_backward() {
         return;
     }
+    let mut is_due = false;
+    for unit in units.filter(|unit| unit.counts.waiting() >= FEW_PASSES) {
+        unit.counts.sweep();
+        is_due = true;
+    }
+    if !is_due {
+        return;
+    }
     let passes = thread(|thread| thread.passes.clone());
-    for unit in units {
-        if unit.left.load(Relaxed) < unit.swept_at.load(Relaxed) {
+    for (pass, leaf) in passes.due_for_sweep() {
+        // An earlier one of these backwards may have freed it.
+        if pass.strong_count() == 0 {
             continue;
         }
-        for (pass, leaf) in passes.leaves_of(unit) {
-            if pass.strong_count() == 0 {
-                continue;
-            }
-            // Backward consumes the leaf, so the pass gets another one first.
-            let next = own_leaf(&leaf);
-            drop(autodiff::binary(leaf.clone(), next.clone(), Arc::new(Sweep)));
-            passes.hang(&pass, next);
-            drop(Tensor::<1>::from_dispatch(autodiff::unary(leaf, Arc::new(Sweep))).backward());
-        }
-        unit.swept_at.store(FEW_PASSES.max(2 * unit.left.load(Relaxed)), Relaxed);
+        // Backward consumes the leaf, so the pass gets another one first.
+        let next = own_leaf(&leaf);
+        drop(autodiff::binary(leaf.clone(), next.clone(), Arc::new(Sweep)));
+        passes.hang(&pass, next);
+        drop(Tensor::<1>::from_dispatch(autodiff::unary(leaf, Arc::new(Sweep))).backward());
     }
 }
+
+/// A pass that was needed when it was swept is swept once more when this many times as many forwards have ended after it.
+pub(super) const LATER: u64 = 8;
 
 /// State of a pass in backward. Debug builds use it to check the rules of
 /// [`backward_nodes`](super::backward_nodes).

@@ -8,6 +8,7 @@ use burn::backend::ops::FloatTensorOps;
 use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
 use burn::tensor::Slice;
 use itertools::Itertools;
+use parking_lot::Mutex;
 
 use super::offload::CpuOffload;
 use super::unit::{Unit, UnitParam};
@@ -210,6 +211,8 @@ pub(crate) enum PendingAllGather {
     /// copied to the device.
     InFlight(Work<Vec<DispatchTensor>>, Option<Box<(CpuOffload, Arc<str>)>>),
     Done(GatheredTensors),
+    /// Several copies of the parameters are restored from it.
+    Shared(Arc<Mutex<PendingAllGather>>),
 }
 
 /// Gathered parameters, with the timing of their all-gather if the caller's request is the one that transferred
@@ -219,8 +222,10 @@ pub(crate) type GatheredTensors = (Vec<DispatchTensor>, Option<OpTiming>);
 impl PendingAllGather {
     /// Starts the data transfer of a deferred all-gather.
     pub(crate) fn start(&mut self) {
-        if let Self::InFlight(work, _) = self {
-            work.start();
+        match self {
+            Self::InFlight(work, _) => work.start(),
+            Self::Done(_) => {}
+            Self::Shared(shared) => shared.lock().start(),
         }
     }
 
@@ -229,12 +234,26 @@ impl PendingAllGather {
         match self {
             Self::InFlight(work, _) => work.is_complete(),
             Self::Done(_) => true,
+            Self::Shared(shared) => shared.lock().is_complete(),
         }
     }
 
     /// Returns true if it is an all-gather.
     pub(crate) fn is_under_way(&self) -> bool {
         matches!(self, Self::InFlight(..))
+    }
+
+    /// Makes it one whose result several copies can use: see [`share`](Self::share).
+    pub(crate) fn shared(gathering: Self) -> Self {
+        Self::Shared(Arc::new(Mutex::new(gathering)))
+    }
+
+    /// Returns another handle of a [shared](Self::shared) all-gather. The last handle that waits takes the result.
+    pub(crate) fn share(&self) -> Self {
+        match self {
+            Self::Shared(shared) => Self::Shared(shared.clone()),
+            _ => unreachable!("only a shared all-gather has several handles"),
+        }
     }
 
     /// Waits for the all-gather, and keeps its result.
@@ -254,6 +273,18 @@ impl PendingAllGather {
                 Ok((unsharded, timing))
             }
             Self::Done(unsharded) => Ok(unsharded),
+            Self::Shared(shared) => match Arc::try_unwrap(shared) {
+                Ok(last) => last.into_inner().wait(),
+                Err(shared) => {
+                    let mut gathering = shared.lock();
+                    let result = mem::replace(&mut *gathering, Self::Done((Vec::new(), None))).wait();
+                    *gathering = match &result {
+                        Ok((unsharded, _)) => Self::Done((unsharded.clone(), None)),
+                        Err(error) => Self::InFlight(Work::failed(error.clone()), None),
+                    };
+                    result
+                }
+            },
         }
     }
 }

@@ -56,6 +56,7 @@ mod attach;
 mod backward_nodes;
 mod buffers;
 mod collectives;
+mod counts;
 mod custom;
 mod data_mesh;
 mod distributed;

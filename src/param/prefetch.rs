@@ -67,7 +67,8 @@ fn begin_gather(unit: &Unit, shards: &LocalShards, origin: GatherOrigin) {
         GatherOrigin::Prefetch | GatherOrigin::Posted => (Phase::Forward, TrainingState::Forward),
     };
     let is_under_way = unit.copies.promote(shards, origin).unwrap_or_else(|| {
-        let call = Call { model: unit.model(shards), ..Call::new(unit.label()).with_phase(phase) };
+        let (model, decision) = (unit.model(shards), unit.decision(shards));
+        let call = Call { model, decision, ..Call::new(unit.label()).with_phase(phase) };
         let sent = unit.computed(true, &shards.members, shards.plain());
         let gathering = unit.all_gather(UnitCollectiveKind::Shards, call, &shards.members, sent, unit.offloaded());
         let is_under_way = gathering.is_under_way();

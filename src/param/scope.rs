@@ -305,7 +305,8 @@ fn begin_pass(
         return Err(ParamError::PendingGradients { unit: unit.label().to_string() }.into());
     }
     let due = is_trained.then(|| unit.begin_pass(access.is_lone().then(|| members[0]))).flatten();
-    let call = Call { model: unit.model(shards), ..Call::new(label).with_forward_index(unit.draw()) };
+    let decision = unit.decision(shards);
+    let call = Call { model: unit.model(shards), decision, ..Call::new(label).with_forward_index(unit.draw()) };
     let stays = match backward {
         true => !unit.control.lock().reshard_after_backward,
         // Without a backward, parameters that would be kept for it are kept for the next forward.
@@ -315,8 +316,8 @@ fn begin_pass(
     let is_as_stored = || unit.offloaded().is_none() && !members.iter().zip(bases).any(is_cast);
     let stored = access.is_stored();
     let options = UnshardOptions { kept, in_slots, stays, finds: !stored || is_as_stored() };
-    let (unit, members, shards_sent) = (unit.clone(), members.clone(), shards.plain());
-    let source = ShardGatherer { unit, members, shards: shards_sent, stored, call, due };
+    let (members, plain) = (members.as_slice().into(), shards.plain().into());
+    let source = ShardGatherer { unit: unit.clone(), members, shards: plain, stored, call, due };
     let buffer = UnshardedParams::new(source.into(), shards, options);
     let passes = thread(|thread| thread.passes.clone());
     let place = is_trained.then(|| passes.register(tied));

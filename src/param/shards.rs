@@ -46,8 +46,9 @@ impl LocalShards {
     }
 }
 
-/// Identity of [`LocalShards`]. It does not keep their graph alive.
-#[derive(Debug)]
+/// Identity of [`LocalShards`]: two are equal if they are of the same shards of the same parameters. It does not keep
+/// their graph alive.
+#[derive(Debug, PartialEq)]
 pub(crate) struct LocalShardsId {
     members: Vec<usize>,
     values: Vec<ShardKey>,
@@ -60,19 +61,24 @@ enum ShardKey {
     Plain(Box<DispatchTensor>),
 }
 
-/// Two are equal if they are of the same shards of the same parameters.
-impl PartialEq for LocalShardsId {
+impl PartialEq for ShardKey {
     fn eq(&self, other: &Self) -> bool {
-        let is = |(a, b): (&ShardKey, &ShardKey)| match (a, b) {
-            (ShardKey::Node(a), ShardKey::Node(b)) => a == b,
-            (ShardKey::Plain(a), ShardKey::Plain(b)) => memory::is_same(a, b),
+        match (self, other) {
+            (Self::Node(a), Self::Node(b)) => a == b,
+            (Self::Plain(a), Self::Plain(b)) => memory::is_same(a, b),
             _ => false,
-        };
-        self.members == other.members && self.values.iter().zip(&other.values).all(is)
+        }
     }
 }
 
 impl LocalShardsId {
+    /// Returns true if `other` has another shard of a parameter that is among these.
+    pub(crate) fn replaces(&self, other: &Self) -> bool {
+        self.members.iter().zip(&self.values).any(|(member, value)| {
+            other.members.binary_search(member).is_ok_and(|at| *value != other.values[at])
+        })
+    }
+
     pub(crate) fn of(shards: &LocalShards) -> Self {
         let key = |base: &DispatchTensor| match context::node_id(base) {
             Some(node) => ShardKey::Node(node),

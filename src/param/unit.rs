@@ -1,7 +1,7 @@
 //! [`Unit`]: an FSDP unit, whose parameters are gathered and reduced together.
 
 use std::any::Any;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, OnceLock, Weak};
 
 use burn::backend::{DispatchTensor, TensorMetadata};
@@ -10,6 +10,7 @@ use parking_lot::{Mutex, RwLock};
 use smallvec::SmallVec;
 
 use super::collectives::CachedPlan;
+use super::counts::ProgramCounts;
 use super::data_mesh::FsdpMeshInfo;
 use super::offload::CpuOffload;
 use super::options::{GradientDivideFactors, Precision, RuntimeOptions, cast};
@@ -203,10 +204,8 @@ pub(crate) struct Unit {
     pub(crate) accumulated: AccumulatedGrads,
     /// The unsharded copies of its parameters.
     pub(crate) copies: UnshardedCopies,
-    /// Number of live passes that forward has left.
-    pub(crate) left: AtomicUsize,
-    /// Number of such passes at which they are [swept](super::backward_nodes::sweep).
-    pub(crate) swept_at: AtomicUsize,
+    /// What the program has done with the unit.
+    pub(crate) counts: Arc<ProgramCounts>,
     /// The unit that was entered after this one in the most recent forward.
     pub(crate) follower: Mutex<Option<Weak<Unit>>>,
     /// The units to prefetch next, if the program has named them.
@@ -223,9 +222,6 @@ pub(crate) struct Prefetches {
     pub(crate) forward: Option<Vec<Weak<Unit>>>,
     pub(crate) backward: Option<Vec<Weak<Unit>>>,
 }
-
-/// Number of passes through a unit that may wait for a backward before the first sweep.
-pub(crate) const FEW_PASSES: usize = 2;
 
 /// Maximum number of modules that a unit remembers to have passed `check_not_replaced`.
 const MAX_CHECKED_MODULES: usize = 16;
@@ -270,8 +266,7 @@ impl Unit {
             control: Mutex::new(RuntimeOptions::new(reshard)),
             accumulated: AccumulatedGrads::default(),
             copies: UnshardedCopies::default(),
-            left: AtomicUsize::new(0),
-            swept_at: AtomicUsize::new(FEW_PASSES),
+            counts: Arc::default(),
             follower: Mutex::default(),
             prefetch: Mutex::default(),
             first_outside: OnceLock::new(),
@@ -418,6 +413,16 @@ impl Unit {
     /// Returns `None` if they are not the ranks that shard one of them.
     pub(crate) fn model_over(units: &[Arc<Self>], group: &Communicator) -> Option<ShardedModel> {
         units.iter().find_map(|unit| unit.data.as_ref()?.model_over(group))
+    }
+
+    /// Describes what decides the next all-gather of these shards. In debug builds it is part of the call, so that ranks
+    /// that decide by different inputs fail at the decision.
+    pub(crate) fn decision(&self, shards: &LocalShards) -> Option<Arc<str>> {
+        cfg!(debug_assertions).then(|| {
+            let (waiting, swept) = (self.counts.waiting(), self.counts.swept());
+            let copies = self.copies.describe(shards);
+            format!("{copies}; {waiting} forwards wait for a backward, swept {swept} times").into()
+        })
     }
 
     /// Returns the next index in forward order, drawn from the group over which the unit is reduced.

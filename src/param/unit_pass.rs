@@ -9,7 +9,8 @@ use burn::backend::DispatchTensor;
 use burn::backend::autodiff::NodeId;
 use parking_lot::Mutex;
 
-use super::backward_nodes::Progress;
+use super::backward_nodes::{LATER, Progress};
+use super::counts::ProgramCounts;
 use super::events::{EventKind, TrainingState};
 use super::panicked::{Nodes, Through, full_name, precision_note};
 use super::reduction::gradients::{CollectedGrads, Trained};
@@ -40,7 +41,7 @@ pub(super) struct UnitPass {
     pub(super) around: Option<Arc<Self>>,
     /// True if backward has reached an output.
     is_started: AtomicBool,
-    /// True if forward has left the unit, and a backward may follow.
+    /// True if forward has left the unit, and a backward may follow that has not run.
     is_left: AtomicBool,
     /// The pass's token in the graph.
     token: OnceLock<NodeId>,
@@ -152,6 +153,9 @@ impl UnitPass {
     /// Returns the passes to reduce now, in order.
     pub(super) fn finish(self: &Arc<Self>) -> Vec<Weak<Self>> {
         self.gone(true);
+        if self.is_left.swap(false, Relaxed) {
+            self.buffer.unit().counts.end();
+        }
         self.buffer.end_backward();
         let Some(place) = self.place else { return Vec::new() };
         self.passes.reducer.trains(self.buffer.unit());
@@ -182,9 +186,6 @@ impl Drop for UnitPass {
             note_interrupted(nodes.opened_at(), place);
         }
         self.gone(false);
-        if *self.is_left.get_mut() {
-            self.buffer.unit().left.fetch_sub(1, Relaxed);
-        }
         if let Some(place) = self.place {
             self.passes.order.leave(place);
         }
@@ -210,6 +211,11 @@ struct FinishedForward {
     pass: Weak<UnitPass>,
     /// The pass's [own leaf](super::backward_nodes::own_leaf) in the graph, if it is in one.
     leaf: Option<DispatchTensor>,
+    /// Counts of its unit, and its number there.
+    counts: Arc<ProgramCounts>,
+    number: u64,
+    /// Number of forwards through the unit at which the pass is swept next.
+    sweep_at: u64,
 }
 
 impl BackwardScheduler {
@@ -243,11 +249,12 @@ impl BackwardScheduler {
     /// Records that forward has left the pass, and that a backward may follow. `leaf` is the pass's own leaf in the
     /// graph, if it has one already.
     pub(super) fn left(&self, pass: &Arc<UnitPass>, leaf: Option<DispatchTensor>) {
+        let counts = pass.buffer.unit().counts.clone();
+        let number = counts.leave();
         let mut left = self.left.lock();
         left.retain(|left| left.pass.strong_count() > 0);
-        left.push(FinishedForward { pass: Arc::downgrade(pass), leaf });
+        left.push(FinishedForward { pass: Arc::downgrade(pass), leaf, counts, number, sweep_at: number + 1 });
         pass.is_left.store(true, Relaxed);
-        pass.buffer.unit().left.fetch_add(1, Relaxed);
     }
 
     /// Sets the own leaf of a pass that forward has left.
@@ -263,12 +270,20 @@ impl BackwardScheduler {
         self.left.lock().iter_mut().for_each(|left| left.leaf = None);
     }
 
-    /// Returns the passes through `unit` that forward has left, with their own leaves.
-    pub(super) fn leaves_of(&self, unit: &Arc<Unit>) -> Vec<(Weak<UnitPass>, DispatchTensor)> {
-        let left = self.left.lock();
-        let is_of = |pass: Arc<UnitPass>| Arc::ptr_eq(pass.buffer.unit(), unit);
-        let of_unit = left.iter().filter(|left| left.pass.upgrade().is_some_and(is_of));
-        of_unit.filter_map(|left| Some((left.pass.clone(), left.leaf.clone()?))).collect()
+    /// Returns the passes that are swept now, with their own leaves.
+    pub(super) fn due_for_sweep(&self) -> Vec<(Weak<UnitPass>, DispatchTensor)> {
+        let mut due = Vec::new();
+        for left in self.left.lock().iter_mut() {
+            let after = left.counts.left() - left.number;
+            if left.number + after < left.sweep_at {
+                continue;
+            }
+            left.sweep_at = left.number + LATER * after;
+            if let Some(leaf) = &left.leaf {
+                due.push((left.pass.clone(), leaf.clone()));
+            }
+        }
+        due
     }
 
     /// Starts the backward all-gather of the pass that forward left before this one.

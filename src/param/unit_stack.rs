@@ -73,7 +73,8 @@ impl UnitStack {
     fn note_entered(&mut self, scope: &ForwardScope) {
         self.last = scope.token.clone().or(self.last.take());
         self.reduced += u64::from(scope.pass.is_reduced());
-        if scope.again {
+        // A read of stored values is no forward: the ranks that keep the model stay in the unit, and the others do not.
+        if scope.again || scope.pass.buffer.source.stored {
             return;
         }
         let unit = scope.pass.buffer.unit();

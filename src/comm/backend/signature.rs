@@ -29,6 +29,8 @@ pub struct CallSignature {
     pub model: Option<ShardedModel>,
     /// As in [`Call::forward_index`].
     pub forward_index: Option<u64>,
+    /// As in [`Call::decision`].
+    pub decision: Option<Arc<str>>,
     /// As in [`Call::global_tensor`].
     pub global_tensor: Option<TensorMeta>,
     /// As in [`Call::operand_shapes`].
@@ -149,7 +151,8 @@ impl CallSignature {
     /// Creates the signature of the operation `op` with the properties of `call`.
     pub(crate) fn new(op: Op, call: &Call, tensors: impl Into<Arc<[TensorSignature]>>) -> Self {
         let tensors = tensors.into();
-        let Call { label, model, forward_index, global_tensor, operand_shapes, names, digests, .. } = call.clone();
+        let Call { label, model, forward_index, decision, global_tensor, operand_shapes, names, digests, .. } =
+            call.clone();
         Self {
             op,
             label,
@@ -157,6 +160,7 @@ impl CallSignature {
             root: None,
             model,
             forward_index,
+            decision,
             global_tensor,
             operand_shapes,
             names,
@@ -198,6 +202,10 @@ impl CallSignature {
             .or_else(|| differ("reduction", &self.reduce, &other.reduce, some))
             .or_else(|| differ("root", &self.root, &other.root, some))
             .or_else(|| differ("forward index", &self.forward_index, &other.forward_index, some))
+            .or_else(|| match (&self.decision, &other.decision) {
+                (Some(own), Some(its)) => differ("decided by", own, its, |inputs| format!("({inputs})")),
+                _ => None,
+            })
             .or_else(|| differ("global tensor", &self.global_tensor, &other.global_tensor, tensor_text))
             .or_else(|| {
                 differ("reduction of", &self.operand_shapes, &other.operand_shapes, |shapes| {
@@ -342,6 +350,7 @@ mod tests {
             root: None,
             model: None,
             forward_index: None,
+            decision: None,
             global_tensor: None,
             operand_shapes: None,
             names: None,

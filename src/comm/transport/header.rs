@@ -24,7 +24,7 @@ use crate::comm::{Digests, RankReport, TensorMeta};
 
 /// Version of the messages: that of this crate, and a number. Increase the number when the encoding or the meaning of a
 /// message changes.
-pub(super) const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), "+2");
+pub(super) const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), "+3");
 
 /// A control message, with the launch to which it belongs.
 #[derive(Debug, Serialize, Deserialize)]
@@ -66,6 +66,7 @@ pub(in crate::comm) struct SentSignature {
     full: Option<CallSignature>,
     /// Fields that differ in every call, or in every step.
     forward_index: Option<u64>,
+    decision: Option<Arc<str>>,
     digests: Option<Arc<[Digests]>>,
     /// The states of a [`ShardedModel`](crate::comm::ShardedModel); none without a model.
     states: Arc<[u64]>,
@@ -102,9 +103,10 @@ impl SentSignature {
     /// Prepares a signature for sending, in full.
     pub fn new(signature: &CallSignature) -> Self {
         let mut full = signature.clone();
-        let (forward_index, digests) = (full.forward_index.take(), full.digests.take());
+        let (forward_index, decision, digests) =
+            (full.forward_index.take(), full.decision.take(), full.digests.take());
         let states = full.model.as_mut().map(|model| mem::take(&mut model.states)).unwrap_or_default();
-        Self { hash: full.hash128().to_le_bytes(), full: Some(full), forward_index, digests, states }
+        Self { hash: full.hash128().to_le_bytes(), full: Some(full), forward_index, decision, digests, states }
     }
 
     /// Removes what the receivers know, as the sender's `known` says.
@@ -119,13 +121,13 @@ impl SentSignature {
     /// Returns the complete signature. `known` holds those that the sender has sent before. Returns `None` if it has
     /// not sent this one.
     pub fn complete(self, known: &mut KnownSignatures<CallSignature>) -> Option<CallSignature> {
-        let Self { hash, full, forward_index, digests, states } = self;
+        let Self { hash, full, forward_index, decision, digests, states } = self;
         if let Some(full) = full {
             known.insert(hash, full);
         }
         let mut signature = known.0.get(&hash)?.clone();
         signature.model.iter_mut().for_each(|model| model.states = states.clone());
-        Some(CallSignature { forward_index, digests, ..signature })
+        Some(CallSignature { forward_index, decision, digests, ..signature })
     }
 }
 

@@ -1,18 +1,36 @@
 //! [`UnshardedCopies`]: the unsharded copies of a unit's parameters, by the shards that they were gathered from.
+//!
+//! The tables below decide whether a forward gathers, and what [`reshard`](UnshardedCopies::reshard) gathers for
+//! backward. All ranks decide identically, because the tables change only by what the program does:
+//!
+//! | the program | changes |
+//! |---|---|
+//! | enters the unit over some shards | takes what is *next* for them; forgets what is of [replaced](LocalShardsId::replaces) shards |
+//! | leaves a forward that keeps its weights for backward | counts it as *kept* |
+//! | leaves a forward without a backward, or ends a backward, and the weights stay | makes them *next* |
+//! | ends a backward | takes one from the kept passes over its shards |
+//! | calls `unshard`, or prefetches | makes the all-gather *next* |
+//! | calls `reshard` | empties both tables, and posts one all-gather for each entry of the kept passes |
+//!
+//! A pass that burn drops changes neither. If its rank posts an all-gather for it, it drops the result; another rank
+//! may need the rank's shards.
 
 use std::fmt;
-use std::sync::Arc;
+use std::mem;
+use std::sync::{Arc, Weak};
 
 use burn::backend::DispatchTensor;
+use itertools::Itertools;
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
 use super::placing::{Refill, Storage, persistent_copy};
-use super::source::ShardGatherer;
+use super::source::{ShardGatherer, ShardSource};
 use super::unshard_state::{GatherOrigin, StoredWeight, UnshardState};
 use crate::comm::CommError;
 use crate::param::collectives::PendingAllGather;
 use crate::param::shards::{LocalShards, LocalShardsId};
+use crate::param::unit::Unit;
 
 /// Weights of a pass, some of them in evictable storage.
 pub(crate) type Weights = Vec<StoredWeight<dyn Storage, DispatchTensor>>;
@@ -20,7 +38,7 @@ pub(crate) type Weights = Vec<StoredWeight<dyn Storage, DispatchTensor>>;
 /// One unsharded copy of some parameters of a unit.
 pub(crate) struct UnshardedCopy {
     /// The shards that it is gathered from. An optimizer step replaces the shards, which makes the copy stale.
-    shards: LocalShardsId,
+    shards: Arc<LocalShardsId>,
     pub(super) state: UnshardState<PendingAllGather, dyn Storage, DispatchTensor>,
     /// Gathers the parameters a second time, for backward: the first of the passes that use the copy. A copy that the
     /// unit holds between passes has none, because a pass holds the unit.
@@ -28,7 +46,10 @@ pub(crate) struct UnshardedCopy {
 }
 
 impl UnshardedCopy {
-    fn new(shards: LocalShardsId, state: UnshardState<PendingAllGather, dyn Storage, DispatchTensor>) -> Arc<Self> {
+    fn new(
+        shards: Arc<LocalShardsId>,
+        state: UnshardState<PendingAllGather, dyn Storage, DispatchTensor>,
+    ) -> Arc<Self> {
         Arc::new(Self { shards, state, gatherer: Mutex::default() })
     }
 
@@ -36,6 +57,19 @@ impl UnshardedCopy {
     fn begin_pass(&self, gatherer: &Arc<ShardGatherer>) {
         self.state.begin_pass();
         self.gatherer.lock().get_or_insert_with(|| gatherer.clone());
+    }
+
+    /// Ends a pass that uses the copy. `in_forward` is true if forward has not left the pass.
+    pub(super) fn end_pass(&self, in_forward: bool) {
+        self.state.end_pass(in_forward);
+        self.release_gatherer();
+    }
+
+    /// Releases the unit if no pass uses the copy. A view that outlives its passes still needs the gatherer.
+    pub(super) fn release_gatherer(&self) {
+        if self.state.is_idle() && (self.origin().is_some() || self.state.is_open()) {
+            self.gatherer.lock().take();
+        }
     }
 
     /// Waits for the all-gather for backward, if one was posted. Later calls return at once.
@@ -62,12 +96,18 @@ impl UnshardedCopy {
         }
     }
 
-    /// Frees weights that are kept for backward, and posts the all-gather that restores them.
-    fn reshard(&self) {
-        let gatherer = self.gatherer.lock().clone();
-        if let Some(gatherer) = gatherer {
-            self.state.reshard(|| gatherer.post_again(), Storage::release);
-        }
+    /// Lets no other pass use the copy. Drops what it holds if no pass uses it.
+    fn close(&self) {
+        self.state.close();
+        self.state.clear();
+    }
+
+    fn origin(&self) -> Option<GatherOrigin> {
+        self.state.gathering(|_, origin| *origin)
+    }
+
+    fn is_posted(&self) -> bool {
+        self.origin() == Some(GatherOrigin::Posted)
     }
 }
 
@@ -86,9 +126,78 @@ impl Refill for UnshardedCopy {
     }
 }
 
-/// The unsharded copies of a unit's parameters: those that passes use, and one or more that the next forward will use.
+/// The unsharded copies of a unit's parameters: those that the next forward will use, and those that passes keep for
+/// their backward.
 #[derive(Debug, Default)]
-pub(crate) struct UnshardedCopies(Mutex<SmallVec<[Arc<UnshardedCopy>; 1]>>);
+pub(crate) struct UnshardedCopies(Mutex<CopyTables>);
+
+#[derive(Debug, Default)]
+struct CopyTables {
+    /// The copies that were gathered or retained for the next forward over the same shards. No pass uses them.
+    next: SmallVec<[Arc<UnshardedCopy>; 1]>,
+    /// The passes that keep their weights for backward. One entry for the same shards; the entry of the last forward
+    /// is the last one.
+    kept: SmallVec<[KeptPasses; 1]>,
+    /// Number of entries that `kept` has had.
+    entries: u64,
+}
+
+/// The passes over the same shards that keep their weights for backward.
+#[derive(Debug)]
+struct KeptPasses {
+    id: KeptId,
+    shards: Arc<LocalShardsId>,
+    /// The copy that these passes share, and that the next forward over these shards joins.
+    open: Option<Arc<UnshardedCopy>>,
+    /// Number of these passes whose backward has not ended.
+    waiting: u64,
+    /// Number of these passes that forward has left since the unit's last backward.
+    recent: u64,
+    /// What gathers their weights a second time; `None` if no pass waits.
+    source: Option<ShardSource>,
+    /// This rank's copies, which exist as long as its passes do.
+    copies: SmallVec<[Weak<UnshardedCopy>; 1]>,
+}
+
+/// Identifies an entry of the kept passes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct KeptId(u64);
+
+impl CopyTables {
+    fn open(&self, shards: &LocalShardsId) -> Option<&Arc<UnshardedCopy>> {
+        self.kept.iter().find(|kept| *kept.shards == *shards)?.open.as_ref()
+    }
+
+    fn next(&self, shards: &LocalShardsId) -> Option<&Arc<UnshardedCopy>> {
+        self.next.iter().find(|copy| *copy.shards == *shards)
+    }
+
+    /// Forgets what is of shards that these replace: retained weights, and kept passes. The kept passes of the last
+    /// forward over replaced shards remain if they have been left since the last backward, so that two clones of a
+    /// module may take turns.
+    fn replace(&mut self, shards: &LocalShardsId) {
+        remove(&mut self.next, |copy| {
+            copy.origin() == Some(GatherOrigin::Retained) && shards.replaces(&copy.shards)
+        });
+        let last = self.kept.iter().rposition(|kept| shards.replaces(&kept.shards));
+        let mut at = 0;
+        self.kept.retain(|kept| {
+            let stays = !shards.replaces(&kept.shards) || Some(at) == last && kept.recent > 0;
+            at += 1;
+            if !stays {
+                kept.close();
+            }
+            stays
+        });
+    }
+}
+
+impl KeptPasses {
+    /// Lets no other pass use the shared copy.
+    fn close(&mut self) {
+        self.open.take().inspect(|copy| copy.close());
+    }
+}
 
 impl UnshardedCopies {
     /// Returns the copy for a pass that begins, and counts the pass. It is the copy that was gathered or kept for these
@@ -103,49 +212,125 @@ impl UnshardedCopies {
         gatherer: &Arc<ShardGatherer>,
     ) -> (Arc<UnshardedCopy>, Option<Vec<DispatchTensor>>) {
         let shards = LocalShardsId::of(shards);
-        let mut copies = self.0.lock();
-        remove(&mut copies, |copy| copy.state.is_idle() && copy.is_retained() && copy.shards != shards);
-        let found = copies.iter().find(|copy| copy.is_for_next() && copy.shards == shards).cloned();
-        let joined = found.clone().filter(|copy| joins || !copy.state.is_open());
-        let copy = joined.unwrap_or_else(|| {
-            copies.push(UnshardedCopy::new(shards, UnshardState::new()));
-            copies[copies.len() - 1].clone()
-        });
+        let mut tables = self.0.lock();
+        tables.replace(&shards);
+        let (mut found, mut weights) = (None, None);
+        if let Some(at) = tables.next.iter().position(|copy| *copy.shards == shards) {
+            found = Some(tables.next.remove(at));
+        } else if let Some(open) = tables.open(&shards) {
+            match joins {
+                true => found = Some(open.clone()),
+                false => {
+                    let values = |weights: &[StoredWeight<_, DispatchTensor>]| {
+                        weights.iter().map(|weight| persistent_copy(weight.value().clone())).collect()
+                    };
+                    weights = open.state.weights(values);
+                }
+            }
+        }
+        drop(tables);
+        let copy = found.unwrap_or_else(|| UnshardedCopy::new(shards.into(), UnshardState::new()));
         copy.begin_pass(gatherer);
-        let others = found.filter(|found| !Arc::ptr_eq(found, &copy));
-        let values = |weights: &[StoredWeight<_, DispatchTensor>]| {
-            weights.iter().map(|weight| persistent_copy(weight.value().clone())).collect()
-        };
-        let weights = others.and_then(|others| others.state.weights(values));
         (copy, weights)
     }
 
     /// Creates the copy of a pass that finds no other, and that no other finds.
     pub(crate) fn private(shards: &LocalShards, gatherer: &Arc<ShardGatherer>) -> Arc<UnshardedCopy> {
-        let copy = UnshardedCopy::new(LocalShardsId::of(shards), UnshardState::new());
+        let copy = UnshardedCopy::new(LocalShardsId::of(shards).into(), UnshardState::new());
         copy.begin_pass(gatherer);
         copy
     }
 
-    /// Returns true if the next forward over these shards finds parameters that passes retained.
+    /// Records that forward has left a pass that keeps the weights in `copy` for its backward, and that is gathered from
+    /// `source`. Returns the entry in which it is counted.
+    pub(super) fn keep(&self, copy: &Arc<UnshardedCopy>, source: &ShardSource) -> KeptId {
+        let mut tables = self.0.lock();
+        let mut kept = match tables.kept.iter().position(|kept| kept.shards == copy.shards) {
+            Some(at) => tables.kept.remove(at),
+            None => {
+                tables.entries += 1;
+                KeptPasses {
+                    id: KeptId(tables.entries),
+                    shards: copy.shards.clone(),
+                    open: None,
+                    waiting: 0,
+                    recent: 0,
+                    source: None,
+                    copies: SmallVec::new(),
+                }
+            }
+        };
+        kept.waiting += 1;
+        kept.recent += 1;
+        kept.source.get_or_insert_with(|| source.clone());
+        kept.copies.retain(|other| other.strong_count() > 0 && !std::ptr::eq(other.as_ptr(), &**copy));
+        kept.copies.push(Arc::downgrade(copy));
+        if copy.state.is_open() && kept.open.is_none() {
+            kept.open = Some(copy.clone());
+            remove(&mut tables.next, |other| other.shards == copy.shards);
+        }
+        let id = kept.id;
+        tables.kept.push(kept);
+        id
+    }
+
+    /// Records that the backward of a pass has ended, which was counted as `kept`. If the weights do not `stay`, no other
+    /// pass joins those that share `copy`.
+    pub(super) fn end_backward(&self, kept: Option<KeptId>, copy: &Arc<UnshardedCopy>, stay: bool) {
+        let mut tables = self.0.lock();
+        tables.kept.retain(|entry| {
+            entry.recent = 0;
+            if Some(entry.id) == kept {
+                entry.waiting -= 1;
+            }
+            if !stay && entry.open.as_ref().is_some_and(|open| Arc::ptr_eq(open, copy)) {
+                entry.close();
+            }
+            if entry.waiting == 0 {
+                entry.source = None;
+                entry.copies.clear();
+            }
+            entry.waiting > 0 || entry.open.is_some()
+        });
+    }
+
+    /// Makes weights that a pass has retained those of the next forward over the same shards. Returns false if that
+    /// forward joins other passes.
+    pub(super) fn retain(&self, copy: &Arc<UnshardedCopy>) -> bool {
+        let mut tables = self.0.lock();
+        if tables.open(&copy.shards).is_some() {
+            return false;
+        }
+        remove(&mut tables.next, |other| other.shards == copy.shards);
+        copy.release_gatherer();
+        tables.next.push(copy.clone());
+        true
+    }
+
+    /// Returns true if the next forward over these shards joins other passes.
+    pub(super) fn is_open(&self, copy: &UnshardedCopy) -> bool {
+        self.0.lock().open(&copy.shards).is_some()
+    }
+
+    /// Returns true if the next forward over these shards finds parameters that passes kept or retained.
     pub(crate) fn has_retained(&self, shards: &LocalShards) -> bool {
-        let shards = LocalShardsId::of(shards);
-        self.0.lock().iter().any(|copy| copy.is_retained() && copy.shards == shards)
+        let (shards, tables) = (LocalShardsId::of(shards), self.0.lock());
+        let is_retained = |copy: &Arc<UnshardedCopy>| copy.origin() == Some(GatherOrigin::Retained);
+        tables.open(&shards).is_some() || tables.next(&shards).is_some_and(is_retained)
     }
 
     /// Returns true if the next forward over these shards finds an all-gather or parameters. Without `posted`, an
     /// all-gather that was only posted does not count.
     pub(crate) fn has(&self, shards: &LocalShards, posted: bool) -> bool {
-        let shards = LocalShardsId::of(shards);
-        let counts = |copy: &UnshardedCopy| copy.is_for_next() && (posted || !copy.is_posted());
-        self.0.lock().iter().any(|copy| counts(copy) && copy.shards == shards)
+        let (shards, tables) = (LocalShardsId::of(shards), self.0.lock());
+        tables.open(&shards).is_some() || tables.next(&shards).is_some_and(|copy| posted || !copy.is_posted())
     }
 
     /// Changes the origin of an all-gather that was posted for these shards. Returns true if it is
     /// in flight, and `None` if none was posted.
     pub(crate) fn promote(&self, shards: &LocalShards, origin: GatherOrigin) -> Option<bool> {
-        let (shards, copies) = (LocalShardsId::of(shards), self.0.lock());
-        let posted = copies.iter().find(|copy| copy.is_posted() && copy.shards == shards)?;
+        let (shards, tables) = (LocalShardsId::of(shards), self.0.lock());
+        let posted = tables.next(&shards).filter(|copy| copy.is_posted())?;
         posted.state.gathering(|gathering, before| {
             *before = origin;
             gathering.is_under_way()
@@ -155,107 +340,112 @@ impl UnshardedCopies {
     /// Stores an all-gather for the next forward over these shards. It replaces those of other forwards, and what passes
     /// retained.
     pub(crate) fn gather(&self, shards: &LocalShards, gathering: PendingAllGather, origin: GatherOrigin) {
-        let mut copies = self.0.lock();
-        remove(&mut copies, |copy| copy.state.is_idle());
-        copies.push(UnshardedCopy::new(LocalShardsId::of(shards), UnshardState::starting(gathering, origin)));
+        let shards = LocalShardsId::of(shards);
+        let mut tables = self.0.lock();
+        tables.replace(&shards);
+        remove(&mut tables.next, |_| true);
+        tables.next.push(UnshardedCopy::new(shards.into(), UnshardState::starting(gathering, origin)));
     }
 
     /// Drops what the running forward has prefetched and not used.
     pub(crate) fn forget_prefetched(&self) {
-        let is_prefetched = |copy: &UnshardedCopy| {
-            copy.state.is_idle() && matches!(copy.origin(), Some(GatherOrigin::Prefetch | GatherOrigin::Posted))
-        };
-        remove(&mut self.0.lock(), is_prefetched);
+        let is_prefetched =
+            |copy: &UnshardedCopy| matches!(copy.origin(), Some(GatherOrigin::Prefetch | GatherOrigin::Posted));
+        remove(&mut self.0.lock().next, is_prefetched);
     }
 
-    /// Returns true if the next forward would not wait for other ranks.
+    /// Returns true if the next forward would not wait for other ranks. Local: no collective depends on it.
     pub(crate) fn is_ready(&self) -> bool {
         let is_ready = |copy: &Arc<UnshardedCopy>| {
-            copy.state.is_open()
-                || copy.state.gathering(|gathering, origin| *origin != GatherOrigin::Posted && gathering.is_complete())
-                    == Some(true)
+            copy.state.gathering(|gathering, origin| *origin != GatherOrigin::Posted && gathering.is_complete())
+                == Some(true)
         };
-        self.0.lock().iter().any(is_ready)
+        let tables = self.0.lock();
+        tables.kept.iter().any(|kept| kept.open.is_some()) || tables.next.iter().any(is_ready)
     }
 
     /// Waits for the all-gathers that `unshard` or a prefetch started. One that fails is dropped.
     pub(crate) fn wait(&self) -> Result<(), CommError> {
-        let copies = self.0.lock().clone();
+        let copies = self.0.lock().next.clone();
         let is_waited_for = |copy: &&Arc<UnshardedCopy>| !copy.is_posted();
         let waited =
             |copy: &Arc<UnshardedCopy>| copy.state.gathering(|gathering, _| gathering.complete()).unwrap_or(Ok(()));
         let result = copies.iter().filter(is_waited_for).try_for_each(waited);
         if result.is_err() {
-            remove(&mut self.0.lock(), |copy| copy.state.is_idle());
+            remove(&mut self.0.lock().next, |_| true);
         }
         result
     }
 
-    /// Drops what no pass uses, and frees what passes keep for backward.
-    pub(crate) fn reshard(&self) {
-        let mut copies = self.0.lock();
-        remove(&mut copies, |copy| copy.state.is_idle());
-        let used = copies.clone();
-        drop(copies);
-        used.iter().for_each(|copy| copy.reshard());
+    /// Drops what the next forward would use, and frees what passes keep for backward. Posts one all-gather for all kept
+    /// passes over the same shards, which restores the weights of those that this rank has.
+    ///
+    /// Weights that a running forward computes with stay, and so do those of all passes that share them.
+    ///
+    /// # Collective
+    /// Every rank that shards the unit, if passes are kept.
+    pub(crate) fn reshard(&self, unit: &Arc<Unit>) {
+        for kept in self.take_kept() {
+            let Some(source) = kept.source else { continue };
+            let gatherer = ShardGatherer::new(unit.clone(), source);
+            let gathering = PendingAllGather::shared(gatherer.post_again());
+            // A device's allocation takes the memory of a result, so one result restores one copy. The others stay.
+            let most = if gatherer.is_on_host() { usize::MAX } else { 1 };
+            for copy in kept.copies.iter().filter_map(Weak::upgrade).take(most) {
+                copy.state.reshard(|| gathering.share(), Storage::release);
+            }
+        }
     }
 
-    /// Ends a pass that uses `copy`. `in_forward` is true if forward has not left the pass.
-    pub(crate) fn end_pass(&self, copy: &Arc<UnshardedCopy>, in_forward: bool) {
-        copy.state.end_pass(in_forward);
-        self.settle(copy);
+    /// Drops what the next forward would use, and what abandoned passes keep for a backward. Local: no communication.
+    pub(crate) fn abandon(&self) {
+        for kept in self.take_kept() {
+            let copies = kept.copies.iter().filter_map(Weak::upgrade);
+            copies.for_each(|copy| copy.state.abandon(Storage::release));
+        }
     }
 
-    /// Called when a pass has left or ended. Keeps the copy for the next forward over its shards, in place of any other
-    /// that no pass uses, or drops the unit's reference to a copy that no pass uses any more.
-    pub(crate) fn settle(&self, copy: &Arc<UnshardedCopy>) {
-        let mut copies = self.0.lock();
-        let is_idle = copy.state.is_idle();
-        if !copy.is_for_next() {
-            copies.retain(|other| !is_idle || !Arc::ptr_eq(other, copy));
-            return;
-        }
-        let is_same = |other: &UnshardedCopy| other.shards == copy.shards;
-        remove(&mut copies, |other| other.state.is_idle() && !std::ptr::eq(other, &**copy) && is_same(other));
-        if is_idle {
-            copy.gatherer.lock().take();
-        }
+    /// Empties both tables, except for passes that share weights with a running forward. Returns the kept passes.
+    fn take_kept(&self) -> SmallVec<[KeptPasses; 1]> {
+        let mut tables = self.0.lock();
+        remove(&mut tables.next, |_| true);
+        let is_running =
+            |kept: &KeptPasses| kept.open.as_ref().is_some_and(|copy| copy.state.is_in_forward());
+        let (running, mut kept): (SmallVec<_>, SmallVec<[_; 1]>) =
+            mem::take(&mut tables.kept).into_iter().partition(is_running);
+        tables.kept = running;
+        kept.iter_mut().for_each(KeptPasses::close);
+        kept
+    }
+
+    /// Describes what decides the next all-gather over these shards, to compare ranks.
+    pub(crate) fn describe(&self, shards: &LocalShards) -> String {
+        let (shards, tables) = (LocalShardsId::of(shards), self.0.lock());
+        let next = match tables.next(&shards).and_then(|copy| copy.origin()) {
+            Some(origin) => format!("{origin:?}"),
+            None if tables.open(&shards).is_some() => "Kept".into(),
+            None => "nothing".into(),
+        };
+        let kept = tables.kept.iter().map(|kept| format!("{}/{}", kept.waiting, kept.recent)).join(" ");
+        format!("finds {next}, {} for other shards, keeps [{kept}]", tables.next.len())
     }
 }
 
 /// A copy's storage refers to the copy, which refers to its storage.
 impl Drop for UnshardedCopies {
     fn drop(&mut self) {
-        self.0.get_mut().iter().for_each(|copy| copy.state.clear());
+        let CopyTables { next, kept, .. } = self.0.get_mut();
+        next.iter().for_each(|copy| copy.close());
+        kept.iter_mut().for_each(KeptPasses::close);
     }
 }
 
-impl UnshardedCopy {
-    fn origin(&self) -> Option<GatherOrigin> {
-        self.state.gathering(|_, origin| *origin)
-    }
-
-    fn is_posted(&self) -> bool {
-        self.origin() == Some(GatherOrigin::Posted)
-    }
-
-    /// Returns true if the next forward may use it.
-    fn is_for_next(&self) -> bool {
-        self.origin().is_some() || self.state.is_open()
-    }
-
-    /// Returns true if passes have retained it, or keep it, for the next forward.
-    fn is_retained(&self) -> bool {
-        self.origin() == Some(GatherOrigin::Retained) || self.state.is_open()
-    }
-}
-
-/// Removes copies, and breaks the cycles of those that no pass uses.
+/// Removes copies that no pass uses, and breaks their cycles.
 fn remove(copies: &mut SmallVec<[Arc<UnshardedCopy>; 1]>, is_removed: impl Fn(&UnshardedCopy) -> bool) {
     copies.retain(|copy| {
         let is_removed = is_removed(copy);
         if is_removed {
-            copy.state.clear();
+            copy.close();
         }
         !is_removed
     });

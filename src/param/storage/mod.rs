@@ -9,20 +9,21 @@
 //!
 //! # What becomes of the weights
 //!
-//! [`UnshardState`](unshard_state) says how the state changes; this is what decides it:
+//! [`UnshardState`](unshard_state) says how the state of the memory changes, and [`copies`] what the next forward finds;
+//! this is what decides it:
 //!
 //! | when | condition | the weights |
 //! |---|---|---|
 //! | forward leaves the unit, and a backward follows ([`take_back`](UnshardedParams::take_back)) | [`ReshardAfterForward`](super::ReshardAfterForward) keeps them | stay. If `set_reshard_after_backward(false)`, later passes over the same shards share them |
 //! | | it frees them | are freed, and the all-gather for backward is issued: from the shards, or from the parts of a smaller group |
 //! | | the same, with `set_unshard_in_backward(false)`, and no checkpointed block reads them | are freed; reading them in backward is an error |
-//! | forward leaves the unit, no backward | kept after forward, gathered, not a lone read, and no other pass shares them | stay, for the next forward from the same shards |
-//! | | otherwise | are freed, or stay as long as a pass shares them |
-//! | backward leaves the unit ([`end_backward`](UnshardedParams::end_backward)) | `set_reshard_after_backward(false)`, and no other pass shares them | stay, for the next forward from the same shards |
+//! | forward leaves the unit, no backward | kept after forward, gathered, not a lone read, and no passes share weights of these shards | stay, for the next forward from the same shards |
+//! | | otherwise | are freed |
+//! | backward leaves the unit ([`end_backward`](UnshardedParams::end_backward)) | `set_reshard_after_backward(false)`, and no passes share weights of these shards | stay, for the next forward from the same shards |
 //! | | the same, and passes share them | stay until the shards change or the program reshards the unit |
 //! | | otherwise | are freed with the last pass over these shards |
-//! | the graph is dropped without a backward | | as after backward, but nothing stays |
-//! | the program calls `reshard` | no pass is in forward | are freed; a backward that follows gathers them |
+//! | the graph is dropped without a backward | no passes share them | are freed |
+//! | the program calls `reshard` | no pass that shares them is in forward | are freed; a backward that follows gathers them. Several passes over the same shards have one all-gather (on a GPU, only the weights of one of them are freed) |
 //!
 //! # Evictable storage
 //!
@@ -73,7 +74,7 @@ use burn::backend::DispatchTensor;
 use parking_lot::Mutex;
 
 pub(crate) use copies::UnshardedCopies;
-use copies::{UnshardedCopy, Weights};
+use copies::{KeptId, UnshardedCopy, Weights};
 pub(super) use placing::persistent_copy;
 use placing::{Refill, Storage, StoragePlacer};
 pub(super) use source::ShardGatherer;
@@ -109,6 +110,8 @@ pub(super) struct UnshardedParams {
     copy: Arc<UnshardedCopy>,
     pub(super) options: UnshardOptions,
     phase: Mutex<PassPhase>,
+    /// Where the pass is counted while it keeps weights for backward.
+    kept: Mutex<Option<KeptId>>,
     /// True if checkpointed blocks read the weights, and so will read them a second time in backward.
     recomputed: AtomicBool,
 }
@@ -144,7 +147,7 @@ impl UnshardedParams {
             true => source.unit.copies.begin_pass(shards, joins, &source),
             false => (UnshardedCopies::private(shards, &source), None),
         };
-        let params = Self { source, copy, options, phase, recomputed };
+        let params = Self { source, copy, options, phase, kept: Mutex::default(), recomputed };
         if let Some(values) = values {
             let Ok(()) = params.copy.state.unshard(|_| Ok::<_, Infallible>(params.place(values)));
         }
@@ -157,7 +160,7 @@ impl UnshardedParams {
 
     /// Returns true if it holds these parameters of `unit`.
     pub(super) fn is_of(&self, unit: &Arc<Unit>, members: &[usize]) -> bool {
-        Arc::ptr_eq(&self.source.unit, unit) && self.source.members == members
+        Arc::ptr_eq(&self.source.unit, unit) && *self.source.members == *members
     }
 
     /// Returns true if its weights are gathered from shards in host memory to another device.
@@ -225,8 +228,8 @@ impl UnshardedParams {
     /// Ends forward: frees the unsharded weights, except those that are kept, and issues the all-gather that
     /// `backward` will need.
     pub(super) fn take_back(&self, backward: bool) {
-        let state = &self.copy.state;
-        let (was_shared, mut is_retained) = (state.was_shared(), false);
+        let (state, copies) = (&self.copy.state, &self.source.unit.copies);
+        let (mut is_kept, mut is_retained) = (false, false);
         let UnshardOptions { kept, in_slots, stays, .. } = self.options;
         let after = |weights: &[StoredWeight<_, DispatchTensor>]| {
             if let Some(due) = self.source.due.as_ref().filter(|_| backward && !weights.is_empty()) {
@@ -234,10 +237,11 @@ impl UnshardedParams {
                 self.source.unit.look_at_gathered(due, &self.source.members, unsharded);
             }
             if backward && kept == Kept::Full {
+                is_kept = true;
                 return After::Keep { share: stays && in_slots };
             }
             let unsharded = || weights.iter().map(|weight| weight.value().clone()).collect::<Vec<_>>();
-            if !backward && !weights.is_empty() && stays && !was_shared {
+            if !backward && !weights.is_empty() && stays && !copies.is_open(&self.copy) {
                 is_retained = true;
                 return After::Retain(self.retained(unsharded()));
             }
@@ -260,7 +264,11 @@ impl UnshardedParams {
         }
         state.leave(after, Storage::release);
         *self.phase.lock() = if is_retained { PassPhase::Ended } else { PassPhase::Left };
-        self.source.unit.copies.settle(&self.copy);
+        if is_kept {
+            *self.kept.lock() = Some(copies.keep(&self.copy, &self.source.source()));
+        } else if is_retained {
+            copies.retain(&self.copy);
+        }
     }
 
     /// Returns weights that are retained for the next forward, as the result of its all-gather.
@@ -319,16 +327,17 @@ impl UnshardedParams {
     /// Called when backward needs the weights no longer: frees them, or keeps them for the next forward.
     pub(super) fn end_backward(&self) {
         let (unit, state) = (&self.source.unit, &self.copy.state);
-        let is_kept = !unit.control.lock().reshard_after_backward;
-        if is_kept && self.options.stays && !state.was_shared() {
+        let stay = !unit.control.lock().reshard_after_backward;
+        let kept = self.kept.lock().take();
+        unit.copies.end_backward(kept, &self.copy, stay);
+        if stay && self.options.stays && !state.was_shared() {
             // All ranks keep the weights, or none does. This includes ranks whose backward read none of them.
             self.copy.fill();
-            if state.retain(|weights| self.retained(weights)) {
+            if !unit.copies.is_open(&self.copy) && state.retain(|weights| self.retained(weights)) {
                 *self.phase.lock() = PassPhase::Ended;
-                unit.copies.settle(&self.copy);
+                unit.copies.retain(&self.copy);
             }
-        } else if !(is_kept && state.is_open()) {
-            state.close();
+        } else if !(stay && state.is_open()) {
             self.source.happened(EventKind::Reshard, TrainingState::PostBackward, ShardedState::Sharded);
         }
         self.end();
@@ -338,7 +347,7 @@ impl UnshardedParams {
     pub(super) fn end(&self) {
         let phase = mem::replace(&mut *self.phase.lock(), PassPhase::Ended);
         if phase != PassPhase::Ended {
-            self.source.unit.copies.end_pass(&self.copy, phase == PassPhase::Forward);
+            self.copy.end_pass(phase == PassPhase::Forward);
         }
     }
 

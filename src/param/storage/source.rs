@@ -22,9 +22,9 @@ use crate::param::unit::{Unit, UnitParam};
 pub(crate) struct ShardGatherer {
     pub(crate) unit: Arc<Unit>,
     /// The unit's parameters that participate, as indices into the unit.
-    pub(crate) members: Vec<usize>,
+    pub(crate) members: Arc<[usize]>,
     /// The shards, in the element types in which they are stored.
-    pub(crate) shards: Vec<DispatchTensor>,
+    pub(crate) shards: Arc<[DispatchTensor]>,
     /// True if the weights have the element types in which they are stored, instead of those used for computation.
     pub(crate) stored: bool,
     /// Signature of the pass's collectives, without the phase.
@@ -33,7 +33,27 @@ pub(crate) struct ShardGatherer {
     pub(crate) due: Option<CheckedPass>,
 }
 
+/// The shards of a pass whose weights are kept for backward, without the unit, so that the unit can hold it.
+#[derive(Debug, Clone)]
+pub(super) struct ShardSource {
+    members: Arc<[usize]>,
+    shards: Arc<[DispatchTensor]>,
+    call: Call,
+}
+
 impl ShardGatherer {
+    /// Creates what gathers these shards of `unit` a second time.
+    pub(super) fn new(unit: Arc<Unit>, source: ShardSource) -> Self {
+        let ShardSource { members, shards, call } = source;
+        Self { unit, members, shards, stored: false, call, due: None }
+    }
+
+    /// Returns the shards without the unit.
+    pub(super) fn source(&self) -> ShardSource {
+        debug_assert!(!self.stored, "no backward follows a read of stored values");
+        ShardSource { members: self.members.clone(), shards: self.shards.clone(), call: self.call.clone() }
+    }
+
     /// Returns the parameter at `position`.
     pub(crate) fn param(&self, position: usize) -> &UnitParam {
         &self.unit.params[self.members[position]]
@@ -57,7 +77,7 @@ impl ShardGatherer {
     /// Returns the shards, converting either the sharded ones (if `sharding`) or the others to the element types of
     /// the weights.
     fn sent(&self, sharding: bool) -> Vec<DispatchTensor> {
-        let shards = self.shards.clone();
+        let shards = self.shards.to_vec();
         if self.stored { shards } else { self.unit.computed(sharding, &self.members, shards) }
     }
 
@@ -92,6 +112,11 @@ impl ShardGatherer {
     pub(crate) fn device(&self, position: usize) -> DispatchDevice {
         let of_shard = || self.shards[position].device();
         self.offloaded().map_or_else(of_shard, |offloaded| offloaded.device().as_dispatch().clone())
+    }
+
+    /// Returns true if the rank computes in host memory.
+    pub(super) fn is_on_host(&self) -> bool {
+        self.shards.is_empty() || memory::is_host(&Device::new(self.device(0)))
     }
 
     pub(crate) fn call(&self, phase: Phase) -> Call {

@@ -4,6 +4,10 @@
 //! it. It is of one set of shards, and counts its passes. Passes over the same shards may share a copy; a pass over
 //! other shards, such as those of a stepped clone, has another one.
 //!
+//! **This is the state of this rank's memory.** The number of passes is local: burn's graph decides when a pass is
+//! dropped. So no collective is posted or left out because of it. What the next forward finds, and what the program
+//! reshards, follows from what the program did: [`copies`](super::copies).
+//!
 //! ```text
 //!             starting              unshard                 reshard, leave(Again)
 //!   Sharded      └────> Gathering ─────────> Unsharded ───────────────────────────> Resharded ── refill ──> Regathered
@@ -34,8 +38,9 @@
 //! | `leave` `Again` | any | `Resharded` |
 //! | `leave` `Free`, `Release` | any | `Done`, `Released`; no change if the copy is shared |
 //! | `leave` `Retain` | any | `Gathering`, without the pass |
-//! | [`retain`](UnshardState::retain), by the only pass | `Unsharded`, `Regathered` | `Gathering`, without the pass |
+//! | [`retain`](UnshardState::retain), by the pass of a private copy | `Unsharded`, `Regathered` | `Gathering`, without the pass |
 //! | [`reshard`](UnshardState::reshard) | `Unsharded`, if no pass is in forward and some wait for backward | `Resharded` |
+//! | [`abandon`](UnshardState::abandon) | the same | `Released` |
 //! | [`refill`](UnshardState::refill) | `Resharded`, `Detached` | `Regathered`, `Done` |
 //! | [`end_pass`](UnshardState::end_pass), the last one | `Unsharded` | `Unsharded` if it is open to other passes, `Sharded` if forward unwinds, else `Done` |
 //! | the same | `Resharded`, `Regathered` | `Detached`, `Done` |
@@ -290,32 +295,39 @@ impl<G, S: ?Sized, T: Clone> UnshardState<G, S, T> {
         };
     }
 
-    /// Frees weights that are kept for backward. The all-gather that `issue` returns restores them.
-    pub fn reshard(&self, issue: impl FnOnce() -> G, release: impl Fn(&S)) {
+    /// Returns true if a pass that uses the copy is in forward.
+    pub fn is_in_forward(&self) -> bool {
+        self.0.lock().in_forward > 0
+    }
+
+    /// Frees weights that are kept for backward. The all-gather that `gather` returns restores them.
+    pub fn reshard(&self, gather: impl FnOnce() -> G, release: impl Fn(&S)) {
         let mut copy = self.0.lock();
-        if copy.in_forward > 0 || copy.passes == 0 {
-            return;
-        }
-        if let CopyState::Unsharded(_) = copy.state
-            && let CopyState::Unsharded(weights) = mem::replace(&mut copy.state, CopyState::Done)
-        {
-            if copy.sharing == Sharing::Open {
-                copy.sharing = Sharing::Closed;
-            }
-            copy.state = CopyState::Resharded { gather: issue(), is_started: false, views: free(weights, release) };
+        if let Some(weights) = copy.take_kept() {
+            copy.state = CopyState::Resharded { gather: gather(), is_started: false, views: free(weights, release) };
         }
     }
 
-    /// Retains the weights for the next forward, as the result of the all-gather that `keep` returns. The last pass no
-    /// longer uses the copy. Returns false if not all weights are present.
+    /// Frees weights that are kept for a backward that the program has abandoned. They are not restored.
+    pub fn abandon(&self, release: impl Fn(&S)) {
+        let mut copy = self.0.lock();
+        if let Some(weights) = copy.take_kept() {
+            free(weights, release);
+            copy.state = CopyState::Released;
+        }
+    }
+
+    /// Retains the weights of a private copy for the next forward, as the result of the all-gather that `keep` returns.
+    /// The pass no longer uses the copy. Returns false if not all weights are present.
     pub fn retain(&self, keep: impl FnOnce(Vec<T>) -> G) -> bool {
         let mut copy = self.0.lock();
+        debug_assert_eq!((copy.sharing, copy.passes), (Sharing::Private, 1), "no other pass uses a private copy");
         let weights: Option<Vec<T>> = match &copy.state {
             CopyState::Unsharded(weights) => Some(weights.iter().map(|weight| weight.value().clone()).collect()),
             CopyState::Regathered(weights) => weights.iter().map(BackwardWeight::value).collect(),
             _ => None,
         };
-        let Some(weights) = weights.filter(|_| copy.passes == 1) else { return false };
+        let Some(weights) = weights else { return false };
         copy.passes = 0;
         copy.state = CopyState::Gathering(keep(weights), GatherOrigin::Retained);
         true
@@ -426,6 +438,23 @@ impl<G, S: ?Sized, T: Clone> UnshardState<G, S, T> {
         let mut copy = self.0.lock();
         if copy.passes == 0 && matches!(copy.state, CopyState::Gathering(..) | CopyState::Unsharded(_)) {
             copy.state = CopyState::Sharded;
+        }
+    }
+}
+
+impl<G, S: ?Sized, T> CountedCopy<G, S, T> {
+    /// Takes the weights that are kept for backward, unless a pass is in forward, and lets no other pass join.
+    fn take_kept(&mut self) -> Option<Vec<StoredWeight<S, T>>> {
+        let is_kept = self.in_forward == 0 && self.passes > 0 && matches!(self.state, CopyState::Unsharded(_));
+        if !is_kept {
+            return None;
+        }
+        if self.sharing == Sharing::Open {
+            self.sharing = Sharing::Closed;
+        }
+        match mem::replace(&mut self.state, CopyState::Done) {
+            CopyState::Unsharded(weights) => Some(weights),
+            _ => unreachable!("it was matched"),
         }
     }
 }
@@ -607,8 +636,14 @@ mod tests {
             set_passes(copy, 1, 0);
             copy.reshard(|| "by hand", release);
         });
+        check(&[], |copy| copy.abandon(release));
+        check(&[("Unsharded", "Released")], |copy| {
+            set_passes(copy, 1, 0);
+            copy.abandon(release);
+        });
         check(&[("Resharded", "Regathered"), ("Detached", "Done")], |copy| copy.refill(|_, _| vec![1, 2], fill));
         check(&[("Unsharded", "Gathering"), ("Regathered", "Gathering")], |copy| {
+            set_passes(copy, 1, 0);
             let is_retained = copy.retain(|weights| {
                 assert_eq!(weights, [1, 2]);
                 "retained"

@@ -85,6 +85,7 @@ fn agreement(signature: &CallSignature) -> u64 {
         any: _,
         pairs: _,
         digests: _,
+        decision: _,
     } = signature;
     let mut hasher = StableHasher::default();
     (op, label, reduce, root, model, forward_index, global_tensor, operand_shapes, names, tensors).hash(&mut hasher);
