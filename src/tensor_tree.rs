@@ -1,6 +1,7 @@
 //! [`TensorTree`]: inputs and outputs of units.
 
 use std::borrow::Cow;
+use std::cell::Cell;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::hash::{BuildHasher, Hash};
 use std::marker::PhantomData;
@@ -85,9 +86,34 @@ impl<const D: usize, K: Kind> TensorTree for Tensor<D, K> {
     }
 }
 
+thread_local! {
+    /// True while the local tensor of a DTensor is mapped.
+    static IS_LOCAL: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Calls `f` with each tensor of `tree` that is not the local tensor of a DTensor. Those may be empty on one rank, and
+/// their operators handle that.
+pub(crate) fn visit_plain<T: TensorTree>(tree: T, f: &mut dyn FnMut(&DispatchTensor)) -> T {
+    tree.map_tensors(&mut |tensor| {
+        if !IS_LOCAL.get() {
+            f(&tensor);
+        }
+        tensor
+    })
+}
+
 /// Maps the local tensor. If `f` changes its shape, the global shape changes by the same factor.
 impl<const D: usize, K: Kind> TensorTree for DTensor<D, K> {
     fn map_tensors(self, f: TensorMapFn<'_>) -> Self {
+        /// Resets the flag, also if the function unwinds.
+        struct Reset(bool);
+
+        impl Drop for Reset {
+            fn drop(&mut self) {
+                IS_LOCAL.set(self.0);
+            }
+        }
+        let _reset = Reset(IS_LOCAL.replace(true));
         let spec = self.spec().clone();
         let before = self.local().dims();
         let local = self.to_local().map_tensors(f);

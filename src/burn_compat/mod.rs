@@ -11,12 +11,14 @@
 //! | `lora` | the paths of an adapter's factors, and the value of an adapted parameter |
 //! | `running_state` | `valid` gives a copy of a model new running statistics; these keep no reparameterization |
 //! | `panics` | texts of panics |
+//! | `empty_batch` | a product with a matrix of no rows has no rows; with a batch of no matrices, burn reads foreign memory |
 //! | `graph_depth` | backward runs the deepest node first |
 //! | `graph_edges` | the debug text of a backward's checkpointer lists the nodes and their parents |
 //!
 //! The nodes of the autodiff graph are recorded in [`autodiff`](crate::autodiff), by burn's documented extension
 //! interface.
 
+mod empty_batch;
 mod graph_depth;
 mod graph_edges;
 mod layers;
@@ -26,6 +28,7 @@ mod panics;
 mod running_state;
 mod visitor;
 
+pub(crate) use empty_batch::is_unsafe;
 pub(crate) use graph_depth::LAYER_DEPTH;
 pub(crate) use graph_edges::{GraphEdges, edges_of};
 pub(crate) use layers::BurnLayer;

@@ -251,6 +251,24 @@ pub enum CommError {
         /// Problem with the connection.
         problem: String,
     },
+
+    /// Two processes have made the same launch with other numbers of ranks.
+    #[error(
+        "process {process} launches {ranks} ranks, and process {other} launches {other_ranks} in the same launch. Pass the \
+         same number of ranks in every process, and make the same launches in the same order"
+    )]
+    UnequalRanks {
+        /// Lowest global rank of the other process, as this process numbers the ranks.
+        rank: usize,
+        /// Index of this process.
+        process: usize,
+        /// Number of ranks of the launch, in all processes, according to this process.
+        ranks: usize,
+        /// Index of the other process.
+        other: usize,
+        /// Number of ranks of the launch according to the other process.
+        other_ranks: usize,
+    },
 }
 
 impl CommError {
@@ -273,7 +291,8 @@ impl CommError {
             | Self::CannotShrink { rank }
             | Self::StillRunning { rank, .. }
             | Self::Protocol { rank, .. }
-            | Self::Disconnected { rank, .. } => *rank,
+            | Self::Disconnected { rank, .. }
+            | Self::UnequalRanks { rank, .. } => *rank,
             Self::DeadlineExceeded { rank, missing, .. } => missing.first().copied().unwrap_or(*rank),
             Self::Deadlock { waits } => waits.first().map_or(0, |(rank, ..)| *rank),
         }

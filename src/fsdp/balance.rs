@@ -10,8 +10,8 @@ use crate::placement::{ShardSizes, TensorRows, balanced};
 /// Replaces the chunks of parameters by uneven shards, so that all ranks that shard a unit hold about the same
 /// number of bytes of it.
 ///
-/// Ranks of a tensor-parallel mesh must choose the same shard sizes, but each knows only its own local shape. So a
-/// parameter whose local shapes differ between tensor-parallel ranks keeps its chunks.
+/// Ranks of a tensor-parallel mesh must choose the same shard sizes, but their local shapes may differ. So a parameter
+/// whose local shapes differ keeps its chunks, and everything is weighed by the local shape of the first of these ranks.
 pub(super) fn balance<'a>(params: &mut [PlannedParam], meshes: impl Iterator<Item = &'a FsdpMeshInfo>) {
     let ranks = meshes.map(|data| data.mesh.size_of(data.shard)).collect_vec();
     let units = (0..params.len()).into_group_map_by(|&at| (params[at].unit.clone(), params[at].data));
@@ -24,6 +24,11 @@ pub(super) fn balance<'a>(params: &mut [PlannedParam], meshes: impl Iterator<Ite
             match sizes {
                 ShardSizes::Chunked(_) if is_even(&params[at], *dim) => free.push((at, *dim, rows)),
                 sizes => {
+                    // What it weighs must be the same on all tensor-parallel ranks, whose own chunks differ.
+                    let sizes = match sizes {
+                        ShardSizes::Chunked(_) => &ShardSizes::Chunked(rows.count),
+                        uneven => uneven,
+                    };
                     let of_rank = |rank| sizes.range(held.len(), rank).len() * rows.bytes;
                     let more = (0..held.len()).map(of_rank).collect_vec();
                     held.iter_mut().zip(more).for_each(|(held, more)| *held += more);

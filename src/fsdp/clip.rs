@@ -1,6 +1,7 @@
 //! [`clip_grad_norm`]: clips gradients by their joint norm.
 
 use std::collections::{HashMap, HashSet};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use burn::backend::TensorMetadata;
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
@@ -9,10 +10,12 @@ use burn::tensor::{DType, Tensor};
 use itertools::Itertools;
 use smallvec::SmallVec;
 
+use super::FsdpError;
 use super::powers::PowerSum;
 use crate::Result;
+use crate::burn_compat::{ModulePath, TensorVisitor, visit_tensors};
 use crate::comm::{Call, Communicator, ReduceOp};
-use crate::param::{Unit, check_not_replaced, check_reduced, walk};
+use crate::param::{Unit, check_not_replaced, check_reduced, walk, warn};
 
 /// Norm that [`clip_grad_norm`] computes.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -31,7 +34,7 @@ impl NormType {
 }
 
 /// Scales all gradients down so that their joint norm is at most `max_norm`. Returns the norm before scaling. If
-/// the norm is NaN, all gradients become NaN, as in PyTorch.
+/// the norm is NaN, all gradients become NaN, as in PyTorch. [`ClipGradNorm`] can make that an error.
 ///
 /// Norms are computed in single precision, those of double-precision gradients in double precision. Sums of powers
 /// neither overflow nor underflow: the norms of gradients of 1e30 or 1e-30 are correct.
@@ -53,6 +56,112 @@ impl NormType {
 /// and `grads` has none of a distributed parameter, both before anything is sent;
 /// [`Error::Comm`](crate::Error::Comm) if another rank fails.
 pub fn clip_grad_norm<M: Module>(model: &M, grads: &mut GradientsParams, max_norm: f64, norm: NormType) -> Result<f64> {
+    ClipGradNorm::new(max_norm).with_norm_type(norm).clip(model, grads)
+}
+
+/// Configuration of [`clip_grad_norm`].
+///
+/// ```
+/// # use burn::nn::LinearConfig;
+/// # use burn::optim::GradientsParams;
+/// # use burn::tensor::Tensor;
+/// # use burn_dtensor::prelude::*;
+/// # use burn_dtensor::fsdp::{ClipGradNorm, FsdpError};
+/// # launch(Launch::threads(2), |world| {
+/// # let mesh = DeviceMesh::new(world, [2], ["shard"])?;
+/// # let device = world.device().clone().autodiff();
+/// let model = fully_shard(LinearConfig::new(4, 3).init(&device), &mesh, FullyShard::new())?;
+/// let loss = model.forward(Tensor::<2>::full([1, 4], f32::NAN, &device)).sum();
+/// let mut grads = GradientsParams::from_grads(loss.backward(), &model);
+/// let clip = ClipGradNorm::new(1.0).with_error_if_nonfinite(true);
+/// assert!(matches!(clip.clip(&model, &mut grads), Err(Error::Fsdp(FsdpError::NonFiniteNorm { .. }))));
+/// # Ok(())
+/// # })?;
+/// # Ok::<_, burn_dtensor::Error>(())
+/// ```
+#[derive(Debug, Clone, PartialEq)]
+pub struct ClipGradNorm {
+    max_norm: f64,
+    norm_type: NormType,
+    error_if_nonfinite: bool,
+}
+
+/// True if this process has warned that a norm is not finite.
+static WARNED: AtomicBool = AtomicBool::new(false);
+
+impl ClipGradNorm {
+    /// Creates the configuration that clips the L2 norm to `max_norm`.
+    pub fn new(max_norm: f64) -> Self {
+        Self { max_norm, norm_type: NormType::L2, error_if_nonfinite: false }
+    }
+
+    /// Sets the norm.
+    #[must_use]
+    pub fn with_norm_type(mut self, norm_type: NormType) -> Self {
+        self.norm_type = norm_type;
+        self
+    }
+
+    /// Sets whether an infinite or NaN norm is an error, which all ranks get, with unchanged gradients. Default: false,
+    /// as in PyTorch, with one warning in each process. Then a NaN norm makes all gradients NaN, and an infinite one
+    /// makes the finite gradients zero.
+    #[must_use]
+    pub fn with_error_if_nonfinite(mut self, error: bool) -> Self {
+        self.error_if_nonfinite = error;
+        self
+    }
+
+    /// Clips the gradients of `model`, and returns their norm before: see [`clip_grad_norm`].
+    ///
+    /// # Collective
+    /// Like [`clip_grad_norm`].
+    ///
+    /// # Errors
+    /// Those of [`clip_grad_norm`], and [`FsdpError::NonFiniteNorm`].
+    pub fn clip<M: Module>(&self, model: &M, grads: &mut GradientsParams) -> Result<f64> {
+        let Self { max_norm, norm_type, error_if_nonfinite } = *self;
+        let total = total_norm(model, grads, norm_type)?;
+        if !total.is_finite() {
+            if error_if_nonfinite {
+                let mut search = NonFiniteGrad { grads, first: None };
+                visit_tensors(model, &mut search);
+                return Err(FsdpError::NonFiniteNorm { norm: total, max_norm, param: search.first }.into());
+            }
+            if !WARNED.swap(true, Ordering::Relaxed) {
+                warn(&format!(
+                    "the norm of the gradients is {total}, and clipping makes them NaN or zero. A `GradScaler` skips such a \
+                     step; otherwise use `ClipGradNorm::with_error_if_nonfinite(true)`, and skip the step or look for \
+                     the cause"
+                ));
+            }
+        }
+        let scale = max_norm / (total + 1e-6);
+        if scale < 1.0 || scale.is_nan() {
+            model.visit(&mut ScaleVisitor { grads, factor: scale, seen: HashSet::new() });
+        }
+        Ok(total)
+    }
+}
+
+/// Visitor that finds the first gradient with an infinite or NaN element.
+struct NonFiniteGrad<'a> {
+    grads: &'a GradientsParams,
+    first: Option<String>,
+}
+
+impl TensorVisitor for NonFiniteGrad<'_> {
+    fn float<const D: usize>(&mut self, path: &ModulePath, param: &Param<Tensor<D>>) {
+        if self.first.is_none()
+            && let Some(grad) = self.grads.get::<D>(param.id).filter(|grad| grad.shape().num_elements() > 0)
+            && !grad.is_finite().all().into_scalar::<bool>()
+        {
+            self.first = Some(path.join());
+        }
+    }
+}
+
+/// Returns the joint norm of the gradients of a model.
+fn total_norm<M: Module>(model: &M, grads: &GradientsParams, norm: NormType) -> Result<f64> {
     let walk = walk(model);
     check_not_replaced(model, &walk)?;
     check_reduced(model, &walk, grads)?;
@@ -88,12 +197,7 @@ pub fn clip_grad_norm<M: Module>(model: &M, grads: &mut GradientsParams, max_nor
     }
     let mut all = PowerSum::default();
     parts.iter().for_each(|part| norm.join(&mut all, &part.sum));
-    let total = norm.finish(&all);
-    let scale = max_norm / (total + 1e-6);
-    if scale < 1.0 || scale.is_nan() {
-        model.visit(&mut ScaleVisitor { grads, factor: scale, seen: HashSet::new() });
-    }
-    Ok(total)
+    Ok(norm.finish(&all))
 }
 
 impl NormType {

@@ -241,6 +241,20 @@ pub enum FsdpError {
     /// [`compare`](fn@super::compare) found a difference between the sharded and the full model.
     #[error("{0}")]
     Differs(Box<Comparison>),
+    /// The norm of gradients is infinite or NaN.
+    #[error(
+        "the norm of the gradients is {norm}, so they cannot be clipped to {max_norm}{}. They were not changed. Skip the \
+         step, or find the layer whose outputs are the first that are not finite",
+        at(param.as_deref())
+    )]
+    NonFiniteNorm {
+        /// The norm.
+        norm: f64,
+        /// The norm to which they should have been clipped.
+        max_norm: f64,
+        /// Path of the first parameter whose gradient has an infinite or NaN element on this rank, if there is one.
+        param: Option<String>,
+    },
     /// [`GradScaler::unscale`](super::GradScaler::unscale) was called twice for one model in one step.
     #[error(
         "`GradScaler::unscale` was called twice for this model in one step. Call it once, with the sum of the \
@@ -256,4 +270,8 @@ pub enum FsdpError {
          with the gradients first"
     )]
     NothingUnscaled,
+}
+
+fn at(param: Option<&str>) -> String {
+    param.map_or_else(String::new, |param| format!(" (on this rank, the gradient of `{param}` is not finite)"))
 }

@@ -162,7 +162,7 @@ mod scaler;
 mod shard;
 mod warnings;
 
-pub use clip::{NormType, clip_grad_norm};
+pub use clip::{ClipGradNorm, NormType, clip_grad_norm};
 pub use compare::{Cause, Comparison, Finding, Side, compare};
 pub use config::{FullyShard, ParamInfo, ParamPlacement};
 pub use describe::{Description, describe};

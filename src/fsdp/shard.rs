@@ -18,8 +18,8 @@ use crate::comm::Communicator;
 use crate::mesh::DeviceMesh;
 use crate::param::{
     AGAIN, CpuOffload, DataParallelGroups, FsdpMeshInfo, ModelNumbers, OffloadPolicy, Precision, REDUCE, ReplicaCheck,
-    ReshardAfterForward, ShardAssignment, UnitName, UnitParam, attach_drawn, combine, data_spec, make_units,
-    move_other_params, own_buffers,
+    ReshardAfterForward, ShardAssignment, UnitName, UnitParam, attach_drawn, check_specs, combine, data_spec,
+    make_units, move_other_params, own_buffers,
 };
 use crate::pattern::PathPattern;
 use crate::placement::PlacementError;
@@ -138,6 +138,7 @@ pub fn fully_shard<M: Module>(model: M, mesh: &DeviceMesh, config: FullyShard) -
         Some(DataParallelGroups { precision: precisions.of(unit).precision(), offloaded, ..data[at].clone() })
     };
     let params = make_units(params.collect::<Result<_>>()?, of_unit)?;
+    check_specs(params.iter(), "fully_shard")?;
     // All checks have passed. Units change only now: clones of the model share them, and a failing call must not
     // affect the clones.
     for (unit, path) in adopted {

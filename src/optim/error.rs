@@ -73,6 +73,21 @@ pub enum OptimError {
         /// Layout in the model.
         model: String,
     },
+    /// A step has no gradient of any parameter of the model.
+    #[error(
+        "this step would change nothing: of the {trained} parameters of the model that are trained, such as `{path}`, \
+         none has a gradient among the {grads} that were passed. Pass the gradients of this model, \
+         `GradientsParams::from_grads(loss.backward(), &model)`, of a loss that depends on it; or allow such steps with \
+         `with_empty_steps_allowed(true)`"
+    )]
+    NoGradients {
+        /// Path of the first trained parameter.
+        path: String,
+        /// Number of trained parameters.
+        trained: usize,
+        /// Number of gradients that were passed.
+        grads: usize,
+    },
     /// Muon's group contains a parameter that is not a matrix.
     #[error(
         "Muon steps only matrices, but its group contains `{path}`, which has {dims} dimensions. Step `{path}` with \

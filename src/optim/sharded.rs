@@ -64,7 +64,8 @@ pub fn sharded<O: ExactOnShards>(optimizer: O) -> ShardedOptimizer {
         Some(by_value) => (optim.with_grad_clipping(by_value), None),
         None => (optim, None),
     };
-    ShardedOptimizer { optim, groups: vec![OptimizerGroup { params: ParamGroup::all(), clip, muon: None }] }
+    let groups = vec![OptimizerGroup { params: ParamGroup::all(), clip, muon: None }];
+    ShardedOptimizer { optim, groups, allows_empty_steps: false }
 }
 
 /// burn's [`ModuleOptimizer`] for a distributed model, built by [`sharded`].
@@ -76,6 +77,8 @@ pub struct ShardedOptimizer {
     optim: ModuleOptimizer,
     /// Groups of `optim`, with the settings that burn does not handle.
     groups: Vec<OptimizerGroup>,
+    /// True if a step without a gradient of the model is not an error.
+    allows_empty_steps: bool,
 }
 
 #[derive(Clone)]
@@ -119,6 +122,14 @@ impl ShardedOptimizer {
         self
     }
 
+    /// Sets whether a step may have no gradient of any parameter of the model. Default: false, because such a step
+    /// mostly gets the gradients of another model. With `true` it changes nothing, like burn's optimizer.
+    #[must_use]
+    pub fn with_empty_steps_allowed(mut self, allowed: bool) -> Self {
+        self.allows_empty_steps = allowed;
+        self
+    }
+
     /// Steps the parameters that have gradients, like burn's [`ModuleOptimizer::step`]. `lr` is a number or the
     /// output of a burn scheduler.
     ///
@@ -129,7 +140,8 @@ impl ShardedOptimizer {
     /// # Errors
     /// [`OptimError::NotAMatrix`] for a parameter of Muon's group that is not a matrix,
     /// [`ParamError::StepWithoutGradients`](crate::param::ParamError::StepWithoutGradients) if gradients wait to be
-    /// reduced and `grads` has none of a distributed parameter, and
+    /// reduced and `grads` has none of a distributed parameter, [`OptimError::NoGradients`] if `grads` has none of any
+    /// trained parameter ([unless allowed](Self::with_empty_steps_allowed)), and
     /// [`ParamError::Replaced`](crate::param::ParamError::Replaced) if a parameter was replaced after it was distributed,
     /// all before any parameter is stepped; [`Error::Comm`](crate::Error::Comm) if another rank fails.
     pub fn step<M: Module>(
@@ -142,6 +154,9 @@ impl ShardedOptimizer {
         let found = walk(&model);
         check_not_replaced(&model, &found)?;
         check_reduced(&model, &found, &grads)?;
+        if !self.allows_empty_steps {
+            check_any(&model, &grads)?;
+        }
         if self.groups.iter().all(|group| group.muon.is_none() && group.clip.is_none()) {
             return Ok(self.optim.step(lr, model, grads));
         }
@@ -318,6 +333,41 @@ impl TensorVisitor for Members<'_> {
             self.fault.get_or_insert(OptimError::NotAMatrix { path, dims: D });
         } else if muon.is_some() || clip.is_some() {
             self.found.push(GroupParam { id, path, group, spec: self.specs.get(&id).cloned() });
+        }
+    }
+}
+
+/// Checks that `grads` has the gradient of a parameter of `model`, if one of them is trained.
+///
+/// Local. A gradient of a shard is there on all ranks that reduce it, also for an empty shard.
+///
+/// # Errors
+/// [`OptimError::NoGradients`].
+fn check_any<M: Module>(model: &M, grads: &GradientsParams) -> Result<(), OptimError> {
+    let mut search = TrainedParams { grads, first: None, trained: 0, has_grad: false };
+    visit_tensors(model, &mut search);
+    match search {
+        TrainedParams { first: Some(path), trained, has_grad: false, .. } => {
+            Err(OptimError::NoGradients { path, trained, grads: grads.len() })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Visitor that counts the trained parameters, and searches for a gradient of one.
+struct TrainedParams<'a> {
+    grads: &'a GradientsParams,
+    first: Option<String>,
+    trained: usize,
+    has_grad: bool,
+}
+
+impl TensorVisitor for TrainedParams<'_> {
+    fn float<const D: usize>(&mut self, path: &ModulePath, param: &Param<Tensor<D>>) {
+        self.has_grad |= self.grads.get::<D>(param.id).is_some();
+        if param.is_require_grad() {
+            self.trained += 1;
+            self.first.get_or_insert_with(|| path.join());
         }
     }
 }

@@ -13,8 +13,8 @@ use crate::Result;
 use crate::dtensor::{DTensorSpec, MeshDims};
 use crate::mesh::DeviceMesh;
 use crate::param::{
-    ModelScan, ShardAssignment, TpPlacement, UnitParam, attach_drawn, attach_shards, make_units, own_buffers,
-    sync_buffers,
+    ModelScan, ShardAssignment, TpPlacement, UnitParam, attach_drawn, attach_shards, check_specs, make_units,
+    own_buffers, sync_buffers,
 };
 use crate::placement::Layout;
 
@@ -101,6 +101,7 @@ pub fn parallelize<M: Module>(model: M, mesh: &DeviceMesh, plan: Plan) -> Result
     // Parameters that were sharded before are already initialized and have their own units.
     let params: Vec<_> = params.into_iter().filter(|param| !is_sharded.contains(&*param.info().path)).collect();
     let again = apply_after_fsdp(sharded)?;
+    check_specs(params.iter().chain(again.iter().map(|attachment| &attachment.param)), "parallelize")?;
     let attached = params.iter().chain(again.iter().map(|attachment| &attachment.param));
     let units: Vec<_> = attached.map(|param| param.unit.clone()).collect();
     let attachments = params.into_iter().map(|param| {

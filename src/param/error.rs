@@ -276,6 +276,40 @@ pub enum ParamError {
         /// The unit.
         unit: String,
     },
+    /// Ranks of a parameter's mesh would lay it out differently.
+    #[error(
+        "the layout of a parameter differs between ranks of its mesh: rank {rank} has `{param}` {layout}, rank \
+         {other_rank} has `{other_param}` {other_layout}. Pass an equal model and configuration on all of these ranks, \
+         and let placement functions depend only on what is equal there"
+    )]
+    LayoutsDiffer {
+        /// Path of the first parameter that differs.
+        param: String,
+        /// First rank of the mesh.
+        rank: usize,
+        /// Global shape, dtype and layout of the parameter on that rank.
+        layout: String,
+        /// Path of that parameter on another rank.
+        other_param: String,
+        /// The other rank.
+        other_rank: usize,
+        /// Global shape, dtype and layout of the parameter on the other rank.
+        other_layout: String,
+    },
+    /// An input of a unit has no elements.
+    #[error(
+        "the input of unit `{unit}` has shape {shape:?}, a batch without elements, {problem}. Give every rank at least one \
+         row, such as a copy of another row whose loss is multiplied by 0; `data::DistributedLoader` fills up the last \
+         batch. Or pass rows of features, `[0, d_model]`, with which layers compute"
+    )]
+    EmptyInput {
+        /// The unit, or the type of the module if it only encloses units.
+        unit: String,
+        /// Shape of the input.
+        shape: Vec<usize>,
+        /// What goes wrong with such an input.
+        problem: &'static str,
+    },
     /// The module is not an FSDP unit, or the model contains none.
     #[error(
         "this module is not an FSDP unit. Pass the model that `fully_shard` returned, or a module in it that a pattern \

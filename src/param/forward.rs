@@ -1,11 +1,12 @@
 //! [`unit`]: marks the beginning and end of a unit's forward.
 
+use std::any::type_name;
 use std::sync::Arc;
 
+use burn::backend::{DispatchAutodiffContext, DispatchTensor, TensorMetadata};
 use burn::module::Module;
 use smallvec::SmallVec;
 
-use super::ParamError;
 use super::backward_nodes::sweep;
 use super::events::ProbedUnit;
 use super::options::cast;
@@ -17,10 +18,10 @@ use super::unit::Unit;
 use super::unit_stack::{self, GroupUnit, UnitGuard};
 use super::visit::check_not_replaced;
 use super::visit::{Visited, walk};
-use crate::Result;
+use super::{ModelScan, ParamError};
 use crate::error::OrUnwind;
-use crate::tensor_tree::TensorTree;
-use crate::watch;
+use crate::tensor_tree::{TensorTree, visit_plain};
+use crate::{Result, burn_compat, watch};
 
 /// Runs `forward` as the forward of an FSDP unit. One all-gather runs before it, and one reduce-scatter in backward.
 /// The gathered parameters are freed after `forward` unless the unit keeps them.
@@ -88,6 +89,10 @@ use crate::watch;
 /// another unit encloses it.
 ///
 /// # Panics
+/// Unwinds with [`ParamError::EmptyInput`] if a tensor in `input` has no elements because a leading dimension is 0, such as
+/// a batch `[0, seq, d_model]` or token ids `[0, seq]`: burn's layers read foreign memory with it. Rows of features,
+/// `[0, d_model]`, are accepted, except by a module with running statistics. DTensors may have empty local tensors.
+///
 /// If `forward` panics, the report of [`launch`](crate::comm::launch) names the innermost open unit. Unwinds with the
 /// typed [`Error`](crate::Error) if a collective fails, and with [`ParamError::Replaced`] if a
 /// parameter of the module was replaced after it was distributed; [`launch`](crate::comm::launch) returns the error.
@@ -114,6 +119,7 @@ where
     let Some(ModuleUnits { own, inside }) = ModuleUnits::of(module).or_unwind() else {
         return forward(module, input, &[]);
     };
+    let input = check_input(module, &own, input).or_unwind();
     if !unit_stack::is_any() {
         sweep(own.iter().chain(&inside).map(|(unit, _)| unit));
     }
@@ -165,6 +171,41 @@ where
         Some(probed) => probed.leave(output),
         None => output,
     }
+}
+
+/// Checks that no plain tensor of the input is an empty batch with which burn's layers would read foreign memory, or with
+/// which they would make running statistics NaN.
+///
+/// # Errors
+/// [`ParamError::EmptyInput`].
+fn check_input<M: Module, I: TensorTree>(module: &M, own: &OwnUnits, input: I) -> Result<I> {
+    let mut fault = None;
+    let input = visit_plain(input, &mut |tensor| {
+        let shape = tensor.shape();
+        if shape.num_elements() > 0 || fault.is_some() {
+            return;
+        }
+        let problem = if burn_compat::is_unsafe(&shape, tensor.dtype()) {
+            "with which burn's layers would read foreign memory"
+        } else if shape.num_dims() > 1 && shape[0] == 0 && is_training_statistics(module, tensor) {
+            "with which running statistics would become NaN"
+        } else {
+            return;
+        };
+        fault = Some((shape.to_vec(), problem));
+    });
+    match fault {
+        None => Ok(input),
+        Some((shape, problem)) => {
+            let unit = own.first().map_or_else(|| type_name::<M>().into(), |(unit, _)| unit.label().to_string());
+            Err(ParamError::EmptyInput { unit, shape, problem }.into())
+        }
+    }
+}
+
+/// Returns true if a forward of the module with this input updates running statistics.
+fn is_training_statistics<M: Module>(module: &M, input: &DispatchTensor) -> bool {
+    input.autodiff != DispatchAutodiffContext::Disabled && ModelScan::of(module).has_running()
 }
 
 /// Opens `unit` on these shards, gathers it, and lets `push` put it on the stack of open units.

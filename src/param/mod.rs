@@ -23,7 +23,13 @@
 //!    that none of them waits for another.
 //! 4. A gradient reduction is waited for before the next one is issued, so at most the gradients of the units in
 //!    reduction and in computation are unsharded at once.
-//! 5. A `UnitPass` holds plain tensors only. The graph's nodes own it, so a tensor of the
+//! 5. **Nothing local decides a collective.** Whether a rank posts a collective, and in which order, follows from what
+//!    the program did: entries of units, backwards, steps, calls such as `reshard`. These are the same on all ranks. It
+//!    never reads what `Drop`, burn's graph, a cache or a clock changes, such as the number of passes that exist. What
+//!    decides is in `storage::copies` and `counts`. A pass that burn has dropped on one rank still takes part in the
+//!    collectives of the others. In debug builds each all-gather carries a description of what decided it
+//!    ([`Call::decision`](crate::comm::Call::decision)), so that ranks that decide by different inputs fail there.
+//! 6. A `UnitPass` holds plain tensors only. The graph's nodes own it, so a tensor of the
 //!    graph inside it would be a reference cycle.
 //!
 //! The order of the graph's nodes in backward has rules of its own, in `backward.md`: the module page of
@@ -34,10 +40,10 @@
 //! | topic | modules |
 //! |---|---|
 //! | parameters of a model; their replacement by shards, also of lazy ones | `model_scan`, `visit`; `attach` |
-//! | meshes, specs | `data_mesh` |
+//! | meshes, specs; their comparison over ranks | `data_mesh`; `spec_check` |
 //! | the parameter, its LoRA adapter, its views and gradients, its reads | `distributed`, `read` |
 //! | states that distinguish clones of a parameter; shards and their marker in records | `states`; `shards` |
-//! | units: their parameters, names, options | `unit`, `unit_name`, `options` |
+//! | units: their parameters, names, options, counts | `unit`, `unit_name`, `options`, `counts` |
 //! | collectives of units; user-defined ones and hooks | `collectives`; `custom` |
 //! | unsharded parameters: their state, copies, memory | `storage`: `unshard_state`, `copies`, `slot` |
 //! | all-gathers in advance, and resharding | `prefetch` |
@@ -75,6 +81,7 @@ mod reduction;
 mod replica_check;
 mod scope;
 mod shards;
+mod spec_check;
 mod states;
 mod storage;
 mod stored;
@@ -120,6 +127,7 @@ pub(crate) use reduction::gradients::check_reduced;
 pub(crate) use replica_check::ReplicaCheck;
 pub(crate) use scope::{give_up_backward, is_gathered_again};
 pub(crate) use shards::{LocalShards, plain};
+pub(crate) use spec_check::check_specs;
 pub(crate) use stored::{NewValue, StoredTensor, release_shards, replace_tensors, stored_like, stored_tensors};
 pub(crate) use unit::{AGAIN, DataParallelGroups, ModelNumbers, TpPlacement, Unit, UnitParam};
 pub(crate) use unit_name::UnitName;

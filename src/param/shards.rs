@@ -74,9 +74,10 @@ impl PartialEq for ShardKey {
 impl LocalShardsId {
     /// Returns true if `other` has another shard of a parameter that is among these.
     pub(crate) fn replaces(&self, other: &Self) -> bool {
-        self.members.iter().zip(&self.values).any(|(member, value)| {
-            other.members.binary_search(member).is_ok_and(|at| *value != other.values[at])
-        })
+        self.members
+            .iter()
+            .zip(&self.values)
+            .any(|(member, value)| other.members.binary_search(member).is_ok_and(|at| *value != other.values[at]))
     }
 
     pub(crate) fn of(shards: &LocalShards) -> Self {

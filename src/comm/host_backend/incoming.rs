@@ -25,6 +25,9 @@ impl HostBackend {
     ///
     /// Never blocks, because the calling thread carries all communication.
     pub(super) fn receive(&self, from: usize, message: ControlMessage) -> Option<PayloadTarget> {
+        if self.remote().refuses(from) {
+            return None;
+        }
         self.handle(from, message).unwrap_or_else(|problem| {
             self.reject(from, problem);
             None
@@ -113,11 +116,36 @@ impl HostBackend {
             return;
         }
         let error = |rank| CommError::Disconnected { rank, problem: problem.into() };
-        self.rendezvous.find(Failure::Collective(error(remote.ranks_of(process).start)));
-        for rank in interrupted {
-            remote.lose(RankReport { rank, activity: self.activity(rank), error: Some(error(rank).into()), at: None });
+        self.lose(remote.ranks_of(process).start, interrupted, error);
+    }
+
+    /// Fails the world with `error` of rank `first`, and continues without these ranks, which will not report.
+    fn lose(&self, first: usize, ranks: impl IntoIterator<Item = usize>, error: impl Fn(usize) -> CommError) {
+        self.rendezvous.find(Failure::Collective(error(first)));
+        for rank in ranks {
+            let report = RankReport { rank, activity: self.activity(rank), error: Some(error(rank).into()), at: None };
+            self.remote().lose(report);
             self.exited(rank);
         }
+    }
+
+    /// Compares the number of ranks in each process with that of process `from`. If they differ, the launch fails in both
+    /// processes, and neither waits for ranks that the other does not have.
+    fn compare_ranks(&self, from: usize, each: usize) {
+        let remote = self.remote();
+        let ranks = remote.ranks_of(from);
+        if ranks.len() == each {
+            return;
+        }
+        remote.refuse(from);
+        self.membership.lost(from);
+        if from == remote.first() {
+            self.rendezvous.decide_here();
+        }
+        let (process, processes) = (remote.here(), self.size / ranks.len().max(1));
+        let (size, other_ranks) = (self.size, processes * each);
+        let error = |rank| CommError::UnequalRanks { rank, process, ranks: size, other: from, other_ranks };
+        self.lose(ranks.start, ranks.clone(), error);
     }
 
     fn handle(&self, from: usize, message: ControlMessage) -> Result<Option<PayloadTarget>, String> {
@@ -185,6 +213,10 @@ impl HostBackend {
             }
             ControlMessage::Membership(message) => self.membership.hear(from, message).map(|()| None),
             ControlMessage::Waits(edge) => self.handle_edge(from, edge).map(|()| None),
+            ControlMessage::Launched { each } => {
+                self.compare_ranks(from, each);
+                Ok(None)
+            }
         }
     }
 

@@ -121,6 +121,7 @@ impl ProcessJob {
         let launch = self.state.lock().next_launch();
         let counts = vec![each; self.count()];
         let peers = PeerProcesses::new(self.transport.clone(), launch, &counts);
+        peers.announce(each);
         let backend = HostBackend::of_processes(None, peers, self.this.clone(), options);
         self.begin(launch, &backend);
         backend

@@ -3,7 +3,7 @@
 //! ```text
 //! version, as text    launch and message, in the format of `postcard`
 //! ┌───────────┬────┬──────────────────
-//! │ 0.1.0+2   │ \n │
+//! │ 0.1.0+3   │ \n │
 //! └───────────┴────┴──────────────────
 //! ```
 //!
@@ -54,6 +54,8 @@ pub(in crate::comm) enum ControlMessage {
     Membership(MembershipMessage),
     /// Message of deadlock detection about a rank whose wait is stalled.
     Waits(WaitForEdge),
+    /// The process has made the launch, with this number of ranks in each process. The first message of a launch.
+    Launched { each: usize },
 }
 
 /// Signature of a call. Its names and shapes may be long, but are the same in every step. They are sent in the first
@@ -103,8 +105,7 @@ impl SentSignature {
     /// Prepares a signature for sending, in full.
     pub fn new(signature: &CallSignature) -> Self {
         let mut full = signature.clone();
-        let (forward_index, decision, digests) =
-            (full.forward_index.take(), full.decision.take(), full.digests.take());
+        let (forward_index, decision, digests) = (full.forward_index.take(), full.decision.take(), full.digests.take());
         let states = full.model.as_mut().map(|model| mem::take(&mut model.states)).unwrap_or_default();
         Self { hash: full.hash128().to_le_bytes(), full: Some(full), forward_index, decision, digests, states }
     }
@@ -162,9 +163,12 @@ impl ControlMessage {
     pub fn contents(&self) -> Option<&PayloadDesc> {
         match self {
             Self::Joined { contents, .. } | Self::Data { contents, .. } | Self::Sent { contents, .. } => Some(contents),
-            Self::Pull { .. } | Self::RankExited(_) | Self::Failed { .. } | Self::Membership(_) | Self::Waits(_) => {
-                None
-            }
+            Self::Pull { .. }
+            | Self::RankExited(_)
+            | Self::Failed { .. }
+            | Self::Membership(_)
+            | Self::Waits(_)
+            | Self::Launched { .. } => None,
         }
     }
 }

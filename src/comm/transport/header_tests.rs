@@ -93,6 +93,7 @@ fn errors() -> Vec<CommError> {
         CommError::InvalidGroup { rank, ranks: vec![1, 1], problem: problem.clone() },
         CommError::Disconnected { rank, problem },
         CommError::StillRunning { rank, deadline: Duration::from_millis(3) },
+        CommError::UnequalRanks { rank, process: 0, ranks: 4, other: 1, other_ranks: 300 },
         CommError::Diverged {
             rank,
             other: 2,
@@ -153,6 +154,7 @@ fn headers() -> Vec<Vec<u8>> {
         MembershipMessage::Roster { ranks: vec![0, 300] },
     ];
     headers.extend(notices.map(|notice| write(ControlMessage::Membership(notice))));
+    headers.push(write(ControlMessage::Launched { each: 300 }));
     headers.push(write(ControlMessage::RankExited(RankReport {
         rank: 9,
         activity: "computing".into(),
@@ -246,7 +248,7 @@ fn the_encoding_is_that_of_the_version() {
     let number = VERSION.rsplit('+').next().unwrap();
     assert_eq!(
         (number, format!("{:032x}", XxHash3_128::oneshot(&messages)).as_str()),
-        ("3", "317b8f371d2d73742304134cd18da9a5")
+        ("3", "9f2bd5f99898f8536e942f7002d017c9")
     );
 }
 

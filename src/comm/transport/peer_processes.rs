@@ -33,6 +33,8 @@ pub(in crate::comm) struct PeerProcesses {
     waits: Mutex<WaitForGraph>,
     /// Outcomes of ranks of all processes that have ended.
     ended: Mutex<BTreeMap<usize, EndedRank>>,
+    /// Processes that have made the launch with another number of ranks, whose messages make no sense here.
+    refused: Mutex<Vec<usize>>,
 }
 
 struct EndedRank {
@@ -79,8 +81,8 @@ impl PeerProcesses {
         let ranks = ends.zip(counts).map(|(end, count)| end - count..end).collect();
         let numbers = AtomicUsize::default();
         let (channels, offered) = (Mutex::default(), Mutex::default());
-        let (waits, ended) = (Mutex::default(), Mutex::default());
-        Self { transport, launch, ranks, numbers, channels, offered, waits, ended }
+        let (waits, ended, refused) = (Mutex::default(), Mutex::default(), Mutex::default());
+        Self { transport, launch, ranks, numbers, channels, offered, waits, ended, refused }
     }
 
     /// Creates the processes of the next launch, which has only the surviving `ranks`.
@@ -123,6 +125,26 @@ impl PeerProcesses {
     /// Returns the process that decides which failure is the first: that of rank 0.
     pub fn first(&self) -> usize {
         self.process_of(0)
+    }
+
+    /// Returns the index of this process.
+    pub fn here(&self) -> usize {
+        self.transport.process_index()
+    }
+
+    /// Notifies the other processes of the launch, which has `each` ranks in every process.
+    pub fn announce(&self, each: usize) {
+        self.notify_all(|| ControlMessage::Launched { each });
+    }
+
+    /// Ignores all further messages of a process.
+    pub fn refuse(&self, process: usize) {
+        self.refused.lock().push(process);
+    }
+
+    /// Returns true if messages of the process are ignored.
+    pub fn refuses(&self, process: usize) -> bool {
+        self.refused.lock().contains(&process)
     }
 
     /// Returns true if this process decides which failure is the first.

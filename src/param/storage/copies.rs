@@ -176,9 +176,7 @@ impl CopyTables {
     /// forward over replaced shards remain if they have been left since the last backward, so that two clones of a
     /// module may take turns.
     fn replace(&mut self, shards: &LocalShardsId) {
-        remove(&mut self.next, |copy| {
-            copy.origin() == Some(GatherOrigin::Retained) && shards.replaces(&copy.shards)
-        });
+        remove(&mut self.next, |copy| copy.origin() == Some(GatherOrigin::Retained) && shards.replaces(&copy.shards));
         let last = self.kept.iter().rposition(|kept| shards.replaces(&kept.shards));
         let mut at = 0;
         self.kept.retain(|kept| {
@@ -409,8 +407,7 @@ impl UnshardedCopies {
     fn take_kept(&self) -> SmallVec<[KeptPasses; 1]> {
         let mut tables = self.0.lock();
         remove(&mut tables.next, |_| true);
-        let is_running =
-            |kept: &KeptPasses| kept.open.as_ref().is_some_and(|copy| copy.state.is_in_forward());
+        let is_running = |kept: &KeptPasses| kept.open.as_ref().is_some_and(|copy| copy.state.is_in_forward());
         let (running, mut kept): (SmallVec<_>, SmallVec<[_; 1]>) =
             mem::take(&mut tables.kept).into_iter().partition(is_running);
         tables.kept = running;

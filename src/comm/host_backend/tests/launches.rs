@@ -1,15 +1,16 @@
 //! Several launches in succession, in processes that do not run in step.
 
+use std::time::Duration;
 use std::{env, fs, process, thread};
 
 use burn::tensor::Tensor;
 use burn_dtensor_flight::LaunchTrace;
 
 use super::super::ProcessJob;
-use crate::Result;
-use crate::comm::{Launch, ReceivedTensors, ReduceOp, ShardedTensor, World, launch};
+use crate::comm::{CommError, Launch, ReceivedTensors, ReduceOp, ShardedTensor, World, launch};
 use crate::placement::ShardSizes;
 use crate::testing::LoopbackJob as Job;
+use crate::{Error, Result};
 
 /// Returns the sum of all rank numbers, and the value of a message from the last rank (-1 on the last rank
 /// itself).
@@ -55,9 +56,9 @@ fn what_comes_before_a_launch_begins_is_kept() {
         let job = Job::new(2, 15);
         let ends = job.run(|process, processes| {
             if process == 0 {
-                // Two messages of rank 3, and the contributions of ranks 2 and 3 to the reduction.
+                // That of the launch, two messages of rank 3, and the contributions of ranks 2 and 3 to the reduction.
                 let has_come = |state: &super::super::process_job::JobState| {
-                    state.headers[1] >= 4 && (!landed || state.awaited.is_empty())
+                    state.headers[1] >= 5 && (!landed || state.awaited.is_empty())
                 };
                 while !has_come(&processes.state.lock()) {
                     thread::yield_now();
@@ -66,6 +67,27 @@ fn what_comes_before_a_launch_begins_is_kept() {
             launched(processes, 2)
         });
         assert_eq!(ends.concat(), [(6.0, 3.0), (6.0, 3.0), (6.0, 3.0), (6.0, -1.0)]);
+    }
+}
+
+/// Both processes learn both numbers, and neither waits for ranks that the other does not have.
+#[test]
+fn processes_that_launch_other_numbers_of_ranks_fail_with_both_numbers() {
+    for numbers in [[2, 4], [4, 2], [1, 3]] {
+        let job = Job::new(2, 18);
+        let errors = job.run(|process, processes| {
+            // Only a missing notice waits that long.
+            let config = Launch::on_backend(processes.backend(numbers[process])).with_deadline(Duration::from_secs(30));
+            launch(config, program).map(drop).unwrap_err()
+        });
+        for (process, error) in errors.into_iter().enumerate() {
+            let Error::Comm(CommError::UnequalRanks { process: here, ranks, other, other_ranks, .. }) = &error.cause
+            else {
+                panic!("process {process} of {numbers:?}: {error}")
+            };
+            assert_eq!([*here, *other], [process, 1 - process]);
+            assert_eq!([*ranks, *other_ranks], [2 * numbers[process], 2 * numbers[1 - process]]);
+        }
     }
 }
 
