@@ -45,21 +45,56 @@ impl Waits {
     }
 }
 
-/// When forwards are made that no backward follows.
+/// When something is done that trains nothing: forwards that no backward follows, or calls of `reshard`.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Evaluated {
+pub struct Times {
     pub before_steps: bool,
     pub between_batches: bool,
     /// Between the forward and the backward of every micro-batch.
     pub before_backwards: bool,
 }
 
-impl Evaluated {
+impl Times {
     pub const NEVER: Self = Self { before_steps: false, between_batches: false, before_backwards: false };
 
     pub fn draw(rng: &mut StdRng) -> Self {
         let mut draw = || rng.random_bool(0.15);
         Self { before_steps: draw(), between_batches: draw(), before_backwards: draw() }
+    }
+
+    /// Draws never mostly.
+    pub fn draw_rarely(rng: &mut StdRng) -> Self {
+        if rng.random_bool(0.6) {
+            return Self::NEVER;
+        }
+        let mut draw = || rng.random_bool(0.4);
+        Self { before_steps: draw(), between_batches: draw(), before_backwards: draw() }
+    }
+}
+
+/// How forwards are made that no backward follows.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Mode {
+    /// As those that train.
+    Training,
+    /// By `valid()`.
+    Valid,
+    /// By `valid()`, then as those that train.
+    Both,
+}
+
+impl Mode {
+    pub fn draw(rng: &mut StdRng) -> Self {
+        [Self::Training, Self::Valid, Self::Both][rng.random_range(0..3)]
+    }
+
+    /// Returns for each forward whether it is by `valid()`.
+    pub fn forwards(self) -> &'static [bool] {
+        match self {
+            Self::Training => &[false],
+            Self::Valid => &[true],
+            Self::Both => &[true, false],
+        }
     }
 }
 

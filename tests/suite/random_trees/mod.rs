@@ -5,7 +5,8 @@
 //! other ranks, towers that no loss hears, modules that run twice, units of several modules, blocks that backward computes
 //! again, shards in host memory, parameters of two dtypes in a unit, gradients added up over several backwards that wait in
 //! their units or in the program, micro-batches that do not enter some modules, units that stay gathered after backward,
-//! forwards that no backward follows, divisors of gradients, forced sums, several models, layers that tensor-parallel ranks
+//! forwards that no backward follows, with and without `valid()`, weights that a rank leaves unused once, calls of
+//! `reshard` and `unshard`, exports before the first forward, divisors of gradients, forced sums, several models, layers that tensor-parallel ranks
 //! share, also fewer features than ranks, gradient checkpointing, HSDP, every policy of resharding.
 //!
 //! After some steps of SGD or AdamW every parameter, in double precision but for some factors, is that of the unsharded tree,

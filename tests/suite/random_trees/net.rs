@@ -24,7 +24,7 @@ pub struct Net {
 }
 
 #[derive(Module, Debug)]
-struct Tree {
+pub struct Tree {
     layer: Linear,
     back: Option<Linear>,
     /// In single precision.
@@ -37,6 +37,16 @@ impl Net {
     pub fn new(plan: &Plan, model: usize, device: &Device) -> Self {
         let net = Self { table: EmbeddingConfig::new(WORDS, WIDTH).init(device), tree: Tree::new(&plan.tree, device) };
         net.map(&mut Fill { device: device.clone(), state: plan.seed + ((model as u64) << 32), dtype: DType::F64 })
+    }
+
+    /// Calls `whole` with the net, and `tree` with the tree inside.
+    pub fn modules<E>(
+        &self,
+        whole: impl FnOnce(&Self) -> Result<(), E>,
+        tree: impl FnOnce(&Tree) -> Result<(), E>,
+    ) -> Result<(), E> {
+        whole(self)?;
+        tree(&self.tree)
     }
 
     /// The same with all parameters in this dtype.
@@ -52,7 +62,7 @@ impl Net {
         let words = Tensor::<2, Int>::from_data(TensorData::new(words, [batch, SEQ]), device);
         let output = |net: &Self, words: Tensor<2, Int>| {
             let x = net.table.forward(words);
-            let x = if plan.given.on(run.rank) { x } else { x.detach() };
+            let x = if plan.given.on(run) { x } else { x.detach() };
             let y = match tp {
                 None => net.tree.forward(&plan.tree, x.clone(), &x, run),
                 Some(tp) => {
@@ -112,7 +122,7 @@ impl Tree {
     }
 
     fn body<T: Activation>(&self, node: &Node, mut x: T, captured: &T, run: Run) -> T {
-        if node.used.on(run.rank) {
+        if node.used.on(run) {
             let compute = if node.local { T::local_layer } else { T::layer };
             x = [&self.layer].into_iter().chain(&self.back).fold(x, |x, layer| compute(x, layer, node.flat));
             x = self.factor.iter().fold(x, T::times);

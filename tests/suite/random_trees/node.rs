@@ -50,12 +50,19 @@ pub enum Used {
     Everywhere,
     /// Not on this rank.
     NotOn(usize),
+    /// Not on this rank in this micro-batch.
+    NotOnIn(usize, usize),
     Nowhere,
 }
 
 impl Used {
-    pub fn on(self, rank: usize) -> bool {
-        self == Self::Everywhere || matches!(self, Self::NotOn(other) if other != rank)
+    pub fn on(self, run: Run) -> bool {
+        match self {
+            Self::Everywhere => true,
+            Self::NotOn(rank) => rank != run.rank,
+            Self::NotOnIn(rank, batch) => (rank, batch) != (run.rank, run.batch),
+            Self::Nowhere => false,
+        }
     }
 }
 
@@ -136,6 +143,15 @@ impl Node {
         self.children.iter_mut().for_each(|child| child.change_all(change));
     }
 
+    /// Changes this node and all inside that run inside a unit's scope; `owned` if this one does, where it is no unit.
+    pub fn change_owned(&mut self, owned: bool, change: &mut impl FnMut(&mut Self)) {
+        let owned = if self.unit { self.scoped } else { owned };
+        if owned {
+            change(self);
+        }
+        self.children.iter_mut().for_each(|child| child.change_owned(owned, change));
+    }
+
     /// Returns whether any node is so.
     pub fn is_any(&self, is: fn(&Self) -> bool) -> bool {
         is(self) || self.children.iter().any(|child| child.is_any(is))
@@ -166,7 +182,7 @@ impl Node {
             return input;
         }
         let is_trained = !self.frozen || matches!(self.split, Split::Through { frozen: false, .. });
-        let x = input || self.used.on(run.rank) && is_trained || self.captures && captured;
+        let x = input || self.used.on(run) && is_trained || self.captures && captured;
         if self.chain {
             return self.children.iter().fold(x, |x, child| child.tracks(x, captured, run));
         }

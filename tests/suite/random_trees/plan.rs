@@ -7,7 +7,7 @@ use burn_dtensor::placement::Placement;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
-use super::choices::{Backwards, Evaluated, Kept, Precision, Scaling, Waits};
+use super::choices::{Backwards, Kept, Mode, Precision, Scaling, Times, Waits};
 use super::node::{Node, Run, Split, Used};
 
 /// Everything that is drawn about a run.
@@ -46,7 +46,15 @@ pub struct Plan {
     pub full_table: bool,
     /// Shards are in host memory.
     pub offloaded: bool,
-    pub evaluated: Evaluated,
+    /// When forwards are made that no backward follows, and how.
+    pub evaluated: Times,
+    pub mode: Mode,
+    /// When the program reshards the model.
+    pub resharded: Times,
+    /// Units are unsharded before each step.
+    pub unshards: bool,
+    /// The model is gathered on rank 0 before the first forward.
+    pub exports: bool,
     pub scaling: Scaling,
     pub precision: Precision,
     /// The number of models of this plan, which differ in their values and batches.
@@ -100,7 +108,11 @@ impl Plan {
             full_biases: rng.random_bool(0.3),
             full_table: rng.random_bool(0.1),
             offloaded: rng.random_bool(0.2),
-            evaluated: Evaluated::draw(&mut rng),
+            evaluated: Times::draw(&mut rng),
+            mode: Mode::Training,
+            resharded: Times::NEVER,
+            unshards: false,
+            exports: false,
             scaling: Scaling::draw(&mut rng, precision),
             precision,
             models: if rng.random_bool(0.15) { rng.random_range(2..=3) } else { 1 },
@@ -110,6 +122,7 @@ impl Plan {
             mesh,
         };
         plan.draw_nodes(&mut rng);
+        plan.draw_calls(&mut rng);
         if !plan.is_sound() {
             plan.given = Used::Everywhere;
         }
@@ -146,6 +159,21 @@ impl Plan {
         self.tree.change_all(&mut |node| node.kept = rng.random_bool(0.5));
     }
 
+    /// Draws what the program calls beside forwards, backwards and steps, and which weights a rank leaves unused for once.
+    fn draw_calls(&mut self, rng: &mut StdRng) {
+        self.mode = Mode::draw(rng);
+        self.resharded = Times::draw_rarely(rng);
+        (self.unshards, self.exports) = (rng.random_bool(0.2), rng.random_bool(0.2));
+        let (ranks, batches, scoped) = (self.ranks(), self.steps * self.batches_a_step, self.scoped);
+        if rng.random_bool(0.5) {
+            self.tree.change_owned(scoped, &mut |node| {
+                if node.used == Used::Everywhere && rng.random_bool(0.4) {
+                    node.used = Used::NotOnIn(rng.random_range(0..ranks), rng.random_range(0..batches));
+                }
+            });
+        }
+    }
+
     /// Returns whether a loss depends on a parameter in every micro-batch. Where no unit is around all others, no rank's loss
     /// may depend on a unit that another's does not depend on: then the tree's own layer is trained by all.
     fn is_sound(&self) -> bool {
@@ -159,7 +187,7 @@ impl Plan {
 
     /// Returns whether a loss depends on a trained parameter, without the units around.
     pub fn is_tracked(&self, run: Run) -> bool {
-        let given = self.given.on(run.rank);
+        let given = self.given.on(run);
         self.tied || self.tree.tracks(given, given, run)
     }
 
@@ -168,13 +196,9 @@ impl Plan {
         [step * self.batches_a_step, (step + 1) * self.batches_a_step - 1]
     }
 
-    /// Returns whether a forward that no backward follows comes before this micro-batch.
-    pub fn evaluates_before(&self, batch: usize) -> bool {
-        if batch.is_multiple_of(self.batches_a_step) {
-            self.evaluated.before_steps
-        } else {
-            self.evaluated.between_batches
-        }
+    /// Returns whether one of these times is before this micro-batch.
+    pub fn is_before(&self, times: Times, batch: usize) -> bool {
+        if batch.is_multiple_of(self.batches_a_step) { times.before_steps } else { times.between_batches }
     }
 
     /// The number of data-parallel ranks.
@@ -249,7 +273,15 @@ impl Plan {
         add(|plan| plan.batches_a_step = 1, self.batches_a_step > 1);
         add(|plan| plan.batches_a_step -= 1, self.batches_a_step > 2);
         add(|plan| plan.waits = Waits::Unreduced, self.waits != Waits::Unreduced);
-        add(|plan| plan.evaluated = Evaluated::NEVER, self.evaluated != Evaluated::NEVER);
+        add(|plan| plan.evaluated = Times::NEVER, self.evaluated != Times::NEVER);
+        add(|plan| plan.mode = Mode::Training, self.mode != Mode::Training);
+        add(|plan| plan.mode = Mode::Valid, self.mode == Mode::Both);
+        add(|plan| plan.resharded = Times::NEVER, self.resharded != Times::NEVER);
+        add(|plan| plan.resharded.before_steps = false, self.resharded.before_steps);
+        add(|plan| plan.resharded.between_batches = false, self.resharded.between_batches);
+        add(|plan| plan.resharded.before_backwards = false, self.resharded.before_backwards);
+        add(|plan| plan.unshards = false, self.unshards);
+        add(|plan| plan.exports = false, self.exports);
         add(|plan| plan.evaluated.before_steps = false, self.evaluated.before_steps);
         add(|plan| plan.evaluated.between_batches = false, self.evaluated.between_batches);
         add(|plan| plan.evaluated.before_backwards = false, self.evaluated.before_backwards);

@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::{AdamWConfig, GradientsAccumulator, GradientsParams, ModuleOptimizer, SgdConfig};
 use burn::tensor::{DType, Device, Tensor};
-use burn_dtensor::Result;
+use burn_dtensor::{Error, Result};
 use burn_dtensor::comm::World;
-use burn_dtensor::fsdp::{FsdpModule, full_model, fully_shard};
+use burn_dtensor::fsdp::{FsdpModule, ParamError, full_model, full_model_on, fully_shard};
 use burn_dtensor::mesh::DeviceMesh;
 use burn_dtensor::parallel::parallelize;
 
@@ -38,23 +38,45 @@ pub fn sharded(plan: &Plan, start: &[Net], world: &World) -> Result<Trained> {
     let mut nets = start.iter().map(shard).collect::<Result<Vec<_>>>()?;
     let mut optimizers: Vec<_> = nets.iter().map(|_| optimizer(plan)).collect();
     nets.iter().try_for_each(|net| scale(plan, net))?;
+    if plan.exports {
+        nets.iter().try_for_each(|net| full_model_on(net, 0).map(drop))?;
+    }
     let (mut stepped, mut evaluated) = (Vec::new(), Vec::new());
     for step in 0..plan.steps {
         let [first, last] = plan.batches_of(step);
         let mut sums: Vec<_> = nets.iter().map(|_| GradientsAccumulator::new()).collect();
         nets.iter().try_for_each(|net| keep(plan, net, plan.kept[step]))?;
+        if plan.unshards {
+            nets.iter().try_for_each(|net| net.modules(unshard, unshard))?;
+        }
         for batch in first..=last {
             nets.iter().try_for_each(|net| wait(plan.waits, net, batch == last))?;
             let run = |model| Run { model, rank: meshes.data_rank(), batch };
-            let loss = |(model, net): (usize, &Net)| net.loss(plan, run(model), meshes.tensor.as_ref(), &device);
-            let losses = || nets.iter().enumerate().map(loss);
-            let values = || losses().map(|loss| loss.into_scalar::<f64>() / plan.scaling.loss);
-            if plan.evaluates_before(batch) {
-                evaluated.extend(values());
+            let tp = meshes.tensor.as_ref();
+            let mut evaluate = || {
+                for valid in plan.mode.forwards() {
+                    let loss = |(model, net): (usize, &Net)| match valid {
+                        true => net.valid().loss(plan, run(model), tp, world.device()),
+                        false => net.loss(plan, run(model), tp, &device),
+                    };
+                    let losses = nets.iter().enumerate().map(loss);
+                    evaluated.extend(losses.map(|loss| loss.into_scalar::<f64>() / plan.scaling.loss));
+                }
+            };
+            let reshard = || nets.iter().try_for_each(|net| Ok::<_, Error>(FsdpModule::of(net)?.reshard()));
+            if plan.is_before(plan.evaluated, batch) {
+                evaluate();
             }
-            let trained = losses().collect();
+            if plan.is_before(plan.resharded, batch) {
+                reshard()?;
+            }
+            let loss = |(model, net): (usize, &Net)| net.loss(plan, run(model), tp, &device);
+            let trained = nets.iter().enumerate().map(loss).collect();
             if plan.evaluated.before_backwards {
-                evaluated.extend(values());
+                evaluate();
+            }
+            if plan.resharded.before_backwards {
+                reshard()?;
             }
             for ((net, sum), grads) in nets.iter().zip(&mut sums).zip(backward(plan.backwards, &nets, trained)) {
                 if plan.waits == Waits::Reduced || batch == last {
@@ -149,6 +171,14 @@ fn keep(plan: &Plan, net: &Net, kept: Kept) -> Result<()> {
         FsdpModule::of(net)?.matching(some)?.set_reshard_after_backward(false);
     }
     Ok(())
+}
+
+/// Starts to gather a module's unit, if it is a unit of this module alone.
+fn unshard<M: Module>(module: &M) -> Result<()> {
+    match burn_dtensor::fsdp::unshard(module) {
+        Ok(_) | Err(Error::Param(ParamError::NotSharded | ParamError::UnshardOnGroupUnit { .. })) => Ok(()),
+        Err(error) => Err(error),
+    }
 }
 
 /// Says where the gradients of a micro-batch go.

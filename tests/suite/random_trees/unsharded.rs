@@ -40,7 +40,8 @@ pub fn unsharded(plan: &Plan, start: &[Net]) -> Expected {
                 (0..plan.ranks()).map(|rank| net.loss(plan, Run { model, rank, batch }, None, &device)).collect()
             };
             let losses: Vec<Vec<_>> = nets.iter().enumerate().map(losses).collect();
-            let times = usize::from(plan.evaluates_before(batch)) + usize::from(plan.evaluated.before_backwards);
+            let calls = [plan.is_before(plan.evaluated, batch), plan.evaluated.before_backwards];
+            let times = calls.into_iter().filter(|call| *call).count() * plan.mode.forwards().len();
             for (rank, evaluated) in evaluated.iter_mut().enumerate() {
                 let all: Vec<_> =
                     losses.iter().map(|losses| losses[rank].clone().into_scalar::<f64>() / plan.scaling.loss).collect();
