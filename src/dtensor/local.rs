@@ -121,6 +121,12 @@ pub(crate) fn is_tracked<const D: usize, K: Kind>(tensor: &Tensor<D, K>) -> bool
     float_ref(tensor).is_some_and(Tensor::is_tracked)
 }
 
+/// Returns true if a tensor of this kind on this device may be tracked. Unlike [`is_tracked`], it is the same on all
+/// ranks: of one program, some ranks may detach what others track.
+pub(super) fn may_be_tracked<const D: usize, K: Kind>(tensor: &Tensor<D, K>) -> bool {
+    float_ref(tensor).is_some_and(Tensor::is_autodiff)
+}
+
 /// Returns true if `tensor` is a leaf whose gradient is kept.
 pub(super) fn is_require_grad<const D: usize, K: Kind>(tensor: &Tensor<D, K>) -> bool {
     float_ref(tensor).is_some_and(|float| float.is_autodiff() && float.is_require_grad())

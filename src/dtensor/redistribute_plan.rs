@@ -10,8 +10,8 @@ use burn::tensor::{DType, Tensor};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
-use super::local::{associate, cast, is_tracked};
-use super::step::{PendingStep, PlannedStep};
+use super::local::{associate, cast, is_tracked, may_be_tracked};
+use super::step::{PendingStep, PlannedStep, Tracking};
 use super::vjp::{MeshDims, StepVjp, all_reduce_sum};
 use super::{DTensorSpec, Kind};
 use crate::Result;
@@ -66,16 +66,16 @@ impl RedistributePlan {
         Self::between(from, to).or_else(|_| Ok(Arc::new(Self { steps: plan_input(from, to)?, label: label(from, to) })))
     }
 
-    /// Returns the fused steps with their groups on `from`'s mesh. If `tracked`, each step gets the index of its
-    /// backward collective.
-    fn legs(&self, from: &DTensorSpec, varying: &[usize], tracked: bool) -> Result<Legs> {
+    /// Returns the fused steps with their groups on `from`'s mesh. Each step gets the index of its backward collective
+    /// as `tracking` says.
+    fn legs(&self, from: &DTensorSpec, varying: &[usize], tracking: Tracking) -> Result<Legs> {
         let mut legs = Legs::new();
         let mut before = None;
         for FusedStep { step, mesh_dims, after, .. } in
             fused_steps(from.layout(), &self.steps, varying, from.mesh().joins_dims())
         {
             let after = from.with_layout(after.clone())?;
-            legs.push(PlannedStep::new(step, mesh_dims, (before.as_ref().unwrap_or(from), &after), tracked)?);
+            legs.push(PlannedStep::new(step, mesh_dims, (before.as_ref().unwrap_or(from), &after), tracking)?);
             before = Some(after);
         }
         Ok(legs)
@@ -121,7 +121,7 @@ impl RedistributePlan {
         let tracked = is_tracked(&local);
         let is_walked = |dim: &usize| self.steps.iter().any(|(step, _)| step.mesh_dim() == *dim);
         let (walked, stayed): (MeshDims, MeshDims) = varying.iter().copied().partition(is_walked);
-        let legs = self.legs(from, varying, tracked)?;
+        let legs = self.legs(from, varying, Tracking { draws: may_be_tracked(&local), tracked })?;
         let sum = match &stayed[..] {
             dims if dims.is_empty() || !tracked => None,
             dims => {
@@ -261,7 +261,7 @@ impl Gathering<'_> {
         kept: Weak<SavedForBackward<D>>,
         origin: CallSite,
     ) -> Result<Tensor<D>> {
-        let legs = self.route.legs(from, varying, true)?;
+        let legs = self.route.legs(from, varying, Tracking { draws: true, tracked: true })?;
         let op = RedistributeNode {
             output: Mutex::new(Some(full.inner().into_dispatch())),
             route: self.route.clone(),

@@ -18,7 +18,19 @@ pub(super) struct PlannedStep {
     /// Index of the gradient's collective, assigned in forward: see
     /// [`Call::forward_index`](crate::comm::Call::forward_index).
     place: Option<u64>,
+    /// True if the tensor is tracked on this rank.
+    tracked: bool,
     action: Action,
+}
+
+/// What a step must prepare for backward.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Tracking {
+    /// True if a rank may track the tensor. Then all ranks draw an index for the gradient's collective, also those that
+    /// do not track it, so that the indices drawn later agree.
+    pub draws: bool,
+    /// True if this rank tracks it.
+    pub tracked: bool,
 }
 
 /// A [`Step`] with its shard sizes.
@@ -45,12 +57,12 @@ pub(super) struct PendingStep<const D: usize, K: Kind> {
 impl PlannedStep {
     /// Creates the step over `mesh_dims`, in shard order, that leads from `before` to `after`.
     ///
-    /// If `tracked`, it assigns the index of the gradient's collective.
+    /// It assigns the index of the gradient's collective as `tracking` says.
     pub fn new(
         step: Step,
         mesh_dims: MeshDims,
         (before, after): (&DTensorSpec, &DTensorSpec),
-        tracked: bool,
+        Tracking { draws, tracked }: Tracking,
     ) -> Result<Self> {
         let comm = before.mesh().communicator_over(&mesh_dims)?;
         let action = match step {
@@ -67,8 +79,8 @@ impl PlannedStep {
             Step::ReplicateToPartial { .. } => Action::ReplicateToPartial,
             Step::ShardToPartial { dim, .. } => Action::ShardToPartial { dim, sizes: before.shard_sizes(&mesh_dims) },
         };
-        let place = tracked.then(|| comm.next_forward_index());
-        Ok(Self { mesh_dims, comm, place, action })
+        let place = draws.then(|| comm.next_forward_index());
+        Ok(Self { mesh_dims, comm, place, tracked, action })
     }
 
     /// Returns true if the step communicates.
@@ -78,7 +90,7 @@ impl PlannedStep {
 
     /// Returns the VJP of the step if it is an all-gather.
     pub fn gather_pullback<const D: usize>(self) -> Option<StepVjp<D>> {
-        let Self { mesh_dims, comm, place, action } = self;
+        let Self { mesh_dims, comm, place, action, .. } = self;
         let Action::AllGather { dim, sizes } = action else { return None };
         Some(StepVjp { mesh_dims, comm, place, kind: PullbackKind::Slice { dim, sizes } })
     }
@@ -92,7 +104,7 @@ impl PlannedStep {
         let comm = &self.comm;
         let own = |sizes: &ShardSizes| sizes.range(comm.group().size(), comm.group().rank());
         let reduces = matches!(self.action, Action::AllReduce { .. } | Action::ReduceScatter { .. });
-        let kept = (reduces && self.place.is_some()).then(|| as_float(local.clone()));
+        let kept = (reduces && self.tracked).then(|| as_float(local.clone()));
         let moving = match &self.action {
             Action::AllGather { dim, sizes } => all_gather(comm, call, local, *dim, sizes.clone()),
             Action::Slice { dim, sizes } => Moving::There(slice_dim(local, *dim, own(sizes))),
@@ -120,7 +132,7 @@ impl<const D: usize, K: Kind> PendingStep<D, K> {
 
     /// Waits for the step. Returns its result, and the VJP that computes the gradient of its input.
     pub fn wait(self) -> Result<(Tensor<D, K>, StepVjp<D>)> {
-        let Self { leg: PlannedStep { mesh_dims, comm, place, action }, moving, local } = self;
+        let Self { leg: PlannedStep { mesh_dims, comm, place, action, .. }, moving, local } = self;
         let there = moving.wait()?;
         let full = local.is_some().then(|| as_float(there.clone()));
         let kind = match action {

@@ -22,15 +22,21 @@ use crate::comm::{Call, Phase};
 /// the rank computes. If it cannot, as between threads, the first unit posts the all-gathers of all following
 /// units. None of these parameters is in memory before its unit is entered. A rank then waits for a slow rank only
 /// if that rank has not posted its all-gathers yet.
+///
+/// Which of the two it is depends on the ranks of the unit that is gathered, not of the one that is entered: a unit on
+/// another mesh may be sharded within a process on some ranks, and over processes on others.
 pub(super) fn prefetch(unit: &Arc<Unit>) {
     let named = unit.prefetch.lock().forward.clone();
-    let next = match named {
-        Some(units) => units,
-        None if unit.moves_meanwhile() => unit.follower.lock().clone().into_iter().collect(),
-        None if unit_stack::is_first() => return post_followers(unit),
-        None => return,
+    let follower = || unit.follower.lock().as_ref().and_then(Weak::upgrade);
+    let next: Vec<_> = match named {
+        Some(units) => units.iter().filter_map(Weak::upgrade).collect(),
+        None => match follower() {
+            Some(follower) if follower.moves_meanwhile() => vec![follower],
+            _ if unit_stack::is_first() => return post_followers(unit),
+            _ => return,
+        },
     };
-    for next in next.iter().filter_map(Weak::upgrade) {
+    for next in next {
         if let Some(shards) = unit_stack::shards_inside(&next)
             && !next.copies.has(&shards, false)
         {
@@ -39,13 +45,14 @@ pub(super) fn prefetch(unit: &Arc<Unit>) {
     }
 }
 
-/// Posts the all-gathers of the units that followed `unit`. Stops at the first unit that needs none or has one
-/// already, because units that run twice may follow each other in a cycle.
+/// Posts the all-gathers of the units that followed `unit`. Stops at the first unit that needs none, has one already,
+/// because units that run twice may follow each other in a cycle, or is gathered while the rank computes.
 fn post_followers(unit: &Unit) {
     let mut next = unit.follower.lock().clone();
     while let Some(unit) = next.as_ref().and_then(Weak::upgrade)
         && let Some(shards) = unit_stack::shards_inside(&unit)
         && unit.is_gathered()
+        && !unit.moves_meanwhile()
         && !unit.copies.has(&shards, true)
     {
         begin_gather(&unit, &shards, GatherOrigin::Posted);

@@ -139,6 +139,8 @@ impl ForwardScope {
         } else if without_graph {
             pass.buffer.will_be_recomputed();
             context::record(&pass);
+        } else if context::is_untracked_block() {
+            pass.buffer.will_be_recomputed();
         }
         // Other ranks may have a tracked input where this one has none. The pass must then end here too, at the
         // same point of backward (rule 7).

@@ -1,6 +1,6 @@
 //! [`ThreadState`]: what this module keeps for a thread, that is for a rank.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -16,6 +16,9 @@ pub(super) struct ThreadState {
     pub(super) stack: RefCell<UnitStack>,
     /// The innermost checkpointed block that runs.
     pub(super) block: RefCell<Option<Rc<RecomputeContext>>>,
+    /// Number of blocks that run as if they were not checkpointed, because nothing is tracked on this rank, while other
+    /// ranks may checkpoint them.
+    pub(super) untracked_blocks: Cell<usize>,
     /// The passes that the thread enters.
     pub(super) passes: Arc<BackwardScheduler>,
     #[cfg(feature = "testing")]
@@ -36,6 +39,7 @@ thread_local! {
         ThreadState {
             stack: RefCell::default(),
             block: RefCell::default(),
+            untracked_blocks: Cell::default(),
             passes: Arc::default(),
             #[cfg(feature = "testing")]
             trace: RefCell::default(),

@@ -175,6 +175,28 @@ impl Drop for RecomputeGuard {
     }
 }
 
+/// Guard of a block that runs as if it were not checkpointed, because nothing is tracked on this rank. Other ranks may
+/// track something and checkpoint it, so the units inside are gathered for backward as if it were.
+pub(super) struct UntrackedBlock(());
+
+impl UntrackedBlock {
+    pub(super) fn enter() -> Self {
+        thread(|thread| thread.untracked_blocks.set(thread.untracked_blocks.get() + 1));
+        Self(())
+    }
+}
+
+impl Drop for UntrackedBlock {
+    fn drop(&mut self) {
+        thread(|thread| thread.untracked_blocks.set(thread.untracked_blocks.get() - 1));
+    }
+}
+
+/// Returns true in an [`UntrackedBlock`].
+pub(crate) fn is_untracked_block() -> bool {
+    thread(|thread| thread.untracked_blocks.get() > 0)
+}
+
 /// Leaf of each copy.
 pub(crate) type Leaves = Arc<HashMap<NodeId, NodeId>>;
 

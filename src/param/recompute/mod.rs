@@ -36,7 +36,7 @@ use crate::dtensor::ops::random::{self, ThreadRng};
 use crate::error::OrUnwind;
 use crate::memory::{digests, is_host};
 use crate::tensor_tree::TensorTree;
-use context::RecomputeGuard;
+use context::{RecomputeGuard, UntrackedBlock};
 use detached::{DetachedModule, leaf, untracked};
 use region::{Recompute, RecomputeRegion, Recomputed, backward_from};
 
@@ -100,7 +100,7 @@ mod region;
 ///
 /// # Collective
 /// Like [`unit`](fn@super::unit). Collectives that `forward` itself calls, as DTensors do, are called a second time
-/// in backward.
+/// in backward, if an output of the block is in the loss. So the ranks of such a collective must agree on that.
 ///
 /// # Panics
 /// Like [`unit`](fn@super::unit); with [`ParamError::CapturedTrackedTensor`] in forward, and
@@ -119,7 +119,14 @@ where
         let is_on = units.iter().all(|unit| unit.control.lock().checkpoint);
         // A block that runs for the first time has no graph that could keep activations, so a nested one need not
         // be checkpointed.
-        if !is_trained || !is_on || context::is_first() {
+        if !is_on || context::is_first() {
+            return forward(module, input);
+        }
+        if !is_trained {
+            // Whether the units are gathered for backward must not depend on what this rank tracks.
+            let units: Vec<_> = walk(module).distributed.into_iter().map(|visited| visited.param.unit).collect();
+            unit_stack::passes_of(&units).iter().for_each(|(pass, _)| pass.buffer.will_be_recomputed());
+            let _block = UntrackedBlock::enter();
             return forward(module, input);
         }
         first(module, input, forward, given, random, units.first().map(|unit| unit.label()))
