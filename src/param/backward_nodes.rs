@@ -262,7 +262,9 @@ impl GraphOp for Sweep {
         nothing(&parents[0])
     }
 
-    fn backward(&self, _: &mut BackwardStep<'_>) {}
+    fn backward(&self, step: &mut BackwardStep<'_>) {
+        ran("Sweep", None, step);
+    }
 }
 
 /// Returns a new leaf for one pass, in the graph of `like`.

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use burn::nn::LinearConfig;
 use burn::optim::{AdamWConfig, GradientsParams};
 use burn::tensor::Device;
 use burn_dtensor::comm::{Op, Phase};
@@ -125,4 +126,23 @@ fn balanced_shards_train_as_the_full_model_and_send_its_bytes() {
             Ok(())
         });
     }
+}
+
+/// One parameter has one layout, also where what another one weighs differs between tensor-parallel ranks.
+#[test]
+fn tensor_parallel_ranks_choose_the_same_lengths() {
+    let rows = |len| LinearConfig::new(3, len).with_bias(false).init(&Device::flex());
+    let model = vec![rows(5), rows(2)];
+    MeshTest::new([2, 2], ["shard", "tp"]).run(|mesh| {
+        let styles = Plan::new().with_style("0", Style::colwise()).with_style("1", Style::rowwise());
+        let model = parallelize(on_device(&model, mesh.device()), &mesh.slice("tp")?, styles)?;
+        let model = fully_shard(model, &mesh.slice("shard")?, FullyShard::new().with_balanced_bytes())?;
+        for layer in &model {
+            let layout = layer.weight.shard().expect("it is sharded").spec().layout().to_string();
+            let all = mesh.world().all().all_gather_object("layouts".into(), &layout)?;
+            assert!(all.iter().all(|other| *other == layout), "{all:?}");
+            layer.weight.shard().expect("it is sharded").full_tensor()?;
+        }
+        Ok(())
+    });
 }

@@ -6,7 +6,10 @@ use burn::nn::{Linear, LinearConfig};
 use burn::optim::{AdamWConfig, GradientsParams};
 use burn::tensor::{DType, Device, Tensor};
 use burn_dtensor::comm::{Launch, launch};
-use burn_dtensor::fsdp::{FullyShard, GradScaler, NormType, ParamExt, ParamInfo, clip_grad_norm, fully_shard};
+use burn_dtensor::Error;
+use burn_dtensor::fsdp::{
+    ClipGradNorm, FsdpError, FullyShard, GradScaler, NormType, ParamExt, ParamInfo, clip_grad_norm, fully_shard,
+};
 use burn_dtensor::mesh::DeviceMesh;
 use burn_dtensor::optim::sharded;
 use burn_dtensor::placement::Placement;
@@ -303,5 +306,29 @@ fn an_ordinary_norm_is_that_without_scaling_to_the_bit() {
         for (measured, _) in &ranks {
             assert_eq!(measured.to_bits(), sum.powf(1.0 / p).to_bits(), "{dtype:?}, p = {p}");
         }
+    }
+}
+
+/// All ranks get the error if one of them has such a gradient, and gradients stay as they were.
+#[test]
+fn a_norm_that_is_not_finite_is_an_error_on_request() {
+    for odd in [f32::NAN, f32::INFINITY] {
+        MeshTest::new([2], ["shard"]).run(|mesh| {
+            let device = mesh.device().clone().autodiff();
+            let model = fully_shard(only(1.0, DType::F32, &device), mesh, FullyShard::new())?;
+            let odd = Tensor::<2>::from_data([[odd, 1.0, 1.0, 1.0]], &device);
+            let factor = Tensor::cat(vec![odd, Tensor::ones([3, 4], &device)], 0);
+            let mut grads = GradientsParams::from_grads((model.weight.val() * factor).sum().backward(), &model);
+            let grad = |grads: &GradientsParams| grads.get::<2>(model.weight.id).expect("a gradient").into_data();
+            let before = grad(&grads);
+            let error = ClipGradNorm::new(0.1).with_error_if_nonfinite(true).clip(&model, &mut grads).unwrap_err();
+            let Error::Fsdp(FsdpError::NonFiniteNorm { norm, max_norm, param }) = &error else { panic!("{error}") };
+            assert!(!norm.is_finite() && *max_norm == 0.1);
+            assert_eq!(param.as_deref(), (mesh.rank() == 0).then_some("weight"));
+            assert_eq!(format!("{before:?}"), format!("{:?}", grad(&grads)));
+            let clipped = ClipGradNorm::new(0.1).with_norm_type(NormType::L1).clip(&model, &mut grads)?;
+            assert!(!clipped.is_finite(), "the default");
+            Ok(())
+        });
     }
 }

@@ -7,6 +7,7 @@ mod errors;
 mod lists;
 mod models;
 mod muon;
+mod no_gradients;
 mod own;
 mod refused;
 mod sharded;
