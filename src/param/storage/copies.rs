@@ -419,12 +419,14 @@ impl UnshardedCopies {
     pub(crate) fn describe(&self, shards: &LocalShards) -> String {
         let (shards, tables) = (LocalShardsId::of(shards), self.0.lock());
         let next = match tables.next(&shards).and_then(|copy| copy.origin()) {
-            Some(origin) => format!("{origin:?}"),
-            None if tables.open(&shards).is_some() => "Kept".into(),
-            None => "nothing".into(),
+            Some(GatherOrigin::Retained) => "retained weights",
+            // Who has posted it depends on the backend.
+            Some(GatherOrigin::Program | GatherOrigin::Prefetch | GatherOrigin::Posted) => "an all-gather",
+            None if tables.open(&shards).is_some() => "kept weights",
+            None => "nothing",
         };
         let kept = tables.kept.iter().map(|kept| format!("{}/{}", kept.waiting, kept.recent)).join(" ");
-        format!("finds {next}, {} for other shards, keeps [{kept}]", tables.next.len())
+        format!("finds {next}, {} in all, passes kept: [{kept}]", tables.next.len())
     }
 }
 

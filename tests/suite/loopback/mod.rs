@@ -13,6 +13,7 @@ mod digests;
 mod going_on;
 #[expect(clippy::result_large_err, reason = "made once per test")]
 mod landing;
+mod prefetch;
 #[expect(clippy::result_large_err, reason = "made once per test")]
 mod traffic;
 
