@@ -10,7 +10,7 @@ use burn_dtensor::fsdp::{FsdpModule, checkpoint_activations, full_model_on};
 use burn_dtensor::prelude::*;
 use burn_dtensor::testing::{MeshTest, trace_backward};
 
-use super::support::{max_diff, mean, on_device, tensor, values};
+use super::support::{Shift, max_diff, mean, on_device, tensor, values};
 use crate::parallel::support::full_grads;
 
 const RANKS: usize = 2;
@@ -145,6 +145,60 @@ fn forwards_that_wait_are_resharded_together() {
         mesh.world().ledger().reset();
         FsdpModule::of(&net)?.reshard();
         assert_eq!(mesh.world().ledger().calls(Op::AllGather), 0);
+        Ok(())
+    });
+}
+
+/// A rank whose forward is gone takes part in what the program gathers for it, and finds what the others find.
+#[test]
+fn a_forward_that_one_rank_has_dropped_still_counts() {
+    for stays in [false, true] {
+        let gathered = MeshTest::new([RANKS], ["shard"]).run(|mesh| {
+            let device = mesh.device().clone().autodiff();
+            let config = FullyShard::new().with_units(["block"]).with_reshard_after_forward(ReshardAfterForward::Never);
+            let net = fully_shard(on_device(&Net::new(), &device), mesh, config)?;
+            FsdpModule::of(&net)?.set_reshard_after_backward(!stays);
+            let loss = |net: &Net| net.loss(batch(mesh.rank(), &device), true);
+            let gathers = || mesh.world().ledger().calls(Op::AllGather);
+            let other = net.clone().map(&mut Shift);
+            mesh.world().ledger().reset();
+            // Rank 0 keeps them. On rank 1 they are dropped, and freed when forwards follow.
+            let kept: Vec<_> = [loss(&net), loss(&other)].into_iter().filter(|_| mesh.rank() == 0).collect();
+            assert_eq!(gathers(), 4, "of two units, over the shards of two clones");
+            let [third, fourth] = [loss(&net), loss(&net)];
+            drop(loss(&other));
+            assert_eq!(gathers(), if stays { 4 } else { 10 }, "they are shared, or gathered for each");
+            FsdpModule::of(&net)?.reshard();
+            for loss in [fourth, third] {
+                drop(loss.backward());
+            }
+            drop(kept);
+            let waited = gathers();
+            drop(loss(&net).backward());
+            Ok((waited, gathers()))
+        });
+        assert_eq!(gathered[0], gathered[1], "stays {stays}");
+    }
+}
+
+/// What one rank alone still keeps is resharded by all.
+#[test]
+fn a_forward_that_only_one_rank_keeps_is_resharded_by_all() {
+    MeshTest::new([RANKS], ["shard"]).run(|mesh| {
+        let device = mesh.device().clone().autodiff();
+        let config = FullyShard::new().with_units(["block"]).with_reshard_after_forward(ReshardAfterForward::Never);
+        let net = fully_shard(on_device(&Net::new(), &device), mesh, config)?;
+        let loss = |net: &Net| net.loss(batch(mesh.rank(), &device), true);
+        let expected = full_grads(&net, &GradientsParams::from_grads(loss(&net).backward(), &net))?;
+        let kept: Vec<_> = [loss(&net)].into_iter().filter(|_| mesh.rank() == 0).collect();
+        let other = net.clone().map(&mut Shift);
+        // The second sweeps the one before on rank 1.
+        drop([loss(&other), loss(&other)]);
+        FsdpModule::of(&net)?.reshard();
+        drop(kept);
+        let grads = GradientsParams::from_grads(loss(&net).backward(), &net);
+        let diff = max_diff(&full_grads(&net, &grads)?, &expected);
+        assert!(diff < 1e-6, "gradients are off by {diff}");
         Ok(())
     });
 }
