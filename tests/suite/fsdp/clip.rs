@@ -5,8 +5,8 @@ use burn::module::{Module, Param};
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::{AdamWConfig, GradientsParams};
 use burn::tensor::{DType, Device, Tensor};
-use burn_dtensor::comm::{Launch, launch};
 use burn_dtensor::Error;
+use burn_dtensor::comm::{Launch, launch};
 use burn_dtensor::fsdp::{
     ClipGradNorm, FsdpError, FullyShard, GradScaler, NormType, ParamExt, ParamInfo, clip_grad_norm, fully_shard,
 };

@@ -202,7 +202,8 @@ fn ranks_whose_functions_disagree_are_told() {
             move |param: ParamInfo<'_>| (param.path == "weight").then(|| ParamPlacement::uneven(0, lengths));
         fully_shard(model.clone(), mesh, FullyShard::new().with_shard_placement_fn(placement)).map(drop)
     });
-    let Error::Param(ParamError::LayoutsDiffer { param, rank: 0, layout, other_rank: 1, other_layout, .. }) = &error.cause
+    let Error::Param(ParamError::LayoutsDiffer { param, rank: 0, layout, other_rank: 1, other_layout, .. }) =
+        &error.cause
     else {
         panic!("{error}")
     };

@@ -28,7 +28,9 @@ fn gradients_of_another_model_are_an_error_on_every_rank() {
                 GradientsParams::from_grads(loss.backward(), &other)
             };
             let error = optim.step(0.1, model.clone(), grads()).map(drop).unwrap_err();
-            let Error::Optim(OptimError::NoGradients { path, trained: 2, grads: 2 }) = &error else { panic!("{error}") };
+            let Error::Optim(OptimError::NoGradients { path, trained: 2, grads: 2 }) = &error else {
+                panic!("{error}")
+            };
             assert_eq!(path, "weight");
             assert!(error.to_string().contains("from_grads"), "{error}");
             let before = values(&full_model(&model)?, None);

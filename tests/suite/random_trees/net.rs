@@ -39,14 +39,14 @@ impl Net {
         net.map(&mut Fill { device: device.clone(), state: plan.seed + ((model as u64) << 32), dtype: DType::F64 })
     }
 
-    /// Calls `whole` with the net, and `tree` with the tree inside.
+    /// Calls `of_net` with the net, and `of_tree` with the tree inside.
     pub fn modules<E>(
         &self,
-        whole: impl FnOnce(&Self) -> Result<(), E>,
-        tree: impl FnOnce(&Tree) -> Result<(), E>,
+        of_net: impl FnOnce(&Self) -> Result<(), E>,
+        of_tree: impl FnOnce(&Tree) -> Result<(), E>,
     ) -> Result<(), E> {
-        whole(self)?;
-        tree(&self.tree)
+        of_net(self)?;
+        of_tree(&self.tree)
     }
 
     /// The same with all parameters in this dtype.

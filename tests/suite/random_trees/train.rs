@@ -5,11 +5,11 @@ use std::collections::BTreeMap;
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::{AdamWConfig, GradientsAccumulator, GradientsParams, ModuleOptimizer, SgdConfig};
 use burn::tensor::{DType, Device, Tensor};
-use burn_dtensor::{Error, Result};
 use burn_dtensor::comm::World;
 use burn_dtensor::fsdp::{FsdpModule, ParamError, full_model, full_model_on, fully_shard};
 use burn_dtensor::mesh::DeviceMesh;
 use burn_dtensor::parallel::parallelize;
+use burn_dtensor::{Error, Result};
 
 use super::choices::{Backwards, Kept, Waits};
 use super::net::Net;
