@@ -275,6 +275,9 @@ impl FsdpModule {
     /// Frees unsharded parameters: those that [`unshard`](super::unshard), a prefetch or an earlier backward has
     /// kept, and those that a forward keeps for its backward, which gathers them a second time.
     ///
+    /// All forwards over the same parameters that wait for a backward share one all-gather. A unit whose weights a
+    /// running forward shares with them is left as it is.
+    ///
     /// # Collective
     /// Every rank must call it if a forward keeps parameters of these units for a later backward.
     pub fn reshard(&self) {
@@ -282,8 +285,10 @@ impl FsdpModule {
     }
 
     /// Discards the state of an abandoned iteration, after the program has caught a panic: gradients that are
-    /// accumulated or in reduction, and unsharded parameters. Parameters, optimizers and the [options](FsdpModule) of
-    /// the units do not change.
+    /// accumulated or in reduction, and unsharded parameters, which a backward of that iteration could no longer read.
+    /// Parameters, optimizers and the [options](FsdpModule) of the units do not change.
+    ///
+    /// Local: no communication. Every rank of the units' meshes must call it before the next forward.
     pub fn reset_iter_state(&self) {
         give_up_backward();
         for unit in &self.units {

@@ -231,6 +231,8 @@ impl UnshardedParams {
         let (state, copies) = (&self.copy.state, &self.source.unit.copies);
         let (mut is_kept, mut is_retained) = (false, false);
         let UnshardOptions { kept, in_slots, stays, .. } = self.options;
+        // The tables are locked before the state of a copy, not while it is.
+        let retains = !backward && stays && !copies.is_open(&self.copy);
         let after = |weights: &[StoredWeight<_, DispatchTensor>]| {
             if let Some(due) = self.source.due.as_ref().filter(|_| backward && !weights.is_empty()) {
                 let unsharded = weights.iter().map(StoredWeight::value);
@@ -241,7 +243,7 @@ impl UnshardedParams {
                 return After::Keep { share: stays && in_slots };
             }
             let unsharded = || weights.iter().map(|weight| weight.value().clone()).collect::<Vec<_>>();
-            if !backward && !weights.is_empty() && stays && !copies.is_open(&self.copy) {
+            if retains && !weights.is_empty() {
                 is_retained = true;
                 return After::Retain(self.retained(unsharded()));
             }

@@ -63,7 +63,12 @@ pub fn sharded(plan: &Plan, start: &[Net], world: &World) -> Result<Trained> {
                     evaluated.extend(losses.map(|loss| loss.into_scalar::<f64>() / plan.scaling.loss));
                 }
             };
-            let reshard = || nets.iter().try_for_each(|net| Ok::<_, Error>(FsdpModule::of(net)?.reshard()));
+            let reshard = || {
+                nets.iter().try_for_each(|net| {
+                    FsdpModule::of(net)?.reshard();
+                    Ok::<_, Error>(())
+                })
+            };
             if plan.is_before(plan.evaluated, batch) {
                 evaluate();
             }
